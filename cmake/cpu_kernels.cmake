@@ -1,0 +1,22 @@
+# The CPU kernels: one source, compiled once per instruction set of the target's architecture.
+# Only these objects get such flags, and nothing in them is visible to other code: see
+# src/cpu/simd.h and scripts/check_isa_leaks.
+set(FLASHCORE_ISAS plain)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+  list(APPEND FLASHCORE_ISAS neon)
+  set(FLASHCORE_ISA_FLAGS_neon "")
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND FLASHCORE_ISAS avx2 avx512)
+  set(FLASHCORE_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
+  set(FLASHCORE_ISA_FLAGS_avx512
+    -mavx2 -mfma -mf16c -mavx512f -mavx512vl -mavx512bw -mavx512dq -mprefer-vector-width=512)
+endif()
+set(FLASHCORE_CPU_OBJECTS "")
+foreach(isa IN LISTS FLASHCORE_ISAS)
+  add_library(flashcore_cpu_${isa} OBJECT ${PROJECT_SOURCE_DIR}/src/cpu/kernel_${isa}.cc)
+  # Optimised in every build type: at -O0 a test of 20,000 problems would take a day.
+  target_compile_options(flashcore_cpu_${isa} PRIVATE
+    -O3 -ffp-contract=fast ${FLASHCORE_ISA_FLAGS_${isa}})
+  target_link_libraries(flashcore_cpu_${isa} PRIVATE flashcore_flags)
+  list(APPEND FLASHCORE_CPU_OBJECTS $<TARGET_OBJECTS:flashcore_cpu_${isa}>)
+endforeach()

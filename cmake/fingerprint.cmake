@@ -1,0 +1,13 @@
+# generated/fingerprint.h: the hash of the sources this build is made from, renewed whenever one of
+# them changes. scripts/fingerprint is the only place that knows how the hash is made.
+file(GLOB_RECURSE FLASHCORE_SOURCES CONFIGURE_DEPENDS
+  ${PROJECT_SOURCE_DIR}/include/* ${PROJECT_SOURCE_DIR}/src/* ${PROJECT_SOURCE_DIR}/cmake/*)
+set(FLASHCORE_FINGERPRINT ${PROJECT_BINARY_DIR}/generated/fingerprint.h)
+add_custom_command(
+  OUTPUT ${FLASHCORE_FINGERPRINT}
+  COMMAND ${CMAKE_COMMAND} -DSCRIPT=${PROJECT_SOURCE_DIR}/scripts/fingerprint
+          -DOUTPUT=${FLASHCORE_FINGERPRINT}
+          -P ${PROJECT_SOURCE_DIR}/cmake/write_fingerprint.cmake
+  DEPENDS ${FLASHCORE_SOURCES} ${PROJECT_SOURCE_DIR}/CMakeLists.txt
+          ${PROJECT_SOURCE_DIR}/scripts/fingerprint
+  COMMENT "Fingerprint of the sources" VERBATIM)

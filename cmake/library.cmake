@@ -1,0 +1,53 @@
+# libflashcore: shared (exports the public API) and static (for the tools and tests, which also see
+# the inside). The objects are compiled once.
+add_library(flashcore_objects OBJECT
+  src/api/attention.cc
+  src/api/overlap.cc
+  src/api/status.cc
+  src/api/validate.cc
+  src/api/version.cc
+  src/backend/backend.cc
+  src/backend/params.cc
+  src/cpu/combine.cc
+  src/cpu/cpu_backend.cc
+  src/cpu/cpu_info.cc
+  src/cpu/thread_pool.cc
+  src/plan/device_info.cc
+  src/plan/explain.cc
+  src/plan/kernel_table.cc
+  src/plan/planner.cc
+  src/plan/split_kv.cc
+  src/plan/tuning_cpu.cc
+  src/plan/tuning_simt.cc
+  ${FLASHCORE_FINGERPRINT})
+target_link_libraries(flashcore_objects PRIVATE flashcore_flags)
+if(NOT FLASHCORE_HAS_CUDA)
+  target_sources(flashcore_objects PRIVATE src/backend/no_cuda.cc)
+  target_compile_definitions(flashcore_objects PRIVATE
+    "FLASHCORE_NO_CUDA_REASON=\"${FLASHCORE_NO_CUDA_REASON}\"")
+endif()
+set(objects $<TARGET_OBJECTS:flashcore_objects> ${FLASHCORE_CPU_OBJECTS} ${FLASHCORE_CUDA_OBJECTS})
+
+add_library(flashcore SHARED ${objects})
+set_target_properties(flashcore PROPERTIES
+  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR} LINKER_LANGUAGE CXX)
+add_library(flashcore_static STATIC ${objects})
+set_target_properties(flashcore_static PROPERTIES LINKER_LANGUAGE CXX)
+foreach(library flashcore flashcore_static)
+  target_include_directories(${library} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(${library} PUBLIC cxx_std_20)
+  target_link_libraries(${library} PUBLIC Threads::Threads)
+  if(FLASHCORE_HAS_CUDA)
+    target_link_libraries(${library} PRIVATE CUDA::cudart_static)
+  endif()
+endforeach()
+
+# The oracle and the checks built on it: for the tools and tests, not part of the library.
+add_library(flashcore_verify STATIC
+  src/reference/oracle.cc
+  src/verify/case.cc
+  src/verify/case_memory.cc
+  src/verify/check.cc
+  src/verify/compare.cc)
+target_link_libraries(flashcore_verify PUBLIC flashcore_flags flashcore_static)

@@ -1,0 +1,64 @@
+// The C++ API in one include.
+//
+//   auto problem = flashcore::make_problem(tensors, {.causal = true});
+//   auto plan = flashcore::make_plan(*problem, *flashcore::device_info({}));
+//   flashcore::Workspace workspace{buffer, flashcore::workspace_bytes(*plan)};
+//   flashcore::workspace_init(workspace);            // once per buffer
+//   flashcore::run(*plan, tensors, workspace);       // as often as you like
+//
+// run() allocates nothing, synchronises nothing and reads nothing back, so on a GPU it can be
+// captured in a graph. Every function may be called from any thread; one workspace serves one
+// call in flight.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "flashcore/plan.h"
+#include "flashcore/problem.h"
+#include "flashcore/status.h"
+#include "flashcore/types.h"
+
+namespace flashcore {
+
+/// A cudaStream_t; null is the default stream. The CPU ignores it and returns when done.
+using Stream = void*;
+
+struct Workspace {
+  void* data = nullptr;  ///< 256-byte aligned, on the problem's device
+  std::size_t bytes = 0;
+  Device device;
+};
+
+/// Zeroes the header, in stream order. Once per buffer, before its first run().
+FLASHCORE_API Status workspace_init(Workspace workspace, Stream stream = nullptr) noexcept;
+
+/// Synchronises the stream and returns what checked mode found, clearing it.
+FLASHCORE_API Status workspace_status(Workspace workspace, Stream stream = nullptr) noexcept;
+
+/// Computes out (and lse). On failure the outputs are untouched.
+FLASHCORE_API Status run(const Plan& plan, const Tensors& tensors, Workspace workspace,
+                         Stream stream = nullptr) noexcept;
+
+/// One normalised result over some of the keys and its log-sum-exp, as `partial = true` gives it.
+/// out f32 [batch, q_heads, q_len, v_dim], lse f32 [batch, q_heads, q_len] (both f64 or, packed,
+/// [total_q, q_heads, v_dim] and [q_heads, total_q]).
+struct Partial {
+  TensorView out{}, lse{};
+};
+
+inline constexpr int kMaxMergeParts = 32;
+
+/// Joins up to kMaxMergeParts partials, in the order given. `lse` and `sinks` are optional; give
+/// the sinks in the last merge only. out may be any float type.
+FLASHCORE_API Status merge(std::span<const Partial> parts, TensorView out, TensorView lse = {},
+                           TensorView sinks = {}, Stream stream = nullptr) noexcept;
+
+/// "0.1.0"
+FLASHCORE_API const char* version() noexcept;
+
+/// Hash of the sources this library was built from; family "" is the whole library, "cpu" and
+/// "simt" those kernels. Null for an unknown family.
+FLASHCORE_API const char* source_fingerprint(const char* family = "") noexcept;
+
+}  // namespace flashcore

@@ -1,0 +1,102 @@
+// A Problem: everything about one attention call except the pointers. docs/numerics.md has the
+// exact meaning of every field.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "flashcore/types.h"
+
+namespace flashcore {
+
+enum class Reproducibility : std::int32_t {
+  /// Same call, build, GPU model and SM count: same bits.
+  deterministic = 0,
+  /// A row's bits depend on that row's own data alone, not on its batch, padding or chunking.
+  batch_invariant = 1,
+};
+
+struct Options {
+  bool causal = false;
+  std::int64_t window_left = -1;   ///< keys kept to the left of the query's position; -1: all
+  std::int64_t window_right = -1;  ///< keys kept to the right; -1: all
+  std::optional<double> scale;     ///< default 1 / sqrt(head_dim); any finite value
+  double softcap = 0.0;            ///< c > 0: scores become c * tanh(score / c)
+  bool partial = false;            ///< f32 out and LSE without sinks, for merge()
+  bool checked = false;  ///< bad lengths and starts are clamped and reported by workspace_status()
+  std::int64_t max_q_len = 0;   ///< with cu_seqlens_q: the longest sequence; 0: total_q
+  std::int64_t max_kv_len = 0;  ///< with cu_seqlens_k: the longest sequence; 0: total_k
+  std::int32_t num_splits = 0;  ///< key ranges computed apart and merged; 0: the planner chooses
+  Reproducibility reproducibility = Reproducibility::deterministic;
+  const char* kernel = nullptr;  ///< run exactly this kernel (its id), or fail
+
+  bool operator==(const Options&) const = default;
+};
+
+/// The tensors of one call. q, k, v and out are required, all others optional.
+///
+/// Fixed lengths: q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
+/// v [batch, kv_heads, kv_len, v_dim], out [batch, q_heads, q_len, v_dim],
+/// lse [batch, q_heads, q_len].
+/// With cu_seqlens_q: q [total_q, q_heads, head_dim], out [total_q, q_heads, v_dim],
+/// lse [q_heads, total_q]. With cu_seqlens_k: k and v [total_k, kv_heads, dim].
+struct Tensors {
+  TensorView q{}, k{}, v{}, out{};
+  TensorView lse{};  ///< f32 (f64 for f64 problems), natural logarithm
+  TensorView bias{};  ///< added to the scores: [batch|1, q_heads|1, q_len|1, kv_len]
+  TensorView mask{};  ///< boolean, false hides the key: same shape as bias
+  TensorView alibi_slopes{};  ///< f32 [q_heads] or [batch, q_heads]
+  TensorView sinks{};  ///< f32 [q_heads]
+  TensorView cu_seqlens_q{};  ///< i32 [batch + 1], from 0 to total_q, never decreasing
+  TensorView cu_seqlens_k{};  ///< i32 [batch + 1]
+  TensorView used_k{};  ///< i32 [batch]: keys in use, at most kv_len
+  TensorView q_start{};  ///< i32 [batch]: position of query 0; default kv_len_b - q_len_b
+  TensorView k_start{};  ///< i32 [batch]: position of key 0; default 0
+};
+
+/// Where an operand's elements lie. Strides count elements; 0 repeats (inputs only).
+struct Layout {
+  DType dtype = DType::none;  ///< none: operand not given
+  std::int32_t alignment_bytes = 0;  ///< largest power of two (up to 128) dividing every row start
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t row = 0;
+  std::int64_t column = 0;
+
+  bool given() const noexcept { return dtype != DType::none; }
+  bool operator==(const Layout&) const = default;
+};
+
+struct Problem {
+  Device device;
+  DType dtype = DType::none;  ///< of q, k and v
+  std::int64_t batch = 0;
+  std::int64_t q_heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t q_len = 0;   ///< capacity: the longest sequence where lengths vary
+  std::int64_t kv_len = 0;  ///< capacity
+  std::int64_t head_dim = 0;
+  std::int64_t v_dim = 0;
+  std::int64_t total_q = 0;  ///< rows of a packed q (cu_seqlens_q); 0 where q is not packed
+  std::int64_t total_k = 0;
+  bool q_packed = false;
+  bool kv_packed = false;
+  Layout q, k, v, out, lse, bias, mask, alibi_slopes, sinks;
+  Layout used_k, q_start, k_start;  ///< only .batch is meaningful
+  Options options;
+  double scale = 0.0;  ///< resolved: options.scale or 1 / sqrt(head_dim)
+
+  bool operator==(const Problem&) const = default;
+};
+
+/// Validates the tensors and options of a call and describes it. Reads no tensor data.
+FLASHCORE_API Result<Problem> make_problem(const Tensors& tensors, const Options& options) noexcept;
+
+/// A problem on compact [batch, heads, len, dim] tensors that need not exist yet: for planning.
+FLASHCORE_API Result<Problem> dense_problem(DType dtype, std::int64_t batch, std::int64_t q_heads,
+                                            std::int64_t kv_heads, std::int64_t q_len,
+                                            std::int64_t kv_len, std::int64_t head_dim,
+                                            std::int64_t v_dim, const Options& options = {},
+                                            Device device = {}) noexcept;
+
+}  // namespace flashcore

@@ -1,0 +1,82 @@
+// Element types, devices and strided views: what a tensor is to FlashCore.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+
+#include "flashcore/status.h"
+
+namespace flashcore {
+
+enum class DType : std::int32_t { none = 0, f64, f32, f16, bf16, i32, boolean };
+
+FLASHCORE_API const char* to_string(DType dtype) noexcept;
+
+/// Bytes of one element; 0 for none.
+constexpr std::int64_t size_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f64: return 8;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::f16:
+    case DType::bf16: return 2;
+    case DType::boolean: return 1;
+    case DType::none: break;
+  }
+  return 0;
+}
+
+enum class DeviceType : std::int32_t { cpu = 0, cuda = 1 };
+
+FLASHCORE_API const char* to_string(DeviceType type) noexcept;
+
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  std::int32_t index = 0;
+  bool operator==(const Device&) const = default;
+};
+
+/// A borrowed, strided tensor. Strides count elements; rank 0 means "not given".
+struct TensorView {
+  static constexpr int kMaxRank = 4;
+
+  void* data = nullptr;
+  DType dtype = DType::none;
+  Device device;
+  std::int32_t rank = 0;
+  std::int64_t shape[kMaxRank] = {};
+  std::int64_t strides[kMaxRank] = {};
+
+  bool given() const noexcept { return rank > 0; }
+};
+
+/// A compact row-major view. Inputs are never written, hence the const pointer.
+inline TensorView view(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                       Device device = {}) noexcept {
+  TensorView tensor;
+  tensor.data = const_cast<void*>(data);
+  tensor.dtype = dtype;
+  tensor.device = device;
+  for (const std::int64_t extent : shape) {
+    if (tensor.rank == TensorView::kMaxRank) break;
+    tensor.shape[tensor.rank++] = extent;
+  }
+  std::int64_t stride = 1;
+  for (int axis = tensor.rank - 1; axis >= 0; --axis) {
+    tensor.strides[axis] = stride;
+    stride *= tensor.shape[axis];
+  }
+  return tensor;
+}
+
+/// The same memory with two axes exchanged: [batch, len, heads, dim] data becomes the
+/// [batch, heads, len, dim] view that attention takes by swap_axes(view(...), 1, 2).
+inline TensorView swap_axes(TensorView tensor, int a, int b) noexcept {
+  const std::int64_t shape = tensor.shape[a], stride = tensor.strides[a];
+  tensor.shape[a] = tensor.shape[b], tensor.strides[a] = tensor.strides[b];
+  tensor.shape[b] = shape, tensor.strides[b] = stride;
+  return tensor;
+}
+
+}  // namespace flashcore

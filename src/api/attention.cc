@@ -1,0 +1,145 @@
+// The whole pipeline on one screen: validate, plan (plan/planner.cc), launch, combine.
+#include "flashcore/attention.h"
+
+#include <new>
+
+#include "api/validate.h"
+#include "backend/backend.h"
+#include "core/error.h"
+
+namespace flashcore {
+namespace {
+
+constexpr std::size_t kWorkspaceAlignment = 256;
+
+Status check_workspace(const Workspace& workspace, std::size_t needed) noexcept {
+  if (workspace.data == nullptr) return invalid_argument("workspace: the pointer is null");
+  if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
+    return invalid_argument("workspace: the pointer %p is not aligned to %zu bytes", workspace.data,
+                            kWorkspaceAlignment);
+  }
+  if (workspace.bytes < needed) {
+    return invalid_argument("workspace: has %zu bytes, the plan needs %zu", workspace.bytes, needed);
+  }
+  return {};
+}
+
+/// Whatever happens inside, nothing is thrown at the caller.
+template <typename Body>
+Status guarded(Body body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  } catch (const std::exception& e) {
+    return error(StatusCode::internal, "unexpected: %s", e.what());
+  }
+}
+
+bool is_empty(const Problem& p) noexcept {
+  return p.batch == 0 || p.q_heads == 0 || p.q_len == 0;
+}
+
+}  // namespace
+
+Result<Problem> make_problem(const Tensors& tensors, const Options& options) noexcept {
+  Result<Problem> problem = describe(tensors, options);
+  if (!problem.ok()) return problem;
+  if (Status status = check_memory(tensors); !status.ok()) return status;
+  return problem;
+}
+
+Result<Problem> dense_problem(DType dtype, std::int64_t batch, std::int64_t q_heads,
+                              std::int64_t kv_heads, std::int64_t q_len, std::int64_t kv_len,
+                              std::int64_t head_dim, std::int64_t v_dim, const Options& options,
+                              Device device) noexcept {
+  const DType out = !options.partial ? dtype : dtype == DType::f64 ? DType::f64 : DType::f32;
+  Tensors tensors{.q = view(nullptr, dtype, {batch, q_heads, q_len, head_dim}, device),
+                  .k = view(nullptr, dtype, {batch, kv_heads, kv_len, head_dim}, device),
+                  .v = view(nullptr, dtype, {batch, kv_heads, kv_len, v_dim}, device),
+                  .out = view(nullptr, out, {batch, q_heads, q_len, v_dim}, device)};
+  if (options.partial) tensors.lse = view(nullptr, out, {batch, q_heads, q_len}, device);
+  return describe(tensors, options);
+}
+
+Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream stream) noexcept {
+  return guarded([&]() -> Status {
+    if (plan.kernel == nullptr) return invalid_argument("plan: is empty; use make_plan()");
+    const Result<Problem> given = make_problem(tensors, plan.problem.options);
+    if (!given.ok()) return given.status();
+    FLASHCORE_RETURN_IF_ERROR(check_against_plan(plan.problem, *given));
+    if (is_empty(plan.problem)) return {};
+    FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, plan.workspace_bytes));
+    const Result<const Backend*> backend = backend_for(plan.kernel->device);
+    if (!backend.ok()) return backend.status();
+
+    const core::AttentionParams params = make_params(plan, tensors, workspace);
+    FLASHCORE_RETURN_IF_ERROR((*backend)->launch(plan, params, stream));
+    if (plan.splits == 1) return {};
+    return (*backend)->combine(make_combine_params(plan, params), plan.problem.dtype,
+                               plan.problem.device, plan.device.threads, stream);
+  });
+}
+
+Status merge(std::span<const Partial> parts, TensorView out, TensorView lse, TensorView sinks,
+             Stream stream) noexcept {
+  return guarded([&]() -> Status {
+    FLASHCORE_RETURN_IF_ERROR(check_merge(parts, out, lse, sinks));
+    const Result<const Backend*> backend = backend_for(out.device.type);
+    if (!backend.ok()) return backend.status();
+    // Packed tensors, [total_q, q_heads, v_dim] and [q_heads, total_q], are a batch of one.
+    const bool packed = out.rank == 3;
+    const auto out_strides = [&](const TensorView& t) -> core::Strides {
+      if (packed) return {0, t.strides[1], t.strides[0], t.strides[2]};
+      return {t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
+    };
+    const auto lse_strides = [&](const TensorView& t) -> core::Strides {
+      if (packed) return {0, t.strides[0], t.strides[1], 0};
+      return {t.strides[0], t.strides[1], t.strides[2], 0};
+    };
+    core::CombineParams c{};
+    c.parts = static_cast<std::int32_t>(parts.size());
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      c.table[i] = {parts[i].out.data, parts[i].lse.data, out_strides(parts[i].out),
+                    lse_strides(parts[i].lse)};
+    }
+    c.batch = packed ? 1 : static_cast<std::int32_t>(out.shape[0]);
+    c.q_heads = static_cast<std::int32_t>(out.shape[1]);
+    c.rows = static_cast<std::int32_t>(out.shape[packed ? 0 : 2]);
+    c.v_dim = static_cast<std::int32_t>(out.shape[out.rank - 1]);
+    if (c.batch == 0 || c.q_heads == 0 || c.rows == 0 || c.v_dim == 0) return {};
+    c.out = out.data;
+    c.lse = lse.data;
+    c.out_strides = out_strides(out);
+    c.lse_strides = lse_strides(lse);
+    c.out_element = element_of(out.dtype);
+    c.sinks = static_cast<const float*>(sinks.data);
+    c.sinks_stride = sinks.strides[0];
+    return (*backend)->combine(c, parts[0].out.dtype, out.device, 0, stream);
+  });
+}
+
+Status workspace_init(Workspace workspace, Stream stream) noexcept {
+  return guarded([&]() -> Status {
+    FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, kWorkspaceHeaderBytes));
+    const Result<const Backend*> backend = backend_for(workspace.device.type);
+    if (!backend.ok()) return backend.status();
+    return (*backend)->zero(workspace.data, kWorkspaceHeaderBytes, workspace.device, stream);
+  });
+}
+
+Status workspace_status(Workspace workspace, Stream stream) noexcept {
+  return guarded([&]() -> Status {
+    FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, kWorkspaceHeaderBytes));
+    const Result<const Backend*> backend = backend_for(workspace.device.type);
+    if (!backend.ok()) return backend.status();
+    auto* slot = static_cast<core::ErrorSlot*>(workspace.data);
+    core::ErrorSlot found{};
+    FLASHCORE_RETURN_IF_ERROR((*backend)->read_error(slot, &found, workspace.device, stream));
+    if (found.code == 0) return {};
+    FLASHCORE_RETURN_IF_ERROR((*backend)->zero(slot, sizeof *slot, workspace.device, stream));
+    return describe_error(found);
+  });
+}
+
+}  // namespace flashcore

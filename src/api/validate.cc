@@ -1,0 +1,497 @@
+#include "api/validate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <utility>
+
+#include "api/overlap.h"
+#include "core/error.h"
+#include "core/params.h"
+
+namespace flashcore {
+namespace {
+
+constexpr std::int64_t kMaxHeadDim = 576;
+constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;  // so that positions fit 32 bits
+constexpr std::int64_t kMaxExtent = INT32_MAX;
+
+using ll = long long;
+
+bool is_float(DType dtype) noexcept {
+  return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
+}
+
+/// Extents and strides any tensor must have.
+Status check_view(const char* name, const TensorView& t) noexcept {
+  if (t.rank < 1 || t.rank > TensorView::kMaxRank) {
+    return invalid_argument("%s: rank is %d; at most %d is possible", name, t.rank,
+                            TensorView::kMaxRank);
+  }
+  std::int64_t reach = 0;  // bytes from the first to the last element
+  for (int i = 0; i < t.rank; ++i) {
+    if (t.shape[i] < 0 || t.shape[i] > kMaxExtent) {
+      return invalid_argument("%s: extent %d is %lld; it must be between 0 and %lld", name, i,
+                              ll{t.shape[i]}, ll{kMaxExtent});
+    }
+    if (t.shape[i] <= 1) continue;  // the stride is never used
+    if (t.strides[i] < 0) {
+      return invalid_argument("%s: stride %d is %lld; negative strides are not supported, copy the "
+                              "tensor or reverse the order of its rows",
+                              name, i, ll{t.strides[i]});
+    }
+    std::int64_t step;
+    if (__builtin_mul_overflow(t.strides[i], (t.shape[i] - 1) * size_of(t.dtype), &step) ||
+        __builtin_add_overflow(reach, step, &reach)) {
+      return invalid_argument("%s: stride %d is %lld; the tensor would not fit the address space",
+                              name, i, ll{t.strides[i]});
+    }
+  }
+  return {};
+}
+
+Status check_rank(const char* name, const TensorView& t, int rank, const char* meaning) noexcept {
+  if (t.rank == rank) return check_view(name, t);
+  if (t.rank == 0) return invalid_argument("%s: not given; wanted %s", name, meaning);
+  return invalid_argument("%s: rank is %d; wanted %d %s", name, t.rank, rank, meaning);
+}
+
+Status check_extent(const char* name, const char* what, std::int64_t got, std::int64_t wanted,
+                    const char* whose) noexcept {
+  if (got == wanted) return {};
+  return invalid_argument("%s: %s is %lld, %s has %lld; they must match", name, what, ll{got},
+                          whose, ll{wanted});
+}
+
+Status check_dtype(const char* name, DType got, DType wanted, DType alternative) noexcept {
+  if (got == wanted || got == alternative) return {};
+  if (wanted == alternative) {
+    return invalid_argument("%s: dtype is %s; wanted %s", name, to_string(got), to_string(wanted));
+  }
+  return invalid_argument("%s: dtype is %s; wanted %s or %s", name, to_string(got),
+                          to_string(wanted), to_string(alternative));
+}
+
+Status check_device(const char* name, Device got, Device wanted) noexcept {
+  if (got == wanted) return {};
+  return invalid_argument("%s: is on %s:%d, q is on %s:%d; all tensors must be on one device", name,
+                          to_string(got.type), got.index, to_string(wanted.type), wanted.index);
+}
+
+/// The stride of an axis, 0 where it cannot matter.
+std::int64_t stride(const TensorView& t, int axis) noexcept {
+  return t.shape[axis] > 1 ? t.strides[axis] : 0;
+}
+
+std::int32_t alignment(const TensorView& t, const Layout& layout) noexcept {
+  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(t.data) | 128u;
+  for (const std::int64_t s : {layout.batch, layout.head, layout.row}) {
+    bits |= static_cast<std::uint64_t>(s) * static_cast<std::uint64_t>(size_of(t.dtype));
+  }
+  return static_cast<std::int32_t>(bits & (~bits + 1));
+}
+
+/// A layout from the axes that hold batch, head, row and column; -1: no such axis.
+Layout layout_of(const TensorView& t, int batch, int head, int row, int column) noexcept {
+  Layout layout;
+  layout.dtype = t.dtype;
+  const auto at = [&](int axis) { return axis < 0 ? 0 : stride(t, axis); };
+  layout.batch = at(batch);
+  layout.head = at(head);
+  layout.row = at(row);
+  // A single column is contiguous whatever its stride says.
+  layout.column = column < 0 ? 0 : t.shape[column] > 1 ? t.strides[column] : 1;
+  layout.alignment_bytes = alignment(t, layout);
+  return layout;
+}
+
+struct NamedView {
+  const char* name;
+  const TensorView* view;
+};
+
+/// q, k, v and out: shapes, and from them the problem's sizes.
+Status describe_main(const Tensors& t, Problem& p) noexcept {
+  p.device = t.q.device;
+  p.dtype = t.q.dtype;
+  if (!is_float(p.dtype)) {
+    return invalid_argument("q: dtype is %s; wanted f64, f32, f16 or bf16", to_string(p.dtype));
+  }
+  if (p.dtype == DType::f64 && p.device.type == DeviceType::cuda) {
+    return unsupported("q: f64 runs on the CPU only; on a GPU use f32, f16 or bf16");
+  }
+  p.q_packed = t.cu_seqlens_q.given();
+  p.kv_packed = t.cu_seqlens_k.given();
+  FLASHCORE_RETURN_IF_ERROR(
+      p.q_packed ? check_rank("q", t.q, 3, "[total_q, q_heads, head_dim] (with cu_seqlens_q)")
+                 : check_rank("q", t.q, 4, "[batch, q_heads, q_len, head_dim]"));
+  const char* k_shape = p.kv_packed ? "[total_k, kv_heads, head_dim] (with cu_seqlens_k)"
+                                    : "[batch, kv_heads, kv_len, head_dim]";
+  FLASHCORE_RETURN_IF_ERROR(check_rank("k", t.k, p.kv_packed ? 3 : 4, k_shape));
+  FLASHCORE_RETURN_IF_ERROR(check_rank("v", t.v, p.kv_packed ? 3 : 4, k_shape));
+  FLASHCORE_RETURN_IF_ERROR(check_rank("out", t.out, t.q.rank, "like q"));
+
+  if (p.q_packed) {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_q", t.cu_seqlens_q, 1, "[batch + 1]"));
+    if (t.cu_seqlens_q.shape[0] < 1) {
+      return invalid_argument("cu_seqlens_q: has no element; wanted batch + 1");
+    }
+    p.batch = t.cu_seqlens_q.shape[0] - 1;
+    p.total_q = t.q.shape[0];
+    p.q_len = p.total_q;
+    p.q_heads = t.q.shape[1];
+  } else {
+    p.batch = t.q.shape[0];
+    p.q_heads = t.q.shape[1];
+    p.q_len = t.q.shape[2];
+  }
+  p.head_dim = t.q.shape[t.q.rank - 1];
+  if (p.kv_packed) {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_k", t.cu_seqlens_k, 1, "[batch + 1]"));
+    FLASHCORE_RETURN_IF_ERROR(
+        check_extent("cu_seqlens_k", "length - 1", t.cu_seqlens_k.shape[0] - 1, p.batch, "q's batch"));
+    p.total_k = t.k.shape[0];
+    p.kv_len = p.total_k;
+    p.kv_heads = t.k.shape[1];
+  } else {
+    FLASHCORE_RETURN_IF_ERROR(check_extent("k", "batch", t.k.shape[0], p.batch, "q"));
+    p.kv_heads = t.k.shape[1];
+    p.kv_len = t.k.shape[2];
+  }
+  p.v_dim = t.v.shape[t.v.rank - 1];
+
+  const std::int64_t k_dim = t.k.shape[t.k.rank - 1];
+  FLASHCORE_RETURN_IF_ERROR(check_extent("k", "head_dim", k_dim, p.head_dim, "q"));
+  for (int i = 0; i + 1 < t.v.rank; ++i) {
+    static constexpr const char* kPacked[] = {"total_k", "kv_heads"};
+    static constexpr const char* kFixed[] = {"batch", "kv_heads", "kv_len"};
+    FLASHCORE_RETURN_IF_ERROR(check_extent("v", p.kv_packed ? kPacked[i] : kFixed[i],
+                                           t.v.shape[i], t.k.shape[i], "k"));
+  }
+  for (int i = 0; i + 1 < t.out.rank; ++i) {
+    static constexpr const char* kPacked[] = {"total_q", "q_heads"};
+    static constexpr const char* kFixed[] = {"batch", "q_heads", "q_len"};
+    FLASHCORE_RETURN_IF_ERROR(check_extent("out", p.q_packed ? kPacked[i] : kFixed[i],
+                                           t.out.shape[i], t.q.shape[i], "q"));
+  }
+  FLASHCORE_RETURN_IF_ERROR(
+      check_extent("out", "v_dim", t.out.shape[t.out.rank - 1], p.v_dim, "v"));
+
+  for (const auto& [name, dim] : {std::pair{"head_dim", p.head_dim}, {"v_dim", p.v_dim}}) {
+    if (dim < 1 || dim > kMaxHeadDim) {
+      return unsupported("%s is %lld; 1 to %lld are supported", name, ll{dim}, ll{kMaxHeadDim});
+    }
+  }
+  if (p.q_heads > 0 && (p.kv_heads == 0 || p.q_heads % p.kv_heads != 0)) {
+    return invalid_argument("q: q_heads is %lld, k has %lld kv_heads; q_heads must be a multiple",
+                            ll{p.q_heads}, ll{p.kv_heads});
+  }
+  FLASHCORE_RETURN_IF_ERROR(check_dtype("k", t.k.dtype, p.dtype, p.dtype));
+  FLASHCORE_RETURN_IF_ERROR(check_dtype("v", t.v.dtype, p.dtype, p.dtype));
+  p.q = p.q_packed ? layout_of(t.q, -1, 1, 0, 2) : layout_of(t.q, 0, 1, 2, 3);
+  p.out = p.q_packed ? layout_of(t.out, -1, 1, 0, 2) : layout_of(t.out, 0, 1, 2, 3);
+  p.k = p.kv_packed ? layout_of(t.k, -1, 1, 0, 2) : layout_of(t.k, 0, 1, 2, 3);
+  p.v = p.kv_packed ? layout_of(t.v, -1, 1, 0, 2) : layout_of(t.v, 0, 1, 2, 3);
+  return {};
+}
+
+Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept {
+  p.options = o;
+  for (const auto& [name, side] :
+       {std::pair{"window_left", o.window_left}, {"window_right", o.window_right}}) {
+    if (side < -1) {
+      return invalid_argument("%s is %lld; wanted -1 (no limit) or a number of keys", name,
+                              ll{side});
+    }
+  }
+  p.scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.head_dim)));
+  if (!std::isfinite(p.scale)) return invalid_argument("scale is %g; it must be finite", p.scale);
+  if (!std::isfinite(o.softcap) || o.softcap < 0) {
+    return invalid_argument("softcap is %g; wanted 0 (none) or a positive number", o.softcap);
+  }
+  if (o.num_splits < 0) {
+    return invalid_argument("num_splits is %d; wanted 0 (the planner chooses) or more",
+                            o.num_splits);
+  }
+  if (o.reproducibility == Reproducibility::batch_invariant && o.num_splits > 1) {
+    return invalid_argument("num_splits is %d; a batch-invariant plan fixes its own splits, wanted 0",
+                            o.num_splits);
+  }
+  for (const auto& [name, longest] :
+       {std::pair{"max_q_len", o.max_q_len}, {"max_kv_len", o.max_kv_len}}) {
+    if (longest < 0) return invalid_argument("%s is %lld; wanted 0 or more", name, ll{longest});
+  }
+  if (p.q_packed && o.max_q_len > 0) p.q_len = std::min(p.q_len, o.max_q_len);
+  if (p.kv_packed && o.max_kv_len > 0) p.kv_len = std::min(p.kv_len, o.max_kv_len);
+  for (const auto& [name, length] : {std::pair{"q_len", p.q_len}, {"kv_len", p.kv_len}}) {
+    if (length > kMaxLength) {
+      return unsupported("%s is %lld; at most %lld is supported", name, ll{length}, ll{kMaxLength});
+    }
+  }
+  const DType wide = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  if (o.partial) {
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("out (partial)", t.out.dtype, wide, wide));
+    if (!t.lse.given()) {
+      return invalid_argument("lse: not given; a partial result needs it for merge()");
+    }
+  }
+  return check_dtype("out", t.out.dtype, p.dtype, DType::f32);
+}
+
+/// bias or mask: [batch|1, q_heads|1, q_len|1, kv_len].
+Status describe_score_tensor(const char* name, const TensorView& t, const Problem& p,
+                             Layout& layout) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, 4, "[batch or 1, q_heads or 1, q_len or 1, kv_len]"));
+  const std::int64_t wanted[4] = {p.batch, p.q_heads, p.q_len, p.kv_len};
+  static constexpr const char* kNames[4] = {"batch", "q_heads", "q_len", "kv_len"};
+  for (int i = 0; i < 4; ++i) {
+    if (t.shape[i] == wanted[i] || (i < 3 && t.shape[i] == 1)) continue;
+    return invalid_argument("%s: %s is %lld; wanted %lld%s", name, kNames[i], ll{t.shape[i]},
+                            ll{wanted[i]}, i < 3 ? " or 1" : "");
+  }
+  layout = layout_of(t, 0, 1, 2, 3);
+  return {};
+}
+
+/// One i32 per sequence.
+Status describe_per_sequence(const char* name, const TensorView& t, const Problem& p,
+                             Layout& layout) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, 1, "[batch]"));
+  FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, DType::i32, DType::i32));
+  FLASHCORE_RETURN_IF_ERROR(check_extent(name, "length", t.shape[0], p.batch, "q's batch"));
+  layout = layout_of(t, 0, -1, -1, -1);
+  return {};
+}
+
+Status check_cu_seqlens(const char* name, const TensorView& t) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, DType::i32, DType::i32));
+  if (t.shape[0] > 1 && t.strides[0] != 1) {
+    return invalid_argument("%s: stride is %lld; it must be contiguous", name, ll{t.strides[0]});
+  }
+  return {};
+}
+
+Status describe_optional(const Tensors& t, Problem& p) noexcept {
+  const DType wide = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  if (t.lse.given()) {
+    if (p.q_packed) {
+      FLASHCORE_RETURN_IF_ERROR(check_rank("lse", t.lse, 2, "[q_heads, total_q]"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", t.lse.shape[0], p.q_heads, "q"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "total_q", t.lse.shape[1], p.total_q, "q"));
+      p.lse = layout_of(t.lse, -1, 0, 1, -1);
+    } else {
+      FLASHCORE_RETURN_IF_ERROR(check_rank("lse", t.lse, 3, "[batch, q_heads, q_len]"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "batch", t.lse.shape[0], p.batch, "q"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", t.lse.shape[1], p.q_heads, "q"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_len", t.lse.shape[2], p.q_len, "q"));
+      p.lse = layout_of(t.lse, 0, 1, 2, -1);
+    }
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("lse", t.lse.dtype, wide, wide));
+  }
+  if (t.bias.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_score_tensor("bias", t.bias, p, p.bias));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("bias", t.bias.dtype, p.dtype, DType::f32));
+  }
+  if (t.mask.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_score_tensor("mask", t.mask, p, p.mask));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("mask", t.mask.dtype, DType::boolean, DType::boolean));
+  }
+  if (t.alibi_slopes.given()) {
+    const TensorView& a = t.alibi_slopes;
+    const int rank = a.rank == 2 ? 2 : 1;
+    FLASHCORE_RETURN_IF_ERROR(check_rank("alibi_slopes", a, rank, "[q_heads] or [batch, q_heads]"));
+    if (rank == 2) {
+      FLASHCORE_RETURN_IF_ERROR(check_extent("alibi_slopes", "batch", a.shape[0], p.batch, "q"));
+    }
+    FLASHCORE_RETURN_IF_ERROR(
+        check_extent("alibi_slopes", "q_heads", a.shape[rank - 1], p.q_heads, "q"));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("alibi_slopes", a.dtype, DType::f32, DType::f32));
+    p.alibi_slopes = layout_of(a, rank == 2 ? 0 : -1, rank - 1, -1, -1);
+  }
+  if (t.sinks.given()) {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("sinks", t.sinks, 1, "[q_heads]"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("sinks", "length", t.sinks.shape[0], p.q_heads, "q"));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("sinks", t.sinks.dtype, DType::f32, DType::f32));
+    p.sinks = layout_of(t.sinks, -1, 0, -1, -1);
+  }
+  if (p.q_packed) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q));
+  if (p.kv_packed) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k));
+  if (t.used_k.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("used_k", t.used_k, p, p.used_k));
+  }
+  if (t.q_start.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("q_start", t.q_start, p, p.q_start));
+  }
+  if (t.k_start.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("k_start", t.k_start, p, p.k_start));
+  }
+  return {};
+}
+
+bool has_elements(const TensorView& t) noexcept {
+  for (int i = 0; i < t.rank; ++i) {
+    if (t.shape[i] == 0) return false;
+  }
+  return true;
+}
+
+Status check_pointer(const char* name, const TensorView& t) noexcept {
+  if (!t.given() || !has_elements(t)) return {};
+  if (t.data == nullptr) return invalid_argument("%s: the pointer is null", name);
+  if (reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::size_t>(size_of(t.dtype)) != 0) {
+    return invalid_argument("%s: the pointer %p is not aligned to its %s elements (%lld bytes)",
+                            name, t.data, to_string(t.dtype), ll{size_of(t.dtype)});
+  }
+  return {};
+}
+
+/// Outputs must not overlap themselves, each other or any input.
+template <std::size_t kOutputs>
+Status check_outputs(const NamedView (&outputs)[kOutputs],
+                     std::span<const NamedView> inputs) noexcept {
+  for (std::size_t i = 0; i < kOutputs; ++i) {
+    const auto& [name, out] = outputs[i];
+    if (!out->given()) continue;
+    if (overlaps_itself(*out)) {
+      return invalid_argument("%s: its strides make elements overlap; an output must not", name);
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      if (share_memory(*out, *outputs[j].view)) {
+        return invalid_argument("%s: shares memory with %s", name, outputs[j].name);
+      }
+    }
+    for (const auto& [input_name, input] : inputs) {
+      if (input->given() && share_memory(*out, *input)) {
+        return invalid_argument("%s: shares memory with the input %s", name, input_name);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Problem> describe(const Tensors& tensors, const Options& options) noexcept {
+  Problem problem;
+  FLASHCORE_RETURN_IF_ERROR(describe_main(tensors, problem));
+  FLASHCORE_RETURN_IF_ERROR(describe_options(tensors, options, problem));
+  FLASHCORE_RETURN_IF_ERROR(describe_optional(tensors, problem));
+  return problem;
+}
+
+Status check_memory(const Tensors& t) noexcept {
+  const NamedView inputs[] = {{"q", &t.q},
+                              {"k", &t.k},
+                              {"v", &t.v},
+                              {"bias", &t.bias},
+                              {"mask", &t.mask},
+                              {"alibi_slopes", &t.alibi_slopes},
+                              {"sinks", &t.sinks},
+                              {"cu_seqlens_q", &t.cu_seqlens_q},
+                              {"cu_seqlens_k", &t.cu_seqlens_k},
+                              {"used_k", &t.used_k},
+                              {"q_start", &t.q_start},
+                              {"k_start", &t.k_start}};
+  const NamedView outputs[] = {{"out", &t.out}, {"lse", &t.lse}};
+  for (const auto& [name, view] : inputs) {
+    if (!view->given()) continue;
+    FLASHCORE_RETURN_IF_ERROR(check_device(name, view->device, t.q.device));
+    FLASHCORE_RETURN_IF_ERROR(check_pointer(name, *view));
+  }
+  for (const auto& [name, view] : outputs) {
+    if (!view->given()) continue;
+    FLASHCORE_RETURN_IF_ERROR(check_device(name, view->device, t.q.device));
+    FLASHCORE_RETURN_IF_ERROR(check_pointer(name, *view));
+  }
+  return check_outputs(outputs, inputs);
+}
+
+Status check_against_plan(const Problem& planned, const Problem& given) noexcept {
+  if (planned == given) return {};
+  // Another buffer may be better aligned than the one planned for; that changes nothing.
+  Problem adjusted = given;
+  for (Layout Problem::* layout :
+       {&Problem::q, &Problem::k, &Problem::v, &Problem::out, &Problem::lse, &Problem::bias,
+        &Problem::mask, &Problem::alibi_slopes, &Problem::sinks, &Problem::used_k,
+        &Problem::q_start, &Problem::k_start}) {
+    if ((adjusted.*layout).alignment_bytes > (planned.*layout).alignment_bytes) {
+      (adjusted.*layout).alignment_bytes = (planned.*layout).alignment_bytes;
+    }
+  }
+  if (planned == adjusted) return {};
+  return invalid_argument(
+      "run: the tensors are not those of the plan (another shape, stride, type or device, a tensor "
+      "more or fewer, or a less aligned pointer); make a plan for these");
+}
+
+Status check_merge(std::span<const Partial> parts, const TensorView& out, const TensorView& lse,
+                   const TensorView& sinks) noexcept {
+  if (parts.empty() || parts.size() > kMaxMergeParts) {
+    return invalid_argument("merge: got %zu parts; wanted 1 to %d (merge more in several steps)",
+                            parts.size(), kMaxMergeParts);
+  }
+  if (out.rank != 4 && out.rank != 3) {
+    return invalid_argument("merge: out: rank is %d; wanted 4 [batch, q_heads, q_len, v_dim] or 3 "
+                            "[total_q, q_heads, v_dim]",
+                            out.rank);
+  }
+  if (!is_float(out.dtype)) {
+    return invalid_argument("merge: out: dtype is %s; wanted f64, f32, f16 or bf16",
+                            to_string(out.dtype));
+  }
+  FLASHCORE_RETURN_IF_ERROR(check_view("merge: out", out));
+  const DType wide = parts[0].out.dtype;
+  if (wide != DType::f32 && wide != DType::f64) {
+    return invalid_argument("merge: parts[0].out: dtype is %s; wanted f32 (f64 for f64 problems)",
+                            to_string(wide));
+  }
+  const bool packed = out.rank == 3;
+  NamedView inputs[2 * kMaxMergeParts + 1];
+  std::size_t input_count = 0;
+  char names[2 * kMaxMergeParts][32];
+  const auto check_lse = [&](const char* name, const TensorView& t) noexcept -> Status {
+    FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, out.rank - 1,
+                                         packed ? "[q_heads, total_q]" : "[batch, q_heads, q_len]"));
+    for (int i = 0; i + 1 < out.rank; ++i) {
+      const int axis = packed ? 1 - i : i;  // packed: lse is [q_heads, total_q]
+      FLASHCORE_RETURN_IF_ERROR(check_extent(name, "an extent", t.shape[i], out.shape[axis], "out"));
+    }
+    FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, wide, wide));
+    FLASHCORE_RETURN_IF_ERROR(check_device(name, t.device, out.device));
+    return check_pointer(name, t);
+  };
+  for (std::size_t n = 0; n < parts.size(); ++n) {
+    const Partial& part = parts[n];
+    char* out_name = names[2 * n];
+    char* lse_name = names[2 * n + 1];
+    std::snprintf(out_name, sizeof names[0], "merge: parts[%zu].out", n);
+    std::snprintf(lse_name, sizeof names[0], "merge: parts[%zu].lse", n);
+    FLASHCORE_RETURN_IF_ERROR(check_rank(out_name, part.out, out.rank, "like out"));
+    for (int i = 0; i < out.rank; ++i) {
+      FLASHCORE_RETURN_IF_ERROR(
+          check_extent(out_name, "an extent", part.out.shape[i], out.shape[i], "out"));
+    }
+    FLASHCORE_RETURN_IF_ERROR(check_dtype(out_name, part.out.dtype, wide, wide));
+    FLASHCORE_RETURN_IF_ERROR(check_device(out_name, part.out.device, out.device));
+    FLASHCORE_RETURN_IF_ERROR(check_pointer(out_name, part.out));
+    FLASHCORE_RETURN_IF_ERROR(check_lse(lse_name, part.lse));
+    inputs[input_count++] = {out_name, &part.out};
+    inputs[input_count++] = {lse_name, &part.lse};
+  }
+  if (lse.given()) FLASHCORE_RETURN_IF_ERROR(check_lse("merge: lse", lse));
+  if (sinks.given()) {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("merge: sinks", sinks, 1, "[q_heads]"));
+    FLASHCORE_RETURN_IF_ERROR(
+        check_extent("merge: sinks", "length", sinks.shape[0], out.shape[1], "out's q_heads"));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("merge: sinks", sinks.dtype, DType::f32, DType::f32));
+    FLASHCORE_RETURN_IF_ERROR(check_device("merge: sinks", sinks.device, out.device));
+    FLASHCORE_RETURN_IF_ERROR(check_pointer("merge: sinks", sinks));
+    inputs[input_count++] = {"sinks", &sinks};
+  }
+  FLASHCORE_RETURN_IF_ERROR(check_pointer("merge: out", out));
+  const NamedView outputs[] = {{"merge: out", &out}, {"merge: lse", &lse}};
+  return check_outputs(outputs, std::span(inputs, input_count));
+}
+
+}  // namespace flashcore

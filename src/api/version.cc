@@ -1,0 +1,17 @@
+#include <cstring>
+
+#include "flashcore/attention.h"
+#include "generated/fingerprint.h"  // written by cmake/fingerprint.cmake from scripts/fingerprint
+
+namespace flashcore {
+
+const char* version() noexcept { return FLASHCORE_VERSION; }
+
+const char* source_fingerprint(const char* family) noexcept {
+  if (family == nullptr || *family == '\0') return FLASHCORE_FINGERPRINT_TREE;
+  if (std::strcmp(family, "cpu") == 0) return FLASHCORE_FINGERPRINT_CPU;
+  if (std::strcmp(family, "simt") == 0) return FLASHCORE_FINGERPRINT_SIMT;
+  return nullptr;
+}
+
+}  // namespace flashcore

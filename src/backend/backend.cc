@@ -1,0 +1,63 @@
+// Finding the backend of a device, and what the backends share.
+#include "backend/backend.h"
+
+#include <new>
+
+#include "core/error.h"
+
+namespace flashcore {
+
+Result<const Backend*> backend_for(DeviceType type) noexcept {
+  if (type == DeviceType::cpu) return &cpu_backend();
+  if (const Backend* cuda = cuda_backend()) return cuda;
+  return unsupported("device is cuda, but %s", cuda_availability().reason.c_str());
+}
+
+Result<DeviceInfo> device_info(Device device) noexcept {
+  const Result<const Backend*> backend = backend_for(device.type);
+  if (!backend.ok()) return backend.status();
+  try {
+    return (*backend)->device_info(device.index);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+}
+
+Status measure_rates(DeviceInfo& info) noexcept {
+  const Result<const Backend*> backend = backend_for(info.device.type);
+  if (!backend.ok()) return backend.status();
+  try {
+    return (*backend)->measure_rates(info);
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  }
+}
+
+Status describe_error(const core::ErrorSlot& slot) noexcept {
+  const auto message = [&](const char* name, const char* wanted) {
+    return invalid_argument("%s[%lld] is %lld (sequence %d); %s", name,
+                            static_cast<long long>(slot.index), static_cast<long long>(slot.value),
+                            slot.batch, wanted);
+  };
+  switch (static_cast<core::ErrorCode>(slot.code)) {
+    case core::ErrorCode::none: return {};
+    case core::ErrorCode::cu_seqlens_q_invalid:
+      return message("cu_seqlens_q",
+                     "it must not decrease, nor pass total_q, nor make a sequence longer than "
+                     "max_q_len");
+    case core::ErrorCode::cu_seqlens_k_invalid:
+      return message("cu_seqlens_k",
+                     "it must not decrease, nor pass total_k, nor make a sequence longer than "
+                     "max_kv_len");
+    case core::ErrorCode::used_k_out_of_range:
+      return message("used_k", "it must be between 0 and the keys the sequence has");
+    case core::ErrorCode::q_start_out_of_range:
+      return message("q_start", "it must be between -2^30 and 2^30");
+    case core::ErrorCode::k_start_out_of_range:
+      return message("k_start", "it must be between -2^30 and 2^30");
+  }
+  return error(StatusCode::internal, "the workspace header is corrupt (code %d); was "
+               "workspace_init() called?", slot.code);
+}
+
+}  // namespace flashcore

@@ -1,0 +1,157 @@
+#include "backend/backend.h"
+
+#include <cstdlib>
+
+#include "core/numeric.h"
+
+namespace flashcore {
+namespace {
+
+core::Strides strides_of(const Layout& layout) noexcept {
+  return {layout.batch, layout.head, layout.row, layout.column};
+}
+
+template <typename T>
+T* address(void* base, std::size_t offset) noexcept {
+  return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
+}
+
+core::Plant planted_bug() noexcept {
+#if defined(FLASHCORE_PLANTS)
+  static const int id = [] {
+    const char* text = std::getenv("FLASHCORE_PLANT");
+    return text == nullptr ? 0 : std::atoi(text);
+  }();
+  return core::Plant{id};
+#else
+  return {};
+#endif
+}
+
+/// Vector loads and stores reach whole rows.
+bool rows_are_vectors(const Problem& problem) noexcept {
+  const auto vector = [](const Layout& layout) {
+    return layout.column == 1 && layout.alignment_bytes >= 16;
+  };
+  return problem.head_dim % 4 == 0 && problem.v_dim % 4 == 0 && vector(problem.q) && vector(problem.k) && vector(problem.v) && vector(problem.out);
+}
+
+}  // namespace
+
+core::Element element_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::f64: return core::Element::f64;
+    case DType::f32: return core::Element::f32;
+    case DType::f16: return core::Element::f16;
+    case DType::bf16: return core::Element::bf16;
+    default: return core::Element::none;
+  }
+}
+
+core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
+                                  const Workspace& workspace) noexcept {
+  const Problem& problem = plan.problem;
+  const Options& options = problem.options;
+  core::AttentionParams p{};
+  p.q = tensors.q.data;
+  p.k = tensors.k.data;
+  p.v = tensors.v.data;
+  p.out = tensors.out.data;
+  p.lse = tensors.lse.data;
+  p.bias = tensors.bias.data;
+  p.mask = static_cast<const std::uint8_t*>(tensors.mask.data);
+  p.alibi_slopes = static_cast<const float*>(tensors.alibi_slopes.data);
+  // A partial result leaves the sinks to the merge.
+  p.sinks = options.partial ? nullptr : static_cast<const float*>(tensors.sinks.data);
+  p.cu_seqlens_q = static_cast<const std::int32_t*>(tensors.cu_seqlens_q.data);
+  p.cu_seqlens_k = static_cast<const std::int32_t*>(tensors.cu_seqlens_k.data);
+  p.used_k = static_cast<const std::int32_t*>(tensors.used_k.data);
+  p.q_start = static_cast<const std::int32_t*>(tensors.q_start.data);
+  p.k_start = static_cast<const std::int32_t*>(tensors.k_start.data);
+  p.q_strides = strides_of(problem.q);
+  p.k_strides = strides_of(problem.k);
+  p.v_strides = strides_of(problem.v);
+  p.out_strides = strides_of(problem.out);
+  p.lse_strides = strides_of(problem.lse);
+  p.bias_strides = strides_of(problem.bias);
+  p.mask_strides = strides_of(problem.mask);
+  p.alibi_batch_stride = problem.alibi_slopes.batch;
+  p.alibi_head_stride = problem.alibi_slopes.head;
+  p.sinks_stride = problem.sinks.head;
+  p.used_k_stride = problem.used_k.batch;
+  p.q_start_stride = problem.q_start.batch;
+  p.k_start_stride = problem.k_start.batch;
+  p.out_element = element_of(problem.out.dtype);
+  p.bias_element = element_of(problem.bias.dtype);
+
+  const auto narrow = [](std::int64_t extent) { return static_cast<std::int32_t>(extent); };
+  p.batch = narrow(problem.batch);
+  p.q_heads = narrow(problem.q_heads);
+  p.kv_heads = narrow(problem.kv_heads);
+  p.group = problem.kv_heads == 0 ? 1 : narrow(problem.q_heads / problem.kv_heads);
+  p.q_len = narrow(problem.q_len);
+  p.kv_len = narrow(problem.kv_len);
+  p.head_dim = narrow(problem.head_dim);
+  p.v_dim = narrow(problem.v_dim);
+  p.total_q = narrow(problem.total_q);
+  p.total_k = narrow(problem.total_k);
+
+  if (options.softcap > 0) {
+    p.q_factor = 2.0 * core::kLog2E * problem.scale / options.softcap;
+    p.softcap_log2 = options.softcap * core::kLog2E;
+  } else {
+    p.q_factor = problem.scale * core::kLog2E;
+  }
+  p.window_left = options.window_left;
+  p.window_right = options.causal ? 0 : options.window_right;
+  p.vector_rows = rows_are_vectors(problem);
+  p.checked = options.checked;
+
+  p.tile_q = plan.tile_q;
+  p.tile_k = plan.tile_k;
+  const std::int64_t tiled_rows =
+      plan.kernel->device == DeviceType::cpu ? problem.q_len * p.group : problem.q_len;
+  p.q_tiles = narrow((tiled_rows + plan.tile_q - 1) / plan.tile_q);
+  p.splits = plan.splits;
+  p.keys_per_split = plan.keys_per_split;
+  p.work_items = plan.work_items;
+  p.partial_out = address<void>(workspace.data, plan.partial_out_offset);
+  p.partial_lse = address<void>(workspace.data, plan.partial_lse_offset);
+  p.error = address<core::ErrorSlot>(workspace.data, 0);
+  p.plant = planted_bug();
+  return p;
+}
+
+core::CombineParams make_combine_params(const Plan& plan,
+                                        const core::AttentionParams& params) noexcept {
+  const Problem& problem = plan.problem;
+  core::CombineParams c{};
+  c.stacked = true;
+  c.parts = plan.splits;
+  c.q_heads = params.q_heads;
+  c.v_dim = params.v_dim;
+  // Packed sequences are one batch of total_q rows: see core::partial_row().
+  c.batch = problem.q_packed ? 1 : params.batch;
+  c.rows = problem.q_packed ? params.total_q : params.q_len;
+  c.cu_seqlens_q = params.cu_seqlens_q;
+  c.sequences = params.batch;
+  const std::int64_t rows = c.rows;
+  core::PartialResult& first = c.table[0];
+  first.out = params.partial_out;
+  first.lse = params.partial_lse;
+  first.lse_strides = {c.q_heads * rows, rows, 1, 0};
+  first.out_strides = {c.q_heads * rows * c.v_dim, rows * c.v_dim, c.v_dim, 1};
+  c.stacked_lse_stride = core::partial_rows(params);
+  c.stacked_out_stride = c.stacked_lse_stride * c.v_dim;
+  c.out = params.out;
+  c.lse = params.lse;
+  c.out_strides = params.out_strides;
+  c.lse_strides = params.lse_strides;
+  c.out_element = params.out_element;
+  c.sinks = params.sinks;
+  c.sinks_stride = params.sinks_stride;
+  c.plant = params.plant;
+  return c;
+}
+
+}  // namespace flashcore

@@ -1,0 +1,115 @@
+// Joining partial results. The weights are the same everywhere; a backend only loops over them.
+#pragma once
+
+#include <cstdint>
+
+#include "core/params.h"
+#include "core/softmax_state.h"
+
+namespace flashcore::core {
+
+inline constexpr int kMaxCombineTable = 32;
+
+struct PartialResult {
+  const void* out;  // [batch, q_heads, rows, v_dim]
+  const void* lse;  // [batch, q_heads, rows], natural logarithm; -inf: out is not read
+  Strides out_strides, lse_strides;
+};
+
+/// Either up to kMaxCombineTable results that lie anywhere, or (stacked) any number at equal
+/// distances from table[0]. Packed sequences appear as batch 1 with total_q rows.
+struct CombineParams {
+  PartialResult table[kMaxCombineTable];
+  std::int64_t stacked_out_stride, stacked_lse_stride;  // elements
+  bool stacked;
+  std::int32_t parts;
+  std::int32_t batch, q_heads, rows, v_dim;
+  const std::int32_t* cu_seqlens_q;  // or null: rows outside [cu[0], cu[sequences]) are left alone
+  std::int32_t sequences;
+  void* out;  // [batch, q_heads, rows, v_dim]
+  void* lse;  // [batch, q_heads, rows] or null; the type of the partials
+  Strides out_strides, lse_strides;
+  Element out_element;
+  const float* sinks;  // [q_heads] or null
+  std::int64_t sinks_stride;
+  Plant plant;
+};
+
+template <typename T>
+FLASHCORE_HD T partial_lse(const CombineParams& p, std::int32_t part, std::int64_t b,
+                           std::int64_t h, std::int64_t row) {
+  const PartialResult& r = p.table[p.stacked ? 0 : part];
+  return static_cast<const T*>(
+      r.lse)[(p.stacked ? part * p.stacked_lse_stride : 0) + b * r.lse_strides.batch +
+             h * r.lse_strides.head + row * r.lse_strides.row];
+}
+
+/// The row of one partial's out; element c is at [c * column_stride].
+template <typename T>
+FLASHCORE_HD const T* partial_out_row(const CombineParams& p, std::int32_t part, std::int64_t b,
+                                      std::int64_t h, std::int64_t row,
+                                      std::int64_t& column_stride) {
+  const PartialResult& r = p.table[p.stacked ? 0 : part];
+  column_stride = r.out_strides.column;
+  return static_cast<const T*>(r.out) + (p.stacked ? part * p.stacked_out_stride : 0) +
+         b * r.out_strides.batch + h * r.out_strides.head + row * r.out_strides.row;
+}
+
+FLASHCORE_HD bool combine_skips_row(const CombineParams& p, std::int64_t row) {
+  return p.cu_seqlens_q != nullptr &&
+         (row < p.cu_seqlens_q[0] || row >= p.cu_seqlens_q[p.sequences]);
+}
+
+/// A partial that saw no key: its out may never have been written and must not be read. (A weight
+/// that merely underflows to 0 is another matter: 0 · NaN must stay NaN.)
+template <typename T>
+FLASHCORE_HD bool partial_is_empty(const CombineParams& p, std::int32_t part, std::int64_t b,
+                                   std::int64_t h, std::int64_t row) {
+  return partial_lse<T>(p, part, b, h, row) == negative_infinity<T>();
+}
+
+/// exp(lse - max), exactly 1 where they are equal: merging with nothing changes no bit.
+template <typename T>
+FLASHCORE_HD T combine_exp(T lse, T max) {
+  return exp2_scalar((lse - softmax_base(max)) * static_cast<T>(kLog2E));
+}
+
+/// Σ exp(lse_i) over the partials in ascending order, and the sink, as (max, sum) in *natural*
+/// logarithms.
+template <typename T>
+FLASHCORE_HD SoftmaxState<T> combine_state(const CombineParams& p, std::int64_t b, std::int64_t h,
+                                           std::int64_t row) {
+  SoftmaxState<T> state{negative_infinity<T>(), T(0)};
+  for (std::int32_t part = 0; part < p.parts; ++part) {
+    const T lse = partial_lse<T>(p, part, b, h, row);
+    if (lse > state.max) state.max = lse;
+  }
+  T sink = negative_infinity<T>();
+  if (p.sinks != nullptr) {
+    sink = static_cast<T>(p.sinks[h * p.sinks_stride]);
+    if (sink > state.max) state.max = sink;
+  }
+  for (std::int32_t part = 0; part < p.parts; ++part) {
+    state.sum += combine_exp(partial_lse<T>(p, part, b, h, row), state.max);
+  }
+  if (p.sinks != nullptr) state.sum += combine_exp(sink, state.max);
+  return state;
+}
+
+/// The factor of one partial's out in the combined out.
+template <typename T>
+FLASHCORE_HD T combine_weight(const CombineParams& p, const SoftmaxState<T>& state,
+                              std::int32_t part, std::int64_t b, std::int64_t h,
+                              std::int64_t row) {
+  const T weight = combine_exp(partial_lse<T>(p, part, b, h, row), state.max);
+  if (p.plant.is(PlantedBug::combine_double_counts)) return weight * weight;
+  return weight * output_factor(state.sum);
+}
+
+template <typename T>
+FLASHCORE_HD T combined_lse(const SoftmaxState<T>& state) {
+  if (state.sum == T(0)) return negative_infinity<T>();
+  return state.max + log2_scalar(state.sum) * static_cast<T>(kLn2);
+}
+
+}  // namespace flashcore::core

@@ -1,0 +1,10 @@
+// Marks for code that runs on the host and on the device.
+#pragma once
+
+// Forced inlining is not for speed: an out-of-line copy compiled in an AVX-512 object could be the
+// one the linker keeps for everybody. scripts/check_isa_leaks looks for such copies.
+#if defined(__CUDACC__)
+#define FLASHCORE_HD __host__ __device__ __forceinline__
+#else
+#define FLASHCORE_HD inline __attribute__((always_inline))
+#endif

@@ -1,0 +1,23 @@
+// Host only: making a Status with printf's formatting. Never throws; if even the message finds no
+// memory, the code becomes out_of_memory.
+#pragma once
+
+#include "flashcore/status.h"
+
+namespace flashcore {
+
+[[gnu::format(printf, 2, 3)]] Status error(StatusCode code, const char* format, ...) noexcept;
+
+[[gnu::format(printf, 1, 2)]] Status invalid_argument(const char* format, ...) noexcept;
+
+[[gnu::format(printf, 1, 2)]] Status unsupported(const char* format, ...) noexcept;
+
+Status out_of_memory() noexcept;
+
+}  // namespace flashcore
+
+/// Returns from the enclosing function with the expression's Status unless it is ok.
+#define FLASHCORE_RETURN_IF_ERROR(expression)                                     \
+  do {                                                                            \
+    if (::flashcore::Status status_ = (expression); !status_.ok()) return status_; \
+  } while (false)

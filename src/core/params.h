@@ -1,0 +1,104 @@
+// What every kernel is launched with: one plain struct, filled by backend/params.cc from a plan
+// and the caller's tensors, read by CPU and CUDA kernels alike.
+#pragma once
+
+#include <cstdint>
+
+#include "core/plant.h"
+
+namespace flashcore::core {
+
+/// Element strides; 0 repeats.
+struct Strides {
+  std::int64_t batch;
+  std::int64_t head;
+  std::int64_t row;
+  std::int64_t column;
+};
+
+/// Element formats a kernel meets at run time (out, bias); q, k and v are template parameters.
+enum class Element : std::int32_t { none, f64, f32, f16, bf16 };
+
+/// What checked mode writes to the workspace's error slot.
+enum class ErrorCode : std::int32_t {
+  none = 0,
+  cu_seqlens_q_invalid = 1,  // decreasing, negative, past total_q or longer than max_q_len
+  cu_seqlens_k_invalid = 2,
+  used_k_out_of_range = 3,
+  q_start_out_of_range = 4,
+  k_start_out_of_range = 5,
+};
+
+struct ErrorSlot {
+  std::int32_t code;  // ErrorCode; 0 while nothing was found
+  std::int32_t batch;
+  std::int64_t index;
+  std::int64_t value;
+};
+
+/// Positions must fit 31 bits together with any length.
+inline constexpr std::int32_t kMaxStart = 1 << 30;
+
+struct AttentionParams {
+  // Tensors. Packed (cu_seqlens) q, out and lse have batch stride 0; so have packed k and v.
+  const void* q;    // [batch, q_heads, q_len, head_dim]
+  const void* k;    // [batch, kv_heads, kv_len, head_dim]
+  const void* v;    // [batch, kv_heads, kv_len, v_dim]
+  void* out;        // [batch, q_heads, q_len, v_dim]
+  void* lse;        // [batch, q_heads, q_len] or null
+  const void* bias;           // [batch, q_heads, q_len, kv_len] or null
+  const std::uint8_t* mask;   // [batch, q_heads, q_len, kv_len] or null
+  const float* alibi_slopes;  // [batch, q_heads] or null
+  const float* sinks;         // [q_heads] or null
+  const std::int32_t* cu_seqlens_q;  // [batch + 1] or null
+  const std::int32_t* cu_seqlens_k;  // [batch + 1] or null
+  const std::int32_t* used_k;        // [batch] or null
+  const std::int32_t* q_start;       // [batch] or null
+  const std::int32_t* k_start;       // [batch] or null
+  Strides q_strides, k_strides, v_strides, out_strides, lse_strides, bias_strides, mask_strides;
+  std::int64_t alibi_batch_stride, alibi_head_stride, sinks_stride;
+  std::int64_t used_k_stride, q_start_stride, k_start_stride;
+  Element out_element, bias_element;
+
+  // Sizes. q_len and kv_len are capacities; sequence.h has the lengths of one sequence.
+  std::int32_t batch, q_heads, kv_heads, group;  // group = q_heads / kv_heads
+  std::int32_t q_len, kv_len, head_dim, v_dim;
+  std::int32_t total_q, total_k;
+
+  // Scores, in base-2 logarithms: q is multiplied by q_factor when it is loaded, so that the dot
+  // product is the finished score, or with a softcap the argument of its tanh (see score.h).
+  double q_factor;
+  double softcap_log2;  // 0: none
+  std::int64_t window_left, window_right;  // -1: all; causal is window_right = 0
+  bool vector_rows;  // q, k, v, out rows are contiguous, 16-byte aligned, a multiple of 4 long
+  bool checked;
+
+  // Work: items = (batch, head, query tile, split).
+  std::int32_t tile_q, tile_k, q_tiles, splits;
+  std::int64_t keys_per_split;  // a multiple of tile_k
+  std::int64_t work_items;
+
+  // Partial results, only where splits > 1; f64 for f64 problems. lse natural, without sinks.
+  void* partial_out;  // [splits, batch * q_heads * rows, v_dim]; rows = q_len or, packed, total_q
+  void* partial_lse;  // [splits, batch * q_heads * rows]
+  ErrorSlot* error;   // in the workspace header
+  Plant plant;
+};
+
+/// Rows of one split's partial result. A packed q has total_q rows per head in all.
+FLASHCORE_HD std::int64_t partial_rows(const AttentionParams& params) {
+  return params.cu_seqlens_q != nullptr
+             ? static_cast<std::int64_t>(params.q_heads) * params.total_q
+             : static_cast<std::int64_t>(params.batch) * params.q_heads * params.q_len;
+}
+
+/// Which row of a split's partial result belongs to query i of (batch b, query head h). q_row is
+/// the sequence's first packed row, 0 where q is not packed.
+FLASHCORE_HD std::int64_t partial_row(const AttentionParams& params, std::int32_t b,
+                                      std::int32_t h, std::int32_t q_row, std::int32_t i) {
+  return params.cu_seqlens_q != nullptr
+             ? static_cast<std::int64_t>(h) * params.total_q + q_row + i
+             : (static_cast<std::int64_t>(b) * params.q_heads + h) * params.q_len + i;
+}
+
+}  // namespace flashcore::core

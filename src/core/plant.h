@@ -1,0 +1,40 @@
+// Planted bugs. A build with -DFLASHCORE_PLANTS=ON breaks one place, chosen at run time by the
+// environment variable FLASHCORE_PLANT=n, to show that the checks catch it. In every other build
+// is() is a constant false and nothing of this remains.
+#pragma once
+
+#include "core/config.h"
+
+namespace flashcore::core {
+
+enum class PlantedBug : int {
+  none = 0,
+  causal_off_by_one = 1,       // a query sees the key after its own
+  window_off_by_one = 2,       // the window's left edge is one key too far right
+  scale_ignored = 3,           // scores are not multiplied by scale
+  rescale_forgotten = 4,       // the accumulator keeps its old maximum
+  tail_key_dropped = 5,        // the last key of a sequence is not read
+  gqa_map_wrong = 6,           // query head h reads KV head h mod kv_heads
+  softcap_after_bias = 7,      // bias is added before the cap
+  alibi_signed = 8,            // ALiBi without the absolute value
+  sink_in_every_split = 9,     // each split adds the sink, not only the merge
+  combine_double_counts = 10,  // partials are weighted by their sums once more
+  lse_in_base_2 = 11,          // LSE is not converted to the natural logarithm
+  head_dim_truncated = 12,     // the last column of q and k is left out
+  row_not_written = 13,        // the last query row keeps its old output
+  mask_batch_ignored = 14,     // the boolean mask of batch 0 serves all
+  empty_row_is_nan = 15,       // a row that sees no key divides by zero
+};
+
+#if defined(FLASHCORE_PLANTS)
+struct Plant {
+  int id = 0;
+  FLASHCORE_HD bool is(PlantedBug bug) const { return id == static_cast<int>(bug); }
+};
+#else
+struct Plant {
+  FLASHCORE_HD constexpr bool is(PlantedBug) const { return false; }
+};
+#endif
+
+}  // namespace flashcore::core

@@ -1,0 +1,79 @@
+// Lengths and positions of one sequence of the batch.
+#pragma once
+
+#include "core/mask.h"
+#include "core/params.h"
+
+namespace flashcore::core {
+
+struct Sequence {
+  std::int32_t q_len;
+  std::int32_t kv_len;
+  std::int32_t q_row;  // first row in a packed q, out and lse; 0 otherwise
+  std::int32_t k_row;  // first row in packed k and v; 0 otherwise
+  Mask mask;
+  ErrorSlot error;  // code 0: all was well. Only checked calls look.
+};
+
+namespace detail {
+
+/// Clamps value into [low, high]; the first value that had to move is noted in slot.
+FLASHCORE_HD std::int32_t clamp_noting(std::int64_t value, std::int64_t low, std::int64_t high,
+                                       ErrorSlot& slot, ErrorCode code, std::int32_t batch,
+                                       std::int64_t index) {
+  if (value >= low && value <= high) return static_cast<std::int32_t>(value);
+  if (slot.code == 0) slot = {static_cast<std::int32_t>(code), batch, index, value};
+  return static_cast<std::int32_t>(value < low ? low : high);
+}
+
+}  // namespace detail
+
+/// Reads sequence b's lengths and starts. Whatever they hold, the result stays inside the
+/// capacities; with valid input nothing is changed.
+FLASHCORE_HD Sequence sequence_of(const AttentionParams& params, std::int32_t b) {
+  Sequence s{};
+  s.q_len = params.q_len;
+  s.kv_len = params.kv_len;
+  if (params.cu_seqlens_q != nullptr) {
+    const std::int64_t begin = params.cu_seqlens_q[b];
+    const std::int64_t end = params.cu_seqlens_q[b + 1];
+    s.q_row = detail::clamp_noting(begin, 0, params.total_q, s.error,
+                                   ErrorCode::cu_seqlens_q_invalid, b, b);
+    const std::int64_t room = min64(params.q_len, params.total_q - s.q_row);
+    s.q_len = detail::clamp_noting(end - s.q_row, 0, room, s.error,
+                                   ErrorCode::cu_seqlens_q_invalid, b, b + 1);
+  }
+  if (params.cu_seqlens_k != nullptr) {
+    const std::int64_t begin = params.cu_seqlens_k[b];
+    const std::int64_t end = params.cu_seqlens_k[b + 1];
+    s.k_row = detail::clamp_noting(begin, 0, params.total_k, s.error,
+                                   ErrorCode::cu_seqlens_k_invalid, b, b);
+    const std::int64_t room = min64(params.kv_len, params.total_k - s.k_row);
+    s.kv_len = detail::clamp_noting(end - s.k_row, 0, room, s.error,
+                                    ErrorCode::cu_seqlens_k_invalid, b, b + 1);
+  }
+  if (params.used_k != nullptr) {
+    s.kv_len = detail::clamp_noting(params.used_k[b * params.used_k_stride], 0, s.kv_len, s.error,
+                                    ErrorCode::used_k_out_of_range, b, b);
+  }
+  std::int64_t q_start = static_cast<std::int64_t>(s.kv_len) - s.q_len;  // bottom-right
+  std::int64_t k_start = 0;
+  if (params.q_start != nullptr) {
+    q_start = detail::clamp_noting(params.q_start[b * params.q_start_stride], -kMaxStart, kMaxStart,
+                                   s.error, ErrorCode::q_start_out_of_range, b, b);
+  }
+  if (params.k_start != nullptr) {
+    k_start = detail::clamp_noting(params.k_start[b * params.k_start_stride], -kMaxStart, kMaxStart,
+                                   s.error, ErrorCode::k_start_out_of_range, b, b);
+  }
+  s.mask = {q_start - k_start, params.window_left, params.window_right, s.kv_len, params.plant};
+  return s;
+}
+
+/// The KV head that query head h reads.
+FLASHCORE_HD std::int32_t kv_head_of(const AttentionParams& params, std::int32_t h) {
+  if (params.plant.is(PlantedBug::gqa_map_wrong)) return h % params.kv_heads;
+  return h / params.group;
+}
+
+}  // namespace flashcore::core

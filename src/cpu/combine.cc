@@ -1,0 +1,61 @@
+#include "cpu/combine.h"
+
+#include <algorithm>
+
+#include "core/element.h"
+#include "cpu/thread_pool.h"
+
+namespace flashcore::cpu {
+namespace {
+
+constexpr std::int64_t kRowsPerItem = 16;
+constexpr std::int32_t kColumnsAtOnce = 64;
+
+template <typename T>
+void combine_row(const core::CombineParams& p, std::int64_t b, std::int64_t h, std::int64_t row) {
+  const core::SoftmaxState<T> state = core::combine_state<T>(p, b, h, row);
+  const std::int64_t base =
+      b * p.out_strides.batch + h * p.out_strides.head + row * p.out_strides.row;
+  for (std::int32_t first = 0; first < p.v_dim; first += kColumnsAtOnce) {
+    const std::int32_t columns = std::min(kColumnsAtOnce, p.v_dim - first);
+    T sum[kColumnsAtOnce] = {};
+    for (std::int32_t part = 0; part < p.parts; ++part) {
+      if (core::partial_is_empty<T>(p, part, b, h, row)) continue;
+      const T weight = core::combine_weight(p, state, part, b, h, row);
+      std::int64_t stride;
+      const T* out = core::partial_out_row<T>(p, part, b, h, row, stride) + first * stride;
+      for (std::int32_t c = 0; c < columns; ++c) sum[c] += weight * out[c * stride];
+    }
+    for (std::int32_t c = 0; c < columns; ++c) {
+      core::store_element(p.out, p.out_element, base + (first + c) * p.out_strides.column, sum[c]);
+    }
+  }
+  if (p.lse != nullptr) {
+    static_cast<T*>(p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head +
+                           row * p.lse_strides.row] = core::combined_lse(state);
+  }
+}
+
+template <typename T>
+void combine_item(void* context, std::int64_t item, int /*slot*/) {
+  const core::CombineParams& p = *static_cast<const core::CombineParams*>(context);
+  const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.q_heads * p.rows;
+  const std::int64_t end = std::min((item + 1) * kRowsPerItem, rows);
+  for (std::int64_t r = item * kRowsPerItem; r < end; ++r) {
+    const std::int64_t row = r % p.rows;
+    if (core::combine_skips_row(p, row)) continue;
+    combine_row<T>(p, r / p.rows / p.q_heads, r / p.rows % p.q_heads, row);
+  }
+}
+
+}  // namespace
+
+void combine(const core::CombineParams& params, DType partials, int threads) noexcept {
+  const std::int64_t rows = static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
+  const std::int64_t items = (rows + kRowsPerItem - 1) / kRowsPerItem;
+  void* context = const_cast<core::CombineParams*>(&params);
+  parallel_for(threads, items,
+               partials == DType::f64 ? combine_item<double> : combine_item<float>, context);
+}
+
+}  // namespace flashcore::cpu

@@ -1,0 +1,23 @@
+// The instruction sets compiled into this build.
+#pragma once
+
+#include "cpu/kernel.h"
+#include "flashcore/plan.h"
+
+namespace flashcore::cpu {
+
+/// Null where this build has no kernels for the instruction set.
+inline const IsaKernels* isa_kernels(Isa isa) noexcept {
+  switch (isa) {
+    case Isa::plain: return &kPlainKernels;
+#if defined(__aarch64__)
+    case Isa::neon: return &kNeonKernels;
+#elif defined(__x86_64__)
+    case Isa::avx2: return &kAvx2Kernels;
+    case Isa::avx512: return &kAvx512Kernels;
+#endif
+    default: return nullptr;
+  }
+}
+
+}  // namespace flashcore::cpu

@@ -1,0 +1,232 @@
+// A thin vector layer: Vec<T> holds kLanes<T> numbers. Built on the compilers' vector extension,
+// so one source serves every instruction set; FLASHCORE_SIMD_BYTES (set by the kernel_<isa>.cc
+// that includes this) is the register width, and 0 means plain arrays and loops.
+//
+// Everything is in an anonymous namespace and nothing of the standard library is used: no symbol
+// compiled for one instruction set may be visible to code compiled for another.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config.h"
+#include "core/numeric.h"
+
+#if defined(__ARM_NEON) && FLASHCORE_SIMD_BYTES == 16
+#include <arm_neon.h>
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace flashcore::cpu {
+namespace {
+
+template <typename T>
+struct IntOf;
+template <>
+struct IntOf<float> {
+  using Type = std::int32_t;
+};
+template <>
+struct IntOf<double> {
+  using Type = std::int64_t;
+};
+
+#if FLASHCORE_SIMD_BYTES == 0
+
+template <typename T>
+inline constexpr int kLanes = 16 / static_cast<int>(sizeof(T));
+
+template <typename T>
+struct Vec {
+  T lane[kLanes<T>];
+};
+
+#define FLASHCORE_LANEWISE(expression)      \
+  Vec<T> r;                                 \
+  for (int i = 0; i < kLanes<T>; ++i) {     \
+    r.lane[i] = expression;                 \
+  }                                         \
+  return r
+
+template <typename T>
+FLASHCORE_HD Vec<T> operator+(Vec<T> a, Vec<T> b) {
+  FLASHCORE_LANEWISE(a.lane[i] + b.lane[i]);
+}
+template <typename T>
+FLASHCORE_HD Vec<T> operator-(Vec<T> a, Vec<T> b) {
+  FLASHCORE_LANEWISE(a.lane[i] - b.lane[i]);
+}
+template <typename T>
+FLASHCORE_HD Vec<T> operator*(Vec<T> a, Vec<T> b) {
+  FLASHCORE_LANEWISE(a.lane[i] * b.lane[i]);
+}
+template <typename T>
+FLASHCORE_HD Vec<T> operator/(Vec<T> a, Vec<T> b) {
+  FLASHCORE_LANEWISE(a.lane[i] / b.lane[i]);
+}
+template <typename T>
+FLASHCORE_HD Vec<T> splat(T x) {
+  FLASHCORE_LANEWISE(x);
+}
+template <typename T>
+FLASHCORE_HD Vec<T> load(const T* p) {
+  FLASHCORE_LANEWISE(p[i]);
+}
+template <typename T>
+FLASHCORE_HD void store(T* p, Vec<T> x) {
+  for (int i = 0; i < kLanes<T>; ++i) p[i] = x.lane[i];
+}
+/// a < b ? x : y. False where a or b is NaN.
+template <typename T>
+FLASHCORE_HD Vec<T> select_less(Vec<T> a, Vec<T> b, Vec<T> x, Vec<T> y) {
+  FLASHCORE_LANEWISE(a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i]);
+}
+/// 2^n for an integer-valued n held as `n + magic`: the low bits of the sum are n.
+template <typename T>
+FLASHCORE_HD Vec<T> power_of_two(Vec<T> shifted, int mantissa_bits, int exponent_bias) {
+  Vec<T> r;
+  for (int i = 0; i < kLanes<T>; ++i) {
+    typename IntOf<T>::Type bits;
+    __builtin_memcpy(&bits, &shifted.lane[i], sizeof bits);
+    bits = static_cast<typename IntOf<T>::Type>(
+        (static_cast<std::uint64_t>(bits) + static_cast<std::uint64_t>(exponent_bias))
+        << mantissa_bits);
+    __builtin_memcpy(&r.lane[i], &bits, sizeof bits);
+  }
+  return r;
+}
+#undef FLASHCORE_LANEWISE
+
+#else  // vector extension
+
+template <typename T>
+inline constexpr int kLanes = FLASHCORE_SIMD_BYTES / static_cast<int>(sizeof(T));
+
+template <typename T>
+struct VecOf {
+  typedef T Type __attribute__((vector_size(FLASHCORE_SIMD_BYTES)));
+  typedef typename IntOf<T>::Type Bits __attribute__((vector_size(FLASHCORE_SIMD_BYTES)));
+  // In memory: aligned like one element only.
+  typedef T InMemory
+      __attribute__((vector_size(FLASHCORE_SIMD_BYTES), aligned(sizeof(T)), may_alias));
+};
+template <typename T>
+using Vec = typename VecOf<T>::Type;
+
+template <typename T>
+FLASHCORE_HD Vec<T> splat(T x) {
+  return x - Vec<T>{};  // not 0 + x: that would lose the sign of -0
+}
+template <typename T>
+FLASHCORE_HD Vec<T> load(const T* p) {
+  return *reinterpret_cast<const typename VecOf<T>::InMemory*>(p);
+}
+template <typename T>
+FLASHCORE_HD void store(T* p, Vec<T> x) {
+  *reinterpret_cast<typename VecOf<T>::InMemory*>(p) = x;
+}
+#define FLASHCORE_FOR_EACH_FLOAT(F) F(float) F(double)
+#define FLASHCORE_DEFINE(T)                                                                   \
+  FLASHCORE_HD Vec<T> select_less(Vec<T> a, Vec<T> b, Vec<T> x, Vec<T> y) {                   \
+    return a < b ? x : y;                                                                     \
+  }                                                                                           \
+  FLASHCORE_HD Vec<T> power_of_two(Vec<T> shifted, int mantissa_bits, int exponent_bias) {    \
+    typedef typename VecOf<T>::Bits Bits;                                                     \
+    return (Vec<T>)(((Bits)shifted + static_cast<IntOf<T>::Type>(exponent_bias))              \
+                    << mantissa_bits);                                                        \
+  }
+FLASHCORE_FOR_EACH_FLOAT(FLASHCORE_DEFINE)
+#undef FLASHCORE_DEFINE
+#undef FLASHCORE_FOR_EACH_FLOAT
+
+#endif
+
+/// b where b > a, else a: a NaN in b is passed over, as softmax_state.h wants.
+template <typename T>
+FLASHCORE_HD Vec<T> max_passing_nan(Vec<T> a, Vec<T> b) {
+  return select_less(a, b, b, a);
+}
+
+/// 2^x for x <= 100. Below the normal range the result is exactly 0; NaN stays NaN.
+/// Relative error of the polynomials on [-1/2, 1/2]: 2.6e-9 (float), 1.8e-17 (double).
+FLASHCORE_HD Vec<float> exp2(Vec<float> x) {
+  const Vec<float> magic = splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits hold round(x)
+  const Vec<float> shifted = x + magic;
+  const Vec<float> f = x - (shifted - magic);
+  Vec<float> p = splat(1.5594678e-4f);
+  p = p * f + splat(1.3406644e-3f);
+  p = p * f + splat(9.6176930e-3f);
+  p = p * f + splat(5.5503106e-2f);
+  p = p * f + splat(2.4022653e-1f);
+  p = p * f + splat(6.9314721e-1f);
+  p = p * f + splat(1.0f);
+  return select_less(x, splat(-126.0f), splat(0.0f), p * power_of_two(shifted, 23, 127));
+}
+
+FLASHCORE_HD Vec<double> exp2(Vec<double> x) {
+  const Vec<double> magic = splat(6755399441055744.0);  // 1.5 * 2^52
+  const Vec<double> shifted = x + magic;
+  const Vec<double> f = x - (shifted - magic);
+  Vec<double> p = splat(4.078071929588336665e-10);
+  p = p * f + splat(7.0725704128144235096e-9);
+  p = p * f + splat(1.0180647659234138888e-7);
+  p = p * f + splat(1.3215442675329822143e-6);
+  p = p * f + splat(1.5252727385193868197e-5);
+  p = p * f + splat(1.540353044157213033e-4);
+  p = p * f + splat(1.3333558153439964747e-3);
+  p = p * f + splat(9.6181291076070023796e-3);
+  p = p * f + splat(5.5504108664790394552e-2);
+  p = p * f + splat(2.4022650695910098007e-1);
+  p = p * f + splat(6.9314718055994569675e-1);
+  p = p * f + splat(1.0);
+  return select_less(x, splat(-1022.0), splat(0.0), p * power_of_two(shifted, 52, 1023));
+}
+
+FLASHCORE_HD Vec<float> absolute(Vec<float> x) {
+  return select_less(x, splat(0.0f), splat(0.0f) - x, x);
+}
+FLASHCORE_HD Vec<double> absolute(Vec<double> x) {
+  return select_less(x, splat(0.0), splat(0.0) - x, x);
+}
+
+// 16-bit floats as they lie in memory.
+struct F16 {
+  std::uint16_t bits;
+};
+struct Bf16 {
+  std::uint16_t bits;
+};
+
+template <typename Compute>
+FLASHCORE_HD Compute widen(Compute x) {
+  return x;
+}
+template <typename Compute>
+FLASHCORE_HD Compute widen(F16 x) {
+  return core::float_of_f16(x.bits);
+}
+template <typename Compute>
+FLASHCORE_HD Compute widen(Bf16 x) {
+  return core::float_of_bf16(x.bits);
+}
+
+/// Widens kLanes<Compute> contiguous elements.
+FLASHCORE_HD void widen_lanes(float* to, const float* from) { store(to, load(from)); }
+FLASHCORE_HD void widen_lanes(double* to, const double* from) { store(to, load(from)); }
+FLASHCORE_HD void widen_lanes(float* to, const F16* from) {
+#if defined(__ARM_NEON) && FLASHCORE_SIMD_BYTES == 16
+  vst1q_f32(to, vcvt_f32_f16(vld1_f16(reinterpret_cast<const float16_t*>(from))));
+#elif FLASHCORE_SIMD_BYTES == 64
+  _mm512_storeu_ps(to, _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from)));
+#elif FLASHCORE_SIMD_BYTES == 32
+  _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)));
+#else
+  for (int i = 0; i < kLanes<float>; ++i) to[i] = core::float_of_f16(from[i].bits);
+#endif
+}
+FLASHCORE_HD void widen_lanes(float* to, const Bf16* from) {
+  for (int i = 0; i < kLanes<float>; ++i) to[i] = core::float_of_bf16(from[i].bits);
+}
+
+}  // namespace
+}  // namespace flashcore::cpu

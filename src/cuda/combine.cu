@@ -1,0 +1,51 @@
+// Joins partial results: out = Σ weight_i O_i, LSE = log Σ exp(LSE_i), see core/combine.h.
+//
+//   grid   one warp per row of (batch, head, query); warps loop if the grid is smaller
+//   lanes  columns of v, 32 apart
+#include <cuda_runtime.h>
+
+#include "core/combine.h"
+#include "core/element.h"
+#include "cuda/registry.h"
+
+namespace flashcore::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kCombineThreads)
+    combine(const __grid_constant__ core::CombineParams p) {
+  const int lane = threadIdx.x % 32;
+  const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.q_heads * p.rows;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kCombineRowsPerBlock;
+  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kCombineRowsPerBlock +
+                        threadIdx.x / 32;
+       r < rows; r += step) {
+    const std::int64_t row = r % p.rows;
+    const std::int64_t h = r / p.rows % p.q_heads;
+    const std::int64_t b = r / p.rows / p.q_heads;
+    if (core::combine_skips_row(p, row)) continue;
+    const core::SoftmaxState<float> state = core::combine_state<float>(p, b, h, row);
+    const std::int64_t base =
+        b * p.out_strides.batch + h * p.out_strides.head + row * p.out_strides.row;
+    for (int c = lane; c < p.v_dim; c += 32) {
+      float sum = 0.f;
+      for (int part = 0; part < p.parts; ++part) {
+        if (core::partial_is_empty<float>(p, part, b, h, row)) continue;
+        const float weight = core::combine_weight(p, state, part, b, h, row);
+        std::int64_t stride;
+        const float* g_out = core::partial_out_row<float>(p, part, b, h, row, stride);
+        sum = fmaf(weight, g_out[c * stride], sum);
+      }
+      core::store_element(p.out, p.out_element, base + c * p.out_strides.column, sum);
+    }
+    if (lane == 0 && p.lse != nullptr) {
+      static_cast<float*>(p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head +
+                                 row * p.lse_strides.row] = core::combined_lse(state);
+    }
+  }
+}
+
+}  // namespace
+
+const void* combine_entry() noexcept { return reinterpret_cast<const void*>(&combine); }
+
+}  // namespace flashcore::cuda

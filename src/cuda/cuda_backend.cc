@@ -1,0 +1,212 @@
+// CUDA behind backend.h: the launcher, and memory and timing for the tools.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+#include "backend/backend.h"
+#include "cuda/check.h"
+#include "cuda/device.h"
+#include "cuda/registry.h"
+
+namespace flashcore {
+namespace {
+
+using cuda::DeviceScope;
+
+constexpr std::int64_t kMaxGrid = INT32_MAX;
+constexpr int kDefaultSharedBytes = 48 * 1024;
+constexpr int kMaxDevices = 64;
+
+/// More than 48 KiB of shared memory must be asked for, once per kernel and device.
+Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int device) noexcept {
+  static std::array<std::atomic<std::uint64_t>, 256> allowed{};  // bit d: done for device d
+  if (kernel.smem_bytes <= kDefaultSharedBytes) return {};
+  auto& devices = allowed[static_cast<std::size_t>(&kernel - kernels().data())];
+  const std::uint64_t bit = std::uint64_t{1} << (device % kMaxDevices);
+  if ((devices.load(std::memory_order_acquire) & bit) != 0) return {};
+  FLASHCORE_CUDA(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      kernel.smem_bytes));
+  devices.fetch_or(bit, std::memory_order_release);
+  return {};
+}
+
+template <typename Params>
+Status launch_kernel(const void* entry, const Params& params, std::int64_t blocks, int threads,
+                     int smem_bytes, Stream stream) noexcept {
+  void* arguments[] = {const_cast<Params*>(&params)};
+  FLASHCORE_CUDA(cudaLaunchKernel(entry, dim3(static_cast<unsigned>(std::min(blocks, kMaxGrid))),
+                                  dim3(static_cast<unsigned>(threads)), arguments,
+                                  static_cast<std::size_t>(smem_bytes),
+                                  static_cast<cudaStream_t>(stream)));
+  return {};
+}
+
+class CudaBackend final : public Backend {
+ public:
+  Status launch(const Plan& plan, const core::AttentionParams& params,
+                Stream stream) const override {
+    const KernelInfo& kernel = *plan.kernel;
+    const void* entry = cuda::entry_of(kernel);
+    if (entry == nullptr) {
+      return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS left it out)",
+                         kernel.id);
+    }
+    const int device = plan.problem.device.index;
+    const DeviceScope scope(device);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
+    return launch_kernel(entry, params, params.work_items, kernel.threads, kernel.smem_bytes,
+                         stream);
+  }
+
+  Status combine(const core::CombineParams& params, DType partials, Device device, int,
+                 Stream stream) const override {
+    if (partials == DType::f64) return unsupported("merge: f64 partials merge on the CPU only");
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const std::int64_t rows = static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
+    const std::int64_t blocks =
+        (rows + cuda::kCombineRowsPerBlock - 1) / cuda::kCombineRowsPerBlock;
+    return launch_kernel(cuda::combine_entry(), params, blocks, cuda::kCombineThreads, 0, stream);
+  }
+
+  Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    FLASHCORE_CUDA(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream)));
+    return {};
+  }
+
+  Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,
+                    Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const auto s = static_cast<cudaStream_t>(stream);
+    FLASHCORE_CUDA(cudaMemcpyAsync(host, slot, sizeof *slot, cudaMemcpyDeviceToHost, s));
+    FLASHCORE_CUDA(cudaStreamSynchronize(s));
+    return {};
+  }
+
+  Result<DeviceInfo> device_info(int index) const override {
+    // Asking the driver takes a millisecond: once per device is enough.
+    static std::mutex mutex;
+    static std::array<std::optional<DeviceInfo>, kMaxDevices> known;
+    if (index < 0 || index >= kMaxDevices) {
+      return invalid_argument("device index is %d; wanted 0 to %d", index, kMaxDevices - 1);
+    }
+    const std::lock_guard lock(mutex);
+    std::optional<DeviceInfo>& info = known[static_cast<std::size_t>(index)];
+    if (!info.has_value()) {
+      Result<DeviceInfo> asked = cuda::query_device(index);
+      if (!asked.ok()) return asked;
+      info = *asked;
+    }
+    return *info;
+  }
+
+  Status measure_rates(DeviceInfo&) const override { return {}; }  // query_device() knows them
+
+  Result<KernelResources> resources(const KernelInfo& kernel, int device) const override {
+    const void* entry = cuda::entry_of(kernel);
+    if (entry == nullptr) return unsupported("kernel %s is not part of this build", kernel.id);
+    const DeviceScope scope(device);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
+    cudaFuncAttributes attributes;
+    FLASHCORE_CUDA(cudaFuncGetAttributes(&attributes, entry));
+    KernelResources found;
+    found.registers = attributes.numRegs;
+    found.shared_bytes = static_cast<int>(attributes.sharedSizeBytes) + kernel.smem_bytes;
+    found.local_bytes = static_cast<int>(attributes.localSizeBytes);
+    FLASHCORE_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &found.blocks_per_sm, entry, kernel.threads, static_cast<std::size_t>(kernel.smem_bytes)));
+    int threads_per_sm = 0;
+    FLASHCORE_CUDA(
+        cudaDeviceGetAttribute(&threads_per_sm, cudaDevAttrMaxThreadsPerMultiProcessor, device));
+    found.occupancy = static_cast<double>(found.blocks_per_sm) * kernel.threads / threads_per_sm;
+    return found;
+  }
+
+  Result<void*> allocate(std::size_t bytes, int device) const override {
+    const DeviceScope scope(device);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    void* data = nullptr;
+    FLASHCORE_CUDA(cudaMalloc(&data, std::max<std::size_t>(bytes, 1)));
+    return data;
+  }
+  void release(void* data, int device) const override {
+    const DeviceScope scope(device);
+    cudaFree(data);
+  }
+  Status upload(void* to, const void* from_host, std::size_t bytes, int device) const override {
+    const DeviceScope scope(device);
+    FLASHCORE_CUDA(cudaMemcpy(to, from_host, bytes, cudaMemcpyHostToDevice));
+    return {};
+  }
+  Status download(void* to_host, const void* from, std::size_t bytes, int device) const override {
+    const DeviceScope scope(device);
+    FLASHCORE_CUDA(cudaDeviceSynchronize());
+    FLASHCORE_CUDA(cudaMemcpy(to_host, from, bytes, cudaMemcpyDeviceToHost));
+    return {};
+  }
+
+  Result<std::vector<double>> time(const std::function<Status(int, Stream)>& call, int calls,
+                                   int samples, int device) const override;
+};
+
+/// Owns what a timing needs and gives it back on every path.
+struct TimingResources {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  ~TimingResources() {
+    if (end != nullptr) cudaEventDestroy(end);
+    if (begin != nullptr) cudaEventDestroy(begin);
+    if (executable != nullptr) cudaGraphExecDestroy(executable);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    if (stream != nullptr) cudaStreamDestroy(stream);
+  }
+};
+
+Result<std::vector<double>> CudaBackend::time(const std::function<Status(int, Stream)>& call,
+                                              int calls, int samples, int device) const {
+  const DeviceScope scope(device);
+  FLASHCORE_RETURN_IF_ERROR(scope.status());
+  TimingResources r;
+  FLASHCORE_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
+  FLASHCORE_CUDA(cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeThreadLocal));
+  Status status;
+  for (int i = 0; i < calls && status.ok(); ++i) status = call(i, r.stream);
+  const cudaError_t captured = cudaStreamEndCapture(r.stream, &r.graph);
+  if (!status.ok()) return status;
+  FLASHCORE_CUDA(captured);
+  FLASHCORE_CUDA(cudaGraphInstantiate(&r.executable, r.graph, 0));
+  FLASHCORE_CUDA(cudaEventCreate(&r.begin));
+  FLASHCORE_CUDA(cudaEventCreate(&r.end));
+  for (int warm = 0; warm < 3; ++warm) FLASHCORE_CUDA(cudaGraphLaunch(r.executable, r.stream));
+  std::vector<double> microseconds;
+  for (int sample = 0; sample < samples; ++sample) {
+    FLASHCORE_CUDA(cudaEventRecord(r.begin, r.stream));
+    FLASHCORE_CUDA(cudaGraphLaunch(r.executable, r.stream));
+    FLASHCORE_CUDA(cudaEventRecord(r.end, r.stream));
+    FLASHCORE_CUDA(cudaEventSynchronize(r.end));
+    float milliseconds = 0;
+    FLASHCORE_CUDA(cudaEventElapsedTime(&milliseconds, r.begin, r.end));
+    microseconds.push_back(1e3 * static_cast<double>(milliseconds) / calls);
+  }
+  return microseconds;
+}
+
+}  // namespace
+
+const Backend* cuda_backend() noexcept {
+  static const CudaBackend backend;
+  return &backend;
+}
+
+}  // namespace flashcore

@@ -1,0 +1,42 @@
+// 16-bit floats on the device: four elements at a time or one, to and from f32.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace flashcore::cuda {
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+__device__ __forceinline__ void from_float(float& to, float x) { to = x; }
+__device__ __forceinline__ void from_float(__half& to, float x) { to = __float2half_rn(x); }
+__device__ __forceinline__ void from_float(__nv_bfloat16& to, float x) {
+  to = __float2bfloat16_rn(x);
+}
+
+/// Four neighbours, as one access. The address is aligned to four elements.
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+  T x[4];
+};
+
+template <typename T>
+__device__ __forceinline__ float4 load_four(const T* g_from) {
+  const Four<T> four = *reinterpret_cast<const Four<T>*>(g_from);
+  return make_float4(to_float(four.x[0]), to_float(four.x[1]), to_float(four.x[2]),
+                     to_float(four.x[3]));
+}
+
+template <typename T>
+__device__ __forceinline__ void store_four(T* g_to, float4 value) {
+  Four<T> four;
+  from_float(four.x[0], value.x);
+  from_float(four.x[1], value.y);
+  from_float(four.x[2], value.z);
+  from_float(four.x[3], value.w);
+  *reinterpret_cast<Four<T>*>(g_to) = four;
+}
+
+}  // namespace flashcore::cuda

@@ -1,0 +1,35 @@
+// Reductions over the 16 neighbouring lanes that share a row of scores, and the base-2 exponential.
+#pragma once
+
+namespace flashcore::cuda {
+
+inline constexpr int kRowLanes = 16;
+
+/// The larger one; a NaN in b is passed over (softmax_state.h).
+__device__ __forceinline__ float max_passing_nan(float a, float b) { return b > a ? b : a; }
+
+/// Every lane gets the result. The order of additions is the same for every row.
+__device__ __forceinline__ float row_max(float x) {
+#pragma unroll
+  for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
+    x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, offset, kRowLanes));
+  }
+  return x;
+}
+
+__device__ __forceinline__ float row_sum(float x) {
+#pragma unroll
+  for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
+    x += __shfl_xor_sync(0xffffffffu, x, offset, kRowLanes);
+  }
+  return x;
+}
+
+/// 2^x in one instruction: relative error 2^-22, 0 for -inf, NaN for NaN, subnormals flushed.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace flashcore::cuda

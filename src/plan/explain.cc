@@ -1,0 +1,184 @@
+// A plan in words.
+#include <cstdarg>
+#include <cstdio>
+#include <string>
+
+#include "plan/planner.h"
+
+namespace flashcore {
+namespace {
+
+[[gnu::format(printf, 2, 3)]] void append(std::string& text, const char* format, ...) {
+  char line[512];
+  std::va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  text += line;
+}
+
+using ll = long long;
+
+std::string problem_line(const Problem& p) {
+  std::string text;
+  append(text, "%s  batch %lld  q_heads %lld  kv_heads %lld  q_len %lld  kv_len %lld  head_dim %lld",
+         to_string(p.dtype), ll{p.batch}, ll{p.q_heads}, ll{p.kv_heads}, ll{p.q_len}, ll{p.kv_len},
+         ll{p.head_dim});
+  if (p.v_dim != p.head_dim) append(text, "  v_dim %lld", ll{p.v_dim});
+  const Options& o = p.options;
+  if (o.causal) text += "  causal";
+  if (o.window_left >= 0 || o.window_right >= 0) {
+    append(text, "  window (%lld, %lld)", ll{o.window_left}, ll{o.window_right});
+  }
+  if (o.softcap > 0) append(text, "  softcap %g", o.softcap);
+  if (p.alibi_slopes.given()) text += "  ALiBi";
+  if (p.bias.given()) text += "  bias";
+  if (p.mask.given()) text += "  mask";
+  if (p.sinks.given()) text += "  sinks";
+  if (p.q_packed || p.kv_packed || p.used_k.given()) text += "  variable lengths";
+  if (p.q_start.given() || p.k_start.given()) text += "  given positions";
+  if (p.lse.given()) text += "  LSE";
+  if (o.partial) text += "  partial";
+  if (o.reproducibility == Reproducibility::batch_invariant) text += "  batch-invariant";
+  if (o.checked) text += "  checked";
+  return text;
+}
+
+std::string device_line(const DeviceInfo& d) {
+  std::string text = d.name;
+  if (d.device.type == DeviceType::cpu) {
+    append(text, " (%s, %d threads)", to_string(d.isa), d.threads);
+  } else {
+    append(text, " (sm_%d, %d SMs, %d KiB shared memory per block)", d.compute_capability,
+           d.sm_count, d.smem_per_block_bytes / 1024);
+  }
+  return text;
+}
+
+std::string why(const Plan& plan) {
+  const Problem& p = plan.problem;
+  if (p.options.kernel != nullptr) return "asked for by name";
+  if (plan.kernel->device == DeviceType::cpu) {
+    return std::string("the widest instruction set of this CPU with kernels is ") +
+           to_string(plan.kernel->isa);
+  }
+  std::string text;
+  append(text, "the smallest size for dims %lld/%lld", ll{p.head_dim}, ll{p.v_dim});
+  switch (preference(*plan.kernel, p, plan.device)) {
+    case Reject::none:
+      append(text, ", %d rows per block %s", plan.tile_q,
+             plan.work_items / plan.splits < plan.device.sm_count ? "to use as many SMs as possible"
+                                                                   : "fill the SMs");
+      break;
+    default: break;
+  }
+  return text;
+}
+
+/// Rows are contiguous and aligned for 16-byte accesses, or not and slower.
+const char* access_line(const Problem& p) {
+  for (const Layout& layout : {p.q, p.k, p.v, p.out}) {
+    if (layout.column != 1) return "element by element: a last dimension is not contiguous (slower)";
+  }
+  for (const Layout& layout : {p.q, p.k, p.v, p.out}) {
+    if (layout.alignment_bytes < 16) return "element by element: rows are not 16-byte aligned";
+  }
+  return "16 bytes at a time";
+}
+
+void append_floors(std::string& text, const Plan& plan) {
+  const Cost c = cost(plan.problem);
+  const DeviceInfo& d = plan.device;
+  append(text, "work       %.4g GFLOP on %.4g visible pairs, %.4g MB of tensors\n", c.flops / 1e9,
+         c.visible_pairs, c.bytes / 1e6);
+  if (d.f32_tflops <= 0 || d.memory_gbs <= 0) {
+    text += "floor      unknown: measure_rates() has not been called for this device\n";
+    return;
+  }
+  const double arithmetic_us = c.flops / (d.f32_tflops * 1e6);
+  const double memory_us = c.bytes / (d.memory_gbs * 1e3);
+  append(text, "floor      arithmetic %.3g us (f32 FMA at %.4g TFLOP/s), memory %.3g us (%.4g GB/s)\n",
+         arithmetic_us, d.f32_tflops, memory_us, d.memory_gbs);
+  if (d.tensor16_tflops > 0 && plan.problem.dtype != DType::f32) {
+    append(text, "           with tensor cores %.3g us (%.4g TFLOP/s); this kernel does not use them\n",
+           c.flops / (d.tensor16_tflops * 1e6), d.tensor16_tflops);
+  }
+  append(text, "bound      %s\n", arithmetic_us >= memory_us ? "arithmetic" : "memory");
+}
+
+}  // namespace
+
+std::string describe(Reject reject, const KernelInfo& kernel, const Problem& problem,
+                     const DeviceInfo& device) {
+  std::string text;
+  switch (reject) {
+    case Reject::none: text = "could be used"; break;
+    case Reject::other_device: append(text, "runs on %s", to_string(kernel.device)); break;
+    case Reject::not_compiled: text = "not part of this build"; break;
+    case Reject::isa:
+      append(text, "needs %s, this CPU has %s", to_string(kernel.isa), to_string(device.isa));
+      break;
+    case Reject::compute_capability:
+      append(text, "needs sm_%d, this GPU is sm_%d", kernel.min_compute_capability,
+             device.compute_capability);
+      break;
+    case Reject::shared_memory:
+      append(text, "needs %d bytes of shared memory, a block here can have %d", kernel.smem_bytes,
+             device.smem_per_block_bytes);
+      break;
+    case Reject::dtype:
+      append(text, "takes %s, q is %s", to_string(kernel.dtype), to_string(problem.dtype));
+      break;
+    case Reject::head_dim:
+      append(text, "takes dims up to %d, got %lld/%lld", kernel.head_dim, ll{problem.head_dim},
+             ll{problem.v_dim});
+      break;
+    case Reject::wrong_size:
+      append(text, "made for dims up to %d: would waste work", kernel.head_dim);
+      break;
+    case Reject::too_few_items:
+      append(text, "%d rows per block would leave SMs idle", kernel.tile_q);
+      break;
+    case Reject::too_many_items:
+      append(text, "%d rows per block would read K and V more often than needed", kernel.tile_q);
+      break;
+    case Reject::slower_isa: text = "a wider instruction set is there"; break;
+  }
+  return text;
+}
+
+std::string explain(const Plan& plan) {
+  std::string text;
+  append(text, "problem    %s\n", problem_line(plan.problem).c_str());
+  append(text, "device     %s\n", device_line(plan.device).c_str());
+  append(text, "kernel     %s: %s%s\n", plan.kernel->id, why(plan).c_str(),
+         plan.kernel->compiled ? "" : "; not part of this build");
+  append(text, "tiles      %d rows x %d keys, %lld work items\n", plan.tile_q, plan.tile_k,
+         ll{plan.work_items});
+  append(text, "splits     %d", plan.splits);
+  if (plan.splits > 1) append(text, " of %lld keys, then combine", ll{plan.keys_per_split});
+  append(text, "\naccess     %s\n", access_line(plan.problem));
+  append(text, "workspace  %zu bytes (header %zu", plan.workspace_bytes, kWorkspaceHeaderBytes);
+  if (plan.scratch_bytes_per_thread > 0) {
+    append(text, ", scratch %d x %zu", plan.device.threads, plan.scratch_bytes_per_thread);
+  }
+  if (plan.splits > 1) {
+    append(text, ", partials %zu", plan.workspace_bytes - plan.partial_out_offset);
+  }
+  text += ")\n";
+  append_floors(text, plan);
+  text += "not used\n";
+  for (const KernelInfo& kernel : kernels()) {
+    if (&kernel == plan.kernel || kernel.device != plan.kernel->device ||
+        kernel.dtype != plan.problem.dtype) {
+      continue;
+    }
+    Reject reject = supports(kernel, plan.problem, plan.device);
+    if (reject == Reject::none) reject = preference(kernel, plan.problem, plan.device);
+    append(text, "  %-24s %s\n", kernel.id,
+           describe(reject, kernel, plan.problem, plan.device).c_str());
+  }
+  return text;
+}
+
+}  // namespace flashcore

@@ -1,0 +1,66 @@
+// All kernels there are, from the two lists, whether or not this build or machine can run them.
+#include <array>
+#include <cstring>
+#include <string_view>
+
+#include "flashcore/plan.h"
+
+namespace flashcore {
+namespace {
+
+constexpr std::string_view kCompiledCudaKernels[] = {
+    "",  // a build without CUDA leaves the list empty
+#define FLASHCORE_COMPILED(id) #id,
+#include "generated/compiled_kernels.inc"
+#undef FLASHCORE_COMPILED
+};
+
+constexpr bool compiled_for_cuda(std::string_view id) {
+  for (const std::string_view compiled : kCompiledCudaKernels) {
+    if (compiled == id) return true;
+  }
+  return false;
+}
+
+constexpr bool compiled_for_cpu(Isa isa) {
+#if defined(__aarch64__)
+  return isa == Isa::plain || isa == Isa::neon;
+#elif defined(__x86_64__)
+  return isa == Isa::plain || isa == Isa::avx2 || isa == Isa::avx512;
+#else
+  return isa == Isa::plain;
+#endif
+}
+
+constexpr int kMaxCpuHeadDim = 576;
+constexpr int kCpuTileQ = 64;  // rows of one work item: a multiple of every panel
+
+constexpr int min_compute_capability(std::string_view family) { return family == "simt" ? 75 : 0; }
+
+constexpr KernelInfo kKernels[] = {
+#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, threads, smem)             \
+  {#id,    #family, DeviceType::cuda, DType::dtype, DType::f32, Isa::plain,                      \
+   min_compute_capability(#family), head_dim, tile_q, tile_k, threads, smem,                     \
+   compiled_for_cuda(#id)},
+#include "cuda/kernels.def"
+#undef FLASHCORE_KERNEL
+#define FLASHCORE_CPU_KERNEL(isa, dtype)                                                         \
+  {"fwd_" #isa "_" #dtype, "cpu", DeviceType::cpu, DType::dtype,                                 \
+   DType::dtype == DType::f64 ? DType::f64 : DType::f32, Isa::isa, 0, kMaxCpuHeadDim, kCpuTileQ, \
+   0, 0, 0, compiled_for_cpu(Isa::isa)},
+#include "cpu/kernels.def"
+#undef FLASHCORE_CPU_KERNEL
+};
+
+}  // namespace
+
+std::span<const KernelInfo> kernels() noexcept { return kKernels; }
+
+const KernelInfo* find_kernel(const char* id) noexcept {
+  for (const KernelInfo& kernel : kKernels) {
+    if (id != nullptr && std::strcmp(kernel.id, id) == 0) return &kernel;
+  }
+  return nullptr;
+}
+
+}  // namespace flashcore

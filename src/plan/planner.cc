@@ -1,0 +1,216 @@
+// Problem + device -> plan. Pure: no clock, no environment, no CUDA.
+#include "plan/planner.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.h"
+#include "core/scratch.h"
+#include "plan/tuning.h"
+
+namespace flashcore {
+namespace {
+
+constexpr std::size_t kWorkspaceAlignment = 256;
+
+// Key ranges: a CPU call should have this many work items, whatever the number of threads, so that
+// the bits do not depend on it.
+constexpr std::int64_t kCpuItems = 64;
+constexpr std::int64_t kCpuMinKeysPerSplit = 512;
+constexpr std::int64_t kGpuItemsPerSm = 2;
+constexpr std::int64_t kGpuMinKeysPerSplit = 256;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+bool runs_on(Isa kernel, Isa cpu) {
+  return kernel == Isa::plain || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
+}
+
+/// The smallest head dim of a kernel that takes the problem: the size class the planner uses.
+std::int32_t size_class(const Problem& problem, const DeviceInfo& device) noexcept {
+  std::int32_t best = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    if (supports(kernel, problem, device) != Reject::none) continue;
+    if (best == 0 || kernel.head_dim < best) best = kernel.head_dim;
+  }
+  return best;
+}
+
+const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
+  for (const KernelInfo& kernel : kernels()) {
+    if (supports(kernel, problem, device) == Reject::none &&
+        preference(kernel, problem, device) == Reject::none) {
+      return &kernel;
+    }
+  }
+  return nullptr;
+}
+
+Result<const KernelInfo*> forced_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
+  const char* id = problem.options.kernel;
+  const KernelInfo* kernel = find_kernel(id);
+  if (kernel == nullptr) {
+    return invalid_argument("kernel is \"%s\"; there is none of that name, see flashcore info "
+                            "--kernels",
+                            id);
+  }
+  const Reject reject = supports(*kernel, problem, device);
+  if (reject == Reject::none) return kernel;
+  try {
+    return unsupported("kernel %s cannot take this problem: %s", id,
+                       describe(reject, *kernel, problem, device).c_str());
+  } catch (...) {
+    return out_of_memory();
+  }
+}
+
+void lay_out_workspace(Plan& plan) noexcept {
+  const Problem& p = plan.problem;
+  const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
+  std::size_t end = kWorkspaceHeaderBytes;
+  if (plan.kernel->device == DeviceType::cpu) {
+    const auto scratch =
+        core::scratch_layout(plan.tile_q, plan.tile_k, p.head_dim, p.v_dim).total;
+    plan.scratch_offset = end;
+    plan.scratch_bytes_per_thread = aligned(static_cast<std::size_t>(scratch) * element);
+    end += plan.scratch_bytes_per_thread * static_cast<std::size_t>(std::max(1, plan.device.threads));
+  }
+  if (plan.splits > 1) {
+    const std::int64_t rows = p.q_packed ? p.total_q * p.q_heads : p.batch * p.q_heads * p.q_len;
+    const auto partials = static_cast<std::size_t>(rows * plan.splits);
+    plan.partial_out_offset = end;
+    end += aligned(partials * static_cast<std::size_t>(p.v_dim) * element);
+    plan.partial_lse_offset = end;
+    end += aligned(partials * element);
+  }
+  plan.workspace_bytes = end;
+}
+
+}  // namespace
+
+Reject supports(const KernelInfo& kernel, const Problem& problem,
+                const DeviceInfo& device) noexcept {
+  if (kernel.device != device.device.type) return Reject::other_device;
+  if (kernel.device == DeviceType::cpu && !runs_on(kernel.isa, device.isa)) return Reject::isa;
+  if (kernel.device == DeviceType::cuda) {
+    if (device.compute_capability < kernel.min_compute_capability) {
+      return Reject::compute_capability;
+    }
+    if (device.smem_per_block_bytes < kernel.smem_bytes) return Reject::shared_memory;
+  }
+  if (kernel.dtype != problem.dtype) return Reject::dtype;
+  if (std::max(problem.head_dim, problem.v_dim) > kernel.head_dim) return Reject::head_dim;
+  return Reject::none;
+}
+
+Reject preference(const KernelInfo& kernel, const Problem& problem,
+                  const DeviceInfo& device) noexcept {
+  if (kernel.device == DeviceType::cpu) {
+    return kernel.isa == device.isa ? Reject::none : Reject::slower_isa;
+  }
+  if (kernel.head_dim != size_class(problem, device)) return Reject::wrong_size;
+  // Of the kernels of one size, those with many rows per block come first in the list.
+  const KernelInfo* many = nullptr;
+  const KernelInfo* few = nullptr;
+  for (const KernelInfo& other : kernels()) {
+    if (other.head_dim != kernel.head_dim || supports(other, problem, device) != Reject::none) {
+      continue;
+    }
+    if (many == nullptr) many = &other;
+    few = &other;
+  }
+  if (many == few) return Reject::none;
+  if (simt_prefers_few_rows(problem, device, many->tile_q)) {
+    return &kernel == few ? Reject::none : Reject::too_few_items;
+  }
+  return &kernel == many ? Reject::none : Reject::too_many_items;
+}
+
+Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcept {
+  if (problem.device.type != device.device.type) {
+    return invalid_argument("the tensors are on %s, the device is a %s device",
+                            to_string(problem.device.type), to_string(device.device.type));
+  }
+  Plan plan;
+  plan.problem = problem;
+  plan.device = device;
+  if (problem.options.kernel != nullptr) {
+    Result<const KernelInfo*> forced = forced_kernel(problem, device);
+    if (!forced.ok()) return forced.status();
+    plan.kernel = *forced;
+    plan.problem.options.kernel = plan.kernel->id;  // the caller's string need not live on
+  } else {
+    plan.kernel = choose_kernel(problem, device);
+  }
+  if (plan.kernel == nullptr) {
+    return unsupported("no kernel takes %s with head_dim %lld and v_dim %lld on %s; f32, f16 and "
+                       "bf16 with dims up to 576 run on CPUs and on GPUs from sm_75, f64 on CPUs",
+                       to_string(problem.dtype), static_cast<long long>(problem.head_dim),
+                       static_cast<long long>(problem.v_dim), device.name);
+  }
+
+  const bool on_cpu = plan.kernel->device == DeviceType::cpu;
+  plan.tile_q = plan.kernel->tile_q;
+  plan.tile_k = on_cpu ? cpu_tile_k(plan.kernel->isa, problem.head_dim, problem.v_dim)
+                       : plan.kernel->tile_k;
+  // A CPU item takes the rows of a whole GQA group, a GPU block those of one query head.
+  const std::int64_t group = problem.kv_heads == 0 ? 1 : problem.q_heads / problem.kv_heads;
+  const std::int64_t heads = on_cpu ? problem.kv_heads : problem.q_heads;
+  const std::int64_t rows = on_cpu ? problem.q_len * group : problem.q_len;
+  const std::int64_t items = problem.batch * heads * ceil_div(rows, plan.tile_q);
+  const Splits splits =
+      on_cpu ? choose_splits(problem, items, kCpuItems, kCpuMinKeysPerSplit, plan.tile_k)
+             : choose_splits(problem, items, kGpuItemsPerSm * device.sm_count, kGpuMinKeysPerSplit,
+                             plan.tile_k);
+  plan.splits = splits.count;
+  plan.keys_per_split = splits.keys_each;
+  plan.work_items = items * splits.count;
+  lay_out_workspace(plan);
+  return plan;
+}
+
+Cost cost(const Problem& problem) noexcept {
+  const double batch = static_cast<double>(problem.batch);
+  const double q_len = static_cast<double>(problem.q_len);
+  const double kv_len = static_cast<double>(problem.kv_len);
+  // Visible keys of query i: [i + offset - left, i + offset + right] within [0, kv_len), summed
+  // in closed form: pairs with key <= i + offset + right, less those with key < i + offset - left.
+  const double offset = kv_len - q_len;  // the default alignment; q_start is not known here
+  const auto pairs_up_to = [&](double edge) {  // Σ_i clamp(i + edge + 1, 0, kv_len)
+    const double first = std::clamp(-edge, 0.0, q_len);            // below: no key
+    const double full = std::clamp(kv_len - 1 - edge, 0.0, q_len);  // from here: all keys
+    const double ramp = std::max(full - first, 0.0);
+    return ramp * (first + edge + 1) + ramp * (ramp - 1) / 2 + (q_len - full) * kv_len;
+  };
+  const Options& o = problem.options;
+  const double right = o.causal ? 0.0 : static_cast<double>(o.window_right);
+  double pairs = right >= 0 ? pairs_up_to(offset + right) : q_len * kv_len;
+  if (o.window_left >= 0) pairs -= pairs_up_to(offset - static_cast<double>(o.window_left) - 1);
+  pairs = std::max(pairs, 0.0);
+
+  Cost result;
+  const double heads = static_cast<double>(problem.q_heads);
+  const double dims = static_cast<double>(problem.head_dim + problem.v_dim);
+  result.visible_pairs = batch * heads * pairs;
+  result.flops = 2.0 * dims * result.visible_pairs;
+  const double q_rows = problem.q_packed ? static_cast<double>(problem.total_q) : batch * q_len;
+  const double k_rows = problem.kv_packed ? static_cast<double>(problem.total_k) : batch * kv_len;
+  const double element = static_cast<double>(size_of(problem.dtype));
+  result.bytes = q_rows * heads * static_cast<double>(problem.head_dim) * element +
+                 k_rows * static_cast<double>(problem.kv_heads) * dims * element +
+                 q_rows * heads * static_cast<double>(problem.v_dim * size_of(problem.out.dtype)) +
+                 (problem.lse.given() ? q_rows * heads * 4.0 : 0.0);
+  const auto extent = [](std::int64_t stride, double full) { return stride == 0 ? 1.0 : full; };
+  for (const Layout& score : {problem.bias, problem.mask}) {
+    if (!score.given()) continue;
+    result.bytes += extent(score.batch, batch) * extent(score.head, heads) *
+                    extent(score.row, q_len) * kv_len * static_cast<double>(size_of(score.dtype));
+  }
+  return result;
+}
+
+}  // namespace flashcore

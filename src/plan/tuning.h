@@ -1,0 +1,33 @@
+// Tuning as data: pure functions from a problem's dims and a device to tile sizes and splits.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "flashcore/plan.h"
+
+namespace flashcore {
+
+/// Keys per step of the CPU kernel for dims up to max_dim.
+struct CpuTuningRow {
+  std::int32_t max_dim;
+  std::int32_t tile_k;
+};
+std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept;
+std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept;
+
+/// Which of two SIMT kernels of one head dim: many rows per block, or few rows and more blocks.
+bool simt_prefers_few_rows(const Problem& problem, const DeviceInfo& device,
+                           std::int32_t many_rows) noexcept;
+
+struct Splits {
+  std::int32_t count = 1;
+  std::int64_t keys_each = 0;  // a multiple of tile_k
+};
+
+/// How many key ranges, for `items` work items before splitting. `wanted_items` would fill the
+/// device; a range is never shorter than min_keys. options.num_splits overrides.
+Splits choose_splits(const Problem& problem, std::int64_t items, std::int64_t wanted_items,
+                     std::int64_t min_keys, std::int32_t tile_k) noexcept;
+
+}  // namespace flashcore

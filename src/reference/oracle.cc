@@ -1,0 +1,322 @@
+#include "reference/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <thread>
+
+namespace flashcore::reference {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// sign, `exponent_bits` and `mantissa_bits` of a small IEEE format, by the book.
+double small_float(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
+  const int bias = (1 << (exponent_bits - 1)) - 1;
+  const std::uint32_t mantissa = bits & ((1u << mantissa_bits) - 1);
+  const int exponent = static_cast<int>((bits >> mantissa_bits) & ((1u << exponent_bits) - 1));
+  const double sign = ((bits >> (exponent_bits + mantissa_bits)) & 1u) != 0 ? -1.0 : 1.0;
+  if (exponent == (1 << exponent_bits) - 1) {
+    return mantissa != 0 ? std::numeric_limits<double>::quiet_NaN() : sign * kInfinity;
+  }
+  const double fraction = std::ldexp(static_cast<double>(mantissa), -mantissa_bits);
+  if (exponent == 0) return sign * std::ldexp(fraction, 1 - bias);
+  return sign * std::ldexp(1.0 + fraction, exponent - bias);
+}
+
+std::int64_t int_at(const TensorView& t, std::int64_t index) {
+  return static_cast<const std::int32_t*>(t.data)[index * (t.shape[0] > 1 ? t.strides[0] : 0)];
+}
+
+/// Lengths and positions of one sequence, from the definition.
+struct Lengths {
+  std::int64_t q_len, kv_len, q_row, k_row, q_start, k_start;
+};
+
+Lengths lengths_of(const Problem& p, const Tensors& t, std::int64_t b) {
+  Lengths l{p.q_len, p.kv_len, 0, 0, 0, 0};
+  if (t.cu_seqlens_q.given()) {
+    l.q_row = int_at(t.cu_seqlens_q, b);
+    l.q_len = int_at(t.cu_seqlens_q, b + 1) - l.q_row;
+  }
+  if (t.cu_seqlens_k.given()) {
+    l.k_row = int_at(t.cu_seqlens_k, b);
+    l.kv_len = int_at(t.cu_seqlens_k, b + 1) - l.k_row;
+  }
+  if (t.used_k.given()) l.kv_len = int_at(t.used_k, b);
+  l.q_start = t.q_start.given() ? int_at(t.q_start, b) : l.kv_len - l.q_len;
+  l.k_start = t.k_start.given() ? int_at(t.k_start, b) : 0;
+  return l;
+}
+
+bool is_visible(const Options& o, std::int64_t q_position, std::int64_t k_position) {
+  if (o.causal && k_position > q_position) return false;
+  if (o.window_left >= 0 && k_position < q_position - o.window_left) return false;
+  if (o.window_right >= 0 && k_position > q_position + o.window_right) return false;
+  return true;
+}
+
+/// A [batch, heads, rows, columns] operand, packed or not, as the layouts in Problem describe it.
+struct Operand {
+  const void* data;
+  const Layout& layout;
+  double at(std::int64_t b, std::int64_t h, std::int64_t row, std::int64_t column) const {
+    return element(data, layout.dtype,
+                   b * layout.batch + h * layout.head + row * layout.row + column * layout.column);
+  }
+};
+
+/// K transposed [head_dim][kv_len] and V [kv_len][v_dim] of one (batch, KV head), in f64.
+struct Head {
+  std::int64_t b = -1, kv_head = -1;
+  Lengths lengths{};
+  std::vector<double> k, v;
+  bool v_finite = true;
+};
+
+void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t kv_head,
+               Head& head) {
+  if (head.b == b && head.kv_head == kv_head) return;
+  head.b = b;
+  head.kv_head = kv_head;
+  head.lengths = lengths_of(p, t, b);
+  const std::int64_t n = head.lengths.kv_len;
+  head.k.assign(static_cast<std::size_t>(n * p.head_dim), 0.0);
+  head.v.assign(static_cast<std::size_t>(n * p.v_dim), 0.0);
+  head.v_finite = true;
+  const Operand k{t.k.data, p.k}, v{t.v.data, p.v};
+  for (std::int64_t j = 0; j < n; ++j) {
+    for (std::int64_t d = 0; d < p.head_dim; ++d) {
+      head.k[static_cast<std::size_t>(d * n + j)] = k.at(b, kv_head, head.lengths.k_row + j, d);
+    }
+    for (std::int64_t c = 0; c < p.v_dim; ++c) {
+      const double x = v.at(b, kv_head, head.lengths.k_row + j, c);
+      head.v[static_cast<std::size_t>(j * p.v_dim + c)] = x;
+      if (!std::isfinite(x)) head.v_finite = false;
+    }
+  }
+}
+
+struct RowScores {
+  std::vector<double> score, magnitude;
+  std::vector<std::uint8_t> visible;
+};
+
+/// Scores of row (b, h, i) over all keys of its sequence, in the order of docs/numerics.md.
+void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const Head& head,
+                    RowScores& s) {
+  const std::int64_t n = head.lengths.kv_len;
+  const auto size = static_cast<std::size_t>(n);
+  s.score.assign(size, 0.0);
+  s.magnitude.assign(size, 0.0);
+  s.visible.assign(size, 1);
+  const Operand q{t.q.data, p.q};
+  for (std::int64_t d = 0; d < p.head_dim; ++d) {
+    const double x = q.at(row.b, row.h, head.lengths.q_row + row.i, d);
+    const double* k = head.k.data() + d * n;
+    for (std::size_t j = 0; j < size; ++j) {
+      const double product = x * k[j];
+      s.score[j] += product;
+      s.magnitude[j] += std::fabs(product);
+    }
+  }
+  const Options& o = p.options;
+  const std::int64_t q_position = head.lengths.q_start + row.i;
+  double slope = 0;
+  if (t.alibi_slopes.given()) {
+    slope = static_cast<const float*>(t.alibi_slopes.data)[row.b * p.alibi_slopes.batch +
+                                                           row.h * p.alibi_slopes.head];
+  }
+  for (std::size_t j = 0; j < size; ++j) {
+    const auto key = static_cast<std::int64_t>(j);
+    const std::int64_t k_position = head.lengths.k_start + key;
+    double x = p.scale * s.score[j];
+    double magnitude = std::fabs(p.scale) * s.magnitude[j];
+    if (o.softcap > 0) {
+      x = o.softcap * std::tanh(x / o.softcap);
+      magnitude = o.softcap + (std::isfinite(magnitude) ? magnitude : 0.0);  // tanh(inf) is exact
+    }
+    if (t.alibi_slopes.given()) {
+      const double alibi = slope * static_cast<double>(std::llabs(q_position - k_position));
+      x -= alibi;
+      magnitude += std::fabs(alibi);
+    }
+    if (t.bias.given()) {
+      const double bias = Operand{t.bias.data, p.bias}.at(row.b, row.h, row.i, key);
+      x += bias;
+      if (std::isfinite(bias)) magnitude += std::fabs(bias);
+    }
+    bool visible = is_visible(o, q_position, k_position);
+    if (t.mask.given()) {
+      visible = visible && Operand{t.mask.data, p.mask}.at(row.b, row.h, row.i, key) != 0;
+    }
+    s.visible[j] = visible ? 1 : 0;
+    s.score[j] = visible ? x : -kInfinity;
+    s.magnitude[j] = visible ? magnitude : 0.0;
+  }
+}
+
+void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& head, RowScores& s,
+                 Oracle& result) {
+  const RowId& row = result.rows[r];
+  compute_scores(p, t, row, head, s);
+  const std::size_t n = s.score.size();
+  const auto v_dim = static_cast<std::size_t>(p.v_dim);
+  double max = -kInfinity, magnitude = 0;
+  for (std::size_t j = 0; j < n; ++j) {
+    max = std::max(max, s.score[j]);  // std::max keeps its first argument when the second is NaN
+    if (std::isfinite(s.score[j])) magnitude = std::max(magnitude, s.magnitude[j]);
+  }
+  double sink = -kInfinity;
+  if (t.sinks.given() && !p.options.partial) {
+    sink = static_cast<const float*>(t.sinks.data)[row.h * p.sinks.head];
+  }
+  const double top = std::max(max, sink);
+  const double base = top == -kInfinity ? 0.0 : top;
+  std::vector<double> weight(n);
+  double sum = 0, lost = 0;  // Kahan: thousands of equal small terms would round alike
+  for (std::size_t j = 0; j < n; ++j) {
+    weight[j] = std::exp(s.score[j] - base);
+    const double term = weight[j] - lost;
+    const double next = sum + term;
+    lost = (next - sum) - term;
+    sum = next;
+  }
+  const double keys_sum = sum;
+  double sink_weight = 0;
+  if (t.sinks.given() && !p.options.partial) {
+    sink_weight = std::exp(sink - base);
+    sum += sink_weight;
+    if (std::fabs(sink) > magnitude && std::isfinite(sink)) magnitude = std::fabs(sink);
+  }
+  const double factor = sum == 0 ? 0.0 : 1.0 / sum;
+
+  double* out = result.out.data() + r * v_dim;
+  double* spread = result.spread.data() + r * v_dim;
+  double* deviation = result.deviation.data() + r * v_dim;
+  double* v_mass = result.v_mass.data() + r * v_dim;
+  bool poisoned = false;
+  constexpr std::size_t kBlock = 64;  // sums of blocks, then their sum: less rounding
+  std::vector<double> block_out(v_dim, 0.0);
+  for (std::size_t j = 0; j < n; ++j) {
+    if (j % kBlock == 0) {
+      for (std::size_t c = 0; c < v_dim; ++c) {
+        out[c] += block_out[c];
+        block_out[c] = 0.0;
+      }
+    }
+    const double* v = head.v.data() + j * v_dim;
+    if (s.visible[j] == 0 || s.score[j] == -kInfinity) {
+      if (!head.v_finite) {
+        poisoned = poisoned || std::any_of(v, v + v_dim, [](double x) { return !std::isfinite(x); });
+      }
+      continue;
+    }
+    const double w = weight[j] * factor;
+    weight[j] = w;
+    for (std::size_t c = 0; c < v_dim; ++c) {
+      block_out[c] += w * v[c];
+      spread[c] += w * v[c] * w * v[c];
+      v_mass[c] += std::fabs(v[c]);
+    }
+  }
+  for (std::size_t c = 0; c < v_dim; ++c) out[c] += block_out[c];
+  for (std::size_t j = 0; j < n; ++j) {
+    if (s.visible[j] == 0 || s.score[j] == -kInfinity) continue;
+    const double* v = head.v.data() + j * v_dim;
+    for (std::size_t c = 0; c < v_dim; ++c) deviation[c] += weight[j] * std::fabs(v[c] - out[c]);
+  }
+  for (std::size_t c = 0; c < v_dim; ++c) {
+    spread[c] = std::sqrt(spread[c]);
+    v_mass[c] *= factor;
+    deviation[c] += sink_weight * factor * std::fabs(out[c]);  // the sink is a key whose V is 0
+  }
+  result.lse[r] = sum == 0 ? -kInfinity : base + std::log(sum);
+  result.max[r] = max;
+  result.sum[r] = max == -kInfinity ? 0.0 : keys_sum * std::exp(base - max);
+  result.magnitude[r] = magnitude;
+  result.kv_len[r] = static_cast<std::int32_t>(n);
+  result.may_be_poisoned[r] = poisoned ? 1 : 0;
+  if (!result.scores.empty()) {
+    for (std::size_t j = 0; j < n; ++j) {
+      if (s.score[j] == -kInfinity) weight[j] = 0.0;
+    }
+    result.scores[r] = s.score;
+    result.probabilities[r] = std::move(weight);
+  }
+}
+
+}  // namespace
+
+double element(const void* data, DType dtype, std::int64_t index) {
+  switch (dtype) {
+    case DType::f64: return static_cast<const double*>(data)[index];
+    case DType::f32: return static_cast<const float*>(data)[index];
+    case DType::f16: return small_float(static_cast<const std::uint16_t*>(data)[index], 5, 10);
+    case DType::bf16: return small_float(static_cast<const std::uint16_t*>(data)[index], 8, 7);
+    case DType::i32: return static_cast<const std::int32_t*>(data)[index];
+    case DType::boolean: return static_cast<const std::uint8_t*>(data)[index] != 0 ? 1.0 : 0.0;
+    case DType::none: break;
+  }
+  return 0.0;
+}
+
+std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors) {
+  std::vector<RowId> rows;
+  for (std::int32_t b = 0; b < problem.batch; ++b) {
+    const auto q_len = static_cast<std::int32_t>(lengths_of(problem, tensors, b).q_len);
+    for (std::int32_t h = 0; h < problem.q_heads; ++h) {
+      for (std::int32_t i = 0; i < q_len; ++i) rows.push_back({b, h, i});
+    }
+  }
+  return rows;
+}
+
+Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
+               bool keep_stages, int threads) {
+  Oracle result;
+  result.rows = std::move(rows);
+  result.head_dim = problem.head_dim;
+  result.v_dim = problem.v_dim;
+  const std::size_t count = result.rows.size();
+  const std::size_t elements = count * static_cast<std::size_t>(problem.v_dim);
+  for (auto* array : {&result.out, &result.spread, &result.deviation, &result.v_mass}) {
+    array->assign(elements, 0.0);
+  }
+  for (auto* array : {&result.lse, &result.max, &result.sum, &result.magnitude}) {
+    array->assign(count, 0.0);
+  }
+  result.kv_len.assign(count, 0);
+  result.may_be_poisoned.assign(count, 0);
+  if (keep_stages) {
+    result.scores.resize(count);
+    result.probabilities.resize(count);
+  }
+
+  // Neighbouring rows share a head, so each thread takes one run of rows.
+  const auto work = [&](std::size_t begin, std::size_t end) {
+    Head head;
+    RowScores scores;
+    const std::int64_t group = problem.q_heads / std::max<std::int64_t>(problem.kv_heads, 1);
+    for (std::size_t r = begin; r < end; ++r) {
+      const RowId& row = result.rows[r];
+      load_head(problem, tensors, row.b, row.h / group, head);
+      compute_row(problem, tensors, r, head, scores, result);
+    }
+  };
+  if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  // A thread costs about as much as this many multiply-adds.
+  const double work_estimate = static_cast<double>(elements) * static_cast<double>(problem.kv_len);
+  threads = std::clamp(static_cast<int>(work_estimate / 1e6), 1, threads);
+  std::vector<std::thread> helpers;
+  for (int i = 1; i < threads; ++i) {
+    helpers.emplace_back(work, count * static_cast<std::size_t>(i) / static_cast<std::size_t>(threads),
+                         count * static_cast<std::size_t>(i + 1) / static_cast<std::size_t>(threads));
+  }
+  work(0, count / static_cast<std::size_t>(threads));
+  for (std::thread& helper : helpers) helper.join();
+  return result;
+}
+
+}  // namespace flashcore::reference

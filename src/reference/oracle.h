@@ -1,0 +1,54 @@
+// The fp64 oracle: attention from its definition (docs/numerics.md), one row at a time, no tiles, no
+// online anything. It shares no code with any kernel: not the masks, not the conversions, not the
+// index arithmetic. All tensors must be in host memory, whatever device the problem names.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "flashcore/problem.h"
+
+namespace flashcore::reference {
+
+/// Query i of batch b, query head h.
+struct RowId {
+  std::int32_t b, h, i;
+  bool operator==(const RowId&) const = default;
+};
+
+/// Results for some rows of a problem, and what the error bound is made of (verify/bound.h).
+struct Oracle {
+  std::vector<RowId> rows;
+  std::int64_t head_dim = 0, v_dim = 0;
+  std::vector<double> out;  ///< [rows, v_dim]
+  std::vector<double> lse;  ///< [rows]; with the sink, unless the problem is partial
+  std::vector<double> max;  ///< [rows]: largest visible score, -inf where there is none
+  std::vector<double> sum;  ///< [rows]: Σ exp(score - max) over visible keys, without the sink
+
+  // Ingredients of the bound.
+  std::vector<double> magnitude;  ///< [rows]: max_j |scale|·Σ|q_d k_d| + |alibi| + |bias| + softcap,
+                                  ///< over keys with a finite score; at least |sink|
+  std::vector<double> spread;     ///< [rows, v_dim]: sqrt(Σ p² v²)
+  std::vector<double> deviation;  ///< [rows, v_dim]: Σ p·|v - out|
+  std::vector<double> v_mass;     ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)
+  std::vector<std::int32_t> kv_len;  ///< [rows]: keys of the row's sequence
+
+  /// [rows]: a key hidden from the row has a non-finite V, so 0·NaN may poison the row.
+  std::vector<std::uint8_t> may_be_poisoned;
+
+  // Stages, only on request: per row one value per key of its sequence.
+  std::vector<std::vector<double>> scores;         ///< finished scores, -inf where hidden
+  std::vector<std::vector<double>> probabilities;  ///< normalised over all keys (and the sink)
+};
+
+/// All rows of the problem in order of batch, head, query. Lengths are read from the tensors.
+std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors);
+
+/// Computes the given rows on `threads` threads (0: as many as the machine has).
+Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
+               bool keep_stages = false, int threads = 0);
+
+/// One element as a double: the oracle's own reading of every format.
+double element(const void* data, DType dtype, std::int64_t index);
+
+}  // namespace flashcore::reference

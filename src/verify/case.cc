@@ -1,0 +1,192 @@
+#include "verify/case.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "plan/tuning.h"
+#include "verify/random.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// A length: small, at a multiple of a tile or one beside it, or anything up to `most`.
+std::int64_t boundary_length(Random& random, std::int64_t tile, std::int64_t most) {
+  most = std::max<std::int64_t>(most, 1);
+  const double kind = random.uniform();
+  std::int64_t length;
+  if (kind < 0.15) {
+    length = random.between(1, 4);
+  } else if (kind < 0.75) {
+    const std::int64_t multiples = std::max<std::int64_t>(most / tile, 1);
+    length = tile * random.between(1, std::min<std::int64_t>(multiples, 4)) + random.between(-1, 1);
+  } else {
+    length = random.between(1, most);
+  }
+  return std::clamp<std::int64_t>(length, 1, most);
+}
+
+std::int64_t random_dim(Random& random, std::int64_t most) {
+  static constexpr std::int64_t kUsual[] = {1,  2,  3,  4,  8,   16,  32,  40,  48,  63,  64,  65,
+                                            72, 80, 96, 127, 128, 129, 160, 192, 255, 256, 257, 576};
+  for (int attempt = 0; attempt < 8; ++attempt) {
+    const std::int64_t dim = random.pick(kUsual);
+    if (dim <= most) return dim;
+  }
+  return random.between(1, most);
+}
+
+ScoreTensorSpec random_score_tensor(Random& random) {
+  return {true, random.chance(0.5), random.chance(0.5), random.chance(0.7)};
+}
+
+Arrangement random_arrangement(Random& random) {
+  if (random.chance(0.5)) return Arrangement::heads_first;
+  return static_cast<Arrangement>(random.below(kArrangements));
+}
+
+void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
+  Options& o = s.options;
+  o.causal = random.chance(0.4);
+  if (random.chance(0.25)) o.window_left = random.between(0, s.kv_len);
+  if (random.chance(0.15)) o.window_right = random.between(0, s.kv_len);
+  if (random.chance(0.2)) {
+    static constexpr double kScales[] = {0.0, -0.125, 0.3, 1.0, -1.0};
+    o.scale = random.pick(kScales);
+  }
+  if (random.chance(0.2)) {
+    static constexpr double kCaps[] = {0.5, 5.0, 30.0, 50.0};
+    o.softcap = random.pick(kCaps);
+  }
+  if (random.chance(0.2)) s.bias = random_score_tensor(random);
+  s.bias_f32 = random.chance(0.5);
+  s.bias_has_infinities = random.chance(0.3);
+  if (random.chance(0.2)) s.mask = random_score_tensor(random);
+  if (random.chance(0.2)) s.alibi = static_cast<int>(random.between(1, 2));
+  s.sinks = random.chance(0.2);
+  s.lse = random.chance(0.7);
+  if (random.chance(0.1)) o.partial = s.lse = true;
+  s.out_f32 = !o.partial && s.dtype != DType::f32 && random.chance(0.15);
+  s.q_packed = random.chance(0.2);
+  s.kv_packed = random.chance(0.2);
+  s.used_k = random.chance(0.15);
+  s.q_start = random.chance(0.2);
+  s.k_start = random.chance(0.15);
+  if (random.chance(0.3)) o.num_splits = static_cast<std::int32_t>(random.between(1, 5));
+  if (o.num_splits <= 1 && random.chance(0.15)) {
+    o.reproducibility = Reproducibility::batch_invariant;
+  }
+  o.checked = random.chance(0.1);
+  o.kernel = kernel.id;
+  s.q_arrangement = random_arrangement(random);
+  s.k_arrangement = random_arrangement(random);
+  s.v_arrangement = random_arrangement(random);
+  s.out_arrangement = random_arrangement(random);
+  s.shared_kv = !s.kv_packed && random.chance(0.05);
+  s.non_finite = random.chance(0.04);
+}
+
+}  // namespace
+
+double work_of(const CaseSpec& s) {
+  return static_cast<double>(s.batch * s.q_heads) * static_cast<double>(s.q_len * s.kv_len) *
+         static_cast<double>(s.head_dim + s.v_dim);
+}
+
+CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t index,
+                     const CaseLimits& limits) {
+  Random random(seed, index);
+  CaseSpec s;
+  s.seed = random.bits();
+  s.dtype = kernel.dtype;
+  // Half of the time the kernel's own size, so that every size class meets its largest dims.
+  s.head_dim = random.chance(0.3) ? kernel.head_dim : random_dim(random, kernel.head_dim);
+  s.v_dim = random.chance(0.6) ? s.head_dim : random_dim(random, kernel.head_dim);
+  const std::int64_t tile_k = kernel.device == DeviceType::cpu
+                                  ? cpu_tile_k(kernel.isa, s.head_dim, s.v_dim)
+                                  : kernel.tile_k;
+  s.batch = random.chance(0.5) ? 1 : random.between(1, 4);
+  s.kv_heads = random.chance(0.5) ? 1 : random.between(1, 3);
+  static constexpr std::int64_t kGroups[] = {1, 1, 1, 2, 3, 4, 8};
+  s.q_heads = s.kv_heads * random.pick(kGroups);
+
+  // Lengths share what work is left; one of the two may be long. Log-uniform around the target.
+  const double work = limits.target_work * std::exp2(3.0 * random.uniform() - 1.2);
+  const double pairs =
+      std::max(1.0, work / static_cast<double>((s.head_dim + s.v_dim) * s.batch * s.q_heads));
+  const bool decode = random.chance(0.15);
+  const auto most_q = static_cast<std::int64_t>(decode ? 3 : std::sqrt(pairs) * 2);
+  s.q_len = boundary_length(random, kernel.tile_q, most_q);
+  const auto most_k = static_cast<std::int64_t>(pairs / static_cast<double>(s.q_len));
+  s.kv_len = random.chance(0.4) ? std::clamp<std::int64_t>(most_k, 1, 20000)
+                                : boundary_length(random, tile_k, std::min<std::int64_t>(most_k, 20000));
+  if (random.chance(0.4) && s.kv_len > tile_k) {  // put the end at a tile's edge
+    s.kv_len = s.kv_len / tile_k * tile_k + random.between(-1, 1);
+  }
+  if (random.chance(0.01)) s.kv_len = 0;
+  draw_options(random, kernel, s);
+
+  static constexpr double kSigmas[] = {0.01, 1.0, 1.0, 10.0};
+  s.sigma = random.pick(kSigmas);
+  if (limits.sigma) s.sigma = *limits.sigma;
+  if (limits.splits) {
+    s.options.num_splits = *limits.splits;
+    if (*limits.splits > 1) s.options.reproducibility = Reproducibility::deterministic;
+  }
+  return s;
+}
+
+std::vector<std::string> features(const CaseSpec& s) {
+  std::vector<std::string> names;
+  const auto add = [&](bool used, const char* name) {
+    if (used) names.emplace_back(name);
+  };
+  const Options& o = s.options;
+  add(o.causal, "causal");
+  add(o.window_left >= 0, "window_left");
+  add(o.window_right >= 0, "window_right");
+  add(o.scale.has_value(), "scale");
+  add(o.softcap > 0, "softcap");
+  add(s.alibi == 1, "alibi");
+  add(s.alibi == 2, "alibi_per_batch");
+  add(s.bias.given, "bias");
+  add(s.mask.given, "mask");
+  add(s.sinks, "sinks");
+  add(s.lse, "lse");
+  add(o.partial, "partial");
+  add(o.num_splits > 1, "splits");
+  add(s.q_packed, "cu_seqlens_q");
+  add(s.kv_packed, "cu_seqlens_k");
+  add(s.used_k, "used_k");
+  add(s.q_start, "q_start");
+  add(s.k_start, "k_start");
+  add(s.q_heads > s.kv_heads, "gqa");
+  add(s.v_dim != s.head_dim, "v_dim");
+  add(s.out_f32, "out_f32");
+  add(o.reproducibility == Reproducibility::batch_invariant, "batch_invariant");
+  add(o.checked, "checked");
+  const auto arranged = [&](Arrangement a) {
+    return s.q_arrangement == a || s.k_arrangement == a || s.v_arrangement == a ||
+           s.out_arrangement == a;
+  };
+  add(arranged(Arrangement::rows_first), "rows_first");
+  add(arranged(Arrangement::padded), "padded");
+  add(arranged(Arrangement::misaligned), "misaligned");
+  add(arranged(Arrangement::spread), "strided_dim");
+  add(s.shared_kv, "broadcast_kv");
+  add(s.non_finite, "non_finite");
+  return names;
+}
+
+std::string to_string(const CaseSpec& s) {
+  std::string text = std::string(flashcore::to_string(s.dtype)) + " b" + std::to_string(s.batch) +
+                     " h" + std::to_string(s.q_heads) + "/" + std::to_string(s.kv_heads) + " q" +
+                     std::to_string(s.q_len) + " k" + std::to_string(s.kv_len) + " d" +
+                     std::to_string(s.head_dim) + "/" + std::to_string(s.v_dim) + " sigma ";
+  char sigma[32];
+  std::snprintf(sigma, sizeof sigma, "%g", s.sigma);
+  text += sigma;
+  for (const std::string& name : features(s)) text += " " + name;
+  return text;
+}
+
+}  // namespace flashcore::verify
