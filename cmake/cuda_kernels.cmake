@@ -85,7 +85,7 @@ if(FLASHCORE_HAS_CUDA)
     ${PROJECT_SOURCE_DIR}/src/cuda/registry.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/combine.cu)
   set_target_properties(flashcore_cuda PROPERTIES
-    CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_simt}" CUDA_STANDARD 20)
+    CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_simt}")
   target_link_libraries(flashcore_cuda PRIVATE flashcore_flags)
   target_include_directories(flashcore_cuda PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   set(FLASHCORE_CUDA_OBJECTS $<TARGET_OBJECTS:flashcore_cuda>)
@@ -103,8 +103,8 @@ ${group_text_${group}}
 ")
     add_library(flashcore_${group} OBJECT ${source})
     set_target_properties(flashcore_${group} PROPERTIES
-      CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_${family}}" CUDA_STANDARD 20)
-    target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)
+      CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_${family}}")
+    target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)  # registers, spills: in the log
     target_link_libraries(flashcore_${group} PRIVATE flashcore_flags)
     list(APPEND FLASHCORE_CUDA_OBJECTS $<TARGET_OBJECTS:flashcore_${group}>)
   endforeach()

@@ -4,6 +4,11 @@ target_include_directories(flashcore_flags INTERFACE
   ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src ${PROJECT_BINARY_DIR})
 target_compile_options(flashcore_flags INTERFACE
   $<$<COMPILE_LANGUAGE:C,CXX>:-Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion>)
+# CMAKE_CXX_STANDARD would also be asked of CUDA, which CMake 3.25 does not know to have a C++20.
+# Functions of src/core are constexpr on host and device.
+target_compile_features(flashcore_flags INTERFACE cxx_std_20)
+target_compile_options(flashcore_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr>)
 target_compile_definitions(flashcore_flags INTERFACE
   FLASHCORE_VERSION="${PROJECT_VERSION}" $<$<BOOL:${FLASHCORE_PLANTS}>:FLASHCORE_PLANTS>)
 target_link_libraries(flashcore_flags INTERFACE Threads::Threads)

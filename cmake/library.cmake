@@ -2,6 +2,7 @@
 # the inside). The objects are compiled once.
 add_library(flashcore_objects OBJECT
   src/api/attention.cc
+  src/api/c_api.cc
   src/api/overlap.cc
   src/api/status.cc
   src/api/validate.cc

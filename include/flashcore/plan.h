@@ -42,8 +42,8 @@ struct DeviceInfo {
 /// The device as found on this machine.
 FLASHCORE_API Result<DeviceInfo> device_info(Device device) noexcept;
 
-/// Fills in the rates of a device of this machine that are still 0, by measuring: about a quarter of
-/// a second on a CPU.
+/// Fills in the rates of a device of this machine that are still 0, by measuring: about a quarter
+/// of a second on a CPU.
 FLASHCORE_API Status measure_rates(DeviceInfo& info) noexcept;
 
 /// How many CUDA devices can be used, and when none, why in words a user can act on.

@@ -42,21 +42,21 @@ struct Options {
 /// lse [q_heads, total_q]. With cu_seqlens_k: k and v [total_k, kv_heads, dim].
 struct Tensors {
   TensorView q{}, k{}, v{}, out{};
-  TensorView lse{};  ///< f32 (f64 for f64 problems), natural logarithm
-  TensorView bias{};  ///< added to the scores: [batch|1, q_heads|1, q_len|1, kv_len]
-  TensorView mask{};  ///< boolean, false hides the key: same shape as bias
+  TensorView lse{};           ///< f32 (f64 for f64 problems), natural logarithm
+  TensorView bias{};          ///< added to the scores: [batch|1, q_heads|1, q_len|1, kv_len]
+  TensorView mask{};          ///< boolean, false hides the key: same shape as bias
   TensorView alibi_slopes{};  ///< f32 [q_heads] or [batch, q_heads]
-  TensorView sinks{};  ///< f32 [q_heads]
+  TensorView sinks{};         ///< f32 [q_heads]
   TensorView cu_seqlens_q{};  ///< i32 [batch + 1], from 0 to total_q, never decreasing
   TensorView cu_seqlens_k{};  ///< i32 [batch + 1]
-  TensorView used_k{};  ///< i32 [batch]: keys in use, at most kv_len
-  TensorView q_start{};  ///< i32 [batch]: position of query 0; default kv_len_b - q_len_b
-  TensorView k_start{};  ///< i32 [batch]: position of key 0; default 0
+  TensorView used_k{};        ///< i32 [batch]: keys in use, at most kv_len
+  TensorView q_start{};       ///< i32 [batch]: position of query 0; default kv_len_b - q_len_b
+  TensorView k_start{};       ///< i32 [batch]: position of key 0; default 0
 };
 
 /// Where an operand's elements lie. Strides count elements; 0 repeats (inputs only).
 struct Layout {
-  DType dtype = DType::none;  ///< none: operand not given
+  DType dtype = DType::none;         ///< none: operand not given
   std::int32_t alignment_bytes = 0;  ///< largest power of two (up to 128) dividing every row start
   std::int64_t batch = 0;
   std::int64_t head = 0;

@@ -19,7 +19,8 @@ Status check_workspace(const Workspace& workspace, std::size_t needed) noexcept 
                             kWorkspaceAlignment);
   }
   if (workspace.bytes < needed) {
-    return invalid_argument("workspace: has %zu bytes, the plan needs %zu", workspace.bytes, needed);
+    return invalid_argument("workspace: has %zu bytes, the plan needs %zu", workspace.bytes,
+                            needed);
   }
   return {};
 }
@@ -36,9 +37,7 @@ Status guarded(Body body) noexcept {
   }
 }
 
-bool is_empty(const Problem& p) noexcept {
-  return p.batch == 0 || p.q_heads == 0 || p.q_len == 0;
-}
+bool is_empty(const Problem& p) noexcept { return p.batch == 0 || p.q_heads == 0 || p.q_len == 0; }
 
 }  // namespace
 

@@ -10,8 +10,8 @@ namespace flashcore {
 /// overlapping.
 bool overlaps_itself(const TensorView& tensor) noexcept;
 
-/// Whether the tensors share a byte. Exact: interleaved tensors of one buffer are told apart, within
-/// a bounded search that answers "yes" when it gives up.
+/// Whether the tensors share a byte. Exact: interleaved tensors of one buffer are told apart,
+/// within a bounded search that answers "yes" when it gives up.
 bool share_memory(const TensorView& a, const TensorView& b) noexcept;
 
 }  // namespace flashcore

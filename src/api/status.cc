@@ -74,9 +74,7 @@ const char* to_string(DType dtype) noexcept {
   return "unknown";
 }
 
-const char* to_string(DeviceType type) noexcept {
-  return type == DeviceType::cpu ? "cpu" : "cuda";
-}
+const char* to_string(DeviceType type) noexcept { return type == DeviceType::cpu ? "cpu" : "cuda"; }
 
 const char* to_string(Isa isa) noexcept {
   switch (isa) {

@@ -37,9 +37,10 @@ Status check_view(const char* name, const TensorView& t) noexcept {
     }
     if (t.shape[i] <= 1) continue;  // the stride is never used
     if (t.strides[i] < 0) {
-      return invalid_argument("%s: stride %d is %lld; negative strides are not supported, copy the "
-                              "tensor or reverse the order of its rows",
-                              name, i, ll{t.strides[i]});
+      return invalid_argument(
+          "%s: stride %d is %lld; negative strides are not supported, copy the "
+          "tensor or reverse the order of its rows",
+          name, i, ll{t.strides[i]});
     }
     std::int64_t step;
     if (__builtin_mul_overflow(t.strides[i], (t.shape[i] - 1) * size_of(t.dtype), &step) ||
@@ -115,17 +116,17 @@ struct NamedView {
 Status describe_main(const Tensors& t, Problem& p) noexcept {
   p.device = t.q.device;
   p.dtype = t.q.dtype;
+  p.q_packed = t.cu_seqlens_q.given();
+  p.kv_packed = t.cu_seqlens_k.given();
+  FLASHCORE_RETURN_IF_ERROR(
+      p.q_packed ? check_rank("q", t.q, 3, "[total_q, q_heads, head_dim] (with cu_seqlens_q)")
+                 : check_rank("q", t.q, 4, "[batch, q_heads, q_len, head_dim]"));
   if (!is_float(p.dtype)) {
     return invalid_argument("q: dtype is %s; wanted f64, f32, f16 or bf16", to_string(p.dtype));
   }
   if (p.dtype == DType::f64 && p.device.type == DeviceType::cuda) {
     return unsupported("q: f64 runs on the CPU only; on a GPU use f32, f16 or bf16");
   }
-  p.q_packed = t.cu_seqlens_q.given();
-  p.kv_packed = t.cu_seqlens_k.given();
-  FLASHCORE_RETURN_IF_ERROR(
-      p.q_packed ? check_rank("q", t.q, 3, "[total_q, q_heads, head_dim] (with cu_seqlens_q)")
-                 : check_rank("q", t.q, 4, "[batch, q_heads, q_len, head_dim]"));
   const char* k_shape = p.kv_packed ? "[total_k, kv_heads, head_dim] (with cu_seqlens_k)"
                                     : "[batch, kv_heads, kv_len, head_dim]";
   FLASHCORE_RETURN_IF_ERROR(check_rank("k", t.k, p.kv_packed ? 3 : 4, k_shape));
@@ -149,8 +150,8 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
   p.head_dim = t.q.shape[t.q.rank - 1];
   if (p.kv_packed) {
     FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_k", t.cu_seqlens_k, 1, "[batch + 1]"));
-    FLASHCORE_RETURN_IF_ERROR(
-        check_extent("cu_seqlens_k", "length - 1", t.cu_seqlens_k.shape[0] - 1, p.batch, "q's batch"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("cu_seqlens_k", "length - 1",
+                                           t.cu_seqlens_k.shape[0] - 1, p.batch, "q's batch"));
     p.total_k = t.k.shape[0];
     p.kv_len = p.total_k;
     p.kv_heads = t.k.shape[1];
@@ -166,8 +167,8 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
   for (int i = 0; i + 1 < t.v.rank; ++i) {
     static constexpr const char* kPacked[] = {"total_k", "kv_heads"};
     static constexpr const char* kFixed[] = {"batch", "kv_heads", "kv_len"};
-    FLASHCORE_RETURN_IF_ERROR(check_extent("v", p.kv_packed ? kPacked[i] : kFixed[i],
-                                           t.v.shape[i], t.k.shape[i], "k"));
+    FLASHCORE_RETURN_IF_ERROR(
+        check_extent("v", p.kv_packed ? kPacked[i] : kFixed[i], t.v.shape[i], t.k.shape[i], "k"));
   }
   for (int i = 0; i + 1 < t.out.rank; ++i) {
     static constexpr const char* kPacked[] = {"total_q", "q_heads"};
@@ -215,8 +216,8 @@ Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept
                             o.num_splits);
   }
   if (o.reproducibility == Reproducibility::batch_invariant && o.num_splits > 1) {
-    return invalid_argument("num_splits is %d; a batch-invariant plan fixes its own splits, wanted 0",
-                            o.num_splits);
+    return invalid_argument(
+        "num_splits is %d; a batch-invariant plan fixes its own splits, wanted 0", o.num_splits);
   }
   for (const auto& [name, longest] :
        {std::pair{"max_q_len", o.max_q_len}, {"max_kv_len", o.max_kv_len}}) {
@@ -242,7 +243,8 @@ Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept
 /// bias or mask: [batch|1, q_heads|1, q_len|1, kv_len].
 Status describe_score_tensor(const char* name, const TensorView& t, const Problem& p,
                              Layout& layout) noexcept {
-  FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, 4, "[batch or 1, q_heads or 1, q_len or 1, kv_len]"));
+  FLASHCORE_RETURN_IF_ERROR(
+      check_rank(name, t, 4, "[batch or 1, q_heads or 1, q_len or 1, kv_len]"));
   const std::int64_t wanted[4] = {p.batch, p.q_heads, p.q_len, p.kv_len};
   static constexpr const char* kNames[4] = {"batch", "q_heads", "q_len", "kv_len"};
   for (int i = 0; i < 4; ++i) {
@@ -411,7 +413,7 @@ Status check_against_plan(const Problem& planned, const Problem& given) noexcept
   if (planned == given) return {};
   // Another buffer may be better aligned than the one planned for; that changes nothing.
   Problem adjusted = given;
-  for (Layout Problem::* layout :
+  for (Layout Problem::*layout :
        {&Problem::q, &Problem::k, &Problem::v, &Problem::out, &Problem::lse, &Problem::bias,
         &Problem::mask, &Problem::alibi_slopes, &Problem::sinks, &Problem::used_k,
         &Problem::q_start, &Problem::k_start}) {
@@ -432,9 +434,10 @@ Status check_merge(std::span<const Partial> parts, const TensorView& out, const 
                             parts.size(), kMaxMergeParts);
   }
   if (out.rank != 4 && out.rank != 3) {
-    return invalid_argument("merge: out: rank is %d; wanted 4 [batch, q_heads, q_len, v_dim] or 3 "
-                            "[total_q, q_heads, v_dim]",
-                            out.rank);
+    return invalid_argument(
+        "merge: out: rank is %d; wanted 4 [batch, q_heads, q_len, v_dim] or 3 "
+        "[total_q, q_heads, v_dim]",
+        out.rank);
   }
   if (!is_float(out.dtype)) {
     return invalid_argument("merge: out: dtype is %s; wanted f64, f32, f16 or bf16",
@@ -451,11 +454,12 @@ Status check_merge(std::span<const Partial> parts, const TensorView& out, const 
   std::size_t input_count = 0;
   char names[2 * kMaxMergeParts][32];
   const auto check_lse = [&](const char* name, const TensorView& t) noexcept -> Status {
-    FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, out.rank - 1,
-                                         packed ? "[q_heads, total_q]" : "[batch, q_heads, q_len]"));
+    FLASHCORE_RETURN_IF_ERROR(check_rank(
+        name, t, out.rank - 1, packed ? "[q_heads, total_q]" : "[batch, q_heads, q_len]"));
     for (int i = 0; i + 1 < out.rank; ++i) {
       const int axis = packed ? 1 - i : i;  // packed: lse is [q_heads, total_q]
-      FLASHCORE_RETURN_IF_ERROR(check_extent(name, "an extent", t.shape[i], out.shape[axis], "out"));
+      FLASHCORE_RETURN_IF_ERROR(
+          check_extent(name, "an extent", t.shape[i], out.shape[axis], "out"));
     }
     FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, wide, wide));
     FLASHCORE_RETURN_IF_ERROR(check_device(name, t.device, out.device));

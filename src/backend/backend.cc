@@ -56,8 +56,10 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
     case core::ErrorCode::k_start_out_of_range:
       return message("k_start", "it must be between -2^30 and 2^30");
   }
-  return error(StatusCode::internal, "the workspace header is corrupt (code %d); was "
-               "workspace_init() called?", slot.code);
+  return error(StatusCode::internal,
+               "the workspace header is corrupt (code %d); was "
+               "workspace_init() called?",
+               slot.code);
 }
 
 }  // namespace flashcore

@@ -33,7 +33,8 @@ bool rows_are_vectors(const Problem& problem) noexcept {
   const auto vector = [](const Layout& layout) {
     return layout.column == 1 && layout.alignment_bytes >= 16;
   };
-  return problem.head_dim % 4 == 0 && problem.v_dim % 4 == 0 && vector(problem.q) && vector(problem.k) && vector(problem.v) && vector(problem.out);
+  return problem.head_dim % 4 == 0 && problem.v_dim % 4 == 0 && vector(problem.q) &&
+         vector(problem.k) && vector(problem.v) && vector(problem.out);
 }
 
 }  // namespace

@@ -99,8 +99,7 @@ FLASHCORE_HD SoftmaxState<T> combine_state(const CombineParams& p, std::int64_t 
 /// The factor of one partial's out in the combined out.
 template <typename T>
 FLASHCORE_HD T combine_weight(const CombineParams& p, const SoftmaxState<T>& state,
-                              std::int32_t part, std::int64_t b, std::int64_t h,
-                              std::int64_t row) {
+                              std::int32_t part, std::int64_t b, std::int64_t h, std::int64_t row) {
   const T weight = combine_exp(partial_lse<T>(p, part, b, h, row), state.max);
   if (p.plant.is(PlantedBug::combine_double_counts)) return weight * weight;
   return weight * output_factor(state.sum);

@@ -17,7 +17,7 @@ Status out_of_memory() noexcept;
 }  // namespace flashcore
 
 /// Returns from the enclosing function with the expression's Status unless it is ok.
-#define FLASHCORE_RETURN_IF_ERROR(expression)                                     \
-  do {                                                                            \
+#define FLASHCORE_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                             \
     if (::flashcore::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)

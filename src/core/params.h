@@ -41,15 +41,15 @@ inline constexpr std::int32_t kMaxStart = 1 << 30;
 
 struct AttentionParams {
   // Tensors. Packed (cu_seqlens) q, out and lse have batch stride 0; so have packed k and v.
-  const void* q;    // [batch, q_heads, q_len, head_dim]
-  const void* k;    // [batch, kv_heads, kv_len, head_dim]
-  const void* v;    // [batch, kv_heads, kv_len, v_dim]
-  void* out;        // [batch, q_heads, q_len, v_dim]
-  void* lse;        // [batch, q_heads, q_len] or null
-  const void* bias;           // [batch, q_heads, q_len, kv_len] or null
-  const std::uint8_t* mask;   // [batch, q_heads, q_len, kv_len] or null
-  const float* alibi_slopes;  // [batch, q_heads] or null
-  const float* sinks;         // [q_heads] or null
+  const void* q;                     // [batch, q_heads, q_len, head_dim]
+  const void* k;                     // [batch, kv_heads, kv_len, head_dim]
+  const void* v;                     // [batch, kv_heads, kv_len, v_dim]
+  void* out;                         // [batch, q_heads, q_len, v_dim]
+  void* lse;                         // [batch, q_heads, q_len] or null
+  const void* bias;                  // [batch, q_heads, q_len, kv_len] or null
+  const std::uint8_t* mask;          // [batch, q_heads, q_len, kv_len] or null
+  const float* alibi_slopes;         // [batch, q_heads] or null
+  const float* sinks;                // [q_heads] or null
   const std::int32_t* cu_seqlens_q;  // [batch + 1] or null
   const std::int32_t* cu_seqlens_k;  // [batch + 1] or null
   const std::int32_t* used_k;        // [batch] or null
@@ -68,7 +68,7 @@ struct AttentionParams {
   // Scores, in base-2 logarithms: q is multiplied by q_factor when it is loaded, so that the dot
   // product is the finished score, or with a softcap the argument of its tanh (see score.h).
   double q_factor;
-  double softcap_log2;  // 0: none
+  double softcap_log2;                     // 0: none
   std::int64_t window_left, window_right;  // -1: all; causal is window_right = 0
   bool vector_rows;  // q, k, v, out rows are contiguous, 16-byte aligned, a multiple of 4 long
   bool checked;
@@ -94,8 +94,8 @@ FLASHCORE_HD std::int64_t partial_rows(const AttentionParams& params) {
 
 /// Which row of a split's partial result belongs to query i of (batch b, query head h). q_row is
 /// the sequence's first packed row, 0 where q is not packed.
-FLASHCORE_HD std::int64_t partial_row(const AttentionParams& params, std::int32_t b,
-                                      std::int32_t h, std::int32_t q_row, std::int32_t i) {
+FLASHCORE_HD std::int64_t partial_row(const AttentionParams& params, std::int32_t b, std::int32_t h,
+                                      std::int32_t q_row, std::int32_t i) {
   return params.cu_seqlens_q != nullptr
              ? static_cast<std::int64_t>(h) * params.total_q + q_row + i
              : (static_cast<std::int64_t>(b) * params.q_heads + h) * params.q_len + i;

@@ -40,8 +40,8 @@ FLASHCORE_HD Sequence sequence_of(const AttentionParams& params, std::int32_t b)
     s.q_row = detail::clamp_noting(begin, 0, params.total_q, s.error,
                                    ErrorCode::cu_seqlens_q_invalid, b, b);
     const std::int64_t room = min64(params.q_len, params.total_q - s.q_row);
-    s.q_len = detail::clamp_noting(end - s.q_row, 0, room, s.error,
-                                   ErrorCode::cu_seqlens_q_invalid, b, b + 1);
+    s.q_len = detail::clamp_noting(end - s.q_row, 0, room, s.error, ErrorCode::cu_seqlens_q_invalid,
+                                   b, b + 1);
   }
   if (params.cu_seqlens_k != nullptr) {
     const std::int64_t begin = params.cu_seqlens_k[b];

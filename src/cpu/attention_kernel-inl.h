@@ -235,8 +235,8 @@ void apply_alibi(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRa
     slope[r] = static_cast<T>(p.alibi_slopes[block.b * p.alibi_batch_stride +
                                              block.head_of(panel_row + r) * p.alibi_head_stride] *
                               core::kLog2E);
-    distance[r] = static_cast<T>(block.query_of(panel_row + r) + block.sequence.mask.diagonal -
-                                 tile.begin);
+    distance[r] =
+        static_cast<T>(block.query_of(panel_row + r) + block.sequence.mask.diagonal - tile.begin);
   }
   for (std::int32_t key = 0; key < tile.end - tile.begin; ++key) {
     for (int v = 0; v < V; ++v) {
@@ -348,8 +348,8 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
     factor = core::add_sink(
         state, static_cast<T>(p.sinks[h * p.sinks_stride] * static_cast<T>(core::kLog2E)));
   }
-  factor *= p.plant.is(PlantedBug::empty_row_is_nan) ? T(1) / state.sum
-                                                     : core::output_factor(state.sum);
+  factor *=
+      p.plant.is(PlantedBug::empty_row_is_nan) ? T(1) / state.sum : core::output_factor(state.sum);
   T lse = core::log_sum_exp(state);
   if (p.plant.is(PlantedBug::lse_in_base_2)) lse *= static_cast<T>(core::kLog2E);
   if (p.plant.is(PlantedBug::row_not_written) && i == block.sequence.q_len - 1) return;
@@ -369,8 +369,9 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
                         out_column[c * panel_rows] * factor);
   }
   if (p.lse != nullptr) {
-    static_cast<T*>(p.lse)[block.b * p.lse_strides.batch + h * p.lse_strides.head +
-                           q_row * p.lse_strides.row] = lse;
+    static_cast<T*>(
+        p.lse)[block.b * p.lse_strides.batch + h * p.lse_strides.head + q_row * p.lse_strides.row] =
+        lse;
   }
 }
 
@@ -392,9 +393,10 @@ void attend(const Block<T>& block) {
     block.out_tile[i] = T(0);
   }
 
-  const KeyRange seen = core::intersect(
-      core::keys_seen_by_any(block.sequence.mask, block.query_of(0), block.query_of(block.rows - 1)),
-      core::split_keys(block.split, p.keys_per_split, block.sequence.kv_len));
+  const KeyRange seen =
+      core::intersect(core::keys_seen_by_any(block.sequence.mask, block.query_of(0),
+                                             block.query_of(block.rows - 1)),
+                      core::split_keys(block.split, p.keys_per_split, block.sequence.kv_len));
   const Storage* g_k = static_cast<const Storage*>(p.k) + block.b * p.k_strides.batch +
                        block.kv_head * p.k_strides.head;
   const Storage* g_v = static_cast<const Storage*>(p.v) + block.b * p.v_strides.batch +
@@ -421,8 +423,8 @@ void attend(const Block<T>& block) {
     }
   }
   for (std::int32_t row = 0; row < block.rows; ++row) {
-    const T* out_column = block.out_tile +
-                          static_cast<std::int64_t>(row / kRows) * kRows * p.v_dim + row % kRows;
+    const T* out_column =
+        block.out_tile + static_cast<std::int64_t>(row / kRows) * kRows * p.v_dim + row % kRows;
     store_row(block, row, out_column, kRows);
   }
 }
@@ -433,8 +435,7 @@ template <typename T, typename Storage>
 void attention_item(const AttentionParams& params, std::int64_t item, void* scratch) {
   const std::int32_t split = static_cast<std::int32_t>(item % params.splits);
   item /= params.splits;
-  const std::int32_t tile =
-      params.q_tiles - 1 - static_cast<std::int32_t>(item % params.q_tiles);
+  const std::int32_t tile = params.q_tiles - 1 - static_cast<std::int32_t>(item % params.q_tiles);
   item /= params.q_tiles;
   const std::int32_t kv_head = static_cast<std::int32_t>(item % params.kv_heads);
   const std::int32_t b = static_cast<std::int32_t>(item / params.kv_heads);
@@ -491,9 +492,9 @@ double multiply_add_peak(std::int64_t iterations, float* buffer) {
   return 2.0 * kLanes<float> * kChains * static_cast<double>(iterations);
 }
 
-inline constexpr IsaKernels kIsaKernels = {
-    attention_item<float, float>, attention_item<float, F16>, attention_item<float, Bf16>,
-    attention_item<double, double>, multiply_add_peak};
+inline constexpr IsaKernels kIsaKernels = {attention_item<float, float>, attention_item<float, F16>,
+                                           attention_item<float, Bf16>,
+                                           attention_item<double, double>, multiply_add_peak};
 
 }  // namespace
 }  // namespace flashcore::cpu

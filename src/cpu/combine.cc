@@ -31,8 +31,9 @@ void combine_row(const core::CombineParams& p, std::int64_t b, std::int64_t h, s
     }
   }
   if (p.lse != nullptr) {
-    static_cast<T*>(p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head +
-                           row * p.lse_strides.row] = core::combined_lse(state);
+    static_cast<T*>(
+        p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head + row * p.lse_strides.row] =
+        core::combined_lse(state);
   }
 }
 
@@ -54,8 +55,8 @@ void combine(const core::CombineParams& params, DType partials, int threads) noe
   const std::int64_t rows = static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
   const std::int64_t items = (rows + kRowsPerItem - 1) / kRowsPerItem;
   void* context = const_cast<core::CombineParams*>(&params);
-  parallel_for(threads, items,
-               partials == DType::f64 ? combine_item<double> : combine_item<float>, context);
+  parallel_for(threads, items, partials == DType::f64 ? combine_item<double> : combine_item<float>,
+               context);
 }
 
 }  // namespace flashcore::cpu

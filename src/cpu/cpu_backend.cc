@@ -47,7 +47,8 @@ class CpuBackend final : public Backend {
       return Status(StatusCode::unsupported,
                     std::string("kernel ") + plan.kernel->id + ": this CPU cannot execute it");
     }
-    // Lengths and starts lie in host memory here, so a bad one is refused before anything is written.
+    // Lengths and starts lie in host memory here, so a bad one is refused before anything is
+    // written.
     for (std::int32_t b = 0; b < params.batch; ++b) {
       const core::ErrorSlot found = core::sequence_of(params, b).error;
       if (found.code == 0) continue;
@@ -59,7 +60,8 @@ class CpuBackend final : public Backend {
         threads, params.work_items,
         [](void* context, std::int64_t item, int slot) {
           const Job& j = *static_cast<const Job*>(context);
-          j.function(*j.params, item, j.scratch + static_cast<std::size_t>(slot) * j.scratch_stride);
+          j.function(*j.params, item,
+                     j.scratch + static_cast<std::size_t>(slot) * j.scratch_stride);
         },
         &job);
     return {};
@@ -67,10 +69,9 @@ class CpuBackend final : public Backend {
 
   Status combine(const core::CombineParams& params, DType partials, Device, int threads,
                  Stream) const override {
-    static const int available = cpu::query_cpu().threads;
-    const double flops = 2.0 * params.batch * params.q_heads * params.rows * params.v_dim *
-                         params.parts;
-    if (threads == 0) threads = available;
+    const double flops =
+        2.0 * params.batch * params.q_heads * params.rows * params.v_dim * params.parts;
+    if (threads == 0) threads = device_info(0)->threads;
     cpu::combine(params, partials, flops < kInlineFlops ? 1 : threads);
     return {};
   }
@@ -86,12 +87,16 @@ class CpuBackend final : public Backend {
     return {};
   }
 
-  Result<DeviceInfo> device_info(int) const override { return cpu::query_cpu(); }
+  Result<DeviceInfo> device_info(int) const override {
+    static const DeviceInfo info = cpu::query_cpu();  // reads files: once
+    return info;
+  }
 
   Status measure_rates(DeviceInfo& info) const override { return cpu::measure_rates(info); }
 
   Result<KernelResources> resources(const KernelInfo&, int) const override {
-    return Status(StatusCode::unsupported, "CPU kernels have no registers or shared memory to list");
+    return Status(StatusCode::unsupported,
+                  "CPU kernels have no registers or shared memory to list");
   }
 
   Result<void*> allocate(std::size_t bytes, int) const override {

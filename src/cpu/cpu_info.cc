@@ -147,22 +147,26 @@ Status measure_rates(DeviceInfo& info) noexcept {
     constexpr std::int64_t kIterations = 1'000'000;
     alignas(64) float probe[32] = {};
     const double flops = kernels->peak(1, probe) * kIterations;
-    info.f32_tflops = best_rate(info.threads, flops, [&](std::int64_t) {
-                        alignas(64) float buffer[32] = {};
-                        kernels->peak(kIterations, buffer);
-                      }) / 1e12;
+    info.f32_tflops = best_rate(info.threads, flops,
+                                [&](std::int64_t) {
+                                  alignas(64) float buffer[32] = {};
+                                  kernels->peak(kIterations, buffer);
+                                }) /
+                      1e12;
 
     // A read stream well past the last-level cache; each thread sums its own part.
     constexpr std::int64_t kWords = 4 << 20;  // 32 MiB per thread
     const std::int64_t threads = std::min(info.threads, 16);
     std::vector<std::uint64_t> data(static_cast<std::size_t>(threads * kWords), 1);
     std::vector<std::uint64_t> sums(static_cast<std::size_t>(threads));
-    info.memory_gbs = best_rate(static_cast<int>(threads), kWords * 8.0, [&](std::int64_t t) {
-                        std::uint64_t sum = 0;
-                        const std::uint64_t* words = data.data() + t * kWords;
-                        for (std::int64_t i = 0; i < kWords; ++i) sum += words[i];
-                        sums[static_cast<std::size_t>(t)] = sum;
-                      }) / 1e9;
+    info.memory_gbs = best_rate(static_cast<int>(threads), kWords * 8.0,
+                                [&](std::int64_t t) {
+                                  std::uint64_t sum = 0;
+                                  const std::uint64_t* words = data.data() + t * kWords;
+                                  for (std::int64_t i = 0; i < kWords; ++i) sum += words[i];
+                                  sums[static_cast<std::size_t>(t)] = sum;
+                                }) /
+                      1e9;
     for (const std::uint64_t sum : sums) {
       if (sum != static_cast<std::uint64_t>(kWords)) {
         return Status(StatusCode::internal, "measure_rates: the stream summed wrongly");

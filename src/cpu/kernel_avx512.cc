@@ -1,4 +1,5 @@
-// The CPU kernel for AVX-512 (F, VL, BW, DQ): compiled with that instruction set's flags (cmake/cpu_kernels.cmake).
+// The CPU kernel for AVX-512 (F, VL, BW, DQ): compiled with that instruction set's flags
+// (cmake/cpu_kernels.cmake).
 #define FLASHCORE_SIMD_BYTES 64
 #include "cpu/attention_kernel-inl.h"
 

@@ -41,11 +41,11 @@ struct Vec {
   T lane[kLanes<T>];
 };
 
-#define FLASHCORE_LANEWISE(expression)      \
-  Vec<T> r;                                 \
-  for (int i = 0; i < kLanes<T>; ++i) {     \
-    r.lane[i] = expression;                 \
-  }                                         \
+#define FLASHCORE_LANEWISE(expression)  \
+  Vec<T> r;                             \
+  for (int i = 0; i < kLanes<T>; ++i) { \
+    r.lane[i] = expression;             \
+  }                                     \
   return r
 
 template <typename T>
@@ -126,14 +126,14 @@ FLASHCORE_HD void store(T* p, Vec<T> x) {
   *reinterpret_cast<typename VecOf<T>::InMemory*>(p) = x;
 }
 #define FLASHCORE_FOR_EACH_FLOAT(F) F(float) F(double)
-#define FLASHCORE_DEFINE(T)                                                                   \
-  FLASHCORE_HD Vec<T> select_less(Vec<T> a, Vec<T> b, Vec<T> x, Vec<T> y) {                   \
-    return a < b ? x : y;                                                                     \
-  }                                                                                           \
-  FLASHCORE_HD Vec<T> power_of_two(Vec<T> shifted, int mantissa_bits, int exponent_bias) {    \
-    typedef typename VecOf<T>::Bits Bits;                                                     \
-    return (Vec<T>)(((Bits)shifted + static_cast<IntOf<T>::Type>(exponent_bias))              \
-                    << mantissa_bits);                                                        \
+#define FLASHCORE_DEFINE(T)                                                                \
+  FLASHCORE_HD Vec<T> select_less(Vec<T> a, Vec<T> b, Vec<T> x, Vec<T> y) {                \
+    return a < b ? x : y;                                                                  \
+  }                                                                                        \
+  FLASHCORE_HD Vec<T> power_of_two(Vec<T> shifted, int mantissa_bits, int exponent_bias) { \
+    typedef typename VecOf<T>::Bits Bits;                                                  \
+    return (Vec<T>)(((Bits)shifted + static_cast<IntOf<T>::Type>(exponent_bias))           \
+                    << mantissa_bits);                                                     \
   }
 FLASHCORE_FOR_EACH_FLOAT(FLASHCORE_DEFINE)
 #undef FLASHCORE_DEFINE

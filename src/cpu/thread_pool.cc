@@ -131,12 +131,12 @@ ThreadPool* pool() noexcept {
   if (ThreadPool* existing = g_pool.load(std::memory_order_acquire)) return existing;
   const std::lock_guard lock(g_pool_mutex);
   if (ThreadPool* existing = g_pool.load(std::memory_order_acquire)) return existing;
-  static const int registered = pthread_atfork([] { g_pool_mutex.lock(); },
-                                               [] { g_pool_mutex.unlock(); },
-                                               [] {
-                                                 g_pool.store(nullptr);
-                                                 g_pool_mutex.unlock();
-                                               });
+  static const int registered =
+      pthread_atfork([] { g_pool_mutex.lock(); }, [] { g_pool_mutex.unlock(); },
+                     [] {
+                       g_pool.store(nullptr);
+                       g_pool_mutex.unlock();
+                     });
   static_cast<void>(registered);
   ThreadPool* made = new (std::nothrow) ThreadPool;
   g_pool.store(made, std::memory_order_release);

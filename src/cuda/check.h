@@ -39,9 +39,9 @@ class DeviceScope {
 }  // namespace flashcore::cuda
 
 /// Returns from the enclosing function unless the CUDA call succeeds.
-#define FLASHCORE_CUDA(call)                                                        \
-  do {                                                                              \
-    if (const cudaError_t code_ = (call); code_ != cudaSuccess) {                   \
-      return ::flashcore::cuda::cuda_status(code_, #call);                          \
-    }                                                                               \
+#define FLASHCORE_CUDA(call)                                      \
+  do {                                                            \
+    if (const cudaError_t code_ = (call); code_ != cudaSuccess) { \
+      return ::flashcore::cuda::cuda_status(code_, #call);        \
+    }                                                             \
   } while (false)

@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(kCombineThreads)
   const int lane = threadIdx.x % 32;
   const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.q_heads * p.rows;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kCombineRowsPerBlock;
-  for (std::int64_t r = static_cast<std::int64_t>(blockIdx.x) * kCombineRowsPerBlock +
-                        threadIdx.x / 32;
+  for (std::int64_t r =
+           static_cast<std::int64_t>(blockIdx.x) * kCombineRowsPerBlock + threadIdx.x / 32;
        r < rows; r += step) {
     const std::int64_t row = r % p.rows;
     const std::int64_t h = r / p.rows % p.q_heads;
@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(kCombineThreads)
       core::store_element(p.out, p.out_element, base + c * p.out_strides.column, sum);
     }
     if (lane == 0 && p.lse != nullptr) {
-      static_cast<float*>(p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head +
-                                 row * p.lse_strides.row] = core::combined_lse(state);
+      static_cast<float*>(
+          p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head + row * p.lse_strides.row] =
+          core::combined_lse(state);
     }
   }
 }

@@ -28,8 +28,8 @@ Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int devi
   auto& devices = allowed[static_cast<std::size_t>(&kernel - kernels().data())];
   const std::uint64_t bit = std::uint64_t{1} << (device % kMaxDevices);
   if ((devices.load(std::memory_order_acquire) & bit) != 0) return {};
-  FLASHCORE_CUDA(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      kernel.smem_bytes));
+  FLASHCORE_CUDA(
+      cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes));
   devices.fetch_or(bit, std::memory_order_release);
   return {};
 }
@@ -68,7 +68,8 @@ class CudaBackend final : public Backend {
     if (partials == DType::f64) return unsupported("merge: f64 partials merge on the CPU only");
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
-    const std::int64_t rows = static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
+    const std::int64_t rows =
+        static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
     const std::int64_t blocks =
         (rows + cuda::kCombineRowsPerBlock - 1) / cuda::kCombineRowsPerBlock;
     return launch_kernel(cuda::combine_entry(), params, blocks, cuda::kCombineThreads, 0, stream);

@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cstring>
 #include <new>
 
 #include "cuda/check.h"
@@ -16,8 +16,8 @@ namespace {
 struct ArchitectureRates {
   int compute_capability, f32_lanes, tensor16_flops;
 };
-constexpr ArchitectureRates kRates[] = {{75, 64, 1024},   {80, 64, 2048},   {86, 128, 1024},
-                                        {89, 128, 1024},  {90, 128, 4096},  {100, 128, 8192},
+constexpr ArchitectureRates kRates[] = {{75, 64, 1024},  {80, 64, 2048},  {86, 128, 1024},
+                                        {89, 128, 1024}, {90, 128, 4096}, {100, 128, 8192},
                                         {120, 128, 1024}};
 
 }  // namespace
@@ -27,7 +27,7 @@ Result<DeviceInfo> query_device(int index) noexcept {
   info.device = {DeviceType::cuda, index};
   cudaDeviceProp properties;
   FLASHCORE_CUDA(cudaGetDeviceProperties(&properties, index));
-  std::snprintf(info.name, sizeof info.name, "%s", properties.name);
+  std::strncpy(info.name, properties.name, sizeof info.name - 1);
   info.compute_capability = properties.major * 10 + properties.minor;
   info.sm_count = properties.multiProcessorCount;
   info.smem_per_block_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);

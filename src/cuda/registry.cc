@@ -6,7 +6,7 @@
 namespace flashcore::cuda {
 
 // One function per compiled kernel, defined in the instantiation files CMake writes.
-#define FLASHCORE_COMPILED(id) const void* entry_##id();
+#define FLASHCORE_COMPILED(name) const void* entry_##name();
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED
 
@@ -17,8 +17,8 @@ constexpr std::size_t kMaxKernels = 256;
 std::array<const void*, kMaxKernels> entries() {
   std::array<const void*, kMaxKernels> table{};
   for (std::size_t i = 0; i < kernels().size(); ++i) {
-#define FLASHCORE_COMPILED(id) \
-  if (std::strcmp(kernels()[i].id, #id) == 0) table[i] = entry_##id();
+#define FLASHCORE_COMPILED(name) \
+  if (std::strcmp(kernels()[i].id, #name) == 0) table[i] = entry_##name();
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED
   }

@@ -5,8 +5,8 @@
 
 namespace flashcore::cuda {
 
-/// The kernel's entry for cudaLaunchKernel, or null where it is not compiled. `kernel` is an element
-/// of kernels().
+/// The kernel's entry for cudaLaunchKernel, or null where it is not compiled. `kernel` is an
+/// element of kernels().
 const void* entry_of(const KernelInfo& kernel) noexcept;
 
 /// The kernel that joins partial results (combine.cu).

@@ -21,7 +21,8 @@ using ll = long long;
 
 std::string problem_line(const Problem& p) {
   std::string text;
-  append(text, "%s  batch %lld  q_heads %lld  kv_heads %lld  q_len %lld  kv_len %lld  head_dim %lld",
+  append(text,
+         "%s  batch %lld  q_heads %lld  kv_heads %lld  q_len %lld  kv_len %lld  head_dim %lld",
          to_string(p.dtype), ll{p.batch}, ll{p.q_heads}, ll{p.kv_heads}, ll{p.q_len}, ll{p.kv_len},
          ll{p.head_dim});
   if (p.v_dim != p.head_dim) append(text, "  v_dim %lld", ll{p.v_dim});
@@ -68,7 +69,7 @@ std::string why(const Plan& plan) {
     case Reject::none:
       append(text, ", %d rows per block %s", plan.tile_q,
              plan.work_items / plan.splits < plan.device.sm_count ? "to use as many SMs as possible"
-                                                                   : "fill the SMs");
+                                                                  : "fill the SMs");
       break;
     default: break;
   }
@@ -78,7 +79,8 @@ std::string why(const Plan& plan) {
 /// Rows are contiguous and aligned for 16-byte accesses, or not and slower.
 const char* access_line(const Problem& p) {
   for (const Layout& layout : {p.q, p.k, p.v, p.out}) {
-    if (layout.column != 1) return "element by element: a last dimension is not contiguous (slower)";
+    if (layout.column != 1)
+      return "element by element: a last dimension is not contiguous (slower)";
   }
   for (const Layout& layout : {p.q, p.k, p.v, p.out}) {
     if (layout.alignment_bytes < 16) return "element by element: rows are not 16-byte aligned";
@@ -97,10 +99,12 @@ void append_floors(std::string& text, const Plan& plan) {
   }
   const double arithmetic_us = c.flops / (d.f32_tflops * 1e6);
   const double memory_us = c.bytes / (d.memory_gbs * 1e3);
-  append(text, "floor      arithmetic %.3g us (f32 FMA at %.4g TFLOP/s), memory %.3g us (%.4g GB/s)\n",
+  append(text,
+         "floor      arithmetic %.3g us (f32 FMA at %.4g TFLOP/s), memory %.3g us (%.4g GB/s)\n",
          arithmetic_us, d.f32_tflops, memory_us, d.memory_gbs);
   if (d.tensor16_tflops > 0 && plan.problem.dtype != DType::f32) {
-    append(text, "           with tensor cores %.3g us (%.4g TFLOP/s); this kernel does not use them\n",
+    append(text,
+           "           with tensor cores %.3g us (%.4g TFLOP/s); this kernel does not use them\n",
            c.flops / (d.tensor16_tflops * 1e6), d.tensor16_tflops);
   }
   append(text, "bound      %s\n", arithmetic_us >= memory_us ? "arithmetic" : "memory");

@@ -38,16 +38,36 @@ constexpr int kCpuTileQ = 64;  // rows of one work item: a multiple of every pan
 constexpr int min_compute_capability(std::string_view family) { return family == "simt" ? 75 : 0; }
 
 constexpr KernelInfo kKernels[] = {
-#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, threads, smem)             \
-  {#id,    #family, DeviceType::cuda, DType::dtype, DType::f32, Isa::plain,                      \
-   min_compute_capability(#family), head_dim, tile_q, tile_k, threads, smem,                     \
+#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, threads, smem) \
+  {#id,                                                                              \
+   #family,                                                                          \
+   DeviceType::cuda,                                                                 \
+   DType::dtype,                                                                     \
+   DType::f32,                                                                       \
+   Isa::plain,                                                                       \
+   min_compute_capability(#family),                                                  \
+   head_dim,                                                                         \
+   tile_q,                                                                           \
+   tile_k,                                                                           \
+   threads,                                                                          \
+   smem,                                                                             \
    compiled_for_cuda(#id)},
 #include "cuda/kernels.def"
 #undef FLASHCORE_KERNEL
-#define FLASHCORE_CPU_KERNEL(isa, dtype)                                                         \
-  {"fwd_" #isa "_" #dtype, "cpu", DeviceType::cpu, DType::dtype,                                 \
-   DType::dtype == DType::f64 ? DType::f64 : DType::f32, Isa::isa, 0, kMaxCpuHeadDim, kCpuTileQ, \
-   0, 0, 0, compiled_for_cpu(Isa::isa)},
+#define FLASHCORE_CPU_KERNEL(isa, dtype)                 \
+  {"fwd_" #isa "_" #dtype,                               \
+   "cpu",                                                \
+   DeviceType::cpu,                                      \
+   DType::dtype,                                         \
+   DType::dtype == DType::f64 ? DType::f64 : DType::f32, \
+   Isa::isa,                                             \
+   0,                                                    \
+   kMaxCpuHeadDim,                                       \
+   kCpuTileQ,                                            \
+   0,                                                    \
+   0,                                                    \
+   0,                                                    \
+   compiled_for_cpu(Isa::isa)},
 #include "cpu/kernels.def"
 #undef FLASHCORE_CPU_KERNEL
 };

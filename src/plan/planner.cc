@@ -30,33 +30,41 @@ bool runs_on(Isa kernel, Isa cpu) {
   return kernel == Isa::plain || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
 }
 
-/// The smallest head dim of a kernel that takes the problem: the size class the planner uses.
-std::int32_t size_class(const Problem& problem, const DeviceInfo& device) noexcept {
-  std::int32_t best = 0;
+/// The kernels of the smallest size that takes the problem: the first of them has the most rows per
+/// block, the last the fewest (that is their order in kernels.def). Null where none supports it.
+struct Candidates {
+  const KernelInfo* many_rows = nullptr;
+  const KernelInfo* few_rows = nullptr;
+};
+
+Candidates candidates(const Problem& problem, const DeviceInfo& device) noexcept {
+  Candidates found;
   for (const KernelInfo& kernel : kernels()) {
     if (supports(kernel, problem, device) != Reject::none) continue;
-    if (best == 0 || kernel.head_dim < best) best = kernel.head_dim;
+    const bool smaller = found.many_rows == nullptr || kernel.head_dim < found.many_rows->head_dim;
+    if (smaller) found.many_rows = &kernel;
+    if (kernel.head_dim == found.many_rows->head_dim) found.few_rows = &kernel;
   }
-  return best;
+  return found;
 }
 
+/// On a CPU all kernels have one size, and the list begins with the widest instruction set.
 const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
-  for (const KernelInfo& kernel : kernels()) {
-    if (supports(kernel, problem, device) == Reject::none &&
-        preference(kernel, problem, device) == Reject::none) {
-      return &kernel;
-    }
-  }
-  return nullptr;
+  const Candidates found = candidates(problem, device);
+  if (found.many_rows == nullptr || device.device.type == DeviceType::cpu) return found.many_rows;
+  return simt_prefers_few_rows(problem, device, found.many_rows->tile_q, found.few_rows->tile_q)
+             ? found.few_rows
+             : found.many_rows;
 }
 
 Result<const KernelInfo*> forced_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
   const char* id = problem.options.kernel;
   const KernelInfo* kernel = find_kernel(id);
   if (kernel == nullptr) {
-    return invalid_argument("kernel is \"%s\"; there is none of that name, see flashcore info "
-                            "--kernels",
-                            id);
+    return invalid_argument(
+        "kernel is \"%s\"; there is none of that name, see flashcore info "
+        "--kernels",
+        id);
   }
   const Reject reject = supports(*kernel, problem, device);
   if (reject == Reject::none) return kernel;
@@ -73,11 +81,11 @@ void lay_out_workspace(Plan& plan) noexcept {
   const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
   std::size_t end = kWorkspaceHeaderBytes;
   if (plan.kernel->device == DeviceType::cpu) {
-    const auto scratch =
-        core::scratch_layout(plan.tile_q, plan.tile_k, p.head_dim, p.v_dim).total;
+    const auto scratch = core::scratch_layout(plan.tile_q, plan.tile_k, p.head_dim, p.v_dim).total;
     plan.scratch_offset = end;
     plan.scratch_bytes_per_thread = aligned(static_cast<std::size_t>(scratch) * element);
-    end += plan.scratch_bytes_per_thread * static_cast<std::size_t>(std::max(1, plan.device.threads));
+    end +=
+        plan.scratch_bytes_per_thread * static_cast<std::size_t>(std::max(1, plan.device.threads));
   }
   if (plan.splits > 1) {
     const std::int64_t rows = p.q_packed ? p.total_q * p.q_heads : p.batch * p.q_heads * p.q_len;
@@ -109,25 +117,11 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
 
 Reject preference(const KernelInfo& kernel, const Problem& problem,
                   const DeviceInfo& device) noexcept {
-  if (kernel.device == DeviceType::cpu) {
-    return kernel.isa == device.isa ? Reject::none : Reject::slower_isa;
-  }
-  if (kernel.head_dim != size_class(problem, device)) return Reject::wrong_size;
-  // Of the kernels of one size, those with many rows per block come first in the list.
-  const KernelInfo* many = nullptr;
-  const KernelInfo* few = nullptr;
-  for (const KernelInfo& other : kernels()) {
-    if (other.head_dim != kernel.head_dim || supports(other, problem, device) != Reject::none) {
-      continue;
-    }
-    if (many == nullptr) many = &other;
-    few = &other;
-  }
-  if (many == few) return Reject::none;
-  if (simt_prefers_few_rows(problem, device, many->tile_q)) {
-    return &kernel == few ? Reject::none : Reject::too_few_items;
-  }
-  return &kernel == many ? Reject::none : Reject::too_many_items;
+  const KernelInfo* chosen = choose_kernel(problem, device);
+  if (&kernel == chosen) return Reject::none;
+  if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
+  if (kernel.head_dim != chosen->head_dim) return Reject::wrong_size;
+  return kernel.tile_q > chosen->tile_q ? Reject::too_few_items : Reject::too_many_items;
 }
 
 Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcept {
@@ -147,16 +141,17 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
     plan.kernel = choose_kernel(problem, device);
   }
   if (plan.kernel == nullptr) {
-    return unsupported("no kernel takes %s with head_dim %lld and v_dim %lld on %s; f32, f16 and "
-                       "bf16 with dims up to 576 run on CPUs and on GPUs from sm_75, f64 on CPUs",
-                       to_string(problem.dtype), static_cast<long long>(problem.head_dim),
-                       static_cast<long long>(problem.v_dim), device.name);
+    return unsupported(
+        "no kernel takes %s with head_dim %lld and v_dim %lld on %s; f32, f16 and "
+        "bf16 with dims up to 576 run on CPUs and on GPUs from sm_75, f64 on CPUs",
+        to_string(problem.dtype), static_cast<long long>(problem.head_dim),
+        static_cast<long long>(problem.v_dim), device.name);
   }
 
   const bool on_cpu = plan.kernel->device == DeviceType::cpu;
   plan.tile_q = plan.kernel->tile_q;
-  plan.tile_k = on_cpu ? cpu_tile_k(plan.kernel->isa, problem.head_dim, problem.v_dim)
-                       : plan.kernel->tile_k;
+  plan.tile_k =
+      on_cpu ? cpu_tile_k(plan.kernel->isa, problem.head_dim, problem.v_dim) : plan.kernel->tile_k;
   // A CPU item takes the rows of a whole GQA group, a GPU block those of one query head.
   const std::int64_t group = problem.kv_heads == 0 ? 1 : problem.q_heads / problem.kv_heads;
   const std::int64_t heads = on_cpu ? problem.kv_heads : problem.q_heads;
@@ -179,9 +174,9 @@ Cost cost(const Problem& problem) noexcept {
   const double kv_len = static_cast<double>(problem.kv_len);
   // Visible keys of query i: [i + offset - left, i + offset + right] within [0, kv_len), summed
   // in closed form: pairs with key <= i + offset + right, less those with key < i + offset - left.
-  const double offset = kv_len - q_len;  // the default alignment; q_start is not known here
+  const double offset = kv_len - q_len;        // the default alignment; q_start is not known here
   const auto pairs_up_to = [&](double edge) {  // Σ_i clamp(i + edge + 1, 0, kv_len)
-    const double first = std::clamp(-edge, 0.0, q_len);            // below: no key
+    const double first = std::clamp(-edge, 0.0, q_len);             // below: no key
     const double full = std::clamp(kv_len - 1 - edge, 0.0, q_len);  // from here: all keys
     const double ramp = std::max(full - first, 0.0);
     return ramp * (first + edge + 1) + ramp * (ramp - 1) / 2 + (q_len - full) * kv_len;

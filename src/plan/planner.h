@@ -14,16 +14,17 @@ enum class Reject {
   compute_capability,  // a newer GPU
   shared_memory,       // more shared memory than a block can have here
   dtype,
-  head_dim,       // the problem's dims are larger
-  wrong_size,     // made for larger dims: a smaller kernel wastes less
-  too_few_items,  // many rows per block would leave SMs idle
-  too_many_items, // few rows per block would read K and V too often
-  slower_isa,     // a wider instruction set is there
+  head_dim,        // the problem's dims are larger
+  wrong_size,      // made for larger dims: a smaller kernel wastes less
+  too_few_items,   // many rows per block would leave SMs idle
+  too_many_items,  // few rows per block would read K and V too often
+  slower_isa,      // a wider instruction set is there
 };
 
 /// Whether the kernel can run the problem at all. Whether it is compiled is asked only where
 /// `device` is of a kind this build could run on (see make_plan).
-Reject supports(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device) noexcept;
+Reject supports(const KernelInfo& kernel, const Problem& problem,
+                const DeviceInfo& device) noexcept;
 
 /// Why `kernel`, which supports the problem, is not the planner's choice; none for the chosen one.
 Reject preference(const KernelInfo& kernel, const Problem& problem,

@@ -17,8 +17,8 @@ std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept;
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept;
 
 /// Which of two SIMT kernels of one head dim: many rows per block, or few rows and more blocks.
-bool simt_prefers_few_rows(const Problem& problem, const DeviceInfo& device,
-                           std::int32_t many_rows) noexcept;
+bool simt_prefers_few_rows(const Problem& problem, const DeviceInfo& device, std::int32_t many_rows,
+                           std::int32_t few_rows) noexcept;
 
 struct Splits {
   std::int32_t count = 1;

@@ -2,10 +2,11 @@
 
 namespace flashcore {
 
-bool simt_prefers_few_rows(const Problem& problem, const DeviceInfo& device,
-                           std::int32_t many_rows) noexcept {
+bool simt_prefers_few_rows(const Problem& problem, const DeviceInfo& device, std::int32_t many_rows,
+                           std::int32_t few_rows) noexcept {
   // A batch-invariant plan may not look at q_len or batch: it always takes many rows.
   if (problem.options.reproducibility == Reproducibility::batch_invariant) return false;
+  if (problem.q_len <= few_rows) return true;  // more rows would be padding
   const std::int64_t tiles = (problem.q_len + many_rows - 1) / many_rows;
   return problem.batch * problem.q_heads * tiles < device.sm_count;
 }

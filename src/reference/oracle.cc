@@ -125,8 +125,8 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
   const std::int64_t q_position = head.lengths.q_start + row.i;
   double slope = 0;
   if (t.alibi_slopes.given()) {
-    slope = static_cast<const float*>(t.alibi_slopes.data)[row.b * p.alibi_slopes.batch +
-                                                           row.h * p.alibi_slopes.head];
+    slope = static_cast<const float*>(
+        t.alibi_slopes.data)[row.b * p.alibi_slopes.batch + row.h * p.alibi_slopes.head];
   }
   for (std::size_t j = 0; j < size; ++j) {
     const auto key = static_cast<std::int64_t>(j);
@@ -209,7 +209,8 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
     const double* v = head.v.data() + j * v_dim;
     if (s.visible[j] == 0 || s.score[j] == -kInfinity) {
       if (!head.v_finite) {
-        poisoned = poisoned || std::any_of(v, v + v_dim, [](double x) { return !std::isfinite(x); });
+        poisoned =
+            poisoned || std::any_of(v, v + v_dim, [](double x) { return !std::isfinite(x); });
       }
       continue;
     }
@@ -311,8 +312,9 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
   threads = std::clamp(static_cast<int>(work_estimate / 1e6), 1, threads);
   std::vector<std::thread> helpers;
   for (int i = 1; i < threads; ++i) {
-    helpers.emplace_back(work, count * static_cast<std::size_t>(i) / static_cast<std::size_t>(threads),
-                         count * static_cast<std::size_t>(i + 1) / static_cast<std::size_t>(threads));
+    helpers.emplace_back(
+        work, count * static_cast<std::size_t>(i) / static_cast<std::size_t>(threads),
+        count * static_cast<std::size_t>(i + 1) / static_cast<std::size_t>(threads));
   }
   work(0, count / static_cast<std::size_t>(threads));
   for (std::thread& helper : helpers) helper.join();

@@ -1,6 +1,6 @@
-// The fp64 oracle: attention from its definition (docs/numerics.md), one row at a time, no tiles, no
-// online anything. It shares no code with any kernel: not the masks, not the conversions, not the
-// index arithmetic. All tensors must be in host memory, whatever device the problem names.
+// The fp64 oracle: attention from its definition (docs/numerics.md), one row at a time, no tiles,
+// no online anything. It shares no code with any kernel: not the masks, not the conversions, not
+// the index arithmetic. All tensors must be in host memory, whatever device the problem names.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct Oracle {
   std::vector<double> sum;  ///< [rows]: Σ exp(score - max) over visible keys, without the sink
 
   // Ingredients of the bound.
-  std::vector<double> magnitude;  ///< [rows]: max_j |scale|·Σ|q_d k_d| + |alibi| + |bias| + softcap,
-                                  ///< over keys with a finite score; at least |sink|
+  std::vector<double> magnitude;  ///< [rows]: max_j |scale|·Σ|q_d k_d| + |alibi| + |bias| +
+                                  ///< softcap, over keys with a finite score; at least |sink|
   std::vector<double> spread;     ///< [rows, v_dim]: sqrt(Σ p² v²)
   std::vector<double> deviation;  ///< [rows, v_dim]: Σ p·|v - out|
   std::vector<double> v_mass;     ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)

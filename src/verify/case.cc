@@ -26,8 +26,9 @@ std::int64_t boundary_length(Random& random, std::int64_t tile, std::int64_t mos
 }
 
 std::int64_t random_dim(Random& random, std::int64_t most) {
-  static constexpr std::int64_t kUsual[] = {1,  2,  3,  4,  8,   16,  32,  40,  48,  63,  64,  65,
-                                            72, 80, 96, 127, 128, 129, 160, 192, 255, 256, 257, 576};
+  static constexpr std::int64_t kUsual[] = {1,   2,   3,   4,   8,   16,  32,  40,
+                                            48,  63,  64,  65,  72,  80,  96,  127,
+                                            128, 129, 160, 192, 255, 256, 257, 576};
   for (int attempt = 0; attempt < 8; ++attempt) {
     const std::int64_t dim = random.pick(kUsual);
     if (dim <= most) return dim;
@@ -117,8 +118,9 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
   const auto most_q = static_cast<std::int64_t>(decode ? 3 : std::sqrt(pairs) * 2);
   s.q_len = boundary_length(random, kernel.tile_q, most_q);
   const auto most_k = static_cast<std::int64_t>(pairs / static_cast<double>(s.q_len));
-  s.kv_len = random.chance(0.4) ? std::clamp<std::int64_t>(most_k, 1, 20000)
-                                : boundary_length(random, tile_k, std::min<std::int64_t>(most_k, 20000));
+  s.kv_len = random.chance(0.4)
+                 ? std::clamp<std::int64_t>(most_k, 1, 20000)
+                 : boundary_length(random, tile_k, std::min<std::int64_t>(most_k, 20000));
   if (random.chance(0.4) && s.kv_len > tile_k) {  // put the end at a tile's edge
     s.kv_len = s.kv_len / tile_k * tile_k + random.between(-1, 1);
   }

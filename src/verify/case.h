@@ -55,9 +55,9 @@ std::vector<std::string> features(const CaseSpec& spec);
 /// One line: sizes and features.
 std::string to_string(const CaseSpec& spec);
 
-/// Random problem number `index` of `seed` for one kernel: sizes lean to the kernel's tile edges and
-/// to 1; about `target_work` multiply-adds on average. `splits` and `sigma` fix what is otherwise
-/// drawn.
+/// Random problem number `index` of `seed` for one kernel: sizes lean to the kernel's tile edges
+/// and to 1; about `target_work` multiply-adds on average. `splits` and `sigma` fix what is
+/// otherwise drawn.
 struct CaseLimits {
   double target_work = 1 << 20;
   std::optional<double> sigma;

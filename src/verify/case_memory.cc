@@ -26,9 +26,20 @@ std::byte* address(std::vector<std::byte>& bytes, const TensorView& t) {
 
 /// All views of a case, outputs last.
 std::vector<TensorView*> views_of(Tensors& t) {
-  return {&t.q,      &t.k,          &t.v,          &t.bias,   &t.mask,    &t.alibi_slopes,
-          &t.sinks,  &t.cu_seqlens_q, &t.cu_seqlens_k, &t.used_k, &t.q_start, &t.k_start,
-          &t.out,    &t.lse};
+  return {&t.q,
+          &t.k,
+          &t.v,
+          &t.bias,
+          &t.mask,
+          &t.alibi_slopes,
+          &t.sinks,
+          &t.cu_seqlens_q,
+          &t.cu_seqlens_k,
+          &t.used_k,
+          &t.q_start,
+          &t.k_start,
+          &t.out,
+          &t.lse};
 }
 
 DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
@@ -55,7 +66,9 @@ void store(void* data, DType dtype, std::int64_t index, double value) {
     case DType::bf16:
       static_cast<std::uint16_t*>(data)[index] = core::bf16_of_float(static_cast<float>(value));
       break;
-    case DType::i32: static_cast<std::int32_t*>(data)[index] = static_cast<std::int32_t>(value); break;
+    case DType::i32:
+      static_cast<std::int32_t*>(data)[index] = static_cast<std::int32_t>(value);
+      break;
     case DType::boolean: static_cast<std::uint8_t*>(data)[index] = value != 0 ? 1 : 0; break;
     case DType::none: break;
   }
@@ -72,7 +85,8 @@ TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape,
   std::vector<int> order(shape.size());  // axes from slowest to fastest
   for (int i = 0; i < t.rank; ++i) order[static_cast<std::size_t>(i)] = i;
   if (arrangement == Arrangement::rows_first && t.rank >= 3) {
-    std::swap(order[static_cast<std::size_t>(t.rank - 3)], order[static_cast<std::size_t>(t.rank - 2)]);
+    std::swap(order[static_cast<std::size_t>(t.rank - 3)],
+              order[static_cast<std::size_t>(t.rank - 2)]);
   }
   std::int64_t stride = arrangement == Arrangement::spread ? 2 : 1;
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
@@ -86,7 +100,8 @@ TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape,
   if (arrangement == Arrangement::misaligned) offset += size;
   t.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(offset));
   std::int64_t reach = 1;
-  for (int i = 0; i < t.rank; ++i) reach += std::max<std::int64_t>(t.shape[i] - 1, 0) * t.strides[i];
+  for (int i = 0; i < t.rank; ++i)
+    reach += std::max<std::int64_t>(t.shape[i] - 1, 0) * t.strides[i];
   bytes_.resize(static_cast<std::size_t>(offset + reach * size + kGuardBytes), std::byte{0xff});
   return t;
 }
@@ -101,7 +116,8 @@ void CaseMemory::fill_normal(const TensorView& t, double sigma, std::uint64_t st
   for (int i = 0; i < t.rank; ++i) count *= t.shape[i];
   std::byte* data = address(bytes_, t);
   if (count <= 4 * kTableLength) {
-    for_each_element(t, [&](std::int64_t at) { store(data, t.dtype, at, sigma * random.normal()); });
+    for_each_element(t,
+                     [&](std::int64_t at) { store(data, t.dtype, at, sigma * random.normal()); });
     return;
   }
   std::vector<std::uint64_t> table(kTableLength);  // rounded once: then only bits are copied
@@ -185,8 +201,10 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     store(address(bytes_, view), view.dtype, at, value);
   };
   for (std::int64_t b = 0; b <= s.batch; ++b) {
-    if (s.q_packed) put(t.cu_seqlens_q, b, static_cast<double>(q_ends[static_cast<std::size_t>(b)]));
-    if (s.kv_packed) put(t.cu_seqlens_k, b, static_cast<double>(k_ends[static_cast<std::size_t>(b)]));
+    if (s.q_packed)
+      put(t.cu_seqlens_q, b, static_cast<double>(q_ends[static_cast<std::size_t>(b)]));
+    if (s.kv_packed)
+      put(t.cu_seqlens_k, b, static_cast<double>(k_ends[static_cast<std::size_t>(b)]));
   }
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const std::int64_t first = s.kv_packed ? k_ends[static_cast<std::size_t>(b)] : 0;
@@ -293,7 +311,8 @@ Tensors CaseMemory::at(void* base, Device device) const {
   Tensors moved = tensors_;
   for (TensorView* view : views_of(moved)) {
     if (!view->given()) continue;
-    view->data = static_cast<std::byte*>(base) + (static_cast<std::byte*>(view->data) - bytes_.data());
+    view->data =
+        static_cast<std::byte*>(base) + (static_cast<std::byte*>(view->data) - bytes_.data());
     view->device = device;
   }
   return moved;

@@ -86,8 +86,8 @@ std::string CheckBench::Outcome::failure() const {
 std::vector<reference::RowId> rows_to_check(const Problem& problem, const Tensors& tensors,
                                             double work, std::uint64_t seed) {
   std::vector<reference::RowId> rows = reference::all_rows(problem, tensors);
-  const double per_row = static_cast<double>(problem.kv_len) *
-                         static_cast<double>(problem.head_dim + problem.v_dim);
+  const double per_row =
+      static_cast<double>(problem.kv_len) * static_cast<double>(problem.head_dim + problem.v_dim);
   const auto affordable = static_cast<std::size_t>(std::max(work / std::max(per_row, 1.0), 64.0));
   if (rows.size() <= affordable) return rows;
   // Keep the first and last row of everything and a random choice of the rest, in order.

@@ -25,7 +25,8 @@ double unit_of(DType dtype) {
 bool holds_poison(const void* data, DType dtype, std::int64_t index) {
   std::uint64_t bits = 0;
   const auto size = static_cast<std::size_t>(size_of(dtype));
-  std::memcpy(&bits, static_cast<const std::byte*>(data) + static_cast<std::size_t>(index) * size, size);
+  std::memcpy(&bits, static_cast<const std::byte*>(data) + static_cast<std::size_t>(index) * size,
+              size);
   return bits == poison(dtype);
 }
 
@@ -111,8 +112,9 @@ Comparison compare(const reference::Oracle& oracle, const Problem& problem, cons
       note(e, 4e300);
     } else if (!std::isfinite(e.want) || !std::isfinite(e.got)) {
       if (excused) return;
-      // Of an output only the place counts: whether inf meets a weight of 0, and becomes NaN, depends
-      // on when a weight underflows. An LSE of -inf says that no key was seen, and must be just that.
+      // Of an output only the place counts: whether inf meets a weight of 0, and becomes NaN,
+      // depends on when a weight underflows. An LSE of -inf says that no key was seen, and must be
+      // just that.
       const bool same_place = std::isfinite(e.want) == std::isfinite(e.got);
       if (!same_place || (is_lse && std::isinf(e.want) && e.got != e.want)) {
         ++c.non_finite;
@@ -152,7 +154,8 @@ Comparison compare(const reference::Oracle& oracle, const Problem& problem, cons
         row.b * problem.out.batch + row.h * problem.out.head + packed_row * problem.out.row;
     for (std::int64_t col = 0; col < oracle.v_dim; ++col) {
       const std::int64_t at = base + col * problem.out.column;
-      const std::size_t index = r * static_cast<std::size_t>(oracle.v_dim) + static_cast<std::size_t>(col);
+      const std::size_t index =
+          r * static_cast<std::size_t>(oracle.v_dim) + static_cast<std::size_t>(col);
       ElementError e{row, col, reference::element(result.out.data, problem.out.dtype, at),
                      oracle.out[index],
                      out_bound(oracle, r, static_cast<std::size_t>(col), arithmetic)};
@@ -160,7 +163,8 @@ Comparison compare(const reference::Oracle& oracle, const Problem& problem, cons
         e.want = std::copysign(std::numeric_limits<double>::infinity(), e.want);
       }
       judge(e, excused, holds_poison(result.out.data, problem.out.dtype, at));
-      if (c.elements % sample_step == sample_step / 2 && c.samples.size() < 5) c.samples.push_back(e);
+      if (c.elements % sample_step == sample_step / 2 && c.samples.size() < 5)
+        c.samples.push_back(e);
       ++c.elements;
     }
     if (result.lse.given()) {
@@ -217,8 +221,8 @@ std::string report(const Comparison& c) {
       static_cast<long long>(c.unwritten), static_cast<long long>(c.non_finite),
       static_cast<long long>(c.sign_flips));
   for (const ElementError& e : c.samples) {
-    add("  sample     %s: got %.9g, want %.9g, bound %.3g\n", element_name(e).c_str(), e.got, e.want,
-        e.bound);
+    add("  sample     %s: got %.9g, want %.9g, bound %.3g\n", element_name(e).c_str(), e.got,
+        e.want, e.bound);
   }
   return text;
 }

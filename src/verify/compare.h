@@ -29,14 +29,14 @@ struct Comparison {
   std::string reason;  ///< of failure: the first rule broken
   std::int64_t elements = 0;
   std::int64_t over_bound = 0;
-  std::int64_t unwritten = 0;    ///< elements that still hold the poison
-  std::int64_t non_finite = 0;   ///< elements finite in one of the two and not in the other
-  std::int64_t sign_flips = 0;   ///< wrong sign where |want| exceeds the bound
+  std::int64_t unwritten = 0;   ///< elements that still hold the poison
+  std::int64_t non_finite = 0;  ///< elements finite in one of the two and not in the other
+  std::int64_t sign_flips = 0;  ///< wrong sign where |want| exceeds the bound
   double max_error = 0, mean_error = 0;
-  double bias = 0;               ///< mean of got - want
-  double relative_error = 0;     ///< |got - want|₂ / |want|₂: for people, not for the verdict
-  double worst_ratio = 0;        ///< max |error| / bound
-  double worst_head_ratio = 0;   ///< max over heads of |error|₂ / (½ |bound|₂)
+  double bias = 0;              ///< mean of got - want
+  double relative_error = 0;    ///< |got - want|₂ / |want|₂: for people, not for the verdict
+  double worst_ratio = 0;       ///< max |error| / bound
+  double worst_head_ratio = 0;  ///< max over heads of |error|₂ / (½ |bound|₂)
   double max_lse_error = 0;
   ElementError worst;
   std::vector<ElementError> samples;  ///< five elements, spread over the tensor

@@ -36,8 +36,8 @@ class Random {
   /// tails are not too thin.
   double normal() {
     const std::uint64_t x = bits();
-    const double sum = static_cast<double>((x & 0xffff) + ((x >> 16) & 0xffff) +
-                                           ((x >> 32) & 0xffff) + (x >> 48));
+    const double sum =
+        static_cast<double>((x & 0xffff) + ((x >> 16) & 0xffff) + ((x >> 32) & 0xffff) + (x >> 48));
     const double normal = (sum / 65535.0 - 2.0) * 1.5596;  // 1 / sqrt(4/12 * (63 + 16) / 64)
     return (mix(x) & 63) == 0 ? 4.0 * normal : normal;
   }

@@ -115,10 +115,10 @@ template <typename C>
 __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const AttentionParams& p,
                                              const Item& item) {
   using T = typename C::Element;
-  const Matrix<T> q{static_cast<const T*>(p.q) + item.b * p.q_strides.batch +
-                        item.h * p.q_strides.head,
-                    p.q_strides.row, p.q_strides.column,
-                    p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim};
+  const Matrix<T> q{
+      static_cast<const T*>(p.q) + item.b * p.q_strides.batch + item.h * p.q_strides.head,
+      p.q_strides.row, p.q_strides.column,
+      p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim};
   const float factor = p.plant.is(PlantedBug::scale_ignored) ? static_cast<float>(core::kLog2E)
                                                              : static_cast<float>(p.q_factor);
   const std::int64_t first_row = static_cast<std::int64_t>(item.sequence.q_row) + item.first_query;
@@ -201,8 +201,8 @@ template <typename C>
 __device__ __forceinline__ void finish_scores(float (&score)[C::kRows][C::kKeys],
                                               SharedStorage<C>& s, const AttentionParams& p,
                                               const Item& item, std::int32_t first_key) {
-  const bool plain_scores = p.softcap_log2 == 0 && p.alibi_slopes == nullptr &&
-                            p.bias == nullptr && p.mask == nullptr;
+  const bool plain_scores =
+      p.softcap_log2 == 0 && p.alibi_slopes == nullptr && p.bias == nullptr && p.mask == nullptr;
   const bool all_visible = first_key >= item.all.begin && first_key + C::kTileK <= item.all.end;
   if (plain_scores && all_visible) return;  // the same in every thread
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -331,13 +331,12 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, 
     const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + i;
     core::SoftmaxState<float> state = rows.state[r];
     float factor = 1.f;
-    if (p.sinks != nullptr &&
-        (!to_partial || p.plant.is(PlantedBug::sink_in_every_split))) {
-      factor = core::add_sink(state, p.sinks[item.h * p.sinks_stride] *
-                                         static_cast<float>(core::kLog2E));
+    if (p.sinks != nullptr && (!to_partial || p.plant.is(PlantedBug::sink_in_every_split))) {
+      factor = core::add_sink(state,
+                              p.sinks[item.h * p.sinks_stride] * static_cast<float>(core::kLog2E));
     }
-    factor *= p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum
-                                                       : core::output_factor(state.sum);
+    factor *=
+        p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum : core::output_factor(state.sum);
     float lse = core::log_sum_exp(state);
     if (p.plant.is(PlantedBug::lse_in_base_2)) lse *= static_cast<float>(core::kLog2E);
     if (p.plant.is(PlantedBug::row_not_written) && i == item.sequence.q_len - 1) continue;
@@ -417,19 +416,19 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
                                        const Item& item) {
   using T = typename C::Element;
   const std::int32_t kv_head = core::kv_head_of(p, item.h);
-  const Matrix<T> k{static_cast<const T*>(p.k) + item.b * p.k_strides.batch +
-                        kv_head * p.k_strides.head,
-                    p.k_strides.row, p.k_strides.column, p.head_dim};
-  const Matrix<T> v{static_cast<const T*>(p.v) + item.b * p.v_strides.batch +
-                        kv_head * p.v_strides.head,
-                    p.v_strides.row, p.v_strides.column, p.v_dim};
+  const Matrix<T> k{
+      static_cast<const T*>(p.k) + item.b * p.k_strides.batch + kv_head * p.k_strides.head,
+      p.k_strides.row, p.k_strides.column, p.head_dim};
+  const Matrix<T> v{
+      static_cast<const T*>(p.v) + item.b * p.v_strides.batch + kv_head * p.v_strides.head,
+      p.v_strides.row, p.v_strides.column, p.v_dim};
   Rows<C> rows = {};
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) rows.state[r].max = core::negative_infinity<float>();
 
   load_queries<C>(s, p, item);
-  for (std::int32_t first_key =
-           item.seen.empty() ? item.seen.end : core::tile_begin(item.seen.begin, C::kTileK);
+  for (std::int32_t first_key = item.seen.empty() ? item.seen.end
+                                                  : core::tile_begin(item.seen.begin, C::kTileK);
        first_key < item.seen.end; first_key += C::kTileK) {
     const int keys = min(C::kTileK, item.seen.end - first_key);
     const std::int64_t g_row = static_cast<std::int64_t>(item.sequence.k_row) + first_key;

@@ -1,0 +1,172 @@
+/* FlashCore's C ABI. C99, no dependency beyond the standard headers.
+ *
+ *   flashcore_params p;
+ *   flashcore_params_init(&p, sizeof p);
+ *   p.q = &q; p.k = &k; p.v = &v; p.out = &out; p.causal = 1;
+ *   flashcore_plan_info plan = {sizeof plan};
+ *   flashcore_plan(&p, &plan, &error);             how much workspace, which kernel
+ *   p.workspace = buffer; p.workspace_bytes = plan.workspace_bytes;
+ *   flashcore_workspace_init(p.workspace, p.workspace_bytes, device, stream, &error);   once
+ *   flashcore_attention(&p, &error);               as often as you like
+ *
+ * Every function may be called from any thread; none keeps state between calls. A function returns
+ * FLASHCORE_OK or another code, and then fills *error (which may be NULL) with the reason. */
+#ifndef FLASHCORE_FLASHCORE_H_
+#define FLASHCORE_FLASHCORE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define FLASHCORE_C_API __attribute__((visibility("default")))
+#else
+#define FLASHCORE_C_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  FLASHCORE_OK = 0,
+  FLASHCORE_INVALID_ARGUMENT = 1, /* your mistake; the message says what to change */
+  FLASHCORE_UNSUPPORTED = 2,      /* no kernel can do this; the message says what would be */
+  FLASHCORE_OUT_OF_MEMORY = 3,
+  FLASHCORE_CUDA_ERROR = 4, /* the CUDA runtime refused; the message carries its words */
+  FLASHCORE_INTERNAL = 5
+};
+
+typedef struct flashcore_error {
+  int32_t code;
+  char message[1020]; /* always terminated */
+} flashcore_error;
+
+/* The next three have the layout of DLDevice, DLDataType and DLTensor: a DLTensor* may be cast. */
+typedef struct flashcore_device {
+  int32_t device_type; /* FLASHCORE_CPU or FLASHCORE_CUDA */
+  int32_t device_id;
+} flashcore_device;
+enum { FLASHCORE_CPU = 1, FLASHCORE_CUDA = 2 };
+
+typedef struct flashcore_dtype {
+  uint8_t code; /* FLASHCORE_FLOAT ... */
+  uint8_t bits;
+  uint16_t lanes; /* 1 */
+} flashcore_dtype;
+enum {
+  FLASHCORE_INT = 0,
+  FLASHCORE_UINT = 1, /* 8 bits: a boolean mask */
+  FLASHCORE_FLOAT = 2,
+  FLASHCORE_BFLOAT = 4,
+  FLASHCORE_BOOL = 6
+};
+
+typedef struct flashcore_tensor {
+  void* data;
+  flashcore_device device;
+  int32_t ndim;
+  flashcore_dtype dtype;
+  int64_t* shape;       /* [ndim] */
+  int64_t* strides;     /* [ndim], in elements; NULL: compact, row-major */
+  uint64_t byte_offset; /* added to data */
+} flashcore_tensor;
+
+/* One call. Shapes and meanings are those of flashcore::Tensors and flashcore::Options
+ * (problem.h); NULL tensors are not given. */
+typedef struct flashcore_params {
+  size_t struct_size; /* sizeof(flashcore_params): set by flashcore_params_init */
+  const flashcore_tensor* q;
+  const flashcore_tensor* k;
+  const flashcore_tensor* v;
+  const flashcore_tensor* out;
+  const flashcore_tensor* lse;
+  const flashcore_tensor* bias;
+  const flashcore_tensor* mask;
+  const flashcore_tensor* alibi_slopes;
+  const flashcore_tensor* sinks;
+  const flashcore_tensor* cu_seqlens_q;
+  const flashcore_tensor* cu_seqlens_k;
+  const flashcore_tensor* used_k;
+  const flashcore_tensor* q_start;
+  const flashcore_tensor* k_start;
+  int64_t window_left;  /* -1: no limit */
+  int64_t window_right; /* -1: no limit */
+  int64_t max_q_len;    /* with cu_seqlens_q; 0: total_q */
+  int64_t max_kv_len;   /* with cu_seqlens_k; 0: total_k */
+  double scale;         /* used if has_scale; default 1 / sqrt(head_dim) */
+  double softcap;       /* 0: none */
+  int32_t has_scale;
+  int32_t causal;
+  int32_t partial;
+  int32_t checked;
+  int32_t num_splits;      /* 0: the planner chooses */
+  int32_t reproducibility; /* 0: deterministic, 1: batch-invariant */
+  int32_t threads;         /* of the CPU; 0: as many as the process may use */
+  int32_t reserved;        /* 0 */
+  const char* kernel;      /* NULL, or the id of the kernel to use */
+  void* workspace;         /* on q's device, 256-byte aligned */
+  size_t workspace_bytes;
+  void* stream; /* cudaStream_t; NULL: the default stream */
+} flashcore_params;
+
+/* Fills in the defaults. struct_size is sizeof(flashcore_params) of the caller. */
+FLASHCORE_C_API void flashcore_params_init(flashcore_params* params, size_t struct_size);
+
+typedef struct flashcore_plan_info {
+  size_t struct_size;     /* set by the caller: sizeof(flashcore_plan_info) */
+  const char* kernel;     /* its id */
+  const char* family;     /* for flashcore_source_fingerprint */
+  size_t workspace_bytes; /* what flashcore_attention needs */
+  int64_t work_items;
+  int32_t tile_q, tile_k;
+  int32_t splits;
+  int32_t reserved;
+} flashcore_plan_info;
+
+/* What flashcore_attention will do with these params. Data pointers must be set, workspace not. */
+FLASHCORE_C_API int32_t flashcore_plan(const flashcore_params* params, flashcore_plan_info* info,
+                                       flashcore_error* error);
+
+/* The plan in words. Writes at most capacity bytes, terminated; *needed is the full size. */
+FLASHCORE_C_API int32_t flashcore_explain(const flashcore_params* params, char* text,
+                                          size_t capacity, size_t* needed, flashcore_error* error);
+
+/* Computes out (and lse). On failure the outputs are untouched. */
+FLASHCORE_C_API int32_t flashcore_attention(const flashcore_params* params, flashcore_error* error);
+
+FLASHCORE_C_API int32_t flashcore_workspace_init(void* workspace, size_t workspace_bytes,
+                                                 flashcore_device device, void* stream,
+                                                 flashcore_error* error);
+
+/* Synchronises and returns what a checked call found, clearing it. */
+FLASHCORE_C_API int32_t flashcore_workspace_status(void* workspace, size_t workspace_bytes,
+                                                   flashcore_device device, void* stream,
+                                                   flashcore_error* error);
+
+/* Joins partial results: outs[i] and lses[i], i < parts (at most 32), into out and lse. */
+typedef struct flashcore_merge_params {
+  size_t struct_size; /* set by the caller: sizeof(flashcore_merge_params) */
+  const flashcore_tensor* outs;
+  const flashcore_tensor* lses;
+  size_t parts;
+  const flashcore_tensor* out;
+  const flashcore_tensor* lse;   /* or NULL */
+  const flashcore_tensor* sinks; /* or NULL; in the last merge only */
+  void* stream;
+} flashcore_merge_params;
+FLASHCORE_C_API int32_t flashcore_merge(const flashcore_merge_params* params,
+                                        flashcore_error* error);
+
+/* How many CUDA devices can be used; 0 with the reason in error->message where none can. */
+FLASHCORE_C_API int32_t flashcore_cuda_device_count(flashcore_error* error);
+
+FLASHCORE_C_API const char* flashcore_status_name(int32_t code); /* "invalid_argument" */
+FLASHCORE_C_API const char* flashcore_version(void);             /* "0.1.0" */
+
+/* Hash of the sources: family "" or NULL for the library, else a kernel family; NULL if unknown. */
+FLASHCORE_C_API const char* flashcore_source_fingerprint(const char* family);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* FLASHCORE_FLASHCORE_H_ */

@@ -1,0 +1,285 @@
+// The C ABI: translates descriptors and params, calls the C++ API, reports through *error.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "core/error.h"
+#include "flashcore/attention.h"
+#include "flashcore/flashcore.h"
+
+namespace flashcore {
+namespace {
+
+static_assert(FLASHCORE_OK == static_cast<int>(StatusCode::ok) &&
+              FLASHCORE_INVALID_ARGUMENT == static_cast<int>(StatusCode::invalid_argument) &&
+              FLASHCORE_UNSUPPORTED == static_cast<int>(StatusCode::unsupported) &&
+              FLASHCORE_OUT_OF_MEMORY == static_cast<int>(StatusCode::out_of_memory) &&
+              FLASHCORE_CUDA_ERROR == static_cast<int>(StatusCode::cuda) &&
+              FLASHCORE_INTERNAL == static_cast<int>(StatusCode::internal));
+
+std::int32_t finish(const Status& status, flashcore_error* error) noexcept {
+  const auto code = static_cast<std::int32_t>(status.code());
+  if (error != nullptr) {
+    error->code = code;
+    std::snprintf(error->message, sizeof error->message, "%s", status.message().c_str());
+  }
+  return code;
+}
+
+/// Every entry point's body runs in here: nothing is thrown through C.
+template <typename Body>
+std::int32_t entry(flashcore_error* error, Body body) noexcept {
+  try {
+    return finish(body(), error);
+  } catch (const std::bad_alloc&) {
+    return finish(out_of_memory(), error);
+  } catch (...) {
+    return finish(Status(StatusCode::internal, "unexpected"), error);
+  }
+}
+
+Status check_struct(const char* name, std::size_t got, std::size_t known) {
+  if (got == known) return {};
+  return invalid_argument("%s: struct_size is %zu, this library (version %s) has %zu; compile the "
+                          "caller against its flashcore.h",
+                          name, got, version(), known);
+}
+
+Result<DType> dtype_of(const char* name, const flashcore_dtype& d) {
+  if (d.lanes == 1) {
+    if (d.code == FLASHCORE_FLOAT && d.bits == 64) return DType::f64;
+    if (d.code == FLASHCORE_FLOAT && d.bits == 32) return DType::f32;
+    if (d.code == FLASHCORE_FLOAT && d.bits == 16) return DType::f16;
+    if (d.code == FLASHCORE_BFLOAT && d.bits == 16) return DType::bf16;
+    if (d.code == FLASHCORE_INT && d.bits == 32) return DType::i32;
+    if ((d.code == FLASHCORE_BOOL || d.code == FLASHCORE_UINT) && d.bits == 8) return DType::boolean;
+  }
+  return unsupported("%s: dtype (code %d, %d bits, %d lanes) is none of f64, f32, f16, bf16, i32, "
+                     "bool",
+                     name, d.code, d.bits, d.lanes);
+}
+
+Result<Device> device_of(const char* name, const flashcore_device& d) {
+  switch (d.device_type) {
+    case FLASHCORE_CPU:
+    case 3:  // kDLCUDAHost: pinned host memory
+      return Device{DeviceType::cpu, 0};
+    case FLASHCORE_CUDA:
+    case 13:  // kDLCUDAManaged
+      return Device{DeviceType::cuda, d.device_id};
+    default:
+      return unsupported("%s: device type is %d; wanted %d (CPU) or %d (CUDA)", name, d.device_type,
+                         FLASHCORE_CPU, FLASHCORE_CUDA);
+  }
+}
+
+Status convert(const char* name, const flashcore_tensor* from, TensorView& to) {
+  if (from == nullptr) return {};
+  if (from->ndim < 1 || from->ndim > TensorView::kMaxRank) {
+    return invalid_argument("%s: ndim is %d; wanted 1 to %d", name, from->ndim,
+                            TensorView::kMaxRank);
+  }
+  if (from->shape == nullptr) return invalid_argument("%s: shape is NULL", name);
+  const Result<DType> dtype = dtype_of(name, from->dtype);
+  if (!dtype.ok()) return dtype.status();
+  const Result<Device> device = device_of(name, from->device);
+  if (!device.ok()) return device.status();
+  to.dtype = *dtype;
+  to.device = *device;
+  to.rank = from->ndim;
+  to.data = from->data == nullptr ? nullptr : static_cast<char*>(from->data) + from->byte_offset;
+  std::int64_t compact = 1;
+  for (int i = to.rank - 1; i >= 0; --i) {
+    to.shape[i] = from->shape[i];
+    to.strides[i] = from->strides != nullptr ? from->strides[i] : compact;
+    // A negative or huge extent is refused by validation; here it only must not overflow.
+    if (__builtin_mul_overflow(compact, std::max<std::int64_t>(to.shape[i], 1), &compact)) {
+      return invalid_argument("%s: the shape overflows 64 bits", name);
+    }
+  }
+  return {};
+}
+
+struct Call {
+  Tensors tensors;
+  Options options;
+};
+
+Result<Call> convert(const flashcore_params* p) {
+  if (p == nullptr) return invalid_argument("params: is NULL");
+  FLASHCORE_RETURN_IF_ERROR(check_struct("params", p->struct_size, sizeof *p));
+  Call call;
+  Tensors& t = call.tensors;
+  const struct {
+    const char* name;
+    const flashcore_tensor* from;
+    TensorView* to;
+  } all[] = {{"q", p->q, &t.q},
+             {"k", p->k, &t.k},
+             {"v", p->v, &t.v},
+             {"out", p->out, &t.out},
+             {"lse", p->lse, &t.lse},
+             {"bias", p->bias, &t.bias},
+             {"mask", p->mask, &t.mask},
+             {"alibi_slopes", p->alibi_slopes, &t.alibi_slopes},
+             {"sinks", p->sinks, &t.sinks},
+             {"cu_seqlens_q", p->cu_seqlens_q, &t.cu_seqlens_q},
+             {"cu_seqlens_k", p->cu_seqlens_k, &t.cu_seqlens_k},
+             {"used_k", p->used_k, &t.used_k},
+             {"q_start", p->q_start, &t.q_start},
+             {"k_start", p->k_start, &t.k_start}};
+  for (const auto& one : all) FLASHCORE_RETURN_IF_ERROR(convert(one.name, one.from, *one.to));
+  for (const auto& [name, flag] : {std::pair{"has_scale", p->has_scale},
+                                   {"causal", p->causal},
+                                   {"partial", p->partial},
+                                   {"checked", p->checked},
+                                   {"reproducibility", p->reproducibility}}) {
+    if (flag != 0 && flag != 1) return invalid_argument("%s is %d; wanted 0 or 1", name, flag);
+  }
+  if (p->reserved != 0) return invalid_argument("reserved is %d; wanted 0", p->reserved);
+  Options& o = call.options;
+  o.causal = p->causal != 0;
+  o.window_left = p->window_left;
+  o.window_right = p->window_right;
+  if (p->has_scale != 0) o.scale = p->scale;
+  o.softcap = p->softcap;
+  o.partial = p->partial != 0;
+  o.checked = p->checked != 0;
+  o.max_q_len = p->max_q_len;
+  o.max_kv_len = p->max_kv_len;
+  o.num_splits = p->num_splits;
+  o.reproducibility = static_cast<Reproducibility>(p->reproducibility);
+  o.kernel = p->kernel;
+  return call;
+}
+
+Result<Plan> plan_of(const flashcore_params& p, const Call& call) {
+  const Result<Problem> problem = make_problem(call.tensors, call.options);
+  if (!problem.ok()) return problem.status();
+  Result<DeviceInfo> device = device_info(problem->device);
+  if (!device.ok()) return device.status();
+  DeviceInfo info = *device;
+  if (p.threads < 0) return invalid_argument("threads is %d; wanted 0 or more", p.threads);
+  if (p.threads > 0) info.threads = p.threads;
+  return make_plan(*problem, info);
+}
+
+}  // namespace
+}  // namespace flashcore
+
+using namespace flashcore;  // NOLINT: the C functions below are this file's purpose
+
+void flashcore_params_init(flashcore_params* params, std::size_t struct_size) {
+  if (params == nullptr) return;
+  // A caller of another version gets its own size back, and a clear refusal later.
+  std::memset(params, 0, std::min(struct_size, sizeof *params));
+  if (struct_size >= sizeof params->struct_size) params->struct_size = struct_size;
+  if (struct_size < sizeof *params) return;
+  params->window_left = params->window_right = -1;
+}
+
+std::int32_t flashcore_plan(const flashcore_params* params, flashcore_plan_info* info,
+                            flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    if (info == nullptr) return invalid_argument("info: is NULL");
+    FLASHCORE_RETURN_IF_ERROR(check_struct("info", info->struct_size, sizeof *info));
+    const Result<Call> call = convert(params);
+    if (!call.ok()) return call.status();
+    const Result<Plan> plan = plan_of(*params, *call);
+    if (!plan.ok()) return plan.status();
+    *info = {sizeof *info,       plan->kernel->id, plan->kernel->family, plan->workspace_bytes,
+             plan->work_items,   plan->tile_q,     plan->tile_k,         plan->splits,
+             0};
+    return {};
+  });
+}
+
+std::int32_t flashcore_explain(const flashcore_params* params, char* text, std::size_t capacity,
+                               std::size_t* needed, flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    const Result<Call> call = convert(params);
+    if (!call.ok()) return call.status();
+    const Result<Plan> plan = plan_of(*params, *call);
+    if (!plan.ok()) return plan.status();
+    const std::string words = explain(*plan);
+    if (needed != nullptr) *needed = words.size() + 1;
+    if (text != nullptr && capacity > 0) std::snprintf(text, capacity, "%s", words.c_str());
+    return {};
+  });
+}
+
+std::int32_t flashcore_attention(const flashcore_params* params, flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    const Result<Call> call = convert(params);
+    if (!call.ok()) return call.status();
+    const Result<Plan> plan = plan_of(*params, *call);
+    if (!plan.ok()) return plan.status();
+    return run(*plan, call->tensors,
+               {params->workspace, params->workspace_bytes, plan->problem.device}, params->stream);
+  });
+}
+
+std::int32_t flashcore_workspace_init(void* workspace, std::size_t workspace_bytes,
+                                      flashcore_device device, void* stream,
+                                      flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    const Result<Device> where = device_of("workspace", device);
+    if (!where.ok()) return where.status();
+    return workspace_init({workspace, workspace_bytes, *where}, stream);
+  });
+}
+
+std::int32_t flashcore_workspace_status(void* workspace, std::size_t workspace_bytes,
+                                        flashcore_device device, void* stream,
+                                        flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    const Result<Device> where = device_of("workspace", device);
+    if (!where.ok()) return where.status();
+    return workspace_status({workspace, workspace_bytes, *where}, stream);
+  });
+}
+
+std::int32_t flashcore_merge(const flashcore_merge_params* params, flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    if (params == nullptr) return invalid_argument("params: is NULL");
+    FLASHCORE_RETURN_IF_ERROR(check_struct("params", params->struct_size, sizeof *params));
+    if (params->parts == 0 || params->parts > kMaxMergeParts) {
+      return invalid_argument("parts is %zu; wanted 1 to %d", params->parts, kMaxMergeParts);
+    }
+    if (params->outs == nullptr) return invalid_argument("outs: is NULL");
+    if (params->lses == nullptr) return invalid_argument("lses: is NULL");
+    if (params->out == nullptr) return invalid_argument("out: is NULL");
+    Partial parts[kMaxMergeParts];
+    for (std::size_t i = 0; i < params->parts; ++i) {
+      FLASHCORE_RETURN_IF_ERROR(convert("outs", &params->outs[i], parts[i].out));
+      FLASHCORE_RETURN_IF_ERROR(convert("lses", &params->lses[i], parts[i].lse));
+    }
+    TensorView out, lse, sinks;
+    FLASHCORE_RETURN_IF_ERROR(convert("out", params->out, out));
+    FLASHCORE_RETURN_IF_ERROR(convert("lse", params->lse, lse));
+    FLASHCORE_RETURN_IF_ERROR(convert("sinks", params->sinks, sinks));
+    return merge(std::span(parts, params->parts), out, lse, sinks, params->stream);
+  });
+}
+
+std::int32_t flashcore_cuda_device_count(flashcore_error* error) {
+  std::int32_t count = 0;
+  entry(error, [&]() -> Status {
+    const CudaAvailability available = cuda_availability();
+    count = available.device_count;
+    if (count == 0) return unsupported("%s", available.reason.c_str());
+    return {};
+  });
+  return count;
+}
+
+const char* flashcore_status_name(std::int32_t code) {
+  return to_string(static_cast<StatusCode>(code));
+}
+
+const char* flashcore_version(void) { return version(); }
+
+const char* flashcore_source_fingerprint(const char* family) {
+  return source_fingerprint(family == nullptr ? "" : family);
+}
