@@ -29,7 +29,7 @@ enum class PlantedBug : int {
 #if defined(FLASHCORE_PLANTS)
 struct Plant {
   int id = 0;
-  FLASHCORE_HD bool is(PlantedBug bug) const { return id == static_cast<int>(bug); }
+  FLASHCORE_HD constexpr bool is(PlantedBug bug) const { return id == static_cast<int>(bug); }
 };
 #else
 struct Plant {

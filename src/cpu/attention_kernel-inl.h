@@ -60,7 +60,9 @@ struct Block {
     return static_cast<std::int32_t>((first_row + row) / params.group);
   }
   std::int32_t head_of(std::int32_t row) const {
-    return kv_head * params.group + static_cast<std::int32_t>((first_row + row) % params.group);
+    const auto in_group = static_cast<std::int32_t>((first_row + row) % params.group);
+    if (params.plant.is(PlantedBug::gqa_map_wrong)) return in_group * params.kv_heads + kv_head;
+    return kv_head * params.group + in_group;
   }
 };
 
