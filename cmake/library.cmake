@@ -5,7 +5,9 @@ add_library(flashcore_objects OBJECT
   src/api/c_api.cc
   src/api/overlap.cc
   src/api/status.cc
+  src/api/tensor_checks.cc
   src/api/validate.cc
+  src/api/validate_merge.cc
   src/api/version.cc
   src/backend/backend.cc
   src/backend/params.cc

@@ -41,9 +41,10 @@ std::int32_t entry(flashcore_error* error, Body body) noexcept {
 
 Status check_struct(const char* name, std::size_t got, std::size_t known) {
   if (got == known) return {};
-  return invalid_argument("%s: struct_size is %zu, this library (version %s) has %zu; compile the "
-                          "caller against its flashcore.h",
-                          name, got, version(), known);
+  return invalid_argument(
+      "%s: struct_size is %zu, this library (version %s) has %zu; compile the "
+      "caller against its flashcore.h",
+      name, got, version(), known);
 }
 
 Result<DType> dtype_of(const char* name, const flashcore_dtype& d) {
@@ -53,11 +54,13 @@ Result<DType> dtype_of(const char* name, const flashcore_dtype& d) {
     if (d.code == FLASHCORE_FLOAT && d.bits == 16) return DType::f16;
     if (d.code == FLASHCORE_BFLOAT && d.bits == 16) return DType::bf16;
     if (d.code == FLASHCORE_INT && d.bits == 32) return DType::i32;
-    if ((d.code == FLASHCORE_BOOL || d.code == FLASHCORE_UINT) && d.bits == 8) return DType::boolean;
+    if ((d.code == FLASHCORE_BOOL || d.code == FLASHCORE_UINT) && d.bits == 8)
+      return DType::boolean;
   }
-  return unsupported("%s: dtype (code %d, %d bits, %d lanes) is none of f64, f32, f16, bf16, i32, "
-                     "bool",
-                     name, d.code, d.bits, d.lanes);
+  return unsupported(
+      "%s: dtype (code %d, %d bits, %d lanes) is none of f64, f32, f16, bf16, i32, "
+      "bool",
+      name, d.code, d.bits, d.lanes);
 }
 
 Result<Device> device_of(const char* name, const flashcore_device& d) {
@@ -188,9 +191,9 @@ std::int32_t flashcore_plan(const flashcore_params* params, flashcore_plan_info*
     if (!call.ok()) return call.status();
     const Result<Plan> plan = plan_of(*params, *call);
     if (!plan.ok()) return plan.status();
-    *info = {sizeof *info,       plan->kernel->id, plan->kernel->family, plan->workspace_bytes,
-             plan->work_items,   plan->tile_q,     plan->tile_k,         plan->splits,
-             0};
+    *info = {sizeof *info,          plan->kernel->id, plan->kernel->family,
+             plan->workspace_bytes, plan->work_items, plan->tile_q,
+             plan->tile_k,          plan->splits,     0};
     return {};
   });
 }

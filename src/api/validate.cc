@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <utility>
 
-#include "api/overlap.h"
+#include "api/tensor_checks.h"
 #include "core/error.h"
 #include "core/params.h"
 
@@ -15,70 +14,8 @@ namespace {
 
 constexpr std::int64_t kMaxHeadDim = 576;
 constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;  // so that positions fit 32 bits
-constexpr std::int64_t kMaxExtent = INT32_MAX;
 
 using ll = long long;
-
-bool is_float(DType dtype) noexcept {
-  return dtype == DType::f64 || dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
-}
-
-/// Extents and strides any tensor must have.
-Status check_view(const char* name, const TensorView& t) noexcept {
-  if (t.rank < 1 || t.rank > TensorView::kMaxRank) {
-    return invalid_argument("%s: rank is %d; at most %d is possible", name, t.rank,
-                            TensorView::kMaxRank);
-  }
-  std::int64_t reach = 0;  // bytes from the first to the last element
-  for (int i = 0; i < t.rank; ++i) {
-    if (t.shape[i] < 0 || t.shape[i] > kMaxExtent) {
-      return invalid_argument("%s: extent %d is %lld; it must be between 0 and %lld", name, i,
-                              ll{t.shape[i]}, ll{kMaxExtent});
-    }
-    if (t.shape[i] <= 1) continue;  // the stride is never used
-    if (t.strides[i] < 0) {
-      return invalid_argument(
-          "%s: stride %d is %lld; negative strides are not supported, copy the "
-          "tensor or reverse the order of its rows",
-          name, i, ll{t.strides[i]});
-    }
-    std::int64_t step;
-    if (__builtin_mul_overflow(t.strides[i], (t.shape[i] - 1) * size_of(t.dtype), &step) ||
-        __builtin_add_overflow(reach, step, &reach)) {
-      return invalid_argument("%s: stride %d is %lld; the tensor would not fit the address space",
-                              name, i, ll{t.strides[i]});
-    }
-  }
-  return {};
-}
-
-Status check_rank(const char* name, const TensorView& t, int rank, const char* meaning) noexcept {
-  if (t.rank == rank) return check_view(name, t);
-  if (t.rank == 0) return invalid_argument("%s: not given; wanted %s", name, meaning);
-  return invalid_argument("%s: rank is %d; wanted %d %s", name, t.rank, rank, meaning);
-}
-
-Status check_extent(const char* name, const char* what, std::int64_t got, std::int64_t wanted,
-                    const char* whose) noexcept {
-  if (got == wanted) return {};
-  return invalid_argument("%s: %s is %lld, %s has %lld; they must match", name, what, ll{got},
-                          whose, ll{wanted});
-}
-
-Status check_dtype(const char* name, DType got, DType wanted, DType alternative) noexcept {
-  if (got == wanted || got == alternative) return {};
-  if (wanted == alternative) {
-    return invalid_argument("%s: dtype is %s; wanted %s", name, to_string(got), to_string(wanted));
-  }
-  return invalid_argument("%s: dtype is %s; wanted %s or %s", name, to_string(got),
-                          to_string(wanted), to_string(alternative));
-}
-
-Status check_device(const char* name, Device got, Device wanted) noexcept {
-  if (got == wanted) return {};
-  return invalid_argument("%s: is on %s:%d, q is on %s:%d; all tensors must be on one device", name,
-                          to_string(got.type), got.index, to_string(wanted.type), wanted.index);
-}
 
 /// The stride of an axis, 0 where it cannot matter.
 std::int64_t stride(const TensorView& t, int axis) noexcept {
@@ -106,11 +43,6 @@ Layout layout_of(const TensorView& t, int batch, int head, int row, int column) 
   layout.alignment_bytes = alignment(t, layout);
   return layout;
 }
-
-struct NamedView {
-  const char* name;
-  const TensorView* view;
-};
 
 /// q, k, v and out: shapes, and from them the problem's sizes.
 Status describe_main(const Tensors& t, Problem& p) noexcept {
@@ -331,47 +263,6 @@ Status describe_optional(const Tensors& t, Problem& p) noexcept {
   return {};
 }
 
-bool has_elements(const TensorView& t) noexcept {
-  for (int i = 0; i < t.rank; ++i) {
-    if (t.shape[i] == 0) return false;
-  }
-  return true;
-}
-
-Status check_pointer(const char* name, const TensorView& t) noexcept {
-  if (!t.given() || !has_elements(t)) return {};
-  if (t.data == nullptr) return invalid_argument("%s: the pointer is null", name);
-  if (reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::size_t>(size_of(t.dtype)) != 0) {
-    return invalid_argument("%s: the pointer %p is not aligned to its %s elements (%lld bytes)",
-                            name, t.data, to_string(t.dtype), ll{size_of(t.dtype)});
-  }
-  return {};
-}
-
-/// Outputs must not overlap themselves, each other or any input.
-template <std::size_t kOutputs>
-Status check_outputs(const NamedView (&outputs)[kOutputs],
-                     std::span<const NamedView> inputs) noexcept {
-  for (std::size_t i = 0; i < kOutputs; ++i) {
-    const auto& [name, out] = outputs[i];
-    if (!out->given()) continue;
-    if (overlaps_itself(*out)) {
-      return invalid_argument("%s: its strides make elements overlap; an output must not", name);
-    }
-    for (std::size_t j = 0; j < i; ++j) {
-      if (share_memory(*out, *outputs[j].view)) {
-        return invalid_argument("%s: shares memory with %s", name, outputs[j].name);
-      }
-    }
-    for (const auto& [input_name, input] : inputs) {
-      if (input->given() && share_memory(*out, *input)) {
-        return invalid_argument("%s: shares memory with the input %s", name, input_name);
-      }
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 Result<Problem> describe(const Tensors& tensors, const Options& options) noexcept {
@@ -425,77 +316,6 @@ Status check_against_plan(const Problem& planned, const Problem& given) noexcept
   return invalid_argument(
       "run: the tensors are not those of the plan (another shape, stride, type or device, a tensor "
       "more or fewer, or a less aligned pointer); make a plan for these");
-}
-
-Status check_merge(std::span<const Partial> parts, const TensorView& out, const TensorView& lse,
-                   const TensorView& sinks) noexcept {
-  if (parts.empty() || parts.size() > kMaxMergeParts) {
-    return invalid_argument("merge: got %zu parts; wanted 1 to %d (merge more in several steps)",
-                            parts.size(), kMaxMergeParts);
-  }
-  if (out.rank != 4 && out.rank != 3) {
-    return invalid_argument(
-        "merge: out: rank is %d; wanted 4 [batch, q_heads, q_len, v_dim] or 3 "
-        "[total_q, q_heads, v_dim]",
-        out.rank);
-  }
-  if (!is_float(out.dtype)) {
-    return invalid_argument("merge: out: dtype is %s; wanted f64, f32, f16 or bf16",
-                            to_string(out.dtype));
-  }
-  FLASHCORE_RETURN_IF_ERROR(check_view("merge: out", out));
-  const DType wide = parts[0].out.dtype;
-  if (wide != DType::f32 && wide != DType::f64) {
-    return invalid_argument("merge: parts[0].out: dtype is %s; wanted f32 (f64 for f64 problems)",
-                            to_string(wide));
-  }
-  const bool packed = out.rank == 3;
-  NamedView inputs[2 * kMaxMergeParts + 1];
-  std::size_t input_count = 0;
-  char names[2 * kMaxMergeParts][32];
-  const auto check_lse = [&](const char* name, const TensorView& t) noexcept -> Status {
-    FLASHCORE_RETURN_IF_ERROR(check_rank(
-        name, t, out.rank - 1, packed ? "[q_heads, total_q]" : "[batch, q_heads, q_len]"));
-    for (int i = 0; i + 1 < out.rank; ++i) {
-      const int axis = packed ? 1 - i : i;  // packed: lse is [q_heads, total_q]
-      FLASHCORE_RETURN_IF_ERROR(
-          check_extent(name, "an extent", t.shape[i], out.shape[axis], "out"));
-    }
-    FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, wide, wide));
-    FLASHCORE_RETURN_IF_ERROR(check_device(name, t.device, out.device));
-    return check_pointer(name, t);
-  };
-  for (std::size_t n = 0; n < parts.size(); ++n) {
-    const Partial& part = parts[n];
-    char* out_name = names[2 * n];
-    char* lse_name = names[2 * n + 1];
-    std::snprintf(out_name, sizeof names[0], "merge: parts[%zu].out", n);
-    std::snprintf(lse_name, sizeof names[0], "merge: parts[%zu].lse", n);
-    FLASHCORE_RETURN_IF_ERROR(check_rank(out_name, part.out, out.rank, "like out"));
-    for (int i = 0; i < out.rank; ++i) {
-      FLASHCORE_RETURN_IF_ERROR(
-          check_extent(out_name, "an extent", part.out.shape[i], out.shape[i], "out"));
-    }
-    FLASHCORE_RETURN_IF_ERROR(check_dtype(out_name, part.out.dtype, wide, wide));
-    FLASHCORE_RETURN_IF_ERROR(check_device(out_name, part.out.device, out.device));
-    FLASHCORE_RETURN_IF_ERROR(check_pointer(out_name, part.out));
-    FLASHCORE_RETURN_IF_ERROR(check_lse(lse_name, part.lse));
-    inputs[input_count++] = {out_name, &part.out};
-    inputs[input_count++] = {lse_name, &part.lse};
-  }
-  if (lse.given()) FLASHCORE_RETURN_IF_ERROR(check_lse("merge: lse", lse));
-  if (sinks.given()) {
-    FLASHCORE_RETURN_IF_ERROR(check_rank("merge: sinks", sinks, 1, "[q_heads]"));
-    FLASHCORE_RETURN_IF_ERROR(
-        check_extent("merge: sinks", "length", sinks.shape[0], out.shape[1], "out's q_heads"));
-    FLASHCORE_RETURN_IF_ERROR(check_dtype("merge: sinks", sinks.dtype, DType::f32, DType::f32));
-    FLASHCORE_RETURN_IF_ERROR(check_device("merge: sinks", sinks.device, out.device));
-    FLASHCORE_RETURN_IF_ERROR(check_pointer("merge: sinks", sinks));
-    inputs[input_count++] = {"sinks", &sinks};
-  }
-  FLASHCORE_RETURN_IF_ERROR(check_pointer("merge: out", out));
-  const NamedView outputs[] = {{"merge: out", &out}, {"merge: lse", &lse}};
-  return check_outputs(outputs, std::span(inputs, input_count));
 }
 
 }  // namespace flashcore

@@ -30,6 +30,15 @@ bool runs_on(Isa kernel, Isa cpu) {
   return kernel == Isa::plain || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
 }
 
+/// A build with CUDA offers only the kernels it has. One without can still plan for any GPU.
+bool left_out(const KernelInfo& kernel) noexcept {
+  static const bool build_has_cuda =
+      std::any_of(kernels().begin(), kernels().end(), [](const KernelInfo& k) {
+        return k.device == DeviceType::cuda && k.compiled;
+      });
+  return build_has_cuda && kernel.device == DeviceType::cuda && !kernel.compiled;
+}
+
 /// The kernels of the smallest size that takes the problem: the first of them has the most rows per
 /// block, the last the fewest (that is their order in kernels.def). Null where none supports it.
 struct Candidates {
@@ -104,6 +113,7 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
                 const DeviceInfo& device) noexcept {
   if (kernel.device != device.device.type) return Reject::other_device;
   if (kernel.device == DeviceType::cpu && !runs_on(kernel.isa, device.isa)) return Reject::isa;
+  if (left_out(kernel)) return Reject::not_compiled;
   if (kernel.device == DeviceType::cuda) {
     if (device.compute_capability < kernel.min_compute_capability) {
       return Reject::compute_capability;

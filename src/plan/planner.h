@@ -21,8 +21,7 @@ enum class Reject {
   slower_isa,      // a wider instruction set is there
 };
 
-/// Whether the kernel can run the problem at all. Whether it is compiled is asked only where
-/// `device` is of a kind this build could run on (see make_plan).
+/// Whether the kernel can run the problem at all.
 Reject supports(const KernelInfo& kernel, const Problem& problem,
                 const DeviceInfo& device) noexcept;
 
