@@ -39,6 +39,10 @@ inline constexpr int kPanelVecs = 4, kBroadcasts = 4;
 inline constexpr int kPanelVecs = 2, kBroadcasts = 4;
 #endif
 
+/// One vector of rows leaves registers for more keys, which hides the latency of the additions.
+template <int V>
+inline constexpr int kBroadcastsOf = V == 1 ? 12 : kBroadcasts;
+
 /// A work item's place in the problem.
 template <typename T>
 struct Block {
@@ -149,7 +153,7 @@ void score_panel(T* scores, const T* k_tile, const T* q_panel, std::int32_t keys
     }
     key += M;
   };
-  while (key + kBroadcasts <= keys) step.template operator()<kBroadcasts>();
+  while (key + kBroadcastsOf<V> <= keys) step.template operator()<kBroadcastsOf<V>>();
   while (key + 4 <= keys) step.template operator()<4>();
   while (key < keys) step.template operator()<1>();
 }
@@ -172,7 +176,7 @@ void value_panel(T* out_panel, const T* v_tile, const T* probabilities, const Ve
     }
     column += M;
   };
-  while (column + kBroadcasts <= v_dim) step.template operator()<kBroadcasts>();
+  while (column + kBroadcastsOf<V> <= v_dim) step.template operator()<kBroadcastsOf<V>>();
   while (column + 4 <= v_dim) step.template operator()<4>();
   while (column < v_dim) step.template operator()<1>();
 }
