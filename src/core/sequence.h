@@ -40,8 +40,9 @@ FLASHCORE_HD Sequence sequence_of(const AttentionParams& params, std::int32_t b)
     s.q_row = detail::clamp_noting(begin, 0, params.total_q, s.error,
                                    ErrorCode::cu_seqlens_q_invalid, b, b);
     const std::int64_t room = min64(params.q_len, params.total_q - s.q_row);
-    s.q_len = detail::clamp_noting(end - s.q_row, 0, room, s.error, ErrorCode::cu_seqlens_q_invalid,
-                                   b, b + 1);
+    s.q_len = detail::clamp_noting(end, s.q_row, s.q_row + room, s.error,
+                                   ErrorCode::cu_seqlens_q_invalid, b, b + 1) -
+              s.q_row;
   }
   if (params.cu_seqlens_k != nullptr) {
     const std::int64_t begin = params.cu_seqlens_k[b];
@@ -49,8 +50,9 @@ FLASHCORE_HD Sequence sequence_of(const AttentionParams& params, std::int32_t b)
     s.k_row = detail::clamp_noting(begin, 0, params.total_k, s.error,
                                    ErrorCode::cu_seqlens_k_invalid, b, b);
     const std::int64_t room = min64(params.kv_len, params.total_k - s.k_row);
-    s.kv_len = detail::clamp_noting(end - s.k_row, 0, room, s.error,
-                                    ErrorCode::cu_seqlens_k_invalid, b, b + 1);
+    s.kv_len = detail::clamp_noting(end, s.k_row, s.k_row + room, s.error,
+                                    ErrorCode::cu_seqlens_k_invalid, b, b + 1) -
+               s.k_row;
   }
   if (params.used_k != nullptr) {
     s.kv_len = detail::clamp_noting(params.used_k[b * params.used_k_stride], 0, s.kv_len, s.error,
