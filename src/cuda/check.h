@@ -9,6 +9,7 @@ namespace flashcore::cuda {
 
 inline Status cuda_status(cudaError_t code, const char* what) noexcept {
   if (code == cudaSuccess) return {};
+  cudaGetLastError();  // it is reported here, and must not meet the caller's next error check again
   return error(code == cudaErrorMemoryAllocation ? StatusCode::out_of_memory : StatusCode::cuda,
                "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
 }
