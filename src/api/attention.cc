@@ -69,6 +69,11 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
     FLASHCORE_RETURN_IF_ERROR(check_against_plan(plan.problem, *given));
     if (is_empty(plan.problem)) return {};
     FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, plan.workspace_bytes));
+    if (workspace.device != plan.problem.device) {
+      return invalid_argument("workspace: is on %s:%d, q is on %s:%d; set Workspace::device",
+                              to_string(workspace.device.type), workspace.device.index,
+                              to_string(plan.problem.device.type), plan.problem.device.index);
+    }
     const Result<const Backend*> backend = backend_for(plan.kernel->device);
     if (!backend.ok()) return backend.status();
 
