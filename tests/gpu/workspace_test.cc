@@ -1,0 +1,115 @@
+// The workspace: whatever it held before, whoever used it before, and what a call leaves in it.
+#include <algorithm>
+
+#include "support.h"
+
+namespace flashcore::gpu_test {
+namespace {
+
+class WorkspaceUse : public GpuTest {};
+
+/// Every CUDA kernel of this build that this GPU can run.
+std::vector<const KernelInfo*> runnable_kernels() {
+  const DeviceInfo gpu = require(device_info(kGpu));
+  std::vector<const KernelInfo*> found;
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.device == DeviceType::cuda && kernel.compiled &&
+        kernel.min_compute_capability <= gpu.compute_capability &&
+        kernel.smem_bytes <= gpu.smem_per_block_bytes) {
+      found.push_back(&kernel);
+    }
+  }
+  return found;
+}
+
+TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
+  const std::vector<const KernelInfo*> found = runnable_kernels();
+  ASSERT_FALSE(found.empty());
+  for (const KernelInfo* kernel : found) {
+    for (const int splits : {1, 3}) {
+      for (const bool checked : {false, true}) {
+        verify::CaseSpec spec = dense(kernel->dtype, 2, 2, 1, kernel->tile_q + 3,
+                                      3 * kernel->tile_k + 1, kernel->head_dim);
+        spec.options.kernel = kernel->id;
+        spec.options.num_splits = splits;
+        spec.options.checked = checked;
+        spec.lse = spec.used_k = true;
+        const verify::CaseMemory memory(spec);
+        GpuCase gpu(memory);  // its workspace held only ones before workspace_init()
+        EXPECT_EQ(gpu.plan().splits, splits);
+        const std::vector<std::byte> block = gpu.direct(memory, nullptr);
+        expect_right(memory, block, gpu.plan());
+        EXPECT_TRUE(gpu.workspace().header_is_zero()) << kernel->id << " splits " << splits;
+        EXPECT_TRUE(workspace_status(gpu.workspace().get()).ok());
+      }
+    }
+  }
+}
+
+TEST_F(WorkspaceUse, PlansTakeTurns) {
+  std::vector<verify::CaseSpec> specs = {dense(DType::f32, 1, 2, 2, 40, 900, 128),
+                                         dense(DType::f16, 2, 4, 2, 100, 70, 64),
+                                         dense(DType::bf16, 1, 8, 1, 1, 5000, 64)};
+  specs[0].options.num_splits = 6;
+  specs[2].options.num_splits = 20;
+  specs[2].lse = true;
+  std::size_t bytes = 0;
+  for (const verify::CaseSpec& spec : specs) {
+    bytes = std::max(bytes, GpuCase(verify::CaseMemory(spec)).plan().workspace_bytes);
+  }
+  const TestWorkspace shared(bytes);
+  const TestStream stream;
+  for (const int turn : {0, 1, 0, 2, 1, 2, 0}) {
+    const verify::CaseSpec& spec = specs[static_cast<std::size_t>(turn)];
+    const verify::CaseMemory memory(spec);
+    GpuCase gpu(memory);
+    const std::vector<std::byte> want = gpu.direct(memory, stream);  // with its own workspace
+    expect_right(memory, want, gpu.plan());
+    gpu.load(memory);
+    require(run(gpu.plan(), gpu.tensors(), shared.get(), stream));
+    EXPECT_EQ(gpu.block(), want) << to_string(spec);
+    EXPECT_TRUE(shared.header_is_zero());
+  }
+}
+
+// Rows and splits that see no key at all: their partials are never written and must not be read.
+TEST_F(WorkspaceUse, EmptySplitsReadNothing) {
+  verify::CaseSpec spec = dense(DType::f32, 2, 2, 2, 70, 400, 64);
+  spec.options.num_splits = 6;
+  spec.options.causal = true;
+  spec.options.window_left = 10;
+  spec.lse = spec.q_start = true;
+  for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+    spec.seed = seed;
+    const verify::CaseMemory memory(spec);
+    GpuCase gpu(memory);
+    expect_right(memory, gpu.direct(memory, nullptr), gpu.plan());
+  }
+}
+
+TEST_F(WorkspaceUse, TooSmallIsRefusedAndOutputsStay) {
+  verify::CaseSpec spec = dense(DType::f32, 1, 2, 2, 20, 400, 64);
+  spec.options.num_splits = 3;
+  const verify::CaseMemory memory(spec);
+  const GpuCase gpu(memory);
+  Workspace workspace = gpu.workspace().get();
+  workspace.bytes = gpu.plan().workspace_bytes - 1;
+  const Status status = run(gpu.plan(), gpu.tensors(), workspace);
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("workspace: has"), std::string::npos) << status.message();
+  EXPECT_EQ(gpu.block(), memory.bytes());
+}
+
+TEST_F(WorkspaceUse, OnAnotherDeviceIsRefused) {
+  const verify::CaseMemory memory(dense(DType::f32, 1, 1, 1, 8, 8, 64));
+  const GpuCase gpu(memory);
+  Workspace workspace = gpu.workspace().get();
+  workspace.device = Device{};
+  const Status status = run(gpu.plan(), gpu.tensors(), workspace);
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("workspace: is on cpu:0"), std::string::npos) << status.message();
+  EXPECT_EQ(gpu.block(), memory.bytes());
+}
+
+}  // namespace
+}  // namespace flashcore::gpu_test
