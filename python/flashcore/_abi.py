@@ -1,0 +1,156 @@
+"""The structs of include/flashcore/flashcore.h, field by field.
+
+tests/python compares every size and offset with what a C compiler makes of the header.
+"""
+
+import ctypes
+from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8
+from ctypes import c_uint16, c_uint64, c_void_p
+
+OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA_ERROR, INTERNAL = range(6)
+CPU, CUDA = 1, 2
+
+# dtype name -> (code, bits): FLASHCORE_FLOAT is 2, FLASHCORE_BFLOAT 4, FLASHCORE_INT 0, BOOL 6.
+DTYPES = {
+    "f64": (2, 64),
+    "f32": (2, 32),
+    "f16": (2, 16),
+    "bf16": (4, 16),
+    "i32": (0, 32),
+    "bool": (6, 8),
+}
+
+
+class Error(ctypes.Structure):
+    _fields_ = [("code", c_int32), ("message", c_char * 1020)]
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
+
+
+class DType(ctypes.Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device", Device),
+        ("ndim", c_int32),
+        ("dtype", DType),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class Params(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q", POINTER(Tensor)),
+        ("k", POINTER(Tensor)),
+        ("v", POINTER(Tensor)),
+        ("out", POINTER(Tensor)),
+        ("lse", POINTER(Tensor)),
+        ("bias", POINTER(Tensor)),
+        ("mask", POINTER(Tensor)),
+        ("alibi_slopes", POINTER(Tensor)),
+        ("sinks", POINTER(Tensor)),
+        ("cu_seqlens_q", POINTER(Tensor)),
+        ("cu_seqlens_k", POINTER(Tensor)),
+        ("used_k", POINTER(Tensor)),
+        ("q_start", POINTER(Tensor)),
+        ("k_start", POINTER(Tensor)),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("max_q_len", c_int64),
+        ("max_kv_len", c_int64),
+        ("scale", c_double),
+        ("softcap", c_double),
+        ("has_scale", c_int32),
+        ("causal", c_int32),
+        ("partial", c_int32),
+        ("checked", c_int32),
+        ("num_splits", c_int32),
+        ("reproducibility", c_int32),
+        ("threads", c_int32),
+        ("reserved", c_int32),
+        ("kernel", c_char_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("stream", c_void_p),
+    ]
+
+
+class PlanInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("kernel", c_char_p),
+        ("family", c_char_p),
+        ("workspace_bytes", c_size_t),
+        ("work_items", c_int64),
+        ("tile_q", c_int32),
+        ("tile_k", c_int32),
+        ("splits", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class MergeParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("outs", POINTER(Tensor)),
+        ("lses", POINTER(Tensor)),
+        ("parts", c_size_t),
+        ("out", POINTER(Tensor)),
+        ("lse", POINTER(Tensor)),
+        ("sinks", POINTER(Tensor)),
+        ("stream", c_void_p),
+    ]
+
+
+# C name -> class: what the layout test walks through.
+STRUCTS = {
+    "flashcore_error": Error,
+    "flashcore_device": Device,
+    "flashcore_dtype": DType,
+    "flashcore_tensor": Tensor,
+    "flashcore_params": Params,
+    "flashcore_plan_info": PlanInfo,
+    "flashcore_merge_params": MergeParams,
+}
+
+# C name -> (result, arguments).
+FUNCTIONS = {
+    "flashcore_params_init": (None, [POINTER(Params), c_size_t]),
+    "flashcore_plan": (c_int32, [POINTER(Params), POINTER(PlanInfo), POINTER(Error)]),
+    "flashcore_explain": (
+        c_int32,
+        [POINTER(Params), POINTER(c_char), c_size_t, POINTER(c_size_t), POINTER(Error)],
+    ),
+    "flashcore_attention": (c_int32, [POINTER(Params), POINTER(Error)]),
+    "flashcore_workspace_init": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
+    "flashcore_workspace_status": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
+    "flashcore_merge": (c_int32, [POINTER(MergeParams), POINTER(Error)]),
+    "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
+    "flashcore_status_name": (c_char_p, [c_int32]),
+    "flashcore_version": (c_char_p, []),
+    "flashcore_source_fingerprint": (c_char_p, [c_char_p]),
+}
+
+
+def tensor(address, shape, dtype, device_type=CPU, device_id=0, strides=None):
+    """A descriptor of memory the caller owns. No strides: compact, row-major."""
+    code, bits = DTYPES[dtype]
+    count = len(shape)
+    described = Tensor(
+        address,
+        Device(device_type, device_id),
+        count,
+        DType(code, bits, 1),
+        (c_int64 * count)(*shape),
+        None if strides is None else (c_int64 * count)(*strides),
+        0,
+    )
+    return described

@@ -1,0 +1,249 @@
+"""One benchmark case on a GPU through torch: ours and torch's SDPA backends, each as a CUDA graph,
+replayed in turns on one stream."""
+
+import ctypes
+import warnings
+
+from flashcore import _abi, _reference, _timing
+from flashcore._judge import arithmetic_of, compare, probability_dtype
+
+_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_BITS = {"f32": "int32", "f16": "int16", "bf16": "int16"}
+_ROTATED_BYTES = 300e6  # cold cases read this much before they come back to the same input
+_MAX_SETS = 512
+_SAMPLE_US = 200
+_SLEEP_CYCLES = 1_000_000  # half a millisecond: the host queues a whole round behind it
+# How far a peer's result may be from the fp64 reference before it is not the same problem.
+_PEER_TOLERANCE = {"f32": 2e-3, "f16": 1e-2, "bf16": 3e-2}
+PEERS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION", "eff": "EFFICIENT_ATTENTION"}
+
+
+class _Runner:
+    """A graph of `calls` calls, and its time."""
+
+    def __init__(self, torch, stream, call, calls, sets):
+        self.torch, self.stream, self.calls = torch, stream, calls
+        self.graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            self.graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for number in range(calls):
+                    call(number % sets)
+            finally:
+                self.graph.capture_end()
+        self.begin = torch.cuda.Event(enable_timing=True)
+        self.end = torch.cuda.Event(enable_timing=True)
+
+    def queue(self):
+        with self.torch.cuda.stream(self.stream):
+            self.begin.record(self.stream)
+            self.graph.replay()
+            self.end.record(self.stream)
+
+    def us_per_call(self):
+        return 1e3 * self.begin.elapsed_time(self.end) / self.calls
+
+
+class CudaCase:
+    """A case in GPU memory, ready to be checked and then timed."""
+
+    device = "cuda"
+
+    def __init__(self, library, case, torch, seed=1, kernel=None, peers=tuple(PEERS)):
+        self.library, self.case, self.torch, self.peers = library, case, torch, peers
+        dtype = getattr(torch, _DTYPES[case.dtype])
+        self.stream = torch.cuda.Stream()
+        sets = 1
+        if case.cold_l2:
+            sets = int(min(max(-(-_ROTATED_BYTES // case.input_bytes()), 1), _MAX_SETS))
+        generator = torch.Generator("cuda").manual_seed(seed)
+
+        def normal(shape):
+            return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(
+                dtype)
+
+        self.q = [normal(case.q_shape) for _ in range(sets)]
+        self.k = [normal(case.kv_shape) for _ in range(sets)]
+        self.v = [normal(case.kv_shape) for _ in range(sets)]
+        self.out = [torch.full(case.q_shape, float("nan"), device="cuda", dtype=dtype)
+                    for _ in range(sets)]
+        self.lse = torch.full(case.q_shape[:3], float("nan"), device="cuda", dtype=torch.float32)
+        self.params = [self._describe(index, kernel) for index in range(sets)]
+        self.plan = library.plan(self.params[0])
+        # One workspace is enough: the calls of one stream follow each other.
+        self.workspace = torch.full((self.plan.workspace_bytes,), 255, device="cuda",
+                                    dtype=torch.uint8)
+        for params in self.params:
+            params.workspace = self.workspace.data_ptr()
+            params.workspace_bytes = self.plan.workspace_bytes
+            params.stream = self.stream.cuda_stream
+        torch.cuda.synchronize()
+        library.workspace_init(self.workspace.data_ptr(), self.plan.workspace_bytes, _abi.CUDA, 0,
+                               self.stream.cuda_stream)
+        self.peers_note = {}
+        self._runners = {}
+
+    def close(self):
+        """Gives the memory back before the next case."""
+        self._runners = {}
+        self.q = self.k = self.v = self.out = self.workspace = None
+        self.torch.cuda.synchronize()
+        self.torch.cuda.empty_cache()
+
+    def _describe(self, index, kernel):
+        params = self.library.params()
+        for name in ("q", "k", "v", "out"):
+            one = getattr(self, name)[index]
+            setattr(params, name, ctypes.pointer(
+                _abi.tensor(one.data_ptr(), tuple(one.shape), self.case.dtype, _abi.CUDA)))
+        params.causal = int(self.case.causal)
+        params.kernel = kernel.encode() if kernel else None
+        return params
+
+    def _run(self, index):
+        self.library.attention(self.params[index])
+
+    def check(self):
+        """Runs every input set on poisoned outputs; judges sampled rows of the first and the last
+        against fp64, and all of them for unwritten or non-finite elements."""
+        torch = self.torch
+        last = len(self.params) - 1
+        verdicts = []
+        for index in sorted({0, last}):
+            self.params[index].lse = ctypes.pointer(
+                _abi.tensor(self.lse.data_ptr(), tuple(self.lse.shape), "f32", _abi.CUDA))
+            self.lse.fill_(float("nan"))
+            torch.cuda.synchronize()
+            self._run(index)
+            self.stream.synchronize()
+            self.params[index].lse = None
+            verdicts.append(self._judge(index))
+        with_lse = self.out[0].clone()
+        for out in self.out:
+            out.fill_(float("nan"))
+        torch.cuda.synchronize()
+        for index in range(len(self.params)):
+            self._run(index)
+        self.stream.synchronize()
+        self._checked = [self.out[0].clone(), self.out[last].clone()]
+        torch.cuda.synchronize()  # copied before the next call, on another stream, writes again
+        verdict = max(verdicts, key=lambda one: (not one.ok, one.worst_ratio))
+        if not verdict.ok:
+            return verdict
+        if not all(bool(torch.isfinite(out).all()) for out in self.out):
+            verdict.ok, verdict.reason = False, "an element was never written, or is not finite"
+        elif not self._same_bits(with_lse, self.out[0]):
+            verdict.ok, verdict.reason = False, "asking for the LSE changes the output"
+        return verdict
+
+    def _judge(self, index):
+        case = self.case
+        rows = _reference.sample_rows(case, seed=index + 1)
+        want = _reference.torch_rows(self.torch, case, self.q[index], self.k[index], self.v[index],
+                                     rows)
+        if index == 0:
+            self._rows, self._want = rows, want
+        at = tuple(self.torch.tensor(one, device="cuda") for one in zip(*rows))
+        got, lse = self.out[index][at].double().tolist(), self.lse[at].double().tolist()
+        family = self.plan.family.decode()
+        return compare(want, got, lse, case.head_dim,
+                       arithmetic_of(case.dtype, probability_dtype(family, case.dtype)), case.dtype)
+
+    def _same_bits(self, a, b):
+        kind = getattr(self.torch, _BITS[self.case.dtype])
+        return bool((a.view(kind) == b.view(kind)).all())
+
+    def prepare(self):
+        """Captures a graph of ours and of every peer that takes the case."""
+        self._runners = {"ours": self._capture(self._run)}
+        for name in self.peers:
+            call = self._peer(name)
+            if call is None:
+                continue
+            try:
+                self._runners[name] = self._capture(call)
+            except RuntimeError as error:
+                self.peers_note[name] = f"could not be captured: {_first_line(error)}"
+
+    def _capture(self, call):
+        sets = len(self.q)
+        for number in range(2):
+            with self.torch.cuda.stream(self.stream):
+                call(number % sets)
+        self.stream.synchronize()
+        calls = max(sets, 8 if self.case.flops() < 1e10 else 1)
+        runner = _Runner(self.torch, self.stream, call, calls, sets)
+        for _ in range(2):
+            runner.queue()
+        self.stream.synchronize()
+        wanted = _timing.calls_per_sample(runner.us_per_call(), _SAMPLE_US, sets)
+        if wanted <= calls:
+            return runner
+        return _Runner(self.torch, self.stream, call, wanted, sets)
+
+    def _peer(self, name):
+        """A function that calls torch's backend on one input set; None, with a note, where it
+        refuses the case or its result is not the reference's."""
+        torch, case = self.torch, self.case
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        if case.causal and case.q_len != case.kv_len:
+            self.peers_note[name] = "torch's is_causal is top-left: not the same problem"
+            return None
+        backend = getattr(SDPBackend, PEERS[name])
+
+        def call(index):
+            with torch.inference_mode(), sdpa_kernel([backend]):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    self.q[index], self.k[index], self.v[index], is_causal=case.causal,
+                    enable_gqa=case.q_heads != case.kv_heads)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                with torch.cuda.stream(self.stream):
+                    result = call(0)
+                self.stream.synchronize()
+            except (RuntimeError, NotImplementedError) as error:
+                self.peers_note[name] = _refusal(error, caught)
+                return None
+        error = self._peer_error(result)
+        if not error < _PEER_TOLERANCE[case.dtype]:
+            self.peers_note[name] = f"its result is off by {error:.2g} (relative): not timed"
+            return None
+        return call
+
+    def _peer_error(self, result):
+        at = tuple(self.torch.tensor(one, device="cuda") for one in zip(*self._rows))
+        want = self.torch.tensor([row.out for row in self._want], device="cuda",
+                                 dtype=self.torch.float64)
+        return float((result[at].double() - want).norm() / want.norm())
+
+    def sample(self, reverse=False):
+        """One round: {name: us per call}. All graphs are queued behind a short sleep, so that none
+        waits for the host."""
+        names = list(self._runners)
+        with self.torch.cuda.stream(self.stream):
+            self.torch.cuda._sleep(_SLEEP_CYCLES)
+        for name in reversed(names) if reverse else names:
+            self._runners[name].queue()
+        self.stream.synchronize()
+        return {name: self._runners[name].us_per_call() for name in names}
+
+    def unchanged(self):
+        """Whether the calls that were timed left the very bits that were checked."""
+        return (self._same_bits(self.out[0], self._checked[0])
+                and self._same_bits(self.out[-1], self._checked[1]))
+
+
+def _refusal(error, caught):
+    """Torch warns with its reason and then raises something general."""
+    for warning in caught:
+        text = _first_line(warning.message).split(" (Triggered internally")[0]
+        if "not used because" not in text:
+            return text
+    return _first_line(error)
+
+
+def _first_line(message):
+    return (str(message).strip().splitlines() or ["refused"])[0][:160]

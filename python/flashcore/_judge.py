@@ -1,0 +1,160 @@
+"""Is a result right? The element bound of src/verify/compare.cc (derived in docs/numerics.md), in
+plain Python: it needs neither NumPy nor torch, and shares no code with what it judges."""
+
+import math
+from dataclasses import dataclass, field
+
+_UNITS = {"f64": 2.0**-52, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+_LARGEST = {"f64": 1.7976931348623157e308, "f16": 65504.0}  # others: f32's
+
+
+@dataclass
+class Arithmetic:
+    """Unit roundoffs of the output, of P as stored and of the sums; spacing of the formats at 0."""
+
+    out_unit: float
+    p_unit: float
+    sum_unit: float
+    out_smallest: float
+    p_smallest: float
+
+
+def _smallest(dtype):
+    # 16-bit formats are stored with subnormals; f32 and f64 arithmetic may flush them.
+    return {"f64": 2.0**-1022, "f16": 2.0**-24}.get(dtype, 2.0**-126)
+
+
+def arithmetic_of(out, probability):
+    sum_unit = 2.0**-52 if probability == "f64" else 2.0**-24
+    return Arithmetic(_UNITS[out], _UNITS[probability], sum_unit, _smallest(out),
+                      _smallest(probability))
+
+
+def probability_dtype(family, dtype):
+    """How the kernels of a family store P. Tensor cores take it in the inputs' format."""
+    if family in ("cpu", "simt"):
+        return "f64" if dtype == "f64" else "f32"
+    return dtype
+
+
+@dataclass
+class ReferenceRow:
+    """Query i of (batch b, head h) in f64, and what its bound is made of."""
+
+    b: int
+    h: int
+    i: int
+    out: list  # [v_dim]
+    lse: float
+    magnitude: float  # max over keys of |scale| * sum |q_d k_d|
+    spread: list  # [v_dim]: sqrt(sum p^2 v^2)
+    deviation: list  # [v_dim]: sum p |v - out|
+    v_mass: list  # [v_dim]: sum |v| / sum of the softmax
+    kv_len: int
+
+
+def _score_error(row, head_dim, a):
+    return a.sum_unit * (4 + math.sqrt(head_dim)) * row.magnitude
+
+
+def out_bound(row, column, head_dim, a):
+    want = abs(row.out[column])
+    return (2 * a.out_unit * want
+            + 4 * (a.p_unit + a.sum_unit * math.sqrt(row.kv_len)) * max(row.spread[column], want)
+            + _score_error(row, head_dim, a) * row.deviation[column]
+            + a.out_smallest + a.p_smallest * row.v_mass[column])
+
+
+def lse_bound(row, head_dim, a):
+    return (a.sum_unit * (2e-6 * 2.0**24 + math.sqrt(row.kv_len) + 2 * abs(row.lse))
+            + _score_error(row, head_dim, a))
+
+
+@dataclass
+class Verdict:
+    ok: bool = False
+    reason: str = ""
+    relative_error: float = 0.0  # |got - want| / |want|, Euclidean: for people
+    worst_ratio: float = 0.0  # max |error| / bound
+    worst_head_ratio: float = 0.0  # max over heads of |error| / (half of |bound|), Euclidean
+    worst: str = ""
+    elements: int = 0
+
+
+@dataclass
+class _Tally:
+    error2: float = 0.0
+    want2: float = 0.0
+    over: int = 0
+    misplaced: int = 0
+    worst_ratio: float = -1.0
+    worst: str = ""
+    elements: int = 0
+    heads: dict = field(default_factory=dict)
+
+    def note(self, ratio, name, got, want, bound):
+        if ratio > self.worst_ratio:
+            self.worst_ratio = ratio
+            self.worst = f"{name}: got {got:.9g}, want {want:.9g}, bound {bound:.3g}"
+
+
+def compare(rows, got, got_lse, head_dim, arithmetic, out_dtype):
+    """rows: ReferenceRow list; got: per row its out values; got_lse: per row, or None."""
+    tally = _Tally()
+    largest = _LARGEST.get(out_dtype, 3.4028234663852886e38)
+    for row, values, r in zip(rows, got, range(len(rows))):
+        head = tally.heads.setdefault((row.b, row.h), [0.0, 0.0])
+        for column, value in enumerate(values):
+            want = row.out[column]
+            if abs(want) > largest:
+                want = math.copysign(math.inf, want)
+            bound = out_bound(row, column, head_dim, arithmetic)
+            name = f"out[b={row.b}, h={row.h}, i={row.i}, c={column}]"
+            tally.elements += 1
+            if not (math.isfinite(want) and math.isfinite(value)):
+                if math.isfinite(want) != math.isfinite(value):
+                    tally.misplaced += 1
+                    tally.note(math.inf, name, value, want, bound)
+                continue
+            error = abs(value - want)
+            tally.error2 += error * error
+            tally.want2 += want * want
+            head[0] += error * error
+            head[1] += bound * bound
+            tally.over += not error <= bound
+            tally.note(error / bound, name, value, want, bound)
+        if got_lse is not None:
+            _judge_lse(tally, row, got_lse[r], lse_bound(row, head_dim, arithmetic))
+    return _verdict(tally)
+
+
+def _judge_lse(tally, row, value, bound):
+    name = f"lse[b={row.b}, h={row.h}, i={row.i}]"
+    if math.isfinite(row.lse) and math.isfinite(value):
+        error = abs(value - row.lse)
+        tally.over += not error <= bound
+        tally.note(error / bound, name, value, row.lse, bound)
+    elif not (value == row.lse or (math.isnan(value) and math.isnan(row.lse))):
+        tally.misplaced += 1
+        tally.note(math.inf, name, value, row.lse, bound)
+
+
+def _verdict(tally):
+    verdict = Verdict(elements=tally.elements, worst_ratio=max(tally.worst_ratio, 0.0),
+                      worst=tally.worst)
+    verdict.relative_error = math.sqrt(tally.error2 / tally.want2 if tally.want2 > 0
+                                       else tally.error2)
+    for error2, bound2 in tally.heads.values():
+        if bound2 > 0:
+            verdict.worst_head_ratio = max(verdict.worst_head_ratio,
+                                           2 * math.sqrt(error2 / bound2))
+    if tally.elements == 0:
+        verdict.reason = "nothing was compared"
+    elif tally.misplaced:
+        verdict.reason = "non-finite values stand at other places"
+    elif tally.over:
+        verdict.reason = "errors exceed their bounds"
+    elif verdict.worst_head_ratio > 1:
+        verdict.reason = "a head's error as a whole exceeds half its bound"
+    verdict.ok = not verdict.reason
+    return verdict

@@ -1,0 +1,155 @@
+"""Finds libflashcore, refuses a stale one, and calls it.
+
+Inside a source tree the library must have been built from that tree: its fingerprint is compared
+with what scripts/fingerprint prints. Searched in this order: $FLASHCORE_LIBRARY, build/cuda,
+build/cpu (of the tree), then the system's libraries.
+"""
+
+import ctypes
+import ctypes.util
+import os
+import subprocess
+from pathlib import Path
+
+from flashcore import _abi
+
+
+class CudaError(RuntimeError):
+    """The CUDA runtime refused; the message carries its words."""
+
+
+class StaleLibraryError(RuntimeError):
+    """The library was built from other sources than those of the tree."""
+
+
+_EXCEPTIONS = {
+    _abi.INVALID_ARGUMENT: ValueError,
+    _abi.UNSUPPORTED: NotImplementedError,
+    _abi.OUT_OF_MEMORY: MemoryError,
+    _abi.CUDA_ERROR: CudaError,
+}
+
+
+class Library:
+    """The C ABI of one loaded libflashcore; errors become exceptions."""
+
+    def __init__(self, path):
+        self.path = str(path)
+        self._c = ctypes.CDLL(self.path)
+        for name, (result, arguments) in _abi.FUNCTIONS.items():
+            function = getattr(self._c, name)
+            function.restype = result
+            function.argtypes = arguments
+        self.stale_paths = []  # libraries that were passed over because they are stale
+
+    @property
+    def version(self):
+        return self._c.flashcore_version().decode()
+
+    def fingerprint(self, family=""):
+        """Hash of the sources it was built from; None for an unknown kernel family."""
+        found = self._c.flashcore_source_fingerprint(family.encode())
+        return None if found is None else found.decode()
+
+    def cuda_device_count(self):
+        """(how many, "") or (0, why none can be used)."""
+        error = _abi.Error()
+        count = self._c.flashcore_cuda_device_count(ctypes.byref(error))
+        return count, error.message.decode() if count == 0 else ""
+
+    def params(self):
+        """A params struct with its defaults."""
+        params = _abi.Params()
+        self._c.flashcore_params_init(ctypes.byref(params), ctypes.sizeof(params))
+        return params
+
+    def plan(self, params):
+        info = _abi.PlanInfo(ctypes.sizeof(_abi.PlanInfo))
+        self._call("flashcore_plan", ctypes.byref(params), ctypes.byref(info))
+        return info
+
+    def explain(self, params):
+        needed = ctypes.c_size_t()
+        self._call("flashcore_explain", ctypes.byref(params), None, 0, ctypes.byref(needed))
+        text = ctypes.create_string_buffer(needed.value)
+        self._call("flashcore_explain", ctypes.byref(params), text, needed.value, None)
+        return text.value.decode()
+
+    def attention(self, params):
+        self._call("flashcore_attention", ctypes.byref(params))
+
+    def workspace_init(self, address, size, device_type=_abi.CPU, device_id=0, stream=None):
+        device = _abi.Device(device_type, device_id)
+        self._call("flashcore_workspace_init", address, size, device, stream)
+
+    def workspace_status(self, address, size, device_type=_abi.CPU, device_id=0, stream=None):
+        device = _abi.Device(device_type, device_id)
+        self._call("flashcore_workspace_status", address, size, device, stream)
+
+    def merge(self, params):
+        params.struct_size = ctypes.sizeof(params)
+        self._call("flashcore_merge", ctypes.byref(params))
+
+    def _call(self, name, *arguments):
+        error = _abi.Error()
+        code = getattr(self._c, name)(*arguments, ctypes.byref(error))
+        if code != _abi.OK:
+            raise _EXCEPTIONS.get(code, RuntimeError)(error.message.decode(errors="replace"))
+
+
+def tree_root():
+    """The source tree this file lies in, or None where it is installed."""
+    root = Path(__file__).resolve().parents[2]
+    return root if (root / "scripts" / "fingerprint").is_file() else None
+
+
+def tree_fingerprint(root):
+    """What a binary of this tree must have been built from."""
+    done = subprocess.run(
+        [str(Path(root) / "scripts" / "fingerprint")],
+        capture_output=True, text=True, timeout=60, check=True,
+    )
+    return done.stdout.strip()
+
+
+def _candidates(root):
+    if root is not None:
+        for preset in ("cuda", "cpu"):
+            path = root / "build" / preset / "libflashcore.so"
+            if path.is_file():
+                yield path
+    found = ctypes.util.find_library("flashcore")
+    if found is not None:
+        yield found
+
+
+def _stale_message(path, has, wants):
+    return (f"{path} was built from other sources (fingerprint {has}, the tree's is {wants}); "
+            "build it again: cmake --build --preset cuda (or cpu)")
+
+
+def load(path=None, root=None):
+    """Loads `path`, or $FLASHCORE_LIBRARY, or the first fresh library found. `root` is the source
+    tree to be fresh against; by default the one this file lies in, if any."""
+    root = Path(root) if root is not None else tree_root()
+    wants = tree_fingerprint(root) if root is not None else None
+    path = path or os.environ.get("FLASHCORE_LIBRARY")
+    if path:
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"FLASHCORE_LIBRARY is {path}; there is no such file")
+        library = Library(path)
+        if wants is not None and library.fingerprint() != wants:
+            raise StaleLibraryError(_stale_message(path, library.fingerprint(), wants))
+        return library
+    stale = []
+    for candidate in _candidates(root):
+        library = Library(candidate)
+        if wants is None or library.fingerprint() == wants:
+            library.stale_paths = [one for one, _ in stale]
+            return library
+        stale.append((str(candidate), library.fingerprint()))
+    if stale:
+        raise StaleLibraryError(_stale_message(*stale[0], wants))
+    raise FileNotFoundError(
+        "libflashcore.so was not found; build it (cmake --preset cpu && cmake --build --preset cpu) "
+        "or set FLASHCORE_LIBRARY to its path")

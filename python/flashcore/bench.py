@@ -1,0 +1,242 @@
+"""The benchmark that owns the peers: FlashCore against torch's SDPA backends, in one process.
+
+Each case is checked against fp64 first and is not timed unless it passes. Then ours and each peer
+run in turns (CUDA graphs on a GPU); a row has the median of the rounds and, for each peer, the
+median of the rounds' ratios. Rows are written after every case, so Ctrl-C keeps what is done.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+from flashcore import _cases, _library, _results, _timing
+
+_EXAMPLES = """examples:
+  python3 -m flashcore.bench                             all GPU cases, into bench/results/<gpu>.json
+  python3 -m flashcore.bench --suite lineage --case mission
+  python3 -m flashcore.bench --device cpu --threads 2    suite "cpu" against torch on the CPU
+  python3 -m flashcore.bench --case mission --kernel fwd_simt_f16_d64_q16 --output /tmp/one.json
+
+Run it in the source tree with PYTHONPATH=python. Exit codes: 0 all cases measured, 1 a case failed
+its check, 2 it could not run, 130 interrupted (what was done is written)."""
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(
+        prog="python3 -m flashcore.bench", description=__doc__.split("\n\n")[0], epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--device", choices=("cuda", "cpu"), default="cuda")
+    add("--cases", type=Path, help="the file of cases (default: bench/cases.json)")
+    add("--suite", action="append", default=[], help="only this suite; may be repeated")
+    add("--case", action="append", default=[], help="only cases of this name; may be repeated")
+    add("--kernel", help="use exactly this kernel; cases it cannot take are skipped")
+    add("--peers", default="cudnn,fa2,eff", help="GPU peers, by comma; \"\" for none")
+    add("--samples", type=int, default=20, help="rounds per case (default 20)")
+    add("--case-seconds", type=float, default=2.0,
+        help="a case whose rounds would take longer gets fewer, at least 5 (default 2)")
+    add("--time-limit", type=float, default=float("inf"), metavar="SECONDS",
+        help="start no further case after this long")
+    add("--threads", type=int, default=0, help="CPU threads, for ours and torch (default: all)")
+    add("--seed", type=int, default=1)
+    add("--output", type=Path, help="result file (default: bench/results/<gpu>.json; with "
+        "--device cpu build/bench-cpu.json)")
+    options = parser.parse_args(argv)
+    options.peers = [name for name in options.peers.split(",") if name]
+    from flashcore._bench_cuda import PEERS
+    for name in options.peers:
+        if name not in PEERS:
+            parser.error(f"--peers: \"{name}\" is none of {', '.join(PEERS)}")
+    if options.samples < 1:
+        parser.error(f"--samples is {options.samples}; wanted at least 1")
+    return options
+
+
+def import_torch(device):
+    """torch, or None on a CPU without it. A GPU needs it for memory and graphs."""
+    try:
+        import torch
+    except ImportError as error:
+        if device == "cpu":
+            return None
+        raise RuntimeError(
+            f"torch cannot be imported ({error}); a GPU benchmark with peers needs it. Ours alone: "
+            "flashcore bench --device cuda") from error
+    if device == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError("torch finds no GPU it can use; try --device cpu")
+    return torch
+
+
+class Bench:
+    """One run: its cases, its result file, its table."""
+
+    def __init__(self, options, library, torch, root):
+        self.options, self.library, self.torch = options, library, torch
+        self.begin = time.monotonic()
+        environment = _results.gpu_environment() if options.device == "cuda" else \
+            {"gpu": "", "driver": "", "cuda": ""}
+        if options.device == "cuda":
+            environment["gpu"] = torch.cuda.get_device_name(0)
+        self.output = options.output or default_output(options.device, environment["gpu"], root)
+        self.result = {
+            "fingerprint": library.fingerprint(),
+            **environment,
+            **_results.torch_versions(torch),
+            "date": _results.now(),
+            "command": "python3 -m flashcore.bench " + shlex.join(options.argv),
+        }
+        if options.device == "cpu":
+            self.result["threads"] = options.threads
+        self.rows, self.skipped, self.failed = [], [], []
+
+    def adopt(self, whole):
+        """Rows of an earlier run stay, if they are of the same sources and not measured now."""
+        old = _results.read(self.output)
+        if old is None:
+            self.kept = {}
+        elif old.get("fingerprint") == self.result["fingerprint"]:
+            self.kept = old
+        elif whole:
+            self.kept = {}
+        else:
+            raise RuntimeError(
+                f"{self.output} was measured with other sources ({old.get('fingerprint')}, now "
+                f"{self.result['fingerprint']}); measure all cases, or give --output")
+
+    def save(self):
+        kept = {name: value for name, value in self.kept.items() if name not in self.result}
+        rows = _results.merge_rows(self.kept.get("rows", []), self.rows)
+        measured = {_results.key(row) for row in self.rows}
+        skipped = [row for row in _results.merge_rows(self.kept.get("skipped", []), self.skipped)
+                   if _results.key(row) not in measured]
+        merged = {**self.result, **kept, "rows": rows, "skipped": skipped, "failed": self.failed}
+        _results.write(self.output, _results.rounded(merged))
+
+    def run(self, cases):
+        print_heading()
+        for case in cases:
+            reason = case.unsupported(self.options.device)
+            if reason is None and time.monotonic() - self.begin > self.options.time_limit:
+                reason = f"the time limit of {self.options.time_limit:g} s was over"
+            if reason is None:
+                reason = self.measure(case)
+            if reason is not None:
+                self.skipped.append({**case.fields(), "reason": reason})
+                print(f"{case.name:<12} {case.shape_text():<34} skipped: {reason}", flush=True)
+            self.save()
+
+    def measure(self, case):
+        """Checks and times one case; returns why it was skipped, or None."""
+        try:
+            subject = self.make(case)
+        except NotImplementedError as error:
+            return str(error)
+        try:
+            verdict = subject.check()
+            if verdict.ok:
+                row = self.time(case, subject, verdict)
+                if not subject.unchanged():
+                    verdict.ok, verdict.reason = False, "the timed calls gave another result"
+            if not verdict.ok:
+                self.failed.append({**case.fields(), "kernel": subject.plan.kernel.decode(),
+                                    "reason": verdict.reason, "worst": verdict.worst})
+                print(f"{case.name:<12} {case.shape_text():<34} FAILED its check: {verdict.reason}; "
+                      f"{verdict.worst}", flush=True)
+                return None
+            self.rows.append(row)
+            print_row(case, row)
+            return None
+        finally:
+            subject.close()
+
+    def make(self, case):
+        options = self.options
+        if options.device == "cpu":
+            from flashcore._bench_cpu import CpuCase
+            return CpuCase(self.library, case, self.torch, options.threads, options.seed,
+                           options.kernel)
+        from flashcore._bench_cuda import CudaCase
+        return CudaCase(self.library, case, self.torch, options.seed, options.kernel, options.peers)
+
+    def time(self, case, subject, verdict):
+        subject.prepare()
+        begin = time.monotonic()
+        subject.sample()  # not counted: it shows how long a round takes
+        count, note = _timing.sample_count(self.options.samples, time.monotonic() - begin,
+                                           self.options.case_seconds)
+        rounds = [subject.sample(reverse=number % 2 == 1) for number in range(count)]
+        family = subject.plan.family.decode()
+        row = {
+            **case.fields(),
+            "kernel": subject.plan.kernel.decode(),
+            "kernel_fingerprint": self.library.fingerprint(family),
+            "splits": subject.plan.splits,
+            "error": verdict.relative_error,
+            "error_to_bound": verdict.worst_ratio,
+            **_timing.summarise(rounds),
+            "peers_note": subject.peers_note,
+        }
+        row["tflops"] = case.flops() / row["us"] / 1e6
+        if note is not None:
+            row["note"] = note
+        return row
+
+
+def default_output(device, gpu, root):
+    base = root if root is not None else Path()
+    if device == "cpu":
+        return base / "build" / "bench-cpu.json"
+    return base / "bench" / "results" / _results.file_name(gpu)
+
+
+def print_heading():
+    print(f"{'case':<12} {'batch,heads,len,dim':<34} {'kernel':<24} {'us':>9} {'spread':>7} "
+          f"{'TFLOP/s':>8} {'error':>8}  ours/peer (below 1: ours is faster)", flush=True)
+
+
+def print_row(case, row):
+    peers = "  ".join(f"{name} {us:.4g} us ({row['ratios'][name]:.2f})"
+                      for name, us in row["peers_us"].items())
+    print(f"{case.name:<12} {case.shape_text():<34} {row['kernel']:<24} {row['us']:>9.4g} "
+          f"{100 * row['spread']:>6.1f}% {row['tflops']:>8.3g} {row['error']:>8.2g}  {peers}",
+          flush=True)
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    options = parse_arguments(argv)
+    options.argv = list(argv)
+    if options.threads == 0:
+        options.threads = len(os.sched_getaffinity(0))
+    root = _library.tree_root()
+    try:
+        library = _library.load()
+        if options.device == "cuda":
+            count, why = library.cuda_device_count()
+            if count == 0:
+                stale = "".join(f"; {path} is stale" for path in library.stale_paths)
+                raise RuntimeError(f"{library.path} cannot use a GPU: {why}{stale}")
+        torch = import_torch(options.device)
+        cases = _cases.load(options.cases or (root or Path()) / "bench" / "cases.json")
+        chosen = _cases.select(cases, options.device, options.suite, options.case)
+        bench = Bench(options, library, torch, root)
+        bench.adopt(whole=not options.suite and not options.case and not options.kernel)
+    except (OSError, RuntimeError, ValueError) as error:
+        print(f"flashcore.bench: {error}", file=sys.stderr)
+        return 2
+    try:
+        bench.run(chosen)
+    except KeyboardInterrupt:
+        bench.save()
+        print(f"interrupted; {len(bench.rows)} rows are in {bench.output}", file=sys.stderr)
+        return 130
+    print(f"{len(bench.rows)} rows, {len(bench.skipped)} skipped, {len(bench.failed)} failed, "
+          f"{time.monotonic() - bench.begin:.0f} s; written to {bench.output}")
+    return 1 if bench.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Where things are on the machine that scripts/gpu_check runs on, and how commands are run there."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from gpu_check_runner import FAILED, PASSED, TIMED_OUT, Command, Outcome
+
+
+class Context:
+    """Where things are, and how commands are run."""
+
+    def __init__(self, root, options):
+        self.root, self.options = Path(root), options
+        self.runner = None  # set once there is a report
+        self.build = self.root / "build" / "cuda"
+        self.plants_build = self.root / "build" / "plants-cuda"
+        self.cli = self.build / "bin" / "flashcore"
+        self.logs = self.root / "build" / "gpu-check"
+        self.env = command_environment(self.root)
+        self.jobs = options.jobs or len(os.sched_getaffinity(0))
+
+    def start(self, name, arguments, **extra_env):
+        return Command(arguments, self.logs / f"{name}.log", self.root, {**self.env, **extra_env})
+
+    def run(self, name, arguments, limit_s, **extra_env):
+        return self.start(name, arguments, **extra_env).wait(limit_s)
+
+
+def command_environment(root):
+    """The caller's environment; what scripts/setup put into .venv comes first, nvcc's usual place
+    last."""
+    env = dict(os.environ)
+    folders = [str(root / ".venv" / "bin"), env.get("PATH", ""), "/usr/local/cuda/bin"]
+    env["PATH"] = os.pathsep.join(folder for folder in folders if folder)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root / "python"),
+                                                      env.get("PYTHONPATH", "")]))
+    env["PYTHONUNBUFFERED"] = "1"
+    env.pop("FLASHCORE_LIBRARY", None)  # the build of this tree is what is measured
+    return env
+
+
+def from_command(done, what, details=None):
+    """Passed if the command succeeded."""
+    if done.code == 0:
+        return Outcome(PASSED, "", details or {})
+    status = TIMED_OUT if done.timed_out else FAILED
+    return Outcome(status, done.failure(what), {**(details or {}), "output": done.last_lines()})
+
+
+def python_with_torch(context):
+    """The first Python that can import torch; None where none can."""
+    candidates = [os.environ.get("FLASHCORE_PYTHON"), sys.executable, shutil.which("python3"),
+                  shutil.which("python3", path=context.env["PATH"])]
+    for number, python in enumerate(dict.fromkeys(filter(None, candidates))):
+        if context.run(f"torch_{number}", [python, "-c", "import torch"], 60).code == 0:
+            return python
+    return None

@@ -1,0 +1,184 @@
+"""The stages of scripts/gpu_check: what is run, and when it counts as passed."""
+
+import json
+import os
+import re
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+
+import gpu_check_bench
+from flashcore import _results
+from gpu_check_context import from_command, python_with_torch
+from gpu_check_runner import FAILED, NOT_RUN, PASSED, TIMED_OUT, Outcome, Stage
+from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
+
+_MIN_PROBLEMS = 20000
+_PLANTED_KERNELS = "fwd_simt_.*_d64_.*"  # a few are enough to show that the check catches bugs
+_SANITIZER_PROBLEMS = 63
+
+
+def environment(context, limit_s):
+    found = _results.gpu_environment()
+    header = context.runner.report.result
+    if not found["gpu"]:
+        return Outcome(FAILED, "nvidia-smi shows no GPU")
+    found["cuda"] = found["cuda"] or header.get("cuda", "")
+    header.update(found)
+    context.python = python_with_torch(context)
+    versions = _results.torch_versions(None)
+    if context.python is not None:
+        done = context.run("versions", [context.python, "-c", (
+            "import json, torch; from flashcore import _results; "
+            "print(json.dumps(_results.torch_versions(torch)))")], limit_s)
+        if done.code == 0:
+            versions = json.loads(done.output.strip().splitlines()[-1])
+    header.update(versions)
+    details = {"clocks": found["clocks"], "cpus": context.jobs, "machine": os.uname().machine}
+    return Outcome(PASSED, "", details)
+
+
+def fresh(context, limit_s):
+    """None where the command was built from this tree; else why it cannot be used."""
+    if not context.cli.is_file():
+        return f"{context.cli.relative_to(context.root)} is missing; run the stage build"
+    done = context.run("stale", [context.cli, "info", "--tree", "."], limit_s)
+    if done.code == 0:
+        return None
+    return f"the binary is stale: {done.last_lines(2)}"
+
+
+def build(context, limit_s):
+    steps = [["cmake", "--preset", "cuda"],
+             ["cmake", "--build", "--preset", "cuda", "-j", str(context.jobs), "--target",
+              "flashcore", "flashcore_cli", "flashcore_gpu_tests", "sanitizer_faults"]]
+    for number, step in enumerate(steps):
+        done = context.run(f"build_{number}", step, limit_s)
+        if done.code != 0:
+            return from_command(done, " ".join(step[:3]))
+    stale = fresh(context, 60)
+    if stale is not None:
+        return Outcome(FAILED, stale)
+    return Outcome(PASSED, "", {"fingerprint": context.runner.report.result["fingerprint"]})
+
+
+def start_plants_build(context):
+    """The build with planted bugs, on the side while the GPU is busy with other stages."""
+    script = (f"cmake --preset plants-cuda -DFLASHCORE_KERNELS='{_PLANTED_KERNELS}' "
+              "-DFLASHCORE_BUILD_TESTS=OFF && nice cmake --build --preset plants-cuda "
+              f"-j {context.jobs} --target flashcore_cli")
+    context.plants = context.start("plants_build", ["sh", "-c", script])
+
+
+def tests(context, limit_s):
+    report = context.logs / "tests.xml"
+    report.unlink(missing_ok=True)
+    done = context.run("tests", [
+        "ctest", "--test-dir", context.build, "-L", "^gpu$", "-j", str(min(context.jobs, 8)),
+        "--output-on-failure", "--no-tests=error", "--output-junit", report], limit_s)
+    if not report.is_file():
+        return from_command(done, "ctest") if done.code else Outcome(FAILED, "ctest left no report")
+    suite = ElementTree.parse(report).getroot()
+    skipped = [case.get("name") for case in suite.iter("testcase")
+               if case.find("skipped") is not None]
+    details = {"tests": int(suite.get("tests", "0")), "skipped": skipped}
+    outcome = from_command(done, "ctest", details)
+    if outcome.status == PASSED and len(skipped) == details["tests"]:
+        return Outcome(FAILED, "every test was skipped: the library finds no GPU", details)
+    return outcome
+
+
+def check(context, name, arguments, limit_s, least_problems):
+    """One `flashcore check --json`; passed only if it says so and ran enough problems."""
+    done = context.run(name, [
+        context.cli, "check", "--json", "--jobs", str(context.jobs), "--seed",
+        str(context.options.seed), "--time-limit", str(int(limit_s - 5)), *arguments], limit_s)
+    return judge_check(done, least_problems)
+
+
+def judge_check(done, least_problems):
+    try:
+        result = json.loads(done.output)
+    except ValueError:
+        outcome = from_command(done, "flashcore check")
+        if outcome.status == PASSED:
+            return Outcome(FAILED, f"flashcore check printed no JSON; see {done.log}")
+        return outcome
+    details = {name: result[name] for name in ("problems", "failures", "seed") if name in result}
+    if isinstance(result.get("kernels"), dict):
+        counts = [one["problems"] if isinstance(one, dict) else one
+                  for one in result["kernels"].values()]
+        details["kernels"] = len(counts)
+        details["fewest_problems_of_a_kernel"] = min(counts, default=0)
+    if "coverage" in result and len(json.dumps(result["coverage"])) < 4000:
+        details["coverage"] = result["coverage"]
+    if result.get("reports"):
+        details["first_report"] = result["reports"][0]
+    if done.code != 0 or result.get("passed") is not True or result.get("failures") != 0:
+        return Outcome(FAILED, f"{result.get('failures')} failures; see {done.log}", details)
+    if result.get("problems", 0) < least_problems:
+        return Outcome(TIMED_OUT, f"{result.get('problems')} problems within the time limit; wanted "
+                       f"{least_problems}", details)
+    return Outcome(PASSED, "", details)
+
+
+def plants(context, limit_s):
+    if not hasattr(context, "plants"):
+        start_plants_build(context)
+    begin = time.monotonic()
+    built = context.plants.wait(limit_s)
+    if built.code != 0:
+        return from_command(built, "the build with planted bugs")
+    left = limit_s - (time.monotonic() - begin)
+    done = context.run("plants", [
+        sys.executable, "scripts/check_plants", context.plants_build / "bin" / "flashcore",
+        "--device", "cuda", "--time-limit", str(int(left))], left)
+    caught = re.findall(r"^ *(\d+)  (\w+) +caught: (.*)$", done.output, re.MULTILINE)
+    missed = re.findall(r"^ *(\d+)  (\w+) +MISSED: (.*)$", done.output, re.MULTILINE)
+    details = {"caught": {name: words for _, name, words in caught},
+               "missed": {name: words for _, name, words in missed}}
+    return from_command(done, "scripts/check_plants", details)
+
+
+def sanitizers(context, limit_s):
+    program = find_tool()
+    if program is None:
+        return {f"sanitizer_{tool}": Outcome(NOT_RUN, "compute-sanitizer is not installed")
+                for tool in TOOLS}
+    gpu_tests = context.build / "tests" / "gpu"
+    programs = {
+        "check": [str(context.cli), "check", "--device", "cuda", "--problems",
+                  str(_SANITIZER_PROBLEMS), "--jobs", "1", "--json", "--time-limit",
+                  str(int(limit_s - 30))],
+        "tests": [str(gpu_tests / "flashcore_gpu_tests"),
+                  "--gtest_filter=*Checked*:WorkspaceUse.*:Merge.*:Primitives.Load*"],
+    }
+    return run_all([Sanitizer(tool, program, gpu_tests / "sanitizer_faults", programs, context.logs,
+                              context.root, context.env) for tool in TOOLS], limit_s)
+
+
+def all_stages(context):
+    """Every stage, in order. The limits leave room: a normal run takes about seven minutes."""
+    cuda = ["--device", "cuda"]
+
+    def checking(name, limit, arguments, least=1):
+        return Stage(name, limit, lambda limit_s: check(context, name, arguments, limit_s, least))
+
+    def plain(name, limit, function, may_be_missing=False):
+        return Stage(name, limit, lambda limit_s: function(context, limit_s), may_be_missing)
+
+    return [
+        plain("environment", 90, environment),
+        plain("build", 200, build),
+        plain("tests", 90, tests),
+        checking("check", 120, [*cuda, "--problems", "21000"], _MIN_PROBLEMS),
+        checking("check_lineage", 40, [*cuda, "--suite", "lineage"]),
+        checking("check_tuning", 60, [*cuda, "--suite", "tuning"]),
+        checking("check_as_l4", 30, [*cuda, "--problems", "1500", "--plan-for", "l4"], 1000),
+        checking("check_as_a100", 30, [*cuda, "--problems", "1500", "--plan-for", "a100"], 1000),
+        checking("check_cpu", 60, ["--device", "cpu", "--problems", "5000"], 5000),
+        plain("plants", 120, plants),
+        plain("sanitizers", 100, sanitizers, may_be_missing=True),
+        plain("host", 40, gpu_check_bench.host_cost),
+        plain("bench", 200, gpu_check_bench.bench),
+    ]

@@ -1,0 +1,125 @@
+/* Prints the layout of every struct of the C ABI as JSON: {"struct": {"sizeof": n, "field":
+ * [offset, size], ...}}, and the constants. tests/python compares it with python/flashcore/_abi.py. */
+#include <flashcore/flashcore.h>
+#include <stdio.h>
+
+static int first_struct = 1;
+
+static void begin(const char* name, size_t size) {
+  printf("%s\"%s\": {\"sizeof\": %zu", first_struct ? "" : ",\n ", name, size);
+  first_struct = 0;
+}
+
+#define BEGIN(type) begin(#type, sizeof(type))
+#define FIELD(type, field) \
+  printf(", \"%s\": [%zu, %zu]", #field, offsetof(type, field), sizeof(((type*)0)->field))
+#define END() printf("}")
+#define CONSTANT(name) printf(", \"%s\": %d", #name, (int)name)
+
+static void print_tensor(void) {
+  BEGIN(flashcore_error);
+  FIELD(flashcore_error, code);
+  FIELD(flashcore_error, message);
+  END();
+  BEGIN(flashcore_device);
+  FIELD(flashcore_device, device_type);
+  FIELD(flashcore_device, device_id);
+  END();
+  BEGIN(flashcore_dtype);
+  FIELD(flashcore_dtype, code);
+  FIELD(flashcore_dtype, bits);
+  FIELD(flashcore_dtype, lanes);
+  END();
+  BEGIN(flashcore_tensor);
+  FIELD(flashcore_tensor, data);
+  FIELD(flashcore_tensor, device);
+  FIELD(flashcore_tensor, ndim);
+  FIELD(flashcore_tensor, dtype);
+  FIELD(flashcore_tensor, shape);
+  FIELD(flashcore_tensor, strides);
+  FIELD(flashcore_tensor, byte_offset);
+  END();
+}
+
+static void print_params(void) {
+  BEGIN(flashcore_params);
+  FIELD(flashcore_params, struct_size);
+  FIELD(flashcore_params, q);
+  FIELD(flashcore_params, k);
+  FIELD(flashcore_params, v);
+  FIELD(flashcore_params, out);
+  FIELD(flashcore_params, lse);
+  FIELD(flashcore_params, bias);
+  FIELD(flashcore_params, mask);
+  FIELD(flashcore_params, alibi_slopes);
+  FIELD(flashcore_params, sinks);
+  FIELD(flashcore_params, cu_seqlens_q);
+  FIELD(flashcore_params, cu_seqlens_k);
+  FIELD(flashcore_params, used_k);
+  FIELD(flashcore_params, q_start);
+  FIELD(flashcore_params, k_start);
+  FIELD(flashcore_params, window_left);
+  FIELD(flashcore_params, window_right);
+  FIELD(flashcore_params, max_q_len);
+  FIELD(flashcore_params, max_kv_len);
+  FIELD(flashcore_params, scale);
+  FIELD(flashcore_params, softcap);
+  FIELD(flashcore_params, has_scale);
+  FIELD(flashcore_params, causal);
+  FIELD(flashcore_params, partial);
+  FIELD(flashcore_params, checked);
+  FIELD(flashcore_params, num_splits);
+  FIELD(flashcore_params, reproducibility);
+  FIELD(flashcore_params, threads);
+  FIELD(flashcore_params, reserved);
+  FIELD(flashcore_params, kernel);
+  FIELD(flashcore_params, workspace);
+  FIELD(flashcore_params, workspace_bytes);
+  FIELD(flashcore_params, stream);
+  END();
+}
+
+static void print_plan_and_merge(void) {
+  BEGIN(flashcore_plan_info);
+  FIELD(flashcore_plan_info, struct_size);
+  FIELD(flashcore_plan_info, kernel);
+  FIELD(flashcore_plan_info, family);
+  FIELD(flashcore_plan_info, workspace_bytes);
+  FIELD(flashcore_plan_info, work_items);
+  FIELD(flashcore_plan_info, tile_q);
+  FIELD(flashcore_plan_info, tile_k);
+  FIELD(flashcore_plan_info, splits);
+  FIELD(flashcore_plan_info, reserved);
+  END();
+  BEGIN(flashcore_merge_params);
+  FIELD(flashcore_merge_params, struct_size);
+  FIELD(flashcore_merge_params, outs);
+  FIELD(flashcore_merge_params, lses);
+  FIELD(flashcore_merge_params, parts);
+  FIELD(flashcore_merge_params, out);
+  FIELD(flashcore_merge_params, lse);
+  FIELD(flashcore_merge_params, sinks);
+  FIELD(flashcore_merge_params, stream);
+  END();
+}
+
+int main(void) {
+  printf("{");
+  print_tensor();
+  print_params();
+  print_plan_and_merge();
+  CONSTANT(FLASHCORE_OK);
+  CONSTANT(FLASHCORE_INVALID_ARGUMENT);
+  CONSTANT(FLASHCORE_UNSUPPORTED);
+  CONSTANT(FLASHCORE_OUT_OF_MEMORY);
+  CONSTANT(FLASHCORE_CUDA_ERROR);
+  CONSTANT(FLASHCORE_INTERNAL);
+  CONSTANT(FLASHCORE_CPU);
+  CONSTANT(FLASHCORE_CUDA);
+  CONSTANT(FLASHCORE_INT);
+  CONSTANT(FLASHCORE_FLOAT);
+  CONSTANT(FLASHCORE_BFLOAT);
+  CONSTANT(FLASHCORE_BOOL);
+  printf("}\n");
+  return 0;
+}

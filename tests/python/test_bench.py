@@ -1,0 +1,211 @@
+"""The benchmark on the CPU: a tiny case from beginning to end, with and without torch; nothing that
+fails its check is timed; what is done is kept."""
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from flashcore import _cases, _library, _results, bench
+from flashcore._bench_cpu import CpuCase
+from support import case
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+class Bench(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.output = Path(self.folder.name) / "result.json"
+        self.with_torch = False
+
+    def run_bench(self, cases, *arguments):
+        """(exit code, standard output, standard error)."""
+        file = Path(self.folder.name) / "cases.json"
+        file.write_text(json.dumps({"cases": [one.fields() for one in cases]}))
+        out, err = io.StringIO(), io.StringIO()
+        without = {} if self.with_torch else {"torch": None}  # as if it were not installed
+        with mock.patch.dict(sys.modules, without), contextlib.redirect_stdout(out), \
+                contextlib.redirect_stderr(err):
+            code = bench.main(["--device", "cpu", "--cases", str(file), "--output",
+                               str(self.output), "--samples", "5", "--threads", "1", *arguments])
+        return code, out.getvalue(), err.getvalue()
+
+    def result(self):
+        return json.loads(self.output.read_text())
+
+    def test_every_format_without_torch(self):
+        cases = [case(name=dtype, dtype=dtype, causal=True) for dtype in ("f32", "f64", "f16", "bf16")]
+        code, out, err = self.run_bench(cases)
+        self.assertEqual(code, 0, err)
+        result = self.result()
+        self.assertEqual(_results.problems_of(result), [])
+        self.assertEqual(result["fingerprint"], _library.load().fingerprint())
+        self.assertEqual([row["name"] for row in result["rows"]], ["f32", "f64", "f16", "bf16"])
+        for row in result["rows"]:
+            self.assertEqual(len(row["samples"]), 5)
+            self.assertLess(row["error_to_bound"], 1)
+            self.assertEqual(row["peers_note"], {"torch": "torch is not installed"})
+            self.assertIn(row["kernel"], out)
+
+    @unittest.skipIf(torch is None, "torch is not installed")
+    def test_torch_is_measured_beside_ours(self):
+        self.with_torch = True
+        code, out, err = self.run_bench([case(q_len=9), case(name="top-left", causal=True),
+                                         case(name="causal", q_len=9, causal=True)])
+        self.assertEqual(code, 0, err)
+        same, other, causal = self.result()["rows"]
+        for row in (same, causal):
+            self.assertGreater(row["peers_us"]["torch"], 0)
+            self.assertGreater(row["ratios"]["torch"], 0)
+        self.assertIn("not the same problem", other["peers_note"]["torch"])
+        self.assertEqual(other["peers_us"], {})
+
+    def test_what_fails_its_check_is_not_timed(self):
+        real = _library.Library.attention
+
+        def broken(library, params):
+            real(library, params)
+            values = params.out.contents.data
+            import ctypes
+            ctypes.cast(values, ctypes.POINTER(ctypes.c_float))[3] += 0.01
+
+        with mock.patch.object(_library.Library, "attention", broken), \
+                mock.patch.object(CpuCase, "sample", side_effect=AssertionError("timed")):
+            code, out, err = self.run_bench([case(q_len=2)])
+        self.assertEqual(code, 1)
+        self.assertIn("FAILED its check", out)
+        result = self.result()
+        self.assertEqual(result["rows"], [])
+        self.assertIn("c=3", result["failed"][0]["worst"])
+
+    def test_an_unwritten_element_is_found(self):
+        with mock.patch.object(_library.Library, "attention", lambda *_: None):
+            code, _, _ = self.run_bench([case()])
+        self.assertEqual(code, 1)
+        self.assertEqual(self.result()["rows"], [])
+
+    def test_a_result_that_changes_later_is_found(self):
+        real = CpuCase.sample
+
+        def sample(self, reverse=False):
+            times = real(self, reverse)
+            self.out.data[0] += 1
+            return times
+
+        with mock.patch.object(CpuCase, "sample", sample):
+            code, _, _ = self.run_bench([case()])
+        self.assertEqual(code, 1)
+        self.assertIn("another result", self.result()["failed"][0]["reason"])
+
+    def test_what_cannot_be_measured_is_skipped_with_its_reason(self):
+        code, out, _ = self.run_bench([case(dtype="e4m3"), case(name="both", dtype="f16/e4m3"),
+                                       case(name="back", kind="bwd"), case(name="good")])
+        self.assertEqual(code, 0)
+        result = self.result()
+        self.assertEqual([row["name"] for row in result["rows"]], ["good"])
+        self.assertEqual([one["name"] for one in result["skipped"]], ["tiny", "both", "back"])
+        self.assertTrue(all(one["reason"] for one in result["skipped"]))
+        self.assertEqual(out.count("skipped: "), 3)
+
+    def test_a_kernel_by_name(self):
+        code, _, _ = self.run_bench([case(), case(name="half", dtype="f16")], "--kernel",
+                                    "fwd_plain_f32")
+        self.assertEqual(code, 0)
+        self.assertEqual([row["kernel"] for row in self.result()["rows"]], ["fwd_plain_f32"])
+        self.assertIn("takes f32", self.result()["skipped"][0]["reason"])
+
+    def test_the_time_limit(self):
+        code, _, _ = self.run_bench([case(), case(name="late")], "--time-limit", "0")
+        self.assertEqual(code, 0)
+        self.assertEqual(len(self.result()["skipped"]), 2)
+        self.assertIn("time limit", self.result()["skipped"][0]["reason"])
+
+    def test_an_interrupt_keeps_what_is_done(self):
+        real, calls = CpuCase.check, []
+
+        def check(self):
+            calls.append(self)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return real(self)
+
+        with mock.patch.object(CpuCase, "check", check):
+            code, _, err = self.run_bench([case(name="done"), case(name="second")])
+        self.assertEqual(code, 130)
+        self.assertIn("interrupted; 1 rows", err)
+        self.assertEqual([row["name"] for row in self.result()["rows"]], ["done"])
+
+    def test_rows_of_other_runs(self):
+        cases = [case(name="a"), case(name="b", suite="cpu")]
+        self.run_bench(cases)
+        before = {row["name"]: row["us"] for row in self.result()["rows"]}
+        code, _, _ = self.run_bench(cases, "--case", "b")
+        self.assertEqual(code, 0)
+        after = {row["name"]: row["us"] for row in self.result()["rows"]}
+        self.assertEqual((list(after), after["a"]), (["a", "b"], before["a"]))
+
+        stale = self.result()
+        stale["fingerprint"] = "0" * 16
+        _results.write(self.output, stale)
+        code, _, err = self.run_bench(cases, "--case", "b")
+        self.assertEqual(code, 2)
+        self.assertIn("other sources", err)
+        self.assertEqual(self.result(), stale)
+        self.assertEqual(self.run_bench(cases)[0], 0)
+        self.assertEqual(len(self.result()["rows"]), 2)
+
+    def test_mistakes_are_explained(self):
+        code, _, err = self.run_bench([case()], "--suite", "nonsense")
+        self.assertEqual(code, 2)
+        self.assertIn("known are cpu", err)
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as err:
+            bench.main(["--peers", "cudnn,nobody"])
+        self.assertIn("nobody", err.getvalue())
+        code, _, err = self.run_bench([case()], "--cases", "/no/such/file")
+        self.assertEqual(code, 2)
+        self.assertIn("/no/such/file", err)
+
+
+class Selection(unittest.TestCase):
+    def test_defaults_follow_the_device(self):
+        cases = [case(name="a", suite="cpu"), case(name="b", suite="anchors"),
+                 case(name="c", suite="lineage")]
+
+        def names(*arguments, **options):
+            return [one.name for one in _cases.select(cases, *arguments, **options)]
+
+        self.assertEqual(names("cpu"), ["a"])
+        self.assertEqual(names("cuda"), ["b", "c"])
+        self.assertEqual(names("cuda", suites=["cpu", "lineage"]), ["a", "c"])
+        self.assertEqual(names("cpu", names=["b"]), ["b"])
+        with self.assertRaisesRegex(ValueError, "known are a, b, c"):
+            names("cpu", names=["d"])
+
+    def test_the_file_is_checked(self):
+        good = case().fields()
+        self.assertEqual(_cases.parse(json.dumps([good]), "x"), [case()])
+        for name, value in (("batch", "1"), ("batch", True), ("causal", 1), ("name", 3)):
+            with self.assertRaisesRegex(ValueError, f"x: case 0: {name}"):
+                _cases.parse(json.dumps([{**good, name: value}]), "x")
+        with self.assertRaisesRegex(ValueError, 'no field "kv_len"'):
+            _cases.parse(json.dumps([{k: v for k, v in good.items() if k != "kv_len"}]), "x")
+        with self.assertRaisesRegex(ValueError, "list of cases"):
+            _cases.parse("{}", "x")
+
+    def test_arithmetic(self):
+        one = case(batch=2, q_heads=4, kv_heads=2, q_len=3, kv_len=5, head_dim=8, dtype="f16")
+        self.assertEqual(one.flops(), 4 * 2 * 4 * 15 * 8)
+        self.assertEqual(one.input_bytes(), 2 * (4 * 3 + 2 * 2 * 5) * 8 * 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

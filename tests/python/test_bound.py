@@ -1,0 +1,104 @@
+"""The verdict on a result: right ones pass at every scale, wrong ones do not."""
+
+import copy
+import math
+import unittest
+
+from flashcore import _judge, _reference
+from support import Drawn, case, reference, rounded
+
+
+def judge(one, rows, got, lse=None):
+    arithmetic = _judge.arithmetic_of(one.dtype, _judge.probability_dtype("cpu", one.dtype))
+    return _judge.compare(rows, got, lse, one.head_dim, arithmetic, one.dtype)
+
+
+class Accepts(unittest.TestCase):
+    def test_the_rounded_reference(self):
+        for dtype in ("f64", "f32", "f16", "bf16"):
+            for sigma in (0.01, 1.0, 10.0):
+                one = case(dtype=dtype, causal=True)
+                rows = reference(one, sigma)
+                verdict = judge(one, rows, rounded(rows, dtype), [row.lse for row in rows])
+                self.assertTrue(verdict.ok, f"{dtype} {sigma}: {verdict}")
+                self.assertEqual(verdict.elements, len(rows) * one.head_dim)
+
+
+class Rejects(unittest.TestCase):
+    def setUp(self):
+        self.case = case(kv_len=64)
+        self.rows = reference(self.case)
+        self.good = rounded(self.rows, "f32")
+
+    def expect(self, got, reason, lse=None):
+        verdict = judge(self.case, self.rows, got, lse)
+        self.assertFalse(verdict.ok)
+        self.assertIn(reason, verdict.reason)
+        return verdict
+
+    def test_nan_and_infinity(self):
+        for bad in (math.nan, math.inf, -math.inf):
+            got = copy.deepcopy(self.good)
+            got[3][2] = bad
+            verdict = self.expect(got, "non-finite")
+            self.assertIn("i=3, c=2", verdict.worst)
+
+    def test_a_scaled_result(self):
+        self.expect([[1.001 * x for x in row] for row in self.good], "exceed")
+
+    def test_zeros(self):
+        self.expect([[0.0] * len(row) for row in self.good], "exceed")
+
+    def test_one_wrong_element(self):
+        got = copy.deepcopy(self.good)
+        got[-1][-1] += 1e-4
+        self.expect(got, "exceed")
+
+    def test_two_heads_exchanged(self):
+        half = len(self.good) // 2
+        self.expect(self.good[half:] + self.good[:half], "exceed")
+
+    def test_small_errors_of_one_sign_everywhere(self):
+        arithmetic = _judge.arithmetic_of("f32", "f32")
+        got = [[x + 0.9 * _judge.out_bound(row, c, 8, arithmetic) for c, x in enumerate(row.out)]
+               for row in self.rows]
+        self.expect(got, "a head's error as a whole")
+
+    def test_lse_in_another_base(self):
+        self.expect(self.good, "exceed", [row.lse / math.log(2) for row in self.rows])
+        self.expect(self.good, "non-finite", [math.nan] * len(self.rows))
+
+    def test_a_dropped_key_of_2048(self):
+        one = case(q_heads=1, q_len=1, kv_len=2048, head_dim=16)
+        drawn = Drawn(one)
+        rows = _reference.plain_rows(one, drawn.q, drawn.k, drawn.v, [(0, 0, 0)])
+        fewer = case(q_heads=1, q_len=1, kv_len=2047, head_dim=16)
+        dropped = _reference.plain_rows(fewer, drawn.q, drawn.k, drawn.v, [(0, 0, 0)])
+        self.assertTrue(judge(one, rows, rounded(rows, "f32")).ok)
+        self.assertFalse(judge(one, rows, rounded(dropped, "f32")).ok)
+
+    def test_nothing(self):
+        self.assertFalse(judge(self.case, [], []).ok)
+
+
+class Bound(unittest.TestCase):
+    def test_by_hand(self):
+        """One element with round numbers, against the formula of docs/numerics.md."""
+        row = _judge.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0, spread=[0.25],
+                                  deviation=[0.125], v_mass=[10.0], kv_len=16)
+        u = 2.0**-24
+        a = _judge.arithmetic_of("f16", "f32")
+        want = (2 * 2.0**-11 * 0.5 + 4 * (u + 4 * u) * 0.5 + u * (4 + 8) * 2.0 * 0.125 + 2.0**-24
+                + 10 * 2.0**-126)
+        self.assertAlmostEqual(_judge.out_bound(row, 0, 64, a) / want, 1, delta=1e-12)
+        lse = 2e-6 + u * (4 + 12 * 2.0 + 6.0)
+        self.assertAlmostEqual(_judge.lse_bound(row, 64, a) / lse, 1, delta=1e-12)
+
+    def test_tensor_cores_store_p_in_the_inputs_format(self):
+        self.assertEqual(_judge.probability_dtype("simt", "bf16"), "f32")
+        self.assertEqual(_judge.probability_dtype("cpu", "f64"), "f64")
+        self.assertEqual(_judge.probability_dtype("sm90", "bf16"), "bf16")
+
+
+if __name__ == "__main__":
+    unittest.main()

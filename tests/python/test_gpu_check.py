@@ -1,0 +1,262 @@
+"""The stage runner of scripts/gpu_check with small commands in place of the real ones: time limits,
+results written stage by stage, what counts as passed."""
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+import gpu_check_bench
+import gpu_check_stages as stages
+from gpu_check_context import Context
+from gpu_check_runner import Command, Outcome, Report, Runner, Stage
+from flashcore import _results
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_script():
+    loader = importlib.machinery.SourceFileLoader("gpu_check", str(ROOT / "scripts" / "gpu_check"))
+    spec = importlib.util.spec_from_loader("gpu_check", loader)
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+class WithFolder(unittest.TestCase):
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+
+    def run_command(self, script, limit_s=20):
+        return Command(["sh", "-c", script], self.folder / "one.log", self.folder).wait(limit_s)
+
+
+class Commands(WithFolder):
+    def test_output_and_exit_code(self):
+        done = self.run_command("echo words; echo noise >&2; exit 3")
+        self.assertEqual((done.code, done.timed_out, done.output), (3, False, "words\n"))
+        self.assertEqual(done.log.read_text(), "noise\n")
+        self.assertIn("exit code 3", done.failure("it"))
+        self.assertIn("noise", done.last_lines())
+
+    def test_a_time_limit_ends_the_children_too(self):
+        begin = time.monotonic()
+        done = self.run_command("echo begun; sleep 60 & echo $!; wait", 0.5)
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertTrue(done.timed_out)
+        self.assertIsNone(done.code)
+        self.assertIn("did not end within", done.failure("it"))
+        begun, pid = done.output.split()  # what was printed before is kept
+        self.assertEqual(begun, "begun")
+        deadline = time.monotonic() + 5
+        while alive(int(pid)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertFalse(alive(int(pid)))
+
+    def test_a_deaf_command_is_forced(self):
+        done = self.run_command("trap '' TERM; while :; do sleep 0.1; done", 0.3)
+        self.assertTrue(done.timed_out)
+
+    def test_a_missing_program(self):
+        done = Command(["/no/such/program"], self.folder / "x.log", self.folder).wait(5)
+        self.assertIsNone(done.code)
+        self.assertIn("/no/such/program", done.last_lines())
+
+    def test_nothing_outlives_the_run(self):
+        command = Command(["sleep", "60"], self.folder / "x.log", self.folder)
+        Command.end_all()
+        self.assertIsNotNone(command._process.poll())
+
+
+class Stages(WithFolder):
+    def runner(self, time_limit_s=60):
+        self.path = self.folder / "results" / "h200.json"
+        header = {"fingerprint": "0123456789abcdef", "gpu": "NVIDIA H200", "driver": "1",
+                  "cuda": "1", "torch": "1", "cudnn": "1", "date": "d", "command": "c"}
+        self.said = []
+        return Runner(Report(self.path, header), time_limit_s, self.said.append)
+
+    def written(self):
+        return json.loads(self.path.read_text())
+
+    def test_each_result_is_written_before_the_next_stage(self):
+        runner = self.runner()
+        seen = []
+        runner.run(Stage("one", 5, lambda limit: Outcome("passed", "", {"count": 3})))
+
+        def second(limit):
+            seen.append(self.written()["stages"])
+            return Outcome("failed", "it broke")
+
+        runner.run(Stage("two", 5, second))
+        self.assertEqual(list(seen[0]), ["one"])
+        self.assertEqual(seen[0]["one"]["details"], {"count": 3})
+        stage = self.written()["stages"]["two"]
+        self.assertEqual((stage["status"], stage["reason"]), ("failed", "it broke"))
+        self.assertEqual(_results.problems_of(self.written()), [])
+        self.assertFalse(runner.ok())
+        self.assertIn("it broke", runner.summary())
+
+    def test_a_broken_stage_does_not_stop_the_others(self):
+        runner = self.runner()
+
+        def broken(limit):
+            raise RuntimeError("surprise")
+
+        runner.run(Stage("broken", 5, broken))
+        runner.run(Stage("next", 5, lambda limit: Outcome("passed")))
+        found = self.written()["stages"]
+        self.assertEqual(found["broken"]["status"], "failed")
+        self.assertIn("surprise", found["broken"]["reason"])
+        self.assertEqual(found["next"]["status"], "passed")
+
+    def test_limits(self):
+        runner = self.runner(time_limit_s=1.5)
+        limits = []
+        runner.run(Stage("own", 1, lambda limit: limits.append(limit) or Outcome("passed")))
+        runner.run(Stage("total", 100, lambda limit: limits.append(limit) or time.sleep(1.6)
+                         or Outcome("passed")))
+        runner.run(Stage("late", 100, lambda limit: self.fail("must not run")))
+        self.assertEqual(limits[0], 1)
+        self.assertLess(limits[1], 1.51)
+        self.assertEqual(self.written()["stages"]["late"]["status"], "timed out")
+        self.assertFalse(runner.ok())
+
+    def test_an_interrupt_is_written_down(self):
+        runner = self.runner()
+
+        def interrupted(limit):
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            runner.run(Stage("one", 5, interrupted))
+        self.assertEqual(self.written()["stages"]["one"]["reason"], "interrupted")
+
+    def test_not_run_is_reported_and_passes_only_where_it_may(self):
+        group = {"sanitizer_a": Outcome("passed"), "sanitizer_b": Outcome("not run", "refused")}
+        for may_be_missing, ok in ((True, True), (False, False)):
+            runner = self.runner()
+            runner.run(Stage("sanitizers", 5, lambda limit: group, may_be_missing))
+            self.assertEqual(runner.ok(), ok)
+            self.assertEqual(self.written()["stages"]["sanitizer_b"]["status"], "not run")
+        runner = self.runner()
+        runner.run(Stage("sanitizers", 5, lambda limit: {"a": Outcome("failed", "x")}, True))
+        self.assertFalse(runner.ok())
+
+    def test_no_stage_at_all_is_no_success(self):
+        self.assertFalse(self.runner().ok())
+
+    def test_an_earlier_result_is_kept_where_asked(self):
+        runner = self.runner()
+        runner.run(Stage("build", 5, lambda limit: Outcome("passed")))
+        report = Report(self.path, {"date": "later"}, keep=self.written())
+        report.add("bench", Outcome("passed"), 1.0)
+        self.assertEqual(list(self.written()["stages"]), ["build", "bench"])
+        self.assertEqual(self.written()["date"], "later")
+
+
+class Verdicts(WithFolder):
+    def judge(self, result, code=0, least=10):
+        return stages.judge_check(
+            self.run_command(f"echo '{json.dumps(result)}'; exit {code}"), least)
+
+    def test_a_check(self):
+        good = {"passed": True, "problems": 20, "failures": 0, "kernels": {
+            "a": {"problems": 15}, "b": {"problems": 5}}, "coverage": {"pairs": 1}}
+        outcome = self.judge(good)
+        self.assertEqual(outcome.status, "passed")
+        self.assertEqual(outcome.details["fewest_problems_of_a_kernel"], 5)
+        self.assertEqual(self.judge({**good, "failures": 1}).status, "failed")
+        self.assertEqual(self.judge({**good, "passed": False}).status, "failed")
+        self.assertEqual(self.judge(good, code=1).status, "failed")
+        few = self.judge(good, least=21)
+        self.assertEqual(few.status, "timed out")
+        self.assertIn("20 problems", few.reason)
+
+    def test_a_check_without_json(self):
+        self.assertEqual(stages.judge_check(self.run_command("echo hello"), 1).status, "failed")
+        self.assertEqual(stages.judge_check(self.run_command("exit 2"), 1).status, "failed")
+        done = self.run_command("sleep 30", 0.2)
+        self.assertEqual(stages.judge_check(done, 1).status, "timed out")
+
+    def bench(self, measured, script="exit 0"):
+        output = self.folder / "bench.json"
+        if measured is not None:
+            _results.write(output, measured)
+        header = {"gpu": "NVIDIA H200", "fingerprint": "0" * 16}
+        report = Report(self.folder / "h200.json", header)
+        outcome = gpu_check_bench.take_rows(report, output, self.run_command(script, 0.5))
+        report.save()
+        return outcome, json.loads((self.folder / "h200.json").read_text())
+
+    def test_a_bench_that_is_cut_off_keeps_its_rows(self):
+        outcome, written = self.bench({"rows": [{"name": "a", "us": 1.0}]}, "sleep 30")
+        self.assertEqual(outcome.status, "timed out")
+        self.assertEqual(written["rows"], [{"name": "a", "us": 1.0}])
+
+    def test_a_bench_without_rows_or_with_cases_left_fails(self):
+        self.assertEqual(self.bench(None)[0].status, "failed")
+        outcome, _ = self.bench({"rows": [{"name": "a", "us": 1.0}], "skipped": [
+            {"name": "b", "reason": "the time limit of 5 s was over"}, {"name": "c", "reason": "f8"}]})
+        self.assertEqual(outcome.status, "timed out")
+        self.assertIn("1 cases", outcome.reason)
+
+    def test_bars(self):
+        rows = [{"name": "simt-small", "us": 20.0, "tflops": 0.1},
+                {"name": "simt-f32", "us": 900.0, "tflops": 19.0}]
+        self.assertEqual(self.bench({"rows": rows})[0].status, "passed")
+        for number, name, figure, value in ((0, "simt-small", "us", 26.0),
+                                            (1, "simt-f32", "tflops", 11.9)):
+            slow = [dict(row) for row in rows]
+            slow[number][figure] = value
+            outcome, _ = self.bench({"rows": slow})
+            self.assertEqual(outcome.status, "failed")
+            self.assertIn(name, outcome.reason)
+        self.assertEqual(gpu_check_bench.bars_of("NVIDIA L4", rows), {})
+
+
+class Script(WithFolder):
+    def test_stages_by_name(self):
+        script = load_script()
+        known = [Stage("a", 1, None), Stage("b", 1, None)]
+        self.assertEqual([one.name for one in script.choose(known, [])], ["a", "b"])
+        self.assertEqual([one.name for one in script.choose(known, ["b"])], ["b"])
+        with self.assertRaisesRegex(ValueError, "known are a, b"):
+            script.choose(known, ["c"])
+
+    def test_without_a_gpu_it_says_so(self):
+        env = {**os.environ, "PATH": str(self.folder)}  # no nvidia-smi there
+        command = Command([sys.executable, ROOT / "scripts" / "gpu_check", "--results",
+                           self.folder / "results"], self.folder / "x.log", self.folder, env)
+        done = command.wait(60)
+        self.assertEqual(done.code, 2)
+        self.assertIn("no GPU", done.last_lines())
+        self.assertFalse((self.folder / "results").exists())
+
+    def test_limits_fit_the_total(self):
+        class Options:
+            jobs, seed = 1, 1
+
+        listed = stages.all_stages(Context(ROOT, Options))
+        self.assertEqual(len({one.name for one in listed}), len(listed))
+        self.assertTrue(all(0 < one.limit_s <= 200 for one in listed))
+        self.assertEqual([one.name for one in listed if one.may_be_missing], ["sanitizers"])
+
+
+if __name__ == "__main__":
+    unittest.main()

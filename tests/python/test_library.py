@@ -1,0 +1,141 @@
+"""Finding and loading the library, refusing a stale one, errors as exceptions."""
+
+import ctypes
+import os
+import shutil
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import flashcore
+from flashcore import _abi, _library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def copy_of_the_tree(folder):
+    """What the fingerprint covers, and the script that makes it."""
+    for name in ("include", "src", "cmake", "scripts"):
+        shutil.copytree(ROOT / name, Path(folder) / name)
+    shutil.copy(ROOT / "CMakeLists.txt", folder)
+
+
+class Loading(unittest.TestCase):
+    def test_the_build_of_this_tree(self):
+        library = flashcore.load()
+        self.assertEqual(library.version, flashcore.__version__)
+        self.assertEqual(library.fingerprint(), _library.tree_fingerprint(ROOT))
+        self.assertRegex(library.fingerprint("cpu"), "^[0-9a-f]{16}$")
+        self.assertNotEqual(library.fingerprint("cpu"), library.fingerprint())
+        self.assertIsNone(library.fingerprint("no such family"))
+
+    def test_a_stale_library_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            copy_of_the_tree(folder)
+            self.assertEqual(flashcore.load(root=folder).version, flashcore.__version__)
+            source = Path(folder) / "src" / "api" / "version.cc"
+            source.write_text(source.read_text() + "// edited, not built\n")
+            with self.assertRaisesRegex(flashcore.StaleLibraryError, "other sources.*build it"):
+                flashcore.load(root=folder)
+
+    def test_outside_a_tree_there_is_nothing_to_compare_with(self):
+        with mock.patch.object(_library, "tree_root", return_value=None):
+            self.assertEqual(flashcore.load().version, flashcore.__version__)
+
+    def test_search_order_passes_over_stale_builds(self):
+        built = os.environ["FLASHCORE_LIBRARY"]
+        with tempfile.TemporaryDirectory() as folder, \
+                mock.patch.dict(os.environ, {"FLASHCORE_LIBRARY": ""}), \
+                mock.patch.object(_library.ctypes.util, "find_library", return_value=None):
+            copy_of_the_tree(folder)
+            with self.assertRaisesRegex(FileNotFoundError, "build it.*FLASHCORE_LIBRARY"):
+                flashcore.load(root=folder)
+            for preset in ("cpu", "cuda"):
+                target = Path(folder) / "build" / preset / "libflashcore.so"
+                target.parent.mkdir(parents=True)
+                shutil.copy(built, target)
+                self.assertEqual(flashcore.load(root=folder).path, str(target))
+            first, second = (Path(folder) / "build" / preset / "libflashcore.so"
+                             for preset in ("cuda", "cpu"))
+            wanted = _library.tree_fingerprint(folder)
+            real = _library.Library.fingerprint
+
+            def pretend(library, family=""):
+                return "0" * 16 if library.path == str(first) else real(library, family)
+
+            with mock.patch.object(_library.Library, "fingerprint", pretend):
+                library = flashcore.load(root=folder)
+                self.assertEqual((library.path, library.fingerprint()), (str(second), wanted))
+                self.assertEqual(library.stale_paths, [str(first)])
+
+    def test_a_missing_file_is_named(self):
+        with mock.patch.dict(os.environ, {"FLASHCORE_LIBRARY": "/no/such/libflashcore.so"}):
+            with self.assertRaisesRegex(FileNotFoundError, "/no/such/libflashcore.so"):
+                flashcore.load()
+
+
+class Calls(unittest.TestCase):
+    """Attention of one query over two keys with equal scores: the mean of the values."""
+
+    def setUp(self):
+        self.library = flashcore.load()
+        floats = ctypes.c_float * 4
+        self.q, self.k = floats(1, 0, 0, 0), (ctypes.c_float * 8)(*[1, 0, 0, 0] * 2)
+        self.v, self.out = (ctypes.c_float * 8)(1, 2, 3, 4, 3, 6, 9, 12), floats(*[-1] * 4)
+        self.params = self.library.params()
+        for name, shape in (("q", (1, 1, 1, 4)), ("k", (1, 1, 2, 4)), ("v", (1, 1, 2, 4)),
+                            ("out", (1, 1, 1, 4))):
+            memory = getattr(self, name)
+            setattr(self.params, name, ctypes.pointer(
+                _abi.tensor(ctypes.addressof(memory), shape, "f32")))
+
+    def give_workspace(self):
+        plan = self.library.plan(self.params)
+        self.memory = ctypes.create_string_buffer(plan.workspace_bytes + 256)
+        start = ctypes.addressof(self.memory)
+        self.params.workspace = start + -start % 256
+        self.params.workspace_bytes = plan.workspace_bytes
+        self.library.workspace_init(self.params.workspace, plan.workspace_bytes)
+        return plan
+
+    def test_a_call(self):
+        plan = self.give_workspace()
+        self.assertRegex(plan.kernel.decode(), "^fwd_[a-z0-9]+_f32$")
+        self.assertEqual(plan.family, b"cpu")
+        self.library.attention(self.params)
+        self.library.workspace_status(self.params.workspace, plan.workspace_bytes)
+        for got, want in zip(self.out, (2, 4, 6, 8)):
+            self.assertAlmostEqual(got, want, delta=1e-5)
+        self.assertIn(plan.kernel.decode(), self.library.explain(self.params))
+
+    def test_errors_become_exceptions(self):
+        with self.assertRaisesRegex(ValueError, "workspace"):
+            self.library.attention(self.params)
+        self.assertEqual(list(self.out), [-1] * 4)
+        self.params.kernel = b"fwd_none"
+        with self.assertRaisesRegex(ValueError, "fwd_none"):
+            self.library.plan(self.params)
+        self.params.kernel = None
+        self.params.q.contents.dtype.bits = 8
+        with self.assertRaisesRegex(NotImplementedError, "q: dtype"):
+            self.library.plan(self.params)
+
+    def test_merge(self):
+        lse = (ctypes.c_float * 2)(0.5, 0.5)
+        parts = (_abi.Tensor * 2)(_abi.tensor(ctypes.addressof(self.v), (1, 1, 1, 4), "f32"),
+                                  _abi.tensor(ctypes.addressof(self.v) + 16, (1, 1, 1, 4), "f32"))
+        lses = (_abi.Tensor * 2)(_abi.tensor(ctypes.addressof(lse), (1, 1, 1), "f32"),
+                                 _abi.tensor(ctypes.addressof(lse) + 4, (1, 1, 1), "f32"))
+        params = _abi.MergeParams(outs=parts, lses=lses, parts=2, out=self.params.out)
+        self.library.merge(params)
+        for got, want in zip(self.out, (2, 4, 6, 8)):
+            self.assertAlmostEqual(got, want, delta=1e-5)
+
+    def test_the_gpu_is_there_or_the_reason(self):
+        count, reason = self.library.cuda_device_count()
+        self.assertTrue(count > 0 or len(reason) > 10)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,106 @@
+"""Result files: their fields, how they are written, and every one that is committed."""
+
+import json
+import os
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+from flashcore import _cases, _results
+from support import case
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def row(**fields):
+    return {**case().fields(), "kernel": "fwd_plain_f32", "kernel_fingerprint": "0" * 16, "us": 1.5,
+            "spread": 0.01, "error": 1e-7, "peers_us": {"cudnn": 2.0}, **fields}
+
+
+def result(**fields):
+    return {"fingerprint": "0123456789abcdef", "gpu": "NVIDIA H200", "driver": "1", "cuda": "13.0",
+            "torch": "2", "cudnn": "9", "date": "2026-01-01T00:00:00Z", "command": "x",
+            "stages": {"build": {"status": "passed", "seconds": 1.0, "details": {}}},
+            "rows": [row()], **fields}
+
+
+class Schema(unittest.TestCase):
+    def test_a_good_file(self):
+        self.assertEqual(_results.problems_of(result()), [])
+
+    def test_each_fault_is_found(self):
+        faults = [
+            result(fingerprint="stale"),
+            {name: value for name, value in result().items() if name != "driver"},
+            result(stages={"build": {"status": "great", "seconds": 1}}),
+            result(stages={"build": {"status": "failed", "seconds": 1}}),  # and no reason
+            result(stages={"build": {"status": "passed"}}),
+            result(rows=[row(us=0)]),
+            result(rows=[row(us="fast")]),
+            result(rows=[row(spread=float("nan"))]),
+            result(rows=[row(error=-1)]),
+            result(rows=[row(kernel="")]),
+            result(rows=[row(kernel_fingerprint="abc")]),
+            result(rows=[row(peers_us={"cudnn": 0})]),
+            result(rows=[row(peers_us=None)]),
+            result(rows=[{name: value for name, value in row().items() if name != "causal"}]),
+            result(rows=[row(), row()]),
+        ]
+        for number, fault in enumerate(faults):
+            self.assertTrue(_results.problems_of(fault), f"fault {number}")
+
+    def test_the_committed_files(self):
+        known = None
+        if (ROOT / "bench" / "cases.json").is_file():
+            known = {tuple(one.fields().items())
+                     for one in _cases.load(ROOT / "bench" / "cases.json")}
+        for path in sorted((ROOT / "bench" / "results").glob("*.json")):
+            with self.subTest(path.name):
+                content = json.loads(path.read_text(encoding="utf-8"))
+                self.assertEqual(_results.problems_of(content), [])
+                if known is None or not content["gpu"]:
+                    continue
+                self.assertEqual(path.name, _results.file_name(content["gpu"]))
+                for number, one in enumerate(content["rows"]):
+                    fields = tuple((name, one[name]) for name in _cases.FIELDS)
+                    self.assertIn(fields, known, f"row {number} is no case of bench/cases.json")
+
+
+class Files(unittest.TestCase):
+    def test_names(self):
+        for gpu, name in (("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+                          ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090"), ("Tesla T4", "t4"),
+                          ("../../etc", "etc"), ("", "unknown")):
+            self.assertEqual(_results.file_name(gpu), f"{name}.json")
+
+    def test_writing_replaces_at_once(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "new" / "one.json"
+            _results.write(path, {"rows": [1]})
+            with self.assertRaises(ValueError):
+                _results.write(path, {"rows": [float("nan")]})
+            with mock.patch.object(os, "replace", side_effect=OSError("no space")):
+                with self.assertRaises(OSError):
+                    _results.write(path, {"rows": [2]})
+            self.assertEqual(_results.read(path), {"rows": [1]})
+            self.assertEqual(os.listdir(path.parent), ["one.json"])
+            self.assertIsNone(_results.read(path.parent / "other.json"))
+
+    def test_rows_of_the_same_case_are_replaced(self):
+        old = [row(name="a", us=1), row(name="b", us=2)]
+        new = [row(name="b", us=3), row(name="c", us=4)]
+        merged = _results.merge_rows(old, new)
+        self.assertEqual([(one["name"], one["us"]) for one in merged],
+                         [("a", 1), ("b", 3), ("c", 4)])
+
+    def test_numbers_are_readable_and_json(self):
+        self.assertEqual(_results.rounded({"a": [1.23456789, True, "x"], "b": float("inf")}),
+                         {"a": [1.2346, True, "x"], "b": "inf"})
+        text = _results.dumps({"samples": [1.5, 2.0, 1e-7], "words": ["a", "b"], "none": []})
+        self.assertIn('"samples": [1.5, 2.0, 1e-07]', text)
+        self.assertEqual(json.loads(text)["words"], ["a", "b"])
+
+
+if __name__ == "__main__":
+    unittest.main()
