@@ -12,13 +12,14 @@ import sys
 import time
 from pathlib import Path
 
-from flashcore import _cases, _library, _results, _timing
+from flashcore import _cases, _library, _results, _table, _timing
 
 _EXAMPLES = """examples:
   python3 -m flashcore.bench                             all GPU cases, into bench/results/<gpu>.json
-  python3 -m flashcore.bench --suite lineage --case mission
+  python3 -m flashcore.bench --suite lineage
   python3 -m flashcore.bench --device cpu --threads 2    suite "cpu" against torch on the CPU
   python3 -m flashcore.bench --case mission --kernel fwd_simt_f16_d64_q16 --output /tmp/one.json
+  python3 -m flashcore.bench --show bench/results/h200.json   the table of docs/benchmarks.md
 
 Run it in the source tree with PYTHONPATH=python. Exit codes: 0 all cases measured, 1 a case failed
 its check, 2 it could not run, 130 interrupted (what was done is written)."""
@@ -44,6 +45,7 @@ def parse_arguments(argv):
     add("--seed", type=int, default=1)
     add("--output", type=Path, help="result file (default: bench/results/<gpu>.json; with "
         "--device cpu build/bench-cpu.json)")
+    add("--show", type=Path, metavar="FILE", help="print a result file as a table, measure nothing")
     options = parser.parse_args(argv)
     options.peers = [name for name in options.peers.split(",") if name]
     from flashcore._bench_cuda import PEERS
@@ -116,7 +118,7 @@ class Bench:
         _results.write(self.output, _results.rounded(merged))
 
     def run(self, cases):
-        print_heading()
+        _table.print_heading()
         for case in cases:
             reason = case.unsupported(self.options.device)
             if reason is None and time.monotonic() - self.begin > self.options.time_limit:
@@ -125,32 +127,39 @@ class Bench:
                 reason = self.measure(case)
             if reason is not None:
                 self.skipped.append({**case.fields(), "reason": reason})
-                print(f"{case.name:<12} {case.shape_text():<34} skipped: {reason}", flush=True)
+                print(f"{case.name:<16} {case.shape_text():<30} skipped: {reason}", flush=True)
             self.save()
 
     def measure(self, case):
         """Checks and times one case; returns why it was skipped, or None."""
         try:
             subject = self.make(case)
+            try:
+                self.check_and_time(case, subject)
+            finally:
+                subject.close()
         except NotImplementedError as error:
             return str(error)
-        try:
-            verdict = subject.check()
-            if verdict.ok:
-                row = self.time(case, subject, verdict)
-                if not subject.unchanged():
-                    verdict.ok, verdict.reason = False, "the timed calls gave another result"
-            if not verdict.ok:
-                self.failed.append({**case.fields(), "kernel": subject.plan.kernel.decode(),
-                                    "reason": verdict.reason, "worst": verdict.worst})
-                print(f"{case.name:<12} {case.shape_text():<34} FAILED its check: {verdict.reason}; "
-                      f"{verdict.worst}", flush=True)
-                return None
-            self.rows.append(row)
-            print_row(case, row)
-            return None
-        finally:
-            subject.close()
+        except (RuntimeError, MemoryError, ValueError) as error:  # other cases may still work
+            self.fail(case, f"{type(error).__name__}: {error}")
+        return None
+
+    def check_and_time(self, case, subject):
+        verdict = subject.check()
+        if not verdict.ok:
+            self.fail(case, f"{verdict.reason}; {verdict.worst}", subject)
+            return
+        row = self.time(case, subject, verdict)
+        if not subject.unchanged():
+            self.fail(case, "the timed calls gave another result than the one checked", subject)
+            return
+        self.rows.append(row)
+        _table.print_row(case, row)
+
+    def fail(self, case, reason, subject=None):
+        kernel = subject.plan.kernel.decode() if subject is not None else ""
+        self.failed.append({**case.fields(), "kernel": kernel, "reason": reason})
+        print(f"{case.name:<16} {case.shape_text():<30} FAILED: {reason}", flush=True)
 
     def make(self, case):
         options = self.options
@@ -192,22 +201,24 @@ def default_output(device, gpu, root):
     return base / "bench" / "results" / _results.file_name(gpu)
 
 
-def print_heading():
-    print(f"{'case':<12} {'batch,heads,len,dim':<34} {'kernel':<24} {'us':>9} {'spread':>7} "
-          f"{'TFLOP/s':>8} {'error':>8}  ours/peer (below 1: ours is faster)", flush=True)
-
-
-def print_row(case, row):
-    peers = "  ".join(f"{name} {us:.4g} us ({row['ratios'][name]:.2f})"
-                      for name, us in row["peers_us"].items())
-    print(f"{case.name:<12} {case.shape_text():<34} {row['kernel']:<24} {row['us']:>9.4g} "
-          f"{100 * row['spread']:>6.1f}% {row['tflops']:>8.3g} {row['error']:>8.2g}  {peers}",
-          flush=True)
+def show(path):
+    try:
+        result = _results.read(path)
+    except (OSError, ValueError) as error:
+        print(f"flashcore.bench: {path}: {error}", file=sys.stderr)
+        return 2
+    if result is None:
+        print(f"flashcore.bench: --show: there is no file {path}", file=sys.stderr)
+        return 2
+    print(_table.markdown(result))
+    return 0
 
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     options = parse_arguments(argv)
+    if options.show is not None:
+        return show(options.show)
     options.argv = list(argv)
     if options.threads == 0:
         options.threads = len(os.sched_getaffinity(0))

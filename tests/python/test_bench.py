@@ -82,10 +82,10 @@ class Bench(unittest.TestCase):
                 mock.patch.object(CpuCase, "sample", side_effect=AssertionError("timed")):
             code, out, err = self.run_bench([case(q_len=2)])
         self.assertEqual(code, 1)
-        self.assertIn("FAILED its check", out)
+        self.assertIn("FAILED: errors exceed their bounds", out)
         result = self.result()
         self.assertEqual(result["rows"], [])
-        self.assertIn("c=3", result["failed"][0]["worst"])
+        self.assertIn("c=3", result["failed"][0]["reason"])
 
     def test_an_unwritten_element_is_found(self):
         with mock.patch.object(_library.Library, "attention", lambda *_: None):
@@ -105,6 +105,20 @@ class Bench(unittest.TestCase):
             code, _, _ = self.run_bench([case()])
         self.assertEqual(code, 1)
         self.assertIn("another result", self.result()["failed"][0]["reason"])
+
+    def test_a_case_that_breaks_does_not_stop_the_others(self):
+        real = CpuCase.prepare
+
+        def prepare(self):
+            if self.case.name == "broken":
+                raise RuntimeError("out of memory")
+            real(self)
+
+        with mock.patch.object(CpuCase, "prepare", prepare):
+            code, _, _ = self.run_bench([case(name="broken"), case(name="next")])
+        self.assertEqual(code, 1)
+        self.assertIn("out of memory", self.result()["failed"][0]["reason"])
+        self.assertEqual([row["name"] for row in self.result()["rows"]], ["next"])
 
     def test_what_cannot_be_measured_is_skipped_with_its_reason(self):
         code, out, _ = self.run_bench([case(dtype="e4m3"), case(name="both", dtype="f16/e4m3"),
@@ -173,6 +187,23 @@ class Bench(unittest.TestCase):
         code, _, err = self.run_bench([case()], "--cases", "/no/such/file")
         self.assertEqual(code, 2)
         self.assertIn("/no/such/file", err)
+
+
+    def test_a_table_of_a_file(self):
+        self.run_bench([case(name="shown", q_heads=4, kv_heads=2, causal=True)])
+        result = self.result()
+        result["rows"][0].update(us=10.0, peers_us={"cudnn": 5.0, "eff": 8.0},
+                                 ratios={"cudnn": 2.0, "eff": 1.25})
+        _results.write(self.output, result)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            self.assertEqual(bench.main(["--show", str(self.output)]), 0)
+        heading, _, row = out.getvalue().strip().splitlines()
+        self.assertEqual(heading.count("|"), row.count("|"))
+        self.assertIn("| 5 | 8 | 2.00 (cudnn) |", row)
+        self.assertIn("1,4/2,5x9,8 f32 causal", row)
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            self.assertEqual(bench.main(["--show", "/no/such/file"]), 2)
+        self.assertIn("/no/such/file", err.getvalue())
 
 
 class Selection(unittest.TestCase):

@@ -1,0 +1,36 @@
+"""Rows as people read them: line by line while they are measured, and as a table for the docs."""
+
+from flashcore._cases import FIELDS, Case
+
+
+def print_heading():
+    print(f"{'case':<16} {'batch,heads,len,dim':<30} {'kernel':<22} {'us':>9} {'spread':>7} "
+          f"{'TFLOP/s':>8} {'error':>8}  peers: us (ours/peer; below 1 ours is faster)", flush=True)
+
+
+def print_row(case, row):
+    peers = "  ".join(f"{name} {us:.4g} ({row['ratios'][name]:.2f})"
+                      for name, us in row["peers_us"].items())
+    print(f"{case.name:<16} {case.shape_text():<30} {row['kernel']:<22} {row['us']:>9.4g} "
+          f"{100 * row['spread']:>6.1f}% {row['tflops']:>8.3g} {row['error']:>8.2g}  {peers}",
+          flush=True)
+
+
+def markdown(result):
+    """A result file as a Markdown table, one row a case."""
+    peers = sorted({name for row in result["rows"] for name in row["peers_us"]})
+    heading = ["case", "batch, heads, len, dim", "kernel", "us", "spread", "TFLOP/s", "error",
+               *peers, "ours / best peer"]
+    lines = ["| " + " | ".join(heading) + " |", "|-|-|-|" + "-:|" * (len(heading) - 3)]
+    for row in result["rows"]:
+        case = Case(**{name: row[name] for name in FIELDS})
+        times = row["peers_us"]
+        best = min(times, key=times.get) if times else None
+        cells = [case.name, case.shape_text(), f"`{row['kernel']}`", f"{row['us']:.4g}",
+                 f"{100 * row['spread']:.1f} %", f"{case.flops() / row['us'] / 1e6:.3g}",
+                 f"{row['error']:.2g}"]
+        cells += [f"{times[name]:.4g}" if name in times else "" for name in peers]
+        ratio = row.get("ratios", {}).get(best)
+        cells.append(f"{ratio:.2f} ({best})" if ratio is not None else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
