@@ -30,7 +30,8 @@ class Done:
     timed_out: bool
     seconds: float
     output: str  # standard output
-    log: Path  # standard error, and standard output unless it was asked for apart
+    log: Path  # standard error; standard output is in the same file with suffix .out
+    shown: str  # the log as seen from the tree: results are the same wherever the tree lies
 
     def last_lines(self, count=12):
         text = self.log.read_text(encoding="utf-8", errors="replace")
@@ -39,8 +40,8 @@ class Done:
     def failure(self, what):
         """A sentence on why this was no success."""
         if self.timed_out:
-            return f"{what} did not end within {self.seconds:.0f} s; see {self.log}"
-        return f"{what} ended with exit code {self.code}; see {self.log}"
+            return f"{what} did not end within {self.seconds:.0f} s; see {self.shown}"
+        return f"{what} ended with exit code {self.code}; see {self.shown}"
 
 
 class Command:
@@ -50,6 +51,7 @@ class Command:
 
     def __init__(self, arguments, log, cwd, env=None):
         self.log, self.begin = Path(log), time.monotonic()
+        self._shown = os.path.relpath(log, cwd)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._out_path = self.log.with_suffix(".out")
         with open(self.log, "wb") as errors, open(self._out_path, "wb") as output:
@@ -73,7 +75,8 @@ class Command:
                 self.end()
             Command._running.discard(self)
         output = self._out_path.read_text(encoding="utf-8", errors="replace")
-        return Done(code, timed_out, time.monotonic() - self.begin, output, self.log)
+        return Done(code, timed_out, time.monotonic() - self.begin, output, self.log,
+                    self._shown)
 
     @classmethod
     def end_all(cls):

@@ -74,7 +74,7 @@ class Sanitizer:
                 return Outcome(NOT_RUN, done.failure(f"{name} under {self.tool}"), details)
             if errors:
                 return Outcome(FAILED, f"{errors} errors in {name}: {reason_in(done.output)}; see "
-                               f"{done.log.with_suffix('.out')}", details)
+                               f"{done.shown} and .out", details)
             if errors is None:
                 return Outcome(NOT_RUN, f"{name}: {reason_in(done.output)}", details)
             if done.code != 0:

@@ -102,7 +102,7 @@ def judge_check(done, least_problems):
     except ValueError:
         outcome = from_command(done, "flashcore check")
         if outcome.status == PASSED:
-            return Outcome(FAILED, f"flashcore check printed no JSON; see {done.log}")
+            return Outcome(FAILED, f"flashcore check printed no JSON; see {done.shown}")
         return outcome
     details = {name: result[name] for name in ("problems", "failures", "seed") if name in result}
     if isinstance(result.get("kernels"), dict):
@@ -110,16 +110,25 @@ def judge_check(done, least_problems):
                   for one in result["kernels"].values()]
         details["kernels"] = len(counts)
         details["fewest_problems_of_a_kernel"] = min(counts, default=0)
-    if "coverage" in result and len(json.dumps(result["coverage"])) < 4000:
-        details["coverage"] = result["coverage"]
+    if "coverage" in result:
+        details["coverage"] = shortened(result["coverage"])
     if result.get("reports"):
         details["first_report"] = result["reports"][0]
     if done.code != 0 or result.get("passed") is not True or result.get("failures") != 0:
-        return Outcome(FAILED, f"{result.get('failures')} failures; see {done.log}", details)
+        return Outcome(FAILED, f"{result.get('failures')} failures; see {done.shown}", details)
     if result.get("problems", 0) < least_problems:
         return Outcome(TIMED_OUT, f"{result.get('problems')} problems within the time limit; wanted "
                        f"{least_problems}", details)
     return Outcome(PASSED, "", details)
+
+
+def shortened(value, most=8):
+    """The same with long lists cut: a result file is read by people."""
+    if isinstance(value, dict):
+        return {name: shortened(one, most) for name, one in value.items()}
+    if isinstance(value, list) and len(value) > most:
+        return [*value[:most], f"and {len(value) - most} more"]
+    return value
 
 
 def plants(context, limit_s):

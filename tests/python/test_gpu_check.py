@@ -16,6 +16,7 @@ import gpu_check_stages as stages
 from gpu_check_context import Context
 from gpu_check_runner import Command, Outcome, Report, Runner, Stage
 from flashcore import _results
+from support import case
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +52,7 @@ class Commands(WithFolder):
         done = self.run_command("echo words; echo noise >&2; exit 3")
         self.assertEqual((done.code, done.timed_out, done.output), (3, False, "words\n"))
         self.assertEqual(done.log.read_text(), "noise\n")
-        self.assertIn("exit code 3", done.failure("it"))
+        self.assertEqual(done.failure("it"), "it ended with exit code 3; see one.log")
         self.assertIn("noise", done.last_lines())
 
     def test_a_time_limit_ends_the_children_too(self):
@@ -177,8 +178,10 @@ class Verdicts(WithFolder):
 
     def test_a_check(self):
         good = {"passed": True, "problems": 20, "failures": 0, "kernels": {
-            "a": {"problems": 15}, "b": {"problems": 5}}, "coverage": {"pairs": 1}}
+            "a": {"problems": 15}, "b": {"problems": 5}}, "coverage": {"pairs": {"missing": list("abcdefghijk")}}}
         outcome = self.judge(good)
+        self.assertEqual(outcome.details["coverage"]["pairs"]["missing"][-2:],
+                         ["h", "and 3 more"])
         self.assertEqual(outcome.status, "passed")
         self.assertEqual(outcome.details["fewest_problems_of_a_kernel"], 5)
         self.assertEqual(self.judge({**good, "failures": 1}).status, "failed")
@@ -228,6 +231,11 @@ class Verdicts(WithFolder):
             self.assertEqual(outcome.status, "failed")
             self.assertIn(name, outcome.reason)
         self.assertEqual(gpu_check_bench.bars_of("NVIDIA L4", rows), {})
+        plain = {**case(name="simt-f32", batch=2, q_heads=8, kv_heads=8, q_len=2048, kv_len=2048,
+                        head_dim=64).fields(), "us": 1000.0}  # as the command's bench writes it
+        bar = gpu_check_bench.bars_of("NVIDIA H200", [plain])["simt-f32"]
+        self.assertAlmostEqual(bar["got"], 17.18, delta=0.01)
+        self.assertTrue(bar["met"])
 
 
 class Script(WithFolder):
