@@ -27,7 +27,7 @@ Result<DeviceInfo> query_device(int index) noexcept {
   info.device = {DeviceType::cuda, index};
   cudaDeviceProp properties;
   FLASHCORE_CUDA(cudaGetDeviceProperties(&properties, index));
-  std::strncpy(info.name, properties.name, sizeof info.name - 1);
+  std::memcpy(info.name, properties.name, strnlen(properties.name, sizeof info.name - 1));
   info.compute_capability = properties.major * 10 + properties.minor;
   info.sm_count = properties.multiProcessorCount;
   info.smem_per_block_bytes = static_cast<int>(properties.sharedMemPerBlockOptin);
