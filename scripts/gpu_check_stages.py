@@ -160,7 +160,7 @@ def sanitizers(context, limit_s):
                   str(_SANITIZER_PROBLEMS), "--jobs", "1", "--json", "--time-limit",
                   str(int(limit_s - 30))],
         "tests": [str(gpu_tests / "flashcore_gpu_tests"),
-                  "--gtest_filter=*Checked*:WorkspaceUse.*:Merge.*:Primitives.Load*"],
+                  "--gtest_filter=*Checked*:WorkspaceUse.*:Merge.*"],
     }
     return run_all([Sanitizer(tool, program, gpu_tests / "sanitizer_faults", programs, context.logs,
                               context.root, context.env) for tool in TOOLS], limit_s)

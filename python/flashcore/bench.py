@@ -82,6 +82,7 @@ class Bench:
             {"gpu": "", "driver": "", "cuda": ""}
         if options.device == "cuda":
             environment["gpu"] = torch.cuda.get_device_name(0)
+            environment["cuda"] = environment["cuda"] or str(torch.version.cuda)
         self.output = options.output or default_output(options.device, environment["gpu"], root)
         self.result = {
             "fingerprint": library.fingerprint(),
