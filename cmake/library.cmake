@@ -52,5 +52,6 @@ add_library(flashcore_verify STATIC
   src/verify/case.cc
   src/verify/case_memory.cc
   src/verify/check.cc
-  src/verify/compare.cc)
+  src/verify/compare.cc
+  src/verify/coverage.cc)
 target_link_libraries(flashcore_verify PUBLIC flashcore_flags flashcore_static)

@@ -1,0 +1,99 @@
+// What a command line says, as plain data. command_line.cc fills it in; the commands read it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace flashcore::tool {
+
+struct DeviceArgs {
+  std::string device = "auto";  ///< auto, cpu, cuda, cuda:N; check: also all
+  std::string plan_for;         ///< a named device whose tiles are used; empty: the device's own
+  int threads = 0;              ///< of the CPU; 0: all
+};
+
+/// Which cases of bench/cases.json, and which kernels.
+struct SelectionArgs {
+  std::string file;  ///< empty: bench/cases.json here, else the copy inside the program
+  std::vector<std::string> suites;
+  std::vector<std::string> cases;
+  std::string kernel;  ///< a regular expression; empty: the planner's choice, for check all
+};
+
+/// How inputs are drawn and how long a command may take.
+struct RunControlArgs {
+  std::uint64_t seed = 1;
+  std::optional<double> sigma;
+  std::optional<int> splits;
+  double time_limit_s = 0;
+};
+
+/// One problem by its sizes and options. A tensor option is empty, "random" or a .npy file.
+struct ProblemArgs {
+  std::string shape;
+  std::optional<std::int64_t> batch, q_heads, kv_heads, q_len, kv_len, head_dim, v_dim;
+  std::string dtype;
+  std::string layout = "bhsd";
+  bool causal = false;
+  std::string window;
+  std::optional<double> scale;
+  double softcap = 0;
+  std::string bias, mask, alibi, sinks;
+  std::string cu_seqlens_q, cu_seqlens_k, used_k, q_start, k_start;
+  std::int64_t max_q_len = 0, max_kv_len = 0;
+  bool lse = false, partial = false, checked = false, out_f32 = false;
+  std::string reproducibility = "deterministic";
+};
+
+struct InfoArgs {
+  bool kernels = false, peak = false, json = false;
+  std::string tree;
+};
+
+struct RunArgs {
+  DeviceArgs device;
+  SelectionArgs selection;
+  RunControlArgs control;
+  ProblemArgs problem;
+  std::string q, k, v;       ///< .npy files; all or none
+  std::string out, lse_out;  ///< .npy files to write
+  int samples = 10;          ///< of time; 0: none
+  bool json = false;
+};
+
+struct ExplainArgs {
+  DeviceArgs device;
+  SelectionArgs selection;
+  ProblemArgs problem;
+  std::optional<int> splits;
+  bool json = false;
+};
+
+struct CheckArgs {
+  DeviceArgs device{.device = "all", .plan_for = {}, .threads = 0};
+  SelectionArgs selection;
+  RunControlArgs control;
+  std::string suite;  ///< random, tuning, all or one of the cases file; empty: random, or --case
+  std::int64_t problems = 2000;
+  std::optional<std::uint64_t> index;  ///< just this problem
+  double work = 1 << 20;
+  int jobs = 0;  ///< 0: as many as the machine has
+  std::int64_t max_failures = 0;
+  std::optional<std::int64_t> require_coverage;
+  bool quiet = false, json = false;
+  std::string program;  ///< how this program was called, for the replay line
+};
+
+struct BenchArgs {
+  DeviceArgs device;
+  SelectionArgs selection;
+  RunControlArgs control;
+  int samples = 20;
+  std::string output, compare, results;
+  bool fail_on_slower = false, quiet = false, json = false;
+  std::string command;  ///< the whole command line, for the record
+};
+
+}  // namespace flashcore::tool

@@ -1,0 +1,15 @@
+// The subcommands. Each returns the process's exit code and throws CommandError for what makes it
+// impossible.
+#pragma once
+
+#include "args.h"
+
+namespace flashcore::tool {
+
+int run_info(const InfoArgs& args);
+int run_run(const RunArgs& args);
+int run_explain(const ExplainArgs& args);
+int run_check(const CheckArgs& args);
+int run_bench(const BenchArgs& args);
+
+}  // namespace flashcore::tool

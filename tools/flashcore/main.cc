@@ -1,0 +1,50 @@
+// flashcore: the command. See docs/cli.md.
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "command_error.h"
+#include "command_line.h"
+#include "commands.h"
+#include "signals.h"
+#include "terminal.h"
+
+namespace flashcore::tool {
+namespace {
+
+template <typename... Functions>
+struct Overloaded : Functions... {
+  using Functions::operator()...;
+};
+
+int execute(const Command& command) {
+  return std::visit(Overloaded{[](const InfoArgs& args) { return run_info(args); },
+                               [](const RunArgs& args) { return run_run(args); },
+                               [](const ExplainArgs& args) { return run_explain(args); },
+                               [](const CheckArgs& args) { return run_check(args); },
+                               [](const BenchArgs& args) { return run_bench(args); }},
+                    command);
+}
+
+int main_function(int argc, char** argv) {
+  try {
+    const auto parsed = parse_command_line(argc, argv);
+    if (const int* code = std::get_if<int>(&parsed)) return *code;
+    note_interrupts();
+    const int code = execute(std::get<Command>(parsed));
+    if (std::fflush(stdout) == 0) return code;
+    say("standard output cannot be written");
+  } catch (const CommandError& error) {
+    say(error.what());
+  } catch (const std::bad_alloc&) {
+    say("not enough memory; try a smaller problem");
+  } catch (const std::exception& error) {
+    say(error.what());
+  }
+  return kCouldNotRun;
+}
+
+}  // namespace
+}  // namespace flashcore::tool
+
+int main(int argc, char** argv) { return flashcore::tool::main_function(argc, argv); }

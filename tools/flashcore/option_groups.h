@@ -1,0 +1,18 @@
+// Options several subcommands share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "args.h"
+
+namespace flashcore::tool {
+
+void add_device_options(CLI::App& command, DeviceArgs& args);
+void add_case_options(CLI::App& command, SelectionArgs& args);
+void add_control_options(CLI::App& command, RunControlArgs& args);
+void add_splits_option(CLI::App& command, std::optional<int>& splits);
+
+/// Sizes, dtype and every option of the library. `files`: tensor options may name files.
+void add_problem_options(CLI::App& command, ProblemArgs& args, bool files);
+
+}  // namespace flashcore::tool

@@ -1,0 +1,22 @@
+// From the command line's sizes and options to a case.
+#pragma once
+
+#include "args.h"
+#include "flashcore/problem.h"
+#include "verify/case.h"
+
+namespace flashcore::tool {
+
+/// Tensor options ("random" or a file) become "given". Throws CommandError for what makes no sense.
+verify::CaseSpec spec_of(const ProblemArgs& args);
+
+/// The options alone, which also apply to tensors from files.
+Options options_of(const ProblemArgs& args);
+
+/// Whether sizes are given at all.
+bool gives_sizes(const ProblemArgs& args);
+
+/// The problem of a case whose tensors need not exist: for planning any size.
+Result<Problem> problem_of(const verify::CaseSpec& spec, Device device);
+
+}  // namespace flashcore::tool

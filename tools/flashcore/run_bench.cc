@@ -1,0 +1,209 @@
+// flashcore bench: the cases of bench/cases.json, checked, timed, written down and compared.
+#include <algorithm>
+#include <ctime>
+
+#include "bench_compare.h"
+#include "bench_rows.h"
+#include "command_error.h"
+#include "commands.h"
+#include "json_output.h"
+#include "npy.h"
+#include "terminal.h"
+#include "text.h"
+
+namespace flashcore::tool {
+namespace {
+
+std::string now_utc() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text;
+}
+
+/// Without --suite and --case: what the device is meant for.
+std::vector<std::string> suites_of(const BenchArgs& args, const Target& target) {
+  if (!args.selection.suites.empty() || !args.selection.cases.empty()) return args.selection.suites;
+  if (target.device.type == DeviceType::cpu) return {"cpu"};
+  return {"anchors", "simt"};
+}
+
+class Bench {
+ public:
+  explicit Bench(const BenchArgs& args)
+      : args_(args),
+        stop_(args.control.time_limit_s),
+        target_(find_target(args.device)),
+        cases_(select_cases(load_cases(args.selection.file), suites_of(args, target_),
+                            args.selection.cases)) {
+    if (!args.selection.kernel.empty()) find_kernels(args.selection.kernel, {target_});  // exists
+    const Status status = measure_rates(target_.real);
+    if (!status.ok()) throw CommandError(status);
+    result_ = {{"fingerprint", source_fingerprint()},
+               {"device", target_.real.name},
+               {target_.device.type == DeviceType::cpu ? "cpu" : "gpu", target_.real.name},
+               {"device_info", to_json(target_.real)},
+               {"versions", versions()},
+               {"date", now_utc()},
+               {"command", args.command},
+               {"seed", args.control.seed},
+               {"complete", false},
+               {"rows", Json::array()},
+               {"skipped", Json::array()},
+               {"failed", Json::array()}};
+  }
+
+  /// Whether every check passed.
+  bool run() {
+    if (!args_.json) print_heading();
+    measure_host_cost();
+    for (std::size_t i = 0; i < cases_.size() && !stop_.now(); ++i) {
+      if (args_.json && !args_.quiet) {
+        say(formatted("case {} of {}: {} {}", i + 1, cases_.size(), cases_[i].label(),
+                      cases_[i].shape()));
+      }
+      run_case(cases_[i]);
+      save();
+    }
+    const std::string reason = stop_.reason();
+    result_["complete"] = reason.empty();
+    if (!reason.empty()) {
+      result_["stopped"] = reason;
+      say(formatted("{}; {} row{} so far", reason, result_["rows"].size(),
+                    result_["rows"].size() == 1 ? "" : "s"));
+    }
+    save();
+    return result_["failed"].empty();
+  }
+
+  const Json& result() const { return result_; }
+
+ private:
+  void print_heading() const {
+    const DeviceInfo& d = target_.real;
+    print_out("{}, {:.4g} TFLOP/s f32, {:.4g} GB/s; at least {} samples a row, seed {}\n\n",
+              describe(target_), d.f32_tflops, d.memory_gbs, args_.samples, args_.control.seed);
+    print_line("case", "shape", "dtype",
+               formatted("{:22} {:>9} {:>6} {:>7} {:>6} {:>6}", "kernel", "us", "spread", "TFLOP/s",
+                         "GB/s", "floor"));
+  }
+
+  void measure_host_cost() {
+    const BenchCase* smallest = nullptr;
+    const auto work = [&](const BenchCase& c) { return work_of(spec_of(c, args_.control)); };
+    for (const BenchCase& c : cases_) {
+      if (!why_not(c).empty()) continue;
+      if (smallest == nullptr || work(c) < work(*smallest)) smallest = &c;
+    }
+    if (smallest == nullptr) return;
+    const HostCost measured = host_cost(spec_of(*smallest, args_.control), target_);
+    result_["host_us"] = measured.us;
+    result_["host_problem"] = measured.problem;
+  }
+
+  void run_case(const BenchCase& c) {
+    std::vector<const KernelInfo*> chosen{nullptr};
+    if (why_not(c).empty()) {
+      chosen = kernels_for(args_.selection.kernel, target_, dtype_named(c.dtype), c.head_dim,
+                           c.head_dim);
+    }
+    if (chosen.empty()) skip(c, "none of the kernels asked for takes this case");
+    for (const KernelInfo* kernel : chosen) {
+      if (stop_.now()) return;
+      const BenchOutcome outcome = bench_case_on(c, kernel, target_, args_, stop_);
+      if (outcome.row) {
+        result_["rows"].push_back(to_json(*outcome.row));
+        if (!args_.json) print_row(*outcome.row);
+      } else if (!outcome.check_failure.empty()) {
+        fail(c, kernel, outcome);
+      } else {
+        skip(c, outcome.skipped);
+      }
+    }
+  }
+
+  /// Rows appear as they are done, so the widths are known beforehand.
+  void print_line(const std::string& name, const std::string& shape, const std::string& dtype,
+                  const std::string& rest) const {
+    std::size_t width = 4;
+    for (const BenchCase& c : cases_) width = std::max(width, c.name.size());
+    print_out("{:{}} {:22} {:5} {}\n", name, width, shape, dtype, rest);
+  }
+  void print_line(const BenchCase& c, const std::string& rest) const {
+    print_line(c.name, c.shape() + (c.causal ? " causal" : ""), c.dtype, rest);
+  }
+
+  void print_row(const BenchRow& row) const {
+    const Cost needed = cost(row.plan.problem);
+    const double us = row.timing.median;
+    print_line(row.bench_case,
+               formatted("{:22} {:>9} {:>5.1f}% {:7.3g} {:6.4g} {:>6}", row.plan.kernel->id,
+                         microseconds(us), 100 * row.timing.spread, needed.flops / us / 1e6,
+                         needed.bytes / us / 1e3,
+                         row.floor_us > 0 ? formatted("{:.1f}%", 100 * row.floor_us / us) : "-"));
+    std::fflush(stdout);
+  }
+
+  void skip(const BenchCase& c, const std::string& reason) {
+    Json json = c.fields;
+    json["reason"] = reason;
+    result_["skipped"].push_back(std::move(json));
+    if (!args_.json) print_line(c, yellow("skipped: " + reason));
+  }
+
+  void fail(const BenchCase& c, const KernelInfo* kernel, const BenchOutcome& outcome) {
+    Json json = c.fields;
+    json["kernel"] = kernel == nullptr ? "" : kernel->id;
+    json["reason"] = outcome.check_failure;
+    result_["failed"].push_back(std::move(json));
+    if (args_.json) return;
+    print_line(c, red("NOT TIMED, its check failed: " + outcome.check_failure));
+    print_out("{}", outcome.report);
+  }
+
+  void save() const {
+    if (args_.output.empty()) return;
+    const std::string text = result_.dump(1) + "\n";
+    write_file(args_.output, std::as_bytes(std::span(text.data(), text.size())));
+  }
+
+  const BenchArgs& args_;
+  Stop stop_;
+  Target target_;
+  std::vector<BenchCase> cases_;
+  Json result_;
+};
+
+}  // namespace
+
+int run_bench(const BenchArgs& args) {
+  const Json old = args.compare.empty() ? Json() : load_result(args.compare);
+  Json result;
+  bool passed = true;
+  if (args.results.empty()) {
+    Bench bench(args);
+    passed = bench.run();
+    result = bench.result();
+    if (!args.json && result.contains("host_us")) {
+      print_out("\nhost cost of make_plan + run: {:.2f} us a call, {}\n",
+                result["host_us"].get<double>(), result["host_problem"].get<std::string>());
+    }
+  } else {
+    result = load_result(args.results);
+  }
+  bool slower = false;
+  if (!args.compare.empty()) {
+    const BenchChanges changes = compare_results(old, result);
+    slower = std::any_of(changes.rows.begin(), changes.rows.end(),
+                         [](const RowChange& r) { return r.verdict == Verdict::slower; });
+    result["comparison"] = to_json(changes);
+    if (!args.json) print_out("\n{}", to_text(changes));
+  }
+  if (args.json) tool::print_json(result);
+  const bool ok = passed && !(slower && args.fail_on_slower);
+  return exit_code_after_interrupt(ok ? kOk : kFailed);
+}
+
+}  // namespace flashcore::tool

@@ -1,0 +1,304 @@
+// flashcore check: every kernel against the oracle, with the coverage and a way to replay.
+#include <cmath>
+
+#include "check_suites.h"
+#include "command_error.h"
+#include "commands.h"
+#include "json_output.h"
+#include "terminal.h"
+#include "text.h"
+
+namespace flashcore::tool {
+namespace {
+
+constexpr std::size_t kNamesShown = 12;
+
+std::string first_names(const std::vector<std::string>& names) {
+  const std::size_t shown = std::min(names.size(), kNamesShown);
+  std::string text = joined({names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown)});
+  if (shown < names.size()) text += formatted(" and {} more", names.size() - shown);
+  return text;
+}
+
+void print_failure(const Failure& f) {
+  print_out("{}  problem {} of suite {}, kernel {}\n  {}\n", red("FAILED"), f.index, f.suite,
+            f.kernel, f.problem);
+  if (f.compared) {
+    print_out("{}", verify::report(f.comparison));
+  }
+  if (!f.compared || f.comparison.ok) print_out("  {}\n", f.reason);
+  print_out("  replay     {}\n\n", f.replay);
+  std::fflush(stdout);
+}
+
+Json to_json(const Failure& f) {
+  Json json = {{"suite", f.suite},     {"index", f.index},   {"kernel", f.kernel},
+               {"problem", f.problem}, {"reason", f.reason}, {"replay", f.replay}};
+  if (f.compared) json["comparison"] = tool::to_json(f.comparison);
+  return json;
+}
+
+/// The kernels that were checked, in the order of the registry.
+std::string kernel_table(const CheckTotals& totals) {
+  Table table({"kernel", ">problems", ">failed", ">worst error/bound", ">at index"});
+  for (const KernelInfo& kernel : kernels()) {
+    const auto found = totals.kernels.find(kernel.id);
+    if (found == totals.kernels.end()) continue;
+    const KernelTally& t = found->second;
+    table.add({kernel.id, formatted("{}", t.problems),
+               t.failures > 0 ? red(formatted("{}", t.failures)) : "0",
+               formatted("{:.3f}", t.worst_ratio), formatted("{}", t.worst_index)});
+  }
+  return table.text();
+}
+
+void print_coverage(const verify::Coverage& coverage) {
+  print_out("\ncoverage\n  kernels     {}, each with {} problems or more\n",
+            coverage.per_kernel().size(), coverage.fewest_per_kernel());
+  const auto line = [](const char* name, const verify::Covered& c, const char* what) {
+    print_out("  {:11} {} of {} {}{}\n", name, c.covered, c.possible, what,
+              c.missing.empty() ? "" : yellow("; missing: " + first_names(c.missing)));
+  };
+  line("options", coverage.options(), "alone");
+  line("pairs", coverage.option_pairs(), "pairs of options that can stand together");
+  line("tile edges", coverage.tile_edges(),
+       "(kernel, tile, one less / exact / one more) of query rows and keys");
+}
+
+Json to_json(const verify::Coverage& coverage) {
+  const auto part = [](const verify::Covered& c) {
+    return Json{{"covered", c.covered}, {"possible", c.possible}, {"missing", c.missing}};
+  };
+  return {{"fewest_per_kernel", coverage.fewest_per_kernel()},
+          {"options", part(coverage.options())},
+          {"pairs", part(coverage.option_pairs())},
+          {"tile_edges", part(coverage.tile_edges())}};
+}
+
+/// What --require-coverage finds lacking; empty: nothing.
+std::string lacking(const verify::Coverage& coverage, std::int64_t per_kernel) {
+  if (coverage.fewest_per_kernel() < per_kernel) {
+    return formatted("a kernel has {} problems, {} are required", coverage.fewest_per_kernel(),
+                     per_kernel);
+  }
+  for (const verify::Covered& c :
+       {coverage.options(), coverage.option_pairs(), coverage.tile_edges()}) {
+    if (!c.missing.empty()) return "not covered: " + first_names(c.missing);
+  }
+  return {};
+}
+
+std::string error_cell(const CaseRow& row, const char* dtype) {
+  const auto found = row.errors.find(dtype);
+  if (found == row.errors.end()) return "-";
+  return std::isnan(found->second) ? "NaN" : formatted("{:.1e}", found->second);
+}
+
+std::string verdict(const CaseRow& row) {
+  if (row.problems == 0) return "not run";
+  return row.failures == 0 ? green("ok") : red("FAILED");
+}
+
+/// The lineage: what the ancestor's kernels did at these shapes, and what these do.
+void print_lineage(const std::vector<CaseRow>& rows) {
+  Table table({"ancestor", "shape", "mask", "its error", ">f16", ">bf16", ">f32", ">splits",
+               ">bound", "check"});
+  for (const CaseRow& row : rows) {
+    const BenchCase& c = row.bench_case;
+    table.add({c.fields.value("part", ""), c.shape(), c.causal ? "causal" : "",
+               c.fields.value("ancestor_error", ""), error_cell(row, "f16"),
+               error_cell(row, "bf16"), error_cell(row, "f32"),
+               row.most_splits > 1 ? formatted("1-{}", row.most_splits) : "1",
+               formatted("{:.2f}", row.worst_ratio), verdict(row)});
+  }
+  print_out(
+      "{}\nf16, bf16, f32: this build's largest |out - oracle|, inputs of unit variance; bound: "
+      "the "
+      "largest\nerror as a share of what its element may have. FP8: the ancestor's 8-bit path is "
+      "not "
+      "part of this\nbuild; its shape is checked in the types above.\n",
+      table.text());
+}
+
+void print_cases(const std::vector<CaseRow>& rows) {
+  Table table({"case", "shape", "mask", "dtype", "device", ">max error", ">of bound", "check"});
+  for (const CaseRow& row : rows) {
+    const BenchCase& c = row.bench_case;
+    table.add({c.label(), c.shape(), c.causal ? "causal" : "", c.dtype, row.device,
+               error_cell(row, c.dtype.c_str()), formatted("{:.2f}", row.worst_ratio),
+               row.skipped.empty() ? verdict(row) : row.skipped});
+  }
+  print_out("{}", table.text());
+}
+
+Json to_json(const CaseRow& row) {
+  Json json = row.bench_case.fields;
+  json["device"] = row.device;
+  Json errors = Json::object();
+  for (const auto& [dtype, error] : row.errors) errors[dtype] = tool::to_json(error);
+  json["errors"] = errors;
+  json["worst_ratio"] = tool::to_json(row.worst_ratio);
+  json["splits"] = row.most_splits;
+  json["problems"] = row.problems;
+  json["failures"] = row.failures;
+  if (!row.skipped.empty()) json["skipped"] = row.skipped;
+  return json;
+}
+
+std::vector<const KernelInfo*> infos(const std::vector<RunnableKernel>& kernels) {
+  std::vector<const KernelInfo*> list;
+  for (const RunnableKernel& r : kernels) list.push_back(r.kernel);
+  return list;
+}
+
+/// The check as a whole: which suites, run them, say what came out.
+class Check {
+ public:
+  explicit Check(const CheckArgs& args)
+      : args_(args),
+        stop_(args.control.time_limit_s),
+        targets_(find_targets(args.device)),
+        kernels_(find_kernels(args.selection.kernel, targets_)),
+        coverage_(infos(kernels_)),
+        engine_(args, targets_, coverage_, stop_) {}
+
+  int run() {
+    std::string suite = args_.suite;
+    if (suite.empty()) suite = args_.selection.cases.empty() ? "random" : kNamedCases;
+    const bool all = suite == "all";
+    if (args_.index && all) throw CommandError("--index needs one suite; say --suite random");
+    covers_options_ = all || suite == "random";
+    if (covers_options_) suites_.push_back(random_suite(args_, kernels_));
+    if (all || suite == "tuning") suites_.push_back(tuning_suite(args_, kernels_));
+    if (all || suites_.empty()) suites_.push_back(select(all ? "lineage" : suite));
+
+    if (!args_.json) print_heading();
+    for (const CheckSuite& chosen : suites_) {
+      if (stop_.now()) break;
+      engine_.check(chosen, [&](const Failure& failure) {
+        if (!args_.json) print_failure(failure);
+      });
+      ++suites_done_;
+    }
+    return finish();
+  }
+
+ private:
+  void print_heading() const {
+    std::string devices;
+    for (const Target& target : targets_) {
+      devices += (devices.empty() ? "" : ", ") + describe(target);
+    }
+    print_out("{} kernel{} on {}, seed {}\n\n", kernels_.size(), kernels_.size() == 1 ? "" : "s",
+              devices, args_.control.seed);
+  }
+
+  /// The cases of a suite of the cases file.
+  CheckSuite select(const std::string& suite) {
+    const std::vector<BenchCase> known =
+        args_.selection.file.empty() ? built_in_cases() : load_cases(args_.selection.file);
+    const std::vector<std::string> suites =
+        suite == kNamedCases ? std::vector<std::string>{} : std::vector<std::string>{suite};
+    cases_ = case_suite(args_, targets_, select_cases(known, suites, args_.selection.cases), suite);
+    if (cases_->suite.count == 0) {
+      throw CommandError(formatted("suite {}: no case can be checked here", suite));
+    }
+    return cases_->suite;
+  }
+
+  int finish() {
+    const CheckTotals& totals = engine_.totals();
+    const std::string ended_by = stop_.reason();
+    const std::string lack =
+        args_.require_coverage ? lacking(coverage_, *args_.require_coverage) : "";
+    const bool passed = totals.failures == 0 && totals.problems > 0 && lack.empty();
+    const bool complete = totals.problems == totals.planned && suites_done_ == suites_.size();
+    if (args_.json) {
+      print_json(passed, complete, ended_by, lack);
+    } else {
+      print_text(passed, complete, ended_by, lack);
+    }
+    return exit_code_after_interrupt(passed ? kOk : kFailed);
+  }
+
+  void print_text(bool passed, bool complete, const std::string& ended_by,
+                  const std::string& lack) const {
+    const CheckTotals& totals = engine_.totals();
+    if (cases_ != nullptr) {
+      const bool lineage = cases_->suite.name == "lineage";
+      lineage ? print_lineage(cases_->rows) : print_cases(cases_->rows);
+      print_out("\n");
+    }
+    print_out("{}", kernel_table(totals));
+    for (const CheckSuite& suite : suites_) {
+      if (!suite.summary.empty()) print_out("\n{}: {}\n", suite.name, suite.summary);
+    }
+    if (covers_options_) print_coverage(coverage_);
+    if (!lack.empty()) print_out("{}\n", red("coverage    " + lack));
+    const std::size_t more =
+        static_cast<std::size_t>(totals.failures) -
+        std::min<std::size_t>(static_cast<std::size_t>(totals.failures), totals.reports.size());
+    if (more > 0) print_out("\n{} more failures are not shown\n", more);
+    print_out("\n{}: {} problem{} in {:.1f} s, {} failure{}{}\n",
+              passed ? green("passed") : red("FAILED"), totals.problems,
+              totals.problems == 1 ? "" : "s", stop_.elapsed_s(), totals.failures,
+              totals.failures == 1 ? "" : "s",
+              complete ? ""
+                       : formatted("; {} of {} done, {}", totals.problems, totals.planned,
+                                   ended_by.empty() ? "enough failures" : ended_by));
+  }
+
+  void print_json(bool passed, bool complete, const std::string& ended_by,
+                  const std::string& lack) const {
+    const CheckTotals& totals = engine_.totals();
+    Json kernels = Json::object();
+    for (const auto& [id, t] : totals.kernels) {
+      kernels[id] = {{"problems", t.problems},
+                     {"failures", t.failures},
+                     {"worst_ratio", tool::to_json(t.worst_ratio)},
+                     {"worst_index", t.worst_index}};
+    }
+    Json json = {{"passed", passed},
+                 {"complete", complete},
+                 {"problems", totals.problems},
+                 {"planned", totals.planned},
+                 {"failures", totals.failures},
+                 {"seconds", stop_.elapsed_s()},
+                 {"seed", args_.control.seed},
+                 {"fingerprint", source_fingerprint()},
+                 {"kernels", kernels},
+                 {"coverage", to_json(coverage_)}};
+    json["devices"] = Json::array();
+    for (const Target& target : targets_) json["devices"].push_back(tool::to_json(target.real));
+    if (!ended_by.empty()) json["stopped"] = ended_by;
+    if (!lack.empty()) json["coverage"]["lacking"] = lack;
+    if (totals.first_failure) {
+      json["first_failure"] = {{"suite", totals.first_failure->first},
+                               {"index", totals.first_failure->second}};
+    }
+    json["reports"] = Json::array();
+    for (const Failure& failure : totals.reports) json["reports"].push_back(to_json(failure));
+    if (cases_ != nullptr) {
+      json["cases"] = Json::array();
+      for (const CaseRow& row : cases_->rows) json["cases"].push_back(to_json(row));
+    }
+    tool::print_json(json);
+  }
+
+  const CheckArgs& args_;
+  Stop stop_;
+  std::vector<Target> targets_;
+  std::vector<RunnableKernel> kernels_;
+  verify::Coverage coverage_;
+  CheckEngine engine_;
+  std::unique_ptr<CaseSuite> cases_;
+  std::vector<CheckSuite> suites_;
+  std::size_t suites_done_ = 0;
+  bool covers_options_ = false;
+};
+
+}  // namespace
+
+int run_check(const CheckArgs& args) { return Check(args).run(); }
+
+}  // namespace flashcore::tool

@@ -1,0 +1,217 @@
+// flashcore run: attention on .npy files or random data, checked against the oracle and timed.
+#include "cases.h"
+#include "command_error.h"
+#include "commands.h"
+#include "device_memory.h"
+#include "devices.h"
+#include "host_case.h"
+#include "json_output.h"
+#include "npy.h"
+#include "problem.h"
+#include "signals.h"
+#include "terminal.h"
+#include "text.h"
+#include "timing.h"
+#include "verify/check.h"
+
+namespace flashcore::tool {
+namespace {
+
+/// The oracle computes all rows up to this many multiply-adds, beyond that a sample of them.
+constexpr double kOracleWork = 2e9;
+
+struct RunResult {
+  std::string name;
+  Plan plan;
+  verify::Comparison comparison;
+  std::size_t rows_checked = 0, rows = 0;
+  Timing timing;
+  std::vector<std::byte> after;  ///< the case's block with its outputs
+};
+
+Status calculate(const Plan& plan, const Tensors& tensors, Workspace workspace) {
+  if (Status status = workspace_init(workspace); !status.ok()) return status;
+  if (Status status = run(plan, tensors, workspace); !status.ok()) return status;
+  return workspace_status(workspace);
+}
+
+RunResult run_one(const HostCase& host, const char* kernel, const Target& target, int samples,
+                  std::uint64_t seed, const Stop& stop) {
+  RunResult result;
+  const Backend& backend = *target.backend;
+  const DeviceMemory block(backend, target.device, host.bytes.size());
+  const Tensors tensors = host.at(block.data(), target.device);
+  Options options = host.options;
+  options.kernel = kernel;
+  const Problem problem = value_or_throw(make_problem(tensors, options));
+  result.plan = value_or_throw(make_plan(problem, target.plan_for));
+  const DeviceMemory space(backend, target.device, result.plan.workspace_bytes);
+  const Workspace workspace{space.data(), result.plan.workspace_bytes, target.device};
+  const auto require = [](const Status& status) {
+    if (!status.ok()) throw CommandError(status);
+  };
+  require(backend.upload(block.data(), host.bytes.data(), host.bytes.size(), target.device.index));
+  require(calculate(result.plan, tensors, workspace));
+  result.after.resize(host.bytes.size());
+  require(backend.download(result.after.data(), block.data(), result.after.size(),
+                           target.device.index));
+
+  const Tensors outputs = host.at(result.after.data(), Device{});
+  auto rows = verify::rows_to_check(problem, host.tensors, kOracleWork, seed);
+  result.rows_checked = rows.size();
+  result.rows = reference::all_rows(problem, host.tensors).size();
+  const reference::Oracle oracle = reference::compute(problem, host.tensors, std::move(rows));
+  result.comparison = verify::compare(
+      oracle, problem, outputs,
+      verify::arithmetic_of(problem.out.dtype, result.plan.kernel->probability_dtype));
+  if (!result.comparison.ok || samples == 0) return result;
+  result.timing = value_or_throw(time_calls(
+      backend, target.device,
+      [&](int, Stream stream) { return run(result.plan, tensors, workspace, stream); }, 1, samples,
+      stop));
+  return result;
+}
+
+/// Cases one after the other, each only when it is its turn: they may be large.
+template <typename Visit>
+void for_each_case(const RunArgs& args, const Stop& stop, Visit visit) {
+  const bool files = !args.q.empty() || !args.k.empty() || !args.v.empty();
+  const bool selected = !args.selection.cases.empty() || !args.selection.suites.empty();
+  const bool sizes = gives_sizes(args.problem);
+  if (files + selected + sizes != 1) {
+    throw CommandError(
+        "give one of --shape (random data), --case or --suite (random data), --q, --k and --v "
+        "(.npy files)");
+  }
+  if (files && (args.q.empty() || args.k.empty() || args.v.empty())) {
+    throw CommandError("--q, --k and --v belong together; give all three files");
+  }
+  if (files) {
+    HostCase host = file_host_case(args);
+    host.options.num_splits = args.control.splits.value_or(0);
+    return visit(host);
+  }
+  if (sizes) {
+    verify::CaseSpec spec = spec_of(args.problem);
+    spec.options.num_splits = args.control.splits.value_or(0);
+    spec.sigma = args.control.sigma.value_or(1.0);
+    spec.seed = args.control.seed;
+    spec.lse = spec.lse || !args.lse_out.empty();
+    value_or_throw(problem_of(spec, Device{}));  // refuses what could not be allocated
+    return visit(random_host_case(spec));
+  }
+  for (const BenchCase& c :
+       select_cases(load_cases(args.selection.file), args.selection.suites, args.selection.cases)) {
+    if (stop.now()) return;
+    if (const std::string reason = why_not(c); !reason.empty()) {
+      say(formatted("case {} skipped: {}", c.label(), reason));
+      continue;
+    }
+    verify::CaseSpec spec = spec_of(c, args.control);
+    spec.lse = args.problem.lse || !args.lse_out.empty();
+    HostCase host = random_host_case(spec);
+    host.name = c.label();
+    visit(host);
+  }
+}
+
+Json to_json(const RunResult& r, const std::string& device) {
+  Json json = {{"passed", r.comparison.ok}, {"device", device}};
+  if (!r.name.empty()) json["case"] = r.name;
+  json["plan"] = tool::to_json(r.plan);
+  json["rows"] = r.rows;
+  json["rows_checked"] = r.rows_checked;
+  json["check"] = tool::to_json(r.comparison);
+  if (!r.timing.samples.empty()) {
+    json["us"] = r.timing.median;
+    json["spread"] = r.timing.spread;
+    json["samples"] = r.timing.samples;
+  }
+  return json;
+}
+
+void print_text(const RunResult& r, const std::string& device) {
+  const std::string plan_text = explain(r.plan);
+  print_out("{}", plan_text.substr(0, plan_text.find('\n') + 1));  // the problem
+  if (!r.name.empty()) print_out("case       {}\n", r.name);
+  print_out("device     {}\nkernel     {}, {} split{}\n", device, r.plan.kernel->id, r.plan.splits,
+            r.plan.splits == 1 ? "" : "s");
+  print_out("error      max {}, relative {}, LSE {}; worst error is {:.3g} of its bound\n",
+            number(r.comparison.max_error), number(r.comparison.relative_error),
+            r.plan.problem.lse.given() ? number(r.comparison.max_lse_error) : "not asked for",
+            r.comparison.worst_ratio);
+  print_out("check      {} ({} of {} rows against the fp64 oracle)\n",
+            r.comparison.ok ? green("passed") : red("FAILED"), r.rows_checked, r.rows);
+  if (!r.comparison.ok) print_out("{}", verify::report(r.comparison));
+  if (r.timing.samples.empty()) return;
+  const Cost needed = cost(r.plan.problem);
+  print_out("time       {} (spread {:.1f} %), {:.4g} GFLOP/s, {:.4g} GB/s\n",
+            duration(r.timing.median), 100 * r.timing.spread, needed.flops / r.timing.median / 1e3,
+            needed.bytes / r.timing.median / 1e3);
+}
+
+/// In the layout the inputs have.
+void write_outputs(const RunArgs& args, const HostCase& host, RunResult& result) {
+  const Tensors outputs = host.at(result.after.data(), Device{});
+  if (!args.out.empty()) {
+    const bool swap = args.problem.layout == "bshd" && outputs.out.rank == 4;
+    write_file(args.out, to_npy(swap ? swap_axes(outputs.out, 1, 2) : outputs.out));
+  }
+  if (!args.lse_out.empty()) write_file(args.lse_out, to_npy(outputs.lse));
+}
+
+}  // namespace
+
+int run_run(const RunArgs& args) {
+  const Stop stop(args.control.time_limit_s);
+  const Target target = find_target(args.device);
+  const std::string device = describe(target);
+  Json results = Json::array();
+  bool passed = true;
+  std::size_t done = 0;
+  const auto visit = [&](const HostCase& host) {
+    const Tensors& t = host.tensors;
+    const auto dim = [](const TensorView& view) {
+      return view.rank > 0 ? view.shape[view.rank - 1] : 0;
+    };
+    const auto chosen = kernels_for(args.selection.kernel, target, t.q.dtype, dim(t.q), dim(t.v));
+    if (chosen.empty()) {
+      throw CommandError(formatted("--kernel \"{}\": none of these takes {} with dims {}/{}",
+                                   args.selection.kernel, to_string(t.q.dtype), dim(t.q),
+                                   dim(t.v)));
+    }
+    for (const KernelInfo* kernel : chosen) {
+      if (stop.now()) return;
+      RunResult result = run_one(host, kernel == nullptr ? nullptr : kernel->id, target,
+                                 args.samples, args.control.seed, stop);
+      result.name = host.name;
+      write_outputs(args, host, result);
+      if (args.json) {
+        results.push_back(to_json(result, device));
+      } else {
+        if (done > 0) print_out("\n");
+        print_text(result, device);
+        if (!args.out.empty()) print_out("out        written to {}\n", args.out);
+        if (!args.lse_out.empty()) print_out("lse        written to {}\n", args.lse_out);
+      }
+      std::fflush(stdout);
+      passed = passed && result.comparison.ok;
+      ++done;
+    }
+  };
+  for_each_case(args, stop, visit);
+  if (args.json) {
+    if (results.size() == 1) {
+      results[0]["seed"] = args.control.seed;
+      tool::print_json(results[0]);
+    } else {
+      tool::print_json({{"passed", passed}, {"seed", args.control.seed}, {"results", results}});
+    }
+  }
+  if (const std::string reason = stop.reason(); !reason.empty()) {
+    say(formatted("{}; {} result{} printed", reason, done, done == 1 ? "" : "s"));
+  }
+  return exit_code_after_interrupt(passed ? kOk : kFailed);
+}
+
+}  // namespace flashcore::tool
