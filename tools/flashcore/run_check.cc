@@ -103,11 +103,12 @@ std::string verdict(const CaseRow& row) {
 void print_lineage(const std::vector<CaseRow>& rows) {
   Table table({"ancestor", "shape", "mask", "its error", ">f16", ">bf16", ">f32", ">splits",
                ">bound", "check"});
+  const bool one_device = rows.front().device == rows.back().device;
   for (const CaseRow& row : rows) {
     const BenchCase& c = row.bench_case;
-    table.add({c.fields.value("part", ""), c.shape(), c.causal ? "causal" : "",
-               c.fields.value("ancestor_error", ""), error_cell(row, "f16"),
-               error_cell(row, "bf16"), error_cell(row, "f32"),
+    table.add({c.fields.value("part", "") + (one_device ? "" : " " + row.device), c.shape(),
+               c.causal ? "causal" : "", c.fields.value("ancestor_error", ""),
+               error_cell(row, "f16"), error_cell(row, "bf16"), error_cell(row, "f32"),
                row.most_splits > 1 ? formatted("1-{}", row.most_splits) : "1",
                formatted("{:.2f}", row.worst_ratio), verdict(row)});
   }
