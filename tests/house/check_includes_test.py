@@ -1,0 +1,146 @@
+"""scripts/check_includes accepts a clean tree and rejects one planted violation of each rule."""
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+SCRIPT = os.path.join(TREE, "scripts", "check_includes")
+
+# A small tree that uses every permission.
+CLEAN = {
+    "include/flashcore/status.h": "#include <string>\n",
+    "include/flashcore/plan.h": '#include <stdint.h>\n#include "flashcore/status.h"\n',
+    "src/core/mask.h": "#include <cstdint>\n",
+    "src/core/error.h": '#include "flashcore/status.h"\n',
+    "src/plan/planner.cc": '#include <algorithm>\n#include "core/error.h"\n'
+                           '#include "flashcore/plan.h"\n#include "plan/planner.h"\n',
+    "src/plan/planner.h": '#include "flashcore/plan.h"\n',
+    "src/plan/kernel_table.cc": '#include "cuda/kernels.def"\n#include "cpu/kernels.def"\n'
+                                '#include "generated/compiled_kernels.inc"\n',
+    "src/api/attention.cc": '#include "backend/backend.h"\n#include "core/error.h"\n',
+    "src/api/version.cc": '#include "generated/fingerprint.h"\n',
+    "src/backend/backend.h": '#include "core/mask.h"\n#include "flashcore/plan.h"\n',
+    "src/backend/private.h": "",
+    "src/cpu/kernels.def": "",
+    "src/cpu/simd.h": "#include <immintrin.h>\n#include <cstdint>\n",
+    "src/cpu/kernel_avx2.cc": '#include "cpu/simd.h"\n#include "core/mask.h"\n',
+    "src/cpu/cpu_backend.cc": '#include <pthread.h>\n#include "backend/backend.h"\n',
+    "src/cuda/kernels.def": "",
+    "src/cuda/registry.h": '#include "flashcore/plan.h"\n',
+    "src/cuda/registry.cc": '#include "cuda/registry.h"\n'
+                            '#include "generated/compiled_kernels.inc"\n',
+    "src/cuda/cuda_backend.cc": '#include <cuda_runtime_api.h>\n#include "core/error.h"\n'
+                                '#include "backend/backend.h"\n',
+    "src/cuda/primitives/ptx.cuh": "#include <cuda_fp16.h>\n",
+    "src/cuda/simt/attention.cuh": '#include "cuda/primitives/ptx.cuh"\n#include "core/mask.h"\n',
+    "src/cuda/sm80/prefill.cuh": '#include "cuda/primitives/ptx.cuh"\n',
+    "src/cuda/sm90/prefill.cuh": '#include "cuda/primitives/ptx.cuh"\n',
+    "src/reference/oracle.h": '#include "flashcore/plan.h"\n',
+    "src/verify/check.cc": '#include "backend/backend.h"\n#include "reference/oracle.h"\n',
+    "tools/flashcore/npy.h": "#include <fmt/format.h>\n",
+    "tools/flashcore/main.cc": '#include "npy.h"\n#include "backend/backend.h"\n',
+    "tests/unit/simd_test.cc": '#include <gtest/gtest.h>\n#include "cpu/simd.h"\n',
+    "tests/gpu/graph_test.cc": '#include <cuda_runtime_api.h>\n#include "backend/backend.h"\n',
+    "tests/consumer/c/main.c": "#include <flashcore/plan.h>\n#include <stdio.h>\n",
+    "examples/quick_start.cc": "#include <flashcore/plan.h>\n#include <vector>\n",
+}
+
+# file that breaks a rule, the line added to it, part of what must be said
+VIOLATIONS = [
+    ("include/flashcore/plan.h", '#include "core/mask.h"', "include may include"),
+    ("include/flashcore/plan.h", "#include <pthread.h>", "public headers"),
+    ("include/flashcore/plan.h", "#include <fmt/format.h>", "public headers"),
+    ("src/core/mask.h", '#include "flashcore/plan.h"', "src/core may include"),
+    ("src/core/mask.h", '#include "plan/planner.h"', "src/core may include"),
+    ("src/core/mask.h", "#include <algorithm>", "kernel code"),
+    ("src/core/mask.h", '#include "core/error.h"', "host code only"),
+    ("src/plan/planner.cc", '#include "backend/backend.h"', "src/plan may include"),
+    ("src/plan/planner.cc", "#include <cuda_runtime_api.h>", "CUDA headers"),
+    ("src/plan/planner.cc", '#include "cuda/kernels.def"', "kernel list"),
+    ("src/plan/planner.cc", '#include "generated/compiled_kernels.inc"', "is for"),
+    ("src/api/attention.cc", '#include "cpu/simd.h"', "src/api may include"),
+    ("src/api/attention.cc", '#include "backend/private.h"', "backend/backend.h is the only"),
+    ("src/api/attention.cc", "#include <fmt/format.h>", "standard library only"),
+    ("src/backend/backend.h", '#include "cpu/simd.h"', "src/backend may include"),
+    ("src/cpu/cpu_backend.cc", '#include "cuda/registry.h"', "src/cpu may include"),
+    ("src/cpu/cpu_backend.cc", '#include "plan/planner.h"', "src/cpu may include"),
+    ("src/cpu/kernel_avx2.cc", "#include <algorithm>", "kernel code"),
+    ("src/cpu/simd.h", '#include "core/error.h"', "host code only"),
+    ("src/cuda/cuda_backend.cc", '#include "cpu/simd.h"', "src/cuda may include"),
+    ("src/cuda/registry.cc", '#include "cuda/simt/attention.cuh"', "src/cuda may include"),
+    ("src/cuda/simt/attention.cuh", '#include "cuda/registry.h"', "src/cuda/simt may include"),
+    ("src/cuda/sm80/prefill.cuh", '#include "cuda/sm90/prefill.cuh"', "src/cuda/sm80 may"),
+    ("src/cuda/sm90/prefill.cuh", '#include "cuda/sm80/prefill.cuh"', "src/cuda/sm90 may"),
+    ("src/cuda/primitives/ptx.cuh", '#include "cuda/simt/attention.cuh"', "primitives may"),
+    ("src/reference/oracle.h", '#include "core/mask.h"', "src/reference may include"),
+    ("src/verify/check.cc", '#include "cpu/simd.h"', "src/verify may include"),
+    ("src/verify/check.cc", "#include <torch/torch.h>", "Torch"),
+    ("tools/flashcore/main.cc", "#include <cuda_runtime_api.h>", "CUDA headers"),
+    ("tools/flashcore/main.cc", '#include "cuda/registry.h"', "tools may include"),
+    ("tests/unit/simd_test.cc", '#include "cuda/registry.h"', "tests may include"),
+    ("tests/unit/simd_test.cc", "#include <cuda_fp16.h>", "CUDA headers"),
+    ("tests/consumer/c/main.c", '#include "core/mask.h"', "tests/consumer may include"),
+    ("examples/quick_start.cc", '#include "backend/backend.h"', "examples may include"),
+    ("src/plan/planner.cc", '#include "../core/mask.h"', "without .."),
+    ("src/plan/planner.cc", '#include "core/no_such.h"', "no such file"),
+    ("src/new_folder/file.cc", "", "no include rule"),
+]
+
+
+sys.dont_write_bytecode = True  # beside a script without .py it would be litter
+loader = importlib.machinery.SourceFileLoader("check_includes", SCRIPT)
+script = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+loader.exec_module(script)
+
+
+def exit_code(tree):
+    return subprocess.run([sys.executable, SCRIPT, tree], stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL).returncode
+
+
+def write(tree, files):
+    for path, text in files.items():
+        full = os.path.join(tree, path)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "w", encoding="utf-8") as out:
+            out.write(text)
+
+
+class CheckIncludes(unittest.TestCase):
+    def test_this_tree_keeps_the_rules(self):
+        self.assertEqual(script.check_tree(TREE)[2], [])
+
+    def test_a_clean_tree_is_accepted(self):
+        with tempfile.TemporaryDirectory() as tree:
+            write(tree, CLEAN)
+            self.assertEqual(script.check_tree(tree)[2], [])
+            self.assertEqual(exit_code(tree), 0)
+
+    def test_each_violation_is_rejected(self):
+        for path, line, words in VIOLATIONS:
+            with self.subTest(path=path, line=line), tempfile.TemporaryDirectory() as tree:
+                write(tree, CLEAN)
+                write(tree, {path: CLEAN.get(path, "") + line + "\n"})
+                broken = script.check_tree(tree)[2]
+                self.assertEqual(len(broken), 1, broken)
+                self.assertTrue(broken[0].startswith(path), broken)
+                self.assertIn(words, broken[0])
+
+    def test_a_violation_shows_in_the_exit_code(self):
+        path, line, _ = VIOLATIONS[0]
+        with tempfile.TemporaryDirectory() as tree:
+            write(tree, CLEAN)
+            write(tree, {path: line + "\n"})
+            self.assertEqual(exit_code(tree), 1)
+
+    def test_an_empty_tree_is_an_error(self):
+        with tempfile.TemporaryDirectory() as tree:
+            self.assertEqual(exit_code(tree), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

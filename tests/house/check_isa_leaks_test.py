@@ -1,0 +1,95 @@
+"""scripts/check_isa_leaks on small objects compiled here: clean ones pass, planted leaks do not."""
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+SCRIPT = os.path.join(TREE, "scripts", "check_isa_leaks")
+CXX = shlex.split(os.environ.get("CXX", "g++"))
+
+TABLE = """
+namespace flashcore::cpu {
+namespace { float add(float a, float b) { return a + b; } }
+struct IsaKernels { float (*f)(float, float); };
+extern const IsaKernels kPlainKernels; const IsaKernels kPlainKernels{add};
+}
+"""
+INLINE = "inline float leaked(float x) { return x * x; }\nfloat (*escape)(float) = leaked;\n"
+LOOP = "void scale(float* x) { for (int i = 0; i < 1024; ++i) x[i] *= 2; }\n"
+WIDE_FLAG = {"aarch64": ["-march=armv8.2-a+sve", "-msve-vector-bits=256"], "x86_64": ["-mavx2"]}
+NARROW_AVX = "float twice(float x) { return x + x; }\n"
+
+
+class CheckIsaLeaks(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.build = self.folder.name
+        self.compile("flashcore_cpu_plain", TABLE)
+        self.compile("flashcore_objects", LOOP)
+
+    def compile(self, target, text, flags=()):
+        directory = os.path.join(self.build, "CMakeFiles", target + ".dir")
+        os.makedirs(directory, exist_ok=True)
+        output = os.path.join(directory, "file.cc.o")
+        subprocess.run([*CXX, "-std=c++20", "-O3", *flags, "-x", "c++", "-", "-c", "-o", output],
+                       input=text, text=True, check=True)
+
+    def check(self):
+        done = subprocess.run([sys.executable, SCRIPT, self.build], capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_clean_objects_pass(self):
+        code, said = self.check()
+        self.assertEqual(code, 0, said)
+
+    def test_an_inline_function_beside_the_table(self):
+        self.compile("flashcore_cpu_plain", TABLE + INLINE)
+        code, said = self.check()
+        self.assertEqual(code, 1, said)
+        self.assertIn("leaked", said)
+        self.assertIn("escape", said)
+        self.assertNotIn("kPlainKernels", said)
+
+    def test_wide_instructions_outside_the_kernels(self):
+        self.compile("flashcore_objects", LOOP, WIDE_FLAG[platform.machine()])
+        code, said = self.check()
+        self.assertEqual(code, 1, said)
+        self.assertIn("flashcore_objects", said)
+
+    def test_wide_instructions_in_the_plain_kernel(self):
+        self.compile("flashcore_cpu_plain", TABLE.replace("namespace {", "namespace { " + LOOP)
+                     .replace("return a + b", "scale(&a); return a + b"),
+                     WIDE_FLAG[platform.machine()])
+        code, said = self.check()
+        self.assertEqual(code, 1, said)
+        self.assertIn("flashcore_cpu_plain", said)
+
+    @unittest.skipUnless(platform.machine() == "x86_64", "VEX encoding is x86-64's")
+    def test_a_scalar_avx_instruction(self):
+        self.compile("flashcore_objects", NARROW_AVX, ["-mavx"])
+        code, said = self.check()
+        self.assertEqual(code, 1, said)
+        self.assertIn("vaddss", said)
+
+    @unittest.skipUnless(platform.machine() == "x86_64", "EVEX encoding is x86-64's")
+    def test_avx512_in_the_avx2_kernel(self):
+        self.compile("flashcore_cpu_avx2", TABLE.replace("Plain", "Avx2").replace(
+            "namespace {", "namespace { " + LOOP).replace("return a + b", "scale(&a); return a + b"),
+            ["-mavx512f", "-mprefer-vector-width=512"])
+        code, said = self.check()
+        self.assertEqual(code, 1, said)
+        self.assertIn("zmm", said)
+
+    def test_a_folder_without_a_build_is_an_error(self):
+        with tempfile.TemporaryDirectory() as empty:
+            self.build = empty
+            self.assertEqual(self.check()[0], 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
