@@ -27,7 +27,7 @@ using Stream = void*;
 struct Workspace {
   void* data = nullptr;  ///< 256-byte aligned, on the problem's device
   std::size_t bytes = 0;
-  Device device;
+  Device device{};
 };
 
 /// Zeroes the header, in stream order. Once per buffer, before its first run().

@@ -20,7 +20,7 @@ struct Options {
   bool causal = false;
   std::int64_t window_left = -1;   ///< keys kept to the left of the query's position; -1: all
   std::int64_t window_right = -1;  ///< keys kept to the right; -1: all
-  std::optional<double> scale;     ///< default 1 / sqrt(head_dim); any finite value
+  std::optional<double> scale{};   ///< default 1 / sqrt(head_dim); any finite value
   double softcap = 0.0;            ///< c > 0: scores become c * tanh(score / c)
   bool partial = false;            ///< f32 out and LSE without sinks, for merge()
   bool checked = false;  ///< bad lengths and starts are clamped and reported by workspace_status()
