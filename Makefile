@@ -1,0 +1,51 @@
+# FlashCore's front door. `make` alone lists the targets.
+
+PREFIX ?= /usr/local
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test quick gpu-check release-check lint format install clean setup
+
+help: ## this list
+	@echo "FlashCore: attention in C++20 and CUDA. Targets:"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
+	  awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
+	@echo "Missing packages are listed, then installed (apt; Python's into .venv); NO_INSTALL=1 only lists."
+	@echo "PRESET=cpu leaves nvcc out of it; JOBS=n limits the compilers running at once."
+
+demo: ## set up, build, compute attention, check it, explain it, time it (3 minutes)
+	@scripts/setup build
+	@scripts/demo
+
+test: ## set up and run every test that needs no GPU (25 minutes; 8 once built)
+	@scripts/setup test
+	@scripts/test $(STAGES)
+
+quick: ## the tests for daily work, CPU only (4 minutes)
+	@scripts/setup test
+	@scripts/test --quick $(STAGES)
+
+gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (8 minutes)
+	@scripts/setup test
+	@scripts/gpu_check
+
+release-check: ## before a release: 1,000,000 random problems, long shapes, longer fuzzing (hours)
+	@scripts/setup test
+	@scripts/release_check
+
+lint: ## layout (clang-format 14) and static checks (clang-tidy)
+	@scripts/setup dev
+	@scripts/lint
+
+format: ## lay all sources out with clang-format 14
+	@scripts/setup dev
+	@scripts/lint --fix
+
+install: ## build and install into PREFIX (default /usr/local)
+	@scripts/setup build
+	@scripts/install "$(PREFIX)"
+
+setup: ## install what the tests and linters need, nothing else
+	@scripts/setup dev
+
+clean: ## remove build/ (the .venv stays)
+	rm -rf build
