@@ -27,8 +27,9 @@ def declared(mark, pattern):
     for directory, _, files in os.walk(INCLUDE):
         for name in files:
             with open(os.path.join(directory, name), encoding="utf-8") as text:
+                code = re.sub(r"^#.*$", "", text.read(), flags=re.MULTILINE)
                 # The name is what stands before the first parenthesis.
-                found |= set(re.findall(mark + r"\s[^(;{]*?\b(" + pattern + r")\(", text.read()))
+                found |= set(re.findall(mark + r"\s[^(;{]*?\b(" + pattern + r")\(", code))
     return found
 
 

@@ -1,0 +1,79 @@
+"""The quick starts of README, as printed: the code blocks are the examples, and the commands
+install, compile and run them.
+
+    readme_test.py README.md BUILD_DIR
+
+A block is marked by a comment before it: "file PATH" (saved under its name, and equal to PATH),
+"run in the source tree" or "run beside the files". Links to files of the tree are checked too.
+"""
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+BLOCK = re.compile(r"<!-- (file|run) ([^>]*?) -->\n```(\w+)\n(.*?)```\n", re.DOTALL)
+
+
+def run(script, folder, home, build):
+    environment = {**os.environ, "HOME": home}
+    # The library under test is the one this test belongs to, built already.
+    environment["PRESET"] = os.path.basename(build)
+    environment["FLASHCORE_BUILD_TESTS"] = "ON"
+    for name in ("MAKEFLAGS", "MFLAGS", "PKG_CONFIG_PATH", "LD_LIBRARY_PATH", "DESTDIR"):
+        environment.pop(name, None)
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environment,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    print(done.stdout)
+    if done.returncode != 0:
+        raise SystemExit(f"README's commands failed (exit {done.returncode}):\n{script}")
+    return done.stdout
+
+
+def check_links(text, tree):
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
+    missing = [target for target in targets
+               if "://" not in target and not os.path.exists(os.path.join(tree, target))]
+    if not targets or missing:
+        raise SystemExit(f"README links to files that are not there: {missing}")
+
+
+def main():
+    readme, build = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+    tree = os.path.dirname(readme)
+    if os.path.dirname(build) != os.path.join(tree, "build"):
+        print(f"not run: {build} is not a preset's folder, which README's commands use")
+        sys.exit(77)
+    with open(readme, encoding="utf-8") as source:
+        text = source.read()
+    check_links(text, tree)
+    blocks = BLOCK.findall(text)
+    kinds = [kind + " " + what.split()[0] for kind, what, _, _ in blocks]
+    if sorted(kinds) != sorted(["run in", "file examples/quick_start.c",
+                                "file examples/quick_start.cc", "run beside"]):
+        raise SystemExit(f"README has other marked blocks than expected: {kinds}")
+    with tempfile.TemporaryDirectory() as home:
+        work = os.path.join(home, "work")
+        os.mkdir(work)
+        for kind, what, _, code in blocks:
+            if kind == "file":
+                with open(os.path.join(tree, what), encoding="utf-8") as example:
+                    if example.read() != code:
+                        raise SystemExit(f"README's block is not {what}; copy it there")
+                with open(os.path.join(work, os.path.basename(what)), "w",
+                          encoding="utf-8") as out:
+                    out.write(code)
+        for kind, what, _, code in blocks:
+            if kind == "run":
+                said = run(code, tree if what == "in the source tree" else work, home, build)
+    for words in ("query 0 sees key 0 alone", "query 511 averages keys 0 to 511: 255.50"):
+        if words not in said:
+            raise SystemExit(f"the quick starts did not say: {words}")
+    out, v = re.search(r"out (\S+), v (\S+)", said).groups()
+    if out != v:
+        raise SystemExit(f"the C quick start computed {out}, wanted {v}")
+    print("README: two quick starts installed, compiled and run as printed")
+
+
+if __name__ == "__main__":
+    main()
