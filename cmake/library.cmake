@@ -33,7 +33,8 @@ set(objects $<TARGET_OBJECTS:flashcore_objects> ${FLASHCORE_CPU_OBJECTS} ${FLASH
 
 add_library(flashcore SHARED ${objects})
 set_target_properties(flashcore PROPERTIES
-  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR} LINKER_LANGUAGE CXX)
+  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
+  LINKER_LANGUAGE CXX)
 add_library(flashcore_static STATIC ${objects})
 set_target_properties(flashcore_static PROPERTIES LINKER_LANGUAGE CXX)
 foreach(library flashcore flashcore_static)
