@@ -6,7 +6,8 @@
 
 set(FLASHCORE_MIN_NVCC 12.8)
 set(FLASHCORE_HAS_CUDA OFF)
-set(FLASHCORE_NO_CUDA_REASON "CUDA was switched off when this library was configured")
+set(FLASHCORE_NO_CUDA_REASON "CUDA was switched off when this library was configured; \
+preset cuda has it")
 if(NOT FLASHCORE_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   # Decided per object library below; CMake only wants some value to test the compiler with.

@@ -72,6 +72,9 @@ main_preset() {
 configure() {
   local preset=$1
   shift
+  # Let CMake look for nvcc too: `flashcore info` then says why there is no CUDA, not that nobody
+  # wanted it.
+  if [ "$preset" = cpu ] && [ -n "$(no_nvcc_reason)" ]; then set -- -DFLASHCORE_CUDA=AUTO "$@"; fi
   if [ -x "$ROOT/.venv/bin/python" ]; then
     set -- "-DPython3_EXECUTABLE=$ROOT/.venv/bin/python" "$@"
   fi
