@@ -6,8 +6,8 @@
 
 set(FLASHCORE_MIN_NVCC 12.8)
 set(FLASHCORE_HAS_CUDA OFF)
-set(FLASHCORE_NO_CUDA_REASON "CUDA was switched off when this library was configured; \
-preset cuda has it")
+set(FLASHCORE_NO_CUDA_REASON "CUDA was switched off when this library was configured (preset \
+cuda has it)")
 if(NOT FLASHCORE_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   # Decided per object library below; CMake only wants some value to test the compiler with.
@@ -21,7 +21,7 @@ if(NOT FLASHCORE_CUDA STREQUAL "OFF")
     enable_language(CUDA)
     if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS FLASHCORE_MIN_NVCC)
       set(FLASHCORE_NO_CUDA_REASON "nvcc was ${CMAKE_CUDA_COMPILER_VERSION} when this library was \
-configured; ${FLASHCORE_MIN_NVCC} is the oldest that can build the kernels")
+configured, and ${FLASHCORE_MIN_NVCC} is the oldest that can build the kernels")
     else()
       set(FLASHCORE_HAS_CUDA ON)
     endif()

@@ -26,8 +26,9 @@ add_library(flashcore_objects OBJECT
 target_link_libraries(flashcore_objects PRIVATE flashcore_flags)
 if(NOT FLASHCORE_HAS_CUDA)
   target_sources(flashcore_objects PRIVATE src/backend/no_cuda.cc)
-  target_compile_definitions(flashcore_objects PRIVATE
-    "FLASHCORE_NO_CUDA_REASON=\"${FLASHCORE_NO_CUDA_REASON}\"")
+  # The text must not contain a semicolon: it would end the definition.
+  set_source_files_properties(src/backend/no_cuda.cc PROPERTIES
+    COMPILE_DEFINITIONS "FLASHCORE_NO_CUDA_REASON=\"${FLASHCORE_NO_CUDA_REASON}\"")
 endif()
 set(objects $<TARGET_OBJECTS:flashcore_objects> ${FLASHCORE_CPU_OBJECTS} ${FLASHCORE_CUDA_OBJECTS})
 
