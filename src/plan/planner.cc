@@ -33,9 +33,8 @@ bool runs_on(Isa kernel, Isa cpu) {
 /// A build with CUDA offers only the kernels it has. One without can still plan for any GPU.
 bool left_out(const KernelInfo& kernel) noexcept {
   static const bool build_has_cuda =
-      std::any_of(kernels().begin(), kernels().end(), [](const KernelInfo& k) {
-        return k.device == DeviceType::cuda && k.compiled;
-      });
+      std::any_of(kernels().begin(), kernels().end(),
+                  [](const KernelInfo& k) { return k.device == DeviceType::cuda && k.compiled; });
   return build_has_cuda && kernel.device == DeviceType::cuda && !kernel.compiled;
 }
 
