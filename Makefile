@@ -9,7 +9,7 @@ help: ## this list
 	@echo "FlashCore: attention in C++20 and CUDA. Targets:"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 	  awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
-	@echo "Missing packages are listed, then installed (apt; Python's into .venv); NO_INSTALL=1 only lists."
+	@echo "Missing packages are listed, then installed (apt, or pip into .venv); NO_INSTALL=1 only lists."
 	@echo "PRESET=cpu leaves nvcc out of it; JOBS=n limits the compilers running at once."
 
 demo: ## set up, build, compute attention, check it, explain it, time it (3 minutes)
