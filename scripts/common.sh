@@ -34,7 +34,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 jobs() { echo "${JOBS:-$(nproc)}"; }
 
-cmake_version() { cmake --version 2>/dev/null | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p'; }
+cmake_version() { cmake --version 2>/dev/null | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p' || true; }
 
 # The nvcc CMake would use; empty where there is none.
 nvcc_path() { echo "${CUDACXX:-$(command -v nvcc || true)}"; }
@@ -47,7 +47,7 @@ no_nvcc_reason() {
     echo "no nvcc was found"
     return
   fi
-  version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+  version=$("$nvcc" --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p' || true)
   if [ -z "$version" ]; then
     echo "$nvcc does not run"
   elif ! version_at_least "$version" "$MIN_NVCC"; then

@@ -1,0 +1,83 @@
+"""scripts/setup lists what is missing without touching anything, and is quick where nothing is."""
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import unittest
+
+TREE = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+SETUP = os.path.join(TREE, "scripts", "setup")
+# What the script itself needs; any Debian has them.
+BASICS = ["bash", "basename", "cat", "dirname", "env", "grep", "head", "id", "mkdir", "nproc",
+          "printf", "sed", "sort", "tail"]
+
+
+class Setup(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.bin = os.path.join(folder.name, "bin")
+        os.mkdir(self.bin)
+        for name in BASICS:
+            os.symlink(shutil.which(name), os.path.join(self.bin, name))
+        # A copy, so that a .venv of the tree does not count.
+        self.setup = os.path.join(folder.name, "scripts", "setup")
+        shutil.copytree(os.path.join(TREE, "scripts"), os.path.dirname(self.setup))
+
+    def command(self, name, text):
+        path = os.path.join(self.bin, name)
+        with open(path, "w", encoding="utf-8") as script:
+            script.write("#!/bin/sh\n" + text)
+        os.chmod(path, 0o755)
+
+    def run_setup(self, *arguments, path=None, script=None):
+        environment = {**os.environ, "NO_INSTALL": "1", "PATH": path or self.bin}
+        environment.pop("CXX", None)
+        done = subprocess.run([script or self.setup, *arguments], capture_output=True, text=True,
+                              env=environment)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_a_bare_machine(self):
+        code, said = self.run_setup("build")
+        self.assertEqual(code, 1, said)
+        for package in ("g++", "binutils", "ninja-build", "pkg-config", "cmake", "libcli11-dev",
+                        "libfmt-dev", "nlohmann-json3-dev"):
+            self.assertIn(" " + package, said)
+        self.assertNotIn("libgtest-dev", said)
+        self.assertIn("nothing was installed", said)
+
+    def test_levels_add_up(self):
+        self.assertIn("libgtest-dev", self.run_setup("test")[1])
+        self.assertNotIn("clang-tidy", self.run_setup("test")[1])
+        self.assertIn("clang-tidy", self.run_setup("dev")[1])
+
+    def test_an_old_cmake_is_not_enough(self):
+        self.command("cmake", "echo cmake version 3.22.1\n")
+        self.assertIn("cmake >= 3.25", self.run_setup("build")[1])
+        self.command("cmake", "echo cmake version 3.25.1\n")
+        self.assertNotIn("cmake >= 3.25", self.run_setup("build")[1])
+
+    def test_where_the_distribution_has_only_an_old_cmake(self):
+        self.command("apt-cache", "echo '  Candidate: 3.22.1-1ubuntu1'\n")
+        code, said = self.run_setup("build")
+        self.assertIn("pip into .venv: cmake>=3.25", said)
+        self.assertIn("python3-venv", said)
+
+    def test_a_compiler_that_does_not_work(self):
+        self.command("g++", "case $1 in -dump*) echo 12.2.0;; *) exit 1;; esac\n")
+        self.assertIn("a C++20 compiler", self.run_setup("build")[1])
+
+    def test_an_unknown_level(self):
+        self.assertEqual(self.run_setup("everything")[0], 2)
+
+    def test_quick_where_nothing_is_missing(self):
+        start = time.monotonic()
+        code, said = self.run_setup("test", path=os.environ["PATH"], script=SETUP)
+        self.assertEqual(code, 0, said)  # or these tests could not have been built
+        # 2 seconds are the aim; a loaded machine gets some more.
+        self.assertLess(time.monotonic() - start, 10)
+
+
+if __name__ == "__main__":
+    unittest.main()
