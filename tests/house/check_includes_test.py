@@ -43,6 +43,7 @@ CLEAN = {
     "src/verify/check.cc": '#include "backend/backend.h"\n#include "reference/oracle.h"\n',
     "tools/flashcore/npy.h": "#include <fmt/format.h>\n",
     "tools/flashcore/main.cc": '#include "npy.h"\n#include "backend/backend.h"\n',
+    "tests/cli/npy_test.cc": '#include <gtest/gtest.h>\n#include "npy.h"\n',
     "tests/unit/simd_test.cc": '#include <gtest/gtest.h>\n#include "cpu/simd.h"\n',
     "tests/gpu/graph_test.cc": '#include <cuda_runtime_api.h>\n#include "backend/backend.h"\n',
     "tests/consumer/c/main.c": "#include <flashcore/plan.h>\n#include <stdio.h>\n",
