@@ -7,10 +7,11 @@
 # ONLY, where it is set, lists the names of the stages to run.
 # shellcheck shell=bash
 
-stage_lines=() stages_passed=0 stages_failed=0 stages_skipped=0 stages_started=$SECONDS
+stage_lines=() stage_names=' ' stages_passed=0 stages_failed=0 stages_skipped=0 stages_started=$SECONDS
 
 stage() {
   local name=$1 function=$2 start=$SECONDS code log=$LOGS/$1.log result note=''
+  stage_names+="$name "
   if [ -n "${ONLY:-}" ] && [[ " $ONLY " != *" $name "* ]]; then return 0; fi
   mkdir -p "$LOGS"
   heading "$name"
@@ -41,6 +42,12 @@ summary() {
   heading "Summary"
   [ ${#stage_lines[@]} -eq 0 ] || printf '%s\n' "${stage_lines[@]}"
   printf '%-13s         %5d s\n' total $((SECONDS - stages_started))
+  local name
+  for name in ${ONLY:-}; do
+    [[ $stage_names == *" $name "* ]] && continue
+    echo "there is no stage $name; there are:$stage_names"
+    stages_failed=$((stages_failed + 1))
+  done
   echo "$stages_passed passed, $stages_failed failed, $stages_skipped skipped"
   [ $stages_failed -eq 0 ] && [ $stages_passed -gt 0 ]
 }

@@ -56,6 +56,11 @@ class Stages(unittest.TestCase):
         code, said = bash("a() { false; }; b() { :; }; stage a a; stage b b; summary", ONLY="b")
         self.assertEqual(code, 0, said)
 
+    def test_an_unknown_stage_is_a_failure(self):
+        code, said = bash("a() { :; }; stage a a; summary", ONLY="a typo")
+        self.assertEqual(code, 1, said)
+        self.assertIn("there is no stage typo; there are: a", said)
+
     def test_quietly_shows_what_failed(self):
         code, said = bash("a() { quietly x.log sh -c 'echo the fault; exit 5'; echo no; }; "
                           "stage a a; summary")
