@@ -21,6 +21,13 @@ constexpr std::int64_t kMaxGrid = INT32_MAX;
 constexpr int kDefaultSharedBytes = 48 * 1024;
 constexpr int kMaxDevices = 64;
 
+/// Where no GPU can be used, why: in the words of a build without CUDA.
+Status any_device() noexcept {
+  const CudaAvailability available = cuda_availability();
+  if (available.device_count > 0) return {};
+  return unsupported("device is cuda, but %s", available.reason.c_str());
+}
+
 /// More than 48 KiB of shared memory must be asked for, once per kernel and device.
 Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int device) noexcept {
   static std::array<std::atomic<std::uint64_t>, 256> allowed{};  // bit d: done for device d
@@ -102,6 +109,7 @@ class CudaBackend final : public Backend {
     const std::lock_guard lock(mutex);
     std::optional<DeviceInfo>& info = known[static_cast<std::size_t>(index)];
     if (!info.has_value()) {
+      FLASHCORE_RETURN_IF_ERROR(any_device());
       Result<DeviceInfo> asked = cuda::query_device(index);
       if (!asked.ok()) return asked;
       info = *asked;
@@ -109,7 +117,9 @@ class CudaBackend final : public Backend {
     return *info;
   }
 
-  Status measure_rates(DeviceInfo&) const override { return {}; }  // query_device() knows them
+  Status measure_rates(DeviceInfo&) const override {
+    return any_device();  // the rates are known: query_device() has them
+  }
 
   Result<KernelResources> resources(const KernelInfo& kernel, int device) const override {
     const void* entry = cuda::entry_of(kernel);
