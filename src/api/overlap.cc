@@ -68,12 +68,12 @@ bool reachable(std::int64_t target, const Axis* axes, int count, std::int64_t lo
 }  // namespace
 
 bool overlaps_itself(const TensorView& tensor) noexcept {
+  Axis axes[TensorView::kMaxRank];
+  const int count = moving_axes(tensor, 1, axes);
+  if (count < 0) return false;  // without elements the strides, often 0, mean nothing
   for (int i = 0; i < tensor.rank; ++i) {
     if (tensor.shape[i] > 1 && tensor.strides[i] == 0) return true;
   }
-  Axis axes[TensorView::kMaxRank];
-  const int count = moving_axes(tensor, 1, axes);
-  if (count <= 0) return false;
   sort_by_step(axes, count);
   std::int64_t inner_extent = size_of(tensor.dtype);
   for (int i = count - 1; i >= 0; --i) {
