@@ -1,0 +1,36 @@
+// A C++ call as a C call, so that one test serves both interfaces.
+#pragma once
+
+#include "flashcore/attention.h"
+#include "flashcore/flashcore.h"
+
+namespace flashcore::test {
+
+/// A flashcore_tensor and the arrays it points to.
+struct CTensor {
+  flashcore_tensor tensor{};
+  std::int64_t shape[TensorView::kMaxRank] = {};
+  std::int64_t strides[TensorView::kMaxRank] = {};
+
+  CTensor() = default;
+  explicit CTensor(const TensorView& view) { set(view); }
+  CTensor(const CTensor&) = delete;
+  CTensor& operator=(const CTensor&) = delete;
+  void set(const TensorView& view);
+};
+
+flashcore_dtype c_dtype(DType dtype);
+flashcore_device c_device(Device device);
+
+/// The params of a call; valid as long as this lives.
+class CCall {
+ public:
+  CCall(const Tensors& tensors, const Options& options);
+  CCall(const CCall&) = delete;
+  CCall& operator=(const CCall&) = delete;
+
+  flashcore_params params{};
+  CTensor tensors[14];
+};
+
+}  // namespace flashcore::test

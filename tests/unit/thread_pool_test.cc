@@ -1,0 +1,187 @@
+// cpu/thread_pool.h: every item exactly once, whoever calls and however many threads there are.
+#include "cpu/thread_pool.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "support/call.h"
+
+// A child forked from a program with threads may start its own here: that is what is tested.
+extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
+
+namespace flashcore::cpu {
+namespace {
+
+/// Counts how often each item ran and which slots ran them.
+struct Counts {
+  explicit Counts(std::int64_t count_of_items) : items(static_cast<std::size_t>(count_of_items)) {}
+  std::vector<std::atomic<int>> items;
+  std::atomic<int> largest_slot{-1};
+
+  static void count(void* context, std::int64_t item, int slot) {
+    auto& self = *static_cast<Counts*>(context);
+    ++self.items[static_cast<std::size_t>(item)];
+    int seen = self.largest_slot.load();
+    while (slot > seen && !self.largest_slot.compare_exchange_weak(seen, slot)) {
+    }
+  }
+  bool each_once() const {
+    for (const auto& n : items) {
+      if (n.load() != 1) return false;
+    }
+    return true;
+  }
+};
+
+TEST(ThreadPool, EveryItemExactlyOnce) {
+  for (int round = 0; round < test::rounds(200); ++round) {
+    for (const int threads : {1, 2, 3, 8}) {
+      for (const std::int64_t items : {0, 1, 2, 7, 64, 1000}) {
+        Counts counts(items);
+        parallel_for(threads, items, Counts::count, &counts);
+        ASSERT_TRUE(counts.each_once()) << threads << " threads, " << items << " items";
+        ASSERT_LT(counts.largest_slot.load(), threads);
+      }
+    }
+  }
+}
+
+TEST(ThreadPool, MoreThreadsThanItems) {
+  Counts counts(3);
+  parallel_for(50, 3, Counts::count, &counts);
+  EXPECT_TRUE(counts.each_once());
+  EXPECT_LT(counts.largest_slot.load(), 3);
+}
+
+TEST(ThreadPool, NoThreadsMeansTheCaller) {
+  for (const int threads : {0, -5}) {
+    Counts counts(10);
+    parallel_for(threads, 10, Counts::count, &counts);
+    EXPECT_TRUE(counts.each_once());
+    EXPECT_EQ(counts.largest_slot.load(), 0);
+  }
+}
+
+TEST(ThreadPool, ASlotBelongsToOneThreadAtATime) {
+  struct Slots {
+    std::atomic<int> users[8] = {};
+    std::atomic<int> clashes{0};
+  } slots;
+  for (int round = 0; round < test::rounds(100); ++round) {
+    parallel_for(
+        8, 200,
+        [](void* context, std::int64_t, int slot) {
+          auto& s = *static_cast<Slots*>(context);
+          if (s.users[slot].fetch_add(1) != 0) ++s.clashes;
+          std::this_thread::yield();
+          s.users[slot].fetch_sub(1);
+        },
+        &slots);
+  }
+  EXPECT_EQ(slots.clashes.load(), 0);
+}
+
+TEST(ThreadPool, SeveralThreadsReallyWork) {
+  // Two items that wait for each other can only finish on two threads.
+  std::atomic<int> arrived{0};
+  parallel_for(
+      2, 2,
+      [](void* context, std::int64_t, int) {
+        auto& count = *static_cast<std::atomic<int>*>(context);
+        ++count;
+        while (count.load() < 2) std::this_thread::yield();
+      },
+      &arrived);
+  EXPECT_EQ(arrived.load(), 2);
+}
+
+TEST(ThreadPool, NestedCalls) {
+  Counts inner(4 * 100);
+  parallel_for(
+      4, 4,
+      [](void* context, std::int64_t outer_item, int) {
+        struct Part {
+          Counts* counts;
+          std::int64_t first;
+        } part{static_cast<Counts*>(context), outer_item * 100};
+        parallel_for(
+            4, 100,
+            [](void* nested, std::int64_t item, int slot) {
+              const Part& p = *static_cast<Part*>(nested);
+              Counts::count(p.counts, p.first + item, slot);
+            },
+            &part);
+      },
+      &inner);
+  EXPECT_TRUE(inner.each_once());
+}
+
+TEST(ThreadPool, ConcurrentCallers) {
+  std::vector<std::thread> callers;
+  std::atomic<int> failures{0};
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&failures] {
+      for (int round = 0; round < test::rounds(300); ++round) {
+        Counts counts(100);
+        parallel_for(3, 100, Counts::count, &counts);
+        if (!counts.each_once()) ++failures;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(failures.load(), 0);
+}
+
+TEST(ThreadPool, BackToBackAndAfterSleeping) {
+  for (int round = 0; round < test::rounds(2000); ++round) {
+    Counts counts(5);
+    parallel_for(4, 5, Counts::count, &counts);
+    ASSERT_TRUE(counts.each_once());
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the workers have gone to sleep
+  Counts counts(50);
+  parallel_for(4, 50, Counts::count, &counts);
+  EXPECT_TRUE(counts.each_once());
+}
+
+TEST(ThreadPool, AForkedChildStartsItsOwnWorkers) {
+  Counts before(10);
+  parallel_for(4, 10, Counts::count, &before);  // the parent's pool exists
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);  // a child that waits for workers it does not have must not wait for ever
+    bool good = true;
+    for (int round = 0; round < 20; ++round) {
+      Counts counts(100);
+      parallel_for(4, 100, Counts::count, &counts);
+      good = good && counts.each_once();
+    }
+    std::atomic<int> arrived{0};
+    parallel_for(
+        2, 2,
+        [](void* context, std::int64_t, int) {
+          auto& count = *static_cast<std::atomic<int>*>(context);
+          ++count;
+          while (count.load() < 2) std::this_thread::yield();
+        },
+        &arrived);
+    _exit(good ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  Counts after(100);
+  parallel_for(4, 100, Counts::count, &after);
+  EXPECT_TRUE(after.each_once());
+}
+
+}  // namespace
+}  // namespace flashcore::cpu
