@@ -1,0 +1,221 @@
+// The planner: which kernel, which tiles, how many splits, for devices that need not be here.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "plan/device_info.h"
+#include "plan/planner.h"
+#include "support/call.h"
+#include "verify/random.h"
+
+namespace flashcore {
+namespace {
+
+struct Wanted {
+  const char* device;
+  DType dtype;
+  std::int64_t batch, heads, q_len, kv_len, head_dim, v_dim;
+  const char* kernel;
+  std::int32_t tile_q, tile_k, splits;
+};
+
+Result<Plan> plan_for(const char* device, DType dtype, std::int64_t batch, std::int64_t heads,
+                      std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim,
+                      std::int64_t v_dim, const Options& options = {}) {
+  const Result<DeviceInfo> info = named_device(device);
+  if (!info.ok()) return info.status();
+  const Result<Problem> problem = dense_problem(dtype, batch, heads, heads, q_len, kv_len, head_dim,
+                                                v_dim, options, info->device);
+  if (!problem.ok()) return problem.status();
+  return make_plan(*problem, *info);
+}
+
+const Wanted kWanted[] = {
+    // Enough blocks of 64 rows to fill the SMs, or else 16 rows.
+    {"h200", DType::f16, 4, 8, 2048, 2048, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 1},
+    {"h200", DType::f16, 1, 8, 512, 512, 64, 64, "fwd_simt_f16_d64_q16", 16, 64, 1},
+    {"h100", DType::bf16, 1, 8, 512, 512, 64, 64, "fwd_simt_bf16_d64_q16", 16, 64, 1},
+    {"a100", DType::f32, 1, 8, 512, 512, 64, 64, "fwd_simt_f32_d64_q16", 16, 64, 1},
+    {"l4", DType::f16, 1, 8, 512, 512, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 1},
+    {"t4", DType::f16, 1, 8, 512, 512, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 1},
+    // Decode: 16 rows, and the keys are split until the SMs are busy.
+    {"h200", DType::f16, 1, 8, 1, 32768, 128, 128, "fwd_simt_f16_d128_q16", 16, 64, 32},
+    {"l4", DType::bf16, 1, 8, 1, 32768, 128, 128, "fwd_simt_bf16_d128_q16", 16, 64, 14},
+    {"h200", DType::f16, 64, 32, 1, 4096, 128, 128, "fwd_simt_f16_d128_q16", 16, 64, 1},
+    // The larger of the two dims decides the size class.
+    {"a100", DType::f16, 8, 16, 1024, 1024, 64, 65, "fwd_simt_f16_d128_q64", 64, 64, 1},
+    {"a100", DType::f16, 8, 16, 1024, 1024, 192, 128, "fwd_simt_f16_d256_q32", 32, 64, 1},
+    {"a100", DType::f16, 8, 16, 1024, 1024, 576, 512, "fwd_simt_f16_d576_q16", 16, 32, 1},
+    // A T4's block has 64 KiB of shared memory: too little for the kernels of 64 rows at 128.
+    {"t4", DType::f32, 8, 16, 1024, 1024, 128, 128, "fwd_simt_f32_d128_q16", 16, 64, 1},
+    {"t4", DType::f32, 8, 16, 1024, 1024, 200, 200, "fwd_simt_f32_d256_q16", 16, 64, 1},
+    // CPUs: the widest instruction set; tiles by dims.
+    {"cpu-neon", DType::f32, 1, 8, 512, 512, 64, 64, "fwd_neon_f32", 64, 128, 1},
+    {"cpu-neon", DType::f64, 1, 8, 512, 512, 64, 128, "fwd_neon_f64", 64, 64, 1},
+    {"cpu-avx2", DType::bf16, 1, 8, 512, 512, 128, 128, "fwd_avx2_bf16", 64, 48, 1},
+    {"cpu-avx512", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_avx512_f16", 64, 24, 1},
+    {"cpu-avx512", DType::f16, 1, 8, 512, 512, 576, 576, "fwd_avx512_f16", 64, 12, 1},
+    {"cpu-plain", DType::f32, 1, 1, 1, 1, 1, 1, "fwd_plain_f32", 64, 128, 1},
+    {"cpu-neon", DType::f32, 1, 8, 1, 32768, 64, 64, "fwd_neon_f32", 64, 128, 8},
+};
+
+TEST(Planner, ChoosesForEveryDevice) {
+  for (const Wanted& w : kWanted) {
+    SCOPED_TRACE(std::string(w.device) + " wants " + w.kernel);
+    const Result<Plan> plan =
+        plan_for(w.device, w.dtype, w.batch, w.heads, w.q_len, w.kv_len, w.head_dim, w.v_dim);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_STREQ(plan->kernel->id, w.kernel);
+    EXPECT_EQ(plan->tile_q, w.tile_q);
+    EXPECT_EQ(plan->tile_k, w.tile_k);
+    EXPECT_EQ(plan->splits, w.splits);
+  }
+}
+
+/// What must hold for any plan.
+void expect_consistent(const Plan& plan) {
+  const Problem& p = plan.problem;
+  ASSERT_NE(plan.kernel, nullptr);
+  EXPECT_EQ(supports(*plan.kernel, p, plan.device), Reject::none);
+  ASSERT_GE(plan.splits, 1);
+  EXPECT_EQ(plan.keys_per_split % plan.tile_k, 0);
+  EXPECT_GE(plan.splits * plan.keys_per_split, p.kv_len);
+  if (plan.splits > 1) {
+    EXPECT_LT((plan.splits - 1) * plan.keys_per_split, p.kv_len) << "a split has no key";
+  }
+  const bool cpu = plan.kernel->device == DeviceType::cpu;
+  const std::int64_t rows = cpu ? p.q_len * (p.q_heads / p.kv_heads) : p.q_len;
+  const std::int64_t heads = cpu ? p.kv_heads : p.q_heads;
+  EXPECT_EQ(plan.work_items,
+            p.batch * heads * ((rows + plan.tile_q - 1) / plan.tile_q) * plan.splits);
+
+  // The workspace: header, then scratch (CPU), then partial out and lse (splits), nothing shared.
+  const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
+  std::size_t end = kWorkspaceHeaderBytes;
+  if (cpu) {
+    EXPECT_EQ(plan.scratch_offset % 256, 0u);
+    EXPECT_EQ(plan.scratch_bytes_per_thread % 256, 0u);
+    EXPECT_GE(plan.scratch_offset, end);
+    end = plan.scratch_offset + plan.scratch_bytes_per_thread *
+                                    static_cast<std::size_t>(std::max(plan.device.threads, 1));
+  }
+  if (plan.splits > 1) {
+    const auto partial_rows = static_cast<std::size_t>(p.batch * p.q_heads * p.q_len * plan.splits);
+    EXPECT_EQ(plan.partial_out_offset % 256, 0u);
+    EXPECT_GE(plan.partial_out_offset, end);
+    end = plan.partial_out_offset + partial_rows * static_cast<std::size_t>(p.v_dim) * element;
+    EXPECT_EQ(plan.partial_lse_offset % 256, 0u);
+    EXPECT_GE(plan.partial_lse_offset, end);
+    end = plan.partial_lse_offset + partial_rows * element;
+  }
+  EXPECT_GE(plan.workspace_bytes, end);
+  EXPECT_LT(plan.workspace_bytes, end + 256);
+  EXPECT_EQ(plan.workspace_bytes % 256, 0u);
+  EXPECT_EQ(workspace_bytes(plan), plan.workspace_bytes);
+}
+
+TEST(Planner, AnyPlanIsConsistent) {
+  verify::Random random(4);
+  for (const NamedDevice& device : named_devices()) {
+    for (int n = 0; n < test::rounds(2000); ++n) {
+      static constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
+      DType dtype = random.pick(kTypes);
+      if (dtype == DType::f64 && device.info.device.type == DeviceType::cuda) dtype = DType::f32;
+      const std::int64_t kv_heads = random.between(1, 8);
+      Options options;
+      options.num_splits =
+          static_cast<std::int32_t>(random.chance(0.3) ? random.between(1, 40) : 0);
+      options.causal = random.chance(0.5);
+      if (options.num_splits <= 1 && random.chance(0.3)) {
+        options.reproducibility = Reproducibility::batch_invariant;
+      }
+      const Result<Problem> problem =
+          dense_problem(dtype, random.between(1, 70), kv_heads * random.between(1, 8), kv_heads,
+                        random.between(1, 3000), random.between(0, 70000), random.between(1, 576),
+                        random.between(1, 576), options, device.info.device);
+      ASSERT_TRUE(problem.ok()) << problem.status().message();
+      const Result<Plan> plan = make_plan(*problem, device.info);
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      expect_consistent(*plan);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST(Planner, SplitsAreThoseAskedForWhereTheTilesAllow) {
+  for (const char* device : {"h200", "cpu-neon", "cpu-avx512"}) {
+    for (std::int32_t splits = 1; splits <= 12; ++splits) {
+      Options options;
+      options.num_splits = splits;
+      const Result<Plan> plan = plan_for(device, DType::f16, 1, 2, 1, 12 * 1024, 64, 64, options);
+      ASSERT_TRUE(plan.ok());
+      EXPECT_LE(plan->splits, splits);
+      if (splits == 1 || splits == 2 || splits == 4) EXPECT_EQ(plan->splits, splits);
+    }
+    Options many;
+    many.num_splits = 1000;  // more than there are tiles: one tile each
+    const Result<Plan> plan = plan_for(device, DType::f16, 1, 2, 1, 1000, 64, 64, many);
+    ASSERT_TRUE(plan.ok());
+    EXPECT_EQ(plan->splits, (1000 + plan->tile_k - 1) / plan->tile_k);
+  }
+}
+
+TEST(Planner, ABatchInvariantPlanDependsOnTypesDimsAndOptionsOnly) {
+  Options options;
+  options.reproducibility = Reproducibility::batch_invariant;
+  for (const NamedDevice& device : named_devices()) {
+    for (const std::int64_t dim : {64, 100, 256, 576}) {
+      const Result<Plan> first = plan_for(device.name, DType::f16, 1, 1, 1, 1, dim, dim, options);
+      ASSERT_TRUE(first.ok());
+      for (const std::int64_t batch : {1, 3, 256}) {
+        for (const std::int64_t heads : {1, 32}) {
+          for (const std::int64_t q_len : {1, 16, 17, 4096}) {
+            for (const std::int64_t kv_len : {1, 500, 100000}) {
+              const Result<Plan> plan =
+                  plan_for(device.name, DType::f16, batch, heads, q_len, kv_len, dim, dim, options);
+              ASSERT_TRUE(plan.ok());
+              ASSERT_EQ(plan->kernel, first->kernel) << device.name;
+              ASSERT_EQ(plan->tile_q, first->tile_q);
+              ASSERT_EQ(plan->tile_k, first->tile_k);
+              ASSERT_EQ(plan->splits, 1);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Planner, ACpuPlanDoesNotDependOnTheThreads) {
+  DeviceInfo info = *named_device("cpu-neon");
+  for (const std::int64_t kv_len : {100, 5000, 100000}) {
+    const Problem problem = *dense_problem(DType::f32, 1, 4, 4, 3, kv_len, 64, 64);
+    info.threads = 1;
+    const Plan one = *make_plan(problem, info);
+    for (const int threads : {2, 7, 64, 1000}) {
+      info.threads = threads;
+      const Plan plan = *make_plan(problem, info);
+      EXPECT_EQ(plan.splits, one.splits);
+      EXPECT_EQ(plan.keys_per_split, one.keys_per_split);
+      EXPECT_EQ(plan.tile_k, one.tile_k);
+      EXPECT_EQ(plan.kernel, one.kernel);
+    }
+  }
+}
+
+TEST(Planner, EmptyProblemsHavePlans) {
+  for (const char* device : {"h200", "cpu-neon"}) {
+    for (int axis = 0; axis < 3; ++axis) {
+      const Result<Plan> plan = plan_for(device, DType::f32, axis == 0 ? 0 : 2, 2,
+                                         axis == 1 ? 0 : 5, axis == 2 ? 0 : 7, 16, 16);
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      if (axis < 2) EXPECT_EQ(plan->work_items, 0);
+      EXPECT_FALSE(explain(*plan).empty());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashcore
