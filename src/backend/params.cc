@@ -103,8 +103,12 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   } else {
     p.q_factor = problem.scale * core::kLog2E;
   }
-  p.window_left = options.window_left;
-  p.window_right = options.causal ? 0 : options.window_right;
+  // A window wider than any distance between positions is no limit; adding it could overflow.
+  const auto window = [](std::int64_t keys) {
+    return keys > std::int64_t{4} * core::kMaxStart ? -1 : keys;
+  };
+  p.window_left = window(options.window_left);
+  p.window_right = options.causal ? 0 : window(options.window_right);
   p.vector_rows = rows_are_vectors(problem);
   p.checked = options.checked;
 

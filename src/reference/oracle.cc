@@ -52,8 +52,8 @@ Lengths lengths_of(const Problem& p, const Tensors& t, std::int64_t b) {
 
 bool is_visible(const Options& o, std::int64_t q_position, std::int64_t k_position) {
   if (o.causal && k_position > q_position) return false;
-  if (o.window_left >= 0 && k_position < q_position - o.window_left) return false;
-  if (o.window_right >= 0 && k_position > q_position + o.window_right) return false;
+  if (o.window_left >= 0 && q_position - k_position > o.window_left) return false;
+  if (o.window_right >= 0 && k_position - q_position > o.window_right) return false;
   return true;
 }
 
