@@ -14,9 +14,9 @@ Result<const Backend*> backend_for(DeviceType type) noexcept {
 }
 
 Result<DeviceInfo> device_info(Device device) noexcept {
-  const Result<const Backend*> backend = backend_for(device.type);
-  if (!backend.ok()) return backend.status();
   try {
+    const Result<const Backend*> backend = backend_for(device.type);
+    if (!backend.ok()) return backend.status();
     return (*backend)->device_info(device.index);
   } catch (const std::bad_alloc&) {
     return out_of_memory();
@@ -24,9 +24,9 @@ Result<DeviceInfo> device_info(Device device) noexcept {
 }
 
 Status measure_rates(DeviceInfo& info) noexcept {
-  const Result<const Backend*> backend = backend_for(info.device.type);
-  if (!backend.ok()) return backend.status();
   try {
+    const Result<const Backend*> backend = backend_for(info.device.type);
+    if (!backend.ok()) return backend.status();
     return (*backend)->measure_rates(info);
   } catch (const std::bad_alloc&) {
     return out_of_memory();
