@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 
 #include "flashcore/status.h"
 
@@ -65,7 +66,13 @@ inline TensorView view(const void* data, DType dtype, std::initializer_list<std:
   std::int64_t stride = 1;
   for (int axis = tensor.rank - 1; axis >= 0; --axis) {
     tensor.strides[axis] = stride;
-    stride *= tensor.shape[axis];
+    // Too large a shape is refused by make_problem(); here it only must not overflow.
+    const std::int64_t extent = tensor.shape[axis];
+    if (extent > 0 && stride > std::numeric_limits<std::int64_t>::max() / extent) {
+      stride = std::numeric_limits<std::int64_t>::max();
+    } else if (extent >= 0) {
+      stride *= extent;
+    }
   }
   return tensor;
 }

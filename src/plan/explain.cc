@@ -152,6 +152,7 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
 }
 
 std::string explain(const Plan& plan) {
+  if (plan.kernel == nullptr) return "an empty plan; use make_plan()\n";
   std::string text;
   append(text, "problem    %s\n", problem_line(plan.problem).c_str());
   append(text, "device     %s\n", device_line(plan.device).c_str());

@@ -20,6 +20,9 @@ constexpr std::int64_t kCpuMinKeysPerSplit = 512;
 constexpr std::int64_t kGpuItemsPerSm = 2;
 constexpr std::int64_t kGpuMinKeysPerSplit = 256;
 
+// Counts past this are refused long before a byte count could overflow; no memory could hold them.
+constexpr double kMostCountable = 0x1p58;
+
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::size_t aligned(std::size_t bytes) {
@@ -65,7 +68,9 @@ const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device
              : found.many_rows;
 }
 
-Result<const KernelInfo*> forced_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
+/// The kernel asked for by name.
+Status find_forced_kernel(const Problem& problem, const DeviceInfo& device,
+                          const KernelInfo*& found) noexcept {
   const char* id = problem.options.kernel;
   const KernelInfo* kernel = find_kernel(id);
   if (kernel == nullptr) {
@@ -75,7 +80,10 @@ Result<const KernelInfo*> forced_kernel(const Problem& problem, const DeviceInfo
         id);
   }
   const Reject reject = supports(*kernel, problem, device);
-  if (reject == Reject::none) return kernel;
+  if (reject == Reject::none) {
+    found = kernel;
+    return {};
+  }
   try {
     return unsupported("kernel %s cannot take this problem: %s", id,
                        describe(reject, *kernel, problem, device).c_str());
@@ -84,7 +92,7 @@ Result<const KernelInfo*> forced_kernel(const Problem& problem, const DeviceInfo
   }
 }
 
-void lay_out_workspace(Plan& plan) noexcept {
+Status lay_out_workspace(Plan& plan) noexcept {
   const Problem& p = plan.problem;
   const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
   std::size_t end = kWorkspaceHeaderBytes;
@@ -97,6 +105,12 @@ void lay_out_workspace(Plan& plan) noexcept {
   }
   if (plan.splits > 1) {
     const std::int64_t rows = p.q_packed ? p.total_q * p.q_heads : p.batch * p.q_heads * p.q_len;
+    if (static_cast<double>(rows) * plan.splits * static_cast<double>(p.v_dim) > kMostCountable) {
+      return unsupported(
+          "the workspace of %d splits would not fit the address space; use fewer "
+          "num_splits",
+          plan.splits);
+    }
     const auto partials = static_cast<std::size_t>(rows * plan.splits);
     plan.partial_out_offset = end;
     end += aligned(partials * static_cast<std::size_t>(p.v_dim) * element);
@@ -104,6 +118,7 @@ void lay_out_workspace(Plan& plan) noexcept {
     end += aligned(partials * element);
   }
   plan.workspace_bytes = end;
+  return {};
 }
 
 }  // namespace
@@ -138,13 +153,19 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
     return invalid_argument("the tensors are on %s, the device is a %s device",
                             to_string(problem.device.type), to_string(device.device.type));
   }
+  if (static_cast<double>(problem.batch) * static_cast<double>(problem.q_heads) *
+          static_cast<double>(problem.q_len) >
+      kMostCountable) {
+    return unsupported("batch %lld, q_heads %lld and q_len %lld together have too many rows",
+                       static_cast<long long>(problem.batch),
+                       static_cast<long long>(problem.q_heads),
+                       static_cast<long long>(problem.q_len));
+  }
   Plan plan;
   plan.problem = problem;
   plan.device = device;
   if (problem.options.kernel != nullptr) {
-    Result<const KernelInfo*> forced = forced_kernel(problem, device);
-    if (!forced.ok()) return forced.status();
-    plan.kernel = *forced;
+    FLASHCORE_RETURN_IF_ERROR(find_forced_kernel(problem, device, plan.kernel));
     plan.problem.options.kernel = plan.kernel->id;  // the caller's string need not live on
   } else {
     plan.kernel = choose_kernel(problem, device);
@@ -172,8 +193,8 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
                              plan.tile_k);
   plan.splits = splits.count;
   plan.keys_per_split = splits.keys_each;
+  FLASHCORE_RETURN_IF_ERROR(lay_out_workspace(plan));
   plan.work_items = items * splits.count;
-  lay_out_workspace(plan);
   return plan;
 }
 
@@ -204,10 +225,12 @@ Cost cost(const Problem& problem) noexcept {
   const double q_rows = problem.q_packed ? static_cast<double>(problem.total_q) : batch * q_len;
   const double k_rows = problem.kv_packed ? static_cast<double>(problem.total_k) : batch * kv_len;
   const double element = static_cast<double>(size_of(problem.dtype));
-  result.bytes = q_rows * heads * static_cast<double>(problem.head_dim) * element +
-                 k_rows * static_cast<double>(problem.kv_heads) * dims * element +
-                 q_rows * heads * static_cast<double>(problem.v_dim * size_of(problem.out.dtype)) +
-                 (problem.lse.given() ? q_rows * heads * 4.0 : 0.0);
+  result.bytes =
+      q_rows * heads * static_cast<double>(problem.head_dim) * element +
+      k_rows * static_cast<double>(problem.kv_heads) * dims * element +
+      q_rows * heads * static_cast<double>(problem.v_dim * size_of(problem.out.dtype)) +
+      (problem.lse.given() ? q_rows * heads * static_cast<double>(size_of(problem.lse.dtype))
+                           : 0.0);
   const auto extent = [](std::int64_t stride, double full) { return stride == 0 ? 1.0 : full; };
   for (const Layout& score : {problem.bias, problem.mask}) {
     if (!score.given()) continue;
