@@ -152,7 +152,9 @@ TEST(Planner, SplitsAreThoseAskedForWhereTheTilesAllow) {
       const Result<Plan> plan = plan_for(device, DType::f16, 1, 2, 1, 12 * 1024, 64, 64, options);
       ASSERT_TRUE(plan.ok());
       EXPECT_LE(plan->splits, splits);
-      if (splits == 1 || splits == 2 || splits == 4) EXPECT_EQ(plan->splits, splits);
+      if (splits == 1 || splits == 2 || splits == 4) {
+        EXPECT_EQ(plan->splits, splits);
+      }
     }
     Options many;
     many.num_splits = 1000;  // more than there are tiles: one tile each
@@ -211,7 +213,9 @@ TEST(Planner, EmptyProblemsHavePlans) {
       const Result<Plan> plan = plan_for(device, DType::f32, axis == 0 ? 0 : 2, 2,
                                          axis == 1 ? 0 : 5, axis == 2 ? 0 : 7, 16, 16);
       ASSERT_TRUE(plan.ok()) << plan.status().message();
-      if (axis < 2) EXPECT_EQ(plan->work_items, 0);
+      if (axis < 2) {
+        EXPECT_EQ(plan->work_items, 0);
+      }
       EXPECT_FALSE(explain(*plan).empty());
     }
   }
