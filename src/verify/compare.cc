@@ -30,12 +30,13 @@ bool holds_poison(const void* data, DType dtype, std::int64_t index) {
   return bits == poison(dtype);
 }
 
-/// Where an f32 or narrower format overflows, the oracle's finite value is out of its reach.
-double largest(DType dtype) {
+/// From here on values round to infinity: half a step past the largest of the format.
+double overflow_edge(DType dtype) {
   switch (dtype) {
     case DType::f64: return std::numeric_limits<double>::max();
-    case DType::f16: return 65504.0;
-    default: return std::numeric_limits<float>::max();
+    case DType::f16: return 65520.0;
+    case DType::bf16: return 0x1p128 - 0x1p119;
+    default: return 0x1p128 - 0x1p103;
   }
 }
 
@@ -113,10 +114,11 @@ Comparison compare(const reference::Oracle& oracle, const Problem& problem, cons
     } else if (!std::isfinite(e.want) || !std::isfinite(e.got)) {
       if (excused) return;
       // Of an output only the place counts: whether inf meets a weight of 0, and becomes NaN,
-      // depends on when a weight underflows. An LSE of -inf says that no key was seen, and must be
-      // just that.
+      // depends on when a weight underflows. An LSE of -inf says that no key was seen, and must
+      // stand there and nowhere else.
       const bool same_place = std::isfinite(e.want) == std::isfinite(e.got);
-      if (!same_place || (is_lse && std::isinf(e.want) && e.got != e.want)) {
+      constexpr double kNoKey = -std::numeric_limits<double>::infinity();
+      if (!same_place || (is_lse && (e.want == kNoKey) != (e.got == kNoKey))) {
         ++c.non_finite;
         note(e, 2e300);
       }
@@ -159,7 +161,9 @@ Comparison compare(const reference::Oracle& oracle, const Problem& problem, cons
       ElementError e{row, col, reference::element(result.out.data, problem.out.dtype, at),
                      oracle.out[index],
                      out_bound(oracle, r, static_cast<std::size_t>(col), arithmetic)};
-      if (std::isfinite(e.want) && std::fabs(e.want) > largest(problem.out.dtype)) {
+      // A value at the end of the format's range may rightly have been rounded to infinity.
+      if (std::isinf(e.got) && std::isfinite(e.want) &&
+          std::fabs(e.want) + e.bound >= overflow_edge(problem.out.dtype)) {
         e.want = std::copysign(std::numeric_limits<double>::infinity(), e.want);
       }
       judge(e, excused, holds_poison(result.out.data, problem.out.dtype, at));
