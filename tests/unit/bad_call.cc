@@ -1,0 +1,159 @@
+#include "unit/bad_call.h"
+
+#include <limits>
+#include <utility>
+
+#include "support/draw.h"
+
+namespace flashcore::test {
+namespace {
+
+constexpr StatusCode kInvalid = StatusCode::invalid_argument;
+constexpr StatusCode kUnsupported = StatusCode::unsupported;
+
+}  // namespace
+
+GoodCall::GoodCall(bool packed) {
+  Random random(21);
+  const auto draw = [&](Shape shape) { return draw_normal(random, DType::f32, shape); };
+  if (packed) {
+    inputs.q = draw({9, 4, 16});
+    inputs.k = draw({14, 2, 16});
+    inputs.v = draw({14, 2, 12});
+    inputs.cu_seqlens_q = ints({0, 4, 9});
+    inputs.cu_seqlens_k = ints({0, 7, 14});
+  } else {
+    inputs.q = draw({2, 4, 5, 16});
+    inputs.k = draw({2, 2, 7, 16});
+    inputs.v = draw({2, 2, 7, 12});
+    inputs.bias = draw({2, 4, 5, 7});
+    inputs.mask = draw_mask(random, {2, 1, 5, 7});
+    inputs.alibi_slopes = draw({2, 4});
+  }
+  inputs.sinks = draw({4});
+  inputs.used_k = ints({7, 5});
+  inputs.q_start = ints({2, 3});
+  inputs.k_start = ints({0, 1});
+  output = make_output(inputs);
+  tensors = tensors_of(inputs, output.out, output.lse);
+}
+
+std::vector<GoodCall::Named> GoodCall::named() const {
+  const Named all[] = {{"q", &Tensors::q},
+                       {"k", &Tensors::k},
+                       {"v", &Tensors::v},
+                       {"out", &Tensors::out},
+                       {"lse", &Tensors::lse},
+                       {"bias", &Tensors::bias},
+                       {"mask", &Tensors::mask},
+                       {"alibi_slopes", &Tensors::alibi_slopes},
+                       {"sinks", &Tensors::sinks},
+                       {"cu_seqlens_q", &Tensors::cu_seqlens_q},
+                       {"cu_seqlens_k", &Tensors::cu_seqlens_k},
+                       {"used_k", &Tensors::used_k},
+                       {"q_start", &Tensors::q_start},
+                       {"k_start", &Tensors::k_start}};
+  std::vector<Named> given;
+  for (const Named& one : all) {
+    if ((tensors.*one.view).given()) given.push_back(one);
+  }
+  return given;
+}
+
+std::vector<BadCall> bad_options() {
+  std::vector<BadCall> rows;
+  const auto option = [&](const char* name, std::function<void(Options&)> spoil,
+                          std::vector<std::string> words, StatusCode code = kInvalid) {
+    rows.push_back(
+        {name, false, [spoil](GoodCall& call) { spoil(call.options); }, code, std::move(words)});
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double inf = std::numeric_limits<double>::infinity();
+  option("window_left -2", [](Options& o) { o.window_left = -2; }, {"window_left is -2", "-1"});
+  option("window_right -9", [](Options& o) { o.window_right = -9; }, {"window_right is -9"});
+  option("scale nan", [=](Options& o) { o.scale = nan; }, {"scale is", "finite"});
+  option("scale inf", [=](Options& o) { o.scale = -inf; }, {"scale is -inf", "finite"});
+  option("softcap negative", [](Options& o) { o.softcap = -2.5; }, {"softcap is -2.5"});
+  option("softcap nan", [=](Options& o) { o.softcap = nan; }, {"softcap is"});
+  option("softcap inf", [=](Options& o) { o.softcap = inf; }, {"softcap is inf"});
+  option("num_splits negative", [](Options& o) { o.num_splits = -4; }, {"num_splits is -4"});
+  option("splits of a batch-invariant plan",
+         [](Options& o) {
+           o.num_splits = 3;
+           o.reproducibility = Reproducibility::batch_invariant;
+         },
+         {"num_splits is 3", "batch-invariant"});
+  option("max_q_len negative", [](Options& o) { o.max_q_len = -1; }, {"max_q_len is -1"});
+  option("max_kv_len negative", [](Options& o) { o.max_kv_len = -7; }, {"max_kv_len is -7"});
+  option("no such kernel", [](Options& o) { o.kernel = "fwd_of_dreams"; }, {"fwd_of_dreams"});
+  option(
+      "kernel of a GPU", [](Options& o) { o.kernel = "fwd_simt_f32_d64_q64"; },
+      {"fwd_simt_f32_d64_q64", "cuda"}, kUnsupported);
+  rows.push_back({"partial without lse",
+                  false,
+                  [](GoodCall& call) {
+                    call.options.partial = true;
+                    call.tensors.lse = {};
+                  },
+                  kInvalid,
+                  {"lse", "partial"}});
+  rows.push_back({"partial with a narrow out",
+                  false,
+                  [](GoodCall& call) {
+                    call.options.partial = true;
+                    call.tensors.out.dtype = DType::f16;
+                  },
+                  kInvalid,
+                  {"out (partial)", "f16", "f32"}});
+  return rows;
+}
+
+std::vector<BadCall> bad_lengths() {
+  std::vector<BadCall> rows;
+  const auto value = [&](bool packed, const char* name, TensorView Tensors::*member, int index,
+                         std::int32_t number, std::vector<std::string> words) {
+    for (const bool checked : {false, true}) {
+      rows.push_back({std::string(name) + "[" + std::to_string(index) + "] is " +
+                          std::to_string(number) + (checked ? " (checked)" : ""),
+                      packed,
+                      [=](GoodCall& call) {
+                        static_cast<std::int32_t*>((call.tensors.*member).data)[index] = number;
+                        call.options.checked = checked;
+                      },
+                      kInvalid, words});
+    }
+  };
+  value(false, "used_k", &Tensors::used_k, 1, 8, {"used_k[1] is 8", "sequence 1"});
+  value(false, "used_k", &Tensors::used_k, 0, -1, {"used_k[0] is -1", "sequence 0"});
+  value(false, "q_start", &Tensors::q_start, 1, (1 << 30) + 1, {"q_start[1] is 1073741825"});
+  value(false, "k_start", &Tensors::k_start, 0, -(1 << 30) - 1, {"k_start[0] is -1073741825"});
+  value(true, "cu_seqlens_q", &Tensors::cu_seqlens_q, 1, 10, {"cu_seqlens_q[1] is 10", "decrease"});
+  value(true, "cu_seqlens_q", &Tensors::cu_seqlens_q, 2, 3, {"cu_seqlens_q[2] is 3", "decrease"});
+  value(true, "cu_seqlens_q", &Tensors::cu_seqlens_q, 0, -1, {"cu_seqlens_q[0] is -1"});
+  value(true, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 15, {"cu_seqlens_k[2] is 15", "total_k"});
+  value(true, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 6, {"cu_seqlens_k[2] is 6", "decrease"});
+  value(true, "used_k", &Tensors::used_k, 0, 8, {"used_k[0] is 8"});
+  rows.push_back({"a sequence longer than max_q_len",
+                  true,
+                  [](GoodCall& call) { call.options.max_q_len = 4; },
+                  kInvalid,
+                  {"cu_seqlens_q[2] is 9", "max_q_len"}});
+  rows.push_back({"a sequence longer than max_kv_len",
+                  true,
+                  [](GoodCall& call) { call.options.max_kv_len = 6; },
+                  kInvalid,
+                  {"cu_seqlens_k[1] is 7", "max_kv_len"}});
+  rows.push_back({"cu_seqlens_q has no element",
+                  true,
+                  [](GoodCall& call) { call.tensors.cu_seqlens_q.shape[0] = 0; },
+                  kInvalid,
+                  {"cu_seqlens_q", "batch + 1"}});
+  rows.push_back({"cu_seqlens_k has another batch",
+                  true,
+                  [](GoodCall& call) { call.tensors.cu_seqlens_k.shape[0] = 2; },
+                  kInvalid,
+                  {"cu_seqlens_k: length - 1 is 1", "2"}});
+  return rows;
+}
+
+}  // namespace flashcore::test
