@@ -2,6 +2,9 @@
 # Only these objects get such flags, and nothing in them is visible to other code: see
 # src/cpu/simd.h and scripts/check_isa_leaks.
 set(FLASHCORE_ISAS plain)
+# Lanes of the plain kernel are ordinary loops: the compiler would fuse multiply and add in some
+# instantiations and not in others, and a row's bits would depend on how many rows are beside it.
+set(FLASHCORE_ISA_FLAGS_plain -ffp-contract=off)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   list(APPEND FLASHCORE_ISAS neon)
   set(FLASHCORE_ISA_FLAGS_neon "")
