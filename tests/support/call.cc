@@ -83,6 +83,21 @@ Output attend(const Inputs& inputs, const Setting& setting) {
   return output;
 }
 
+std::vector<double> out_bounds(const Inputs& inputs, const Output& output) {
+  const Tensors tensors = tensors_of(inputs, output.out, output.lse);
+  const reference::Oracle oracle = reference::compute(
+      output.problem, tensors, reference::all_rows(output.problem, tensors), false, 1);
+  const verify::Arithmetic arithmetic =
+      verify::arithmetic_of(output.problem.out.dtype, output.plan.kernel->probability_dtype);
+  std::vector<double> bounds;
+  for (std::size_t r = 0; r < oracle.rows.size(); ++r) {
+    for (std::int64_t c = 0; c < oracle.v_dim; ++c) {
+      bounds.push_back(verify::out_bound(oracle, r, static_cast<std::size_t>(c), arithmetic));
+    }
+  }
+  return bounds;
+}
+
 std::string verdict(const Inputs& inputs, const Output& output) {
   if (!output.status.ok()) return output.status.message();
   const Tensors tensors = tensors_of(inputs, output.out, output.lse);

@@ -64,6 +64,10 @@ class WorkspaceMemory {
 /// make_problem, make_plan, run. The status is that of the first step that fails.
 Output attend(const Inputs& inputs, const Setting& setting = {});
 
+/// How far each element of an output may lie from the truth, in logical order. All rows, no
+/// packing.
+std::vector<double> out_bounds(const Inputs& inputs, const Output& output);
+
 /// Empty where the output is right: the oracle computes `inputs`, compare() decides.
 std::string verdict(const Inputs& inputs, const Output& output);
 

@@ -1,0 +1,171 @@
+// Masks: what is hidden stays hidden, however it was hidden.
+#include <cmath>
+#include <limits>
+
+#include "support/kernel_test.h"
+
+namespace flashcore::test {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class Masks : public KernelTest {
+ protected:
+  Inputs draw() {
+    Inputs inputs = draw_inputs(random(), kernel(), draw_sizes(random(), kernel()));
+    add_score_options(random(), inputs);
+    inputs.options.num_splits = static_cast<std::int32_t>(random().between(1, 3));
+    return inputs;
+  }
+};
+FLASHCORE_FOR_EACH_KERNEL(Masks);
+
+TEST_P(Masks, CausalAndWindowsEqualTheSameBooleanTensor) {
+  for (int n = 0; n < rounds(25); ++n) {
+    Inputs ruled = draw();
+    const std::int64_t q_len = ruled.q.size(2), kv_len = ruled.k.size(2);
+    const bool causal = random().chance(0.5);
+    const std::int64_t left = random().chance(0.6) ? random().between(0, kv_len) : -1;
+    const std::int64_t right = random().chance(0.4) ? random().between(0, kv_len) : -1;
+    Inputs tensor = ruled;
+    ruled.options.causal = causal;
+    ruled.options.window_left = left;
+    ruled.options.window_right = right;
+    tensor.mask = Tensor(DType::boolean, {1, 1, q_len, kv_len});
+    for (std::int64_t i = 0; i < q_len; ++i) {
+      for (std::int64_t j = 0; j < kv_len; ++j) {
+        const std::int64_t position = kv_len - q_len + i;
+        const bool visible = (!causal || j <= position) && (left < 0 || j >= position - left) &&
+                             (right < 0 || j <= position + right);
+        tensor.mask.set({0, 0, i, j}, visible ? 1 : 0);
+      }
+    }
+    const Output a = attend(ruled), b = attend(tensor);
+    ASSERT_TRUE(a.status.ok()) << a.status.message();
+    FLASHCORE_EXPECT_SAME(a, b);
+    EXPECT_EQ(verdict(ruled, a), "");
+  }
+}
+
+TEST_P(Masks, ABooleanMaskEqualsABiasOfMinusInfinity) {
+  for (int n = 0; n < rounds(25); ++n) {
+    Inputs masked = draw();
+    masked.bias = {};
+    masked.mask = draw_mask(
+        random(),
+        {random().chance(0.5) ? masked.q.size(0) : 1, random().chance(0.5) ? masked.q.size(1) : 1,
+         random().chance(0.5) ? masked.q.size(2) : 1, masked.k.size(2)},
+        0.5);
+    Inputs biased = masked;
+    biased.mask = {};
+    std::vector<double> bias;
+    for (const double visible : masked.mask.values()) bias.push_back(visible != 0 ? 0 : -kInfinity);
+    biased.bias = tensor_of(random().chance(0.5) ? DType::f32 : dtype(), masked.mask.shape(), bias);
+    const Output a = attend(masked), b = attend(biased);
+    ASSERT_TRUE(a.status.ok()) << a.status.message();
+    FLASHCORE_EXPECT_SAME(a, b);
+  }
+}
+
+TEST_P(Masks, ABroadcastMaskOrBiasEqualsItsExpansion) {
+  for (int n = 0; n < rounds(15); ++n) {
+    Inputs inputs = draw();
+    inputs.mask = draw_mask(random(), {1, 1, 1, inputs.k.size(2)});
+    inputs.bias = draw_normal(random(), DType::f32, {1, 1, 1, inputs.k.size(2)});
+    Inputs expanded = inputs;
+    for (int axis = 0; axis < 3; ++axis) {
+      const std::vector<std::int64_t> zeros(static_cast<std::size_t>(inputs.q.size(axis)), 0);
+      expanded.mask = take(expanded.mask, axis, zeros);
+      expanded.bias = take(expanded.bias, axis, zeros);
+    }
+    const Output a = attend(inputs), b = attend(expanded);
+    FLASHCORE_EXPECT_SAME(a, b);
+  }
+}
+
+TEST_P(Masks, RowsThatSeeNothingAreZeroAndMinusInfinity) {
+  for (int n = 0; n < rounds(15); ++n) {
+    Inputs inputs = draw();
+    inputs.sinks = {};
+    const std::int64_t q_len = inputs.q.size(2), kv_len = inputs.k.size(2);
+    inputs.mask = draw_mask(random(), {1, 1, q_len, kv_len});
+    const std::int64_t blind = random().below(q_len);
+    for (std::int64_t j = 0; j < kv_len; ++j) inputs.mask.set({0, 0, blind, j}, 0);
+    const Output output = attend(inputs);
+    ASSERT_TRUE(output.status.ok()) << output.status.message();
+    for (std::int64_t h = 0; h < inputs.q.size(1); ++h) {
+      ASSERT_EQ(output.lse.at({0, h, blind}), -kInfinity);
+      for (std::int64_t c = 0; c < inputs.v.size(3); ++c) {
+        ASSERT_EQ(output.out.at({0, h, blind, c}), 0.0);
+      }
+    }
+    EXPECT_EQ(verdict(inputs, output), "");
+  }
+}
+
+TEST_P(Masks, EveryWayToSeeNothing) {
+  Inputs base = draw();
+  base.sinks = {};
+  const auto batch = static_cast<std::size_t>(base.q.size(0));
+  std::vector<Inputs> blind(5, base);
+  blind[0].used_k = ints(std::vector<std::int64_t>(batch, 0));
+  blind[1].options.causal = true;
+  blind[1].q_start = ints(std::vector<std::int64_t>(batch, -1000));
+  blind[2].options.window_left = 5;
+  blind[2].q_start = ints(std::vector<std::int64_t>(batch, 1 << 30));
+  blind[3].bias = Tensor(DType::f32, {1, 1, 1, base.k.size(2)});
+  blind[3].bias.fill(-kInfinity);
+  blind[4].options.window_right = 0;
+  blind[4].k_start = ints(std::vector<std::int64_t>(batch, 1 << 30));
+  for (std::size_t i = 0; i < blind.size(); ++i) {
+    SCOPED_TRACE(i);
+    const Output output = attend(blind[i]);
+    ASSERT_TRUE(output.status.ok()) << output.status.message();
+    for (const double x : output.out.values()) ASSERT_EQ(x, 0.0);
+    for (const double x : output.lse.values()) ASSERT_EQ(x, -kInfinity);
+    // With a sink the LSE is the sink's and the output still 0.
+    blind[i].sinks = draw_normal(random(), DType::f32, {base.q.size(1)});
+    const Output with_sink = attend(blind[i]);
+    for (const double x : with_sink.out.values()) ASSERT_EQ(x, 0.0);
+    EXPECT_EQ(verdict(blind[i], with_sink), "");
+    for (std::int64_t h = 0; h < base.q.size(1); ++h) {
+      ASSERT_NEAR(with_sink.lse.at({0, h, 0}), blind[i].sinks.at({h}), 1e-6);
+    }
+  }
+}
+
+TEST_P(Masks, WindowsWiderThanAnythingHideNothing) {
+  const Inputs inputs = draw();
+  const Output want = attend(inputs);
+  for (const std::int64_t wide_window : {inputs.q.size(2) + inputs.k.size(2), std::int64_t{1} << 40,
+                                         std::numeric_limits<std::int64_t>::max()}) {
+    Inputs windowed = inputs;
+    windowed.options.window_left = windowed.options.window_right = wide_window;
+    const Output output = attend(windowed);
+    ASSERT_TRUE(output.status.ok()) << output.status.message();
+    FLASHCORE_EXPECT_SAME(output, want);
+    EXPECT_EQ(verdict(windowed, output), "");
+  }
+}
+
+TEST_P(Masks, HiddenKeysMayHoldAnything) {
+  for (int n = 0; n < rounds(10); ++n) {
+    Inputs inputs = draw();
+    const std::int64_t kv_len = inputs.k.size(2);
+    inputs.mask = draw_mask(random(), {1, 1, 1, kv_len}, 0.6);
+    const Output want = attend(inputs);
+    // Any K, and any finite V, at keys that nobody sees.
+    for (std::int64_t j = 0; j < kv_len; ++j) {
+      if (inputs.mask.at({0, 0, 0, j}) != 0) continue;
+      for (std::int64_t d = 0; d < inputs.k.size(3); ++d) {
+        inputs.k.set({0, 0, j, d}, std::numeric_limits<double>::quiet_NaN());
+      }
+      for (std::int64_t c = 0; c < inputs.v.size(3); ++c) inputs.v.set({0, 0, j, c}, 1e4);
+    }
+    const Output output = attend(inputs);
+    FLASHCORE_EXPECT_SAME(output, want);
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::test
