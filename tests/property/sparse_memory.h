@@ -1,0 +1,34 @@
+// Address space without memory: pages exist once they are written.
+#pragma once
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstddef>
+
+namespace flashcore::test {
+
+class SparseMemory {
+ public:
+  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
+    // The system call itself: a sanitizer's mmap would touch shadow memory for every byte.
+    const long result = syscall(SYS_mmap, nullptr, bytes, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    data_ = result == -1 ? nullptr : reinterpret_cast<std::byte*>(result);
+  }
+  ~SparseMemory() {
+    if (data_ != nullptr) syscall(SYS_munmap, data_, bytes_);
+  }
+  SparseMemory(const SparseMemory&) = delete;
+  SparseMemory& operator=(const SparseMemory&) = delete;
+
+  /// Null where the system refuses so much address space.
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+}  // namespace flashcore::test
