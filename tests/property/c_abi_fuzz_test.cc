@@ -1,0 +1,237 @@
+// The C ABI under random and damaged calls: it never crashes, a refusal changes nothing, and what
+// it accepts it computes rightly. Seeds are fixed; the number in a failure replays it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "property/fuzz_call.h"
+#include "reference/oracle.h"
+#include "support/call.h"
+#include "verify/case_memory.h"
+
+namespace flashcore::test {
+namespace {
+
+constexpr std::uint64_t kSeed = 0xf1a5;
+constexpr std::size_t kWorkspaceBytes = 2 << 20;
+
+/// Whether f32 arithmetic can follow the oracle: damaged calls may read bits as another type.
+bool is_moderate(const Tensors& t, const Options& o) {
+  if (o.scale.has_value() && std::fabs(*o.scale) > 10) return false;
+  if (o.softcap != 0 && (o.softcap < 0.01 || o.softcap > 1e4)) return false;
+  for (const TensorView* view : {&t.q, &t.k, &t.v, &t.bias, &t.alibi_slopes, &t.sinks}) {
+    bool moderate = true;
+    verify::for_each_element(*view, [&](std::int64_t at) {
+      const double x = reference::element(view->data, view->dtype, at);
+      moderate = moderate && std::fabs(x) <= 100;
+    });
+    if (!moderate) return false;
+  }
+  return true;
+}
+
+/// A call without output is accepted without a look at its lengths, which the oracle would trust.
+bool has_elements(const TensorView& t) {
+  std::int64_t count = 1;
+  for (int i = 0; i < t.rank; ++i) count *= t.shape[i];
+  return count > 0;
+}
+
+/// Whether only elements of the outputs differ between the arena and the copy from before.
+bool only_outputs_changed(Arena& arena, std::vector<std::byte> before, const Tensors& t) {
+  for (const TensorView* view : {&t.out, &t.lse}) {
+    if (!view->given()) continue;
+    const auto size = static_cast<std::size_t>(size_of(view->dtype));
+    const auto first = static_cast<std::size_t>(static_cast<std::byte*>(view->data) - arena.data());
+    verify::for_each_element(*view, [&](std::int64_t at) {
+      const std::size_t byte = first + static_cast<std::size_t>(at) * size;
+      std::memcpy(before.data() + byte, arena.data() + byte, size);
+    });
+  }
+  return arena == before;
+}
+
+std::string judge(const Tensors& tensors, const Options& options, const char* kernel) {
+  const Result<Problem> problem = make_problem(tensors, options);
+  if (!problem.ok()) return "the C++ API refuses it: " + problem.status().message();
+  const reference::Oracle oracle =
+      reference::compute(*problem, tensors, reference::all_rows(*problem, tensors), false, 1);
+  const verify::Comparison c = verify::compare(
+      oracle, *problem, tensors,
+      verify::arithmetic_of(problem->out.dtype, find_kernel(kernel)->probability_dtype));
+  return c.ok ? "" : verify::report(c);
+}
+
+TEST(CAbiFuzz, Attention) {
+  Arena arena;
+  FuzzCall call;
+  WorkspaceMemory workspace(kWorkspaceBytes);
+  flashcore_error error{};
+  std::map<std::int32_t, int> outcomes;
+  int judged = 0, not_called = 0;
+  char text[256];
+  const int cases = rounds(180000);
+  for (int n = 0; n < cases; ++n) {
+    verify::Random random(kSeed, static_cast<std::uint64_t>(n));
+    draw_call(random, arena, call);
+    call.params.workspace = workspace.get().data;
+    call.params.workspace_bytes = kWorkspaceBytes;
+    for (std::int64_t i = random.chance(0.25) ? 0 : random.between(1, 3); i > 0; --i) {
+      damage(random, arena, call);
+    }
+    const std::vector<std::byte> before = arena.copy();
+    flashcore_plan_info info{};
+    info.struct_size = sizeof info;
+    const std::int32_t planned = flashcore_plan(&call.params, &info, &error);
+    ASSERT_EQ(error.code, planned) << "case " << n;
+    if (n % 16 == 0) {
+      const std::int32_t explained =
+          flashcore_explain(&call.params, text, sizeof text, nullptr, nullptr);
+      ASSERT_EQ(explained, planned) << "case " << n;
+    }
+    if (!call.fits(arena)) {
+      ++not_called;
+      continue;
+    }
+    const std::int32_t code = flashcore_attention(&call.params, &error);
+    ++outcomes[code];
+    ASSERT_EQ(error.code, code);
+    ASSERT_NE(std::memchr(error.message, 0, sizeof error.message), nullptr);
+    ASSERT_EQ(std::strlen(error.message) == 0, code == FLASHCORE_OK) << "case " << n;
+    ASSERT_TRUE(planned == FLASHCORE_OK || planned == code) << "case " << n;
+    if (code != FLASHCORE_OK) {
+      ASSERT_TRUE(arena == before) << "case " << n << " wrote, though refused: " << error.message;
+      continue;
+    }
+    if (n % 4 != 0) continue;
+    const Tensors tensors = tensors_of(call);
+    const Options options = options_of(call);
+    ASSERT_TRUE(only_outputs_changed(arena, before, tensors)) << "case " << n;
+    if (!has_elements(tensors.out) || !is_moderate(tensors, options)) continue;
+    ASSERT_EQ(judge(tensors, options, info.kernel), "") << "case " << n;
+    ++judged;
+  }
+  EXPECT_GT(outcomes[FLASHCORE_OK], cases / 5);
+  EXPECT_GT(outcomes[FLASHCORE_INVALID_ARGUMENT], cases / 10);
+  EXPECT_GT(outcomes[FLASHCORE_UNSUPPORTED], cases / 200);
+  EXPECT_EQ(outcomes.size(), 3u) << "no other code has a reason to appear";
+  EXPECT_GT(judged, cases / 20);
+  EXPECT_LT(not_called, cases / 4);
+  RecordProperty("accepted", outcomes[FLASHCORE_OK]);
+  RecordProperty("judged", judged);
+}
+
+/// The merged result by its definition, in f64; empty where the library's is within rounding.
+std::string judge_merge(const FuzzMerge& merge) {
+  const auto at = [](const flashcore_tensor& t, std::initializer_list<std::int64_t> index) {
+    std::int64_t offset = 0, compact = 1;
+    for (int i = t.ndim - 1; i >= 0; --i) {
+      offset += index.begin()[i] * (t.strides != nullptr ? t.strides[i] : compact);
+      compact *= t.shape[i];
+    }
+    const DType dtype = t.dtype.code == FLASHCORE_BFLOAT ? DType::bf16
+                        : t.dtype.bits == 64             ? DType::f64
+                        : t.dtype.bits == 32             ? DType::f32
+                                                         : DType::f16;
+    return reference::element(static_cast<std::byte*>(t.data) + t.byte_offset, dtype, offset);
+  };
+  const flashcore_tensor& out = *merge.params.out;
+  const bool packed = out.ndim == 3;
+  const std::int64_t batch = packed ? 1 : out.shape[0], heads = out.shape[1];
+  const std::int64_t rows = out.shape[packed ? 0 : 2], dim = out.shape[out.ndim - 1];
+  const double unit = out.dtype.code == FLASHCORE_BFLOAT ? 0x1p-8
+                      : out.dtype.bits == 16             ? 0x1p-11
+                                                         : 0x1p-23;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    for (std::int64_t h = 0; h < heads; ++h) {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const auto lse_of = [&](const flashcore_tensor& t) {
+          return packed ? at(t, {h, i}) : at(t, {b, h, i});
+        };
+        double total = 0;
+        if (merge.params.sinks != nullptr) total += std::exp(at(*merge.params.sinks, {h}));
+        for (std::size_t p = 0; p < merge.params.parts; ++p)
+          total += std::exp(lse_of(merge.params.lses[p]));
+        for (std::int64_t c = 0; c < dim; ++c) {
+          double want = 0, size = 0;
+          const auto out_of = [&](const flashcore_tensor& t) {
+            return packed ? at(t, {i, h, c}) : at(t, {b, h, i, c});
+          };
+          for (std::size_t p = 0; p < merge.params.parts; ++p) {
+            const double term =
+                std::exp(lse_of(merge.params.lses[p])) / total * out_of(merge.params.outs[p]);
+            want += term;
+            size += std::fabs(term);
+          }
+          const double error = std::fabs(out_of(out) - want);
+          if (!(error <= unit * std::fabs(want) + 32 * 0x1p-23 * size + 0x1p-24)) {
+            return "out is " + std::to_string(out_of(out)) + ", wanted " + std::to_string(want);
+          }
+        }
+        if (merge.params.lse != nullptr &&
+            !(std::fabs(lse_of(*merge.params.lse) - std::log(total)) < 1e-5)) {
+          return "lse";
+        }
+      }
+    }
+  }
+  return {};
+}
+
+TEST(CAbiFuzz, Merge) {
+  Arena arena;
+  FuzzMerge merge;
+  flashcore_error error{};
+  std::map<std::int32_t, int> outcomes;
+  const int cases = rounds(40000);
+  for (int n = 0; n < cases; ++n) {
+    verify::Random random(kSeed + 1, static_cast<std::uint64_t>(n));
+    draw_merge(random, arena, merge);
+    const bool whole = random.chance(0.25);
+    for (std::int64_t i = whole ? 0 : random.between(1, 3); i > 0; --i) damage(random, merge);
+    merge.gather();
+    if (!merge.fits(arena)) continue;
+    const std::vector<std::byte> before = arena.copy();
+    const std::int32_t code = flashcore_merge(&merge.params, &error);
+    ++outcomes[code];
+    ASSERT_EQ(error.code, code);
+    if (code != FLASHCORE_OK) {
+      ASSERT_TRUE(arena == before) << "case " << n << " wrote, though refused: " << error.message;
+    } else if (whole) {
+      ASSERT_EQ(judge_merge(merge), "") << "case " << n;
+    }
+  }
+  EXPECT_GT(outcomes[FLASHCORE_OK], cases / 5);
+  EXPECT_GT(outcomes[FLASHCORE_INVALID_ARGUMENT], cases / 10);
+  EXPECT_EQ(outcomes.size(), 3u);  // and unsupported dtypes and devices
+}
+
+TEST(CAbiFuzz, TheSmallFunctions) {
+  WorkspaceMemory workspace(kWorkspaceHeaderBytes);
+  flashcore_error error{};
+  alignas(8) unsigned char bytes[sizeof(flashcore_params)];
+  for (int n = 0; n < rounds(20000); ++n) {
+    verify::Random random(kSeed + 2, static_cast<std::uint64_t>(n));
+    const auto any = [&] {
+      return random.chance(0.5) ? static_cast<std::int32_t>(random.bits())
+                                : static_cast<std::int32_t>(random.below(16));
+    };
+    ASSERT_NE(flashcore_status_name(any()), nullptr);
+    flashcore_params_init(reinterpret_cast<flashcore_params*>(bytes),
+                          static_cast<std::size_t>(random.below(sizeof bytes + 1)));
+    const flashcore_device device = {any(), any()};
+    const auto size = static_cast<std::size_t>(random.below(kWorkspaceHeaderBytes + 1));
+    void* data = random.chance(0.2)
+                     ? nullptr
+                     : static_cast<char*>(workspace.get().data) + 8 * random.below(2);
+    const std::int32_t init = flashcore_workspace_init(data, size, device, nullptr, &error);
+    ASSERT_TRUE(init == FLASHCORE_OK || std::strlen(error.message) > 0);
+    const std::int32_t status = flashcore_workspace_status(data, size, device, nullptr, &error);
+    ASSERT_EQ(init == FLASHCORE_OK, status == FLASHCORE_OK) << error.message;
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::test
