@@ -149,6 +149,7 @@ Result<DType> dtype_of(std::string_view descr, bool two_bytes_are_bf16) {
   if (type == "b1" || type == "u1") return DType::boolean;
   if (type == "V2" || (type == "u2" && two_bytes_are_bf16)) return DType::bf16;
   if (type == "u2") return bad("the array is uint16; say --dtype bf16 if these are bf16 bits");
+  if (type == "i8") return bad("the array is int64; save it as a.astype(\"int32\")");
   std::string shown(descr.substr(0, 16));
   for (char& c : shown) c = c >= ' ' && c <= '~' ? c : '?';  // it may hold anything
   return bad(formatted(

@@ -11,13 +11,18 @@
 namespace flashcore::tool {
 namespace {
 
-constexpr std::size_t kNamesShown = 12;
+constexpr std::size_t kNamesShown = 6;
 
 std::string first_names(const std::vector<std::string>& names) {
   const std::size_t shown = std::min(names.size(), kNamesShown);
   std::string text = joined({names.begin(), names.begin() + static_cast<std::ptrdiff_t>(shown)});
   if (shown < names.size()) text += formatted(" and {} more", names.size() - shown);
   return text;
+}
+
+/// An error as a share of its bound; a wrong result can make it astronomic.
+std::string share(double ratio) {
+  return ratio < 1000 ? formatted("{:.2f}", ratio) : formatted("{:.0e}", ratio);
 }
 
 void print_failure(const Failure& f) {
@@ -46,8 +51,8 @@ std::string kernel_table(const CheckTotals& totals) {
     if (found == totals.kernels.end()) continue;
     const KernelTally& t = found->second;
     table.add({kernel.id, formatted("{}", t.problems),
-               t.failures > 0 ? red(formatted("{}", t.failures)) : "0",
-               formatted("{:.3f}", t.worst_ratio), formatted("{}", t.worst_index)});
+               t.failures > 0 ? red(formatted("{}", t.failures)) : "0", share(t.worst_ratio),
+               formatted("{}", t.worst_index)});
   }
   return table.text();
 }
@@ -110,7 +115,7 @@ void print_lineage(const std::vector<CaseRow>& rows) {
                c.causal ? "causal" : "", c.fields.value("ancestor_error", ""),
                error_cell(row, "f16"), error_cell(row, "bf16"), error_cell(row, "f32"),
                row.most_splits > 1 ? formatted("1-{}", row.most_splits) : "1",
-               formatted("{:.2f}", row.worst_ratio), verdict(row)});
+               share(row.worst_ratio), verdict(row)});
   }
   print_out(
       "{}\nf16, bf16, f32: this build's largest |out - oracle|, inputs of unit variance; bound: "
@@ -126,7 +131,7 @@ void print_cases(const std::vector<CaseRow>& rows) {
   for (const CaseRow& row : rows) {
     const BenchCase& c = row.bench_case;
     table.add({c.label(), c.shape(), c.causal ? "causal" : "", c.dtype, row.device,
-               error_cell(row, c.dtype.c_str()), formatted("{:.2f}", row.worst_ratio),
+               error_cell(row, c.dtype.c_str()), share(row.worst_ratio),
                row.skipped.empty() ? verdict(row) : row.skipped});
   }
   print_out("{}", table.text());

@@ -1,0 +1,169 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import unittest
+
+from flashcore_command import FAILED, INTERRUPTED, PROGRAM, SANITIZED, CommandTest
+
+PROBLEMS = 40 if SANITIZED else 160
+
+
+class Check(CommandTest):
+    def test_text(self):
+        text = self.call("check", "--device", "cpu", "--problems", PROBLEMS).stdout
+        self.assertRegex(text, r"fwd_plain_f32 +\d+ +0 ")
+        self.assertRegex(text, r"pairs +\d+ of \d+ pairs of options")
+        self.assertRegex(text, r"tile edges +\d+ of \d+")
+        self.assertRegex(text, r"kernels +\d+, each with \d+ problems or more")
+        self.assertRegex(text, rf"passed: {PROBLEMS} problems in \S+ s, 0 failures\n\Z")
+
+    def test_json(self):
+        found = self.call_json("check", "--device", "cpu", "--problems", PROBLEMS)
+        self.assertIs(found["passed"], True)
+        self.assertIs(found["complete"], True)
+        self.assertEqual(found["problems"], PROBLEMS)
+        self.assertEqual(found["failures"], 0)
+        self.assertEqual(sum(k["problems"] for k in found["kernels"].values()), PROBLEMS)
+        counts = [k["problems"] for k in found["kernels"].values()]
+        self.assertLessEqual(max(counts) - min(counts), 1)
+        self.assertEqual(found["coverage"]["fewest_per_kernel"], min(counts))
+        for part in ("options", "pairs", "tile_edges"):
+            covered = found["coverage"][part]
+            self.assertEqual(covered["covered"] + len(covered["missing"]), covered["possible"])
+            self.assertGreater(covered["covered"], 0)
+        self.assertEqual(found["reports"], [])
+
+    def test_the_number_of_jobs_changes_nothing(self):
+        one, three = (self.call_json("check", "--device", "cpu", "--problems", 48, "--jobs", jobs,
+                                     "--seed", 5) for jobs in (1, 3))
+        self.assertEqual(one["kernels"], three["kernels"])
+        self.assertEqual(one["coverage"], three["coverage"])
+        other = self.call_json("check", "--device", "cpu", "--problems", 48, "--seed", 6)
+        self.assertNotEqual(one["kernels"], other["kernels"])
+
+    def test_one_problem_again(self):
+        arguments = ("check", "--device", "cpu", "--kernel", "^fwd_plain_f32$")
+        all_of_them = self.call_json(*arguments, "--problems", 20)["kernels"]["fwd_plain_f32"]
+        again = self.call_json(*arguments, "--index", all_of_them["worst_index"])
+        self.assertEqual(again["problems"], 1)
+        self.assertEqual(again["kernels"]["fwd_plain_f32"]["worst_ratio"],
+                         all_of_them["worst_ratio"])
+
+    def test_kernel_sigma_splits_and_work(self):
+        found = self.call_json("check", "--device", "cpu", "--kernel", "plain_(f32|f64)",
+                               "--problems", 30, "--sigma", 0.01, "--splits", 3, "--work", 100000,
+                               "--threads", 2)
+        self.assertEqual(set(found["kernels"]), {"fwd_plain_f32", "fwd_plain_f64"})
+        self.assertNotIn("splits", found["coverage"]["options"]["missing"])
+
+    def test_coverage_can_be_required(self):
+        done = self.call("check", "--device", "cpu", "--problems", 8, "--require-coverage", 200,
+                         code=FAILED)
+        self.assertIn("200 are required", done.stdout)
+        found = self.call_json("check", "--device", "cpu", "--problems", 16, "--require-coverage", 1,
+                               code=FAILED)
+        self.assertIn("not covered: ", found["coverage"]["lacking"])
+        self.assertEqual(found["failures"], 0)
+
+    def test_tuning(self):
+        found = self.call_json("check", "--suite", "tuning", "--device", "cpu", "--kernel",
+                               "plain_f32")
+        self.assertEqual(found["problems"], 4 * 20)
+        self.assertTrue(found["passed"])
+        one = self.call_json("check", "--suite", "tuning", "--device", "cpu", "--kernel",
+                             "plain_f32", "--index", 79)
+        self.assertEqual(one["problems"], 1)
+        self.refuse("check", "--suite", "tuning", "--device", "cpu", "--kernel", "plain_f32",
+                    "--index", 80, "--json", about="problems 0 to 79")
+
+    def test_cases_by_name(self):
+        found = self.call_json("check", "--case", "lineage-one-tile", "--device", "cpu")
+        self.assertEqual(len(found["cases"]), 2)
+        found = self.call_json("check", "--case", "simt-small", "--device", "cpu", "--kernel",
+                               "plain")
+        self.assertEqual(set(found["kernels"]), {"fwd_plain_f16"})
+
+    def test_refusals(self):
+        self.refuse("check", "--suite", "nope", about="known are anchors, lineage, cpu, simt")
+        self.refuse("check", "--case", "nope", about="known are")
+        self.refuse("check", "--kernel", "nope", about="info --kernels")
+        self.refuse("check", "--problems", "0", about="--problems")
+        self.refuse("check", "--index", "1", "--suite", "all", about="--suite random")
+
+    def test_plan_for(self):
+        self.call("check", "--plan-for", "cpu-plain", "--problems", 20, "--kernel", "plain")
+        self.refuse("check", "--plan-for", "h900", about="wanted cpu, h200")
+
+    def test_time_limit(self):
+        found = self.call_json("check", "--device", "cpu", "--problems", 10**9, "--time-limit", 1)
+        self.assertTrue(found["passed"])
+        self.assertFalse(found["complete"])
+        self.assertGreater(found["problems"], 0)
+        self.assertEqual(found["stopped"], "the time limit of 1 s was reached")
+
+
+class Lineage(CommandTest):
+    CASES = ("lineage-mission", "lineage-one-tile", "lineage-fp8-check", "lineage-split-k")
+
+    def test_the_table(self):
+        names = [part for name in self.CASES for part in ("--case", name)]
+        text = self.call("check", "--suite", "lineage", "--device", "cpu", *names).stdout
+        table = text[text.index("ancestor "):text.index("\n\n", text.index("ancestor "))]
+        rows = table.splitlines()
+        self.assertEqual(len(rows), 1 + 1 + 2 + 1 + 7)
+        self.assertLessEqual(max(map(len, text.splitlines())), 100)
+        self.assertIn("4.28; 0.45", rows[1])
+        self.assertTrue(all(row.endswith("ok") for row in rows[1:]), table)
+        self.assertRegex(table, r"\(1,1,65,64\) +causal +NaN; 0.19-0.23 +\S+e-0\d ")
+        self.assertIn("8-bit path is not", text)
+
+    def test_numbers(self):
+        found = self.call_json("check", "--suite", "lineage", "--device", "cpu", "--case",
+                               "lineage-split-k")
+        self.assertEqual([case["q_len"] for case in found["cases"]],
+                         [64, 65, 128, 192, 256, 512, 4])
+        for case in found["cases"]:
+            self.assertLess(case["errors"]["f16"], 5e-3)
+            self.assertLess(case["errors"]["bf16"], 5e-2)
+            self.assertLess(case["errors"]["f32"], 1e-5)
+        self.assertGreater(found["cases"][5]["splits"], 1)
+
+
+class Interrupted(CommandTest):
+    def interrupt(self, signal_number, *arguments):
+        """Starts a check that would take for ever and stops it when it has begun."""
+        process = subprocess.Popen([PROGRAM, "check", "--device", "cpu", "--problems", "1000000000",
+                                    *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   text=True, env={**os.environ})
+        time.sleep(2)
+        process.send_signal(signal_number)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def test_prints_what_was_done(self):
+        code, out, _ = self.interrupt(signal.SIGINT)
+        self.assertEqual(code, INTERRUPTED)
+        done = re.search(r"passed: (\d+) problems in .*; (\d+) of 1000000000 done, interrupted\n\Z",
+                         out)
+        self.assertTrue(done, out)
+        self.assertGreater(int(done[1]), 0)
+        self.assertIn("coverage", out)
+
+    def test_json_too(self):
+        code, out, _ = self.interrupt(signal.SIGINT, "--json")
+        self.assertEqual(code, INTERRUPTED)
+        found = json.loads(out)
+        self.assertEqual(found["stopped"], "interrupted")
+        self.assertGreater(found["problems"], 0)
+
+    def test_terminated(self):
+        code, out, _ = self.interrupt(signal.SIGTERM)
+        self.assertEqual(code, 128 + signal.SIGTERM)
+        self.assertIn("interrupted", out)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,69 @@
+import unittest
+
+from flashcore_command import CommandTest
+
+DEVICES = ("h200", "h100", "a100", "l4", "t4", "cpu", "cpu-neon", "cpu-avx2", "cpu-avx512",
+           "cpu-plain")
+
+
+class Explain(CommandTest):
+    def test_every_named_device(self):
+        for device in DEVICES:
+            plan = self.call_json("explain", "--shape", "1,8,512,64", "--dtype", "bf16",
+                                  "--plan-for", device)
+            family = "fwd_simt_bf16" if not device.startswith("cpu") else "fwd_"
+            self.assertTrue(plan["kernel"].startswith(family), plan["kernel"])
+            self.assertGreater(plan["floor_us"], 0)
+            self.assertIn(plan["kernel"], plan["text"])
+            self.assertIn("not used", plan["text"])
+
+    def test_words(self):
+        text = self.call("explain", "--shape", "1,32/8,1/65536,128", "--dtype", "bf16", "--plan-for",
+                         "h200").stdout
+        for word in ("problem ", "device ", "kernel ", "tiles ", "splits ", "workspace ", "floor ",
+                     "bound ", "not used"):
+            self.assertIn(word, text)
+        self.assertIn("NVIDIA H200", text)
+
+    def test_this_machine_is_measured(self):
+        text = self.call("explain", "--shape", "1,8,512,64", "--device", "cpu").stdout
+        self.assertIn("floor      arithmetic", text)
+
+    def test_problems_too_large_to_exist_here(self):
+        plan = self.call_json("explain", "--shape", "64,128,1048576,128", "--plan-for", "h200")
+        self.assertGreater(plan["flops"], 1e18)
+
+    def test_options_reach_the_plan(self):
+        plan = self.call_json("explain", "--shape", "1,1,1/4096,64", "--plan-for", "cpu-plain",
+                              "--splits", 4)
+        self.assertEqual(plan["splits"], 4)
+        text = self.call("explain", "--shape", "1,4,16,64", "--plan-for", "l4", "--causal",
+                         "--bias", "random", "--mask", "random", "--sinks", "random", "--alibi",
+                         "random", "--lse", "--cu-seqlens-q", "random", "--reproducibility",
+                         "batch_invariant").stdout
+        for word in ("causal", "ALiBi", "bias", "mask", "sinks", "variable lengths", "LSE",
+                     "batch-invariant"):
+            self.assertIn(word, text)
+
+    def test_a_kernel_by_name(self):
+        plan = self.call_json("explain", "--shape", "1,1,64,64", "--dtype", "f16", "--plan-for",
+                              "h200", "--kernel", "fwd_simt_f16_d256_q32")
+        self.assertEqual(plan["kernel"], "fwd_simt_f16_d256_q32")
+        self.refuse("explain", "--shape", "1,1,64,64", "--plan-for", "h200", "--kernel",
+                    "fwd_simt_f16_d256_q32", about="takes f16, q is f32")
+
+    def test_cases(self):
+        one = self.call_json("explain", "--case", "decode#2", "--plan-for", "h200")
+        self.assertEqual(one["shape"], "1,32/8,1/8192,128")
+        several = self.call_json("explain", "--suite", "simt", "--plan-for", "h200")
+        self.assertEqual(len(several["plans"]), 2)
+
+    def test_refusals(self):
+        self.refuse("explain", about="--shape 1,8,512,64")
+        self.refuse("explain", "--shape", "1,1,4,8", "--plan-for", "h300", about="wanted cpu, h200")
+        self.refuse("explain", "--shape", "1,1,4,8", "--case", "decode", about="either")
+        self.refuse("explain", "--case", "fp8", about="8-bit path: not part of this build")
+
+
+if __name__ == "__main__":
+    unittest.main()

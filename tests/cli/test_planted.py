@@ -1,0 +1,106 @@
+"""A build with planted bugs (FLASHCORE_PLANTS): every one is caught, reported and can be replayed."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import unittest
+
+from flashcore_command import FAILED, PROGRAM, SOURCE, CommandTest, write_npy
+
+
+def plants():
+    with open(os.path.join(SOURCE, "src/core/plant.h")) as file:
+        return [(int(number), name) for name, number in
+                re.findall(r"^  (\w+) = (\d+),", file.read(), re.M) if number != "0"]
+
+
+class Planted(CommandTest):
+    def broken(self, number):
+        return {"FLASHCORE_PLANT": str(number)}
+
+    def test_there_are_enough(self):
+        self.assertGreaterEqual(len(plants()), 10)
+
+    def test_none_planted_none_found(self):
+        self.call("check", "--device", "cpu", "--problems", 200, env=self.broken(0))
+
+    def test_every_plant_is_caught(self):
+        for number, name in plants():
+            with self.subTest(name):
+                found = self.call_json("check", "--device", "cpu", "--problems", 2000,
+                                       "--max-failures", 1, code=FAILED, env=self.broken(number))
+                self.assertFalse(found["passed"])
+                self.assertGreater(found["failures"], 0)
+                self.assertTrue(found["first_failure"])
+                self.assertTrue(found["reports"][0]["reason"])
+
+    def test_the_report_says_all(self):
+        done = self.call("check", "--device", "cpu", "--problems", 60, "--kernel", "plain_f32",
+                         code=FAILED, env=self.broken(1))
+        report = done.stdout[done.stdout.index("FAILED"):]
+        self.assertRegex(report, r"worst +(out|lse)\[b=\d+, h=\d+, i=\d+.*\]: got \S+, want \S+")
+        self.assertRegex(report, r"errors +max \S+, mean \S+, relative \S+, bias \S+")
+        self.assertRegex(report, r"over bound \d+ \(\S+ %\).*sign flips \d+")
+        first = report[:report.index("replay")]
+        self.assertEqual(first.count("  sample "), 5)
+        self.assertLessEqual(done.stdout.count("replay "), 5)
+        self.assertRegex(done.stdout, r"\d+ more failures are not shown")
+        self.assertRegex(done.stdout, r"FAILED: 60 problems in \S+ s, \d+ failures\n\Z")
+
+    def replay(self, number, *arguments):
+        """Runs a check, then the command its first report gives; both must say the same."""
+        done = self.call("check", "--device", "cpu", *arguments, code=FAILED,
+                         env=self.broken(number))
+        line = re.search(r"^  replay +(.*)$", done.stdout, re.M)[1]
+        words = shlex.split(line)
+        self.assertEqual(words[0], PROGRAM)
+        again = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=300,
+                               cwd=self.folder, env={**os.environ, **self.broken(number)})
+        self.assertEqual(again.returncode, FAILED, again.stderr)
+        self.assertIn("FAILED: 1 problem in", again.stdout)
+        first = re.search(r"FAILED  problem.*?(?=  replay)", done.stdout, re.S)[0]
+        self.assertIn(first, again.stdout)
+        healthy = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=300,
+                                 cwd=self.folder, env={**os.environ, **self.broken(0)})
+        self.assertEqual(healthy.returncode, 0, healthy.stdout)
+
+    def test_a_random_problem_replays(self):
+        self.replay(1, "--problems", 100, "--seed", 42)
+
+    def test_with_every_option_that_matters(self):
+        self.replay(10, "--problems", 200, "--sigma", 2, "--splits", 3, "--work", 200000,
+                    "--threads", 2, "--kernel", "f32|f16")
+
+    def test_a_tuning_problem_replays(self):
+        self.replay(4, "--suite", "tuning", "--kernel", "plain")
+
+    def test_a_lineage_problem_replays(self):
+        self.replay(10, "--suite", "lineage", "--case", "lineage-split-k")
+
+    def test_the_double_counting_ancestor(self):
+        """Split-K's own bug: the table shows it."""
+        done = self.call("check", "--suite", "lineage", "--case", "lineage-split-k", "--device",
+                         "cpu", code=FAILED, env=self.broken(10))
+        self.assertRegex(done.stdout, r"\(1,1,512,64\) .* FAILED")
+
+    def test_nothing_wrong_is_timed(self):
+        result = self.call_json("bench", "--case", "cpu-mission", "--device", "cpu", "--quiet",
+                                code=FAILED, env=self.broken(13))
+        self.assertEqual(result["rows"], [])
+        self.assertEqual(len(result["failed"]), 2)
+        self.assertIn("never written", result["failed"][0]["reason"])
+        text = self.call("bench", "--case", "cpu-mission#1", "--device", "cpu", code=FAILED,
+                         env=self.broken(13)).stdout
+        self.assertIn("NOT TIMED, its check failed", text)
+
+    def test_run_fails_too(self):
+        result = self.call_json("run", "--shape", "1,1,8,8", "--device", "cpu", code=FAILED,
+                                env=self.broken(13))
+        self.assertFalse(result["passed"])
+        self.assertNotIn("us", result)
+
+
+if __name__ == "__main__":
+    unittest.main()
