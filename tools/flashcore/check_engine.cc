@@ -138,12 +138,12 @@ void CheckEngine::check(const CheckSuite& suite,
     finished.notify_one();
   };
 
-  std::vector<std::thread> threads;
-  for (int i = 0; i < workers; ++i) threads.emplace_back(work);
   Progress progress(suite.name + " problems", count, args_.quiet);
   const std::int64_t done_before = totals_.problems;
   std::size_t reported = totals_.reports.size();
   const double begun_s = stop_.elapsed_s();
+  std::vector<std::thread> threads;  // from here on totals_ needs the lock
+  for (int i = 0; i < workers; ++i) threads.emplace_back(work);
   for (bool ended = false; !ended;) {
     std::unique_lock lock(mutex);
     ended = finished.wait_for(lock, std::chrono::milliseconds(100), [&] { return running == 0; });

@@ -58,7 +58,6 @@ class Bench {
   /// Whether every check passed.
   bool run() {
     if (!args_.json) print_heading();
-    measure_host_cost();
     for (std::size_t i = 0; i < cases_.size() && !stop_.now(); ++i) {
       if (args_.json && !args_.quiet) {
         say(formatted("case {} of {}: {} {}", i + 1, cases_.size(), cases_[i].label(),
@@ -67,6 +66,7 @@ class Bench {
       run_case(cases_[i]);
       save();
     }
+    if (result_["failed"].empty() && !stop_.now()) measure_host_cost();
     const std::string reason = stop_.reason();
     result_["complete"] = reason.empty();
     if (!reason.empty()) {
