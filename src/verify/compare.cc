@@ -177,6 +177,7 @@ Comparison compare(const reference::Oracle& oracle, const Problem& problem, cons
       const ElementError e{row, -1, reference::element(result.lse.data, problem.lse.dtype, at),
                            oracle.lse[r], lse_bound(oracle, r, arithmetic)};
       judge(e, false, holds_poison(result.lse.data, problem.lse.dtype, at));
+      ++c.lse_elements;
     }
   }
   if (finite > 0) {
@@ -212,6 +213,7 @@ std::string report(const Comparison& c) {
     std::snprintf(line, sizeof line, format, values...);
     text += line;
   };
+  const std::int64_t judged = c.elements + c.lse_elements;
   add("  %s\n", c.ok ? "ok" : c.reason.c_str());
   add("  worst      %s: got %.9g, want %.9g, error %.3g, bound %.3g\n",
       element_name(c.worst).c_str(), c.worst.got, c.worst.want, c.worst.error(), c.worst.bound);
@@ -219,9 +221,8 @@ std::string report(const Comparison& c) {
       c.mean_error, c.relative_error, c.bias, c.max_lse_error);
   add("  elements   %lld, over bound %lld (%.3g %%), never written %lld, non-finite %lld, sign "
       "flips %lld\n",
-      static_cast<long long>(c.elements), static_cast<long long>(c.over_bound),
-      c.elements > 0 ? 100.0 * static_cast<double>(c.over_bound) / static_cast<double>(c.elements)
-                     : 0.0,
+      static_cast<long long>(judged), static_cast<long long>(c.over_bound),
+      judged > 0 ? 100.0 * static_cast<double>(c.over_bound) / static_cast<double>(judged) : 0.0,
       static_cast<long long>(c.unwritten), static_cast<long long>(c.non_finite),
       static_cast<long long>(c.sign_flips));
   for (const ElementError& e : c.samples) {

@@ -26,8 +26,9 @@ struct ElementError {
 
 struct Comparison {
   bool ok = false;
-  std::string reason;  ///< of failure: the first rule broken
-  std::int64_t elements = 0;
+  std::string reason;             ///< of failure: the first rule broken
+  std::int64_t elements = 0;      ///< of out
+  std::int64_t lse_elements = 0;  ///< judged like those of out, and counted below like them
   std::int64_t over_bound = 0;
   std::int64_t unwritten = 0;   ///< elements that still hold the poison
   std::int64_t non_finite = 0;  ///< elements finite in one of the two and not in the other
