@@ -7,7 +7,6 @@
 
 #include "command_error.h"
 #include "device_memory.h"
-#include "json_output.h"
 #include "text.h"
 #include "verify/case_memory.h"
 
@@ -104,26 +103,6 @@ BenchOutcome bench_case_on(const BenchCase& c, const KernelInfo* kernel, const T
     result.skipped = error.what();
   }
   return result;
-}
-
-Json to_json(const BenchRow& row) {
-  const Cost needed = cost(row.plan.problem);
-  Json json = row.bench_case.fields;
-  json["kernel"] = row.plan.kernel->id;
-  json["kernel_fingerprint"] = source_fingerprint(row.plan.kernel->family);
-  json["splits"] = row.plan.splits;
-  json["us"] = row.timing.median;
-  json["spread"] = row.timing.spread;
-  json["samples"] = row.timing.samples;
-  json["calls_per_sample"] = row.timing.calls;
-  json["input_copies"] = row.copies;
-  json["error"] = row.comparison.relative_error;
-  json["worst_ratio"] = row.comparison.worst_ratio;
-  json["tflops"] = needed.flops / row.timing.median / 1e6;
-  json["gbs"] = needed.bytes / row.timing.median / 1e3;
-  if (row.floor_us > 0) json["floor_us"] = row.floor_us;
-  json["peers_us"] = Json::object();
-  return json;
 }
 
 HostCost host_cost(const verify::CaseSpec& given, const Target& target) {

@@ -33,8 +33,6 @@ struct BenchOutcome {
 BenchOutcome bench_case_on(const BenchCase& bench_case, const KernelInfo* kernel,
                            const Target& target, const BenchArgs& args, const Stop& stop);
 
-Json to_json(const BenchRow& row);
-
 /// What one make_plan() + run() costs the calling thread.
 struct HostCost {
   double us = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "command_error.h"
 #include "generated/cases_json.h"  // bench/cases.json as it was when this program was built
@@ -21,7 +22,7 @@ std::string pair_text(std::int64_t first, std::int64_t second) {
 
 BenchCase case_of(const Json& row) {
   BenchCase c;
-  c.fields = row;
+  c.fields = std::make_shared<const Json>(row);
   row.at("kind").get_to(c.kind);
   row.at("suite").get_to(c.suite);
   row.at("name").get_to(c.name);
@@ -39,6 +40,8 @@ BenchCase case_of(const Json& row) {
   }
   row.at("causal").get_to(c.causal);
   row.at("cold_l2").get_to(c.cold_l2);
+  c.part = row.value("part", "");
+  c.ancestor_error = row.value("ancestor_error", "");
   return c;
 }
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -14,11 +15,12 @@ namespace flashcore::tool {
 using Json = nlohmann::ordered_json;
 
 struct BenchCase {
-  Json fields;  ///< as in the file: what a result row repeats
+  std::shared_ptr<const Json> fields;  ///< as in the file: what a result row repeats
   std::string kind, suite, name, dtype;
   int ordinal = 1;  ///< among the file's cases of that name: --case NAME#2 is the second
   std::int64_t batch = 0, q_heads = 0, kv_heads = 0, q_len = 0, kv_len = 0, head_dim = 0;
   bool causal = false, cold_l2 = false;
+  std::string part, ancestor_error;  ///< of the suite "lineage": what it was, what it did
 
   /// NAME#2
   std::string label() const;

@@ -113,7 +113,7 @@ CheckItem tuning_item(const CheckArgs& args, const RunnableKernel& r, const Size
 std::vector<int> splits_of(const CheckArgs& args, const BenchCase& c, const verify::CaseSpec& spec,
                            const Target& target) {
   if (args.control.splits) return {*args.control.splits};
-  if (c.fields.value("part", "") != "Split-K") return {0};
+  if (c.part != "Split-K") return {0};
   const Result<Problem> problem = problem_of(spec, target.device);
   if (!problem.ok()) return {0};
   const Result<Plan> plan = make_plan(*problem, target.plan_for);

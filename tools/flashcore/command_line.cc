@@ -1,5 +1,7 @@
 #include "command_line.h"
 
+#include <algorithm>
+
 #include "command_error.h"
 #include "flashcore/attention.h"
 #include "option_groups.h"

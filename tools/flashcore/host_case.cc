@@ -1,5 +1,6 @@
 #include "host_case.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "cases.h"

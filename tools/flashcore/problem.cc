@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include "api/validate.h"

@@ -30,6 +30,26 @@ std::vector<std::string> suites_of(const BenchArgs& args, const Target& target) 
   return {"anchors", "simt"};
 }
 
+Json row_json(const BenchRow& row) {
+  const Cost needed = cost(row.plan.problem);
+  Json json = *row.bench_case.fields;
+  json["kernel"] = row.plan.kernel->id;
+  json["kernel_fingerprint"] = source_fingerprint(row.plan.kernel->family);
+  json["splits"] = row.plan.splits;
+  json["us"] = row.timing.median;
+  json["spread"] = row.timing.spread;
+  json["samples"] = row.timing.samples;
+  json["calls_per_sample"] = row.timing.calls;
+  json["input_copies"] = row.copies;
+  json["error"] = row.comparison.relative_error;
+  json["worst_ratio"] = row.comparison.worst_ratio;
+  json["tflops"] = needed.flops / row.timing.median / 1e6;
+  json["gbs"] = needed.bytes / row.timing.median / 1e3;
+  if (row.floor_us > 0) json["floor_us"] = row.floor_us;
+  json["peers_us"] = Json::object();
+  return json;
+}
+
 class Bench {
  public:
   explicit Bench(const BenchArgs& args)
@@ -114,7 +134,7 @@ class Bench {
       if (stop_.now()) return;
       const BenchOutcome outcome = bench_case_on(c, kernel, target_, args_, stop_);
       if (outcome.row) {
-        result_["rows"].push_back(to_json(*outcome.row));
+        result_["rows"].push_back(row_json(*outcome.row));
         if (!args_.json) print_row(*outcome.row);
       } else if (!outcome.check_failure.empty()) {
         fail(c, kernel, outcome);
@@ -147,14 +167,14 @@ class Bench {
   }
 
   void skip(const BenchCase& c, const std::string& reason) {
-    Json json = c.fields;
+    Json json = *c.fields;
     json["reason"] = reason;
     result_["skipped"].push_back(std::move(json));
     if (!args_.json) print_line(c, yellow("skipped: " + reason));
   }
 
   void fail(const BenchCase& c, const KernelInfo* kernel, const BenchOutcome& outcome) {
-    Json json = c.fields;
+    Json json = *c.fields;
     json["kernel"] = kernel == nullptr ? "" : kernel->id;
     json["reason"] = outcome.check_failure;
     result_["failed"].push_back(std::move(json));

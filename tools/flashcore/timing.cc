@@ -7,7 +7,7 @@ namespace flashcore::tool {
 namespace {
 
 constexpr int kMaxCalls = 1000;
-constexpr int kSamplesPerRound = 5;  // between two looks at `stop`
+constexpr int kSamplesPerRound = 10;  // between two looks at `stop`
 
 /// Long enough that clocks and, on a CPU, the scheduler's ticks do not matter.
 double wanted_sample_us(DeviceType type) { return type == DeviceType::cpu ? 5000 : 1000; }
