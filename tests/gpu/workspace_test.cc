@@ -29,7 +29,7 @@ TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
     for (const int splits : {1, 3}) {
       for (const bool checked : {false, true}) {
         verify::CaseSpec spec = dense(kernel->dtype, 2, 2, 1, kernel->tile_q + 3,
-                                      3 * kernel->tile_k + 1, kernel->head_dim);
+                                      5 * kernel->tile_k + 1, kernel->head_dim);
         spec.options.kernel = kernel->id;
         spec.options.num_splits = splits;
         spec.options.checked = checked;
