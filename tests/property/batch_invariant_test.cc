@@ -20,7 +20,7 @@ class BatchInvariant : public KernelTest {
 FLASHCORE_FOR_EACH_KERNEL(BatchInvariant);
 
 TEST_P(BatchInvariant, RebatchedAndPermuted) {
-  for (int n = 0; n < rounds(10); ++n) {
+  for (int n = 0; n < rounds(5); ++n) {
     const Inputs inputs = draw(4, random().chance(0.3) ? 2100 : 0);
     const Output together = attend(inputs);
     ASSERT_TRUE(together.status.ok()) << together.status.message();

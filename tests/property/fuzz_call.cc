@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "support/call.h"
 #include "support/to_c.h"
 #include "verify/case_memory.h"
 
@@ -12,8 +13,6 @@ namespace {
 using verify::Random;
 
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
-
-DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 /// A compact tensor at the beginning of a slot, sometimes with slack after its rows.
 void place(Random& random, Arena& arena, std::size_t slot, FuzzTensor& t, DType dtype,

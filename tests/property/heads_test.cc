@@ -16,7 +16,7 @@ std::vector<std::int64_t> repeated(std::int64_t heads, std::int64_t times) {
 }
 
 TEST_P(Heads, GroupedQueriesEqualRepeatedKeysAndValues) {
-  for (int n = 0; n < rounds(20); ++n) {
+  for (int n = 0; n < rounds(12); ++n) {
     Sizes sizes = draw_sizes(random(), kernel());
     sizes.q_heads = sizes.kv_heads * random().between(2, 5);
     Inputs grouped = draw_inputs(random(), kernel(), sizes);

@@ -16,7 +16,7 @@ Tensor doubled_values(const Tensor& tensor) {
 }
 
 TEST_P(Keys, TheirOrderDoesNotMatter) {
-  for (int n = 0; n < rounds(25); ++n) {
+  for (int n = 0; n < rounds(10); ++n) {
     const Sizes sizes = draw_sizes(random(), kernel());
     Inputs inputs = draw_inputs(random(), kernel(), sizes);
     // Options without positions; bias and mask move with their keys.

@@ -21,7 +21,7 @@ class Masks : public KernelTest {
 FLASHCORE_FOR_EACH_KERNEL(Masks);
 
 TEST_P(Masks, CausalAndWindowsEqualTheSameBooleanTensor) {
-  for (int n = 0; n < rounds(25); ++n) {
+  for (int n = 0; n < rounds(15); ++n) {
     Inputs ruled = draw();
     const std::int64_t q_len = ruled.q.size(2), kv_len = ruled.k.size(2);
     const bool causal = random().chance(0.5);

@@ -71,7 +71,7 @@ class Merge : public KernelTest {
 FLASHCORE_FOR_EACH_KERNEL(Merge);
 
 TEST_P(Merge, PartsOfTheKeysEqualOneCall) {
-  for (int n = 0; n < rounds(25); ++n) {
+  for (int n = 0; n < rounds(12); ++n) {
     const Inputs inputs = draw();
     const Output joined = all_merged(partials(inputs, random().between(1, 6)), dtype());
     EXPECT_EQ(verdict(inputs, as_call(inputs, joined)), "");
@@ -79,7 +79,7 @@ TEST_P(Merge, PartsOfTheKeysEqualOneCall) {
 }
 
 TEST_P(Merge, SinksJoinInTheLastMergeOnly) {
-  for (int n = 0; n < rounds(20); ++n) {
+  for (int n = 0; n < rounds(8); ++n) {
     Inputs inputs = draw();
     inputs.sinks = draw_normal(random(), DType::f32, {inputs.q.size(1)}, 3.0);
     const std::vector<Output> parts = partials(inputs, 3);  // sinks given, and left out
@@ -121,7 +121,7 @@ TEST_P(Merge, EmptyPartsChangeNoBit) {
 }
 
 TEST_P(Merge, IsAssociativeWithinRounding) {
-  for (int n = 0; n < rounds(15); ++n) {
+  for (int n = 0; n < rounds(8); ++n) {
     const Inputs inputs = draw();
     const std::vector<Output> p = partials(inputs, 3);
     const Output ab = merged({&p[0], &p[1]}, wide(dtype()));

@@ -15,6 +15,7 @@ class Workspaces : public KernelTest {
     Output output;
     Tensors tensors;
     Plan plan;
+    Tensor right;  // the output once it has been judged
   };
   /// A call that is planned and not yet run.
   Call planned(const Sizes& sizes, std::int32_t splits, int threads = 2) {
@@ -78,9 +79,13 @@ TEST_P(Workspaces, OneServesPlanAfterPlan) {
       call->output.out.fill(0);
       ASSERT_TRUE(run(call->plan, call->tensors, memory.get()).ok());
       Output& output = call->output;
-      output.problem = call->plan.problem;
-      output.plan = call->plan;
-      ASSERT_EQ(verdict(call->inputs, output), "");
+      if (!call->right.given()) {
+        output.problem = call->plan.problem;
+        output.plan = call->plan;
+        ASSERT_EQ(verdict(call->inputs, output), "");
+        call->right = output.out;
+      }
+      FLASHCORE_EXPECT_SAME_BITS(output.out, call->right);
       ASSERT_TRUE(header_is_zero(memory.get()));
     }
   }
@@ -121,7 +126,7 @@ TEST_P(Workspaces, CallsFromSeveralThreadsAtOnce) {
     callers.emplace_back([&, i] {
       Call& call = calls[i];
       WorkspaceMemory memory(call.plan.workspace_bytes);
-      for (int n = 0; n < rounds(20); ++n) {
+      for (int n = 0; n < rounds(10); ++n) {
         if (!run(call.plan, call.tensors, memory.get()).ok()) ++failures;
         if (difference(call.output.out, want[i].out) != "") ++failures;
         if (difference(call.output.lse, want[i].lse) != "") ++failures;
