@@ -94,7 +94,9 @@ class Check(CommandTest):
         self.refuse("check", "--index", "1", "--suite", "all", about="--suite random")
 
     def test_plan_for(self):
-        self.call("check", "--plan-for", "cpu-plain", "--problems", 20, "--kernel", "plain")
+        found = self.call_json("check", "--plan-for", "cpu-plain", "--problems", 20)
+        self.assertEqual(set(found["kernels"]),
+                         {f"fwd_plain_{dtype}" for dtype in ("f32", "f16", "bf16", "f64")})
         self.refuse("check", "--plan-for", "h900", about="wanted cpu, h200")
 
     def test_time_limit(self):

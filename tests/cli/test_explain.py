@@ -59,6 +59,7 @@ class Explain(CommandTest):
         self.assertEqual(len(several["plans"]), 2)
 
     def test_refusals(self):
+        self.refuse("explain", "--shape", "2147483647,2147483647,1073741824,576", about="fit")
         self.refuse("explain", about="--shape 1,8,512,64")
         self.refuse("explain", "--shape", "1,1,4,8", "--plan-for", "h300", about="wanted cpu, h200")
         self.refuse("explain", "--shape", "1,1,4,8", "--case", "decode", about="either")

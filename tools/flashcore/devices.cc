@@ -111,7 +111,10 @@ std::vector<RunnableKernel> find_kernels(const std::string& pattern,
     if (!wanted.finds(kernel.id)) continue;
     known = true;
     for (std::size_t t = 0; t < targets.size(); ++t) {
-      if (runnable(kernel, targets[t].real)) found.push_back({&kernel, t});
+      // With --plan-for both must take it: the device that runs it and the one planned for.
+      if (runnable(kernel, targets[t].real) && runnable(kernel, targets[t].plan_for)) {
+        found.push_back({&kernel, t});
+      }
     }
   }
   if (!found.empty()) return found;

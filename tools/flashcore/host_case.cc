@@ -132,7 +132,6 @@ class Builder {
   }
 
   TensorView output(DType dtype, std::initializer_list<std::int64_t> shape) {
-    TensorView tensor = view(nullptr, dtype, shape);
     const auto size = static_cast<std::size_t>(size_of(dtype));
     std::size_t count = 1, bytes = size;
     for (const std::int64_t extent : shape) {
@@ -141,6 +140,7 @@ class Builder {
       }
       count *= static_cast<std::size_t>(extent);
     }
+    TensorView tensor = view(nullptr, dtype, shape);
     std::byte* data = reserve(tensor, count);
     const std::uint64_t poison = verify::poison(dtype);
     for (std::size_t i = 0; i < count; ++i) std::memcpy(data + i * size, &poison, size);
