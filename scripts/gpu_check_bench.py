@@ -9,24 +9,26 @@ from gpu_check_runner import FAILED, PASSED, TIMED_OUT, Outcome
 
 # What the plain kernel and the host code must reach on an H200: (row or figure, limit).
 _BARS = {"NVIDIA H200": {"simt-small": ("us", 25.0), "simt-f32": ("tflops", 12.0),
-                         "host_us": ("us", 3.0)}}
+                         "own_host_us": ("us", 1.0)}}
 
 
 def host_cost(context, limit_s):
-    """Host time of make_plan + run, from the command's own bench: no Python in between."""
+    """Host time of make_plan + run, from the command's own bench: no Python in between. Judged is
+    what it adds to the launch of an empty kernel, which is the driver's and the machine's."""
     done = context.run("host", [context.cli, "bench", "--device", "cuda", "--suite", "simt",
                                 "--json", "--time-limit", str(int(limit_s - 5))], limit_s)
     try:
-        host_us = json.loads(done.output)["host_us"]
+        found = json.loads(done.output)
+        details = {name: found[name] for name in ("host_us", "launch_us")}
     except (ValueError, KeyError):
         return from_command(done, "flashcore bench --json") if done.code else \
-            Outcome(FAILED, "flashcore bench printed no host_us")
-    context.runner.report.result["host_us"] = host_us
-    bar = _BARS.get(context.runner.report.result["gpu"], {}).get("host_us")
-    details = {"host_us": host_us}
-    if bar is not None and not host_us <= bar[1]:
-        return Outcome(FAILED, f"make_plan + run take {host_us:.2f} us of host time; the bar is "
-                       f"{bar[1]:g}", details)
+            Outcome(FAILED, "flashcore bench printed no host_us and launch_us")
+    context.runner.report.result.update(details)
+    bar = _BARS.get(context.runner.report.result["gpu"], {}).get("own_host_us")
+    own = details["host_us"] - details["launch_us"]
+    if bar is not None and not own <= bar[1]:
+        return Outcome(FAILED, f"make_plan + run take {own:.2f} us of host time more than an empty "
+                       f"launch; the bar is {bar[1]:g}", details)
     return Outcome(PASSED, "", details)
 
 

@@ -1,5 +1,6 @@
 // The C ABI: translates descriptors and params, calls the C++ API, reports through *error.
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <new>
@@ -91,7 +92,11 @@ Status convert(const char* name, const flashcore_tensor* from, TensorView& to) {
   to.dtype = *dtype;
   to.device = *device;
   to.rank = from->ndim;
-  to.data = from->data == nullptr ? nullptr : static_cast<char*>(from->data) + from->byte_offset;
+  if (from->data != nullptr) {
+    // The caller's offset may be anything; added as an integer, a wild one is no undefined step.
+    to.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(from->data) +
+                                      static_cast<std::uintptr_t>(from->byte_offset));
+  }
   std::int64_t compact = 1;
   for (int i = to.rank - 1; i >= 0; --i) {
     to.shape[i] = from->shape[i];

@@ -92,8 +92,11 @@ bool share_memory(const TensorView& a, const TensorView& b) noexcept {
   const int of_b = moving_axes(b, -1, axes + of_a);
   if (of_b < 0) return false;
   int count = of_a + of_b;
-  std::int64_t target =
-      reinterpret_cast<std::intptr_t>(b.data) - reinterpret_cast<std::intptr_t>(a.data);
+  std::int64_t target;
+  if (__builtin_sub_overflow(reinterpret_cast<std::intptr_t>(b.data),
+                             reinterpret_cast<std::intptr_t>(a.data), &target)) {
+    return false;  // too far apart for any tensor
+  }
   const std::int64_t low = 1 - size_of(b.dtype), high = size_of(a.dtype) - 1;
 
   // The usual case, far apart, needs no search.

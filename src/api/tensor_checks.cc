@@ -7,6 +7,8 @@ namespace flashcore {
 namespace {
 
 constexpr std::int64_t kMaxExtent = INT32_MAX;
+// No machine has as many bytes of addresses, and sums of a few such distances fit 64 bits.
+constexpr std::int64_t kMaxReach = std::int64_t{1} << 60;
 
 using ll = long long;
 
@@ -43,7 +45,7 @@ Status check_view(const char* name, const TensorView& t) noexcept {
     }
     std::int64_t step;
     if (__builtin_mul_overflow(t.strides[i], (t.shape[i] - 1) * size_of(t.dtype), &step) ||
-        __builtin_add_overflow(reach, step, &reach)) {
+        __builtin_add_overflow(reach, step, &reach) || reach > kMaxReach) {
       return invalid_argument("%s: stride %d is %lld; the tensor would not fit the address space",
                               name, i, ll{t.strides[i]});
     }

@@ -43,6 +43,9 @@ class Backend {
   virtual Result<KernelResources> resources(const KernelInfo& kernel, int device) const = 0;
 
   // Memory and time, for tools and tests.
+  /// What a call costs before any work of ours: a kernel that returns at once (GPU) or
+  /// nothing (CPU).
+  virtual Status launch_nothing(Device device, Stream stream) const = 0;
   virtual Result<void*> allocate(std::size_t bytes, int device) const = 0;
   virtual void release(void* data, int device) const = 0;
   virtual Status upload(void* to, const void* from_host, std::size_t bytes, int device) const = 0;

@@ -99,6 +99,8 @@ class CpuBackend final : public Backend {
                   "CPU kernels have no registers or shared memory to list");
   }
 
+  Status launch_nothing(Device, Stream) const override { return {}; }
+
   Result<void*> allocate(std::size_t bytes, int) const override {
     void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);
     if (data == nullptr && bytes > 0) return Status(StatusCode::out_of_memory, "out of memory");

@@ -142,6 +142,13 @@ class CudaBackend final : public Backend {
     return found;
   }
 
+  Status launch_nothing(Device device, Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const core::CombineParams no_rows{};
+    return launch_kernel(cuda::combine_entry(), no_rows, 1, cuda::kCombineThreads, 0, stream);
+  }
+
   Result<void*> allocate(std::size_t bytes, int device) const override {
     const DeviceScope scope(device);
     FLASHCORE_RETURN_IF_ERROR(scope.status());

@@ -8,12 +8,11 @@
 
 #include "npy.h"
 #include "npy_bytes.h"
+#include "support/rounds.h"
 #include "verify/random.h"
 
 namespace flashcore::tool {
 namespace {
-
-constexpr int kInputs = 400'000;
 
 std::vector<std::vector<std::byte>> seeds() {
   return {npy_bytes(npy_header("<f4", "(2, 3)"), 24, 1),
@@ -113,8 +112,9 @@ void check_inside(const NpyArray& array, const std::byte* file, std::size_t size
 
 TEST(NpyFuzz, MutatedFilesAreReadOrRefused) {
   const auto originals = seeds();
+  const int inputs = test::rounds(400'000);
   int accepted = 0;
-  for (int i = 0; i < kInputs; ++i) {
+  for (int i = 0; i < inputs; ++i) {
     verify::Random random(20240, static_cast<std::uint64_t>(i));
     std::vector<std::byte> file = originals[static_cast<std::size_t>(
         random.below(static_cast<std::int64_t>(originals.size())))];
@@ -131,8 +131,8 @@ TEST(NpyFuzz, MutatedFilesAreReadOrRefused) {
     }
   }
   // The fuzz is worth something only if it also gets past the header.
-  EXPECT_GT(accepted, kInputs / 100);
-  EXPECT_LT(accepted, kInputs / 2);
+  EXPECT_GT(accepted, inputs / 100);
+  EXPECT_LT(accepted, inputs / 2);
 }
 
 TEST(NpyFuzz, EveryPrefixOfAFile) {

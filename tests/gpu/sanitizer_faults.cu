@@ -4,7 +4,7 @@
 //   sanitizer_faults memcheck    writes behind an allocation
 //   sanitizer_faults racecheck   reads shared memory another warp is writing
 //   sanitizer_faults initcheck   reads memory nobody wrote
-//   sanitizer_faults synccheck   has only some threads of a warp at a barrier
+//   sanitizer_faults synccheck   has the threads of one warp at two barriers
 //   sanitizer_faults none        does none of this
 //
 // Without the tool every one of them ends by itself, with exit code 0. 2: wrong use; 3: CUDA
@@ -33,11 +33,12 @@ __global__ void copy_first(const int* g_from, int* g_to) {
 }
 
 __global__ void divergent_barrier(int* g_data) {
-  __shared__ int s_data[kThreads];
-  s_data[threadIdx.x] = static_cast<int>(threadIdx.x);
-  if (threadIdx.x % 32 < 16) {
+  if (threadIdx.x % 2 == 0) {
     __syncthreads();
-    g_data[threadIdx.x] = s_data[threadIdx.x ^ 1];
+    g_data[threadIdx.x] = 1;
+  } else {
+    g_data[threadIdx.x] = 2;
+    __syncthreads();
   }
 }
 

@@ -268,7 +268,7 @@ Tensors tensors_of(const FuzzCall& call) {
       const flashcore_dtype code = c_dtype(dtype);
       if (code.code == t->dtype.code && code.bits == t->dtype.bits) view.dtype = dtype;
     }
-    view.data = static_cast<std::byte*>(t->data) + t->byte_offset;
+    view.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(t->data) + t->byte_offset);
     view.rank = t->ndim;
     std::int64_t stride = 1;
     for (int i = t->ndim - 1; i >= 0; --i) {

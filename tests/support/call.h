@@ -5,15 +5,11 @@
 #include <vector>
 
 #include "flashcore/attention.h"
+#include "support/rounds.h"
 #include "support/tensor.h"
 #include "verify/compare.h"
 
 namespace flashcore::test {
-
-/// `count`, or a tenth of it (at least 1) in a build with a sanitizer.
-constexpr int rounds(int count) {
-  return count / FLASHCORE_TEST_DIVISOR > 0 ? count / FLASHCORE_TEST_DIVISOR : 1;
-}
 
 /// CPU kernels that this build has and this machine can execute.
 std::vector<const KernelInfo*> runnable_kernels();

@@ -118,22 +118,31 @@ HostCost host_cost(const verify::CaseSpec& given, const Target& target) {
   if (!checked.passed()) throw CommandError("host cost: the check failed: " + checked.failure());
   const Problem problem = checked.plan.problem;
   const DeviceInfo device = checked.plan.device;
-  std::vector<double> batches;
-  for (int batch = 0; batch < kBatches; ++batch) {
+  const auto batch_of = [&](auto call) {
     const auto start = std::chrono::steady_clock::now();
-    for (int call = 0; call < kCallsPerBatch; ++call) {
-      const Plan plan = value_or_throw(make_plan(problem, device));
-      const Status status = run(plan, bench.tensors(), bench.workspace());
+    for (int n = 0; n < kCallsPerBatch; ++n) {
+      const Status status = call();
       if (!status.ok()) throw CommandError(status);
     }
     const std::chrono::duration<double, std::micro> elapsed =
         std::chrono::steady_clock::now() - start;
-    batches.push_back(elapsed.count() / kCallsPerBatch);
     const Status status = workspace_status(bench.workspace());  // synchronises
     if (!status.ok()) throw CommandError(status);
+    return elapsed.count() / kCallsPerBatch;
+  };
+  // In turns, so that a clock that changes its mind changes both figures.
+  Timing ours, launches;
+  for (int batch = 0; batch < kBatches; ++batch) {
+    ours.samples.push_back(batch_of([&] {
+      const Plan plan = value_or_throw(make_plan(problem, device));
+      return run(plan, bench.tensors(), bench.workspace());
+    }));
+    launches.samples.push_back(
+        batch_of([&] { return target.backend->launch_nothing(target.device, Stream{}); }));
   }
-  std::sort(batches.begin(), batches.end());
-  return {batches[batches.size() / 2],
+  summarise(ours);
+  summarise(launches);
+  return {ours.median, launches.median,
           formatted("{} ({})", to_string(spec.dtype), shape_text(spec))};
 }
 

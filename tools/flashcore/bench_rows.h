@@ -36,6 +36,7 @@ BenchOutcome bench_case_on(const BenchCase& bench_case, const KernelInfo* kernel
 /// What one make_plan() + run() costs the calling thread.
 struct HostCost {
   double us = 0;
+  double launch_us = 0;  ///< of it, what a kernel that does nothing costs here; 0 on a CPU
   std::string problem;  ///< of which it was measured
 };
 

@@ -199,7 +199,8 @@ std::variant<Command, int> parse_command_line(int argc, char** argv) {
     return report_error(error, app, argv[1]);
   }
   check.program = argv[0];
-  for (int i = 0; i < argc; ++i) bench.command += (i > 0 ? " " : "") + std::string(argv[i]);
+  bench.command = "flashcore";  // as one types it, not where it lies on this machine
+  for (int i = 1; i < argc; ++i) bench.command += " " + std::string(argv[i]);
   if (info_command.parsed()) return Command(info);
   if (run_command.parsed()) return Command(run);
   if (explain_command.parsed()) return Command(explain);
