@@ -142,11 +142,13 @@ def plants(context, limit_s):
     done = context.run("plants", [
         sys.executable, "scripts/check_plants", context.plants_build / "bin" / "flashcore",
         "--device", "cuda", "--time-limit", str(int(left))], left)
-    caught = re.findall(r"^ *(\d+)  (\w+) +caught: (.*)$", done.output, re.MULTILINE)
-    missed = re.findall(r"^ *(\d+)  (\w+) +MISSED: (.*)$", done.output, re.MULTILINE)
-    details = {"caught": {name: words for _, name, words in caught},
-               "missed": {name: words for _, name, words in missed}}
-    return from_command(done, "scripts/check_plants", details)
+    bugs = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)
+    details = {verdict.lower(): {name: words.strip() for name, one, words in bugs if one == verdict}
+               for verdict in ("caught", "MISSED")}
+    outcome = from_command(done, "scripts/check_plants", details)
+    if outcome.status == PASSED and not details["caught"]:
+        return Outcome(FAILED, "scripts/check_plants named no planted bug", details)
+    return outcome
 
 
 def sanitizers(context, limit_s):

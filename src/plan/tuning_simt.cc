@@ -8,7 +8,9 @@ bool simt_prefers_few_rows(const Problem& problem, const DeviceInfo& device, std
   if (problem.options.reproducibility == Reproducibility::batch_invariant) return false;
   if (problem.q_len <= few_rows) return true;  // more rows would be padding
   const std::int64_t tiles = (problem.q_len + many_rows - 1) / many_rows;
-  return problem.batch * problem.q_heads * tiles < device.sm_count;
+  // A block of many rows does about four times the work of one of few in little more time, so it
+  // pays as soon as every second SM has one.
+  return 2 * problem.batch * problem.q_heads * tiles < device.sm_count;
 }
 
 }  // namespace flashcore

@@ -148,7 +148,7 @@ TEST(Plan, HugeWorkspacesAreRefusedNotWrapped) {
   Options options;
   options.num_splits = 1 << 30;
   const Result<Problem> problem =
-      dense_problem(DType::f32, 1 << 15, 1 << 15, 1 << 15, 1 << 15, 1 << 30, 1, 1, options);
+      dense_problem(DType::f32, 1 << 15, 1 << 15, 1 << 12, 1 << 15, 1 << 30, 1, 1, options);
   ASSERT_TRUE(problem.ok()) << problem.status().message();
   expect_refused(make_plan(*problem, *named_device("cpu-neon")), StatusCode::unsupported,
                  {"workspace", "num_splits"});

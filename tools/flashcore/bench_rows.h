@@ -37,7 +37,7 @@ BenchOutcome bench_case_on(const BenchCase& bench_case, const KernelInfo* kernel
 struct HostCost {
   double us = 0;
   double launch_us = 0;  ///< of it, what a kernel that does nothing costs here; 0 on a CPU
-  std::string problem;  ///< of which it was measured
+  std::string problem;   ///< of which it was measured
 };
 
 /// On a GPU of the given problem, which the device computes meanwhile; on a CPU, where run()

@@ -197,6 +197,14 @@ class Bench {
   Json result_;
 };
 
+void print_host_cost(const Json& result) {
+  const double launch_us = result["launch_us"];
+  print_out("\nhost cost of make_plan + run: {:.2f} us a call{}, {}\n",
+            result["host_us"].get<double>(),
+            launch_us > 0 ? formatted(" ({:.2f} us of it an empty launch)", launch_us) : "",
+            result["host_problem"].get<std::string>());
+}
+
 }  // namespace
 
 int run_bench(const BenchArgs& args) {
@@ -208,9 +216,7 @@ int run_bench(const BenchArgs& args) {
     passed = bench.run();
     result = bench.result();
     if (!args.json && result.contains("host_us")) {
-      print_out("\nhost cost of make_plan + run: {:.2f} us a call ({:.2f} us of it an empty launch), {}\n",
-                result["host_us"].get<double>(), result["launch_us"].get<double>(),
-                result["host_problem"].get<std::string>());
+      print_host_cost(result);
     }
   } else {
     result = load_result(args.results);
