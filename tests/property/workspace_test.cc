@@ -128,8 +128,8 @@ TEST_P(Workspaces, CallsFromSeveralThreadsAtOnce) {
       WorkspaceMemory memory(call.plan.workspace_bytes);
       for (int n = 0; n < rounds(10); ++n) {
         if (!run(call.plan, call.tensors, memory.get()).ok()) ++failures;
-        if (difference(call.output.out, want[i].out) != "") ++failures;
-        if (difference(call.output.lse, want[i].lse) != "") ++failures;
+        if (!difference(call.output.out, want[i].out).empty()) ++failures;
+        if (!difference(call.output.lse, want[i].lse).empty()) ++failures;
       }
     });
   }
@@ -150,7 +150,7 @@ TEST_P(Workspaces, OnePlanServesSeveralThreads) {
       const Tensors my_tensors = tensors_of(call.inputs, mine.out, mine.lse);
       WorkspaceMemory memory(call.plan.workspace_bytes);
       if (!run(call.plan, my_tensors, memory.get()).ok()) ++failures;
-      if (difference(mine.out, call.output.out) != "") ++failures;
+      if (!difference(mine.out, call.output.out).empty()) ++failures;
     });
   }
   for (std::thread& caller : callers) caller.join();

@@ -70,8 +70,8 @@ std::string verdict(const Inputs& inputs, const Output& output);
 }  // namespace flashcore::test
 
 #define FLASHCORE_EXPECT_SAME_BITS(a, b) EXPECT_EQ(::flashcore::test::difference(a, b), "")
-#define FLASHCORE_EXPECT_SAME(output_a, output_b)           \
-  do {                                                      \
-    FLASHCORE_EXPECT_SAME_BITS(output_a.out, output_b.out); \
-    FLASHCORE_EXPECT_SAME_BITS(output_a.lse, output_b.lse); \
+#define FLASHCORE_EXPECT_SAME(output_a, output_b)               \
+  do {                                                          \
+    FLASHCORE_EXPECT_SAME_BITS((output_a).out, (output_b).out); \
+    FLASHCORE_EXPECT_SAME_BITS((output_a).lse, (output_b).lse); \
   } while (false)

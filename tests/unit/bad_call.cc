@@ -15,7 +15,7 @@ constexpr StatusCode kUnsupported = StatusCode::unsupported;
 
 GoodCall::GoodCall(bool packed) {
   Random random(21);
-  const auto draw = [&](Shape shape) { return draw_normal(random, DType::f32, shape); };
+  const auto draw = [&](const Shape& shape) { return draw_normal(random, DType::f32, shape); };
   if (packed) {
     inputs.q = draw({9, 4, 16});
     inputs.k = draw({14, 2, 16});
@@ -62,7 +62,7 @@ std::vector<GoodCall::Named> GoodCall::named() const {
 
 std::vector<BadCall> bad_options() {
   std::vector<BadCall> rows;
-  const auto option = [&](const char* name, std::function<void(Options&)> spoil,
+  const auto option = [&](const char* name, const std::function<void(Options&)>& spoil,
                           std::vector<std::string> words, StatusCode code = kInvalid) {
     rows.push_back(
         {name, false, [spoil](GoodCall& call) { spoil(call.options); }, code, std::move(words)});
@@ -111,7 +111,7 @@ std::vector<BadCall> bad_options() {
 std::vector<BadCall> bad_lengths() {
   std::vector<BadCall> rows;
   const auto value = [&](bool packed, const char* name, TensorView Tensors::*member, int index,
-                         std::int32_t number, std::vector<std::string> words) {
+                         std::int32_t number, const std::vector<std::string>& words) {
     for (const bool checked : {false, true}) {
       rows.push_back({std::string(name) + "[" + std::to_string(index) + "] is " +
                           std::to_string(number) + (checked ? " (checked)" : ""),

@@ -23,8 +23,8 @@ void for_each_tensor(std::vector<BadCall>& rows, bool packed, const char* what, 
     std::vector<std::string> all = words;
     all.push_back(with_colon(name));
     rows.push_back({std::string(name) + " " + what, packed,
-                    [member, spoil](GoodCall& call) { spoil(call, call.tensors.*member); }, code,
-                    all});
+                    [member = member, spoil](GoodCall& call) { spoil(call, call.tensors.*member); },
+                    code, all});
   }
 }
 

@@ -28,8 +28,9 @@ struct Joined {
   std::vector<T> out = std::vector<T>(kColumns, T(-77));
   T lse = T(-77);
   bool operator==(const Joined& other) const {
+    // Bits, not values: NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
     return std::memcmp(out.data(), other.out.data(), kColumns * sizeof(T)) == 0 &&
-           std::memcmp(&lse, &other.lse, sizeof(T)) == 0;
+           std::memcmp(&lse, &other.lse, sizeof(T)) == 0;  // NOLINT(bugprone-suspicious-*)
   }
 };
 

@@ -13,6 +13,7 @@
 #include "support/call.h"
 
 // A child forked from a program with threads may start its own here: that is what is tested.
+// NOLINTNEXTLINE(bugprone-reserved-identifier): ThreadSanitizer looks for this name.
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 
 namespace flashcore::cpu {

@@ -50,8 +50,8 @@ std::string replay_command(const CheckArgs& args, const std::string& suite,
 }
 
 /// A suite that is a list. Its replay repeats the options the list was made with.
-CheckSuite list_suite(const CheckArgs& args, std::string name,
-                      std::shared_ptr<const std::vector<CheckItem>> items) {
+CheckSuite list_suite(const CheckArgs& args, const std::string& name,
+                      const std::shared_ptr<const std::vector<CheckItem>>& items) {
   CheckSuite suite;
   suite.name = name;
   suite.count = items->size();

@@ -16,6 +16,8 @@ template <typename... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;
 };
+template <typename... Functions>
+Overloaded(Functions...) -> Overloaded<Functions...>;
 
 int execute(const Command& command) {
   return std::visit(Overloaded{[](const InfoArgs& args) { return run_info(args); },

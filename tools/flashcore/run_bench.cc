@@ -201,7 +201,7 @@ void print_host_cost(const Json& result) {
   const double launch_us = result["launch_us"];
   print_out("\nhost cost of make_plan + run: {:.2f} us a call{}, {}\n",
             result["host_us"].get<double>(),
-            launch_us > 0 ? formatted(" ({:.2f} us of it an empty launch)", launch_us) : "",
+            launch_us > 0.01 ? formatted(" ({:.2f} us of it an empty launch)", launch_us) : "",
             result["host_problem"].get<std::string>());
 }
 
