@@ -38,7 +38,7 @@ const Wanted kWanted[] = {
     {"h200", DType::f16, 1, 8, 512, 512, 64, 64, "fwd_simt_f16_d64_q16", 16, 64, 1},
     {"h100", DType::bf16, 1, 8, 512, 512, 64, 64, "fwd_simt_bf16_d64_q16", 16, 64, 1},
     {"h200", DType::f16, 1, 8, 1024, 1024, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 2},
-    {"a100", DType::f32, 1, 8, 512, 512, 64, 64, "fwd_simt_f32_d64_q64", 64, 64, 1},
+    {"a100", DType::f32, 1, 8, 512, 512, 64, 64, "fwd_simt_f32_d64_q64", 64, 64, 2},
     {"l4", DType::f16, 1, 8, 512, 512, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 1},
     {"t4", DType::f16, 1, 8, 512, 512, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 1},
     // Decode: 16 rows, and the keys are split until the SMs are busy.
