@@ -12,19 +12,19 @@ help: ## this list
 	@echo "Missing packages are listed, then installed (apt, or pip into .venv); NO_INSTALL=1 only lists."
 	@echo "PRESET=cpu leaves nvcc out of it; JOBS=n limits the compilers running at once."
 
-demo: ## set up, build, compute attention, check it, explain it, time it (3 minutes)
+demo: ## set up, build, compute attention, check it, explain it, time it (2 minutes)
 	@scripts/setup build
 	@scripts/demo
 
-test: ## set up and run every test that needs no GPU (25 minutes; 8 once built)
+test: ## set up and run every test that needs no GPU (17 minutes; 5 once built)
 	@scripts/setup test
 	@scripts/test $(STAGES)
 
-quick: ## the tests for daily work, CPU only (4 minutes)
+quick: ## the tests for daily work, CPU only (2 minutes)
 	@scripts/setup test
 	@scripts/test --quick $(STAGES)
 
-gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (8 minutes)
+gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (3 minutes)
 	@scripts/setup test
 	@scripts/gpu_check
 
