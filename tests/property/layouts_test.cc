@@ -9,6 +9,15 @@ namespace {
 class Layouts : public KernelTest {};
 FLASHCORE_FOR_EACH_KERNEL(Layouts);
 
+/// Plans and runs a call on these very views.
+void run_views(const Tensors& tensors, const Options& options) {
+  const Result<Problem> problem = make_problem(tensors, options);
+  ASSERT_TRUE(problem.ok()) << problem.status().message();
+  const Plan plan = *make_plan(*problem, *device_info(Device{}));
+  WorkspaceMemory workspace(plan.workspace_bytes);
+  ASSERT_TRUE(run(plan, tensors, workspace.get()).ok());
+}
+
 constexpr Arrangement kArrangements[] = {Arrangement::heads_first, Arrangement::rows_first,
                                          Arrangement::padded, Arrangement::misaligned,
                                          Arrangement::spread};
@@ -77,9 +86,7 @@ TEST_P(Layouts, SequenceMajorMemoryThroughSwapAxes) {
                   .lse = lse.view()};
   std::memset(tensors.out.data, 0xff,
               out.bits().size() * static_cast<std::size_t>(size_of(dtype())));
-  const Plan plan = *make_plan(*make_problem(tensors, compact.options), *device_info(Device{}));
-  WorkspaceMemory workspace(plan.workspace_bytes);
-  ASSERT_TRUE(run(plan, tensors, workspace.get()).ok());
+  ASSERT_NO_FATAL_FAILURE(run_views(tensors, compact.options));
   FLASHCORE_EXPECT_SAME_BITS(out, sequence_major(want.out));
   FLASHCORE_EXPECT_SAME_BITS(lse, want.lse);
 }
@@ -99,11 +106,7 @@ TEST_P(Layouts, RepeatedInputsByStrideZero) {
     Tensors tensors = tensors_of(inputs, output.out, output.lse);
     tensors.k.strides[0] = tensors.v.strides[0] = 0;
     tensors.q.strides[1] = 0;
-    const Result<Problem> problem = make_problem(tensors, inputs.options);
-    ASSERT_TRUE(problem.ok()) << problem.status().message();
-    const Plan plan = *make_plan(*problem, *device_info(Device{}));
-    WorkspaceMemory workspace(plan.workspace_bytes);
-    ASSERT_TRUE(run(plan, tensors, workspace.get()).ok());
+    ASSERT_NO_FATAL_FAILURE(run_views(tensors, inputs.options));
     FLASHCORE_EXPECT_SAME(output, want);
   }
 }
@@ -125,11 +128,7 @@ TEST_P(Layouts, StridesOfSingleIndicesAreIgnored) {
       if (t->shape[axis] == 1) t->strides[axis] = -1234567;
     }
   }
-  const Result<Problem> problem = make_problem(tensors, inputs.options);
-  ASSERT_TRUE(problem.ok()) << problem.status().message();
-  const Plan plan = *make_plan(*problem, *device_info(Device{}));
-  WorkspaceMemory workspace(plan.workspace_bytes);
-  ASSERT_TRUE(run(plan, tensors, workspace.get()).ok());
+  ASSERT_NO_FATAL_FAILURE(run_views(tensors, inputs.options));
   FLASHCORE_EXPECT_SAME(output, want);
 }
 
@@ -138,9 +137,7 @@ TEST_P(Layouts, GapsBetweenOutputsKeepTheirBytes) {
     const Inputs inputs = draw_call(random(), kernel());
     Output output = make_output(inputs, {.out_arrangement = arrangement});
     const Tensors tensors = tensors_of(inputs, output.out, output.lse);
-    const Plan plan = *make_plan(*make_problem(tensors, inputs.options), *device_info(Device{}));
-    WorkspaceMemory workspace(plan.workspace_bytes);
-    ASSERT_TRUE(run(plan, tensors, workspace.get()).ok());
+    ASSERT_NO_FATAL_FAILURE(run_views(tensors, inputs.options));
     // Between the elements all bytes are 0xff, as Tensor made them.
     const auto elements = output.out.bits();
     output.out.fill_bits(~std::uint64_t{0});

@@ -62,6 +62,14 @@ std::vector<BadCall> bad_shapes() {
                       t.strides[t.rank - 2] = std::numeric_limits<std::int64_t>::max();
                     },
                     {"9223372036854775807", "address space"});
+    // Far, though 64 bits could still count the bytes: sums of such distances would overflow.
+    for_each_tensor(rows, packed, "reaches 2^61 bytes", kInvalid, wide,
+                    [](GoodCall&, TensorView& t) {
+                      const int axis = t.rank - 2;
+                      t.strides[axis] =
+                          (std::int64_t{1} << 61) / ((t.shape[axis] - 1) * size_of(t.dtype));
+                    },
+                    {"address space"});
   }
   const auto extent = [&](const char* name, TensorView Tensors::*member, int axis,
                           std::int64_t value, std::vector<std::string> words,

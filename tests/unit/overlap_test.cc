@@ -165,6 +165,12 @@ TEST(Overlap, FarApartAndNullPointers) {
   TensorView nowhere = a;
   nowhere.data = nullptr;
   EXPECT_FALSE(share_memory(a, nowhere));
+  // At opposite ends of the address space their distance does not fit 64 bits with a sign.
+  TensorView low = a, high = a;
+  low.data = reinterpret_cast<void*>((std::uintptr_t{1} << 62) + 4096);
+  high.data = reinterpret_cast<void*>(std::uintptr_t{3} << 62);
+  EXPECT_FALSE(share_memory(low, high));
+  EXPECT_FALSE(share_memory(high, low));
 }
 
 }  // namespace

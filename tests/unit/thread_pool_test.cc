@@ -88,8 +88,8 @@ TEST(ThreadPool, ASlotBelongsToOneThreadAtATime) {
   EXPECT_EQ(slots.clashes.load(), 0);
 }
 
-TEST(ThreadPool, SeveralThreadsReallyWork) {
-  // Two items that wait for each other can only finish on two threads.
+/// Two items that wait for each other can only finish on two threads. Returns how many came.
+int meet_on_two_threads() {
   std::atomic<int> arrived{0};
   parallel_for(
       2, 2,
@@ -99,8 +99,10 @@ TEST(ThreadPool, SeveralThreadsReallyWork) {
         while (count.load() < 2) std::this_thread::yield();
       },
       &arrived);
-  EXPECT_EQ(arrived.load(), 2);
+  return arrived.load();
 }
+
+TEST(ThreadPool, SeveralThreadsReallyWork) { EXPECT_EQ(meet_on_two_threads(), 2); }
 
 TEST(ThreadPool, NestedCalls) {
   Counts inner(4 * 100);
@@ -164,15 +166,7 @@ TEST(ThreadPool, AForkedChildStartsItsOwnWorkers) {
       parallel_for(4, 100, Counts::count, &counts);
       good = good && counts.each_once();
     }
-    std::atomic<int> arrived{0};
-    parallel_for(
-        2, 2,
-        [](void* context, std::int64_t, int) {
-          auto& count = *static_cast<std::atomic<int>*>(context);
-          ++count;
-          while (count.load() < 2) std::this_thread::yield();
-        },
-        &arrived);
+    meet_on_two_threads();
     _exit(good ? 0 : 1);
   }
   int status = 0;
