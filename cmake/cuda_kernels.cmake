@@ -38,6 +38,7 @@ endif()
 
 # Which family runs where, and the C++ types of its dtypes.
 set(FLASHCORE_ARCHITECTURES_simt 75-real 80-real 90)  # 90: machine code and PTX for what comes after
+set(FLASHCORE_ARCHITECTURES_sm80 80 90-real)  # 80: machine code, and PTX for 86, 89 and what comes after
 set(FLASHCORE_ELEMENT_f32 float)
 set(FLASHCORE_ELEMENT_f16 __half)
 set(FLASHCORE_ELEMENT_bf16 __nv_bfloat16)
@@ -60,17 +61,17 @@ if(FLASHCORE_HAS_CUDA)
     list(GET row 3 head_dim)
     list(GET row 4 tile_q)
     list(GET row 5 tile_k)
-    list(GET row 6 threads)
-    list(GET row 7 smem)
+    list(GET row 6 stages)
+    list(GET row 7 threads)
+    list(GET row 8 smem)
     string(APPEND compiled "FLASHCORE_COMPILED(${id})\n")
-    set(group ${family}_${dtype})
+    set(group ${family}_${dtype}_d${head_dim})
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
     string(APPEND group_text_${group} "
-using Config_${id} = ${family}::Config<${FLASHCORE_ELEMENT_${dtype}}, ${head_dim}, ${tile_q}, ${tile_k}>;
+using Config_${id} = ${family}::Config<${FLASHCORE_ELEMENT_${dtype}}, ${head_dim}, ${tile_q}, ${tile_k}, ${stages}, ${threads}>;
 static_assert(sizeof(${family}::SharedStorage<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
-static_assert(Config_${id}::kThreads == ${threads});
 const void* entry_${id}() {
   return reinterpret_cast<const void*>(&${family}::attention<Config_${id}>);
 }

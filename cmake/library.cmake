@@ -21,7 +21,7 @@ add_library(flashcore_objects OBJECT
   src/plan/planner.cc
   src/plan/split_kv.cc
   src/plan/tuning_cpu.cc
-  src/plan/tuning_simt.cc
+  src/plan/tuning_gpu.cc
   ${FLASHCORE_FINGERPRINT})
 target_link_libraries(flashcore_objects PRIVATE flashcore_flags)
 if(NOT FLASHCORE_HAS_CUDA)

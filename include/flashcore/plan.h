@@ -60,7 +60,7 @@ FLASHCORE_API Result<DeviceInfo> named_device(const char* name) noexcept;
 /// One row of the kernel lists (src/cuda/kernels.def, src/cpu/kernels.def).
 struct KernelInfo {
   const char* id;      ///< e.g. "fwd_simt_f16_d64_q64": registry, filter, test and bench row name
-  const char* family;  ///< "cpu", "simt": whose sources its fingerprint covers
+  const char* family;  ///< "cpu", "simt", "sm80": whose sources its fingerprint covers
   DeviceType device;
   DType dtype;              ///< of q, k and v
   DType probability_dtype;  ///< how P is stored: decides the error bound
@@ -71,7 +71,8 @@ struct KernelInfo {
   std::int32_t tile_k;
   std::int32_t threads;
   std::int32_t smem_bytes;
-  bool compiled;  ///< part of this build
+  bool packs_heads;  ///< a work item takes rows of a whole GQA group, not of one query head
+  bool compiled;     ///< part of this build
 };
 
 FLASHCORE_API std::span<const KernelInfo> kernels() noexcept;

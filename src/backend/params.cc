@@ -37,6 +37,14 @@ bool rows_are_vectors(const Problem& problem) noexcept {
          vector(problem.k) && vector(problem.v) && vector(problem.out);
 }
 
+/// cp.async reaches the rows of q, k and v.
+bool rows_are_async(const Problem& problem) noexcept {
+  const auto async = [](const Layout& layout) {
+    return layout.column == 1 && layout.alignment_bytes >= 16;
+  };
+  return async(problem.q) && async(problem.k) && async(problem.v);
+}
+
 }  // namespace
 
 core::Element element_of(DType dtype) noexcept {
@@ -110,12 +118,13 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.window_left = window(options.window_left);
   p.window_right = options.causal ? 0 : window(options.window_right);
   p.vector_rows = rows_are_vectors(problem);
+  p.async_rows = rows_are_async(problem);
   p.checked = options.checked;
 
   p.tile_q = plan.tile_q;
   p.tile_k = plan.tile_k;
   const std::int64_t tiled_rows =
-      plan.kernel->device == DeviceType::cpu ? problem.q_len * p.group : problem.q_len;
+      plan.kernel->packs_heads ? problem.q_len * p.group : problem.q_len;
   p.q_tiles = narrow((tiled_rows + plan.tile_q - 1) / plan.tile_q);
   p.splits = plan.splits;
   p.keys_per_split = plan.keys_per_split;

@@ -71,6 +71,7 @@ struct AttentionParams {
   double softcap_log2;                     // 0: none
   std::int64_t window_left, window_right;  // -1: all; causal is window_right = 0
   bool vector_rows;  // q, k, v, out rows are contiguous, 16-byte aligned, a multiple of 4 long
+  bool async_rows;   // q, k, v rows are contiguous and 16-byte aligned: cp.async can fetch them
   bool checked;
 
   // Work: items = (batch, head, query tile, split).

@@ -146,6 +146,8 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
     case Reject::too_many_items:
       append(text, "%d rows per block would read K and V more often than needed", kernel.tile_q);
       break;
+    case Reject::too_many_rows: text = "counts rows and work items in 32 bits"; break;
+    case Reject::slower_family: text = "a kernel on tensor cores takes it"; break;
     case Reject::slower_isa: text = "a wider instruction set is there"; break;
   }
   return text;

@@ -35,22 +35,28 @@ constexpr bool compiled_for_cpu(Isa isa) {
 constexpr int kMaxCpuHeadDim = 576;
 constexpr int kCpuTileQ = 64;  // rows of one work item: a multiple of every panel
 
-constexpr int min_compute_capability(std::string_view family) { return family == "simt" ? 75 : 0; }
+constexpr int min_compute_capability(std::string_view family) { return family == "simt" ? 75 : 80; }
+
+/// Tensor cores take P in the inputs' format.
+constexpr DType probability_dtype(std::string_view family, DType dtype) {
+  return family == "simt" ? DType::f32 : dtype;
+}
 
 constexpr KernelInfo kKernels[] = {
-#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, threads, smem) \
-  {#id,                                                                              \
-   #family,                                                                          \
-   DeviceType::cuda,                                                                 \
-   DType::dtype,                                                                     \
-   DType::f32,                                                                       \
-   Isa::plain,                                                                       \
-   min_compute_capability(#family),                                                  \
-   head_dim,                                                                         \
-   tile_q,                                                                           \
-   tile_k,                                                                           \
-   threads,                                                                          \
-   smem,                                                                             \
+#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, stages, threads, smem) \
+  {#id,                                                                                      \
+   #family,                                                                                  \
+   DeviceType::cuda,                                                                         \
+   DType::dtype,                                                                             \
+   probability_dtype(#family, DType::dtype),                                                 \
+   Isa::plain,                                                                               \
+   min_compute_capability(#family),                                                          \
+   head_dim,                                                                                 \
+   tile_q,                                                                                   \
+   tile_k,                                                                                   \
+   threads,                                                                                  \
+   smem,                                                                                     \
+   std::string_view(#family) != "simt",                                                      \
    compiled_for_cuda(#id)},
 #include "cuda/kernels.def"
 #undef FLASHCORE_KERNEL
@@ -67,6 +73,7 @@ constexpr KernelInfo kKernels[] = {
    0,                                                    \
    0,                                                    \
    0,                                                    \
+   true,                                                 \
    compiled_for_cpu(Isa::isa)},
 #include "cpu/kernels.def"
 #undef FLASHCORE_CPU_KERNEL

@@ -22,6 +22,7 @@ constexpr std::int64_t kGpuMinKeysPerSplit = 256;
 
 // Counts past this are refused long before a byte count could overflow; no memory could hold them.
 constexpr double kMostCountable = 0x1p58;
+constexpr double kMostItems = 0x1p30;  // of kernels that number them in 32 bits
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -41,31 +42,45 @@ bool left_out(const KernelInfo& kernel) noexcept {
   return build_has_cuda && kernel.device == DeviceType::cuda && !kernel.compiled;
 }
 
-/// The kernels of the smallest size that takes the problem: the first of them has the most rows per
-/// block, the last the fewest (that is their order in kernels.def). Null where none supports it.
-struct Candidates {
-  const KernelInfo* many_rows = nullptr;
-  const KernelInfo* few_rows = nullptr;
-};
+/// Rows a kernel's tiles are cut from, per KV head (packs_heads) or query head.
+std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept {
+  const std::int64_t group = problem.kv_heads == 0 ? 1 : problem.q_heads / problem.kv_heads;
+  return kernel.packs_heads ? problem.q_len * group : problem.q_len;
+}
 
-Candidates candidates(const Problem& problem, const DeviceInfo& device) noexcept {
-  Candidates found;
+/// Work items before the keys are split.
+std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept {
+  const std::int64_t heads = kernel.packs_heads ? problem.kv_heads : problem.q_heads;
+  return problem.batch * heads * ceil_div(rows_of(kernel, problem), kernel.tile_q);
+}
+
+/// The family's kernel for the problem, or null: of the kernels of the smallest size that takes it,
+/// in the order of kernels.def, which is from many rows per block to few, the first that keeps the
+/// device busy, or else the last. A batch-invariant plan may not look at q_len or batch: it takes
+/// the first.
+const KernelInfo* choose_in_family(const char* family, const Problem& problem,
+                                   const DeviceInfo& device) noexcept {
+  const KernelInfo* chosen = nullptr;
+  bool settled = false;
   for (const KernelInfo& kernel : kernels()) {
+    if (std::strcmp(kernel.family, family) != 0) continue;
     if (supports(kernel, problem, device) != Reject::none) continue;
-    const bool smaller = found.many_rows == nullptr || kernel.head_dim < found.many_rows->head_dim;
-    if (smaller) found.many_rows = &kernel;
-    if (kernel.head_dim == found.many_rows->head_dim) found.few_rows = &kernel;
+    const bool smaller = chosen == nullptr || kernel.head_dim < chosen->head_dim;
+    if (!smaller && (settled || kernel.head_dim > chosen->head_dim)) continue;
+    chosen = &kernel;
+    settled = problem.options.reproducibility == Reproducibility::batch_invariant ||
+              keeps_busy(kernel, rows_of(kernel, problem), items_of(kernel, problem), device);
   }
-  return found;
+  return chosen;
 }
 
 /// On a CPU all kernels have one size, and the list begins with the widest instruction set.
 const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
-  const Candidates found = candidates(problem, device);
-  if (found.many_rows == nullptr || device.device.type == DeviceType::cpu) return found.many_rows;
-  return simt_prefers_few_rows(problem, device, found.many_rows->tile_q, found.few_rows->tile_q)
-             ? found.few_rows
-             : found.many_rows;
+  const bool on_cpu = device.device.type == DeviceType::cpu;
+  for (const char* family : {on_cpu ? "cpu" : "sm80", "simt"}) {
+    if (const KernelInfo* chosen = choose_in_family(family, problem, device)) return chosen;
+  }
+  return nullptr;
 }
 
 /// The kernel asked for by name.
@@ -134,6 +149,13 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
     }
     if (device.smem_per_block_bytes < kernel.smem_bytes) return Reject::shared_memory;
   }
+  if (kernel.packs_heads && kernel.device == DeviceType::cuda &&
+      static_cast<double>(std::max<std::int64_t>(rows_of(kernel, problem), 1)) *
+              static_cast<double>(std::max<std::int64_t>(problem.batch * problem.kv_heads, 1)) *
+              static_cast<double>(std::max(problem.options.num_splits, 1)) >
+          kMostItems) {
+    return Reject::too_many_rows;
+  }
   if (kernel.dtype != problem.dtype) return Reject::dtype;
   if (std::max(problem.head_dim, problem.v_dim) > kernel.head_dim) return Reject::head_dim;
   return Reject::none;
@@ -144,6 +166,7 @@ Reject preference(const KernelInfo& kernel, const Problem& problem,
   const KernelInfo* chosen = choose_kernel(problem, device);
   if (&kernel == chosen) return Reject::none;
   if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
+  if (std::strcmp(kernel.family, chosen->family) != 0) return Reject::slower_family;
   if (kernel.head_dim != chosen->head_dim) return Reject::wrong_size;
   return kernel.tile_q > chosen->tile_q ? Reject::too_few_items : Reject::too_many_items;
 }
@@ -182,11 +205,7 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   plan.tile_q = plan.kernel->tile_q;
   plan.tile_k =
       on_cpu ? cpu_tile_k(plan.kernel->isa, problem.head_dim, problem.v_dim) : plan.kernel->tile_k;
-  // A CPU item takes the rows of a whole GQA group, a GPU block those of one query head.
-  const std::int64_t group = problem.kv_heads == 0 ? 1 : problem.q_heads / problem.kv_heads;
-  const std::int64_t heads = on_cpu ? problem.kv_heads : problem.q_heads;
-  const std::int64_t rows = on_cpu ? problem.q_len * group : problem.q_len;
-  const std::int64_t items = problem.batch * heads * ceil_div(rows, plan.tile_q);
+  const std::int64_t items = items_of(*plan.kernel, problem);
   const Splits splits =
       on_cpu ? choose_splits(problem, items, kCpuItems, kCpuMinKeysPerSplit, plan.tile_k)
              : choose_splits(problem, items, kGpuItemsPerSm * device.sm_count, kGpuMinKeysPerSplit,

@@ -16,9 +16,10 @@ struct CpuTuningRow {
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept;
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept;
 
-/// Which of two SIMT kernels of one head dim: many rows per block, or few rows and more blocks.
-bool simt_prefers_few_rows(const Problem& problem, const DeviceInfo& device, std::int32_t many_rows,
-                           std::int32_t few_rows) noexcept;
+/// Whether a GPU kernel's blocks of tile_q rows keep the device busy, or fewer rows per block would
+/// do better: `rows` per head, `items` blocks in all.
+bool keeps_busy(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
+                const DeviceInfo& device) noexcept;
 
 struct Splits {
   std::int32_t count = 1;

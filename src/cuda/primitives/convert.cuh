@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstdint>
+
 namespace flashcore::cuda {
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -37,6 +39,20 @@ __device__ __forceinline__ void store_four(T* g_to, float4 value) {
   from_float(four.x[2], value.z);
   from_float(four.x[3], value.w);
   *reinterpret_cast<Four<T>*>(g_to) = four;
+}
+
+/// Four columns of one row, fewer at the right edge.
+template <typename T>
+__device__ __forceinline__ void store_columns(T* g_row, std::int64_t column_stride, int column,
+                                              int columns, const float (&x)[4], bool vector_rows) {
+  if (vector_rows) {
+    store_four(g_row + column, make_float4(x[0], x[1], x[2], x[3]));
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column + i < columns) from_float(g_row[(column + i) * column_stride], x[i]);
+  }
 }
 
 }  // namespace flashcore::cuda

@@ -1,4 +1,5 @@
-// Reductions over the 16 neighbouring lanes that share a row of scores, and the base-2 exponential.
+// Reductions over the neighbouring lanes that share a row of scores, 16 (simt) or the 4 of a quad
+// (tensor cores), and the base-2 exponential.
 #pragma once
 
 namespace flashcore::cuda {
@@ -25,11 +26,26 @@ __device__ __forceinline__ float row_sum(float x) {
   return x;
 }
 
+__device__ __forceinline__ float quad_max(float x) {
+  x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
 /// 2^x in one instruction: relative error 2^-22, 0 for -inf, NaN for NaN, subnormals flushed.
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+/// c·log2(e)·tanh(x) of a score that holds 2·log2(e)·x.
+__device__ __forceinline__ float capped(float score, float cap_log2) {
+  return cap_log2 * (1.f - 2.f / (1.f + fast_exp2(score)));
 }
 
 }  // namespace flashcore::cuda

@@ -20,6 +20,7 @@
 #include "core/softmax_state.h"
 #include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/reduce.cuh"
+#include "cuda/primitives/report.cuh"
 
 namespace flashcore::cuda::simt {
 
@@ -27,19 +28,20 @@ using core::AttentionParams;
 using core::KeyRange;
 using core::PlantedBug;
 
-template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_>
+template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kThreads_>
 struct Config {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;  // head_dim and v_dim at most
   static constexpr int kTileQ = kTileQ_;
   static constexpr int kTileK = kTileK_;
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = kThreads_;
   static constexpr int kRows = kTileQ / 16;  // per thread
   static constexpr int kKeys = kTileK / 16;  // per thread
   static constexpr int kChunk = 64;          // columns of K or V in shared memory at a time
   static constexpr int kChunks = kHeadDim / kChunk;
   static constexpr int kPad = 4;
   static_assert(kHeadDim % kChunk == 0 && kTileQ % 16 == 0 && kTileK % 16 == 0);
+  static_assert(kStages_ == 1 && kThreads == 256);
 };
 
 /// What one block works on, written by one thread and read by all.
@@ -158,11 +160,6 @@ __device__ __forceinline__ void multiply_chunk(float (&score)[C::kRows][C::kKeys
       }
     }
   }
-}
-
-/// c·log2(e)·tanh(x) of a score that holds 2·log2(e)·x.
-__device__ __forceinline__ float capped(float score, float cap_log2) {
-  return cap_log2 * (1.f - 2.f / (1.f + fast_exp2(score)));
 }
 
 /// Softcap, ALiBi, bias and boolean mask of one score; the interval of visible keys comes after.
@@ -305,20 +302,6 @@ __device__ __forceinline__ void accumulate_chunk(float (&o)[C::kRows][4], const 
   }
 }
 
-/// Four columns of one row, fewer at the right edge.
-template <typename T>
-__device__ __forceinline__ void store_columns(T* g_row, std::int64_t column_stride, int column,
-                                              int columns, const float (&x)[4], bool vector_rows) {
-  if (vector_rows) {
-    store_four(g_row + column, make_float4(x[0], x[1], x[2], x[3]));
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (column + i < columns) from_float(g_row[(column + i) * column_stride], x[i]);
-  }
-}
-
 template <typename C>
 __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, const Item& item) {
   using T = typename C::Element;
@@ -401,14 +384,6 @@ __device__ __forceinline__ Item item_of(const AttentionParams& p, std::int64_t i
   item.all = core::intersect(
       core::keys_seen_by_all(item.sequence.mask, item.first_query, last_query), item.seen);
   return item;
-}
-
-__device__ __forceinline__ void report(const AttentionParams& p, const core::ErrorSlot& found) {
-  if (!p.checked || found.code == 0) return;
-  if (atomicCAS(&p.error->code, 0, found.code) != 0) return;  // the first report stays
-  p.error->batch = found.batch;
-  p.error->index = found.index;
-  p.error->value = found.value;
 }
 
 template <typename C>

@@ -1,0 +1,90 @@
+// Where the operands of tensor-core instructions lie: fragments of mma.m16n8k16, the addresses
+// ldmatrix wants, and the swizzle of tiles in shared memory. All of it is arithmetic on small
+// integers, so it is tested exhaustively on the host.
+#pragma once
+
+#include "core/config.h"
+
+namespace flashcore::core {
+
+struct Coordinate {
+  int row;
+  int column;
+};
+
+// ---------------------------------------------------------------------------------------------
+// Fragments of mma.m16n8k16: D[16][8] = A[16][16] B[16][8] + C[16][8]. A lane belongs to the group
+// lane / 4 and is its member lane % 4.
+
+/// A (16 × 16): element `half` (0, 1) of register `reg` (0 … 3).
+FLASHCORE_HD constexpr Coordinate mma_a(int lane, int reg, int half) {
+  return {lane / 4 + 8 * (reg % 2), 2 * (lane % 4) + 8 * (reg / 2) + half};
+}
+
+/// B (16 × 8): element `half` of register `reg` (0, 1). row: k, column: n.
+FLASHCORE_HD constexpr Coordinate mma_b(int lane, int reg, int half) {
+  return {2 * (lane % 4) + 8 * reg + half, lane / 4};
+}
+
+/// C and D (16 × 8): f32 register `reg` (0 … 3).
+FLASHCORE_HD constexpr Coordinate mma_c(int lane, int reg) {
+  return {lane / 4 + 8 * (reg / 2), 2 * (lane % 4) + reg % 2};
+}
+
+// ---------------------------------------------------------------------------------------------
+// ldmatrix.x4: lane l gives the address of one 16-byte row (8 elements). Lanes 0-7 name matrix 0,
+// and so on; register i of the result comes from matrix i. row: of the tile, column: in chunks of 8
+// elements.
+
+/// A operand, 16 rows × 16 columns of a row-major tile.
+FLASHCORE_HD constexpr Coordinate ldmatrix_a(int lane) { return {lane % 16, lane / 16}; }
+
+/// B operand of two neighbouring n-tiles from a tile that holds B transposed (keys as rows): 16 rows
+/// n × 16 columns k. Registers 0, 1: n-tile 0; 2, 3: n-tile 1.
+FLASHCORE_HD constexpr Coordinate ldmatrix_b(int lane) {
+  return {lane % 8 + 8 * (lane / 16), lane / 8 % 2};
+}
+
+/// B operand of two neighbouring n-tiles from a row-major tile, by ldmatrix.trans: 16 rows k × 16
+/// columns n.
+FLASHCORE_HD constexpr Coordinate ldmatrix_b_trans(int lane) { return {lane % 16, lane / 16}; }
+
+// ---------------------------------------------------------------------------------------------
+
+/// A tile of 16-bit elements in shared memory, for ldmatrix without bank conflicts: eight
+/// neighbouring rows of one 16-byte chunk lie in different banks. The tile is cut into panels of 64
+/// columns (128-byte rows) or, where its width is an odd multiple of 32, of 32; inside a panel the
+/// chunks of a row are exchanged by XOR. The tile begins at a multiple of 128 bytes.
+template <int kRows, int kColumns>
+struct SwizzledTile {
+  static_assert(kColumns % 32 == 0);
+  static constexpr int kPanelColumns = kColumns % 64 == 0 ? 64 : 32;
+  static constexpr int kPanelChunks = kPanelColumns / 8;
+  static constexpr int kPanels = kColumns / kPanelColumns;
+  static constexpr int kPanelBytes = kRows * kPanelColumns * 2;
+  static constexpr int kElements = kRows * kColumns;
+
+  /// Bytes from the tile's beginning to chunk `chunk` (of kColumns / 8) of row `row`. Rows of 128
+  /// bytes all begin at one bank: eight rows need eight places. Rows of 64 bytes begin half a line
+  /// apart, and four places do.
+  FLASHCORE_HD static constexpr int offset(int row, int chunk) {
+    const int swap = kPanelColumns == 64 ? row % 8 : row / 2 % 4;
+    return chunk / kPanelChunks * kPanelBytes + row * kPanelColumns * 2 +
+           16 * ((chunk % kPanelChunks) ^ swap);
+  }
+
+  /// The address 2 n chunks to the right of `address`, which is that of chunk 0 or 1 of a row. One
+  /// XOR: an even number of chunks changes no bit that chunk 0 or 1 has.
+  FLASHCORE_HD static constexpr unsigned right(unsigned address, int n) {
+    constexpr int kPairs = kPanelChunks / 2;
+    return (address ^ static_cast<unsigned>(32 * (n % kPairs))) +
+           static_cast<unsigned>(n / kPairs * kPanelBytes);
+  }
+
+  /// The address 8 n rows below.
+  FLASHCORE_HD static constexpr unsigned below(unsigned address, int n) {
+    return address + static_cast<unsigned>(8 * n * kPanelColumns * 2);
+  }
+};
+
+}  // namespace flashcore::core

@@ -1,0 +1,100 @@
+// Thin wrappers of the PTX instructions the tensor-core kernels use (sm_80 and up).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace flashcore::cuda {
+
+/// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays
+/// there. Addresses kept in registers over a loop cost more than computing them again.
+__device__ __forceinline__ int not_hoisted(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+__device__ __forceinline__ std::uint32_t shared_address(const void* s_data) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(s_data));
+}
+
+/// Copies `bytes` (0 … 16) from global to shared memory in the background and fills the rest of the
+/// 16 bytes with zeros. Both addresses are multiples of 16.
+__device__ __forceinline__ void copy_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(s_to), "l"(g_from), "r"(bytes)
+               : "memory");
+}
+
+/// Ends a group of copies.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/// Waits until at most `kPending` of this thread's latest groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+/// Four 8×8 matrices of 16-bit elements; see core/mma_layout.h for the addresses.
+__device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t s_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(s_row)
+               : "memory");
+}
+
+__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4],
+                                                         std::uint32_t s_row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(s_row)
+               : "memory");
+}
+
+/// c += a b, 16 × 8 × 16, f32 accumulators.
+template <typename T>
+__device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4],
+                                             std::uint32_t b0, std::uint32_t b1);
+
+template <>
+__device__ __forceinline__ void multiply_add<__half>(float (&c)[4], const std::uint32_t (&a)[4],
+                                                     std::uint32_t b0, std::uint32_t b1) {
+  asm(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&c)[4],
+                                                            const std::uint32_t (&a)[4],
+                                                            std::uint32_t b0, std::uint32_t b1) {
+  asm(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Two floats as 16-bit elements in one register, `low` in the lower half.
+template <typename T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high);
+
+template <>
+__device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(both);
+}
+
+template <>
+__device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(both);
+}
+
+}  // namespace flashcore::cuda
