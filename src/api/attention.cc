@@ -79,7 +79,7 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
 
     const core::AttentionParams params = make_params(plan, tensors, workspace);
     FLASHCORE_RETURN_IF_ERROR((*backend)->launch(plan, params, stream));
-    if (plan.splits == 1) return {};
+    if (plan.splits == 1 || plan.combines_itself) return {};
     return (*backend)->combine(make_combine_params(plan, params), plan.problem.dtype,
                                plan.problem.device, plan.device.threads, stream);
   });

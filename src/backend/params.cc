@@ -131,6 +131,9 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.work_items = plan.work_items;
   p.partial_out = address<void>(workspace.data, plan.partial_out_offset);
   p.partial_lse = address<void>(workspace.data, plan.partial_lse_offset);
+  if (plan.combines_itself) {
+    p.counters = address<std::uint32_t>(workspace.data, core::kCountersOffset);
+  }
   p.error = address<core::ErrorSlot>(workspace.data, 0);
   p.plant = planted_bug();
   return p;

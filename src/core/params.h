@@ -36,6 +36,10 @@ struct ErrorSlot {
   std::int64_t value;
 };
 
+/// The workspace header: the error slot, then counters.
+inline constexpr std::int64_t kCountersOffset = 256;
+inline constexpr std::int64_t kMaxCounters = (64 * 1024 - kCountersOffset) / 4;
+
 /// Positions must fit 31 bits together with any length.
 inline constexpr std::int32_t kMaxStart = 1 << 30;
 
@@ -82,7 +86,9 @@ struct AttentionParams {
   // Partial results, only where splits > 1; f64 for f64 problems. lse natural, without sinks.
   void* partial_out;  // [splits, batch * q_heads * rows, v_dim]; rows = q_len or, packed, total_q
   void* partial_lse;  // [splits, batch * q_heads * rows]
-  ErrorSlot* error;   // in the workspace header
+  std::uint32_t* counters;  // [work_items / splits], all 0 between calls: a kernel that has them
+                            // joins the partial results itself; null: core/combine.h does
+  ErrorSlot* error;         // in the workspace header
   Plant plant;
 };
 

@@ -163,7 +163,9 @@ std::string explain(const Plan& plan) {
   append(text, "tiles      %d rows x %d keys, %lld work items\n", plan.tile_q, plan.tile_k,
          ll{plan.work_items});
   append(text, "splits     %d", plan.splits);
-  if (plan.splits > 1) append(text, " of %lld keys, then combine", ll{plan.keys_per_split});
+  if (plan.splits > 1) append(text, " of %lld keys, %s", ll{plan.keys_per_split},
+                              plan.combines_itself ? "joined by the last block to arrive"
+                                                   : "then combine");
   append(text, "\naccess     %s\n", access_line(plan.problem));
   append(text, "workspace  %zu bytes (header %zu", plan.workspace_bytes, kWorkspaceHeaderBytes);
   if (plan.scratch_bytes_per_thread > 0) {

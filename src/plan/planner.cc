@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/params.h"
 #include "core/scratch.h"
 #include "plan/tuning.h"
 
@@ -18,7 +19,6 @@ constexpr std::size_t kWorkspaceAlignment = 256;
 constexpr std::int64_t kCpuItems = 64;
 constexpr std::int64_t kCpuMinKeysPerSplit = 512;
 constexpr std::int64_t kGpuItemsPerSm = 2;
-constexpr std::int64_t kGpuMinKeysPerSplit = 256;
 
 // Counts past this are refused long before a byte count could overflow; no memory could hold them.
 constexpr double kMostCountable = 0x1p58;
@@ -208,12 +208,14 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   const std::int64_t items = items_of(*plan.kernel, problem);
   const Splits splits =
       on_cpu ? choose_splits(problem, items, kCpuItems, kCpuMinKeysPerSplit, plan.tile_k)
-             : choose_splits(problem, items, kGpuItemsPerSm * device.sm_count, kGpuMinKeysPerSplit,
-                             plan.tile_k);
+             : choose_splits(problem, items, kGpuItemsPerSm * device.sm_count,
+                             min_keys_per_split(*plan.kernel), plan.tile_k);
   plan.splits = splits.count;
   plan.keys_per_split = splits.keys_each;
   FLASHCORE_RETURN_IF_ERROR(lay_out_workspace(plan));
   plan.work_items = items * splits.count;
+  plan.combines_itself = plan.splits > 1 && !on_cpu && plan.kernel->packs_heads &&
+                         items <= core::kMaxCounters;
   return plan;
 }
 

@@ -21,6 +21,9 @@ std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noex
 bool keeps_busy(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
                 const DeviceInfo& device) noexcept;
 
+/// Keys that are worth a block of their own.
+std::int64_t min_keys_per_split(const KernelInfo& kernel) noexcept;
+
 struct Splits {
   std::int32_t count = 1;
   std::int64_t keys_each = 0;  // a multiple of tile_k

@@ -41,6 +41,15 @@ __device__ __forceinline__ void store_four(T* g_to, float4 value) {
   *reinterpret_cast<Four<T>*>(g_to) = four;
 }
 
+/// Four columns of a contiguous row, fewer at the right edge, past the L1 cache.
+__device__ __forceinline__ float4 load_columns(const float* g_row, int column, int columns) {
+  if (columns % 4 == 0) return __ldcg(reinterpret_cast<const float4*>(g_row + column));
+  float x[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) x[i] = column + i < columns ? __ldcg(g_row + column + i) : 0.f;
+  return make_float4(x[0], x[1], x[2], x[3]);
+}
+
 /// Four columns of one row, fewer at the right edge.
 template <typename T>
 __device__ __forceinline__ void store_columns(T* g_row, std::int64_t column_stride, int column,

@@ -6,8 +6,8 @@ namespace flashcore::cuda {
 
 inline constexpr int kRowLanes = 16;
 
-/// The larger one; a NaN in b is passed over (softmax_state.h).
-__device__ __forceinline__ float max_passing_nan(float a, float b) { return b > a ? b : a; }
+/// The larger one; a NaN in b is passed over (softmax_state.h). One instruction.
+__device__ __forceinline__ float max_passing_nan(float a, float b) { return fmaxf(a, b); }
 
 /// Every lane gets the result. The order of additions is the same for every row.
 __device__ __forceinline__ float row_max(float x) {
@@ -34,6 +34,20 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  }
+  return x;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
 }
 
 /// 2^x in one instruction: relative error 2^-22, 0 for -inf, NaN for NaN, subnormals flushed.

@@ -17,6 +17,7 @@
 
 #include <cuda_runtime.h>
 
+#include "core/combine.h"
 #include "core/element.h"
 #include "core/mask.h"
 #include "core/mma_layout.h"
@@ -53,6 +54,9 @@ struct Config {
   static constexpr int kSteps = kHeadDim / 16;        // k-steps of Q K^T
   using QueryTile = core::SwizzledTile<kTileQ, kHeadDim>;
   using KeyTile = core::SwizzledTile<kTileK, kHeadDim>;  // of K and of V
+  // Where accumulators leave room for it, 128 registers a thread and twice the warps.
+  static constexpr int kMinBlocks =
+      4 * kRowTiles * (kKeyTiles + kColumnTiles) <= 64 ? 512 / kThreads : 1;
   static_assert(kRowWarps * kKeyWarps == kWarps && kWarpKeys % 16 == 0 && kHeadDim % 32 == 0);
 };
 
@@ -118,6 +122,7 @@ struct alignas(128) SharedStorage {
   RowStates<C> states[C::kThreads];
   Row rows[C::kTileQ];
   Item item;
+  bool last;  // of the blocks of an item
 
   /// The pair of the ring for the step that begins at first_key.
   __device__ __forceinline__ KeyValueTiles<C>& place_of(std::int32_t first_key) {
@@ -420,6 +425,8 @@ __device__ __forceinline__ void finish_scores(Scores<C>& score, const Row* s_row
 // Online softmax and output
 
 
+inline constexpr float kLazyLog2 = 8.f;
+
 /// Turns scores into probabilities, updates the states and rescales the output. Scores count
 /// `factor` times; a state's maximum is kept without the factor.
 template <typename C>
@@ -438,8 +445,13 @@ __device__ __forceinline__ void softmax(Scores<C>& score, Outputs<C>& o, RowStat
         max = max_passing_nan(max, score[m][n][2 * half + 1]);
       }
       max = quad_max(max);
-      const float base = core::softmax_base(max) * factor;
-      float rescale = fast_exp2(fmaf(state.max, factor, -base));
+      // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
+      // the output need not be rescaled. Decided for each row by itself.
+      if ((max - state.max) * factor <= kLazyLog2) max = state.max;
+      // Products are rounded before they are subtracted, so that a maximum that stays gives exactly
+      // 1: a fused one would leave the rounding error, step after step the same.
+      const float base = __fmul_rn(core::softmax_base(max), factor);
+      float rescale = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base));
       if (plant.is(PlantedBug::rescale_forgotten)) rescale = 1.f;
       state.max = max;
       float sum = 0.f;
@@ -452,10 +464,12 @@ __device__ __forceinline__ void softmax(Scores<C>& score, Outputs<C>& o, RowStat
         }
       }
       state.sum = core::add_tile_sum(state.sum, rescale, sum);
+      if (__any_sync(0xffffffffu, rescale != 1.f)) {  // else all are multiplied by exactly 1
 #pragma unroll
-      for (int n = 0; n < C::kColumnTiles; ++n) {
-        o[m][n][2 * half] *= rescale;
-        o[m][n][2 * half + 1] *= rescale;
+        for (int n = 0; n < C::kColumnTiles; ++n) {
+          o[m][n][2 * half] *= rescale;
+          o[m][n][2 * half + 1] *= rescale;
+        }
       }
     }
   }
@@ -593,6 +607,94 @@ __device__ __forceinline__ void store_output(const Results<C>& s, const Attentio
   }
 }
 
+/// Joins the partial results of one row, by one warp. They come from other SMs: past the L1 cache.
+template <typename C>
+__device__ __forceinline__ void combine_row(const AttentionParams& p, const Item& item,
+                                            const Row& row, int lane) {
+  using T = typename C::Element;
+  constexpr int kAtOnce = 8;  // loads in flight
+  const std::int64_t rows = core::partial_rows(p);
+  const std::int64_t first =
+      core::partial_row(p, item.b, row.head, item.sequence.q_row, row.query);
+  const float* g_lse = static_cast<const float*>(p.partial_lse) + first;
+  core::SoftmaxState<float> all{core::negative_infinity<float>(), 0.f};
+  for (int split = lane; split < p.splits; split += 32) {
+    all.max = max_passing_nan(all.max, __ldcg(g_lse + split * rows));
+  }
+  all.max = warp_max(all.max);
+  float sink = core::negative_infinity<float>();
+  if (p.sinks != nullptr) sink = p.sinks[row.head * p.sinks_stride];
+  all.max = max_passing_nan(all.max, sink);
+  for (int split = lane; split < p.splits; split += 32) {
+    all.sum += core::combine_exp(__ldcg(g_lse + split * rows), all.max);
+  }
+  all.sum = warp_sum(all.sum);
+  if (p.sinks != nullptr) all.sum += core::combine_exp(sink, all.max);
+  const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
+  if (lane == 0 && p.lse != nullptr) {
+    static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + row.head * p.lse_strides.head +
+                               q_row * p.lse_strides.row] = core::combined_lse(all);
+  }
+  const std::int64_t offset =
+      item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
+  for (int column = 4 * lane; column < p.v_dim; column += 128) {
+    float x[4] = {};
+    for (int begin = 0; begin < p.splits; begin += kAtOnce) {
+      float weight[kAtOnce];
+      float4 part[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int split = begin + i;
+        const float lse =
+            split < p.splits ? __ldcg(g_lse + split * rows) : core::negative_infinity<float>();
+        weight[i] = core::combine_exp(lse, all.max);
+        part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+        if (lse != core::negative_infinity<float>()) {
+          part[i] = load_columns(
+              static_cast<const float*>(p.partial_out) + (split * rows + first) * p.v_dim, column,
+              p.v_dim);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (p.plant.is(PlantedBug::combine_double_counts)) weight[i] *= weight[i];
+        x[0] = fmaf(weight[i], part[i].x, x[0]);
+        x[1] = fmaf(weight[i], part[i].y, x[1]);
+        x[2] = fmaf(weight[i], part[i].z, x[2]);
+        x[3] = fmaf(weight[i], part[i].w, x[3]);
+      }
+    }
+    const float factor = core::output_factor(all.sum);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] *= factor;
+    if (p.out_element == core::Element::f32) {
+      store_columns(static_cast<float*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
+                    p.vector_rows);
+    } else {
+      store_columns(static_cast<T*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
+                    p.vector_rows);
+    }
+  }
+}
+
+/// The last block of an item's splits to arrive joins their results. The counter goes back to 0 by
+/// itself: it wraps.
+template <typename C>
+__device__ __forceinline__ void combine(SharedStorage<C>& s, const AttentionParams& p,
+                                        const Item& item) {
+  __threadfence();  // this thread's results are visible before the counter moves
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    s.last = atomicInc(p.counters + blockIdx.x / p.splits, p.splits - 1) == p.splits - 1;
+  }
+  __syncthreads();
+  if (!s.last) return;
+  __threadfence();
+  for (int r = threadIdx.x / 32; r < item.rows; r += C::kWarps) {
+    combine_row<C>(p, item, s.rows[r], threadIdx.x % 32);
+  }
+}
+
 template <typename C>
 __device__ __forceinline__ void finish(SharedStorage<C>& s, const Outputs<C>& o,
                                        const AttentionParams& p, const Item& item) {
@@ -610,6 +712,7 @@ __device__ __forceinline__ void finish(SharedStorage<C>& s, const Outputs<C>& o,
     const int r = index / kFours;
     if (column < p.v_dim) store_output<C>(s.results, p, item, s.rows[r], r, column);
   }
+  if (p.splits > 1 && p.counters != nullptr) combine<C>(s, p, item);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -693,7 +796,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::kThreads)
+__global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
     attention(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(128) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
