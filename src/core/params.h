@@ -39,6 +39,7 @@ struct ErrorSlot {
 /// The workspace header: the error slot, then counters.
 inline constexpr std::int64_t kCountersOffset = 256;
 inline constexpr std::int64_t kMaxCounters = (64 * 1024 - kCountersOffset) / 4;
+inline constexpr int kMaxJoinedSplits = 128;  // that a kernel joins itself
 
 /// Positions must fit 31 bits together with any length.
 inline constexpr std::int32_t kMaxStart = 1 << 30;

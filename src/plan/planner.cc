@@ -215,7 +215,7 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   FLASHCORE_RETURN_IF_ERROR(lay_out_workspace(plan));
   plan.work_items = items * splits.count;
   plan.combines_itself = plan.splits > 1 && !on_cpu && plan.kernel->packs_heads &&
-                         items <= core::kMaxCounters;
+                         items <= core::kMaxCounters && splits.count <= core::kMaxJoinedSplits;
   return plan;
 }
 

@@ -48,15 +48,15 @@ struct Config {
   static constexpr int kRowWarps = kTileQ / kWarpRows;
   static constexpr int kKeyWarps = kWarps / kRowWarps;
   static constexpr int kWarpKeys = kTileK / kKeyWarps;
+  static constexpr int kOptionKeys = kWarpKeys % 32 == 0 ? 32 : 16;
   static constexpr int kRowTiles = kWarpRows / 16;    // m-tiles of a warp
-  static constexpr int kKeyTiles = kWarpKeys / 8;     // n-tiles of its scores
   static constexpr int kColumnTiles = kHeadDim / 8;   // n-tiles of its output
   static constexpr int kSteps = kHeadDim / 16;        // k-steps of Q K^T
   using QueryTile = core::SwizzledTile<kTileQ, kHeadDim>;
   using KeyTile = core::SwizzledTile<kTileK, kHeadDim>;  // of K and of V
   // Where accumulators leave room for it, 128 registers a thread and twice the warps.
-  static constexpr int kMinBlocks =
-      4 * kRowTiles * (kKeyTiles + kColumnTiles) <= 64 ? 512 / kThreads : 1;
+  static constexpr bool kFewRegisters = 4 * kRowTiles * (kWarpKeys / 8 + kColumnTiles) <= 64;
+  static constexpr int kMinBlocks = kFewRegisters ? 512 / kThreads : 1;
   static_assert(kRowWarps * kKeyWarps == kWarps && kWarpKeys % 16 == 0 && kHeadDim % 32 == 0);
 };
 
@@ -256,15 +256,17 @@ __device__ __forceinline__ void load_step(KeyValueTiles<C>& s_tiles, const Atten
 // ---------------------------------------------------------------------------------------------
 // Scores
 
-template <typename C>
-using Scores = float[C::kRowTiles][C::kKeyTiles][4];
+// A warp computes the scores of all its keys of a step at once or, where options need registers too,
+// of kKeys at a time.
+template <typename C, int kKeys>
+using Scores = float[C::kRowTiles][kKeys / 8][4];
 template <typename C>
 using Outputs = float[C::kRowTiles][C::kColumnTiles][4];
 
-/// score = Q K^T of the warp's rows and keys.
-template <typename C>
-__device__ __forceinline__ void multiply_queries(Scores<C>& score, const SharedStorage<C>& s,
-                                                 const KeyValueTiles<C>& s_tiles,
+/// score = Q K^T of the warp's rows and the keys from row s_key of the tile on.
+template <typename C, int kKeys>
+__device__ __forceinline__ void multiply_queries(Scores<C, kKeys>& score, const SharedStorage<C>& s,
+                                                 const KeyValueTiles<C>& s_tiles, int s_key,
                                                  const Thread<C>& t) {
   using QueryTile = typename C::QueryTile;
   using KeyTile = typename C::KeyTile;
@@ -272,8 +274,8 @@ __device__ __forceinline__ void multiply_queries(Scores<C>& score, const SharedS
   const std::uint32_t s_q =
       shared_address(s.q) + QueryTile::offset(t.row_warp * C::kWarpRows + a.row, a.column);
   const std::uint32_t s_k =
-      shared_address(s_tiles.k) + KeyTile::offset(t.key_warp * C::kWarpKeys + b.row, b.column);
-#pragma unroll
+      shared_address(s_tiles.k) + KeyTile::offset(s_key + b.row, b.column);
+#pragma unroll 4  // a panel: unrolling more would need more registers for addresses
   for (int step = 0; step < C::kSteps; ++step) {
     std::uint32_t q[C::kRowTiles][4];
 #pragma unroll
@@ -281,7 +283,7 @@ __device__ __forceinline__ void multiply_queries(Scores<C>& score, const SharedS
       load_matrices(q[m], QueryTile::below(QueryTile::right(s_q, step), 2 * m));
     }
 #pragma unroll
-    for (int n = 0; n < C::kKeyTiles; n += 2) {
+    for (int n = 0; n < kKeys / 8; n += 2) {
       std::uint32_t k[4];
       load_matrices(k, KeyTile::below(KeyTile::right(s_k, step), n));
 #pragma unroll
@@ -306,13 +308,13 @@ __device__ __forceinline__ float score_factor(const AttentionParams& p) {
 }
 
 /// score[key] += log2(e) · bias for one row's scores; g_bias is the row, [kv_len].
-template <typename C, typename Bias>
-__device__ __forceinline__ void add_bias(float (&score)[C::kKeyTiles][4], int half,
+template <typename C, int kKeys, typename Bias>
+__device__ __forceinline__ void add_bias(float (&score)[kKeys / 8][4], int half,
                                          const Thread<C>& t, const Bias* g_bias,
                                          std::int64_t stride, std::int32_t first_key,
                                          KeyRange range) {
 #pragma unroll
-  for (int n = 0; n < C::kKeyTiles; ++n) {
+  for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
     for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
       const std::int32_t key = first_key + t.column(n, reg);
@@ -324,32 +326,32 @@ __device__ __forceinline__ void add_bias(float (&score)[C::kKeyTiles][4], int ha
   }
 }
 
-template <typename C>
-__device__ __forceinline__ void add_bias_row(float (&score)[C::kKeyTiles][4], int half,
+template <typename C, int kKeys>
+__device__ __forceinline__ void add_bias_row(float (&score)[kKeys / 8][4], int half,
                                              const Thread<C>& t, const AttentionParams& p,
                                              std::int64_t offset, std::int32_t first_key,
                                              KeyRange range) {
   using T = typename C::Element;
   if (p.bias_element == core::Element::f32) {
-    add_bias<C>(score, half, t, static_cast<const float*>(p.bias) + offset, p.bias_strides.column,
+    add_bias<C, kKeys>(score, half, t, static_cast<const float*>(p.bias) + offset, p.bias_strides.column,
                 first_key, range);
   } else {
-    add_bias<C>(score, half, t, static_cast<const T*>(p.bias) + offset, p.bias_strides.column,
+    add_bias<C, kKeys>(score, half, t, static_cast<const T*>(p.bias) + offset, p.bias_strides.column,
                 first_key, range);
   }
 }
 
 /// Softcap, ALiBi, bias and boolean mask of one row's scores (registers 2 half, 2 half + 1 of every
 /// n-tile). first_key is the warp's.
-template <typename C>
-__device__ __forceinline__ void finish_row(float (&score)[C::kKeyTiles][4], int half,
+template <typename C, int kKeys>
+__device__ __forceinline__ void finish_row(float (&score)[kKeys / 8][4], int half,
                                            const Thread<C>& t, const AttentionParams& p,
                                            const Item& item, const Row& row,
                                            std::int32_t first_key) {
   const KeyRange range = row.range;
   const auto each = [&](auto change) {
 #pragma unroll
-    for (int n = 0; n < C::kKeyTiles; ++n) {
+    for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
       for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
         change(score[n][reg], first_key + t.column(n, reg));
@@ -362,7 +364,7 @@ __device__ __forceinline__ void finish_row(float (&score)[C::kKeyTiles][4], int 
                                 row.query * p.bias_strides.row;
   const bool bias_first = p.plant.is(PlantedBug::softcap_after_bias);
   if (p.bias != nullptr && bias_first) {
-    add_bias_row<C>(score, half, t, p, bias_row, first_key, range);
+    add_bias_row<C, kKeys>(score, half, t, p, bias_row, first_key, range);
   }
   if (p.softcap_log2 > 0) {
     const float cap_log2 = static_cast<float>(p.softcap_log2);
@@ -379,7 +381,7 @@ __device__ __forceinline__ void finish_row(float (&score)[C::kKeyTiles][4], int 
     });
   }
   if (p.bias != nullptr && !bias_first) {
-    add_bias_row<C>(score, half, t, p, bias_row, first_key, range);
+    add_bias_row<C, kKeys>(score, half, t, p, bias_row, first_key, range);
   }
   if (p.mask != nullptr) {
     const std::int64_t b = p.plant.is(PlantedBug::mask_batch_ignored) ? 0 : item.b;
@@ -393,23 +395,22 @@ __device__ __forceinline__ void finish_row(float (&score)[C::kKeyTiles][4], int 
   }
 }
 
-/// Options and masks, where a step needs them. first_key is the warp's first key of the step.
-template <typename C>
-__device__ __forceinline__ void finish_scores(Scores<C>& score, const Row* s_rows,
+/// Options and masks, where a step needs them.
+template <typename C, int kKeys, bool kOptions>
+__device__ __forceinline__ void finish_scores(Scores<C, kKeys>& score, const Row* s_rows,
                                               const Thread<C>& t, const AttentionParams& p,
                                               const Item& item, std::int32_t first_key) {
-  const bool options = item.options;
   const bool all_visible =
-      first_key >= item.all.begin && first_key + C::kWarpKeys <= item.all.end;
-  if (!options && all_visible) return;  // the same in every lane
+      first_key >= item.all.begin && first_key + kKeys <= item.all.end;
+  if (!kOptions && all_visible) return;  // the same in every lane
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Row row = s_rows[t.row(m, half)];
-      if (options) finish_row<C>(score[m], half, t, p, item, row, first_key);
+      if constexpr (kOptions) finish_row<C, kKeys>(score[m], half, t, p, item, row, first_key);
 #pragma unroll
-      for (int n = 0; n < C::kKeyTiles; ++n) {
+      for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
         for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
           if (!row.range.contains(first_key + t.column(n, reg))) {
@@ -429,8 +430,8 @@ inline constexpr float kLazyLog2 = 8.f;
 
 /// Turns scores into probabilities, updates the states and rescales the output. Scores count
 /// `factor` times; a state's maximum is kept without the factor.
-template <typename C>
-__device__ __forceinline__ void softmax(Scores<C>& score, Outputs<C>& o, RowStates<C>& s_states,
+template <typename C, int kKeys>
+__device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o, RowStates<C>& s_states,
                                         float factor, core::Plant plant) {
   RowStates<C> states = s_states;
 #pragma unroll
@@ -440,7 +441,7 @@ __device__ __forceinline__ void softmax(Scores<C>& score, Outputs<C>& o, RowStat
       core::SoftmaxState<float>& state = states.of[m][half];
       float max = state.max;
 #pragma unroll
-      for (int n = 0; n < C::kKeyTiles; ++n) {
+      for (int n = 0; n < kKeys / 8; ++n) {
         max = max_passing_nan(max, score[m][n][2 * half]);
         max = max_passing_nan(max, score[m][n][2 * half + 1]);
       }
@@ -456,7 +457,7 @@ __device__ __forceinline__ void softmax(Scores<C>& score, Outputs<C>& o, RowStat
       state.max = max;
       float sum = 0.f;
 #pragma unroll
-      for (int n = 0; n < C::kKeyTiles; ++n) {
+      for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
         for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
           score[m][n][reg] = fast_exp2(fmaf(score[m][n][reg], factor, -base));
@@ -477,17 +478,17 @@ __device__ __forceinline__ void softmax(Scores<C>& score, Outputs<C>& o, RowStat
 }
 
 /// O += P V of the warp's rows and keys.
-template <typename C>
-__device__ __forceinline__ void multiply_values(Outputs<C>& o, const Scores<C>& p,
-                                                const KeyValueTiles<C>& s_tiles,
+template <typename C, int kKeys>
+__device__ __forceinline__ void multiply_values(Outputs<C>& o, const Scores<C, kKeys>& p,
+                                                const KeyValueTiles<C>& s_tiles, int s_key,
                                                 const Thread<C>& t) {
   using T = typename C::Element;
   using KeyTile = typename C::KeyTile;
   const core::Coordinate b = core::ldmatrix_b_trans(t.lane);
   const std::uint32_t s_v =
-      shared_address(s_tiles.v) + KeyTile::offset(t.key_warp * C::kWarpKeys + b.row, b.column);
+      shared_address(s_tiles.v) + KeyTile::offset(s_key + b.row, b.column);
 #pragma unroll
-  for (int step = 0; step < C::kWarpKeys / 16; ++step) {
+  for (int step = 0; step < kKeys / 16; ++step) {
     // Two n-tiles of scores are one A operand: the accumulator's columns are its k.
     std::uint32_t a[C::kRowTiles][4];
 #pragma unroll
@@ -571,11 +572,27 @@ __device__ __forceinline__ void finish_row_state(Results<C>& s, const AttentionP
   }
 }
 
+/// Four columns of the final output.
+template <typename C>
+__device__ __forceinline__ void store_result(const AttentionParams& p, const Item& item,
+                                             const Row& row, int column, const float (&x)[4]) {
+  using T = typename C::Element;
+  const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
+  const std::int64_t offset =
+      item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
+  if (p.out_element == core::Element::f32) {
+    store_columns(static_cast<float*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
+                  p.vector_rows);
+  } else {
+    store_columns(static_cast<T*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
+                  p.vector_rows);
+  }
+}
+
 /// Four columns of row r.
 template <typename C>
 __device__ __forceinline__ void store_output(const Results<C>& s, const AttentionParams& p,
                                              const Item& item, const Row& row, int r, int column) {
-  using T = typename C::Element;
   if (p.plant.is(PlantedBug::row_not_written) && row.query == item.sequence.q_len - 1) return;
   float x[4] = {};
 #pragma unroll
@@ -595,93 +612,81 @@ __device__ __forceinline__ void store_output(const Results<C>& s, const Attentio
                   p.v_dim % 4 == 0);
     return;
   }
-  const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
-  const std::int64_t offset =
-      item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
-  if (p.out_element == core::Element::f32) {
-    store_columns(static_cast<float*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
-                  p.vector_rows);
-  } else {
-    store_columns(static_cast<T*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
-                  p.vector_rows);
-  }
+  store_result<C>(p, item, row, column, x);
 }
 
-/// Joins the partial results of one row, by one warp. They come from other SMs: past the L1 cache.
+// Joining the splits: the last block to arrive reads all partial results of its rows. They come from
+// other SMs, so they are read past the L1 cache; waiting for them is all it does, so as many loads
+// as possible are under way at once.
+
+/// The weights of one row's partial results take the place of their LSEs; by one warp.
 template <typename C>
-__device__ __forceinline__ void combine_row(const AttentionParams& p, const Item& item,
-                                            const Row& row, int lane) {
-  using T = typename C::Element;
-  constexpr int kAtOnce = 8;  // loads in flight
-  const std::int64_t rows = core::partial_rows(p);
-  const std::int64_t first =
-      core::partial_row(p, item.b, row.head, item.sequence.q_row, row.query);
-  const float* g_lse = static_cast<const float*>(p.partial_lse) + first;
+__device__ __forceinline__ void weigh_splits(float* s_lse, const AttentionParams& p,
+                                             const Item& item, const Row& row, int lane) {
   core::SoftmaxState<float> all{core::negative_infinity<float>(), 0.f};
   for (int split = lane; split < p.splits; split += 32) {
-    all.max = max_passing_nan(all.max, __ldcg(g_lse + split * rows));
+    all.max = max_passing_nan(all.max, s_lse[split]);
   }
   all.max = warp_max(all.max);
   float sink = core::negative_infinity<float>();
   if (p.sinks != nullptr) sink = p.sinks[row.head * p.sinks_stride];
   all.max = max_passing_nan(all.max, sink);
   for (int split = lane; split < p.splits; split += 32) {
-    all.sum += core::combine_exp(__ldcg(g_lse + split * rows), all.max);
+    all.sum += core::combine_exp(s_lse[split], all.max);
   }
   all.sum = warp_sum(all.sum);
   if (p.sinks != nullptr) all.sum += core::combine_exp(sink, all.max);
-  const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
+  for (int split = lane; split < p.splits; split += 32) {
+    const float weight = core::combine_exp(s_lse[split], all.max);
+    const float factor = p.plant.is(PlantedBug::combine_double_counts)
+                             ? weight
+                             : core::output_factor(all.sum);
+    // Less than 0 marks a part that saw no key: its out is not read.
+    s_lse[split] = s_lse[split] == core::negative_infinity<float>() ? -1.f : weight * factor;
+  }
   if (lane == 0 && p.lse != nullptr) {
+    const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
     static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + row.head * p.lse_strides.head +
                                q_row * p.lse_strides.row] = core::combined_lse(all);
   }
-  const std::int64_t offset =
-      item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
-  for (int column = 4 * lane; column < p.v_dim; column += 128) {
-    float x[4] = {};
-    for (int begin = 0; begin < p.splits; begin += kAtOnce) {
-      float weight[kAtOnce];
-      float4 part[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int split = begin + i;
-        const float lse =
-            split < p.splits ? __ldcg(g_lse + split * rows) : core::negative_infinity<float>();
-        weight[i] = core::combine_exp(lse, all.max);
-        part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-        if (lse != core::negative_infinity<float>()) {
-          part[i] = load_columns(
-              static_cast<const float*>(p.partial_out) + (split * rows + first) * p.v_dim, column,
-              p.v_dim);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (p.plant.is(PlantedBug::combine_double_counts)) weight[i] *= weight[i];
-        x[0] = fmaf(weight[i], part[i].x, x[0]);
-        x[1] = fmaf(weight[i], part[i].y, x[1]);
-        x[2] = fmaf(weight[i], part[i].z, x[2]);
-        x[3] = fmaf(weight[i], part[i].w, x[3]);
-      }
-    }
-    const float factor = core::output_factor(all.sum);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] *= factor;
-    if (p.out_element == core::Element::f32) {
-      store_columns(static_cast<float*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
-                    p.vector_rows);
-    } else {
-      store_columns(static_cast<T*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
-                    p.vector_rows);
-    }
-  }
 }
 
-/// The last block of an item's splits to arrive joins their results. The counter goes back to 0 by
-/// itself: it wraps.
+/// Four columns of one row, over all splits in ascending order.
 template <typename C>
-__device__ __forceinline__ void combine(SharedStorage<C>& s, const AttentionParams& p,
-                                        const Item& item) {
+__device__ __forceinline__ void join_columns(const float* s_weights, const AttentionParams& p,
+                                             const Item& item, const Row& row, int column) {
+  constexpr int kAtOnce = C::kFewRegisters ? 8 : 16;
+  const std::int64_t stride = core::partial_rows(p) * p.v_dim;
+  const float* g_part =
+      static_cast<const float*>(p.partial_out) +
+      core::partial_row(p, item.b, row.head, item.sequence.q_row, row.query) * p.v_dim;
+  float x[4] = {};
+  for (int begin = 0; begin < p.splits; begin += kAtOnce) {
+    float4 part[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (begin + i < p.splits && s_weights[begin + i] != -1.f) {
+        part[i] = load_columns(g_part + (begin + i) * stride, column, p.v_dim);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float weight = begin + i < p.splits ? s_weights[begin + i] : 0.f;
+      x[0] = fmaf(weight, part[i].x, x[0]);
+      x[1] = fmaf(weight, part[i].y, x[1]);
+      x[2] = fmaf(weight, part[i].z, x[2]);
+      x[3] = fmaf(weight, part[i].w, x[3]);
+    }
+  }
+  store_result<C>(p, item, row, column, x);
+}
+
+/// Counts the item's blocks; the last one joins their results. The counter goes back to 0 by itself:
+/// it wraps.
+template <typename C>
+__device__ __forceinline__ void join_splits(SharedStorage<C>& s, const AttentionParams& p,
+                                            const Item& item) {
   __threadfence();  // this thread's results are visible before the counter moves
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -690,8 +695,28 @@ __device__ __forceinline__ void combine(SharedStorage<C>& s, const AttentionPara
   __syncthreads();
   if (!s.last) return;
   __threadfence();
-  for (int r = threadIdx.x / 32; r < item.rows; r += C::kWarps) {
-    combine_row<C>(p, item, s.rows[r], threadIdx.x % 32);
+  constexpr int kRows = 16, kFours = C::kHeadDim / 4;  // rows at a time
+  auto& s_lse = *reinterpret_cast<float(*)[kRows][core::kMaxJoinedSplits]>(s.results.o);
+  for (int first = 0; first < item.rows; first += kRows) {
+    const int rows = min(kRows, item.rows - first);
+    for (int index = threadIdx.x; index < rows * p.splits; index += C::kThreads) {
+      const int r = index / p.splits, split = index - r * p.splits;
+      const Row& row = s.rows[first + r];
+      s_lse[r][split] =
+          __ldcg(static_cast<const float*>(p.partial_lse) + split * core::partial_rows(p) +
+                 core::partial_row(p, item.b, row.head, item.sequence.q_row, row.query));
+    }
+    __syncthreads();
+    for (int r = threadIdx.x / 32; r < rows; r += C::kWarps) {
+      weigh_splits<C>(s_lse[r], p, item, s.rows[first + r], threadIdx.x % 32);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int index = threadIdx.x; index < rows * kFours; index += C::kThreads) {
+      const int r = index / kFours, column = 4 * (index % kFours);
+      if (column < p.v_dim) join_columns<C>(s_lse[r], p, item, s.rows[first + r], column);
+    }
+    __syncthreads();
   }
 }
 
@@ -712,7 +737,7 @@ __device__ __forceinline__ void finish(SharedStorage<C>& s, const Outputs<C>& o,
     const int r = index / kFours;
     if (column < p.v_dim) store_output<C>(s.results, p, item, s.rows[r], r, column);
   }
-  if (p.splits > 1 && p.counters != nullptr) combine<C>(s, p, item);
+  if (p.splits > 1 && p.counters != nullptr) join_splits<C>(s, p, item);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -751,6 +776,21 @@ __device__ __forceinline__ void describe_item(Item& item, const AttentionParams&
   item.factor = item.options ? 1.f : score_factor(p);
 }
 
+/// One step of the online softmax: kKeys keys from row s_key of the tile that begins at key `tile`.
+template <typename C, int kKeys, bool kOptions>
+__device__ __forceinline__ void attend_keys(SharedStorage<C>& s, const KeyValueTiles<C>& s_tiles,
+                                            Outputs<C>& o, const AttentionParams& p,
+                                            const Item& item, std::int32_t tile, int s_key) {
+  const std::int32_t first_key = tile + s_key;
+  if (first_key >= item.seen.end || first_key + kKeys <= item.seen.begin) return;
+  const Thread<C> t(not_hoisted(threadIdx.x));
+  Scores<C, kKeys> score = {};
+  multiply_queries<C, kKeys>(score, s, s_tiles, s_key, t);
+  finish_scores<C, kKeys, kOptions>(score, s.rows, t, p, item, first_key);
+  softmax<C, kKeys>(score, o, s.states[threadIdx.x], item.factor, p.plant);
+  multiply_values<C, kKeys>(o, score, s_tiles, s_key, t);
+}
+
 template <typename C>
 __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParams& p,
                                        const Item& item) {
@@ -782,13 +822,15 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
     if (ahead < item.seen.end) load_step<C>(s.place_of(ahead), p, item, ahead);
     commit_copies();
     const Thread<C> t(not_hoisted(threadIdx.x));
-    const std::int32_t first_key = tile + t.key_warp * C::kWarpKeys;
-    if (first_key < item.seen.end && first_key + C::kWarpKeys > item.seen.begin) {
-      Scores<C> score = {};
-      multiply_queries<C>(score, s, s.place_of(tile), t);
-      finish_scores<C>(score, s.rows, t, p, item, first_key);
-      softmax<C>(score, o, states, item.factor, p.plant);
-      multiply_values<C>(o, score, s.place_of(tile), t);
+    const KeyValueTiles<C>& s_tiles = s.place_of(tile);
+    if (!item.options) {
+      attend_keys<C, C::kWarpKeys, false>(s, s_tiles, o, p, item, tile, t.key_warp * C::kWarpKeys);
+    } else {
+#pragma unroll 1
+      for (int n = 0; n < C::kWarpKeys; n += C::kOptionKeys) {
+        attend_keys<C, C::kOptionKeys, true>(s, s_tiles, o, p, item, tile,
+                                             t.key_warp * C::kWarpKeys + n);
+      }
     }
   }
   wait_copies<0>();
