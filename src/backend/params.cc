@@ -120,6 +120,12 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.vector_rows = rows_are_vectors(problem);
   p.async_rows = rows_are_async(problem);
   p.checked = options.checked;
+  p.plain = p.async_rows && p.vector_rows && p.bias == nullptr && p.mask == nullptr &&
+            p.alibi_slopes == nullptr && p.softcap_log2 == 0 && p.q_factor > 0 &&
+            p.head_dim == plan.kernel->head_dim && p.v_dim == plan.kernel->head_dim &&
+            problem.out.dtype == problem.dtype;
+  p.has_lengths = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||
+                  p.q_start != nullptr || p.k_start != nullptr;
 
   p.tile_q = plan.tile_q;
   p.tile_k = plan.tile_k;
@@ -129,6 +135,10 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.splits = plan.splits;
   p.keys_per_split = plan.keys_per_split;
   p.work_items = plan.work_items;
+  p.by_group = core::make_divisor(p.group);
+  p.by_q_tiles = core::make_divisor(p.q_tiles);
+  p.by_kv_heads = core::make_divisor(p.kv_heads);
+  p.by_items = core::make_divisor(narrow(plan.work_items / plan.splits));
   p.partial_out = address<void>(workspace.data, plan.partial_out_offset);
   p.partial_lse = address<void>(workspace.data, plan.partial_lse_offset);
   if (plan.combines_itself) {

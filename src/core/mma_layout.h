@@ -81,6 +81,12 @@ struct SwizzledTile {
            static_cast<unsigned>(n / kPairs * kPanelBytes);
   }
 
+  /// The address 4 n rows below `address`, which is that of one of the first four rows of eight.
+  FLASHCORE_HD static constexpr unsigned fours_below(unsigned address, int n) {
+    static_assert(kPanelColumns == 64);
+    return (n % 2 == 0 ? address : address ^ 64u) + static_cast<unsigned>(4 * n * 128);
+  }
+
   /// The address 8 n rows below.
   FLASHCORE_HD static constexpr unsigned below(unsigned address, int n) {
     return address + static_cast<unsigned>(8 * n * kPanelColumns * 2);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "core/divisor.h"
 #include "core/plant.h"
 
 namespace flashcore::core {
@@ -44,31 +45,30 @@ inline constexpr int kMaxJoinedSplits = 128;  // that a kernel joins itself
 /// Positions must fit 31 bits together with any length.
 inline constexpr std::int32_t kMaxStart = 1 << 30;
 
+// What every call needs comes first, close together: a block that starts waits for each line of
+// parameters it has not seen.
 struct AttentionParams {
   // Tensors. Packed (cu_seqlens) q, out and lse have batch stride 0; so have packed k and v.
-  const void* q;                     // [batch, q_heads, q_len, head_dim]
-  const void* k;                     // [batch, kv_heads, kv_len, head_dim]
-  const void* v;                     // [batch, kv_heads, kv_len, v_dim]
-  void* out;                         // [batch, q_heads, q_len, v_dim]
-  void* lse;                         // [batch, q_heads, q_len] or null
-  const void* bias;                  // [batch, q_heads, q_len, kv_len] or null
-  const std::uint8_t* mask;          // [batch, q_heads, q_len, kv_len] or null
-  const float* alibi_slopes;         // [batch, q_heads] or null
-  const float* sinks;                // [q_heads] or null
-  const std::int32_t* cu_seqlens_q;  // [batch + 1] or null
-  const std::int32_t* cu_seqlens_k;  // [batch + 1] or null
-  const std::int32_t* used_k;        // [batch] or null
-  const std::int32_t* q_start;       // [batch] or null
-  const std::int32_t* k_start;       // [batch] or null
-  Strides q_strides, k_strides, v_strides, out_strides, lse_strides, bias_strides, mask_strides;
-  std::int64_t alibi_batch_stride, alibi_head_stride, sinks_stride;
-  std::int64_t used_k_stride, q_start_stride, k_start_stride;
-  Element out_element, bias_element;
+  const void* q;  // [batch, q_heads, q_len, head_dim]
+  const void* k;  // [batch, kv_heads, kv_len, head_dim]
+  const void* v;  // [batch, kv_heads, kv_len, v_dim]
+  void* out;      // [batch, q_heads, q_len, v_dim]
+  void* lse;      // [batch, q_heads, q_len] or null
+  Strides q_strides, k_strides, v_strides, out_strides, lse_strides;
 
   // Sizes. q_len and kv_len are capacities; sequence.h has the lengths of one sequence.
   std::int32_t batch, q_heads, kv_heads, group;  // group = q_heads / kv_heads
   std::int32_t q_len, kv_len, head_dim, v_dim;
   std::int32_t total_q, total_k;
+
+  // Work: items = (batch, head, query tile, split).
+  std::int32_t tile_q, tile_k, q_tiles, splits;
+  std::int64_t keys_per_split;  // a multiple of tile_k
+  std::int64_t work_items;
+  Divisor by_group, by_q_tiles, by_kv_heads;
+  Divisor by_items;         // work_items / splits: blocks of one split are neighbours; or, where
+                            // clusters join them, the splits: blocks of one item are
+  bool joins_in_cluster;    // the splits of an item are a cluster's blocks
 
   // Scores, in base-2 logarithms: q is multiplied by q_factor when it is loaded, so that the dot
   // product is the finished score, or with a softcap the argument of its tanh (see score.h).
@@ -78,11 +78,9 @@ struct AttentionParams {
   bool vector_rows;  // q, k, v, out rows are contiguous, 16-byte aligned, a multiple of 4 long
   bool async_rows;   // q, k, v rows are contiguous and 16-byte aligned: cp.async can fetch them
   bool checked;
-
-  // Work: items = (batch, head, query tile, split).
-  std::int32_t tile_q, tile_k, q_tiles, splits;
-  std::int64_t keys_per_split;  // a multiple of tile_k
-  std::int64_t work_items;
+  bool plain;        // scores are only scaled and masked by position, rows fill the kernel's head_dim,
+                     // and out has the inputs' format: tensor-core kernels have a short way for it
+  bool has_lengths;  // of sequences, or starts
 
   // Partial results, only where splits > 1; f64 for f64 problems. lse natural, without sinks.
   void* partial_out;  // [splits, batch * q_heads * rows, v_dim]; rows = q_len or, packed, total_q
@@ -90,6 +88,21 @@ struct AttentionParams {
   std::uint32_t* counters;  // [work_items / splits], all 0 between calls: a kernel that has them
                             // joins the partial results itself; null: core/combine.h does
   ErrorSlot* error;         // in the workspace header
+
+  // Options.
+  const void* bias;                  // [batch, q_heads, q_len, kv_len] or null
+  const std::uint8_t* mask;          // [batch, q_heads, q_len, kv_len] or null
+  const float* alibi_slopes;         // [batch, q_heads] or null
+  const float* sinks;                // [q_heads] or null
+  const std::int32_t* cu_seqlens_q;  // [batch + 1] or null
+  const std::int32_t* cu_seqlens_k;  // [batch + 1] or null
+  const std::int32_t* used_k;        // [batch] or null
+  const std::int32_t* q_start;       // [batch] or null
+  const std::int32_t* k_start;       // [batch] or null
+  Strides bias_strides, mask_strides;
+  std::int64_t alibi_batch_stride, alibi_head_stride, sinks_stride;
+  std::int64_t used_k_stride, q_start_stride, k_start_stride;
+  Element out_element, bias_element;
   Plant plant;
 };
 

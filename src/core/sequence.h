@@ -28,6 +28,16 @@ FLASHCORE_HD std::int32_t clamp_noting(std::int64_t value, std::int64_t low, std
 
 }  // namespace detail
 
+/// A sequence where no lengths or starts are given.
+FLASHCORE_HD Sequence whole_sequence(const AttentionParams& params) {
+  Sequence s{};
+  s.q_len = params.q_len;
+  s.kv_len = params.kv_len;
+  s.mask = {static_cast<std::int64_t>(s.kv_len) - s.q_len, params.window_left, params.window_right,
+            s.kv_len, params.plant};
+  return s;
+}
+
 /// Reads sequence b's lengths and starts. Whatever they hold, the result stays inside the
 /// capacities; with valid input nothing is changed.
 FLASHCORE_HD Sequence sequence_of(const AttentionParams& params, std::int32_t b) {

@@ -81,6 +81,64 @@ __device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&c)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// A kernel may be launched while the one before it in the stream still runs (programmatic dependent
+// launch, sm_90): its blocks then wait here before they touch memory.
+
+/// The next kernel's blocks may come as soon as all of this one's have.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Everything earlier kernels of the stream wrote is there.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Clusters (sm_90): blocks that run together and read each other's shared memory.
+
+/// All threads of the cluster are here, and what they wrote to shared memory can be read.
+__device__ __forceinline__ void sync_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/// Where s_data lies in block `rank` of the cluster.
+__device__ __forceinline__ std::uint32_t cluster_address(const void* s_data, int rank) {
+  std::uint32_t address = shared_address(s_data);
+#if __CUDA_ARCH__ >= 900
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(s_data)), "r"(rank));
+#endif
+  return address;
+}
+
+__device__ __forceinline__ float4 load_cluster_4(std::uint32_t address) {
+  float4 x = {};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(address)
+               : "memory");
+#endif
+  return x;
+}
+
+__device__ __forceinline__ float2 load_cluster_2(std::uint32_t address) {
+  float2 x = {};
+#if __CUDA_ARCH__ >= 900
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
+               : "=f"(x.x), "=f"(x.y)
+               : "r"(address)
+               : "memory");
+#endif
+  return x;
+}
+
 /// Two floats as 16-bit elements in one register, `low` in the lower half.
 template <typename T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high);

@@ -1,0 +1,184 @@
+// Output and LSE of a block: to the caller, or to the workspace where keys are split.
+#pragma once
+
+#include "cuda/primitives/convert.cuh"
+#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/reduce.cuh"
+#include "cuda/sm80/config.cuh"
+
+namespace flashcore::cuda::sm80 {
+
+/// Four columns of the caller's output.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void store_output(const AttentionParams& p, const Item& item,
+                                             const Row& row, int column, const float (&x)[4]) {
+  using T = typename C::Element;
+  const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
+  const std::int64_t offset =
+      item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
+  if (!kPlain && p.out_element == core::Element::f32) {
+    store_columns(static_cast<float*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
+                  p.vector_rows);
+  } else {
+    store_columns(static_cast<T*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
+                  kPlain || p.vector_rows);
+  }
+}
+
+__device__ __forceinline__ void store_lse(const AttentionParams& p, const Item& item,
+                                          const Row& row, float lse) {
+  const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
+  static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + row.head * p.lse_strides.head +
+                             q_row * p.lse_strides.row] = lse;
+}
+
+/// Where this block's partial result of a row lies, in rows.
+__device__ __forceinline__ std::int64_t partial_of(const AttentionParams& p, const Item& item,
+                                                   const Row& row, std::int32_t split) {
+  return split * core::partial_rows(p) +
+         core::partial_row(p, item.b, row.head, item.sequence.q_row, row.query);
+}
+
+/// Whether a row stays as it was, on purpose.
+__device__ __forceinline__ bool left_out(const AttentionParams& p, const Item& item,
+                                         const Row& row) {
+  return p.plant.is(PlantedBug::row_not_written) && row.query == item.sequence.q_len - 1;
+}
+
+/// The end of a row's softmax: the factor of its accumulated output. The sink joins where no merge
+/// follows that adds it.
+__device__ __forceinline__ float finish_state(const AttentionParams& p, const Row& row,
+                                              core::SoftmaxState<float>& state) {
+  float factor = 1.f;
+  if (p.sinks != nullptr &&
+      (p.splits == 1 || p.joins_in_cluster || p.plant.is(PlantedBug::sink_in_every_split))) {
+    factor = core::add_sink(state,
+                            p.sinks[row.head * p.sinks_stride] * static_cast<float>(core::kLog2E));
+  }
+  return factor * (p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum
+                                                            : fast_output_factor(state.sum));
+}
+
+__device__ __forceinline__ float lse_of(const AttentionParams& p,
+                                        const core::SoftmaxState<float>& state) {
+  const float lse = core::log_sum_exp(state);
+  return p.plant.is(PlantedBug::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
+}
+
+/// Straight from the accumulators, for whole 16-bit rows. Neighbouring lanes exchange columns, so
+/// that each has four in a row and a quad writes all of a 32-byte sector.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowStates<C>& states,
+                                                   const AttentionParams& p, const Item& item,
+                                                   const Thread<C>& t) {
+  using T = typename C::Element;
+  const bool odd = t.lane % 2 != 0;
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = t.row(m, half);
+      const Row row = row_of(p, item, min(r, item.rows - 1));
+      core::SoftmaxState<float> state{states.of[m][half].max * item.factor,
+                                      quad_sum(states.of[m][half].sum)};
+      const float factor = finish_state(p, row, state);
+      const bool written = r < item.rows && !left_out(p, item, row);
+      if (written && p.lse != nullptr && t.lane % 4 == 0) {
+        store_lse(p, item, row, lse_of(p, state));
+      }
+      const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
+      // Lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its columns 4-7; lanes 1
+      // and 3 those of the second.
+      T* g_row = static_cast<T*>(p.out) + item.b * p.out_strides.batch +
+                 row.head * p.out_strides.head + q_row * p.out_strides.row;
+      const int column = 8 * (t.lane % 2) + 4 * (t.lane % 4 / 2);
+#pragma unroll
+      for (int n = 0; n < C::kColumnTiles; n += 2) {
+        std::uint32_t x[2];  // of the two n-tiles
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          x[i] = pack<T>(o[m][n + i][2 * half] * factor, o[m][n + i][2 * half + 1] * factor);
+        }
+        const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
+        if (written && (kPlain || 8 * n + column < p.v_dim)) {
+          *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
+              odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
+        }
+      }
+    }
+  }
+}
+
+/// The warps leave their results in shared memory.
+template <typename C>
+__device__ __forceinline__ void leave_results(Results<C>& s, const Outputs<C>& o,
+                                              const RowStates<C>& states, const Item& item,
+                                              const Thread<C>& t) {
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = t.row(m, half);
+      const float sum = quad_sum(states.of[m][half].sum);
+      if (r >= item.rows) continue;
+      if (t.lane % 4 == 0) s.state[t.key_warp][r] = {states.of[m][half].max * item.factor, sum};
+#pragma unroll
+      for (int n = 0; n < C::kColumnTiles; ++n) {
+        *reinterpret_cast<float2*>(&s.o[t.key_warp][r][t.column(n, 2 * half)]) =
+            make_float2(o[m][n][2 * half], o[m][n][2 * half + 1]);
+      }
+    }
+  }
+}
+
+/// Four columns of a row, joined over the key warps, and the row's softmax state.
+template <typename C>
+__device__ __forceinline__ core::SoftmaxState<float> join_key_warps(const Results<C>& s, int r,
+                                                                    int column, float (&x)[4]) {
+  core::SoftmaxState<float> all{core::negative_infinity<float>(), 0.f};
+#pragma unroll
+  for (int w = 0; w < C::kKeyWarps; ++w) all.max = max_passing_nan(all.max, s.state[w][r].max);
+  const float base = core::softmax_base(all.max);
+#pragma unroll
+  for (int w = 0; w < C::kKeyWarps; ++w) {
+    const float weight = C::kKeyWarps == 1 ? 1.f : fast_exp2(s.state[w][r].max - base);
+    const float4 o = *reinterpret_cast<const float4*>(&s.o[w][r][column]);
+    all.sum = fmaf(s.state[w][r].sum, weight, all.sum);
+    x[0] = fmaf(o.x, weight, x[0]);
+    x[1] = fmaf(o.y, weight, x[1]);
+    x[2] = fmaf(o.z, weight, x[2]);
+    x[3] = fmaf(o.w, weight, x[3]);
+  }
+  return all;
+}
+
+/// Joins the key warps' results and writes four columns at a time.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void write_results(const Results<C>& s, const AttentionParams& p,
+                                              const Item& item) {
+  constexpr int kFours = C::kHeadDim / 4;
+#pragma unroll 1
+  for (int index = threadIdx.x; index < item.rows * kFours; index += C::kThreads) {
+    const int r = index / kFours, column = 4 * (index % kFours);
+    const Row row = row_of(p, item, r);
+    if (left_out(p, item, row)) continue;
+    float x[4] = {};
+    core::SoftmaxState<float> state = join_key_warps<C>(s, r, column, x);
+    const float factor = finish_state(p, row, state);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] *= factor;
+    if (p.splits > 1) {
+      const std::int64_t partial = partial_of(p, item, row, item.split);
+      if (column == 0) static_cast<float*>(p.partial_lse)[partial] = lse_of(p, state);
+      if (kPlain || column < p.v_dim) {
+        store_columns(static_cast<float*>(p.partial_out) + partial * p.v_dim, 1, column, p.v_dim,
+                      x, kPlain || p.v_dim % 4 == 0);
+      }
+    } else {
+      if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, state));
+      if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, item, row, column, x);
+    }
+  }
+}
+
+}  // namespace flashcore::cuda::sm80

@@ -1,0 +1,203 @@
+// Scores: Q K^T in the accumulators, then the options and masks.
+#pragma once
+
+#include "cuda/primitives/convert.cuh"
+#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/reduce.cuh"
+#include "cuda/sm80/config.cuh"
+
+namespace flashcore::cuda::sm80 {
+
+/// The queries of a warp as A operands, where there are registers for them.
+template <typename C>
+struct KeptQueries {
+  std::uint32_t a[C::kKeepsQueries ? C::kSteps : 1][C::kRowTiles][4];
+};
+
+template <typename C>
+__device__ __forceinline__ void read_queries(std::uint32_t (&q)[C::kRowTiles][4],
+                                             const SharedStorage<C>& s, int step,
+                                             const Thread<C>& t) {
+  using Tile = typename C::QueryTile;
+  const core::Coordinate a = core::ldmatrix_a(t.lane);
+  const std::uint32_t s_q =
+      shared_address(s.q) + Tile::offset(t.row_warp * C::kWarpRows + a.row, a.column);
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+    load_matrices(q[m], Tile::below(Tile::right(s_q, step), 2 * m));
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void keep_queries(KeptQueries<C>& q, const SharedStorage<C>& s) {
+  if constexpr (C::kKeepsQueries) {
+#pragma unroll
+    for (int step = 0; step < C::kSteps; ++step) {
+      read_queries<C>(q.a[step], s, step, Thread<C>(threadIdx.x));
+    }
+  }
+}
+
+/// score += Q K^T of one k-step.
+template <typename C, int kKeys>
+__device__ __forceinline__ void multiply_step(Scores<C, kKeys>& score,
+                                              const std::uint32_t (&q)[C::kRowTiles][4],
+                                              std::uint32_t s_k) {
+#pragma unroll
+  for (int n = 0; n < kKeys / 8; n += 2) {
+    std::uint32_t k[4];
+    load_matrices(k, C::KeyTile::below(s_k, n));
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      multiply_add<typename C::Element>(score[m][n], q[m], k[0], k[1]);
+      multiply_add<typename C::Element>(score[m][n + 1], q[m], k[2], k[3]);
+    }
+  }
+}
+
+/// score = Q K^T of the warp's rows and the keys from row s_key of the tile on.
+template <typename C, int kKeys>
+__device__ __forceinline__ void multiply_queries(Scores<C, kKeys>& score, const KeptQueries<C>& q,
+                                                 const SharedStorage<C>& s,
+                                                 const typename C::Element* s_keys, int s_key,
+                                                 const Thread<C>& t) {
+  using Tile = typename C::KeyTile;
+  const core::Coordinate b = core::ldmatrix_b(t.lane);
+  const std::uint32_t s_k = shared_address(s_keys) + Tile::offset(s_key + b.row, b.column);
+  if constexpr (C::kKeepsQueries) {
+#pragma unroll
+    for (int step = 0; step < C::kSteps; ++step) {
+      multiply_step<C, kKeys>(score, q.a[step], Tile::right(s_k, step));
+    }
+  } else {
+#pragma unroll 4  // a panel: unrolling more would need more registers for addresses
+    for (int step = 0; step < C::kSteps; ++step) {
+      std::uint32_t q_now[C::kRowTiles][4];
+      read_queries<C>(q_now, s, step, t);
+      multiply_step<C, kKeys>(score, q_now, Tile::right(s_k, step));
+    }
+  }
+}
+
+/// score[key] += log2(e) · bias for one row's scores; g_bias is the row, [kv_len].
+template <typename C, int kKeys, typename Bias>
+__device__ __forceinline__ void add_bias(float (&score)[kKeys / 8][4], int half,
+                                         const Thread<C>& t, const Bias* g_bias,
+                                         std::int64_t stride, std::int32_t first_key,
+                                         KeyRange range) {
+#pragma unroll
+  for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+    for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
+      const std::int32_t key = first_key + t.column(n, reg);
+      if (range.contains(key)) {
+        score[n][reg] = fmaf(to_float(g_bias[key * stride]), static_cast<float>(core::kLog2E),
+                             score[n][reg]);
+      }
+    }
+  }
+}
+
+template <typename C, int kKeys>
+__device__ __forceinline__ void add_bias_row(float (&score)[kKeys / 8][4], int half,
+                                             const Thread<C>& t, const AttentionParams& p,
+                                             std::int64_t offset, std::int32_t first_key,
+                                             KeyRange range) {
+  using T = typename C::Element;
+  if (p.bias_element == core::Element::f32) {
+    add_bias<C, kKeys>(score, half, t, static_cast<const float*>(p.bias) + offset,
+                       p.bias_strides.column, first_key, range);
+  } else {
+    add_bias<C, kKeys>(score, half, t, static_cast<const T*>(p.bias) + offset,
+                       p.bias_strides.column, first_key, range);
+  }
+}
+
+/// Softcap, ALiBi, bias and boolean mask of one row's scores (registers 2 half, 2 half + 1 of every
+/// n-tile).
+template <typename C, int kKeys>
+__device__ __forceinline__ void finish_row(float (&score)[kKeys / 8][4], int half,
+                                           const Thread<C>& t, const AttentionParams& p,
+                                           const Item& item, const Row& row, KeyRange range,
+                                           std::int32_t first_key) {
+  const auto each = [&](auto change) {
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
+        change(score[n][reg], first_key + t.column(n, reg));
+      }
+    }
+  };
+  const float factor = score_factor(p);
+  each([&](float& x, std::int32_t) { x *= factor; });
+  const std::int64_t bias_row = item.b * p.bias_strides.batch + row.head * p.bias_strides.head +
+                                row.query * p.bias_strides.row;
+  const bool bias_first = p.plant.is(PlantedBug::softcap_after_bias);
+  if (p.bias != nullptr && bias_first) {
+    add_bias_row<C, kKeys>(score, half, t, p, bias_row, first_key, range);
+  }
+  if (p.softcap_log2 > 0) {
+    const float cap_log2 = static_cast<float>(p.softcap_log2);
+    each([&](float& x, std::int32_t) { x = capped(x, cap_log2); });
+  }
+  if (p.alibi_slopes != nullptr) {
+    const float slope =
+        p.alibi_slopes[item.b * p.alibi_batch_stride + row.head * p.alibi_head_stride] *
+        static_cast<float>(core::kLog2E);
+    const std::int64_t position = row.query + item.sequence.mask.diagonal;
+    each([&](float& x, std::int32_t key) {
+      const float distance = static_cast<float>(position - key);
+      x -= slope * (p.plant.is(PlantedBug::alibi_signed) ? distance : fabsf(distance));
+    });
+  }
+  if (p.bias != nullptr && !bias_first) {
+    add_bias_row<C, kKeys>(score, half, t, p, bias_row, first_key, range);
+  }
+  if (p.mask != nullptr) {
+    const std::int64_t b = p.plant.is(PlantedBug::mask_batch_ignored) ? 0 : item.b;
+    const std::uint8_t* g_mask = p.mask + b * p.mask_strides.batch +
+                                 row.head * p.mask_strides.head + row.query * p.mask_strides.row;
+    each([&](float& x, std::int32_t key) {
+      if (range.contains(key) && g_mask[key * p.mask_strides.column] == 0) {
+        x = core::negative_infinity<float>();
+      }
+    });
+  }
+}
+
+/// Options and masks, where a step needs them.
+template <typename C, bool kPlain, int kKeys>
+__device__ __forceinline__ void finish_scores(Scores<C, kKeys>& score, const Thread<C>& t,
+                                              const AttentionParams& p, const Item& item,
+                                              const WarpKeys& keys, std::int32_t first_key) {
+  const bool all_visible = first_key >= keys.all.begin && first_key + kKeys <= keys.all.end;
+  if (kPlain && all_visible) return;  // the same in every lane
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = t.row(m, half);
+      const Row row = row_of(p, item, r);
+      // A row past the end sees nothing, whatever its query: no option reads for it.
+      const KeyRange range = r < item.rows ? core::intersect(core::visible_keys(item.sequence.mask,
+                                                                                row.query),
+                                                             keys.seen)
+                                           : KeyRange{0, 0};
+      if constexpr (!kPlain) {
+        finish_row<C, kKeys>(score[m], half, t, p, item, row, range, first_key);
+      }
+#pragma unroll
+      for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+        for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
+          if (!range.contains(first_key + t.column(n, reg))) {
+            score[m][n][reg] = core::negative_infinity<float>();
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashcore::cuda::sm80
