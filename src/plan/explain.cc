@@ -88,21 +88,27 @@ const char* access_line(const Problem& p) {
   return "16 bytes at a time";
 }
 
+/// Tensor cores take P in the inputs' format; every other kernel keeps it in f32 or f64.
+bool on_tensor_cores(const KernelInfo& kernel) {
+  return kernel.probability_dtype == DType::f16 || kernel.probability_dtype == DType::bf16;
+}
+
 void append_floors(std::string& text, const Plan& plan) {
   const Cost c = cost(plan.problem);
   const DeviceInfo& d = plan.device;
   append(text, "work       %.4g GFLOP on %.4g visible pairs, %.4g MB of tensors\n", c.flops / 1e9,
          c.visible_pairs, c.bytes / 1e6);
-  if (d.f32_tflops <= 0 || d.memory_gbs <= 0) {
+  const bool tensor_cores = on_tensor_cores(*plan.kernel);
+  const double tflops = tensor_cores ? d.tensor16_tflops : d.f32_tflops;
+  if (tflops <= 0 || d.memory_gbs <= 0) {
     text += "floor      unknown: measure_rates() has not been called for this device\n";
     return;
   }
-  const double arithmetic_us = c.flops / (d.f32_tflops * 1e6);
+  const double arithmetic_us = c.flops / (tflops * 1e6);
   const double memory_us = c.bytes / (d.memory_gbs * 1e3);
-  append(text,
-         "floor      arithmetic %.3g us (f32 FMA at %.4g TFLOP/s), memory %.3g us (%.4g GB/s)\n",
-         arithmetic_us, d.f32_tflops, memory_us, d.memory_gbs);
-  if (d.tensor16_tflops > 0 && plan.problem.dtype != DType::f32) {
+  append(text, "floor      arithmetic %.3g us (%s at %.4g TFLOP/s), memory %.3g us (%.4g GB/s)\n",
+         arithmetic_us, tensor_cores ? "tensor cores" : "f32 FMA", tflops, memory_us, d.memory_gbs);
+  if (!tensor_cores && d.tensor16_tflops > 0 && plan.problem.dtype != DType::f32) {
     append(text,
            "           with tensor cores %.3g us (%.4g TFLOP/s); this kernel does not use them\n",
            c.flops / (d.tensor16_tflops * 1e6), d.tensor16_tflops);
@@ -163,9 +169,9 @@ std::string explain(const Plan& plan) {
   append(text, "tiles      %d rows x %d keys, %lld work items\n", plan.tile_q, plan.tile_k,
          ll{plan.work_items});
   append(text, "splits     %d", plan.splits);
-  if (plan.splits > 1) append(text, " of %lld keys, %s", ll{plan.keys_per_split},
-                              plan.combines_itself ? "joined by the last block to arrive"
-                                                   : "then combine");
+  if (plan.splits > 1)
+    append(text, " of %lld keys, %s", ll{plan.keys_per_split},
+           plan.combines_itself ? "joined by the last block to arrive" : "then combine");
   append(text, "\naccess     %s\n", access_line(plan.problem));
   append(text, "workspace  %zu bytes (header %zu", plan.workspace_bytes, kWorkspaceHeaderBytes);
   if (plan.scratch_bytes_per_thread > 0) {

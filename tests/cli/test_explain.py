@@ -11,7 +11,8 @@ class Explain(CommandTest):
         for device in DEVICES:
             plan = self.call_json("explain", "--shape", "1,8,512,64", "--dtype", "bf16",
                                   "--plan-for", device)
-            family = "fwd_simt_bf16" if not device.startswith("cpu") else "fwd_"
+            family = "fwd_" if device.startswith("cpu") else \
+                "fwd_simt_bf16" if device == "t4" else "fwd_sm80_bf16"
             self.assertTrue(plan["kernel"].startswith(family), plan["kernel"])
             self.assertGreater(plan["floor_us"], 0)
             self.assertIn(plan["kernel"], plan["text"])

@@ -49,10 +49,14 @@ void expect_facts(const Plan& plan) {
   expect_contains(text, text_of("workspace  %zu bytes", plan.workspace_bytes));
 
   const Cost c = cost(p);
-  const double arithmetic_us = c.flops / plan.device.f32_tflops / 1e6;
+  const bool tensor_cores = std::string(plan.kernel->family) == "sm80";
+  const double tflops = tensor_cores ? plan.device.tensor16_tflops : plan.device.f32_tflops;
+  const double arithmetic_us = c.flops / tflops / 1e6;
   const double memory_us = c.bytes / plan.device.memory_gbs / 1e3;
   expect_contains(text, text_of("arithmetic %.3g us", arithmetic_us));
   expect_contains(text, text_of("memory %.3g us", memory_us));
+  EXPECT_EQ(text.find("does not use them") != std::string::npos,
+            !tensor_cores && p.dtype != DType::f32 && plan.device.tensor16_tflops > 0);
   expect_contains(
       text, std::string("bound      ") + (arithmetic_us >= memory_us ? "arithmetic" : "memory"));
 
