@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <string>
 
 #include "plan/device_info.h"
@@ -32,27 +33,8 @@ Result<Plan> plan_for(const char* device, DType dtype, std::int64_t batch, std::
   return make_plan(*problem, *info);
 }
 
+// CPUs: the widest instruction set; tiles by dims.
 const Wanted kWanted[] = {
-    // Enough blocks of 64 rows to fill the SMs, or else 16 rows.
-    {"h200", DType::f16, 4, 8, 2048, 2048, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 1},
-    {"h200", DType::f16, 1, 8, 512, 512, 64, 64, "fwd_simt_f16_d64_q16", 16, 64, 1},
-    {"h100", DType::bf16, 1, 8, 512, 512, 64, 64, "fwd_simt_bf16_d64_q16", 16, 64, 1},
-    {"h200", DType::f16, 1, 8, 1024, 1024, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 2},
-    {"a100", DType::f32, 1, 8, 512, 512, 64, 64, "fwd_simt_f32_d64_q64", 64, 64, 2},
-    {"l4", DType::f16, 1, 8, 512, 512, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 1},
-    {"t4", DType::f16, 1, 8, 512, 512, 64, 64, "fwd_simt_f16_d64_q64", 64, 64, 1},
-    // Decode: 16 rows, and the keys are split until the SMs are busy.
-    {"h200", DType::f16, 1, 8, 1, 32768, 128, 128, "fwd_simt_f16_d128_q16", 16, 64, 32},
-    {"l4", DType::bf16, 1, 8, 1, 32768, 128, 128, "fwd_simt_bf16_d128_q16", 16, 64, 14},
-    {"h200", DType::f16, 64, 32, 1, 4096, 128, 128, "fwd_simt_f16_d128_q16", 16, 64, 1},
-    // The larger of the two dims decides the size class.
-    {"a100", DType::f16, 8, 16, 1024, 1024, 64, 65, "fwd_simt_f16_d128_q64", 64, 64, 1},
-    {"a100", DType::f16, 8, 16, 1024, 1024, 192, 128, "fwd_simt_f16_d256_q32", 32, 64, 1},
-    {"a100", DType::f16, 8, 16, 1024, 1024, 576, 512, "fwd_simt_f16_d576_q16", 16, 32, 1},
-    // A T4's block has 64 KiB of shared memory: too little for the kernels of 64 rows at 128.
-    {"t4", DType::f32, 8, 16, 1024, 1024, 128, 128, "fwd_simt_f32_d128_q16", 16, 64, 1},
-    {"t4", DType::f32, 8, 16, 1024, 1024, 200, 200, "fwd_simt_f32_d256_q16", 16, 64, 1},
-    // CPUs: the widest instruction set; tiles by dims.
     {"cpu-neon", DType::f32, 1, 8, 512, 512, 64, 64, "fwd_neon_f32", 64, 128, 1},
     {"cpu-neon", DType::f64, 1, 8, 512, 512, 64, 128, "fwd_neon_f64", 64, 64, 1},
     {"cpu-avx2", DType::bf16, 1, 8, 512, 512, 128, 128, "fwd_avx2_bf16", 64, 48, 1},
@@ -62,7 +44,7 @@ const Wanted kWanted[] = {
     {"cpu-neon", DType::f32, 1, 8, 1, 32768, 64, 64, "fwd_neon_f32", 64, 128, 8},
 };
 
-TEST(Planner, ChoosesForEveryDevice) {
+TEST(Planner, ChoosesForEveryCpu) {
   for (const Wanted& w : kWanted) {
     SCOPED_TRACE(std::string(w.device) + " wants " + w.kernel);
     const Result<Plan> plan =
@@ -74,6 +56,118 @@ TEST(Planner, ChoosesForEveryDevice) {
     EXPECT_EQ(plan->splits, w.splits);
   }
 }
+
+/// A GPU's plan, as far as it is no matter of tuning: rows per block and splits depend on figures
+/// that are measured anew with every kernel.
+struct WantedOnGpu {
+  const char* device;
+  DType dtype;
+  std::int64_t batch, heads, q_len, kv_len, head_dim, v_dim;
+  const char* family;
+  std::int32_t size;  // head_dim of the kernel
+};
+
+const WantedOnGpu kWantedOnGpu[] = {
+    {"h200", DType::f16, 4, 8, 2048, 2048, 64, 64, "sm80", 64},
+    {"h100", DType::bf16, 1, 8, 512, 512, 64, 64, "sm80", 64},
+    {"a100", DType::bf16, 1, 8, 1, 32768, 128, 128, "sm80", 128},
+    {"l4", DType::f16, 1, 8, 512, 512, 64, 64, "sm80", 64},
+    // The larger of the two dims decides the size class.
+    {"a100", DType::f16, 8, 16, 1024, 1024, 64, 65, "sm80", 96},
+    {"a100", DType::f16, 8, 16, 1024, 1024, 192, 128, "sm80", 192},
+    {"a100", DType::f32, 8, 16, 1024, 1024, 64, 65, "simt", 128},
+    // What tensor cores do not take: f32, dims past 256, GPUs before sm_80.
+    {"h200", DType::f32, 4, 8, 2048, 2048, 64, 64, "simt", 64},
+    {"a100", DType::f32, 1, 8, 512, 512, 64, 64, "simt", 64},
+    {"a100", DType::f16, 8, 16, 1024, 1024, 576, 512, "simt", 576},
+    {"h200", DType::bf16, 1, 8, 1, 4096, 257, 16, "simt", 576},
+    {"t4", DType::f16, 1, 8, 512, 512, 64, 64, "simt", 64},
+    {"t4", DType::f32, 8, 16, 1024, 1024, 128, 128, "simt", 128},
+    {"t4", DType::f32, 8, 16, 1024, 1024, 200, 200, "simt", 256},
+};
+
+TEST(Planner, ChoosesFamilyAndSizeForEveryGpu) {
+  for (const WantedOnGpu& w : kWantedOnGpu) {
+    const Result<Plan> plan =
+        plan_for(w.device, w.dtype, w.batch, w.heads, w.q_len, w.kv_len, w.head_dim, w.v_dim);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    SCOPED_TRACE(std::string(w.device) + " got " + plan->kernel->id);
+    EXPECT_STREQ(plan->kernel->family, w.family);
+    EXPECT_EQ(plan->kernel->head_dim, w.size);
+    EXPECT_EQ(plan->tile_q, plan->kernel->tile_q);
+    EXPECT_EQ(plan->tile_k, plan->kernel->tile_k);
+  }
+}
+
+/// Rows per block of the kernels that could run the plan's problem and have the size of its kernel.
+std::set<std::int32_t> tiles_to_choose_from(const Plan& plan) {
+  std::set<std::int32_t> tiles;
+  for (const KernelInfo& kernel : kernels()) {
+    if (std::strcmp(kernel.family, plan.kernel->family) == 0 &&
+        kernel.head_dim == plan.kernel->head_dim &&
+        supports(kernel, plan.problem, plan.device) == Reject::none) {
+      tiles.insert(kernel.tile_q);
+    }
+  }
+  return tiles;
+}
+
+// Long prompts in large batches give every SM large tiles; one query of one sequence gets the
+// smallest tile, and its keys are split until the SMs are busy. Many sequences need no splits.
+TEST(Planner, RowsPerBlockAndSplitsFollowTheWork) {
+  for (const char* device : {"h200", "h100", "a100", "l4", "t4"}) {
+    const std::int64_t sm_count = named_device(device)->sm_count;
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const std::int64_t dim : {64, 128, 256}) {
+        const Result<Plan> prefill = plan_for(device, dtype, 16, 16, 4096, 4096, dim, dim);
+        const Result<Plan> decode = plan_for(device, dtype, 1, 8, 1, 65536, dim, dim);
+        const Result<Plan> crowd = plan_for(device, dtype, 128, 32, 1, 4096, dim, dim);
+        ASSERT_TRUE(prefill.ok() && decode.ok() && crowd.ok());
+        SCOPED_TRACE(std::string(device) + ' ' + prefill->kernel->id + ' ' + decode->kernel->id);
+        const std::set<std::int32_t> tiles = tiles_to_choose_from(*decode);
+        ASSERT_FALSE(tiles.empty());
+        EXPECT_EQ(prefill->tile_q, *tiles.rbegin());
+        EXPECT_EQ(prefill->splits, 1);
+        EXPECT_EQ(decode->tile_q, *tiles.begin());
+        EXPECT_GT(decode->splits, 1);
+        EXPECT_GE(2 * decode->work_items, sm_count) << "most SMs have nothing to do";
+        EXPECT_EQ(crowd->tile_q, *tiles.begin());
+        EXPECT_EQ(crowd->splits, 1);
+      }
+    }
+  }
+}
+
+void expect_family_at_every_dim(const char* device, const char* family, std::int64_t first_dim,
+                                std::int64_t last_dim) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (std::int64_t dim = first_dim; dim <= last_dim; ++dim) {
+      for (const std::int64_t q_len : {1, 64, 4096}) {
+        for (const bool batch_invariant : {false, true}) {
+          Options options;
+          if (batch_invariant) options.reproducibility = Reproducibility::batch_invariant;
+          const Result<Plan> plan = plan_for(device, dtype, 2, 8, q_len, 4096, dim, dim, options);
+          ASSERT_TRUE(plan.ok()) << plan.status().message();
+          ASSERT_STREQ(plan->kernel->family, family)
+              << device << ' ' << to_string(dtype) << " dim " << dim << " q_len " << q_len
+              << " got " << plan->kernel->id;
+          ASSERT_GE(plan->kernel->head_dim, dim);
+          ASSERT_LE(plan->kernel->smem_bytes, plan->device.smem_per_block_bytes);
+        }
+      }
+    }
+  }
+}
+
+// 227 and 163 KiB of shared memory per block.
+TEST(Planner, HopperAndAmpereHaveTensorCoreKernelsForEveryDim) {
+  for (const char* device : {"h200", "h100", "a100"}) {
+    expect_family_at_every_dim(device, "sm80", 64, 256);
+  }
+}
+
+// sm_75 has neither cp.async nor bf16 matrix products.
+TEST(Planner, TuringTakesThePlainKernels) { expect_family_at_every_dim("t4", "simt", 64, 256); }
 
 /// What must hold for any plan.
 void expect_consistent(const Plan& plan) {
@@ -87,8 +181,9 @@ void expect_consistent(const Plan& plan) {
     EXPECT_LT((plan.splits - 1) * plan.keys_per_split, p.kv_len) << "a split has no key";
   }
   const bool cpu = plan.kernel->device == DeviceType::cpu;
-  const std::int64_t rows = cpu ? p.q_len * (p.q_heads / p.kv_heads) : p.q_len;
-  const std::int64_t heads = cpu ? p.kv_heads : p.q_heads;
+  const bool packs = plan.kernel->packs_heads;
+  const std::int64_t rows = packs ? p.q_len * (p.q_heads / p.kv_heads) : p.q_len;
+  const std::int64_t heads = packs ? p.kv_heads : p.q_heads;
   EXPECT_EQ(plan.work_items,
             p.batch * heads * ((rows + plan.tile_q - 1) / plan.tile_q) * plan.splits);
 
