@@ -2,6 +2,7 @@
 // after partial calls.
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <memory>
 
@@ -224,6 +225,61 @@ TEST_F(Merge, PartialCallsMakeTheWhole) {
   }
   require(merge(partials, whole.out, whole.lse, whole.sinks));
   expect_right(memory, gpu.block(), gpu.plan());
+}
+
+// The combine alone, without any attention kernel: partial results computed by the oracle, joined
+// on the GPU, against the oracle's whole. In f32 throughout, so the bound leaves no room for a
+// wrong weight. Early queries see none of the last keys: those parts are empty and hold NaN.
+TEST_F(Merge, PartialsOfTheOracleMakeTheOracle) {
+  for (const double sigma : {0.01, 1.0, 10.0}) {
+    verify::CaseSpec spec = dense(DType::f32, 2, 4, 2, 50, 300, 64);
+    spec.lse = spec.sinks = spec.options.causal = true;
+    spec.sigma = sigma;
+    const verify::CaseMemory memory(spec);
+    GpuCase gpu(memory);
+    gpu.load(memory);
+    const std::int64_t ends[] = {0, 1, 65, 66, 260, 290, 300};
+    constexpr std::size_t kPartRows = 2 * 4 * 50;
+    std::vector<std::unique_ptr<DeviceBuffer>> buffers;
+    std::vector<Partial> partials;
+    for (std::size_t part = 0; part + 1 < std::size(ends); ++part) {
+      std::vector<float> out(kPartRows * 64), lse(kPartRows);
+      const auto keys = [&](TensorView t) {
+        t.data = static_cast<std::byte*>(t.data) + ends[part] * t.strides[2] * size_of(t.dtype);
+        t.shape[2] = ends[part + 1] - ends[part];
+        return t;
+      };
+      Tensors t{.q = memory.tensors().q,
+                .k = keys(memory.tensors().k),
+                .v = keys(memory.tensors().v),
+                .out = view(out.data(), DType::f32, {2, 4, 50, 64}),
+                .lse = view(lse.data(), DType::f32, {2, 4, 50})};
+      std::vector<std::int32_t> starts(2, 300 - 50), key_starts(2, static_cast<int>(ends[part]));
+      t.q_start = view(starts.data(), DType::i32, {2});
+      t.k_start = view(key_starts.data(), DType::i32, {2});
+      Options options = spec.options;
+      options.partial = true;
+      const Problem problem = require(make_problem(t, options));
+      const reference::Oracle oracle =
+          reference::compute(problem, t, reference::all_rows(problem, t));
+      ASSERT_EQ(oracle.lse.size(), kPartRows);
+      for (std::size_t row = 0; row < kPartRows; ++row) {
+        lse[row] = static_cast<float>(oracle.lse[row]);
+        for (std::size_t c = row * 64; c < (row + 1) * 64; ++c) {
+          out[c] = lse[row] == kNothing ? std::nanf("") : static_cast<float>(oracle.out[c]);
+        }
+      }
+      const auto place = [&](const std::vector<float>& values) {
+        buffers.push_back(std::make_unique<DeviceBuffer>(values.size() * sizeof(float)));
+        buffers.back()->upload(values.data(), values.size() * sizeof(float));
+        return buffers.back()->data();
+      };
+      partials.push_back({view(place(out), DType::f32, {2, 4, 50, 64}, kGpu),
+                          view(place(lse), DType::f32, {2, 4, 50}, kGpu)});
+    }
+    require(merge(partials, gpu.tensors().out, gpu.tensors().lse, gpu.tensors().sinks));
+    expect_right(memory, gpu.block(), gpu.plan());
+  }
 }
 
 }  // namespace

@@ -1,44 +1,16 @@
 #include "primitives_kernels.h"
 
-#include <cuda_runtime.h>
-
 #include <cstring>
 #include <stdexcept>
 
 #include "cuda/simt/attention.cuh"
+#include "device_array.cuh"
 
 namespace flashcore::gpu_test {
 namespace {
 
-void require(cudaError_t code) {
-  if (code != cudaSuccess) throw std::runtime_error(cudaGetErrorString(code));
-}
-
-template <typename T>
-class Array {
- public:
-  explicit Array(std::size_t count) : count_(count) {
-    require(cudaMalloc(reinterpret_cast<void**>(&g_data_), count * sizeof(T)));
-    require(cudaMemset(g_data_, 0xff, count * sizeof(T)));
-  }
-  explicit Array(const std::vector<T>& host) : Array(host.size()) {
-    require(cudaMemcpy(g_data_, host.data(), count_ * sizeof(T), cudaMemcpyHostToDevice));
-  }
-  ~Array() { cudaFree(g_data_); }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-  T* get() const { return g_data_; }
-  std::vector<T> host() const {
-    std::vector<T> values(count_);
-    require(cudaGetLastError());
-    require(cudaDeviceSynchronize());
-    require(cudaMemcpy(values.data(), g_data_, count_ * sizeof(T), cudaMemcpyDeviceToHost));
-    return values;
-  }
-
- private:
-  std::size_t count_;
-  T* g_data_ = nullptr;
+struct LaneGroupPointers {
+  float *quad_max, *quad_sum, *warp_max, *warp_sum;
 };
 
 __global__ void lanes(const float* g_in, float* g_max, float* g_sum, float* g_exp2) {
@@ -48,6 +20,15 @@ __global__ void lanes(const float* g_in, float* g_max, float* g_sum, float* g_ex
   g_max[i] = cuda::row_max(own);
   g_sum[i] = cuda::row_sum(g_in[i]);
   g_exp2[i] = cuda::fast_exp2(g_in[i]);
+}
+
+__global__ void quads_and_warps(const float* g_in, LaneGroupPointers g_out) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  const float own = cuda::max_passing_nan(-__builtin_inff(), g_in[i]);
+  g_out.quad_max[i] = cuda::quad_max(own);
+  g_out.quad_sum[i] = cuda::quad_sum(g_in[i]);
+  g_out.warp_max[i] = cuda::warp_max(own);
+  g_out.warp_sum[i] = cuda::warp_sum(g_in[i]);
 }
 
 __global__ void max_passing_nan(const float* g_a, const float* g_b, float* g_out) {
@@ -138,6 +119,17 @@ LaneResults run_lanes(const std::vector<float>& values) {
   lanes<<<static_cast<unsigned>(values.size()) / kThreads, kThreads>>>(in.get(), max.get(),
                                                                        sum.get(), exp2.get());
   return {max.host(), sum.host(), exp2.host()};
+}
+
+LaneGroupResults run_quads_and_warps(const std::vector<float>& values) {
+  const Array<float> in(values);
+  const Array<float> quad_max(values.size()), quad_sum(values.size());
+  const Array<float> warp_max(values.size()), warp_sum(values.size());
+  constexpr unsigned kThreads = 128;
+  if (values.size() % kThreads != 0) throw std::runtime_error("not whole blocks");
+  quads_and_warps<<<static_cast<unsigned>(values.size()) / kThreads, kThreads>>>(
+      in.get(), {quad_max.get(), quad_sum.get(), warp_max.get(), warp_sum.get()});
+  return {quad_max.host(), quad_sum.host(), warp_max.host(), warp_sum.host()};
 }
 
 std::vector<float> run_max_passing_nan(const std::vector<float>& a, const std::vector<float>& b) {

@@ -12,6 +12,12 @@ struct LaneResults {
 };
 LaneResults run_lanes(const std::vector<float>& lanes);
 
+/// Per lane: quad_max() and warp_max() of what max_passing_nan() leaves of it, and both sums.
+struct LaneGroupResults {
+  std::vector<float> quad_max, quad_sum, warp_max, warp_sum;
+};
+LaneGroupResults run_quads_and_warps(const std::vector<float>& lanes);
+
 /// max_passing_nan(a[i], b[i]).
 std::vector<float> run_max_passing_nan(const std::vector<float>& a, const std::vector<float>& b);
 

@@ -51,6 +51,48 @@ TEST_F(Primitives, RowReductionsReachEveryLane) {
   }
 }
 
+/// Reductions of `lanes` neighbours each: every lane has the result, a NaN is passed over by the
+/// maximum and kept by the sum, and lanes of other groups do not matter.
+void check_group(const std::vector<float>& in, const std::vector<float>& max,
+                 const std::vector<float>& sum, std::size_t lanes) {
+  for (std::size_t first = 0; first < in.size(); first += lanes) {
+    float want_max = -kInfinity;
+    double want_sum = 0, magnitude = 0;
+    for (std::size_t i = first; i < first + lanes; ++i) {
+      want_max = std::fmax(want_max, in[i]);
+      want_sum += in[i];
+      magnitude += std::fabs(in[i]);
+    }
+    for (std::size_t i = first; i < first + lanes; ++i) {
+      ASSERT_EQ(max[i], want_max) << "lane " << i % 32 << " of groups of " << lanes;
+      if (std::isnan(want_sum)) {
+        ASSERT_TRUE(std::isnan(sum[i]));
+      } else if (std::isinf(want_sum)) {
+        ASSERT_EQ(sum[i], static_cast<float>(want_sum));
+      } else {
+        ASSERT_EQ(sum[i], sum[first]) << "lanes of a group must agree";
+        ASSERT_NEAR(sum[i], want_sum, 5 * 0x1p-24 * magnitude);
+      }
+    }
+  }
+}
+
+TEST_F(Primitives, QuadAndWarpReductionsReachEveryLane) {
+  verify::Random random(5);
+  std::vector<float> in(128 * 64);
+  for (float& x : in) x = static_cast<float>(random.normal());
+  std::size_t warp = 0;
+  for (std::size_t lane = 0; lane < 32; ++lane) {  // the largest, then NaN, in each lane once
+    in[32 * warp++ + lane] = 100.f + static_cast<float>(lane);
+    in[32 * warp++ + lane] = std::nanf("");
+  }
+  for (std::size_t i = 0; i < 32; ++i) in[32 * warp + i] = -kInfinity;
+  in[32 * ++warp + 9] = kInfinity;
+  const LaneGroupResults got = run_quads_and_warps(in);
+  check_group(in, got.quad_max, got.quad_sum, 4);
+  check_group(in, got.warp_max, got.warp_sum, 32);
+}
+
 // A NaN is passed over by the maximum and kept by the sum: that is how it reaches out and LSE.
 TEST_F(Primitives, NanPassesTheMaximumAndStaysInTheSum) {
   std::vector<float> in(256, 1.f);
