@@ -1,15 +1,16 @@
-"""The stages of scripts/gpu_check that measure, and the bars their figures must reach."""
+"""The stages of scripts/gpu_check that measure; their bars are in bench/bars.json."""
 
 import json
 
+import gpu_check_bars
 from flashcore import _results
-from flashcore._cases import FIELDS, Case
 from gpu_check_context import from_command, python_with_torch
 from gpu_check_runner import FAILED, PASSED, TIMED_OUT, Outcome
 
-# What the plain kernel and the host code must reach on an H200: (row or figure, limit).
-_BARS = {"NVIDIA H200": {"simt-small": ("us", 25.0), "simt-f32": ("tflops", 12.0),
-                         "own_host_us": ("us", 1.0)}}
+
+def bars_for(context):
+    return gpu_check_bars.load(context.root / "bench" / "bars.json",
+                               context.runner.report.result["gpu"])
 
 
 def host_cost(context, limit_s):
@@ -24,11 +25,11 @@ def host_cost(context, limit_s):
         return from_command(done, "flashcore bench --json") if done.code else \
             Outcome(FAILED, "flashcore bench printed no host_us and launch_us")
     context.runner.report.result.update(details)
-    bar = _BARS.get(context.runner.report.result["gpu"], {}).get("own_host_us")
+    bars = bars_for(context)
     own = details["host_us"] - details["launch_us"]
-    if bar is not None and not own <= bar[1]:
+    if bars is not None and not own <= bars["host_us_above_launch"]:
         return Outcome(FAILED, f"make_plan + run take {own:.2f} us of host time more than an empty "
-                       f"launch; the bar is {bar[1]:g}", details)
+                       f"launch; the bar is {bars['host_us_above_launch']:g}", details)
     return Outcome(PASSED, "", details)
 
 
@@ -44,22 +45,30 @@ def bench(context, limit_s):
     else:
         done = context.run("bench", [context.cli, "bench", "--device", "cuda", "--output", output,
                                      "--time-limit", time_limit], limit_s)
-    return take_rows(context.runner.report, output, done)
+    excused = gpu_check_bars.explained(context.root / "docs" / "performance.md")
+    return take_rows(context.runner.report, output, done, bars_for(context), excused,
+                     context.runner.say)
 
 
-def take_rows(report, output, done):
-    """Moves the rows measured so far into the report, however the command ended."""
+def take_rows(report, output, done, bars=None, excused=frozenset(), say=print):
+    """Moves the rows measured so far into the report, however the command ended, each with its bar;
+    says the table of bars."""
     measured = _results.read(output) or {}
     rows = measured.get("rows", [])
+    judged = gpu_check_bars.judge(rows, bars) if bars is not None else []
+    for one in judged:
+        if one.bar_us is not None:
+            one.row["bar"] = {"bar_us": one.bar_us, "ratio": one.ratio}
     report.result["rows"] = rows or report.result["rows"]
     report.result["skipped"] = measured.get("skipped", [])
     details = {"rows": len(rows), "skipped": len(measured.get("skipped", [])),
-               "failed": measured.get("failed", []),
-               "bars": bars_of(report.result["gpu"], rows)}
+               "failed": measured.get("failed", []), **summary_of(judged)}
+    if judged:
+        say(gpu_check_bars.table(judged))
     outcome = from_command(done, "the benchmark", details)
     late = [one["name"] for one in measured.get("skipped", [])
             if "time limit" in one.get("reason", "")]
-    missed = [name for name, bar in details["bars"].items() if not bar["met"]]
+    missed = gpu_check_bars.failures(judged, excused)
     if outcome.status != PASSED:
         return outcome
     if not rows:
@@ -67,21 +76,20 @@ def take_rows(report, output, done):
     if late:
         return Outcome(TIMED_OUT, f"{len(late)} cases were not reached", details)
     if missed:
-        return Outcome(FAILED, f"below the bar: {', '.join(missed)}", details)
+        worst = "; ".join(f"{gpu_check_bars.label(one.row)} at {one.ratio:.2f}" for one in missed)
+        return Outcome(FAILED, f"{len(missed)} rows below {gpu_check_bars.TOLERANCE:g} of their bar "
+                       f"and without a reason in docs/performance.md, \"{gpu_check_bars.SHORT_HEADING}"
+                       f"\": {worst}", details)
     return outcome
 
 
-def tflops_of(row):
-    return Case(**{name: row[name] for name in FIELDS}).flops() / row["us"] / 1e6
-
-
-def bars_of(gpu, rows):
-    bars = {}
-    for name, (figure, limit) in _BARS.get(gpu, {}).items():
-        row = next((one for one in rows if one["name"] == name), None)
-        if row is None:
-            continue
-        got = row[figure] if figure in row else tflops_of(row)
-        met = got <= limit if figure == "us" else got >= limit
-        bars[name] = {"figure": figure, "limit": limit, "got": got, "met": met}
-    return bars
+def summary_of(judged):
+    """What the stage's entry says about bars; each row has its own."""
+    if not judged:
+        return {}
+    return {"bars": {
+        "passed": sum(one.verdict == "pass" for one in judged),
+        "short": {gpu_check_bars.label(one.row): one.ratio for one in judged
+                  if one.verdict == "short"},
+        "not judged": {gpu_check_bars.label(one.row): one.missing for one in judged
+                       if one.verdict.startswith("not judged")}}}

@@ -45,6 +45,17 @@ class _Runner:
         return 1e3 * self.begin.elapsed_time(self.end) / self.calls
 
 
+class _Pages:
+    """Paged keys or values, [pages, page_size, kv_heads, dim], read as [b, h] -> [len, dim]."""
+
+    def __init__(self, memory, block_table):
+        self.memory, self.block_table = memory, block_table
+
+    def __getitem__(self, at):
+        b, h = at
+        return self.memory[self.block_table[b].long(), :, h].flatten(0, 1)
+
+
 class CudaCase:
     """A case in GPU memory, ready to be checked and then timed."""
 
@@ -63,9 +74,21 @@ class CudaCase:
             return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(
                 dtype)
 
+        kv_shape = case.kv_shape
+        self.used_k = self.block_table = None
+        if case.page_size:
+            pages = case.batch * case.kv_len // case.page_size
+            kv_shape = (pages, case.page_size, case.kv_heads, case.head_dim)
+            order = torch.randperm(pages, generator=generator, device="cuda", dtype=torch.int32)
+            self.block_table = order.reshape(case.batch, -1).contiguous()
         self.q = [normal(case.q_shape) for _ in range(sets)]
-        self.k = [normal(case.kv_shape) for _ in range(sets)]
-        self.v = [normal(case.kv_shape) for _ in range(sets)]
+        self.k = [normal(kv_shape) for _ in range(sets)]
+        self.v = [normal(kv_shape) for _ in range(sets)]
+        if case.used_k:
+            self.used_k = torch.tensor(case.used_k, device="cuda", dtype=torch.int32)
+            for memory in self.k + self.v:  # what lies past a length must not matter
+                for b, length in enumerate(case.used_k):
+                    memory[b, :, length:] = float("nan")
         self.out = [torch.full(case.q_shape, float("nan"), device="cuda", dtype=dtype)
                     for _ in range(sets)]
         self.lse = torch.full(case.q_shape[:3], float("nan"), device="cuda", dtype=torch.float32)
@@ -88,6 +111,7 @@ class CudaCase:
         """Gives the memory back before the next case."""
         self._runners = {}
         self.q = self.k = self.v = self.out = self.workspace = None
+        self.used_k = self.block_table = None
         self.torch.cuda.synchronize()
         self.torch.cuda.empty_cache()
 
@@ -97,6 +121,11 @@ class CudaCase:
             one = getattr(self, name)[index]
             setattr(params, name, ctypes.pointer(
                 _abi.tensor(one.data_ptr(), tuple(one.shape), self.case.dtype, _abi.CUDA)))
+        for name in ("used_k", "block_table"):
+            one = getattr(self, name)
+            if one is not None:
+                setattr(params, name, ctypes.pointer(
+                    _abi.tensor(one.data_ptr(), tuple(one.shape), "i32", _abi.CUDA)))
         params.causal = int(self.case.causal)
         params.kernel = kernel.encode() if kernel else None
         return params
@@ -140,8 +169,9 @@ class CudaCase:
     def _judge(self, index):
         case = self.case
         rows = _reference.sample_rows(case, seed=index + 1)
-        want = _reference.torch_rows(self.torch, case, self.q[index], self.k[index], self.v[index],
-                                     rows)
+        k, v = (memory if self.block_table is None else _Pages(memory, self.block_table)
+                for memory in (self.k[index], self.v[index]))
+        want = _reference.torch_rows(self.torch, case, self.q[index], k, v, rows)
         if index == 0:
             self._rows, self._want = rows, want
         at = tuple(self.torch.tensor(one, device="cuda") for one in zip(*rows))
@@ -189,6 +219,9 @@ class CudaCase:
         from torch.nn.attention import SDPBackend, sdpa_kernel
         if case.causal and case.q_len != case.kv_len:
             self.peers_note[name] = "torch's is_causal is top-left: not the same problem"
+            return None
+        if case.used_k or case.page_size:
+            self.peers_note[name] = "torch's SDPA takes neither lengths nor pages"
             return None
         backend = getattr(SDPBackend, PEERS[name])
 

@@ -3,8 +3,13 @@
 import json
 from dataclasses import dataclass
 
+from flashcore import _abi
+
 FIELDS = ("kind", "name", "dtype", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
           "causal", "cold_l2", "suite")
+# May be absent: keys in use per sequence (kv_len is then the capacity), keys per page, and what the
+# library must be able to do.
+OPTIONAL_FIELDS = {"used_k": (), "page_size": 0, "requires": ""}
 _TYPES = dict.fromkeys(FIELDS, int)
 _TYPES.update(kind=str, name=str, dtype=str, suite=str, causal=bool, cold_l2=bool)
 _ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
@@ -24,17 +29,37 @@ class Case:
     causal: bool
     cold_l2: bool
     suite: str
+    used_k: tuple = ()
+    page_size: int = 0
+    requires: str = ""
+
+    @classmethod
+    def of(cls, row):
+        """The case of a row of the file, or of a result."""
+        given = {name: row[name] for name in FIELDS}
+        given.update({name: row.get(name, absent) for name, absent in OPTIONAL_FIELDS.items()})
+        return cls(**{**given, "used_k": tuple(given["used_k"])})
 
     def fields(self):
         """The case exactly as it stands in the file."""
-        return {name: getattr(self, name) for name in FIELDS}
+        given = {name: getattr(self, name) for name in FIELDS}
+        for name, absent in OPTIONAL_FIELDS.items():
+            if getattr(self, name) != absent:
+                given[name] = getattr(self, name)
+        return {**given, "used_k": list(self.used_k)} if self.used_k else given
 
     def shape_text(self):
         heads = str(self.q_heads) if self.q_heads == self.kv_heads else \
             f"{self.q_heads}/{self.kv_heads}"
         length = str(self.q_len) if self.q_len == self.kv_len else f"{self.q_len}x{self.kv_len}"
         return f"{self.batch},{heads},{length},{self.head_dim} {self.dtype}" + \
-            (" causal" if self.causal else "")
+            (" causal" if self.causal else "") + \
+            (f" pages of {self.page_size}" if self.page_size else "") + \
+            (" ragged" if self.used_k else "")
+
+    def lengths(self):
+        """Keys of each sequence."""
+        return self.used_k or (self.kv_len,) * self.batch
 
     @property
     def q_shape(self):
@@ -44,19 +69,30 @@ class Case:
     def kv_shape(self):
         return (self.batch, self.kv_heads, self.kv_len, self.head_dim)
 
+    def visible_end(self, b, i):
+        """Query i of sequence b sees the keys before this one. Causal is bottom-right: the last
+        query stands on the last key."""
+        length = self.lengths()[b]
+        return min(max(i + length - self.q_len + 1, 0), length) if self.causal else length
+
     def visible_pairs(self):
-        """(query, key) pairs per head. Causal is bottom-right: query i sees i + kv_len - q_len."""
-        if not self.causal:
-            return self.q_len * self.kv_len
-        offset = self.kv_len - self.q_len
-        return sum(min(max(i + offset + 1, 0), self.kv_len) for i in range(self.q_len))
+        """(query, key) pairs per head, of all sequences."""
+        pairs = {}
+        for b, length in enumerate(self.lengths()):
+            if length not in pairs:
+                pairs[length] = sum(self.visible_end(b, i) for i in range(self.q_len))
+        return sum(pairs[length] for length in self.lengths())
 
     def flops(self):
-        return 4.0 * self.batch * self.q_heads * self.visible_pairs() * self.head_dim
+        return 4.0 * self.q_heads * self.visible_pairs() * self.head_dim
+
+    def kv_bytes(self):
+        """Of the keys and values in use."""
+        return 2 * self.kv_heads * sum(self.lengths()) * self.head_dim * _ELEMENT_BYTES[self.dtype]
 
     def input_bytes(self):
-        rows = self.q_heads * self.q_len + 2 * self.kv_heads * self.kv_len
-        return self.batch * rows * self.head_dim * _ELEMENT_BYTES[self.dtype]
+        q_rows = self.batch * self.q_heads * self.q_len
+        return self.kv_bytes() + q_rows * self.head_dim * _ELEMENT_BYTES[self.dtype]
 
     def unsupported(self, device):
         """Why FlashCore cannot run this case there; None where it can."""
@@ -66,6 +102,22 @@ class Case:
             return f"dtype is {self.dtype}; 8-bit attention is not part of this build"
         if self.dtype == "f64" and device == "cuda":
             return "f64 runs on the CPU only"
+        if self.requires == "pages" and not hasattr(_abi.Params, "block_table"):
+            return "needs pages, which this library does not have"
+        if device == "cpu" and (self.used_k or self.page_size):
+            return "lengths and pages are timed on a GPU only"
+        return None
+
+    def mistake(self):
+        """What is wrong with the fields that may be absent; None where nothing is."""
+        if self.used_k and (len(self.used_k) != self.batch or not all(
+                type(one) is int and 0 <= one <= self.kv_len for one in self.used_k)):
+            return f"used_k: wanted {self.batch} lengths between 0 and {self.kv_len}"
+        if type(self.page_size) is not int or self.page_size < 0 or (
+                self.page_size and self.kv_len % self.page_size):
+            return f"page_size is {self.page_size!r}; wanted a divisor of kv_len"
+        if self.requires not in ("", "pages"):
+            return f"requires is {self.requires!r}; known is \"pages\""
         return None
 
 
@@ -83,7 +135,10 @@ def parse(text, where):
             if type(row[name]) is not _TYPES[name]:
                 raise ValueError(f"{where}: case {number}: {name} is {row[name]!r}; wanted "
                                  f"{_TYPES[name].__name__}")
-        cases.append(Case(**{name: row[name] for name in FIELDS}))
+        cases.append(Case.of(row))
+        problem = cases[-1].mistake()
+        if problem is not None:
+            raise ValueError(f"{where}: case {number}: {problem}")
     return cases
 
 

@@ -25,15 +25,9 @@ def sample_rows(case, heads=8, rows_per_head=8, seed=1):
     return rows
 
 
-def visible_end(case, i):
-    """Query i sees the keys before this one."""
-    if not case.causal:
-        return case.kv_len
-    return min(max(i + case.kv_len - case.q_len + 1, 0), case.kv_len)
-
-
 def torch_rows(torch, case, q, k, v, rows):
-    """q, k, v: torch tensors [batch, heads, len, dim]."""
+    """q: a torch tensor [batch, heads, len, dim]; k, v: the same, or what gives the [len, dim] of
+    one head for [b, h]."""
     scale = 1.0 / math.sqrt(case.head_dim)
     group = case.q_heads // case.kv_heads
     result = []
@@ -42,7 +36,7 @@ def torch_rows(torch, case, q, k, v, rows):
         if loaded != (b, h // group):  # neighbouring rows share a head
             loaded = (b, h // group)
             keys, values = k[b, h // group].double(), v[b, h // group].double()
-        end = visible_end(case, i)
+        end = case.visible_end(b, i)
         query = q[b, h, i].double()
         products = keys[:end] * query
         score = scale * products.sum(-1)
@@ -60,7 +54,7 @@ def torch_rows(torch, case, q, k, v, rows):
             spread=(p * visible).square().sum(0).sqrt().tolist(),
             deviation=(p * (visible - out).abs()).sum(0).tolist(),
             v_mass=(visible.abs().sum(0) / total).tolist(),
-            kv_len=case.kv_len,
+            kv_len=case.lengths()[b],
         ))
     return result
 
@@ -71,7 +65,7 @@ def plain_rows(case, q, k, v, rows):
     group = case.q_heads // case.kv_heads
     result = []
     for b, h, i in rows:
-        end = visible_end(case, i)
+        end = case.visible_end(b, i)
         query = q(b, h, i)
         products = [[x * y for x, y in zip(query, k(b, h // group, j))] for j in range(end)]
         score = [scale * math.fsum(one) for one in products]
@@ -91,7 +85,7 @@ def plain_rows(case, q, k, v, rows):
             deviation=[math.fsum(w * abs(x - centre) for w, x in zip(p, column))
                        for column, centre in zip(columns, out)],
             v_mass=[math.fsum(map(abs, column)) / total for column in columns],
-            kv_len=case.kv_len,
+            kv_len=case.lengths()[b],
         ))
     return result
 

@@ -1,6 +1,6 @@
 """Rows as people read them: line by line while they are measured, and as a table for the docs."""
 
-from flashcore._cases import FIELDS, Case
+from flashcore._cases import Case
 
 
 def print_heading():
@@ -23,7 +23,7 @@ def markdown(result):
                *peers, "ours / best peer"]
     lines = ["| " + " | ".join(heading) + " |", "|-|-|-|" + "-:|" * (len(heading) - 3)]
     for row in result["rows"]:
-        case = Case(**{name: row[name] for name in FIELDS})
+        case = Case.of(row)
         times = row["peers_us"]
         best = min(times, key=times.get) if times else None
         cells = [case.name, case.shape_text(), f"`{row['kernel']}`", f"{row['us']:.4g}",

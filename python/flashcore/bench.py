@@ -190,6 +190,7 @@ class Bench:
             "peers_note": subject.peers_note,
         }
         row["tflops"] = case.flops() / row["us"] / 1e6
+        row["kv_gbs"] = case.kv_bytes() / row["us"] / 1e3
         if note is not None:
             row["note"] = note
         return row

@@ -21,7 +21,8 @@ class BenchTest(CommandTest):
     def setUp(self):
         super().setUp()
         self.cases = [case("a"), case("b", "f16", causal=True), case("c", "e4m3"),
-                      case("d", kind="bwd")]
+                      case("d", kind="bwd"), case("e", used_k=[7]),
+                      case("f", page_size=8, requires="pages")]
         self.file = self.path("cases.json")
         with open(self.file, "w") as file:
             json.dump({"cases": self.cases}, file)
@@ -58,6 +59,8 @@ class Bench(BenchTest):
         skipped = {row["name"]: row["reason"] for row in self.bench("--samples", 5)["skipped"]}
         self.assertEqual(skipped["c"], "8-bit path: not part of this build")
         self.assertIn("only forward", skipped["d"])
+        self.assertIn("lengths in use: timed by", skipped["e"])
+        self.assertIn("pages: timed by", skipped["f"])
 
     def test_text(self):
         text = self.call("bench", "--cases", self.file, "--suite", "tiny", "--device", "cpu").stdout
@@ -82,7 +85,7 @@ class Bench(BenchTest):
         refuse = lambda *a, about: self.refuse("bench", "--device", "cpu", *a, about=about)
         refuse("--cases", self.path("none.json"), about="No such file")
         refuse("--cases", self.file, "--suite", "nope", about="known are tiny")
-        refuse("--cases", self.file, "--case", "nope", about="known are a, b, c, d")
+        refuse("--cases", self.file, "--case", "nope", about="known are a, b, c, d, e, f")
         refuse("--compare", self.path("none.json"), about="No such file")
         refuse("--results", self.file, about="--compare")
         for content in ("", "{}", "[1", '{"cases": [{}]}', '{"cases": 7}',
@@ -166,7 +169,8 @@ class TheCases(CommandTest):
         count = {}
         for row in self.cases:
             count[row["suite"]] = count.get(row["suite"], 0) + 1
-        self.assertEqual(count, {"anchors": 68, "lineage": 16, "cpu": 9, "simt": 2})
+        self.assertEqual(count, {"anchors": 68, "lineage": 16, "cpu": 9, "serving": 3,
+                                 "simt": 2})
 
     def test_they_are_built_in(self):
         """Outside the source tree the program knows the same cases."""

@@ -87,7 +87,7 @@ class Check(CommandTest):
         self.assertEqual(set(found["kernels"]), {"fwd_plain_f16"})
 
     def test_refusals(self):
-        self.refuse("check", "--suite", "nope", about="known are anchors, lineage, cpu, simt")
+        self.refuse("check", "--suite", "nope", about="known are anchors, lineage, cpu, serving, simt")
         self.refuse("check", "--case", "nope", about="known are")
         self.refuse("check", "--kernel", "nope", about="info --kernels")
         self.refuse("check", "--problems", "0", about="--problems")

@@ -81,7 +81,7 @@ class Random(CommandTest):
         few = self.call("run", "--suite", "lineage", "--device", "cpu", "--time-limit", "0.001")
         self.assertIn("the time limit of 0.001 s was reached", few.stderr)
         self.refuse("run", "--case", "nope", about="known are seed-c")
-        self.refuse("run", "--suite", "nope", about="known are anchors, lineage, cpu, simt")
+        self.refuse("run", "--suite", "nope", about="known are anchors, lineage, cpu, serving, simt")
 
     def test_large_problems_are_sampled(self):
         result = self.call_json("run", "--shape", "1,8,4096,64", "--device", "cpu", "--samples", 0)

@@ -122,13 +122,16 @@ class Bench(unittest.TestCase):
 
     def test_what_cannot_be_measured_is_skipped_with_its_reason(self):
         code, out, _ = self.run_bench([case(dtype="e4m3"), case(name="both", dtype="f16/e4m3"),
-                                       case(name="back", kind="bwd"), case(name="good")])
+                                       case(name="back", kind="bwd"),
+                                       case(name="ragged", used_k=(3,)),
+                                       case(name="paged", page_size=3, requires="pages"),
+                                       case(name="good")])
         self.assertEqual(code, 0)
         result = self.result()
         self.assertEqual([row["name"] for row in result["rows"]], ["good"])
-        self.assertEqual([one["name"] for one in result["skipped"]], ["tiny", "both", "back"])
+        self.assertEqual([one["name"] for one in result["skipped"]], ["tiny", "both", "back", "ragged", "paged"])
         self.assertTrue(all(one["reason"] for one in result["skipped"]))
-        self.assertEqual(out.count("skipped: "), 3)
+        self.assertEqual(out.count("skipped: "), 5)
 
     def test_a_kernel_by_name(self):
         code, _, _ = self.run_bench([case(), case(name="half", dtype="f16")], "--kernel",
@@ -229,6 +232,12 @@ class Selection(unittest.TestCase):
                 _cases.parse(json.dumps([{**good, name: value}]), "x")
         with self.assertRaisesRegex(ValueError, 'no field "kv_len"'):
             _cases.parse(json.dumps([{k: v for k, v in good.items() if k != "kv_len"}]), "x")
+        more = {**good, "used_k": [4], "page_size": 3, "requires": "pages"}
+        self.assertEqual(_cases.parse(json.dumps([more]), "x")[0].fields(), more)
+        for name, value in (("used_k", [1, 2]), ("used_k", [10]), ("used_k", ["a"]),
+                            ("page_size", 2), ("page_size", "1"), ("requires", "wings")):
+            with self.assertRaisesRegex(ValueError, f"x: case 0: {name}"):
+                _cases.parse(json.dumps([{**good, name: value}]), "x")
         with self.assertRaisesRegex(ValueError, "list of cases"):
             _cases.parse("{}", "x")
 
@@ -236,6 +245,12 @@ class Selection(unittest.TestCase):
         one = case(batch=2, q_heads=4, kv_heads=2, q_len=3, kv_len=5, head_dim=8, dtype="f16")
         self.assertEqual(one.flops(), 4 * 2 * 4 * 15 * 8)
         self.assertEqual(one.input_bytes(), 2 * (4 * 3 + 2 * 2 * 5) * 8 * 2)
+        ragged = case(batch=2, q_heads=4, kv_heads=2, q_len=3, kv_len=9, head_dim=8, dtype="f16",
+                      causal=True, used_k=(2, 6))
+        self.assertEqual([ragged.visible_end(b, i) for b in (0, 1) for i in range(3)],
+                         [0, 1, 2, 4, 5, 6])
+        self.assertEqual(ragged.flops(), 4 * 4 * (3 + 15) * 8)
+        self.assertEqual(ragged.kv_bytes(), 2 * 2 * (2 + 6) * 8 * 2)
 
 
 if __name__ == "__main__":

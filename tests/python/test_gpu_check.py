@@ -220,22 +220,32 @@ class Verdicts(WithFolder):
         self.assertIn("1 cases", outcome.reason)
 
     def test_bars(self):
-        rows = [{"name": "simt-small", "us": 20.0, "tflops": 0.1},
-                {"name": "simt-f32", "us": 900.0, "tflops": 19.0}]
-        self.assertEqual(self.bench({"rows": rows})[0].status, "passed")
-        for number, name, figure, value in ((0, "simt-small", "us", 26.0),
-                                            (1, "simt-f32", "tflops", 11.9)):
-            slow = [dict(row) for row in rows]
-            slow[number][figure] = value
-            outcome, _ = self.bench({"rows": slow})
-            self.assertEqual(outcome.status, "failed")
-            self.assertIn(name, outcome.reason)
-        self.assertEqual(gpu_check_bench.bars_of("NVIDIA L4", rows), {})
-        plain = {**case(name="simt-f32", batch=2, q_heads=8, kv_heads=8, q_len=2048, kv_len=2048,
-                        head_dim=64).fields(), "us": 1000.0}  # as the command's bench writes it
-        bar = gpu_check_bench.bars_of("NVIDIA H200", [plain])["simt-f32"]
-        self.assertAlmostEqual(bar["got"], 17.18, delta=0.01)
-        self.assertTrue(bar["met"])
+        bars = {"gpu": "NVIDIA H200", "fa3": {"rows": []},
+                "bars": [{"name": "tiny", "peer": "fa2", "time_share": 1.0}]}
+        said = []
+
+        def bench(us, excused=()):
+            row = {**case().fields(), "us": us, "ratios": {"fa2": us / 10.0}}
+            output = self.folder / "bench.json"
+            _results.write(output, {"rows": [row]})
+            report = Report(self.folder / "h200.json", {"gpu": "NVIDIA H200"})
+            done = self.run_command("exit 0")
+            outcome = gpu_check_bench.take_rows(report, output, done, bars, excused, said.append)
+            return outcome, report.result["rows"][0]["bar"]
+
+        outcome, bar = bench(8.0)
+        self.assertEqual(outcome.status, "passed")
+        self.assertEqual(outcome.details["bars"]["passed"], 1)
+        self.assertEqual(bar, {"bar_us": 10.0, "ratio": 1.25})
+        self.assertIn("| tiny 1,2/1,5x9,8 f32 | 8 | 10 |", said[-1])
+        outcome, _ = bench(10.4)  # short, but within the tolerance
+        self.assertEqual(outcome.status, "passed")
+        self.assertIn("tiny 1,2/1,5x9,8 f32", outcome.details["bars"]["short"])
+        outcome, bar = bench(12.5)
+        self.assertEqual(outcome.status, "failed")
+        self.assertIn("tiny 1,2/1,5x9,8 f32 at 0.80", outcome.reason)
+        self.assertAlmostEqual(bar["ratio"], 0.8)
+        self.assertEqual(bench(12.5, {"tiny"})[0].status, "passed")
 
 
 class Script(WithFolder):

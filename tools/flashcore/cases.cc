@@ -40,6 +40,8 @@ BenchCase case_of(const Json& row) {
   }
   row.at("causal").get_to(c.causal);
   row.at("cold_l2").get_to(c.cold_l2);
+  c.ragged = row.contains("used_k");
+  c.needs = row.value("requires", "");
   c.part = row.value("part", "");
   c.ancestor_error = row.value("ancestor_error", "");
   return c;
@@ -132,6 +134,8 @@ std::vector<BenchCase> select_cases(const std::vector<BenchCase>& cases,
 std::string why_not(const BenchCase& c) {
   if (c.kind != "fwd") return formatted("{}: only forward attention is part of this build", c.kind);
   if (c.dtype.find("e4m3") != std::string::npos) return "8-bit path: not part of this build";
+  if (c.ragged) return "lengths in use: timed by python3 -m flashcore.bench";
+  if (!c.needs.empty()) return formatted("{}: timed by python3 -m flashcore.bench", c.needs);
   return {};
 }
 

@@ -1,0 +1,154 @@
+"""Bars: what each kind asks for, which way round a ratio is, which rows fail, and that
+bench/bars.json is about cases there are."""
+
+import tempfile
+import unittest
+from pathlib import Path
+
+import gpu_check_bars as bars
+from flashcore import _cases
+from support import case
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def row(us=10.0, peers=None, **fields):
+    """A measured row; peers: {name: us}."""
+    return {**case(**fields).fields(), "us": us,
+            "ratios": {name: us / theirs for name, theirs in (peers or {}).items()}}
+
+
+def content(*wanted, fa3=()):
+    return {"gpu": "X", "fa3": {"rows": list(fa3)}, "bars": list(wanted)}
+
+
+def judged(one, *wanted, others=(), fa3=()):
+    return bars.judge([one, *others], content(*wanted, fa3=fa3))[0]
+
+
+class Limits(unittest.TestCase):
+    def test_a_share_of_a_peers_time(self):
+        bar = {"name": "tiny", "peer": "fa2", "time_share": 0.75}
+        found = judged(row(6.0, {"fa2": 10.0, "cudnn": 4.0}), bar)
+        self.assertAlmostEqual(found.bar_us, 7.5)
+        self.assertAlmostEqual(found.ratio, 1.25)
+        self.assertEqual(found.verdict, "pass")
+        self.assertEqual(judged(row(8.0, {"fa2": 10.0}), bar).verdict, "short")
+
+    def test_a_speedup_over_the_best_peer(self):
+        bar = {"name": "tiny", "peer": "best", "speedup": 1.25}
+        found = judged(row(8.1, {"fa2": 12.0, "cudnn": 10.0}), bar)
+        self.assertAlmostEqual(found.bar_us, 8.0)
+        self.assertEqual(found.verdict, "short")
+        self.assertEqual(judged(row(7.9, {"fa2": 12.0, "cudnn": 10.0}), bar).verdict, "pass")
+
+    def test_figures(self):
+        one = row(10.0, dtype="f16", batch=2, q_heads=4, kv_heads=2, q_len=3, kv_len=5, head_dim=8)
+        flops, kv_bytes = 4 * 2 * 4 * 15 * 8, 2 * 2 * 2 * 5 * 8 * 2
+        self.assertEqual(judged(one, {"name": "tiny", "us": 9.0}).bar_us, 9.0)
+        self.assertAlmostEqual(judged(one, {"name": "tiny", "tflops": 2.0}).bar_us, flops / 2e6)
+        wide = {"name": "tiny", "kv_tbs": 4.0, "above_kv_mb": 0}
+        self.assertAlmostEqual(judged(one, wide).bar_us, kv_bytes / 4e6)
+        self.assertIsNone(judged(one, {**wide, "above_kv_mb": 1}).bar_us)
+
+    def test_another_row(self):
+        bar = {"name": "tiny", "row": {"name": "whole", "batch": 3}, "speedup": 0.9}
+        others = [row(100.0, name="whole", batch=1), row(9.0, name="whole", batch=3)]
+        found = judged(row(10.5), bar, others=others)
+        self.assertAlmostEqual(found.bar_us, 10.0)
+        self.assertEqual(found.verdict, "short")
+        self.assertEqual(judged(row(10.5), bar).verdict, "not judged: no row whole")
+
+    def test_the_strictest_of_several(self):
+        found = judged(row(7.0, {"cudnn": 10.0}), {"name": "tiny", "peer": "best", "speedup": 1.0},
+                       {"name": "tiny", "us": 6.0})
+        self.assertEqual(found.bar_us, 6.0)
+
+    def test_only_rows_that_are_meant(self):
+        bar = {"name": "tiny", "batch": 4, "us": 1.0}
+        self.assertEqual(judged(row(), bar).verdict, "")
+        self.assertEqual(judged(row(batch=4), bar).verdict, "short")
+
+    def test_a_peer_of_old_is_scaled_by_one_of_now(self):
+        """cuDNN takes 20 where it took 10, so fa3 is taken to need 6 where it needed 3."""
+        old = [{"name": "tiny", "fa3_us": 3.0, "cudnn_us": 10.0}]
+        found = judged(row(6.1, {"cudnn": 20.0}), {"name": "tiny", "peer": "best", "speedup": 1.0},
+                       fa3=old)
+        self.assertAlmostEqual(found.bar_us, 6.0)
+        self.assertEqual(found.verdict, "short")
+
+    def test_without_peers_nothing_is_claimed(self):
+        found = judged(row(), {"name": "tiny", "peer": "fa2", "time_share": 1.0})
+        self.assertEqual(found.verdict, "not judged: no time of fa2")
+        found = judged(row(), {"name": "tiny", "peer": "best", "time_share": 1.0})
+        self.assertEqual(found.verdict, "not judged: no time of any peer")
+
+
+class Failures(unittest.TestCase):
+    def setUp(self):
+        bar = {"name": "tiny", "us": 10.0}
+        self.rows = [judged(row(us), bar) for us in (9.0, 10.4, 10.6)]
+
+    def test_the_tolerance(self):
+        self.assertEqual([one.row["us"] for one in bars.failures(self.rows, set())], [10.6])
+
+    def test_reasons_in_the_documents(self):
+        self.assertEqual(bars.failures(self.rows, {"tiny"}), [])
+        self.assertEqual(bars.failures(self.rows, {"tiny 1,2/1,5x9,8 f32"}), [])
+        self.assertEqual(len(bars.failures(self.rows, {"tin", "tiny 1"})), 1)
+
+    def test_the_table_of_the_documents(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "performance.md"
+            self.assertEqual(bars.explained(path), set())
+            path.write_text("# P\n\n| case | x |\n|-|-|\n| other | 1 |\n\n## Rows below their bar\n\n"
+                            "Words.\n\n| case | reason |\n|-|-|\n| `long` | one |\n"
+                            "| prefill 1,8,64,64 bf16 | two |\n\n## Next\n\n| a | b |\n|-|-|\n| c | d |\n",
+                            encoding="utf-8")
+            self.assertEqual(bars.explained(path), {"long", "prefill 1,8,64,64 bf16"})
+            path.write_text("# P\n", encoding="utf-8")
+            self.assertEqual(bars.explained(path), set())
+
+    def test_the_printed_table(self):
+        one = row(8.0, {"fa2": 12.0, "cudnn": 10.0})
+        lines = bars.table(bars.judge([one, row(name="free")], content(
+            {"name": "tiny", "peer": "best", "speedup": 1.0}))).splitlines()
+        self.assertEqual(len(lines), 3)  # a row without a bar is not there
+        self.assertEqual(lines[2], "| tiny 1,2/1,5x9,8 f32 | 8 | 12 | 10 | cudnn 10 | 10 | 1.25 | pass |")
+
+
+class TheFile(unittest.TestCase):
+    def setUp(self):
+        self.bars = bars.load(ROOT / "bench" / "bars.json", "NVIDIA H200")
+        self.cases = _cases.load(ROOT / "bench" / "cases.json")
+
+    def test_it_is_about_cases_there_are(self):
+        self.assertEqual(bars.mistakes(self.bars, self.cases), [])
+
+    def test_mistakes_are_found(self):
+        broken = content({"name": "nobody", "us": 1.0}, {"name": "mission"},
+                         {"name": "mission", "us": 1.0, "tflops": 2.0},
+                         {"name": "mission", "speedup": 2.0}, fa3=[{"name": "no"}])
+        self.assertEqual(len(bars.mistakes(broken, self.cases)), 5)
+
+    def test_every_row_that_needs_a_bar_has_one(self):
+        for name in ("prefill", "seed-c", "mission", "small", "decode", "decode-mha", "spec",
+                     "ragged", "paged"):
+            for one in (one for one in self.cases if one.name == name):
+                found = [bar for bar in self.bars["bars"] if bars.matches(bar, one.fields())]
+                self.assertTrue(found, one)
+        self.assertEqual(len([one for one in self.cases if one.name == "prefill"]), 24)
+
+    def test_other_gpus_have_no_bars(self):
+        self.assertIsNone(bars.load(ROOT / "bench" / "bars.json", "NVIDIA L4"))
+
+    def test_ragged_and_uniform_read_the_same_bytes(self):
+        ragged = next(one for one in self.cases if one.name == "ragged")
+        uniform = next(one for one in self.cases if one.name == "ragged-uniform")
+        self.assertEqual(ragged.kv_bytes(), uniform.kv_bytes())
+        self.assertGreater(ragged.kv_bytes(), 1e9)
+        self.assertTrue(all(128 <= length <= 32768 for length in ragged.used_k))
+
+
+if __name__ == "__main__":
+    unittest.main()
