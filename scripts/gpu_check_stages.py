@@ -14,6 +14,7 @@ from gpu_check_runner import FAILED, NOT_RUN, PASSED, TIMED_OUT, Outcome, Stage
 from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
 
 _MIN_PROBLEMS = 20000
+_MIN_TENSOR_CORE_PROBLEMS = 50000
 _PLANTED_KERNELS = "fwd_simt_.*_d64_.*"  # a few are enough to show that the check catches bugs
 _SANITIZER_PROBLEMS = 63
 
@@ -183,8 +184,10 @@ def all_stages(context):
     return [
         plain("environment", 90, environment),
         plain("build", 200, build),
-        plain("tests", 90, tests),
+        plain("tests", 150, tests),
         checking("check", 120, [*cuda, "--problems", "21000"], _MIN_PROBLEMS),
+        checking("check_tensor_cores", 100, [*cuda, "--kernel", "_sm80_", "--problems", "51000"],
+                 _MIN_TENSOR_CORE_PROBLEMS),
         checking("check_lineage", 40, [*cuda, "--suite", "lineage"]),
         checking("check_tuning", 60, [*cuda, "--suite", "tuning"]),
         checking("check_as_l4", 30, [*cuda, "--problems", "1500", "--plan-for", "l4"], 1000),
@@ -193,5 +196,5 @@ def all_stages(context):
         plain("plants", 120, plants),
         plain("sanitizers", 100, sanitizers, may_be_missing=True),
         plain("host", 40, gpu_check_bench.host_cost),
-        plain("bench", 200, gpu_check_bench.bench),
+        plain("bench", 170, gpu_check_bench.bench),
     ]
