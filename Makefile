@@ -3,7 +3,7 @@
 PREFIX ?= /usr/local
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick gpu-check release-check lint format install clean setup
+.PHONY: help demo test quick kernel profile gpu-check release-check lint format install clean setup
 
 help: ## this list
 	@echo "FlashCore: attention in C++20 and CUDA. Targets:"
@@ -23,6 +23,14 @@ test: ## set up and run every test that needs no GPU (17 minutes; 5 once built)
 quick: ## the tests for daily work, CPU only (2 minutes)
 	@scripts/setup test
 	@scripts/test --quick $(STAGES)
+
+kernel: ## K=<id>: build one kernel alone, show registers, check and time it (half a minute)
+	@scripts/setup build
+	@scripts/kernel "$(K)"
+
+profile: ## K=<id> CASE=<name>: that kernel on that case under ncu, in twenty lines
+	@scripts/setup build
+	@scripts/profile "$(K)" "$(CASE)"
 
 gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (3 minutes)
 	@scripts/setup test

@@ -1,0 +1,162 @@
+"""What `make kernel` and `make profile` share: the lists of kernels, a build with one of them only,
+and the bench cases it is meant for."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "build" / "logs"
+_MOST_CASES = 6
+_PROXY_ARCHITECTURE = "90"  # compiled for where there is no GPU to ask
+
+
+class Failure(Exception):
+    """What went wrong, and what to do."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    id: str
+    device: str  # "cuda" or "cpu"
+    family: str  # of a CPU kernel: its instruction set
+    dtype: str
+    head_dim: int = 576
+    tile_q: int = 64
+
+
+def read_kernels(root=ROOT):
+    """All kernels of the two lists."""
+    gpu = (root / "src" / "cuda" / "kernels.def").read_text(encoding="utf-8")
+    cpu = (root / "src" / "cpu" / "kernels.def").read_text(encoding="utf-8")
+    found = [Kernel(id_, "cuda", family, dtype, int(head_dim), int(tile_q))
+             for id_, family, dtype, head_dim, tile_q in re.findall(
+                 r"^FLASHCORE_KERNEL\((\w+), (\w+), (\w+), (\d+), (\d+),", gpu, re.MULTILINE)]
+    found += [Kernel(f"fwd_{isa}_{dtype}", "cpu", isa, dtype) for isa, dtype in re.findall(
+        r"^FLASHCORE_CPU_KERNEL\((\w+), (\w+)\)", cpu, re.MULTILINE)]
+    return found
+
+
+def find_kernel(id_, kernels):
+    for kernel in kernels:
+        if kernel.id == id_:
+            return kernel
+    alike = [kernel.id for kernel in kernels if id_ and id_ in kernel.id]
+    known = alike or [kernel.id for kernel in kernels]
+    raise Failure(f"there is no kernel \"{id_}\"; {'some like it' if alike else 'there'} are "
+                  f"{', '.join(known)}")
+
+
+def cases_for(kernel, kernels, cases):
+    """The cases a kernel is meant for, in its own type, the smallest first: those of its size class
+    with rows enough for its tiles (or, for the smallest tile, few). Where no case has such a head
+    dim, the cases of 128 with the kernel's own."""
+    if kernel.device == "cpu":
+        wanted = [case for case in cases if case["suite"] == "cpu"]
+        return distinct({**case, "dtype": kernel.dtype} for case in wanted)
+    family = [one for one in kernels if one.family == kernel.family and one.dtype == kernel.dtype]
+    smaller = max((one.head_dim for one in family if one.head_dim < kernel.head_dim), default=0)
+    tiles = sorted(one.tile_q for one in family if one.head_dim == kernel.head_dim)
+    gpu = [case for case in cases if case["kind"] == "fwd" and case["suite"] in ("anchors", "simt")
+           and "e4m3" not in case["dtype"]]
+    sized = [case for case in gpu if smaller < case["head_dim"] <= kernel.head_dim] or \
+        [{**case, "head_dim": kernel.head_dim} for case in gpu if case["head_dim"] == 128]
+
+    def rows(case):
+        return case["q_len"] * case["q_heads"] // case["kv_heads"]
+
+    if kernel.tile_q > tiles[0]:
+        sized = [case for case in sized if 2 * rows(case) > kernel.tile_q]
+    elif len(tiles) > 1:
+        sized = [case for case in sized if rows(case) < 2 * tiles[1]] or sized
+    return distinct({**case, "dtype": kernel.dtype} for case in sized)
+
+
+def distinct(cases):
+    by_work = sorted(cases, key=lambda case: case["batch"] * case["q_heads"] * case["q_len"]
+                     * case["kv_len"] * case["head_dim"])
+    chosen = []
+    for case in by_work:
+        one = {**case, "suite": "kernel"}
+        if one not in chosen:
+            chosen.append(one)
+    if len(chosen) <= _MOST_CASES:
+        return chosen
+    step = (len(chosen) - 1) / (_MOST_CASES - 1)  # from the smallest to the largest
+    return [chosen[round(i * step)] for i in range(_MOST_CASES)]
+
+
+def load_cases(root=ROOT):
+    return json.loads((root / "bench" / "cases.json").read_text(encoding="utf-8"))["cases"]
+
+
+# ptxas -v: one block per kernel and architecture.
+_PTXAS = re.compile(
+    r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\w+)'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
+    r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers", re.DOTALL)
+
+
+def ptxas_lines(log):
+    """What ptxas says about each attention kernel it compiled, as sentences."""
+    return [f"sm_{one['arch']}: {one['registers']} registers, spills {one['stores']} bytes stored "
+            f"and {one['loads']} loaded, stack {one['stack']} bytes"
+            for one in _PTXAS.finditer(log) if "attention" in one["name"]]
+
+
+def gpu_architecture():
+    """The compute capability of GPU 0 without its point, "90"; "" where there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    asked = subprocess.run(["nvidia-smi", "--id=0", "--query-gpu=compute_cap",
+                            "--format=csv,noheader"], capture_output=True, text=True)
+    found = re.fullmatch(r"(\d+)\.(\d+)", asked.stdout.strip())
+    return found.group(1) + found.group(2) if asked.returncode == 0 and found else ""
+
+
+def environment():
+    """What scripts/setup put into .venv first, nvcc's usual place last."""
+    folders = [str(ROOT / ".venv" / "bin"), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    return {**os.environ, "PATH": os.pathsep.join(folders)}
+
+
+def run_logged(arguments, log):
+    """Runs a command into a log; its end is in the error where it fails."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w", encoding="utf-8") as file:
+        done = subprocess.run([str(one) for one in arguments], stdout=file,
+                              stderr=subprocess.STDOUT, cwd=ROOT, env=environment())
+    text = log.read_text(encoding="utf-8", errors="replace")
+    if done.returncode != 0:
+        tail = "\n".join(text.splitlines()[-30:])
+        raise Failure(f"{tail}\n{' '.join(str(one) for one in arguments[:3])} failed; all of it is "
+                      f"in {log.relative_to(ROOT)}")
+    return text
+
+
+def build(kernel, jobs):
+    """Builds the command with this kernel only; returns (its path, ptxas's words)."""
+    folder = ROOT / "build" / ("kernel-cpu" if kernel.device == "cpu" else "kernel")
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DFLASHCORE_BUILD_TESTS=OFF"]
+    if kernel.device == "cpu":
+        options += ["-DFLASHCORE_CUDA=OFF"]
+    else:
+        architecture = gpu_architecture() or _PROXY_ARCHITECTURE
+        options += ["-DFLASHCORE_CUDA=ON", f"-DFLASHCORE_KERNELS=^{kernel.id}$",
+                    f"-DFLASHCORE_ONLY_ARCHITECTURE={architecture}"]
+    run_logged(["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", *options],
+               LOGS / "configure-kernel.log")
+    text = run_logged(["cmake", "--build", folder, "-j", str(jobs), "--target", "flashcore_cli"],
+                      LOGS / "build-kernel.log")
+    # Where nothing had to be compiled, ptxas said it last time.
+    remembered = folder / f"ptxas-{kernel.id}.txt"
+    lines = ptxas_lines(text)
+    if lines:
+        remembered.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    elif remembered.is_file():
+        lines = remembered.read_text(encoding="utf-8").splitlines()
+    return folder / "bin" / "flashcore", lines

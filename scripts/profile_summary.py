@@ -1,0 +1,105 @@
+"""From what ncu counted to twenty lines for people. Reads the raw page of a report as CSV: a line of
+column names, a line of units, a line per kernel; anything printed before the names is passed over."""
+
+import csv
+import re
+
+# What is shown: (words, unit, the metric's names, the first that is there counts). Names differ
+# between architectures and versions of ncu.
+_FIGURES = (
+    ("duration", "us", ("gpu__time_duration.sum",)),
+    ("tensor pipe", "%", ("sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+                          "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+                          "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active",
+                          "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active")),
+    ("XU (exp2, reciprocal)", "%", ("sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",)),
+    ("FMA pipe", "%", ("sm__pipe_fma_cycles_active.avg.pct_of_peak_sustained_active",
+                       "sm__inst_executed_pipe_fma.avg.pct_of_peak_sustained_active")),
+    ("shared memory", "%", (
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed",
+        "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum.pct_of_peak_sustained_elapsed",
+        "l1tex__data_pipe_lsu_wavefronts.avg.pct_of_peak_sustained_elapsed")),
+    ("L2", "%", ("lts__throughput.avg.pct_of_peak_sustained_elapsed",
+                 "lts__t_sectors.avg.pct_of_peak_sustained_elapsed")),
+    ("DRAM", "%", ("gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+                   "dram__throughput.avg.pct_of_peak_sustained_elapsed")),
+    ("issue slots", "%", ("sm__inst_issued.avg.pct_of_peak_sustained_active",
+                          "smsp__issue_active.avg.pct_of_peak_sustained_active")),
+    ("occupancy", "%", ("sm__warps_active.avg.pct_of_peak_sustained_active",)),
+    ("registers a thread", "", ("launch__registers_per_thread",)),
+    ("shared memory a block", "bytes", ("launch__shared_mem_per_block_dynamic",)),
+)
+SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis",
+            "MemoryWorkloadAnalysis_Tables", "LaunchStats", "Occupancy", "SchedulerStats",
+            "WarpStateStats")
+_STALL = re.compile(r"smsp__average_warps_issue_stalled_(?!not_issued)(\w+?)_per_issue_active\.ratio")
+_MOST_STALLS = 5
+_TO_US = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3, "ms": 1e3,
+          "second": 1e6, "s": 1e6}
+
+
+class NoKernel(Exception):
+    """The report has no kernel in it, or is no report."""
+
+
+def parse(text):
+    """([{column: value} per kernel], {column: unit})."""
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise NoKernel("ncu printed no table")
+    rows = list(csv.reader(lines[start:]))
+    names, units = rows[0], rows[1] if len(rows) > 1 else []
+    kernels = [dict(zip(names, row)) for row in rows[2:] if len(row) == len(names)]
+    if not kernels:
+        raise NoKernel("ncu's table has no kernel")
+    return kernels, dict(zip(names, units))
+
+
+def number(text):
+    """1,234.5 -> 1234.5; None for what is no number ("n/a", "")."""
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def figure(kernel, units, names):
+    """(value, unit) of the first of the metrics that is there; None where none is."""
+    for name in names:
+        value = number(kernel.get(name, ""))
+        if value is not None:
+            return value, units.get(name, "")
+    return None
+
+
+def stalls(kernel):
+    """[(reason, warps waiting for it per issued instruction)], the largest first."""
+    found = []
+    for name, text in kernel.items():
+        match, value = _STALL.fullmatch(name), number(text)
+        if match is not None and value is not None:
+            found.append((match.group(1).replace("_", " "), value))
+    return sorted(found, key=lambda one: -one[1])
+
+
+def summary(text):
+    """The table of the first kernel, as lines."""
+    kernels, units = parse(text)
+    kernel = kernels[0]
+    lines = [f"{'kernel':<24} {kernel.get('Kernel Name', '?').split('(')[0][:120]}",
+             f"{'grid, block':<24} {kernel.get('Grid Size', '?')}, {kernel.get('Block Size', '?')}"]
+    for words, shown_unit, names in _FIGURES:
+        found = figure(kernel, units, names)
+        if found is None:
+            lines.append(f"{words:<24} not given by this ncu")
+            continue
+        value, unit = found
+        if shown_unit == "us":
+            value *= _TO_US.get(unit, 1.0)
+        elif shown_unit == "bytes" and unit.lower().startswith("kbyte"):
+            value *= 1000
+        lines.append(f"{words:<24} {value:10.4g} {shown_unit}".rstrip())
+    lines.append("top stalls, in warps waiting per instruction issued:")
+    lines += [f"  {reason:<22} {value:10.2f}" for reason, value in stalls(kernel)[:_MOST_STALLS]]
+    return "\n".join(lines)

@@ -1,0 +1,84 @@
+"""scripts/kernel: the lists it reads, the cases it chooses, what it makes of ptxas's words."""
+
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import kernel_build as build  # noqa: E402
+
+# As nvcc 13.0 prints it for two architectures, and for a kernel that is not attention.
+PTXAS = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function '_ZN9flashcore4cuda4sm809attentionINS1_6ConfigIfEEEvv' for 'sm_80'
+ptxas info    : Function properties for _ZN9flashcore4cuda4sm809attentionINS1_6ConfigIfEEEvv
+    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 8 bytes cumulative stack size
+ptxas info    : Compile time = 1327.025 ms
+ptxas info    : Compiling entry function '_ZN9flashcore4cuda7combineEv' for 'sm_90'
+ptxas info    : Function properties for _ZN9flashcore4cuda7combineEv
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 0 barriers
+ptxas info    : Compiling entry function '_ZN9flashcore4cuda4sm809attentionINS1_6ConfigIfEEEvv' for 'sm_90'
+ptxas info    : Function properties for _ZN9flashcore4cuda4sm809attentionINS1_6ConfigIfEEEvv
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 206 registers, used 1 barriers
+"""
+
+
+class Lists(unittest.TestCase):
+    def setUp(self):
+        self.kernels = build.read_kernels()
+
+    def test_every_row_is_read(self):
+        for name, prefix in (("cuda", "FLASHCORE_KERNEL("), ("cpu", "FLASHCORE_CPU_KERNEL(")):
+            lines = (ROOT / "src" / name / "kernels.def").read_text().splitlines()
+            wanted = sum(line.startswith(prefix) for line in lines)
+            self.assertEqual(sum(one.device == name for one in self.kernels), wanted)
+            self.assertGreater(wanted, 0)
+
+    def test_by_name(self):
+        for kernel in self.kernels:
+            self.assertIs(build.find_kernel(kernel.id, self.kernels), kernel)
+        with self.assertRaisesRegex(build.Failure, "some like it are .*fwd_plain_f32"):
+            build.find_kernel("plain_f32", self.kernels)
+        with self.assertRaisesRegex(build.Failure, "there are fwd_"):
+            build.find_kernel("", self.kernels)
+
+    def test_every_kernel_has_cases_of_its_own_type_and_size(self):
+        cases = build.load_cases()
+        for kernel in self.kernels:
+            chosen = build.cases_for(kernel, self.kernels, cases)
+            self.assertTrue(1 <= len(chosen) <= 6, kernel)
+            for case in chosen:
+                self.assertEqual(case["dtype"], kernel.dtype)
+                self.assertLessEqual(case["head_dim"], kernel.head_dim)
+                self.assertEqual(case["suite"], "kernel")
+
+    def test_tiles_of_many_rows_get_prefill_and_tiles_of_few_get_decode(self):
+        kernels = [build.Kernel(f"k{tile}", "cuda", "sm80", "bf16", 128, tile) for tile in (128, 16)]
+        cases = build.load_cases()
+        many, few = (build.cases_for(kernel, kernels, cases) for kernel in kernels)
+        self.assertTrue(all(case["q_len"] >= 64 for case in many))
+        self.assertIn("decode", {case["name"] for case in few})
+        self.assertTrue(all(case["q_len"] <= 64 for case in few))
+
+
+class Words(unittest.TestCase):
+    def test_ptxas(self):
+        self.assertEqual(build.ptxas_lines(PTXAS), [
+            "sm_80: 255 registers, spills 12 bytes stored and 16 loaded, stack 8 bytes",
+            "sm_90: 206 registers, spills 0 bytes stored and 0 loaded, stack 0 bytes"])
+        self.assertEqual(build.ptxas_lines("ninja: no work to do.\n"), [])
+
+    def test_an_unknown_kernel_is_refused_before_anything_is_built(self):
+        done = subprocess.run([ROOT / "scripts" / "kernel", "fwd_nobody"], capture_output=True,
+                              text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("there is no kernel \"fwd_nobody\"", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
