@@ -166,6 +166,11 @@ TEST(Planner, HopperAndAmpereHaveTensorCoreKernelsForEveryDim) {
   }
 }
 
+// 99 KiB.
+TEST(Planner, AdaHasTensorCoreKernelsForEveryDim) {
+  expect_family_at_every_dim("l4", "sm80", 64, 256);
+}
+
 // sm_75 has neither cp.async nor bf16 matrix products.
 TEST(Planner, TuringTakesThePlainKernels) { expect_family_at_every_dim("t4", "simt", 64, 256); }
 
