@@ -51,7 +51,7 @@ class Lists(unittest.TestCase):
         cases = build.load_cases()
         for kernel in self.kernels:
             chosen = build.cases_for(kernel, self.kernels, cases)
-            self.assertTrue(1 <= len(chosen) <= 6, kernel)
+            self.assertTrue(1 <= len(chosen) <= 5, kernel)
             for case in chosen:
                 self.assertEqual(case["dtype"], kernel.dtype)
                 self.assertLessEqual(case["head_dim"], kernel.head_dim)
@@ -59,8 +59,10 @@ class Lists(unittest.TestCase):
 
     def test_tiles_of_many_rows_get_prefill_and_tiles_of_few_get_decode(self):
         kernels = [build.Kernel(f"k{tile}", "cuda", "sm80", "bf16", 128, tile) for tile in (128, 16)]
+        smaller = build.Kernel("k", "cuda", "sm80", "bf16", 64, 16)
         cases = build.load_cases()
-        many, few = (build.cases_for(kernel, kernels, cases) for kernel in kernels)
+        many, few = (build.cases_for(kernel, [*kernels, smaller], cases) for kernel in kernels)
+        self.assertEqual({case["head_dim"] for case in many + few}, {128})
         self.assertTrue(all(case["q_len"] >= 64 for case in many))
         self.assertIn("decode", {case["name"] for case in few})
         self.assertTrue(all(case["q_len"] <= 64 for case in few))
