@@ -66,14 +66,15 @@ if(FLASHCORE_HAS_CUDA)
     list(GET row 4 tile_q)
     list(GET row 5 tile_k)
     list(GET row 6 stages)
-    list(GET row 7 threads)
-    list(GET row 8 smem)
+    list(GET row 7 warp_rows)
+    list(GET row 8 threads)
+    list(GET row 9 smem)
     string(APPEND compiled "FLASHCORE_COMPILED(${id})\n")
     set(group ${family}_${dtype}_d${head_dim})
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
     string(APPEND group_text_${group} "
-using Config_${id} = ${family}::Config<${FLASHCORE_ELEMENT_${dtype}}, ${head_dim}, ${tile_q}, ${tile_k}, ${stages}, ${threads}>;
+using Config_${id} = ${family}::Config<${FLASHCORE_ELEMENT_${dtype}}, ${head_dim}, ${tile_q}, ${tile_k}, ${stages}, ${warp_rows}, ${threads}>;
 static_assert(sizeof(${family}::SharedStorage<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
 const void* entry_${id}() {

@@ -41,15 +41,62 @@ Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int devi
   return {};
 }
 
+/// How a kernel is launched beyond its grid.
+struct LaunchOptions {
+  bool early = false;  // its blocks wait by themselves for the kernel before (sm_90)
+  int cluster = 1;     // blocks of a cluster
+};
+
 template <typename Params>
 Status launch_kernel(const void* entry, const Params& params, std::int64_t blocks, int threads,
-                     int smem_bytes, Stream stream) noexcept {
+                     int smem_bytes, Stream stream, LaunchOptions options = {}) noexcept {
   void* arguments[] = {const_cast<Params*>(&params)};
-  FLASHCORE_CUDA(cudaLaunchKernel(entry, dim3(static_cast<unsigned>(std::min(blocks, kMaxGrid))),
-                                  dim3(static_cast<unsigned>(threads)), arguments,
-                                  static_cast<std::size_t>(smem_bytes),
-                                  static_cast<cudaStream_t>(stream)));
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, kMaxGrid)));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(smem_bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  if (options.early) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (options.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(options.cluster), 1, 1};
+  }
+  FLASHCORE_CUDA(cudaLaunchKernelExC(&config, entry, arguments));
   return {};
+}
+
+/// Whether a cluster of this many of the kernel's blocks fits the device at all: a slice of a GPU
+/// may have too few SMs side by side. Asked once per kernel, device and size.
+bool cluster_fits(const KernelInfo& kernel, const void* entry, int device, int size) noexcept {
+  constexpr int kSizes = 16;
+  static std::array<std::atomic<std::uint8_t>, 256 * kSizes> known{};  // 0: not asked; 1: no; 2: yes
+  const auto index = static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
+                     static_cast<std::size_t>(size % kSizes);
+  std::uint8_t fits = device == 0 ? known[index].load(std::memory_order_relaxed) : 0;
+  if (fits == 0) {
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(size));
+    config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(kernel.smem_bytes);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    const bool asked =
+        cudaOccupancyMaxActiveClusters(&clusters, entry, &config) == cudaSuccess;
+    fits = asked && clusters > 0 ? 2 : 1;
+    if (device == 0) known[index].store(fits, std::memory_order_relaxed);
+  }
+  return fits == 2;
 }
 
 class CudaBackend final : public Backend {
@@ -66,8 +113,18 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
+    LaunchOptions options;
+    options.early = plan.device.compute_capability >= 90 && kernel.min_compute_capability >= 80;
+    if (plan.combines_in_cluster && cluster_fits(kernel, entry, device, plan.splits)) {
+      core::AttentionParams clustered = params;
+      clustered.joins_in_cluster = true;
+      clustered.by_items = core::make_divisor(plan.splits);
+      options.cluster = plan.splits;
+      return launch_kernel(entry, clustered, params.work_items, kernel.threads, kernel.smem_bytes,
+                           stream, options);
+    }
     return launch_kernel(entry, params, params.work_items, kernel.threads, kernel.smem_bytes,
-                         stream);
+                         stream, options);
   }
 
   Status combine(const core::CombineParams& params, DType partials, Device device, int,

@@ -171,7 +171,9 @@ std::string explain(const Plan& plan) {
   append(text, "splits     %d", plan.splits);
   if (plan.splits > 1)
     append(text, " of %lld keys, %s", ll{plan.keys_per_split},
-           plan.combines_itself ? "joined by the last block to arrive" : "then combine");
+           plan.combines_in_cluster ? "joined in clusters of SMs"
+           : plan.combines_itself   ? "joined by the last block to arrive"
+                                    : "then combine");
   append(text, "\naccess     %s\n", access_line(plan.problem));
   append(text, "workspace  %zu bytes (header %zu", plan.workspace_bytes, kWorkspaceHeaderBytes);
   if (plan.scratch_bytes_per_thread > 0) {

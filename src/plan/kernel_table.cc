@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "core/sm80_shape.h"
 #include "flashcore/plan.h"
 
 namespace flashcore {
@@ -42,8 +43,15 @@ constexpr DType probability_dtype(std::string_view family, DType dtype) {
   return family == "simt" ? DType::f32 : dtype;
 }
 
+constexpr std::int32_t blocks_per_sm(int head_dim, int tile_q, int tile_k, int stages,
+                                     int warp_rows, int threads) {
+  if (warp_rows == 0) return 2;  // simt
+  return core::Sm80Shape{head_dim, tile_q, tile_k, stages, warp_rows, threads}.blocks_per_sm();
+}
+
 constexpr KernelInfo kKernels[] = {
-#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, stages, threads, smem) \
+#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, stages, warp_rows, threads, \
+                         smem)                                                                  \
   {#id,                                                                                      \
    #family,                                                                                  \
    DeviceType::cuda,                                                                         \
@@ -56,6 +64,7 @@ constexpr KernelInfo kKernels[] = {
    tile_k,                                                                                   \
    threads,                                                                                  \
    smem,                                                                                     \
+   blocks_per_sm(head_dim, tile_q, tile_k, stages, warp_rows, threads),                      \
    std::string_view(#family) != "simt",                                                      \
    compiled_for_cuda(#id)},
 #include "cuda/kernels.def"
@@ -70,6 +79,7 @@ constexpr KernelInfo kKernels[] = {
    0,                                                    \
    kMaxCpuHeadDim,                                       \
    kCpuTileQ,                                            \
+   0,                                                    \
    0,                                                    \
    0,                                                    \
    0,                                                    \

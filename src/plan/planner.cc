@@ -18,7 +18,8 @@ constexpr std::size_t kWorkspaceAlignment = 256;
 // the bits do not depend on it.
 constexpr std::int64_t kCpuItems = 64;
 constexpr std::int64_t kCpuMinKeysPerSplit = 512;
-constexpr std::int64_t kGpuItemsPerSm = 2;
+constexpr std::int64_t kSimtItemsPerSm = 2;
+constexpr std::int64_t kSimtMinKeysPerSplit = 256;
 
 // Counts past this are refused long before a byte count could overflow; no memory could hold them.
 constexpr double kMostCountable = 0x1p58;
@@ -42,34 +43,32 @@ bool left_out(const KernelInfo& kernel) noexcept {
   return build_has_cuda && kernel.device == DeviceType::cuda && !kernel.compiled;
 }
 
-/// Rows a kernel's tiles are cut from, per KV head (packs_heads) or query head.
-std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept {
-  const std::int64_t group = problem.kv_heads == 0 ? 1 : problem.q_heads / problem.kv_heads;
-  return kernel.packs_heads ? problem.q_len * group : problem.q_len;
-}
+bool is_sm80(const KernelInfo& kernel) noexcept { return std::strcmp(kernel.family, "sm80") == 0; }
 
-/// Work items before the keys are split.
-std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept {
-  const std::int64_t heads = kernel.packs_heads ? problem.kv_heads : problem.q_heads;
-  return problem.batch * heads * ceil_div(rows_of(kernel, problem), kernel.tile_q);
-}
-
-/// The family's kernel for the problem, or null: of the kernels of the smallest size that takes it,
-/// in the order of kernels.def, which is from many rows per block to few, the first that keeps the
-/// device busy, or else the last. A batch-invariant plan may not look at q_len or batch: it takes
-/// the first.
+/// The family's kernel for the problem, or null: one of the kernels of the smallest size that takes
+/// it. On tensor cores the one of which schedule_sm80() expects most; else, in the order of
+/// kernels.def, which is from many rows per block to few, the first that keeps the device busy, or
+/// the last. A batch-invariant plan may not look at q_len or batch: it takes the first.
 const KernelInfo* choose_in_family(const char* family, const Problem& problem,
                                    const DeviceInfo& device) noexcept {
   const KernelInfo* chosen = nullptr;
   bool settled = false;
+  double cycles = 0;
   for (const KernelInfo& kernel : kernels()) {
     if (std::strcmp(kernel.family, family) != 0) continue;
     if (supports(kernel, problem, device) != Reject::none) continue;
     const bool smaller = chosen == nullptr || kernel.head_dim < chosen->head_dim;
     if (!smaller && (settled || kernel.head_dim > chosen->head_dim)) continue;
+    settled = problem.options.reproducibility == Reproducibility::batch_invariant;
+    if (is_sm80(kernel)) {
+      const double expected = settled ? 0 : schedule_sm80(kernel, problem, device).cycles;
+      if (!smaller && expected >= cycles) continue;
+      cycles = expected;
+    } else {
+      settled = settled ||
+                keeps_busy(kernel, rows_of(kernel, problem), items_of(kernel, problem), device);
+    }
     chosen = &kernel;
-    settled = problem.options.reproducibility == Reproducibility::batch_invariant ||
-              keeps_busy(kernel, rows_of(kernel, problem), items_of(kernel, problem), device);
   }
   return chosen;
 }
@@ -137,6 +136,18 @@ Status lay_out_workspace(Plan& plan) noexcept {
 }
 
 }  // namespace
+
+/// Rows a kernel's tiles are cut from, per KV head (packs_heads) or query head.
+std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept {
+  const std::int64_t group = problem.kv_heads == 0 ? 1 : problem.q_heads / problem.kv_heads;
+  return kernel.packs_heads ? problem.q_len * group : problem.q_len;
+}
+
+/// Work items before the keys are split.
+std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept {
+  const std::int64_t heads = kernel.packs_heads ? problem.kv_heads : problem.q_heads;
+  return problem.batch * heads * ceil_div(rows_of(kernel, problem), kernel.tile_q);
+}
 
 Reject supports(const KernelInfo& kernel, const Problem& problem,
                 const DeviceInfo& device) noexcept {
@@ -206,10 +217,16 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   plan.tile_k =
       on_cpu ? cpu_tile_k(plan.kernel->isa, problem.head_dim, problem.v_dim) : plan.kernel->tile_k;
   const std::int64_t items = items_of(*plan.kernel, problem);
-  const Splits splits =
-      on_cpu ? choose_splits(problem, items, kCpuItems, kCpuMinKeysPerSplit, plan.tile_k)
-             : choose_splits(problem, items, kGpuItemsPerSm * device.sm_count,
-                             min_keys_per_split(*plan.kernel), plan.tile_k);
+  Splits splits;
+  if (is_sm80(*plan.kernel)) {
+    const Sm80Schedule schedule = schedule_sm80(*plan.kernel, problem, device);
+    splits = schedule.splits;
+    plan.combines_in_cluster = schedule.in_cluster;
+  } else {
+    splits = on_cpu ? choose_splits(problem, items, kCpuItems, kCpuMinKeysPerSplit, plan.tile_k)
+                    : choose_splits(problem, items, kSimtItemsPerSm * device.sm_count,
+                                    kSimtMinKeysPerSplit, plan.tile_k);
+  }
   plan.splits = splits.count;
   plan.keys_per_split = splits.keys_each;
   FLASHCORE_RETURN_IF_ERROR(lay_out_workspace(plan));

@@ -16,22 +16,35 @@ struct CpuTuningRow {
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept;
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept;
 
-/// Whether a GPU kernel's blocks of tile_q rows keep the device busy, or fewer rows per block would
+/// Whether a simt kernel's blocks of tile_q rows keep the device busy, or fewer rows per block would
 /// do better: `rows` per head, `items` blocks in all.
 bool keeps_busy(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
                 const DeviceInfo& device) noexcept;
-
-/// Keys that are worth a block of their own.
-std::int64_t min_keys_per_split(const KernelInfo& kernel) noexcept;
 
 struct Splits {
   std::int32_t count = 1;
   std::int64_t keys_each = 0;  // a multiple of tile_k
 };
 
+/// `count` key ranges of whole tiles, fewer where the keys are.
+Splits split_keys(std::int64_t kv_len, std::int64_t count, std::int32_t tile_k) noexcept;
+
 /// How many key ranges, for `items` work items before splitting. `wanted_items` would fill the
 /// device; a range is never shorter than min_keys. options.num_splits overrides.
 Splits choose_splits(const Problem& problem, std::int64_t items, std::int64_t wanted_items,
                      std::int64_t min_keys, std::int32_t tile_k) noexcept;
+
+/// What a tensor-core kernel makes of a problem.
+struct Sm80Schedule {
+  Splits splits;
+  bool in_cluster = false;  // the splits of an item are joined among neighbouring SMs
+  double cycles = 0;        // an estimate, to compare kernels with
+};
+Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
+                           const DeviceInfo& device) noexcept;
+
+/// Work items of a GPU kernel before the keys are split.
+std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept;
+std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept;
 
 }  // namespace flashcore

@@ -11,11 +11,4 @@ bool keeps_busy(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
   return 2 * items >= device.sm_count;
 }
 
-std::int64_t min_keys_per_split(const KernelInfo& kernel) noexcept {
-  if (!kernel.packs_heads) return 256;
-  // Tiles of few rows wait for memory: one step per block is enough. Tiles of many rows compute, and
-  // joining their results costs as much as many keys.
-  return kernel.tile_q <= 16 ? kernel.tile_k : 1024;
-}
-
 }  // namespace flashcore

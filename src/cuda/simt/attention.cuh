@@ -28,7 +28,8 @@ using core::AttentionParams;
 using core::KeyRange;
 using core::PlantedBug;
 
-template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kThreads_>
+template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows_,
+          int kThreads_>
 struct Config {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;  // head_dim and v_dim at most
@@ -41,7 +42,7 @@ struct Config {
   static constexpr int kChunks = kHeadDim / kChunk;
   static constexpr int kPad = 4;
   static_assert(kHeadDim % kChunk == 0 && kTileQ % 16 == 0 && kTileK % 16 == 0);
-  static_assert(kStages_ == 1 && kThreads == 256);
+  static_assert(kStages_ == 1 && kWarpRows_ == 0 && kThreads == 256);
 };
 
 /// What one block works on, written by one thread and read by all.

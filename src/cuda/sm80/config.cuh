@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "core/mma_layout.h"
+#include "core/sm80_shape.h"
 #include "core/softmax_state.h"
 #include "cuda/sm80/item.cuh"
 
@@ -13,34 +14,28 @@ template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStage
           int kThreads_>
 struct Config {
   using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;  // head_dim and v_dim at most
+  static constexpr core::Sm80Shape kShape{kHeadDim_, kTileQ_,    kTileK_,
+                                          kStages_,  kWarpRows_, kThreads_};
+  static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kTileQ = kTileQ_;
   static constexpr int kTileK = kTileK_;
-  static constexpr int kStages = kStages_;  // steps whose K and V are under way or there
+  static constexpr int kStages = kStages_;
+  static constexpr int kWarpRows = kWarpRows_;
   static constexpr int kThreads = kThreads_;
-  static constexpr int kWarps = kThreads / 32;
-  static constexpr int kWarpRows = kWarpRows_;  // 16 or, where their output fits the registers, 32:
-                                                // that halves what is read of K and V per product
-  static constexpr int kRowWarps = kTileQ / kWarpRows;
-  static constexpr int kKeyWarps = kWarps / kRowWarps;
-  static constexpr int kWarpKeys = kTileK / kKeyWarps;
+  static constexpr int kRowWarps = kShape.row_warps();
+  static constexpr int kKeyWarps = kShape.key_warps();
+  static constexpr int kWarpKeys = kShape.warp_keys();
   static constexpr int kOptionKeys = kWarpKeys % 32 == 0 ? 32 : 16;
   static constexpr int kRowTiles = kWarpRows / 16;   // m-tiles of a warp
   static constexpr int kColumnTiles = kHeadDim / 8;  // n-tiles of its output
   static constexpr int kSteps = kHeadDim / 16;       // k-steps of Q K^T
-  // Nobody else reads a warp's keys: it copies them itself, and no barrier holds it up.
-  static constexpr bool kOwnKeys = kRowWarps == 1;
+  static constexpr bool kOwnKeys = kShape.own_keys();
+  static constexpr bool kKeepsQueries = kShape.keeps_queries();
+  static constexpr int kMinBlocks = kShape.blocks_per_sm();
   using QueryTile = core::SwizzledTile<kTileQ, kHeadDim>;
   using KeyTile = core::SwizzledTile<kTileK, kHeadDim>;  // of K and of V
-  // Registers of the scores, the output and, if kept, the queries.
-  static constexpr int kAccumulators = 4 * kRowTiles * (kWarpKeys / 8 + kColumnTiles);
-  static constexpr int kQueryRegisters = 4 * kRowTiles * kSteps;
-  static constexpr bool kKeepsQueries = kAccumulators + kQueryRegisters <= 168;
-  static constexpr int kLiveRegisters = kAccumulators + (kKeepsQueries ? kQueryRegisters : 0);
-  static constexpr int kMinBlocks = kLiveRegisters <= 64    ? 512 / kThreads
-                                    : kLiveRegisters <= 112 ? 384 / kThreads
-                                                            : 256 / kThreads;
-  static_assert(kRowWarps * kKeyWarps == kWarps && kWarpKeys % 16 == 0 && kHeadDim % 32 == 0);
+  static_assert(kRowWarps * kKeyWarps * 32 == kThreads && kWarpKeys % 16 == 0 &&
+                kHeadDim % 32 == 0);
 };
 
 /// What a block passes around when its loop is over. Rows of o are padded so that the lanes of a

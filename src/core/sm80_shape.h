@@ -1,0 +1,50 @@
+// The shape of a tensor-core kernel and what follows from it: for the kernel, and for the planner,
+// which needs no CUDA.
+#pragma once
+
+namespace flashcore::core {
+
+struct Sm80Shape {
+  int head_dim;  // head_dim and v_dim at most
+  int tile_q;
+  int tile_k;
+  int stages;     // steps whose K and V are under way or there
+  int warp_rows;  // 16 or 32: 32 halve what is read of K and V per product, where they fit registers
+  int threads;
+
+  constexpr int row_warps() const { return tile_q / warp_rows; }
+  constexpr int key_warps() const { return threads / 32 / row_warps(); }
+  constexpr int warp_keys() const { return tile_k / key_warps(); }
+  /// Nobody else reads a warp's keys: it copies them itself, and no barrier holds it up.
+  constexpr bool own_keys() const { return row_warps() == 1; }
+
+  /// Registers of a thread's scores and output, and of its queries if they are kept.
+  constexpr int accumulators() const {
+    return warp_rows / 4 * (warp_keys() / 8 + head_dim / 8);
+  }
+  constexpr int query_registers() const { return warp_rows / 4 * (head_dim / 16); }
+
+  /// Bytes of the tiles or, in their place at the end, of the results.
+  constexpr int tile_bytes() const {
+    const int tiles = 2 * head_dim * (tile_q + 2 * stages * tile_k);
+    const int results = 4 * key_warps() * tile_q * (head_dim + 8);
+    return tiles > results ? tiles : results;
+  }
+
+  /// Threads of an SM that shared memory and accumulators leave room for: more hide more latency.
+  constexpr int sm_threads() const {
+    const int by_registers = accumulators() <= 80 ? 512 : accumulators() <= 112 ? 384 : 256;
+    const int by_memory = 222 * 1024 / (tile_bytes() + 6 * 1024) * threads;
+    const int wanted = by_registers < by_memory ? by_registers : by_memory;
+    return wanted < threads ? threads : wanted / threads * threads;
+  }
+  constexpr int blocks_per_sm() const { return sm_threads() / threads; }
+
+  /// 64 Ki registers: 128, 168 or 255 a thread.
+  constexpr bool keeps_queries() const {
+    const int room = sm_threads() > 384 ? 80 : sm_threads() > 256 ? 112 : 168;
+    return accumulators() + query_registers() <= room;
+  }
+};
+
+}  // namespace flashcore::core

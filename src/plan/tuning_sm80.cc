@@ -1,0 +1,120 @@
+// Which tensor-core kernel, and how many key ranges: a small model of time, in SM cycles, whose
+// constants were read off timelines of the kernels on an H200 (docs/performance.md).
+#include <algorithm>
+#include <cmath>
+
+#include "core/params.h"
+#include "plan/tuning.h"
+
+namespace flashcore {
+namespace {
+
+constexpr double kClockGhz = 1.8;
+constexpr double kStart = 2500;          // until a block's first copies are under way
+constexpr double kFinish = 2500;         // from its last product to its last store
+constexpr double kFinishRow = 25;        // more for each row of its tile
+constexpr double kStep = 1500;           // latencies of a step that nothing hides
+constexpr double kProductOverhead = 1.65;  // a step's time over that of its products alone
+constexpr double kJoinLast = 6000;       // splits joined by the last block to arrive
+constexpr double kJoinCluster = 1500;    // in a cluster
+constexpr double kL2BytesPerCycle = 40;  // of one SM
+constexpr double kMemoryShare = 0.93;    // of the datasheet's bandwidth
+
+constexpr std::int64_t kMaxCluster = 8;         // the portable size
+constexpr double kClusterSms = 0.9;             // SMs that clusters of up to 8 can fill
+constexpr std::int64_t kMinKeysManyRows = 1024; // that are worth splitting tiles of many rows
+constexpr std::int64_t kRaggedKeys = 2048;      // of a range, where lengths are not known
+
+double ceil_div(double a, double b) { return std::ceil(a / b); }
+
+struct Model {
+  const KernelInfo& kernel;
+  const Problem& problem;
+  const DeviceInfo& device;
+  double items, sms, blocks_per_sm, mma_cycles;
+
+  Model(const KernelInfo& k, const Problem& p, const DeviceInfo& d) noexcept
+      : kernel(k), problem(p), device(d), items(static_cast<double>(items_of(k, p))),
+        sms(std::max(d.sm_count, 1)) {
+    const int by_memory = d.smem_per_sm_bytes / (k.smem_bytes + 1024);
+    blocks_per_sm = std::clamp(std::min(by_memory, k.blocks_per_sm), 1, 8);
+    // mma.m16n8k16 on one of an SM's four tensor cores: 8 cycles, on Hopper measured 5.9.
+    const double one = d.compute_capability >= 90 ? 5.93 : 8.0;
+    mma_cycles = 2.0 * k.tile_q * k.tile_k * k.head_dim / 2048 / 4 * one;
+  }
+
+  bool in_cluster(std::int64_t splits) const noexcept {
+    return device.compute_capability >= 90 && kernel.tile_q == 16 && splits >= 2 &&
+           splits <= kMaxCluster &&
+           problem.options.reproducibility == Reproducibility::deterministic &&
+           items * static_cast<double>(splits) <= kClusterSms * sms * blocks_per_sm;
+  }
+
+  double cycles(const Splits& splits) const noexcept {
+    const double blocks = items * splits.count;
+    const double together = std::clamp(ceil_div(blocks, sms), 1.0, blocks_per_sm);  // on one SM
+    const double slots = sms * blocks_per_sm;
+    const double waves = blocks > 4 * slots ? blocks / slots : ceil_div(blocks, slots);
+    const double bytes = 4.0 * kernel.tile_k * kernel.head_dim * together;
+    // Few rows: K and V come from memory, which the SMs share. Many: from the L2 cache.
+    const double rate =
+        kernel.tile_q == 16
+            ? std::min(kMemoryShare * device.memory_gbs / kClockGhz / std::min(blocks, sms),
+                       1.5 * kL2BytesPerCycle)
+            : kL2BytesPerCycle;
+    const double step = std::max(kStep + kProductOverhead * mma_cycles * together, bytes / rate);
+    const double steps = static_cast<double>(splits.keys_each) / kernel.tile_k;
+    double join = 0;
+    if (splits.count > 1) {
+      join = in_cluster(splits.count)
+                 ? kJoinCluster
+                 : kJoinLast + 4.0 * kernel.tile_q * kernel.head_dim * splits.count / 64;
+    }
+    return waves * (kStart + kFinish + kFinishRow * kernel.tile_q + steps * step) + join;
+  }
+};
+
+}  // namespace
+
+Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
+                           const DeviceInfo& device) noexcept {
+  const Model model(kernel, problem, device);
+  Sm80Schedule best;
+  const auto consider = [&](std::int64_t count) {
+    const Splits splits = split_keys(problem.kv_len, count, kernel.tile_k);
+    const double cycles = model.cycles(splits);
+    if (best.cycles == 0 || cycles < best.cycles) {
+      best = {splits, model.in_cluster(splits.count), cycles};
+    }
+  };
+  if (problem.options.num_splits > 0) {
+    consider(problem.options.num_splits);
+    return best;
+  }
+  const bool may_split =
+      problem.options.reproducibility == Reproducibility::deterministic && model.items > 0;
+  const std::int64_t min_keys = kernel.tile_q == 16 ? kernel.tile_k : kMinKeysManyRows;
+  const std::int64_t most =
+      may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxJoinedSplits)
+                : 1;
+  if (most > 1 && kernel.tile_q == 16 && (problem.used_k.given() || problem.kv_packed)) {
+    // Some sequences may be far shorter than others: ranges of one length keep the SMs even.
+    const std::int64_t ragged = (problem.kv_len + kRaggedKeys - 1) / kRaggedKeys;
+    if (model.items * static_cast<double>(ragged) > model.sms) {
+      consider(std::min(ragged, most));
+      return best;
+    }
+  }
+  const auto fill = static_cast<std::int64_t>(model.sms / std::max(model.items, 1.0));
+  for (std::int64_t count = 1; count <= std::min(most, kMaxCluster); ++count) {
+    consider(count);
+    if (count > 2 * fill * static_cast<std::int64_t>(model.blocks_per_sm)) break;
+  }
+  for (const std::int64_t count : {fill, fill * static_cast<std::int64_t>(model.blocks_per_sm)}) {
+    if (count > kMaxCluster && count <= most) consider(count);
+  }
+  if (fill > most) consider(most);
+  return best;
+}
+
+}  // namespace flashcore
