@@ -52,9 +52,14 @@ endforeach()
 # The oracle and the checks built on it: for the tools and tests, not part of the library.
 add_library(flashcore_verify STATIC
   src/reference/oracle.cc
+  src/verify/call.cc
+  src/verify/call_runner.cc
   src/verify/case.cc
   src/verify/case_memory.cc
   src/verify/check.cc
   src/verify/compare.cc
-  src/verify/coverage.cc)
+  src/verify/coverage.cc
+  src/verify/probes.cc
+  src/verify/stages.cc
+  src/verify/trace.cc)
 target_link_libraries(flashcore_verify PUBLIC flashcore_flags flashcore_static)

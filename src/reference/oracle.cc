@@ -29,27 +29,6 @@ std::int64_t int_at(const TensorView& t, std::int64_t index) {
   return static_cast<const std::int32_t*>(t.data)[index * (t.shape[0] > 1 ? t.strides[0] : 0)];
 }
 
-/// Lengths and positions of one sequence, from the definition.
-struct Lengths {
-  std::int64_t q_len, kv_len, q_row, k_row, q_start, k_start;
-};
-
-Lengths lengths_of(const Problem& p, const Tensors& t, std::int64_t b) {
-  Lengths l{p.q_len, p.kv_len, 0, 0, 0, 0};
-  if (t.cu_seqlens_q.given()) {
-    l.q_row = int_at(t.cu_seqlens_q, b);
-    l.q_len = int_at(t.cu_seqlens_q, b + 1) - l.q_row;
-  }
-  if (t.cu_seqlens_k.given()) {
-    l.k_row = int_at(t.cu_seqlens_k, b);
-    l.kv_len = int_at(t.cu_seqlens_k, b + 1) - l.k_row;
-  }
-  if (t.used_k.given()) l.kv_len = int_at(t.used_k, b);
-  l.q_start = t.q_start.given() ? int_at(t.q_start, b) : l.kv_len - l.q_len;
-  l.k_start = t.k_start.given() ? int_at(t.k_start, b) : 0;
-  return l;
-}
-
 bool is_visible(const Options& o, std::int64_t q_position, std::int64_t k_position) {
   if (o.causal && k_position > q_position) return false;
   if (o.window_left >= 0 && q_position - k_position > o.window_left) return false;
@@ -261,6 +240,22 @@ double element(const void* data, DType dtype, std::int64_t index) {
     case DType::none: break;
   }
   return 0.0;
+}
+
+Lengths lengths_of(const Problem& p, const Tensors& t, std::int64_t b) {
+  Lengths l{p.q_len, p.kv_len, 0, 0, 0, 0};
+  if (t.cu_seqlens_q.given()) {
+    l.q_row = int_at(t.cu_seqlens_q, b);
+    l.q_len = int_at(t.cu_seqlens_q, b + 1) - l.q_row;
+  }
+  if (t.cu_seqlens_k.given()) {
+    l.k_row = int_at(t.cu_seqlens_k, b);
+    l.kv_len = int_at(t.cu_seqlens_k, b + 1) - l.k_row;
+  }
+  if (t.used_k.given()) l.kv_len = int_at(t.used_k, b);
+  l.q_start = t.q_start.given() ? int_at(t.q_start, b) : l.kv_len - l.q_len;
+  l.k_start = t.k_start.given() ? int_at(t.k_start, b) : 0;
+  return l;
 }
 
 std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors) {

@@ -16,6 +16,12 @@ struct RowId {
   bool operator==(const RowId&) const = default;
 };
 
+/// Lengths and positions of one sequence, and its first rows where q, k and v are packed.
+struct Lengths {
+  std::int64_t q_len, kv_len, q_row, k_row, q_start, k_start;
+};
+Lengths lengths_of(const Problem& problem, const Tensors& tensors, std::int64_t b);
+
 /// Results for some rows of a problem, and what the error bound is made of (verify/bound.h).
 struct Oracle {
   std::vector<RowId> rows;

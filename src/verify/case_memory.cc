@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/numeric.h"
+#include "verify/call.h"
 #include "verify/random.h"
 
 namespace flashcore::verify {
@@ -23,26 +24,6 @@ constexpr std::int64_t kTableLength = 1'000'003;
 std::byte* address(std::vector<std::byte>& bytes, const TensorView& t) {
   return bytes.data() + reinterpret_cast<std::uintptr_t>(t.data);
 }
-
-/// All views of a case, outputs last.
-std::vector<TensorView*> views_of(Tensors& t) {
-  return {&t.q,
-          &t.k,
-          &t.v,
-          &t.bias,
-          &t.mask,
-          &t.alibi_slopes,
-          &t.sinks,
-          &t.cu_seqlens_q,
-          &t.cu_seqlens_k,
-          &t.used_k,
-          &t.q_start,
-          &t.k_start,
-          &t.out,
-          &t.lse};
-}
-
-DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 }  // namespace
 
@@ -308,14 +289,7 @@ void CaseMemory::poison_outputs() {
 }
 
 Tensors CaseMemory::at(void* base, Device device) const {
-  Tensors moved = tensors_;
-  for (TensorView* view : views_of(moved)) {
-    if (!view->given()) continue;
-    view->data =
-        static_cast<std::byte*>(base) + (static_cast<std::byte*>(view->data) - bytes_.data());
-    view->device = device;
-  }
-  return moved;
+  return moved(tensors_, bytes_.data(), base, device);
 }
 
 bool CaseMemory::only_outputs_changed(const std::vector<std::byte>& after) const {

@@ -60,6 +60,8 @@ struct RunArgs {
   std::string q, k, v;       ///< .npy files; all or none
   std::string out, lse_out;  ///< .npy files to write
   int samples = 10;          ///< of time; 0: none
+  std::string stage;         ///< check this stage instead, or all; empty: the result as a whole
+  std::string trace;         ///< "b,h,row": print this row tile by tile
   bool json = false;
 };
 

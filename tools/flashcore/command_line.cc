@@ -50,13 +50,27 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
   command.add_option("--samples", args.samples, "of the time; 0: do not time")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
+  command
+      .add_option("--stage", args.stage,
+                  "check one stage of the kernel over the whole tensor: scores, probabilities, pv, "
+                  "partials, combine, or all; neither writes nor times the result")
+      ->check(CLI::IsMember({"scores", "probabilities", "pv", "partials", "combine", "all"}));
+  command
+      .add_option("--trace", args.trace,
+                  "one row tile by tile beside the oracle. Measured: LSE and out after each tile "
+                  "(keys end there), P of each key (one-hot V). Computed from these: score = "
+                  "log(P) + LSE, max = largest score so far, sum = exp(LSE - max)")
+      ->type_name("BATCH,HEAD,ROW");
   command.add_flag("--json", args.json, "for programs");
   add_problem_options(command, args.problem, true);
   command.footer(
       examples("  flashcore run --shape 1,8,512,64 --dtype f16 --causal\n"
                "  flashcore run --shape 2,32/8,1/4096,128 --dtype bf16 --splits 4\n"
                "  flashcore run --q q.npy --k k.npy --v v.npy --out out.npy\n"
-               "  flashcore run --case mission --device cpu --json\n"));
+               "  flashcore run --case mission --device cpu --json\n"
+               "  flashcore run --shape 1,8,512,64 --dtype f16 --causal --stage all\n"
+               "  flashcore run --shape 1,2,256,64 --kernel plain --splits 3 --stage partials\n"
+               "  flashcore run --shape 1,2,256,64 --causal --trace 0,1,255\n"));
   return command;
 }
 

@@ -16,23 +16,6 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-std::vector<TensorView*> views_of(Tensors& t) {
-  return {&t.q,
-          &t.k,
-          &t.v,
-          &t.out,
-          &t.lse,
-          &t.bias,
-          &t.mask,
-          &t.sinks,
-          &t.alibi_slopes,
-          &t.cu_seqlens_q,
-          &t.cu_seqlens_k,
-          &t.used_k,
-          &t.q_start,
-          &t.k_start};
-}
-
 /// Collects tensors; until finish() a view's data is its offset in the block.
 class Builder {
  public:
@@ -61,7 +44,7 @@ class Builder {
     // What a file says about lengths is not believed: the oracle would read where it points.
     case_.options.checked = p.checked || t.cu_seqlens_q.given() || t.cu_seqlens_k.given() ||
                             t.used_k.given() || t.q_start.given() || t.k_start.given();
-    for (TensorView* view : views_of(t)) {
+    for (TensorView* view : verify::views_of(t)) {
       if (!view->given()) continue;
       view->data = case_.bytes.data() + reinterpret_cast<std::uintptr_t>(view->data);
     }
@@ -151,7 +134,7 @@ class Builder {
     const ProblemArgs& p = args_.problem;
     Tensors& t = case_.tensors;
     if (t.q.rank < 3 || t.v.rank < 1) return;  // the library's message says what is wrong
-    const DType wide = dtype_ == DType::f64 ? DType::f64 : DType::f32;
+    const DType wide = verify::wide(dtype_);
     const DType dtype = p.partial ? wide : p.out_f32 ? DType::f32 : dtype_;
     const std::int64_t v_dim = t.v.shape[t.v.rank - 1];
     const bool lse = p.lse || p.partial || !args_.lse_out.empty();
@@ -173,23 +156,9 @@ class Builder {
 
 }  // namespace
 
-Tensors HostCase::at(void* base, Device device) const {
-  Tensors moved = tensors;
-  for (TensorView* view : views_of(moved)) {
-    if (!view->given()) continue;
-    view->data =
-        static_cast<std::byte*>(base) + (static_cast<std::byte*>(view->data) - bytes.data());
-    view->device = device;
-  }
-  return moved;
-}
-
 HostCase random_host_case(const verify::CaseSpec& spec) {
-  const verify::CaseMemory memory(spec);
   HostCase made;
-  made.bytes = memory.bytes();
-  made.tensors = memory.at(made.bytes.data(), Device{});
-  made.options = memory.spec().options;
+  static_cast<verify::HostCall&>(made) = verify::random_call(spec);
   return made;
 }
 

@@ -23,7 +23,9 @@ void add_case_options(CLI::App& command, SelectionArgs& args) {
 }
 
 void add_splits_option(CLI::App& command, std::optional<int>& splits) {
-  command.add_option("--splits", splits, "key ranges computed apart and merged; 0: the planner's")
+  command
+      .add_option("--splits,--num-splits", splits,
+                  "key ranges computed apart and merged; 0: the planner's")
       ->check(CLI::Range(0, 1 << 20));
 }
 

@@ -5,6 +5,7 @@
 #include "device_memory.h"
 #include "devices.h"
 #include "host_case.h"
+#include "inspect.h"
 #include "json_output.h"
 #include "npy.h"
 #include "problem.h"
@@ -182,6 +183,14 @@ int run_run(const RunArgs& args) {
     }
     for (const KernelInfo* kernel : chosen) {
       if (stop.now()) return;
+      if (inspects(args)) {
+        const Inspection found = inspect(args, host, kernel, target);
+        if (args.json) results.push_back(found.json);
+        if (!args.json) print_out("{}{}", done > 0 ? "\n" : "", found.text);
+        passed = passed && found.passed;
+        ++done;
+        continue;
+      }
       RunResult result = run_one(host, kernel == nullptr ? nullptr : kernel->id, target,
                                  args.samples, args.control.seed, stop);
       result.name = host.name;
