@@ -112,7 +112,7 @@ ${group_text_${group}}
     set_target_properties(flashcore_${group} PROPERTIES
       CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_${family}}")
     target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)  # registers, spills: in the log
-    if(NOT family STREQUAL "simt")
+    if(NOT family STREQUAL "simt" AND NOT FLASHCORE_ASSERTS)  # assertions need registers too
       # Nothing may spill. Level 3 schedules with registers in mind: at the default of 5 the largest
       # tiles spill a few.
       target_compile_options(flashcore_${group} PRIVATE

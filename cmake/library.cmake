@@ -11,6 +11,7 @@ add_library(flashcore_objects OBJECT
   src/api/version.cc
   src/backend/backend.cc
   src/backend/params.cc
+  src/cpu/assert.cc
   src/cpu/combine.cc
   src/cpu/cpu_backend.cc
   src/cpu/cpu_info.cc
@@ -60,6 +61,8 @@ add_library(flashcore_verify STATIC
   src/verify/compare.cc
   src/verify/coverage.cc
   src/verify/probes.cc
+  src/verify/stage_scores.cc
+  src/verify/stage_splits.cc
   src/verify/stages.cc
   src/verify/trace.cc)
 target_link_libraries(flashcore_verify PUBLIC flashcore_flags flashcore_static)

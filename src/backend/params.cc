@@ -1,5 +1,6 @@
 #include "backend/backend.h"
 
+#include <cstdio>
 #include <cstdlib>
 
 #include "core/numeric.h"
@@ -146,6 +147,10 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   }
   p.error = address<core::ErrorSlot>(workspace.data, 0);
   p.plant = planted_bug();
+#if defined(FLASHCORE_ASSERTS)
+  p.element = element_of(problem.dtype);
+  std::snprintf(p.kernel, sizeof p.kernel, "%s", plan.kernel->id);
+#endif
   return p;
 }
 

@@ -104,6 +104,10 @@ struct AttentionParams {
   std::int64_t used_k_stride, q_start_stride, k_start_stride;
   Element out_element, bias_element;
   Plant plant;
+#if defined(FLASHCORE_ASSERTS)
+  Element element;  // of q, k and v: core/assert.h reads them without knowing the kernel
+  char kernel[48];  // its id
+#endif
 };
 
 /// Rows of one split's partial result. A packed q has total_q rows per head in all.

@@ -12,6 +12,7 @@
 // from the standard library or have external linkage.
 #pragma once
 
+#include "core/assert.h"
 #include "core/element.h"
 #include "core/mask.h"
 #include "core/params.h"
@@ -358,6 +359,10 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
       p.plant.is(PlantedBug::empty_row_is_nan) ? T(1) / state.sum : core::output_factor(state.sum);
   T lse = core::log_sum_exp(state);
   if (p.plant.is(PlantedBug::lse_in_base_2)) lse *= static_cast<T>(core::kLog2E);
+  core::assert_row_state(p, block.sequence, block.b, h, i, state, lse);
+  for (std::int32_t c = 0; c < p.v_dim; ++c) {
+    core::assert_output(p, block.sequence, block.b, h, i, out_column[c * panel_rows] * factor);
+  }
   if (p.plant.is(PlantedBug::row_not_written) && i == block.sequence.q_len - 1) return;
 
   if (to_partial) {

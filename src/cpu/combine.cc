@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/assert.h"
 #include "core/element.h"
 #include "cpu/thread_pool.h"
 
@@ -14,6 +15,7 @@ constexpr std::int32_t kColumnsAtOnce = 64;
 template <typename T>
 void combine_row(const core::CombineParams& p, std::int64_t b, std::int64_t h, std::int64_t row) {
   const core::SoftmaxState<T> state = core::combine_state<T>(p, b, h, row);
+  core::assert_combined(p, state, b, h, row);
   const std::int64_t base =
       b * p.out_strides.batch + h * p.out_strides.head + row * p.out_strides.row;
   for (std::int32_t first = 0; first < p.v_dim; first += kColumnsAtOnce) {

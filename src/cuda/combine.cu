@@ -4,6 +4,7 @@
 //   lanes  columns of v, 32 apart
 #include <cuda_runtime.h>
 
+#include "core/assert.h"
 #include "core/combine.h"
 #include "core/element.h"
 #include "cuda/registry.h"
@@ -24,6 +25,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     const std::int64_t b = r / p.rows / p.q_heads;
     if (core::combine_skips_row(p, row)) continue;
     const core::SoftmaxState<float> state = core::combine_state<float>(p, b, h, row);
+    core::assert_combined(p, state, b, h, row);
     const std::int64_t base =
         b * p.out_strides.batch + h * p.out_strides.head + row * p.out_strides.row;
     for (int c = lane; c < p.v_dim; c += 32) {

@@ -215,8 +215,9 @@ reference::Oracle one_hot_oracle(const reference::Oracle& whole, const Problem& 
                                              o.rows[r].h * problem.sinks.head));
     }
     for (std::size_t c = 0; c < v_dim; ++c) {
-      const std::size_t j = static_cast<std::size_t>(first_key) + c;
-      if (j >= p.size() || std::isinf(whole.scores[r][j])) continue;  // hidden: all of it is 0
+      const std::int64_t key = first_key + static_cast<std::int64_t>(c);
+      const auto j = static_cast<std::size_t>(key);
+      if (key < 0 || j >= p.size() || std::isinf(whole.scores[r][j])) continue;  // all of it is 0
       const std::size_t at = r * v_dim + c;
       o.out[at] = o.spread[at] = p[j];
       o.deviation[at] = 2 * p[j] * (1 - p[j]);  // p |1 - p| of this key, p of each other one

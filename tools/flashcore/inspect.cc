@@ -59,7 +59,10 @@ Json to_json(const StageReport& r) {
 }
 
 std::string details(const StageReport& r) {
-  if (!r.skipped.empty() || r.ok()) return "";
+  if (!r.skipped.empty()) return "";
+  if (r.ok()) {
+    return r.note.empty() ? "" : formatted("\n{}: {}\n", verify::to_string(r.stage), r.note);
+  }
   std::string text =
       formatted("\n{} {}\n", red(formatted("{}:", verify::to_string(r.stage))), r.reason);
   text += formatted("  worst      {}: got {:.9g}, want {:.9g}, error {:.3g}, bound {:.3g}\n",

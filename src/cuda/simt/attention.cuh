@@ -13,6 +13,7 @@
 
 #include <cuda_runtime.h>
 
+#include "core/assert.h"
 #include "core/element.h"
 #include "core/mask.h"
 #include "core/params.h"
@@ -323,6 +324,7 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, 
         p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum : core::output_factor(state.sum);
     float lse = core::log_sum_exp(state);
     if (p.plant.is(PlantedBug::lse_in_base_2)) lse *= static_cast<float>(core::kLog2E);
+    core::assert_row_state(p, item.sequence, item.b, item.h, i, state, lse);
     if (p.plant.is(PlantedBug::row_not_written) && i == item.sequence.q_len - 1) continue;
 
     const std::int64_t partial =
@@ -345,7 +347,10 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, 
       if (column >= p.v_dim) continue;
       float x[4];
 #pragma unroll
-      for (int c = 0; c < 4; ++c) x[c] = rows.o[chunk][r][c] * factor;
+      for (int c = 0; c < 4; ++c) {
+        x[c] = rows.o[chunk][r][c] * factor;
+        core::assert_output(p, item.sequence, item.b, item.h, i, x[c]);
+      }
       if (to_partial) {
         store_columns(static_cast<float*>(p.partial_out) + partial * p.v_dim, 1, column, p.v_dim, x,
                       p.v_dim % 4 == 0);

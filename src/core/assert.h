@@ -1,0 +1,165 @@
+// Assertions inside kernels, for a build with -DFLASHCORE_ASSERTS=ON (preset assert). A kernel
+// hands over what it is about to store; a value that cannot be right ends the program with the
+// kernel's name and the row: abort() on a CPU, a trap after a printf on a GPU. In any other build
+// all of this is empty.
+//
+// NaN among the inputs is legal and reaches the output. So only when a NaN shows up are the row's
+// inputs read again, all of them: slow, and never done while all is well.
+#pragma once
+
+#include "core/combine.h"
+#include "core/element.h"
+#include "core/sequence.h"
+#include "core/softmax_state.h"
+
+#if defined(FLASHCORE_ASSERTS)
+
+// Not inlined, so that it costs kernels no registers, and static, so that no copy of it compiled
+// for one instruction set can serve another.
+#if defined(__CUDACC__)
+#define FLASHCORE_COLD static __host__ __device__ __noinline__
+#else
+#define FLASHCORE_COLD [[maybe_unused]] static __attribute__((noinline, cold))
+#endif
+
+namespace flashcore::core {
+
+/// Writes the message to standard error and aborts; src/cpu/assert.cc.
+[[noreturn]] void assertion_failed(const char* kernel, std::int32_t b, std::int32_t h,
+                                   std::int64_t row, const char* what) noexcept;
+
+}  // namespace flashcore::core
+
+#if defined(__CUDA_ARCH__)
+#define FLASHCORE_KERNEL_FAIL(kernel, b, h, row, what)                                            \
+  (printf("flashcore: kernel %s, batch %d, head %d, row %lld: %s\n", kernel, static_cast<int>(b), \
+          static_cast<int>(h), static_cast<long long>(row), what),                                \
+   __trap())
+#else
+#define FLASHCORE_KERNEL_FAIL(kernel, b, h, row, what) \
+  ::flashcore::core::assertion_failed(kernel, b, h, row, what)
+#endif
+
+/// `what` says in words what was found, e.g. "the sum is negative".
+#define FLASHCORE_KERNEL_ASSERT(condition, kernel, b, h, row, what)   \
+  do {                                                                \
+    if (!(condition)) FLASHCORE_KERNEL_FAIL(kernel, b, h, row, what); \
+  } while (false)
+
+namespace flashcore::core {
+
+/// The largest |x| of a row of `columns` elements, or, where one is not finite, infinity.
+template <typename T>
+FLASHCORE_COLD T largest_of(const void* base, Element element, std::int64_t offset,
+                            std::int64_t stride, std::int32_t columns) {
+  T largest = 0;
+  for (std::int32_t c = 0; c < columns; ++c) {
+    const T x = load_element<T>(base, element, offset + c * stride);
+    if (!(x - x == T(0))) return -negative_infinity<T>();  // NaN and infinities alike
+    const T magnitude = x < T(0) ? -x : x;
+    if (magnitude > largest) largest = magnitude;
+  }
+  return largest;
+}
+
+/// Whether everything that row i of (batch b, head h) can meet is finite, and so small that no
+/// product or sum of it overflows f32: then nothing excuses a NaN. Bias and sinks may be -inf.
+template <typename T>
+FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const Sequence& sequence,
+                                          std::int32_t b, std::int32_t h, std::int32_t i) {
+  constexpr T kMost = T(1e37);
+  const std::int32_t kv_head = kv_head_of(p, h);
+  const std::int64_t q_row = static_cast<std::int64_t>(sequence.q_row) + i;
+  const T q = largest_of<T>(p.q, p.element,
+                            b * p.q_strides.batch + h * p.q_strides.head + q_row * p.q_strides.row,
+                            p.q_strides.column, p.head_dim);
+  const double q_factor = p.q_factor < 0 ? -p.q_factor : p.q_factor;
+  const T products = q * static_cast<T>(p.head_dim) * static_cast<T>(q_factor < 1 ? 1 : q_factor);
+  for (std::int32_t j = 0; j < sequence.kv_len; ++j) {
+    const std::int64_t k_row = static_cast<std::int64_t>(sequence.k_row) + j;
+    const T k =
+        largest_of<T>(p.k, p.element,
+                      b * p.k_strides.batch + kv_head * p.k_strides.head + k_row * p.k_strides.row,
+                      p.k_strides.column, p.head_dim);
+    const T v =
+        largest_of<T>(p.v, p.element,
+                      b * p.v_strides.batch + kv_head * p.v_strides.head + k_row * p.v_strides.row,
+                      p.v_strides.column, p.v_dim);
+    // A kernel may let weights grow to 2^8 before it rescales.
+    if (!(products * k < kMost && v * T(256) * static_cast<T>(sequence.kv_len) < kMost)) {
+      return false;
+    }
+    if (p.bias != nullptr) {
+      const T bias = load_element<T>(p.bias, p.bias_element,
+                                     b * p.bias_strides.batch + h * p.bias_strides.head +
+                                         i * p.bias_strides.row + j * p.bias_strides.column);
+      if (!(bias < kMost)) return false;
+    }
+  }
+  if (p.alibi_slopes != nullptr) {
+    const float slope = p.alibi_slopes[b * p.alibi_batch_stride + h * p.alibi_head_stride];
+    if (!(slope > -1e27f && slope < 1e27f)) return false;  // times a distance below 2^32
+  }
+  return p.sinks == nullptr || p.sinks[h * p.sinks_stride] < 1e37f;
+}
+
+/// The state and the LSE a row ends with.
+template <typename T>
+FLASHCORE_HD void assert_row_state(const AttentionParams& p, const Sequence& sequence,
+                                   std::int32_t b, std::int32_t h, std::int32_t i,
+                                   const SoftmaxState<T>& state, T lse) {
+  FLASHCORE_KERNEL_ASSERT(state.max == state.max, p.kernel, b, h, i,
+                          "the maximum is NaN, which it never may be");
+  FLASHCORE_KERNEL_ASSERT(!(state.sum < T(0)), p.kernel, b, h, i, "the sum is negative");
+  FLASHCORE_KERNEL_ASSERT(state.sum == state.sum || !row_inputs_are_finite<T>(p, sequence, b, h, i),
+                          p.kernel, b, h, i, "the sum is NaN though every input is finite");
+  FLASHCORE_KERNEL_ASSERT(lse == lse || !row_inputs_are_finite<T>(p, sequence, b, h, i), p.kernel,
+                          b, h, i, "the LSE is NaN though every input is finite");
+}
+
+/// One element of the row's output.
+template <typename T>
+FLASHCORE_HD void assert_output(const AttentionParams& p, const Sequence& sequence, std::int32_t b,
+                                std::int32_t h, std::int32_t i, T out) {
+  FLASHCORE_KERNEL_ASSERT(out == out || !row_inputs_are_finite<T>(p, sequence, b, h, i), p.kernel,
+                          b, h, i, "the output is NaN though every input is finite");
+}
+
+/// The state partial results are joined with. A NaN or infinity among the LSEs was reported, or
+/// rightly not, by the kernel that left them.
+template <typename T>
+FLASHCORE_HD void assert_combined(const CombineParams& p, const SoftmaxState<T>& state,
+                                  std::int64_t b, std::int64_t h, std::int64_t row) {
+  FLASHCORE_KERNEL_ASSERT(!(state.sum < T(0)), "combine", static_cast<std::int32_t>(b),
+                          static_cast<std::int32_t>(h), row, "the sum is negative");
+  if (state.sum == state.sum) return;
+  bool explained = p.sinks != nullptr && !(p.sinks[h * p.sinks_stride] < 1e37f);
+  for (std::int32_t part = 0; part < p.parts; ++part) {
+    if (!(partial_lse<T>(p, part, b, h, row) < -negative_infinity<T>())) explained = true;
+  }
+  FLASHCORE_KERNEL_ASSERT(explained, "combine", static_cast<std::int32_t>(b),
+                          static_cast<std::int32_t>(h), row,
+                          "the sum is NaN though no partial LSE is");
+}
+
+}  // namespace flashcore::core
+
+#else
+
+#define FLASHCORE_KERNEL_ASSERT(condition, kernel, b, h, row, what) static_cast<void>(0)
+
+namespace flashcore::core {
+
+template <typename T>
+FLASHCORE_HD void assert_row_state(const AttentionParams&, const Sequence&, std::int32_t,
+                                   std::int32_t, std::int32_t, const SoftmaxState<T>&, T) {}
+template <typename T>
+FLASHCORE_HD void assert_output(const AttentionParams&, const Sequence&, std::int32_t, std::int32_t,
+                                std::int32_t, T) {}
+template <typename T>
+FLASHCORE_HD void assert_combined(const CombineParams&, const SoftmaxState<T>&, std::int64_t,
+                                  std::int64_t, std::int64_t) {}
+
+}  // namespace flashcore::core
+
+#endif

@@ -1,0 +1,77 @@
+// What the stages' checks share; for stages.cc, stage_scores.cc and stage_splits.cc.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "verify/stages.h"
+
+namespace flashcore::verify {
+
+Result<StageReport> check_scores(CallRunner& runner, const HostCall& call);
+Result<StageReport> check_partials(CallRunner& runner, const HostCall& call);
+Result<StageReport> check_combine(CallRunner& runner, const HostCall& call);
+
+/// The call with this many key ranges.
+HostCall with_splits(const HostCall& call, std::int32_t splits);
+
+/// The row's place in out and lse: counted over all sequences where q is packed.
+std::int64_t packed_row(const RanCall& ran, const reference::RowId& row);
+
+/// The oracle with its stages, of a call that was planned but need not have run.
+Result<reference::Oracle> stages_of(const Problem& problem, const HostCall& call);
+
+/// Collects the elements of one stage.
+class Tally {
+ public:
+  explicit Tally(Stage stage) { report_.stage = stage; }
+
+  /// `place` turns compare()'s element (row, column) into the stage's.
+  template <typename Place>
+  void add(const Comparison& c, const std::string& probe, Place place) {
+    report_.elements += c.elements + c.lse_elements;
+    report_.wrong += c.over_bound + c.unwritten + c.non_finite;
+    report_.worst_ratio = std::max(report_.worst_ratio, c.worst_ratio);
+    if (report_.reason.empty()) report_.reason = c.reason;
+    const double severity = c.unwritten > 0    ? 4e300
+                            : c.non_finite > 0 ? 2e300
+                                               : c.worst_ratio;  // compare()'s order
+    if (severity <= worst_severity_) return;
+    StageElement e{c.worst.row, -1, -1, c.worst.column, c.worst.got, c.worst.want, c.worst.bound};
+    place(e);
+    note(e, probe, severity);
+  }
+
+  void add(const StageElement& e, const std::string& probe) {
+    ++report_.elements;
+    const bool finite = std::isfinite(e.got) && std::isfinite(e.want);
+    if (!finite && e.got == e.want) return;  // both -inf
+    const double ratio = finite ? std::fabs(e.got - e.want) / e.bound : 2e300;
+    if (finite) report_.worst_ratio = std::max(report_.worst_ratio, ratio);
+    if (!(ratio <= 1)) {
+      ++report_.wrong;
+      if (report_.reason.empty()) {
+        report_.reason =
+            finite ? "errors exceed their bounds" : "non-finite values stand at other places";
+      }
+    }
+    note(e, probe, ratio);
+  }
+
+  StageReport& report() { return report_; }
+
+ private:
+  void note(const StageElement& e, const std::string& probe, double how_bad) {
+    if (how_bad <= worst_severity_) return;
+    worst_severity_ = how_bad;
+    report_.worst = e;
+    report_.probe = probe;
+  }
+
+  StageReport report_;
+  double worst_severity_ = -1;
+};
+
+}  // namespace flashcore::verify
