@@ -54,6 +54,36 @@ void compare_state(const RanCall& ran, const reference::Oracle& oracle, TracedTi
   }
 }
 
+/// P and scores of the tile's keys, among the keys so far. Key `first` is the oracle's key 0.
+Status read_keys(CallRunner& runner, const HostCall& so_far, const reference::RowId& row,
+                 const reference::Oracle& oracle, std::int64_t first, TracedTile& tile) {
+  for (std::int64_t begin = tile.begin; begin < tile.end;) {
+    const Result<HostCall> probe = with_one_hot_values(so_far, begin);
+    if (!probe.ok()) return probe.status();
+    const Result<RanCall> ran = runner.run(*probe);
+    if (!ran.ok()) return ran.status();
+    TracedTile read;
+    read.split = tile.split;
+    read_state(*ran, row, read);
+    const std::int64_t end = std::min(begin + ran->problem.v_dim, tile.end);
+    for (std::int64_t j = begin; j < end; ++j) {
+      const auto at = static_cast<std::size_t>(j - first);
+      TracedKey key;
+      key.key = j;
+      key.score.want = oracle.scores[0][at];
+      key.probability.want = oracle.probabilities[0][at];
+      // A row without keys so far has no P: in the workspace nobody reads what lies there.
+      key.probability.got =
+          oracle.lse[0] == -kInfinity ? 0.0 : read.out[static_cast<std::size_t>(j - begin)];
+      key.score.got =
+          key.probability.got == 0 ? -kInfinity : std::log(key.probability.got) + read.lse.got;
+      tile.keys.push_back(key);
+    }
+    begin = end;
+  }
+  return {};
+}
+
 }  // namespace
 
 double TracedTile::worst_ratio() const {
@@ -107,10 +137,8 @@ Result<Trace> trace_row(CallRunner& runner, const HostCall& call, reference::Row
                   .c_str()
             : "");
   }
-  const reference::Oracle whole = reference::compute(p, base.tensors, {row}, true);
+  const reference::Oracle whole = reference::compute(p, base.tensors, {row});
   if (Status status = require_finite(whole); !status.ok()) return status;
-  const Result<ReadProbabilities> read = read_probabilities(runner, base, {row});
-  if (!read.ok()) return read.status();
 
   const std::int64_t keys = reference::lengths_of(p, base.tensors, row.b).kv_len;
   for (std::int64_t split = 0; split < plan->splits; ++split) {
@@ -123,20 +151,16 @@ Result<Trace> trace_row(CallRunner& runner, const HostCall& call, reference::Row
       tile.split = split;
       tile.begin = begin;
       tile.end = std::min(begin + plan->tile_k, last);
-      const Result<RanCall> ran = runner.run(with_keys_up_to(base, p, tile.end));
+      const HostCall so_far = with_keys_up_to(base, p, tile.end);
+      const Result<RanCall> ran = runner.run(so_far);
       if (!ran.ok()) return ran.status();
+      const reference::Oracle oracle =
+          compute_on_keys(p, base.tensors, {row}, first, tile.end, true);
       read_state(*ran, row, tile);
-      compare_state(*ran, compute_on_keys(p, base.tensors, {row}, first, tile.end), tile);
-      for (std::int64_t j = begin; j < tile.end; ++j) {
-        const auto at = static_cast<std::size_t>(j);
-        TracedKey key;
-        key.key = j;
-        key.probability = {read->p[0][at], whole.probabilities[0][at]};
-        key.score = {
-            key.probability.got == 0 ? -kInfinity : std::log(key.probability.got) + read->lse[0],
-            whole.scores[0][at]};
+      compare_state(*ran, oracle, tile);
+      if (Status s = read_keys(runner, so_far, row, oracle, first, tile); !s.ok()) return s;
+      for (const TracedKey& key : tile.keys) {
         if (key.score.got > max) max = key.score.got;
-        tile.keys.push_back(key);
       }
       tile.max.got = max;
       tile.sum.got = max == -kInfinity ? 0.0 : std::exp(tile.lse.got - max);

@@ -1,10 +1,10 @@
 // One row of a kernel, tile by tile, beside the oracle.
 //
-// Measured: the LSE and out after each tile, by a run in which the keys end there (used_k) while
-// every position and the plan stay the same, from the workspace where keys are split; P of every
-// key, by one-hot V. Computed from these: a score is log(P) + LSE, the running maximum is the
-// largest score so far, the running sum exp(LSE - maximum). Sinks are left out: a kernel adds them
-// after the last tile.
+// Measured: the LSE, out and (by one-hot V) the tile's P after each tile, by runs in which the keys
+// end there (used_k) while every position and the plan stay the same; from the workspace where keys
+// are split. Computed from these: a score is log(P) + LSE, the running maximum is the largest score
+// so far, the running sum exp(LSE - maximum). Sinks are left out: a kernel adds them after the last
+// tile.
 #pragma once
 
 #include <vector>
@@ -22,7 +22,7 @@ struct Pair {
 struct TracedKey {
   std::int64_t key = 0;
   Pair score;        ///< -inf: hidden
-  Pair probability;  ///< normalised over all keys of the row
+  Pair probability;  ///< normalised over the keys of the split up to this tile
 };
 
 /// The state after a tile, over the keys of its split so far.

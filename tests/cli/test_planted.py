@@ -95,6 +95,62 @@ class Planted(CommandTest):
                          env=self.broken(13)).stdout
         self.assertIn("NOT TIMED, its check failed", text)
 
+    def stages(self, number, *arguments):
+        """{stage: its report} of a run with bug `number`."""
+        result = self.call_json("run", "--shape", "2,4/2,40/300,16", "--device", "cpu", "--stage",
+                                "all", *arguments, code=FAILED, env=self.broken(number))
+        self.assertFalse(result["passed"])
+        return {stage["stage"]: stage for stage in result["stages"]}, result["first_wrong"]
+
+    def test_every_plant_is_seen_at_its_stage(self):
+        """scripts/check_plants knows each bug's stages; here the real script says so."""
+        done = subprocess.run([os.path.join(SOURCE, "scripts/check_plants"), PROGRAM],
+                              capture_output=True, text=True, timeout=900)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn(f"{len(plants())} seen in the right stages", done.stdout)
+
+    def test_a_wrong_scale_is_a_wrong_score(self):
+        stages, first = self.stages(3)
+        self.assertEqual(first, "scores")
+        self.assertTrue(stages["pv"]["passed"] and stages["combine"]["passed"])
+        self.assertGreater(stages["scores"]["wrong"], 1000)
+        self.assertGreater(stages["scores"]["worst_ratio"], 100)
+
+    def test_a_forgotten_rescale_leaves_scores_alone(self):
+        stages, first = self.stages(4)
+        self.assertEqual(first, "probabilities")
+        self.assertIn("carried from tile to tile", stages["scores"]["note"])
+        self.assertEqual(stages["pv"]["worst"]["probe"], "P one key per query")
+
+    def test_a_dropped_key_is_named(self):
+        stages, _ = self.stages(5)
+        self.assertEqual(stages["scores"]["worst"]["key"], 299)
+        self.assertEqual(stages["scores"]["wrong"] % (2 * 4 * 40), 0)
+
+    def test_a_wrong_lse_is_told_from_wrong_scores(self):
+        stages, _ = self.stages(11)
+        self.assertIn("P is right", stages["scores"]["note"])
+        self.assertTrue(stages["probabilities"]["passed"])
+
+    def test_double_counting_is_in_combine_alone(self):
+        stages, first = self.stages(10)
+        self.assertEqual(first, "combine")
+        self.assertEqual([name for name in stages if not stages[name]["passed"]], ["combine"])
+
+    def test_the_text_names_the_place(self):
+        text = self.call("run", "--shape", "1,2,8/300,16", "--device", "cpu", "--stage", "all",
+                         "--causal", code=FAILED, env=self.broken(1)).stdout
+        self.assertRegex(text, r"(?m)^scores +WRONG +\d+ +\d+ ")
+        self.assertRegex(text, r"worst +batch \d+, head \d+, row \d+, key \d+: got \S+, want")
+        self.assertRegex(text, r"elements +\d+ of \d+ wrong, largest error \S+ of its bound")
+
+    def test_a_trace_shows_the_first_wrong_tile(self):
+        trace = self.call_json("run", "--shape", "1,2,8/300,16", "--sigma", 3, "--device", "cpu",
+                               "--trace", "0,1,5", code=FAILED, env=self.broken(4))["trace"]
+        ratios = [tile["worst_ratio"] for tile in trace["tiles"]]
+        self.assertLess(ratios[0], 1)
+        self.assertGreater(max(ratios), 1)
+
     def test_run_fails_too(self):
         result = self.call_json("run", "--shape", "1,1,8,8", "--device", "cpu", code=FAILED,
                                 env=self.broken(13))

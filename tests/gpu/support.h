@@ -116,6 +116,9 @@ verify::Comparison compare_with_oracle(const verify::CaseMemory& memory,
 void expect_right(const verify::CaseMemory& memory, const std::vector<std::byte>& block,
                   const Plan& plan);
 
+/// Every CUDA kernel of this build that this GPU can run.
+std::vector<const KernelInfo*> runnable_kernels();
+
 /// The plan of this machine's GPU for these tensors.
 Plan plan_for(const Tensors& tensors, const Options& options);
 

@@ -8,20 +8,6 @@ namespace {
 
 class WorkspaceUse : public GpuTest {};
 
-/// Every CUDA kernel of this build that this GPU can run.
-std::vector<const KernelInfo*> runnable_kernels() {
-  const DeviceInfo gpu = require(device_info(kGpu));
-  std::vector<const KernelInfo*> found;
-  for (const KernelInfo& kernel : kernels()) {
-    if (kernel.device == DeviceType::cuda && kernel.compiled &&
-        kernel.min_compute_capability <= gpu.compute_capability &&
-        kernel.smem_bytes <= gpu.smem_per_block_bytes) {
-      found.push_back(&kernel);
-    }
-  }
-  return found;
-}
-
 TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
   const std::vector<const KernelInfo*> found = runnable_kernels();
   ASSERT_FALSE(found.empty());

@@ -56,10 +56,11 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
                   "partials, combine, or all; neither writes nor times the result")
       ->check(CLI::IsMember({"scores", "probabilities", "pv", "partials", "combine", "all"}));
   command
-      .add_option("--trace", args.trace,
-                  "one row tile by tile beside the oracle. Measured: LSE and out after each tile "
-                  "(keys end there), P of each key (one-hot V). Computed from these: score = "
-                  "log(P) + LSE, max = largest score so far, sum = exp(LSE - max)")
+      .add_option(
+          "--trace", args.trace,
+          "one row tile by tile beside the oracle. Measured, by runs in which the keys end after "
+          "the tile: LSE, out, and P of the tile's keys (one-hot V). Computed from these: "
+          "score = log(P) + LSE, max = largest score so far, sum = exp(LSE - max)")
       ->type_name("BATCH,HEAD,ROW");
   command.add_flag("--json", args.json, "for programs");
   add_problem_options(command, args.problem, true);

@@ -1,0 +1,75 @@
+// The CPU backend with one fault on the way back, to show that it is noticed: everything else is
+// the real one.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#include "backend/backend.h"
+
+namespace flashcore::test {
+
+struct Fault {
+  /// In every download of exactly this many bytes, the float at `offset` is off by `add`.
+  std::size_t block_bytes = 0, offset = 0;
+  float add = 0;
+  bool forget_sinks = false;  ///< combine() leaves them out
+};
+
+class FaultyBackend final : public Backend {
+ public:
+  explicit FaultyBackend(const Fault& fault) : fault_(fault) {}
+
+  Status launch(const Plan& plan, const core::AttentionParams& params, Stream s) const override {
+    return real_.launch(plan, params, s);
+  }
+  Status combine(const core::CombineParams& params, DType partials, Device device, int threads,
+                 Stream stream) const override {
+    core::CombineParams changed = params;
+    if (fault_.forget_sinks) changed.sinks = nullptr;
+    return real_.combine(changed, partials, device, threads, stream);
+  }
+  Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
+    return real_.zero(data, bytes, device, stream);
+  }
+  Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,
+                    Stream stream) const override {
+    return real_.read_error(slot, host, device, stream);
+  }
+  Result<DeviceInfo> device_info(int index) const override { return real_.device_info(index); }
+  Status measure_rates(DeviceInfo& info) const override { return real_.measure_rates(info); }
+  Result<KernelResources> resources(const KernelInfo& kernel, int device) const override {
+    return real_.resources(kernel, device);
+  }
+  Status launch_nothing(Device device, Stream stream) const override {
+    return real_.launch_nothing(device, stream);
+  }
+  Result<void*> allocate(std::size_t bytes, int device) const override {
+    return real_.allocate(bytes, device);
+  }
+  void release(void* data, int device) const override { real_.release(data, device); }
+  Status upload(void* to, const void* from, std::size_t bytes, int device) const override {
+    return real_.upload(to, from, bytes, device);
+  }
+  Status download(void* to, const void* from, std::size_t bytes, int device) const override {
+    const Status status = real_.download(to, from, bytes, device);
+    if (bytes == fault_.block_bytes) {
+      float value;
+      std::byte* place = static_cast<std::byte*>(to) + fault_.offset;
+      std::memcpy(&value, place, sizeof value);
+      value += fault_.add;
+      std::memcpy(place, &value, sizeof value);
+    }
+    return status;
+  }
+  Result<std::vector<double>> time(const std::function<Status(int, Stream)>& call, int calls,
+                                   int samples, int device) const override {
+    return real_.time(call, calls, samples, device);
+  }
+
+ private:
+  const Backend& real_ = cpu_backend();
+  Fault fault_;
+};
+
+}  // namespace flashcore::test
