@@ -34,38 +34,54 @@ class Tally {
     report_.elements += c.elements + c.lse_elements;
     report_.wrong += c.over_bound + c.unwritten + c.non_finite;
     report_.worst_ratio = std::max(report_.worst_ratio, c.worst_ratio);
-    if (report_.reason.empty()) report_.reason = c.reason;
-    const double severity = c.unwritten > 0    ? 4e300
-                            : c.non_finite > 0 ? 2e300
-                                               : c.worst_ratio;  // compare()'s order
-    if (severity <= worst_severity_) return;
     StageElement e{c.worst.row, -1, -1, c.worst.column, c.worst.got, c.worst.want, c.worst.bound};
     place(e);
-    note(e, probe, severity);
+    note(e, probe, c.reason,
+         c.unwritten > 0    ? kUnwritten
+         : c.non_finite > 0 ? kNotFinite
+                            : c.worst_ratio);
   }
 
   void add(const StageElement& e, const std::string& probe) {
     ++report_.elements;
     const bool finite = std::isfinite(e.got) && std::isfinite(e.want);
     if (!finite && e.got == e.want) return;  // both -inf
-    const double ratio = finite ? std::fabs(e.got - e.want) / e.bound : 2e300;
+    const double ratio = finite ? std::fabs(e.got - e.want) / e.bound : kNotFinite;
     if (finite) report_.worst_ratio = std::max(report_.worst_ratio, ratio);
-    if (!(ratio <= 1)) {
-      ++report_.wrong;
-      if (report_.reason.empty()) {
-        report_.reason =
-            finite ? "errors exceed their bounds" : "non-finite values stand at other places";
-      }
+    const bool right = ratio <= 1;
+    if (!right) ++report_.wrong;
+    note(e, probe,
+         right    ? ""
+         : finite ? "errors exceed their bounds"
+                  : "non-finite values stand at other places",
+         ratio);
+  }
+
+  /// Counts another tally's elements too; its worst one only where `with_worst` is set.
+  void join(const Tally& other, bool with_worst) {
+    report_.elements += other.report_.elements;
+    report_.wrong += other.report_.wrong;
+    if (with_worst) {
+      report_.worst_ratio = std::max(report_.worst_ratio, other.report_.worst_ratio);
+      note(other.report_.worst, other.report_.probe, other.report_.reason, other.worst_severity_);
+    } else if (report_.reason.empty()) {
+      report_.reason = other.report_.reason;
     }
-    note(e, probe, ratio);
   }
 
   StageReport& report() { return report_; }
 
  private:
-  void note(const StageElement& e, const std::string& probe, double how_bad) {
-    if (how_bad <= worst_severity_) return;
-    worst_severity_ = how_bad;
+  /// What is worse than any error, in compare()'s order.
+  static constexpr double kUnwritten = 4e300, kNotFinite = 2e300;
+
+  /// The reason is that of the worst element, or of any where the worst one alone is no fault.
+  void note(const StageElement& e, const std::string& probe, const std::string& reason,
+            double severity) {
+    const bool worse = severity > worst_severity_;
+    if (!reason.empty() && (worse || report_.reason.empty())) report_.reason = reason;
+    if (!worse) return;
+    worst_severity_ = severity;
     report_.worst = e;
     report_.probe = probe;
   }

@@ -66,8 +66,9 @@ Result<StageReport> check_scores_at_once(CallRunner& runner, const HostCall& pro
   if (!read.ok()) return read.status();
   Tally tally(Stage::scores);
   ScoreJudge scores{tally, arithmetic, name};
+  Tally lse(Stage::scores);
   for (std::size_t r = 0; r < oracle.rows.size(); ++r) {
-    tally.add(
+    lse.add(
         {oracle.rows[r], -1, -1, -1, read->lse[r], oracle.lse[r], lse_bound(oracle, r, arithmetic)},
         name);
   }
@@ -84,6 +85,7 @@ Result<StageReport> check_scores_at_once(CallRunner& runner, const HostCall& pro
       }
     }
   }
+  tally.join(lse, scores.wrong_p == 0);  // wrong scores make a wrong LSE: then a key is named
   StageReport& report = tally.report();
   if (report.wrong > 0 && scores.wrong_p == 0) {
     report.note =

@@ -76,6 +76,16 @@ Partials oracle_partials(const RanCall& planned) {
   return made;
 }
 
+/// Such a row is the partials' matter: whatever it is joined to, it tells nothing of the joining.
+bool has_nan_partial(const RanCall& ran, const reference::RowId& row) {
+  const Partials& partials = ran.partials;
+  for (std::int64_t split = 0; split < partials.splits; ++split) {
+    const std::int64_t at = partials.row_of(ran.problem, split, row.b, row.h, packed_row(ran, row));
+    if (std::isnan(reference::element(partials.lse.data(), partials.dtype, at))) return true;
+  }
+  return false;
+}
+
 /// What joining these partial results must give. Joining is itself attention, of one query per row
 /// whose keys are the key ranges: their scores are the LSEs, their values the outs.
 reference::Oracle merge_oracle(const RanCall& ran) {
@@ -83,6 +93,7 @@ reference::Oracle merge_oracle(const RanCall& ran) {
   const Tensors& t = ran.after.tensors;
   const Partials& partials = ran.partials;
   std::vector<reference::RowId> rows = reference::all_rows(p, t);
+  std::erase_if(rows, [&](const reference::RowId& row) { return has_nan_partial(ran, row); });
   const auto count = static_cast<std::int64_t>(rows.size());
   const std::int64_t splits = partials.splits, v_dim = p.v_dim;
   std::vector<double> lse(static_cast<std::size_t>(count * splits));

@@ -25,9 +25,13 @@ std::string verdict(const StageReport& r) {
   return r.ok() ? green("right") : red("WRONG");
 }
 
-/// How far off: elements never written or wrongly finite have no share of a bound.
+/// A share of the bound, where there is one to have a share of.
 std::string share(double ratio) {
   return std::isfinite(ratio) ? formatted("{:.3g}", ratio) : "not finite";
+}
+std::string share(const StageReport& r) {
+  const bool finite = std::isfinite(r.worst.got) && std::isfinite(r.worst.want);
+  return share(finite || r.ok() ? r.worst_ratio : HUGE_VAL);
 }
 
 Json to_json(const StageReport& r) {
@@ -68,8 +72,8 @@ std::string details(const StageReport& r) {
   text += formatted("  worst      {}: got {:.9g}, want {:.9g}, error {:.3g}, bound {:.3g}\n",
                     verify::to_string(r.worst), r.worst.got, r.worst.want,
                     r.worst.got - r.worst.want, r.worst.bound);
-  text += formatted("  elements   {} of {} wrong, largest error {} of its bound\n", r.wrong,
-                    r.elements, share(r.worst_ratio));
+  text += formatted("  elements   {} of {} wrong; error over bound {}, of finite ones at most {}\n",
+                    r.wrong, r.elements, share(r), share(r.worst_ratio));
   text += formatted("  probe      {}\n", r.probe);
   if (!r.note.empty()) text += formatted("  note       {}\n", r.note);
   return text;
@@ -88,7 +92,7 @@ void inspect_stages(const RunArgs& args, verify::CallRunner& runner, const HostC
     }
     const bool measured = r.skipped.empty() && r.elements > 0;
     table.add({verify::to_string(stage), verdict(r), std::to_string(r.elements),
-               std::to_string(r.wrong), measured ? share(r.worst_ratio) : "-",
+               std::to_string(r.wrong), measured ? share(r) : "-",
                measured ? verify::to_string(r.worst) : r.skipped});
     text += details(r);
     if (r.unmeasured > 0) {
