@@ -139,11 +139,13 @@ HostCall with_selected_keys(const HostCall& call) {
 
   // One wrong digit costs 2 · scale · size in every column that repeats it.
   const double scale = call.options.scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
-  const auto repeats = static_cast<double>(head_dim / digits);
+  const std::int64_t repeats = head_dim / digits;
   const double size =
       scale == 0
           ? 0.0
-          : std::copysign(std::min(kGap / (2 * std::fabs(scale) * repeats), kLargestDigit), scale);
+          : std::copysign(std::min(kGap / (2 * std::fabs(scale) * static_cast<double>(repeats)),
+                                   kLargestDigit),
+                          scale);
   for (std::int64_t b = 0; b < sizes.batch; ++b) {
     const reference::Lengths l = reference::lengths_of(sizes, t, b);
     for (std::int64_t h = 0; h < q.heads(); ++h) {

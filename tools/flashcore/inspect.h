@@ -12,7 +12,7 @@ namespace flashcore::tool {
 
 inline bool inspects(const RunArgs& args) { return !args.stage.empty() || !args.trace.empty(); }
 
-struct Inspection {
+struct Inspection {  // NOLINT(bugprone-exception-escape): moving Json does not throw
   bool passed = true;
   std::string text;
   Json json;
