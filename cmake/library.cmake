@@ -8,11 +8,14 @@ add_library(flashcore_objects OBJECT
   src/api/tensor_checks.cc
   src/api/validate.cc
   src/api/validate_merge.cc
+  src/api/layout.cc
+  src/api/append.cc
   src/api/version.cc
   src/backend/backend.cc
   src/backend/params.cc
   src/cpu/assert.cc
   src/cpu/combine.cc
+  src/cpu/append.cc
   src/cpu/cpu_backend.cc
   src/cpu/cpu_info.cc
   src/cpu/thread_pool.cc

@@ -54,6 +54,28 @@ inline constexpr int kMaxMergeParts = 32;
 FLASHCORE_API Status merge(std::span<const Partial> parts, TensorView out, TensorView lse = {},
                            TensorView sinks = {}, Stream stream = nullptr) noexcept;
 
+/// New keys and values for a cache, and the cache. All tensors have one type and lie on one device.
+/// Cache: k [batch, kv_heads, capacity, head_dim], or with block_table pages
+/// [pages, page_size, kv_heads, head_dim]; v likewise with v_dim.
+/// New: k_new [batch, kv_heads, new_len, head_dim], or with cu_seqlens_new
+/// [total_new, kv_heads, head_dim]; v_new likewise with v_dim.
+struct AppendTensors {
+  TensorView k_new{}, v_new{};
+  TensorView k{}, v{};          ///< written, at the new keys' rows only
+  TensorView used_k{};          ///< i32 [batch]: keys in the cache before the append
+  TensorView block_table{};     ///< i32 [batch, max_pages]
+  TensorView cu_seqlens_new{};  ///< i32 [batch + 1], from 0 to total_new, never decreasing
+};
+
+/// Writes sequence b's new keys and values at used_k[b]; the attention that follows is told the new
+/// lengths. A page that several sequences share must not be written: give the writer a copy first.
+/// On a GPU it is one kernel, and lengths and page ids are not read by the host: rows that have no
+/// place in the cache are left out, and reported by workspace_status() if a workspace (of
+/// kWorkspaceHeaderBytes or more) is given. On the CPU they make append() fail with nothing
+/// written.
+FLASHCORE_API Status append(const AppendTensors& tensors, Workspace workspace = {},
+                            Stream stream = nullptr) noexcept;
+
 /// "0.1.0"
 FLASHCORE_API const char* version() noexcept;
 

@@ -87,6 +87,7 @@ typedef struct flashcore_params {
   const flashcore_tensor* cu_seqlens_q;
   const flashcore_tensor* cu_seqlens_k;
   const flashcore_tensor* used_k;
+  const flashcore_tensor* block_table; /* i32 [batch, max_pages]: k and v are pages */
   const flashcore_tensor* q_start;
   const flashcore_tensor* k_start;
   int64_t window_left;  /* -1: no limit */
@@ -156,6 +157,23 @@ typedef struct flashcore_merge_params {
 } flashcore_merge_params;
 FLASHCORE_C_API int32_t flashcore_merge(const flashcore_merge_params* params,
                                         flashcore_error* error);
+
+/* Writes new keys and values into a cache, at used_k: see flashcore::append() in attention.h. */
+typedef struct flashcore_append_params {
+  size_t struct_size; /* set by the caller: sizeof(flashcore_append_params) */
+  const flashcore_tensor* k_new;
+  const flashcore_tensor* v_new;
+  const flashcore_tensor* k; /* the cache; written */
+  const flashcore_tensor* v;
+  const flashcore_tensor* used_k;         /* lengths before the append */
+  const flashcore_tensor* block_table;    /* or NULL: k and v are not paged */
+  const flashcore_tensor* cu_seqlens_new; /* or NULL: every sequence gets as many */
+  void* workspace;                        /* or NULL: bad values are left out unreported */
+  size_t workspace_bytes;
+  void* stream;
+} flashcore_append_params;
+FLASHCORE_C_API int32_t flashcore_append(const flashcore_append_params* params,
+                                         flashcore_error* error);
 
 /* How many CUDA devices can be used; 0 with the reason in error->message where none can. */
 FLASHCORE_C_API int32_t flashcore_cuda_device_count(flashcore_error* error);

@@ -23,7 +23,7 @@ struct Options {
   std::optional<double> scale{};   ///< default 1 / sqrt(head_dim); any finite value
   double softcap = 0.0;            ///< c > 0: scores become c * tanh(score / c)
   bool partial = false;            ///< f32 out and LSE without sinks, for merge()
-  bool checked = false;  ///< bad lengths and starts are clamped and reported by workspace_status()
+  bool checked = false;  ///< bad lengths, starts and page ids are reported by workspace_status()
   std::int64_t max_q_len = 0;   ///< with cu_seqlens_q: the longest sequence; 0: total_q
   std::int64_t max_kv_len = 0;  ///< with cu_seqlens_k: the longest sequence; 0: total_k
   std::int32_t num_splits = 0;  ///< key ranges computed apart and merged; 0: the planner chooses
@@ -40,6 +40,8 @@ struct Options {
 /// lse [batch, q_heads, q_len].
 /// With cu_seqlens_q: q [total_q, q_heads, head_dim], out [total_q, q_heads, v_dim],
 /// lse [q_heads, total_q]. With cu_seqlens_k: k and v [total_k, kv_heads, dim].
+/// With block_table: k [pages, page_size, kv_heads, head_dim], v likewise. Key j of sequence b is
+/// row j % page_size of page block_table[b, j / page_size]; kv_len is max_pages * page_size.
 struct Tensors {
   TensorView q{}, k{}, v{}, out{};
   TensorView lse{};           ///< f32 (f64 for f64 problems), natural logarithm
@@ -50,6 +52,7 @@ struct Tensors {
   TensorView cu_seqlens_q{};  ///< i32 [batch + 1], from 0 to total_q, never decreasing
   TensorView cu_seqlens_k{};  ///< i32 [batch + 1]
   TensorView used_k{};        ///< i32 [batch]: keys in use, at most kv_len
+  TensorView block_table{};   ///< i32 [batch, max_pages]: page ids, in any order, also shared
   TensorView q_start{};       ///< i32 [batch]: position of query 0; default kv_len_b - q_len_b
   TensorView k_start{};       ///< i32 [batch]: position of key 0; default 0
 };
@@ -81,8 +84,10 @@ struct Problem {
   std::int64_t total_k = 0;
   bool q_packed = false;
   bool kv_packed = false;
+  std::int64_t page_size = 0;  ///< keys of a page; 0: k and v are not paged
+  std::int64_t pages = 0;      ///< pages there are; k.batch and v.batch step from one to the next
   Layout q, k, v, out, lse, bias, mask, alibi_slopes, sinks;
-  Layout used_k, q_start, k_start;  ///< only .batch is meaningful
+  Layout used_k, q_start, k_start, block_table;  ///< only .batch is meaningful
   Options options;
   double scale = 0.0;  ///< resolved: options.scale or 1 / sqrt(head_dim)
 

@@ -60,6 +60,7 @@ class Params(ctypes.Structure):
         ("cu_seqlens_q", POINTER(Tensor)),
         ("cu_seqlens_k", POINTER(Tensor)),
         ("used_k", POINTER(Tensor)),
+        ("block_table", POINTER(Tensor)),
         ("q_start", POINTER(Tensor)),
         ("k_start", POINTER(Tensor)),
         ("window_left", c_int64),
@@ -110,6 +111,22 @@ class MergeParams(ctypes.Structure):
     ]
 
 
+class AppendParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("k_new", POINTER(Tensor)),
+        ("v_new", POINTER(Tensor)),
+        ("k", POINTER(Tensor)),
+        ("v", POINTER(Tensor)),
+        ("used_k", POINTER(Tensor)),
+        ("block_table", POINTER(Tensor)),
+        ("cu_seqlens_new", POINTER(Tensor)),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("stream", c_void_p),
+    ]
+
+
 # C name -> class: what the layout test walks through.
 STRUCTS = {
     "flashcore_error": Error,
@@ -119,6 +136,7 @@ STRUCTS = {
     "flashcore_params": Params,
     "flashcore_plan_info": PlanInfo,
     "flashcore_merge_params": MergeParams,
+    "flashcore_append_params": AppendParams,
 }
 
 # C name -> (result, arguments).
@@ -133,6 +151,7 @@ FUNCTIONS = {
     "flashcore_workspace_init": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
     "flashcore_workspace_status": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
     "flashcore_merge": (c_int32, [POINTER(MergeParams), POINTER(Error)]),
+    "flashcore_append": (c_int32, [POINTER(AppendParams), POINTER(Error)]),
     "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
     "flashcore_status_name": (c_char_p, [c_int32]),
     "flashcore_version": (c_char_p, []),

@@ -1,41 +1,13 @@
 // The whole pipeline on one screen: validate, plan (plan/planner.cc), launch, combine.
 #include "flashcore/attention.h"
 
-#include <new>
-
+#include "api/guarded.h"
 #include "api/validate.h"
 #include "backend/backend.h"
 #include "core/error.h"
 
 namespace flashcore {
 namespace {
-
-constexpr std::size_t kWorkspaceAlignment = 256;
-
-Status check_workspace(const Workspace& workspace, std::size_t needed) noexcept {
-  if (workspace.data == nullptr) return invalid_argument("workspace: the pointer is null");
-  if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
-    return invalid_argument("workspace: the pointer %p is not aligned to %zu bytes", workspace.data,
-                            kWorkspaceAlignment);
-  }
-  if (workspace.bytes < needed) {
-    return invalid_argument("workspace: has %zu bytes, the plan needs %zu", workspace.bytes,
-                            needed);
-  }
-  return {};
-}
-
-/// Whatever happens inside, nothing is thrown at the caller.
-template <typename Body>
-Status guarded(Body body) noexcept {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return out_of_memory();
-  } catch (const std::exception& e) {
-    return error(StatusCode::internal, "unexpected: %s", e.what());
-  }
-}
 
 bool is_empty(const Problem& p) noexcept { return p.batch == 0 || p.q_heads == 0 || p.q_len == 0; }
 
@@ -69,11 +41,7 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
     FLASHCORE_RETURN_IF_ERROR(check_against_plan(plan.problem, *given));
     if (is_empty(plan.problem)) return {};
     FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, plan.workspace_bytes));
-    if (workspace.device != plan.problem.device) {
-      return invalid_argument("workspace: is on %s:%d, q is on %s:%d; set Workspace::device",
-                              to_string(workspace.device.type), workspace.device.index,
-                              to_string(plan.problem.device.type), plan.problem.device.index);
-    }
+    FLASHCORE_RETURN_IF_ERROR(check_workspace_device(workspace, plan.problem.device, "q"));
     const Result<const Backend*> backend = backend_for(plan.kernel->device);
     if (!backend.ok()) return backend.status();
 

@@ -135,6 +135,7 @@ Result<Call> convert(const flashcore_params* p) {
              {"cu_seqlens_q", p->cu_seqlens_q, &t.cu_seqlens_q},
              {"cu_seqlens_k", p->cu_seqlens_k, &t.cu_seqlens_k},
              {"used_k", p->used_k, &t.used_k},
+             {"block_table", p->block_table, &t.block_table},
              {"q_start", p->q_start, &t.q_start},
              {"k_start", p->k_start, &t.k_start}};
   for (const auto& one : all) FLASHCORE_RETURN_IF_ERROR(convert(one.name, one.from, *one.to));
@@ -268,6 +269,22 @@ std::int32_t flashcore_merge(const flashcore_merge_params* params, flashcore_err
     FLASHCORE_RETURN_IF_ERROR(convert("lse", params->lse, lse));
     FLASHCORE_RETURN_IF_ERROR(convert("sinks", params->sinks, sinks));
     return merge(std::span(parts, params->parts), out, lse, sinks, params->stream);
+  });
+}
+
+std::int32_t flashcore_append(const flashcore_append_params* params, flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    if (params == nullptr) return invalid_argument("params: is NULL");
+    FLASHCORE_RETURN_IF_ERROR(check_struct("params", params->struct_size, sizeof *params));
+    AppendTensors t;
+    FLASHCORE_RETURN_IF_ERROR(convert("k_new", params->k_new, t.k_new));
+    FLASHCORE_RETURN_IF_ERROR(convert("v_new", params->v_new, t.v_new));
+    FLASHCORE_RETURN_IF_ERROR(convert("k", params->k, t.k));
+    FLASHCORE_RETURN_IF_ERROR(convert("v", params->v, t.v));
+    FLASHCORE_RETURN_IF_ERROR(convert("used_k", params->used_k, t.used_k));
+    FLASHCORE_RETURN_IF_ERROR(convert("block_table", params->block_table, t.block_table));
+    FLASHCORE_RETURN_IF_ERROR(convert("cu_seqlens_new", params->cu_seqlens_new, t.cu_seqlens_new));
+    return append(t, {params->workspace, params->workspace_bytes, t.k.device}, params->stream);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "api/layout.h"
 #include "api/tensor_checks.h"
 #include "core/error.h"
 #include "core/params.h"
@@ -17,31 +18,35 @@ constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;  // so that positions
 
 using ll = long long;
 
-/// The stride of an axis, 0 where it cannot matter.
-std::int64_t stride(const TensorView& t, int axis) noexcept {
-  return t.shape[axis] > 1 ? t.strides[axis] : 0;
-}
-
-std::int32_t alignment(const TensorView& t, const Layout& layout) noexcept {
-  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(t.data) | 128u;
-  for (const std::int64_t s : {layout.batch, layout.head, layout.row}) {
-    bits |= static_cast<std::uint64_t>(s) * static_cast<std::uint64_t>(size_of(t.dtype));
+/// k and v, packed, paged or neither.
+Status describe_keys(const Tensors& t, Problem& p) noexcept {
+  if (p.kv_packed && t.block_table.given()) {
+    return invalid_argument(
+        "block_table: given together with cu_seqlens_k; k and v are either paged or packed "
+        "(lengths "
+        "of paged sequences are used_k)");
   }
-  return static_cast<std::int32_t>(bits & (~bits + 1));
-}
-
-/// A layout from the axes that hold batch, head, row and column; -1: no such axis.
-Layout layout_of(const TensorView& t, int batch, int head, int row, int column) noexcept {
-  Layout layout;
-  layout.dtype = t.dtype;
-  const auto at = [&](int axis) { return axis < 0 ? 0 : stride(t, axis); };
-  layout.batch = at(batch);
-  layout.head = at(head);
-  layout.row = at(row);
-  // A single column is contiguous whatever its stride says.
-  layout.column = column < 0 ? 0 : t.shape[column] > 1 ? t.strides[column] : 1;
-  layout.alignment_bytes = alignment(t, layout);
-  return layout;
+  if (p.kv_packed) {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_k", t.cu_seqlens_k, 1, "[batch + 1]"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("cu_seqlens_k", "length - 1",
+                                           t.cu_seqlens_k.shape[0] - 1, p.batch, "q's batch"));
+  }
+  const KvForm form = p.kv_packed             ? KvForm::packed
+                      : t.block_table.given() ? KvForm::paged
+                                              : KvForm::fixed;
+  KvShape kv;
+  FLASHCORE_RETURN_IF_ERROR(describe_kv(t.k, t.v, t.block_table, form, p.batch, "q", kv));
+  FLASHCORE_RETURN_IF_ERROR(check_extent("k", "head_dim", kv.head_dim, p.head_dim, "q"));
+  p.kv_heads = kv.kv_heads;
+  p.kv_len = kv.kv_len;
+  p.v_dim = kv.v_dim;
+  p.total_k = kv.total_k;
+  p.page_size = kv.page_size;
+  p.pages = kv.pages;
+  p.k = kv.k;
+  p.v = kv.v;
+  p.block_table = kv.block_table;
+  return {};
 }
 
 /// q, k, v and out: shapes, and from them the problem's sizes.
@@ -59,12 +64,6 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
   if (p.dtype == DType::f64 && p.device.type == DeviceType::cuda) {
     return unsupported("q: f64 runs on the CPU only; on a GPU use f32, f16 or bf16");
   }
-  const char* k_shape = p.kv_packed ? "[total_k, kv_heads, head_dim] (with cu_seqlens_k)"
-                                    : "[batch, kv_heads, kv_len, head_dim]";
-  FLASHCORE_RETURN_IF_ERROR(check_rank("k", t.k, p.kv_packed ? 3 : 4, k_shape));
-  FLASHCORE_RETURN_IF_ERROR(check_rank("v", t.v, p.kv_packed ? 3 : 4, k_shape));
-  FLASHCORE_RETURN_IF_ERROR(check_rank("out", t.out, t.q.rank, "like q"));
-
   if (p.q_packed) {
     FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_q", t.cu_seqlens_q, 1, "[batch + 1]"));
     if (t.cu_seqlens_q.shape[0] < 1) {
@@ -80,28 +79,8 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
     p.q_len = t.q.shape[2];
   }
   p.head_dim = t.q.shape[t.q.rank - 1];
-  if (p.kv_packed) {
-    FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_k", t.cu_seqlens_k, 1, "[batch + 1]"));
-    FLASHCORE_RETURN_IF_ERROR(check_extent("cu_seqlens_k", "length - 1",
-                                           t.cu_seqlens_k.shape[0] - 1, p.batch, "q's batch"));
-    p.total_k = t.k.shape[0];
-    p.kv_len = p.total_k;
-    p.kv_heads = t.k.shape[1];
-  } else {
-    FLASHCORE_RETURN_IF_ERROR(check_extent("k", "batch", t.k.shape[0], p.batch, "q"));
-    p.kv_heads = t.k.shape[1];
-    p.kv_len = t.k.shape[2];
-  }
-  p.v_dim = t.v.shape[t.v.rank - 1];
-
-  const std::int64_t k_dim = t.k.shape[t.k.rank - 1];
-  FLASHCORE_RETURN_IF_ERROR(check_extent("k", "head_dim", k_dim, p.head_dim, "q"));
-  for (int i = 0; i + 1 < t.v.rank; ++i) {
-    static constexpr const char* kPacked[] = {"total_k", "kv_heads"};
-    static constexpr const char* kFixed[] = {"batch", "kv_heads", "kv_len"};
-    FLASHCORE_RETURN_IF_ERROR(
-        check_extent("v", p.kv_packed ? kPacked[i] : kFixed[i], t.v.shape[i], t.k.shape[i], "k"));
-  }
+  FLASHCORE_RETURN_IF_ERROR(describe_keys(t, p));
+  FLASHCORE_RETURN_IF_ERROR(check_rank("out", t.out, t.q.rank, "like q"));
   for (int i = 0; i + 1 < t.out.rank; ++i) {
     static constexpr const char* kPacked[] = {"total_q", "q_heads"};
     static constexpr const char* kFixed[] = {"batch", "q_heads", "q_len"};
@@ -122,10 +101,9 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
   }
   FLASHCORE_RETURN_IF_ERROR(check_dtype("k", t.k.dtype, p.dtype, p.dtype));
   FLASHCORE_RETURN_IF_ERROR(check_dtype("v", t.v.dtype, p.dtype, p.dtype));
-  p.q = p.q_packed ? layout_of(t.q, -1, 1, 0, 2) : layout_of(t.q, 0, 1, 2, 3);
-  p.out = p.q_packed ? layout_of(t.out, -1, 1, 0, 2) : layout_of(t.out, 0, 1, 2, 3);
-  p.k = p.kv_packed ? layout_of(t.k, -1, 1, 0, 2) : layout_of(t.k, 0, 1, 2, 3);
-  p.v = p.kv_packed ? layout_of(t.v, -1, 1, 0, 2) : layout_of(t.v, 0, 1, 2, 3);
+  const Axes q_axes = p.q_packed ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
+  p.q = layout_of(t.q, q_axes);
+  p.out = layout_of(t.out, q_axes);
   return {};
 }
 
@@ -184,7 +162,7 @@ Status describe_score_tensor(const char* name, const TensorView& t, const Proble
     return invalid_argument("%s: %s is %lld; wanted %lld%s", name, kNames[i], ll{t.shape[i]},
                             ll{wanted[i]}, i < 3 ? " or 1" : "");
   }
-  layout = layout_of(t, 0, 1, 2, 3);
+  layout = layout_of(t, {0, 1, 2, 3});
   return {};
 }
 
@@ -194,7 +172,7 @@ Status describe_per_sequence(const char* name, const TensorView& t, const Proble
   FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, 1, "[batch]"));
   FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, DType::i32, DType::i32));
   FLASHCORE_RETURN_IF_ERROR(check_extent(name, "length", t.shape[0], p.batch, "q's batch"));
-  layout = layout_of(t, 0, -1, -1, -1);
+  layout = layout_of(t, {0, -1, -1, -1});
   return {};
 }
 
@@ -213,13 +191,13 @@ Status describe_optional(const Tensors& t, Problem& p) noexcept {
       FLASHCORE_RETURN_IF_ERROR(check_rank("lse", t.lse, 2, "[q_heads, total_q]"));
       FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", t.lse.shape[0], p.q_heads, "q"));
       FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "total_q", t.lse.shape[1], p.total_q, "q"));
-      p.lse = layout_of(t.lse, -1, 0, 1, -1);
+      p.lse = layout_of(t.lse, {-1, 0, 1, -1});
     } else {
       FLASHCORE_RETURN_IF_ERROR(check_rank("lse", t.lse, 3, "[batch, q_heads, q_len]"));
       FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "batch", t.lse.shape[0], p.batch, "q"));
       FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", t.lse.shape[1], p.q_heads, "q"));
       FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_len", t.lse.shape[2], p.q_len, "q"));
-      p.lse = layout_of(t.lse, 0, 1, 2, -1);
+      p.lse = layout_of(t.lse, {0, 1, 2, -1});
     }
     FLASHCORE_RETURN_IF_ERROR(check_dtype("lse", t.lse.dtype, wide, wide));
   }
@@ -241,13 +219,13 @@ Status describe_optional(const Tensors& t, Problem& p) noexcept {
     FLASHCORE_RETURN_IF_ERROR(
         check_extent("alibi_slopes", "q_heads", a.shape[rank - 1], p.q_heads, "q"));
     FLASHCORE_RETURN_IF_ERROR(check_dtype("alibi_slopes", a.dtype, DType::f32, DType::f32));
-    p.alibi_slopes = layout_of(a, rank == 2 ? 0 : -1, rank - 1, -1, -1);
+    p.alibi_slopes = layout_of(a, {rank == 2 ? 0 : -1, rank - 1, -1, -1});
   }
   if (t.sinks.given()) {
     FLASHCORE_RETURN_IF_ERROR(check_rank("sinks", t.sinks, 1, "[q_heads]"));
     FLASHCORE_RETURN_IF_ERROR(check_extent("sinks", "length", t.sinks.shape[0], p.q_heads, "q"));
     FLASHCORE_RETURN_IF_ERROR(check_dtype("sinks", t.sinks.dtype, DType::f32, DType::f32));
-    p.sinks = layout_of(t.sinks, -1, 0, -1, -1);
+    p.sinks = layout_of(t.sinks, {-1, 0, -1, -1});
   }
   if (p.q_packed) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q));
   if (p.kv_packed) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k));
@@ -284,6 +262,7 @@ Status check_memory(const Tensors& t) noexcept {
                               {"cu_seqlens_q", &t.cu_seqlens_q},
                               {"cu_seqlens_k", &t.cu_seqlens_k},
                               {"used_k", &t.used_k},
+                              {"block_table", &t.block_table},
                               {"q_start", &t.q_start},
                               {"k_start", &t.k_start}};
   const NamedView outputs[] = {{"out", &t.out}, {"lse", &t.lse}};
@@ -307,7 +286,7 @@ Status check_against_plan(const Problem& planned, const Problem& given) noexcept
   for (Layout Problem::*layout :
        {&Problem::q, &Problem::k, &Problem::v, &Problem::out, &Problem::lse, &Problem::bias,
         &Problem::mask, &Problem::alibi_slopes, &Problem::sinks, &Problem::used_k,
-        &Problem::q_start, &Problem::k_start}) {
+        &Problem::q_start, &Problem::k_start, &Problem::block_table}) {
     if ((adjusted.*layout).alignment_bytes > (planned.*layout).alignment_bytes) {
       (adjusted.*layout).alignment_bytes = (planned.*layout).alignment_bytes;
     }

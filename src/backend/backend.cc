@@ -55,6 +55,20 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
       return message("q_start", "it must be between -2^30 and 2^30");
     case core::ErrorCode::k_start_out_of_range:
       return message("k_start", "it must be between -2^30 and 2^30");
+    case core::ErrorCode::page_id_out_of_range:
+      return invalid_argument(
+          "block_table[%d, %lld] is %lld; the entries of a sequence's keys must be page ids, from "
+          "0 "
+          "to pages - 1",
+          slot.batch, static_cast<long long>(slot.index), static_cast<long long>(slot.value));
+    case core::ErrorCode::append_past_capacity:
+      return invalid_argument(
+          "used_k[%d]: with its new keys sequence %d has %lld, more than the cache can hold; give "
+          "it "
+          "more pages (or rows) or append fewer",
+          slot.batch, slot.batch, static_cast<long long>(slot.value));
+    case core::ErrorCode::cu_seqlens_new_invalid:
+      return message("cu_seqlens_new", "it must not decrease, nor pass total_new");
   }
   return error(StatusCode::internal,
                "the workspace header is corrupt (code %d); was "

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/append.h"
 #include "core/combine.h"
 #include "core/params.h"
 #include "flashcore/attention.h"
@@ -32,6 +33,7 @@ class Backend {
   /// partials is f64 for f64 problems, else f32. threads: of the CPU; 0: all it has.
   virtual Status combine(const core::CombineParams& params, DType partials, Device device,
                          int threads, Stream stream) const = 0;
+  virtual Status append(const core::AppendParams& params, Device device, Stream stream) const = 0;
   virtual Status zero(void* data, std::size_t bytes, Device device, Stream stream) const = 0;
   /// Synchronises the stream and copies the error slot to the host.
   virtual Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,
@@ -72,6 +74,10 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
 /// The arguments of the step that joins a split plan's partial results.
 core::CombineParams make_combine_params(const Plan& plan,
                                         const core::AttentionParams& params) noexcept;
+
+/// The pages that a block table (it may be missing) tells of.
+core::Pages pages_of(std::int64_t page_size, std::int64_t pages,
+                     const TensorView& block_table) noexcept;
 
 /// What checked mode found, in words; ok for an empty slot.
 Status describe_error(const core::ErrorSlot& slot) noexcept;

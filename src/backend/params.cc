@@ -58,6 +58,15 @@ core::Element element_of(DType dtype) noexcept {
   }
 }
 
+core::Pages pages_of(std::int64_t page_size, std::int64_t pages,
+                     const TensorView& block_table) noexcept {
+  if (!block_table.given()) return {};
+  const auto size = static_cast<std::int32_t>(page_size);
+  return {static_cast<const std::int32_t*>(block_table.data),
+          block_table.shape[0] > 1 ? block_table.strides[0] : 0, size, core::page_shift(size),
+          static_cast<std::int32_t>(pages)};
+}
+
 core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
                                   const Workspace& workspace) noexcept {
   const Problem& problem = plan.problem;
@@ -91,6 +100,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.used_k_stride = problem.used_k.batch;
   p.q_start_stride = problem.q_start.batch;
   p.k_start_stride = problem.k_start.batch;
+  p.pages = pages_of(problem.page_size, problem.pages, tensors.block_table);
   p.out_element = element_of(problem.out.dtype);
   p.bias_element = element_of(problem.bias.dtype);
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/divisor.h"
+#include "core/pages.h"
 #include "core/plant.h"
 
 namespace flashcore::core {
@@ -28,6 +29,9 @@ enum class ErrorCode : std::int32_t {
   used_k_out_of_range = 3,
   q_start_out_of_range = 4,
   k_start_out_of_range = 5,
+  page_id_out_of_range = 6,  // index is the slot in the sequence's row of block_table
+  append_past_capacity = 7,  // value is the length the sequence would have
+  cu_seqlens_new_invalid = 8,
 };
 
 struct ErrorSlot {
@@ -50,8 +54,8 @@ inline constexpr std::int32_t kMaxStart = 1 << 30;
 struct AttentionParams {
   // Tensors. Packed (cu_seqlens) q, out and lse have batch stride 0; so have packed k and v.
   const void* q;  // [batch, q_heads, q_len, head_dim]
-  const void* k;  // [batch, kv_heads, kv_len, head_dim]
-  const void* v;  // [batch, kv_heads, kv_len, v_dim]
+  const void* k;  // [batch or pages, kv_heads, kv_len or page, head_dim]
+  const void* v;  // [batch or pages, kv_heads, kv_len or page, v_dim]
   void* out;      // [batch, q_heads, q_len, v_dim]
   void* lse;      // [batch, q_heads, q_len] or null
   Strides q_strides, k_strides, v_strides, out_strides, lse_strides;
@@ -103,6 +107,7 @@ struct AttentionParams {
   std::int64_t alibi_batch_stride, alibi_head_stride, sinks_stride;
   std::int64_t used_k_stride, q_start_stride, k_start_stride;
   Element out_element, bias_element;
+  Pages pages;  // of k and v
   Plant plant;
 #if defined(FLASHCORE_ASSERTS)
   Element element;  // of q, k and v: core/assert.h reads them without knowing the kernel

@@ -82,6 +82,23 @@ FLASHCORE_HD Sequence sequence_of(const AttentionParams& params, std::int32_t b)
   return s;
 }
 
+/// Where sequence b's keys lie in K and V.
+FLASHCORE_HD KeyRows key_rows(const AttentionParams& params, const Sequence& s, std::int32_t b) {
+  return key_rows(params.pages, b, s.k_row);
+}
+
+/// How many entries of its row of the block table a sequence of `keys` keys needs.
+FLASHCORE_HD std::int32_t slots_in_use(const Pages& pages, std::int32_t keys) {
+  return pages.table == nullptr || keys == 0 ? 0 : pages.slot_of(keys - 1) + 1;
+}
+
+/// What is wrong with entry `slot` of sequence b's row of the block table; code 0: nothing.
+FLASHCORE_HD ErrorSlot page_error(const Pages& pages, std::int32_t b, std::int32_t slot) {
+  const std::int32_t id = pages.table[b * pages.table_stride + slot];
+  if (pages.valid(id)) return {};
+  return {static_cast<std::int32_t>(ErrorCode::page_id_out_of_range), b, slot, id};
+}
+
 /// The KV head that query head h reads.
 FLASHCORE_HD std::int32_t kv_head_of(const AttentionParams& params, std::int32_t h) {
   if (params.plant.is(PlantedBug::gqa_map_wrong)) return h % params.kv_heads;

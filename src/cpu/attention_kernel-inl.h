@@ -74,12 +74,20 @@ struct Block {
 // ---------------------------------------------------------------------------------------------
 // Loading
 
-/// Copies rows [row, row + count) of one head's K or V into tile[count][columns], widened.
+/// Copies the keys [first, first + count) of one head's K or V into tile[count][columns], widened.
 template <typename T, typename Storage>
-void load_tile(T* tile, const Storage* g_base, const core::Strides& strides, std::int64_t row,
-               std::int32_t count, std::int32_t columns) {
-  for (std::int32_t r = 0; r < count; ++r) {
-    const Storage* from = g_base + (row + r) * strides.row;
+void load_tile(T* tile, const Storage* g_head, const core::Strides& strides,
+               const core::KeyRows& key_rows, std::int32_t first, std::int32_t count,
+               std::int32_t columns) {
+  const Storage* from = g_head;
+  std::int32_t run_end = 0;  // up to here the rows follow each other
+  for (std::int32_t r = 0; r < count; ++r, from += strides.row) {
+    if (r == run_end) {
+      const core::KeyPlace place = key_rows.at(first + r);
+      from = g_head + place.block * strides.batch + place.row * strides.row;
+      const std::int32_t run = key_rows.run_from(first + r);
+      run_end = run < count - r ? r + run : count;
+    }
     T* to = tile + static_cast<std::int64_t>(r) * columns;
     std::int32_t c = 0;
     if (strides.column == 1) {
@@ -408,10 +416,9 @@ void attend(const Block<T>& block) {
       core::intersect(core::keys_seen_by_any(block.sequence.mask, block.query_of(0),
                                              block.query_of(block.rows - 1)),
                       core::split_keys(block.split, p.keys_per_split, block.sequence.kv_len));
-  const Storage* g_k = static_cast<const Storage*>(p.k) + block.b * p.k_strides.batch +
-                       block.kv_head * p.k_strides.head;
-  const Storage* g_v = static_cast<const Storage*>(p.v) + block.b * p.v_strides.batch +
-                       block.kv_head * p.v_strides.head;
+  const core::KeyRows key_rows = core::key_rows(p, block.sequence, block.b);
+  const Storage* g_k = static_cast<const Storage*>(p.k) + block.kv_head * p.k_strides.head;
+  const Storage* g_v = static_cast<const Storage*>(p.v) + block.kv_head * p.v_strides.head;
 
   // Tiles begin at multiples of tile_k whatever the rows of this block can see; keys that none of
   // them sees are cut off at both ends, which changes no bit because their P is exactly 0.
@@ -419,9 +426,8 @@ void attend(const Block<T>& block) {
        first_key < seen.end; first_key += p.tile_k) {
     const KeyRange tile = core::intersect(seen, {first_key, first_key + p.tile_k});
     const std::int32_t keys = tile.end - tile.begin;
-    const std::int64_t g_row = static_cast<std::int64_t>(block.sequence.k_row) + tile.begin;
-    load_tile(block.k_tile, g_k, p.k_strides, g_row, keys, p.head_dim);
-    load_tile(block.v_tile, g_v, p.v_strides, g_row, keys, p.v_dim);
+    load_tile(block.k_tile, g_k, p.k_strides, key_rows, tile.begin, keys, p.head_dim);
+    load_tile(block.v_tile, g_v, p.v_strides, key_rows, tile.begin, keys, p.v_dim);
     for (std::int32_t panel = 0; panel < panels; ++panel) {
       score_panel<V>(block.scores, block.k_tile, block.q_tile + panel * kRows * p.head_dim, keys,
                      p.head_dim);

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "core/sequence.h"
+#include "cpu/append.h"
 #include "cpu/combine.h"
 #include "cpu/cpu_info.h"
 #include "cpu/kernel_table.h"
@@ -47,10 +48,15 @@ class CpuBackend final : public Backend {
       return Status(StatusCode::unsupported,
                     std::string("kernel ") + plan.kernel->id + ": this CPU cannot execute it");
     }
-    // Lengths and starts lie in host memory here, so a bad one is refused before anything is
-    // written.
+    // Lengths, starts and page ids lie in host memory here, so a bad one is refused before
+    // anything is written.
     for (std::int32_t b = 0; b < params.batch; ++b) {
-      const core::ErrorSlot found = core::sequence_of(params, b).error;
+      const core::Sequence sequence = core::sequence_of(params, b);
+      core::ErrorSlot found = sequence.error;
+      const std::int32_t slots = core::slots_in_use(params.pages, sequence.kv_len);
+      for (std::int32_t slot = 0; slot < slots && found.code == 0; ++slot) {
+        found = core::page_error(params.pages, b, slot);
+      }
       if (found.code == 0) continue;
       if (params.checked) *params.error = found;
       return describe_error(found);
@@ -74,6 +80,12 @@ class CpuBackend final : public Backend {
     if (threads == 0) threads = device_info(0)->threads;
     cpu::combine(params, partials, flops < kInlineFlops ? 1 : threads);
     return {};
+  }
+
+  Status append(const core::AppendParams& params, Device, Stream) const override {
+    const core::ErrorSlot found = cpu::append(params);
+    if (found.code != 0 && params.error != nullptr) *params.error = found;
+    return describe_error(found);
   }
 
   Status zero(void* data, std::size_t bytes, Device, Stream) const override {

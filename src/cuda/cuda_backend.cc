@@ -139,6 +139,14 @@ class CudaBackend final : public Backend {
     return launch_kernel(cuda::combine_entry(), params, blocks, cuda::kCombineThreads, 0, stream);
   }
 
+  Status append(const core::AppendParams& params, Device device, Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const std::int64_t rows = core::append_rows(params);
+    const std::int64_t blocks = (rows + cuda::kAppendRowsPerBlock - 1) / cuda::kAppendRowsPerBlock;
+    return launch_kernel(cuda::append_entry(), params, blocks, cuda::kAppendThreads, 0, stream);
+  }
+
   Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());

@@ -14,4 +14,9 @@ const void* combine_entry() noexcept;
 inline constexpr int kCombineThreads = 128;
 inline constexpr int kCombineRowsPerBlock = kCombineThreads / 32;
 
+/// The kernel that appends to a cache (append.cu).
+const void* append_entry() noexcept;
+inline constexpr int kAppendThreads = 128;
+inline constexpr int kAppendRowsPerBlock = kAppendThreads / 32;
+
 }  // namespace flashcore::cuda

@@ -46,6 +46,18 @@ struct Operand {
   }
 };
 
+/// Key j of a sequence in K or V: in its batch entry, in the packed rows, or in a page.
+double key_element(const Problem& p, const Tensors& t, const Operand& operand, std::int64_t b,
+                   std::int64_t kv_head, const Lengths& lengths, std::int64_t j,
+                   std::int64_t column) {
+  if (!t.block_table.given()) return operand.at(b, kv_head, lengths.k_row + j, column);
+  const TensorView& table = t.block_table;
+  const std::int64_t row_of_table = table.shape[0] > 1 ? b * table.strides[0] : 0;
+  const std::int64_t page =
+      static_cast<const std::int32_t*>(table.data)[row_of_table + j / p.page_size];
+  return operand.at(page, kv_head, j % p.page_size, column);
+}
+
 /// K transposed [head_dim][kv_len] and V [kv_len][v_dim] of one (batch, KV head), in f64.
 struct Head {
   std::int64_t b = -1, kv_head = -1;
@@ -67,10 +79,10 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
   const Operand k{t.k.data, p.k}, v{t.v.data, p.v};
   for (std::int64_t j = 0; j < n; ++j) {
     for (std::int64_t d = 0; d < p.head_dim; ++d) {
-      head.k[static_cast<std::size_t>(d * n + j)] = k.at(b, kv_head, head.lengths.k_row + j, d);
+      head.k[static_cast<std::size_t>(d * n + j)] = key_element(p, t, k, b, kv_head, head.lengths, j, d);
     }
     for (std::int64_t c = 0; c < p.v_dim; ++c) {
-      const double x = v.at(b, kv_head, head.lengths.k_row + j, c);
+      const double x = key_element(p, t, v, b, kv_head, head.lengths, j, c);
       head.v[static_cast<std::size_t>(j * p.v_dim + c)] = x;
       if (!std::isfinite(x)) head.v_finite = false;
     }

@@ -92,6 +92,7 @@ const flashcore_tensor** tensor_slot(flashcore_params& p, std::size_t index) {
                                       &p.cu_seqlens_q,
                                       &p.cu_seqlens_k,
                                       &p.used_k,
+                                      &p.block_table,
                                       &p.q_start,
                                       &p.k_start};
   return slots[index];
@@ -291,6 +292,7 @@ Tensors tensors_of(const FuzzCall& call) {
           .cu_seqlens_q = view_of(p.cu_seqlens_q),
           .cu_seqlens_k = view_of(p.cu_seqlens_k),
           .used_k = view_of(p.used_k),
+          .block_table = view_of(p.block_table),
           .q_start = view_of(p.q_start),
           .k_start = view_of(p.k_start)};
 }

@@ -21,7 +21,7 @@ struct FuzzTensor {
 
 class Arena {
  public:
-  static constexpr std::size_t kSlots = 14;
+  static constexpr std::size_t kSlots = 15;
   static constexpr std::size_t kSlotBytes = 4 * 1024;
 
   Arena() : bytes_(kSlots * kSlotBytes) {}

@@ -57,6 +57,7 @@ static void print_params(void) {
   FIELD(flashcore_params, cu_seqlens_q);
   FIELD(flashcore_params, cu_seqlens_k);
   FIELD(flashcore_params, used_k);
+  FIELD(flashcore_params, block_table);
   FIELD(flashcore_params, q_start);
   FIELD(flashcore_params, k_start);
   FIELD(flashcore_params, window_left);
@@ -80,7 +81,7 @@ static void print_params(void) {
   END();
 }
 
-static void print_plan_and_merge(void) {
+static void print_plan_merge_append(void) {
   BEGIN(flashcore_plan_info);
   FIELD(flashcore_plan_info, struct_size);
   FIELD(flashcore_plan_info, kernel);
@@ -102,13 +103,26 @@ static void print_plan_and_merge(void) {
   FIELD(flashcore_merge_params, sinks);
   FIELD(flashcore_merge_params, stream);
   END();
+  BEGIN(flashcore_append_params);
+  FIELD(flashcore_append_params, struct_size);
+  FIELD(flashcore_append_params, k_new);
+  FIELD(flashcore_append_params, v_new);
+  FIELD(flashcore_append_params, k);
+  FIELD(flashcore_append_params, v);
+  FIELD(flashcore_append_params, used_k);
+  FIELD(flashcore_append_params, block_table);
+  FIELD(flashcore_append_params, cu_seqlens_new);
+  FIELD(flashcore_append_params, workspace);
+  FIELD(flashcore_append_params, workspace_bytes);
+  FIELD(flashcore_append_params, stream);
+  END();
 }
 
 int main(void) {
   printf("{");
   print_tensor();
   print_params();
-  print_plan_and_merge();
+  print_plan_merge_append();
   CONSTANT(FLASHCORE_OK);
   CONSTANT(FLASHCORE_INVALID_ARGUMENT);
   CONSTANT(FLASHCORE_UNSUPPORTED);

@@ -42,6 +42,7 @@ CCall::CCall(const Tensors& t, const Options& o) {
                                &t.cu_seqlens_q,
                                &t.cu_seqlens_k,
                                &t.used_k,
+                               &t.block_table,
                                &t.q_start,
                                &t.k_start};
   const flashcore_tensor** slots[] = {&params.q,
@@ -56,9 +57,10 @@ CCall::CCall(const Tensors& t, const Options& o) {
                                       &params.cu_seqlens_q,
                                       &params.cu_seqlens_k,
                                       &params.used_k,
+                                      &params.block_table,
                                       &params.q_start,
                                       &params.k_start};
-  for (int i = 0; i < 14; ++i) {
+  for (std::size_t i = 0; i < std::size(views); ++i) {
     if (views[i]->rank == 0) continue;
     tensors[i].set(*views[i]);
     *slots[i] = &tensors[i].tensor;

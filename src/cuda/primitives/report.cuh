@@ -1,17 +1,34 @@
-// Checked mode: the first bad length or start that any block finds goes to the error slot.
+// Checked mode: the first bad length, start or page id that any block finds goes to the error slot.
 #pragma once
 
 #include "core/params.h"
+#include "core/sequence.h"
 
 namespace flashcore::cuda {
 
+/// Does nothing where slot is null or nothing was found.
+__device__ __forceinline__ void report(core::ErrorSlot* slot, const core::ErrorSlot& found) {
+  if (slot == nullptr || found.code == 0) return;
+  if (atomicCAS(&slot->code, 0, found.code) != 0) return;  // the first report stays
+  slot->batch = found.batch;
+  slot->index = found.index;
+  slot->value = found.value;
+}
+
 __device__ __forceinline__ void report(const core::AttentionParams& p,
                                        const core::ErrorSlot& found) {
-  if (!p.checked || found.code == 0) return;
-  if (atomicCAS(&p.error->code, 0, found.code) != 0) return;  // the first report stays
-  p.error->batch = found.batch;
-  p.error->index = found.index;
-  p.error->value = found.value;
+  if (p.checked) report(p.error, found);
+}
+
+/// Looks through sequence b's page ids, all threads of the block together. One block per sequence
+/// is enough; a kernel calls it for the first of a sequence's items.
+__device__ __forceinline__ void report_pages(const core::AttentionParams& p,
+                                             const core::Sequence& sequence, std::int32_t b) {
+  if (!p.checked) return;
+  const std::int32_t slots = core::slots_in_use(p.pages, sequence.kv_len);
+  for (std::int32_t slot = threadIdx.x; slot < slots; slot += blockDim.x) {
+    report(p, core::page_error(p.pages, b, slot));
+  }
 }
 
 }  // namespace flashcore::cuda

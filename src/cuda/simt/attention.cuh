@@ -69,24 +69,29 @@ struct alignas(16) SharedStorage {
 // ---------------------------------------------------------------------------------------------
 // Loading
 
-/// A strided matrix of one head in global memory.
+/// A strided matrix of one head in global memory: the queries or the keys of one sequence.
 template <typename T>
 struct Matrix {
-  const T* g_data;  // [rows, columns]
-  std::int64_t row_stride, column_stride;
+  const T* g_head;  // of batch 0 or page 0
+  core::KeyRows rows;
+  core::Strides strides;
   std::int32_t columns;
+
+  __device__ __forceinline__ const T* row(std::int32_t i) const {
+    const core::KeyPlace place = rows.at(i);
+    return g_head + place.block * strides.batch + place.row * strides.row;
+  }
 };
 
 /// s_tile[r][c] = factor * matrix[first_row + r][first_column + c] for r < kRows, c < 64; zero
 /// where r >= rows or the column is past the matrix: such keys and columns must never matter.
 template <int kRows, int kStride, typename T>
 __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_column,
-                                           const Matrix<T>& matrix, std::int64_t first_row,
+                                           const Matrix<T>& matrix, std::int32_t first_row,
                                            int rows, int first_column, float factor,
                                            bool vector_rows) {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int column = first_column + 4 * tx;
-  const T* g_row = matrix.g_data + (first_row + ty) * matrix.row_stride;
   const auto store = [&](int r, float4 x) {
     *reinterpret_cast<float4*>(&s_tile[r][s_column + 4 * tx]) =
         make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
@@ -95,22 +100,23 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
 #pragma unroll
     for (int r = ty; r < kRows; r += 16) {
       float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (r < rows && column < matrix.columns) x = load_four(g_row + column);
+      if (r < rows && column < matrix.columns) x = load_four(matrix.row(first_row + r) + column);
       store(r, x);
-      g_row += 16 * matrix.row_stride;
     }
   } else {
 #pragma unroll 1
     for (int r = ty; r < kRows; r += 16) {
       float x[4] = {};
+      if (r < rows) {
+        const T* g_row = matrix.row(first_row + r);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if (r < rows && column + i < matrix.columns) {
-          x[i] = to_float(g_row[(column + i) * matrix.column_stride]);
+        for (int i = 0; i < 4; ++i) {
+          if (column + i < matrix.columns) {
+            x[i] = to_float(g_row[(column + i) * matrix.strides.column]);
+          }
         }
       }
       store(r, make_float4(x[0], x[1], x[2], x[3]));
-      g_row += 16 * matrix.row_stride;
     }
   }
 }
@@ -119,16 +125,14 @@ template <typename C>
 __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const AttentionParams& p,
                                              const Item& item) {
   using T = typename C::Element;
-  const Matrix<T> q{
-      static_cast<const T*>(p.q) + item.b * p.q_strides.batch + item.h * p.q_strides.head,
-      p.q_strides.row, p.q_strides.column,
-      p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim};
+  const Matrix<T> q{static_cast<const T*>(p.q) + item.h * p.q_strides.head,
+                    core::key_rows({}, item.b, item.sequence.q_row), p.q_strides,
+                    p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim};
   const float factor = p.plant.is(PlantedBug::scale_ignored) ? static_cast<float>(core::kLog2E)
                                                              : static_cast<float>(p.q_factor);
-  const std::int64_t first_row = static_cast<std::int64_t>(item.sequence.q_row) + item.first_query;
   for (int chunk = 0; chunk < C::kChunks; ++chunk) {
-    load_chunk<C::kTileQ>(s.q, chunk * C::kChunk, q, first_row, item.queries, chunk * C::kChunk,
-                          factor, p.vector_rows);
+    load_chunk<C::kTileQ>(s.q, chunk * C::kChunk, q, item.first_query, item.queries,
+                          chunk * C::kChunk, factor, p.vector_rows);
   }
 }
 
@@ -397,12 +401,11 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
                                        const Item& item) {
   using T = typename C::Element;
   const std::int32_t kv_head = core::kv_head_of(p, item.h);
-  const Matrix<T> k{
-      static_cast<const T*>(p.k) + item.b * p.k_strides.batch + kv_head * p.k_strides.head,
-      p.k_strides.row, p.k_strides.column, p.head_dim};
-  const Matrix<T> v{
-      static_cast<const T*>(p.v) + item.b * p.v_strides.batch + kv_head * p.v_strides.head,
-      p.v_strides.row, p.v_strides.column, p.v_dim};
+  const core::KeyRows key_rows = core::key_rows(p, item.sequence, item.b);
+  const Matrix<T> k{static_cast<const T*>(p.k) + kv_head * p.k_strides.head, key_rows, p.k_strides,
+                    p.head_dim};
+  const Matrix<T> v{static_cast<const T*>(p.v) + kv_head * p.v_strides.head, key_rows, p.v_strides,
+                    p.v_dim};
   Rows<C> rows = {};
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) rows.state[r].max = core::negative_infinity<float>();
@@ -412,14 +415,13 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
                                                   : core::tile_begin(item.seen.begin, C::kTileK);
        first_key < item.seen.end; first_key += C::kTileK) {
     const int keys = min(C::kTileK, item.seen.end - first_key);
-    const std::int64_t g_row = static_cast<std::int64_t>(item.sequence.k_row) + first_key;
 
     // S = Q K^T
     float score[C::kRows][C::kKeys] = {};
     for (int column = 0; column < p.head_dim; column += C::kChunk) {
       __syncthreads();  // the last reader of K, P and V is done
-      load_chunk<C::kTileK>(s.k, 0, k, g_row, keys, column, 1.f, p.vector_rows);
-      if (column == 0) load_chunk<C::kTileK>(s.v, 0, v, g_row, keys, 0, 1.f, p.vector_rows);
+      load_chunk<C::kTileK>(s.k, 0, k, first_key, keys, column, 1.f, p.vector_rows);
+      if (column == 0) load_chunk<C::kTileK>(s.v, 0, v, first_key, keys, 0, 1.f, p.vector_rows);
       __syncthreads();  // K chunk, V chunk 0 and (the first time) Q are there
       multiply_chunk<C>(score, s, column);
     }
@@ -443,7 +445,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
       if (chunk * C::kChunk < p.v_dim) {
         if (chunk > 0) {
           __syncthreads();
-          load_chunk<C::kTileK>(s.v, 0, v, g_row, keys, chunk * C::kChunk, 1.f, p.vector_rows);
+          load_chunk<C::kTileK>(s.v, 0, v, first_key, keys, chunk * C::kChunk, 1.f, p.vector_rows);
           __syncthreads();
         }
         accumulate_chunk<C>(rows.o[chunk], s, rescale);
@@ -465,6 +467,7 @@ __global__ void __launch_bounds__(C::kThreads, 2)
       report(p, s.item.sequence.error);
     }
     __syncthreads();
+    if (index % (p.work_items / p.batch) == 0) report_pages(p, s.item.sequence, s.item.b);
     if (s.item.queries > 0) attend<C>(s, p, s.item);  // the same in every thread
   }
 }

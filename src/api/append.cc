@@ -1,0 +1,158 @@
+// append(): checks the tensors, describes the copy, launches it.
+#include <algorithm>
+
+#include "api/guarded.h"
+#include "api/layout.h"
+#include "api/tensor_checks.h"
+#include "backend/backend.h"
+#include "core/append.h"
+
+namespace flashcore {
+namespace {
+
+constexpr std::int64_t kMaxCapacity = std::int64_t{1} << 30;  // as attention has it
+
+using ll = long long;
+
+/// What an append is, apart from pointers.
+struct AppendShape {
+  std::int64_t batch = 0, new_len = 0;  // packed: total_new
+  KvShape cache;
+  Layout k_new, v_new, used_k;
+};
+
+Status check_new(const char* name, const TensorView& t, const TensorView& like, DType dtype,
+                 std::int64_t kv_heads, std::int64_t dim, bool packed) noexcept {
+  const int axes = packed ? 3 : 4;
+  FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, axes,
+                                       packed ? "[total_new, kv_heads, dim] (with cu_seqlens_new)"
+                                              : "[batch, kv_heads, new_len, dim]"));
+  FLASHCORE_RETURN_IF_ERROR(check_extent(name, "kv_heads", t.shape[1], kv_heads, "k"));
+  FLASHCORE_RETURN_IF_ERROR(
+      check_extent(name, "its last extent", t.shape[axes - 1], dim, "the cache"));
+  const int row = packed ? 0 : 2;
+  FLASHCORE_RETURN_IF_ERROR(
+      check_extent(name, packed ? "total_new" : "new_len", t.shape[row], like.shape[row], "k_new"));
+  if (!packed) {
+    FLASHCORE_RETURN_IF_ERROR(check_extent(name, "batch", t.shape[0], like.shape[0], "k_new"));
+  }
+  return check_dtype(name, t.dtype, dtype, dtype);
+}
+
+Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
+  if (!is_float(t.k.dtype) && t.k.given()) {
+    return invalid_argument("k: dtype is %s; wanted f64, f32, f16 or bf16", to_string(t.k.dtype));
+  }
+  FLASHCORE_RETURN_IF_ERROR(
+      check_rank("used_k", t.used_k, 1, "[batch], the keys before the append"));
+  FLASHCORE_RETURN_IF_ERROR(check_dtype("used_k", t.used_k.dtype, DType::i32, DType::i32));
+  shape.batch = t.used_k.shape[0];
+  shape.used_k = layout_of(t.used_k, {0, -1, -1, -1});
+  FLASHCORE_RETURN_IF_ERROR(describe_kv(t.k, t.v, t.block_table,
+                                        t.block_table.given() ? KvForm::paged : KvForm::fixed,
+                                        shape.batch, "used_k", shape.cache));
+  FLASHCORE_RETURN_IF_ERROR(check_dtype("v", t.v.dtype, t.k.dtype, t.k.dtype));
+  if (shape.cache.kv_len > kMaxCapacity) {
+    return unsupported("k: a sequence's capacity is %lld; at most %lld is supported",
+                       ll{shape.cache.kv_len}, ll{kMaxCapacity});
+  }
+  const bool packed = t.cu_seqlens_new.given();
+  FLASHCORE_RETURN_IF_ERROR(check_new("k_new", t.k_new, t.k_new, t.k.dtype, shape.cache.kv_heads,
+                                      shape.cache.head_dim, packed));
+  FLASHCORE_RETURN_IF_ERROR(check_new("v_new", t.v_new, t.k_new, t.k.dtype, shape.cache.kv_heads,
+                                      shape.cache.v_dim, packed));
+  if (packed) {
+    const TensorView& ends = t.cu_seqlens_new;
+    FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_new", ends, 1, "[batch + 1]"));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("cu_seqlens_new", ends.dtype, DType::i32, DType::i32));
+    FLASHCORE_RETURN_IF_ERROR(
+        check_extent("cu_seqlens_new", "length - 1", ends.shape[0] - 1, shape.batch, "used_k"));
+    if (ends.shape[0] > 1 && ends.strides[0] != 1) {
+      return invalid_argument("cu_seqlens_new: stride is %lld; it must be contiguous",
+                              ll{ends.strides[0]});
+    }
+  } else {
+    FLASHCORE_RETURN_IF_ERROR(
+        check_extent("k_new", "batch", t.k_new.shape[0], shape.batch, "used_k"));
+  }
+  shape.new_len = t.k_new.shape[packed ? 0 : 2];
+  const Axes axes = packed ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
+  shape.k_new = layout_of(t.k_new, axes);
+  shape.v_new = layout_of(t.v_new, axes);
+  return {};
+}
+
+Status check_append_memory(const AppendTensors& t) noexcept {
+  const NamedView inputs[] = {{"k_new", &t.k_new},
+                              {"v_new", &t.v_new},
+                              {"used_k", &t.used_k},
+                              {"block_table", &t.block_table},
+                              {"cu_seqlens_new", &t.cu_seqlens_new}};
+  const NamedView outputs[] = {{"k", &t.k}, {"v", &t.v}};
+  const auto check = [&](const NamedView& named) noexcept -> Status {
+    const auto& [name, view] = named;
+    if (!view->given()) return {};
+    if (view->device != t.k.device) {
+      return invalid_argument("%s: is on %s:%d, k is on %s:%d; all tensors must be on one device",
+                              name, to_string(view->device.type), view->device.index,
+                              to_string(t.k.device.type), t.k.device.index);
+    }
+    return check_pointer(name, *view);
+  };
+  for (const NamedView& input : inputs) FLASHCORE_RETURN_IF_ERROR(check(input));
+  for (const NamedView& output : outputs) FLASHCORE_RETURN_IF_ERROR(check(output));
+  return check_outputs(outputs, inputs);
+}
+
+core::AppendTensor append_tensor(const TensorView& from, const Layout& from_layout,
+                                 const TensorView& to, const Layout& to_layout,
+                                 std::int64_t columns) noexcept {
+  const auto strides = [](const Layout& layout) -> core::Strides {
+    return {layout.batch, layout.head, layout.row, layout.column};
+  };
+  const bool contiguous = from_layout.column == 1 && to_layout.column == 1;
+  const bool aligned = std::min(from_layout.alignment_bytes, to_layout.alignment_bytes) >= 16;
+  return {from.data,
+          to.data,
+          strides(from_layout),
+          strides(to_layout),
+          static_cast<std::int32_t>(columns),
+          contiguous && aligned && columns * size_of(to.dtype) % 16 == 0};
+}
+
+}  // namespace
+
+Status append(const AppendTensors& tensors, Workspace workspace, Stream stream) noexcept {
+  return guarded([&]() -> Status {
+    const AppendTensors& t = tensors;
+    AppendShape shape;
+    FLASHCORE_RETURN_IF_ERROR(describe_append(t, shape));
+    FLASHCORE_RETURN_IF_ERROR(check_append_memory(t));
+    core::AppendParams p{};
+    if (workspace.data != nullptr) {
+      FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, kWorkspaceHeaderBytes));
+      FLASHCORE_RETURN_IF_ERROR(check_workspace_device(workspace, t.k.device, "k"));
+      p.error = static_cast<core::ErrorSlot*>(workspace.data);
+    }
+    const Result<const Backend*> backend = backend_for(t.k.device.type);
+    if (!backend.ok()) return backend.status();
+
+    const auto narrow = [](std::int64_t extent) { return static_cast<std::int32_t>(extent); };
+    const KvShape& cache = shape.cache;
+    p.k = append_tensor(t.k_new, shape.k_new, t.k, cache.k, cache.head_dim);
+    p.v = append_tensor(t.v_new, shape.v_new, t.v, cache.v, cache.v_dim);
+    p.used_k = static_cast<const std::int32_t*>(t.used_k.data);
+    p.used_k_stride = shape.used_k.batch;
+    p.cu_seqlens_new = static_cast<const std::int32_t*>(t.cu_seqlens_new.data);
+    p.pages = pages_of(cache.page_size, cache.pages, t.block_table);
+    p.batch = narrow(shape.batch);
+    p.kv_heads = narrow(cache.kv_heads);
+    p.new_len = narrow(shape.new_len);
+    p.capacity = narrow(cache.kv_len);
+    p.element_bytes = narrow(size_of(t.k.dtype));
+    if (p.batch == 0 || core::append_rows(p) == 0) return {};
+    return (*backend)->append(p, t.k.device, stream);
+  });
+}
+
+}  // namespace flashcore

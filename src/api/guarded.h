@@ -1,0 +1,48 @@
+// What every public call does around its own work.
+#pragma once
+
+#include <exception>
+#include <new>
+
+#include "core/error.h"
+#include "flashcore/attention.h"
+
+namespace flashcore {
+
+inline constexpr std::size_t kWorkspaceAlignment = 256;
+
+/// Whatever happens inside, nothing is thrown at the caller.
+template <typename Body>
+Status guarded(Body body) noexcept {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return out_of_memory();
+  } catch (const std::exception& e) {
+    return error(StatusCode::internal, "unexpected: %s", e.what());
+  }
+}
+
+inline Status check_workspace(const Workspace& workspace, std::size_t needed) noexcept {
+  if (workspace.data == nullptr) return invalid_argument("workspace: the pointer is null");
+  if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
+    return invalid_argument("workspace: the pointer %p is not aligned to %zu bytes", workspace.data,
+                            kWorkspaceAlignment);
+  }
+  if (workspace.bytes < needed) {
+    return invalid_argument("workspace: has %zu bytes, the plan needs %zu", workspace.bytes,
+                            needed);
+  }
+  return {};
+}
+
+/// `whose` is the tensor that says where the call runs.
+inline Status check_workspace_device(const Workspace& workspace, Device device,
+                                     const char* whose) noexcept {
+  if (workspace.device == device) return {};
+  return invalid_argument("workspace: is on %s:%d, %s is on %s:%d; set Workspace::device",
+                          to_string(workspace.device.type), workspace.device.index, whose,
+                          to_string(device.type), device.index);
+}
+
+}  // namespace flashcore

@@ -1,0 +1,36 @@
+// From a strided tensor to the Layout a Problem keeps, and K and V in all their forms.
+#pragma once
+
+#include "flashcore/problem.h"
+
+namespace flashcore {
+
+/// The axes that hold batch, head, row and column; -1: no such axis.
+struct Axes {
+  int batch, head, row, column;
+};
+
+Layout layout_of(const TensorView& t, const Axes& axes) noexcept;
+
+/// How K and V are addressed.
+enum class KvForm {
+  fixed,   // [batch, kv_heads, kv_len, dim]
+  packed,  // [total_k, kv_heads, dim], cu_seqlens_k
+  paged,   // [pages, page_size, kv_heads, dim], block_table
+};
+
+struct KvShape {
+  std::int64_t kv_heads = 0;
+  std::int64_t kv_len = 0;  ///< capacity of a sequence
+  std::int64_t head_dim = 0, v_dim = 0;
+  std::int64_t total_k = 0;               ///< packed
+  std::int64_t page_size = 0, pages = 0;  ///< paged
+  Layout k, v, block_table;
+};
+
+/// Checks shapes, strides and types of k, v and block_table against each other and against
+/// `batch`, which `whose` has. dtype and device are the caller's to compare.
+Status describe_kv(const TensorView& k, const TensorView& v, const TensorView& block_table,
+                   KvForm form, std::int64_t batch, const char* whose, KvShape& shape) noexcept;
+
+}  // namespace flashcore

@@ -1,0 +1,118 @@
+// Appending keys and values to a cache: what goes where. The CPU loop (cpu/append.cc) and the CUDA
+// kernel (cuda/append.cu) only copy.
+#pragma once
+
+#include "core/sequence.h"
+
+namespace flashcore::core {
+
+/// New rows of K or of V, and the cache they go to.
+struct AppendTensor {
+  const void*
+      from;  // [batch, kv_heads, new_len, columns], or packed [total_new, kv_heads, columns]
+  void* to;  // [batch, kv_heads, capacity, columns], or pages of it
+  Strides from_strides, to_strides;  // packed: batch stride 0
+  std::int32_t columns;
+  bool vectors;  // rows are contiguous in both, 16-byte aligned and a multiple of 16 bytes long
+};
+
+struct AppendParams {
+  AppendTensor k, v;
+  const std::int32_t* used_k;          // [batch]: keys before the append
+  const std::int32_t* cu_seqlens_new;  // [batch + 1] or null
+  std::int64_t used_k_stride;
+  Pages pages;
+  std::int32_t batch, kv_heads;
+  std::int32_t new_len;   // new keys of each sequence; packed: total_new
+  std::int32_t capacity;  // keys a sequence can have
+  std::int32_t element_bytes;
+  ErrorSlot* error;  // null: what is wrong is skipped and nobody told
+};
+
+/// Sequence b's part of an append, of which nothing lies outside the cache.
+struct AppendRange {
+  std::int32_t used;     // the cache's first new key
+  std::int32_t count;    // new keys that fit
+  std::int32_t new_row;  // packed: the first of them in the new rows
+  ErrorSlot error;       // code 0: all was well
+};
+
+FLASHCORE_HD AppendRange append_range(const AppendParams& p, std::int32_t b) {
+  AppendRange r{};
+  std::int32_t wanted = p.new_len;
+  if (p.cu_seqlens_new != nullptr) {
+    r.new_row = detail::clamp_noting(p.cu_seqlens_new[b], 0, p.new_len, r.error,
+                                     ErrorCode::cu_seqlens_new_invalid, b, b);
+    wanted = detail::clamp_noting(p.cu_seqlens_new[b + 1], r.new_row, p.new_len, r.error,
+                                  ErrorCode::cu_seqlens_new_invalid, b, b + 1) -
+             r.new_row;
+  }
+  // Rows at a clamped position would overwrite what the caller meant to keep: none is written.
+  const std::int32_t used = p.used_k[b * p.used_k_stride];
+  r.used = detail::clamp_noting(used, 0, p.capacity, r.error, ErrorCode::used_k_out_of_range, b, b);
+  if (r.used != used) return r;
+  r.count = wanted < p.capacity - used ? wanted : p.capacity - used;
+  if (r.count < wanted && r.error.code == 0) {
+    r.error = {static_cast<std::int32_t>(ErrorCode::append_past_capacity), b, b,
+               static_cast<std::int64_t>(used) + wanted};
+  }
+  return r;
+}
+
+/// Rows of work: one for each new key and KV head of the batch.
+FLASHCORE_HD std::int64_t append_rows(const AppendParams& p) {
+  const std::int64_t keys =
+      p.cu_seqlens_new != nullptr ? p.new_len : static_cast<std::int64_t>(p.batch) * p.new_len;
+  return keys * p.kv_heads;
+}
+
+/// Where one row of work comes from and goes to.
+struct AppendRow {
+  bool skipped;  // belongs to no sequence, or has no place in the cache
+  std::int32_t head;
+  KeyPlace from, to;
+  ErrorSlot error;
+};
+
+/// The sequence that holds a packed row: the last one that begins at or before it.
+FLASHCORE_HD std::int32_t sequence_of_row(const std::int32_t* cu_seqlens, std::int32_t batch,
+                                          std::int32_t row) {
+  std::int32_t low = 0, high = batch;
+  while (high - low > 1) {
+    const std::int32_t middle = low + (high - low) / 2;
+    (cu_seqlens[middle] <= row ? low : high) = middle;
+  }
+  return low;
+}
+
+FLASHCORE_HD AppendRow append_row(const AppendParams& p, std::int64_t index) {
+  AppendRow row{};
+  row.head = static_cast<std::int32_t>(index % p.kv_heads);
+  const std::int64_t key = index / p.kv_heads;
+  const bool packed = p.cu_seqlens_new != nullptr;
+  const std::int32_t b =
+      packed ? sequence_of_row(p.cu_seqlens_new, p.batch, static_cast<std::int32_t>(key))
+             : static_cast<std::int32_t>(key / p.new_len);
+  const AppendRange range = append_range(p, b);
+  const auto i = static_cast<std::int32_t>(packed ? key - range.new_row : key % p.new_len);
+  row.error = range.error;
+  row.skipped = i < 0 || i >= range.count;
+  if (row.skipped) return row;
+  row.from = packed ? KeyPlace{0, static_cast<std::int32_t>(key)} : KeyPlace{b, i};
+  if (p.pages.table != nullptr) {
+    const ErrorSlot found = page_error(p.pages, b, p.pages.slot_of(range.used + i));
+    if (found.code != 0) {
+      row.skipped = true;
+      if (row.error.code == 0) row.error = found;
+      return row;
+    }
+  }
+  row.to = key_rows(p.pages, b, 0).at(range.used + i);
+  return row;
+}
+
+FLASHCORE_HD std::int64_t row_offset(const Strides& strides, KeyPlace place, std::int32_t head) {
+  return place.block * strides.batch + head * strides.head + place.row * strides.row;
+}
+
+}  // namespace flashcore::core
