@@ -60,6 +60,7 @@ add_library(flashcore_verify STATIC
   src/verify/call_runner.cc
   src/verify/case.cc
   src/verify/case_memory.cc
+  src/verify/case_pages.cc
   src/verify/check.cc
   src/verify/compare.cc
   src/verify/coverage.cc

@@ -22,6 +22,7 @@ std::vector<TensorView*> views_of(Tensors& t) {
           &t.cu_seqlens_q,
           &t.cu_seqlens_k,
           &t.used_k,
+          &t.block_table,
           &t.q_start,
           &t.k_start,
           &t.out,

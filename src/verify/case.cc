@@ -9,6 +9,8 @@
 namespace flashcore::verify {
 namespace {
 
+constexpr std::uint64_t kPages = 50;  // the stream of random numbers that pages are drawn from
+
 /// A length: small, at a multiple of a tile or one beside it, or anything up to `most`.
 std::int64_t boundary_length(Random& random, std::int64_t tile, std::int64_t most) {
   most = std::max<std::int64_t>(most, 1);
@@ -86,6 +88,18 @@ void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
   s.non_finite = random.chance(0.04);
 }
 
+/// Keys in pages, of every size, also odd ones.
+void draw_pages(Random random, CaseSpec& s) {
+  if (s.kv_packed || s.shared_kv || !random.chance(0.3)) return;
+  static constexpr std::int64_t kUsual[] = {1, 2, 3, 7, 8, 16, 16, 17, 64, 100, 128, 255, 256};
+  s.page_size = random.chance(0.7) ? random.pick(kUsual) : random.between(1, 256);
+  s.shared_pages = random.chance(0.3);
+  // Without used lengths all pages are full: where that makes far more keys, there are some.
+  const std::int64_t full = (s.kv_len + s.page_size - 1) / s.page_size * s.page_size;
+  if (random.chance(0.5) || full > s.kv_len + s.kv_len / 2) s.used_k = true;
+  if (!s.used_k) s.kv_len = full;
+}
+
 }  // namespace
 
 double work_of(const CaseSpec& s) {
@@ -130,6 +144,7 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
   }
   if (random.chance(0.01)) s.kv_len = 0;
   draw_options(random, kernel, s);
+  draw_pages(Random(s.seed, kPages), s);
 
   static constexpr double kSigmas[] = {0.01, 1.0, 1.0, 10.0};
   s.sigma = random.pick(kSigmas);
@@ -163,6 +178,8 @@ std::vector<std::string> features(const CaseSpec& s) {
   add(s.q_packed, "cu_seqlens_q");
   add(s.kv_packed, "cu_seqlens_k");
   add(s.used_k, "used_k");
+  add(s.page_size > 0, "pages");
+  add(s.shared_pages, "shared_pages");
   add(s.q_start, "q_start");
   add(s.k_start, "k_start");
   add(s.q_heads > s.kv_heads, "gqa");
@@ -191,6 +208,7 @@ std::string to_string(const CaseSpec& s) {
   char sigma[32];
   std::snprintf(sigma, sizeof sigma, "%g", s.sigma);
   text += sigma;
+  if (s.page_size > 0) text += " page " + std::to_string(s.page_size);
   for (const std::string& name : features(s)) text += " " + name;
   return text;
 }

@@ -43,6 +43,9 @@ struct CaseSpec {
   bool sinks = false;
   bool q_packed = false, kv_packed = false;  ///< cu_seqlens; lengths are drawn up to q_len, kv_len
   bool used_k = false;
+  std::int64_t page_size = 0;  ///< > 0: K and V are shuffled pages; then, without used_k, kv_len is
+                               ///< a multiple of it
+  bool shared_pages = false;   ///< a page may belong to several sequences, or to one more than once
   bool q_start = false, k_start = false;
   double sigma = 1.0;
   bool non_finite = false;  ///< a few NaN and infinities among the inputs

@@ -15,9 +15,6 @@ namespace {
 constexpr std::int64_t kAlignment = 256;
 constexpr std::int64_t kGuardBytes = 256;
 
-// Streams of random numbers, one per tensor.
-enum Stream : std::uint64_t { kQ = 1, kK, kV, kBias, kMask, kAlibi, kSinks, kLengths, kSpecials };
-
 // A tensor with more elements repeats a table of this (prime) length.
 constexpr std::int64_t kTableLength = 1'000'003;
 
@@ -135,8 +132,14 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   if (s.kv_packed && lengths.chance(0.5)) s.options.max_kv_len = s.kv_len;
   const std::int64_t q_capacity =
       !s.q_packed || (s.options.max_q_len > 0 && s.q_len <= total_q) ? s.q_len : total_q;
+  const bool paged = s.page_size > 0;
+  // Spare columns of the table and spare pages belong to nobody either.
+  const std::int64_t pages_each = paged ? (s.kv_len + s.page_size - 1) / s.page_size : 0;
+  const std::int64_t max_pages = pages_each + (paged && s.used_k ? lengths.between(0, 2) : 0);
   const std::int64_t k_capacity =
-      !s.kv_packed || (s.options.max_kv_len > 0 && s.kv_len <= total_k) ? s.kv_len : total_k;
+      paged                                                               ? max_pages * s.page_size
+      : !s.kv_packed || (s.options.max_kv_len > 0 && s.kv_len <= total_k) ? s.kv_len
+                                                                          : total_k;
 
   Tensors& t = tensors_;
   const DType out_dtype = s.options.partial ? wide(s.dtype) : s.out_f32 ? DType::f32 : s.dtype;
@@ -152,6 +155,12 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   if (s.kv_packed) {
     t.k = place(s.dtype, {total_k, s.kv_heads, s.head_dim}, s.k_arrangement);
     t.v = place(s.dtype, {total_k, s.kv_heads, s.v_dim}, s.v_arrangement);
+  } else if (paged) {
+    const std::int64_t pages = s.batch * pages_each + lengths.between(1, 3);
+    t.k = place(s.dtype, {pages, s.page_size, s.kv_heads, s.head_dim}, s.k_arrangement);
+    t.v = place(s.dtype, {pages, s.page_size, s.kv_heads, s.v_dim}, s.v_arrangement);
+    t.block_table = place(DType::i32, {s.batch, max_pages},
+                          lengths.chance(0.5) ? Arrangement::padded : Arrangement::heads_first);
   } else {
     const std::int64_t stored = s.shared_kv ? std::min<std::int64_t>(s.batch, 1) : s.batch;
     t.k = place(s.dtype, {stored, s.kv_heads, s.kv_len, s.head_dim}, s.k_arrangement);
@@ -187,6 +196,7 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     if (s.kv_packed)
       put(t.cu_seqlens_k, b, static_cast<double>(k_ends[static_cast<std::size_t>(b)]));
   }
+  std::vector<std::int64_t> used_lengths(static_cast<std::size_t>(s.batch), s.kv_len);
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const std::int64_t first = s.kv_packed ? k_ends[static_cast<std::size_t>(b)] : 0;
     const std::int64_t length =
@@ -194,7 +204,8 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     if (s.used_k) {
       const std::int64_t used = lengths.chance(0.1) ? 0 : lengths.between((length + 1) / 2, length);
       put(t.used_k, b, static_cast<double>(used));
-      if (!s.shared_kv) {
+      used_lengths[static_cast<std::size_t>(b)] = used;
+      if (!s.shared_kv && !paged) {
         for (TensorView* view : {&t.k, &t.v}) {
           const int row_axis = s.kv_packed ? 0 : 2, head_axis = 1, column_axis = view->rank - 1;
           for (std::int64_t h = 0; h < s.kv_heads; ++h) {
@@ -214,6 +225,7 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     if (s.q_start) put(t.q_start, b, static_cast<double>(lengths.between(-span / 4, span)));
     if (s.k_start) put(t.k_start, b, static_cast<double>(lengths.between(-span / 4, span / 4)));
   }
+  if (paged) deal_pages(used_lengths);
   if (!s.kv_packed && s.shared_kv) {
     for (TensorView* view : {&t.k, &t.v}) {
       view->shape[0] = s.batch;

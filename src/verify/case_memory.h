@@ -33,6 +33,9 @@ class CaseMemory {
   TensorView place(DType dtype, std::vector<std::int64_t> shape, Arrangement arrangement);
   TensorView place_compact(DType dtype, std::vector<std::int64_t> shape);
   void fill_normal(const TensorView& view, double sigma, std::uint64_t stream);
+  /// Fills the block table for sequences of these lengths, at random, and leaves NaN in every row
+  /// of a page that is none of their keys.
+  void deal_pages(const std::vector<std::int64_t>& lengths);
   void fill_scores();
   void poison_outputs();
   void sprinkle_non_finite();
@@ -40,6 +43,20 @@ class CaseMemory {
   CaseSpec spec_;
   Tensors tensors_;
   std::vector<std::byte> bytes_;
+};
+
+/// The random numbers of a case: one stream per purpose, so that one more changes no other.
+enum DataStream : std::uint64_t {
+  kQ = 1,
+  kK,
+  kV,
+  kBias,
+  kMask,
+  kAlibi,
+  kSinks,
+  kLengths,
+  kSpecials,
+  kPageIds
 };
 
 /// The bits an output element holds before a call: a NaN no arithmetic produces.

@@ -23,6 +23,8 @@ std::vector<std::string> all_features() {
   s.sinks = s.lse = s.out_f32 = true;
   s.q_packed = s.kv_packed = s.used_k = s.q_start = s.k_start = true;
   s.shared_kv = s.non_finite = true;
+  s.page_size = 16;
+  s.shared_pages = true;
   s.q_arrangement = Arrangement::rows_first;
   s.k_arrangement = Arrangement::padded;
   s.v_arrangement = Arrangement::misaligned;
@@ -38,10 +40,11 @@ std::vector<std::string> all_features() {
 
 /// Options of which a problem can have one only, in either order.
 constexpr std::pair<const char*, const char*> kExclusive[] = {
-    {"alibi", "alibi_per_batch"},
-    {"partial", "out_f32"},           // a partial result is f32 anyway
-    {"splits", "batch_invariant"},    // that mode fixes its own splits
-    {"cu_seqlens_k", "broadcast_kv"}  // packed keys have no batch stride
+    {"alibi", "alibi_per_batch"},     {"partial", "out_f32"},  // a partial result is f32 anyway
+    {"splits", "batch_invariant"},                             // that mode fixes its own splits
+    {"cu_seqlens_k", "broadcast_kv"},                          // packed keys have no batch stride
+    {"cu_seqlens_k", "pages"},                                 // nor pages
+    {"cu_seqlens_k", "shared_pages"}, {"broadcast_kv", "pages"}, {"broadcast_kv", "shared_pages"},
 };
 
 std::vector<std::int64_t> key_tiles(const KernelInfo& kernel) {
