@@ -24,6 +24,7 @@ enum class PlantedBug : int {
   row_not_written = 13,        // the last query row keeps its old output
   mask_batch_ignored = 14,     // the boolean mask of batch 0 serves all
   empty_row_is_nan = 15,       // a row that sees no key divides by zero
+  pages_of_first = 16,         // all sequences read the first one's pages
 };
 
 #if defined(FLASHCORE_PLANTS)

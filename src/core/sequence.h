@@ -84,6 +84,9 @@ FLASHCORE_HD Sequence sequence_of(const AttentionParams& params, std::int32_t b)
 
 /// Where sequence b's keys lie in K and V.
 FLASHCORE_HD KeyRows key_rows(const AttentionParams& params, const Sequence& s, std::int32_t b) {
+  if (params.plant.is(PlantedBug::pages_of_first) && params.pages.table != nullptr) {
+    return key_rows(params.pages, 0, s.k_row);
+  }
   return key_rows(params.pages, b, s.k_row);
 }
 

@@ -20,7 +20,7 @@ DType wide(DType dtype);
 /// Everything a call reads.
 struct Inputs {
   Tensor q, k, v, bias, mask, alibi_slopes, sinks;
-  Tensor cu_seqlens_q, cu_seqlens_k, used_k, q_start, k_start;
+  Tensor cu_seqlens_q, cu_seqlens_k, used_k, block_table, q_start, k_start;
   Options options;
 };
 

@@ -106,8 +106,11 @@ std::vector<std::int64_t> draw_permutation(Random& random, std::int64_t count) {
 
 Inputs take_batch(const Inputs& inputs, const std::vector<std::int64_t>& indices) {
   Inputs result = inputs;
+  for (Tensor Inputs::*tensor : {&Inputs::k, &Inputs::v}) {  // pages belong to no sequence
+    if (!inputs.block_table.given()) result.*tensor = take(inputs.*tensor, 0, indices);
+  }
   for (Tensor Inputs::*tensor :
-       {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::used_k, &Inputs::q_start, &Inputs::k_start}) {
+       {&Inputs::q, &Inputs::used_k, &Inputs::block_table, &Inputs::q_start, &Inputs::k_start}) {
     if ((inputs.*tensor).given()) result.*tensor = take(inputs.*tensor, 0, indices);
   }
   // A single one along the batch axis of bias and mask serves all sequences.

@@ -13,21 +13,25 @@ constexpr StatusCode kUnsupported = StatusCode::unsupported;
 
 }  // namespace
 
-GoodCall::GoodCall(bool packed) {
+GoodCall::GoodCall(Form form) {
   Random random(21);
   const auto draw = [&](const Shape& shape) { return draw_normal(random, DType::f32, shape); };
-  if (packed) {
+  if (form == Form::packed) {
     inputs.q = draw({9, 4, 16});
     inputs.k = draw({14, 2, 16});
     inputs.v = draw({14, 2, 12});
     inputs.cu_seqlens_q = ints({0, 4, 9});
     inputs.cu_seqlens_k = ints({0, 7, 14});
   } else {
+    const bool paged = form == Form::paged;
+    const std::int64_t kv_len = paged ? 9 : 7;
     inputs.q = draw({2, 4, 5, 16});
-    inputs.k = draw({2, 2, 7, 16});
-    inputs.v = draw({2, 2, 7, 12});
-    inputs.bias = draw({2, 4, 5, 7});
-    inputs.mask = draw_mask(random, {2, 1, 5, 7});
+    inputs.k = paged ? draw({5, 3, 2, 16}) : draw({2, 2, 7, 16});
+    inputs.v = paged ? draw({5, 3, 2, 12}) : draw({2, 2, 7, 12});
+    // Five keys need two pages: the last entry is not read.
+    if (paged) inputs.block_table = tensor_of(DType::i32, {2, 3}, {4, 1, 0, 3, 2, 99});
+    inputs.bias = draw({2, 4, 5, kv_len});
+    inputs.mask = draw_mask(random, {2, 1, 5, kv_len});
     inputs.alibi_slopes = draw({2, 4});
   }
   inputs.sinks = draw({4});
@@ -51,6 +55,7 @@ std::vector<GoodCall::Named> GoodCall::named() const {
                        {"cu_seqlens_q", &Tensors::cu_seqlens_q},
                        {"cu_seqlens_k", &Tensors::cu_seqlens_k},
                        {"used_k", &Tensors::used_k},
+                       {"block_table", &Tensors::block_table},
                        {"q_start", &Tensors::q_start},
                        {"k_start", &Tensors::k_start}};
   std::vector<Named> given;
@@ -64,8 +69,8 @@ std::vector<BadCall> bad_options() {
   std::vector<BadCall> rows;
   const auto option = [&](const char* name, const std::function<void(Options&)>& spoil,
                           std::vector<std::string> words, StatusCode code = kInvalid) {
-    rows.push_back(
-        {name, false, [spoil](GoodCall& call) { spoil(call.options); }, code, std::move(words)});
+    rows.push_back({name, Form::fixed, [spoil](GoodCall& call) { spoil(call.options); }, code,
+                    std::move(words)});
   };
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();
@@ -90,7 +95,7 @@ std::vector<BadCall> bad_options() {
       "kernel of a GPU", [](Options& o) { o.kernel = "fwd_simt_f32_d64_q64"; },
       {"fwd_simt_f32_d64_q64", "cuda"}, kUnsupported);
   rows.push_back({"partial without lse",
-                  false,
+                  Form::fixed,
                   [](GoodCall& call) {
                     call.options.partial = true;
                     call.tensors.lse = {};
@@ -98,7 +103,7 @@ std::vector<BadCall> bad_options() {
                   kInvalid,
                   {"lse", "partial"}});
   rows.push_back({"partial with a narrow out",
-                  false,
+                  Form::fixed,
                   [](GoodCall& call) {
                     call.options.partial = true;
                     call.tensors.out.dtype = DType::f16;
@@ -110,12 +115,12 @@ std::vector<BadCall> bad_options() {
 
 std::vector<BadCall> bad_lengths() {
   std::vector<BadCall> rows;
-  const auto value = [&](bool packed, const char* name, TensorView Tensors::*member, int index,
+  const auto value = [&](Form form, const char* name, TensorView Tensors::*member, int index,
                          std::int32_t number, const std::vector<std::string>& words) {
     for (const bool checked : {false, true}) {
       rows.push_back({std::string(name) + "[" + std::to_string(index) + "] is " +
                           std::to_string(number) + (checked ? " (checked)" : ""),
-                      packed,
+                      form,
                       [=](GoodCall& call) {
                         static_cast<std::int32_t*>((call.tensors.*member).data)[index] = number;
                         call.options.checked = checked;
@@ -123,33 +128,43 @@ std::vector<BadCall> bad_lengths() {
                       kInvalid, words});
     }
   };
-  value(false, "used_k", &Tensors::used_k, 1, 8, {"used_k[1] is 8", "sequence 1"});
-  value(false, "used_k", &Tensors::used_k, 0, -1, {"used_k[0] is -1", "sequence 0"});
-  value(false, "q_start", &Tensors::q_start, 1, (1 << 30) + 1, {"q_start[1] is 1073741825"});
-  value(false, "k_start", &Tensors::k_start, 0, -(1 << 30) - 1, {"k_start[0] is -1073741825"});
-  value(true, "cu_seqlens_q", &Tensors::cu_seqlens_q, 1, 10, {"cu_seqlens_q[1] is 10", "decrease"});
-  value(true, "cu_seqlens_q", &Tensors::cu_seqlens_q, 2, 3, {"cu_seqlens_q[2] is 3", "decrease"});
-  value(true, "cu_seqlens_q", &Tensors::cu_seqlens_q, 0, -1, {"cu_seqlens_q[0] is -1"});
-  value(true, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 15, {"cu_seqlens_k[2] is 15", "total_k"});
-  value(true, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 6, {"cu_seqlens_k[2] is 6", "decrease"});
-  value(true, "used_k", &Tensors::used_k, 0, 8, {"used_k[0] is 8"});
+  value(Form::fixed, "used_k", &Tensors::used_k, 1, 8, {"used_k[1] is 8", "sequence 1"});
+  value(Form::fixed, "used_k", &Tensors::used_k, 0, -1, {"used_k[0] is -1", "sequence 0"});
+  value(Form::fixed, "q_start", &Tensors::q_start, 1, (1 << 30) + 1, {"q_start[1] is 1073741825"});
+  value(Form::fixed, "k_start", &Tensors::k_start, 0, -(1 << 30) - 1,
+        {"k_start[0] is -1073741825"});
+  value(Form::packed, "cu_seqlens_q", &Tensors::cu_seqlens_q, 1, 10,
+        {"cu_seqlens_q[1] is 10", "decrease"});
+  value(Form::packed, "cu_seqlens_q", &Tensors::cu_seqlens_q, 2, 3,
+        {"cu_seqlens_q[2] is 3", "decrease"});
+  value(Form::packed, "cu_seqlens_q", &Tensors::cu_seqlens_q, 0, -1, {"cu_seqlens_q[0] is -1"});
+  value(Form::packed, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 15,
+        {"cu_seqlens_k[2] is 15", "total_k"});
+  value(Form::packed, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 6,
+        {"cu_seqlens_k[2] is 6", "decrease"});
+  value(Form::packed, "used_k", &Tensors::used_k, 0, 8, {"used_k[0] is 8"});
+  value(Form::paged, "used_k", &Tensors::used_k, 0, 10, {"used_k[0] is 10"});
+  value(Form::paged, "block_table", &Tensors::block_table, 1, 5,
+        {"block_table[0, 1] is 5", "page ids"});
+  value(Form::paged, "block_table", &Tensors::block_table, 2, -1, {"block_table[0, 2] is -1"});
+  value(Form::paged, "block_table", &Tensors::block_table, 4, 5, {"block_table[1, 1] is 5"});
   rows.push_back({"a sequence longer than max_q_len",
-                  true,
+                  Form::packed,
                   [](GoodCall& call) { call.options.max_q_len = 4; },
                   kInvalid,
                   {"cu_seqlens_q[2] is 9", "max_q_len"}});
   rows.push_back({"a sequence longer than max_kv_len",
-                  true,
+                  Form::packed,
                   [](GoodCall& call) { call.options.max_kv_len = 6; },
                   kInvalid,
                   {"cu_seqlens_k[1] is 7", "max_kv_len"}});
   rows.push_back({"cu_seqlens_q has no element",
-                  true,
+                  Form::packed,
                   [](GoodCall& call) { call.tensors.cu_seqlens_q.shape[0] = 0; },
                   kInvalid,
                   {"cu_seqlens_q", "batch + 1"}});
   rows.push_back({"cu_seqlens_k has another batch",
-                  true,
+                  Form::packed,
                   [](GoodCall& call) { call.tensors.cu_seqlens_k.shape[0] = 2; },
                   kInvalid,
                   {"cu_seqlens_k: length - 1 is 1", "2"}});

@@ -9,9 +9,12 @@
 
 namespace flashcore::test {
 
-/// f32, (2, 4 heads on 2, 5 x 7, 16/12), every tensor given; or packed, with cu_seqlens.
+enum class Form { fixed, packed, paged };
+
+/// f32, (2, 4 heads on 2, 5 x 7, 16/12), every tensor given; or packed, with cu_seqlens; or with
+/// the keys in pages of 3.
 struct GoodCall {
-  explicit GoodCall(bool packed = false);
+  explicit GoodCall(Form form = Form::fixed);
 
   Inputs inputs;
   Output output;
@@ -28,7 +31,7 @@ struct GoodCall {
 
 struct BadCall {
   std::string name;
-  bool packed;
+  Form form;
   std::function<void(GoodCall&)> spoil;
   StatusCode code;
   std::vector<std::string> words;  ///< all in the message
@@ -36,6 +39,7 @@ struct BadCall {
 
 /// One row per way to go wrong.
 std::vector<BadCall> bad_shapes();
+std::vector<BadCall> bad_pages();
 std::vector<BadCall> bad_memory();
 std::vector<BadCall> bad_options();
 std::vector<BadCall> bad_lengths();

@@ -34,8 +34,8 @@ std::vector<std::vector<std::uint64_t>> all_bits(const GoodCall& call) {
   for (const Tensor* t :
        {&call.inputs.q, &call.inputs.k, &call.inputs.v, &call.inputs.bias, &call.inputs.mask,
         &call.inputs.alibi_slopes, &call.inputs.sinks, &call.inputs.cu_seqlens_q,
-        &call.inputs.cu_seqlens_k, &call.inputs.used_k, &call.inputs.q_start, &call.inputs.k_start,
-        &call.output.out, &call.output.lse}) {
+        &call.inputs.cu_seqlens_k, &call.inputs.used_k, &call.inputs.block_table,
+        &call.inputs.q_start, &call.inputs.k_start, &call.output.out, &call.output.lse}) {
     bits.push_back(t->given() ? t->bits() : std::vector<std::uint64_t>{});
   }
   return bits;
@@ -46,10 +46,11 @@ void expect_refused(const std::vector<BadCall>& rows) {
   std::set<std::string> names;
   for (const BadCall& row : rows) {
     SCOPED_TRACE(row.name);
-    EXPECT_TRUE(names.insert(row.name + (row.packed ? " packed" : "")).second) << "twice";
+    EXPECT_TRUE(names.insert(row.name + std::to_string(static_cast<int>(row.form))).second)
+        << "twice";
     for (const bool through_c : {false, true}) {
       SCOPED_TRACE(through_c ? "C" : "C++");
-      GoodCall call(row.packed);
+      GoodCall call(row.form);
       row.spoil(call);
       const auto before = all_bits(call);
       const Status status =
@@ -73,9 +74,9 @@ void expect_refused(const std::vector<BadCall>& rows) {
 
 TEST(BadInput, TheCallsAreGoodBeforeTheyAreSpoilt) {
   WorkspaceMemory workspace(8 << 20);
-  for (const bool packed : {false, true}) {
+  for (const Form form : {Form::fixed, Form::packed, Form::paged}) {
     for (const bool through_c : {false, true}) {
-      GoodCall call(packed);
+      GoodCall call(form);
       const Status status =
           through_c ? call_c(call, workspace.get()) : call_cpp(call, workspace.get());
       EXPECT_TRUE(status.ok()) << status.message();
@@ -87,6 +88,7 @@ TEST(BadInput, Shapes) {
   expect_refused(bad_shapes());
   EXPECT_GE(bad_shapes().size(), 100u);
 }
+TEST(BadInput, Pages) { expect_refused(bad_pages()); }
 TEST(BadInput, Memory) { expect_refused(bad_memory()); }
 TEST(BadInput, Options) { expect_refused(bad_options()); }
 TEST(BadInput, Lengths) { expect_refused(bad_lengths()); }
