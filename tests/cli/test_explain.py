@@ -46,6 +46,11 @@ class Explain(CommandTest):
                      "batch-invariant"):
             self.assertIn(word, text)
 
+    def test_pages(self):
+        text = self.call("explain", "--shape", "8,32/8,1/4096,128", "--plan-for", "h200",
+                         "--page-size", 16).stdout
+        self.assertIn("pages of 16 keys", text)
+
     def test_a_kernel_by_name(self):
         plan = self.call_json("explain", "--shape", "1,1,64,64", "--dtype", "f16", "--plan-for",
                               "h200", "--kernel", "fwd_simt_f16_d256_q32")

@@ -45,6 +45,8 @@ class Random(CommandTest):
                          "9"],
                         ["--used-k", "random", "--q-start", "random", "--k-start", "random",
                          "--checked"],
+                        ["--page-size", "20"], ["--page-size", "7", "--used-k", "random", "--bias",
+                                                "random", "--checked", "--layout", "bshd"],
                         ["--partial", "--splits", "3"], ["--layout", "bshd"],
                         ["--reproducibility", "batch_invariant"], ["--dtype", "f16", "--out-f32"],
                         ["--dtype", "bf16"], ["--dtype", "f64"], ["--threads", "1"],
@@ -93,6 +95,11 @@ class Random(CommandTest):
         self.refuse("run", "--shape", "1,2,3", about="wanted batch,heads,length,head_dim")
         self.refuse("run", "--shape", "1,3/2,4,8", about="q_heads must be a multiple")
         self.refuse("run", "--shape", "1,1,4,577", about="577")
+        self.refuse("run", "--shape", "1,1,100,8", "--page-size", "16", about="not whole pages")
+        self.refuse("run", "--shape", "1,1,4,8", "--page-size", "257", about="256")
+        self.refuse("run", "--shape", "1,1,16,8", "--page-size", "16", "--cu-seqlens-k", "random",
+                    about="together with cu_seqlens_k")
+        self.refuse("run", "--shape", "1,1,4,8", "--block-table", "t.npy", about="--page-size")
         self.refuse("run", "--shape", "1,1,4,8", "--window", "3", about="--window=128,0")
         self.refuse("run", "--shape", "1,1,4,8", "--dtype", "f8", about="f16")
         self.refuse("run", "--shape", "1,1,4,8", "--device", "tpu", about="wanted auto, cpu, cuda")
@@ -199,6 +206,31 @@ class Files(CommandTest):
                                 "--sinks", self.path("heads.npy"), "--used-k",
                                 self.path("used.npy"))
         self.assertTrue(result["passed"])
+
+    def test_pages(self):
+        """The keys again, in pages of two that lie in another order."""
+        files = self.save()
+        self.call("run", *files, "--device", "cpu", "--out", self.path("a.npy"))
+        table = [3, 0, 2]
+        for name, dim in (("k", self.DIM), ("v", self.V_DIM)):
+            pages = [math.nan] * (4 * 2 * self.HEADS * dim)
+            for j in range(self.KV_LEN):
+                for h in range(self.HEADS):
+                    row = (table[j // 2] * 2 + j % 2) * self.HEADS + h
+                    from_row = h * self.KV_LEN + j
+                    pages[row * dim:(row + 1) * dim] = \
+                        getattr(self, name)[from_row * dim:(from_row + 1) * dim]
+            write_npy(self.path(f"{name}.npy"), "<f4", (4, 2, self.HEADS, dim), pages)
+        write_npy(self.path("used.npy"), "<i4", (1,), [self.KV_LEN])
+        write_npy(self.path("table.npy"), "<i4", (1, 3), table)
+        paged = [*files, "--device", "cpu", "--block-table", self.path("table.npy"), "--used-k",
+                 self.path("used.npy")]
+        self.call("run", *paged, "--out", self.path("b.npy"))
+        self.assertEqual(read_npy(self.path("a.npy")), read_npy(self.path("b.npy")))
+        self.refuse("run", *paged, "--page-size", 2, about="--block-table FILE")
+        for bad in (-1, 4, 2**31 - 1):
+            write_npy(self.path("table.npy"), "<i4", (1, 3), [3, bad, 2])
+            self.refuse("run", *paged, about=f"block_table[0, 1] is {bad}")
 
     def test_lengths_from_files_are_not_believed(self):
         files = self.save()

@@ -27,6 +27,7 @@ struct RunControlArgs {
   std::uint64_t seed = 1;
   std::optional<double> sigma;
   std::optional<int> splits;
+  std::int64_t page_size = 0;  ///< keys in shuffled pages of so many; 0: in one piece
   double time_limit_s = 0;
 };
 
@@ -58,6 +59,7 @@ struct RunArgs {
   RunControlArgs control;
   ProblemArgs problem;
   std::string q, k, v;       ///< .npy files; all or none
+  std::string block_table;   ///< a .npy file; k and v are then pages
   std::string out, lse_out;  ///< .npy files to write
   int samples = 10;          ///< of time; 0: none
   std::string stage;         ///< check this stage instead, or all; empty: the result as a whole
@@ -70,6 +72,7 @@ struct ExplainArgs {
   SelectionArgs selection;
   ProblemArgs problem;
   std::optional<int> splits;
+  std::int64_t page_size = 0;
   bool json = false;
 };
 

@@ -26,6 +26,7 @@ std::vector<ResultRow> rows_of(const Json& result) {
   for (const Json& row : result.at("rows")) {
     ResultRow r;
     for (const char* field : kCaseFields) r.key += row.at(field).dump() + " ";
+    r.key += std::to_string(row.value("page_size", 0));  // pages are another problem
     row.at("kernel").get_to(r.kernel);
     row.at("name").get_to(r.name);
     row.at("dtype").get_to(r.dtype);

@@ -111,7 +111,8 @@ HostCost host_cost(const verify::CaseSpec& given, const Target& target) {
   constexpr int kBatches = 50, kCallsPerBatch = 200;
   verify::CaseSpec spec = given;
   if (target.device.type == DeviceType::cpu) {
-    spec.batch = spec.q_heads = spec.kv_heads = spec.q_len = spec.kv_len = 1;
+    spec.batch = spec.q_heads = spec.kv_heads = spec.q_len = 1;
+    spec.kv_len = std::max<std::int64_t>(spec.page_size, 1);
   }
   verify::CheckBench bench(*target.backend, target.device, target.plan_for);
   const auto checked = bench.check(spec, kOracleWork);

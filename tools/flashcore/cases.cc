@@ -8,6 +8,7 @@
 #include "command_error.h"
 #include "generated/cases_json.h"  // bench/cases.json as it was when this program was built
 #include "npy.h"
+#include "problem.h"
 #include "text.h"
 
 namespace flashcore::tool {
@@ -152,6 +153,7 @@ verify::CaseSpec spec_of(const BenchCase& c, const RunControlArgs& control) {
   spec.options.num_splits = control.splits.value_or(0);
   spec.sigma = control.sigma.value_or(1.0);
   spec.seed = control.seed;
+  put_in_pages(spec, control.page_size);
   return spec;
 }
 

@@ -37,6 +37,10 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
   command.add_option("--q", args.q, "queries, a .npy file")->type_name("FILE");
   command.add_option("--k", args.k, "keys, a .npy file")->type_name("FILE");
   command.add_option("--v", args.v, "values, a .npy file")->type_name("FILE");
+  command
+      .add_option("--block-table", args.block_table,
+                  "page ids, int32 [batch, max_pages]; k and v are [pages, page size, heads, dim]")
+      ->type_name("FILE");
   command.add_option("--out", args.out, "write the output to this .npy file")->type_name("FILE");
   command.add_option("--lse-out", args.lse_out, "write the LSE to this .npy file")
       ->type_name("FILE");
@@ -47,6 +51,7 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
                      "run every kernel this regular expression finds, not the planner's choice");
   add_device_options(command, args.device);
   add_control_options(command, args.control);
+  add_page_size_option(command, args.control.page_size);
   command.add_option("--samples", args.samples, "of the time; 0: do not time")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
@@ -84,6 +89,7 @@ CLI::App& add_explain(CLI::App& app, ExplainArgs& args) {
   command.add_option("--kernel", args.selection.kernel, "exactly this kernel (its id)");
   add_device_options(command, args.device);
   add_splits_option(command, args.splits);
+  add_page_size_option(command, args.page_size);
   command.add_flag("--json", args.json, "for programs");
   add_problem_options(command, args.problem, false);
   command.footer(
@@ -144,6 +150,7 @@ CLI::App& add_bench(CLI::App& app, BenchArgs& args) {
                      "time every kernel this regular expression finds, not the planner's choice");
   add_device_options(command, args.device);
   add_control_options(command, args.control);
+  add_page_size_option(command, args.control.page_size);
   command.add_option("--samples", args.samples, "of each row")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();

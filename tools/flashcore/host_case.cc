@@ -30,8 +30,10 @@ class Builder {
     t.cu_seqlens_k = optional("cu-seqlens-k", p.cu_seqlens_k, DType::i32);
     t.q = operand("q", args_.q, t.cu_seqlens_q.given());
     if (dtype_ == DType::none) dtype_ = t.q.dtype;
-    t.k = operand("k", args_.k, t.cu_seqlens_k.given());
-    t.v = operand("v", args_.v, t.cu_seqlens_k.given());
+    t.block_table = optional("block-table", args_.block_table, DType::i32);
+    const bool own_axes = t.cu_seqlens_k.given() || t.block_table.given();
+    t.k = operand("k", args_.k, own_axes);
+    t.v = operand("v", args_.v, own_axes);
     t.bias = optional("bias", p.bias, DType::f32, dtype_);
     t.mask = optional("mask", p.mask, DType::boolean);
     t.alibi_slopes = optional("alibi", p.alibi, DType::f32);
@@ -43,7 +45,8 @@ class Builder {
     case_.options = options_of(p);
     // What a file says about lengths is not believed: the oracle would read where it points.
     case_.options.checked = p.checked || t.cu_seqlens_q.given() || t.cu_seqlens_k.given() ||
-                            t.used_k.given() || t.q_start.given() || t.k_start.given();
+                            t.used_k.given() || t.block_table.given() || t.q_start.given() ||
+                            t.k_start.given();
     for (TensorView* view : verify::views_of(t)) {
       if (!view->given()) continue;
       view->data = case_.bytes.data() + reinterpret_cast<std::uintptr_t>(view->data);
@@ -56,9 +59,9 @@ class Builder {
     return dtype != DType::none && dtype != DType::i32 && dtype != DType::boolean;
   }
 
-  TensorView operand(const char* name, const std::string& file, bool packed) {
+  TensorView operand(const char* name, const std::string& file, bool own_axes) {
     const TensorView tensor = load(name, file, dtype_, dtype_);
-    const bool swap = !packed && args_.problem.layout == "bshd" && tensor.rank == 4;
+    const bool swap = !own_axes && args_.problem.layout == "bshd" && tensor.rank == 4;
     return swap ? swap_axes(tensor, 1, 2) : tensor;
   }
 

@@ -29,6 +29,12 @@ void add_splits_option(CLI::App& command, std::optional<int>& splits) {
       ->check(CLI::Range(0, 1 << 20));
 }
 
+void add_page_size_option(CLI::App& command, std::int64_t& page_size) {
+  command.add_option("--page-size", page_size, "K and V in shuffled pages of so many keys")
+      ->type_name("KEYS")
+      ->check(CLI::Range(1, 256));
+}
+
 void add_control_options(CLI::App& command, RunControlArgs& args) {
   command.add_option("--seed", args.seed, "of the random numbers")->capture_default_str();
   command.add_option("--sigma", args.sigma, "standard deviation of q, k and v")
@@ -92,7 +98,9 @@ void add_problem_options(CLI::App& command, ProblemArgs& args, bool files) {
   command.add_flag("--lse", args.lse, "also compute the log-sum-exp")->group(options);
   command.add_flag("--partial", args.partial, "f32 result and LSE without sinks, for merging")
       ->group(options);
-  command.add_flag("--checked", args.checked, "lengths and positions are checked on the device")
+  command
+      .add_flag("--checked", args.checked,
+                "lengths, positions and page ids are checked on the device")
       ->group(options);
   command.add_flag("--out-f32", args.out_f32, "f32 output of a 16-bit problem")->group(options);
   command.add_option("--reproducibility", args.reproducibility, "deterministic or batch_invariant")

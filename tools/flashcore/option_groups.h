@@ -11,6 +11,7 @@ void add_device_options(CLI::App& command, DeviceArgs& args);
 void add_case_options(CLI::App& command, SelectionArgs& args);
 void add_control_options(CLI::App& command, RunControlArgs& args);
 void add_splits_option(CLI::App& command, std::optional<int>& splits);
+void add_page_size_option(CLI::App& command, std::int64_t& page_size);
 
 /// Sizes, dtype and every option of the library. `files`: tensor options may name files.
 void add_problem_options(CLI::App& command, ProblemArgs& args, bool files);

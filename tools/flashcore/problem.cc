@@ -133,6 +133,18 @@ verify::CaseSpec spec_of(const ProblemArgs& args) {
   return spec;
 }
 
+void put_in_pages(verify::CaseSpec& spec, std::int64_t page_size) {
+  if (page_size == 0) return;
+  if (!spec.used_k && spec.kv_len % page_size != 0) {
+    throw CommandError(
+        formatted("--page-size {}: {} keys are not whole pages; choose a size that divides them",
+                  page_size, spec.kv_len));
+  }
+  spec.page_size = page_size;
+  // As engines have it: [pages, page size, heads, dim], whatever the order of the others.
+  spec.k_arrangement = spec.v_arrangement = verify::Arrangement::heads_first;
+}
+
 Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   const DType wide = s.dtype == DType::f64 ? DType::f64 : DType::f32;
   const DType out = s.options.partial ? wide : s.out_f32 ? DType::f32 : s.dtype;
@@ -147,6 +159,14 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   t.q = operand(s.dtype, s.q_packed, s.q_heads, s.q_len, s.head_dim);
   t.k = operand(s.dtype, s.kv_packed, s.kv_heads, s.kv_len, s.head_dim);
   t.v = operand(s.dtype, s.kv_packed, s.kv_heads, s.kv_len, s.v_dim);
+  std::int64_t kv_len = s.kv_len;
+  if (s.page_size > 0) {
+    const std::int64_t each = (s.kv_len + s.page_size - 1) / s.page_size;
+    kv_len = each * s.page_size;
+    t.k = absent(s.dtype, {s.batch * each, s.page_size, s.kv_heads, s.head_dim}, device);
+    t.v = absent(s.dtype, {s.batch * each, s.page_size, s.kv_heads, s.v_dim}, device);
+    t.block_table = absent(DType::i32, {s.batch, each}, device);
+  }
   t.out = operand(out, s.q_packed, s.q_heads, s.q_len, s.v_dim);
   if (s.lse) {
     t.lse = s.q_packed ? absent(wide, {s.q_heads, s.batch * s.q_len}, device)
@@ -156,7 +176,7 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   if (s.q_packed && options.max_q_len == 0) options.max_q_len = s.q_len;
   if (s.kv_packed && options.max_kv_len == 0) options.max_kv_len = s.kv_len;
   const auto scores = [&](DType dtype) {
-    return absent(dtype, {s.batch, s.q_heads, s.q_len, s.kv_len}, device);
+    return absent(dtype, {s.batch, s.q_heads, s.q_len, kv_len}, device);
   };
   if (s.bias.given) t.bias = scores(s.dtype);
   if (s.mask.given) t.mask = scores(DType::boolean);

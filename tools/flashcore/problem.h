@@ -16,6 +16,10 @@ Options options_of(const ProblemArgs& args);
 /// Whether sizes are given at all.
 bool gives_sizes(const ProblemArgs& args);
 
+/// Its keys in shuffled pages of so many (0: as they are). Without used lengths they must be whole
+/// pages: throws CommandError.
+void put_in_pages(verify::CaseSpec& spec, std::int64_t page_size);
+
 /// The problem of a case whose tensors need not exist: for planning any size.
 Result<Problem> problem_of(const verify::CaseSpec& spec, Device device);
 

@@ -36,6 +36,7 @@ Json row_json(const BenchRow& row) {
   json["kernel"] = row.plan.kernel->id;
   json["kernel_fingerprint"] = source_fingerprint(row.plan.kernel->family);
   json["splits"] = row.plan.splits;
+  if (row.plan.problem.page_size > 0) json["page_size"] = row.plan.problem.page_size;
   json["us"] = row.timing.median;
   json["spread"] = row.timing.spread;
   json["samples"] = row.timing.samples;

@@ -40,6 +40,7 @@ std::vector<Named> wanted_problems(const ExplainArgs& args) {
     }
     Named one{"", spec_of(args.problem)};
     one.spec.options.num_splits = args.splits.value_or(0);
+    put_in_pages(one.spec, args.page_size);
     return {one};
   }
   if (gives_sizes(args.problem)) throw CommandError("give either sizes or --case and --suite");
@@ -49,6 +50,7 @@ std::vector<Named> wanted_problems(const ExplainArgs& args) {
     if (!reason.empty()) throw CommandError(formatted("case {}: {}", c.label(), reason));
     RunControlArgs control;
     control.splits = args.splits;
+    control.page_size = args.page_size;
     problems.push_back({c.label(), spec_of(c, control)});
   }
   return problems;

@@ -87,6 +87,12 @@ void for_each_case(const RunArgs& args, const Stop& stop, Visit visit) {
   if (files && (args.q.empty() || args.k.empty() || args.v.empty())) {
     throw CommandError("--q, --k and --v belong together; give all three files");
   }
+  if (!files && !args.block_table.empty()) {
+    throw CommandError("--block-table: random data has none; say --page-size KEYS");
+  }
+  if (files && args.control.page_size > 0) {
+    throw CommandError("--page-size: q, k and v are files; give their --block-table FILE");
+  }
   if (files) {
     HostCase host = file_host_case(args);
     host.options.num_splits = args.control.splits.value_or(0);
@@ -98,6 +104,7 @@ void for_each_case(const RunArgs& args, const Stop& stop, Visit visit) {
     spec.sigma = args.control.sigma.value_or(1.0);
     spec.seed = args.control.seed;
     spec.lse = spec.lse || !args.lse_out.empty();
+    put_in_pages(spec, args.control.page_size);
     value_or_throw(problem_of(spec, Device{}));  // refuses what could not be allocated
     return visit(random_host_case(spec));
   }
