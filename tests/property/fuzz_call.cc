@@ -130,7 +130,8 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
   const DType dtype = random.pick(kTypes);
   const std::int64_t batch = random.between(1, 2), kv_heads = random.between(1, 2);
   const std::int64_t heads = kv_heads * random.between(1, 2);
-  const std::int64_t q_len = random.between(1, 4), kv_len = random.between(1, 12);
+  const std::int64_t q_len = random.between(1, 4);
+  std::int64_t kv_len = random.between(1, 12);
   const std::int64_t dim = random.between(1, 9), v_dim = random.between(1, 9);
   const bool q_packed = random.chance(0.2), kv_packed = random.chance(0.2);
   p.partial = random.chance(0.1) ? 1 : 0;
@@ -164,6 +165,18 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
     tensor(kCuK, DType::i32, {batch + 1});
     fill_ints(arena, kCuK, ends);
     call.tensors[kCuK].tensor.strides = nullptr;
+  } else if (random.chance(0.3)) {
+    const std::int64_t page_size = random.between(1, 5);
+    const std::int64_t each = (kv_len + page_size - 1) / page_size;
+    const std::int64_t pages = batch * each + random.between(0, 2);
+    kv_len = each * page_size;
+    tensor(kK, dtype, {pages, page_size, kv_heads, dim});
+    tensor(kV, dtype, {pages, page_size, kv_heads, v_dim});
+    tensor(kBlockTable, DType::i32, {batch, each});
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < batch * each; ++i) ids.push_back(random.below(pages));
+    fill_ints(arena, kBlockTable, ids);
+    call.tensors[kBlockTable].tensor.strides = nullptr;
   } else {
     tensor(kK, dtype, {batch, kv_heads, kv_len, dim});
     tensor(kV, dtype, {batch, kv_heads, kv_len, v_dim});

@@ -55,6 +55,7 @@ enum Slot : std::size_t {
   kCuQ,
   kCuK,
   kUsedK,
+  kBlockTable,
   kQStart,
   kKStart
 };

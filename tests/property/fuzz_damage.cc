@@ -134,7 +134,7 @@ void damage(Random& random, Arena& arena, FuzzCall& call) {
       *slot = *tensor_slot(call.params, static_cast<std::size_t>(random.below(Arena::kSlots)));
       break;
     case 2:  // a wild integer among the lengths and starts
-      fill_ints(arena, kCuQ + static_cast<std::size_t>(random.below(5)),
+      fill_ints(arena, kCuQ + static_cast<std::size_t>(random.below(6)),
                 {random.between(-3, 30), any_number(random) & INT32_MAX, random.between(0, 9)});
       break;
     case 3:
