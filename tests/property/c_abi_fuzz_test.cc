@@ -208,6 +208,64 @@ TEST(CAbiFuzz, Merge) {
   EXPECT_EQ(outcomes.size(), 3u);  // and unsupported dtypes and devices
 }
 
+TEST(CAbiFuzz, Append) {
+  Arena arena;
+  FuzzAppend append;
+  WorkspaceMemory workspace(kWorkspaceHeaderBytes);
+  flashcore_error error{};
+  std::map<std::int32_t, int> outcomes;
+  int wrote = 0;
+  const int cases = rounds(60000);
+  for (int n = 0; n < cases; ++n) {
+    verify::Random random(kSeed + 3, static_cast<std::uint64_t>(n));
+    draw_append(random, arena, append);
+    const bool whole = random.chance(0.25);
+    for (std::int64_t i = whole ? 0 : random.between(1, 3); i > 0; --i) {
+      damage(random, arena, append);
+    }
+    if (random.chance(0.5)) {
+      append.params.workspace = workspace.get().data;
+      append.params.workspace_bytes = kWorkspaceHeaderBytes;
+    }
+    if (!append.fits(arena)) continue;
+    const std::vector<std::byte> before = arena.copy();
+    const std::int32_t code = flashcore_append(&append.params, &error);
+    ++outcomes[code];
+    ASSERT_EQ(error.code, code);
+    if (whole) {
+      ASSERT_EQ(code, FLASHCORE_OK) << "case " << n << ": " << error.message;
+    }
+    if (code != FLASHCORE_OK) {
+      ASSERT_TRUE(arena == before) << "case " << n << " wrote, though refused: " << error.message;
+      static_cast<void>(workspace_status(workspace.get()));
+      continue;
+    }
+    wrote += arena == before ? 0 : 1;
+    // What it wrote lies in the cache.
+    std::vector<std::byte> expected = before;
+    for (const flashcore_tensor* t : {append.params.k, append.params.v}) {
+      TensorView cache = view(static_cast<std::byte*>(t->data) + t->byte_offset,
+                              t->dtype.bits == 64   ? DType::f64
+                              : t->dtype.bits == 32 ? DType::f32
+                                                    : DType::f16,
+                              {t->shape[0], t->shape[1], t->shape[2], t->shape[3]});
+      if (t->strides != nullptr) std::copy_n(t->strides, 4, cache.strides);
+      const auto size = static_cast<std::size_t>(size_of(cache.dtype));
+      verify::for_each_element(cache, [&](std::int64_t at) {
+        const auto first = static_cast<std::byte*>(cache.data) - arena.data();
+        const std::size_t byte =
+            static_cast<std::size_t>(first) + static_cast<std::size_t>(at) * size;
+        std::memcpy(expected.data() + byte, arena.data() + byte, size);
+      });
+    }
+    ASSERT_TRUE(arena == expected) << "case " << n << " wrote outside the cache";
+  }
+  EXPECT_GT(outcomes[FLASHCORE_OK], cases / 5);
+  EXPECT_GT(wrote, cases / 6);
+  EXPECT_GT(outcomes[FLASHCORE_INVALID_ARGUMENT], cases / 10);
+  EXPECT_EQ(outcomes.size(), 3u);  // and unsupported dtypes, devices and pages
+}
+
 TEST(CAbiFuzz, TheSmallFunctions) {
   WorkspaceMemory workspace(kWorkspaceHeaderBytes);
   flashcore_error error{};

@@ -166,9 +166,9 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
     fill_ints(arena, kCuK, ends);
     call.tensors[kCuK].tensor.strides = nullptr;
   } else if (random.chance(0.3)) {
-    const std::int64_t page_size = random.between(1, 5);
+    const std::int64_t page_size = random.between(1, 4);
     const std::int64_t each = (kv_len + page_size - 1) / page_size;
-    const std::int64_t pages = batch * each + random.between(0, 2);
+    const std::int64_t pages = batch * each + random.between(0, 1);
     kv_len = each * page_size;
     tensor(kK, dtype, {pages, page_size, kv_heads, dim});
     tensor(kV, dtype, {pages, page_size, kv_heads, v_dim});
@@ -213,6 +213,74 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
   if (random.chance(0.3)) p.window_left = random.between(0, 9);
   if (random.chance(0.2)) p.softcap = 2.0;
   if (random.chance(0.3)) p.num_splits = static_cast<std::int32_t>(random.between(1, 3));
+}
+
+const flashcore_tensor** FuzzAppend::slot(std::size_t index) {
+  const flashcore_tensor** slots[] = {
+      &params.k_new,       &params.v_new,         &params.k, &params.v, &params.used_k,
+      &params.block_table, &params.cu_seqlens_new};
+  return slots[index];
+}
+
+bool FuzzAppend::fits(const Arena& arena) const {
+  for (std::size_t i = 0; i < kTensors; ++i) {
+    const flashcore_tensor* t = *const_cast<FuzzAppend&>(*this).slot(i);
+    if (t != nullptr && !arena.holds(*t)) return false;
+  }
+  return true;
+}
+
+void draw_append(Random& random, Arena& arena, FuzzAppend& append) {
+  append = {};
+  append.params.struct_size = sizeof append.params;
+  const DType dtype = random.pick(kTypes);
+  const std::int64_t batch = random.between(1, 2), heads = random.between(1, 2);
+  const std::int64_t dim = random.between(1, 6), v_dim = random.between(1, 6);
+  const std::int64_t capacity = random.between(1, 8);
+  const bool paged = random.chance(0.6), packed = random.chance(0.4);
+  const auto tensor = [&](std::size_t slot, DType type, std::initializer_list<std::int64_t> shape) {
+    place(random, arena, slot, append.tensors[slot], type, shape);
+    *append.slot(slot) = &append.tensors[slot].tensor;
+  };
+  const auto numbers = [&](std::size_t slot, std::initializer_list<std::int64_t> shape,
+                           const std::vector<std::int64_t>& values) {
+    tensor(slot, DType::i32, shape);
+    append.tensors[slot].tensor.strides = nullptr;
+    fill_ints(arena, slot, values);
+  };
+  std::int64_t room = capacity;  // of every sequence
+  if (paged) {
+    const std::int64_t page_size = random.between(1, 5), each = (capacity - 1) / page_size + 1;
+    const std::int64_t pages = batch * each + random.between(0, 2);
+    room = each * page_size;
+    tensor(2, dtype, {pages, page_size, heads, dim});
+    tensor(3, dtype, {pages, page_size, heads, v_dim});
+    std::vector<std::int64_t> ids;
+    for (std::int64_t i = 0; i < batch * each; ++i) ids.push_back(pages - 1 - i);
+    numbers(5, {batch, each}, ids);
+  } else {
+    tensor(2, dtype, {batch, heads, capacity, dim});
+    tensor(3, dtype, {batch, heads, capacity, v_dim});
+  }
+  const std::int64_t new_len = random.between(0, room);
+  std::vector<std::int64_t> used, ends{0};
+  for (std::int64_t b = 0; b < batch; ++b) {
+    used.push_back(random.between(0, room - new_len));
+    ends.push_back(ends.back() + random.between(0, new_len));
+  }
+  if (packed) {
+    tensor(0, dtype, {ends.back(), heads, dim});
+    tensor(1, dtype, {ends.back(), heads, v_dim});
+    numbers(6, {batch + 1}, ends);
+  } else {
+    tensor(0, dtype, {batch, heads, new_len, dim});
+    tensor(1, dtype, {batch, heads, new_len, v_dim});
+  }
+  numbers(4, {batch}, used);
+  fill_slot(random, arena, 0, dtype);
+  fill_slot(random, arena, 1, dtype);
+  fill_poison(arena, 2, dtype);
+  fill_poison(arena, 3, dtype);
 }
 
 void FuzzMerge::gather() {

@@ -93,6 +93,20 @@ struct FuzzMerge {
 void draw_merge(verify::Random& random, Arena& arena, FuzzMerge& merge);
 void damage(verify::Random& random, FuzzMerge& merge);
 
+/// One call of flashcore_append.
+struct FuzzAppend {
+  static constexpr std::size_t kTensors = 7;
+  flashcore_append_params params{};
+  FuzzTensor tensors[kTensors];  ///< in the order of flashcore_append_params
+
+  const flashcore_tensor** slot(std::size_t index);
+  bool fits(const Arena& arena) const;
+};
+
+/// A small valid append; the cache is poisoned.
+void draw_append(verify::Random& random, Arena& arena, FuzzAppend& append);
+void damage(verify::Random& random, Arena& arena, FuzzAppend& append);
+
 /// The same call for the C++ API, for the oracle. Only for calls the library accepted.
 Tensors tensors_of(const FuzzCall& call);
 Options options_of(const FuzzCall& call);

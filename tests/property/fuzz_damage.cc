@@ -143,6 +143,24 @@ void damage(Random& random, Arena& arena, FuzzCall& call) {
   }
 }
 
+void damage(Random& random, Arena& arena, FuzzAppend& append) {
+  const auto any_slot = [&] {
+    return static_cast<std::size_t>(random.below(FuzzAppend::kTensors));
+  };
+  const std::size_t index = any_slot();
+  switch (random.below(8)) {
+    case 0: *append.slot(index) = nullptr; break;
+    case 1: *append.slot(index) = *append.slot(any_slot()); break;
+    case 2:
+    case 3:  // a wild integer among lengths, page ids and ends
+      fill_ints(arena, 4 + static_cast<std::size_t>(random.below(3)),
+                {random.between(-3, 30), any_number(random) & INT32_MAX, random.between(0, 9)});
+      break;
+    case 4: append.params.struct_size = static_cast<std::size_t>(any_number(random)); break;
+    default: damage_tensor(random, arena.data(), arena.size(), append.tensors[index]); break;
+  }
+}
+
 void damage(Random& random, FuzzMerge& merge) {
   FuzzTensor* all[] = {&merge.parts[0], &merge.parts[1], &merge.parts[2],
                        &merge.parts[3], &merge.parts[4], &merge.parts[5],

@@ -222,6 +222,27 @@ TEST_F(Allocation, Merge) {
                                 [&] { return code_of(merge(parts, out.view())); });
 }
 
+TEST_F(Allocation, Append) {
+  Random random(3);
+  const Tensor rows = draw_normal(random, DType::f32, {2, 2, 3, 8});
+  const Tensor k(DType::f32, {4, 5, 2, 8}), v(DType::f32, {4, 5, 2, 8});
+  const Tensor used = ints({1, 4}), bad = ints({1, 9});
+  const Tensor table = tensor_of(DType::i32, {2, 2}, {3, 0, 2, 1});
+  AppendTensors t{.k_new = rows.view(),
+                  .v_new = rows.view(),
+                  .k = k.view(),
+                  .v = v.view(),
+                  .used_k = used.view(),
+                  .block_table = table.view()};
+  with_every_allocation_refused("append", kOk, [&] { return code_of(append(t)); });
+  t.used_k = bad.view();
+  with_every_allocation_refused("append: past the capacity", StatusCode::invalid_argument,
+                                [&] { return code_of(append(t)); });
+  t.v = t.k;
+  with_every_allocation_refused("append: alias", StatusCode::invalid_argument,
+                                [&] { return code_of(append(t)); });
+}
+
 TEST_F(Allocation, ThroughC) {
   CCall c(tensors_, inputs_.options);
   c.params.workspace = workspace_.get().data;
