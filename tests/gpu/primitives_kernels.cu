@@ -51,7 +51,7 @@ __global__ void store_all(const float4* g_in, T* g_out, unsigned fours) {
 constexpr int kChunk = 64, kPad = 4;
 
 template <int kRows, typename T>
-__global__ void load_chunk(float* g_tile, cuda::simt::Matrix<T> matrix, std::int64_t first_row,
+__global__ void load_chunk(float* g_tile, cuda::simt::Matrix<T> matrix, std::int32_t first_row,
                            int rows, int first_column, float factor, bool vector_rows) {
   __shared__ __align__(16) float s_tile[kRows][kChunk + kPad];
   for (int i = threadIdx.x; i < kRows * (kChunk + kPad); i += blockDim.x) {
@@ -74,9 +74,13 @@ std::vector<float> chunk_of(const ChunkCall& call) {
   }
   const Array<T> matrix(host);
   const Array<float> tile(std::vector<float>(kRows * (kChunk + kPad)));
-  load_chunk<kRows, T>
-      <<<1, 256>>>(tile.get(), {matrix.get(), call.row_stride, call.column_stride, call.columns},
-                   call.first_row, call.rows, call.first_column, call.factor, call.vector_rows);
+  load_chunk<kRows, T><<<1, 256>>>(tile.get(),
+                                   {matrix.get(),
+                                    core::key_rows({}, 0, 0),
+                                    {0, 0, call.row_stride, call.column_stride},
+                                    call.columns},
+                                   static_cast<std::int32_t>(call.first_row), call.rows,
+                                   call.first_column, call.factor, call.vector_rows);
   return tile.host();
 }
 
