@@ -114,10 +114,7 @@ ${group_text_${group}}
       CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_${family}}")
     target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)  # registers, spills: in the log
     if(NOT family STREQUAL "simt" AND NOT FLASHCORE_ASSERTS)  # assertions need registers too
-      # Nothing may spill. Level 3 schedules with registers in mind: at the default of 5 the largest
-      # tiles spill a few.
-      target_compile_options(flashcore_${group} PRIVATE
-        "SHELL:-Xptxas --register-usage-level=3" "SHELL:-Xptxas -warn-spills,-Werror")
+      target_compile_options(flashcore_${group} PRIVATE "SHELL:-Xptxas -warn-spills,-Werror")
     endif()
     target_link_libraries(flashcore_${group} PRIVATE flashcore_flags)
     list(APPEND FLASHCORE_CUDA_OBJECTS $<TARGET_OBJECTS:flashcore_${group}>)

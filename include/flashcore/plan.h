@@ -91,8 +91,9 @@ struct Plan {
   std::int32_t tile_k = 0;  ///< keys per step of the online softmax
   std::int32_t splits = 1;  ///< key ranges computed apart
   std::int64_t keys_per_split = 0;
-  bool combines_itself = false;      ///< the kernel joins its splits; no second kernel
-  bool combines_in_cluster = false;  ///< and does so among neighbouring SMs, if they fit one (sm_90)
+  bool combines_itself = false;  ///< the kernel joins its splits; no second kernel
+  bool combines_in_cluster =
+      false;                    ///< and does so among neighbouring SMs, if they fit one (sm_90)
   std::int64_t work_items = 0;  ///< independent (batch, head, query tile, split) units
 
   // Byte offsets into the workspace; the header comes first.

@@ -39,8 +39,8 @@ FLASHCORE_HD constexpr Coordinate mma_c(int lane, int reg) {
 /// A operand, 16 rows × 16 columns of a row-major tile.
 FLASHCORE_HD constexpr Coordinate ldmatrix_a(int lane) { return {lane % 16, lane / 16}; }
 
-/// B operand of two neighbouring n-tiles from a tile that holds B transposed (keys as rows): 16 rows
-/// n × 16 columns k. Registers 0, 1: n-tile 0; 2, 3: n-tile 1.
+/// B operand of two neighbouring n-tiles from a tile that holds B transposed (keys as rows): 16
+/// rows n × 16 columns k. Registers 0, 1: n-tile 0; 2, 3: n-tile 1.
 FLASHCORE_HD constexpr Coordinate ldmatrix_b(int lane) {
   return {lane % 8 + 8 * (lane / 16), lane / 8 % 2};
 }

@@ -70,9 +70,9 @@ struct AttentionParams {
   std::int64_t keys_per_split;  // a multiple of tile_k
   std::int64_t work_items;
   Divisor by_group, by_q_tiles, by_kv_heads;
-  Divisor by_items;         // work_items / splits: blocks of one split are neighbours; or, where
-                            // clusters join them, the splits: blocks of one item are
-  bool joins_in_cluster;    // the splits of an item are a cluster's blocks
+  Divisor by_items;       // work_items / splits: blocks of one split are neighbours; or, where
+                          // clusters join them, the splits: blocks of one item are
+  bool joins_in_cluster;  // the splits of an item are a cluster's blocks
 
   // Scores, in base-2 logarithms: q is multiplied by q_factor when it is loaded, so that the dot
   // product is the finished score, or with a softcap the argument of its tanh (see score.h).
@@ -82,8 +82,8 @@ struct AttentionParams {
   bool vector_rows;  // q, k, v, out rows are contiguous, 16-byte aligned, a multiple of 4 long
   bool async_rows;   // q, k, v rows are contiguous and 16-byte aligned: cp.async can fetch them
   bool checked;
-  bool plain;        // scores are only scaled and masked by position, rows fill the kernel's head_dim,
-                     // and out has the inputs' format: tensor-core kernels have a short way for it
+  bool plain;  // scores are only scaled and masked by position, rows fill the kernel's head_dim,
+               // and out has the inputs' format: tensor-core kernels have a short way for it
   bool has_lengths;  // of sequences, or starts
 
   // Partial results, only where splits > 1; f64 for f64 problems. lse natural, without sinks.

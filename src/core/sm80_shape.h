@@ -9,7 +9,8 @@ struct Sm80Shape {
   int tile_q;
   int tile_k;
   int stages;     // steps whose K and V are under way or there
-  int warp_rows;  // 16 or 32: 32 halve what is read of K and V per product, where they fit registers
+  int warp_rows;  // 16 or 32: 32 halve what is read of K and V per product, where they fit
+                  // registers
   int threads;
 
   constexpr int row_warps() const { return tile_q / warp_rows; }
@@ -19,9 +20,7 @@ struct Sm80Shape {
   constexpr bool own_keys() const { return row_warps() == 1; }
 
   /// Registers of a thread's scores and output, and of its queries if they are kept.
-  constexpr int accumulators() const {
-    return warp_rows / 4 * (warp_keys() / 8 + head_dim / 8);
-  }
+  constexpr int accumulators() const { return warp_rows / 4 * (warp_keys() / 8 + head_dim / 8); }
   constexpr int query_registers() const { return warp_rows / 4 * (head_dim / 16); }
 
   /// Bytes of the tiles or, in their place at the end, of the results.
@@ -33,7 +32,7 @@ struct Sm80Shape {
 
   /// Threads of an SM that shared memory and accumulators leave room for: more hide more latency.
   constexpr int sm_threads() const {
-    const int by_registers = accumulators() <= 80 ? 512 : accumulators() <= 112 ? 384 : 256;
+    const int by_registers = accumulators() <= 72 ? 512 : accumulators() <= 112 ? 384 : 256;
     const int by_memory = 222 * 1024 / (tile_bytes() + 6 * 1024) * threads;
     const int wanted = by_registers < by_memory ? by_registers : by_memory;
     return wanted < threads ? threads : wanted / threads * threads;

@@ -76,7 +76,8 @@ Status launch_kernel(const void* entry, const Params& params, std::int64_t block
 /// may have too few SMs side by side. Asked once per kernel, device and size.
 bool cluster_fits(const KernelInfo& kernel, const void* entry, int device, int size) noexcept {
   constexpr int kSizes = 16;
-  static std::array<std::atomic<std::uint8_t>, 256 * kSizes> known{};  // 0: not asked; 1: no; 2: yes
+  static std::array<std::atomic<std::uint8_t>, 256 * kSizes>
+      known{};  // 0: not asked; 1: no; 2: yes
   const auto index = static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
                      static_cast<std::size_t>(size % kSizes);
   std::uint8_t fits = device == 0 ? known[index].load(std::memory_order_relaxed) : 0;
@@ -91,8 +92,7 @@ bool cluster_fits(const KernelInfo& kernel, const void* entry, int device, int s
     config.attrs = &attribute;
     config.numAttrs = 1;
     int clusters = 0;
-    const bool asked =
-        cudaOccupancyMaxActiveClusters(&clusters, entry, &config) == cudaSuccess;
+    const bool asked = cudaOccupancyMaxActiveClusters(&clusters, entry, &config) == cudaSuccess;
     fits = asked && clusters > 0 ? 2 : 1;
     if (device == 0) known[index].store(fits, std::memory_order_relaxed);
   }

@@ -51,21 +51,21 @@ constexpr std::int32_t blocks_per_sm(int head_dim, int tile_q, int tile_k, int s
 
 constexpr KernelInfo kKernels[] = {
 #define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, stages, warp_rows, threads, \
-                         smem)                                                                  \
-  {#id,                                                                                      \
-   #family,                                                                                  \
-   DeviceType::cuda,                                                                         \
-   DType::dtype,                                                                             \
-   probability_dtype(#family, DType::dtype),                                                 \
-   Isa::plain,                                                                               \
-   min_compute_capability(#family),                                                          \
-   head_dim,                                                                                 \
-   tile_q,                                                                                   \
-   tile_k,                                                                                   \
-   threads,                                                                                  \
-   smem,                                                                                     \
-   blocks_per_sm(head_dim, tile_q, tile_k, stages, warp_rows, threads),                      \
-   std::string_view(#family) != "simt",                                                      \
+                         smem)                                                                    \
+  {#id,                                                                                           \
+   #family,                                                                                       \
+   DeviceType::cuda,                                                                              \
+   DType::dtype,                                                                                  \
+   probability_dtype(#family, DType::dtype),                                                      \
+   Isa::plain,                                                                                    \
+   min_compute_capability(#family),                                                               \
+   head_dim,                                                                                      \
+   tile_q,                                                                                        \
+   tile_k,                                                                                        \
+   threads,                                                                                       \
+   smem,                                                                                          \
+   blocks_per_sm(head_dim, tile_q, tile_k, stages, warp_rows, threads),                           \
+   std::string_view(#family) != "simt",                                                           \
    compiled_for_cuda(#id)},
 #include "cuda/kernels.def"
 #undef FLASHCORE_KERNEL

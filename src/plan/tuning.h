@@ -16,8 +16,8 @@ struct CpuTuningRow {
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept;
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept;
 
-/// Whether a simt kernel's blocks of tile_q rows keep the device busy, or fewer rows per block would
-/// do better: `rows` per head, `items` blocks in all.
+/// Whether a simt kernel's blocks of tile_q rows keep the device busy, or fewer rows per block
+/// would do better: `rows` per head, `items` blocks in all.
 bool keeps_busy(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
                 const DeviceInfo& device) noexcept;
 

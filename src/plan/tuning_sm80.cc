@@ -10,20 +10,20 @@ namespace flashcore {
 namespace {
 
 constexpr double kClockGhz = 1.8;
-constexpr double kStart = 2500;          // until a block's first copies are under way
-constexpr double kFinish = 2500;         // from its last product to its last store
-constexpr double kFinishRow = 25;        // more for each row of its tile
-constexpr double kStep = 1500;           // latencies of a step that nothing hides
+constexpr double kStart = 2500;            // until a block's first copies are under way
+constexpr double kFinish = 2500;           // from its last product to its last store
+constexpr double kFinishRow = 25;          // more for each row of its tile
+constexpr double kStep = 1500;             // latencies of a step that nothing hides
 constexpr double kProductOverhead = 1.65;  // a step's time over that of its products alone
-constexpr double kJoinLast = 6000;       // splits joined by the last block to arrive
-constexpr double kJoinCluster = 1500;    // in a cluster
-constexpr double kL2BytesPerCycle = 40;  // of one SM
-constexpr double kMemoryShare = 0.93;    // of the datasheet's bandwidth
+constexpr double kJoinLast = 6000;         // splits joined by the last block to arrive
+constexpr double kJoinCluster = 1500;      // in a cluster
+constexpr double kL2BytesPerCycle = 40;    // of one SM
+constexpr double kMemoryShare = 0.93;      // of the datasheet's bandwidth
 
-constexpr std::int64_t kMaxCluster = 8;         // the portable size
-constexpr double kClusterSms = 0.9;             // SMs that clusters of up to 8 can fill
-constexpr std::int64_t kMinKeysManyRows = 1024; // that are worth splitting tiles of many rows
-constexpr std::int64_t kRaggedKeys = 2048;      // of a range, where lengths are not known
+constexpr std::int64_t kMaxCluster = 8;          // the portable size
+constexpr double kClusterSms = 0.9;              // SMs that clusters of up to 8 can fill
+constexpr std::int64_t kMinKeysManyRows = 1024;  // that are worth splitting tiles of many rows
+constexpr std::int64_t kRaggedKeys = 2048;       // of a range, where lengths are not known
 
 double ceil_div(double a, double b) { return std::ceil(a / b); }
 
@@ -34,7 +34,10 @@ struct Model {
   double items, sms, blocks_per_sm, mma_cycles;
 
   Model(const KernelInfo& k, const Problem& p, const DeviceInfo& d) noexcept
-      : kernel(k), problem(p), device(d), items(static_cast<double>(items_of(k, p))),
+      : kernel(k),
+        problem(p),
+        device(d),
+        items(static_cast<double>(items_of(k, p))),
         sms(std::max(d.sm_count, 1)) {
     const int by_memory = d.smem_per_sm_bytes / (k.smem_bytes + 1024);
     blocks_per_sm = std::clamp(std::min(by_memory, k.blocks_per_sm), 1, 8);

@@ -79,7 +79,8 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
   const Operand k{t.k.data, p.k}, v{t.v.data, p.v};
   for (std::int64_t j = 0; j < n; ++j) {
     for (std::int64_t d = 0; d < p.head_dim; ++d) {
-      head.k[static_cast<std::size_t>(d * n + j)] = key_element(p, t, k, b, kv_head, head.lengths, j, d);
+      head.k[static_cast<std::size_t>(d * n + j)] =
+          key_element(p, t, k, b, kv_head, head.lengths, j, d);
     }
     for (std::int64_t c = 0; c < p.v_dim; ++c) {
       const double x = key_element(p, t, v, b, kv_head, head.lengths, j, c);

@@ -8,8 +8,8 @@
 
 namespace flashcore::cuda {
 
-/// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays
-/// there. Addresses kept in registers over a loop cost more than computing them again.
+/// The same value, of which the compiler knows nothing: what is computed from it inside a loop
+/// stays there. Addresses kept in registers over a loop cost more than computing them again.
 __device__ __forceinline__ int not_hoisted(int value) {
   asm volatile("" : "+r"(value));
   return value;
@@ -63,8 +63,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t 
 template <>
 __device__ __forceinline__ void multiply_add<__half>(float (&c)[4], const std::uint32_t (&a)[4],
                                                      std::uint32_t b0, std::uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -74,8 +73,7 @@ template <>
 __device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&c)[4],
                                                             const std::uint32_t (&a)[4],
                                                             std::uint32_t b0, std::uint32_t b1) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -112,7 +110,9 @@ __device__ __forceinline__ void sync_cluster() {
 __device__ __forceinline__ std::uint32_t cluster_address(const void* s_data, int rank) {
   std::uint32_t address = shared_address(s_data);
 #if __CUDA_ARCH__ >= 900
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(s_data)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(shared_address(s_data)), "r"(rank));
 #endif
   return address;
 }

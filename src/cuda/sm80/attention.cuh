@@ -40,8 +40,9 @@ __device__ __forceinline__ void sync_tile() {
 /// K's place is filled again.
 template <typename C, bool kPlain, int kKeys>
 __device__ __forceinline__ void attend_keys(SharedStorage<C>& s, Outputs<C>& o,
-                                            const KeptQueries<C>& q, const AttentionParams& p,
-                                            int stage, std::int32_t tile, int n) {
+                                            const KeptQueries<C, kPlain>& q,
+                                            const AttentionParams& p, int stage, std::int32_t tile,
+                                            int n) {
   const Thread<C> t(not_hoisted(threadIdx.x));
   const WarpKeys keys = s.warp_keys[t.row_warp];
   const int s_key = t.key_warp * C::kWarpKeys + n;
@@ -49,7 +50,7 @@ __device__ __forceinline__ void attend_keys(SharedStorage<C>& s, Outputs<C>& o,
   const bool seen = first_key < keys.seen.end && first_key + kKeys > keys.seen.begin;
   Scores<C, kKeys> score = {};
   if (seen) {
-    multiply_queries<C, kKeys>(score, q, s, s.k[stage], s_key, t);
+    multiply_queries<C, kPlain, kKeys>(score, q, s, s.k[stage], s_key, t);
     finish_scores<C, kPlain, kKeys>(score, t, p, s.item, keys, first_key);
   }
   const bool begins = n == 0, ends = n + kKeys == C::kWarpKeys;
@@ -65,7 +66,7 @@ template <typename C, bool kPlain>
 __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParams& p,
                                        std::int32_t begin) {
   Outputs<C> o = {};
-  KeptQueries<C> q;
+  KeptQueries<C, kPlain> q;
   RowStates<C>& states = s.states[threadIdx.x];
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -77,7 +78,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
     if (tile == begin) {
       wait_copies<2 * C::kStages - 1>();
       __syncthreads();  // Q too
-      keep_queries<C>(q, s);
+      keep_queries<C, kPlain>(q, s);
     } else {
       wait_copies<2 * C::kStages - 2>();
       sync_tile<C>();
@@ -130,17 +131,25 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
     s.item = item;
     if (p.has_lengths) report(p, item.sequence.error);
   }
+  if (item.split == 0 && item.kv_head == 0 && item.first_row == 0) {
+    report_pages(p, item.sequence, item.b);
+  }
   if (C::kRowWarps == 1) {
     if (threadIdx.x == 0) s.warp_keys[0] = {item.seen, item.all};
   } else if (threadIdx.x < C::kRowWarps) {
     const int first = threadIdx.x * C::kWarpRows;
     s.warp_keys[threadIdx.x] =
-        first < item.rows
-            ? keys_of_rows(p, item, first, min(first + C::kWarpRows, item.rows) - 1)
-            : WarpKeys{};
+        first < item.rows ? keys_of_rows(p, item, first, min(first + C::kWarpRows, item.rows) - 1)
+                          : WarpKeys{};
   }
   __syncthreads();
   attend<C, kPlain>(s, p, begin);
+}
+
+/// Apart, so that the common parts of the two ways are not merged: then registers would spill.
+template <typename C>
+__device__ __noinline__ void run_with_options(SharedStorage<C>& s, const AttentionParams& p) {
+  run_item<C, false>(s, p);
 }
 
 template <typename C>
@@ -152,7 +161,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kMinBlocks)
   if (p.plain) {
     run_item<C, true>(s, p);
   } else {
-    run_item<C, false>(s, p);
+    run_with_options<C>(s, p);
   }
 }
 

@@ -13,9 +13,10 @@ using core::PlantedBug;
 
 struct alignas(16) Item {
   core::Sequence sequence;
-  const void* g_k;  // [kv_len, head_dim] of this sequence and KV head
+  const void* g_k;  // [kv_len, head_dim] of this sequence and KV head; or of the pages' KV head
   const void* g_v;  // [kv_len, v_dim]
-  std::int32_t index;  // among the items of a split
+  const std::int32_t* g_table;  // this sequence's page ids, or null
+  std::int32_t index;           // among the items of a split
   std::int32_t b, kv_head, split;
   std::int32_t first_row, rows;  // of the KV head's q_len * group rows
   KeyRange seen;                 // keys some query of the tile sees, within the split
@@ -82,9 +83,11 @@ __device__ __forceinline__ Item describe_item(const AttentionParams& p, std::int
   const std::int64_t kv_head = p.plant.is(PlantedBug::gqa_map_wrong)
                                    ? core::kv_head_of(p, item.kv_head * p.group)
                                    : item.kv_head;
+  item.g_table = core::key_rows(p, item.sequence, item.b).table;
   const auto rows_of = [&](const void* g_data, const core::Strides& strides) {
-    return static_cast<const typename C::Element*>(g_data) + item.b * strides.batch +
-           kv_head * strides.head + item.sequence.k_row * strides.row;
+    const auto* g_head = static_cast<const typename C::Element*>(g_data) + kv_head * strides.head;
+    if (item.g_table != nullptr) return g_head;
+    return g_head + item.b * strides.batch + item.sequence.k_row * strides.row;
   };
   item.g_k = rows_of(p.k, p.k_strides);
   item.g_v = rows_of(p.v, p.v_strides);

@@ -1,7 +1,7 @@
-// Joining the key ranges of an item. Where its blocks are a cluster (sm_90, up to 16) they read each
-// other's results in shared memory. Otherwise the last block to arrive reads all partial results from
-// the workspace; they come from other SMs, so they are read past the L1 cache. Waiting is all that
-// either does, so many loads are under way at once.
+// Joining the key ranges of an item. Where its blocks are a cluster (sm_90, up to 8) they read each
+// other's results in shared memory. Otherwise the last block to arrive reads all partial results
+// from the workspace; they come from other SMs, so they are read past the L1 cache. Waiting is all
+// that either does, so many loads are under way at once.
 #pragma once
 
 #include "core/combine.h"
@@ -31,7 +31,8 @@ __device__ __forceinline__ void join_columns(const AttentionParams& p, const Ite
       part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
       if (begin + i < p.splits) {
         lse[i] = __ldcg(g_lse + (begin + i) * rows);
-        part[i] = load_columns(g_out + (begin + i) * rows * p.v_dim, column, kPlain ? C::kHeadDim : p.v_dim);
+        part[i] = load_columns(g_out + (begin + i) * rows * p.v_dim, column,
+                               kPlain ? C::kHeadDim : p.v_dim);
       }
     }
     float max = all.max;
@@ -48,7 +49,8 @@ __device__ __forceinline__ void join_columns(const AttentionParams& p, const Ite
       if (lse[i] == core::negative_infinity<float>()) continue;
       const float weight = core::combine_exp(lse[i], max);
       all.sum += weight;
-      const float counted = p.plant.is(PlantedBug::combine_double_counts) ? weight * weight : weight;
+      const float counted =
+          p.plant.is(PlantedBug::combine_double_counts) ? weight * weight : weight;
       x[0] = fmaf(counted, part[i].x, x[0]);
       x[1] = fmaf(counted, part[i].y, x[1]);
       x[2] = fmaf(counted, part[i].z, x[2]);
@@ -58,11 +60,14 @@ __device__ __forceinline__ void join_columns(const AttentionParams& p, const Ite
   const float factor = core::output_factor(all.sum);
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] *= factor;
+  for (const float out : x) {
+    core::assert_output(p, item.sequence, item.b, row.head, row.query, out);
+  }
   if (column == 0 && p.lse != nullptr) store_lse(p, item, row, core::combined_lse(all));
   if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, item, row, column, x);
 }
 
-inline constexpr int kMaxCluster = 16;
+inline constexpr int kMaxCluster = 8;  // what every sm_90 can place
 
 /// Each block of the cluster joins its share of the item's rows and columns.
 template <typename C, bool kPlain>
@@ -112,6 +117,7 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
     const float factor = finish_state(p, row, all);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] *= factor;
+    assert_row(p, item, row, all, x);
     if (left_out(p, item, row)) continue;
     if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, all));
     if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, item, row, column, x);
@@ -119,8 +125,8 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
   sync_cluster();  // nobody leaves while its shared memory is read
 }
 
-/// Counts the item's blocks; the last one joins their results. The counter goes back to 0 by itself:
-/// it wraps.
+/// Counts the item's blocks; the last one joins their results. The counter goes back to 0 by
+/// itself: it wraps.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void join_splits(SharedStorage<C>& s, const AttentionParams& p,
                                             const Item& item) {

@@ -71,54 +71,60 @@ __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const Attentio
     const std::uint32_t s_row = shared_address(s.q) + Tile::offset(r, mine.chunk);
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      copy_chunk(s_row + panel * Tile::kPanelBytes, g_row,
-                 panel * Tile::kPanelChunks + mine.chunk, r < item.rows ? columns : 0,
-                 p.q_strides.column, kPlain || p.async_rows);
+      copy_chunk(s_row + panel * Tile::kPanelBytes, g_row, panel * Tile::kPanelChunks + mine.chunk,
+                 r < item.rows ? columns : 0, p.q_strides.column, kPlain || p.async_rows);
     }
   }
 }
 
-/// Copies K or V of the step that begins at first_key: all of it or, where keys belong to warps, the
-/// warp's share. Keys from `end` on become zero.
+/// Copies K or V of the step that begins at first_key: all of it or, where keys belong to warps,
+/// the warp's share. Keys past those seen become zero.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void load_tile(typename C::Element* s_tile, const AttentionParams& p,
-                                          const void* g_data, const core::Strides& strides,
-                                          int columns, std::int32_t first_key, std::int32_t end) {
+                                          const Item& item, const void* g_data,
+                                          const core::Strides& strides, int columns,
+                                          std::int32_t first_key) {
   using T = typename C::Element;
   using Tile = typename C::KeyTile;
   using Mine = Copies<Tile, C::kOwnKeys ? 32 : C::kThreads>;
   constexpr int kRows = C::kOwnKeys ? C::kWarpKeys : C::kTileK;
+  constexpr int kMyRows = (kRows + Mine::kRowStep - 1) / Mine::kRowStep;
   static_assert(kRows % Mine::kRowStep == 0 || kRows < Mine::kRowStep);
   const int index = not_hoisted(threadIdx.x);
   const Mine mine(C::kOwnKeys ? index % 32 : index);
   if (kRows < Mine::kRowStep && mine.row >= kRows) return;
   const int row = mine.row + (C::kOwnKeys ? index / 32 * C::kWarpKeys : 0);
-  const T* g_row = static_cast<const T*>(g_data) + (first_key + row) * strides.row;
   const std::uint32_t s_row = shared_address(s_tile) + Tile::offset(row, mine.chunk);
-  constexpr int kMyRows = (kRows + Mine::kRowStep - 1) / Mine::kRowStep;
-  if (kPlain || (p.async_rows && columns == C::kHeadDim)) {
-    g_row += 8 * mine.chunk;
+  const std::int32_t key = first_key + row, end = item.seen.end;
+  const T* g_rows = static_cast<const T*>(g_data);
+  const auto copy_row = [&](int n, const T* g_row) {
+    const bool given = key + n * Mine::kRowStep < end;
 #pragma unroll
-    for (int n = 0; n < kMyRows; ++n) {
-      const int bytes = first_key + row + n * Mine::kRowStep < end ? 16 : 0;
-#pragma unroll
-      for (int panel = 0; panel < Tile::kPanels; ++panel) {
-        copy_async_16(Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes,
-                      g_row + panel * Tile::kPanelColumns, bytes);
+    for (int panel = 0; panel < Tile::kPanels; ++panel) {
+      const std::uint32_t s_to = Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes;
+      const int chunk = panel * Tile::kPanelChunks + mine.chunk;
+      if constexpr (kPlain) {
+        copy_async_16(s_to, g_row + 8 * chunk, given ? 16 : 0);
+      } else {
+        copy_chunk(s_to, g_row, chunk, given ? columns : 0, strides.column, p.async_rows);
       }
-      g_row += Mine::kRowStep * strides.row;
+    }
+  };
+  constexpr int kUnroll = !kPlain ? 1 : C::kOwnKeys ? kMyRows : 2;
+  if (item.g_table != nullptr) {
+    const core::KeyRows pages{p.pages, item.g_table, 0, 0};
+#pragma unroll(kUnroll)
+    for (int n = 0; n < kMyRows; ++n) {
+      const core::KeyPlace at = pages.at(min(key + n * Mine::kRowStep, end - 1));
+      copy_row(n, g_rows + at.block * strides.batch + at.row * strides.row);
     }
     return;
   }
-#pragma unroll 1
+  g_rows += key * strides.row;
+#pragma unroll(kPlain ? kMyRows : 1)
   for (int n = 0; n < kMyRows; ++n) {
-    const int given = first_key + row + n * Mine::kRowStep < end ? columns : 0;
-#pragma unroll 1
-    for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      copy_chunk(Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes, g_row,
-                 panel * Tile::kPanelChunks + mine.chunk, given, strides.column, p.async_rows);
-    }
-    g_row += Mine::kRowStep * strides.row;
+    copy_row(n, g_rows);
+    g_rows += Mine::kRowStep * strides.row;
   }
 }
 
@@ -127,11 +133,10 @@ __device__ __forceinline__ void load_tile(typename C::Element* s_tile, const Att
 template <typename C, bool kPlain>
 __device__ __forceinline__ void load_keys(SharedStorage<C>& s, const AttentionParams& p,
                                           const Item& item, int stage, std::int32_t first_key) {
+  const bool truncated = p.plant.is(PlantedBug::head_dim_truncated);
   if (first_key < item.seen.end) {
-    const int columns = kPlain ? C::kHeadDim
-                        : p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1
-                                                                     : p.head_dim;
-    load_tile<C, kPlain>(s.k[stage], p, item.g_k, p.k_strides, columns, first_key, item.seen.end);
+    load_tile<C, kPlain>(s.k[stage], p, item, item.g_k, p.k_strides,
+                         truncated ? p.head_dim - 1 : p.head_dim, first_key);
   }
   commit_copies();
 }
@@ -140,8 +145,7 @@ template <typename C, bool kPlain>
 __device__ __forceinline__ void load_values(SharedStorage<C>& s, const AttentionParams& p,
                                             const Item& item, int stage, std::int32_t first_key) {
   if (first_key < item.seen.end) {
-    load_tile<C, kPlain>(s.v[stage], p, item.g_v, p.v_strides, kPlain ? C::kHeadDim : p.v_dim,
-                         first_key, item.seen.end);
+    load_tile<C, kPlain>(s.v[stage], p, item, item.g_v, p.v_strides, p.v_dim, first_key);
   }
   commit_copies();
 }

@@ -1,6 +1,7 @@
 // Output and LSE of a block: to the caller, or to the workspace where keys are split.
 #pragma once
 
+#include "core/assert.h"
 #include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/ptx.cuh"
 #include "cuda/primitives/reduce.cuh"
@@ -65,6 +66,16 @@ __device__ __forceinline__ float lse_of(const AttentionParams& p,
   return p.plant.is(PlantedBug::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
 }
 
+/// Nothing, but in an assertion build.
+__device__ __forceinline__ void assert_row(const AttentionParams& p, const Item& item,
+                                           const Row& row, const core::SoftmaxState<float>& state,
+                                           const float (&x)[4]) {
+  core::assert_row_state(p, item.sequence, item.b, row.head, row.query, state, lse_of(p, state));
+  for (const float out : x) {
+    core::assert_output(p, item.sequence, item.b, row.head, row.query, out);
+  }
+}
+
 /// Straight from the accumulators, for whole 16-bit rows. Neighbouring lanes exchange columns, so
 /// that each has four in a row and a quad writes all of a 32-byte sector.
 template <typename C, bool kPlain>
@@ -87,13 +98,18 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
         store_lse(p, item, row, lse_of(p, state));
       }
       const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
-      // Lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its columns 4-7; lanes 1
-      // and 3 those of the second.
+      // Lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its columns 4-7; lanes
+      // 1 and 3 those of the second.
       T* g_row = static_cast<T*>(p.out) + item.b * p.out_strides.batch +
                  row.head * p.out_strides.head + q_row * p.out_strides.row;
       const int column = 8 * (t.lane % 2) + 4 * (t.lane % 4 / 2);
 #pragma unroll
       for (int n = 0; n < C::kColumnTiles; n += 2) {
+        if (written) {
+          assert_row(p, item, row, state,
+                     {o[m][n][2 * half] * factor, o[m][n][2 * half + 1] * factor,
+                      o[m][n + 1][2 * half] * factor, o[m][n + 1][2 * half + 1] * factor});
+        }
         std::uint32_t x[2];  // of the two n-tiles
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -167,12 +183,13 @@ __device__ __forceinline__ void write_results(const Results<C>& s, const Attenti
     const float factor = finish_state(p, row, state);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] *= factor;
+    assert_row(p, item, row, state, x);
     if (p.splits > 1) {
       const std::int64_t partial = partial_of(p, item, row, item.split);
       if (column == 0) static_cast<float*>(p.partial_lse)[partial] = lse_of(p, state);
       if (kPlain || column < p.v_dim) {
-        store_columns(static_cast<float*>(p.partial_out) + partial * p.v_dim, 1, column, p.v_dim,
-                      x, kPlain || p.v_dim % 4 == 0);
+        store_columns(static_cast<float*>(p.partial_out) + partial * p.v_dim, 1, column, p.v_dim, x,
+                      kPlain || p.v_dim % 4 == 0);
       }
     } else {
       if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, state));

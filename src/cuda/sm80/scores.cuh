@@ -8,10 +8,11 @@
 
 namespace flashcore::cuda::sm80 {
 
-/// The queries of a warp as A operands, where there are registers for them.
-template <typename C>
+/// The queries of a warp as A operands, where there are registers for them: options take those.
+template <typename C, bool kPlain>
 struct KeptQueries {
-  std::uint32_t a[C::kKeepsQueries ? C::kSteps : 1][C::kRowTiles][4];
+  static constexpr bool kKept = kPlain && C::kKeepsQueries;
+  std::uint32_t a[kKept ? C::kSteps : 1][C::kRowTiles][4];
 };
 
 template <typename C>
@@ -28,9 +29,9 @@ __device__ __forceinline__ void read_queries(std::uint32_t (&q)[C::kRowTiles][4]
   }
 }
 
-template <typename C>
-__device__ __forceinline__ void keep_queries(KeptQueries<C>& q, const SharedStorage<C>& s) {
-  if constexpr (C::kKeepsQueries) {
+template <typename C, bool kPlain>
+__device__ __forceinline__ void keep_queries(KeptQueries<C, kPlain>& q, const SharedStorage<C>& s) {
+  if constexpr (KeptQueries<C, kPlain>::kKept) {
 #pragma unroll
     for (int step = 0; step < C::kSteps; ++step) {
       read_queries<C>(q.a[step], s, step, Thread<C>(threadIdx.x));
@@ -56,15 +57,16 @@ __device__ __forceinline__ void multiply_step(Scores<C, kKeys>& score,
 }
 
 /// score = Q K^T of the warp's rows and the keys from row s_key of the tile on.
-template <typename C, int kKeys>
-__device__ __forceinline__ void multiply_queries(Scores<C, kKeys>& score, const KeptQueries<C>& q,
+template <typename C, bool kPlain, int kKeys>
+__device__ __forceinline__ void multiply_queries(Scores<C, kKeys>& score,
+                                                 const KeptQueries<C, kPlain>& q,
                                                  const SharedStorage<C>& s,
                                                  const typename C::Element* s_keys, int s_key,
                                                  const Thread<C>& t) {
   using Tile = typename C::KeyTile;
   const core::Coordinate b = core::ldmatrix_b(t.lane);
   const std::uint32_t s_k = shared_address(s_keys) + Tile::offset(s_key + b.row, b.column);
-  if constexpr (C::kKeepsQueries) {
+  if constexpr (KeptQueries<C, kPlain>::kKept) {
 #pragma unroll
     for (int step = 0; step < C::kSteps; ++step) {
       multiply_step<C, kKeys>(score, q.a[step], Tile::right(s_k, step));
@@ -81,18 +83,17 @@ __device__ __forceinline__ void multiply_queries(Scores<C, kKeys>& score, const 
 
 /// score[key] += log2(e) · bias for one row's scores; g_bias is the row, [kv_len].
 template <typename C, int kKeys, typename Bias>
-__device__ __forceinline__ void add_bias(float (&score)[kKeys / 8][4], int half,
-                                         const Thread<C>& t, const Bias* g_bias,
-                                         std::int64_t stride, std::int32_t first_key,
-                                         KeyRange range) {
+__device__ __forceinline__ void add_bias(float (&score)[kKeys / 8][4], int half, const Thread<C>& t,
+                                         const Bias* g_bias, std::int64_t stride,
+                                         std::int32_t first_key, KeyRange range) {
 #pragma unroll
   for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
     for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
       const std::int32_t key = first_key + t.column(n, reg);
       if (range.contains(key)) {
-        score[n][reg] = fmaf(to_float(g_bias[key * stride]), static_cast<float>(core::kLog2E),
-                             score[n][reg]);
+        score[n][reg] =
+            fmaf(to_float(g_bias[key * stride]), static_cast<float>(core::kLog2E), score[n][reg]);
       }
     }
   }
@@ -180,10 +181,10 @@ __device__ __forceinline__ void finish_scores(Scores<C, kKeys>& score, const Thr
       const int r = t.row(m, half);
       const Row row = row_of(p, item, r);
       // A row past the end sees nothing, whatever its query: no option reads for it.
-      const KeyRange range = r < item.rows ? core::intersect(core::visible_keys(item.sequence.mask,
-                                                                                row.query),
-                                                             keys.seen)
-                                           : KeyRange{0, 0};
+      const KeyRange range =
+          r < item.rows
+              ? core::intersect(core::visible_keys(item.sequence.mask, row.query), keys.seen)
+              : KeyRange{0, 0};
       if constexpr (!kPlain) {
         finish_row<C, kKeys>(score[m], half, t, p, item, row, range, first_key);
       }

@@ -29,8 +29,8 @@ __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
         max = max_passing_nan(max, score[m][n][2 * half + 1]);
       }
       max = quad_max(max);
-      // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
-      // the output need not be rescaled. Decided for each row by itself.
+      // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds,
+      // and the output need not be rescaled. Decided for each row by itself.
       if ((max - state.max) * factor <= kLazyLog2) max = state.max;
       // Products are rounded before they are subtracted, so that a maximum that stays gives exactly
       // 1: a fused one would leave the rounding error, step after step the same.
