@@ -113,7 +113,7 @@ ${group_text_${group}}
     set_target_properties(flashcore_${group} PROPERTIES
       CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_${family}}")
     target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)  # registers, spills: in the log
-    if(NOT family STREQUAL "simt" AND NOT FLASHCORE_ASSERTS)  # assertions need registers too
+    if(NOT family STREQUAL "simt" AND NOT FLASHCORE_ASSERTS AND NOT FLASHCORE_PLANTS)
       target_compile_options(flashcore_${group} PRIVATE "SHELL:-Xptxas -warn-spills,-Werror")
     endif()
     target_link_libraries(flashcore_${group} PRIVATE flashcore_flags)

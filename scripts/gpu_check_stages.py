@@ -15,7 +15,8 @@ from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
 
 _MIN_PROBLEMS = 20000
 _MIN_TENSOR_CORE_PROBLEMS = 50000
-_PLANTED_KERNELS = "fwd_simt_.*_d64_.*"  # a few are enough to show that the check catches bugs
+# A few kernels of each family are enough to show that the check catches bugs.
+_PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128)"}
 _SANITIZER_PROBLEMS = 63
 
 
@@ -65,7 +66,8 @@ def build(context, limit_s):
 
 def start_plants_build(context):
     """The build with planted bugs, on the side while the GPU is busy with other stages."""
-    script = (f"cmake --preset plants-cuda -DFLASHCORE_KERNELS='{_PLANTED_KERNELS}' "
+    kernels = "|".join(_PLANTED_KERNELS.values())
+    script = (f"cmake --preset plants-cuda -DFLASHCORE_KERNELS='{kernels}' "
               "-DFLASHCORE_BUILD_TESTS=OFF && nice cmake --build --preset plants-cuda "
               f"-j {context.jobs} --target flashcore_cli")
     context.plants = context.start("plants_build", ["sh", "-c", script])
@@ -139,17 +141,25 @@ def plants(context, limit_s):
     built = context.plants.wait(limit_s)
     if built.code != 0:
         return from_command(built, "the build with planted bugs")
-    left = limit_s - (time.monotonic() - begin)
-    done = context.run("plants", [
-        sys.executable, "scripts/check_plants", context.plants_build / "bin" / "flashcore",
-        "--device", "cuda", "--time-limit", str(int(left))], left)
-    bugs = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)
-    details = {verdict.lower(): {name: words.strip() for name, one, words in bugs if one == verdict}
-               for verdict in ("caught", "MISSED")}
-    outcome = from_command(done, "scripts/check_plants", details)
-    if outcome.status == PASSED and not details["caught"]:
-        return Outcome(FAILED, "scripts/check_plants named no planted bug", details)
-    return outcome
+    caught = {}
+    for family, kernels in _PLANTED_KERNELS.items():
+        left = limit_s - (time.monotonic() - begin)
+        command = [sys.executable, "scripts/check_plants",
+                   context.plants_build / "bin" / "flashcore", "--device", "cuda",
+                   "--time-limit", str(int(left))]
+        if family != "simt":  # whose f32 kernel the stages are read from
+            command += ["--kernel", kernels]
+        done = context.run(f"plants_{family}", command, left)
+        bugs = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)
+        details = {verdict.lower(): {name: words.strip() for name, one, words in bugs
+                                     if one == verdict} for verdict in ("caught", "MISSED")}
+        outcome = from_command(done, f"scripts/check_plants on {family}", details)
+        if outcome.status != PASSED:
+            return outcome
+        if not details["caught"]:
+            return Outcome(FAILED, f"scripts/check_plants named no planted bug in {family}", details)
+        caught[family] = details["caught"]
+    return Outcome(PASSED, "every planted bug was caught", {"caught": caught})
 
 
 def sanitizers(context, limit_s):

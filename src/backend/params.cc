@@ -134,7 +134,8 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.plain = p.async_rows && p.vector_rows && p.bias == nullptr && p.mask == nullptr &&
             p.alibi_slopes == nullptr && p.softcap_log2 == 0 && p.q_factor > 0 &&
             p.head_dim == plan.kernel->head_dim && p.v_dim == plan.kernel->head_dim &&
-            problem.out.dtype == problem.dtype;
+            problem.out.dtype == problem.dtype &&
+            !planted_bug().is(core::PlantedBug::head_dim_truncated);
   p.has_lengths = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||
                   p.q_start != nullptr || p.k_start != nullptr;
 

@@ -59,12 +59,11 @@ struct Model {
     const double slots = sms * blocks_per_sm;
     const double waves = blocks > 4 * slots ? blocks / slots : ceil_div(blocks, slots);
     const double bytes = 4.0 * kernel.tile_k * kernel.head_dim * together;
-    // Few rows: K and V come from memory, which the SMs share. Many: from the L2 cache.
-    const double rate =
-        kernel.tile_q == 16
-            ? std::min(kMemoryShare * device.memory_gbs / kClockGhz / std::min(blocks, sms),
-                       1.5 * kL2BytesPerCycle)
-            : kL2BytesPerCycle;
+    // Read by one block each, K and V come from memory, which the SMs share; else from the L2 cache.
+    const double from_memory = kMemoryShare * device.memory_gbs / kClockGhz / std::min(blocks, sms);
+    const double rate = rows_of(kernel, problem) <= kernel.tile_q
+                            ? std::min(from_memory, 1.5 * kL2BytesPerCycle)
+                            : kL2BytesPerCycle;
     const double step = std::max(kStep + kProductOverhead * mma_cycles * together, bytes / rate);
     const double steps = static_cast<double>(splits.keys_each) / kernel.tile_k;
     double join = 0;

@@ -127,6 +127,11 @@ class Trace(CommandTest):
         self.assertIn("stages", result)
         self.assertIn("trace", result)
 
+    def test_pages_are_refused(self):
+        for what in (["--stage", "all"], ["--trace", "0,0,0"]):
+            self.refuse("run", "--shape", "1,2,8/64,16", "--device", "cpu", "--page-size", "16",
+                        *what, about="pages")
+
     def test_no_such_row(self):
         for row in ("0,2,0", "1,0,0", "0,0,8", "0,0,-1"):
             self.refuse("run", "--shape", "1,2,8,16", "--device", "cpu", f"--trace={row}",

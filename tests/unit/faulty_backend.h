@@ -29,6 +29,9 @@ class FaultyBackend final : public Backend {
     if (fault_.forget_sinks) changed.sinks = nullptr;
     return real_.combine(changed, partials, device, threads, stream);
   }
+  Status append(const core::AppendParams& params, Device device, Stream stream) const override {
+    return real_.append(params, device, stream);
+  }
   Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
     return real_.zero(data, bytes, device, stream);
   }

@@ -199,6 +199,11 @@ Inspection inspect(const RunArgs& args, const HostCase& host, const KernelInfo* 
   if (!args.out.empty() || !args.lse_out.empty()) {
     throw CommandError("--stage and --trace run probes, not the call: leave --out and --lse-out");
   }
+  if (host.tensors.block_table.given()) {
+    throw CommandError(
+        "--stage and --trace replace K and V, which they can only without pages: leave --page-size "
+        "and --block-table; the same kernels read both");
+  }
   verify::CallRunner runner(*target.backend, target.device, target.plan_for,
                             kernel == nullptr ? nullptr : kernel->id);
   const Status known = runner.keep_kernel_of(host);  // probes must not be planned differently

@@ -108,10 +108,12 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
     for (int i = 0; i < kMaxCluster; ++i) {
       const float weight = fast_exp2(state[i].x - base);
       all.sum = fmaf(state[i].y, weight, all.sum);
-      x[0] = fmaf(part[i].x, weight, x[0]);
-      x[1] = fmaf(part[i].y, weight, x[1]);
-      x[2] = fmaf(part[i].z, weight, x[2]);
-      x[3] = fmaf(part[i].w, weight, x[3]);
+      const float counted =
+          p.plant.is(PlantedBug::combine_double_counts) ? weight * weight : weight;
+      x[0] = fmaf(part[i].x, counted, x[0]);
+      x[1] = fmaf(part[i].y, counted, x[1]);
+      x[2] = fmaf(part[i].z, counted, x[2]);
+      x[3] = fmaf(part[i].w, counted, x[3]);
     }
     const Row row = row_of(p, item, r);
     const float factor = finish_state(p, row, all);
