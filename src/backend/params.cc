@@ -1,7 +1,9 @@
 #include "backend/backend.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 
 #include "core/numeric.h"
 
@@ -135,6 +137,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
             p.alibi_slopes == nullptr && p.softcap_log2 == 0 && p.q_factor > 0 &&
             p.head_dim == plan.kernel->head_dim && p.v_dim == plan.kernel->head_dim &&
             problem.out.dtype == problem.dtype &&
+            (tensors.block_table.data == nullptr || plan.tile_q <= core::kMaxPagedPlainRows) &&
             !planted_bug().is(core::PlantedBug::head_dim_truncated);
   p.has_lengths = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||
                   p.q_start != nullptr || p.k_start != nullptr;
@@ -150,6 +153,8 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.by_group = core::make_divisor(p.group);
   p.by_q_tiles = core::make_divisor(p.q_tiles);
   p.by_kv_heads = core::make_divisor(p.kv_heads);
+  p.by_split_keys = core::make_divisor(
+      narrow(std::min<std::int64_t>(p.keys_per_split, std::numeric_limits<std::int32_t>::max())));
   p.by_items = core::make_divisor(narrow(plan.work_items / plan.splits));
   p.partial_out = address<void>(workspace.data, plan.partial_out_offset);
   p.partial_lse = address<void>(workspace.data, plan.partial_lse_offset);

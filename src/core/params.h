@@ -44,7 +44,8 @@ struct ErrorSlot {
 /// The workspace header: the error slot, then counters.
 inline constexpr std::int64_t kCountersOffset = 256;
 inline constexpr std::int64_t kMaxCounters = (64 * 1024 - kCountersOffset) / 4;
-inline constexpr int kMaxJoinedSplits = 128;  // that a kernel joins itself
+inline constexpr int kMaxJoinedSplits = 128;   // that a kernel joins itself
+inline constexpr int kMaxPagedPlainRows = 16;  // of a tile whose short way through reads pages
 
 /// Positions must fit 31 bits together with any length.
 inline constexpr std::int32_t kMaxStart = 1 << 30;
@@ -69,7 +70,7 @@ struct AttentionParams {
   std::int32_t tile_q, tile_k, q_tiles, splits;
   std::int64_t keys_per_split;  // a multiple of tile_k
   std::int64_t work_items;
-  Divisor by_group, by_q_tiles, by_kv_heads;
+  Divisor by_group, by_q_tiles, by_kv_heads, by_split_keys;
   Divisor by_items;       // work_items / splits: blocks of one split are neighbours; or, where
                           // clusters join them, the splits: blocks of one item are
   bool joins_in_cluster;  // the splits of an item are a cluster's blocks

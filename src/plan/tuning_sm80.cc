@@ -10,20 +10,21 @@ namespace flashcore {
 namespace {
 
 constexpr double kClockGhz = 1.8;
-constexpr double kStart = 2500;            // until a block's first copies are under way
-constexpr double kFinish = 2500;           // from its last product to its last store
-constexpr double kFinishRow = 25;          // more for each row of its tile
-constexpr double kStep = 1500;             // latencies of a step that nothing hides
-constexpr double kProductOverhead = 1.65;  // a step's time over that of its products alone
-constexpr double kJoinLast = 6000;         // splits joined by the last block to arrive
-constexpr double kJoinCluster = 1500;      // in a cluster
-constexpr double kL2BytesPerCycle = 40;    // of one SM
-constexpr double kMemoryShare = 0.93;      // of the datasheet's bandwidth
+constexpr double kStart = 2500;              // until a block's first copies are under way
+constexpr double kFinish = 2500;             // from its last product to its last store
+constexpr double kFinishRow = 25;            // more for each row of its tile
+constexpr double kStep = 1500;               // latencies of a step that nothing hides
+constexpr double kProductOverhead = 1.65;    // a step's time over that of its products alone
+constexpr double kJoinLast = 6000;           // splits joined by the last block to arrive
+constexpr double kJoinCluster = 1500;        // in a cluster
+constexpr double kMemoryBytesPerCycle = 33;  // at most, of one SM
+constexpr double kL2BytesPerCycle = 40;      // of one SM
+constexpr double kMemoryShare = 0.93;        // of the datasheet's bandwidth
 
 constexpr std::int64_t kMaxCluster = 8;          // the portable size
 constexpr double kClusterSms = 0.9;              // SMs that clusters of up to 8 can fill
 constexpr std::int64_t kMinKeysManyRows = 1024;  // that are worth splitting tiles of many rows
-constexpr std::int64_t kRaggedKeys = 2048;       // of a range, where lengths are not known
+constexpr std::int64_t kRaggedKeys = 1024;       // of a range, where lengths are not known
 
 double ceil_div(double a, double b) { return std::ceil(a / b); }
 
@@ -59,10 +60,11 @@ struct Model {
     const double slots = sms * blocks_per_sm;
     const double waves = blocks > 4 * slots ? blocks / slots : ceil_div(blocks, slots);
     const double bytes = 4.0 * kernel.tile_k * kernel.head_dim * together;
-    // Read by one block each, K and V come from memory, which the SMs share; else from the L2 cache.
+    // Read by one block each, K and V come from memory, which the SMs share; else from the L2
+    // cache.
     const double from_memory = kMemoryShare * device.memory_gbs / kClockGhz / std::min(blocks, sms);
     const double rate = rows_of(kernel, problem) <= kernel.tile_q
-                            ? std::min(from_memory, 1.5 * kL2BytesPerCycle)
+                            ? std::min(from_memory, kMemoryBytesPerCycle)
                             : kL2BytesPerCycle;
     const double step = std::max(kStep + kProductOverhead * mma_cycles * together, bytes / rate);
     const double steps = static_cast<double>(splits.keys_each) / kernel.tile_k;

@@ -77,9 +77,13 @@ Status CallRunner::prepare(const HostCall& call, RanCall& ran) {
   const Result<Problem> problem = make_problem(tensors_, options);
   if (!problem.ok()) return problem.status();
   ran.problem = *problem;
-  const Result<Plan> plan = make_plan(*problem, plan_for_);
-  if (!plan.ok()) return plan.status();
-  ran.plan = *plan;
+  const Result<Plan> made = make_plan(*problem, plan_for_);
+  if (!made.ok()) return made.status();
+  // Joined in a cluster, partial results never leave the SMs; joined by the last block, which gives
+  // the same up to rounding, they pass through the workspace, where they can be looked at.
+  ran.plan = *made;
+  ran.plan.combines_in_cluster = false;
+  const Plan* plan = &ran.plan;
   FLASHCORE_RETURN_IF_ERROR(reserve(workspace_.data, workspace_capacity_, plan->workspace_bytes));
   workspace_.bytes = workspace_capacity_;
   workspace_.device = device_;

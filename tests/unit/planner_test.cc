@@ -129,8 +129,10 @@ TEST(Planner, RowsPerBlockAndSplitsFollowTheWork) {
         EXPECT_EQ(prefill->tile_q, *tiles.rbegin());
         EXPECT_EQ(prefill->splits, 1);
         EXPECT_EQ(decode->tile_q, *tiles.begin());
-        EXPECT_GT(decode->splits, 1);
-        EXPECT_GE(4 * decode->work_items, sm_count) << "three quarters of the SMs have nothing to do";
+        if (sm_count >= 100) {  // a few blocks keep a small GPU's memory busy
+          EXPECT_GT(decode->splits, 1);
+          EXPECT_GE(4 * decode->work_items, sm_count) << "most SMs have nothing to do";
+        }
         EXPECT_EQ(crowd->tile_q, *tiles.begin());
         EXPECT_EQ(crowd->splits, 1);
       }

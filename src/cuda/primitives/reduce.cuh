@@ -6,7 +6,7 @@ namespace flashcore::cuda {
 
 inline constexpr int kRowLanes = 16;
 
-/// The larger one; a NaN in b is passed over (softmax_state.h). One instruction.
+/// The larger one; a NaN is passed over (softmax_state.h). One instruction.
 __device__ __forceinline__ float max_passing_nan(float a, float b) { return fmaxf(a, b); }
 
 /// Every lane gets the result. The order of additions is the same for every row.

@@ -119,7 +119,12 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
   // Every thread finds out by itself what to load; later it reads thread 0's copy.
   const Item item = describe_item<C, kPlain>(p, blockIdx.x);
   wait_for_previous_kernel();
+  if (p.has_lengths && threadIdx.x == 0) report(p, item.sequence.error);
   if (item.rows <= 0) return;
+  if (item.split >= item.splits) {
+    leave_nothing(p, item);
+    return;
+  }
   const std::int32_t begin = core::tile_begin(item.seen.begin, C::kTileK);
   load_queries<C, kPlain>(s, p, item);
 #pragma unroll 1
@@ -127,10 +132,7 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
     load_keys<C, kPlain>(s, p, item, stage, begin + stage * C::kTileK);
     load_values<C, kPlain>(s, p, item, stage, begin + stage * C::kTileK);
   }
-  if (threadIdx.x == 0) {
-    s.item = item;
-    if (p.has_lengths) report(p, item.sequence.error);
-  }
+  if (threadIdx.x == 0) s.item = item;
   if (item.split == 0 && item.kv_head == 0 && item.first_row == 0) {
     report_pages(p, item.sequence, item.b);
   }

@@ -18,6 +18,7 @@ struct alignas(16) Item {
   const std::int32_t* g_table;  // this sequence's page ids, or null
   std::int32_t index;           // among the items of a split
   std::int32_t b, kv_head, split;
+  std::int32_t splits;           // key ranges that are joined: those of a short sequence are fewer
   std::int32_t first_row, rows;  // of the KV head's q_len * group rows
   KeyRange seen;                 // keys some query of the tile sees, within the split
   KeyRange all;                  // keys all of them see
@@ -75,6 +76,10 @@ __device__ __forceinline__ Item describe_item(const AttentionParams& p, std::int
   item.kv_head = of_head.remainder;
   item.b = of_head.quotient;
   item.sequence = p.has_lengths ? core::sequence_of(p, item.b) : core::whole_sequence(p);
+  item.splits = p.splits;
+  if (p.counters != nullptr && !p.joins_in_cluster && p.has_lengths) {
+    item.splits = core::divide(max(item.sequence.kv_len, 1) - 1, p.by_split_keys) + 1;
+  }
   item.first_row = (p.q_tiles - 1 - of_tile.remainder) * C::kTileQ;
   item.rows = min(C::kTileQ, item.sequence.q_len * p.group - item.first_row);
   const WarpKeys keys = keys_of_rows(p, item, 0, max(item.rows, 1) - 1);

@@ -22,14 +22,14 @@ __device__ __forceinline__ void join_columns(const AttentionParams& p, const Ite
   if (p.sinks != nullptr) all = {p.sinks[row.head * p.sinks_stride], 1.f};
   float x[4] = {};
 #pragma unroll 1
-  for (int begin = 0; begin < p.splits; begin += kAtOnce) {
+  for (int begin = 0; begin < item.splits; begin += kAtOnce) {
     float lse[kAtOnce];
     float4 part[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       lse[i] = core::negative_infinity<float>();
       part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (begin + i < p.splits) {
+      if (begin + i < item.splits) {
         lse[i] = __ldcg(g_lse + (begin + i) * rows);
         part[i] = load_columns(g_out + (begin + i) * rows * p.v_dim, column,
                                kPlain ? C::kHeadDim : p.v_dim);
@@ -127,6 +127,14 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
   sync_cluster();  // nobody leaves while its shared memory is read
 }
 
+/// A range past the end of its sequence: nobody waits for it or reads more than this.
+__device__ __forceinline__ void leave_nothing(const AttentionParams& p, const Item& item) {
+  for (int r = threadIdx.x; r < item.rows; r += blockDim.x) {
+    static_cast<float*>(p.partial_lse)[partial_of(p, item, row_of(p, item, r), item.split)] =
+        core::negative_infinity<float>();
+  }
+}
+
 /// Counts the item's blocks; the last one joins their results. The counter goes back to 0 by
 /// itself: it wraps.
 template <typename C, bool kPlain>
@@ -135,7 +143,7 @@ __device__ __forceinline__ void join_splits(SharedStorage<C>& s, const Attention
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();  // the block's results are visible before the counter moves
-    s.last = atomicInc(p.counters + item.index, p.splits - 1) == p.splits - 1;
+    s.last = atomicInc(p.counters + item.index, item.splits - 1) == item.splits - 1;
     __threadfence();
   }
   __syncthreads();

@@ -110,8 +110,9 @@ __device__ __forceinline__ void load_tile(typename C::Element* s_tile, const Att
       }
     }
   };
-  constexpr int kUnroll = !kPlain ? 1 : C::kOwnKeys ? kMyRows : 2;
-  if (item.g_table != nullptr) {
+  constexpr int kUnroll = kPlain ? kMyRows : 1;
+  // Tiles of many rows have no registers for pages: they go the long way (AttentionParams::plain).
+  if ((!kPlain || C::kOwnKeys) && item.g_table != nullptr) {
     const core::KeyRows pages{p.pages, item.g_table, 0, 0};
 #pragma unroll(kUnroll)
     for (int n = 0; n < kMyRows; ++n) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void load_tile(typename C::Element* s_tile, const Att
     return;
   }
   g_rows += key * strides.row;
-#pragma unroll(kPlain ? kMyRows : 1)
+#pragma unroll(kUnroll)
   for (int n = 0; n < kMyRows; ++n) {
     copy_row(n, g_rows);
     g_rows += Mine::kRowStep * strides.row;
