@@ -133,10 +133,11 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.vector_rows = rows_are_vectors(problem);
   p.async_rows = rows_are_async(problem);
   p.checked = options.checked;
-  p.plain = p.async_rows && p.vector_rows && p.bias == nullptr && p.mask == nullptr &&
-            p.alibi_slopes == nullptr && p.softcap_log2 == 0 && p.q_factor > 0 &&
-            p.head_dim == plan.kernel->head_dim && p.v_dim == plan.kernel->head_dim &&
-            problem.out.dtype == problem.dtype &&
+  // A batch-invariant plan goes one way, whatever the layout: the two differ in rounding.
+  p.plain = options.reproducibility == Reproducibility::deterministic && p.async_rows &&
+            p.vector_rows && p.bias == nullptr && p.mask == nullptr && p.alibi_slopes == nullptr &&
+            p.softcap_log2 == 0 && p.q_factor > 0 && p.head_dim == plan.kernel->head_dim &&
+            p.v_dim == plan.kernel->head_dim && problem.out.dtype == problem.dtype &&
             (tensors.block_table.data == nullptr || plan.tile_q <= core::kMaxPagedPlainRows) &&
             !planted_bug().is(core::PlantedBug::head_dim_truncated);
   p.has_lengths = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||

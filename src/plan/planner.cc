@@ -54,7 +54,9 @@ const KernelInfo* choose_in_family(const char* family, const Problem& problem,
   const KernelInfo* chosen = nullptr;
   bool settled = false;
   double cycles = 0;
+  const std::int64_t dim = std::max(problem.head_dim, problem.v_dim);
   for (const KernelInfo& kernel : kernels()) {
+    if (kernel.dtype != problem.dtype || kernel.head_dim < dim) continue;  // most, and cheapest
     if (std::strcmp(kernel.family, family) != 0) continue;
     if (supports(kernel, problem, device) != Reject::none) continue;
     const bool smaller = chosen == nullptr || kernel.head_dim < chosen->head_dim;

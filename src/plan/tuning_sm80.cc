@@ -19,6 +19,7 @@ constexpr double kJoinLast = 6000;           // splits joined by the last block 
 constexpr double kJoinCluster = 1500;        // in a cluster
 constexpr double kMemoryBytesPerCycle = 33;  // at most, of one SM
 constexpr double kL2BytesPerCycle = 40;      // of one SM
+constexpr double kMostlyPadding = 8;         // a tile of fewer rows is there, and takes less
 constexpr double kMemoryShare = 0.93;        // of the datasheet's bandwidth
 
 constexpr std::int64_t kMaxCluster = 8;          // the portable size
@@ -74,7 +75,9 @@ struct Model {
                  ? kJoinCluster
                  : kJoinLast + 4.0 * kernel.tile_q * kernel.head_dim * splits.count / 64;
     }
-    return waves * (kStart + kFinish + kFinishRow * kernel.tile_q + steps * step) + join;
+    const double cycles =
+        waves * (kStart + kFinish + kFinishRow * kernel.tile_q + steps * step) + join;
+    return 2 * rows_of(kernel, problem) <= kernel.tile_q ? kMostlyPadding * cycles : cycles;
   }
 };
 

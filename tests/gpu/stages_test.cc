@@ -12,8 +12,10 @@ using verify::Stage;
 
 class GpuStages : public GpuTest {
  protected:
-  const Backend& backend_ = **backend_for(DeviceType::cuda);
-  const DeviceInfo info_ = require(device_info(kGpu));
+  /// Made by the tests, not before: where there is no GPU they are skipped.
+  static verify::CallRunner runner_for(const KernelInfo& kernel) {
+    return {**backend_for(DeviceType::cuda), kGpu, require(device_info(kGpu)), kernel.id};
+  }
 };
 
 /// Several tiles of keys and of rows, head dims below the kernel's own.
@@ -44,7 +46,7 @@ TEST_F(GpuStages, AreRight) {
   for (const KernelInfo* kernel : found) {
     for (const verify::CaseSpec& spec : specs(*kernel)) {
       const HostCall call = verify::random_call(spec);
-      verify::CallRunner runner(backend_, kGpu, info_, kernel->id);
+      verify::CallRunner runner = runner_for(*kernel);
       for (const Stage stage : verify::kStages) {
         SCOPED_TRACE(std::string(kernel->id) + ", " + verify::to_string(stage) + ", " +
                      to_string(spec));
@@ -65,7 +67,7 @@ TEST_F(GpuStages, TracesAreRight) {
       verify::CaseSpec spec = several_tiles(*kernel);
       spec.options.num_splits = splits;
       spec.options.causal = true;
-      verify::CallRunner runner(backend_, kGpu, info_, kernel->id);
+      verify::CallRunner runner = runner_for(*kernel);
       const verify::Trace trace =
           require(verify::trace_row(runner, verify::random_call(spec), {1, 3, 1}));
       EXPECT_TRUE(trace.ok()) << kernel->id << ", splits " << splits;
