@@ -26,8 +26,9 @@ def _smallest(dtype):
 
 def arithmetic_of(out, probability):
     sum_unit = 2.0**-52 if probability == "f64" else 2.0**-24
-    return Arithmetic(_UNITS[out], _UNITS[probability], sum_unit, _smallest(out),
-                      _smallest(probability))
+    # Weights of up to 2^8 wait for a factor that is flushed below 2^-126 (docs/numerics.md).
+    p_smallest = _smallest(probability) * (2.0**8 if probability == "bf16" else 1)
+    return Arithmetic(_UNITS[out], _UNITS[probability], sum_unit, _smallest(out), p_smallest)
 
 
 def probability_dtype(family, dtype):

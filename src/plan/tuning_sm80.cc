@@ -77,7 +77,8 @@ struct Model {
     }
     const double cycles =
         waves * (kStart + kFinish + kFinishRow * kernel.tile_q + steps * step) + join;
-    return 2 * rows_of(kernel, problem) <= kernel.tile_q ? kMostlyPadding * cycles : cycles;
+    const bool mostly_padding = kernel.tile_q > 16 && 2 * rows_of(kernel, problem) <= kernel.tile_q;
+    return mostly_padding ? kMostlyPadding * cycles : cycles;
   }
 };
 

@@ -68,8 +68,12 @@ Arithmetic arithmetic_of(DType out, DType probability) {
   const auto smallest = [](DType dtype) {
     return dtype == DType::f64 ? 0x1p-1022 : dtype == DType::f16 ? 0x1p-24 : 0x1p-126;
   };
+  // Kernels that keep P in 16 bits let the maximum wait until it has grown by 2^8. The factor that
+  // brings older weights, of up to 2^8, to the new maximum is flushed below 2^-126: 2^-118 of them.
+  const double p_smallest =
+      probability == DType::bf16 ? 0x1p8 * smallest(probability) : smallest(probability);
   return {unit_of(out), unit_of(probability), probability == DType::f64 ? 0x1p-52 : 0x1p-24,
-          smallest(out), smallest(probability)};
+          smallest(out), p_smallest};
 }
 
 double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column,

@@ -140,6 +140,24 @@ TEST(Planner, RowsPerBlockAndSplitsFollowTheWork) {
   }
 }
 
+// Lengths that only the device knows: key ranges of one length, so that a long sequence is not one
+// block's work, and no tile of mostly padding.
+TEST(Planner, UnknownLengthsAreSplitEvenly) {
+  const Result<DeviceInfo> info = named_device("h200");
+  const Result<Problem> problem =
+      dense_problem(DType::bf16, 64, 32, 8, 1, 32768, 128, 128, {}, info->device);
+  ASSERT_TRUE(problem.ok());
+  Problem ragged = *problem;
+  ragged.used_k.dtype = DType::i32;
+  ragged.used_k.batch = 1;
+  const Result<Plan> plan = make_plan(ragged, *info);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->tile_q, 16);
+  EXPECT_EQ(plan->keys_per_split, 1024);
+  EXPECT_TRUE(plan->combines_itself);
+  EXPECT_FALSE(plan->combines_in_cluster);
+}
+
 void expect_family_at_every_dim(const char* device, const char* family, std::int64_t first_dim,
                                 std::int64_t last_dim) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
