@@ -16,7 +16,7 @@ demo: ## set up, build, compute attention, check it, explain it, time it (2 minu
 	@scripts/setup build
 	@scripts/demo
 
-test: ## set up and run every test that needs no GPU (17 minutes; 5 once built)
+test: ## set up and run every test that needs no GPU (25 minutes; 7 once built)
 	@scripts/setup test
 	@scripts/test $(STAGES)
 
@@ -32,7 +32,7 @@ profile: ## K=<id> CASE=<name>: that kernel on that case under ncu, in twenty li
 	@scripts/setup build
 	@scripts/profile "$(K)" "$(CASE)"
 
-gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (3 minutes)
+gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (5 minutes)
 	@scripts/setup test
 	@scripts/gpu_check
 

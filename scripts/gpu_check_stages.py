@@ -182,7 +182,7 @@ def sanitizers(context, limit_s):
 
 
 def all_stages(context):
-    """Every stage, in order. The limits leave room: a normal run takes about seven minutes."""
+    """Every stage, in order. The limits leave room: a normal run takes about five minutes."""
     cuda = ["--device", "cuda"]
 
     def checking(name, limit, arguments, least=1):
