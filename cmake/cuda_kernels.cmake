@@ -39,6 +39,7 @@ endif()
 # Which family runs where, and the C++ types of its dtypes.
 set(FLASHCORE_ARCHITECTURES_simt 75-real 80-real 90)  # 90: machine code and PTX for what comes after
 set(FLASHCORE_ARCHITECTURES_sm80 80 90-real)  # 80: machine code, and PTX for 86, 89 and what comes after
+set(FLASHCORE_ARCHITECTURES_sm90 90a-real)  # wgmma and setmaxnreg are of this architecture alone
 if(FLASHCORE_ONLY_ARCHITECTURE)
   set(FLASHCORE_ARCHITECTURES_simt ${FLASHCORE_ONLY_ARCHITECTURE}-real)
   set(FLASHCORE_ARCHITECTURES_sm80 ${FLASHCORE_ONLY_ARCHITECTURE}-real)
@@ -90,6 +91,7 @@ if(FLASHCORE_HAS_CUDA)
     ${PROJECT_SOURCE_DIR}/src/cuda/cuda_backend.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/device.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/registry.cc
+    ${PROJECT_SOURCE_DIR}/src/cuda/tensor_maps.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/combine.cu
     ${PROJECT_SOURCE_DIR}/src/cuda/append.cu)
   set_target_properties(flashcore_cuda PROPERTIES

@@ -27,6 +27,7 @@ add_library(flashcore_objects OBJECT
   src/plan/tuning_cpu.cc
   src/plan/tuning_gpu.cc
   src/plan/tuning_sm80.cc
+  src/plan/tuning_sm90.cc
   ${FLASHCORE_FINGERPRINT})
 target_link_libraries(flashcore_objects PRIVATE flashcore_flags)
 if(NOT FLASHCORE_HAS_CUDA)

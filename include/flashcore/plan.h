@@ -60,7 +60,7 @@ FLASHCORE_API Result<DeviceInfo> named_device(const char* name) noexcept;
 /// One row of the kernel lists (src/cuda/kernels.def, src/cpu/kernels.def).
 struct KernelInfo {
   const char* id;      ///< e.g. "fwd_simt_f16_d64_q64": registry, filter, test and bench row name
-  const char* family;  ///< "cpu", "simt", "sm80": whose sources its fingerprint covers
+  const char* family;  ///< "cpu", "simt", "sm80", "sm90": whose sources its fingerprint covers
   DeviceType device;
   DType dtype;              ///< of q, k and v
   DType probability_dtype;  ///< how P is stored: decides the error bound
@@ -73,6 +73,7 @@ struct KernelInfo {
   std::int32_t smem_bytes;
   std::int32_t blocks_per_sm;  ///< its registers leave room for
   bool packs_heads;  ///< a work item takes rows of a whole GQA group, not of one query head
+  bool uses_tma;     ///< no bias, mask tensor, pages or splits; rows of q, k, v in 16-byte pieces
   bool compiled;     ///< part of this build
 };
 

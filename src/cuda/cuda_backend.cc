@@ -11,6 +11,7 @@
 #include "cuda/check.h"
 #include "cuda/device.h"
 #include "cuda/registry.h"
+#include "cuda/tensor_maps.h"
 
 namespace flashcore {
 namespace {
@@ -115,6 +116,13 @@ class CudaBackend final : public Backend {
     FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
     LaunchOptions options;
     options.early = plan.device.compute_capability >= 90 && kernel.min_compute_capability >= 80;
+    if (kernel.min_compute_capability >= 90) {
+      cuda::sm90::Params hopper;
+      FLASHCORE_RETURN_IF_ERROR(cuda::make_sm90_params(plan, params, hopper));
+      const std::int64_t blocks = std::min<std::int64_t>(params.work_items, plan.device.sm_count);
+      return launch_kernel(entry, hopper, blocks, kernel.threads, kernel.smem_bytes, stream,
+                           options);
+    }
     if (plan.combines_in_cluster && cluster_fits(kernel, entry, device, plan.splits)) {
       core::AttentionParams clustered = params;
       clustered.joins_in_cluster = true;

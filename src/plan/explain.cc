@@ -1,6 +1,7 @@
 // A plan in words.
 #include <cstdarg>
 #include <cstdio>
+#include <cstring>
 #include <string>
 
 #include "plan/planner.h"
@@ -130,7 +131,8 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
       append(text, "needs %s, this CPU has %s", to_string(kernel.isa), to_string(device.isa));
       break;
     case Reject::compute_capability:
-      append(text, "needs sm_%d, this GPU is sm_%d", kernel.min_compute_capability,
+      append(text, "needs sm_%d%s, this GPU is sm_%d", kernel.min_compute_capability,
+             std::strcmp(kernel.family, "sm90") == 0 ? " and no other" : "",
              device.compute_capability);
       break;
     case Reject::shared_memory:
@@ -153,8 +155,12 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
     case Reject::too_many_items:
       append(text, "%d rows per block would read K and V more often than needed", kernel.tile_q);
       break;
+    case Reject::options: text = "takes no bias, no mask tensor, no pages and no num_splits"; break;
+    case Reject::strides:
+      text = "its copies want rows of q, k and v contiguous, 16-byte aligned and not repeated";
+      break;
     case Reject::too_many_rows: text = "counts rows and work items in 32 bits"; break;
-    case Reject::slower_family: text = "a kernel on tensor cores takes it"; break;
+    case Reject::slower_family: text = "another family is expected to be faster"; break;
     case Reject::slower_isa: text = "a wider instruction set is there"; break;
   }
   return text;

@@ -36,16 +36,22 @@ constexpr bool compiled_for_cpu(Isa isa) {
 constexpr int kMaxCpuHeadDim = 576;
 constexpr int kCpuTileQ = 64;  // rows of one work item: a multiple of every panel
 
-constexpr int min_compute_capability(std::string_view family) { return family == "simt" ? 75 : 80; }
+constexpr int min_compute_capability(std::string_view family) {
+  return family == "simt" ? 75 : family == "sm80" ? 80 : 90;
+}
+
+/// Work items of simt and Hopper kernels belong to one query head.
+constexpr bool packs_heads(std::string_view family) { return family == "sm80"; }
 
 /// Tensor cores take P in the inputs' format.
 constexpr DType probability_dtype(std::string_view family, DType dtype) {
   return family == "simt" ? DType::f32 : dtype;
 }
 
-constexpr std::int32_t blocks_per_sm(int head_dim, int tile_q, int tile_k, int stages,
+constexpr std::int32_t blocks_per_sm(std::string_view family, int head_dim, int tile_q, int tile_k, int stages,
                                      int warp_rows, int threads) {
-  if (warp_rows == 0) return 2;  // simt
+  if (family == "simt") return 2;
+  if (family == "sm90") return 1;
   return core::Sm80Shape{head_dim, tile_q, tile_k, stages, warp_rows, threads}.blocks_per_sm();
 }
 
@@ -64,8 +70,9 @@ constexpr KernelInfo kKernels[] = {
    tile_k,                                                                                        \
    threads,                                                                                       \
    smem,                                                                                          \
-   blocks_per_sm(head_dim, tile_q, tile_k, stages, warp_rows, threads),                           \
-   std::string_view(#family) != "simt",                                                           \
+   blocks_per_sm(#family, head_dim, tile_q, tile_k, stages, warp_rows, threads),                           \
+   packs_heads(#family),                                                                          \
+   std::string_view(#family) == "sm90",                                                           \
    compiled_for_cuda(#id)},
 #include "cuda/kernels.def"
 #undef FLASHCORE_KERNEL
@@ -84,6 +91,7 @@ constexpr KernelInfo kKernels[] = {
    0,                                                    \
    0,                                                    \
    true,                                                 \
+   false,                                                \
    compiled_for_cpu(Isa::isa)},
 #include "cpu/kernels.def"
 #undef FLASHCORE_CPU_KERNEL

@@ -44,9 +44,45 @@ bool left_out(const KernelInfo& kernel) noexcept {
 }
 
 bool is_sm80(const KernelInfo& kernel) noexcept { return std::strcmp(kernel.family, "sm80") == 0; }
+bool is_sm90(const KernelInfo& kernel) noexcept { return std::strcmp(kernel.family, "sm90") == 0; }
+
+/// TMA reads such a tensor: rows of 16-byte pieces, and no dimension that repeats.
+bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
+                    std::int64_t batch) noexcept {
+  constexpr std::int64_t kMostElements = std::int64_t{1} << 39;  // strides of less than 2^40 bytes
+  const auto steps = [](std::int64_t stride, std::int64_t extent) {
+    return extent <= 1 || (stride > 0 && stride < kMostElements);
+  };
+  return layout.column == 1 && layout.alignment_bytes >= 16 && steps(layout.row, rows) &&
+         steps(layout.head, heads) && steps(layout.batch, batch);
+}
+
+/// What only Hopper kernels mind.
+Reject supports_sm90(const Problem& p, const DeviceInfo& device) noexcept {
+  if (device.compute_capability != 90) return Reject::compute_capability;
+  if (p.bias.given() || p.mask.given() || p.page_size > 0 || p.options.num_splits > 1) {
+    return Reject::options;
+  }
+  const std::int64_t q_rows = p.q_packed ? p.total_q : p.q_len;
+  const std::int64_t kv_rows = p.kv_packed ? p.total_k : p.kv_len;
+  const std::int64_t kv_batch = p.kv_packed ? 1 : p.batch;
+  if (!has_tensor_map(p.q, q_rows, p.q_heads, p.q_packed ? 1 : p.batch) ||
+      !has_tensor_map(p.k, kv_rows, p.kv_heads, kv_batch) ||
+      !has_tensor_map(p.v, kv_rows, p.kv_heads, kv_batch)) {
+    return Reject::strides;
+  }
+  return Reject::none;
+}
+
+/// An estimate of a tensor-core kernel's time.
+double expected_cycles(const KernelInfo& kernel, const Problem& problem,
+                       const DeviceInfo& device) noexcept {
+  return is_sm90(kernel) ? cycles_sm90(kernel, problem, device)
+                         : schedule_sm80(kernel, problem, device).cycles;
+}
 
 /// The family's kernel for the problem, or null: one of the kernels of the smallest size that takes
-/// it. On tensor cores the one of which schedule_sm80() expects most; else, in the order of
+/// it. On tensor cores the one of which the models expect most; else, in the order of
 /// kernels.def, which is from many rows per block to few, the first that keeps the device busy, or
 /// the last. A batch-invariant plan may not look at q_len or batch: it takes the first.
 const KernelInfo* choose_in_family(const char* family, const Problem& problem,
@@ -62,8 +98,8 @@ const KernelInfo* choose_in_family(const char* family, const Problem& problem,
     const bool smaller = chosen == nullptr || kernel.head_dim < chosen->head_dim;
     if (!smaller && (settled || kernel.head_dim > chosen->head_dim)) continue;
     settled = problem.options.reproducibility == Reproducibility::batch_invariant;
-    if (is_sm80(kernel)) {
-      const double expected = settled ? 0 : schedule_sm80(kernel, problem, device).cycles;
+    if (is_sm80(kernel) || is_sm90(kernel)) {
+      const double expected = settled ? 0 : expected_cycles(kernel, problem, device);
       if (!smaller && expected >= cycles) continue;
       cycles = expected;
     } else {
@@ -77,11 +113,18 @@ const KernelInfo* choose_in_family(const char* family, const Problem& problem,
 
 /// On a CPU all kernels have one size, and the list begins with the widest instruction set.
 const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
-  const bool on_cpu = device.device.type == DeviceType::cpu;
-  for (const char* family : {on_cpu ? "cpu" : "sm80", "simt"}) {
-    if (const KernelInfo* chosen = choose_in_family(family, problem, device)) return chosen;
+  if (device.device.type == DeviceType::cpu) return choose_in_family("cpu", problem, device);
+  const KernelInfo* chosen = choose_in_family("sm80", problem, device);
+  if (chosen == nullptr) return choose_in_family("simt", problem, device);
+  if (device.compute_capability != 90 ||
+      problem.options.reproducibility == Reproducibility::batch_invariant) {
+    return chosen;
   }
-  return nullptr;
+  const KernelInfo* hopper = choose_in_family("sm90", problem, device);
+  return hopper != nullptr &&
+                 expected_cycles(*hopper, problem, device) < expected_cycles(*chosen, problem, device)
+             ? hopper
+             : chosen;
 }
 
 /// The kernel asked for by name.
@@ -162,16 +205,18 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
     }
     if (device.smem_per_block_bytes < kernel.smem_bytes) return Reject::shared_memory;
   }
-  if (kernel.packs_heads && kernel.device == DeviceType::cuda &&
+  const bool counts_in_32_bits = is_sm80(kernel) || is_sm90(kernel);
+  const std::int64_t heads = kernel.packs_heads ? problem.kv_heads : problem.q_heads;
+  if (counts_in_32_bits &&
       static_cast<double>(std::max<std::int64_t>(rows_of(kernel, problem), 1)) *
-              static_cast<double>(std::max<std::int64_t>(problem.batch * problem.kv_heads, 1)) *
+              static_cast<double>(std::max<std::int64_t>(problem.batch * heads, 1)) *
               static_cast<double>(std::max(problem.options.num_splits, 1)) >
           kMostItems) {
     return Reject::too_many_rows;
   }
   if (kernel.dtype != problem.dtype) return Reject::dtype;
   if (std::max(problem.head_dim, problem.v_dim) > kernel.head_dim) return Reject::head_dim;
-  return Reject::none;
+  return is_sm90(kernel) ? supports_sm90(problem, device) : Reject::none;
 }
 
 Reject preference(const KernelInfo& kernel, const Problem& problem,
@@ -224,6 +269,8 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
     const Sm80Schedule schedule = schedule_sm80(*plan.kernel, problem, device);
     splits = schedule.splits;
     plan.combines_in_cluster = schedule.in_cluster;
+  } else if (is_sm90(*plan.kernel)) {
+    splits = split_keys(problem.kv_len, 1, plan.tile_k);
   } else {
     splits = on_cpu ? choose_splits(problem, items, kCpuItems, kCpuMinKeysPerSplit, plan.tile_k)
                     : choose_splits(problem, items, kSimtItemsPerSm * device.sm_count,

@@ -18,6 +18,8 @@ enum class Reject {
   wrong_size,      // made for larger dims: a smaller kernel wastes less
   too_few_items,   // many rows per block would leave SMs idle
   too_many_items,  // few rows per block would read K and V too often
+  options,         // what only other kernels know: bias, mask, pages, splits
+  strides,         // of q, k or v, that the copy engine cannot follow
   too_many_rows,   // more rows or items than its 32-bit counters hold
   slower_family,   // tensor cores take it
   slower_isa,      // a wider instruction set is there

@@ -100,6 +100,22 @@ void draw_pages(Random random, CaseSpec& s) {
   if (!s.used_k) s.kv_len = full;
 }
 
+/// What a kernel that loads by TMA leaves to others: made into something it takes.
+void keep_to_tma(CaseSpec& s) {
+  constexpr std::int64_t kPiece = 8;  // 16-bit elements of 16 bytes
+  const auto pieces = [](std::int64_t dim) { return (dim + kPiece - 1) / kPiece * kPiece; };
+  s.head_dim = pieces(s.head_dim);
+  s.v_dim = pieces(s.v_dim);
+  s.bias = s.mask = {};
+  s.page_size = 0;
+  s.shared_pages = s.shared_kv = false;
+  s.options.num_splits = std::min(s.options.num_splits, 1);
+  for (Arrangement* a : {&s.q_arrangement, &s.k_arrangement, &s.v_arrangement}) {
+    if (*a == Arrangement::misaligned) *a = Arrangement::rows_first;
+    if (*a == Arrangement::spread) *a = Arrangement::padded;
+  }
+}
+
 }  // namespace
 
 double work_of(const CaseSpec& s) {
@@ -153,6 +169,7 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
     s.options.num_splits = *limits.splits;
     if (*limits.splits > 1) s.options.reproducibility = Reproducibility::deterministic;
   }
+  if (kernel.uses_tma) keep_to_tma(s);
   return s;
 }
 

@@ -1,0 +1,58 @@
+// How wgmma (sm_90) finds its operands in shared memory: tiles of 16-bit elements in panels of 64
+// columns, as TMA writes them with its 128-byte swizzle. Index arithmetic only, for host and
+// device; tests/unit/wgmma_layout_test.cc tries all of it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config.h"
+
+namespace flashcore::core {
+
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kPanelRowBytes = 128;
+inline constexpr int kSwizzleBytes = 1024;  // a pattern of 8 rows; tiles start at multiples of it
+
+/// kRows rows in panels, one behind the other.
+template <int kRows, int kColumns>
+struct PanelTile {
+  static constexpr int kPanels = (kColumns + kPanelColumns - 1) / kPanelColumns;
+  static constexpr int kPanelBytes = kRows * kPanelRowBytes;
+  static constexpr int kBytes = kPanels * kPanelBytes;
+  static_assert(kPanelBytes % kSwizzleBytes == 0);
+
+  /// Byte offset of an element: within a row the 16-byte pieces change places by the row's number.
+  FLASHCORE_HD static constexpr std::uint32_t offset(int row, int column) {
+    const int in_panel = column % kPanelColumns * 2;
+    return static_cast<std::uint32_t>(column / kPanelColumns * kPanelBytes + row * kPanelRowBytes +
+                                      (in_panel ^ (row % 8 * 16)));
+  }
+
+  /// Byte offset of 16 columns from column 16 step on, of an operand whose k runs along its rows
+  /// (Q and K in Q K^T). The hardware swizzles address bits, so the start is not swizzled here.
+  FLASHCORE_HD static constexpr std::uint32_t along_rows(int step) {
+    return static_cast<std::uint32_t>(step * 16 / kPanelColumns * kPanelBytes +
+                                      step * 16 % kPanelColumns * 2);
+  }
+
+  /// Byte offset of 16 rows from row 16 step on, of an operand whose k runs across rows (V in P V).
+  FLASHCORE_HD static constexpr std::uint32_t across_rows(int step) {
+    return static_cast<std::uint32_t>(step * 16 * kPanelRowBytes);
+  }
+};
+
+/// A wgmma matrix descriptor: start address, distance between panels (used where n runs along rows)
+/// and between groups of 8 rows, 128-byte swizzle.
+FLASHCORE_HD constexpr std::uint64_t matrix_descriptor(std::uint32_t s_address,
+                                                       std::uint32_t panel_bytes) {
+  constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
+  return kSwizzle128 | static_cast<std::uint64_t>(kSwizzleBytes / 16) << 32 |
+         static_cast<std::uint64_t>(panel_bytes / 16) << 16 | (s_address & 0x3ffffu) >> 4;
+}
+
+/// The descriptor of the same operand some bytes further on.
+FLASHCORE_HD constexpr std::uint64_t advance(std::uint64_t descriptor, std::uint32_t bytes) {
+  return descriptor + (bytes >> 4);
+}
+
+}  // namespace flashcore::core

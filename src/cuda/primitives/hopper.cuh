@@ -1,0 +1,122 @@
+// Thin wrappers of Hopper's asynchronous machinery (sm_90a): barriers in shared memory, tensor
+// copies (TMA), register reallocation, and what orders wgmma.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/primitives/ptx.cuh"
+
+namespace flashcore::cuda {
+
+// mbarrier: a phase ends when all expected arrivals and all expected bytes have come.
+
+__device__ __forceinline__ void init_barrier(std::uint64_t& s_barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&s_barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+/// Initialised barriers can be seen by the copy engine.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(std::uint64_t& s_barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&s_barrier))
+               : "memory");
+}
+
+/// Arrives and announces copies of this many bytes.
+__device__ __forceinline__ void arrive_expecting(std::uint64_t& s_barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   shared_address(&s_barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+/// Waits for the end of the phase of this parity. A fresh barrier is in phase 0: waiting for
+/// parity 1 returns at once.
+__device__ __forceinline__ void wait(std::uint64_t& s_barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}\n" ::"r"(shared_address(&s_barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// TMA: one thread asks for a box of a tensor; it comes with the swizzle of core/wgmma_layout.h, and
+// elements outside of the tensor as zeros.
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// Box at (column, row, head, batch) of a 4-D map; its bytes count towards s_barrier.
+__device__ __forceinline__ void copy_box(std::uint32_t s_to, const CUtensorMap& map, int column,
+                                         int row, int head, int batch, std::uint64_t& s_barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(s_to),
+      "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(shared_address(&s_barrier))
+      : "memory");
+}
+
+/// Shared memory written by ordinary stores before this can be read by wgmma and TMA.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Named barriers, 1 … 15, among `threads` threads.
+
+__device__ __forceinline__ void sync_named(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void arrive_named(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// A warpgroup gives registers back, or takes them.
+template <int kRegisters>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// wgmma runs beside its warpgroup: registers it reads or writes are its own from issue to wait.
+
+/// Ordinary accesses to registers come before the products that follow.
+__device__ __forceinline__ void fence_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/// Waits until at most kPending of the latest groups are under way.
+template <int kPending>
+__device__ __forceinline__ void wait_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// The compiler may not move accesses to these registers across this point.
+template <typename R, int kCount>
+__device__ __forceinline__ void pin(R (&r)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if constexpr (sizeof(R) == 4 && R(0.5) != R(0)) {
+      asm volatile("" : "+f"(r[i])::"memory");
+    } else {
+      asm volatile("" : "+r"(r[i])::"memory");
+    }
+  }
+}
+
+}  // namespace flashcore::cuda

@@ -1,0 +1,175 @@
+// wgmma m64nNk16 (sm_90a): c += a b for a warpgroup, 64 rows, N columns, f32 accumulators, 16-bit
+// operands. Accumulator register 4 n + r of a lane is register r of n-tile n in core/mma_layout.h,
+// warp w of the group having rows 16 w on.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace flashcore::cuda {
+
+template <int kN>
+struct Wgmma;
+
+// Assembly has no loops: operand lists are built from groups of eight accumulators.
+#define FLASHCORE_R0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define FLASHCORE_R1 "%8, %9, %10, %11, %12, %13, %14, %15"
+#define FLASHCORE_R2 "%16, %17, %18, %19, %20, %21, %22, %23"
+#define FLASHCORE_R3 "%24, %25, %26, %27, %28, %29, %30, %31"
+#define FLASHCORE_R4 "%32, %33, %34, %35, %36, %37, %38, %39"
+#define FLASHCORE_R5 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define FLASHCORE_R6 "%48, %49, %50, %51, %52, %53, %54, %55"
+#define FLASHCORE_R7 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define FLASHCORE_R8 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define FLASHCORE_R9 "%72, %73, %74, %75, %76, %77, %78, %79"
+#define FLASHCORE_R10 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define FLASHCORE_R11 "%88, %89, %90, %91, %92, %93, %94, %95"
+#define FLASHCORE_R12 "%96, %97, %98, %99, %100, %101, %102, %103"
+#define FLASHCORE_R13 "%104, %105, %106, %107, %108, %109, %110, %111"
+#define FLASHCORE_R14 "%112, %113, %114, %115, %116, %117, %118, %119"
+#define FLASHCORE_R15 "%120, %121, %122, %123, %124, %125, %126, %127"
+#define FLASHCORE_C(g)                                                                     \
+  "+f"(c[8 * g]), "+f"(c[8 * g + 1]), "+f"(c[8 * g + 2]), "+f"(c[8 * g + 3]),              \
+      "+f"(c[8 * g + 4]), "+f"(c[8 * g + 5]), "+f"(c[8 * g + 6]), "+f"(c[8 * g + 7])
+#define FLASHCORE_NAMES1 FLASHCORE_R0
+#define FLASHCORE_ACCUMULATORS1 FLASHCORE_C(0)
+#define FLASHCORE_NAMES2 FLASHCORE_NAMES1 ", " FLASHCORE_R1
+#define FLASHCORE_ACCUMULATORS2 FLASHCORE_ACCUMULATORS1, FLASHCORE_C(1)
+#define FLASHCORE_NAMES3 FLASHCORE_NAMES2 ", " FLASHCORE_R2
+#define FLASHCORE_ACCUMULATORS3 FLASHCORE_ACCUMULATORS2, FLASHCORE_C(2)
+#define FLASHCORE_NAMES4 FLASHCORE_NAMES3 ", " FLASHCORE_R3
+#define FLASHCORE_ACCUMULATORS4 FLASHCORE_ACCUMULATORS3, FLASHCORE_C(3)
+#define FLASHCORE_NAMES5 FLASHCORE_NAMES4 ", " FLASHCORE_R4
+#define FLASHCORE_ACCUMULATORS5 FLASHCORE_ACCUMULATORS4, FLASHCORE_C(4)
+#define FLASHCORE_NAMES6 FLASHCORE_NAMES5 ", " FLASHCORE_R5
+#define FLASHCORE_ACCUMULATORS6 FLASHCORE_ACCUMULATORS5, FLASHCORE_C(5)
+#define FLASHCORE_NAMES7 FLASHCORE_NAMES6 ", " FLASHCORE_R6
+#define FLASHCORE_ACCUMULATORS7 FLASHCORE_ACCUMULATORS6, FLASHCORE_C(6)
+#define FLASHCORE_NAMES8 FLASHCORE_NAMES7 ", " FLASHCORE_R7
+#define FLASHCORE_ACCUMULATORS8 FLASHCORE_ACCUMULATORS7, FLASHCORE_C(7)
+#define FLASHCORE_NAMES9 FLASHCORE_NAMES8 ", " FLASHCORE_R8
+#define FLASHCORE_ACCUMULATORS9 FLASHCORE_ACCUMULATORS8, FLASHCORE_C(8)
+#define FLASHCORE_NAMES10 FLASHCORE_NAMES9 ", " FLASHCORE_R9
+#define FLASHCORE_ACCUMULATORS10 FLASHCORE_ACCUMULATORS9, FLASHCORE_C(9)
+#define FLASHCORE_NAMES11 FLASHCORE_NAMES10 ", " FLASHCORE_R10
+#define FLASHCORE_ACCUMULATORS11 FLASHCORE_ACCUMULATORS10, FLASHCORE_C(10)
+#define FLASHCORE_NAMES12 FLASHCORE_NAMES11 ", " FLASHCORE_R11
+#define FLASHCORE_ACCUMULATORS12 FLASHCORE_ACCUMULATORS11, FLASHCORE_C(11)
+#define FLASHCORE_NAMES13 FLASHCORE_NAMES12 ", " FLASHCORE_R12
+#define FLASHCORE_ACCUMULATORS13 FLASHCORE_ACCUMULATORS12, FLASHCORE_C(12)
+#define FLASHCORE_NAMES14 FLASHCORE_NAMES13 ", " FLASHCORE_R13
+#define FLASHCORE_ACCUMULATORS14 FLASHCORE_ACCUMULATORS13, FLASHCORE_C(13)
+#define FLASHCORE_NAMES15 FLASHCORE_NAMES14 ", " FLASHCORE_R14
+#define FLASHCORE_ACCUMULATORS15 FLASHCORE_ACCUMULATORS14, FLASHCORE_C(14)
+#define FLASHCORE_NAMES16 FLASHCORE_NAMES15 ", " FLASHCORE_R15
+#define FLASHCORE_ACCUMULATORS16 FLASHCORE_ACCUMULATORS15, FLASHCORE_C(15)
+
+// i0 … i5 are the numbers of the operands after the accumulators.
+#define FLASHCORE_WGMMA_SS(type, n, groups, i0, i1, i2)                                      \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i2 ", 0;\n"                       \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type               \
+               " {" FLASHCORE_NAMES##groups "}, %" #i0 ", %" #i1 ", adds, 1, 1, 0, 0;\n}\n"  \
+               : FLASHCORE_ACCUMULATORS##groups                                              \
+               : "l"(a), "l"(b), "r"(static_cast<int>(adds))                                 \
+               : "memory")
+#define FLASHCORE_WGMMA_RS(type, n, groups, i0, i1, i2, i3, i4, i5)                          \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5 ", 0;\n"                       \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type               \
+               " {" FLASHCORE_NAMES##groups "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
+               ", adds, 1, 1, 1;\n}\n"                                                       \
+               : FLASHCORE_ACCUMULATORS##groups                                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)) \
+               : "memory")
+
+// products<T>(c, a, b, adds): c (+)= a b. Of descriptors a and b, k runs along the rows (Q K^T); of
+// registers a and a descriptor b, across b's rows (P V). Without adds c is overwritten.
+#define FLASHCORE_WGMMA(n, groups, i0, i1, i2, i3, i4, i5)                                   \
+  template <>                                                                                \
+  struct Wgmma<n> {                                                                          \
+    template <typename T>                                                                    \
+    __device__ __forceinline__ static void products(float (&c)[n / 2], std::uint64_t a,      \
+                                                    std::uint64_t b, bool adds) {            \
+      if constexpr (std::is_same_v<T, __half>) {                                          \
+        FLASHCORE_WGMMA_SS("f16", n, groups, i0, i1, i2);                                    \
+      } else {                                                                               \
+        FLASHCORE_WGMMA_SS("bf16", n, groups, i0, i1, i2);                                   \
+      }                                                                                      \
+    }                                                                                        \
+    template <typename T>                                                                    \
+    __device__ __forceinline__ static void products(                                         \
+        float (&c)[n / 2], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {        \
+      if constexpr (std::is_same_v<T, __half>) {                                          \
+        FLASHCORE_WGMMA_RS("f16", n, groups, i0, i1, i2, i3, i4, i5);                        \
+      } else {                                                                               \
+        FLASHCORE_WGMMA_RS("bf16", n, groups, i0, i1, i2, i3, i4, i5);                       \
+      }                                                                                      \
+    }                                                                                        \
+  };
+FLASHCORE_WGMMA(64, 4, 32, 33, 34, 35, 36, 37)
+FLASHCORE_WGMMA(80, 5, 40, 41, 42, 43, 44, 45)
+FLASHCORE_WGMMA(96, 6, 48, 49, 50, 51, 52, 53)
+FLASHCORE_WGMMA(112, 7, 56, 57, 58, 59, 60, 61)
+FLASHCORE_WGMMA(128, 8, 64, 65, 66, 67, 68, 69)
+FLASHCORE_WGMMA(144, 9, 72, 73, 74, 75, 76, 77)
+FLASHCORE_WGMMA(160, 10, 80, 81, 82, 83, 84, 85)
+FLASHCORE_WGMMA(176, 11, 88, 89, 90, 91, 92, 93)
+FLASHCORE_WGMMA(192, 12, 96, 97, 98, 99, 100, 101)
+FLASHCORE_WGMMA(256, 16, 128, 129, 130, 131, 132, 133)
+
+#undef FLASHCORE_R0
+#undef FLASHCORE_R1
+#undef FLASHCORE_R2
+#undef FLASHCORE_R3
+#undef FLASHCORE_R4
+#undef FLASHCORE_R5
+#undef FLASHCORE_R6
+#undef FLASHCORE_R7
+#undef FLASHCORE_R8
+#undef FLASHCORE_R9
+#undef FLASHCORE_R10
+#undef FLASHCORE_R11
+#undef FLASHCORE_R12
+#undef FLASHCORE_R13
+#undef FLASHCORE_R14
+#undef FLASHCORE_R15
+#undef FLASHCORE_NAMES1
+#undef FLASHCORE_ACCUMULATORS1
+#undef FLASHCORE_NAMES2
+#undef FLASHCORE_ACCUMULATORS2
+#undef FLASHCORE_NAMES3
+#undef FLASHCORE_ACCUMULATORS3
+#undef FLASHCORE_NAMES4
+#undef FLASHCORE_ACCUMULATORS4
+#undef FLASHCORE_NAMES5
+#undef FLASHCORE_ACCUMULATORS5
+#undef FLASHCORE_NAMES6
+#undef FLASHCORE_ACCUMULATORS6
+#undef FLASHCORE_NAMES7
+#undef FLASHCORE_ACCUMULATORS7
+#undef FLASHCORE_NAMES8
+#undef FLASHCORE_ACCUMULATORS8
+#undef FLASHCORE_NAMES9
+#undef FLASHCORE_ACCUMULATORS9
+#undef FLASHCORE_NAMES10
+#undef FLASHCORE_ACCUMULATORS10
+#undef FLASHCORE_NAMES11
+#undef FLASHCORE_ACCUMULATORS11
+#undef FLASHCORE_NAMES12
+#undef FLASHCORE_ACCUMULATORS12
+#undef FLASHCORE_NAMES13
+#undef FLASHCORE_ACCUMULATORS13
+#undef FLASHCORE_NAMES14
+#undef FLASHCORE_ACCUMULATORS14
+#undef FLASHCORE_NAMES15
+#undef FLASHCORE_ACCUMULATORS15
+#undef FLASHCORE_NAMES16
+#undef FLASHCORE_ACCUMULATORS16
+#undef FLASHCORE_C
+#undef FLASHCORE_WGMMA_SS
+#undef FLASHCORE_WGMMA_RS
+#undef FLASHCORE_WGMMA
+
+}  // namespace flashcore::cuda

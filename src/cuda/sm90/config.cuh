@@ -1,0 +1,103 @@
+// The shape of a Hopper kernel, what its block keeps in shared memory, and the barriers there.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/mma_layout.h"
+#include "core/sequence.h"
+#include "core/sm90_shape.h"
+#include "core/softmax_state.h"
+#include "core/wgmma_layout.h"
+#include "cuda/sm90/params.h"
+
+namespace flashcore::cuda::sm90 {
+
+using core::AttentionParams;
+using core::KeyRange;
+using core::PlantedBug;
+
+template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows,
+          int kThreads_>
+struct Config {
+  using Element = Element_;
+  static constexpr core::Sm90Shape kShape{kHeadDim_, kTileQ_, kTileK_, kStages_};
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kTileQ = kTileQ_;
+  static constexpr int kTileK = kTileK_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kThreads = kThreads_;
+  static constexpr int kConsumers = kShape.consumers();
+  static constexpr int kConsumerRegisters = kShape.consumer_registers();
+  static constexpr int kProducerRegisters = kShape.producer_registers();
+  static constexpr bool kTurns = kHeadDim <= 128;  // longer products leave less to win
+  using QueryTile = core::PanelTile<kTileQ, kHeadDim>;
+  using KeyTile = core::PanelTile<kTileK, kHeadDim>;  // of K and of V
+  static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
+};
+
+/// What a block works on: query rows of one head.
+struct alignas(16) Item {
+  core::Sequence sequence;
+  std::int32_t b, head;
+  std::int32_t first_row, rows;  // rows < 0: there are no more items
+  std::int32_t first_tile;       // of keys; the last one comes first
+  std::int32_t tiles;
+};
+
+template <typename C>
+struct alignas(1024) SharedStorage {
+  unsigned char q[C::QueryTile::kBytes];
+  unsigned char k[C::kStages][C::KeyTile::kBytes];
+  unsigned char v[C::kStages][C::KeyTile::kBytes];
+  // Barrier       completed by                    waited for by
+  // *_full        the copies (item: the loader)   the warps that compute
+  // *_empty       every computing warp            the loader
+  std::uint64_t q_full, q_empty;
+  std::uint64_t k_full[C::kStages], k_empty[C::kStages];
+  std::uint64_t v_full[C::kStages], v_empty[C::kStages];
+  std::uint64_t item_full[2], item_empty[2];
+  Item items[2];
+};
+
+/// Named barriers: 1 … kConsumers give a warpgroup its turn at the tensor cores.
+inline constexpr int kTurnBarrier = 1;
+inline constexpr int kTailBarrier = 8;  // all computing threads, V's tail is zero
+
+/// A place in a ring of stages, and the parity its barriers have there.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  std::uint32_t parity = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Accumulators of a thread: the scores of a step and the output. Register 4 n + 2 half + i is
+// column 8 n + 2 (lane % 4) + i of row lane / 4 + 8 half of the warp's 16 rows.
+template <typename C>
+using Scores = float[C::kTileK / 2];
+template <typename C>
+using Outputs = float[C::kHeadDim / 2];
+
+/// A thread's place among the rows of its block.
+template <typename C>
+struct Thread {
+  int group, lane, warp;  // of the computing warpgroups; warp of its group
+  __device__ __forceinline__ Thread() {
+    group = threadIdx.x / 128 - 1;
+    warp = threadIdx.x / 32 % 4;
+    lane = threadIdx.x % 32;
+  }
+  __device__ __forceinline__ int row(int half) const {
+    return 64 * group + 16 * warp + core::mma_c(lane, 2 * half).row;
+  }
+  __device__ __forceinline__ int column(int n, int i) const {
+    return 8 * n + core::mma_c(lane, i).column;
+  }
+};
+
+}  // namespace flashcore::cuda::sm90

@@ -1,0 +1,71 @@
+// Options and masks of a step's scores.
+#pragma once
+
+#include "cuda/primitives/reduce.cuh"
+#include "cuda/sm90/config.cuh"
+
+namespace flashcore::cuda::sm90 {
+
+__device__ __forceinline__ float score_factor(const AttentionParams& p) {
+  return p.plant.is(PlantedBug::scale_ignored) ? static_cast<float>(core::kLog2E)
+                                               : static_cast<float>(p.q_factor);
+}
+
+/// Scale, softcap and ALiBi of one row's scores.
+template <typename C>
+__device__ __forceinline__ void apply_options(Scores<C>& score, int half, const Thread<C>& t,
+                                              const AttentionParams& p, const Item& item,
+                                              std::int32_t query, std::int32_t first_key) {
+  const float factor = score_factor(p);
+  const float cap_log2 = static_cast<float>(p.softcap_log2);
+  const bool has_slope = p.alibi_slopes != nullptr;
+  const float slope =
+      has_slope ? p.alibi_slopes[item.b * p.alibi_batch_stride + item.head * p.alibi_head_stride] *
+                      static_cast<float>(core::kLog2E)
+                : 0.f;
+  const std::int64_t position = query + item.sequence.mask.diagonal - first_key;
+#pragma unroll
+  for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& x = score[4 * n + 2 * half + i];
+      x *= factor;
+      if (p.softcap_log2 > 0) x = capped(x, cap_log2);
+      if (has_slope) {
+        const float distance = static_cast<float>(position - t.column(n, i));
+        x -= slope * (p.plant.is(PlantedBug::alibi_signed) ? distance : fabsf(distance));
+      }
+    }
+  }
+}
+
+/// Finishes the scores of the keys from first_key on; `all` are the keys that every row of the
+/// warpgroup sees.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>& t,
+                                              const AttentionParams& p, const Item& item,
+                                              KeyRange all, std::int32_t first_key) {
+  const bool all_visible = first_key >= all.begin && first_key + C::kTileK <= all.end;
+  if (kPlain && all_visible) return;  // the same in every thread of the warpgroup
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int32_t query = item.first_row + t.row(half);
+    if constexpr (!kPlain) apply_options<C>(score, half, t, p, item, query, first_key);
+    if (all_visible) continue;
+    const KeyRange range = core::visible_keys(item.sequence.mask, query);
+    // Columns of the tile, so that they are compared with constants.
+    const int begin = range.begin - first_key - t.column(0, 0);
+    const int end = range.end - first_key - t.column(0, 0);
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (8 * n + i < begin || 8 * n + i >= end) {
+          score[4 * n + 2 * half + i] = core::negative_infinity<float>();
+        }
+      }
+    }
+  }
+}
+
+}  // namespace flashcore::cuda::sm90

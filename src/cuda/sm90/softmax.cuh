@@ -1,0 +1,73 @@
+// The online softmax of a step.
+#pragma once
+
+#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/reduce.cuh"
+#include "cuda/sm90/config.cuh"
+
+namespace flashcore::cuda::sm90 {
+
+inline constexpr float kLazyLog2 = 8.f;
+
+/// A thread's two rows. Sums are spread over the four lanes of a quad until the end; a maximum is
+/// kept without the factor that scores count with.
+struct RowStates {
+  core::SoftmaxState<float> of[2];
+};
+
+/// Turns scores into probabilities and updates the states; the output has to be multiplied by
+/// `rescale`.
+template <typename C>
+__device__ __forceinline__ void softmax(Scores<C>& score, RowStates& states, float (&rescale)[2],
+                                        float factor, core::Plant plant) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    core::SoftmaxState<float>& state = states.of[half];
+    float max = state.max;
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 8; ++n) {
+      max = max_passing_nan(max, score[4 * n + 2 * half]);
+      max = max_passing_nan(max, score[4 * n + 2 * half + 1]);
+    }
+    max = quad_max(max);
+    // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
+    // the output need not be rescaled. Decided for each row by itself.
+    if ((max - state.max) * factor <= kLazyLog2) max = state.max;
+    // Products are rounded before they are subtracted, so that a maximum that stays gives exactly 1.
+    const float base = __fmul_rn(core::softmax_base(max), factor);
+    rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base));
+    if (plant.is(PlantedBug::rescale_forgotten)) rescale[half] = 1.f;
+    state.max = max;
+    float sum = 0.f;
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = score[4 * n + 2 * half + i];
+        x = fast_exp2(fmaf(x, factor, -base));
+        sum += x;
+      }
+    }
+    state.sum = core::add_tile_sum(state.sum, rescale[half], sum);
+  }
+}
+
+/// One branch for both rows, and only around multiplications by exactly 1.
+template <typename C>
+__device__ __forceinline__ void rescale_output(Outputs<C>& o, const float (&rescale)[2]) {
+  if (!__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) return;
+#pragma unroll
+  for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
+}
+
+/// Probabilities as A operands, 16 keys each: two n-tiles of accumulators are one operand.
+template <typename C>
+__device__ __forceinline__ void pack_probabilities(std::uint32_t (&a)[C::kTileK / 16][4],
+                                                   const Scores<C>& score) {
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 4; ++i) {
+    a[i / 4][i % 4] = pack<typename C::Element>(score[2 * i], score[2 * i + 1]);
+  }
+}
+
+}  // namespace flashcore::cuda::sm90

@@ -1,0 +1,99 @@
+#include "cuda/tensor_maps.h"
+
+#include <cudaTypedefs.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "core/wgmma_layout.h"
+#include "cuda/check.h"
+
+namespace flashcore::cuda {
+namespace {
+
+using Encode = PFN_cuTensorMapEncodeTiled_v12000;
+
+/// The driver's encoder, or null: libcuda is not linked, so that the library loads without it.
+Encode encoder() noexcept {
+  static const Encode found = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult result{};
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
+                                         &result) != cudaSuccess ||
+        result != cudaDriverEntryPointSuccess) {
+      entry = nullptr;
+    }
+    return reinterpret_cast<Encode>(entry);
+  }();
+  return found;
+}
+
+struct MapShape {
+  std::int64_t columns, rows, heads, batch;
+};
+
+Status encode(CUtensorMap& map, void* data, DType dtype, const core::Strides& strides,
+              const MapShape& shape, int box_rows, const char* name) noexcept {
+  constexpr cuuint64_t kBytes = 2;
+  constexpr cuuint64_t kAnyStride = 16;  // of a dimension with one element: never used, but checked
+  const std::int64_t extents[4] = {shape.columns, shape.rows, shape.heads, shape.batch};
+  cuuint64_t sizes[4];
+  for (int i = 0; i < 4; ++i) {  // an empty tensor is never read, but must have a map
+    sizes[i] = static_cast<cuuint64_t>(std::max<std::int64_t>(extents[i], 1));
+  }
+  const std::int64_t elements[3] = {strides.row, strides.head, strides.batch};
+  cuuint64_t bytes[3];
+  for (int i = 0; i < 3; ++i) {
+    bytes[i] = sizes[i + 1] > 1 ? static_cast<cuuint64_t>(elements[i]) * kBytes : kAnyStride;
+  }
+  const cuuint32_t box[4] = {core::kPanelColumns, static_cast<cuuint32_t>(box_rows), 1, 1};
+  const cuuint32_t every[4] = {1, 1, 1, 1};
+  const CUresult result =
+      encoder()(&map,
+                dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                4, data, sizes, bytes, box, every,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result == CUDA_SUCCESS) return {};
+  return error(StatusCode::cuda, "%s: the driver refused a tensor map of it (error %d)", name,
+                    static_cast<int>(result));
+}
+
+}  // namespace
+
+Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
+                        sm90::Params& params) noexcept {
+  if (encoder() == nullptr) {
+    return unsupported("kernel %s needs a driver that makes tensor maps (CUDA 12.0 or newer)",
+                       plan.kernel->id);
+  }
+  const DType dtype = plan.problem.dtype;
+  const bool q_packed = call.cu_seqlens_q != nullptr, kv_packed = call.cu_seqlens_k != nullptr;
+  params.call = call;
+  const std::int64_t head_bytes = std::int64_t{2} * call.kv_len * (call.head_dim + call.v_dim);
+  params.order = core::make_work_order(
+      call.batch, call.q_heads, call.q_tiles,
+      core::section_heads(plan.device.l2_bytes, head_bytes, call.group));
+  params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0;
+  params.garbage_tail = kv_packed || call.used_k != nullptr;
+  const std::int64_t q_columns =
+      call.plant.is(core::PlantedBug::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
+  const std::int64_t q_rows = q_packed ? call.total_q : call.q_len;
+  const std::int64_t kv_rows = kv_packed ? call.total_k : call.kv_len;
+  const std::int64_t q_batch = q_packed ? 1 : call.batch, kv_batch = kv_packed ? 1 : call.batch;
+  const auto address = [&](const void* data) {
+    return data != nullptr ? const_cast<void*>(data) : static_cast<void*>(call.error);
+  };
+  FLASHCORE_RETURN_IF_ERROR(encode(params.q, address(call.q), dtype, call.q_strides,
+                                   {q_columns, q_rows, call.q_heads, q_batch}, plan.kernel->tile_q,
+                                   "q"));
+  FLASHCORE_RETURN_IF_ERROR(encode(params.k, address(call.k), dtype, call.k_strides,
+                                   {call.head_dim, kv_rows, call.kv_heads, kv_batch},
+                                   plan.kernel->tile_k, "k"));
+  return encode(params.v, address(call.v), dtype, call.v_strides,
+                {call.v_dim, kv_rows, call.kv_heads, kv_batch}, plan.kernel->tile_k, "v");
+}
+
+}  // namespace flashcore::cuda
