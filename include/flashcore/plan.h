@@ -73,7 +73,7 @@ struct KernelInfo {
   std::int32_t smem_bytes;
   std::int32_t blocks_per_sm;  ///< its registers leave room for
   bool packs_heads;  ///< a work item takes rows of a whole GQA group, not of one query head
-  bool uses_tma;     ///< no bias, mask tensor, pages or splits; rows of q, k, v in 16-byte pieces
+  bool uses_tma;     ///< no bias, mask tensor, pages, splits; rows in 16-byte pieces
   bool compiled;     ///< part of this build
 };
 

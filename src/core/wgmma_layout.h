@@ -50,9 +50,10 @@ FLASHCORE_HD constexpr std::uint64_t matrix_descriptor(std::uint32_t s_address,
          static_cast<std::uint64_t>(panel_bytes / 16) << 16 | (s_address & 0x3ffffu) >> 4;
 }
 
-/// The descriptor of the same operand some bytes further on.
+/// The descriptor of the same operand some bytes further on. Only the lower half changes: no carry.
 FLASHCORE_HD constexpr std::uint64_t advance(std::uint64_t descriptor, std::uint32_t bytes) {
-  return descriptor + (bytes >> 4);
+  const std::uint32_t low = static_cast<std::uint32_t>(descriptor) + (bytes >> 4);
+  return (descriptor >> 32 << 32) | low;
 }
 
 }  // namespace flashcore::core

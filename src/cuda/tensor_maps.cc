@@ -78,6 +78,8 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
       core::section_heads(plan.device.l2_bytes, head_bytes, call.group));
   params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0;
   params.garbage_tail = kv_packed || call.used_k != nullptr;
+  params.ticket = reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) +
+                                                   core::kCountersOffset);
   const std::int64_t q_columns =
       call.plant.is(core::PlantedBug::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
   const std::int64_t q_rows = q_packed ? call.total_q : call.q_len;

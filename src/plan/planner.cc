@@ -60,13 +60,15 @@ bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
 /// What only Hopper kernels mind.
 Reject supports_sm90(const Problem& p, const DeviceInfo& device) noexcept {
   if (device.compute_capability != 90) return Reject::compute_capability;
-  if (p.bias.given() || p.mask.given() || p.page_size > 0 || p.options.num_splits > 1) {
+  if (p.bias.given() || p.mask.given() || p.page_size > 0 || p.options.num_splits > 1 ||
+      p.out.dtype != p.dtype) {
     return Reject::options;
   }
   const std::int64_t q_rows = p.q_packed ? p.total_q : p.q_len;
   const std::int64_t kv_rows = p.kv_packed ? p.total_k : p.kv_len;
   const std::int64_t kv_batch = p.kv_packed ? 1 : p.batch;
-  if (!has_tensor_map(p.q, q_rows, p.q_heads, p.q_packed ? 1 : p.batch) ||
+  if (p.out.column != 1 || p.out.alignment_bytes < 8 || p.v_dim % 4 != 0 ||
+      !has_tensor_map(p.q, q_rows, p.q_heads, p.q_packed ? 1 : p.batch) ||
       !has_tensor_map(p.k, kv_rows, p.kv_heads, kv_batch) ||
       !has_tensor_map(p.v, kv_rows, p.kv_heads, kv_batch)) {
     return Reject::strides;

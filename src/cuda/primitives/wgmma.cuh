@@ -31,77 +31,84 @@ struct Wgmma;
 #define FLASHCORE_R13 "%104, %105, %106, %107, %108, %109, %110, %111"
 #define FLASHCORE_R14 "%112, %113, %114, %115, %116, %117, %118, %119"
 #define FLASHCORE_R15 "%120, %121, %122, %123, %124, %125, %126, %127"
-#define FLASHCORE_C(g)                                                                     \
-  "+f"(c[8 * g]), "+f"(c[8 * g + 1]), "+f"(c[8 * g + 2]), "+f"(c[8 * g + 3]),              \
-      "+f"(c[8 * g + 4]), "+f"(c[8 * g + 5]), "+f"(c[8 * g + 6]), "+f"(c[8 * g + 7])
+#define FLASHCORE_C(how, g)                                                                \
+  how(c[8 * g]), how(c[8 * g + 1]), how(c[8 * g + 2]), how(c[8 * g + 3]),                  \
+      how(c[8 * g + 4]), how(c[8 * g + 5]), how(c[8 * g + 6]), how(c[8 * g + 7])
 #define FLASHCORE_NAMES1 FLASHCORE_R0
-#define FLASHCORE_ACCUMULATORS1 FLASHCORE_C(0)
+#define FLASHCORE_ACCUMULATORS1(how) FLASHCORE_C(how, 0)
 #define FLASHCORE_NAMES2 FLASHCORE_NAMES1 ", " FLASHCORE_R1
-#define FLASHCORE_ACCUMULATORS2 FLASHCORE_ACCUMULATORS1, FLASHCORE_C(1)
+#define FLASHCORE_ACCUMULATORS2(how) FLASHCORE_ACCUMULATORS1(how), FLASHCORE_C(how, 1)
 #define FLASHCORE_NAMES3 FLASHCORE_NAMES2 ", " FLASHCORE_R2
-#define FLASHCORE_ACCUMULATORS3 FLASHCORE_ACCUMULATORS2, FLASHCORE_C(2)
+#define FLASHCORE_ACCUMULATORS3(how) FLASHCORE_ACCUMULATORS2(how), FLASHCORE_C(how, 2)
 #define FLASHCORE_NAMES4 FLASHCORE_NAMES3 ", " FLASHCORE_R3
-#define FLASHCORE_ACCUMULATORS4 FLASHCORE_ACCUMULATORS3, FLASHCORE_C(3)
+#define FLASHCORE_ACCUMULATORS4(how) FLASHCORE_ACCUMULATORS3(how), FLASHCORE_C(how, 3)
 #define FLASHCORE_NAMES5 FLASHCORE_NAMES4 ", " FLASHCORE_R4
-#define FLASHCORE_ACCUMULATORS5 FLASHCORE_ACCUMULATORS4, FLASHCORE_C(4)
+#define FLASHCORE_ACCUMULATORS5(how) FLASHCORE_ACCUMULATORS4(how), FLASHCORE_C(how, 4)
 #define FLASHCORE_NAMES6 FLASHCORE_NAMES5 ", " FLASHCORE_R5
-#define FLASHCORE_ACCUMULATORS6 FLASHCORE_ACCUMULATORS5, FLASHCORE_C(5)
+#define FLASHCORE_ACCUMULATORS6(how) FLASHCORE_ACCUMULATORS5(how), FLASHCORE_C(how, 5)
 #define FLASHCORE_NAMES7 FLASHCORE_NAMES6 ", " FLASHCORE_R6
-#define FLASHCORE_ACCUMULATORS7 FLASHCORE_ACCUMULATORS6, FLASHCORE_C(6)
+#define FLASHCORE_ACCUMULATORS7(how) FLASHCORE_ACCUMULATORS6(how), FLASHCORE_C(how, 6)
 #define FLASHCORE_NAMES8 FLASHCORE_NAMES7 ", " FLASHCORE_R7
-#define FLASHCORE_ACCUMULATORS8 FLASHCORE_ACCUMULATORS7, FLASHCORE_C(7)
+#define FLASHCORE_ACCUMULATORS8(how) FLASHCORE_ACCUMULATORS7(how), FLASHCORE_C(how, 7)
 #define FLASHCORE_NAMES9 FLASHCORE_NAMES8 ", " FLASHCORE_R8
-#define FLASHCORE_ACCUMULATORS9 FLASHCORE_ACCUMULATORS8, FLASHCORE_C(8)
+#define FLASHCORE_ACCUMULATORS9(how) FLASHCORE_ACCUMULATORS8(how), FLASHCORE_C(how, 8)
 #define FLASHCORE_NAMES10 FLASHCORE_NAMES9 ", " FLASHCORE_R9
-#define FLASHCORE_ACCUMULATORS10 FLASHCORE_ACCUMULATORS9, FLASHCORE_C(9)
+#define FLASHCORE_ACCUMULATORS10(how) FLASHCORE_ACCUMULATORS9(how), FLASHCORE_C(how, 9)
 #define FLASHCORE_NAMES11 FLASHCORE_NAMES10 ", " FLASHCORE_R10
-#define FLASHCORE_ACCUMULATORS11 FLASHCORE_ACCUMULATORS10, FLASHCORE_C(10)
+#define FLASHCORE_ACCUMULATORS11(how) FLASHCORE_ACCUMULATORS10(how), FLASHCORE_C(how, 10)
 #define FLASHCORE_NAMES12 FLASHCORE_NAMES11 ", " FLASHCORE_R11
-#define FLASHCORE_ACCUMULATORS12 FLASHCORE_ACCUMULATORS11, FLASHCORE_C(11)
+#define FLASHCORE_ACCUMULATORS12(how) FLASHCORE_ACCUMULATORS11(how), FLASHCORE_C(how, 11)
 #define FLASHCORE_NAMES13 FLASHCORE_NAMES12 ", " FLASHCORE_R12
-#define FLASHCORE_ACCUMULATORS13 FLASHCORE_ACCUMULATORS12, FLASHCORE_C(12)
+#define FLASHCORE_ACCUMULATORS13(how) FLASHCORE_ACCUMULATORS12(how), FLASHCORE_C(how, 12)
 #define FLASHCORE_NAMES14 FLASHCORE_NAMES13 ", " FLASHCORE_R13
-#define FLASHCORE_ACCUMULATORS14 FLASHCORE_ACCUMULATORS13, FLASHCORE_C(13)
+#define FLASHCORE_ACCUMULATORS14(how) FLASHCORE_ACCUMULATORS13(how), FLASHCORE_C(how, 13)
 #define FLASHCORE_NAMES15 FLASHCORE_NAMES14 ", " FLASHCORE_R14
-#define FLASHCORE_ACCUMULATORS15 FLASHCORE_ACCUMULATORS14, FLASHCORE_C(14)
+#define FLASHCORE_ACCUMULATORS15(how) FLASHCORE_ACCUMULATORS14(how), FLASHCORE_C(how, 14)
 #define FLASHCORE_NAMES16 FLASHCORE_NAMES15 ", " FLASHCORE_R15
-#define FLASHCORE_ACCUMULATORS16 FLASHCORE_ACCUMULATORS15, FLASHCORE_C(15)
+#define FLASHCORE_ACCUMULATORS16(how) FLASHCORE_ACCUMULATORS15(how), FLASHCORE_C(how, 15)
 
-// i0 … i5 are the numbers of the operands after the accumulators.
-#define FLASHCORE_WGMMA_SS(type, n, groups, i0, i1, i2)                                      \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i2 ", 0;\n"                       \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type               \
-               " {" FLASHCORE_NAMES##groups "}, %" #i0 ", %" #i1 ", adds, 1, 1, 0, 0;\n}\n"  \
-               : FLASHCORE_ACCUMULATORS##groups                                              \
-               : "l"(a), "l"(b), "r"(static_cast<int>(adds))                                 \
+// i0 … i5 are the numbers of the operands after the accumulators; how: "=f", "+f".
+#define FLASHCORE_WGMMA_SS(type, n, groups, how, adds, i0, i1)                               \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type               \
+               " {" FLASHCORE_NAMES##groups "}, %" #i0 ", %" #i1 ", " adds ", 1, 1, 0, 0;"   \
+               : FLASHCORE_ACCUMULATORS##groups(how)                                         \
+               : "l"(a), "l"(b)                                                              \
                : "memory")
 #define FLASHCORE_WGMMA_RS(type, n, groups, i0, i1, i2, i3, i4, i5)                          \
   asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5 ", 0;\n"                       \
                "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type               \
                " {" FLASHCORE_NAMES##groups "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
                ", adds, 1, 1, 1;\n}\n"                                                       \
-               : FLASHCORE_ACCUMULATORS##groups                                              \
+               : FLASHCORE_ACCUMULATORS##groups("+f")                                        \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)) \
                : "memory")
 
-// products<T>(c, a, b, adds): c (+)= a b. Of descriptors a and b, k runs along the rows (Q K^T); of
-// registers a and a descriptor b, across b's rows (P V). Without adds c is overwritten.
+// Of descriptors a and b, k runs along the rows (Q K^T); kAdds = false: c = a b, and what c held is
+// not kept alive. Of registers a and a descriptor b, k runs across b's rows (P V).
 #define FLASHCORE_WGMMA(n, groups, i0, i1, i2, i3, i4, i5)                                   \
   template <>                                                                                \
   struct Wgmma<n> {                                                                          \
-    template <typename T>                                                                    \
-    __device__ __forceinline__ static void products(float (&c)[n / 2], std::uint64_t a,      \
-                                                    std::uint64_t b, bool adds) {            \
-      if constexpr (std::is_same_v<T, __half>) {                                          \
-        FLASHCORE_WGMMA_SS("f16", n, groups, i0, i1, i2);                                    \
+    template <typename T, bool kAdds>                                                        \
+    __device__ __forceinline__ static void along_rows(float (&c)[n / 2], std::uint64_t a,    \
+                                                      std::uint64_t b) {                     \
+      if constexpr (std::is_same_v<T, __half>) {                                             \
+        if constexpr (kAdds) {                                                               \
+          FLASHCORE_WGMMA_SS("f16", n, groups, "+f", "1", i0, i1);                           \
+        } else {                                                                             \
+          FLASHCORE_WGMMA_SS("f16", n, groups, "=f", "0", i0, i1);                           \
+        }                                                                                    \
       } else {                                                                               \
-        FLASHCORE_WGMMA_SS("bf16", n, groups, i0, i1, i2);                                   \
+        if constexpr (kAdds) {                                                               \
+          FLASHCORE_WGMMA_SS("bf16", n, groups, "+f", "1", i0, i1);                          \
+        } else {                                                                             \
+          FLASHCORE_WGMMA_SS("bf16", n, groups, "=f", "0", i0, i1);                          \
+        }                                                                                    \
       }                                                                                      \
     }                                                                                        \
     template <typename T>                                                                    \
-    __device__ __forceinline__ static void products(                                         \
+    __device__ __forceinline__ static void across_rows(                                      \
         float (&c)[n / 2], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {        \
-      if constexpr (std::is_same_v<T, __half>) {                                          \
+      if constexpr (std::is_same_v<T, __half>) {                                             \
         FLASHCORE_WGMMA_RS("f16", n, groups, i0, i1, i2, i3, i4, i5);                        \
       } else {                                                                               \
         FLASHCORE_WGMMA_RS("bf16", n, groups, i0, i1, i2, i3, i4, i5);                       \

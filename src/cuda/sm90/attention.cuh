@@ -2,8 +2,8 @@
 // many query rows.
 //
 //   grid     one block per SM, each working through its items: tile_q query rows of one head
-//   block    one warpgroup loads (one thread of it, by TMA), the others compute, 64 rows each, with
-//            the loader's registers
+//   block    one warpgroup deals out work and loads (a thread each; by TMA), the others compute, 64
+//            rows each, with the first one's registers
 //   steps    tile_k keys at a time, from the last that is seen to the first, through rings of
 //            kStages K and V tiles
 //   overlap  the products of a step are issued before the softmax of the step before is needed:
@@ -27,18 +27,19 @@ namespace flashcore::cuda::sm90 {
 
 /// score = Q K^T, begun.
 template <typename C>
-__device__ __forceinline__ void begin_scores(Scores<C>& score, SharedStorage<C>& s, int group,
-                                             int stage) {
+__device__ __forceinline__ void begin_scores(Scores<C>& score, SharedStorage<C>& s,
+                                             int q_stage, int group, int stage) {
   using Q = typename C::QueryTile;
   using K = typename C::KeyTile;
   const std::uint64_t q =
-      core::matrix_descriptor(shared_address(s.q) + group * 64 * core::kPanelRowBytes, 0);
+      core::matrix_descriptor(shared_address(s.q[q_stage]) + group * 64 * core::kPanelRowBytes, 0);
   const std::uint64_t k = core::matrix_descriptor(shared_address(s.k[stage]), 0);
+  using Product = Wgmma<C::kTileK>;
+  Product::template along_rows<typename C::Element, false>(score, q, k);
 #pragma unroll
-  for (int step = 0; step < C::kHeadDim / 16; ++step) {
-    Wgmma<C::kTileK>::template products<typename C::Element>(
-        score, core::advance(q, Q::along_rows(step)), core::advance(k, K::along_rows(step)),
-        step > 0);
+  for (int step = 1; step < C::kHeadDim / 16; ++step) {
+    Product::template along_rows<typename C::Element, true>(
+        score, core::advance(q, Q::along_rows(step)), core::advance(k, K::along_rows(step)));
   }
   commit_products();
 }
@@ -52,7 +53,7 @@ __device__ __forceinline__ void begin_output(Outputs<C>& o,
   const std::uint64_t v = core::matrix_descriptor(shared_address(s.v[stage]), V::kPanelBytes);
 #pragma unroll
   for (int step = 0; step < C::kTileK / 16; ++step) {
-    Wgmma<C::kHeadDim>::template products<typename C::Element>(
+    Wgmma<C::kHeadDim>::template across_rows<typename C::Element>(
         o, a[step], core::advance(v, V::across_rows(step)), adds || step > 0);
   }
   commit_products();
@@ -65,132 +66,152 @@ __device__ __forceinline__ void arrive_once_per_warp(std::uint64_t& s_barrier, i
 
 /// Zeros in place of what lies behind the last key: its weights are 0, but 0 · NaN is NaN.
 template <typename C>
-__device__ __forceinline__ void clear_tail(SharedStorage<C>& s, int stage, int keys) {
+__device__ __forceinline__ void clear_tail(SharedStorage<C>& s, const Item& item, std::int32_t tile,
+                                           RingPlace<C::kStages> place) {
   constexpr int kPieces = core::kPanelRowBytes / 16;
-  const int thread = threadIdx.x - 128;
-  for (int i = thread; i < (C::kTileK - keys) * kPieces * C::KeyTile::kPanels;
-       i += 128 * C::kConsumers) {
-    const int row = keys + i / kPieces % (C::kTileK - keys);
-    const int panel = i / kPieces / (C::kTileK - keys);
-    unsigned char* s_row =
-        s.v[stage] + panel * C::KeyTile::kPanelBytes + row * core::kPanelRowBytes;
-    *reinterpret_cast<uint4*>(s_row + i % kPieces * 16) = {};
+  const int keys = item.sequence.kv_len - tile * C::kTileK;
+  if (keys >= C::kTileK) return;
+  wait(s.v_full[place.stage()], place.parity());
+#pragma unroll 1
+  for (int i = threadIdx.x - 128; i < C::kTileK * kPieces; i += 128 * C::kConsumers) {
+    if (i / kPieces < keys) continue;
+#pragma unroll 1
+    for (int panel = 0; panel < C::KeyTile::kPanels; ++panel) {
+      unsigned char* s_panel = s.v[place.stage()] + panel * C::KeyTile::kPanelBytes;
+      *reinterpret_cast<uint4*>(s_panel + i * 16) = {};
+    }
   }
   fence_async_proxy();
   sync_named(kTailBarrier, 128 * C::kConsumers);
 }
 
-/// One item of a computing warpgroup.
-template <typename C, bool kPlain>
-__device__ __forceinline__ void attend(SharedStorage<C>& s, const Params& params, const Item& item,
-                                       RingPlace<C::kStages>& k_place,
-                                       RingPlace<C::kStages>& v_place, std::uint32_t q_parity) {
-  const AttentionParams& p = params.call;
-  const Thread<C> t;
-  const float factor = kPlain ? score_factor(p) : 1.f;
-  Outputs<C> o;
-  RowStates states;
-  states.of[0] = states.of[1] = {core::negative_infinity<float>(), 0.f};
-  if (item.tiles > 0) {
-    const int first_query = item.first_row + 64 * t.group;
-    const KeyRange all =
-        core::keys_seen_by_all(item.sequence.mask, first_query,
-                               max(min(first_query + 64, item.first_row + item.rows), 1) - 1);
-    Scores<C> score;
-    std::uint32_t a[C::kTileK / 16][4];
-    float rescale[2];
-    int tile = item.first_tile + item.tiles - 1;
+/// Where a warpgroup is in the stream of steps: items follow each other without a pause.
+template <typename C>
+struct Step {
+  RingPlace<C::kStages> place;  // of its K and V
+  RingPlace<kItems> item;       // and, counted the same way, of its Q
+  std::int32_t tile;
+  std::int32_t left;  // steps of the item, with this one
 
-    wait(s.q_full, q_parity);
-    wait(s.k_full[k_place.stage], k_place.parity);
-    fence_products();
-    begin_scores<C>(score, s, t.group, k_place.stage);
-    wait_products<0>();
-    pin(score);
-    arrive_once_per_warp(s.k_empty[k_place.stage], t.lane);
-    k_place.next();
-    if (params.garbage_tail && (tile + 1) * C::kTileK > item.sequence.kv_len) {
-      wait(s.v_full[v_place.stage], v_place.parity);
-      clear_tail<C>(s, v_place.stage, item.sequence.kv_len - tile * C::kTileK);
-    }
-    finish_scores<C, kPlain>(score, t, p, item, all, tile * C::kTileK);
-    softmax<C>(score, states, rescale, factor, p.plant);
-    pack_probabilities<C>(a, score);
+  __device__ __forceinline__ RingPlace<C::kQueryStages> queries() const { return {item.steps}; }
+};
 
-    bool adds = false;
-#pragma unroll 1
-    for (--tile; tile >= item.first_tile; --tile) {
-      wait(s.k_full[k_place.stage], k_place.parity);
-      if (C::kTurns) sync_named(kTurnBarrier + t.group, 256);
-      fence_products();
-      begin_scores<C>(score, s, t.group, k_place.stage);
-      wait(s.v_full[v_place.stage], v_place.parity);
-      fence_products();
-      begin_output<C>(o, a, s, v_place.stage, adds);
-      if (C::kTurns) arrive_named(kTurnBarrier + (t.group + 1) % C::kConsumers, 256);
-      wait_products<1>();
-      pin(score);
-      arrive_once_per_warp(s.k_empty[k_place.stage], t.lane);
-      k_place.next();
-      finish_scores<C, kPlain>(score, t, p, item, all, tile * C::kTileK);
-      softmax<C>(score, states, rescale, factor, p.plant);
-      wait_products<0>();
-      pin(o);
-      arrive_once_per_warp(s.v_empty[v_place.stage], t.lane);
-      v_place.next();
-      rescale_output<C>(o, rescale);
-      pack_probabilities<C>(a, score);
-      adds = true;
-    }
-    arrive_once_per_warp(s.q_empty, t.lane);
-    wait(s.v_full[v_place.stage], v_place.parity);
-    fence_products();
-    begin_output<C>(o, a, s, v_place.stage, adds);
-    wait_products<0>();
-    pin(o);
-    arrive_once_per_warp(s.v_empty[v_place.stage], t.lane);
-    v_place.next();
-  } else {
-#pragma unroll
-    for (float& x : o) x = 0.f;
+/// To the next item that has keys; false: there is none.
+template <typename C>
+__device__ __forceinline__ bool enter_item(Step<C>& at, SharedStorage<C>& s,
+                                           const AttentionParams& p, const Thread<C>& t) {
+  for (;; at.item.next()) {
+    wait(s.item_full[at.item.stage()], at.item.parity());
+    const Item& item = s.items[at.item.stage()];
+    if (item.rows < 0) return false;
+    wait(s.q_full[at.queries().stage()], at.queries().parity());
+    at.left = item.tiles;
+    at.tile = item.first_tile + item.tiles - 1;
+    if (at.left > 0) return true;
+    write_nothing<C>(p, item, t);
+    arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
+    arrive_once_per_warp(s.item_empty[at.item.stage()], t.lane);
   }
-  write_results<C>(o, states, p, item, t, factor);
 }
 
-/// All items of the block.
+/// All items of the block, as one stream of steps.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& params) {
-  const Thread<C> t;
-  RingPlace<C::kStages> k_place, v_place;
-  RingPlace<2> item_place;
-  std::uint32_t q_parity = 0;
-  // The first warpgroup has the first turn.
+  const AttentionParams& p = params.call;
+  const Thread<C> t(threadIdx.x);
+  const float factor = kPlain ? score_factor(p) : 1.f;
+  Scores<C> score;
+  Outputs<C> o;
+  std::uint32_t a[C::kTileK / 16][4];
+  RowStates states = fresh_states();
+  float rescale[2];
+  Step<C> at{};
+
+  const auto weigh = [&] {  // what follows Q K^T in every step
+    pin(score);
+    arrive_once_per_warp(s.k_empty[at.place.stage()], t.lane);
+    if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
+    finish_scores<C, kPlain>(score, t, p, s.items[at.item.stage()], at.tile * C::kTileK);
+    softmax<C>(score, states, rescale, factor, p.plant);
+  };
+
   if (C::kTurns && t.group == C::kConsumers - 1) arrive_named(kTurnBarrier, 256);
+  if (!enter_item<C>(at, s, p, t)) return;
+  wait(s.k_full[at.place.stage()], at.place.parity());
+  fence_products();
+  begin_scores<C>(score, s, at.queries().stage(), t.group, at.place.stage());
+  wait_products<0>();
+  weigh();
+  pack_probabilities<C>(a, score);
+
+  // `at` is the step whose scores are there; its output is begun beside the next one's scores.
+  bool adds = false;  // to what the item has already
   for (;;) {
-    wait(s.item_full[item_place.stage], item_place.parity);
-    const Item& item = s.items[item_place.stage];
-    if (item.rows < 0) return;
-    attend<C, kPlain>(s, params, item, k_place, v_place, q_parity);
-    if (item.tiles > 0) q_parity ^= 1;
-    arrive_once_per_warp(s.item_empty[item_place.stage], t.lane);
-    item_place.next();
+    const RingPlace<C::kStages> values = at.place;
+    const RingPlace<kItems> item = at.item;
+    if (params.garbage_tail) clear_tail<C>(s, s.items[item.stage()], at.tile, values);
+    const bool ends = at.left == 1;
+    at.place.next();
+    if (!ends) {
+      --at.tile;
+      --at.left;
+    } else {
+      at.item.next();
+      if (!enter_item<C>(at, s, p, t)) {
+        wait(s.v_full[values.stage()], values.parity());
+        fence_products();
+        begin_output<C>(o, a, s, values.stage(), adds);
+        leave_states<C>(s, states, t, factor);
+        wait_products<0>();
+        pin(o);
+        write_results<C>(o, s, p, s.items[item.stage()], t);
+        return;
+      }
+    }
+    wait(s.k_full[at.place.stage()], at.place.parity());
+    if (C::kTurns) sync_named(kTurnBarrier + t.group, 256);
+    fence_products();
+    begin_scores<C>(score, s, at.queries().stage(), t.group, at.place.stage());
+    wait(s.v_full[values.stage()], values.parity());
+    fence_products();
+    begin_output<C>(o, a, s, values.stage(), adds);
+    if (C::kTurns) arrive_named(kTurnBarrier + (t.group + 1) % C::kConsumers, 256);
+    if (ends) {
+      leave_states<C>(s, states, t, factor);
+      states = fresh_states();
+    }
+    wait_products<1>();
+    weigh();
+    wait_products<0>();
+    pin(o);
+    arrive_once_per_warp(s.v_empty[values.stage()], t.lane);
+    pack_probabilities<C>(a, score);
+    if (ends) {
+      write_results<C>(o, s, p, s.items[item.stage()], t);
+      arrive_once_per_warp(s.item_empty[item.stage()], t.lane);
+    } else {
+      rescale_output<C>(o, rescale);
+    }
+    adds = !ends;
   }
 }
 
 template <typename C>
 __device__ __forceinline__ void init_barriers(SharedStorage<C>& s) {
   constexpr int kWarps = 4 * C::kConsumers;
-  init_barrier(s.q_full, 1);
-  init_barrier(s.q_empty, kWarps);
+  for (int i = 0; i < C::kQueryStages; ++i) {
+    init_barrier(s.q_full[i], 1);
+    init_barrier(s.q_empty[i], kWarps);
+  }
   for (int i = 0; i < C::kStages; ++i) {
     init_barrier(s.k_full[i], 1);
     init_barrier(s.v_full[i], 1);
     init_barrier(s.k_empty[i], kWarps);
     init_barrier(s.v_empty[i], kWarps);
   }
-  for (int i = 0; i < 2; ++i) {
+  for (int i = 0; i < kItems; ++i) {
     init_barrier(s.item_full[i], 1);
-    init_barrier(s.item_empty[i], kWarps);
+    init_barrier(s.item_empty[i], kWarps + 1);  // and the loader
   }
   fence_barrier_init();
 }
@@ -206,6 +227,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   if (threadIdx.x < 128) {
     shrink_registers<C::kProducerRegisters>();
     if (threadIdx.x == 0) load<C>(s, params);
+    if (threadIdx.x == 32) deal<C>(s, params);
   } else {
     grow_registers<C::kConsumerRegisters>();
     if (params.plain) {

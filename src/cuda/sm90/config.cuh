@@ -29,10 +29,13 @@ struct Config {
   static constexpr int kConsumers = kShape.consumers();
   static constexpr int kConsumerRegisters = kShape.consumer_registers();
   static constexpr int kProducerRegisters = kShape.producer_registers();
-  static constexpr bool kTurns = kHeadDim <= 128;  // longer products leave less to win
+  static constexpr bool kTurns = kWarpRows == 16 ? kHeadDim <= 128 : kHeadDim > 128;  // longer products leave less to win
   using QueryTile = core::PanelTile<kTileQ, kHeadDim>;
   using KeyTile = core::PanelTile<kTileK, kHeadDim>;  // of K and of V
-  static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
+  // A second Q tile, where there is room, hides the time until the next item's queries are there.
+  static constexpr int kQueryStages =
+      2 * QueryTile::kBytes + 2 * kStages * KeyTile::kBytes <= 226 * 1024 ? 2 : 1;
+  static_assert(kThreads == kShape.threads() && kTileK % 16 == 0);
 };
 
 /// What a block works on: query rows of one head.
@@ -42,38 +45,39 @@ struct alignas(16) Item {
   std::int32_t first_row, rows;  // rows < 0: there are no more items
   std::int32_t first_tile;       // of keys; the last one comes first
   std::int32_t tiles;
+  KeyRange all[3];  // keys that all rows of a warpgroup see
 };
+
+inline constexpr int kItems = 4;  // the one that ends, the one that begins, and what comes next
 
 template <typename C>
 struct alignas(1024) SharedStorage {
-  unsigned char q[C::QueryTile::kBytes];
+  unsigned char q[C::kQueryStages][C::QueryTile::kBytes];
   unsigned char k[C::kStages][C::KeyTile::kBytes];
   unsigned char v[C::kStages][C::KeyTile::kBytes];
   // Barrier       completed by                    waited for by
   // *_full        the copies (item: the loader)   the warps that compute
   // *_empty       every computing warp            the loader
-  std::uint64_t q_full, q_empty;
+  std::uint64_t q_full[C::kQueryStages], q_empty[C::kQueryStages];
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];
-  std::uint64_t item_full[2], item_empty[2];
-  Item items[2];
+  std::uint64_t item_full[kItems], item_empty[kItems];
+  Item items[kItems];
+  core::SoftmaxState<float> ended[C::kTileQ];  // rows of the item whose last product is under way
 };
 
 /// Named barriers: 1 … kConsumers give a warpgroup its turn at the tensor cores.
 inline constexpr int kTurnBarrier = 1;
 inline constexpr int kTailBarrier = 8;  // all computing threads, V's tail is zero
 
-/// A place in a ring of stages, and the parity its barriers have there.
+/// A place in a ring of stages, and the parity its barriers have there: one register.
 template <int kStages>
 struct RingPlace {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
+  static_assert((kStages & (kStages - 1)) == 0);
+  std::uint32_t steps = 0;
+  __device__ __forceinline__ std::uint32_t stage() const { return steps % kStages; }
+  __device__ __forceinline__ std::uint32_t parity() const { return steps / kStages % 2; }
+  __device__ __forceinline__ void next() { ++steps; }
 };
 
 // Accumulators of a thread: the scores of a step and the output. Register 4 n + 2 half + i is
@@ -87,10 +91,12 @@ using Outputs = float[C::kHeadDim / 2];
 template <typename C>
 struct Thread {
   int group, lane, warp;  // of the computing warpgroups; warp of its group
-  __device__ __forceinline__ Thread() {
-    group = threadIdx.x / 128 - 1;
-    warp = threadIdx.x / 32 % 4;
-    lane = threadIdx.x % 32;
+  __device__ __forceinline__ explicit Thread(int index) {
+    // From one lane, so that the compiler knows it to be the same in all: operands' descriptors then
+    // stay in uniform registers.
+    group = __shfl_sync(0xffffffffu, index / 128, 0) - 1;
+    warp = index / 32 % 4;
+    lane = index % 32;
   }
   __device__ __forceinline__ int row(int half) const {
     return 64 * group + 16 * warp + core::mma_c(lane, 2 * half).row;

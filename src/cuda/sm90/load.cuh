@@ -1,4 +1,4 @@
-// The warp that loads: it finds out what there is to do, tells the others, and keeps the rings full.
+// The warps that do not compute: one deals out the work, one loads.
 #pragma once
 
 #include "cuda/primitives/hopper.cuh"
@@ -7,22 +7,35 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// rows <= 0: nothing to do.
+/// Written where it is needed, piece by piece: the thread that does it has few registers. Returns
+/// whether there is something to do.
 template <typename C>
-__device__ __forceinline__ Item describe_item(const Params& params, std::int32_t index) {
+__device__ __forceinline__ bool describe_item(Item& s_item, const Params& params,
+                                              std::int32_t index) {
   const AttentionParams& p = params.call;
   const core::WorkItem work = core::work_item(params.order, index);
-  Item item;
-  item.b = work.batch;
-  item.head = work.head;
-  item.sequence = p.has_lengths ? core::sequence_of(p, item.b) : core::whole_sequence(p);
-  item.first_row = work.q_tile * C::kTileQ;
-  item.rows = min(C::kTileQ, item.sequence.q_len - item.first_row);
-  const KeyRange seen = core::keys_seen_by_any(item.sequence.mask, item.first_row,
-                                               item.first_row + max(item.rows, 1) - 1);
-  item.first_tile = seen.begin / C::kTileK;
-  item.tiles = seen.empty() ? 0 : (seen.end - 1) / C::kTileK + 1 - item.first_tile;
-  return item;
+  s_item.b = work.batch;
+  s_item.head = work.head;
+  s_item.first_row = work.q_tile * C::kTileQ;
+  s_item.sequence = p.has_lengths ? core::sequence_of(p, work.batch) : core::whole_sequence(p);
+  if (p.has_lengths) report(p, s_item.sequence.error);
+  asm volatile("" ::: "memory");
+  const std::int32_t first = s_item.first_row;
+  const std::int32_t rows = min(C::kTileQ, s_item.sequence.q_len - first);
+  s_item.rows = rows;
+  const std::int32_t begin = core::visible_keys(s_item.sequence.mask, first).begin;
+  s_item.first_tile = begin / C::kTileK;
+  asm volatile("" ::: "memory");
+  const std::int32_t end = core::visible_keys(s_item.sequence.mask, first + max(rows, 1) - 1).end;
+  s_item.tiles = end <= begin ? 0 : (end - 1) / C::kTileK + 1 - s_item.first_tile;
+#pragma unroll 1
+  for (int group = 0; group < C::kConsumers; ++group) {
+    const std::int32_t first_row = first + 64 * group;
+    const std::int32_t end_row = min(first_row + 64, first + rows);
+    s_item.all[group] =
+        core::keys_seen_by_all(s_item.sequence.mask, first_row, max(end_row, first_row + 1) - 1);
+  }
+  return rows > 0;
 }
 
 template <typename Tile>
@@ -36,7 +49,33 @@ __device__ __forceinline__ void copy_tile(unsigned char* s_tile, const CUtensorM
   }
 }
 
-/// One thread of the block.
+/// The item after this one. Items are dealt out as blocks ask for them; the last to ask leaves the
+/// ticket at 0.
+__device__ __forceinline__ std::int32_t next_item(const Params& params) {
+  const auto blocks = static_cast<std::int32_t>(gridDim.x);
+  if (params.order.items <= blocks) return params.order.items;
+  return blocks + static_cast<std::int32_t>(atomicInc(params.ticket, params.order.items - 1));
+}
+
+/// The thread that deals out the block's work.
+template <typename C>
+__device__ __forceinline__ void deal(SharedStorage<C>& s, const Params& params) {
+  wait_for_previous_kernel();
+  RingPlace<kItems> place;
+  std::int32_t next = 0;
+  for (std::int32_t index = blockIdx.x; index < params.order.items; index = next) {
+    next = next_item(params);
+    wait(s.item_empty[place.stage()], place.parity() ^ 1);
+    if (!describe_item<C>(s.items[place.stage()], params, index)) continue;
+    arrive(s.item_full[place.stage()]);
+    place.next();
+  }
+  wait(s.item_empty[place.stage()], place.parity() ^ 1);
+  s.items[place.stage()].rows = -1;
+  arrive(s.item_full[place.stage()]);
+}
+
+/// The thread that keeps the rings full.
 template <typename C>
 __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) {
   const AttentionParams& p = params.call;
@@ -45,47 +84,40 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
   prefetch_map(params.v);
   wait_for_previous_kernel();
   RingPlace<C::kStages> k_place, v_place;
-  RingPlace<2> item_place;
-  RingPlace<1> q_place;
-  for (std::int32_t index = blockIdx.x; index < params.order.items; index += gridDim.x) {
-    const Item item = describe_item<C>(params, index);
-    if (p.has_lengths) report(p, item.sequence.error);
-    if (item.rows <= 0) continue;
-    wait(s.item_empty[item_place.stage], item_place.parity ^ 1);
-    s.items[item_place.stage] = item;
-    arrive(s.item_full[item_place.stage]);
-    item_place.next();
-    if (item.tiles == 0) continue;
-    const int q_batch = p.cu_seqlens_q != nullptr ? 0 : item.b;
+  RingPlace<kItems> place;
+  RingPlace<C::kQueryStages> q_place;
+  for (;; place.next()) {
+    wait(s.item_full[place.stage()], place.parity());
+    const Item& item = s.items[place.stage()];
+    if (item.rows < 0) return;
     const int k_batch = p.cu_seqlens_k != nullptr ? 0 : item.b;
     const int kv_head = core::kv_head_of(p, item.head);
     const auto load_keys = [&](int tile) {
-      wait(s.k_empty[k_place.stage], k_place.parity ^ 1);
-      copy_tile<typename C::KeyTile>(s.k[k_place.stage], params.k,
+      wait(s.k_empty[k_place.stage()], k_place.parity() ^ 1);
+      copy_tile<typename C::KeyTile>(s.k[k_place.stage()], params.k,
                                      item.sequence.k_row + tile * C::kTileK, kv_head, k_batch,
-                                     s.k_full[k_place.stage]);
+                                     s.k_full[k_place.stage()]);
       k_place.next();
     };
-    wait(s.q_empty, q_place.parity ^ 1);
-    copy_tile<typename C::QueryTile>(s.q, params.q, item.sequence.q_row + item.first_row, item.head,
-                                     q_batch, s.q_full);
+    int tile = item.first_tile + item.tiles - 1;
+    wait(s.q_empty[q_place.stage()], q_place.parity() ^ 1);
+    copy_tile<typename C::QueryTile>(
+        s.q[q_place.stage()], params.q, item.sequence.q_row + item.first_row, item.head,
+        p.cu_seqlens_q != nullptr ? 0 : item.b, s.q_full[q_place.stage()]);
     q_place.next();
+    if (item.tiles > 0) load_keys(tile);
     // In the order in which they are needed: the scores of a step are begun before the step before
     // it meets its values.
-    const int last = item.first_tile + item.tiles - 1;
-    load_keys(last);
-    for (int tile = last; tile >= item.first_tile; --tile) {
+    for (; tile >= item.first_tile; --tile) {
       if (tile > item.first_tile) load_keys(tile - 1);
-      wait(s.v_empty[v_place.stage], v_place.parity ^ 1);
-      copy_tile<typename C::KeyTile>(s.v[v_place.stage], params.v,
+      wait(s.v_empty[v_place.stage()], v_place.parity() ^ 1);
+      copy_tile<typename C::KeyTile>(s.v[v_place.stage()], params.v,
                                      item.sequence.k_row + tile * C::kTileK, kv_head, k_batch,
-                                     s.v_full[v_place.stage]);
+                                     s.v_full[v_place.stage()]);
       v_place.next();
     }
+    arrive(s.item_empty[place.stage()]);
   }
-  wait(s.item_empty[item_place.stage], item_place.parity ^ 1);
-  s.items[item_place.stage].rows = -1;
-  arrive(s.item_full[item_place.stage]);
 }
 
 }  // namespace flashcore::cuda::sm90

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "core/assert.h"
-#include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/ptx.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm90/softmax.cuh"
@@ -21,74 +20,90 @@ __device__ __forceinline__ float finish_state(const AttentionParams& p, const It
                                                             : fast_output_factor(state.sum));
 }
 
-/// Two neighbouring columns of a row, of any layout and format.
+__device__ __forceinline__ float lse_of(const AttentionParams& p,
+                                        const core::SoftmaxState<float>& state) {
+  const float lse = core::log_sum_exp(state);
+  return p.plant.is(PlantedBug::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
+}
+
+/// Where a query's output begins.
 template <typename T>
-__device__ __forceinline__ void store_pair(const AttentionParams& p, std::int64_t offset, int column,
-                                           float low, float high) {
-  const float x[2] = {low, high};
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if (column + i >= p.v_dim) continue;
-    const std::int64_t at = offset + (column + i) * p.out_strides.column;
-    if (p.out_element == core::Element::f32) {
-      static_cast<float*>(p.out)[at] = x[i];
-    } else {
-      from_float(static_cast<T*>(p.out)[at], x[i]);
+__device__ __forceinline__ T* output_row(const AttentionParams& p, const Item& item,
+                                         std::int32_t query) {
+  const std::int64_t row = static_cast<std::int64_t>(item.sequence.q_row) + query;
+  return static_cast<T*>(p.out) + item.b * p.out_strides.batch + item.head * p.out_strides.head +
+         row * p.out_strides.row;
+}
+
+__device__ __forceinline__ void store_lse(const AttentionParams& p, const Item& item,
+                                          std::int32_t query, float lse) {
+  const std::int64_t row = static_cast<std::int64_t>(item.sequence.q_row) + query;
+  static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + item.head * p.lse_strides.head +
+                             row * p.lse_strides.row] = lse;
+}
+
+/// Rows that see no key.
+template <typename C>
+__device__ __forceinline__ void write_nothing(const AttentionParams& p, const Item& item,
+                                              const Thread<C>& t) {
+  using T = typename C::Element;
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    if (t.row(half) >= item.rows) continue;
+    const std::int32_t query = item.first_row + t.row(half);
+    core::SoftmaxState<float> state{core::negative_infinity<float>(), 0.f};
+    const float zero = 0.f * finish_state(p, item, state);  // NaN if that is planted
+    if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, query, lse_of(p, state));
+    T* g_row = output_row<T>(p, item, query);
+#pragma unroll 1
+    for (int column = t.column(0, 0); column < p.v_dim; column += 8) {
+      *reinterpret_cast<std::uint32_t*>(g_row + column) = pack<T>(zero, zero);
     }
   }
 }
 
+/// Neighbouring lanes exchange columns, so that each has four in a row and a quad writes all of a
+/// 32-byte sector: lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its columns
+/// 4-7; lanes 1 and 3 those of the second.
 template <typename C>
-__device__ __forceinline__ void write_results(Outputs<C>& o, const RowStates& states,
+__device__ __forceinline__ void write_results(Outputs<C>& o, const SharedStorage<C>& s,
                                               const AttentionParams& p, const Item& item,
-                                              const Thread<C>& t, float score_factor) {
+                                              const Thread<C>& t) {
   using T = typename C::Element;
   const bool odd = t.lane % 2 != 0;
-  const bool vectors = p.vector_rows && p.out_element != core::Element::f32;
+  const int column = not_hoisted(8 * (t.lane % 2) + 4 * (t.lane % 4 / 2));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = t.row(half);
     const std::int32_t query = item.first_row + r;
-    core::SoftmaxState<float> state{states.of[half].max * score_factor,
-                                    quad_sum(states.of[half].sum)};
+    core::SoftmaxState<float> state = s.ended[r];
     const float factor = finish_state(p, item, state);
+    const float lse = lse_of(p, state);
     const bool left_out =
         p.plant.is(PlantedBug::row_not_written) && query == item.sequence.q_len - 1;
     const bool written = r < item.rows && !left_out;
-    const std::int64_t row = static_cast<std::int64_t>(item.sequence.q_row) + query;
-    float lse = core::log_sum_exp(state);
-    if (p.plant.is(PlantedBug::lse_in_base_2)) lse *= static_cast<float>(core::kLog2E);
     if (written) {
       core::assert_row_state(p, item.sequence, item.b, item.head, query, state, lse);
+      if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, query, lse);
     }
-    if (written && p.lse != nullptr && t.lane % 4 == 0) {
-      static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + item.head * p.lse_strides.head +
-                                 row * p.lse_strides.row] = lse;
-    }
-    const std::int64_t offset =
-        item.b * p.out_strides.batch + item.head * p.out_strides.head + row * p.out_strides.row;
-    // Neighbouring lanes exchange columns, so that each has four in a row and a quad writes all of
-    // a 32-byte sector: lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its
-    // columns 4-7; lanes 1 and 3 those of the second.
-    const int column = 8 * (t.lane % 2) + 4 * (t.lane % 4 / 2);
+    T* g_row = output_row<T>(p, item, query);
 #pragma unroll
     for (int n = 0; n < C::kHeadDim / 8; n += 2) {
-      float x[4];
+      std::uint32_t x[2];  // of the two n-tiles
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[i] = o[4 * (n + i / 2) + 2 * half + i % 2] * factor;
-        if (written) core::assert_output(p, item.sequence, item.b, item.head, query, x[i]);
-      }
-      if (vectors) {
-        const std::uint32_t first = pack<T>(x[0], x[1]), second = pack<T>(x[2], x[3]);
-        const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
-        if (written && 8 * n + column < p.v_dim) {
-          *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + offset + 8 * n + column) =
-              odd ? make_uint2(theirs, second) : make_uint2(first, theirs);
+      for (int i = 0; i < 2; ++i) {
+        const float low = o[4 * (n + i) + 2 * half] * factor;
+        const float high = o[4 * (n + i) + 2 * half + 1] * factor;
+        if (written) {
+          core::assert_output(p, item.sequence, item.b, item.head, query, low);
+          core::assert_output(p, item.sequence, item.b, item.head, query, high);
         }
-      } else if (written) {
-        store_pair<T>(p, offset, t.column(n, 0), x[0], x[1]);
-        store_pair<T>(p, offset, t.column(n + 1, 0), x[2], x[3]);
+        x[i] = pack<T>(low, high);
+      }
+      const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
+      if (written && 8 * n + column < p.v_dim) {
+        *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
+            odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
       }
     }
   }

@@ -1,6 +1,7 @@
 // Options and masks of a step's scores.
 #pragma once
 
+#include "cuda/primitives/ptx.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm90/config.cuh"
 
@@ -23,7 +24,9 @@ __device__ __forceinline__ void apply_options(Scores<C>& score, int half, const 
       has_slope ? p.alibi_slopes[item.b * p.alibi_batch_stride + item.head * p.alibi_head_stride] *
                       static_cast<float>(core::kLog2E)
                 : 0.f;
-  const std::int64_t position = query + item.sequence.mask.diagonal - first_key;
+  // From the thread's first key, in f32: exact below 2^24, and one rounding more beyond.
+  const auto first_distance =
+      static_cast<float>(query + item.sequence.mask.diagonal - first_key - t.column(0, 0));
 #pragma unroll
   for (int n = 0; n < C::kTileK / 8; ++n) {
 #pragma unroll
@@ -32,19 +35,19 @@ __device__ __forceinline__ void apply_options(Scores<C>& score, int half, const 
       x *= factor;
       if (p.softcap_log2 > 0) x = capped(x, cap_log2);
       if (has_slope) {
-        const float distance = static_cast<float>(position - t.column(n, i));
+        const float distance = first_distance - static_cast<float>(8 * n + i);
         x -= slope * (p.plant.is(PlantedBug::alibi_signed) ? distance : fabsf(distance));
       }
     }
   }
 }
 
-/// Finishes the scores of the keys from first_key on; `all` are the keys that every row of the
-/// warpgroup sees.
+/// Finishes the scores of the keys from first_key on.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>& t,
                                               const AttentionParams& p, const Item& item,
-                                              KeyRange all, std::int32_t first_key) {
+                                              std::int32_t first_key) {
+  const KeyRange all = item.all[t.group];
   const bool all_visible = first_key >= all.begin && first_key + C::kTileK <= all.end;
   if (kPlain && all_visible) return;  // the same in every thread of the warpgroup
 #pragma unroll

@@ -15,6 +15,25 @@ struct RowStates {
   core::SoftmaxState<float> of[2];
 };
 
+__device__ __forceinline__ RowStates fresh_states() {
+  RowStates states;
+  states.of[0] = states.of[1] = {core::negative_infinity<float>(), 0.f};
+  return states;
+}
+
+/// Leaves an item's final states in shared memory, whole: the next item begins before its output is
+/// there, and registers are few.
+template <typename C>
+__device__ __forceinline__ void leave_states(SharedStorage<C>& s, const RowStates& states,
+                                             const Thread<C>& t, float factor) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float sum = quad_sum(states.of[half].sum);
+    if (t.lane % 4 == 0) s.ended[t.row(half)] = {states.of[half].max * factor, sum};
+  }
+  __syncwarp();
+}
+
 /// Turns scores into probabilities and updates the states; the output has to be multiplied by
 /// `rescale`.
 template <typename C>
