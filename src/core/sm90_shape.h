@@ -21,38 +21,33 @@ struct Sm90Shape {
   constexpr int producer_registers() const { return consumers() == 2 ? 40 : 32; }
 };
 
-/// In which order the tiles of query rows are worked on: heads in sections whose K and V stay in the
-/// L2 cache together; in a section the last tiles of all heads come first, because under a causal
-/// mask they have most keys, and what is long should not begin last.
+/// In which order the tiles of query rows are worked on. The heads that share K and V follow each
+/// other, and their tiles, so that blocks side by side read the same keys at the same time: the L2
+/// cache serves that far better than blocks that are elsewhere. Within these heads, and among the
+/// last heads of all together, the last tiles come first: under a causal mask they are the longest,
+/// and what is long must not begin when the others end.
 struct WorkOrder {
   std::int32_t items;
   std::int32_t q_tiles;
-  std::int32_t section_heads;   // of batch * q_heads
-  std::int32_t whole_sections;  // the one after them, if any, has fewer heads
-  Divisor by_section_items, by_section_heads, by_last_heads, by_q_heads;
+  std::int32_t group;         // heads that share K and V
+  std::int32_t whole_groups;  // that come one after the other; the other heads come together
+  Divisor by_group_items, by_group, by_last_heads, by_q_heads;
 };
 
-/// How many query heads share the L2 cache, of which half is left to the rest: head_bytes of K and V
-/// serve `group` of them.
-constexpr std::int32_t section_heads(std::int64_t l2_bytes, std::int64_t head_bytes,
-                                     std::int32_t group) {
-  const std::int64_t fit = head_bytes == 0 ? 1 : l2_bytes / 2 / head_bytes;
-  const std::int64_t heads = (fit < 1 ? 1 : fit > 4096 ? 4096 : fit) * group;
-  return static_cast<std::int32_t>(heads);
-}
-
-constexpr WorkOrder make_work_order(std::int32_t batch, std::int32_t q_heads, std::int32_t q_tiles,
-                                    std::int32_t section_heads) {
-  const std::int32_t heads = batch * q_heads;
-  const std::int32_t section = section_heads < heads ? section_heads : heads > 0 ? heads : 1;
-  const std::int32_t whole = heads / section;
-  return {heads * q_tiles,
+/// last_items: how many of the items, at the end, should be in the order of their length.
+constexpr WorkOrder make_work_order(std::int32_t batch, std::int32_t q_heads, std::int32_t group,
+                                    std::int32_t q_tiles, std::int32_t last_items) {
+  const std::int32_t groups = batch * q_heads / group;
+  const std::int32_t group_items = group * q_tiles;
+  const std::int32_t last = (last_items + group_items - 1) / (group_items > 0 ? group_items : 1);
+  const std::int32_t last_groups = last < groups ? last : groups;
+  return {groups * group_items,
           q_tiles,
-          section,
-          whole,
-          make_divisor(section * q_tiles),
-          make_divisor(section),
-          make_divisor(heads - whole * section),
+          group,
+          groups - last_groups,
+          make_divisor(group_items),
+          make_divisor(group),
+          make_divisor(last_groups * group),
           make_divisor(q_heads)};
 }
 
@@ -61,13 +56,16 @@ struct WorkItem {
 };
 
 FLASHCORE_HD constexpr WorkItem work_item(const WorkOrder& order, std::int32_t index) {
-  const Division section = divide_with_remainder(index, order.by_section_items);
-  const Division in_section = divide_with_remainder(
-      section.remainder,
-      section.quotient < order.whole_sections ? order.by_section_heads : order.by_last_heads);
-  const Division of_head = divide_with_remainder(
-      section.quotient * order.section_heads + in_section.remainder, order.by_q_heads);
-  return {of_head.quotient, of_head.remainder, order.q_tiles - 1 - in_section.quotient};
+  const Division of_group = divide_with_remainder(index, order.by_group_items);
+  const bool whole = of_group.quotient < order.whole_groups;
+  const std::int32_t groups_before = whole ? of_group.quotient : order.whole_groups;
+  const std::int32_t rest =
+      index - groups_before * static_cast<std::int32_t>(order.by_group_items.value);
+  const Division of_tile =
+      divide_with_remainder(rest, whole ? order.by_group : order.by_last_heads);
+  const Division of_head =
+      divide_with_remainder(groups_before * order.group + of_tile.remainder, order.by_q_heads);
+  return {of_head.quotient, of_head.remainder, order.q_tiles - 1 - of_tile.quotient};
 }
 
 }  // namespace flashcore::core

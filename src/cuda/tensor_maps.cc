@@ -72,10 +72,11 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   const DType dtype = plan.problem.dtype;
   const bool q_packed = call.cu_seqlens_q != nullptr, kv_packed = call.cu_seqlens_k != nullptr;
   params.call = call;
-  const std::int64_t head_bytes = std::int64_t{2} * call.kv_len * (call.head_dim + call.v_dim);
-  params.order = core::make_work_order(
-      call.batch, call.q_heads, call.q_tiles,
-      core::section_heads(plan.device.l2_bytes, head_bytes, call.group));
+  constexpr std::int32_t kLastRounds = 4;  // of items that are dealt out by length, under a mask
+  const bool equal_items = call.window_right < 0 && call.window_left < 0 && !call.has_lengths;
+  params.order =
+      core::make_work_order(call.batch, call.q_heads, call.group, call.q_tiles,
+                            equal_items ? 0 : kLastRounds * plan.device.sm_count);
   params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0;
   params.garbage_tail = kv_packed || call.used_k != nullptr;
   params.ticket = reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) +

@@ -117,16 +117,15 @@ const KernelInfo* choose_in_family(const char* family, const Problem& problem,
 const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
   if (device.device.type == DeviceType::cpu) return choose_in_family("cpu", problem, device);
   const KernelInfo* chosen = choose_in_family("sm80", problem, device);
-  if (chosen == nullptr) return choose_in_family("simt", problem, device);
-  if (device.compute_capability != 90 ||
-      problem.options.reproducibility == Reproducibility::batch_invariant) {
-    return chosen;
+  // A batch-invariant plan may not weigh one family against the other.
+  if (problem.options.reproducibility == Reproducibility::deterministic) {
+    const KernelInfo* hopper = choose_in_family("sm90", problem, device);
+    if (hopper != nullptr && (chosen == nullptr || expected_cycles(*hopper, problem, device) <
+                                                       expected_cycles(*chosen, problem, device))) {
+      return hopper;
+    }
   }
-  const KernelInfo* hopper = choose_in_family("sm90", problem, device);
-  return hopper != nullptr &&
-                 expected_cycles(*hopper, problem, device) < expected_cycles(*chosen, problem, device)
-             ? hopper
-             : chosen;
+  return chosen != nullptr ? chosen : choose_in_family("simt", problem, device);
 }
 
 /// The kernel asked for by name.

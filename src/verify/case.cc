@@ -110,7 +110,7 @@ void keep_to_tma(CaseSpec& s) {
   s.page_size = 0;
   s.shared_pages = s.shared_kv = false;
   s.options.num_splits = std::min(s.options.num_splits, 1);
-  s.out_f32 = false;
+  s.out_f32 = s.options.partial = false;
   for (Arrangement* a :
        {&s.q_arrangement, &s.k_arrangement, &s.v_arrangement, &s.out_arrangement}) {
     if (*a == Arrangement::misaligned) *a = Arrangement::rows_first;

@@ -4,8 +4,7 @@
 //   grid     one block per SM, each working through its items: tile_q query rows of one head
 //   block    one warpgroup deals out work and loads (a thread each; by TMA), the others compute, 64
 //            rows each, with the first one's registers
-//   steps    tile_k keys at a time, from the last that is seen to the first, through rings of
-//            kStages K and V tiles
+//   steps    tile_k keys at a time through rings of kStages K and V tiles
 //   overlap  the products of a step are issued before the softmax of the step before is needed:
 //            S' = Q K'^T and O += P V run while the warpgroups, in turns, do their exponentials
 //   scores   stay in registers: S is the accumulator of Q K^T and, packed to 16 bits, the A operand
@@ -64,7 +63,8 @@ __device__ __forceinline__ void arrive_once_per_warp(std::uint64_t& s_barrier, i
   if (lane == 0) arrive(s_barrier);
 }
 
-/// Zeros in place of what lies behind the last key: its weights are 0, but 0 · NaN is NaN.
+/// Zeros in place of what lies behind the last key: its weights are 0, but 0 · NaN is NaN. Every
+/// warpgroup does it for itself: not all of them may need the tile.
 template <typename C>
 __device__ __forceinline__ void clear_tail(SharedStorage<C>& s, const Item& item, std::int32_t tile,
                                            RingPlace<C::kStages> place) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void clear_tail(SharedStorage<C>& s, const Item& item
   if (keys >= C::kTileK) return;
   wait(s.v_full[place.stage()], place.parity());
 #pragma unroll 1
-  for (int i = threadIdx.x - 128; i < C::kTileK * kPieces; i += 128 * C::kConsumers) {
+  for (int i = threadIdx.x % 128; i < C::kTileK * kPieces; i += 128) {
     if (i / kPieces < keys) continue;
 #pragma unroll 1
     for (int panel = 0; panel < C::KeyTile::kPanels; ++panel) {
@@ -82,7 +82,26 @@ __device__ __forceinline__ void clear_tail(SharedStorage<C>& s, const Item& item
     }
   }
   fence_async_proxy();
-  sync_named(kTailBarrier, 128 * C::kConsumers);
+  sync_named(kTailBarrier + threadIdx.x / 128, 128);
+}
+
+/// A tile that only later rows see is given back unused, and so is the turn at the tensor cores.
+template <typename C>
+__device__ __forceinline__ void pass_keys(SharedStorage<C>& s, RingPlace<C::kStages> place,
+                                          const Thread<C>& t) {
+  wait(s.k_full[place.stage()], place.parity());
+  arrive_once_per_warp(s.k_empty[place.stage()], t.lane);
+  if (C::kTurns) {
+    sync_named(kTurnBarrier + t.group, 256);
+    arrive_named(kTurnBarrier + (t.group + 1) % C::kConsumers, 256);
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void pass_values(SharedStorage<C>& s, RingPlace<C::kStages> place,
+                                            const Thread<C>& t) {
+  wait(s.v_full[place.stage()], place.parity());
+  arrive_once_per_warp(s.v_empty[place.stage()], t.lane);
 }
 
 /// Where a warpgroup is in the stream of steps: items follow each other without a pause.
@@ -91,7 +110,7 @@ struct Step {
   RingPlace<C::kStages> place;  // of its K and V
   RingPlace<kItems> item;       // and, counted the same way, of its Q
   std::int32_t tile;
-  std::int32_t left;  // steps of the item, with this one
+  std::int32_t left;  // steps of the warpgroup in the item, with this one
 
   __device__ __forceinline__ RingPlace<C::kQueryStages> queries() const { return {item.steps}; }
 };
@@ -105,9 +124,9 @@ __device__ __forceinline__ bool enter_item(Step<C>& at, SharedStorage<C>& s,
     const Item& item = s.items[at.item.stage()];
     if (item.rows < 0) return false;
     wait(s.q_full[at.queries().stage()], at.queries().parity());
-    at.left = item.tiles;
-    at.tile = item.first_tile + item.tiles - 1;
-    if (at.left > 0) return true;
+    at.left = item.own_tiles[t.group];
+    at.tile = item.first_tile;
+    if (item.tiles > 0) return true;
     write_nothing<C>(p, item, t);
     arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
     arrive_once_per_warp(s.item_empty[at.item.stage()], t.lane);
@@ -151,11 +170,16 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     const RingPlace<kItems> item = at.item;
     if (params.garbage_tail) clear_tail<C>(s, s.items[item.stage()], at.tile, values);
     const bool ends = at.left == 1;
+    const bool passes = ends && s.items[item.stage()].passes[t.group];
     at.place.next();
     if (!ends) {
-      --at.tile;
+      ++at.tile;
       --at.left;
     } else {
+      if (passes) {
+        pass_keys<C>(s, at.place, t);
+        at.place.next();
+      }
       at.item.next();
       if (!enter_item<C>(at, s, p, t)) {
         wait(s.v_full[values.stage()], values.parity());
@@ -185,6 +209,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     wait_products<0>();
     pin(o);
     arrive_once_per_warp(s.v_empty[values.stage()], t.lane);
+    if (passes) pass_values<C>(s, {values.steps + 1}, t);
     pack_probabilities<C>(a, score);
     if (ends) {
       write_results<C>(o, s, p, s.items[item.stage()], t);

@@ -29,7 +29,8 @@ struct Config {
   static constexpr int kConsumers = kShape.consumers();
   static constexpr int kConsumerRegisters = kShape.consumer_registers();
   static constexpr int kProducerRegisters = kShape.producer_registers();
-  static constexpr bool kTurns = kWarpRows == 16 ? kHeadDim <= 128 : kHeadDim > 128;  // longer products leave less to win
+  static constexpr bool kKeep = kWarpRows == 18;
+  static constexpr bool kTurns = kWarpRows != 17 ? kHeadDim <= 128 : kHeadDim > 128;  // longer products leave less to win
   using QueryTile = core::PanelTile<kTileQ, kHeadDim>;
   using KeyTile = core::PanelTile<kTileK, kHeadDim>;  // of K and of V
   // A second Q tile, where there is room, hides the time until the next item's queries are there.
@@ -43,9 +44,13 @@ struct alignas(16) Item {
   core::Sequence sequence;
   std::int32_t b, head;
   std::int32_t first_row, rows;  // rows < 0: there are no more items
-  std::int32_t first_tile;       // of keys; the last one comes first
+  std::int32_t first_tile;       // of keys
   std::int32_t tiles;
-  KeyRange all[3];  // keys that all rows of a warpgroup see
+  // Of each warpgroup: the keys that all its rows see, the tiles that some of them see, and whether
+  // that leaves one tile at the end for later rows only.
+  KeyRange all[3];
+  std::int32_t own_tiles[3];
+  bool passes[3];
 };
 
 inline constexpr int kItems = 4;  // the one that ends, the one that begins, and what comes next
@@ -68,7 +73,7 @@ struct alignas(1024) SharedStorage {
 
 /// Named barriers: 1 … kConsumers give a warpgroup its turn at the tensor cores.
 inline constexpr int kTurnBarrier = 1;
-inline constexpr int kTailBarrier = 8;  // all computing threads, V's tail is zero
+inline constexpr int kTailBarrier = 8;  // 9 …: a warpgroup has cleared what lies behind V
 
 /// A place in a ring of stages, and the parity its barriers have there: one register.
 template <int kStages>

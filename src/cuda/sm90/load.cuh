@@ -32,20 +32,30 @@ __device__ __forceinline__ bool describe_item(Item& s_item, const Params& params
   for (int group = 0; group < C::kConsumers; ++group) {
     const std::int32_t first_row = first + 64 * group;
     const std::int32_t end_row = min(first_row + 64, first + rows);
-    s_item.all[group] =
-        core::keys_seen_by_all(s_item.sequence.mask, first_row, max(end_row, first_row + 1) - 1);
+    const KeyRange of_first = core::visible_keys(s_item.sequence.mask, first_row);
+    const KeyRange of_last =
+        core::visible_keys(s_item.sequence.mask, max(end_row, first_row + 1) - 1);
+    s_item.all[group] = {of_last.begin, of_first.end};
+    // At least one, so that it goes the way of the others; and it passes over one at most.
+    const std::int32_t own = (of_last.end + C::kTileK - 1) / C::kTileK - s_item.first_tile;
+    s_item.own_tiles[group] = max(min(own, s_item.tiles), max(s_item.tiles - 1, 1));
+    s_item.passes[group] = s_item.own_tiles[group] < s_item.tiles;
   }
   return rows > 0;
 }
 
-template <typename Tile>
+template <typename Tile, bool kKeep = false>
 __device__ __forceinline__ void copy_tile(unsigned char* s_tile, const CUtensorMap& map, int row,
                                           int head, int batch, std::uint64_t& s_full) {
   arrive_expecting(s_full, Tile::kBytes);
 #pragma unroll
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
-    copy_box(shared_address(s_tile) + panel * Tile::kPanelBytes, map, panel * core::kPanelColumns,
-             row, head, batch, s_full);
+    const std::uint32_t s_panel = shared_address(s_tile) + panel * Tile::kPanelBytes;
+    if constexpr (kKeep) {
+      copy_box_to_keep(s_panel, map, panel * core::kPanelColumns, row, head, batch, s_full);
+    } else {
+      copy_box(s_panel, map, panel * core::kPanelColumns, row, head, batch, s_full);
+    }
   }
 }
 
@@ -94,24 +104,24 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
     const int kv_head = core::kv_head_of(p, item.head);
     const auto load_keys = [&](int tile) {
       wait(s.k_empty[k_place.stage()], k_place.parity() ^ 1);
-      copy_tile<typename C::KeyTile>(s.k[k_place.stage()], params.k,
+      copy_tile<typename C::KeyTile, C::kKeep>(s.k[k_place.stage()], params.k,
                                      item.sequence.k_row + tile * C::kTileK, kv_head, k_batch,
                                      s.k_full[k_place.stage()]);
       k_place.next();
     };
-    int tile = item.first_tile + item.tiles - 1;
+    const int end_tile = item.first_tile + item.tiles;
     wait(s.q_empty[q_place.stage()], q_place.parity() ^ 1);
     copy_tile<typename C::QueryTile>(
         s.q[q_place.stage()], params.q, item.sequence.q_row + item.first_row, item.head,
         p.cu_seqlens_q != nullptr ? 0 : item.b, s.q_full[q_place.stage()]);
     q_place.next();
-    if (item.tiles > 0) load_keys(tile);
+    if (item.tiles > 0) load_keys(item.first_tile);
     // In the order in which they are needed: the scores of a step are begun before the step before
     // it meets its values.
-    for (; tile >= item.first_tile; --tile) {
-      if (tile > item.first_tile) load_keys(tile - 1);
+    for (int tile = item.first_tile; tile < end_tile; ++tile) {
+      if (tile + 1 < end_tile) load_keys(tile + 1);
       wait(s.v_empty[v_place.stage()], v_place.parity() ^ 1);
-      copy_tile<typename C::KeyTile>(s.v[v_place.stage()], params.v,
+      copy_tile<typename C::KeyTile, C::kKeep>(s.v[v_place.stage()], params.v,
                                      item.sequence.k_row + tile * C::kTileK, kv_head, k_batch,
                                      s.v_full[v_place.stage()]);
       v_place.next();
