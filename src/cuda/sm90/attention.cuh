@@ -238,6 +238,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& s) {
     init_barrier(s.item_full[i], 1);
     init_barrier(s.item_empty[i], kWarps + 1);  // and the loader
   }
+  init_barrier(s.item_wanted, 1);
   fence_barrier_init();
 }
 

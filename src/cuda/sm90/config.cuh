@@ -67,6 +67,7 @@ struct alignas(1024) SharedStorage {
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];
   std::uint64_t item_full[kItems], item_empty[kItems];
+  std::uint64_t item_wanted;  // completed by the loader, waited for by the dealer
   Item items[kItems];
   core::SoftmaxState<float> ended[C::kTileQ];  // rows of the item whose last product is under way
 };

@@ -44,6 +44,8 @@ __device__ __forceinline__ bool describe_item(Item& s_item, const Params& params
   return rows > 0;
 }
 
+inline constexpr int kTilesAhead = 2;  // of an item's end, the next one is asked for
+
 template <typename Tile, bool kKeep = false>
 __device__ __forceinline__ void copy_tile(unsigned char* s_tile, const CUtensorMap& map, int row,
                                           int head, int batch, std::uint64_t& s_full) {
@@ -67,18 +69,22 @@ __device__ __forceinline__ std::int32_t next_item(const Params& params) {
   return blocks + static_cast<std::int32_t>(atomicInc(params.ticket, params.order.items - 1));
 }
 
-/// The thread that deals out the block's work.
+/// The thread that deals out the block's work. It asks for an item when the one before is nearly
+/// loaded: early enough to hide the answer's way, late enough that a block with long items does not
+/// sit on others.
 template <typename C>
 __device__ __forceinline__ void deal(SharedStorage<C>& s, const Params& params) {
   wait_for_previous_kernel();
   RingPlace<kItems> place;
-  std::int32_t next = 0;
-  for (std::int32_t index = blockIdx.x; index < params.order.items; index = next) {
-    next = next_item(params);
+  std::int32_t index = blockIdx.x;
+  while (index < params.order.items) {
     wait(s.item_empty[place.stage()], place.parity() ^ 1);
-    if (!describe_item<C>(s.items[place.stage()], params, index)) continue;
-    arrive(s.item_full[place.stage()]);
-    place.next();
+    if (describe_item<C>(s.items[place.stage()], params, index)) {
+      arrive(s.item_full[place.stage()]);
+      wait(s.item_wanted, place.steps % 2);
+      place.next();
+    }
+    index = next_item(params);
   }
   wait(s.item_empty[place.stage()], place.parity() ^ 1);
   s.items[place.stage()].rows = -1;
@@ -118,7 +124,9 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
     if (item.tiles > 0) load_keys(item.first_tile);
     // In the order in which they are needed: the scores of a step are begun before the step before
     // it meets its values.
+    if (item.tiles <= kTilesAhead) arrive(s.item_wanted);
     for (int tile = item.first_tile; tile < end_tile; ++tile) {
+      if (tile + 1 + kTilesAhead == end_tile) arrive(s.item_wanted);
       if (tile + 1 < end_tile) load_keys(tile + 1);
       wait(s.v_empty[v_place.stage()], v_place.parity() ^ 1);
       copy_tile<typename C::KeyTile, C::kKeep>(s.v[v_place.stage()], params.v,
