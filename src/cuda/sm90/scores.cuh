@@ -48,25 +48,31 @@ __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>&
                                               const AttentionParams& p, const Item& item,
                                               std::int32_t first_key) {
   const KeyRange all = item.all[t.group];
-  const bool all_visible = first_key >= all.begin && first_key + C::kTileK <= all.end;
-  if (kPlain && all_visible) return;  // the same in every thread of the warpgroup
+  // The same in every thread of the warpgroup.
+  const bool cut_left = first_key < all.begin, cut_right = first_key + C::kTileK > all.end;
+  if (kPlain && !cut_left && !cut_right) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int32_t query = item.first_row + t.row(half);
     if constexpr (!kPlain) apply_options<C>(score, half, t, p, item, query, first_key);
-    if (all_visible) continue;
-    const KeyRange range = core::visible_keys(item.sequence.mask, query);
     // Columns of the tile, so that they are compared with constants.
-    const int begin = range.begin - first_key - t.column(0, 0);
-    const int end = range.end - first_key - t.column(0, 0);
+    const int origin = first_key + t.column(0, 0);
+    const auto hide = [&](auto hidden) {
 #pragma unroll
-    for (int n = 0; n < C::kTileK / 8; ++n) {
+      for (int n = 0; n < C::kTileK / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if (8 * n + i < begin || 8 * n + i >= end) {
-          score[4 * n + 2 * half + i] = core::negative_infinity<float>();
+        for (int i = 0; i < 2; ++i) {
+          if (hidden(8 * n + i)) score[4 * n + 2 * half + i] = core::negative_infinity<float>();
         }
       }
+    };
+    if (cut_right) {
+      const int end = core::visible_keys(item.sequence.mask, query).end - origin;
+      hide([&](int column) { return column >= end; });
+    }
+    if (cut_left) {
+      const int begin = core::visible_keys(item.sequence.mask, query).begin - origin;
+      hide([&](int column) { return column < begin; });
     }
   }
 }
