@@ -29,7 +29,8 @@ struct Config {
   static constexpr int kConsumers = kShape.consumers();
   static constexpr int kConsumerRegisters = kShape.consumer_registers();
   static constexpr int kProducerRegisters = kShape.producer_registers();
-  static constexpr bool kKeep = kWarpRows == 18;
+  static constexpr bool kKeep = false;
+  static constexpr bool kWritesLate = kWarpRows == 18;
   static constexpr bool kTurns = kWarpRows != 17 ? kHeadDim <= 128 : kHeadDim > 128;  // longer products leave less to win
   using QueryTile = core::PanelTile<kTileQ, kHeadDim>;
   using KeyTile = core::PanelTile<kTileK, kHeadDim>;  // of K and of V
