@@ -17,8 +17,8 @@ struct Sm90Shape {
   constexpr int consumers() const { return tile_q / 64; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
   /// Of a thread that computes; the warpgroup that only loads gives its own away.
-  constexpr int consumer_registers() const { return consumers() == 2 ? 232 : 160; }
-  constexpr int producer_registers() const { return consumers() == 2 ? 40 : 32; }
+  constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
+  constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
 };
 
 /// In which order the tiles of query rows are worked on. The heads that share K and V follow each

@@ -5,6 +5,7 @@
 
 #include "core/sm80_shape.h"
 #include "flashcore/plan.h"
+#include "plan/planner.h"
 
 namespace flashcore {
 namespace {
@@ -97,9 +98,35 @@ constexpr KernelInfo kKernels[] = {
 #undef FLASHCORE_CPU_KERNEL
 };
 
+/// The lists have the kernels of a family and dtype in one piece; where such a piece that begins here
+/// ends.
+constexpr auto kEndsOfGroups = [] {
+  std::array<std::uint8_t, std::size(kKernels)> ends{};
+  std::size_t end = std::size(kKernels);
+  for (std::size_t i = std::size(kKernels); i-- > 0;) {
+    const bool last = i + 1 == std::size(kKernels) ||
+                      kKernels[i].dtype != kKernels[i + 1].dtype ||
+                      std::string_view(kKernels[i].family) != kKernels[i + 1].family;
+    if (last) end = i + 1;
+    ends[i] = static_cast<std::uint8_t>(end);
+  }
+  return ends;
+}();
+static_assert(std::size(kKernels) < 256);
+
+std::size_t end_of_group(std::size_t begin) { return kEndsOfGroups[begin]; }
+
 }  // namespace
 
 std::span<const KernelInfo> kernels() noexcept { return kKernels; }
+
+std::span<const KernelInfo> kernels_of(const char* family, DType dtype) noexcept {
+  for (std::size_t begin = 0; begin < std::size(kKernels); begin = end_of_group(begin)) {
+    if (kKernels[begin].dtype != dtype || std::strcmp(kKernels[begin].family, family) != 0) continue;
+    return std::span(kKernels).subspan(begin, end_of_group(begin) - begin);
+  }
+  return {};
+}
 
 const KernelInfo* find_kernel(const char* id) noexcept {
   for (const KernelInfo& kernel : kKernels) {

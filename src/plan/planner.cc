@@ -43,8 +43,10 @@ bool left_out(const KernelInfo& kernel) noexcept {
   return build_has_cuda && kernel.device == DeviceType::cuda && !kernel.compiled;
 }
 
-bool is_sm80(const KernelInfo& kernel) noexcept { return std::strcmp(kernel.family, "sm80") == 0; }
-bool is_sm90(const KernelInfo& kernel) noexcept { return std::strcmp(kernel.family, "sm90") == 0; }
+bool is_sm80(const KernelInfo& kernel) noexcept {
+  return kernel.device == DeviceType::cuda && kernel.packs_heads;
+}
+bool is_sm90(const KernelInfo& kernel) noexcept { return kernel.uses_tma; }
 
 /// TMA reads such a tensor: rows of 16-byte pieces, and no dimension that repeats.
 bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
@@ -76,10 +78,10 @@ Reject supports_sm90(const Problem& p, const DeviceInfo& device) noexcept {
   return Reject::none;
 }
 
-/// An estimate of a tensor-core kernel's time.
+/// An estimate of a tensor-core kernel's time, to be compared with others of its family.
 double expected_cycles(const KernelInfo& kernel, const Problem& problem,
                        const DeviceInfo& device) noexcept {
-  return is_sm90(kernel) ? cycles_sm90(kernel, problem, device)
+  return is_sm90(kernel) ? cycles_sm90(kernel, problem, device, problem.options.causal)
                          : schedule_sm80(kernel, problem, device).cycles;
 }
 
@@ -87,22 +89,20 @@ double expected_cycles(const KernelInfo& kernel, const Problem& problem,
 /// it. On tensor cores the one of which the models expect most; else, in the order of
 /// kernels.def, which is from many rows per block to few, the first that keeps the device busy, or
 /// the last. A batch-invariant plan may not look at q_len or batch: it takes the first.
+/// `cycles` is what was expected of it, on tensor cores.
 const KernelInfo* choose_in_family(const char* family, const Problem& problem,
-                                   const DeviceInfo& device) noexcept {
+                                   const DeviceInfo& device, double& cycles) noexcept {
   const KernelInfo* chosen = nullptr;
   bool settled = false;
-  double cycles = 0;
   const std::int64_t dim = std::max(problem.head_dim, problem.v_dim);
-  for (const KernelInfo& kernel : kernels()) {
-    if (kernel.dtype != problem.dtype || kernel.head_dim < dim) continue;  // most, and cheapest
-    if (std::strcmp(kernel.family, family) != 0) continue;
+  for (const KernelInfo& kernel : kernels_of(family, problem.dtype)) {
+    if (kernel.head_dim < dim) continue;
+    if (chosen != nullptr && (settled || kernel.head_dim > chosen->head_dim)) break;
     if (supports(kernel, problem, device) != Reject::none) continue;
-    const bool smaller = chosen == nullptr || kernel.head_dim < chosen->head_dim;
-    if (!smaller && (settled || kernel.head_dim > chosen->head_dim)) continue;
     settled = problem.options.reproducibility == Reproducibility::batch_invariant;
     if (is_sm80(kernel) || is_sm90(kernel)) {
       const double expected = settled ? 0 : expected_cycles(kernel, problem, device);
-      if (!smaller && expected >= cycles) continue;
+      if (chosen != nullptr && expected >= cycles) continue;
       cycles = expected;
     } else {
       settled = settled ||
@@ -115,17 +115,20 @@ const KernelInfo* choose_in_family(const char* family, const Problem& problem,
 
 /// On a CPU all kernels have one size, and the list begins with the widest instruction set.
 const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
-  if (device.device.type == DeviceType::cpu) return choose_in_family("cpu", problem, device);
-  const KernelInfo* chosen = choose_in_family("sm80", problem, device);
+  double cycles = 0, ignored = 0;
+  if (device.device.type == DeviceType::cpu) {
+    return choose_in_family("cpu", problem, device, ignored);
+  }
+  const KernelInfo* chosen = choose_in_family("sm80", problem, device, cycles);
   // A batch-invariant plan may not weigh one family against the other.
   if (problem.options.reproducibility == Reproducibility::deterministic) {
-    const KernelInfo* hopper = choose_in_family("sm90", problem, device);
-    if (hopper != nullptr && (chosen == nullptr || expected_cycles(*hopper, problem, device) <
-                                                       expected_cycles(*chosen, problem, device))) {
+    const KernelInfo* hopper = choose_in_family("sm90", problem, device, ignored);
+    if (hopper != nullptr &&
+        (chosen == nullptr || cycles_sm90(*hopper, problem, device, false) < cycles)) {
       return hopper;
     }
   }
-  return chosen != nullptr ? chosen : choose_in_family("simt", problem, device);
+  return chosen != nullptr ? chosen : choose_in_family("simt", problem, device, ignored);
 }
 
 /// The kernel asked for by name.

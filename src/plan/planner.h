@@ -25,6 +25,9 @@ enum class Reject {
   slower_isa,      // a wider instruction set is there
 };
 
+/// The kernels of a family for a dtype: of small head dims first. Empty where there are none.
+std::span<const KernelInfo> kernels_of(const char* family, DType dtype) noexcept;
+
 /// Whether the kernel can run the problem at all.
 Reject supports(const KernelInfo& kernel, const Problem& problem,
                 const DeviceInfo& device) noexcept;

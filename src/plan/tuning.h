@@ -43,9 +43,10 @@ struct Sm80Schedule {
 Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
                            const DeviceInfo& device) noexcept;
 
-/// An estimate of a Hopper kernel's SM cycles, to be compared with schedule_sm80()'s.
-double cycles_sm90(const KernelInfo& kernel, const Problem& problem,
-                   const DeviceInfo& device) noexcept;
+/// An estimate of a Hopper kernel's SM cycles. masked: as if the problem were causal, to choose
+/// among them; else as if nothing were masked, to be compared with schedule_sm80()'s.
+double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
+                   bool masked) noexcept;
 
 /// Work items of a GPU kernel before the keys are split.
 std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept;

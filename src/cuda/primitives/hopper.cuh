@@ -67,20 +67,6 @@ __device__ __forceinline__ void copy_box(std::uint32_t s_to, const CUtensorMap& 
       : "memory");
 }
 
-/// The same, and the L2 cache keeps it longer than other data.
-__device__ __forceinline__ void copy_box_to_keep(std::uint32_t s_to, const CUtensorMap& map,
-                                                 int column, int row, int head, int batch,
-                                                 std::uint64_t& s_barrier) {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(s_to),
-      "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(shared_address(&s_barrier)),
-      "l"(policy)
-      : "memory");
-}
-
 /// Shared memory written by ordinary stores before this can be read by wgmma and TMA.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

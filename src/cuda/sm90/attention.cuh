@@ -163,16 +163,8 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
   weigh();
   pack_probabilities<C>(a, score);
 
-  // Where registers allow it, an item's results are written while scores of the next one are
-  // computed; else as soon as they are there.
-  bool adds = false;   // to what the item's output is already
-  bool ended = false;  // the item before is to be written
-  RingPlace<kItems> ended_item;
-  const auto write_ended = [&](RingPlace<kItems> item) {
-    write_results<C>(o, s, p, s.items[item.stage()], t);
-    arrive_once_per_warp(s.item_empty[item.stage()], t.lane);
-  };
   // `at` is the step whose scores are there; its output is begun beside the next one's scores.
+  bool adds = false;  // to what the item has already
   for (;;) {
     const RingPlace<C::kStages> values = at.place;
     const RingPlace<kItems> item = at.item;
@@ -190,7 +182,6 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
       }
       at.item.next();
       if (!enter_item<C>(at, s, p, t)) {
-        if (C::kWritesLate && ended) write_ended(ended_item);
         wait(s.v_full[values.stage()], values.parity());
         fence_products();
         begin_output<C>(o, a, s, values.stage(), adds);
@@ -205,7 +196,6 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     if (C::kTurns) sync_named(kTurnBarrier + t.group, 256);
     fence_products();
     begin_scores<C>(score, s, at.queries().stage(), t.group, at.place.stage());
-    if (C::kWritesLate && ended) write_ended(ended_item);
     wait(s.v_full[values.stage()], values.parity());
     fence_products();
     begin_output<C>(o, a, s, values.stage(), adds);
@@ -221,14 +211,13 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     arrive_once_per_warp(s.v_empty[values.stage()], t.lane);
     if (passes) pass_values<C>(s, {values.steps + 1}, t);
     pack_probabilities<C>(a, score);
-    if (!ends) {
+    if (ends) {
+      write_results<C>(o, s, p, s.items[item.stage()], t);
+      arrive_once_per_warp(s.item_empty[item.stage()], t.lane);
+    } else {
       rescale_output<C>(o, rescale);
-    } else if (!C::kWritesLate) {
-      write_ended(item);
     }
     adds = !ends;
-    ended = ends;
-    ended_item = item;
   }
 }
 

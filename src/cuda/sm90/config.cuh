@@ -29,15 +29,15 @@ struct Config {
   static constexpr int kConsumers = kShape.consumers();
   static constexpr int kConsumerRegisters = kShape.consumer_registers();
   static constexpr int kProducerRegisters = kShape.producer_registers();
-  static constexpr bool kKeep = false;
-  static constexpr bool kWritesLate = kWarpRows == 18;
-  static constexpr bool kTurns = kWarpRows != 17 ? kHeadDim <= 128 : kHeadDim > 128;  // longer products leave less to win
+  // Warpgroups take turns at the tensor cores, so that one computes exponentials while another
+  // multiplies; long products need no such order.
+  static constexpr bool kTurns = kConsumers > 1 && kHeadDim <= 128;
   using QueryTile = core::PanelTile<kTileQ, kHeadDim>;
   using KeyTile = core::PanelTile<kTileK, kHeadDim>;  // of K and of V
   // A second Q tile, where there is room, hides the time until the next item's queries are there.
   static constexpr int kQueryStages =
       2 * QueryTile::kBytes + 2 * kStages * KeyTile::kBytes <= 226 * 1024 ? 2 : 1;
-  static_assert(kThreads == kShape.threads() && kTileK % 16 == 0);
+  static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
 
 /// What a block works on: query rows of one head.

@@ -46,18 +46,14 @@ __device__ __forceinline__ bool describe_item(Item& s_item, const Params& params
 
 inline constexpr int kTilesAhead = 2;  // of an item's end, the next one is asked for
 
-template <typename Tile, bool kKeep = false>
+template <typename Tile>
 __device__ __forceinline__ void copy_tile(unsigned char* s_tile, const CUtensorMap& map, int row,
                                           int head, int batch, std::uint64_t& s_full) {
   arrive_expecting(s_full, Tile::kBytes);
 #pragma unroll
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
-    const std::uint32_t s_panel = shared_address(s_tile) + panel * Tile::kPanelBytes;
-    if constexpr (kKeep) {
-      copy_box_to_keep(s_panel, map, panel * core::kPanelColumns, row, head, batch, s_full);
-    } else {
-      copy_box(s_panel, map, panel * core::kPanelColumns, row, head, batch, s_full);
-    }
+    copy_box(shared_address(s_tile) + panel * Tile::kPanelBytes, map, panel * core::kPanelColumns,
+             row, head, batch, s_full);
   }
 }
 
@@ -110,7 +106,7 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
     const int kv_head = core::kv_head_of(p, item.head);
     const auto load_keys = [&](int tile) {
       wait(s.k_empty[k_place.stage()], k_place.parity() ^ 1);
-      copy_tile<typename C::KeyTile, C::kKeep>(s.k[k_place.stage()], params.k,
+      copy_tile<typename C::KeyTile>(s.k[k_place.stage()], params.k,
                                      item.sequence.k_row + tile * C::kTileK, kv_head, k_batch,
                                      s.k_full[k_place.stage()]);
       k_place.next();
@@ -129,7 +125,7 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
       if (tile + 1 + kTilesAhead == end_tile) arrive(s.item_wanted);
       if (tile + 1 < end_tile) load_keys(tile + 1);
       wait(s.v_empty[v_place.stage()], v_place.parity() ^ 1);
-      copy_tile<typename C::KeyTile, C::kKeep>(s.v[v_place.stage()], params.v,
+      copy_tile<typename C::KeyTile>(s.v[v_place.stage()], params.v,
                                      item.sequence.k_row + tile * C::kTileK, kv_head, k_batch,
                                      s.v_full[v_place.stage()]);
       v_place.next();
