@@ -16,7 +16,8 @@ from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
 _MIN_PROBLEMS = 20000
 _MIN_TENSOR_CORE_PROBLEMS = 50000
 # A few kernels of each family are enough to show that the check catches bugs.
-_PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128)"}
+_PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128)",
+                    "sm90": "fwd_sm90_bf16_d64_q(192|64)"}
 _SANITIZER_PROBLEMS = 63
 
 
@@ -197,6 +198,8 @@ def all_stages(context):
         plain("tests", 150, tests),
         checking("check", 120, [*cuda, "--problems", "21000"], _MIN_PROBLEMS),
         checking("check_tensor_cores", 100, [*cuda, "--kernel", "_sm80_", "--problems", "51000"],
+                 _MIN_TENSOR_CORE_PROBLEMS),
+        checking("check_hopper", 100, [*cuda, "--kernel", "_sm90_", "--problems", "51000"],
                  _MIN_TENSOR_CORE_PROBLEMS),
         checking("check_lineage", 40, [*cuda, "--suite", "lineage"]),
         checking("check_tuning", 60, [*cuda, "--suite", "tuning"]),

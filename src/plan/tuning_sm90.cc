@@ -13,6 +13,7 @@ constexpr double kItem = 2500;             // of an item: what its products do n
 constexpr double kStep = 450;              // of a step, whatever its size
 constexpr double kProductOverhead = 1.25;  // a step's time over that of its products alone
 constexpr double kFlopsPerCycle = 4096;    // of an SM
+constexpr double kMostlyPadding = 8;       // few rows are for the kernels that pack heads and split keys
 
 /// Steps of an average item.
 double steps_of(const KernelInfo& kernel, const Problem& problem, bool masked) noexcept {
@@ -31,7 +32,9 @@ double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const Devic
   const double rounds = items > 4 * sms ? items / sms : std::ceil(items / sms);
   const double products = 4.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / kFlopsPerCycle;
   const double step = kStep + kProductOverhead * products;
-  return kStart + rounds * (kItem + products + steps_of(kernel, problem, masked) * step);
+  const double cycles =
+      kStart + rounds * (kItem + products + steps_of(kernel, problem, masked) * step);
+  return 2 * problem.q_len <= kernel.tile_q ? kMostlyPadding * cycles : cycles;
 }
 
 }  // namespace flashcore

@@ -100,8 +100,10 @@ void draw_pages(Random random, CaseSpec& s) {
   if (!s.used_k) s.kv_len = full;
 }
 
-/// What a kernel that loads by TMA leaves to others: made into something it takes.
-void keep_to_tma(CaseSpec& s) {
+}  // namespace
+
+void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
+  if (!kernel.uses_tma) return;
   constexpr std::int64_t kPiece = 8;  // 16-bit elements of 16 bytes
   const auto pieces = [](std::int64_t dim) { return (dim + kPiece - 1) / kPiece * kPiece; };
   s.head_dim = pieces(s.head_dim);
@@ -117,8 +119,6 @@ void keep_to_tma(CaseSpec& s) {
     if (*a == Arrangement::spread) *a = Arrangement::padded;
   }
 }
-
-}  // namespace
 
 double work_of(const CaseSpec& s) {
   return static_cast<double>(s.batch * s.q_heads) * static_cast<double>(s.q_len * s.kv_len) *
@@ -171,7 +171,7 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
     s.options.num_splits = *limits.splits;
     if (*limits.splits > 1) s.options.reproducibility = Reproducibility::deterministic;
   }
-  if (kernel.uses_tma) keep_to_tma(s);
+  fit_to_kernel(kernel, s);
   return s;
 }
 

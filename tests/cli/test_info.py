@@ -77,7 +77,7 @@ class Tree(CommandTest):
         with open(os.path.join(tree, "src/core/mask.h"), "a") as file:
             file.write("// one more line\n")
         done = self.call("info", "--tree", tree, code=FAILED)
-        self.assertRegex(done.stderr, r"flashcore: stale: .*changed: cpu, simt, sm80, tree.*build it again")
+        self.assertRegex(done.stderr, r"flashcore: stale: .*changed: cpu, simt, sm80, sm90, tree.*build it again")
         found = self.call_json("info", "--tree", tree, code=FAILED)["tree"]
         self.assertTrue(found["stale"])
 

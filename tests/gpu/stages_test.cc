@@ -40,8 +40,15 @@ std::vector<verify::CaseSpec> specs(const KernelInfo& kernel) {
   return all;
 }
 
+/// Stages are read through masks, pages and f32 outputs, which Hopper's kernels leave to others.
+std::vector<const KernelInfo*> kernels_with_stages() {
+  std::vector<const KernelInfo*> found = runnable_kernels();
+  std::erase_if(found, [](const KernelInfo* kernel) { return kernel->uses_tma; });
+  return found;
+}
+
 TEST_F(GpuStages, AreRight) {
-  const std::vector<const KernelInfo*> found = runnable_kernels();
+  const std::vector<const KernelInfo*> found = kernels_with_stages();
   ASSERT_FALSE(found.empty());
   for (const KernelInfo* kernel : found) {
     for (const verify::CaseSpec& spec : specs(*kernel)) {
@@ -62,7 +69,7 @@ TEST_F(GpuStages, AreRight) {
 }
 
 TEST_F(GpuStages, TracesAreRight) {
-  for (const KernelInfo* kernel : runnable_kernels()) {
+  for (const KernelInfo* kernel : kernels_with_stages()) {
     for (const int splits : {1, 3}) {
       verify::CaseSpec spec = several_tiles(*kernel);
       spec.options.num_splits = splits;

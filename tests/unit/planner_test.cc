@@ -68,8 +68,9 @@ struct WantedOnGpu {
 };
 
 const WantedOnGpu kWantedOnGpu[] = {
-    {"h200", DType::f16, 4, 8, 2048, 2048, 64, 64, "sm80", 64},
-    {"h100", DType::bf16, 1, 8, 512, 512, 64, 64, "sm80", 64},
+    {"h200", DType::f16, 4, 8, 2048, 2048, 64, 64, "sm90", 64},
+    {"h100", DType::bf16, 4, 8, 2048, 2048, 192, 128, "sm90", 192},
+    {"h100", DType::bf16, 1, 8, 1, 32768, 128, 128, "sm80", 128},
     {"a100", DType::bf16, 1, 8, 1, 32768, 128, 128, "sm80", 128},
     {"l4", DType::f16, 1, 8, 512, 512, 64, 64, "sm80", 64},
     // The larger of the two dims decides the size class.
@@ -126,7 +127,7 @@ TEST(Planner, RowsPerBlockAndSplitsFollowTheWork) {
         SCOPED_TRACE(std::string(device) + ' ' + prefill->kernel->id + ' ' + decode->kernel->id);
         const std::set<std::int32_t> tiles = tiles_to_choose_from(*decode);
         ASSERT_FALSE(tiles.empty());
-        EXPECT_EQ(prefill->tile_q, *tiles.rbegin());
+        EXPECT_EQ(prefill->tile_q, *tiles_to_choose_from(*prefill).rbegin());
         EXPECT_EQ(prefill->splits, 1);
         EXPECT_EQ(decode->tile_q, *tiles.begin());
         if (sm_count >= 100) {  // a few blocks keep a small GPU's memory busy
@@ -180,10 +181,69 @@ void expect_family_at_every_dim(const char* device, const char* family, std::int
 }
 
 // 227 and 163 KiB of shared memory per block.
-TEST(Planner, HopperAndAmpereHaveTensorCoreKernelsForEveryDim) {
-  for (const char* device : {"h200", "h100", "a100"}) {
-    expect_family_at_every_dim(device, "sm80", 64, 256);
+TEST(Planner, AmpereHasTensorCoreKernelsForEveryDim) {
+  expect_family_at_every_dim("a100", "sm80", 64, 256);
+}
+
+// What a Hopper kernel cannot take another one does, and says why this one did not.
+TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
+  const DeviceInfo device = *named_device("h200");
+  const Problem plain = *dense_problem(DType::bf16, 2, 8, 4, 4096, 4096, 128, 128, {}, device.device);
+  EXPECT_STREQ(make_plan(plain, device)->kernel->family, "sm90");
+  const auto expect_reject = [&](const char* what, Reject why, auto change) {
+    SCOPED_TRACE(what);
+    Problem problem = plain;
+    change(problem);
+    const Result<Plan> plan = make_plan(problem, device);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_STREQ(plan->kernel->family, "sm80");
+    for (const KernelInfo& kernel : kernels()) {
+      if (!kernel.uses_tma || kernel.dtype != DType::bf16 || kernel.head_dim < 128) continue;
+      EXPECT_EQ(supports(kernel, problem, device), why) << kernel.id;
+      EXPECT_NE(explain(*plan).find(describe(why, kernel, problem, device)), std::string::npos);
+    }
+  };
+  expect_reject("bias", Reject::options, [](Problem& p) { p.bias = p.q; });
+  expect_reject("mask", Reject::options, [](Problem& p) { p.mask = p.q; });
+  expect_reject("pages", Reject::options, [](Problem& p) { p.page_size = 16; });
+  expect_reject("splits", Reject::options, [](Problem& p) { p.options.num_splits = 2; });
+  expect_reject("f32 out", Reject::options, [](Problem& p) { p.out.dtype = DType::f32; });
+  expect_reject("columns apart", Reject::strides, [](Problem& p) { p.q.column = 2; });
+  expect_reject("misaligned", Reject::strides, [](Problem& p) { p.k.alignment_bytes = 8; });
+  expect_reject("repeated", Reject::strides, [](Problem& p) { p.v.batch = 0; });
+  expect_reject("far apart", Reject::strides,
+                [](Problem& p) { p.v.head = std::int64_t{1} << 40; });
+  expect_reject("v_dim", Reject::strides, [](Problem& p) { p.v_dim = 126; });
+}
+
+// Two invariant calls of different sizes must go the same way.
+TEST(Planner, BatchInvariantPlansDoNotWeighFamilies) {
+  const DeviceInfo device = *named_device("h200");
+  for (const std::int64_t q_len : {1, 100, 8192}) {
+    const Problem problem =
+        *dense_problem(DType::bf16, 2, 8, 4, q_len, 8192, 128, 128,
+                       {.reproducibility = Reproducibility::batch_invariant}, device.device);
+    EXPECT_STREQ(make_plan(problem, device)->kernel->family, "sm80") << q_len;
   }
+}
+
+// The lists are searched by their groups, small head dims first.
+TEST(Planner, KernelsOfAFamilyAndTypeAreInOnePieceAndInOrder) {
+  std::set<std::pair<std::string, DType>> groups;
+  std::size_t found = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    if (!groups.insert({kernel.family, kernel.dtype}).second) continue;
+    std::int32_t head_dim = 0;
+    for (const KernelInfo& one : kernels_of(kernel.family, kernel.dtype)) {
+      EXPECT_STREQ(one.family, kernel.family);
+      EXPECT_EQ(one.dtype, kernel.dtype);
+      EXPECT_GE(one.head_dim, head_dim) << one.id;
+      head_dim = one.head_dim;
+      ++found;
+    }
+  }
+  EXPECT_EQ(found, kernels().size());
+  EXPECT_TRUE(kernels_of("sm90", DType::f32).empty());
 }
 
 // 99 KiB.

@@ -99,7 +99,7 @@ TEST(Views, CompactStridesAndExchangedAxes) {
 
 TEST(Library, VersionAndFingerprints) {
   EXPECT_STREQ(version(), FLASHCORE_VERSION);
-  for (const char* family : {"", "cpu", "simt", "sm80"}) {
+  for (const char* family : {"", "cpu", "simt", "sm80", "sm90"}) {
     ASSERT_NE(source_fingerprint(family), nullptr) << family;
     EXPECT_GE(std::string(source_fingerprint(family)).size(), 12u);
   }

@@ -106,6 +106,7 @@ CheckItem tuning_item(const CheckArgs& args, const RunnableKernel& r, const Size
   s.options.causal = causal;
   s.options.num_splits = splits;
   s.options.kernel = r.kernel->id;
+  verify::fit_to_kernel(*r.kernel, s);
   return item;
 }
 
