@@ -103,7 +103,7 @@ typedef struct flashcore_params {
   int32_t num_splits;      /* 0: the planner chooses */
   int32_t reproducibility; /* 0: deterministic, 1: batch-invariant */
   int32_t threads;         /* of the CPU; 0: as many as the process may use */
-  int32_t reserved;        /* 0 */
+  int32_t layout;          /* 0: [batch, heads, len, dim], 1: [batch, len, heads, dim] */
   const char* kernel;      /* NULL, or the id of the kernel to use */
   void* workspace;         /* on q's device, 256-byte aligned */
   size_t workspace_bytes;
@@ -174,6 +174,13 @@ typedef struct flashcore_append_params {
 } flashcore_append_params;
 FLASHCORE_C_API int32_t flashcore_append(const flashcore_append_params* params,
                                          flashcore_error* error);
+
+/* For bindings of Python: fills tensors[i] from objects[i], i < count, with a framework's
+ * `dltensor_from_py_object_no_sync` (DLPack's C exchange API). Returns how many were filled: fewer
+ * than count where `read` failed, leaving its exception. The caller holds the GIL. */
+typedef int (*flashcore_dlpack_reader)(void* object, flashcore_tensor* tensor);
+FLASHCORE_C_API int32_t flashcore_read_objects(flashcore_dlpack_reader read, void* const* objects,
+                                               flashcore_tensor* tensors, int32_t count);
 
 /* How many CUDA devices can be used; 0 with the reason in error->message where none can. */
 FLASHCORE_C_API int32_t flashcore_cuda_device_count(flashcore_error* error);

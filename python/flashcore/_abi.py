@@ -76,12 +76,19 @@ class Params(ctypes.Structure):
         ("num_splits", c_int32),
         ("reproducibility", c_int32),
         ("threads", c_int32),
-        ("reserved", c_int32),
+        ("layout", c_int32),
         ("kernel", c_char_p),
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
         ("stream", c_void_p),
     ]
+
+
+class RawParams(ctypes.Structure):
+    """Params with addresses for pointers: the same memory, cheaper to fill."""
+
+    _fields_ = [(name, c_void_p if kind == POINTER(Tensor) else kind)
+                for name, kind in Params._fields_]
 
 
 class PlanInfo(ctypes.Structure):
@@ -152,6 +159,7 @@ FUNCTIONS = {
     "flashcore_workspace_status": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
     "flashcore_merge": (c_int32, [POINTER(MergeParams), POINTER(Error)]),
     "flashcore_append": (c_int32, [POINTER(AppendParams), POINTER(Error)]),
+    "flashcore_read_objects": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
     "flashcore_status_name": (c_char_p, [c_int32]),
     "flashcore_version": (c_char_p, []),

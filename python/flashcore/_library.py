@@ -8,6 +8,7 @@ build/cpu (of the tree), then the system's libraries.
 import ctypes
 import ctypes.util
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -30,6 +31,12 @@ _EXCEPTIONS = {
 }
 
 
+def exception(code, message):
+    """The C library's error as a Python exception; arguments are named as Python names them."""
+    text = re.sub(r"\bused_k\b", "seqused_k", message.decode(errors="replace"))
+    return _EXCEPTIONS.get(code, RuntimeError)(text)
+
+
 class Library:
     """The C ABI of one loaded libflashcore; errors become exceptions."""
 
@@ -40,6 +47,10 @@ class Library:
             function = getattr(self._c, name)
             function.restype = result
             function.argtypes = arguments
+        # For callers that keep their structs: without argtypes nothing is converted or checked.
+        self.raw_attention = ctypes.CDLL(self.path)["flashcore_attention"]
+        # It calls back into Python's objects: PyDLL keeps the GIL and raises what they raise.
+        self.raw_read_objects = ctypes.PyDLL(self.path)["flashcore_read_objects"]
         self.stale_paths = []  # libraries that were passed over because they are stale
 
     @property
@@ -90,11 +101,15 @@ class Library:
         params.struct_size = ctypes.sizeof(params)
         self._call("flashcore_merge", ctypes.byref(params))
 
+    def append(self, params):
+        params.struct_size = ctypes.sizeof(params)
+        self._call("flashcore_append", ctypes.byref(params))
+
     def _call(self, name, *arguments):
         error = _abi.Error()
         code = getattr(self._c, name)(*arguments, ctypes.byref(error))
         if code != _abi.OK:
-            raise _EXCEPTIONS.get(code, RuntimeError)(error.message.decode(errors="replace"))
+            raise exception(code, error.message)
 
 
 def tree_root():

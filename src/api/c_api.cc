@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "core/error.h"
 #include "flashcore/attention.h"
@@ -109,6 +110,17 @@ Status convert(const char* name, const flashcore_tensor* from, TensorView& to) {
   return {};
 }
 
+/// [batch, len, heads, dim] becomes the same memory seen as [batch, heads, len, dim]. Packed
+/// tensors and pages have an order of their own.
+void swap_heads_and_lengths(Tensors& t) {
+  const bool kv_fixed = !t.cu_seqlens_k.given() && !t.block_table.given();
+  for (TensorView* one : {&t.q, &t.out, kv_fixed ? &t.k : nullptr, kv_fixed ? &t.v : nullptr}) {
+    if (one == nullptr || one->rank != 4) continue;
+    std::swap(one->shape[1], one->shape[2]);
+    std::swap(one->strides[1], one->strides[2]);
+  }
+}
+
 struct Call {
   Tensors tensors;
   Options options;
@@ -139,14 +151,15 @@ Result<Call> convert(const flashcore_params* p) {
              {"q_start", p->q_start, &t.q_start},
              {"k_start", p->k_start, &t.k_start}};
   for (const auto& one : all) FLASHCORE_RETURN_IF_ERROR(convert(one.name, one.from, *one.to));
+  if (p->layout == 1) swap_heads_and_lengths(t);
   for (const auto& [name, flag] : {std::pair{"has_scale", p->has_scale},
                                    {"causal", p->causal},
                                    {"partial", p->partial},
                                    {"checked", p->checked},
-                                   {"reproducibility", p->reproducibility}}) {
+                                   {"reproducibility", p->reproducibility},
+                                   {"layout", p->layout}}) {
     if (flag != 0 && flag != 1) return invalid_argument("%s is %d; wanted 0 or 1", name, flag);
   }
-  if (p->reserved != 0) return invalid_argument("reserved is %d; wanted 0", p->reserved);
   Options& o = call.options;
   o.causal = p->causal != 0;
   o.window_left = p->window_left;
@@ -286,6 +299,15 @@ std::int32_t flashcore_append(const flashcore_append_params* params, flashcore_e
     FLASHCORE_RETURN_IF_ERROR(convert("cu_seqlens_new", params->cu_seqlens_new, t.cu_seqlens_new));
     return append(t, {params->workspace, params->workspace_bytes, t.k.device}, params->stream);
   });
+}
+
+std::int32_t flashcore_read_objects(flashcore_dlpack_reader read, void* const* objects,
+                                    flashcore_tensor* tensors, std::int32_t count) {
+  if (read == nullptr || objects == nullptr || tensors == nullptr) return 0;
+  for (std::int32_t i = 0; i < count; ++i) {
+    if (read(objects[i], &tensors[i]) != 0) return i;
+  }
+  return count;
 }
 
 std::int32_t flashcore_cuda_device_count(flashcore_error* error) {

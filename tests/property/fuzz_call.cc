@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "support/call.h"
 #include "support/to_c.h"
@@ -361,10 +362,20 @@ Tensors tensors_of(const FuzzCall& call) {
     return view;
   };
   const flashcore_params& p = call.params;
-  return {.q = view_of(p.q),
-          .k = view_of(p.k),
-          .v = view_of(p.v),
-          .out = view_of(p.out),
+  // Layout 1 says [batch, len, heads, dim] where a tensor is neither packed nor paged.
+  const auto main_view = [&](const flashcore_tensor* t, bool has_layout) {
+    TensorView view = view_of(t);
+    if (p.layout == 1 && has_layout && view.rank == 4) {
+      std::swap(view.shape[1], view.shape[2]);
+      std::swap(view.strides[1], view.strides[2]);
+    }
+    return view;
+  };
+  const bool kv_has_layout = p.cu_seqlens_k == nullptr && p.block_table == nullptr;
+  return {.q = main_view(p.q, true),
+          .k = main_view(p.k, kv_has_layout),
+          .v = main_view(p.v, kv_has_layout),
+          .out = main_view(p.out, true),
           .lse = view_of(p.lse),
           .bias = view_of(p.bias),
           .mask = view_of(p.mask),

@@ -107,7 +107,7 @@ void damage_option(Random& random, FuzzCall& call) {
     case 12:
       p.threads = random.chance(0.7) ? static_cast<std::int32_t>(random.below(4)) : small;
       break;
-    case 13: p.reserved = small; break;
+    case 13: p.layout = small; break;
     case 14:
       call.kernel = random.chance(0.1) ? std::string(3000, 'k') : random.pick(kKernels);
       p.kernel = call.kernel.c_str();

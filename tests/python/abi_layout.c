@@ -73,7 +73,7 @@ static void print_params(void) {
   FIELD(flashcore_params, num_splits);
   FIELD(flashcore_params, reproducibility);
   FIELD(flashcore_params, threads);
-  FIELD(flashcore_params, reserved);
+  FIELD(flashcore_params, layout);
   FIELD(flashcore_params, kernel);
   FIELD(flashcore_params, workspace);
   FIELD(flashcore_params, workspace_bytes);

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "support/draw.h"
 #include "support/to_c.h"
@@ -198,7 +199,7 @@ TEST_F(CApi, FlagsAreZeroOrOne) {
                                                          {"partial", &p.partial},
                                                          {"checked", &p.checked},
                                                          {"reproducibility", &p.reproducibility},
-                                                         {"reserved", &p.reserved}};
+                                                         {"layout", &p.layout}};
   for (const auto& [name, flag] : flags) {
     for (const std::int32_t value : {2, -1}) {
       *flag = value;
@@ -225,6 +226,33 @@ TEST_F(CApi, OptionsReachTheCall) {
       .causal = true, .window_left = 1, .scale = -0.5, .softcap = 3, .num_splits = 2};
   const Output want = attend(inputs_);
   FLASHCORE_EXPECT_SAME(output_, want);
+}
+
+TEST_F(CApi, LayoutOneSwapsHeadsAndLengths) {
+  for (int i = 0; i < 4; ++i) {  // q, k, v, out: the same memory, described the other way round
+    std::swap(call_.tensors[i].shape[1], call_.tensors[i].shape[2]);
+    std::swap(call_.tensors[i].strides[1], call_.tensors[i].strides[2]);
+  }
+  call_.params.layout = 1;
+  ASSERT_EQ(attention(), FLASHCORE_OK) << error_.message;
+  const Output want = attend(inputs_);
+  FLASHCORE_EXPECT_SAME(output_, want);
+}
+
+TEST(ReadObjects, StopsAtTheFirstThatFails) {
+  const auto read = [](void* object, flashcore_tensor* tensor) -> int {
+    tensor->ndim = *static_cast<int*>(object);
+    return tensor->ndim < 0 ? -1 : 0;
+  };
+  int ranks[] = {4, 3, -1, 2};
+  void* objects[] = {&ranks[0], &ranks[1], &ranks[2], &ranks[3]};
+  flashcore_tensor tensors[4] = {};
+  EXPECT_EQ(flashcore_read_objects(read, objects, tensors, 2), 2);
+  EXPECT_EQ(tensors[0].ndim, 4);
+  EXPECT_EQ(tensors[1].ndim, 3);
+  EXPECT_EQ(flashcore_read_objects(read, objects, tensors, 4), 2);
+  EXPECT_EQ(tensors[3].ndim, 0);
+  EXPECT_EQ(flashcore_read_objects(nullptr, objects, tensors, 4), 0);
 }
 
 TEST_F(CApi, LongErrorsAreCutAndTerminated) {

@@ -1,0 +1,160 @@
+"""attention() and explain(): one call on arrays of any framework."""
+
+from typing import Any
+
+from flashcore._arrays import KINDS, NoMemoryHere, kind_of
+from flashcore._prepared import PreparedCall, library, thread_state
+
+# The optional arrays in the order they are handed around, by their names in the C struct.
+OPTIONAL = ("sinks", "alibi_slopes", "bias", "mask", "q_start", "k_start", "cu_seqlens_q",
+            "cu_seqlens_k", "used_k", "block_table")
+NONE = (None,) * len(OPTIONAL)
+_PYTHON_NAMES = {"used_k": "seqused_k"}
+# The other arguments, in the order they are handed around.
+OPTIONS = ("causal", "window", "scale", "softcap", "layout", "num_splits", "reproducibility",
+           "return_lse", "max_q_len", "max_kv_len", "partial", "checked", "kernel")
+
+
+def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, int] = (-1, -1),
+              scale: float | None = None, softcap: float = 0.0, sinks: Any = None,
+              alibi_slopes: Any = None, bias: Any = None, mask: Any = None, q_start: Any = None,
+              k_start: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+              seqused_k: Any = None, block_table: Any = None, layout: str = "bhsd",
+              num_splits: int = 0, reproducibility: str = "deterministic", return_lse: bool = False,
+              out: Any = None, max_q_len: int = 0, max_kv_len: int = 0, partial: bool = False,
+              checked: bool = False, kernel: str | None = None) -> Any:
+    """Attention: softmax(scale * q k^T) v, on arrays of NumPy, torch, CuPy or JAX, in place.
+
+    q is [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim], v likewise with
+    v_dim; layout="bshd" is [batch, len, heads, dim]. The result is a new array of q's framework, or
+    `out`; with return_lse=True a pair with the log-sum-exp, f32 [batch, q_heads, q_len].
+
+    >>> import numpy as np, flashcore
+    >>> q = np.ones((1, 2, 3, 4), np.float32)
+    >>> v = np.arange(3, dtype=np.float32).reshape(1, 1, 3, 1) * np.ones((1, 1, 1, 4), np.float32)
+    >>> flashcore.attention(q, q[:, :1], v, causal=True)[0, 0, :, 0].tolist()
+    [0.0, 0.5, 1.0]
+
+    causal            key position <= query position; the last query stands on the last key
+    window            (left, right): keys kept on each side of the query's position; -1: all
+    scale, softcap    default 1/sqrt(head_dim); scores become softcap * tanh(score / softcap)
+    sinks             f32 [q_heads]: one more term in the denominator
+    alibi_slopes      f32 [q_heads] or [batch, q_heads]
+    bias, mask        added to the scores, or boolean where False hides the key; both broadcast to
+                      [batch, q_heads, q_len, kv_len]
+    q_start, k_start  positions of the first query and key: int, or i32 [batch]; q_start=0 is the
+                      causal mask of torch
+    cu_seqlens_q, _k  i32 [batch + 1]: q (or k and v) are packed, [total, heads, dim], and so is
+                      out; LSE is then [q_heads, total_q]. max_q_len, max_kv_len: the longest
+    seqused_k         i32 [batch]: how many keys of a cache count
+    block_table       i32 [batch, max_pages]: k and v are pages [pages, page_size, kv_heads, dim]
+    num_splits        ranges of keys computed apart; 0: the planner chooses
+    reproducibility   "deterministic", or "batch_invariant": a row's bits depend on its data alone
+    partial           f32 out and LSE without sinks, for merge(); implies return_lse
+    checked           bad lengths and page ids raise; waits for the GPU
+    kernel            run exactly this kernel, or fail
+
+    A mistake raises ValueError, what no kernel can do NotImplementedError; `out` is then untouched.
+    """
+    kind = KINDS.get(type(q)) or kind_of("q", q)
+    options = (causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse,
+               max_q_len, max_kv_len, partial, checked, kernel)
+    if (sinks is None and alibi_slopes is None and bias is None and mask is None and q_start is None
+            and k_start is None and cu_seqlens_q is None and cu_seqlens_k is None
+            and seqused_k is None and block_table is None):
+        optional = NONE
+    else:
+        optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q, cu_seqlens_k,
+                    seqused_k, block_table)
+    if kind.dispatcher is not None:
+        if kind.dispatcher.needed(q, k, v, optional):
+            return kind.dispatcher.attention(q, k, v, options, optional, out)
+        try:
+            return run(kind, q, k, v, options, optional, out)
+        except NoMemoryHere:  # inside torch.vmap or torch.func.grad
+            return kind.dispatcher.attention(q, k, v, options, optional, out)
+    return run(kind, q, k, v, options, optional, out)
+
+
+def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
+    """What attention() would do with the same arguments, in words: kernel, tiles, splits, why.
+
+    >>> import numpy as np, flashcore
+    >>> q = np.zeros((1, 8, 512, 64), np.float32)
+    >>> print(flashcore.explain(q, q, q, causal=True))  # doctest: +ELLIPSIS
+    problem    f32  batch 1  q_heads 8 ...
+    """
+    options, optional, out = _split_arguments(arguments)
+    call = _bind(kind_of("q", q), q, k, v, options, optional, out)[0]
+    try:
+        return library().explain(call.params)
+    finally:
+        call.release()
+
+
+def _split_arguments(arguments):
+    """attention()'s keywords as run() takes them."""
+    defaults = attention.__kwdefaults__
+    for name in arguments:
+        if name not in defaults:
+            raise TypeError(f"explain() got an unexpected keyword argument '{name}'")
+    values = {**defaults, **arguments}
+    optional = tuple(values[_PYTHON_NAMES.get(name, name)] for name in OPTIONAL)
+    return tuple(values[name] for name in OPTIONS), optional, values["out"]
+
+
+def run(kind, q, k, v, options, optional, out):
+    """The call itself, on arrays that have memory."""
+    call, made, lse = _bind(kind, q, k, v, options, optional, out)
+    try:
+        call.run(kind, kind.gpu(q))
+    finally:
+        call.release()
+    if lse is None:
+        return kind.finish(made) if out is None else out
+    return kind.finish(made) if out is None else out, kind.finish(lse)
+
+
+def _bind(kind, q, k, v, options, optional, out):
+    """A prepared call with the descriptors of these arrays in it, marked busy; its results."""
+    if type(k) not in KINDS or type(v) not in KINDS:
+        kind_of("k", k), kind_of("v", v)  # or says what is wrong with them
+    given = () if optional is NONE else _given(kind, q, optional)
+    key = options if not given else (options, *[name for name, _, _ in given])
+    try:
+        call = thread_state.calls.get(key)
+    except TypeError:  # window is a list
+        return _bind(kind, q, k, v, (options[0], tuple(options[1]), *options[2:]), optional, out)
+    if call is None or call.busy:
+        call = PreparedCall(options)
+        thread_state.remember(key, call)
+    call.busy = True
+    try:
+        lse = None if not call.wants_lse else call.empty_lse(kind, q)
+        if out is None:
+            made = call.empty_partial(kind, q, v) if call.wide_out else kind.empty_out(q, v)
+        else:
+            made = out
+            kind_of("out", out).check_writable(out, "out")
+        kind.view_all(call, q, k, v, made, lse)
+        if given:
+            call.set_optional(given)
+    except IndexError:
+        call.release()
+        raise ValueError("q, k, v: one of them has no dimension; wanted [batch, heads, len, dim]")
+    except BaseException:
+        call.release()
+        raise
+    return call, made, lse
+
+
+def _given(kind, q, optional):
+    """(name, kind, array) of the optional arrays there are. A number is a start for every batch."""
+    given = []
+    for name, one in zip(OPTIONAL, optional):
+        if one is None:
+            continue
+        if name in ("q_start", "k_start") and isinstance(one, int):
+            one = kind.int32(q, one)
+        given.append((name, kind_of(_PYTHON_NAMES.get(name, name), one), one))
+    return given

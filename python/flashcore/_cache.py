@@ -1,0 +1,120 @@
+"""append(): new keys and values into a cache; merge(): partial results into one."""
+
+import ctypes
+from typing import Any
+
+from flashcore import _abi
+from flashcore._arrays import Slot, kind_of
+from flashcore._prepared import library
+
+_MAX_PARTS = 32
+
+
+class _Arrays:
+    """Arrays of one call as pointers to descriptors; keeps what they need alive."""
+
+    def __init__(self):
+        self._slots = []
+
+    def pointer(self, name, array, written=False):
+        if array is None:
+            return None
+        kind, slot = kind_of(name, array), Slot(name)
+        if written:
+            kind.check_writable(array, name)
+        self._slots.append(slot)
+        return ctypes.cast(kind.view(array, slot), ctypes.POINTER(_abi.Tensor))
+
+
+def _stream(kind, like):
+    gpu = kind.gpu(like)
+    return None if gpu < 0 else kind.stream(gpu)
+
+
+def append(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, *, block_table: Any = None,
+           cu_seqlens_new: Any = None, layout: str = "bhsd") -> None:
+    """Writes new keys and values into a cache in place, sequence b's at seqused_k[b].
+
+    The cache is k [batch, kv_heads, capacity, head_dim], or with block_table pages
+    [pages, page_size, kv_heads, head_dim]; v likewise. New are [batch, kv_heads, new_len, head_dim],
+    or with cu_seqlens_new packed, [total_new, kv_heads, head_dim]. layout="bshd" swaps heads and
+    lengths of what is neither paged nor packed. The attention that follows is told the new lengths.
+
+    >>> import numpy as np, flashcore
+    >>> k, v = np.zeros((2, 1, 1, 8, 4), np.float32)
+    >>> new = np.ones((1, 1, 3, 4), np.float32)
+    >>> flashcore.append(new, new, k, v, np.array([2], np.int32))
+    >>> k[0, 0, :, 0].tolist()
+    [0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+    """
+    if layout == "bshd":
+        if block_table is None:
+            k, v = _swapped(k), _swapped(v)
+        if cu_seqlens_new is None:
+            k_new, v_new = _swapped(k_new), _swapped(v_new)
+    elif layout != "bhsd":
+        raise ValueError(f"layout is {layout!r}; wanted one of bhsd, bshd")
+    kind = kind_of("k", k)
+    if kind.dispatcher is not None and kind.dispatcher.needed(k_new, v_new, k, (v,)):
+        kind.dispatcher.append(k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
+    else:
+        run_append(kind, k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
+
+
+def run_append(kind, k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new):
+    """The call itself, on arrays that have memory."""
+    arrays = _Arrays()
+    params = _abi.AppendParams(
+        k_new=arrays.pointer("k_new", k_new), v_new=arrays.pointer("v_new", v_new),
+        k=arrays.pointer("k", k, written=True), v=arrays.pointer("v", v, written=True),
+        used_k=arrays.pointer("seqused_k", seqused_k),
+        block_table=arrays.pointer("block_table", block_table),
+        cu_seqlens_new=arrays.pointer("cu_seqlens_new", cu_seqlens_new))
+    params.stream = _stream(kind, k)
+    library().append(params)
+
+
+def _swapped(array):
+    """[batch, len, heads, dim] seen as [batch, heads, len, dim]."""
+    return array.swapaxes(1, 2)
+
+
+def merge(outs: Any, lses: Any, *, sinks: Any = None, out: Any = None,
+          return_lse: bool = False) -> Any:
+    """Joins partial results, at most 32, in the order given: attention over all of their keys.
+
+    outs and lses are what attention(..., partial=True) gives over some of the keys each. Sinks
+    belong into the last merge only. The result is f32 like the parts, or `out`, of any float type;
+    with return_lse=True a pair with the LSE.
+
+    >>> import numpy as np, flashcore
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 8, 16)).astype(np.float32)
+    >>> parts = [flashcore.attention(q, k[:, :, part], v[:, :, part], partial=True)
+    ...          for part in (slice(0, 5), slice(5, 8))]
+    >>> merged = flashcore.merge(*zip(*parts))
+    >>> bool(np.abs(merged - flashcore.attention(q, k, v)).max() < 1e-5)
+    True
+    """
+    outs, lses = list(outs), list(lses)
+    if not outs or len(outs) != len(lses):
+        raise ValueError(f"outs: has {len(outs)} parts, lses has {len(lses)}; wanted as many, at "
+                         "least one")
+    if len(outs) > _MAX_PARTS:
+        raise ValueError(f"outs: has {len(outs)} parts; at most {_MAX_PARTS} can be merged at once")
+    kind = kind_of("outs", outs[0])
+    made = kind.empty(outs[0], tuple(outs[0].shape)) if out is None else out
+    lse = kind.empty(lses[0], tuple(lses[0].shape)) if return_lse else None
+    arrays, tensor = _Arrays(), _abi.Tensor
+    described = [[arrays.pointer(name, one).contents for one in many]
+                 for name, many in (("outs", outs), ("lses", lses))]
+    blocks = [(tensor * len(many))(*many) for many in described]
+    params = _abi.MergeParams(
+        outs=ctypes.cast(blocks[0], ctypes.POINTER(tensor)),
+        lses=ctypes.cast(blocks[1], ctypes.POINTER(tensor)), parts=len(outs),
+        out=arrays.pointer("out", made, written=out is not None), lse=arrays.pointer("lse", lse),
+        sinks=arrays.pointer("sinks", sinks))
+    params.stream = _stream(kind, outs[0])
+    library().merge(params)
+    if out is None:
+        made = kind.finish(made)
+    return (made, kind.finish(lse)) if return_lse else made

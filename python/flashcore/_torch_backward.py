@@ -1,0 +1,206 @@
+"""Gradients of attention by recomputation: the attention matrix is made again in blocks of rows, so
+memory grows with the length and not with its square. Plain torch operations."""
+
+import torch
+
+_BLOCK_ELEMENTS = 2**22  # of the attention matrix at once
+
+
+def backward(grad_out, grad_lse, q, k, v, out, lse, sinks=None, alibi_slopes=None, bias=None,
+             mask=None, q_start=None, k_start=None, cu_seqlens_q=None, cu_seqlens_k=None,
+             seqused_k=None, block_table=None, *, causal, window_left, window_right, scale, softcap,
+             layout, partial, wanted):
+    """dq, dk, dv, dsinks, dbias; those not in `wanted` are empty."""
+    if block_table is not None:
+        raise NotImplementedError("block_table: gradients through pages are not supported; gather "
+                                  "the pages first")
+    options = dict(causal=causal, window=(window_left, window_right), softcap=softcap,
+                   scale=q.shape[-1] ** -0.5 if scale is None else scale)
+    grads = _Grads(q, k, v, sinks, bias, wanted)
+    if partial:  # without sinks: their gradient stays zero
+        sinks = None
+    if cu_seqlens_q is None and cu_seqlens_k is None:
+        main = [one.transpose(1, 2) if layout == "bshd" else one
+                for one in (grad_out, q, k, v, out, grads.q, grads.k, grads.v)]
+        _dense(*main, grad_lse, lse, grads, grads.bias, sinks, alibi_slopes, bias, mask, q_start,
+               k_start, seqused_k, **options)
+    else:
+        _packed(grad_out, grad_lse, q, k, v, out, lse, grads, sinks, alibi_slopes, bias, mask,
+                q_start, k_start, cu_seqlens_q, cu_seqlens_k, seqused_k, layout, options)
+    return grads.results()
+
+
+class _Grads:
+    """Sums in the precision of the computation, rounded to the inputs' types at the end."""
+
+    def __init__(self, q, k, v, sinks, bias, wanted):
+        self.wide = torch.float64 if q.dtype is torch.float64 else torch.float32
+        self.inputs, self.wanted = (q, k, v, sinks, bias), wanted
+        self.q, self.k, self.v = (torch.zeros(one.shape, dtype=self.wide, device=one.device)
+                                  for one in (q, k, v))
+        self.sinks = None if sinks is None else torch.zeros_like(sinks, dtype=self.wide)
+        self.bias = None if bias is None or not wanted[4] else torch.zeros(
+            bias.shape, dtype=self.wide, device=bias.device)
+
+    def results(self):
+        sums = (self.q, self.k, self.v, self.sinks, self.bias)
+        empty = self.inputs[0].new_empty(0)
+        return tuple(total.to(one.dtype) if want and total is not None else empty.clone()
+                     for total, one, want in zip(sums, self.inputs, self.wanted))
+
+
+def _packed(grad_out, grad_lse, q, k, v, out, lse, grads, sinks, alibi_slopes, bias, mask, q_start,
+            k_start, cu_seqlens_q, cu_seqlens_k, seqused_k, layout, options):
+    """Sequence by sequence; lengths are read by the host."""
+    starts_q = None if cu_seqlens_q is None else cu_seqlens_q.tolist()
+    starts_k = None if cu_seqlens_k is None else cu_seqlens_k.tolist()
+    batch = len(starts_q or starts_k) - 1
+
+    def one_of(tensor, starts, b):
+        """[1, heads, len, dim] of sequence b."""
+        if starts is not None:
+            return tensor[starts[b]:starts[b + 1]].transpose(0, 1).unsqueeze(0)
+        return tensor[b:b + 1].transpose(1, 2) if layout == "bshd" else tensor[b:b + 1]
+
+    def lse_of(tensor, b):
+        if tensor is None or starts_q is None:
+            return None if tensor is None else tensor[b:b + 1]
+        return tensor[:, starts_q[b]:starts_q[b + 1]].unsqueeze(0)
+
+    def row_of(tensor, b):
+        return None if tensor is None else tensor[b:b + 1] if tensor.shape[0] > 1 else tensor
+
+    def scores_of(tensor, b, q_len, kv_len):
+        if tensor is None:
+            return None
+        tensor = tensor.reshape((1,) * (4 - tensor.dim()) + tensor.shape)
+        return tensor[b if tensor.shape[0] > 1 else 0][None, :, :q_len, :kv_len]
+
+    for b in range(batch):
+        main = [one_of(one, starts, b) for one, starts in (
+            (grad_out, starts_q), (q, starts_q), (k, starts_k), (v, starts_k), (out, starts_q),
+            (grads.q, starts_q), (grads.k, starts_k), (grads.v, starts_k))]
+        lengths = main[1].shape[2], main[2].shape[2]
+        if alibi_slopes is not None and alibi_slopes.dim() == 2:
+            slopes = alibi_slopes[b:b + 1]
+        else:
+            slopes = alibi_slopes
+        _dense(*main, lse_of(grad_lse, b), lse_of(lse, b), grads, scores_of(grads.bias, b, *lengths),
+               sinks, slopes, scores_of(bias, b, *lengths), scores_of(mask, b, *lengths),
+               row_of(q_start, b), row_of(k_start, b), row_of(seqused_k, b), **options)
+
+
+def _column(one, default, device):
+    """Numbers of the sequences as [batch, 1, 1, 1, 1]."""
+    if one is None:
+        one = default
+    if not isinstance(one, torch.Tensor):
+        one = torch.tensor([one], device=device)
+    return one.long().reshape(-1, 1, 1, 1, 1)
+
+
+class _Scores:
+    """Scores and probabilities of a block of rows, [batch, kv_heads, group, rows, kv_len]."""
+
+    def __init__(self, q, k, alibi_slopes, bias, mask, q_start, k_start, seqused_k, *, causal,
+                 window, scale, softcap, wide):
+        self.q, self.k, self.scale, self.softcap, self.wide = q, k, scale, softcap, wide
+        batch, q_heads, q_len, _ = q.shape
+        self.group = (k.shape[1], q_heads // max(k.shape[1], 1))
+        device, kv_len = q.device, k.shape[2]
+        used = _column(seqused_k, kv_len, device)
+        keys = torch.arange(kv_len, device=device)
+        self.in_use = keys < used
+        self.k_pos = keys + _column(k_start, 0, device)
+        self.q_first = _column(q_start, used.flatten() - q_len, device)
+        self.causal, self.window = causal, window
+        self.bias, self.mask = (None if one is None else self._five(one) for one in (bias, mask))
+        self.slopes = None
+        if alibi_slopes is not None:
+            self.slopes = alibi_slopes.to(wide).reshape(-1, *self.group, 1, 1)
+
+    def _five(self, one):
+        one = one.reshape((1,) * (4 - one.dim()) + one.shape)
+        heads = self.group if one.shape[1] > 1 else (1, 1)
+        return one.reshape(one.shape[0], *heads, *one.shape[2:])
+
+    def grouped(self, one):
+        """[batch, q_heads, ...] as [batch, kv_heads, group, ...]."""
+        return one.unflatten(1, self.group)
+
+    def _rows(self, one, begin, end):
+        return one if one.shape[3] == 1 else one[:, :, :, begin:end]
+
+    def block(self, begin, end):
+        """(scores with -inf where hidden, derivative of the softcap or None)."""
+        q = self.grouped(self.q[:, :, begin:end].to(self.wide))
+        scores = q @ self.k.to(self.wide).unsqueeze(2).transpose(-1, -2) * self.scale
+        slope = None
+        if self.softcap > 0:
+            capped = torch.tanh(scores / self.softcap)
+            scores, slope = self.softcap * capped, 1 - capped * capped
+        distance = self.q_first + torch.arange(begin, end, device=q.device)[:, None] - self.k_pos
+        if self.slopes is not None:
+            scores = scores - self.slopes * distance.abs()
+        if self.bias is not None:
+            scores = scores + self._rows(self.bias, begin, end).to(self.wide)
+        visible = self.in_use
+        if self.causal:
+            visible = visible & (distance >= 0)
+        left, right = self.window
+        if left >= 0:
+            visible = visible & (distance <= left)
+        if right >= 0:
+            visible = visible & (distance >= -right)
+        if self.mask is not None:
+            visible = visible & self._rows(self.mask, begin, end).bool()
+        return scores.masked_fill(~visible, float("-inf")), slope
+
+
+def _dense(grad_out, q, k, v, out, dq, dk, dv, grad_lse, lse, grads, bias_grad, sinks, alibi_slopes,
+           bias, mask, q_start, k_start, seqused_k, *, causal, window, scale, softcap):
+    """Adds the gradients of [batch, heads, len, dim] tensors to dq, dk, dv, bias_grad and grads."""
+    wide = grads.wide
+    scores = _Scores(q, k, alibi_slopes, bias, mask, q_start, k_start, seqused_k, causal=causal,
+                     window=window, scale=scale, softcap=softcap, wide=wide)
+    batch, q_heads, q_len, _ = q.shape
+    step = max(1, _BLOCK_ELEMENTS // max(batch * q_heads * k.shape[2], 1))
+    for begin in range(0, q_len, step):
+        end = min(begin + step, q_len)
+        rows = slice(begin, end)
+        d_out = grad_out[:, :, rows].to(wide)
+        # sum over j of p_j dp_j; the gradient of the LSE enters each score the same way.
+        delta = (d_out * out[:, :, rows].to(wide)).sum(-1)
+        if grad_lse is not None:
+            delta = delta - grad_lse[:, :, rows].to(wide)
+        row_lse = lse[:, :, rows].to(wide)
+        s, slope = scores.block(begin, end)
+        seen = scores.grouped(row_lse)[..., None]
+        p = torch.where(s == float("-inf"), 0.0, torch.exp(s - seen))
+        d_out, row_delta = scores.grouped(d_out), scores.grouped(delta)[..., None]
+        dv += (p.transpose(-1, -2) @ d_out).sum(2)
+        dp = d_out @ v.to(wide).unsqueeze(2).transpose(-1, -2)
+        ds = torch.where(p == 0, 0.0, p * (dp - row_delta))
+        if bias_grad is not None:
+            _add_bias(bias_grad, ds.flatten(1, 2), begin, end)
+        if slope is not None:
+            ds = ds * slope
+        q_rows = scores.grouped(q[:, :, rows].to(wide))
+        dq[:, :, rows] += (ds @ k.to(wide).unsqueeze(2)).flatten(1, 2) * scale
+        dk += (ds.transpose(-1, -2) @ q_rows).sum(2) * scale
+        if sinks is not None:
+            p_sink = torch.exp(sinks.to(wide)[None, :, None] - row_lse)
+            grads.sinks -= (p_sink * delta).sum((0, 2))
+
+
+def _add_bias(total, ds, begin, end):
+    """Adds rows begin to end of ds, [batch, heads, rows, kv_len], summed over what bias repeats."""
+    shape = (1,) * (4 - total.dim()) + total.shape
+    total = total.view(shape) if total.is_contiguous() else total
+    for dim in (0, 1, 3):
+        if shape[dim] == 1 and ds.shape[dim] != 1:
+            ds = ds.sum(dim, keepdim=True)
+    if shape[2] == 1:
+        total += ds.sum(2, keepdim=True)
+    else:
+        total[:, :, begin:end] += ds

@@ -1,0 +1,9 @@
+"""Importing this registers torch.ops.flashcore.attention, .attention_backward and .append."""
+
+import torch
+
+from flashcore import _torch_ops  # noqa: F401 (registers)
+
+attention = torch.ops.flashcore.attention
+append = torch.ops.flashcore.append
+__all__ = ["append", "attention"]
