@@ -222,11 +222,13 @@ class JaxKind(Kind):
         self._jax = jax
         self._workspaces: dict[int, Any] = {}
 
-    def view(self, array, slot):
+    def check_readable(self, array, name):
         if isinstance(array, self._jax.core.Tracer):
-            raise TypeError(f"{slot.name}: is traced by jax.jit, grad or vmap; FlashCore takes JAX "
-                            "arrays outside of them, or inside through jax.pure_callback "
-                            "(docs/python.md)")
+            raise TypeError(f"{name}: is traced by jax.jit, grad or vmap; inside of them call "
+                            "flashcore.integrations.jax.attention")
+
+    def view(self, array, slot):
+        self.check_readable(array, slot.name)
         slot.keep = capsule = array.block_until_ready().__dlpack__()
         return _capsule_pointer(capsule, b"dltensor")
 
@@ -243,6 +245,7 @@ class JaxKind(Kind):
 
     def empty(self, like, shape, dtype=None):
         import numpy
+        self.check_readable(like, "q")
         kind = numpy.dtype(like.dtype if dtype is None else WIDE[dtype])
         if like.device.platform == "cpu":
             return numpy.empty(shape, kind)

@@ -1,8 +1,9 @@
 """Finds libflashcore, refuses a stale one, and calls it.
 
-Inside a source tree the library must have been built from that tree: its fingerprint is compared
-with what scripts/fingerprint prints. Searched in this order: $FLASHCORE_LIBRARY, build/cuda,
-build/cpu (of the tree), then the system's libraries.
+Searched in this order: $FLASHCORE_LIBRARY, beside this file (where pip puts it), build/cuda and
+build/cpu of the source tree, the system's libraries. Inside a source tree the library must have been
+built from that tree: its fingerprint is compared with what scripts/fingerprint prints. Elsewhere it
+must be of the same version as these files.
 """
 
 import ctypes
@@ -128,6 +129,9 @@ def tree_fingerprint(root):
 
 
 def _candidates(root):
+    beside = Path(__file__).with_name("libflashcore.so")
+    if beside.is_file():
+        yield beside
     if root is not None:
         for preset in ("cuda", "cpu"):
             path = root / "build" / preset / "libflashcore.so"
@@ -136,6 +140,18 @@ def _candidates(root):
     found = ctypes.util.find_library("flashcore")
     if found is not None:
         yield found
+
+
+def _why_stale(library, wants):
+    """Why a library cannot serve these Python files; None where it can. wants: the tree's
+    fingerprint, None outside a tree."""
+    from flashcore import __version__
+    if library.version != __version__:
+        return (f"{library.path} is of version {library.version}, the Python files are of "
+                f"{__version__}; install both together: pip install .")
+    if wants is not None and library.fingerprint() != wants:
+        return _stale_message(library.path, library.fingerprint(), wants)
+    return None
 
 
 def _stale_message(path, has, wants):
@@ -153,18 +169,20 @@ def load(path=None, root=None):
         if not Path(path).is_file():
             raise FileNotFoundError(f"FLASHCORE_LIBRARY is {path}; there is no such file")
         library = Library(path)
-        if wants is not None and library.fingerprint() != wants:
-            raise StaleLibraryError(_stale_message(path, library.fingerprint(), wants))
+        why = _why_stale(library, wants)
+        if why is not None:
+            raise StaleLibraryError(why)
         return library
     stale = []
     for candidate in _candidates(root):
         library = Library(candidate)
-        if wants is None or library.fingerprint() == wants:
-            library.stale_paths = [one for one, _ in stale]
+        why = _why_stale(library, wants)
+        if why is None:
+            library.stale_paths = [path for path, _ in stale]
             return library
-        stale.append((str(candidate), library.fingerprint()))
+        stale.append((str(candidate), why))
     if stale:
-        raise StaleLibraryError(_stale_message(*stale[0], wants))
+        raise StaleLibraryError(stale[0][1])
     raise FileNotFoundError(
-        "libflashcore.so was not found; build it (cmake --preset cpu && cmake --build --preset cpu) "
-        "or set FLASHCORE_LIBRARY to its path")
+        "libflashcore.so was not found; build it (cmake --preset cpu && cmake --build --preset cpu), "
+        "install it (pip install .), or set FLASHCORE_LIBRARY to its path")

@@ -21,7 +21,7 @@ _EXAMPLES = """examples:
   python3 -m flashcore.bench --case mission --kernel fwd_simt_f16_d64_q16 --output /tmp/one.json
   python3 -m flashcore.bench --show bench/results/h200.json   the table of docs/benchmarks.md
 
-Run it in the source tree with PYTHONPATH=python. Exit codes: 0 all cases measured, 1 a case failed
+Run it where the package is installed, or in the source tree with PYTHONPATH=python. Exit codes: 0 all cases measured, 1 a case failed
 its check, 2 it could not run, 130 interrupted (what was done is written)."""
 
 
@@ -196,6 +196,11 @@ class Bench:
         return row
 
 
+def default_cases(root):
+    """The tree's, or those that pip put beside this file."""
+    return root / "bench" / "cases.json" if root else Path(__file__).with_name("cases.json")
+
+
 def default_output(device, gpu, root):
     base = root if root is not None else Path()
     if device == "cpu":
@@ -233,7 +238,7 @@ def main(argv=None):
                 stale = "".join(f"; {path} is stale" for path in library.stale_paths)
                 raise RuntimeError(f"{library.path} cannot use a GPU: {why}{stale}")
         torch = import_torch(options.device)
-        cases = _cases.load(options.cases or (root or Path()) / "bench" / "cases.json")
+        cases = _cases.load(options.cases or default_cases(root))
         chosen = _cases.select(cases, options.device, options.suite, options.case)
         bench = Bench(options, library, torch, root)
         bench.adopt(whole=not options.suite and not options.case and not options.kernel)

@@ -1,0 +1,79 @@
+"""The calls of the flash_attn package, computed by FlashCore: same names, same order of arguments.
+
+    from flashcore.flash_attn import flash_attn_func
+
+Tensors are [batch, len, heads, dim]; causal is aligned to the last key. What FlashCore cannot do
+raises; nothing is ignored. Results are always deterministic."""
+
+import torch
+
+from flashcore._attention import attention
+from flashcore._cache import append
+
+__all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
+
+
+def _refuse(**arguments):
+    """Arguments without an equivalent must have the value that means nothing."""
+    for name, (value, neutral, instead) in arguments.items():
+        if value is not neutral and value != neutral:
+            raise NotImplementedError(f"{name}: is given, which FlashCore has not; {instead}")
+
+
+def _no_dropout(dropout_p):
+    if dropout_p != 0.0:
+        raise NotImplementedError(f"dropout_p is {dropout_p}; FlashCore has no dropout, wanted 0.0")
+
+
+def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+                    softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False):
+    """out, or with return_attn_probs (out, lse, None): without dropout there is no mask to return."""
+    _no_dropout(dropout_p)
+    found = attention(q, k, v, causal=causal, window=tuple(window_size), scale=softmax_scale,
+                      softcap=softcap, alibi_slopes=alibi_slopes, layout="bshd",
+                      return_lse=return_attn_probs)
+    return (*found, None) if return_attn_probs else found
+
+
+def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+                           dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
+                           softcap=0.0, alibi_slopes=None, deterministic=False,
+                           return_attn_probs=False, block_table=None):
+    """Packed sequences. With block_table k and v are pages, and cu_seqlens_k gives their lengths."""
+    _no_dropout(dropout_p)
+    lengths = dict(cu_seqlens_k=cu_seqlens_k, max_kv_len=int(max_seqlen_k))
+    if block_table is not None:
+        lengths = dict(block_table=block_table, seqused_k=cu_seqlens_k[1:] - cu_seqlens_k[:-1])
+    found = attention(q, k, v, cu_seqlens_q=cu_seqlens_q, max_q_len=int(max_seqlen_q),
+                      causal=causal, window=tuple(window_size), scale=softmax_scale,
+                      softcap=softcap, alibi_slopes=alibi_slopes, return_lse=return_attn_probs,
+                      **lengths)
+    return (*found, None) if return_attn_probs else found
+
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None,
+                            cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None,
+                            block_table=None, softmax_scale=None, causal=False,
+                            window_size=(-1, -1), softcap=0.0, rotary_interleaved=True,
+                            alibi_slopes=None, num_splits=0, return_softmax_lse=False):
+    """Attention over a cache, [batch, capacity, heads, dim] or pages. Where k and v are given they
+    are written into the cache at cache_seqlens first."""
+    _refuse(rotary_cos=(rotary_cos, None, "rotate q and k before the call"),
+            rotary_sin=(rotary_sin, None, "rotate q and k before the call"),
+            rotary_interleaved=(rotary_interleaved, True, "rotate q and k before the call"),
+            cache_batch_idx=(cache_batch_idx, None, "index the cache, or use block_table"),
+            cache_leftpad=(cache_leftpad, None, "start the sequences at the cache's beginning"))
+    batch = q.shape[0]
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+    if (k is None) != (v is None):
+        raise ValueError("k and v: only one of them is given; wanted both or none")
+    if k is not None:
+        if cache_seqlens is None:
+            raise ValueError("cache_seqlens: not given; new k and v need to know where they go")
+        append(k, v, k_cache, v_cache, cache_seqlens, block_table=block_table, layout="bshd")
+        cache_seqlens = cache_seqlens + k.shape[1]
+    return attention(q, k_cache, v_cache, causal=causal, window=tuple(window_size),
+                     scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
+                     seqused_k=cache_seqlens, block_table=block_table, layout="bshd",
+                     num_splits=num_splits, return_lse=return_softmax_lse)

@@ -1,0 +1,1 @@
+"""FlashCore inside other libraries. Nothing is registered until you call register()."""

@@ -1,0 +1,39 @@
+"""flashcore.attention inside jax.jit: the compiled program calls back to the host.
+
+    from flashcore.integrations.jax import attention
+    out = jax.jit(lambda q, k, v: attention(q, k, v, causal=True))(q, k, v)
+
+Outside jit flashcore.attention takes JAX arrays directly and spares the callback. There are no
+gradients through it."""
+
+from typing import Any
+
+import jax
+import numpy
+
+import flashcore
+
+
+def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
+    """flashcore.attention for dense arrays; options are fixed when the program is compiled."""
+    if options.get("out") is not None:
+        raise ValueError("out: is given; JAX arrays are immutable, use what is returned")
+    packed = options.get("cu_seqlens_q") is not None
+    heads_last = options.get("layout", "bhsd") == "bshd"
+    wide = numpy.float64 if q.dtype == numpy.float64 else numpy.float32
+    partial = options.get("partial", False)
+    result: Any = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), wide if partial else q.dtype)
+    if options.get("return_lse") or partial:
+        shape = (q.shape[1], q.shape[0]) if packed else \
+            (q.shape[0], q.shape[2], q.shape[1]) if heads_last else q.shape[:3]
+        result = (result, jax.ShapeDtypeStruct(shape, wide))
+    # Arrays among the options are arguments too: inside jit they may be traced.
+    names = [name for name, one in options.items() if hasattr(one, "__array__")]
+    fixed = {name: one for name, one in options.items() if name not in names}
+
+    def on_host(q, k, v, *arrays):
+        given = [numpy.asarray(one) for one in (q, k, v, *arrays)]
+        return flashcore.attention(*given[:3], **dict(zip(names, given[3:])), **fixed)
+
+    return jax.pure_callback(on_host, result, q, k, v, *(options[name] for name in names),
+                             vmap_method="sequential")

@@ -1,0 +1,103 @@
+"""Serves torch's own scaled_dot_product_attention, so that models need no change:
+
+    import flashcore.integrations.torch_sdpa
+    flashcore.integrations.torch_sdpa.register()
+    torch.nn.attention.activate_flash_attention_impl("flashcore")
+
+torch then sends its flash backend here, on the CPU and on CUDA, forward and backward. Which calls go
+to the flash backend is still torch's choice (no mask on CUDA, f16 and bf16 there)."""
+
+import warnings
+
+import torch
+
+from flashcore import _torch_backward
+from flashcore._attention import attention
+
+NAME = "flashcore"
+
+
+def register() -> None:
+    """Makes the implementation known to torch (2.11 or newer) without activating it."""
+    from torch.nn import attention as torch_attention
+    if not hasattr(torch_attention, "register_flash_attention_impl"):
+        raise NotImplementedError(f"torch is {torch.__version__}; its attention can be replaced from "
+                                  "2.11 on. Call flashcore.sdpa instead")
+    torch_attention.register_flash_attention_impl(NAME, register_fn=_Handle)
+
+
+class _Handle:
+    """The kernels are in torch's dispatcher as long as this is not removed."""
+
+    def __init__(self):
+        self._library = torch.library.Library("aten", "IMPL")
+        kernels = {"_scaled_dot_product_flash_attention_for_cpu": (_forward_cpu, "CPU"),
+                   "_scaled_dot_product_flash_attention_for_cpu_backward": (_backward_cpu, "CPU")}
+        if torch.backends.cuda.is_built():
+            kernels |= {"_scaled_dot_product_flash_attention": (_forward_cuda, "CUDA"),
+                        "_scaled_dot_product_flash_attention_backward": (_backward_cuda, "CUDA")}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
+            for name, (function, key) in kernels.items():
+                self._library.impl(name, function, key)
+
+    def remove(self):
+        self._library._destroy()
+
+
+def _check(dropout_p):
+    if dropout_p > 0.0:
+        raise NotImplementedError(f"dropout_p is {dropout_p}; FlashCore has no dropout, wanted 0")
+
+
+def _split_mask(attn_mask):
+    if attn_mask is None:
+        return {}
+    return {"mask" if attn_mask.dtype == torch.bool else "bias": attn_mask}
+
+
+def _top_left(q, k, is_causal):
+    return 0 if is_causal and q.shape[2] != k.shape[2] else None
+
+
+def _forward_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+    _check(dropout_p)
+    out, lse = attention(query, key, value, causal=is_causal, scale=scale, return_lse=True,
+                         q_start=_top_left(query, key, is_causal), **_split_mask(attn_mask))
+    # In the order of dimensions that torch's compiler expects of this kernel.
+    return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _gradients(grad_out, query, key, value, out, lse, is_causal, attn_mask, scale):
+    start = _top_left(query, key, is_causal)
+    if start is not None:
+        start = torch.zeros(1, dtype=torch.int32, device=query.device)
+    return _torch_backward.backward(
+        grad_out, None, query, key, value, out, lse, **_split_mask(attn_mask), q_start=start,
+        causal=is_causal, window_left=-1, window_right=-1, scale=scale, softcap=0.0, layout="bhsd",
+        partial=False, wanted=[True, True, True, False, False])[:3]
+
+
+def _backward_cpu(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *,
+                  attn_mask=None, scale=None):
+    _check(dropout_p)
+    grads = _gradients(grad_out, query, key, value, out, logsumexp, is_causal, attn_mask, scale)
+    return tuple(one.transpose(1, 2).contiguous().transpose(1, 2) for one in grads)
+
+
+def _forward_cuda(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *,
+                  scale=None):
+    _check(dropout_p)
+    if return_debug_mask:
+        raise NotImplementedError("return_debug_mask: FlashCore keeps no attention matrix")
+    out, lse = attention(query, key, value, causal=is_causal, scale=scale, return_lse=True,
+                         q_start=_top_left(query, key, is_causal))
+    seed = torch.empty(2, dtype=torch.uint64, device=query.device)
+    return (out, lse, None, None, query.shape[2], key.shape[2], seed,
+            torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0))
+
+
+def _backward_cuda(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k,
+                   dropout_p, is_causal, philox_seed, philox_offset, *, scale=None):
+    _check(dropout_p)
+    return _gradients(grad_out, query, key, value, out, logsumexp, is_causal, None, scale)
