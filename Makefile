@@ -10,7 +10,8 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 	  awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
 	@echo "Missing packages are listed, then installed (apt, or pip into .venv); NO_INSTALL=1 only lists."
-	@echo "PRESET=cpu leaves nvcc out of it; JOBS=n limits the compilers running at once."
+	@echo "PRESET=cpu leaves nvcc out of it; JOBS=n limits the compilers running at once;"
+	@echo "TORCH=0 leaves torch out of the tests."
 
 demo: ## set up, build, compute attention, check it, explain it, time it (2 minutes)
 	@scripts/setup build

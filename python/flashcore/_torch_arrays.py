@@ -5,7 +5,7 @@ import ctypes
 import torch
 
 from flashcore import _abi, _torch_ops
-from flashcore._arrays import Description, Kind, NoMemoryHere, _capsule_pointer, dtype_name
+from flashcore._arrays import KINDS, Description, Kind, NoMemoryHere, _capsule_pointer, dtype_name
 from flashcore._prepared import library
 
 _DTYPES = {"f64": torch.float64, "f32": torch.float32}
@@ -58,8 +58,8 @@ class TorchKind(Kind):
         self._numbers: dict[tuple, torch.Tensor] = {}
 
     def view_all(self, call, q, k, v, out, lse):
-        if not (self._read is not None and isinstance(k, torch.Tensor)
-                and isinstance(v, torch.Tensor) and isinstance(out, torch.Tensor)):
+        if self._read is None or not (KINDS.get(type(k)) is self is KINDS.get(type(v))
+                                      and isinstance(out, torch.Tensor)):
             return Kind.view_all(self, call, q, k, v, out, lse)
         objects, count = call.objects, 4
         objects[0], objects[1], objects[2], objects[3] = id(q), id(k), id(v), id(out)

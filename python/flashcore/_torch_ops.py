@@ -90,7 +90,8 @@ def _kernel(q, k, v, *tensors, causal=False, window_left=-1, window_right=-1, sc
             softcap=0.0, layout="bhsd", num_splits=0, reproducibility="deterministic",
             return_lse=False, max_q_len=0, max_kv_len=0, partial=False, checked=False, kernel=None):
     none = _attention.NONE
-    optional = none if all(one is None for one in tensors) else (*tensors, *none[len(tensors):])
+    missing = none[len(tensors):]  # a tensor equals None never, and says so
+    optional = none if (tensors + missing) == none else tensors + missing
     found = _attention.run(
         kind_of("q", q), q, k, v,
         (causal, (window_left, window_right), scale, softcap, layout, num_splits, reproducibility,

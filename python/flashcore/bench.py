@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from flashcore import _cases, _library, _results, _table, _timing
+from flashcore import _bench_overhead, _cases, _library, _results, _table, _timing
 
 _EXAMPLES = """examples:
   python3 -m flashcore.bench                             all GPU cases, into bench/results/<gpu>.json
@@ -20,6 +20,7 @@ _EXAMPLES = """examples:
   python3 -m flashcore.bench --device cpu --threads 2    suite "cpu" against torch on the CPU
   python3 -m flashcore.bench --case mission --kernel fwd_simt_f16_d64_q16 --output /tmp/one.json
   python3 -m flashcore.bench --show bench/results/h200.json   the table of docs/benchmarks.md
+  python3 -m flashcore.bench --overhead --device cpu     what a call from Python costs
 
 Run it where the package is installed, or in the source tree with PYTHONPATH=python. Exit codes: 0 all cases measured, 1 a case failed
 its check, 2 it could not run, 130 interrupted (what was done is written)."""
@@ -45,6 +46,7 @@ def parse_arguments(argv):
     add("--seed", type=int, default=1)
     add("--output", type=Path, help="result file (default: bench/results/<gpu>.json; with "
         "--device cpu build/bench-cpu.json)")
+    add("--overhead", action="store_true", help="measure only what a call costs on a tiny shape")
     add("--show", type=Path, metavar="FILE", help="print a result file as a table, measure nothing")
     options = parser.parse_args(argv)
     options.peers = [name for name in options.peers.split(",") if name]
@@ -238,6 +240,8 @@ def main(argv=None):
                 stale = "".join(f"; {path} is stale" for path in library.stale_paths)
                 raise RuntimeError(f"{library.path} cannot use a GPU: {why}{stale}")
         torch = import_torch(options.device)
+        if options.overhead:
+            return _bench_overhead.main(options.device, torch)
         cases = _cases.load(options.cases or default_cases(root))
         chosen = _cases.select(cases, options.device, options.suite, options.case)
         bench = Bench(options, library, torch, root)

@@ -31,8 +31,9 @@ class Setup(unittest.TestCase):
             script.write("#!/bin/sh\n" + text)
         os.chmod(path, 0o755)
 
-    def run_setup(self, *arguments, path=None, script=None):
-        environment = {**os.environ, "NO_INSTALL": "1", "PATH": path or self.bin}
+    def run_setup(self, *arguments, path=None, script=None, **variables):
+        environment = {**os.environ, "NO_INSTALL": "1", "PATH": path or self.bin, "TORCH": "1",
+                       **variables}
         environment.pop("CXX", None)
         done = subprocess.run([script or self.setup, *arguments], capture_output=True, text=True,
                               env=environment)
@@ -51,6 +52,13 @@ class Setup(unittest.TestCase):
         self.assertIn("libgtest-dev", self.run_setup("test")[1])
         self.assertNotIn("clang-tidy", self.run_setup("test")[1])
         self.assertIn("clang-tidy", self.run_setup("dev")[1])
+
+    def test_torch_can_be_left_out(self):
+        code, said = self.run_setup("test")
+        for package in ("torch", "numpy", "transformers", "scikit-build-core"):
+            self.assertRegex(said, f"pip into .venv:.* {package}")
+        self.assertNotIn("torch", self.run_setup("build")[1])
+        self.assertNotIn("torch", self.run_setup("test", TORCH="0")[1])
 
     def test_an_old_cmake_is_not_enough(self):
         self.command("cmake", "echo cmake version 3.22.1\n")
@@ -73,7 +81,7 @@ class Setup(unittest.TestCase):
 
     def test_quick_where_nothing_is_missing(self):
         start = time.monotonic()
-        code, said = self.run_setup("test", path=os.environ["PATH"], script=SETUP)
+        code, said = self.run_setup("test", path=os.environ["PATH"], script=SETUP, TORCH="0")
         self.assertEqual(code, 0, said)  # or these tests could not have been built
         # 2 seconds are the aim; a loaded machine gets some more.
         self.assertLess(time.monotonic() - start, 10)

@@ -2,16 +2,27 @@
 
 A module that needs a framework which is not installed raises SkipTest when imported; its reason is
 printed, and named in the last line. Exit codes: 0 passed, 1 failed, 77 everything was skipped. Needs
-no installation: the package is the tree's, the library that of $FLASHCORE_LIBRARY or of build/."""
+no installation: the package is the tree's, the library that of $FLASHCORE_LIBRARY or of build/.
+--not-tested only says which frameworks are missing. TORCH=0 leaves out torch and what needs it."""
 
 import importlib
+import importlib.util
 import os
 import sys
 import unittest
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(FOLDER))
-PACKAGE_TESTS = ("attention", "torch", "drop_ins", "transformers", "jax", "cupy")
+PACKAGE_TESTS = ("attention", "torch", "drop_ins", "transformers", "jax", "cupy", "examples",
+                 "overhead")
+FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
+
+
+def not_tested():
+    """Frameworks whose tests cannot run here."""
+    without_torch = os.environ.get("TORCH") == "0"
+    return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None
+            or (without_torch and name in ("torch", "transformers"))]
 
 
 def load(names):
@@ -28,6 +39,11 @@ def load(names):
 
 
 def main(arguments):
+    if arguments == ["--not-tested"]:
+        missing = not_tested()
+        if missing:
+            print("NOT TESTED: " + ", ".join(missing))
+        return 0
     sys.path[:0] = [FOLDER, os.path.join(TREE, "python"), os.path.join(TREE, "scripts")]
     names = ["test_" + one.removeprefix("test_") for one in arguments or PACKAGE_TESTS]
     suite, left_out = load(names)

@@ -1,0 +1,45 @@
+"""How large attention's error is in each type, against f64: a script in cells, with a picture.
+
+    python3 examples/error_by_dtype.py [PICTURE.svg]
+"""
+# %% Inputs: unit variance, rounded to the type, so that only the computation's own error is seen.
+import sys
+
+import torch
+
+import flashcore
+
+LENGTHS = (128, 512, 2048)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def relative_error(dtype, length):
+    torch.manual_seed(length)
+    q, k, v = (torch.randn(1, 4, length, 64).to(dtype) for _ in range(3))
+    want = flashcore.attention(q.double(), k.double(), v.double(), causal=True)
+    got = flashcore.attention(q, k, v, causal=True).double()
+    return float((got - want).norm() / want.norm())
+
+
+# %% Measure: f64 attention on the CPU is the reference.
+errors = {dtype: [relative_error(dtype, length) for length in LENGTHS] for dtype in DTYPES}
+print(f"{'type':<10}" + "".join(f"{length:>10}" for length in LENGTHS))
+for dtype, row in errors.items():
+    name = str(dtype).removeprefix("torch.")
+    print(f"{name:<10}" + "".join(f"{error:>10.1e}" for error in row))
+
+# %% Plot.
+try:
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+except ImportError:
+    sys.exit("matplotlib is not installed: no picture")
+for dtype, row in errors.items():
+    plt.loglog(LENGTHS, row, marker="o", label=str(dtype).removeprefix("torch."))
+plt.xlabel("length")
+plt.ylabel("relative error against f64")
+plt.legend()
+path = sys.argv[1] if len(sys.argv) > 1 else "error_by_dtype.svg"
+plt.savefig(path)
+print("picture:", path)

@@ -1,0 +1,97 @@
+"""What a call from Python costs beside the computation itself: on a tiny shape, against the same call
+made from prepared C structs."""
+
+import json
+import statistics
+import time
+
+from flashcore import _attention, _prepared
+from flashcore._arrays import kind_of
+
+_SHAPE = (1, 1, 1, 16)
+_OPTIONS = tuple(_attention.attention.__kwdefaults__[name] for name in _attention.OPTIONS)
+# The most each may cost above the bare call, in microseconds.
+BARS = {"flashcore.attention, NumPy": 10.0, "flashcore.attention, torch": 10.0,
+        "torch.ops.flashcore.attention": 15.0}
+
+
+def us_per_call(function, finish=lambda: None, rounds=15, calls=2000):
+    """The median round; the first is not counted."""
+    times = []
+    for _ in range(rounds + 1):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            function()
+        finish()
+        times.append(1e6 * (time.perf_counter() - begin) / calls)
+    return statistics.median(times[1:])
+
+
+def bare_call(array):
+    """flashcore_attention itself on this array, and what must live as long."""
+    kind = kind_of("q", array)
+    call, out, _ = _attention._bind(kind, array, array, array, _OPTIONS, _attention.NONE, None)
+    call.run(kind, kind.gpu(array))
+    function, arguments = call._function, call._arguments
+    return (lambda: function(*arguments)), (call, out)
+
+
+def measure(device, torch=None, numpy=None):
+    """{what: microseconds}; rows that need a missing framework are left out."""
+    import flashcore
+    rows = {}
+    finish = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    if numpy is not None and device == "cpu":
+        array = numpy.ones(_SHAPE, numpy.float32)
+        bare, keep = bare_call(array)
+        rows["bare C call, NumPy"] = us_per_call(bare)
+        del keep
+        _prepared.thread_state.calls.clear()
+        rows["flashcore.attention, NumPy"] = us_per_call(
+            lambda: flashcore.attention(array, array, array))
+    if torch is None:
+        return rows
+    from flashcore import ops
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    tensor = torch.ones(_SHAPE, dtype=dtype, device=device)
+    if device == "cpu":
+        torch.set_num_threads(1)
+    with torch.inference_mode():
+        bare, keep = bare_call(tensor)
+        rows["bare C call, torch"] = us_per_call(bare, finish)
+        del keep
+        _prepared.thread_state.calls.clear()
+        rows["flashcore.attention, torch"] = us_per_call(
+            lambda: flashcore.attention(tensor, tensor, tensor), finish)
+        op = ops.attention.default
+        rows["torch.ops.flashcore.attention"] = us_per_call(
+            lambda: op(tensor, tensor, tensor), finish)
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        rows["F.scaled_dot_product_attention"] = us_per_call(
+            lambda: sdpa(tensor, tensor, tensor), finish)
+    return rows
+
+
+def above_bare(rows):
+    """{what: microseconds above the bare call} of what has a bar."""
+    bare = {"NumPy": rows.get("bare C call, NumPy"), "torch": rows.get("bare C call, torch")}
+    return {name: rows[name] - bare["NumPy" if "NumPy" in name else "torch"]
+            for name in BARS if name in rows}
+
+
+def main(device, torch, as_json=False):
+    """Prints the table; 0."""
+    try:
+        import numpy
+    except ImportError:
+        numpy = None
+    rows = measure(device, torch, numpy)
+    over = above_bare(rows)
+    if as_json:
+        print(json.dumps({"device": device, "us": rows, "us_above_bare": over}))
+        return 0
+    print(f"{'call on ' + str(_SHAPE) + ', ' + device:<40} {'us':>7} {'above bare':>11} {'bar':>5}")
+    for name, us in rows.items():
+        more = f"{over[name]:>11.1f} {BARS[name]:>5.0f}" if name in over else ""
+        print(f"{name:<40} {us:>7.1f} {more}")
+    return 0

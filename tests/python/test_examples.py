@@ -1,0 +1,60 @@
+"""The Python programs of examples/ run, and compute what they say."""
+
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import torch_support  # noqa: F401 (skips where there is no torch)
+
+import torch
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "examples")
+
+
+def run(name, *arguments, cwd=None):
+    package = os.path.join(FOLDER, "..", "python")
+    done = subprocess.run([sys.executable, os.path.join(FOLDER, name), *arguments], cwd=cwd,
+                          env={**os.environ, "PYTHONPATH": package}, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+class Examples(unittest.TestCase):
+    def test_numpy_without_torch(self):
+        code, said = run("quick_start.py")
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, r"kernel +fwd_\w+_f32")
+        self.assertIn("differs by 0.0", said)
+        with open(os.path.join(FOLDER, "quick_start.py"), encoding="utf-8") as text:
+            self.assertNotIn("import torch", text.read())
+
+    def test_paged_generation_gives_what_no_cache_gives(self):
+        names = runpy.run_path(os.path.join(FOLDER, "generate_paged.py"))
+        tokens, dim = names["tokens"], names["dim"]
+        self.assertEqual(tokens.shape, (names["batch"], 5 + names["steps"]))
+        x = names["embed"][tokens[:, :-1]]
+        q, k, v = ((x @ names[one]).unflatten(-1, (-1, dim)).transpose(1, 2)
+                   for one in ("to_q", "to_k", "to_v"))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True,
+                                                               enable_gqa=True)
+        logits = (x + out.transpose(1, 2).flatten(2) @ names["to_out"]) @ names["head"]
+        self.assertTrue(torch.equal(tokens[:, 5:], logits[:, 4:].argmax(-1)))
+        self.assertGreater(len(set(tokens[:, 5:].flatten().tolist())), 5)  # not one token for ever
+
+    def test_error_by_dtype(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code, said = run("error_by_dtype.py", "picture.svg", cwd=folder)
+            rows = [line.split() for line in said.splitlines() if line.startswith(("float", "bfloat"))]
+            self.assertEqual([row[0] for row in rows], ["float32", "float16", "bfloat16"], said)
+            largest = [max(map(float, row[1:])) for row in rows]
+            self.assertTrue(0 < largest[0] < 2e-6 < largest[1] < 1e-3 < largest[2] < 6e-3, said)
+            if "no picture" not in said:
+                self.assertEqual(code, 0, said)
+                with open(os.path.join(folder, "picture.svg"), encoding="utf-8") as picture:
+                    self.assertIn("<svg", picture.read())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,39 @@
+"""python3 -m flashcore.bench --overhead. Its bars are for an idle machine; here a wide margin only
+shows that nothing has grown tenfold."""
+
+import unittest
+
+try:
+    import numpy
+except ImportError:
+    raise unittest.SkipTest("numpy is not installed")
+try:
+    from torch_support import NO_CUDA
+    import torch
+except unittest.SkipTest:
+    torch, NO_CUDA = None, "torch is not installed"
+
+from flashcore import _bench_overhead
+
+
+class Overhead(unittest.TestCase):
+    def check(self, device):
+        rows = _bench_overhead.measure(device, torch, numpy)
+        over = _bench_overhead.above_bare(rows)
+        self.assertGreaterEqual(len(over), 1 if torch is None else 2)
+        for name, us in over.items():
+            self.assertGreater(us, 0, name)
+            self.assertLess(us, 10 * _bench_overhead.BARS[name], name)
+        return over
+
+    def test_cpu(self):
+        self.check("cpu")
+
+    @unittest.skipIf(NO_CUDA, NO_CUDA)
+    def test_cuda(self):
+        over = self.check("cuda")
+        self.assertIn("torch.ops.flashcore.attention", over)
+
+
+if __name__ == "__main__":
+    unittest.main()
