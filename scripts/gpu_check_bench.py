@@ -41,7 +41,7 @@ def bench(context, limit_s):
     time_limit = str(int(limit_s - 20))
     if python is not None:
         done = context.run("bench", [python, "-m", "flashcore.bench", "--output", output,
-                                     "--case-seconds", "1", "--time-limit", time_limit], limit_s)
+                                     "--peers", "cudnn,fa2,eff", "--case-seconds", "1", "--time-limit", time_limit], limit_s)
     else:
         done = context.run("bench", [context.cli, "bench", "--device", "cuda", "--output", output,
                                      "--time-limit", time_limit], limit_s)

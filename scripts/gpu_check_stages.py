@@ -182,6 +182,32 @@ def sanitizers(context, limit_s):
                               context.root, context.env) for tool in TOOLS], limit_s)
 
 
+def python_tests(context, limit_s):
+    """tests/python/run.py with CUDA tensors, on the Python that has torch."""
+    python = getattr(context, "python", None) or python_with_torch(context)
+    if python is None:
+        return Outcome(NOT_RUN, "no Python here can import torch")
+    done = context.run("python", [python, "tests/python/run.py"], limit_s,
+                       FLASHCORE_LIBRARY=str(context.build / "libflashcore.so"))
+    return judge_python(done)
+
+
+def judge_python(done):
+    """Passed only if tests ran on CUDA tensors: all of them skipped would look the same."""
+    last = (done.output.strip().splitlines() or [""])[-1]
+    counts = re.match(r"(\d+) tests run, (\d+) failed(?:; NOT TESTED: (.*))?$", last)
+    details = {}
+    if counts:
+        details = {"tests": int(counts[1]), "failed": int(counts[2]), "not_tested": counts[3] or ""}
+    outcome = from_command(done, "tests/python/run.py", details)
+    if outcome.status == PASSED and not counts:
+        return Outcome(FAILED, f"tests/python/run.py did not say what it ran; see {done.shown}")
+    skipped = re.search(r"^(\d+ tests skipped: .*GPU.*)$", done.output, re.MULTILINE)
+    if outcome.status == PASSED and skipped:
+        return Outcome(FAILED, skipped[1], details)
+    return outcome
+
+
 def all_stages(context):
     """Every stage, in order. The limits leave room: a normal run takes about five minutes."""
     cuda = ["--device", "cuda"]
@@ -206,6 +232,7 @@ def all_stages(context):
         checking("check_as_l4", 30, [*cuda, "--problems", "1500", "--plan-for", "l4"], 1000),
         checking("check_as_a100", 30, [*cuda, "--problems", "1500", "--plan-for", "a100"], 1000),
         checking("check_cpu", 60, ["--device", "cpu", "--problems", "5000"], 5000),
+        plain("python", 240, python_tests, may_be_missing=True),
         plain("plants", 120, plants),
         plain("sanitizers", 100, sanitizers, may_be_missing=True),
         plain("host", 40, gpu_check_bench.host_cost),

@@ -2,6 +2,7 @@
 torch the inputs are arrays of the standard library."""
 
 import array
+import contextlib
 import ctypes
 import random
 import struct
@@ -15,6 +16,9 @@ _TABLE = 100_003  # a tensor with more elements repeats a table of this (prime) 
 _PLAIN_WORK = 4e6  # multiply-adds plain Python may spend on reference rows
 _SAMPLE_US = 5000
 _ALIGNMENT = 256
+# Peer -> torch's backend; "torch" is the one it picks itself.
+PEERS = {"torch": None, "math": "MATH"}
+_MATH_BYTES = 5e7  # of its attention matrix; larger cases are not worth their time
 
 
 def encode(values, dtype):
@@ -97,7 +101,9 @@ class CpuCase:
 
     device = "cpu"
 
-    def __init__(self, library, case, torch=None, threads=0, seed=1, kernel=None):
+    def __init__(self, library, case, torch=None, threads=0, seed=1, kernel=None,
+                 peers=tuple(PEERS)):
+        self.peers = peers
         self.library, self.case, self.torch, self.threads = library, case, torch, threads
         make = PlainTensor if torch is None else \
             (lambda *arguments: TorchTensor(torch, *arguments))
@@ -169,7 +175,8 @@ class CpuCase:
         """What takes part in the rounds: {name: function}."""
         self._runners = {"ours": self._run}
         if self.torch is not None:
-            self._add_torch()
+            for name in self.peers:
+                self._add_torch(name)
         self._calls = {}
         for name, run in self._runners.items():
             run()
@@ -178,16 +185,25 @@ class CpuCase:
             us = 1e6 * (time.perf_counter() - begin)
             self._calls[name] = _timing.calls_per_sample(us, _SAMPLE_US, 1, most=200)
 
-    def _add_torch(self):
+    def _add_torch(self, name):
         torch, case = self.torch, self.case
         if case.causal and case.q_len != case.kv_len:
-            self.peers_note["torch"] = "torch's is_causal is top-left: not the same problem"
+            self.peers_note[name] = "torch's is_causal is top-left: not the same problem"
+            return
+        matrix_bytes = 4.0 * case.batch * case.q_heads * case.q_len * case.kv_len
+        if name == "math" and matrix_bytes > _MATH_BYTES:
+            self.peers_note[name] = f"its matrix would have {matrix_bytes / 1e9:.0f} GB: not timed"
             return
         if self.threads > 0:
             torch.set_num_threads(self.threads)
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        def chosen():
+            backend = PEERS[name]
+            return sdpa_kernel([getattr(SDPBackend, backend)]) if backend else \
+                contextlib.nullcontext()
 
         def run():
-            with torch.inference_mode():
+            with torch.inference_mode(), chosen():
                 return torch.nn.functional.scaled_dot_product_attention(
                     self.q.data, self.k.data, self.v.data, is_causal=case.causal,
                     enable_gqa=case.q_heads != case.kv_heads)
@@ -195,9 +211,9 @@ class CpuCase:
         ours, theirs = self.out.data.double(), run().double()
         error = float((ours - theirs).norm() / theirs.norm())
         if not error < 0.02:
-            self.peers_note["torch"] = f"its result differs from ours by {error:.2g}: not timed"
+            self.peers_note[name] = f"its result differs from ours by {error:.2g}: not timed"
             return
-        self._runners["torch"] = run
+        self._runners[name] = run
 
     def sample(self, reverse=False):
         """One round: {name: us per call}."""

@@ -15,7 +15,9 @@ _SAMPLE_US = 200
 _SLEEP_CYCLES = 1_000_000  # half a millisecond: the host queues a whole round behind it
 # How far a peer's result may be from the fp64 reference before it is not the same problem.
 _PEER_TOLERANCE = {"f32": 2e-3, "f16": 1e-2, "bf16": 3e-2}
-PEERS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION", "eff": "EFFICIENT_ATTENTION"}
+PEERS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION", "eff": "EFFICIENT_ATTENTION",
+         "math": "MATH"}
+_MATH_BYTES = 4e9  # of its attention matrix; larger cases are not worth their time
 
 
 class _Runner:
@@ -222,6 +224,10 @@ class CudaCase:
             return None
         if case.used_k or case.page_size:
             self.peers_note[name] = "torch's SDPA takes neither lengths nor pages"
+            return None
+        matrix_bytes = 4.0 * case.batch * case.q_heads * case.q_len * case.kv_len
+        if name == "math" and matrix_bytes > _MATH_BYTES:
+            self.peers_note[name] = f"its matrix would have {matrix_bytes / 1e9:.0f} GB: not timed"
             return None
         backend = getattr(SDPBackend, PEERS[name])
 

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from flashcore import _bench_overhead, _cases, _library, _results, _table, _timing
+from flashcore import _bench_cpu, _bench_cuda, _bench_overhead, _cases, _library, _report, _results, _table, _timing
 
 _EXAMPLES = """examples:
   python3 -m flashcore.bench                             all GPU cases, into bench/results/<gpu>.json
@@ -20,6 +20,7 @@ _EXAMPLES = """examples:
   python3 -m flashcore.bench --device cpu --threads 2    suite "cpu" against torch on the CPU
   python3 -m flashcore.bench --case mission --kernel fwd_simt_f16_d64_q16 --output /tmp/one.json
   python3 -m flashcore.bench --show bench/results/h200.json   the table of docs/benchmarks.md
+  python3 -m flashcore.bench --report bench/results/h200.json its CSV and HTML page with plots
   python3 -m flashcore.bench --overhead --device cpu     what a call from Python costs
 
 Run it where the package is installed, or in the source tree with PYTHONPATH=python. Exit codes: 0 all cases measured, 1 a case failed
@@ -36,7 +37,8 @@ def parse_arguments(argv):
     add("--suite", action="append", default=[], help="only this suite; may be repeated")
     add("--case", action="append", default=[], help="only cases of this name; may be repeated")
     add("--kernel", help="use exactly this kernel; cases it cannot take are skipped")
-    add("--peers", default="cudnn,fa2,eff", help="GPU peers, by comma; \"\" for none")
+    add("--peers", default=None,
+        help="backends of torch, by comma; \"\" for none (default: all it has for the device)")
     add("--samples", type=int, default=20, help="rounds per case (default 20)")
     add("--case-seconds", type=float, default=2.0,
         help="a case whose rounds would take longer gets fewer, at least 5 (default 2)")
@@ -46,14 +48,17 @@ def parse_arguments(argv):
     add("--seed", type=int, default=1)
     add("--output", type=Path, help="result file (default: bench/results/<gpu>.json; with "
         "--device cpu build/bench-cpu.json)")
+    add("--report", type=Path, metavar="FILE",
+        help="write FILE's CSV and HTML page beside it, measure nothing")
     add("--overhead", action="store_true", help="measure only what a call costs on a tiny shape")
     add("--show", type=Path, metavar="FILE", help="print a result file as a table, measure nothing")
     options = parser.parse_args(argv)
-    options.peers = [name for name in options.peers.split(",") if name]
-    from flashcore._bench_cuda import PEERS
+    known = list(_bench_cuda.PEERS if options.device == "cuda" else _bench_cpu.PEERS)
+    options.peers = known if options.peers is None else [
+        name for name in options.peers.split(",") if name]
     for name in options.peers:
-        if name not in PEERS:
-            parser.error(f"--peers: \"{name}\" is none of {', '.join(PEERS)}")
+        if name not in known:
+            parser.error(f"--peers: \"{name}\" is none of {', '.join(known)}")
     if options.samples < 1:
         parser.error(f"--samples is {options.samples}; wanted at least 1")
     return options
@@ -167,11 +172,9 @@ class Bench:
     def make(self, case):
         options = self.options
         if options.device == "cpu":
-            from flashcore._bench_cpu import CpuCase
-            return CpuCase(self.library, case, self.torch, options.threads, options.seed,
-                           options.kernel)
-        from flashcore._bench_cuda import CudaCase
-        return CudaCase(self.library, case, self.torch, options.seed, options.kernel, options.peers)
+            return _bench_cpu.CpuCase(self.library, case, self.torch, options.threads, options.seed,
+                                      options.kernel, options.peers)
+        return _bench_cuda.CudaCase(self.library, case, self.torch, options.seed, options.kernel, options.peers)
 
     def time(self, case, subject, verdict):
         subject.prepare()
@@ -210,24 +213,31 @@ def default_output(device, gpu, root):
     return base / "bench" / "results" / _results.file_name(gpu)
 
 
-def show(path):
+def from_file(path, use):
+    """Reads a result file and uses it; 0, or 2 where there is none."""
     try:
         result = _results.read(path)
     except (OSError, ValueError) as error:
         print(f"flashcore.bench: {path}: {error}", file=sys.stderr)
         return 2
     if result is None:
-        print(f"flashcore.bench: --show: there is no file {path}", file=sys.stderr)
+        print(f"flashcore.bench: there is no file {path}", file=sys.stderr)
         return 2
-    print(_table.markdown(result))
+    use(result)
     return 0
+
+
+def write_report(result, path):
+    print("written:", *_report.write(result, path))
 
 
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     options = parse_arguments(argv)
     if options.show is not None:
-        return show(options.show)
+        return from_file(options.show, lambda result: print(_table.markdown(result)))
+    if options.report is not None:
+        return from_file(options.report, lambda result: write_report(result, options.report))
     options.argv = list(argv)
     if options.threads == 0:
         options.threads = len(os.sched_getaffinity(0))
@@ -255,6 +265,7 @@ def main(argv=None):
         bench.save()
         print(f"interrupted; {len(bench.rows)} rows are in {bench.output}", file=sys.stderr)
         return 130
+    write_report(_results.read(bench.output), bench.output)
     print(f"{len(bench.rows)} rows, {len(bench.skipped)} skipped, {len(bench.failed)} failed, "
           f"{time.monotonic() - bench.begin:.0f} s; written to {bench.output}")
     return 1 if bench.failed else 0

@@ -197,6 +197,21 @@ class Verdicts(WithFolder):
         done = self.run_command("sleep 30", 0.2)
         self.assertEqual(stages.judge_check(done, 1).status, "timed out")
 
+    def test_python_tests(self):
+        """Passing without having touched the GPU is no pass."""
+        def judge(*lines, code=0):
+            words = "; ".join(f"echo '{line}'" for line in lines)
+            return stages.judge_python(self.run_command(f"{words}; exit {code}"))
+
+        good = judge("3 tests skipped: ml_dtypes is not installed",
+                     "200 tests run, 0 failed; NOT TESTED: cupy (cupy is not installed)")
+        self.assertEqual((good.status, good.details["tests"]), ("passed", 200))
+        self.assertIn("cupy", good.details["not_tested"])
+        self.assertEqual(judge("200 tests run, 1 failed", code=1).status, "failed")
+        self.assertEqual(judge("hello").status, "failed")
+        idle = judge("60 tests skipped: torch finds no GPU", "100 tests run, 0 failed")
+        self.assertEqual((idle.status, idle.reason), ("failed", "60 tests skipped: torch finds no GPU"))
+
     def bench(self, measured, script="exit 0"):
         output = self.folder / "bench.json"
         if measured is not None:

@@ -1,0 +1,92 @@
+"""A result file as CSV and as an HTML page with plots."""
+
+import csv
+import html.parser
+import io
+import json
+import re
+import tempfile
+import unittest
+from pathlib import Path
+
+from flashcore import _report, bench
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def result(**fields):
+    rows = []
+    for length, us in ((512, 10.0), (2048, 100.0), (8192, 1000.0)):
+        rows.append(dict(kind="fwd", name=f"n{length}", dtype="f16", batch=1, q_heads=8, kv_heads=8,
+                         q_len=length, kv_len=length, head_dim=64, causal=False, cold_l2=False,
+                         suite="x", kernel="fwd_<kernel>", us=us, spread=0.01, error=1e-4,
+                         peers_us={"cudnn": 2 * us}, ratios={"cudnn": 0.5}, peers_note={}))
+    rows[0]["peers_us"], rows[0]["ratios"] = {}, {}
+    rows[0]["peers_note"] = {"cudnn": 'it said "no"'}
+    return {"gpu": "NVIDIA H200", "rows": rows, "command": "python3 <x>", **fields}
+
+
+class Tags(html.parser.HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.attributes = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append(tag)
+        self.attributes.append((tag, dict(attributes)))
+
+
+class Report(unittest.TestCase):
+    def test_csv(self):
+        rows = list(csv.DictReader(io.StringIO(_report.to_csv(result()))))
+        self.assertEqual([row["name"] for row in rows], ["n512", "n2048", "n8192"])
+        self.assertEqual((rows[1]["us"], rows[1]["cudnn_us"], rows[1]["ours_over_cudnn"]),
+                         ("100.0", "200.0", "0.5"))
+        self.assertEqual(rows[0]["cudnn_us"], "")
+        self.assertAlmostEqual(float(rows[1]["tflops"]), 4 * 8 * 2048**2 * 64 / 100 / 1e6)
+
+    def test_the_page_is_whole_and_needs_nothing(self):
+        text = _report.to_html(result())
+        tags = Tags(text)
+        self.assertEqual(tags.found.count("svg"), 2)  # roofline, one group of lengths
+        # ours in both, the peer where it has a time; and both in each legend
+        self.assertEqual(tags.found.count("circle"), 2 * (3 + 2) + 2 * 2)
+        self.assertFalse(set(tags.found) & {"script", "link", "img", "iframe"})
+        self.assertFalse([one for _, one in tags.attributes if "src" in one or "href" in one])
+        self.assertIn("fwd_&lt;kernel&gt;", text)
+        self.assertIn("python3 &lt;x&gt;", text)
+        self.assertIn('class="faster">0.50', text)
+        self.assertIn("it said &quot;no&quot;", text)
+        self.assertIn("989 TFLOP/s", text)
+
+    def test_points_stand_where_they_should(self):
+        """Twice the time is lower by the same distance everywhere: the axes are logarithmic."""
+        chart = _report.roofline(result())
+        distances = {round(chart.y(b[1]) - chart.y(a[1]), 6)
+                     for a, b in zip(chart.series["ours"][1:], chart.series["cudnn"])}
+        self.assertEqual(len(distances), 1)
+        self.assertGreater(distances.pop(), 0)  # SVG counts downwards
+        for x, y, _ in chart.series["ours"]:
+            self.assertTrue(0 < chart.x(x) < 640 and 0 < chart.y(y) < 400)
+
+    def test_an_unknown_device_and_no_rows(self):
+        self.assertIn("highest measured", _report.to_html(result(gpu="", threads=2)))
+        self.assertIn("CPU, 2 threads", _report.to_html({"gpu": "", "threads": 2, "rows": []}))
+
+    def test_results_in_the_tree(self):
+        for path in (ROOT / "bench" / "results").glob("*.json"):
+            with tempfile.TemporaryDirectory() as folder:
+                copy = Path(folder) / path.name
+                copy.write_text(path.read_text())
+                self.assertEqual(bench.main(["--report", str(copy)]), 0)
+                rows = json.loads(copy.read_text())["rows"]
+                lines = copy.with_suffix(".csv").read_text().splitlines()
+                self.assertEqual(len(lines), len(rows) + 1)
+                page = copy.with_suffix(".html").read_text()
+                self.assertEqual(len(re.findall("<tr>", page)), len(rows) + 1)
+        self.assertEqual(bench.main(["--report", "/no/such/file.json"]), 2)
+
+
+if __name__ == "__main__":
+    unittest.main()
