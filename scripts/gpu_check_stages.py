@@ -232,7 +232,7 @@ def all_stages(context):
         checking("check_as_l4", 30, [*cuda, "--problems", "1500", "--plan-for", "l4"], 1000),
         checking("check_as_a100", 30, [*cuda, "--problems", "1500", "--plan-for", "a100"], 1000),
         checking("check_cpu", 60, ["--device", "cpu", "--problems", "5000"], 5000),
-        plain("python", 240, python_tests, may_be_missing=True),
+        plain("python", 200, python_tests, may_be_missing=True),
         plain("plants", 120, plants),
         plain("sanitizers", 100, sanitizers, may_be_missing=True),
         plain("host", 40, gpu_check_bench.host_cost),

@@ -288,7 +288,8 @@ class Script(WithFolder):
         listed = stages.all_stages(Context(ROOT, Options))
         self.assertEqual(len({one.name for one in listed}), len(listed))
         self.assertTrue(all(0 < one.limit_s <= 200 for one in listed))
-        self.assertEqual([one.name for one in listed if one.may_be_missing], ["sanitizers"])
+        self.assertEqual([one.name for one in listed if one.may_be_missing],
+                         ["python", "sanitizers"])
 
 
 if __name__ == "__main__":
