@@ -31,7 +31,10 @@ def _descriptor_reader():
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None:
         return None
-    api = _ExchangeApi.from_address(_capsule_pointer(capsule, b"dlpack_exchange_api"))
+    try:
+        api = _ExchangeApi.from_address(_capsule_pointer(capsule, b"dlpack_exchange_api"))
+    except (TypeError, ValueError):  # another version's
+        return None
     if api.major != 1 or not api.tensor_from_object:
         return None
     return ctypes.c_void_p(api.tensor_from_object)

@@ -43,6 +43,18 @@ class Loading(unittest.TestCase):
         with mock.patch.object(_library, "tree_root", return_value=None):
             self.assertEqual(flashcore.load().version, flashcore.__version__)
 
+    def test_a_library_of_another_version_is_refused(self):
+        with mock.patch.object(_library, "tree_root", return_value=None), \
+                mock.patch.object(flashcore, "__version__", "9.9.9"):
+            with self.assertRaisesRegex(flashcore.StaleLibraryError,
+                                        "is of version 0.*Python files are of 9.9.9; install both"):
+                flashcore.load()
+
+    def test_the_version_is_cmake_s(self):
+        """pip takes its version from there too."""
+        text = (ROOT / "CMakeLists.txt").read_text()
+        self.assertIn(f"project(flashcore VERSION {flashcore.__version__} ", text)
+
     def test_search_order_passes_over_stale_builds(self):
         built = os.environ["FLASHCORE_LIBRARY"]
         with tempfile.TemporaryDirectory() as folder, \

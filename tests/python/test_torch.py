@@ -1,6 +1,7 @@
 """flashcore.attention on torch tensors: values, gradients, torch.compile, autocast, vmap, graphs."""
 
 import unittest
+from unittest import mock
 
 from torch_support import NO_CUDA, Case, needs_cuda, on_every_device
 
@@ -8,6 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
 import flashcore
+from flashcore import _arrays
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
 
 _op = torch.ops.flashcore.attention.default
@@ -47,6 +49,27 @@ class Values(Case):
                 through_op = torch.compile(lambda *a: flashcore.attention(*a, **options),
                                            fullgraph=True, backend="eager")(q, k, v)
                 self.check(through_op, want)
+
+    def test_without_dlpack_s_exchange_api(self):
+        """As with a torch that has none."""
+        q, k, v = self.inputs()
+        want = flashcore.attention(q, k, v, causal=True, seqused_k=self.ints(9, 4))
+        kind = _arrays.kind_of("q", q)
+        with mock.patch.object(kind, "_read", None):
+            got = flashcore.attention(q, k, v, causal=True, seqused_k=self.ints(9, 4))
+            wide = flashcore.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
+                                       layout="bshd", causal=True, seqused_k=self.ints(9, 4))
+        self.assertTrue(torch.equal(got, want))
+        self.assertTrue(torch.equal(wide.transpose(1, 2), want))
+
+    def test_arrays_of_two_frameworks(self):
+        if self.device == "cuda":
+            self.skipTest("NumPy arrays are on the CPU")
+        q, k, v = self.inputs()
+        want = flashcore.attention(q, k, v)
+        for _ in range(2):  # the second time in the call that the first has prepared
+            self.assertTrue(torch.equal(flashcore.attention(q, k.numpy(), v), want))
+            self.assertTrue(torch.equal(flashcore.attention(q, k, v), want))
 
     def test_strides_and_parameters(self):
         q, k, v = self.inputs()
