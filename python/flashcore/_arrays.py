@@ -41,6 +41,7 @@ class Kind:
     """What FlashCore asks of a framework. This base reads arrays through describe() and address()."""
 
     waits = False  # whether a call must have ended when it returns
+    finish: Any = None  # or makes of a new array that was written what the caller gets
     dispatcher: Any = None  # or the framework's own way to call: flashcore._torch_ops
 
     def view_all(self, call, q, k, v, out, lse):
@@ -79,10 +80,6 @@ class Kind:
     def empty_out(self, q, v):
         """A new array of q's shape, but as wide as v."""
         return self.empty(q, (*q.shape[:-1], v.shape[-1]))
-
-    def finish(self, made):
-        """Makes of a new array that was written what the caller gets."""
-        return made
 
     def stream(self, gpu):
         raise NotImplementedError
@@ -253,7 +250,9 @@ class JaxKind(Kind):
         return self._jax.device_put(self._jax.numpy.zeros(shape, kind), like.device)
 
     def finish(self, made):
-        return made if isinstance(made, self._jax.Array) else self._jax.numpy.asarray(made)
+        if made is None or isinstance(made, self._jax.Array):
+            return made
+        return self._jax.numpy.asarray(made)
 
     def int32(self, like, value):
         return self._jax.device_put(self._jax.numpy.full(1, value, "int32"), like.device)

@@ -110,19 +110,23 @@ def run(kind, q, k, v, options, optional, out):
         call.run(kind, kind.gpu(q))
     finally:
         call.release()
-    if lse is None:
-        return kind.finish(made) if out is None else out
-    return kind.finish(made) if out is None else out, kind.finish(lse)
+    if kind.finish is not None:
+        made, lse = made if out is not None else kind.finish(made), kind.finish(lse)
+    return made if lse is None else (made, lse)
 
 
 def _bind(kind, q, k, v, options, optional, out):
     """A prepared call with the descriptors of these arrays in it, marked busy; its results."""
     if type(k) not in KINDS or type(v) not in KINDS:
         kind_of("k", k), kind_of("v", v)  # or says what is wrong with them
-    given = () if optional is NONE else _given(kind, q, optional)
-    key = options if not given else (options, *[name for name, _, _ in given])
+    if optional is NONE:
+        given, key = (), options
+    else:
+        given = _given(kind, q, optional)
+        key = (options, *[name for name, _, _ in given])
+    calls = thread_state.calls
     try:
-        call = thread_state.calls.get(key)
+        call = calls.get(key)
     except TypeError:  # window is a list
         return _bind(kind, q, k, v, (options[0], tuple(options[1]), *options[2:]), optional, out)
     if call is None or call.busy:
@@ -130,7 +134,7 @@ def _bind(kind, q, k, v, options, optional, out):
         thread_state.remember(key, call)
     call.busy = True
     try:
-        lse = None if not call.wants_lse else call.empty_lse(kind, q)
+        lse = call.empty_lse(kind, q) if call.wants_lse else None
         if out is None:
             made = call.empty_partial(kind, q, v) if call.wide_out else kind.empty_out(q, v)
         else:

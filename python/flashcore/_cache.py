@@ -115,6 +115,6 @@ def merge(outs: Any, lses: Any, *, sinks: Any = None, out: Any = None,
         sinks=arrays.pointer("sinks", sinks))
     params.stream = _stream(kind, outs[0])
     library().merge(params)
-    if out is None:
-        made = kind.finish(made)
-    return (made, kind.finish(lse)) if return_lse else made
+    if kind.finish is not None:
+        made, lse = made if out is not None else kind.finish(made), kind.finish(lse)
+    return (made, lse) if return_lse else made

@@ -26,26 +26,32 @@ def library():
     return _loaded
 
 
+class _CpuWorkspace:
+    """Of one thread: it serves one call at a time."""
+
+    __slots__ = ("address", "size", "_memory")
+
+    def __init__(self):
+        self.address, self.size, self._memory = None, 0, None
+
+    def grow(self, size):
+        self._memory = ctypes.create_string_buffer(size + _ALIGNMENT)
+        start = ctypes.addressof(self._memory)
+        self.address, self.size = start + -start % _ALIGNMENT, size
+        library().workspace_init(self.address, size)
+
+
 class _ThreadState(threading.local):
-    """What a thread keeps between calls: a prepared call and a CPU workspace serve one at a time."""
+    """What a thread keeps between calls."""
 
     def __init__(self):
         self.calls = {}
-        self.workspace_bytes = 0
-        self.workspace_address = 0
-        self._memory = None
+        self.workspace = _CpuWorkspace()
 
     def remember(self, key, call):
         if len(self.calls) >= _MAX_CALLS:
             self.calls.clear()
         self.calls[key] = call
-
-    def grow_workspace(self, size):
-        self._memory = ctypes.create_string_buffer(size + _ALIGNMENT)
-        start = ctypes.addressof(self._memory)
-        self.workspace_address = start + -start % _ALIGNMENT
-        self.workspace_bytes = size
-        library().workspace_init(self.workspace_address, size)
 
 
 thread_state = _ThreadState()
@@ -59,6 +65,8 @@ class PreparedCall:
         self.params = library().params()
         self.arrays = _abi.RawParams.from_buffer(self.params)
         self.busy = False
+        self._cpu = thread_state.workspace
+        self._cpu_address = None  # which of its addresses the params have
         # One block, so that a framework can fill all of them at once.
         self.tensors = (_abi.Tensor * 5)()
         self.q, self.k, self.v, self.out, self.lse = self.slots = [
@@ -169,7 +177,8 @@ class PreparedCall:
 
     def run(self, kind, gpu):
         """gpu: the number of q's GPU, negative on the CPU."""
-        self._set_workspace(kind, gpu, _HEADER_BYTES)
+        if gpu >= 0 or self._cpu.address is None or self._cpu.address != self._cpu_address:
+            self._set_workspace(kind, gpu, _HEADER_BYTES)
         if self._function(*self._arguments):
             self._run_with_more(kind, gpu)
         if self._checked or (gpu >= 0 and kind.waits):
@@ -180,11 +189,13 @@ class PreparedCall:
     def _set_workspace(self, kind, gpu, size):
         arrays = self.arrays
         if gpu < 0:
-            state = thread_state
-            if state.workspace_bytes < size:
-                state.grow_workspace(size)
-            arrays.workspace, arrays.workspace_bytes = state.workspace_address, state.workspace_bytes
+            cpu = self._cpu
+            if cpu.size < size:
+                cpu.grow(size)
+            arrays.workspace, arrays.workspace_bytes, arrays.stream = cpu.address, cpu.size, None
+            self._cpu_address = cpu.address
         else:
+            self._cpu_address = None
             arrays.stream = stream = kind.stream(gpu)
             arrays.workspace, arrays.workspace_bytes = kind.workspace(gpu, stream, size, self)
 

@@ -40,6 +40,10 @@ def _descriptor_reader():
     return ctypes.c_void_p(api.tensor_from_object)
 
 
+_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing",
+                     torch.cuda.is_current_stream_capturing)
+
+
 def _raw_stream_reader():
     """The current stream of a device as an integer: what torch's own compiled code calls, ten times
     as fast as the public way."""
@@ -114,7 +118,7 @@ class TorchKind(Kind):
         return tensor.dtype is torch.float64
 
     def int32(self, like, value):
-        if like.is_cuda and torch.cuda.is_current_stream_capturing():
+        if like.is_cuda and _capturing():
             return torch.full((1,), value, dtype=torch.int32, device=like.device)
         found = self._numbers.get((like.device, value))
         if found is None:
@@ -130,7 +134,7 @@ class TorchKind(Kind):
     def workspace(self, gpu, stream, size, call):
         """One per stream, as calls of a stream follow each other. A graph may be replayed on any
         stream, so a captured call has its own, zeroed in the graph; its memory is the graph's."""
-        if torch.cuda.is_current_stream_capturing():
+        if _capturing():
             return self._new_workspace(gpu, stream, call.planned_bytes(), call)[1:]
         found = self._workspaces.get((gpu, stream))
         if found is None or found[2] < size:
