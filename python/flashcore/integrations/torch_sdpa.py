@@ -18,11 +18,11 @@ NAME = "flashcore"
 
 
 def register() -> None:
-    """Makes the implementation known to torch (2.11 or newer) without activating it."""
+    """Makes the implementation known to torch without activating it."""
     from torch.nn import attention as torch_attention
     if not hasattr(torch_attention, "register_flash_attention_impl"):
         raise NotImplementedError(f"torch is {torch.__version__}; its attention can be replaced from "
-                                  "2.11 on. Call flashcore.sdpa instead")
+                                  "2.10 on. Call flashcore.sdpa instead")
     torch_attention.register_flash_attention_impl(NAME, register_fn=_Handle)
 
 
