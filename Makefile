@@ -22,7 +22,7 @@ test: ## set up and run every test that needs no GPU (25 minutes; 7 once built)
 	@scripts/test $(STAGES)
 
 quick: ## the tests for daily work, CPU only (2 minutes)
-	@scripts/setup test
+	@TORCH=0 scripts/setup test
 	@scripts/test --quick $(STAGES)
 
 kernel: ## K=<id>: build one kernel alone, show registers, check and time it (half a minute)
@@ -34,11 +34,11 @@ profile: ## K=<id> CASE=<name>: that kernel on that case under ncu, in twenty li
 	@scripts/profile "$(K)" "$(CASE)"
 
 gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (5 minutes)
-	@scripts/setup test
+	@TORCH=0 scripts/setup test
 	@scripts/gpu_check
 
 release-check: ## before a release: 1,000,000 random problems, long shapes, longer fuzzing (hours)
-	@scripts/setup test
+	@TORCH=0 scripts/setup test
 	@scripts/release_check
 
 lint: ## layout (clang-format 14) and static checks (clang-tidy)

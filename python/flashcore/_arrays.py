@@ -338,8 +338,8 @@ _frameworks: dict[str, Any] = {}
 
 def _make_kind(name):
     if name == "torch":
-        from flashcore._torch_arrays import TorchKind
-        return TorchKind()
+        from flashcore import _torch_arrays
+        return _torch_arrays.KIND
     if name == "dlpack":
         return DlpackKind()
     return {"numpy": NumpyKind, "cupy": CupyKind, "jax": JaxKind}[name](sys.modules[name])

@@ -155,3 +155,8 @@ class _TorchDtype:
 
     def __init__(self, dtype):
         self.name = str(dtype).removeprefix("torch.")
+
+
+# Made when this module is imported: torch.compile may be what looks for it first, and it can trace an
+# import, but not what is done here.
+KIND = TorchKind()

@@ -18,7 +18,7 @@ _LIBRARY.define(
     "SymInt window_left=-1, SymInt window_right=-1, float? scale=None, float softcap=0.0, "
     'str layout="bhsd", SymInt num_splits=0, str reproducibility="deterministic", '
     "bool return_lse=False, SymInt max_q_len=0, SymInt max_kv_len=0, bool partial=False, "
-    "bool checked=False, str? kernel=None) -> (Tensor out, Tensor lse)")
+    "bool checked=False, str? kernel_id=None) -> (Tensor out, Tensor lse)")
 _LIBRARY.define(
     "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
     f"Tensor out, Tensor lse, {_OPTIONAL_SCHEMA}, *, bool causal, SymInt window_left, "
@@ -66,7 +66,7 @@ def attention(q, k, v, options, optional, out):
                         window_right=window_right, scale=scale, softcap=softcap, layout=layout,
                         num_splits=num_splits, reproducibility=reproducibility,
                         return_lse=return_lse or partial or grad, max_q_len=max_q_len,
-                        max_kv_len=max_kv_len, partial=partial, checked=checked, kernel=kernel)
+                        max_kv_len=max_kv_len, partial=partial, checked=checked, kernel_id=kernel)
     except RuntimeError as error:
         if "functorch" in str(error):
             raise NotImplementedError("gradients inside torch.func are not supported; use "
@@ -88,14 +88,15 @@ def empty_out(q, v):
 
 def _kernel(q, k, v, *tensors, causal=False, window_left=-1, window_right=-1, scale=None,
             softcap=0.0, layout="bhsd", num_splits=0, reproducibility="deterministic",
-            return_lse=False, max_q_len=0, max_kv_len=0, partial=False, checked=False, kernel=None):
+            return_lse=False, max_q_len=0, max_kv_len=0, partial=False, checked=False,
+            kernel_id=None):
     none = _attention.NONE
     missing = none[len(tensors):]  # a tensor equals None never, and says so
     optional = none if (tensors + missing) == none else tensors + missing
     found = _attention.run(
         kind_of("q", q), q, k, v,
         (causal, (window_left, window_right), scale, softcap, layout, num_splits, reproducibility,
-         return_lse, max_q_len, max_kv_len, partial, checked, kernel), optional, None)
+         return_lse, max_q_len, max_kv_len, partial, checked, kernel_id), optional, None)
     return found if return_lse or partial else (found, q.new_empty(0))
 
 

@@ -1,15 +1,20 @@
 """flashcore.attention on torch tensors: values, gradients, torch.compile, autocast, vmap, graphs."""
 
+import os
+import shutil
+import subprocess
+import sys
 import unittest
 from unittest import mock
 
 from torch_support import NO_CUDA, Case, needs_cuda, on_every_device
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
 import flashcore
-from flashcore import _arrays
+from flashcore import _arrays, _torch_backward
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
 
 _op = torch.ops.flashcore.attention.default
@@ -151,7 +156,6 @@ class Gradients(Case):
 
     def test_blocks_of_rows(self):
         """Several blocks give what one gives."""
-        from flashcore import _torch_backward
         inputs = self.inputs(q_len=40, kv_len=50, grad=True)
         flashcore.attention(*inputs, causal=True).sum().backward()
         whole = [one.grad.clone() for one in inputs]
@@ -164,6 +168,28 @@ class Gradients(Case):
             _torch_backward._BLOCK_ELEMENTS = before
         for one, want in zip(inputs, whole):
             self.check(one.grad, want)
+
+    def test_memory_grows_with_the_length(self):
+        """No tensor of the backward is larger than a block, however long the sequence."""
+        largest = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                made = function(*args, **(kwargs or {}))
+                if isinstance(made, torch.Tensor):
+                    largest.append(made.numel())
+                return made
+
+        length = 4096
+        q, k, v = (self.draw(1, 1, length, 8) for _ in range(3))
+        out, lse = flashcore.attention(q, k, v, return_lse=True)
+        with Watch():
+            _torch_backward.backward(
+                out, None, q, k, v, out, lse, causal=False, window_left=-1, window_right=-1,
+                scale=None, softcap=0.0, layout="bhsd", partial=False,
+                wanted=[True, True, True, False, False])
+        self.assertGreater(length * length, _torch_backward._BLOCK_ELEMENTS)
+        self.assertLessEqual(max(largest), _torch_backward._BLOCK_ELEMENTS)
 
     def test_only_what_is_asked_for(self):
         q, k, v = self.inputs()
@@ -283,12 +309,13 @@ class Torch(Case):
         torch.library.opcheck(torch.ops.flashcore.append.default,
                               (new, new.clone(), cache, cache.clone(), self.ints(0, 4)))
 
+    @unittest.skipUnless(shutil.which("g++"), "torch's inductor needs g++")
     def test_compile_with_dynamic_shapes(self):
         def model(q, k, v):
             return flashcore.attention(q * 2, k, v, causal=True, window=(4, 0)) + 1
 
         torch._dynamo.reset()
-        compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=self.backend())
+        compiled = torch.compile(model, fullgraph=True, dynamic=True)
         for q_len, kv_len in ((5, 9), (8, 8), (3, 20)):
             inputs = self.inputs(q_len=q_len, kv_len=kv_len)
             self.check(compiled(*inputs), model(*inputs))
@@ -305,6 +332,18 @@ class Torch(Case):
         flashcore.attention(*inputs, causal=True).square().sum().backward()
         for one, want in zip(got, inputs):
             self.check(one, want.grad)
+
+    def test_compile_before_anything_else(self):
+        """In a process where the first call ever is a compiled one, flashcore imported first."""
+        program = """
+import flashcore
+import torch
+q = torch.ones(1, 2, 3, 8)
+call = torch.compile(lambda q: flashcore.attention(q, q, q), fullgraph=True, backend="aot_eager")
+assert torch.equal(call(q), q)
+"""
+        subprocess.run([sys.executable, "-c", program], check=True,
+                       env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
     def test_compile_append(self):
         def step(new, cache, used):
