@@ -1,5 +1,5 @@
-// The shape of a Hopper kernel and the order of its work: for the kernel, and for the planner, which
-// needs no CUDA.
+// The shape of a Hopper kernel and the order of its work: for the kernel, and for the planner,
+// which needs no CUDA.
 #pragma once
 
 #include <cstdint>

@@ -49,16 +49,14 @@ Status encode(CUtensorMap& map, void* data, DType dtype, const core::Strides& st
   }
   const cuuint32_t box[4] = {core::kPanelColumns, static_cast<cuuint32_t>(box_rows), 1, 1};
   const cuuint32_t every[4] = {1, 1, 1, 1};
-  const CUresult result =
-      encoder()(&map,
-                dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                4, data, sizes, bytes, box, every,
-                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encoder()(
+      &map,
+      dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
+      data, sizes, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return error(StatusCode::cuda, "%s: the driver refused a tensor map of it (error %d)", name,
-                    static_cast<int>(result));
+               static_cast<int>(result));
 }
 
 }  // namespace
@@ -74,13 +72,12 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.call = call;
   constexpr std::int32_t kLastRounds = 4;  // of items that are dealt out by length, under a mask
   const bool equal_items = call.window_right < 0 && call.window_left < 0 && !call.has_lengths;
-  params.order =
-      core::make_work_order(call.batch, call.q_heads, call.group, call.q_tiles,
-                            equal_items ? 0 : kLastRounds * plan.device.sm_count);
+  params.order = core::make_work_order(call.batch, call.q_heads, call.group, call.q_tiles,
+                                       equal_items ? 0 : kLastRounds * plan.device.sm_count);
   params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0;
   params.garbage_tail = kv_packed || call.used_k != nullptr;
-  params.ticket = reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) +
-                                                   core::kCountersOffset);
+  params.ticket =
+      reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) + core::kCountersOffset);
   const std::int64_t q_columns =
       call.plant.is(core::PlantedBug::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
   const std::int64_t q_rows = q_packed ? call.total_q : call.q_len;

@@ -155,7 +155,9 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
     case Reject::too_many_items:
       append(text, "%d rows per block would read K and V more often than needed", kernel.tile_q);
       break;
-    case Reject::options: text = "takes no bias, mask tensor, pages or num_splits, and writes the inputs' format"; break;
+    case Reject::options:
+      text = "takes no bias, mask tensor, pages or num_splits, and writes the inputs' format";
+      break;
     case Reject::strides:
       text = "wants rows that are contiguous, 16-byte aligned and not repeated";
       break;

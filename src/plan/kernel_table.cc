@@ -49,8 +49,8 @@ constexpr DType probability_dtype(std::string_view family, DType dtype) {
   return family == "simt" ? DType::f32 : dtype;
 }
 
-constexpr std::int32_t blocks_per_sm(std::string_view family, int head_dim, int tile_q, int tile_k, int stages,
-                                     int warp_rows, int threads) {
+constexpr std::int32_t blocks_per_sm(std::string_view family, int head_dim, int tile_q, int tile_k,
+                                     int stages, int warp_rows, int threads) {
   if (family == "simt") return 2;
   if (family == "sm90") return 1;
   return core::Sm80Shape{head_dim, tile_q, tile_k, stages, warp_rows, threads}.blocks_per_sm();
@@ -71,7 +71,7 @@ constexpr KernelInfo kKernels[] = {
    tile_k,                                                                                        \
    threads,                                                                                       \
    smem,                                                                                          \
-   blocks_per_sm(#family, head_dim, tile_q, tile_k, stages, warp_rows, threads),                           \
+   blocks_per_sm(#family, head_dim, tile_q, tile_k, stages, warp_rows, threads),                  \
    packs_heads(#family),                                                                          \
    std::string_view(#family) == "sm90",                                                           \
    compiled_for_cuda(#id)},
@@ -98,14 +98,13 @@ constexpr KernelInfo kKernels[] = {
 #undef FLASHCORE_CPU_KERNEL
 };
 
-/// The lists have the kernels of a family and dtype in one piece; where such a piece that begins here
-/// ends.
+/// The lists have the kernels of a family and dtype in one piece; where such a piece that begins
+/// here ends.
 constexpr auto kEndsOfGroups = [] {
   std::array<std::uint8_t, std::size(kKernels)> ends{};
   std::size_t end = std::size(kKernels);
   for (std::size_t i = std::size(kKernels); i-- > 0;) {
-    const bool last = i + 1 == std::size(kKernels) ||
-                      kKernels[i].dtype != kKernels[i + 1].dtype ||
+    const bool last = i + 1 == std::size(kKernels) || kKernels[i].dtype != kKernels[i + 1].dtype ||
                       std::string_view(kKernels[i].family) != kKernels[i + 1].family;
     if (last) end = i + 1;
     ends[i] = static_cast<std::uint8_t>(end);
@@ -122,7 +121,8 @@ std::span<const KernelInfo> kernels() noexcept { return kKernels; }
 
 std::span<const KernelInfo> kernels_of(const char* family, DType dtype) noexcept {
   for (std::size_t begin = 0; begin < std::size(kKernels); begin = end_of_group(begin)) {
-    if (kKernels[begin].dtype != dtype || std::strcmp(kKernels[begin].family, family) != 0) continue;
+    if (kKernels[begin].dtype != dtype || std::strcmp(kKernels[begin].family, family) != 0)
+      continue;
     return std::span(kKernels).subspan(begin, end_of_group(begin) - begin);
   }
   return {};

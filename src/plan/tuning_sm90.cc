@@ -13,7 +13,7 @@ constexpr double kItem = 2500;             // of an item: what its products do n
 constexpr double kStep = 450;              // of a step, whatever its size
 constexpr double kProductOverhead = 1.25;  // a step's time over that of its products alone
 constexpr double kFlopsPerCycle = 4096;    // of an SM
-constexpr double kMostlyPadding = 8;       // few rows are for the kernels that pack heads and split keys
+constexpr double kMostlyPadding = 8;  // few rows are for the kernels that pack heads and split keys
 
 /// Steps of an average item.
 double steps_of(const KernelInfo& kernel, const Problem& problem, bool masked) noexcept {

@@ -67,8 +67,7 @@ class Splits : public GpuTest {
     std::vector<const KernelInfo*> found;
     for (const KernelInfo& kernel : kernels()) {
       if (kernel.device == DeviceType::cuda && kernel.compiled && kernel.dtype == dtype &&
-          !kernel.uses_tma &&
-          kernel.min_compute_capability <= device_.compute_capability &&
+          !kernel.uses_tma && kernel.min_compute_capability <= device_.compute_capability &&
           kernel.smem_bytes <= device_.smem_per_block_bytes) {
         found.push_back(&kernel);
       }

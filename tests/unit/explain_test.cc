@@ -49,7 +49,8 @@ void expect_facts(const Plan& plan) {
   expect_contains(text, text_of("workspace  %zu bytes", plan.workspace_bytes));
 
   const Cost c = cost(p);
-  const bool tensor_cores = std::string(plan.kernel->family) != "simt" && plan.kernel->device == DeviceType::cuda;
+  const bool tensor_cores =
+      std::string(plan.kernel->family) != "simt" && plan.kernel->device == DeviceType::cuda;
   const double tflops = tensor_cores ? plan.device.tensor16_tflops : plan.device.f32_tflops;
   const double arithmetic_us = c.flops / tflops / 1e6;
   const double memory_us = c.bytes / plan.device.memory_gbs / 1e3;

@@ -188,7 +188,8 @@ TEST(Planner, AmpereHasTensorCoreKernelsForEveryDim) {
 // What a Hopper kernel cannot take another one does, and says why this one did not.
 TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
   const DeviceInfo device = *named_device("h200");
-  const Problem plain = *dense_problem(DType::bf16, 2, 8, 4, 4096, 4096, 128, 128, {}, device.device);
+  const Problem plain =
+      *dense_problem(DType::bf16, 2, 8, 4, 4096, 4096, 128, 128, {}, device.device);
   EXPECT_STREQ(make_plan(plain, device)->kernel->family, "sm90");
   const auto expect_reject = [&](const char* what, Reject why, auto change) {
     SCOPED_TRACE(what);
@@ -211,8 +212,7 @@ TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
   expect_reject("columns apart", Reject::strides, [](Problem& p) { p.q.column = 2; });
   expect_reject("misaligned", Reject::strides, [](Problem& p) { p.k.alignment_bytes = 8; });
   expect_reject("repeated", Reject::strides, [](Problem& p) { p.v.batch = 0; });
-  expect_reject("far apart", Reject::strides,
-                [](Problem& p) { p.v.head = std::int64_t{1} << 40; });
+  expect_reject("far apart", Reject::strides, [](Problem& p) { p.v.head = std::int64_t{1} << 40; });
   expect_reject("v_dim", Reject::strides, [](Problem& p) { p.v_dim = 126; });
 }
 

@@ -30,10 +30,10 @@ __device__ __forceinline__ void arrive(std::uint64_t& s_barrier) {
 
 /// Arrives and announces copies of this many bytes.
 __device__ __forceinline__ void arrive_expecting(std::uint64_t& s_barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(&s_barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s_barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 /// Waits for the end of the phase of this parity. A fresh barrier is in phase 0: waiting for

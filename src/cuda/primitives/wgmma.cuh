@@ -7,9 +7,13 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <type_traits>
 
 namespace flashcore::cuda {
+
+template <typename T>
+inline constexpr bool kIsHalf = false;
+template <>
+inline constexpr bool kIsHalf<__half> = true;
 
 template <int kN>
 struct Wgmma;
@@ -31,9 +35,9 @@ struct Wgmma;
 #define FLASHCORE_R13 "%104, %105, %106, %107, %108, %109, %110, %111"
 #define FLASHCORE_R14 "%112, %113, %114, %115, %116, %117, %118, %119"
 #define FLASHCORE_R15 "%120, %121, %122, %123, %124, %125, %126, %127"
-#define FLASHCORE_C(how, g)                                                                \
-  how(c[8 * g]), how(c[8 * g + 1]), how(c[8 * g + 2]), how(c[8 * g + 3]),                  \
-      how(c[8 * g + 4]), how(c[8 * g + 5]), how(c[8 * g + 6]), how(c[8 * g + 7])
+#define FLASHCORE_C(how, g)                                                                  \
+  how(c[8 * g]), how(c[8 * g + 1]), how(c[8 * g + 2]), how(c[8 * g + 3]), how(c[8 * g + 4]), \
+      how(c[8 * g + 5]), how(c[8 * g + 6]), how(c[8 * g + 7])
 #define FLASHCORE_NAMES1 FLASHCORE_R0
 #define FLASHCORE_ACCUMULATORS1(how) FLASHCORE_C(how, 0)
 #define FLASHCORE_NAMES2 FLASHCORE_NAMES1 ", " FLASHCORE_R1
@@ -68,52 +72,54 @@ struct Wgmma;
 #define FLASHCORE_ACCUMULATORS16(how) FLASHCORE_ACCUMULATORS15(how), FLASHCORE_C(how, 15)
 
 // i0 … i5 are the numbers of the operands after the accumulators; how: "=f", "+f".
-#define FLASHCORE_WGMMA_SS(type, n, groups, how, adds, i0, i1)                               \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type               \
-               " {" FLASHCORE_NAMES##groups "}, %" #i0 ", %" #i1 ", " adds ", 1, 1, 0, 0;"   \
-               : FLASHCORE_ACCUMULATORS##groups(how)                                         \
-               : "l"(a), "l"(b)                                                              \
+#define FLASHCORE_WGMMA_SS(type, n, groups, how, adds, i0, i1)                             \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type             \
+               " {" FLASHCORE_NAMES##groups "}, %" #i0 ", %" #i1 ", " adds ", 1, 1, 0, 0;" \
+               : FLASHCORE_ACCUMULATORS##groups(how)                                       \
+               : "l"(a), "l"(b)                                                            \
                : "memory")
-#define FLASHCORE_WGMMA_RS(type, n, groups, i0, i1, i2, i3, i4, i5)                          \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5 ", 0;\n"                       \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type               \
+#define FLASHCORE_WGMMA_RS(type, n, groups, i0, i1, i2, i3, i4, i5)                              \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5                                    \
+               ", 0;\n"                                                                          \
+               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                   \
                " {" FLASHCORE_NAMES##groups "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
-               ", adds, 1, 1, 1;\n}\n"                                                       \
-               : FLASHCORE_ACCUMULATORS##groups("+f")                                        \
+                                            ", adds, 1, 1, 1;\n}\n"                              \
+               : FLASHCORE_ACCUMULATORS##groups("+f")                                            \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)) \
                : "memory")
 
 // Of descriptors a and b, k runs along the rows (Q K^T); kAdds = false: c = a b, and what c held is
 // not kept alive. Of registers a and a descriptor b, k runs across b's rows (P V).
-#define FLASHCORE_WGMMA(n, groups, i0, i1, i2, i3, i4, i5)                                   \
-  template <>                                                                                \
-  struct Wgmma<n> {                                                                          \
-    template <typename T, bool kAdds>                                                        \
-    __device__ __forceinline__ static void along_rows(float (&c)[n / 2], std::uint64_t a,    \
-                                                      std::uint64_t b) {                     \
-      if constexpr (std::is_same_v<T, __half>) {                                             \
-        if constexpr (kAdds) {                                                               \
-          FLASHCORE_WGMMA_SS("f16", n, groups, "+f", "1", i0, i1);                           \
-        } else {                                                                             \
-          FLASHCORE_WGMMA_SS("f16", n, groups, "=f", "0", i0, i1);                           \
-        }                                                                                    \
-      } else {                                                                               \
-        if constexpr (kAdds) {                                                               \
-          FLASHCORE_WGMMA_SS("bf16", n, groups, "+f", "1", i0, i1);                          \
-        } else {                                                                             \
-          FLASHCORE_WGMMA_SS("bf16", n, groups, "=f", "0", i0, i1);                          \
-        }                                                                                    \
-      }                                                                                      \
-    }                                                                                        \
-    template <typename T>                                                                    \
-    __device__ __forceinline__ static void across_rows(                                      \
-        float (&c)[n / 2], const std::uint32_t (&a)[4], std::uint64_t b, bool adds) {        \
-      if constexpr (std::is_same_v<T, __half>) {                                             \
-        FLASHCORE_WGMMA_RS("f16", n, groups, i0, i1, i2, i3, i4, i5);                        \
-      } else {                                                                               \
-        FLASHCORE_WGMMA_RS("bf16", n, groups, i0, i1, i2, i3, i4, i5);                       \
-      }                                                                                      \
-    }                                                                                        \
+#define FLASHCORE_WGMMA(n, groups, i0, i1, i2, i3, i4, i5)                                \
+  template <>                                                                             \
+  struct Wgmma<n> {                                                                       \
+    template <typename T, bool kAdds>                                                     \
+    __device__ __forceinline__ static void along_rows(float (&c)[n / 2], std::uint64_t a, \
+                                                      std::uint64_t b) {                  \
+      if constexpr (kIsHalf<T>) {                                                         \
+        if constexpr (kAdds) {                                                            \
+          FLASHCORE_WGMMA_SS("f16", n, groups, "+f", "1", i0, i1);                        \
+        } else {                                                                          \
+          FLASHCORE_WGMMA_SS("f16", n, groups, "=f", "0", i0, i1);                        \
+        }                                                                                 \
+      } else {                                                                            \
+        if constexpr (kAdds) {                                                            \
+          FLASHCORE_WGMMA_SS("bf16", n, groups, "+f", "1", i0, i1);                       \
+        } else {                                                                          \
+          FLASHCORE_WGMMA_SS("bf16", n, groups, "=f", "0", i0, i1);                       \
+        }                                                                                 \
+      }                                                                                   \
+    }                                                                                     \
+    template <typename T>                                                                 \
+    __device__ __forceinline__ static void across_rows(float (&c)[n / 2],                 \
+                                                       const std::uint32_t (&a)[4],       \
+                                                       std::uint64_t b, bool adds) {      \
+      if constexpr (kIsHalf<T>) {                                                         \
+        FLASHCORE_WGMMA_RS("f16", n, groups, i0, i1, i2, i3, i4, i5);                     \
+      } else {                                                                            \
+        FLASHCORE_WGMMA_RS("bf16", n, groups, i0, i1, i2, i3, i4, i5);                    \
+      }                                                                                   \
+    }                                                                                     \
   };
 FLASHCORE_WGMMA(64, 4, 32, 33, 34, 35, 36, 37)
 FLASHCORE_WGMMA(80, 5, 40, 41, 42, 43, 44, 45)

@@ -26,8 +26,8 @@ namespace flashcore::cuda::sm90 {
 
 /// score = Q K^T, begun.
 template <typename C>
-__device__ __forceinline__ void begin_scores(Scores<C>& score, SharedStorage<C>& s,
-                                             int q_stage, int group, int stage) {
+__device__ __forceinline__ void begin_scores(Scores<C>& score, SharedStorage<C>& s, int q_stage,
+                                             int group, int stage) {
   using Q = typename C::QueryTile;
   using K = typename C::KeyTile;
   const std::uint64_t q =
@@ -243,8 +243,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& s) {
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::kThreads, 1)
-    attention(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(C::kThreads, 1) attention(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
   let_next_kernel_start();

@@ -99,8 +99,8 @@ template <typename C>
 struct Thread {
   int group, lane, warp;  // of the computing warpgroups; warp of its group
   __device__ __forceinline__ explicit Thread(int index) {
-    // From one lane, so that the compiler knows it to be the same in all: operands' descriptors then
-    // stay in uniform registers.
+    // From one lane, so that the compiler knows it to be the same in all: operands' descriptors
+    // then stay in uniform registers.
     group = __shfl_sync(0xffffffffu, index / 128, 0) - 1;
     warp = index / 32 % 4;
     lane = index % 32;

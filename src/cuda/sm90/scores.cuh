@@ -49,7 +49,7 @@ __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>&
                                               std::int32_t first_key) {
   const KeyRange all = item.all[t.group];
   // The same in every thread of the warpgroup.
-  const bool cut_left = first_key < all.begin, cut_right = first_key + C::kTileK > all.end;
+  const bool cut_left = first_key<all.begin, cut_right = first_key + C::kTileK> all.end;
   if (kPlain && !cut_left && !cut_right) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {

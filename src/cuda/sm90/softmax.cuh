@@ -52,7 +52,8 @@ __device__ __forceinline__ void softmax(Scores<C>& score, RowStates& states, flo
     // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
     // the output need not be rescaled. Decided for each row by itself.
     if ((max - state.max) * factor <= kLazyLog2) max = state.max;
-    // Products are rounded before they are subtracted, so that a maximum that stays gives exactly 1.
+    // Products are rounded before they are subtracted, so that a maximum that stays gives
+    // exactly 1.
     const float base = __fmul_rn(core::softmax_base(max), factor);
     rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base));
     if (plant.is(PlantedBug::rescale_forgotten)) rescale[half] = 1.f;
