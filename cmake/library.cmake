@@ -28,6 +28,35 @@ add_library(flashcore_objects OBJECT
   src/plan/tuning_gpu.cc
   src/plan/tuning_sm80.cc
   src/plan/tuning_sm90.cc
+  src/reference/oracle.cc
+  src/verify/call.cc
+  src/verify/case.cc
+  src/verify/case_memory.cc
+  src/verify/case_pages.cc
+  src/verify/compare.cc
+  src/verify/discover.cc
+  src/verify/format.cc
+  src/verify/ladder.cc
+  src/verify/ladder_parts.cc
+  src/verify/lengths.cc
+  src/verify/probe_inputs.cc
+  src/verify/probes.cc
+  src/verify/report.cc
+  src/verify/report_html.cc
+  src/verify/rung_bounds.cc
+  src/verify/rung_combine.cc
+  src/verify/rung_coverage.cc
+  src/verify/rung_dequant.cc
+  src/verify/rung_layout.cc
+  src/verify/rung_lse.cc
+  src/verify/rung_mask.cc
+  src/verify/rung_random.cc
+  src/verify/rung_scores.cc
+  src/verify/rung_softmax.cc
+  src/verify/rung_uniform.cc
+  src/verify/score_reading.cc
+  src/verify/subject.cc
+  src/verify/verify_api.cc
   ${FLASHCORE_FINGERPRINT})
 target_link_libraries(flashcore_objects PRIVATE flashcore_flags)
 if(NOT FLASHCORE_HAS_CUDA)
@@ -54,18 +83,11 @@ foreach(library flashcore flashcore_static)
   endif()
 endforeach()
 
-# The oracle and the checks built on it: for the tools and tests, not part of the library.
+# Checks of our own kernels from the inside: for the tools and tests, not part of the library.
 add_library(flashcore_verify STATIC
-  src/reference/oracle.cc
-  src/verify/call.cc
   src/verify/call_runner.cc
-  src/verify/case.cc
-  src/verify/case_memory.cc
-  src/verify/case_pages.cc
   src/verify/check.cc
-  src/verify/compare.cc
   src/verify/coverage.cc
-  src/verify/probes.cc
   src/verify/stage_scores.cc
   src/verify/stage_splits.cc
   src/verify/stages.cc

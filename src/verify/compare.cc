@@ -80,7 +80,7 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
                  const Arithmetic& a) {
   const std::size_t at = row * static_cast<std::size_t>(o.v_dim) + column;
   const double want = std::fabs(o.out[at]);
-  const double score_error = a.sum_unit * score_steps(o) * o.magnitude[row];
+  const double score_error = (a.sum_unit * score_steps(o) + a.score_unit) * o.magnitude[row];
   return 2 * a.out_unit * want +
          4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(o.kv_len[row]))) *
              std::max(o.spread[at], want) +
@@ -89,7 +89,8 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
 
 double lse_bound(const reference::Oracle& o, std::size_t row, const Arithmetic& a) {
   return a.sum_unit * (2e-6 * 0x1p24 + std::sqrt(static_cast<double>(o.kv_len[row])) +
-                       score_steps(o) * o.magnitude[row] + 2 * std::fabs(o.lse[row]));
+                       score_steps(o) * o.magnitude[row] + 2 * std::fabs(o.lse[row])) +
+         a.score_unit * (o.magnitude[row] + std::fabs(o.lse[row]) + 1);
 }
 
 Comparison compare(const reference::Oracle& oracle, const Problem& problem, const Tensors& result,

@@ -11,9 +11,11 @@
 namespace flashcore::verify {
 
 /// Unit roundoffs of an implementation: of the output, of P as stored, of the accumulation; and the
-/// spacing of the output format at 0 and of P, below which they are flushed.
+/// spacing of the output format at 0 and of P, below which they are flushed. Our kernels keep
+/// scores in f32; an implementation that rounds them to its inputs' format has a score_unit.
 struct Arithmetic {
   double out_unit, p_unit, sum_unit, out_smallest, p_smallest;
+  double score_unit = 0;
 };
 Arithmetic arithmetic_of(DType out, DType probability);
 

@@ -1,0 +1,97 @@
+/* The verifier's C ABI: hand it an attention function, it names the first stage that is wrong.
+ *
+ *   int32_t my_attention(const flashcore_verify_call* call, void* user);
+ *
+ *   flashcore_verify_options options;
+ *   flashcore_verify_options_init(&options, sizeof options);
+ *   flashcore_report* report = NULL;
+ *   flashcore_verify(&options, my_attention, NULL, &report, &error);
+ *   puts(flashcore_report_text(report));
+ *   flashcore_report_free(report);
+ *
+ * The same signature is what `flashcore verify --lib libmine.so --symbol my_attention` calls.
+ * docs/verify.md says what is asked of the function and how its answers are judged. */
+#ifndef FLASHCORE_VERIFY_C_H_
+#define FLASHCORE_VERIFY_C_H_
+
+#include "flashcore/flashcore.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* DLPack's code of 8-bit floating point (e4m3, finite values and NaN only). int8 is FLASHCORE_INT
+ * with 8 bits; FLASHCORE_UINT with 8 bits is the byte format, (u - 128) / 127 * 448. */
+enum { FLASHCORE_FLOAT8_E4M3 = 10 };
+
+/* One call of the function under test. q [batch, q_heads, q_len, head_dim],
+ * k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, v_dim],
+ * out [batch, q_heads, q_len, v_dim], lse f32 [batch, q_heads, q_len]; strides are never NULL and
+ * need not be compact. Query head h reads KV head h / (q_heads / kv_heads). */
+typedef struct flashcore_verify_call {
+  size_t struct_size;
+  const flashcore_tensor* q;
+  const flashcore_tensor* k;
+  const flashcore_tensor* v;
+  const flashcore_tensor* out;     /* to be written, every element */
+  const flashcore_tensor* lse;     /* to be written; NULL: not wanted */
+  const flashcore_tensor* q_scale; /* 8-bit only, else NULL: f32 [batch, q_heads] */
+  const flashcore_tensor* k_scale; /* f32 [batch, kv_heads]: value = code * scale */
+  const flashcore_tensor* v_scale; /* f32 [batch, kv_heads] */
+  int64_t window_left;             /* keys to the left of the query's position; -1: all */
+  int64_t window_right;
+  double scale;      /* always the number to use */
+  double softcap;    /* 0: none */
+  int32_t has_scale; /* 0: scale is the default, 1 / sqrt(head_dim) */
+  int32_t causal;
+  int32_t num_splits; /* key ranges computed apart and joined; 0: as the function likes */
+  int32_t reserved;
+  void* stream; /* a cudaStream_t for device memory; NULL: the default stream */
+} flashcore_verify_call;
+
+/* Returns FLASHCORE_OK; FLASHCORE_UNSUPPORTED for what it cannot do (reported, no fault); any other
+ * number for a failure. Results must be complete when it returns (the stream may still run). */
+typedef int32_t (*flashcore_verify_function)(const flashcore_verify_call* call, void* user);
+
+/* What is declared of the function. -1: to be found out by asking; 0: cannot; 1: can. */
+typedef struct flashcore_verify_options {
+  size_t struct_size;
+  const char* name;       /* of the function, for the report; NULL: "attention" */
+  const char* dtype;      /* f64 f32 f16 bf16 e4m3 int8 byte; NULL: f32 */
+  const char* out_dtype;  /* NULL: dtype's own, f32 for 8-bit */
+  const char* arithmetic; /* format the function rounds scores and P to; NULL: dtype */
+  const char* layout;     /* memory order of the tensors: "bhsd" (NULL) or "bshd" */
+  const char* only;       /* run this probe alone (and what it needs to know); NULL: all */
+  const char* causal_alignment; /* "top-left", "bottom-right"; NULL: to be found out */
+  const char* lse_base;         /* "e" (NULL) or "2" */
+  uint64_t seed;
+  int64_t head_dims[8]; /* to be probed; all 0: those found among common ones */
+  int32_t quick;        /* 1: less than 5 s for a CPU function */
+  int32_t gqa, batch, cross, causal, window, scale, softcap, splits, lse, strides, v_dim;
+  /* Called before each probe, if not NULL. */
+  void (*progress)(const char* probe, int32_t number, int32_t count, void* progress_user);
+  void* progress_user;
+} flashcore_verify_options;
+
+FLASHCORE_C_API void flashcore_verify_options_init(flashcore_verify_options* options,
+                                                   size_t struct_size);
+
+typedef struct flashcore_report flashcore_report;
+
+/* FLASHCORE_OK: *report is the verdict, whatever it is. Otherwise nothing could be verified. */
+FLASHCORE_C_API int32_t flashcore_verify(const flashcore_verify_options* options,
+                                         flashcore_verify_function function, void* user,
+                                         flashcore_report** report, flashcore_error* error);
+
+FLASHCORE_C_API int32_t flashcore_report_ok(const flashcore_report* report);
+/* "" where nothing is wrong, else a word of the vocabulary in docs/verify.md. */
+FLASHCORE_C_API const char* flashcore_report_stage(const flashcore_report* report);
+FLASHCORE_C_API const char* flashcore_report_text(const flashcore_report* report);
+FLASHCORE_C_API const char* flashcore_report_json(const flashcore_report* report);
+FLASHCORE_C_API const char* flashcore_report_html(const flashcore_report* report);
+FLASHCORE_C_API void flashcore_report_free(flashcore_report* report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* FLASHCORE_VERIFY_C_H_ */

@@ -1,0 +1,219 @@
+// What can it do, and how does it mean it? Asked with plain random calls before anything is judged.
+#include <algorithm>
+#include <cmath>
+
+#include "verify/ladder.h"
+
+namespace flashcore::verify {
+namespace {
+
+constexpr std::int64_t kCommonDims[] = {64, 128, 32, 80, 256, 16, 96, 72};
+
+HostCall plain_call(const Ladder& ladder, const Shape& shape, const Options& options) {
+  HostCall call = ladder.call(shape, options);
+  fill_random(call.tensors.q, 1, 1, 1);
+  fill_random(call.tensors.k, 1, 1, 2);
+  fill_random(call.tensors.v, 1, 1, 3);
+  return call;
+}
+
+class Asker {
+ public:
+  Asker(Ladder& ladder, Discovery& found) : ladder_(ladder), found_(found) {}
+
+  /// Whether a call is taken; its message where not.
+  bool takes(const Shape& shape, const Options& options, const Setting* setting = nullptr) {
+    HostCall call = plain_call(ladder_, shape, options);
+    const Setting plain = ladder_.subject.plain();
+    last_ = ladder_.subject.run(call, setting != nullptr ? *setting : plain);
+    return last_.ok();
+  }
+  const std::string& message() const { return last_.message; }
+
+  /// A declared answer, or what asking gives. Notes it down.
+  template <typename Ask>
+  void settle(const char* name, std::int32_t declared, bool& can, Ask ask) {
+    can = declared >= 0 ? declared != 0 : ask();
+    std::string line = std::string(name) + ": " + (can ? "yes" : "no");
+    if (declared >= 0) {
+      line += " (declared)";
+    } else if (!can && !last_.message.empty()) {
+      line += " (" + last_.message + ")";
+    }
+    found_.capabilities.push_back(line);
+  }
+
+ private:
+  Ladder& ladder_;
+  Discovery& found_;
+  Answer last_;
+};
+
+/// A shape and options of a first call that works.
+Status find_plain_call(Ladder& ladder, Asker& asker, const flashcore_verify_options& o,
+                       Shape& shape, Options& options) {
+  std::vector<std::int64_t> dims(std::begin(kCommonDims), std::end(kCommonDims));
+  if (o.head_dims[0] > 0) {
+    dims.clear();
+    for (const std::int64_t d : o.head_dims) {
+      if (d > 0) dims.push_back(d);
+    }
+  }
+  std::string first;
+  for (const bool causal : {false, true}) {
+    for (const std::int64_t length : {5, 64, 128}) {
+      for (const std::int64_t d : dims) {
+        shape = {1, 1, 1, length, length, d, d};
+        options = {};
+        options.causal = causal;
+        if (asker.takes(shape, options)) {
+          ladder.can.full = !causal;
+          return {};
+        }
+        if (first.empty()) first = asker.message();
+      }
+    }
+  }
+  return {StatusCode::invalid_argument, "not even a plain call works: " + first};
+}
+
+void find_dims(Ladder& ladder, Asker& asker, Discovery& found, const flashcore_verify_options& o,
+               const Shape& plain, const Options& options) {
+  ladder.can.head_dims.clear();
+  std::string line = "head dims:";
+  if (o.head_dims[0] > 0) {
+    for (const std::int64_t d : o.head_dims) {
+      if (d > 0) ladder.can.head_dims.push_back(d);
+    }
+  } else {
+    for (const std::int64_t d : kCommonDims) {
+      if (ladder.quick && ladder.can.head_dims.size() == 3) break;
+      Shape shape = plain;
+      shape.head_dim = shape.v_dim = d;
+      if (asker.takes(shape, options)) ladder.can.head_dims.push_back(d);
+    }
+  }
+  for (const std::int64_t d : ladder.can.head_dims) line += " " + std::to_string(d);
+  found.capabilities.push_back(line + (o.head_dims[0] > 0 ? " (declared)" : ""));
+}
+
+/// Where query 0 stands under a causal mask: asked with Q = 0, few queries on many keys.
+void find_alignment(Ladder& ladder, Discovery& found, const flashcore_verify_options& o) {
+  const std::string declared = o.causal_alignment != nullptr ? o.causal_alignment : "";
+  if (!declared.empty()) {
+    ladder.conventions.top_left = declared == "top-left";
+    found.conventions.push_back("causal: " + declared + " (declared)");
+    return;
+  }
+  if (!ladder.can.causal || !ladder.can.cross) return;
+  Options options = ladder.base();
+  options.causal = true;
+  double wrong[2] = {};
+  for (const bool top_left : {false, true}) {
+    ladder.conventions.top_left = top_left;
+    for (const auto& [q_len, kv_len] : {std::pair{6, 24}, {24, 6}, {2, 9}}) {
+      HostCall call = ladder.call(ladder.shape(q_len, kv_len, ladder.main_dim(), false), options);
+      fill_folded_one_hot(call);
+      const Answer answer = ladder.subject.run(call);
+      if (!answer.ok()) continue;
+      const Judged judged = ladder.judge(call, answer);
+      wrong[top_left ? 1 : 0] += static_cast<double>(judged.wrong);
+    }
+  }
+  ladder.conventions.top_left = wrong[1] < wrong[0];
+  found.conventions.push_back(std::string("causal: ") +
+                              (ladder.conventions.top_left ? "top-left (query 0 stands at key 0)"
+                                                           : "bottom-right (the last query stands "
+                                                             "at the last key)"));
+}
+
+/// What is said of rows that see no key: reported, any number but NaN is taken.
+void find_empty_rows(Ladder& ladder, Discovery& found) {
+  if (!ladder.can.causal || !ladder.can.cross || !ladder.can.lse || ladder.conventions.top_left) {
+    return;
+  }
+  Options options = ladder.base();
+  options.causal = true;
+  HostCall call = ladder.call(ladder.shape(9, 4, ladder.main_dim(), false), options);
+  if (call.tensors.q.shape[2] <= call.tensors.k.shape[2]) return;
+  Setting setting = ladder.subject.plain();
+  setting.lse = true;
+  const Answer answer = ladder.subject.run(call, setting);
+  if (answer.ok()) {
+    found.conventions.push_back("LSE of a row that sees no key: " + number(answer.lse[0]));
+  }
+}
+
+}  // namespace
+
+Discovery discover(Ladder& ladder, const flashcore_verify_options& o) {
+  Discovery found;
+  Asker asker(ladder, found);
+  Shape plain;
+  Options options;
+  ladder.can.splits = false;
+  found.status = find_plain_call(ladder, asker, o, plain, options);
+  if (!found.status.ok()) return found;
+  find_dims(ladder, asker, found, o, plain, options);
+  Capabilities& can = ladder.can;
+  const auto with = [&](auto change) {
+    Shape s = plain;
+    Options opts = options;
+    change(s, opts);
+    return asker.takes(s, opts);
+  };
+  for (can.length_step = 1; can.length_step < 128; can.length_step *= 2) {
+    const std::int64_t step = can.length_step;
+    if (with([&](Shape& s, Options&) { s.q_len = s.kv_len = step; }) &&
+        with([&](Shape& s, Options&) { s.q_len = s.kv_len = 3 * step; })) {
+      break;
+    }
+  }
+  if (can.length_step > 1) {
+    found.capabilities.push_back("lengths: multiples of " + std::to_string(can.length_step));
+  }
+  const std::int64_t unit = std::max(can.length_step, std::int64_t{8});
+  plain.q_len = plain.kv_len = unit;
+  asker.settle("batch", o.batch, can.batch,
+               [&] { return with([](Shape& s, Options&) { s.batch = 2; }); });
+  asker.settle("gqa", o.gqa, can.gqa,
+               [&] { return with([](Shape& s, Options&) { s.q_heads = 6, s.kv_heads = 2; }); });
+  asker.settle("cross", o.cross, can.cross, [&] {
+    return with([&](Shape& s, Options&) { s.kv_len = 2 * unit; }) &&
+           with([&](Shape& s, Options&) { s.q_len = 2 * unit; });
+  });
+  asker.settle("causal", o.causal, can.causal,
+               [&] { return with([](Shape&, Options& x) { x.causal = true; }); });
+  asker.settle("window", o.window, can.window,
+               [&] { return with([](Shape&, Options& x) { x.window_left = 3, x.window_right = 1; }); });
+  asker.settle("scale", o.scale, can.scale,
+               [&] { return with([](Shape&, Options& x) { x.scale = 0.2; }); });
+  asker.settle("softcap", o.softcap, can.softcap,
+               [&] { return with([](Shape&, Options& x) { x.softcap = 5; }); });
+  asker.settle("splits", o.splits, can.splits, [&] {
+    return with([](Shape&, Options& x) { x.num_splits = 1; }) &&
+           with([](Shape& s, Options& x) { s.kv_len = std::max<std::int64_t>(s.kv_len, 64), s.q_len = s.kv_len, x.num_splits = 2; });
+  });
+  asker.settle("v_dim", o.v_dim, can.v_dim,
+               [&] { return with([](Shape& s, Options&) { s.v_dim = s.head_dim / 2; }); });
+  asker.settle("lse", o.lse, can.lse, [&] {
+    Setting setting = ladder.subject.plain();
+    setting.lse = true;
+    return asker.takes(plain, options, &setting);
+  });
+  asker.settle("strides", o.strides, can.strides, [&] {
+    Setting setting = ladder.subject.plain();
+    setting.inputs = setting.out = Arrangement::padded;
+    return asker.takes(plain, options, &setting);
+  });
+  ladder.conventions.lse_base_2 = o.lse_base != nullptr && std::string(o.lse_base) == "2";
+  if (can.lse) {
+    found.conventions.push_back(std::string("LSE: base ") +
+                                (ladder.conventions.lse_base_2 ? "2 (declared)" : "e"));
+  }
+  find_alignment(ladder, found, o);
+  find_empty_rows(ladder, found);
+  return found;
+}
+
+}  // namespace flashcore::verify

@@ -1,0 +1,97 @@
+// Rung 11: 8-bit inputs. Every code of V is read where layout cannot matter (before rung 2); scales
+// are varied one tensor at a time once the scores are cleared.
+#include <cmath>
+
+#include "verify/ladder.h"
+#include "verify/score_reading.h"
+
+namespace flashcore::verify {
+namespace {
+
+std::vector<double> factors_of(std::int64_t batch, std::int64_t heads, bool varied) {
+  std::vector<double> factors;
+  for (std::int64_t i = 0; varied && i < batch * heads; ++i) {
+    factors.push_back(std::exp2(static_cast<double>(i % 3) - 1) * (i % 2 == 0 ? 1.0 : 1.25));
+  }
+  return factors;
+}
+
+/// Multiplies a tensor's values by its heads' factors: the codes stay, the scales change.
+void apply_factors(const TensorView& t, const std::vector<double>& factors) {
+  if (factors.empty()) return;
+  auto* data = static_cast<double*>(t.data);
+  const std::int64_t per_head = t.shape[2] * t.shape[3];
+  for (std::int64_t i = 0; i < t.shape[0] * t.shape[1] * per_head; ++i) {
+    data[i] *= factors[static_cast<std::size_t>(i / per_head)];
+  }
+}
+
+}  // namespace
+
+/// One key, and all of V is one code: the output is its value, whatever the layout.
+Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
+  const Format format = ladder.subject.formats().dtype;
+  const Arithmetic a = ladder.subject.arithmetic();
+  int wrong = 0, tried = 0;
+  std::string first;
+  for (int code = 0; code < 256; code += ladder.quick ? 3 : 1) {
+    const auto byte = static_cast<std::uint8_t>(code);
+    const double value = decode(format, &byte, 0);
+    if (!std::isfinite(value)) continue;
+    HostCall call = ladder.call(ladder.shape(2, 1, head_dim, false));
+    fill_random(call.tensors.q, 1, ladder.seed, 101);
+    fill_random(call.tensors.k, 1, ladder.seed, 102);
+    fill(call.tensors.v, [&](auto, auto, auto, auto) { return value; });
+    Setting setting = ladder.subject.plain();
+    setting.v_unit_scale = true;
+    const Answer answer = ladder.subject.run(call, setting);
+    if (auto f = failure_of(ladder, answer, FaultStage::dequant)) return *f;
+    if (!answer.ok()) continue;
+    ++tried;
+    const double bound = std::fabs(value) * (2 * a.out_unit + 4 * 0x1p-11) + a.out_smallest;
+    bool all_right = true;
+    for (const double x : answer.out) all_right = all_right && std::fabs(x - value) <= bound;
+    if (all_right) continue;
+    if (wrong++ == 0) {
+      first = "code " + std::to_string(code) + " is read as " + number(answer.out[0]) +
+              " instead of " + number(value);
+    }
+  }
+  if (wrong == 0) return {};
+  // Everything wrong is not the table: something else gets in the way of reading it.
+  if (wrong == tried && tried > 1) return {};
+  return ladder.finding(FaultStage::dequant, std::to_string(wrong) + " of " +
+                                                 std::to_string(tried) + " codes of V are wrong: " +
+                                                 first);
+}
+
+Finding probe_scales(Ladder& ladder, std::int64_t head_dim) {
+  const char* names[] = {"q", "k", "v"};
+  for (int tensor = 0; tensor < 3; ++tensor) {
+    const Shape shape = ladder.shape(20, 48, head_dim);
+    HostCall call = ladder.call(shape);
+    fill_flat_maximum(call, 0.4, ladder.seed);
+    fill_random(call.tensors.v, 1, ladder.seed, 103);
+    Setting setting = ladder.subject.plain();
+    setting.q_factors = factors_of(shape.batch, shape.q_heads, tensor == 0);
+    setting.k_factors = factors_of(shape.batch, shape.kv_heads, tensor == 1);
+    setting.v_factors = factors_of(shape.batch, shape.kv_heads, tensor == 2);
+    apply_factors(call.tensors.q, setting.q_factors);
+    apply_factors(call.tensors.k, setting.k_factors);
+    apply_factors(call.tensors.v, setting.v_factors);
+    const Answer answer = ladder.subject.run(call, setting);
+    if (auto f = failure_of(ladder, answer, FaultStage::dequant)) return *f;
+    if (!answer.ok()) continue;
+    const Judged judged = ladder.judge(call, answer);
+    if (judged.ok()) continue;
+    return ladder.finding(FaultStage::dequant,
+                          std::string("with another ") + names[tensor] +
+                              "_scale for every head " +
+                              row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) +
+                              " is wrong; with one for all heads it is right",
+                          call, answer, judged);
+  }
+  return {};
+}
+
+}  // namespace flashcore::verify

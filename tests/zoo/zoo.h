@@ -1,0 +1,37 @@
+// The bug zoo: implementations with one known fault each, and right ones of different make.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "flashcore/verify.h"
+#include "zoo/specimen.h"
+
+namespace flashcore::zoo {
+
+struct Exhibit {
+  std::string name;
+  FaultStage stage = FaultStage::none;  ///< the true one; none: a right implementation
+  std::string dtypes;                   ///< those it is shown in, the first one in every run
+  std::function<VerifyFunction()> make;
+  std::string arithmetic;               ///< declared; empty: the dtype's own
+  bool lineage = false;                 ///< a bug of FlashCore's ancestors
+};
+
+/// Written together with the probes.
+std::vector<Exhibit> first_mutants();
+/// Written after the probes were frozen.
+std::vector<Exhibit> frozen_mutants();
+std::vector<Exhibit> right_ones();
+
+/// The specimen with some parts changed.
+template <typename Change>
+std::function<VerifyFunction()> mutant(Change change) {
+  return [change]() -> VerifyFunction {
+    Parts parts = right_parts();
+    change(parts);
+    return [parts](const flashcore_verify_call& call, std::string*) { return attend(parts, call); };
+  };
+}
+
+}  // namespace flashcore::zoo

@@ -1,0 +1,114 @@
+// Runs the verifier on the zoo and prints three tables: mutants written together with the probes,
+// mutants written after the probes were frozen, and right implementations.
+//
+//   flashcore_zoo [--full] [--all] [--seeds N] [--only NAME] [--show]
+//
+// --full: the full ladder, not the quick one; --all: every dtype of an exhibit; --show: each report.
+// Exit 0: every mutant was found, 90 % of each half with its stage, and nothing right was accused.
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <sstream>
+
+#include "zoo/zoo.h"
+
+namespace flashcore::zoo {
+namespace {
+
+struct Args {
+  bool full = false, all = false, show = false;
+  int seeds = 1;
+  std::string only;
+};
+
+struct Tally {
+  int shown = 0, found = 0, named = 0;
+  double slowest_s = 0;
+};
+
+void run(const Args& args, const Exhibit& e, const std::string& dtype, std::uint64_t seed,
+         Tally& tally) {
+  flashcore_verify_options options;
+  flashcore_verify_options_init(&options, sizeof options);
+  options.name = e.name.c_str();
+  options.dtype = dtype.c_str();
+  options.arithmetic = e.arithmetic.empty() ? nullptr : e.arithmetic.c_str();
+  options.seed = seed;
+  options.quick = args.full ? 0 : 1;
+  const auto start = std::chrono::steady_clock::now();
+  const Result<VerifyReport> report = verify_attention(options, e.make());
+  const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  ++tally.shown;
+  tally.slowest_s = std::max(tally.slowest_s, s);
+  if (!report.ok()) {
+    std::printf("  %-32s %-5s could not be run: %s\n", e.name.c_str(), dtype.c_str(),
+                report.status().message().c_str());
+    return;
+  }
+  const bool right = e.stage == FaultStage::none;
+  tally.found += report->ok == right ? 1 : 0;
+  tally.named += report->stage == e.stage ? 1 : 0;
+  const char* mark = report->stage == e.stage ? "" : right || report->ok ? "  <-- WRONG" : "  <-- another stage";
+  std::printf("  %-32s %-5s %-12s %-12s %5.2f s%s\n", e.name.c_str(), dtype.c_str(),
+              right ? "right" : to_string(e.stage), report->ok ? "right" : to_string(report->stage), s,
+              mark);
+  if (args.show || *mark != '\0') std::printf("      %s [%s]\n", report->detail.c_str(), report->call.c_str());
+  if (args.show) std::printf("%s\n", to_text(*report).c_str());
+  std::fflush(stdout);
+}
+
+Tally run_all(const Args& args, const char* title, const std::vector<Exhibit>& exhibits) {
+  std::printf("\n%s\n  %-32s %-5s %-12s %-12s\n", title, "implementation", "dtype", "true stage",
+              "verdict");
+  Tally tally;
+  for (const Exhibit& e : exhibits) {
+    if (!args.only.empty() && e.name.find(args.only) == std::string::npos) continue;
+    std::istringstream dtypes(e.dtypes);
+    for (std::string dtype; dtypes >> dtype;) {
+      for (int seed = 1; seed <= args.seeds; ++seed) {
+        run(args, e, dtype, static_cast<std::uint64_t>(seed), tally);
+      }
+      if (!args.all && e.stage != FaultStage::none) break;
+    }
+  }
+  std::printf("  %d shown, %d told right from wrong, %d with the right verdict; slowest %.2f s\n",
+              tally.shown, tally.found, tally.named, tally.slowest_s);
+  return tally;
+}
+
+int run_zoo(const Args& args) {
+  const Tally first = run_all(args, "Mutants written together with the probes", first_mutants());
+  const Tally frozen = run_all(args, "Mutants written after the probes were frozen", frozen_mutants());
+  const Tally right = run_all(args, "Right implementations", right_ones());
+  const auto good = [](const Tally& t) {
+    return t.found == t.shown && t.named * 10 >= t.shown * 9;
+  };
+  const bool ok = good(first) && good(frozen) && right.named == right.shown;
+  const int shown = first.shown + frozen.shown + right.shown;
+  std::printf("\n%s: %d exhibits\n", ok && shown > 0 ? "passed" : "FAILED", shown);
+  return ok && shown > 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace flashcore::zoo
+
+int main(int argc, char** argv) {
+  flashcore::zoo::Args args;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--full") == 0) {
+      args.full = true;
+    } else if (std::strcmp(argv[i], "--all") == 0) {
+      args.all = true;
+    } else if (std::strcmp(argv[i], "--show") == 0) {
+      args.show = true;
+    } else if (std::strcmp(argv[i], "--seeds") == 0 && i + 1 < argc) {
+      args.seeds = std::atoi(argv[++i]);
+    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
+      args.only = argv[++i];
+    } else {
+      std::fprintf(stderr, "usage: flashcore_zoo [--full] [--all] [--seeds N] [--only NAME] [--show]\n");
+      return 2;
+    }
+  }
+  return flashcore::zoo::run_zoo(args);
+}
