@@ -46,7 +46,9 @@ typedef struct flashcore_verify_call {
   int32_t causal;
   int32_t num_splits; /* key ranges computed apart and joined; 0: as the function likes */
   int32_t reserved;
-  void* stream; /* a cudaStream_t for device memory; NULL: the default stream */
+  void* stream;  /* a cudaStream_t for device memory; NULL: the default stream */
+  char* message; /* [message_bytes]: room for a reason where it does not return FLASHCORE_OK */
+  size_t message_bytes;
 } flashcore_verify_call;
 
 /* Returns FLASHCORE_OK; FLASHCORE_UNSUPPORTED for what it cannot do (reported, no fault); any other

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flashcore._attention import attention, explain
 from flashcore._cache import append, merge
 from flashcore._library import CudaError, Library, StaleLibraryError, load
+from flashcore._verify import Report, verify  # noqa: F401
 
 if TYPE_CHECKING:
     from flashcore._sdpa import sdpa

@@ -87,13 +87,13 @@ void find_dims(Ladder& ladder, Asker& asker, Discovery& found, const flashcore_v
     }
   } else {
     for (const std::int64_t d : kCommonDims) {
-      if (ladder.quick && ladder.can.head_dims.size() == 3) break;
+      if (ladder.quick && ladder.can.head_dims.size() == 2) break;
       Shape shape = plain;
       shape.head_dim = shape.v_dim = d;
       if (asker.takes(shape, options)) ladder.can.head_dims.push_back(d);
     }
   }
-  for (const std::int64_t d : ladder.can.head_dims) line += " " + std::to_string(d);
+  for (const std::int64_t d : ladder.can.head_dims) line.append(" ").append(std::to_string(d));
   found.capabilities.push_back(line + (o.head_dims[0] > 0 ? " (declared)" : ""));
 }
 

@@ -48,9 +48,9 @@ std::string if_lse(const Ladder& l) { return l.can.lse ? "" : "it returns no LSE
 
 /// In this order: a rung relies on those above it.
 const Rung kRungs[] = {
+    {"codes", "is every 8-bit code its value?", probe_codes, if_8bit, false},
     {"coverage", "is every output written, from a clean start?", probe_coverage, always, true},
     {"determinism", "does the same call give the same bits?", probe_determinism, always, false},
-    {"codes", "is every 8-bit code its value?", probe_codes, if_8bit, false},
     {"layout", "one key: is V read, and out written, at the right place?", probe_layout, always, true},
     {"uniform", "Q = 0: do all keys weigh 1/n, at every length?", probe_uniform, always, true},
     {"key_layout", "Q = 0: are all keys read from their own head?", probe_key_layout, always, true},
@@ -119,6 +119,11 @@ void note_not_probed(const Ladder& ladder, VerifyReport& report) {
       report.not_probed.push_back(probe.name + ": " + probe.detail);
     }
   }
+  if (ladder.subject.refused() > 0) {
+    report.not_probed.push_back(std::to_string(ladder.subject.refused()) +
+                                " calls were refused, the first: " +
+                                ladder.subject.first_refusal());
+  }
   report.not_probed.emplace_back("the backward pass");
 }
 
@@ -144,6 +149,7 @@ Result<VerifyReport> climb(const flashcore_verify_options& o, CallTarget& target
   Ladder ladder{subject, {}, {}, o.seed, o.quick != 0};
   Discovery found = discover(ladder, o);
   if (!found.status.ok()) return found.status;
+  subject.forget_refusals();
 
   VerifyReport report;
   report.name = o.name != nullptr ? o.name : "attention";

@@ -51,6 +51,8 @@ struct Ladder {
   Conventions conventions;
   std::uint64_t seed = 1;
   bool quick = false;
+  /// Batch, heads and q_len every shape has: to look at a failure of one shape only.
+  std::optional<Shape> pinned = std::nullopt;
 
   /// The nearest shape the implementation takes: equal lengths where it has no cross attention, one
   /// KV head per query head where it has no groups, ...

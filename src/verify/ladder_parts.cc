@@ -71,6 +71,12 @@ Shape Ladder::shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_d
   // Three query heads per KV head, two KV heads: h / 3, h % 2 and h / 2 all differ.
   s.q_heads = can.gqa ? (wide ? 6 : 2) : (wide ? 3 : 1);
   s.kv_heads = can.gqa ? s.q_heads / (wide ? 3 : 2) : s.q_heads;
+  if (pinned) {
+    s.batch = pinned->batch;
+    s.q_heads = pinned->q_heads;
+    s.kv_heads = pinned->kv_heads;
+    q_len = pinned->q_len;
+  }
   s.q_len = rounded_up(q_len, can.length_step);
   s.kv_len = rounded_up(kv_len, can.length_step);
   if (!can.cross) s.q_len = s.kv_len = std::max(s.q_len, s.kv_len);
@@ -169,7 +175,12 @@ std::optional<Finding> failure_of(const Ladder& ladder, const Answer& answer, Fa
   if (answer.kind == Answer::Kind::failed) {
     return ladder.finding(stage, "the call failed: " + answer.message);
   }
-  if (answer.kind == Answer::Kind::died) return ladder.finding(stage, answer.message);
+  if (answer.kind == Answer::Kind::died) {
+    // Memory that is not there was touched: whatever was being computed, that is out of bounds.
+    const bool memory = answer.message.find("SIGSEGV") != std::string::npos ||
+                        answer.message.find("SIGBUS") != std::string::npos;
+    return ladder.finding(memory ? FaultStage::bounds : stage, answer.message);
+  }
   return std::nullopt;
 }
 

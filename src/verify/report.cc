@@ -18,13 +18,13 @@ std::string json_number(double x) {
 
 std::string json_list(const std::vector<std::string>& items) {
   std::string text = "[";
-  for (const std::string& item : items) text += (text.size() > 1 ? ", " : "") + json_text(item);
+  for (const std::string& item : items) text.append(text.size() > 1 ? ", " : "").append(json_text(item));
   return text + "]";
 }
 
 std::string json_list(const std::vector<double>& items) {
   std::string text = "[";
-  for (const double item : items) text += (text.size() > 1 ? "," : "") + json_number(item);
+  for (const double item : items) text.append(text.size() > 1 ? "," : "").append(json_number(item));
   return text + "]";
 }
 
@@ -43,7 +43,7 @@ std::string folded(const std::string& text, std::size_t indent, std::size_t widt
   for (std::size_t at = 0; at < text.size();) {
     const std::size_t end = std::min(text.find(' ', at), text.size());
     if (column + (end - at) > width && column > indent) {
-      result += "\n" + std::string(indent, ' ');
+      result.append("\n").append(indent, ' ');
       column = indent;
     } else if (column > indent) {
       result += " ";

@@ -1,4 +1,4 @@
-// Rung 11: 8-bit inputs. Every code of V is read where layout cannot matter (before rung 2); scales
+// Rung 11: 8-bit inputs. Every code of V is read where nothing else can matter (first of all); scales
 // are varied one tensor at a time once the scores are cleared.
 #include <cmath>
 
@@ -37,7 +37,7 @@ Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
   for (int code = 0; code < 256; code += ladder.quick ? 3 : 1) {
     const auto byte = static_cast<std::uint8_t>(code);
     const double value = decode(format, &byte, 0);
-    if (!std::isfinite(value)) continue;
+    if (!std::isfinite(value) || rounded(format, value) != value) continue;  // never produced
     HostCall call = ladder.call(ladder.shape(2, 1, head_dim, false));
     fill_random(call.tensors.q, 1, ladder.seed, 101);
     fill_random(call.tensors.k, 1, ladder.seed, 102);

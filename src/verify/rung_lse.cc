@@ -91,7 +91,7 @@ Finding probe_lse(Ladder& ladder, std::int64_t head_dim) {
                                       {5, 150},
                                       {70, 66},
                                       {1, 300}}) {
-    const Shape shape = ladder.shape(q_len, kv_len, head_dim, kv_len < 100);
+    const Shape shape = ladder.shape(q_len, kv_len, head_dim, kv_len < 50);
     for (const Scores s : {Scores::random, Scores::uniform, Scores::ascending, Scores::shifted}) {
       if (Finding f = check(ladder, shape, base, s, 1); f.found()) return f;
     }

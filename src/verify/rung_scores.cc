@@ -18,9 +18,10 @@ HostCall dimension_call(const Ladder& ladder, std::int64_t head_dim, const Optio
   return call;
 }
 
+/// 20 queries, or one, where implementations often go another way.
 HostCall dense_call(const Ladder& ladder, std::int64_t head_dim, std::int64_t kv_len,
                     const Options& options) {
-  HostCall call = ladder.call(ladder.shape(20, kv_len, head_dim), options);
+  HostCall call = ladder.call(ladder.shape(kv_len == 70 ? 1 : 20, kv_len, head_dim), options);
   fill_flat_maximum(call, 0.6, ladder.seed);
   return call;
 }
@@ -115,7 +116,7 @@ Finding slope_finding(Ladder& ladder, const ScoreReading& r, double slope, std::
                            named_factor(slope, static_cast<double>(head_dim));
   FaultStage stage = FaultStage::scale;
   if (is_8bit(ladder.subject.formats().dtype) &&
-      is_ratio_of_scales(ladder.subject.last_scales(), slope)) {
+      is_ratio_of_scales(r.scales(), slope)) {
     stage = FaultStage::dequant;
   }
   Finding f = ladder.finding(
@@ -213,8 +214,8 @@ Finding probe_scores(Ladder& ladder, std::int64_t head_dim) {
     const HostCall one_call = dimension_call(ladder, head_dim, options);
     const ScoreReading one = read(ladder, one_call);
     if (one.failure()) return *one.failure();
-    for (const std::int64_t kv_len : {48, 150}) {
-      if (ladder.quick && kv_len > 48 && (options.scale || head_dim != ladder.main_dim())) continue;
+    for (const std::int64_t kv_len : {48, 70, 150}) {
+      if (ladder.quick && kv_len > 70 && (options.scale || head_dim != ladder.main_dim())) continue;
       const HostCall dense_one = dense_call(ladder, head_dim, kv_len, options);
       const ScoreReading dense = read(ladder, dense_one);
       if (dense.failure()) return *dense.failure();

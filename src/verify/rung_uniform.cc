@@ -121,7 +121,33 @@ bool sum_saturates(const LengthVerdict& lengths, const Content& c, std::int64_t 
   return c.uniform && c.factor > 1 && at_limit && lengths.first > 250;
 }
 
-Finding explain(Ladder& ladder, const LengthVerdict& lengths, std::int64_t head_dim) {
+/// Keys weigh differently, but by whole numbers: rows of V are left out or taken twice. Weights of
+/// other kinds that still add up to 1 were different before they were normalised.
+FaultStage stage_of_weights(const Row& row, double tolerance) {
+  double sum = 0;
+  bool whole = true;
+  for (std::size_t j = 0; j < row.got.size(); ++j) {
+    sum += row.got[j];
+    if (row.want[j] == 0) continue;
+    const double ratio = row.got[j] / row.want[j];
+    whole = whole && std::fabs(ratio - std::round(ratio)) <= 2 * tolerance;
+  }
+  return !whole && std::fabs(sum - 1) <= 2 * tolerance ? FaultStage::scores : FaultStage::pv;
+}
+
+/// A row sum that is off by so many keys is lost in the rounding of long rows: those that pass say
+/// nothing then.
+LengthVerdict judge_informative(const Ladder& ladder, const LengthResults& results, double off_by) {
+  LengthResults informative;
+  for (const auto& [n, passed] : results) {
+    const bool visible = off_by / static_cast<double>(n) > 1.2 * p_tolerance(ladder, n);
+    if (!passed || visible) informative[n] = passed;
+  }
+  return judge_lengths(informative, "kv_len");
+}
+
+Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict lengths,
+                std::int64_t head_dim) {
   // The first failing length past 1 says more: with one key there is little to get wrong.
   const std::int64_t n = std::max<std::int64_t>(lengths.first, 2);
   const std::optional<Row> row = first_wrong_row(ladder, n, head_dim);
@@ -137,6 +163,10 @@ Finding explain(Ladder& ladder, const LengthVerdict& lengths, std::int64_t head_
                  lengths.text + ", with folded one-hot V only");
   }
   const Content c = content_of(*row, p_tolerance(ladder, n));
+  if (c.finite && c.uniform && c.factor > 0) {
+    const auto keys = static_cast<double>(n);
+    lengths = judge_informative(ladder, results, std::fabs(keys / c.factor - keys));
+  }
   std::string seen;
   if (!c.finite) {
     if (zero_queries_alone_fail(ladder, n, head_dim)) {
@@ -176,7 +206,7 @@ Finding explain(Ladder& ladder, const LengthVerdict& lengths, std::int64_t head_
                                          std::to_string(c.last_key + 1) + " on are left out");
     }
   }
-  return found(FaultStage::pv, seen);
+  return found(stage_of_weights(*row, p_tolerance(ladder, n)), seen);
 }
 
 /// Many keys of equal weight, V positive: a narrow accumulator stops growing.
@@ -224,7 +254,7 @@ Finding probe_uniform(Ladder& ladder, std::int64_t head_dim) {
     failure->detail = lengths.text + ": " + failure->detail;
     return *failure;
   }
-  if (lengths.failed) return explain(ladder, lengths, head_dim);
+  if (lengths.failed) return explain(ladder, results, lengths, head_dim);
   return main ? check_long_sums(ladder, head_dim) : Finding{};
 }
 

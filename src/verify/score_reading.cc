@@ -9,6 +9,8 @@ namespace {
 
 /// A share of the signal below which a fit counts as exact, beyond the tolerance's own share.
 constexpr double kExact = 0.02;
+/// And the most that tolerance may add: in 8-bit formats everything would be close otherwise.
+constexpr double kCloseAtMost = 0.15;
 
 }  // namespace
 
@@ -23,6 +25,7 @@ ScoreReading::ScoreReading(Ladder& ladder, const HostCall& call) : call_(call) {
   failure_ = failure_of(ladder, answer, FaultStage::scores);
   if (!answer.ok()) return;
   p_ = read_probabilities(ladder, call_);
+  scales_ = ladder.subject.last_scales();
   if (p_.empty()) return;
   const reference::Oracle oracle = ladder.oracle(call_, true);
   rows_ = oracle.rows.size();
@@ -34,7 +37,7 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
   got_.assign(rows_ * keys_, 0.0);
   want_ = tolerance_ = got_;
   used_.assign(rows_ * keys_, 0);
-  double signal2 = 0, noise2 = 0;
+  double signal2 = 0, noise2 = 0, ratio2 = 0, judged = 0;
   const double score_steps = 4 + std::sqrt(static_cast<double>(oracle.head_dim));
   for (std::size_t r = 0; r < rows_; ++r) {
     double sum = 0, mean_got = 0, mean_want = 0, mean_tolerance = 0, count = 0;
@@ -76,6 +79,8 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
       noise2 += tolerance_[at] * tolerance_[at];
       const double ratio = std::fabs(got_[at] - want_[at]) / tolerance_[at];
       if (ratio > 1) ++wrong_;
+      ratio2 += ratio * ratio;
+      ++judged;
       if (ratio > worst_ && lost_ == 0) {
         worst_ = ratio;
         worst_row_ = r;
@@ -92,6 +97,8 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
     }
   }
   noise_ = signal2 > 0 ? std::sqrt(noise2 / signal2) : 0;
+  rms_ratio_ = judged > 0 ? std::sqrt(ratio2 / judged) : 0;
+  if (getenv("FC_DEBUG_RMS")) fprintf(stderr, "rms %g worst %g\n", rms_ratio_, worst_);
 }
 
 ScoreReading::Fit ScoreReading::fit() const {
@@ -184,14 +191,20 @@ std::vector<std::size_t> ScoreReading::sources(std::size_t head) const {
       signal += std::pow(want(first_row + i, j), 2);
     }
   }
-  const double close = std::pow(kExact + 2 * noise_, 2) * signal / static_cast<double>(keys_);
-  // The constant of each row is not known: take column 0 for each candidate in turn.
-  for (std::size_t anchor = 0; anchor < candidates; ++anchor) {
+  const double close = std::pow(kExact + std::min(2 * noise_, kCloseAtMost), 2) * signal /
+                       static_cast<double>(keys_);
+  const std::size_t own =
+      (head / q_heads_ * kv_heads_ + head % q_heads_ / (q_heads_ / kv_heads_)) * keys_;
+  // The constant of each row is not known: take column 0 for each candidate in turn, where it
+  // should be from first of all.
+  for (std::size_t turn = 0; turn < candidates; ++turn) {
+    const std::size_t anchor = (own + turn) % candidates;
     std::vector<std::size_t> found{anchor};
     for (std::size_t j = 1; j < keys_; ++j) {
       double best = 1e300;
       std::size_t source = 0;
-      for (std::size_t x = 0; x < candidates && best > 0; ++x) {
+      for (std::size_t n = 0; n < candidates && best > close; ++n) {
+        const std::size_t x = (own + j + n) % candidates;
         double distance = 0;
         for (std::size_t i = 0; i < rows_per_head_ && distance < best; ++i) {
           const double* column = table.data() + x * rows_per_head_ + i;
@@ -210,14 +223,17 @@ std::vector<std::size_t> ScoreReading::sources(std::size_t head) const {
 
 std::string ScoreReading::other_heads() const {
   std::string example;
+  std::size_t most_moved = 0;
   for (std::size_t head = 0; head < rows_ / rows_per_head_; ++head) {
     const std::vector<std::size_t> found = sources(head);
     if (found.empty()) return "";
     const std::size_t own =
         head / q_heads_ * kv_heads_ + head % q_heads_ / (q_heads_ / kv_heads_);
-    for (std::size_t j = 0; j < keys_ && example.empty(); ++j) {
-      // The top keys are alike within a head, so any of them may be found.
+    std::size_t moved = 0;
+    for (std::size_t j = 0; j < keys_; ++j) {
       if (found[j] / keys_ == own) continue;
+      most_moved = std::max(most_moved, ++moved);
+      if (!example.empty()) continue;
       example = "batch " + std::to_string(head / q_heads_) + ", head " +
                 std::to_string(head % q_heads_) + " has at key " + std::to_string(j) +
                 " the scores of key " + std::to_string(found[j] % keys_) + " of batch " +
@@ -225,7 +241,8 @@ std::string ScoreReading::other_heads() const {
                 std::to_string(found[j] / keys_ % kv_heads_);
     }
   }
-  return example;
+  // A few keys that look like another head's are none: of a head that is read wrongly most do.
+  return 2 * most_moved > keys_ / 2 ? example : "";
 }
 
 bool ScoreReading::is_other_table() const {
@@ -248,7 +265,7 @@ bool ScoreReading::is_other_table() const {
   }
   for (const auto& [want, g] : groups) within2 += g.sum2 - g.sum * g.sum / g.count;
   return groups.size() > 4 && count > 8 * static_cast<double>(groups.size()) &&
-         within2 < std::pow(0.05 + 2 * noise_, 2) * signal2;
+         within2 < std::pow(0.05 + std::min(2 * noise_, kCloseAtMost), 2) * signal2;
 }
 
 std::vector<std::int64_t> ScoreReading::key_order() const {

@@ -11,6 +11,10 @@ namespace flashcore::verify {
 
 class ScoreReading {
  public:
+  /// Errors over their bounds, root mean square. Each term of a bound is at least twice the worst
+  /// rounding it stands for, and roundings spread evenly are 1/sqrt(3) of their worst: 0.29.
+  static constexpr double kMostRms = 1.0 / 3;
+
   /// Runs the call with one-hot values. `readable()` is false where it could not be run.
   ScoreReading(Ladder& ladder, const HostCall& call);
 
@@ -18,7 +22,7 @@ class ScoreReading {
   /// Why it could not be run; a refusal is none.
   const std::optional<Finding>& failure() const { return failure_; }
   /// All scores right, and P adds up to 1.
-  bool ok() const { return lost_ == 0 && wrong_ == 0; }
+  bool ok() const { return lost_ == 0 && wrong_ == 0 && rms_ratio_ <= kMostRms; }
   std::size_t lost() const { return lost_; }  ///< weights that are NaN or 0 and should not be
   double worst_sum() const { return worst_sum_; }  ///< the row sum of P farthest from 1
   bool sums_are_wrong() const { return sums_wrong_; }
@@ -45,6 +49,8 @@ class ScoreReading {
   std::size_t worst_key() const { return worst_key_; }
   double got(std::size_t row, std::size_t key) const { return got_[row * keys_ + key]; }
   double want(std::size_t row, std::size_t key) const { return want_[row * keys_ + key]; }
+  /// 8-bit: scales of q, k and v.
+  const std::vector<double>& scales() const { return scales_; }
   Evidence evidence() const;
 
  private:
@@ -57,10 +63,10 @@ class ScoreReading {
   HostCall call_;
   std::optional<Finding> failure_;
   std::size_t rows_ = 0, keys_ = 0, rows_per_head_ = 0, q_heads_ = 0, kv_heads_ = 0;
-  std::vector<double> p_, got_, want_, tolerance_, raw_want_p_;
+  std::vector<double> p_, got_, want_, tolerance_, scales_;
   std::vector<std::uint8_t> used_;  ///< keys that can be read, per row
   std::size_t lost_ = 0, wrong_ = 0, worst_row_ = 0, worst_key_ = 0;
-  double worst_ = 0, worst_sum_ = 1, noise_ = 0;
+  double worst_ = 0, worst_sum_ = 1, noise_ = 0, rms_ratio_ = 0;
   bool sums_wrong_ = false;
 };
 

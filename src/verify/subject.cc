@@ -130,6 +130,9 @@ DType poisoned_dtype(Format format) {
 /// integers and powers of two are exact codes.
 double base_scale(Format format, double largest) {
   if (largest == 0) return 1;
+  // By the largest value as it will be rounded: rounding it again then changes nothing.
+  const double digits = std::ldexp(1.0, (format == Format::e4m3 ? 3 : 5) - std::ilogb(largest));
+  largest = std::nearbyint(largest * digits) / digits;
   if (format == Format::e4m3) return std::ldexp(1.0, std::ilogb(largest) - 7);
   const double step = std::ldexp(1.0, std::ilogb(largest) - 5);  // codes up to 63
   return format == Format::byte8 ? static_cast<float>(step * 127.0 / 448.0) : step;
@@ -205,7 +208,7 @@ void read_output(const Placed& p, std::byte* base, const std::vector<std::byte>&
 
 std::string to_string(const Shape& s) {
   std::string text = "batch " + std::to_string(s.batch) + ", heads " + std::to_string(s.q_heads);
-  if (s.kv_heads != s.q_heads) text += "/" + std::to_string(s.kv_heads);
+  if (s.kv_heads != s.q_heads) text.append("/").append(std::to_string(s.kv_heads));
   text += ", q_len " + std::to_string(s.q_len) + ", kv_len " + std::to_string(s.kv_len) +
           ", head_dim " + std::to_string(s.head_dim);
   if (s.v_dim != s.head_dim) text += ", v_dim " + std::to_string(s.v_dim);
@@ -275,12 +278,18 @@ Answer Subject::run(HostCall& call, const Setting& setting) {
                   write_input(t.v, v, base, scaled ? &v_scale : nullptr, setting.v_factors,
                               setting.v_unit_scale)};
   poison_output(out, base);
+  if (!std::isnan(setting.out_before)) {
+    out.each([&](std::int64_t, std::int64_t at) {
+      encode(out.format, base + out.offset, at, setting.out_before);
+    });
+  }
   if (setting.lse) poison_output(lse, base);
   const std::vector<std::byte> before(base, base + block.bytes());
 
   const Options& o = call.options;
   const double default_scale = 1.0 / std::sqrt(static_cast<double>(t.q.shape[3]));
   const auto given = [&](const Placed& p, bool is) { return is ? &p.descriptor : nullptr; };
+  char reason[512] = {};
   const flashcore_verify_call c{sizeof c,
                                 &q.descriptor,
                                 &k.descriptor,
@@ -298,18 +307,25 @@ Answer Subject::run(HostCall& call, const Setting& setting) {
                                 o.causal ? 1 : 0,
                                 o.num_splits,
                                 0,
-                                nullptr};
+                                nullptr,
+                                reason,
+                                sizeof reason};
   Answer answer;
   ++calls_;
   last_call_ = describe(call);
   const std::int32_t code = target_.call(c, &answer.message);
+  if (answer.message.empty() && reason[0] != '\0') answer.message = reason;
   if (target_.died()) {
     answer.kind = Answer::Kind::died;
     return answer;
   }
   if (code != FLASHCORE_OK) {
     answer.kind = code == FLASHCORE_UNSUPPORTED ? Answer::Kind::refused : Answer::Kind::failed;
+    reason[sizeof reason - 1] = '\0';
     if (answer.message.empty()) answer.message = "the function returned " + std::to_string(code);
+    if (answer.kind == Answer::Kind::refused && refused_++ == 0) {
+      first_refusal_ = last_call_ + ": " + answer.message;
+    }
     return answer;
   }
   read_output(out, base, before, answer.out, answer.bits, answer.unwritten, &answer.is_unwritten);

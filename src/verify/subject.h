@@ -2,6 +2,7 @@
 // Memory (formats, strides, guard bands, poison) is this file's matter.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -40,6 +41,7 @@ struct Setting {
   Arrangement inputs{}, out{};
   double guard = 0;  ///< what lies between and around the tensors
   bool lse = false;
+  double out_before = std::nan("");  ///< what out holds before the call; NaN: the checks' poison
   /// 8-bit: factors of the scales, [batch, heads]; empty: 1.
   std::vector<double> q_factors, k_factors, v_factors;
   bool v_unit_scale = false;  ///< 8-bit: V's scale is 1, so that its values are codes' values
@@ -75,13 +77,21 @@ class Subject {
   Answer run(HostCall& call) { return run(call, plain()); }
 
   /// The arrangement the caller declared, no guards to speak of.
-  Setting plain() const { return {native_, native_, 0, false, {}, {}, {}, false}; }
+  Setting plain() const {
+    Setting s;
+    s.inputs = s.out = native_;
+    return s;
+  }
   const SubjectFormats& formats() const { return formats_; }
   /// Unit roundoffs the implementation may have, by its formats.
   Arithmetic arithmetic() const;
   std::int64_t calls() const { return calls_; }
   /// Shape and options of the call last run.
   const std::string& last_call() const { return last_call_; }
+  /// Calls refused since forget_refusals(), and the first of them with its reason.
+  std::int64_t refused() const { return refused_; }
+  const std::string& first_refusal() const { return first_refusal_; }
+  void forget_refusals() { refused_ = 0; }
   /// 8-bit: the scales of q, k and v in the call last run, before factors.
   const std::vector<double>& last_scales() const { return last_scales_; }
   /// The first call that wrote where it must not.
@@ -92,9 +102,9 @@ class Subject {
   CallTarget& target_;
   SubjectFormats formats_;
   Arrangement native_;
-  std::int64_t calls_ = 0;
+  std::int64_t calls_ = 0, refused_ = 0;
   std::vector<double> last_scales_;
-  std::string last_call_, first_stray_, first_stray_call_;
+  std::string last_call_, first_refusal_, first_stray_, first_stray_call_;
 };
 
 /// One line: sizes and options.

@@ -17,6 +17,14 @@ std::int32_t plain(const flashcore_verify_call& call, bool top_left, bool refuse
     return FLASHCORE_UNSUPPORTED;
   }
   const std::int64_t m = call.q->shape[2], n = call.k->shape[2];
+  const std::int64_t d = call.q->shape[3], dv = call.v->shape[3];
+  const auto head = [](const flashcore_tensor& t, std::int64_t b, std::int64_t h) {
+    std::vector<double> x;
+    for (std::int64_t i = 0; i < t.shape[2]; ++i) {
+      for (std::int64_t c = 0; c < t.shape[3]; ++c) x.push_back(read(t, b, h, i, c));
+    }
+    return x;
+  };
   const std::int64_t group = call.q->shape[1] / call.k->shape[1];
   const auto scale_of = [](const flashcore_tensor* s, std::int64_t b, std::int64_t h) {
     return s != nullptr ? read(*s, b, h, 0, 0) : 1.0;
@@ -24,6 +32,8 @@ std::int32_t plain(const flashcore_verify_call& call, bool top_left, bool refuse
   for (std::int64_t b = 0; b < call.q->shape[0]; ++b) {
     for (std::int64_t h = 0; h < call.q->shape[1]; ++h) {
       const std::int64_t g = h / group;
+      const std::vector<double> q = head(*call.q, b, h), k = head(*call.k, b, g),
+                                v = head(*call.v, b, g);
       const double qk = scale_of(call.q_scale, b, h) * scale_of(call.k_scale, b, g);
       for (std::int64_t i = 0; i < m; ++i) {
         const std::int64_t at = top_left ? i : i + n - m;
@@ -31,8 +41,8 @@ std::int32_t plain(const flashcore_verify_call& call, bool top_left, bool refuse
         double max = -INFINITY, sum = 0;
         for (std::int64_t j = 0; j < n; ++j) {
           double s = 0;
-          for (std::int64_t c = 0; c < call.q->shape[3]; ++c) {
-            s += read(*call.q, b, h, i, c) * read(*call.k, b, g, j, c);
+          for (std::int64_t c = 0; c < d; ++c) {
+            s += q[static_cast<std::size_t>(i * d + c)] * k[static_cast<std::size_t>(j * d + c)];
           }
           s *= qk * call.scale;
           if (call.softcap > 0) s = call.softcap * std::tanh(s / call.softcap);
@@ -43,12 +53,17 @@ std::int32_t plain(const flashcore_verify_call& call, bool top_left, bool refuse
           max = std::max(max, p[static_cast<std::size_t>(j)]);
         }
         for (double& x : p) sum += x = std::isinf(max) ? 0.0 : std::exp(x - max);
-        for (std::int64_t c = 0; c < call.v->shape[3]; ++c) {
-          double o = 0;
-          for (std::int64_t j = 0; j < n; ++j) {
-            if (p[static_cast<std::size_t>(j)] > 0) o += p[static_cast<std::size_t>(j)] * read(*call.v, b, g, j, c);
+        std::vector<double> o(static_cast<std::size_t>(dv), 0.0);
+        for (std::int64_t j = 0; j < n; ++j) {
+          const double x = p[static_cast<std::size_t>(j)];
+          if (x == 0) continue;
+          for (std::int64_t c = 0; c < dv; ++c) {
+            o[static_cast<std::size_t>(c)] += x * v[static_cast<std::size_t>(j * dv + c)];
           }
-          write(*call.out, b, h, i, c, sum > 0 ? o / sum * scale_of(call.v_scale, b, g) : 0.0);
+        }
+        for (std::int64_t c = 0; c < dv; ++c) {
+          const double x = o[static_cast<std::size_t>(c)] * scale_of(call.v_scale, b, g);
+          write(*call.out, b, h, i, c, sum > 0 ? x / sum : 0.0);
         }
         if (call.lse != nullptr) write(*call.lse, b, h, i, 0, sum > 0 ? max + std::log(sum) : -INFINITY);
       }
@@ -93,6 +108,7 @@ std::vector<Exhibit> right_ones() {
            constexpr float kLog2e = 1.44269504f;
            return max == kNoKey ? 0.0f : std::exp2(std::fma(x, kLog2e, -max * kLog2e));
          };
+         p.join = [weight = p.weight](float max_i, float max, float) { return weight(max_i, max); };
        }), "", false},
       {"lazy_maximum", none, "f32 bf16", mutant([](Parts& p) {
          // The maximum waits until it has grown by 8 · ln 2.

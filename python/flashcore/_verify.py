@@ -1,0 +1,220 @@
+"""flashcore.verify(fn): which stage of an attention function is wrong? See docs/verify.md.
+
+    import flashcore
+    report = flashcore.verify(my_attention)
+    print(report)
+
+The probes and the diagnosis are the library's own (src/verify); here Python functions are made
+callable for it. NumPy is needed, torch only for functions on torch tensors.
+"""
+
+import ctypes
+import importlib
+import json
+from dataclasses import dataclass, field
+
+from flashcore import _abi, _library, _verify_abi
+
+_DTYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
+           "float8_e4m3fn": "e4m3", "int8": "int8", "uint8": "byte"}
+_EIGHT_BIT = ("e4m3", "int8", "byte")
+_NEEDS_TORCH = ("bf16",)
+
+
+@dataclass
+class Probe:
+    """One rung of the ladder: status is "passed", "failed" or "not probed"."""
+
+    name: str
+    asks: str
+    status: str
+    detail: str
+    calls: int
+    seconds: float
+
+
+@dataclass
+class Report:
+    """The verdict. `stage` is None or a word of the vocabulary, `detail` one sentence of evidence,
+    `reproducer` Python that shows just this again."""
+
+    ok: bool
+    stage: str | None
+    detail: str
+    call: str
+    reproducer: str
+    probes: list = field(default_factory=list)
+    capabilities: list = field(default_factory=list)
+    conventions: list = field(default_factory=list)
+    not_probed: list = field(default_factory=list)
+    seconds: float = 0.0
+    calls: int = 0
+    _json: str = ""
+    _html: str = ""
+    _text: str = ""
+
+    def to_json(self):
+        """All of it, as JSON text."""
+        return json.dumps({**json.loads(self._json), "reproducer": self.reproducer}, indent=2)
+
+    def to_html(self, path):
+        """Writes one self-contained page with pictures of where the errors sit."""
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self._html)
+
+    def __str__(self):
+        return self._text if self.ok else f"{self._text}\n{self.reproducer}"
+
+
+def _torch():
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
+def _short(dtype):
+    name = str(dtype).removeprefix("torch.")
+    short = _DTYPES.get(name, name)
+    if short not in _DTYPES.values():
+        raise ValueError(f"dtype is {dtype}; wanted one of {', '.join(_DTYPES)}")
+    return short
+
+
+def _choose_framework(function, framework, dtype, device, keywords, layout):
+    """torch or None (NumPy), and a small result: with NumPy if the function takes that, else
+    with torch."""
+    import numpy
+
+    if framework not in (None, "numpy", "torch"):
+        raise ValueError(f'framework is {framework!r}; wanted "numpy", "torch" or None')
+    torch = _torch()
+    choices = []
+    if framework != "torch" and device == "cpu" and dtype not in _NEEDS_TORCH:
+        choices.append(None)
+    if framework != "numpy" and torch is not None:
+        choices.append(torch)
+    if not choices:
+        raise ModuleNotFoundError(f"dtype {dtype} on {device} needs torch, which is not installed")
+    if dtype in _EIGHT_BIT:
+        return choices[0], None
+    first_error = None
+    for choice in choices:
+        for length, head_dim in ((8, 64), (64, 64), (128, 128), (64, 32)):
+            shape = (1, 1, length, head_dim) if layout == "bhsd" else (1, length, 1, head_dim)
+            name = next(long for long, short in _DTYPES.items() if short == dtype)
+            values = numpy.random.default_rng(1).standard_normal(shape)
+            if choice is None:
+                q = values.astype(name)
+            else:
+                q = choice.from_numpy(values).to(device, getattr(choice, name))
+            try:
+                result = function(q, q, q)
+            except Exception as error:  # noqa: BLE001: another framework or size may do
+                first_error = first_error or error
+                continue
+            return choice, result
+    raise RuntimeError(f"not even a plain call works: {type(first_error).__name__}: {first_error}"
+                       ) from first_error
+
+
+def _out_dtype(result):
+    """The type the function really returns."""
+    if result is None:
+        return None
+    out = result[0] if isinstance(result, (tuple, list)) else result
+    return _DTYPES.get(str(out.dtype).removeprefix("torch."))
+
+
+def _declared(supports):
+    """`supports` as it is given: names (all others are left to be found out), or a dict."""
+    if supports is None:
+        return {}
+    if not isinstance(supports, dict):
+        supports = {name: True for name in supports}
+    known = {*_verify_abi.CAPABILITIES, "head_dims", "causal_alignment", "lse_base"}
+    for name in supports:
+        if name not in known:
+            raise ValueError(f"supports: there is no {name!r}; known are {', '.join(sorted(known))}")
+    return supports
+
+
+def _reproducer(function, arguments, found):
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "fn")
+    importable = module not in (None, "__main__") and "<" not in name and "." not in name
+    lines = ["import flashcore"]
+    lines.append(f"from {module} import {name} as fn" if importable else f"fn = ...  # {name}")
+    lines.append(f"print(flashcore.verify(fn, {arguments}))")
+    lines.append(f"# {found['call']}")
+    return "\n".join(lines)
+
+
+def verify(fn, *, layout="bhsd", dtype="float32", device="cpu", supports=None, framework=None,
+           out_dtype=None, arithmetic=None, seed=1, quick=False, only=None, name=None,
+           progress=None, library=None):
+    """Probes `fn(q, k, v, *, causal=False, scale=None, **options)`, which returns out or (out, lse),
+    and returns a Report. Options the function does not accept are found from its signature.
+
+    layout: "bhsd" or "bshd", the order of the arrays' axes. dtype: float64, float32, float16,
+    bfloat16, or 8-bit (float8_e4m3fn, int8, uint8) with q_scale, k_scale and v_scale [batch, heads].
+    device: "cpu", or a torch device. supports: what is known of it, e.g. {"gqa": False,
+    "head_dims": [64], "causal_alignment": "top-left", "lse_base": 2, "strides": False}.
+    arithmetic: the format it rounds scores and P to, if not dtype. progress: called with
+    (probe, number, count).
+    """
+    from flashcore import _verify_call
+
+    short, device = _short(dtype), str(device)
+    declared = _declared(supports)
+    keywords = _verify_call.keywords_of(fn)
+    torch, sample = _choose_framework(fn, framework, short, device, keywords, layout)
+    adapter = _verify_call.Adapter(fn, torch, layout, device, keywords)
+    library = library or _library.load()
+    c = library._c
+    for function, (result, argument_types) in _verify_abi.FUNCTIONS.items():
+        getattr(c, function).restype = result
+        getattr(c, function).argtypes = argument_types
+    options = _verify_abi.Options()
+    c.flashcore_verify_options_init(ctypes.byref(options), ctypes.sizeof(options))
+    options.name = (name or getattr(fn, "__name__", "attention")).encode()
+    options.dtype = short.encode()
+    options.layout = layout.encode()
+    options.seed, options.quick = seed, int(quick)
+    out = _short(out_dtype) if out_dtype is not None else _out_dtype(sample)
+    options.out_dtype = out.encode() if out else None
+    options.arithmetic = _short(arithmetic).encode() if arithmetic is not None else None
+    options.only = only.encode() if only is not None else None
+    for capability in _verify_abi.CAPABILITIES:
+        if capability in declared:
+            setattr(options, capability, int(bool(declared[capability])))
+    for at, head_dim in enumerate(declared.get("head_dims", [])[:8]):
+        options.head_dims[at] = head_dim
+    if "causal_alignment" in declared:
+        options.causal_alignment = declared["causal_alignment"].encode()
+    if "lse_base" in declared:
+        options.lse_base = str(declared["lse_base"]).encode()
+    if progress is not None:
+        options.progress = _verify_abi.PROGRESS(
+            lambda probe, number, count, _user: progress(probe.decode(), number, count))
+    called = _verify_abi.FUNCTION(adapter)
+    handle, error = ctypes.c_void_p(), _abi.Error()
+    code = c.flashcore_verify(ctypes.byref(options), called, None, ctypes.byref(handle),
+                              ctypes.byref(error))
+    if code != _abi.OK:
+        raise _library._EXCEPTIONS.get(code, RuntimeError)(
+            error.message.decode(errors="replace")) from adapter.raised
+    try:
+        text, raw, html = (getattr(c, f"flashcore_report_{kind}")(handle).decode()
+                           for kind in ("text", "json", "html"))
+    finally:
+        c.flashcore_report_free(handle)
+    found = json.loads(raw)
+    failed = next((p["name"] for p in found["probes"] if p["status"] == "failed"), only)
+    arguments = f'layout="{layout}", dtype="{dtype}", device="{device}", seed={seed}, only="{failed}"'
+    return Report(
+        ok=found["ok"], stage=found["stage"], detail=found["detail"], call=found["call"],
+        reproducer="" if found["ok"] else _reproducer(fn, arguments, found),
+        probes=[Probe(**probe) for probe in found["probes"]],
+        capabilities=found["capabilities"], conventions=found["conventions"],
+        not_probed=found["not_probed"], seconds=found["seconds"], calls=found["calls"],
+        _json=raw, _html=html, _text=text)
