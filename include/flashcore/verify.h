@@ -39,8 +39,8 @@ FLASHCORE_API const char* to_string(FaultStage stage) noexcept;
 /// One rung of the ladder.
 struct ProbeResult {
   enum class Status : std::int32_t { passed, failed, not_probed };
-  std::string name;    ///< "mask"; `only` takes it
-  std::string asks;    ///< what it asks, in a few words
+  std::string name;  ///< "mask"; `only` takes it
+  std::string asks;  ///< what it asks, in a few words
   Status status = Status::not_probed;
   std::string detail;  ///< of a failure, or why it was not probed
   std::int64_t calls = 0;
@@ -50,9 +50,9 @@ struct ProbeResult {
 /// Where the errors of the failing call sit: what the HTML report draws.
 struct Evidence {
   std::string title;
-  std::int64_t heads = 0, rows = 0;   ///< batch and head together; rows are queries
-  std::vector<double> error;          ///< [heads, rows]: largest |error| / bound
-  std::vector<double> by_column;      ///< along key position (P was read) or output column
+  std::int64_t heads = 0, rows = 0;  ///< batch and head together; rows are queries
+  std::vector<double> error;         ///< [heads, rows]: largest |error| / bound
+  std::vector<double> by_column;     ///< along key position (P was read) or output column
   bool columns_are_keys = false;
   std::int64_t p_rows = 0, p_columns = 0;
   std::vector<double> p_got, p_want;  ///< [p_rows, p_columns]: output or P read back, and expected
@@ -83,7 +83,7 @@ using VerifyFunction =
 
 /// Verifies; an error Status means that not even a plain call could be run.
 FLASHCORE_API Result<VerifyReport> verify_attention(const flashcore_verify_options& options,
-                                          const VerifyFunction& function);
+                                                    const VerifyFunction& function);
 
 /// For people, for programs, and one self-contained page.
 FLASHCORE_API std::string to_text(const VerifyReport& report);

@@ -58,12 +58,12 @@ typedef int32_t (*flashcore_verify_function)(const flashcore_verify_call* call, 
 /* What is declared of the function. -1: to be found out by asking; 0: cannot; 1: can. */
 typedef struct flashcore_verify_options {
   size_t struct_size;
-  const char* name;       /* of the function, for the report; NULL: "attention" */
-  const char* dtype;      /* f64 f32 f16 bf16 e4m3 int8 byte; NULL: f32 */
-  const char* out_dtype;  /* NULL: dtype's own, f32 for 8-bit */
-  const char* arithmetic; /* format the function rounds scores and P to; NULL: dtype */
-  const char* layout;     /* memory order of the tensors: "bhsd" (NULL) or "bshd" */
-  const char* only;       /* run this probe alone (and what it needs to know); NULL: all */
+  const char* name;             /* of the function, for the report; NULL: "attention" */
+  const char* dtype;            /* f64 f32 f16 bf16 e4m3 int8 byte; NULL: f32 */
+  const char* out_dtype;        /* NULL: dtype's own, f32 for 8-bit */
+  const char* arithmetic;       /* format the function rounds scores and P to; NULL: dtype */
+  const char* layout;           /* memory order of the tensors: "bhsd" (NULL) or "bshd" */
+  const char* only;             /* run this probe alone (and what it needs to know); NULL: all */
   const char* causal_alignment; /* "top-left", "bottom-right"; NULL: to be found out */
   const char* lse_base;         /* "e" (NULL) or "2" */
   uint64_t seed;

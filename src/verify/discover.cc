@@ -184,15 +184,17 @@ Discovery discover(Ladder& ladder, const flashcore_verify_options& o) {
   });
   asker.settle("causal", o.causal, can.causal,
                [&] { return with([](Shape&, Options& x) { x.causal = true; }); });
-  asker.settle("window", o.window, can.window,
-               [&] { return with([](Shape&, Options& x) { x.window_left = 3, x.window_right = 1; }); });
+  asker.settle("window", o.window, can.window, [&] {
+    return with([](Shape&, Options& x) { x.window_left = 3, x.window_right = 1; });
+  });
   asker.settle("scale", o.scale, can.scale,
                [&] { return with([](Shape&, Options& x) { x.scale = 0.2; }); });
   asker.settle("softcap", o.softcap, can.softcap,
                [&] { return with([](Shape&, Options& x) { x.softcap = 5; }); });
   asker.settle("splits", o.splits, can.splits, [&] {
-    return with([](Shape&, Options& x) { x.num_splits = 1; }) &&
-           with([](Shape& s, Options& x) { s.kv_len = std::max<std::int64_t>(s.kv_len, 64), s.q_len = s.kv_len, x.num_splits = 2; });
+    return with([](Shape&, Options& x) { x.num_splits = 1; }) && with([](Shape& s, Options& x) {
+             s.kv_len = std::max<std::int64_t>(s.kv_len, 64), s.q_len = s.kv_len, x.num_splits = 2;
+           });
   });
   asker.settle("v_dim", o.v_dim, can.v_dim,
                [&] { return with([](Shape& s, Options&) { s.v_dim = s.head_dim / 2; }); });

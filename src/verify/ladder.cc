@@ -10,9 +10,9 @@ namespace flashcore {
 
 const char* to_string(FaultStage stage) noexcept {
   static constexpr const char* kNames[] = {
-      "",        "determinism", "coverage", "layout",  "sum",    "pv",
-      "tail",    "scale",       "scores",   "precision", "rescale", "max",
-      "mask",    "combine",     "bounds",   "dequant", "lse",    "unlocalised"};
+      "",     "determinism", "coverage", "layout",    "sum",     "pv",
+      "tail", "scale",       "scores",   "precision", "rescale", "max",
+      "mask", "combine",     "bounds",   "dequant",   "lse",     "unlocalised"};
   return kNames[static_cast<int>(stage)];
 }
 
@@ -51,7 +51,8 @@ const Rung kRungs[] = {
     {"codes", "is every 8-bit code its value?", probe_codes, if_8bit, false},
     {"coverage", "is every output written, from a clean start?", probe_coverage, always, true},
     {"determinism", "does the same call give the same bits?", probe_determinism, always, false},
-    {"layout", "one key: is V read, and out written, at the right place?", probe_layout, always, true},
+    {"layout", "one key: is V read, and out written, at the right place?", probe_layout, always,
+     true},
     {"uniform", "Q = 0: do all keys weigh 1/n, at every length?", probe_uniform, always, true},
     {"key_layout", "Q = 0: are all keys read from their own head?", probe_key_layout, always, true},
     {"scores", "are the scores read back from P the right ones?", probe_scores, always, true},
@@ -60,7 +61,8 @@ const Rung kRungs[] = {
     {"max", "large scores: does exp() stay in range?", probe_max, always, false},
     {"mask", "causal: does every query see its keys, and no others?", probe_mask, if_causal, true},
     {"window", "does every query see its window?", probe_window, if_window, false},
-    {"combine", "are partial results of key ranges joined rightly?", probe_combine, if_splits, false},
+    {"combine", "are partial results of key ranges joined rightly?", probe_combine, if_splits,
+     false},
     {"bounds", "does anything outside the tensors matter?", probe_bounds, always, true},
     {"scales", "is each head's 8-bit scale its own?", probe_scales, if_8bit, false},
     {"lse", "is the LSE that of the scores?", probe_lse, if_lse, true},
@@ -120,9 +122,9 @@ void note_not_probed(const Ladder& ladder, VerifyReport& report) {
     }
   }
   if (ladder.subject.refused() > 0) {
-    report.not_probed.push_back(std::to_string(ladder.subject.refused()) +
-                                " calls were refused, the first: " +
-                                ladder.subject.first_refusal());
+    report.not_probed.push_back(
+        std::to_string(ladder.subject.refused()) +
+        " calls were refused, the first: " + ladder.subject.first_refusal());
   }
   report.not_probed.emplace_back("the backward pass");
 }

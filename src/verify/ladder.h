@@ -56,7 +56,8 @@ struct Ladder {
 
   /// The nearest shape the implementation takes: equal lengths where it has no cross attention, one
   /// KV head per query head where it has no groups, ...
-  Shape shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim, bool wide = true) const;
+  Shape shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim,
+              bool wide = true) const;
   /// Options every call has: one key range where that can be asked for, causal where the
   /// implementation knows nothing else.
   Options base() const;

@@ -10,8 +10,7 @@ namespace {
 constexpr double kTopScore = 2.5;
 
 double scale_of(const HostCall& call) {
-  return call.options.scale.value_or(1.0 /
-                                     std::sqrt(static_cast<double>(call.tensors.q.shape[3])));
+  return call.options.scale.value_or(1.0 / std::sqrt(static_cast<double>(call.tensors.q.shape[3])));
 }
 
 }  // namespace
@@ -36,9 +35,8 @@ void fill_random(const TensorView& t, double sigma, std::uint64_t seed, std::uin
 
 void fill_folded_one_hot(HostCall& call) {
   const std::int64_t v_dim = call.tensors.v.shape[3];
-  fill(call.tensors.v, [&](auto, auto, std::int64_t j, std::int64_t c) {
-    return j % v_dim == c ? 1.0 : 0.0;
-  });
+  fill(call.tensors.v,
+       [&](auto, auto, std::int64_t j, std::int64_t c) { return j % v_dim == c ? 1.0 : 0.0; });
 }
 
 void fill_flat_maximum(HostCall& call, double sigma, std::uint64_t seed) {
@@ -47,7 +45,8 @@ void fill_flat_maximum(HostCall& call, double sigma, std::uint64_t seed) {
   const double scale = scale_of(call);
   // Half of a query points along (1, ..., 1), and the top keys too; the rest is random. Scores
   // above 90 % of the top one are cut off by drawing again (smaller).
-  const double amplitude = std::sqrt(sigma / (std::fabs(scale) * std::sqrt(static_cast<double>(d))));
+  const double amplitude =
+      std::sqrt(sigma / (std::fabs(scale) * std::sqrt(static_cast<double>(d))));
   Random random(seed, 21);
   fill(t.q, [&](auto, auto, auto, auto) {
     return amplitude * (0.75 + 0.5 * std::clamp(random.normal(), -2.5, 2.5));
@@ -61,11 +60,11 @@ void fill_flat_maximum(HostCall& call, double sigma, std::uint64_t seed) {
       std::fill(row.begin(), row.end(), top);
       return row[0];
     }
-    for (double size = amplitude; ; size *= 0.8) {
+    for (double size = amplitude;; size *= 0.8) {
       for (double& x : row) x = size * std::clamp(key_random.normal(), -2.5, 2.5);
       const std::int64_t group = t.q.shape[1] / t.k.shape[1], rows = t.q.shape[2];
-      const auto* q = static_cast<const double*>(t.q.data) +
-                      (b * t.q.shape[1] + h * group) * rows * d;
+      const auto* q =
+          static_cast<const double*>(t.q.data) + (b * t.q.shape[1] + h * group) * rows * d;
       double largest = -1e300;  // relative to the top key's score of the same row
       for (std::int64_t r = 0; r < group * rows; ++r) {
         double score = 0, top_score = 0;

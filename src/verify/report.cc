@@ -18,7 +18,8 @@ std::string json_number(double x) {
 
 std::string json_list(const std::vector<std::string>& items) {
   std::string text = "[";
-  for (const std::string& item : items) text.append(text.size() > 1 ? ", " : "").append(json_text(item));
+  for (const std::string& item : items)
+    text.append(text.size() > 1 ? ", " : "").append(json_text(item));
   return text + "]";
 }
 
@@ -79,18 +80,18 @@ std::string json_text(const std::string& text) {
 }  // namespace verify
 
 std::string to_json(const VerifyReport& r) {
-  std::string j = "{\n  \"name\": " + json_text(r.name) + ",\n  \"dtype\": " + json_text(r.dtype) +
-                  ",\n  \"ok\": " + (r.ok ? "true" : "false") +
-                  ",\n  \"stage\": " + (r.ok ? "null" : json_text(to_string(r.stage))) +
-                  ",\n  \"detail\": " + json_text(r.detail) + ",\n  \"call\": " + json_text(r.call) +
-                  ",\n  \"reproducer\": " + json_text(r.reproducer) +
-                  ",\n  \"seed\": " + std::to_string(r.seed) +
-                  ",\n  \"calls\": " + std::to_string(r.calls) +
-                  ",\n  \"seconds\": " + json_number(r.seconds) +
-                  ",\n  \"fingerprint\": " + json_text(r.fingerprint) +
-                  ",\n  \"capabilities\": " + json_list(r.capabilities) +
-                  ",\n  \"conventions\": " + json_list(r.conventions) +
-                  ",\n  \"not_probed\": " + json_list(r.not_probed) + ",\n  \"probes\": [";
+  std::string j =
+      "{\n  \"name\": " + json_text(r.name) + ",\n  \"dtype\": " + json_text(r.dtype) +
+      ",\n  \"ok\": " + (r.ok ? "true" : "false") +
+      ",\n  \"stage\": " + (r.ok ? "null" : json_text(to_string(r.stage))) +
+      ",\n  \"detail\": " + json_text(r.detail) + ",\n  \"call\": " + json_text(r.call) +
+      ",\n  \"reproducer\": " + json_text(r.reproducer) +
+      ",\n  \"seed\": " + std::to_string(r.seed) + ",\n  \"calls\": " + std::to_string(r.calls) +
+      ",\n  \"seconds\": " + json_number(r.seconds) +
+      ",\n  \"fingerprint\": " + json_text(r.fingerprint) +
+      ",\n  \"capabilities\": " + json_list(r.capabilities) +
+      ",\n  \"conventions\": " + json_list(r.conventions) +
+      ",\n  \"not_probed\": " + json_list(r.not_probed) + ",\n  \"probes\": [";
   for (std::size_t i = 0; i < r.probes.size(); ++i) {
     const ProbeResult& p = r.probes[i];
     j += std::string(i == 0 ? "" : ",") + "\n    {\"name\": " + json_text(p.name) +
@@ -125,8 +126,11 @@ std::string to_text(const VerifyReport& r) {
     std::snprintf(line, sizeof line, "  %-12s %-10s %5lld calls %7.2f s  ", p.name.c_str(),
                   p.status == ProbeResult::Status::failed ? "FAILED" : name_of(p.status),
                   static_cast<long long>(p.calls), p.seconds);
-    t += line + (p.status == ProbeResult::Status::passed ? p.asks
-                 : p.status == ProbeResult::Status::failed ? p.asks : p.detail) + "\n";
+    t += line +
+         (p.status == ProbeResult::Status::passed   ? p.asks
+          : p.status == ProbeResult::Status::failed ? p.asks
+                                                    : p.detail) +
+         "\n";
   }
   const auto add = [&](const char* name, const std::vector<std::string>& items) {
     std::string all;

@@ -72,7 +72,8 @@ std::string figures(const Evidence& e) {
   if (e.heads == 0) return "";
   const std::string columns = e.columns_are_keys ? "key position" : "output column";
   return "<h2>Where the errors sit</h2>\n<p>" + escaped(e.title) +
-         ". Pale green: within what rounding allows; yellow to dark red: beyond it, up to a million "
+         ". Pale green: within what rounding allows; yellow to dark red: beyond it, up to a "
+         "million "
          "times; purple: not a number.</p>\n"
          "<figure><canvas id=\"rows\"></canvas><figcaption>heads (down) × query rows "
          "(across)</figcaption></figure>\n"
@@ -103,9 +104,16 @@ std::string to_html(const VerifyReport& r) {
   for (const ProbeResult& p : r.probes) {
     const bool failed = p.status == ProbeResult::Status::failed;
     const bool passed = p.status == ProbeResult::Status::passed;
-    h += "<tr><td>" + p.name + "<td class=\"" + (failed ? "failed" : passed ? "passed" : "not") +
-         "\">" + (failed ? "failed" : passed ? "passed" : "not probed") + "<td>" +
-         std::to_string(p.calls) + "<td>" + escaped(passed || failed ? p.asks : p.detail) + "\n";
+    h += "<tr><td>" + p.name + "<td class=\"" +
+         (failed   ? "failed"
+          : passed ? "passed"
+                   : "not") +
+         "\">" +
+         (failed   ? "failed"
+          : passed ? "passed"
+                   : "not probed") +
+         "<td>" + std::to_string(p.calls) + "<td>" + escaped(passed || failed ? p.asks : p.detail) +
+         "\n";
   }
   h += "</table>\n" + list("Can do", r.capabilities) + list("Conventions", r.conventions) +
        list("Not probed", r.not_probed);

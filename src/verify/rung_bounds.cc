@@ -9,8 +9,8 @@ namespace flashcore::verify {
 
 Finding probe_bounds(Ladder& ladder, std::int64_t head_dim) {
   const double guards[] = {std::numeric_limits<double>::quiet_NaN(), 100.0};
-  std::vector<std::pair<std::int64_t, std::int64_t>> lengths{
-      {1, 1}, {5, 17}, {16, 63}, {33, 65}, {70, 100}, {3, 130}};
+  std::vector<std::pair<std::int64_t, std::int64_t>> lengths{{1, 1},   {5, 17},   {16, 63},
+                                                             {33, 65}, {70, 100}, {3, 130}};
   for (const auto& [q_len, kv_len] : lengths) {
     for (const bool causal : {false, true}) {
       if (causal ? !ladder.can.causal : !ladder.can.full) continue;
@@ -37,8 +37,7 @@ Finding probe_bounds(Ladder& ladder, std::int64_t head_dim) {
           if (auto f = failure_of(ladder, answer, FaultStage::bounds)) return *f;
           if (!answer.ok() || answer.bits == clean.bits) continue;
           std::size_t at = 0;
-          while (at + 1 < answer.out.size() &&
-                 (answer.out[at] == clean.out[at])) {
+          while (at + 1 < answer.out.size() && (answer.out[at] == clean.out[at])) {
             ++at;
           }
           return ladder.finding(
@@ -53,9 +52,8 @@ Finding probe_bounds(Ladder& ladder, std::int64_t head_dim) {
     }
   }
   if (!ladder.subject.first_stray().empty()) {
-    Finding f = ladder.finding(FaultStage::bounds,
-                               "something is written besides the outputs: at " +
-                                   ladder.subject.first_stray());
+    Finding f = ladder.finding(FaultStage::bounds, "something is written besides the outputs: at " +
+                                                       ladder.subject.first_stray());
     f.call = ladder.subject.first_stray_call();
     return f;
   }

@@ -20,7 +20,8 @@ Finding check(Ladder& ladder, const Shape& shape, int splits, Weights weights, b
   HostCall call = ladder.call(shape, options);
   if (weights == Weights::ascending) {
     const auto n = static_cast<double>(shape.kv_len);
-    fill_scores_by_key(call, 0, [&](std::int64_t j) { return 8 * (static_cast<double>(j) / n - 1); });
+    fill_scores_by_key(call, 0,
+                       [&](std::int64_t j) { return 8 * (static_cast<double>(j) / n - 1); });
   } else if (weights == Weights::random) {
     fill_random(call.tensors.q, 1, ladder.seed, 81);
     fill_random(call.tensors.k, 1, ladder.seed, 82);

@@ -18,9 +18,9 @@ HostCall constant_value_call(const Ladder& ladder, const Shape& shape, double va
 
 /// What one q_len showed.
 struct Covered {
-  std::size_t unwritten = 0;  ///< elements that still hold what was there before
-  std::size_t stale = 0;      ///< V = 0, but the output is a number other than 0
-  std::size_t empty = 0;      ///< V = 1, but the output is exactly 0
+  std::size_t unwritten = 0;     ///< elements that still hold what was there before
+  std::size_t stale = 0;         ///< V = 0, but the output is a number other than 0
+  std::size_t empty = 0;         ///< V = 1, but the output is exactly 0
   std::size_t not_a_number = 0;  ///< V = 0 gives NaN where V = 1 gives a number
   std::string where;
   bool ok() const { return unwritten + stale + empty + not_a_number == 0; }
@@ -100,7 +100,8 @@ Finding probe_coverage(Ladder& ladder, std::int64_t head_dim) {
     const Shape shape = ladder.shape(q_len, 1, head_dim, q_len <= 20 || q_len == 65);
     if (results.contains(shape.q_len)) continue;
     // Ones before zeros: what a call leaves behind then shows in the next.
-    HostCall ones = constant_value_call(ladder, shape, 1), zeros = constant_value_call(ladder, shape, 0);
+    HostCall ones = constant_value_call(ladder, shape, 1),
+             zeros = constant_value_call(ladder, shape, 0);
     const Answer with_ones = ladder.subject.run(ones);
     // A number in the output beforehand: what is added to it then shows as a number too.
     Setting filled = ladder.subject.plain();
@@ -138,7 +139,8 @@ Finding probe_determinism(Ladder& ladder, std::int64_t head_dim) {
     if (ladder.can.splits && kv_len == 300) options.num_splits = 4;
     HostCall call = ladder.call(ladder.shape(q_len, kv_len, head_dim), options);
     for (const TensorView* t : {&call.tensors.q, &call.tensors.k, &call.tensors.v}) {
-      fill_random(*t, 1, ladder.seed, 33 + static_cast<std::uint64_t>(t->data != call.tensors.q.data));
+      fill_random(*t, 1, ladder.seed,
+                  33 + static_cast<std::uint64_t>(t->data != call.tensors.q.data));
     }
     Setting setting = ladder.subject.plain();
     setting.lse = ladder.can.lse;
@@ -154,10 +156,12 @@ Finding probe_determinism(Ladder& ladder, std::int64_t head_dim) {
         const bool both_nan = std::isnan(first.out[at]) && std::isnan(again.out[at]);
         differing += first.out[at] != again.out[at] && !both_nan ? 1 : 0;
       }
-      return ladder.finding(FaultStage::determinism,
-                            "run " + std::to_string(i + 1) + " of the same call differs from the "
-                            "first in " + std::to_string(differing) + " of " +
-                            std::to_string(first.out.size()) + " outputs");
+      return ladder.finding(FaultStage::determinism, "run " + std::to_string(i + 1) +
+                                                         " of the same call differs from the "
+                                                         "first in " +
+                                                         std::to_string(differing) + " of " +
+                                                         std::to_string(first.out.size()) +
+                                                         " outputs");
     }
   }
   return {};

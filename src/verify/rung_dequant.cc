@@ -1,5 +1,5 @@
-// Rung 11: 8-bit inputs. Every code of V is read where nothing else can matter (first of all); scales
-// are varied one tensor at a time once the scores are cleared.
+// Rung 11: 8-bit inputs. Every code of V is read where nothing else can matter (first of all);
+// scales are varied one tensor at a time once the scores are cleared.
 #include <cmath>
 
 #include "verify/ladder.h"
@@ -60,9 +60,9 @@ Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
   if (wrong == 0) return {};
   // Everything wrong is not the table: something else gets in the way of reading it.
   if (wrong == tried && tried > 1) return {};
-  return ladder.finding(FaultStage::dequant, std::to_string(wrong) + " of " +
-                                                 std::to_string(tried) + " codes of V are wrong: " +
-                                                 first);
+  return ladder.finding(
+      FaultStage::dequant,
+      std::to_string(wrong) + " of " + std::to_string(tried) + " codes of V are wrong: " + first);
 }
 
 Finding probe_scales(Ladder& ladder, std::int64_t head_dim) {
@@ -84,12 +84,12 @@ Finding probe_scales(Ladder& ladder, std::int64_t head_dim) {
     if (!answer.ok()) continue;
     const Judged judged = ladder.judge(call, answer);
     if (judged.ok()) continue;
-    return ladder.finding(FaultStage::dequant,
-                          std::string("with another ") + names[tensor] +
-                              "_scale for every head " +
-                              row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) +
-                              " is wrong; with one for all heads it is right",
-                          call, answer, judged);
+    return ladder.finding(
+        FaultStage::dequant,
+        std::string("with another ") + names[tensor] + "_scale for every head " +
+            row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) +
+            " is wrong; with one for all heads it is right",
+        call, answer, judged);
   }
   return {};
 }

@@ -83,8 +83,8 @@ Finding check_fields(Ladder& ladder, const Shape& shape, const Setting& setting)
   std::vector<std::vector<std::int64_t>> digits;  // per field, per output element
   std::int64_t group = shape.q_heads / shape.kv_heads;
   HostCall call = one_key_call(ladder, shape);
-  const std::string prefix = strides_name(setting.inputs != Arrangement{} ? setting.inputs
-                                                                           : setting.out);
+  const std::string prefix =
+      strides_name(setting.inputs != Arrangement{} ? setting.inputs : setting.out);
   const auto v_dim = static_cast<std::size_t>(shape.v_dim);
   for (std::size_t f = 0; f < std::size(kFields); ++f) {
     fill(call.tensors.v, [&](std::int64_t b, std::int64_t h, auto, std::int64_t c) {
@@ -105,20 +105,19 @@ Finding check_fields(Ladder& ladder, const Shape& shape, const Setting& setting)
       const bool is_digit = std::fabs(answer.out[at] - nearest) <= tolerance(ladder, nearest) &&
                             nearest >= 1 && nearest <= kBase;
       if (is_digit && (read[at] == want || f >= kFirstColumnField)) continue;
-      const std::string seen = is_digit ? "is " + std::string(kFields[f].name) + " " +
-                                              std::to_string(read[at]) + "'s"
-                                        : "is " + number(answer.out[at]) + ", no value of V";
-      return ladder.finding(FaultStage::layout,
-                            prefix + "V of " + row_name(call, row) + " " + seen + "; wanted " +
-                                kFields[f].name + " " + std::to_string(want) + "'s");
+      const std::string seen =
+          is_digit ? "is " + std::string(kFields[f].name) + " " + std::to_string(read[at]) + "'s"
+                   : "is " + number(answer.out[at]) + ", no value of V";
+      return ladder.finding(FaultStage::layout, prefix + "V of " + row_name(call, row) + " " +
+                                                    seen + "; wanted " + kFields[f].name + " " +
+                                                    std::to_string(want) + "'s");
     }
     digits.push_back(std::move(read));
   }
   std::vector<std::vector<std::int64_t>> source(digits[0].size() / v_dim);
   std::optional<std::size_t> wrong;
   for (std::size_t at = 0; at < digits[0].size(); ++at) {
-    const std::int64_t from =
-        digits[2][at] + kBase * digits[3][at] + kBase * kBase * digits[4][at];
+    const std::int64_t from = digits[2][at] + kBase * digits[3][at] + kBase * kBase * digits[4][at];
     source[at / v_dim].push_back(from);
     if (from != static_cast<std::int64_t>(at % v_dim) && !wrong) wrong = at;
   }
@@ -175,13 +174,13 @@ Finding probe_key_layout(Ladder& ladder, std::int64_t head_dim) {
     if (!answer.ok()) continue;
     const Judged judged = ladder.judge(call, answer);
     if (judged.ok()) continue;
-    return ladder.finding(FaultStage::layout,
-                          strides_name(setting.inputs) + "V is the same for all keys of a head, but " +
-                              row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) +
-                              " has " + number(answer.out[judged.worst_at]) + " instead of " +
-                              number(judged.oracle.out[judged.worst_at]) +
-                              ": keys of other heads or places are read",
-                          call, answer, judged);
+    return ladder.finding(
+        FaultStage::layout,
+        strides_name(setting.inputs) + "V is the same for all keys of a head, but " +
+            row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) + " has " +
+            number(answer.out[judged.worst_at]) + " instead of " +
+            number(judged.oracle.out[judged.worst_at]) + ": keys of other heads or places are read",
+        call, answer, judged);
   }
   return {};
 }

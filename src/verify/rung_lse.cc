@@ -75,8 +75,7 @@ Finding check(Ladder& ladder, const Shape& shape, const Options& options, Scores
                      " instead of " + number(judged.oracle.lse[row]);
   if (answer.lse_unwritten > 0) {
     text = std::to_string(answer.lse_unwritten) + " LSEs are never written";
-  } else if (const std::string why =
-                 explain(judged, answer, static_cast<double>(shape.head_dim));
+  } else if (const std::string why = explain(judged, answer, static_cast<double>(shape.head_dim));
              !why.empty()) {
     text += ": " + why;
   }
@@ -87,10 +86,8 @@ Finding check(Ladder& ladder, const Shape& shape, const Options& options, Scores
 
 Finding probe_lse(Ladder& ladder, std::int64_t head_dim) {
   const Options base = ladder.base();
-  for (const auto& [q_len, kv_len] : {std::pair<std::int64_t, std::int64_t>{20, 40},
-                                      {5, 150},
-                                      {70, 66},
-                                      {1, 300}}) {
+  for (const auto& [q_len, kv_len] :
+       {std::pair<std::int64_t, std::int64_t>{20, 40}, {5, 150}, {70, 66}, {1, 300}}) {
     const Shape shape = ladder.shape(q_len, kv_len, head_dim, kv_len < 50);
     for (const Scores s : {Scores::random, Scores::uniform, Scores::ascending, Scores::shifted}) {
       if (Finding f = check(ladder, shape, base, s, 1); f.found()) return f;

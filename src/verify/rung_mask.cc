@@ -15,7 +15,8 @@ std::string options_name(const Options& o) {
   std::string text = o.causal ? "causal" : "";
   if (o.window_left >= 0 || o.window_right >= 0) {
     text += text.empty() ? "" : ", ";
-    text += "window (" + std::to_string(o.window_left) + ", " + std::to_string(o.window_right) + ")";
+    text +=
+        "window (" + std::to_string(o.window_left) + ", " + std::to_string(o.window_right) + ")";
   }
   return text;
 }
@@ -87,9 +88,8 @@ Finding check_values(Ladder& ladder, const Options& options, std::int64_t head_d
 Finding probe_mask(Ladder& ladder, std::int64_t head_dim) {
   Options options = ladder.base();
   options.causal = true;
-  std::vector<Case> cases{{5, 5},   {16, 16},   {64, 64}, {65, 65}, {130, 130},
-                          {3, 70},  {1, 33},    {40, 9},  {70, 66}, {66, 70},
-                          {20, 200}, {130, 70}};
+  std::vector<Case> cases{{5, 5},  {16, 16}, {64, 64}, {65, 65}, {130, 130}, {3, 70},
+                          {1, 33}, {40, 9},  {70, 66}, {66, 70}, {20, 200},  {130, 70}};
   if (!ladder.quick) cases.insert(cases.end(), {{2, 2}, {300, 300}, {17, 129}, {129, 17}});
   for (const Case& c : cases) {
     if (Finding f = check(ladder, c, options, head_dim); f.found()) return f;
@@ -102,9 +102,9 @@ Finding probe_window(Ladder& ladder, std::int64_t head_dim) {
     std::int64_t left, right;
     bool causal;
   };
-  const Window windows[] = {{0, 0, false},  {3, 2, false},  {16, -1, false}, {-1, 5, false},
-                            {63, 0, false}, {64, 64, false}, {20, -1, true}, {0, -1, true},
-                            {7, 4, true}};
+  const Window windows[] = {{0, 0, false},  {3, 2, false},  {16, -1, false},
+                            {-1, 5, false}, {63, 0, false}, {64, 64, false},
+                            {20, -1, true}, {0, -1, true},  {7, 4, true}};
   for (const Window& w : windows) {
     Options options = ladder.base();
     options.causal = w.causal || !ladder.can.full;

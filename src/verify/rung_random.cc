@@ -40,7 +40,8 @@ Drawn draw(const Ladder& ladder, std::uint64_t index) {
   }
   if (can.scale && random.chance(0.2)) d.options.scale = random.uniform();
   if (can.softcap && random.chance(0.15)) d.options.softcap = 1 + 20 * random.uniform();
-  if (can.splits) d.options.num_splits = random.chance(0.5) ? 0 : static_cast<int>(random.between(1, 6));
+  if (can.splits)
+    d.options.num_splits = random.chance(0.5) ? 0 : static_cast<int>(random.between(1, 6));
   d.sigma = random.pick(sigmas);
   return d;
 }
@@ -103,7 +104,8 @@ FaultStage stage_of(const Ladder& ladder, const Drawn& d, const Ran& ran) {
   if (ran.judged && ran.judged->ok()) return FaultStage::lse;
   const Options base = ladder.base();
   if (d.options.num_splits != base.num_splits) return FaultStage::combine;
-  if (d.options.causal != base.causal || d.options.window_left >= 0 || d.options.window_right >= 0) {
+  if (d.options.causal != base.causal || d.options.window_left >= 0 ||
+      d.options.window_right >= 0) {
     return FaultStage::mask;
   }
   if (d.options.softcap > 0) return FaultStage::scores;

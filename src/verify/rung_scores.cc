@@ -115,8 +115,7 @@ Finding slope_finding(Ladder& ladder, const ScoreReading& r, double slope, std::
   const std::string seen = "scores are " + number(slope) + " times what they should be" +
                            named_factor(slope, static_cast<double>(head_dim));
   FaultStage stage = FaultStage::scale;
-  if (is_8bit(ladder.subject.formats().dtype) &&
-      is_ratio_of_scales(r.scales(), slope)) {
+  if (is_8bit(ladder.subject.formats().dtype) && is_ratio_of_scales(r.scales(), slope)) {
     stage = FaultStage::dequant;
   }
   Finding f = ladder.finding(
@@ -127,7 +126,8 @@ Finding slope_finding(Ladder& ladder, const ScoreReading& r, double slope, std::
 
 /// One common factor explains what is wrong.
 bool is_slope(const ScoreReading& r, ScoreReading::Fit fit) {
-  const double tight = 0.02 + 2 * r.noise() * std::max(1.0, 1 / std::max(std::fabs(fit.slope), 1e-3));
+  const double tight =
+      0.02 + 2 * r.noise() * std::max(1.0, 1 / std::max(std::fabs(fit.slope), 1e-3));
   return std::fabs(fit.slope - 1) > 0x1p-7 && fit.residual <= tight &&
          (std::fabs(fit.slope - 1) > 4 * fit.residual || fit.residual < 1e-3);
 }
@@ -162,12 +162,13 @@ Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& den
     if (!order.empty()) {
       std::size_t j = 0;
       while (order[j] == static_cast<std::int64_t>(j)) ++j;
-      return found(side_of_order(ladder, head_dim),
-                   "keys are exchanged: the weight of key " + std::to_string(order[j]) +
-                       " stands at key " + std::to_string(j));
+      return found(side_of_order(ladder, head_dim), "keys are exchanged: the weight of key " +
+                                                        std::to_string(order[j]) +
+                                                        " stands at key " + std::to_string(j));
     }
   }
-  const bool table = is_8bit(ladder.subject.formats().dtype) && one.readable() && one.is_other_table();
+  const bool table =
+      is_8bit(ladder.subject.formats().dtype) && one.readable() && one.is_other_table();
   if (one.readable() && !one.ok() && !table) {
     if (const std::string dims = wrong_dimensions(one, head_dim); !dims.empty()) {
       return found(FaultStage::scores, dims);
@@ -188,7 +189,8 @@ Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& den
   const std::size_t r = wrong.worst_row(), j = wrong.worst_key();
   if (wrong.lost() > 0) {
     return found(FaultStage::scores, "P is 0 or not finite at " + row_name(shown, r) + ", key " +
-                                         std::to_string(j) + ", where its score is no smaller than "
+                                         std::to_string(j) +
+                                         ", where its score is no smaller than "
                                          "others");
   }
   return found(FaultStage::scores, row_name(shown, r) + ", key " + std::to_string(j) +

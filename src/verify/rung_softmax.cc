@@ -11,9 +11,8 @@ namespace {
 /// Column 0 of V is 1: there the output is the sum of P.
 void fill_values(HostCall& call, std::uint64_t seed) {
   Random random(seed, 61);
-  fill(call.tensors.v, [&](auto, auto, auto, std::int64_t c) {
-    return c == 0 ? 1.0 : 0.5 + random.uniform();
-  });
+  fill(call.tensors.v,
+       [&](auto, auto, auto, std::int64_t c) { return c == 0 ? 1.0 : 0.5 + random.uniform(); });
 }
 
 struct Order {
@@ -52,14 +51,15 @@ Ordered run_order(Ladder& ladder, const Order& order, double range, std::int64_t
   const Judged judged = ladder.judge(call, answer);
   if (judged.ok()) return result;
   result.failed = true;
-  const double sum = answer.out[judged.worst_at / static_cast<std::size_t>(call.tensors.v.shape[3]) *
-                                static_cast<std::size_t>(call.tensors.v.shape[3])];
+  const double sum =
+      answer.out[judged.worst_at / static_cast<std::size_t>(call.tensors.v.shape[3]) *
+                 static_cast<std::size_t>(call.tensors.v.shape[3])];
   result.text = std::string(order.name) + " scores over a range of " + number(range) + ": ";
   if (judged.non_finite > 0) {
     result.text += std::to_string(judged.non_finite) + " outputs are not finite";
   } else if (std::fabs(sum - 1) > 0.01) {
-    result.text += "P adds up to " + number(sum) +
-                   ": the accumulator and the row sum are not rescaled alike";
+    result.text +=
+        "P adds up to " + number(sum) + ": the accumulator and the row sum are not rescaled alike";
   } else {
     result.text += "P adds up to 1 but keys weigh wrongly (relative error " +
                    number(judged.relative_error) + ")";
@@ -105,10 +105,10 @@ Finding probe_max(Ladder& ladder, std::int64_t head_dim) {
     std::size_t zero = 0;
     for (const double x : answer.out) zero += x == 0 ? 1 : 0;
     const bool lost = judged.non_finite > 0 || zero > answer.out.size() / 4;
-    const std::string seen =
-        judged.non_finite > 0 ? std::to_string(judged.non_finite) + " outputs are not finite"
-                              : "output " + number(answer.out[judged.worst_at]) + " instead of " +
-                                    number(judged.oracle.out[judged.worst_at]);
+    const std::string seen = judged.non_finite > 0
+                                 ? std::to_string(judged.non_finite) + " outputs are not finite"
+                                 : "output " + number(answer.out[judged.worst_at]) +
+                                       " instead of " + number(judged.oracle.out[judged.worst_at]);
     return ladder.finding(lost ? FaultStage::max : FaultStage::rescale, what + ": " + seen, call,
                           answer, judged);
   };

@@ -73,8 +73,7 @@ bool weighs_blocks_by_length(const Row& row) {
 
 double p_tolerance(const Ladder& ladder, std::int64_t n) {
   const Arithmetic a = ladder.subject.arithmetic();
-  return 2 * a.out_unit +
-         4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(n))) + 0x1p-22;
+  return 2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(n))) + 0x1p-22;
 }
 
 std::optional<Row> first_wrong_row(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
@@ -190,8 +189,9 @@ Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict leng
   }
   if (lengths.depends_on_length) return found(FaultStage::tail, lengths.text + ": " + seen);
   if (!c.keys_missing && reads_outside(ladder, n, head_dim)) {
-    return found(FaultStage::bounds, seen + ", and differently when other values lie around the "
-                                            "tensors: keys outside of them are read");
+    return found(FaultStage::bounds, seen +
+                                         ", and differently when other values lie around the "
+                                         "tensors: keys outside of them are read");
   }
   if (sum_saturates(lengths, c, n)) {
     return found(FaultStage::precision, seen + ": the sum is kept in too narrow a format");

@@ -41,8 +41,7 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
   const double score_steps = 4 + std::sqrt(static_cast<double>(oracle.head_dim));
   for (std::size_t r = 0; r < rows_; ++r) {
     double sum = 0, mean_got = 0, mean_want = 0, mean_tolerance = 0, count = 0;
-    const double score_error =
-        (a.sum_unit * score_steps + a.score_unit) * oracle.magnitude[r];
+    const double score_error = (a.sum_unit * score_steps + a.score_unit) * oracle.magnitude[r];
     const double rounding =
         2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(keys_)));
     for (std::size_t j = 0; j < keys_; ++j) {
@@ -50,7 +49,8 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
       const double p = oracle.probabilities[r][j];
       sum += p_[at];
       if (p == 0) continue;
-      const double flushed = a.out_smallest + a.p_smallest * std::exp(oracle.max[r] - oracle.lse[r]);
+      const double flushed =
+          a.out_smallest + a.p_smallest * std::exp(oracle.max[r] - oracle.lse[r]);
       const double relative = rounding + 2 * score_error + flushed / p;
       if (relative > 0.5) continue;  // too small a weight to be read in this format
       if (!(p_[at] > 0) || !std::isfinite(p_[at])) {
@@ -88,9 +88,9 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
       }
     }
     // Every weight rounds by itself, and those too small to be read may be flushed together.
-    const double sum_bound = rounding + 2 * score_error +
-                             a.p_smallest * static_cast<double>(keys_) *
-                                 std::exp(oracle.max[r] - oracle.lse[r]);
+    const double sum_bound =
+        rounding + 2 * score_error +
+        a.p_smallest * static_cast<double>(keys_) * std::exp(oracle.max[r] - oracle.lse[r]);
     if (!(std::fabs(sum - 1) <= sum_bound) && oracle.lse[r] > -1e300) {
       sums_wrong_ = true;
       if (!(std::fabs(sum - 1) <= std::fabs(worst_sum_ - 1))) worst_sum_ = sum;
@@ -98,7 +98,6 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
   }
   noise_ = signal2 > 0 ? std::sqrt(noise2 / signal2) : 0;
   rms_ratio_ = judged > 0 ? std::sqrt(ratio2 / judged) : 0;
-  if (getenv("FC_DEBUG_RMS")) fprintf(stderr, "rms %g worst %g\n", rms_ratio_, worst_);
 }
 
 ScoreReading::Fit ScoreReading::fit() const {
@@ -227,8 +226,7 @@ std::string ScoreReading::other_heads() const {
   for (std::size_t head = 0; head < rows_ / rows_per_head_; ++head) {
     const std::vector<std::size_t> found = sources(head);
     if (found.empty()) return "";
-    const std::size_t own =
-        head / q_heads_ * kv_heads_ + head % q_heads_ / (q_heads_ / kv_heads_);
+    const std::size_t own = head / q_heads_ * kv_heads_ + head % q_heads_ / (q_heads_ / kv_heads_);
     std::size_t moved = 0;
     for (std::size_t j = 0; j < keys_; ++j) {
       if (found[j] / keys_ == own) continue;
@@ -275,8 +273,9 @@ std::vector<std::int64_t> ScoreReading::key_order() const {
   for (std::size_t j = 0; j < found.size(); ++j) {
     if (found[j] / keys_ != 0) return {};
     order.push_back(static_cast<std::int64_t>(found[j] % keys_));
-    const bool both_top = is_top_key(order.back(), static_cast<std::int64_t>(keys_)) &&
-                          is_top_key(static_cast<std::int64_t>(j), static_cast<std::int64_t>(keys_));
+    const bool both_top =
+        is_top_key(order.back(), static_cast<std::int64_t>(keys_)) &&
+        is_top_key(static_cast<std::int64_t>(j), static_cast<std::int64_t>(keys_));
     moved = moved || (found[j] % keys_ != j && !both_top);
   }
   return moved ? order : std::vector<std::int64_t>{};

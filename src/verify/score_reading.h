@@ -11,9 +11,9 @@ namespace flashcore::verify {
 
 class ScoreReading {
  public:
-  /// Errors over their bounds, root mean square. Each term of a bound is at least twice the worst
-  /// rounding it stands for, and roundings spread evenly are 1/sqrt(3) of their worst: 0.29.
-  static constexpr double kMostRms = 1.0 / 3;
+  /// Errors over their bounds, root mean square. A weight passes four roundings (two of the score,
+  /// P, the output) of 0.41 units each, which makes 0.05 of the bound; twice that is allowed.
+  static constexpr double kMostRms = 0.1;
 
   /// Runs the call with one-hot values. `readable()` is false where it could not be run.
   ScoreReading(Ladder& ladder, const HostCall& call);
@@ -23,7 +23,7 @@ class ScoreReading {
   const std::optional<Finding>& failure() const { return failure_; }
   /// All scores right, and P adds up to 1.
   bool ok() const { return lost_ == 0 && wrong_ == 0 && rms_ratio_ <= kMostRms; }
-  std::size_t lost() const { return lost_; }  ///< weights that are NaN or 0 and should not be
+  std::size_t lost() const { return lost_; }       ///< weights that are NaN or 0 and should not be
   double worst_sum() const { return worst_sum_; }  ///< the row sum of P farthest from 1
   bool sums_are_wrong() const { return sums_wrong_; }
 

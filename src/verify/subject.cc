@@ -82,7 +82,7 @@ class Block {
 
   void describe(std::byte* base) {
     for (Placed* p : all_) {
-      p->descriptor = {base + p->offset, {FLASHCORE_CPU, 0}, p->rank,   c_dtype(p->format),
+      p->descriptor = {base + p->offset, {FLASHCORE_CPU, 0}, p->rank, c_dtype(p->format),
                        p->shape,         p->strides,         0};
     }
   }
@@ -142,8 +142,7 @@ double largest_of(const TensorView& t, const std::vector<double>& factors) {
   double largest = 0;
   const std::int64_t per_head = t.shape[2] * t.shape[3];
   for_each_element(t, [&](std::int64_t at) {
-    const double factor =
-        factors.empty() ? 1.0 : factors[static_cast<std::size_t>(at / per_head)];
+    const double factor = factors.empty() ? 1.0 : factors[static_cast<std::size_t>(at / per_head)];
     largest = std::max(largest, std::fabs(static_cast<const double*>(t.data)[at] / factor));
   });
   return largest;
@@ -152,7 +151,7 @@ double largest_of(const TensorView& t, const std::vector<double>& factors) {
 /// Writes one input: the master's values rounded, and the master's values replaced by what is left.
 /// The scale used, before factors.
 double write_input(const TensorView& master, const Placed& p, std::byte* base, const Placed* scales,
-                 const std::vector<double>& factors, bool unit_scale) {
+                   const std::vector<double>& factors, bool unit_scale) {
   auto* values = static_cast<double*>(master.data);
   const std::int64_t per_head = p.shape[2] * p.shape[3];
   // By the values without factors: the codes then do not depend on them.
@@ -227,8 +226,8 @@ std::string describe(const HostCall& call) {
   };
   if (o.causal) text += ", causal";
   if (o.window_left >= 0 || o.window_right >= 0) {
-    text += ", window (" + std::to_string(o.window_left) + ", " + std::to_string(o.window_right) +
-            ")";
+    text +=
+        ", window (" + std::to_string(o.window_left) + ", " + std::to_string(o.window_right) + ")";
   }
   if (o.scale) text += ", scale " + number(*o.scale);
   if (o.softcap > 0) text += ", softcap " + number(o.softcap);

@@ -51,8 +51,8 @@ struct Setting {
 struct Answer {
   enum class Kind { ok, refused, failed, died } kind = Kind::ok;
   std::string message;
-  std::vector<double> out;  ///< [batch, q_heads, q_len, v_dim]
-  std::vector<double> lse;  ///< [batch, q_heads, q_len], where asked for
+  std::vector<double> out;      ///< [batch, q_heads, q_len, v_dim]
+  std::vector<double> lse;      ///< [batch, q_heads, q_len], where asked for
   std::vector<std::byte> bits;  ///< of out and lse, as they lay in memory
   std::int64_t unwritten = 0, lse_unwritten = 0;
   std::vector<std::uint8_t> is_unwritten;  ///< per element of out

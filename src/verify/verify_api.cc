@@ -53,7 +53,7 @@ std::int32_t finish(const Status& status, flashcore_error* error) {
 }  // namespace
 
 Result<VerifyReport> verify_attention(const flashcore_verify_options& options,
-                            const VerifyFunction& function) {
+                                      const VerifyFunction& function) {
   FunctionTarget target(function);
   return verify::climb(options, target);
 }
@@ -67,8 +67,8 @@ void flashcore_verify_options_init(flashcore_verify_options* o, size_t struct_si
   *o = {};
   o->struct_size = sizeof *o;
   o->seed = 1;
-  o->gqa = o->batch = o->cross = o->causal = o->window = o->scale = o->softcap = o->splits = o->lse =
-      o->strides = o->v_dim = -1;
+  o->gqa = o->batch = o->cross = o->causal = o->window = o->scale = o->softcap = o->splits =
+      o->lse = o->strides = o->v_dim = -1;
 }
 
 int32_t flashcore_verify(const flashcore_verify_options* options,
@@ -81,14 +81,14 @@ int32_t flashcore_verify(const flashcore_verify_options* options,
     }
     *report = nullptr;
     if (options->struct_size != sizeof *options) {
-      return invalid_argument("options: struct_size is %zu, this library (version %s) has %zu; "
-                              "compile the caller against its verify_c.h",
-                              options->struct_size, version(), sizeof *options);
+      return invalid_argument(
+          "options: struct_size is %zu, this library (version %s) has %zu; "
+          "compile the caller against its verify_c.h",
+          options->struct_size, version(), sizeof *options);
     }
-    const Result<VerifyReport> result =
-        verify_attention(*options, [&](const flashcore_verify_call& call, std::string*) {
-          return function(&call, user);
-        });
+    const Result<VerifyReport> result = verify_attention(
+        *options,
+        [&](const flashcore_verify_call& call, std::string*) { return function(&call, user); });
     if (!result.ok()) return result.status();
     auto made = std::make_unique<flashcore_report>();
     made->report = *result;

@@ -65,7 +65,8 @@ std::int32_t plain(const flashcore_verify_call& call, bool top_left, bool refuse
           const double x = o[static_cast<std::size_t>(c)] * scale_of(call.v_scale, b, g);
           write(*call.out, b, h, i, c, sum > 0 ? x / sum : 0.0);
         }
-        if (call.lse != nullptr) write(*call.lse, b, h, i, 0, sum > 0 ? max + std::log(sum) : -INFINITY);
+        if (call.lse != nullptr)
+          write(*call.lse, b, h, i, 0, sum > 0 ? max + std::log(sum) : -INFINITY);
       }
     }
   }
@@ -109,7 +110,8 @@ std::vector<Exhibit> right_ones() {
            return max == kNoKey ? 0.0f : std::exp2(std::fma(x, kLog2e, -max * kLog2e));
          };
          p.join = [weight = p.weight](float max_i, float max, float) { return weight(max_i, max); };
-       }), "", false},
+       }),
+       "", false},
       {"lazy_maximum", none, "f32 bf16", mutant([](Parts& p) {
          // The maximum waits until it has grown by 8 · ln 2.
          const auto eager = p.new_max;
@@ -117,18 +119,22 @@ std::vector<Exhibit> right_ones() {
            const float now = eager(w, t, i, before);
            return before != kNoKey && now - before < 5.545f ? before : now;
          };
-       }), "", false},
+       }),
+       "", false},
       {"weights_f16", none, "f16", mutant([](Parts& p) { p.weights = Format::f16; }), "", false},
       {"weights_bf16", none, "bf16", mutant([](Parts& p) { p.weights = Format::bf16; }), "", false},
       {"weights_e4m3", none, "e4m3", mutant([](Parts& p) { p.weights = Format::e4m3; }), "", false},
-      {"everything_rounded_f16", none, "f16", mutant([](Parts& p) { round_everything(p, Format::f16); }), "", false},
-      {"everything_rounded_bf16", none, "bf16", mutant([](Parts& p) { round_everything(p, Format::bf16); }), "", false},
+      {"everything_rounded_f16", none, "f16",
+       mutant([](Parts& p) { round_everything(p, Format::f16); }), "", false},
+      {"everything_rounded_bf16", none, "bf16",
+       mutant([](Parts& p) { round_everything(p, Format::bf16); }), "", false},
       {"splits_by_itself", none, "f32 f16 bf16", mutant([](Parts& p) {
          p.range = [](const Work& w, int split, int splits) {
            (void)splits;
            return split == 0 ? std::pair<std::int64_t, std::int64_t>{0, w.n} : std::pair{w.n, w.n};
          };
-       }), "", false},
+       }),
+       "", false},
       {"tiled_dequantised", none, narrow, mutant([](Parts& p) { p.tile = 64; }), "", false},
   };
 }

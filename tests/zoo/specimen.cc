@@ -66,7 +66,8 @@ void update(const Parts& parts, const Work& w, Tile& t, State& state) {
     }
     const float factor = parts.rescale(before, now);
     state.sum[at] = parts.add_sum(state.sum[at], parts.rescale_sum(before, now), tile_sum);
-    for (std::int64_t c = 0; c < w.dv; ++c) state.acc[static_cast<std::size_t>(i * w.dv + c)] *= factor;
+    for (std::int64_t c = 0; c < w.dv; ++c)
+      state.acc[static_cast<std::size_t>(i * w.dv + c)] *= factor;
     state.max[at] = now;
   }
   if (parts.weighed) parts.weighed(w, t);
@@ -108,7 +109,8 @@ State join(const Parts& parts, const Work& w, const std::vector<State>& ranges) 
         acc[c] += r.acc[i * acc.size() + c] * factor;
       }
     }
-    std::copy(acc.begin(), acc.end(), all.acc.begin() + static_cast<std::ptrdiff_t>(i * acc.size()));
+    std::copy(acc.begin(), acc.end(),
+              all.acc.begin() + static_cast<std::ptrdiff_t>(i * acc.size()));
   }
   return all;
 }
@@ -153,7 +155,8 @@ verify::Format format_of(const flashcore_tensor& t) {
     case FLASHCORE_FLOAT8_E4M3: return Format::e4m3;
     case FLASHCORE_INT: return Format::int8;
     case FLASHCORE_UINT: return Format::byte8;
-    default: return t.dtype.bits == 64 ? Format::f64 : t.dtype.bits == 32 ? Format::f32 : Format::f16;
+    default:
+      return t.dtype.bits == 64 ? Format::f64 : t.dtype.bits == 32 ? Format::f32 : Format::f16;
   }
 }
 

@@ -29,8 +29,8 @@ struct Work {
 /// Keys begin to end - 1 against all queries.
 struct Tile {
   std::int64_t begin = 0, end = 0;
-  std::int64_t index = 0;      ///< of its range
-  std::vector<float> s;        ///< [m, end - begin]: scores, then weights
+  std::int64_t index = 0;  ///< of its range
+  std::vector<float> s;    ///< [m, end - begin]: scores, then weights
   std::int64_t width() const { return end - begin; }
 };
 
@@ -42,30 +42,30 @@ struct State {
 /// The parts. Each is right by default.
 struct Parts {
   std::int64_t tile = 32;
-  verify::Format weights = verify::Format::f32;  ///< weights are rounded to this before P·V
-  std::function<std::int64_t(const Work&)> kv_head;         ///< which KV head is read
+  verify::Format weights = verify::Format::f32;      ///< weights are rounded to this before P·V
+  std::function<std::int64_t(const Work&)> kv_head;  ///< which KV head is read
   std::function<double(const flashcore_tensor&, std::int64_t b, std::int64_t h, std::int64_t i,
                        std::int64_t c)>
-      load;                                                 ///< one input element, before its scale
+      load;  ///< one input element, before its scale
   std::function<double(const flashcore_tensor* scale, const Work&, std::int64_t head)> scale_of;
-  std::function<void(Work&)> loaded;                        ///< q, k, v are there
+  std::function<void(Work&)> loaded;  ///< q, k, v are there
   std::function<float(const Work&)> scale;
   std::function<std::pair<std::int64_t, std::int64_t>(const Work&, std::int64_t tile)> tile_range;
-  std::function<void(const Work&, Tile&)> scored;           ///< scores are there, not yet masked
+  std::function<void(const Work&, Tile&)> scored;  ///< scores are there, not yet masked
   std::function<bool(const Work&, std::int64_t i, std::int64_t j)> visible;
   std::function<float(const Work&, const Tile&, std::int64_t i, float before)> new_max;
-  std::function<float(float score, float max)> weight;      ///< exp
-  std::function<float(float before, float now)> rescale;    ///< of the accumulator
+  std::function<float(float score, float max)> weight;    ///< exp
+  std::function<float(float before, float now)> rescale;  ///< of the accumulator
   std::function<float(float before, float now)> rescale_sum;
   std::function<float(float sum, float factor, float tile_sum)> add_sum;
-  std::function<void(const Work&, Tile&)> weighed;          ///< weights are there
+  std::function<void(const Work&, Tile&)> weighed;                 ///< weights are there
   std::function<void(const Work&, const Tile&, State&)> multiply;  ///< acc += P·V
   std::function<float(float max_i, float max, float sum_i)> join;  ///< weight of a range
   std::function<std::pair<std::int64_t, std::int64_t>(const Work&, int split, int splits)> range;
-  std::function<void(const Work&, State&)> ranged;          ///< a range is done
+  std::function<void(const Work&, State&)> ranged;  ///< a range is done
   std::function<float(const Work&, std::int64_t i, float acc, float sum)> normalise;
   std::function<float(const Work&, std::int64_t i, float max, float sum)> log_sum;
-  std::function<void(Work&)> done;                          ///< out and lse are there
+  std::function<void(Work&)> done;  ///< out and lse are there
   std::function<void(const flashcore_tensor&, std::int64_t b, std::int64_t h, std::int64_t i,
                      std::int64_t c, double value)>
       store;

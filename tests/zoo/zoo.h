@@ -14,8 +14,8 @@ struct Exhibit {
   FaultStage stage = FaultStage::none;  ///< the true one; none: a right implementation
   std::string dtypes;                   ///< those it is shown in, the first one in every run
   std::function<VerifyFunction()> make;
-  std::string arithmetic;               ///< declared; empty: the dtype's own
-  bool lineage = false;                 ///< a bug of FlashCore's ancestors
+  std::string arithmetic;  ///< declared; empty: the dtype's own
+  bool lineage = false;    ///< a bug of FlashCore's ancestors
 };
 
 /// Written together with the probes.

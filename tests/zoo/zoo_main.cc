@@ -3,8 +3,9 @@
 //
 //   flashcore_zoo [--full] [--all] [--seeds N] [--only NAME] [--show]
 //
-// --full: the full ladder, not the quick one; --all: every dtype of an exhibit; --show: each report.
-// Exit 0: every mutant was found, 90 % of each half with its stage, and nothing right was accused.
+// --full: the full ladder, not the quick one; --all: every dtype of an exhibit; --show: each
+// report. Exit 0: every mutant was found, 90 % of each half with its stage, and nothing right was
+// accused.
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -48,11 +49,14 @@ void run(const Args& args, const Exhibit& e, const std::string& dtype, std::uint
   const bool right = e.stage == FaultStage::none;
   tally.found += report->ok == right ? 1 : 0;
   tally.named += report->stage == e.stage ? 1 : 0;
-  const char* mark = report->stage == e.stage ? "" : right || report->ok ? "  <-- WRONG" : "  <-- another stage";
+  const char* mark = report->stage == e.stage ? ""
+                     : right || report->ok    ? "  <-- WRONG"
+                                              : "  <-- another stage";
   std::printf("  %-32s %-5s %-12s %-12s %5.2f s%s\n", e.name.c_str(), dtype.c_str(),
-              right ? "right" : to_string(e.stage), report->ok ? "right" : to_string(report->stage), s,
-              mark);
-  if (args.show || *mark != '\0') std::printf("      %s [%s]\n", report->detail.c_str(), report->call.c_str());
+              right ? "right" : to_string(e.stage), report->ok ? "right" : to_string(report->stage),
+              s, mark);
+  if (args.show || *mark != '\0')
+    std::printf("      %s [%s]\n", report->detail.c_str(), report->call.c_str());
   if (args.show) std::printf("%s\n", to_text(*report).c_str());
   std::fflush(stdout);
 }
@@ -78,7 +82,8 @@ Tally run_all(const Args& args, const char* title, const std::vector<Exhibit>& e
 
 int run_zoo(const Args& args) {
   const Tally first = run_all(args, "Mutants written together with the probes", first_mutants());
-  const Tally frozen = run_all(args, "Mutants written after the probes were frozen", frozen_mutants());
+  const Tally frozen =
+      run_all(args, "Mutants written after the probes were frozen", frozen_mutants());
   const Tally right = run_all(args, "Right implementations", right_ones());
   const auto good = [](const Tally& t) {
     return t.found == t.shown && t.named * 10 >= t.shown * 9;
@@ -106,7 +111,8 @@ int main(int argc, char** argv) {
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       args.only = argv[++i];
     } else {
-      std::fprintf(stderr, "usage: flashcore_zoo [--full] [--all] [--seeds N] [--only NAME] [--show]\n");
+      std::fprintf(stderr,
+                   "usage: flashcore_zoo [--full] [--all] [--seeds N] [--only NAME] [--show]\n");
       return 2;
     }
   }
