@@ -19,7 +19,7 @@ class Info(CommandTest):
             self.assertIn(f"  flashcore {command}", text)
 
     def test_wrong_usage(self):
-        self.refuse("frobnicate", about="known are info, run, explain, check and bench")
+        self.refuse("frobnicate", about="known are info, run, explain, check, verify and bench")
         self.refuse("info", "--frobnicate", about="flashcore info --help")
         self.refuse("--frobnicate", about="flashcore --help")
         done = self.call(code=2)

@@ -101,4 +101,17 @@ struct BenchArgs {
   std::string command;  ///< the whole command line, for the record
 };
 
+struct VerifyArgs {
+  DeviceArgs device;
+  std::string kernel;           ///< a regular expression; empty: all
+  std::string library, symbol;  ///< somebody's function instead
+  std::vector<std::string> dtypes;
+  std::vector<std::int64_t> head_dims;
+  std::string out_dtype, arithmetic, layout = "bhsd", only, causal_alignment, lse_base = "e", html;
+  std::uint64_t seed = 1;
+  double call_limit_s = 20;
+  bool quick = false, compact = false, quiet = false, json = false;
+  bool serve = false;  ///< be the child process that calls the library
+};
+
 }  // namespace flashcore::tool

@@ -172,9 +172,53 @@ CLI::App& add_bench(CLI::App& app, BenchArgs& args) {
   return command;
 }
 
+CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
+  CLI::App& command = *app.add_subcommand(
+      "verify", "Which stage of an attention implementation is wrong? Ours, or anybody's");
+  command.add_option("--kernel", args.kernel,
+                     "our kernels this regular expression finds (default: all)");
+  command.add_option("--lib", args.library, "a shared library instead; it runs in a child process")
+      ->type_name("FILE");
+  command.add_option("--symbol", args.symbol, "its function, as in flashcore/verify_c.h");
+  add_device_options(command, args.device);
+  command.add_option("--dtype", args.dtypes, "f64 f32 f16 bf16 e4m3 int8 byte; may be repeated")
+      ->allow_extra_args(false)
+      ->check(CLI::IsMember({"f64", "f32", "f16", "bf16", "e4m3", "int8", "byte"}));
+  command.add_option("--out-dtype", args.out_dtype, "of the output (default: dtype, 8-bit: f32)");
+  command.add_option("--arithmetic", args.arithmetic,
+                     "what it rounds scores and P to (default: dtype)");
+  command.add_option("--layout", args.layout, "order of the tensors in memory")
+      ->check(CLI::IsMember({"bhsd", "bshd"}))
+      ->capture_default_str();
+  command.add_option("--head-dim", args.head_dims, "only these; may be repeated")
+      ->allow_extra_args(false);
+  command.add_flag("--compact", args.compact, "it takes compact tensors only");
+  command.add_option("--causal-alignment", args.causal_alignment, "if it is not to be found out")
+      ->check(CLI::IsMember({"top-left", "bottom-right"}));
+  command.add_option("--lse-base", args.lse_base, "of its logarithms")
+      ->check(CLI::IsMember({"e", "2"}))
+      ->capture_default_str();
+  command.add_option("--only", args.only, "this probe alone");
+  command.add_option("--seed", args.seed, "of the random inputs")->capture_default_str();
+  command.add_option("--call-limit", args.call_limit_s, "seconds one call of a library may take")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_flag("--quick", args.quick, "fewer lengths, dims and random problems");
+  command.add_option("--html", args.html, "write one page with pictures of where the errors sit")
+      ->type_name("FILE");
+  command.add_flag("--quiet", args.quiet, "no progress");
+  command.add_flag("--json", args.json, "for programs");
+  command.add_flag("--serve", args.serve)->group("");
+  command.footer(
+      examples("  flashcore verify --quick\n"
+               "  flashcore verify --kernel sm80 --device cuda\n"
+               "  flashcore verify --lib ./libmine.so --symbol my_attention --html report.html\n"));
+  return command;
+}
+
 int report_error(const CLI::ParseError& error, const CLI::App& app, const std::string& first) {
   if (app.get_subcommands().empty() && !first.starts_with('-')) {
-    say(formatted("there is no command \"{}\"; known are info, run, explain, check and bench",
+    say(formatted("there is no command \"{}\"; known are info, run, explain, check, verify and bench",
                   first));
     return kCouldNotRun;
   }
@@ -204,10 +248,12 @@ std::variant<Command, int> parse_command_line(int argc, char** argv) {
   ExplainArgs explain;
   CheckArgs check;
   BenchArgs bench;
+  VerifyArgs verify;
   const CLI::App& info_command = add_info(app, info);
   const CLI::App& run_command = add_run(app, run);
   const CLI::App& explain_command = add_explain(app, explain);
   const CLI::App& check_command = add_check(app, check);
+  const CLI::App& verify_command = add_verify(app, verify);
   add_bench(app, bench);
   if (argc <= 1) {
     print_error("{}", app.help());
@@ -227,6 +273,7 @@ std::variant<Command, int> parse_command_line(int argc, char** argv) {
   if (run_command.parsed()) return Command(run);
   if (explain_command.parsed()) return Command(explain);
   if (check_command.parsed()) return Command(check);
+  if (verify_command.parsed()) return Command(verify);
   return Command(bench);
 }
 

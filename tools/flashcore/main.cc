@@ -24,7 +24,8 @@ int execute(const Command& command) {
                                [](const RunArgs& args) { return run_run(args); },
                                [](const ExplainArgs& args) { return run_explain(args); },
                                [](const CheckArgs& args) { return run_check(args); },
-                               [](const BenchArgs& args) { return run_bench(args); }},
+                               [](const BenchArgs& args) { return run_bench(args); },
+                               [](const VerifyArgs& args) { return run_verify(args); }},
                     command);
 }
 

@@ -47,6 +47,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void update(std::int64_t done, std::int64_t failures, double elapsed_s);
+  void set_total(std::int64_t total) { total_ = total; }
   /// Removes the bar, so that something else can be printed.
   void clear();
 
