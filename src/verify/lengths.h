@@ -11,6 +11,10 @@ namespace flashcore::verify {
 /// 1 to 130 and both sides of the powers of two above (quick: fewer), multiples of `step`.
 std::vector<std::int64_t> lengths_to_try(bool quick, std::int64_t step);
 
+/// A call that ends its process costs a new one, one that hangs costs its limit: after so many a
+/// sweep over lengths stops.
+inline constexpr int kMostDeaths = 3;
+
 /// Results by length: true where it passed.
 using LengthResults = std::map<std::int64_t, bool>;
 

@@ -95,6 +95,7 @@ Finding probe_coverage(Ladder& ladder, std::int64_t head_dim) {
   LengthResults results;
   std::optional<std::pair<std::int64_t, Covered>> first;
   std::optional<Finding> failure;
+  int deaths = 0;
   for (const std::int64_t q_len : lengths_to_try(true, ladder.can.length_step)) {
     if (q_len > 130 && ladder.quick) continue;
     const Shape shape = ladder.shape(q_len, 1, head_dim, q_len <= 20 || q_len == 65);
@@ -112,7 +113,9 @@ Finding probe_coverage(Ladder& ladder, std::int64_t head_dim) {
       if (!f) continue;
       results[shape.q_len] = false;
       if (!failure) failure = f;
+      if (answer->kind == Answer::Kind::died) ++deaths;
     }
+    if (deaths >= kMostDeaths) break;
     if (!with_ones.ok() || !with_zeros.ok()) continue;
     const Covered covered = look_at(zeros, with_ones, with_zeros);
     results[shape.q_len] = covered.ok();

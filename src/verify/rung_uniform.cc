@@ -237,6 +237,7 @@ Finding check_long_sums(Ladder& ladder, std::int64_t head_dim) {
 Finding probe_uniform(Ladder& ladder, std::int64_t head_dim) {
   LengthResults results;
   std::optional<Finding> failure;
+  int deaths = 0;
   const bool main = head_dim == ladder.main_dim();
   for (const std::int64_t n : lengths_to_try(ladder.quick || !main, ladder.can.length_step)) {
     if (!main && n > 130) break;
@@ -245,6 +246,7 @@ Finding probe_uniform(Ladder& ladder, std::int64_t head_dim) {
     if (auto f = failure_of(ladder, answer, FaultStage::sum)) {
       results[n] = false;
       if (!failure) failure = f;
+      if (answer.kind == Answer::Kind::died && ++deaths == kMostDeaths) break;
     }
     if (answer.ok()) results[n] = ladder.judge(call, answer).ok();
   }

@@ -1,15 +1,20 @@
 // Runs the verifier on the zoo and prints three tables: mutants written together with the probes,
 // mutants written after the probes were frozen, and right implementations.
 //
-//   flashcore_zoo [--full] [--all] [--seeds N] [--only NAME] [--show]
+//   flashcore_zoo [--full] [--all] [--seeds N] [--part first|frozen|right] [--only NAME] [--show]
 //
 // --full: the full ladder, not the quick one; --all: every dtype of an exhibit; --show: each
 // report. Exit 0: every mutant was found, 90 % of each half with its stage, and nothing right was
 // accused.
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <sstream>
+#include <thread>
 
 #include "zoo/zoo.h"
 
@@ -19,7 +24,7 @@ namespace {
 struct Args {
   bool full = false, all = false, show = false;
   int seeds = 1;
-  std::string only;
+  std::string only, part;
 };
 
 struct Tally {
@@ -27,8 +32,9 @@ struct Tally {
   double slowest_s = 0;
 };
 
+/// Exhibits are shown side by side, one per thread; lines and tallies are one at a time.
 void run(const Args& args, const Exhibit& e, const std::string& dtype, std::uint64_t seed,
-         Tally& tally) {
+         std::mutex& mutex, Tally& tally) {
   flashcore_verify_options options;
   flashcore_verify_options_init(&options, sizeof options);
   options.name = e.name.c_str();
@@ -39,6 +45,7 @@ void run(const Args& args, const Exhibit& e, const std::string& dtype, std::uint
   const auto start = std::chrono::steady_clock::now();
   const Result<VerifyReport> report = verify_attention(options, e.make());
   const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const std::lock_guard lock(mutex);
   ++tally.shown;
   tally.slowest_s = std::max(tally.slowest_s, s);
   if (!report.ok()) {
@@ -65,26 +72,41 @@ Tally run_all(const Args& args, const char* title, const std::vector<Exhibit>& e
   std::printf("\n%s\n  %-32s %-5s %-12s %-12s\n", title, "implementation", "dtype", "true stage",
               "verdict");
   Tally tally;
+  std::vector<std::function<void()>> jobs;
+  std::mutex mutex;
   for (const Exhibit& e : exhibits) {
     if (!args.only.empty() && e.name.find(args.only) == std::string::npos) continue;
     std::istringstream dtypes(e.dtypes);
     for (std::string dtype; dtypes >> dtype;) {
       for (int seed = 1; seed <= args.seeds; ++seed) {
-        run(args, e, dtype, static_cast<std::uint64_t>(seed), tally);
+        jobs.push_back([&, dtype, seed] {
+          run(args, e, dtype, static_cast<std::uint64_t>(seed), mutex, tally);
+        });
       }
       if (!args.all) break;
     }
   }
+  std::atomic<std::size_t> next{0};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < std::max(1u, std::thread::hardware_concurrency()); ++i) {
+    threads.emplace_back([&] {
+      for (std::size_t job = next++; job < jobs.size(); job = next++) jobs[job]();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
   std::printf("  %d shown, %d told right from wrong, %d with the right verdict; slowest %.2f s\n",
               tally.shown, tally.found, tally.named, tally.slowest_s);
   return tally;
 }
 
 int run_zoo(const Args& args) {
-  const Tally first = run_all(args, "Mutants written together with the probes", first_mutants());
+  const auto part = [&](const char* name, const char* title, std::vector<Exhibit> (*exhibits)()) {
+    return args.part.empty() || args.part == name ? run_all(args, title, exhibits()) : Tally{};
+  };
+  const Tally first = part("first", "Mutants written together with the probes", first_mutants);
   const Tally frozen =
-      run_all(args, "Mutants written after the probes were frozen", frozen_mutants());
-  const Tally right = run_all(args, "Right implementations", right_ones());
+      part("frozen", "Mutants written after the probes were frozen", frozen_mutants);
+  const Tally right = part("right", "Right implementations", right_ones);
   const auto good = [](const Tally& t) {
     return t.found == t.shown && t.named * 10 >= t.shown * 9;
   };
@@ -108,11 +130,14 @@ int main(int argc, char** argv) {
       args.show = true;
     } else if (std::strcmp(argv[i], "--seeds") == 0 && i + 1 < argc) {
       args.seeds = std::atoi(argv[++i]);
+    } else if (std::strcmp(argv[i], "--part") == 0 && i + 1 < argc) {
+      args.part = argv[++i];
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       args.only = argv[++i];
     } else {
       std::fprintf(stderr,
-                   "usage: flashcore_zoo [--full] [--all] [--seeds N] [--only NAME] [--show]\n");
+                   "usage: flashcore_zoo [--full] [--all] [--seeds N] [--part first|frozen|right] "
+                   "[--only NAME] [--show]\n");
       return 2;
     }
   }

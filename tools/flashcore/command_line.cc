@@ -218,8 +218,9 @@ CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
 
 int report_error(const CLI::ParseError& error, const CLI::App& app, const std::string& first) {
   if (app.get_subcommands().empty() && !first.starts_with('-')) {
-    say(formatted("there is no command \"{}\"; known are info, run, explain, check, verify and bench",
-                  first));
+    say(formatted(
+        "there is no command \"{}\"; known are info, run, explain, check, verify and bench",
+        first));
     return kCouldNotRun;
   }
   const CLI::App* command = &app;

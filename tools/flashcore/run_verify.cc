@@ -29,10 +29,9 @@ class Verification {
  private:
   void verify_library() {
     const std::string device = args_.device.device == "auto" ? "cpu" : args_.device.device;
-    for (const std::string& dtype : args_.dtypes.empty() ? std::vector<std::string>{"f32"}
-                                                         : args_.dtypes) {
-      const auto target =
-          library_target(args_.library, args_.symbol, device, args_.call_limit_s);
+    for (const std::string& dtype :
+         args_.dtypes.empty() ? std::vector<std::string>{"f32"} : args_.dtypes) {
+      const auto target = library_target(args_.library, args_.symbol, device, args_.call_limit_s);
       verify_one(args_.symbol, dtype, *target);
     }
   }
@@ -97,12 +96,11 @@ class Verification {
     for (const ProbeResult& p : report.probes) {
       if (p.status == ProbeResult::Status::failed) probe = p.name;
     }
-    const std::string what = args_.library.empty()
-                                 ? formatted("--kernel '^{}$' --device {}", report.name,
-                                             args_.device.device)
-                                 : formatted("--lib {} --symbol {} --dtype {} --device {}",
-                                             args_.library, args_.symbol, report.dtype,
-                                             args_.device.device);
+    const std::string what =
+        args_.library.empty()
+            ? formatted("--kernel '^{}$' --device {}", report.name, args_.device.device)
+            : formatted("--lib {} --symbol {} --dtype {} --device {}", args_.library, args_.symbol,
+                        report.dtype, args_.device.device);
     return formatted("flashcore verify {} --only {} --seed {}{}", what, probe, report.seed,
                      args_.quick ? " --quick" : "");
   }

@@ -45,7 +45,8 @@ class KernelTarget final : public verify::CallTarget {
   static constexpr std::size_t kAlignment = 256;
 
   Status run(const flashcore_verify_call& c) {
-    if (c.q->dtype.bits == 8) return {StatusCode::unsupported, "8-bit inputs are not in this build"};
+    if (c.q->dtype.bits == 8)
+      return {StatusCode::unsupported, "8-bit inputs are not in this build"};
     Tensors host;
     host.q = view_of(c.q, dtype_of(*c.q));
     host.k = view_of(c.k, dtype_of(*c.k));

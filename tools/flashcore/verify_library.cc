@@ -87,7 +87,7 @@ std::string signal_name(int number) {
 class LibraryTarget final : public verify::CallTarget {
  public:
   LibraryTarget(std::string library, std::string symbol, std::string device, double limit_s)
-      : arguments_{"flashcore", "verify",   "--serve", "--lib",         std::move(library),
+      : arguments_{"flashcore", "verify",          "--serve",  "--lib",          std::move(library),
                    "--symbol",  std::move(symbol), "--device", std::move(device)},
         limit_s_(limit_s) {
     memory_fd_ = memfd_create("flashcore-verify", 0);

@@ -19,7 +19,6 @@ std::unique_ptr<verify::CallTarget> library_target(const std::string& library,
                                                    const std::string& device, double limit_s);
 
 /// The child's side: calls the function as told on standard input until that ends.
-int serve_library(const std::string& library, const std::string& symbol,
-                  const std::string& device);
+int serve_library(const std::string& library, const std::string& symbol, const std::string& device);
 
 }  // namespace flashcore::tool

@@ -1,0 +1,87 @@
+/* Attention for `flashcore verify`: what a library has to offer, in full.
+ *
+ *   cc -shared -fPIC -O2 -I include examples/verify_me.c -o libverify_me.so -lm
+ *   flashcore verify --lib ./libverify_me.so --symbol attention
+ *   flashcore verify --lib ./libverify_me.so --symbol split_attention
+ *
+ * `attention` is right. `split_attention` joins ranges of keys as FlashCore's ancestor did: each
+ * partial output, which already holds its range's sum, is multiplied by that sum once more. */
+#include <flashcore/verify_c.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static float* at(const flashcore_tensor* t, int64_t b, int64_t h, int64_t i, int64_t c) {
+  return (float*)t->data + b * t->strides[0] + h * t->strides[1] + i * t->strides[2] +
+         (t->ndim > 3 ? c * t->strides[3] : 0);
+}
+
+/* Keys begin ... end - 1 of one row: maximum, sum and unnormalised output [v_dim]. */
+static void attend(const flashcore_verify_call* call, int64_t b, int64_t h, int64_t i,
+                   int64_t begin, int64_t end, float* max, float* sum, float* out) {
+  const int64_t group = call->q->shape[1] / call->k->shape[1], v_dim = call->v->shape[3];
+  const int64_t position = i + call->k->shape[2] - call->q->shape[2];
+  *max = -INFINITY;
+  *sum = 0;
+  memset(out, 0, (size_t)v_dim * sizeof *out);
+  for (int64_t j = begin; j < end; ++j) {
+    if (call->causal && j > position) break;
+    float score = 0;
+    for (int64_t c = 0; c < call->q->shape[3]; ++c) {
+      score += *at(call->q, b, h, i, c) * *at(call->k, b, h / group, j, c);
+    }
+    score *= (float)call->scale;
+    const float before = *max;
+    if (score > *max) *max = score;
+    const float old = before == -INFINITY ? 0 : expf(before - *max), weight = expf(score - *max);
+    *sum = *sum * old + weight;
+    for (int64_t c = 0; c < v_dim; ++c) {
+      out[c] = out[c] * old + weight * *at(call->v, b, h / group, j, c);
+    }
+  }
+}
+
+static int32_t run(const flashcore_verify_call* call, int sums_twice) {
+  if (call->q->dtype.code != FLASHCORE_FLOAT || call->q->dtype.bits != 32 || call->softcap > 0 ||
+      call->window_left >= 0 || call->window_right >= 0) {
+    return FLASHCORE_UNSUPPORTED;
+  }
+  const int64_t n = call->k->shape[2], v_dim = call->v->shape[3];
+  const int64_t splits = call->num_splits > 0 ? call->num_splits : 1;
+  const int64_t size = (n + splits - 1) / splits;
+  float* part = malloc(2 * (size_t)v_dim * sizeof *part);
+  float* all = part + v_dim;
+  for (int64_t b = 0; b < call->q->shape[0]; ++b) {
+    for (int64_t h = 0; h < call->q->shape[1]; ++h) {
+      for (int64_t i = 0; i < call->q->shape[2]; ++i) {
+        float max = -INFINITY, sum = 0;
+        memset(all, 0, (size_t)v_dim * sizeof *all);
+        for (int64_t begin = 0; begin < n; begin += size) {
+          float max_i, sum_i;
+          attend(call, b, h, i, begin, begin + size < n ? begin + size : n, &max_i, &sum_i, part);
+          if (sum_i == 0) continue; /* no key of this range is seen */
+          const float top = max_i > max ? max_i : max;
+          const float old = sum == 0 ? 0 : expf(max - top), weight = expf(max_i - top);
+          const float twice = sums_twice && splits > 1 ? sum_i : 1;
+          sum = sum * old + sum_i * weight;
+          for (int64_t c = 0; c < v_dim; ++c) all[c] = all[c] * old + part[c] * weight * twice;
+          max = top;
+        }
+        for (int64_t c = 0; c < v_dim; ++c) *at(call->out, b, h, i, c) = sum > 0 ? all[c] / sum : 0;
+        if (call->lse) *at(call->lse, b, h, i, 0) = sum > 0 ? max + logf(sum) : -INFINITY;
+      }
+    }
+  }
+  free(part);
+  return FLASHCORE_OK;
+}
+
+int32_t attention(const flashcore_verify_call* call, void* user) {
+  (void)user;
+  return run(call, 0);
+}
+
+int32_t split_attention(const flashcore_verify_call* call, void* user) {
+  (void)user;
+  return run(call, 1);
+}

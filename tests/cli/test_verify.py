@@ -1,0 +1,98 @@
+"""flashcore verify: our kernels, somebody's library, and libraries that misbehave."""
+
+import json
+import os
+import re
+import unittest
+
+from flashcore_command import COULD_NOT_RUN, FAILED, SANITIZED, SOURCE, CommandTest
+
+ME = os.environ["FLASHCORE_VERIFY_ME"]
+FAULTS = os.environ["FLASHCORE_VERIFY_FAULTS"]
+
+
+class VerifyTest(CommandTest):
+    def verdict(self, library, symbol, *more, code=FAILED):
+        found = self.call_json("verify", "--lib", library, "--symbol", symbol, "--quick", *more,
+                               code=code)
+        return found["reports"][0]
+
+    def test_our_kernel_is_right(self):
+        kernel = "^fwd_plain_f32$"
+        done = self.call("verify", "--kernel", kernel, "--device", "cpu", "--quick", "--quiet")
+        self.assertRegex(done.stdout, r"fwd_plain_f32 +f32 +right")
+
+    def test_the_example_is_right(self):
+        report = self.verdict(ME, "attention", code=0)
+        self.assertTrue(report["ok"])
+        self.assertIsNone(report["stage"])
+        self.assertIn("the backward pass", report["not_probed"])
+
+    def test_the_ancestors_split_bug_is_in_combine(self):
+        page = self.path("report.html")
+        report = self.verdict(ME, "split_attention", "--html", page)
+        self.assertEqual(report["stage"], "combine")
+        self.assertRegex(report["detail"], "splits")
+        with open(page, encoding="utf-8") as file:
+            text = file.read()
+        self.assertNotRegex(text, r"(src|href)=")  # nothing from elsewhere
+        data = re.search(r'id="report">(.*?)</script>', text, re.DOTALL).group(1)
+        self.assertEqual(json.loads(data)["stage"], "combine")
+
+    def test_the_reproducer_reproduces(self):
+        report = self.verdict(ME, "split_attention")
+        command = report["reproducer"].split()
+        self.assertEqual(command[0], "flashcore")
+        again = self.call(*command[1:], "--quiet", code=FAILED)
+        self.assertIn("first at combine", again.stdout)
+
+    def test_crash(self):
+        report = self.verdict(FAULTS, "crashes")
+        self.assertEqual(report["stage"], "bounds")
+        self.assertIn("SIGSEGV", report["detail"])
+
+    def test_hang(self):
+        report = self.verdict(FAULTS, "hangs", "--call-limit", "1")
+        self.assertIn("did not return within 1 s", report["detail"])
+
+    def test_exit(self):
+        report = self.verdict(FAULTS, "exits")
+        self.assertIn("exit code 3", " ".join([report["detail"], *report["capabilities"]]))
+
+    def test_far_write(self):
+        report = self.call("verify", "--lib", FAULTS, "--symbol", "writes_far_away", "--quick",
+                           code=COULD_NOT_RUN)
+        self.assertIn("SIGSEGV", report.stderr)
+
+    def test_near_write(self):
+        report = self.verdict(FAULTS, "writes_past_the_end")
+        self.assertEqual(report["stage"], "bounds")
+        self.assertIn("out, 1 elements past its end", report["detail"])
+
+    def test_what_cannot_be_run(self):
+        self.refuse("verify", "--lib", FAULTS, "--symbol", "refuses_everything", about="not today")
+        self.refuse("verify", "--lib", ME, "--symbol", "nothing", about="no function nothing")
+        self.refuse("verify", "--lib", "./none.so", "--symbol", "attention", about="none.so")
+        self.refuse("verify", "--lib", ME, about="belong together")
+        self.refuse("verify", "--only", "nothing", "--kernel", "plain_f32", about="wanted one of")
+
+
+class TutorialTest(CommandTest):
+    def test_its_commands_do_what_it_says(self):
+        with open(os.path.join(SOURCE, "docs", "verify.md"), encoding="utf-8") as file:
+            tutorial = file.read().split("## Tutorial")[1].split("\n## ")[0]
+        commands = re.findall(r"^    \$ flashcore (.*)$", tutorial, re.MULTILINE)
+        verdicts = re.findall(r"^    \S+ \(f32\): (.*)$", tutorial, re.MULTILINE)
+        self.assertEqual(len(commands), 3)
+        self.assertEqual(len(verdicts), 3)
+        for command, verdict in zip(commands, verdicts):
+            arguments = command.replace("./libverify_me.so", ME).split()
+            done = self.call(*arguments, "--quiet", code=0 if "right" in verdict else FAILED)
+            self.assertIn(f"(f32): {verdict}", done.stdout)
+
+
+if SANITIZED:  # a child that loads a library without the sanitizer's runtime proves nothing
+    del VerifyTest, TutorialTest
+
+if __name__ == "__main__":
+    unittest.main()
