@@ -208,6 +208,35 @@ def judge_python(done):
     return outcome
 
 
+def verify_kernels(context, limit_s):
+    """Every kernel of ours on the GPU under the verifier."""
+    done = context.run("verify", [str(context.cli), "verify", "--device", "cuda", "--quick", "--json",
+                                  "--quiet"], limit_s)
+    if done.code not in (0, 1):
+        return from_command(done, "flashcore verify")
+    reports = json.loads(done.output[done.output.index("{"):])["reports"]
+    wrong = {r["name"]: f"{r['stage']}: {r['detail']}" for r in reports if not r["ok"]}
+    values = {"kernels": len(reports), "wrong": wrong}
+    if wrong or not reports:
+        return Outcome(FAILED, f"{len(wrong)} of {len(reports)} kernels are wrong: {wrong}", values)
+    return Outcome(PASSED, f"{len(reports)} kernels are right", values)
+
+
+def verify_torch(context, limit_s):
+    """torch's flash, cuDNN, memory-efficient and plain attention under the verifier: no false alarm."""
+    if context.python is None:
+        return Outcome(NOT_RUN, "torch is not installed")
+    done = context.run("verify_torch", [context.python, "-m", "flashcore._verify_torch", "--device",
+                                        "cuda", "--quick", "--json"], limit_s)
+    if done.code not in (0, 1):
+        return from_command(done, "flashcore._verify_torch")
+    found = json.loads(done.output.strip().splitlines()[-1])
+    wrong = {name: verdict for name, verdict in found["verdicts"].items() if verdict != "right"}
+    if done.code != 0 or wrong:
+        return Outcome(FAILED, f"called wrong: {wrong}", found)
+    return Outcome(PASSED, f"{len(found['verdicts'])} of torch's kernels are right", found)
+
+
 def all_stages(context):
     """Every stage, in order. The limits leave room: a normal run takes about five minutes."""
     cuda = ["--device", "cuda"]
@@ -233,6 +262,8 @@ def all_stages(context):
         checking("check_as_a100", 30, [*cuda, "--problems", "1500", "--plan-for", "a100"], 1000),
         checking("check_cpu", 60, ["--device", "cpu", "--problems", "5000"], 5000),
         plain("python", 200, python_tests, may_be_missing=True),
+        plain("verify", 120, verify_kernels),
+        plain("verify_torch", 120, verify_torch, may_be_missing=True),
         plain("plants", 120, plants),
         plain("sanitizers", 100, sanitizers, may_be_missing=True),
         plain("host", 40, gpu_check_bench.host_cost),

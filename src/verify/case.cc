@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "plan/tuning.h"
+#include "verify/decimal.h"
 #include "verify/random.h"
 
 namespace flashcore::verify {
@@ -220,14 +221,14 @@ std::vector<std::string> features(const CaseSpec& s) {
 }
 
 std::string to_string(const CaseSpec& s) {
-  std::string text = std::string(flashcore::to_string(s.dtype)) + " b" + std::to_string(s.batch) +
-                     " h" + std::to_string(s.q_heads) + "/" + std::to_string(s.kv_heads) + " q" +
-                     std::to_string(s.q_len) + " k" + std::to_string(s.kv_len) + " d" +
-                     std::to_string(s.head_dim) + "/" + std::to_string(s.v_dim) + " sigma ";
+  std::string text = std::string(flashcore::to_string(s.dtype)) + " b" + decimal(s.batch) + " h" +
+                     decimal(s.q_heads) + "/" + decimal(s.kv_heads) + " q" + decimal(s.q_len) +
+                     " k" + decimal(s.kv_len) + " d" + decimal(s.head_dim) + "/" +
+                     decimal(s.v_dim) + " sigma ";
   char sigma[32];
   std::snprintf(sigma, sizeof sigma, "%g", s.sigma);
   text += sigma;
-  if (s.page_size > 0) text += " page " + std::to_string(s.page_size);
+  if (s.page_size > 0) text += " page " + decimal(s.page_size);
   for (const std::string& name : features(s)) text += " " + name;
   return text;
 }

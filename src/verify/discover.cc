@@ -2,7 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
+#include "verify/lengths.h"
 
 namespace flashcore::verify {
 namespace {
@@ -29,11 +31,15 @@ class Asker {
     return last_.ok();
   }
   const std::string& message() const { return last_.message; }
+  bool died() const { return last_.kind == Answer::Kind::died; }
 
   /// A declared answer, or what asking gives. Notes it down.
   template <typename Ask>
   void settle(const char* name, std::int32_t declared, bool& can, Ask ask) {
+    last_ = {};
     can = declared >= 0 ? declared != 0 : ask();
+    // A call that ends its process is no refusal: the probe that needs it will say what happened.
+    if (declared < 0 && last_.kind == Answer::Kind::died) can = true;
     std::string line = std::string(name) + ": " + (can ? "yes" : "no");
     if (declared >= 0) {
       line += " (declared)";
@@ -60,6 +66,7 @@ Status find_plain_call(Ladder& ladder, Asker& asker, const flashcore_verify_opti
     }
   }
   std::string first;
+  int deaths = 0;
   for (const bool causal : {false, true}) {
     for (const std::int64_t length : {5, 64, 128}) {
       for (const std::int64_t d : dims) {
@@ -71,6 +78,9 @@ Status find_plain_call(Ladder& ladder, Asker& asker, const flashcore_verify_opti
           return {};
         }
         if (first.empty()) first = asker.message();
+        if (asker.died() && ++deaths == kMostDeaths) {
+          return {StatusCode::invalid_argument, "not even a plain call works: " + first};
+        }
       }
     }
   }
@@ -93,7 +103,7 @@ void find_dims(Ladder& ladder, Asker& asker, Discovery& found, const flashcore_v
       if (asker.takes(shape, options)) ladder.can.head_dims.push_back(d);
     }
   }
-  for (const std::int64_t d : ladder.can.head_dims) line.append(" ").append(std::to_string(d));
+  for (const std::int64_t d : ladder.can.head_dims) line.append(" ").append(decimal(d));
   found.capabilities.push_back(line + (o.head_dims[0] > 0 ? " (declared)" : ""));
 }
 
@@ -170,7 +180,7 @@ Discovery discover(Ladder& ladder, const flashcore_verify_options& o) {
     }
   }
   if (can.length_step > 1) {
-    found.capabilities.push_back("lengths: multiples of " + std::to_string(can.length_step));
+    found.capabilities.push_back("lengths: multiples of " + decimal(can.length_step));
   }
   const std::int64_t unit = std::max(can.length_step, std::int64_t{8});
   plain.q_len = plain.kv_len = unit;

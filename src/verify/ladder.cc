@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "verify/decimal.h"
 
 namespace flashcore {
 
@@ -123,7 +124,7 @@ void note_not_probed(const Ladder& ladder, VerifyReport& report) {
   }
   if (ladder.subject.refused() > 0) {
     report.not_probed.push_back(
-        std::to_string(ladder.subject.refused()) +
+        decimal(ladder.subject.refused()) +
         " calls were refused, the first: " + ladder.subject.first_refusal());
   }
   report.not_probed.emplace_back("the backward pass");
@@ -185,8 +186,8 @@ Result<VerifyReport> climb(const flashcore_verify_options& o, CallTarget& target
         report.detail = finding.detail;
         report.call = finding.call;
         report.evidence = finding.evidence;
-        report.reproducer = "only = \"" + std::string(rung.name) +
-                            "\", seed = " + std::to_string(o.seed) + ": " + finding.call;
+        report.reproducer = "only = \"" + std::string(rung.name) + "\", seed = " + decimal(o.seed) +
+                            ": " + finding.call;
       }
     }
     report.probes.push_back(std::move(result));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 #include "verify/probes.h"
 
@@ -60,8 +61,8 @@ std::string number(double value) {
 std::string row_name(const HostCall& call, std::size_t row) {
   const auto rows = static_cast<std::size_t>(call.tensors.q.shape[2]);
   const auto heads = static_cast<std::size_t>(call.tensors.q.shape[1]);
-  return "batch " + std::to_string(row / rows / heads) + ", head " +
-         std::to_string(row / rows % heads) + ", row " + std::to_string(row % rows);
+  return "batch " + decimal(row / rows / heads) + ", head " + decimal(row / rows % heads) +
+         ", row " + decimal(row % rows);
 }
 
 Shape Ladder::shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim,

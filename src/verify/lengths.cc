@@ -1,4 +1,5 @@
 #include "verify/lengths.h"
+#include "verify/decimal.h"
 
 #include <algorithm>
 #include <numeric>
@@ -35,17 +36,17 @@ LengthVerdict judge_lengths(const LengthResults& results, const std::string& nam
   }
   verdict.depends_on_length = step > 0;
   if (step > 1) {
-    verdict.text = "fails unless " + name + " is a multiple of " + std::to_string(step);
+    verdict.text = "fails unless " + name + " is a multiple of " + decimal(step);
   } else if (verdict.depends_on_length) {
     verdict.text = "fails at " + name;
     for (std::size_t i = 0; i < std::min<std::size_t>(failing.size(), 6); ++i) {
-      verdict.text += (i == 0 ? " " : ", ") + std::to_string(failing[i]);
+      verdict.text += (i == 0 ? " " : ", ") + decimal(failing[i]);
     }
     if (failing.size() > 6) verdict.text += ", ...";
   } else if (failing.size() == results.size()) {
     verdict.text = "fails at every " + name;
   } else {
-    verdict.text = "fails at every " + name + " from " + std::to_string(verdict.first);
+    verdict.text = "fails at every " + name + " from " + decimal(verdict.first);
   }
   return verdict;
 }

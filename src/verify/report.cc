@@ -1,5 +1,6 @@
 // A verdict for people and for programs. The page with pictures is in report_html.cc.
 #include "verify/report.h"
+#include "verify/decimal.h"
 
 #include <cmath>
 #include <cstdio>
@@ -86,7 +87,7 @@ std::string to_json(const VerifyReport& r) {
       ",\n  \"stage\": " + (r.ok ? "null" : json_text(to_string(r.stage))) +
       ",\n  \"detail\": " + json_text(r.detail) + ",\n  \"call\": " + json_text(r.call) +
       ",\n  \"reproducer\": " + json_text(r.reproducer) +
-      ",\n  \"seed\": " + std::to_string(r.seed) + ",\n  \"calls\": " + std::to_string(r.calls) +
+      ",\n  \"seed\": " + verify::decimal(r.seed) + ",\n  \"calls\": " + verify::decimal(r.calls) +
       ",\n  \"seconds\": " + json_number(r.seconds) +
       ",\n  \"fingerprint\": " + json_text(r.fingerprint) +
       ",\n  \"capabilities\": " + json_list(r.capabilities) +
@@ -96,16 +97,16 @@ std::string to_json(const VerifyReport& r) {
     const ProbeResult& p = r.probes[i];
     j += std::string(i == 0 ? "" : ",") + "\n    {\"name\": " + json_text(p.name) +
          ", \"asks\": " + json_text(p.asks) + ", \"status\": " + json_text(name_of(p.status)) +
-         ", \"detail\": " + json_text(p.detail) + ", \"calls\": " + std::to_string(p.calls) +
+         ", \"detail\": " + json_text(p.detail) + ", \"calls\": " + verify::decimal(p.calls) +
          ", \"seconds\": " + json_number(p.seconds) + "}";
   }
   const Evidence& e = r.evidence;
   j += "\n  ],\n  \"evidence\": {\"title\": " + json_text(e.title) +
-       ", \"heads\": " + std::to_string(e.heads) + ", \"rows\": " + std::to_string(e.rows) +
+       ", \"heads\": " + verify::decimal(e.heads) + ", \"rows\": " + verify::decimal(e.rows) +
        ", \"error\": " + json_list(e.error) +
        ", \"columns\": " + (e.columns_are_keys ? "\"keys\"" : "\"columns\"") +
-       ", \"by_column\": " + json_list(e.by_column) + ", \"p_rows\": " + std::to_string(e.p_rows) +
-       ", \"p_columns\": " + std::to_string(e.p_columns) + ", \"p_got\": " + json_list(e.p_got) +
+       ", \"by_column\": " + json_list(e.by_column) + ", \"p_rows\": " + verify::decimal(e.p_rows) +
+       ", \"p_columns\": " + verify::decimal(e.p_columns) + ", \"p_got\": " + json_list(e.p_got) +
        ", \"p_want\": " + json_list(e.p_want) + "}\n}\n";
   return j;
 }

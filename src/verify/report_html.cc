@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/report.h"
 
 namespace flashcore {
@@ -112,8 +113,8 @@ std::string to_html(const VerifyReport& r) {
          (failed   ? "failed"
           : passed ? "passed"
                    : "not probed") +
-         "<td>" + std::to_string(p.calls) + "<td>" + escaped(passed || failed ? p.asks : p.detail) +
-         "\n";
+         "<td>" + verify::decimal(p.calls) + "<td>" +
+         escaped(passed || failed ? p.asks : p.detail) + "\n";
   }
   h += "</table>\n" + list("Can do", r.capabilities) + list("Conventions", r.conventions) +
        list("Not probed", r.not_probed);

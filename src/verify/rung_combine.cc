@@ -2,6 +2,7 @@
 // wrong with several is the joining.
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 
 namespace flashcore::verify {
@@ -38,15 +39,15 @@ Finding check(Ladder& ladder, const Shape& shape, int splits, Weights weights, b
   const auto v_dim = static_cast<std::size_t>(shape.v_dim);
   const std::size_t row = judged.worst_at / v_dim;
   std::string seen = judged.non_finite > 0
-                         ? std::to_string(judged.non_finite) + " outputs are not finite"
+                         ? decimal(judged.non_finite) + " outputs are not finite"
                          : row_name(call, row) + " is " + number(answer.out[judged.worst_at]) +
                                " instead of " + number(judged.oracle.out[judged.worst_at]);
   const double sum = answer.out[row * v_dim];
   if (std::fabs(sum - 1) > 0.01) seen += ", and the weights add up to " + number(sum);
-  return ladder.finding(FaultStage::combine,
-                        std::to_string(splits) + " splits, " + name_of(weights) + ": " + seen +
-                            "; one split is right",
-                        call, answer, judged);
+  return ladder.finding(
+      FaultStage::combine,
+      decimal(splits) + " splits, " + name_of(weights) + ": " + seen + "; one split is right", call,
+      answer, judged);
 }
 
 }  // namespace

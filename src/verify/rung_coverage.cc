@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 #include "verify/lengths.h"
 
@@ -28,7 +29,7 @@ struct Covered {
 
 std::string element_name(const HostCall& call, std::size_t at) {
   const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
-  return row_name(call, at / v_dim) + ", column " + std::to_string(at % v_dim);
+  return row_name(call, at / v_dim) + ", column " + decimal(at % v_dim);
 }
 
 Covered look_at(const HostCall& call, const Answer& ones, const Answer& zeros) {
@@ -75,12 +76,12 @@ Finding explain(Ladder& ladder, const Covered& c, const LengthVerdict& lengths, 
   }
   std::string what;
   if (c.unwritten > 0) {
-    what = std::to_string(c.unwritten) + " output elements are never written";
+    what = decimal(c.unwritten) + " output elements are never written";
   } else if (c.stale > 0) {
-    what = "V = 0, but " + std::to_string(c.stale) +
+    what = "V = 0, but " + decimal(c.stale) +
            " outputs are not 0: something from before the call is added";
   } else {
-    what = "V = 1, but " + std::to_string(c.empty) + " outputs are exactly 0, as if never written";
+    what = "V = 1, but " + decimal(c.empty) + " outputs are exactly 0, as if never written";
   }
   what += " (first at " + c.where + ")";
   if (lengths.depends_on_length) {
@@ -159,12 +160,11 @@ Finding probe_determinism(Ladder& ladder, std::int64_t head_dim) {
         const bool both_nan = std::isnan(first.out[at]) && std::isnan(again.out[at]);
         differing += first.out[at] != again.out[at] && !both_nan ? 1 : 0;
       }
-      return ladder.finding(FaultStage::determinism, "run " + std::to_string(i + 1) +
+      return ladder.finding(FaultStage::determinism, "run " + decimal(i + 1) +
                                                          " of the same call differs from the "
                                                          "first in " +
-                                                         std::to_string(differing) + " of " +
-                                                         std::to_string(first.out.size()) +
-                                                         " outputs");
+                                                         decimal(differing) + " of " +
+                                                         decimal(first.out.size()) + " outputs");
     }
   }
   return {};

@@ -2,6 +2,7 @@
 // scales are varied one tensor at a time once the scores are cleared.
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 #include "verify/score_reading.h"
 
@@ -53,16 +54,15 @@ Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
     for (const double x : answer.out) all_right = all_right && std::fabs(x - value) <= bound;
     if (all_right) continue;
     if (wrong++ == 0) {
-      first = "code " + std::to_string(code) + " is read as " + number(answer.out[0]) +
-              " instead of " + number(value);
+      first = "code " + decimal(code) + " is read as " + number(answer.out[0]) + " instead of " +
+              number(value);
     }
   }
   if (wrong == 0) return {};
   // Everything wrong is not the table: something else gets in the way of reading it.
   if (wrong == tried && tried > 1) return {};
-  return ladder.finding(
-      FaultStage::dequant,
-      std::to_string(wrong) + " of " + std::to_string(tried) + " codes of V are wrong: " + first);
+  return ladder.finding(FaultStage::dequant, decimal(wrong) + " of " + decimal(tried) +
+                                                 " codes of V are wrong: " + first);
 }
 
 Finding probe_scales(Ladder& ladder, std::int64_t head_dim) {

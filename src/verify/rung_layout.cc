@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 
 namespace flashcore::verify {
@@ -106,11 +107,11 @@ Finding check_fields(Ladder& ladder, const Shape& shape, const Setting& setting)
                             nearest >= 1 && nearest <= kBase;
       if (is_digit && (read[at] == want || f >= kFirstColumnField)) continue;
       const std::string seen =
-          is_digit ? "is " + std::string(kFields[f].name) + " " + std::to_string(read[at]) + "'s"
+          is_digit ? "is " + std::string(kFields[f].name) + " " + decimal(read[at]) + "'s"
                    : "is " + number(answer.out[at]) + ", no value of V";
       return ladder.finding(FaultStage::layout, prefix + "V of " + row_name(call, row) + " " +
                                                     seen + "; wanted " + kFields[f].name + " " +
-                                                    std::to_string(want) + "'s");
+                                                    decimal(want) + "'s");
     }
     digits.push_back(std::move(read));
   }
@@ -124,9 +125,9 @@ Finding check_fields(Ladder& ladder, const Shape& shape, const Setting& setting)
   if (!wrong) return {};
   const FaultStage stage = column_stage(source, shape.v_dim);
   return ladder.finding(
-      stage, prefix + "output column " + std::to_string(*wrong % v_dim) + " of " +
+      stage, prefix + "output column " + decimal(*wrong % v_dim) + " of " +
                  row_name(call, *wrong / v_dim) + " holds V's column " +
-                 std::to_string(source[*wrong / v_dim][*wrong % v_dim]) +
+                 decimal(source[*wrong / v_dim][*wrong % v_dim]) +
                  (stage == FaultStage::pv ? ", and other rows differ: fragments of the P·V product "
                                             "are exchanged"
                                           : ""));

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 
 namespace flashcore::verify {
@@ -74,7 +75,7 @@ Finding check(Ladder& ladder, const Shape& shape, const Options& options, Scores
   std::string text = "the LSE of " + row_name(call, row) + " is " + number(answer.lse[row]) +
                      " instead of " + number(judged.oracle.lse[row]);
   if (answer.lse_unwritten > 0) {
-    text = std::to_string(answer.lse_unwritten) + " LSEs are never written";
+    text = decimal(answer.lse_unwritten) + " LSEs are never written";
   } else if (const std::string why = explain(judged, answer, static_cast<double>(shape.head_dim));
              !why.empty()) {
     text += ": " + why;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 
 namespace flashcore::verify {
@@ -15,8 +16,7 @@ std::string options_name(const Options& o) {
   std::string text = o.causal ? "causal" : "";
   if (o.window_left >= 0 || o.window_right >= 0) {
     text += text.empty() ? "" : ", ";
-    text +=
-        "window (" + std::to_string(o.window_left) + ", " + std::to_string(o.window_right) + ")";
+    text += "window (" + decimal(o.window_left) + ", " + decimal(o.window_right) + ")";
   }
   return text;
 }

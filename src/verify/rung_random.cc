@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 
 namespace flashcore::verify {
@@ -152,18 +153,18 @@ Finding probe_random(Ladder& ladder, std::int64_t) {
       if (Finding f = climb_at(ladder, d.shape); f.found()) return f;
     }
     const Judged& j = *ran.judged;
-    const std::string seen =
-        stage == FaultStage::lse
-            ? "the LSE of " + row_name(ran.call, j.lse_worst_at) + " is " +
-                  number(ran.answer.lse[j.lse_worst_at]) + " instead of " +
-                  number(j.oracle.lse[j.lse_worst_at])
-            : std::to_string(j.wrong) + " of " + std::to_string(ran.answer.out.size()) +
-                  " outputs are wrong, by up to " + number(j.worst) +
-                  " times what rounding allows (relative error " + number(j.relative_error) + ")";
-    Finding f = ladder.finding(stage,
-                               "random inputs of deviation " + number(d.sigma) + ", seed " +
-                                   std::to_string(d.seed) + ": " + seen,
-                               ran.call, ran.answer, j);
+    const std::string seen = stage == FaultStage::lse
+                                 ? "the LSE of " + row_name(ran.call, j.lse_worst_at) + " is " +
+                                       number(ran.answer.lse[j.lse_worst_at]) + " instead of " +
+                                       number(j.oracle.lse[j.lse_worst_at])
+                                 : decimal(j.wrong) + " of " + decimal(ran.answer.out.size()) +
+                                       " outputs are wrong, by up to " + number(j.worst) +
+                                       " times what rounding allows (relative error " +
+                                       number(j.relative_error) + ")";
+    Finding f = ladder.finding(
+        stage,
+        "random inputs of deviation " + number(d.sigma) + ", seed " + decimal(d.seed) + ": " + seen,
+        ran.call, ran.answer, j);
     return f;
   }
   return {};

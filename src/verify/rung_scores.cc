@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 #include "verify/probes.h"
 #include "verify/score_reading.h"
@@ -100,13 +101,13 @@ std::string wrong_dimensions(const ScoreReading& one, std::int64_t head_dim) {
     }
   }
   if (!missing.empty()) {
-    return std::to_string(missing.size()) + " of " + std::to_string(head_dim) +
-           " dimensions do not count in q·k, the first is " + std::to_string(missing.front());
+    return decimal(missing.size()) + " of " + decimal(head_dim) +
+           " dimensions do not count in q·k, the first is " + decimal(missing.front());
   }
   if (!others.empty()) {
-    return std::to_string(others.size()) + " of " + std::to_string(head_dim) +
+    return decimal(others.size()) + " of " + decimal(head_dim) +
            " dimensions are multiplied with something else in q·k, the first is " +
-           std::to_string(others.front());
+           decimal(others.front());
   }
   return "";
 }
@@ -163,8 +164,8 @@ Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& den
       std::size_t j = 0;
       while (order[j] == static_cast<std::int64_t>(j)) ++j;
       return found(side_of_order(ladder, head_dim), "keys are exchanged: the weight of key " +
-                                                        std::to_string(order[j]) +
-                                                        " stands at key " + std::to_string(j));
+                                                        decimal(order[j]) + " stands at key " +
+                                                        decimal(j));
     }
   }
   const bool table =
@@ -189,13 +190,13 @@ Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& den
   const std::size_t r = wrong.worst_row(), j = wrong.worst_key();
   if (wrong.lost() > 0) {
     return found(FaultStage::scores, "P is 0 or not finite at " + row_name(shown, r) + ", key " +
-                                         std::to_string(j) +
+                                         decimal(j) +
                                          ", where its score is no smaller than "
                                          "others");
   }
-  return found(FaultStage::scores, row_name(shown, r) + ", key " + std::to_string(j) +
-                                       ": the score is " + number(wrong.got(r, j)) +
-                                       " from the row's mean, wanted " + number(wrong.want(r, j)));
+  return found(FaultStage::scores, row_name(shown, r) + ", key " + decimal(j) + ": the score is " +
+                                       number(wrong.got(r, j)) + " from the row's mean, wanted " +
+                                       number(wrong.want(r, j)));
 }
 
 Finding check_sums(Ladder& ladder, const ScoreReading& r) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 #include "verify/probes.h"
 
@@ -56,7 +57,7 @@ Ordered run_order(Ladder& ladder, const Order& order, double range, std::int64_t
                  static_cast<std::size_t>(call.tensors.v.shape[3])];
   result.text = std::string(order.name) + " scores over a range of " + number(range) + ": ";
   if (judged.non_finite > 0) {
-    result.text += std::to_string(judged.non_finite) + " outputs are not finite";
+    result.text += decimal(judged.non_finite) + " outputs are not finite";
   } else if (std::fabs(sum - 1) > 0.01) {
     result.text +=
         "P adds up to " + number(sum) + ": the accumulator and the row sum are not rescaled alike";
@@ -106,7 +107,7 @@ Finding probe_max(Ladder& ladder, std::int64_t head_dim) {
     for (const double x : answer.out) zero += x == 0 ? 1 : 0;
     const bool lost = judged.non_finite > 0 || zero > answer.out.size() / 4;
     const std::string seen = judged.non_finite > 0
-                                 ? std::to_string(judged.non_finite) + " outputs are not finite"
+                                 ? decimal(judged.non_finite) + " outputs are not finite"
                                  : "output " + number(answer.out[judged.worst_at]) +
                                        " instead of " + number(judged.oracle.out[judged.worst_at]);
     return ladder.finding(lost ? FaultStage::max : FaultStage::rescale, what + ": " + seen, call,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/decimal.h"
 #include "verify/ladder.h"
 #include "verify/lengths.h"
 
@@ -154,8 +155,8 @@ Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict leng
   const Answer answer = ladder.subject.run(shown);
   const auto found = [&](FaultStage stage, const std::string& detail) {
     if (!answer.ok()) return ladder.finding(stage, detail);
-    return ladder.finding(stage, "Q = 0, kv_len " + std::to_string(n) + ": " + detail, shown,
-                          answer, ladder.judge(shown, answer));
+    return ladder.finding(stage, "Q = 0, kv_len " + decimal(n) + ": " + detail, shown, answer,
+                          ladder.judge(shown, answer));
   };
   if (!row) {
     return found(lengths.depends_on_length ? FaultStage::tail : FaultStage::pv,
@@ -176,7 +177,7 @@ Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict leng
     seen = "P is not finite";
   } else if (c.uniform) {
     seen = "every key weighs " + number(c.factor) + " times what it should: the row sum is " +
-           number(static_cast<double>(n) / c.factor) + " instead of " + std::to_string(n);
+           number(static_cast<double>(n) / c.factor) + " instead of " + decimal(n);
   } else if (c.keys_missing) {
     seen = "some keys have no weight at all";
   } else {
@@ -202,8 +203,8 @@ Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict leng
       c.keys_missing && longer) {
     const Content more = content_of(*longer, p_tolerance(ladder, 2 * n + 40));
     if (more.finite && c.last_key + 2 == lengths.first && more.last_key == c.last_key) {
-      return found(FaultStage::tail, lengths.text + ": keys from " +
-                                         std::to_string(c.last_key + 1) + " on are left out");
+      return found(FaultStage::tail,
+                   lengths.text + ": keys from " + decimal(c.last_key + 1) + " on are left out");
     }
   }
   return found(stage_of_weights(*row, p_tolerance(ladder, n)), seen);
@@ -224,7 +225,7 @@ Finding check_long_sums(Ladder& ladder, std::int64_t head_dim) {
     if (judged.ok()) continue;
     const double got = answer.out[judged.worst_at], want = judged.oracle.out[judged.worst_at];
     return ladder.finding(FaultStage::precision,
-                          "the mean of " + std::to_string(n) + " values between 1 and 2 is " +
+                          "the mean of " + decimal(n) + " values between 1 and 2 is " +
                               number(got) + " instead of " + number(want) +
                               ", right for fewer: sums are kept in too narrow a format",
                           call, answer, judged);

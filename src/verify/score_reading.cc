@@ -1,4 +1,5 @@
 #include "verify/score_reading.h"
+#include "verify/decimal.h"
 
 #include <algorithm>
 #include <cmath>
@@ -232,11 +233,10 @@ std::string ScoreReading::other_heads() const {
       if (found[j] / keys_ == own) continue;
       most_moved = std::max(most_moved, ++moved);
       if (!example.empty()) continue;
-      example = "batch " + std::to_string(head / q_heads_) + ", head " +
-                std::to_string(head % q_heads_) + " has at key " + std::to_string(j) +
-                " the scores of key " + std::to_string(found[j] % keys_) + " of batch " +
-                std::to_string(found[j] / keys_ / kv_heads_) + ", KV head " +
-                std::to_string(found[j] / keys_ % kv_heads_);
+      example = "batch " + decimal(head / q_heads_) + ", head " + decimal(head % q_heads_) +
+                " has at key " + decimal(j) + " the scores of key " + decimal(found[j] % keys_) +
+                " of batch " + decimal(found[j] / keys_ / kv_heads_) + ", KV head " +
+                decimal(found[j] / keys_ % kv_heads_);
     }
   }
   // A few keys that look like another head's are none: of a head that is read wrongly most do.

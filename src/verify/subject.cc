@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "verify/case_memory.h"
+#include "verify/decimal.h"
 
 namespace flashcore::verify {
 namespace {
@@ -103,13 +104,13 @@ class Block {
     const std::int64_t size = size_of(nearest->format);
     const std::int64_t element = (byte - nearest->offset) / size;
     if (byte < nearest->offset) {
-      return name + ", " + std::to_string((nearest->offset - byte + size - 1) / size) +
+      return name + ", " + decimal((nearest->offset - byte + size - 1) / size) +
              " elements before its start";
     }
     if (element >= nearest->reach) {
-      return name + ", " + std::to_string(element - nearest->reach + 1) + " elements past its end";
+      return name + ", " + decimal(element - nearest->reach + 1) + " elements past its end";
     }
-    return name + ", " + std::to_string(element) + " elements from its start";
+    return name + ", " + decimal(element) + " elements from its start";
   }
 
  private:
@@ -206,11 +207,11 @@ void read_output(const Placed& p, std::byte* base, const std::vector<std::byte>&
 }  // namespace
 
 std::string to_string(const Shape& s) {
-  std::string text = "batch " + std::to_string(s.batch) + ", heads " + std::to_string(s.q_heads);
-  if (s.kv_heads != s.q_heads) text.append("/").append(std::to_string(s.kv_heads));
-  text += ", q_len " + std::to_string(s.q_len) + ", kv_len " + std::to_string(s.kv_len) +
-          ", head_dim " + std::to_string(s.head_dim);
-  if (s.v_dim != s.head_dim) text += ", v_dim " + std::to_string(s.v_dim);
+  std::string text = "batch " + decimal(s.batch) + ", heads " + decimal(s.q_heads);
+  if (s.kv_heads != s.q_heads) text.append("/").append(decimal(s.kv_heads));
+  text += ", q_len " + decimal(s.q_len) + ", kv_len " + decimal(s.kv_len) + ", head_dim " +
+          decimal(s.head_dim);
+  if (s.v_dim != s.head_dim) text += ", v_dim " + decimal(s.v_dim);
   return text;
 }
 
@@ -226,12 +227,11 @@ std::string describe(const HostCall& call) {
   };
   if (o.causal) text += ", causal";
   if (o.window_left >= 0 || o.window_right >= 0) {
-    text +=
-        ", window (" + std::to_string(o.window_left) + ", " + std::to_string(o.window_right) + ")";
+    text += ", window (" + decimal(o.window_left) + ", " + decimal(o.window_right) + ")";
   }
   if (o.scale) text += ", scale " + number(*o.scale);
   if (o.softcap > 0) text += ", softcap " + number(o.softcap);
-  if (o.num_splits > 0) text += ", splits " + std::to_string(o.num_splits);
+  if (o.num_splits > 0) text += ", splits " + decimal(o.num_splits);
   return text;
 }
 
@@ -321,7 +321,7 @@ Answer Subject::run(HostCall& call, const Setting& setting) {
   if (code != FLASHCORE_OK) {
     answer.kind = code == FLASHCORE_UNSUPPORTED ? Answer::Kind::refused : Answer::Kind::failed;
     reason[sizeof reason - 1] = '\0';
-    if (answer.message.empty()) answer.message = "the function returned " + std::to_string(code);
+    if (answer.message.empty()) answer.message = "the function returned " + decimal(code);
     if (answer.kind == Answer::Kind::refused && refused_++ == 0) {
       first_refusal_ = last_call_ + ": " + answer.message;
     }
