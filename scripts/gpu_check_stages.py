@@ -263,7 +263,7 @@ def all_stages(context):
         checking("check_cpu", 60, ["--device", "cpu", "--problems", "5000"], 5000),
         plain("python", 200, python_tests, may_be_missing=True),
         plain("verify", 120, verify_kernels),
-        plain("verify_torch", 120, verify_torch, may_be_missing=True),
+        plain("verify_torch", 120, verify_torch),
         plain("plants", 120, plants),
         plain("sanitizers", 100, sanitizers, may_be_missing=True),
         plain("host", 40, gpu_check_bench.host_cost),
