@@ -12,7 +12,8 @@ namespace flashcore::verify {
 class ScoreReading {
  public:
   /// Errors over their bounds, root mean square. A weight passes four roundings (two of the score,
-  /// P, the output) of 0.41 units each, which makes 0.05 of the bound; twice that is allowed.
+  /// P, the output) of 0.41 units each, roughly 0.05 of the bound. The limit itself was chosen
+  /// between measurements: right implementations 0.06 at most (docs/verify.md).
   static constexpr double kMostRms = 0.1;
 
   /// Runs the call with one-hot values. `readable()` is false where it could not be run.
