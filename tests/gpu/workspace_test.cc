@@ -33,6 +33,32 @@ TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
   }
 }
 
+// More items than blocks: they are dealt out by a ticket in the header, which must be 0 again after
+// every call, also where some of the items turn out to be empty.
+TEST_F(WorkspaceUse, TicketsAreGivenBack) {
+  for (const KernelInfo* kernel : runnable_kernels()) {
+    if (!kernel->uses_tma) continue;
+    for (const bool packed : {false, true}) {
+      verify::CaseSpec spec =
+          dense(kernel->dtype, 5, 40, 20, kernel->tile_q + 1, 70, kernel->head_dim);
+      spec.options.kernel = kernel->id;
+      spec.options.causal = spec.lse = true;
+      spec.q_packed = spec.kv_packed = packed;
+      const verify::CaseMemory memory(spec);
+      GpuCase gpu(memory);
+      EXPECT_GT(gpu.plan().work_items, gpu.plan().device.sm_count);
+      std::vector<std::byte> first;
+      for (int call = 0; call < 3; ++call) {
+        const std::vector<std::byte> block = gpu.direct(memory, nullptr);
+        expect_right(memory, block, gpu.plan());
+        EXPECT_TRUE(gpu.workspace().header_is_zero()) << kernel->id << " call " << call;
+        if (call == 0) first = block;
+        EXPECT_EQ(block, first) << kernel->id << " call " << call;
+      }
+    }
+  }
+}
+
 TEST_F(WorkspaceUse, PlansTakeTurns) {
   std::vector<verify::CaseSpec> specs = {dense(DType::f32, 1, 2, 2, 40, 900, 128),
                                          dense(DType::f16, 2, 4, 2, 100, 70, 64),
