@@ -29,12 +29,13 @@ Encode encoder() noexcept {
   return found;
 }
 
-struct MapShape {
-  std::int64_t columns, rows, heads, batch;
-};
+}  // namespace
 
-Status encode(CUtensorMap& map, void* data, DType dtype, const core::Strides& strides,
-              const MapShape& shape, int box_rows, const char* name) noexcept {
+Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::Strides& strides,
+                       const MapShape& shape, int box_rows, const char* name) noexcept {
+  if (encoder() == nullptr) {
+    return unsupported("%s needs a tensor map: install a driver of CUDA 12.0 or newer", name);
+  }
   constexpr cuuint64_t kBytes = 2;
   constexpr cuuint64_t kAnyStride = 16;  // of a dimension with one element: never used, but checked
   const std::int64_t extents[4] = {shape.columns, shape.rows, shape.heads, shape.batch};
@@ -59,14 +60,8 @@ Status encode(CUtensorMap& map, void* data, DType dtype, const core::Strides& st
                static_cast<int>(result));
 }
 
-}  // namespace
-
 Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
                         sm90::Params& params) noexcept {
-  if (encoder() == nullptr) {
-    return unsupported("kernel %s needs a driver that makes tensor maps (CUDA 12.0 or newer)",
-                       plan.kernel->id);
-  }
   const DType dtype = plan.problem.dtype;
   const bool q_packed = call.cu_seqlens_q != nullptr, kv_packed = call.cu_seqlens_k != nullptr;
   params.call = call;
@@ -86,14 +81,14 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   const auto address = [&](const void* data) {
     return data != nullptr ? const_cast<void*>(data) : static_cast<void*>(call.error);
   };
-  FLASHCORE_RETURN_IF_ERROR(encode(params.q, address(call.q), dtype, call.q_strides,
-                                   {q_columns, q_rows, call.q_heads, q_batch}, plan.kernel->tile_q,
-                                   "q"));
-  FLASHCORE_RETURN_IF_ERROR(encode(params.k, address(call.k), dtype, call.k_strides,
-                                   {call.head_dim, kv_rows, call.kv_heads, kv_batch},
-                                   plan.kernel->tile_k, "k"));
-  return encode(params.v, address(call.v), dtype, call.v_strides,
-                {call.v_dim, kv_rows, call.kv_heads, kv_batch}, plan.kernel->tile_k, "v");
+  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.q, address(call.q), dtype, call.q_strides,
+                                            {q_columns, q_rows, call.q_heads, q_batch},
+                                            plan.kernel->tile_q, "q"));
+  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.k, address(call.k), dtype, call.k_strides,
+                                            {call.head_dim, kv_rows, call.kv_heads, kv_batch},
+                                            plan.kernel->tile_k, "k"));
+  return make_tensor_map(params.v, address(call.v), dtype, call.v_strides,
+                         {call.v_dim, kv_rows, call.kv_heads, kv_batch}, plan.kernel->tile_k, "v");
 }
 
 }  // namespace flashcore::cuda

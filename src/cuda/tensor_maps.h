@@ -7,6 +7,16 @@
 
 namespace flashcore::cuda {
 
+/// The extents of a tensor.
+struct MapShape {
+  std::int64_t columns, rows, heads, batch;
+};
+
+/// The map of a tensor of 16-bit elements: its boxes are panels (core/wgmma_layout.h) of box_rows
+/// rows. Errors call it `name`.
+Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::Strides& strides,
+                       const MapShape& shape, int box_rows, const char* name) noexcept;
+
 /// Fills in everything of a Hopper kernel's parameters, from a plan that takes one.
 Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
                         sm90::Params& params) noexcept;

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace flashcore::gpu_test {
+#include "half_format.h"
 
-enum class HalfFormat { f16, bf16 };
+namespace flashcore::gpu_test {
 
 /// copy_async_16() of bytes[i] bytes from source + 16 i into 16 bytes of shared memory that held
 /// something else; what is there afterwards. Where bytes[i] is 0 the address lies outside any

@@ -125,14 +125,6 @@ TEST_F(TensorCores, LdmatrixTransposedLoadsTheBOperands) {
 // ---------------------------------------------------------------------------------------------
 // mma.sync
 
-std::uint16_t bits_of(HalfFormat format, float x) {
-  return format == HalfFormat::f16 ? core::f16_of_float(x) : core::bf16_of_float(x);
-}
-
-float value_of(HalfFormat format, std::uint16_t bits) {
-  return format == HalfFormat::f16 ? core::float_of_f16(bits) : core::float_of_bf16(bits);
-}
-
 /// Many products D = A B + C, laid out as fragments.
 class Products {
  public:

@@ -1,0 +1,464 @@
+#include "hopper_kernels.h"
+
+#include <iterator>
+#include <string>
+#include <type_traits>
+
+#include "cuda/sm90/attention.cuh"
+#include "cuda/tensor_maps.h"
+#include "device_array.cuh"
+
+namespace flashcore::gpu_test {
+namespace {
+
+constexpr int kGroupThreads = 128;  // of a warpgroup
+
+/// All of a kernel's shared memory, as one struct: tiles then begin where its alignment says.
+template <typename Storage>
+__device__ Storage& shared_storage() {
+  extern __shared__ __align__(1024) unsigned char s_bytes[];
+  return *reinterpret_cast<Storage*>(s_bytes);
+}
+
+template <typename Storage, typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), int threads, const Arguments&... arguments) {
+  constexpr int kBytes = sizeof(Storage);
+  require_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  kernel<<<1, static_cast<unsigned>(threads), kBytes>>>(arguments...);
+}
+
+/// f(std::integral_constant of the choice that is `value`).
+template <const auto& kChoices, std::size_t kIndex = 0, typename F>
+auto with_constant(int value, F f) {
+  if constexpr (kIndex + 1 < std::size(kChoices)) {
+    if (value != kChoices[kIndex]) return with_constant<kChoices, kIndex + 1>(value, f);
+  } else {
+    if (value != kChoices[kIndex]) throw std::runtime_error("a size that is not tested");
+  }
+  return f(std::integral_constant<int, kChoices[kIndex]>{});
+}
+
+template <typename F>
+auto with_element(HalfFormat format, F f) {
+  return format == HalfFormat::f16 ? f(__half{}) : f(__nv_bfloat16{});
+}
+
+/// Writes a row-major matrix into a tile; what is left of the tile is NaN. To be followed by
+/// publish_tiles().
+template <typename Tile>
+__device__ void fill_tile(unsigned char* s_tile, const std::uint16_t* g_matrix, int rows,
+                          int columns) {
+  for (int i = threadIdx.x; i < Tile::kBytes / 2; i += blockDim.x) {
+    reinterpret_cast<std::uint16_t*>(s_tile)[i] = 0xffff;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
+    const std::uint32_t offset = Tile::offset(i / columns, i % columns);
+    *reinterpret_cast<std::uint16_t*>(s_tile + offset) = g_matrix[i];
+  }
+}
+
+__device__ void publish_tiles() {
+  cuda::fence_async_proxy();
+  __syncthreads();
+}
+
+// ---------------------------------------------------------------------------------------------
+// TMA
+
+/// The library's map of a tensor of f16; its boxes have the rows of a tile.
+CUtensorMap map_of(const Array<std::uint16_t>& tensor, const core::Strides& strides,
+                   const cuda::MapShape& shape, int box_rows) {
+  CUtensorMap map{};
+  const Status status = cuda::make_tensor_map(map, tensor.get(), DType::f16, strides, shape,
+                                              box_rows, "the tested tensor");
+  if (!status.ok()) throw std::runtime_error(status.message());
+  return map;
+}
+
+template <typename Tile>
+struct alignas(core::kSwizzleBytes) CopiedTile {
+  unsigned char tile[Tile::kBytes];
+  std::uint64_t full;
+};
+
+template <typename Tile>
+__global__ void copy_tile(const __grid_constant__ CUtensorMap map, int row, int head, int batch,
+                          std::uint16_t* g_out) {
+  auto& s = shared_storage<CopiedTile<Tile>>();
+  auto* s_elements = reinterpret_cast<std::uint16_t*>(s.tile);
+  for (int i = threadIdx.x; i < Tile::kBytes / 2; i += blockDim.x) s_elements[i] = 0xabab;
+  if (threadIdx.x == 0) {
+    cuda::init_barrier(s.full, 1);
+    cuda::fence_barrier_init();
+  }
+  publish_tiles();
+  if (threadIdx.x == 0) cuda::sm90::copy_tile<Tile>(s.tile, map, row, head, batch, s.full);
+  cuda::wait(s.full, 0);
+  constexpr int kColumns = Tile::kPanels * core::kPanelColumns;
+  for (int i = threadIdx.x; i < Tile::kBytes / 2; i += blockDim.x) {
+    g_out[i] = s_elements[Tile::offset(i / kColumns, i % kColumns) / 2];
+  }
+}
+
+template <typename Tile>
+std::vector<std::uint16_t> copied(const TileCopy& call) {
+  const Array<std::uint16_t> tensor(call.tensor), out(Tile::kBytes / 2);
+  const core::Strides strides{call.batch_stride, call.head_stride, call.row_stride, 1};
+  const CUtensorMap map =
+      map_of(tensor, strides, {call.columns, call.rows, call.heads, call.batch}, call.tile_rows);
+  launch<CopiedTile<Tile>>(copy_tile<Tile>, kGroupThreads, map, call.row, call.head, call.b,
+                           out.get());
+  return out.host();
+}
+
+// ---------------------------------------------------------------------------------------------
+// Barriers
+
+using RingTile = core::PanelTile<kRingRows, core::kPanelColumns>;
+
+CUtensorMap ring_map(const Array<std::uint16_t>& matrix, std::size_t elements) {
+  const auto rows = static_cast<std::int64_t>(elements) / core::kPanelColumns;
+  return map_of(matrix, {0, 0, core::kPanelColumns, 1}, {core::kPanelColumns, rows, 1, 1},
+                kRingRows);
+}
+
+/// Whether the phase of this parity has ended: wait() without waiting.
+__device__ bool has_ended(std::uint64_t& s_barrier, std::uint32_t parity) {
+  std::uint32_t ended;
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, ended;\n"
+      "}\n"
+      : "=r"(ended)
+      : "r"(cuda::shared_address(&s_barrier)), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+/// One thread. Its copies come after the arrivals and, in odd rounds, before them.
+__global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int rounds, int* g_out) {
+  auto& s = shared_storage<CopiedTile<RingTile>>();
+  cuda::init_barrier(s.full, 3);
+  cuda::fence_barrier_init();
+  const auto copy = [&] { cuda::copy_box(cuda::shared_address(s.tile), map, 0, 0, 0, 0, s.full); };
+  for (int round = 0; round < rounds; ++round) {
+    const std::uint32_t parity = round % 2;
+    const auto note = [&] {
+      *g_out++ = (has_ended(s.full, parity) ? kOwnPhaseEnded : 0) +
+                 (has_ended(s.full, parity ^ 1) ? kPhaseBeforeEnded : 0);
+    };
+    note();
+    if (round % 2 == 0) {
+      cuda::arrive(s.full);
+      cuda::arrive(s.full);
+      note();
+      cuda::arrive_expecting(s.full, RingTile::kBytes);
+      note();
+      copy();
+    } else {
+      cuda::arrive_expecting(s.full, RingTile::kBytes);
+      copy();
+      note();
+      cuda::arrive(s.full);
+      note();
+      cuda::arrive(s.full);
+    }
+    cuda::wait(s.full, parity);
+    note();
+  }
+}
+
+template <int kStages>
+struct alignas(core::kSwizzleBytes) Ring {
+  unsigned char tile[kStages][RingTile::kBytes];
+  std::uint64_t full[kStages], empty[kStages];
+};
+
+/// Late enough for the other side to be there first.
+__device__ void be_late() { __nanosleep(20000); }
+
+/// Four warps read, the fifth loads.
+template <int kStages>
+__global__ void through_ring(const __grid_constant__ CUtensorMap map, int tiles,
+                             std::uint16_t* g_out) {
+  constexpr int kReaders = 4;
+  auto& s = shared_storage<Ring<kStages>>();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      cuda::init_barrier(s.full[i], 1);
+      cuda::init_barrier(s.empty[i], kReaders);
+    }
+    cuda::fence_barrier_init();
+  }
+  __syncthreads();
+  cuda::sm90::RingPlace<kStages> place;
+  if (warp == kReaders) {
+    if (lane != 0) return;
+    for (int tile = 0; tile < tiles; ++tile, place.next()) {
+      cuda::wait(s.empty[place.stage()], place.parity() ^ 1);
+      if (tile % 5 == 3) be_late();
+      cuda::sm90::copy_tile<RingTile>(s.tile[place.stage()], map, tile * kRingRows, 0, 0,
+                                      s.full[place.stage()]);
+    }
+    return;
+  }
+  constexpr int kElements = RingTile::kBytes / 2;
+  for (int tile = 0; tile < tiles; ++tile, place.next()) {
+    cuda::wait(s.full[place.stage()], place.parity());
+    if ((tile + warp) % 7 == 2) be_late();
+    for (int i = threadIdx.x; i < kElements; i += 32 * kReaders) {
+      const int row = i / core::kPanelColumns, column = i % core::kPanelColumns;
+      g_out[tile * kElements + i] = *reinterpret_cast<const std::uint16_t*>(
+          s.tile[place.stage()] + RingTile::offset(row, column));
+    }
+    cuda::sm90::arrive_once_per_warp(s.empty[place.stage()], lane);
+  }
+}
+
+template <int kStages>
+std::vector<std::uint16_t> ring_of(const std::vector<std::uint16_t>& matrix) {
+  const Array<std::uint16_t> in(matrix), out(matrix.size());
+  const int tiles = static_cast<int>(matrix.size()) / (RingTile::kBytes / 2);
+  launch<Ring<kStages>>(through_ring<kStages>, 5 * 32, ring_map(in, matrix.size()), tiles,
+                        out.get());
+  return out.host();
+}
+
+// ---------------------------------------------------------------------------------------------
+// wgmma
+
+template <int kCount>
+__device__ void load_accumulators(float (&c)[kCount], const float* g_c) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) c[i] = g_c[threadIdx.x * kCount + i];
+}
+
+template <int kCount>
+__device__ void store_accumulators(const float (&c)[kCount], float* g_c) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) g_c[threadIdx.x * kCount + i] = c[i];
+}
+
+template <int kColumns, int kDepth>
+struct alignas(core::kSwizzleBytes) BothOperands {
+  using A = core::PanelTile<64, kDepth>;
+  using B = core::PanelTile<kColumns, kDepth>;
+  unsigned char a[A::kBytes];
+  unsigned char b[B::kBytes];
+};
+
+/// c + a b or, where the first product does not add, a b.
+template <typename T, bool kAdds, int kColumns, int kDepth>
+__device__ void multiply_along_rows(float (&c)[kColumns / 2],
+                                    const BothOperands<kColumns, kDepth>& s) {
+  using Operands = BothOperands<kColumns, kDepth>;
+  using Product = cuda::Wgmma<kColumns>;
+  const std::uint64_t a = core::matrix_descriptor(cuda::shared_address(s.a), 0);
+  const std::uint64_t b = core::matrix_descriptor(cuda::shared_address(s.b), 0);
+  cuda::fence_products();
+  Product::template along_rows<T, kAdds>(c, a, b);
+#pragma unroll
+  for (int step = 1; step < kDepth / 16; ++step) {
+    Product::template along_rows<T, true>(c, core::advance(a, Operands::A::along_rows(step)),
+                                          core::advance(b, Operands::B::along_rows(step)));
+  }
+  cuda::commit_products();
+  cuda::wait_products<0>();
+  cuda::pin(c);
+}
+
+template <typename T, int kColumns, int kDepth>
+__global__ void __launch_bounds__(kGroupThreads)
+    along_rows(const std::uint16_t* g_a, const std::uint16_t* g_b, const float* g_c, float* g_added,
+               float* g_alone) {
+  using Operands = BothOperands<kColumns, kDepth>;
+  auto& s = shared_storage<Operands>();
+  fill_tile<typename Operands::A>(s.a, g_a, 64, kDepth);
+  fill_tile<typename Operands::B>(s.b, g_b, kColumns, kDepth);
+  publish_tiles();
+  float c[kColumns / 2];
+  load_accumulators(c, g_c);
+  multiply_along_rows<T, true, kColumns, kDepth>(c, s);
+  store_accumulators(c, g_added);
+  multiply_along_rows<T, false, kColumns, kDepth>(c, s);
+  store_accumulators(c, g_alone);
+}
+
+template <typename Tile>
+struct alignas(core::kSwizzleBytes) OneOperand {
+  unsigned char b[Tile::kBytes];
+};
+
+template <typename T, int kColumns, int kDepth>
+__global__ void __launch_bounds__(kGroupThreads)
+    across_rows(const std::uint16_t* g_a, const std::uint16_t* g_b, const float* g_c, bool adds,
+                float* g_out) {
+  using B = core::PanelTile<kDepth, kColumns>;
+  auto& s = shared_storage<OneOperand<B>>();
+  fill_tile<B>(s.b, g_b, kDepth, kColumns);
+  publish_tiles();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  std::uint32_t a[kDepth / 16][4];
+#pragma unroll
+  for (int i = 0; i < kDepth / 4; ++i) {
+    a[i / 4][i % 4] = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const core::Coordinate at = core::mma_a(lane, i % 4, half);
+      const std::uint32_t bits = g_a[(16 * warp + at.row) * kDepth + i / 4 * 16 + at.column];
+      a[i / 4][i % 4] |= bits << (16 * half);
+    }
+  }
+  float c[kColumns / 2];
+  load_accumulators(c, g_c);
+  const std::uint64_t b = core::matrix_descriptor(cuda::shared_address(s.b), B::kPanelBytes);
+  cuda::fence_products();
+#pragma unroll
+  for (int step = 0; step < kDepth / 16; ++step) {
+    cuda::Wgmma<kColumns>::template across_rows<T>(
+        c, a[step], core::advance(b, B::across_rows(step)), adds || step > 0);
+  }
+  cuda::commit_products();
+  cuda::wait_products<0>();
+  cuda::pin(c);
+  store_accumulators(c, g_out);
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    two_products(const std::uint16_t* g_q, const std::uint16_t* g_k, const std::uint16_t* g_v,
+                 float* g_out) {
+  namespace sm90 = cuda::sm90;
+  constexpr int kQueryStage = C::kQueryStages - 1, kStage = C::kStages - 1;
+  auto& s = shared_storage<sm90::SharedStorage<C>>();
+  fill_tile<typename C::QueryTile>(s.q[kQueryStage], g_q, C::kTileQ, C::kHeadDim);
+  fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);
+  fill_tile<typename C::KeyTile>(s.v[kStage], g_v, C::kTileK, C::kHeadDim);
+  publish_tiles();
+  if (threadIdx.x < kGroupThreads) {
+    cuda::shrink_registers<C::kProducerRegisters>();
+    return;
+  }
+  cuda::grow_registers<C::kConsumerRegisters>();
+  const sm90::Thread<C> t(threadIdx.x);
+  sm90::Scores<C> score;
+  sm90::Outputs<C> o;
+  std::uint32_t a[C::kTileK / 16][4];
+  cuda::fence_products();
+  sm90::begin_scores<C>(score, s, kQueryStage, t.group, kStage);
+  cuda::wait_products<0>();
+  cuda::pin(score);
+  sm90::pack_probabilities<C>(a, score);
+  cuda::fence_products();
+  sm90::begin_output<C>(o, a, s, kStage, false);
+  cuda::wait_products<0>();
+  cuda::pin(o);
+#pragma unroll
+  for (int i = 0; i < C::kHeadDim / 2; ++i) {
+    g_out[t.row(i / 2 % 2) * C::kHeadDim + t.column(i / 4, i % 2)] = o[i];
+  }
+}
+
+template <typename C>
+bool is_config_of(const KernelInfo& kernel) {
+  return kernel.head_dim == C::kHeadDim && kernel.tile_q == C::kTileQ &&
+         kernel.tile_k == C::kTileK &&
+         kernel.smem_bytes == int{sizeof(cuda::sm90::SharedStorage<C>)};
+}
+
+/// Runs the one of the configurations that is the kernel's.
+template <typename C, typename... Others>
+std::vector<float> two_products_of(const KernelInfo& kernel, const std::vector<std::uint16_t>& q,
+                                   const std::vector<std::uint16_t>& k,
+                                   const std::vector<std::uint16_t>& v) {
+  if (!is_config_of<C>(kernel)) {
+    if constexpr (sizeof...(Others) > 0) {
+      return two_products_of<Others...>(kernel, q, k, v);
+    } else {
+      throw std::runtime_error(std::string(kernel.id) + ": add its shape to run_two_products()");
+    }
+  }
+  const Array<std::uint16_t> in_q(q), in_k(k), in_v(v);
+  const Array<float> out(q.size());
+  launch<cuda::sm90::SharedStorage<C>>(two_products<C>, C::kThreads, in_q.get(), in_k.get(),
+                                       in_v.get(), out.get());
+  return out.host();
+}
+
+}  // namespace
+
+std::vector<std::uint16_t> run_copy_tile(const TileCopy& call) {
+  return with_constant<kCopiedRows>(call.tile_rows, [&](auto rows) {
+    return with_constant<kCopiedColumns>(call.tile_columns, [&](auto columns) {
+      return copied<core::PanelTile<decltype(rows)::value, decltype(columns)::value>>(call);
+    });
+  });
+}
+
+std::vector<int> run_barrier_phases(int rounds) {
+  const std::vector<std::uint16_t> matrix(RingTile::kBytes / 2);
+  const Array<std::uint16_t> in(matrix);
+  const Array<int> out(static_cast<std::size_t>(rounds * kBarrierEvents));
+  launch<CopiedTile<RingTile>>(barrier_phases, 1, ring_map(in, matrix.size()), rounds, out.get());
+  return out.host();
+}
+
+std::vector<std::uint16_t> run_ring(int stages, const std::vector<std::uint16_t>& matrix) {
+  return stages == 2 ? ring_of<2>(matrix) : ring_of<4>(matrix);
+}
+
+AlongRows run_along_rows(const WarpgroupProduct& call) {
+  const Array<std::uint16_t> a(call.a), b(call.b);
+  const Array<float> c(call.c), added(call.c.size()), alone(call.c.size());
+  with_element(call.format, [&](auto element) {
+    using T = decltype(element);
+    with_constant<kScoreColumns>(call.columns, [&](auto columns) {
+      with_constant<kScoreDepths>(call.depth, [&](auto depth) {
+        constexpr int kColumns = decltype(columns)::value, kDepth = decltype(depth)::value;
+        launch<BothOperands<kColumns, kDepth>>(along_rows<T, kColumns, kDepth>, kGroupThreads,
+                                               a.get(), b.get(), c.get(), added.get(), alone.get());
+      });
+    });
+  });
+  return {added.host(), alone.host()};
+}
+
+std::vector<float> run_across_rows(const WarpgroupProduct& call, bool adds) {
+  const Array<std::uint16_t> a(call.a), b(call.b);
+  const Array<float> c(call.c), out(call.c.size());
+  with_element(call.format, [&](auto element) {
+    using T = decltype(element);
+    with_constant<kOutputColumns>(call.columns, [&](auto columns) {
+      with_constant<kOutputDepths>(call.depth, [&](auto depth) {
+        constexpr int kColumns = decltype(columns)::value, kDepth = decltype(depth)::value;
+        launch<OneOperand<core::PanelTile<kDepth, kColumns>>>(across_rows<T, kColumns, kDepth>,
+                                                              kGroupThreads, a.get(), b.get(),
+                                                              c.get(), adds, out.get());
+      });
+    });
+  });
+  return out.host();
+}
+
+std::vector<float> run_two_products(const KernelInfo& kernel, const std::vector<std::uint16_t>& q,
+                                    const std::vector<std::uint16_t>& k,
+                                    const std::vector<std::uint16_t>& v) {
+  const auto run = [&](auto element) {
+    using T = decltype(element);
+    return two_products_of<cuda::sm90::Config<T, 64, 192, 128, 4, 16, 512>,
+                           cuda::sm90::Config<T, 64, 128, 128, 4, 16, 384>,
+                           cuda::sm90::Config<T, 64, 64, 128, 4, 16, 256>,
+                           cuda::sm90::Config<T, 96, 192, 96, 2, 16, 512>,
+                           cuda::sm90::Config<T, 128, 128, 128, 2, 16, 384>,
+                           cuda::sm90::Config<T, 128, 128, 176, 2, 16, 384>,
+                           cuda::sm90::Config<T, 192, 128, 112, 2, 16, 384>,
+                           cuda::sm90::Config<T, 256, 128, 80, 2, 16, 384>>(kernel, q, k, v);
+  };
+  return with_element(kernel.dtype == DType::f16 ? HalfFormat::f16 : HalfFormat::bf16, run);
+}
+
+}  // namespace flashcore::gpu_test
