@@ -8,6 +8,8 @@
 
 namespace flashcore::core {
 
+inline constexpr int kSm90SharedBytes = 227 * 1024;  // that a block may have
+
 struct Sm90Shape {
   int head_dim;  // head_dim and v_dim at most
   int tile_q;    // 64 rows for each warpgroup that computes
@@ -16,6 +18,15 @@ struct Sm90Shape {
 
   constexpr int consumers() const { return tile_q / 64; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
+  /// Bytes of rows of Q, K or V: 16-bit, in panels of 64 columns.
+  constexpr int tile_bytes(int rows) const { return rows * 128 * ((head_dim + 63) / 64); }
+  /// A second Q tile, where there is room, hides the time until the next item's queries are there.
+  constexpr int query_stages() const {
+    constexpr int kOther = 2048;  // barriers and items
+    return 2 * tile_bytes(tile_q) + 2 * stages * tile_bytes(tile_k) <= kSm90SharedBytes - kOther
+               ? 2
+               : 1;
+  }
   /// Of a thread that computes; the warpgroup that only loads gives its own away.
   constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
   constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }

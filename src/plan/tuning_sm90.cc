@@ -1,26 +1,38 @@
-// Which Hopper kernel, and when it is worth it: the same kind of model as tuning_sm80.cc.
+// Which Hopper kernel, and when it is worth it: the same kind of model as tuning_sm80.cc. Its
+// constants were fitted to times on an H200 (docs/performance.md).
 #include <algorithm>
 #include <cmath>
 
+#include "core/sm90_shape.h"
 #include "plan/tuning.h"
 
 namespace flashcore {
 namespace {
 
-constexpr double kStart = 3000;            // until the first products
-constexpr double kItem = 2500;             // of an item: what its products do not hide,
-                                           // and the first of them
-constexpr double kStep = 450;              // of a step, whatever its size
-constexpr double kProductOverhead = 1.25;  // a step's time over that of its products alone
+constexpr double kStart = 4700;            // until the first products, and the host's work for them
+constexpr double kItem = 500;              // of an item, beside its first products
+constexpr double kOneQueryTile = 1500;     // more where the next item's queries find no room
+constexpr double kStep = 1270;             // of a step, whatever its size
+constexpr double kProductOverhead = 0.92;  // and for each cycle of its products
 constexpr double kFlopsPerCycle = 4096;    // of an SM
-constexpr double kMostlyPadding = 8;  // few rows are for the kernels that pack heads and split keys
+constexpr double kMostlyPadding = 8;  // few rows are for kernels that pack heads and split keys
+constexpr std::int64_t kCountedTiles = 16;
 
 /// Steps of an average item.
 double steps_of(const KernelInfo& kernel, const Problem& problem, bool masked) noexcept {
-  const auto keys = static_cast<double>(problem.kv_len);
-  if (!masked) return std::ceil(keys / kernel.tile_k);
-  // A causal item of the middle sees half of the keys and, as all do, half a tile too many.
-  return (keys / 2 + kernel.tile_q / 2) / kernel.tile_k + 0.5;
+  const std::int64_t keys = problem.kv_len, rows = problem.q_len;
+  const auto steps_to = [&](std::int64_t end) { return (end + kernel.tile_k - 1) / kernel.tile_k; };
+  if (!masked) return static_cast<double>(steps_to(keys));
+  const std::int64_t tiles = std::max<std::int64_t>((rows + kernel.tile_q - 1) / kernel.tile_q, 1);
+  if (tiles > kCountedTiles) {
+    return (static_cast<double>(keys) + kernel.tile_q) / 2 / kernel.tile_k + 0.25;
+  }
+  std::int64_t steps = 0;
+  for (std::int64_t tile = 1; tile <= tiles; ++tile) {
+    const std::int64_t end = std::min(tile * kernel.tile_q, rows) + keys - rows;
+    steps += steps_to(std::clamp<std::int64_t>(end, 0, keys));
+  }
+  return static_cast<double>(steps) / static_cast<double>(tiles);
 }
 
 }  // namespace
@@ -32,8 +44,9 @@ double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const Devic
   const double rounds = items > 4 * sms ? items / sms : std::ceil(items / sms);
   const double products = 4.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / kFlopsPerCycle;
   const double step = kStep + kProductOverhead * products;
-  const double cycles =
-      kStart + rounds * (kItem + products + steps_of(kernel, problem, masked) * step);
+  const core::Sm90Shape shape{kernel.head_dim, kernel.tile_q, kernel.tile_k, 2};
+  const double item = kItem + (shape.query_stages() == 1 ? kOneQueryTile : 0.0) + products;
+  const double cycles = kStart + rounds * (item + steps_of(kernel, problem, masked) * step);
   return 2 * problem.q_len <= kernel.tile_q ? kMostlyPadding * cycles : cycles;
 }
 

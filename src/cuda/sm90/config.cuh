@@ -34,9 +34,7 @@ struct Config {
   static constexpr bool kTurns = kConsumers > 1 && kHeadDim <= 128;
   using QueryTile = core::PanelTile<kTileQ, kHeadDim>;
   using KeyTile = core::PanelTile<kTileK, kHeadDim>;  // of K and of V
-  // A second Q tile, where there is room, hides the time until the next item's queries are there.
-  static constexpr int kQueryStages =
-      2 * QueryTile::kBytes + 2 * kStages * KeyTile::kBytes <= 226 * 1024 ? 2 : 1;
+  static constexpr int kQueryStages = kShape.query_stages();
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
 
