@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 
@@ -57,7 +56,9 @@ class Installation:
             **os.environ,
             "HOME": home,
             "PATH": os.path.join(home, "venv", "bin") + os.pathsep + os.environ["PATH"],
-            "PYTHONPATH": sysconfig.get_paths()["purelib"],
+            # Of a venv that shares its system's packages: those too.
+            "PYTHONPATH": os.pathsep.join(
+                path for path in sys.path if path.endswith(("site-packages", "dist-packages"))),
             "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: use the tools that are here
             "PIP_NO_INDEX": "1",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
