@@ -108,9 +108,9 @@ class CpuCase:
         make = PlainTensor if torch is None else \
             (lambda *arguments: TorchTensor(torch, *arguments))
         self.q = make(case.q_shape, case.dtype, seed)
-        self.k = make(case.kv_shape, case.dtype, seed + 1)
-        self.v = make(case.kv_shape, case.dtype, seed + 2)
-        self.out = make(case.q_shape, case.dtype)
+        self.k = make(case.k_shape, case.dtype, seed + 1)
+        self.v = make(case.v_shape, case.dtype, seed + 2)
+        self.out = make(case.out_shape, case.dtype)
         wide = "f64" if case.dtype == "f64" else "f32"
         self.lse = make((case.batch, case.q_heads, case.q_len, 1), wide)
         self.params = library.params()

@@ -2,6 +2,7 @@
 replayed in turns on one stream."""
 
 import ctypes
+import itertools
 import warnings
 
 from flashcore import _abi, _reference, _timing
@@ -58,6 +59,18 @@ class _Pages:
         return self.memory[self.block_table[b].long(), :, h].flatten(0, 1)
 
 
+class _Packed:
+    """Sequences one after the other, [total, heads, dim], read as [b, h] -> [len, dim] and
+    [b, h, i] -> [dim]."""
+
+    def __init__(self, memory, starts):
+        self.memory, self.starts = memory, starts
+
+    def __getitem__(self, at):
+        b, h, *row = at
+        return self.memory[self.starts[b]:self.starts[b + 1], h][row[0] if row else slice(None)]
+
+
 class CudaCase:
     """A case in GPU memory, ready to be checked and then timed."""
 
@@ -76,24 +89,28 @@ class CudaCase:
             return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(
                 dtype)
 
-        kv_shape = case.kv_shape
-        self.used_k = self.block_table = None
+        k_shape, v_shape = case.k_shape, case.v_shape
+        self.used_k = self.block_table = self.cu_seqlens = None
         if case.page_size:
             pages = case.batch * case.kv_len // case.page_size
-            kv_shape = (pages, case.page_size, case.kv_heads, case.head_dim)
+            k_shape, v_shape = ((pages, case.page_size, case.kv_heads, dim)
+                                for dim in (case.head_dim, case.value_dim))
             order = torch.randperm(pages, generator=generator, device="cuda", dtype=torch.int32)
             self.block_table = order.reshape(case.batch, -1).contiguous()
         self.q = [normal(case.q_shape) for _ in range(sets)]
-        self.k = [normal(kv_shape) for _ in range(sets)]
-        self.v = [normal(kv_shape) for _ in range(sets)]
+        self.k = [normal(k_shape) for _ in range(sets)]
+        self.v = [normal(v_shape) for _ in range(sets)]
+        if case.packed:
+            self.starts = [0, *itertools.accumulate(case.packed)]
+            self.cu_seqlens = torch.tensor(self.starts, device="cuda", dtype=torch.int32)
         if case.used_k:
             self.used_k = torch.tensor(case.used_k, device="cuda", dtype=torch.int32)
             for memory in self.k + self.v:  # what lies past a length must not matter
                 for b, length in enumerate(case.used_k):
                     memory[b, :, length:] = float("nan")
-        self.out = [torch.full(case.q_shape, float("nan"), device="cuda", dtype=dtype)
+        self.out = [torch.full(case.out_shape, float("nan"), device="cuda", dtype=dtype)
                     for _ in range(sets)]
-        self.lse = torch.full(case.q_shape[:3], float("nan"), device="cuda", dtype=torch.float32)
+        self.lse = torch.full(case.lse_shape, float("nan"), device="cuda", dtype=torch.float32)
         self.params = [self._describe(index, kernel) for index in range(sets)]
         self.plan = library.plan(self.params[0])
         # One workspace is enough: the calls of one stream follow each other.
@@ -113,7 +130,7 @@ class CudaCase:
         """Gives the memory back before the next case."""
         self._runners = {}
         self.q = self.k = self.v = self.out = self.workspace = None
-        self.used_k = self.block_table = None
+        self.used_k = self.block_table = self.cu_seqlens = None
         self.torch.cuda.synchronize()
         self.torch.cuda.empty_cache()
 
@@ -123,11 +140,15 @@ class CudaCase:
             one = getattr(self, name)[index]
             setattr(params, name, ctypes.pointer(
                 _abi.tensor(one.data_ptr(), tuple(one.shape), self.case.dtype, _abi.CUDA)))
-        for name in ("used_k", "block_table"):
-            one = getattr(self, name)
+        for name, one in (("used_k", self.used_k), ("block_table", self.block_table),
+                          ("cu_seqlens_q", self.cu_seqlens), ("cu_seqlens_k", self.cu_seqlens)):
             if one is not None:
                 setattr(params, name, ctypes.pointer(
                     _abi.tensor(one.data_ptr(), tuple(one.shape), "i32", _abi.CUDA)))
+        if self.case.packed:
+            params.max_q_len, params.max_kv_len = self.case.q_len, self.case.kv_len
+        if self.case.window:
+            params.window_left = self.case.window
         params.causal = int(self.case.causal)
         params.kernel = kernel.encode() if kernel else None
         return params
@@ -171,13 +192,21 @@ class CudaCase:
     def _judge(self, index):
         case = self.case
         rows = _reference.sample_rows(case, seed=index + 1)
-        k, v = (memory if self.block_table is None else _Pages(memory, self.block_table)
-                for memory in (self.k[index], self.v[index]))
-        want = _reference.torch_rows(self.torch, case, self.q[index], k, v, rows)
+        q, k, v = self.q[index], self.k[index], self.v[index]
+        if self.block_table is not None:
+            k, v = _Pages(k, self.block_table), _Pages(v, self.block_table)
+        if case.packed:
+            q, k, v = (_Packed(memory, self.starts) for memory in (q, k, v))
+        want = _reference.torch_rows(self.torch, case, q, k, v, rows)
         if index == 0:
             self._rows, self._want = rows, want
-        at = tuple(self.torch.tensor(one, device="cuda") for one in zip(*rows))
-        got, lse = self.out[index][at].double().tolist(), self.lse[at].double().tolist()
+        b, h, i = (self.torch.tensor(one, device="cuda") for one in zip(*rows))
+        out_at = lse_at = b, h, i
+        if case.packed:
+            row = self.cu_seqlens[b] + i
+            out_at, lse_at = (row, h), (h, row)
+        got = self.out[index][out_at].double().tolist()
+        lse = self.lse[lse_at].double().tolist()
         family = self.plan.family.decode()
         return compare(want, got, lse, case.head_dim,
                        arithmetic_of(case.dtype, probability_dtype(family, case.dtype)), case.dtype)
@@ -222,8 +251,8 @@ class CudaCase:
         if case.causal and case.q_len != case.kv_len:
             self.peers_note[name] = "torch's is_causal is top-left: not the same problem"
             return None
-        if case.used_k or case.page_size:
-            self.peers_note[name] = "torch's SDPA takes neither lengths nor pages"
+        if case.used_k or case.packed or case.page_size or case.window:
+            self.peers_note[name] = "torch's SDPA takes neither lengths nor pages nor windows"
             return None
         matrix_bytes = 4.0 * case.batch * case.q_heads * case.q_len * case.kv_len
         if name == "math" and matrix_bytes > _MATH_BYTES:

@@ -18,16 +18,17 @@ def sample_rows(case, heads=8, rows_per_head=8, seed=1):
         chosen.add(draw.randrange(pairs))
     rows = []
     for pair in sorted(chosen):
-        queries = {0, case.q_len - 1}
-        while len(queries) < min(rows_per_head, case.q_len):
-            queries.add(draw.randrange(case.q_len))
+        q_len = case.q_lengths()[pair // case.q_heads]
+        queries = {0, q_len - 1}
+        while len(queries) < min(rows_per_head, q_len):
+            queries.add(draw.randrange(q_len))
         rows += [(pair // case.q_heads, pair % case.q_heads, i) for i in sorted(queries)]
     return rows
 
 
 def torch_rows(torch, case, q, k, v, rows):
-    """q: a torch tensor [batch, heads, len, dim]; k, v: the same, or what gives the [len, dim] of
-    one head for [b, h]."""
+    """q, k, v: torch tensors [batch, heads, len, dim], or what gives the [len, dim] of one head for
+    [b, h] and a row for [b, h, i]."""
     scale = 1.0 / math.sqrt(case.head_dim)
     group = case.q_heads // case.kv_heads
     result = []
@@ -36,15 +37,15 @@ def torch_rows(torch, case, q, k, v, rows):
         if loaded != (b, h // group):  # neighbouring rows share a head
             loaded = (b, h // group)
             keys, values = k[b, h // group].double(), v[b, h // group].double()
-        end = case.visible_end(b, i)
+        begin, end = case.visible_begin(b, i), case.visible_end(b, i)
         query = q[b, h, i].double()
-        products = keys[:end] * query
+        products = keys[begin:end] * query
         score = scale * products.sum(-1)
         top = score.max()
         weight = torch.exp(score - top)
         total = weight.sum()
         p = (weight / total).unsqueeze(-1)
-        visible = values[:end]
+        visible = values[begin:end]
         out = (p * visible).sum(0)
         result.append(ReferenceRow(
             b=b, h=h, i=i,
@@ -65,11 +66,11 @@ def plain_rows(case, q, k, v, rows):
     group = case.q_heads // case.kv_heads
     result = []
     for b, h, i in rows:
-        end = case.visible_end(b, i)
+        keys = range(case.visible_begin(b, i), case.visible_end(b, i))
         query = q(b, h, i)
-        products = [[x * y for x, y in zip(query, k(b, h // group, j))] for j in range(end)]
+        products = [[x * y for x, y in zip(query, k(b, h // group, j))] for j in keys]
         score = [scale * math.fsum(one) for one in products]
-        values = [v(b, h // group, j) for j in range(end)]
+        values = [v(b, h // group, j) for j in keys]
         top = max(score)
         weight = [math.exp(s - top) for s in score]
         total = math.fsum(weight)

@@ -44,7 +44,7 @@ def to_csv(result):
 
 def _moved_bytes(case):
     """Inputs once and the output once."""
-    out = case.batch * case.q_heads * case.q_len * case.head_dim * _ELEMENT_BYTES[case.dtype]
+    out = case.q_heads * sum(case.q_lengths()) * case.value_dim * _ELEMENT_BYTES[case.dtype]
     return case.input_bytes() + out
 
 

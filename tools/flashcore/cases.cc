@@ -41,7 +41,9 @@ BenchCase case_of(const Json& row) {
   }
   row.at("causal").get_to(c.causal);
   row.at("cold_l2").get_to(c.cold_l2);
-  c.ragged = row.contains("used_k");
+  c.ragged = row.contains("used_k") || row.contains("packed");
+  c.window = row.value("window", std::int64_t{-1});
+  c.v_dim = row.value("v_dim", c.head_dim);
   c.needs = row.value("requires", "");
   c.part = row.value("part", "");
   c.ancestor_error = row.value("ancestor_error", "");
@@ -83,7 +85,7 @@ std::string BenchCase::label() const { return formatted("{}#{}", name, ordinal);
 
 std::string BenchCase::shape() const {
   return formatted("({},{},{},{})", batch, pair_text(q_heads, kv_heads), pair_text(q_len, kv_len),
-                   head_dim);
+                   pair_text(head_dim, v_dim));
 }
 
 std::vector<BenchCase> parse_cases(const std::string& text, const std::string& name) {
@@ -148,8 +150,10 @@ verify::CaseSpec spec_of(const BenchCase& c, const RunControlArgs& control) {
   spec.kv_heads = c.kv_heads;
   spec.q_len = c.q_len;
   spec.kv_len = c.kv_len;
-  spec.head_dim = spec.v_dim = c.head_dim;
+  spec.head_dim = c.head_dim;
+  spec.v_dim = c.v_dim;
   spec.options.causal = c.causal;
+  spec.options.window_left = c.window;
   spec.options.num_splits = control.splits.value_or(0);
   spec.sigma = control.sigma.value_or(1.0);
   spec.seed = control.seed;

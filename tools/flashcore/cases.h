@@ -19,8 +19,10 @@ struct BenchCase {
   std::string kind, suite, name, dtype;
   int ordinal = 1;  ///< among the file's cases of that name: --case NAME#2 is the second
   std::int64_t batch = 0, q_heads = 0, kv_heads = 0, q_len = 0, kv_len = 0, head_dim = 0;
+  std::int64_t v_dim = 0;
+  std::int64_t window = -1;  ///< keys a query sees before its own; -1: all
   bool causal = false, cold_l2 = false;
-  bool ragged = false;               ///< used_k gives each sequence's length
+  bool ragged = false;               ///< used_k or packed gives each sequence's length
   std::string needs;                 ///< what else the case needs, e.g. "pages"
   std::string part, ancestor_error;  ///< of the suite "lineage": what it was, what it did
 

@@ -50,6 +50,22 @@ __device__ __forceinline__ void wait(std::uint64_t& s_barrier, std::uint32_t par
       : "memory");
 }
 
+/// Whether that phase is complete. To ask early, and wait later only where it was not, hides the
+/// time that the answer takes.
+__device__ __forceinline__ bool is_complete(std::uint64_t& s_barrier, std::uint32_t parity) {
+  std::uint32_t complete;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}\n"
+      : "=r"(complete)
+      : "r"(shared_address(&s_barrier)), "r"(parity)
+      : "memory");
+  return complete != 0;
+}
+
 // TMA: one thread asks for a box of a tensor; it comes with the swizzle of core/wgmma_layout.h, and
 // elements outside of the tensor as zeros.
 
@@ -104,6 +120,13 @@ __device__ __forceinline__ void commit_products() {
 template <int kPending>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Where the program text has it, here is a wait for products: ptxas would move it up, over
+/// arithmetic that does not touch them and that is to run beside them. It moves nothing across a
+/// loop that may not end; `never` is false, in a way that no compiler can know.
+__device__ __forceinline__ void hold_back_waits(bool never) {
+  while (never) __nanosleep(1);
 }
 
 /// The compiler may not move accesses to these registers across this point.

@@ -112,6 +112,11 @@ struct Step {
   std::int32_t tile;
   std::int32_t left;  // steps of the warpgroup in the item, with this one
 
+  /// Whether some rows do not see all of its keys.
+  __device__ __forceinline__ bool cut(const SharedStorage<C>& s, const Thread<C>& t) const {
+    return !s.items[item.stage()].uncut[t.group].contains(tile);
+  }
+
   __device__ __forceinline__ RingPlace<C::kQueryStages> queries() const { return {item.steps}; }
 };
 
@@ -146,11 +151,11 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
   float rescale[2];
   Step<C> at{};
 
-  const auto weigh = [&] {  // what follows Q K^T in every step
+  const auto weigh = [&](bool cut) {  // what follows Q K^T in every step
     pin(score);
     arrive_once_per_warp(s.k_empty[at.place.stage()], t.lane);
     if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
-    finish_scores<C, kPlain>(score, t, p, s.items[at.item.stage()], at.tile * C::kTileK);
+    finish_scores<C, kPlain>(score, t, p, s.items[at.item.stage()], at.tile, cut);
     softmax<C>(score, states, rescale, factor, p.plant);
   };
 
@@ -160,25 +165,28 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
   fence_products();
   begin_scores<C>(score, s, at.queries().stage(), t.group, at.place.stage());
   wait_products<0>();
-  weigh();
+  weigh(at.cut(s, t));
   pack_probabilities<C>(a, score);
 
   // `at` is the step whose scores are there; its output is begun beside the next one's scores.
-  bool adds = false;  // to what the item has already
+  bool adds = false;                                   // to what the item has already
+  bool next_keys_there = false, values_there = false;  // known without waiting
   for (;;) {
     const RingPlace<C::kStages> values = at.place;
     const RingPlace<kItems> item = at.item;
     if (params.garbage_tail) clear_tail<C>(s, s.items[item.stage()], at.tile, values);
     const bool ends = at.left == 1;
-    const bool passes = ends && s.items[item.stage()].passes[t.group];
+    bool passes = false;
     at.place.next();
     if (!ends) {
       ++at.tile;
       --at.left;
     } else {
+      passes = s.items[item.stage()].passes[t.group];
       if (passes) {
         pass_keys<C>(s, at.place, t);
         at.place.next();
+        next_keys_there = false;
       }
       at.item.next();
       if (!enter_item<C>(at, s, p, t)) {
@@ -192,11 +200,11 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
         return;
       }
     }
-    wait(s.k_full[at.place.stage()], at.place.parity());
+    if (!next_keys_there) wait(s.k_full[at.place.stage()], at.place.parity());
     if (C::kTurns) sync_named(kTurnBarrier + t.group, 256);
     fence_products();
     begin_scores<C>(score, s, at.queries().stage(), t.group, at.place.stage());
-    wait(s.v_full[values.stage()], values.parity());
+    if (!values_there) wait(s.v_full[values.stage()], values.parity());
     fence_products();
     begin_output<C>(o, a, s, values.stage(), adds);
     if (C::kTurns) arrive_named(kTurnBarrier + (t.group + 1) % C::kConsumers, 256);
@@ -204,8 +212,14 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
       leave_states<C>(s, states, t, factor);
       states = fresh_states();
     }
+    const bool cut = at.cut(s, t);
     wait_products<1>();
-    weigh();
+    weigh(cut);
+    const RingPlace<C::kStages> next{at.place.steps + 1};
+    next_keys_there = is_complete(s.k_full[next.stage()], next.parity());
+    values_there = is_complete(s.v_full[at.place.stage()], at.place.parity());
+    const bool rescales = rescales_any(rescale);
+    hold_back_waits(params.order.items < 0);
     wait_products<0>();
     pin(o);
     arrive_once_per_warp(s.v_empty[values.stage()], t.lane);
@@ -214,7 +228,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     if (ends) {
       write_results<C>(o, s, p, s.items[item.stage()], t);
       arrive_once_per_warp(s.item_empty[item.stage()], t.lane);
-    } else {
+    } else if (rescales) {
       rescale_output<C>(o, rescale);
     }
     adds = !ends;

@@ -45,9 +45,9 @@ struct alignas(16) Item {
   std::int32_t first_row, rows;  // rows < 0: there are no more items
   std::int32_t first_tile;       // of keys
   std::int32_t tiles;
-  // Of each warpgroup: the keys that all its rows see, the tiles that some of them see, and whether
-  // that leaves one tile at the end for later rows only.
-  KeyRange all[3];
+  // Of each warpgroup: the tiles of keys that all its rows see whole, how many tiles some of them
+  // see, and whether that leaves one tile at the end for later rows only.
+  KeyRange uncut[3];
   std::int32_t own_tiles[3];
   bool passes[3];
 };
@@ -92,14 +92,18 @@ using Scores = float[C::kTileK / 2];
 template <typename C>
 using Outputs = float[C::kHeadDim / 2];
 
+/// From one lane, so that the compiler knows it to be the same in all: what depends on it,
+/// operands' descriptors above all, then stays in uniform registers.
+__device__ __forceinline__ std::int32_t same_in_warp(std::int32_t x) {
+  return __shfl_sync(0xffffffffu, x, 0);
+}
+
 /// A thread's place among the rows of its block.
 template <typename C>
 struct Thread {
   int group, lane, warp;  // of the computing warpgroups; warp of its group
   __device__ __forceinline__ explicit Thread(int index) {
-    // From one lane, so that the compiler knows it to be the same in all: operands' descriptors
-    // then stay in uniform registers.
-    group = __shfl_sync(0xffffffffu, index / 128, 0) - 1;
+    group = same_in_warp(index / 128) - 1;
     warp = index / 32 % 4;
     lane = index % 32;
   }

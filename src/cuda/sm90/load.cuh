@@ -35,7 +35,7 @@ __device__ __forceinline__ bool describe_item(Item& s_item, const Params& params
     const KeyRange of_first = core::visible_keys(s_item.sequence.mask, first_row);
     const KeyRange of_last =
         core::visible_keys(s_item.sequence.mask, max(end_row, first_row + 1) - 1);
-    s_item.all[group] = {of_last.begin, of_first.end};
+    s_item.uncut[group] = {(of_last.begin + C::kTileK - 1) / C::kTileK, of_first.end / C::kTileK};
     // At least one, so that it goes the way of the others; and it passes over one at most.
     const std::int32_t own = (of_last.end + C::kTileK - 1) / C::kTileK - s_item.first_tile;
     s_item.own_tiles[group] = max(min(own, s_item.tiles), max(s_item.tiles - 1, 1));
@@ -55,6 +55,16 @@ __device__ __forceinline__ void copy_tile(unsigned char* s_tile, const CUtensorM
     copy_box(shared_address(s_tile) + panel * Tile::kPanelBytes, map, panel * core::kPanelColumns,
              row, head, batch, s_full);
   }
+}
+
+/// Where an item's tiles are in the tensor maps.
+struct Source {
+  int q_batch, k_batch, kv_head;
+};
+
+__device__ __forceinline__ Source source_of(const AttentionParams& p, const Item& item) {
+  return {p.cu_seqlens_q != nullptr ? 0 : item.b, p.cu_seqlens_k != nullptr ? 0 : item.b,
+          core::kv_head_of(p, item.head)};
 }
 
 /// The item after this one. Items are dealt out as blocks ask for them; the last to ask leaves the
@@ -90,7 +100,6 @@ __device__ __forceinline__ void deal(SharedStorage<C>& s, const Params& params) 
 /// The thread that keeps the rings full.
 template <typename C>
 __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) {
-  const AttentionParams& p = params.call;
   prefetch_map(params.q);
   prefetch_map(params.k);
   prefetch_map(params.v);
@@ -102,22 +111,26 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
     wait(s.item_full[place.stage()], place.parity());
     const Item& item = s.items[place.stage()];
     if (item.rows < 0) return;
-    const int k_batch = p.cu_seqlens_k != nullptr ? 0 : item.b;
-    const int kv_head = core::kv_head_of(p, item.head);
+    const Source from = source_of(params.call, item);
     const auto load_keys = [&](int tile) {
       wait(s.k_empty[k_place.stage()], k_place.parity() ^ 1);
       copy_tile<typename C::KeyTile>(s.k[k_place.stage()], params.k,
-                                     item.sequence.k_row + tile * C::kTileK, kv_head, k_batch,
-                                     s.k_full[k_place.stage()]);
+                                     item.sequence.k_row + tile * C::kTileK, from.kv_head,
+                                     from.k_batch, s.k_full[k_place.stage()]);
       k_place.next();
     };
+    const auto load_queries = [&] {
+      wait(s.q_empty[q_place.stage()], q_place.parity() ^ 1);
+      copy_tile<typename C::QueryTile>(s.q[q_place.stage()], params.q,
+                                       item.sequence.q_row + item.first_row, item.head,
+                                       from.q_batch, s.q_full[q_place.stage()]);
+      q_place.next();
+    };
     const int end_tile = item.first_tile + item.tiles;
-    wait(s.q_empty[q_place.stage()], q_place.parity() ^ 1);
-    copy_tile<typename C::QueryTile>(
-        s.q[q_place.stage()], params.q, item.sequence.q_row + item.first_row, item.head,
-        p.cu_seqlens_q != nullptr ? 0 : item.b, s.q_full[q_place.stage()]);
-    q_place.next();
+    // First what finds its room free first: a second Q tile, or else the first keys.
+    if (C::kQueryStages > 1) load_queries();
     if (item.tiles > 0) load_keys(item.first_tile);
+    if (C::kQueryStages == 1) load_queries();
     // In the order in which they are needed: the scores of a step are begun before the step before
     // it meets its values.
     if (item.tiles <= kTilesAhead) arrive(s.item_wanted);
@@ -126,8 +139,8 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
       if (tile + 1 < end_tile) load_keys(tile + 1);
       wait(s.v_empty[v_place.stage()], v_place.parity() ^ 1);
       copy_tile<typename C::KeyTile>(s.v[v_place.stage()], params.v,
-                                     item.sequence.k_row + tile * C::kTileK, kv_head, k_batch,
-                                     s.v_full[v_place.stage()]);
+                                     item.sequence.k_row + tile * C::kTileK, from.kv_head,
+                                     from.k_batch, s.v_full[v_place.stage()]);
       v_place.next();
     }
     arrive(s.item_empty[place.stage()]);

@@ -78,11 +78,11 @@ __device__ __forceinline__ void write_results(Outputs<C>& o, const SharedStorage
     const std::int32_t query = item.first_row + r;
     core::SoftmaxState<float> state = s.ended[r];
     const float factor = finish_state(p, item, state);
-    const float lse = lse_of(p, state);
     const bool left_out =
         p.plant.is(PlantedBug::row_not_written) && query == item.sequence.q_len - 1;
     const bool written = r < item.rows && !left_out;
     if (written) {
+      const float lse = p.lse != nullptr ? lse_of(p, state) : 0.f;
       core::assert_row_state(p, item.sequence, item.b, item.head, query, state, lse);
       if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, query, lse);
     }

@@ -42,15 +42,13 @@ __device__ __forceinline__ void apply_options(Scores<C>& score, int half, const 
   }
 }
 
-/// Finishes the scores of the keys from first_key on.
+/// Finishes the scores of a tile. cut: some rows do not see all of its keys.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>& t,
                                               const AttentionParams& p, const Item& item,
-                                              std::int32_t first_key) {
-  const KeyRange all = item.all[t.group];
-  // The same in every thread of the warpgroup.
-  const bool cut_left = first_key<all.begin, cut_right = first_key + C::kTileK> all.end;
-  if (kPlain && !cut_left && !cut_right) return;
+                                              std::int32_t tile, bool cut) {
+  if (kPlain && !cut) return;
+  const std::int32_t first_key = tile * C::kTileK;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int32_t query = item.first_row + t.row(half);
@@ -66,13 +64,11 @@ __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>&
         }
       }
     };
-    if (cut_right) {
-      const int end = core::visible_keys(item.sequence.mask, query).end - origin;
-      hide([&](int column) { return column >= end; });
-    }
-    if (cut_left) {
-      const int begin = core::visible_keys(item.sequence.mask, query).begin - origin;
-      hide([&](int column) { return column < begin; });
+    if (!cut) continue;
+    const KeyRange visible = core::visible_keys(item.sequence.mask, query);
+    hide([&](int column) { return column >= visible.end - origin; });
+    if (tile < item.uncut[t.group].begin) {
+      hide([&](int column) { return column < visible.begin - origin; });
     }
   }
 }

@@ -34,48 +34,68 @@ __device__ __forceinline__ void leave_states(SharedStorage<C>& s, const RowState
   __syncwarp();
 }
 
+/// The softmax of a thread's rows kFirst … kFirst + kRows - 1.
+template <typename C, int kFirst, int kRows>
+__device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, float (&rescale)[2],
+                                           float factor, core::Plant plant) {
+  const auto of_rows = [](auto visit) {  // their scores
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2 * kRows; ++i) visit(4 * n + 2 * kFirst + i, kFirst + i / 2);
+    }
+  };
+  float max[2], base[2], sum[2];
+#pragma unroll
+  for (int half = kFirst; half < kFirst + kRows; ++half) max[half] = states.of[half].max;
+  of_rows([&](int i, int half) { max[half] = max_passing_nan(max[half], score[i]); });
+#pragma unroll
+  for (int half = kFirst; half < kFirst + kRows; ++half) {
+    core::SoftmaxState<float>& state = states.of[half];
+    max[half] = quad_max(max[half]);
+    // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
+    // the output need not be rescaled. Decided for each row by itself.
+    if ((max[half] - state.max) * factor <= kLazyLog2) max[half] = state.max;
+    // Products are rounded before they are subtracted, so that a maximum that stays gives
+    // exactly 1.
+    base[half] = __fmul_rn(core::softmax_base(max[half]), factor);
+    rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base[half]));
+    if (plant.is(PlantedBug::rescale_forgotten)) rescale[half] = 1.f;
+    state.max = max[half];
+    sum[half] = 0.f;
+  }
+  of_rows([&](int i, int half) {
+    score[i] = fast_exp2(fmaf(score[i], factor, -base[half]));
+    sum[half] += score[i];
+  });
+#pragma unroll
+  for (int half = kFirst; half < kFirst + kRows; ++half) {
+    states.of[half].sum = core::add_tile_sum(states.of[half].sum, rescale[half], sum[half]);
+  }
+}
+
 /// Turns scores into probabilities and updates the states; the output has to be multiplied by
 /// `rescale`.
 template <typename C>
 __device__ __forceinline__ void softmax(Scores<C>& score, RowStates& states, float (&rescale)[2],
                                         float factor, core::Plant plant) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    core::SoftmaxState<float>& state = states.of[half];
-    float max = state.max;
-#pragma unroll
-    for (int n = 0; n < C::kTileK / 8; ++n) {
-      max = max_passing_nan(max, score[4 * n + 2 * half]);
-      max = max_passing_nan(max, score[4 * n + 2 * half + 1]);
-    }
-    max = quad_max(max);
-    // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
-    // the output need not be rescaled. Decided for each row by itself.
-    if ((max - state.max) * factor <= kLazyLog2) max = state.max;
-    // Products are rounded before they are subtracted, so that a maximum that stays gives
-    // exactly 1.
-    const float base = __fmul_rn(core::softmax_base(max), factor);
-    rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base));
-    if (plant.is(PlantedBug::rescale_forgotten)) rescale[half] = 1.f;
-    state.max = max;
-    float sum = 0.f;
-#pragma unroll
-    for (int n = 0; n < C::kTileK / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& x = score[4 * n + 2 * half + i];
-        x = fast_exp2(fmaf(x, factor, -base));
-        sum += x;
-      }
-    }
-    state.sum = core::add_tile_sum(state.sum, rescale[half], sum);
+  if constexpr (C::kHeadDim <= 64) {
+    // Short products leave it little time: the second row's maximum is found beside the first one's
+    // exponentials.
+    weigh_rows<C, 0, 1>(score, states, rescale, factor, plant);
+    weigh_rows<C, 1, 1>(score, states, rescale, factor, plant);
+  } else {
+    weigh_rows<C, 0, 2>(score, states, rescale, factor, plant);
   }
 }
 
-/// One branch for both rows, and only around multiplications by exactly 1.
+/// Whether that changes anything: one answer, and one branch, for all rows of a warp.
+__device__ __forceinline__ bool rescales_any(const float (&rescale)[2]) {
+  return __any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f);
+}
+
 template <typename C>
 __device__ __forceinline__ void rescale_output(Outputs<C>& o, const float (&rescale)[2]) {
-  if (!__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) return;
 #pragma unroll
   for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] *= rescale[i / 2 % 2];
 }
