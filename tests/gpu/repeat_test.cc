@@ -71,5 +71,19 @@ TEST_F(Repeats, Prefill) {
   }
 }
 
+TEST_F(Repeats, ItemsDealtOutByTicket) {
+  for (const KernelInfo* kernel : runnable_kernels()) {
+    if (!kernel->uses_tma) continue;
+    verify::CaseSpec spec = dense(kernel->dtype, 5, 40, 20, 3, 300, kernel->head_dim);
+    spec.options.kernel = kernel->id;
+    spec.options.causal = true;
+    const verify::CaseMemory memory(spec);
+    GpuCase gpu(memory);
+    gpu.load(memory);
+    EXPECT_GT(gpu.plan().work_items, gpu.plan().device.sm_count);
+    expect_same_bits(memory, gpu);
+  }
+}
+
 }  // namespace
 }  // namespace flashcore::gpu_test

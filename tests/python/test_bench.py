@@ -235,6 +235,8 @@ class Selection(unittest.TestCase):
         more = {**good, "used_k": [4], "page_size": 3, "requires": "pages"}
         self.assertEqual(_cases.parse(json.dumps([more]), "x")[0].fields(), more)
         for name, value in (("used_k", [1, 2]), ("used_k", [10]), ("used_k", ["a"]),
+                            ("packed", [1, 2]), ("packed", [1]), ("packed", ["a"]),
+                            ("window", -1), ("window", 1), ("v_dim", "1"),
                             ("page_size", 2), ("page_size", "1"), ("requires", "wings")):
             with self.assertRaisesRegex(ValueError, f"x: case 0: {name}"):
                 _cases.parse(json.dumps([{**good, name: value}]), "x")
@@ -251,6 +253,14 @@ class Selection(unittest.TestCase):
                          [0, 1, 2, 4, 5, 6])
         self.assertEqual(ragged.flops(), 4 * 4 * (3 + 15) * 8)
         self.assertEqual(ragged.kv_bytes(), 2 * 2 * (2 + 6) * 8 * 2)
+        packed = case(batch=2, q_heads=4, kv_heads=2, q_len=4, kv_len=4, head_dim=8, v_dim=2,
+                      dtype="f16", causal=True, window=1, packed=(4, 2))
+        self.assertEqual(packed.out_shape, (6, 4, 2))
+        self.assertEqual([(packed.visible_begin(0, i), packed.visible_end(0, i)) for i in range(4)],
+                         [(0, 1), (0, 2), (1, 3), (2, 4)])
+        self.assertEqual(packed.visible_pairs(), (1 + 2 + 2 + 2) + (1 + 2))
+        self.assertEqual(packed.flops(), 2 * 4 * 10 * (8 + 2))
+        self.assertEqual(packed.input_bytes(), (2 * 6 * (8 + 2) + 4 * 6 * 8) * 2)
 
 
 if __name__ == "__main__":
