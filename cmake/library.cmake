@@ -54,6 +54,7 @@ add_library(flashcore_objects OBJECT
   src/verify/rung_scores.cc
   src/verify/rung_softmax.cc
   src/verify/rung_uniform.cc
+  src/verify/score_codes.cc
   src/verify/score_reading.cc
   src/verify/subject.cc
   src/verify/verify_api.cc

@@ -52,7 +52,10 @@ typedef struct flashcore_verify_call {
 } flashcore_verify_call;
 
 /* Returns FLASHCORE_OK; FLASHCORE_UNSUPPORTED for what it cannot do (reported, no fault); any other
- * number for a failure. Results must be complete when it returns (the stream may still run). */
+ * number for a failure. Results must be complete when it returns (the stream may still run).
+ * Wrappers of functions that bring their own results (as in Python) return the two below where a
+ * result has another shape than wanted: a fault of `layout`, and of `lse`. */
+enum { FLASHCORE_VERIFY_OUT_MISSHAPEN = 100, FLASHCORE_VERIFY_LSE_MISSHAPEN = 101 };
 typedef int32_t (*flashcore_verify_function)(const flashcore_verify_call* call, void* user);
 
 /* What is declared of the function. -1: to be found out by asking; 0: cannot; 1: can. */

@@ -19,6 +19,7 @@ _DTYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf
            "float8_e4m3fn": "e4m3", "int8": "int8", "uint8": "byte"}
 _EIGHT_BIT = ("e4m3", "int8", "byte")
 _NEEDS_TORCH = ("bf16",)
+_WIDER = {"f32": ("f64",), "f16": ("f32", "f64"), "bf16": ("f32", "f64")}
 
 
 @dataclass
@@ -110,6 +111,8 @@ def _choose_framework(function, framework, dtype, device, keywords, layout):
                 q = choice.from_numpy(values).to(device, getattr(choice, name))
             try:
                 result = function(q, q, q)
+                if result is None:
+                    raise RuntimeError("it returned None")
             except Exception as error:  # noqa: BLE001: another framework or size may do
                 first_error = first_error or error
                 continue
@@ -118,12 +121,12 @@ def _choose_framework(function, framework, dtype, device, keywords, layout):
                        ) from first_error
 
 
-def _out_dtype(result):
-    """The type the function really returns."""
-    if result is None:
-        return None
+def _out_dtype(result, dtype):
+    """The type the function really returns, if it is wider than `dtype`: a narrower one has to be
+    declared, or what it loses is a fault."""
     out = result[0] if isinstance(result, (tuple, list)) else result
-    return _DTYPES.get(str(out.dtype).removeprefix("torch."))
+    found = _DTYPES.get(str(getattr(out, "dtype", "")).removeprefix("torch."))
+    return found if found in _WIDER.get(dtype, ()) else None
 
 
 def _declared(supports):
@@ -158,7 +161,8 @@ def verify(fn, *, layout="bhsd", dtype="float32", device="cpu", supports=None, f
     layout: "bhsd" or "bshd", the order of the arrays' axes. dtype: float64, float32, float16,
     bfloat16, or 8-bit (float8_e4m3fn, int8, uint8) with q_scale, k_scale and v_scale [batch, heads].
     device: "cpu", or a torch device. supports: what is known of it, e.g. {"gqa": False,
-    "head_dims": [64], "causal_alignment": "top-left", "lse_base": 2, "strides": False}.
+    "head_dims": [64], "causal_alignment": "top-left", "lse_base": 2, "strides": False}; a function
+    with **options gets only those options that are named here, by the verifier's own names.
     arithmetic: the format it rounds scores and P to, if not dtype. progress: called with
     (probe, number, count).
     """
@@ -166,7 +170,7 @@ def verify(fn, *, layout="bhsd", dtype="float32", device="cpu", supports=None, f
 
     short, device = _short(dtype), str(device)
     declared = _declared(supports)
-    keywords = _verify_call.keywords_of(fn)
+    keywords = _verify_call.keywords_of(fn, [name for name, can in declared.items() if can])
     torch, sample = _choose_framework(fn, framework, short, device, keywords, layout)
     adapter = _verify_call.Adapter(fn, torch, layout, device, keywords)
     library = library or _library.load()
@@ -180,7 +184,7 @@ def verify(fn, *, layout="bhsd", dtype="float32", device="cpu", supports=None, f
     options.dtype = short.encode()
     options.layout = layout.encode()
     options.seed, options.quick = seed, int(quick)
-    out = _short(out_dtype) if out_dtype is not None else _out_dtype(sample)
+    out = _short(out_dtype) if out_dtype is not None else _out_dtype(sample, short)
     options.out_dtype = out.encode() if out else None
     options.arithmetic = _short(arithmetic).encode() if arithmetic is not None else None
     options.only = only.encode() if only is not None else None

@@ -27,6 +27,9 @@ class Call(ctypes.Structure):
     ]
 
 
+# FLASHCORE_VERIFY_..._MISSHAPEN: what a call returns instead of FLASHCORE_OK.
+OUT_MISSHAPEN, LSE_MISSHAPEN = 100, 101
+
 FUNCTION = ctypes.CFUNCTYPE(c_int32, POINTER(Call), c_void_p)
 PROGRESS = ctypes.CFUNCTYPE(None, c_char_p, c_int32, c_int32, c_void_p)
 

@@ -29,11 +29,12 @@ _NAMES = {
 REFUSALS = (NotImplementedError, TypeError, ValueError)
 
 
-def keywords_of(function):
+def keywords_of(function, declared=()):
     """{option: the function's own name for it}, from its signature. A function that takes any
-    keyword gets the verifier's names; one without a signature (a builtin) torch's."""
+    keyword gets, by the verifier's names, those that are declared: it may ignore the others. One
+    without a signature (a builtin) gets torch's."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return {"causal": "is_causal", "scale": "scale", "gqa": "enable_gqa"}
     names = {p.name for p in parameters}
@@ -43,6 +44,10 @@ def keywords_of(function):
             if candidate in names:
                 found[option] = candidate
                 break
+        else:
+            takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+            if takes_any and option in declared:
+                found[option] = candidates[0]
     return found
 
 
@@ -54,6 +59,10 @@ def array_of(tensor):
     reach = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize
     memory = (ctypes.c_char * reach).from_address(tensor.data)
     return numpy.ndarray(shape, dtype, memory, 0, strides)
+
+
+class Misshapen(Exception):
+    """A result of another shape than wanted."""
 
 
 class Adapter:
@@ -76,12 +85,19 @@ class Adapter:
             return 0
         except REFUSALS as error:
             return self._refuse(call, error, 2)
+        except Misshapen as error:
+            self.raised = error
+            return self._say(call, str(error), _verify_abi.LSE_MISSHAPEN if "LSE" in str(error)
+                             else _verify_abi.OUT_MISSHAPEN)
         except Exception as error:  # noqa: BLE001: whatever it raises is what is reported
             return self._refuse(call, error, 5)
 
     def _refuse(self, call, error, code):
         self.raised = error
-        text = f"{type(error).__name__}: {error}".splitlines()[0].encode()[:call.message_bytes - 1]
+        return self._say(call, f"{type(error).__name__}: {error}", code)
+
+    def _say(self, call, message, code):
+        text = message.splitlines()[0].encode()[:call.message_bytes - 1]
         ctypes.memmove(call.message, text + b"\0", len(text) + 1)
         return code
 
@@ -128,6 +144,8 @@ class Adapter:
         q, k, v = (self._wrap(t.contents) for t in (call.q, call.k, call.v))
         result = self.function(q, k, v, **self._options(call))
         out, lse = result if isinstance(result, (tuple, list)) else (result, None)
+        if out is None:
+            raise RuntimeError("it returned None")
         if call.lse and lse is None:
             raise NotImplementedError("it returns no LSE")
         self._store(out, call.out.contents)
@@ -150,5 +168,6 @@ class Adapter:
             values = values.numpy()
         values = numpy.asarray(values)
         if values.shape != into.shape:
-            raise RuntimeError(f"the result's shape is {values.shape}; wanted {into.shape}")
+            what = "output" if tensor.ndim == 4 else "LSE"
+            raise Misshapen(f"the {what}'s shape is {values.shape}; wanted {into.shape}")
         numpy.copyto(into, values, casting="unsafe")

@@ -32,14 +32,16 @@ class Asker {
   }
   const std::string& message() const { return last_.message; }
   bool died() const { return last_.kind == Answer::Kind::died; }
+  const Answer& last() const { return last_; }
 
   /// A declared answer, or what asking gives. Notes it down.
   template <typename Ask>
   void settle(const char* name, std::int32_t declared, bool& can, Ask ask) {
     last_ = {};
     can = declared >= 0 ? declared != 0 : ask();
-    // A call that ends its process is no refusal: the probe that needs it will say what happened.
-    if (declared < 0 && last_.kind == Answer::Kind::died) can = true;
+    // A call that ends its process, or gives a result of another shape, is no refusal: the probe
+    // that needs it will say what happened.
+    if (declared < 0 && (last_.kind == Answer::Kind::died || last_.misshapen())) can = true;
     std::string line = std::string(name) + ": " + (can ? "yes" : "no");
     if (declared >= 0) {
       line += " (declared)";
@@ -56,8 +58,8 @@ class Asker {
 };
 
 /// A shape and options of a first call that works.
-Status find_plain_call(Ladder& ladder, Asker& asker, const flashcore_verify_options& o,
-                       Shape& shape, Options& options) {
+Status find_plain_call(Ladder& ladder, Asker& asker, Discovery& found,
+                       const flashcore_verify_options& o, Shape& shape, Options& options) {
   std::vector<std::int64_t> dims(std::begin(kCommonDims), std::end(kCommonDims));
   if (o.head_dims[0] > 0) {
     dims.clear();
@@ -75,6 +77,11 @@ Status find_plain_call(Ladder& ladder, Asker& asker, const flashcore_verify_opti
         options.causal = causal;
         if (asker.takes(shape, options)) {
           ladder.can.full = !causal;
+          return {};
+        }
+        if (asker.last().misshapen()) {
+          found.fault = *failure_of(ladder, asker.last(), FaultStage::layout);
+          ladder.can.head_dims = {d};
           return {};
         }
         if (first.empty()) first = asker.message();
@@ -97,7 +104,9 @@ void find_dims(Ladder& ladder, Asker& asker, Discovery& found, const flashcore_v
     }
   } else {
     for (const std::int64_t d : kCommonDims) {
-      if (ladder.quick && ladder.can.head_dims.size() == 2) break;
+      // Two, and one that is no multiple of 32.
+      const std::size_t have = ladder.can.head_dims.size();
+      if (ladder.quick && (have == 3 || (have == 2 && d % 32 == 0))) continue;
       Shape shape = plain;
       shape.head_dim = shape.v_dim = d;
       if (asker.takes(shape, options)) ladder.can.head_dims.push_back(d);
@@ -162,8 +171,8 @@ Discovery discover(Ladder& ladder, const flashcore_verify_options& o) {
   Shape plain;
   Options options;
   ladder.can.splits = false;
-  found.status = find_plain_call(ladder, asker, o, plain, options);
-  if (!found.status.ok()) return found;
+  found.status = find_plain_call(ladder, asker, found, o, plain, options);
+  if (!found.status.ok() || found.fault.found()) return found;
   find_dims(ladder, asker, found, o, plain, options);
   Capabilities& can = ladder.can;
   const auto with = [&](auto change) {

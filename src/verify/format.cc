@@ -1,10 +1,11 @@
 #include "verify/format.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 
-#include "reference/oracle.h"
-#include "verify/case_memory.h"
+#include "core/numeric.h"
 
 namespace flashcore::verify {
 namespace {
@@ -23,15 +24,6 @@ constexpr Named kAliases[] = {{Format::f64, "float64"},        {Format::f32, "fl
 
 constexpr double kByteStep = 448.0 / 127.0;
 
-DType wide_dtype(Format format) {
-  switch (format) {
-    case Format::f64: return DType::f64;
-    case Format::f16: return DType::f16;
-    case Format::bf16: return DType::bf16;
-    default: return DType::f32;
-  }
-}
-
 /// Sign, four exponent bits (bias 7), three mantissa bits; 0x7f and 0xff are NaN, nothing is inf.
 double e4m3_value(std::uint8_t code) {
   const int exponent = (code >> 3) & 15, mantissa = code & 7;
@@ -41,13 +33,28 @@ double e4m3_value(std::uint8_t code) {
   return sign * std::ldexp(8 + mantissa, exponent - 10);
 }
 
+const std::array<double, 256>& e4m3_values() {
+  static const std::array<double, 256> values = [] {
+    std::array<double, 256> all{};
+    for (int code = 0; code < 256; ++code) {
+      all[static_cast<std::size_t>(code)] = e4m3_value(static_cast<std::uint8_t>(code));
+    }
+    return all;
+  }();
+  return values;
+}
+
 std::uint8_t e4m3_code(double value) {
   if (std::isnan(value)) return 0x7f;
   const std::uint8_t sign = std::signbit(value) ? 0x80 : 0;
   const double size = std::min(std::fabs(value), 448.0);
-  const int exponent = size < 0x1p-6 ? -6 : std::ilogb(size);
+  const auto exponent_of = [](double x) {  // of a normal number
+    return static_cast<int>(std::bit_cast<std::uint64_t>(x) >> 52) - 1023;
+  };
+  const int exponent = size < 0x1p-6 ? -6 : exponent_of(size);
   // In units of the last place; nearbyint() rounds ties to even.
-  auto units = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));
+  const auto unit = std::bit_cast<double>(static_cast<std::uint64_t>(exponent - 3 + 1023) << 52);
+  auto units = static_cast<int>(std::nearbyint(size / unit));
   int biased = exponent + 7;
   if (units == 16) {
     units = 8;
@@ -104,16 +111,19 @@ double smallest_of(Format format) {
   }
 }
 
-double decode(Format format, const void* data, std::int64_t index) {
+double value_of_code(Format format, std::uint8_t code) { return decode_narrow(format, &code, 0); }
+
+double decode_narrow(Format format, const void* data, std::int64_t index) {
   switch (format) {
-    case Format::e4m3: return e4m3_value(static_cast<const std::uint8_t*>(data)[index]);
+    case Format::e4m3: return e4m3_values()[static_cast<const std::uint8_t*>(data)[index]];
     case Format::int8: return static_cast<const std::int8_t*>(data)[index];
     case Format::byte8: return (static_cast<const std::uint8_t*>(data)[index] - 128) * kByteStep;
-    default: return reference::element(data, wide_dtype(format), index);
+    case Format::f16: return core::float_of_f16(static_cast<const std::uint16_t*>(data)[index]);
+    default: return core::float_of_bf16(static_cast<const std::uint16_t*>(data)[index]);
   }
 }
 
-void encode(Format format, void* data, std::int64_t index, double value) {
+void encode_narrow(Format format, void* data, std::int64_t index, double value) {
   const auto steps = [](double x) {
     return static_cast<int>(std::clamp(std::nearbyint(x), -127.0, 127.0));
   };
@@ -126,7 +136,11 @@ void encode(Format format, void* data, std::int64_t index, double value) {
       static_cast<std::uint8_t*>(data)[index] =
           static_cast<std::uint8_t>(128 + steps(value / kByteStep));
       break;
-    default: store(data, wide_dtype(format), index, value);
+    case Format::f16:
+      static_cast<std::uint16_t*>(data)[index] = core::f16_of_float(static_cast<float>(value));
+      break;
+    default:
+      static_cast<std::uint16_t*>(data)[index] = core::bf16_of_float(static_cast<float>(value));
   }
 }
 

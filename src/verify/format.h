@@ -27,9 +27,28 @@ double unit_of(Format format);
 /// Spacing at 0, below which values are flushed.
 double smallest_of(Format format);
 
-double decode(Format format, const void* data, std::int64_t index);
+/// Of an 8-bit format.
+double value_of_code(Format format, std::uint8_t code);
+
+/// Of formats narrower than f32.
+double decode_narrow(Format format, const void* data, std::int64_t index);
+void encode_narrow(Format format, void* data, std::int64_t index, double value);
+
+inline double decode(Format format, const void* data, std::int64_t index) {
+  if (format == Format::f32) return static_cast<const float*>(data)[index];
+  if (format == Format::f64) return static_cast<const double*>(data)[index];
+  return decode_narrow(format, data, index);
+}
 /// Rounds to nearest (ties to even) and stores; 8-bit formats saturate.
-void encode(Format format, void* data, std::int64_t index, double value);
+inline void encode(Format format, void* data, std::int64_t index, double value) {
+  if (format == Format::f32) {
+    static_cast<float*>(data)[index] = static_cast<float>(value);
+  } else if (format == Format::f64) {
+    static_cast<double*>(data)[index] = value;
+  } else {
+    encode_narrow(format, data, index, value);
+  }
+}
 /// What encode() leaves of a value.
 double rounded(Format format, double value);
 

@@ -32,7 +32,7 @@ struct Rung {
   Finding (*probe)(Ladder&, std::int64_t head_dim);
   /// Why it cannot be asked of this implementation; empty where it can.
   std::string (*why_not)(const Ladder&);
-  bool every_dim;  ///< once per head dim, not only at the first
+  enum class Dims { first, two_if_quick, all } dims;  ///< head dims it is run at
 };
 
 std::string always(const Ladder&) { return ""; }
@@ -47,27 +47,37 @@ std::string if_splits(const Ladder& l) {
 }
 std::string if_lse(const Ladder& l) { return l.can.lse ? "" : "it returns no LSE"; }
 
+using Dims = Rung::Dims;
+
 /// In this order: a rung relies on those above it.
 const Rung kRungs[] = {
-    {"codes", "is every 8-bit code its value?", probe_codes, if_8bit, false},
-    {"coverage", "is every output written, from a clean start?", probe_coverage, always, true},
-    {"determinism", "does the same call give the same bits?", probe_determinism, always, false},
+    {"codes", "is every 8-bit code its value?", probe_codes, if_8bit, Dims::first},
+    {"coverage", "is every output written, from a clean start?", probe_coverage, always,
+     Dims::two_if_quick},
+    {"determinism", "does the same call give the same bits?", probe_determinism, always,
+     Dims::first},
     {"layout", "one key: is V read, and out written, at the right place?", probe_layout, always,
-     true},
-    {"uniform", "Q = 0: do all keys weigh 1/n, at every length?", probe_uniform, always, true},
-    {"key_layout", "Q = 0: are all keys read from their own head?", probe_key_layout, always, true},
-    {"scores", "are the scores read back from P the right ones?", probe_scores, always, true},
-    {"softcap", "are they with a softcap?", probe_softcap, if_softcap, false},
-    {"rescale", "ascending scores: is what came before rescaled?", probe_rescale, always, true},
-    {"max", "large scores: does exp() stay in range?", probe_max, always, false},
-    {"mask", "causal: does every query see its keys, and no others?", probe_mask, if_causal, true},
-    {"window", "does every query see its window?", probe_window, if_window, false},
+     Dims::all},
+    {"uniform", "Q = 0: do all keys weigh 1/n, at every length?", probe_uniform, always,
+     Dims::two_if_quick},
+    {"key_layout", "Q = 0: are all keys read from their own head?", probe_key_layout, always,
+     Dims::two_if_quick},
+    {"scores", "are the scores read back from P the right ones?", probe_scores, always, Dims::all},
+    {"softcap", "are they with a softcap?", probe_softcap, if_softcap, Dims::first},
+    {"rescale", "ascending scores: is what came before rescaled?", probe_rescale, always,
+     Dims::two_if_quick},
+    {"max", "large scores: does exp() stay in range?", probe_max, always, Dims::first},
+    {"mask", "causal: does every query see its keys, and no others?", probe_mask, if_causal,
+     Dims::two_if_quick},
+    {"window", "does every query see its window?", probe_window, if_window, Dims::first},
     {"combine", "are partial results of key ranges joined rightly?", probe_combine, if_splits,
-     false},
-    {"bounds", "does anything outside the tensors matter?", probe_bounds, always, true},
-    {"scales", "is each head's 8-bit scale its own?", probe_scales, if_8bit, false},
-    {"lse", "is the LSE that of the scores?", probe_lse, if_lse, true},
-    {"random", "many shapes and three input scales: anything else?", probe_random, always, false},
+     Dims::first},
+    {"bounds", "does anything outside the tensors matter?", probe_bounds, always,
+     Dims::two_if_quick},
+    {"scales", "is each head's 8-bit scale its own?", probe_scales, if_8bit, Dims::first},
+    {"lse", "is the LSE that of the scores?", probe_lse, if_lse, Dims::two_if_quick},
+    {"random", "many shapes and three input scales: anything else?", probe_random, always,
+     Dims::first},
 };
 
 Result<Format> format_of(const char* what, const char* name, Format otherwise) {
@@ -96,8 +106,11 @@ Result<SubjectFormats> formats_of(const flashcore_verify_options& o) {
 
 /// Runs one rung at every head dim it is for.
 Finding climb_rung(Ladder& ladder, const Rung& rung) {
-  for (const std::int64_t d : ladder.can.head_dims) {
-    if (d != ladder.main_dim() && !rung.every_dim) break;
+  const std::size_t most = rung.dims == Dims::first                          ? 1
+                           : rung.dims == Dims::two_if_quick && ladder.quick ? 2
+                                                                             : SIZE_MAX;
+  for (std::size_t i = 0; i < std::min(most, ladder.can.head_dims.size()); ++i) {
+    const std::int64_t d = ladder.can.head_dims[i];
     if (Finding f = rung.probe(ladder, d); f.found()) return f;
   }
   return {};
@@ -161,12 +174,23 @@ Result<VerifyReport> climb(const flashcore_verify_options& o, CallTarget& target
   report.capabilities = std::move(found.capabilities);
   report.conventions = std::move(found.conventions);
   report.ok = true;
+  const auto fail = [&](const Finding& finding) {
+    report.ok = false;
+    report.stage = finding.stage;
+    report.detail = finding.detail;
+    report.call = finding.call;
+    report.evidence = finding.evidence;
+  };
+  if (found.fault.found()) fail(found.fault);
   std::int32_t number = 0;
   for (const Rung& rung : kRungs) {
     ++number;
     ProbeResult result{rung.name, rung.asks, ProbeResult::Status::not_probed, "", 0, 0};
     result.detail = rung.why_not(ladder);
-    if (!report.ok) result.detail = "it relies on what failed above";
+    if (!report.ok) {
+      result.detail =
+          found.fault.found() ? "not even a plain call is right" : "it relies on what failed above";
+    }
     if (!only.empty() && only != rung.name) result.detail = "only " + only + " was asked for";
     if (result.detail.empty()) {
       if (o.progress != nullptr) {
@@ -181,11 +205,7 @@ Result<VerifyReport> climb(const flashcore_verify_options& o, CallTarget& target
       result.status = finding.found() ? ProbeResult::Status::failed : ProbeResult::Status::passed;
       if (finding.found()) {
         result.detail = finding.detail;
-        report.ok = false;
-        report.stage = finding.stage;
-        report.detail = finding.detail;
-        report.call = finding.call;
-        report.evidence = finding.evidence;
+        fail(finding);
         report.reproducer = "only = \"" + std::string(rung.name) + "\", seed = " + decimal(o.seed) +
                             ": " + finding.call;
       }

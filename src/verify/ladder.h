@@ -51,7 +51,7 @@ struct Ladder {
   Conventions conventions;
   std::uint64_t seed = 1;
   bool quick = false;
-  /// Batch, heads and q_len every shape has: to look at a failure of one shape only.
+  /// Batch, heads, q_len and v_dim every shape has: to look at a failure of one shape only.
   std::optional<Shape> pinned = std::nullopt;
 
   /// The nearest shape the implementation takes: equal lengths where it has no cross attention, one
@@ -78,7 +78,11 @@ std::optional<Finding> failure_of(const Ladder& ladder, const Answer& answer, Fa
 
 /// P of every row of a call, read with one-hot values in as many runs as it takes:
 /// [batch, q_heads, q_len, kv_len]. Empty where a run failed.
-std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call);
+std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call,
+                                       const Setting& setting);
+inline std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call) {
+  return read_probabilities(ladder, call, ladder.subject.plain());
+}
 
 /// "row 3 of batch 0, head 1", for an index into [batch, heads, q_len].
 std::string row_name(const HostCall& call, std::size_t row);
@@ -107,6 +111,7 @@ Finding probe_random(Ladder& ladder, std::int64_t head_dim);
 struct Discovery {
   std::vector<std::string> capabilities, conventions;
   Status status;  ///< not ok: not even a plain call works
+  Finding fault;  ///< of a plain call that works, but not as it should
 };
 Discovery discover(Ladder& ladder, const flashcore_verify_options& options);
 

@@ -82,6 +82,7 @@ Shape Ladder::shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_d
   s.kv_len = rounded_up(kv_len, can.length_step);
   if (!can.cross) s.q_len = s.kv_len = std::max(s.q_len, s.kv_len);
   s.head_dim = s.v_dim = head_dim;
+  if (pinned && pinned->head_dim == head_dim) s.v_dim = pinned->v_dim;
   return s;
 }
 
@@ -176,6 +177,11 @@ std::optional<Finding> failure_of(const Ladder& ladder, const Answer& answer, Fa
   if (answer.kind == Answer::Kind::failed) {
     return ladder.finding(stage, "the call failed: " + answer.message);
   }
+  if (answer.misshapen()) {
+    return ladder.finding(
+        answer.kind == Answer::Kind::lse_misshapen ? FaultStage::lse : FaultStage::layout,
+        answer.message);
+  }
   if (answer.kind == Answer::Kind::died) {
     // Memory that is not there was touched: whatever was being computed, that is out of bounds.
     const bool memory = answer.message.find("SIGSEGV") != std::string::npos ||
@@ -185,7 +191,8 @@ std::optional<Finding> failure_of(const Ladder& ladder, const Answer& answer, Fa
   return std::nullopt;
 }
 
-std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call) {
+std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call,
+                                       const Setting& setting) {
   const Tensors& t = call.tensors;
   const std::int64_t rows = t.q.shape[0] * t.q.shape[1] * t.q.shape[2];
   const std::int64_t n = t.k.shape[2], v_dim = t.v.shape[3];
@@ -194,7 +201,7 @@ std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call) {
     const Result<HostCall> made = with_one_hot_values(call, first);
     if (!made.ok()) return {};
     HostCall probe(*made);
-    const Answer answer = ladder.subject.run(probe);
+    const Answer answer = ladder.subject.run(probe, setting);
     if (!answer.ok()) return {};
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < std::min(v_dim, n - first); ++c) {

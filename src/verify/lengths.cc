@@ -34,8 +34,12 @@ LengthVerdict judge_lengths(const LengthResults& results, const std::string& nam
   for (const auto& [n, passed] : results) {
     if (passed && n > verdict.first) step = std::gcd(step, n);
   }
-  verdict.depends_on_length = step > 0;
-  if (step > 1) {
+  // One length that passes by chance is none: of a tile every multiple does.
+  verdict.depends_on_length =
+      step == 1 || (step > 1 && std::all_of(results.begin(), results.end(), [&](const auto& r) {
+                      return r.second || r.first <= verdict.first || r.first % step != 0;
+                    }));
+  if (verdict.depends_on_length && step > 1) {
     verdict.text = "fails unless " + name + " is a multiple of " + decimal(step);
   } else if (verdict.depends_on_length) {
     verdict.text = "fails at " + name;
@@ -45,8 +49,10 @@ LengthVerdict judge_lengths(const LengthResults& results, const std::string& nam
     if (failing.size() > 6) verdict.text += ", ...";
   } else if (failing.size() == results.size()) {
     verdict.text = "fails at every " + name;
-  } else {
+  } else if (step == 0) {
     verdict.text = "fails at every " + name + " from " + decimal(verdict.first);
+  } else {
+    verdict.text = "fails at nearly every " + name;
   }
   return verdict;
 }

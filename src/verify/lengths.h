@@ -20,8 +20,8 @@ using LengthResults = std::map<std::int64_t, bool>;
 
 struct LengthVerdict {
   bool failed = false;
-  /// A longer one passes where a shorter one fails: the length itself decides, as where the last
-  /// tile is not full. Otherwise all fail from the first on.
+  /// Longer ones pass where a shorter one fails: the length itself decides, as where the last tile
+  /// is not full. Otherwise all fail from the first on, or all but a few that pass by chance.
   bool depends_on_length = false;
   std::int64_t first = 0;  ///< the smallest that fails
   std::string text;        ///< "fails unless kv_len is a multiple of 64"

@@ -35,8 +35,9 @@ void fill_random(const TensorView& t, double sigma, std::uint64_t seed, std::uin
 
 void fill_folded_one_hot(HostCall& call) {
   const std::int64_t v_dim = call.tensors.v.shape[3];
-  fill(call.tensors.v,
-       [&](auto, auto, std::int64_t j, std::int64_t c) { return j % v_dim == c ? 1.0 : 0.0; });
+  fill(call.tensors.v, [&](auto, auto, std::int64_t j, std::int64_t c) {
+    return (j + 1) % v_dim == c ? 1.0 : 0.0;
+  });
 }
 
 void fill_flat_maximum(HostCall& call, double sigma, std::uint64_t seed) {

@@ -29,7 +29,8 @@ void fill(const TensorView& t, Value value) {
 /// Independent normal numbers.
 void fill_random(const TensorView& t, double sigma, std::uint64_t seed, std::uint64_t stream);
 
-/// V[j][c] is 1 where j mod v_dim = c: a row's output is its P, folded to v_dim columns.
+/// V[j][c] is 1 where (j + 1) mod v_dim = c: a row's output is its P, folded to v_dim columns and
+/// turned by one, so that V is not its own transpose at any length.
 void fill_folded_one_hot(HostCall& call);
 
 /// Every query's score of key j is score(j), up to rounding: q and k have one dimension that

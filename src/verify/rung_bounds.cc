@@ -11,6 +11,7 @@ Finding probe_bounds(Ladder& ladder, std::int64_t head_dim) {
   const double guards[] = {std::numeric_limits<double>::quiet_NaN(), 100.0};
   std::vector<std::pair<std::int64_t, std::int64_t>> lengths{{1, 1},   {5, 17},   {16, 63},
                                                              {33, 65}, {70, 100}, {3, 130}};
+  if (ladder.quick && head_dim != ladder.main_dim()) lengths = {{5, 17}, {33, 65}};
   for (const auto& [q_len, kv_len] : lengths) {
     for (const bool causal : {false, true}) {
       if (causal ? !ladder.can.causal : !ladder.can.full) continue;

@@ -74,12 +74,17 @@ Finding explain(Ladder& ladder, const Covered& c, const LengthVerdict& lengths, 
                           "an all-zero V gives NaN where V = 1 gives a number: a scale of 0 is "
                           "divided by; the scale of an all-zero tensor must be 1");
   }
+  // What is left of an earlier call depends on that call, so the lengths say nothing.
+  if (c.stale > 0 && c.unwritten == 0) {
+    return ladder.finding(FaultStage::coverage,
+                          "V = 0, but " + decimal(c.stale) +
+                              " outputs are not 0: something from before the call is in them "
+                              "(first at " +
+                              c.where + ")");
+  }
   std::string what;
   if (c.unwritten > 0) {
     what = decimal(c.unwritten) + " output elements are never written";
-  } else if (c.stale > 0) {
-    what = "V = 0, but " + decimal(c.stale) +
-           " outputs are not 0: something from before the call is added";
   } else {
     what = "V = 1, but " + decimal(c.empty) + " outputs are exactly 0, as if never written";
   }
@@ -97,9 +102,12 @@ Finding probe_coverage(Ladder& ladder, std::int64_t head_dim) {
   std::optional<std::pair<std::int64_t, Covered>> first;
   std::optional<Finding> failure;
   int deaths = 0;
+  const bool main = head_dim == ladder.main_dim();
   for (const std::int64_t q_len : lengths_to_try(true, ladder.can.length_step)) {
     if (q_len > 130 && ladder.quick) continue;
-    const Shape shape = ladder.shape(q_len, 1, head_dim, q_len <= 20 || q_len == 65);
+    // Edges of tiles were tried at the main head dim: others have their own columns to miss.
+    if (!main && ladder.quick && q_len > 4 && q_len % 16 != 1) continue;
+    const Shape shape = ladder.shape(q_len, 1, head_dim, q_len <= 3 || q_len == 17);
     if (results.contains(shape.q_len)) continue;
     // Ones before zeros: what a call leaves behind then shows in the next.
     HostCall ones = constant_value_call(ladder, shape, 1),
@@ -137,11 +145,11 @@ Finding probe_coverage(Ladder& ladder, std::int64_t head_dim) {
 
 Finding probe_determinism(Ladder& ladder, std::int64_t head_dim) {
   const int times = ladder.quick ? 8 : 20;
-  for (const auto& [q_len, kv_len] : {std::pair{20, 70}, {2, 300}, {130, 130}}) {
+  for (const auto& [q_len, kv_len] : {std::pair{9, 70}, {40, 300}, {130, 130}}) {
     if (ladder.quick && q_len > 100) continue;
     Options options = ladder.base();
     if (ladder.can.splits && kv_len == 300) options.num_splits = 4;
-    HostCall call = ladder.call(ladder.shape(q_len, kv_len, head_dim), options);
+    HostCall call = ladder.call(ladder.shape(q_len, kv_len, head_dim, kv_len == 70), options);
     for (const TensorView* t : {&call.tensors.q, &call.tensors.k, &call.tensors.v}) {
       fill_random(*t, 1, ladder.seed,
                   33 + static_cast<std::uint64_t>(t->data != call.tensors.q.data));

@@ -1,10 +1,10 @@
 // Rung 11: 8-bit inputs. Every code of V is read where nothing else can matter (first of all);
-// scales are varied one tensor at a time once the scores are cleared.
+// codes of q and k, and scales one tensor at a time, once the scores are cleared.
 #include <cmath>
 
 #include "verify/decimal.h"
 #include "verify/ladder.h"
-#include "verify/score_reading.h"
+#include "verify/score_codes.h"
 
 namespace flashcore::verify {
 namespace {
@@ -16,6 +16,29 @@ std::vector<double> factors_of(std::int64_t batch, std::int64_t heads, bool vari
   }
   return factors;
 }
+
+/// The straight line through (value, what was read for it), by least squares.
+class AffineFit {
+ public:
+  void add(double x, double y, double bound) {
+    ++n_, x_ += x, y_ += y, xx_ += x * x, xy_ += x * y;
+    bound_ = std::max(bound_, bound);
+    points_.push_back({x, y});
+  }
+  /// Its height at 0, if it passes all points and does not pass 0; else 0.
+  double at_zero() const {
+    const double slope = (n_ * xy_ - x_ * y_) / (n_ * xx_ - x_ * x_);
+    const double height = (y_ - slope * x_) / n_;
+    for (const auto& [x, y] : points_) {
+      if (!(std::fabs(slope * x + height - y) <= bound_)) return 0;
+    }
+    return std::fabs(height) > bound_ ? height : 0;
+  }
+
+ private:
+  double n_ = 0, x_ = 0, y_ = 0, xx_ = 0, xy_ = 0, bound_ = 0;
+  std::vector<std::pair<double, double>> points_;
+};
 
 /// Multiplies a tensor's values by its heads' factors: the codes stay, the scales change.
 void apply_factors(const TensorView& t, const std::vector<double>& factors) {
@@ -35,9 +58,9 @@ Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
   const Arithmetic a = ladder.subject.arithmetic();
   int wrong = 0, tried = 0;
   std::string first;
+  AffineFit line;
   for (int code = 0; code < 256; code += ladder.quick ? 3 : 1) {
-    const auto byte = static_cast<std::uint8_t>(code);
-    const double value = decode(format, &byte, 0);
+    const double value = value_of_code(format, static_cast<std::uint8_t>(code));
     if (!std::isfinite(value) || rounded(format, value) != value) continue;  // never produced
     HostCall call = ladder.call(ladder.shape(2, 1, head_dim, false));
     fill_random(call.tensors.q, 1, ladder.seed, 101);
@@ -52,6 +75,7 @@ Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
     const double bound = std::fabs(value) * (2 * a.out_unit + 4 * 0x1p-11) + a.out_smallest;
     bool all_right = true;
     for (const double x : answer.out) all_right = all_right && std::fabs(x - value) <= bound;
+    line.add(value, answer.out[0], bound);
     if (all_right) continue;
     if (wrong++ == 0) {
       first = "code " + decimal(code) + " is read as " + number(answer.out[0]) + " instead of " +
@@ -59,14 +83,26 @@ Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
     }
   }
   if (wrong == 0) return {};
-  // Everything wrong is not the table: something else gets in the way of reading it.
-  if (wrong == tried && tried > 1) return {};
+  // Everything wrong is not the table: something else gets in the way of reading it. But a factor
+  // leaves 0 alone.
+  if (wrong == tried && tried > 1) {
+    const double zero = line.at_zero();
+    if (zero == 0) return {};
+    return ladder.finding(FaultStage::dequant, "every code of V is read as if 0 were " +
+                                                   number(zero) +
+                                                   ": a zero point that is not there, or not used");
+  }
   return ladder.finding(FaultStage::dequant, decimal(wrong) + " of " + decimal(tried) +
                                                  " codes of V are wrong: " + first);
 }
 
 Finding probe_scales(Ladder& ladder, std::int64_t head_dim) {
   const char* names[] = {"q", "k", "v"};
+  for (const bool of_q : {false, true}) {
+    const ScoreCodes codes(ladder, head_dim, of_q);
+    if (codes.wrong().empty()) continue;
+    return ladder.finding(FaultStage::dequant, codes.wrong());
+  }
   for (int tensor = 0; tensor < 3; ++tensor) {
     const Shape shape = ladder.shape(20, 48, head_dim);
     HostCall call = ladder.call(shape);

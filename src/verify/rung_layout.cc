@@ -142,12 +142,14 @@ Finding probe_layout(Ladder& ladder, std::int64_t head_dim) {
   if (Finding f = check_fields(ladder, shape, native); f.found()) return f;
   if (Finding f = check_fields(ladder, ladder.shape(1, 1, head_dim), native); f.found()) return f;
   if (!ladder.can.strides) return {};
+  const Shape few_rows = ladder.shape(9, 1, head_dim);
   for (const Arrangement arrangement :
        {Arrangement::heads_first, Arrangement::rows_first, Arrangement::padded}) {
     for (const bool of_out : {false, true}) {
       Setting setting = native;
       (of_out ? setting.out : setting.inputs) = arrangement;
-      if (Finding f = check_fields(ladder, shape, setting); f.found()) return f;
+      if (arrangement == native.inputs) continue;
+      if (Finding f = check_fields(ladder, few_rows, setting); f.found()) return f;
     }
   }
   return {};

@@ -9,12 +9,54 @@
 namespace flashcore::verify {
 namespace {
 
+/// Of P, in a quick run's random calls.
+constexpr std::int64_t kMostWeights = 1 << 16;
+
 struct Drawn {
   Shape shape;
   Options options;
   double sigma = 1;
   std::uint64_t seed = 1;
 };
+
+/// Options that are used alone and together, two and two, before chance decides: what is right
+/// alone may be wrong in the order of things with another.
+enum Feature { kCausal, kWindow, kScale, kSoftcap, kSplits, kGroups, kValueDim, kFeatures };
+
+bool can_use(const Capabilities& can, int feature) {
+  const bool can_all[] = {can.causal, can.window, can.scale, can.softcap,
+                          can.splits, can.gqa,    can.v_dim};
+  return can_all[feature];
+}
+
+Drawn with_two_features(const Ladder& ladder, int one, int other) {
+  Drawn d;
+  d.seed = mix(ladder.seed + static_cast<std::uint64_t>(kFeatures * one + other));
+  d.shape = ladder.shape(20, 70, ladder.main_dim(), false);
+  d.shape.q_heads = d.shape.kv_heads = 2;
+  d.options = ladder.base();
+  for (const int feature : {one, other}) {
+    if (feature == kCausal) d.options.causal = true;
+    if (feature == kWindow) d.options.window_left = 9, d.options.window_right = 5;
+    if (feature == kScale) d.options.scale = 0.3;
+    if (feature == kSoftcap) d.options.softcap = 2;
+    if (feature == kSplits) d.options.num_splits = 3;
+    if (feature == kGroups) d.shape.q_heads = 6;
+    if (feature == kValueDim) d.shape.v_dim = d.shape.head_dim / 2;
+  }
+  return d;
+}
+
+std::vector<Drawn> feature_pairs(const Ladder& ladder) {
+  std::vector<Drawn> pairs;
+  for (int one = 0; one < kFeatures; ++one) {
+    for (int other = one; other < kFeatures; ++other) {
+      if (!can_use(ladder.can, one) || !can_use(ladder.can, other)) continue;
+      pairs.push_back(with_two_features(ladder, one, other));
+    }
+  }
+  return pairs;
+}
 
 Drawn draw(const Ladder& ladder, std::uint64_t index) {
   Random random(ladder.seed, 1000 + index);
@@ -26,12 +68,13 @@ Drawn draw(const Ladder& ladder, std::uint64_t index) {
   const std::int64_t dim = can.head_dims[static_cast<std::size_t>(
       random.below(static_cast<std::int64_t>(can.head_dims.size())))];
   d.shape = ladder.shape(random.pick(lengths), random.pick(lengths), dim);
-  if (ladder.quick && d.shape.q_len * d.shape.kv_len > 40000) {
-    d.shape = ladder.shape(33, d.shape.kv_len, dim);
-  }
   if (can.batch) d.shape.batch = random.between(1, 3);
   d.shape.kv_heads = random.between(1, 3);
   d.shape.q_heads = d.shape.kv_heads * (can.gqa ? random.between(1, 4) : 1);
+  const std::int64_t weights = d.shape.batch * d.shape.q_heads * d.shape.q_len * d.shape.kv_len;
+  if (ladder.quick && can.cross && can.length_step == 1 && weights > kMostWeights) {
+    d.shape.q_len = std::max<std::int64_t>(d.shape.q_len * kMostWeights / weights, 1);
+  }
   if (can.v_dim && random.chance(0.2)) d.shape.v_dim = random.between(1, 2) * dim / 2;
   d.options = ladder.base();
   if (can.causal && random.chance(0.4)) d.options.causal = true;
@@ -60,7 +103,7 @@ struct Ran {
   Answer answer;
   std::optional<Judged> judged;
   bool failed(const Ladder& ladder) const {
-    if (answer.kind == Answer::Kind::failed || answer.kind == Answer::Kind::died) return true;
+    if (!answer.ok()) return answer.kind != Answer::Kind::refused;
     return judged && (!judged->ok() || (ladder.can.lse && judged->lse_wrong > 0));
   }
 };
@@ -83,26 +126,26 @@ Drawn smallest(Ladder& ladder, Drawn d) {
     if (!ladder.can.cross) smaller.shape.q_len = smaller.shape.kv_len;
     if (run(ladder, smaller).failed(ladder)) d = smaller;
   };
+  // Sizes first: what follows is then cheap.
+  keep([](Drawn& s) { s.shape.batch = 1; });
+  keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads = 1; });
+  for (int round = 0; round < 6 && ladder.can.length_step == 1; ++round) {
+    keep([](Drawn& s) { s.shape.q_len = (s.shape.q_len + 1) / 2; });
+    keep([](Drawn& s) { s.shape.kv_len = (s.shape.kv_len + 1) / 2; });
+  }
+  keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads; });
   keep([&](Drawn& s) { s.options.num_splits = ladder.base().num_splits; });
   keep([&](Drawn& s) { s.options.causal = ladder.base().causal; });
   keep([](Drawn& s) { s.options.window_left = s.options.window_right = -1; });
   keep([](Drawn& s) { s.options.softcap = 0; });
   keep([](Drawn& s) { s.options.scale.reset(); });
   keep([](Drawn& s) { s.shape.v_dim = s.shape.head_dim; });
-  keep([](Drawn& s) { s.shape.batch = 1; });
-  keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads; });
-  keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads = 1; });
-  if (ladder.can.length_step > 1) return d;
-  for (int round = 0; round < 6; ++round) {
-    keep([](Drawn& s) { s.shape.q_len = (s.shape.q_len + 1) / 2; });
-    keep([](Drawn& s) { s.shape.kv_len = (s.shape.kv_len + 1) / 2; });
-  }
   return d;
 }
 
 /// The stage of a failing call by what about it matters, once it is as small as it gets.
 FaultStage stage_of(const Ladder& ladder, const Drawn& d, const Ran& ran) {
-  if (ran.judged && ran.judged->ok()) return FaultStage::lse;
+  if (ran.judged && ran.judged->ok() && ran.judged->lse_wrong > 0) return FaultStage::lse;
   const Options base = ladder.base();
   if (d.options.num_splits != base.num_splits) return FaultStage::combine;
   if (d.options.causal != base.causal || d.options.window_left >= 0 ||
@@ -122,7 +165,7 @@ FaultStage stage_of(const Ladder& ladder, const Drawn& d, const Ran& ran) {
   return FaultStage::unlocalised;
 }
 
-/// The rungs again, with this shape's batch, heads and q_len.
+/// The rungs again, with this shape's batch, heads, q_len and v_dim.
 Finding climb_at(Ladder& ladder, const Shape& shape) {
   Ladder here = ladder;
   here.pinned = shape;
@@ -130,7 +173,7 @@ Finding climb_at(Ladder& ladder, const Shape& shape) {
                            probe_scores, probe_rescale, probe_max}) {
     Finding f = probe(here, shape.head_dim);
     if (!f.found()) continue;
-    f.detail += " (only with some batches, heads or lengths)";
+    f.detail += " (only with some batches, heads, lengths or v_dims)";
     return f;
   }
   return {};
@@ -139,17 +182,19 @@ Finding climb_at(Ladder& ladder, const Shape& shape) {
 }  // namespace
 
 Finding probe_random(Ladder& ladder, std::int64_t) {
-  const std::uint64_t count = ladder.quick ? 16 : 96;
-  for (std::uint64_t index = 0; index < count; ++index) {
-    const Drawn drawn = draw(ladder, index);
+  std::vector<Drawn> all = feature_pairs(ladder);
+  for (std::uint64_t index = 0; index < (ladder.quick ? 12 : 96); ++index) {
+    all.push_back(draw(ladder, index));
+  }
+  for (const Drawn& drawn : all) {
     if (!run(ladder, drawn).failed(ladder)) continue;
     const Drawn d = smallest(ladder, drawn);
     const Ran ran = run(ladder, d);
     if (!ran.judged) {
-      return ladder.finding(FaultStage::unlocalised, "the call failed: " + ran.answer.message);
+      return *failure_of(ladder, ran.answer, FaultStage::unlocalised);
     }
     const FaultStage stage = stage_of(ladder, d, ran);
-    if (stage == FaultStage::unlocalised) {
+    if (stage == FaultStage::unlocalised || d.shape.v_dim != d.shape.head_dim) {
       if (Finding f = climb_at(ladder, d.shape); f.found()) return f;
     }
     const Judged& j = *ran.judged;

@@ -5,6 +5,7 @@
 #include "verify/decimal.h"
 #include "verify/ladder.h"
 #include "verify/probes.h"
+#include "verify/score_codes.h"
 #include "verify/score_reading.h"
 
 namespace flashcore::verify {
@@ -13,8 +14,14 @@ namespace {
 /// Errors below this share of the scores, with no structure, are a matter of precision.
 constexpr double kNoise = 0x1p-4;
 
+/// Other head dims of a quick run: that heads are found was seen at the first.
+bool is_brief(const Ladder& ladder, std::int64_t head_dim) {
+  return ladder.quick && head_dim != ladder.main_dim();
+}
+
 HostCall dimension_call(const Ladder& ladder, std::int64_t head_dim, const Options& options) {
-  HostCall call = ladder.call(ladder.shape(head_dim, 17, head_dim), options);
+  const bool wide = !is_brief(ladder, head_dim);
+  HostCall call = ladder.call(ladder.shape(head_dim, 17, head_dim, wide), options);
   fill_one_dimension_per_row(call, ladder.seed);
   return call;
 }
@@ -22,7 +29,8 @@ HostCall dimension_call(const Ladder& ladder, std::int64_t head_dim, const Optio
 /// 20 queries, or one, where implementations often go another way.
 HostCall dense_call(const Ladder& ladder, std::int64_t head_dim, std::int64_t kv_len,
                     const Options& options) {
-  HostCall call = ladder.call(ladder.shape(kv_len == 70 ? 1 : 20, kv_len, head_dim), options);
+  const bool wide = !is_brief(ladder, head_dim);
+  HostCall call = ladder.call(ladder.shape(kv_len == 70 ? 1 : 20, kv_len, head_dim, wide), options);
   fill_flat_maximum(call, 0.6, ladder.seed);
   return call;
 }
@@ -146,6 +154,12 @@ Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& den
   if (wrong.lost() == 0 && std::fabs(fit.slope) < 0.02) {
     return found(FaultStage::scores, "P does not depend on q and k");
   }
+  // Codes that are off by a factor each look like a common one where tolerances are wide.
+  for (const bool of_q : {false, true}) {
+    if (!is_8bit(ladder.subject.formats().dtype)) break;
+    const ScoreCodes codes(ladder, head_dim, of_q);
+    if (codes.is_other_table()) return found(FaultStage::dequant, codes.wrong());
+  }
   if (wrong.lost() == 0 && is_slope(wrong, fit)) {
     return slope_finding(ladder, wrong, fit.slope, head_dim);
   }
@@ -201,6 +215,14 @@ Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& den
 
 Finding check_sums(Ladder& ladder, const ScoreReading& r) {
   if (!r.readable() || !r.ok() || !r.sums_are_wrong()) return {};
+  // Too much in some rows, too little in others, and by less than a unit of bf16: not a key.
+  if (r.sums_scatter() && std::fabs(r.worst_sum() - 1) < unit_of(Format::bf16)) {
+    return ladder.finding(FaultStage::precision,
+                          "scores are right, but rows of P add up to more and to less than 1, by "
+                          "up to " +
+                              number(std::fabs(r.worst_sum() - 1)) +
+                              ": the sum is kept in too narrow a format");
+  }
   return ladder.finding(FaultStage::sum, "scores are right, but a row of P adds up to " +
                                              number(r.worst_sum()) + " instead of 1");
 }
@@ -218,7 +240,7 @@ Finding probe_scores(Ladder& ladder, std::int64_t head_dim) {
     const ScoreReading one = read(ladder, one_call);
     if (one.failure()) return *one.failure();
     for (const std::int64_t kv_len : {48, 70, 150}) {
-      if (ladder.quick && kv_len > 70 && (options.scale || head_dim != ladder.main_dim())) continue;
+      if (kv_len > 70 && (is_brief(ladder, head_dim) || (ladder.quick && options.scale))) continue;
       const HostCall dense_one = dense_call(ladder, head_dim, kv_len, options);
       const ScoreReading dense = read(ladder, dense_one);
       if (dense.failure()) return *dense.failure();

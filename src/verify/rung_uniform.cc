@@ -2,6 +2,7 @@
 // normalised, and at which lengths.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "verify/decimal.h"
 #include "verify/ladder.h"
@@ -50,26 +51,62 @@ Content content_of(const Row& row, double tolerance) {
   return c;
 }
 
-/// Blocks of neighbouring keys that weigh differently, each by its own length: partial results
-/// whose sums were counted twice, or not at all.
-bool weighs_blocks_by_length(const Row& row) {
-  std::vector<std::pair<double, double>> blocks;  // weight of a key, keys
+/// Neighbouring keys that weigh alike: how much each, and how many.
+struct Run {
+  double weight = 0, keys = 0;
+};
+
+/// Empty where a key has no weight.
+std::vector<Run> runs_of(const Row& row, double tolerance) {
+  std::vector<Run> runs;
   for (std::size_t j = 0; j < row.got.size(); ++j) {
     if (row.want[j] == 0) continue;
-    if (row.got[j] <= 0) return false;
-    if (blocks.empty() || std::fabs(row.got[j] / blocks.back().first - 1) > 0.02) {
-      blocks.push_back({row.got[j], 0});
+    if (row.got[j] <= 0) return {};
+    if (runs.empty() || std::fabs(row.got[j] / runs.back().weight - 1) > tolerance) {
+      runs.push_back({row.got[j], 0});
     }
-    ++blocks.back().second;
+    ++runs.back().keys;
   }
-  if (blocks.size() < 2 || blocks.size() > row.got.size() / 2) return false;
+  return runs;
+}
+
+/// Whole ranges of keys that score alike weigh differently, though P adds up to 1; or each by its
+/// own length, whatever it adds up to: partial results, joined with wrong weights.
+bool weighs_ranges_differently(const Row& row, double tolerance) {
+  const std::vector<Run> runs = runs_of(row, 2 * tolerance);
+  if (runs.size() < 2 || 4 * runs.size() > row.got.size()) return false;
+  const double least = std::min_element(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
+                         return a.keys < b.keys;
+                       })->keys;
+  const double sum = std::accumulate(row.got.begin(), row.got.end(), 0.0);
+  if (least > 1 && std::fabs(sum - 1) <= 2 * tolerance) return true;
   const auto constant = [&](double power) {
-    const auto value = [&](const auto& b) { return b.first * std::pow(b.second, power); };
-    return std::all_of(blocks.begin(), blocks.end(), [&](const auto& b) {
-      return std::fabs(value(b) / value(blocks[0]) - 1) < 0.05;
+    const auto value = [&](const Run& r) { return r.weight * std::pow(r.keys, power); };
+    return std::all_of(runs.begin(), runs.end(), [&](const Run& r) {
+      return std::fabs(value(r) / value(runs[0]) - 1) < 0.05;
     });
   };
   return constant(1) || constant(-1);
+}
+
+/// Keys that weigh otherwise than most: those before the last key that weighs as most do.
+std::vector<std::size_t> odd_keys(const Row& row, double tolerance) {
+  std::vector<double> weights = row.got;
+  std::nth_element(weights.begin(),
+                   weights.begin() + static_cast<std::ptrdiff_t>(weights.size() / 2),
+                   weights.end());
+  const double usual = weights[weights.size() / 2];
+  std::vector<std::size_t> odd;
+  std::size_t last = 0;
+  for (std::size_t j = 0; j < row.got.size(); ++j) {
+    if (std::fabs(row.got[j] - usual) > 2 * tolerance * usual) {
+      odd.push_back(j);
+    } else {
+      last = j;
+    }
+  }
+  while (!odd.empty() && odd.back() > last) odd.pop_back();
+  return odd;
 }
 
 double p_tolerance(const Ladder& ladder, std::int64_t n) {
@@ -114,6 +151,42 @@ bool reads_outside(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
   return before.ok() && after.ok() && before.bits != after.bits;
 }
 
+/// 8-bit: with a V scale of 1 the output is right, so what is wrong by a factor is V's scale.
+bool unit_v_scale_is_right(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
+  const Format format = ladder.subject.formats().dtype;
+  if (!is_8bit(format)) return false;
+  const double value = rounded(format, 4);
+  HostCall call = ladder.call(ladder.shape(3, n, head_dim, false));
+  fill(call.tensors.v, [&](auto, auto, auto, auto) { return value; });
+  Setting setting = ladder.subject.plain();
+  setting.v_unit_scale = true;
+  const Answer answer = ladder.subject.run(call, setting);
+  return answer.ok() && ladder.judge(call, answer).ok();
+}
+
+/// Off by less than a unit of bf16, and never where 1/n is exact in every binary format: too little
+/// for a key too many or too few, and nothing but rounding leaves powers of two alone.
+bool is_rounding(const LengthResults& results, double factor) {
+  const auto exact = [](std::int64_t n) { return (n & (n - 1)) == 0; };
+  return std::fabs(factor - 1) < unit_of(Format::bf16) &&
+         std::all_of(results.begin(), results.end(),
+                     [&](const auto& r) { return r.second || !exact(r.first); });
+}
+
+/// Keys too heavy or too light stand elsewhere in a longer row: not at the edges of tiles, but of
+/// ranges that grow with it.
+bool odd_keys_move(Ladder& ladder, const Row& row, std::int64_t n, std::int64_t head_dim) {
+  const double tolerance = p_tolerance(ladder, n);
+  const std::vector<std::size_t> odd = odd_keys(row, tolerance);
+  if (odd.empty() || 8 * odd.size() > row.got.size()) return false;
+  const double sum = std::accumulate(row.got.begin(), row.got.end(), 0.0);
+  if (std::fabs(sum - 1) > 2 * tolerance) return false;
+  const std::optional<Row> longer = first_wrong_row(ladder, 2 * n + 40, head_dim);
+  if (!longer) return false;
+  const std::vector<std::size_t> moved = odd_keys(*longer, p_tolerance(ladder, 2 * n + 40));
+  return !moved.empty() && !std::includes(moved.begin(), moved.end(), odd.begin(), odd.end());
+}
+
 /// The row sum stops growing at 2^11 (f16) or 2^8 (bf16): it is kept in that format.
 bool sum_saturates(const LengthVerdict& lengths, const Content& c, std::int64_t n) {
   const double sum = static_cast<double>(n) / c.factor;
@@ -135,6 +208,20 @@ FaultStage stage_of_weights(const Row& row, double tolerance) {
   return !whole && std::fabs(sum - 1) <= 2 * tolerance ? FaultStage::scores : FaultStage::pv;
 }
 
+/// Whether lengths that pass do so with other values of V too: the mean of folded one-hot ones is
+/// the same for many wrong V.
+bool passes_with_random_values(Ladder& ladder, const LengthResults& results, std::int64_t first,
+                               std::int64_t head_dim) {
+  for (const auto& [n, passed] : results) {
+    if (!passed || n < first) continue;
+    HostCall call = ladder.call(ladder.shape(3, n, head_dim, false));
+    fill_random(call.tensors.v, 1, ladder.seed, 53);
+    const Answer answer = ladder.subject.run(call);
+    return !answer.ok() || ladder.judge(call, answer).ok();
+  }
+  return true;
+}
+
 /// A row sum that is off by so many keys is lost in the rounding of long rows: those that pass say
 /// nothing then.
 LengthVerdict judge_informative(const Ladder& ladder, const LengthResults& results, double off_by) {
@@ -149,8 +236,9 @@ LengthVerdict judge_informative(const Ladder& ladder, const LengthResults& resul
 Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict lengths,
                 std::int64_t head_dim) {
   // The first failing length past 1 says more: with one key there is little to get wrong.
-  const std::int64_t n = std::max<std::int64_t>(lengths.first, 2);
-  const std::optional<Row> row = first_wrong_row(ladder, n, head_dim);
+  std::int64_t n = std::max<std::int64_t>(lengths.first, 2);
+  std::optional<Row> row = first_wrong_row(ladder, n, head_dim);
+  if (!row && n > lengths.first) row = first_wrong_row(ladder, n = lengths.first, head_dim);
   HostCall shown = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
   const Answer answer = ladder.subject.run(shown);
   const auto found = [&](FaultStage stage, const std::string& detail) {
@@ -183,12 +271,23 @@ Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict leng
   } else {
     seen = "keys that score alike weigh differently";
   }
-  if (c.finite && weighs_blocks_by_length(*row)) {
+  if (c.finite && weighs_ranges_differently(*row, p_tolerance(ladder, n))) {
     return found(FaultStage::combine,
-                 "key ranges weigh by their number of keys once too often or too seldom: partial "
+                 "whole ranges of keys weigh differently, though all keys score alike: partial "
                  "results are joined with wrong weights");
   }
-  if (lengths.depends_on_length) return found(FaultStage::tail, lengths.text + ": " + seen);
+  if (c.finite && c.uniform && unit_v_scale_is_right(ladder, n, head_dim)) {
+    return found(FaultStage::dequant,
+                 "outputs are " + number(c.factor) +
+                     " times what they should be, and right where V's scale is 1");
+  }
+  if (c.finite && c.uniform && is_rounding(results, c.factor)) {
+    return found(FaultStage::precision, seen + ": too little for a key, so it is rounding");
+  }
+  if (lengths.depends_on_length &&
+      passes_with_random_values(ladder, results, lengths.first, head_dim)) {
+    return found(FaultStage::tail, lengths.text + ": " + seen);
+  }
   if (!c.keys_missing && reads_outside(ladder, n, head_dim)) {
     return found(FaultStage::bounds, seen +
                                          ", and differently when other values lie around the "
@@ -198,6 +297,12 @@ Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict leng
     return found(FaultStage::precision, seen + ": the sum is kept in too narrow a format");
   }
   if (!c.finite || c.uniform) return found(FaultStage::sum, seen);
+  if (odd_keys_move(ladder, *row, n, head_dim)) {
+    return found(FaultStage::combine,
+                 seen +
+                     ", and others in a longer row: at the edges of ranges that are computed "
+                     "apart");
+  }
   // Keys beyond a limit are left out: also of a longer row, where holes would not end it.
   if (const std::optional<Row> longer = first_wrong_row(ladder, 2 * n + 40, head_dim);
       c.keys_missing && longer) {
@@ -242,6 +347,7 @@ Finding probe_uniform(Ladder& ladder, std::int64_t head_dim) {
   const bool main = head_dim == ladder.main_dim();
   for (const std::int64_t n : lengths_to_try(ladder.quick || !main, ladder.can.length_step)) {
     if (!main && n > 130) break;
+    if (!main && ladder.quick && n > 20 && n % 32 > 1) continue;
     HostCall call = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
     const Answer answer = ladder.subject.run(call);
     if (auto f = failure_of(ladder, answer, FaultStage::sum)) {

@@ -39,6 +39,7 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
   want_ = tolerance_ = got_;
   used_.assign(rows_ * keys_, 0);
   double signal2 = 0, noise2 = 0, ratio2 = 0, judged = 0;
+  std::vector<double> deviation2(keys_);  // of each weight of a row, squared
   const double score_steps = 4 + std::sqrt(static_cast<double>(oracle.head_dim));
   for (std::size_t r = 0; r < rows_; ++r) {
     double sum = 0, mean_got = 0, mean_want = 0, mean_tolerance = 0, count = 0;
@@ -65,10 +66,22 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
       got_[at] = std::log(p_[at]);
       want_[at] = oracle.scores[r][j];
       tolerance_[at] = -std::log(1 - relative);
+      // Roundings are independent, each spread evenly over at most a unit to either side: a third
+      // of the unit squared. At most six are a weight's own (docs/verify.md).
+      const double s = oracle.scores[r][j], below_max = s - oracle.max[r];
+      deviation2[j] =
+          (a.out_unit * a.out_unit + 2 * a.p_unit * a.p_unit +
+           a.score_unit * a.score_unit * (2 * s * s + below_max * below_max) +
+           std::pow(a.sum_unit * score_steps * oracle.magnitude[r], 2) + std::pow(flushed / p, 2)) /
+          3;
       mean_got += got_[at];
       mean_want += want_[at];
       mean_tolerance += tolerance_[at];
       ++count;
+    }
+    double mean_deviation2 = 0;
+    for (std::size_t j = 0; j < keys_; ++j) {
+      if (used_[r * keys_ + j] != 0) mean_deviation2 += deviation2[j] / (count * count);
     }
     for (std::size_t j = 0; j < keys_ && count > 0; ++j) {
       const std::size_t at = r * keys_ + j;
@@ -80,7 +93,7 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
       noise2 += tolerance_[at] * tolerance_[at];
       const double ratio = std::fabs(got_[at] - want_[at]) / tolerance_[at];
       if (ratio > 1) ++wrong_;
-      ratio2 += ratio * ratio;
+      ratio2 += std::pow(got_[at] - want_[at], 2) / (deviation2[j] + mean_deviation2);
       ++judged;
       if (ratio > worst_ && lost_ == 0) {
         worst_ = ratio;
@@ -88,6 +101,8 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
         worst_key_ = j;
       }
     }
+    least_sum_ = std::min(least_sum_, sum);
+    most_sum_ = std::max(most_sum_, sum);
     // Every weight rounds by itself, and those too small to be read may be flushed together.
     const double sum_bound =
         rounding + 2 * score_error +

@@ -11,11 +11,6 @@ namespace flashcore::verify {
 
 class ScoreReading {
  public:
-  /// Errors over their bounds, root mean square. A weight passes four roundings (two of the score,
-  /// P, the output) of 0.41 units each, roughly 0.05 of the bound. The limit itself was chosen
-  /// between measurements: right implementations 0.06 at most (docs/verify.md).
-  static constexpr double kMostRms = 0.1;
-
   /// Runs the call with one-hot values. `readable()` is false where it could not be run.
   ScoreReading(Ladder& ladder, const HostCall& call);
 
@@ -23,10 +18,12 @@ class ScoreReading {
   /// Why it could not be run; a refusal is none.
   const std::optional<Finding>& failure() const { return failure_; }
   /// All scores right, and P adds up to 1.
-  bool ok() const { return lost_ == 0 && wrong_ == 0 && rms_ratio_ <= kMostRms; }
+  bool ok() const { return lost_ == 0 && wrong_ == 0 && rms_ratio_ <= 1; }
   std::size_t lost() const { return lost_; }       ///< weights that are NaN or 0 and should not be
   double worst_sum() const { return worst_sum_; }  ///< the row sum of P farthest from 1
   bool sums_are_wrong() const { return sums_wrong_; }
+  bool sums_scatter() const { return least_sum_ < 1 && most_sum_ > 1; }  ///< on both sides of 1
+  double rms_ratio() const { return rms_ratio_; }
 
   /// Least squares got = slope · want, and the rest as a share of slope · want (root mean square).
   struct Fit {
@@ -67,7 +64,7 @@ class ScoreReading {
   std::vector<double> p_, got_, want_, tolerance_, scales_;
   std::vector<std::uint8_t> used_;  ///< keys that can be read, per row
   std::size_t lost_ = 0, wrong_ = 0, worst_row_ = 0, worst_key_ = 0;
-  double worst_ = 0, worst_sum_ = 1, noise_ = 0, rms_ratio_ = 0;
+  double worst_ = 0, worst_sum_ = 1, least_sum_ = 1, most_sum_ = 1, noise_ = 0, rms_ratio_ = 0;
   bool sums_wrong_ = false;
 };
 

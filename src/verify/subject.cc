@@ -272,8 +272,10 @@ Answer Subject::run(HostCall& call, const Setting& setting) {
   std::byte* base = target_.block(static_cast<std::size_t>(block.bytes()));
   block.fill(base, setting.guard);
   block.describe(base);
-  last_scales_ = {write_input(t.q, q, base, scaled ? &q_scale : nullptr, setting.q_factors, false),
-                  write_input(t.k, k, base, scaled ? &k_scale : nullptr, setting.k_factors, false),
+  last_scales_ = {write_input(t.q, q, base, scaled ? &q_scale : nullptr, setting.q_factors,
+                              setting.q_unit_scale),
+                  write_input(t.k, k, base, scaled ? &k_scale : nullptr, setting.k_factors,
+                              setting.k_unit_scale),
                   write_input(t.v, v, base, scaled ? &v_scale : nullptr, setting.v_factors,
                               setting.v_unit_scale)};
   poison_output(out, base);
@@ -319,7 +321,10 @@ Answer Subject::run(HostCall& call, const Setting& setting) {
     return answer;
   }
   if (code != FLASHCORE_OK) {
-    answer.kind = code == FLASHCORE_UNSUPPORTED ? Answer::Kind::refused : Answer::Kind::failed;
+    answer.kind = code == FLASHCORE_UNSUPPORTED            ? Answer::Kind::refused
+                  : code == FLASHCORE_VERIFY_OUT_MISSHAPEN ? Answer::Kind::out_misshapen
+                  : code == FLASHCORE_VERIFY_LSE_MISSHAPEN ? Answer::Kind::lse_misshapen
+                                                           : Answer::Kind::failed;
     reason[sizeof reason - 1] = '\0';
     if (answer.message.empty()) answer.message = "the function returned " + decimal(code);
     if (answer.kind == Answer::Kind::refused && refused_++ == 0) {

@@ -44,12 +44,13 @@ struct Setting {
   double out_before = std::nan("");  ///< what out holds before the call; NaN: the checks' poison
   /// 8-bit: factors of the scales, [batch, heads]; empty: 1.
   std::vector<double> q_factors, k_factors, v_factors;
-  bool v_unit_scale = false;  ///< 8-bit: V's scale is 1, so that its values are codes' values
+  /// 8-bit: a scale of 1, so that the tensor's values are codes' values.
+  bool q_unit_scale = false, k_unit_scale = false, v_unit_scale = false;
 };
 
 /// What came back.
 struct Answer {
-  enum class Kind { ok, refused, failed, died } kind = Kind::ok;
+  enum class Kind { ok, refused, failed, died, out_misshapen, lse_misshapen } kind = Kind::ok;
   std::string message;
   std::vector<double> out;      ///< [batch, q_heads, q_len, v_dim]
   std::vector<double> lse;      ///< [batch, q_heads, q_len], where asked for
@@ -58,6 +59,8 @@ struct Answer {
   std::vector<std::uint8_t> is_unwritten;  ///< per element of out
   std::string stray;                       ///< what was written besides the outputs; empty: nothing
   bool ok() const { return kind == Kind::ok; }
+  /// A result came, but of another shape: no refusal, whatever was asked.
+  bool misshapen() const { return kind == Kind::out_misshapen || kind == Kind::lse_misshapen; }
 };
 
 /// How the implementation computes, as far as it is known or declared.
