@@ -39,7 +39,7 @@ struct State {
   std::vector<float> max, sum, acc;  ///< [m], [m], [m, dv]
 };
 
-/// The parts. Each is right by default.
+/// The parts. Each is right by default, or empty where it does nothing or the plain thing.
 struct Parts {
   std::int64_t tile = 32;
   verify::Format weights = verify::Format::f32;      ///< weights are rounded to this before P·V

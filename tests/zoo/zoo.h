@@ -22,6 +22,8 @@ struct Exhibit {
 std::vector<Exhibit> first_mutants();
 /// Written after the probes were frozen.
 std::vector<Exhibit> frozen_mutants();
+/// Written against the probes, after both halves.
+std::vector<Exhibit> adversary_mutants();
 std::vector<Exhibit> right_ones();
 
 /// The specimen with some parts changed.

@@ -1,17 +1,18 @@
-// Runs the verifier on the zoo and prints three tables: mutants written together with the probes,
-// mutants written after the probes were frozen, and right implementations.
+// Runs the verifier on the zoo and prints four tables: mutants written together with the probes,
+// mutants written after the probes were frozen, those of an adversary, and right implementations.
 //
-//   flashcore_zoo [--full] [--all] [--seeds N] [--part first|frozen|right] [--only NAME] [--show]
+//   flashcore_zoo [--full] [--all] [--seeds N] [--part first|frozen|adversary|right] [--only NAME]
+//                 [--show]
 //
 // --full: the full ladder, not the quick one; --all: every dtype of an exhibit; --show: each
-// report. Exit 0: every mutant was found, 90 % of each half with its stage, and nothing right was
-// accused.
+// report. Exit 0: every mutant was found, 90 % of each table with its stage, nothing right was
+// accused, and no quick ladder needed more than a second of a core for a mutant.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <mutex>
 #include <sstream>
 #include <thread>
@@ -28,9 +29,24 @@ struct Args {
 };
 
 struct Tally {
-  int shown = 0, found = 0, named = 0;
+  int shown = 0, found = 0, named = 0, too_slow = 0;
   double slowest_s = 0;
+  std::string slowest;
 };
+
+bool is_timed(const Args& args, const Exhibit& e) {
+  return !args.full && e.stage != FaultStage::none;
+}
+
+/// Time of this thread on a core: a busy machine does not lengthen it, or not much.
+double cpu_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+/// The most a mutant may take, as the quick ladder stops where it is found.
+constexpr double kMostSeconds = 1;
 
 /// Exhibits are shown side by side, one per thread; lines and tallies are one at a time.
 void run(const Args& args, const Exhibit& e, const std::string& dtype, std::uint64_t seed,
@@ -42,12 +58,22 @@ void run(const Args& args, const Exhibit& e, const std::string& dtype, std::uint
   options.arithmetic = e.arithmetic.empty() ? nullptr : e.arithmetic.c_str();
   options.seed = seed;
   options.quick = args.full ? 0 : 1;
-  const auto start = std::chrono::steady_clock::now();
+  const double start = cpu_seconds();
   const Result<VerifyReport> report = verify_attention(options, e.make());
-  const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  double s = cpu_seconds() - start;
+  // Neighbours on a busy machine cost a core's time too: too slow is what is so twice.
+  if (is_timed(args, e) && s > kMostSeconds) {
+    const double again = cpu_seconds();
+    verify_attention(options, e.make());
+    s = std::min(s, cpu_seconds() - again);
+  }
   const std::lock_guard lock(mutex);
   ++tally.shown;
-  tally.slowest_s = std::max(tally.slowest_s, s);
+  tally.too_slow += is_timed(args, e) && s > kMostSeconds ? 1 : 0;
+  if (s > tally.slowest_s) {
+    tally.slowest_s = s;
+    tally.slowest = e.name + " " + dtype;
+  }
   if (!report.ok()) {
     std::printf("  %-32s %-5s could not be run: %s\n", e.name.c_str(), dtype.c_str(),
                 report.status().message().c_str());
@@ -94,8 +120,14 @@ Tally run_all(const Args& args, const char* title, const std::vector<Exhibit>& e
     });
   }
   for (std::thread& thread : threads) thread.join();
-  std::printf("  %d shown, %d told right from wrong, %d with the right verdict; slowest %.2f s\n",
-              tally.shown, tally.found, tally.named, tally.slowest_s);
+  std::printf(
+      "  %d shown, %d told right from wrong, %d with the right verdict; slowest %.2f s of a core "
+      "(%s)\n",
+      tally.shown, tally.found, tally.named, tally.slowest_s, tally.slowest.c_str());
+  if (tally.too_slow > 0) {
+    std::printf("  %d took more than %g s of a core: their probes ask too much\n", tally.too_slow,
+                kMostSeconds);
+  }
   return tally;
 }
 
@@ -106,12 +138,14 @@ int run_zoo(const Args& args) {
   const Tally first = part("first", "Mutants written together with the probes", first_mutants);
   const Tally frozen =
       part("frozen", "Mutants written after the probes were frozen", frozen_mutants);
+  const Tally adversary =
+      part("adversary", "Mutants written against the probes", adversary_mutants);
   const Tally right = part("right", "Right implementations", right_ones);
   const auto good = [](const Tally& t) {
-    return t.found == t.shown && t.named * 10 >= t.shown * 9;
+    return t.found == t.shown && t.named * 10 >= t.shown * 9 && t.too_slow == 0;
   };
-  const bool ok = good(first) && good(frozen) && right.named == right.shown;
-  const int shown = first.shown + frozen.shown + right.shown;
+  const bool ok = good(first) && good(frozen) && good(adversary) && right.named == right.shown;
+  const int shown = first.shown + frozen.shown + adversary.shown + right.shown;
   std::printf("\n%s: %d exhibits\n", ok && shown > 0 ? "passed" : "FAILED", shown);
   return ok && shown > 0 ? 0 : 1;
 }
@@ -136,8 +170,8 @@ int main(int argc, char** argv) {
       args.only = argv[++i];
     } else {
       std::fprintf(stderr,
-                   "usage: flashcore_zoo [--full] [--all] [--seeds N] [--part first|frozen|right] "
-                   "[--only NAME] [--show]\n");
+                   "usage: flashcore_zoo [--full] [--all] [--seeds N] "
+                   "[--part first|frozen|adversary|right] [--only NAME] [--show]\n");
       return 2;
     }
   }
