@@ -9,6 +9,7 @@ from flashcore_command import COULD_NOT_RUN, FAILED, SANITIZED, SOURCE, CommandT
 
 ME = os.environ["FLASHCORE_VERIFY_ME"]
 FAULTS = os.environ["FLASHCORE_VERIFY_FAULTS"]
+NEVER_ENDS = os.environ["FLASHCORE_VERIFY_NEVER_ENDS"]
 
 
 class VerifyTest(CommandTest):
@@ -58,6 +59,29 @@ class VerifyTest(CommandTest):
     def test_exit(self):
         report = self.verdict(FAULTS, "exits")
         self.assertIn("exit code 3", " ".join([report["detail"], *report["capabilities"]]))
+
+    def test_abort(self):
+        self.assertIn("SIGABRT", self.verdict(FAULTS, "aborts")["detail"])
+
+    def test_stack_overflow(self):
+        report = self.verdict(FAULTS, "overflows_its_stack")
+        self.assertIn("SIGSEGV", report["detail"])
+
+    def test_what_it_prints_is_not_in_the_report(self):
+        report = self.verdict(FAULTS, "talks", code=0)  # --json: stdout was parsed
+        self.assertTrue(report["ok"])
+
+    def test_closes_its_files(self):
+        report = self.verdict(FAULTS, "closes_everything")
+        self.assertIn("the call ended its process", report["detail"])
+
+    def test_writes_over_an_input(self):
+        report = self.verdict(FAULTS, "zeroes_its_inputs")
+        self.assertEqual(report["stage"], "bounds")
+        self.assertIn("at v, 0 elements from its start", report["detail"])
+
+    def test_process_that_never_ends(self):
+        self.assertTrue(self.verdict(NEVER_ENDS, "attends", code=0)["ok"])
 
     def test_far_write(self):
         report = self.call("verify", "--lib", FAULTS, "--symbol", "writes_far_away", "--quick",

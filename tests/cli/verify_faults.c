@@ -1,8 +1,10 @@
 /* Functions that must not take the verifier's report down with them. */
 #include <flashcore/verify_c.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 int32_t attention(const flashcore_verify_call* call, void* user); /* examples/verify_me.c */
 
@@ -20,6 +22,45 @@ int32_t hangs(const flashcore_verify_call* call, void* user) {
 int32_t exits(const flashcore_verify_call* call, void* user) {
   if (call->causal) exit(3);
   return attention(call, user);
+}
+
+int32_t aborts(const flashcore_verify_call* call, void* user) {
+  if (call->k->shape[2] >= 65) abort();
+  return attention(call, user);
+}
+
+static int32_t recurse(int depth) {
+  volatile char room[4096];
+  room[depth % 4096] = (char)depth;
+  return depth > 1 << 30 ? 0 : recurse(depth + 1) + room[0];
+}
+
+int32_t overflows_its_stack(const flashcore_verify_call* call, void* user) {
+  if (call->k->shape[2] >= 65) return recurse(1);
+  return attention(call, user);
+}
+
+/* Right, but it talks, and reads what nobody says. */
+int32_t talks(const flashcore_verify_call* call, void* user) {
+  char line[16];
+  printf("{\"ok\": false} garbage\n");
+  fflush(stdout);
+  if (fgets(line, sizeof line, stdin) != NULL) return 1;
+  return attention(call, user);
+}
+
+/* The pipe it answers through, the memory, and all else. */
+int32_t closes_everything(const flashcore_verify_call* call, void* user) {
+  if (call->k->shape[2] >= 65) {
+    for (int fd = 3; fd < 64; ++fd) close(fd);
+  }
+  return attention(call, user);
+}
+
+int32_t zeroes_its_inputs(const flashcore_verify_call* call, void* user) {
+  const int32_t code = attention(call, user);
+  memset(call->v->data, 0, 4);
+  return code;
 }
 
 /* Past the guard bands, and past everything else too. */

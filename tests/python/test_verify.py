@@ -94,6 +94,67 @@ class NumpyTest(unittest.TestCase):
         self.assertEqual(report.stage, "tail")
         self.assertIn("IndexError: out of range", report.detail)
 
+    def test_wrong_shape(self):
+        def rows_first(q, k, v, *, causal=False):
+            return attention(q, k, v, causal=causal).transpose(0, 2, 1, 3)
+
+        def lse_rows_first(q, k, v, *, causal=False, return_lse=False):
+            result = attention(q, k, v, causal=causal, return_lse=return_lse)
+            return (result[0], result[1].transpose(0, 2, 1)) if return_lse else result
+
+        report = flashcore.verify(rows_first, quick=True)
+        self.assertEqual(report.stage, "layout")
+        self.assertIn("the output's shape is (1, 5, 1, 64); wanted (1, 1, 5, 64)", report.detail)
+        report = flashcore.verify(lse_rows_first, quick=True)
+        self.assertEqual(report.stage, "lse")
+        self.assertIn("the LSE's shape", report.detail)
+
+    def test_narrower_output(self):
+        def narrow(q, k, v, *, causal=False):
+            return attention(q, k, v, causal=causal).astype("f2")
+
+        self.assertEqual(flashcore.verify(narrow, quick=True).stage, "precision")
+        self.assertTrue(flashcore.verify(narrow, quick=True, out_dtype="float16").ok)
+
+    def test_wider_output(self):
+        def wide(q, k, v, *, causal=False):
+            return attention(q.astype("f4"), k.astype("f4"), v.astype("f4"), causal=causal)
+
+        self.assertTrue(flashcore.verify(wide, dtype="float16", quick=True).ok)
+
+    def test_changes_its_inputs(self):
+        def in_place(q, k, v, *, causal=False):
+            q *= np.float32(q.shape[-1] ** -0.5)
+            return attention(q, k, v, causal=causal, scale=1.0)
+
+        report = flashcore.verify(in_place, quick=True)
+        self.assertEqual(report.stage, "bounds")
+        self.assertIn("besides the outputs: at q", report.detail)
+
+    def test_returns_a_view(self):
+        kept = {}
+
+        def view(q, k, v, *, causal=False):
+            out = attention(q, k, v, causal=causal)
+            kept[out.shape] = np.asfortranarray(out)
+            return kept[out.shape][::1]
+
+        self.assertTrue(flashcore.verify(view, quick=True).ok)
+
+    def test_returns_nothing(self):
+        with self.assertRaisesRegex(RuntimeError, "it returned None"):
+            flashcore.verify(lambda q, k, v: None)
+
+    def test_options_that_any_function_takes(self):
+        def ignores(q, k, v, *, causal=False, scale=None, **options):
+            return attention(q, k, v, causal=causal, scale=scale)
+
+        report = flashcore.verify(ignores, quick=True)
+        self.assertTrue(report.ok, str(report))
+        self.assertTrue(any(line.startswith("window: no") for line in report.capabilities))
+        report = flashcore.verify(ignores, quick=True, supports={"window": True})
+        self.assertEqual(report.stage, "mask")
+
     def test_cannot_be_run(self):
         def broken(q, k, v):
             raise KeyError("nothing works")

@@ -25,6 +25,9 @@ extern char** environ;
 namespace flashcore::tool {
 namespace {
 
+/// For a child that should end by itself.
+constexpr int kPatienceMs = 500;
+
 /// The child finds these open.
 constexpr int kMemoryFd = 3, kRequestFd = 4, kReplyFd = 5;
 
@@ -95,7 +98,7 @@ class LibraryTarget final : public verify::CallTarget {
     std::signal(SIGPIPE, SIG_IGN);  // a dead child shows in the answer, not by a signal to us
   }
   ~LibraryTarget() override {
-    stop(false);
+    stop();
     unmap();
     close(memory_fd_);
   }
@@ -132,13 +135,8 @@ class LibraryTarget final : public verify::CallTarget {
     request.has_scale = c.has_scale, request.causal = c.causal, request.num_splits = c.num_splits;
     Reply reply;
     if (!write_all(to_child_, &request, sizeof request)) return lost(message);
-    pollfd waiting{from_child_, POLLIN, 0};
-    int ready = 0;
-    do {
-      ready = poll(&waiting, 1, static_cast<int>(limit_s_ * 1000));
-    } while (ready < 0 && errno == EINTR);
-    if (ready == 0) {
-      stop(true);
+    if (!is_answered()) {
+      stop();
       died_ = true;
       *message = formatted("it did not return within {} s; its process was ended", limit_s_);
       return FLASHCORE_INTERNAL;
@@ -165,6 +163,9 @@ class LibraryTarget final : public verify::CallTarget {
                          fcntl(reply[1], F_DUPFD_CLOEXEC, 20)};
     const int to[3] = {kMemoryFd, kRequestFd, kReplyFd};
     for (int i = 0; i < 3; ++i) posix_spawn_file_actions_adddup2(&actions, from[i], to[i]);
+    // What the library prints must not get into a report, and it has nobody to ask.
+    posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     std::vector<char*> arguments;
     for (std::string& a : arguments_) arguments.push_back(a.data());
     arguments.push_back(nullptr);
@@ -179,32 +180,52 @@ class LibraryTarget final : public verify::CallTarget {
       throw CommandError("--lib: its process cannot be started");
     }
     Reply hello;
+    if (!is_answered()) {
+      stop();
+      throw CommandError(formatted("--lib: loading it did not end within {} s", limit_s_));
+    }
     if (read_all(from_child_, &hello, sizeof hello) && hello.code == FLASHCORE_OK) return;
     hello.message[sizeof hello.message - 1] = '\0';
-    stop(false);
+    const std::string how = stop();
     throw CommandError(*hello.message != '\0' ? std::string(hello.message)
-                                              : "--lib: its process ended before the first call");
+                                              : formatted("--lib: loading it ended {}", how));
+  }
+
+  /// Waits for a reply, or the end of the child.
+  bool is_answered() const {
+    pollfd waiting{from_child_, POLLIN, 0};
+    int ready = 0;
+    do {
+      ready = poll(&waiting, 1, static_cast<int>(limit_s_ * 1000));
+    } while (ready < 0 && errno == EINTR);
+    return ready != 0;
   }
 
   /// The child is gone: why?
   std::int32_t lost(std::string* message) {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    close_pipes();
     died_ = true;
-    *message = WIFSIGNALED(status)
-                   ? formatted("the call ended its process by {}", signal_name(WTERMSIG(status)))
-                   : formatted("the call ended its process with exit code {}", WEXITSTATUS(status));
+    *message = formatted("the call ended its process {}", stop());
     return FLASHCORE_INTERNAL;
   }
 
-  void stop(bool by_force) {
+  /// Ends the child, by force where it does not end by itself: "by SIGSEGV (...)".
+  std::string stop() {
     close_pipes();  // which ends a child that still listens
-    if (pid_ < 0) return;
-    if (by_force) kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
+    if (pid_ < 0) return "";
+    int status = 0;
+    pid_t ended = 0;
+    for (int i = 0; i < kPatienceMs && ended == 0; ++i) {
+      ended = waitpid(pid_, &status, WNOHANG);
+      if (ended == 0) usleep(1000);
+    }
+    if (ended == 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, &status, 0);
+    }
     pid_ = -1;
+    if (ended == 0) return "without leaving it";
+    return WIFSIGNALED(status) ? formatted("by {}", signal_name(WTERMSIG(status)))
+                               : formatted("with exit code {}", WEXITSTATUS(status));
   }
 
   void close_pipes() {
@@ -268,7 +289,15 @@ class Server {
     c.has_scale = r.has_scale, c.causal = r.causal, c.num_splits = r.num_splits;
     c.message = reply.message;
     c.message_bytes = sizeof reply.message;
-    reply.code = function_(&c, nullptr);
+    try {
+      reply.code = function_(&c, nullptr);
+    } catch (const std::exception& error) {
+      reply.code = FLASHCORE_INTERNAL;
+      std::snprintf(reply.message, sizeof reply.message, "it threw: %s", error.what());
+    } catch (...) {
+      reply.code = FLASHCORE_INTERNAL;
+      std::snprintf(reply.message, sizeof reply.message, "it threw something");
+    }
     if (on_gpu) {
       require(target_.backend->download(base_, base, mapped_, target_.device.index));
     }
