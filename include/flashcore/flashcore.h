@@ -175,12 +175,25 @@ typedef struct flashcore_append_params {
 FLASHCORE_C_API int32_t flashcore_append(const flashcore_append_params* params,
                                          flashcore_error* error);
 
-/* For bindings of Python: fills tensors[i] from objects[i], i < count, with a framework's
- * `dltensor_from_py_object_no_sync` (DLPack's C exchange API). Returns how many were filled: fewer
- * than count where `read` failed, leaving its exception. The caller holds the GIL. */
+/* For bindings of Python: a call prepared once, then run on other arrays by one call from Python.
+ * flashcore_python_run is a function of Python's own kind (METH_FASTCALL), whose `self` is the
+ * address of a flashcore_python_call as an int and whose arguments are the arrays, `count` of them.
+ * It describes each, puts the descriptors' addresses into params for the time of the call, and runs
+ * flashcore_attention without the GIL. It returns its code as an int, or -1 where an array could
+ * not be described: then nothing has run. */
 typedef int (*flashcore_dlpack_reader)(void* object, flashcore_tensor* tensor);
-FLASHCORE_C_API int32_t flashcore_read_objects(flashcore_dlpack_reader read, void* const* objects,
-                                               flashcore_tensor* tensors, int32_t count);
+enum { FLASHCORE_MAX_PYTHON_ARRAYS = 15 };
+typedef struct flashcore_python_call {
+  /* The framework's `dltensor_from_py_object_no_sync` (DLPack's C exchange API), or NULL: then the
+   * arrays' method __dlpack__ is called. */
+  flashcore_dlpack_reader read;
+  void* dlpack_name; /* the str "__dlpack__" */
+  const flashcore_params* params;
+  flashcore_error* error;
+  int64_t count;                                                /* arrays of one call */
+  const flashcore_tensor** fields[FLASHCORE_MAX_PYTHON_ARRAYS]; /* of params, one for each array */
+} flashcore_python_call;
+FLASHCORE_C_API void* flashcore_python_run(void* self, void* const* arrays, ptrdiff_t count);
 
 /* How many CUDA devices can be used; 0 with the reason in error->message where none can. */
 FLASHCORE_C_API int32_t flashcore_cuda_device_count(flashcore_error* error);

@@ -134,6 +134,20 @@ class AppendParams(ctypes.Structure):
     ]
 
 
+MAX_PYTHON_ARRAYS = 15
+
+
+class PythonCall(ctypes.Structure):
+    _fields_ = [
+        ("read", c_void_p),
+        ("dlpack_name", ctypes.py_object),
+        ("params", c_void_p),
+        ("error", c_void_p),
+        ("count", c_int64),
+        ("fields", c_void_p * MAX_PYTHON_ARRAYS),
+    ]
+
+
 # C name -> class: what the layout test walks through.
 STRUCTS = {
     "flashcore_error": Error,
@@ -144,6 +158,7 @@ STRUCTS = {
     "flashcore_plan_info": PlanInfo,
     "flashcore_merge_params": MergeParams,
     "flashcore_append_params": AppendParams,
+    "flashcore_python_call": PythonCall,
 }
 
 # C name -> (result, arguments).
@@ -159,7 +174,6 @@ FUNCTIONS = {
     "flashcore_workspace_status": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
     "flashcore_merge": (c_int32, [POINTER(MergeParams), POINTER(Error)]),
     "flashcore_append": (c_int32, [POINTER(AppendParams), POINTER(Error)]),
-    "flashcore_read_objects": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
     "flashcore_status_name": (c_char_p, [c_int32]),
     "flashcore_version": (c_char_p, []),

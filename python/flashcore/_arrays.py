@@ -23,12 +23,10 @@ class Description(NamedTuple):
 class Slot:
     """One argument of one call: its C descriptor, and what must live until the call is over."""
 
-    __slots__ = ("name", "tensor", "address", "keep")
+    __slots__ = ("name", "keep")
 
-    def __init__(self, name, tensor=None):
+    def __init__(self, name):
         self.name, self.keep = name, None
-        self.tensor = _abi.Tensor() if tensor is None else tensor
-        self.address = ctypes.addressof(self.tensor)
 
     def hold(self, description, address):
         """Describes memory at `address`; returns the address of the descriptor."""
@@ -41,12 +39,16 @@ class Kind:
     """What FlashCore asks of a framework. This base reads arrays through describe() and address()."""
 
     waits = False  # whether a call must have ended when it returns
+    has_gpus = True  # whether gpu() must be asked
+    # Whether the library can describe arrays itself: None no, else (the address of the framework's
+    # function for it,), or (None,) for __dlpack__.
+    reader: Any = None
     finish: Any = None  # or makes of a new array that was written what the caller gets
     dispatcher: Any = None  # or the framework's own way to call: flashcore._torch_ops
 
     def view_all(self, call, q, k, v, out, lse):
         """Describes the arrays of a call in it; lse may be None."""
-        arrays, call.addresses_are_slots = call.arrays, False
+        arrays = call.arrays
         arrays.q = self.view(q, call.q)
         arrays.k = kind_of("k", k).view(k, call.k)
         arrays.v = kind_of("v", v).view(v, call.v)
@@ -88,9 +90,13 @@ class Kind:
         """The number of the array's GPU; -1: it is on the CPU."""
         return -1
 
+    def ready_workspace(self, gpu):
+        """What workspace() has given for the GPU's current stream, if it may be used again."""
+        return None
+
     def workspace(self, gpu, stream, size, call):
-        """(address, size) of at least `size` bytes of initialised memory for one call on the
-        stream; call.planned_bytes() is what it needs."""
+        """(stream, address, bytes, what keeps them alive): at least `size` bytes of initialised memory
+        for one call on the stream."""
         raise NotImplementedError
 
 
@@ -139,8 +145,12 @@ _capsule_pointer.argtypes = (ctypes.py_object, ctypes.c_char_p)
 class NumpyKind(Kind):
     """NumPy arrays, also of ml_dtypes' bfloat16."""
 
+    has_gpus = False
+    reader = (None,)
+
     def __init__(self, numpy):
         self._numpy = numpy
+        self._empty = numpy.empty
 
     def view(self, array, slot):
         # What a DLPack capsule holds begins with a DLTensor, which is FlashCore's descriptor.
@@ -163,7 +173,11 @@ class NumpyKind(Kind):
             raise ValueError(f"{name}: is read-only; give a writable array")
 
     def empty(self, like, shape, dtype=None):
-        return self._numpy.empty(shape, like.dtype if dtype is None else WIDE[dtype])
+        return self._empty(shape, like.dtype if dtype is None else WIDE[dtype])
+
+    def empty_out(self, q, v):
+        shape, v_dim = q.shape, v.shape[-1]
+        return self._empty(shape if shape[-1] == v_dim else (*shape[:-1], v_dim), q.dtype)
 
     def int32(self, like, value):
         return self._numpy.full(1, value, self._numpy.int32)
@@ -201,12 +215,12 @@ class CupyKind(Kind):
 
     def workspace(self, gpu, stream, size, call):
         found = self._workspaces.get((gpu, stream))
-        if found is None or found.nbytes < size:
+        if found is None or found[2] < size:
             with self._cupy.cuda.Device(gpu):
-                found = self._cupy.empty(size, dtype=self._cupy.uint8)
-            call.init_workspace(found.data.ptr, size, gpu, stream)
-            self._workspaces[gpu, stream] = found
-        return found.data.ptr, found.nbytes
+                memory = self._cupy.empty(size, dtype=self._cupy.uint8)
+            call.init_workspace(memory.data.ptr, size, gpu, stream)
+            found = self._workspaces[gpu, stream] = stream, memory.data.ptr, size, memory
+        return found
 
 
 class JaxKind(Kind):
@@ -266,16 +280,19 @@ class JaxKind(Kind):
 
     def workspace(self, gpu, stream, size, call):
         found = self._workspaces.get(gpu)
-        if found is None or found.size < size:
+        if found is None or found[2] < size:
             device = next(one for one in self._jax.devices() if one.local_hardware_id == gpu)
-            found = self._jax.device_put(self._jax.numpy.zeros(size, "uint8"), device)
-            call.init_workspace(self.address(found.block_until_ready()), size, gpu, stream)
-            self._workspaces[gpu] = found
-        return self.address(found), found.size
+            memory = self._jax.device_put(self._jax.numpy.zeros(size, "uint8"), device)
+            address = self.address(memory.block_until_ready())
+            call.init_workspace(address, size, gpu, stream)
+            found = self._workspaces[gpu] = stream, address, size, memory
+        return found
 
 
 class DlpackKind(Kind):
     """Any other array on the CPU with __dlpack__. Results are NumPy arrays."""
+
+    has_gpus = False
 
     def view(self, array, slot):
         device_type, _ = array.__dlpack_device__()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from flashcore._arrays import KINDS, NoMemoryHere, kind_of
-from flashcore._prepared import PreparedCall, library, thread_state
+from flashcore._prepared import PreparedCall, library, plain_options, thread_state
 
 # The optional arrays in the order they are handed around, by their names in the C struct.
 OPTIONAL = ("sinks", "alibi_slopes", "bias", "mask", "q_start", "k_start", "cu_seqlens_q",
@@ -85,8 +85,14 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
     problem    f32  batch 1  q_heads 8 ...
     """
     options, optional, out = _split_arguments(arguments)
-    call = _bind(kind_of("q", q), q, k, v, options, optional, out)[0]
+    kind = kind_of("q", q)
+    kind_of("k", k), kind_of("v", v)
+    given = _given(kind, q, optional)
+    call = _prepared_call(kind, options, given)
+    call.busy = True
     try:
+        made, lse = _outputs(call, kind, q, v, out)
+        call.describe(kind, q, k, v, made, lse, given)
         return library().explain(call.params)
     finally:
         call.release()
@@ -104,10 +110,33 @@ def _split_arguments(arguments):
 
 
 def run(kind, q, k, v, options, optional, out):
-    """The call itself, on arrays that have memory."""
-    call, made, lse = _bind(kind, q, k, v, options, optional, out)
+    """The call itself, on arrays that have memory. The library describes them where it can, which
+    costs less than a microsecond; else, and where it refuses the call, Python does, and says why."""
+    if type(k) not in KINDS or type(v) not in KINDS:
+        kind_of("k", k), kind_of("v", v)  # or says what is wrong with them
+    given = () if optional is NONE else _given(kind, q, optional)
+    call = _prepared_call(kind, options, given)
+    call.busy = True
     try:
-        call.run(kind, kind.gpu(q))
+        if out is None and not call.wants_lse:
+            made, lse = kind.empty_out(q, v), None
+        else:
+            made, lse = _outputs(call, kind, q, v, out)
+        gpu = kind.gpu(q) if kind.has_gpus else -1
+        if not call.has_workspace(kind, gpu):
+            code = -1
+        elif lse is None and not given:
+            code = call.run_direct(q, k, v, made)
+        else:
+            code = call.run_direct(q, k, v, made, *(() if lse is None else (lse,)),
+                                   *[one for _, _, one in given])
+        if code != 0:
+            call.describe(kind, q, k, v, made, lse, given)
+            call.run(kind, gpu)
+        if call.must_wait or (gpu >= 0 and kind.waits):
+            call.wait(gpu)
+    except IndexError:
+        raise ValueError("q, k, v: one of them has no dimension; wanted [batch, heads, len, dim]")
     finally:
         call.release()
     if kind.finish is not None:
@@ -115,41 +144,32 @@ def run(kind, q, k, v, options, optional, out):
     return made if lse is None else (made, lse)
 
 
-def _bind(kind, q, k, v, options, optional, out):
-    """A prepared call with the descriptors of these arrays in it, marked busy; its results."""
-    if type(k) not in KINDS or type(v) not in KINDS:
-        kind_of("k", k), kind_of("v", v)  # or says what is wrong with them
-    if optional is NONE:
-        given, key = (), options
-    else:
-        given = _given(kind, q, optional)
-        key = (options, *[name for name, _, _ in given])
+def _outputs(call, kind, q, v, out):
+    """(out, lse or None)."""
+    lse = call.empty_lse(kind, q) if call.wants_lse else None
+    if out is None:
+        return (call.empty_partial(kind, q, v) if call.wide_out else kind.empty_out(q, v)), lse
+    kind_of("out", out).check_writable(out, "out")
+    return out, lse
+
+
+def _prepared_call(kind, options, given):
+    """A prepared call of these options that is not in use."""
+    names = tuple([name for name, _, _ in given]) if given else ()
+    key = kind, options, names
     calls = thread_state.calls
     try:
         call = calls.get(key)
-    except TypeError:  # window is a list
-        return _bind(kind, q, k, v, (options[0], tuple(options[1]), *options[2:]), optional, out)
+    except TypeError:  # window is a list, scale an array
+        call = None
+    if call is None:  # a key is made of plain numbers: arrays change
+        options = plain_options(*options)
+        key = kind, options, names
+        call = calls.get(key)
     if call is None or call.busy:
-        call = PreparedCall(options)
+        call = PreparedCall(kind, options, names)
         thread_state.remember(key, call)
-    call.busy = True
-    try:
-        lse = call.empty_lse(kind, q) if call.wants_lse else None
-        if out is None:
-            made = call.empty_partial(kind, q, v) if call.wide_out else kind.empty_out(q, v)
-        else:
-            made = out
-            kind_of("out", out).check_writable(out, "out")
-        kind.view_all(call, q, k, v, made, lse)
-        if given:
-            call.set_optional(given)
-    except IndexError:
-        call.release()
-        raise ValueError("q, k, v: one of them has no dimension; wanted [batch, heads, len, dim]")
-    except BaseException:
-        call.release()
-        raise
-    return call, made, lse
+    return call
 
 
 def _given(kind, q, optional):

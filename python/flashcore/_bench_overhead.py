@@ -30,7 +30,9 @@ def us_per_call(function, finish=lambda: None, rounds=15, calls=2000):
 def bare_call(array):
     """flashcore_attention itself on this array, and what must live as long."""
     kind = kind_of("q", array)
-    call, out, _ = _attention._bind(kind, array, array, array, _OPTIONS, _attention.NONE, None)
+    call = _prepared.PreparedCall(kind, _OPTIONS, ())
+    out = kind.empty_out(array, array)
+    call.describe(kind, array, array, array, out, None, ())
     call.run(kind, kind.gpu(array))
     function, arguments = call._function, call._arguments
     return (lambda: function(*arguments)), (call, out)
@@ -46,7 +48,6 @@ def measure(device, torch=None, numpy=None):
         bare, keep = bare_call(array)
         rows["bare C call, NumPy"] = us_per_call(bare)
         del keep
-        _prepared.thread_state.calls.clear()
         rows["flashcore.attention, NumPy"] = us_per_call(
             lambda: flashcore.attention(array, array, array))
     if torch is None:
@@ -60,7 +61,6 @@ def measure(device, torch=None, numpy=None):
         bare, keep = bare_call(tensor)
         rows["bare C call, torch"] = us_per_call(bare, finish)
         del keep
-        _prepared.thread_state.calls.clear()
         rows["flashcore.attention, torch"] = us_per_call(
             lambda: flashcore.attention(tensor, tensor, tensor), finish)
         op = ops.attention.default

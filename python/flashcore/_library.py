@@ -50,8 +50,8 @@ class Library:
             function.argtypes = arguments
         # For callers that keep their structs: without argtypes nothing is converted or checked.
         self.raw_attention = ctypes.CDLL(self.path)["flashcore_attention"]
-        # It calls back into Python's objects: PyDLL keeps the GIL and raises what they raise.
-        self.raw_read_objects = ctypes.PyDLL(self.path)["flashcore_read_objects"]
+        # Python calls this one itself: flashcore._direct.
+        self.python_run = ctypes.cast(self._c["flashcore_python_run"], ctypes.c_void_p).value
         self.stale_paths = []  # libraries that were passed over because they are stale
 
     @property

@@ -3,14 +3,14 @@ only sets the arrays. That keeps a call from Python short."""
 
 import ctypes
 import threading
+from operator import index
 from typing import Any
 
-from flashcore import _abi, _library
+from flashcore import _abi, _direct, _library
 from flashcore._arrays import Slot, read_descriptor
 
 _MAX_CALLS = 1024  # per thread; a program with more sets of options prepares some again
 _ALIGNMENT = 256
-_HEADER_BYTES = 65536  # every workspace begins with as much
 _REPRODUCIBILITY = {"deterministic": 0, "batch_invariant": 1}
 _BROADCAST = ("bias", "mask", "q_start", "k_start")
 _LAYOUTS = {"bhsd": 0, "bshd": 1}
@@ -29,16 +29,19 @@ def library():
 class _CpuWorkspace:
     """Of one thread: it serves one call at a time."""
 
-    __slots__ = ("address", "size", "_memory")
+    __slots__ = ("current",)
 
     def __init__(self):
-        self.address, self.size, self._memory = None, 0, None
+        self.current = None  # (no stream, address, bytes, memory)
 
-    def grow(self, size):
-        self._memory = ctypes.create_string_buffer(size + _ALIGNMENT)
-        start = ctypes.addressof(self._memory)
-        self.address, self.size = start + -start % _ALIGNMENT, size
-        library().workspace_init(self.address, size)
+    def at_least(self, size):
+        if self.current is None or self.current[2] < size:
+            memory = ctypes.create_string_buffer(size + _ALIGNMENT)
+            start = ctypes.addressof(memory)
+            address = start + -start % _ALIGNMENT
+            library().workspace_init(address, size)
+            self.current = None, address, size, memory
+        return self.current
 
 
 class _ThreadState(threading.local):
@@ -57,29 +60,41 @@ class _ThreadState(threading.local):
 thread_state = _ThreadState()
 
 
+def plain_options(causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse,
+                  max_q_len, max_kv_len, partial, checked, kernel):
+    """The same as plain numbers and tuples; raises where one is not of its kind."""
+    if len(window) != 2:
+        raise ValueError(f"window is {window!r}; wanted (left, right)")
+    return (bool(causal), (index(window[0]), index(window[1])),
+            None if scale is None else float(scale), float(softcap), layout, index(num_splits),
+            reproducibility, bool(return_lse), index(max_q_len), index(max_kv_len), bool(partial),
+            bool(checked), kernel)
+
+
 class PreparedCall:
     """flashcore_attention with its params. The addresses of the arrays' descriptors are set before
-    each run, through the fields of `arrays`."""
+    each run: by run_direct() itself, or by describe() through the fields of `arrays`."""
 
-    def __init__(self, options):
+    def __init__(self, kind, options, names):
+        """options: as plain_options() gives them; names: of the optional arrays, in params."""
         self.params = library().params()
         self.arrays = _abi.RawParams.from_buffer(self.params)
         self.busy = False
+        self._described = False
         self._cpu = thread_state.workspace
-        self._cpu_address = None  # which of its addresses the params have
-        # One block, so that a framework can fill all of them at once.
-        self.tensors = (_abi.Tensor * 5)()
-        self.q, self.k, self.v, self.out, self.lse = self.slots = [
-            Slot(name, tensor) for name, tensor in zip(("q", "k", "v", "out", "lse"), self.tensors)]
-        self.addresses_are_slots = False
-        self.objects = (ctypes.c_void_p * 5)()
-        self.read_arguments = ctypes.byref(self.objects), ctypes.byref(self.tensors)
-        self.optional = {}
-        self._checked = False
+        self._workspace = None  # whichever the params have
+        self.slots = [Slot(name) for name in ("q", "k", "v", "out", "lse")]
+        self.q, self.k, self.v, self.out, self.lse = self.slots
+        self.optional = {name: Slot("seqused_k" if name == "used_k" else name) for name in names}
         self._error = _abi.Error()
         self._function = library().raw_attention
         self._arguments = ctypes.byref(self.params), ctypes.byref(self._error)
         self._set_options(*options)
+        fields = ("q", "k", "v", "out", *(("lse",) if self.wants_lse else ()), *names)
+        self.run_direct = _direct.never
+        if kind.reader is not None:
+            self._direct = _direct.Direct(library(), self.params, self._error, fields, *kind.reader)
+            self.run_direct = self._direct.run
 
     def _set_options(self, causal, window, scale, softcap, layout, num_splits, reproducibility,
                      return_lse, max_q_len, max_kv_len, partial, checked, kernel):
@@ -88,35 +103,28 @@ class PreparedCall:
         if reproducibility not in _REPRODUCIBILITY:
             raise ValueError(f"reproducibility is {reproducibility!r}; wanted one of "
                              f"{', '.join(_REPRODUCIBILITY)}")
-        if len(window) != 2:
-            raise ValueError(f"window is {window!r}; wanted (left, right)")
         p = self.params
-        p.causal, p.partial, p.checked = bool(causal), bool(partial), bool(checked)
+        p.causal, p.partial, p.checked = causal, partial, checked
         p.window_left, p.window_right = window
         p.has_scale, p.scale = scale is not None, 0.0 if scale is None else scale
         p.softcap, p.num_splits = softcap, num_splits
         p.max_q_len, p.max_kv_len = max_q_len, max_kv_len
         p.layout, p.reproducibility = _LAYOUTS[layout], _REPRODUCIBILITY[reproducibility]
         p.kernel = None if kernel is None else kernel.encode()
-        self._checked = checked
-        self.layout = layout
+        self.must_wait = checked
         self.wants_lse = return_lse or partial
         self.wide_out = partial
 
-    def point_at_slots(self):
-        """q, k, v, out and lse are described in self.tensors."""
-        a = self.arrays
-        a.q, a.k, a.v, a.out = (slot.address for slot in self.slots[:4])
-        a.lse = self.lse.address if self.wants_lse else None
-        self.addresses_are_slots = True
+    def describe(self, kind, q, k, v, out, lse, given):
+        """Puts descriptors of the arrays into the params; given: (name, kind, array) of others."""
+        self._described = True
+        kind.view_all(self, q, k, v, out, lse)
+        if given:
+            self._describe_optional(given)
 
-    def set_optional(self, given):
-        """given: (name, kind, array)."""
+    def _describe_optional(self, given):
         for name, kind, array in given:
-            slot = self.optional.get(name)
-            if slot is None:
-                slot = self.optional[name] = Slot("seqused_k" if name == "used_k" else name)
-            setattr(self.arrays, name, kind.view(array, slot))
+            setattr(self.arrays, name, kind.view(array, self.optional[name]))
         for name in _BROADCAST:  # once all of them are there: lengths may come from another
             if name in self.optional:
                 address = getattr(self.arrays, name)
@@ -168,49 +176,49 @@ class PreparedCall:
 
     def release(self):
         """Lets go of the arrays; the call is free for the next one."""
-        if not self.addresses_are_slots:
-            for slot in self.slots:
+        if self._described:
+            self._described = False
+            for slot in (*self.slots, *self.optional.values()):
                 slot.keep = None
-        for slot in self.optional.values():
-            slot.keep = None
         self.busy = False
 
-    def run(self, kind, gpu):
-        """gpu: the number of q's GPU, negative on the CPU."""
-        if gpu >= 0 or self._cpu.address is None or self._cpu.address != self._cpu_address:
-            self._set_workspace(kind, gpu, _HEADER_BYTES)
-        if self._function(*self._arguments):
-            self._run_with_more(kind, gpu)
-        if self._checked or (gpu >= 0 and kind.waits):
-            p = self.params
-            library().workspace_status(p.workspace, p.workspace_bytes,
-                                       _abi.CPU if gpu < 0 else _abi.CUDA, max(gpu, 0), p.stream)
-
-    def _set_workspace(self, kind, gpu, size):
-        arrays = self.arrays
+    def has_workspace(self, kind, gpu):
+        """Whether the params have a workspace for the next call, of any size, and its stream. gpu: the
+        number of q's GPU, negative on the CPU."""
         if gpu < 0:
-            cpu = self._cpu
-            if cpu.size < size:
-                cpu.grow(size)
-            arrays.workspace, arrays.workspace_bytes, arrays.stream = cpu.address, cpu.size, None
-            self._cpu_address = cpu.address
+            found = self._cpu.current
         else:
-            self._cpu_address = None
-            arrays.stream = stream = kind.stream(gpu)
-            arrays.workspace, arrays.workspace_bytes = kind.workspace(gpu, stream, size, self)
+            found = kind.ready_workspace(gpu)
+        if found is None:
+            return False
+        if found is not self._workspace:
+            self._use(found)
+        return True
+
+    def _use(self, found):
+        """found: (stream, address, bytes, ...)."""
+        arrays = self.arrays
+        arrays.stream, arrays.workspace, arrays.workspace_bytes = found[:3]
+        self._workspace = found
+
+    def run(self, kind, gpu):
+        """Runs what describe() has described, with a workspace that is large enough."""
+        needed = self.planned_bytes()  # or raises what is wrong
+        if gpu < 0:
+            self._use(self._cpu.at_least(needed))
+        else:
+            self._use(kind.workspace(gpu, kind.stream(gpu), needed, self))
+        if self._function(*self._arguments):
+            raise _library.exception(self._error.code, self._error.message)
+
+    def wait(self, gpu):
+        """Until the call is over; raises what a checked one has found."""
+        p = self.params
+        library().workspace_status(p.workspace, p.workspace_bytes,
+                                   _abi.CPU if gpu < 0 else _abi.CUDA, max(gpu, 0), p.stream)
 
     def init_workspace(self, address, size, gpu, stream):
         library().workspace_init(address, size, _abi.CUDA, gpu, stream)
 
     def planned_bytes(self):
         return library().plan(self.params).workspace_bytes
-
-    def _run_with_more(self, kind, gpu):
-        """Runs again if all that was wrong is the size of the workspace; else raises."""
-        code, message = self._error.code, self._error.message
-        needed = self.planned_bytes()  # or raises what is wrong
-        if needed <= self.params.workspace_bytes:
-            raise _library.exception(code, message)
-        self._set_workspace(kind, gpu, needed)
-        if self._function(*self._arguments):
-            raise _library.exception(self._error.code, self._error.message)

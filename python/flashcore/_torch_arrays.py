@@ -5,8 +5,7 @@ import ctypes
 import torch
 
 from flashcore import _abi, _torch_ops
-from flashcore._arrays import KINDS, Description, Kind, NoMemoryHere, _capsule_pointer, dtype_name
-from flashcore._prepared import library
+from flashcore._arrays import Description, Kind, NoMemoryHere, _capsule_pointer, dtype_name
 
 _DTYPES = {"f64": torch.float64, "f32": torch.float32}
 
@@ -37,7 +36,7 @@ def _descriptor_reader():
         return None
     if api.major != 1 or not api.tensor_from_object:
         return None
-    return ctypes.c_void_p(api.tensor_from_object)
+    return api.tensor_from_object
 
 
 _capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing",
@@ -57,37 +56,12 @@ class TorchKind(Kind):
     dispatcher = _torch_ops
 
     def __init__(self):
-        self._read = _descriptor_reader()
-        self._read_objects = library().raw_read_objects
+        read = _descriptor_reader()
+        self.reader = None if read is None else (read,)
         self.stream = _raw_stream_reader()
         self.empty_out = _torch_ops.empty_out
         self._workspaces: dict[tuple, tuple] = {}
         self._numbers: dict[tuple, torch.Tensor] = {}
-
-    def view_all(self, call, q, k, v, out, lse):
-        if self._read is None or not (KINDS.get(type(k)) is self is KINDS.get(type(v))
-                                      and isinstance(out, torch.Tensor)):
-            return Kind.view_all(self, call, q, k, v, out, lse)
-        objects, count = call.objects, 4
-        objects[0], objects[1], objects[2], objects[3] = id(q), id(k), id(v), id(out)
-        if lse is not None:
-            objects[4], count = id(lse), 5
-        try:
-            self._read_objects(self._read, *call.read_arguments, count)
-        except (BufferError, RuntimeError):  # the slow way says why, or knows better
-            return Kind.view_all(self, call, q, k, v, out, lse)
-        if not call.addresses_are_slots:
-            call.point_at_slots()
-
-    def view(self, tensor, slot):
-        if self._read is not None:
-            try:
-                self._read_objects(self._read, ctypes.byref(ctypes.c_void_p(id(tensor))),
-                                   ctypes.c_void_p(slot.address), 1)
-                return slot.address
-            except (BufferError, RuntimeError):  # the slow way says why, or knows better
-                pass
-        return Kind.view(self, tensor, slot)
 
     def describe(self, tensor, name):
         device = tensor.device
@@ -131,21 +105,23 @@ class TorchKind(Kind):
     def gpu(self, tensor):
         return tensor.get_device()
 
+    def ready_workspace(self, gpu):
+        return None if _capturing() else self._workspaces.get((gpu, self.stream(gpu)))
+
     def workspace(self, gpu, stream, size, call):
         """One per stream, as calls of a stream follow each other. A graph may be replayed on any
         stream, so a captured call has its own, zeroed in the graph; its memory is the graph's."""
         if _capturing():
-            return self._new_workspace(gpu, stream, call.planned_bytes(), call)[1:]
+            return self._new_workspace(gpu, stream, size, call)
         found = self._workspaces.get((gpu, stream))
         if found is None or found[2] < size:
-            found = self._new_workspace(gpu, stream, size, call)
-            self._workspaces[gpu, stream] = found
-        return found[1:]
+            found = self._workspaces[gpu, stream] = self._new_workspace(gpu, stream, size, call)
+        return found
 
     def _new_workspace(self, gpu, stream, size, call):
         memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", gpu))
         call.init_workspace(memory.data_ptr(), size, gpu, stream)
-        return memory, memory.data_ptr(), size
+        return stream, memory.data_ptr(), size, memory
 
 
 class _TorchDtype:

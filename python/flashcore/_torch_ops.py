@@ -7,7 +7,7 @@ itself must see the call: gradients, autocast, torch.compile, vmap, tensor subcl
 import torch
 
 from flashcore import _attention, _cache, _torch_backward
-from flashcore._arrays import kind_of
+from flashcore._arrays import KINDS, kind_of
 
 _LIBRARY = torch.library.Library("flashcore", "DEF")
 _TENSORS = ("sinks", "alibi_slopes", "bias", "mask", "q_start", "k_start", "cu_seqlens_q",
@@ -81,20 +81,25 @@ def attention(q, k, v, options, optional, out):
 
 def empty_out(q, v):
     """Like q, also in the order of its dimensions in memory, but as wide as v."""
-    if q.size(-1) == v.size(-1):
+    if q.shape[-1] == v.shape[-1]:
         return torch.empty_like(q)
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-def _kernel(q, k, v, *tensors, causal=False, window_left=-1, window_right=-1, scale=None,
-            softcap=0.0, layout="bhsd", num_splits=0, reproducibility="deterministic",
-            return_lse=False, max_q_len=0, max_kv_len=0, partial=False, checked=False,
-            kernel_id=None):
-    none = _attention.NONE
-    missing = none[len(tensors):]  # a tensor equals None never, and says so
-    optional = none if (tensors + missing) == none else tensors + missing
+def _kernel(q, k, v, sinks=None, alibi_slopes=None, bias=None, mask=None, q_start=None, k_start=None,
+            cu_seqlens_q=None, cu_seqlens_k=None, seqused_k=None, block_table=None, *, causal=False,
+            window_left=-1, window_right=-1, scale=None, softcap=0.0, layout="bhsd", num_splits=0,
+            reproducibility="deterministic", return_lse=False, max_q_len=0, max_kv_len=0,
+            partial=False, checked=False, kernel_id=None):
+    if (sinks is None and alibi_slopes is None and bias is None and mask is None and q_start is None
+            and k_start is None and cu_seqlens_q is None and cu_seqlens_k is None
+            and seqused_k is None and block_table is None):
+        optional = _attention.NONE
+    else:
+        optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q, cu_seqlens_k,
+                    seqused_k, block_table)
     found = _attention.run(
-        kind_of("q", q), q, k, v,
+        KINDS.get(type(q)) or kind_of("q", q), q, k, v,
         (causal, (window_left, window_right), scale, softcap, layout, num_splits, reproducibility,
          return_lse, max_q_len, max_kv_len, partial, checked, kernel_id), optional, None)
     return found if return_lse or partial else (found, q.new_empty(0))

@@ -10,6 +10,18 @@
 #include "flashcore/attention.h"
 #include "flashcore/flashcore.h"
 
+// Of Python's stable ABI, by the names they have in every version. Weak: there where an interpreter
+// has loaded this library, null elsewhere, and then nobody calls flashcore_python_run.
+#define FLASHCORE_PYTHON extern "C" __attribute__((weak))
+FLASHCORE_PYTHON void* PyCapsule_GetPointer(void* capsule, const char* name);
+FLASHCORE_PYTHON void PyErr_Clear();
+FLASHCORE_PYTHON void PyEval_RestoreThread(void* state);
+FLASHCORE_PYTHON void* PyEval_SaveThread();
+FLASHCORE_PYTHON void* PyLong_AsVoidPtr(void* object);
+FLASHCORE_PYTHON void* PyLong_FromLong(long value);  // NOLINT: its type in Python
+FLASHCORE_PYTHON void* PyObject_CallMethodObjArgs(void* object, void* name, ...);  // NOLINT: as is
+FLASHCORE_PYTHON void Py_DecRef(void* object);
+
 namespace flashcore {
 namespace {
 
@@ -187,6 +199,62 @@ Result<Plan> plan_of(const flashcore_params& p, const Call& call) {
   return make_plan(*problem, info);
 }
 
+/// Descriptors of Python's arrays for the time of one call.
+class PythonArrays {
+ public:
+  explicit PythonArrays(const flashcore_python_call& call) : call_(call) {}
+  PythonArrays(const PythonArrays&) = delete;
+  PythonArrays& operator=(const PythonArrays&) = delete;
+  ~PythonArrays() {
+    for (int i = 0; i < added_; ++i) *call_.fields[i] = nullptr;
+    for (int i = 0; i < held_; ++i) Py_DecRef(capsules_[i]);
+  }
+
+  /// Describes one more array; false, and no exception left behind, where that cannot be done.
+  bool add(void* array) {
+    const flashcore_tensor* described = call_.read != nullptr ? read(array) : open(array);
+    if (described == nullptr) {
+      PyErr_Clear();
+      return false;
+    }
+    *call_.fields[added_++] = described;
+    return true;
+  }
+
+ private:
+  const flashcore_tensor* read(void* array) {
+    flashcore_tensor* tensor = &tensors_[added_];
+    return call_.read(array, tensor) == 0 ? tensor : nullptr;
+  }
+
+  /// What a DLPack capsule holds begins with a DLTensor.
+  const flashcore_tensor* open(void* array) {
+    void* capsule = PyObject_CallMethodObjArgs(array, call_.dlpack_name, nullptr);
+    if (capsule == nullptr) return nullptr;
+    capsules_[held_++] = capsule;
+    return static_cast<const flashcore_tensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+  }
+
+  const flashcore_python_call& call_;
+  int added_ = 0, held_ = 0;
+  flashcore_tensor tensors_[FLASHCORE_MAX_PYTHON_ARRAYS];
+  void* capsules_[FLASHCORE_MAX_PYTHON_ARRAYS];
+};
+
+/// flashcore_attention's code, or -1 where an array could not be described.
+std::int32_t run_from_python(const flashcore_python_call& call, void* const* arrays,
+                             std::ptrdiff_t count) {
+  if (count != call.count) return -1;
+  PythonArrays described(call);
+  for (std::ptrdiff_t i = 0; i < count; ++i) {
+    if (!described.add(arrays[i])) return -1;
+  }
+  void* const state = PyEval_SaveThread();
+  const std::int32_t code = flashcore_attention(call.params, call.error);
+  PyEval_RestoreThread(state);
+  return code;
+}
+
 }  // namespace
 }  // namespace flashcore
 
@@ -301,13 +369,9 @@ std::int32_t flashcore_append(const flashcore_append_params* params, flashcore_e
   });
 }
 
-std::int32_t flashcore_read_objects(flashcore_dlpack_reader read, void* const* objects,
-                                    flashcore_tensor* tensors, std::int32_t count) {
-  if (read == nullptr || objects == nullptr || tensors == nullptr) return 0;
-  for (std::int32_t i = 0; i < count; ++i) {
-    if (read(objects[i], &tensors[i]) != 0) return i;
-  }
-  return count;
+void* flashcore_python_run(void* self, void* const* arrays, std::ptrdiff_t count) {
+  const auto& call = *static_cast<const flashcore_python_call*>(PyLong_AsVoidPtr(self));
+  return PyLong_FromLong(run_from_python(call, arrays, count));
 }
 
 std::int32_t flashcore_cuda_device_count(flashcore_error* error) {

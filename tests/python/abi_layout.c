@@ -81,7 +81,7 @@ static void print_params(void) {
   END();
 }
 
-static void print_plan_merge_append(void) {
+static void print_calls(void) {
   BEGIN(flashcore_plan_info);
   FIELD(flashcore_plan_info, struct_size);
   FIELD(flashcore_plan_info, kernel);
@@ -116,13 +116,21 @@ static void print_plan_merge_append(void) {
   FIELD(flashcore_append_params, workspace_bytes);
   FIELD(flashcore_append_params, stream);
   END();
+  BEGIN(flashcore_python_call);
+  FIELD(flashcore_python_call, read);
+  FIELD(flashcore_python_call, dlpack_name);
+  FIELD(flashcore_python_call, params);
+  FIELD(flashcore_python_call, error);
+  FIELD(flashcore_python_call, count);
+  FIELD(flashcore_python_call, fields);
+  END();
 }
 
 int main(void) {
   printf("{");
   print_tensor();
   print_params();
-  print_plan_merge_append();
+  print_calls();
   CONSTANT(FLASHCORE_OK);
   CONSTANT(FLASHCORE_INVALID_ARGUMENT);
   CONSTANT(FLASHCORE_UNSUPPORTED);

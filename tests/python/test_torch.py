@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
 import flashcore
-from flashcore import _arrays, _torch_backward
+from flashcore import _arrays, _prepared, _torch_backward
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
 
 _op = torch.ops.flashcore.attention.default
@@ -60,7 +60,8 @@ class Values(Case):
         q, k, v = self.inputs()
         want = flashcore.attention(q, k, v, causal=True, seqused_k=self.ints(9, 4))
         kind = _arrays.kind_of("q", q)
-        with mock.patch.object(kind, "_read", None):
+        with mock.patch.object(kind, "reader", None), \
+                mock.patch.object(_prepared.thread_state, "calls", {}):
             got = flashcore.attention(q, k, v, causal=True, seqused_k=self.ints(9, 4))
             wide = flashcore.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                        layout="bshd", causal=True, seqused_k=self.ints(9, 4))

@@ -239,22 +239,6 @@ TEST_F(CApi, LayoutOneSwapsHeadsAndLengths) {
   FLASHCORE_EXPECT_SAME(output_, want);
 }
 
-TEST(ReadObjects, StopsAtTheFirstThatFails) {
-  const auto read = [](void* object, flashcore_tensor* tensor) -> int {
-    tensor->ndim = *static_cast<int*>(object);
-    return tensor->ndim < 0 ? -1 : 0;
-  };
-  int ranks[] = {4, 3, -1, 2};
-  void* objects[] = {&ranks[0], &ranks[1], &ranks[2], &ranks[3]};
-  flashcore_tensor tensors[4] = {};
-  EXPECT_EQ(flashcore_read_objects(read, objects, tensors, 2), 2);
-  EXPECT_EQ(tensors[0].ndim, 4);
-  EXPECT_EQ(tensors[1].ndim, 3);
-  EXPECT_EQ(flashcore_read_objects(read, objects, tensors, 4), 2);
-  EXPECT_EQ(tensors[3].ndim, 0);
-  EXPECT_EQ(flashcore_read_objects(nullptr, objects, tensors, 4), 0);
-}
-
 TEST_F(CApi, LongErrorsAreCutAndTerminated) {
   const std::string name(5000, 'z');
   call_.params.kernel = name.c_str();

@@ -1,0 +1,47 @@
+"""flashcore_python_run as a function of Python: one prepared call from the arrays themselves, without
+ctypes on the way. ctypes only makes it."""
+
+import ctypes
+
+from flashcore import _abi
+
+_METH_FASTCALL = 0x80
+
+
+class _MethodDef(ctypes.Structure):
+    """PyMethodDef, the same in every version."""
+
+    _fields_ = [("name", ctypes.c_char_p), ("function", ctypes.c_void_p), ("flags", ctypes.c_int),
+                ("doc", ctypes.c_char_p)]
+
+
+_new_function = ctypes.pythonapi.PyCFunction_NewEx
+_new_function.restype = ctypes.py_object
+_new_function.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
+_definitions: dict[int, _MethodDef] = {}  # of a library's function: functions made of it live on
+
+
+def _definition(address):
+    if address not in _definitions:
+        _definitions[address] = _MethodDef(b"run", address, _METH_FASTCALL, None)
+    return ctypes.addressof(_definitions[address])
+
+
+class Direct:
+    """run(array, ...): the C call's code, or -1 where the arrays must be described in Python. `fields`
+    are the names in params of the arrays that run() is given; `read` is the address of the framework's
+    C function that describes one, None for arrays with __dlpack__."""
+
+    def __init__(self, library, params, error, fields, read):
+        address = ctypes.addressof(params)
+        self._keep = params, error
+        self._call = _abi.PythonCall(
+            read, "__dlpack__", address, ctypes.addressof(error), len(fields),
+            (ctypes.c_void_p * _abi.MAX_PYTHON_ARRAYS)(
+                *(address + getattr(_abi.Params, name).offset for name in fields)))
+        self.run = _new_function(_definition(library.python_run), ctypes.addressof(self._call), None)
+
+
+def never(*arrays):
+    """In place of Direct.run for arrays that only Python can describe."""
+    return -1
