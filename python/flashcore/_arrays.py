@@ -68,6 +68,9 @@ class Kind:
     def check_writable(self, array, name):
         """Raises where results cannot be written into the array."""
 
+    def check_no_gradient(self, array, name):
+        """Raises where the framework would miss a gradient through the array."""
+
     def empty(self, like, shape, dtype=None):
         """A new array beside `like`; dtype "f32" or "f64", None: like's."""
         raise NotImplementedError
@@ -382,6 +385,8 @@ def kind_of(name, array):
     if framework is None:
         raise TypeError(f"{name}: is a {type(array).__name__}; wanted an array of NumPy, torch, CuPy "
                         "or JAX, or another with __dlpack__")
+    if framework == "numpy" and hasattr(array, "mask"):
+        raise TypeError(f"{name}: is a masked array; give its data, and mask= for the keys to hide")
     if framework not in _frameworks:
         _frameworks[framework] = _make_kind(framework)
     KINDS[type(array)] = _frameworks[framework]

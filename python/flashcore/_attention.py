@@ -1,5 +1,6 @@
 """attention() and explain(): one call on arrays of any framework."""
 
+from numbers import Integral
 from typing import Any
 
 from flashcore._arrays import KINDS, NoMemoryHere, kind_of
@@ -115,7 +116,12 @@ def run(kind, q, k, v, options, optional, out):
     if type(k) not in KINDS or type(v) not in KINDS:
         kind_of("k", k), kind_of("v", v)  # or says what is wrong with them
     given = () if optional is NONE else _given(kind, q, optional)
-    call = _prepared_call(kind, options, given)
+    try:
+        call = thread_state.calls.get((kind, options) if given == () else _key(kind, options, given))
+    except TypeError:  # window is a list, scale an array
+        call = None
+    if call is None or call.busy:
+        call = _prepared_call(kind, options, given)
     call.busy = True
     try:
         if out is None and not call.wants_lse:
@@ -153,21 +159,17 @@ def _outputs(call, kind, q, v, out):
     return out, lse
 
 
+def _key(kind, options, given):
+    return (kind, options, *[name for name, _, _ in given]) if given else (kind, options)
+
+
 def _prepared_call(kind, options, given):
     """A prepared call of these options that is not in use."""
-    names = tuple([name for name, _, _ in given]) if given else ()
-    key = kind, options, names
-    calls = thread_state.calls
-    try:
-        call = calls.get(key)
-    except TypeError:  # window is a list, scale an array
-        call = None
-    if call is None:  # a key is made of plain numbers: arrays change
-        options = plain_options(*options)
-        key = kind, options, names
-        call = calls.get(key)
+    options = plain_options(*options)  # what is remembered is no array: arrays change
+    key = _key(kind, options, given)
+    call = thread_state.calls.get(key)
     if call is None or call.busy:
-        call = PreparedCall(kind, options, names)
+        call = PreparedCall(kind, options, [name for name, _, _ in given])
         thread_state.remember(key, call)
     return call
 
@@ -178,7 +180,9 @@ def _given(kind, q, optional):
     for name, one in zip(OPTIONAL, optional):
         if one is None:
             continue
-        if name in ("q_start", "k_start") and isinstance(one, int):
-            one = kind.int32(q, one)
+        if name in ("q_start", "k_start") and isinstance(one, Integral):
+            if not -2**31 <= one < 2**31:
+                raise ValueError(f"{name} is {one}; wanted a number of 32 bits")
+            one = kind.int32(q, int(one))
         given.append((name, kind_of(_PYTHON_NAMES.get(name, name), one), one))
     return given

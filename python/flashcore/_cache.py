@@ -55,6 +55,8 @@ def append(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, *, block_tabl
     elif layout != "bhsd":
         raise ValueError(f"layout is {layout!r}; wanted one of bhsd, bshd")
     kind = kind_of("k", k)
+    for name, one in (("k_new", k_new), ("v_new", v_new)):
+        kind_of(name, one).check_no_gradient(one, name)
     if kind.dispatcher is not None and kind.dispatcher.needed(k_new, v_new, k, (v,)):
         kind.dispatcher.append(k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
     else:

@@ -63,12 +63,20 @@ thread_state = _ThreadState()
 def plain_options(causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse,
                   max_q_len, max_kv_len, partial, checked, kernel):
     """The same as plain numbers and tuples; raises where one is not of its kind."""
-    if len(window) != 2:
+    if not hasattr(window, "__len__") or len(window) != 2:
         raise ValueError(f"window is {window!r}; wanted (left, right)")
+    if kernel is not None and not isinstance(kernel, str):
+        raise TypeError(f"kernel is {kernel!r}; wanted the id of a kernel, a str")
     return (bool(causal), (index(window[0]), index(window[1])),
-            None if scale is None else float(scale), float(softcap), layout, index(num_splits),
-            reproducibility, bool(return_lse), index(max_q_len), index(max_kv_len), bool(partial),
-            bool(checked), kernel)
+            None if scale is None else _number("scale", scale), _number("softcap", softcap), layout,
+            index(num_splits), reproducibility, bool(return_lse), index(max_q_len),
+            index(max_kv_len), bool(partial), bool(checked), kernel)
+
+
+def _number(name, value):
+    if getattr(value, "requires_grad", False):
+        raise ValueError(f"{name}: requires grad, and gets none; give a number, or multiply q instead")
+    return float(value)
 
 
 class PreparedCall:
@@ -137,7 +145,7 @@ class PreparedCall:
         rank = tensor.ndim
         one = read_descriptor(address, slot.name)
         if name in ("q_start", "k_start"):
-            if one.shape != (1,):
+            if one.shape not in ((), (1,)):
                 return address
             one = one._replace(shape=(self._batch(),), strides=(0,))
         elif 0 < rank <= 4:
@@ -208,6 +216,7 @@ class PreparedCall:
             self._use(self._cpu.at_least(needed))
         else:
             self._use(kind.workspace(gpu, kind.stream(gpu), needed, self))
+            self._workspace = None  # who gave it keeps it, if it may be used again
         if self._function(*self._arguments):
             raise _library.exception(self._error.code, self._error.message)
 

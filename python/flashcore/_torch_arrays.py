@@ -1,12 +1,14 @@
 """torch tensors, on the CPU and on CUDA's current stream."""
 
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from flashcore import _abi, _torch_ops
 from flashcore._arrays import Description, Kind, NoMemoryHere, _capsule_pointer, dtype_name
 
+_MAX_NUMBERS = 1024  # kept on the GPU for calls that are given a number
 _DTYPES = {"f64": torch.float64, "f32": torch.float32}
 
 
@@ -52,6 +54,24 @@ def _raw_stream_reader():
     return lambda device_id: torch.cuda.current_stream(device_id).cuda_stream
 
 
+def _new_bytes(gpu, size):
+    return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", gpu))
+
+
+def _outside_pools(gpu, make):
+    """make() on the current stream, in memory that lives as long as it likes. Before torch captures a
+    graph it runs the program once with everything this thread allocates in the graph's own pool, and
+    nothing in there may live on: so another thread allocates."""
+    stream = torch.cuda.current_stream(gpu)
+
+    def on_the_stream():
+        with torch.cuda.stream(stream):
+            return make()
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(on_the_stream).result()
+
+
 class TorchKind(Kind):
     dispatcher = _torch_ops
 
@@ -84,6 +104,11 @@ class TorchKind(Kind):
             raise ValueError(f"{name}: requires grad; gradients cannot flow through a given output, "
                              "leave it out")
 
+    def check_no_gradient(self, tensor, name):
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: requires grad; gradients cannot flow through a cache, use "
+                             "torch.no_grad() or detach()")
+
     def empty(self, like, shape, dtype=None):
         return torch.empty(shape, dtype=like.dtype if dtype is None else _DTYPES[dtype],
                            device=like.device)
@@ -92,13 +117,15 @@ class TorchKind(Kind):
         return tensor.dtype is torch.float64
 
     def int32(self, like, value):
-        if like.is_cuda and _capturing():
+        if not like.is_cuda or _capturing():
             return torch.full((1,), value, dtype=torch.int32, device=like.device)
         found = self._numbers.get((like.device, value))
         if found is None:
-            found = torch.full((1,), value, dtype=torch.int32, device=like.device)
-            if like.is_cuda:  # other streams will read it too
-                torch.cuda.current_stream(like.device).synchronize()
+            if len(self._numbers) >= _MAX_NUMBERS:
+                self._numbers.clear()
+            found = _outside_pools(like.get_device(), lambda: torch.full(
+                (1,), value, dtype=torch.int32, device=like.device))
+            torch.cuda.current_stream(like.device).synchronize()  # other streams will read it too
             self._numbers[like.device, value] = found
         return found
 
@@ -112,14 +139,15 @@ class TorchKind(Kind):
         """One per stream, as calls of a stream follow each other. A graph may be replayed on any
         stream, so a captured call has its own, zeroed in the graph; its memory is the graph's."""
         if _capturing():
-            return self._new_workspace(gpu, stream, size, call)
+            return self._new_workspace(gpu, stream, size, call, _new_bytes(gpu, size))
         found = self._workspaces.get((gpu, stream))
         if found is None or found[2] < size:
-            found = self._workspaces[gpu, stream] = self._new_workspace(gpu, stream, size, call)
+            memory = _outside_pools(gpu, lambda: _new_bytes(gpu, size))
+            found = self._new_workspace(gpu, stream, size, call, memory)
+            self._workspaces[gpu, stream] = found
         return found
 
-    def _new_workspace(self, gpu, stream, size, call):
-        memory = torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", gpu))
+    def _new_workspace(self, gpu, stream, size, call, memory):
         call.init_workspace(memory.data_ptr(), size, gpu, stream)
         return stream, memory.data_ptr(), size, memory
 

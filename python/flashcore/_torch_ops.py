@@ -1,10 +1,13 @@
-"""torch.ops.flashcore: attention, its backward, append. Registered with define and impl: half the
-overhead of torch.library.custom_op.
+"""torch.ops.flashcore: attention, attention_lse (which also returns the LSE), their backward, append.
+Registered with define and impl: half the overhead of torch.library.custom_op.
 
 flashcore.attention() goes straight to the library where it can, and through the op where torch
 itself must see the call: gradients, autocast, torch.compile, vmap, tensor subclasses."""
 
+from numbers import Integral
+
 import torch
+from torch.autograd import forward_ad
 
 from flashcore import _attention, _cache, _torch_backward
 from flashcore._arrays import KINDS, kind_of
@@ -13,12 +16,14 @@ _LIBRARY = torch.library.Library("flashcore", "DEF")
 _TENSORS = ("sinks", "alibi_slopes", "bias", "mask", "q_start", "k_start", "cu_seqlens_q",
             "cu_seqlens_k", "seqused_k", "block_table")
 _OPTIONAL_SCHEMA = ", ".join(f"Tensor? {name}=None" for name in _TENSORS)
-_LIBRARY.define(
-    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONAL_SCHEMA}, *, bool causal=False, "
+_COMMON_SCHEMA = (
+    f"Tensor q, Tensor k, Tensor v, {_OPTIONAL_SCHEMA}, *, bool causal=False, "
     "SymInt window_left=-1, SymInt window_right=-1, float? scale=None, float softcap=0.0, "
     'str layout="bhsd", SymInt num_splits=0, str reproducibility="deterministic", '
-    "bool return_lse=False, SymInt max_q_len=0, SymInt max_kv_len=0, bool partial=False, "
-    "bool checked=False, str? kernel_id=None) -> (Tensor out, Tensor lse)")
+    "SymInt max_q_len=0, SymInt max_kv_len=0, bool checked=False, str? kernel_id=None")
+_LIBRARY.define(f"attention({_COMMON_SCHEMA}) -> Tensor")
+_LIBRARY.define(
+    f"attention_lse({_COMMON_SCHEMA}, bool partial=False) -> (Tensor out, Tensor lse)")
 _LIBRARY.define(
     "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
     f"Tensor out, Tensor lse, {_OPTIONAL_SCHEMA}, *, bool causal, SymInt window_left, "
@@ -29,24 +34,42 @@ _LIBRARY.define(
     "Tensor? block_table=None, Tensor? cu_seqlens_new=None) -> ()")
 
 _op = torch.ops.flashcore.attention.default
+_op_lse = torch.ops.flashcore.attention_lse.default
 
 
 # --- When torch must see the call.
 
+_Tensor = torch.Tensor
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_is_compiling = torch.compiler.is_compiling
+_grad_is_on = torch.is_grad_enabled
 _autocast_is_on = getattr(torch._C, "_is_any_autocast_enabled", None) or (
     lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_is_traced = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)  # by torch.jit.trace
 
 
 def needed(q, k, v, optional):
-    if not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN):
-        return all(isinstance(one, torch.Tensor) for one in (q, k, v))
-    return (torch.compiler.is_compiling() or _autocast_is_on() or _dispatch_modes() > 0
-            or (torch.is_grad_enabled()
-                and (q.requires_grad or k.requires_grad or v.requires_grad
-                     or any(isinstance(one, torch.Tensor) and one.requires_grad
-                            for one in optional))))
+    if not (type(q) is type(k) is type(v) is _Tensor
+            or (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)):
+        return all(isinstance(one, _Tensor) for one in (q, k, v))
+    # A negative view's memory holds the opposite of its values: the op gets them resolved.
+    if (_is_compiling() or _autocast_is_on() or _dispatch_modes() > 0 or _is_traced()
+            or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg()):
+        return True
+    if optional is not _attention.NONE and any(
+            isinstance(one, _Tensor) and (one.is_neg() or (one.requires_grad and _grad_is_on()))
+            for one in optional):
+        return True
+    return _grad_is_on() and (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
+def _check_tangents(tensors):
+    """torch would drop them silently."""
+    if any(isinstance(one, _Tensor) and forward_ad.unpack_dual(one).tangent is not None
+           for one in tensors):
+        raise NotImplementedError("forward-mode derivatives are not supported; use "
+                                  "torch.autograd.grad or backward()")
 
 
 def attention(q, k, v, options, optional, out):
@@ -54,19 +77,24 @@ def attention(q, k, v, options, optional, out):
     (causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse, max_q_len,
      max_kv_len, partial, checked, kernel) = options
     window_left, window_right = window
+    if not _is_compiling() and forward_ad._current_level >= 0:
+        _check_tangents((q, k, v, *optional))
     grad = torch.is_grad_enabled() and any(
         isinstance(one, torch.Tensor) and one.requires_grad for one in (q, k, v, *optional))
     if grad and out is not None:
         raise ValueError("out: given while an input requires grad; leave it out, or use "
                          "torch.no_grad()")
-    tensors = [torch.full((1,), one, dtype=torch.int32, device=q.device) if isinstance(one, int)
+    tensors = [torch.full((1,), one, dtype=torch.int32, device=q.device) if isinstance(one, Integral)
                else one for one in optional]
+    options = dict(causal=causal, window_left=window_left, window_right=window_right, scale=scale,
+                   softcap=softcap, layout=layout, num_splits=num_splits,
+                   reproducibility=reproducibility, max_q_len=max_q_len, max_kv_len=max_kv_len,
+                   checked=checked, kernel_id=kernel)
     try:
-        made, lse = _op(q, k, v, *tensors, causal=causal, window_left=window_left,
-                        window_right=window_right, scale=scale, softcap=softcap, layout=layout,
-                        num_splits=num_splits, reproducibility=reproducibility,
-                        return_lse=return_lse or partial or grad, max_q_len=max_q_len,
-                        max_kv_len=max_kv_len, partial=partial, checked=checked, kernel_id=kernel)
+        if return_lse or partial or grad:  # the backward needs the LSE
+            made, lse = _op_lse(q, k, v, *tensors, partial=partial, **options)
+        else:
+            made, lse = _op(q, k, v, *tensors, **options), None
     except RuntimeError as error:
         if "functorch" in str(error):
             raise NotImplementedError("gradients inside torch.func are not supported; use "
@@ -86,27 +114,31 @@ def empty_out(q, v):
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-def _kernel(q, k, v, sinks=None, alibi_slopes=None, bias=None, mask=None, q_start=None, k_start=None,
-            cu_seqlens_q=None, cu_seqlens_k=None, seqused_k=None, block_table=None, *, causal=False,
-            window_left=-1, window_right=-1, scale=None, softcap=0.0, layout="bhsd", num_splits=0,
-            reproducibility="deterministic", return_lse=False, max_q_len=0, max_kv_len=0,
-            partial=False, checked=False, kernel_id=None):
-    if (sinks is None and alibi_slopes is None and bias is None and mask is None and q_start is None
-            and k_start is None and cu_seqlens_q is None and cu_seqlens_k is None
-            and seqused_k is None and block_table is None):
-        optional = _attention.NONE
-    else:
-        optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q, cu_seqlens_k,
-                    seqused_k, block_table)
-    found = _attention.run(
-        KINDS.get(type(q)) or kind_of("q", q), q, k, v,
-        (causal, (window_left, window_right), scale, softcap, layout, num_splits, reproducibility,
-         return_lse, max_q_len, max_kv_len, partial, checked, kernel_id), optional, None)
-    return found if return_lse or partial else (found, q.new_empty(0))
+def _kernel(return_lse):
+    def kernel(q, k, v, sinks=None, alibi_slopes=None, bias=None, mask=None, q_start=None,
+               k_start=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_k=None, block_table=None,
+               causal=False, window_left=-1, window_right=-1, scale=None, softcap=0.0,
+               layout="bhsd", num_splits=0, reproducibility="deterministic", max_q_len=0,
+               max_kv_len=0, checked=False, kernel_id=None, partial=False):
+        # No "*" among them: Python looks up every default of a keyword-only argument by its name.
+        if (sinks is None and alibi_slopes is None and bias is None and mask is None
+                and q_start is None and k_start is None and cu_seqlens_q is None
+                and cu_seqlens_k is None and seqused_k is None and block_table is None):
+            optional = _attention.NONE
+        else:
+            optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q,
+                        cu_seqlens_k, seqused_k, block_table)
+        return _attention.run(
+            KINDS.get(type(q)) or kind_of("q", q), q, k, v,
+            (causal, (window_left, window_right), scale, softcap, layout, num_splits,
+             reproducibility, return_lse, max_q_len, max_kv_len, partial, checked, kernel_id),
+            optional, None)
+    return kernel
 
 
-_LIBRARY.impl("attention", _kernel, "CPU")
-_LIBRARY.impl("attention", _kernel, "CUDA")
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("attention", _kernel(return_lse=False), _key)
+    _LIBRARY.impl("attention_lse", _kernel(return_lse=True), _key)
 
 
 def _lse_shape(q, layout, packed):
@@ -119,18 +151,25 @@ def _wide(dtype):
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-@torch.library.register_fake("flashcore::attention", lib=_LIBRARY)
-def _fake(q, k, v, *tensors, layout="bhsd", return_lse=False, partial=False, **_):
+def _is_packed(q, tensors):
+    """Whether cu_seqlens_q is given; raises where q is not of the rank that goes with it."""
     packed = len(tensors) > 6 and tensors[6] is not None
     rank = 3 if packed else 4
     torch._check_value(q.dim() == rank, lambda: f"q: rank is {q.dim()}; wanted {rank}")
-    if partial:
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=_wide(q.dtype))
-    else:
-        out = empty_out(q, v)
-    if not (return_lse or partial):
-        return out, q.new_empty(0)
-    return out, q.new_empty(_lse_shape(q, layout, packed), dtype=_wide(q.dtype))
+    return packed
+
+
+@torch.library.register_fake("flashcore::attention", lib=_LIBRARY)
+def _fake(q, k, v, *tensors, **_):
+    _is_packed(q, tensors)
+    return empty_out(q, v)
+
+
+@torch.library.register_fake("flashcore::attention_lse", lib=_LIBRARY)
+def _fake_lse(q, k, v, *tensors, layout="bhsd", partial=False, **_):
+    packed, wide = _is_packed(q, tensors), _wide(q.dtype)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=wide) if partial else empty_out(q, v)
+    return out, q.new_empty(_lse_shape(q, layout, packed), dtype=wide)
 
 
 # --- Gradients: the attention matrix again, in blocks of rows.
@@ -140,14 +179,12 @@ def _setup_context(ctx, inputs, keyword_only_inputs, output):
     tensors += [None] * (len(_TENSORS) - len(tensors))
     ctx.options = keyword_only_inputs
     ctx.wants = tuple(ctx.needs_input_grad)
-    out, lse = output
+    out, lse = output if isinstance(output, tuple) else (output, None)
     ctx.save_for_backward(q, k, v, out, lse, *tensors)
-    ctx.has_lse = keyword_only_inputs["return_lse"] or keyword_only_inputs["partial"]
-    ctx.mark_non_differentiable(*([] if ctx.has_lse else [lse]))
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad_out, grad_lse):
+def _backward(ctx, grad_out, grad_lse=None):
     q, k, v, out, lse, *tensors = ctx.saved_tensors
     options = ctx.options
     count = len(ctx.wants)
@@ -156,22 +193,24 @@ def _backward(ctx, grad_out, grad_lse):
                                   "sinks and bias")
     if grad_out is None and grad_lse is None:
         return (None,) * count
-    if not ctx.has_lse:  # called through torch.ops without return_lse
-        lse = _op(q, k, v, *tensors, **{**options, "return_lse": True})[1]
+    if lse is None:  # of flashcore::attention, which has none
+        lse = _op_lse(q, k, v, *tensors, **options)[1]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     wanted = [*ctx.wants[:3], count > 3 and ctx.wants[3], count > 5 and ctx.wants[5]]
-    names = ("causal", "window_left", "window_right", "scale", "softcap", "layout", "partial")
+    names = ("causal", "window_left", "window_right", "scale", "softcap", "layout")
     dq, dk, dv, dsinks, dbias = torch.ops.flashcore.attention_backward.default(
         grad_out, grad_lse, q, k, v, out, lse, *tensors,
-        **{name: options[name] for name in names}, wanted=wanted)
+        **{name: options[name] for name in names}, partial=options.get("partial", False),
+        wanted=wanted)
     grads = [dq, dk, dv, dsinks, None, dbias] + [None] * (count - 6)
     return tuple(one if one is not None and number < count and ctx.wants[number] else None
                  for number, one in enumerate(grads[:count]))
 
 
-torch.library.register_autograd("flashcore::attention", _backward, setup_context=_setup_context,
-                                lib=_LIBRARY)
+for _name in ("attention", "attention_lse"):
+    torch.library.register_autograd(f"flashcore::{_name}", _backward, setup_context=_setup_context,
+                                    lib=_LIBRARY)
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("attention_backward", _torch_backward.backward, _key)
 
@@ -195,18 +234,19 @@ def _fake_backward(grad_out, grad_lse, q, k, v, out, lse, sinks=None, alibi_slop
 
 # --- Autocast: q, k and v in the lower precision, as torch's own attention. The rest keeps its type.
 
-def _autocast_rule(device_type):
+def _autocast_rule(op, device_type):
     def rule(q, k, v, *tensors, **options):
         dtype = torch.get_autocast_dtype(device_type)
         q, k, v = (one.to(dtype) if one.dtype in (torch.float32, torch.float16, torch.bfloat16)
                    else one for one in (q, k, v))
         with torch.autocast(device_type, enabled=False):
-            return _op(q, k, v, *tensors, **options)
+            return op(q, k, v, *tensors, **options)
     return rule
 
 
-_LIBRARY.impl("attention", _autocast_rule("cpu"), "AutocastCPU")
-_LIBRARY.impl("attention", _autocast_rule("cuda"), "AutocastCUDA")
+for _op_name, _one in (("attention", _op), ("attention_lse", _op_lse)):
+    _LIBRARY.impl(_op_name, _autocast_rule(_one, "cpu"), "AutocastCPU")
+    _LIBRARY.impl(_op_name, _autocast_rule(_one, "cuda"), "AutocastCUDA")
 
 
 # --- vmap: the new dimension becomes part of the batch.
@@ -216,8 +256,8 @@ def _batched(one, dim, size):
     return one.unsqueeze(0).expand(size, *one.shape) if dim is None else one.movedim(dim, 0)
 
 
-def _vmap(info, in_dims, q, k, v, *tensors, **options):
-    size = info.batch_size
+def _with_larger_batch(size, in_dims, q, k, v, tensors):
+    """The tensors of one call for all `size` calls."""
     given = dict(zip(_TENSORS, tensors))
     dims = dict(zip(_TENSORS, in_dims[3:]))
     for name in _TENSORS:
@@ -241,14 +281,23 @@ def _vmap(info, in_dims, q, k, v, *tensors, **options):
             one = _batched(one, dim, size)
             given[name] = one.expand(size, batch, *one.shape[2:]).flatten(0, 1).contiguous()
     q, k, v = (_batched(one, dim, size).flatten(0, 1) for one, dim in zip((q, k, v), in_dims))
-    out, lse = _op(q, k, v, *(given.get(name) for name in _TENSORS), **options)
-    out = out.unflatten(0, (size, -1))
-    if lse.dim() == 1:
-        return (out, lse), (0, None)
-    return (out, lse.unflatten(0, (size, -1))), (0, 0)
+    return q, k, v, *(given.get(name) for name in _TENSORS)
+
+
+def _vmap(info, in_dims, q, k, v, *tensors, **options):
+    size = info.batch_size
+    out = _op(*_with_larger_batch(size, in_dims, q, k, v, tensors), **options)
+    return out.unflatten(0, (size, -1)), 0
+
+
+def _vmap_lse(info, in_dims, q, k, v, *tensors, **options):
+    size = info.batch_size
+    made = _op_lse(*_with_larger_batch(size, in_dims, q, k, v, tensors), **options)
+    return tuple(one.unflatten(0, (size, -1)) for one in made), (0, 0)
 
 
 torch.library.register_vmap("flashcore::attention", _vmap, lib=_LIBRARY)
+torch.library.register_vmap("flashcore::attention_lse", _vmap_lse, lib=_LIBRARY)
 
 
 # --- append.

@@ -1,9 +1,11 @@
-"""Importing this registers torch.ops.flashcore.attention, .attention_backward and .append."""
+"""Importing this registers torch.ops.flashcore.attention, .attention_lse, .attention_backward and
+.append."""
 
 import torch
 
 from flashcore import _torch_ops  # noqa: F401 (registers)
 
 attention = torch.ops.flashcore.attention
+attention_lse = torch.ops.flashcore.attention_lse
 append = torch.ops.flashcore.append
-__all__ = ["append", "attention"]
+__all__ = ["append", "attention", "attention_lse"]

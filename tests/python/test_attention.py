@@ -221,6 +221,10 @@ class Mistakes(unittest.TestCase):
                  dict(layout="sbhd")),
                 (ValueError, "reproducibility is 'fast'", (q, k, v), dict(reproducibility="fast")),
                 (ValueError, r"window is \(3,\)", (q, k, v), dict(window=(3,))),
+                (ValueError, "window is 3; wanted", (q, k, v), dict(window=3)),
+                (TypeError, "kernel is 3; wanted", (q, k, v), dict(kernel=3)),
+                (TypeError, "k: is a masked array", (q, np.ma.masked_array(k), v), {}),
+                (ValueError, "q_start is -2147483649; wanted", (q, k, v), dict(q_start=-2**31 - 1)),
                 (ValueError, "window_left is -2", (q, k, v), dict(window=(-2, 0))),
                 (ValueError, "out: is read-only", (q, k, v), dict(out=fixed)),
                 (ValueError, "out: q_len is 4, q has 5", (q, k, v),
@@ -288,6 +292,18 @@ class Calls(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(wrong, [])
+
+    def test_numbers_of_numpy(self):
+        """As good as Python's, also in arrays, which are read at every call."""
+        q, k, v = inputs()
+        want = flashcore.attention(q, k, v, scale=0.25, window=(3, 0), q_start=4)
+        scale, window = np.array(0.25, np.float32), np.array([3, 0])
+        for start in (np.int64(4), np.array(4, np.int32)):
+            np.testing.assert_array_equal(want, flashcore.attention(
+                q, k, v, scale=scale, window=window, q_start=start))
+        scale[...] = 0.5
+        np.testing.assert_array_equal(flashcore.attention(q, k, v, scale=0.5),
+                                      flashcore.attention(q, k, v, scale=scale))
 
     def test_a_call_inside_a_call(self):
         """A prepared call that is in use is not used again."""

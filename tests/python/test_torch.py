@@ -5,12 +5,16 @@ import shutil
 import subprocess
 import sys
 import unittest
+import warnings
 from unittest import mock
 
 from torch_support import NO_CUDA, Case, needs_cuda, on_every_device
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._triton import has_triton
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
 import flashcore
@@ -18,6 +22,7 @@ from flashcore import _arrays, _prepared, _torch_backward
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
 
 _op = torch.ops.flashcore.attention.default
+_op_lse = torch.ops.flashcore.attention_lse.default
 _HALVES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -114,6 +119,91 @@ class Values(Case):
         self.check(out, want)
         self.check(lse, want_lse)
 
+    def test_negative_views(self):
+        """Their memory holds the opposite of their values."""
+        q, k, v = self.inputs()
+        seen = torch.complex(q, q + 1).conj().imag
+        bias = torch.complex(self.draw(2, 4, 5, 9), self.draw(2, 4, 5, 9)).conj().imag
+        self.assertTrue(seen.is_neg() and bias.is_neg())
+        for call in (flashcore.attention, _op):
+            self.check(call(seen, k, v), self.expected(-(q + 1), k, v)[0])
+        self.check(flashcore.attention(q, k, v, bias=bias), self.expected(
+            q, k, v, bias=bias.resolve_neg())[0])
+
+    def test_zero_sizes(self):
+        q, k, v = self.inputs()
+        for inputs, shape in (((q[:0], k[:0], v[:0]), (0, 4, 5, 8)),
+                              ((q[:, :, :0], k, v), (2, 4, 0, 8)),
+                              ((q[:, :0], k[:, :0], v[:, :0]), (2, 0, 5, 8)),
+                              ((q, k[:, :, :0], v[:, :, :0]), (2, 4, 5, 8))):
+            with self.subTest(str(shape)):
+                out, lse = flashcore.attention(*inputs, return_lse=True)
+                self.assertEqual((out.shape, lse.shape), (shape, shape[:3]))
+        self.assertEqual(float(out.abs().max()), 0)
+        self.assertTrue(bool((lse == -float("inf")).all()))
+
+    def test_widths_that_change_between_calls(self):
+        """A call prepared for one shape serves others."""
+        for head_dim, v_dim in ((16, 16), (16, 8), (8, 16), (16, 16)):
+            q, k, v = self.inputs(head_dim=head_dim, v_dim=v_dim)
+            self.check(flashcore.attention(q, k, v), self.expected(q, k, v)[0])
+
+    def test_numbers_in_arrays(self):
+        q, k, v = self.inputs()
+        scale = torch.tensor(0.25)
+        want = flashcore.attention(q, k, v, scale=0.25, window=(3, 0))
+        for _ in range(2):
+            got = flashcore.attention(q, k, v, scale=scale, window=torch.tensor([3, 0]))
+            self.assertTrue(torch.equal(got, want))
+            scale.mul_(2)  # it is read at every call
+            want = flashcore.attention(q, k, v, scale=0.5, window=(3, 0))
+        with self.assertRaisesRegex(ValueError, "scale: requires grad"):
+            flashcore.attention(q, k, v, scale=torch.tensor(0.5, requires_grad=True))
+        want = flashcore.attention(q, k, v, q_start=0, causal=True)
+        start = torch.tensor(0, dtype=torch.int32, device=self.device)
+        self.assertTrue(torch.equal(flashcore.attention(q, k, v, q_start=start, causal=True), want))
+        with self.assertRaisesRegex(ValueError, "q_start is 2147483648; wanted a number of 32 bits"):
+            flashcore.attention(q, k, v, q_start=2**31)
+
+    def test_many_numbers_do_not_fill_the_memory(self):
+        q, k, v = self.inputs()
+        kind = _arrays.kind_of("q", q)
+        with mock.patch("flashcore._torch_arrays._MAX_NUMBERS", 8):
+            for start in range(20):
+                flashcore.attention(q, k, v, q_start=start)
+        self.assertLessEqual(len(kind._numbers), 8)
+
+    def test_modes(self):
+        q, k, v = self.inputs()
+        want = flashcore.attention(q, k, v)
+        with torch.inference_mode():
+            got = flashcore.attention(q, k, v)
+            self.assertTrue(got.is_inference() and torch.equal(got, want))
+        torch.use_deterministic_algorithms(True)
+        try:
+            inputs = self.inputs(grad=True)
+            flashcore.attention(*inputs).sum().backward()
+            self.assertTrue(torch.equal(flashcore.attention(q, k, v), want))
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_tensors_without_memory(self):
+        q, k, v = self.inputs()
+        mode = FakeTensorMode()
+        fakes = [mode.from_tensor(one) for one in (q, k, v)]
+        out, lse = flashcore.attention(*fakes, return_lse=True)
+        self.assertIsInstance(out, FakeTensor)
+        self.assertEqual((out.shape, lse.shape, out.device), ((2, 4, 5, 8), (2, 4, 5), q.device))
+
+    def test_subclasses_keep_their_type(self):
+        class Named(torch.Tensor):
+            pass
+
+        q, k, v = self.inputs()
+        out = flashcore.attention(q.as_subclass(Named), k, v)
+        self.assertIsInstance(out, Named)
+        self.assertTrue(torch.equal(out.as_subclass(torch.Tensor), flashcore.attention(q, k, v)))
+
     def test_checked(self):
         q, k, v = self.inputs()
         with self.assertRaisesRegex(ValueError, "seqused_k"):
@@ -192,6 +282,12 @@ class Gradients(Case):
         self.assertGreater(length * length, _torch_backward._BLOCK_ELEMENTS)
         self.assertLessEqual(max(largest), _torch_backward._BLOCK_ELEMENTS)
 
+    def test_of_the_op_that_has_no_lse(self):
+        inputs = self.inputs(grad=True)
+        self.compare(_op(*inputs, causal=True),
+                     lambda q, k, v: self.torch_s(q, k, v, mask=torch.ones(
+                         5, 9, dtype=torch.bool, device=self.device).tril(4)), inputs)
+
     def test_only_what_is_asked_for(self):
         q, k, v = self.inputs()
         k.requires_grad_()
@@ -229,6 +325,9 @@ class Gradients(Case):
         out = flashcore.attention(q, pages, pages, block_table=self.ints(0, 1, 2, 3, 4, 5).view(2, 3))
         with self.assertRaisesRegex(NotImplementedError, "block_table: gradients through pages"):
             out.sum().backward()
+        cache, used = (torch.zeros(2, 2, 20, 16, device=self.device), self.ints(0, 0))
+        with self.assertRaisesRegex(ValueError, "k_new: requires grad"):
+            flashcore.append(k, k.detach(), cache, cache.clone(), used)
         out = flashcore.attention(q, k, v)
         (first,) = torch.autograd.grad(out.sum(), q, create_graph=True)
         with self.assertRaisesRegex(NotImplementedError, "no second derivative"):
@@ -295,15 +394,17 @@ class Torch(Case):
         for grad in (False, True):
             q, k, v = self.inputs(dtype, grad=grad)
             bias = self.draw(1, 4, 5, 9, grad=grad)
-            for arguments, options in (((q, k, v), {}), ((q, k, v), dict(causal=True, return_lse=True)),
-                                       ((q, k, v, None, None, bias), dict(return_lse=True)),
-                                       ((q, k, v), dict(partial=True))):
-                with self.subTest(f"grad {grad} {sorted(options)}"):
-                    torch.library.opcheck(_op, arguments, options)
+            for op, arguments, options in ((_op, (q, k, v), {}),
+                                           (_op, (q, k, v, None, None, bias), {}),
+                                           (_op_lse, (q, k, v), dict(causal=True)),
+                                           (_op_lse, (q, k, v, None, None, bias), {}),
+                                           (_op_lse, (q, k, v), dict(partial=True))):
+                with self.subTest(f"{op} grad {grad} {sorted(options)}"):
+                    torch.library.opcheck(op, arguments, options)
         packed = [self.draw(7, heads, 16) for heads in (4, 2, 2)]
         cu = self.ints(0, 3, 7)
-        torch.library.opcheck(_op, (*packed, None, None, None, None, None, None, cu, cu),
-                              dict(return_lse=True))
+        for op in (_op, _op_lse):
+            torch.library.opcheck(op, (*packed, None, None, None, None, None, None, cu, cu))
 
     def test_opcheck_append(self):
         new, cache = self.draw(2, 2, 3, 8), self.draw(2, 2, 9, 8)
@@ -396,6 +497,35 @@ assert torch.equal(call(q), q)
         with self.assertRaisesRegex(NotImplementedError, "sinks: vmap over it is not supported"):
             torch.vmap(lambda q, s: flashcore.attention(q, q, q, sinks=s))(q, sinks)
 
+    def test_forward_derivatives_are_refused(self):
+        q, k, v = self.inputs()
+        with self.assertRaisesRegex(NotImplementedError, "forward-mode derivatives"):
+            torch.func.jvp(lambda q: flashcore.attention(q, k, v), (q,), (q,))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(q, q)
+            with self.assertRaisesRegex(NotImplementedError, "forward-mode derivatives"):
+                flashcore.attention(dual, k, v)
+            flashcore.attention(q, k, v)  # without a tangent it goes
+
+    def test_traced_by_torch_jit(self):
+        """The call is in the traced program, not its result."""
+        q, k, v = self.inputs()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(lambda q: flashcore.attention(q, k, v), q, check_trace=False)
+        other = self.draw(*q.shape)
+        self.check(traced(other), self.expected(other, k, v)[0])
+
+    def test_exported(self):
+        class Model(torch.nn.Module):
+            def forward(self, q, k, v):
+                return flashcore.attention(q, k, v, causal=True)
+
+        inputs = self.inputs()
+        program = torch.export.export(Model(), inputs)
+        self.assertIn("flashcore.attention", str(program.graph))
+        self.assertTrue(torch.equal(program.module()(*inputs), Model()(*inputs)))
+
     def test_functional_gradients_are_refused(self):
         q, k, v = self.inputs()
         with self.assertRaisesRegex(NotImplementedError, "inside torch.func are not supported"):
@@ -465,14 +595,50 @@ class CudaOnly(Case):
             self.assertTrue(torch.equal(second, flashcore.attention(other, k, v, **call)))
 
     def test_torch_s_own_capture(self):
-        """mode="reduce-overhead" captures the op."""
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda *a: flashcore.attention(*a, causal=True), fullgraph=True,
-                                 mode="reduce-overhead")
-        inputs = self.inputs(torch.float16, q_len=32, kv_len=32, head_dim=64, v_dim=64)
+        """mode="reduce-overhead" captures the op, after it has run it in the graph's own pool, where
+        nothing that FlashCore keeps may lie. Split keys need a workspace of more than its header."""
+        if not has_triton():
+            self.skipTest("torch's inductor needs Triton for CUDA")
+        for q_len, kv_len in ((32, 32), (1, 8192)):
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda *a: flashcore.attention(*a, causal=True),
+                                     fullgraph=True, mode="reduce-overhead")
+            inputs = self.inputs(torch.float16, q_len=q_len, kv_len=kv_len, head_dim=64, v_dim=64)
+            want = flashcore.attention(*inputs, causal=True)
+            for _ in range(4):
+                torch.compiler.cudagraph_mark_step_begin()
+                self.assertTrue(torch.equal(compiled(*inputs), want))
+
+    def test_what_is_kept_lies_outside_of_pools(self):
+        """A thread may allocate in a pool of its own for a while, as torch does before a capture."""
+        q, k, v = self.inputs(torch.float16, q_len=1, kv_len=8192, head_dim=64, v_dim=64)
+        want = flashcore.attention(q, k, v, causal=True, q_start=8191)
+        kind = _arrays.kind_of("q", q)
+        stream, pool = torch.cuda.Stream(), torch.cuda.MemPool()
+        stream.wait_stream(torch.cuda.current_stream())
+        kind._numbers.clear()
+        with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pool):
+            got = flashcore.attention(q, k, v, causal=True, q_start=8191)
+        stream.synchronize()
+        self.assertTrue(torch.equal(got, want))
+        blocks = [(segment["address"], segment["address"] + segment["total_size"])
+                  for segment in pool.snapshot()]
+        inside = [any(low <= address < high for low, high in blocks) for address in (
+            got.data_ptr(), *(one[1] for one in kind._workspaces.values()),
+            *(one.data_ptr() for one in kind._numbers.values()))]
+        self.assertEqual(inside, [True] + [False] * (len(inside) - 1))
+
+    def test_a_gpu_that_is_not_current(self):
+        if torch.cuda.device_count() < 2:
+            self.skipTest("there is one GPU")
+        inputs = self.inputs(torch.float16, q_len=1, kv_len=8192, head_dim=64, v_dim=64)
         want = flashcore.attention(*inputs, causal=True)
-        for _ in range(4):
-            self.assertTrue(torch.equal(compiled(*inputs), want))
+        there = [one.to("cuda:1") for one in inputs]
+        out = flashcore.attention(*there, causal=True)
+        self.assertEqual((str(out.device), torch.cuda.current_device()), ("cuda:1", 0))
+        self.assertTrue(torch.equal(out.to("cuda:0"), want))
+        with self.assertRaisesRegex(ValueError, "k: is on cuda:1, q is on cuda:0"):
+            flashcore.attention(inputs[0], *there[1:])
 
 
 class Reasons(unittest.TestCase):
