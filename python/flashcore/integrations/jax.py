@@ -33,7 +33,8 @@ def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
     def on_host(q, k, v, *arrays):
         given = [numpy.asarray(one) for one in (q, k, v, *arrays)]
-        return flashcore.attention(*given[:3], **dict(zip(names, given[3:])), **fixed)
+        more: dict[str, Any] = dict(zip(names, given[3:]))
+        return flashcore.attention(*given[:3], **more, **fixed)
 
     return jax.pure_callback(on_host, result, q, k, v, *(options[name] for name in names),
                              vmap_method="sequential")
