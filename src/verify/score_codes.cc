@@ -17,17 +17,28 @@ constexpr std::size_t kMostCodes = 15;
 
 /// Codes in groups of one size of value, which share the other factor of their products.
 std::vector<std::vector<int>> groups_of(Format format) {
-  std::map<int, std::vector<std::vector<int>>> by_size;
+  const auto value_of = [&](int code) {
+    return value_of_code(format, static_cast<std::uint8_t>(code));
+  };
+  const auto size_of = [&](int code) { return std::ilogb(value_of(code)); };
+  std::vector<int> codes;
   for (int code = 0; code < 256; ++code) {
-    const double value = value_of_code(format, static_cast<std::uint8_t>(code));
-    if (!std::isfinite(value) || value == 0 || rounded(format, value) != value) continue;
-    auto& groups = by_size[std::ilogb(value)];
-    if (groups.empty() || groups.back().size() == kMostCodes) groups.emplace_back();
+    const double value = value_of(code);
+    if (std::isfinite(value) && value != 0 && rounded(format, value) == value) {
+      codes.push_back(code);
+    }
+  }
+  std::stable_sort(codes.begin(), codes.end(),
+                   [&](int a, int b) { return size_of(a) < size_of(b); });
+  std::vector<std::vector<int>> groups;
+  for (const int code : codes) {
+    if (groups.empty() || groups.back().size() == kMostCodes ||
+        size_of(groups.back().front()) != size_of(code)) {
+      groups.emplace_back();
+    }
     groups.back().push_back(code);
   }
-  std::vector<std::vector<int>> all;
-  for (const auto& [size, groups] : by_size) all.insert(all.end(), groups.begin(), groups.end());
-  return all;
+  return groups;
 }
 
 }  // namespace
