@@ -76,6 +76,15 @@ Finding explain(Ladder& ladder, const Covered& c, const LengthVerdict& lengths, 
   }
   // What is left of an earlier call depends on that call, so the lengths say nothing.
   if (c.stale > 0 && c.unwritten == 0) {
+    fill(zeros.tensors.k, [](auto, auto, auto, auto) { return 0.0; });
+    const Answer answer = ladder.subject.run(zeros);
+    if (answer.ok() &&
+        std::all_of(answer.out.begin(), answer.out.end(), [](double x) { return x == 0; })) {
+      return ladder.finding(FaultStage::layout, "V = 0, but " + decimal(c.stale) +
+                                                    " outputs are 0 only where K is too: K is read "
+                                                    "in place of V (first at " +
+                                                    c.where + ")");
+    }
     return ladder.finding(FaultStage::coverage,
                           "V = 0, but " + decimal(c.stale) +
                               " outputs are not 0: something from before the call is in them "

@@ -11,6 +11,7 @@ namespace {
 
 /// Of P, in a quick run's random calls.
 constexpr std::int64_t kMostWeights = 1 << 16;
+constexpr double kSigmas[] = {1, 10, 1, 0.01};
 
 struct Drawn {
   Shape shape;
@@ -53,6 +54,7 @@ std::vector<Drawn> feature_pairs(const Ladder& ladder) {
     for (int other = one; other < kFeatures; ++other) {
       if (!can_use(ladder.can, one) || !can_use(ladder.can, other)) continue;
       pairs.push_back(with_two_features(ladder, one, other));
+      pairs.back().sigma = kSigmas[pairs.size() % std::size(kSigmas)];
     }
   }
   return pairs;
@@ -62,7 +64,6 @@ Drawn draw(const Ladder& ladder, std::uint64_t index) {
   Random random(ladder.seed, 1000 + index);
   const Capabilities& can = ladder.can;
   const std::int64_t lengths[] = {1, 2, 7, 16, 31, 64, 65, 100, 128, 129, 191, 256, 300, 513};
-  const double sigmas[] = {0.01, 1, 1, 10};
   Drawn d;
   d.seed = mix(ladder.seed + index);
   const std::int64_t dim = can.head_dims[static_cast<std::size_t>(
@@ -86,7 +87,7 @@ Drawn draw(const Ladder& ladder, std::uint64_t index) {
   if (can.softcap && random.chance(0.15)) d.options.softcap = 1 + 20 * random.uniform();
   if (can.splits)
     d.options.num_splits = random.chance(0.5) ? 0 : static_cast<int>(random.between(1, 6));
-  d.sigma = random.pick(sigmas);
+  d.sigma = random.pick(kSigmas);
   return d;
 }
 
@@ -183,7 +184,7 @@ Finding climb_at(Ladder& ladder, const Shape& shape) {
 
 Finding probe_random(Ladder& ladder, std::int64_t) {
   std::vector<Drawn> all = feature_pairs(ladder);
-  for (std::uint64_t index = 0; index < (ladder.quick ? 12 : 96); ++index) {
+  for (std::uint64_t index = 0; index < (ladder.quick ? 8 : 96); ++index) {
     all.push_back(draw(ladder, index));
   }
   for (const Drawn& drawn : all) {
@@ -192,6 +193,10 @@ Finding probe_random(Ladder& ladder, std::int64_t) {
     const Ran ran = run(ladder, d);
     if (!ran.judged) {
       return *failure_of(ladder, ran.answer, FaultStage::unlocalised);
+    }
+    if (const Ran again = run(ladder, d); again.answer.bits != ran.answer.bits) {
+      return ladder.finding(FaultStage::determinism,
+                            "random inputs: the same call gives other bits the second time");
     }
     const FaultStage stage = stage_of(ladder, d, ran);
     if (stage == FaultStage::unlocalised || d.shape.v_dim != d.shape.head_dim) {

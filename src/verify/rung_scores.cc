@@ -13,6 +13,7 @@ namespace {
 
 /// Errors below this share of the scores, with no structure, are a matter of precision.
 constexpr double kNoise = 0x1p-4;
+constexpr std::int64_t kManyKeys = 300;
 
 /// Other head dims of a quick run: that heads are found was seen at the first.
 bool is_brief(const Ladder& ladder, std::int64_t head_dim) {
@@ -26,11 +27,14 @@ HostCall dimension_call(const Ladder& ladder, std::int64_t head_dim, const Optio
   return call;
 }
 
-/// 20 queries, or one, where implementations often go another way.
+/// 20 queries, or one, where implementations often go another way; few on many keys, where tiles
+/// come round again.
 HostCall dense_call(const Ladder& ladder, std::int64_t head_dim, std::int64_t kv_len,
                     const Options& options) {
   const bool wide = !is_brief(ladder, head_dim);
-  HostCall call = ladder.call(ladder.shape(kv_len == 70 ? 1 : 20, kv_len, head_dim, wide), options);
+  const std::int64_t q_len = kv_len == 70 ? 1 : kv_len >= kManyKeys ? 4 : 20;
+  HostCall call =
+      ladder.call(ladder.shape(q_len, kv_len, head_dim, wide && kv_len < kManyKeys), options);
   fill_flat_maximum(call, 0.6, ladder.seed);
   return call;
 }
@@ -239,7 +243,9 @@ Finding probe_scores(Ladder& ladder, std::int64_t head_dim) {
     const HostCall one_call = dimension_call(ladder, head_dim, options);
     const ScoreReading one = read(ladder, one_call);
     if (one.failure()) return *one.failure();
-    for (const std::int64_t kv_len : {48, 70, 150}) {
+    for (const std::int64_t kv_len :
+         {std::int64_t{48}, std::int64_t{70}, std::int64_t{150}, kManyKeys}) {
+      if (kv_len >= kManyKeys && !ladder.can.cross) continue;
       if (kv_len > 70 && (is_brief(ladder, head_dim) || (ladder.quick && options.scale))) continue;
       const HostCall dense_one = dense_call(ladder, head_dim, kv_len, options);
       const ScoreReading dense = read(ladder, dense_one);

@@ -79,15 +79,23 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
       mean_tolerance += tolerance_[at];
       ++count;
     }
-    double mean_deviation2 = 0;
+    // The means again, of what is left: the first ones lost digits to the size of their sums, more
+    // than f64 inputs allow.
+    double mean_deviation2 = 0, rest_got = 0, rest_want = 0;
     for (std::size_t j = 0; j < keys_; ++j) {
-      if (used_[r * keys_ + j] != 0) mean_deviation2 += deviation2[j] / (count * count);
+      const std::size_t at = r * keys_ + j;
+      if (used_[at] == 0) continue;
+      mean_deviation2 += deviation2[j] / (count * count);
+      got_[at] -= mean_got / count;
+      want_[at] -= mean_want / count;
+      rest_got += got_[at];
+      rest_want += want_[at];
     }
     for (std::size_t j = 0; j < keys_ && count > 0; ++j) {
       const std::size_t at = r * keys_ + j;
       if (used_[at] == 0) continue;
-      got_[at] -= mean_got / count;
-      want_[at] -= mean_want / count;
+      got_[at] -= rest_got / count;
+      want_[at] -= rest_want / count;
       tolerance_[at] += mean_tolerance / count;
       signal2 += want_[at] * want_[at];
       noise2 += tolerance_[at] * tolerance_[at];

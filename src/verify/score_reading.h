@@ -23,7 +23,6 @@ class ScoreReading {
   double worst_sum() const { return worst_sum_; }  ///< the row sum of P farthest from 1
   bool sums_are_wrong() const { return sums_wrong_; }
   bool sums_scatter() const { return least_sum_ < 1 && most_sum_ > 1; }  ///< on both sides of 1
-  double rms_ratio() const { return rms_ratio_; }
 
   /// Least squares got = slope · want, and the rest as a share of slope · want (root mean square).
   struct Fit {

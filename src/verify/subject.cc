@@ -318,6 +318,7 @@ Answer Subject::run(HostCall& call, const Setting& setting) {
   if (answer.message.empty() && reason[0] != '\0') answer.message = reason;
   if (target_.died()) {
     answer.kind = Answer::Kind::died;
+    ++deaths_;
     return answer;
   }
   if (code != FLASHCORE_OK) {

@@ -89,6 +89,7 @@ class Subject {
   /// Unit roundoffs the implementation may have, by its formats.
   Arithmetic arithmetic() const;
   std::int64_t calls() const { return calls_; }
+  std::int64_t deaths() const { return deaths_; }  ///< calls that ended their process
   /// Shape and options of the call last run.
   const std::string& last_call() const { return last_call_; }
   /// Calls refused since forget_refusals(), and the first of them with its reason.
@@ -105,7 +106,7 @@ class Subject {
   CallTarget& target_;
   SubjectFormats formats_;
   Arrangement native_;
-  std::int64_t calls_ = 0, refused_ = 0;
+  std::int64_t calls_ = 0, refused_ = 0, deaths_ = 0;
   std::vector<double> last_scales_;
   std::string last_call_, first_refusal_, first_stray_, first_stray_call_;
 };

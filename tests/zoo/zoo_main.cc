@@ -6,7 +6,7 @@
 //
 // --full: the full ladder, not the quick one; --all: every dtype of an exhibit; --show: each
 // report. Exit 0: every mutant was found, 90 % of each table with its stage, nothing right was
-// accused, and no quick ladder needed more than a second of a core for a mutant.
+// accused, and no mutant needed more than two seconds of a core.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -29,7 +29,7 @@ struct Args {
 };
 
 struct Tally {
-  int shown = 0, found = 0, named = 0, too_slow = 0;
+  int shown = 0, found = 0, named = 0, slow = 0, too_slow = 0;
   double slowest_s = 0;
   std::string slowest;
 };
@@ -45,8 +45,10 @@ double cpu_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// The most a mutant may take, as the quick ladder stops where it is found.
-constexpr double kMostSeconds = 1;
+/// A mutant should need less than a second of a core. Neighbours on a busy machine cost a core's
+/// time too, half as much again where it was measured: what needs twice as long is too slow
+/// anywhere.
+constexpr double kGoalSeconds = 1, kMostSeconds = 2;
 
 /// Exhibits are shown side by side, one per thread; lines and tallies are one at a time.
 void run(const Args& args, const Exhibit& e, const std::string& dtype, std::uint64_t seed,
@@ -60,15 +62,10 @@ void run(const Args& args, const Exhibit& e, const std::string& dtype, std::uint
   options.quick = args.full ? 0 : 1;
   const double start = cpu_seconds();
   const Result<VerifyReport> report = verify_attention(options, e.make());
-  double s = cpu_seconds() - start;
-  // Neighbours on a busy machine cost a core's time too: too slow is what is so twice.
-  if (is_timed(args, e) && s > kMostSeconds) {
-    const double again = cpu_seconds();
-    verify_attention(options, e.make());
-    s = std::min(s, cpu_seconds() - again);
-  }
+  const double s = cpu_seconds() - start;
   const std::lock_guard lock(mutex);
   ++tally.shown;
+  tally.slow += is_timed(args, e) && s > kGoalSeconds ? 1 : 0;
   tally.too_slow += is_timed(args, e) && s > kMostSeconds ? 1 : 0;
   if (s > tally.slowest_s) {
     tally.slowest_s = s;
@@ -124,9 +121,9 @@ Tally run_all(const Args& args, const char* title, const std::vector<Exhibit>& e
       "  %d shown, %d told right from wrong, %d with the right verdict; slowest %.2f s of a core "
       "(%s)\n",
       tally.shown, tally.found, tally.named, tally.slowest_s, tally.slowest.c_str());
-  if (tally.too_slow > 0) {
-    std::printf("  %d took more than %g s of a core: their probes ask too much\n", tally.too_slow,
-                kMostSeconds);
+  if (tally.slow > 0) {
+    std::printf("  %d took more than %g s of a core, %d more than the %g s they may\n", tally.slow,
+                kGoalSeconds, tally.too_slow, kMostSeconds);
   }
   return tally;
 }
