@@ -80,7 +80,10 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
                  const Arithmetic& a) {
   const std::size_t at = row * static_cast<std::size_t>(o.v_dim) + column;
   const double want = std::fabs(o.out[at]);
-  const double score_error = (a.sum_unit * score_steps(o) + a.score_unit) * o.magnitude[row];
+  // Scores kept in 16 bits are off by ε, which for scores of hundreds is not small: not ε ·
+  // deviation then, but (e^2ε - 1) / 2 times it (docs/verify.md).
+  const double score_error = a.sum_unit * score_steps(o) * o.magnitude[row] +
+                             0.5 * std::expm1(2 * a.score_unit * o.magnitude[row]);
   return 2 * a.out_unit * want +
          4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(o.kv_len[row]))) *
              std::max(o.spread[at], want) +
