@@ -12,6 +12,7 @@ from flashcore import _results
 from gpu_check_context import from_command, python_with_torch
 from gpu_check_runner import FAILED, NOT_RUN, PASSED, TIMED_OUT, Outcome, Stage
 from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
+from kernel_build import read_kernels
 
 _MIN_PROBLEMS = 20000
 _MIN_TENSOR_CORE_PROBLEMS = 50000
@@ -19,6 +20,7 @@ _MIN_TENSOR_CORE_PROBLEMS = 50000
 _PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128)",
                     "sm90": "fwd_sm90_bf16_d64_q(192|64)"}
 _SANITIZER_PROBLEMS = 63
+_VERIFIERS = 8  # processes
 
 
 def environment(context, limit_s):
@@ -182,9 +184,14 @@ def sanitizers(context, limit_s):
                               context.root, context.env) for tool in TOOLS], limit_s)
 
 
+def chosen_python(context):
+    """The one that the first stage found; looked for now where that stage was left out."""
+    return getattr(context, "python", None) or python_with_torch(context)
+
+
 def python_tests(context, limit_s):
     """tests/python/run.py with CUDA tensors, on the Python that has torch."""
-    python = getattr(context, "python", None) or python_with_torch(context)
+    python = chosen_python(context)
     if python is None:
         return Outcome(NOT_RUN, "no Python here can import torch")
     done = context.run("python", [python, "tests/python/run.py"], limit_s,
@@ -209,12 +216,19 @@ def judge_python(done):
 
 
 def verify_kernels(context, limit_s):
-    """Every kernel of ours on the GPU under the verifier."""
-    done = context.run("verify", [str(context.cli), "verify", "--device", "cuda", "--quick", "--json",
-                                  "--quiet"], limit_s)
-    if done.code not in (0, 1):
-        return from_command(done, "flashcore verify")
-    reports = json.loads(done.output[done.output.index("{"):])["reports"]
+    """Every kernel of ours on the GPU under the verifier, several at a time."""
+    kernels = [kernel.id for kernel in read_kernels() if kernel.device == "cuda"]
+    commands = [context.start(
+        f"verify_{number}", [str(context.cli), "verify", "--device", "cuda", "--quick", "--json",
+                             "--quiet", "--threads", "2", "--kernel",
+                             f"^({'|'.join(kernels[number::_VERIFIERS])})$"])
+        for number in range(_VERIFIERS)]
+    deadline = time.monotonic() + limit_s
+    reports = []
+    for done in [command.wait(deadline - time.monotonic()) for command in commands]:
+        if done.code not in (0, 1):
+            return from_command(done, "flashcore verify")
+        reports += json.loads(done.output[done.output.index("{"):])["reports"]
     wrong = {r["name"]: f"{r['stage']}: {r['detail']}" for r in reports if not r["ok"]}
     values = {"kernels": len(reports), "wrong": wrong}
     if wrong or not reports:
@@ -224,9 +238,10 @@ def verify_kernels(context, limit_s):
 
 def verify_torch(context, limit_s):
     """torch's flash, cuDNN, memory-efficient and plain attention under the verifier: no false alarm."""
-    if context.python is None:
+    python = chosen_python(context)
+    if python is None:
         return Outcome(NOT_RUN, "torch is not installed")
-    done = context.run("verify_torch", [context.python, "-m", "flashcore._verify_torch", "--device",
+    done = context.run("verify_torch", [python, "-m", "flashcore._verify_torch", "--device",
                                         "cuda", "--quick", "--json"], limit_s)
     if done.code not in (0, 1):
         return from_command(done, "flashcore._verify_torch")

@@ -456,6 +456,7 @@ std::vector<float> run_two_products(const KernelInfo& kernel, const std::vector<
                            cuda::sm90::Config<T, 128, 128, 128, 2, 16, 384>,
                            cuda::sm90::Config<T, 128, 128, 176, 2, 16, 384>,
                            cuda::sm90::Config<T, 192, 128, 112, 2, 16, 384>,
+                           cuda::sm90::Config<T, 256, 128, 64, 2, 16, 384>,
                            cuda::sm90::Config<T, 256, 128, 80, 2, 16, 384>>(kernel, q, k, v);
   };
   return with_element(kernel.dtype == DType::f16 ? HalfFormat::f16 : HalfFormat::bf16, run);

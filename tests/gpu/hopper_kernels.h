@@ -50,7 +50,7 @@ struct WarpgroupProduct {
 };
 
 /// Wgmma::along_rows(): a is [64, depth] and b [columns, depth], both in shared memory.
-inline constexpr int kScoreColumns[] = {80, 96, 112, 128, 176};  // tile_k in cuda/kernels.def
+inline constexpr int kScoreColumns[] = {64, 80, 96, 112, 128, 176};  // tile_k in cuda/kernels.def
 inline constexpr int kScoreDepths[] = {64, 96, 128, 192, 256};
 struct AlongRows {
   std::vector<float> added;  // c + a b
