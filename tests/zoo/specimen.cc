@@ -1,7 +1,10 @@
 #include "zoo/specimen.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdint>
+#include <map>
 #include <tuple>
 
 namespace flashcore::zoo {
@@ -15,6 +18,23 @@ std::int64_t offset(const flashcore_tensor& t, std::int64_t b, std::int64_t h, s
   return sum;
 }
 
+/// The 256 values of an 8-bit format, looked up as a kernel would; nullptr for wider formats.
+const double* values_of(verify::Format format) {
+  using verify::Format;
+  if (!verify::is_8bit(format)) return nullptr;
+  static const auto tables = [] {
+    std::map<Format, std::array<double, 256>> all;
+    for (const Format narrow : {Format::e4m3, Format::int8, Format::byte8}) {
+      for (int code = 0; code < 256; ++code) {
+        const auto byte = static_cast<std::uint8_t>(code);
+        all[narrow][byte] = verify::value_of_code(narrow, byte);
+      }
+    }
+    return all;
+  }();
+  return tables.at(format).data();
+}
+
 void load(const Parts& parts, Work& w) {
   const auto tensor = [&](const flashcore_tensor& t, const flashcore_tensor* scale,
                           std::int64_t head, std::int64_t rows, std::int64_t columns,
@@ -22,12 +42,17 @@ void load(const Parts& parts, Work& w) {
     to.resize(static_cast<std::size_t>(rows * columns));
     const double factor = scale != nullptr ? parts.scale_of(scale, w, head) : 1.0;
     const verify::Format format = format_of(t);
+    const double* values = values_of(format);
+    const auto value_at = [&](std::int64_t element) {
+      return values != nullptr ? values[static_cast<const std::uint8_t*>(t.data)[element]]
+                               : verify::decode(format, t.data, element);
+    };
     std::size_t at = 0;
     for (std::int64_t i = 0; i < rows; ++i) {
       const std::int64_t row = offset(t, w.b, head, i, 0);
       for (std::int64_t c = 0; c < columns; ++c) {
         const double x = parts.load ? parts.load(t, w.b, head, i, c)
-                                    : verify::decode(format, t.data, row + c * t.strides[3]);
+                                    : value_at(row + c * t.strides[3]);
         to[at++] = static_cast<float>(x * factor);
       }
     }
@@ -43,13 +68,13 @@ void score(const Work& w, Tile& t) {
     const float* q = w.q.data() + i * w.d;
     for (std::int64_t j = t.begin; j < t.end; ++j) {
       const float* k = w.k.data() + j * w.d;
-      float even = 0, odd = 0;  // two chains of additions take half the time of one
-      for (std::int64_t c = 0; c + 1 < w.d; c += 2) {
-        even += q[c] * k[c];
-        odd += q[c + 1] * k[c + 1];
+      float sums[4] = {};  // four chains of additions take a quarter of the time of one
+      std::int64_t c = 0;
+      for (; c + 3 < w.d; c += 4) {
+        for (int chain = 0; chain < 4; ++chain) sums[chain] += q[c + chain] * k[c + chain];
       }
-      if (w.d % 2 != 0) even += q[w.d - 1] * k[w.d - 1];
-      float x = w.scale * (even + odd);
+      for (; c < w.d; ++c) sums[0] += q[c] * k[c];
+      float x = w.scale * ((sums[0] + sums[1]) + (sums[2] + sums[3]));
       if (w.call->softcap > 0) {
         const auto cap = static_cast<float>(w.call->softcap);
         x = cap * std::tanh(x / cap);
