@@ -51,8 +51,8 @@ void load(const Parts& parts, Work& w) {
     for (std::int64_t i = 0; i < rows; ++i) {
       const std::int64_t row = offset(t, w.b, head, i, 0);
       for (std::int64_t c = 0; c < columns; ++c) {
-        const double x = parts.load ? parts.load(t, w.b, head, i, c)
-                                    : value_at(row + c * t.strides[3]);
+        const double x =
+            parts.load ? parts.load(t, w.b, head, i, c) : value_at(row + c * t.strides[3]);
         to[at++] = static_cast<float>(x * factor);
       }
     }
