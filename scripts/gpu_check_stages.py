@@ -253,7 +253,7 @@ def verify_torch(context, limit_s):
 
 
 def all_stages(context):
-    """Every stage, in order. The limits leave room: a normal run takes about five minutes."""
+    """Every stage, in order. The limits leave room."""
     cuda = ["--device", "cuda"]
 
     def checking(name, limit, arguments, least=1):

@@ -13,10 +13,6 @@ namespace {
 using verify::Format;
 using enum FaultStage;
 
-std::size_t at(std::int64_t row, std::int64_t columns, std::int64_t column) {
-  return static_cast<std::size_t>(row * columns + column);
-}
-
 float exp_or_0(float x, float max) { return max == kNoKey ? 0.0f : std::exp(x - max); }
 
 /// The factor that brings a row's accumulator to its new maximum is taken from row other(i).

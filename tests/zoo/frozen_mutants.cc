@@ -11,10 +11,6 @@ namespace {
 using verify::Format;
 using enum FaultStage;
 
-std::size_t at(std::int64_t row, std::int64_t columns, std::int64_t column) {
-  return static_cast<std::size_t>(row * columns + column);
-}
-
 float rounded(Format format, float x) { return static_cast<float>(verify::rounded(format, x)); }
 
 VerifyFunction every_third_call_skips_a_head() {

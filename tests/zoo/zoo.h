@@ -26,6 +26,11 @@ std::vector<Exhibit> frozen_mutants();
 std::vector<Exhibit> adversary_mutants();
 std::vector<Exhibit> right_ones();
 
+/// The place of an element among rows of so many columns.
+inline std::size_t at(std::int64_t row, std::int64_t columns, std::int64_t column) {
+  return static_cast<std::size_t>(row * columns + column);
+}
+
 /// The specimen with some parts changed.
 template <typename Change>
 std::function<VerifyFunction()> mutant(Change change) {
