@@ -10,20 +10,20 @@ namespace flashcore {
 namespace {
 
 constexpr double kClockGhz = 1.8;
-constexpr double kStart = 2500;              // until a block's first copies are under way
-constexpr double kFinish = 2500;             // from its last product to its last store
-constexpr double kFinishRow = 25;            // more for each row of its tile
-constexpr double kStep = 1500;               // latencies of a step that nothing hides
-constexpr double kProductOverhead = 1.65;    // a step's time over that of its products alone
-constexpr double kJoinLast = 6000;           // splits joined by the last block to arrive
-constexpr double kJoinCluster = 1500;        // in a cluster
-constexpr double kMemoryBytesPerCycle = 33;  // at most, of one SM
-constexpr double kL2BytesPerCycle = 40;      // of one SM
-constexpr double kMostlyPadding = 8;         // a tile of fewer rows is there, and takes less
-constexpr double kMemoryShare = 0.93;        // of the datasheet's bandwidth
+constexpr double kStart = 2500;            // until a block's first copies are under way
+constexpr double kFinish = 2500;           // from its last product to its last store
+constexpr double kFinishRow = 25;          // more for each row of its tile
+constexpr double kStep = 1500;             // latencies of a step that nothing hides
+constexpr double kProductOverhead = 1.65;  // a step's time over that of its products alone
+constexpr double kJoinLast = 2700;         // splits joined by the last block to arrive
+constexpr double kJoinCluster = 1500;      // in a cluster
+constexpr double kMemoryCycles = 4800;     // from a copy's begin to its end, when all SMs read
+constexpr double kL2BytesPerCycle = 40;    // of one SM
+constexpr double kMostlyPadding = 8;       // a tile of fewer rows is there, and takes less
+constexpr double kMemoryShare = 0.93;      // of the datasheet's bandwidth
 
 constexpr std::int64_t kMaxCluster = 8;          // the portable size
-constexpr double kClusterSms = 0.9;              // SMs that clusters of up to 8 can fill
+constexpr double kClusterSms = 0.9;              // SMs that clusters of up to 8 fill evenly
 constexpr std::int64_t kMinKeysManyRows = 1024;  // that are worth splitting tiles of many rows
 constexpr std::int64_t kRaggedKeys = 1024;       // of a range, where lengths are not known
 
@@ -48,11 +48,16 @@ struct Model {
     mma_cycles = 2.0 * k.tile_q * k.tile_k * k.head_dim / 2048 / 4 * one;
   }
 
+  /// K and V are read by one block each: they come from memory, which the SMs share, and a cluster
+  /// that finds two of its blocks on one SM waits for it. Else they come from the L2 cache.
+  bool from_memory() const noexcept { return rows_of(kernel, problem) <= kernel.tile_q; }
+
   bool in_cluster(std::int64_t splits) const noexcept {
     return device.compute_capability >= 90 && kernel.tile_q == 16 && splits >= 2 &&
            splits <= kMaxCluster &&
            problem.options.reproducibility == Reproducibility::deterministic &&
-           items * static_cast<double>(splits) <= kClusterSms * sms * blocks_per_sm;
+           items * static_cast<double>(splits) <=
+               kClusterSms * sms * (from_memory() ? 1.0 : blocks_per_sm);
   }
 
   double cycles(const Splits& splits) const noexcept {
@@ -61,19 +66,14 @@ struct Model {
     const double slots = sms * blocks_per_sm;
     const double waves = blocks > 4 * slots ? blocks / slots : ceil_div(blocks, slots);
     const double bytes = 4.0 * kernel.tile_k * kernel.head_dim * together;
-    // Read by one block each, K and V come from memory, which the SMs share; else from the L2
-    // cache.
-    const double from_memory = kMemoryShare * device.memory_gbs / kClockGhz / std::min(blocks, sms);
-    const double rate = rows_of(kernel, problem) <= kernel.tile_q
-                            ? std::min(from_memory, kMemoryBytesPerCycle)
-                            : kL2BytesPerCycle;
+    const double of_memory = kMemoryShare * device.memory_gbs / kClockGhz / std::min(blocks, sms);
+    const double under_way = together * kernel.smem_bytes / kMemoryCycles;
+    const double rate = from_memory() ? std::min(of_memory, under_way) : kL2BytesPerCycle;
     const double step = std::max(kStep + kProductOverhead * mma_cycles * together, bytes / rate);
     const double steps = static_cast<double>(splits.keys_each) / kernel.tile_k;
     double join = 0;
     if (splits.count > 1) {
-      join = in_cluster(splits.count)
-                 ? kJoinCluster
-                 : kJoinLast + 4.0 * kernel.tile_q * kernel.head_dim * splits.count / 64;
+      join = in_cluster(splits.count) ? kJoinCluster : kJoinLast;
     }
     const double cycles =
         waves * (kStart + kFinish + kFinishRow * kernel.tile_q + steps * step) + join;

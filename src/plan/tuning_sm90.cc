@@ -24,15 +24,22 @@ double steps_of(const KernelInfo& kernel, const Problem& problem, bool masked) n
   const auto steps_to = [&](std::int64_t end) { return (end + kernel.tile_k - 1) / kernel.tile_k; };
   if (!masked) return static_cast<double>(steps_to(keys));
   const std::int64_t tiles = std::max<std::int64_t>((rows + kernel.tile_q - 1) / kernel.tile_q, 1);
-  if (tiles > kCountedTiles) {
+  const std::int64_t left = problem.options.window_left;
+  if (tiles > kCountedTiles && left < 0) {
     return (static_cast<double>(keys) + kernel.tile_q) / 2 / kernel.tile_k + 0.25;
   }
+  const std::int64_t counted = std::min(tiles, kCountedTiles);
   std::int64_t steps = 0;
-  for (std::int64_t tile = 1; tile <= tiles; ++tile) {
+  for (std::int64_t i = 1; i <= counted; ++i) {
+    const std::int64_t tile = i * tiles / counted;
     const std::int64_t end = std::min(tile * kernel.tile_q, rows) + keys - rows;
-    steps += steps_to(std::clamp<std::int64_t>(end, 0, keys));
+    const std::int64_t begin =
+        left < 0
+            ? 0
+            : std::clamp<std::int64_t>((tile - 1) * kernel.tile_q + keys - rows - left, 0, keys);
+    steps += steps_to(std::clamp<std::int64_t>(end, 0, keys)) - begin / kernel.tile_k;
   }
-  return static_cast<double>(steps) / static_cast<double>(tiles);
+  return static_cast<double>(steps) / static_cast<double>(counted);
 }
 
 }  // namespace

@@ -96,6 +96,18 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
+/// Counts up to `last`, then from 0 again; returns the count before. Whoever counts later sees what
+/// this thread, and those it met at a barrier, wrote before: far less than two __threadfence().
+__device__ __forceinline__ std::uint32_t count_in_order(std::uint32_t* g_counter,
+                                                        std::uint32_t last) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(g_counter), "r"(last)
+               : "memory");
+  return before;
+}
+
 // Clusters (sm_90): blocks that run together and read each other's shared memory.
 
 /// All threads of the cluster are here, and what they wrote to shared memory can be read.
@@ -103,6 +115,15 @@ __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/// Nobody leaves while its shared memory is read. What was read there must have been used: then it
+/// has come.
+__device__ __forceinline__ void leave_cluster() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
 

@@ -109,7 +109,13 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
     }
   }
   write_results<C, kPlain>(s.results, p, s.item);
-  if (p.splits > 1 && p.counters != nullptr) join_splits<C, kPlain>(s, p, s.item);
+  if (p.splits > 1 && p.counters != nullptr) {
+    if constexpr (kPlain) {
+      join_splits<C, true>(s, p, s.item);
+    } else {
+      join_with_options<C>(s, p);
+    }
+  }
 }
 
 /// One item. kPlain: see AttentionParams::plain.

@@ -9,64 +9,6 @@
 
 namespace flashcore::cuda::sm80 {
 
-/// Four columns of one row, over all splits in ascending order.
-template <typename C, bool kPlain>
-__device__ __forceinline__ void join_columns(const AttentionParams& p, const Item& item,
-                                             const Row& row, int column) {
-  constexpr int kAtOnce = 8;
-  const std::int64_t rows = core::partial_rows(p);
-  const std::int64_t first = partial_of(p, item, row, 0);
-  const float* g_lse = static_cast<const float*>(p.partial_lse) + first;
-  const float* g_out = static_cast<const float*>(p.partial_out) + first * p.v_dim;
-  core::SoftmaxState<float> all{core::negative_infinity<float>(), 0.f};
-  if (p.sinks != nullptr) all = {p.sinks[row.head * p.sinks_stride], 1.f};
-  float x[4] = {};
-#pragma unroll 1
-  for (int begin = 0; begin < item.splits; begin += kAtOnce) {
-    float lse[kAtOnce];
-    float4 part[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      lse[i] = core::negative_infinity<float>();
-      part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (begin + i < item.splits) {
-        lse[i] = __ldcg(g_lse + (begin + i) * rows);
-        part[i] = load_columns(g_out + (begin + i) * rows * p.v_dim, column,
-                               kPlain ? C::kHeadDim : p.v_dim);
-      }
-    }
-    float max = all.max;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) max = max_passing_nan(max, lse[i]);
-    const float rescale = core::combine_exp(all.max, max);
-    all.max = max;
-    all.sum *= rescale;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] *= rescale;
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      // A part that saw no key left nothing in its output.
-      if (lse[i] == core::negative_infinity<float>()) continue;
-      const float weight = core::combine_exp(lse[i], max);
-      all.sum += weight;
-      const float counted =
-          p.plant.is(PlantedBug::combine_double_counts) ? weight * weight : weight;
-      x[0] = fmaf(counted, part[i].x, x[0]);
-      x[1] = fmaf(counted, part[i].y, x[1]);
-      x[2] = fmaf(counted, part[i].z, x[2]);
-      x[3] = fmaf(counted, part[i].w, x[3]);
-    }
-  }
-  const float factor = core::output_factor(all.sum);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] *= factor;
-  for (const float out : x) {
-    core::assert_output(p, item.sequence, item.b, row.head, row.query, out);
-  }
-  if (column == 0 && p.lse != nullptr) store_lse(p, item, row, core::combined_lse(all));
-  if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, item, row, column, x);
-}
-
 inline constexpr int kMaxCluster = 8;  // what every sm_90 can place
 
 /// Each block of the cluster joins its share of the item's rows and columns.
@@ -88,6 +30,8 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
 #pragma unroll 1
   for (int index = item.split * share + threadIdx.x; index < end; index += C::kThreads) {
     const int r = index / kFours, column = 4 * (index % kFours);
+    const Row row = row_of(p, item, r);
+    if (left_out(p, item, row)) continue;
     float4 part[kMaxCluster];
     float2 state[kMaxCluster];
 #pragma unroll
@@ -115,16 +59,14 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
       x[2] = fmaf(part[i].z, counted, x[2]);
       x[3] = fmaf(part[i].w, counted, x[3]);
     }
-    const Row row = row_of(p, item, r);
     const float factor = finish_state(p, row, all);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] *= factor;
     assert_row(p, item, row, all, x);
-    if (left_out(p, item, row)) continue;
     if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, all));
     if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, item, row, column, x);
   }
-  sync_cluster();  // nobody leaves while its shared memory is read
+  leave_cluster();
 }
 
 /// A range past the end of its sequence: nobody waits for it or reads more than this.
@@ -135,25 +77,137 @@ __device__ __forceinline__ void leave_nothing(const AttentionParams& p, const It
   }
 }
 
+inline constexpr float kNoWeight = -1.f;  // of a part that saw no key: it left no output to read
+
+/// A lane's share of a row's partial results.
+struct RowParts {
+  const float* g_lse;  // of split `lane`
+  const float* g_out;  // four columns of split 0
+};
+
+/// How far apart the splits' results of a row are.
+struct PartStrides {
+  std::int64_t lse, out;
+};
+
+__device__ __forceinline__ RowParts parts_of(const AttentionParams& p, const Item& item, int r,
+                                             const PartStrides& strides) {
+  const int lane = threadIdx.x % 32;
+  const std::int64_t first = partial_of(p, item, row_of(p, item, r), 0);
+  return {static_cast<const float*>(p.partial_lse) + first + lane * strides.lse,
+          static_cast<const float*>(p.partial_out) + first * p.v_dim + 4 * lane};
+}
+
+/// A warp joins a row. All that counts is how long it takes one warp: lanes find the weights of a
+/// split each while the outputs are on their way.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void join_row(float* s_weights, const AttentionParams& p,
+                                         const Item& item, int r, const RowParts& parts,
+                                         const PartStrides& strides) {
+  constexpr int kLaneSplits = core::kMaxJoinedSplits / 32;
+  constexpr int kAtOnce = 65536 / (C::kThreads * C::kMinBlocks) > 128 ? 16 : 8;
+  const int lane = threadIdx.x % 32;
+  const int columns = kPlain ? C::kHeadDim : p.v_dim;
+  float4 part[kAtOnce];  // as many as registers allow
+  const auto load = [&](int first_column, int split) {
+    const float* g_out = parts.g_out + first_column + split * strides.out;
+    const int left = columns - first_column - 4 * lane;  // may be <= 0
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i, g_out += strides.out) {
+      if (split + i < item.splits && left > 0) {
+        part[i] = load_columns(g_out, 0, kPlain || p.v_dim % 4 == 0 ? 4 : left);
+      }
+    }
+  };
+  float weight[kLaneSplits];
+#pragma unroll
+  for (int k = 0; k < kLaneSplits; ++k) {
+    weight[k] = lane + 32 * k < item.splits ? __ldcg(parts.g_lse + 32 * k * strides.lse)
+                                            : core::negative_infinity<float>();
+  }
+  load(0, 0);
+  const Row row = row_of(p, item, r);
+  const float sink =
+      p.sinks != nullptr ? p.sinks[row.head * p.sinks_stride] : core::negative_infinity<float>();
+  core::SoftmaxState<float> all{sink, 0.f};
+#pragma unroll
+  for (const float lse : weight) all.max = max_passing_nan(all.max, lse);
+  all.max = warp_max(all.max);
+  const float base = core::softmax_base(all.max);
+#pragma unroll
+  for (int k = 0; k < kLaneSplits; ++k) {
+    const bool nothing = weight[k] == core::negative_infinity<float>();
+    const float counted = fast_exp2((weight[k] - base) * static_cast<float>(core::kLog2E));
+    if (!nothing) all.sum += counted;
+    const bool twice = p.plant.is(PlantedBug::combine_double_counts);
+    s_weights[lane + 32 * k] = nothing ? kNoWeight : twice ? counted * counted : counted;
+  }
+  all.sum = warp_sum(all.sum);
+  if (p.sinks != nullptr) {
+    all.sum += fast_exp2((sink - base) * static_cast<float>(core::kLog2E));
+  }
+  const float factor = fast_output_factor(all.sum);
+  __syncwarp();
+  const bool written = !left_out(p, item, row);
+#pragma unroll 1
+  for (int first_column = 0; first_column < columns; first_column += 128) {
+    float x[4] = {};
+#pragma unroll 1
+    for (int split = 0; split < item.splits; split += kAtOnce) {
+      if (first_column > 0 || split > 0) load(first_column, split);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float counted = s_weights[split + i];  // none of what lies past the splits
+        if (counted == kNoWeight) continue;
+        x[0] = fmaf(counted, part[i].x, x[0]);
+        x[1] = fmaf(counted, part[i].y, x[1]);
+        x[2] = fmaf(counted, part[i].z, x[2]);
+        x[3] = fmaf(counted, part[i].w, x[3]);
+      }
+    }
+    const int column = first_column + 4 * lane;
+    if (column >= columns || !written) continue;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[i] *= factor;
+      core::assert_output(p, item.sequence, item.b, row.head, row.query, x[i]);
+    }
+    store_output<C, kPlain>(p, item, row, column, x);
+  }
+  if (lane == 0 && p.lse != nullptr && written) store_lse(p, item, row, core::combined_lse(all));
+  __syncwarp();  // before the next row's weights
+}
+
 /// Counts the item's blocks; the last one joins their results. The counter goes back to 0 by
 /// itself: it wraps.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void join_splits(SharedStorage<C>& s, const AttentionParams& p,
                                             const Item& item) {
+  const int warp = threadIdx.x / 32;
+  // Found out here, while others still write, not when the counter has answered.
+  PartStrides strides{core::partial_rows(p), core::partial_rows(p) * p.v_dim};
+  RowParts parts = parts_of(p, item, min(warp, item.rows - 1), strides);
+  asm volatile("" : "+l"(parts.g_lse), "+l"(parts.g_out), "+l"(strides.lse), "+l"(strides.out));
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();  // the block's results are visible before the counter moves
-    s.last = atomicInc(p.counters + item.index, item.splits - 1) == item.splits - 1;
-    __threadfence();
+    s.last = count_in_order(p.counters + item.index, item.splits - 1) == item.splits - 1u;
   }
   __syncthreads();
   if (!s.last) return;
-  constexpr int kFours = C::kHeadDim / 4;
+  constexpr int kWarps = C::kThreads / 32;
+  float* s_weights = &s.results.o[0][0][0] + warp * core::kMaxJoinedSplits;
+  static_assert(sizeof(s.results.o) >= kWarps * core::kMaxJoinedSplits * sizeof(float));
 #pragma unroll 1
-  for (int index = threadIdx.x; index < item.rows * kFours; index += C::kThreads) {
-    const Row row = row_of(p, item, index / kFours);
-    if (!left_out(p, item, row)) join_columns<C, kPlain>(p, item, row, 4 * (index % kFours));
+  for (int r = warp; r < item.rows; r += kWarps) {
+    if (r != warp) parts = parts_of(p, item, r, strides);
+    join_row<C, kPlain>(s_weights, p, item, r, parts, strides);
   }
+}
+
+/// Apart: its registers would displace some of the loop before.
+template <typename C>
+__device__ __noinline__ void join_with_options(SharedStorage<C>& s, const AttentionParams& p) {
+  join_splits<C, false>(s, p, s.item);
 }
 
 }  // namespace flashcore::cuda::sm80
