@@ -93,7 +93,8 @@ if(FLASHCORE_HAS_CUDA)
     ${PROJECT_SOURCE_DIR}/src/cuda/registry.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/tensor_maps.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/combine.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/append.cu)
+    ${PROJECT_SOURCE_DIR}/src/cuda/append.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/quantize.cu)
   set_target_properties(flashcore_cuda PROPERTIES
     CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_simt}")
   target_link_libraries(flashcore_cuda PRIVATE flashcore_flags)

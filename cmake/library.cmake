@@ -9,6 +9,8 @@ add_library(flashcore_objects OBJECT
   src/api/validate.cc
   src/api/validate_merge.cc
   src/api/layout.cc
+  src/api/quantize.cc
+  src/api/scales.cc
   src/api/append.cc
   src/api/version.cc
   src/backend/backend.cc
@@ -16,6 +18,7 @@ add_library(flashcore_objects OBJECT
   src/cpu/assert.cc
   src/cpu/combine.cc
   src/cpu/append.cc
+  src/cpu/quantize.cc
   src/cpu/cpu_backend.cc
   src/cpu/cpu_info.cc
   src/cpu/thread_pool.cc

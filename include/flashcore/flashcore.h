@@ -55,10 +55,13 @@ typedef struct flashcore_dtype {
 } flashcore_dtype;
 enum {
   FLASHCORE_INT = 0,
-  FLASHCORE_UINT = 1, /* 8 bits: a boolean mask */
+  FLASHCORE_UINT = 1, /* 8 bits: a boolean mask, or the byte format of q, k and v */
   FLASHCORE_FLOAT = 2,
   FLASHCORE_BFLOAT = 4,
-  FLASHCORE_BOOL = 6
+  FLASHCORE_BOOL = 6,
+  /* 8-bit floats, with DLPack's codes; int8 is FLASHCORE_INT with 8 bits. See types.h. */
+  FLASHCORE_FLOAT8_E4M3 = 10, /* e4m3fn */
+  FLASHCORE_FLOAT8_E5M2 = 12
 };
 
 typedef struct flashcore_tensor {
@@ -108,6 +111,12 @@ typedef struct flashcore_params {
   void* workspace;         /* on q's device, 256-byte aligned */
   size_t workspace_bytes;
   void* stream; /* cudaStream_t; NULL: the default stream */
+  /* Of 8-bit q, k, v: f32 [1], [batch, heads] or [batch, heads, blocks]; NULL: 1 */
+  const flashcore_tensor* q_scale;
+  const flashcore_tensor* k_scale;
+  const flashcore_tensor* v_scale;
+  int64_t q_scale_block; /* rows, keys that share a scale where there are blocks */
+  int64_t kv_scale_block;
 } flashcore_params;
 
 /* Fills in the defaults. struct_size is sizeof(flashcore_params) of the caller. */
@@ -174,6 +183,25 @@ typedef struct flashcore_append_params {
 } flashcore_append_params;
 FLASHCORE_C_API int32_t flashcore_append(const flashcore_append_params* params,
                                          flashcore_error* error);
+
+/* f32, f16 or bf16 to an 8-bit type, and back: see flashcore/quant.h. */
+typedef struct flashcore_quant_params {
+  size_t struct_size; /* set by the caller: sizeof(flashcore_quant_params) */
+  const flashcore_tensor* from;
+  const flashcore_tensor* to;        /* written */
+  const flashcore_tensor* scale;     /* f32 [1], [batch, heads] or [batch, heads, blocks] */
+  const flashcore_tensor* saturated; /* or NULL; i32 of scale's shape, written by quantize */
+  int64_t block_rows;                /* rows that share a scale, where it has blocks */
+  int32_t given_scale;               /* 1: quantize reads scale; 0: it writes it */
+  int32_t reserved;                  /* 0 */
+  void* workspace;                   /* or NULL; a GPU reports NaN that have no code there */
+  size_t workspace_bytes;
+  void* stream;
+} flashcore_quant_params;
+FLASHCORE_C_API int32_t flashcore_quantize(const flashcore_quant_params* params,
+                                           flashcore_error* error);
+FLASHCORE_C_API int32_t flashcore_dequantize(const flashcore_quant_params* params,
+                                             flashcore_error* error);
 
 /* For bindings of Python: a call prepared once, then run on other arrays by one call from Python.
  * flashcore_python_run is a function of Python's own kind (METH_FASTCALL), whose `self` is the

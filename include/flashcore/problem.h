@@ -28,12 +28,15 @@ struct Options {
   std::int64_t max_kv_len = 0;  ///< with cu_seqlens_k: the longest sequence; 0: total_k
   std::int32_t num_splits = 0;  ///< key ranges computed apart and merged; 0: the planner chooses
   Reproducibility reproducibility = Reproducibility::deterministic;
-  const char* kernel = nullptr;  ///< run exactly this kernel (its id), or fail
+  const char* kernel = nullptr;     ///< run exactly this kernel (its id), or fail
+  std::int64_t q_scale_block = 0;   ///< rows that share a scale, where q_scale has blocks
+  std::int64_t kv_scale_block = 0;  ///< keys that share a scale, where k_scale or v_scale has
 
   bool operator==(const Options&) const = default;
 };
 
-/// The tensors of one call. q, k, v and out are required, all others optional.
+/// The tensors of one call. q, k, v and out are required, all others optional. k and v have q's
+/// type or an 8-bit one; an 8-bit q needs 8-bit k and v, and an out of f16, bf16 or f32.
 ///
 /// Fixed lengths: q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
 /// v [batch, kv_heads, kv_len, v_dim], out [batch, q_heads, q_len, v_dim],
@@ -55,6 +58,10 @@ struct Tensors {
   TensorView block_table{};   ///< i32 [batch, max_pages]: page ids, in any order, also shared
   TensorView q_start{};       ///< i32 [batch]: position of query 0; default kv_len_b - q_len_b
   TensorView k_start{};       ///< i32 [batch]: position of key 0; default 0
+  /// f32, of 8-bit tensors only; without one the scale is 1. [1], [batch, heads] or
+  /// [batch, heads, blocks]: row i of a sequence is in block i / Options::q_scale_block, key j in
+  /// block j / Options::kv_scale_block, wherever its page lies.
+  TensorView q_scale{}, k_scale{}, v_scale{};
 };
 
 /// Where an operand's elements lie. Strides count elements; 0 repeats (inputs only).
@@ -72,7 +79,9 @@ struct Layout {
 
 struct Problem {
   Device device;
-  DType dtype = DType::none;  ///< of q, k and v
+  /// What the kernel computes with: q's type; for an 8-bit q out's if it is bf16, else f16. The
+  /// types as stored are those of the layouts below.
+  DType dtype = DType::none;
   std::int64_t batch = 0;
   std::int64_t q_heads = 0;
   std::int64_t kv_heads = 0;
@@ -88,6 +97,7 @@ struct Problem {
   std::int64_t pages = 0;      ///< pages there are; k.batch and v.batch step from one to the next
   Layout q, k, v, out, lse, bias, mask, alibi_slopes, sinks;
   Layout used_k, q_start, k_start, block_table;  ///< only .batch is meaningful
+  Layout q_scale, k_scale, v_scale;              ///< .row steps from block to block
   Options options;
   double scale = 0.0;  ///< resolved: options.scale or 1 / sqrt(head_dim)
 

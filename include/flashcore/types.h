@@ -10,7 +10,20 @@
 
 namespace flashcore {
 
-enum class DType : std::int32_t { none = 0, f64, f32, f16, bf16, i32, boolean };
+enum class DType : std::int32_t {
+  none = 0,
+  f64,
+  f32,
+  f16,
+  bf16,
+  i32,
+  boolean,
+  // 8-bit: value = code * scale, with scales from a tensor of their own.
+  e4m3,  ///< 8-bit float, finite values and NaN only (OCP's e4m3fn): up to 448
+  e5m2,  ///< 8-bit float with infinities: up to 57344
+  int8,  ///< symmetric: -127 to 127; -128 is read, never produced
+  byte,  ///< zero at 128: (code - 128) / 127 * 448, int8 with the top bit flipped
+};
 
 FLASHCORE_API const char* to_string(DType dtype) noexcept;
 
@@ -22,11 +35,18 @@ constexpr std::int64_t size_of(DType dtype) noexcept {
     case DType::i32: return 4;
     case DType::f16:
     case DType::bf16: return 2;
-    case DType::boolean: return 1;
+    case DType::boolean:
+    case DType::e4m3:
+    case DType::e5m2:
+    case DType::int8:
+    case DType::byte: return 1;
     case DType::none: break;
   }
   return 0;
 }
+
+/// Whether a type's values are codes times a scale.
+constexpr bool is_8bit(DType dtype) noexcept { return dtype >= DType::e4m3; }
 
 enum class DeviceType : std::int32_t { cpu = 0, cuda = 1 };
 

@@ -20,10 +20,6 @@
 extern "C" {
 #endif
 
-/* DLPack's code of 8-bit floating point (e4m3, finite values and NaN only). int8 is FLASHCORE_INT
- * with 8 bits; FLASHCORE_UINT with 8 bits is the byte format, (u - 128) / 127 * 448. */
-enum { FLASHCORE_FLOAT8_E4M3 = 10 };
-
 /* One call of the function under test. q [batch, q_heads, q_len, head_dim],
  * k [batch, kv_heads, kv_len, head_dim], v [batch, kv_heads, kv_len, v_dim],
  * out [batch, q_heads, q_len, v_dim], lse f32 [batch, q_heads, q_len]; strides are never NULL and
@@ -62,7 +58,7 @@ typedef int32_t (*flashcore_verify_function)(const flashcore_verify_call* call, 
 typedef struct flashcore_verify_options {
   size_t struct_size;
   const char* name;             /* of the function, for the report; NULL: "attention" */
-  const char* dtype;            /* f64 f32 f16 bf16 e4m3 int8 byte; NULL: f32 */
+  const char* dtype;            /* f64 f32 f16 bf16 e4m3 e5m2 int8 byte; NULL: f32 */
   const char* out_dtype;        /* NULL: dtype's own, f32 for 8-bit */
   const char* arithmetic;       /* format the function rounds scores and P to; NULL: dtype */
   const char* layout;           /* memory order of the tensors: "bhsd" (NULL) or "bshd" */

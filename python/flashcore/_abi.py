@@ -18,6 +18,10 @@ DTYPES = {
     "bf16": (4, 16),
     "i32": (0, 32),
     "bool": (6, 8),
+    "e4m3": (10, 8),
+    "e5m2": (12, 8),
+    "int8": (0, 8),
+    "byte": (1, 8),
 }
 
 
@@ -81,6 +85,11 @@ class Params(ctypes.Structure):
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
         ("stream", c_void_p),
+        ("q_scale", POINTER(Tensor)),
+        ("k_scale", POINTER(Tensor)),
+        ("v_scale", POINTER(Tensor)),
+        ("q_scale_block", c_int64),
+        ("kv_scale_block", c_int64),
     ]
 
 
@@ -134,6 +143,22 @@ class AppendParams(ctypes.Structure):
     ]
 
 
+class QuantParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("from", POINTER(Tensor)),
+        ("to", POINTER(Tensor)),
+        ("scale", POINTER(Tensor)),
+        ("saturated", POINTER(Tensor)),
+        ("block_rows", c_int64),
+        ("given_scale", c_int32),
+        ("reserved", c_int32),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("stream", c_void_p),
+    ]
+
+
 MAX_PYTHON_ARRAYS = 15
 
 
@@ -158,6 +183,7 @@ STRUCTS = {
     "flashcore_plan_info": PlanInfo,
     "flashcore_merge_params": MergeParams,
     "flashcore_append_params": AppendParams,
+    "flashcore_quant_params": QuantParams,
     "flashcore_python_call": PythonCall,
 }
 
@@ -174,6 +200,8 @@ FUNCTIONS = {
     "flashcore_workspace_status": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
     "flashcore_merge": (c_int32, [POINTER(MergeParams), POINTER(Error)]),
     "flashcore_append": (c_int32, [POINTER(AppendParams), POINTER(Error)]),
+    "flashcore_quantize": (c_int32, [POINTER(QuantParams), POINTER(Error)]),
+    "flashcore_dequantize": (c_int32, [POINTER(QuantParams), POINTER(Error)]),
     "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
     "flashcore_status_name": (c_char_p, [c_int32]),
     "flashcore_version": (c_char_p, []),

@@ -72,7 +72,7 @@ class Kind:
         """Raises where the framework would miss a gradient through the array."""
 
     def empty(self, like, shape, dtype=None):
-        """A new array beside `like`; dtype "f32" or "f64", None: like's."""
+        """A new array beside `like`; dtype one of WIDE, None: like's."""
         raise NotImplementedError
 
     def int32(self, like, value):
@@ -110,10 +110,15 @@ _NAMES = {
     "bfloat16": "bf16",
     "int32": "i32",
     "bool": "bool",
-    "uint8": "bool",
+    "uint8": "byte",  # as a mask it is boolean
+    "int8": "int8",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
 }
-_WANTED = "float64, float32, float16, bfloat16, int32 and bool"
-WIDE = {"f64": "float64", "f32": "float32"}
+_WANTED = "float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, uint8, int32 and bool"
+# What new arrays are made of. NumPy has no 8-bit floats: flashcore.Quantized says what bytes mean.
+WIDE = {"f64": "float64", "f32": "float32", "f16": "float16", "i32": "int32", "int8": "int8",
+        "byte": "uint8", "e4m3": "uint8", "e5m2": "uint8"}
 
 
 def dtype_name(dtype, argument):
@@ -318,7 +323,7 @@ class DlpackKind(Kind):
     def empty(self, like, shape, dtype=None):
         import numpy
         name = dtype or self.describe(like, "q").dtype
-        kind = {"f64": "float64", "f32": "float32", "f16": "float16"}.get(name)
+        kind = WIDE.get(name)
         if kind is None:
             raise TypeError(f"out: not given, and NumPy has no {name} to make it of; give out=")
         return numpy.empty(shape, kind)

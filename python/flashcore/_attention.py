@@ -3,8 +3,10 @@
 from numbers import Integral
 from typing import Any
 
+from flashcore import _quant
 from flashcore._arrays import KINDS, NoMemoryHere, kind_of
 from flashcore._prepared import PreparedCall, library, plain_options, thread_state
+from flashcore._quant import Quantized
 
 # The optional arrays in the order they are handed around, by their names in the C struct.
 OPTIONAL = ("sinks", "alibi_slopes", "bias", "mask", "q_start", "k_start", "cu_seqlens_q",
@@ -55,9 +57,11 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
     checked           bad lengths and page ids raise; waits for the GPU
     kernel            run exactly this kernel, or fail
 
+    q, k and v may be flashcore.Quantized: 8-bit with scales, as quantize() makes them. With an 8-bit
+    q the result is float16, or `out`'s type.
+
     A mistake raises ValueError, what no kernel can do NotImplementedError; `out` is then untouched.
     """
-    kind = KINDS.get(type(q)) or kind_of("q", q)
     options = (causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse,
                max_q_len, max_kv_len, partial, checked, kernel)
     if (sinks is None and alibi_slopes is None and bias is None and mask is None and q_start is None
@@ -67,6 +71,9 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
     else:
         optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q, cu_seqlens_k,
                     seqused_k, block_table)
+    if type(k) is Quantized or type(v) is Quantized:
+        return _quant.attention(q, k, v, options, optional, out)
+    kind = KINDS.get(type(q)) or kind_of("q", q)
     if kind.dispatcher is not None:
         if kind.dispatcher.needed(q, k, v, optional):
             return kind.dispatcher.attention(q, k, v, options, optional, out)
@@ -86,6 +93,8 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
     problem    f32  batch 1  q_heads 8 ...
     """
     options, optional, out = _split_arguments(arguments)
+    if type(k) is Quantized or type(v) is Quantized:
+        return _quant.explain(q, k, v, options, optional, out)
     kind = kind_of("q", q)
     kind_of("k", k), kind_of("v", v)
     given = _given(kind, q, optional)

@@ -106,6 +106,14 @@ class Library:
         params.struct_size = ctypes.sizeof(params)
         self._call("flashcore_append", ctypes.byref(params))
 
+    def quantize(self, params):
+        params.struct_size = ctypes.sizeof(params)
+        self._call("flashcore_quantize", ctypes.byref(params))
+
+    def dequantize(self, params):
+        params.struct_size = ctypes.sizeof(params)
+        self._call("flashcore_dequantize", ctypes.byref(params))
+
     def _call(self, name, *arguments):
         error = _abi.Error()
         code = getattr(self._c, name)(*arguments, ctypes.byref(error))

@@ -128,9 +128,10 @@ class PreparedCall:
         self._described = True
         kind.view_all(self, q, k, v, out, lse)
         if given:
-            self._describe_optional(given)
+            self.describe_optional(given)
 
-    def _describe_optional(self, given):
+    def describe_optional(self, given):
+        """For whom describes q, k, v, out and lse by itself; they come first."""
         for name, kind, array in given:
             setattr(self.arrays, name, kind.view(array, self.optional[name]))
         for name in _BROADCAST:  # once all of them are there: lengths may come from another

@@ -9,7 +9,9 @@ from flashcore import _abi, _torch_ops
 from flashcore._arrays import Description, Kind, NoMemoryHere, _capsule_pointer, dtype_name
 
 _MAX_NUMBERS = 1024  # kept on the GPU for calls that are given a number
-_DTYPES = {"f64": torch.float64, "f32": torch.float32}
+_DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16,
+           "bf16": torch.bfloat16, "i32": torch.int32, "int8": torch.int8, "byte": torch.uint8,
+           "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 class _ExchangeApi(ctypes.Structure):
@@ -106,8 +108,8 @@ class TorchKind(Kind):
 
     def check_no_gradient(self, tensor, name):
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{name}: requires grad; gradients cannot flow through a cache, use "
-                             "torch.no_grad() or detach()")
+            raise ValueError(f"{name}: requires grad; gradients cannot flow through a cache or "
+                             "8-bit tensors, use torch.no_grad() or detach()")
 
     def empty(self, like, shape, dtype=None):
         return torch.empty(shape, dtype=like.dtype if dtype is None else _DTYPES[dtype],

@@ -24,7 +24,8 @@ Result<Problem> dense_problem(DType dtype, std::int64_t batch, std::int64_t q_he
                               std::int64_t kv_heads, std::int64_t q_len, std::int64_t kv_len,
                               std::int64_t head_dim, std::int64_t v_dim, const Options& options,
                               Device device) noexcept {
-  const DType out = !options.partial ? dtype : dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType narrow = is_8bit(dtype) ? DType::f16 : dtype;
+  const DType out = !options.partial ? narrow : dtype == DType::f64 ? DType::f64 : DType::f32;
   Tensors tensors{.q = view(nullptr, dtype, {batch, q_heads, q_len, head_dim}, device),
                   .k = view(nullptr, dtype, {batch, kv_heads, kv_len, head_dim}, device),
                   .v = view(nullptr, dtype, {batch, kv_heads, kv_len, v_dim}, device),

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "flashcore/attention.h"
 #include "flashcore/flashcore.h"
+#include "flashcore/quant.h"
 
 // Of Python's stable ABI, by the names they have in every version. Weak: there where an interpreter
 // has loaded this library, null elsewhere, and then nobody calls flashcore_python_run.
@@ -68,12 +69,18 @@ Result<DType> dtype_of(const char* name, const flashcore_dtype& d) {
     if (d.code == FLASHCORE_FLOAT && d.bits == 16) return DType::f16;
     if (d.code == FLASHCORE_BFLOAT && d.bits == 16) return DType::bf16;
     if (d.code == FLASHCORE_INT && d.bits == 32) return DType::i32;
-    if ((d.code == FLASHCORE_BOOL || d.code == FLASHCORE_UINT) && d.bits == 8)
-      return DType::boolean;
+    if (d.code == FLASHCORE_BOOL && d.bits == 8) return DType::boolean;
+    if (d.code == FLASHCORE_FLOAT8_E4M3 && d.bits == 8) return DType::e4m3;
+    if (d.code == FLASHCORE_FLOAT8_E5M2 && d.bits == 8) return DType::e5m2;
+    if (d.code == FLASHCORE_INT && d.bits == 8) return DType::int8;
+    // Many write booleans as bytes.
+    if (d.code == FLASHCORE_UINT && d.bits == 8) {
+      return std::strcmp(name, "mask") == 0 ? DType::boolean : DType::byte;
+    }
   }
   return unsupported(
-      "%s: dtype (code %d, %d bits, %d lanes) is none of f64, f32, f16, bf16, i32, "
-      "bool",
+      "%s: dtype (code %d, %d bits, %d lanes) is none of f64, f32, f16, bf16, e4m3, "
+      "e5m2, int8, byte (uint8), i32, bool",
       name, d.code, d.bits, d.lanes);
 }
 
@@ -161,7 +168,10 @@ Result<Call> convert(const flashcore_params* p) {
              {"used_k", p->used_k, &t.used_k},
              {"block_table", p->block_table, &t.block_table},
              {"q_start", p->q_start, &t.q_start},
-             {"k_start", p->k_start, &t.k_start}};
+             {"k_start", p->k_start, &t.k_start},
+             {"q_scale", p->q_scale, &t.q_scale},
+             {"k_scale", p->k_scale, &t.k_scale},
+             {"v_scale", p->v_scale, &t.v_scale}};
   for (const auto& one : all) FLASHCORE_RETURN_IF_ERROR(convert(one.name, one.from, *one.to));
   if (p->layout == 1) swap_heads_and_lengths(t);
   for (const auto& [name, flag] : {std::pair{"has_scale", p->has_scale},
@@ -185,6 +195,8 @@ Result<Call> convert(const flashcore_params* p) {
   o.num_splits = p->num_splits;
   o.reproducibility = static_cast<Reproducibility>(p->reproducibility);
   o.kernel = p->kernel;
+  o.q_scale_block = p->q_scale_block;
+  o.kv_scale_block = p->kv_scale_block;
   return call;
 }
 
@@ -197,6 +209,20 @@ Result<Plan> plan_of(const flashcore_params& p, const Call& call) {
   if (p.threads < 0) return invalid_argument("threads is %d; wanted 0 or more", p.threads);
   if (p.threads > 0) info.threads = p.threads;
   return make_plan(*problem, info);
+}
+
+Result<QuantTensors> convert(const flashcore_quant_params* p) {
+  if (p == nullptr) return invalid_argument("params: is NULL");
+  FLASHCORE_RETURN_IF_ERROR(check_struct("params", p->struct_size, sizeof *p));
+  if (p->given_scale != 0 && p->given_scale != 1) {
+    return invalid_argument("given_scale is %d; wanted 0 or 1", p->given_scale);
+  }
+  QuantTensors t;
+  FLASHCORE_RETURN_IF_ERROR(convert("from", p->from, t.from));
+  FLASHCORE_RETURN_IF_ERROR(convert("to", p->to, t.to));
+  FLASHCORE_RETURN_IF_ERROR(convert("scale", p->scale, t.scale));
+  FLASHCORE_RETURN_IF_ERROR(convert("saturated", p->saturated, t.saturated));
+  return t;
 }
 
 /// Descriptors of Python's arrays for the time of one call.
@@ -366,6 +392,23 @@ std::int32_t flashcore_append(const flashcore_append_params* params, flashcore_e
     FLASHCORE_RETURN_IF_ERROR(convert("block_table", params->block_table, t.block_table));
     FLASHCORE_RETURN_IF_ERROR(convert("cu_seqlens_new", params->cu_seqlens_new, t.cu_seqlens_new));
     return append(t, {params->workspace, params->workspace_bytes, t.k.device}, params->stream);
+  });
+}
+
+std::int32_t flashcore_quantize(const flashcore_quant_params* params, flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    const Result<QuantTensors> t = convert(params);
+    if (!t.ok()) return t.status();
+    return quantize(*t, {params->block_rows, params->given_scale != 0},
+                    {params->workspace, params->workspace_bytes, t->from.device}, params->stream);
+  });
+}
+
+std::int32_t flashcore_dequantize(const flashcore_quant_params* params, flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    const Result<QuantTensors> t = convert(params);
+    if (!t.ok()) return t.status();
+    return dequantize(*t, {params->block_rows, true}, params->stream);
   });
 }
 

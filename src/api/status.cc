@@ -70,6 +70,10 @@ const char* to_string(DType dtype) noexcept {
     case DType::bf16: return "bf16";
     case DType::i32: return "i32";
     case DType::boolean: return "bool";
+    case DType::e4m3: return "e4m3";
+    case DType::e5m2: return "e5m2";
+    case DType::int8: return "int8";
+    case DType::byte: return "byte";
   }
   return "unknown";
 }

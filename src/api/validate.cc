@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "api/layout.h"
+#include "api/scales.h"
 #include "api/tensor_checks.h"
 #include "core/error.h"
 #include "core/params.h"
@@ -52,15 +53,12 @@ Status describe_keys(const Tensors& t, Problem& p) noexcept {
 /// q, k, v and out: shapes, and from them the problem's sizes.
 Status describe_main(const Tensors& t, Problem& p) noexcept {
   p.device = t.q.device;
-  p.dtype = t.q.dtype;
   p.q_packed = t.cu_seqlens_q.given();
   p.kv_packed = t.cu_seqlens_k.given();
   FLASHCORE_RETURN_IF_ERROR(
       p.q_packed ? check_rank("q", t.q, 3, "[total_q, q_heads, head_dim] (with cu_seqlens_q)")
                  : check_rank("q", t.q, 4, "[batch, q_heads, q_len, head_dim]"));
-  if (!is_float(p.dtype)) {
-    return invalid_argument("q: dtype is %s; wanted f64, f32, f16 or bf16", to_string(p.dtype));
-  }
+  FLASHCORE_RETURN_IF_ERROR(describe_storage(t, p));
   if (p.dtype == DType::f64 && p.device.type == DeviceType::cuda) {
     return unsupported("q: f64 runs on the CPU only; on a GPU use f32, f16 or bf16");
   }
@@ -99,8 +97,6 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
     return invalid_argument("q: q_heads is %lld, k has %lld kv_heads; q_heads must be a multiple",
                             ll{p.q_heads}, ll{p.kv_heads});
   }
-  FLASHCORE_RETURN_IF_ERROR(check_dtype("k", t.k.dtype, p.dtype, p.dtype));
-  FLASHCORE_RETURN_IF_ERROR(check_dtype("v", t.v.dtype, p.dtype, p.dtype));
   const Axes q_axes = p.q_packed ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
   p.q = layout_of(t.q, q_axes);
   p.out = layout_of(t.out, q_axes);
@@ -247,6 +243,7 @@ Result<Problem> describe(const Tensors& tensors, const Options& options) noexcep
   Problem problem;
   FLASHCORE_RETURN_IF_ERROR(describe_main(tensors, problem));
   FLASHCORE_RETURN_IF_ERROR(describe_options(tensors, options, problem));
+  FLASHCORE_RETURN_IF_ERROR(describe_scales(tensors, problem));
   FLASHCORE_RETURN_IF_ERROR(describe_optional(tensors, problem));
   return problem;
 }
@@ -264,7 +261,10 @@ Status check_memory(const Tensors& t) noexcept {
                               {"used_k", &t.used_k},
                               {"block_table", &t.block_table},
                               {"q_start", &t.q_start},
-                              {"k_start", &t.k_start}};
+                              {"k_start", &t.k_start},
+                              {"q_scale", &t.q_scale},
+                              {"k_scale", &t.k_scale},
+                              {"v_scale", &t.v_scale}};
   const NamedView outputs[] = {{"out", &t.out}, {"lse", &t.lse}};
   for (const auto& [name, view] : inputs) {
     if (!view->given()) continue;
@@ -286,7 +286,8 @@ Status check_against_plan(const Problem& planned, const Problem& given) noexcept
   for (Layout Problem::*layout :
        {&Problem::q, &Problem::k, &Problem::v, &Problem::out, &Problem::lse, &Problem::bias,
         &Problem::mask, &Problem::alibi_slopes, &Problem::sinks, &Problem::used_k,
-        &Problem::q_start, &Problem::k_start, &Problem::block_table}) {
+        &Problem::q_start, &Problem::k_start, &Problem::block_table, &Problem::q_scale,
+        &Problem::k_scale, &Problem::v_scale}) {
     if ((adjusted.*layout).alignment_bytes > (planned.*layout).alignment_bytes) {
       (adjusted.*layout).alignment_bytes = (planned.*layout).alignment_bytes;
     }

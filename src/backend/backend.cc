@@ -69,6 +69,12 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
           slot.batch, slot.batch, static_cast<long long>(slot.value));
     case core::ErrorCode::cu_seqlens_new_invalid:
       return message("cu_seqlens_new", "it must not decrease, nor pass total_new");
+    case core::ErrorCode::quantized_nan:
+      return invalid_argument(
+          "from: element %lld, counted row by row, is NaN, which int8 and byte cannot say (it "
+          "became "
+          "0); e4m3 and e5m2 can",
+          static_cast<long long>(slot.index));
   }
   return error(StatusCode::internal,
                "the workspace header is corrupt (code %d); was "

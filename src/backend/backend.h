@@ -10,6 +10,7 @@
 #include "core/append.h"
 #include "core/combine.h"
 #include "core/params.h"
+#include "core/quantize.h"
 #include "flashcore/attention.h"
 
 namespace flashcore {
@@ -34,6 +35,10 @@ class Backend {
   virtual Status combine(const core::CombineParams& params, DType partials, Device device,
                          int threads, Stream stream) const = 0;
   virtual Status append(const core::AppendParams& params, Device device, Stream stream) const = 0;
+  /// A tensor without elements still has scales.
+  virtual Status quantize(const core::QuantParams& params, Device device, Stream stream) const = 0;
+  virtual Status dequantize(const core::QuantParams& params, Device device,
+                            Stream stream) const = 0;
   virtual Status zero(void* data, std::size_t bytes, Device device, Stream stream) const = 0;
   /// Synchronises the stream and copies the error slot to the host.
   virtual Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,

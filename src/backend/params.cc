@@ -14,6 +14,14 @@ core::Strides strides_of(const Layout& layout) noexcept {
   return {layout.batch, layout.head, layout.row, layout.column};
 }
 
+core::Scales scales_of(const TensorView& scale, const Layout& layout,
+                       std::int64_t block_rows) noexcept {
+  constexpr std::int64_t kAllRows = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t rows = scale.rank == 3 ? std::min(block_rows, kAllRows) : kAllRows;
+  return {static_cast<const float*>(scale.data), layout.batch, layout.head, layout.row,
+          static_cast<std::int32_t>(rows)};
+}
+
 template <typename T>
 T* address(void* base, std::size_t offset) noexcept {
   return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
@@ -56,6 +64,10 @@ core::Element element_of(DType dtype) noexcept {
     case DType::f32: return core::Element::f32;
     case DType::f16: return core::Element::f16;
     case DType::bf16: return core::Element::bf16;
+    case DType::e4m3: return core::Element::e4m3;
+    case DType::e5m2: return core::Element::e5m2;
+    case DType::int8: return core::Element::int8;
+    case DType::byte: return core::Element::byte;
     default: return core::Element::none;
   }
 }
@@ -105,6 +117,12 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.pages = pages_of(problem.page_size, problem.pages, tensors.block_table);
   p.out_element = element_of(problem.out.dtype);
   p.bias_element = element_of(problem.bias.dtype);
+  p.q_element = element_of(problem.q.dtype);
+  p.k_element = element_of(problem.k.dtype);
+  p.v_element = element_of(problem.v.dtype);
+  p.q_scale = scales_of(tensors.q_scale, problem.q_scale, options.q_scale_block);
+  p.k_scale = scales_of(tensors.k_scale, problem.k_scale, options.kv_scale_block);
+  p.v_scale = scales_of(tensors.v_scale, problem.v_scale, options.kv_scale_block);
 
   const auto narrow = [](std::int64_t extent) { return static_cast<std::int32_t>(extent); };
   p.batch = narrow(problem.batch);
@@ -165,7 +183,6 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.error = address<core::ErrorSlot>(workspace.data, 0);
   p.plant = planted_bug();
 #if defined(FLASHCORE_ASSERTS)
-  p.element = element_of(problem.dtype);
   std::snprintf(p.kernel, sizeof p.kernel, "%s", plan.kernel->id);
 #endif
   return p;

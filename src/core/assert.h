@@ -8,6 +8,7 @@
 #pragma once
 
 #include "core/combine.h"
+#include "core/eight_bit.h"
 #include "core/element.h"
 #include "core/sequence.h"
 #include "core/softmax_state.h"
@@ -54,12 +55,22 @@ FLASHCORE_COLD T largest_of(const void* base, Element element, std::int64_t offs
                             std::int64_t stride, std::int32_t columns) {
   T largest = 0;
   for (std::int32_t c = 0; c < columns; ++c) {
-    const T x = load_element<T>(base, element, offset + c * stride);
+    const std::int64_t at = offset + c * stride;
+    const T x =
+        is_8bit(element)
+            ? static_cast<T>(code_value(element, static_cast<const std::uint8_t*>(base)[at]) *
+                             code_step(element))
+            : load_element<T>(base, element, at);
     if (!(x - x == T(0))) return -negative_infinity<T>();  // NaN and infinities alike
     const T magnitude = x < T(0) ? -x : x;
     if (magnitude > largest) largest = magnitude;
   }
   return largest;
+}
+
+template <typename T>
+FLASHCORE_COLD T magnitude_of(float scale) {
+  return static_cast<T>(scale < 0.f ? -scale : scale);
 }
 
 /// Whether everything that row i of (batch b, head h) can meet is finite, and so small that no
@@ -70,21 +81,24 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const Sequen
   constexpr T kMost = T(1e37);
   const std::int32_t kv_head = kv_head_of(p, h);
   const std::int64_t q_row = static_cast<std::int64_t>(sequence.q_row) + i;
-  const T q = largest_of<T>(p.q, p.element,
+  const T q = largest_of<T>(p.q, p.q_element,
                             b * p.q_strides.batch + h * p.q_strides.head + q_row * p.q_strides.row,
-                            p.q_strides.column, p.head_dim);
+                            p.q_strides.column, p.head_dim) *
+              magnitude_of<T>(p.q_scale.at(b, h, i));
   const double q_factor = p.q_factor < 0 ? -p.q_factor : p.q_factor;
   const T products = q * static_cast<T>(p.head_dim) * static_cast<T>(q_factor < 1 ? 1 : q_factor);
   for (std::int32_t j = 0; j < sequence.kv_len; ++j) {
     const std::int64_t k_row = static_cast<std::int64_t>(sequence.k_row) + j;
     const T k =
-        largest_of<T>(p.k, p.element,
+        largest_of<T>(p.k, p.k_element,
                       b * p.k_strides.batch + kv_head * p.k_strides.head + k_row * p.k_strides.row,
-                      p.k_strides.column, p.head_dim);
+                      p.k_strides.column, p.head_dim) *
+        magnitude_of<T>(p.k_scale.at(b, kv_head, j));
     const T v =
-        largest_of<T>(p.v, p.element,
+        largest_of<T>(p.v, p.v_element,
                       b * p.v_strides.batch + kv_head * p.v_strides.head + k_row * p.v_strides.row,
-                      p.v_strides.column, p.v_dim);
+                      p.v_strides.column, p.v_dim) *
+        magnitude_of<T>(p.v_scale.at(b, kv_head, j));
     // A kernel may let weights grow to 2^8 before it rescales.
     if (!(products * k < kMost && v * T(256) * static_cast<T>(sequence.kv_len) < kMost)) {
       return false;

@@ -14,7 +14,7 @@ FLASHCORE_HD T load_element(const void* base, Element element, std::int64_t inde
     case Element::f32: return static_cast<T>(static_cast<const float*>(base)[index]);
     case Element::f16: return float_of_f16(static_cast<const std::uint16_t*>(base)[index]);
     case Element::bf16: return float_of_bf16(static_cast<const std::uint16_t*>(base)[index]);
-    case Element::none: break;
+    default: break;  // 8-bit formats have scales: core/eight_bit.h
   }
   return T(0);
 }
@@ -30,7 +30,7 @@ FLASHCORE_HD void store_element(void* base, Element element, std::int64_t index,
     case Element::bf16:
       static_cast<std::uint16_t*>(base)[index] = bf16_of_float(static_cast<float>(value));
       break;
-    case Element::none: break;
+    default: break;  // no output is 8-bit
   }
 }
 

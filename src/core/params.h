@@ -18,8 +18,22 @@ struct Strides {
   std::int64_t column;
 };
 
-/// Element formats a kernel meets at run time (out, bias); q, k and v are template parameters.
-enum class Element : std::int32_t { none, f64, f32, f16, bf16 };
+/// Element formats a kernel meets at run time: of out and bias, and of q, k and v where these are
+/// 8-bit; their wider formats are template parameters.
+enum class Element : std::int32_t { none, f64, f32, f16, bf16, e4m3, e5m2, int8, byte };
+
+FLASHCORE_HD constexpr bool is_8bit(Element element) { return element >= Element::e4m3; }
+
+/// What the codes of an 8-bit tensor are multiplied by.
+struct Scales {
+  const float* data;                // [batch, heads, blocks], or null: 1 everywhere
+  std::int64_t batch, head, block;  // strides; 0 repeats
+  std::int32_t block_rows;          // rows that share one; not 0
+
+  FLASHCORE_HD float at(std::int32_t b, std::int32_t h, std::int32_t row) const {
+    return data == nullptr ? 1.f : data[b * batch + h * head + row / block_rows * block];
+  }
+};
 
 /// What checked mode writes to the workspace's error slot.
 enum class ErrorCode : std::int32_t {
@@ -32,6 +46,7 @@ enum class ErrorCode : std::int32_t {
   page_id_out_of_range = 6,  // index is the slot in the sequence's row of block_table
   append_past_capacity = 7,  // value is the length the sequence would have
   cu_seqlens_new_invalid = 8,
+  quantized_nan = 9,  // index counts elements row by row
 };
 
 struct ErrorSlot {
@@ -109,9 +124,10 @@ struct AttentionParams {
   std::int64_t used_k_stride, q_start_stride, k_start_stride;
   Element out_element, bias_element;
   Pages pages;  // of k and v
+  Element q_element, k_element, v_element;
+  Scales q_scale, k_scale, v_scale;
   Plant plant;
 #if defined(FLASHCORE_ASSERTS)
-  Element element;  // of q, k and v: core/assert.h reads them without knowing the kernel
   char kernel[48];  // its id
 #endif
 };

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "core/assert.h"
+#include "core/eight_bit.h"
 #include "core/element.h"
 #include "core/mask.h"
 #include "core/params.h"
@@ -74,11 +75,27 @@ struct Block {
 // ---------------------------------------------------------------------------------------------
 // Loading
 
-/// Copies the keys [first, first + count) of one head's K or V into tile[count][columns], widened.
-template <typename T, typename Storage>
-void load_tile(T* tile, const Storage* g_head, const core::Strides& strides,
-               const core::KeyRows& key_rows, std::int32_t first, std::int32_t count,
-               std::int32_t columns) {
+// The values of the 8-bit formats, in steps.
+inline constexpr core::CodeTable kE4m3Values = core::code_table(core::Element::e4m3);
+inline constexpr core::CodeTable kE5m2Values = core::code_table(core::Element::e5m2);
+inline constexpr core::CodeTable kInt8Values = core::code_table(core::Element::int8);
+inline constexpr core::CodeTable kByteValues = core::code_table(core::Element::byte);
+
+const float* values_of(core::Element element) {
+  switch (element) {
+    case core::Element::e4m3: return kE4m3Values.value;
+    case core::Element::e5m2: return kE5m2Values.value;
+    case core::Element::int8: return kInt8Values.value;
+    default: return kByteValues.value;
+  }
+}
+
+/// Calls copy_row(tile row, row in memory, key) for the keys [first, first + count) of one head's K
+/// or V.
+template <typename T, typename Storage, typename CopyRow>
+void for_each_key(T* tile, const Storage* g_head, const core::Strides& strides,
+                  const core::KeyRows& key_rows, std::int32_t first, std::int32_t count,
+                  std::int32_t columns, CopyRow copy_row) {
   const Storage* from = g_head;
   std::int32_t run_end = 0;  // up to here the rows follow each other
   for (std::int32_t r = 0; r < count; ++r, from += strides.row) {
@@ -88,13 +105,46 @@ void load_tile(T* tile, const Storage* g_head, const core::Strides& strides,
       const std::int32_t run = key_rows.run_from(first + r);
       run_end = run < count - r ? r + run : count;
     }
-    T* to = tile + static_cast<std::int64_t>(r) * columns;
-    std::int32_t c = 0;
-    if (strides.column == 1) {
-      for (; c + kLanes<T> <= columns; c += kLanes<T>) widen_lanes(to + c, from + c);
-    }
-    for (; c < columns; ++c) to[c] = widen<T>(from[c * strides.column]);
+    copy_row(tile + static_cast<std::int64_t>(r) * columns, from, first + r);
   }
+}
+
+/// K or V as stored: of the kernel's type, or 8-bit with scales.
+struct KeyTensor {
+  const void* g_data;
+  const core::Strides& strides;
+  core::Element element;
+  const core::Scales& scales;
+  std::int32_t columns;
+};
+
+/// Copies the keys of a tile into tile[keys][columns], widened to the values they stand for.
+template <typename T, typename Storage>
+void load_tile(T* tile, const KeyTensor& t, const Block<T>& block, const core::KeyRows& key_rows,
+               KeyRange keys) {
+  const core::Strides& strides = t.strides;
+  const std::int32_t columns = t.columns, count = keys.end - keys.begin;
+  const std::int64_t head = block.kv_head * strides.head;
+  if (core::is_8bit(t.element)) {
+    const float* values = values_of(t.element);
+    for_each_key(
+        tile, static_cast<const std::uint8_t*>(t.g_data) + head, strides, key_rows, keys.begin,
+        count, columns, [&](T* to, const std::uint8_t* from, std::int32_t key) {
+          const float step = core::step_of(t.element, t.scales.at(block.b, block.kv_head, key));
+          for (std::int32_t c = 0; c < columns; ++c) {
+            to[c] = static_cast<T>(values[from[c * strides.column]] * step);
+          }
+        });
+    return;
+  }
+  for_each_key(tile, static_cast<const Storage*>(t.g_data) + head, strides, key_rows, keys.begin,
+               count, columns, [&](T* to, const Storage* from, std::int32_t) {
+                 std::int32_t c = 0;
+                 if (strides.column == 1) {
+                   for (; c + kLanes<T> <= columns; c += kLanes<T>) widen_lanes(to + c, from + c);
+                 }
+                 for (; c < columns; ++c) to[c] = widen<T>(from[c * strides.column]);
+               });
 }
 
 /// Q of the block, scaled and transposed: q_tile[panel][d][row in panel]. Rows past the end are 0.
@@ -111,11 +161,21 @@ void load_queries(const Block<T>& block, int panel_rows) {
       for (std::int32_t d = 0; d < p.head_dim; ++d) to[d * panel_rows] = T(0);
       continue;
     }
-    const Storage* from = static_cast<const Storage*>(p.q) + block.b * p.q_strides.batch +
-                          block.head_of(row) * p.q_strides.head +
-                          (block.sequence.q_row + block.query_of(row)) * p.q_strides.row;
-    for (std::int32_t d = 0; d < p.head_dim; ++d) {
-      to[d * panel_rows] = widen<T>(from[d * p.q_strides.column]) * factor;
+    const std::int32_t head = block.head_of(row), query = block.query_of(row);
+    const std::int64_t at = block.b * p.q_strides.batch + head * p.q_strides.head +
+                            (block.sequence.q_row + query) * p.q_strides.row;
+    if (core::is_8bit(p.q_element)) {
+      const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
+      const float* values = values_of(p.q_element);
+      const float step = core::step_of(p.q_element, p.q_scale.at(block.b, head, query));
+      for (std::int32_t d = 0; d < p.head_dim; ++d) {
+        to[d * panel_rows] = static_cast<T>(values[from[d * p.q_strides.column]] * step) * factor;
+      }
+    } else {
+      const Storage* from = static_cast<const Storage*>(p.q) + at;
+      for (std::int32_t d = 0; d < p.head_dim; ++d) {
+        to[d * panel_rows] = widen<T>(from[d * p.q_strides.column]) * factor;
+      }
     }
     if (p.plant.is(PlantedBug::head_dim_truncated)) to[(p.head_dim - 1) * panel_rows] = T(0);
   }
@@ -417,8 +477,8 @@ void attend(const Block<T>& block) {
                                              block.query_of(block.rows - 1)),
                       core::split_keys(block.split, p.keys_per_split, block.sequence.kv_len));
   const core::KeyRows key_rows = core::key_rows(p, block.sequence, block.b);
-  const Storage* g_k = static_cast<const Storage*>(p.k) + block.kv_head * p.k_strides.head;
-  const Storage* g_v = static_cast<const Storage*>(p.v) + block.kv_head * p.v_strides.head;
+  const KeyTensor k{p.k, p.k_strides, p.k_element, p.k_scale, p.head_dim};
+  const KeyTensor v{p.v, p.v_strides, p.v_element, p.v_scale, p.v_dim};
 
   // Tiles begin at multiples of tile_k whatever the rows of this block can see; keys that none of
   // them sees are cut off at both ends, which changes no bit because their P is exactly 0.
@@ -426,8 +486,8 @@ void attend(const Block<T>& block) {
        first_key < seen.end; first_key += p.tile_k) {
     const KeyRange tile = core::intersect(seen, {first_key, first_key + p.tile_k});
     const std::int32_t keys = tile.end - tile.begin;
-    load_tile(block.k_tile, g_k, p.k_strides, key_rows, tile.begin, keys, p.head_dim);
-    load_tile(block.v_tile, g_v, p.v_strides, key_rows, tile.begin, keys, p.v_dim);
+    load_tile<T, Storage>(block.k_tile, k, block, key_rows, tile);
+    load_tile<T, Storage>(block.v_tile, v, block, key_rows, tile);
     for (std::int32_t panel = 0; panel < panels; ++panel) {
       score_panel<V>(block.scores, block.k_tile, block.q_tile + panel * kRows * p.head_dim, keys,
                      p.head_dim);

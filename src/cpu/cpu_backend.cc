@@ -11,6 +11,7 @@
 #include "cpu/combine.h"
 #include "cpu/cpu_info.h"
 #include "cpu/kernel_table.h"
+#include "cpu/quantize.h"
 #include "cpu/thread_pool.h"
 
 namespace flashcore {
@@ -88,6 +89,14 @@ class CpuBackend final : public Backend {
     return describe_error(found);
   }
 
+  Status quantize(const core::QuantParams& params, Device, Stream) const override {
+    return cpu::quantize(params, threads_for(params));
+  }
+  Status dequantize(const core::QuantParams& params, Device, Stream) const override {
+    cpu::dequantize(params, threads_for(params));
+    return {};
+  }
+
   Status zero(void* data, std::size_t bytes, Device, Stream) const override {
     std::memset(data, 0, bytes);
     return {};
@@ -141,6 +150,12 @@ class CpuBackend final : public Backend {
       microseconds.push_back(elapsed.count() / calls);
     }
     return microseconds;
+  }
+
+ private:
+  int threads_for(const core::QuantParams& p) const {
+    const double elements = static_cast<double>(p.batch) * p.heads * p.rows * p.columns;
+    return elements * 8 < kInlineFlops ? 1 : device_info(0)->threads;
   }
 };
 

@@ -155,6 +155,32 @@ class CudaBackend final : public Backend {
     return launch_kernel(cuda::append_entry(), params, blocks, cuda::kAppendThreads, 0, stream);
   }
 
+  Status quantize(const core::QuantParams& params, Device device, Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const std::int64_t slots =
+        static_cast<std::int64_t>(params.slots_batch) * params.slots_heads * params.slots_blocks;
+    const std::int64_t slot_blocks = (slots + cuda::kQuantThreads - 1) / cuda::kQuantThreads;
+    const auto on_slots = [&](const void* entry) {
+      return slots == 0 ? Status{}
+                        : launch_kernel(entry, params, slot_blocks, cuda::kQuantThreads, 0, stream);
+    };
+    if (!params.given_scale || params.saturated != nullptr) {
+      FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::clear_scales_entry()));
+    }
+    if (!params.given_scale) {
+      FLASHCORE_RETURN_IF_ERROR(on_units(cuda::find_largest_entry(), params, device, stream));
+      FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::finish_scales_entry()));
+    }
+    return on_units(cuda::encode_entry(), params, device, stream);
+  }
+
+  Status dequantize(const core::QuantParams& params, Device device, Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    return on_units(cuda::decode_entry(), params, device, stream);
+  }
+
   Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
@@ -247,6 +273,19 @@ class CudaBackend final : public Backend {
 
   Result<std::vector<double>> time(const std::function<Status(int, Stream)>& call, int calls,
                                    int samples, int device) const override;
+
+ private:
+  /// As many blocks as can be resident, so that each streams through many units.
+  Status on_units(const void* entry, const core::QuantParams& params, Device device,
+                  Stream stream) const {
+    constexpr std::int64_t kBlocksPerSm = 8;
+    const std::int64_t units = core::quant_units(params);
+    if (units == 0 || params.columns == 0) return {};
+    const Result<DeviceInfo> info = device_info(device.index);
+    if (!info.ok()) return info.status();
+    return launch_kernel(entry, params, std::min(units, kBlocksPerSm * info->sm_count),
+                         cuda::kQuantThreads, 0, stream);
+  }
 };
 
 /// Owns what a timing needs and gives it back on every path.

@@ -20,12 +20,20 @@ namespace {
 
 using ll = long long;
 
+/// The types of q, k and v.
+std::string storage_words(const Problem& p) {
+  if (p.q.dtype == p.k.dtype && p.q.dtype == p.v.dtype) return to_string(p.q.dtype);
+  std::string text;
+  append(text, "q %s k %s v %s", to_string(p.q.dtype), to_string(p.k.dtype), to_string(p.v.dtype));
+  return text;
+}
+
 std::string problem_line(const Problem& p) {
   std::string text;
   append(text,
          "%s  batch %lld  q_heads %lld  kv_heads %lld  q_len %lld  kv_len %lld  head_dim %lld",
-         to_string(p.dtype), ll{p.batch}, ll{p.q_heads}, ll{p.kv_heads}, ll{p.q_len}, ll{p.kv_len},
-         ll{p.head_dim});
+         storage_words(p).c_str(), ll{p.batch}, ll{p.q_heads}, ll{p.kv_heads}, ll{p.q_len},
+         ll{p.kv_len}, ll{p.head_dim});
   if (p.v_dim != p.head_dim) append(text, "  v_dim %lld", ll{p.v_dim});
   const Options& o = p.options;
   if (o.causal) text += "  causal";
@@ -140,8 +148,10 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
              device.smem_per_block_bytes);
       break;
     case Reject::dtype:
-      append(text, "takes %s, q is %s", to_string(kernel.dtype), to_string(problem.dtype));
+      append(text, "computes with %s, this problem with %s", to_string(kernel.dtype),
+             to_string(problem.dtype));
       break;
+    case Reject::storage: text = "takes 16-bit q, k and v; 8-bit ones go to simt"; break;
     case Reject::head_dim:
       append(text, "takes dims up to %d, got %lld/%lld", kernel.head_dim, ll{problem.head_dim},
              ll{problem.v_dim});

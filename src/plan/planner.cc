@@ -48,6 +48,10 @@ bool is_sm80(const KernelInfo& kernel) noexcept {
 }
 bool is_sm90(const KernelInfo& kernel) noexcept { return kernel.uses_tma; }
 
+bool stored_in_8_bits(const Problem& p) noexcept {
+  return is_8bit(p.q.dtype) || is_8bit(p.k.dtype) || is_8bit(p.v.dtype);
+}
+
 /// TMA reads such a tensor: rows of 16-byte pieces, and no dimension that repeats.
 bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
                     std::int64_t batch) noexcept {
@@ -198,6 +202,10 @@ std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept
   return problem.batch * heads * ceil_div(rows_of(kernel, problem), kernel.tile_q);
 }
 
+bool takes_8_bits(const KernelInfo& kernel) noexcept {
+  return kernel.dtype != DType::f64 && !is_sm80(kernel) && !is_sm90(kernel);
+}
+
 Reject supports(const KernelInfo& kernel, const Problem& problem,
                 const DeviceInfo& device) noexcept {
   if (kernel.device != device.device.type) return Reject::other_device;
@@ -220,6 +228,7 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
   }
   if (kernel.dtype != problem.dtype) return Reject::dtype;
   if (std::max(problem.head_dim, problem.v_dim) > kernel.head_dim) return Reject::head_dim;
+  if (stored_in_8_bits(problem) && !takes_8_bits(kernel)) return Reject::storage;
   return is_sm90(kernel) ? supports_sm90(problem, device) : Reject::none;
 }
 
@@ -315,10 +324,13 @@ Cost cost(const Problem& problem) noexcept {
   result.flops = 2.0 * dims * result.visible_pairs;
   const double q_rows = problem.q_packed ? static_cast<double>(problem.total_q) : batch * q_len;
   const double k_rows = problem.kv_packed ? static_cast<double>(problem.total_k) : batch * kv_len;
-  const double element = static_cast<double>(size_of(problem.dtype));
+  const auto width = [](const Layout& layout, std::int64_t columns) {
+    return static_cast<double>(size_of(layout.dtype) * columns);
+  };
   result.bytes =
-      q_rows * heads * static_cast<double>(problem.head_dim) * element +
-      k_rows * static_cast<double>(problem.kv_heads) * dims * element +
+      q_rows * heads * width(problem.q, problem.head_dim) +
+      k_rows * static_cast<double>(problem.kv_heads) *
+          (width(problem.k, problem.head_dim) + width(problem.v, problem.v_dim)) +
       q_rows * heads * static_cast<double>(problem.v_dim * size_of(problem.out.dtype)) +
       (problem.lse.given() ? q_rows * heads * static_cast<double>(size_of(problem.lse.dtype))
                            : 0.0);

@@ -25,6 +25,26 @@ double small_float(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
   return sign * std::ldexp(1.0 + fraction, exponent - bias);
 }
 
+/// value = code * scale; OCP's e4m3 has no infinity, one NaN, and otherwise IEEE's rules.
+double e4m3(std::uint32_t bits) {
+  if ((bits & 0x7f) == 0x7f) return std::numeric_limits<double>::quiet_NaN();
+  const double sign = (bits & 0x80) != 0 ? -1.0 : 1.0;
+  const auto exponent = static_cast<int>((bits >> 3) & 15);
+  const double fraction = static_cast<double>(bits & 7) / 8.0;
+  return sign *
+         (exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1.0 + fraction, exponent - 7));
+}
+
+/// The scale of a row of a sequence, or of a key.
+double scale_at(const TensorView& scale, std::int64_t b, std::int64_t h, std::int64_t row,
+                std::int64_t block_rows) {
+  if (!scale.given()) return 1.0;
+  std::int64_t at = 0;
+  if (scale.rank >= 2) at += b * scale.strides[0] + h * scale.strides[1];
+  if (scale.rank == 3) at += row / block_rows * scale.strides[2];
+  return static_cast<const float*>(scale.data)[at];
+}
+
 std::int64_t int_at(const TensorView& t, std::int64_t index) {
   return static_cast<const std::int32_t*>(t.data)[index * (t.shape[0] > 1 ? t.strides[0] : 0)];
 }
@@ -78,12 +98,14 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
   head.v_finite = true;
   const Operand k{t.k.data, p.k}, v{t.v.data, p.v};
   for (std::int64_t j = 0; j < n; ++j) {
+    const double k_scale = scale_at(t.k_scale, b, kv_head, j, p.options.kv_scale_block);
+    const double v_scale = scale_at(t.v_scale, b, kv_head, j, p.options.kv_scale_block);
     for (std::int64_t d = 0; d < p.head_dim; ++d) {
       head.k[static_cast<std::size_t>(d * n + j)] =
-          key_element(p, t, k, b, kv_head, head.lengths, j, d);
+          key_element(p, t, k, b, kv_head, head.lengths, j, d) * k_scale;
     }
     for (std::int64_t c = 0; c < p.v_dim; ++c) {
-      const double x = key_element(p, t, v, b, kv_head, head.lengths, j, c);
+      const double x = key_element(p, t, v, b, kv_head, head.lengths, j, c) * v_scale;
       head.v[static_cast<std::size_t>(j * p.v_dim + c)] = x;
       if (!std::isfinite(x)) head.v_finite = false;
     }
@@ -104,8 +126,9 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
   s.magnitude.assign(size, 0.0);
   s.visible.assign(size, 1);
   const Operand q{t.q.data, p.q};
+  const double q_scale = scale_at(t.q_scale, row.b, row.h, row.i, p.options.q_scale_block);
   for (std::int64_t d = 0; d < p.head_dim; ++d) {
-    const double x = q.at(row.b, row.h, head.lengths.q_row + row.i, d);
+    const double x = q.at(row.b, row.h, head.lengths.q_row + row.i, d) * q_scale;
     const double* k = head.k.data() + d * n;
     for (std::size_t j = 0; j < size; ++j) {
       const double product = x * k[j];
@@ -250,6 +273,12 @@ double element(const void* data, DType dtype, std::int64_t index) {
     case DType::bf16: return small_float(static_cast<const std::uint16_t*>(data)[index], 8, 7);
     case DType::i32: return static_cast<const std::int32_t*>(data)[index];
     case DType::boolean: return static_cast<const std::uint8_t*>(data)[index] != 0 ? 1.0 : 0.0;
+    case DType::e4m3: return e4m3(static_cast<const std::uint8_t*>(data)[index]);
+    case DType::e5m2: return small_float(static_cast<const std::uint8_t*>(data)[index], 5, 2);
+    case DType::int8: return static_cast<const std::int8_t*>(data)[index];
+    case DType::byte:
+      return (static_cast<double>(static_cast<const std::uint8_t*>(data)[index]) - 128.0) * 448.0 /
+             127.0;
     case DType::none: break;
   }
   return 0.0;

@@ -54,7 +54,7 @@ std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors);
 Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
                bool keep_stages = false, int threads = 0);
 
-/// One element as a double: the oracle's own reading of every format.
+/// One element as a double: the oracle's own reading of every format; of 8-bit ones without scale.
 double element(const void* data, DType dtype, std::int64_t index);
 
 }  // namespace flashcore::reference

@@ -25,6 +25,9 @@ std::vector<TensorView*> views_of(Tensors& t) {
           &t.block_table,
           &t.q_start,
           &t.k_start,
+          &t.q_scale,
+          &t.k_scale,
+          &t.v_scale,
           &t.out,
           &t.lse};
 }

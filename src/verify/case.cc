@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "plan/planner.h"
 #include "plan/tuning.h"
 #include "verify/decimal.h"
 #include "verify/random.h"
@@ -10,7 +11,8 @@
 namespace flashcore::verify {
 namespace {
 
-constexpr std::uint64_t kPages = 50;  // the stream of random numbers that pages are drawn from
+// The streams of random numbers that pages and 8-bit types are drawn from.
+constexpr std::uint64_t kPages = 50, kStorage = 51;
 
 /// A length: small, at a multiple of a tile or one beside it, or anything up to `most`.
 std::int64_t boundary_length(Random& random, std::int64_t tile, std::int64_t most) {
@@ -101,6 +103,26 @@ void draw_pages(Random random, CaseSpec& s) {
   if (!s.used_k) s.kv_len = full;
 }
 
+/// K and V, perhaps Q too, in 8 bits.
+void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
+  if (!takes_8_bits(kernel) || !random.chance(0.35)) return;
+  static constexpr DType kTypes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+  s.k_storage = random.pick(kTypes);
+  s.v_storage = random.chance(0.7) ? s.k_storage : random.pick(kTypes);
+  if (s.dtype != DType::f32 && random.chance(0.5)) {
+    s.q_storage = random.chance(0.7) ? s.k_storage : random.pick(kTypes);
+    // Of an 8-bit q only a bf16 output says that the kernel is bf16's.
+    if (s.dtype == DType::bf16) s.out_f32 = s.options.partial = false;
+  }
+  for (ScaleKind* kind : {&s.q_scale, &s.k_scale, &s.v_scale}) {
+    *kind = static_cast<ScaleKind>(random.below(4));
+  }
+  if (s.q_storage == DType::none) s.q_scale = ScaleKind::none;
+  static constexpr std::int64_t kBlocks[] = {1, 3, 16, 64, 100, 128};
+  s.options.q_scale_block = random.pick(kBlocks);
+  s.options.kv_scale_block = random.pick(kBlocks);
+}
+
 }  // namespace
 
 void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
@@ -164,6 +186,7 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
   if (random.chance(0.01)) s.kv_len = 0;
   draw_options(random, kernel, s);
   draw_pages(Random(s.seed, kPages), s);
+  draw_storage(Random(s.seed, kStorage), kernel, s);
 
   static constexpr double kSigmas[] = {0.01, 1.0, 1.0, 10.0};
   s.sigma = random.pick(kSigmas);
@@ -217,14 +240,27 @@ std::vector<std::string> features(const CaseSpec& s) {
   add(arranged(Arrangement::spread), "strided_dim");
   add(s.shared_kv, "broadcast_kv");
   add(s.non_finite, "non_finite");
+  add(s.k_storage != DType::none, "8bit_kv");
+  add(s.q_storage != DType::none, "8bit_q");
+  const auto scaled = [&](ScaleKind kind) {
+    return s.q_scale == kind || s.k_scale == kind || s.v_scale == kind;
+  };
+  add(scaled(ScaleKind::per_tensor), "scale_per_tensor");
+  add(scaled(ScaleKind::per_head), "scale_per_head");
+  add(scaled(ScaleKind::per_block), "scale_per_block");
   return names;
 }
 
 std::string to_string(const CaseSpec& s) {
-  std::string text = std::string(flashcore::to_string(s.dtype)) + " b" + decimal(s.batch) + " h" +
-                     decimal(s.q_heads) + "/" + decimal(s.kv_heads) + " q" + decimal(s.q_len) +
-                     " k" + decimal(s.kv_len) + " d" + decimal(s.head_dim) + "/" +
-                     decimal(s.v_dim) + " sigma ";
+  std::string text = flashcore::to_string(s.dtype);
+  if (s.k_storage != DType::none) {
+    const DType q = s.q_storage == DType::none ? s.dtype : s.q_storage;
+    text += std::string(" (q ") + flashcore::to_string(q) + ", k " +
+            flashcore::to_string(s.k_storage) + ", v " + flashcore::to_string(s.v_storage) + ")";
+  }
+  text += " b" + decimal(s.batch) + " h" + decimal(s.q_heads) + "/" + decimal(s.kv_heads) + " q" +
+          decimal(s.q_len) + " k" + decimal(s.kv_len) + " d" + decimal(s.head_dim) + "/" +
+          decimal(s.v_dim) + " sigma ";
   char sigma[32];
   std::snprintf(sigma, sizeof sigma, "%g", s.sigma);
   text += sigma;

@@ -27,8 +27,14 @@ struct ScoreTensorSpec {
   bool per_batch = false, per_head = false, per_query = false;
 };
 
+/// The scales of an 8-bit tensor.
+enum class ScaleKind : std::int32_t { none = 0, per_tensor, per_head, per_block };
+
 struct CaseSpec {
-  DType dtype = DType::f32;
+  DType dtype = DType::f32;  ///< the kernel's, and that of out and of what is not stored otherwise
+  /// 8-bit types q, k and v are stored in; none: dtype.
+  DType q_storage = DType::none, k_storage = DType::none, v_storage = DType::none;
+  ScaleKind q_scale{}, k_scale{}, v_scale{};  ///< their blocks are in options
   std::int64_t batch = 1, q_heads = 1, kv_heads = 1;
   std::int64_t q_len = 1, kv_len = 1, head_dim = 64, v_dim = 64;
   Options options;

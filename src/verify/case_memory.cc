@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "backend/backend.h"
+#include "core/eight_bit.h"
 #include "core/numeric.h"
 #include "verify/call.h"
 #include "verify/random.h"
@@ -17,6 +19,33 @@ constexpr std::int64_t kGuardBytes = 256;
 
 // A tensor with more elements repeats a table of this (prime) length.
 constexpr std::int64_t kTableLength = 1'000'003;
+
+/// A double as a float that rounds to any format of at most 21 bits as the double itself does: what
+/// does not fit is cut off and leaves a 1 in the last place.
+float rounded_to_odd(double value) {
+  float nearest = static_cast<float>(value);
+  if (!std::isfinite(value) || std::isinf(nearest) || static_cast<double>(nearest) == value) {
+    return nearest;
+  }
+  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) {
+    nearest = std::nextafter(nearest, 0.0f);
+  }
+  return core::float_of_bits(core::bits_of_float(nearest) | 1u);
+}
+
+std::uint8_t code_of(DType dtype, double value) {
+  const core::Element element = element_of(dtype);
+  // What cannot be said becomes the code that is never produced.
+  if (std::isnan(value) && !core::has_nan(element)) return dtype == DType::int8 ? 0x80 : 0;
+  const double step = dtype == DType::byte ? 448.0 / 127.0 : 1.0;
+  return core::code_of(element, rounded_to_odd(value / step)).bits;
+}
+
+/// The codes' standard deviation: a fourth of the range where a scale brings them to size.
+double sigma_of_codes(DType dtype, ScaleKind scale, double sigma) {
+  if (!is_8bit(dtype) || scale == ScaleKind::none) return sigma;
+  return dtype == DType::e5m2 ? 57344.0 / 4 : dtype == DType::int8 ? 127.0 / 4 : 448.0 / 4;
+}
 
 std::byte* address(std::vector<std::byte>& bytes, const TensorView& t) {
   return bytes.data() + reinterpret_cast<std::uintptr_t>(t.data);
@@ -48,6 +77,10 @@ void store(void* data, DType dtype, std::int64_t index, double value) {
       static_cast<std::int32_t*>(data)[index] = static_cast<std::int32_t>(value);
       break;
     case DType::boolean: static_cast<std::uint8_t*>(data)[index] = value != 0 ? 1 : 0; break;
+    case DType::e4m3:
+    case DType::e5m2:
+    case DType::int8:
+    case DType::byte: static_cast<std::uint8_t*>(data)[index] = code_of(dtype, value); break;
     case DType::none: break;
   }
 }
@@ -109,6 +142,14 @@ void CaseMemory::fill_normal(const TensorView& t, double sigma, std::uint64_t st
   });
 }
 
+void CaseMemory::fill_scale(const TensorView& t, double typical, std::uint64_t stream) {
+  if (!t.given()) return;
+  Random random(spec_.seed, stream);
+  for_each_element(t, [&](std::int64_t at) {
+    store(address(bytes_, t), DType::f32, at, typical * std::exp2(2 * random.uniform() - 1));
+  });
+}
+
 CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   CaseSpec& s = spec_;
   Random lengths(s.seed, kLengths);
@@ -142,29 +183,32 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
                                                                           : total_k;
 
   Tensors& t = tensors_;
+  const auto stored = [&](DType storage) { return storage == DType::none ? s.dtype : storage; };
+  const DType q_dtype = stored(s.q_storage), k_dtype = stored(s.k_storage),
+              v_dtype = stored(s.v_storage);
   const DType out_dtype = s.options.partial ? wide(s.dtype) : s.out_f32 ? DType::f32 : s.dtype;
   if (s.q_packed) {
-    t.q = place(s.dtype, {total_q, s.q_heads, s.head_dim}, s.q_arrangement);
+    t.q = place(q_dtype, {total_q, s.q_heads, s.head_dim}, s.q_arrangement);
     t.out = place(out_dtype, {total_q, s.q_heads, s.v_dim}, s.out_arrangement);
     if (s.lse) t.lse = place_compact(wide(s.dtype), {s.q_heads, total_q});
   } else {
-    t.q = place(s.dtype, {s.batch, s.q_heads, s.q_len, s.head_dim}, s.q_arrangement);
+    t.q = place(q_dtype, {s.batch, s.q_heads, s.q_len, s.head_dim}, s.q_arrangement);
     t.out = place(out_dtype, {s.batch, s.q_heads, s.q_len, s.v_dim}, s.out_arrangement);
     if (s.lse) t.lse = place_compact(wide(s.dtype), {s.batch, s.q_heads, s.q_len});
   }
   if (s.kv_packed) {
-    t.k = place(s.dtype, {total_k, s.kv_heads, s.head_dim}, s.k_arrangement);
-    t.v = place(s.dtype, {total_k, s.kv_heads, s.v_dim}, s.v_arrangement);
+    t.k = place(k_dtype, {total_k, s.kv_heads, s.head_dim}, s.k_arrangement);
+    t.v = place(v_dtype, {total_k, s.kv_heads, s.v_dim}, s.v_arrangement);
   } else if (paged) {
     const std::int64_t pages = s.batch * pages_each + lengths.between(1, 3);
-    t.k = place(s.dtype, {pages, s.page_size, s.kv_heads, s.head_dim}, s.k_arrangement);
-    t.v = place(s.dtype, {pages, s.page_size, s.kv_heads, s.v_dim}, s.v_arrangement);
+    t.k = place(k_dtype, {pages, s.page_size, s.kv_heads, s.head_dim}, s.k_arrangement);
+    t.v = place(v_dtype, {pages, s.page_size, s.kv_heads, s.v_dim}, s.v_arrangement);
     t.block_table = place(DType::i32, {s.batch, max_pages},
                           lengths.chance(0.5) ? Arrangement::padded : Arrangement::heads_first);
   } else {
-    const std::int64_t stored = s.shared_kv ? std::min<std::int64_t>(s.batch, 1) : s.batch;
-    t.k = place(s.dtype, {stored, s.kv_heads, s.kv_len, s.head_dim}, s.k_arrangement);
-    t.v = place(s.dtype, {stored, s.kv_heads, s.kv_len, s.v_dim}, s.v_arrangement);
+    const std::int64_t batches = s.shared_kv ? std::min<std::int64_t>(s.batch, 1) : s.batch;
+    t.k = place(k_dtype, {batches, s.kv_heads, s.kv_len, s.head_dim}, s.k_arrangement);
+    t.v = place(v_dtype, {batches, s.kv_heads, s.kv_len, s.v_dim}, s.v_arrangement);
   }
   const auto score_shape = [&](const ScoreTensorSpec& spec_of) -> std::vector<std::int64_t> {
     return {spec_of.per_batch ? s.batch : 1, spec_of.per_head ? s.q_heads : 1,
@@ -182,11 +226,28 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   if (s.used_k) t.used_k = place_compact(DType::i32, {s.batch});
   if (s.q_start) t.q_start = place_compact(DType::i32, {s.batch});
   if (s.k_start) t.k_start = place_compact(DType::i32, {s.batch});
+  const auto place_scale = [&](ScaleKind kind, std::int64_t heads, std::int64_t rows,
+                               std::int64_t block, Arrangement arrangement) -> TensorView {
+    switch (kind) {
+      case ScaleKind::none: return {};
+      case ScaleKind::per_tensor: return place_compact(DType::f32, {1});
+      case ScaleKind::per_head: return place(DType::f32, {s.batch, heads}, arrangement);
+      case ScaleKind::per_block: break;
+    }
+    return place(DType::f32, {s.batch, heads, (rows + block - 1) / block}, arrangement);
+  };
+  const Options& o = s.options;
+  t.q_scale = place_scale(s.q_scale, s.q_heads, q_capacity, o.q_scale_block, s.q_arrangement);
+  t.k_scale = place_scale(s.k_scale, s.kv_heads, k_capacity, o.kv_scale_block, s.k_arrangement);
+  t.v_scale = place_scale(s.v_scale, s.kv_heads, k_capacity, o.kv_scale_block, s.v_arrangement);
 
   // Data. Outside the tensors, and in them past the used lengths, everything stays NaN.
-  fill_normal(t.q, s.sigma, kQ);
-  fill_normal(t.k, s.sigma, kK);
-  fill_normal(t.v, s.sigma, kV);
+  fill_normal(t.q, sigma_of_codes(q_dtype, s.q_scale, s.sigma), kQ);
+  fill_normal(t.k, sigma_of_codes(k_dtype, s.k_scale, s.sigma), kK);
+  fill_normal(t.v, sigma_of_codes(v_dtype, s.v_scale, s.sigma), kV);
+  fill_scale(t.q_scale, s.sigma / sigma_of_codes(q_dtype, s.q_scale, s.sigma), kQScale);
+  fill_scale(t.k_scale, s.sigma / sigma_of_codes(k_dtype, s.k_scale, s.sigma), kKScale);
+  fill_scale(t.v_scale, s.sigma / sigma_of_codes(v_dtype, s.v_scale, s.sigma), kVScale);
   const auto put = [&](const TensorView& view, std::int64_t at, double value) {
     store(address(bytes_, view), view.dtype, at, value);
   };

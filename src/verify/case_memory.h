@@ -32,6 +32,8 @@ class CaseMemory {
  private:
   TensorView place(DType dtype, std::vector<std::int64_t> shape, Arrangement arrangement);
   TensorView place_compact(DType dtype, std::vector<std::int64_t> shape);
+  /// Scales within a factor of two of a typical one.
+  void fill_scale(const TensorView& view, double typical, std::uint64_t stream);
   void fill_normal(const TensorView& view, double sigma, std::uint64_t stream);
   /// Fills the block table for sequences of these lengths, at random, and leaves NaN in every row
   /// of a page that is none of their keys.
@@ -56,7 +58,10 @@ enum DataStream : std::uint64_t {
   kSinks,
   kLengths,
   kSpecials,
-  kPageIds
+  kPageIds,
+  kQScale,
+  kKScale,
+  kVScale
 };
 
 /// The bits an output element holds before a call: a NaN no arithmetic produces.
@@ -80,7 +85,8 @@ void for_each_element(const TensorView& t, Visit visit) {
   }
 }
 
-/// Rounds to the format and stores.
+/// Rounds to the format (ties to even) and stores. 8-bit formats saturate; a NaN they cannot say
+/// becomes the code that is never produced.
 void store(void* data, DType dtype, std::int64_t index, double value);
 
 }  // namespace flashcore::verify

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/planner.h"
 #include "plan/tuning.h"
 
 namespace flashcore::verify {
@@ -29,6 +30,10 @@ std::vector<std::string> all_features() {
   s.k_arrangement = Arrangement::padded;
   s.v_arrangement = Arrangement::misaligned;
   s.out_arrangement = Arrangement::spread;
+  s.q_storage = s.k_storage = s.v_storage = DType::e4m3;
+  s.q_scale = ScaleKind::per_tensor;
+  s.k_scale = ScaleKind::per_head;
+  s.v_scale = ScaleKind::per_block;
   s.alibi = 1;
   std::vector<std::string> names = features(s);
   s.alibi = 2;
@@ -116,6 +121,13 @@ bool Coverage::possible(const std::string& a, const std::string& b) const {
       std::any_of(kernels_.begin(), kernels_.end(),
                   [](const KernelInfo* kernel) { return kernel->dtype != DType::f32; });
   if (!narrow_kernel && (a == "out_f32" || b == "out_f32")) return false;
+  const auto taken = [&](const std::string& name) {
+    if (name.find("8bit_") != 0 && name.find("scale_per_") != 0) return true;
+    return std::any_of(kernels_.begin(), kernels_.end(), [&](const KernelInfo* kernel) {
+      return takes_8_bits(*kernel) && (name != "8bit_q" || kernel->dtype != DType::f32);
+    });
+  };
+  if (!taken(a) || !taken(b)) return false;
   return std::none_of(std::begin(kExclusive), std::end(kExclusive), [&](const auto& pair) {
     return (a == pair.first && b == pair.second) || (a == pair.second && b == pair.first);
   });

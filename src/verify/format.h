@@ -1,5 +1,5 @@
-// Number formats an implementation under test may take, among them 8-bit ones the library's own
-// tensors do not have. A value of an 8-bit format is decode(code) * scale.
+// Number formats an implementation under test may take. A value of an 8-bit format is decode(code)
+// * scale.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace flashcore::verify {
 
-enum class Format : std::int32_t { f64, f32, f16, bf16, e4m3, int8, byte8 };
+enum class Format : std::int32_t { f64, f32, f16, bf16, e4m3, e5m2, int8, byte8 };
 
 const char* to_string(Format format);
 std::optional<Format> format_named(std::string_view name);

@@ -84,8 +84,8 @@ Result<Format> format_of(const char* what, const char* name, Format otherwise) {
   if (name == nullptr) return otherwise;
   const std::optional<Format> format = format_named(name);
   if (format) return *format;
-  return invalid_argument("%s is \"%s\"; wanted f64, f32, f16, bf16, e4m3, int8 or byte", what,
-                          name);
+  return invalid_argument("%s is \"%s\"; wanted f64, f32, f16, bf16, e4m3, e5m2, int8 or byte",
+                          what, name);
 }
 
 Result<SubjectFormats> formats_of(const flashcore_verify_options& o) {

@@ -132,9 +132,12 @@ DType poisoned_dtype(Format format) {
 double base_scale(Format format, double largest) {
   if (largest == 0) return 1;
   // By the largest value as it will be rounded: rounding it again then changes nothing.
-  const double digits = std::ldexp(1.0, (format == Format::e4m3 ? 3 : 5) - std::ilogb(largest));
+  const int kept = format == Format::e4m3 ? 3 : format == Format::e5m2 ? 2 : 5;
+  const double digits = std::ldexp(1.0, kept - std::ilogb(largest));
   largest = std::nearbyint(largest * digits) / digits;
-  if (format == Format::e4m3) return std::ldexp(1.0, std::ilogb(largest) - 7);
+  if (format == Format::e4m3 || format == Format::e5m2) {
+    return std::ldexp(1.0, std::ilogb(largest) - 7);
+  }
   const double step = std::ldexp(1.0, std::ilogb(largest) - 5);  // codes up to 63
   return format == Format::byte8 ? static_cast<float>(step * 127.0 / 448.0) : step;
 }

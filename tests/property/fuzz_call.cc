@@ -42,7 +42,7 @@ constexpr std::int64_t kMostElements = 1 << 14;
 const std::vector<std::byte>& table_of(DType dtype) {
   static const std::vector<std::vector<std::byte>> tables = [] {
     std::vector<std::vector<std::byte>> all;
-    for (int type = 0; type <= static_cast<int>(DType::boolean); ++type) {
+    for (int type = 0; type <= static_cast<int>(DType::byte); ++type) {
       const auto of = static_cast<DType>(type);
       std::vector<std::byte> bytes(16 * Arena::kSlotBytes);
       Random random(static_cast<std::uint64_t>(type));

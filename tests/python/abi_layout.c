@@ -78,6 +78,11 @@ static void print_params(void) {
   FIELD(flashcore_params, workspace);
   FIELD(flashcore_params, workspace_bytes);
   FIELD(flashcore_params, stream);
+  FIELD(flashcore_params, q_scale);
+  FIELD(flashcore_params, k_scale);
+  FIELD(flashcore_params, v_scale);
+  FIELD(flashcore_params, q_scale_block);
+  FIELD(flashcore_params, kv_scale_block);
   END();
 }
 
@@ -116,6 +121,19 @@ static void print_calls(void) {
   FIELD(flashcore_append_params, workspace_bytes);
   FIELD(flashcore_append_params, stream);
   END();
+  BEGIN(flashcore_quant_params);
+  FIELD(flashcore_quant_params, struct_size);
+  FIELD(flashcore_quant_params, from);
+  FIELD(flashcore_quant_params, to);
+  FIELD(flashcore_quant_params, scale);
+  FIELD(flashcore_quant_params, saturated);
+  FIELD(flashcore_quant_params, block_rows);
+  FIELD(flashcore_quant_params, given_scale);
+  FIELD(flashcore_quant_params, reserved);
+  FIELD(flashcore_quant_params, workspace);
+  FIELD(flashcore_quant_params, workspace_bytes);
+  FIELD(flashcore_quant_params, stream);
+  END();
   BEGIN(flashcore_python_call);
   FIELD(flashcore_python_call, read);
   FIELD(flashcore_python_call, dlpack_name);
@@ -143,6 +161,9 @@ int main(void) {
   CONSTANT(FLASHCORE_FLOAT);
   CONSTANT(FLASHCORE_BFLOAT);
   CONSTANT(FLASHCORE_BOOL);
+  CONSTANT(FLASHCORE_UINT);
+  CONSTANT(FLASHCORE_FLOAT8_E4M3);
+  CONSTANT(FLASHCORE_FLOAT8_E5M2);
   printf("}\n");
   return 0;
 }

@@ -14,7 +14,7 @@ import unittest
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(FOLDER))
 PACKAGE_TESTS = ("attention", "torch", "drop_ins", "transformers", "jax", "cupy", "examples",
-                 "overhead")
+                 "overhead", "quant")
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
 
 

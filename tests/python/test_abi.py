@@ -33,7 +33,8 @@ class Layout(unittest.TestCase):
                      "INTERNAL", "CPU", "CUDA"):
             self.assertEqual(getattr(_abi, name), self.c["FLASHCORE_" + name], name)
         for dtype, constant in (("f32", "FLOAT"), ("bf16", "BFLOAT"), ("i32", "INT"),
-                                ("bool", "BOOL")):
+                                ("bool", "BOOL"), ("int8", "INT"), ("byte", "UINT"),
+                                ("e4m3", "FLOAT8_E4M3"), ("e5m2", "FLOAT8_E5M2")):
             self.assertEqual(_abi.DTYPES[dtype][0], self.c["FLASHCORE_" + constant], dtype)
 
     def test_a_tensor_keeps_its_shape_alive(self):

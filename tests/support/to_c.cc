@@ -13,6 +13,10 @@ flashcore_dtype c_dtype(DType dtype) {
     case DType::bf16: return {FLASHCORE_BFLOAT, bits, 1};
     case DType::i32: return {FLASHCORE_INT, bits, 1};
     case DType::boolean: return {FLASHCORE_BOOL, bits, 1};
+    case DType::e4m3: return {FLASHCORE_FLOAT8_E4M3, bits, 1};
+    case DType::e5m2: return {FLASHCORE_FLOAT8_E5M2, bits, 1};
+    case DType::int8: return {FLASHCORE_INT, bits, 1};
+    case DType::byte: return {FLASHCORE_UINT, bits, 1};
     case DType::none: break;
   }
   return {0, 0, 0};
@@ -44,7 +48,10 @@ CCall::CCall(const Tensors& t, const Options& o) {
                                &t.used_k,
                                &t.block_table,
                                &t.q_start,
-                               &t.k_start};
+                               &t.k_start,
+                               &t.q_scale,
+                               &t.k_scale,
+                               &t.v_scale};
   const flashcore_tensor** slots[] = {&params.q,
                                       &params.k,
                                       &params.v,
@@ -59,7 +66,10 @@ CCall::CCall(const Tensors& t, const Options& o) {
                                       &params.used_k,
                                       &params.block_table,
                                       &params.q_start,
-                                      &params.k_start};
+                                      &params.k_start,
+                                      &params.q_scale,
+                                      &params.k_scale,
+                                      &params.v_scale};
   for (std::size_t i = 0; i < std::size(views); ++i) {
     if (views[i]->rank == 0) continue;
     tensors[i].set(*views[i]);
@@ -78,6 +88,8 @@ CCall::CCall(const Tensors& t, const Options& o) {
   params.num_splits = o.num_splits;
   params.reproducibility = static_cast<std::int32_t>(o.reproducibility);
   params.kernel = o.kernel;
+  params.q_scale_block = o.q_scale_block;
+  params.kv_scale_block = o.kv_scale_block;
 }
 
 }  // namespace flashcore::test

@@ -30,7 +30,7 @@ class CCall {
   CCall& operator=(const CCall&) = delete;
 
   flashcore_params params{};
-  CTensor tensors[15];
+  CTensor tensors[18];
 };
 
 }  // namespace flashcore::test

@@ -32,6 +32,12 @@ class FaultyBackend final : public Backend {
   Status append(const core::AppendParams& params, Device device, Stream stream) const override {
     return real_.append(params, device, stream);
   }
+  Status quantize(const core::QuantParams& params, Device device, Stream stream) const override {
+    return real_.quantize(params, device, stream);
+  }
+  Status dequantize(const core::QuantParams& params, Device device, Stream stream) const override {
+    return real_.dequantize(params, device, stream);
+  }
   Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
     return real_.zero(data, bytes, device, stream);
   }

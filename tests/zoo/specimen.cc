@@ -24,7 +24,7 @@ const double* values_of(verify::Format format) {
   if (!verify::is_8bit(format)) return nullptr;
   static const auto tables = [] {
     std::map<Format, std::array<double, 256>> all;
-    for (const Format narrow : {Format::e4m3, Format::int8, Format::byte8}) {
+    for (const Format narrow : {Format::e4m3, Format::e5m2, Format::int8, Format::byte8}) {
       for (int code = 0; code < 256; ++code) {
         const auto byte = static_cast<std::uint8_t>(code);
         all[narrow][byte] = verify::value_of_code(narrow, byte);
@@ -198,6 +198,7 @@ verify::Format format_of(const flashcore_tensor& t) {
   switch (t.dtype.code) {
     case FLASHCORE_BFLOAT: return Format::bf16;
     case FLASHCORE_FLOAT8_E4M3: return Format::e4m3;
+    case FLASHCORE_FLOAT8_E5M2: return Format::e5m2;
     case FLASHCORE_INT: return Format::int8;
     case FLASHCORE_UINT: return Format::byte8;
     default:

@@ -5,6 +5,7 @@
 #include "command_error.h"
 #include "commands.h"
 #include "json_output.h"
+#include "plan/planner.h"
 #include "signals.h"
 #include "terminal.h"
 #include "text.h"
@@ -40,14 +41,22 @@ class Verification {
     const std::vector<Target> targets{find_target(args_.device)};
     for (const RunnableKernel& runnable : find_kernels(args_.kernel, targets)) {
       const KernelInfo& kernel = *runnable.kernel;
-      const std::string dtype = to_string(kernel.dtype);
-      const auto& wanted = args_.dtypes;
-      if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), dtype) == wanted.end()) {
-        continue;
+      for (const DType one : dtypes_of(kernel)) {
+        const std::string dtype = to_string(one);
+        const auto& wanted = args_.dtypes;
+        if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), dtype) == wanted.end()) {
+          continue;
+        }
+        verify_one(kernel.id, dtype, *kernel_target(targets[0], kernel.id));
       }
-      verify_one(kernel.id, dtype, *kernel_target(targets[0], kernel.id));
     }
     if (reports_.empty()) throw CommandError("--dtype: no kernel chosen takes it");
+  }
+
+  /// The inputs a kernel takes. 8-bit ones with an f32 output are f16 kernels' matter.
+  static std::vector<DType> dtypes_of(const KernelInfo& kernel) {
+    if (kernel.dtype != DType::f16 || !takes_8_bits(kernel)) return {kernel.dtype};
+    return {kernel.dtype, DType::e4m3, DType::e5m2, DType::int8, DType::byte};
   }
 
   void verify_one(const std::string& name, const std::string& dtype, verify::CallTarget& target) {

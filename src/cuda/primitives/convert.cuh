@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "core/eight_bit.h"
+
 namespace flashcore::cuda {
 
 __device__ __forceinline__ float to_float(float x) { return x; }
@@ -16,6 +18,27 @@ __device__ __forceinline__ void from_float(float& to, float x) { to = x; }
 __device__ __forceinline__ void from_float(__half& to, float x) { to = __float2half_rn(x); }
 __device__ __forceinline__ void from_float(__nv_bfloat16& to, float x) {
   to = __float2bfloat16_rn(x);
+}
+
+/// What a code of an 8-bit format stands for, in steps (core/eight_bit.h). By way of f16, which has
+/// e5m2's exponents, and e4m3's but for a factor of 2^8.
+__device__ __forceinline__ float code_to_float(core::Element element, std::uint32_t code) {
+  if (element == core::Element::int8) return static_cast<float>(static_cast<std::int8_t>(code));
+  if (element == core::Element::byte) return static_cast<float>(static_cast<int>(code) - 128);
+  if (element == core::Element::e5m2) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(code << 8)));
+  }
+  const std::uint32_t magnitude = code & 0x7fu;
+  const auto bits = static_cast<unsigned short>((code & 0x80u) << 8 | magnitude << 7);
+  const float value = __half2float(__ushort_as_half(bits)) * 256.f;
+  return magnitude == 0x7fu ? __int_as_float(0x7fffffff) : value;
+}
+
+/// Four codes, from the lowest byte on.
+__device__ __forceinline__ float4 codes_to_floats(core::Element element, std::uint32_t codes) {
+  return make_float4(
+      code_to_float(element, codes & 0xffu), code_to_float(element, codes >> 8 & 0xffu),
+      code_to_float(element, codes >> 16 & 0xffu), code_to_float(element, codes >> 24));
 }
 
 /// Four neighbours, as one access. The address is aligned to four elements.

@@ -69,17 +69,33 @@ struct alignas(16) SharedStorage {
 // ---------------------------------------------------------------------------------------------
 // Loading
 
-/// A strided matrix of one head in global memory: the queries or the keys of one sequence.
+/// A strided matrix of one head in global memory: the queries or the keys of one sequence, of type
+/// T or 8-bit. What only the 8-bit way needs is found anew there, from memory that is read anyway:
+/// kept in registers it would make them spill.
 template <typename T>
 struct Matrix {
-  const T* g_head;  // of batch 0 or page 0
+  const T* g_head;  // of batch 0 or page 0, where the matrix is of type T
   core::KeyRows rows;
   core::Strides strides;
   std::int32_t columns;
+  const void* g_data;  // of head 0
+  core::Element element;
+  const core::Scales& scales;
+  const AttentionParams& params;
+  const Item& item;
+  bool of_keys;
 
   __device__ __forceinline__ const T* row(std::int32_t i) const {
     const core::KeyPlace place = rows.at(i);
     return g_head + place.block * strides.batch + place.row * strides.row;
+  }
+  /// What the codes of row i are multiplied by, and where they lie: where the matrix is 8-bit.
+  __device__ __forceinline__ float code_row(std::int32_t i, const std::uint8_t*& g_row) const {
+    const core::KeyPlace place = rows.at(i);
+    const std::int32_t head = of_keys ? core::kv_head_of(params, item.h) : item.h;
+    g_row = static_cast<const std::uint8_t*>(g_data) + head * strides.head +
+            place.block * strides.batch + place.row * strides.row;
+    return core::step_of(element, scales.at(item.b, head, i));
   }
 };
 
@@ -96,7 +112,23 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
     *reinterpret_cast<float4*>(&s_tile[r][s_column + 4 * tx]) =
         make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
   };
-  if (vector_rows) {  // columns come in fours
+  if (core::is_8bit(matrix.element)) {
+    // Rolled loops: this way is for any layout and format, and must not cost the other registers.
+#pragma unroll 1
+    for (int r = ty; r < kRows; r += 16) {
+      const int count = r < rows ? min(4, matrix.columns - column) : 0;
+      const std::uint8_t* g_row = nullptr;
+      const float step = count > 0 ? matrix.code_row(first_row + r, g_row) : 0.f;
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
+        float x = 0.f;
+        if (i < count) {
+          x = code_to_float(matrix.element, g_row[(column + i) * matrix.strides.column]) * step;
+        }
+        s_tile[r][s_column + 4 * tx + i] = x * factor;
+      }
+    }
+  } else if (vector_rows) {  // columns come in fours
 #pragma unroll
     for (int r = ty; r < kRows; r += 16) {
       float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -126,8 +158,15 @@ __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const Attentio
                                              const Item& item) {
   using T = typename C::Element;
   const Matrix<T> q{static_cast<const T*>(p.q) + item.h * p.q_strides.head,
-                    core::key_rows({}, item.b, item.sequence.q_row), p.q_strides,
-                    p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim};
+                    core::key_rows({}, item.b, item.sequence.q_row),
+                    p.q_strides,
+                    p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim,
+                    p.q,
+                    p.q_element,
+                    p.q_scale,
+                    p,
+                    item,
+                    false};
   const float factor = p.plant.is(PlantedBug::scale_ignored) ? static_cast<float>(core::kLog2E)
                                                              : static_cast<float>(p.q_factor);
   for (int chunk = 0; chunk < C::kChunks; ++chunk) {
@@ -402,10 +441,26 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
   using T = typename C::Element;
   const std::int32_t kv_head = core::kv_head_of(p, item.h);
   const core::KeyRows key_rows = core::key_rows(p, item.sequence, item.b);
-  const Matrix<T> k{static_cast<const T*>(p.k) + kv_head * p.k_strides.head, key_rows, p.k_strides,
-                    p.head_dim};
-  const Matrix<T> v{static_cast<const T*>(p.v) + kv_head * p.v_strides.head, key_rows, p.v_strides,
-                    p.v_dim};
+  const Matrix<T> k{static_cast<const T*>(p.k) + kv_head * p.k_strides.head,
+                    key_rows,
+                    p.k_strides,
+                    p.head_dim,
+                    p.k,
+                    p.k_element,
+                    p.k_scale,
+                    p,
+                    item,
+                    true};
+  const Matrix<T> v{static_cast<const T*>(p.v) + kv_head * p.v_strides.head,
+                    key_rows,
+                    p.v_strides,
+                    p.v_dim,
+                    p.v,
+                    p.v_element,
+                    p.v_scale,
+                    p,
+                    item,
+                    true};
   Rows<C> rows = {};
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) rows.state[r].max = core::negative_infinity<float>();

@@ -1,0 +1,203 @@
+"""8-bit tensors: quantize(), dequantize(), and attention on what they make."""
+
+import ctypes
+from typing import Any, NamedTuple
+
+from flashcore import _abi
+from flashcore._arrays import Slot, kind_of
+from flashcore._prepared import PreparedCall, library, plain_options
+
+DTYPES = ("e4m3", "e5m2", "int8", "byte")
+_PER = ("tensor", "head", "block")
+
+
+class Quantized(NamedTuple):
+    """An 8-bit tensor: value = code * scale (byte: (code - 128) / 127 * 448 * scale).
+
+    codes       8-bit floats, int8, or bytes; [batch, heads, len, dim], or as attention() takes it
+    scale       f32 [1], [batch, heads] or [batch, heads, blocks]; None: 1
+    dtype       e4m3, e5m2, int8 or byte; None: what the array's own type says (uint8 is byte)
+    block_rows  rows (keys) that share a scale, where it has blocks
+    """
+
+    codes: Any
+    scale: Any = None
+    dtype: str | None = None
+    block_rows: int = 0
+
+
+def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: int = 0,
+             scale: Any = None, return_saturated: bool = False) -> Any:
+    """x (float32, float16, bfloat16; [batch, heads, len, dim]) as a Quantized of the same framework.
+
+    dtype   e4m3, e5m2, int8 (symmetric) or byte (zero at 128)
+    per     what shares a scale: the "tensor", each "head" of each batch, or a "block" of block_rows
+            rows of it
+    scale   f32, used as it is; by default the largest magnitude becomes the largest code
+
+    Rounds to nearest, ties to even; what is too large becomes the largest code, and
+    return_saturated=True adds how often that happened, i32 of the scale's shape. On the CPU a NaN
+    that int8 or byte cannot say is a ValueError.
+
+    >>> import numpy as np, flashcore
+    >>> q = flashcore.quantize(np.array([[[[1.0, -2.0, 0.3]]]], np.float32), "int8")
+    >>> q.codes.tolist(), round(float(q.scale[0]), 6)
+    ([[[[64, -127, 19]]]], 0.015748)
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; wanted one of {', '.join(DTYPES)}")
+    if per not in _PER:
+        raise ValueError(f"per is {per!r}; wanted one of {', '.join(_PER)}")
+    if per == "block" and block_rows < 1:
+        raise ValueError(f"block_rows is {block_rows}; per=\"block\" needs how many rows share a scale")
+    kind = kind_of("x", x)
+    shape = tuple(x.shape)
+    codes = kind.empty(x, shape, dtype)
+    batch, heads, rows, _ = (1,) * (4 - len(shape)) + shape
+    wanted = {"tensor": (1,), "head": (batch, heads),
+              "block": (batch, heads, -(-rows // max(block_rows, 1)))}[per]
+    given = scale is not None
+    if not given:
+        scale = kind.empty(x, wanted, "f32")
+    made = Quantized(codes, scale, dtype, block_rows if per == "block" else 0)
+    saturated = kind.empty(x, tuple(scale.shape), "i32") if return_saturated else None
+    slots = _Slots()
+    params = _abi.QuantParams(to=slots.pointer("codes", codes, dtype),
+                              scale=slots.pointer("scale", scale),
+                              saturated=slots.pointer("saturated", saturated),
+                              block_rows=made.block_rows, given_scale=given)
+    setattr(params, "from", slots.pointer("x", x))
+    params.stream = _stream(kind, x)
+    library().quantize(params)
+    if kind.finish is not None:
+        made = made._replace(codes=kind.finish(codes),
+                             scale=scale if given else kind.finish(scale))
+        saturated = kind.finish(saturated)
+    return (made, saturated) if return_saturated else made
+
+
+def dequantize(x: Quantized, dtype: str = "f32", *, out: Any = None) -> Any:
+    """The values of a Quantized as f32, f16 or (torch) bf16, or in `out`.
+
+    >>> import numpy as np, flashcore
+    >>> flashcore.dequantize(flashcore.quantize(np.array([0.5, -1.0], np.float32))).tolist()
+    [0.5, -1.0]
+    """
+    if out is None and dtype not in ("f32", "f16", "bf16"):
+        raise ValueError(f"dtype is {dtype!r}; wanted f32, f16 or bf16")
+    kind = kind_of("x.codes", x.codes)
+    shape = tuple(x.codes.shape)
+    try:
+        made = kind.empty(x.codes, shape, dtype) if out is None else out
+    except KeyError:
+        raise NotImplementedError("dtype is 'bf16', which this framework has not by itself; give out=")
+    slots = _Slots()
+    scale = x.scale
+    if scale is None:
+        scale = kind.empty(x.codes, (1,), "f32")
+        scale[0] = 1.0
+    params = _abi.QuantParams(to=slots.pointer("out", made), scale=slots.pointer("scale", scale),
+                              block_rows=x.block_rows, given_scale=1)
+    setattr(params, "from", slots.pointer("x.codes", x.codes, x.dtype))
+    params.stream = _stream(kind, x.codes)
+    library().dequantize(params)
+    return made if out is not None or kind.finish is None else kind.finish(made)
+
+
+def attention(q, k, v, options, optional, out):
+    """flashcore.attention() where k or v is a Quantized."""
+    call, kind, array, made, lse = _bind(q, k, v, options, optional, out)
+    gpu = kind.gpu(array)
+    try:
+        call.run(kind, gpu)
+        if call.must_wait or (gpu >= 0 and kind.waits):
+            call.wait(gpu)
+    finally:
+        call.release()
+    if kind.finish is not None:
+        made, lse = made if out is not None else kind.finish(made), kind.finish(lse)
+    return made if lse is None else (made, lse)
+
+
+def explain(q, k, v, options, optional, out):
+    call = _bind(q, k, v, options, optional, out)[0]
+    try:
+        return library().explain(call.params)
+    finally:
+        call.release()
+
+
+def _bind(q, k, v, options, optional, out):
+    """A call with the descriptors of these arrays in it; the kind and array it runs by; its results."""
+    from flashcore import _attention  # which imports this module
+    array, values = _codes(q), _codes(v)
+    kind = kind_of("q", array)
+    given = _attention._given(kind, array, optional)
+    call = PreparedCall(kind, plain_options(*options), [name for name, _, _ in given])
+    for name, one in (("q", q), ("k", k), ("v", v)):
+        _describe(call, name, one if type(one) is Quantized else Quantized(one))
+    lse = call.empty_lse(kind, array) if call.wants_lse else None
+    if out is not None:
+        made = out
+        kind_of("out", out).check_writable(out, "out")
+    elif call.wide_out:
+        made = call.empty_partial(kind, array, values)
+    else:
+        narrow = "f16" if type(q) is Quantized else None
+        made = kind.empty(array, (*array.shape[:-1], values.shape[-1]), narrow)
+    call.arrays.out = _view("out", made, call.out)
+    call.arrays.lse = None if lse is None else _view("lse", lse, call.lse)
+    call.describe_optional(given)
+    return call, kind, array, made, lse
+
+
+_BLOCKS = {"q": "q_scale_block", "k": "kv_scale_block", "v": "kv_scale_block"}
+
+
+def _describe(call, name, one):
+    """Puts a Quantized into a call: codes, scale, and how many rows share one."""
+    for part in (one.codes, one.scale):
+        if part is not None:
+            kind_of(name, part).check_no_gradient(part, name)
+    setattr(call.arrays, name, _view(name, one.codes, getattr(call, name), one.dtype))
+    if one.scale is None:
+        return
+    scale_name = name + "_scale"
+    slot = call.optional[scale_name] = Slot(scale_name)
+    setattr(call.arrays, scale_name, _view(scale_name, one.scale, slot))
+    if one.block_rows:
+        before = getattr(call.params, _BLOCKS[name])
+        if before not in (0, one.block_rows):
+            raise ValueError(f"v: block_rows is {one.block_rows}, k has {before}; they must match")
+        setattr(call.params, _BLOCKS[name], one.block_rows)
+
+
+def _codes(one):
+    return one.codes if type(one) is Quantized else one
+
+
+def _view(name, array, slot, dtype=None):
+    """The address of a C descriptor; dtype: what its bytes are, if the array cannot say so."""
+    kind = kind_of(name, array)
+    if dtype is None:
+        return kind.view(array, slot)
+    return slot.hold(kind.describe(array, name)._replace(dtype=dtype), kind.address(array))
+
+
+class _Slots:
+    """Descriptors of one call."""
+
+    def __init__(self):
+        self._kept = []
+
+    def pointer(self, name, array, dtype=None):
+        if array is None:
+            return None
+        slot = Slot(name)
+        self._kept.append(slot)
+        return ctypes.cast(_view(name, array, slot, dtype), ctypes.POINTER(_abi.Tensor))
+
+
+def _stream(kind, like):
+    gpu = kind.gpu(like)
+    return None if gpu < 0 else kind.stream(gpu)

@@ -1,0 +1,186 @@
+#include "cpu/quantize.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/element.h"
+#include "core/error.h"
+#include "cpu/thread_pool.h"
+
+namespace flashcore::cpu {
+namespace {
+
+using core::Element;
+using core::QuantParams;
+using core::QuantUnit;
+
+constexpr std::int64_t kNoIndex = std::numeric_limits<std::int64_t>::max();
+
+/// Runs body(unit number, unit) for all units.
+template <typename Body>
+void for_each_unit(const QuantParams& p, int threads, Body& body) noexcept {
+  struct Job {
+    const QuantParams& params;
+    Body& body;
+  } job{p, body};
+  parallel_for(
+      threads, core::quant_units(p),
+      [](void* context, std::int64_t index, int) {
+        const Job& j = *static_cast<const Job*>(context);
+        j.body(static_cast<std::size_t>(index), core::quant_unit(j.params, index));
+      },
+      &job);
+}
+
+/// visit(row of the unit, column, offset in from, offset in to)
+template <typename Visit>
+void for_each_element(const QuantParams& p, const QuantUnit& unit, Visit visit) {
+  for (std::int32_t row = 0; row < unit.rows; ++row) {
+    const std::int32_t at = unit.first_row + row;
+    const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, at);
+    const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, at);
+    for (std::int32_t c = 0; c < p.columns; ++c) {
+      visit(row, c, from + c * p.from_strides.column, to + c * p.to_strides.column);
+    }
+  }
+}
+
+/// What the first look at the values finds, unit by unit.
+struct Survey {
+  std::vector<float> largest;           // finite magnitude
+  std::vector<std::int64_t> first_nan;  // or kNoIndex
+};
+
+Survey survey(const QuantParams& p, int threads) {
+  const auto units = static_cast<std::size_t>(core::quant_units(p));
+  Survey found{std::vector<float>(units, 0.f), std::vector<std::int64_t>(units, kNoIndex)};
+  const auto look = [&](std::size_t index, const QuantUnit& unit) {
+    float largest = 0.f;
+    for_each_element(p, unit,
+                     [&](std::int32_t row, std::int32_t c, std::int64_t from, std::int64_t) {
+                       const float x = core::load_element<float>(p.from, p.wide, from);
+                       largest = core::larger_magnitude(largest, x);
+                       if (std::isnan(x)) {
+                         found.first_nan[index] =
+                             std::min(found.first_nan[index], core::element_index(p, unit, row, c));
+                       }
+                     });
+    found.largest[index] = largest;
+  };
+  for_each_unit(p, threads, look);
+  return found;
+}
+
+/// Element i of the tensor as its indices: "from[0, 3, 17, 5]".
+Status nan_error(const QuantParams& p, std::int64_t i) {
+  const auto at = [&](std::int64_t step, std::int32_t extent) {
+    return static_cast<long long>(i / step % extent);
+  };
+  const std::int64_t row = p.columns, head = row * p.rows, batch = head * p.heads;
+  return invalid_argument(
+      "from[%lld, %lld, %lld, %lld] is NaN, which %s cannot say; e4m3 and e5m2 can",
+      at(batch, p.batch), at(head, p.heads), at(row, p.rows), at(1, p.columns),
+      p.code == Element::int8 ? "int8" : "byte");
+}
+
+/// visit(batch, head, block) for each scale.
+template <typename Visit>
+void for_each_slot(const QuantParams& p, Visit visit) {
+  for (std::int32_t b = 0; b < p.slots_batch; ++b) {
+    for (std::int32_t h = 0; h < p.slots_heads; ++h) {
+      for (std::int32_t block = 0; block < p.slots_blocks; ++block) visit(b, h, block);
+    }
+  }
+}
+
+Status check_given_scales(const QuantParams& p) {
+  Status status;
+  for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
+    const float scale = p.scale[core::offset_of(p.scale_strides, b, h, block)];
+    if (!status.ok() || (std::isfinite(scale) && scale > 0)) return;
+    status = invalid_argument("scale[%d, %d, %d] is %g; wanted a positive, finite number", b, h,
+                              block, static_cast<double>(scale));
+  });
+  return status;
+}
+
+/// Turns the units' largest values into scales.
+void write_scales(const QuantParams& p, const Survey& found) {
+  const std::int64_t units = core::quant_units(p);
+  const auto slot_of_unit = [&](std::int64_t i) -> float& {
+    return p.scale[core::slot_of(p, p.scale_strides, core::quant_unit(p, i))];
+  };
+  for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
+    p.scale[core::offset_of(p.scale_strides, b, h, block)] = 0.f;
+  });
+  for (std::int64_t i = 0; i < units; ++i) {
+    slot_of_unit(i) = std::max(slot_of_unit(i), found.largest[static_cast<std::size_t>(i)]);
+  }
+  for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
+    float& slot = p.scale[core::offset_of(p.scale_strides, b, h, block)];
+    slot = core::scale_of_largest(p.code, slot);
+  });
+}
+
+}  // namespace
+
+Status quantize(const QuantParams& p, int threads) {
+  const Survey found = survey(p, threads);
+  if (!core::has_nan(p.code)) {
+    std::int64_t first = kNoIndex;
+    for (const std::int64_t index : found.first_nan) first = std::min(first, index);
+    if (first != kNoIndex) return nan_error(p, first);
+  }
+  if (p.given_scale) {
+    FLASHCORE_RETURN_IF_ERROR(check_given_scales(p));
+  } else {
+    write_scales(p, found);
+  }
+  const auto units = static_cast<std::size_t>(core::quant_units(p));
+  std::vector<std::int64_t> saturated(units, 0);
+  auto* codes = static_cast<std::uint8_t*>(p.to);
+  const auto encode = [&](std::size_t index, const QuantUnit& unit) {
+    const float inverse =
+        core::inverse_step(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+    std::int64_t beyond = 0;
+    for_each_element(p, unit, [&](std::int32_t, std::int32_t, std::int64_t from, std::int64_t to) {
+      const float x = core::load_element<float>(p.from, p.wide, from);
+      const core::Code code = core::code_of(p.code, x * inverse);
+      codes[to] = code.bits;
+      beyond += code.saturated ? 1 : 0;
+    });
+    saturated[index] = beyond;
+  };
+  for_each_unit(p, threads, encode);
+  if (p.saturated == nullptr) return {};
+  for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
+    p.saturated[core::offset_of(p.saturated_strides, b, h, block)] = 0;
+  });
+  for (std::size_t i = 0; i < units; ++i) {
+    const QuantUnit unit = core::quant_unit(p, static_cast<std::int64_t>(i));
+    std::int32_t& slot = p.saturated[core::slot_of(p, p.saturated_strides, unit)];
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    slot = static_cast<std::int32_t>(std::min(slot + saturated[i], kMost));
+  }
+  return {};
+}
+
+void dequantize(const QuantParams& p, int threads) noexcept {
+  static constexpr core::CodeTable kTables[] = {
+      core::code_table(Element::e4m3), core::code_table(Element::e5m2),
+      core::code_table(Element::int8), core::code_table(Element::byte)};
+  const float* values = kTables[static_cast<int>(p.code) - static_cast<int>(Element::e4m3)].value;
+  const auto* codes = static_cast<const std::uint8_t*>(p.from);
+  const auto decode = [&](std::size_t, const QuantUnit& unit) {
+    const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+    for_each_element(p, unit, [&](std::int32_t, std::int32_t, std::int64_t from, std::int64_t to) {
+      core::store_element(p.to, p.wide, to, values[codes[from]] * step);
+    });
+  };
+  for_each_unit(p, threads, decode);
+}
+
+}  // namespace flashcore::cpu

@@ -1,0 +1,130 @@
+"""quantize(), dequantize() and attention on 8-bit arrays, of NumPy and (where it is there) torch."""
+
+import unittest
+
+try:
+    import numpy as np
+except ImportError:
+    raise unittest.SkipTest("NumPy is not installed")
+
+import flashcore
+
+LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "int8": 127.0, "byte": 448.0}
+UNIT = {"e4m3": 2.0**-4, "e5m2": 2.0**-3, "int8": 0.5 / 127, "byte": 0.5 / 127}  # of the largest
+
+
+def attend(q, k, v, scale=None):
+    """The definition, in float64."""
+    q, k, v = (np.asarray(one, np.float64) for one in (q, k, v))
+    k, v = (np.repeat(one, q.shape[1] // one.shape[1], 1) for one in (k, v))
+    scores = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[3])
+    p = np.exp(scores - scores.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True) @ v
+
+
+class Quantize(unittest.TestCase):
+    def setUp(self):
+        self.random = np.random.default_rng(7)
+
+    def normal(self, *shape, dtype=np.float32):
+        return self.random.standard_normal(shape).astype(dtype)
+
+    def test_round_trip_error(self):
+        for dtype in LARGEST:
+            for per, block, shape in (("tensor", 0, (1,)), ("head", 0, (2, 3)),
+                                      ("block", 4, (2, 3, 3))):
+                with self.subTest(dtype=dtype, per=per):
+                    x = self.normal(2, 3, 9, 16)
+                    made = flashcore.quantize(x, dtype, per=per, block_rows=block)
+                    self.assertEqual(made.scale.shape, shape)
+                    self.assertEqual(made.codes.shape, x.shape)
+                    back = flashcore.dequantize(made)
+                    if dtype in ("int8", "byte"):
+                        allowed = np.abs(x).max() * UNIT[dtype] * 1.001
+                    else:
+                        allowed = np.abs(x) * UNIT[dtype] * 1.001 + 1e-4
+                    self.assertTrue((np.abs(back - x) <= allowed).all())
+                    self.assertGreater(np.abs(back - x).max(), 0)
+
+    def test_counts_and_given_scales(self):
+        x = np.array([[[[0.0, 200.0, -500.0, 1.0]]]], np.float16)
+        made, beyond = flashcore.quantize(x, "int8", scale=np.ones(1, np.float32),
+                                          return_saturated=True)
+        self.assertEqual(made.codes.tolist(), [[[[0, 127, -127, 1]]]])
+        self.assertEqual(beyond.tolist(), [2])
+
+    def test_mistakes(self):
+        x = self.normal(1, 1, 2, 2)
+        for arguments, word in (({"dtype": "int4"}, "int4"), ({"per": "row"}, "row"),
+                                ({"per": "block"}, "block_rows")):
+            with self.assertRaisesRegex(ValueError, word):
+                flashcore.quantize(x, **arguments)
+        x[0, 0, 1, 0] = np.nan
+        with self.assertRaisesRegex(ValueError, r"from\[0, 0, 1, 0\] is NaN"):
+            flashcore.quantize(x, "byte")
+        self.assertTrue(np.isnan(flashcore.dequantize(flashcore.quantize(x, "e5m2"))[0, 0, 1, 0]))
+        with self.assertRaises(ValueError):
+            flashcore.quantize(x.astype(np.float64), "e4m3")
+
+    def test_attention_over_8_bit_keys(self):
+        q, k, v = self.normal(2, 4, 5, 32), self.normal(2, 2, 11, 32), self.normal(2, 2, 11, 32)
+        for dtype in LARGEST:
+            for per, block in (("tensor", 0), ("head", 0), ("block", 4)):
+                with self.subTest(dtype=dtype, per=per):
+                    k8, v8 = (flashcore.quantize(one, dtype, per=per, block_rows=block)
+                              for one in (k, v))
+                    want = attend(q, flashcore.dequantize(k8), flashcore.dequantize(v8))
+                    got, lse = flashcore.attention(q, k8, v8, return_lse=True)
+                    self.assertEqual((got.dtype, lse.shape), (np.float32, (2, 4, 5)))
+                    self.assertLess(np.abs(got - want).max(), 1e-5)
+                    q8 = flashcore.quantize(q, dtype, per="head")
+                    want = attend(flashcore.dequantize(q8), flashcore.dequantize(k8),
+                                  flashcore.dequantize(v8))
+                    got = flashcore.attention(q8, k8, v8)
+                    self.assertEqual(got.dtype, np.float16)
+                    self.assertLess(np.abs(got - want).max(), 2e-3)
+                    wide = np.empty(got.shape, np.float32)
+                    flashcore.attention(q8, k8, v8, out=wide)
+                    self.assertLess(np.abs(wide - want).max(), 1e-5)
+
+    def test_codes_without_scale_and_explain(self):
+        q = self.normal(1, 2, 3, 16)
+        k = flashcore.Quantized(self.random.integers(-3, 4, (1, 2, 5, 16), np.int8))
+        self.assertLess(np.abs(flashcore.attention(q, k, k)
+                               - attend(q, k.codes, k.codes)).max(), 1e-5)
+        self.assertIn("q f32 k int8 v int8", flashcore.explain(q, k, k))
+        self.assertLess(np.abs(flashcore.attention(q, k, k, causal=True)[0, 0, 0]
+                               - attend(q, k.codes[:, :, :3], k.codes[:, :, :3])[0, 0, 0]).max(),
+                        1e-5)
+
+    def test_blocks_of_k_and_v_must_match(self):
+        k = self.normal(1, 1, 8, 16)
+        q8, k8, v8 = (flashcore.quantize(k, "int8", per="block", block_rows=rows)
+                      for rows in (8, 2, 4))
+        with self.assertRaisesRegex(ValueError, "block_rows is 4, k has 2"):
+            flashcore.attention(q8, k8, v8)
+
+
+class Torch(unittest.TestCase):
+    def test_native_types(self):
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("torch is not installed")
+        x = torch.randn(1, 2, 6, 16, generator=torch.Generator().manual_seed(3))
+        for dtype, native in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2),
+                              ("int8", torch.int8)):
+            made = flashcore.quantize(x, dtype)
+            self.assertIs(made.codes.dtype, native)
+            back = flashcore.dequantize(made)
+            self.assertTrue(torch.equal(back, made.codes.float() * made.scale))
+            if dtype != "int8":
+                want = (x * (1 / made.scale)).to(native)
+                self.assertTrue(torch.equal(made.codes.view(torch.uint8), want.view(torch.uint8)))
+            again = flashcore.Quantized(made.codes, made.scale)  # the tensor knows its type
+            self.assertTrue(torch.equal(flashcore.attention(x, again, again),
+                                        flashcore.attention(x, made, made)))
+
+
+if __name__ == "__main__":
+    unittest.main()
