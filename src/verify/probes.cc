@@ -52,6 +52,18 @@ Problem sizes_of(const Tensors& t) {
   return p;
 }
 
+/// Gives an 8-bit tensor one scale, under which `unit` and its multiples are codes; a wider one
+/// none. What a value must be divided by before it is stored.
+double set_scale(HostCall& probe, TensorView Tensors::*tensor, TensorView Tensors::*scale,
+                 double unit) {
+  const DType dtype = (probe.tensors.*tensor).dtype;
+  if (!is_8bit(dtype)) return 1;
+  const double step = dtype == DType::byte ? 448.0 / 127.0 : 1.0;
+  probe.place(scale, DType::f32, {1});
+  store((probe.tensors.*scale).data, DType::f32, 0, unit / step);
+  return reference::element((probe.tensors.*scale).data, DType::f32, 0);
+}
+
 /// Fills k or v: value(key of the sequence, column).
 template <typename Value>
 void fill_keys(const HostCall& call, const TensorView& view, Value value) {
@@ -63,6 +75,24 @@ void fill_keys(const HostCall& call, const TensorView& view, Value value) {
       for (std::int64_t j = 0; j < l.kv_len; ++j) {
         for (std::int64_t c = 0; c < operand.columns(); ++c) {
           store(view.data, view.dtype, operand.offset(b, h, l.k_row, j, c), value(j, c));
+        }
+      }
+    }
+  }
+}
+
+/// Fills q: value(sequence, head, row of the sequence, column).
+template <typename Value>
+void fill_queries(const HostCall& call, Value value) {
+  const Tensors& t = call.tensors;
+  const Problem sizes = sizes_of(t);
+  const Operand q{t.q, sizes.q_packed};
+  for (std::int64_t b = 0; b < sizes.batch; ++b) {
+    const reference::Lengths l = reference::lengths_of(sizes, t, b);
+    for (std::int64_t h = 0; h < q.heads(); ++h) {
+      for (std::int64_t i = 0; i < l.q_len; ++i) {
+        for (std::int64_t d = 0; d < q.columns(); ++d) {
+          store(t.q.data, t.q.dtype, q.offset(b, h, l.q_row, i, d), value(b, h, i, d));
         }
       }
     }
@@ -105,8 +135,9 @@ Result<HostCall> with_one_hot_values(const HostCall& call, std::int64_t first_ke
           "give v memory of its own");
     }
   }
+  const double scale = set_scale(probe, &Tensors::v, &Tensors::v_scale, 1);
   fill_keys(probe, v,
-            [&](std::int64_t j, std::int64_t c) { return j == first_key + c ? 1.0 : 0.0; });
+            [&](std::int64_t j, std::int64_t c) { return j == first_key + c ? 1.0 / scale : 0.0; });
   return probe;
 }
 
@@ -135,7 +166,8 @@ HostCall with_selected_keys(const HostCall& call) {
   const auto digit = [&](std::int64_t key, std::int64_t column) {
     return (key >> (column % digits)) & 1 ? 1.0 : -1.0;
   };
-  fill_keys(probe, t.k, digit);
+  const double k_scale = set_scale(probe, &Tensors::k, &Tensors::k_scale, 1);
+  fill_keys(probe, t.k, [&](std::int64_t j, std::int64_t c) { return digit(j, c) / k_scale; });
 
   // One wrong digit costs 2 · scale · size in every column that repeats it.
   const double scale = call.options.scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
@@ -146,26 +178,48 @@ HostCall with_selected_keys(const HostCall& call) {
           : std::copysign(std::min(kGap / (2 * std::fabs(scale) * static_cast<double>(repeats)),
                                    kLargestDigit),
                           scale);
-  for (std::int64_t b = 0; b < sizes.batch; ++b) {
+  const double q_scale =
+      set_scale(probe, &Tensors::q, &Tensors::q_scale, size == 0 ? 1 : std::fabs(size));
+  fill_queries(probe, [&](std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t d) {
     const reference::Lengths l = reference::lengths_of(sizes, t, b);
-    for (std::int64_t h = 0; h < q.heads(); ++h) {
-      for (std::int64_t i = 0; i < l.q_len; ++i) {
-        const auto row = static_cast<std::uint64_t>((b * q.heads() + h) * l.q_len + i);
-        const auto key = static_cast<std::int64_t>(
-            mix(row) % static_cast<std::uint64_t>(std::max<std::int64_t>(l.kv_len, 1)));
-        for (std::int64_t d = 0; d < head_dim; ++d) {
-          store(t.q.data, t.q.dtype, q.offset(b, h, l.q_row, i, d), size * digit(key, d));
-        }
-      }
-    }
-  }
+    const auto row = static_cast<std::uint64_t>((b * q.heads() + h) * l.q_len + i);
+    const auto key = static_cast<std::int64_t>(
+        mix(row) % static_cast<std::uint64_t>(std::max<std::int64_t>(l.kv_len, 1)));
+    return size * digit(key, d) / q_scale;
+  });
+  return probe;
+}
+
+HostCall with_one_column_queries(const HostCall& call) {
+  HostCall probe = call;
+  drop_score_options(probe);
+  const std::int64_t head_dim = probe.tensors.k.shape[probe.tensors.k.rank - 1];
+  const double scale = set_scale(probe, &Tensors::q, &Tensors::q_scale, 1);
+  fill_queries(probe, [&](std::int64_t, std::int64_t, std::int64_t i, std::int64_t d) {
+    return i % head_dim == d ? 1.0 / scale : 0.0;
+  });
+  return probe;
+}
+
+HostCall with_one_column_keys(const HostCall& call) {
+  HostCall probe = call;
+  drop_score_options(probe);
+  const std::int64_t head_dim = probe.tensors.k.shape[probe.tensors.k.rank - 1];
+  const double scale = set_scale(probe, &Tensors::k, &Tensors::k_scale, 1);
+  fill_keys(probe, probe.tensors.k,
+            [&](std::int64_t j, std::int64_t c) { return j % head_dim == c ? 1.0 / scale : 0.0; });
   return probe;
 }
 
 HostCall with_scaled_scores(const HostCall& call, double factor) {
   HostCall probe = call;
   const Tensors& t = probe.tensors;
-  for (const TensorView* view : {&t.q, &t.bias, &t.alibi_slopes, &t.sinks}) {
+  const bool codes = is_8bit(t.q.dtype);  // stay as they are: their scale changes
+  if (codes && !t.q_scale.given()) {
+    probe.place(&Tensors::q_scale, DType::f32, {1});
+    store(t.q_scale.data, DType::f32, 0, 1);
+  }
+  for (const TensorView* view : {codes ? &t.q_scale : &t.q, &t.bias, &t.alibi_slopes, &t.sinks}) {
     if (!view->given()) continue;
     for_each_stored(*view, [&](std::int64_t at) {
       store(view->data, view->dtype, at, factor * reference::element(view->data, view->dtype, at));
@@ -235,6 +289,26 @@ reference::Oracle compute_on_keys(const Problem& problem, const Tensors& tensors
   Problem part = problem;
   part.options.partial = true;
   Tensors t = tensors;
+  // Blocks of keys that share a scale need not begin where the part does.
+  std::vector<float> k_scales, v_scales;
+  const auto expand = [&](TensorView& scale, std::vector<float>& values) {
+    if (scale.rank != 3) return;
+    const TensorView old = scale;
+    const std::int64_t keys = std::max<std::int64_t>(std::min(end, problem.kv_len) - begin, 0);
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+      for (std::int64_t h = 0; h < problem.kv_heads; ++h) {
+        for (std::int64_t j = begin; j < begin + keys; ++j) {
+          const std::int64_t block = j / problem.options.kv_scale_block;
+          values.push_back(static_cast<const float*>(
+              old.data)[b * old.strides[0] + h * old.strides[1] + block * old.strides[2]]);
+        }
+      }
+    }
+    scale = view(values.data(), DType::f32, {problem.batch, problem.kv_heads, keys});
+    part.options.kv_scale_block = 1;
+  };
+  expand(t.k_scale, k_scales);
+  expand(t.v_scale, v_scales);
   std::vector<std::int32_t> used(static_cast<std::size_t>(problem.batch));
   std::vector<std::int32_t> q_start(used), k_start(used);
   for (std::int64_t b = 0; b < problem.batch; ++b) {

@@ -32,6 +32,11 @@ HostCall with_uniform_probabilities(const HostCall& call);
 /// knows which. No bias, ALiBi, sinks or softcap.
 HostCall with_selected_keys(const HostCall& call);
 
+/// Query i sees column i % head_dim of K alone; key j column j % head_dim of Q. Scores are then
+/// these values times the scale. No bias, ALiBi, sinks or softcap.
+HostCall with_one_column_queries(const HostCall& call);
+HostCall with_one_column_keys(const HostCall& call);
+
 /// All scores (q, bias, ALiBi, softcap, sinks) times `factor`, a power of two.
 HostCall with_scaled_scores(const HostCall& call, double factor);
 

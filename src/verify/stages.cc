@@ -65,7 +65,63 @@ Result<StageReport> check_pv(CallRunner& runner, const HostCall& call) {
   return tally.report();
 }
 
+/// Another probe's report joins that of the stage.
+void join(StageReport& all, const StageReport& one, const char* probe) {
+  all.elements += one.elements;
+  all.wrong += one.wrong;
+  all.unmeasured += one.unmeasured;
+  if (all.probe.empty() || (all.ok() && !one.ok()) ||
+      (all.ok() == one.ok() && one.worst_ratio > all.worst_ratio)) {
+    all.worst = one.worst;
+    all.probe = std::string(probe) + ", " + one.probe;
+    all.reason = one.reason;
+    all.note = one.note;
+  }
+  all.worst_ratio = std::max(all.worst_ratio, one.worst_ratio);
+}
+
+Result<StageReport> check_dequant(CallRunner& runner, const HostCall& call) {
+  StageReport all;
+  all.stage = Stage::dequant;
+  const Tensors& t = call.tensors;
+  if (stages_of(t).front() != Stage::dequant) {
+    all.skipped = "q, k and v are not 8-bit";
+    return all;
+  }
+  const HostCall single = with_splits(call, 1);
+  if (is_8bit(t.v.dtype)) {
+    const HostCall probe = with_selected_keys(single);
+    const Result<RanCall> ran = runner.run(probe);
+    if (!ran.ok()) return ran.status();
+    const reference::Oracle oracle = reference::compute(
+        ran->problem, probe.tensors, reference::all_rows(ran->problem, probe.tensors));
+    if (Status status = require_finite(oracle); !status.ok()) return status;
+    Tally tally(Stage::dequant);
+    tally.add(compare_out(oracle, *ran), "P one key per query", [](StageElement&) {});
+    join(all, tally.report(), "V");
+  }
+  if (is_8bit(t.k.dtype)) {
+    const Result<StageReport> keys = check_scores(runner, with_one_column_queries(single));
+    if (!keys.ok()) return keys;
+    join(all, *keys, "K, one column per query");
+  }
+  if (is_8bit(t.q.dtype)) {
+    const Result<StageReport> queries = check_scores(runner, with_one_column_keys(single));
+    if (!queries.ok()) return queries;
+    join(all, *queries, "Q, one column per key");
+  }
+  return all;
+}
+
 }  // namespace
+
+std::vector<Stage> stages_of(const Tensors& t) {
+  std::vector<Stage> stages(kStages.begin(), kStages.end());
+  if (is_8bit(t.q.dtype) || is_8bit(t.k.dtype) || is_8bit(t.v.dtype)) {
+    stages.insert(stages.begin(), Stage::dequant);
+  }
+  return stages;
+}
 
 HostCall with_splits(const HostCall& call, std::int32_t splits) {
   HostCall probe = call;
@@ -98,6 +154,7 @@ const char* to_string(Stage stage) {
     case Stage::pv: return "pv";
     case Stage::partials: return "partials";
     case Stage::combine: return "combine";
+    case Stage::dequant: return "dequant";
   }
   return "";
 }
@@ -106,6 +163,7 @@ std::optional<Stage> stage_named(std::string_view name) {
   for (const Stage stage : kStages) {
     if (name == to_string(stage)) return stage;
   }
+  if (name == to_string(Stage::dequant)) return Stage::dequant;
   return std::nullopt;
 }
 
@@ -175,6 +233,7 @@ Result<StageReport> check_stage(Stage stage, CallRunner& runner, const HostCall&
     case Stage::pv: return check_pv(runner, call);
     case Stage::partials: return check_partials(runner, call);
     case Stage::combine: return check_combine(runner, call);
+    case Stage::dequant: return check_dequant(runner, call);
   }
   return invalid_argument("stage %d: there is no such stage", static_cast<int>(stage));
 }

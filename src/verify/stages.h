@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "verify/call_runner.h"
 #include "verify/compare.h"
@@ -22,9 +23,14 @@ enum class Stage {
   pv,             ///< out, where P is known: uniform, and one key per query
   partials,       ///< out and LSE of each key range, from the workspace
   combine,        ///< joining partial results: the oracle's, and those the kernel left
+  dequant,        ///< values of 8-bit q, k and v, each where nothing else can matter
 };
+/// Of any call; one with 8-bit tensors has dequant before them.
 inline constexpr std::array kStages = {Stage::scores, Stage::probabilities, Stage::pv,
                                        Stage::partials, Stage::combine};
+
+/// kStages, and dequant first where q, k or v is 8-bit.
+std::vector<Stage> stages_of(const Tensors& tensors);
 
 const char* to_string(Stage stage);
 std::optional<Stage> stage_named(std::string_view name);

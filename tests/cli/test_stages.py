@@ -42,6 +42,21 @@ class Stages(CommandTest):
             self.assertTrue(result["passed"], (options, result))
             self.assertFalse([s for s in result["stages"] if "skipped" in s], options)
 
+    def test_8_bit_inputs(self):
+        for options in (["--dtype", "e4m3"], ["--dtype", "int8", "--scales", "block",
+                                              "--scale-block", "70"],
+                        ["--dtype", "bf16", "--kv-dtype", "e5m2", "--scales", "tensor"],
+                        ["--kv-dtype", "byte", "--causal"]):
+            result = self.call_json("run", "--shape", "2,4/2,9/300,16/24", "--device", "cpu",
+                                    "--stage", "all", *options)
+            self.assertTrue(result["passed"], (options, result))
+            self.assertEqual([stage["stage"] for stage in result["stages"]], ["dequant", *STAGES])
+        self.refuse("run", "--shape", "1,2,8,16", "--device", "cpu", "--stage", "dequant",
+                    about="not 8-bit")
+        self.assertTrue(self.call_json("run", "--shape", "1,2,8/64,16", "--device", "cpu", "--dtype",
+                                       "f16", "--kv-dtype", "e4m3", "--page-size", 16,
+                                       "--samples", 0)["passed"])
+
     def test_text(self):
         text = self.call("run", "--shape", "1,2,8/300,16", "--device", "cpu", "--stage",
                          "all").stdout

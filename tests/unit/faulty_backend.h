@@ -14,6 +14,8 @@ struct Fault {
   std::size_t block_bytes = 0, offset = 0;
   float add = 0;
   bool forget_sinks = false;  ///< combine() leaves them out
+  /// In every upload of as many bytes or more, the float at `offset` is doubled.
+  std::size_t doubled_from_bytes = 0;
 };
 
 class FaultyBackend final : public Backend {
@@ -58,7 +60,15 @@ class FaultyBackend final : public Backend {
   }
   void release(void* data, int device) const override { real_.release(data, device); }
   Status upload(void* to, const void* from, std::size_t bytes, int device) const override {
-    return real_.upload(to, from, bytes, device);
+    const Status status = real_.upload(to, from, bytes, device);
+    if (fault_.doubled_from_bytes > 0 && bytes >= fault_.doubled_from_bytes) {
+      float value;
+      std::byte* place = static_cast<std::byte*>(to) + fault_.offset;
+      std::memcpy(&value, place, sizeof value);
+      value *= 2;
+      std::memcpy(place, &value, sizeof value);
+    }
+    return status;
   }
   Status download(void* to, const void* from, std::size_t bytes, int device) const override {
     const Status status = real_.download(to, from, bytes, device);

@@ -242,7 +242,67 @@ TEST(Stages, NanIsRefused) {
   EXPECT_NE(report.status().message().find("finite inputs"), std::string::npos);
 }
 
+/// 8-bit inputs, with scales that differ from head to head and from block to block.
+verify::CaseSpec eight_bit(DType code, verify::ScaleKind scales) {
+  verify::CaseSpec spec = several_tiles(DType::f16);
+  spec.q_storage = spec.k_storage = spec.v_storage = code;
+  spec.q_scale = spec.k_scale = spec.v_scale = scales;
+  spec.options.q_scale_block = 4, spec.options.kv_scale_block = 50;
+  return spec;
+}
+
+constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+
+TEST(Stages, OfEightBitInputsAreRight) {
+  for (const DType code : kCodes) {
+    for (const auto scales : {verify::ScaleKind::none, verify::ScaleKind::per_block}) {
+      const HostCall call = verify::random_call(eight_bit(code, scales));
+      const std::vector<Stage> stages = verify::stages_of(call.tensors);
+      ASSERT_EQ(stages.front(), Stage::dequant);
+      for (const Stage stage : stages) {
+        SCOPED_TRACE(std::string(to_string(code)) + ", " + verify::to_string(stage));
+        const StageReport r = check(stage, cpu_backend(), "fwd_plain_f16", call);
+        EXPECT_TRUE(r.ok()) << r.reason << ", " << verify::to_string(r.worst) << ", " << r.probe;
+        EXPECT_EQ(r.skipped, "");
+        EXPECT_GT(r.elements, 0);
+      }
+    }
+  }
+}
+
+/// One scale of one block is wrong: dequant says so, and the worst element is one of that block.
+TEST(Stages, OneWrongScaleShowsInDequant) {
+  for (const DType code : kCodes) {
+    const HostCall call = verify::random_call(eight_bit(code, verify::ScaleKind::per_block));
+    const std::pair<const char*, const TensorView*> scales[] = {
+        {"Q", &call.tensors.q_scale}, {"K", &call.tensors.k_scale}, {"V", &call.tensors.v_scale}};
+    for (const auto& [name, scale] : scales) {
+      SCOPED_TRACE(std::string(to_string(code)) + ", " + name);
+      Fault fault;
+      fault.doubled_from_bytes = call.bytes.size();
+      // Batch 1, head 1, block 1.
+      const std::int64_t element = scale->strides[0] + scale->strides[1] + scale->strides[2];
+      fault.offset = static_cast<std::size_t>(
+          reinterpret_cast<const std::byte*>(static_cast<const float*>(scale->data) + element) -
+          call.bytes.data());
+      const StageReport r = check(Stage::dequant, FaultyBackend(fault), "fwd_plain_f16", call);
+      EXPECT_FALSE(r.ok());
+      EXPECT_GT(r.wrong, 0);
+      EXPECT_LT(r.wrong, r.elements / 2);
+      EXPECT_EQ(r.probe.substr(0, 1), name);
+      EXPECT_EQ(r.worst.row.b, 1);
+      EXPECT_EQ(name[0] == 'Q' ? r.worst.row.h : r.worst.row.h / 2, 1);
+    }
+  }
+}
+
+TEST(Stages, NothingToDequantise) {
+  const HostCall call = verify::random_call(one_block());
+  EXPECT_NE(check(Stage::dequant, cpu_backend(), "fwd_plain_f32", call).skipped, "");
+}
+
 TEST(Stages, Names) {
+  EXPECT_EQ(verify::stage_named("dequant"), Stage::dequant);
   for (const Stage stage : verify::kStages) {
     EXPECT_EQ(verify::stage_named(verify::to_string(stage)), stage);
   }

@@ -36,6 +36,9 @@ struct ProblemArgs {
   std::string shape;
   std::optional<std::int64_t> batch, q_heads, kv_heads, q_len, kv_len, head_dim, v_dim;
   std::string dtype;
+  std::string kv_dtype;         ///< 8-bit k and v under a wider q; empty: dtype
+  std::string scales = "head";  ///< of 8-bit tensors: none, tensor, head or block
+  std::int64_t scale_block = 64;
   std::string layout = "bhsd";
   bool causal = false;
   std::string window;

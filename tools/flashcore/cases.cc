@@ -162,10 +162,12 @@ verify::CaseSpec spec_of(const BenchCase& c, const RunControlArgs& control) {
 }
 
 DType dtype_named(const std::string& name) {
-  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::e4m3,
+                            DType::e5m2, DType::int8, DType::byte}) {
     if (name == to_string(dtype)) return dtype;
   }
-  throw CommandError(formatted("dtype is \"{}\"; wanted f64, f32, f16 or bf16", name));
+  throw CommandError(
+      formatted("dtype is \"{}\"; wanted f64, f32, f16, bf16, e4m3, e5m2, int8 or byte", name));
 }
 
 std::string shape_text(const verify::CaseSpec& s) {

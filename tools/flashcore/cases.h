@@ -52,6 +52,7 @@ std::string why_not(const BenchCase& bench_case);
 verify::CaseSpec spec_of(const BenchCase& bench_case, const RunControlArgs& control);
 
 /// Throws CommandError for an unknown name.
+/// Also the 8-bit ones.
 DType dtype_named(const std::string& name);
 
 /// "1,32/8,1/8192,128": a slash where queries and keys, or head_dim and v_dim, differ.

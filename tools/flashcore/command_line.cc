@@ -56,10 +56,12 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
   command
-      .add_option("--stage", args.stage,
-                  "check one stage of the kernel over the whole tensor: scores, probabilities, pv, "
-                  "partials, combine, or all; neither writes nor times the result")
-      ->check(CLI::IsMember({"scores", "probabilities", "pv", "partials", "combine", "all"}));
+      .add_option(
+          "--stage", args.stage,
+          "check one stage of the kernel over the whole tensor: dequant (8-bit inputs), scores, "
+          "probabilities, pv, partials, combine, or all; neither writes nor times the result")
+      ->check(CLI::IsMember(
+          {"dequant", "scores", "probabilities", "pv", "partials", "combine", "all"}));
   command
       .add_option(
           "--trace", args.trace,

@@ -21,6 +21,9 @@ class Builder {
  public:
   explicit Builder(const RunArgs& args) : args_(args) {
     if (!args.problem.dtype.empty()) dtype_ = dtype_named(args.problem.dtype);
+    if (is_8bit(dtype_) || !args.problem.kv_dtype.empty()) {
+      throw CommandError("8-bit types are for random data (--shape); files hold floats");
+    }
   }
 
   HostCase build() {

@@ -84,7 +84,9 @@ void inspect_stages(const RunArgs& args, verify::CallRunner& runner, const HostC
   Table table({"stage", "verdict", ">elements", ">wrong", ">error/bound", "worst at"});
   std::string text;
   found.json["stages"] = Json::array();
-  for (const Stage stage : verify::kStages) {
+  std::vector<Stage> stages = verify::stages_of(host.tensors);
+  if (args.stage == "dequant") stages = {Stage::dequant};  // also where it says that there is none
+  for (const Stage stage : stages) {
     if (args.stage != "all" && args.stage != verify::to_string(stage)) continue;
     const StageReport r = value_or_throw(verify::check_stage(stage, runner, host));
     if (!r.skipped.empty() && args.stage != "all") {

@@ -61,8 +61,23 @@ void add_problem_options(CLI::App& command, ProblemArgs& args, bool files) {
   size("--kv-len", args.kv_len, "keys of a sequence");
   size("--head-dim", args.head_dim, "of q and k, 1 to 576");
   size("--v-dim", args.v_dim, "of v and the output; default: head dim");
-  command.add_option("--dtype", args.dtype, "f32, f16, bf16 or f64 (CPU)")
-      ->check(CLI::IsMember({"f64", "f32", "f16", "bf16"}))
+  command
+      .add_option("--dtype", args.dtype,
+                  "f32, f16, bf16 or f64 (CPU); of random data also e4m3, e5m2, int8 or byte")
+      ->check(CLI::IsMember({"f64", "f32", "f16", "bf16", "e4m3", "e5m2", "int8", "byte"}))
+      ->group(sizes);
+  command.add_option("--kv-dtype", args.kv_dtype, "8-bit k and v: e4m3, e5m2, int8 or byte")
+      ->check(CLI::IsMember({"e4m3", "e5m2", "int8", "byte"}))
+      ->group(sizes);
+  command
+      .add_option("--scales", args.scales,
+                  "of 8-bit tensors: none, one per tensor, head or block of rows")
+      ->check(CLI::IsMember({"none", "tensor", "head", "block"}))
+      ->capture_default_str()
+      ->group(sizes);
+  command.add_option("--scale-block", args.scale_block, "rows of a block")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str()
       ->group(sizes);
   command.add_option("--layout", args.layout, "order of the axes: bhsd or bshd")
       ->check(CLI::IsMember({"bhsd", "bshd"}))

@@ -59,6 +59,23 @@ void set_shape(const std::string& text, verify::CaseSpec& spec) {
       text));
 }
 
+/// 8-bit types of q, k and v, and their scales. An 8-bit q computes in f16.
+void set_storage(const ProblemArgs& args, verify::CaseSpec& spec) {
+  if (is_8bit(spec.dtype)) {
+    spec.q_storage = spec.k_storage = spec.v_storage = spec.dtype;
+    spec.dtype = DType::f16;
+  }
+  if (!args.kv_dtype.empty()) spec.k_storage = spec.v_storage = dtype_named(args.kv_dtype);
+  if (spec.k_storage == DType::none) return;
+  const auto kind = args.scales == "none"     ? verify::ScaleKind::none
+                    : args.scales == "tensor" ? verify::ScaleKind::per_tensor
+                    : args.scales == "head"   ? verify::ScaleKind::per_head
+                                              : verify::ScaleKind::per_block;
+  spec.k_scale = spec.v_scale = kind;
+  if (spec.q_storage != DType::none) spec.q_scale = kind;
+  spec.options.q_scale_block = spec.options.kv_scale_block = args.scale_block;
+}
+
 /// A tensor that is not there, of some shape.
 TensorView absent(DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
   return view(nullptr, dtype, shape, device);
@@ -109,6 +126,7 @@ verify::CaseSpec spec_of(const ProblemArgs& args) {
   spec.v_dim = args.v_dim.value_or(args.head_dim.value_or(spec.v_dim));
   spec.dtype = args.dtype.empty() ? DType::f32 : dtype_named(args.dtype);
   spec.options = options_of(args);
+  set_storage(args, spec);
   spec.lse = args.lse || args.partial;
   spec.out_f32 = args.out_f32;
   const auto arrangement =
@@ -156,15 +174,17 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
     return swap_axes(absent(dtype, {s.batch, len, heads, dim}, device), 1, 2);
   };
   Tensors t;
-  t.q = operand(s.dtype, s.q_packed, s.q_heads, s.q_len, s.head_dim);
-  t.k = operand(s.dtype, s.kv_packed, s.kv_heads, s.kv_len, s.head_dim);
-  t.v = operand(s.dtype, s.kv_packed, s.kv_heads, s.kv_len, s.v_dim);
+  const auto stored = [&](DType storage) { return storage == DType::none ? s.dtype : storage; };
+  t.q = operand(stored(s.q_storage), s.q_packed, s.q_heads, s.q_len, s.head_dim);
+  t.k = operand(stored(s.k_storage), s.kv_packed, s.kv_heads, s.kv_len, s.head_dim);
+  t.v = operand(stored(s.v_storage), s.kv_packed, s.kv_heads, s.kv_len, s.v_dim);
   std::int64_t kv_len = s.kv_len;
   if (s.page_size > 0) {
     const std::int64_t each = (s.kv_len + s.page_size - 1) / s.page_size;
     kv_len = each * s.page_size;
-    t.k = absent(s.dtype, {s.batch * each, s.page_size, s.kv_heads, s.head_dim}, device);
-    t.v = absent(s.dtype, {s.batch * each, s.page_size, s.kv_heads, s.v_dim}, device);
+    t.k =
+        absent(stored(s.k_storage), {s.batch * each, s.page_size, s.kv_heads, s.head_dim}, device);
+    t.v = absent(stored(s.v_storage), {s.batch * each, s.page_size, s.kv_heads, s.v_dim}, device);
     t.block_table = absent(DType::i32, {s.batch, each}, device);
   }
   t.out = operand(out, s.q_packed, s.q_heads, s.q_len, s.v_dim);
@@ -187,6 +207,16 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   if (s.used_k) t.used_k = absent(DType::i32, {s.batch}, device);
   if (s.q_start) t.q_start = absent(DType::i32, {s.batch}, device);
   if (s.k_start) t.k_start = absent(DType::i32, {s.batch}, device);
+  const auto scale = [&](verify::ScaleKind kind, std::int64_t heads, std::int64_t rows,
+                         std::int64_t block) -> TensorView {
+    if (kind == verify::ScaleKind::none) return {};
+    if (kind == verify::ScaleKind::per_tensor) return absent(DType::f32, {1}, device);
+    if (kind == verify::ScaleKind::per_head) return absent(DType::f32, {s.batch, heads}, device);
+    return absent(DType::f32, {s.batch, heads, (rows + block - 1) / block}, device);
+  };
+  t.q_scale = scale(s.q_scale, s.q_heads, s.q_len, options.q_scale_block);
+  t.k_scale = scale(s.k_scale, s.kv_heads, kv_len, options.kv_scale_block);
+  t.v_scale = scale(s.v_scale, s.kv_heads, kv_len, options.kv_scale_block);
   return describe(t, options);
 }
 

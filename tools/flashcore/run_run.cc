@@ -182,7 +182,9 @@ int run_run(const RunArgs& args) {
     const auto dim = [](const TensorView& view) {
       return view.rank > 0 ? view.shape[view.rank - 1] : 0;
     };
-    const auto chosen = kernels_for(args.selection.kernel, target, t.q.dtype, dim(t.q), dim(t.v));
+    const DType computes =
+        is_8bit(t.q.dtype) ? value_or_throw(make_problem(t, host.options)).dtype : t.q.dtype;
+    const auto chosen = kernels_for(args.selection.kernel, target, computes, dim(t.q), dim(t.v));
     if (chosen.empty()) {
       throw CommandError(formatted("--kernel \"{}\": none of these takes {} with dims {}/{}",
                                    args.selection.kernel, to_string(t.q.dtype), dim(t.q),
