@@ -148,8 +148,12 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
              device.smem_per_block_bytes);
       break;
     case Reject::dtype:
-      append(text, "computes with %s, this problem with %s", to_string(kernel.dtype),
-             to_string(problem.dtype));
+      if (is_8bit(problem.q.dtype)) {
+        append(text, "computes with %s; an 8-bit q with this output with %s",
+               to_string(kernel.dtype), to_string(problem.dtype));
+      } else {
+        append(text, "takes %s, q is %s", to_string(kernel.dtype), to_string(problem.dtype));
+      }
       break;
     case Reject::storage: text = "takes 16-bit q, k and v; 8-bit ones go to simt"; break;
     case Reject::head_dim:

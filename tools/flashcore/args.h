@@ -104,6 +104,17 @@ struct BenchArgs {
   std::string command;  ///< the whole command line, for the record
 };
 
+struct QuantizeArgs {
+  DeviceArgs device;
+  std::string in, shape;  ///< a .npy file, or the shape of random data
+  std::string from_dtype = "f16", dtype = "e4m3", per = "head";
+  std::int64_t block_rows = 64;
+  std::string out, scale_out;  ///< .npy files to write
+  std::uint64_t seed = 1;
+  int samples = 10;
+  bool json = false;
+};
+
 struct VerifyArgs {
   DeviceArgs device;
   std::string kernel;           ///< a regular expression; empty: all

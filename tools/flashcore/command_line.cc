@@ -174,6 +174,40 @@ CLI::App& add_bench(CLI::App& app, BenchArgs& args) {
   return command;
 }
 
+CLI::App& add_quantize(CLI::App& app, QuantizeArgs& args) {
+  CLI::App& command =
+      *app.add_subcommand("quantize", "A .npy file or random data to 8 bits and back");
+  command.add_option("--in", args.in, "values, a .npy file (float16, float32, bf16)")
+      ->type_name("FILE");
+  command.add_option("--shape", args.shape, "batch,heads,length,dim of random values instead");
+  command.add_option("--from-dtype", args.from_dtype, "of random values: f32, f16 or bf16")
+      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
+      ->capture_default_str();
+  command.add_option("--dtype", args.dtype, "e4m3, e5m2, int8 or byte")
+      ->check(CLI::IsMember({"e4m3", "e5m2", "int8", "byte"}))
+      ->capture_default_str();
+  command.add_option("--per", args.per, "what shares a scale: tensor, head or block")
+      ->check(CLI::IsMember({"tensor", "head", "block"}))
+      ->capture_default_str();
+  command.add_option("--block-rows", args.block_rows, "rows of a block")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
+      ->capture_default_str();
+  command.add_option("--out", args.out, "write the codes (uint8, or int8) to this .npy file")
+      ->type_name("FILE");
+  command.add_option("--scale-out", args.scale_out, "write the scales to this .npy file")
+      ->type_name("FILE");
+  add_device_options(command, args.device);
+  command.add_option("--seed", args.seed, "of the random numbers")->capture_default_str();
+  command.add_option("--samples", args.samples, "of the time; 0: do not time")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  command.add_flag("--json", args.json, "for programs");
+  command.footer(examples(
+      "  flashcore quantize --in k.npy --dtype e4m3 --out codes.npy --scale-out scale.npy\n"
+      "  flashcore quantize --shape 4,32,16384,128 --from-dtype bf16 --device cuda\n"));
+  return command;
+}
+
 CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
   CLI::App& command = *app.add_subcommand(
       "verify", "Which stage of an attention implementation is wrong? Ours, or anybody's");
@@ -252,11 +286,13 @@ std::variant<Command, int> parse_command_line(int argc, char** argv) {
   CheckArgs check;
   BenchArgs bench;
   VerifyArgs verify;
+  QuantizeArgs quantize;
   const CLI::App& info_command = add_info(app, info);
   const CLI::App& run_command = add_run(app, run);
   const CLI::App& explain_command = add_explain(app, explain);
   const CLI::App& check_command = add_check(app, check);
   const CLI::App& verify_command = add_verify(app, verify);
+  const CLI::App& quantize_command = add_quantize(app, quantize);
   add_bench(app, bench);
   if (argc <= 1) {
     print_error("{}", app.help());
@@ -277,6 +313,7 @@ std::variant<Command, int> parse_command_line(int argc, char** argv) {
   if (explain_command.parsed()) return Command(explain);
   if (check_command.parsed()) return Command(check);
   if (verify_command.parsed()) return Command(verify);
+  if (quantize_command.parsed()) return Command(quantize);
   return Command(bench);
 }
 

@@ -7,7 +7,8 @@
 
 namespace flashcore::tool {
 
-using Command = std::variant<InfoArgs, RunArgs, ExplainArgs, CheckArgs, BenchArgs, VerifyArgs>;
+using Command =
+    std::variant<InfoArgs, RunArgs, ExplainArgs, CheckArgs, BenchArgs, VerifyArgs, QuantizeArgs>;
 
 /// What to do, or, where the command line asks for help or is wrong, the exit code; what there is
 /// to say about it has then been printed.

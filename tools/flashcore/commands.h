@@ -11,6 +11,7 @@ int run_run(const RunArgs& args);
 int run_explain(const ExplainArgs& args);
 int run_check(const CheckArgs& args);
 int run_bench(const BenchArgs& args);
+int run_quantize(const QuantizeArgs& args);
 int run_verify(const VerifyArgs& args);
 
 }  // namespace flashcore::tool

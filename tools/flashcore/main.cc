@@ -25,7 +25,8 @@ int execute(const Command& command) {
                                [](const ExplainArgs& args) { return run_explain(args); },
                                [](const CheckArgs& args) { return run_check(args); },
                                [](const BenchArgs& args) { return run_bench(args); },
-                               [](const VerifyArgs& args) { return run_verify(args); }},
+                               [](const VerifyArgs& args) { return run_verify(args); },
+                               [](const QuantizeArgs& args) { return run_quantize(args); }},
                     command);
 }
 

@@ -178,6 +178,10 @@ const char* descr_of(DType dtype) {
     case DType::f16: return "<f2";
     case DType::bf16: return "<V2";
     case DType::i32: return "<i4";
+    case DType::int8: return "|i1";
+    case DType::e4m3:
+    case DType::e5m2:
+    case DType::byte: return "|u1";
     default: return "|b1";
   }
 }

@@ -1,0 +1,153 @@
+// quantize() and dequantize() on the GPU give the CPU's bits, which tests/unit/quantize_test.cc
+// compares with the definition; and what only a GPU does: report a NaN without waiting.
+#include "flashcore/quant.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "reference/oracle.h"
+#include "support.h"
+#include "verify/random.h"
+
+namespace flashcore::gpu_test {
+namespace {
+
+constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+constexpr DType kWide[] = {DType::f32, DType::f16, DType::bf16};
+
+struct Granularity {
+  const char* name;
+  int rank;
+  std::int64_t block_rows;
+};
+constexpr Granularity kGranularities[] = {{"tensor", 1, 0}, {"head", 2, 0}, {"block", 3, 8}};
+
+/// All tensors of a call in one block, so that a copy of it on any device is the same call.
+struct Block {
+  std::vector<std::byte> bytes;
+  QuantTensors offsets;  ///< data is the offset
+
+  Block(DType wide, DType code, const Granularity& g, std::int64_t columns, std::int64_t slack) {
+    const std::int64_t batch = 2, heads = 3, rows = 37;
+    const auto place = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
+      TensorView t = view(nullptr, dtype, shape);
+      t.data = reinterpret_cast<void*>(bytes.size());
+      std::int64_t stride = 1;
+      for (int i = t.rank - 1; i >= 0; --i) {
+        t.strides[i] = stride;
+        stride = stride * t.shape[i] + slack;
+      }
+      bytes.resize(
+          (bytes.size() + static_cast<std::size_t>(stride * size_of(dtype)) + 255) / 256 * 256,
+          std::byte{0xff});
+      return t;
+    };
+    offsets.from = place(wide, {batch, heads, rows, columns});
+    offsets.to = place(code, {batch, heads, rows, columns});
+    const std::int64_t blocks = (rows + 7) / 8;
+    const auto slots = [&](DType dtype) {
+      if (g.rank == 1) return place(dtype, {1});
+      if (g.rank == 2) return place(dtype, {batch, heads});
+      return place(dtype, {batch, heads, blocks});
+    };
+    offsets.scale = slots(DType::f32);
+    offsets.saturated = slots(DType::i32);
+    verify::Random random(columns);
+    std::byte* from = bytes.data() + reinterpret_cast<std::uintptr_t>(offsets.from.data);
+    std::int64_t n = 0;
+    verify::for_each_element(offsets.from, [&](std::int64_t at) {
+      double x = std::exp2(random.between(-20, 4)) * random.normal();
+      if (n % 997 == 5) x = std::numeric_limits<double>::infinity();
+      if (n / columns / 8 == 1) x = 0;  // a block of zeros
+      verify::store(from, wide, at, x);
+      ++n;
+    });
+  }
+
+  QuantTensors at(std::byte* base, Device device) const {
+    QuantTensors t = offsets;
+    for (TensorView* view : {&t.from, &t.to, &t.scale, &t.saturated}) {
+      view->data = base + reinterpret_cast<std::uintptr_t>(view->data);
+      view->device = device;
+    }
+    return t;
+  }
+};
+
+class Quantize : public GpuTest {};
+
+TEST_F(Quantize, GivesTheBitsOfTheCpu) {
+  for (const DType wide : kWide) {
+    for (const DType code : kCodes) {
+      for (const Granularity& g : kGranularities) {
+        for (const auto& [columns, slack] :
+             {std::pair<std::int64_t, std::int64_t>{64, 0}, {64, 16}, {20, 0}, {33, 7}}) {
+          SCOPED_TRACE(std::string(to_string(wide)) + " " + to_string(code) + " per " + g.name +
+                       ", " + std::to_string(columns) + " columns, slack " + std::to_string(slack));
+          Block block(wide, code, g, columns, slack);
+          DeviceBuffer device(block.bytes);
+          const QuantOptions options{.block_rows = g.block_rows};
+          require(quantize(block.at(device.data(), kGpu), options));
+          require(quantize(block.at(block.bytes.data(), {}), options));
+          require(cudaDeviceSynchronize(), "quantize");
+          EXPECT_EQ(device.download(), block.bytes);
+
+          // And back, into where the values came from.
+          const auto back = [&](QuantTensors t) {
+            std::swap(t.from, t.to);
+            t.saturated = {};
+            return t;
+          };
+          require(dequantize(back(block.at(device.data(), kGpu)), options));
+          require(dequantize(back(block.at(block.bytes.data(), {})), options));
+          require(cudaDeviceSynchronize(), "dequantize");
+          EXPECT_EQ(device.download(), block.bytes);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Quantize, EveryFiniteCodeComesBack) {
+  for (const DType code : kCodes) {
+    for (const DType wide : kWide) {
+      std::vector<std::byte> codes(256), scale(4);
+      for (int i = 0; i < 256; ++i) codes[static_cast<std::size_t>(i)] = static_cast<std::byte>(i);
+      verify::store(scale.data(), DType::f32, 0, 0.0371);
+      const DeviceBuffer g_codes(codes), g_scale(scale), g_back(codes), g_wide(1024);
+      const auto tensor = [](const DeviceBuffer& buffer, DType dtype) {
+        return view(buffer.data(), dtype, {1, 1, 16, 16}, kGpu);
+      };
+      const TensorView s = view(g_scale.data(), DType::f32, {1}, kGpu);
+      require(dequantize({tensor(g_codes, code), tensor(g_wide, wide), s, {}}));
+      require(quantize({tensor(g_wide, wide), tensor(g_back, code), s, {}},
+                       {.block_rows = 0, .given_scale = true}));
+      require(cudaDeviceSynchronize(), "quantize");
+      const std::vector<std::byte> back = g_back.download();
+      for (std::size_t i = 0; i < 256; ++i) {
+        const double value = reference::element(codes.data(), code, static_cast<std::int64_t>(i));
+        const bool never_produced =
+            (code == DType::int8 && i == 128) || (code == DType::byte && i == 0);
+        if (std::isfinite(value) && !never_produced) {
+          EXPECT_EQ(back[i], codes[i]) << to_string(code) << " by " << to_string(wide);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Quantize, ReportsANanThatHasNoCode) {
+  Block block(DType::f32, DType::int8, kGranularities[0], 64, 0);
+  verify::store(block.bytes.data(), DType::f32, 777, std::nan(""));
+  DeviceBuffer device(block.bytes);
+  const TestWorkspace workspace(kWorkspaceHeaderBytes);
+  require(quantize(block.at(device.data(), kGpu), {}, workspace.get()));
+  const Status status = workspace_status(workspace.get());
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("element 777"), std::string::npos) << status.message();
+  EXPECT_TRUE(workspace_status(workspace.get()).ok());  // cleared
+}
+
+}  // namespace
+}  // namespace flashcore::gpu_test
