@@ -48,6 +48,25 @@ void for_each_element(const QuantParams& p, const QuantUnit& unit, Visit visit) 
   }
 }
 
+/// Calls body.operator()<wide>(): inside the loops the format is a constant.
+template <typename Body>
+void with_wide(Element wide, Body body) {
+  switch (wide) {
+    case Element::f32: return body.template operator()<Element::f32>();
+    case Element::f16: return body.template operator()<Element::f16>();
+    default: return body.template operator()<Element::bf16>();
+  }
+}
+template <typename Body>
+void with_code(Element code, Body body) {
+  switch (code) {
+    case Element::e4m3: return body.template operator()<Element::e4m3>();
+    case Element::e5m2: return body.template operator()<Element::e5m2>();
+    case Element::int8: return body.template operator()<Element::int8>();
+    default: return body.template operator()<Element::byte>();
+  }
+}
+
 /// What the first look at the values finds, unit by unit.
 struct Survey {
   std::vector<float> largest;           // finite magnitude
@@ -57,20 +76,22 @@ struct Survey {
 Survey survey(const QuantParams& p, int threads) {
   const auto units = static_cast<std::size_t>(core::quant_units(p));
   Survey found{std::vector<float>(units, 0.f), std::vector<std::int64_t>(units, kNoIndex)};
-  const auto look = [&](std::size_t index, const QuantUnit& unit) {
-    float largest = 0.f;
-    for_each_element(p, unit,
-                     [&](std::int32_t row, std::int32_t c, std::int64_t from, std::int64_t) {
-                       const float x = core::load_element<float>(p.from, p.wide, from);
-                       largest = core::larger_magnitude(largest, x);
-                       if (std::isnan(x)) {
-                         found.first_nan[index] =
-                             std::min(found.first_nan[index], core::element_index(p, unit, row, c));
-                       }
-                     });
-    found.largest[index] = largest;
-  };
-  for_each_unit(p, threads, look);
+  with_wide(p.wide, [&]<Element kWide>() {
+    const auto look = [&](std::size_t index, const QuantUnit& unit) {
+      float largest = 0.f;
+      std::int64_t first_nan = kNoIndex;
+      for_each_element(p, unit,
+                       [&](std::int32_t row, std::int32_t c, std::int64_t from, std::int64_t) {
+                         const float x = core::load_element<float>(p.from, kWide, from);
+                         largest = core::larger_magnitude(largest, x);
+                         if (std::isnan(x))
+                           first_nan = std::min(first_nan, core::element_index(p, unit, row, c));
+                       });
+      found.largest[index] = largest;
+      found.first_nan[index] = first_nan;
+    };
+    for_each_unit(p, threads, look);
+  });
   return found;
 }
 
@@ -142,19 +163,25 @@ Status quantize(const QuantParams& p, int threads) {
   const auto units = static_cast<std::size_t>(core::quant_units(p));
   std::vector<std::int64_t> saturated(units, 0);
   auto* codes = static_cast<std::uint8_t*>(p.to);
-  const auto encode = [&](std::size_t index, const QuantUnit& unit) {
-    const float inverse =
-        core::inverse_step(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
-    std::int64_t beyond = 0;
-    for_each_element(p, unit, [&](std::int32_t, std::int32_t, std::int64_t from, std::int64_t to) {
-      const float x = core::load_element<float>(p.from, p.wide, from);
-      const core::Code code = core::code_of(p.code, x * inverse);
-      codes[to] = code.bits;
-      beyond += code.saturated ? 1 : 0;
-    });
-    saturated[index] = beyond;
+  const auto encode_all = [&]<Element kWide, Element kCode>() {
+    const auto encode = [&](std::size_t index, const QuantUnit& unit) {
+      const float inverse =
+          core::inverse_step(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+      std::int64_t beyond = 0;
+      for_each_element(p, unit,
+                       [&](std::int32_t, std::int32_t, std::int64_t from, std::int64_t to) {
+                         const float x = core::load_element<float>(p.from, kWide, from);
+                         const core::Code code = core::code_of(kCode, x * inverse);
+                         codes[to] = code.bits;
+                         beyond += code.saturated ? 1 : 0;
+                       });
+      saturated[index] = beyond;
+    };
+    for_each_unit(p, threads, encode);
   };
-  for_each_unit(p, threads, encode);
+  with_wide(p.wide, [&]<Element kWide>() {
+    with_code(p.code, [&]<Element kCode>() { encode_all.template operator()<kWide, kCode>(); });
+  });
   if (p.saturated == nullptr) return {};
   for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
     p.saturated[core::offset_of(p.saturated_strides, b, h, block)] = 0;
@@ -174,13 +201,16 @@ void dequantize(const QuantParams& p, int threads) noexcept {
       core::code_table(Element::int8), core::code_table(Element::byte)};
   const float* values = kTables[static_cast<int>(p.code) - static_cast<int>(Element::e4m3)].value;
   const auto* codes = static_cast<const std::uint8_t*>(p.from);
-  const auto decode = [&](std::size_t, const QuantUnit& unit) {
-    const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
-    for_each_element(p, unit, [&](std::int32_t, std::int32_t, std::int64_t from, std::int64_t to) {
-      core::store_element(p.to, p.wide, to, values[codes[from]] * step);
-    });
-  };
-  for_each_unit(p, threads, decode);
+  with_wide(p.wide, [&]<Element kWide>() {
+    const auto decode = [&](std::size_t, const QuantUnit& unit) {
+      const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+      for_each_element(p, unit,
+                       [&](std::int32_t, std::int32_t, std::int64_t from, std::int64_t to) {
+                         core::store_element(p.to, kWide, to, values[codes[from]] * step);
+                       });
+    };
+    for_each_unit(p, threads, decode);
+  });
 }
 
 }  // namespace flashcore::cpu
