@@ -23,22 +23,11 @@ constexpr std::int64_t kTableLength = 1'000'003;
 /// A double as a float that rounds to any format of at most 21 bits as the double itself does: what
 /// does not fit is cut off and leaves a 1 in the last place.
 float rounded_to_odd(double value) {
-  float nearest = static_cast<float>(value);
-  if (!std::isfinite(value) || std::isinf(nearest) || static_cast<double>(nearest) == value) {
-    return nearest;
-  }
-  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) {
-    nearest = std::nextafter(nearest, 0.0f);
-  }
-  return core::float_of_bits(core::bits_of_float(nearest) | 1u);
-}
-
-std::uint8_t code_of(DType dtype, double value) {
-  const core::Element element = element_of(dtype);
-  // What cannot be said becomes the code that is never produced.
-  if (std::isnan(value) && !core::has_nan(element)) return dtype == DType::int8 ? 0x80 : 0;
-  const double step = dtype == DType::byte ? 448.0 / 127.0 : 1.0;
-  return core::code_of(element, rounded_to_odd(value / step)).bits;
+  const auto nearest = static_cast<float>(value);
+  const double back = nearest;
+  if (back == value || std::isnan(value)) return nearest;
+  const std::uint32_t away_from_zero = std::fabs(back) > std::fabs(value) ? 1 : 0;
+  return core::float_of_bits((core::bits_of_float(nearest) - away_from_zero) | 1u);
 }
 
 /// The codes' standard deviation: a fourth of the range where a scale brings them to size.
@@ -61,6 +50,14 @@ std::uint64_t poison(DType dtype) {
     case DType::bf16: return 0x7fdbu;
     default: return 0;
   }
+}
+
+std::uint8_t code_of(DType dtype, double value) {
+  const core::Element element = element_of(dtype);
+  // What cannot be said becomes the code that is never produced.
+  if (std::isnan(value) && !core::has_nan(element)) return dtype == DType::int8 ? 0x80 : 0;
+  if (dtype == DType::byte) value /= 448.0 / 127.0;
+  return core::code_of(element, rounded_to_odd(value)).bits;
 }
 
 void store(void* data, DType dtype, std::int64_t index, double value) {

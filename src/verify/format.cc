@@ -117,7 +117,11 @@ double decode_narrow(Format format, const void* data, std::int64_t index) {
 }
 
 void encode_narrow(Format format, void* data, std::int64_t index, double value) {
-  store(data, dtype_of(format), index, value);
+  if (is_8bit(format)) {
+    static_cast<std::uint8_t*>(data)[index] = code_of(dtype_of(format), value);
+  } else {
+    store(data, dtype_of(format), index, value);
+  }
 }
 
 double rounded(Format format, double value) {
