@@ -158,4 +158,11 @@ FLASHCORE_HD float inverse_step(Element element, float scale) {
 /// What a code's value in steps is multiplied by.
 FLASHCORE_HD float step_of(Element element, float scale) { return scale * code_step(element); }
 
+/// The same for a row of q, k or v, whose scales these are.
+FLASHCORE_HD float row_step(const AttentionParams& p, Element element, const Scales& scales,
+                            std::int32_t b, std::int32_t h, std::int32_t row) {
+  if (p.plant.is(PlantedBug::scale_of_first_block)) row = 0;
+  return step_of(element, scales.at(b, h, row));
+}
+
 }  // namespace flashcore::core

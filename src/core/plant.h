@@ -25,6 +25,7 @@ enum class PlantedBug : int {
   mask_batch_ignored = 14,     // the boolean mask of batch 0 serves all
   empty_row_is_nan = 15,       // a row that sees no key divides by zero
   pages_of_first = 16,         // all sequences read the first one's pages
+  scale_of_first_block = 17,   // codes of every block of rows are scaled as the first block's
 };
 
 #if defined(FLASHCORE_PLANTS)

@@ -130,7 +130,8 @@ void load_tile(T* tile, const KeyTensor& t, const Block<T>& block, const core::K
     for_each_key(
         tile, static_cast<const std::uint8_t*>(t.g_data) + head, strides, key_rows, keys.begin,
         count, columns, [&](T* to, const std::uint8_t* from, std::int32_t key) {
-          const float step = core::step_of(t.element, t.scales.at(block.b, block.kv_head, key));
+          const float step = core::row_step(block.params, t.element, t.scales, block.b,
+                                            block.kv_head, key);
           for (std::int32_t c = 0; c < columns; ++c) {
             to[c] = static_cast<T>(values[from[c * strides.column]] * step);
           }
@@ -167,7 +168,7 @@ void load_queries(const Block<T>& block, int panel_rows) {
     if (core::is_8bit(p.q_element)) {
       const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
       const float* values = values_of(p.q_element);
-      const float step = core::step_of(p.q_element, p.q_scale.at(block.b, head, query));
+      const float step = core::row_step(p, p.q_element, p.q_scale, block.b, head, query);
       for (std::int32_t d = 0; d < p.head_dim; ++d) {
         to[d * panel_rows] = static_cast<T>(values[from[d * p.q_strides.column]] * step) * factor;
       }

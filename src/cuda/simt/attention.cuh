@@ -95,7 +95,7 @@ struct Matrix {
     const std::int32_t head = of_keys ? core::kv_head_of(params, item.h) : item.h;
     g_row = static_cast<const std::uint8_t*>(g_data) + head * strides.head +
             place.block * strides.batch + place.row * strides.row;
-    return core::step_of(element, scales.at(item.b, head, i));
+    return core::row_step(params, element, scales, item.b, head, i);
   }
 };
 
