@@ -130,8 +130,8 @@ void load_tile(T* tile, const KeyTensor& t, const Block<T>& block, const core::K
     for_each_key(
         tile, static_cast<const std::uint8_t*>(t.g_data) + head, strides, key_rows, keys.begin,
         count, columns, [&](T* to, const std::uint8_t* from, std::int32_t key) {
-          const float step = core::row_step(block.params, t.element, t.scales, block.b,
-                                            block.kv_head, key);
+          const float step =
+              core::row_step(block.params, t.element, t.scales, block.b, block.kv_head, key);
           for (std::int32_t c = 0; c < columns; ++c) {
             to[c] = static_cast<T>(values[from[c * strides.column]] * step);
           }

@@ -85,8 +85,8 @@ void for_each_element(const TensorView& t, Visit visit) {
   }
 }
 
-/// The code of an 8-bit format nearest to a value (ties to even, saturating); of a NaN it cannot say
-/// the code that is never produced.
+/// The code of an 8-bit format nearest to a value (ties to even, saturating); of a NaN it cannot
+/// say the code that is never produced.
 std::uint8_t code_of(DType dtype, double value);
 
 /// Rounds to the format (ties to even) and stores.
