@@ -227,7 +227,8 @@ class PreparedCall:
         library().workspace_status(p.workspace, p.workspace_bytes,
                                    _abi.CPU if gpu < 0 else _abi.CUDA, max(gpu, 0), p.stream)
 
-    def init_workspace(self, address, size, gpu, stream):
+    @staticmethod
+    def init_workspace(address, size, gpu, stream):
         library().workspace_init(address, size, _abi.CUDA, gpu, stream)
 
     def planned_bytes(self):

@@ -9,6 +9,7 @@ from flashcore._prepared import PreparedCall, library, plain_options
 
 DTYPES = ("e4m3", "e5m2", "int8", "byte")
 _PER = ("tensor", "head", "block")
+_HEADER_BYTES = 64 * 1024  # kWorkspaceHeaderBytes; the library refuses less
 
 
 class Quantized(NamedTuple):
@@ -27,17 +28,19 @@ class Quantized(NamedTuple):
 
 
 def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: int = 0,
-             scale: Any = None, return_saturated: bool = False) -> Any:
+             scale: Any = None, return_saturated: bool = False, checked: bool = False) -> Any:
     """x (float32, float16, bfloat16; [batch, heads, len, dim]) as a Quantized of the same framework.
 
-    dtype   e4m3, e5m2, int8 (symmetric) or byte (zero at 128)
-    per     what shares a scale: the "tensor", each "head" of each batch, or a "block" of block_rows
-            rows of it
-    scale   f32, used as it is; by default the largest magnitude becomes the largest code
+    dtype     e4m3, e5m2, int8 (symmetric) or byte (zero at 128)
+    per       what shares a scale: the "tensor", each "head" of each batch, or a "block" of block_rows
+              rows of it
+    scale     f32, used as it is; by default the largest magnitude becomes the largest code
+    checked   a NaN that int8 or byte cannot say raises on a GPU too, instead of becoming 0; waits
+              for the GPU
 
     Rounds to nearest, ties to even; what is too large becomes the largest code, and
     return_saturated=True adds how often that happened, i32 of the scale's shape. On the CPU a NaN
-    that int8 or byte cannot say is a ValueError.
+    that int8 or byte cannot say is always a ValueError.
 
     >>> import numpy as np, flashcore
     >>> q = flashcore.quantize(np.array([[[[1.0, -2.0, 0.3]]]], np.float32), "int8")
@@ -67,8 +70,7 @@ def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: in
                               saturated=slots.pointer("saturated", saturated),
                               block_rows=made.block_rows, given_scale=given)
     setattr(params, "from", slots.pointer("x", x))
-    params.stream = _stream(kind, x)
-    library().quantize(params)
+    _run(library().quantize, params, kind, x, checked)
     if kind.finish is not None:
         made = made._replace(codes=kind.finish(codes),
                              scale=scale if given else kind.finish(scale))
@@ -99,8 +101,7 @@ def dequantize(x: Quantized, dtype: str = "f32", *, out: Any = None) -> Any:
     params = _abi.QuantParams(to=slots.pointer("out", made), scale=slots.pointer("scale", scale),
                               block_rows=x.block_rows, given_scale=1)
     setattr(params, "from", slots.pointer("x.codes", x.codes, x.dtype))
-    params.stream = _stream(kind, x.codes)
-    library().dequantize(params)
+    _run(library().dequantize, params, kind, x.codes)
     return made if out is not None or kind.finish is None else kind.finish(made)
 
 
@@ -198,6 +199,15 @@ class _Slots:
         return ctypes.cast(_view(name, array, slot, dtype), ctypes.POINTER(_abi.Tensor))
 
 
-def _stream(kind, like):
+def _run(function, params, kind, like, checked=False):
+    """The call on the device and stream of an array; on a GPU it is waited for only where it must."""
     gpu = kind.gpu(like)
-    return None if gpu < 0 else kind.stream(gpu)
+    if gpu >= 0:
+        params.stream = kind.stream(gpu)
+    if gpu < 0 or not (checked or kind.waits):
+        function(params)
+        return
+    _, address, size, _ = kind.workspace(gpu, params.stream, _HEADER_BYTES, PreparedCall)
+    params.workspace, params.workspace_bytes = address, size
+    function(params)
+    library().workspace_status(address, size, _abi.CUDA, gpu, params.stream)

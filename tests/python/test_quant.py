@@ -125,6 +125,55 @@ class Torch(unittest.TestCase):
             self.assertTrue(torch.equal(flashcore.attention(x, again, again),
                                         flashcore.attention(x, made, made)))
 
+    def test_gradients_are_refused(self):
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("torch is not installed")
+        x = torch.randn(1, 2, 6, 16, generator=torch.Generator().manual_seed(3))
+        made = flashcore.quantize(x, "int8")
+        with self.assertRaisesRegex(ValueError, "q: requires grad; .* 8-bit"):
+            flashcore.attention(x.clone().requires_grad_(), made, made)
+        with torch.no_grad():
+            flashcore.attention(x.clone().requires_grad_(), made, made)
+
+
+class Gpu(unittest.TestCase):
+    """What Python does besides calling the library, whose results tests/gpu compares."""
+
+    def setUp(self):
+        import torch_support
+        if torch_support.NO_CUDA:
+            self.skipTest(torch_support.NO_CUDA)
+        self.torch = torch_support.torch
+        self.x = self.torch.randn(2, 3, 40, 64, generator=self.torch.Generator().manual_seed(3))
+
+    def test_the_same_bits_as_on_the_cpu(self):
+        for dtype in LARGEST:
+            for per, block in (("tensor", 0), ("head", 0), ("block", 16)):
+                with self.subTest(dtype=dtype, per=per):
+                    want = flashcore.quantize(self.x, dtype, per=per, block_rows=block)
+                    got = flashcore.quantize(self.x.cuda(), dtype, per=per, block_rows=block,
+                                             checked=True)
+                    self.assertTrue(self.torch.equal(got.scale.cpu(), want.scale))
+                    self.assertTrue(self.torch.equal(got.codes.cpu().view(self.torch.uint8),
+                                                     want.codes.view(self.torch.uint8)))
+                    self.assertTrue(self.torch.equal(flashcore.dequantize(got).cpu(),
+                                                     flashcore.dequantize(want)))
+                    out = flashcore.attention(self.x.cuda(), got, got)
+                    self.assertLess((out.cpu() - flashcore.attention(self.x, want, want)).abs().max(),
+                                    1e-5)
+
+    def test_a_nan_is_reported_where_that_is_asked_for(self):
+        self.x[1, 2, 3, 4] = float("nan")
+        there = self.x.cuda()
+        with self.assertRaisesRegex(ValueError, "NaN"):
+            flashcore.quantize(there, "int8", checked=True)
+        made = flashcore.quantize(there, "int8")
+        self.assertEqual(made.codes[1, 2, 3, 4].item(), 0)
+        flashcore.quantize(there.nan_to_num(), "int8", checked=True)  # nothing is left of it
+        flashcore.quantize(there, "e4m3", checked=True)
+
 
 if __name__ == "__main__":
     unittest.main()
