@@ -141,7 +141,7 @@ class Case:
         if self.kind != "fwd":
             return f"kind is {self.kind}; only forward attention is built"
         if self.dtype not in _ELEMENT_BYTES:
-            return f"dtype is {self.dtype}; 8-bit attention is not part of this build"
+            return f"dtype is {self.dtype}: timed by flashcore bench"
         if self.dtype == "f64" and device == "cuda":
             return "f64 runs on the CPU only"
         if self.requires == "pages" and not hasattr(_abi.Params, "block_table"):

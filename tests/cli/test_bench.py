@@ -20,7 +20,7 @@ class BenchTest(CommandTest):
 
     def setUp(self):
         super().setUp()
-        self.cases = [case("a"), case("b", "f16", causal=True), case("c", "e4m3"),
+        self.cases = [case("a"), case("b", "f16", causal=True), case("c", "e4m3"), case("g", "f16/e4m3"),
                       case("d", kind="bwd"), case("e", used_k=[7]),
                       case("f", page_size=8, requires="pages")]
         self.file = self.path("cases.json")
@@ -42,7 +42,7 @@ class Bench(BenchTest):
         self.assertTrue(result["device"])
         self.assertIn("flashcore", result["versions"])
         self.assertGreater(result["host_us"], 0)
-        self.assertEqual([row["name"] for row in result["rows"]], ["a", "b"])
+        self.assertEqual([row["name"] for row in result["rows"]], ["a", "b", "c", "g"])
         for row, given in zip(result["rows"], self.cases):
             for field in FIELDS:
                 self.assertEqual(row[field], given[field])
@@ -57,7 +57,6 @@ class Bench(BenchTest):
 
     def test_what_cannot_be_done_is_said(self):
         skipped = {row["name"]: row["reason"] for row in self.bench("--samples", 5)["skipped"]}
-        self.assertEqual(skipped["c"], "8-bit path: not part of this build")
         self.assertIn("only forward", skipped["d"])
         self.assertIn("lengths in use: timed by", skipped["e"])
         self.assertIn("pages: timed by", skipped["f"])
@@ -66,7 +65,8 @@ class Bench(BenchTest):
         text = self.call("bench", "--cases", self.file, "--suite", "tiny", "--device", "cpu").stdout
         self.assertRegex(text, r"case +shape +dtype +kernel +us +spread +TFLOP/s +GB/s +floor")
         self.assertRegex(text, r"a +\(1,2/1,16,8\) +f32 +fwd_\w+_f32 +\S+ +\S+% ")
-        self.assertIn("skipped: 8-bit path", text)
+        self.assertRegex(text, r"c +\(1,2/1,16,8\) +e4m3 +fwd_\w+_f16 ")
+        self.assertIn("skipped: bwd: only forward", text)
         self.assertRegex(text, r"host cost of make_plan \+ run: \S+ us a call")
 
     def test_every_kernel_asked_for(self):

@@ -120,7 +120,7 @@ class Lineage(CommandTest):
         self.assertIn("4.28; 0.45", rows[1])
         self.assertTrue(all(row.endswith("ok") for row in rows[1:]), table)
         self.assertRegex(table, r"\(1,1,65,64\) +causal +NaN; 0.19-0.23 +\S+e-0\d ")
-        self.assertIn("8-bit path is not", text)
+        self.assertIn("8-bit inputs", text)
 
     def test_numbers(self):
         found = self.call_json("check", "--suite", "lineage", "--device", "cpu", "--case",

@@ -136,7 +136,6 @@ std::vector<BenchCase> select_cases(const std::vector<BenchCase>& cases,
 
 std::string why_not(const BenchCase& c) {
   if (c.kind != "fwd") return formatted("{}: only forward attention is part of this build", c.kind);
-  if (c.dtype.find("e4m3") != std::string::npos) return "8-bit path: not part of this build";
   if (c.ragged) return "lengths in use: timed by python3 -m flashcore.bench";
   if (!c.needs.empty()) return formatted("{}: timed by python3 -m flashcore.bench", c.needs);
   return {};
@@ -144,7 +143,7 @@ std::string why_not(const BenchCase& c) {
 
 verify::CaseSpec spec_of(const BenchCase& c, const RunControlArgs& control) {
   verify::CaseSpec spec;
-  spec.dtype = dtype_named(c.dtype);
+  set_dtype(c.dtype, spec);
   spec.batch = c.batch;
   spec.q_heads = c.q_heads;
   spec.kv_heads = c.kv_heads;
@@ -159,6 +158,24 @@ verify::CaseSpec spec_of(const BenchCase& c, const RunControlArgs& control) {
   spec.seed = control.seed;
   put_in_pages(spec, control.page_size);
   return spec;
+}
+
+void set_dtype(const std::string& name, verify::CaseSpec& spec) {
+  const std::size_t slash = name.find('/');
+  const DType q = dtype_named(name.substr(0, slash));
+  const DType kv = slash == std::string::npos ? q : dtype_named(name.substr(slash + 1));
+  if (kv != q && !is_8bit(kv)) {
+    throw CommandError(formatted("dtype is \"{}\"; wanted an 8-bit type after the slash", name));
+  }
+  spec.dtype = is_8bit(q) ? DType::f16 : q;
+  if (is_8bit(q)) {
+    spec.q_storage = q;
+    spec.q_scale = verify::ScaleKind::per_head;
+  }
+  if (is_8bit(kv)) {
+    spec.k_storage = spec.v_storage = kv;
+    spec.k_scale = spec.v_scale = verify::ScaleKind::per_head;
+  }
 }
 
 DType dtype_named(const std::string& name) {

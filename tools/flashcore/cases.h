@@ -51,8 +51,10 @@ std::string why_not(const BenchCase& bench_case);
 /// Only for cases this build can do.
 verify::CaseSpec spec_of(const BenchCase& bench_case, const RunControlArgs& control);
 
-/// Throws CommandError for an unknown name.
-/// Also the 8-bit ones.
+/// f16; e4m3: 8-bit q, k and v with a scale for each head, computed in f16; f16/e4m3: k and v only.
+void set_dtype(const std::string& name, verify::CaseSpec& spec);
+
+/// Also 8-bit ones. Throws CommandError for an unknown name.
 DType dtype_named(const std::string& name);
 
 /// "1,32/8,1/8192,128": a slash where queries and keys, or head_dim and v_dim, differ.

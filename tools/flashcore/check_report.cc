@@ -118,9 +118,8 @@ void print_lineage(const std::vector<CaseRow>& rows) {
   print_out(
       "{}\nf16, bf16, f32: this build's largest |out - oracle|, inputs of unit variance; bound: "
       "the "
-      "largest\nerror as a share of what its element may have. FP8: the ancestor's 8-bit path is "
-      "not "
-      "part of this\nbuild; its shape is checked in the types above.\n",
+      "largest\nerror as a share of what its element may have. FP8: its shape in the types above;\n"
+      "8-bit inputs are among those of --suite random.\n",
       table.text());
 }
 

@@ -176,6 +176,7 @@ std::unique_ptr<CaseSuite> case_suite(const CheckArgs& args, const std::vector<T
   auto made = std::make_unique<CaseSuite>();
   auto items = std::make_shared<std::vector<CheckItem>>();
   std::vector<std::size_t> row_of_item;
+  std::vector<std::string> dtype_of_item;  // as the case says it
   for (std::size_t t = 0; t < targets.size(); ++t) {
     for (const BenchCase& c : cases) {
       CaseRow row;
@@ -187,15 +188,15 @@ std::unique_ptr<CaseSuite> case_suite(const CheckArgs& args, const std::vector<T
       for (const std::string& dtype :
            row.skipped.empty() ? row.dtypes : std::vector<std::string>{}) {
         verify::CaseSpec spec = spec_of(c, args.control);
-        spec.dtype = dtype_named(dtype);
+        set_dtype(dtype, spec);
         spec.lse = true;
-        for (const KernelInfo* kernel : kernels_for(args.selection.kernel, targets[t], spec.dtype,
-                                                    spec.head_dim, spec.v_dim)) {
+        for (const KernelInfo* kernel : kernels_for(args.selection.kernel, targets[t], spec)) {
           spec.options.kernel = kernel == nullptr ? nullptr : kernel->id;
           for (const int splits : splits_of(args, c, spec, targets[t])) {
             spec.options.num_splits = splits;
             items->push_back({spec, t});
             row_of_item.push_back(made->rows.size());
+            dtype_of_item.push_back(dtype);
           }
         }
       }
@@ -205,8 +206,8 @@ std::unique_ptr<CaseSuite> case_suite(const CheckArgs& args, const std::vector<T
   made->suite = list_suite(args, name, items);
   made->suite.large = true;
   made->suite.oracle_work = kCaseOracleWork;
-  made->suite.observe = [rows = &made->rows, row_of_item](
-                            std::uint64_t index, const CheckItem& item, const Outcome& outcome) {
+  made->suite.observe = [rows = &made->rows, row_of_item, dtype_of_item](
+                            std::uint64_t index, const CheckItem&, const Outcome& outcome) {
     CaseRow& row = (*rows)[row_of_item[index]];
     ++row.problems;
     if (!outcome.passed()) ++row.failures;
@@ -214,7 +215,7 @@ std::unique_ptr<CaseSuite> case_suite(const CheckArgs& args, const std::vector<T
                         outcome.comparison.unwritten == 0;
     const double error =
         finite ? outcome.comparison.max_error : std::numeric_limits<double>::quiet_NaN();
-    const auto [found, fresh] = row.errors.emplace(to_string(item.spec.dtype), error);
+    const auto [found, fresh] = row.errors.emplace(dtype_of_item[index], error);
     const bool larger = !std::isnan(found->second) && !(error <= found->second);  // NaN stays
     if (!fresh && larger) found->second = error;
     row.worst_ratio = std::max(row.worst_ratio, outcome.comparison.worst_ratio);

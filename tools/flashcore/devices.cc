@@ -124,15 +124,23 @@ std::vector<RunnableKernel> find_kernels(const std::string& pattern,
 }
 
 std::vector<const KernelInfo*> kernels_for(const std::string& pattern, const Target& target,
-                                           DType dtype, std::int64_t head_dim, std::int64_t v_dim) {
+                                           DType dtype, bool stored_in_8_bits,
+                                           std::int64_t head_dim, std::int64_t v_dim) {
   if (pattern.empty()) return {nullptr};
   std::vector<const KernelInfo*> found;
   for (const RunnableKernel& r : find_kernels(pattern, {target})) {
-    if (r.kernel->dtype == dtype && std::max(head_dim, v_dim) <= r.kernel->head_dim) {
+    if (r.kernel->dtype == dtype && std::max(head_dim, v_dim) <= r.kernel->head_dim &&
+        (!stored_in_8_bits || takes_8_bits(*r.kernel))) {
       found.push_back(r.kernel);
     }
   }
   return found;
+}
+
+std::vector<const KernelInfo*> kernels_for(const std::string& pattern, const Target& target,
+                                           const verify::CaseSpec& spec) {
+  return kernels_for(pattern, target, spec.dtype, spec.k_storage != DType::none, spec.head_dim,
+                     spec.v_dim);
 }
 
 std::string describe(const Target& target) {

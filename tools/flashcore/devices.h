@@ -6,6 +6,7 @@
 
 #include "args.h"
 #include "backend/backend.h"
+#include "verify/case.h"
 
 namespace flashcore::tool {
 
@@ -36,9 +37,13 @@ std::vector<RunnableKernel> find_kernels(const std::string& pattern,
                                          const std::vector<Target>& targets);
 
 /// The kernels that shall run a problem: the planner's choice (null) where the pattern is empty,
-/// else every runnable kernel it finds that takes the problem's dtype and dims.
+/// else every runnable kernel it finds that takes the problem's dtype and dims, and 8-bit inputs
+/// where there are some.
 std::vector<const KernelInfo*> kernels_for(const std::string& pattern, const Target& target,
-                                           DType dtype, std::int64_t head_dim, std::int64_t v_dim);
+                                           DType dtype, bool stored_in_8_bits,
+                                           std::int64_t head_dim, std::int64_t v_dim);
+std::vector<const KernelInfo*> kernels_for(const std::string& pattern, const Target& target,
+                                           const verify::CaseSpec& spec);
 
 /// "NVIDIA H200 (cuda:0)"
 std::string describe(const Target& target);

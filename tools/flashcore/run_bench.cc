@@ -128,8 +128,7 @@ class Bench {
   void run_case(const BenchCase& c) {
     std::vector<const KernelInfo*> chosen{nullptr};
     if (why_not(c).empty()) {
-      chosen = kernels_for(args_.selection.kernel, target_, dtype_named(c.dtype), c.head_dim,
-                           c.head_dim);
+      chosen = kernels_for(args_.selection.kernel, target_, spec_of(c, args_.control));
     }
     if (chosen.empty()) skip(c, "none of the kernels asked for takes this case");
     for (const KernelInfo* kernel : chosen) {

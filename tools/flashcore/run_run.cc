@@ -184,7 +184,8 @@ int run_run(const RunArgs& args) {
     };
     const DType computes =
         is_8bit(t.q.dtype) ? value_or_throw(make_problem(t, host.options)).dtype : t.q.dtype;
-    const auto chosen = kernels_for(args.selection.kernel, target, computes, dim(t.q), dim(t.v));
+    const auto chosen = kernels_for(args.selection.kernel, target, computes, is_8bit(t.k.dtype),
+                                    dim(t.q), dim(t.v));
     if (chosen.empty()) {
       throw CommandError(formatted("--kernel \"{}\": none of these takes {} with dims {}/{}",
                                    args.selection.kernel, to_string(t.q.dtype), dim(t.q),
