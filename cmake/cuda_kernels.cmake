@@ -40,10 +40,19 @@ endif()
 set(FLASHCORE_ARCHITECTURES_simt 75-real 80-real 90)  # 90: machine code and PTX for what comes after
 set(FLASHCORE_ARCHITECTURES_sm80 80 90-real)  # 80: machine code, and PTX for 86, 89 and what comes after
 set(FLASHCORE_ARCHITECTURES_sm90 90a-real)  # wgmma and setmaxnreg are of this architecture alone
+set(FLASHCORE_ARCHITECTURES_sm80_8bit ${FLASHCORE_ARCHITECTURES_sm80})
 if(FLASHCORE_ONLY_ARCHITECTURE)
   set(FLASHCORE_ARCHITECTURES_simt ${FLASHCORE_ONLY_ARCHITECTURE}-real)
   set(FLASHCORE_ARCHITECTURES_sm80 ${FLASHCORE_ONLY_ARCHITECTURE}-real)
+  set(FLASHCORE_ARCHITECTURES_sm80_8bit ${FLASHCORE_ONLY_ARCHITECTURE}-real)
 endif()
+# Where a family's sources are, and the template of its shapes.
+foreach(family simt sm80 sm90)
+  set(FLASHCORE_FOLDER_${family} ${family})
+  set(FLASHCORE_CONFIG_${family} Config)
+endforeach()
+set(FLASHCORE_FOLDER_sm80_8bit sm80)
+set(FLASHCORE_CONFIG_sm80_8bit CodeConfig)
 set(FLASHCORE_ELEMENT_f32 float)
 set(FLASHCORE_ELEMENT_f16 __half)
 set(FLASHCORE_ELEMENT_bf16 __nv_bfloat16)
@@ -74,12 +83,13 @@ if(FLASHCORE_HAS_CUDA)
     set(group ${family}_${dtype}_d${head_dim})
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
+    set(folder ${FLASHCORE_FOLDER_${family}})  # which is the namespace too
     string(APPEND group_text_${group} "
-using Config_${id} = ${family}::Config<${FLASHCORE_ELEMENT_${dtype}}, ${head_dim}, ${tile_q}, ${tile_k}, ${stages}, ${warp_rows}, ${threads}>;
-static_assert(sizeof(${family}::SharedStorage<Config_${id}>) == ${smem},
+using Config_${id} = ${folder}::${FLASHCORE_CONFIG_${family}}<${FLASHCORE_ELEMENT_${dtype}}, ${head_dim}, ${tile_q}, ${tile_k}, ${stages}, ${warp_rows}, ${threads}>;
+static_assert(sizeof(${folder}::SharedStorage<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
 const void* entry_${id}() {
-  return reinterpret_cast<const void*>(&${family}::attention<Config_${id}>);
+  return reinterpret_cast<const void*>(&${folder}::attention<Config_${id}>);
 }
 ")
   endforeach()
@@ -106,7 +116,7 @@ if(FLASHCORE_HAS_CUDA)
     set(source ${PROJECT_BINARY_DIR}/generated/${group}.cu)
     file(CONFIGURE OUTPUT ${source} CONTENT
 "// Written by cmake/cuda_kernels.cmake from src/cuda/kernels.def.
-#include \"cuda/${family}/attention.cuh\"
+#include \"cuda/${FLASHCORE_FOLDER_${family}}/attention.cuh\"
 
 namespace flashcore::cuda {
 ${group_text_${group}}

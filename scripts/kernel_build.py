@@ -52,6 +52,11 @@ def find_kernel(id_, kernels):
                   f"{', '.join(known)}")
 
 
+def case_dtype(kernel):
+    """The dtype of a case that the kernel takes; after a slash that of K and V."""
+    return f"{kernel.dtype}/e4m3" if kernel.family.endswith("_8bit") else kernel.dtype
+
+
 def cases_for(kernel, kernels, cases):
     """The cases a kernel is meant for, in its own type, the smallest first: those of its size class
     with rows enough for its tiles (or, for the smallest tile, few). Where no case has such a head
@@ -74,7 +79,7 @@ def cases_for(kernel, kernels, cases):
         sized = [case for case in sized if 2 * rows(case) > kernel.tile_q]
     elif len(tiles) > 1:
         sized = [case for case in sized if rows(case) < 2 * tiles[1]] or sized
-    return distinct({**case, "dtype": kernel.dtype} for case in sized)
+    return distinct({**case, "dtype": case_dtype(kernel)} for case in sized)
 
 
 def elements_of(case):

@@ -158,11 +158,20 @@ FLASHCORE_HD float inverse_step(Element element, float scale) {
 /// What a code's value in steps is multiplied by.
 FLASHCORE_HD float step_of(Element element, float scale) { return scale * code_step(element); }
 
-/// The same for a row of q, k or v, whose scales these are.
+/// What is left of four codes of q, k or v as they are read: all of it.
+FLASHCORE_HD std::uint32_t code_mask(const AttentionParams& p) {
+  return p.plant.is(PlantedBug::half_the_codes) ? 0x7f7f7f7fu : 0xffffffffu;
+}
+
+/// The row whose scale serves a row of q, k or v: itself.
+FLASHCORE_HD std::int32_t scaled_as(const AttentionParams& p, std::int32_t row) {
+  return p.plant.is(PlantedBug::scale_of_first_block) ? 0 : row;
+}
+
+/// What the codes of a row of q, k or v are multiplied by, whose scales these are.
 FLASHCORE_HD float row_step(const AttentionParams& p, Element element, const Scales& scales,
                             std::int32_t b, std::int32_t h, std::int32_t row) {
-  if (p.plant.is(PlantedBug::scale_of_first_block)) row = 0;
-  return step_of(element, scales.at(b, h, row));
+  return step_of(element, scales.at(b, h, scaled_as(p, row)));
 }
 
 }  // namespace flashcore::core

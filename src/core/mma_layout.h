@@ -50,6 +50,14 @@ FLASHCORE_HD constexpr Coordinate ldmatrix_b(int lane) {
 FLASHCORE_HD constexpr Coordinate ldmatrix_b_trans(int lane) { return {lane % 16, lane / 16}; }
 
 // ---------------------------------------------------------------------------------------------
+// 8-bit codes (code_pairs.h). ldmatrix moves them two by two, as if they were 16-bit elements, with
+// the same coordinates as above; a chunk then holds 16 of them.
+
+/// Which of 16 codes stands at place `place` of an operand's k or n: first the even ones, then the
+/// odd ones. A chunk of K so becomes one k-step, a chunk of V two n-tiles.
+FLASHCORE_HD constexpr int even_odd(int place) { return 2 * (place % 8) + place / 8; }
+
+// ---------------------------------------------------------------------------------------------
 
 /// A tile of 16-bit elements in shared memory, for ldmatrix without bank conflicts: eight
 /// neighbouring rows of one 16-byte chunk lie in different banks. The tile is cut into panels of 64

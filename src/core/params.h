@@ -31,8 +31,14 @@ struct Scales {
   std::int32_t block_rows;          // rows that share one; not 0
 
   FLASHCORE_HD float at(std::int32_t b, std::int32_t h, std::int32_t row) const {
-    return data == nullptr ? 1.f : data[b * batch + h * head + row / block_rows * block];
+    return data == nullptr ? 1.f : *address(b, h, row);
   }
+  /// Where there are some.
+  FLASHCORE_HD const float* address(std::int32_t b, std::int32_t h, std::int32_t row) const {
+    return data + b * batch + h * head + row / block_rows * block;
+  }
+  /// The rows of a head have several.
+  FLASHCORE_HD bool by_rows() const { return data != nullptr && block != 0; }
 };
 
 /// What checked mode writes to the workspace's error slot.

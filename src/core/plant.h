@@ -26,6 +26,7 @@ enum class PlantedBug : int {
   empty_row_is_nan = 15,       // a row that sees no key divides by zero
   pages_of_first = 16,         // all sequences read the first one's pages
   scale_of_first_block = 17,   // codes of every block of rows are scaled as the first block's
+  half_the_codes = 18,         // codes from 128 on are read without their top bit
 };
 
 #if defined(FLASHCORE_PLANTS)

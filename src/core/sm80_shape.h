@@ -12,6 +12,7 @@ struct Sm80Shape {
   int warp_rows;  // 16 or 32: 32 halve what is read of K and V per product, where they fit
                   // registers
   int threads;
+  int key_bytes = 2;  // of an element of K and V
 
   constexpr int row_warps() const { return tile_q / warp_rows; }
   constexpr int key_warps() const { return threads / 32 / row_warps(); }
@@ -20,12 +21,21 @@ struct Sm80Shape {
   constexpr bool own_keys() const { return row_warps() == 1; }
 
   /// Registers of a thread's scores and output, and of its queries if they are kept.
-  constexpr int accumulators() const { return warp_rows / 4 * (warp_keys() / 8 + head_dim / 8); }
+  constexpr int accumulators() const { return accumulators(warp_keys()); }
+  constexpr int accumulators(int keys) const { return warp_rows / 4 * (keys / 8 + head_dim / 8); }
   constexpr int query_registers() const { return warp_rows / 4 * (head_dim / 16); }
+
+  /// Keys whose scores a warp computes at once: all of its share or, where codes need registers to
+  /// become operands, as many as leave room for that.
+  constexpr int keys_at_once() const {
+    int keys = warp_keys();
+    while (key_bytes == 1 && keys % 32 == 0 && accumulators(keys) > 160) keys /= 2;
+    return keys;
+  }
 
   /// Bytes of the tiles or, in their place at the end, of the results.
   constexpr int tile_bytes() const {
-    const int tiles = 2 * head_dim * (tile_q + 2 * stages * tile_k);
+    const int tiles = 2 * head_dim * (tile_q + key_bytes * stages * tile_k);
     const int results = 4 * key_warps() * tile_q * (head_dim + 8);
     return tiles > results ? tiles : results;
   }

@@ -127,13 +127,14 @@ void load_tile(T* tile, const KeyTensor& t, const Block<T>& block, const core::K
   const std::int64_t head = block.kv_head * strides.head;
   if (core::is_8bit(t.element)) {
     const float* values = values_of(t.element);
+    const std::uint32_t mask = core::code_mask(block.params) & 0xff;
     for_each_key(
         tile, static_cast<const std::uint8_t*>(t.g_data) + head, strides, key_rows, keys.begin,
         count, columns, [&](T* to, const std::uint8_t* from, std::int32_t key) {
           const float step =
               core::row_step(block.params, t.element, t.scales, block.b, block.kv_head, key);
           for (std::int32_t c = 0; c < columns; ++c) {
-            to[c] = static_cast<T>(values[from[c * strides.column]] * step);
+            to[c] = static_cast<T>(values[from[c * strides.column] & mask] * step);
           }
         });
     return;
@@ -169,8 +170,10 @@ void load_queries(const Block<T>& block, int panel_rows) {
       const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
       const float* values = values_of(p.q_element);
       const float step = core::row_step(p, p.q_element, p.q_scale, block.b, head, query);
+      const std::uint32_t mask = core::code_mask(p) & 0xff;
       for (std::int32_t d = 0; d < p.head_dim; ++d) {
-        to[d * panel_rows] = static_cast<T>(values[from[d * p.q_strides.column]] * step) * factor;
+        to[d * panel_rows] =
+            static_cast<T>(values[from[d * p.q_strides.column] & mask] * step) * factor;
       }
     } else {
       const Storage* from = static_cast<const Storage*>(p.q) + at;

@@ -155,7 +155,10 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
         append(text, "takes %s, q is %s", to_string(kernel.dtype), to_string(problem.dtype));
       }
       break;
-    case Reject::storage: text = "takes 16-bit q, k and v; 8-bit ones go to simt"; break;
+    case Reject::storage:
+      text = needs_8_bits(kernel) ? "takes 8-bit k and v only"
+                                  : "takes 16-bit q, k and v; sm80_8bit and simt take 8-bit ones";
+      break;
     case Reject::head_dim:
       append(text, "takes dims up to %d, got %lld/%lld", kernel.head_dim, ll{problem.head_dim},
              ll{problem.v_dim});

@@ -37,12 +37,14 @@ constexpr bool compiled_for_cpu(Isa isa) {
 constexpr int kMaxCpuHeadDim = 576;
 constexpr int kCpuTileQ = 64;  // rows of one work item: a multiple of every panel
 
-constexpr int min_compute_capability(std::string_view family) {
-  return family == "simt" ? 75 : family == "sm80" ? 80 : 90;
+/// Work items of simt and Hopper kernels belong to one query head.
+constexpr bool packs_heads(std::string_view family) {
+  return family == "sm80" || family == "sm80_8bit";
 }
 
-/// Work items of simt and Hopper kernels belong to one query head.
-constexpr bool packs_heads(std::string_view family) { return family == "sm80"; }
+constexpr int min_compute_capability(std::string_view family) {
+  return family == "simt" ? 75 : packs_heads(family) ? 80 : 90;
+}
 
 /// Tensor cores take P in the inputs' format.
 constexpr DType probability_dtype(std::string_view family, DType dtype) {
@@ -53,7 +55,9 @@ constexpr std::int32_t blocks_per_sm(std::string_view family, int head_dim, int 
                                      int stages, int warp_rows, int threads) {
   if (family == "simt") return 2;
   if (family == "sm90") return 1;
-  return core::Sm80Shape{head_dim, tile_q, tile_k, stages, warp_rows, threads}.blocks_per_sm();
+  const int key_bytes = family == "sm80_8bit" ? 1 : 2;
+  return core::Sm80Shape{head_dim, tile_q, tile_k, stages, warp_rows, threads, key_bytes}
+      .blocks_per_sm();
 }
 
 constexpr KernelInfo kKernels[] = {

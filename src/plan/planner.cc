@@ -123,7 +123,8 @@ const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device
   if (device.device.type == DeviceType::cpu) {
     return choose_in_family("cpu", problem, device, ignored);
   }
-  const KernelInfo* chosen = choose_in_family("sm80", problem, device, cycles);
+  const KernelInfo* chosen =
+      choose_in_family(stored_in_8_bits(problem) ? "sm80_8bit" : "sm80", problem, device, cycles);
   // A batch-invariant plan may not weigh one family against the other.
   if (problem.options.reproducibility == Reproducibility::deterministic) {
     const KernelInfo* hopper = choose_in_family("sm90", problem, device, ignored);
@@ -202,8 +203,13 @@ std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept
   return problem.batch * heads * ceil_div(rows_of(kernel, problem), kernel.tile_q);
 }
 
+bool needs_8_bits(const KernelInfo& kernel) noexcept {
+  return std::strcmp(kernel.family, "sm80_8bit") == 0;
+}
+
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
-  return kernel.dtype != DType::f64 && !is_sm80(kernel) && !is_sm90(kernel);
+  return needs_8_bits(kernel) ||
+         (kernel.dtype != DType::f64 && !is_sm80(kernel) && !is_sm90(kernel));
 }
 
 Reject supports(const KernelInfo& kernel, const Problem& problem,
@@ -229,6 +235,9 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
   if (kernel.dtype != problem.dtype) return Reject::dtype;
   if (std::max(problem.head_dim, problem.v_dim) > kernel.head_dim) return Reject::head_dim;
   if (stored_in_8_bits(problem) && !takes_8_bits(kernel)) return Reject::storage;
+  if (needs_8_bits(kernel) && !(is_8bit(problem.k.dtype) && is_8bit(problem.v.dtype))) {
+    return Reject::storage;
+  }
   return is_sm90(kernel) ? supports_sm90(problem, device) : Reject::none;
 }
 

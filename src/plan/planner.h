@@ -20,7 +20,7 @@ enum class Reject {
   too_many_items,  // few rows per block would read K and V too often
   options,         // what only other kernels know: bias, mask, pages, splits
   strides,         // of q, k or v, that the copy engine cannot follow
-  storage,         // 8-bit q, k or v
+  storage,         // 8-bit q, k or v, or 16-bit ones
   too_many_rows,   // more rows or items than its 32-bit counters hold
   slower_family,   // tensor cores take it
   slower_isa,      // a wider instruction set is there
@@ -29,8 +29,10 @@ enum class Reject {
 /// The kernels of a family for a dtype: of small head dims first. Empty where there are none.
 std::span<const KernelInfo> kernels_of(const char* family, DType dtype) noexcept;
 
-/// Whether q, k and v may be 8-bit: they are read by a run-time switch, not by other kernels.
+/// Whether q, k and v may be 8-bit, and whether k and v must be. In which format is a run-time
+/// switch inside a kernel.
 bool takes_8_bits(const KernelInfo& kernel) noexcept;
+bool needs_8_bits(const KernelInfo& kernel) noexcept;
 
 /// Whether the kernel can run the problem at all.
 Reject supports(const KernelInfo& kernel, const Problem& problem,

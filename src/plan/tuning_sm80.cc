@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/params.h"
+#include "plan/planner.h"
 #include "plan/tuning.h"
 
 namespace flashcore {
@@ -15,6 +16,7 @@ constexpr double kFinish = 2500;           // from its last product to its last 
 constexpr double kFinishRow = 25;          // more for each row of its tile
 constexpr double kStep = 1500;             // latencies of a step that nothing hides
 constexpr double kProductOverhead = 1.65;  // a step's time over that of its products alone
+constexpr double kCodeCycles = 4;          // more for an instruction's 64 codes to become operands
 constexpr double kJoinLast = 2700;         // splits joined by the last block to arrive
 constexpr double kJoinCluster = 1500;      // in a cluster
 constexpr double kMemoryCycles = 4800;     // from a copy's begin to its end, when all SMs read
@@ -45,7 +47,9 @@ struct Model {
     blocks_per_sm = std::clamp(std::min(by_memory, k.blocks_per_sm), 1, 8);
     // mma.m16n8k16 on one of an SM's four tensor cores: 8 cycles, on Hopper measured 5.9.
     const double one = d.compute_capability >= 90 ? 5.93 : 8.0;
-    mma_cycles = 2.0 * k.tile_q * k.tile_k * k.head_dim / 2048 / 4 * one;
+    // A warp's codes become operands once for all of its rows.
+    const double codes = needs_8_bits(k) ? kCodeCycles * 16 / (k.tile_q > 64 ? 32 : 16) : 0.0;
+    mma_cycles = 2.0 * k.tile_q * k.tile_k * k.head_dim / 2048 / 4 * (one + codes);
   }
 
   /// K and V are read by one block each: they come from memory, which the SMs share, and a cluster
@@ -65,7 +69,8 @@ struct Model {
     const double together = std::clamp(ceil_div(blocks, sms), 1.0, blocks_per_sm);  // on one SM
     const double slots = sms * blocks_per_sm;
     const double waves = blocks > 4 * slots ? blocks / slots : ceil_div(blocks, slots);
-    const double bytes = 4.0 * kernel.tile_k * kernel.head_dim * together;
+    const double bytes =
+        (needs_8_bits(kernel) ? 2.0 : 4.0) * kernel.tile_k * kernel.head_dim * together;
     const double of_memory = kMemoryShare * device.memory_gbs / kClockGhz / std::min(blocks, sms);
     const double under_way = together * kernel.smem_bytes / kMemoryCycles;
     const double rate = from_memory() ? std::min(of_memory, under_way) : kL2BytesPerCycle;

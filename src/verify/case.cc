@@ -105,7 +105,7 @@ void draw_pages(Random random, CaseSpec& s) {
 
 /// K and V, perhaps Q too, in 8 bits.
 void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
-  if (!takes_8_bits(kernel) || !random.chance(0.35)) return;
+  if (!takes_8_bits(kernel) || (!needs_8_bits(kernel) && !random.chance(0.35))) return;
   static constexpr DType kTypes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
   s.k_storage = random.pick(kTypes);
   s.v_storage = random.chance(0.7) ? s.k_storage : random.pick(kTypes);
@@ -126,6 +126,10 @@ void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
 }  // namespace
 
 void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
+  if (needs_8_bits(kernel) && s.k_storage == DType::none) {
+    s.k_storage = s.v_storage = DType::e4m3;
+    s.k_scale = s.v_scale = ScaleKind::per_head;
+  }
   if (!kernel.uses_tma) return;
   constexpr std::int64_t kPiece = 8;  // 16-bit elements of 16 bytes
   const auto pieces = [](std::int64_t dim) { return (dim + kPiece - 1) / kPiece * kPiece; };

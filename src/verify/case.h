@@ -64,7 +64,8 @@ std::vector<std::string> features(const CaseSpec& spec);
 /// One line: sizes and features.
 std::string to_string(const CaseSpec& spec);
 
-/// Changes what a kernel leaves to others (see KernelInfo::uses_tma) into something it takes.
+/// Changes what a kernel leaves to others (see KernelInfo::uses_tma and needs_8_bits()) into
+/// something it takes.
 void fit_to_kernel(const KernelInfo& kernel, CaseSpec& spec);
 
 /// Random problem number `index` of `seed` for one kernel: sizes lean to the kernel's tile edges

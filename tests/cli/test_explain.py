@@ -62,7 +62,7 @@ class Explain(CommandTest):
         one = self.call_json("explain", "--case", "decode#2", "--plan-for", "h200")
         self.assertEqual(one["shape"], "1,32/8,1/8192,128")
         eight = self.call_json("explain", "--case", "fp8#1", "--plan-for", "h200")
-        self.assertRegex(eight["kernel"], "simt_f16")
+        self.assertRegex(eight["kernel"], "sm80_8bit_f16")
         several = self.call_json("explain", "--suite", "simt", "--plan-for", "h200")
         self.assertEqual(len(several["plans"]), 2)
 

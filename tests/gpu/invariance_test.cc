@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "core/numeric.h"
+#include "plan/planner.h"
 #include "support.h"
 #include "verify/random.h"
 
@@ -150,7 +151,7 @@ class BatchInvariance : public GpuTest {
     const DeviceInfo device = require(device_info(kGpu));
     for (const KernelInfo& kernel : kernels()) {
       if (kernel.device == DeviceType::cuda && kernel.compiled && kernel.dtype != DType::f32 &&
-          kernel.min_compute_capability <= device.compute_capability &&
+          !needs_8_bits(kernel) && kernel.min_compute_capability <= device.compute_capability &&
           kernel.smem_bytes <= device.smem_per_block_bytes) {
         all.push_back(&kernel);
       }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "plan/planner.h"
 #include "reference/oracle.h"
 #include "support.h"
 
@@ -62,12 +63,13 @@ class Splits : public GpuTest {
     if (!IsSkipped()) device_ = require(device_info(kGpu));
   }
 
-  /// The kernels of the type that split keys and that this GPU can run.
+  /// The kernels of the type that split 16-bit or f32 keys and that this GPU can run.
   std::vector<const KernelInfo*> kernels_of(DType dtype) const {
     std::vector<const KernelInfo*> found;
     for (const KernelInfo& kernel : kernels()) {
       if (kernel.device == DeviceType::cuda && kernel.compiled && kernel.dtype == dtype &&
-          !kernel.uses_tma && kernel.min_compute_capability <= device_.compute_capability &&
+          !kernel.uses_tma && !needs_8_bits(kernel) &&
+          kernel.min_compute_capability <= device_.compute_capability &&
           kernel.smem_bytes <= device_.smem_per_block_bytes) {
         found.push_back(&kernel);
       }

@@ -23,6 +23,7 @@ verify::CaseSpec several_tiles(const KernelInfo& kernel) {
   verify::CaseSpec spec =
       dense(kernel.dtype, 2, 4, 2, kernel.tile_q + 3, 4 * kernel.tile_k + 5, kernel.head_dim);
   spec.v_dim = kernel.head_dim - 8;
+  verify::fit_to_kernel(kernel, spec);
   return spec;
 }
 

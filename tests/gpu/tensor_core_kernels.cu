@@ -81,6 +81,16 @@ __global__ void pack(const float* g_low, const float* g_high, std::uint32_t* g_o
   if (i < n) g_out[i] = cuda::pack<T>(g_low[i], g_high[i]);
 }
 
+template <core::Half kHalf, core::Element kReader>
+__global__ void read_codes(core::Element format, const std::uint32_t* g_codes, std::uint32_t* g_out,
+                           unsigned n) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  const core::CodePairs pairs = core::CodeReader<kHalf, kReader>(format)(g_codes[i]);
+  g_out[2 * i] = pairs.even;
+  g_out[2 * i + 1] = pairs.odd;
+}
+
 // ---------------------------------------------------------------------------------------------
 // A swizzled tile
 
@@ -176,6 +186,17 @@ std::vector<std::uint32_t> pack_all(const std::vector<float>& low, const std::ve
   return out.host();
 }
 
+template <core::Half kHalf>
+std::vector<std::uint32_t> read_all(core::Element format, const std::vector<std::uint32_t>& codes) {
+  const Array<std::uint32_t> in(codes), out(2 * codes.size());
+  const auto kernel = format == core::Element::e4m3   ? read_codes<kHalf, core::Element::e4m3>
+                      : format == core::Element::e5m2 ? read_codes<kHalf, core::Element::e5m2>
+                                                      : read_codes<kHalf, core::Element::int8>;
+  const auto n = static_cast<unsigned>(codes.size());
+  kernel<<<(n + 255) / 256, 256>>>(format, in.get(), out.get(), n);
+  return out.host();
+}
+
 }  // namespace
 
 std::vector<std::uint8_t> run_copy_async(const std::vector<std::uint8_t>& source,
@@ -217,6 +238,12 @@ std::vector<std::uint32_t> run_pack(HalfFormat format, const std::vector<float>&
                                     const std::vector<float>& high) {
   return format == HalfFormat::f16 ? pack_all<__half>(low, high)
                                    : pack_all<__nv_bfloat16>(low, high);
+}
+
+std::vector<std::uint32_t> run_code_pairs(HalfFormat half, core::Element format,
+                                          const std::vector<std::uint32_t>& codes) {
+  return half == HalfFormat::f16 ? read_all<core::Half::f16>(format, codes)
+                                 : read_all<core::Half::bf16>(format, codes);
 }
 
 TileResult run_tile(const TileCall& call) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/code_pairs.h"
 #include "half_format.h"
 
 namespace flashcore::gpu_test {
@@ -33,6 +34,10 @@ std::vector<float> run_multiply_add(HalfFormat format, const std::vector<std::ui
 /// pack(low[i], high[i]).
 std::vector<std::uint32_t> run_pack(HalfFormat format, const std::vector<float>& low,
                                     const std::vector<float>& high);
+
+/// core::CodeReader of every word: its even pair, then its odd one.
+std::vector<std::uint32_t> run_code_pairs(HalfFormat half, core::Element format,
+                                          const std::vector<std::uint32_t>& codes);
 
 /// A matrix of 16-bit elements, copied into a SwizzledTile by copy_async_16() as the kernels do it
 /// (zeros past `rows` and `columns`), and read by ldmatrix in blocks of 16 × 16 in all three ways.

@@ -373,5 +373,41 @@ TEST_F(TensorCores, ATileGoesFromCopiesToRegistersAndItsPaddingIsZero) {
   }
 }
 
+// ---------------------------------------------------------------------------------------------
+// 8-bit codes
+
+// Every code in every place of a register, beside codes of every kind: what the host makes of it
+// (tests/unit/code_pairs_test.cc) is what the formats say.
+TEST_F(TensorCores, EveryCodeBecomesItsValue) {
+  std::vector<std::uint32_t> words;
+  for (std::uint32_t code = 0; code < 256; ++code) {
+    for (const std::uint32_t others : {0x00000000u, 0xffffffffu, 0x7f7f7f7fu, 0x80808080u}) {
+      for (int place = 0; place < 4; ++place) {
+        words.push_back((others & ~(0xffu << (8 * place))) | code << (8 * place));
+      }
+    }
+  }
+  for (const HalfFormat half : {HalfFormat::f16, HalfFormat::bf16}) {
+    for (const core::Element format :
+         {core::Element::e4m3, core::Element::e5m2, core::Element::int8, core::Element::byte}) {
+      const core::Half as = half == HalfFormat::f16 ? core::Half::f16 : core::Half::bf16;
+      const std::vector<std::uint32_t> got = run_code_pairs(half, format, words);
+      for (std::size_t i = 0; i < words.size(); ++i) {
+        for (int place = 0; place < 4; ++place) {
+          const std::uint16_t bits = half_of(got[2 * i + place % 2], place / 2);
+          const float value =
+              (as == core::Half::f16 ? core::float_of_f16(bits) : core::float_of_bf16(bits)) *
+              core::code_unit(as, format);
+          const auto code = static_cast<std::uint8_t>(words[i] >> (8 * place));
+          const float want = core::code_value(format, code);
+          ASSERT_TRUE(std::isnan(want) ? std::isnan(value) : value == want)
+              << "format " << static_cast<int>(format) << " code " << int{code} << " place "
+              << place << " got " << value << " want " << want;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashcore::gpu_test

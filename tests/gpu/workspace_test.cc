@@ -21,6 +21,7 @@ TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
         spec.options.checked = checked;
         spec.lse = spec.used_k = true;
         if (splits > 1 && kernel->uses_tma) continue;  // it takes no splits
+        verify::fit_to_kernel(*kernel, spec);
         const verify::CaseMemory memory(spec);
         GpuCase gpu(memory);  // its workspace held only ones before workspace_init()
         EXPECT_EQ(gpu.plan().splits, splits);

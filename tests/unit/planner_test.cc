@@ -85,6 +85,13 @@ const WantedOnGpu kWantedOnGpu[] = {
     {"t4", DType::f16, 1, 8, 512, 512, 64, 64, "simt", 64},
     {"t4", DType::f32, 8, 16, 1024, 1024, 128, 128, "simt", 128},
     {"t4", DType::f32, 8, 16, 1024, 1024, 200, 200, "simt", 256},
+    // 8-bit tensors have kernels of their own, of three sizes.
+    {"h200", DType::e4m3, 16, 8, 1, 8192, 128, 128, "sm80_8bit", 128},
+    {"a100", DType::int8, 4, 8, 2048, 2048, 64, 64, "sm80_8bit", 64},
+    {"l4", DType::byte, 1, 8, 512, 512, 72, 64, "sm80_8bit", 128},
+    {"a100", DType::e5m2, 4, 8, 2048, 2048, 129, 192, "sm80_8bit", 256},
+    {"a100", DType::e4m3, 1, 8, 512, 512, 257, 64, "simt", 576},
+    {"t4", DType::e4m3, 1, 8, 512, 512, 64, 64, "simt", 64},
 };
 
 TEST(Planner, ChoosesFamilyAndSizeForEveryGpu) {
@@ -252,6 +259,23 @@ TEST(Planner, AdaHasTensorCoreKernelsForEveryDim) {
 }
 
 // sm_75 has neither cp.async nor bf16 matrix products.
+// 16-bit kernels leave 8-bit tensors to others, and the other way round; a mixture goes to simt.
+TEST(Planner, EightBitKernelsTakeEightBitKeysAndValuesOnly) {
+  const DeviceInfo device = *named_device("a100");
+  Problem p = *dense_problem(DType::bf16, 2, 8, 4, 64, 4096, 128, 128, {}, device.device);
+  const KernelInfo& eight = *find_kernel("fwd_sm80_8bit_bf16_d128_q16");
+  const KernelInfo& sixteen = *find_kernel("fwd_sm80_bf16_d128_q16_s1");
+  EXPECT_EQ(supports(eight, p, device), Reject::storage);
+  EXPECT_EQ(supports(sixteen, p, device), Reject::none);
+  p.k.dtype = DType::e4m3;
+  EXPECT_EQ(supports(eight, p, device), Reject::storage);
+  EXPECT_EQ(supports(sixteen, p, device), Reject::storage);
+  EXPECT_STREQ(make_plan(p, device)->kernel->family, "simt");
+  p.v.dtype = DType::int8;
+  EXPECT_EQ(supports(eight, p, device), Reject::none);
+  EXPECT_STREQ(make_plan(p, device)->kernel->family, "sm80_8bit");
+}
+
 TEST(Planner, TuringTakesThePlainKernels) { expect_family_at_every_dim("t4", "simt", 64, 256); }
 
 /// What must hold for any plan.

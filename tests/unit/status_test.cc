@@ -104,6 +104,7 @@ TEST(Library, VersionAndFingerprints) {
     EXPECT_GE(std::string(source_fingerprint(family)).size(), 12u);
   }
   EXPECT_STRNE(source_fingerprint(""), source_fingerprint("cpu"));
+  EXPECT_STREQ(source_fingerprint("sm80_8bit"), source_fingerprint("sm80"));
   EXPECT_STREQ(source_fingerprint(nullptr), source_fingerprint(""));
   EXPECT_EQ(source_fingerprint("sm123"), nullptr);
 }

@@ -33,7 +33,7 @@ class Verification {
     for (const std::string& dtype :
          args_.dtypes.empty() ? std::vector<std::string>{"f32"} : args_.dtypes) {
       const auto target = library_target(args_.library, args_.symbol, device, args_.call_limit_s);
-      verify_one(args_.symbol, dtype, *target);
+      verify_one(args_.symbol, dtype, *target, args_.out_dtype);
     }
   }
 
@@ -47,7 +47,7 @@ class Verification {
         if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), dtype) == wanted.end()) {
           continue;
         }
-        verify_one(kernel.id, dtype, *kernel_target(targets[0], kernel.id));
+        verify_one(kernel.id, dtype, *kernel_target(targets[0], kernel.id), out_dtype_of(kernel));
       }
     }
     if (reports_.empty()) throw CommandError("--dtype: no kernel chosen takes it");
@@ -55,17 +55,28 @@ class Verification {
 
   /// The inputs a kernel takes. 8-bit ones with an f32 output are f16 kernels' matter.
   static std::vector<DType> dtypes_of(const KernelInfo& kernel) {
-    if (kernel.dtype != DType::f16 || !takes_8_bits(kernel)) return {kernel.dtype};
-    return {kernel.dtype, DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+    std::vector<DType> dtypes;
+    if (!needs_8_bits(kernel)) dtypes = {kernel.dtype};
+    if (needs_8_bits(kernel) || (kernel.dtype == DType::f16 && takes_8_bits(kernel))) {
+      dtypes.insert(dtypes.end(), {DType::e4m3, DType::e5m2, DType::int8, DType::byte});
+    }
+    return dtypes;
   }
 
-  void verify_one(const std::string& name, const std::string& dtype, verify::CallTarget& target) {
+  /// Of an 8-bit q only a bf16 output says that the kernel is bf16's.
+  std::string out_dtype_of(const KernelInfo& kernel) const {
+    const bool says = needs_8_bits(kernel) && kernel.dtype == DType::bf16;
+    return args_.out_dtype.empty() && says ? "bf16" : args_.out_dtype;
+  }
+
+  void verify_one(const std::string& name, const std::string& dtype, verify::CallTarget& target,
+                  const std::string& out_dtype) {
     flashcore_verify_options options;
     flashcore_verify_options_init(&options, sizeof options);
     const auto text = [](const std::string& s) { return s.empty() ? nullptr : s.c_str(); };
     options.name = name.c_str();
     options.dtype = dtype.c_str();
-    options.out_dtype = text(args_.out_dtype);
+    options.out_dtype = text(out_dtype);
     options.arithmetic = text(args_.arithmetic);
     options.layout = args_.layout.c_str();
     options.only = text(args_.only);

@@ -28,6 +28,25 @@ __device__ __forceinline__ void copy_async_16(std::uint32_t s_to, const void* g_
                : "memory");
 }
 
+/// The same with `bytes` (0 or 4) of 4; addresses are multiples of 4.
+__device__ __forceinline__ void copy_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
+               :
+               : "r"(s_to), "l"(g_from), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_4(std::uint32_t s_to, std::uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" : : "r"(s_to), "r"(x) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_16(std::uint32_t s_to, const std::uint32_t (&x)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(s_to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
 /// Ends a group of copies.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -123,7 +123,8 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
       for (int i = 0; i < 4; ++i) {
         float x = 0.f;
         if (i < count) {
-          x = code_to_float(matrix.element, g_row[(column + i) * matrix.strides.column]) * step;
+          const std::uint32_t code = g_row[(column + i) * matrix.strides.column];
+          x = code_to_float(matrix.element, code & core::code_mask(matrix.params) & 0xff) * step;
         }
         s_tile[r][s_column + 4 * tx + i] = x * factor;
       }

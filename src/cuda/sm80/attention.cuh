@@ -11,11 +11,14 @@
 //            of P V
 //   smem     Q tile, rings of K and V tiles, all swizzled (core/mma_layout.h); when the loop is
 //            over, the results in their place
+//   8 bits   K and V may be codes (C::kCodes): their tiles stay so, and become 16-bit operands in
+//            registers (codes.cuh)
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "cuda/primitives/report.cuh"
+#include "cuda/sm80/codes.cuh"
 #include "cuda/sm80/config.cuh"
 #include "cuda/sm80/item.cuh"
 #include "cuda/sm80/join.cuh"
@@ -50,7 +53,12 @@ __device__ __forceinline__ void attend_keys(SharedStorage<C>& s, Outputs<C>& o,
   const bool seen = first_key < keys.seen.end && first_key + kKeys > keys.seen.begin;
   Scores<C, kKeys> score = {};
   if (seen) {
-    multiply_queries<C, kPlain, kKeys>(score, q, s, s.k[stage], s_key, t);
+    if constexpr (C::kCodes) {
+      multiply_queries_by_codes<C, kPlain, kKeys>(score, q, s, p, stage, s_key, t);
+      scale_scores<C, kKeys>(score, s, p, stage, s_key, t);
+    } else {
+      multiply_queries<C, kPlain, kKeys>(score, q, s, s.k[stage], s_key, t);
+    }
     finish_scores<C, kPlain, kKeys>(score, t, p, s.item, keys, first_key);
   }
   const bool begins = n == 0, ends = n + kKeys == C::kWarpKeys;
@@ -59,7 +67,12 @@ __device__ __forceinline__ void attend_keys(SharedStorage<C>& s, Outputs<C>& o,
   if (ends) load_keys<C, kPlain>(s, p, s.item, stage, tile + C::kStages * C::kTileK);
   if (!seen) return;
   softmax<C, kKeys>(score, o, s.states[threadIdx.x], s.item.factor, p.plant);
-  multiply_values<C, kKeys>(o, score, s.v[stage], s_key, t);
+  if constexpr (C::kCodes) {
+    scale_probabilities<C, kKeys>(score, s, p, stage, s_key, t);
+    multiply_codes<C, kKeys>(o, score, s, p, stage, s_key, t);
+  } else {
+    multiply_values<C, kKeys>(o, score, s.v[stage], s_key, t);
+  }
 }
 
 template <typename C, bool kPlain>
@@ -85,7 +98,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
       const int last_stage = stage == 0 ? C::kStages - 1 : stage - 1;
       load_values<C, kPlain>(s, p, s.item, last_stage, tile + (C::kStages - 1) * C::kTileK);
     }
-    constexpr int kKeys = kPlain ? C::kWarpKeys : C::kOptionKeys;  // options need registers
+    constexpr int kKeys = kPlain ? C::kPlainKeys : C::kOptionKeys;
 #pragma unroll 1
     for (int n = 0; n < C::kWarpKeys; n += kKeys) {
       attend_keys<C, kPlain, kKeys>(s, o, q, p, stage, tile, n);
@@ -96,11 +109,11 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
   const Thread<C> t(threadIdx.x);
   if (C::kKeyWarps == 1 && p.splits == 1 &&
       (kPlain || (p.vector_rows && p.out_element != core::Element::f32))) {
-    write_accumulators<C, kPlain>(o, states, p, s.item, t);
+    write_accumulators<C, kPlain>(o, states, s, p, s.item, t);
     return;
   }
   __syncthreads();  // Q, K and V are read
-  leave_results<C>(s.results, o, states, s.item, t);
+  leave_results<C>(s.results, o, states, s, s.item, t);
   __syncthreads();
   if constexpr (C::kOwnKeys) {
     if (p.joins_in_cluster) {
@@ -132,11 +145,15 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
     return;
   }
   const std::int32_t begin = core::tile_begin(item.seen.begin, C::kTileK);
-  load_queries<C, kPlain>(s, p, item);
+  if constexpr (!C::kCodes) load_queries<C, kPlain>(s, p, item);
 #pragma unroll 1
   for (int stage = 0; stage < C::kStages; ++stage) {
     load_keys<C, kPlain>(s, p, item, stage, begin + stage * C::kTileK);
     load_values<C, kPlain>(s, p, item, stage, begin + stage * C::kTileK);
+  }
+  if constexpr (C::kCodes) {  // while those copies are under way
+    load_paired_queries<C, kPlain>(s, p, item);
+    find_scales<C>(s, p, item);
   }
   if (threadIdx.x == 0) s.item = item;
   if (item.split == 0 && item.kv_head == 0 && item.first_row == 0) {

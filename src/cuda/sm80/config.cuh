@@ -1,8 +1,11 @@
 // The shape of a tensor-core kernel and what its block keeps in shared memory.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "core/code_pairs.h"
 #include "core/mma_layout.h"
 #include "core/sm80_shape.h"
 #include "core/softmax_state.h"
@@ -10,12 +13,32 @@
 
 namespace flashcore::cuda::sm80 {
 
+template <typename Element>
+inline constexpr core::Half kHalfOf = core::Half::bf16;
+template <>
+inline constexpr core::Half kHalfOf<__half> = core::Half::f16;
+
+/// How an element of K and V is stored.
+template <typename Element, bool kCodes>
+struct Storage {
+  using Type = Element;
+};
+template <typename Element>
+struct Storage<Element, true> {
+  using Type = std::uint8_t;
+};
+
+/// Element is the type products are computed in. K and V are stored as such or, kCodes, in 8 bits
+/// in a format known at run time; then Q may be 8-bit too.
 template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows_,
-          int kThreads_>
+          int kThreads_, bool kCodes_ = false>
 struct Config {
   using Element = Element_;
-  static constexpr core::Sm80Shape kShape{kHeadDim_, kTileQ_,    kTileK_,
-                                          kStages_,  kWarpRows_, kThreads_};
+  using Stored = typename Storage<Element, kCodes_>::Type;  // of K and V
+  static constexpr bool kCodes = kCodes_;
+  static constexpr core::Half kHalf = kHalfOf<Element>;
+  static constexpr core::Sm80Shape kShape{kHeadDim_,  kTileQ_,   kTileK_,       kStages_,
+                                          kWarpRows_, kThreads_, sizeof(Stored)};
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kTileQ = kTileQ_;
   static constexpr int kTileK = kTileK_;
@@ -25,6 +48,8 @@ struct Config {
   static constexpr int kRowWarps = kShape.row_warps();
   static constexpr int kKeyWarps = kShape.key_warps();
   static constexpr int kWarpKeys = kShape.warp_keys();
+  // Of which the scores are computed at once, without and with options, which need registers.
+  static constexpr int kPlainKeys = kShape.keys_at_once();
   static constexpr int kOptionKeys = kWarpKeys % 32 == 0 ? 32 : 16;
   static constexpr int kRowTiles = kWarpRows / 16;   // m-tiles of a warp
   static constexpr int kColumnTiles = kHeadDim / 8;  // n-tiles of its output
@@ -33,10 +58,14 @@ struct Config {
   static constexpr bool kKeepsQueries = kShape.keeps_queries();
   static constexpr int kMinBlocks = kShape.blocks_per_sm();
   using QueryTile = core::SwizzledTile<kTileQ, kHeadDim>;
-  using KeyTile = core::SwizzledTile<kTileK, kHeadDim>;  // of K and of V
+  // Of K and of V, counted in 16-bit elements: two codes are one.
+  using KeyTile = core::SwizzledTile<kTileK, kHeadDim * sizeof(Stored) / 2>;
   static_assert(kRowWarps * kKeyWarps * 32 == kThreads && kWarpKeys % 16 == 0 &&
                 kHeadDim % 32 == 0);
 };
+
+template <typename Element, int... kShape>
+using CodeConfig = Config<Element, kShape..., true>;
 
 /// What a block passes around when its loop is over. Rows of o are padded so that the lanes of a
 /// warp write to different banks.
@@ -55,14 +84,28 @@ struct alignas(16) RowStates {
   core::SoftmaxState<float> of[C::kRowTiles][2];
 };
 
+/// What the products of 8-bit tensors are multiplied by.
+template <typename C, bool kCodes = C::kCodes>
+struct CodeScales {
+  alignas(16) float k_of_key[C::kStages][C::kTileK];  // of scores, where keys have scales
+  alignas(16) float v_of_key[C::kStages][C::kTileK];  // of probabilities, likewise, in units of v
+  float of_row[C::kTileQ];                            // of scores: everything else
+  float v_unit_inverse;
+  float of_output;
+};
 template <typename C>
-struct alignas(128) SharedStorage {
+struct CodeScales<C, false> {};
+
+template <typename C>
+struct alignas(128) SharedStorage : CodeScales<C> {
   using T = typename C::Element;
+  using Stored = typename C::Stored;
+  static constexpr int kKeyElements = C::kTileK * C::kHeadDim;
   union {
     struct {
       alignas(128) T q[C::QueryTile::kElements];
-      alignas(128) T k[C::kStages][C::KeyTile::kElements];
-      alignas(128) T v[C::kStages][C::KeyTile::kElements];
+      alignas(128) Stored k[C::kStages][kKeyElements];
+      alignas(128) Stored v[C::kStages][kKeyElements];
     };
     Results<C> results;
   };

@@ -90,13 +90,14 @@ __device__ __forceinline__ Item describe_item(const AttentionParams& p, std::int
                                    : item.kv_head;
   item.g_table = core::key_rows(p, item.sequence, item.b).table;
   const auto rows_of = [&](const void* g_data, const core::Strides& strides) {
-    const auto* g_head = static_cast<const typename C::Element*>(g_data) + kv_head * strides.head;
+    const auto* g_head = static_cast<const typename C::Stored*>(g_data) + kv_head * strides.head;
     if (item.g_table != nullptr) return g_head;
     return g_head + item.b * strides.batch + item.sequence.k_row * strides.row;
   };
   item.g_k = rows_of(p.k, p.k_strides);
   item.g_v = rows_of(p.v, p.v_strides);
-  item.factor = kPlain ? score_factor(p) : 1.f;  // options leave finished scores
+  // Options leave finished scores, and so do scales.
+  item.factor = kPlain && !C::kCodes ? score_factor(p) : 1.f;
   return item;
 }
 

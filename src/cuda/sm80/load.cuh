@@ -1,5 +1,6 @@
 // Copies of Q, K and V into swizzled tiles, in the background. Past the end of a sequence and past
-// head_dim a tile becomes zero, so that padding never matters.
+// head_dim a tile becomes zero, so that padding never matters. (8-bit zeros may mean something
+// else, but a finite value: it meets zeros in Q or a probability of 0.)
 #pragma once
 
 #include "cuda/primitives/ptx.cuh"
@@ -26,29 +27,45 @@ struct Copies {
   }
 };
 
+__device__ __forceinline__ std::uint32_t bits_of(std::uint8_t x) { return x; }
+template <typename T>
+__device__ __forceinline__ std::uint32_t bits_of(T x) {
+  return reinterpret_cast<const std::uint16_t&>(x);
+}
+
+/// A word of `count` elements (at most as many as it holds) that lie `stride` apart; the rest of it
+/// comes from `filling`.
+template <typename T>
+__device__ __forceinline__ std::uint32_t gather_word(const T* g_from, int count,
+                                                     std::int64_t stride,
+                                                     std::uint32_t filling = 0) {
+  constexpr int kBits = 8 * sizeof(T);
+  std::uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 32 / kBits; ++i) {
+    const std::uint32_t mask = ((1u << kBits) - 1) << (kBits * i);
+    word |= i < count ? bits_of(g_from[i * stride]) << (kBits * i) : filling & mask;
+  }
+  return word;
+}
+
 /// One chunk that may be cut off at `columns`, or whose row cannot be reached by copies (then it is
 /// gathered at once).
 template <typename T>
 __device__ __forceinline__ void copy_chunk(std::uint32_t s_to, const T* g_row, int chunk,
                                            int columns, std::int64_t column_stride, bool async) {
-  const int left = columns - 8 * chunk;  // may be <= 0
+  constexpr int kSize = sizeof(T), kPiece = 16 / kSize;
+  const int left = columns - kPiece * chunk;  // may be <= 0
   if (async) {
-    copy_async_16(s_to, g_row + 8 * chunk, max(min(2 * left, 16), 0));
+    copy_async_16(s_to, g_row + kPiece * chunk, max(min(kSize * left, 16), 0));
     return;
   }
-  std::uint32_t x[4] = {};
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    if (i < left) {
-      const T one = g_row[(8 * chunk + i) * column_stride];
-      x[i / 2] |= static_cast<std::uint32_t>(reinterpret_cast<const std::uint16_t&>(one))
-                  << (16 * (i % 2));
-    }
+  g_row += kPiece * chunk * column_stride;
+#pragma unroll(kSize == 1 ? 1 : 4)  // a loop of bytes would take many registers
+  for (int i = 0; i < kPiece; i += kPiece / 4) {
+    store_shared_4(s_to + i * kSize,
+                   gather_word(g_row + i * column_stride, left - i, column_stride));
   }
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};"
-               :
-               : "r"(s_to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
-               : "memory");
 }
 
 template <typename C, bool kPlain>
@@ -80,11 +97,11 @@ __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const Attentio
 /// Copies K or V of the step that begins at first_key: all of it or, where keys belong to warps,
 /// the warp's share. Keys past those seen become zero.
 template <typename C, bool kPlain>
-__device__ __forceinline__ void load_tile(typename C::Element* s_tile, const AttentionParams& p,
+__device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const AttentionParams& p,
                                           const Item& item, const void* g_data,
                                           const core::Strides& strides, int columns,
                                           std::int32_t first_key) {
-  using T = typename C::Element;
+  using T = typename C::Stored;
   using Tile = typename C::KeyTile;
   using Mine = Copies<Tile, C::kOwnKeys ? 32 : C::kThreads>;
   constexpr int kRows = C::kOwnKeys ? C::kWarpKeys : C::kTileK;
@@ -104,7 +121,7 @@ __device__ __forceinline__ void load_tile(typename C::Element* s_tile, const Att
       const std::uint32_t s_to = Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes;
       const int chunk = panel * Tile::kPanelChunks + mine.chunk;
       if constexpr (kPlain) {
-        copy_async_16(s_to, g_row + 8 * chunk, given ? 16 : 0);
+        copy_async_16(s_to, g_row + 16 / sizeof(T) * chunk, given ? 16 : 0);
       } else {
         copy_chunk(s_to, g_row, chunk, given ? columns : 0, strides.column, p.async_rows);
       }
@@ -129,6 +146,26 @@ __device__ __forceinline__ void load_tile(typename C::Element* s_tile, const Att
   }
 }
 
+/// Scales of the keys of a step, where these have some.
+template <typename C>
+__device__ __forceinline__ void load_scales(float* s_scales, const AttentionParams& p,
+                                            const Item& item, const core::Scales& scales,
+                                            std::int32_t first_key) {
+  if (!scales.by_rows()) return;
+  constexpr int kRows = C::kOwnKeys ? C::kWarpKeys : C::kTileK;
+  constexpr int kThreads = C::kOwnKeys ? 32 : C::kThreads;
+  const int index = not_hoisted(threadIdx.x);
+  const int first = C::kOwnKeys ? index / 32 * C::kWarpKeys : 0;
+#pragma unroll 1
+  for (int row = first + index % kThreads; row < first + kRows; row += kThreads) {
+    const std::int32_t key = first_key + row;
+    const bool given = key < item.seen.end;
+    copy_async_4(shared_address(s_scales + row),
+                 scales.address(item.b, item.kv_head, given ? core::scaled_as(p, key) : 0),
+                 given ? 4 : 0);
+  }
+}
+
 // Every step has its groups of copies, be they empty.
 
 template <typename C, bool kPlain>
@@ -138,6 +175,7 @@ __device__ __forceinline__ void load_keys(SharedStorage<C>& s, const AttentionPa
   if (first_key < item.seen.end) {
     load_tile<C, kPlain>(s.k[stage], p, item, item.g_k, p.k_strides,
                          truncated ? p.head_dim - 1 : p.head_dim, first_key);
+    if constexpr (C::kCodes) load_scales<C>(s.k_of_key[stage], p, item, p.k_scale, first_key);
   }
   commit_copies();
 }
@@ -147,6 +185,7 @@ __device__ __forceinline__ void load_values(SharedStorage<C>& s, const Attention
                                             const Item& item, int stage, std::int32_t first_key) {
   if (first_key < item.seen.end) {
     load_tile<C, kPlain>(s.v[stage], p, item, item.g_v, p.v_strides, p.v_dim, first_key);
+    if constexpr (C::kCodes) load_scales<C>(s.v_of_key[stage], p, item, p.v_scale, first_key);
   }
   commit_copies();
 }

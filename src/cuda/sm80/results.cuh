@@ -76,10 +76,29 @@ __device__ __forceinline__ void assert_row(const AttentionParams& p, const Item&
   }
 }
 
+/// What the accumulated output is multiplied by to be the sum of P V.
+template <typename C>
+__device__ __forceinline__ float output_scale(const CodeScales<C>& scales) {
+  if constexpr (C::kCodes) {
+    return scales.of_output;
+  } else {
+    return 1.f;
+  }
+}
+
+/// Four neighbouring columns of a row that a thread has in n-tiles n and n + 1 of 8-bit V: those
+/// tiles are in the order of even_odd(), from column 8 n + 4 (lane % 4) on.
+template <typename C>
+__device__ __forceinline__ float4 four_columns(const Outputs<C>& o, int m, int n, int half) {
+  return make_float4(o[m][n][2 * half], o[m][n + 1][2 * half], o[m][n][2 * half + 1],
+                     o[m][n + 1][2 * half + 1]);
+}
+
 /// Straight from the accumulators, for whole 16-bit rows. Neighbouring lanes exchange columns, so
 /// that each has four in a row and a quad writes all of a 32-byte sector.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowStates<C>& states,
+                                                   const CodeScales<C>& scales,
                                                    const AttentionParams& p, const Item& item,
                                                    const Thread<C>& t) {
   using T = typename C::Element;
@@ -92,7 +111,7 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
       const Row row = row_of(p, item, min(r, item.rows - 1));
       core::SoftmaxState<float> state{states.of[m][half].max * item.factor,
                                       quad_sum(states.of[m][half].sum)};
-      const float factor = finish_state(p, row, state);
+      const float factor = finish_state(p, row, state) * output_scale<C>(scales);
       const bool written = r < item.rows && !left_out(p, item, row);
       if (written && p.lse != nullptr && t.lane % 4 == 0) {
         store_lse(p, item, row, lse_of(p, state));
@@ -110,15 +129,25 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
                      {o[m][n][2 * half] * factor, o[m][n][2 * half + 1] * factor,
                       o[m][n + 1][2 * half] * factor, o[m][n + 1][2 * half + 1] * factor});
         }
-        std::uint32_t x[2];  // of the two n-tiles
+        if constexpr (C::kCodes) {
+          const int first = 8 * n + 4 * (t.lane % 4);
+          const float4 four = four_columns<C>(o, m, n, half);
+          if (written && (kPlain || first < p.v_dim)) {
+            *reinterpret_cast<uint2*>(g_row + first) =
+                make_uint2(pack<T>(four.x * factor, four.y * factor),
+                           pack<T>(four.z * factor, four.w * factor));
+          }
+        } else {
+          std::uint32_t x[2];  // of the two n-tiles
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          x[i] = pack<T>(o[m][n + i][2 * half] * factor, o[m][n + i][2 * half + 1] * factor);
-        }
-        const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
-        if (written && (kPlain || 8 * n + column < p.v_dim)) {
-          *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
-              odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
+          for (int i = 0; i < 2; ++i) {
+            x[i] = pack<T>(o[m][n + i][2 * half] * factor, o[m][n + i][2 * half + 1] * factor);
+          }
+          const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
+          if (written && (kPlain || 8 * n + column < p.v_dim)) {
+            *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
+                odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
+          }
         }
       }
     }
@@ -128,7 +157,8 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
 /// The warps leave their results in shared memory.
 template <typename C>
 __device__ __forceinline__ void leave_results(Results<C>& s, const Outputs<C>& o,
-                                              const RowStates<C>& states, const Item& item,
+                                              const RowStates<C>& states,
+                                              const CodeScales<C>& scales, const Item& item,
                                               const Thread<C>& t) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -138,10 +168,20 @@ __device__ __forceinline__ void leave_results(Results<C>& s, const Outputs<C>& o
       const float sum = quad_sum(states.of[m][half].sum);
       if (r >= item.rows) continue;
       if (t.lane % 4 == 0) s.state[t.key_warp][r] = {states.of[m][half].max * item.factor, sum};
+      if constexpr (C::kCodes) {
+        const float scale = output_scale<C>(scales);
 #pragma unroll
-      for (int n = 0; n < C::kColumnTiles; ++n) {
-        *reinterpret_cast<float2*>(&s.o[t.key_warp][r][t.column(n, 2 * half)]) =
-            make_float2(o[m][n][2 * half], o[m][n][2 * half + 1]);
+        for (int n = 0; n < C::kColumnTiles; n += 2) {
+          const float4 x = four_columns<C>(o, m, n, half);
+          *reinterpret_cast<float4*>(&s.o[t.key_warp][r][8 * n + 4 * (t.lane % 4)]) =
+              make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < C::kColumnTiles; ++n) {
+          *reinterpret_cast<float2*>(&s.o[t.key_warp][r][t.column(n, 2 * half)]) =
+              make_float2(o[m][n][2 * half], o[m][n][2 * half + 1]);
+        }
       }
     }
   }

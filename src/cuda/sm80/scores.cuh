@@ -130,8 +130,10 @@ __device__ __forceinline__ void finish_row(float (&score)[kKeys / 8][4], int hal
       }
     }
   };
-  const float factor = score_factor(p);
-  each([&](float& x, std::int32_t) { x *= factor; });
+  if constexpr (!C::kCodes) {  // whose scores are scaled already
+    const float factor = score_factor(p);
+    each([&](float& x, std::int32_t) { x *= factor; });
+  }
   const std::int64_t bias_row = item.b * p.bias_strides.batch + row.head * p.bias_strides.head +
                                 row.query * p.bias_strides.row;
   const bool bias_first = p.plant.is(PlantedBug::softcap_after_bias);

@@ -73,6 +73,21 @@ __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
   s_states = states;
 }
 
+/// The probabilities of 16 keys as A operands. Two n-tiles of scores are one: the accumulator's
+/// columns are its k.
+template <typename C, int kKeys>
+__device__ __forceinline__ void pack_probabilities(std::uint32_t (&a)[C::kRowTiles][4],
+                                                   const Scores<C, kKeys>& p, int step) {
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int reg = 0; reg < 4; ++reg) {
+      const float(&x)[4] = p[m][2 * step + reg / 2];
+      a[m][reg] = pack<typename C::Element>(x[2 * (reg % 2)], x[2 * (reg % 2) + 1]);
+    }
+  }
+}
+
 /// O += P V of the warp's rows and keys.
 template <typename C, int kKeys>
 __device__ __forceinline__ void multiply_values(Outputs<C>& o, const Scores<C, kKeys>& p,
@@ -84,16 +99,8 @@ __device__ __forceinline__ void multiply_values(Outputs<C>& o, const Scores<C, k
   const std::uint32_t s_v = shared_address(s_values) + Tile::offset(s_key + b.row, b.column);
 #pragma unroll
   for (int step = 0; step < kKeys / 16; ++step) {
-    // Two n-tiles of scores are one A operand: the accumulator's columns are its k.
     std::uint32_t a[C::kRowTiles][4];
-#pragma unroll
-    for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-      for (int reg = 0; reg < 4; ++reg) {
-        const float(&x)[4] = p[m][2 * step + reg / 2];
-        a[m][reg] = pack<T>(x[2 * (reg % 2)], x[2 * (reg % 2) + 1]);
-      }
-    }
+    pack_probabilities<C, kKeys>(a, p, step);
 #pragma unroll
     for (int n = 0; n < C::kColumnTiles; n += 2) {
       std::uint32_t v[4];
