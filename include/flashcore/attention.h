@@ -65,14 +65,19 @@ struct AppendTensors {
   TensorView used_k{};          ///< i32 [batch]: keys in the cache before the append
   TensorView block_table{};     ///< i32 [batch, max_pages]
   TensorView cu_seqlens_new{};  ///< i32 [batch + 1], from 0 to total_new, never decreasing
+  /// Of an 8-bit cache, as attention takes them (Tensors::k_scale); they are read, not written.
+  TensorView k_scale{}, v_scale{};
+  std::int64_t kv_scale_block = 0;  ///< keys that share a scale, where these have blocks
 };
 
 /// Writes sequence b's new keys and values at used_k[b]; the attention that follows is told the new
 /// lengths. A page that several sequences share must not be written: give the writer a copy first.
-/// On a GPU it is one kernel, and lengths and page ids are not read by the host: rows that have no
-/// place in the cache are left out, and reported by workspace_status() if a workspace (of
-/// kWorkspaceHeaderBytes or more) is given. On the CPU they make append() fail with nothing
-/// written.
+/// An 8-bit cache takes new rows of f32, f16 or bf16, which become codes of the scale at their key
+/// as quantize() makes them, or codes of its own type. A NaN that int8 and byte cannot say, or a
+/// scale that is not positive and finite, is bad as a length may be. On a GPU it is one kernel, and
+/// lengths and page ids are not read by the host: rows that have no place in the cache are left
+/// out, and reported by workspace_status() if a workspace (of kWorkspaceHeaderBytes or more) is
+/// given. On the CPU they make append() fail with nothing written.
 FLASHCORE_API Status append(const AppendTensors& tensors, Workspace workspace = {},
                             Stream stream = nullptr) noexcept;
 

@@ -180,6 +180,9 @@ typedef struct flashcore_append_params {
   void* workspace;                        /* or NULL: bad values are left out unreported */
   size_t workspace_bytes;
   void* stream;
+  const flashcore_tensor* k_scale; /* of an 8-bit cache, as in flashcore_params; NULL: 1 */
+  const flashcore_tensor* v_scale;
+  int64_t kv_scale_block;
 } flashcore_append_params;
 FLASHCORE_C_API int32_t flashcore_append(const flashcore_append_params* params,
                                          flashcore_error* error);

@@ -140,6 +140,9 @@ class AppendParams(ctypes.Structure):
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
         ("stream", c_void_p),
+        ("k_scale", POINTER(Tensor)),
+        ("v_scale", POINTER(Tensor)),
+        ("kv_scale_block", c_int64),
     ]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from flashcore import _abi
 from flashcore._arrays import Slot, kind_of
 from flashcore._prepared import library
+from flashcore._quant import Quantized, described
 
 _MAX_PARTS = 32
 
@@ -25,6 +26,14 @@ class _Arrays:
         self._slots.append(slot)
         return ctypes.cast(kind.view(array, slot), ctypes.POINTER(_abi.Tensor))
 
+    def codes(self, name, one, written=False):
+        """The same of a Quantized's codes."""
+        if written:
+            kind_of(name, one.codes).check_writable(one.codes, name)
+        slot = Slot(name)
+        self._slots.append(slot)
+        return ctypes.cast(described(name, one.codes, slot, one.dtype), ctypes.POINTER(_abi.Tensor))
+
 
 def _stream(kind, like):
     gpu = kind.gpu(like)
@@ -39,6 +48,8 @@ def append(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, *, block_tabl
     [pages, page_size, kv_heads, head_dim]; v likewise. New are [batch, kv_heads, new_len, head_dim],
     or with cu_seqlens_new packed, [total_new, kv_heads, head_dim]. layout="bshd" swaps heads and
     lengths of what is neither paged nor packed. The attention that follows is told the new lengths.
+    k and v may be Quantized: what is new becomes codes under the scales that are there (the NaN rules
+    of quantize() hold), or stays as it is where it is a Quantized too.
 
     >>> import numpy as np, flashcore
     >>> k, v = np.zeros((2, 1, 1, 8, 4), np.float32)
@@ -54,6 +65,9 @@ def append(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, *, block_tabl
             k_new, v_new = _swapped(k_new), _swapped(v_new)
     elif layout != "bhsd":
         raise ValueError(f"layout is {layout!r}; wanted one of bhsd, bshd")
+    if type(k) is Quantized or type(v) is Quantized:
+        _append_codes(k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
+        return
     kind = kind_of("k", k)
     for name, one in (("k_new", k_new), ("v_new", v_new)):
         kind_of(name, one).check_no_gradient(one, name)
@@ -76,8 +90,31 @@ def run_append(kind, k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
     library().append(params)
 
 
+def _append_codes(k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new):
+    """append() into a cache of Quantized k and v."""
+    if type(k) is not Quantized or type(v) is not Quantized:
+        raise ValueError("k and v: one is a Quantized, the other is not; wanted both or neither")
+    if k.block_rows != v.block_rows:
+        raise ValueError(f"v: block_rows is {v.block_rows}, k has {k.block_rows}; they must match")
+    arrays = _Arrays()
+    params = _abi.AppendParams(kv_scale_block=k.block_rows)
+    for name, one in (("k_new", k_new), ("v_new", v_new), ("k", k), ("v", v)):
+        one = one if type(one) is Quantized else Quantized(one)
+        kind_of(name, one.codes).check_no_gradient(one.codes, name)
+        setattr(params, name, arrays.codes(name, one, written=name in ("k", "v")))
+    params.k_scale = arrays.pointer("k.scale", k.scale)
+    params.v_scale = arrays.pointer("v.scale", v.scale)
+    params.used_k = arrays.pointer("seqused_k", seqused_k)
+    params.block_table = arrays.pointer("block_table", block_table)
+    params.cu_seqlens_new = arrays.pointer("cu_seqlens_new", cu_seqlens_new)
+    params.stream = _stream(kind_of("k", k.codes), k.codes)
+    library().append(params)
+
+
 def _swapped(array):
     """[batch, len, heads, dim] seen as [batch, heads, len, dim]."""
+    if type(array) is Quantized:
+        return array._replace(codes=array.codes.swapaxes(1, 2))
     return array.swapaxes(1, 2)
 
 

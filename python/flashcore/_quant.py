@@ -146,8 +146,8 @@ def _bind(q, k, v, options, optional, out):
     else:
         narrow = "f16" if type(q) is Quantized else None
         made = kind.empty(array, (*array.shape[:-1], values.shape[-1]), narrow)
-    call.arrays.out = _view("out", made, call.out)
-    call.arrays.lse = None if lse is None else _view("lse", lse, call.lse)
+    call.arrays.out = described("out", made, call.out)
+    call.arrays.lse = None if lse is None else described("lse", lse, call.lse)
     call.describe_optional(given)
     return call, kind, array, made, lse
 
@@ -160,12 +160,12 @@ def _describe(call, name, one):
     for part in (one.codes, one.scale):
         if part is not None:
             kind_of(name, part).check_no_gradient(part, name)
-    setattr(call.arrays, name, _view(name, one.codes, getattr(call, name), one.dtype))
+    setattr(call.arrays, name, described(name, one.codes, getattr(call, name), one.dtype))
     if one.scale is None:
         return
     scale_name = name + "_scale"
     slot = call.optional[scale_name] = Slot(scale_name)
-    setattr(call.arrays, scale_name, _view(scale_name, one.scale, slot))
+    setattr(call.arrays, scale_name, described(scale_name, one.scale, slot))
     if one.block_rows:
         before = getattr(call.params, _BLOCKS[name])
         if before not in (0, one.block_rows):
@@ -177,7 +177,7 @@ def _codes(one):
     return one.codes if type(one) is Quantized else one
 
 
-def _view(name, array, slot, dtype=None):
+def described(name, array, slot, dtype=None):
     """The address of a C descriptor; dtype: what its bytes are, if the array cannot say so."""
     kind = kind_of(name, array)
     if dtype is None:
@@ -196,7 +196,7 @@ class _Slots:
             return None
         slot = Slot(name)
         self._kept.append(slot)
-        return ctypes.cast(_view(name, array, slot, dtype), ctypes.POINTER(_abi.Tensor))
+        return ctypes.cast(described(name, array, slot, dtype), ctypes.POINTER(_abi.Tensor))
 
 
 def _run(function, params, kind, like, checked=False):

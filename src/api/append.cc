@@ -3,6 +3,7 @@
 
 #include "api/guarded.h"
 #include "api/layout.h"
+#include "api/scales.h"
 #include "api/tensor_checks.h"
 #include "backend/backend.h"
 #include "core/append.h"
@@ -18,8 +19,12 @@ using ll = long long;
 struct AppendShape {
   std::int64_t batch = 0, new_len = 0;  // packed: total_new
   KvShape cache;
-  Layout k_new, v_new, used_k;
+  Layout k_new, v_new, used_k, k_scale, v_scale;
 };
+
+bool becomes_codes(DType from, DType to) noexcept {
+  return is_8bit(to) && (from == DType::f32 || from == DType::f16 || from == DType::bf16);
+}
 
 Status check_new(const char* name, const TensorView& t, const TensorView& like, DType dtype,
                  std::int64_t kv_heads, std::int64_t dim, bool packed) noexcept {
@@ -36,13 +41,53 @@ Status check_new(const char* name, const TensorView& t, const TensorView& like, 
   if (!packed) {
     FLASHCORE_RETURN_IF_ERROR(check_extent(name, "batch", t.shape[0], like.shape[0], "k_new"));
   }
+  if (becomes_codes(t.dtype, dtype)) return {};
+  if (is_8bit(dtype) && t.dtype != dtype) {
+    return invalid_argument(
+        "%s: dtype is %s; wanted f32, f16 or bf16, or the cache's own codes (%s)", name,
+        to_string(t.dtype), to_string(dtype));
+  }
   return check_dtype(name, t.dtype, dtype, dtype);
 }
 
-Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
-  if (!is_float(t.k.dtype) && t.k.given()) {
-    return invalid_argument("k: dtype is %s; wanted f64, f32, f16 or bf16", to_string(t.k.dtype));
+Status check_cache_types(const AppendTensors& t) noexcept {
+  if (!t.k.given() || !t.v.given()) return {};  // describe_kv() says so
+  if (!is_float(t.k.dtype) && !is_8bit(t.k.dtype)) {
+    return invalid_argument(
+        "k: dtype is %s; wanted f64, f32, f16, bf16 or an 8-bit type (e4m3, e5m2, int8 or byte)",
+        to_string(t.k.dtype));
   }
+  if (is_8bit(t.k.dtype) && is_8bit(t.v.dtype)) return {};
+  return check_dtype("v", t.v.dtype, t.k.dtype, t.k.dtype);
+}
+
+Status describe_cache_scales(const AppendTensors& t, AppendShape& shape) noexcept {
+  const struct {
+    const char *name, *of;
+    const TensorView &scale, &cache;
+    Layout& layout;
+  } all[] = {{"k_scale", "k", t.k_scale, t.k, shape.k_scale},
+             {"v_scale", "v", t.v_scale, t.v, shape.v_scale}};
+  if (t.kv_scale_block < 0) {
+    return invalid_argument("kv_scale_block is %lld; wanted 0 or a number of keys",
+                            ll{t.kv_scale_block});
+  }
+  for (const auto& one : all) {
+    if (!one.scale.given()) continue;
+    if (!is_8bit(one.cache.dtype)) {
+      return invalid_argument(
+          "%s: given, but %s is %s; only 8-bit tensors have a scale, leave it out", one.name,
+          one.of, to_string(one.cache.dtype));
+    }
+    FLASHCORE_RETURN_IF_ERROR(describe_scale(one.name, one.scale, shape.batch, shape.cache.kv_heads,
+                                             shape.cache.kv_len, t.kv_scale_block, "kv_scale_block",
+                                             one.layout));
+  }
+  return {};
+}
+
+Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_cache_types(t));
   FLASHCORE_RETURN_IF_ERROR(
       check_rank("used_k", t.used_k, 1, "[batch], the keys before the append"));
   FLASHCORE_RETURN_IF_ERROR(check_dtype("used_k", t.used_k.dtype, DType::i32, DType::i32));
@@ -51,7 +96,6 @@ Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
   FLASHCORE_RETURN_IF_ERROR(describe_kv(t.k, t.v, t.block_table,
                                         t.block_table.given() ? KvForm::paged : KvForm::fixed,
                                         shape.batch, "used_k", shape.cache));
-  FLASHCORE_RETURN_IF_ERROR(check_dtype("v", t.v.dtype, t.k.dtype, t.k.dtype));
   if (shape.cache.kv_len > kMaxCapacity) {
     return unsupported("k: a sequence's capacity is %lld; at most %lld is supported",
                        ll{shape.cache.kv_len}, ll{kMaxCapacity});
@@ -59,7 +103,7 @@ Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
   const bool packed = t.cu_seqlens_new.given();
   FLASHCORE_RETURN_IF_ERROR(check_new("k_new", t.k_new, t.k_new, t.k.dtype, shape.cache.kv_heads,
                                       shape.cache.head_dim, packed));
-  FLASHCORE_RETURN_IF_ERROR(check_new("v_new", t.v_new, t.k_new, t.k.dtype, shape.cache.kv_heads,
+  FLASHCORE_RETURN_IF_ERROR(check_new("v_new", t.v_new, t.k_new, t.v.dtype, shape.cache.kv_heads,
                                       shape.cache.v_dim, packed));
   if (packed) {
     const TensorView& ends = t.cu_seqlens_new;
@@ -79,7 +123,7 @@ Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
   const Axes axes = packed ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
   shape.k_new = layout_of(t.k_new, axes);
   shape.v_new = layout_of(t.v_new, axes);
-  return {};
+  return describe_cache_scales(t, shape);
 }
 
 Status check_append_memory(const AppendTensors& t) noexcept {
@@ -87,7 +131,9 @@ Status check_append_memory(const AppendTensors& t) noexcept {
                               {"v_new", &t.v_new},
                               {"used_k", &t.used_k},
                               {"block_table", &t.block_table},
-                              {"cu_seqlens_new", &t.cu_seqlens_new}};
+                              {"cu_seqlens_new", &t.cu_seqlens_new},
+                              {"k_scale", &t.k_scale},
+                              {"v_scale", &t.v_scale}};
   const NamedView outputs[] = {{"k", &t.k}, {"v", &t.v}};
   const auto check = [&](const NamedView& named) noexcept -> Status {
     const auto& [name, view] = named;
@@ -106,7 +152,7 @@ Status check_append_memory(const AppendTensors& t) noexcept {
 
 core::AppendTensor append_tensor(const TensorView& from, const Layout& from_layout,
                                  const TensorView& to, const Layout& to_layout,
-                                 std::int64_t columns) noexcept {
+                                 const core::Scales& scales, std::int64_t columns) noexcept {
   const auto strides = [](const Layout& layout) -> core::Strides {
     return {layout.batch, layout.head, layout.row, layout.column};
   };
@@ -117,7 +163,12 @@ core::AppendTensor append_tensor(const TensorView& from, const Layout& from_layo
           strides(from_layout),
           strides(to_layout),
           static_cast<std::int32_t>(columns),
-          contiguous && aligned && columns * size_of(to.dtype) % 16 == 0};
+          contiguous && aligned && columns * size_of(to.dtype) % 16 == 0,
+          becomes_codes(from.dtype, to.dtype),
+          static_cast<std::int32_t>(size_of(to.dtype)),
+          element_of(from.dtype),
+          element_of(to.dtype),
+          scales};
 }
 
 }  // namespace
@@ -139,8 +190,10 @@ Status append(const AppendTensors& tensors, Workspace workspace, Stream stream) 
 
     const auto narrow = [](std::int64_t extent) { return static_cast<std::int32_t>(extent); };
     const KvShape& cache = shape.cache;
-    p.k = append_tensor(t.k_new, shape.k_new, t.k, cache.k, cache.head_dim);
-    p.v = append_tensor(t.v_new, shape.v_new, t.v, cache.v, cache.v_dim);
+    p.k = append_tensor(t.k_new, shape.k_new, t.k, cache.k,
+                        scales_of(t.k_scale, shape.k_scale, t.kv_scale_block), cache.head_dim);
+    p.v = append_tensor(t.v_new, shape.v_new, t.v, cache.v,
+                        scales_of(t.v_scale, shape.v_scale, t.kv_scale_block), cache.v_dim);
     p.used_k = static_cast<const std::int32_t*>(t.used_k.data);
     p.used_k_stride = shape.used_k.batch;
     p.cu_seqlens_new = static_cast<const std::int32_t*>(t.cu_seqlens_new.data);
@@ -149,7 +202,6 @@ Status append(const AppendTensors& tensors, Workspace workspace, Stream stream) 
     p.kv_heads = narrow(cache.kv_heads);
     p.new_len = narrow(shape.new_len);
     p.capacity = narrow(cache.kv_len);
-    p.element_bytes = narrow(size_of(t.k.dtype));
     if (p.batch == 0 || core::append_rows(p) == 0) return {};
     return (*backend)->append(p, t.k.device, stream);
   });

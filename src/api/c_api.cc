@@ -391,6 +391,9 @@ std::int32_t flashcore_append(const flashcore_append_params* params, flashcore_e
     FLASHCORE_RETURN_IF_ERROR(convert("used_k", params->used_k, t.used_k));
     FLASHCORE_RETURN_IF_ERROR(convert("block_table", params->block_table, t.block_table));
     FLASHCORE_RETURN_IF_ERROR(convert("cu_seqlens_new", params->cu_seqlens_new, t.cu_seqlens_new));
+    FLASHCORE_RETURN_IF_ERROR(convert("k_scale", params->k_scale, t.k_scale));
+    FLASHCORE_RETURN_IF_ERROR(convert("v_scale", params->v_scale, t.v_scale));
+    t.kv_scale_block = params->kv_scale_block;
     return append(t, {params->workspace, params->workspace_bytes, t.k.device}, params->stream);
   });
 }

@@ -39,7 +39,8 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
                             static_cast<long long>(slot.index), static_cast<long long>(slot.value),
                             slot.batch, wanted);
   };
-  switch (static_cast<core::ErrorCode>(slot.code)) {
+  const auto code = static_cast<core::ErrorCode>(slot.code);
+  switch (code) {
     case core::ErrorCode::none: return {};
     case core::ErrorCode::cu_seqlens_q_invalid:
       return message("cu_seqlens_q",
@@ -69,6 +70,20 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
           slot.batch, slot.batch, static_cast<long long>(slot.value));
     case core::ErrorCode::cu_seqlens_new_invalid:
       return message("cu_seqlens_new", "it must not decrease, nor pass total_new");
+    case core::ErrorCode::appended_k_nan:
+    case core::ErrorCode::appended_v_nan:
+      return invalid_argument(
+          "%s: what becomes key %lld of batch %d, head %lld, holds a NaN, which int8 and byte "
+          "cannot "
+          "say (on a GPU it became 0); e4m3 and e5m2 can",
+          code == core::ErrorCode::appended_k_nan ? "k_new" : "v_new",
+          static_cast<long long>(slot.index), slot.batch, static_cast<long long>(slot.value));
+    case core::ErrorCode::appended_k_scale:
+    case core::ErrorCode::appended_v_scale:
+      return invalid_argument(
+          "%s: the scale of key %lld of batch %d, head %lld, is not a positive, finite number",
+          code == core::ErrorCode::appended_k_scale ? "k_scale" : "v_scale",
+          static_cast<long long>(slot.index), slot.batch, static_cast<long long>(slot.value));
     case core::ErrorCode::quantized_nan:
       return invalid_argument(
           "from: element %lld, counted row by row, is NaN, which int8 and byte cannot say (it "

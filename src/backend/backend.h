@@ -89,4 +89,8 @@ Status describe_error(const core::ErrorSlot& slot) noexcept;
 
 core::Element element_of(DType dtype) noexcept;
 
+/// The scales of an 8-bit tensor (they may be missing), block_rows rows to one where it has blocks.
+core::Scales scales_of(const TensorView& scale, const Layout& layout,
+                       std::int64_t block_rows) noexcept;
+
 }  // namespace flashcore

@@ -14,14 +14,6 @@ core::Strides strides_of(const Layout& layout) noexcept {
   return {layout.batch, layout.head, layout.row, layout.column};
 }
 
-core::Scales scales_of(const TensorView& scale, const Layout& layout,
-                       std::int64_t block_rows) noexcept {
-  constexpr std::int64_t kAllRows = std::numeric_limits<std::int32_t>::max();
-  const std::int64_t rows = scale.rank == 3 ? std::min(block_rows, kAllRows) : kAllRows;
-  return {static_cast<const float*>(scale.data), layout.batch, layout.head, layout.row,
-          static_cast<std::int32_t>(rows)};
-}
-
 template <typename T>
 T* address(void* base, std::size_t offset) noexcept {
   return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
@@ -70,6 +62,14 @@ core::Element element_of(DType dtype) noexcept {
     case DType::byte: return core::Element::byte;
     default: return core::Element::none;
   }
+}
+
+core::Scales scales_of(const TensorView& scale, const Layout& layout,
+                       std::int64_t block_rows) noexcept {
+  constexpr std::int64_t kAllRows = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t rows = scale.rank == 3 ? std::min(block_rows, kAllRows) : kAllRows;
+  return {static_cast<const float*>(scale.data), layout.batch, layout.head, layout.row,
+          static_cast<std::int32_t>(rows)};
 }
 
 core::Pages pages_of(std::int64_t page_size, std::int64_t pages,

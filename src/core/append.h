@@ -1,7 +1,10 @@
-// Appending keys and values to a cache: what goes where. The CPU loop (cpu/append.cc) and the CUDA
-// kernel (cuda/append.cu) only copy.
+// Appending keys and values to a cache: what goes where, and as which codes where the cache is
+// 8-bit and the new rows are not. The CPU loop (cpu/append.cc) and the CUDA kernel (cuda/append.cu)
+// only walk over the rows.
 #pragma once
 
+#include "core/eight_bit.h"
+#include "core/element.h"
 #include "core/sequence.h"
 
 namespace flashcore::core {
@@ -13,7 +16,11 @@ struct AppendTensor {
   void* to;  // [batch, kv_heads, capacity, columns], or pages of it
   Strides from_strides, to_strides;  // packed: batch stride 0
   std::int32_t columns;
-  bool vectors;  // rows are contiguous in both, 16-byte aligned and a multiple of 16 bytes long
+  bool vectors;        // rows are contiguous in both, 16-byte aligned and of whole 16-byte pieces
+  bool quantizes;      // from is f32, f16 or bf16, to is 8-bit; else both are of one type
+  std::int32_t bytes;  // of an element of to
+  Element wide, code;  // where it quantizes
+  Scales scales;       // of to
 };
 
 struct AppendParams {
@@ -25,8 +32,7 @@ struct AppendParams {
   std::int32_t batch, kv_heads;
   std::int32_t new_len;   // new keys of each sequence; packed: total_new
   std::int32_t capacity;  // keys a sequence can have
-  std::int32_t element_bytes;
-  ErrorSlot* error;  // null: what is wrong is skipped and nobody told
+  ErrorSlot* error;       // null: what is wrong is skipped and nobody told
 };
 
 /// Sequence b's part of an append, of which nothing lies outside the cache.
@@ -70,6 +76,7 @@ FLASHCORE_HD std::int64_t append_rows(const AppendParams& p) {
 struct AppendRow {
   bool skipped;  // belongs to no sequence, or has no place in the cache
   std::int32_t head;
+  std::int32_t b, key;  // its sequence, and which key of it it becomes
   KeyPlace from, to;
   ErrorSlot error;
 };
@@ -98,6 +105,8 @@ FLASHCORE_HD AppendRow append_row(const AppendParams& p, std::int64_t index) {
   row.error = range.error;
   row.skipped = i < 0 || i >= range.count;
   if (row.skipped) return row;
+  row.b = b;
+  row.key = range.used + i;
   row.from = packed ? KeyPlace{0, static_cast<std::int32_t>(key)} : KeyPlace{b, i};
   if (p.pages.table != nullptr) {
     const ErrorSlot found = page_error(p.pages, b, p.pages.slot_of(range.used + i));
@@ -109,6 +118,27 @@ FLASHCORE_HD AppendRow append_row(const AppendParams& p, std::int64_t index) {
   }
   row.to = key_rows(p.pages, b, 0).at(range.used + i);
   return row;
+}
+
+/// What a new row is multiplied by before code_of().
+FLASHCORE_HD float append_factor(const AppendTensor& t, const AppendRow& row) {
+  return inverse_step(t.code, t.scales.at(row.b, row.head, row.key));
+}
+
+/// What is wrong with a row's scale; code 0: nothing. of_v: it is V's.
+FLASHCORE_HD ErrorSlot append_scale_error(const AppendTensor& t, const AppendRow& row, bool of_v) {
+  if (!t.quantizes) return {};
+  const float scale = t.scales.at(row.b, row.head, row.key);
+  if (scale > 0.f && scale < __builtin_inff()) return {};
+  return {
+      static_cast<std::int32_t>(of_v ? ErrorCode::appended_v_scale : ErrorCode::appended_k_scale),
+      row.b, row.key, row.head};
+}
+
+/// A row that holds a NaN for which there is no code.
+FLASHCORE_HD ErrorSlot append_nan_error(const AppendRow& row, bool of_v) {
+  return {static_cast<std::int32_t>(of_v ? ErrorCode::appended_v_nan : ErrorCode::appended_k_nan),
+          row.b, row.key, row.head};
 }
 
 FLASHCORE_HD std::int64_t row_offset(const Strides& strides, KeyPlace place, std::int32_t head) {

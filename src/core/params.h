@@ -53,6 +53,11 @@ enum class ErrorCode : std::int32_t {
   append_past_capacity = 7,  // value is the length the sequence would have
   cu_seqlens_new_invalid = 8,
   quantized_nan = 9,  // index counts elements row by row
+  // Of a new row that an append quantises: index is its key, value its KV head.
+  appended_k_nan = 10,
+  appended_v_nan = 11,
+  appended_k_scale = 12,  // not positive and finite
+  appended_v_scale = 13,
 };
 
 struct ErrorSlot {

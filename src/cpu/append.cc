@@ -19,7 +19,33 @@ core::ErrorSlot first_fault(const core::AppendParams& p) noexcept {
   return {};
 }
 
-void copy_row(const core::AppendTensor& t, const core::AppendRow& row, std::size_t size) noexcept {
+/// Why a row cannot be quantised: then none is.
+core::ErrorSlot fault_of(const core::AppendTensor& t, const core::AppendRow& row,
+                         bool of_v) noexcept {
+  if (!t.quantizes) return {};
+  const core::ErrorSlot found = core::append_scale_error(t, row, of_v);
+  if (found.code != 0 || core::has_nan(t.code)) return found;
+  const std::int64_t from = core::row_offset(t.from_strides, row.from, row.head);
+  for (std::int32_t c = 0; c < t.columns; ++c) {
+    const float x = core::load_element<float>(t.from, t.wide, from + c * t.from_strides.column);
+    if (x != x) return core::append_nan_error(row, of_v);
+  }
+  return {};
+}
+
+void quantize_row(const core::AppendTensor& t, const core::AppendRow& row) noexcept {
+  const float factor = core::append_factor(t, row);
+  const std::int64_t from = core::row_offset(t.from_strides, row.from, row.head);
+  std::uint8_t* to =
+      static_cast<std::uint8_t*>(t.to) + core::row_offset(t.to_strides, row.to, row.head);
+  for (std::int32_t c = 0; c < t.columns; ++c) {
+    const float x = core::load_element<float>(t.from, t.wide, from + c * t.from_strides.column);
+    to[c * t.to_strides.column] = core::code_of(t.code, x * factor).bits;
+  }
+}
+
+void copy_row(const core::AppendTensor& t, const core::AppendRow& row) noexcept {
+  const auto size = static_cast<std::size_t>(t.bytes);
   const char* from =
       static_cast<const char*>(t.from) +
       core::row_offset(t.from_strides, row.from, row.head) * static_cast<std::int64_t>(size);
@@ -36,19 +62,32 @@ void copy_row(const core::AppendTensor& t, const core::AppendRow& row, std::size
   }
 }
 
+void write_row(const core::AppendTensor& t, const core::AppendRow& row) noexcept {
+  t.quantizes ? quantize_row(t, row) : copy_row(t, row);
+}
+
 }  // namespace
 
 core::ErrorSlot append(const core::AppendParams& params) noexcept {
   const core::ErrorSlot fault = first_fault(params);
   if (fault.code != 0) return fault;
   const std::int64_t rows = core::append_rows(params);
-  const auto size = static_cast<std::size_t>(params.element_bytes);
-  for (std::int64_t index = 0; index < rows; ++index) {
-    const core::AppendRow row = core::append_row(params, index);
-    if (row.skipped) continue;  // a packed row that belongs to no sequence
-    copy_row(params.k, row, size);
-    copy_row(params.v, row, size);
-  }
+  const auto each_row = [&](auto visit) {
+    for (std::int64_t index = 0; index < rows; ++index) {
+      const core::AppendRow row = core::append_row(params, index);
+      if (!row.skipped) visit(row);  // a packed row may belong to no sequence
+    }
+  };
+  core::ErrorSlot found{};
+  each_row([&](const core::AppendRow& row) {
+    if (found.code == 0) found = fault_of(params.k, row, false);
+    if (found.code == 0) found = fault_of(params.v, row, true);
+  });
+  if (found.code != 0) return found;
+  each_row([&](const core::AppendRow& row) {
+    write_row(params.k, row);
+    write_row(params.v, row);
+  });
   return {};
 }
 

@@ -1,10 +1,14 @@
-// Appends keys and values to a cache: core/append.h says what goes where, this copies it.
+// Appends keys and values to a cache: core/append.h says what goes where, this copies it, or turns
+// it into 8-bit codes on the way.
 //
 //   grid   one warp per new key and KV head, K and V both; warps loop if the grid is smaller
-//   lanes  16-byte pieces of a row, or its elements where a row is no whole number of pieces
+//   lanes  16-byte pieces of a row (four elements, where they become codes), or its elements where
+//   a
+//          row is no whole number of pieces
 #include <cuda_runtime.h>
 
 #include "core/append.h"
+#include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/report.cuh"
 #include "cuda/registry.h"
 
@@ -22,13 +26,52 @@ __device__ __forceinline__ void copy_pieces(const core::AppendTensor& t, std::in
   }
 }
 
-__device__ __forceinline__ void copy_row(const core::AppendTensor& t, const core::AppendRow& row,
-                                         std::int32_t element_bytes) {
+/// Four neighbouring elements of a row.
+__device__ __forceinline__ float4 load_wide(const core::AppendTensor& t, std::int64_t at) {
+  switch (t.wide) {
+    case core::Element::f16: return load_four(static_cast<const __half*>(t.from) + at);
+    case core::Element::bf16: return load_four(static_cast<const __nv_bfloat16*>(t.from) + at);
+    default: return load_four(static_cast<const float*>(t.from) + at);
+  }
+}
+
+/// Writes a row's codes; whether it holds a NaN is for its lanes to say together.
+__device__ __forceinline__ bool quantize_row(const core::AppendTensor& t,
+                                             const core::AppendRow& row) {
+  const float factor = core::append_factor(t, row);
+  const std::int64_t from = core::row_offset(t.from_strides, row.from, row.head);
+  std::uint8_t* g_to =
+      static_cast<std::uint8_t*>(t.to) + core::row_offset(t.to_strides, row.to, row.head);
+  const int lane = threadIdx.x % 32;
+  bool nan = false;
+  const auto code_of = [&](float x) -> std::uint32_t {
+    nan = nan || x != x;
+    return core::code_of(t.code, x * factor).bits;
+  };
+  if (t.vectors) {
+    for (std::int32_t c = 4 * lane; c < t.columns; c += 4 * 32) {
+      const float4 x = load_wide(t, from + c);
+      *reinterpret_cast<std::uint32_t*>(g_to + c) =
+          code_of(x.x) | code_of(x.y) << 8 | code_of(x.z) << 16 | code_of(x.w) << 24;
+    }
+  } else {
+    for (std::int32_t c = lane; c < t.columns; c += 32) {
+      g_to[c * t.to_strides.column] = static_cast<std::uint8_t>(
+          code_of(core::load_element<float>(t.from, t.wide, from + c * t.from_strides.column)));
+    }
+  }
+  return nan;
+}
+
+__device__ __forceinline__ void copy_row(const core::AppendTensor& t, const core::AppendRow& row) {
+  const std::int32_t element_bytes = t.bytes;
   const std::int64_t from = core::row_offset(t.from_strides, row.from, row.head);
   const std::int64_t to = core::row_offset(t.to_strides, row.to, row.head);
   if (t.vectors) {  // offsets and row are multiples of a piece
     const std::int32_t per_piece = 16 / element_bytes;
     copy_pieces<uint4>(t, from / per_piece, to / per_piece, t.columns / per_piece, 1, 1);
+  } else if (element_bytes == 1) {
+    copy_pieces<std::uint8_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
   } else if (element_bytes == 2) {
     copy_pieces<std::uint16_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
   } else if (element_bytes == 4) {
@@ -36,6 +79,19 @@ __device__ __forceinline__ void copy_row(const core::AppendTensor& t, const core
   } else {
     copy_pieces<std::uint64_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
   }
+}
+
+/// K's or V's part of a row. Its warp is here as a whole.
+__device__ __forceinline__ void write_row(const core::AppendParams& p, const core::AppendTensor& t,
+                                          const core::AppendRow& row, bool of_v) {
+  if (!t.quantizes) {
+    copy_row(t, row);
+    return;
+  }
+  const bool nan = __any_sync(0xffffffffu, quantize_row(t, row)) && !core::has_nan(t.code);
+  if (threadIdx.x % 32 != 0) return;
+  report(p.error, core::append_scale_error(t, row, of_v));
+  if (nan) report(p.error, core::append_nan_error(row, of_v));
 }
 
 __global__ void __launch_bounds__(kAppendThreads)
@@ -55,8 +111,8 @@ __global__ void __launch_bounds__(kAppendThreads)
     const core::AppendRow row = core::append_row(p, index);
     if (reports) report(p.error, row.error);
     if (row.skipped) continue;
-    copy_row(p.k, row, p.element_bytes);
-    copy_row(p.v, row, p.element_bytes);
+    write_row(p, p.k, row, false);
+    write_row(p, p.v, row, true);
   }
 }
 

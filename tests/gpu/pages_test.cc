@@ -1,5 +1,6 @@
 // Pages on the GPU: the bits of the same keys in one piece, bad page ids, and append().
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -139,9 +140,12 @@ TEST_F(PagesOnGpu, BadIdsAreReportedAndNeverFollowed) {
 }
 
 /// A cache of nine keys for each of three sequences, and up to four new ones, on the host and on
-/// the GPU: both must end up with the same bytes.
+/// the GPU: both must end up with the same bytes. An 8-bit cache (`stored`) has scales for blocks
+/// of two keys.
 struct AppendPair {
-  AppendPair(DType dtype, std::int64_t dim, bool paged, bool packed) {
+  AppendPair(DType dtype, std::int64_t dim, bool paged, bool packed, DType stored = DType::none) {
+    const bool codes = stored != DType::none;
+    const DType cached = codes ? stored : dtype;
     verify::Random random(5);
     const auto add = [&](TensorView AppendTensors::*member, const TensorView& shape) {
       TensorView t = shape;
@@ -152,7 +156,7 @@ struct AppendPair {
       offsets.*member = t;
     };
     const auto cache = [&](std::int64_t d) {
-      return paged ? view(nullptr, dtype, {8, 3, 2, d}) : view(nullptr, dtype, {3, 2, 9, d});
+      return paged ? view(nullptr, cached, {8, 3, 2, d}) : view(nullptr, cached, {3, 2, 9, d});
     };
     const auto rows = [&](std::int64_t d) {
       return packed ? view(nullptr, dtype, {8, 2, d}) : view(nullptr, dtype, {3, 2, 4, d});
@@ -162,6 +166,25 @@ struct AppendPair {
     add(&AppendTensors::k_new, rows(dim));
     add(&AppendTensors::v_new, rows(dim + 8));
     for (std::byte& x : host) x = static_cast<std::byte>(random.bits());
+    if (codes) {  // random bits may be NaN
+      for (const TensorView* t : {&offsets.k_new, &offsets.v_new}) {
+        TensorView on_host = *t;
+        on_host.data = host.data() + reinterpret_cast<std::uintptr_t>(t->data);
+        verify::for_each_element(on_host, [&](std::int64_t at) {
+          verify::store(on_host.data, dtype, at, 30 * random.normal());
+        });
+      }
+      for (const auto member : {&AppendTensors::k_scale, &AppendTensors::v_scale}) {
+        add(member, view(nullptr, DType::f32, {3, 2, 5}));
+        std::vector<float> scales;
+        for (int i = 0; i < 3 * 2 * 5; ++i) {
+          scales.push_back(static_cast<float>(0.02 + random.uniform()));
+        }
+        std::memcpy(host.data() + reinterpret_cast<std::uintptr_t>((offsets.*member).data),
+                    scales.data(), scales.size() * sizeof(float));
+      }
+      offsets.kv_scale_block = 2;
+    }
     add(&AppendTensors::used_k, view(nullptr, DType::i32, {3}));
     if (paged) add(&AppendTensors::block_table, view(nullptr, DType::i32, {3, 3}));
     if (packed) add(&AppendTensors::cu_seqlens_new, view(nullptr, DType::i32, {4}));
@@ -176,8 +199,8 @@ struct AppendPair {
   }
   AppendTensors at(std::byte* base, Device device) const {
     AppendTensors t = offsets;
-    for (TensorView* view :
-         {&t.k, &t.v, &t.k_new, &t.v_new, &t.used_k, &t.block_table, &t.cu_seqlens_new}) {
+    for (TensorView* view : {&t.k, &t.v, &t.k_new, &t.v_new, &t.used_k, &t.block_table,
+                             &t.cu_seqlens_new, &t.k_scale, &t.v_scale}) {
       if (!view->given()) continue;
       view->data = base + reinterpret_cast<std::uintptr_t>(view->data);
       view->device = device;
@@ -210,6 +233,47 @@ TEST_F(PagesOnGpu, AppendWritesWhatTheCpuWrites) {
       }
     }
   }
+}
+
+TEST_F(PagesOnGpu, AppendQuantizesAsTheCpuDoes) {
+  for (const DType stored : {DType::e4m3, DType::e5m2, DType::int8, DType::byte}) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const std::int64_t dim : {5, 64, 128}) {
+        for (const bool packed : {false, true}) {
+          const AppendPair pair(dtype, dim, true, packed, stored);
+          const DeviceBuffer gpu(pair.host);
+          const TestWorkspace workspace(kWorkspaceHeaderBytes);
+          require(append(pair.at(gpu.data(), kGpu), workspace.get()));
+          require(workspace_status(workspace.get()));
+          std::vector<std::byte> want = pair.host;
+          require(append(pair.at(want.data(), Device{})));
+          EXPECT_TRUE(want != pair.host);
+          EXPECT_TRUE(gpu.download() == want) << to_string(dtype) << " to " << to_string(stored)
+                                              << " dim " << dim << (packed ? " packed" : "");
+        }
+      }
+    }
+  }
+}
+
+TEST_F(PagesOnGpu, AppendReportsWhatHasNoCode) {
+  AppendPair pair(DType::f32, 64, true, false, DType::int8);
+  const auto at = [&](const TensorView& t, std::int64_t index) {
+    return reinterpret_cast<float*>(pair.host.data() + reinterpret_cast<std::uintptr_t>(t.data)) +
+           index;
+  };
+  const auto reported = [&] {
+    const DeviceBuffer gpu(pair.host);
+    const TestWorkspace workspace(kWorkspaceHeaderBytes);
+    require(append(pair.at(gpu.data(), kGpu), workspace.get()));
+    return workspace_status(workspace.get()).message();
+  };
+  *at(pair.offsets.k_new, ((1 * 2 + 1) * 4 + 2) * 64 + 17) = NAN;  // sequence 1 has 5 keys
+  EXPECT_NE(reported().find("k_new: what becomes key 7 of batch 1, head 1"), std::string::npos)
+      << reported();
+  *at(pair.offsets.k_new, ((1 * 2 + 1) * 4 + 2) * 64 + 17) = 0.f;
+  *at(pair.offsets.v_scale, (2 * 2 + 0) * 5 + 2) = -1.f;  // keys 4 and 5 of sequence 2, head 0
+  EXPECT_NE(reported().find("v_scale: the scale of key "), std::string::npos) << reported();
 }
 
 TEST_F(PagesOnGpu, AppendLeavesOutAndReportsWhatHasNoPlace) {

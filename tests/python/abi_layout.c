@@ -120,6 +120,9 @@ static void print_calls(void) {
   FIELD(flashcore_append_params, workspace);
   FIELD(flashcore_append_params, workspace_bytes);
   FIELD(flashcore_append_params, stream);
+  FIELD(flashcore_append_params, k_scale);
+  FIELD(flashcore_append_params, v_scale);
+  FIELD(flashcore_append_params, kv_scale_block);
   END();
   BEGIN(flashcore_quant_params);
   FIELD(flashcore_quant_params, struct_size);

@@ -138,6 +138,66 @@ class Torch(unittest.TestCase):
             flashcore.attention(x.clone().requires_grad_(), made, made)
 
 
+class Append(unittest.TestCase):
+    """append() into a cache of codes; what the library does with them is tests/unit's matter."""
+
+    def setUp(self):
+        self.random = np.random.default_rng(3)
+        self.new = self.random.standard_normal((2, 2, 3, 3, 16)).astype(np.float32)  # K's and V's
+        self.used = np.array([4, 1], np.int32)
+
+    def cache(self, dtype):
+        """Two sequences with two heads and room for eight keys, a scale for every four."""
+        codes = np.full((2, 2, 8, 16), 128 if dtype == "byte" else 0,
+                        {"int8": np.int8}.get(dtype, np.uint8))
+        scale = np.linspace(0.01, 0.08, 8, dtype=np.float32).reshape(2, 2, 2)
+        return flashcore.Quantized(codes, scale, dtype, 4)
+
+    def test_new_rows_become_codes(self):
+        new_k, new_v = self.new[0][:, :2], self.new[1][:, :2]
+        for dtype in LARGEST:
+            k, v = self.cache(dtype), self.cache(dtype)
+            flashcore.append(new_k, new_v, k, v, self.used)
+            for cache, new in ((k, new_k), (v, new_v)):
+                want = self.cache(dtype)
+                for b, used in enumerate(self.used):
+                    for h in range(2):
+                        for i in range(3):
+                            scale = cache.scale[b, h, (used + i) // 4].reshape(1)
+                            row = flashcore.quantize(new[b, h, i], dtype, scale=scale)
+                            want.codes[b, h, used + i] = row.codes
+                self.assertEqual(cache.codes.tolist(), want.codes.tolist())
+
+    def test_pages_and_codes_as_they_are(self):
+        k, v = self.cache("int8"), self.cache("int8")
+        pages = [one._replace(codes=np.zeros((4, 4, 2, 16), np.int8)) for one in (k, v)]
+        table = np.array([[3, 1], [0, 2]], np.int32)
+        new_k, new_v = self.new[0][:, :2], self.new[1][:, :2]
+        flashcore.append(new_k, new_v, k, v, self.used)
+        flashcore.append(new_k, new_v, *pages, self.used, block_table=table)
+        for plain, paged in zip((k, v), pages):
+            for b in range(2):
+                rows = paged.codes[table[b]].reshape(8, 2, 16).swapaxes(0, 1)
+                self.assertEqual(rows.tolist(), plain.codes[b].tolist())
+        again, other = self.cache("int8"), self.cache("int8")
+        part = k._replace(codes=np.stack([k.codes[b, :, used:used + 3]
+                                          for b, used in enumerate(self.used)]))
+        flashcore.append(part, part, again, other, self.used)
+        self.assertEqual(again.codes.tolist(), k.codes.tolist())
+
+    def test_mistakes(self):
+        k, v = self.cache("int8"), self.cache("int8")
+        new = self.new[0][:, :2]
+        with self.assertRaisesRegex(ValueError, "both or neither"):
+            flashcore.append(new, new, k, v.codes, self.used)
+        with self.assertRaisesRegex(ValueError, "block_rows is 2, k has 4"):
+            flashcore.append(new, new, k, v._replace(block_rows=2), self.used)
+        new[1, 0, 2, 5] = np.nan
+        with self.assertRaisesRegex(ValueError, "k_new: what becomes key 3 of batch 1, head 0"):
+            flashcore.append(new, new, k, v, self.used)
+        self.assertFalse(k.codes.any())
+
+
 class Gpu(unittest.TestCase):
     """What Python does besides calling the library, whose results tests/gpu compares."""
 
