@@ -283,5 +283,5 @@ def all_stages(context):
         plain("plants", 120, plants),
         plain("sanitizers", 100, sanitizers, may_be_missing=True),
         plain("host", 40, gpu_check_bench.host_cost),
-        plain("bench", 170, gpu_check_bench.bench),
+        plain("bench", 200, gpu_check_bench.bench),
     ]

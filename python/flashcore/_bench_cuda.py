@@ -8,7 +8,8 @@ import warnings
 from flashcore import _abi, _reference, _timing
 from flashcore._judge import arithmetic_of, compare, probability_dtype
 
-_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "e4m3": "float8_e4m3fn"}
+_LARGEST_E4M3 = 448.0
 _BITS = {"f32": "int32", "f16": "int16", "bf16": "int16"}
 _ROTATED_BYTES = 300e6  # cold cases read this much before they come back to the same input
 _MAX_SETS = 512
@@ -19,6 +20,7 @@ _PEER_TOLERANCE = {"f32": 2e-3, "f16": 1e-2, "bf16": 3e-2}
 PEERS = {"cudnn": "CUDNN_ATTENTION", "fa2": "FLASH_ATTENTION", "eff": "EFFICIENT_ATTENTION",
          "math": "MATH"}
 _MATH_BYTES = 4e9  # of its attention matrix; larger cases are not worth their time
+_WIDENED_FLOPS = 1e10  # of an 8-bit case that peers get in 16 bits; larger ones have peers of their own
 
 
 class _Runner:
@@ -71,6 +73,26 @@ class _Packed:
         return self.memory[self.starts[b]:self.starts[b + 1], h][row[0] if row else slice(None)]
 
 
+class _Codes:
+    """An 8-bit tensor and its scales [batch, heads], read as values: [b, h] -> [len, dim] and
+    [b, h, i] -> [dim]."""
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    def __getitem__(self, at):
+        return self.codes[at].float().double() * self.scale[at[:2]].double()
+
+    @classmethod
+    def of(cls, torch, values):
+        scale = values.abs().amax((2, 3)) / _LARGEST_E4M3
+        codes = (values / scale[:, :, None, None]).to(torch.float8_e4m3fn)
+        return cls(codes, scale)
+
+    def widened(self, dtype):
+        return (self.codes.float() * self.scale[:, :, None, None]).to(dtype)
+
+
 class CudaCase:
     """A case in GPU memory, ready to be checked and then timed."""
 
@@ -78,16 +100,16 @@ class CudaCase:
 
     def __init__(self, library, case, torch, seed=1, kernel=None, peers=tuple(PEERS)):
         self.library, self.case, self.torch, self.peers = library, case, torch, peers
-        dtype = getattr(torch, _DTYPES[case.dtype])
         self.stream = torch.cuda.Stream()
         sets = 1
         if case.cold_l2:
             sets = int(min(max(-(-_ROTATED_BYTES // case.input_bytes()), 1), _MAX_SETS))
         generator = torch.Generator("cuda").manual_seed(seed)
 
-        def normal(shape):
-            return torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32).to(
-                dtype)
+        def normal(shape, dtype):
+            values = torch.randn(shape, generator=generator, device="cuda", dtype=torch.float32)
+            return _Codes.of(torch, values) if dtype == "e4m3" else \
+                values.to(getattr(torch, _DTYPES[dtype]))
 
         k_shape, v_shape = case.k_shape, case.v_shape
         self.used_k = self.block_table = self.cu_seqlens = None
@@ -97,9 +119,9 @@ class CudaCase:
                                 for dim in (case.head_dim, case.value_dim))
             order = torch.randperm(pages, generator=generator, device="cuda", dtype=torch.int32)
             self.block_table = order.reshape(case.batch, -1).contiguous()
-        self.q = [normal(case.q_shape) for _ in range(sets)]
-        self.k = [normal(k_shape) for _ in range(sets)]
-        self.v = [normal(v_shape) for _ in range(sets)]
+        self.q = [normal(case.q_shape, case.q_dtype) for _ in range(sets)]
+        self.k = [normal(k_shape, case.kv_dtype) for _ in range(sets)]
+        self.v = [normal(v_shape, case.kv_dtype) for _ in range(sets)]
         if case.packed:
             self.starts = [0, *itertools.accumulate(case.packed)]
             self.cu_seqlens = torch.tensor(self.starts, device="cuda", dtype=torch.int32)
@@ -108,7 +130,8 @@ class CudaCase:
             for memory in self.k + self.v:  # what lies past a length must not matter
                 for b, length in enumerate(case.used_k):
                     memory[b, :, length:] = float("nan")
-        self.out = [torch.full(case.out_shape, float("nan"), device="cuda", dtype=dtype)
+        self.out = [torch.full(case.out_shape, float("nan"), device="cuda",
+                               dtype=getattr(torch, _DTYPES[case.out_dtype]))
                     for _ in range(sets)]
         self.lse = torch.full(case.lse_shape, float("nan"), device="cuda", dtype=torch.float32)
         self.params = [self._describe(index, kernel) for index in range(sets)]
@@ -136,10 +159,16 @@ class CudaCase:
 
     def _describe(self, index, kernel):
         params = self.library.params()
-        for name in ("q", "k", "v", "out"):
+        case = self.case
+        for name, dtype in (("q", case.q_dtype), ("k", case.kv_dtype), ("v", case.kv_dtype),
+                            ("out", case.out_dtype)):
             one = getattr(self, name)[index]
+            if isinstance(one, _Codes):
+                setattr(params, name + "_scale", ctypes.pointer(
+                    _abi.tensor(one.scale.data_ptr(), tuple(one.scale.shape), "f32", _abi.CUDA)))
+                one = one.codes
             setattr(params, name, ctypes.pointer(
-                _abi.tensor(one.data_ptr(), tuple(one.shape), self.case.dtype, _abi.CUDA)))
+                _abi.tensor(one.data_ptr(), tuple(one.shape), dtype, _abi.CUDA)))
         for name, one in (("used_k", self.used_k), ("block_table", self.block_table),
                           ("cu_seqlens_q", self.cu_seqlens), ("cu_seqlens_k", self.cu_seqlens)):
             if one is not None:
@@ -209,10 +238,11 @@ class CudaCase:
         lse = self.lse[lse_at].double().tolist()
         family = self.plan.family.decode()
         return compare(want, got, lse, case.head_dim,
-                       arithmetic_of(case.dtype, probability_dtype(family, case.dtype)), case.dtype)
+                       arithmetic_of(case.out_dtype, probability_dtype(family, case.out_dtype)),
+                       case.out_dtype)
 
     def _same_bits(self, a, b):
-        kind = getattr(self.torch, _BITS[self.case.dtype])
+        kind = getattr(self.torch, _BITS[self.case.out_dtype])
         return bool((a.view(kind) == b.view(kind)).all())
 
     def prepare(self):
@@ -258,12 +288,21 @@ class CudaCase:
         if name == "math" and matrix_bytes > _MATH_BYTES:
             self.peers_note[name] = f"its matrix would have {matrix_bytes / 1e9:.0f} GB: not timed"
             return None
+        inputs = list(zip(self.q, self.k, self.v))
+        if case.eight_bit:
+            if case.cold_l2 or case.flops() > _WIDENED_FLOPS:
+                self.peers_note[name] = "torch's SDPA takes no 8-bit tensors"
+                return None
+            dtype = getattr(torch, _DTYPES[case.out_dtype])
+            self.peers_note[name] = f"on the same values in {case.out_dtype}"
+            inputs = [[one.widened(dtype) if isinstance(one, _Codes) else one for one in three]
+                      for three in inputs]
         backend = getattr(SDPBackend, PEERS[name])
 
         def call(index):
             with torch.inference_mode(), sdpa_kernel([backend]):
                 return torch.nn.functional.scaled_dot_product_attention(
-                    self.q[index], self.k[index], self.v[index], is_causal=case.causal,
+                    *inputs[index], is_causal=case.causal,
                     enable_gqa=case.q_heads != case.kv_heads)
 
         with warnings.catch_warnings(record=True) as caught:
@@ -276,7 +315,7 @@ class CudaCase:
                 self.peers_note[name] = _refusal(error, caught)
                 return None
         error = self._peer_error(result)
-        if not error < _PEER_TOLERANCE[case.dtype]:
+        if not error < _PEER_TOLERANCE[case.out_dtype]:
             self.peers_note[name] = f"its result is off by {error:.2g} (relative): not timed"
             return None
         return call

@@ -16,7 +16,7 @@ OPTIONAL_FIELDS = {"used_k": (), "packed": (), "page_size": 0, "window": 0, "v_d
 _LISTS = ("used_k", "packed")
 _TYPES = dict.fromkeys(FIELDS, int)
 _TYPES.update(kind=str, name=str, dtype=str, suite=str, causal=bool, cold_l2=bool)
-_ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}
+_ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,24 @@ class Case:
             if getattr(self, name) != absent:
                 given[name] = getattr(self, name)
         return {name: list(one) if name in _LISTS else one for name, one in given.items()}
+
+    @property
+    def q_dtype(self):
+        return self.dtype.split("/")[0]
+
+    @property
+    def kv_dtype(self):
+        """After a slash, where it is not q's."""
+        return self.dtype.split("/")[-1]
+
+    @property
+    def out_dtype(self):
+        """q's; results are not quantised."""
+        return "f16" if self.q_dtype == "e4m3" else self.q_dtype
+
+    @property
+    def eight_bit(self):
+        return "e4m3" in self.dtype
 
     def shape_text(self):
         heads = str(self.q_heads) if self.q_heads == self.kv_heads else \
@@ -130,18 +148,25 @@ class Case:
     def kv_bytes(self):
         """Of the keys and values in use."""
         return (self.kv_heads * sum(self.lengths()) * (self.head_dim + self.value_dim)
-                * _ELEMENT_BYTES[self.dtype])
+                * _ELEMENT_BYTES[self.kv_dtype])
 
     def input_bytes(self):
         q_rows = self.q_heads * sum(self.q_lengths())
-        return self.kv_bytes() + q_rows * self.head_dim * _ELEMENT_BYTES[self.dtype]
+        return self.kv_bytes() + q_rows * self.head_dim * _ELEMENT_BYTES[self.q_dtype]
+
+    def output_bytes(self):
+        rows = self.q_heads * sum(self.q_lengths())
+        return rows * self.value_dim * _ELEMENT_BYTES[self.out_dtype]
 
     def unsupported(self, device):
         """Why FlashCore cannot run this case there; None where it can."""
         if self.kind != "fwd":
             return f"kind is {self.kind}; only forward attention is built"
-        if self.dtype not in _ELEMENT_BYTES:
+        if any(one not in _ELEMENT_BYTES for one in self.dtype.split("/")) or \
+                (self.eight_bit and device == "cpu"):
             return f"dtype is {self.dtype}: timed by flashcore bench"
+        if self.eight_bit and (self.used_k or self.packed or self.page_size):
+            return "8-bit keys are timed in one piece and at full length only"
         if self.dtype == "f64" and device == "cuda":
             return "f64 runs on the CPU only"
         if self.requires == "pages" and not hasattr(_abi.Params, "block_table"):
