@@ -207,24 +207,34 @@ FLASHCORE_C_API int32_t flashcore_dequantize(const flashcore_quant_params* param
                                              flashcore_error* error);
 
 /* For bindings of Python: a call prepared once, then run on other arrays by one call from Python.
- * flashcore_python_run is a function of Python's own kind (METH_FASTCALL), whose `self` is the
- * address of a flashcore_python_call as an int and whose arguments are the arrays, `count` of them.
- * It describes each, puts the descriptors' addresses into params for the time of the call, and runs
- * flashcore_attention without the GIL. It returns its code as an int, or -1 where an array could
- * not be described: then nothing has run. */
+ * The two functions are of Python's own kind (METH_FASTCALL): `self` is the address of a
+ * flashcore_python_call as an int, and the arguments are the arrays, `count` of them. They describe
+ * each, put the descriptors' addresses into params for the time of the call, and run
+ * flashcore_attention without the GIL. */
 typedef int (*flashcore_dlpack_reader)(void* object, flashcore_tensor* tensor);
 enum { FLASHCORE_MAX_PYTHON_ARRAYS = 15 };
+typedef struct flashcore_python_workspace {
+  void* address;
+  size_t bytes;
+} flashcore_python_workspace;
 typedef struct flashcore_python_call {
   /* The framework's `dltensor_from_py_object_no_sync` (DLPack's C exchange API), or NULL: then the
    * arrays' method __dlpack__ is called. */
   flashcore_dlpack_reader read;
   void* dlpack_name; /* the str "__dlpack__" */
-  const flashcore_params* params;
+  void* empty_like;  /* the framework's function; for flashcore_python_new alone */
+  flashcore_params* params;
+  const flashcore_python_workspace* cpu_workspace; /* in place of the params' for q on the CPU */
   flashcore_error* error;
   int64_t count;                                                /* arrays of one call */
   const flashcore_tensor** fields[FLASHCORE_MAX_PYTHON_ARRAYS]; /* of params, one for each array */
 } flashcore_python_call;
+/* Returns flashcore_attention's code as an int, or -1 where an array could not be described: then
+ * nothing has run. */
 FLASHCORE_C_API void* flashcore_python_run(void* self, void* const* arrays, ptrdiff_t count);
+/* Of q, k and v, where `fields` are theirs and out's: the result as a new array like q, or None
+ * where it has another shape, an array could not be described or the call failed. */
+FLASHCORE_C_API void* flashcore_python_new(void* self, void* const* arrays, ptrdiff_t count);
 
 /* How many CUDA devices can be used; 0 with the reason in error->message where none can. */
 FLASHCORE_C_API int32_t flashcore_cuda_device_count(flashcore_error* error);

@@ -165,11 +165,17 @@ class QuantParams(ctypes.Structure):
 MAX_PYTHON_ARRAYS = 15
 
 
+class PythonWorkspace(ctypes.Structure):
+    _fields_ = [("address", c_void_p), ("bytes", c_size_t)]
+
+
 class PythonCall(ctypes.Structure):
     _fields_ = [
         ("read", c_void_p),
         ("dlpack_name", ctypes.py_object),
+        ("empty_like", ctypes.py_object),
         ("params", c_void_p),
+        ("cpu_workspace", c_void_p),
         ("error", c_void_p),
         ("count", c_int64),
         ("fields", c_void_p * MAX_PYTHON_ARRAYS),
@@ -187,6 +193,7 @@ STRUCTS = {
     "flashcore_merge_params": MergeParams,
     "flashcore_append_params": AppendParams,
     "flashcore_quant_params": QuantParams,
+    "flashcore_python_workspace": PythonWorkspace,
     "flashcore_python_call": PythonCall,
 }
 

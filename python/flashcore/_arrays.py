@@ -41,7 +41,7 @@ class Kind:
     waits = False  # whether a call must have ended when it returns
     has_gpus = True  # whether gpu() must be asked
     # Whether the library can describe arrays itself: None no, else (the address of the framework's
-    # function for it,), or (None,) for __dlpack__.
+    # function for it, or None for __dlpack__; the framework's empty_like where out is made by it).
     reader: Any = None
     finish: Any = None  # or makes of a new array that was written what the caller gets
     dispatcher: Any = None  # or the framework's own way to call: flashcore._torch_ops
@@ -154,7 +154,7 @@ class NumpyKind(Kind):
     """NumPy arrays, also of ml_dtypes' bfloat16."""
 
     has_gpus = False
-    reader = (None,)
+    reader = (None, None)
 
     def __init__(self, numpy):
         self._numpy = numpy

@@ -98,7 +98,7 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
     kind = kind_of("q", q)
     kind_of("k", k), kind_of("v", v)
     given = _given(kind, q, optional)
-    call = _prepared_call(kind, options, given)
+    call = prepared_call(kind, options, given)
     call.busy = True
     try:
         made, lse = _outputs(call, kind, q, v, out)
@@ -122,21 +122,22 @@ def _split_arguments(arguments):
 def run(kind, q, k, v, options, optional, out):
     """The call itself, on arrays that have memory. The library describes them where it can, which
     costs less than a microsecond; else, and where it refuses the call, Python does, and says why."""
-    if type(k) not in KINDS or type(v) not in KINDS:
-        kind_of("k", k), kind_of("v", v)  # or says what is wrong with them
     given = () if optional is NONE else _given(kind, q, optional)
     try:
         call = thread_state.calls.get((kind, options) if given == () else _key(kind, options, given))
     except TypeError:  # window is a list, scale an array
         call = None
+    if call is not None and out is None and given == ():
+        made = run_new(kind, call, q, k, v)
+        if made is not None:
+            return made
+    if type(k) not in KINDS or type(v) not in KINDS:
+        kind_of("k", k), kind_of("v", v)  # or says what is wrong with them
     if call is None or call.busy:
-        call = _prepared_call(kind, options, given)
+        call = prepared_call(kind, options, given)
     call.busy = True
     try:
-        if out is None and not call.wants_lse:
-            made, lse = kind.empty_out(q, v), None
-        else:
-            made, lse = _outputs(call, kind, q, v, out)
+        made, lse = _outputs(call, kind, q, v, out)
         gpu = kind.gpu(q) if kind.has_gpus else -1
         if not call.has_workspace(kind, gpu):
             code = -1
@@ -159,6 +160,15 @@ def run(kind, q, k, v, options, optional, out):
     return made if lse is None else (made, lse)
 
 
+def run_new(kind, call, q, k, v):
+    """A prepared call of the three arrays alone by one call of the library, which also makes the
+    result; None where run() must do it."""
+    if call.run_new is None or call.busy:
+        return None
+    gpu = kind.gpu(q)
+    return call.run_new(q, k, v) if gpu < 0 or call.has_workspace(kind, gpu) else None
+
+
 def _outputs(call, kind, q, v, out):
     """(out, lse or None)."""
     lse = call.empty_lse(kind, q) if call.wants_lse else None
@@ -172,7 +182,7 @@ def _key(kind, options, given):
     return (kind, options, *[name for name, _, _ in given]) if given else (kind, options)
 
 
-def _prepared_call(kind, options, given):
+def prepared_call(kind, options, given=()):
     """A prepared call of these options that is not in use."""
     options = plain_options(*options)  # what is remembered is no array: arrays change
     key = _key(kind, options, given)

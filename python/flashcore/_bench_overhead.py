@@ -1,6 +1,7 @@
 """What a call from Python costs beside the computation itself: on a tiny shape, against the same call
 made from prepared C structs."""
 
+import functools
 import json
 import statistics
 import time
@@ -12,7 +13,8 @@ _SHAPE = (1, 1, 1, 16)
 _OPTIONS = tuple(_attention.attention.__kwdefaults__[name] for name in _attention.OPTIONS)
 # The most each may cost above the bare call, in microseconds.
 BARS = {"flashcore.attention, NumPy": 10.0, "flashcore.attention, torch": 10.0,
-        "torch.ops.flashcore.attention": 15.0}
+        "torch.ops.flashcore.attention": 15.0,
+        "torch.ops.flashcore.attention, gradients on": 15.0}
 
 
 def us_per_call(function, finish=None, rounds=15, calls=2000):
@@ -39,6 +41,17 @@ def bare_call(array):
     call.run(kind, kind.gpu(array))
     function, arguments = call._function, call._arguments
     return (lambda: function(*arguments)), (call, out)
+
+
+@functools.cache
+def op_of_nothing(torch):
+    """What torch's dispatcher costs: an op with the arguments of ours that returns its first."""
+    from flashcore import _torch_ops
+    library = torch.library.Library("flashcore_overhead", "DEF")
+    library.define(f"nothing({_torch_ops.COMMON_SCHEMA}) -> Tensor")
+    for key in ("CPU", "CUDA"):
+        library.impl("nothing", lambda q, *_, **__: q, key)
+    return library, torch.ops.flashcore_overhead.nothing.default
 
 
 def measure(device, torch=None, numpy=None):
@@ -69,9 +82,15 @@ def measure(device, torch=None, numpy=None):
         op = ops.attention.default
         rows["torch.ops.flashcore.attention"] = us_per_call(
             lambda: op(tensor, tensor, tensor), finish)
+        nothing = op_of_nothing(torch)[1]
+        rows["an op of torch that does nothing"] = us_per_call(
+            lambda: nothing(tensor, tensor, tensor), finish)
         sdpa = torch.nn.functional.scaled_dot_product_attention
         rows["F.scaled_dot_product_attention"] = us_per_call(
             lambda: sdpa(tensor, tensor, tensor), finish)
+    with torch.enable_grad():  # nothing requires one: as in most programs
+        rows["torch.ops.flashcore.attention, gradients on"] = us_per_call(
+            lambda: op(tensor, tensor, tensor), finish)
     return rows
 
 
@@ -93,8 +112,8 @@ def main(device, torch, as_json=False):
     if as_json:
         print(json.dumps({"device": device, "us": rows, "us_above_bare": over}))
         return 0
-    print(f"{'call on ' + str(_SHAPE) + ', ' + device:<40} {'us':>7} {'above bare':>11} {'bar':>5}")
+    print(f"{'call on ' + str(_SHAPE) + ', ' + device:<44} {'us':>7} {'above bare':>11} {'bar':>5}")
     for name, us in rows.items():
         more = f"{over[name]:>11.1f} {BARS[name]:>5.0f}" if name in over else ""
-        print(f"{name:<40} {us:>7.1f} {more}")
+        print(f"{name:<44} {us:>7.1f} {more}")
     return 0

@@ -1,5 +1,5 @@
-"""flashcore_python_run as a function of Python: one prepared call from the arrays themselves, without
-ctypes on the way. ctypes only makes it."""
+"""flashcore_python_run and flashcore_python_new as functions of Python: one prepared call from the
+arrays themselves, without ctypes on the way. ctypes only makes them."""
 
 import ctypes
 
@@ -30,16 +30,24 @@ def _definition(address):
 class Direct:
     """run(array, ...): the C call's code, or -1 where the arrays must be described in Python. `fields`
     are the names in params of the arrays that run() is given; `read` is the address of the framework's
-    C function that describes one, None for arrays with __dlpack__."""
+    C function that describes one, None for arrays with __dlpack__.
 
-    def __init__(self, library, params, error, fields, read):
+    new(q, k, v): the result as a new array, or None where Python must make it. `empty_like` is the
+    framework's function for it; where that is None, so is new."""
+
+    def __init__(self, library, params, error, cpu_workspace, fields, read, empty_like):
         address = ctypes.addressof(params)
-        self._keep = params, error
+        self._keep = params, error, cpu_workspace
         self._call = _abi.PythonCall(
-            read, "__dlpack__", address, ctypes.addressof(error), len(fields),
+            read, "__dlpack__", empty_like, address, ctypes.addressof(cpu_workspace),
+            ctypes.addressof(error), len(fields),
             (ctypes.c_void_p * _abi.MAX_PYTHON_ARRAYS)(
                 *(address + getattr(_abi.Params, name).offset for name in fields)))
-        self.run = _new_function(_definition(library.python_run), ctypes.addressof(self._call), None)
+        self.run = self._function(library.python_run)
+        self.new = None if empty_like is None else self._function(library.python_new)
+
+    def _function(self, address):
+        return _new_function(_definition(address), ctypes.addressof(self._call), None)
 
 
 def never(*arrays):

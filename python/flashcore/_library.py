@@ -50,8 +50,9 @@ class Library:
             function.argtypes = arguments
         # For callers that keep their structs: without argtypes nothing is converted or checked.
         self.raw_attention = ctypes.CDLL(self.path)["flashcore_attention"]
-        # Python calls this one itself: flashcore._direct.
+        # Python calls these itself: flashcore._direct.
         self.python_run = ctypes.cast(self._c["flashcore_python_run"], ctypes.c_void_p).value
+        self.python_new = ctypes.cast(self._c["flashcore_python_new"], ctypes.c_void_p).value
         self.stale_paths = []  # libraries that were passed over because they are stale
 
     @property

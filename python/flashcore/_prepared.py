@@ -27,21 +27,22 @@ def library():
 
 
 class _CpuWorkspace:
-    """Of one thread: it serves one call at a time."""
-
-    __slots__ = ("current",)
+    """Of one thread: it serves one call at a time. `described` is where the library looks for it."""
 
     def __init__(self):
-        self.current = None  # (no stream, address, bytes, memory)
+        self.described = _abi.PythonWorkspace(None, 0)
+        self._memory = None
 
     def at_least(self, size):
-        if self.current is None or self.current[2] < size:
+        """(no stream, address, bytes)."""
+        if self.described.bytes < size:
             memory = ctypes.create_string_buffer(size + _ALIGNMENT)
             start = ctypes.addressof(memory)
             address = start + -start % _ALIGNMENT
             library().workspace_init(address, size)
-            self.current = None, address, size, memory
-        return self.current
+            self.described.address, self.described.bytes = address, size
+            self._memory = memory
+        return None, self.described.address, self.described.bytes
 
 
 class _ThreadState(threading.local):
@@ -81,7 +82,8 @@ def _number(name, value):
 
 class PreparedCall:
     """flashcore_attention with its params. The addresses of the arrays' descriptors are set before
-    each run: by run_direct() itself, or by describe() through the fields of `arrays`."""
+    each run: by run_direct() and run_new() themselves, or by describe() through the fields of
+    `arrays`."""
 
     def __init__(self, kind, options, names):
         """options: as plain_options() gives them; names: of the optional arrays, in params."""
@@ -99,10 +101,13 @@ class PreparedCall:
         self._arguments = ctypes.byref(self.params), ctypes.byref(self._error)
         self._set_options(*options)
         fields = ("q", "k", "v", "out", *(("lse",) if self.wants_lse else ()), *names)
-        self.run_direct = _direct.never
+        self.run_direct, self.run_new = _direct.never, None
         if kind.reader is not None:
-            self._direct = _direct.Direct(library(), self.params, self._error, fields, *kind.reader)
+            self._direct = _direct.Direct(library(), self.params, self._error, self._cpu.described,
+                                          fields, *kind.reader)
             self.run_direct = self._direct.run
+            if len(fields) == 4 and not self.must_wait:
+                self.run_new = self._direct.new
 
     def _set_options(self, causal, window, scale, softcap, layout, num_splits, reproducibility,
                      return_lse, max_q_len, max_kv_len, partial, checked, kernel):
@@ -192,12 +197,11 @@ class PreparedCall:
         self.busy = False
 
     def has_workspace(self, kind, gpu):
-        """Whether the params have a workspace for the next call, of any size, and its stream. gpu: the
-        number of q's GPU, negative on the CPU."""
+        """Whether there is a workspace for the next call, of any size, and the params have it and its
+        stream. gpu: the number of q's GPU; negative on the CPU, where the library looks itself."""
         if gpu < 0:
-            found = self._cpu.current
-        else:
-            found = kind.ready_workspace(gpu)
+            return True
+        found = kind.ready_workspace(gpu)
         if found is None:
             return False
         if found is not self._workspace:

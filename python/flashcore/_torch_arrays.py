@@ -79,8 +79,9 @@ class TorchKind(Kind):
 
     def __init__(self):
         read = _descriptor_reader()
-        self.reader = None if read is None else (read,)
+        self.reader = None if read is None else (read, torch.empty_like)
         self.stream = _raw_stream_reader()
+        self.gpu = torch.Tensor.get_device
         self.empty_out = _torch_ops.empty_out
         self._workspaces: dict[tuple, tuple] = {}
         self._numbers: dict[tuple, torch.Tensor] = {}
@@ -130,9 +131,6 @@ class TorchKind(Kind):
             torch.cuda.current_stream(like.device).synchronize()  # other streams will read it too
             self._numbers[like.device, value] = found
         return found
-
-    def gpu(self, tensor):
-        return tensor.get_device()
 
     def ready_workspace(self, gpu):
         return None if _capturing() else self._workspaces.get((gpu, self.stream(gpu)))

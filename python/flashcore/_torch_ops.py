@@ -11,19 +11,57 @@ from torch.autograd import forward_ad
 
 from flashcore import _attention, _cache, _torch_backward
 from flashcore._arrays import KINDS, kind_of
+from flashcore._prepared import thread_state
 
-_LIBRARY = torch.library.Library("flashcore", "DEF")
+
+class _Library(torch.library.Library):
+    """Calls that need no gradient stay out of torch's kernel that would record one."""
+
+    def impl(self, op_name, fn, dispatch_key="", **more):
+        if dispatch_key == "Autograd" and op_name in _KERNELS:
+            fn = _only_for_gradients(fn, _KERNELS[op_name])
+        super().impl(op_name, fn, dispatch_key, **more)
+
+
+def _plain_keysets():
+    """The keys of calls that go from recording a gradient straight to the kernel: no mode, trace,
+    functorch, negative view or second device is in between. Empty where this torch names them
+    otherwise."""
+    try:
+        key, keyset = torch._C.DispatchKey, torch._C.DispatchKeySet
+        return frozenset((keyset(one) | keyset(autograd)).raw_repr() for one, autograd in (
+            (key.CPU, key.AutogradCPU), (key.CUDA, key.AutogradCUDA)))
+    except (AttributeError, TypeError):
+        return frozenset()
+
+
+_PLAIN_KEYSETS = _plain_keysets()
+
+
+def _only_for_gradients(record, kernel):
+    """The kernel for torch's key Autograd. record() is torch's own, which calls the dispatcher again;
+    where there is nothing to record that would double the cost of a call."""
+    def autograd(keyset, q, k, v, *tensors, **options):
+        if keyset.raw_repr() not in _PLAIN_KEYSETS or (_grad_is_on() and (
+                q.requires_grad or k.requires_grad or v.requires_grad
+                or (tensors and any(one is not None and one.requires_grad for one in tensors)))):
+            return record(keyset, q, k, v, *tensors, **options)
+        return kernel(q, k, v, *tensors, **options)
+    return autograd
+
+
+_LIBRARY = _Library("flashcore", "DEF")
 _TENSORS = ("sinks", "alibi_slopes", "bias", "mask", "q_start", "k_start", "cu_seqlens_q",
             "cu_seqlens_k", "seqused_k", "block_table")
 _OPTIONAL_SCHEMA = ", ".join(f"Tensor? {name}=None" for name in _TENSORS)
-_COMMON_SCHEMA = (
+COMMON_SCHEMA = (
     f"Tensor q, Tensor k, Tensor v, {_OPTIONAL_SCHEMA}, *, bool causal=False, "
     "SymInt window_left=-1, SymInt window_right=-1, float? scale=None, float softcap=0.0, "
     'str layout="bhsd", SymInt num_splits=0, str reproducibility="deterministic", '
     "SymInt max_q_len=0, SymInt max_kv_len=0, bool checked=False, str? kernel_id=None")
-_LIBRARY.define(f"attention({_COMMON_SCHEMA}) -> Tensor")
+_LIBRARY.define(f"attention({COMMON_SCHEMA}) -> Tensor")
 _LIBRARY.define(
-    f"attention_lse({_COMMON_SCHEMA}, bool partial=False) -> (Tensor out, Tensor lse)")
+    f"attention_lse({COMMON_SCHEMA}, bool partial=False) -> (Tensor out, Tensor lse)")
 _LIBRARY.define(
     "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, "
     f"Tensor out, Tensor lse, {_OPTIONAL_SCHEMA}, *, bool causal, SymInt window_left, "
@@ -115,30 +153,40 @@ def empty_out(q, v):
 
 
 def _kernel(return_lse):
-    def kernel(q, k, v, sinks=None, alibi_slopes=None, bias=None, mask=None, q_start=None,
-               k_start=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_k=None, block_table=None,
-               causal=False, window_left=-1, window_right=-1, scale=None, softcap=0.0,
-               layout="bhsd", num_splits=0, reproducibility="deterministic", max_q_len=0,
-               max_kv_len=0, checked=False, kernel_id=None, partial=False):
-        # No "*" among them: Python looks up every default of a keyword-only argument by its name.
-        if (sinks is None and alibi_slopes is None and bias is None and mask is None
-                and q_start is None and k_start is None and cu_seqlens_q is None
-                and cu_seqlens_k is None and seqused_k is None and block_table is None):
-            optional = _attention.NONE
-        else:
-            optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q,
-                        cu_seqlens_k, seqused_k, block_table)
-        return _attention.run(
-            KINDS.get(type(q)) or kind_of("q", q), q, k, v,
-            (causal, (window_left, window_right), scale, softcap, layout, num_splits,
-             reproducibility, return_lse, max_q_len, max_kv_len, partial, checked, kernel_id),
-            optional, None)
+    defaults = _options(return_lse=return_lse)
+    key = object()  # of the call with these, whose own key takes longer to make
+    run_new = _attention.run_new
+
+    def kernel(q, k, v, *tensors, **options):  # torch leaves out what has its default value
+        kind = KINDS.get(type(q)) or kind_of("q", q)
+        if not tensors and not options:
+            call = thread_state.calls.get(key)
+            if call is None:
+                call = _attention.prepared_call(kind, defaults)
+                thread_state.remember(key, call)
+            made = run_new(kind, call, q, k, v)
+            if made is not None:
+                return made
+        if tensors:
+            tensors += (None,) * (len(_TENSORS) - len(tensors))
+        return _attention.run(kind, q, k, v,
+                              _options(**options, return_lse=return_lse) if options else defaults,
+                              tensors or _attention.NONE, None)
     return kernel
 
 
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("attention", _kernel(return_lse=False), _key)
-    _LIBRARY.impl("attention_lse", _kernel(return_lse=True), _key)
+def _options(causal=False, window_left=-1, window_right=-1, scale=None, softcap=0.0,
+             layout="bhsd", num_splits=0, reproducibility="deterministic", max_q_len=0, max_kv_len=0,
+             checked=False, kernel_id=None, partial=False, return_lse=False):
+    """attention()'s options of the op's arguments."""
+    return (causal, (window_left, window_right), scale, softcap, layout, num_splits, reproducibility,
+            return_lse, max_q_len, max_kv_len, partial, checked, kernel_id)
+
+
+_KERNELS = {"attention": _kernel(return_lse=False), "attention_lse": _kernel(return_lse=True)}
+for _name, _function in _KERNELS.items():
+    for _key in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _function, _key)
 
 
 def _lse_shape(q, layout, packed):

@@ -20,7 +20,9 @@ FLASHCORE_PYTHON void PyEval_RestoreThread(void* state);
 FLASHCORE_PYTHON void* PyEval_SaveThread();
 FLASHCORE_PYTHON void* PyLong_AsVoidPtr(void* object);
 FLASHCORE_PYTHON void* PyLong_FromLong(long value);  // NOLINT: its type in Python
+FLASHCORE_PYTHON void* PyObject_CallFunctionObjArgs(void* function, ...);          // NOLINT: as is
 FLASHCORE_PYTHON void* PyObject_CallMethodObjArgs(void* object, void* name, ...);  // NOLINT: as is
+FLASHCORE_PYTHON void* Py_BuildValue(const char* format, ...);                     // NOLINT: as is
 FLASHCORE_PYTHON void Py_DecRef(void* object);
 
 namespace flashcore {
@@ -225,14 +227,13 @@ Result<QuantTensors> convert(const flashcore_quant_params* p) {
   return t;
 }
 
-/// Descriptors of Python's arrays for the time of one call.
+/// Descriptors of Python's arrays, in the order of the call's fields.
 class PythonArrays {
  public:
   explicit PythonArrays(const flashcore_python_call& call) : call_(call) {}
   PythonArrays(const PythonArrays&) = delete;
   PythonArrays& operator=(const PythonArrays&) = delete;
   ~PythonArrays() {
-    for (int i = 0; i < added_; ++i) *call_.fields[i] = nullptr;
     for (int i = 0; i < held_; ++i) Py_DecRef(capsules_[i]);
   }
 
@@ -243,13 +244,16 @@ class PythonArrays {
       PyErr_Clear();
       return false;
     }
-    *call_.fields[added_++] = described;
+    all_[count_++] = described;
     return true;
   }
 
+  int count() const { return count_; }
+  const flashcore_tensor* operator[](int i) const { return all_[i]; }
+
  private:
   const flashcore_tensor* read(void* array) {
-    flashcore_tensor* tensor = &tensors_[added_];
+    flashcore_tensor* tensor = &tensors_[count_];
     return call_.read(array, tensor) == 0 ? tensor : nullptr;
   }
 
@@ -262,23 +266,63 @@ class PythonArrays {
   }
 
   const flashcore_python_call& call_;
-  int added_ = 0, held_ = 0;
+  int count_ = 0, held_ = 0;
+  const flashcore_tensor* all_[FLASHCORE_MAX_PYTHON_ARRAYS];
   flashcore_tensor tensors_[FLASHCORE_MAX_PYTHON_ARRAYS];
   void* capsules_[FLASHCORE_MAX_PYTHON_ARRAYS];
 };
 
-/// flashcore_attention's code, or -1 where an array could not be described.
-std::int32_t run_from_python(const flashcore_python_call& call, void* const* arrays,
-                             std::ptrdiff_t count) {
-  if (count != call.count) return -1;
-  PythonArrays described(call);
-  for (std::ptrdiff_t i = 0; i < count; ++i) {
-    if (!described.add(arrays[i])) return -1;
+/// Runs on arrays that are all described. The params are changed for the time of the call alone,
+/// and no Python runs in it: a call from a finaliser may use the same ones before and after.
+std::int32_t run_described(const flashcore_python_call& call, const PythonArrays& arrays) {
+  flashcore_params& params = *call.params;
+  const flashcore_params before = params;
+  for (int i = 0; i < arrays.count(); ++i) *call.fields[i] = arrays[i];
+  const Result<Device> where = device_of("q", arrays[0]->device);
+  if (where.ok() && where->type == DeviceType::cpu) {
+    params.workspace = call.cpu_workspace->address;
+    params.workspace_bytes = call.cpu_workspace->bytes;
+    params.stream = nullptr;
   }
   void* const state = PyEval_SaveThread();
-  const std::int32_t code = flashcore_attention(call.params, call.error);
+  const std::int32_t code = flashcore_attention(&params, call.error);
   PyEval_RestoreThread(state);
+  params = before;
   return code;
+}
+
+/// flashcore_attention's code, or -1 where an array could not be described.
+std::int32_t run_from_python(const flashcore_python_call& call, void* const* given,
+                             std::ptrdiff_t count) {
+  if (count != call.count) return -1;
+  PythonArrays arrays(call);
+  for (std::ptrdiff_t i = 0; i < count; ++i) {
+    if (!arrays.add(given[i])) return -1;
+  }
+  return run_described(call, arrays);
+}
+
+bool have_the_same_width(const flashcore_tensor& a, const flashcore_tensor& b) {
+  return a.ndim > 0 && b.ndim > 0 && a.shape[a.ndim - 1] == b.shape[b.ndim - 1];
+}
+
+/// A new array with the result, owned by the caller; null where nothing has run.
+void* new_from_python(const flashcore_python_call& call, void* const* given, std::ptrdiff_t count) {
+  constexpr std::ptrdiff_t kInputs = 3;  // q, k, v; out is the fourth field
+  if (count != kInputs || call.count != kInputs + 1) return nullptr;
+  PythonArrays arrays(call);
+  for (std::ptrdiff_t i = 0; i < kInputs; ++i) {
+    if (!arrays.add(given[i])) return nullptr;
+  }
+  if (!have_the_same_width(*arrays[0], *arrays[2])) return nullptr;
+  void* const out = PyObject_CallFunctionObjArgs(call.empty_like, given[0], nullptr);
+  if (out == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  if (arrays.add(out) && run_described(call, arrays) == FLASHCORE_OK) return out;
+  Py_DecRef(out);
+  return nullptr;
 }
 
 }  // namespace
@@ -418,6 +462,12 @@ std::int32_t flashcore_dequantize(const flashcore_quant_params* params, flashcor
 void* flashcore_python_run(void* self, void* const* arrays, std::ptrdiff_t count) {
   const auto& call = *static_cast<const flashcore_python_call*>(PyLong_AsVoidPtr(self));
   return PyLong_FromLong(run_from_python(call, arrays, count));
+}
+
+void* flashcore_python_new(void* self, void* const* arrays, std::ptrdiff_t count) {
+  const auto& call = *static_cast<const flashcore_python_call*>(PyLong_AsVoidPtr(self));
+  void* const out = new_from_python(call, arrays, count);
+  return out != nullptr ? out : Py_BuildValue("");  // None
 }
 
 std::int32_t flashcore_cuda_device_count(flashcore_error* error) {

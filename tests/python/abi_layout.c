@@ -137,10 +137,17 @@ static void print_calls(void) {
   FIELD(flashcore_quant_params, workspace_bytes);
   FIELD(flashcore_quant_params, stream);
   END();
+  BEGIN(flashcore_python_workspace);
+  FIELD(flashcore_python_workspace, address);
+  FIELD(flashcore_python_workspace, bytes);
+  END();
+
   BEGIN(flashcore_python_call);
   FIELD(flashcore_python_call, read);
   FIELD(flashcore_python_call, dlpack_name);
+  FIELD(flashcore_python_call, empty_like);
   FIELD(flashcore_python_call, params);
+  FIELD(flashcore_python_call, cpu_workspace);
   FIELD(flashcore_python_call, error);
   FIELD(flashcore_python_call, count);
   FIELD(flashcore_python_call, fields);
