@@ -41,7 +41,7 @@ release-check: ## before a release: 1,000,000 random problems, long shapes, long
 	@TORCH=0 scripts/setup test
 	@scripts/release_check
 
-lint: ## layout (clang-format 14) and static checks (clang-tidy)
+lint: ## layout (clang-format 14) and static checks (mypy, clang-tidy)
 	@scripts/setup dev
 	@scripts/lint
 

@@ -16,7 +16,7 @@ from flashcore._attention import attention, explain
 from flashcore._cache import append, merge
 from flashcore._library import CudaError, Library, StaleLibraryError, load
 from flashcore._quant import Quantized, dequantize, quantize
-from flashcore._verify import Report, verify  # noqa: F401
+from flashcore._verify import Report as Report, verify as verify
 
 if TYPE_CHECKING:
     from flashcore._sdpa import sdpa

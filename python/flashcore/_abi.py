@@ -4,6 +4,7 @@ tests/python compares every size and offset with what a C compiler makes of the 
 """
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8
 from ctypes import c_uint16, c_uint64, c_void_p
 
@@ -96,8 +97,8 @@ class Params(ctypes.Structure):
 class RawParams(ctypes.Structure):
     """Params with addresses for pointers: the same memory, cheaper to fill."""
 
-    _fields_ = [(name, c_void_p if kind == POINTER(Tensor) else kind)
-                for name, kind in Params._fields_]
+    _fields_ = [(field[0], c_void_p if field[1] == POINTER(Tensor) else field[1])
+                for field in Params._fields_]
 
 
 class PlanInfo(ctypes.Structure):
@@ -219,7 +220,8 @@ FUNCTIONS = {
 }
 
 
-def tensor(address, shape, dtype, device_type=CPU, device_id=0, strides=None):
+def tensor(address: int, shape: Sequence[int], dtype: str, device_type: int = CPU, device_id: int = 0,
+           strides: Sequence[int] | None = None) -> Tensor:
     """A descriptor of memory the caller owns. No strides: compact, row-major."""
     code, bits = DTYPES[dtype]
     count = len(shape)

@@ -13,8 +13,8 @@ class NoMemoryHere(RuntimeError):
 
 
 class Description(NamedTuple):
-    shape: tuple
-    strides: tuple  # in elements
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]  # in elements
     dtype: str
     device_type: int
     device_id: int
@@ -196,7 +196,7 @@ class CupyKind(Kind):
 
     def __init__(self, cupy):
         self._cupy = cupy
-        self._workspaces: dict[tuple, Any] = {}
+        self._workspaces: dict[tuple[Any, ...], Any] = {}
 
     def describe(self, array, name):
         dtype = array.dtype

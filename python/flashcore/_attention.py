@@ -1,5 +1,6 @@
 """attention() and explain(): one call on arrays of any framework."""
 
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
 
@@ -16,6 +17,8 @@ _PYTHON_NAMES = {"used_k": "seqused_k"}
 # The other arguments, in the order they are handed around.
 OPTIONS = ("causal", "window", "scale", "softcap", "layout", "num_splits", "reproducibility",
            "return_lse", "max_q_len", "max_kv_len", "partial", "checked", "kernel")
+Options = tuple[Any, ...]  # values of either, in that order
+Given = Sequence[tuple[str, Any, Any]]  # (name, kind, array)
 
 
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, int] = (-1, -1),
@@ -84,6 +87,9 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
     return run(kind, q, k, v, options, optional, out)
 
 
+DEFAULTS: dict[str, Any] = attention.__kwdefaults__ or {}  # of all keywords
+
+
 def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
     """What attention() would do with the same arguments, in words: kernel, tiles, splits, why.
 
@@ -103,23 +109,22 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
     try:
         made, lse = _outputs(call, kind, q, v, out)
         call.describe(kind, q, k, v, made, lse, given)
-        return library().explain(call.params)
+        return str(library().explain(call.params))
     finally:
         call.release()
 
 
-def _split_arguments(arguments):
+def _split_arguments(arguments: dict[str, Any]) -> tuple[Options, Options, Any]:
     """attention()'s keywords as run() takes them."""
-    defaults = attention.__kwdefaults__
     for name in arguments:
-        if name not in defaults:
+        if name not in DEFAULTS:
             raise TypeError(f"explain() got an unexpected keyword argument '{name}'")
-    values = {**defaults, **arguments}
+    values = {**DEFAULTS, **arguments}
     optional = tuple(values[_PYTHON_NAMES.get(name, name)] for name in OPTIONAL)
     return tuple(values[name] for name in OPTIONS), optional, values["out"]
 
 
-def run(kind, q, k, v, options, optional, out):
+def run(kind: Any, q: Any, k: Any, v: Any, options: Options, optional: Options, out: Any) -> Any:
     """The call itself, on arrays that have memory. The library describes them where it can, which
     costs less than a microsecond; else, and where it refuses the call, Python does, and says why."""
     given = () if optional is NONE else _given(kind, q, optional)
@@ -160,7 +165,7 @@ def run(kind, q, k, v, options, optional, out):
     return made if lse is None else (made, lse)
 
 
-def run_new(kind, call, q, k, v):
+def run_new(kind: Any, call: PreparedCall, q: Any, k: Any, v: Any) -> Any:
     """A prepared call of the three arrays alone by one call of the library, which also makes the
     result; None where run() must do it."""
     if call.run_new is None or call.busy:
@@ -169,7 +174,7 @@ def run_new(kind, call, q, k, v):
     return call.run_new(q, k, v) if gpu < 0 or call.has_workspace(kind, gpu) else None
 
 
-def _outputs(call, kind, q, v, out):
+def _outputs(call: PreparedCall, kind: Any, q: Any, v: Any, out: Any) -> tuple[Any, Any]:
     """(out, lse or None)."""
     lse = call.empty_lse(kind, q) if call.wants_lse else None
     if out is None:
@@ -178,11 +183,11 @@ def _outputs(call, kind, q, v, out):
     return out, lse
 
 
-def _key(kind, options, given):
+def _key(kind: Any, options: Options, given: Given) -> Options:
     return (kind, options, *[name for name, _, _ in given]) if given else (kind, options)
 
 
-def prepared_call(kind, options, given=()):
+def prepared_call(kind: Any, options: Options, given: Given = ()) -> PreparedCall:
     """A prepared call of these options that is not in use."""
     options = plain_options(*options)  # what is remembered is no array: arrays change
     key = _key(kind, options, given)
@@ -193,14 +198,14 @@ def prepared_call(kind, options, given=()):
     return call
 
 
-def _given(kind, q, optional):
+def _given(kind: Any, q: Any, optional: Options) -> Given:
     """(name, kind, array) of the optional arrays there are. A number is a start for every batch."""
-    given = []
+    given: list[tuple[str, Any, Any]] = []
     for name, one in zip(OPTIONAL, optional):
         if one is None:
             continue
         if name in ("q_start", "k_start") and isinstance(one, Integral):
-            if not -2**31 <= one < 2**31:
+            if not -2**31 <= int(one) < 2**31:
                 raise ValueError(f"{name} is {one}; wanted a number of 32 bits")
             one = kind.int32(q, int(one))
         given.append((name, kind_of(_PYTHON_NAMES.get(name, name), one), one))

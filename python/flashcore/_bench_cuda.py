@@ -4,6 +4,7 @@ replayed in turns on one stream."""
 import ctypes
 import itertools
 import warnings
+from typing import Any
 
 from flashcore import _abi, _reference, _timing
 from flashcore._judge import arithmetic_of, compare, probability_dtype
@@ -112,7 +113,9 @@ class CudaCase:
                 values.to(getattr(torch, _DTYPES[dtype]))
 
         k_shape, v_shape = case.k_shape, case.v_shape
-        self.used_k = self.block_table = self.cu_seqlens = None
+        self.used_k: Any = None
+        self.block_table: Any = None
+        self.cu_seqlens: Any = None
         if case.page_size:
             pages = case.batch * case.kv_len // case.page_size
             k_shape, v_shape = ((pages, case.page_size, case.kv_heads, dim)
@@ -152,7 +155,8 @@ class CudaCase:
     def close(self):
         """Gives the memory back before the next case."""
         self._runners = {}
-        self.q = self.k = self.v = self.out = self.workspace = None
+        self.q = self.k = self.v = self.out = []
+        self.workspace = None
         self.used_k = self.block_table = self.cu_seqlens = None
         self.torch.cuda.synchronize()
         self.torch.cuda.empty_cache()
@@ -230,7 +234,8 @@ class CudaCase:
         if index == 0:
             self._rows, self._want = rows, want
         b, h, i = (self.torch.tensor(one, device="cuda") for one in zip(*rows))
-        out_at = lse_at = b, h, i
+        out_at: tuple[Any, ...] = (b, h, i)
+        lse_at = out_at
         if case.packed:
             row = self.cu_seqlens[b] + i
             out_at, lse_at = (row, h), (h, row)
@@ -314,9 +319,9 @@ class CudaCase:
             except (RuntimeError, NotImplementedError) as error:
                 self.peers_note[name] = _refusal(error, caught)
                 return None
-        error = self._peer_error(result)
-        if not error < _PEER_TOLERANCE[case.out_dtype]:
-            self.peers_note[name] = f"its result is off by {error:.2g} (relative): not timed"
+        off = self._peer_error(result)
+        if not off < _PEER_TOLERANCE[case.out_dtype]:
+            self.peers_note[name] = f"its result is off by {off:.2g} (relative): not timed"
             return None
         return call
 

@@ -2,6 +2,7 @@
 made from prepared C structs."""
 
 import functools
+import importlib.util
 import json
 import statistics
 import time
@@ -10,7 +11,7 @@ from flashcore import _attention, _prepared
 from flashcore._arrays import kind_of
 
 _SHAPE = (1, 1, 1, 16)
-_OPTIONS = tuple(_attention.attention.__kwdefaults__[name] for name in _attention.OPTIONS)
+_OPTIONS = tuple(_attention.DEFAULTS[name] for name in _attention.OPTIONS)
 # The most each may cost above the bare call, in microseconds.
 BARS = {"flashcore.attention, NumPy": 10.0, "flashcore.attention, torch": 10.0,
         "torch.ops.flashcore.attention": 15.0,
@@ -103,11 +104,8 @@ def above_bare(rows):
 
 def main(device, torch, as_json=False):
     """Prints the table; 0."""
-    try:
-        import numpy
-    except ImportError:
-        numpy = None
-    rows = measure(device, torch, numpy)
+    has_numpy = importlib.util.find_spec("numpy") is not None
+    rows = measure(device, torch, importlib.import_module("numpy") if has_numpy else None)
     over = above_bare(rows)
     if as_json:
         print(json.dumps({"device": device, "us": rows, "us_above_bare": over}))

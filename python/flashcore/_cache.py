@@ -14,10 +14,10 @@ _MAX_PARTS = 32
 class _Arrays:
     """Arrays of one call as pointers to descriptors; keeps what they need alive."""
 
-    def __init__(self):
-        self._slots = []
+    def __init__(self) -> None:
+        self._slots: list[Slot] = []
 
-    def pointer(self, name, array, written=False):
+    def pointer(self, name: str, array: Any, written: bool = False) -> Any:
         if array is None:
             return None
         kind, slot = kind_of(name, array), Slot(name)
@@ -26,7 +26,7 @@ class _Arrays:
         self._slots.append(slot)
         return ctypes.cast(kind.view(array, slot), ctypes.POINTER(_abi.Tensor))
 
-    def codes(self, name, one, written=False):
+    def codes(self, name: str, one: Any, written: bool = False) -> Any:
         """The same of a Quantized's codes."""
         if written:
             kind_of(name, one.codes).check_writable(one.codes, name)
@@ -35,7 +35,7 @@ class _Arrays:
         return ctypes.cast(described(name, one.codes, slot, one.dtype), ctypes.POINTER(_abi.Tensor))
 
 
-def _stream(kind, like):
+def _stream(kind: Any, like: Any) -> Any:
     gpu = kind.gpu(like)
     return None if gpu < 0 else kind.stream(gpu)
 
@@ -77,7 +77,8 @@ def append(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, *, block_tabl
         run_append(kind, k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
 
 
-def run_append(kind, k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new):
+def run_append(kind: Any, k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, block_table: Any,
+               cu_seqlens_new: Any) -> None:
     """The call itself, on arrays that have memory."""
     arrays = _Arrays()
     params = _abi.AppendParams(
@@ -90,7 +91,8 @@ def run_append(kind, k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
     library().append(params)
 
 
-def _append_codes(k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new):
+def _append_codes(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, block_table: Any,
+                  cu_seqlens_new: Any) -> None:
     """append() into a cache of Quantized k and v."""
     if type(k) is not Quantized or type(v) is not Quantized:
         raise ValueError("k and v: one is a Quantized, the other is not; wanted both or neither")
@@ -111,7 +113,7 @@ def _append_codes(k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new):
     library().append(params)
 
 
-def _swapped(array):
+def _swapped(array: Any) -> Any:
     """[batch, len, heads, dim] seen as [batch, heads, len, dim]."""
     if type(array) is Quantized:
         return array._replace(codes=array.codes.swapaxes(1, 2))

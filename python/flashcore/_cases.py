@@ -14,7 +14,7 @@ FIELDS = ("kind", "name", "dtype", "batch", "q_heads", "kv_heads", "q_len", "kv_
 OPTIONAL_FIELDS = {"used_k": (), "packed": (), "page_size": 0, "window": 0, "v_dim": 0,
                    "requires": ""}
 _LISTS = ("used_k", "packed")
-_TYPES = dict.fromkeys(FIELDS, int)
+_TYPES: dict[str, type] = dict.fromkeys(FIELDS, int)
 _TYPES.update(kind=str, name=str, dtype=str, suite=str, causal=bool, cold_l2=bool)
 _ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
 
@@ -33,8 +33,8 @@ class Case:
     causal: bool
     cold_l2: bool
     suite: str
-    used_k: tuple = ()
-    packed: tuple = ()
+    used_k: tuple[int, ...] = ()
+    packed: tuple[int, ...] = ()
     page_size: int = 0
     window: int = 0
     v_dim: int = 0

@@ -2,6 +2,8 @@
 arrays themselves, without ctypes on the way. ctypes only makes them."""
 
 import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from flashcore import _abi
 
@@ -21,7 +23,7 @@ _new_function.argtypes = (ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)
 _definitions: dict[int, _MethodDef] = {}  # of a library's function: functions made of it live on
 
 
-def _definition(address):
+def _definition(address: int) -> int:
     if address not in _definitions:
         _definitions[address] = _MethodDef(b"run", address, _METH_FASTCALL, None)
     return ctypes.addressof(_definitions[address])
@@ -35,7 +37,9 @@ class Direct:
     new(q, k, v): the result as a new array, or None where Python must make it. `empty_like` is the
     framework's function for it; where that is None, so is new."""
 
-    def __init__(self, library, params, error, cpu_workspace, fields, read, empty_like):
+    def __init__(self, library: Any, params: _abi.Params, error: _abi.Error,
+                 cpu_workspace: _abi.PythonWorkspace, fields: Sequence[str], read: int | None,
+                 empty_like: Callable[[Any], Any] | None) -> None:
         address = ctypes.addressof(params)
         self._keep = params, error, cpu_workspace
         self._call = _abi.PythonCall(
@@ -43,13 +47,13 @@ class Direct:
             ctypes.addressof(error), len(fields),
             (ctypes.c_void_p * _abi.MAX_PYTHON_ARRAYS)(
                 *(address + getattr(_abi.Params, name).offset for name in fields)))
-        self.run = self._function(library.python_run)
-        self.new = None if empty_like is None else self._function(library.python_new)
+        self.run: Callable[..., int] = self._function(library.python_run)
+        self.new: Callable[[Any, Any, Any], Any] | None = None if empty_like is None else self._function(library.python_new)
 
-    def _function(self, address):
+    def _function(self, address: int) -> Any:
         return _new_function(_definition(address), ctypes.addressof(self._call), None)
 
 
-def never(*arrays):
+def never(*arrays: Any) -> int:
     """In place of Direct.run for arrays that only Python can describe."""
     return -1

@@ -3,6 +3,7 @@ plain Python: it needs neither NumPy nor torch, and shares no code with what it 
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 _UNITS = {"f64": 2.0**-52, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
 _LARGEST = {"f64": 1.7976931348623157e308, "f16": 65504.0}  # others: f32's
@@ -45,12 +46,12 @@ class ReferenceRow:
     b: int
     h: int
     i: int
-    out: list  # [v_dim]
+    out: list[float]  # [v_dim]
     lse: float
     magnitude: float  # max over keys of |scale| * sum |q_d k_d|
-    spread: list  # [v_dim]: sqrt(sum p^2 v^2)
-    deviation: list  # [v_dim]: sum p |v - out|
-    v_mass: list  # [v_dim]: sum |v| / sum of the softmax
+    spread: list[float]  # [v_dim]: sqrt(sum p^2 v^2)
+    deviation: list[float]  # [v_dim]: sum p |v - out|
+    v_mass: list[float]  # [v_dim]: sum |v| / sum of the softmax
     kv_len: int
 
 
@@ -91,7 +92,7 @@ class _Tally:
     worst_ratio: float = -1.0
     worst: str = ""
     elements: int = 0
-    heads: dict = field(default_factory=dict)
+    heads: dict[Any, Any] = field(default_factory=dict)
 
     def note(self, ratio, name, got, want, bound):
         if ratio > self.worst_ratio:

@@ -11,7 +11,9 @@ import ctypes.util
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from flashcore import _abi
 
@@ -32,7 +34,7 @@ _EXCEPTIONS = {
 }
 
 
-def exception(code, message):
+def exception(code: int, message: bytes) -> Exception:
     """The C library's error as a Python exception; arguments are named as Python names them."""
     text = re.sub(r"\bused_k\b", "seqused_k", message.decode(errors="replace"))
     return _EXCEPTIONS.get(code, RuntimeError)(text)
@@ -41,7 +43,7 @@ def exception(code, message):
 class Library:
     """The C ABI of one loaded libflashcore; errors become exceptions."""
 
-    def __init__(self, path):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = str(path)
         self._c = ctypes.CDLL(self.path)
         for name, (result, arguments) in _abi.FUNCTIONS.items():
@@ -53,82 +55,84 @@ class Library:
         # Python calls these itself: flashcore._direct.
         self.python_run = ctypes.cast(self._c["flashcore_python_run"], ctypes.c_void_p).value
         self.python_new = ctypes.cast(self._c["flashcore_python_new"], ctypes.c_void_p).value
-        self.stale_paths = []  # libraries that were passed over because they are stale
+        self.stale_paths: list[str] = []  # libraries that were passed over because they are stale
 
     @property
-    def version(self):
-        return self._c.flashcore_version().decode()
+    def version(self) -> str:
+        return str(self._c.flashcore_version().decode())
 
-    def fingerprint(self, family=""):
+    def fingerprint(self, family: str = "") -> str | None:
         """Hash of the sources it was built from; None for an unknown kernel family."""
         found = self._c.flashcore_source_fingerprint(family.encode())
         return None if found is None else found.decode()
 
-    def cuda_device_count(self):
+    def cuda_device_count(self) -> tuple[int, str]:
         """(how many, "") or (0, why none can be used)."""
         error = _abi.Error()
         count = self._c.flashcore_cuda_device_count(ctypes.byref(error))
         return count, error.message.decode() if count == 0 else ""
 
-    def params(self):
+    def params(self) -> _abi.Params:
         """A params struct with its defaults."""
         params = _abi.Params()
         self._c.flashcore_params_init(ctypes.byref(params), ctypes.sizeof(params))
         return params
 
-    def plan(self, params):
+    def plan(self, params: _abi.Params) -> _abi.PlanInfo:
         info = _abi.PlanInfo(ctypes.sizeof(_abi.PlanInfo))
         self._call("flashcore_plan", ctypes.byref(params), ctypes.byref(info))
         return info
 
-    def explain(self, params):
+    def explain(self, params: _abi.Params) -> str:
         needed = ctypes.c_size_t()
         self._call("flashcore_explain", ctypes.byref(params), None, 0, ctypes.byref(needed))
         text = ctypes.create_string_buffer(needed.value)
         self._call("flashcore_explain", ctypes.byref(params), text, needed.value, None)
         return text.value.decode()
 
-    def attention(self, params):
+    def attention(self, params: _abi.Params) -> None:
         self._call("flashcore_attention", ctypes.byref(params))
 
-    def workspace_init(self, address, size, device_type=_abi.CPU, device_id=0, stream=None):
+    def workspace_init(self, address: int | None, size: int, device_type: int = _abi.CPU,
+                       device_id: int = 0, stream: int | None = None) -> None:
         device = _abi.Device(device_type, device_id)
         self._call("flashcore_workspace_init", address, size, device, stream)
 
-    def workspace_status(self, address, size, device_type=_abi.CPU, device_id=0, stream=None):
+    def workspace_status(self, address: int | None, size: int, device_type: int = _abi.CPU,
+                         device_id: int = 0, stream: int | None = None) -> None:
         device = _abi.Device(device_type, device_id)
         self._call("flashcore_workspace_status", address, size, device, stream)
 
-    def merge(self, params):
+    def merge(self, params: _abi.MergeParams) -> None:
         params.struct_size = ctypes.sizeof(params)
         self._call("flashcore_merge", ctypes.byref(params))
 
-    def append(self, params):
+    def append(self, params: _abi.AppendParams) -> None:
         params.struct_size = ctypes.sizeof(params)
         self._call("flashcore_append", ctypes.byref(params))
 
-    def quantize(self, params):
+    def quantize(self, params: _abi.QuantParams) -> None:
         params.struct_size = ctypes.sizeof(params)
         self._call("flashcore_quantize", ctypes.byref(params))
 
-    def dequantize(self, params):
+    def dequantize(self, params: _abi.QuantParams) -> None:
         params.struct_size = ctypes.sizeof(params)
         self._call("flashcore_dequantize", ctypes.byref(params))
 
-    def _call(self, name, *arguments):
+    def _call(self, name: str, *arguments: Any) -> None:
         error = _abi.Error()
         code = getattr(self._c, name)(*arguments, ctypes.byref(error))
         if code != _abi.OK:
             raise exception(code, error.message)
 
 
-def tree_root():
+def tree_root() -> Path | None:
     """The source tree this file lies in, or None where it is installed."""
     root = Path(__file__).resolve().parents[2]
     return root if (root / "scripts" / "fingerprint").is_file() else None
 
 
-def tree_fingerprint(root):
+def tree_fingerprint(root: str | os.PathLike[str]) -> str:
     """What a binary of this tree must have been built from."""
     done = subprocess.run(
         [str(Path(root) / "scripts" / "fingerprint")],
@@ -137,7 +141,7 @@ def tree_fingerprint(root):
     return done.stdout.strip()
 
 
-def _candidates(root):
+def _candidates(root: Path | None) -> Iterator[Path | str]:
     beside = Path(__file__).with_name("libflashcore.so")
     if beside.is_file():
         yield beside
@@ -151,7 +155,7 @@ def _candidates(root):
         yield found
 
 
-def _why_stale(library, wants):
+def _why_stale(library: Library, wants: str | None) -> str | None:
     """Why a library cannot serve these Python files; None where it can. wants: the tree's
     fingerprint, None outside a tree."""
     from flashcore import __version__
@@ -163,12 +167,13 @@ def _why_stale(library, wants):
     return None
 
 
-def _stale_message(path, has, wants):
+def _stale_message(path: str, has: str | None, wants: str) -> str:
     return (f"{path} was built from other sources (fingerprint {has}, the tree's is {wants}); "
             "build it again: cmake --build --preset cuda (or cpu)")
 
 
-def load(path=None, root=None):
+def load(path: str | os.PathLike[str] | None = None,
+         root: str | os.PathLike[str] | None = None) -> Library:
     """Loads `path`, or $FLASHCORE_LIBRARY, or the first fresh library found. `root` is the source
     tree to be fresh against; by default the one this file lies in, if any."""
     root = Path(root) if root is not None else tree_root()
@@ -182,7 +187,7 @@ def load(path=None, root=None):
         if why is not None:
             raise StaleLibraryError(why)
         return library
-    stale = []
+    stale: list[tuple[str, str]] = []
     for candidate in _candidates(root):
         library = Library(candidate)
         why = _why_stale(library, wants)

@@ -4,6 +4,7 @@ length, and the table. The page needs nothing beside itself."""
 import csv
 import io
 from html import escape
+from typing import Any
 
 from flashcore._cases import FIELDS, Case
 from flashcore._chart import Chart
@@ -51,7 +52,8 @@ def _times(row):
 
 
 def roofline(result):
-    series, best = {}, 0.0
+    series: dict[str, list[tuple[float, float, str]]] = {}
+    best = 0.0
     for row in result["rows"]:
         case = Case.of(row)
         if case.flops() <= 0:
@@ -81,7 +83,7 @@ def roofline(result):
 
 def latency_charts(result):
     """[(title, chart)]: cases that differ in length alone (and in batch), where there are several."""
-    groups = {}
+    groups: dict[str, list[tuple[Any, Any]]] = {}
     for row in result["rows"]:
         case = Case.of(row)
         phase = "decode" if case.q_len == 1 else "prefill"
@@ -93,7 +95,7 @@ def latency_charts(result):
     for title, members in groups.items():
         if len({case.kv_len for case, _ in members}) < 2:
             continue
-        series = {}
+        series: dict[str, list[tuple[float, float, str]]] = {}
         for case, row in members:
             for name, us in _times(row).items():
                 series.setdefault(name, []).append(

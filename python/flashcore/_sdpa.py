@@ -36,12 +36,12 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         elif attn_mask.dim() == 3:  # beside a three-dimensional query, whose batch is the first
             attn_mask = attn_mask.unsqueeze(1 if len(leading) == 1 else 0)
         bias, mask = (None, attn_mask) if attn_mask.dtype == torch.bool else (attn_mask, None)
-    out = attention(query, key, value, causal=is_causal, scale=scale, bias=bias, mask=mask,
-                    q_start=0 if is_causal and query.shape[2] != key.shape[2] else None)
+    out: torch.Tensor = attention(query, key, value, causal=is_causal, scale=scale, bias=bias, mask=mask,
+                                  q_start=0 if is_causal and query.shape[2] != key.shape[2] else None)
     return out if len(leading) == 2 else out.reshape(*leading, *out.shape[-2:])
 
 
-def _four(one):
+def _four(one: torch.Tensor) -> torch.Tensor:
     """[..., len, dim] as [batch, heads, len, dim]."""
     if one.dim() == 4:
         return one

@@ -1,14 +1,16 @@
 """Rows as people read them: line by line while they are measured, and as a table for the docs."""
 
+from typing import Any
+
 from flashcore._cases import Case
 
 
-def print_heading():
+def print_heading() -> None:
     print(f"{'case':<16} {'batch,heads,len,dim':<30} {'kernel':<22} {'us':>9} {'spread':>7} "
           f"{'TFLOP/s':>8} {'error':>8}  peers: us (ours/peer; below 1 ours is faster)", flush=True)
 
 
-def print_row(case, row):
+def print_row(case: Case, row: dict[str, Any]) -> None:
     peers = "  ".join(f"{name} {us:.4g} ({row['ratios'][name]:.2f})"
                       for name, us in row["peers_us"].items())
     print(f"{case.name:<16} {case.shape_text():<30} {row['kernel']:<22} {row['us']:>9.4g} "
@@ -16,7 +18,7 @@ def print_row(case, row):
           flush=True)
 
 
-def markdown(result):
+def markdown(result: dict[str, Any]) -> str:
     """A result file as a Markdown table, one row a case."""
     peers = sorted({name for row in result["rows"] for name in row["peers_us"]})
     heading = ["case", "batch, heads, len, dim", "kernel", "us", "spread", "TFLOP/s", "error",

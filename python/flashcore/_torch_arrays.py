@@ -2,6 +2,7 @@
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
@@ -76,15 +77,15 @@ def _outside_pools(gpu, make):
 
 class TorchKind(Kind):
     dispatcher = _torch_ops
+    stream = staticmethod(_raw_stream_reader())
+    gpu = staticmethod(torch.Tensor.get_device)
+    empty_out = staticmethod(_torch_ops.empty_out)
 
     def __init__(self):
         read = _descriptor_reader()
         self.reader = None if read is None else (read, torch.empty_like)
-        self.stream = _raw_stream_reader()
-        self.gpu = torch.Tensor.get_device
-        self.empty_out = _torch_ops.empty_out
-        self._workspaces: dict[tuple, tuple] = {}
-        self._numbers: dict[tuple, torch.Tensor] = {}
+        self._workspaces: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._numbers: dict[tuple[Any, int], torch.Tensor] = {}
 
     def describe(self, tensor, name):
         device = tensor.device

@@ -22,7 +22,7 @@ def backward(grad_out, grad_lse, q, k, v, out, lse, sinks=None, alibi_slopes=Non
     if cu_seqlens_q is None and cu_seqlens_k is None:
         main = [one.transpose(1, 2) if layout == "bshd" else one
                 for one in (grad_out, q, k, v, out, grads.q, grads.k, grads.v)]
-        _dense(*main, grad_lse, lse, grads, grads.bias, sinks, alibi_slopes, bias, mask, q_start,
+        _dense(main, grad_lse, lse, grads, grads.bias, sinks, alibi_slopes, bias, mask, q_start,
                k_start, seqused_k, **options)
     else:
         _packed(grad_out, grad_lse, q, k, v, out, lse, grads, sinks, alibi_slopes, bias, mask,
@@ -54,7 +54,7 @@ def _packed(grad_out, grad_lse, q, k, v, out, lse, grads, sinks, alibi_slopes, b
     """Sequence by sequence; lengths are read by the host."""
     starts_q = None if cu_seqlens_q is None else cu_seqlens_q.tolist()
     starts_k = None if cu_seqlens_k is None else cu_seqlens_k.tolist()
-    batch = len(starts_q or starts_k) - 1
+    batch = (cu_seqlens_k if cu_seqlens_q is None else cu_seqlens_q).shape[0] - 1
 
     def one_of(tensor, starts, b):
         """[1, heads, len, dim] of sequence b."""
@@ -85,7 +85,7 @@ def _packed(grad_out, grad_lse, q, k, v, out, lse, grads, sinks, alibi_slopes, b
             slopes = alibi_slopes[b:b + 1]
         else:
             slopes = alibi_slopes
-        _dense(*main, lse_of(grad_lse, b), lse_of(lse, b), grads, scores_of(grads.bias, b, *lengths),
+        _dense(main, lse_of(grad_lse, b), lse_of(lse, b), grads, scores_of(grads.bias, b, *lengths),
                sinks, slopes, scores_of(bias, b, *lengths), scores_of(mask, b, *lengths),
                row_of(q_start, b), row_of(k_start, b), row_of(seqused_k, b), **options)
 
@@ -157,9 +157,11 @@ class _Scores:
         return scores.masked_fill(~visible, float("-inf")), slope
 
 
-def _dense(grad_out, q, k, v, out, dq, dk, dv, grad_lse, lse, grads, bias_grad, sinks, alibi_slopes,
-           bias, mask, q_start, k_start, seqused_k, *, causal, window, scale, softcap):
-    """Adds the gradients of [batch, heads, len, dim] tensors to dq, dk, dv, bias_grad and grads."""
+def _dense(main, grad_lse, lse, grads, bias_grad, sinks, alibi_slopes, bias, mask, q_start, k_start,
+           seqused_k, *, causal, window, scale, softcap):
+    """Adds the gradients of [batch, heads, len, dim] tensors to dq, dk, dv, bias_grad and grads. main:
+    grad_out, q, k, v, out, dq, dk, dv."""
+    grad_out, q, k, v, out, dq, dk, dv = main
     wide = grads.wide
     scores = _Scores(q, k, alibi_slopes, bias, mask, q_start, k_start, seqused_k, causal=causal,
                      window=window, scale=scale, softcap=softcap, wide=wide)

@@ -11,7 +11,10 @@ callable for it. NumPy is needed, torch only for functions on torch tensors.
 import ctypes
 import importlib
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
 
 from flashcore import _abi, _library, _verify_abi
 
@@ -44,37 +47,37 @@ class Report:
     detail: str
     call: str
     reproducer: str
-    probes: list = field(default_factory=list)
-    capabilities: list = field(default_factory=list)
-    conventions: list = field(default_factory=list)
-    not_probed: list = field(default_factory=list)
+    probes: list[Probe] = field(default_factory=list)
+    capabilities: list[str] = field(default_factory=list)
+    conventions: list[str] = field(default_factory=list)
+    not_probed: list[str] = field(default_factory=list)
     seconds: float = 0.0
     calls: int = 0
     _json: str = ""
     _html: str = ""
     _text: str = ""
 
-    def to_json(self):
+    def to_json(self) -> str:
         """All of it, as JSON text."""
         return json.dumps({**json.loads(self._json), "reproducer": self.reproducer}, indent=2)
 
-    def to_html(self, path):
+    def to_html(self, path: str | PathLike[str]) -> None:
         """Writes one self-contained page with pictures of where the errors sit."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self._html)
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self._text if self.ok else f"{self._text}\n{self.reproducer}"
 
 
-def _torch():
+def _torch() -> Any:
     try:
         return importlib.import_module("torch")
     except ImportError:
         return None
 
 
-def _short(dtype):
+def _short(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     short = _DTYPES.get(name, name)
     if short not in _DTYPES.values():
@@ -82,7 +85,8 @@ def _short(dtype):
     return short
 
 
-def _choose_framework(function, framework, dtype, device, keywords, layout):
+def _choose_framework(function: Callable[..., Any], framework: str | None, dtype: str, device: str,
+                      layout: str) -> tuple[Any, Any]:
     """torch or None (NumPy), and a small result: with NumPy if the function takes that, else
     with torch."""
     import numpy
@@ -90,7 +94,7 @@ def _choose_framework(function, framework, dtype, device, keywords, layout):
     if framework not in (None, "numpy", "torch"):
         raise ValueError(f'framework is {framework!r}; wanted "numpy", "torch" or None')
     torch = _torch()
-    choices = []
+    choices: list[Any] = []
     if framework != "torch" and device == "cpu" and dtype not in _NEEDS_TORCH:
         choices.append(None)
     if framework != "numpy" and torch is not None:
@@ -99,7 +103,7 @@ def _choose_framework(function, framework, dtype, device, keywords, layout):
         raise ModuleNotFoundError(f"dtype {dtype} on {device} needs torch, which is not installed")
     if dtype in _EIGHT_BIT:
         return choices[0], None
-    first_error = None
+    first_error: Exception | None = None
     for choice in choices:
         for length, head_dim in ((8, 64), (64, 64), (128, 128), (64, 32)):
             shape = (1, 1, length, head_dim) if layout == "bhsd" else (1, length, 1, head_dim)
@@ -121,7 +125,7 @@ def _choose_framework(function, framework, dtype, device, keywords, layout):
                        ) from first_error
 
 
-def _out_dtype(result, dtype):
+def _out_dtype(result: Any, dtype: str) -> str | None:
     """The type the function really returns, if it is wider than `dtype`: a narrower one has to be
     declared, or what it loses is a fault."""
     out = result[0] if isinstance(result, (tuple, list)) else result
@@ -129,7 +133,7 @@ def _out_dtype(result, dtype):
     return found if found in _WIDER.get(dtype, ()) else None
 
 
-def _declared(supports):
+def _declared(supports: dict[str, Any] | Iterable[str] | None) -> dict[str, Any]:
     """`supports` as it is given: names (all others are left to be found out), or a dict."""
     if supports is None:
         return {}
@@ -142,7 +146,7 @@ def _declared(supports):
     return supports
 
 
-def _reproducer(function, arguments, found):
+def _reproducer(function: Callable[..., Any], arguments: str, found: dict[str, Any]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "fn")
     importable = module not in (None, "__main__") and "<" not in name and "." not in name
     lines = ["import flashcore"]
@@ -152,9 +156,12 @@ def _reproducer(function, arguments, found):
     return "\n".join(lines)
 
 
-def verify(fn, *, layout="bhsd", dtype="float32", device="cpu", supports=None, framework=None,
-           out_dtype=None, arithmetic=None, seed=1, quick=False, only=None, name=None,
-           progress=None, library=None):
+def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float32",
+           device: Any = "cpu", supports: dict[str, Any] | Iterable[str] | None = None,
+           framework: str | None = None, out_dtype: Any = None, arithmetic: Any = None, seed: int = 1,
+           quick: bool = False, only: str | None = None, name: str | None = None,
+           progress: Callable[[str, int, int], Any] | None = None,
+           library: _library.Library | None = None) -> Report:
     """Probes `fn(q, k, v, *, causal=False, scale=None, **options)`, which returns out or (out, lse),
     and returns a Report. Options the function does not accept are found from its signature.
 
@@ -171,7 +178,7 @@ def verify(fn, *, layout="bhsd", dtype="float32", device="cpu", supports=None, f
     short, device = _short(dtype), str(device)
     declared = _declared(supports)
     keywords = _verify_call.keywords_of(fn, [name for name, can in declared.items() if can])
-    torch, sample = _choose_framework(fn, framework, short, device, keywords, layout)
+    torch, sample = _choose_framework(fn, framework, short, device, layout)
     adapter = _verify_call.Adapter(fn, torch, layout, device, keywords)
     library = library or _library.load()
     c = library._c
@@ -180,7 +187,7 @@ def verify(fn, *, layout="bhsd", dtype="float32", device="cpu", supports=None, f
         getattr(c, function).argtypes = argument_types
     options = _verify_abi.Options()
     c.flashcore_verify_options_init(ctypes.byref(options), ctypes.sizeof(options))
-    options.name = (name or getattr(fn, "__name__", "attention")).encode()
+    options.name = str(name or getattr(fn, "__name__", "attention")).encode()
     options.dtype = short.encode()
     options.layout = layout.encode()
     options.seed, options.quick = seed, int(quick)

@@ -56,7 +56,8 @@ def main(argv=None):
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true", help="one line at the end, for programs")
     options = parser.parse_args(argv)
-    refused, verdicts = [], {}
+    refused: list[str] = []
+    verdicts = {}
     for name, report in verify_backends(options.device, options.quick, refused):
         verdicts[name] = "right" if report.ok else report.stage
         print(f"{name:<32} {'right' if report.ok else report.stage}  {report.calls} calls, "

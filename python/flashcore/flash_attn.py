@@ -5,6 +5,9 @@
 Tensors are [batch, len, heads, dim]; causal is aligned to the last key. What FlashCore cannot do
 raises; nothing is ignored. Results are always deterministic."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from flashcore._attention import attention
@@ -13,49 +16,69 @@ from flashcore._cache import append
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
 
-def _refuse(**arguments):
+def _pair(window_size: Sequence[int]) -> tuple[int, int]:
+    left, right = window_size
+    return left, right
+
+
+def _refuse(**arguments: tuple[Any, Any, str]) -> None:
     """Arguments without an equivalent must have the value that means nothing."""
     for name, (value, neutral, instead) in arguments.items():
         if value is not neutral and value != neutral:
             raise NotImplementedError(f"{name}: is given, which FlashCore has not; {instead}")
 
 
-def _no_dropout(dropout_p):
+def _no_dropout(dropout_p: float) -> None:
     if dropout_p != 0.0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; FlashCore has no dropout, wanted 0.0")
 
 
-def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
-                    softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False):
+def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0,
+                    softmax_scale: float | None = None, causal: bool = False,
+                    window_size: Sequence[int] = (-1, -1), softcap: float = 0.0,
+                    alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
+                    return_attn_probs: bool = False) -> Any:
     """out, or with return_attn_probs (out, lse, None): without dropout there is no mask to return."""
     _no_dropout(dropout_p)
-    found = attention(q, k, v, causal=causal, window=tuple(window_size), scale=softmax_scale,
+    found = attention(q, k, v, causal=causal, window=_pair(window_size), scale=softmax_scale,
                       softcap=softcap, alibi_slopes=alibi_slopes, layout="bshd",
                       return_lse=return_attn_probs)
     return (*found, None) if return_attn_probs else found
 
 
-def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-                           dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
-                           softcap=0.0, alibi_slopes=None, deterministic=False,
-                           return_attn_probs=False, block_table=None):
+def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                           cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+                           max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = 0.0,
+                           softmax_scale: float | None = None, causal: bool = False,
+                           window_size: Sequence[int] = (-1, -1), softcap: float = 0.0,
+                           alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
+                           return_attn_probs: bool = False,
+                           block_table: torch.Tensor | None = None) -> Any:
     """Packed sequences. With block_table k and v are pages, and cu_seqlens_k gives their lengths."""
     _no_dropout(dropout_p)
-    lengths = dict(cu_seqlens_k=cu_seqlens_k, max_kv_len=int(max_seqlen_k))
+    lengths: dict[str, Any] = dict(cu_seqlens_k=cu_seqlens_k, max_kv_len=int(max_seqlen_k))
     if block_table is not None:
         lengths = dict(block_table=block_table, seqused_k=cu_seqlens_k[1:] - cu_seqlens_k[:-1])
     found = attention(q, k, v, cu_seqlens_q=cu_seqlens_q, max_q_len=int(max_seqlen_q),
-                      causal=causal, window=tuple(window_size), scale=softmax_scale,
+                      causal=causal, window=_pair(window_size), scale=softmax_scale,
                       softcap=softcap, alibi_slopes=alibi_slopes, return_lse=return_attn_probs,
                       **lengths)
     return (*found, None) if return_attn_probs else found
 
 
-def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None,
-                            cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None,
-                            block_table=None, softmax_scale=None, causal=False,
-                            window_size=(-1, -1), softcap=0.0, rotary_interleaved=True,
-                            alibi_slopes=None, num_splits=0, return_softmax_lse=False):
+def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
+                            k: torch.Tensor | None = None, v: torch.Tensor | None = None,
+                            rotary_cos: torch.Tensor | None = None,
+                            rotary_sin: torch.Tensor | None = None,
+                            cache_seqlens: torch.Tensor | int | None = None,
+                            cache_batch_idx: torch.Tensor | None = None,
+                            cache_leftpad: torch.Tensor | None = None,
+                            block_table: torch.Tensor | None = None,
+                            softmax_scale: float | None = None, causal: bool = False,
+                            window_size: Sequence[int] = (-1, -1), softcap: float = 0.0,
+                            rotary_interleaved: bool = True,
+                            alibi_slopes: torch.Tensor | None = None, num_splits: int = 0,
+                            return_softmax_lse: bool = False) -> Any:
     """Attention over a cache, [batch, capacity, heads, dim] or pages. Where k and v are given they
     are written into the cache at cache_seqlens first."""
     _refuse(rotary_cos=(rotary_cos, None, "rotate q and k before the call"),
@@ -73,7 +96,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
             raise ValueError("cache_seqlens: not given; new k and v need to know where they go")
         append(k, v, k_cache, v_cache, cache_seqlens, block_table=block_table, layout="bshd")
         cache_seqlens = cache_seqlens + k.shape[1]
-    return attention(q, k_cache, v_cache, causal=causal, window=tuple(window_size),
+    return attention(q, k_cache, v_cache, causal=causal, window=_pair(window_size),
                      scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
                      seqused_k=cache_seqlens, block_table=block_table, layout="bshd",
                      num_splits=num_splits, return_lse=return_softmax_lse)

@@ -31,10 +31,10 @@ def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
     names = [name for name, one in options.items() if hasattr(one, "__array__")]
     fixed = {name: one for name, one in options.items() if name not in names}
 
-    def on_host(q, k, v, *arrays):
-        given = [numpy.asarray(one) for one in (q, k, v, *arrays)]
-        more: dict[str, Any] = dict(zip(names, given[3:]))
-        return flashcore.attention(*given[:3], **more, **fixed)
+    def on_host(*arrays: Any) -> Any:
+        q, k, v, *more = (numpy.asarray(one) for one in arrays)
+        given: dict[str, Any] = {**fixed, **dict(zip(names, more))}
+        return flashcore.attention(q, k, v, **given)
 
     return jax.pure_callback(on_host, result, q, k, v, *(options[name] for name in names),
                              vmap_method="sequential")

@@ -26,7 +26,7 @@ def register() -> None:
     _answer_for_flash()
 
 
-def _answer_for_flash():
+def _answer_for_flash() -> None:
     """transformers takes every name with "flash" in it for a build of flash_attn and looks for that
     package's calls. For ours it finds those of flashcore.flash_attn."""
     from transformers import modeling_flash_attention_utils as utils
@@ -34,17 +34,17 @@ def _answer_for_flash():
     if original is None or getattr(original, "knows_flashcore", False):
         return
 
-    def lazy_imports(implementation, *arguments, **options):
+    def lazy_imports(implementation: str | None, *arguments: Any, **options: Any) -> Any:
         if implementation != NAME:
             return original(implementation, *arguments, **options)
         return (flash_attn.flash_attn_func, flash_attn.flash_attn_varlen_func,
                 flash_attn.flash_attn_with_kvcache, utils._pad_input, utils._unpad_input)
 
-    lazy_imports.knows_flashcore = True
+    setattr(lazy_imports, "knows_flashcore", True)
     utils._lazy_imports = lazy_imports
 
 
-def _refuse(dropout, options):
+def _refuse(dropout: float, options: dict[str, Any]) -> None:
     if dropout > 0.0:
         raise NotImplementedError(f"dropout is {dropout}; FlashCore has no dropout: call "
                                   "model.eval(), or set attention_dropout to 0")
@@ -90,7 +90,9 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
     return out.contiguous(), None
 
 
-def _packed(query, key, value, scaling, causal, sliding_window, softcap, options):
+def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None,
+            causal: bool, sliding_window: int | None, softcap: float | None,
+            options: dict[str, Any]) -> torch.Tensor:
     """Sequences one after the other in a batch of one, as vision models give them."""
     q, k, v = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
     window = (sliding_window - 1, -1) if causal and sliding_window else (-1, -1)
