@@ -48,7 +48,9 @@ class Direct:
             (ctypes.c_void_p * _abi.MAX_PYTHON_ARRAYS)(
                 *(address + getattr(_abi.Params, name).offset for name in fields)))
         self.run: Callable[..., int] = self._function(library.python_run)
-        self.new: Callable[[Any, Any, Any], Any] | None = None if empty_like is None else self._function(library.python_new)
+        self.new: Callable[[Any, Any, Any], Any] | None = None
+        if empty_like is not None:
+            self.new = self._function(library.python_new)
 
     def _function(self, address: int) -> Any:
         return _new_function(_definition(address), ctypes.addressof(self._call), None)

@@ -1,21 +1,33 @@
-"""Runs test modules of this folder: python3 run.py [MODULE...], default those of the package.
+"""Runs test modules of this folder: python3 run.py [MODULE...], default those of the package. `torch`
+stands for test_torch.py or all of test_torch_*.py.
 
-A module that needs a framework which is not installed raises SkipTest when imported; its reason is
-printed, and named in the last line. Exit codes: 0 passed, 1 failed, 77 everything was skipped. Needs
-no installation: the package is the tree's, the library that of $FLASHCORE_LIBRARY or of build/.
---not-tested only says which frameworks are missing. TORCH=0 leaves out torch and what needs it."""
+Without arguments every module has a process of its own, several at a time. A module that needs a
+framework which is not installed raises SkipTest when imported; its reason is printed, and named in the
+last line. Exit codes: 0 passed, 1 failed, 77 everything was skipped. Needs no installation: the
+package is the tree's, the library that of $FLASHCORE_LIBRARY or of build/. --not-tested only says which
+frameworks are missing. TORCH=0 leaves out torch and what needs it."""
 
 import importlib
 import importlib.util
 import os
+import re
+import subprocess
 import sys
 import unittest
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(FOLDER))
-PACKAGE_TESTS = ("attention", "torch", "drop_ins", "transformers", "jax", "cupy", "examples",
-                 "overhead", "quant")
+# The slowest first: the others fit in beside them.
+PACKAGE_TESTS = ("torch_op", "torch_gradients", "transformers", "drop_ins", "torch_values",
+                 "torch_direct", "torch_cuda", "examples", "attention", "quant", "jax", "cupy")
+ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
+MAX_AT_ONCE = 8
+# The tensors are tiny: more threads, or processes that compile, only cost time.
+FEW_THREADS = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+LAST_LINE = re.compile(r"(\d+) tests run, (\d+) failed(?:; NOT TESTED: (.*))?")
 
 
 def not_tested():
@@ -23,6 +35,17 @@ def not_tested():
     without_torch = os.environ.get("TORCH") == "0"
     return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None
             or (without_torch and name in ("torch", "transformers"))]
+
+
+def modules_of(name):
+    """test_NAME, or all of test_NAME_*."""
+    name = "test_" + name.removeprefix("test_")
+    if os.path.exists(os.path.join(FOLDER, name + ".py")):
+        return [name]
+    found = sorted(path.stem for path in Path(FOLDER).glob(name + "_*.py"))
+    if not found:
+        raise SystemExit(f"run.py: there is no {name}.py and no {name}_*.py in {FOLDER}")
+    return found
 
 
 def load(names):
@@ -38,31 +61,74 @@ def load(names):
     return suite, left_out
 
 
-def main(arguments):
-    if arguments == ["--not-tested"]:
-        missing = not_tested()
-        if missing:
-            print("NOT TESTED: " + ", ".join(missing))
-        return 0
+def last_line(done, failed, left_out):
+    words = [f"{name.removeprefix('test_')} ({why})" for name, why in left_out.items()]
+    return (f"{done} tests run, {failed} failed"
+            + (f"; NOT TESTED: {', '.join(words)}" if words else ""))
+
+
+def run_here(names):
     sys.path[:0] = [FOLDER, os.path.join(TREE, "python"), os.path.join(TREE, "scripts")]
-    names = ["test_" + one.removeprefix("test_") for one in arguments or PACKAGE_TESTS]
     suite, left_out = load(names)
     if suite.countTestCases() == 0:
-        print("; ".join(f"{name}: {why}" for name, why in left_out.items()) or "there are no tests")
+        print(last_line(0, 0, left_out) if left_out else "there are no tests")
         return 77 if left_out else 1
-    result = unittest.TextTestRunner(verbosity=2 if arguments else 1).run(suite)
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
     reasons = {}
     for test, why in result.skipped:
         reasons.setdefault(why, []).append(test)
     for why, tests in reasons.items():
         print(f"{len(tests)} tests skipped: {why}")
     done = result.testsRun - len(result.skipped)
-    words = [f"{name.removeprefix('test_')} ({why})" for name, why in left_out.items()]
-    print(f"{done} tests run, {len(result.failures) + len(result.errors)} failed"
-          + (f"; NOT TESTED: {', '.join(words)}" if words else ""))
+    print(last_line(done, len(result.failures) + len(result.errors), left_out))
     if not result.wasSuccessful():
         return 1
     return 0 if done else 77
+
+
+def run_apart(name):
+    """One module in a process of its own: (name, exit code, its output)."""
+    done = subprocess.run([sys.executable, os.path.abspath(__file__), name], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return name, done.returncode, done.stdout
+
+
+def run_package():
+    """All of the package's; how many at a time depends on the processor's cores."""
+    at_once = min(MAX_AT_ONCE, max(1, len(os.sched_getaffinity(0)) // 2))
+    tests, failed, left_out, broken = 0, 0, [], []
+    with ThreadPoolExecutor(at_once) as pool:
+        results = [*pool.map(run_apart, PACKAGE_TESTS)]
+    results += [run_apart(name) for name in ALONE]
+    for name, code, output in results:
+        print(f"--- {name}\n{output.rstrip()}", flush=True)
+        counts = LAST_LINE.fullmatch(output.rstrip().rpartition("\n")[2])
+        if counts is None or code not in (0, 1, 77) or (code == 1 and counts[2] == "0"):
+            broken.append(f"{name} ended with exit code {code}")
+            continue
+        tests, failed = tests + int(counts[1]), failed + int(counts[2])
+        left_out += [counts[3]] if counts[3] else []
+    for one in broken:
+        print(one)
+    failed += len(broken)
+    print(f"{tests} tests run, {failed} failed"
+          + (f"; NOT TESTED: {', '.join(left_out)}" if left_out else ""))
+    if failed:
+        return 1
+    return 0 if tests else 77
+
+
+def main(arguments):
+    if arguments == ["--not-tested"]:
+        missing = not_tested()
+        if missing:
+            print("NOT TESTED: " + ", ".join(missing))
+        return 0
+    for name, value in FEW_THREADS.items():
+        os.environ.setdefault(name, value)
+    if not arguments:
+        return run_package()
+    return run_here([module for one in arguments for module in modules_of(one)])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,140 @@
+"""The short ways from a torch tensor into the library: results made by it, calls that need no gradient.
+Each must give what the long way gives, and must not be taken where it does not lead there."""
+
+import unittest
+from unittest import mock
+
+from torch_support import Case, on_every_device
+
+import torch
+
+import flashcore
+from flashcore import _arrays, _attention, _prepared, _torch_ops
+
+_op = torch.ops.flashcore.attention.default
+_DEFAULTS = tuple(_attention.DEFAULTS[name] for name in _attention.OPTIONS)
+
+
+@on_every_device
+class MadeByTheLibrary(Case):
+    def setUp(self):
+        super().setUp()
+        self.q, self.k, self.v = self.inputs(v_dim=16)
+        self.kind = _arrays.kind_of("q", self.q)
+        if self.kind.reader is None:
+            self.skipTest("this torch has no C exchange API of DLPack")
+        self.want = self.expected(self.q, self.k, self.v)[0]
+        flashcore.attention(self.q, self.k, self.v)  # from now on there is a workspace
+
+    def run_new(self, q, k, v):
+        call = _attention.prepared_call(self.kind, _DEFAULTS)
+        return _attention.run_new(self.kind, call, q, k, v)
+
+    def test_taken(self):
+        made = self.run_new(self.q, self.k, self.v)
+        self.check(made, self.want)
+        swapped = self.q.transpose(1, 2).contiguous().transpose(1, 2)
+        made = self.run_new(swapped, self.k, self.v)
+        self.check(made, self.want)
+        self.assertEqual(made.stride(), swapped.stride())
+
+    def test_not_taken(self):
+        q, k, v = self.q, self.k, self.v
+        self.assertIsNone(self.run_new(q, k, v[..., :8]))  # the result is not like q
+        self.assertIsNone(self.run_new(q, k[..., :8], v))  # refused: Python finds out why
+        self.assertIsNone(self.run_new(q, k.cpu().numpy(), v))
+        self.assertIsNone(self.run_new(q, None, v))
+        call = _attention.prepared_call(self.kind, _DEFAULTS)
+        call.busy = True
+        self.addCleanup(setattr, call, "busy", False)
+        self.assertIsNone(_attention.run_new(self.kind, call, q, k, v))
+        self.check(flashcore.attention(q, k, v), self.want)  # with another one
+
+    def test_a_larger_workspace(self):
+        """A call that was prepared while the workspace was small sees the one that replaced it."""
+        with mock.patch.object(_prepared.thread_state, "workspace", _prepared._CpuWorkspace()), \
+                mock.patch.object(_prepared.thread_state, "calls", {}):
+            for kv_len in (9, 5000, 9):
+                q, k, v = self.inputs(q_len=1, kv_len=kv_len, v_dim=16)
+                for _ in range(2):
+                    self.check(flashcore.attention(q, k, v), self.expected(q, k, v)[0])
+
+    def test_another_call_while_the_result_is_made(self):
+        """As from a finaliser: it uses the same prepared call."""
+        read, empty_like = self.kind.reader
+        other = self.draw(*self.q.shape)
+        inner = []
+
+        def make(q):
+            if not inner:
+                inner.append(None)
+                inner[0] = flashcore.attention(other, self.k, self.v)
+            return empty_like(q)
+
+        with mock.patch.object(self.kind, "reader", (read, make)), \
+                mock.patch.object(_prepared.thread_state, "calls", {}):
+            flashcore.attention(self.q, self.k, self.v)  # prepares the call, in Python
+            inner.clear()
+            outer = flashcore.attention(self.q, self.k, self.v)
+        self.check(outer, self.want)
+        self.check(inner[0], self.expected(other, self.k, self.v)[0])
+
+    def test_a_result_that_cannot_be_made(self):
+        read, _ = self.kind.reader
+
+        def fail(q):
+            raise RuntimeError("no memory")
+
+        with mock.patch.object(self.kind, "reader", (read, fail)), \
+                mock.patch.object(_prepared.thread_state, "calls", {}):
+            for _ in range(2):
+                self.check(flashcore.attention(self.q, self.k, self.v), self.want)
+
+
+@on_every_device
+class WithoutGradients(Case):
+    def test_torch_s_kernel_is_called_for_gradients_alone(self):
+        self.assertTrue(_torch_ops._PLAIN_KEYSETS)
+        recorded = []
+
+        def record(keyset, *arguments, **options):
+            recorded.append(arguments)
+            return "recorded"
+
+        autograd = _torch_ops._only_for_gradients(record, _torch_ops._KERNELS["attention"])
+        library = torch.library.Library("flashcore_test_" + self.device, "DEF")
+        library.define(f"call({_torch_ops.COMMON_SCHEMA}) -> Tensor")
+        seen = []
+        library.impl("call", lambda keyset, *a, **o: seen.append(keyset) or a[0], "Autograd",
+                     with_keyset=True)
+        call = getattr(torch.ops, "flashcore_test_" + self.device).call.default
+        q, k, v = self.inputs()
+        bias = self.draw(1, 1, 5, 9, grad=True)
+        negative = torch.complex(q, q).conj().imag
+        for inputs, wanted in (((q, k, v), False), ((q.clone().requires_grad_(), k, v), True),
+                               ((q, k, v, None, None, bias), True), ((negative, k, v), True)):
+            call(*inputs)
+            autograd(seen[-1], *inputs)
+            self.assertEqual(len(recorded), int(wanted))
+            recorded.clear()
+        with torch.no_grad():
+            autograd(seen[0], q.clone().requires_grad_(), k, v)
+        self.assertEqual(recorded, [])
+        library._destroy()
+
+    def test_both_ways_give_the_same(self):
+        q, k, v = self.inputs()
+        bias = self.draw(1, 1, 5, 9)
+        for keysets in (_torch_ops._PLAIN_KEYSETS, frozenset()):
+            with mock.patch.object(_torch_ops, "_PLAIN_KEYSETS", keysets):
+                self.check(_op(q, k, v), self.expected(q, k, v)[0])
+                self.check(_op(q, k, v, None, None, bias, causal=True),
+                           self.expected(q, k, v, bias=bias.expand(2, 4, 5, 9), causal=True)[0])
+                wanting = q.clone().requires_grad_()
+                self.assertTrue(_op(wanting, k, v).requires_grad)
+                with torch.no_grad():
+                    self.assertFalse(_op(wanting, k, v).requires_grad)
+
+
+if __name__ == "__main__":
+    unittest.main()

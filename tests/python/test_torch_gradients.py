@@ -1,0 +1,197 @@
+"""Gradients of flashcore.attention: against torch's math backend, and by finite differences."""
+
+import unittest
+
+from torch_support import Case, on_every_device
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import flashcore
+from flashcore import _torch_backward
+import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
+
+_op = torch.ops.flashcore.attention.default
+
+
+@on_every_device
+class Gradients(Case):
+    def torch_s(self, q, k, v, mask=None, **options):
+        """torch's math backend, in f64."""
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            return torch_sdpa(q, k, v, attn_mask=mask, enable_gqa=True, **options)
+
+    def compare(self, ours, theirs, inputs, factor=4.0):
+        weight = self.draw(*ours.shape)
+        (ours * weight.to(ours.dtype)).sum().backward()
+        got = [one.grad.clone() for one in inputs]
+        for one in inputs:
+            one.grad = None
+        wide = [one.detach().double().requires_grad_() for one in inputs]
+        (theirs(*wide) * weight.to(ours.dtype).double()).sum().backward()
+        for one, want in zip(got, wide):
+            self.check(one, want.grad, factor=factor)
+
+    def test_against_torch(self):
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            with self.subTest(str(dtype)):
+                inputs = self.inputs(dtype, grad=True)
+                self.compare(flashcore.attention(*inputs), self.torch_s, inputs)
+
+    def test_causal_and_mask(self):
+        inputs = self.inputs(q_len=9, grad=True)
+        self.compare(flashcore.attention(*inputs, causal=True),
+                     lambda *a: self.torch_s(*a, is_causal=True), inputs)
+        mask = self.draw(1, 4, 9, 9) > -1
+        mask[..., 0] = True
+        for one in inputs:
+            one.grad = None
+        self.compare(flashcore.attention(*inputs, mask=mask),
+                     lambda *a: self.torch_s(*a, mask=mask), inputs)
+
+    def test_blocks_of_rows(self):
+        """Several blocks give what one gives."""
+        inputs = self.inputs(q_len=40, kv_len=50, grad=True)
+        flashcore.attention(*inputs, causal=True).sum().backward()
+        whole = [one.grad.clone() for one in inputs]
+        before, _torch_backward._BLOCK_ELEMENTS = _torch_backward._BLOCK_ELEMENTS, 3 * 8 * 50
+        try:
+            for one in inputs:
+                one.grad = None
+            flashcore.attention(*inputs, causal=True).sum().backward()
+        finally:
+            _torch_backward._BLOCK_ELEMENTS = before
+        for one, want in zip(inputs, whole):
+            self.check(one.grad, want)
+
+    def test_memory_grows_with_the_length(self):
+        """No tensor of the backward is larger than a block, however long the sequence."""
+        largest = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                made = function(*args, **(kwargs or {}))
+                if isinstance(made, torch.Tensor):
+                    largest.append(made.numel())
+                return made
+
+        length = 4096
+        q, k, v = (self.draw(1, 1, length, 8) for _ in range(3))
+        out, lse = flashcore.attention(q, k, v, return_lse=True)
+        with Watch():
+            _torch_backward.backward(
+                out, None, q, k, v, out, lse, causal=False, window_left=-1, window_right=-1,
+                scale=None, softcap=0.0, layout="bhsd", partial=False,
+                wanted=[True, True, True, False, False])
+        self.assertGreater(length * length, _torch_backward._BLOCK_ELEMENTS)
+        self.assertLessEqual(max(largest), _torch_backward._BLOCK_ELEMENTS)
+
+    def test_of_the_op_that_has_no_lse(self):
+        inputs = self.inputs(grad=True)
+        self.compare(_op(*inputs, causal=True),
+                     lambda q, k, v: self.torch_s(q, k, v, mask=torch.ones(
+                         5, 9, dtype=torch.bool, device=self.device).tril(4)), inputs)
+
+    def test_only_what_is_asked_for(self):
+        q, k, v = self.inputs()
+        k.requires_grad_()
+        flashcore.attention(q, k, v).sum().backward()
+        self.assertIsNone(q.grad)
+        self.assertTrue(bool(k.grad.abs().sum() > 0))
+
+    def test_packed(self):
+        lengths = (3, 0, 6)
+        total = sum(lengths)
+        q, k, v = (self.draw(total, heads, 16, grad=True) for heads in (4, 2, 2))
+        cu = self.ints(0, 3, 3, 9)
+        ours = flashcore.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True)
+
+        def theirs(q, k, v):
+            parts = [self.torch_s(*(one[begin:end].transpose(0, 1)[None] for one in (q, k, v)),
+                                  is_causal=True)[0].transpose(0, 1)
+                     for begin, end in ((0, 3), (3, 9))]
+            return torch.cat(parts)
+
+        self.compare(ours, theirs, (q, k, v))
+
+    def test_refusals(self):
+        q, k, v = self.inputs(grad=True)
+        with self.assertRaisesRegex(ValueError, "out: given while an input requires grad"):
+            flashcore.attention(q, k, v, out=torch.empty(2, 4, 5, 8, device=self.device))
+        with self.assertRaisesRegex(ValueError, "out: requires grad"):
+            flashcore.attention(q.detach(), k.detach(), v.detach(), out=self.draw(
+                2, 4, 5, 8, grad=True))
+        slopes = self.draw(4).abs().requires_grad_()
+        out = flashcore.attention(q, k, v, alibi_slopes=slopes)
+        with self.assertRaisesRegex(NotImplementedError, "alibi_slopes: requires grad"):
+            out.sum().backward()
+        pages = self.draw(6, 3, 2, 16, grad=True)
+        out = flashcore.attention(q, pages, pages, block_table=self.ints(0, 1, 2, 3, 4, 5).view(2, 3))
+        with self.assertRaisesRegex(NotImplementedError, "block_table: gradients through pages"):
+            out.sum().backward()
+        cache, used = (torch.zeros(2, 2, 20, 16, device=self.device), self.ints(0, 0))
+        with self.assertRaisesRegex(ValueError, "k_new: requires grad"):
+            flashcore.append(k, k.detach(), cache, cache.clone(), used)
+        out = flashcore.attention(q, k, v)
+        (first,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+        with self.assertRaisesRegex(NotImplementedError, "no second derivative"):
+            first.sum().backward()
+
+
+class GradcheckF64(Case):
+    """Every option by finite differences, on the CPU, where f64 is. Two calls for each element of each
+    input: the shapes are the smallest that have several of everything."""
+
+    SMALL = dict(q_heads=2, kv_heads=1, q_len=3, kv_len=4, head_dim=3, v_dim=2)
+
+    def gradcheck(self, function, *inputs):
+        self.assertTrue(torch.autograd.gradcheck(function, inputs))
+
+    def test_options(self):
+        inputs = self.inputs(torch.float64, grad=True, **self.SMALL)
+        bias = self.draw(1, 2, 3, 4, dtype=torch.float64, grad=True)
+        column = self.draw(2, 1, 3, 1, dtype=torch.float64, grad=True)
+        slopes = self.draw(2).abs()
+        for options in (dict(causal=True), dict(window=(1, 1)), dict(softcap=1.5),
+                        dict(scale=-0.7), dict(alibi_slopes=slopes), dict(q_start=1, causal=True),
+                        dict(k_start=1, causal=True), dict(seqused_k=self.ints(4, 3), causal=True),
+                        dict(mask=torch.tensor([True, False, True, True]))):
+            with self.subTest(str(sorted(options))):
+                self.gradcheck(lambda *a: flashcore.attention(*a, return_lse=True, **options),
+                               *inputs)
+        for one in (bias, column):
+            self.gradcheck(lambda q, k, v, b: flashcore.attention(q, k, v, bias=b, softcap=2.0),
+                           *inputs, one)
+
+    def test_rows_that_see_nothing(self):
+        q, k, v = self.inputs(torch.float64, grad=True, **{**self.SMALL, "q_len": 4, "kv_len": 2})
+        self.gradcheck(lambda *a: flashcore.attention(*a, causal=True), q, k, v)
+
+    def test_layout_and_partial(self):
+        q, k, v = (self.draw(1, 4, 2, 3, dtype=torch.float64, grad=True) for _ in range(3))
+        self.gradcheck(lambda *a: flashcore.attention(*a, layout="bshd", causal=True), q, k, v)
+        self.gradcheck(lambda *a: flashcore.attention(*a, partial=True), q, k, v)
+
+    def test_packed(self):
+        q, k, v = (self.draw(5, 2, 4, dtype=torch.float64, grad=True) for _ in range(3))
+        cu = self.ints(0, 2, 5)
+        self.gradcheck(lambda *a: flashcore.attention(*a, cu_seqlens_q=cu, cu_seqlens_k=cu,
+                                                      return_lse=True), q, k, v)
+
+    def test_sinks(self):
+        """They are f32, too coarse for finite differences: against autograd of the definition."""
+        q, k, v = self.inputs(torch.float64, q_heads=2, grad=True)
+        sinks = self.draw(2, grad=True)
+        flashcore.attention(q, k, v, sinks=sinks).square().sum().backward()
+        got = [one.grad.clone() for one in (q, sinks)]
+        scores = q @ k.transpose(-1, -2) / 4
+        extra = sinks.double()[None, :, None, None].expand(2, 2, 5, 1)
+        p = torch.cat([scores, extra], -1).softmax(-1)[..., :9]
+        want = torch.autograd.grad((p @ v).square().sum(), (q, sinks))
+        self.check(got[0], want[0], factor=1e3)
+        self.check(got[1], want[1])
+
+
+if __name__ == "__main__":
+    unittest.main()
