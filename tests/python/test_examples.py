@@ -22,14 +22,6 @@ def run(name, *arguments, cwd=None):
 
 
 class Examples(unittest.TestCase):
-    def test_numpy_without_torch(self):
-        code, said = run("quick_start.py")
-        self.assertEqual(code, 0, said)
-        self.assertRegex(said, r"kernel +fwd_\w+_f32")
-        self.assertIn("differs by 0.0", said)
-        with open(os.path.join(FOLDER, "quick_start.py"), encoding="utf-8") as text:
-            self.assertNotIn("import torch", text.read())
-
     def test_paged_generation_gives_what_no_cache_gives(self):
         names = runpy.run_path(os.path.join(FOLDER, "generate_paged.py"))
         tokens, dim = names["tokens"], names["dim"]

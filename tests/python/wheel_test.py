@@ -14,6 +14,7 @@ import time
 TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BLOCK = re.compile(r"<!-- python (file|run) ([^>]*?) -->\n```(\w+)\n(.*?)```\n", re.DOTALL)
 MAX_BYTES = 25e6
+SAYS = r"kernel +fwd_\w+_f32.*\n.* differs by 0\.0\n"  # the program, where all is right
 # What must hold in the installed package, whichever folder it is called from.
 CHECKS = """
 import doctest, pathlib, sys
@@ -33,14 +34,15 @@ def fail(words):
     raise SystemExit(f"wheel_test: {words}")
 
 
-def readme_blocks():
-    with open(os.path.join(TREE, "README.md"), encoding="utf-8") as readme:
+def readme_blocks(tree=TREE):
+    """What README prints: how to install, the program, how to start it."""
+    with open(os.path.join(tree, "README.md"), encoding="utf-8") as readme:
         blocks = BLOCK.findall(readme.read())
     kinds = [f"{kind} {what}" for kind, what, _, _ in blocks]
     wanted = ["run in the source tree", "file examples/quick_start.py", "run beside the file"]
     if kinds != wanted:
         fail(f"README's Python blocks are {kinds}; wanted {wanted}")
-    with open(os.path.join(TREE, "examples", "quick_start.py"), encoding="utf-8") as example:
+    with open(os.path.join(tree, "examples", "quick_start.py"), encoding="utf-8") as example:
         if example.read() != blocks[1][3]:
             fail("README's Python block is not examples/quick_start.py; copy it there")
     return [code for _, _, _, code in blocks]
@@ -97,7 +99,7 @@ def main():
         with open(os.path.join(work, "quick_start.py"), "w", encoding="utf-8") as file:
             file.write(program)
         said = venv.run(start, work)
-        if not re.search(r"kernel +fwd_\w+_f32.*\n.* differs by 0\.0\n", said):
+        if not re.search(SAYS, said):
             fail("the quick start said something else than expected")
         size = int(re.search(r"bytes (\d+)", venv.run(f"python3 - <<'PY'{CHECKS}PY", work)).group(1))
         command = venv.run("command -v flashcore", work).strip()
