@@ -49,7 +49,7 @@ def op_of_nothing(torch):
     """What torch's dispatcher costs: an op with the arguments of ours that returns its first."""
     from flashcore import _torch_ops
     library = torch.library.Library("flashcore_overhead", "DEF")
-    library.define(f"nothing({_torch_ops.COMMON_SCHEMA}) -> Tensor")
+    library.define(f"nothing({_torch_ops.PLAIN_SCHEMA}) -> Tensor")
     for key in ("CPU", "CUDA"):
         library.impl("nothing", lambda q, *_, **__: q, key)
     return library, torch.ops.flashcore_overhead.nothing.default

@@ -1,5 +1,6 @@
 """Importing this registers torch.ops.flashcore.attention, .attention_lse, .attention_backward and
-.append."""
+.append. attention has two overloads, of which torch takes the one that knows the arguments: `default`
+with causal and scale, which costs less, and `options` with all."""
 
 import torch
 

@@ -11,7 +11,7 @@ import torch
 import flashcore
 from flashcore import _arrays, _attention, _prepared, _torch_ops
 
-_op = torch.ops.flashcore.attention.default
+_op = torch.ops.flashcore.attention
 _DEFAULTS = tuple(_attention.DEFAULTS[name] for name in _attention.OPTIONS)
 
 

@@ -12,7 +12,8 @@ import flashcore
 from flashcore import _torch_backward
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
 
-_op = torch.ops.flashcore.attention.default
+_op_plain = torch.ops.flashcore.attention.default
+_op = torch.ops.flashcore.attention.options
 
 
 @on_every_device
@@ -87,11 +88,12 @@ class Gradients(Case):
         self.assertGreater(length * length, _torch_backward._BLOCK_ELEMENTS)
         self.assertLessEqual(max(largest), _torch_backward._BLOCK_ELEMENTS)
 
-    def test_of_the_op_that_has_no_lse(self):
-        inputs = self.inputs(grad=True)
-        self.compare(_op(*inputs, causal=True),
-                     lambda q, k, v: self.torch_s(q, k, v, mask=torch.ones(
-                         5, 9, dtype=torch.bool, device=self.device).tril(4)), inputs)
+    def test_of_the_ops_that_have_no_lse(self):
+        for op in (_op_plain, _op):
+            inputs = self.inputs(grad=True)
+            self.compare(op(*inputs, causal=True),
+                         lambda q, k, v: self.torch_s(q, k, v, mask=torch.ones(
+                             5, 9, dtype=torch.bool, device=self.device).tril(4)), inputs)
 
     def test_only_what_is_asked_for(self):
         q, k, v = self.inputs()

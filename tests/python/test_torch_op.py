@@ -15,7 +15,8 @@ from torch.autograd import forward_ad
 import flashcore
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
 
-_op = torch.ops.flashcore.attention.default
+_op_plain = torch.ops.flashcore.attention.default
+_op = torch.ops.flashcore.attention.options
 _op_lse = torch.ops.flashcore.attention_lse.default
 
 
@@ -26,7 +27,9 @@ class Op(Case):
         for grad in (False, True):
             q, k, v = self.inputs(dtype, grad=grad)
             bias = self.draw(1, 4, 5, 9, grad=grad)
-            for op, arguments, options in ((_op, (q, k, v), {}),
+            for op, arguments, options in ((_op_plain, (q, k, v), {}),
+                                           (_op_plain, (q, k, v), dict(causal=True, scale=0.5)),
+                                           (_op, (q, k, v), {}),
                                            (_op, (q, k, v, None, None, bias), {}),
                                            (_op_lse, (q, k, v), dict(causal=True)),
                                            (_op_lse, (q, k, v, None, None, bias), {}),
