@@ -46,7 +46,7 @@ def _only_for_gradients(record, kernel):
                 q.requires_grad or k.requires_grad or v.requires_grad
                 or (tensors and any(one is not None and one.requires_grad for one in tensors)))):
             return record(keyset, q, k, v, *tensors, **options)
-        return kernel(q, k, v, *tensors, **options)
+        return kernel(q, k, v, *tensors, **options) if tensors or options else kernel(q, k, v)
     return autograd
 
 

@@ -41,6 +41,28 @@ class Op(Case):
         for op in (_op, _op_lse):
             torch.library.opcheck(op, (*packed, None, None, None, None, None, None, cu, cu))
 
+    def test_the_overload_that_knows_the_arguments(self):
+        class Model(torch.nn.Module):
+            def __init__(self, **options):
+                super().__init__()
+                self.options = options
+
+            def forward(self, q, k, v):
+                return flashcore.attention(q, k, v, **self.options)
+
+        q, k, v = self.inputs()
+        mask = self.draw(5, 9) > -1
+        for options, overload in ((dict(causal=True, scale=0.5), "default"),
+                                  (dict(causal=True, window=(3, 0)), "options"),
+                                  (dict(mask=mask), "options"), (dict(num_splits=2), "options")):
+            with self.subTest(str(sorted(options))):
+                exported = torch.export.export(Model(**options), (q, k, v))
+                self.assertIn(f"flashcore.attention.{overload}]", str(exported.graph))
+        packet = torch.ops.flashcore.attention
+        self.check(packet(q, k, v, causal=True), self.expected(q, k, v, causal=True)[0])
+        self.check(packet(q, k, v, mask=mask), self.expected(
+            q, k, v, mask=mask.expand(2, 1, 5, 9))[0])
+
     def test_opcheck_append(self):
         new, cache = self.draw(2, 2, 3, 8), self.draw(2, 2, 9, 8)
         torch.library.opcheck(torch.ops.flashcore.append.default,
