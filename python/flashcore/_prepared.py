@@ -3,6 +3,7 @@ only sets the arrays. That keeps a call from Python short."""
 
 import ctypes
 import threading
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any
 
@@ -14,11 +15,12 @@ _ALIGNMENT = 256
 _REPRODUCIBILITY = {"deterministic": 0, "batch_invariant": 1}
 _BROADCAST = ("bias", "mask", "q_start", "k_start")
 _LAYOUTS = {"bhsd": 0, "bshd": 1}
+Found = tuple[Any, ...]  # a workspace: (stream, address, bytes, ...)
 
-_loaded: Any = None
+_loaded: _library.Library | None = None
 
 
-def library():
+def library() -> _library.Library:
     """The library every call goes to, loaded once."""
     global _loaded
     if _loaded is None:
@@ -29,11 +31,11 @@ def library():
 class _CpuWorkspace:
     """Of one thread: it serves one call at a time. `described` is where the library looks for it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.described = _abi.PythonWorkspace(None, 0)
-        self._memory = None
+        self._memory: Any = None
 
-    def at_least(self, size):
+    def at_least(self, size: int) -> Found:
         """(no stream, address, bytes)."""
         if self.described.bytes < size:
             memory = ctypes.create_string_buffer(size + _ALIGNMENT)
@@ -48,11 +50,11 @@ class _CpuWorkspace:
 class _ThreadState(threading.local):
     """What a thread keeps between calls."""
 
-    def __init__(self):
-        self.calls = {}
+    def __init__(self) -> None:
+        self.calls: dict[Any, PreparedCall] = {}
         self.workspace = _CpuWorkspace()
 
-    def remember(self, key, call):
+    def remember(self, key: Any, call: "PreparedCall") -> None:
         if len(self.calls) >= _MAX_CALLS:
             self.calls.clear()
         self.calls[key] = call
@@ -61,8 +63,9 @@ class _ThreadState(threading.local):
 thread_state = _ThreadState()
 
 
-def plain_options(causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse,
-                  max_q_len, max_kv_len, partial, checked, kernel):
+def plain_options(causal: Any, window: Any, scale: Any, softcap: Any, layout: Any, num_splits: Any,
+                  reproducibility: Any, return_lse: Any, max_q_len: Any, max_kv_len: Any,
+                  partial: Any, checked: Any, kernel: Any) -> tuple[Any, ...]:
     """The same as plain numbers and tuples; raises where one is not of its kind."""
     if not hasattr(window, "__len__") or len(window) != 2:
         raise ValueError(f"window is {window!r}; wanted (left, right)")
@@ -74,7 +77,7 @@ def plain_options(causal, window, scale, softcap, layout, num_splits, reproducib
             index(max_kv_len), bool(partial), bool(checked), kernel)
 
 
-def _number(name, value):
+def _number(name: str, value: Any) -> float:
     if getattr(value, "requires_grad", False):
         raise ValueError(f"{name}: requires grad, and gets none; give a number, or multiply q instead")
     return float(value)
@@ -85,14 +88,14 @@ class PreparedCall:
     each run: by run_direct() and run_new() themselves, or by describe() through the fields of
     `arrays`."""
 
-    def __init__(self, kind, options, names):
+    def __init__(self, kind: Any, options: tuple[Any, ...], names: Sequence[str]) -> None:
         """options: as plain_options() gives them; names: of the optional arrays, in params."""
         self.params = library().params()
         self.arrays = _abi.RawParams.from_buffer(self.params)
         self.busy = False
         self._described = False
         self._cpu = thread_state.workspace
-        self._workspace = None  # whichever the params have
+        self._workspace: Found | None = None  # whichever the params have
         self.slots = [Slot(name) for name in ("q", "k", "v", "out", "lse")]
         self.q, self.k, self.v, self.out, self.lse = self.slots
         self.optional = {name: Slot("seqused_k" if name == "used_k" else name) for name in names}
@@ -101,7 +104,8 @@ class PreparedCall:
         self._arguments = ctypes.byref(self.params), ctypes.byref(self._error)
         self._set_options(*options)
         fields = ("q", "k", "v", "out", *(("lse",) if self.wants_lse else ()), *names)
-        self.run_direct, self.run_new = _direct.never, None
+        self.run_direct: Callable[..., int] = _direct.never
+        self.run_new: Callable[[Any, Any, Any], Any] | None = None
         if kind.reader is not None:
             self._direct = _direct.Direct(library(), self.params, self._error, self._cpu.described,
                                           fields, *kind.reader)
@@ -109,8 +113,10 @@ class PreparedCall:
             if len(fields) == 4 and not self.must_wait:
                 self.run_new = self._direct.new
 
-    def _set_options(self, causal, window, scale, softcap, layout, num_splits, reproducibility,
-                     return_lse, max_q_len, max_kv_len, partial, checked, kernel):
+    def _set_options(self, causal: bool, window: tuple[int, int], scale: float | None, softcap: float,
+                     layout: str, num_splits: int, reproducibility: str, return_lse: bool,
+                     max_q_len: int, max_kv_len: int, partial: bool, checked: bool,
+                     kernel: str | None) -> None:
         if layout not in _LAYOUTS:
             raise ValueError(f"layout is {layout!r}; wanted one of {', '.join(_LAYOUTS)}")
         if reproducibility not in _REPRODUCIBILITY:
@@ -128,15 +134,20 @@ class PreparedCall:
         self.wants_lse = return_lse or partial
         self.wide_out = partial
 
-    def describe(self, kind, q, k, v, out, lse, given):
+    def describe(self, kind: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,
+                 given: Sequence[tuple[str, Any, Any]]) -> None:
         """Puts descriptors of the arrays into the params; given: (name, kind, array) of others."""
         self._described = True
         kind.view_all(self, q, k, v, out, lse)
         if given:
             self.describe_optional(given)
 
+<<<<<<< HEAD
     def describe_optional(self, given):
         """For whom describes q, k, v, out and lse by itself; they come first."""
+=======
+    def _describe_optional(self, given: Sequence[tuple[str, Any, Any]]) -> None:
+>>>>>>> feb8a74 (python: types of the prepared calls, the reference rows and torch's replaced attention)
         for name, kind, array in given:
             setattr(self.arrays, name, kind.view(array, self.optional[name]))
         for name in _BROADCAST:  # once all of them are there: lengths may come from another
@@ -144,7 +155,7 @@ class PreparedCall:
                 address = getattr(self.arrays, name)
                 setattr(self.arrays, name, self._broadcast(name, address, self.optional[name]))
 
-    def _broadcast(self, name, address, slot):
+    def _broadcast(self, name: str, address: int, slot: Slot) -> int:
         """A bias or mask with leading dimensions left out, or with one column for all keys; one
         start for every sequence."""
         tensor = _abi.Tensor.from_address(address)
@@ -164,23 +175,25 @@ class PreparedCall:
         slot.keep = slot.keep, kept
         return address
 
-    def _batch(self):
+    def _batch(self) -> int:
         cu_seqlens = self.params.cu_seqlens_q
-        return cu_seqlens.contents.shape[0] - 1 if cu_seqlens else self.params.q.contents.shape[0]
+        if cu_seqlens:
+            return int(cu_seqlens.contents.shape[0]) - 1
+        return int(self.params.q.contents.shape[0])
 
-    def _kv_len(self):
+    def _kv_len(self) -> int:
         k, table = self.params.k.contents, self.params.block_table
         if k.ndim < 3:
             return 1  # the call will be refused
         if table:
-            return table.contents.shape[table.contents.ndim - 1] * k.shape[1]
-        return k.shape[0] if k.ndim == 3 else k.shape[1 if self.params.layout else 2]
+            return int(table.contents.shape[table.contents.ndim - 1] * k.shape[1])
+        return int(k.shape[0] if k.ndim == 3 else k.shape[1 if self.params.layout else 2])
 
-    def empty_partial(self, kind, q, v):
+    def empty_partial(self, kind: Any, q: Any, v: Any) -> Any:
         wide = "f64" if kind.is_f64(q) else "f32"
         return kind.empty(q, (*q.shape[:-1], v.shape[-1]), wide)
 
-    def empty_lse(self, kind, q):
+    def empty_lse(self, kind: Any, q: Any) -> Any:
         shape = tuple(q.shape)
         if len(shape) == 3:  # packed
             shape = shape[1], shape[0]
@@ -188,7 +201,7 @@ class PreparedCall:
             shape = (shape[0], shape[2], shape[1]) if self.params.layout else shape[:3]
         return kind.empty(q, shape, "f64" if kind.is_f64(q) else "f32")
 
-    def release(self):
+    def release(self) -> None:
         """Lets go of the arrays; the call is free for the next one."""
         if self._described:
             self._described = False
@@ -196,7 +209,7 @@ class PreparedCall:
                 slot.keep = None
         self.busy = False
 
-    def has_workspace(self, kind, gpu):
+    def has_workspace(self, kind: Any, gpu: int) -> bool:
         """Whether there is a workspace for the next call, of any size, and the params have it and its
         stream. gpu: the number of q's GPU; negative on the CPU, where the library looks itself."""
         if gpu < 0:
@@ -208,13 +221,13 @@ class PreparedCall:
             self._use(found)
         return True
 
-    def _use(self, found):
+    def _use(self, found: Found) -> None:
         """found: (stream, address, bytes, ...)."""
         arrays = self.arrays
         arrays.stream, arrays.workspace, arrays.workspace_bytes = found[:3]
         self._workspace = found
 
-    def run(self, kind, gpu):
+    def run(self, kind: Any, gpu: int) -> None:
         """Runs what describe() has described, with a workspace that is large enough."""
         needed = self.planned_bytes()  # or raises what is wrong
         if gpu < 0:
@@ -225,15 +238,19 @@ class PreparedCall:
         if self._function(*self._arguments):
             raise _library.exception(self._error.code, self._error.message)
 
-    def wait(self, gpu):
+    def wait(self, gpu: int) -> None:
         """Until the call is over; raises what a checked one has found."""
         p = self.params
         library().workspace_status(p.workspace, p.workspace_bytes,
                                    _abi.CPU if gpu < 0 else _abi.CUDA, max(gpu, 0), p.stream)
 
+<<<<<<< HEAD
     @staticmethod
     def init_workspace(address, size, gpu, stream):
+=======
+    def init_workspace(self, address: int, size: int, gpu: int, stream: int | None) -> None:
+>>>>>>> feb8a74 (python: types of the prepared calls, the reference rows and torch's replaced attention)
         library().workspace_init(address, size, _abi.CUDA, gpu, stream)
 
-    def planned_bytes(self):
-        return library().plan(self.params).workspace_bytes
+    def planned_bytes(self) -> int:
+        return int(library().plan(self.params).workspace_bytes)

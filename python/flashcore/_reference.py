@@ -4,11 +4,17 @@ and a random choice."""
 
 import math
 import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from flashcore._cases import Case
 from flashcore._judge import ReferenceRow
 
+Row = Callable[[int, int, int], Sequence[float]]
 
-def sample_rows(case, heads=8, rows_per_head=8, seed=1):
+
+def sample_rows(case: Case, heads: int = 8, rows_per_head: int = 8,
+                seed: int = 1) -> list[tuple[int, int, int]]:
     """(b, h, i) triples, sorted: of at most `heads` heads at most `rows_per_head` rows each. The
     first row of the first head and the last of the last are always there."""
     draw = random.Random(seed)
@@ -26,7 +32,8 @@ def sample_rows(case, heads=8, rows_per_head=8, seed=1):
     return rows
 
 
-def torch_rows(torch, case, q, k, v, rows):
+def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any,
+               rows: Sequence[tuple[int, int, int]]) -> list[ReferenceRow]:
     """q, k, v: torch tensors [batch, heads, len, dim], or what gives the [len, dim] of one head for
     [b, h] and a row for [b, h, i]."""
     scale = 1.0 / math.sqrt(case.head_dim)
@@ -60,7 +67,8 @@ def torch_rows(torch, case, q, k, v, rows):
     return result
 
 
-def plain_rows(case, q, k, v, rows):
+def plain_rows(case: Case, q: Row, k: Row, v: Row,
+               rows: Sequence[tuple[int, int, int]]) -> list[ReferenceRow]:
     """q, k, v: functions (b, h, row) -> list of floats."""
     scale = 1.0 / math.sqrt(case.head_dim)
     group = case.q_heads // case.kv_heads
@@ -91,5 +99,5 @@ def plain_rows(case, q, k, v, rows):
     return result
 
 
-def _multiply(a, b):
+def _multiply(a: float, b: float) -> float:
     return a * b

@@ -68,6 +68,7 @@ core::Scales scales_of(const TensorView& scale, const Layout& layout,
                        std::int64_t block_rows) noexcept {
   constexpr std::int64_t kAllRows = std::numeric_limits<std::int32_t>::max();
   const std::int64_t rows = scale.rank == 3 ? std::min(block_rows, kAllRows) : kAllRows;
+  if (scale.rank == 3 && scale.shape[2] == 0) return {nullptr, 0, 0, 0, 1};  // of no rows
   return {static_cast<const float*>(scale.data), layout.batch, layout.head, layout.row,
           static_cast<std::int32_t>(rows)};
 }

@@ -8,8 +8,10 @@ torch then sends its flash backend here, on the CPU and on CUDA, forward and bac
 to the flash backend is still torch's choice (no mask on CUDA, f16 and bf16 there)."""
 
 import warnings
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from flashcore import _torch_backward
 from flashcore._attention import attention
@@ -29,7 +31,7 @@ def register() -> None:
 class _Handle:
     """The kernels are in torch's dispatcher as long as this is not removed."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._library = torch.library.Library("aten", "IMPL")
         kernels = {"_scaled_dot_product_flash_attention_for_cpu": (_forward_cpu, "CPU"),
                    "_scaled_dot_product_flash_attention_for_cpu_backward": (_backward_cpu, "CPU")}
@@ -41,26 +43,28 @@ class _Handle:
             for name, (function, key) in kernels.items():
                 self._library.impl(name, function, key)
 
-    def remove(self):
+    def remove(self) -> None:
         self._library._destroy()
 
 
-def _check(dropout_p):
+def _check(dropout_p: float) -> None:
     if dropout_p > 0.0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; FlashCore has no dropout, wanted 0")
 
 
-def _split_mask(attn_mask):
+def _split_mask(attn_mask: Tensor | None) -> dict[str, Any]:
     if attn_mask is None:
         return {}
     return {"mask" if attn_mask.dtype == torch.bool else "bias": attn_mask}
 
 
-def _top_left(q, k, is_causal):
+def _top_left(q: Tensor, k: Tensor, is_causal: bool) -> int | None:
     return 0 if is_causal and q.shape[2] != k.shape[2] else None
 
 
-def _forward_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
+def _forward_cpu(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
+                 is_causal: bool = False, *, attn_mask: Tensor | None = None,
+                 scale: float | None = None) -> tuple[Tensor, Tensor]:
     _check(dropout_p)
     out, lse = attention(query, key, value, causal=is_causal, scale=scale, return_lse=True,
                          q_start=_top_left(query, key, is_causal), **_split_mask(attn_mask))
@@ -68,25 +72,30 @@ def _forward_cpu(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask
     return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-def _gradients(grad_out, query, key, value, out, lse, is_causal, attn_mask, scale):
-    start = _top_left(query, key, is_causal)
-    if start is not None:
+def _gradients(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
+               is_causal: bool, attn_mask: Tensor | None,
+               scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    start = None
+    if _top_left(query, key, is_causal) is not None:
         start = torch.zeros(1, dtype=torch.int32, device=query.device)
-    return _torch_backward.backward(
+    dq, dk, dv, *_ = _torch_backward.backward(
         grad_out, None, query, key, value, out, lse, **_split_mask(attn_mask), q_start=start,
         causal=is_causal, window_left=-1, window_right=-1, scale=scale, softcap=0.0, layout="bhsd",
-        partial=False, wanted=[True, True, True, False, False])[:3]
+        partial=False, wanted=[True, True, True, False, False])
+    return dq, dk, dv
 
 
-def _backward_cpu(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *,
-                  attn_mask=None, scale=None):
+def _backward_cpu(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
+                  logsumexp: Tensor, dropout_p: float, is_causal: bool, *,
+                  attn_mask: Tensor | None = None, scale: float | None = None) -> tuple[Tensor, ...]:
     _check(dropout_p)
     grads = _gradients(grad_out, query, key, value, out, logsumexp, is_causal, attn_mask, scale)
     return tuple(one.transpose(1, 2).contiguous().transpose(1, 2) for one in grads)
 
 
-def _forward_cuda(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *,
-                  scale=None):
+def _forward_cuda(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0,
+                  is_causal: bool = False, return_debug_mask: bool = False, *,
+                  scale: float | None = None) -> tuple[Any, ...]:
     _check(dropout_p)
     if return_debug_mask:
         raise NotImplementedError("return_debug_mask: FlashCore keeps no attention matrix")
@@ -97,7 +106,10 @@ def _forward_cuda(query, key, value, dropout_p=0.0, is_causal=False, return_debu
             torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0))
 
 
-def _backward_cuda(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k,
-                   dropout_p, is_causal, philox_seed, philox_offset, *, scale=None):
+def _backward_cuda(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
+                   logsumexp: Tensor, cum_seq_q: Tensor | None, cum_seq_k: Tensor | None, max_q: int,
+                   max_k: int, dropout_p: float, is_causal: bool, philox_seed: Tensor,
+                   philox_offset: Tensor, *,
+                   scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
     _check(dropout_p)
     return _gradients(grad_out, query, key, value, out, logsumexp, is_causal, None, scale)
