@@ -142,12 +142,8 @@ class PreparedCall:
         if given:
             self.describe_optional(given)
 
-<<<<<<< HEAD
-    def describe_optional(self, given):
+    def describe_optional(self, given: Sequence[tuple[str, Any, Any]]) -> None:
         """For whom describes q, k, v, out and lse by itself; they come first."""
-=======
-    def _describe_optional(self, given: Sequence[tuple[str, Any, Any]]) -> None:
->>>>>>> feb8a74 (python: types of the prepared calls, the reference rows and torch's replaced attention)
         for name, kind, array in given:
             setattr(self.arrays, name, kind.view(array, self.optional[name]))
         for name in _BROADCAST:  # once all of them are there: lengths may come from another
@@ -244,12 +240,8 @@ class PreparedCall:
         library().workspace_status(p.workspace, p.workspace_bytes,
                                    _abi.CPU if gpu < 0 else _abi.CUDA, max(gpu, 0), p.stream)
 
-<<<<<<< HEAD
     @staticmethod
-    def init_workspace(address, size, gpu, stream):
-=======
-    def init_workspace(self, address: int, size: int, gpu: int, stream: int | None) -> None:
->>>>>>> feb8a74 (python: types of the prepared calls, the reference rows and torch's replaced attention)
+    def init_workspace(address: int, size: int, gpu: int, stream: int | None) -> None:
         library().workspace_init(address, size, _abi.CUDA, gpu, stream)
 
     def planned_bytes(self) -> int:
