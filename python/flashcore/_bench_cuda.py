@@ -293,7 +293,7 @@ class CudaCase:
         if name == "math" and matrix_bytes > _MATH_BYTES:
             self.peers_note[name] = f"its matrix would have {matrix_bytes / 1e9:.0f} GB: not timed"
             return None
-        inputs = list(zip(self.q, self.k, self.v))
+        inputs: list[Any] = list(zip(self.q, self.k, self.v))
         if case.eight_bit:
             if case.cold_l2 or case.flops() > _WIDENED_FLOPS:
                 self.peers_note[name] = "torch's SDPA takes no 8-bit tensors"

@@ -105,7 +105,7 @@ def dequantize(x: Quantized, dtype: str = "f32", *, out: Any = None) -> Any:
     return made if out is not None or kind.finish is None else kind.finish(made)
 
 
-def attention(q, k, v, options, optional, out):
+def attention(q: Any, k: Any, v: Any, options: Any, optional: Any, out: Any) -> Any:
     """flashcore.attention() where k or v is a Quantized."""
     call, kind, array, made, lse = _bind(q, k, v, options, optional, out)
     gpu = kind.gpu(array)
@@ -120,7 +120,7 @@ def attention(q, k, v, options, optional, out):
     return made if lse is None else (made, lse)
 
 
-def explain(q, k, v, options, optional, out):
+def explain(q: Any, k: Any, v: Any, options: Any, optional: Any, out: Any) -> str:
     call = _bind(q, k, v, options, optional, out)[0]
     try:
         return library().explain(call.params)
@@ -128,7 +128,7 @@ def explain(q, k, v, options, optional, out):
         call.release()
 
 
-def _bind(q, k, v, options, optional, out):
+def _bind(q: Any, k: Any, v: Any, options: Any, optional: Any, out: Any) -> tuple[Any, ...]:
     """A call with the descriptors of these arrays in it; the kind and array it runs by; its results."""
     from flashcore import _attention  # which imports this module
     array, values = _codes(q), _codes(v)
@@ -155,7 +155,7 @@ def _bind(q, k, v, options, optional, out):
 _BLOCKS = {"q": "q_scale_block", "k": "kv_scale_block", "v": "kv_scale_block"}
 
 
-def _describe(call, name, one):
+def _describe(call: Any, name: str, one: Any) -> None:
     """Puts a Quantized into a call: codes, scale, and how many rows share one."""
     for part in (one.codes, one.scale):
         if part is not None:
@@ -173,11 +173,11 @@ def _describe(call, name, one):
         setattr(call.params, _BLOCKS[name], one.block_rows)
 
 
-def _codes(one):
+def _codes(one: Any) -> Any:
     return one.codes if type(one) is Quantized else one
 
 
-def described(name, array, slot, dtype=None):
+def described(name: str, array: Any, slot: Slot, dtype: Any = None) -> Any:
     """The address of a C descriptor; dtype: what its bytes are, if the array cannot say so."""
     kind = kind_of(name, array)
     if dtype is None:
@@ -188,10 +188,10 @@ def described(name, array, slot, dtype=None):
 class _Slots:
     """Descriptors of one call."""
 
-    def __init__(self):
-        self._kept = []
+    def __init__(self) -> None:
+        self._kept: list[Slot] = []
 
-    def pointer(self, name, array, dtype=None):
+    def pointer(self, name: str, array: Any, dtype: Any = None) -> Any:
         if array is None:
             return None
         slot = Slot(name)
@@ -199,7 +199,7 @@ class _Slots:
         return ctypes.cast(described(name, array, slot, dtype), ctypes.POINTER(_abi.Tensor))
 
 
-def _run(function, params, kind, like, checked=False):
+def _run(function: Any, params: Any, kind: Any, like: Any, checked: bool = False) -> None:
     """The call on the device and stream of an array; on a GPU it is waited for only where it must."""
     gpu = kind.gpu(like)
     if gpu >= 0:
