@@ -51,8 +51,17 @@ __global__ void store_all(const float4* g_in, T* g_out, unsigned fours) {
 constexpr int kChunk = 64, kPad = 4;
 
 template <int kRows, typename T>
-__global__ void load_chunk(float* g_tile, cuda::simt::Matrix<T> matrix, std::int32_t first_row,
-                           int rows, int first_column, float factor, bool vector_rows) {
+__global__ void load_chunk(float* g_tile, const T* g_matrix, core::Strides strides,
+                           std::int32_t columns, std::int32_t first_row, int rows, int first_column,
+                           float factor, bool vector_rows) {
+  const core::AttentionParams params{};  // which only 8-bit matrices look at
+  const core::Scales scales{};
+  const cuda::simt::Item item{};
+  const cuda::simt::Matrix<T> matrix{g_matrix, core::key_rows({}, 0, 0),
+                                     strides,  columns,
+                                     g_matrix, core::Element::none,
+                                     scales,   params,
+                                     item,     false};
   __shared__ __align__(16) float s_tile[kRows][kChunk + kPad];
   for (int i = threadIdx.x; i < kRows * (kChunk + kPad); i += blockDim.x) {
     (&s_tile[0][0])[i] = kUntouched;
@@ -74,13 +83,10 @@ std::vector<float> chunk_of(const ChunkCall& call) {
   }
   const Array<T> matrix(host);
   const Array<float> tile(std::vector<float>(kRows * (kChunk + kPad)));
-  load_chunk<kRows, T><<<1, 256>>>(tile.get(),
-                                   {matrix.get(),
-                                    core::key_rows({}, 0, 0),
-                                    {0, 0, call.row_stride, call.column_stride},
-                                    call.columns},
-                                   static_cast<std::int32_t>(call.first_row), call.rows,
-                                   call.first_column, call.factor, call.vector_rows);
+  load_chunk<kRows, T><<<1, 256>>>(tile.get(), matrix.get(),
+                                   core::Strides{0, 0, call.row_stride, call.column_stride},
+                                   call.columns, static_cast<std::int32_t>(call.first_row),
+                                   call.rows, call.first_column, call.factor, call.vector_rows);
   return tile.host();
 }
 

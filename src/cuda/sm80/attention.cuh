@@ -121,13 +121,10 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
       return;
     }
   }
-  write_results<C, kPlain>(s.results, p, s.item);
-  if (p.splits > 1 && p.counters != nullptr) {
-    if constexpr (kPlain) {
-      join_splits<C, true>(s, p, s.item);
-    } else {
-      join_with_options<C>(s, p);
-    }
+  if constexpr (kPlain && C::kOwnKeys) {
+    finish_item<C, true>(s, p);
+  } else {
+    finish_item_apart<C, kPlain>(s, p);
   }
 }
 

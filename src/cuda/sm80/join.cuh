@@ -105,7 +105,7 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
                                          const Item& item, int r, const RowParts& parts,
                                          const PartStrides& strides) {
   constexpr int kLaneSplits = core::kMaxJoinedSplits / 32;
-  constexpr int kAtOnce = 65536 / (C::kThreads * C::kMinBlocks) > 128 ? 16 : 8;
+  constexpr int kAtOnce = !C::kOwnKeys ? 4 : 65536 / (C::kThreads * C::kMinBlocks) > 128 ? 16 : 8;
   const int lane = threadIdx.x % 32;
   const int columns = kPlain ? C::kHeadDim : p.v_dim;
   float4 part[kAtOnce];  // as many as registers allow
@@ -204,10 +204,17 @@ __device__ __forceinline__ void join_splits(SharedStorage<C>& s, const Attention
   }
 }
 
-/// Apart: its registers would displace some of the loop before.
-template <typename C>
-__device__ __noinline__ void join_with_options(SharedStorage<C>& s, const AttentionParams& p) {
-  join_splits<C, false>(s, p, s.item);
+/// What follows when the warps have left their results.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void finish_item(SharedStorage<C>& s, const AttentionParams& p) {
+  write_results<C, kPlain>(s.results, p, s.item);
+  if (p.splits > 1 && p.counters != nullptr) join_splits<C, kPlain>(s, p, s.item);
+}
+
+/// Apart, where its registers would displace some of the loop before.
+template <typename C, bool kPlain>
+__device__ __noinline__ void finish_item_apart(SharedStorage<C>& s, const AttentionParams& p) {
+  finish_item<C, kPlain>(s, p);
 }
 
 }  // namespace flashcore::cuda::sm80
