@@ -38,6 +38,13 @@ FLASHCORE_HD float power_of_two_near(float value) {
   return float_of_bits(power < kSmallest ? kSmallest : power > kLargest ? kLargest : power);
 }
 
+/// The unit that scales of values are counted in before they multiply probabilities (up to 2^8),
+/// given the largest. bf16 has the range for most: there it is 1, whatever other keys' scales are.
+FLASHCORE_HD float value_unit(Half half, float largest) {
+  const bool in_range = half == Half::bf16 && largest > 0x1p-60f && largest < 0x1p60f;
+  return in_range ? 1.f : power_of_two_near(largest);
+}
+
 namespace detail {
 
 FLASHCORE_HD constexpr std::uint32_t both_halves(std::uint32_t x) { return x << 16 | x; }

@@ -173,7 +173,10 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
       append(text, "%d rows per block would read K and V more often than needed", kernel.tile_q);
       break;
     case Reject::options:
-      text = "takes no bias, mask tensor, pages or num_splits, and writes the inputs' format";
+      text = needs_8_bits(kernel)
+                 ? "weighs values by the largest scale in sight: not batch-invariant in f16 where "
+                   "blocks of v have scales"
+                 : "takes no bias, mask tensor, pages or num_splits, and writes the inputs' format";
       break;
     case Reject::strides:
       text = "wants rows that are contiguous, 16-byte aligned and not repeated";

@@ -82,6 +82,13 @@ Reject supports_sm90(const Problem& p, const DeviceInfo& device) noexcept {
   return Reject::none;
 }
 
+/// f16 cannot hold probabilities times any scale: they are multiplied in units of the largest scale
+/// in sight, which a batch-invariant result may not depend on.
+bool depends_on_other_scales(const KernelInfo& kernel, const Problem& p) noexcept {
+  return needs_8_bits(kernel) && kernel.dtype == DType::f16 && p.v_scale.row != 0 &&
+         p.options.reproducibility == Reproducibility::batch_invariant;
+}
+
 /// An estimate of a tensor-core kernel's time, to be compared with others of its family.
 double expected_cycles(const KernelInfo& kernel, const Problem& problem,
                        const DeviceInfo& device) noexcept {
@@ -238,6 +245,7 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
   if (needs_8_bits(kernel) && !(is_8bit(problem.k.dtype) && is_8bit(problem.v.dtype))) {
     return Reject::storage;
   }
+  if (depends_on_other_scales(kernel, problem)) return Reject::options;
   return is_sm90(kernel) ? supports_sm90(problem, device) : Reject::none;
 }
 

@@ -130,6 +130,10 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
     s.k_storage = s.v_storage = DType::e4m3;
     s.k_scale = s.v_scale = ScaleKind::per_head;
   }
+  if (needs_8_bits(kernel) && kernel.dtype == DType::f16 && s.v_scale == ScaleKind::per_block &&
+      s.options.reproducibility == Reproducibility::batch_invariant) {
+    s.v_scale = ScaleKind::per_head;
+  }
   if (!kernel.uses_tma) return;
   constexpr std::int64_t kPiece = 8;  // 16-bit elements of 16 bytes
   const auto pieces = [](std::int64_t dim) { return (dim + kPiece - 1) / kPiece * kPiece; };

@@ -115,5 +115,15 @@ TEST(CodePairs, PowersOfTwo) {
   }
 }
 
+TEST(CodePairs, UnitsOfValues) {
+  EXPECT_EQ(value_unit(Half::f16, 0.3f), 0.25f);
+  EXPECT_EQ(value_unit(Half::bf16, 0.3f), 1.f);
+  for (const Half half : {Half::f16, Half::bf16}) {
+    EXPECT_EQ(value_unit(half, 0x1.8p-100f), 0x1p-100f);
+    EXPECT_EQ(value_unit(half, 0x1.8p100f), 0x1p100f);
+    EXPECT_EQ(value_unit(half, 0.f), 0x1p-126f);
+  }
+}
+
 }  // namespace
 }  // namespace flashcore::core

@@ -276,6 +276,19 @@ TEST(Planner, EightBitKernelsTakeEightBitKeysAndValuesOnly) {
   EXPECT_STREQ(make_plan(p, device)->kernel->family, "sm80_8bit");
 }
 
+TEST(Planner, BatchInvariantInF16MeansOneScaleOfValues) {
+  const DeviceInfo device = *named_device("a100");
+  Options options;
+  options.reproducibility = Reproducibility::batch_invariant;
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    Problem p = *dense_problem(dtype, 2, 8, 4, 64, 4096, 128, 128, options, device.device);
+    p.k.dtype = p.v.dtype = DType::e4m3;
+    EXPECT_STREQ(make_plan(p, device)->kernel->family, "sm80_8bit");
+    p.v_scale.row = 1;  // blocks
+    EXPECT_STREQ(make_plan(p, device)->kernel->family, dtype == DType::f16 ? "simt" : "sm80_8bit");
+  }
+}
+
 TEST(Planner, TuringTakesThePlainKernels) { expect_family_at_every_dim("t4", "simt", 64, 256); }
 
 /// What must hold for any plan.

@@ -127,8 +127,8 @@ __device__ __forceinline__ void find_scales(CodeScales<C>& s, const AttentionPar
     s.of_row[r] = factor;
   }
   if (threadIdx.x >= 32) return;
-  // The values' own scales may be far from 1: a unit near the largest keeps their products with
-  // probabilities inside f16's range.
+  // The values' own scales may be far from 1: a unit keeps their products with probabilities inside
+  // the operand's range.
   float unit = 1.f;
   if (p.v_scale.by_rows() && !item.seen.empty()) {
     const float* g_scales = p.v_scale.address(item.b, item.kv_head, 0);
@@ -138,7 +138,7 @@ __device__ __forceinline__ void find_scales(CodeScales<C>& s, const AttentionPar
          block += 32) {
       largest = max_passing_nan(largest, fabsf(g_scales[block * p.v_scale.block]));
     }
-    unit = core::power_of_two_near(warp_max(largest));
+    unit = core::value_unit(C::kHalf, warp_max(largest));
   }
   if (threadIdx.x == 0) {
     s.v_unit_inverse = 1.f / unit;
