@@ -49,7 +49,8 @@ struct Call {
       Tensor made(DType::f32, shape);
       std::vector<std::uint64_t> bits;
       for (std::size_t i = 0; i < made.bits().size(); ++i) {
-        bits.push_back(core::bits_of_float(static_cast<float>(first * (1 + 0.3 * i))));
+        bits.push_back(
+            core::bits_of_float(static_cast<float>(first * (1 + 0.3 * static_cast<double>(i)))));
       }
       made.set_bits(bits);
       return made;
