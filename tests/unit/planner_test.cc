@@ -224,6 +224,32 @@ TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
 }
 
 // Two invariant calls of different sizes must go the same way.
+TEST(Planner, AWindowShortensTheStepsOfHopper) {
+  Options options;
+  options.causal = true;
+  const Result<Plan> whole = plan_for("h200", DType::bf16, 1, 16, 16384, 16384, 128, 128, options);
+  options.window_left = 1024;
+  const Result<Plan> window = plan_for("h200", DType::bf16, 1, 16, 16384, 16384, 128, 128, options);
+  ASSERT_TRUE(whole.ok() && window.ok());
+  EXPECT_EQ(whole->tile_k, 176);
+  EXPECT_EQ(window->tile_k, 128) << "1,152 keys are nine whole steps of 128";
+}
+
+TEST(Planner, BlocksOfAClusterThatReadMemoryHaveSmsOfTheirOwn) {
+  const DeviceInfo device = *named_device("h200");
+  for (const std::int64_t batch : {1, 2, 3, 4, 8, 16}) {
+    for (const std::int64_t heads : {1, 8, 32}) {
+      for (const std::int64_t keys : {1024, 4096, 8192, 65536}) {
+        const Result<Plan> plan = plan_for("h200", DType::bf16, batch, heads, 1, keys, 64, 64, {});
+        ASSERT_TRUE(plan.ok());
+        if (!plan->combines_in_cluster) continue;
+        EXPECT_LE(batch * heads * plan->splits, device.sm_count)
+            << batch << " x " << heads << " heads, " << keys << " keys";
+      }
+    }
+  }
+}
+
 TEST(Planner, BatchInvariantPlansDoNotWeighFamilies) {
   const DeviceInfo device = *named_device("h200");
   for (const std::int64_t q_len : {1, 100, 8192}) {
