@@ -4,35 +4,11 @@ import ctypes
 from typing import Any
 
 from flashcore import _abi
-from flashcore._arrays import Slot, kind_of
+from flashcore._arrays import kind_of
 from flashcore._prepared import library
-from flashcore._quant import Quantized, described
+from flashcore._quant import Pointers, Quantized
 
 _MAX_PARTS = 32
-
-
-class _Arrays:
-    """Arrays of one call as pointers to descriptors; keeps what they need alive."""
-
-    def __init__(self) -> None:
-        self._slots: list[Slot] = []
-
-    def pointer(self, name: str, array: Any, written: bool = False) -> Any:
-        if array is None:
-            return None
-        kind, slot = kind_of(name, array), Slot(name)
-        if written:
-            kind.check_writable(array, name)
-        self._slots.append(slot)
-        return ctypes.cast(kind.view(array, slot), ctypes.POINTER(_abi.Tensor))
-
-    def codes(self, name: str, one: Any, written: bool = False) -> Any:
-        """The same of a Quantized's codes."""
-        if written:
-            kind_of(name, one.codes).check_writable(one.codes, name)
-        slot = Slot(name)
-        self._slots.append(slot)
-        return ctypes.cast(described(name, one.codes, slot, one.dtype), ctypes.POINTER(_abi.Tensor))
 
 
 def _stream(kind: Any, like: Any) -> Any:
@@ -80,13 +56,13 @@ def append(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, *, block_tabl
 def run_append(kind: Any, k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, block_table: Any,
                cu_seqlens_new: Any) -> None:
     """The call itself, on arrays that have memory."""
-    arrays = _Arrays()
+    pointers = Pointers()
     params = _abi.AppendParams(
-        k_new=arrays.pointer("k_new", k_new), v_new=arrays.pointer("v_new", v_new),
-        k=arrays.pointer("k", k, written=True), v=arrays.pointer("v", v, written=True),
-        used_k=arrays.pointer("seqused_k", seqused_k),
-        block_table=arrays.pointer("block_table", block_table),
-        cu_seqlens_new=arrays.pointer("cu_seqlens_new", cu_seqlens_new))
+        k_new=pointers.to("k_new", k_new), v_new=pointers.to("v_new", v_new),
+        k=pointers.to("k", k, written=True), v=pointers.to("v", v, written=True),
+        used_k=pointers.to("seqused_k", seqused_k),
+        block_table=pointers.to("block_table", block_table),
+        cu_seqlens_new=pointers.to("cu_seqlens_new", cu_seqlens_new))
     params.stream = _stream(kind, k)
     library().append(params)
 
@@ -98,17 +74,17 @@ def _append_codes(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, block_
         raise ValueError("k and v: one is a Quantized, the other is not; wanted both or neither")
     if k.block_rows != v.block_rows:
         raise ValueError(f"v: block_rows is {v.block_rows}, k has {k.block_rows}; they must match")
-    arrays = _Arrays()
+    pointers = Pointers()
     params = _abi.AppendParams(kv_scale_block=k.block_rows)
     for name, one in (("k_new", k_new), ("v_new", v_new), ("k", k), ("v", v)):
         one = one if type(one) is Quantized else Quantized(one)
         kind_of(name, one.codes).check_no_gradient(one.codes, name)
-        setattr(params, name, arrays.codes(name, one, written=name in ("k", "v")))
-    params.k_scale = arrays.pointer("k.scale", k.scale)
-    params.v_scale = arrays.pointer("v.scale", v.scale)
-    params.used_k = arrays.pointer("seqused_k", seqused_k)
-    params.block_table = arrays.pointer("block_table", block_table)
-    params.cu_seqlens_new = arrays.pointer("cu_seqlens_new", cu_seqlens_new)
+        setattr(params, name, pointers.to(name, one.codes, one.dtype, written=name in ("k", "v")))
+    params.k_scale = pointers.to("k.scale", k.scale)
+    params.v_scale = pointers.to("v.scale", v.scale)
+    params.used_k = pointers.to("seqused_k", seqused_k)
+    params.block_table = pointers.to("block_table", block_table)
+    params.cu_seqlens_new = pointers.to("cu_seqlens_new", cu_seqlens_new)
     params.stream = _stream(kind_of("k", k.codes), k.codes)
     library().append(params)
 
@@ -145,15 +121,15 @@ def merge(outs: Any, lses: Any, *, sinks: Any = None, out: Any = None,
     kind = kind_of("outs", outs[0])
     made = kind.empty(outs[0], tuple(outs[0].shape)) if out is None else out
     lse = kind.empty(lses[0], tuple(lses[0].shape)) if return_lse else None
-    arrays, tensor = _Arrays(), _abi.Tensor
-    described = [[arrays.pointer(name, one).contents for one in many]
+    pointers, tensor = Pointers(), _abi.Tensor
+    described = [[pointers.to(name, one).contents for one in many]
                  for name, many in (("outs", outs), ("lses", lses))]
     blocks = [(tensor * len(many))(*many) for many in described]
     params = _abi.MergeParams(
         outs=ctypes.cast(blocks[0], ctypes.POINTER(tensor)),
         lses=ctypes.cast(blocks[1], ctypes.POINTER(tensor)), parts=len(outs),
-        out=arrays.pointer("out", made, written=out is not None), lse=arrays.pointer("lse", lse),
-        sinks=arrays.pointer("sinks", sinks))
+        out=pointers.to("out", made, written=out is not None), lse=pointers.to("lse", lse),
+        sinks=pointers.to("sinks", sinks))
     params.stream = _stream(kind, outs[0])
     library().merge(params)
     if kind.finish is not None:

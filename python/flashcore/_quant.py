@@ -64,12 +64,12 @@ def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: in
         scale = kind.empty(x, wanted, "f32")
     made = Quantized(codes, scale, dtype, block_rows if per == "block" else 0)
     saturated = kind.empty(x, tuple(scale.shape), "i32") if return_saturated else None
-    slots = _Slots()
-    params = _abi.QuantParams(to=slots.pointer("codes", codes, dtype),
-                              scale=slots.pointer("scale", scale),
-                              saturated=slots.pointer("saturated", saturated),
+    pointers = Pointers()
+    params = _abi.QuantParams(to=pointers.to("codes", codes, dtype),
+                              scale=pointers.to("scale", scale),
+                              saturated=pointers.to("saturated", saturated),
                               block_rows=made.block_rows, given_scale=given)
-    setattr(params, "from", slots.pointer("x", x))
+    setattr(params, "from", pointers.to("x", x))
     _run(library().quantize, params, kind, x, checked)
     if kind.finish is not None:
         made = made._replace(codes=kind.finish(codes),
@@ -93,14 +93,14 @@ def dequantize(x: Quantized, dtype: str = "f32", *, out: Any = None) -> Any:
         made = kind.empty(x.codes, shape, dtype) if out is None else out
     except KeyError:
         raise NotImplementedError("dtype is 'bf16', which this framework has not by itself; give out=")
-    slots = _Slots()
+    pointers = Pointers()
     scale = x.scale
     if scale is None:
         scale = kind.empty(x.codes, (1,), "f32")
         scale[0] = 1.0
-    params = _abi.QuantParams(to=slots.pointer("out", made), scale=slots.pointer("scale", scale),
+    params = _abi.QuantParams(to=pointers.to("out", made), scale=pointers.to("scale", scale),
                               block_rows=x.block_rows, given_scale=1)
-    setattr(params, "from", slots.pointer("x.codes", x.codes, x.dtype))
+    setattr(params, "from", pointers.to("x.codes", x.codes, x.dtype))
     _run(library().dequantize, params, kind, x.codes)
     return made if out is not None or kind.finish is None else kind.finish(made)
 
@@ -185,17 +185,20 @@ def described(name: str, array: Any, slot: Slot, dtype: Any = None) -> Any:
     return slot.hold(kind.describe(array, name)._replace(dtype=dtype), kind.address(array))
 
 
-class _Slots:
-    """Descriptors of one call."""
+class Pointers:
+    """Arrays of one call as pointers to C descriptors; keeps alive what they need."""
 
     def __init__(self) -> None:
-        self._kept: list[Slot] = []
+        self._slots: list[Slot] = []
 
-    def pointer(self, name: str, array: Any, dtype: Any = None) -> Any:
+    def to(self, name: str, array: Any, dtype: Any = None, written: bool = False) -> Any:
+        """dtype: as for described()."""
         if array is None:
             return None
+        if written:
+            kind_of(name, array).check_writable(array, name)
         slot = Slot(name)
-        self._kept.append(slot)
+        self._slots.append(slot)
         return ctypes.cast(described(name, array, slot, dtype), ctypes.POINTER(_abi.Tensor))
 
 
