@@ -137,15 +137,6 @@ __device__ __forceinline__ void sync_cluster() {
 #endif
 }
 
-/// Nobody leaves while its shared memory is read. What was read there must have been used: then it
-/// has come.
-__device__ __forceinline__ void leave_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-
 /// Where s_data lies in block `rank` of the cluster.
 __device__ __forceinline__ std::uint32_t cluster_address(const void* s_data, int rank) {
   std::uint32_t address = shared_address(s_data);

@@ -66,7 +66,7 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
     if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, all));
     if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, item, row, column, x);
   }
-  leave_cluster();
+  sync_cluster();  // nobody leaves while its shared memory is read
 }
 
 /// A range past the end of its sequence: nobody waits for it or reads more than this.
