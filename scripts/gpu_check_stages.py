@@ -278,7 +278,7 @@ def all_stages(context):
         checking("check_as_a100", 30, [*cuda, "--problems", "1500", "--plan-for", "a100"], 1000),
         checking("check_cpu", 60, ["--device", "cpu", "--problems", "5000"], 5000),
         plain("python", 200, python_tests, may_be_missing=True),
-        plain("verify", 120, verify_kernels),
+        plain("verify", 180, verify_kernels),
         plain("verify_torch", 120, verify_torch),
         plain("plants", 120, plants),
         plain("sanitizers", 100, sanitizers, may_be_missing=True),
