@@ -149,8 +149,9 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
     load_values<C, kPlain>(s, p, item, stage, begin + stage * C::kTileK);
   }
   if constexpr (C::kCodes) {  // while those copies are under way
+    const FoundScales scales = find_scales<C>(p, item);
     load_paired_queries<C, kPlain>(s, p, item);
-    find_scales<C>(s, p, item);
+    leave_scales<C>(s, scales, p, item);
   }
   if (threadIdx.x == 0) s.item = item;
   if (item.split == 0 && item.kv_head == 0 && item.first_row == 0) {

@@ -107,28 +107,38 @@ __device__ __forceinline__ void load_paired_queries(SharedStorage<C>& s, const A
   }
 }
 
-/// Everything the products are multiplied by but the scales of single keys, which come with them.
+/// What one thread finds out about scales: those of single keys come with the keys.
+struct FoundScales {
+  float of_row;  // of the row of the tile with the thread's number
+  float of_output;
+};
+
+/// Reads them. The values are not looked at: the loads are under way while others begin.
 template <typename C>
-__device__ __forceinline__ void find_scales(CodeScales<C>& s, const AttentionParams& p,
-                                            const Item& item) {
+__device__ __forceinline__ FoundScales find_scales(const AttentionParams& p, const Item& item) {
+  static_assert(C::kTileQ <= C::kThreads);
   const auto of_head = [&](core::Element element, const core::Scales& scales) {
     return core::code_unit(C::kHalf, element) *
            (scales.by_rows() ? core::code_step(element)
                              : core::row_step(p, element, scales, item.b, item.kv_head, 0));
   };
-  const float of_k = score_factor(p) * of_head(p.k_element, p.k_scale);
-  for (int r = threadIdx.x; r < C::kTileQ; r += C::kThreads) {
-    float factor = of_k;
-    if (core::is_8bit(p.q_element)) {
-      const Row row = row_of(p, item, min(r, item.rows - 1));
-      factor *= core::code_unit(C::kHalf, p.q_element) *
-                core::row_step(p, p.q_element, p.q_scale, item.b, row.head, row.query);
-    }
-    s.of_row[r] = factor;
+  FoundScales found{score_factor(p) * of_head(p.k_element, p.k_scale),
+                    of_head(p.v_element, p.v_scale)};
+  if (core::is_8bit(p.q_element)) {
+    const Row row = row_of(p, item, min(static_cast<int>(threadIdx.x), item.rows - 1));
+    found.of_row *= core::code_unit(C::kHalf, p.q_element) *
+                    core::row_step(p, p.q_element, p.q_scale, item.b, row.head, row.query);
   }
+  return found;
+}
+
+/// Leaves them in shared memory. The values' own scales may be far from 1: a unit keeps their
+/// products with probabilities inside the operand's range.
+template <typename C>
+__device__ __forceinline__ void leave_scales(CodeScales<C>& s, const FoundScales& found,
+                                             const AttentionParams& p, const Item& item) {
+  if (threadIdx.x < C::kTileQ) s.of_row[threadIdx.x] = found.of_row;
   if (threadIdx.x >= 32) return;
-  // The values' own scales may be far from 1: a unit keeps their products with probabilities inside
-  // the operand's range.
   float unit = 1.f;
   if (p.v_scale.by_rows() && !item.seen.empty()) {
     const float* g_scales = p.v_scale.address(item.b, item.kv_head, 0);
@@ -142,7 +152,7 @@ __device__ __forceinline__ void find_scales(CodeScales<C>& s, const AttentionPar
   }
   if (threadIdx.x == 0) {
     s.v_unit_inverse = 1.f / unit;
-    s.of_output = unit * of_head(p.v_element, p.v_scale);
+    s.of_output = unit * found.of_output;
   }
 }
 
