@@ -1,11 +1,12 @@
 // Batch-invariant plans on the GPU: a row's bits depend on that row's own data alone. One block of
 // memory is read through many views (alone, in another batch, permuted, packed, padded, in chunks)
-// by the kernel the planner takes and by every other 16-bit kernel.
+// by the kernel the planner takes and by every other 16-bit kernel; those of 8-bit
+// keys get e4m3.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
-#include "core/numeric.h"
 #include "plan/planner.h"
 #include "support.h"
 #include "verify/random.h"
@@ -39,16 +40,17 @@ class Subject {
   /// kernel: null for the planner's choice.
   explicit Subject(const KernelInfo* kernel)
       : dtype_(kernel == nullptr ? DType::bf16 : kernel->dtype),
+        kv_dtype_(kernel != nullptr && needs_8_bits(*kernel) ? DType::e4m3 : dtype_),
         dim_(kernel == nullptr ? 64 : kernel->head_dim),
-        q_rows_(random_rows(kQLen, kQLen, kQHeads, 1)),
-        k_rows_(random_rows(kKvLen + kSlack, kKvLen, kKvHeads, 2)),
-        v_rows_(random_rows(kKvLen + kSlack, kKvLen, kKvHeads, 3)),
-        q_memory_(bytes_of(q_rows_)),
-        k_memory_(bytes_of(k_rows_)),
-        v_memory_(bytes_of(v_rows_)),
-        q(heads_second(q_memory_, kBatch, kQLen, kQHeads)),
-        k(heads_second(k_memory_, kBatch, kKvLen + kSlack, kKvHeads)),
-        v(heads_second(v_memory_, kBatch, kKvLen + kSlack, kKvHeads)) {
+        q_rows_(random_rows(dtype_, kQLen, kQLen, kQHeads, 1)),
+        k_rows_(random_rows(kv_dtype_, kKvLen + kSlack, kKvLen, kKvHeads, 2)),
+        v_rows_(random_rows(kv_dtype_, kKvLen + kSlack, kKvLen, kKvHeads, 3)),
+        q_memory_(q_rows_),
+        k_memory_(k_rows_),
+        v_memory_(v_rows_),
+        q(heads_second(q_memory_, dtype_, kBatch, kQLen, kQHeads)),
+        k(heads_second(k_memory_, kv_dtype_, kBatch, kKvLen + kSlack, kKvHeads)),
+        v(heads_second(v_memory_, kv_dtype_, kBatch, kKvLen + kSlack, kKvHeads)) {
     options.causal = true;
     options.window_left = 200;
     options.reproducibility = Reproducibility::batch_invariant;
@@ -57,32 +59,30 @@ class Subject {
   }
 
  private:
-  using Elements = std::vector<std::uint16_t>;
+  using Bytes = std::vector<std::byte>;
 
   /// [batch, len, heads, dim]; rows past `used` of each sequence are NaN.
-  Elements random_rows(std::int64_t len, std::int64_t used, std::int64_t heads,
-                       std::uint64_t seed) const {
+  Bytes random_rows(DType dtype, std::int64_t len, std::int64_t used, std::int64_t heads,
+                    std::uint64_t seed) const {
     verify::Random random(seed);
-    Elements values;
-    for (std::int64_t row = 0; row < kBatch * len; ++row) {
-      for (std::int64_t i = 0; i < heads * dim_; ++i) {
-        const float x = static_cast<float>(random.normal());
-        const std::uint16_t bits =
-            dtype_ == DType::f16 ? core::f16_of_float(x) : core::bf16_of_float(x);
-        values.push_back(row % len < used ? bits : std::uint16_t{0x7fff});
-      }
+    const std::int64_t elements = kBatch * len * heads * dim_;
+    Bytes values(static_cast<std::size_t>(elements * size_of(dtype)));
+    for (std::int64_t at = 0; at < elements; ++at) {
+      const double x = random.normal();
+      const bool in_use = at / (heads * dim_) % len < used;
+      verify::store(values.data(), dtype, at, in_use ? x : NAN);
     }
     return values;
   }
 
-  TensorView heads_second(const DeviceBuffer& memory, std::int64_t batch, std::int64_t len,
-                          std::int64_t heads) const {
-    return swap_axes(view(memory.data(), dtype_, {batch, len, heads, dim_}, kGpu), 1, 2);
+  TensorView heads_second(const DeviceBuffer& memory, DType dtype, std::int64_t batch,
+                          std::int64_t len, std::int64_t heads) const {
+    return swap_axes(view(memory.data(), dtype, {batch, len, heads, dim_}, kGpu), 1, 2);
   }
 
-  DType dtype_;
+  DType dtype_, kv_dtype_;
   std::int64_t dim_;
-  Elements q_rows_, k_rows_, v_rows_;
+  Bytes q_rows_, k_rows_, v_rows_;
   DeviceBuffer q_memory_, k_memory_, v_memory_;
 
  public:
@@ -114,21 +114,22 @@ class Subject {
 
   /// The sequences `order`, copied one behind the other into memory of their own.
   Bits run_batch(const std::vector<std::int64_t>& order) const {
-    const auto gathered = [&](const Elements& rows) {
+    const auto gathered = [&](const Bytes& rows) {
       const std::size_t sequence = rows.size() / kBatch;
-      Elements all;
+      Bytes all;
       for (const std::int64_t b : order) {
         const auto begin = rows.begin() + b * static_cast<std::int64_t>(sequence);
         all.insert(all.end(), begin, begin + static_cast<std::int64_t>(sequence));
       }
-      return bytes_of(all);
+      return all;
     };
     const DeviceBuffer q_memory(gathered(q_rows_)), k_memory(gathered(k_rows_)),
         v_memory(gathered(v_rows_));
     const auto batch = static_cast<std::int64_t>(order.size());
-    return run_rows({.q = heads_second(q_memory, batch, kQLen, kQHeads),
-                     .k = keys(heads_second(k_memory, batch, kKvLen + kSlack, kKvHeads)),
-                     .v = keys(heads_second(v_memory, batch, kKvLen + kSlack, kKvHeads))});
+    return run_rows(
+        {.q = heads_second(q_memory, dtype_, batch, kQLen, kQHeads),
+         .k = keys(heads_second(k_memory, kv_dtype_, batch, kKvLen + kSlack, kKvHeads)),
+         .v = keys(heads_second(v_memory, kv_dtype_, batch, kKvLen + kSlack, kKvHeads))});
   }
 
   /// Rows [first, first + count) of batch b, head h in the whole result.
@@ -144,14 +145,14 @@ class Subject {
 
 class BatchInvariance : public GpuTest {
  protected:
-  /// body(subject) for the planner's choice and for every 16-bit kernel this GPU can run.
+  /// body(subject) for the planner's choice and for every 16-bit or 8-bit kernel this GPU can run.
   template <typename Body>
   static void for_each_kernel(Body body) {
     std::vector<const KernelInfo*> all{nullptr};
     const DeviceInfo device = require(device_info(kGpu));
     for (const KernelInfo& kernel : kernels()) {
       if (kernel.device == DeviceType::cuda && kernel.compiled && kernel.dtype != DType::f32 &&
-          !needs_8_bits(kernel) && kernel.min_compute_capability <= device.compute_capability &&
+          kernel.min_compute_capability <= device.compute_capability &&
           kernel.smem_bytes <= device.smem_per_block_bytes) {
         all.push_back(&kernel);
       }

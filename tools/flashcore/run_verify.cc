@@ -33,7 +33,7 @@ class Verification {
     for (const std::string& dtype :
          args_.dtypes.empty() ? std::vector<std::string>{"f32"} : args_.dtypes) {
       const auto target = library_target(args_.library, args_.symbol, device, args_.call_limit_s);
-      verify_one(args_.symbol, dtype, *target, args_.out_dtype);
+      verify_one(args_.symbol, dtype, *target, args_.out_dtype, args_.arithmetic);
     }
   }
 
@@ -47,7 +47,8 @@ class Verification {
         if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), dtype) == wanted.end()) {
           continue;
         }
-        verify_one(kernel.id, dtype, *kernel_target(targets[0], kernel.id), out_dtype_of(kernel));
+        verify_one(kernel.id, dtype, *kernel_target(targets[0], kernel.id), out_dtype_of(kernel),
+                   arithmetic_of(kernel, one));
       }
     }
     if (reports_.empty()) throw CommandError("--dtype: no kernel chosen takes it");
@@ -69,15 +70,21 @@ class Verification {
     return args_.out_dtype.empty() && says ? "bf16" : args_.out_dtype;
   }
 
+  /// Codes are exact in any of our kernels: what they round to is P's format.
+  std::string arithmetic_of(const KernelInfo& kernel, DType dtype) const {
+    if (!args_.arithmetic.empty() || !is_8bit(dtype)) return args_.arithmetic;
+    return to_string(kernel.probability_dtype);
+  }
+
   void verify_one(const std::string& name, const std::string& dtype, verify::CallTarget& target,
-                  const std::string& out_dtype) {
+                  const std::string& out_dtype, const std::string& arithmetic) {
     flashcore_verify_options options;
     flashcore_verify_options_init(&options, sizeof options);
     const auto text = [](const std::string& s) { return s.empty() ? nullptr : s.c_str(); };
     options.name = name.c_str();
     options.dtype = dtype.c_str();
     options.out_dtype = text(out_dtype);
-    options.arithmetic = text(args_.arithmetic);
+    options.arithmetic = text(arithmetic);
     options.layout = args_.layout.c_str();
     options.only = text(args_.only);
     options.causal_alignment = text(args_.causal_alignment);
