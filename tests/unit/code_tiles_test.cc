@@ -21,6 +21,8 @@ using Registers = std::array<std::array<std::uint32_t, 4>, kLanes>;
 using Accumulators = std::array<std::array<double, 4>, kLanes>;
 using Bytes = std::vector<std::uint8_t>;
 
+std::size_t index(int i) { return static_cast<std::size_t>(i); }
+
 std::uint16_t half_bits(Half half, double value) {
   const auto x = static_cast<float>(value);
   return half == Half::f16 ? f16_of_float(x) : bf16_of_float(x);
@@ -46,7 +48,7 @@ Registers load_matrices(const Bytes& memory, bool transposed, Address address) {
     for (int i = 0; i < 4; ++i) {
       const std::uint32_t low = transposed ? element(i, t, g) : element(i, g, t);
       const std::uint32_t high = transposed ? element(i, t + 1, g) : element(i, g, t + 1);
-      r[static_cast<std::size_t>(lane)][static_cast<std::size_t>(i)] = high << 16 | low;
+      r[index(lane)][index(i)] = high << 16 | low;
     }
   }
   return r;
@@ -60,19 +62,18 @@ void multiply_add(Half half, Accumulators& c, const Registers& a, B b) {
     for (int which = 0; which < 2; ++which) {
       for (int reg = 0; reg < 4; ++reg) {
         const Coordinate at = mma_a(lane, reg, which);
-        left[at.row][at.column] = half_value(
-            half, a[static_cast<std::size_t>(lane)][static_cast<std::size_t>(reg)], which);
+        left[at.row][at.column] = half_value(half, a[index(lane)][index(reg)], which);
       }
       for (int reg = 0; reg < 2; ++reg) {
         const Coordinate at = mma_b(lane, reg, which);
-        right[at.row][at.column] = half_value(half, b(static_cast<std::size_t>(lane), reg), which);
+        right[at.row][at.column] = half_value(half, b(index(lane), reg), which);
       }
     }
   }
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int reg = 0; reg < 4; ++reg) {
       const Coordinate at = mma_c(lane, reg);
-      double& sum = c[static_cast<std::size_t>(lane)][static_cast<std::size_t>(reg)];
+      double& sum = c[index(lane)][index(reg)];
       for (int k = 0; k < 16; ++k) sum += left[at.row][k] * right[k][at.column];
     }
   }
@@ -98,7 +99,7 @@ class Act {
       for (int d = 0; d < kDim; ++d) {
         const std::uint8_t code = small_code(format, random_);
         codes_[at(key, d)] = code;
-        tile_[static_cast<std::size_t>(KeyTile::offset(key, d / 16) + d % 16)] = code;
+        tile_[index(KeyTile::offset(key, d / 16) + d % 16)] = code;
       }
     }
   }
@@ -111,7 +112,7 @@ class Act {
       for (int place = 0; place < kDim; ++place) {
         const int d = place / 16 * 16 + even_odd(place % 16);
         const double value = static_cast<double>(random_.between(-4, 4));
-        q[static_cast<std::size_t>(row * kDim + d)] = value;
+        q[index(row * kDim + d)] = value;
         const std::uint16_t bits = half_bits(kHalf, value);
         std::memcpy(queries.data() + QueryTile::offset(row, place / 8) + 2 * (place % 8), &bits, 2);
       }
@@ -130,11 +131,10 @@ class Act {
             return QueryTile::right(static_cast<unsigned>(QueryTile::offset(c.row, c.column)),
                                     steps + i % 2);
           });
-          multiply_add(kHalf, score[static_cast<std::size_t>(n + i / 2)], a,
-                       [&](std::size_t lane, int reg) {
-                         const CodePairs pairs = read_(k[lane][static_cast<std::size_t>(i)]);
-                         return reg == 0 ? pairs.even : pairs.odd;
-                       });
+          multiply_add(kHalf, score[index(n + i / 2)], a, [&](std::size_t lane, int reg) {
+            const CodePairs pairs = read_(k[lane][index(i)]);
+            return reg == 0 ? pairs.even : pairs.odd;
+          });
         }
       }
     }
@@ -144,12 +144,9 @@ class Act {
           const Coordinate c = mma_c(lane, reg);
           double want = 0;
           for (int d = 0; d < kDim; ++d) {
-            want += q[static_cast<std::size_t>(c.row * kDim + d)] * value(8 * n + c.column, d);
+            want += q[index(c.row * kDim + d)] * value(8 * n + c.column, d);
           }
-          ASSERT_EQ(score[static_cast<std::size_t>(n)][static_cast<std::size_t>(lane)]
-                         [static_cast<std::size_t>(reg)] *
-                        unit(),
-                    want)
+          ASSERT_EQ(score[index(n)][index(lane)][index(reg)] * unit(), want)
               << "row " << c.row << " key " << 8 * n + c.column;
         }
       }
@@ -169,7 +166,7 @@ class Act {
         for (int reg = 0; reg < 4; ++reg) {
           for (int which = 0; which < 2; ++which) {
             const Coordinate c = mma_a(lane, reg, which);
-            a[static_cast<std::size_t>(lane)][static_cast<std::size_t>(reg)] |=
+            a[index(lane)][index(reg)] |=
                 std::uint32_t{half_bits(kHalf, p[c.row][16 * step + c.column])} << (16 * which);
           }
         }
@@ -181,12 +178,11 @@ class Act {
           return KeyTile::below(KeyTile::right(first, n / 4), 2 * step);
         });
         for (int i = 0; i < 4; ++i) {  // chunk i / 2, its even or odd columns
-          multiply_add(kHalf, out[static_cast<std::size_t>(n + i)], a,
-                       [&](std::size_t lane, int reg) {
-                         const auto word = static_cast<std::size_t>(2 * (i / 2) + reg);
-                         const CodePairs pairs = read_(v[lane][word]);
-                         return i % 2 == 0 ? pairs.even : pairs.odd;
-                       });
+          multiply_add(kHalf, out[index(n + i)], a, [&](std::size_t lane, int reg) {
+            const auto word = index(2 * (i / 2) + reg);
+            const CodePairs pairs = read_(v[lane][word]);
+            return i % 2 == 0 ? pairs.even : pairs.odd;
+          });
         }
       }
     }
@@ -198,9 +194,9 @@ class Act {
             const int row = mma_c(lane, 2 * half).row, column = 8 * n + 4 * (lane % 4) + i;
             double want = 0;
             for (int key = 0; key < kKeys; ++key) want += p[row][key] * value(key, column);
-            const auto tile = static_cast<std::size_t>(n + i % 2);
-            const auto reg = static_cast<std::size_t>(2 * half + i / 2);
-            ASSERT_EQ(out[tile][static_cast<std::size_t>(lane)][reg] * unit(), want)
+            const auto tile = index(n + i % 2);
+            const auto reg = index(2 * half + i / 2);
+            ASSERT_EQ(out[tile][index(lane)][reg] * unit(), want)
                 << "row " << row << " column " << column;
           }
         }
@@ -209,7 +205,7 @@ class Act {
   }
 
  private:
-  static std::size_t at(int key, int d) { return static_cast<std::size_t>(key * kDim + d); }
+  static std::size_t at(int key, int d) { return index(key * kDim + d); }
   double value(int key, int d) const { return code_value(format_, codes_[at(key, d)]); }
   double unit() const { return code_unit(kHalf, format_); }
 
