@@ -41,6 +41,7 @@ set(FLASHCORE_ARCHITECTURES_simt 75-real 80-real 90)  # 90: machine code and PTX
 set(FLASHCORE_ARCHITECTURES_sm80 80 90-real)  # 80: machine code, and PTX for 86, 89 and what comes after
 set(FLASHCORE_ARCHITECTURES_sm90 90a-real)  # wgmma and setmaxnreg are of this architecture alone
 set(FLASHCORE_ARCHITECTURES_sm80_8bit ${FLASHCORE_ARCHITECTURES_sm80})
+set(FLASHCORE_ARCHITECTURES_sm90_e4m3 ${FLASHCORE_ARCHITECTURES_sm90})
 if(FLASHCORE_ONLY_ARCHITECTURE)
   set(FLASHCORE_ARCHITECTURES_simt ${FLASHCORE_ONLY_ARCHITECTURE}-real)
   set(FLASHCORE_ARCHITECTURES_sm80 ${FLASHCORE_ONLY_ARCHITECTURE}-real)
@@ -53,6 +54,8 @@ foreach(family simt sm80 sm90)
 endforeach()
 set(FLASHCORE_FOLDER_sm80_8bit sm80)
 set(FLASHCORE_CONFIG_sm80_8bit CodeConfig)
+set(FLASHCORE_FOLDER_sm90_e4m3 sm90)
+set(FLASHCORE_CONFIG_sm90_e4m3 CodeConfig)
 set(FLASHCORE_ELEMENT_f32 float)
 set(FLASHCORE_ELEMENT_f16 __half)
 set(FLASHCORE_ELEMENT_bf16 __nv_bfloat16)

@@ -60,8 +60,8 @@ FLASHCORE_API Result<DeviceInfo> named_device(const char* name) noexcept;
 /// One row of the kernel lists (src/cuda/kernels.def, src/cpu/kernels.def).
 struct KernelInfo {
   const char* id;      ///< e.g. "fwd_simt_f16_d64_q64": registry, filter, test and bench row name
-  const char* family;  ///< "cpu", "simt", "sm80", "sm80_8bit" (k and v are 8-bit), "sm90": whose
-                       ///< sources its fingerprint covers
+  const char* family;  ///< "cpu", "simt", "sm80", "sm80_8bit" (k and v are 8-bit), "sm90",
+                       ///< "sm90_e4m3" (q, k and v are): whose sources its fingerprint covers
   DeviceType device;
   DType dtype;              ///< of q, k and v
   DType probability_dtype;  ///< how P is stored: decides the error bound

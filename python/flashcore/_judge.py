@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-_UNITS = {"f64": 2.0**-52, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}
+_UNITS = {"f64": 2.0**-52, "f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8, "e4m3": 2.0**-4}
 _LARGEST = {"f64": 1.7976931348623157e308, "f16": 65504.0}  # others: f32's
 
 
@@ -18,22 +18,29 @@ class Arithmetic:
     sum_unit: float
     out_smallest: float
     p_smallest: float
+    score_unit: float = 0.0
 
 
 def _smallest(dtype):
     # 16-bit formats are stored with subnormals; f32 and f64 arithmetic may flush them.
-    return {"f64": 2.0**-1022, "f16": 2.0**-24}.get(dtype, 2.0**-126)
+    # e4m3 is P's alone, which is then kept times 2^8.
+    return {"f64": 2.0**-1022, "f16": 2.0**-24, "e4m3": 2.0**-17}.get(dtype, 2.0**-126)
 
 
 def arithmetic_of(out, probability):
     sum_unit = 2.0**-52 if probability == "f64" else 2.0**-24
     # Weights of up to 2^8 wait for a factor that is flushed below 2^-126 (docs/numerics.md).
     p_smallest = _smallest(probability) * (2.0**8 if probability == "bf16" else 1)
-    return Arithmetic(_UNITS[out], _UNITS[probability], sum_unit, _smallest(out), p_smallest)
+    # Tensor cores add products of 8-bit operands with few bits.
+    score_unit = 2.0**-13 if probability == "e4m3" else 0.0
+    return Arithmetic(_UNITS[out], _UNITS[probability], sum_unit, _smallest(out), p_smallest,
+                      score_unit)
 
 
 def probability_dtype(family, dtype):
-    """How the kernels of a family store P. Tensor cores take it in the inputs' format."""
+    """How the kernels of a family store P. Tensor cores take it in the format they multiply in."""
+    if family == "sm90_e4m3":
+        return "e4m3"
     if family in ("cpu", "simt"):
         return "f64" if dtype == "f64" else "f32"
     return dtype
@@ -56,7 +63,8 @@ class ReferenceRow:
 
 
 def _score_error(row, head_dim, a):
-    return a.sum_unit * (4 + math.sqrt(head_dim)) * row.magnitude
+    return (a.sum_unit * (4 + math.sqrt(head_dim)) * row.magnitude
+            + 0.5 * math.expm1(2 * a.score_unit * row.magnitude))
 
 
 def out_bound(row, column, head_dim, a):
@@ -69,7 +77,8 @@ def out_bound(row, column, head_dim, a):
 
 def lse_bound(row, head_dim, a):
     return (a.sum_unit * (2e-6 * 2.0**24 + math.sqrt(row.kv_len) + 2 * abs(row.lse))
-            + _score_error(row, head_dim, a))
+            + a.sum_unit * (4 + math.sqrt(head_dim)) * row.magnitude
+            + a.score_unit * (row.magnitude + abs(row.lse) + 1))
 
 
 @dataclass

@@ -13,6 +13,7 @@ const char* source_fingerprint(const char* family) noexcept {
   if (std::strcmp(family, "simt") == 0) return FLASHCORE_FINGERPRINT_SIMT;
   if (std::strcmp(family, "sm80") == 0) return FLASHCORE_FINGERPRINT_SM80;
   if (std::strcmp(family, "sm80_8bit") == 0) return FLASHCORE_FINGERPRINT_SM80;  // the same files
+  if (std::strcmp(family, "sm90_e4m3") == 0) return FLASHCORE_FINGERPRINT_SM90;
   if (std::strcmp(family, "sm90") == 0) return FLASHCORE_FINGERPRINT_SM90;
   return nullptr;
 }

@@ -15,17 +15,27 @@ struct Sm90Shape {
   int tile_q;    // 64 rows for each warpgroup that computes
   int tile_k;
   int stages;  // steps whose K and V are under way or there
+  int element_bytes = 2;
 
+  constexpr bool codes() const { return element_bytes == 1; }
   constexpr int consumers() const { return tile_q / 64; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
-  /// Bytes of rows of Q, K or V: 16-bit, in panels of 64 columns.
-  constexpr int tile_bytes(int rows) const { return rows * 128 * ((head_dim + 63) / 64); }
+  /// Bytes of rows of Q, K or V, in panels of 128 bytes.
+  constexpr int tile_bytes(int rows) const {
+    return rows * 128 * ((head_dim * element_bytes + 127) / 128);
+  }
+  /// 8-bit values come as they are, and are then transposed into stages of their own.
+  constexpr int raw_stages() const { return !codes() ? 0 : head_dim > 128 ? 1 : 2; }
+  constexpr int transposed_bytes() const { return head_dim * 128 * ((tile_k + 127) / 128); }
+  /// Of the rings of K and V.
+  constexpr int key_bytes() const {
+    return stages * (tile_bytes(tile_k) + (codes() ? transposed_bytes() : tile_bytes(tile_k))) +
+           raw_stages() * tile_bytes(tile_k);
+  }
   /// A second Q tile, where there is room, hides the time until the next item's queries are there.
   constexpr int query_stages() const {
     constexpr int kOther = 2048;  // barriers and items
-    return 2 * tile_bytes(tile_q) + 2 * stages * tile_bytes(tile_k) <= kSm90SharedBytes - kOther
-               ? 2
-               : 1;
+    return 2 * tile_bytes(tile_q) + key_bytes() <= kSm90SharedBytes - kOther ? 2 : 1;
   }
   /// Of a thread that computes; the warpgroup that only loads gives its own away.
   constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }

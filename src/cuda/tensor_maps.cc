@@ -36,7 +36,7 @@ Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::St
   if (encoder() == nullptr) {
     return unsupported("%s needs a tensor map: install a driver of CUDA 12.0 or newer", name);
   }
-  constexpr cuuint64_t kBytes = 2;
+  const auto element_bytes = static_cast<cuuint64_t>(size_of(dtype));
   constexpr cuuint64_t kAnyStride = 16;  // of a dimension with one element: never used, but checked
   const std::int64_t extents[4] = {shape.columns, shape.rows, shape.heads, shape.batch};
   cuuint64_t sizes[4];
@@ -46,14 +46,17 @@ Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::St
   const std::int64_t elements[3] = {strides.row, strides.head, strides.batch};
   cuuint64_t bytes[3];
   for (int i = 0; i < 3; ++i) {
-    bytes[i] = sizes[i + 1] > 1 ? static_cast<cuuint64_t>(elements[i]) * kBytes : kAnyStride;
+    bytes[i] = sizes[i + 1] > 1 ? static_cast<cuuint64_t>(elements[i]) * element_bytes : kAnyStride;
   }
-  const cuuint32_t box[4] = {core::kPanelColumns, static_cast<cuuint32_t>(box_rows), 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(core::kPanelRowBytes / element_bytes),
+                             static_cast<cuuint32_t>(box_rows), 1, 1};
   const cuuint32_t every[4] = {1, 1, 1, 1};
   const CUresult result = encoder()(
       &map,
-      dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-      data, sizes, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      dtype == DType::f16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+      : dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                             : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+      4, data, sizes, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return error(StatusCode::cuda, "%s: the driver refused a tensor map of it (error %d)", name,
@@ -62,14 +65,15 @@ Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::St
 
 Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
                         sm90::Params& params) noexcept {
-  const DType dtype = plan.problem.dtype;
+  const DType dtype = plan.problem.q.dtype;  // k's and v's too
   const bool q_packed = call.cu_seqlens_q != nullptr, kv_packed = call.cu_seqlens_k != nullptr;
   params.call = call;
   constexpr std::int32_t kLastRounds = 4;  // of items that are dealt out by length, under a mask
   const bool equal_items = call.window_right < 0 && call.window_left < 0 && !call.has_lengths;
   params.order = core::make_work_order(call.batch, call.q_heads, call.group, call.q_tiles,
                                        equal_items ? 0 : kLastRounds * plan.device.sm_count);
-  params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0;
+  params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0 &&
+                 !call.q_scale.by_rows() && !call.k_scale.by_rows();
   params.garbage_tail = kv_packed || call.used_k != nullptr;
   params.ticket =
       reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) + core::kCountersOffset);

@@ -100,7 +100,7 @@ const char* access_line(const Problem& p) {
 
 /// Tensor cores take P in the inputs' format; every other kernel keeps it in f32 or f64.
 bool on_tensor_cores(const KernelInfo& kernel) {
-  return kernel.probability_dtype == DType::f16 || kernel.probability_dtype == DType::bf16;
+  return kernel.probability_dtype != DType::f32 && kernel.probability_dtype != DType::f64;
 }
 
 void append_floors(std::string& text, const Plan& plan) {
@@ -109,7 +109,10 @@ void append_floors(std::string& text, const Plan& plan) {
   append(text, "work       %.4g GFLOP on %.4g visible pairs, %.4g MB of tensors\n", c.flops / 1e9,
          c.visible_pairs, c.bytes / 1e6);
   const bool tensor_cores = on_tensor_cores(*plan.kernel);
-  const double tflops = tensor_cores ? d.tensor16_tflops : d.f32_tflops;
+  // 8-bit operands go through at twice the rate.
+  const double tflops = needs_e4m3(*plan.kernel) ? 2 * d.tensor16_tflops
+                        : tensor_cores           ? d.tensor16_tflops
+                                                 : d.f32_tflops;
   if (tflops <= 0 || d.memory_gbs <= 0) {
     text += "floor      unknown: measure_rates() has not been called for this device\n";
     return;
@@ -140,8 +143,7 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
       break;
     case Reject::compute_capability:
       append(text, "needs sm_%d%s, this GPU is sm_%d", kernel.min_compute_capability,
-             std::strcmp(kernel.family, "sm90") == 0 ? " and no other" : "",
-             device.compute_capability);
+             kernel.uses_tma ? " and no other" : "", device.compute_capability);
       break;
     case Reject::shared_memory:
       append(text, "needs %d bytes of shared memory, a block here can have %d", kernel.smem_bytes,
@@ -156,8 +158,13 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
       }
       break;
     case Reject::storage:
-      text = needs_8_bits(kernel) ? "takes 8-bit k and v only"
-                                  : "takes 16-bit q, k and v; sm80_8bit and simt take 8-bit ones";
+      text = needs_e4m3(kernel)     ? "takes e4m3 q, k and v only"
+             : needs_8_bits(kernel) ? "takes 8-bit k and v only"
+                                    : "takes 16-bit q, k and v; sm80_8bit and simt take 8-bit ones";
+      break;
+    case Reject::scales:
+      append(text, "takes blocks of k's scales of a multiple of %lld rows, and of v's of %d",
+             ll{kKeysOfAScale}, kernel.tile_k);
       break;
     case Reject::head_dim:
       append(text, "takes dims up to %d, got %lld/%lld", kernel.head_dim, ll{problem.head_dim},
@@ -173,7 +180,7 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
       append(text, "%d rows per block would read K and V more often than needed", kernel.tile_q);
       break;
     case Reject::options:
-      text = needs_8_bits(kernel)
+      text = needs_8_bits(kernel) && !kernel.uses_tma
                  ? "weighs values by the largest scale in sight: not batch-invariant in f16 where "
                    "blocks of v have scales"
                  : "takes no bias, mask tensor, pages or num_splits, and writes the inputs' format";

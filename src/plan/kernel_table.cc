@@ -46,15 +46,17 @@ constexpr int min_compute_capability(std::string_view family) {
   return family == "simt" ? 75 : packs_heads(family) ? 80 : 90;
 }
 
-/// Tensor cores take P in the inputs' format.
+/// Tensor cores take P in the format they multiply in.
 constexpr DType probability_dtype(std::string_view family, DType dtype) {
-  return family == "simt" ? DType::f32 : dtype;
+  return family == "simt" ? DType::f32 : family == "sm90_e4m3" ? DType::e4m3 : dtype;
 }
+
+constexpr bool uses_tma(std::string_view family) { return family.substr(0, 4) == "sm90"; }
 
 constexpr std::int32_t blocks_per_sm(std::string_view family, int head_dim, int tile_q, int tile_k,
                                      int stages, int warp_rows, int threads) {
   if (family == "simt") return 2;
-  if (family == "sm90") return 1;
+  if (uses_tma(family)) return 1;
   const int key_bytes = family == "sm80_8bit" ? 1 : 2;
   return core::Sm80Shape{head_dim, tile_q, tile_k, stages, warp_rows, threads, key_bytes}
       .blocks_per_sm();
@@ -77,7 +79,7 @@ constexpr KernelInfo kKernels[] = {
    smem,                                                                                          \
    blocks_per_sm(#family, head_dim, tile_q, tile_k, stages, warp_rows, threads),                  \
    packs_heads(#family),                                                                          \
-   std::string_view(#family) == "sm90",                                                           \
+   uses_tma(#family),                                                                             \
    compiled_for_cuda(#id)},
 #include "cuda/kernels.def"
 #undef FLASHCORE_KERNEL

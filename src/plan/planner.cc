@@ -82,11 +82,22 @@ Reject supports_sm90(const Problem& p, const DeviceInfo& device) noexcept {
   return Reject::none;
 }
 
+/// What a kernel that reads e4m3 codes as they are minds besides.
+Reject supports_e4m3(const KernelInfo& kernel, const Problem& p) noexcept {
+  for (const Layout& layout : {p.q, p.k, p.v}) {
+    if (layout.dtype != DType::e4m3) return Reject::storage;
+  }
+  const std::int64_t block = p.options.kv_scale_block;
+  const bool keys_share = p.k_scale.row == 0 || block % kKeysOfAScale == 0;
+  const bool values_share = p.v_scale.row == 0 || block % kernel.tile_k == 0;
+  return keys_share && values_share ? Reject::none : Reject::scales;
+}
+
 /// f16 cannot hold probabilities times any scale: they are multiplied in units of the largest scale
 /// in sight, which a batch-invariant result may not depend on.
 bool depends_on_other_scales(const KernelInfo& kernel, const Problem& p) noexcept {
-  return needs_8_bits(kernel) && kernel.dtype == DType::f16 && p.v_scale.row != 0 &&
-         p.options.reproducibility == Reproducibility::batch_invariant;
+  return needs_8_bits(kernel) && is_sm80(kernel) && kernel.dtype == DType::f16 &&
+         p.v_scale.row != 0 && p.options.reproducibility == Reproducibility::batch_invariant;
 }
 
 /// An estimate of a tensor-core kernel's time, to be compared with others of its family.
@@ -130,11 +141,13 @@ const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device
   if (device.device.type == DeviceType::cpu) {
     return choose_in_family("cpu", problem, device, ignored);
   }
+  const bool codes = stored_in_8_bits(problem);
   const KernelInfo* chosen =
-      choose_in_family(stored_in_8_bits(problem) ? "sm80_8bit" : "sm80", problem, device, cycles);
+      choose_in_family(codes ? "sm80_8bit" : "sm80", problem, device, cycles);
   // A batch-invariant plan may not weigh one family against the other.
   if (problem.options.reproducibility == Reproducibility::deterministic) {
-    const KernelInfo* hopper = choose_in_family("sm90", problem, device, ignored);
+    const KernelInfo* hopper =
+        choose_in_family(codes ? "sm90_e4m3" : "sm90", problem, device, ignored);
     if (hopper != nullptr &&
         (chosen == nullptr || cycles_sm90(*hopper, problem, device, false) < cycles)) {
       return hopper;
@@ -210,8 +223,12 @@ std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept
   return problem.batch * heads * ceil_div(rows_of(kernel, problem), kernel.tile_q);
 }
 
+bool needs_e4m3(const KernelInfo& kernel) noexcept {
+  return std::strcmp(kernel.family, "sm90_e4m3") == 0;
+}
+
 bool needs_8_bits(const KernelInfo& kernel) noexcept {
-  return std::strcmp(kernel.family, "sm80_8bit") == 0;
+  return needs_e4m3(kernel) || std::strcmp(kernel.family, "sm80_8bit") == 0;
 }
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
@@ -246,6 +263,10 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
     return Reject::storage;
   }
   if (depends_on_other_scales(kernel, problem)) return Reject::options;
+  if (needs_e4m3(kernel)) {
+    const Reject reject = supports_e4m3(kernel, problem);
+    if (reject != Reject::none) return reject;
+  }
   return is_sm90(kernel) ? supports_sm90(problem, device) : Reject::none;
 }
 

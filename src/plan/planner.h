@@ -21,6 +21,7 @@ enum class Reject {
   options,         // what only other kernels know: bias, mask, pages, splits
   strides,         // of q, k or v, that the copy engine cannot follow
   storage,         // 8-bit q, k or v, or 16-bit ones
+  scales,          // of smaller blocks of k or v than its steps
   too_many_rows,   // more rows or items than its 32-bit counters hold
   slower_family,   // tensor cores take it
   slower_isa,      // a wider instruction set is there
@@ -30,9 +31,11 @@ enum class Reject {
 std::span<const KernelInfo> kernels_of(const char* family, DType dtype) noexcept;
 
 /// Whether q, k and v may be 8-bit, and whether k and v must be. In which format is a run-time
-/// switch inside a kernel.
+/// switch inside a kernel, but where tensor cores read codes as they are: those are e4m3, all three.
 bool takes_8_bits(const KernelInfo& kernel) noexcept;
 bool needs_8_bits(const KernelInfo& kernel) noexcept;
+bool needs_e4m3(const KernelInfo& kernel) noexcept;
+inline constexpr std::int64_t kKeysOfAScale = 8;  // at least, in such a kernel; of values a tile's
 
 /// Whether the kernel can run the problem at all.
 Reject supports(const KernelInfo& kernel, const Problem& problem,

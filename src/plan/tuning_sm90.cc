@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/sm90_shape.h"
+#include "plan/planner.h"
 #include "plan/tuning.h"
 
 namespace flashcore {
@@ -49,9 +50,11 @@ double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const Devic
   const double items = static_cast<double>(items_of(kernel, problem));
   const double sms = std::max(device.sm_count, 1);
   const double rounds = items > 4 * sms ? items / sms : std::ceil(items / sms);
-  const double products = 4.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / kFlopsPerCycle;
+  const int element_bytes = needs_e4m3(kernel) ? 1 : 2;
+  const double products =
+      4.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / (kFlopsPerCycle * 2 / element_bytes);
   const double step = kStep + kProductOverhead * products;
-  const core::Sm90Shape shape{kernel.head_dim, kernel.tile_q, kernel.tile_k, 2};
+  const core::Sm90Shape shape{kernel.head_dim, kernel.tile_q, kernel.tile_k, 2, element_bytes};
   const double item = kItem + (shape.query_stages() == 1 ? kOneQueryTile : 0.0) + products;
   const double cycles = kStart + rounds * (item + steps_of(kernel, problem, masked) * step);
   return 2 * problem.q_len <= kernel.tile_q ? kMostlyPadding * cycles : cycles;

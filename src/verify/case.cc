@@ -123,6 +123,19 @@ void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
   s.options.kv_scale_block = random.pick(kBlocks);
 }
 
+/// All codes are of one format; keys and values share scales as far as such a kernel wants.
+void fit_to_e4m3(const KernelInfo& kernel, CaseSpec& s) {
+  if (s.q_storage == DType::none) s.q_scale = s.k_scale;
+  s.q_storage = s.k_storage = s.v_storage = DType::e4m3;
+  std::int64_t& block = s.options.kv_scale_block;
+  if (s.k_scale == ScaleKind::per_block) {
+    block = (block + kKeysOfAScale - 1) / kKeysOfAScale * kKeysOfAScale;
+  }
+  if (s.v_scale == ScaleKind::per_block) {
+    block = (block + kernel.tile_k - 1) / kernel.tile_k * kernel.tile_k;
+  }
+}
+
 }  // namespace
 
 void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
@@ -130,13 +143,15 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
     s.k_storage = s.v_storage = DType::e4m3;
     s.k_scale = s.v_scale = ScaleKind::per_head;
   }
-  if (needs_8_bits(kernel) && kernel.dtype == DType::f16 && s.v_scale == ScaleKind::per_block &&
+  if (needs_8_bits(kernel) && !kernel.uses_tma && kernel.dtype == DType::f16 &&
+      s.v_scale == ScaleKind::per_block &&
       s.options.reproducibility == Reproducibility::batch_invariant) {
     s.v_scale = ScaleKind::per_head;
   }
   if (!kernel.uses_tma) return;
-  constexpr std::int64_t kPiece = 8;  // 16-bit elements of 16 bytes
-  const auto pieces = [](std::int64_t dim) { return (dim + kPiece - 1) / kPiece * kPiece; };
+  if (needs_e4m3(kernel)) fit_to_e4m3(kernel, s);
+  const std::int64_t piece = needs_e4m3(kernel) ? 16 : 8;  // elements of 16 bytes
+  const auto pieces = [&](std::int64_t dim) { return (dim + piece - 1) / piece * piece; };
   s.head_dim = pieces(s.head_dim);
   s.v_dim = pieces(s.v_dim);
   s.bias = s.mask = {};

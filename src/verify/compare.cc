@@ -18,6 +18,7 @@ double unit_of(DType dtype) {
     case DType::f64: return 0x1p-52;  // twice the roundoff: the oracle's own error counts too
     case DType::f16: return 0x1p-11;
     case DType::bf16: return 0x1p-8;
+    case DType::e4m3: return 0x1p-4;
     default: return 0x1p-24;
   }
 }
@@ -66,14 +67,19 @@ std::string element_name(const ElementError& e) {
 Arithmetic arithmetic_of(DType out, DType probability) {
   // 16-bit formats are stored with subnormals; f32 and f64 arithmetic may flush them.
   const auto smallest = [](DType dtype) {
-    return dtype == DType::f64 ? 0x1p-1022 : dtype == DType::f16 ? 0x1p-24 : 0x1p-126;
+    return dtype == DType::f64    ? 0x1p-1022
+           : dtype == DType::f16  ? 0x1p-24
+           : dtype == DType::e4m3 ? 0x1p-17  // 2^-9, where P is kept times 2^8
+                                  : 0x1p-126;
   };
   // Kernels that keep P in 16 bits let the maximum wait until it has grown by 2^8. The factor that
   // brings older weights, of up to 2^8, to the new maximum is flushed below 2^-126: 2^-118 of them.
   const double p_smallest =
       probability == DType::bf16 ? 0x1p8 * smallest(probability) : smallest(probability);
-  return {unit_of(out), unit_of(probability), probability == DType::f64 ? 0x1p-52 : 0x1p-24,
-          smallest(out), p_smallest};
+  // Tensor cores add products of 8-bit operands with few bits: of the largest, 13 after the point.
+  const double score_unit = probability == DType::e4m3 ? 0x1p-13 : 0;
+  return {unit_of(out),  unit_of(probability), probability == DType::f64 ? 0x1p-52 : 0x1p-24,
+          smallest(out), p_smallest,           score_unit};
 }
 
 double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column,

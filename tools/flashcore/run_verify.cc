@@ -57,6 +57,7 @@ class Verification {
   /// The inputs a kernel takes. 8-bit ones with an f32 output are f16 kernels' matter.
   static std::vector<DType> dtypes_of(const KernelInfo& kernel) {
     std::vector<DType> dtypes;
+    if (needs_e4m3(kernel)) return {DType::e4m3};
     if (!needs_8_bits(kernel)) dtypes = {kernel.dtype};
     if (needs_8_bits(kernel) || (kernel.dtype == DType::f16 && takes_8_bits(kernel))) {
       dtypes.insert(dtypes.end(), {DType::e4m3, DType::e5m2, DType::int8, DType::byte});

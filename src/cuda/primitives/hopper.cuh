@@ -36,6 +36,12 @@ __device__ __forceinline__ void arrive_expecting(std::uint64_t& s_barrier, int b
       : "memory");
 }
 
+/// All lanes of the warp have come here, and are one arrival.
+__device__ __forceinline__ void arrive_once_per_warp(std::uint64_t& s_barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) arrive(s_barrier);
+}
+
 /// Waits for the end of the phase of this parity. A fresh barrier is in phase 0: waiting for
 /// parity 1 returns at once.
 __device__ __forceinline__ void wait(std::uint64_t& s_barrier, std::uint32_t parity) {

@@ -1,19 +1,15 @@
-// wgmma m64nNk16 (sm_90a): c += a b for a warpgroup, 64 rows, N columns, f32 accumulators, 16-bit
-// operands. Accumulator register 4 n + r of a lane is register r of n-tile n in core/mma_layout.h,
-// warp w of the group having rows 16 w on.
+// wgmma m64nNk16 and m64nNk32 (sm_90a): c += a b for a warpgroup, 64 rows, N columns, f32
+// accumulators, 16-bit or e4m3 operands. Accumulator register 4 n + r of a lane is register r of
+// n-tile n in core/mma_layout.h, warp w of the group having rows 16 w on.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace flashcore::cuda {
-
-template <typename T>
-inline constexpr bool kIsHalf = false;
-template <>
-inline constexpr bool kIsHalf<__half> = true;
 
 template <int kN>
 struct Wgmma;
@@ -72,54 +68,75 @@ struct Wgmma;
 #define FLASHCORE_ACCUMULATORS16(how) FLASHCORE_ACCUMULATORS15(how), FLASHCORE_C(how, 15)
 
 // i0 … i5 are the numbers of the operands after the accumulators; how: "=f", "+f".
-#define FLASHCORE_WGMMA_SS(type, n, groups, how, adds, i0, i1)                             \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type             \
-               " {" FLASHCORE_NAMES##groups "}, %" #i0 ", %" #i1 ", " adds ", 1, 1, 0, 0;" \
-               : FLASHCORE_ACCUMULATORS##groups(how)                                       \
-               : "l"(a), "l"(b)                                                            \
+#define FLASHCORE_WGMMA_SS(shape, groups, how, adds, orders, i0, i1)              \
+  asm volatile("wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups \
+               "}, %" #i0 ", %" #i1 ", " adds ", 1, 1" orders ";"                 \
+               : FLASHCORE_ACCUMULATORS##groups(how)                              \
+               : "l"(a), "l"(b)                                                   \
                : "memory")
-#define FLASHCORE_WGMMA_RS(type, n, groups, i0, i1, i2, i3, i4, i5)                              \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5                                    \
-               ", 0;\n"                                                                          \
-               "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type                   \
-               " {" FLASHCORE_NAMES##groups "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 \
-                                            ", adds, 1, 1, 1;\n}\n"                              \
-               : FLASHCORE_ACCUMULATORS##groups("+f")                                            \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds)) \
+#define FLASHCORE_WGMMA_RS(shape, groups, orders, i0, i1, i2, i3, i4, i5)                          \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5                                      \
+               ", 0;\n"                                                                            \
+               "wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups                  \
+               "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", adds, 1, 1" orders ";\n}\n" \
+               : FLASHCORE_ACCUMULATORS##groups("+f")                                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds))   \
+               : "memory")
+#define FLASHCORE_WGMMA_FRESH_RS(shape, groups, i0, i1, i2, i3, i4)                \
+  asm volatile("wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups  \
+               "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", 0, 1, 1;\n" \
+               : FLASHCORE_ACCUMULATORS##groups("=f")                              \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                \
                : "memory")
 
-// Of descriptors a and b, k runs along the rows (Q K^T); kAdds = false: c = a b, and what c held is
-// not kept alive. Of registers a and a descriptor b, k runs across b's rows (P V).
-#define FLASHCORE_WGMMA(n, groups, i0, i1, i2, i3, i4, i5)                                \
-  template <>                                                                             \
-  struct Wgmma<n> {                                                                       \
-    template <typename T, bool kAdds>                                                     \
-    __device__ __forceinline__ static void along_rows(float (&c)[n / 2], std::uint64_t a, \
-                                                      std::uint64_t b) {                  \
-      if constexpr (kIsHalf<T>) {                                                         \
-        if constexpr (kAdds) {                                                            \
-          FLASHCORE_WGMMA_SS("f16", n, groups, "+f", "1", i0, i1);                        \
-        } else {                                                                          \
-          FLASHCORE_WGMMA_SS("f16", n, groups, "=f", "0", i0, i1);                        \
-        }                                                                                 \
-      } else {                                                                            \
-        if constexpr (kAdds) {                                                            \
-          FLASHCORE_WGMMA_SS("bf16", n, groups, "+f", "1", i0, i1);                       \
-        } else {                                                                          \
-          FLASHCORE_WGMMA_SS("bf16", n, groups, "=f", "0", i0, i1);                       \
-        }                                                                                 \
-      }                                                                                   \
-    }                                                                                     \
-    template <typename T>                                                                 \
-    __device__ __forceinline__ static void across_rows(float (&c)[n / 2],                 \
-                                                       const std::uint32_t (&a)[4],       \
-                                                       std::uint64_t b, bool adds) {      \
-      if constexpr (kIsHalf<T>) {                                                         \
-        FLASHCORE_WGMMA_RS("f16", n, groups, i0, i1, i2, i3, i4, i5);                     \
-      } else {                                                                            \
-        FLASHCORE_WGMMA_RS("bf16", n, groups, i0, i1, i2, i3, i4, i5);                    \
-      }                                                                                   \
-    }                                                                                     \
+/// Names the format of 8-bit operands.
+struct E4m3 {};
+
+// kAdds = false: c = a b, and what c held is not kept alive.
+//   along_rows   of descriptors a and b, k runs along the rows (Q K^T)
+//   across_rows  of registers a and a descriptor b, k runs across b's rows (P V)
+//   with_rows    of registers a and a descriptor b, both e4m3, k runs along b's rows
+#define FLASHCORE_WGMMA(n, groups, i0, i1, i2, i3, i4, i5)                                        \
+  template <>                                                                                     \
+  struct Wgmma<n> {                                                                               \
+    template <typename T, bool kAdds>                                                             \
+    __device__ __forceinline__ static void along_rows(float (&c)[n / 2], std::uint64_t a,         \
+                                                      std::uint64_t b) {                          \
+      if constexpr (std::is_same_v<T, E4m3> && kAdds) {                                           \
+        FLASHCORE_WGMMA_SS("m64n" #n "k32.f32.e4m3.e4m3", groups, "+f", "1", "", i0, i1);         \
+      } else if constexpr (std::is_same_v<T, E4m3>) {                                             \
+        FLASHCORE_WGMMA_SS("m64n" #n "k32.f32.e4m3.e4m3", groups, "=f", "0", "", i0, i1);         \
+      } else if constexpr (std::is_same_v<T, __half> && kAdds) {                                  \
+        FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.f16.f16", groups, "+f", "1", ", 0, 0", i0, i1);     \
+      } else if constexpr (std::is_same_v<T, __half>) {                                           \
+        FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.f16.f16", groups, "=f", "0", ", 0, 0", i0, i1);     \
+      } else if constexpr (kAdds) {                                                               \
+        FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.bf16.bf16", groups, "+f", "1", ", 0, 0", i0, i1);   \
+      } else {                                                                                    \
+        FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.bf16.bf16", groups, "=f", "0", ", 0, 0", i0, i1);   \
+      }                                                                                           \
+    }                                                                                             \
+    template <typename T>                                                                         \
+    __device__ __forceinline__ static void across_rows(float (&c)[n / 2],                         \
+                                                       const std::uint32_t (&a)[4],               \
+                                                       std::uint64_t b, bool adds) {              \
+      if constexpr (std::is_same_v<T, __half>) {                                                  \
+        FLASHCORE_WGMMA_RS("m64n" #n "k16.f32.f16.f16", groups, ", 1", i0, i1, i2, i3, i4, i5);   \
+      } else {                                                                                    \
+        FLASHCORE_WGMMA_RS("m64n" #n "k16.f32.bf16.bf16", groups, ", 1", i0, i1, i2, i3, i4, i5); \
+      }                                                                                           \
+    }                                                                                             \
+    template <bool kAdds>                                                                         \
+    __device__ __forceinline__ static void with_rows(float (&c)[n / 2],                           \
+                                                     const std::uint32_t (&a)[4],                 \
+                                                     std::uint64_t b) {                           \
+      if constexpr (kAdds) {                                                                      \
+        constexpr bool adds = true;                                                               \
+        FLASHCORE_WGMMA_RS("m64n" #n "k32.f32.e4m3.e4m3", groups, "", i0, i1, i2, i3, i4, i5);    \
+      } else {                                                                                    \
+        FLASHCORE_WGMMA_FRESH_RS("m64n" #n "k32.f32.e4m3.e4m3", groups, i0, i1, i2, i3, i4);      \
+      }                                                                                           \
+    }                                                                                             \
   };
 FLASHCORE_WGMMA(64, 4, 32, 33, 34, 35, 36, 37)
 FLASHCORE_WGMMA(80, 5, 40, 41, 42, 43, 44, 45)
@@ -181,6 +198,7 @@ FLASHCORE_WGMMA(256, 16, 128, 129, 130, 131, 132, 133)
 #undef FLASHCORE_C
 #undef FLASHCORE_WGMMA_SS
 #undef FLASHCORE_WGMMA_RS
+#undef FLASHCORE_WGMMA_FRESH_RS
 #undef FLASHCORE_WGMMA
 
 }  // namespace flashcore::cuda

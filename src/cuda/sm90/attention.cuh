@@ -7,6 +7,7 @@
 //   steps    tile_k keys at a time through rings of kStages K and V tiles
 //   overlap  the products of a step are issued before the softmax of the step before is needed:
 //            S' = Q K'^T and O += P V run while the warpgroups, in turns, do their exponentials
+//   codes    e4m3 inputs have a simpler step (codes.cuh) and values to transpose (transpose.cuh)
 //   scores   stay in registers: S is the accumulator of Q K^T and, packed to 16 bits, the A operand
 //            of P V
 //   barriers, shared memory: config.cuh
@@ -16,32 +17,16 @@
 
 #include "cuda/primitives/hopper.cuh"
 #include "cuda/primitives/wgmma.cuh"
+#include "cuda/sm90/codes.cuh"
 #include "cuda/sm90/config.cuh"
 #include "cuda/sm90/load.cuh"
+#include "cuda/sm90/products.cuh"
 #include "cuda/sm90/results.cuh"
 #include "cuda/sm90/scores.cuh"
 #include "cuda/sm90/softmax.cuh"
+#include "cuda/sm90/transpose.cuh"
 
 namespace flashcore::cuda::sm90 {
-
-/// score = Q K^T, begun.
-template <typename C>
-__device__ __forceinline__ void begin_scores(Scores<C>& score, SharedStorage<C>& s, int q_stage,
-                                             int group, int stage) {
-  using Q = typename C::QueryTile;
-  using K = typename C::KeyTile;
-  const std::uint64_t q =
-      core::matrix_descriptor(shared_address(s.q[q_stage]) + group * 64 * core::kPanelRowBytes, 0);
-  const std::uint64_t k = core::matrix_descriptor(shared_address(s.k[stage]), 0);
-  using Product = Wgmma<C::kTileK>;
-  Product::template along_rows<typename C::Element, false>(score, q, k);
-#pragma unroll
-  for (int step = 1; step < C::kHeadDim / 16; ++step) {
-    Product::template along_rows<typename C::Element, true>(
-        score, core::advance(q, Q::along_rows(step)), core::advance(k, K::along_rows(step)));
-  }
-  commit_products();
-}
 
 /// O += P V, or = P V, begun.
 template <typename C>
@@ -56,11 +41,6 @@ __device__ __forceinline__ void begin_output(Outputs<C>& o,
         o, a[step], core::advance(v, V::across_rows(step)), adds || step > 0);
   }
   commit_products();
-}
-
-__device__ __forceinline__ void arrive_once_per_warp(std::uint64_t& s_barrier, int lane) {
-  __syncwarp();
-  if (lane == 0) arrive(s_barrier);
 }
 
 /// Zeros in place of what lies behind the last key: its weights are 0, but 0 · NaN is NaN. Every
@@ -85,65 +65,14 @@ __device__ __forceinline__ void clear_tail(SharedStorage<C>& s, const Item& item
   sync_named(kTailBarrier + threadIdx.x / 128, 128);
 }
 
-/// A tile that only later rows see is given back unused, and so is the turn at the tensor cores.
-template <typename C>
-__device__ __forceinline__ void pass_keys(SharedStorage<C>& s, RingPlace<C::kStages> place,
-                                          const Thread<C>& t) {
-  wait(s.k_full[place.stage()], place.parity());
-  arrive_once_per_warp(s.k_empty[place.stage()], t.lane);
-  if (C::kTurns) {
-    sync_named(kTurnBarrier + t.group, 256);
-    arrive_named(kTurnBarrier + (t.group + 1) % C::kConsumers, 256);
-  }
-}
-
-template <typename C>
-__device__ __forceinline__ void pass_values(SharedStorage<C>& s, RingPlace<C::kStages> place,
-                                            const Thread<C>& t) {
-  wait(s.v_full[place.stage()], place.parity());
-  arrive_once_per_warp(s.v_empty[place.stage()], t.lane);
-}
-
-/// Where a warpgroup is in the stream of steps: items follow each other without a pause.
-template <typename C>
-struct Step {
-  RingPlace<C::kStages> place;  // of its K and V
-  RingPlace<kItems> item;       // and, counted the same way, of its Q
-  std::int32_t tile;
-  std::int32_t left;  // steps of the warpgroup in the item, with this one
-
-  /// Whether some rows do not see all of its keys.
-  __device__ __forceinline__ bool cut(const SharedStorage<C>& s, const Thread<C>& t) const {
-    return !s.items[item.stage()].uncut[t.group].contains(tile);
-  }
-
-  __device__ __forceinline__ RingPlace<C::kQueryStages> queries() const { return {item.steps}; }
-};
-
-/// To the next item that has keys; false: there is none.
-template <typename C>
-__device__ __forceinline__ bool enter_item(Step<C>& at, SharedStorage<C>& s,
-                                           const AttentionParams& p, const Thread<C>& t) {
-  for (;; at.item.next()) {
-    wait(s.item_full[at.item.stage()], at.item.parity());
-    const Item& item = s.items[at.item.stage()];
-    if (item.rows < 0) return false;
-    wait(s.q_full[at.queries().stage()], at.queries().parity());
-    at.left = item.own_tiles[t.group];
-    at.tile = item.first_tile;
-    if (item.tiles > 0) return true;
-    write_nothing<C>(p, item, t);
-    arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
-    arrive_once_per_warp(s.item_empty[at.item.stage()], t.lane);
-  }
-}
-
 /// All items of the block, as one stream of steps.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& params) {
+  if constexpr (C::kCodes) return compute_codes<C, kPlain>(s, params);
   const AttentionParams& p = params.call;
   const Thread<C> t(threadIdx.x);
   const float factor = kPlain ? score_factor(p) : 1.f;
+  const float of_row[2] = {score_factor(p), score_factor(p)};
   Scores<C> score;
   Outputs<C> o;
   std::uint32_t a[C::kTileK / 16][4];
@@ -155,7 +84,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     pin(score);
     arrive_once_per_warp(s.k_empty[at.place.stage()], t.lane);
     if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
-    finish_scores<C, kPlain>(score, t, p, s.items[at.item.stage()], at.tile, cut);
+    finish_scores<C, kPlain>(score, t, p, s.items[at.item.stage()], at.tile, cut, of_row);
     softmax<C>(score, states, rescale, factor, p.plant);
   };
 
@@ -244,13 +173,19 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& s) {
   }
   for (int i = 0; i < C::kStages; ++i) {
     init_barrier(s.k_full[i], 1);
-    init_barrier(s.v_full[i], 1);
+    init_barrier(s.v_full[i], C::kCodes ? C::kTransposers : 1);
     init_barrier(s.k_empty[i], kWarps);
     init_barrier(s.v_empty[i], kWarps);
   }
   for (int i = 0; i < kItems; ++i) {
     init_barrier(s.item_full[i], 1);
-    init_barrier(s.item_empty[i], kWarps + 1);  // and the loader
+    init_barrier(s.item_empty[i], kWarps + 1 + C::kTransposers);  // and the loader
+  }
+  if constexpr (C::kCodes) {
+    for (int i = 0; i < C::kRawStages; ++i) {
+      init_barrier(s.raw_full[i], 1);
+      init_barrier(s.raw_empty[i], C::kTransposers);
+    }
   }
   init_barrier(s.item_wanted, 1);
   fence_barrier_init();
@@ -267,6 +202,11 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention(const __grid_constan
     shrink_registers<C::kProducerRegisters>();
     if (threadIdx.x == 0) load<C>(s, params);
     if (threadIdx.x == 32) deal<C>(s, params);
+    if constexpr (C::kCodes) {
+      if (threadIdx.x >= 64) {
+        transpose_values<C>(s, params.call, threadIdx.x / 32 - 2, threadIdx.x % 32);
+      }
+    }
   } else {
     grow_registers<C::kConsumerRegisters>();
     if (params.plain) {

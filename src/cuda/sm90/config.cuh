@@ -3,11 +3,14 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "core/mma_layout.h"
 #include "core/sequence.h"
 #include "core/sm90_shape.h"
 #include "core/softmax_state.h"
 #include "core/wgmma_layout.h"
+#include "cuda/primitives/wgmma.cuh"
 #include "cuda/sm90/params.h"
 
 namespace flashcore::cuda::sm90 {
@@ -16,11 +19,15 @@ using core::AttentionParams;
 using core::KeyRange;
 using core::PlantedBug;
 
+/// kCodes: q, k and v are e4m3, and so are probabilities; Element is then the output's alone.
 template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows,
-          int kThreads_>
+          int kThreads_, bool kCodes_ = false>
 struct Config {
   using Element = Element_;
-  static constexpr core::Sm90Shape kShape{kHeadDim_, kTileQ_, kTileK_, kStages_};
+  using Operand = std::conditional_t<kCodes_, E4m3, Element>;
+  static constexpr bool kCodes = kCodes_;
+  static constexpr int kElementBytes = kCodes ? 1 : 2;
+  static constexpr core::Sm90Shape kShape{kHeadDim_, kTileQ_, kTileK_, kStages_, kElementBytes};
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kTileQ = kTileQ_;
   static constexpr int kTileK = kTileK_;
@@ -31,12 +38,26 @@ struct Config {
   static constexpr int kProducerRegisters = kShape.producer_registers();
   // Warpgroups take turns at the tensor cores, so that one computes exponentials while another
   // multiplies; long products need no such order.
-  static constexpr bool kTurns = kConsumers > 1 && kHeadDim <= 128;
-  using QueryTile = core::PanelTile<kTileQ, kHeadDim>;
-  using KeyTile = core::PanelTile<kTileK, kHeadDim>;  // of K and of V
+  static constexpr bool kTurns = !kCodes && kConsumers > 1 && kHeadDim <= 128;
+  using QueryTile = core::PanelTile<kTileQ, kHeadDim, kElementBytes>;
+  using KeyTile = core::PanelTile<kTileK, kHeadDim, kElementBytes>;  // of K, and of V as it comes
+  using ValueTile =                                                  // of V as products read it
+      std::conditional_t<kCodes, core::PanelTile<kHeadDim, kTileK, 1>, KeyTile>;
   static constexpr int kQueryStages = kShape.query_stages();
+  static constexpr int kRawStages = kShape.raw_stages();
+  static constexpr int kTransposers = kCodes ? 2 : 0;                                // warps
+  static constexpr int kProductSteps = kHeadDim * kElementBytes / core::kStepBytes;  // of Q K^T
+  // Probabilities are kept times 2^kProbabilityLog2: e4m3 then has as many powers of two below
+  // them as it can. A maximum that grows by no more than 2^kLazyLog2 may wait: P then exceeds what
+  // it should be at most, which 16-bit formats do not mind, and the output need not be rescaled.
+  static constexpr float kProbabilityLog2 = kCodes ? 8.f : 0.f;
+  static constexpr float kLazyLog2 = kCodes ? 0.f : 8.f;
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
+
+template <typename Element, int kHeadDim, int kTileQ, int kTileK, int kStages, int kWarpRows,
+          int kThreads>
+using CodeConfig = Config<Element, kHeadDim, kTileQ, kTileK, kStages, kWarpRows, kThreads, true>;
 
 /// What a block works on: query rows of one head.
 struct alignas(16) Item {
@@ -55,10 +76,32 @@ struct alignas(16) Item {
 inline constexpr int kItems = 4;  // the one that ends, the one that begins, and what comes next
 
 template <typename C>
-struct alignas(1024) SharedStorage {
+struct alignas(1024) Tiles {
   unsigned char q[C::kQueryStages][C::QueryTile::kBytes];
   unsigned char k[C::kStages][C::KeyTile::kBytes];
-  unsigned char v[C::kStages][C::KeyTile::kBytes];
+  unsigned char v[C::kStages][C::ValueTile::kBytes];
+};
+
+/// What 8-bit inputs need besides.
+template <typename C>
+struct alignas(1024) RawTiles {
+  unsigned char raw_v[C::kRawStages][C::KeyTile::kBytes];
+};
+template <typename C>
+struct CodeParts {
+  // Barrier    completed by             waited for by
+  // raw_full   the copies               the warps that transpose, who complete v_full
+  // raw_empty  the warps that transpose  the loader; v_empty is theirs
+  std::uint64_t raw_full[C::kRawStages], raw_empty[C::kRawStages];
+  float score_factor[kItems], output_factor[kItems];  // of an item, from the scales of its head
+};
+struct NoRawTiles {};
+struct NoCodeParts {};
+
+template <typename C>
+struct alignas(1024) SharedStorage : Tiles<C>,
+                                     std::conditional_t<C::kCodes, RawTiles<C>, NoRawTiles>,
+                                     std::conditional_t<C::kCodes, CodeParts<C>, NoCodeParts> {
   // Barrier       completed by                    waited for by
   // *_full        the copies (item: the loader)   the warps that compute
   // *_empty       every computing warp            the loader

@@ -4,6 +4,7 @@
 #include "cuda/primitives/hopper.cuh"
 #include "cuda/primitives/report.cuh"
 #include "cuda/sm90/config.cuh"
+#include "cuda/sm90/scores.cuh"
 
 namespace flashcore::cuda::sm90 {
 
@@ -44,6 +45,20 @@ __device__ __forceinline__ bool describe_item(Item& s_item, const Params& params
   return rows > 0;
 }
 
+/// The factors that all rows and keys of an item have in common.
+template <typename C>
+__device__ __forceinline__ void describe_scales(SharedStorage<C>& s, const AttentionParams& p,
+                                                int stage) {
+  const Item& item = s.items[stage];
+  const int kv_head = core::kv_head_of(p, item.head);
+  const auto of_head = [&](const core::Scales& scales, int head) {
+    return scales.by_rows() ? 1.f : scales.at(item.b, head, 0);
+  };
+  s.score_factor[stage] =
+      score_factor(p) * of_head(p.q_scale, item.head) * of_head(p.k_scale, kv_head);
+  s.output_factor[stage] = of_head(p.v_scale, kv_head);
+}
+
 inline constexpr int kTilesAhead = 2;  // of an item's end, the next one is asked for
 
 template <typename Tile>
@@ -52,7 +67,7 @@ __device__ __forceinline__ void copy_tile(unsigned char* s_tile, const CUtensorM
   arrive_expecting(s_full, Tile::kBytes);
 #pragma unroll
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
-    copy_box(shared_address(s_tile) + panel * Tile::kPanelBytes, map, panel * core::kPanelColumns,
+    copy_box(shared_address(s_tile) + panel * Tile::kPanelBytes, map, panel * Tile::kPanelColumns,
              row, head, batch, s_full);
   }
 }
@@ -86,6 +101,7 @@ __device__ __forceinline__ void deal(SharedStorage<C>& s, const Params& params) 
   while (index < params.order.items) {
     wait(s.item_empty[place.stage()], place.parity() ^ 1);
     if (describe_item<C>(s.items[place.stage()], params, index)) {
+      if constexpr (C::kCodes) describe_scales<C>(s, params.call, place.stage());
       arrive(s.item_full[place.stage()]);
       wait(s.item_wanted, place.steps % 2);
       place.next();
@@ -97,6 +113,26 @@ __device__ __forceinline__ void deal(SharedStorage<C>& s, const Params& params) 
   arrive(s.item_full[place.stage()]);
 }
 
+/// Where values come to: 8-bit ones on their way to the warps that transpose them.
+template <typename C>
+inline constexpr int kValueStages = C::kCodes ? C::kRawStages : C::kStages;
+
+template <typename C>
+__device__ __forceinline__ void load_values(SharedStorage<C>& s, const Params& params,
+                                            RingPlace<kValueStages<C>> place, int row,
+                                            const Source& from) {
+  const auto load = [&](auto& tiles, std::uint64_t* s_full, std::uint64_t* s_empty) {
+    wait(s_empty[place.stage()], place.parity() ^ 1);
+    copy_tile<typename C::KeyTile>(tiles[place.stage()], params.v, row, from.kv_head, from.k_batch,
+                                   s_full[place.stage()]);
+  };
+  if constexpr (C::kCodes) {
+    load(s.raw_v, s.raw_full, s.raw_empty);
+  } else {
+    load(s.v, s.v_full, s.v_empty);
+  }
+}
+
 /// The thread that keeps the rings full.
 template <typename C>
 __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) {
@@ -104,7 +140,8 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
   prefetch_map(params.k);
   prefetch_map(params.v);
   wait_for_previous_kernel();
-  RingPlace<C::kStages> k_place, v_place;
+  RingPlace<C::kStages> k_place;
+  RingPlace<kValueStages<C>> v_place;
   RingPlace<kItems> place;
   RingPlace<C::kQueryStages> q_place;
   for (;; place.next()) {
@@ -137,10 +174,7 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
     for (int tile = item.first_tile; tile < end_tile; ++tile) {
       if (tile + 1 + kTilesAhead == end_tile) arrive(s.item_wanted);
       if (tile + 1 < end_tile) load_keys(tile + 1);
-      wait(s.v_empty[v_place.stage()], v_place.parity() ^ 1);
-      copy_tile<typename C::KeyTile>(s.v[v_place.stage()], params.v,
-                                     item.sequence.k_row + tile * C::kTileK, from.kv_head,
-                                     from.k_batch, s.v_full[v_place.stage()]);
+      load_values<C>(s, params, v_place, item.sequence.k_row + tile * C::kTileK, from);
       v_place.next();
     }
     arrive(s.item_empty[place.stage()]);

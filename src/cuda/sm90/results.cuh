@@ -62,22 +62,51 @@ __device__ __forceinline__ void write_nothing(const AttentionParams& p, const It
   }
 }
 
-/// Neighbouring lanes exchange columns, so that each has four in a row and a quad writes all of a
-/// 32-byte sector: lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its columns
-/// 4-7; lanes 1 and 3 those of the second.
+/// A row's output, whole columns of the kernel's head_dim: stored where `written`.
+template <typename C, typename Value>
+__device__ __forceinline__ void write_row(typename C::Element* g_row, bool written, int v_dim,
+                                          const Thread<C>& t, Value value) {
+  using T = typename C::Element;
+  if constexpr (C::kCodes) {  // column_of_row(): a lane has four in a row
+    const int column = not_hoisted(4 * (t.lane % 4));
+#pragma unroll
+    for (int n = 0; n < C::kHeadDim / 8; n += 2) {
+      const uint2 x = {pack<T>(value(n, 0), value(n + 1, 0)),
+                       pack<T>(value(n, 1), value(n + 1, 1))};
+      if (written && 8 * n + column < v_dim) {
+        *reinterpret_cast<uint2*>(g_row + 8 * n + column) = x;
+      }
+    }
+  } else {
+    // Neighbouring lanes exchange columns, so that each has four in a row and a quad writes all of
+    // a 32-byte sector: lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its
+    // columns 4-7; lanes 1 and 3 those of the second.
+    const bool odd = t.lane % 2 != 0;
+    const int column = not_hoisted(8 * (t.lane % 2) + 4 * (t.lane % 4 / 2));
+#pragma unroll
+    for (int n = 0; n < C::kHeadDim / 8; n += 2) {
+      const std::uint32_t x[2] = {pack<T>(value(n, 0), value(n, 1)),
+                                  pack<T>(value(n + 1, 0), value(n + 1, 1))};
+      const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
+      if (written && 8 * n + column < v_dim) {
+        *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
+            odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
+      }
+    }
+  }
+}
+
+/// of_values: what the values are multiplied by.
 template <typename C>
 __device__ __forceinline__ void write_results(Outputs<C>& o, const SharedStorage<C>& s,
                                               const AttentionParams& p, const Item& item,
-                                              const Thread<C>& t) {
-  using T = typename C::Element;
-  const bool odd = t.lane % 2 != 0;
-  const int column = not_hoisted(8 * (t.lane % 2) + 4 * (t.lane % 4 / 2));
+                                              const Thread<C>& t, float of_values = 1.f) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = t.row(half);
     const std::int32_t query = item.first_row + r;
     core::SoftmaxState<float> state = s.ended[r];
-    const float factor = finish_state(p, item, state);
+    const float factor = finish_state(p, item, state) * of_values;
     const bool left_out =
         p.plant.is(PlantedBug::row_not_written) && query == item.sequence.q_len - 1;
     const bool written = r < item.rows && !left_out;
@@ -86,26 +115,14 @@ __device__ __forceinline__ void write_results(Outputs<C>& o, const SharedStorage
       core::assert_row_state(p, item.sequence, item.b, item.head, query, state, lse);
       if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, query, lse);
     }
-    T* g_row = output_row<T>(p, item, query);
-#pragma unroll
-    for (int n = 0; n < C::kHeadDim / 8; n += 2) {
-      std::uint32_t x[2];  // of the two n-tiles
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float low = o[4 * (n + i) + 2 * half] * factor;
-        const float high = o[4 * (n + i) + 2 * half + 1] * factor;
-        if (written) {
-          core::assert_output(p, item.sequence, item.b, item.head, query, low);
-          core::assert_output(p, item.sequence, item.b, item.head, query, high);
-        }
-        x[i] = pack<T>(low, high);
-      }
-      const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
-      if (written && 8 * n + column < p.v_dim) {
-        *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
-            odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
-      }
-    }
+    write_row<C>(output_row<typename C::Element>(p, item, query), written, p.v_dim, t,
+                 [&](int n, int i) {
+                   const float x = o[4 * n + 2 * half + i] * factor;
+                   if (written) {
+                     core::assert_output(p, item.sequence, item.b, item.head, query, x);
+                   }
+                   return x;
+                 });
   }
 }
 

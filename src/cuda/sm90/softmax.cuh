@@ -7,8 +7,6 @@
 
 namespace flashcore::cuda::sm90 {
 
-inline constexpr float kLazyLog2 = 8.f;
-
 /// A thread's two rows. Sums are spread over the four lanes of a quad until the end; a maximum is
 /// kept without the factor that scores count with.
 struct RowStates {
@@ -29,7 +27,9 @@ __device__ __forceinline__ void leave_states(SharedStorage<C>& s, const RowState
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = quad_sum(states.of[half].sum);
-    if (t.lane % 4 == 0) s.ended[t.row(half)] = {states.of[half].max * factor, sum};
+    if (t.lane % 4 == 0) {
+      s.ended[t.row(half)] = {states.of[half].max * factor - C::kProbabilityLog2, sum};
+    }
   }
   __syncwarp();
 }
@@ -53,14 +53,14 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
   for (int half = kFirst; half < kFirst + kRows; ++half) {
     core::SoftmaxState<float>& state = states.of[half];
     max[half] = quad_max(max[half]);
-    // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
-    // the output need not be rescaled. Decided for each row by itself.
-    if ((max[half] - state.max) * factor <= kLazyLog2) max[half] = state.max;
+    // Decided for each row by itself.
+    if ((max[half] - state.max) * factor <= C::kLazyLog2) max[half] = state.max;
     // Products are rounded before they are subtracted, so that a maximum that stays gives
     // exactly 1.
     base[half] = __fmul_rn(core::softmax_base(max[half]), factor);
     rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base[half]));
     if (plant.is(PlantedBug::rescale_forgotten)) rescale[half] = 1.f;
+    base[half] -= C::kProbabilityLog2;
     state.max = max[half];
     sum[half] = 0.f;
   }

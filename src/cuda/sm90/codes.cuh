@@ -1,0 +1,162 @@
+// The warpgroups that compute on e4m3 queries, keys and values. Their step is one after the other,
+// S = Q K^T, softmax, P V: what one warpgroup waits for, the others fill.
+//
+//   P       is e4m3 too, times 2^8; scales multiply scores and results, never operands
+//   output  tensor cores add 8-bit products with few bits: those of a step go to accumulators of
+//           their own, which are added to the output in f32, together with its rescaling
+#pragma once
+
+#include "cuda/primitives/hopper.cuh"
+#include "cuda/primitives/wgmma.cuh"
+#include "cuda/sm90/config.cuh"
+#include "cuda/sm90/products.cuh"
+#include "cuda/sm90/results.cuh"
+#include "cuda/sm90/scores.cuh"
+#include "cuda/sm90/softmax.cuh"
+
+namespace flashcore::cuda::sm90 {
+
+/// Four values as e4m3 in one register, the first one lowest.
+__device__ __forceinline__ std::uint32_t pack_codes(float x0, float x1, float x2, float x3) {
+  std::uint32_t codes;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}\n"
+      : "=r"(codes)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+  return codes;
+}
+
+/// Probabilities as A operands of 32 keys: four n-tiles of accumulators, with the keys at the
+/// places where the lane has them (core::key_at).
+template <typename C>
+__device__ __forceinline__ void pack_code_operands(std::uint32_t (&a)[C::kTileK / 32][4],
+                                                   const Scores<C>& score) {
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 8; ++i) {
+    const float* x = &score[8 * (i / 2) + 2 * (i % 2)];
+    a[i / 4][i % 4] = pack_codes(x[0], x[1], x[4], x[5]);
+  }
+}
+
+/// o = rescale o + factor P V.
+template <typename C>
+__device__ __forceinline__ void add_output(Outputs<C>& o,
+                                           const std::uint32_t (&a)[C::kTileK / 32][4],
+                                           SharedStorage<C>& s, int stage,
+                                           const float (&rescale)[2], bool has_factor,
+                                           float factor) {
+  using V = typename C::ValueTile;
+  constexpr int kMost = C::kConsumers == 3 ? 64 : 128;  // columns that find registers
+  constexpr int kColumns = C::kHeadDim < kMost ? C::kHeadDim : kMost;
+#pragma unroll
+  for (int first = 0; first < C::kHeadDim; first += kColumns) {
+    const std::uint64_t v =
+        core::matrix_descriptor(shared_address(s.v[stage]) + first * core::kPanelRowBytes, 0);
+    float part[kColumns / 2];
+    fence_products();
+    Wgmma<kColumns>::template with_rows<false>(part, a[0], v);
+#pragma unroll
+    for (int step = 1; step < C::kTileK / 32; ++step) {
+      Wgmma<kColumns>::template with_rows<true>(part, a[step],
+                                                core::advance(v, V::along_rows(step)));
+    }
+    commit_products();
+    wait_products<0>();
+    pin(part);
+    if (has_factor) {
+#pragma unroll
+      for (int i = 0; i < kColumns / 2; ++i) part[i] *= factor;
+    }
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      float& x = o[first / 2 + i];
+      x = fmaf(x, rescale[i / 2 % 2], part[i]);
+    }
+  }
+}
+
+/// Scores times the scales of their keys, which eight neighbours share.
+template <typename C>
+__device__ __forceinline__ void scale_keys(Scores<C>& score, const AttentionParams& p,
+                                           const Item& item, std::int32_t tile) {
+  const int head = core::kv_head_of(p, item.head);
+#pragma unroll 1
+  for (int n = 0; n < C::kTileK / 8; ++n) {
+    const std::int32_t key = min(tile * C::kTileK + 8 * n, item.sequence.kv_len - 1);
+    const float scale = core::row_step(p, p.k_element, p.k_scale, item.b, head, key);
+#pragma unroll
+    for (int m = 0; m < C::kTileK / 8; ++m) {  // registers have no run-time index
+      if (m != n) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) score[4 * m + i] *= scale;
+    }
+  }
+}
+
+/// All items of the block.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void compute_codes(SharedStorage<C>& s, const Params& params) {
+  const AttentionParams& p = params.call;
+  const Thread<C> t(threadIdx.x);
+  Scores<C> score;
+  Outputs<C> o;
+  std::uint32_t a[C::kTileK / 32][4];
+  for (Step<C> at{}; enter_item<C>(at, s, p, t); at.item.next()) {
+    const Item& item = s.items[at.item.stage()];
+    const float common = s.score_factor[at.item.stage()];
+    float of_row[2] = {common, common};
+    if (!kPlain && p.q_scale.by_rows()) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int32_t query = min(item.first_row + t.row(half), item.sequence.q_len - 1);
+        of_row[half] *= core::row_step(p, p.q_element, p.q_scale, item.b, item.head, query);
+      }
+    }
+    // The softmax takes a factor that is positive.
+    const bool left_to_softmax = kPlain && common > 0.f;
+    const float factor = left_to_softmax ? common : 1.f;
+    RowStates states = fresh_states();
+#pragma unroll
+    for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] = 0.f;
+
+#pragma unroll 1
+    for (; at.left > 0; --at.left, ++at.tile, at.place.next()) {
+      wait(s.k_full[at.place.stage()], at.place.parity());
+      fence_products();
+      begin_scores<C>(score, s, at.queries().stage(), t.group, at.place.stage());
+      wait_products<0>();
+      pin(score);
+      arrive_once_per_warp(s.k_empty[at.place.stage()], t.lane);
+      if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
+      if (!kPlain && p.k_scale.by_rows()) scale_keys<C>(score, p, item, at.tile);
+      if (kPlain && !left_to_softmax) {
+#pragma unroll
+        for (int i = 0; i < C::kTileK / 2; ++i) score[i] *= common;
+      }
+      finish_scores<C, kPlain>(score, t, p, item, at.tile, at.cut(s, t), of_row);
+      float rescale[2];
+      softmax<C>(score, states, rescale, factor, p.plant);
+      pack_code_operands<C>(a, score);
+      float of_values = 1.f;
+      if (p.v_scale.by_rows()) {
+        of_values = core::row_step(p, p.v_element, p.v_scale, item.b,
+                                   core::kv_head_of(p, item.head), at.tile * C::kTileK);
+      }
+      wait(s.v_full[at.place.stage()], at.place.parity());
+      add_output<C>(o, a, s, at.place.stage(), rescale, p.v_scale.by_rows(), of_values);
+      arrive_once_per_warp(s.v_empty[at.place.stage()], t.lane);
+    }
+    if (item.passes[t.group]) {
+      pass_keys<C>(s, at.place, t);
+      pass_values<C>(s, at.place, t);
+      at.place.next();
+    }
+    leave_states<C>(s, states, t, factor);
+    write_results<C>(o, s, p, item, t, s.output_factor[at.item.stage()]);
+    arrive_once_per_warp(s.item_empty[at.item.stage()], t.lane);
+  }
+}
+
+}  // namespace flashcore::cuda::sm90
