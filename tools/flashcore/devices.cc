@@ -102,6 +102,7 @@ bool runnable(const KernelInfo& kernel, const DeviceInfo& device) {
   if (!dense.ok()) return false;
   Problem problem = *dense;
   if (needs_8_bits(kernel)) problem.k.dtype = problem.v.dtype = DType::e4m3;
+  if (needs_e4m3(kernel)) problem.q.dtype = DType::e4m3;
   return supports(kernel, problem, device) == Reject::none;
 }
 
