@@ -32,7 +32,7 @@ def arithmetic_of(out, probability):
     # Weights of up to 2^8 wait for a factor that is flushed below 2^-126 (docs/numerics.md).
     p_smallest = _smallest(probability) * (2.0**8 if probability == "bf16" else 1)
     # Tensor cores add products of 8-bit operands with few bits.
-    score_unit = 2.0**-13 if probability == "e4m3" else 0.0
+    score_unit = 2.0**-11 if probability == "e4m3" else 0.0
     return Arithmetic(_UNITS[out], _UNITS[probability], sum_unit, _smallest(out), p_smallest,
                       score_unit)
 

@@ -25,7 +25,7 @@ struct Sm90Shape {
     return rows * 128 * ((head_dim * element_bytes + 127) / 128);
   }
   /// 8-bit values come as they are, and are then transposed into stages of their own.
-  constexpr int raw_stages() const { return !codes() ? 0 : head_dim > 128 ? 1 : 2; }
+  constexpr int raw_stages() const { return codes() ? 2 : 0; }
   constexpr int transposed_bytes() const { return head_dim * 128 * ((tile_k + 127) / 128); }
   /// Of the rings of K and V.
   constexpr int key_bytes() const {

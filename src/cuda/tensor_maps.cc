@@ -73,7 +73,7 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.order = core::make_work_order(call.batch, call.q_heads, call.group, call.q_tiles,
                                        equal_items ? 0 : kLastRounds * plan.device.sm_count);
   params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0 &&
-                 !call.q_scale.by_rows() && !call.k_scale.by_rows();
+                 !call.q_scale.by_rows() && !call.k_scale.by_rows() && !call.v_scale.by_rows();
   params.garbage_tail = kv_packed || call.used_k != nullptr;
   params.ticket =
       reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) + core::kCountersOffset);

@@ -16,6 +16,11 @@ constexpr double kOneQueryTile = 1500;     // more where the next item's queries
 constexpr double kStep = 1270;             // of a step, whatever its size
 constexpr double kProductOverhead = 0.92;  // and for each cycle of its products
 constexpr double kFlopsPerCycle = 4096;    // of an SM
+// Of e4m3 kernels, whose warpgroups do not overlap their own products with their softmax: a step,
+// each of its scores, and each cycle of its products.
+constexpr double kCodeStep = 950;
+constexpr double kCodeScore = 0.043;
+constexpr double kCodeProduct = 0.97;
 constexpr double kMostlyPadding = 8;  // few rows are for kernels that pack heads and split keys
 constexpr std::int64_t kCountedTiles = 16;
 
@@ -53,7 +58,9 @@ double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const Devic
   const int element_bytes = needs_e4m3(kernel) ? 1 : 2;
   const double products =
       4.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / (kFlopsPerCycle * 2 / element_bytes);
-  const double step = kStep + kProductOverhead * products;
+  const double step = needs_e4m3(kernel) ? kCodeStep + kCodeScore * kernel.tile_q * kernel.tile_k +
+                                               kCodeProduct * products
+                                         : kStep + kProductOverhead * products;
   const core::Sm90Shape shape{kernel.head_dim, kernel.tile_q, kernel.tile_k, 2, element_bytes};
   const double item = kItem + (shape.query_stages() == 1 ? kOneQueryTile : 0.0) + products;
   const double cycles = kStart + rounds * (item + steps_of(kernel, problem, masked) * step);

@@ -100,7 +100,8 @@ TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape,
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     t.strides[*axis] = stride;
     stride *= std::max<std::int64_t>(t.shape[*axis], 1);
-    if (arrangement == Arrangement::padded) stride += 8;  // keeps 16-byte alignment of f16 rows
+    // Keeps the 16-byte alignment of rows of 16 or 8 bits.
+    if (arrangement == Arrangement::padded) stride += is_8bit(dtype) ? 16 : 8;
   }
   const std::int64_t size = size_of(dtype);
   auto offset = static_cast<std::int64_t>(bytes_.size()) + kGuardBytes;

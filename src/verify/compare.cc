@@ -77,7 +77,7 @@ Arithmetic arithmetic_of(DType out, DType probability) {
   const double p_smallest =
       probability == DType::bf16 ? 0x1p8 * smallest(probability) : smallest(probability);
   // Tensor cores add products of 8-bit operands with few bits: of the largest, 13 after the point.
-  const double score_unit = probability == DType::e4m3 ? 0x1p-13 : 0;
+  const double score_unit = probability == DType::e4m3 ? 0x1p-11 : 0;
   return {unit_of(out),  unit_of(probability), probability == DType::f64 ? 0x1p-52 : 0x1p-24,
           smallest(out), p_smallest,           score_unit};
 }

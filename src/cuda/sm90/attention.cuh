@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention(const __grid_constan
     if (threadIdx.x == 32) deal<C>(s, params);
     if constexpr (C::kCodes) {
       if (threadIdx.x >= 64) {
-        transpose_values<C>(s, params.call, threadIdx.x / 32 - 2, threadIdx.x % 32);
+        transpose_values<C>(s, params.call, same_in_warp(threadIdx.x / 32) - 2, threadIdx.x % 32);
       }
     }
   } else {

@@ -40,41 +40,42 @@ __device__ __forceinline__ void pack_code_operands(std::uint32_t (&a)[C::kTileK 
   }
 }
 
-/// o = rescale o + factor P V.
-template <typename C>
-__device__ __forceinline__ void add_output(Outputs<C>& o,
+/// part = P V, of the columns from `first` on, begun.
+template <typename C, int kColumns>
+__device__ __forceinline__ void begin_part(float (&part)[kColumns / 2],
                                            const std::uint32_t (&a)[C::kTileK / 32][4],
-                                           SharedStorage<C>& s, int stage,
-                                           const float (&rescale)[2], bool has_factor,
-                                           float factor) {
+                                           SharedStorage<C>& s, int stage, int first) {
   using V = typename C::ValueTile;
-  constexpr int kMost = C::kConsumers == 3 ? 64 : 128;  // columns that find registers
-  constexpr int kColumns = C::kHeadDim < kMost ? C::kHeadDim : kMost;
+  const std::uint64_t v =
+      core::matrix_descriptor(shared_address(s.v[stage]) + first * core::kPanelRowBytes, 0);
+  Wgmma<kColumns>::template with_rows<false>(part, a[0], v);
 #pragma unroll
-  for (int first = 0; first < C::kHeadDim; first += kColumns) {
-    const std::uint64_t v =
-        core::matrix_descriptor(shared_address(s.v[stage]) + first * core::kPanelRowBytes, 0);
-    float part[kColumns / 2];
-    fence_products();
-    Wgmma<kColumns>::template with_rows<false>(part, a[0], v);
-#pragma unroll
-    for (int step = 1; step < C::kTileK / 32; ++step) {
-      Wgmma<kColumns>::template with_rows<true>(part, a[step],
-                                                core::advance(v, V::along_rows(step)));
-    }
-    commit_products();
-    wait_products<0>();
-    pin(part);
-    if (has_factor) {
-#pragma unroll
-      for (int i = 0; i < kColumns / 2; ++i) part[i] *= factor;
-    }
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      float& x = o[first / 2 + i];
-      x = fmaf(x, rescale[i / 2 % 2], part[i]);
-    }
+  for (int step = 1; step < C::kTileK / 32; ++step) {
+    Wgmma<kColumns>::template with_rows<true>(part, a[step], core::advance(v, V::along_rows(step)));
   }
+  commit_products();
+}
+
+/// o = rescale o + part, where part is there, and has been multiplied by of_values where that is
+/// not 1 (kScaled).
+template <typename C, int kColumns, bool kScaled>
+__device__ __forceinline__ void add_part(Outputs<C>& o, float (&part)[kColumns / 2], int first,
+                                         const float (&rescale)[2], float of_values) {
+  pin(part);
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    float& x = o[first / 2 + i];
+    x = fmaf(x, rescale[i / 2 % 2], kScaled ? part[i] * of_values : part[i]);
+  }
+}
+
+/// What the values of a tile are multiplied by, where blocks of them have scales.
+template <typename C>
+__device__ __forceinline__ float scale_of_values(const AttentionParams& p, const Item& item,
+                                                 std::int32_t tile) {
+  if (!p.v_scale.by_rows()) return 1.f;
+  return core::row_step(p, p.v_element, p.v_scale, item.b, core::kv_head_of(p, item.head),
+                        tile * C::kTileK);
 }
 
 /// Scores times the scales of their keys, which eight neighbours share.
@@ -95,6 +96,61 @@ __device__ __forceinline__ void scale_keys(Scores<C>& score, const AttentionPara
   }
 }
 
+/// What is the same for all steps of an item.
+template <typename C, bool kPlain>
+struct CodeItem {
+  float common;          // of all scores
+  float of_row[2];       // of a thread's rows, where kPlain does not leave it to the softmax
+  bool left_to_softmax;  // which takes a factor that is positive
+  float factor;          // that it takes
+
+  __device__ __forceinline__ CodeItem(const SharedStorage<C>& s, const AttentionParams& p,
+                                      int stage, const Thread<C>& t) {
+    const Item& item = s.items[stage];
+    common = s.score_factor[stage];
+    of_row[0] = of_row[1] = common;
+    if (!kPlain && p.q_scale.by_rows()) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const std::int32_t query = min(item.first_row + t.row(half), item.sequence.q_len - 1);
+        of_row[half] *= core::row_step(p, p.q_element, p.q_scale, item.b, item.head, query);
+      }
+    }
+    left_to_softmax = kPlain && common > 0.f;
+    factor = left_to_softmax ? common : 1.f;
+  }
+
+  /// Scores that have just come become probabilities.
+  __device__ __forceinline__ void weigh(Scores<C>& score, RowStates& states, float (&rescale)[2],
+                                        const Thread<C>& t, const AttentionParams& p,
+                                        const Item& item, std::int32_t tile, bool cut) const {
+    if (!kPlain && p.k_scale.by_rows()) scale_keys<C>(score, p, item, tile);
+    if (kPlain && !left_to_softmax) {
+#pragma unroll
+      for (int i = 0; i < C::kTileK / 2; ++i) score[i] *= common;
+    }
+    finish_scores<C, kPlain>(score, t, p, item, tile, cut, of_row);
+    softmax<C>(score, states, rescale, factor, p.plant);
+  }
+};
+
+/// o = rescale o + of_values P V.
+template <typename C, bool kScaled>
+__device__ __forceinline__ void add_output(Outputs<C>& o,
+                                           const std::uint32_t (&a)[C::kTileK / 32][4],
+                                           SharedStorage<C>& s, int stage,
+                                           const float (&rescale)[2], float of_values) {
+  constexpr int kColumns = C::kHeadDim < C::kPartColumns ? C::kHeadDim : C::kPartColumns;
+#pragma unroll
+  for (int first = 0; first < C::kHeadDim; first += kColumns) {
+    float part[kColumns / 2];
+    fence_products();
+    begin_part<C, kColumns>(part, a, s, stage, first);
+    wait_products<0>();
+    add_part<C, kColumns, kScaled>(o, part, first, rescale, of_values);
+  }
+}
+
 /// All items of the block.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void compute_codes(SharedStorage<C>& s, const Params& params) {
@@ -105,55 +161,36 @@ __device__ __forceinline__ void compute_codes(SharedStorage<C>& s, const Params&
   std::uint32_t a[C::kTileK / 32][4];
   for (Step<C> at{}; enter_item<C>(at, s, p, t); at.item.next()) {
     const Item& item = s.items[at.item.stage()];
-    const float common = s.score_factor[at.item.stage()];
-    float of_row[2] = {common, common};
-    if (!kPlain && p.q_scale.by_rows()) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const std::int32_t query = min(item.first_row + t.row(half), item.sequence.q_len - 1);
-        of_row[half] *= core::row_step(p, p.q_element, p.q_scale, item.b, item.head, query);
-      }
-    }
-    // The softmax takes a factor that is positive.
-    const bool left_to_softmax = kPlain && common > 0.f;
-    const float factor = left_to_softmax ? common : 1.f;
+    const CodeItem<C, kPlain> steps(s, p, at.item.stage(), t);
     RowStates states = fresh_states();
 #pragma unroll
     for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] = 0.f;
 
 #pragma unroll 1
     for (; at.left > 0; --at.left, ++at.tile, at.place.next()) {
-      wait(s.k_full[at.place.stage()], at.place.parity());
+      const RingPlace<C::kStages> place = at.place;
+      wait(s.k_full[place.stage()], place.parity());
       fence_products();
-      begin_scores<C>(score, s, at.queries().stage(), t.group, at.place.stage());
+      begin_scores<C>(score, s, at.queries().stage(), t.group, place.stage());
+      const bool cut = at.cut(s, t);
       wait_products<0>();
       pin(score);
-      arrive_once_per_warp(s.k_empty[at.place.stage()], t.lane);
+      arrive_once_per_warp(s.k_empty[place.stage()], t.lane);
       if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
-      if (!kPlain && p.k_scale.by_rows()) scale_keys<C>(score, p, item, at.tile);
-      if (kPlain && !left_to_softmax) {
-#pragma unroll
-        for (int i = 0; i < C::kTileK / 2; ++i) score[i] *= common;
-      }
-      finish_scores<C, kPlain>(score, t, p, item, at.tile, at.cut(s, t), of_row);
       float rescale[2];
-      softmax<C>(score, states, rescale, factor, p.plant);
+      steps.weigh(score, states, rescale, t, p, item, at.tile, cut);
       pack_code_operands<C>(a, score);
-      float of_values = 1.f;
-      if (p.v_scale.by_rows()) {
-        of_values = core::row_step(p, p.v_element, p.v_scale, item.b,
-                                   core::kv_head_of(p, item.head), at.tile * C::kTileK);
-      }
-      wait(s.v_full[at.place.stage()], at.place.parity());
-      add_output<C>(o, a, s, at.place.stage(), rescale, p.v_scale.by_rows(), of_values);
-      arrive_once_per_warp(s.v_empty[at.place.stage()], t.lane);
+      wait(s.v_full[place.stage()], place.parity());
+      const float of_values = kPlain ? 1.f : scale_of_values<C>(p, item, at.tile);
+      add_output<C, !kPlain>(o, a, s, place.stage(), rescale, of_values);
+      arrive_once_per_warp(s.v_empty[place.stage()], t.lane);
     }
     if (item.passes[t.group]) {
       pass_keys<C>(s, at.place, t);
       pass_values<C>(s, at.place, t);
       at.place.next();
     }
-    leave_states<C>(s, states, t, factor);
+    leave_states<C>(s, states, t, steps.factor);
     write_results<C>(o, s, p, item, t, s.output_factor[at.item.stage()]);
     arrive_once_per_warp(s.item_empty[at.item.stage()], t.lane);
   }

@@ -45,7 +45,10 @@ struct Config {
       std::conditional_t<kCodes, core::PanelTile<kHeadDim, kTileK, 1>, KeyTile>;
   static constexpr int kQueryStages = kShape.query_stages();
   static constexpr int kRawStages = kShape.raw_stages();
-  static constexpr int kTransposers = kCodes ? 2 : 0;                                // warps
+  // Columns of P V that have accumulators of their own at a time, where they are codes.
+  static constexpr int kPartColumns = kConsumers == 3 ? 64 : 128;
+  static constexpr int kSums = kCodes && kHeadDim > 64 ? 4 : 1;  // of a row, side by side
+  static constexpr int kTransposers = kCodes ? 2 : 0;            // warps
   static constexpr int kProductSteps = kHeadDim * kElementBytes / core::kStepBytes;  // of Q K^T
   // Probabilities are kept times 2^kProbabilityLog2: e4m3 then has as many powers of two below
   // them as it can. A maximum that grows by no more than 2^kLazyLog2 may wait: P then exceeds what
@@ -76,32 +79,25 @@ struct alignas(16) Item {
 inline constexpr int kItems = 4;  // the one that ends, the one that begins, and what comes next
 
 template <typename C>
-struct alignas(1024) Tiles {
+struct Tiles {
   unsigned char q[C::kQueryStages][C::QueryTile::kBytes];
   unsigned char k[C::kStages][C::KeyTile::kBytes];
   unsigned char v[C::kStages][C::ValueTile::kBytes];
 };
 
-/// What 8-bit inputs need besides.
+/// Those of 8-bit inputs, and what these need besides.
 template <typename C>
-struct alignas(1024) RawTiles {
+struct CodeTiles : Tiles<C> {
   unsigned char raw_v[C::kRawStages][C::KeyTile::kBytes];
-};
-template <typename C>
-struct CodeParts {
-  // Barrier    completed by             waited for by
-  // raw_full   the copies               the warps that transpose, who complete v_full
+  // Barrier    completed by              waited for by
+  // raw_full   the copies                the warps that transpose, who complete v_full
   // raw_empty  the warps that transpose  the loader; v_empty is theirs
   std::uint64_t raw_full[C::kRawStages], raw_empty[C::kRawStages];
   float score_factor[kItems], output_factor[kItems];  // of an item, from the scales of its head
 };
-struct NoRawTiles {};
-struct NoCodeParts {};
 
 template <typename C>
-struct alignas(1024) SharedStorage : Tiles<C>,
-                                     std::conditional_t<C::kCodes, RawTiles<C>, NoRawTiles>,
-                                     std::conditional_t<C::kCodes, CodeParts<C>, NoCodeParts> {
+struct alignas(1024) SharedStorage : std::conditional_t<C::kCodes, CodeTiles<C>, Tiles<C>> {
   // Barrier       completed by                    waited for by
   // *_full        the copies (item: the loader)   the warps that compute
   // *_empty       every computing warp            the loader

@@ -45,7 +45,8 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
       for (int i = 0; i < 2 * kRows; ++i) visit(4 * n + 2 * kFirst + i, kFirst + i / 2);
     }
   };
-  float max[2], base[2], sum[2];
+  constexpr int kSums = C::kSums;
+  float max[2], base[2], sum[2][kSums];
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) max[half] = states.of[half].max;
   of_rows([&](int i, int half) { max[half] = max_passing_nan(max[half], score[i]); });
@@ -62,15 +63,21 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
     if (plant.is(PlantedBug::rescale_forgotten)) rescale[half] = 1.f;
     base[half] -= C::kProbabilityLog2;
     state.max = max[half];
-    sum[half] = 0.f;
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sum[half][i] = 0.f;
   }
   of_rows([&](int i, int half) {
     score[i] = fast_exp2(fmaf(score[i], factor, -base[half]));
-    sum[half] += score[i];
+    sum[half][i / 4 % kSums] += score[i];
   });
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
-    states.of[half].sum = core::add_tile_sum(states.of[half].sum, rescale[half], sum[half]);
+#pragma unroll
+    for (int i = kSums / 2; i > 0; i /= 2) {
+#pragma unroll
+      for (int j = 0; j < i; ++j) sum[half][j] += sum[half][i + j];
+    }
+    states.of[half].sum = core::add_tile_sum(states.of[half].sum, rescale[half], sum[half][0]);
   }
 }
 

@@ -11,12 +11,10 @@ namespace flashcore::cuda::sm90 {
 
 /// What stays of a lane's four keys of a group of 16, of which only `keys` are the sequence's.
 __device__ __forceinline__ std::uint32_t mask_of_keys(int lane, int keys) {
-  std::uint32_t mask = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (core::key_at(4 * (lane % 4) + i) < keys) mask |= 0xffu << (8 * i);
-  }
-  return mask;
+  static_assert(core::key_at(5) == 3 && core::key_at(6) == 10);  // two pairs, 8 keys apart
+  const auto of_pair = [](int count) { return count <= 0 ? 0u : count == 1 ? 0xffu : 0xffffu; };
+  const int first = keys - core::key_at(4 * (lane % 4));
+  return of_pair(first) | of_pair(first - 8) << 16;
 }
 
 /// One warp's share of a tile, in pieces of 16 keys and 32 columns. ldmatrix transposes pairs of
@@ -27,23 +25,38 @@ __device__ __forceinline__ void transpose_tile(std::uint32_t s_from, std::uint32
                                                int lane, int keys, std::uint32_t code_mask) {
   using From = typename C::KeyTile;
   using To = typename C::ValueTile;
+  constexpr int kTogether = C::kHeadDim == 64 ? 2 : 4;  // pieces under way
   const std::uint32_t from = s_from + From::offset(lane % 16, 16 * (lane / 16));
   const std::uint32_t to = s_to + To::offset(lane, 0);
 #pragma unroll 1
   for (int group = share; group < C::kTileK / 16; group += C::kTransposers) {
-    std::uint32_t mask = code_mask;
-    if (keys < 16 * group + 16) mask &= mask_of_keys(not_hoisted(lane), keys - 16 * group);
-    const std::uint32_t at = (to ^ (group % 8 * 16)) + group / 8 * To::kPanelBytes;
-#pragma unroll(2)
-    for (int pair = 0; pair < C::kHeadDim / 32; ++pair) {
-      std::uint32_t x[4], y[4];
-      load_matrices_transposed(x, ((from + group * 16 * core::kPanelRowBytes) ^ (pair % 4 * 32)) +
-                                      pair / 4 * From::kPanelBytes);
+#pragma unroll 1
+    for (int first = 0; first < C::kHeadDim / 32; first += kTogether) {  // a panel's
+      std::uint32_t x[kTogether][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        y[i] = __byte_perm(x[i / 2 * 2], x[i / 2 * 2 + 1], i % 2 == 0 ? 0x6420 : 0x7531) & mask;
+      for (int i = 0; i < kTogether; ++i) {
+        load_matrices_transposed(x[i], ((from + group * 16 * core::kPanelRowBytes) ^ (i * 32)) +
+                                           first / 4 * From::kPanelBytes);
       }
-      store_matrices(at + pair * 32 * core::kPanelRowBytes, y);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; j += 2) {
+          const std::uint32_t low = x[i][j], high = x[i][j + 1];
+          x[i][j] = __byte_perm(low, high, 0x6420);
+          x[i][j + 1] = __byte_perm(low, high, 0x7531);
+        }
+      }
+      if (keys < 16 * group + 16 || code_mask != ~0u) {
+        const std::uint32_t mask = mask_of_keys(not_hoisted(lane), keys - 16 * group) & code_mask;
+#pragma unroll
+        for (int i = 0; i < 4 * kTogether; ++i) x[i / 4][i % 4] &= mask;
+      }
+      const std::uint32_t at = (to ^ (group % 8 * 16)) + group / 8 * To::kPanelBytes;
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        store_matrices(at + (first + i) * 32 * core::kPanelRowBytes, x[i]);
+      }
     }
   }
 }
