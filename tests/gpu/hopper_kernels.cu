@@ -12,6 +12,7 @@ namespace flashcore::gpu_test {
 namespace {
 
 constexpr int kGroupThreads = 128;  // of a warpgroup
+constexpr int kPanelColumns = core::PanelTile<64, 64>::kPanelColumns;
 
 /// All of a kernel's shared memory, as one struct: tiles then begin where its alignment says.
 template <typename Storage>
@@ -45,16 +46,13 @@ auto with_element(HalfFormat format, F f) {
 
 /// Writes a row-major matrix into a tile; what is left of the tile is NaN. To be followed by
 /// publish_tiles().
-template <typename Tile>
-__device__ void fill_tile(unsigned char* s_tile, const std::uint16_t* g_matrix, int rows,
-                          int columns) {
-  for (int i = threadIdx.x; i < Tile::kBytes / 2; i += blockDim.x) {
-    reinterpret_cast<std::uint16_t*>(s_tile)[i] = 0xffff;
-  }
+template <typename Tile, typename Bits>
+__device__ void fill_tile(unsigned char* s_tile, const Bits* g_matrix, int rows, int columns) {
+  for (int i = threadIdx.x; i < Tile::kBytes; i += blockDim.x) s_tile[i] = 0xff;
   __syncthreads();
   for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
     const std::uint32_t offset = Tile::offset(i / columns, i % columns);
-    *reinterpret_cast<std::uint16_t*>(s_tile + offset) = g_matrix[i];
+    *reinterpret_cast<Bits*>(s_tile + offset) = g_matrix[i];
   }
 }
 
@@ -95,7 +93,7 @@ __global__ void copy_tile(const __grid_constant__ CUtensorMap map, int row, int 
   publish_tiles();
   if (threadIdx.x == 0) cuda::sm90::copy_tile<Tile>(s.tile, map, row, head, batch, s.full);
   cuda::wait(s.full, 0);
-  constexpr int kColumns = Tile::kPanels * core::kPanelColumns;
+  constexpr int kColumns = Tile::kPanels * Tile::kPanelColumns;
   for (int i = threadIdx.x; i < Tile::kBytes / 2; i += blockDim.x) {
     g_out[i] = s_elements[Tile::offset(i / kColumns, i % kColumns) / 2];
   }
@@ -115,12 +113,11 @@ std::vector<std::uint16_t> copied(const TileCopy& call) {
 // ---------------------------------------------------------------------------------------------
 // Barriers
 
-using RingTile = core::PanelTile<kRingRows, core::kPanelColumns>;
+using RingTile = core::PanelTile<kRingRows, kPanelColumns>;
 
 CUtensorMap ring_map(const Array<std::uint16_t>& matrix, std::size_t elements) {
-  const auto rows = static_cast<std::int64_t>(elements) / core::kPanelColumns;
-  return map_of(matrix, {0, 0, core::kPanelColumns, 1}, {core::kPanelColumns, rows, 1, 1},
-                kRingRows);
+  const auto rows = static_cast<std::int64_t>(elements) / kPanelColumns;
+  return map_of(matrix, {0, 0, kPanelColumns, 1}, {kPanelColumns, rows, 1, 1}, kRingRows);
 }
 
 /// Whether the phase of this parity has ended: wait() without waiting.
@@ -211,11 +208,11 @@ __global__ void through_ring(const __grid_constant__ CUtensorMap map, int tiles,
     cuda::wait(s.full[place.stage()], place.parity());
     if ((tile + warp) % 7 == 2) be_late();
     for (int i = threadIdx.x; i < kElements; i += 32 * kReaders) {
-      const int row = i / core::kPanelColumns, column = i % core::kPanelColumns;
+      const int row = i / kPanelColumns, column = i % kPanelColumns;
       g_out[tile * kElements + i] = *reinterpret_cast<const std::uint16_t*>(
           s.tile[place.stage()] + RingTile::offset(row, column));
     }
-    cuda::sm90::arrive_once_per_warp(s.empty[place.stage()], lane);
+    cuda::arrive_once_per_warp(s.empty[place.stage()], lane);
   }
 }
 
@@ -364,6 +361,62 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 }
 
 template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    code_products(const std::uint8_t* g_q, const std::uint8_t* g_k, const std::uint8_t* g_v,
+                  const float* g_p, int keys, float* g_scores, std::uint8_t* g_transposed,
+                  float* g_out) {
+  namespace sm90 = cuda::sm90;
+  constexpr int kQueryStage = C::kQueryStages - 1, kStage = C::kStages - 1;
+  constexpr int kColumns = C::kHeadDim < C::kPartColumns ? C::kHeadDim : C::kPartColumns;
+  auto& s = shared_storage<sm90::SharedStorage<C>>();
+  fill_tile<typename C::QueryTile>(s.q[kQueryStage], g_q, C::kTileQ, C::kHeadDim);
+  fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);
+  fill_tile<typename C::KeyTile>(s.raw_v[C::kRawStages - 1], g_v, C::kTileK, C::kHeadDim);
+  publish_tiles();
+  if (threadIdx.x < 32 * C::kTransposers) {
+    sm90::transpose_tile<C>(cuda::shared_address(s.raw_v[C::kRawStages - 1]),
+                            cuda::shared_address(s.v[kStage]), threadIdx.x / 32, threadIdx.x % 32,
+                            keys, ~0u);
+  }
+  publish_tiles();
+  for (int i = threadIdx.x; i < C::kHeadDim * C::kTileK; i += blockDim.x) {
+    g_transposed[i] = s.v[kStage][C::ValueTile::offset(i / C::kTileK, i % C::kTileK)];
+  }
+  if (threadIdx.x < kGroupThreads) {
+    cuda::shrink_registers<C::kProducerRegisters>();
+    return;
+  }
+  cuda::grow_registers<C::kConsumerRegisters>();
+  const sm90::Thread<C> t(threadIdx.x);
+  sm90::Scores<C> score;
+  cuda::fence_products();
+  sm90::begin_scores<C>(score, s, kQueryStage, t.group, kStage);
+  cuda::wait_products<0>();
+  cuda::pin(score);
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 2; ++i) {
+    const int at = t.row(i / 2 % 2) * C::kTileK + t.column(i / 4, i % 2);
+    g_scores[at] = score[i];
+    score[i] = g_p[at];
+  }
+  std::uint32_t a[C::kTileK / 32][4];
+  sm90::pack_code_operands<C>(a, score);
+#pragma unroll
+  for (int first = 0; first < C::kHeadDim; first += kColumns) {
+    float part[kColumns / 2];
+    cuda::fence_products();
+    sm90::begin_part<C, kColumns>(part, a, s, kStage, first);
+    cuda::wait_products<0>();
+    cuda::pin(part);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const int column = core::column_of_row(first + t.column(i / 4, i % 2));
+      g_out[t.row(i / 2 % 2) * C::kHeadDim + column] = part[i];
+    }
+  }
+}
+
+template <typename C>
 bool is_config_of(const KernelInfo& kernel) {
   return kernel.head_dim == C::kHeadDim && kernel.tile_q == C::kTileQ &&
          kernel.tile_k == C::kTileK &&
@@ -387,6 +440,26 @@ std::vector<float> two_products_of(const KernelInfo& kernel, const std::vector<s
   launch<cuda::sm90::SharedStorage<C>>(two_products<C>, C::kThreads, in_q.get(), in_k.get(),
                                        in_v.get(), out.get());
   return out.host();
+}
+
+template <typename C, typename... Others>
+CodeProducts code_products_of(const KernelInfo& kernel, const std::vector<std::uint8_t>& q,
+                              const std::vector<std::uint8_t>& k,
+                              const std::vector<std::uint8_t>& v, const std::vector<float>& p,
+                              int keys) {
+  if (!is_config_of<C>(kernel)) {
+    if constexpr (sizeof...(Others) > 0) {
+      return code_products_of<Others...>(kernel, q, k, v, p, keys);
+    } else {
+      throw std::runtime_error(std::string(kernel.id) + ": add its shape to run_code_products()");
+    }
+  }
+  const Array<std::uint8_t> in_q(q), in_k(k), in_v(v), transposed(v.size());
+  const Array<float> in_p(p), scores(p.size()), out(q.size());
+  launch<cuda::sm90::SharedStorage<C>>(code_products<C>, C::kThreads, in_q.get(), in_k.get(),
+                                       in_v.get(), in_p.get(), keys, scores.get(), transposed.get(),
+                                       out.get());
+  return {scores.host(), transposed.host(), out.host()};
 }
 
 }  // namespace
@@ -460,6 +533,19 @@ std::vector<float> run_two_products(const KernelInfo& kernel, const std::vector<
                            cuda::sm90::Config<T, 256, 128, 80, 2, 16, 384>>(kernel, q, k, v);
   };
   return with_element(kernel.dtype == DType::f16 ? HalfFormat::f16 : HalfFormat::bf16, run);
+}
+
+CodeProducts run_code_products(const KernelInfo& kernel, const std::vector<std::uint8_t>& q,
+                               const std::vector<std::uint8_t>& k,
+                               const std::vector<std::uint8_t>& v, const std::vector<float>& p,
+                               int keys) {
+  using T = __half;  // the output's, which these products do not have
+  return code_products_of<cuda::sm90::CodeConfig<T, 64, 192, 192, 2, 16, 512>,
+                          cuda::sm90::CodeConfig<T, 64, 192, 128, 4, 16, 512>,
+                          cuda::sm90::CodeConfig<T, 64, 64, 128, 4, 16, 256>,
+                          cuda::sm90::CodeConfig<T, 128, 192, 128, 4, 16, 512>,
+                          cuda::sm90::CodeConfig<T, 256, 128, 128, 2, 16, 384>>(kernel, q, k, v, p,
+                                                                                keys);
 }
 
 }  // namespace flashcore::gpu_test

@@ -71,4 +71,16 @@ std::vector<float> run_two_products(const KernelInfo& kernel, const std::vector<
                                     const std::vector<std::uint16_t>& k,
                                     const std::vector<std::uint16_t>& v);
 
+/// What a kernel on e4m3 codes is made of, with its own functions. q is [tile_q, head_dim], k and v
+/// are [tile_k, head_dim], in codes; p is [tile_q, tile_k], of values that e4m3 has.
+struct CodeProducts {
+  std::vector<float> scores;             // Q K^T, [tile_q, tile_k]
+  std::vector<std::uint8_t> transposed;  // V: [head_dim, tile_k], rows as they lie in the tile
+  std::vector<float> output;             // P V of the `keys` first keys, [tile_q, head_dim]
+};
+CodeProducts run_code_products(const KernelInfo& kernel, const std::vector<std::uint8_t>& q,
+                               const std::vector<std::uint8_t>& k,
+                               const std::vector<std::uint8_t>& v, const std::vector<float>& p,
+                               int keys);
+
 }  // namespace flashcore::gpu_test

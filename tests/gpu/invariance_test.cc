@@ -40,15 +40,16 @@ class Subject {
   /// kernel: null for the planner's choice.
   explicit Subject(const KernelInfo* kernel)
       : dtype_(kernel == nullptr ? DType::bf16 : kernel->dtype),
+        q_dtype_(kernel != nullptr && needs_e4m3(*kernel) ? DType::e4m3 : dtype_),
         kv_dtype_(kernel != nullptr && needs_8_bits(*kernel) ? DType::e4m3 : dtype_),
         dim_(kernel == nullptr ? 64 : kernel->head_dim),
-        q_rows_(random_rows(dtype_, kQLen, kQLen, kQHeads, 1)),
+        q_rows_(random_rows(q_dtype_, kQLen, kQLen, kQHeads, 1)),
         k_rows_(random_rows(kv_dtype_, kKvLen + kSlack, kKvLen, kKvHeads, 2)),
         v_rows_(random_rows(kv_dtype_, kKvLen + kSlack, kKvLen, kKvHeads, 3)),
         q_memory_(q_rows_),
         k_memory_(k_rows_),
         v_memory_(v_rows_),
-        q(heads_second(q_memory_, dtype_, kBatch, kQLen, kQHeads)),
+        q(heads_second(q_memory_, q_dtype_, kBatch, kQLen, kQHeads)),
         k(heads_second(k_memory_, kv_dtype_, kBatch, kKvLen + kSlack, kKvHeads)),
         v(heads_second(v_memory_, kv_dtype_, kBatch, kKvLen + kSlack, kKvHeads)) {
     options.causal = true;
@@ -80,7 +81,7 @@ class Subject {
     return swap_axes(view(memory.data(), dtype, {batch, len, heads, dim_}, kGpu), 1, 2);
   }
 
-  DType dtype_, kv_dtype_;
+  DType dtype_, q_dtype_, kv_dtype_;
   std::int64_t dim_;
   Bytes q_rows_, k_rows_, v_rows_;
   DeviceBuffer q_memory_, k_memory_, v_memory_;
@@ -91,7 +92,7 @@ class Subject {
   Bits whole;
 
   TensorView packed_q() const {
-    return view(q_memory_.data(), dtype_, {kBatch * kQLen, kQHeads, dim_}, kGpu);
+    return view(q_memory_.data(), q_dtype_, {kBatch * kQLen, kQHeads, dim_}, kGpu);
   }
 
   /// Runs the views with a compact out and returns its bits.

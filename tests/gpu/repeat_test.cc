@@ -77,6 +77,7 @@ TEST_F(Repeats, ItemsDealtOutByTicket) {
     verify::CaseSpec spec = dense(kernel->dtype, 5, 40, 20, 3, 300, kernel->head_dim);
     spec.options.kernel = kernel->id;
     spec.options.causal = true;
+    verify::fit_to_kernel(*kernel, spec);
     const verify::CaseMemory memory(spec);
     GpuCase gpu(memory);
     gpu.load(memory);

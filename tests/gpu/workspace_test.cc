@@ -45,6 +45,7 @@ TEST_F(WorkspaceUse, TicketsAreGivenBack) {
       spec.options.kernel = kernel->id;
       spec.options.causal = spec.lse = true;
       spec.q_packed = spec.kv_packed = packed;
+      verify::fit_to_kernel(*kernel, spec);
       const verify::CaseMemory memory(spec);
       GpuCase gpu(memory);
       EXPECT_GT(gpu.plan().work_items, gpu.plan().device.sm_count);

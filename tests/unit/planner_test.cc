@@ -87,6 +87,9 @@ const WantedOnGpu kWantedOnGpu[] = {
     {"t4", DType::f32, 8, 16, 1024, 1024, 200, 200, "simt", 256},
     // 8-bit tensors have kernels of their own, of three sizes.
     {"h200", DType::e4m3, 16, 8, 1, 8192, 128, 128, "sm80_8bit", 128},
+    {"h200", DType::e4m3, 4, 8, 4096, 4096, 128, 128, "sm90_e4m3", 128},
+    {"h200", DType::e4m3, 4, 8, 4096, 4096, 192, 128, "sm90_e4m3", 256},
+    {"h200", DType::int8, 4, 8, 4096, 4096, 128, 128, "sm80_8bit", 128},
     {"a100", DType::int8, 4, 8, 2048, 2048, 64, 64, "sm80_8bit", 64},
     {"l4", DType::byte, 1, 8, 512, 512, 72, 64, "sm80_8bit", 128},
     {"a100", DType::e5m2, 4, 8, 2048, 2048, 129, 192, "sm80_8bit", 256},
@@ -300,6 +303,31 @@ TEST(Planner, EightBitKernelsTakeEightBitKeysAndValuesOnly) {
   p.v.dtype = DType::int8;
   EXPECT_EQ(supports(eight, p, device), Reject::none);
   EXPECT_STREQ(make_plan(p, device)->kernel->family, "sm80_8bit");
+}
+
+// Where tensor cores read codes as they are, all are e4m3, and a step's values have one scale.
+TEST(Planner, HopperTakesCodesOfOneFormatAndScalesOfWholeSteps) {
+  const DeviceInfo device = *named_device("h200");
+  Problem p = *dense_problem(DType::bf16, 4, 8, 8, 4096, 4096, 128, 128, {}, device.device);
+  const KernelInfo& kernel = *find_kernel("fwd_sm90_e4m3_bf16_d128_q192");
+  EXPECT_EQ(supports(kernel, p, device), Reject::storage);
+  p.k.dtype = p.v.dtype = DType::e4m3;
+  EXPECT_EQ(supports(kernel, p, device), Reject::storage);
+  EXPECT_STREQ(make_plan(p, device)->kernel->family, "sm80_8bit");
+  p.q.dtype = DType::e4m3;
+  EXPECT_EQ(make_plan(p, device)->kernel, &kernel);
+  p.k_scale.row = 1;  // blocks
+  for (const auto& [block, fits] : {std::pair{8, true}, {64, true}, {12, false}, {1, false}}) {
+    p.options.kv_scale_block = block;
+    EXPECT_EQ(supports(kernel, p, device), fits ? Reject::none : Reject::scales) << block;
+  }
+  p.v_scale.row = 1;
+  for (const auto& [block, fits] : {std::pair{128, true}, {384, true}, {64, false}, {192, false}}) {
+    p.options.kv_scale_block = block;
+    EXPECT_EQ(supports(kernel, p, device), fits ? Reject::none : Reject::scales) << block;
+    EXPECT_STREQ(make_plan(p, device)->kernel->family, fits ? "sm90_e4m3" : "sm80_8bit") << block;
+  }
+  EXPECT_NE(describe(Reject::scales, kernel, p, device).find("of v's of 128"), std::string::npos);
 }
 
 TEST(Planner, BatchInvariantInF16MeansOneScaleOfValues) {

@@ -105,6 +105,7 @@ TEST(Library, VersionAndFingerprints) {
   }
   EXPECT_STRNE(source_fingerprint(""), source_fingerprint("cpu"));
   EXPECT_STREQ(source_fingerprint("sm80_8bit"), source_fingerprint("sm80"));
+  EXPECT_STREQ(source_fingerprint("sm90_e4m3"), source_fingerprint("sm90"));
   EXPECT_STREQ(source_fingerprint(nullptr), source_fingerprint(""));
   EXPECT_EQ(source_fingerprint("sm123"), nullptr);
 }

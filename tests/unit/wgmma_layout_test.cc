@@ -162,5 +162,49 @@ TEST(MatrixDescriptor, AdvancesItsAddressAlone) {
   }
 }
 
+// 8-bit tiles are the same panels, of twice the columns.
+TEST(CodePanels, AreBytesOfTheSamePanels) {
+  using Tile = PanelTile<192, 256, 1>;
+  using Halves = PanelTile<192, 128>;
+  static_assert(Tile::kBytes == Halves::kBytes && Tile::kPanelColumns == 128);
+  for (int row = 0; row < 192; ++row) {
+    for (int column = 0; column < 256; ++column) {
+      EXPECT_EQ(Tile::offset(row, column),
+                Halves::offset(row, column / 2) + static_cast<std::uint32_t>(column % 2));
+    }
+  }
+  for (int step = 0; step < 8; ++step) EXPECT_EQ(Tile::along_rows(step), Halves::along_rows(step));
+}
+
+// A lane's operand of 32 keys holds what its accumulators of four n-tiles do: register r, byte i.
+TEST(CodePlaces, AreThoseOfTheLanesOwnScores) {
+  std::set<int> keys;
+  for (int place = 0; place < 16; ++place) keys.insert(key_at(place));
+  EXPECT_EQ(keys.size(), 16u);
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int i = 0; i < 4; ++i) {
+      const int place = 4 * (lane % 4) + i;  // of mma.m16n8k32's A operand, registers 0 and 1
+      const int n_tile = i / 2, in_tile = 2 * (lane % 4) + i % 2;
+      EXPECT_EQ(key_at(place), 8 * n_tile + in_tile);
+      EXPECT_EQ(key_at(16 + place), key_at(place));
+    }
+  }
+}
+
+// A lane has columns 2 (lane % 4) and the next of every n-tile: of V, four in a row from two tiles.
+TEST(CodePlaces, RowsOfTheTransposedTileGiveFourNeighbours) {
+  std::set<int> columns;
+  for (int row = 0; row < 64; ++row) columns.insert(column_of_row(row));
+  EXPECT_EQ(columns.size(), 64u);
+  for (int pair = 0; pair < 4; ++pair) {
+    for (int member = 0; member < 4; ++member) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = 16 * pair + 8 * (i % 2) + 2 * member + i / 2;
+        EXPECT_EQ(column_of_row(row), 16 * pair + 4 * member + i);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashcore::core

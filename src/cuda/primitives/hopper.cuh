@@ -94,6 +94,14 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/// Four 8×8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices(std::uint32_t s_row, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :
+               : "r"(s_row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // Named barriers, 1 … 15, among `threads` threads.
 
 __device__ __forceinline__ void sync_named(int id, int threads) {

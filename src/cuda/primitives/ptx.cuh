@@ -74,16 +74,6 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4],
                : "memory");
 }
 
-/// Four 8×8 matrices (sm_90); lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void store_matrices(std::uint32_t s_row, const std::uint32_t (&r)[4]) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               :
-               : "r"(s_row), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-               : "memory");
-#endif
-}
-
 /// c += a b, 16 × 8 × 16, f32 accumulators.
 template <typename T>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4],
