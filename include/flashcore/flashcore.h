@@ -196,7 +196,7 @@ typedef struct flashcore_quant_params {
   const flashcore_tensor* saturated; /* or NULL; i32 of scale's shape, written by quantize */
   int64_t block_rows;                /* rows that share a scale, where it has blocks */
   int32_t given_scale;               /* 1: quantize reads scale; 0: it writes it */
-  int32_t reserved;                  /* 0 */
+  int32_t rotate;                    /* 1: rows are rotated, as QuantOptions::rotate says */
   void* workspace;                   /* or NULL; a GPU reports NaN that have no code there */
   size_t workspace_bytes;
   void* stream;

@@ -4,6 +4,9 @@
 //
 // A code is the nearest one to value * (1 / scale), ties to even. What lies beyond the largest
 // finite code, infinities too, becomes that code and is counted. NaN stays NaN in e4m3 and e5m2.
+//
+// Rows may be rotated on the way, for inputs some of whose columns are far larger than the others:
+// see QuantOptions::rotate.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +30,25 @@ struct QuantOptions {
   /// quantize(): scale is read (positive, finite) instead of written. Otherwise the largest finite
   /// magnitude of what shares a scale becomes the largest code; a slice of zeros gets scale 1.
   bool given_scale = false;
+  /// Rotate every row (of at most 576 columns): quantize() multiplies it by an orthogonal matrix
+  /// before scales and codes are found, dequantize() by its inverse in the end. It is the same for
+  /// all rows of so many columns, so q and k, both rotated, have the scores they had; v is not
+  /// rotated. With d columns, and 2^k the largest power of two that divides d, the matrix is
+  /// diag(s) diag(H, …, H): s[c] = (-1)^(how often c has two neighbouring ones in binary), H
+  /// Sylvester's Hadamard matrix of order 2^k over sqrt(2^k), d / 2^k times. Computed in f32.
+  /// A row with a NaN or an infinity, or with sums beyond f32, becomes NaN in the columns of that
+  /// H; int8 and byte refuse it.
+  bool rotate = false;
 };
 
 /// On the CPU a NaN that the type cannot say, or a scale that is not positive and finite, makes it
-/// fail with its index named and nothing written. On a GPU nothing is read back: such a NaN becomes
-/// 0 and is reported by workspace_status() if a workspace (of kWorkspaceHeaderBytes or more) is
-/// given.
+/// fail with its index (in from) named and nothing written. On a GPU nothing is read back: such a
+/// NaN becomes 0 and is reported by workspace_status() if a workspace (of kWorkspaceHeaderBytes or
+/// more) is given.
 FLASHCORE_API Status quantize(const QuantTensors& tensors, const QuantOptions& options = {},
                               Workspace workspace = {}, Stream stream = nullptr) noexcept;
 
-/// options.block_rows only.
+/// options.block_rows and options.rotate only.
 FLASHCORE_API Status dequantize(const QuantTensors& tensors, const QuantOptions& options = {},
                                 Stream stream = nullptr) noexcept;
 

@@ -156,7 +156,7 @@ class QuantParams(ctypes.Structure):
         ("saturated", POINTER(Tensor)),
         ("block_rows", c_int64),
         ("given_scale", c_int32),
-        ("reserved", c_int32),
+        ("rotate", c_int32),
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
         ("stream", c_void_p),

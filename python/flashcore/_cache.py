@@ -6,7 +6,7 @@ from typing import Any
 from flashcore import _abi
 from flashcore._arrays import kind_of
 from flashcore._prepared import library
-from flashcore._quant import Pointers, Quantized
+from flashcore._quant import Pointers, Quantized, is_rotated
 
 _MAX_PARTS = 32
 
@@ -25,7 +25,8 @@ def append(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, *, block_tabl
     or with cu_seqlens_new packed, [total_new, kv_heads, head_dim]. layout="bshd" swaps heads and
     lengths of what is neither paged nor packed. The attention that follows is told the new lengths.
     k and v may be Quantized: what is new becomes codes under the scales that are there (the NaN rules
-    of quantize() hold), or stays as it is where it is a Quantized too.
+    of quantize() hold), or stays as it is where it is a Quantized too. Nothing is rotated here: what
+    goes into a rotated k is a Quantized, made by quantize(..., scale=..., rotate=True).
 
     >>> import numpy as np, flashcore
     >>> k, v = np.zeros((2, 1, 1, 8, 4), np.float32)
@@ -74,6 +75,12 @@ def _append_codes(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, block_
         raise ValueError("k and v: one is a Quantized, the other is not; wanted both or neither")
     if k.block_rows != v.block_rows:
         raise ValueError(f"v: block_rows is {v.block_rows}, k has {k.block_rows}; they must match")
+    for name, new, cache in (("k", k_new, k), ("v", v_new, v)):
+        if is_rotated(new) != is_rotated(cache):
+            raise ValueError(f"{name}_new: is{'' if is_rotated(new) else ' not'} rotated, {name} is"
+                             f"{'' if is_rotated(cache) else ' not'}; append() rotates nothing: "
+                             f"make {name}_new by quantize(..., scale=..., "
+                             f"rotate={is_rotated(cache)})")
     pointers = Pointers()
     params = _abi.AppendParams(kv_scale_block=k.block_rows)
     for name, one in (("k_new", k_new), ("v_new", v_new), ("k", k), ("v", v)):

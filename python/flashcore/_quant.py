@@ -19,22 +19,28 @@ class Quantized(NamedTuple):
     scale       f32 [1], [batch, heads] or [batch, heads, blocks]; None: 1
     dtype       e4m3, e5m2, int8 or byte; None: what the array's own type says (uint8 is byte)
     block_rows  rows (keys) that share a scale, where it has blocks
+    rotated     rows were rotated before they became codes: quantize(..., rotate=True)
     """
 
     codes: Any
     scale: Any = None
     dtype: str | None = None
     block_rows: int = 0
+    rotated: bool = False
 
 
 def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: int = 0,
-             scale: Any = None, return_saturated: bool = False, checked: bool = False) -> Any:
+             scale: Any = None, rotate: bool = False, return_saturated: bool = False,
+             checked: bool = False) -> Any:
     """x (float32, float16, bfloat16; [batch, heads, len, dim]) as a Quantized of the same framework.
 
     dtype     e4m3, e5m2, int8 (symmetric) or byte (zero at 128)
     per       what shares a scale: the "tensor", each "head" of each batch, or a "block" of block_rows
               rows of it
     scale     f32, used as it is; by default the largest magnitude becomes the largest code
+    rotate    multiply rows by an orthogonal matrix first, which spreads what is large in a few
+              columns over many (docs/numerics.md, "Rotating"). For q and k: both or neither, since
+              only then scores are what they were. dequantize() turns rows back
     checked   a NaN that int8 or byte cannot say raises on a GPU too, instead of becoming 0; waits
               for the GPU
 
@@ -62,13 +68,14 @@ def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: in
     given = scale is not None
     if not given:
         scale = kind.empty(x, wanted, "f32")
-    made = Quantized(codes, scale, dtype, block_rows if per == "block" else 0)
+    made = Quantized(codes, scale, dtype, block_rows if per == "block" else 0, bool(rotate))
     saturated = kind.empty(x, tuple(scale.shape), "i32") if return_saturated else None
     pointers = Pointers()
     params = _abi.QuantParams(to=pointers.to("codes", codes, dtype),
                               scale=pointers.to("scale", scale),
                               saturated=pointers.to("saturated", saturated),
-                              block_rows=made.block_rows, given_scale=given)
+                              block_rows=made.block_rows, given_scale=given,
+                              rotate=made.rotated)
     setattr(params, "from", pointers.to("x", x))
     _run(library().quantize, params, kind, x, checked)
     if kind.finish is not None:
@@ -79,7 +86,8 @@ def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: in
 
 
 def dequantize(x: Quantized, dtype: str = "f32", *, out: Any = None) -> Any:
-    """The values of a Quantized as f32, f16 or (torch) bf16, or in `out`.
+    """The values of a Quantized as f32, f16 or (torch) bf16, or in `out`; of a rotated one, those
+    before the rotation.
 
     >>> import numpy as np, flashcore
     >>> flashcore.dequantize(flashcore.quantize(np.array([0.5, -1.0], np.float32))).tolist()
@@ -99,7 +107,7 @@ def dequantize(x: Quantized, dtype: str = "f32", *, out: Any = None) -> Any:
         scale = kind.empty(x.codes, (1,), "f32")
         scale[0] = 1.0
     params = _abi.QuantParams(to=pointers.to("out", made), scale=pointers.to("scale", scale),
-                              block_rows=x.block_rows, given_scale=1)
+                              block_rows=x.block_rows, given_scale=1, rotate=x.rotated)
     setattr(params, "from", pointers.to("x.codes", x.codes, x.dtype))
     _run(library().dequantize, params, kind, x.codes)
     return made if out is not None or kind.finish is None else kind.finish(made)
@@ -131,6 +139,7 @@ def explain(q: Any, k: Any, v: Any, options: Any, optional: Any, out: Any) -> st
 def _bind(q: Any, k: Any, v: Any, options: Any, optional: Any, out: Any) -> tuple[Any, ...]:
     """A call with the descriptors of these arrays in it; the kind and array it runs by; its results."""
     from flashcore import _attention  # which imports this module
+    _check_rotations(q, k, v)
     array, values = _codes(q), _codes(v)
     kind = kind_of("q", array)
     given = _attention._given(kind, array, optional)
@@ -171,6 +180,21 @@ def _describe(call: Any, name: str, one: Any) -> None:
         if before not in (0, one.block_rows):
             raise ValueError(f"v: block_rows is {one.block_rows}, k has {before}; they must match")
         setattr(call.params, _BLOCKS[name], one.block_rows)
+
+
+def is_rotated(one: Any) -> bool:
+    return type(one) is Quantized and one.rotated
+
+
+def _check_rotations(q: Any, k: Any, v: Any) -> None:
+    """Scores need q and k rotated alike; a rotated v would give a rotated result."""
+    if is_rotated(v):
+        raise ValueError("v: is rotated; quantize it without rotate=True, which is for q and k")
+    if is_rotated(q) and not is_rotated(k):
+        raise ValueError("k: is not rotated, q is; quantize both with rotate=True, or neither")
+    if is_rotated(k) and not is_rotated(q):
+        raise ValueError("q: is not rotated, k is; quantize both with rotate=True, or neither (where "
+                         "a wider q was rotated by other means, give k._replace(rotated=False))")
 
 
 def _codes(one: Any) -> Any:

@@ -219,6 +219,9 @@ Result<QuantTensors> convert(const flashcore_quant_params* p) {
   if (p->given_scale != 0 && p->given_scale != 1) {
     return invalid_argument("given_scale is %d; wanted 0 or 1", p->given_scale);
   }
+  if (p->rotate != 0 && p->rotate != 1) {
+    return invalid_argument("rotate is %d; wanted 0 or 1", p->rotate);
+  }
   QuantTensors t;
   FLASHCORE_RETURN_IF_ERROR(convert("from", p->from, t.from));
   FLASHCORE_RETURN_IF_ERROR(convert("to", p->to, t.to));
@@ -446,7 +449,7 @@ std::int32_t flashcore_quantize(const flashcore_quant_params* params, flashcore_
   return entry(error, [&]() -> Status {
     const Result<QuantTensors> t = convert(params);
     if (!t.ok()) return t.status();
-    return quantize(*t, {params->block_rows, params->given_scale != 0},
+    return quantize(*t, {params->block_rows, params->given_scale != 0, params->rotate != 0},
                     {params->workspace, params->workspace_bytes, t->from.device}, params->stream);
   });
 }
@@ -455,7 +458,7 @@ std::int32_t flashcore_dequantize(const flashcore_quant_params* params, flashcor
   return entry(error, [&]() -> Status {
     const Result<QuantTensors> t = convert(params);
     if (!t.ok()) return t.status();
-    return dequantize(*t, {params->block_rows, true}, params->stream);
+    return dequantize(*t, {params->block_rows, true, params->rotate != 0}, params->stream);
   });
 }
 

@@ -90,6 +90,10 @@ Status describe(const QuantTensors& t, const QuantOptions& options, bool quantiz
     return invalid_argument("block_rows is %lld; wanted 0 or a number of rows",
                             ll{options.block_rows});
   }
+  if (options.rotate && from.shape[3] > core::kMaxRotatedColumns) {
+    return invalid_argument("from: has %lld columns; rotate takes at most %d", ll{from.shape[3]},
+                            core::kMaxRotatedColumns);
+  }
   Layout scale, saturated;
   FLASHCORE_RETURN_IF_ERROR(describe_scale("scale", t.scale, from.shape[0], from.shape[1],
                                            from.shape[2], options.block_rows, "block_rows", scale));
@@ -133,6 +137,7 @@ Status describe(const QuantTensors& t, const QuantOptions& options, bool quantiz
   p.slots_heads = t.scale.rank > 1 ? narrow(t.scale.shape[1]) : 1;
   p.slots_blocks = blocks ? narrow(t.scale.shape[2]) : 1;
   p.given_scale = !quantizes || options.given_scale;
+  p.rotate = options.rotate;
   const auto in_pieces = [&](const Layout& layout) {
     return layout.column == 1 && layout.alignment_bytes >= 16 && p.columns % 16 == 0;
   };

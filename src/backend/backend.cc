@@ -85,6 +85,12 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
           code == core::ErrorCode::appended_k_scale ? "k_scale" : "v_scale",
           static_cast<long long>(slot.index), slot.batch, static_cast<long long>(slot.value));
     case core::ErrorCode::quantized_nan:
+      if (slot.value != 0) {
+        return invalid_argument(
+            "from: element %lld, counted row by row, is not finite, or its row's sums are not: it "
+            "has no rotation that int8 and byte can say (it became 0); e4m3 and e5m2 can say NaN",
+            static_cast<long long>(slot.index));
+      }
       return invalid_argument(
           "from: element %lld, counted row by row, is NaN, which int8 and byte cannot say (it "
           "became "

@@ -67,6 +67,14 @@ FLASHCORE_HD constexpr bool has_nan(Element element) {
   return element == Element::e4m3 || element == Element::e5m2;
 }
 
+/// The bits of the smallest magnitude, in steps, that rounds past the largest finite code; those of
+/// infinities and NaN are larger.
+FLASHCORE_HD constexpr std::uint32_t saturates_from(Element element) {
+  return element == Element::e4m3   ? 0x43e80001u   // 464 is half-way to 480, goes to 448: even
+         : element == Element::e5m2 ? 0x47700000u   // 61440 is half-way to 65536 and would go there
+                                    : 0x42ff0000u;  // 127.5
+}
+
 /// All codes of a format: for who reads many.
 struct CodeTable {
   float value[256];
@@ -86,8 +94,8 @@ struct Code {
 
 namespace detail {
 
-/// An 8-bit float with `kMantissa` mantissa bits and this exponent bias, from the largest finite
-/// code on saturated. `too_large`: the bits of the smallest magnitude that rounds past it.
+/// An 8-bit float with `kMantissa` mantissa bits and this exponent bias, saturated from `too_large`
+/// on.
 template <int kMantissa, int kBias>
 FLASHCORE_HD Code float8_code(float value, std::uint8_t largest, std::uint32_t too_large) {
   const std::uint32_t bits = bits_of_float(value);
@@ -123,11 +131,11 @@ FLASHCORE_HD float round_to_even(float value) {
 /// The code nearest to a value given in steps, ties to even. What lies beyond the largest finite
 /// code, infinities too, becomes that. NaN stays NaN, or becomes 0 where !has_nan().
 FLASHCORE_HD Code code_of(Element element, float value) {
-  if (element == Element::e4m3) {  // 464 lies half-way to 480 and goes to 448, which is even
-    return detail::float8_code<3, 7>(value, 0x7e, 0x43e80001u);
+  if (element == Element::e4m3) {
+    return detail::float8_code<3, 7>(value, 0x7e, saturates_from(element));
   }
-  if (element == Element::e5m2) {  // 61440 lies half-way to 65536 and would go there
-    return detail::float8_code<2, 15>(value, 0x7b, 0x47700000u);
+  if (element == Element::e5m2) {
+    return detail::float8_code<2, 15>(value, 0x7b, saturates_from(element));
   }
   int code = 0;
   bool saturated = false;

@@ -52,7 +52,7 @@ enum class ErrorCode : std::int32_t {
   page_id_out_of_range = 6,  // index is the slot in the sequence's row of block_table
   append_past_capacity = 7,  // value is the length the sequence would have
   cu_seqlens_new_invalid = 8,
-  quantized_nan = 9,  // index counts elements row by row
+  quantized_nan = 9,  // index counts elements row by row; value is 1 where rows are rotated
   // Of a new row that an append quantises: index is its key, value its KV head.
   appended_k_nan = 10,
   appended_v_nan = 11,

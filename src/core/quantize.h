@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/eight_bit.h"
+#include "core/rotation.h"
 
 namespace flashcore::core {
 
@@ -21,6 +22,7 @@ struct QuantParams {
   std::int32_t unit_rows;
   std::int32_t slots_batch, slots_heads, slots_blocks;  // extents of scale, as it is stored
   bool given_scale;
+  bool rotate;       // rows of from are rotated first, those of to last (core/rotation.h)
   bool vectors;      // rows of from and to are contiguous, 16-byte aligned and multiples of 16 long
   ErrorSlot* error;  // or null
 };

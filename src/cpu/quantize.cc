@@ -35,17 +35,37 @@ void for_each_unit(const QuantParams& p, int threads, Body& body) noexcept {
       &job);
 }
 
-/// visit(row of the unit, column, offset in from, offset in to)
-template <typename Visit>
-void for_each_element(const QuantParams& p, const QuantUnit& unit, Visit visit) {
+/// visit(row of the unit, column, value, offset in to): what load(offset in from) returns, or that
+/// with its row rotated by rotate(row, columns) where there is a rotation.
+template <typename Load, typename Rotate, typename Visit>
+void for_each_value(const QuantParams& p, const QuantUnit& unit, Load load, Rotate rotate,
+                    Visit visit) {
   for (std::int32_t row = 0; row < unit.rows; ++row) {
     const std::int32_t at = unit.first_row + row;
     const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, at);
     const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, at);
+    const auto load_column = [&](std::int32_t c) { return load(from + c * p.from_strides.column); };
+    if (!p.rotate) {
+      for (std::int32_t c = 0; c < p.columns; ++c) {
+        visit(row, c, load_column(c), to + c * p.to_strides.column);
+      }
+      continue;
+    }
+    float values[core::kMaxRotatedColumns];
+    for (std::int32_t c = 0; c < p.columns; ++c) values[c] = load_column(c);
+    rotate(values, p.columns);
     for (std::int32_t c = 0; c < p.columns; ++c) {
-      visit(row, c, from + c * p.from_strides.column, to + c * p.to_strides.column);
+      visit(row, c, values[c], to + c * p.to_strides.column);
     }
   }
+}
+
+/// visit(row of the unit, column, value, offset in to) for what becomes codes.
+template <Element kWide, typename Visit>
+void for_each_wide(const QuantParams& p, const QuantUnit& unit, Visit visit) {
+  for_each_value(
+      p, unit, [&](std::int64_t from) { return core::load_element<float>(p.from, kWide, from); },
+      core::rotate_row, visit);
 }
 
 /// Calls body.operator()<wide>(): inside the loops the format is a constant.
@@ -80,13 +100,10 @@ Survey survey(const QuantParams& p, int threads) {
     const auto look = [&](std::size_t index, const QuantUnit& unit) {
       float largest = 0.f;
       std::int64_t first_nan = kNoIndex;
-      for_each_element(p, unit,
-                       [&](std::int32_t row, std::int32_t c, std::int64_t from, std::int64_t) {
-                         const float x = core::load_element<float>(p.from, kWide, from);
-                         largest = core::larger_magnitude(largest, x);
-                         if (std::isnan(x))
-                           first_nan = std::min(first_nan, core::element_index(p, unit, row, c));
-                       });
+      for_each_wide<kWide>(p, unit, [&](std::int32_t row, std::int32_t c, float x, std::int64_t) {
+        largest = core::larger_magnitude(largest, x);
+        if (std::isnan(x)) first_nan = std::min(first_nan, core::element_index(p, unit, row, c));
+      });
       found.largest[index] = largest;
       found.first_nan[index] = first_nan;
     };
@@ -95,16 +112,41 @@ Survey survey(const QuantParams& p, int threads) {
   return found;
 }
 
-/// Element i of the tensor as its indices: "from[0, 3, 17, 5]".
-Status nan_error(const QuantParams& p, std::int64_t i) {
+/// The place of element i of the tensor, counted row by row.
+struct Place {
+  std::int32_t b, h, row, column;
+};
+Place place_of(const QuantParams& p, std::int64_t i) {
   const auto at = [&](std::int64_t step, std::int32_t extent) {
-    return static_cast<long long>(i / step % extent);
+    return static_cast<std::int32_t>(i / step % extent);
   };
   const std::int64_t row = p.columns, head = row * p.rows, batch = head * p.heads;
+  return {at(batch, p.batch), at(head, p.heads), at(row, p.rows), at(1, p.columns)};
+}
+
+/// Element i is NaN.
+Status nan_error(const QuantParams& p, std::int64_t i) {
+  const auto [b, h, row, column] = place_of(p, i);
+  return invalid_argument("from[%d, %d, %d, %d] is NaN, which %s cannot say; e4m3 and e5m2 can", b,
+                          h, row, column, p.code == Element::int8 ? "int8" : "byte");
+}
+
+/// Element i of what the rotation makes of from is NaN: names what in from is to blame.
+Status rotated_nan_error(const QuantParams& p, std::int64_t i) {
+  const auto [b, h, row, column] = place_of(p, i);
+  const std::int64_t from = core::offset_of(p.from_strides, b, h, row);
+  const char* const code = p.code == Element::int8 ? "int8" : "byte";
+  for (std::int32_t c = 0; c < p.columns; ++c) {
+    const auto x = core::load_element<float>(p.from, p.wide, from + c * p.from_strides.column);
+    if (std::isfinite(x)) continue;
+    return invalid_argument(
+        "from[%d, %d, %d, %d] is %g: it has no rotation that %s can say; e4m3 and e5m2 can say NaN",
+        b, h, row, c, static_cast<double>(x), code);
+  }
   return invalid_argument(
-      "from[%lld, %lld, %lld, %lld] is NaN, which %s cannot say; e4m3 and e5m2 can",
-      at(batch, p.batch), at(head, p.heads), at(row, p.rows), at(1, p.columns),
-      p.code == Element::int8 ? "int8" : "byte");
+      "from[%d, %d, %d, :] is too large: the sums of its rotation are beyond f32, which %s cannot "
+      "say; quantise it without, or divide it first",
+      b, h, row, code);
 }
 
 /// visit(batch, head, block) for each scale.
@@ -153,7 +195,7 @@ Status quantize(const QuantParams& p, int threads) {
   if (!core::has_nan(p.code)) {
     std::int64_t first = kNoIndex;
     for (const std::int64_t index : found.first_nan) first = std::min(first, index);
-    if (first != kNoIndex) return nan_error(p, first);
+    if (first != kNoIndex) return p.rotate ? rotated_nan_error(p, first) : nan_error(p, first);
   }
   if (p.given_scale) {
     FLASHCORE_RETURN_IF_ERROR(check_given_scales(p));
@@ -168,13 +210,11 @@ Status quantize(const QuantParams& p, int threads) {
       const float inverse =
           core::inverse_step(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
       std::int64_t beyond = 0;
-      for_each_element(p, unit,
-                       [&](std::int32_t, std::int32_t, std::int64_t from, std::int64_t to) {
-                         const float x = core::load_element<float>(p.from, kWide, from);
-                         const core::Code code = core::code_of(kCode, x * inverse);
-                         codes[to] = code.bits;
-                         beyond += code.saturated ? 1 : 0;
-                       });
+      for_each_wide<kWide>(p, unit, [&](std::int32_t, std::int32_t, float x, std::int64_t to) {
+        const core::Code code = core::code_of(kCode, x * inverse);
+        codes[to] = code.bits;
+        beyond += code.saturated ? 1 : 0;
+      });
       saturated[index] = beyond;
     };
     for_each_unit(p, threads, encode);
@@ -204,10 +244,11 @@ void dequantize(const QuantParams& p, int threads) noexcept {
   with_wide(p.wide, [&]<Element kWide>() {
     const auto decode = [&](std::size_t, const QuantUnit& unit) {
       const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
-      for_each_element(p, unit,
-                       [&](std::int32_t, std::int32_t, std::int64_t from, std::int64_t to) {
-                         core::store_element(p.to, kWide, to, values[codes[from]] * step);
-                       });
+      for_each_value(
+          p, unit, [&](std::int64_t from) { return values[codes[from]]; }, core::rotate_row_back,
+          [&](std::int32_t, std::int32_t, float x, std::int64_t to) {
+            core::store_element(p.to, kWide, to, x * step);
+          });
     };
     for_each_unit(p, threads, decode);
   });

@@ -169,16 +169,17 @@ class CudaBackend final : public Backend {
       FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::clear_scales_entry()));
     }
     if (!params.given_scale) {
-      FLASHCORE_RETURN_IF_ERROR(on_units(cuda::find_largest_entry(), params, device, stream));
+      FLASHCORE_RETURN_IF_ERROR(
+          on_units(cuda::find_largest_entry(params.rotate), params, device, stream));
       FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::finish_scales_entry()));
     }
-    return on_units(cuda::encode_entry(), params, device, stream);
+    return on_units(cuda::encode_entry(params.rotate), params, device, stream);
   }
 
   Status dequantize(const core::QuantParams& params, Device device, Stream stream) const override {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
-    return on_units(cuda::decode_entry(), params, device, stream);
+    return on_units(cuda::decode_entry(params.rotate), params, device, stream);
   }
 
   Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {

@@ -20,11 +20,11 @@ inline constexpr int kAppendThreads = 128;
 inline constexpr int kAppendRowsPerBlock = kAppendThreads / 32;
 
 /// The kernels of quantize.cu, in the order in which they run.
-const void* clear_scales_entry() noexcept;   // scales (if they are to be found) and counts are 0
-const void* find_largest_entry() noexcept;   // scale: the largest magnitude of its elements
-const void* finish_scales_entry() noexcept;  // scale: what makes that the largest code
-const void* encode_entry() noexcept;
-const void* decode_entry() noexcept;
+const void* clear_scales_entry() noexcept;  // scales (if they are to be found) and counts are 0
+const void* find_largest_entry(bool rotate) noexcept;  // scale: its elements' largest magnitude
+const void* finish_scales_entry() noexcept;            // scale: what makes that the largest code
+const void* encode_entry(bool rotate) noexcept;
+const void* decode_entry(bool rotate) noexcept;
 inline constexpr int kQuantThreads = 256;
 
 }  // namespace flashcore::cuda

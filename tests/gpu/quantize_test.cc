@@ -28,7 +28,8 @@ struct Block {
   std::vector<std::byte> bytes;
   QuantTensors offsets;  ///< data is the offset
 
-  Block(DType wide, DType code, const Granularity& g, std::int64_t columns, std::int64_t slack) {
+  Block(DType wide, DType code, const Granularity& g, std::int64_t columns, std::int64_t slack,
+        bool infinities = true) {
     const std::int64_t batch = 2, heads = 3, rows = 37;
     const auto place = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
       TensorView t = view(nullptr, dtype, shape);
@@ -58,7 +59,7 @@ struct Block {
     std::int64_t n = 0;
     verify::for_each_element(offsets.from, [&](std::int64_t at) {
       double x = std::exp2(random.between(-20, 4)) * random.normal();
-      if (n % 997 == 5) x = std::numeric_limits<double>::infinity();
+      if (infinities && n % 997 == 5) x = std::numeric_limits<double>::infinity();
       if (n / columns / 8 == 1) x = 0;  // a block of zeros
       verify::store(from, wide, at, x);
       ++n;
@@ -77,34 +78,96 @@ struct Block {
 
 class Quantize : public GpuTest {};
 
-TEST_F(Quantize, GivesTheBitsOfTheCpu) {
+struct Columns {
+  std::int64_t count, slack;
+};
+
+/// The other way round.
+QuantTensors back(QuantTensors t) {
+  std::swap(t.from, t.to);
+  t.saturated = {};
+  return t;
+}
+
+/// The same call on both devices, and back, into where the values came from.
+void expect_bits_of_the_cpu(std::initializer_list<Columns> all_columns, bool rotate) {
   for (const DType wide : kWide) {
     for (const DType code : kCodes) {
       for (const Granularity& g : kGranularities) {
-        for (const auto& [columns, slack] :
-             {std::pair<std::int64_t, std::int64_t>{64, 0}, {64, 16}, {20, 0}, {33, 7}}) {
+        for (const Columns& columns : all_columns) {
           SCOPED_TRACE(std::string(to_string(wide)) + " " + to_string(code) + " per " + g.name +
-                       ", " + std::to_string(columns) + " columns, slack " + std::to_string(slack));
-          Block block(wide, code, g, columns, slack);
+                       ", " + std::to_string(columns.count) + " columns, slack " +
+                       std::to_string(columns.slack));
+          Block block(wide, code, g, columns.count, columns.slack, !rotate);
           DeviceBuffer device(block.bytes);
-          const QuantOptions options{.block_rows = g.block_rows};
-          require(quantize(block.at(device.data(), kGpu), options));
-          require(quantize(block.at(block.bytes.data(), {}), options));
-          require(cudaDeviceSynchronize(), "quantize");
-          EXPECT_EQ(device.download(), block.bytes);
-
-          // And back, into where the values came from.
-          const auto back = [&](QuantTensors t) {
-            std::swap(t.from, t.to);
-            t.saturated = {};
-            return t;
+          QuantOptions options{.block_rows = g.block_rows, .rotate = rotate};
+          const auto run = [&](const char* what, auto call) {
+            require(call(block.at(device.data(), kGpu)));
+            require(call(block.at(block.bytes.data(), {})));
+            require(cudaDeviceSynchronize(), what);
+            EXPECT_EQ(device.download(), block.bytes) << what;
           };
-          require(dequantize(back(block.at(device.data(), kGpu)), options));
-          require(dequantize(back(block.at(block.bytes.data(), {})), options));
-          require(cudaDeviceSynchronize(), "dequantize");
-          EXPECT_EQ(device.download(), block.bytes);
+          run("scales found", [&](const QuantTensors& t) { return quantize(t, options); });
+          // With a scale that makes the values above half the largest saturate.
+          options.given_scale = true;
+          verify::for_each_element(block.offsets.scale, [&](std::int64_t at) {
+            std::byte* scale =
+                block.bytes.data() + reinterpret_cast<std::uintptr_t>(block.offsets.scale.data);
+            verify::store(scale, DType::f32, at, reference::element(scale, DType::f32, at) / 2);
+          });
+          device.upload(block.bytes.data(), block.bytes.size());
+          run("scales given", [&](const QuantTensors& t) { return quantize(t, options); });
+          run("back", [&](const QuantTensors& t) { return dequantize(back(t), options); });
         }
       }
+    }
+  }
+}
+
+TEST_F(Quantize, GivesTheBitsOfTheCpu) {
+  expect_bits_of_the_cpu({{64, 0}, {64, 16}, {20, 0}, {33, 7}}, false);
+}
+
+TEST_F(Quantize, RotatedGivesTheBitsOfTheCpu) {
+  expect_bits_of_the_cpu({{16, 0},
+                          {64, 16},
+                          {80, 0},
+                          {96, 16},
+                          {128, 0},
+                          {192, 0},
+                          {512, 0},
+                          {576, 16},
+                          {2, 1},
+                          {20, 0},
+                          {33, 7},
+                          {72, 0},
+                          {128, 3},
+                          {576, 7}},
+                         true);
+}
+
+TEST_F(Quantize, WhatIsNotFiniteTakesItsRotatedBlockWithIt) {
+  for (const std::int64_t slack : {0, 1}) {  // in registers, and in shared memory
+    for (const DType code : {DType::e4m3, DType::e5m2}) {
+      Block block(DType::bf16, code, kGranularities[1], 96, slack);
+      DeviceBuffer device(block.bytes);
+      const QuantOptions options{.rotate = true};
+      require(quantize(block.at(device.data(), kGpu), options));
+      require(quantize(block.at(block.bytes.data(), {}), options));
+      require(cudaDeviceSynchronize(), "quantize");
+      EXPECT_EQ(device.download(), block.bytes);
+      require(dequantize(back(block.at(device.data(), kGpu)), options));
+      require(dequantize(back(block.at(block.bytes.data(), {})), options));
+      require(cudaDeviceSynchronize(), "dequantize");
+      const std::vector<std::byte> got = device.download();
+      std::int64_t nans = 0;
+      verify::for_each_element(block.offsets.from, [&](std::int64_t at) {
+        const double x = reference::element(got.data(), DType::bf16, at);
+        const double want = reference::element(block.bytes.data(), DType::bf16, at);
+        nans += std::isnan(x) ? 1 : 0;
+        EXPECT_TRUE(std::isnan(want) ? std::isnan(x) : x == want);
+      });
+      EXPECT_GE(nans, 32 * 20);  // blocks of 32 columns
     }
   }
 }
@@ -147,6 +210,25 @@ TEST_F(Quantize, ReportsANanThatHasNoCode) {
   EXPECT_EQ(status.code(), StatusCode::invalid_argument);
   EXPECT_NE(status.message().find("element 777"), std::string::npos) << status.message();
   EXPECT_TRUE(workspace_status(workspace.get()).ok());  // cleared
+}
+
+TEST_F(Quantize, ReportsTheElementThatHasNoRotation) {
+  for (const std::int64_t columns : {64, 36}) {  // in registers, and in shared memory
+    for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+      Block block(DType::f32, DType::byte, kGranularities[0], columns, 0, false);
+      const std::int64_t at = 5 * columns + 14;
+      verify::store(block.bytes.data(), DType::f32, at, bad);
+      verify::store(block.bytes.data(), DType::f32, at + 1, bad);
+      DeviceBuffer device(block.bytes);
+      const TestWorkspace workspace(kWorkspaceHeaderBytes);
+      require(quantize(block.at(device.data(), kGpu), {.rotate = true}, workspace.get()));
+      const Status status = workspace_status(workspace.get());
+      EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+      EXPECT_NE(status.message().find("element " + std::to_string(at) + ","), std::string::npos)
+          << status.message();
+      EXPECT_NE(status.message().find("rotation"), std::string::npos) << status.message();
+    }
+  }
 }
 
 }  // namespace

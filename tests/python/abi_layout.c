@@ -132,7 +132,7 @@ static void print_calls(void) {
   FIELD(flashcore_quant_params, saturated);
   FIELD(flashcore_quant_params, block_rows);
   FIELD(flashcore_quant_params, given_scale);
-  FIELD(flashcore_quant_params, reserved);
+  FIELD(flashcore_quant_params, rotate);
   FIELD(flashcore_quant_params, workspace);
   FIELD(flashcore_quant_params, workspace_bytes);
   FIELD(flashcore_quant_params, stream);

@@ -22,6 +22,16 @@ def attend(q, k, v, scale=None):
     return p / p.sum(-1, keepdims=True) @ v
 
 
+def rotation(dim):
+    """The matrix of quantize(..., rotate=True): docs/numerics.md, "Rotating"."""
+    order = dim & -dim
+    hadamard = np.ones((1, 1))
+    while len(hadamard) < order:
+        hadamard = np.block([[hadamard, hadamard], [hadamard, -hadamard]])
+    signs = np.array([(-1) ** bin(c & c >> 1).count("1") for c in range(dim)])
+    return signs[:, None] * np.kron(np.eye(dim // order), hadamard / np.sqrt(order))
+
+
 class Quantize(unittest.TestCase):
     def setUp(self):
         self.random = np.random.default_rng(7)
@@ -46,6 +56,55 @@ class Quantize(unittest.TestCase):
                     self.assertTrue((np.abs(back - x) <= allowed).all())
                     self.assertGreater(np.abs(back - x).max(), 0)
 
+    def test_rotation_is_the_matrix_of_the_documentation(self):
+        for dim in (16, 20, 96, 128):
+            x = self.normal(2, 3, 9, dim)
+            x[..., 3] *= 30
+            want = x.astype(np.float64) @ rotation(dim)
+            for dtype in LARGEST:
+                for per, block in (("tensor", 0), ("head", 0), ("block", 4)):
+                    with self.subTest(dim=dim, dtype=dtype, per=per):
+                        made = flashcore.quantize(x, dtype, per=per, block_rows=block, rotate=True)
+                        self.assertTrue(made.rotated)
+                        if dtype in ("int8", "byte"):
+                            allowed = np.abs(want).max() * UNIT[dtype] * 1.001
+                        else:
+                            allowed = np.abs(want) * UNIT[dtype] * 1.001 + 1e-3
+                        got = flashcore.dequantize(made._replace(rotated=False))
+                        self.assertTrue((np.abs(got - want) <= allowed).all())
+                        back = flashcore.dequantize(made)
+                        self.assertLess(np.abs(back - got @ rotation(dim).T).max(), 1e-4)
+
+    def test_rotation_makes_outliers_cheaper(self):
+        q, k = self.normal(1, 2, 20, 64), self.normal(1, 2, 30, 64)
+        k[..., 7] *= 30
+        scores = q @ k.swapaxes(2, 3)
+        off = {}
+        for rotate in (False, True):
+            got = [flashcore.dequantize(flashcore.quantize(one, "int8", rotate=rotate)
+                                        ._replace(rotated=False)) for one in (q, k)]
+            off[rotate] = np.abs(got[0] @ got[1].swapaxes(2, 3) - scores).mean()
+        self.assertLess(off[True], 0.5 * off[False])
+
+    def test_attention_over_rotated_keys(self):
+        q, k, v = self.normal(2, 4, 5, 32), self.normal(2, 2, 11, 32), self.normal(2, 2, 11, 16)
+        q8, k8 = (flashcore.quantize(one, "int8", per="head", rotate=True) for one in (q, k))
+        v8 = flashcore.quantize(v, "int8")
+        out = np.empty((2, 4, 5, 16), np.float32)
+        flashcore.attention(q8, k8, v8, out=out)
+        want = attend(flashcore.dequantize(q8), flashcore.dequantize(k8), flashcore.dequantize(v8))
+        self.assertLess(np.abs(out - want).max(), 1e-5)
+        for arguments, word in (((q, k8, v8), "q: is not rotated, k is"),
+                                ((q8, k, v8), "k: is not rotated, q is"),
+                                ((q8, k8._replace(rotated=False), v8), "k: is not rotated, q is"),
+                                ((q8, k8, flashcore.quantize(v, rotate=True)), "v: is rotated")):
+            with self.assertRaisesRegex(ValueError, word):
+                flashcore.attention(*arguments)
+        by_hand = (q.astype(np.float64) @ rotation(32)).astype(np.float32)
+        got = flashcore.attention(by_hand, k8._replace(rotated=False), v8)
+        want = attend(q, flashcore.dequantize(k8), flashcore.dequantize(v8))
+        self.assertLess(np.abs(got - want).max(), 1e-5)
+
     def test_counts_and_given_scales(self):
         x = np.array([[[[0.0, 200.0, -500.0, 1.0]]]], np.float16)
         made, beyond = flashcore.quantize(x, "int8", scale=np.ones(1, np.float32),
@@ -65,6 +124,12 @@ class Quantize(unittest.TestCase):
         self.assertTrue(np.isnan(flashcore.dequantize(flashcore.quantize(x, "e5m2"))[0, 0, 1, 0]))
         with self.assertRaises(ValueError):
             flashcore.quantize(x.astype(np.float64), "e4m3")
+        with self.assertRaisesRegex(ValueError, r"from\[0, 0, 1, 0\] is nan: it has no rotation"):
+            flashcore.quantize(x, "int8", rotate=True)
+        back = flashcore.dequantize(flashcore.quantize(x, "e4m3", rotate=True))
+        self.assertEqual(np.isnan(back).tolist(), [[[[False] * 2, [True] * 2]]])
+        with self.assertRaisesRegex(ValueError, "rotate takes at most 576"):
+            flashcore.quantize(self.normal(1, 1, 1, 577), rotate=True)
 
     def test_attention_over_8_bit_keys(self):
         q, k, v = self.normal(2, 4, 5, 32), self.normal(2, 2, 11, 32), self.normal(2, 2, 11, 32)
@@ -185,6 +250,20 @@ class Append(unittest.TestCase):
         flashcore.append(part, part, again, other, self.used)
         self.assertEqual(again.codes.tolist(), k.codes.tolist())
 
+    def test_a_rotated_cache_takes_rotated_codes(self):
+        k, v = self.cache("int8")._replace(rotated=True), self.cache("int8")
+        new_k, new_v = self.new[0][:, :2], self.new[1][:, :2]
+        with self.assertRaisesRegex(ValueError, "k_new: is not rotated, k is; .*rotate=True"):
+            flashcore.append(new_k, new_v, k, v, self.used)
+        rotated, plain = (flashcore.quantize(new, "int8", scale=np.full(1, 0.01, np.float32),
+                                             rotate=rotate)
+                          for new, rotate in ((new_k, True), (new_v, False)))
+        with self.assertRaisesRegex(ValueError, "v_new: is rotated, v is not"):
+            flashcore.append(rotated, rotated, k, v, self.used)
+        flashcore.append(rotated, plain, k, v, self.used)
+        for b, used in enumerate(self.used):
+            self.assertEqual(k.codes[b, :, used:used + 3].tolist(), rotated.codes[b].tolist())
+
     def test_mistakes(self):
         k, v = self.cache("int8"), self.cache("int8")
         new = self.new[0][:, :2]
@@ -223,6 +302,14 @@ class Gpu(unittest.TestCase):
                     out = flashcore.attention(self.x.cuda(), got, got)
                     self.assertLess((out.cpu() - flashcore.attention(self.x, want, want)).abs().max(),
                                     1e-5)
+
+    def test_rotated_the_same_bits_as_on_the_cpu(self):
+        want = flashcore.quantize(self.x, "int8", per="head", rotate=True)
+        got = flashcore.quantize(self.x.cuda(), "int8", per="head", rotate=True)
+        self.assertTrue(self.torch.equal(got.scale.cpu(), want.scale))
+        self.assertTrue(self.torch.equal(got.codes.cpu(), want.codes))
+        self.assertTrue(self.torch.equal(flashcore.dequantize(got).cpu(),
+                                         flashcore.dequantize(want)))
 
     def test_a_nan_is_reported_where_that_is_asked_for(self):
         self.x[1, 2, 3, 4] = float("nan")

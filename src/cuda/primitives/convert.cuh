@@ -41,6 +41,37 @@ __device__ __forceinline__ float4 codes_to_floats(core::Element element, std::ui
       code_to_float(element, codes >> 16 & 0xffu), code_to_float(element, codes >> 24));
 }
 
+/// The codes nearest to four values in steps, from the lowest byte on: what core::code_of() gives
+/// for values below core::saturates_from(). Finite, that is, and nothing saturates.
+template <core::Element kCode>
+__device__ __forceinline__ std::uint32_t codes_of_floats(float x0, float x1, float x2, float x3) {
+  if constexpr (kCode == core::Element::int8 || kCode == core::Element::byte) {
+    // Beside 1.5 * 2^23 a float's last bit is 1: the adder rounds, and leaves the integer there.
+    const auto integer = [](float x) { return __float_as_uint(__fadd_rn(x, 12582912.f)); };
+    const std::uint32_t low = __byte_perm(integer(x0), integer(x1), 0x0040);
+    const std::uint32_t high = __byte_perm(integer(x2), integer(x3), 0x0040);
+    const std::uint32_t codes = __byte_perm(low, high, 0x5410);
+    return kCode == core::Element::byte ? codes ^ 0x80808080u : codes;
+  } else {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+    std::uint16_t low, high;
+    if constexpr (kCode == core::Element::e4m3) {
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x1), "f"(x0));
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x3), "f"(x2));
+    } else {
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(low) : "f"(x1), "f"(x0));
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(high) : "f"(x3), "f"(x2));
+    }
+    return static_cast<std::uint32_t>(high) << 16 | low;
+#else
+    const auto code = [](float x) {
+      return static_cast<std::uint32_t>(core::code_of(kCode, x).bits);
+    };
+    return code(x0) | code(x1) << 8 | code(x2) << 16 | code(x3) << 24;
+#endif
+  }
+}
+
 /// Four neighbours, as one access. The address is aligned to four elements.
 template <typename T>
 struct alignas(4 * sizeof(T)) Four {
