@@ -109,6 +109,7 @@ struct QuantizeArgs {
   std::string in, shape;  ///< a .npy file, or the shape of random data
   std::string from_dtype = "f16", dtype = "e4m3", per = "head";
   std::int64_t block_rows = 64;
+  bool rotate = false;
   std::string out, scale_out;  ///< .npy files to write
   std::uint64_t seed = 1;
   int samples = 10;

@@ -192,6 +192,8 @@ CLI::App& add_quantize(CLI::App& app, QuantizeArgs& args) {
   command.add_option("--block-rows", args.block_rows, "rows of a block")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->capture_default_str();
+  command.add_flag("--rotate", args.rotate,
+                   "rotate rows first, against columns that are far larger than others");
   command.add_option("--out", args.out, "write the codes (uint8, or int8) to this .npy file")
       ->type_name("FILE");
   command.add_option("--scale-out", args.scale_out, "write the scales to this .npy file")
