@@ -169,17 +169,16 @@ class CudaBackend final : public Backend {
       FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::clear_scales_entry()));
     }
     if (!params.given_scale) {
-      FLASHCORE_RETURN_IF_ERROR(
-          on_units(cuda::find_largest_entry(params.rotate), params, device, stream));
+      FLASHCORE_RETURN_IF_ERROR(on_units(cuda::find_largest_entry(params), params, device, stream));
       FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::finish_scales_entry()));
     }
-    return on_units(cuda::encode_entry(params.rotate), params, device, stream);
+    return on_units(cuda::encode_entry(params), params, device, stream);
   }
 
   Status dequantize(const core::QuantParams& params, Device device, Stream stream) const override {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
-    return on_units(cuda::decode_entry(params.rotate), params, device, stream);
+    return on_units(cuda::decode_entry(params), params, device, stream);
   }
 
   Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
@@ -276,10 +275,10 @@ class CudaBackend final : public Backend {
                                    int samples, int device) const override;
 
  private:
-  /// As many blocks as can be resident, so that each streams through many units.
+  /// More blocks than can be resident, so that all SMs end together, each for several units.
   Status on_units(const void* entry, const core::QuantParams& params, Device device,
                   Stream stream) const {
-    constexpr std::int64_t kBlocksPerSm = 8;
+    constexpr std::int64_t kBlocksPerSm = 32;
     const std::int64_t units = core::quant_units(params);
     if (units == 0 || params.columns == 0) return {};
     const Result<DeviceInfo> info = device_info(device.index);

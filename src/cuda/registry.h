@@ -1,6 +1,7 @@
 // Which kernels of kernels.def are compiled in, and where they are.
 #pragma once
 
+#include "core/quantize.h"
 #include "flashcore/plan.h"
 
 namespace flashcore::cuda {
@@ -21,10 +22,11 @@ inline constexpr int kAppendRowsPerBlock = kAppendThreads / 32;
 
 /// The kernels of quantize.cu, in the order in which they run.
 const void* clear_scales_entry() noexcept;  // scales (if they are to be found) and counts are 0
-const void* find_largest_entry(bool rotate) noexcept;  // scale: its elements' largest magnitude
-const void* finish_scales_entry() noexcept;            // scale: what makes that the largest code
-const void* encode_entry(bool rotate) noexcept;
-const void* decode_entry(bool rotate) noexcept;
+const void* find_largest_entry(
+    const core::QuantParams& p) noexcept;    // scale: its elements' largest magnitude
+const void* finish_scales_entry() noexcept;  // scale: what makes that the largest code
+const void* encode_entry(const core::QuantParams& p) noexcept;
+const void* decode_entry(const core::QuantParams& p) noexcept;
 inline constexpr int kQuantThreads = 256;
 
 }  // namespace flashcore::cuda

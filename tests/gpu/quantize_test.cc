@@ -3,6 +3,7 @@
 #include "flashcore/quant.h"
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -195,6 +196,35 @@ TEST_F(Quantize, EveryFiniteCodeComesBack) {
         if (std::isfinite(value) && !never_produced) {
           EXPECT_EQ(back[i], codes[i]) << to_string(code) << " by " << to_string(wide);
         }
+      }
+    }
+  }
+}
+
+TEST_F(Quantize, RoundsEvery16BitValueAsTheCpuDoes) {
+  for (const DType code : kCodes) {
+    for (const DType wide : {DType::f16, DType::bf16}) {
+      for (const float scale : {1.f, 0.37f}) {
+        SCOPED_TRACE(std::string(to_string(code)) + " from " + to_string(wide));
+        std::vector<std::byte> bytes(3 * 65536 + 8);
+        for (std::size_t i = 0; i < 65536; ++i) {
+          const auto bits = static_cast<std::uint16_t>(i);
+          const bool nan = std::isnan(reference::element(&bits, wide, 0));
+          std::memcpy(&bytes[2 * i], &bits, nan ? 0 : sizeof bits);  // a NaN's sign may differ
+        }
+        std::memcpy(&bytes[3 * 65536], &scale, sizeof scale);
+        DeviceBuffer device(bytes);
+        const auto call = [&](std::byte* base, Device place) {
+          require(quantize({view(base, wide, {1, 1, 512, 128}, place),
+                            view(base + 2 * 65536, code, {1, 1, 512, 128}, place),
+                            view(base + 3 * 65536, DType::f32, {1}, place),
+                            view(base + 3 * 65536 + 4, DType::i32, {1}, place)},
+                           {.given_scale = true}));
+        };
+        call(device.data(), kGpu);
+        call(bytes.data(), {});
+        require(cudaDeviceSynchronize(), "quantize");
+        EXPECT_EQ(device.download(), bytes);
       }
     }
   }

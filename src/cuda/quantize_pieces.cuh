@@ -1,0 +1,187 @@
+// 16 neighbouring elements of a row, in one thread's registers: loaded, stored, rotated, turned
+// into codes and back.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/element.h"
+#include "core/quantize.h"
+#include "cuda/primitives/convert.cuh"
+
+namespace flashcore::cuda {
+
+using core::Element;
+using core::QuantParams;
+
+inline constexpr int kPiece = 16;  // elements
+
+/// 16 wide values as they lie in memory.
+template <Element kWide>
+struct WidePiece {
+  static constexpr int kLoads = kWide == Element::f32 ? 4 : 2;
+  uint4 words[kLoads];
+};
+
+/// The address is aligned to 16 bytes.
+template <Element kWide>
+__device__ __forceinline__ WidePiece<kWide> load_wide(const void* g_from, std::int64_t at) {
+  constexpr int kBytes = kWide == Element::f32 ? 4 : 2;
+  const auto* g =
+      reinterpret_cast<const uint4*>(static_cast<const std::uint8_t*>(g_from) + at * kBytes);
+  WidePiece<kWide> piece;
+#pragma unroll
+  for (int i = 0; i < WidePiece<kWide>::kLoads; ++i) piece.words[i] = __ldcs(g + i);
+  return piece;
+}
+
+template <Element kWide>
+__device__ __forceinline__ void to_floats(float (&x)[kPiece], const WidePiece<kWide>& piece) {
+#pragma unroll
+  for (int i = 0; i < 4 * WidePiece<kWide>::kLoads; ++i) {
+    const uint4& four = piece.words[i / 4];
+    const std::uint32_t word = i % 4 == 0   ? four.x
+                               : i % 4 == 1 ? four.y
+                               : i % 4 == 2 ? four.z
+                                            : four.w;
+    if constexpr (kWide == Element::f32) {
+      x[i] = __uint_as_float(word);
+    } else if constexpr (kWide == Element::f16) {
+      x[2 * i] = __half2float(__ushort_as_half(static_cast<unsigned short>(word & 0xffffu)));
+      x[2 * i + 1] = __half2float(__ushort_as_half(static_cast<unsigned short>(word >> 16)));
+    } else {
+      x[2 * i] = __uint_as_float(word << 16);
+      x[2 * i + 1] = __uint_as_float(word & 0xffff0000u);
+    }
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_pieces(T* g_to, const float (&x)[kPiece]) {
+#pragma unroll
+  for (int i = 0; i < kPiece; i += 16 / sizeof(T)) {
+    alignas(16) T piece[16 / sizeof(T)];
+#pragma unroll
+    for (int n = 0; n < static_cast<int>(16 / sizeof(T)); ++n) from_float(piece[n], x[i + n]);
+    *reinterpret_cast<uint4*>(g_to + i) = *reinterpret_cast<const uint4*>(piece);
+  }
+}
+
+template <Element kWide>
+__device__ __forceinline__ void store_wide(void* g_to, std::int64_t at, const float (&x)[kPiece]) {
+  if constexpr (kWide == Element::f32) {
+    store_pieces(static_cast<float*>(g_to) + at, x);
+  } else if constexpr (kWide == Element::f16) {
+    store_pieces(static_cast<__half*>(g_to) + at, x);
+  } else {
+    store_pieces(static_cast<__nv_bfloat16*>(g_to) + at, x);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Codes
+
+/// The largest magnitude as bits; those of infinities and NaN are larger than of what is finite.
+__device__ __forceinline__ std::uint32_t largest_bits(const float (&x)[kPiece]) {
+  std::uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) largest = max(largest, __float_as_uint(x[i]) & 0x7fffffffu);
+  return largest;
+}
+
+/// The codes of 16 values, how many saturated, and the first of them that is NaN, or kPiece.
+struct Encoded {
+  uint4 codes;
+  int saturated, first_nan;
+};
+
+/// Where something saturates or is NaN.
+template <Element kCode>
+__device__ __forceinline__ Encoded encode_specials(const float (&steps)[kPiece]) {
+  std::uint32_t words[4] = {};
+  int saturated = 0, first_nan = kPiece;
+#pragma unroll
+  for (int i = kPiece - 1; i >= 0; --i) {
+    const core::Code code = core::code_of(kCode, steps[i]);
+    words[i / 4] |= static_cast<std::uint32_t>(code.bits) << (8 * (i % 4));
+    saturated += code.saturated ? 1 : 0;
+    if (steps[i] != steps[i]) first_nan = i;
+  }
+  return {make_uint4(words[0], words[1], words[2], words[3]), saturated, first_nan};
+}
+
+template <Element kCode>
+__device__ __forceinline__ Encoded encode_piece(const float (&x)[kPiece], float inverse) {
+  float steps[kPiece];
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) steps[i] = __fmul_rn(x[i], inverse);
+  if (largest_bits(steps) >= core::saturates_from(kCode)) {
+    return encode_specials<kCode>(steps);
+  }
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    words[i] =
+        codes_of_floats<kCode>(steps[4 * i], steps[4 * i + 1], steps[4 * i + 2], steps[4 * i + 3]);
+  }
+  return {make_uint4(words[0], words[1], words[2], words[3]), 0, kPiece};
+}
+
+/// What 16 codes stand for, in steps.
+template <Element kCode>
+__device__ __forceinline__ void decode_piece(float (&x)[kPiece], const uint4& codes) {
+  const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4 four = codes_to_floats(kCode, words[i]);
+    x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Rotation (core/rotation.h)
+
+/// The butterflies over blocks of `order` columns, which lie as pieces in neighbouring lanes.
+__device__ __forceinline__ void add_butterflies(float (&x)[kPiece], std::int32_t order) {
+#pragma unroll
+  for (int distance = 1; distance < kPiece; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      if ((i & distance) != 0) continue;
+      const float low = x[i], high = x[i + distance];
+      x[i] = low + high;
+      x[i + distance] = low - high;
+    }
+  }
+  for (int lanes = 1; lanes < order / kPiece; lanes *= 2) {
+    const float own_sign = (threadIdx.x & lanes) != 0 ? -1.f : 1.f;  // the upper lane subtracts
+#pragma unroll
+    for (int i = 0; i < kPiece; ++i) {
+      x[i] = fmaf(own_sign, x[i], __shfl_xor_sync(0xffffffffu, x[i], lanes));
+    }
+  }
+}
+
+/// All lanes of the warp call it.
+__device__ __forceinline__ void rotate_piece(const QuantParams& p, float (&x)[kPiece],
+                                             std::int32_t column) {
+  const std::int32_t order = core::rotation_order(p.columns);
+  const float norm = core::rotation_norm(order);
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) x[i] = core::with_rotation_sign(x[i], column + i);
+  add_butterflies(x, order);
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) x[i] = core::rotated(x[i], norm);
+}
+
+__device__ __forceinline__ void rotate_piece_back(const QuantParams& p, float (&x)[kPiece],
+                                                  std::int32_t column) {
+  const std::int32_t order = core::rotation_order(p.columns);
+  const float norm = core::rotation_norm(order);
+  add_butterflies(x, order);
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) {
+    x[i] = core::with_rotation_sign(core::rotated(x[i], norm), column + i);
+  }
+}
+
+}  // namespace flashcore::cuda
