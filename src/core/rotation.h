@@ -33,19 +33,16 @@ FLASHCORE_HD constexpr float rotation_norm(std::int32_t order) {
   return order == 2 ? norm * 0.70710678118654752f : norm;
 }
 
+/// The sign of a column, 0 or 1: whether it has an odd number of two neighbouring ones in binary.
+FLASHCORE_HD constexpr std::uint32_t rotation_sign(std::int32_t column) {
+  auto pairs = static_cast<std::uint32_t>(column & column >> 1);
+  for (int bits = 16; bits > 0; bits /= 2) pairs ^= pairs >> bits;
+  return pairs & 1u;
+}
+
 /// x with the sign of its column, exactly.
 FLASHCORE_HD float with_rotation_sign(float x, std::int32_t column) {
-  auto pairs = static_cast<std::uint32_t>(column & column >> 1);  // of neighbouring ones
-#if defined(__CUDA_ARCH__)
-  pairs = static_cast<std::uint32_t>(__popc(static_cast<int>(pairs)));
-#else
-  pairs ^= pairs >> 16;
-  pairs ^= pairs >> 8;
-  pairs ^= pairs >> 4;
-  pairs ^= pairs >> 2;
-  pairs ^= pairs >> 1;
-#endif
-  return float_of_bits(bits_of_float(x) ^ pairs << 31);
+  return float_of_bits(bits_of_float(x) ^ rotation_sign(column) << 31);
 }
 
 /// A sum of the butterflies as an element of y. What is not finite has no rotation: where a row has

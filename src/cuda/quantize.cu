@@ -69,6 +69,7 @@ __device__ __forceinline__ void find_largest(const QuantParams& p, LargestOf lar
 template <Element kWide, bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, kFindBlocks)
     find_largest_in_pieces(const __grid_constant__ QuantParams p) {
+  [[maybe_unused]] const Rotation rotation(p.columns);
   find_largest(p, [&](const QuantUnit& unit) {
     const auto for_each = [&](auto visit) {  // a piece that is seen twice does not matter
       for_each_piece(
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kQuantThreads, kFindBlocks)
           [&](const At& at, const WidePiece<kWide>& piece, bool) {
             float x[kPiece];
             to_floats(x, piece);
-            if constexpr (kRotate) rotate_piece(p, x, at.column);
+            if constexpr (kRotate) rotate_piece(rotation, x, at.column);
             visit(x);
           });
     };
@@ -152,6 +153,7 @@ __device__ __forceinline__ void encode_units(const QuantParams& p, Encode encode
 template <Element kWide, Element kCode, bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, encode_blocks(kWide, kRotate))
     encode_pieces(const __grid_constant__ QuantParams p) {
+  [[maybe_unused]] const Rotation rotation(p.columns);
   encode_units(p, [&](const QuantUnit& unit) {
     const float inverse =
         core::inverse_step(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
@@ -159,14 +161,13 @@ __global__ void __launch_bounds__(kQuantThreads, encode_blocks(kWide, kRotate))
     const auto encode = [&](const At& at, const WidePiece<kWide>& piece, bool there) {
       float x[kPiece];
       to_floats(x, piece);
-      if constexpr (kRotate) rotate_piece(p, x, at.column);
+      if constexpr (kRotate) rotate_piece(rotation, x, at.column);
       if (!there) return;
-      const Encoded made = encode_piece<kCode>(x, inverse);
+      const Encoded made = encode_piece<kCode, kRotate>(x, inverse);
       *reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(p.to) + at.to) = made.codes;
       saturated += made.saturated;
       if (!core::has_nan(kCode) && made.first_nan < kPiece) {
-        const int i = made.first_nan;
-        report_nan<kRotate>(p, unit, {at.from + i, at.to + i, at.row, at.column + i});
+        report_nan<kRotate>(p, unit, at.row, at.column + made.first_nan);
       }
     };
     for_each_piece(
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kQuantThreads, 2)
         core::inverse_step(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
     int saturated = 0;
     for_each_wide<kRotate>(p, unit, [&](const At& at, float x) {
-      if (!core::has_nan(kCode) && x != x) report_nan<kRotate>(p, unit, at);
+      if (!core::has_nan(kCode) && x != x) report_nan<kRotate>(p, unit, at.row, at.column);
       const core::Code code = core::code_of(kCode, x * inverse);
       static_cast<std::uint8_t*>(p.to)[at.to] = code.bits;
       saturated += code.saturated ? 1 : 0;
@@ -198,6 +199,7 @@ __global__ void __launch_bounds__(kQuantThreads, 2)
 template <Element kWide, Element kCode, bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, decode_blocks(kRotate))
     decode_pieces(const __grid_constant__ QuantParams p) {
+  [[maybe_unused]] const Rotation rotation(p.columns);
   for_each_unit(p, [&](const QuantUnit& unit) {
     const float step = core::step_of(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
     const auto load = [&](std::int64_t from) {
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(kQuantThreads, decode_blocks(kRotate))
     for_each_piece(p, unit, load, [&](const At& at, const uint4& codes, bool there) {
       float x[kPiece];
       decode_piece<kCode>(x, codes);
-      if constexpr (kRotate) rotate_piece_back(p, x, at.column);
+      if constexpr (kRotate) rotate_piece_back(rotation, x, at.column);
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) x[i] *= step;
       if (there) store_wide<kWide>(p.to, at.to, x);

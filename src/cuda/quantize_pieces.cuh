@@ -95,33 +95,34 @@ struct Encoded {
 };
 
 /// Where something saturates or is NaN.
-template <Element kCode>
-__device__ __forceinline__ Encoded encode_specials(const float (&steps)[kPiece]) {
+template <Element kCode, bool kRotate>
+__device__ __forceinline__ Encoded encode_specials(const float (&x)[kPiece], float inverse) {
   std::uint32_t words[4] = {};
   int saturated = 0, first_nan = kPiece;
 #pragma unroll
   for (int i = kPiece - 1; i >= 0; --i) {
-    const core::Code code = core::code_of(kCode, steps[i]);
+    const float step = __fmul_rn(kRotate ? core::rotated(x[i], 1.f) : x[i], inverse);
+    const core::Code code = core::code_of(kCode, step);
     words[i / 4] |= static_cast<std::uint32_t>(code.bits) << (8 * (i % 4));
     saturated += code.saturated ? 1 : 0;
-    if (steps[i] != steps[i]) first_nan = i;
+    if (step != step) first_nan = i;
   }
   return {make_uint4(words[0], words[1], words[2], words[3]), saturated, first_nan};
 }
 
-template <Element kCode>
+template <Element kCode, bool kRotate>
 __device__ __forceinline__ Encoded encode_piece(const float (&x)[kPiece], float inverse) {
-  float steps[kPiece];
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) steps[i] = __fmul_rn(x[i], inverse);
-  if (largest_bits(steps) >= core::saturates_from(kCode)) {
-    return encode_specials<kCode>(steps);
+  // Rounding keeps the order, so the largest becomes the largest. What is not finite stays so.
+  const float largest = __fmul_rn(__uint_as_float(largest_bits(x)), inverse);
+  if (__float_as_uint(largest) >= core::saturates_from(kCode)) {
+    return encode_specials<kCode, kRotate>(x, inverse);
   }
+  const auto step = [&](int i) { return __fmul_rn(x[i], inverse); };
   std::uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     words[i] =
-        codes_of_floats<kCode>(steps[4 * i], steps[4 * i + 1], steps[4 * i + 2], steps[4 * i + 3]);
+        codes_of_floats<kCode>(step(4 * i), step(4 * i + 1), step(4 * i + 2), step(4 * i + 3));
   }
   return {make_uint4(words[0], words[1], words[2], words[3]), 0, kPiece};
 }
@@ -139,6 +140,14 @@ __device__ __forceinline__ void decode_piece(float (&x)[kPiece], const uint4& co
 
 // ---------------------------------------------------------------------------------------------
 // Rotation (core/rotation.h)
+
+/// What is the same for all pieces.
+struct Rotation {
+  std::int32_t order;
+  float norm;
+  __device__ explicit Rotation(std::int32_t columns)
+      : order(core::rotation_order(columns)), norm(core::rotation_norm(order)) {}
+};
 
 /// The butterflies over blocks of `order` columns, which lie as pieces in neighbouring lanes.
 __device__ __forceinline__ void add_butterflies(float (&x)[kPiece], std::int32_t order) {
@@ -161,27 +170,35 @@ __device__ __forceinline__ void add_butterflies(float (&x)[kPiece], std::int32_t
   }
 }
 
-/// All lanes of the warp call it.
-__device__ __forceinline__ void rotate_piece(const QuantParams& p, float (&x)[kPiece],
-                                             std::int32_t column) {
-  const std::int32_t order = core::rotation_order(p.columns);
-  const float norm = core::rotation_norm(order);
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) x[i] = core::with_rotation_sign(x[i], column + i);
-  add_butterflies(x, order);
-#pragma unroll
-  for (int i = 0; i < kPiece; ++i) x[i] = core::rotated(x[i], norm);
-}
-
-__device__ __forceinline__ void rotate_piece_back(const QuantParams& p, float (&x)[kPiece],
-                                                  std::int32_t column) {
-  const std::int32_t order = core::rotation_order(p.columns);
-  const float norm = core::rotation_norm(order);
-  add_butterflies(x, order);
+/// Elements with the signs of their columns. Of the pairs of neighbouring ones in a column's number
+/// some lie in its last four bits, which are known here, some above, and one may lie across.
+__device__ __forceinline__ void set_signs(float (&x)[kPiece], std::int32_t column) {
+  static_assert(kPiece == 16);
+  const std::int32_t piece = column / kPiece;
+  const std::uint32_t above = core::rotation_sign(piece) << 31;
+  const std::uint32_t across = above ^ static_cast<std::uint32_t>(piece) << 31;
 #pragma unroll
   for (int i = 0; i < kPiece; ++i) {
-    x[i] = core::with_rotation_sign(core::rotated(x[i], norm), column + i);
+    const float signed_x = __uint_as_float(__float_as_uint(x[i]) ^ (i < 8 ? above : across));
+    x[i] = core::rotation_sign(i) != 0 ? -signed_x : signed_x;
   }
+}
+
+/// All lanes of the warp call it. What is not finite need not be NaN yet: see encode_piece().
+__device__ __forceinline__ void rotate_piece(const Rotation& rotation, float (&x)[kPiece],
+                                             std::int32_t column) {
+  set_signs(x, column);
+  add_butterflies(x, rotation.order);
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) x[i] = __fmul_rn(x[i], rotation.norm);
+}
+
+__device__ __forceinline__ void rotate_piece_back(const Rotation& rotation, float (&x)[kPiece],
+                                                  std::int32_t column) {
+  add_butterflies(x, rotation.order);
+#pragma unroll
+  for (int i = 0; i < kPiece; ++i) x[i] = core::rotated(x[i], rotation.norm);
+  set_signs(x, column);
 }
 
 }  // namespace flashcore::cuda

@@ -121,19 +121,19 @@ __device__ __forceinline__ bool is_finite(float x) {
 /// together with this one; this one itself, if all are finite and sums were too large.
 template <bool kRotate>
 __device__ __forceinline__ void report_nan(const QuantParams& p, const QuantUnit& unit,
-                                           const At& at) {
+                                           std::int32_t row, std::int32_t column) {
   if (p.error == nullptr) return;
-  std::int32_t column = at.column;
   if constexpr (kRotate) {
+    const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, unit.first_row + row);
     const std::int32_t order = core::rotation_order(p.columns);
-    const std::int32_t first = at.column / order * order;
+    const std::int32_t first = column / order * order;
     for (std::int32_t c = first + order - 1; c >= first; --c) {
-      const std::int64_t from = at.from + (c - at.column) * p.from_strides.column;
-      if (!is_finite(core::load_element<float>(p.from, p.wide, from))) column = c;
+      const auto x = core::load_element<float>(p.from, p.wide, from + c * p.from_strides.column);
+      if (!is_finite(x)) column = c;
     }
   }
   report(p.error, {static_cast<std::int32_t>(core::ErrorCode::quantized_nan), unit.b,
-                   core::element_index(p, unit, at.row, column), kRotate ? 1 : 0});
+                   core::element_index(p, unit, row, column), kRotate ? 1 : 0});
 }
 
 /// Adds or takes the maximum over the block; thread 0 has the result.
