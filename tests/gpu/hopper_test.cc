@@ -28,6 +28,8 @@ class Hopper : public GpuTest {
   }
 };
 
+constexpr int kPanelColumns = core::PanelTile<64, 64>::kPanelColumns;
+
 bool is_hopper(const KernelInfo& kernel) { return std::strcmp(kernel.family, "sm90") == 0; }
 
 // ---------------------------------------------------------------------------------------------
@@ -142,13 +144,13 @@ TEST_F(Hopper, ARingHandsOverEveryTileWhoeverIsLate) {
   for (const int stages : {2, 4}) {
     for (const int tiles : {1, 2, 3, 4, 5, 8, 9, 41}) {
       std::vector<std::uint16_t> matrix(static_cast<std::size_t>(tiles) * kRingRows *
-                                        core::kPanelColumns);
+                                        kPanelColumns);
       for (std::size_t i = 0; i < matrix.size(); ++i) matrix[i] = value_at(i);
       const std::vector<std::uint16_t> got = run_ring(stages, matrix);
       for (std::size_t i = 0; i < matrix.size(); ++i) {
         ASSERT_EQ(got[i], matrix[i])
-            << stages << " stages, tile " << i / (kRingRows * core::kPanelColumns) << " of "
-            << tiles << ", element " << i % (kRingRows * core::kPanelColumns);
+            << stages << " stages, tile " << i / (kRingRows * kPanelColumns) << " of "
+            << tiles << ", element " << i % (kRingRows * kPanelColumns);
       }
     }
   }
