@@ -158,8 +158,8 @@ TEST_F(HopperCodes, NonFiniteCodesStandWhereTheOracleHasThem) {
 // step's products are added up in f32.
 TEST_F(HopperCodes, LongSequencesStayAccurate) {
   for (const KernelInfo* kernel : kernels_) {
-    for (const std::int64_t kv_len : {1024, 8192, 32768, 131072}) {
-      verify::CaseSpec spec = dense(kernel->dtype, 1, 1, 1, 64, kv_len, kernel->head_dim);
+    for (const std::int64_t kv_len : {1024, 16384, 131072}) {
+      verify::CaseSpec spec = dense(kernel->dtype, 1, 1, 1, 4, kv_len, kernel->head_dim);
       spec.options.kernel = kernel->id;
       spec.q_storage = spec.k_storage = spec.v_storage = DType::e4m3;
       spec.q_scale = spec.k_scale = spec.v_scale = ScaleKind::per_head;

@@ -149,8 +149,8 @@ TEST_F(Hopper, ARingHandsOverEveryTileWhoeverIsLate) {
       const std::vector<std::uint16_t> got = run_ring(stages, matrix);
       for (std::size_t i = 0; i < matrix.size(); ++i) {
         ASSERT_EQ(got[i], matrix[i])
-            << stages << " stages, tile " << i / (kRingRows * kPanelColumns) << " of "
-            << tiles << ", element " << i % (kRingRows * kPanelColumns);
+            << stages << " stages, tile " << i / (kRingRows * kPanelColumns) << " of " << tiles
+            << ", element " << i % (kRingRows * kPanelColumns);
       }
     }
   }

@@ -7,9 +7,13 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <type_traits>
 
 namespace flashcore::cuda {
+
+template <typename A, typename B>
+inline constexpr bool kSame = false;
+template <typename A>
+inline constexpr bool kSame<A, A> = true;
 
 template <int kN>
 struct Wgmma;
@@ -102,13 +106,13 @@ struct E4m3 {};
     template <typename T, bool kAdds>                                                             \
     __device__ __forceinline__ static void along_rows(float (&c)[n / 2], std::uint64_t a,         \
                                                       std::uint64_t b) {                          \
-      if constexpr (std::is_same_v<T, E4m3> && kAdds) {                                           \
+      if constexpr (kSame<T, E4m3> && kAdds) {                                                    \
         FLASHCORE_WGMMA_SS("m64n" #n "k32.f32.e4m3.e4m3", groups, "+f", "1", "", i0, i1);         \
-      } else if constexpr (std::is_same_v<T, E4m3>) {                                             \
+      } else if constexpr (kSame<T, E4m3>) {                                                      \
         FLASHCORE_WGMMA_SS("m64n" #n "k32.f32.e4m3.e4m3", groups, "=f", "0", "", i0, i1);         \
-      } else if constexpr (std::is_same_v<T, __half> && kAdds) {                                  \
+      } else if constexpr (kSame<T, __half> && kAdds) {                                           \
         FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.f16.f16", groups, "+f", "1", ", 0, 0", i0, i1);     \
-      } else if constexpr (std::is_same_v<T, __half>) {                                           \
+      } else if constexpr (kSame<T, __half>) {                                                    \
         FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.f16.f16", groups, "=f", "0", ", 0, 0", i0, i1);     \
       } else if constexpr (kAdds) {                                                               \
         FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.bf16.bf16", groups, "+f", "1", ", 0, 0", i0, i1);   \
@@ -120,7 +124,7 @@ struct E4m3 {};
     __device__ __forceinline__ static void across_rows(float (&c)[n / 2],                         \
                                                        const std::uint32_t (&a)[4],               \
                                                        std::uint64_t b, bool adds) {              \
-      if constexpr (std::is_same_v<T, __half>) {                                                  \
+      if constexpr (kSame<T, __half>) {                                                           \
         FLASHCORE_WGMMA_RS("m64n" #n "k16.f32.f16.f16", groups, ", 1", i0, i1, i2, i3, i4, i5);   \
       } else {                                                                                    \
         FLASHCORE_WGMMA_RS("m64n" #n "k16.f32.bf16.bf16", groups, ", 1", i0, i1, i2, i3, i4, i5); \

@@ -3,8 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <type_traits>
-
 #include "core/mma_layout.h"
 #include "core/sequence.h"
 #include "core/sm90_shape.h"
@@ -19,12 +17,24 @@ using core::AttentionParams;
 using core::KeyRange;
 using core::PlantedBug;
 
+template <bool kFirst, typename A, typename B>
+struct Chosen {
+  using Type = A;
+};
+template <typename A, typename B>
+struct Chosen<false, A, B> {
+  using Type = B;
+};
+/// The first of two types, or the second.
+template <bool kFirst, typename A, typename B>
+using Either = typename Chosen<kFirst, A, B>::Type;
+
 /// kCodes: q, k and v are e4m3, and so are probabilities; Element is then the output's alone.
 template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows,
           int kThreads_, bool kCodes_ = false>
 struct Config {
   using Element = Element_;
-  using Operand = std::conditional_t<kCodes_, E4m3, Element>;
+  using Operand = Either<kCodes_, E4m3, Element>;
   static constexpr bool kCodes = kCodes_;
   static constexpr int kElementBytes = kCodes ? 1 : 2;
   static constexpr core::Sm90Shape kShape{kHeadDim_, kTileQ_, kTileK_, kStages_, kElementBytes};
@@ -42,7 +52,7 @@ struct Config {
   using QueryTile = core::PanelTile<kTileQ, kHeadDim, kElementBytes>;
   using KeyTile = core::PanelTile<kTileK, kHeadDim, kElementBytes>;  // of K, and of V as it comes
   using ValueTile =                                                  // of V as products read it
-      std::conditional_t<kCodes, core::PanelTile<kHeadDim, kTileK, 1>, KeyTile>;
+      Either<kCodes, core::PanelTile<kHeadDim, kTileK, 1>, KeyTile>;
   static constexpr int kQueryStages = kShape.query_stages();
   static constexpr int kRawStages = kShape.raw_stages();
   // Columns of P V that have accumulators of their own at a time, where they are codes.
@@ -97,7 +107,7 @@ struct CodeTiles : Tiles<C> {
 };
 
 template <typename C>
-struct alignas(1024) SharedStorage : std::conditional_t<C::kCodes, CodeTiles<C>, Tiles<C>> {
+struct alignas(1024) SharedStorage : Either<C::kCodes, CodeTiles<C>, Tiles<C>> {
   // Barrier       completed by                    waited for by
   // *_full        the copies (item: the loader)   the warps that compute
   // *_empty       every computing warp            the loader
