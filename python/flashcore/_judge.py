@@ -39,8 +39,8 @@ def arithmetic_of(out, probability):
 
 def probability_dtype(family, dtype):
     """How the kernels of a family store P. Tensor cores take it in the format they multiply in."""
-    if family == "sm90_e4m3":
-        return "e4m3"
+    if family in ("sm80_8bit", "sm90_e4m3"):
+        return "f16" if family == "sm80_8bit" else "e4m3"
     if family in ("cpu", "simt"):
         return "f64" if dtype == "f64" else "f32"
     return dtype

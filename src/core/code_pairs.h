@@ -1,6 +1,6 @@
 // 8-bit codes as operands of 16-bit tensor cores: four codes of a register become two registers of
-// two f16 or bf16 each, without a table and without shuffles. Exact for every code of every format,
-// NaN and infinities included.
+// two f16 each, without a table and without shuffles. Exact for every code of every format, NaN and
+// infinities included.
 //
 // The pairs are codes 0 and 2, and codes 1 and 3: bytes that stand in the same half of a 16-bit
 // element, so that nothing has to be moved across. Sixteen codes so stand in the order of
@@ -11,8 +11,6 @@
 #include "core/eight_bit.h"
 
 namespace flashcore::core {
-
-enum class Half { f16, bf16 };
 
 struct CodePairs {
   std::uint32_t even;  // codes 0 (lower half) and 2
@@ -29,8 +27,8 @@ inline constexpr bool kConvertsE4m3 = false;
 
 /// What the values of CodeReader must be multiplied by to be code_value()s. f16 has e4m3's values
 /// but for a factor: shifted into place, its exponents are read with f16's bias.
-FLASHCORE_HD constexpr float code_unit(Half half, Element element, bool converts = kConvertsE4m3) {
-  return half == Half::f16 && element == Element::e4m3 && !converts ? 256.f : 1.f;
+FLASHCORE_HD constexpr float code_unit(Element element, bool converts = kConvertsE4m3) {
+  return element == Element::e4m3 && !converts ? 256.f : 1.f;
 }
 
 /// Four codes of 0.
@@ -46,58 +44,44 @@ FLASHCORE_HD float power_of_two_near(float value) {
   return float_of_bits(power < kSmallest ? kSmallest : power > kLargest ? kLargest : power);
 }
 
-/// The unit that scales of values are counted in before they multiply probabilities (up to 2^8),
-/// given the largest. bf16 has the range for most: there it is 1, whatever other keys' scales are.
-FLASHCORE_HD float value_unit(Half half, float largest) {
-  const bool in_range = half == Half::bf16 && largest > 0x1p-60f && largest < 0x1p60f;
-  return in_range ? 1.f : power_of_two_near(largest);
-}
-
 namespace detail {
 
 FLASHCORE_HD constexpr std::uint32_t both_halves(std::uint32_t x) { return x << 16 | x; }
 
 #if !defined(__CUDA_ARCH__)
-inline std::uint32_t one_fma(Half half, std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-  const auto wide = [half](std::uint32_t x) -> double {
-    const auto bits = static_cast<std::uint16_t>(x & 0xffffu);
-    return half == Half::f16 ? float_of_f16(bits) : float_of_bf16(bits);
+inline std::uint32_t one_fma(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  const auto wide = [](std::uint32_t x) -> double {
+    return float_of_f16(static_cast<std::uint16_t>(x & 0xffffu));
   };
-  const auto result = static_cast<float>(wide(a) * wide(b) + wide(c));
-  return half == Half::f16 ? f16_of_float(result) : bf16_of_float(result);
+  return f16_of_float(static_cast<float>(wide(a) * wide(b) + wide(c)));
 }
 #endif
 
 /// a · b + c of both halves, rounded once; subnormals are kept.
-template <Half kHalf>
 FLASHCORE_HD std::uint32_t fma_halves(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t d;
-  if constexpr (kHalf == Half::f16) {
-    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  } else {
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  }
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 #else
-  return one_fma(kHalf, a >> 16, b >> 16, c >> 16) << 16 | one_fma(kHalf, a, b, c);
+  return one_fma(a >> 16, b >> 16, c >> 16) << 16 | one_fma(a, b, c);
 #endif
 }
 
 }  // namespace detail
 
-/// Reads codes of one format as kHalf. int8 and byte are one: `flip` tells them apart.
-template <Half kHalf, Element kElement>
+/// Reads codes of one format. int8 and byte are one: `flip` tells them apart.
+template <Element kElement>
 struct CodeReader {
   static_assert(kElement == Element::e4m3 || kElement == Element::e5m2 ||
                 kElement == Element::int8);
-  std::uint32_t flip;  // of integers: what makes them excess 128 (f16) or two's complement (bf16)
+  std::uint32_t flip;  // of integers: what makes them excess 128
 
   FLASHCORE_HD explicit CodeReader(Element element)
-      : flip((element == Element::byte) == (kHalf == Half::bf16) ? 0x80808080u : 0u) {}
+      : flip(element == Element::byte ? 0u : 0x80808080u) {}
 
   FLASHCORE_HD CodePairs operator()(std::uint32_t codes) const {
-    if constexpr (kElement == Element::e4m3 && kHalf == Half::f16 && kConvertsE4m3) {
+    if constexpr (kElement == Element::e4m3 && kConvertsE4m3) {
       return converted(codes);
     } else if constexpr (kElement == Element::int8) {
       codes ^= flip;
@@ -123,43 +107,26 @@ struct CodeReader {
     return pairs;
   }
 
-  /// Of the codes in the lower bytes of both halves.
+  /// Of the codes in the lower bytes of both halves: 1024 + code, less 1024 + 128.
   FLASHCORE_HD static std::uint32_t integers(std::uint32_t codes) {
     using detail::both_halves;
-    if constexpr (kHalf == Half::f16) {  // 1024 + code, less 1024 + 128
-      const std::uint32_t shifted = (codes & both_halves(0xff)) | both_halves(0x6400);
-      return detail::fma_halves<kHalf>(shifted, both_halves(0x3c00), both_halves(0xe480));
-    } else {  // 128 + the lower seven bits, less 128 or, with the sign bit, 256
-      const std::uint32_t shifted = (codes & both_halves(0x7f)) | both_halves(0x4300);
-      const std::uint32_t base = (codes & both_halves(0x80)) | both_halves(0x4300);
-      return detail::fma_halves<kHalf>(base, both_halves(0xbf80), shifted);
-    }
+    const std::uint32_t shifted = (codes & both_halves(0xff)) | both_halves(0x6400);
+    return detail::fma_halves(shifted, both_halves(0x3c00), both_halves(0xe480));
   }
 
   /// Of the codes in the upper bytes of both halves; what the lower bytes hold does not matter.
   FLASHCORE_HD static std::uint32_t floats(std::uint32_t codes) {
     using detail::both_halves;
     using detail::fma_halves;
-    constexpr std::uint32_t kNegativeZero = both_halves(0x8000), kZero = 0;
-    const std::uint32_t sign = codes & both_halves(0x8000);
-    if constexpr (kElement == Element::e5m2 && kHalf == Half::f16) {
+    if constexpr (kElement == Element::e5m2) {
       return codes & both_halves(0xff00);  // f16's upper byte is e5m2
-    } else if constexpr (kElement == Element::e5m2) {
-      // The exponent that stands for infinity and NaN becomes bf16's: its next bit carries.
-      const std::uint32_t size = codes >> 3 & both_halves(0x0fe0);
-      const std::uint32_t special = (size + both_halves(0x0080)) & both_halves(0x1000);
-      return fma_halves<kHalf>(sign | (size + 7 * special), both_halves(0x7780), kNegativeZero);
-    } else if constexpr (kHalf == Half::f16) {
-      // Times 144 · 2^8 a NaN's 480 overflows, and no other code; infinity times 0 is NaN.
-      const std::uint32_t value = sign | (codes >> 1 & both_halves(0x3f80));
-      const std::uint32_t large = fma_halves<kHalf>(value, both_halves(0x7880), kNegativeZero);
-      return fma_halves<kHalf>(large, kZero, value);
     } else {
-      // The same with 9 · 2^116; 2^120 corrects the exponents' bias.
-      const std::uint32_t small = sign | (codes >> 4 & both_halves(0x07f0));
-      const std::uint32_t value = fma_halves<kHalf>(small, both_halves(0x7b80), kNegativeZero);
-      const std::uint32_t large = fma_halves<kHalf>(value, both_halves(0x7b10), kNegativeZero);
-      return fma_halves<kHalf>(large, kZero, value);
+      // Times 144 · 2^8 a NaN's 480 overflows, and no other code; infinity times 0 is NaN.
+      constexpr std::uint32_t kNegativeZero = both_halves(0x8000), kZero = 0;
+      const std::uint32_t value =
+          (codes & both_halves(0x8000)) | (codes >> 1 & both_halves(0x3f80));
+      const std::uint32_t large = fma_halves(value, both_halves(0x7880), kNegativeZero);
+      return fma_halves(large, kZero, value);
     }
   }
 };

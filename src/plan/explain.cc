@@ -181,8 +181,8 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
       break;
     case Reject::options:
       text = needs_8_bits(kernel) && !kernel.uses_tma
-                 ? "weighs values by the largest scale in sight: not batch-invariant in f16 where "
-                   "blocks of v have scales"
+                 ? "weighs values by the largest scale in sight: not batch-invariant where blocks "
+                   "of v have scales"
                  : "takes no bias, mask tensor, pages or num_splits, and writes the inputs' format";
       break;
     case Reject::strides:

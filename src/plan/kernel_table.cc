@@ -48,7 +48,10 @@ constexpr int min_compute_capability(std::string_view family) {
 
 /// Tensor cores take P in the format they multiply in.
 constexpr DType probability_dtype(std::string_view family, DType dtype) {
-  return family == "simt" ? DType::f32 : family == "sm90_e4m3" ? DType::e4m3 : dtype;
+  return family == "simt"        ? DType::f32
+         : family == "sm90_e4m3" ? DType::e4m3
+         : family == "sm80_8bit" ? DType::f16
+                                 : dtype;
 }
 
 constexpr bool uses_tma(std::string_view family) { return family.substr(0, 4) == "sm90"; }

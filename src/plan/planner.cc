@@ -96,8 +96,8 @@ Reject supports_e4m3(const KernelInfo& kernel, const Problem& p) noexcept {
 /// f16 cannot hold probabilities times any scale: they are multiplied in units of the largest scale
 /// in sight, which a batch-invariant result may not depend on.
 bool depends_on_other_scales(const KernelInfo& kernel, const Problem& p) noexcept {
-  return needs_8_bits(kernel) && is_sm80(kernel) && kernel.dtype == DType::f16 &&
-         p.v_scale.row != 0 && p.options.reproducibility == Reproducibility::batch_invariant;
+  return needs_8_bits(kernel) && is_sm80(kernel) && p.v_scale.row != 0 &&
+         p.options.reproducibility == Reproducibility::batch_invariant;
 }
 
 /// An estimate of a tensor-core kernel's time, to be compared with others of its family.

@@ -143,8 +143,7 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
     s.k_storage = s.v_storage = DType::e4m3;
     s.k_scale = s.v_scale = ScaleKind::per_head;
   }
-  if (needs_8_bits(kernel) && !kernel.uses_tma && kernel.dtype == DType::f16 &&
-      s.v_scale == ScaleKind::per_block &&
+  if (needs_8_bits(kernel) && !kernel.uses_tma && s.v_scale == ScaleKind::per_block &&
       s.options.reproducibility == Reproducibility::batch_invariant) {
     s.v_scale = ScaleKind::per_head;
   }

@@ -5,6 +5,7 @@
 
 #include "plan/planner.h"
 #include "support.h"
+#include "verify/random.h"
 
 namespace flashcore::gpu_test {
 namespace {
@@ -89,6 +90,27 @@ TEST_F(EightBit, InPagesAndWithOptions) {
         spec.alibi = 1;
         expect_right_on_gpu(spec);
       }
+    }
+  }
+}
+
+// 16-bit queries of any size: what bf16 holds and f16 does not is brought into its range row by
+// row.
+TEST_F(EightBit, LargeAndSmallQueriesAreRight) {
+  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+    for (const int power : {-100, -30, 30, 100}) {
+      if (kernel->dtype == DType::f16 && std::abs(power) > 10) continue;
+      verify::CaseSpec spec =
+          spec_for(*kernel, DType::e4m3, DType::e4m3, false, ScaleKind::per_head);
+      spec.options.scale = std::ldexp(0.125, -power);
+      const verify::CaseMemory memory(spec);
+      const TensorView& q = memory.tensors().q;
+      verify::Random random(3);
+      for (std::int64_t i = 0; i < q.shape[0] * q.strides[0]; ++i) {
+        verify::store(q.data, q.dtype, i, std::ldexp(random.normal(), power));
+      }
+      GpuCase gpu(memory);
+      expect_right(memory, gpu.direct(memory, nullptr), gpu.plan());
     }
   }
 }

@@ -81,12 +81,12 @@ __global__ void pack(const float* g_low, const float* g_high, std::uint32_t* g_o
   if (i < n) g_out[i] = cuda::pack<T>(g_low[i], g_high[i]);
 }
 
-template <core::Half kHalf, core::Element kReader>
+template <core::Element kReader>
 __global__ void read_codes(core::Element format, const std::uint32_t* g_codes, std::uint32_t* g_out,
                            unsigned n) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  const core::CodePairs pairs = core::CodeReader<kHalf, kReader>(format)(g_codes[i]);
+  const core::CodePairs pairs = core::CodeReader<kReader>(format)(g_codes[i]);
   g_out[2 * i] = pairs.even;
   g_out[2 * i + 1] = pairs.odd;
 }
@@ -186,17 +186,6 @@ std::vector<std::uint32_t> pack_all(const std::vector<float>& low, const std::ve
   return out.host();
 }
 
-template <core::Half kHalf>
-std::vector<std::uint32_t> read_all(core::Element format, const std::vector<std::uint32_t>& codes) {
-  const Array<std::uint32_t> in(codes), out(2 * codes.size());
-  const auto kernel = format == core::Element::e4m3   ? read_codes<kHalf, core::Element::e4m3>
-                      : format == core::Element::e5m2 ? read_codes<kHalf, core::Element::e5m2>
-                                                      : read_codes<kHalf, core::Element::int8>;
-  const auto n = static_cast<unsigned>(codes.size());
-  kernel<<<(n + 255) / 256, 256>>>(format, in.get(), out.get(), n);
-  return out.host();
-}
-
 }  // namespace
 
 std::vector<std::uint8_t> run_copy_async(const std::vector<std::uint8_t>& source,
@@ -240,10 +229,15 @@ std::vector<std::uint32_t> run_pack(HalfFormat format, const std::vector<float>&
                                    : pack_all<__nv_bfloat16>(low, high);
 }
 
-std::vector<std::uint32_t> run_code_pairs(HalfFormat half, core::Element format,
+std::vector<std::uint32_t> run_code_pairs(core::Element format,
                                           const std::vector<std::uint32_t>& codes) {
-  return half == HalfFormat::f16 ? read_all<core::Half::f16>(format, codes)
-                                 : read_all<core::Half::bf16>(format, codes);
+  const Array<std::uint32_t> in(codes), out(2 * codes.size());
+  const auto kernel = format == core::Element::e4m3   ? read_codes<core::Element::e4m3>
+                      : format == core::Element::e5m2 ? read_codes<core::Element::e5m2>
+                                                      : read_codes<core::Element::int8>;
+  const auto n = static_cast<unsigned>(codes.size());
+  kernel<<<(n + 255) / 256, 256>>>(format, in.get(), out.get(), n);
+  return out.host();
 }
 
 TileResult run_tile(const TileCall& call) {

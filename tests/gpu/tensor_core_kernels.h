@@ -36,7 +36,7 @@ std::vector<std::uint32_t> run_pack(HalfFormat format, const std::vector<float>&
                                     const std::vector<float>& high);
 
 /// core::CodeReader of every word: its even pair, then its odd one.
-std::vector<std::uint32_t> run_code_pairs(HalfFormat half, core::Element format,
+std::vector<std::uint32_t> run_code_pairs(core::Element format,
                                           const std::vector<std::uint32_t>& codes);
 
 /// A matrix of 16-bit elements, copied into a SwizzledTile by copy_async_16() as the kernels do it

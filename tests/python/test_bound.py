@@ -98,6 +98,8 @@ class Bound(unittest.TestCase):
         self.assertEqual(_judge.probability_dtype("simt", "bf16"), "f32")
         self.assertEqual(_judge.probability_dtype("cpu", "f64"), "f64")
         self.assertEqual(_judge.probability_dtype("sm90", "bf16"), "bf16")
+        self.assertEqual(_judge.probability_dtype("sm80_8bit", "bf16"), "f16")
+        self.assertEqual(_judge.probability_dtype("sm90_e4m3", "bf16"), "e4m3")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// core/code_pairs.h: every code of every format as f16 and bf16, in every place of a register, and
+// core/code_pairs.h: every code of every format as f16, in every place of a register, and
 // the order in which tensor cores meet them.
 #include "core/code_pairs.h"
 
@@ -14,23 +14,21 @@
 namespace flashcore::core {
 namespace {
 
-float value_of(Half half, std::uint32_t word, int place) {
-  const auto bits = static_cast<std::uint16_t>(word >> (16 * place));
-  return half == Half::f16 ? float_of_f16(bits) : float_of_bf16(bits);
+float value_of(std::uint32_t word, int place) {
+  return float_of_f16(static_cast<std::uint16_t>(word >> (16 * place)));
 }
 
 /// Each code in each of the four places, beside codes of every other kind.
-template <Half kHalf, Element kReader>
+template <Element kReader>
 void expect_exact(Element format) {
-  const CodeReader<kHalf, kReader> read(format);
-  const float unit = code_unit(kHalf, format);
+  const CodeReader<kReader> read(format);
+  const float unit = code_unit(format);
   for (std::uint32_t code = 0; code < 256; ++code) {
     for (const std::uint32_t others : {0x00000000u, 0xffffffffu, 0x7f7f7f7fu, 0x80808080u}) {
       for (int place = 0; place < 4; ++place) {
         const std::uint32_t word = (others & ~(0xffu << (8 * place))) | code << (8 * place);
         const CodePairs pairs = read(word);
-        const float got =
-            value_of(kHalf, place % 2 == 0 ? pairs.even : pairs.odd, place / 2) * unit;
+        const float got = value_of(place % 2 == 0 ? pairs.even : pairs.odd, place / 2) * unit;
         const float want = code_value(format, static_cast<std::uint8_t>(code));
         ASSERT_TRUE(std::isnan(want) ? std::isnan(got) : got == want)
             << "format " << static_cast<int>(format) << " code " << code << " place " << place
@@ -43,16 +41,12 @@ void expect_exact(Element format) {
   }
 }
 
-template <Half kHalf>
-void expect_all_formats_exact() {
-  expect_exact<kHalf, Element::e4m3>(Element::e4m3);
-  expect_exact<kHalf, Element::e5m2>(Element::e5m2);
-  expect_exact<kHalf, Element::int8>(Element::int8);
-  expect_exact<kHalf, Element::int8>(Element::byte);
+TEST(CodePairs, EveryCodeIsExact) {
+  expect_exact<Element::e4m3>(Element::e4m3);
+  expect_exact<Element::e5m2>(Element::e5m2);
+  expect_exact<Element::int8>(Element::int8);
+  expect_exact<Element::int8>(Element::byte);
 }
-
-TEST(CodePairs, EveryCodeIsExactInF16) { expect_all_formats_exact<Half::f16>(); }
-TEST(CodePairs, EveryCodeIsExactInBf16) { expect_all_formats_exact<Half::bf16>(); }
 
 TEST(CodePairs, TheCodeOfZeroIsZero) {
   for (const Element format : {Element::e4m3, Element::e5m2, Element::int8, Element::byte}) {
@@ -112,16 +106,6 @@ TEST(CodePairs, PowersOfTwo) {
   for (const float value :
        {3e38f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     EXPECT_EQ(power_of_two_near(value), 0x1p126f);
-  }
-}
-
-TEST(CodePairs, UnitsOfValues) {
-  EXPECT_EQ(value_unit(Half::f16, 0.3f), 0.25f);
-  EXPECT_EQ(value_unit(Half::bf16, 0.3f), 1.f);
-  for (const Half half : {Half::f16, Half::bf16}) {
-    EXPECT_EQ(value_unit(half, 0x1.8p-100f), 0x1p-100f);
-    EXPECT_EQ(value_unit(half, 0x1.8p100f), 0x1p100f);
-    EXPECT_EQ(value_unit(half, 0.f), 0x1p-126f);
   }
 }
 

@@ -21,11 +21,11 @@ __device__ __forceinline__ void with_codes(const AttentionParams& p, core::Eleme
     use([&](std::uint32_t codes) { return reader(codes & core::code_mask(p)); });
   };
   if (element == Element::e4m3) {
-    use_reader(core::CodeReader<C::kHalf, Element::e4m3>(element));
+    use_reader(core::CodeReader<Element::e4m3>(element));
   } else if (element == Element::e5m2) {
-    use_reader(core::CodeReader<C::kHalf, Element::e5m2>(element));
+    use_reader(core::CodeReader<Element::e5m2>(element));
   } else {
-    use_reader(core::CodeReader<C::kHalf, Element::int8>(element));
+    use_reader(core::CodeReader<Element::int8>(element));
   }
 }
 
@@ -84,6 +84,37 @@ __device__ __forceinline__ void read_paired_query(std::uint32_t (&even)[4], std:
   }
 }
 
+/// bf16 queries become f16 operands: times a power of two that brings the largest of a row, whose
+/// pieces are with kLanes neighbouring lanes, to 2^14 or more. What is then below f16's range is
+/// below 2^-38 of the largest. Returns what undoes it.
+template <int kLanes>
+__device__ __forceinline__ float narrow_row(std::uint32_t (&even)[4], std::uint32_t (&odd)[4]) {
+  std::uint32_t largest = 0;  // bf16 without the sign: larger bits, larger value
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    largest = max(largest, max(even[i] & 0x7fffu, even[i] >> 16 & 0x7fffu));
+    largest = max(largest, max(odd[i] & 0x7fffu, odd[i] >> 16 & 0x7fffu));
+  }
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+  }
+  // Infinities and NaN stay what they are under any factor.
+  const int exponent = min(max(static_cast<int>(largest >> 7), 15), 253) - 127;
+  const float unit = core::float_of_bits(static_cast<std::uint32_t>(127 + exponent - 14) << 23);
+  const float inverse = core::float_of_bits(static_cast<std::uint32_t>(127 - exponent + 14) << 23);
+  const auto narrow = [&](std::uint32_t pair) {
+    return pack<__half>(core::float_of_bits(pair << 16) * inverse,
+                        core::float_of_bits(pair & 0xffff0000u) * inverse);
+  };
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    even[i] = narrow(even[i]);
+    odd[i] = narrow(odd[i]);
+  }
+  return unit;
+}
+
 /// Q in the order that K's codes come in.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void load_paired_queries(SharedStorage<C>& s, const AttentionParams& p,
@@ -100,6 +131,10 @@ __device__ __forceinline__ void load_paired_queries(SharedStorage<C>& s, const A
       read_paired_query<C, kPlain>(
           even, odd, p, sequence + row.head * p.q_strides.head + row.query * p.q_strides.row,
           16 * group);
+    }
+    if constexpr (C::kNarrowsQueries) {
+      const float unit = core::is_8bit(p.q_element) ? 1.f : narrow_row<kGroups>(even, odd);
+      if (group == 0) s.q_unit[r] = unit;
     }
     const std::uint32_t s_q = shared_address(s.q);
     store_shared_16(s_q + Tile::offset(r, 2 * group), even);
@@ -118,7 +153,7 @@ template <typename C>
 __device__ __forceinline__ FoundScales find_scales(const AttentionParams& p, const Item& item) {
   static_assert(C::kTileQ <= C::kThreads);
   const auto of_head = [&](core::Element element, const core::Scales& scales) {
-    return core::code_unit(C::kHalf, element) *
+    return core::code_unit(element) *
            (scales.by_rows() ? core::code_step(element)
                              : core::row_step(p, element, scales, item.b, item.kv_head, 0));
   };
@@ -126,7 +161,7 @@ __device__ __forceinline__ FoundScales find_scales(const AttentionParams& p, con
                     of_head(p.v_element, p.v_scale)};
   if (core::is_8bit(p.q_element)) {
     const Row row = row_of(p, item, min(static_cast<int>(threadIdx.x), item.rows - 1));
-    found.of_row *= core::code_unit(C::kHalf, p.q_element) *
+    found.of_row *= core::code_unit(p.q_element) *
                     core::row_step(p, p.q_element, p.q_scale, item.b, row.head, row.query);
   }
   return found;
@@ -148,7 +183,7 @@ __device__ __forceinline__ void leave_scales(CodeScales<C>& s, const FoundScales
          block += 32) {
       largest = max_passing_nan(largest, fabsf(g_scales[block * p.v_scale.block]));
     }
-    unit = core::value_unit(C::kHalf, warp_max(largest));
+    unit = core::power_of_two_near(warp_max(largest));
   }
   if (threadIdx.x == 0) {
     s.v_unit_inverse = 1.f / unit;
@@ -189,10 +224,10 @@ __device__ __forceinline__ void multiply_queries_by_codes(Scores<C, kKeys>& scor
 #pragma unroll
           for (int m = 0; m < C::kRowTiles; ++m) {
             if constexpr (kKept) {
-              multiply_add<typename C::Element>(score[m][n + i / 2], q.a[steps + i % 2][m],
+              multiply_add<typename C::Operand>(score[m][n + i / 2], q.a[steps + i % 2][m],
                                                 pairs.even, pairs.odd);
             } else {
-              multiply_add<typename C::Element>(score[m][n + i / 2], q_now[i % 2][m], pairs.even,
+              multiply_add<typename C::Operand>(score[m][n + i / 2], q_now[i % 2][m], pairs.even,
                                                 pairs.odd);
             }
           }
@@ -225,7 +260,11 @@ __device__ __forceinline__ void scale_scores(Scores<C, kKeys>& score, const Code
                                              const Thread<C>& t) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
-    const float of_row[2] = {s.of_row[t.row(m, 0)], s.of_row[t.row(m, 1)]};
+    float of_row[2] = {s.of_row[t.row(m, 0)], s.of_row[t.row(m, 1)]};
+    if constexpr (C::kNarrowsQueries) {
+      of_row[0] *= s.q_unit[t.row(m, 0)];
+      of_row[1] *= s.q_unit[t.row(m, 1)];
+    }
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
@@ -250,7 +289,7 @@ template <typename C, int kKeys>
 __device__ __forceinline__ void multiply_codes(Outputs<C>& o, const Scores<C, kKeys>& probabilities,
                                                const SharedStorage<C>& s, const AttentionParams& p,
                                                int stage, int s_key, const Thread<C>& t) {
-  using T = typename C::Element;
+  using T = typename C::Operand;
   using Tile = typename C::KeyTile;
   const core::Coordinate b = core::ldmatrix_b_trans(t.lane);
   const std::uint32_t s_v = shared_address(s.v[stage]) + Tile::offset(s_key + b.row, b.column);

@@ -14,29 +14,33 @@
 namespace flashcore::cuda::sm80 {
 
 template <typename Element>
-inline constexpr core::Half kHalfOf = core::Half::bf16;
+inline constexpr bool kIsF16 = false;
 template <>
-inline constexpr core::Half kHalfOf<__half> = core::Half::f16;
+inline constexpr bool kIsF16<__half> = true;
 
-/// How an element of K and V is stored.
+/// How an element of K and V is stored, and the type products are computed in. Codes are exact in
+/// f16, and become it in fewer instructions than bf16.
 template <typename Element, bool kCodes>
 struct Storage {
   using Type = Element;
+  using Operand = Element;
 };
 template <typename Element>
 struct Storage<Element, true> {
   using Type = std::uint8_t;
+  using Operand = __half;
 };
 
-/// Element is the type products are computed in. K and V are stored as such or, kCodes, in 8 bits
-/// in a format known at run time; then Q may be 8-bit too.
+/// Element is the type of Q and of the output. K and V are stored as such or, kCodes, in 8 bits in
+/// a format known at run time; then Q may be 8-bit too.
 template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows_,
           int kThreads_, bool kCodes_ = false>
 struct Config {
   using Element = Element_;
   using Stored = typename Storage<Element, kCodes_>::Type;  // of K and V
   static constexpr bool kCodes = kCodes_;
-  static constexpr core::Half kHalf = kHalfOf<Element>;
+  using Operand = typename Storage<Element, kCodes_>::Operand;
+  static constexpr bool kNarrowsQueries = kCodes && !kIsF16<Element>;
   static constexpr core::Sm80Shape kShape{kHeadDim_,  kTileQ_,   kTileK_,       kStages_,
                                           kWarpRows_, kThreads_, sizeof(Stored)};
   static constexpr int kHeadDim = kHeadDim_;
@@ -90,6 +94,7 @@ struct CodeScales {
   alignas(16) float k_of_key[C::kStages][C::kTileK];  // of scores, where keys have scales
   alignas(16) float v_of_key[C::kStages][C::kTileK];  // of probabilities, likewise, in units of v
   float of_row[C::kTileQ];                            // of scores: everything else
+  float q_unit[C::kNarrowsQueries ? C::kTileQ : 1];   // but for what bf16 queries were narrowed by
   float v_unit_inverse;
   float of_output;
 };

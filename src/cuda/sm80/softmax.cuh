@@ -83,7 +83,7 @@ __device__ __forceinline__ void pack_probabilities(std::uint32_t (&a)[C::kRowTil
 #pragma unroll
     for (int reg = 0; reg < 4; ++reg) {
       const float(&x)[4] = p[m][2 * step + reg / 2];
-      a[m][reg] = pack<typename C::Element>(x[2 * (reg % 2)], x[2 * (reg % 2) + 1]);
+      a[m][reg] = pack<typename C::Operand>(x[2 * (reg % 2)], x[2 * (reg % 2) + 1]);
     }
   }
 }
