@@ -72,7 +72,6 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
   const AttentionParams& p = params.call;
   const Thread<C> t(threadIdx.x);
   const float factor = kPlain ? score_factor(p) : 1.f;
-  const float of_row[2] = {score_factor(p), score_factor(p)};
   Scores<C> score;
   Outputs<C> o;
   std::uint32_t a[C::kTileK / 16][4];
@@ -84,7 +83,8 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     pin(score);
     arrive_once_per_warp(s.k_empty[at.place.stage()], t.lane);
     if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
-    finish_scores<C, kPlain>(score, t, p, s.items[at.item.stage()], at.tile, cut, of_row);
+    finish_scores<C, kPlain>(score, t, p, s.items[at.item.stage()], at.tile, cut,
+                             [&](int) { return score_factor(p); });
     softmax<C>(score, states, rescale, factor, p.plant);
   };
 

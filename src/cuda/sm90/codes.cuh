@@ -129,7 +129,7 @@ struct CodeItem {
 #pragma unroll
       for (int i = 0; i < C::kTileK / 2; ++i) score[i] *= common;
     }
-    finish_scores<C, kPlain>(score, t, p, item, tile, cut, of_row);
+    finish_scores<C, kPlain>(score, t, p, item, tile, cut, [&](int half) { return of_row[half]; });
     softmax<C>(score, states, rescale, factor, p.plant);
   }
 };

@@ -42,20 +42,19 @@ __device__ __forceinline__ void apply_options(Scores<C>& score, int half, const 
   }
 }
 
-/// Finishes the scores of a tile. cut: some rows do not see all of its keys. factor: of a thread's
-/// rows, where kPlain does not leave it to the softmax.
-template <typename C, bool kPlain>
+/// Finishes the scores of a tile. cut: some rows do not see all of its keys. factor(half): of a
+/// thread's rows, where kPlain does not leave it to the softmax.
+template <typename C, bool kPlain, typename Factor>
 __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>& t,
                                               const AttentionParams& p, const Item& item,
-                                              std::int32_t tile, bool cut,
-                                              const float (&factor)[2]) {
+                                              std::int32_t tile, bool cut, Factor factor) {
   if (kPlain && !cut) return;
   const std::int32_t first_key = tile * C::kTileK;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int32_t query = item.first_row + t.row(half);
     if constexpr (!kPlain) {
-      apply_options<C>(score, half, t, p, item, query, first_key, factor[half]);
+      apply_options<C>(score, half, t, p, item, query, first_key, factor(half));
     }
     // Columns of the tile, so that they are compared with constants.
     const int origin = first_key + t.column(0, 0);
