@@ -237,7 +237,6 @@ def _setup_context(ctx, inputs, keyword_only_inputs, output):
     q, k, v, *tensors = inputs
     tensors += [None] * (len(_TENSORS) - len(tensors))
     ctx.options = {**_DEFAULTS, **keyword_only_inputs}
-    ctx.wants = tuple(ctx.needs_input_grad)
     out, lse = output if isinstance(output, tuple) else (output, None)
     ctx.save_for_backward(q, k, v, out, lse, *tensors)
     ctx.set_materialize_grads(False)
@@ -246,8 +245,10 @@ def _setup_context(ctx, inputs, keyword_only_inputs, output):
 def _backward(ctx, grad_out, grad_lse=None):
     q, k, v, out, lse, *tensors = ctx.saved_tensors
     options = ctx.options
-    count = len(ctx.wants)
-    if count > 4 and ctx.wants[4]:
+    # One for each argument that was given; in _setup_context torch has put one of its own after them.
+    wants = ctx.needs_input_grad
+    count = len(wants)
+    if count > 4 and wants[4]:
         raise NotImplementedError("alibi_slopes: requires grad; gradients are computed for q, k, v, "
                                   "sinks and bias")
     if grad_out is None and grad_lse is None:
@@ -256,15 +257,14 @@ def _backward(ctx, grad_out, grad_lse=None):
         lse = _op_lse(q, k, v, *tensors, **options)[1]
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    wanted = [*ctx.wants[:3], count > 3 and ctx.wants[3], count > 5 and ctx.wants[5]]
+    wanted = [*wants[:3], count > 3 and wants[3], count > 5 and wants[5]]
     names = ("causal", "window_left", "window_right", "scale", "softcap", "layout")
     dq, dk, dv, dsinks, dbias = torch.ops.flashcore.attention_backward.default(
         grad_out, grad_lse, q, k, v, out, lse, *tensors,
         **{name: options[name] for name in names}, partial=options.get("partial", False),
         wanted=wanted)
     grads = [dq, dk, dv, dsinks, None, dbias] + [None] * (count - 6)
-    return tuple(one if one is not None and number < count and ctx.wants[number] else None
-                 for number, one in enumerate(grads[:count]))
+    return tuple(one if want else None for one, want in zip(grads, wants))
 
 
 for _name in _KERNELS:
