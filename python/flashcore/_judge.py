@@ -19,6 +19,7 @@ class Arithmetic:
     out_smallest: float
     p_smallest: float
     score_unit: float = 0.0
+    product_unit: float = 0.0
 
 
 def _smallest(dtype):
@@ -31,10 +32,10 @@ def arithmetic_of(out, probability):
     sum_unit = 2.0**-52 if probability == "f64" else 2.0**-24
     # Weights of up to 2^8 wait for a factor that is flushed below 2^-126 (docs/numerics.md).
     p_smallest = _smallest(probability) * (2.0**8 if probability == "bf16" else 1)
-    # Tensor cores add products of 8-bit operands with few bits.
-    score_unit = 2.0**-11 if probability == "e4m3" else 0.0
+    # Tensor cores that take 8-bit operands cut off each of 32 products 13 bits below the largest.
+    score_unit = 2.0**-13 if probability == "e4m3" else 0.0
     return Arithmetic(_UNITS[out], _UNITS[probability], sum_unit, _smallest(out), p_smallest,
-                      score_unit)
+                      score_unit, 32 * score_unit)
 
 
 def probability_dtype(family, dtype):
@@ -56,6 +57,7 @@ class ReferenceRow:
     out: list[float]  # [v_dim]
     lse: float
     magnitude: float  # max over keys of |scale| * sum |q_d k_d|
+    largest_product: float  # max over keys and d of |scale * q_d k_d|
     spread: list[float]  # [v_dim]: sqrt(sum p^2 v^2)
     deviation: list[float]  # [v_dim]: sum p |v - out|
     v_mass: list[float]  # [v_dim]: sum |v| / sum of the softmax
@@ -64,7 +66,8 @@ class ReferenceRow:
 
 def _score_error(row, head_dim, a):
     return (a.sum_unit * (4 + math.sqrt(head_dim)) * row.magnitude
-            + 0.5 * math.expm1(2 * a.score_unit * row.magnitude))
+            + 0.5 * math.expm1(2 * (a.score_unit * row.magnitude
+                                    + a.product_unit * row.largest_product)))
 
 
 def out_bound(row, column, head_dim, a):
@@ -78,7 +81,8 @@ def out_bound(row, column, head_dim, a):
 def lse_bound(row, head_dim, a):
     return (a.sum_unit * (2e-6 * 2.0**24 + math.sqrt(row.kv_len) + 2 * abs(row.lse))
             + a.sum_unit * (4 + math.sqrt(head_dim)) * row.magnitude
-            + a.score_unit * (row.magnitude + abs(row.lse) + 1))
+            + a.score_unit * (row.magnitude + abs(row.lse) + 1)
+            + a.product_unit * row.largest_product)
 
 
 @dataclass

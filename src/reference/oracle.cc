@@ -113,7 +113,7 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
 }
 
 struct RowScores {
-  std::vector<double> score, magnitude;
+  std::vector<double> score, magnitude, largest_product;
   std::vector<std::uint8_t> visible;
 };
 
@@ -124,6 +124,7 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
   const auto size = static_cast<std::size_t>(n);
   s.score.assign(size, 0.0);
   s.magnitude.assign(size, 0.0);
+  s.largest_product.assign(size, 0.0);
   s.visible.assign(size, 1);
   const Operand q{t.q.data, p.q};
   const double q_scale = scale_at(t.q_scale, row.b, row.h, row.i, p.options.q_scale_block);
@@ -134,6 +135,7 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
       const double product = x * k[j];
       s.score[j] += product;
       s.magnitude[j] += std::fabs(product);
+      s.largest_product[j] = std::max(s.largest_product[j], std::fabs(product));
     }
   }
   const Options& o = p.options;
@@ -178,10 +180,14 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   compute_scores(p, t, row, head, s);
   const std::size_t n = s.score.size();
   const auto v_dim = static_cast<std::size_t>(p.v_dim);
-  double max = -kInfinity, magnitude = 0;
+  double max = -kInfinity, magnitude = 0, largest_product = 0;
   for (std::size_t j = 0; j < n; ++j) {
     max = std::max(max, s.score[j]);  // std::max keeps its first argument when the second is NaN
-    if (std::isfinite(s.score[j])) magnitude = std::max(magnitude, s.magnitude[j]);
+    if (!std::isfinite(s.score[j])) continue;
+    magnitude = std::max(magnitude, s.magnitude[j]);
+    const double product = std::fabs(p.scale) * s.largest_product[j];
+    if (std::isfinite(product))
+      largest_product = std::max(largest_product, product);  // a softcap hides others
   }
   double sink = -kInfinity;
   if (t.sinks.given() && !p.options.partial) {
@@ -252,6 +258,7 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   result.max[r] = max;
   result.sum[r] = max == -kInfinity ? 0.0 : keys_sum * std::exp(base - max);
   result.magnitude[r] = magnitude;
+  result.largest_product[r] = largest_product;
   result.kv_len[r] = static_cast<std::int32_t>(n);
   result.may_be_poisoned[r] = poisoned ? 1 : 0;
   if (!result.scores.empty()) {
@@ -322,7 +329,8 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
   for (auto* array : {&result.out, &result.spread, &result.deviation, &result.v_mass}) {
     array->assign(elements, 0.0);
   }
-  for (auto* array : {&result.lse, &result.max, &result.sum, &result.magnitude}) {
+  for (auto* array :
+       {&result.lse, &result.max, &result.sum, &result.magnitude, &result.largest_product}) {
     array->assign(count, 0.0);
   }
   result.kv_len.assign(count, 0);

@@ -34,6 +34,8 @@ struct Oracle {
   // Ingredients of the bound.
   std::vector<double> magnitude;  ///< [rows]: max_j |scale|·Σ|q_d k_d| + |alibi| + |bias| +
                                   ///< softcap, over keys with a finite score; at least |sink|
+  std::vector<double>
+      largest_product;            ///< [rows]: max_j max_d |scale·q_d k_d|, likewise, if finite
   std::vector<double> spread;     ///< [rows, v_dim]: sqrt(Σ p² v²)
   std::vector<double> deviation;  ///< [rows, v_dim]: Σ p·|v - out|
   std::vector<double> v_mass;     ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)

@@ -76,10 +76,15 @@ Arithmetic arithmetic_of(DType out, DType probability) {
   // brings older weights, of up to 2^8, to the new maximum is flushed below 2^-126: 2^-118 of them.
   const double p_smallest =
       probability == DType::bf16 ? 0x1p8 * smallest(probability) : smallest(probability);
-  // Tensor cores add products of 8-bit operands with few bits: of the largest, 13 after the point.
-  const double score_unit = probability == DType::e4m3 ? 0x1p-11 : 0;
-  return {unit_of(out),  unit_of(probability), probability == DType::f64 ? 0x1p-52 : 0x1p-24,
-          smallest(out), p_smallest,           score_unit};
+  // Tensor cores that take 8-bit operands cut off each of 32 products 13 bits below the largest.
+  const bool few_bits = probability == DType::e4m3;
+  return {unit_of(out),
+          unit_of(probability),
+          probability == DType::f64 ? 0x1p-52 : 0x1p-24,
+          smallest(out),
+          p_smallest,
+          few_bits ? 0x1p-13 : 0.0,
+          few_bits ? 32 * 0x1p-13 : 0.0};
 }
 
 double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column,
@@ -89,7 +94,8 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
   // Scores kept in 16 bits are off by ε, which for scores of hundreds is not small: not ε ·
   // deviation then, but (e^2ε - 1) / 2 times it (docs/verify.md).
   const double score_error = a.sum_unit * score_steps(o) * o.magnitude[row] +
-                             0.5 * std::expm1(2 * a.score_unit * o.magnitude[row]);
+                             0.5 * std::expm1(2 * (a.score_unit * o.magnitude[row] +
+                                                   a.product_unit * o.largest_product[row]));
   return 2 * a.out_unit * want +
          4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(o.kv_len[row]))) *
              std::max(o.spread[at], want) +
@@ -99,7 +105,8 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
 double lse_bound(const reference::Oracle& o, std::size_t row, const Arithmetic& a) {
   return a.sum_unit * (2e-6 * 0x1p24 + std::sqrt(static_cast<double>(o.kv_len[row])) +
                        score_steps(o) * o.magnitude[row] + 2 * std::fabs(o.lse[row])) +
-         a.score_unit * (o.magnitude[row] + std::fabs(o.lse[row]) + 1);
+         a.score_unit * (o.magnitude[row] + std::fabs(o.lse[row]) + 1) +
+         a.product_unit * o.largest_product[row];
 }
 
 Comparison compare(const reference::Oracle& oracle, const Problem& problem, const Tensors& result,

@@ -43,7 +43,8 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
   const double score_steps = 4 + std::sqrt(static_cast<double>(oracle.head_dim));
   for (std::size_t r = 0; r < rows_; ++r) {
     double sum = 0, mean_got = 0, mean_want = 0, mean_tolerance = 0, count = 0;
-    const double score_error = (a.sum_unit * score_steps + a.score_unit) * oracle.magnitude[r];
+    const double score_error = (a.sum_unit * score_steps + a.score_unit) * oracle.magnitude[r] +
+                               a.product_unit * oracle.largest_product[r];
     const double rounding =
         2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(keys_)));
     for (std::size_t j = 0; j < keys_; ++j) {

@@ -84,8 +84,9 @@ class Rejects(unittest.TestCase):
 class Bound(unittest.TestCase):
     def test_by_hand(self):
         """One element with round numbers, against the formula of docs/numerics.md."""
-        row = _judge.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0, spread=[0.25],
-                                  deviation=[0.125], v_mass=[10.0], kv_len=16)
+        row = _judge.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
+                                  largest_product=1.0, spread=[0.25], deviation=[0.125],
+                                  v_mass=[10.0], kv_len=16)
         u = 2.0**-24
         a = _judge.arithmetic_of("f16", "f32")
         want = (2 * 2.0**-11 * 0.5 + 4 * (u + 4 * u) * 0.5 + u * (4 + 8) * 2.0 * 0.125 + 2.0**-24

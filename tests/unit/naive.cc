@@ -63,14 +63,15 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
       o.scale.has_value() ? static_cast<long double>(*o.scale) : 1.0L / std::sqrt(1.0L * head_dim);
   NaiveRow row;
   row.max = -kInfinity;
-  row.magnitude = 0;
+  row.magnitude = row.largest_product = 0;
   for (std::int64_t j = 0; j < place.kv_len; ++j) {
-    long double dot = 0, size = 0;
+    long double dot = 0, size = 0, largest = 0;
     for (std::int64_t d = 0; d < head_dim; ++d) {
       const long double product =
           element(in.q, b, h, i, place.q_row, d) * element(in.k, b, kv_head, j, place.k_row, d);
       dot += product;
       size += std::fabs(product);
+      largest = std::max(largest, std::fabs(product));
     }
     long double s = scale * dot;
     size *= std::fabs(scale);
@@ -98,7 +99,11 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
     if (o.window_right >= 0) visible = visible && k_position <= q_position + o.window_right;
     row.score.push_back(visible ? s : -kInfinity);
     row.max = std::max(row.max, row.score.back());
-    if (std::isfinite(row.score.back())) row.magnitude = std::max(row.magnitude, size);
+    if (std::isfinite(row.score.back())) {
+      row.magnitude = std::max(row.magnitude, size);
+      largest *= std::fabs(scale);
+      if (std::isfinite(largest)) row.largest_product = std::max(row.largest_product, largest);
+    }
   }
   const bool has_sink = in.sinks.given() && !o.partial;
   const long double sink = has_sink ? in.sinks.at({h}) : -kInfinity;
