@@ -128,7 +128,7 @@ class Subject {
         v_memory(gathered(v_rows_));
     const auto batch = static_cast<std::int64_t>(order.size());
     return run_rows(
-        {.q = heads_second(q_memory, dtype_, batch, kQLen, kQHeads),
+        {.q = heads_second(q_memory, q_dtype_, batch, kQLen, kQHeads),
          .k = keys(heads_second(k_memory, kv_dtype_, batch, kKvLen + kSlack, kKvHeads)),
          .v = keys(heads_second(v_memory, kv_dtype_, batch, kKvLen + kSlack, kKvHeads))});
   }
