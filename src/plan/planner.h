@@ -31,7 +31,8 @@ enum class Reject {
 std::span<const KernelInfo> kernels_of(const char* family, DType dtype) noexcept;
 
 /// Whether q, k and v may be 8-bit, and whether k and v must be. In which format is a run-time
-/// switch inside a kernel, but where tensor cores read codes as they are: those are e4m3, all three.
+/// switch inside a kernel, but where tensor cores read codes as they are: those are e4m3, all
+/// three.
 bool takes_8_bits(const KernelInfo& kernel) noexcept;
 bool needs_8_bits(const KernelInfo& kernel) noexcept;
 bool needs_e4m3(const KernelInfo& kernel) noexcept;
