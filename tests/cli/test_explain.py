@@ -61,8 +61,9 @@ class Explain(CommandTest):
     def test_cases(self):
         one = self.call_json("explain", "--case", "decode#2", "--plan-for", "h200")
         self.assertEqual(one["shape"], "1,32/8,1/8192,128")
-        eight = self.call_json("explain", "--case", "fp8#1", "--plan-for", "h200")
-        self.assertRegex(eight["kernel"], "sm80_8bit_f16")
+        for device, family in (("h200", "sm90_e4m3_f16"), ("a100", "sm80_8bit_f16")):
+            eight = self.call_json("explain", "--case", "fp8#1", "--plan-for", device)
+            self.assertRegex(eight["kernel"], family)
         several = self.call_json("explain", "--suite", "simt", "--plan-for", "h200")
         self.assertEqual(len(several["plans"]), 2)
 
