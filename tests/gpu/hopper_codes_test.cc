@@ -6,6 +6,7 @@
 
 #include "core/eight_bit.h"
 #include "core/wgmma_layout.h"
+#include "hopper_fixture.h"
 #include "hopper_kernels.h"
 #include "plan/planner.h"
 #include "support.h"
@@ -16,15 +17,11 @@ namespace {
 
 using verify::ScaleKind;
 
-class HopperCodes : public GpuTest {
+class HopperCodes : public HopperTest {
  protected:
   void SetUp() override {
-    GpuTest::SetUp();
+    HopperTest::SetUp();
     if (IsSkipped()) return;
-    const int capability = require(device_info(kGpu)).compute_capability;
-    if (capability != 90) {
-      GTEST_SKIP() << "this GPU is sm_" << capability << "; wgmma and TMA as used are of sm_90";
-    }
     kernels_ = runnable_kernels();
     std::erase_if(kernels_, [](const KernelInfo* kernel) { return !needs_e4m3(*kernel); });
     ASSERT_FALSE(kernels_.empty()) << "this build has no kernel of family sm90_e4m3";

@@ -9,6 +9,7 @@
 
 #include "core/mma_layout.h"
 #include "core/wgmma_layout.h"
+#include "hopper_fixture.h"
 #include "hopper_kernels.h"
 #include "support.h"
 #include "verify/random.h"
@@ -16,17 +17,7 @@
 namespace flashcore::gpu_test {
 namespace {
 
-class Hopper : public GpuTest {
- protected:
-  void SetUp() override {
-    GpuTest::SetUp();
-    if (IsSkipped()) return;
-    const int capability = require(device_info(kGpu)).compute_capability;
-    if (capability != 90) {
-      GTEST_SKIP() << "this GPU is sm_" << capability << "; wgmma and TMA as used are of sm_90";
-    }
-  }
-};
+using Hopper = HopperTest;
 
 constexpr int kPanelColumns = core::PanelTile<64, 64>::kPanelColumns;
 
