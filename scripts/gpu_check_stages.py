@@ -121,7 +121,10 @@ def judge_check(done, least_problems):
     if "coverage" in result:
         details["coverage"] = shortened(result["coverage"])
     if result.get("reports"):
-        details["first_report"] = result["reports"][0]
+        report = result["reports"][0]
+        if "replay" in report:  # to be typed in any tree
+            report["replay"] = report["replay"].replace(f"{context.root}/", "", 1)
+        details["first_report"] = report
     if done.code != 0 or result.get("passed") is not True or result.get("failures") != 0:
         return Outcome(FAILED, f"{result.get('failures')} failures; see {done.shown}", details)
     if result.get("problems", 0) < least_problems:
