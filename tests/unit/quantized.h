@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "flashcore/flashcore.h"
 #include "support/tensor.h"
+#include "support/to_c.h"
 
 namespace flashcore::test {
 
@@ -24,6 +26,25 @@ inline double half_step(DType dtype, double value) {
   const int exponent = value == 0 ? smallest : std::max(std::ilogb(value), smallest);
   return std::ldexp(0.5, exponent - mantissa);
 }
+
+/// The C ABI's parameters to quantise, and after turn_round() to dequantise what came of it.
+struct CQuantCall {
+  CTensor from, to, scale, back;
+  flashcore_quant_params params{};
+
+  CQuantCall(const Tensor& values, const Tensor& codes, const Tensor& scales, const Tensor& again)
+      : from(values.view()), to(codes.view()), scale(scales.view()), back(again.view()) {
+    params.struct_size = sizeof params;
+    params.from = &from.tensor;
+    params.to = &to.tensor;
+    params.scale = &scale.tensor;
+  }
+
+  void turn_round() {
+    params.from = &to.tensor;
+    params.to = &back.tensor;
+  }
+};
 
 struct Granularity {
   const char* name;

@@ -13,7 +13,6 @@
 #include "quantized.h"
 #include "support/draw.h"
 #include "support/tensor.h"
-#include "support/to_c.h"
 
 namespace flashcore::test {
 namespace {
@@ -354,23 +353,14 @@ TEST(Rotation, TheCAbiDoesTheSame) {
   const QuantOptions options{.rotate = true};
   ASSERT_TRUE(quantize({from.view(), want.view(), want_scale.view(), {}}, options).ok());
   ASSERT_TRUE(dequantize({want.view(), want_back.view(), want_scale.view(), {}}, options).ok());
-  CTensor c_from, c_to, c_scale, c_back;
-  c_from.set(from.view());
-  c_to.set(to.view());
-  c_scale.set(scale.view());
-  c_back.set(back.view());
-  flashcore_quant_params params{};
-  params.struct_size = sizeof params;
-  params.from = &c_from.tensor;
-  params.to = &c_to.tensor;
-  params.scale = &c_scale.tensor;
+  CQuantCall call(from, to, scale, back);
+  flashcore_quant_params& params = call.params;
   params.rotate = 1;
   flashcore_error error{};
   ASSERT_EQ(flashcore_quantize(&params, &error), FLASHCORE_OK) << error.message;
   EXPECT_EQ(difference(to, want), "");
   EXPECT_EQ(difference(scale, want_scale), "");
-  params.from = &c_to.tensor;
-  params.to = &c_back.tensor;
+  call.turn_round();
   ASSERT_EQ(flashcore_dequantize(&params, &error), FLASHCORE_OK) << error.message;
   EXPECT_EQ(difference(back, want_back), "");
   params.rotate = 2;
