@@ -121,7 +121,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
       return;
     }
   }
-  if constexpr (kPlain && C::kOwnKeys) {
+  if constexpr (kPlain && C::kTileQ <= 32) {
     finish_item<C, true>(s, p);
   } else {
     finish_item_apart<C, kPlain>(s, p);
