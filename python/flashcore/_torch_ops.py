@@ -4,14 +4,15 @@ Registered with define and impl: half the overhead of torch.library.custom_op.
 flashcore.attention() goes straight to the library where it can, and through the op where torch
 itself must see the call: gradients, autocast, torch.compile, vmap, tensor subclasses."""
 
+import threading
 from numbers import Integral
 
 import torch
 from torch.autograd import forward_ad
 
 from flashcore import _attention, _cache, _torch_backward
-from flashcore._arrays import KINDS, kind_of
-from flashcore._prepared import thread_state
+from flashcore._arrays import kind_of
+from flashcore._prepared import PreparedCall
 
 
 class _Library(torch.library.Library):
@@ -161,27 +162,41 @@ def empty_out(q, v):
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
-def _kernel(return_lse):
-    defaults = _options(return_lse=return_lse)
-    key = object()  # of the call with these, whose own key takes longer to make
-    run_new = _attention.run_new
+class _PlainCall(threading.local):
+    """attention() of q, k and v alone, as each thread has prepared it for the op. new(q, k, v): the
+    result by one call of the library, on the CPU; None where Python must make it."""
 
-    def kernel(q, k, v, *tensors, **options):  # torch leaves out what has its default value
-        kind = KINDS.get(type(q)) or kind_of("q", q)
-        if not tensors and not options:
-            call = thread_state.calls.get(key)
-            if call is None:
-                call = _attention.prepared_call(kind, defaults)
-                thread_state.remember(key, call)
-            made = run_new(kind, call, q, k, v)
-            if made is not None:
-                return made
-        if tensors:
-            tensors += (None,) * (len(_TENSORS) - len(tensors))
-        return _attention.run(kind, q, k, v,
-                              _options(**options, return_lse=return_lse) if options else defaults,
-                              tensors or _attention.NONE, None)
-    return kernel
+    new = None
+
+    def prepare(self, kind):
+        self.kind = kind
+        self.call = PreparedCall(kind, _options(), ())  # used by nothing else: never busy
+        self.new = self.call.run_new or (lambda q, k, v: None)
+
+
+_plain = _PlainCall()
+
+
+def _kernel(q, k, v, *tensors, **options):  # torch leaves out what has its default value
+    if not tensors and not options:
+        if _plain.new is None:
+            _plain.prepare(kind_of("q", q))
+        made = _plain.new(q, k, v) if q.is_cpu else _attention.run_new(
+            _plain.kind, _plain.call, q, k, v)
+        if made is not None:
+            return made
+    return _run(q, k, v, tensors, options)
+
+
+def _kernel_lse(q, k, v, *tensors, **options):
+    return _run(q, k, v, tensors, {**options, "return_lse": True})
+
+
+def _run(q, k, v, tensors, options):
+    if tensors:
+        tensors += (None,) * (len(_TENSORS) - len(tensors))
+    return _attention.run(kind_of("q", q), q, k, v, _options(**options), tensors or _attention.NONE,
+                          None)
 
 
 def _options(causal=False, window_left=-1, window_right=-1, scale=None, softcap=0.0,
@@ -192,8 +207,7 @@ def _options(causal=False, window_left=-1, window_right=-1, scale=None, softcap=
             return_lse, max_q_len, max_kv_len, partial, checked, kernel_id)
 
 
-_KERNELS = {"attention": _kernel(return_lse=False), "attention_lse": _kernel(return_lse=True)}
-_KERNELS["attention.options"] = _KERNELS["attention"]
+_KERNELS = {"attention": _kernel, "attention.options": _kernel, "attention_lse": _kernel_lse}
 for _name, _function in _KERNELS.items():
     for _key in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, _function, _key)

@@ -1,6 +1,7 @@
 """The short ways from a torch tensor into the library: results made by it, calls that need no gradient.
 Each must give what the long way gives, and must not be taken where it does not lead there."""
 
+import threading
 import unittest
 from unittest import mock
 
@@ -89,6 +90,27 @@ class MadeByTheLibrary(Case):
                 mock.patch.object(_prepared.thread_state, "calls", {}):
             for _ in range(2):
                 self.check(flashcore.attention(self.q, self.k, self.v), self.want)
+
+    def test_the_op_in_another_thread(self):
+        """Each thread prepares the op's call for itself, and goes the long way where it must."""
+        def through_op():
+            made.append(_op(self.q, self.k, self.v))
+            new.append(_torch_ops._plain.new)
+
+        made, new = [], []
+        through_op()
+        thread = threading.Thread(target=through_op)
+        thread.start()
+        thread.join()
+        self.assertIsNot(new[0], new[1])
+        with mock.patch.object(self.kind, "reader", None):
+            thread = threading.Thread(target=through_op)
+            thread.start()
+            thread.join()
+        self.assertIsNone(new[2](self.q, self.k, self.v))
+        self.assertEqual(len(made), 3)
+        for one in made:
+            self.check(one, self.want)
 
 
 @on_every_device
