@@ -12,8 +12,8 @@ struct MapShape {
   std::int64_t columns, rows, heads, batch;
 };
 
-/// The map of a tensor of 16-bit or 8-bit elements: its boxes are panels (core/wgmma_layout.h) of box_rows
-/// rows. Errors call it `name`.
+/// The map of a tensor of 16-bit or 8-bit elements: its boxes are panels (core/wgmma_layout.h) of
+/// box_rows rows. Errors call it `name`.
 Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::Strides& strides,
                        const MapShape& shape, int box_rows, const char* name) noexcept;
 
