@@ -20,9 +20,7 @@ namespace {
 // Blocks that an SM must have room for, which bounds their registers: as many as need no spilling
 // on any architecture (and 1024 threads, which sm_75 has).
 constexpr int kFindBlocks = 4;
-constexpr int encode_blocks(Element wide, bool rotate) {
-  return wide == Element::f32 ? 2 : rotate ? 3 : 4;
-}
+constexpr int encode_blocks(bool f32, bool rotate) { return f32 ? 2 : rotate ? 3 : 4; }
 constexpr int decode_blocks(bool rotate) { return rotate ? 3 : 4; }
 
 constexpr std::uint32_t kInfinityBits = 0x7f800000u;
@@ -66,32 +64,33 @@ __device__ __forceinline__ void find_largest(const QuantParams& p, LargestOf lar
   });
 }
 
-template <Element kWide, bool kRotate>
+template <bool kF32, bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, kFindBlocks)
     find_largest_in_pieces(const __grid_constant__ QuantParams p) {
   [[maybe_unused]] const Rotation rotation(p.columns);
   find_largest(p, [&](const QuantUnit& unit) {
-    const auto for_each = [&](auto visit) {  // a piece that is seen twice does not matter
-      for_each_piece(
-          p, unit, [&](std::int64_t from) { return load_wide<kWide>(p.from, from); },
-          [&](const At& at, const WidePiece<kWide>& piece, bool) {
-            float x[kPiece];
-            to_floats(x, piece);
-            if constexpr (kRotate) rotate_piece(rotation, x, at.column);
-            visit(x);
-          });
-    };
     std::uint32_t bits = 0;
-    for_each([&](const float(&x)[kPiece]) { bits = max(bits, largest_bits(x)); });
-    float largest = __uint_as_float(bits);
-    if (__any_sync(0xffffffffu, bits >= kInfinityBits)) {  // look again, with more care
-      largest = 0.f;
-      for_each([&](const float(&x)[kPiece]) {
+    float largest = 0.f;
+    bool carefully = false;  // the second time, where something is not finite
+#pragma unroll 1
+    do {
+      for_each_piece(  // one that is seen twice does not matter
+          p, unit, [&](std::int64_t from) { return load_wide<kF32>(p.from, from); },
+          [&](const At& at, const WidePiece<kF32>& piece, bool) {
+            float x[kPiece];
+            to_floats(x, piece, p.wide);
+            if constexpr (kRotate) rotate_piece(rotation, x, at.column);
+            if (!carefully) {
+              bits = max(bits, largest_bits(x));
+              return;
+            }
 #pragma unroll
-        for (int i = 0; i < kPiece; ++i) largest = core::larger_magnitude(largest, x[i]);
-      });
-    }
-    return largest;
+            for (int i = 0; i < kPiece; ++i) largest = core::larger_magnitude(largest, x[i]);
+          });
+      if (carefully) return largest;
+      carefully = __any_sync(0xffffffffu, bits >= kInfinityBits);
+    } while (carefully);
+    return __uint_as_float(bits);
   });
 }
 
@@ -150,42 +149,47 @@ __device__ __forceinline__ void encode_units(const QuantParams& p, Encode encode
   });
 }
 
-template <Element kWide, Element kCode, bool kRotate>
-__global__ void __launch_bounds__(kQuantThreads, encode_blocks(kWide, kRotate))
+template <bool kF32, bool kRotate>
+__global__ void __launch_bounds__(kQuantThreads, encode_blocks(kF32, kRotate))
     encode_pieces(const __grid_constant__ QuantParams p) {
   [[maybe_unused]] const Rotation rotation(p.columns);
   encode_units(p, [&](const QuantUnit& unit) {
     const float inverse =
-        core::inverse_step(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+        core::inverse_step(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
     int saturated = 0;
-    const auto encode = [&](const At& at, const WidePiece<kWide>& piece, bool there) {
+    const auto encode = [&](const At& at, const WidePiece<kF32>& piece, bool there) {
       float x[kPiece];
-      to_floats(x, piece);
+      to_floats(x, piece, p.wide);
       if constexpr (kRotate) rotate_piece(rotation, x, at.column);
       if (!there) return;
-      const Encoded made = encode_piece<kCode, kRotate>(x, inverse);
-      *reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(p.to) + at.to) = made.codes;
+      uint4& g_codes = *reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(p.to) + at.to);
+      if (!has_specials(x, inverse, p.code)) {
+        g_codes = encode_piece(x, inverse, p.code);
+        return;
+      }
+      const EncodedSpecials made = encode_specials<kRotate>(x, inverse, p.code);
+      g_codes = made.codes;
       saturated += made.saturated;
-      if (!core::has_nan(kCode) && made.first_nan < kPiece) {
+      if (!core::has_nan(p.code) && made.first_nan < kPiece) {
         report_nan<kRotate>(p, unit, at.row, at.column + made.first_nan);
       }
     };
     for_each_piece(
-        p, unit, [&](std::int64_t from) { return load_wide<kWide>(p.from, from); }, encode);
+        p, unit, [&](std::int64_t from) { return load_wide<kF32>(p.from, from); }, encode);
     return saturated;
   });
 }
 
-template <Element kCode, bool kRotate>
+template <bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, 2)
     encode_elements(const __grid_constant__ QuantParams p) {
   encode_units(p, [&](const QuantUnit& unit) {
     const float inverse =
-        core::inverse_step(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+        core::inverse_step(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
     int saturated = 0;
     for_each_wide<kRotate>(p, unit, [&](const At& at, float x) {
-      if (!core::has_nan(kCode) && x != x) report_nan<kRotate>(p, unit, at.row, at.column);
-      const core::Code code = core::code_of(kCode, x * inverse);
+      if (!core::has_nan(p.code) && x != x) report_nan<kRotate>(p, unit, at.row, at.column);
+      const core::Code code = core::code_of(p.code, x * inverse);
       static_cast<std::uint8_t*>(p.to)[at.to] = code.bits;
       saturated += code.saturated ? 1 : 0;
     });
@@ -196,34 +200,34 @@ __global__ void __launch_bounds__(kQuantThreads, 2)
 // ---------------------------------------------------------------------------------------------
 // And back
 
-template <Element kWide, Element kCode, bool kRotate>
+template <bool kF32, bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, decode_blocks(kRotate))
     decode_pieces(const __grid_constant__ QuantParams p) {
   [[maybe_unused]] const Rotation rotation(p.columns);
   for_each_unit(p, [&](const QuantUnit& unit) {
-    const float step = core::step_of(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+    const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
     const auto load = [&](std::int64_t from) {
       const auto* g_codes = static_cast<const std::uint8_t*>(p.from) + from;
       return __ldcs(reinterpret_cast<const uint4*>(g_codes));
     };
     for_each_piece(p, unit, load, [&](const At& at, const uint4& codes, bool there) {
       float x[kPiece];
-      decode_piece<kCode>(x, codes);
+      decode_piece(x, codes, p.code);
       if constexpr (kRotate) rotate_piece_back(rotation, x, at.column);
 #pragma unroll
       for (int i = 0; i < kPiece; ++i) x[i] *= step;
-      if (there) store_wide<kWide>(p.to, at.to, x);
+      if (there) store_wide<kF32>(p.to, at.to, x, p.wide);
     });
   });
 }
 
-template <Element kCode, bool kRotate>
+template <bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, 2)
     decode_elements(const __grid_constant__ QuantParams p) {
   for_each_unit(p, [&](const QuantUnit& unit) {
-    const float step = core::step_of(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+    const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
     const auto value_at = [&](const At& at) {
-      return code_to_float(kCode, static_cast<const std::uint8_t*>(p.from)[at.from]);
+      return code_to_float(p.code, static_cast<const std::uint8_t*>(p.from)[at.from]);
     };
     if constexpr (kRotate) {
       const float norm = core::rotation_norm(core::rotation_order(p.columns));
@@ -247,48 +251,25 @@ const void* address(Kernel* kernel) noexcept {
   return reinterpret_cast<const void*>(kernel);
 }
 
-/// entry.operator()<constant>() for what is known at run time.
-template <typename Entry>
-const void* by_wide(Element wide, Entry entry) noexcept {
-  switch (wide) {
-    case Element::f32: return entry.template operator()<Element::f32>();
-    case Element::f16: return entry.template operator()<Element::f16>();
-    default: return entry.template operator()<Element::bf16>();
-  }
-}
-template <typename Entry>
-const void* by_code(Element code, Entry entry) noexcept {
-  switch (code) {
-    case Element::e4m3: return entry.template operator()<Element::e4m3>();
-    case Element::e5m2: return entry.template operator()<Element::e5m2>();
-    case Element::int8: return entry.template operator()<Element::int8>();
-    default: return entry.template operator()<Element::byte>();
-  }
-}
-
 template <bool kRotate>
 const void* find_largest_of(const QuantParams& p) noexcept {
   if (!p.vectors) return address(&find_largest_in_elements<kRotate>);
-  return by_wide(p.wide,
-                 [&]<Element kWide>() { return address(&find_largest_in_pieces<kWide, kRotate>); });
+  return p.wide == Element::f32 ? address(&find_largest_in_pieces<true, kRotate>)
+                                : address(&find_largest_in_pieces<false, kRotate>);
 }
 
 template <bool kRotate>
 const void* encode_of(const QuantParams& p) noexcept {
-  return by_code(p.code, [&]<Element kCode>() {
-    if (!p.vectors) return address(&encode_elements<kCode, kRotate>);
-    return by_wide(p.wide,
-                   [&]<Element kWide>() { return address(&encode_pieces<kWide, kCode, kRotate>); });
-  });
+  if (!p.vectors) return address(&encode_elements<kRotate>);
+  return p.wide == Element::f32 ? address(&encode_pieces<true, kRotate>)
+                                : address(&encode_pieces<false, kRotate>);
 }
 
 template <bool kRotate>
 const void* decode_of(const QuantParams& p) noexcept {
-  return by_code(p.code, [&]<Element kCode>() {
-    if (!p.vectors) return address(&decode_elements<kCode, kRotate>);
-    return by_wide(p.wide,
-                   [&]<Element kWide>() { return address(&decode_pieces<kWide, kCode, kRotate>); });
-  });
+  if (!p.vectors) return address(&decode_elements<kRotate>);
+  return p.wide == Element::f32 ? address(&decode_pieces<true, kRotate>)
+                                : address(&decode_pieces<false, kRotate>);
 }
 
 }  // namespace

@@ -42,16 +42,17 @@ __device__ __forceinline__ float4 codes_to_floats(core::Element element, std::ui
 }
 
 /// The codes nearest to four values in steps, from the lowest byte on: what core::code_of() gives
-/// for values below core::saturates_from(). Finite, that is, and nothing saturates.
+/// for values below core::saturates_from(). Finite, that is, and nothing saturates. The byte format
+/// is int8's with the sign bit turned over.
 template <core::Element kCode>
 __device__ __forceinline__ std::uint32_t codes_of_floats(float x0, float x1, float x2, float x3) {
-  if constexpr (kCode == core::Element::int8 || kCode == core::Element::byte) {
+  static_assert(kCode != core::Element::byte);
+  if constexpr (kCode == core::Element::int8) {
     // Beside 1.5 * 2^23 a float's last bit is 1: the adder rounds, and leaves the integer there.
     const auto integer = [](float x) { return __float_as_uint(__fadd_rn(x, 12582912.f)); };
     const std::uint32_t low = __byte_perm(integer(x0), integer(x1), 0x0040);
     const std::uint32_t high = __byte_perm(integer(x2), integer(x3), 0x0040);
-    const std::uint32_t codes = __byte_perm(low, high, 0x5410);
-    return kCode == core::Element::byte ? codes ^ 0x80808080u : codes;
+    return __byte_perm(low, high, 0x5410);
   } else {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     std::uint16_t low, high;
