@@ -2,7 +2,7 @@
 #
 # Sets FLASHCORE_HAS_CUDA and, where it is off, FLASHCORE_NO_CUDA_REASON. Writes
 # generated/compiled_kernels.inc (one FLASHCORE_COMPILED(id) per kernel) and one instantiation file
-# per family and dtype; defines the object library flashcore_cuda.
+# per family, head dim and (where it matters) dtype; defines the object library flashcore_cuda.
 
 set(FLASHCORE_MIN_NVCC 12.8)
 set(FLASHCORE_HAS_CUDA OFF)
@@ -47,6 +47,9 @@ if(FLASHCORE_ONLY_ARCHITECTURE)
   set(FLASHCORE_ARCHITECTURES_sm80 ${FLASHCORE_ONLY_ARCHITECTURE}-real)
   set(FLASHCORE_ARCHITECTURES_sm80_8bit ${FLASHCORE_ONLY_ARCHITECTURE}-real)
 endif()
+# Families that ask for the dtype at run time: their kernels differ by shape only, and rows that
+# differ by dtype only have one kernel in common.
+set(FLASHCORE_ANY_DTYPE simt)
 # Where a family's sources are, and the template of its shapes.
 foreach(family simt sm80 sm90)
   set(FLASHCORE_FOLDER_${family} ${family})
@@ -83,12 +86,19 @@ if(FLASHCORE_HAS_CUDA)
     list(GET row 8 threads)
     list(GET row 9 smem)
     string(APPEND compiled "FLASHCORE_COMPILED(${id})\n")
-    set(group ${family}_${dtype}_d${head_dim})
+    set(shape ${head_dim} ${tile_q} ${tile_k} ${stages} ${warp_rows} ${threads})
+    if(family IN_LIST FLASHCORE_ANY_DTYPE)
+      set(group ${family}_d${head_dim})
+    else()
+      set(group ${family}_${dtype}_d${head_dim})
+      list(PREPEND shape ${FLASHCORE_ELEMENT_${dtype}})
+    endif()
+    list(JOIN shape ", " shape)
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
     set(folder ${FLASHCORE_FOLDER_${family}})  # which is the namespace too
     string(APPEND group_text_${group} "
-using Config_${id} = ${folder}::${FLASHCORE_CONFIG_${family}}<${FLASHCORE_ELEMENT_${dtype}}, ${head_dim}, ${tile_q}, ${tile_k}, ${stages}, ${warp_rows}, ${threads}>;
+using Config_${id} = ${folder}::${FLASHCORE_CONFIG_${family}}<${shape}>;
 static_assert(sizeof(${folder}::SharedStorage<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
 const void* entry_${id}() {

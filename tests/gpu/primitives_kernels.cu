@@ -50,6 +50,13 @@ __global__ void store_all(const float4* g_in, T* g_out, unsigned fours) {
 
 constexpr int kChunk = 64, kPad = 4;
 
+template <typename T>
+constexpr core::Element kElementOf = core::Element::f32;
+template <>
+constexpr core::Element kElementOf<__half> = core::Element::f16;
+template <>
+constexpr core::Element kElementOf<__nv_bfloat16> = core::Element::bf16;
+
 template <int kRows, typename T>
 __global__ void load_chunk(float* g_tile, const T* g_matrix, core::Strides strides,
                            std::int32_t columns, std::int32_t first_row, int rows, int first_column,
@@ -57,11 +64,9 @@ __global__ void load_chunk(float* g_tile, const T* g_matrix, core::Strides strid
   const core::AttentionParams params{};  // which only 8-bit matrices look at
   const core::Scales scales{};
   const cuda::simt::Item item{};
-  const cuda::simt::Matrix<T> matrix{g_matrix, core::key_rows({}, 0, 0),
-                                     strides,  columns,
-                                     g_matrix, core::Element::none,
-                                     scales,   params,
-                                     item,     false};
+  const cuda::simt::Matrix matrix{
+      g_matrix, core::key_rows({}, 0, 0), strides, columns, kElementOf<T>, scales, params, item,
+      false};
   __shared__ __align__(16) float s_tile[kRows][kChunk + kPad];
   for (int i = threadIdx.x; i < kRows * (kChunk + kPad); i += blockDim.x) {
     (&s_tile[0][0])[i] = kUntouched;

@@ -80,10 +80,20 @@ struct alignas(4 * sizeof(T)) Four {
 };
 
 template <typename T>
-__device__ __forceinline__ float4 load_four(const T* g_from) {
-  const Four<T> four = *reinterpret_cast<const Four<T>*>(g_from);
+__device__ __forceinline__ float4 to_floats(const Four<T>& four) {
   return make_float4(to_float(four.x[0]), to_float(four.x[1]), to_float(four.x[2]),
                      to_float(four.x[3]));
+}
+
+template <typename T>
+__device__ __forceinline__ float4 load_four(const T* g_from) {
+  return to_floats(*reinterpret_cast<const Four<T>*>(g_from));
+}
+
+/// Four that were loaded as bits, before anybody asked whether they are f16 or bf16.
+template <typename T>
+__device__ __forceinline__ float4 bits_to_floats(const Four<std::uint16_t>& bits) {
+  return to_floats(reinterpret_cast<const Four<T>&>(bits));
 }
 
 template <typename T>
@@ -116,6 +126,23 @@ __device__ __forceinline__ void store_columns(T* g_row, std::int64_t column_stri
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     if (column + i < columns) from_float(g_row[(column + i) * column_stride], x[i]);
+  }
+}
+
+/// The same, in a format known at run time: f32, f16 or bf16. The row begins at element `first`.
+__device__ __forceinline__ void store_columns(void* g_data, core::Element element,
+                                              std::int64_t first, std::int64_t column_stride,
+                                              int column, int columns, const float (&x)[4],
+                                              bool vector_rows) {
+  if (element == core::Element::f32) {
+    store_columns(static_cast<float*>(g_data) + first, column_stride, column, columns, x,
+                  vector_rows);
+  } else if (element == core::Element::f16) {
+    store_columns(static_cast<__half*>(g_data) + first, column_stride, column, columns, x,
+                  vector_rows);
+  } else {
+    store_columns(static_cast<__nv_bfloat16*>(g_data) + first, column_stride, column, columns, x,
+                  vector_rows);
   }
 }
 

@@ -1,5 +1,6 @@
 // Attention forward on CUDA cores: softmax(Q K^T) V with online softmax, for any GPU from sm_75.
 // The plain kernel that is easy to believe: every option, every layout, f32 arithmetic throughout.
+// What is in memory may have any format: only who loads and who stores asks for it, at run time.
 //
 //   grid     one block per (batch, query head, query tile, key range); blocks loop if the grid is
 //            smaller than the number of items
@@ -20,6 +21,7 @@
 #include "core/sequence.h"
 #include "core/softmax_state.h"
 #include "cuda/primitives/convert.cuh"
+#include "cuda/primitives/ptx.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/primitives/report.cuh"
 
@@ -29,10 +31,8 @@ using core::AttentionParams;
 using core::KeyRange;
 using core::PlantedBug;
 
-template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows_,
-          int kThreads_>
+template <int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows_, int kThreads_>
 struct Config {
-  using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;  // head_dim and v_dim at most
   static constexpr int kTileQ = kTileQ_;
   static constexpr int kTileK = kTileK_;
@@ -69,87 +69,131 @@ struct alignas(16) SharedStorage {
 // ---------------------------------------------------------------------------------------------
 // Loading
 
-/// A strided matrix of one head in global memory: the queries or the keys of one sequence, of type
-/// T or 8-bit. What only the 8-bit way needs is found anew there, from memory that is read anyway:
-/// kept in registers it would make them spill.
-template <typename T>
+/// A strided matrix of one head in global memory: the queries or the keys of one sequence. What
+/// only the 8-bit way needs is found anew there, from memory that is read anyway: kept in registers
+/// it would make them spill.
 struct Matrix {
-  const T* g_head;  // of batch 0 or page 0, where the matrix is of type T
+  const void* g_head;  // of batch 0 or page 0
   core::KeyRows rows;
   core::Strides strides;
   std::int32_t columns;
-  const void* g_data;  // of head 0
   core::Element element;
   const core::Scales& scales;
   const AttentionParams& params;
   const Item& item;
   bool of_keys;
 
+  /// Row i, where elements are stored as T.
+  template <typename T>
   __device__ __forceinline__ const T* row(std::int32_t i) const {
     const core::KeyPlace place = rows.at(i);
-    return g_head + place.block * strides.batch + place.row * strides.row;
+    return static_cast<const T*>(g_head) + place.block * strides.batch + place.row * strides.row;
   }
-  /// What the codes of row i are multiplied by, and where they lie: where the matrix is 8-bit.
-  __device__ __forceinline__ float code_row(std::int32_t i, const std::uint8_t*& g_row) const {
-    const core::KeyPlace place = rows.at(i);
+  /// What the codes of row i are multiplied by: where the matrix is 8-bit.
+  __device__ __forceinline__ float step_of_row(std::int32_t i) const {
     const std::int32_t head = of_keys ? core::kv_head_of(params, item.h) : item.h;
-    g_row = static_cast<const std::uint8_t*>(g_data) + head * strides.head +
-            place.block * strides.batch + place.row * strides.row;
     return core::row_step(params, element, scales, item.b, head, i);
   }
 };
 
+/// The head's first element.
+__device__ __forceinline__ const void* head_of(const void* g_data, core::Element element,
+                                               std::int64_t offset) {
+  const int bytes_log2 = core::is_8bit(element) ? 0 : element == core::Element::f32 ? 2 : 1;
+  return static_cast<const std::uint8_t*>(g_data) + (offset << bytes_log2);
+}
+
+/// Four columns of rows threadIdx.x / 16 + 16 n, from `column` on: zero where there is no such row
+/// or column. T is as wide as an element.
+template <typename T, int kCount>
+__device__ __forceinline__ void load_fours(Four<T> (&x)[kCount], const Matrix& matrix,
+                                           std::int32_t first_row, int rows, int column) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const int r = threadIdx.x / 16 + 16 * n;
+    x[n] = {};
+    if (r < rows && column < matrix.columns) {
+      x[n] = *reinterpret_cast<const Four<T>*>(matrix.row<T>(first_row + r) + column);
+    }
+  }
+}
+
+/// Four columns of one row that may end before, or whose elements do not lie side by side.
+template <typename T>
+__device__ __forceinline__ Four<T> gather_four(const Matrix& matrix, std::int32_t row, int column) {
+  const T* g_row = matrix.row<T>(row);
+  Four<T> x = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column + i < matrix.columns) x.x[i] = g_row[(column + i) * matrix.strides.column];
+  }
+  return x;
+}
+
 /// s_tile[r][c] = factor * matrix[first_row + r][first_column + c] for r < kRows, c < 64; zero
 /// where r >= rows or the column is past the matrix: such keys and columns must never matter.
-template <int kRows, int kStride, typename T>
+template <int kRows, int kStride>
 __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_column,
-                                           const Matrix<T>& matrix, std::int32_t first_row,
-                                           int rows, int first_column, float factor,
-                                           bool vector_rows) {
+                                           const Matrix& matrix, std::int32_t first_row, int rows,
+                                           int first_column, float factor, bool vector_rows) {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int column = first_column + 4 * tx;
+  // Asked for anew each time: kept in registers the answers would make others spill.
+  const auto element = static_cast<core::Element>(not_hoisted(static_cast<int>(matrix.element)));
+  const bool is_f32 = element == core::Element::f32;
+  const bool is_f16 = element == core::Element::f16;
   const auto store = [&](int r, float4 x) {
     *reinterpret_cast<float4*>(&s_tile[r][s_column + 4 * tx]) =
         make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
   };
-  if (core::is_8bit(matrix.element)) {
+  const auto store_all = [&](const auto& x, auto floats_of) {
+#pragma unroll
+    for (int n = 0; n < kRows / 16; ++n) store(ty + 16 * n, floats_of(x[n]));
+  };
+  if (core::is_8bit(element)) {
     // Rolled loops: this way is for any layout and format, and must not cost the other registers.
 #pragma unroll 1
     for (int r = ty; r < kRows; r += 16) {
       const int count = r < rows ? min(4, matrix.columns - column) : 0;
       const std::uint8_t* g_row = nullptr;
-      const float step = count > 0 ? matrix.code_row(first_row + r, g_row) : 0.f;
+      float step = 0.f;
+      if (count > 0) {
+        g_row = matrix.row<std::uint8_t>(first_row + r);
+        step = matrix.step_of_row(first_row + r);
+      }
 #pragma unroll 1
       for (int i = 0; i < 4; ++i) {
         float x = 0.f;
         if (i < count) {
           const std::uint32_t code = g_row[(column + i) * matrix.strides.column];
-          x = code_to_float(matrix.element, code & core::code_mask(matrix.params) & 0xff) * step;
+          x = code_to_float(element, code & core::code_mask(matrix.params) & 0xff) * step;
         }
         s_tile[r][s_column + 4 * tx + i] = x * factor;
       }
     }
-  } else if (vector_rows) {  // columns come in fours
-#pragma unroll
-    for (int r = ty; r < kRows; r += 16) {
-      float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (r < rows && column < matrix.columns) x = load_four(matrix.row(first_row + r) + column);
-      store(r, x);
+  } else if (vector_rows && is_f32) {  // columns come in fours
+    Four<float> x[kRows / 16];
+    load_fours(x, matrix, first_row, rows, column);
+    store_all(x, [](const Four<float>& four) { return to_floats(four); });
+  } else if (vector_rows) {
+    Four<std::uint16_t> x[kRows / 16];
+    load_fours(x, matrix, first_row, rows, column);
+    if (is_f16) {
+      store_all(x, bits_to_floats<__half>);
+    } else {
+      store_all(x, bits_to_floats<__nv_bfloat16>);
     }
   } else {
 #pragma unroll 1
     for (int r = ty; r < kRows; r += 16) {
-      float x[4] = {};
-      if (r < rows) {
-        const T* g_row = matrix.row(first_row + r);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (column + i < matrix.columns) {
-            x[i] = to_float(g_row[(column + i) * matrix.strides.column]);
-          }
-        }
+      float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (r < rows && is_f32) {
+        x = to_floats(gather_four<float>(matrix, first_row + r, column));
+      } else if (r < rows) {
+        const auto bits = gather_four<std::uint16_t>(matrix, first_row + r, column);
+        x = is_f16 ? bits_to_floats<__half>(bits) : bits_to_floats<__nv_bfloat16>(bits);
       }
-      store(r, make_float4(x[0], x[1], x[2], x[3]));
+      store(r, x);
     }
   }
 }
@@ -157,17 +201,15 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
 template <typename C>
 __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const AttentionParams& p,
                                              const Item& item) {
-  using T = typename C::Element;
-  const Matrix<T> q{static_cast<const T*>(p.q) + item.h * p.q_strides.head,
-                    core::key_rows({}, item.b, item.sequence.q_row),
-                    p.q_strides,
-                    p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim,
-                    p.q,
-                    p.q_element,
-                    p.q_scale,
-                    p,
-                    item,
-                    false};
+  const Matrix q{head_of(p.q, p.q_element, item.h * p.q_strides.head),
+                 core::key_rows({}, item.b, item.sequence.q_row),
+                 p.q_strides,
+                 p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim,
+                 p.q_element,
+                 p.q_scale,
+                 p,
+                 item,
+                 false};
   const float factor = p.plant.is(PlantedBug::scale_ignored) ? static_cast<float>(core::kLog2E)
                                                              : static_cast<float>(p.q_factor);
   for (int chunk = 0; chunk < C::kChunks; ++chunk) {
@@ -350,7 +392,6 @@ __device__ __forceinline__ void accumulate_chunk(float (&o)[C::kRows][4], const 
 
 template <typename C>
 __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, const Item& item) {
-  using T = typename C::Element;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const bool to_partial = p.splits > 1;
 #pragma unroll
@@ -396,13 +437,10 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, 
         core::assert_output(p, item.sequence, item.b, item.h, i, x[c]);
       }
       if (to_partial) {
-        store_columns(static_cast<float*>(p.partial_out) + partial * p.v_dim, 1, column, p.v_dim, x,
+        store_columns(p.partial_out, core::Element::f32, partial * p.v_dim, 1, column, p.v_dim, x,
                       p.v_dim % 4 == 0);
-      } else if (p.out_element == core::Element::f32) {
-        store_columns(static_cast<float*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
-                      p.vector_rows);
       } else {
-        store_columns(static_cast<T*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
+        store_columns(p.out, p.out_element, offset, p.out_strides.column, column, p.v_dim, x,
                       p.vector_rows);
       }
     }
@@ -439,29 +477,26 @@ __device__ __forceinline__ Item item_of(const AttentionParams& p, std::int64_t i
 template <typename C>
 __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParams& p,
                                        const Item& item) {
-  using T = typename C::Element;
   const std::int32_t kv_head = core::kv_head_of(p, item.h);
   const core::KeyRows key_rows = core::key_rows(p, item.sequence, item.b);
-  const Matrix<T> k{static_cast<const T*>(p.k) + kv_head * p.k_strides.head,
-                    key_rows,
-                    p.k_strides,
-                    p.head_dim,
-                    p.k,
-                    p.k_element,
-                    p.k_scale,
-                    p,
-                    item,
-                    true};
-  const Matrix<T> v{static_cast<const T*>(p.v) + kv_head * p.v_strides.head,
-                    key_rows,
-                    p.v_strides,
-                    p.v_dim,
-                    p.v,
-                    p.v_element,
-                    p.v_scale,
-                    p,
-                    item,
-                    true};
+  const Matrix k{head_of(p.k, p.k_element, kv_head * p.k_strides.head),
+                 key_rows,
+                 p.k_strides,
+                 p.head_dim,
+                 p.k_element,
+                 p.k_scale,
+                 p,
+                 item,
+                 true};
+  const Matrix v{head_of(p.v, p.v_element, kv_head * p.v_strides.head),
+                 key_rows,
+                 p.v_strides,
+                 p.v_dim,
+                 p.v_element,
+                 p.v_scale,
+                 p,
+                 item,
+                 true};
   Rows<C> rows = {};
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) rows.state[r].max = core::negative_infinity<float>();
