@@ -49,7 +49,7 @@ if(FLASHCORE_ONLY_ARCHITECTURE)
 endif()
 # Families that ask for the dtype at run time: their kernels differ by shape only, and rows that
 # differ by dtype only have one kernel in common.
-set(FLASHCORE_ANY_DTYPE simt)
+set(FLASHCORE_ANY_DTYPE simt sm80_8bit)
 # Where a family's sources are, and the template of its shapes.
 foreach(family simt sm80 sm90)
   set(FLASHCORE_FOLDER_${family} ${family})

@@ -150,7 +150,7 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
   }
   if constexpr (C::kCodes) {  // while those copies are under way
     const FoundScales scales = find_scales<C>(p, item);
-    load_paired_queries<C, kPlain>(s, p, item);
+    load_paired_queries<C, kPlain>(s, p, item, scales.of_row);
     leave_scales<C>(s, scales, p, item);
   }
   if (threadIdx.x == 0) s.item = item;

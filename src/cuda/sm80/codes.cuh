@@ -115,10 +115,11 @@ __device__ __forceinline__ float narrow_row(std::uint32_t (&even)[4], std::uint3
   return unit;
 }
 
-/// Q in the order that K's codes come in.
+/// Q in the order that K's codes come in, and what its products are multiplied by: of_row, and what
+/// undoes the narrowing. (Queries that are codes have scales of their own, see leave_scales().)
 template <typename C, bool kPlain>
 __device__ __forceinline__ void load_paired_queries(SharedStorage<C>& s, const AttentionParams& p,
-                                                    const Item& item) {
+                                                    const Item& item, float of_row) {
   using Tile = typename C::QueryTile;
   constexpr int kGroups = C::kHeadDim / 16;
   const std::int64_t sequence = item.b * p.q_strides.batch + item.sequence.q_row * p.q_strides.row;
@@ -132,9 +133,9 @@ __device__ __forceinline__ void load_paired_queries(SharedStorage<C>& s, const A
           even, odd, p, sequence + row.head * p.q_strides.head + row.query * p.q_strides.row,
           16 * group);
     }
-    if constexpr (C::kNarrowsQueries) {
-      const float unit = core::is_8bit(p.q_element) ? 1.f : narrow_row<kGroups>(even, odd);
-      if (group == 0) s.q_unit[r] = unit;
+    if (!core::is_8bit(p.q_element)) {
+      const float unit = p.q_element == core::Element::bf16 ? narrow_row<kGroups>(even, odd) : 1.f;
+      if (group == 0) s.of_row[r] = of_row * unit;
     }
     const std::uint32_t s_q = shared_address(s.q);
     store_shared_16(s_q + Tile::offset(r, 2 * group), even);
@@ -172,7 +173,7 @@ __device__ __forceinline__ FoundScales find_scales(const AttentionParams& p, con
 template <typename C>
 __device__ __forceinline__ void leave_scales(CodeScales<C>& s, const FoundScales& found,
                                              const AttentionParams& p, const Item& item) {
-  if (threadIdx.x < C::kTileQ) s.of_row[threadIdx.x] = found.of_row;
+  if (core::is_8bit(p.q_element) && threadIdx.x < C::kTileQ) s.of_row[threadIdx.x] = found.of_row;
   if (threadIdx.x >= 32) return;
   float unit = 1.f;
   if (p.v_scale.by_rows() && !item.seen.empty()) {
@@ -260,11 +261,7 @@ __device__ __forceinline__ void scale_scores(Scores<C, kKeys>& score, const Code
                                              const Thread<C>& t) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
-    float of_row[2] = {s.of_row[t.row(m, 0)], s.of_row[t.row(m, 1)]};
-    if constexpr (C::kNarrowsQueries) {
-      of_row[0] *= s.q_unit[t.row(m, 0)];
-      of_row[1] *= s.q_unit[t.row(m, 1)];
-    }
+    const float of_row[2] = {s.of_row[t.row(m, 0)], s.of_row[t.row(m, 1)]};
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll

@@ -13,34 +13,30 @@
 
 namespace flashcore::cuda::sm80 {
 
-template <typename Element>
-inline constexpr bool kIsF16 = false;
-template <>
-inline constexpr bool kIsF16<__half> = true;
-
 /// How an element of K and V is stored, and the type products are computed in. Codes are exact in
 /// f16, and become it in fewer instructions than bf16.
-template <typename Element, bool kCodes>
+template <typename Element>
 struct Storage {
+  static constexpr bool kCodes = false;
   using Type = Element;
   using Operand = Element;
 };
-template <typename Element>
-struct Storage<Element, true> {
+template <>
+struct Storage<void> {
+  static constexpr bool kCodes = true;
   using Type = std::uint8_t;
   using Operand = __half;
 };
 
-/// Element is the type of Q and of the output. K and V are stored as such or, kCodes, in 8 bits in
-/// a format known at run time; then Q may be 8-bit too.
+/// Element is the type of Q, K, V and the output. void: K and V are stored in 8 bits (kCodes), and
+/// their format, Q's (8-bit too, f16 or bf16) and the output's are known at run time.
 template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows_,
-          int kThreads_, bool kCodes_ = false>
+          int kThreads_>
 struct Config {
   using Element = Element_;
-  using Stored = typename Storage<Element, kCodes_>::Type;  // of K and V
-  static constexpr bool kCodes = kCodes_;
-  using Operand = typename Storage<Element, kCodes_>::Operand;
-  static constexpr bool kNarrowsQueries = kCodes && !kIsF16<Element>;
+  using Stored = typename Storage<Element>::Type;  // of K and V
+  using Operand = typename Storage<Element>::Operand;
+  static constexpr bool kCodes = Storage<Element>::kCodes;
   static constexpr core::Sm80Shape kShape{kHeadDim_,  kTileQ_,   kTileK_,       kStages_,
                                           kWarpRows_, kThreads_, sizeof(Stored)};
   static constexpr int kHeadDim = kHeadDim_;
@@ -68,8 +64,21 @@ struct Config {
                 kHeadDim % 32 == 0);
 };
 
-template <typename Element, int... kShape>
-using CodeConfig = Config<Element, kShape..., true>;
+template <int... kShape>
+using CodeConfig = Config<void, kShape...>;
+
+/// use(T()) with the 16-bit type of Q, the output or the bias: the kernel's own, or what `element`
+/// says where it has none.
+template <typename C, typename Use>
+__device__ __forceinline__ void with_element(core::Element element, Use use) {
+  if constexpr (!C::kCodes) {
+    use(typename C::Element());
+  } else if (element == core::Element::f16) {
+    use(__half());
+  } else {
+    use(__nv_bfloat16());
+  }
+}
 
 /// What a block passes around when its loop is over. Rows of o are padded so that the lanes of a
 /// warp write to different banks.
@@ -94,7 +103,6 @@ struct CodeScales {
   alignas(16) float k_of_key[C::kStages][C::kTileK];  // of scores, where keys have scales
   alignas(16) float v_of_key[C::kStages][C::kTileK];  // of probabilities, likewise, in units of v
   float of_row[C::kTileQ];                            // of scores: everything else
-  float q_unit[C::kNarrowsQueries ? C::kTileQ : 1];   // but for what bf16 queries were narrowed by
   float v_unit_inverse;
   float of_output;
 };
@@ -103,12 +111,12 @@ struct CodeScales<C, false> {};
 
 template <typename C>
 struct alignas(128) SharedStorage : CodeScales<C> {
-  using T = typename C::Element;
+  using Operand = typename C::Operand;
   using Stored = typename C::Stored;
   static constexpr int kKeyElements = C::kTileK * C::kHeadDim;
   union {
     struct {
-      alignas(128) T q[C::QueryTile::kElements];
+      alignas(128) Operand q[C::QueryTile::kElements];
       alignas(128) Stored k[C::kStages][kKeyElements];
       alignas(128) Stored v[C::kStages][kKeyElements];
     };

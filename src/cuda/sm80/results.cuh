@@ -13,16 +13,17 @@ namespace flashcore::cuda::sm80 {
 template <typename C, bool kPlain>
 __device__ __forceinline__ void store_output(const AttentionParams& p, const Item& item,
                                              const Row& row, int column, const float (&x)[4]) {
-  using T = typename C::Element;
   const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
   const std::int64_t offset =
       item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
+  const auto store = [&](auto zero) {
+    store_columns(static_cast<decltype(zero)*>(p.out) + offset, p.out_strides.column, column,
+                  p.v_dim, x, kPlain || p.vector_rows);
+  };
   if (!kPlain && p.out_element == core::Element::f32) {
-    store_columns(static_cast<float*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
-                  p.vector_rows);
+    store(0.f);
   } else {
-    store_columns(static_cast<T*>(p.out) + offset, p.out_strides.column, column, p.v_dim, x,
-                  kPlain || p.vector_rows);
+    with_element<C>(p.out_element, store);
   }
 }
 
@@ -101,8 +102,12 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
                                                    const CodeScales<C>& scales,
                                                    const AttentionParams& p, const Item& item,
                                                    const Thread<C>& t) {
-  using T = typename C::Element;
   const bool odd = t.lane % 2 != 0;
+  const auto packed = [&](float low, float high) {
+    std::uint32_t pair;
+    with_element<C>(p.out_element, [&](auto zero) { pair = pack<decltype(zero)>(low, high); });
+    return pair;
+  };
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
@@ -119,8 +124,8 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
       const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
       // Lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its columns 4-7; lanes
       // 1 and 3 those of the second.
-      T* g_row = static_cast<T*>(p.out) + item.b * p.out_strides.batch +
-                 row.head * p.out_strides.head + q_row * p.out_strides.row;
+      auto* g_row = static_cast<std::uint16_t*>(p.out) + item.b * p.out_strides.batch +
+                    row.head * p.out_strides.head + q_row * p.out_strides.row;
       const int column = 8 * (t.lane % 2) + 4 * (t.lane % 4 / 2);
 #pragma unroll
       for (int n = 0; n < C::kColumnTiles; n += 2) {
@@ -133,15 +138,14 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
           const int first = 8 * n + 4 * (t.lane % 4);
           const float4 four = four_columns<C>(o, m, n, half);
           if (written && (kPlain || first < p.v_dim)) {
-            *reinterpret_cast<uint2*>(g_row + first) =
-                make_uint2(pack<T>(four.x * factor, four.y * factor),
-                           pack<T>(four.z * factor, four.w * factor));
+            *reinterpret_cast<uint2*>(g_row + first) = make_uint2(
+                packed(four.x * factor, four.y * factor), packed(four.z * factor, four.w * factor));
           }
         } else {
           std::uint32_t x[2];  // of the two n-tiles
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            x[i] = pack<T>(o[m][n + i][2 * half] * factor, o[m][n + i][2 * half + 1] * factor);
+            x[i] = packed(o[m][n + i][2 * half] * factor, o[m][n + i][2 * half + 1] * factor);
           }
           const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
           if (written && (kPlain || 8 * n + column < p.v_dim)) {

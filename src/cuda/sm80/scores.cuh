@@ -104,13 +104,14 @@ __device__ __forceinline__ void add_bias_row(float (&score)[kKeys / 8][4], int h
                                              const Thread<C>& t, const AttentionParams& p,
                                              std::int64_t offset, std::int32_t first_key,
                                              KeyRange range) {
-  using T = typename C::Element;
+  const auto add = [&](auto zero) {
+    add_bias<C, kKeys>(score, half, t, static_cast<const decltype(zero)*>(p.bias) + offset,
+                       p.bias_strides.column, first_key, range);
+  };
   if (p.bias_element == core::Element::f32) {
-    add_bias<C, kKeys>(score, half, t, static_cast<const float*>(p.bias) + offset,
-                       p.bias_strides.column, first_key, range);
+    add(0.f);
   } else {
-    add_bias<C, kKeys>(score, half, t, static_cast<const T*>(p.bias) + offset,
-                       p.bias_strides.column, first_key, range);
+    with_element<C>(p.bias_element, add);
   }
 }
 
