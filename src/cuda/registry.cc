@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 
+#include "flashcore/plan.h"
+
 namespace flashcore::cuda {
 
 // One function per compiled kernel, defined in the instantiation files CMake writes.

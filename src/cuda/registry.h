@@ -2,7 +2,10 @@
 #pragma once
 
 #include "core/quantize.h"
-#include "flashcore/plan.h"
+
+namespace flashcore {
+struct KernelInfo;  // flashcore/plan.h, whose standard headers would cost every .cu file a second
+}
 
 namespace flashcore::cuda {
 

@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const Attentio
     const Row row = row_of(p, item, r);
     const T* g_row = g_q + row.head * p.q_strides.head + row.query * p.q_strides.row;
     const std::uint32_t s_row = shared_address(s.q) + Tile::offset(r, mine.chunk);
-#pragma unroll
+#pragma unroll(kPlain ? Tile::kPanels : 1)
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       copy_chunk(s_row + panel * Tile::kPanelBytes, g_row, panel * Tile::kPanelChunks + mine.chunk,
                  r < item.rows ? columns : 0, p.q_strides.column, kPlain || p.async_rows);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const Atte
   const T* g_rows = static_cast<const T*>(g_data);
   const auto copy_row = [&](int n, const T* g_row) {
     const bool given = key + n * Mine::kRowStep < end;
-#pragma unroll
+#pragma unroll(kPlain ? Tile::kPanels : 1)  // the long way is long: once is enough to compile it
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       const std::uint32_t s_to = Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes;
       const int chunk = panel * Tile::kPanelChunks + mine.chunk;
@@ -128,12 +128,13 @@ __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const Atte
     }
   };
   constexpr int kUnroll = kPlain ? kMyRows : 1;
-  // Tiles of many rows have no registers for pages: they go the long way (AttentionParams::plain).
-  if ((!kPlain || C::kOwnKeys) && item.g_table != nullptr) {
-    const core::KeyRows pages{p.pages, item.g_table, 0, 0};
+  // Tiles of many rows have no registers for pages: they go the long way (AttentionParams::plain),
+  // which finds the rows of other keys like that too.
+  if (!kPlain || (C::kOwnKeys && item.g_table != nullptr)) {
+    const core::KeyRows rows{p.pages, item.g_table, 0, 0};
 #pragma unroll(kUnroll)
     for (int n = 0; n < kMyRows; ++n) {
-      const core::KeyPlace at = pages.at(min(key + n * Mine::kRowStep, end - 1));
+      const core::KeyPlace at = rows.at(min(key + n * Mine::kRowStep, end - 1));
       copy_row(n, g_rows + at.block * strides.batch + at.row * strides.row);
     }
     return;
