@@ -129,6 +129,12 @@ __device__ __forceinline__ std::uint32_t count_in_order(std::uint32_t* g_counter
 
 // Clusters (sm_90): blocks that run together and read each other's shared memory.
 
+#if __CUDA_ARCH__ >= 900
+inline constexpr bool kHasClusters = true;
+#else
+inline constexpr bool kHasClusters = false;
+#endif
+
 /// All threads of the cluster are here, and what they wrote to shared memory can be read.
 __device__ __forceinline__ void sync_cluster() {
 #if __CUDA_ARCH__ >= 900

@@ -531,15 +531,17 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
     __syncthreads();
 
     // O = O * rescale + P V
+#pragma unroll 1
+    for (int chunk = 0; chunk == 0 || (C::kChunks > 1 && chunk * C::kChunk < p.v_dim); ++chunk) {
+      if (chunk > 0) {
+        __syncthreads();
+        load_chunk<C::kTileK>(s.v, 0, v, first_key, keys, chunk * C::kChunk, 1.f, p.vector_rows);
+        __syncthreads();
+      }
+      // Registers have no index: one of these is it.
 #pragma unroll
-    for (int chunk = 0; chunk < C::kChunks; ++chunk) {
-      if (chunk * C::kChunk < p.v_dim) {
-        if (chunk > 0) {
-          __syncthreads();
-          load_chunk<C::kTileK>(s.v, 0, v, first_key, keys, chunk * C::kChunk, 1.f, p.vector_rows);
-          __syncthreads();
-        }
-        accumulate_chunk<C>(rows.o[chunk], s, rescale);
+      for (int c = 0; c < C::kChunks; ++c) {
+        if (c == chunk) accumulate_chunk<C>(rows.o[c], s, rescale);
       }
     }
   }

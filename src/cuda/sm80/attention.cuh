@@ -115,7 +115,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
   __syncthreads();  // Q, K and V are read
   leave_results<C>(s.results, o, states, s, s.item, t);
   __syncthreads();
-  if constexpr (C::kOwnKeys) {
+  if constexpr (C::kOwnKeys && kHasClusters) {
     if (p.joins_in_cluster) {
       join_in_cluster<C, kPlain>(s, p, s.item);
       return;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
   if constexpr (kPlain && C::kTileQ <= 32) {
     finish_item<C, true>(s, p);
   } else {
-    finish_item_apart<C, kPlain>(s, p);
+    finish_item_apart<C>(s, p);
   }
 }
 

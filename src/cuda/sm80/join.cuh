@@ -211,10 +211,11 @@ __device__ __forceinline__ void finish_item(SharedStorage<C>& s, const Attention
   if (p.splits > 1 && p.counters != nullptr) join_splits<C, kPlain>(s, p, s.item);
 }
 
-/// Apart, where its registers would displace some of the loop before.
-template <typename C, bool kPlain>
+/// Apart, where its registers would displace some of the loop before; one for both ways, for many
+/// rows come here only with splits.
+template <typename C>
 __device__ __noinline__ void finish_item_apart(SharedStorage<C>& s, const AttentionParams& p) {
-  finish_item<C, kPlain>(s, p);
+  finish_item<C, false>(s, p);
 }
 
 }  // namespace flashcore::cuda::sm80
