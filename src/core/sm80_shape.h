@@ -42,7 +42,10 @@ struct Sm80Shape {
 
   /// Threads of an SM that shared memory and accumulators leave room for: more hide more latency.
   constexpr int sm_threads() const {
-    const int by_registers = accumulators() <= 72 ? 512 : accumulators() <= 112 ? 384 : 256;
+    const int most_for_512 = key_bytes == 1 ? 80 : 72;
+    const int by_registers = accumulators() <= most_for_512 ? 512
+                             : accumulators() <= 112        ? 384
+                                                            : 256;
     const int by_memory = 222 * 1024 / (tile_bytes() + 6 * 1024) * threads;
     const int wanted = by_registers < by_memory ? by_registers : by_memory;
     return wanted < threads ? threads : wanted / threads * threads;

@@ -50,7 +50,8 @@ struct Config {
   static constexpr int kWarpKeys = kShape.warp_keys();
   // Of which the scores are computed at once, without and with options, which need registers.
   static constexpr int kPlainKeys = kShape.keys_at_once();
-  static constexpr int kOptionKeys = kWarpKeys % 32 == 0 ? 32 : 16;
+  static constexpr int kOptionKeys =
+      kWarpKeys % 32 == 0 && !(kCodes && kShape.sm_threads() > 384 && kHeadDim > 64) ? 32 : 16;
   static constexpr int kRowTiles = kWarpRows / 16;   // m-tiles of a warp
   static constexpr int kColumnTiles = kHeadDim / 8;  // n-tiles of its output
   static constexpr int kSteps = kHeadDim / 16;       // k-steps of Q K^T
