@@ -105,7 +105,7 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
                                          const Item& item, int r, const RowParts& parts,
                                          const PartStrides& strides) {
   constexpr int kLaneSplits = core::kMaxJoinedSplits / 32;
-  constexpr int kAtOnce = !C::kOwnKeys ? 4 : 65536 / (C::kThreads * C::kMinBlocks) > 128 ? 16 : 8;
+  constexpr int kAtOnce = C::kOwnKeys ? 16 : 4;
   const int lane = threadIdx.x % 32;
   const int columns = kPlain ? C::kHeadDim : p.v_dim;
   float4 part[kAtOnce];  // as many as registers allow
