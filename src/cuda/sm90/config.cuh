@@ -57,8 +57,14 @@ struct Config {
   static constexpr int kRawStages = kShape.raw_stages();
   // Columns of P V that have accumulators of their own at a time, where they are codes.
   static constexpr int kPartColumns = kConsumers == 3 ? 64 : 128;
-  static constexpr int kSums = kCodes && kHeadDim > 64 ? 4 : 1;  // of a row, side by side
-  static constexpr int kTransposers = kCodes ? 2 : 0;            // warps
+  // How a row's maximum and sum are found: as so many chains side by side. Where one warpgroup is
+  // alone, waiting for a chain is what takes the time.
+  static constexpr int kMaxima = kCodes && kConsumers == 1 ? 4 : 1;
+  static constexpr int kSums = !kCodes ? 1 : kHeadDim <= 64 ? 2 : 4;
+  // Short products leave the softmax little time: the second row's maximum is found beside the
+  // first one's exponentials. (Codes have more sums in their stead.)
+  static constexpr bool kRowsApart = !kCodes && kHeadDim <= 64;
+  static constexpr int kTransposers = kCodes ? 2 : 0;                                // warps
   static constexpr int kProductSteps = kHeadDim * kElementBytes / core::kStepBytes;  // of Q K^T
   // Probabilities are kept times 2^kProbabilityLog2: e4m3 then has as many powers of two below
   // them as it can. A maximum that grows by no more than 2^kLazyLog2 may wait: P then exceeds what

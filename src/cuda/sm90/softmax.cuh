@@ -34,6 +34,17 @@ __device__ __forceinline__ void leave_states(SharedStorage<C>& s, const RowState
   __syncwarp();
 }
 
+/// All of x, a power of two of them, joined pairwise.
+template <int kCount, typename Join>
+__device__ __forceinline__ float joined(float (&x)[kCount], Join join) {
+#pragma unroll
+  for (int i = kCount / 2; i > 0; i /= 2) {
+#pragma unroll
+    for (int j = 0; j < i; ++j) x[j] = join(x[j], x[i + j]);
+  }
+  return x[0];
+}
+
 /// The softmax of a thread's rows kFirst … kFirst + kRows - 1.
 template <typename C, int kFirst, int kRows>
 __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, float (&rescale)[2],
@@ -45,39 +56,42 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
       for (int i = 0; i < 2 * kRows; ++i) visit(4 * n + 2 * kFirst + i, kFirst + i / 2);
     }
   };
-  constexpr int kSums = C::kSums;
-  float max[2], base[2], sum[2][kSums];
-#pragma unroll
-  for (int half = kFirst; half < kFirst + kRows; ++half) max[half] = states.of[half].max;
-  of_rows([&](int i, int half) { max[half] = max_passing_nan(max[half], score[i]); });
+  const auto larger = [](float x, float y) { return max_passing_nan(x, y); };
+  const auto plus = [](float x, float y) { return x + y; };
+  float maxima[2][C::kMaxima], base[2], sums[2][C::kSums];
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
-    core::SoftmaxState<float>& state = states.of[half];
-    max[half] = quad_max(max[half]);
-    // Decided for each row by itself.
-    if ((max[half] - state.max) * factor <= C::kLazyLog2) max[half] = state.max;
-    // Products are rounded before they are subtracted, so that a maximum that stays gives
-    // exactly 1.
-    base[half] = __fmul_rn(core::softmax_base(max[half]), factor);
-    rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base[half]));
-    if (plant.is(PlantedBug::rescale_forgotten)) rescale[half] = 1.f;
-    base[half] -= C::kProbabilityLog2;
-    state.max = max[half];
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) sum[half][i] = 0.f;
+    for (float& max : maxima[half]) max = states.of[half].max;
+#pragma unroll
+    for (float& sum : sums[half]) sum = 0.f;
   }
   of_rows([&](int i, int half) {
-    score[i] = fast_exp2(fmaf(score[i], factor, -base[half]));
-    sum[half][i / 4 % kSums] += score[i];
+    float& max = maxima[half][(i / 4 * 2 + i % 2) % C::kMaxima];
+    max = larger(max, score[i]);
   });
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
+    core::SoftmaxState<float>& state = states.of[half];
+    float max = quad_max(joined(maxima[half], larger));
+    // Decided for each row by itself.
+    if ((max - state.max) * factor <= C::kLazyLog2) max = state.max;
+    // Products are rounded before they are subtracted, so that a maximum that stays gives
+    // exactly 1.
+    base[half] = __fmul_rn(core::softmax_base(max), factor);
+    rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base[half]));
+    if (plant.is(PlantedBug::rescale_forgotten)) rescale[half] = 1.f;
+    base[half] -= C::kProbabilityLog2;
+    state.max = max;
+  }
+  of_rows([&](int i, int half) {
+    score[i] = fast_exp2(fmaf(score[i], factor, -base[half]));
+    sums[half][(C::kSums == 2 ? i : i / 4) % C::kSums] += score[i];
+  });
 #pragma unroll
-    for (int i = kSums / 2; i > 0; i /= 2) {
-#pragma unroll
-      for (int j = 0; j < i; ++j) sum[half][j] += sum[half][i + j];
-    }
-    states.of[half].sum = core::add_tile_sum(states.of[half].sum, rescale[half], sum[half][0]);
+  for (int half = kFirst; half < kFirst + kRows; ++half) {
+    states.of[half].sum =
+        core::add_tile_sum(states.of[half].sum, rescale[half], joined(sums[half], plus));
   }
 }
 
@@ -86,9 +100,7 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
 template <typename C>
 __device__ __forceinline__ void softmax(Scores<C>& score, RowStates& states, float (&rescale)[2],
                                         float factor, core::Plant plant) {
-  if constexpr (C::kHeadDim <= 64) {
-    // Short products leave it little time: the second row's maximum is found beside the first one's
-    // exponentials.
+  if constexpr (C::kRowsApart) {
     weigh_rows<C, 0, 1>(score, states, rescale, factor, plant);
     weigh_rows<C, 1, 1>(score, states, rescale, factor, plant);
   } else {
