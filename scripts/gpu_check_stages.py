@@ -123,7 +123,7 @@ def judge_check(done, least_problems):
     if result.get("reports"):
         report = result["reports"][0]
         if "replay" in report:  # to be typed in any tree
-            report["replay"] = report["replay"].replace(f"{context.root}/", "", 1)
+            report["replay"] = re.sub(r"^\S*/(?=build/)", "", report["replay"])
         details["first_report"] = report
     if done.code != 0 or result.get("passed") is not True or result.get("failures") != 0:
         return Outcome(FAILED, f"{result.get('failures')} failures; see {done.shown}", details)

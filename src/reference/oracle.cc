@@ -83,6 +83,7 @@ struct Head {
   std::int64_t b = -1, kv_head = -1;
   Lengths lengths{};
   std::vector<double> k, v;
+  std::vector<double> v_steps;  // the largest scale of V over each key's
   bool v_finite = true;
 };
 
@@ -95,11 +96,15 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
   const std::int64_t n = head.lengths.kv_len;
   head.k.assign(static_cast<std::size_t>(n * p.head_dim), 0.0);
   head.v.assign(static_cast<std::size_t>(n * p.v_dim), 0.0);
+  head.v_steps.assign(static_cast<std::size_t>(n), 1.0);
   head.v_finite = true;
+  double largest = 0;
   const Operand k{t.k.data, p.k}, v{t.v.data, p.v};
   for (std::int64_t j = 0; j < n; ++j) {
     const double k_scale = scale_at(t.k_scale, b, kv_head, j, p.options.kv_scale_block);
     const double v_scale = scale_at(t.v_scale, b, kv_head, j, p.options.kv_scale_block);
+    head.v_steps[static_cast<std::size_t>(j)] = std::fabs(v_scale);
+    largest = std::max(largest, std::fabs(v_scale));
     for (std::int64_t d = 0; d < p.head_dim; ++d) {
       head.k[static_cast<std::size_t>(d * n + j)] =
           key_element(p, t, k, b, kv_head, head.lengths, j, d) * k_scale;
@@ -110,6 +115,7 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
       if (!std::isfinite(x)) head.v_finite = false;
     }
   }
+  for (double& scale : head.v_steps) scale = scale > 0 ? largest / scale : 1.0;
 }
 
 struct RowScores {
@@ -217,6 +223,7 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   double* spread = result.spread.data() + r * v_dim;
   double* deviation = result.deviation.data() + r * v_dim;
   double* v_mass = result.v_mass.data() + r * v_dim;
+  double* v_mass_in_steps = result.v_mass_in_steps.data() + r * v_dim;
   bool poisoned = false;
   constexpr std::size_t kBlock = 64;  // sums of blocks, then their sum: less rounding
   std::vector<double> block_out(v_dim, 0.0);
@@ -241,6 +248,7 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
       block_out[c] += w * v[c];
       spread[c] += w * v[c] * w * v[c];
       v_mass[c] += std::fabs(v[c]);
+      v_mass_in_steps[c] += std::fabs(v[c]) * head.v_steps[j];
     }
   }
   for (std::size_t c = 0; c < v_dim; ++c) out[c] += block_out[c];
@@ -252,6 +260,7 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   for (std::size_t c = 0; c < v_dim; ++c) {
     spread[c] = std::sqrt(spread[c]);
     v_mass[c] *= factor;
+    v_mass_in_steps[c] *= factor;
     deviation[c] += sink_weight * factor * std::fabs(out[c]);  // the sink is a key whose V is 0
   }
   result.lse[r] = sum == 0 ? -kInfinity : base + std::log(sum);
@@ -326,7 +335,8 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
   result.v_dim = problem.v_dim;
   const std::size_t count = result.rows.size();
   const std::size_t elements = count * static_cast<std::size_t>(problem.v_dim);
-  for (auto* array : {&result.out, &result.spread, &result.deviation, &result.v_mass}) {
+  for (auto* array :
+       {&result.out, &result.spread, &result.deviation, &result.v_mass, &result.v_mass_in_steps}) {
     array->assign(elements, 0.0);
   }
   for (auto* array :

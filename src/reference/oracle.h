@@ -39,7 +39,9 @@ struct Oracle {
   std::vector<double> spread;     ///< [rows, v_dim]: sqrt(Σ p² v²)
   std::vector<double> deviation;  ///< [rows, v_dim]: Σ p·|v - out|
   std::vector<double> v_mass;     ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)
-  std::vector<std::int32_t> kv_len;  ///< [rows]: keys of the row's sequence
+  std::vector<double> v_mass_in_steps;  ///< likewise, each v in steps of its scale times the
+                                        ///< largest one; v_mass where values share a scale
+  std::vector<std::int32_t> kv_len;     ///< [rows]: keys of the row's sequence
 
   /// [rows]: a key hidden from the row has a non-finite V, so 0·NaN may poison the row.
   std::vector<std::uint8_t> may_be_poisoned;

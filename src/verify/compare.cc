@@ -84,7 +84,8 @@ Arithmetic arithmetic_of(DType out, DType probability) {
           smallest(out),
           p_smallest,
           few_bits ? 0x1p-13 : 0.0,
-          few_bits ? 32 * 0x1p-13 : 0.0};
+          few_bits ? 32 * 0x1p-13 : 0.0,
+          probability == DType::f16};
 }
 
 double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column,
@@ -99,7 +100,8 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
   return 2 * a.out_unit * want +
          4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(o.kv_len[row]))) *
              std::max(o.spread[at], want) +
-         score_error * o.deviation[at] + a.out_smallest + a.p_smallest * o.v_mass[at];
+         score_error * o.deviation[at] + a.out_smallest +
+         a.p_smallest * (a.scales_p ? o.v_mass_in_steps : o.v_mass)[at];
 }
 
 double lse_bound(const reference::Oracle& o, std::size_t row, const Arithmetic& a) {

@@ -17,6 +17,7 @@ struct Arithmetic {
   double out_unit, p_unit, sum_unit, out_smallest, p_smallest;
   double score_unit = 0;
   double product_unit = 0;  ///< of the largest of a score's products, that its sum may be off by
+  bool scales_p = false;    ///< P takes the scales of values before it is rounded
 };
 Arithmetic arithmetic_of(DType out, DType probability);
 

@@ -260,7 +260,7 @@ reference::Oracle one_hot_oracle(const reference::Oracle& whole, const Problem& 
   o.kv_len = whole.kv_len;
   o.may_be_poisoned.assign(o.rows.size(), 0);
   const auto v_dim = static_cast<std::size_t>(o.v_dim);
-  for (auto* array : {&o.out, &o.spread, &o.deviation, &o.v_mass}) {
+  for (auto* array : {&o.out, &o.spread, &o.deviation, &o.v_mass, &o.v_mass_in_steps}) {
     array->assign(o.rows.size() * v_dim, 0.0);
   }
   const bool sinks = tensors.sinks.given() && !problem.options.partial;
@@ -278,7 +278,7 @@ reference::Oracle one_hot_oracle(const reference::Oracle& whole, const Problem& 
       const std::size_t at = r * v_dim + c;
       o.out[at] = o.spread[at] = p[j];
       o.deviation[at] = 2 * p[j] * (1 - p[j]);  // p |1 - p| of this key, p of each other one
-      o.v_mass[at] = std::exp(top - whole.lse[r]);
+      o.v_mass[at] = o.v_mass_in_steps[at] = std::exp(top - whole.lse[r]);
     }
   }
   return o;

@@ -2,6 +2,7 @@
 // the ancestors' Split-K shapes, which their reduction got wrong by 0.2, and one query on as many
 // tiles of keys as there are ranges, up to 64.
 #include <algorithm>
+#include <iterator>
 #include <set>
 
 #include "plan/planner.h"
@@ -104,26 +105,28 @@ TEST_F(Splits, TheAncestorsShapes) {
 }
 
 // One tile of keys a range, the last one not full: the number asked for is the number there is.
+// Each number meets all scales of the inputs, but not in all kernels: the oracle takes its time.
 TEST_F(Splits, EveryNumberUpTo64) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     const std::vector<const KernelInfo*> all = kernels_of(dtype);
     std::set<std::int32_t> tiles;
     for (const KernelInfo* kernel : all) tiles.insert(kernel->tile_k);
+    ASSERT_GE(tiles.size(), std::size(kSigmas));
+    int turn = 0;
     for (const std::int32_t tile_k : tiles) {
+      ++turn;
       for (int splits = 1; splits <= kMostSplits; ++splits) {
-        for (const double sigma : kSigmas) {
-          verify::CaseSpec spec = dense(dtype, 1, 2, 1, 1, splits * tile_k - splits % 3, 64);
-          spec.lse = true;
-          spec.sigma = sigma;
-          spec.seed = static_cast<std::uint64_t>(splits);
-          Judge judge(spec);
-          for (const KernelInfo* kernel : all) {
-            if (kernel->tile_k != tile_k) continue;
-            const Plan plan = judge.plan(*kernel, splits, device_);
-            ASSERT_EQ(plan.splits, splits) << kernel->id;
-            judge.run_and_compare(plan);
-            if (HasFailure()) return;
-          }
+        verify::CaseSpec spec = dense(dtype, 1, 2, 1, 1, splits * tile_k - splits % 3, 64);
+        spec.lse = true;
+        spec.sigma = kSigmas[(splits + turn) % std::size(kSigmas)];
+        spec.seed = static_cast<std::uint64_t>(splits);
+        Judge judge(spec);
+        for (const KernelInfo* kernel : all) {
+          if (kernel->tile_k != tile_k) continue;
+          const Plan plan = judge.plan(*kernel, splits, device_);
+          ASSERT_EQ(plan.splits, splits) << kernel->id;
+          judge.run_and_compare(plan);
+          if (HasFailure()) return;
         }
       }
     }

@@ -187,6 +187,10 @@ class Verdicts(WithFolder):
         self.assertEqual(self.judge({**good, "failures": 1}).status, "failed")
         self.assertEqual(self.judge({**good, "passed": False}).status, "failed")
         self.assertEqual(self.judge(good, code=1).status, "failed")
+        report = {"replay": "/some/where/build/cuda/bin/flashcore check --index 3", "kernel": "k"}
+        failed = self.judge({**good, "failures": 1, "reports": [report]})
+        self.assertEqual(failed.details["first_report"]["replay"],
+                         "build/cuda/bin/flashcore check --index 3")
         few = self.judge(good, least=21)
         self.assertEqual(few.status, "timed out")
         self.assertIn("20 problems", few.reason)

@@ -106,6 +106,36 @@ TEST(Bound, ConstantValuesDoNotFeelTheScores) {
   EXPECT_NEAR(bound_of(inputs) / bound, 1.0, 1e-3);
 }
 
+// An f16 weight below 2^-24 of the largest scale is lost, however small the scale of its own value.
+TEST(Bound, WeightsThatTakeScalesCountInTheLargest) {
+  Tensor q(DType::f16, {1, 1, 1, 16}), out(DType::f16, {1, 1, 1, 16});
+  Tensor k(DType::e4m3, {1, 1, 2, 16}), v(DType::e4m3, {1, 1, 2, 16});
+  q.fill(0.0);
+  k.fill(0.0);
+  v.fill(1.0);
+  const Tensor k_scale = tensor_of(DType::f32, {1, 1, 2}, {1, 1});
+  const Tensor v_scale = tensor_of(DType::f32, {1, 1, 2}, {1, 0.125});
+  const Tensors tensors{.q = q.view(),
+                        .k = k.view(),
+                        .v = v.view(),
+                        .out = out.view(),
+                        .k_scale = k_scale.view(),
+                        .v_scale = v_scale.view()};
+  Options options;
+  options.kv_scale_block = 1;
+  const Result<Problem> problem = make_problem(tensors, options);
+  ASSERT_TRUE(problem.ok()) << problem.status().message();
+  const reference::Oracle oracle =
+      reference::compute(*problem, tensors, reference::all_rows(*problem, tensors));
+  EXPECT_NEAR(oracle.v_mass[3], (1 + 0.125) / 2, 1e-12);
+  EXPECT_NEAR(oracle.v_mass_in_steps[3], (1 + 1) / 2.0, 1e-12);
+  verify::Arithmetic arithmetic = verify::arithmetic_of(DType::f16, DType::f16);
+  const double scaled = verify::out_bound(oracle, 0, 3, arithmetic);
+  arithmetic.scales_p = false;
+  EXPECT_NEAR(scaled - verify::out_bound(oracle, 0, 3, arithmetic), std::ldexp(0.4375, -24), 1e-12);
+  EXPECT_FALSE(verify::arithmetic_of(DType::f16, DType::e4m3).scales_p);  // the output takes them
+}
+
 /// The oracle's result, rounded into a copy of the case's memory.
 void store_result(const reference::Oracle& oracle, const Problem& p, const Tensors& result) {
   for (std::size_t r = 0; r < oracle.rows.size(); ++r) {

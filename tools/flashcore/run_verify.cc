@@ -65,10 +65,11 @@ class Verification {
     return dtypes;
   }
 
-  /// Of an 8-bit q only a bf16 output says that the kernel is bf16's.
+  /// Of an 8-bit q only a bf16 output says that the kernel is bf16's; those that need e4m3 write no
+  /// f32.
   std::string out_dtype_of(const KernelInfo& kernel) const {
-    const bool says = needs_8_bits(kernel) && kernel.dtype == DType::bf16;
-    return args_.out_dtype.empty() && says ? "bf16" : args_.out_dtype;
+    const bool says = needs_8_bits(kernel) && (kernel.dtype == DType::bf16 || needs_e4m3(kernel));
+    return args_.out_dtype.empty() && says ? to_string(kernel.dtype) : args_.out_dtype;
   }
 
   /// Codes are exact in any of our kernels: what they round to is P's format.
