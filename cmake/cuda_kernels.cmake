@@ -110,9 +110,7 @@ file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/compiled_kernels.inc CONTE
 
 if(FLASHCORE_HAS_CUDA)
   # Kernels for several architectures are the bulk of the library, and packed in nvcc's own way it is
-  # more than three times as large. It costs about 2 % of the compiler's time; a kernel is unpacked
-  # once, when it is loaded. (Built with nvcc 12 the library then wants driver 550 or newer; built with
-  # nvcc 13 it wants 580 in any case.)
+  # more than three times as large. A kernel is unpacked once, when it is loaded.
   target_compile_options(flashcore_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   add_library(flashcore_cuda OBJECT

@@ -9,6 +9,7 @@
 namespace flashcore::core {
 
 inline constexpr int kSm90SharedBytes = 227 * 1024;  // that a block may have
+inline constexpr int kQueryPieceRows = 64;
 
 struct Sm90Shape {
   int head_dim;  // head_dim and v_dim at most
@@ -18,7 +19,7 @@ struct Sm90Shape {
   int element_bytes = 2;
 
   constexpr bool codes() const { return element_bytes == 1; }
-  constexpr int consumers() const { return tile_q / 64; }
+  constexpr int consumers() const { return tile_q / kQueryPieceRows; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
   /// Bytes of rows of Q, K or V, in panels of 128 bytes.
   constexpr int tile_bytes(int rows) const {
@@ -32,14 +33,41 @@ struct Sm90Shape {
     return stages * (tile_bytes(tile_k) + (codes() ? transposed_bytes() : tile_bytes(tile_k))) +
            raw_stages() * tile_bytes(tile_k);
   }
-  /// A second Q tile, where there is room, hides the time until the next item's queries are there.
-  constexpr int query_stages() const {
+  /// Queries lie in pieces of 64 rows, one for each warpgroup that computes. Places for more than
+  /// an item's, where there is room, hide the time until the next item's queries are there.
+  constexpr int query_places() const {
     constexpr int kOther = 2048;  // barriers and items
-    return 2 * tile_bytes(tile_q) + key_bytes() <= kSm90SharedBytes - kOther ? 2 : 1;
+    const int fit = (kSm90SharedBytes - kOther - key_bytes()) / tile_bytes(kQueryPieceRows);
+    return fit < 2 * consumers() ? fit : 2 * consumers();
+  }
+  /// How many of them come together. Where there is no room for two items' queries, each piece
+  /// comes by itself, as soon as some warpgroup is done with what was in its place; but warpgroups
+  /// that compute on codes do not run ahead into the next item, and gain nothing by that.
+  constexpr int query_pieces_together() const {
+    return codes() || query_places() == 2 * consumers() ? consumers() : 1;
   }
   /// Of a thread that computes; the warpgroup that only loads gives its own away.
   constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
   constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
+};
+
+/// Where a warpgroup's queries of an item are. Pieces go round through their places, and barriers,
+/// one for all that come together, go round with them.
+template <int kConsumers, int kPlaces, int kTogether>
+struct QueryPlace {
+  static constexpr int kBarriers = kPlaces / kTogether;
+  static_assert(kTogether == 1 || (kTogether == kConsumers && kPlaces % kConsumers == 0));
+  std::uint32_t item;  // counted from the block's first
+  std::int32_t group;
+
+  FLASHCORE_HD constexpr std::uint32_t turn() const {
+    return kTogether > 1 ? item : item * kConsumers + static_cast<std::uint32_t>(group);
+  }
+  FLASHCORE_HD constexpr std::uint32_t barrier() const { return turn() % kBarriers; }
+  FLASHCORE_HD constexpr std::uint32_t parity() const { return turn() / kBarriers % 2; }
+  FLASHCORE_HD constexpr std::uint32_t place() const {
+    return kTogether > 1 ? barrier() * kTogether + static_cast<std::uint32_t>(group) : barrier();
+  }
 };
 
 /// In which order the tiles of query rows are worked on. The heads that share K and V follow each

@@ -87,7 +87,7 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   };
   FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.q, address(call.q), dtype, call.q_strides,
                                             {q_columns, q_rows, call.q_heads, q_batch},
-                                            plan.kernel->tile_q, "q"));
+                                            core::kQueryPieceRows, "q"));
   FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.k, address(call.k), dtype, call.k_strides,
                                             {call.head_dim, kv_rows, call.kv_heads, kv_batch},
                                             plan.kernel->tile_k, "k"));

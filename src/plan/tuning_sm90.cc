@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/sm90_shape.h"
 #include "plan/planner.h"
 #include "plan/tuning.h"
 
@@ -12,10 +11,14 @@ namespace {
 
 constexpr double kStart = 4700;            // until the first products, and the host's work for them
 constexpr double kItem = 500;              // of an item, beside its first products
-constexpr double kOneQueryTile = 1500;     // more where the next item's queries find no room
 constexpr double kStep = 1270;             // of a step, whatever its size
 constexpr double kProductOverhead = 0.92;  // and for each cycle of its products
 constexpr double kFlopsPerCycle = 4096;    // of an SM
+// Or, where that is more, of a step whose softmax takes longer than its products, as at head_dim
+// 64: for each of its scores, where two warpgroups overlap, or three.
+constexpr double kShortStep = 400;
+constexpr double kScoreOfTwo = 0.108;
+constexpr double kScoreOfThree = 0.09;
 // Of e4m3 kernels, whose warpgroups do not overlap their own products with their softmax: a step,
 // each of its scores, and each cycle of its products.
 constexpr double kCodeStep = 950;
@@ -23,6 +26,8 @@ constexpr double kCodeScore = 0.043;
 constexpr double kCodeProduct = 0.97;
 constexpr double kMostlyPadding = 8;  // few rows are for kernels that pack heads and split keys
 constexpr std::int64_t kCountedTiles = 16;
+// Of a step: what masks cost more where tiles of keys do not end where tiles of rows do.
+constexpr double kUnaligned = 0.75;
 
 /// Steps of an average item.
 double steps_of(const KernelInfo& kernel, const Problem& problem, bool masked) noexcept {
@@ -58,12 +63,16 @@ double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const Devic
   const int element_bytes = needs_e4m3(kernel) ? 1 : 2;
   const double products =
       4.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / (kFlopsPerCycle * 2 / element_bytes);
-  const double step = needs_e4m3(kernel) ? kCodeStep + kCodeScore * kernel.tile_q * kernel.tile_k +
-                                               kCodeProduct * products
-                                         : kStep + kProductOverhead * products;
-  const core::Sm90Shape shape{kernel.head_dim, kernel.tile_q, kernel.tile_k, 2, element_bytes};
-  const double item = kItem + (shape.query_stages() == 1 ? kOneQueryTile : 0.0) + products;
-  const double cycles = kStart + rounds * (item + steps_of(kernel, problem, masked) * step);
+  const double scores = static_cast<double>(kernel.tile_q) * kernel.tile_k;
+  const double of_score = kernel.tile_q > 128 ? kScoreOfThree : kScoreOfTwo;
+  const double step = needs_e4m3(kernel) ? kCodeStep + kCodeScore * scores + kCodeProduct * products
+                                         : std::max(kStep + kProductOverhead * products,
+                                                    kShortStep + of_score * scores);
+  double steps = steps_of(kernel, problem, masked);
+  if (masked && kernel.tile_k % kernel.tile_q != 0 && kernel.tile_q % kernel.tile_k != 0) {
+    steps += kUnaligned;
+  }
+  const double cycles = kStart + rounds * (kItem + products + steps * step);
   return 2 * problem.q_len <= kernel.tile_q ? kMostlyPadding * cycles : cycles;
 }
 

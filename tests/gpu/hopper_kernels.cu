@@ -325,14 +325,30 @@ __global__ void __launch_bounds__(kGroupThreads)
   store_accumulators(c, g_out);
 }
 
+/// Where a warpgroup's queries of a block's second item are.
+template <typename C>
+__device__ int query_place(int group) {
+  return static_cast<int>(cuda::sm90::QueryPlace<C>{1, group}.place());
+}
+
+/// All of an item's queries, in pieces.
+template <typename C, typename T>
+__device__ void fill_queries(cuda::sm90::SharedStorage<C>& s, const T* g_q) {
+  for (int group = 0; group < C::kConsumers; ++group) {
+    fill_tile<typename C::QueryTile>(s.q[query_place<C>(group)],
+                                     g_q + group * core::kQueryPieceRows * C::kHeadDim,
+                                     core::kQueryPieceRows, C::kHeadDim);
+  }
+}
+
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     two_products(const std::uint16_t* g_q, const std::uint16_t* g_k, const std::uint16_t* g_v,
                  float* g_out) {
   namespace sm90 = cuda::sm90;
-  constexpr int kQueryStage = C::kQueryStages - 1, kStage = C::kStages - 1;
+  constexpr int kStage = C::kStages - 1;
   auto& s = shared_storage<sm90::SharedStorage<C>>();
-  fill_tile<typename C::QueryTile>(s.q[kQueryStage], g_q, C::kTileQ, C::kHeadDim);
+  fill_queries<C>(s, g_q);
   fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);
   fill_tile<typename C::KeyTile>(s.v[kStage], g_v, C::kTileK, C::kHeadDim);
   publish_tiles();
@@ -346,7 +362,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   sm90::Outputs<C> o;
   std::uint32_t a[C::kTileK / 16][4];
   cuda::fence_products();
-  sm90::begin_scores<C>(score, s, kQueryStage, t.group, kStage);
+  sm90::begin_scores<C>(score, s, query_place<C>(t.group), kStage);
   cuda::wait_products<0>();
   cuda::pin(score);
   sm90::pack_probabilities<C>(a, score);
@@ -366,10 +382,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
                   const float* g_p, int keys, float* g_scores, std::uint8_t* g_transposed,
                   float* g_out) {
   namespace sm90 = cuda::sm90;
-  constexpr int kQueryStage = C::kQueryStages - 1, kStage = C::kStages - 1;
+  constexpr int kStage = C::kStages - 1;
   constexpr int kColumns = C::kHeadDim < C::kPartColumns ? C::kHeadDim : C::kPartColumns;
   auto& s = shared_storage<sm90::SharedStorage<C>>();
-  fill_tile<typename C::QueryTile>(s.q[kQueryStage], g_q, C::kTileQ, C::kHeadDim);
+  fill_queries<C>(s, g_q);
   fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);
   fill_tile<typename C::KeyTile>(s.raw_v[C::kRawStages - 1], g_v, C::kTileK, C::kHeadDim);
   publish_tiles();
@@ -390,7 +406,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   const sm90::Thread<C> t(threadIdx.x);
   sm90::Scores<C> score;
   cuda::fence_products();
-  sm90::begin_scores<C>(score, s, kQueryStage, t.group, kStage);
+  sm90::begin_scores<C>(score, s, query_place<C>(t.group), kStage);
   cuda::wait_products<0>();
   cuda::pin(score);
 #pragma unroll
@@ -524,13 +540,13 @@ std::vector<float> run_two_products(const KernelInfo& kernel, const std::vector<
     using T = decltype(element);
     return two_products_of<cuda::sm90::Config<T, 64, 192, 128, 4, 16, 512>,
                            cuda::sm90::Config<T, 64, 128, 128, 4, 16, 384>,
+                           cuda::sm90::Config<T, 64, 128, 208, 2, 16, 384>,
                            cuda::sm90::Config<T, 64, 64, 128, 4, 16, 256>,
                            cuda::sm90::Config<T, 96, 192, 96, 2, 16, 512>,
                            cuda::sm90::Config<T, 128, 128, 128, 2, 16, 384>,
                            cuda::sm90::Config<T, 128, 128, 176, 2, 16, 384>,
                            cuda::sm90::Config<T, 192, 128, 112, 2, 16, 384>,
-                           cuda::sm90::Config<T, 256, 128, 64, 2, 16, 384>,
-                           cuda::sm90::Config<T, 256, 128, 80, 2, 16, 384>>(kernel, q, k, v);
+                           cuda::sm90::Config<T, 256, 128, 64, 2, 16, 384>>(kernel, q, k, v);
   };
   return with_element(kernel.dtype == DType::f16 ? HalfFormat::f16 : HalfFormat::bf16, run);
 }

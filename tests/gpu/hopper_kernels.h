@@ -18,7 +18,7 @@ struct TileCopy {
   int row_stride, head_stride, batch_stride;  // in elements, multiples of 8
   int row, head, b;                           // where the tile begins
 };
-inline constexpr int kCopiedRows[] = {64, 80, 96, 112, 128, 176, 192};
+inline constexpr int kCopiedRows[] = {64, 96, 112, 128, 176, 192, 208};
 inline constexpr int kCopiedColumns[] = {64, 96, 128, 192, 256};
 
 /// What is then at PanelTile::offset() of every row and column, whole panels of them; shared memory
@@ -50,7 +50,7 @@ struct WarpgroupProduct {
 };
 
 /// Wgmma::along_rows(): a is [64, depth] and b [columns, depth], both in shared memory.
-inline constexpr int kScoreColumns[] = {64, 80, 96, 112, 128, 176};  // tile_k in cuda/kernels.def
+inline constexpr int kScoreColumns[] = {64, 96, 112, 128, 176, 208};  // tile_k in cuda/kernels.def
 inline constexpr int kScoreDepths[] = {64, 96, 128, 192, 256};
 struct AlongRows {
   std::vector<float> added;  // c + a b
@@ -61,7 +61,7 @@ AlongRows run_along_rows(const WarpgroupProduct& call);
 /// Wgmma::across_rows(): a is [64, depth], in registers, and b [depth, columns], in shared memory.
 /// c + a b, or, unless it `adds`, a b.
 inline constexpr int kOutputColumns[] = {64, 96, 128, 192, 256};
-inline constexpr int kOutputDepths[] = {80, 128, 176};
+inline constexpr int kOutputDepths[] = {64, 128, 208};
 std::vector<float> run_across_rows(const WarpgroupProduct& call, bool adds);
 
 /// The products of one step of a kernel, with the kernel's own functions: (Q K^T) V without

@@ -34,6 +34,12 @@ class Overhead(unittest.TestCase):
         over = self.check("cuda")
         self.assertIn("torch.ops.flashcore.attention", over)
 
+    @unittest.skipIf(NO_CUDA, NO_CUDA)
+    def test_small_problem(self):
+        small = _bench_overhead.measure_small(torch)
+        self.assertEqual(len(small), 3)
+        self.assertGreater(min(small.values()), 0)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -143,12 +143,12 @@ struct E4m3 {};
     }                                                                                             \
   };
 FLASHCORE_WGMMA(64, 4, 32, 33, 34, 35, 36, 37)
-FLASHCORE_WGMMA(80, 5, 40, 41, 42, 43, 44, 45)
 FLASHCORE_WGMMA(96, 6, 48, 49, 50, 51, 52, 53)
 FLASHCORE_WGMMA(112, 7, 56, 57, 58, 59, 60, 61)
 FLASHCORE_WGMMA(128, 8, 64, 65, 66, 67, 68, 69)
 FLASHCORE_WGMMA(176, 11, 88, 89, 90, 91, 92, 93)
 FLASHCORE_WGMMA(192, 12, 96, 97, 98, 99, 100, 101)
+FLASHCORE_WGMMA(208, 13, 104, 105, 106, 107, 108, 109)
 FLASHCORE_WGMMA(256, 16, 128, 129, 130, 131, 132, 133)
 
 #undef FLASHCORE_R0

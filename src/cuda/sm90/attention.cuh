@@ -82,7 +82,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
   const auto weigh = [&](bool cut) {  // what follows Q K^T in every step
     pin(score);
     arrive_once_per_warp(s.k_empty[at.place.stage()], t.lane);
-    if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
+    if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries(t).barrier()], t.lane);
     finish_scores<C, kPlain>(score, t, p, s.items[at.item.stage()], at.tile, cut,
                              [&](int) { return score_factor(p); });
     softmax<C>(score, states, rescale, factor, p.plant);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
   if (!enter_item<C>(at, s, p, t)) return;
   wait(s.k_full[at.place.stage()], at.place.parity());
   fence_products();
-  begin_scores<C>(score, s, at.queries().stage(), t.group, at.place.stage());
+  begin_scores<C>(score, s, at.queries(t).place(), at.place.stage());
   wait_products<0>();
   weigh(at.cut(s, t));
   pack_probabilities<C>(a, score);
@@ -132,7 +132,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     if (!next_keys_there) wait(s.k_full[at.place.stage()], at.place.parity());
     if (C::kTurns) sync_named(kTurnBarrier + t.group, 256);
     fence_products();
-    begin_scores<C>(score, s, at.queries().stage(), t.group, at.place.stage());
+    begin_scores<C>(score, s, at.queries(t).place(), at.place.stage());
     if (!values_there) wait(s.v_full[values.stage()], values.parity());
     fence_products();
     begin_output<C>(o, a, s, values.stage(), adds);
@@ -167,9 +167,9 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
 template <typename C>
 __device__ __forceinline__ void init_barriers(SharedStorage<C>& s) {
   constexpr int kWarps = 4 * C::kConsumers;
-  for (int i = 0; i < C::kQueryStages; ++i) {
+  for (int i = 0; i < QueryPlace<C>::kBarriers; ++i) {
     init_barrier(s.q_full[i], 1);
-    init_barrier(s.q_empty[i], kWarps);
+    init_barrier(s.q_empty[i], 4 * C::kQueriesTogether);
   }
   for (int i = 0; i < C::kStages; ++i) {
     init_barrier(s.k_full[i], 1);

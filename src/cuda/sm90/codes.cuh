@@ -165,18 +165,18 @@ __device__ __forceinline__ void compute_codes(SharedStorage<C>& s, const Params&
     RowStates states = fresh_states();
 #pragma unroll
     for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] = 0.f;
-
-#pragma unroll 1
-    for (; at.left > 0; --at.left, ++at.tile, at.place.next()) {
-      const RingPlace<C::kStages> place = at.place;
-      wait(s.k_full[place.stage()], place.parity());
+    const auto begin_step = [&] {
+      wait(s.k_full[at.place.stage()], at.place.parity());
       fence_products();
-      begin_scores<C>(score, s, at.queries().stage(), t.group, place.stage());
+      begin_scores<C>(score, s, at.queries(t).place(), at.place.stage());
+    };
+    const auto finish_step = [&] {
+      const RingPlace<C::kStages> place = at.place;
       const bool cut = at.cut(s, t);
       wait_products<0>();
       pin(score);
       arrive_once_per_warp(s.k_empty[place.stage()], t.lane);
-      if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
+      if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries(t).barrier()], t.lane);
       float rescale[2];
       steps.weigh(score, states, rescale, t, p, item, at.tile, cut);
       pack_code_operands<C>(a, score);
@@ -184,6 +184,25 @@ __device__ __forceinline__ void compute_codes(SharedStorage<C>& s, const Params&
       const float of_values = kPlain ? 1.f : scale_of_values<C>(p, item, at.tile);
       add_output<C, !kPlain>(o, a, s, place.stage(), rescale, of_values);
       arrive_once_per_warp(s.v_empty[place.stage()], t.lane);
+    };
+
+    if constexpr (C::kScoresAhead) {
+      begin_step();
+#pragma unroll 1
+      for (;;) {
+        finish_step();
+        at.place.next();
+        if (at.left == 1) break;
+        --at.left;
+        ++at.tile;
+        begin_step();
+      }
+    } else {
+#pragma unroll 1
+      for (; at.left > 0; --at.left, ++at.tile, at.place.next()) {
+        begin_step();
+        finish_step();
+      }
     }
     if (item.passes[t.group]) {
       pass_keys<C>(s, at.place, t);

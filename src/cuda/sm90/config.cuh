@@ -49,21 +49,24 @@ struct Config {
   // Warpgroups take turns at the tensor cores, so that one computes exponentials while another
   // multiplies; long products need no such order.
   static constexpr bool kTurns = !kCodes && kConsumers > 1 && kHeadDim <= 128;
-  using QueryTile = core::PanelTile<kTileQ, kHeadDim, kElementBytes>;
+  using QueryTile = core::PanelTile<core::kQueryPieceRows, kHeadDim, kElementBytes>;  // one piece
   using KeyTile = core::PanelTile<kTileK, kHeadDim, kElementBytes>;  // of K, and of V as it comes
   using ValueTile =                                                  // of V as products read it
       Either<kCodes, core::PanelTile<kHeadDim, kTileK, 1>, KeyTile>;
-  static constexpr int kQueryStages = kShape.query_stages();
+  static constexpr int kQueryPlaces = kShape.query_places();
+  static constexpr int kQueriesTogether = kShape.query_pieces_together();
   static constexpr int kRawStages = kShape.raw_stages();
   // Columns of P V that have accumulators of their own at a time, where they are codes.
   static constexpr int kPartColumns = kConsumers == 3 ? 64 : 128;
   // How a row's maximum and sum are found: as so many chains side by side. Where one warpgroup is
-  // alone, waiting for a chain is what takes the time.
-  static constexpr int kMaxima = kCodes && kConsumers == 1 ? 4 : 1;
-  static constexpr int kSums = !kCodes ? 1 : kHeadDim <= 64 ? 2 : 4;
+  // alone, waiting for a chain is what takes the time; the others are what was fastest.
+  static constexpr int kMaxima = kCodes ? (kConsumers == 1 ? 4 : 1) : (kHeadDim > 192 ? 2 : 1);
+  static constexpr int kSums = kCodes ? (kHeadDim > 64 ? 4 : 2) : (kTileK > 192 ? 2 : 1);
   // Short products leave the softmax little time: the second row's maximum is found beside the
   // first one's exponentials. (Codes have more sums in their stead.)
   static constexpr bool kRowsApart = !kCodes && kHeadDim <= 64;
+  // Two warpgroups, of long products, begin the scores of the next step at the end of this one.
+  static constexpr bool kScoresAhead = kCodes && kHeadDim == 256;
   static constexpr int kTransposers = kCodes ? 2 : 0;                                // warps
   static constexpr int kProductSteps = kHeadDim * kElementBytes / core::kStepBytes;  // of Q K^T
   // Probabilities are kept times 2^kProbabilityLog2: e4m3 then has as many powers of two below
@@ -95,8 +98,11 @@ struct alignas(16) Item {
 inline constexpr int kItems = 4;  // the one that ends, the one that begins, and what comes next
 
 template <typename C>
+using QueryPlace = core::QueryPlace<C::kConsumers, C::kQueryPlaces, C::kQueriesTogether>;
+
+template <typename C>
 struct Tiles {
-  unsigned char q[C::kQueryStages][C::QueryTile::kBytes];
+  unsigned char q[C::kQueryPlaces][C::QueryTile::kBytes];
   unsigned char k[C::kStages][C::KeyTile::kBytes];
   unsigned char v[C::kStages][C::ValueTile::kBytes];
 };
@@ -117,7 +123,8 @@ struct alignas(1024) SharedStorage : Either<C::kCodes, CodeTiles<C>, Tiles<C>> {
   // Barrier       completed by                    waited for by
   // *_full        the copies (item: the loader)   the warps that compute
   // *_empty       every computing warp            the loader
-  std::uint64_t q_full[C::kQueryStages], q_empty[C::kQueryStages];
+  //               (q_empty: of the warpgroups whose queries came together)
+  std::uint64_t q_full[QueryPlace<C>::kBarriers], q_empty[QueryPlace<C>::kBarriers];
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];
   std::uint64_t item_full[kItems], item_empty[kItems];

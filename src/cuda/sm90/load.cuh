@@ -61,15 +61,22 @@ __device__ __forceinline__ void describe_scales(SharedStorage<C>& s, const Atten
 
 inline constexpr int kTilesAhead = 2;  // of an item's end, the next one is asked for
 
+/// Of a tile whose bytes s_full expects.
 template <typename Tile>
-__device__ __forceinline__ void copy_tile(unsigned char* s_tile, const CUtensorMap& map, int row,
-                                          int head, int batch, std::uint64_t& s_full) {
-  arrive_expecting(s_full, Tile::kBytes);
+__device__ __forceinline__ void copy_panels(unsigned char* s_tile, const CUtensorMap& map, int row,
+                                            int head, int batch, std::uint64_t& s_full) {
 #pragma unroll
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
     copy_box(shared_address(s_tile) + panel * Tile::kPanelBytes, map, panel * Tile::kPanelColumns,
              row, head, batch, s_full);
   }
+}
+
+template <typename Tile>
+__device__ __forceinline__ void copy_tile(unsigned char* s_tile, const CUtensorMap& map, int row,
+                                          int head, int batch, std::uint64_t& s_full) {
+  arrive_expecting(s_full, Tile::kBytes);
+  copy_panels<Tile>(s_tile, map, row, head, batch, s_full);
 }
 
 /// Where an item's tiles are in the tensor maps.
@@ -143,7 +150,6 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
   RingPlace<C::kStages> k_place;
   RingPlace<kValueStages<C>> v_place;
   RingPlace<kItems> place;
-  RingPlace<C::kQueryStages> q_place;
   for (;; place.next()) {
     wait(s.item_full[place.stage()], place.parity());
     const Item& item = s.items[place.stage()];
@@ -156,18 +162,28 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
                                      from.k_batch, s.k_full[k_place.stage()]);
       k_place.next();
     };
-    const auto load_queries = [&] {
-      wait(s.q_empty[q_place.stage()], q_place.parity() ^ 1);
-      copy_tile<typename C::QueryTile>(s.q[q_place.stage()], params.q,
-                                       item.sequence.q_row + item.first_row, item.head,
-                                       from.q_batch, s.q_full[q_place.stage()]);
-      q_place.next();
+    const auto load_queries = [&](int group, int end_group) {
+      using Piece = typename C::QueryTile;
+#pragma unroll 1
+      while (group < end_group) {
+        const QueryPlace<C> queries{place.steps, group};
+        wait(s.q_empty[queries.barrier()], queries.parity() ^ 1);
+        arrive_expecting(s.q_full[queries.barrier()], C::kQueriesTogether * Piece::kBytes);
+#pragma unroll
+        for (int i = 0; i < C::kQueriesTogether; ++i, ++group) {
+          copy_panels<Piece>(s.q[queries.place() + i], params.q,
+                             item.sequence.q_row + item.first_row + group * core::kQueryPieceRows,
+                             item.head, from.q_batch, s.q_full[queries.barrier()]);
+        }
+      }
     };
     const int end_tile = item.first_tile + item.tiles;
-    // First what finds its room free first: a second Q tile, or else the first keys.
-    if (C::kQueryStages > 1) load_queries();
+    // First what finds its room free first: queries that need not wait for those of the item before
+    // this one, then the first keys.
+    constexpr int kFree = C::kQueryPlaces - C::kConsumers;
+    load_queries(0, kFree);
     if (item.tiles > 0) load_keys(item.first_tile);
-    if (C::kQueryStages == 1) load_queries();
+    load_queries(kFree, C::kConsumers);
     // In the order in which they are needed: the scores of a step are begun before the step before
     // it meets its values.
     if (item.tiles <= kTilesAhead) arrive(s.item_wanted);

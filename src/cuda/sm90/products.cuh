@@ -10,12 +10,11 @@ namespace flashcore::cuda::sm90 {
 
 /// score = Q K^T, begun.
 template <typename C>
-__device__ __forceinline__ void begin_scores(Scores<C>& score, SharedStorage<C>& s, int q_stage,
-                                             int group, int stage) {
+__device__ __forceinline__ void begin_scores(Scores<C>& score, SharedStorage<C>& s, int q_place,
+                                             int stage) {
   using Q = typename C::QueryTile;
   using K = typename C::KeyTile;
-  const std::uint64_t q =
-      core::matrix_descriptor(shared_address(s.q[q_stage]) + group * 64 * core::kPanelRowBytes, 0);
+  const std::uint64_t q = core::matrix_descriptor(shared_address(s.q[q_place]), 0);
   const std::uint64_t k = core::matrix_descriptor(shared_address(s.k[stage]), 0);
   using Product = Wgmma<C::kTileK>;
   Product::template along_rows<typename C::Operand, false>(score, q, k);
@@ -50,7 +49,7 @@ __device__ __forceinline__ void pass_values(SharedStorage<C>& s, RingPlace<C::kS
 template <typename C>
 struct Step {
   RingPlace<C::kStages> place;  // of its K and V
-  RingPlace<kItems> item;       // and, counted the same way, of its Q
+  RingPlace<kItems> item;
   std::int32_t tile;
   std::int32_t left;  // steps of the warpgroup in the item, with this one
 
@@ -59,7 +58,9 @@ struct Step {
     return !s.items[item.stage()].uncut[t.group].contains(tile);
   }
 
-  __device__ __forceinline__ RingPlace<C::kQueryStages> queries() const { return {item.steps}; }
+  __device__ __forceinline__ QueryPlace<C> queries(const Thread<C>& t) const {
+    return {item.steps, t.group};
+  }
 };
 
 /// To the next item that has keys; false: there is none.
@@ -70,12 +71,13 @@ __device__ __forceinline__ bool enter_item(Step<C>& at, SharedStorage<C>& s,
     wait(s.item_full[at.item.stage()], at.item.parity());
     const Item& item = s.items[at.item.stage()];
     if (item.rows < 0) return false;
-    wait(s.q_full[at.queries().stage()], at.queries().parity());
+    const QueryPlace<C> queries = at.queries(t);
+    wait(s.q_full[queries.barrier()], queries.parity());
     at.left = item.own_tiles[t.group];
     at.tile = item.first_tile;
     if (item.tiles > 0) return true;
     write_nothing<C>(p, item, t);
-    arrive_once_per_warp(s.q_empty[at.queries().stage()], t.lane);
+    arrive_once_per_warp(s.q_empty[queries.barrier()], t.lane);
     arrive_once_per_warp(s.item_empty[at.item.stage()], t.lane);
   }
 }
