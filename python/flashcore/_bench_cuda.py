@@ -3,6 +3,7 @@ replayed in turns on one stream."""
 
 import ctypes
 import itertools
+import time
 import warnings
 from typing import Any
 
@@ -46,6 +47,10 @@ class _Runner:
             self.begin.record(self.stream)
             self.graph.replay()
             self.end.record(self.stream)
+
+    def queue_untimed(self):
+        with self.torch.cuda.stream(self.stream):
+            self.graph.replay()
 
     def us_per_call(self):
         return 1e3 * self.begin.elapsed_time(self.end) / self.calls
@@ -252,6 +257,7 @@ class CudaCase:
 
     def prepare(self):
         """Captures a graph of ours and of every peer that takes the case."""
+        self._busy_s = 0.0
         self._runners = {"ours": self._capture(self._run)}
         for name in self.peers:
             call = self._peer(name)
@@ -332,15 +338,22 @@ class CudaCase:
         return float((result[at].double() - want).norm() / want.norm())
 
     def sample(self, reverse=False):
-        """One round: {name: us per call}. All graphs are queued behind a short sleep, so that none
-        waits for the host."""
+        """One round: {name: us per call}. The card first rests for as long as a round keeps it busy:
+        otherwise what ran before decides how much of its power is left. All graphs are queued behind
+        a short sleep, so that none waits for the host, and behind a replay that is not timed: the
+        first one after a pause takes longer than the same one a moment later."""
+        time.sleep(self._busy_s)
         names = list(self._runners)
+        order = names[::-1] if reverse else names
         with self.torch.cuda.stream(self.stream):
             self.torch.cuda._sleep(_SLEEP_CYCLES)
-        for name in reversed(names) if reverse else names:
+        self._runners[order[0]].queue_untimed()
+        for name in order:
             self._runners[name].queue()
         self.stream.synchronize()
-        return {name: self._runners[name].us_per_call() for name in names}
+        times = {name: self._runners[name].us_per_call() for name in names}
+        self._busy_s = 1e-6 * sum(times[name] * self._runners[name].calls for name in names)
+        return times
 
     def unchanged(self):
         """Whether the calls that were timed left the very bits that were checked."""

@@ -1,5 +1,6 @@
 """What a call from Python costs beside the computation itself: on a tiny shape, against the same call
-made from prepared C structs."""
+made from prepared C structs. On a GPU also what a small problem takes as a program calls it, one call
+after the other without a graph."""
 
 import functools
 import importlib.util
@@ -11,6 +12,7 @@ from flashcore import _attention, _prepared
 from flashcore._arrays import kind_of
 
 _SHAPE = (1, 1, 1, 16)
+_SMALL_SHAPE = (1, 8, 512, 64)
 _OPTIONS = tuple(_attention.DEFAULTS[name] for name in _attention.OPTIONS)
 # The most each may cost above the bare call, in microseconds.
 BARS = {"flashcore.attention, NumPy": 10.0, "flashcore.attention, torch": 10.0,
@@ -95,6 +97,21 @@ def measure(device, torch=None, numpy=None):
     return rows
 
 
+def measure_small(torch):
+    """{what: microseconds} of _SMALL_SHAPE on the GPU, 16-bit inputs and 8-bit ones."""
+    import flashcore
+    finish = torch.cuda.synchronize
+    inputs = [torch.randn(_SMALL_SHAPE, dtype=torch.float16, device="cuda") for _ in range(3)]
+    codes = [one.to(torch.float8_e4m3fn) for one in inputs]
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    with torch.inference_mode():
+        return {
+            "flashcore.attention, e4m3": us_per_call(lambda: flashcore.attention(*codes), finish),
+            "flashcore.attention, f16": us_per_call(lambda: flashcore.attention(*inputs), finish),
+            "F.scaled_dot_product_attention, f16": us_per_call(lambda: sdpa(*inputs), finish),
+        }
+
+
 def above_bare(rows):
     """{what: microseconds above the bare call} of what has a bar."""
     bare = {"NumPy": rows.get("bare C call, NumPy"), "torch": rows.get("bare C call, torch")}
@@ -107,11 +124,16 @@ def main(device, torch, as_json=False):
     has_numpy = importlib.util.find_spec("numpy") is not None
     rows = measure(device, torch, importlib.import_module("numpy") if has_numpy else None)
     over = above_bare(rows)
+    small = measure_small(torch) if device == "cuda" else {}
     if as_json:
-        print(json.dumps({"device": device, "us": rows, "us_above_bare": over}))
+        print(json.dumps({"device": device, "us": rows, "us_above_bare": over, "us_small": small}))
         return 0
     print(f"{'call on ' + str(_SHAPE) + ', ' + device:<44} {'us':>7} {'above bare':>11} {'bar':>5}")
     for name, us in rows.items():
         more = f"{over[name]:>11.1f} {BARS[name]:>5.0f}" if name in over else ""
         print(f"{name:<44} {us:>7.1f} {more}")
+    if small:
+        print(f"{'call on ' + str(_SMALL_SHAPE):<44} {'us':>7}")
+    for name, us in small.items():
+        print(f"{name:<44} {us:>7.1f}")
     return 0
