@@ -107,6 +107,8 @@ def measure_small(torch):
     with torch.inference_mode():
         return {
             "flashcore.attention, e4m3": us_per_call(lambda: flashcore.attention(*codes), finish),
+            "flashcore.attention, e4m3, out given": us_per_call(
+                lambda: flashcore.attention(*codes, out=torch.empty_like(inputs[0])), finish),
             "flashcore.attention, f16": us_per_call(lambda: flashcore.attention(*inputs), finish),
             "F.scaled_dot_product_attention, f16": us_per_call(lambda: sdpa(*inputs), finish),
         }

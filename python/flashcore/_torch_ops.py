@@ -156,10 +156,12 @@ def attention(q, k, v, options, optional, out):
 # --- The op on tensors with memory.
 
 def empty_out(q, v):
-    """Like q, also in the order of its dimensions in memory, but as wide as v."""
+    """Like q, also in the order of its dimensions in memory, but as wide as v, and float16 where q is
+    8-bit."""
+    dtype = torch.float16 if q.element_size() == 1 else q.dtype
     if q.shape[-1] == v.shape[-1]:
-        return torch.empty_like(q)
-    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+        return torch.empty_like(q, dtype=dtype)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=dtype)
 
 
 class _PlainCall(threading.local):

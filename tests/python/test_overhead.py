@@ -37,7 +37,7 @@ class Overhead(unittest.TestCase):
     @unittest.skipIf(NO_CUDA, NO_CUDA)
     def test_small_problem(self):
         small = _bench_overhead.measure_small(torch)
-        self.assertEqual(len(small), 3)
+        self.assertEqual(len(small), 4)
         self.assertGreater(min(small.values()), 0)
 
 

@@ -190,6 +190,25 @@ class Torch(unittest.TestCase):
             self.assertTrue(torch.equal(flashcore.attention(x, again, again),
                                         flashcore.attention(x, made, made)))
 
+    def test_native_types_alone(self):
+        """8-bit tensors without scales; the result is float16 unless `out` says otherwise."""
+        try:
+            import torch
+        except ImportError:
+            self.skipTest("torch is not installed")
+        random = torch.Generator().manual_seed(3)
+        halves = [torch.randn(1, 2, 6, 16, generator=random).half() for _ in range(2)]
+        narrow = torch.randn(1, 2, 6, 8, generator=random)
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            q, k, v = halves[0].to(dtype), halves[1].to(dtype), narrow.to(dtype)
+            want = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())
+            for made in (flashcore.attention(q, k, v), flashcore.attention(q, k, v),
+                         flashcore.attention(q, k, v, out=torch.empty(1, 2, 6, 8))):
+                self.assertLess(float((made.float() - want).abs().max()), 4e-3)
+            self.assertIs(flashcore.attention(q, k, v).dtype, torch.float16)
+            self.assertIs(flashcore.attention(q, k, k).dtype, torch.float16)
+        self.assertIs(flashcore.attention(*halves, halves[1]).dtype, torch.float16)
+
     def test_gradients_are_refused(self):
         try:
             import torch
