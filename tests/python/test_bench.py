@@ -10,7 +10,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from flashcore import _cases, _library, _results, bench
+from flashcore import _bench_cuda, _cases, _library, _results, bench
 from flashcore._bench_cpu import CpuCase
 from support import case
 
@@ -261,6 +261,47 @@ class Selection(unittest.TestCase):
         self.assertEqual(packed.visible_pairs(), (1 + 2 + 2 + 2) + (1 + 2))
         self.assertEqual(packed.flops(), 2 * 4 * 10 * (8 + 2))
         self.assertEqual(packed.input_bytes(), (2 * 6 * (8 + 2) + 4 * 6 * 8) * 2)
+
+
+class Rounds(unittest.TestCase):
+    """The order of a round on a GPU; the graphs are stand-ins that write down what is asked of them."""
+
+    class Graph:
+        def __init__(self, name, us, calls, log):
+            self.name, self.us, self.calls, self.log = name, us, calls, log
+
+        def queue(self):
+            self.log.append(f"{self.name} timed")
+
+        def queue_untimed(self):
+            self.log.append(f"{self.name} untimed")
+
+        def us_per_call(self):
+            return self.us
+
+    def rounds(self, *names):
+        log = []
+        subject = _bench_cuda.CudaCase.__new__(_bench_cuda.CudaCase)
+        subject.torch, subject.stream = mock.MagicMock(), mock.MagicMock()
+        subject.torch.cuda._sleep.side_effect = lambda cycles: log.append("pause")
+        subject._busy_s = 0.0
+        subject._runners = {name: self.Graph(name, 100.0 * (at + 1), 2 + at, log)
+                            for at, name in enumerate(names)}
+        with mock.patch.object(_bench_cuda.time, "sleep",
+                               lambda seconds: log.append(f"rest {1e6 * seconds:.0f} us")):
+            times = [subject.sample(), subject.sample(reverse=True)]
+        return times, log
+
+    def test_none_is_timed_right_behind_the_pause(self):
+        times, log = self.rounds("ours", "cudnn")
+        self.assertEqual(times, 2 * [{"ours": 100.0, "cudnn": 200.0}])
+        self.assertEqual(log, ["rest 0 us", "pause", "ours untimed", "ours timed", "cudnn timed",
+                               "rest 800 us", "pause", "cudnn untimed", "cudnn timed", "ours timed"])
+
+    def test_one_alone(self):
+        _, log = self.rounds("ours")
+        self.assertEqual(log, ["rest 0 us", "pause", "ours untimed", "ours timed",
+                               "rest 200 us", "pause", "ours untimed", "ours timed"])
 
 
 if __name__ == "__main__":
