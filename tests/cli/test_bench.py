@@ -137,6 +137,15 @@ class Compare(BenchTest):
         for factor in (0.98, 1.02):
             self.assertEqual(self.verdicts(self.save("old.json", factor)), {"noise"})
 
+    def test_a_wide_spread(self):
+        """On a busy machine: what is far beyond it counts, in both directions alike."""
+        for row in self.result["rows"]:
+            row["spread"] = 2.0
+        self.save("now.json", 1)
+        for factor, verdict in ((1000, "faster"), (4, "faster"), (2.9, "noise"), (0.35, "noise"),
+                                (0.25, "slower"), (0.001, "slower")):
+            self.assertEqual(self.verdicts(self.save("old.json", factor)), {verdict}, factor)
+
     def test_against_a_new_run(self):
         """Planted far beyond any noise of the machine, in both directions."""
         for factor, verdict, code in ((1000, "faster", 0), (0.001, "slower", FAILED)):

@@ -83,7 +83,10 @@ const char* to_string(Verdict verdict) {
 }
 
 Verdict judge(double change, double old_spread, double new_spread) {
-  if (std::fabs(change) <= std::max({old_spread, new_spread, kSmallestChange})) {
+  // Of the smaller time, whichever it is: a change of the old one's is never more than 100 %
+  // downwards.
+  const double apart = change < 0 ? 1 / (1 + change) - 1 : change;
+  if (apart <= std::max({old_spread, new_spread, kSmallestChange})) {
     return Verdict::noise;
   }
   return change < 0 ? Verdict::faster : Verdict::slower;
