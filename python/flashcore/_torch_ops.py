@@ -6,6 +6,7 @@ itself must see the call: gradients, autocast, torch.compile, vmap, tensor subcl
 
 import threading
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
@@ -168,7 +169,7 @@ class _PlainCall(threading.local):
     """attention() of q, k and v alone, as each thread has prepared it for the op. new(q, k, v): the
     result by one call of the library, on the CPU; None where Python must make it."""
 
-    new = None
+    new: Any = None
 
     def prepare(self, kind):
         self.kind = kind
