@@ -91,17 +91,24 @@ struct Plan {
   const KernelInfo* kernel = nullptr;
   std::int32_t tile_q = 0;  ///< query rows per work item (CPU: rows of a GQA group together)
   std::int32_t tile_k = 0;  ///< keys per step of the online softmax
+  /// Query heads, sharing K and V, that have rows in one work item.
+  std::int32_t heads_in_tile = 1;
   std::int32_t splits = 1;  ///< key ranges computed apart
   std::int64_t keys_per_split = 0;
   bool combines_itself = false;  ///< the kernel joins its splits; no second kernel
   bool combines_in_cluster =
       false;                    ///< and does so among neighbouring SMs, if they fit one (sm_90)
   std::int64_t work_items = 0;  ///< independent (batch, head, query tile, split) units
+  std::int64_t cut_items = 0;   ///< of them, at the end, that are cut into parts along the keys, so
+                                ///< that no SM is idle while others do a last one (sm_90)
+  std::int32_t item_parts = 1;  ///< into so many
+  std::int64_t keys_per_part = 0;
 
   // Byte offsets into the workspace; the header comes first.
   std::size_t scratch_offset = 0;  ///< CPU: per-thread tiles
   std::size_t scratch_bytes_per_thread = 0;
-  std::size_t partial_out_offset = 0;  ///< [splits, batch, q_heads, q_len, v_dim]
+  std::size_t partial_out_offset = 0;  ///< [splits, batch, q_heads, q_len, v_dim]; or what the
+                                       ///< parts of cut items leave
   std::size_t partial_lse_offset = 0;  ///< [splits, batch, q_heads, q_len]
   std::size_t workspace_bytes = kWorkspaceHeaderBytes;
 };

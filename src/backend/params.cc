@@ -164,8 +164,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
 
   p.tile_q = plan.tile_q;
   p.tile_k = plan.tile_k;
-  const std::int64_t tiled_rows =
-      plan.kernel->packs_heads ? problem.q_len * p.group : problem.q_len;
+  const std::int64_t tiled_rows = problem.q_len * plan.heads_in_tile;
   p.q_tiles = narrow((tiled_rows + plan.tile_q - 1) / plan.tile_q);
   p.splits = plan.splits;
   p.keys_per_split = plan.keys_per_split;

@@ -10,6 +10,7 @@ namespace flashcore::core {
 
 inline constexpr int kSm90SharedBytes = 227 * 1024;  // that a block may have
 inline constexpr int kQueryPieceRows = 64;
+inline constexpr int kWarpRows = 16;
 
 struct Sm90Shape {
   int head_dim;  // head_dim and v_dim at most
@@ -46,6 +47,11 @@ struct Sm90Shape {
   constexpr int query_pieces_together() const {
     return codes() || query_places() == 2 * consumers() ? consumers() : 1;
   }
+  /// Whether tiles may have rows of several heads that share K and V, and keys of an item may be
+  /// cut into parts: of one kernel, since what that takes would cost the others time.
+  constexpr bool spreads() const { return !codes() && head_dim == 128 && tile_k == 160; }
+  /// What a part leaves in the workspace: its output in f32, and two numbers for each row.
+  constexpr int part_bytes() const { return tile_q * (head_dim + 2) * 4; }
   /// Of a thread that computes; the warpgroup that only loads gives its own away.
   constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
   constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
@@ -67,6 +73,24 @@ struct QueryPlace {
   FLASHCORE_HD constexpr std::uint32_t parity() const { return turn() / kBarriers % 2; }
   FLASHCORE_HD constexpr std::uint32_t place() const {
     return kTogether > 1 ? barrier() * kTogether + static_cast<std::uint32_t>(group) : barrier();
+  }
+};
+
+inline constexpr int kMostHeadsInTile = kQueryPieceRows / kWarpRows;  // a warp's rows are of one
+
+/// How the rows of a tile are dealt out among heads that share K and V, a power of two of them: a
+/// piece has as many queries of each, one head after the other. The rows of a tile are then closer
+/// to each other under a causal mask, and fewer of its keys are hidden from some of them.
+struct HeadsInTile {
+  std::int32_t log2;
+
+  /// Of each head in a piece.
+  FLASHCORE_HD constexpr std::int32_t queries() const { return kQueryPieceRows >> log2; }
+  FLASHCORE_HD constexpr std::int32_t head(std::int32_t row) const {
+    return (row % kQueryPieceRows << log2) / kQueryPieceRows;
+  }
+  FLASHCORE_HD constexpr std::int32_t query(std::int32_t row) const {
+    return row / kQueryPieceRows * queries() + (row & (queries() - 1));
   }
 };
 
@@ -98,6 +122,34 @@ constexpr WorkOrder make_work_order(std::int32_t batch, std::int32_t q_heads, st
           make_divisor(group),
           make_divisor(last_groups * group),
           make_divisor(q_heads)};
+}
+
+/// The items at the end whose keys are cut into parts, which are worked on as if they were items:
+/// where all are equally long, a last round of a few of them would leave most SMs idle.
+struct Tail {
+  std::int32_t first;       // of the items that are cut
+  std::int32_t part_tiles;  // tiles of keys of a part; the last one may have fewer
+  Divisor by_parts;
+
+  FLASHCORE_HD constexpr std::int32_t parts() const {
+    return static_cast<std::int32_t>(by_parts.value);
+  }
+};
+
+/// How many pieces of work there are.
+constexpr std::int32_t work_pieces(const WorkOrder& order, const Tail& tail) {
+  return tail.first + (order.items - tail.first) * tail.parts();
+}
+
+struct WorkPiece {
+  std::int32_t item;
+  std::int32_t part;  // -1: it is the whole item
+};
+
+FLASHCORE_HD constexpr WorkPiece work_piece(const Tail& tail, std::int32_t index) {
+  if (index < tail.first) return {index, -1};
+  const Division of_item = divide_with_remainder(index - tail.first, tail.by_parts);
+  return {tail.first + of_item.quotient, of_item.remainder};
 }
 
 struct WorkItem {

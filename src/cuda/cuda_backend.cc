@@ -119,7 +119,7 @@ class CudaBackend final : public Backend {
     if (kernel.min_compute_capability >= 90) {
       cuda::sm90::Params hopper;
       FLASHCORE_RETURN_IF_ERROR(cuda::make_sm90_params(plan, params, hopper));
-      const std::int64_t blocks = std::min<std::int64_t>(params.work_items, plan.device.sm_count);
+      const std::int32_t blocks = std::min(hopper.pieces, plan.device.sm_count);
       return launch_kernel(entry, hopper, blocks, kernel.threads, kernel.smem_bytes, stream,
                            options);
     }

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "core/error.h"
 #include "core/wgmma_layout.h"
@@ -32,7 +33,7 @@ Encode encoder() noexcept {
 }  // namespace
 
 Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::Strides& strides,
-                       const MapShape& shape, int box_rows, const char* name) noexcept {
+                       const MapShape& shape, const MapBox& box, const char* name) noexcept {
   if (encoder() == nullptr) {
     return unsupported("%s needs a tensor map: install a driver of CUDA 12.0 or newer", name);
   }
@@ -48,16 +49,18 @@ Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::St
   for (int i = 0; i < 3; ++i) {
     bytes[i] = sizes[i + 1] > 1 ? static_cast<cuuint64_t>(elements[i]) * element_bytes : kAnyStride;
   }
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(core::kPanelRowBytes / element_bytes),
-                             static_cast<cuuint32_t>(box_rows), 1, 1};
+  const cuuint32_t boxes[4] = {static_cast<cuuint32_t>(core::kPanelRowBytes / element_bytes),
+                               static_cast<cuuint32_t>(box.rows),
+                               static_cast<cuuint32_t>(box.heads), 1};
   const cuuint32_t every[4] = {1, 1, 1, 1};
-  const CUresult result = encoder()(
-      &map,
-      dtype == DType::f16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-      : dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                             : CU_TENSOR_MAP_DATA_TYPE_UINT8,
-      4, data, sizes, bytes, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encoder()(&map,
+                dtype == DType::f16    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                : dtype == DType::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                4, data, sizes, bytes, boxes, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result == CUDA_SUCCESS) return {};
   return error(StatusCode::cuda, "%s: the driver refused a tensor map of it (error %d)", name,
                static_cast<int>(result));
@@ -70,13 +73,23 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.call = call;
   constexpr std::int32_t kLastRounds = 4;  // of items that are dealt out by length, under a mask
   const bool equal_items = call.window_right < 0 && call.window_left < 0 && !call.has_lengths;
-  params.order = core::make_work_order(call.batch, call.q_heads, call.group, call.q_tiles,
-                                       equal_items ? 0 : kLastRounds * plan.device.sm_count);
+  const std::int32_t heads = plan.heads_in_tile;
+  params.heads = {std::countr_zero(static_cast<std::uint32_t>(heads))};
+  params.order =
+      core::make_work_order(call.batch, call.q_heads / heads, call.group / heads, call.q_tiles,
+                            equal_items ? 0 : kLastRounds * plan.device.sm_count);
   params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0 &&
                  !call.q_scale.by_rows() && !call.k_scale.by_rows() && !call.v_scale.by_rows();
   params.garbage_tail = kv_packed || call.used_k != nullptr;
   params.ticket =
       reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) + core::kCountersOffset);
+  const auto cut = static_cast<std::int32_t>(plan.cut_items);
+  params.tail = {params.order.items - cut,
+                 static_cast<std::int32_t>(plan.keys_per_part) / plan.tile_k,
+                 core::make_divisor(plan.item_parts)};
+  params.pieces = core::work_pieces(params.order, params.tail);
+  params.parts = call.partial_out;
+  params.arrived = params.ticket + 1;
   const std::int64_t q_columns =
       call.plant.is(core::PlantedBug::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
   const std::int64_t q_rows = q_packed ? call.total_q : call.q_len;
@@ -87,12 +100,13 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   };
   FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.q, address(call.q), dtype, call.q_strides,
                                             {q_columns, q_rows, call.q_heads, q_batch},
-                                            core::kQueryPieceRows, "q"));
+                                            {params.heads.queries(), heads}, "q"));
   FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.k, address(call.k), dtype, call.k_strides,
                                             {call.head_dim, kv_rows, call.kv_heads, kv_batch},
-                                            plan.kernel->tile_k, "k"));
+                                            {plan.kernel->tile_k}, "k"));
   return make_tensor_map(params.v, address(call.v), dtype, call.v_strides,
-                         {call.v_dim, kv_rows, call.kv_heads, kv_batch}, plan.kernel->tile_k, "v");
+                         {call.v_dim, kv_rows, call.kv_heads, kv_batch}, {plan.kernel->tile_k},
+                         "v");
 }
 
 }  // namespace flashcore::cuda

@@ -202,8 +202,14 @@ std::string explain(const Plan& plan) {
   append(text, "device     %s\n", device_line(plan.device).c_str());
   append(text, "kernel     %s: %s%s\n", plan.kernel->id, why(plan).c_str(),
          plan.kernel->compiled ? "" : "; not part of this build");
-  append(text, "tiles      %d rows x %d keys, %lld work items\n", plan.tile_q, plan.tile_k,
-         ll{plan.work_items});
+  append(text, "tiles      %d rows", plan.tile_q);
+  if (plan.heads_in_tile > 1) append(text, " of %d heads", plan.heads_in_tile);
+  append(text, " x %d keys, %lld work items\n", plan.tile_k, ll{plan.work_items});
+  if (plan.cut_items > 0) {
+    append(text,
+           "           the last %lld in %d parts of %lld keys, joined by the last to arrive\n",
+           ll{plan.cut_items}, plan.item_parts, ll{plan.keys_per_part});
+  }
   append(text, "splits     %d", plan.splits);
   if (plan.splits > 1)
     append(text, " of %lld keys, %s", ll{plan.keys_per_split},
@@ -215,7 +221,7 @@ std::string explain(const Plan& plan) {
   if (plan.scratch_bytes_per_thread > 0) {
     append(text, ", scratch %d x %zu", plan.device.threads, plan.scratch_bytes_per_thread);
   }
-  if (plan.splits > 1) {
+  if (plan.splits > 1 || plan.cut_items > 0) {
     append(text, ", partials %zu", plan.workspace_bytes - plan.partial_out_offset);
   }
   text += ")\n";

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/params.h"
 #include "core/scratch.h"
+#include "core/sm90_shape.h"
 #include "plan/tuning.h"
 
 namespace flashcore {
@@ -47,6 +48,11 @@ bool is_sm80(const KernelInfo& kernel) noexcept {
   return kernel.device == DeviceType::cuda && kernel.packs_heads;
 }
 bool is_sm90(const KernelInfo& kernel) noexcept { return kernel.uses_tma; }
+
+/// Of a Hopper kernel; how many steps are under way does not matter here.
+core::Sm90Shape shape_of(const KernelInfo& kernel) noexcept {
+  return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, needs_e4m3(kernel) ? 1 : 2};
+}
 
 bool stored_in_8_bits(const Problem& p) noexcept {
   return is_8bit(p.q.dtype) || is_8bit(p.k.dtype) || is_8bit(p.v.dtype);
@@ -205,22 +211,34 @@ Status lay_out_workspace(Plan& plan) noexcept {
     plan.partial_lse_offset = end;
     end += aligned(partials * element);
   }
+  if (plan.cut_items > 0) {
+    const auto parts = static_cast<std::size_t>(plan.cut_items * plan.item_parts);
+    plan.partial_out_offset = end;
+    end += aligned(parts * static_cast<std::size_t>(shape_of(*plan.kernel).part_bytes()));
+  }
   plan.workspace_bytes = end;
   return {};
 }
 
 }  // namespace
 
-/// Rows a kernel's tiles are cut from, per KV head (packs_heads) or query head.
-std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept {
-  const std::int64_t group = problem.kv_heads == 0 ? 1 : problem.q_heads / problem.kv_heads;
-  return kernel.packs_heads ? problem.q_len * group : problem.q_len;
+std::int64_t heads_in_tile(const KernelInfo& kernel, const Problem& problem) noexcept {
+  const std::int64_t group =
+      std::max<std::int64_t>(problem.kv_heads == 0 ? 1 : problem.q_heads / problem.kv_heads, 1);
+  if (kernel.packs_heads) return group;
+  if (!is_sm90(kernel) || !shape_of(kernel).spreads()) return 1;
+  std::int64_t heads = 1;
+  while (heads < core::kMostHeadsInTile && group % (2 * heads) == 0) heads *= 2;
+  return heads;
 }
 
-/// Work items before the keys are split.
+std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept {
+  return problem.q_len * heads_in_tile(kernel, problem);
+}
+
 std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept {
-  const std::int64_t heads = kernel.packs_heads ? problem.kv_heads : problem.q_heads;
-  return problem.batch * heads * ceil_div(rows_of(kernel, problem), kernel.tile_q);
+  return problem.batch * (problem.q_heads / heads_in_tile(kernel, problem)) *
+         ceil_div(rows_of(kernel, problem), kernel.tile_q);
 }
 
 bool needs_e4m3(const KernelInfo& kernel) noexcept {
@@ -248,7 +266,7 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
     if (device.smem_per_block_bytes < kernel.smem_bytes) return Reject::shared_memory;
   }
   const bool counts_in_32_bits = is_sm80(kernel) || is_sm90(kernel);
-  const std::int64_t heads = kernel.packs_heads ? problem.kv_heads : problem.q_heads;
+  const std::int64_t heads = problem.q_heads / heads_in_tile(kernel, problem);
   if (counts_in_32_bits &&
       static_cast<double>(std::max<std::int64_t>(rows_of(kernel, problem), 1)) *
               static_cast<double>(std::max<std::int64_t>(problem.batch * heads, 1)) *
@@ -312,6 +330,7 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
 
   const bool on_cpu = plan.kernel->device == DeviceType::cpu;
   plan.tile_q = plan.kernel->tile_q;
+  plan.heads_in_tile = static_cast<std::int32_t>(heads_in_tile(*plan.kernel, problem));
   plan.tile_k =
       on_cpu ? cpu_tile_k(plan.kernel->isa, problem.head_dim, problem.v_dim) : plan.kernel->tile_k;
   const std::int64_t items = items_of(*plan.kernel, problem);
@@ -333,7 +352,28 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   plan.work_items = items * splits.count;
   plan.combines_itself = plan.splits > 1 && !on_cpu && plan.kernel->packs_heads &&
                          items <= core::kMaxCounters && splits.count <= core::kMaxJoinedSplits;
+  const Tail tail = choose_tail(*plan.kernel, problem, device);
+  if (tail.items > 0) FLASHCORE_RETURN_IF_ERROR(cut_last_items(plan, tail.items, tail.parts));
   return plan;
+}
+
+bool cuts_items(const KernelInfo& kernel, const Problem& problem) noexcept {
+  const Options& options = problem.options;
+  const bool masked = options.causal || options.window_left >= 0 || options.window_right >= 0;
+  const bool has_lengths = problem.q_packed || problem.kv_packed || problem.used_k.given() ||
+                           problem.q_start.given() || problem.k_start.given();
+  return is_sm90(kernel) && shape_of(kernel).spreads() && !masked && !has_lengths &&
+         problem.kv_len > 0 && options.reproducibility == Reproducibility::deterministic;
+}
+
+Status cut_last_items(Plan& plan, std::int64_t items, std::int64_t parts) noexcept {
+  const Splits splits = split_keys(plan.problem.kv_len, parts, plan.tile_k);
+  const std::int64_t counters = items * plan.tile_q / core::kWarpRows;
+  const bool cut = items > 0 && splits.count > 1 && counters < core::kMaxCounters;
+  plan.cut_items = cut ? items : 0;
+  plan.item_parts = cut ? splits.count : 1;
+  plan.keys_per_part = cut ? splits.keys_each : 0;
+  return lay_out_workspace(plan);
 }
 
 Cost cost(const Problem& problem) noexcept {

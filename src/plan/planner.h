@@ -46,6 +46,14 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
 Reject preference(const KernelInfo& kernel, const Problem& problem,
                   const DeviceInfo& device) noexcept;
 
+/// Whether a kernel can cut items of the problem into parts along the keys: items are then all of
+/// one length, every part has keys, and which items are cut may depend on the batch.
+bool cuts_items(const KernelInfo& kernel, const Problem& problem) noexcept;
+
+/// Lets a plan, whose kernel does so, cut its last items into parts; as many parts as asked for, or
+/// as there are steps. The workspace grows.
+Status cut_last_items(Plan& plan, std::int64_t items, std::int64_t parts) noexcept;
+
 /// In words, about this kernel.
 std::string describe(Reject reject, const KernelInfo& kernel, const Problem& problem,
                      const DeviceInfo& device);

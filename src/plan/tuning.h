@@ -48,8 +48,21 @@ Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
 double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                    bool masked) noexcept;
 
-/// Work items of a GPU kernel before the keys are split.
-std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept;
+/// The items that are cut into parts because they would be a round of their own that leaves SMs
+/// idle: the last ones, all of one length. None where that cannot be done or does not pay.
+struct Tail {
+  std::int64_t items = 0;
+  std::int64_t parts = 1;
+  double cycles = 0;  // of these items, expected
+};
+Tail choose_tail(const KernelInfo& kernel, const Problem& problem,
+                 const DeviceInfo& device) noexcept;
+
+/// Query heads, sharing K and V, whose rows a kernel puts into one tile.
+std::int64_t heads_in_tile(const KernelInfo& kernel, const Problem& problem) noexcept;
+/// Rows a kernel's tiles are cut from: those of that many heads.
 std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept;
+/// Work items of a kernel before the keys are split.
+std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept;
 
 }  // namespace flashcore

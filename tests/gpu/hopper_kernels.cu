@@ -69,7 +69,7 @@ CUtensorMap map_of(const Array<std::uint16_t>& tensor, const core::Strides& stri
                    const cuda::MapShape& shape, int box_rows) {
   CUtensorMap map{};
   const Status status = cuda::make_tensor_map(map, tensor.get(), DType::f16, strides, shape,
-                                              box_rows, "the tested tensor");
+                                              {box_rows}, "the tested tensor");
   if (!status.ok()) throw std::runtime_error(status.message());
   return map;
 }
@@ -544,6 +544,7 @@ std::vector<float> run_two_products(const KernelInfo& kernel, const std::vector<
                            cuda::sm90::Config<T, 64, 64, 128, 4, 16, 256>,
                            cuda::sm90::Config<T, 96, 192, 96, 2, 16, 512>,
                            cuda::sm90::Config<T, 128, 128, 128, 2, 16, 384>,
+                           cuda::sm90::Config<T, 128, 128, 160, 2, 16, 384>,
                            cuda::sm90::Config<T, 128, 128, 176, 2, 16, 384>,
                            cuda::sm90::Config<T, 192, 128, 112, 2, 16, 384>,
                            cuda::sm90::Config<T, 256, 128, 64, 2, 16, 384>>(kernel, q, k, v);

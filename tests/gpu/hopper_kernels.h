@@ -18,7 +18,7 @@ struct TileCopy {
   int row_stride, head_stride, batch_stride;  // in elements, multiples of 8
   int row, head, b;                           // where the tile begins
 };
-inline constexpr int kCopiedRows[] = {64, 96, 112, 128, 176, 192, 208};
+inline constexpr int kCopiedRows[] = {64, 96, 112, 128, 160, 176, 192, 208};
 inline constexpr int kCopiedColumns[] = {64, 96, 128, 192, 256};
 
 /// What is then at PanelTile::offset() of every row and column, whole panels of them; shared memory
@@ -50,7 +50,8 @@ struct WarpgroupProduct {
 };
 
 /// Wgmma::along_rows(): a is [64, depth] and b [columns, depth], both in shared memory.
-inline constexpr int kScoreColumns[] = {64, 96, 112, 128, 176, 208};  // tile_k in cuda/kernels.def
+inline constexpr int kScoreColumns[] = {64,  96,  112, 128,
+                                        160, 176, 208};  // tile_k in cuda/kernels.def
 inline constexpr int kScoreDepths[] = {64, 96, 128, 192, 256};
 struct AlongRows {
   std::vector<float> added;  // c + a b

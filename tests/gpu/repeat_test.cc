@@ -74,7 +74,7 @@ TEST_F(Repeats, Prefill) {
 TEST_F(Repeats, ItemsDealtOutByTicket) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     if (!kernel->uses_tma) continue;
-    verify::CaseSpec spec = dense(kernel->dtype, 5, 40, 20, 3, 300, kernel->head_dim);
+    verify::CaseSpec spec = dense(kernel->dtype, 7, 40, 20, 3, 300, kernel->head_dim);
     spec.options.kernel = kernel->id;
     spec.options.causal = true;
     verify::fit_to_kernel(*kernel, spec);

@@ -40,8 +40,10 @@ void expect_facts(const Plan& plan) {
   expect_contains(text, text_of("%s  batch %lld", to_string(p.dtype), (long long)p.batch));
   expect_contains(text,
                   text_of("q_len %lld  kv_len %lld", (long long)p.q_len, (long long)p.kv_len));
-  expect_contains(text, text_of("%d rows x %d keys, %lld work items", plan.tile_q, plan.tile_k,
-                                (long long)plan.work_items));
+  const std::string heads =
+      plan.heads_in_tile > 1 ? text_of(" of %d heads", plan.heads_in_tile) : std::string();
+  expect_contains(text, text_of("%d rows%s x %d keys, %lld work items", plan.tile_q, heads.c_str(),
+                                plan.tile_k, (long long)plan.work_items));
   expect_contains(text, text_of("splits     %d", plan.splits));
   if (plan.splits > 1) {
     expect_contains(text, text_of("of %lld keys", (long long)plan.keys_per_split));

@@ -151,6 +151,60 @@ TEST(Planner, RowsPerBlockAndSplitsFollowTheWork) {
   }
 }
 
+// On Hopper, at head_dim 128, as many heads that share K and V as are a power of two, four at most,
+// have rows in one tile; elsewhere one has.
+TEST(Planner, HeadsThatShareKeysHaveRowsInOneTile) {
+  const Result<DeviceInfo> info = named_device("h200");
+  const auto planned = [&](DType dtype, std::int64_t kv_heads, std::int64_t group,
+                           std::int64_t dim) {
+    Problem problem = *dense_problem(dtype, 4, kv_heads * group, kv_heads, 2048, 2048, dim, dim, {},
+                                     info->device);
+    return make_plan(problem, *info);
+  };
+  const std::pair<std::int64_t, std::int32_t> kHeads[] = {{1, 1}, {2, 2}, {3, 1}, {4, 4},
+                                                          {6, 2}, {7, 1}, {8, 4}, {12, 4}};
+  for (const auto& [group, heads] : kHeads) {
+    for (const std::int64_t dim : {64, 128, 256}) {
+      const Result<Plan> plan = planned(DType::bf16, 8, group, dim);
+      ASSERT_TRUE(plan.ok());
+      SCOPED_TRACE(testing::Message() << plan->kernel->id << ", group " << group);
+      EXPECT_TRUE(plan->kernel->uses_tma);
+      EXPECT_EQ(plan->heads_in_tile, dim == 128 ? heads : 1);
+      const std::int64_t rows = 2048 * plan->heads_in_tile;
+      EXPECT_EQ(plan->work_items,
+                4 * 8 * group / plan->heads_in_tile * ((rows + plan->tile_q - 1) / plan->tile_q));
+    }
+    EXPECT_EQ(planned(DType::f32, 8, group, 128)->heads_in_tile, 1) << "simt";
+  }
+}
+
+// A last round of fewer items than SMs is cut along the keys, where that pays.
+TEST(Planner, LastItemsOfHopperAreCutWhereSmsWouldBeIdle) {
+  const DeviceInfo device = *named_device("h200");
+  const auto planned = [&](std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
+                           std::int64_t length, std::int64_t dim, const Options& options) {
+    const Problem problem = *dense_problem(DType::bf16, batch, q_heads, kv_heads, length, length,
+                                           dim, dim, options, device.device);
+    return *make_plan(problem, device);
+  };
+  const Plan few = planned(1, 4, 4, 2048, 128, {});
+  EXPECT_EQ(few.work_items, 64);
+  EXPECT_EQ(few.cut_items, 64);
+  EXPECT_GE(few.item_parts, 2);
+  EXPECT_EQ(few.keys_per_part % few.tile_k, 0);
+  EXPECT_GE(few.workspace_bytes,
+            few.partial_out_offset + static_cast<std::size_t>(64 * few.item_parts) * 128 * 130 * 4);
+  const Plan many = planned(4, 32, 8, 4096, 128, {});
+  EXPECT_EQ(many.cut_items, 4096 % device.sm_count);
+  EXPECT_GT(many.item_parts, 2);
+
+  EXPECT_EQ(planned(1, 4, 4, 2048, 128, {.causal = true}).cut_items, 0) << "not of one length";
+  EXPECT_EQ(planned(1, 132, 132, 128, 128, {}).cut_items, 0) << "no SM is idle";
+  EXPECT_EQ(planned(1, 4, 4, 2048, 64, {}).cut_items, 0) << "no way for it";
+  const Options invariant{.reproducibility = Reproducibility::batch_invariant};
+  EXPECT_EQ(planned(1, 4, 4, 2048, 128, invariant).cut_items, 0);
+}
+
 // Lengths that only the device knows: key ranges of one length, so that a long sequence is not one
 // block's work, and no tile of mostly padding.
 TEST(Planner, UnknownLengthsAreSplitEvenly) {
@@ -239,6 +293,25 @@ TEST(Planner, AWindowShortensTheStepsOfHopper) {
   ASSERT_TRUE(whole.ok() && window.ok());
   EXPECT_EQ(whole->tile_k, 176);
   EXPECT_EQ(window->tile_k, 128) << "1,152 keys are nine whole steps of 128";
+}
+
+// The tile that is fastest, measured on an H200 (docs/performance.md).
+TEST(Planner, StepsOfHopperAtHeadDim128FollowTheKeys) {
+  const auto tile_k = [](std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
+                         std::int64_t keys, bool causal) {
+    const DeviceInfo device = *named_device("h200");
+    const Problem problem = *dense_problem(DType::bf16, batch, q_heads, kv_heads, keys, keys, 128,
+                                           128, {.causal = causal}, device.device);
+    return make_plan(problem, device)->tile_k;
+  };
+  EXPECT_EQ(tile_k(4, 32, 8, 4096, false), 160);
+  EXPECT_EQ(tile_k(4, 32, 8, 4096, true), 160);
+  EXPECT_EQ(tile_k(4, 16, 16, 4096, false), 160);
+  EXPECT_EQ(tile_k(1, 16, 16, 16384, false), 160);
+  EXPECT_EQ(tile_k(1, 16, 16, 16384, true), 176);
+  EXPECT_EQ(tile_k(16, 16, 16, 1024, false), 176);
+  EXPECT_EQ(tile_k(16, 16, 16, 1024, true), 128);
+  EXPECT_EQ(tile_k(32, 16, 16, 512, true), 128);
 }
 
 TEST(Planner, BlocksOfAClusterThatReadMemoryHaveSmsOfTheirOwn) {

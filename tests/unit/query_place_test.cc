@@ -74,6 +74,7 @@ TEST(QueryPlaces, AreAsManyAsFit) {
   EXPECT_EQ(places({64, 192, 128, 4}), (std::array{6, 3}));
   EXPECT_EQ(places({64, 64, 128, 4}), (std::array{2, 1}));
   EXPECT_EQ(places({128, 128, 128, 2}), (std::array{4, 2}));
+  EXPECT_EQ(places({128, 128, 160, 2}), (std::array{4, 2}));
   EXPECT_EQ(places({128, 128, 176, 2}), (std::array{3, 1}));
   EXPECT_EQ(places({256, 128, 64, 2}), (std::array{3, 1}));
   EXPECT_EQ(places({192, 128, 112, 2}), (std::array{2, 1}));

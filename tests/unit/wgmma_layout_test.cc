@@ -19,13 +19,14 @@ struct Shape {
 template <typename S>
 class Panels : public testing::Test {};
 
-using Shapes = testing::Types<Shape<64, 64>, Shape<64, 96>, Shape<64, 128>, Shape<64, 192>,
-                              Shape<64, 256>, Shape<80, 64>, Shape<80, 96>, Shape<80, 128>,
-                              Shape<80, 192>, Shape<80, 256>, Shape<96, 96>, Shape<112, 192>,
-                              Shape<128, 64>, Shape<128, 96>, Shape<128, 128>, Shape<128, 192>,
-                              Shape<128, 256>, Shape<176, 64>, Shape<176, 96>, Shape<176, 128>,
-                              Shape<176, 192>, Shape<176, 256>, Shape<192, 64>, Shape<192, 96>,
-                              Shape<192, 128>, Shape<192, 192>, Shape<192, 256>, Shape<208, 64>>;
+using Shapes =
+    testing::Types<Shape<64, 64>, Shape<64, 96>, Shape<64, 128>, Shape<64, 192>, Shape<64, 256>,
+                   Shape<80, 64>, Shape<80, 96>, Shape<80, 128>, Shape<80, 192>, Shape<80, 256>,
+                   Shape<96, 96>, Shape<112, 192>, Shape<128, 64>, Shape<128, 96>, Shape<128, 128>,
+                   Shape<128, 192>, Shape<128, 256>, Shape<160, 128>, Shape<176, 64>,
+                   Shape<176, 96>, Shape<176, 128>, Shape<176, 192>, Shape<176, 256>,
+                   Shape<192, 64>, Shape<192, 96>, Shape<192, 128>, Shape<192, 192>,
+                   Shape<192, 256>, Shape<208, 64>>;
 TYPED_TEST_SUITE(Panels, Shapes);
 
 TYPED_TEST(Panels, HoldEveryElementOnceAndNothingElse) {
@@ -138,7 +139,7 @@ constexpr std::uint32_t kSharedBytes = 228 * 1024;  // of an SM
 
 TEST(MatrixDescriptor, HoldsItsFields) {
   for (std::uint32_t address = 0; address < kSharedBytes; address += 1024) {
-    for (const int rows : {0, 64, 80, 96, 112, 128, 176, 192, 208, 256}) {
+    for (const int rows : {0, 64, 80, 96, 112, 128, 160, 176, 192, 208, 256}) {
       const auto panel_bytes = static_cast<std::uint32_t>(rows * kPanelRowBytes);
       const Fields fields = decoded(matrix_descriptor(address, panel_bytes));
       EXPECT_EQ(fields.start, address);

@@ -115,5 +115,31 @@ TEST(WorkOrder, OfNothingIsEmpty) {
   }
 }
 
+// Items at the end that are cut into parts: every other item is one piece of work, and so is every
+// part, in their order.
+TEST(WorkPieces, AreWholeItemsAndThenParts) {
+  for (const std::int32_t items : {1, 2, 5, 132, 137}) {
+    const WorkOrder order = make_work_order(1, items, 1, 1, 0);
+    for (std::int32_t cut = 0; cut <= std::min(items, 6); ++cut) {
+      for (const std::int32_t parts : {1, 2, 3, 16}) {
+        const Tail tail{items - cut, 1, make_divisor(parts)};
+        SCOPED_TRACE(testing::Message() << cut << " of " << items << " in " << parts);
+        std::int32_t index = 0;
+        for (std::int32_t item = 0; item < items - cut; ++item, ++index) {
+          EXPECT_EQ(work_piece(tail, index).item, item);
+          EXPECT_EQ(work_piece(tail, index).part, -1);
+        }
+        for (std::int32_t item = items - cut; item < items; ++item) {
+          for (std::int32_t part = 0; part < parts; ++part, ++index) {
+            EXPECT_EQ(work_piece(tail, index).item, item);
+            EXPECT_EQ(work_piece(tail, index).part, part);
+          }
+        }
+        EXPECT_EQ(work_pieces(order, tail), index);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace flashcore::core

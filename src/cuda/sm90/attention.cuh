@@ -1,7 +1,8 @@
 // Attention forward on Hopper's tensor cores (wgmma, sm_90a): softmax(Q K^T) V in one kernel, for
 // many query rows.
 //
-//   grid     one block per SM, each working through its items: tile_q query rows of one head
+//   grid     one block per SM, each working through its items: tile_q query rows of one head, or of
+//            some that share K and V
 //   block    one warpgroup deals out work and loads (a thread each; by TMA), the others compute, 64
 //            rows each, with the first one's registers
 //   steps    tile_k keys at a time through rings of kStages K and V tiles
@@ -20,6 +21,7 @@
 #include "cuda/sm90/codes.cuh"
 #include "cuda/sm90/config.cuh"
 #include "cuda/sm90/load.cuh"
+#include "cuda/sm90/parts.cuh"
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/results.cuh"
 #include "cuda/sm90/scores.cuh"
@@ -65,12 +67,22 @@ __device__ __forceinline__ void clear_tail(SharedStorage<C>& s, const Item& item
   sync_named(kTailBarrier + threadIdx.x / 128, 128);
 }
 
+template <typename C>
+__device__ __forceinline__ void finish_item(Outputs<C>& o, SharedStorage<C>& s,
+                                            const Params& params, const Item& item,
+                                            const Thread<C>& t) {
+  if constexpr (C::kSpread) {
+    if (item.part >= 0 && !join_parts<C>(o, s, params, item, t)) return;
+  }
+  write_results<C>(o, s, params.call, item, t);
+}
+
 /// All items of the block, as one stream of steps.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& params) {
   if constexpr (C::kCodes) return compute_codes<C, kPlain>(s, params);
   const AttentionParams& p = params.call;
-  const Thread<C> t(threadIdx.x);
+  const Thread<C> t(threadIdx.x, params.heads);
   const float factor = kPlain ? score_factor(p) : 1.f;
   Scores<C> score;
   Outputs<C> o;
@@ -125,7 +137,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
         leave_states<C>(s, states, t, factor);
         wait_products<0>();
         pin(o);
-        write_results<C>(o, s, p, s.items[item.stage()], t);
+        finish_item<C>(o, s, params, s.items[item.stage()], t);
         return;
       }
     }
@@ -155,7 +167,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     if (passes) pass_values<C>(s, {values.steps + 1}, t);
     pack_probabilities<C>(a, score);
     if (ends) {
-      write_results<C>(o, s, p, s.items[item.stage()], t);
+      finish_item<C>(o, s, params, s.items[item.stage()], t);
       arrive_once_per_warp(s.item_empty[item.stage()], t.lane);
     } else if (rescales) {
       rescale_output<C>(o, rescale);

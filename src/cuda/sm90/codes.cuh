@@ -112,7 +112,7 @@ struct CodeItem {
     if (!kPlain && p.q_scale.by_rows()) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const std::int32_t query = min(item.first_row + t.row(half), item.sequence.q_len - 1);
+        const std::int32_t query = min(item.first_query + t.row(half), item.sequence.q_len - 1);
         of_row[half] *= core::row_step(p, p.q_element, p.q_scale, item.b, item.head, query);
       }
     }

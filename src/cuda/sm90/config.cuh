@@ -48,7 +48,8 @@ struct Config {
   static constexpr int kProducerRegisters = kShape.producer_registers();
   // Warpgroups take turns at the tensor cores, so that one computes exponentials while another
   // multiplies; long products need no such order.
-  static constexpr bool kTurns = !kCodes && kConsumers > 1 && kHeadDim <= 128;
+  static constexpr bool kTurns = !kCodes && kConsumers > 1 && kHeadDim <= 128 &&
+                                 (kHeadDim <= 64 || kTileK <= 160);
   using QueryTile = core::PanelTile<core::kQueryPieceRows, kHeadDim, kElementBytes>;  // one piece
   using KeyTile = core::PanelTile<kTileK, kHeadDim, kElementBytes>;  // of K, and of V as it comes
   using ValueTile =                                                  // of V as products read it
@@ -74,6 +75,7 @@ struct Config {
   // it should be at most, which 16-bit formats do not mind, and the output need not be rescaled.
   static constexpr float kProbabilityLog2 = kCodes ? 8.f : 0.f;
   static constexpr float kLazyLog2 = kCodes ? 0.f : 8.f;
+  static constexpr bool kSpread = kShape.spreads();
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
 
@@ -81,18 +83,19 @@ template <typename Element, int kHeadDim, int kTileQ, int kTileK, int kStages, i
           int kThreads>
 using CodeConfig = Config<Element, kHeadDim, kTileQ, kTileK, kStages, kWarpRows, kThreads, true>;
 
-/// What a block works on: query rows of one head.
+/// What a block works on: queries of one head, or of some that share K and V.
 struct alignas(16) Item {
   core::Sequence sequence;
-  std::int32_t b, head;
-  std::int32_t first_row, rows;  // rows < 0: there are no more items
-  std::int32_t first_tile;       // of keys
+  std::int32_t b, head;               // the first one
+  std::int32_t first_query, queries;  // of each head; queries < 0: there are no more items
+  std::int32_t first_tile;            // of keys
   std::int32_t tiles;
   // Of each warpgroup: the tiles of keys that all its rows see whole, how many tiles some of them
   // see, and whether that leaves one tile at the end for later rows only.
   KeyRange uncut[3];
   std::int32_t own_tiles[3];
   bool passes[3];
+  std::int32_t part, cut_item;  // of an item whose keys are cut; part < 0: it is whole
 };
 
 inline constexpr int kItems = 4;  // the one that ends, the one that begins, and what comes next
@@ -164,10 +167,16 @@ __device__ __forceinline__ std::int32_t same_in_warp(std::int32_t x) {
 template <typename C>
 struct Thread {
   int group, lane, warp;  // of the computing warpgroups; warp of its group
-  __device__ __forceinline__ explicit Thread(int index) {
+  // Of its first row, counted from the item's; of spread ones only.
+  std::int32_t first_head, first_query;
+  __device__ __forceinline__ explicit Thread(int index, core::HeadsInTile heads = {}) {
     group = same_in_warp(index / 128) - 1;
     warp = index / 32 % 4;
     lane = index % 32;
+    if (C::kSpread) {
+      first_head = heads.head(row(0));
+      first_query = heads.query(row(0));
+    }
   }
   __device__ __forceinline__ int row(int half) const {
     return 64 * group + 16 * warp + core::mma_c(lane, 2 * half).row;
@@ -176,5 +185,20 @@ struct Thread {
     return 8 * n + core::mma_c(lane, i).column;
   }
 };
+
+// Of a thread's row: its head, which both of its rows have, as all 16 of a warp; its query; and
+// whether the item has it.
+template <typename C>
+__device__ __forceinline__ std::int32_t head_of(const Item& item, const Thread<C>& t) {
+  return C::kSpread ? item.head + t.first_head : item.head;
+}
+template <typename C>
+__device__ __forceinline__ std::int32_t query_of(const Item& item, const Thread<C>& t, int half) {
+  return item.first_query + (C::kSpread ? t.first_query + 8 * half : t.row(half));
+}
+template <typename C>
+__device__ __forceinline__ bool has_row(const Item& item, const Thread<C>& t, int half) {
+  return (C::kSpread ? t.first_query + 8 * half : t.row(half)) < item.queries;
+}
 
 }  // namespace flashcore::cuda::sm90

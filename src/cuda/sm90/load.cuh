@@ -14,35 +14,48 @@ template <typename C>
 __device__ __forceinline__ bool describe_item(Item& s_item, const Params& params,
                                               std::int32_t index) {
   const AttentionParams& p = params.call;
-  const core::WorkItem work = core::work_item(params.order, index);
+  const core::WorkPiece piece =
+      C::kSpread ? core::work_piece(params.tail, index) : core::WorkPiece{index, -1};
+  const core::WorkItem work = core::work_item(params.order, piece.item);
+  if constexpr (C::kSpread) {
+    s_item.part = piece.part;
+    s_item.cut_item = piece.item - params.tail.first;
+  }
+  const core::HeadsInTile heads = C::kSpread ? params.heads : core::HeadsInTile{};
   s_item.b = work.batch;
-  s_item.head = work.head;
-  s_item.first_row = work.q_tile * C::kTileQ;
+  s_item.head = work.head << heads.log2;
+  s_item.first_query = work.q_tile * (C::kTileQ >> heads.log2);
   s_item.sequence = p.has_lengths ? core::sequence_of(p, work.batch) : core::whole_sequence(p);
   if (p.has_lengths) report(p, s_item.sequence.error);
   asm volatile("" ::: "memory");
-  const std::int32_t first = s_item.first_row;
-  const std::int32_t rows = min(C::kTileQ, s_item.sequence.q_len - first);
-  s_item.rows = rows;
+  const std::int32_t first = s_item.first_query;
+  const std::int32_t queries = min(C::kTileQ >> heads.log2, s_item.sequence.q_len - first);
+  s_item.queries = queries;
   const std::int32_t begin = core::visible_keys(s_item.sequence.mask, first).begin;
   s_item.first_tile = begin / C::kTileK;
   asm volatile("" ::: "memory");
-  const std::int32_t end = core::visible_keys(s_item.sequence.mask, first + max(rows, 1) - 1).end;
+  const std::int32_t end =
+      core::visible_keys(s_item.sequence.mask, first + max(queries, 1) - 1).end;
   s_item.tiles = end <= begin ? 0 : (end - 1) / C::kTileK + 1 - s_item.first_tile;
+  if (C::kSpread && s_item.part >= 0) {
+    const std::int32_t before = s_item.part * params.tail.part_tiles;
+    s_item.first_tile += before;
+    s_item.tiles = min(s_item.tiles - before, params.tail.part_tiles);
+  }
 #pragma unroll 1
   for (int group = 0; group < C::kConsumers; ++group) {
-    const std::int32_t first_row = first + 64 * group;
-    const std::int32_t end_row = min(first_row + 64, first + rows);
-    const KeyRange of_first = core::visible_keys(s_item.sequence.mask, first_row);
+    const std::int32_t own_first = first + heads.queries() * group;
+    const std::int32_t own_end = min(own_first + heads.queries(), first + queries);
+    const KeyRange of_first = core::visible_keys(s_item.sequence.mask, own_first);
     const KeyRange of_last =
-        core::visible_keys(s_item.sequence.mask, max(end_row, first_row + 1) - 1);
+        core::visible_keys(s_item.sequence.mask, max(own_end, own_first + 1) - 1);
     s_item.uncut[group] = {(of_last.begin + C::kTileK - 1) / C::kTileK, of_first.end / C::kTileK};
     // At least one, so that it goes the way of the others; and it passes over one at most.
     const std::int32_t own = (of_last.end + C::kTileK - 1) / C::kTileK - s_item.first_tile;
     s_item.own_tiles[group] = max(min(own, s_item.tiles), max(s_item.tiles - 1, 1));
     s_item.passes[group] = s_item.own_tiles[group] < s_item.tiles;
   }
-  return rows > 0;
+  return queries > 0;
 }
 
 /// The factors that all rows and keys of an item have in common.
@@ -89,12 +102,12 @@ __device__ __forceinline__ Source source_of(const AttentionParams& p, const Item
           core::kv_head_of(p, item.head)};
 }
 
-/// The item after this one. Items are dealt out as blocks ask for them; the last to ask leaves the
-/// ticket at 0.
+/// The piece of work after this one. They are dealt out as blocks ask for them; the last to ask
+/// leaves the ticket at 0.
 __device__ __forceinline__ std::int32_t next_item(const Params& params) {
   const auto blocks = static_cast<std::int32_t>(gridDim.x);
-  if (params.order.items <= blocks) return params.order.items;
-  return blocks + static_cast<std::int32_t>(atomicInc(params.ticket, params.order.items - 1));
+  if (params.pieces <= blocks) return params.pieces;
+  return blocks + static_cast<std::int32_t>(atomicInc(params.ticket, params.pieces - 1));
 }
 
 /// The thread that deals out the block's work. It asks for an item when the one before is nearly
@@ -105,7 +118,7 @@ __device__ __forceinline__ void deal(SharedStorage<C>& s, const Params& params) 
   wait_for_previous_kernel();
   RingPlace<kItems> place;
   std::int32_t index = blockIdx.x;
-  while (index < params.order.items) {
+  while (index < params.pieces) {
     wait(s.item_empty[place.stage()], place.parity() ^ 1);
     if (describe_item<C>(s.items[place.stage()], params, index)) {
       if constexpr (C::kCodes) describe_scales<C>(s, params.call, place.stage());
@@ -116,7 +129,7 @@ __device__ __forceinline__ void deal(SharedStorage<C>& s, const Params& params) 
     index = next_item(params);
   }
   wait(s.item_empty[place.stage()], place.parity() ^ 1);
-  s.items[place.stage()].rows = -1;
+  s.items[place.stage()].queries = -1;
   arrive(s.item_full[place.stage()]);
 }
 
@@ -153,7 +166,7 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
   for (;; place.next()) {
     wait(s.item_full[place.stage()], place.parity());
     const Item& item = s.items[place.stage()];
-    if (item.rows < 0) return;
+    if (item.queries < 0) return;
     const Source from = source_of(params.call, item);
     const auto load_keys = [&](int tile) {
       wait(s.k_empty[k_place.stage()], k_place.parity() ^ 1);
@@ -164,6 +177,7 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
     };
     const auto load_queries = [&](int group, int end_group) {
       using Piece = typename C::QueryTile;
+      const int queries_each = C::kSpread ? params.heads.queries() : core::kQueryPieceRows;
 #pragma unroll 1
       while (group < end_group) {
         const QueryPlace<C> queries{place.steps, group};
@@ -172,7 +186,7 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
 #pragma unroll
         for (int i = 0; i < C::kQueriesTogether; ++i, ++group) {
           copy_panels<Piece>(s.q[queries.place() + i], params.q,
-                             item.sequence.q_row + item.first_row + group * core::kQueryPieceRows,
+                             item.sequence.q_row + item.first_query + group * queries_each,
                              item.head, from.q_batch, s.q_full[queries.barrier()]);
         }
       }

@@ -70,7 +70,7 @@ __device__ __forceinline__ bool enter_item(Step<C>& at, SharedStorage<C>& s,
   for (;; at.item.next()) {
     wait(s.item_full[at.item.stage()], at.item.parity());
     const Item& item = s.items[at.item.stage()];
-    if (item.rows < 0) return false;
+    if (item.queries < 0) return false;
     const QueryPlace<C> queries = at.queries(t);
     wait(s.q_full[queries.barrier()], queries.parity());
     at.left = item.own_tiles[t.group];

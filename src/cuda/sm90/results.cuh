@@ -9,12 +9,14 @@
 namespace flashcore::cuda::sm90 {
 
 /// The end of a row's softmax: the factor of its accumulated output.
+template <typename C>
 __device__ __forceinline__ float finish_state(const AttentionParams& p, const Item& item,
+                                              const Thread<C>& t,
                                               core::SoftmaxState<float>& state) {
   float factor = 1.f;
   if (p.sinks != nullptr) {
-    factor = core::add_sink(state,
-                            p.sinks[item.head * p.sinks_stride] * static_cast<float>(core::kLog2E));
+    factor = core::add_sink(
+        state, p.sinks[head_of(item, t) * p.sinks_stride] * static_cast<float>(core::kLog2E));
   }
   return factor * (p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum
                                                             : fast_output_factor(state.sum));
@@ -27,18 +29,20 @@ __device__ __forceinline__ float lse_of(const AttentionParams& p,
 }
 
 /// Where a query's output begins.
-template <typename T>
-__device__ __forceinline__ T* output_row(const AttentionParams& p, const Item& item,
-                                         std::int32_t query) {
+template <typename C>
+__device__ __forceinline__ typename C::Element* output_row(const AttentionParams& p,
+                                                           const Item& item, const Thread<C>& t,
+                                                           std::int32_t query) {
   const std::int64_t row = static_cast<std::int64_t>(item.sequence.q_row) + query;
-  return static_cast<T*>(p.out) + item.b * p.out_strides.batch + item.head * p.out_strides.head +
-         row * p.out_strides.row;
+  return static_cast<typename C::Element*>(p.out) + item.b * p.out_strides.batch +
+         head_of(item, t) * p.out_strides.head + row * p.out_strides.row;
 }
 
+template <typename C>
 __device__ __forceinline__ void store_lse(const AttentionParams& p, const Item& item,
-                                          std::int32_t query, float lse) {
+                                          const Thread<C>& t, std::int32_t query, float lse) {
   const std::int64_t row = static_cast<std::int64_t>(item.sequence.q_row) + query;
-  static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + item.head * p.lse_strides.head +
+  static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + head_of(item, t) * p.lse_strides.head +
                              row * p.lse_strides.row] = lse;
 }
 
@@ -49,12 +53,12 @@ __device__ __forceinline__ void write_nothing(const AttentionParams& p, const It
   using T = typename C::Element;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    if (t.row(half) >= item.rows) continue;
-    const std::int32_t query = item.first_row + t.row(half);
+    if (!has_row(item, t, half)) continue;
+    const std::int32_t query = query_of(item, t, half);
     core::SoftmaxState<float> state{core::negative_infinity<float>(), 0.f};
-    const float zero = 0.f * finish_state(p, item, state);  // NaN if that is planted
-    if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, query, lse_of(p, state));
-    T* g_row = output_row<T>(p, item, query);
+    const float zero = 0.f * finish_state(p, item, t, state);  // NaN if that is planted
+    if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, t, query, lse_of(p, state));
+    T* g_row = output_row(p, item, t, query);
 #pragma unroll 1
     for (int column = t.column(0, 0); column < p.v_dim; column += 8) {
       *reinterpret_cast<std::uint32_t*>(g_row + column) = pack<T>(zero, zero);
@@ -104,25 +108,24 @@ __device__ __forceinline__ void write_results(Outputs<C>& o, const SharedStorage
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = t.row(half);
-    const std::int32_t query = item.first_row + r;
+    const std::int32_t query = query_of(item, t, half);
     core::SoftmaxState<float> state = s.ended[r];
-    const float factor = finish_state(p, item, state) * of_values;
+    const float factor = finish_state(p, item, t, state) * of_values;
     const bool left_out =
         p.plant.is(PlantedBug::row_not_written) && query == item.sequence.q_len - 1;
-    const bool written = r < item.rows && !left_out;
+    const bool written = has_row(item, t, half) && !left_out;
     if (written) {
       const float lse = p.lse != nullptr ? lse_of(p, state) : 0.f;
-      core::assert_row_state(p, item.sequence, item.b, item.head, query, state, lse);
-      if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, query, lse);
+      core::assert_row_state(p, item.sequence, item.b, head_of(item, t), query, state, lse);
+      if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, t, query, lse);
     }
-    write_row<C>(output_row<typename C::Element>(p, item, query), written, p.v_dim, t,
-                 [&](int n, int i) {
-                   const float x = o[4 * n + 2 * half + i] * factor;
-                   if (written) {
-                     core::assert_output(p, item.sequence, item.b, item.head, query, x);
-                   }
-                   return x;
-                 });
+    write_row<C>(output_row(p, item, t, query), written, p.v_dim, t, [&](int n, int i) {
+      const float x = o[4 * n + 2 * half + i] * factor;
+      if (written) {
+        core::assert_output(p, item.sequence, item.b, head_of(item, t), query, x);
+      }
+      return x;
+    });
   }
 }
 

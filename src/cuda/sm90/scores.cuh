@@ -21,9 +21,10 @@ __device__ __forceinline__ void apply_options(Scores<C>& score, int half, const 
   const float cap_log2 = static_cast<float>(p.softcap_log2);
   const bool has_slope = p.alibi_slopes != nullptr;
   const float slope =
-      has_slope ? p.alibi_slopes[item.b * p.alibi_batch_stride + item.head * p.alibi_head_stride] *
-                      static_cast<float>(core::kLog2E)
-                : 0.f;
+      has_slope
+          ? p.alibi_slopes[item.b * p.alibi_batch_stride + head_of(item, t) * p.alibi_head_stride] *
+                static_cast<float>(core::kLog2E)
+          : 0.f;
   // From the thread's first key, in f32: exact below 2^24, and one rounding more beyond.
   const auto first_distance =
       static_cast<float>(query + item.sequence.mask.diagonal - first_key - t.column(0, 0));
@@ -52,7 +53,7 @@ __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>&
   const std::int32_t first_key = tile * C::kTileK;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const std::int32_t query = item.first_row + t.row(half);
+    const std::int32_t query = query_of(item, t, half);
     if constexpr (!kPlain) {
       apply_options<C>(score, half, t, p, item, query, first_key, factor(half));
     }

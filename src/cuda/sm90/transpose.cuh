@@ -69,7 +69,7 @@ __device__ __forceinline__ void transpose_values(SharedStorage<C>& s, const Atte
   for (RingPlace<kItems> place;; place.next()) {
     wait(s.item_full[place.stage()], place.parity());
     const Item& item = s.items[place.stage()];
-    if (item.rows < 0) return;
+    if (item.queries < 0) return;
 #pragma unroll 1
     for (int tile = 0; tile < item.tiles; ++tile, done.next()) {
       const RingPlace<C::kRawStages> raw{done.steps};
