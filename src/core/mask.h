@@ -53,6 +53,25 @@ FLASHCORE_HD constexpr KeyRange visible_keys(const Mask& mask, std::int64_t i) {
   return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
 }
 
+/// The same for queries first + i, i < kEdgeReach, of which this is what 32 bits need to know: they
+/// see the keys of [begin + i, min(end + i, last)).
+struct MaskEdges {
+  std::int32_t begin, end, last;
+};
+inline constexpr std::int32_t kEdgeReach = 1024;
+
+FLASHCORE_HD constexpr MaskEdges mask_edges(const Mask& mask, std::int64_t first) {
+  constexpr std::int64_t kLowest = -kEdgeReach, kHighest = 0x7fffffff - kEdgeReach;
+  const std::int64_t centre = first + mask.diagonal;
+  std::int64_t begin = mask.left < 0 ? kLowest : centre - mask.left;
+  std::int64_t end = mask.right < 0 ? kHighest : centre + mask.right + 1;
+  if (mask.plant.is(PlantedBug::causal_off_by_one) && mask.right >= 0) ++end;
+  if (mask.plant.is(PlantedBug::window_off_by_one) && mask.left >= 0) ++begin;
+  return {static_cast<std::int32_t>(min64(max64(begin, kLowest), kHighest)),
+          static_cast<std::int32_t>(min64(max64(end, kLowest), kHighest)),
+          mask.kv_len - (mask.plant.is(PlantedBug::tail_key_dropped) ? 1 : 0)};
+}
+
 /// The smallest interval holding every key that some query of [first, last] sees.
 FLASHCORE_HD constexpr KeyRange keys_seen_by_any(const Mask& mask, std::int64_t first,
                                                  std::int64_t last) {

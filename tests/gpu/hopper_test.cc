@@ -416,6 +416,33 @@ TEST_F(Hopper, NanBehindUsedKeysDoesNotMatter) {
   }
 }
 
+// Maxima may be found by the bits of scores, which order negative ones the other way round: rows
+// whose scores all are, whose scores all are at first, and whose largest score is 0.
+TEST_F(Hopper, RowsMayHaveNoPositiveScore) {
+  const std::vector<const KernelInfo*> found = compiled_kernels();
+  ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
+  for (const KernelInfo* kernel : found) {
+    for (const bool causal : {false, true}) {
+      const std::int64_t keys = 2 * kernel->tile_k + 5;
+      const verify::CaseMemory memory(tail_spec(*kernel, 3, keys, causal));
+      const Tensors& t = memory.tensors();
+      verify::Random random(11);
+      const auto positive = [&] { return std::fabs(random.normal()) + 0.01; };
+      const auto negative = [&] { return -std::fabs(random.normal()) - 0.01; };
+      for (std::int64_t b = 0; b < 3; ++b) {
+        fill_rows(t.q, b, 0, memory.spec().q_len, positive);
+        fill_rows(t.k, b, 0, keys, negative);
+      }
+      fill_rows(t.k, 1, keys - kernel->tile_k, 3, positive);
+      for (std::int64_t key = 0; key < keys; key += 7) {
+        fill_rows(t.k, 2, key, 1, [] { return 0.0; });
+      }
+      run_and_compare(memory);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 // Behind a packed sequence lies the next one: here of NaN, in K and V, so that its own outputs are
 // NaN and those of its neighbours must not be.
 TEST_F(Hopper, NanOfTheNextPackedSequenceDoesNotMatter) {

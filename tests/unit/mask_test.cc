@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <vector>
 
 namespace flashcore::core {
@@ -44,6 +46,51 @@ TEST(Mask, VisibleKeysAreThoseOfTheDefinition) {
       }
     }
   });
+}
+
+/// Whether query i of the edges sees the key.
+bool inside(const MaskEdges& edges, std::int32_t i, std::int32_t key) {
+  return edges.begin + i <= key && key < std::min(edges.end + i, edges.last);
+}
+
+TEST(Mask, EdgesAreTheSameKeysForEveryQuery) {
+  for_each_mask([](const Mask& mask) {
+    for (const std::int64_t first : {0, 3}) {
+      const MaskEdges edges = mask_edges(mask, first);
+      for (std::int32_t i = 0; i < kMost; ++i) {
+        const KeyRange keys = visible_keys(mask, first + i);
+        for (std::int32_t key = 0; key < mask.kv_len; ++key) {
+          ASSERT_EQ(inside(edges, i, key), keys.contains(key))
+              << "query " << first << " + " << i << " key " << key << " kv_len " << mask.kv_len
+              << " left " << mask.left << " right " << mask.right << " diagonal " << mask.diagonal;
+        }
+      }
+    }
+  });
+}
+
+TEST(Mask, EdgesOfFarPositionsDoNotOverflow) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 40;
+  constexpr std::int32_t kKeys = std::numeric_limits<std::int32_t>::max() - 2 * kEdgeReach;
+  for (const std::int64_t diagonal : {-kFar, -std::int64_t{kKeys}, std::int64_t{-1},
+                                      std::int64_t{0}, std::int64_t{kKeys} - 5, kFar}) {
+    for (const std::int64_t left : {std::int64_t{-1}, std::int64_t{0}, std::int64_t{7}, kFar}) {
+      for (const std::int64_t right : {std::int64_t{-1}, std::int64_t{0}, std::int64_t{7}, kFar}) {
+        const Mask mask{diagonal, left, right, kKeys, {}};
+        const MaskEdges edges = mask_edges(mask, 5);
+        for (const std::int32_t i : {0, 1, kEdgeReach - 1}) {
+          const KeyRange keys = visible_keys(mask, 5 + i);
+          for (const std::int32_t key :
+               {0, 1, keys.begin - 1, keys.begin, keys.end - 1, keys.end, kKeys - 1}) {
+            if (key < 0 || key >= kKeys) continue;
+            EXPECT_EQ(inside(edges, i, key), keys.contains(key))
+                << "query 5 + " << i << " key " << key << " left " << left << " right " << right
+                << " diagonal " << diagonal;
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(Mask, EndsNeverMoveLeft) {

@@ -100,7 +100,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
     softmax<C>(score, states, rescale, factor, p.plant);
   };
 
-  if (C::kTurns && t.group == C::kConsumers - 1) arrive_named(kTurnBarrier, 256);
+  if (C::kForm.turns && t.group == C::kConsumers - 1) arrive_named(kTurnBarrier, 256);
   if (!enter_item<C>(at, s, p, t)) return;
   wait(s.k_full[at.place.stage()], at.place.parity());
   fence_products();
@@ -142,23 +142,27 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
       }
     }
     if (!next_keys_there) wait(s.k_full[at.place.stage()], at.place.parity());
-    if (C::kTurns) sync_named(kTurnBarrier + t.group, 256);
+    if (C::kForm.turns) sync_named(kTurnBarrier + t.group, 256);
     fence_products();
     begin_scores<C>(score, s, at.queries(t).place(), at.place.stage());
     if (!values_there) wait(s.v_full[values.stage()], values.parity());
     fence_products();
     begin_output<C>(o, a, s, values.stage(), adds);
-    if (C::kTurns) arrive_named(kTurnBarrier + (t.group + 1) % C::kConsumers, 256);
+    if (C::kForm.turns) arrive_named(kTurnBarrier + (t.group + 1) % C::kConsumers, 256);
     if (ends) {
       leave_states<C>(s, states, t, factor);
       states = fresh_states();
     }
+    const auto ask_for_values = [&] {
+      values_there = is_complete(s.v_full[at.place.stage()], at.place.parity());
+    };
     const bool cut = at.cut(s, t);
+    if (C::kForm.asks_early) ask_for_values();
     wait_products<1>();
     weigh(cut);
     const RingPlace<C::kStages> next{at.place.steps + 1};
     next_keys_there = is_complete(s.k_full[next.stage()], next.parity());
-    values_there = is_complete(s.v_full[at.place.stage()], at.place.parity());
+    if (!C::kForm.asks_early) ask_for_values();
     const bool rescales = rescales_any(rescale);
     hold_back_waits(params.order.items < 0);
     wait_products<0>();

@@ -9,6 +9,7 @@
 #include "core/softmax_state.h"
 #include "core/wgmma_layout.h"
 #include "cuda/primitives/wgmma.cuh"
+#include "cuda/sm90/form.cuh"
 #include "cuda/sm90/params.h"
 
 namespace flashcore::cuda::sm90 {
@@ -46,10 +47,8 @@ struct Config {
   static constexpr int kConsumers = kShape.consumers();
   static constexpr int kConsumerRegisters = kShape.consumer_registers();
   static constexpr int kProducerRegisters = kShape.producer_registers();
-  // Warpgroups take turns at the tensor cores, so that one computes exponentials while another
-  // multiplies; long products need no such order.
-  static constexpr bool kTurns = !kCodes && kConsumers > 1 && kHeadDim <= 128 &&
-                                 (kHeadDim <= 64 || kTileK <= 160);
+  static constexpr Form kForm = form_of(kCodes, kHeadDim, kTileQ, kTileK);
+  static_assert(!kForm.turns || (!kCodes && kConsumers > 1));
   using QueryTile = core::PanelTile<core::kQueryPieceRows, kHeadDim, kElementBytes>;  // one piece
   using KeyTile = core::PanelTile<kTileK, kHeadDim, kElementBytes>;  // of K, and of V as it comes
   using ValueTile =                                                  // of V as products read it
@@ -59,13 +58,6 @@ struct Config {
   static constexpr int kRawStages = kShape.raw_stages();
   // Columns of P V that have accumulators of their own at a time, where they are codes.
   static constexpr int kPartColumns = kConsumers == 3 ? 64 : 128;
-  // How a row's maximum and sum are found: as so many chains side by side. Where one warpgroup is
-  // alone, waiting for a chain is what takes the time; the others are what was fastest.
-  static constexpr int kMaxima = kCodes ? (kConsumers == 1 ? 4 : 1) : (kHeadDim > 192 ? 2 : 1);
-  static constexpr int kSums = kCodes ? (kHeadDim > 64 ? 4 : 2) : (kTileK > 192 ? 2 : 1);
-  // Short products leave the softmax little time: the second row's maximum is found beside the
-  // first one's exponentials. (Codes have more sums in their stead.)
-  static constexpr bool kRowsApart = !kCodes && kHeadDim <= 64;
   // Two warpgroups, of long products, begin the scores of the next step at the end of this one.
   static constexpr bool kScoresAhead = kCodes && kHeadDim == 256;
   static constexpr int kTransposers = kCodes ? 2 : 0;                                // warps
@@ -86,6 +78,7 @@ using CodeConfig = Config<Element, kHeadDim, kTileQ, kTileK, kStages, kWarpRows,
 /// What a block works on: queries of one head, or of some that share K and V.
 struct alignas(16) Item {
   core::Sequence sequence;
+  core::MaskEdges edges;              // of its queries
   std::int32_t b, head;               // the first one
   std::int32_t first_query, queries;  // of each head; queries < 0: there are no more items
   std::int32_t first_tile;            // of keys
@@ -193,12 +186,16 @@ __device__ __forceinline__ std::int32_t head_of(const Item& item, const Thread<C
   return C::kSpread ? item.head + t.first_head : item.head;
 }
 template <typename C>
+__device__ __forceinline__ std::int32_t query_in_item(const Thread<C>& t, int half) {
+  return C::kSpread ? t.first_query + 8 * half : t.row(half);
+}
+template <typename C>
 __device__ __forceinline__ std::int32_t query_of(const Item& item, const Thread<C>& t, int half) {
-  return item.first_query + (C::kSpread ? t.first_query + 8 * half : t.row(half));
+  return item.first_query + query_in_item(t, half);
 }
 template <typename C>
 __device__ __forceinline__ bool has_row(const Item& item, const Thread<C>& t, int half) {
-  return (C::kSpread ? t.first_query + 8 * half : t.row(half)) < item.queries;
+  return query_in_item(t, half) < item.queries;
 }
 
 }  // namespace flashcore::cuda::sm90

@@ -31,6 +31,8 @@ __device__ __forceinline__ bool describe_item(Item& s_item, const Params& params
   const std::int32_t first = s_item.first_query;
   const std::int32_t queries = min(C::kTileQ >> heads.log2, s_item.sequence.q_len - first);
   s_item.queries = queries;
+  s_item.edges = core::mask_edges(s_item.sequence.mask, first);
+  asm volatile("" ::: "memory");
   const std::int32_t begin = core::visible_keys(s_item.sequence.mask, first).begin;
   s_item.first_tile = begin / C::kTileK;
   asm volatile("" ::: "memory");

@@ -32,7 +32,7 @@ __device__ __forceinline__ void pass_keys(SharedStorage<C>& s, RingPlace<C::kSta
                                           const Thread<C>& t) {
   wait(s.k_full[place.stage()], place.parity());
   arrive_once_per_warp(s.k_empty[place.stage()], t.lane);
-  if (C::kTurns) {
+  if (C::kForm.turns) {
     sync_named(kTurnBarrier + t.group, 256);
     arrive_named(kTurnBarrier + (t.group + 1) % C::kConsumers, 256);
   }

@@ -53,12 +53,10 @@ __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>&
   const std::int32_t first_key = tile * C::kTileK;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const std::int32_t query = query_of(item, t, half);
     if constexpr (!kPlain) {
-      apply_options<C>(score, half, t, p, item, query, first_key, factor(half));
+      apply_options<C>(score, half, t, p, item, query_of(item, t, half), first_key, factor(half));
     }
-    // Columns of the tile, so that they are compared with constants.
-    const int origin = first_key + t.column(0, 0);
+    if (!cut) continue;
     const auto hide = [&](auto hidden) {
 #pragma unroll
       for (int n = 0; n < C::kTileK / 8; ++n) {
@@ -68,11 +66,14 @@ __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>&
         }
       }
     };
-    if (!cut) continue;
-    const KeyRange visible = core::visible_keys(item.sequence.mask, query);
-    hide([&](int column) { return column >= visible.end - origin; });
+    // Columns of the tile, so that they are compared with constants.
+    const std::int32_t origin = first_key + t.column(0, 0);
+    const std::int32_t query = query_in_item(t, half);
+    const std::int32_t end = min(item.edges.end + query, item.edges.last) - origin;
+    hide([&](int column) { return column >= end; });
     if (tile < item.uncut[t.group].begin) {
-      hide([&](int column) { return column < visible.begin - origin; });
+      const std::int32_t begin = item.edges.begin + query - origin;
+      hide([&](int column) { return column < begin; });
     }
   }
 }

@@ -45,6 +45,48 @@ __device__ __forceinline__ float joined(float (&x)[kCount], Join join) {
   return x[0];
 }
 
+/// The larger ones of max and a row's scores. Floats that are not negative have the order of their
+/// bits, and one instruction compares three integers; of negative ones the smallest is the largest.
+template <typename C, int kFirst, int kRows>
+__device__ __forceinline__ void largest_by_bits(float (&max)[2][C::kForm.maxima],
+                                                const Scores<C>& score) {
+  const auto of_pairs = [&](auto visit) {
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+      for (int half = kFirst; half < kFirst + kRows; ++half) {
+        visit(half, n % C::kForm.maxima, score[4 * n + 2 * half], score[4 * n + 2 * half + 1]);
+      }
+    }
+  };
+  int top[2][C::kForm.maxima] = {};
+  of_pairs([&](int half, int chain, float x, float y) {
+    int& highest = top[half][chain];
+    highest = __vimax3_s32(highest, __float_as_int(x), __float_as_int(y));
+  });
+  bool negative = false;
+#pragma unroll
+  for (int half = kFirst; half < kFirst + kRows; ++half) {
+#pragma unroll
+    for (int i = 1; i < C::kForm.maxima; ++i) top[half][0] = ::max(top[half][0], top[half][i]);
+    negative = negative || (top[half][0] == 0 && max[half][0] < 0.f);
+  }
+  if (negative) {  // all scores of a row
+    unsigned low[2] = {~0u, ~0u};
+    of_pairs([&](int half, int, float x, float y) {
+      low[half] = __vimin3_u32(low[half], __float_as_uint(x), __float_as_uint(y));
+    });
+#pragma unroll
+    for (int half = kFirst; half < kFirst + kRows; ++half) {
+      if (top[half][0] == 0) top[half][0] = static_cast<int>(low[half]);
+    }
+  }
+#pragma unroll
+  for (int half = kFirst; half < kFirst + kRows; ++half) {
+    max[half][0] = max_passing_nan(max[half][0], __int_as_float(top[half][0]));
+  }
+}
+
 /// The softmax of a thread's rows kFirst … kFirst + kRows - 1.
 template <typename C, int kFirst, int kRows>
 __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, float (&rescale)[2],
@@ -58,7 +100,7 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
   };
   const auto larger = [](float x, float y) { return max_passing_nan(x, y); };
   const auto plus = [](float x, float y) { return x + y; };
-  float maxima[2][C::kMaxima], base[2], sums[2][C::kSums];
+  float maxima[2][C::kForm.maxima], base[2], sums[2][C::kForm.sums];
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
 #pragma unroll
@@ -66,10 +108,14 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
 #pragma unroll
     for (float& sum : sums[half]) sum = 0.f;
   }
-  of_rows([&](int i, int half) {
-    float& max = maxima[half][(i / 4 * 2 + i % 2) % C::kMaxima];
-    max = larger(max, score[i]);
-  });
+  if constexpr (C::kForm.by_bits) {
+    largest_by_bits<C, kFirst, kRows>(maxima, score);
+  } else {
+    of_rows([&](int i, int half) {
+      float& max = maxima[half][(i / 4 * 2 + i % 2) % C::kForm.maxima];
+      max = larger(max, score[i]);
+    });
+  }
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
     core::SoftmaxState<float>& state = states.of[half];
@@ -84,10 +130,14 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
     base[half] -= C::kProbabilityLog2;
     state.max = max;
   }
+  const auto add = [&](int i, int half) {
+    sums[half][(C::kForm.sums == 2 ? i : i / 4) % C::kForm.sums] += score[i];
+  };
   of_rows([&](int i, int half) {
     score[i] = fast_exp2(fmaf(score[i], factor, -base[half]));
-    sums[half][(C::kSums == 2 ? i : i / 4) % C::kSums] += score[i];
+    if (!C::kForm.sums_behind) add(i, half);
   });
+  if (C::kForm.sums_behind) of_rows(add);
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
     states.of[half].sum =
@@ -100,7 +150,7 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
 template <typename C>
 __device__ __forceinline__ void softmax(Scores<C>& score, RowStates& states, float (&rescale)[2],
                                         float factor, core::Plant plant) {
-  if constexpr (C::kRowsApart) {
+  if constexpr (C::kForm.rows_apart) {
     weigh_rows<C, 0, 1>(score, states, rescale, factor, plant);
     weigh_rows<C, 1, 1>(score, states, rescale, factor, plant);
   } else {
