@@ -16,14 +16,13 @@ constexpr double kStep = 1270;             // of a step, whatever its size
 constexpr double kProductOverhead = 0.92;  // and for each cycle of its products
 constexpr double kFlopsPerCycle = 4096;    // of an SM
 // Of 16-bit kernels at head_dim 128 both were measured, an item with its first products: how their
-// times at 512 to 16,384 keys compare. Keys shared by the rows of several heads come sooner.
+// times at 512 to 16,384 keys compare.
 constexpr double kItemOf128 = 2550;
 struct StepOf128 {
   int tile_k;
   double cycles;
 };
 constexpr StepOf128 kStepsOf128[] = {{128, 2857}, {160, 3454}, {176, 3772}};
-constexpr double kStepOfSeveralHeads = 0.978;
 // Or, where that is more, of a step whose softmax takes longer than its products, as at head_dim
 // 64: for each of its scores, where two warpgroups overlap, or three.
 constexpr double kShortStep = 400;
@@ -92,10 +91,9 @@ struct ItemCycles {
   double unaligned;  // in steps, where masks need it
 };
 
-ItemCycles item_cycles(const KernelInfo& kernel, const Problem& problem) noexcept {
+ItemCycles item_cycles(const KernelInfo& kernel) noexcept {
   if (const StepOf128* known = step_of_128(kernel); known != nullptr) {
-    const double of_heads = heads_in_tile(kernel, problem) > 1 ? kStepOfSeveralHeads : 1;
-    return {kItemOf128, of_heads * known->cycles, kUnalignedOf128};
+    return {kItemOf128, known->cycles, kUnalignedOf128};
   }
   const int element_bytes = needs_e4m3(kernel) ? 1 : 2;
   const double products =
@@ -127,7 +125,7 @@ Tail choose_tail(const KernelInfo& kernel, const Problem& problem,
   if (!cuts_items(kernel, problem)) return {};
   const std::int64_t items = items_of(kernel, problem), sms = std::max(device.sm_count, 1);
   const std::int64_t last = items % sms;
-  const ItemCycles item = item_cycles(kernel, problem);
+  const ItemCycles item = item_cycles(kernel);
   const auto cycles = [&](const Splits& parts) {
     return tail_cycles(kernel, item, last, parts, sms);
   };
@@ -144,7 +142,7 @@ Tail choose_tail(const KernelInfo& kernel, const Problem& problem,
 double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                    bool masked) noexcept {
   const std::int64_t items = items_of(kernel, problem), sms = std::max(device.sm_count, 1);
-  const ItemCycles item = item_cycles(kernel, problem);
+  const ItemCycles item = item_cycles(kernel);
   const std::int64_t tile_queries = kernel.tile_q / heads_in_tile(kernel, problem);
   double steps = steps_of(kernel, problem, tile_queries, masked);
   if (masked && kernel.tile_k % tile_queries != 0 && tile_queries % kernel.tile_k != 0) {
