@@ -285,7 +285,7 @@ def all_stages(context):
         plain("verify", 180, verify_kernels),
         plain("verify_torch", 120, verify_torch),
         plain("plants", 120, plants),
-        plain("sanitizers", 100, sanitizers, may_be_missing=True),
+        plain("sanitizers", 180, sanitizers, may_be_missing=True),
         plain("host", 40, gpu_check_bench.host_cost),
         plain("bench", 200, gpu_check_bench.bench),
     ]
