@@ -134,17 +134,21 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
   if (p.has_lengths) wait_for_previous_kernel();
   // Every thread finds out by itself what to load; later it reads thread 0's copy.
   const Item item = describe_item<C, kPlain>(p, blockIdx.x);
-  wait_for_previous_kernel();
   if (p.has_lengths && threadIdx.x == 0) report(p, item.sequence.error);
-  if (item.rows <= 0) return;
-  if (item.split >= item.splits) {
-    leave_nothing(p, item);
+  if (item.rows <= 0 || item.split >= item.splits) {
+    wait_for_previous_kernel();
+    if (item.rows > 0) leave_nothing(p, item);
     return;
   }
   const std::int32_t begin = core::tile_begin(item.seen.begin, C::kTileK);
+  // The kernel before is waited for as late as can be; then keys go first, for they are what takes
+  // longest.
+  copy_keys<C, kPlain>(s, p, item, 0, begin, [] { wait_for_previous_kernel(); });
   if constexpr (!C::kCodes) load_queries<C, kPlain>(s, p, item);
+  commit_copies();
+  load_values<C, kPlain>(s, p, item, 0, begin);
 #pragma unroll 1
-  for (int stage = 0; stage < C::kStages; ++stage) {
+  for (int stage = 1; stage < C::kStages; ++stage) {
     load_keys<C, kPlain>(s, p, item, stage, begin + stage * C::kTileK);
     load_values<C, kPlain>(s, p, item, stage, begin + stage * C::kTileK);
   }

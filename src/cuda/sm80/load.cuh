@@ -3,6 +3,8 @@
 // else, but a finite value: it meets zeros in Q or a probability of 0.)
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/primitives/ptx.cuh"
 #include "cuda/sm80/config.cuh"
 
@@ -94,13 +96,18 @@ __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const Attentio
   }
 }
 
+struct AtOnce {
+  __device__ __forceinline__ void operator()() const {}
+};
+
 /// Copies K or V of the step that begins at first_key: all of it or, where keys belong to warps,
-/// the warp's share. Keys past those seen become zero.
-template <typename C, bool kPlain>
+/// the warp's share. Keys past those seen become zero. `wait` is called when it is known what goes
+/// where, before anything is read.
+template <typename C, bool kPlain, typename Wait = AtOnce>
 __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const AttentionParams& p,
                                           const Item& item, const void* g_data,
                                           const core::Strides& strides, int columns,
-                                          std::int32_t first_key) {
+                                          std::int32_t first_key, Wait wait = {}) {
   using T = typename C::Stored;
   using Tile = typename C::KeyTile;
   using Mine = Copies<Tile, C::kOwnKeys ? 32 : C::kThreads>;
@@ -109,11 +116,18 @@ __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const Atte
   static_assert(kRows % Mine::kRowStep == 0 || kRows < Mine::kRowStep);
   const int index = not_hoisted(threadIdx.x);
   const Mine mine(C::kOwnKeys ? index % 32 : index);
-  if (kRows < Mine::kRowStep && mine.row >= kRows) return;
   const int row = mine.row + (C::kOwnKeys ? index / 32 * C::kWarpKeys : 0);
   const std::uint32_t s_row = shared_address(s_tile) + Tile::offset(row, mine.chunk);
   const std::int32_t key = first_key + row, end = item.seen.end;
-  const T* g_rows = static_cast<const T*>(g_data);
+  // Tiles of many rows have no registers for pages: they go the long way (AttentionParams::plain),
+  // which finds the rows of other keys like that too.
+  const bool finds_rows = !kPlain || (C::kOwnKeys && item.g_table != nullptr);
+  const T* g_rows = static_cast<const T*>(g_data) + (finds_rows ? 0 : key * strides.row);
+  if constexpr (!std::is_same_v<Wait, AtOnce>) {
+    asm volatile("" : "+l"(g_rows));  // found out by now
+    wait();
+  }
+  if (kRows < Mine::kRowStep && mine.row >= kRows) return;
   const auto copy_row = [&](int n, const T* g_row) {
     const bool given = key + n * Mine::kRowStep < end;
 #pragma unroll(kPlain ? Tile::kPanels : 1)  // the long way is long: once is enough to compile it
@@ -128,22 +142,19 @@ __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const Atte
     }
   };
   constexpr int kUnroll = kPlain ? kMyRows : 1;
-  // Tiles of many rows have no registers for pages: they go the long way (AttentionParams::plain),
-  // which finds the rows of other keys like that too.
-  if (!kPlain || (C::kOwnKeys && item.g_table != nullptr)) {
-    const core::KeyRows rows{p.pages, item.g_table, 0, 0};
+  if (!finds_rows) {
 #pragma unroll(kUnroll)
     for (int n = 0; n < kMyRows; ++n) {
-      const core::KeyPlace at = rows.at(min(key + n * Mine::kRowStep, end - 1));
-      copy_row(n, g_rows + at.block * strides.batch + at.row * strides.row);
+      copy_row(n, g_rows);
+      g_rows += Mine::kRowStep * strides.row;
     }
     return;
   }
-  g_rows += key * strides.row;
+  const core::KeyRows rows{p.pages, item.g_table, 0, 0};
 #pragma unroll(kUnroll)
   for (int n = 0; n < kMyRows; ++n) {
-    copy_row(n, g_rows);
-    g_rows += Mine::kRowStep * strides.row;
+    const core::KeyPlace at = rows.at(min(key + n * Mine::kRowStep, end - 1));
+    copy_row(n, g_rows + at.block * strides.batch + at.row * strides.row);
   }
 }
 
@@ -167,17 +178,26 @@ __device__ __forceinline__ void load_scales(float* s_scales, const AttentionPara
   }
 }
 
+template <typename C, bool kPlain, typename Wait = AtOnce>
+__device__ __forceinline__ void copy_keys(SharedStorage<C>& s, const AttentionParams& p,
+                                          const Item& item, int stage, std::int32_t first_key,
+                                          Wait wait = {}) {
+  if (first_key >= item.seen.end) {
+    wait();
+    return;
+  }
+  const bool truncated = p.plant.is(PlantedBug::head_dim_truncated);
+  load_tile<C, kPlain>(s.k[stage], p, item, item.g_k, p.k_strides,
+                       truncated ? p.head_dim - 1 : p.head_dim, first_key, wait);
+  if constexpr (C::kCodes) load_scales<C>(s.k_of_key[stage], p, item, p.k_scale, first_key);
+}
+
 // Every step has its groups of copies, be they empty.
 
 template <typename C, bool kPlain>
 __device__ __forceinline__ void load_keys(SharedStorage<C>& s, const AttentionParams& p,
                                           const Item& item, int stage, std::int32_t first_key) {
-  const bool truncated = p.plant.is(PlantedBug::head_dim_truncated);
-  if (first_key < item.seen.end) {
-    load_tile<C, kPlain>(s.k[stage], p, item, item.g_k, p.k_strides,
-                         truncated ? p.head_dim - 1 : p.head_dim, first_key);
-    if constexpr (C::kCodes) load_scales<C>(s.k_of_key[stage], p, item, p.k_scale, first_key);
-  }
+  copy_keys<C, kPlain>(s, p, item, stage, first_key);
   commit_copies();
 }
 
