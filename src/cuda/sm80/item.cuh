@@ -56,17 +56,18 @@ __device__ __forceinline__ WarpKeys keys_of_rows(const AttentionParams& p, const
                                                  int first, int last) {
   const std::int32_t first_query = core::divide(item.first_row + first, p.by_group);
   const std::int32_t last_query = core::divide(item.first_row + last, p.by_group);
-  const KeyRange of_first = core::visible_keys(item.sequence.mask, first_query);
-  const KeyRange of_last = core::visible_keys(item.sequence.mask, last_query);
+  const core::MaskEdges edges = core::mask_edges(item.sequence.mask, first_query);
+  const std::int32_t more = last_query - first_query;
   const KeyRange split = core::split_keys(item.split, p.keys_per_split, item.sequence.kv_len);
-  return {or_nothing(core::intersect({of_first.begin, of_last.end}, split)),
-          core::intersect({of_last.begin, of_first.end}, split)};
+  return {or_nothing(core::intersect({edges.begin, min(edges.end + more, edges.last)}, split)),
+          core::intersect({edges.begin + more, min(edges.end, edges.last)}, split)};
 }
 
 /// Items in order: tiles of rows from the last (longest, if causal) to the first, then heads, then
 /// batches, then key ranges (where a cluster joins them, these first). rows <= 0: nothing to do.
 template <typename C, bool kPlain>
 __device__ __forceinline__ Item describe_item(const AttentionParams& p, std::int32_t block) {
+  static_assert(C::kTileQ <= core::kEdgeReach);
   Item item;
   const core::Division of_items = core::divide_with_remainder(block, p.by_items);
   item.split = p.joins_in_cluster ? of_items.remainder : of_items.quotient;

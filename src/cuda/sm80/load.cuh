@@ -117,15 +117,16 @@ __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const Atte
   const int index = not_hoisted(threadIdx.x);
   const Mine mine(C::kOwnKeys ? index % 32 : index);
   const int row = mine.row + (C::kOwnKeys ? index / 32 * C::kWarpKeys : 0);
-  const std::uint32_t s_row = shared_address(s_tile) + Tile::offset(row, mine.chunk);
+  std::uint32_t s_row = shared_address(s_tile) + Tile::offset(row, mine.chunk);
   const std::int32_t key = first_key + row, end = item.seen.end;
   // Tiles of many rows have no registers for pages: they go the long way (AttentionParams::plain),
   // which finds the rows of other keys like that too.
   const bool finds_rows = !kPlain || (C::kOwnKeys && item.g_table != nullptr);
   const T* g_rows = static_cast<const T*>(g_data) + (finds_rows ? 0 : key * strides.row);
   if constexpr (!std::is_same_v<Wait, AtOnce>) {
-    asm volatile("" : "+l"(g_rows));  // found out by now
-    wait();
+    // Never null. Asked so that all of it is found out by now: ptxas would move the wait up.
+    asm volatile("" : "+l"(g_rows), "+r"(s_row));
+    if ((reinterpret_cast<std::uintptr_t>(g_rows) | s_row) != 0) wait();
   }
   if (kRows < Mine::kRowStep && mine.row >= kRows) return;
   const auto copy_row = [&](int n, const T* g_row) {
