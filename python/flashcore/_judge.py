@@ -20,6 +20,7 @@ class Arithmetic:
     p_smallest: float
     score_unit: float = 0.0
     product_unit: float = 0.0
+    cuts_sums: bool = False  # tensor cores: a score's sum is cut off, not rounded
 
 
 def _smallest(dtype):
@@ -35,7 +36,7 @@ def arithmetic_of(out, probability):
     # Tensor cores that take 8-bit operands cut off each of 32 products 13 bits below the largest.
     score_unit = 2.0**-13 if probability == "e4m3" else 0.0
     return Arithmetic(_UNITS[out], _UNITS[probability], sum_unit, _smallest(out), p_smallest,
-                      score_unit, 32 * score_unit)
+                      score_unit, 32 * score_unit, probability in ("f16", "bf16"))
 
 
 def probability_dtype(family, dtype):
@@ -58,14 +59,21 @@ class ReferenceRow:
     lse: float
     magnitude: float  # max over keys of |scale| * sum |q_d k_d|
     largest_product: float  # max over keys and d of |scale * q_d k_d|
+    largest_sum: float  # max over keys and n of |scale * sum of the first n q_d k_d|
     spread: list[float]  # [v_dim]: sqrt(sum p^2 v^2)
     deviation: list[float]  # [v_dim]: sum p |v - out|
     v_mass: list[float]  # [v_dim]: sum |v| / sum of the softmax
     kv_len: int
 
 
+def score_bound(row, head_dim, a):
+    walk = math.sqrt(head_dim) * row.magnitude
+    cut_off = head_dim / 8 * row.largest_sum if a.cuts_sums else 0.0
+    return a.sum_unit * (4 * row.magnitude + max(walk, cut_off))
+
+
 def _score_error(row, head_dim, a):
-    return (a.sum_unit * (4 + math.sqrt(head_dim)) * row.magnitude
+    return (score_bound(row, head_dim, a)
             + 0.5 * math.expm1(2 * (a.score_unit * row.magnitude
                                     + a.product_unit * row.largest_product)))
 
@@ -80,7 +88,7 @@ def out_bound(row, column, head_dim, a):
 
 def lse_bound(row, head_dim, a):
     return (a.sum_unit * (2e-6 * 2.0**24 + math.sqrt(row.kv_len) + 2 * abs(row.lse))
-            + a.sum_unit * (4 + math.sqrt(head_dim)) * row.magnitude
+            + score_bound(row, head_dim, a)
             + a.score_unit * (row.magnitude + abs(row.lse) + 1)
             + a.product_unit * row.largest_product)
 

@@ -2,6 +2,7 @@
 or by plain Python where torch is not installed. Only some rows are computed: the first, the last
 and a random choice."""
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any,
             lse=float(top + torch.log(total)),
             magnitude=float(scale * products.abs().sum(-1).max()),
             largest_product=float(scale * products.abs().max()),
+            largest_sum=float(scale * products.cumsum(-1).abs().max()),
             spread=(p * visible).square().sum(0).sqrt().tolist(),
             deviation=(p * (visible - out).abs()).sum(0).tolist(),
             v_mass=(visible.abs().sum(0) / total).tolist(),
@@ -91,6 +93,7 @@ def plain_rows(case: Case, q: Row, k: Row, v: Row,
             lse=top + math.log(total),
             magnitude=scale * max(math.fsum(map(abs, one)) for one in products),
             largest_product=scale * max(max(map(abs, one)) for one in products),
+            largest_sum=scale * max(max(map(abs, itertools.accumulate(one))) for one in products),
             spread=[math.sqrt(math.fsum((w * x) ** 2 for w, x in zip(p, column)))
                     for column in columns],
             deviation=[math.fsum(w * abs(x - centre) for w, x in zip(p, column))

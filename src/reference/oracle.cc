@@ -119,7 +119,7 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
 }
 
 struct RowScores {
-  std::vector<double> score, magnitude, largest_product;
+  std::vector<double> score, magnitude, largest_product, largest_sum;
   std::vector<std::uint8_t> visible;
 };
 
@@ -131,6 +131,7 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
   s.score.assign(size, 0.0);
   s.magnitude.assign(size, 0.0);
   s.largest_product.assign(size, 0.0);
+  s.largest_sum.assign(size, 0.0);
   s.visible.assign(size, 1);
   const Operand q{t.q.data, p.q};
   const double q_scale = scale_at(t.q_scale, row.b, row.h, row.i, p.options.q_scale_block);
@@ -142,6 +143,7 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
       s.score[j] += product;
       s.magnitude[j] += std::fabs(product);
       s.largest_product[j] = std::max(s.largest_product[j], std::fabs(product));
+      s.largest_sum[j] = std::max(s.largest_sum[j], std::fabs(s.score[j]));
     }
   }
   const Options& o = p.options;
@@ -186,14 +188,16 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   compute_scores(p, t, row, head, s);
   const std::size_t n = s.score.size();
   const auto v_dim = static_cast<std::size_t>(p.v_dim);
-  double max = -kInfinity, magnitude = 0, largest_product = 0;
+  double max = -kInfinity, magnitude = 0, largest_product = 0, largest_sum = 0;
   for (std::size_t j = 0; j < n; ++j) {
     max = std::max(max, s.score[j]);  // std::max keeps its first argument when the second is NaN
     if (!std::isfinite(s.score[j])) continue;
     magnitude = std::max(magnitude, s.magnitude[j]);
+    // A softcap hides what is not finite.
     const double product = std::fabs(p.scale) * s.largest_product[j];
-    if (std::isfinite(product))
-      largest_product = std::max(largest_product, product);  // a softcap hides others
+    if (std::isfinite(product)) largest_product = std::max(largest_product, product);
+    const double sum = std::fabs(p.scale) * s.largest_sum[j];
+    if (std::isfinite(sum)) largest_sum = std::max(largest_sum, sum);
   }
   double sink = -kInfinity;
   if (t.sinks.given() && !p.options.partial) {
@@ -268,6 +272,7 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   result.sum[r] = max == -kInfinity ? 0.0 : keys_sum * std::exp(base - max);
   result.magnitude[r] = magnitude;
   result.largest_product[r] = largest_product;
+  result.largest_sum[r] = largest_sum;
   result.kv_len[r] = static_cast<std::int32_t>(n);
   result.may_be_poisoned[r] = poisoned ? 1 : 0;
   if (!result.scores.empty()) {
@@ -339,8 +344,8 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
        {&result.out, &result.spread, &result.deviation, &result.v_mass, &result.v_mass_in_steps}) {
     array->assign(elements, 0.0);
   }
-  for (auto* array :
-       {&result.lse, &result.max, &result.sum, &result.magnitude, &result.largest_product}) {
+  for (auto* array : {&result.lse, &result.max, &result.sum, &result.magnitude,
+                      &result.largest_product, &result.largest_sum}) {
     array->assign(count, 0.0);
   }
   result.kv_len.assign(count, 0);

@@ -35,10 +35,11 @@ struct Oracle {
   std::vector<double> magnitude;  ///< [rows]: max_j |scale|·Σ|q_d k_d| + |alibi| + |bias| +
                                   ///< softcap, over keys with a finite score; at least |sink|
   std::vector<double>
-      largest_product;            ///< [rows]: max_j max_d |scale·q_d k_d|, likewise, if finite
-  std::vector<double> spread;     ///< [rows, v_dim]: sqrt(Σ p² v²)
-  std::vector<double> deviation;  ///< [rows, v_dim]: Σ p·|v - out|
-  std::vector<double> v_mass;     ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)
+      largest_product;              ///< [rows]: max_j max_d |scale·q_d k_d|, likewise, if finite
+  std::vector<double> largest_sum;  ///< [rows]: max_j max_n |scale·Σ_{d<n} q_d k_d|, likewise
+  std::vector<double> spread;       ///< [rows, v_dim]: sqrt(Σ p² v²)
+  std::vector<double> deviation;    ///< [rows, v_dim]: Σ p·|v - out|
+  std::vector<double> v_mass;       ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)
   std::vector<double> v_mass_in_steps;  ///< likewise, each v in steps of its scale times the
                                         ///< largest one; v_mass where values share a scale
   std::vector<std::int32_t> kv_len;     ///< [rows]: keys of the row's sequence

@@ -41,12 +41,6 @@ double overflow_edge(DType dtype) {
   }
 }
 
-/// How many roundings a score's error is worth: those of scale, maximum and exponent, and the
-/// random walk of a dot product over head_dim terms.
-double score_steps(const reference::Oracle& o) {
-  return 4 + std::sqrt(static_cast<double>(o.head_dim));
-}
-
 struct Accumulator {
   double error2 = 0, bound2 = 0;
 };
@@ -85,7 +79,17 @@ Arithmetic arithmetic_of(DType out, DType probability) {
           p_smallest,
           few_bits ? 0x1p-13 : 0.0,
           few_bits ? 32 * 0x1p-13 : 0.0,
-          probability == DType::f16};
+          probability == DType::f16,
+          probability == DType::f16 || probability == DType::bf16};
+}
+
+double score_bound(const reference::Oracle& o, std::size_t row, const Arithmetic& a) {
+  // The roundings of scale, maximum and exponent; and the random walk of a dot product or, where
+  // errors have one sign, what eight products at a time lose of the sum so far.
+  const auto head_dim = static_cast<double>(o.head_dim);
+  const double walk = std::sqrt(head_dim) * o.magnitude[row];
+  const double cut_off = a.cuts_sums ? head_dim / 8 * o.largest_sum[row] : 0.0;
+  return a.sum_unit * (4 * o.magnitude[row] + std::max(walk, cut_off));
 }
 
 double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column,
@@ -94,9 +98,9 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
   const double want = std::fabs(o.out[at]);
   // Scores kept in 16 bits are off by ε, which for scores of hundreds is not small: not ε ·
   // deviation then, but (e^2ε - 1) / 2 times it (docs/verify.md).
-  const double score_error = a.sum_unit * score_steps(o) * o.magnitude[row] +
-                             0.5 * std::expm1(2 * (a.score_unit * o.magnitude[row] +
-                                                   a.product_unit * o.largest_product[row]));
+  const double score_error =
+      score_bound(o, row, a) + 0.5 * std::expm1(2 * (a.score_unit * o.magnitude[row] +
+                                                     a.product_unit * o.largest_product[row]));
   return 2 * a.out_unit * want +
          4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(o.kv_len[row]))) *
              std::max(o.spread[at], want) +
@@ -106,8 +110,8 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
 
 double lse_bound(const reference::Oracle& o, std::size_t row, const Arithmetic& a) {
   return a.sum_unit * (2e-6 * 0x1p24 + std::sqrt(static_cast<double>(o.kv_len[row])) +
-                       score_steps(o) * o.magnitude[row] + 2 * std::fabs(o.lse[row])) +
-         a.score_unit * (o.magnitude[row] + std::fabs(o.lse[row]) + 1) +
+                       2 * std::fabs(o.lse[row])) +
+         score_bound(o, row, a) + a.score_unit * (o.magnitude[row] + std::fabs(o.lse[row]) + 1) +
          a.product_unit * o.largest_product[row];
 }
 

@@ -18,6 +18,7 @@ struct Arithmetic {
   double score_unit = 0;
   double product_unit = 0;  ///< of the largest of a score's products, that its sum may be off by
   bool scales_p = false;    ///< P takes the scales of values before it is rounded
+  bool cuts_sums = false;   ///< tensor cores: a score's sum is cut off, not rounded
 };
 Arithmetic arithmetic_of(DType out, DType probability);
 
@@ -55,6 +56,9 @@ Comparison compare(const reference::Oracle& oracle, const Problem& problem, cons
 double out_bound(const reference::Oracle& oracle, std::size_t row, std::size_t column,
                  const Arithmetic& arithmetic);
 double lse_bound(const reference::Oracle& oracle, std::size_t row, const Arithmetic& arithmetic);
+
+/// What a score of the row may be off by that is computed and kept in accumulators.
+double score_bound(const reference::Oracle& oracle, std::size_t row, const Arithmetic& arithmetic);
 
 /// Several lines for people: the worst element and its index, errors, shares, samples.
 std::string report(const Comparison& comparison);

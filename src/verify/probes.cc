@@ -257,6 +257,7 @@ reference::Oracle one_hot_oracle(const reference::Oracle& whole, const Problem& 
   o.sum = whole.sum;
   o.magnitude = whole.magnitude;
   o.largest_product = whole.largest_product;
+  o.largest_sum = whole.largest_sum;
   o.kv_len = whole.kv_len;
   o.may_be_poisoned.assign(o.rows.size(), 0);
   const auto v_dim = static_cast<std::size_t>(o.v_dim);

@@ -40,11 +40,11 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
   used_.assign(rows_ * keys_, 0);
   double signal2 = 0, noise2 = 0, ratio2 = 0, judged = 0;
   std::vector<double> deviation2(keys_);  // of each weight of a row, squared
-  const double score_steps = 4 + std::sqrt(static_cast<double>(oracle.head_dim));
   for (std::size_t r = 0; r < rows_; ++r) {
     double sum = 0, mean_got = 0, mean_want = 0, mean_tolerance = 0, count = 0;
-    const double score_error = (a.sum_unit * score_steps + a.score_unit) * oracle.magnitude[r] +
-                               a.product_unit * oracle.largest_product[r];
+    const double kept = score_bound(oracle, r, a);
+    const double score_error =
+        kept + a.score_unit * oracle.magnitude[r] + a.product_unit * oracle.largest_product[r];
     const double rounding =
         2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(keys_)));
     for (std::size_t j = 0; j < keys_; ++j) {
@@ -70,11 +70,10 @@ void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle)
       // Roundings are independent, each spread evenly over at most a unit to either side: a third
       // of the unit squared. At most six are a weight's own (docs/verify.md).
       const double s = oracle.scores[r][j], below_max = s - oracle.max[r];
-      deviation2[j] =
-          (a.out_unit * a.out_unit + 2 * a.p_unit * a.p_unit +
-           a.score_unit * a.score_unit * (2 * s * s + below_max * below_max) +
-           std::pow(a.sum_unit * score_steps * oracle.magnitude[r], 2) + std::pow(flushed / p, 2)) /
-          3;
+      deviation2[j] = (a.out_unit * a.out_unit + 2 * a.p_unit * a.p_unit +
+                       a.score_unit * a.score_unit * (2 * s * s + below_max * below_max) +
+                       std::pow(kept, 2) + std::pow(flushed / p, 2)) /
+                      3;
       mean_got += got_[at];
       mean_want += want_[at];
       mean_tolerance += tolerance_[at];

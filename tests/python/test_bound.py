@@ -85,7 +85,8 @@ class Bound(unittest.TestCase):
     def test_by_hand(self):
         """One element with round numbers, against the formula of docs/numerics.md."""
         row = _judge.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
-                                  largest_product=1.0, spread=[0.25], deviation=[0.125],
+                                  largest_product=1.0, largest_sum=1.75, spread=[0.25],
+                                  deviation=[0.125],
                                   v_mass=[10.0], kv_len=16)
         u = 2.0**-24
         a = _judge.arithmetic_of("f16", "f32")
@@ -94,6 +95,20 @@ class Bound(unittest.TestCase):
         self.assertAlmostEqual(_judge.out_bound(row, 0, 64, a) / want, 1, delta=1e-12)
         lse = 2e-6 + u * (4 + 12 * 2.0 + 6.0)
         self.assertAlmostEqual(_judge.lse_bound(row, 64, a) / lse, 1, delta=1e-12)
+
+    def test_tensor_cores_cut_sums_off(self):
+        """Where products have one sign their errors add up; where they have not, nothing changes."""
+        def bound(largest_sum, probability, head_dim=256):
+            row = _judge.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
+                                      largest_product=1.0, largest_sum=largest_sum, spread=[0.25],
+                                      deviation=[0.125], v_mass=[10.0], kv_len=16)
+            return _judge.lse_bound(row, head_dim, _judge.arithmetic_of("f16", probability))
+        self.assertEqual(bound(2.0, "f32"), bound(0.25, "f32"))
+        self.assertEqual(bound(1.0, "f16"), bound(0.25, "f16"))
+        self.assertEqual(bound(2.0, "f16", 64), bound(0.25, "f16", 64))
+        for probability in ("f16", "bf16"):
+            more = bound(2.0, probability) - bound(0.25, probability)
+            self.assertAlmostEqual(more / (2.0**-24 * (32 - 16) * 2.0), 1, delta=1e-9)
 
     def test_tensor_cores_store_p_in_the_inputs_format(self):
         self.assertEqual(_judge.probability_dtype("simt", "bf16"), "f32")

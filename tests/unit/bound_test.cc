@@ -58,6 +58,24 @@ TEST(Bound, IsTheFormulaOfTheDocumentation) {
   }
 }
 
+// Kernels that keep P in 16 bits are tensor cores'.
+TEST(Bound, SumsThatAreCutOffMayLoseMore) {
+  Judged judged(usual_inputs(7));
+  reference::Oracle& o = judged.oracle;
+  o.head_dim = 256;
+  o.magnitude[3] = 2;
+  o.largest_sum[3] = 0.5;
+  const auto bound = [&](DType p) {
+    return verify::score_bound(o, 3, verify::arithmetic_of(p, p));
+  };
+  const double u = unit(DType::f32), rounded = u * (4 + 16) * 2;
+  for (const DType p : {DType::f32, DType::f16, DType::bf16}) EXPECT_DOUBLE_EQ(bound(p), rounded);
+  o.largest_sum[3] = 2;
+  EXPECT_DOUBLE_EQ(bound(DType::f32), rounded);
+  EXPECT_DOUBLE_EQ(bound(DType::f16), u * (4 + 32) * 2);
+  EXPECT_DOUBLE_EQ(bound(DType::bf16), u * (4 + 32) * 2);
+}
+
 double bound_of(const Inputs& inputs, DType out = DType::none) {
   const Judged judged(inputs, out);
   return verify::out_bound(judged.oracle, 5, 7, judged.arithmetic);

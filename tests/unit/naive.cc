@@ -63,15 +63,16 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
       o.scale.has_value() ? static_cast<long double>(*o.scale) : 1.0L / std::sqrt(1.0L * head_dim);
   NaiveRow row;
   row.max = -kInfinity;
-  row.magnitude = row.largest_product = 0;
+  row.magnitude = row.largest_product = row.largest_sum = 0;
   for (std::int64_t j = 0; j < place.kv_len; ++j) {
-    long double dot = 0, size = 0, largest = 0;
+    long double dot = 0, size = 0, largest = 0, farthest = 0;
     for (std::int64_t d = 0; d < head_dim; ++d) {
       const long double product =
           element(in.q, b, h, i, place.q_row, d) * element(in.k, b, kv_head, j, place.k_row, d);
       dot += product;
       size += std::fabs(product);
       largest = std::max(largest, std::fabs(product));
+      farthest = std::max(farthest, std::fabs(dot));
     }
     long double s = scale * dot;
     size *= std::fabs(scale);
@@ -103,6 +104,8 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
       row.magnitude = std::max(row.magnitude, size);
       largest *= std::fabs(scale);
       if (std::isfinite(largest)) row.largest_product = std::max(row.largest_product, largest);
+      farthest *= std::fabs(scale);
+      if (std::isfinite(farthest)) row.largest_sum = std::max(row.largest_sum, farthest);
     }
   }
   const bool has_sink = in.sinks.given() && !o.partial;

@@ -14,7 +14,7 @@ struct NaiveRow {
   long double lse, max, sum;
   // What the error bound is made of.
   long double magnitude;
-  long double largest_product;
+  long double largest_product, largest_sum;
   std::vector<long double> spread, deviation, v_mass;
 };
 

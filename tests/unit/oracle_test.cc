@@ -142,6 +142,7 @@ void expect_same_as_naive(const Inputs& inputs) {
     expect_close(o.sum[r], want.sum, m * static_cast<double>(want.score.size()), "sum");
     expect_close(o.magnitude[r], want.magnitude, m, "magnitude");
     expect_close(o.largest_product[r], want.largest_product, m, "largest_product");
+    expect_close(o.largest_sum[r], want.largest_sum, m, "largest_sum");
     for (std::int64_t c = 0; c < v_dim; ++c) {
       const auto at = r * static_cast<std::size_t>(v_dim) + static_cast<std::size_t>(c);
       const auto column = static_cast<std::size_t>(c);
