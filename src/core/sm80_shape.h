@@ -59,4 +59,19 @@ struct Sm80Shape {
   }
 };
 
+/// Shared memory where a block of a cluster gets the results it joins (cuda/sm80/join.cuh), in
+/// pieces of four columns of a row: the pieces of a warp are a chunk, and the chunks of an item go
+/// to its blocks in turn.
+struct Inbox {
+  static constexpr int kChunk = 32;
+  static constexpr int kPieceBytes = 24;    // four columns, maximum and sum
+  static constexpr int kBarrierBytes = 16;  // in front
+  static constexpr int kMaxSplits = 8;      // what every sm_90 can place
+
+  static constexpr int bytes(int rows, int head_dim) {
+    const int chunks = (rows * head_dim / 4 + kChunk - 1) / kChunk;
+    return kBarrierBytes + (chunks + kMaxSplits - 1) * kChunk * kPieceBytes;
+  }
+};
+
 }  // namespace flashcore::core

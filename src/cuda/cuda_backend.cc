@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "backend/backend.h"
+#include "core/sm80_shape.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
 #include "cuda/registry.h"
@@ -19,7 +20,6 @@ namespace {
 using cuda::DeviceScope;
 
 constexpr std::int64_t kMaxGrid = INT32_MAX;
-constexpr int kDefaultSharedBytes = 48 * 1024;
 constexpr int kMaxDevices = 64;
 
 /// Where no GPU can be used, why: in the words of a build without CUDA.
@@ -29,75 +29,97 @@ Status any_device() noexcept {
   return unsupported("device is cuda, but %s", available.reason.c_str());
 }
 
-/// More than 48 KiB of shared memory must be asked for, once per kernel and device.
+/// More than 48 KiB of shared memory must be asked for, once per kernel and device: we ask for as
+/// much as a block can have.
 Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int device) noexcept {
   static std::array<std::atomic<std::uint64_t>, 256> allowed{};  // bit d: done for device d
-  if (kernel.smem_bytes <= kDefaultSharedBytes) return {};
   auto& devices = allowed[static_cast<std::size_t>(&kernel - kernels().data())];
   const std::uint64_t bit = std::uint64_t{1} << (device % kMaxDevices);
   if ((devices.load(std::memory_order_acquire) & bit) != 0) return {};
-  FLASHCORE_CUDA(
-      cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes));
+  cudaFuncAttributes attributes;
+  FLASHCORE_CUDA(cudaFuncGetAttributes(&attributes, entry));
+  int most = 0;
+  FLASHCORE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  FLASHCORE_CUDA(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      most - static_cast<int>(attributes.sharedSizeBytes)));
   devices.fetch_or(bit, std::memory_order_release);
   return {};
 }
 
-/// How a kernel is launched beyond its grid.
+/// How a kernel is launched beyond its parameters.
 struct LaunchOptions {
-  bool early = false;  // its blocks wait by themselves for the kernel before (sm_90)
-  int cluster = 1;     // blocks of a cluster
+  std::int64_t blocks = 1;
+  int threads = 0;
+  int smem_bytes = 0;
+  bool early = false;      // its blocks wait by themselves for the kernel before (sm_90)
+  int cluster = 1;         // blocks of a cluster
+  bool share_sms = false;  // clusters that need more blocks than SMs: they are to share them evenly
+};
+
+/// A launch as CUDA wants it described. It points into itself.
+struct LaunchConfig {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[3];
+
+  LaunchConfig(const LaunchOptions& options, Stream stream) noexcept {
+    config.gridDim = dim3(static_cast<unsigned>(std::min(options.blocks, kMaxGrid)));
+    config.blockDim = dim3(static_cast<unsigned>(options.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(options.smem_bytes);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    if (options.early) {
+      add(cudaLaunchAttributeProgrammaticStreamSerialization)
+          .programmaticStreamSerializationAllowed = 1;
+    }
+    if (options.cluster > 1) {
+      add(cudaLaunchAttributeClusterDimension).clusterDim = {static_cast<unsigned>(options.cluster),
+                                                             1, 1};
+    }
+    if (options.share_sms) {
+      add(cudaLaunchAttributeClusterSchedulingPolicyPreference).clusterSchedulingPolicyPreference =
+          cudaClusterSchedulingPolicyLoadBalancing;
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+
+ private:
+  cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) noexcept {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = id;
+    return attribute.val;
+  }
 };
 
 template <typename Params>
-Status launch_kernel(const void* entry, const Params& params, std::int64_t blocks, int threads,
-                     int smem_bytes, Stream stream, LaunchOptions options = {}) noexcept {
+Status launch_kernel(const void* entry, const Params& params, const LaunchOptions& options,
+                     Stream stream) noexcept {
   void* arguments[] = {const_cast<Params*>(&params)};
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(std::min(blocks, kMaxGrid)));
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<std::size_t>(smem_bytes);
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  if (options.early) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (options.cluster > 1) {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(options.cluster), 1, 1};
-  }
-  FLASHCORE_CUDA(cudaLaunchKernelExC(&config, entry, arguments));
+  const LaunchConfig launch(options, stream);
+  FLASHCORE_CUDA(cudaLaunchKernelExC(&launch.config, entry, arguments));
   return {};
 }
 
-/// Whether a cluster of this many of the kernel's blocks fits the device at all: a slice of a GPU
-/// may have too few SMs side by side. Asked once per kernel, device and size.
-bool cluster_fits(const KernelInfo& kernel, const void* entry, int device, int size) noexcept {
-  constexpr int kSizes = 16;
-  static std::array<std::atomic<std::uint8_t>, 256 * kSizes>
-      known{};  // 0: not asked; 1: no; 2: yes
-  const auto index = static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
-                     static_cast<std::size_t>(size % kSizes);
-  std::uint8_t fits = device == 0 ? known[index].load(std::memory_order_relaxed) : 0;
-  if (fits == 0) {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(size));
-    config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
-    config.dynamicSmemBytes = static_cast<std::size_t>(kernel.smem_bytes);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int clusters = 0;
-    const bool asked = cudaOccupancyMaxActiveClusters(&clusters, entry, &config) == cudaSuccess;
-    fits = asked && clusters > 0 ? 2 : 1;
-    if (device == 0) known[index].store(fits, std::memory_order_relaxed);
+/// How many of these clusters run on the device at a time: none where a slice of a GPU has too few
+/// SMs side by side. Asked once per kernel, device and size of a cluster.
+int clusters_at_once(const KernelInfo& kernel, const void* entry, int device,
+                     LaunchOptions options) noexcept {
+  constexpr int kSizes = 16, kUnknown = 0;  // else one more than the answer
+  static std::array<std::atomic<std::uint16_t>, 256 * kSizes> known{};
+  auto& answer = known[static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
+                       static_cast<std::size_t>(options.cluster % kSizes)];
+  if (device == 0) {
+    if (const int before = answer.load(std::memory_order_relaxed); before != kUnknown) {
+      return before - 1;
+    }
   }
-  return fits == 2;
+  int clusters = 0;
+  options.early = options.share_sms = false;
+  const LaunchConfig launch(options, nullptr);
+  if (cudaOccupancyMaxActiveClusters(&clusters, entry, &launch.config) != cudaSuccess) clusters = 0;
+  if (device == 0) {
+    answer.store(static_cast<std::uint16_t>(clusters + 1), std::memory_order_relaxed);
+  }
+  return clusters;
 }
 
 class CudaBackend final : public Backend {
@@ -114,25 +136,27 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
-    LaunchOptions options;
+    LaunchOptions options{params.work_items, kernel.threads, kernel.smem_bytes};
     options.early = plan.device.compute_capability >= 90 && kernel.min_compute_capability >= 80;
     if (kernel.min_compute_capability >= 90) {
       cuda::sm90::Params hopper;
       FLASHCORE_RETURN_IF_ERROR(cuda::make_sm90_params(plan, params, hopper));
-      const std::int32_t blocks = std::min(hopper.pieces, plan.device.sm_count);
-      return launch_kernel(entry, hopper, blocks, kernel.threads, kernel.smem_bytes, stream,
-                           options);
+      options.blocks = std::min(hopper.pieces, plan.device.sm_count);
+      return launch_kernel(entry, hopper, options, stream);
     }
-    if (plan.combines_in_cluster && cluster_fits(kernel, entry, device, plan.splits)) {
-      core::AttentionParams clustered = params;
-      clustered.joins_in_cluster = true;
-      clustered.by_items = core::make_divisor(plan.splits);
-      options.cluster = plan.splits;
-      return launch_kernel(entry, clustered, params.work_items, kernel.threads, kernel.smem_bytes,
-                           stream, options);
+    if (plan.combines_in_cluster) {
+      LaunchOptions in_clusters = options;
+      in_clusters.smem_bytes += core::Inbox::bytes(kernel.tile_q, kernel.head_dim);
+      in_clusters.cluster = plan.splits;
+      in_clusters.share_sms = params.work_items > plan.device.sm_count;
+      if (clusters_at_once(kernel, entry, device, in_clusters) * plan.splits >= params.work_items) {
+        core::AttentionParams clustered = params;
+        clustered.joins_in_cluster = true;
+        clustered.by_items = core::make_divisor(plan.splits);
+        return launch_kernel(entry, clustered, in_clusters, stream);
+      }
     }
-    return launch_kernel(entry, params, params.work_items, kernel.threads, kernel.smem_bytes,
-                         stream, options);
+    return launch_kernel(entry, params, options, stream);
   }
 
   Status combine(const core::CombineParams& params, DType partials, Device device, int,
@@ -144,7 +168,7 @@ class CudaBackend final : public Backend {
         static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
     const std::int64_t blocks =
         (rows + cuda::kCombineRowsPerBlock - 1) / cuda::kCombineRowsPerBlock;
-    return launch_kernel(cuda::combine_entry(), params, blocks, cuda::kCombineThreads, 0, stream);
+    return launch_kernel(cuda::combine_entry(), params, {blocks, cuda::kCombineThreads}, stream);
   }
 
   Status append(const core::AppendParams& params, Device device, Stream stream) const override {
@@ -152,7 +176,7 @@ class CudaBackend final : public Backend {
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const std::int64_t rows = core::append_rows(params);
     const std::int64_t blocks = (rows + cuda::kAppendRowsPerBlock - 1) / cuda::kAppendRowsPerBlock;
-    return launch_kernel(cuda::append_entry(), params, blocks, cuda::kAppendThreads, 0, stream);
+    return launch_kernel(cuda::append_entry(), params, {blocks, cuda::kAppendThreads}, stream);
   }
 
   Status quantize(const core::QuantParams& params, Device device, Stream stream) const override {
@@ -163,7 +187,7 @@ class CudaBackend final : public Backend {
     const std::int64_t slot_blocks = (slots + cuda::kQuantThreads - 1) / cuda::kQuantThreads;
     const auto on_slots = [&](const void* entry) {
       return slots == 0 ? Status{}
-                        : launch_kernel(entry, params, slot_blocks, cuda::kQuantThreads, 0, stream);
+                        : launch_kernel(entry, params, {slot_blocks, cuda::kQuantThreads}, stream);
     };
     if (!params.given_scale || params.saturated != nullptr) {
       FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::clear_scales_entry()));
@@ -245,7 +269,7 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const core::CombineParams no_rows{};
-    return launch_kernel(cuda::combine_entry(), no_rows, 1, cuda::kCombineThreads, 0, stream);
+    return launch_kernel(cuda::combine_entry(), no_rows, {1, cuda::kCombineThreads}, stream);
   }
 
   Result<void*> allocate(std::size_t bytes, int device) const override {
@@ -283,8 +307,8 @@ class CudaBackend final : public Backend {
     if (units == 0 || params.columns == 0) return {};
     const Result<DeviceInfo> info = device_info(device.index);
     if (!info.ok()) return info.status();
-    return launch_kernel(entry, params, std::min(units, kBlocksPerSm * info->sm_count),
-                         cuda::kQuantThreads, 0, stream);
+    const std::int64_t blocks = std::min(units, kBlocksPerSm * info->sm_count);
+    return launch_kernel(entry, params, {blocks, cuda::kQuantThreads}, stream);
   }
 };
 

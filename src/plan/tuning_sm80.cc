@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/params.h"
+#include "core/sm80_shape.h"
 #include "plan/planner.h"
 #include "plan/tuning.h"
 
@@ -18,14 +19,19 @@ constexpr double kStep = 1500;             // latencies of a step that nothing h
 constexpr double kProductOverhead = 1.65;  // a step's time over that of its products alone
 constexpr double kCodeCycles = 8;          // more for an instruction's 64 codes to become operands
 constexpr double kJoinLast = 2300;         // splits joined by the last block to arrive
-constexpr double kJoinCluster = 1500;      // in a cluster
+constexpr double kJoinCluster = 500;       // in a cluster
 constexpr double kMemoryCycles = 4800;     // from a copy's begin to its end, when all SMs read
 constexpr double kL2BytesPerCycle = 40;    // of one SM
 constexpr double kMostlyPadding = 8;       // a tile of fewer rows is there, and takes less
 constexpr double kMemoryShare = 0.93;      // of the datasheet's bandwidth
 
-constexpr std::int64_t kMaxCluster = 8;          // the portable size
-constexpr double kClusterSms = 0.9;              // SMs that clusters of up to 8 fill evenly
+constexpr std::int64_t kMaxCluster = core::Inbox::kMaxSplits;
+constexpr std::int64_t kNeighbours = 16;  // SMs of which clusters are made, in most GPUs' groups
+constexpr double kClusterPlaces = 0.9;    // of all places for blocks, those that clusters can take
+// Clusters that share SMs: the places they must take at least, how many they take without loss,
+// what they lose below that, and what they may read.
+constexpr double kSharedPlaces = 0.7, kAmplePlaces = 0.85, kSharedRate = 0.99, kSharedLoss = 0.7;
+constexpr double kSharedCycles = 120000;  // then ranges of one length matter more than the join
 constexpr std::int64_t kMinKeysManyRows = 1024;  // that are worth splitting tiles of many rows
 constexpr std::int64_t kRaggedKeys = 1024;       // of a range, where lengths are not known
 
@@ -52,20 +58,44 @@ struct Model {
     mma_cycles = 2.0 * k.tile_q * k.tile_k * k.head_dim / 2048 / 4 * (one + codes);
   }
 
-  /// K and V are read by one block each: they come from memory, which the SMs share, and a cluster
-  /// that finds two of its blocks on one SM waits for it. Else they come from the L2 cache.
+  /// K and V are read by one block each: they come from memory, which the SMs share. Else they come
+  /// from the L2 cache.
   bool from_memory() const noexcept { return rows_of(kernel, problem) <= kernel.tile_q; }
 
+  double blocks_of(std::int64_t splits) const noexcept {
+    return items * static_cast<double>(splits);
+  }
+
+  /// Places for blocks that are a cluster's: they keep more in shared memory.
+  double cluster_places() const noexcept {
+    const int bytes = kernel.smem_bytes + core::Inbox::bytes(kernel.tile_q, kernel.head_dim) + 1024;
+    return sms * std::clamp<double>(device.smem_per_sm_bytes / bytes, 1, blocks_per_sm);
+  }
+
+  /// Cycles in which memory gives all of K and V.
+  double reading() const noexcept {
+    const double bytes = (needs_8_bits(kernel) ? 2.0 : 4.0) * kernel.head_dim;
+    return items * static_cast<double>(problem.kv_len) * bytes * kClockGhz /
+           (kMemoryShare * device.memory_gbs);
+  }
+
+  /// Clusters that wait for memory have SMs of their own, or share nearly all of them: where the
+  /// next call's blocks find room beside these, some SMs come to have two and others none.
   bool in_cluster(std::int64_t splits) const noexcept {
-    return device.compute_capability >= 90 && kernel.tile_q == 16 && splits >= 2 &&
-           splits <= kMaxCluster &&
-           problem.options.reproducibility == Reproducibility::deterministic &&
-           items * static_cast<double>(splits) <=
-               kClusterSms * sms * (from_memory() ? 1.0 : blocks_per_sm);
+    if (device.compute_capability < 90 || kernel.tile_q != 16 || splits < 2 ||
+        splits > kMaxCluster || problem.options.reproducibility != Reproducibility::deterministic) {
+      return false;
+    }
+    const double blocks = blocks_of(splits), places = cluster_places();
+    if (blocks > kClusterPlaces * places) return false;
+    if (!from_memory()) return true;
+    const auto neighbours = static_cast<double>(kNeighbours / splits * splits);
+    return blocks <= kClusterPlaces * sms * neighbours / kNeighbours ||
+           (blocks > sms && blocks >= kSharedPlaces * places && reading() <= kSharedCycles);
   }
 
   double cycles(const Splits& splits) const noexcept {
-    const double blocks = items * splits.count;
+    const double blocks = blocks_of(splits.count);
     const double together = std::clamp(ceil_div(blocks, sms), 1.0, blocks_per_sm);  // on one SM
     const double slots = sms * blocks_per_sm;
     const double waves = blocks > 4 * slots ? blocks / slots : ceil_div(blocks, slots);
@@ -76,12 +106,15 @@ struct Model {
     const double rate = from_memory() ? std::min(of_memory, under_way) : kL2BytesPerCycle;
     const double step = std::max(kStep + kProductOverhead * mma_cycles * together, bytes / rate);
     const double steps = static_cast<double>(splits.keys_each) / kernel.tile_k;
-    double join = 0;
-    if (splits.count > 1) {
-      join = in_cluster(splits.count) ? kJoinCluster : kJoinLast;
+    const bool clusters = in_cluster(splits.count);
+    double loop = steps * step;
+    if (clusters && from_memory() && blocks > sms) {
+      // Ranges need not be of one length: whoever reads longest has the memory to itself.
+      const double missing = std::max(kAmplePlaces - blocks / cluster_places(), 0.0);
+      loop = reading() * (kSharedRate + kSharedLoss * missing);
     }
-    const double cycles =
-        waves * (kStart + kFinish + kFinishRow * kernel.tile_q + steps * step) + join;
+    const double join = splits.count == 1 ? 0 : clusters ? kJoinCluster : kJoinLast;
+    const double cycles = waves * (kStart + kFinish + kFinishRow * kernel.tile_q + loop) + join;
     const bool mostly_padding = kernel.tile_q > 16 && 2 * rows_of(kernel, problem) <= kernel.tile_q;
     return mostly_padding ? kMostlyPadding * cycles : cycles;
   }

@@ -4,6 +4,7 @@
 #include <string>
 #include <type_traits>
 
+#include "cuda/primitives/cluster.cuh"
 #include "cuda/sm90/attention.cuh"
 #include "cuda/tensor_maps.h"
 #include "device_array.cuh"
@@ -59,6 +60,42 @@ __device__ void fill_tile(unsigned char* s_tile, const Bits* g_matrix, int rows,
 __device__ void publish_tiles() {
   cuda::fence_async_proxy();
   __syncthreads();
+}
+
+// ---------------------------------------------------------------------------------------------
+// Clusters
+
+constexpr int kMostBlocks = 8;
+
+/// Nobody waits for anybody to be done: a block ends when it has what it was sent.
+__global__ void store_to_all(float* g_out, int blocks) {
+  __shared__ __align__(16) float s_fours[kMostBlocks][kClusterThreads][4];
+  __shared__ __align__(8) float s_twos[kMostBlocks][kClusterThreads][2];
+  __shared__ std::uint64_t s_full;
+  const auto rank = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    cuda::init_barrier(s_full, 1);
+    cuda::fence_barrier_init();
+    cuda::arrive_expecting(s_full, blocks * kClusterThreads * 6 * 4);
+  }
+  cuda::arrive_at_cluster();
+  cuda::wait_for_cluster();
+  for (int to = 0; to < blocks; ++to) {
+    const auto value = [&](int i) {
+      return static_cast<float>(((rank * blocks + to) * kClusterThreads + thread) * 6 + i);
+    };
+    const std::uint32_t barrier = cuda::cluster_address(&s_full, to);
+    cuda::store_cluster(cuda::cluster_address(s_fours[rank][thread], to),
+                        {value(0), value(1), value(2), value(3)}, barrier);
+    cuda::store_cluster(cuda::cluster_address(s_twos[rank][thread], to), {value(4), value(5)},
+                        barrier);
+  }
+  cuda::wait(s_full, 0);
+  for (int from = 0; from < blocks; ++from) {
+    float* g_to = g_out + ((rank * blocks + from) * kClusterThreads + thread) * 6;
+    for (int i = 0; i < 4; ++i) g_to[i] = s_fours[from][thread][i];
+    for (int i = 0; i < 2; ++i) g_to[4 + i] = s_twos[from][thread][i];
+  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -479,6 +516,20 @@ CodeProducts code_products_of(const KernelInfo& kernel, const std::vector<std::u
 }
 
 }  // namespace
+
+std::vector<float> run_cluster_stores(int blocks) {
+  const Array<float> out(static_cast<std::size_t>(blocks * blocks * kClusterThreads * 6));
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kClusterThreads);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  require_cuda(cudaLaunchKernelEx(&config, store_to_all, out.get(), blocks));
+  return out.host();
+}
 
 std::vector<std::uint16_t> run_copy_tile(const TileCopy& call) {
   return with_constant<kCopiedRows>(call.tile_rows, [&](auto rows) {

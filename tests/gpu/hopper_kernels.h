@@ -33,6 +33,12 @@ inline constexpr int kOwnPhaseEnded = 1;
 inline constexpr int kPhaseBeforeEnded = 2;
 std::vector<int> run_barrier_phases(int rounds);
 
+/// Each block of a cluster sends every block of it four floats and two, a thread 6 values; the
+/// result is what they then have, [blocks, from block, kClusterThreads, 6]: values count up in the
+/// order [from block, to block, thread, 6].
+inline constexpr int kClusterThreads = 64;
+std::vector<float> run_cluster_stores(int blocks);
+
 /// Copies a matrix of rows of 64 elements through a ring of `stages` (2 or 4) tiles of
 /// kRingRows rows, from a thread that loads to warps that read, each being late at times.
 inline constexpr int kRingRows = 64;

@@ -104,6 +104,29 @@ TEST_F(Splits, TheAncestorsShapes) {
   }
 }
 
+// Clusters that share SMs, and results of 1 to 16 rows sent between their blocks.
+TEST_F(Splits, ManyClustersAtOnce) {
+  if (device_.compute_capability < 90) GTEST_SKIP() << "clusters need compute capability 9.0";
+  int shared = 0;
+  for (const auto& [heads, kv_heads] : {std::pair{32, 32}, {64, 32}, {160, 32}, {512, 32}}) {
+    for (const std::int64_t dim : {64, 80, 128, 256}) {
+      verify::CaseSpec spec = dense(DType::bf16, 1, heads, kv_heads, 1, 1500, dim);
+      spec.lse = true;
+      Judge judge(spec);
+      for (const KernelInfo* kernel : kernels_of(DType::bf16)) {
+        if (kernel->tile_q != 16 || kernel->head_dim < dim) continue;
+        for (const int splits : {4, 6, 7}) {
+          const Plan plan = judge.plan(*kernel, splits, device_);
+          shared += plan.combines_in_cluster && plan.work_items > device_.sm_count;
+          judge.run_and_compare(plan);
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+  EXPECT_GT(shared, 0);
+}
+
 // One tile of keys a range, the last one not full: the number asked for is the number there is.
 // Each number meets all three scales, but a kernel one of them at each number: that takes 45 s
 // beside the other tests, and a test may take 120.

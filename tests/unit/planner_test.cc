@@ -314,7 +314,9 @@ TEST(Planner, StepsOfHopperAtHeadDim128FollowTheKeys) {
   EXPECT_EQ(tile_k(32, 16, 16, 512, true), 128);
 }
 
-TEST(Planner, BlocksOfAClusterThatReadMemoryHaveSmsOfTheirOwn) {
+// Places for blocks beside those of clusters would let the next call's blocks come to lie two on an
+// SM.
+TEST(Planner, ClustersThatReadMemoryHaveSmsOfTheirOwnOrNearlyAll) {
   const DeviceInfo device = *named_device("h200");
   for (const std::int64_t batch : {1, 2, 3, 4, 8, 16}) {
     for (const std::int64_t heads : {1, 8, 32}) {
@@ -322,11 +324,35 @@ TEST(Planner, BlocksOfAClusterThatReadMemoryHaveSmsOfTheirOwn) {
         const Result<Plan> plan = plan_for("h200", DType::bf16, batch, heads, 1, keys, 64, 64, {});
         ASSERT_TRUE(plan.ok());
         if (!plan->combines_in_cluster) continue;
-        EXPECT_LE(batch * heads * plan->splits, device.sm_count)
-            << batch << " x " << heads << " heads, " << keys << " keys";
+        const std::int64_t blocks = batch * heads * plan->splits;
+        if (blocks <= device.sm_count) continue;
+        const std::int64_t places = device.sm_count * plan->kernel->blocks_per_sm;
+        EXPECT_GE(10 * blocks, 7 * places) << batch << " x " << heads << " heads, " << keys;
+        EXPECT_LE(10 * blocks, 9 * places) << batch << " x " << heads << " heads, " << keys;
       }
     }
   }
+}
+
+// As timed: docs/performance.md, Tensor-core kernel.
+TEST(Planner, SplitsOfShortDecode) {
+  const auto in_cluster = [](std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
+                             std::int64_t keys, std::int64_t dim) {
+    const DeviceInfo device = *named_device("h200");
+    const Problem problem =
+        *dense_problem(DType::bf16, batch, q_heads, kv_heads, 1, keys, dim, dim, {}, device.device);
+    const Plan plan = *make_plan(problem, device);
+    return plan.combines_in_cluster ? plan.splits : -plan.splits;
+  };
+  EXPECT_EQ(in_cluster(4, 32, 8, 4096, 128), 7);
+  EXPECT_EQ(in_cluster(1, 32, 32, 8192, 64), 7);
+  EXPECT_EQ(in_cluster(4, 32, 8, 2048, 128), 6);
+  EXPECT_EQ(in_cluster(5, 32, 8, 4096, 128), 5);
+  EXPECT_EQ(in_cluster(4, 32, 8, 16384, 128), 7);
+  EXPECT_EQ(in_cluster(1, 32, 8, 1024, 128), 8);
+  EXPECT_EQ(in_cluster(8, 32, 8, 4096, 128), -2);
+  EXPECT_EQ(in_cluster(1, 32, 8, 8192, 128), -16);
+  EXPECT_EQ(in_cluster(1, 32, 32, 65536, 64), -8);
 }
 
 TEST(Planner, BatchInvariantPlansDoNotWeighFamilies) {

@@ -127,55 +127,6 @@ __device__ __forceinline__ std::uint32_t count_in_order(std::uint32_t* g_counter
   return before;
 }
 
-// Clusters (sm_90): blocks that run together and read each other's shared memory.
-
-#if __CUDA_ARCH__ >= 900
-inline constexpr bool kHasClusters = true;
-#else
-inline constexpr bool kHasClusters = false;
-#endif
-
-/// All threads of the cluster are here, and what they wrote to shared memory can be read.
-__device__ __forceinline__ void sync_cluster() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-
-/// Where s_data lies in block `rank` of the cluster.
-__device__ __forceinline__ std::uint32_t cluster_address(const void* s_data, int rank) {
-  std::uint32_t address = shared_address(s_data);
-#if __CUDA_ARCH__ >= 900
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(address)
-      : "r"(shared_address(s_data)), "r"(rank));
-#endif
-  return address;
-}
-
-__device__ __forceinline__ float4 load_cluster_4(std::uint32_t address) {
-  float4 x = {};
-#if __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-               : "r"(address)
-               : "memory");
-#endif
-  return x;
-}
-
-__device__ __forceinline__ float2 load_cluster_2(std::uint32_t address) {
-  float2 x = {};
-#if __CUDA_ARCH__ >= 900
-  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];"
-               : "=f"(x.x), "=f"(x.y)
-               : "r"(address)
-               : "memory");
-#endif
-  return x;
-}
-
 /// Two floats as 16-bit elements in one register, `low` in the lower half.
 template <typename T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high);

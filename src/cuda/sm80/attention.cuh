@@ -143,7 +143,7 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
   const std::int32_t begin = core::tile_begin(item.seen.begin, C::kTileK);
   // The kernel before is waited for as late as can be; then keys go first, for they are what takes
   // longest.
-  copy_keys<C, kPlain>(s, p, item, 0, begin, [] { wait_for_previous_kernel(); });
+  copy_keys<C, kPlain>(s, p, item, 0, begin, ForPreviousKernel());
   if constexpr (!C::kCodes) load_queries<C, kPlain>(s, p, item);
   commit_copies();
   load_values<C, kPlain>(s, p, item, 0, begin);
@@ -170,6 +170,9 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
                           : WarpKeys{};
   }
   __syncthreads();
+  if constexpr (C::kOwnKeys && kHasClusters) {
+    if (p.joins_in_cluster) open_inbox<C>(s, p, item);
+  }
   attend<C, kPlain>(s, p, begin);
 }
 

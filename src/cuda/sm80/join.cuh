@@ -1,57 +1,104 @@
-// Joining the key ranges of an item. Where its blocks are a cluster (sm_90, up to 8) they read each
-// other's results in shared memory. Otherwise the last block to arrive reads all partial results
+// Joining the key ranges of an item. Where its blocks are a cluster (sm_90, up to 8) they send each
+// other their results. Otherwise the last block to arrive reads all partial results
 // from the workspace; they come from other SMs, so they are read past the L1 cache. Waiting is all
 // that either does, so many loads are under way at once.
 #pragma once
 
 #include "core/combine.h"
+#include "cuda/primitives/cluster.cuh"
 #include "cuda/sm80/results.cuh"
 
 namespace flashcore::cuda::sm80 {
 
-inline constexpr int kMaxCluster = 8;  // what every sm_90 can place
+/// Behind what a block of a cluster keeps in shared memory: see core::Inbox. A chunk's pieces of
+/// one split lie side by side.
+template <typename C>
+struct Inbox {
+  std::uint64_t& s_full;
+  float4* s_out;
+  float2* s_state;
 
-/// Each block of the cluster joins its share of the item's rows and columns.
+  __device__ __forceinline__ explicit Inbox(SharedStorage<C>& s)
+      : s_full(*reinterpret_cast<std::uint64_t*>(&s + 1)),
+        s_out(reinterpret_cast<float4*>(&s_full) + 1),
+        s_state(reinterpret_cast<float2*>(s_out + kPieces)) {}
+
+ private:
+  static_assert(core::Inbox::kBarrierBytes == sizeof(float4) &&
+                core::Inbox::kPieceBytes == sizeof(float4) + sizeof(float2));
+  static constexpr int kPieces =
+      (core::Inbox::bytes(C::kTileQ, C::kHeadDim) - core::Inbox::kBarrierBytes) /
+      core::Inbox::kPieceBytes;
+};
+
+/// While the first keys are on their way; every thread of the cluster comes here.
+template <typename C>
+__device__ __forceinline__ void open_inbox(SharedStorage<C>& s, const AttentionParams& p,
+                                           const Item& item) {
+  constexpr int kChunk = core::Inbox::kChunk;
+  if (threadIdx.x == 0) {
+    const Inbox<C> inbox(s);
+    const int all = item.rows * (C::kHeadDim / 4);
+    int mine = 0;
+    for (int first = item.split * kChunk; first < all; first += p.splits * kChunk) {
+      mine += min(kChunk, all - first);
+    }
+    init_barrier(inbox.s_full, 1);
+    fence_barrier_init();
+    arrive_expecting(inbox.s_full, mine * p.splits * core::Inbox::kPieceBytes);
+  }
+  arrive_at_cluster();
+}
+
+/// Each block sends its results to those that join them, and joins what it was sent. It may end
+/// then: nobody reads its shared memory but itself.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const AttentionParams& p,
                                                 const Item& item) {
-  constexpr int kFours = C::kHeadDim / 4;
-  for (int index = threadIdx.x; index < item.rows * kFours; index += C::kThreads) {
-    const int r = index / kFours, column = 4 * (index % kFours);
+  constexpr int kFours = C::kHeadDim / 4, kChunk = core::Inbox::kChunk;
+  constexpr int kMaxSplits = core::Inbox::kMaxSplits;
+  const Inbox<C> inbox(s);
+  const int all = item.rows * kFours;
+  wait_for_cluster();  // their inboxes are open
+  for (int index = threadIdx.x; index < all; index += C::kThreads) {
     float x[4] = {};
-    const core::SoftmaxState<float> state = join_key_warps<C>(s.results, r, column, x);
-    // Nobody else reads or writes these columns of o[0].
-    *reinterpret_cast<float4*>(&s.results.o[0][r][column]) = make_float4(x[0], x[1], x[2], x[3]);
-    if (column == 0) s.results.joined[r] = state;
+    const core::SoftmaxState<float> state =
+        join_key_warps<C>(s.results, index / kFours, 4 * (index % kFours), x);
+    const int chunk = index / kChunk, turn = chunk / p.splits, to = chunk - turn * p.splits;
+    const int at = (turn * p.splits + item.split) * kChunk + index % kChunk;
+    const std::uint32_t barrier = cluster_address(&inbox.s_full, to);
+    store_cluster(cluster_address(inbox.s_out + at, to), x, barrier);
+    store_cluster(cluster_address(inbox.s_state + at, to), {state.max, state.sum}, barrier);
   }
-  sync_cluster();
-  const int share = (item.rows * kFours + p.splits - 1) / p.splits;
-  const int end = min((item.split + 1) * share, item.rows * kFours);
+  const int lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int index = item.split * share + threadIdx.x; index < end; index += C::kThreads) {
+  for (int turn = threadIdx.x / 32;; turn += C::kThreads / 32) {
+    const int index = (turn * p.splits + item.split) * kChunk + lane;
+    if (index >= all) return;
     const int r = index / kFours, column = 4 * (index % kFours);
     const Row row = row_of(p, item, r);
-    if (left_out(p, item, row)) continue;
-    float4 part[kMaxCluster];
-    float2 state[kMaxCluster];
+    wait(inbox.s_full, 0);
+    float4 part[kMaxSplits];
+    float2 state[kMaxSplits];
 #pragma unroll
-    for (int i = 0; i < kMaxCluster; ++i) {
-      state[i] = make_float2(core::negative_infinity<float>(), 0.f);
-      part[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-      if (i < p.splits) {
-        state[i] = load_cluster_2(cluster_address(&s.results.joined[r], i));
-        part[i] = load_cluster_4(cluster_address(&s.results.o[0][r][column], i));
-      }
+    for (int i = 0; i < kMaxSplits; ++i) {
+      const int at = (turn * p.splits + i) * kChunk + lane;
+      const bool given = i < p.splits;
+      state[i] = given ? inbox.s_state[at] : make_float2(core::negative_infinity<float>(), 0.f);
+      part[i] = given ? inbox.s_out[at] : make_float4(0.f, 0.f, 0.f, 0.f);
     }
-    core::SoftmaxState<float> all{core::negative_infinity<float>(), 0.f};
+    if (left_out(p, item, row)) continue;
+    core::SoftmaxState<float> all_states{core::negative_infinity<float>(), 0.f};
 #pragma unroll
-    for (int i = 0; i < kMaxCluster; ++i) all.max = max_passing_nan(all.max, state[i].x);
-    const float base = core::softmax_base(all.max);
+    for (int i = 0; i < kMaxSplits; ++i) {
+      all_states.max = max_passing_nan(all_states.max, state[i].x);
+    }
+    const float base = core::softmax_base(all_states.max);
     float x[4] = {};
 #pragma unroll
-    for (int i = 0; i < kMaxCluster; ++i) {
+    for (int i = 0; i < kMaxSplits; ++i) {
       const float weight = fast_exp2(state[i].x - base);
-      all.sum = fmaf(state[i].y, weight, all.sum);
+      all_states.sum = fmaf(state[i].y, weight, all_states.sum);
       const float counted =
           p.plant.is(PlantedBug::combine_double_counts) ? weight * weight : weight;
       x[0] = fmaf(part[i].x, counted, x[0]);
@@ -59,14 +106,13 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
       x[2] = fmaf(part[i].z, counted, x[2]);
       x[3] = fmaf(part[i].w, counted, x[3]);
     }
-    const float factor = finish_state(p, row, all);
+    const float factor = finish_state(p, row, all_states);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] *= factor;
-    assert_row(p, item, row, all, x);
-    if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, all));
+    assert_row(p, item, row, all_states, x);
+    if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, all_states));
     if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, item, row, column, x);
   }
-  sync_cluster();  // nobody leaves while its shared memory is read
 }
 
 /// A range past the end of its sequence: nobody waits for it or reads more than this.

@@ -3,8 +3,6 @@
 // else, but a finite value: it meets zeros in Q or a probability of 0.)
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/primitives/ptx.cuh"
 #include "cuda/sm80/config.cuh"
 
@@ -96,14 +94,20 @@ __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const Attentio
   }
 }
 
-struct AtOnce {
+// What copies of K or V may wait for, once it is known what goes where.
+struct ForNothing {
+  static constexpr bool kWaits = false;
   __device__ __forceinline__ void operator()() const {}
+};
+struct ForPreviousKernel {
+  static constexpr bool kWaits = true;
+  __device__ __forceinline__ void operator()() const { wait_for_previous_kernel(); }
 };
 
 /// Copies K or V of the step that begins at first_key: all of it or, where keys belong to warps,
 /// the warp's share. Keys past those seen become zero. `wait` is called when it is known what goes
 /// where, before anything is read.
-template <typename C, bool kPlain, typename Wait = AtOnce>
+template <typename C, bool kPlain, typename Wait = ForNothing>
 __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const AttentionParams& p,
                                           const Item& item, const void* g_data,
                                           const core::Strides& strides, int columns,
@@ -123,7 +127,7 @@ __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const Atte
   // which finds the rows of other keys like that too.
   const bool finds_rows = !kPlain || (C::kOwnKeys && item.g_table != nullptr);
   const T* g_rows = static_cast<const T*>(g_data) + (finds_rows ? 0 : key * strides.row);
-  if constexpr (!std::is_same_v<Wait, AtOnce>) {
+  if constexpr (Wait::kWaits) {
     // Never null. Asked so that all of it is found out by now: ptxas would move the wait up.
     asm volatile("" : "+l"(g_rows), "+r"(s_row));
     if ((reinterpret_cast<std::uintptr_t>(g_rows) | s_row) != 0) wait();
@@ -179,7 +183,7 @@ __device__ __forceinline__ void load_scales(float* s_scales, const AttentionPara
   }
 }
 
-template <typename C, bool kPlain, typename Wait = AtOnce>
+template <typename C, bool kPlain, typename Wait = ForNothing>
 __device__ __forceinline__ void copy_keys(SharedStorage<C>& s, const AttentionParams& p,
                                           const Item& item, int stage, std::int32_t first_key,
                                           Wait wait = {}) {

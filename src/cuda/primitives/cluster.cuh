@@ -1,0 +1,57 @@
+// Clusters (sm_90): blocks that run together and write to each other's shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/primitives/barrier.cuh"
+
+namespace flashcore::cuda {
+
+#if __CUDA_ARCH__ >= 900
+inline constexpr bool kHasClusters = true;
+#else
+inline constexpr bool kHasClusters = false;
+#endif
+
+/// Waits for nothing: of what this thread wrote, others see barriers that it has initialised and
+/// fenced, and no more.
+__device__ __forceinline__ void arrive_at_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+/// All threads of the cluster have arrived; those that have ended count as such.
+__device__ __forceinline__ void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/// Where s_data lies in block `rank` of the cluster.
+__device__ __forceinline__ std::uint32_t cluster_address(const void* s_data, int rank) {
+  std::uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(shared_address(s_data)), "r"(rank));
+  return address;
+}
+
+// Stores to a block of the cluster that count towards a barrier of that block (cluster addresses):
+// who waits for it sees them, and who stores may end.
+
+__device__ __forceinline__ void store_cluster(std::uint32_t to, const float (&x)[4],
+                                              std::uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 "
+      "[%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void store_cluster(std::uint32_t to, const float (&x)[2],
+                                              std::uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          to),
+      "f"(x[0]), "f"(x[1]), "r"(barrier)
+      : "memory");
+}
+
+}  // namespace flashcore::cuda
