@@ -466,7 +466,9 @@ TEST_F(Hopper, RowsMayHaveNoPositiveScore) {
 // Tensor cores cut sums off: products of one sign lose more than random ones (docs/numerics.md,
 // Scores). On 256 columns that is more than the walk of a rounded sum.
 TEST_F(Hopper, ProductsMayHaveOneSign) {
-  for (const KernelInfo* kernel : compiled_kernels()) {
+  const std::vector<const KernelInfo*> found = compiled_kernels();
+  ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
+  for (const KernelInfo* kernel : found) {
     for (const double sign : {1.0, -1.0}) {
       const std::int64_t keys = 2 * kernel->tile_k + 5;
       const verify::CaseMemory memory(tail_spec(*kernel, 1, keys, false));
