@@ -17,7 +17,7 @@ from kernel_build import read_kernels
 _MIN_PROBLEMS = 20000
 _MIN_TENSOR_CORE_PROBLEMS = 50000
 # A few kernels of each family are enough to show that the check catches bugs.
-_PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128)",
+_PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128|8)",
                     "sm80_8bit": "fwd_sm80_8bit_bf16_d64_q(128|16)",
                     "sm90": "fwd_sm90_bf16_d64_q(192|64)",
                     "sm90_e4m3": "fwd_sm90_e4m3_bf16_d64_q64"}

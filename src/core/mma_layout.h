@@ -49,6 +49,15 @@ FLASHCORE_HD constexpr Coordinate ldmatrix_b(int lane) {
 /// columns n.
 FLASHCORE_HD constexpr Coordinate ldmatrix_b_trans(int lane) { return {lane % 16, lane / 16}; }
 
+/// B operand of one n-tile and two neighbouring k-steps from a tile that holds B transposed: 8 rows
+/// n × 32 columns k. Registers 0, 1: the first k-step; 2, 3: the second.
+FLASHCORE_HD constexpr Coordinate ldmatrix_b_two_steps(int lane) { return {lane % 8, lane / 8}; }
+
+/// A operand from a tile that holds A transposed, by ldmatrix.trans: 16 rows k × 16 columns m.
+FLASHCORE_HD constexpr Coordinate ldmatrix_a_trans(int lane) {
+  return {lane % 8 + 8 * (lane / 16), lane / 8 % 2};
+}
+
 // ---------------------------------------------------------------------------------------------
 // 8-bit codes (code_pairs.h). ldmatrix moves them two by two, as if they were 16-bit elements, with
 // the same coordinates as above; a chunk then holds 16 of them.
@@ -81,8 +90,8 @@ struct SwizzledTile {
            16 * ((chunk % kPanelChunks) ^ swap);
   }
 
-  /// The address 2 n chunks to the right of `address`, which is that of chunk 0 or 1 of a row. One
-  /// XOR: an even number of chunks changes no bit that chunk 0 or 1 has.
+  /// The address 2 n chunks to the right of `address`, which is that of chunk 0 or 1 of a row (or,
+  /// where n is even, of chunk 0 to 3). One XOR: it changes no bit that such a chunk has.
   FLASHCORE_HD static constexpr unsigned right(unsigned address, int n) {
     constexpr int kPairs = kPanelChunks / 2;
     return (address ^ static_cast<unsigned>(32 * (n % kPairs))) +

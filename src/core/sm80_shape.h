@@ -10,7 +10,7 @@ struct Sm80Shape {
   int tile_k;
   int stages;     // steps whose K and V are under way or there
   int warp_rows;  // 16 or 32: 32 halve what is read of K and V per product, where they fit
-                  // registers
+                  // registers. 8: keys, not rows, are the 16 of a product (few_rows.cuh)
   int threads;
   int key_bytes = 2;  // of an element of K and V
 

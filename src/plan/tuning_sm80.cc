@@ -22,7 +22,7 @@ constexpr double kJoinLast = 2300;         // splits joined by the last block to
 constexpr double kJoinCluster = 500;       // in a cluster
 constexpr double kMemoryCycles = 4800;     // from a copy's begin to its end, when all SMs read
 constexpr double kL2BytesPerCycle = 40;    // of one SM
-constexpr double kMostlyPadding = 8;       // a tile of fewer rows is there, and takes less
+constexpr double kMisplaced = 8;           // other tiles are there, and take less
 constexpr double kMemoryShare = 0.93;      // of the datasheet's bandwidth
 
 constexpr std::int64_t kMaxCluster = core::Inbox::kMaxSplits;
@@ -82,7 +82,7 @@ struct Model {
   /// Clusters that wait for memory have SMs of their own, or share nearly all of them: where the
   /// next call's blocks find room beside these, some SMs come to have two and others none.
   bool in_cluster(std::int64_t splits) const noexcept {
-    if (device.compute_capability < 90 || kernel.tile_q != 16 || splits < 2 ||
+    if (device.compute_capability < 90 || kernel.tile_q > 16 || splits < 2 ||
         splits > kMaxCluster || problem.options.reproducibility != Reproducibility::deterministic) {
       return false;
     }
@@ -94,7 +94,8 @@ struct Model {
            (blocks > sms && blocks >= kSharedPlaces * places && reading() <= kSharedCycles);
   }
 
-  double cycles(const Splits& splits) const noexcept {
+  /// clusters: whether the splits are joined in clusters.
+  double cycles(const Splits& splits, bool clusters) const noexcept {
     const double blocks = blocks_of(splits.count);
     const double together = std::clamp(ceil_div(blocks, sms), 1.0, blocks_per_sm);  // on one SM
     const double slots = sms * blocks_per_sm;
@@ -106,7 +107,6 @@ struct Model {
     const double rate = from_memory() ? std::min(of_memory, under_way) : kL2BytesPerCycle;
     const double step = std::max(kStep + kProductOverhead * mma_cycles * together, bytes / rate);
     const double steps = static_cast<double>(splits.keys_each) / kernel.tile_k;
-    const bool clusters = in_cluster(splits.count);
     double loop = steps * step;
     if (clusters && from_memory() && blocks > sms) {
       // Ranges need not be of one length: whoever reads longest has the memory to itself.
@@ -115,8 +115,12 @@ struct Model {
     }
     const double join = splits.count == 1 ? 0 : clusters ? kJoinCluster : kJoinLast;
     const double cycles = waves * (kStart + kFinish + kFinishRow * kernel.tile_q + loop) + join;
-    const bool mostly_padding = kernel.tile_q > 16 && 2 * rows_of(kernel, problem) <= kernel.tile_q;
-    return mostly_padding ? kMostlyPadding * cycles : cycles;
+    const std::int64_t rows = rows_of(kernel, problem);
+    // Tiles of few rows shorten what is behind the last keys. Where blocks come in rounds that does
+    // not show, and four warps a block read more slowly than eight.
+    const bool misplaced = kernel.tile_q < 16 ? rows > kernel.tile_q || !clusters
+                                              : kernel.tile_q > 16 && 2 * rows <= kernel.tile_q;
+    return misplaced ? kMisplaced * cycles : cycles;
   }
 };
 
@@ -128,10 +132,9 @@ Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
   Sm80Schedule best;
   const auto consider = [&](std::int64_t count) {
     const Splits splits = split_keys(problem.kv_len, count, kernel.tile_k);
-    const double cycles = model.cycles(splits);
-    if (best.cycles == 0 || cycles < best.cycles) {
-      best = {splits, model.in_cluster(splits.count), cycles};
-    }
+    const bool clusters = model.in_cluster(splits.count);
+    const double cycles = model.cycles(splits, clusters);
+    if (best.cycles == 0 || cycles < best.cycles) best = {splits, clusters, cycles};
   };
   if (problem.options.num_splits > 0) {
     consider(problem.options.num_splits);
@@ -139,11 +142,11 @@ Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
   }
   const bool may_split =
       problem.options.reproducibility == Reproducibility::deterministic && model.items > 0;
-  const std::int64_t min_keys = kernel.tile_q == 16 ? kernel.tile_k : kMinKeysManyRows;
+  const std::int64_t min_keys = kernel.tile_q <= 16 ? kernel.tile_k : kMinKeysManyRows;
   const std::int64_t most =
       may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxJoinedSplits)
                 : 1;
-  if (most > 1 && kernel.tile_q == 16 && (problem.used_k.given() || problem.kv_packed)) {
+  if (most > 1 && kernel.tile_q <= 16 && (problem.used_k.given() || problem.kv_packed)) {
     // Some sequences may be far shorter than others: ranges of one length keep the SMs even.
     const std::int64_t ragged = (problem.kv_len + kRaggedKeys - 1) / kRaggedKeys;
     if (model.items * static_cast<double>(ragged) > model.sms) {

@@ -10,7 +10,7 @@ namespace flashcore::gpu_test {
 namespace {
 
 struct LaneGroupPointers {
-  float *quad_max, *quad_sum, *warp_max, *warp_sum;
+  float *quad_max, *quad_sum, *place_max, *place_sum, *warp_max, *warp_sum;
 };
 
 __global__ void lanes(const float* g_in, float* g_max, float* g_sum, float* g_exp2) {
@@ -22,13 +22,28 @@ __global__ void lanes(const float* g_in, float* g_max, float* g_sum, float* g_ex
   g_exp2[i] = cuda::fast_exp2(g_in[i]);
 }
 
-__global__ void quads_and_warps(const float* g_in, LaneGroupPointers g_out) {
+__global__ void lane_groups(const float* g_in, LaneGroupPointers g_out) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   const float own = cuda::max_passing_nan(-__builtin_inff(), g_in[i]);
   g_out.quad_max[i] = cuda::quad_max(own);
   g_out.quad_sum[i] = cuda::quad_sum(g_in[i]);
+  g_out.place_max[i] = cuda::place_max(own);
+  g_out.place_sum[i] = cuda::place_sum(g_in[i]);
   g_out.warp_max[i] = cuda::warp_max(own);
   g_out.warp_sum[i] = cuda::warp_sum(g_in[i]);
+}
+
+template <int kCount>
+__device__ void largest_of_first(const float* g_in, float* g_out) {
+  float x[kCount];
+  for (int i = 0; i < kCount; ++i) x[i] = g_in[i];
+  g_out[kCount - 1] = cuda::largest(x);
+  if constexpr (kCount > 1) largest_of_first<kCount - 1>(g_in, g_out);
+}
+
+__global__ void largest(const float* g_in, float* g_out) {
+  const unsigned first = threadIdx.x * kMostOfThread;
+  largest_of_first<kMostOfThread>(g_in + first, g_out + first);
 }
 
 __global__ void max_passing_nan(const float* g_a, const float* g_b, float* g_out) {
@@ -136,15 +151,24 @@ LaneResults run_lanes(const std::vector<float>& values) {
   return {max.host(), sum.host(), exp2.host()};
 }
 
-LaneGroupResults run_quads_and_warps(const std::vector<float>& values) {
+LaneGroupResults run_lane_groups(const std::vector<float>& values) {
   const Array<float> in(values);
   const Array<float> quad_max(values.size()), quad_sum(values.size());
+  const Array<float> place_max(values.size()), place_sum(values.size());
   const Array<float> warp_max(values.size()), warp_sum(values.size());
   constexpr unsigned kThreads = 128;
   if (values.size() % kThreads != 0) throw std::runtime_error("not whole blocks");
-  quads_and_warps<<<static_cast<unsigned>(values.size()) / kThreads, kThreads>>>(
-      in.get(), {quad_max.get(), quad_sum.get(), warp_max.get(), warp_sum.get()});
-  return {quad_max.host(), quad_sum.host(), warp_max.host(), warp_sum.host()};
+  lane_groups<<<static_cast<unsigned>(values.size()) / kThreads, kThreads>>>(
+      in.get(), {quad_max.get(), quad_sum.get(), place_max.get(), place_sum.get(), warp_max.get(),
+                 warp_sum.get()});
+  return {quad_max.host(),  quad_sum.host(), place_max.host(),
+          place_sum.host(), warp_max.host(), warp_sum.host()};
+}
+
+std::vector<float> run_largest(const std::vector<float>& values) {
+  const Array<float> in(values), out(values.size());
+  largest<<<1, static_cast<unsigned>(values.size()) / kMostOfThread>>>(in.get(), out.get());
+  return out.host();
 }
 
 std::vector<float> run_max_passing_nan(const std::vector<float>& a, const std::vector<float>& b) {

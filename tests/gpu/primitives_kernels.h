@@ -12,11 +12,16 @@ struct LaneResults {
 };
 LaneResults run_lanes(const std::vector<float>& lanes);
 
-/// Per lane: quad_max() and warp_max() of what max_passing_nan() leaves of it, and both sums.
+/// Per lane: quad_max(), place_max() and warp_max() of what max_passing_nan() leaves of it, and the
+/// sums.
 struct LaneGroupResults {
-  std::vector<float> quad_max, quad_sum, warp_max, warp_sum;
+  std::vector<float> quad_max, quad_sum, place_max, place_sum, warp_max, warp_sum;
 };
-LaneGroupResults run_quads_and_warps(const std::vector<float>& lanes);
+LaneGroupResults run_lane_groups(const std::vector<float>& lanes);
+
+/// largest() of the first 1, 2, … kMostOfThread of a thread's values.
+inline constexpr int kMostOfThread = 9;
+std::vector<float> run_largest(const std::vector<float>& values);
 
 /// max_passing_nan(a[i], b[i]).
 std::vector<float> run_max_passing_nan(const std::vector<float>& a, const std::vector<float>& b);

@@ -77,7 +77,16 @@ void check_group(const std::vector<float>& in, const std::vector<float>& max,
   }
 }
 
-TEST_F(Primitives, QuadAndWarpReductionsReachEveryLane) {
+/// Lanes with the same lane % 4 as neighbours.
+std::vector<float> by_places(const std::vector<float>& lanes) {
+  std::vector<float> sorted;
+  for (std::size_t i = 0; i < lanes.size(); ++i) {
+    sorted.push_back(lanes[i / 32 * 32 + i % 8 * 4 + i % 32 / 8]);
+  }
+  return sorted;
+}
+
+TEST_F(Primitives, ReductionsReachEveryLaneOfTheirGroup) {
   verify::Random random(5);
   std::vector<float> in(128 * 64);
   for (float& x : in) x = static_cast<float>(random.normal());
@@ -88,9 +97,27 @@ TEST_F(Primitives, QuadAndWarpReductionsReachEveryLane) {
   }
   for (std::size_t i = 0; i < 32; ++i) in[32 * warp + i] = -kInfinity;
   in[32 * ++warp + 9] = kInfinity;
-  const LaneGroupResults got = run_quads_and_warps(in);
+  const LaneGroupResults got = run_lane_groups(in);
   check_group(in, got.quad_max, got.quad_sum, 4);
+  check_group(by_places(in), by_places(got.place_max), by_places(got.place_sum), 8);
   check_group(in, got.warp_max, got.warp_sum, 32);
+}
+
+TEST_F(Primitives, LargestOfAnyNumber) {
+  constexpr std::size_t kValues = kMostOfThread;
+  std::vector<float> in;
+  for (std::size_t largest = 0; largest < kValues; ++largest) {  // at every place once
+    for (std::size_t i = 0; i < kValues; ++i) {
+      in.push_back(i == largest ? 1.f : -2.f - static_cast<float>(i));
+    }
+  }
+  const std::vector<float> got = run_largest(in);
+  for (std::size_t largest = 0; largest < kValues; ++largest) {
+    for (std::size_t count = 1; count <= kValues; ++count) {
+      EXPECT_EQ(got[largest * kValues + count - 1], largest < count ? 1.f : -2.f)
+          << count << " values, the largest at " << largest;
+    }
+  }
 }
 
 // A NaN is passed over by the maximum and kept by the sum: that is how it reaches out and LSE.

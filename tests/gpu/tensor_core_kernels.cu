@@ -65,6 +65,10 @@ __global__ void load_matrices(const std::uint16_t* g_tile, const int* g_offset_b
   for (int reg = 0; reg < 4; ++reg) g_out[4 * lane + reg] = r[reg];
 }
 
+__global__ void transpose_matrix(const std::uint32_t* g_in, std::uint32_t* g_out) {
+  g_out[threadIdx.x] = cuda::transpose_matrix(g_in[threadIdx.x]);
+}
+
 template <typename T>
 __global__ void multiply_add(const std::uint32_t* g_a, const std::uint32_t* g_b, const float* g_c,
                              float* g_d) {
@@ -213,6 +217,12 @@ std::vector<std::uint32_t> run_load_matrices(const std::vector<std::uint16_t>& t
   const Array<int> offsets(offset_bytes);
   const Array<std::uint32_t> out(4 * kLanes);
   load_matrices<<<1, kLanes>>>(in.get(), offsets.get(), transposed, out.get());
+  return out.host();
+}
+
+std::vector<std::uint32_t> run_transpose_matrix(const std::vector<std::uint32_t>& lanes) {
+  const Array<std::uint32_t> in(lanes), out(kLanes);
+  transpose_matrix<<<1, kLanes>>>(in.get(), out.get());
   return out.host();
 }
 

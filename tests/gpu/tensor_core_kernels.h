@@ -25,6 +25,9 @@ std::vector<std::uint8_t> run_copy_ring(const std::vector<std::uint8_t>& source)
 std::vector<std::uint32_t> run_load_matrices(const std::vector<std::uint16_t>& tile,
                                              const std::vector<int>& offset_bytes, bool transposed);
 
+/// transpose_matrix() of a warp's registers.
+std::vector<std::uint32_t> run_transpose_matrix(const std::vector<std::uint32_t>& lanes);
+
 /// multiply_add() of many independent products, one per warp: a is [n, 32, 4] registers, b
 /// [n, 32, 2], c and the result [n, 32, 4].
 std::vector<float> run_multiply_add(HalfFormat format, const std::vector<std::uint32_t>& a,

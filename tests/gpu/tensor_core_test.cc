@@ -114,12 +114,47 @@ Element element_b_transposed(int lane, int reg, int half) {
   return {c.row, 8 * (reg / 2) + c.column};
 }
 
+/// Registers 0, 1 are the B operand of k-step 0, registers 2, 3 of k-step 1; rows are n.
+Element element_b_two_steps(int lane, int reg, int half) {
+  const core::Coordinate c = core::mma_b(lane, reg % 2, half);
+  return {c.column, 16 * (reg / 2) + c.row};
+}
+
+/// From a tile that has A's columns (k) as rows.
+Element element_a_transposed(int lane, int reg, int half) {
+  const core::Coordinate c = core::mma_a(lane, reg, half);
+  return {c.column, c.row};
+}
+
 TEST_F(TensorCores, LdmatrixLoadsTheAOperand) { check_load(core::ldmatrix_a, false, element_a); }
 
 TEST_F(TensorCores, LdmatrixLoadsTheBOperands) { check_load(core::ldmatrix_b, false, element_b); }
 
 TEST_F(TensorCores, LdmatrixTransposedLoadsTheBOperands) {
   check_load(core::ldmatrix_b_trans, true, element_b_transposed);
+}
+
+TEST_F(TensorCores, LdmatrixLoadsTheOperandsOfFewRows) {
+  check_load(core::ldmatrix_b_two_steps, false, element_b_two_steps);
+  check_load(core::ldmatrix_a_trans, true, element_a_transposed);
+}
+
+// A quad of lanes holds a row of eight elements: of the transposed matrix, a column.
+TEST_F(TensorCores, TransposedMatrix) {
+  const auto element = [](int row, int column) { return std::uint32_t(100 * row + column); };
+  std::vector<std::uint32_t> matrix;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    const int row = lane / 4, column = 2 * (lane % 4);
+    matrix.push_back(element(row, column) | element(row, column + 1) << 16);
+  }
+  const std::vector<std::uint32_t> got = run_transpose_matrix(matrix);
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int half = 0; half < 2; ++half) {
+      ASSERT_EQ(half_of(got[static_cast<std::size_t>(lane)], half),
+                element(2 * (lane % 4) + half, lane / 4))
+          << "lane " << lane << " half " << half;
+    }
+  }
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -79,6 +79,33 @@ TEST(MmaFragments, AccumulatorsOfTwoTilesAreAnOperand) {
   }
 }
 
+// With few rows the products are transposed: the accumulators of keys × rows, packed in pairs and
+// transposed 8 × 8, are the B operand of keys × rows.
+TEST(MmaFragments, AnAccumulatorTileTransposedIsAnOperand) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int reg = 0; reg < 2; ++reg) {
+      for (int half = 0; half < 2; ++half) {
+        const Coordinate b = mma_b(lane, reg, half);
+        // Transposed, the element comes from the lane whose row it was, at this lane's place.
+        const int from = 4 * (2 * (lane % 4) + half) + lane / 4 / 2;
+        EXPECT_EQ(place(mma_c(from, 2 * reg + lane / 4 % 2)), place(b))
+            << "lane " << lane << " register " << reg << " half " << half;
+      }
+    }
+  }
+}
+
+// Lanes with the same lane % 4, and no others, hold a column: what place_max() and place_sum() rely
+// on.
+TEST(MmaFragments, LanesAtOnePlaceHoldAColumn) {
+  for (int lane = 0; lane < kLanes; ++lane) {
+    for (int reg = 0; reg < 4; ++reg) {
+      EXPECT_EQ(mma_c(lane, reg).column, mma_c(lane % 4, reg).column);
+      EXPECT_EQ(mma_c(lane, reg).column / 2, lane % 4);
+    }
+  }
+}
+
 // The four lanes of a quad, and no others, hold a row: what quad_max() and quad_sum() rely on.
 TEST(MmaFragments, AQuadHoldsARow) {
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -136,6 +163,21 @@ TEST(Ldmatrix, TransposedGivesTheBOperandsFromKeysAsRows) {
   });
 }
 
+TEST(Ldmatrix, GivesTheBOperandOfTwoSteps) {
+  for_each_element([](int lane, int reg, int half) {
+    const Coordinate b = mma_b(lane, reg % 2, half);  // row k of k-step reg / 2, column n
+    EXPECT_EQ(loaded(ldmatrix_b_two_steps, lane, reg, half, false),
+              Place(b.column, 16 * (reg / 2) + b.row));
+  });
+}
+
+TEST(Ldmatrix, TransposedGivesTheAOperandFromColumnsAsRows) {
+  for_each_element([](int lane, int reg, int half) {
+    const Coordinate a = mma_a(lane, reg, half);
+    EXPECT_EQ(loaded(ldmatrix_a_trans, lane, reg, half, true), Place(a.column, a.row));
+  });
+}
+
 // ---------------------------------------------------------------------------------------------
 // Swizzled tiles
 
@@ -156,13 +198,14 @@ class Swizzle : public testing::Test {
 };
 
 using Shapes =
-    testing::Types<Shape<16, 32>, Shape<16, 64>, Shape<16, 96>, Shape<16, 128>, Shape<16, 160>,
-                   Shape<16, 192>, Shape<16, 256>, Shape<32, 64>, Shape<32, 96>, Shape<32, 128>,
-                   Shape<32, 192>, Shape<32, 256>, Shape<48, 64>, Shape<48, 96>, Shape<48, 128>,
-                   Shape<64, 32>, Shape<64, 64>, Shape<64, 96>, Shape<64, 128>, Shape<64, 192>,
-                   Shape<64, 224>, Shape<64, 256>, Shape<80, 128>, Shape<96, 64>, Shape<96, 128>,
-                   Shape<112, 64>, Shape<128, 32>, Shape<128, 64>, Shape<128, 96>, Shape<128, 128>,
-                   Shape<128, 192>, Shape<128, 256>, Shape<192, 64>, Shape<256, 64>>;
+    testing::Types<Shape<8, 64>, Shape<8, 128>, Shape<16, 32>, Shape<16, 64>, Shape<16, 96>,
+                   Shape<16, 128>, Shape<16, 160>, Shape<16, 192>, Shape<16, 256>, Shape<32, 64>,
+                   Shape<32, 96>, Shape<32, 128>, Shape<32, 192>, Shape<32, 256>, Shape<48, 64>,
+                   Shape<48, 96>, Shape<48, 128>, Shape<64, 32>, Shape<64, 64>, Shape<64, 96>,
+                   Shape<64, 128>, Shape<64, 192>, Shape<64, 224>, Shape<64, 256>, Shape<80, 128>,
+                   Shape<96, 64>, Shape<96, 128>, Shape<112, 64>, Shape<128, 32>, Shape<128, 64>,
+                   Shape<128, 96>, Shape<128, 128>, Shape<128, 192>, Shape<128, 256>,
+                   Shape<192, 64>, Shape<256, 64>>;
 TYPED_TEST_SUITE(Swizzle, Shapes);
 
 TYPED_TEST(Swizzle, IsABijectionOntoTheTile) {
@@ -209,15 +252,16 @@ TYPED_TEST(Swizzle, EightNeighbouringCopiesHitEightBankGroups) {
   }
 }
 
-// From a lane's first address, at any row and at chunk 0 or 1, every other one is reached by steps
-// to the right and below; wherever the tile begins, as long as that is a multiple of 128 bytes.
+// From a lane's first address, at any row and at chunk 0 or 1 (0 to 3 for every other step), every
+// other one is reached by steps to the right and below; wherever the tile begins, as long as that
+// is a multiple of 128 bytes.
 TYPED_TEST(Swizzle, StepsToTheRightAndBelowLeadToTheOffsets) {
   using Tile = typename TypeParam::Tile;
   for (const unsigned base : {0u, 128u, 1024u + 384u, 99968u}) {
     for (int row = 0; row < this->kRows; ++row) {
-      for (int chunk = 0; chunk < 2; ++chunk) {
+      for (int chunk = 0; chunk < (Tile::kPanelColumns == 64 ? 4 : 2); ++chunk) {
         const unsigned first = base + static_cast<unsigned>(Tile::offset(row, chunk));
-        for (int n = 0; 2 * n + chunk < this->kChunks; ++n) {
+        for (int n = 0; 2 * n + chunk < this->kChunks; n += chunk < 2 ? 1 : 2) {
           ASSERT_EQ(Tile::right(first, n),
                     base + static_cast<unsigned>(Tile::offset(row, chunk + 2 * n)))
               << "base " << base << " row " << row << " chunk " << chunk << " right " << n;
@@ -226,7 +270,7 @@ TYPED_TEST(Swizzle, StepsToTheRightAndBelowLeadToTheOffsets) {
           const unsigned there = Tile::below(first, n);
           ASSERT_EQ(there, base + static_cast<unsigned>(Tile::offset(row + 8 * n, chunk)))
               << "base " << base << " row " << row << " chunk " << chunk << " below " << n;
-          const int last = (this->kChunks - 1 - chunk) / 2;
+          const int last = chunk < 2 ? (this->kChunks - 1 - chunk) / 2 : 0;
           ASSERT_EQ(Tile::right(there, last), Tile::below(Tile::right(first, last), n));
         }
       }

@@ -74,6 +74,13 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4],
                : "memory");
 }
 
+/// An 8×8 matrix of 16-bit elements, a row in each quad of lanes, transposed.
+__device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t r) {
+  std::uint32_t transposed;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
+  return transposed;
+}
+
 /// c += a b, 16 × 8 × 16, f32 accumulators.
 template <typename T>
 __device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4],

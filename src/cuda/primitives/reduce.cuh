@@ -1,5 +1,5 @@
-// Reductions over the neighbouring lanes that share a row of scores, 16 (simt) or the 4 of a quad
-// (tensor cores), and the base-2 exponential.
+// Reductions over the lanes that share a row of scores: 16 neighbours (simt), the 4 of a quad or
+// those at the same place of all 8 quads (tensor cores); and the base-2 exponential.
 #pragma once
 
 namespace flashcore::cuda {
@@ -8,6 +8,20 @@ inline constexpr int kRowLanes = 16;
 
 /// The larger one; a NaN is passed over (softmax_state.h). One instruction.
 __device__ __forceinline__ float max_passing_nan(float a, float b) { return fmaxf(a, b); }
+
+/// The largest of a thread's own values, found in pairs: a chain would wait for each in turn.
+template <int kCount>
+__device__ __forceinline__ float largest(const float (&x)[kCount]) {
+  float left[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) left[i] = x[i];
+#pragma unroll
+  for (int count = kCount; count > 1; count = (count + 1) / 2) {
+#pragma unroll
+    for (int i = 0; i < count / 2; ++i) left[i] = max_passing_nan(left[i], left[count - 1 - i]);
+  }
+  return left[0];
+}
 
 /// Every lane gets the result. The order of additions is the same for every row.
 __device__ __forceinline__ float row_max(float x) {
@@ -34,6 +48,21 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+/// Over the lanes with the same lane % 4.
+__device__ __forceinline__ float place_max(float x) {
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) {
+    x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  }
+  return x;
+}
+
+__device__ __forceinline__ float place_sum(float x) {
+#pragma unroll
+  for (int offset = 4; offset < 32; offset *= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
+  return x;
 }
 
 __device__ __forceinline__ float warp_max(float x) {

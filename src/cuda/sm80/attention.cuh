@@ -4,11 +4,11 @@
 //   grid     one block per (key range, batch, KV head, tile of query rows). The query heads of a
 //            GQA group share K and V, so they share a block: row r of a KV head is query r / group
 //            of head r % group
-//   block    kRowWarps × kKeyWarps warps. A warp owns 16 or 32 rows of the tile and, of each step's
-//            tile_k keys, its own share; with kKeyWarps > 1 the shares are joined at the end
+//   block    kRowWarps × kKeyWarps warps. A warp owns 8, 16 or 32 rows of the tile and, of each
+//            step's tile_k keys, its own share; with kKeyWarps > 1 the shares are joined at the end
 //   steps    tile_k keys at a time through rings of kStages K and V tiles, filled by cp.async
 //   scores   stay in registers: S is the accumulator of Q K^T and, packed to 16 bits, the A operand
-//            of P V
+//            of P V; of 8 rows or fewer, transposed, the B operand of V^T P^T (few_rows.cuh)
 //   smem     Q tile, rings of K and V tiles, all swizzled (core/mma_layout.h); when the loop is
 //            over, the results in their place
 //   8 bits   K and V may be codes (C::kCodes): their tiles stay so, and become 16-bit operands in
@@ -20,6 +20,7 @@
 #include "cuda/primitives/report.cuh"
 #include "cuda/sm80/codes.cuh"
 #include "cuda/sm80/config.cuh"
+#include "cuda/sm80/few_rows.cuh"
 #include "cuda/sm80/item.cuh"
 #include "cuda/sm80/join.cuh"
 #include "cuda/sm80/load.cuh"
@@ -43,11 +44,10 @@ __device__ __forceinline__ void sync_tile() {
 /// K's place is filled again.
 template <typename C, bool kPlain, int kKeys>
 __device__ __forceinline__ void attend_keys(SharedStorage<C>& s, Outputs<C>& o,
-                                            const KeptQueries<C, kPlain>& q,
-                                            const AttentionParams& p, int stage, std::int32_t tile,
+                                            RowStates<C>& states, const KeptQueries<C, kPlain>& q,
+                                            const AttentionParams& p, const Thread<C>& t,
+                                            const WarpKeys& keys, int stage, std::int32_t tile,
                                             int n) {
-  const Thread<C> t(not_hoisted(threadIdx.x));
-  const WarpKeys keys = s.warp_keys[t.row_warp];
   const int s_key = t.key_warp * C::kWarpKeys + n;
   const std::int32_t first_key = tile + s_key;
   const bool seen = first_key < keys.seen.end && first_key + kKeys > keys.seen.begin;
@@ -66,10 +66,12 @@ __device__ __forceinline__ void attend_keys(SharedStorage<C>& s, Outputs<C>& o,
   if (begins || ends) sync_tile<C>();
   if (ends) load_keys<C, kPlain>(s, p, s.item, stage, tile + C::kStages * C::kTileK);
   if (!seen) return;
-  softmax<C, kKeys>(score, o, s.states[threadIdx.x], s.item.factor, p.plant);
+  softmax<C, kKeys>(score, o, states, s.item.factor, p.plant);
   if constexpr (C::kCodes) {
     scale_probabilities<C, kKeys>(score, s, p, stage, s_key, t);
     multiply_codes<C, kKeys>(o, score, s, p, stage, s_key, t);
+  } else if constexpr (C::kFewRows) {
+    multiply_few_rows<C, kKeys>(o, score, s.v[stage], s_key, t);
   } else {
     multiply_values<C, kKeys>(o, score, s.v[stage], s_key, t);
   }
@@ -80,7 +82,10 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
                                        std::int32_t begin) {
   Outputs<C> o = {};
   KeptQueries<C, kPlain> q;
-  RowStates<C>& states = s.states[threadIdx.x];
+  RowStates<C> kept_states;
+  RowStates<C>& states = C::kFewRows ? kept_states : s.states[threadIdx.x];
+  const Thread<C> thread(threadIdx.x);
+  const WarpKeys warp_keys = s.warp_keys[thread.row_warp];
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
     states.of[m][0] = states.of[m][1] = {core::negative_infinity<float>(), 0.f};
@@ -101,26 +106,33 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
     constexpr int kKeys = kPlain ? C::kPlainKeys : C::kOptionKeys;
 #pragma unroll 1
     for (int n = 0; n < C::kWarpKeys; n += kKeys) {
-      attend_keys<C, kPlain, kKeys>(s, o, q, p, stage, tile, n);
+      if constexpr (C::kFewRows) {  // which leave registers
+        attend_keys<C, kPlain, kKeys>(s, o, states, q, p, thread, warp_keys, stage, tile, n);
+      } else {
+        const Thread<C> again(not_hoisted(threadIdx.x));
+        attend_keys<C, kPlain, kKeys>(s, o, states, q, p, again, s.warp_keys[again.row_warp], stage,
+                                      tile, n);
+      }
     }
     stage = stage == C::kStages - 1 ? 0 : stage + 1;
   }
   wait_copies<0>();
   const Thread<C> t(threadIdx.x);
-  if (C::kKeyWarps == 1 && p.splits == 1 &&
-      (kPlain || (p.vector_rows && p.out_element != core::Element::f32))) {
-    write_accumulators<C, kPlain>(o, states, s, p, s.item, t);
-    return;
-  }
-  __syncthreads();  // Q, K and V are read
-  leave_results<C>(s.results, o, states, s, s.item, t);
-  __syncthreads();
-  if constexpr (C::kOwnKeys && kHasClusters) {
-    if (p.joins_in_cluster) {
-      join_in_cluster<C, kPlain>(s, p, s.item);
+  if constexpr (C::kKeyWarps == 1) {
+    if (p.splits == 1 && (kPlain || (p.vector_rows && p.out_element != core::Element::f32))) {
+      write_accumulators<C, kPlain>(o, states, s, p, s.item, t);
       return;
     }
   }
+  if constexpr (C::kOwnKeys && kHasClusters) {
+    if (p.joins_in_cluster) {
+      const ClusterRoute<C> route(s, p, s.item);
+      leave_results<C>(s, o, states, t);
+      join_in_cluster<C, kPlain>(s, p, s.item, route);
+      return;
+    }
+  }
+  leave_results<C>(s, o, states, t);
   if constexpr (kPlain && C::kTileQ <= 32) {
     finish_item<C, true>(s, p);
   } else {

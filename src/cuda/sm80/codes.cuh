@@ -225,7 +225,7 @@ __device__ __forceinline__ void multiply_queries_by_codes(Scores<C, kKeys>& scor
 #pragma unroll
           for (int m = 0; m < C::kRowTiles; ++m) {
             if constexpr (kKept) {
-              multiply_add<typename C::Operand>(score[m][n + i / 2], q.a[steps + i % 2][m],
+              multiply_add<typename C::Operand>(score[m][n + i / 2], q.read[steps + i % 2][m],
                                                 pairs.even, pairs.odd);
             } else {
               multiply_add<typename C::Operand>(score[m][n + i / 2], q_now[i % 2][m], pairs.even,

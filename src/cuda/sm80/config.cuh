@@ -9,6 +9,7 @@
 #include "core/mma_layout.h"
 #include "core/sm80_shape.h"
 #include "core/softmax_state.h"
+#include "cuda/primitives/reduce.cuh"
 #include "cuda/sm80/item.cuh"
 
 namespace flashcore::cuda::sm80 {
@@ -52,9 +53,13 @@ struct Config {
   static constexpr int kPlainKeys = kShape.keys_at_once();
   static constexpr int kOptionKeys =
       kWarpKeys % 32 == 0 && !(kCodes && kShape.sm_threads() > 384 && kHeadDim > 64) ? 32 : 16;
-  static constexpr int kRowTiles = kWarpRows / 16;   // m-tiles of a warp
-  static constexpr int kColumnTiles = kHeadDim / 8;  // n-tiles of its output
-  static constexpr int kSteps = kHeadDim / 16;       // k-steps of Q K^T
+  // With few rows the products are transposed (few_rows.cuh): an accumulator tile then has 16 keys
+  // or columns of V and 8 rows, else 8 and 16.
+  static constexpr bool kFewRows = kWarpRows == 8;
+  static constexpr int kTileWidth = kFewRows ? 16 : 8;
+  static constexpr int kRowTiles = kFewRows ? 1 : kWarpRows / 16;  // accumulator tiles below others
+  static constexpr int kColumnTiles = kHeadDim / kTileWidth;       // and beside others, of output
+  static constexpr int kSteps = kHeadDim / 16;                     // k-steps of Q K^T
   static constexpr bool kOwnKeys = kShape.own_keys();
   static constexpr bool kKeepsQueries = kShape.keeps_queries();
   static constexpr int kMinBlocks = kShape.blocks_per_sm();
@@ -62,7 +67,11 @@ struct Config {
   // Of K and of V, counted in 16-bit elements: two codes are one.
   using KeyTile = core::SwizzledTile<kTileK, kHeadDim * sizeof(Stored) / 2>;
   static_assert(kRowWarps * kKeyWarps * 32 == kThreads && kWarpKeys % 16 == 0 &&
-                kHeadDim % 32 == 0);
+                kHeadDim % 32 == 0 && !(kFewRows && kCodes));
+  /// A thread has two rows of an accumulator tile: the registers of row `half`, of i = 0, 1.
+  static constexpr __device__ int reg_of(int half, int i) {
+    return kFewRows ? half + 2 * i : 2 * half + i;
+  }
 };
 
 template <int... kShape>
@@ -87,12 +96,11 @@ template <typename C>
 struct Results {
   float o[C::kKeyWarps][C::kTileQ][C::kHeadDim + 8];
   core::SoftmaxState<float> state[C::kKeyWarps][C::kTileQ];
-  core::SoftmaxState<float> joined[C::kTileQ];  // over the key warps; then o[0] is
 };
 
-/// A thread's softmax states, of the row of register pair `half` of m-tile m. A row's sum is spread
-/// over the four lanes of its quad until the end. They are looked at once per step: in registers
-/// they would displace scores.
+/// A thread's softmax states, of its row `half` of accumulator tile m. A row's sum is spread over
+/// the lanes that have some of its scores until the end. They are looked at once per step: in
+/// registers they would displace scores.
 template <typename C>
 struct alignas(16) RowStates {
   core::SoftmaxState<float> of[C::kRowTiles][2];
@@ -123,6 +131,8 @@ struct alignas(128) SharedStorage : CodeScales<C> {
     };
     Results<C> results;
   };
+  // Of few rows they stay in registers. But without this room clusters would come to lie with three
+  // blocks on an SM, and memory would not be read evenly (docs/performance.md).
   RowStates<C> states[C::kThreads];
   WarpKeys warp_keys[C::kRowWarps];
   Item item;
@@ -140,19 +150,35 @@ struct Thread {
     row_warp = warp % C::kRowWarps;
     key_warp = warp / C::kRowWarps;
   }
-  /// Row of the tile that accumulator registers 2 half, 2 half + 1 of m-tile m belong to.
+  /// Row of the tile that registers reg_of(half, …) of accumulator tile m belong to.
   __device__ __forceinline__ int row(int m, int half) const {
-    return row_warp * C::kWarpRows + 16 * m + core::mma_c(lane, 2 * half).row;
+    const core::Coordinate c = core::mma_c(lane, C::reg_of(half, 0));
+    return row_warp * C::kWarpRows + 16 * m + (C::kFewRows ? c.column : c.row);
   }
-  /// Column of accumulator register reg of n-tile n.
+  /// Column of register reg of accumulator tile n: a key or a column of V.
   __device__ __forceinline__ int column(int n, int reg) const {
-    return 8 * n + core::mma_c(lane, reg).column;
+    const core::Coordinate c = core::mma_c(lane, reg);
+    return C::kTileWidth * n + (C::kFewRows ? c.row : c.column);
+  }
+  /// Of the lanes that share its rows, the first one.
+  __device__ __forceinline__ bool speaks_for_rows() const {
+    return C::kFewRows ? lane < 4 : lane % 4 == 0;
   }
 };
 
+/// The largest value and the sum over the lanes that share a thread's rows.
+template <typename C>
+__device__ __forceinline__ float row_lanes_max(float x) {
+  return C::kFewRows ? place_max(x) : quad_max(x);
+}
+template <typename C>
+__device__ __forceinline__ float row_lanes_sum(float x) {
+  return C::kFewRows ? place_sum(x) : quad_sum(x);
+}
+
 // Accumulators of a warp: the scores of kKeys keys and the output.
 template <typename C, int kKeys>
-using Scores = float[C::kRowTiles][kKeys / 8][4];
+using Scores = float[C::kRowTiles][kKeys / C::kTileWidth][4];
 template <typename C>
 using Outputs = float[C::kRowTiles][C::kColumnTiles][4];
 

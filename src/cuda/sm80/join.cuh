@@ -31,7 +31,8 @@ struct Inbox {
       core::Inbox::kPieceBytes;
 };
 
-/// While the first keys are on their way; every thread of the cluster comes here.
+/// While the first keys are on their way: then nobody waits for it. Every thread of the cluster
+/// comes here.
 template <typename C>
 __device__ __forceinline__ void open_inbox(SharedStorage<C>& s, const AttentionParams& p,
                                            const Item& item) {
@@ -48,57 +49,106 @@ __device__ __forceinline__ void open_inbox(SharedStorage<C>& s, const AttentionP
     arrive_expecting(inbox.s_full, mine * p.splits * core::Inbox::kPieceBytes);
   }
   arrive_at_cluster();
+  wait_for_cluster();  // all inboxes are open
 }
+
+/// Where piece `index` of a block's results goes, in the cluster's addresses.
+struct Recipient {
+  std::uint32_t out, state, barrier;
+
+  template <typename C>
+  __device__ __forceinline__ Recipient(const Inbox<C>& inbox, const AttentionParams& p,
+                                       const Item& item, int index) {
+    constexpr int kChunk = core::Inbox::kChunk;
+    const int chunk = index / kChunk, turn = chunk / p.splits, to = chunk - turn * p.splits;
+    const int at = (turn * p.splits + item.split) * kChunk + index % kChunk;
+    out = cluster_address(inbox.s_out + at, to);
+    state = cluster_address(inbox.s_state + at, to);
+    barrier = cluster_address(&inbox.s_full, to);
+  }
+};
+
+/// The piece that a thread joins in a turn, of what its block was sent, and where it is stored.
+struct Joined {
+  int piece;
+  Row row;
+  std::int64_t offset;
+
+  template <typename C>
+  __device__ __forceinline__ static Joined of_turn(const AttentionParams& p, const Item& item,
+                                                   int turn) {
+    Joined joined;
+    joined.piece =
+        (turn * p.splits + item.split) * core::Inbox::kChunk + static_cast<int>(threadIdx.x % 32);
+    joined.row = row_of(p, item, min(joined.piece / (C::kHeadDim / 4), item.rows - 1));
+    joined.offset = output_offset(p, item, joined.row);
+    return joined;
+  }
+};
+
+/// Of a thread's part in the join, what can be known before there is anything to join: its first
+/// pieces. Found while other warps still work, that costs nothing.
+template <typename C>
+struct ClusterRoute {
+  Recipient recipient;
+  Joined joined;
+
+  __device__ __forceinline__ ClusterRoute(SharedStorage<C>& s, const AttentionParams& p,
+                                          const Item& item)
+      : recipient(Inbox<C>(s), p, item, threadIdx.x),
+        joined(Joined::of_turn<C>(p, item, threadIdx.x / 32)) {
+    // Else it would be found out where it is needed.
+    asm volatile(""
+                 : "+r"(recipient.out), "+r"(recipient.state), "+r"(recipient.barrier),
+                   "+r"(joined.piece), "+r"(joined.row.query), "+r"(joined.row.head),
+                   "+l"(joined.offset));
+  }
+};
 
 /// Each block sends its results to those that join them, and joins what it was sent. It may end
 /// then: nobody reads its shared memory but itself.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const AttentionParams& p,
-                                                const Item& item) {
+                                                const Item& item, const ClusterRoute<C>& route) {
   constexpr int kFours = C::kHeadDim / 4, kChunk = core::Inbox::kChunk;
   constexpr int kMaxSplits = core::Inbox::kMaxSplits;
   const Inbox<C> inbox(s);
   const int all = item.rows * kFours;
-  wait_for_cluster();  // their inboxes are open
-  for (int index = threadIdx.x; index < all; index += C::kThreads) {
+  Recipient to = route.recipient;
+  for (int index = threadIdx.x; index < all;) {
     float x[4] = {};
     const core::SoftmaxState<float> state =
         join_key_warps<C>(s.results, index / kFours, 4 * (index % kFours), x);
-    const int chunk = index / kChunk, turn = chunk / p.splits, to = chunk - turn * p.splits;
-    const int at = (turn * p.splits + item.split) * kChunk + index % kChunk;
-    const std::uint32_t barrier = cluster_address(&inbox.s_full, to);
-    store_cluster(cluster_address(inbox.s_out + at, to), x, barrier);
-    store_cluster(cluster_address(inbox.s_state + at, to), {state.max, state.sum}, barrier);
+    store_cluster(to.out, x, to.barrier);
+    store_cluster(to.state, {state.max, state.sum}, to.barrier);
+    index += C::kThreads;
+    if (index < all) to = Recipient(inbox, p, item, index);
   }
   const int lane = threadIdx.x % 32;
+  Joined joined = route.joined;
 #pragma unroll 1
-  for (int turn = threadIdx.x / 32;; turn += C::kThreads / 32) {
-    const int index = (turn * p.splits + item.split) * kChunk + lane;
-    if (index >= all) return;
-    const int r = index / kFours, column = 4 * (index % kFours);
-    const Row row = row_of(p, item, r);
+  for (int turn = threadIdx.x / 32; all > joined.piece;) {
+    const int column = 4 * (joined.piece % kFours);
     wait(inbox.s_full, 0);
     float4 part[kMaxSplits];
-    float2 state[kMaxSplits];
+    float max[kMaxSplits], sum[kMaxSplits];
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
       const int at = (turn * p.splits + i) * kChunk + lane;
       const bool given = i < p.splits;
-      state[i] = given ? inbox.s_state[at] : make_float2(core::negative_infinity<float>(), 0.f);
+      const float2 state =
+          given ? inbox.s_state[at] : make_float2(core::negative_infinity<float>(), 0.f);
+      max[i] = state.x;
+      sum[i] = state.y;
       part[i] = given ? inbox.s_out[at] : make_float4(0.f, 0.f, 0.f, 0.f);
     }
-    if (left_out(p, item, row)) continue;
-    core::SoftmaxState<float> all_states{core::negative_infinity<float>(), 0.f};
-#pragma unroll
-    for (int i = 0; i < kMaxSplits; ++i) {
-      all_states.max = max_passing_nan(all_states.max, state[i].x);
-    }
+    core::SoftmaxState<float> all_states{largest(max), 0.f};
     const float base = core::softmax_base(all_states.max);
     float x[4] = {};
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
-      const float weight = fast_exp2(state[i].x - base);
-      all_states.sum = fmaf(state[i].y, weight, all_states.sum);
+      const float weight = fast_exp2(max[i] - base);
+      all_states.sum = fmaf(sum[i], weight, all_states.sum);
       const float counted =
           p.plant.is(PlantedBug::combine_double_counts) ? weight * weight : weight;
       x[0] = fmaf(part[i].x, counted, x[0]);
@@ -106,12 +156,18 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
       x[2] = fmaf(part[i].z, counted, x[2]);
       x[3] = fmaf(part[i].w, counted, x[3]);
     }
-    const float factor = finish_state(p, row, all_states);
+    const float factor = finish_state(p, joined.row, all_states);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] *= factor;
-    assert_row(p, item, row, all_states, x);
-    if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, all_states));
-    if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, item, row, column, x);
+    if (!left_out(p, item, joined.row)) {
+      assert_row(p, item, joined.row, all_states, x);
+      if (column == 0 && p.lse != nullptr) {
+        store_lse(p, item, joined.row, lse_of(p, all_states));
+      }
+      if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, joined.offset, column, x);
+    }
+    turn += C::kThreads / 32;
+    joined = Joined::of_turn<C>(p, item, turn);
   }
 }
 
@@ -218,7 +274,7 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
       x[i] *= factor;
       core::assert_output(p, item.sequence, item.b, row.head, row.query, x[i]);
     }
-    store_output<C, kPlain>(p, item, row, column, x);
+    store_output<C, kPlain>(p, output_offset(p, item, row), column, x);
   }
   if (lane == 0 && p.lse != nullptr && written) store_lse(p, item, row, core::combined_lse(all));
   __syncwarp();  // before the next row's weights

@@ -9,13 +9,17 @@
 
 namespace flashcore::cuda::sm80 {
 
-/// Four columns of the caller's output.
-template <typename C, bool kPlain>
-__device__ __forceinline__ void store_output(const AttentionParams& p, const Item& item,
-                                             const Row& row, int column, const float (&x)[4]) {
+/// Where a row of the caller's output begins, in elements.
+__device__ __forceinline__ std::int64_t output_offset(const AttentionParams& p, const Item& item,
+                                                      const Row& row) {
   const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
-  const std::int64_t offset =
-      item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
+  return item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
+}
+
+/// Four columns of the caller's output, in the row that begins at `offset`.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void store_output(const AttentionParams& p, std::int64_t offset,
+                                             int column, const float (&x)[4]) {
   const auto store = [&](auto zero) {
     store_columns(static_cast<decltype(zero)*>(p.out) + offset, p.out_strides.column, column,
                   p.v_dim, x, kPlain || p.vector_rows);
@@ -121,11 +125,9 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
       if (written && p.lse != nullptr && t.lane % 4 == 0) {
         store_lse(p, item, row, lse_of(p, state));
       }
-      const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
       // Lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its columns 4-7; lanes
       // 1 and 3 those of the second.
-      auto* g_row = static_cast<std::uint16_t*>(p.out) + item.b * p.out_strides.batch +
-                    row.head * p.out_strides.head + q_row * p.out_strides.row;
+      auto* g_row = static_cast<std::uint16_t*>(p.out) + output_offset(p, item, row);
       const int column = 8 * (t.lane % 2) + 4 * (t.lane % 4 / 2);
 #pragma unroll
       for (int n = 0; n < C::kColumnTiles; n += 2) {
@@ -158,27 +160,45 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
   }
 }
 
-/// The warps leave their results in shared memory.
+/// The warps leave their results where Q, K and V were, for all threads of the block to read.
 template <typename C>
-__device__ __forceinline__ void leave_results(Results<C>& s, const Outputs<C>& o,
-                                              const RowStates<C>& states,
-                                              const CodeScales<C>& scales, const Item& item,
-                                              const Thread<C>& t) {
+__device__ __forceinline__ void leave_results(SharedStorage<C>& storage, const Outputs<C>& o,
+                                              const RowStates<C>& states, const Thread<C>& t) {
+  const int rows = storage.item.rows;
+  core::SoftmaxState<float> state[C::kRowTiles][2];
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      state[m][half] = {states.of[m][half].max * storage.item.factor,
+                        row_lanes_sum<C>(states.of[m][half].sum)};
+    }
+  }
+  __syncthreads();  // Q, K and V are read
+  Results<C>& s = storage.results;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = t.row(m, half);
-      const float sum = quad_sum(states.of[m][half].sum);
-      if (r >= item.rows) continue;
-      if (t.lane % 4 == 0) s.state[t.key_warp][r] = {states.of[m][half].max * item.factor, sum};
+      if (r >= rows) continue;
+      if (t.speaks_for_rows()) s.state[t.key_warp][r] = state[m][half];
       if constexpr (C::kCodes) {
-        const float scale = output_scale<C>(scales);
+        const float scale = output_scale<C>(storage);
 #pragma unroll
         for (int n = 0; n < C::kColumnTiles; n += 2) {
           const float4 x = four_columns<C>(o, m, n, half);
           *reinterpret_cast<float4*>(&s.o[t.key_warp][r][8 * n + 4 * (t.lane % 4)]) =
               make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
+        }
+      } else if constexpr (C::kFewRows) {
+#pragma unroll
+        for (int n = 0; n < C::kColumnTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int reg = C::reg_of(half, i);
+            s.o[t.key_warp][r][t.column(n, reg)] = o[m][n][reg];
+          }
         }
       } else {
 #pragma unroll
@@ -189,19 +209,21 @@ __device__ __forceinline__ void leave_results(Results<C>& s, const Outputs<C>& o
       }
     }
   }
+  __syncthreads();
 }
 
 /// Four columns of a row, joined over the key warps, and the row's softmax state.
 template <typename C>
 __device__ __forceinline__ core::SoftmaxState<float> join_key_warps(const Results<C>& s, int r,
                                                                     int column, float (&x)[4]) {
-  core::SoftmaxState<float> all{core::negative_infinity<float>(), 0.f};
+  float max[C::kKeyWarps];
 #pragma unroll
-  for (int w = 0; w < C::kKeyWarps; ++w) all.max = max_passing_nan(all.max, s.state[w][r].max);
+  for (int w = 0; w < C::kKeyWarps; ++w) max[w] = s.state[w][r].max;
+  core::SoftmaxState<float> all{largest(max), 0.f};
   const float base = core::softmax_base(all.max);
 #pragma unroll
   for (int w = 0; w < C::kKeyWarps; ++w) {
-    const float weight = C::kKeyWarps == 1 ? 1.f : fast_exp2(s.state[w][r].max - base);
+    const float weight = C::kKeyWarps == 1 ? 1.f : fast_exp2(max[w] - base);
     const float4 o = *reinterpret_cast<const float4*>(&s.o[w][r][column]);
     all.sum = fmaf(s.state[w][r].sum, weight, all.sum);
     x[0] = fmaf(o.x, weight, x[0]);
@@ -237,7 +259,8 @@ __device__ __forceinline__ void write_results(const Results<C>& s, const Attenti
       }
     } else {
       if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, state));
-      if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, item, row, column, x);
+      if (kPlain || column < p.v_dim)
+        store_output<C, kPlain>(p, output_offset(p, item, row), column, x);
     }
   }
 }

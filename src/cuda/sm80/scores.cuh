@@ -5,27 +5,35 @@
 #include "cuda/primitives/ptx.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm80/config.cuh"
+#include "cuda/sm80/few_rows.cuh"
 
 namespace flashcore::cuda::sm80 {
 
-/// The queries of a warp as A operands, where there are registers for them: options take those.
+/// The queries of a warp as operands, where there are registers for them: options take those.
 template <typename C, bool kPlain>
 struct KeptQueries {
   static constexpr bool kKept = kPlain && C::kKeepsQueries;
-  std::uint32_t a[kKept ? C::kSteps : 1][C::kRowTiles][4];
+  static constexpr int kReads = C::kFewRows ? C::kSteps / 2 : C::kSteps;
+  std::uint32_t read[kKept ? kReads : 1][C::kRowTiles][4];
 };
 
+/// Queries as A operands of k-step `read`; few rows as B operands of k-steps 2 read, 2 read + 1.
 template <typename C>
 __device__ __forceinline__ void read_queries(std::uint32_t (&q)[C::kRowTiles][4],
-                                             const SharedStorage<C>& s, int step,
+                                             const SharedStorage<C>& s, int read,
                                              const Thread<C>& t) {
   using Tile = typename C::QueryTile;
-  const core::Coordinate a = core::ldmatrix_a(t.lane);
-  const std::uint32_t s_q =
-      shared_address(s.q) + Tile::offset(t.row_warp * C::kWarpRows + a.row, a.column);
+  if constexpr (C::kFewRows) {
+    const core::Coordinate b = core::ldmatrix_b_two_steps(t.lane);
+    load_matrices(q[0], Tile::right(shared_address(s.q) + Tile::offset(b.row, b.column), 2 * read));
+  } else {
+    const core::Coordinate a = core::ldmatrix_a(t.lane);
+    const std::uint32_t s_q =
+        shared_address(s.q) + Tile::offset(t.row_warp * C::kWarpRows + a.row, a.column);
 #pragma unroll
-  for (int m = 0; m < C::kRowTiles; ++m) {
-    load_matrices(q[m], Tile::below(Tile::right(s_q, step), 2 * m));
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      load_matrices(q[m], Tile::below(Tile::right(s_q, read), 2 * m));
+    }
   }
 }
 
@@ -33,8 +41,8 @@ template <typename C, bool kPlain>
 __device__ __forceinline__ void keep_queries(KeptQueries<C, kPlain>& q, const SharedStorage<C>& s) {
   if constexpr (KeptQueries<C, kPlain>::kKept) {
 #pragma unroll
-    for (int step = 0; step < C::kSteps; ++step) {
-      read_queries<C>(q.a[step], s, step, Thread<C>(threadIdx.x));
+    for (int read = 0; read < q.kReads; ++read) {
+      read_queries<C>(q.read[read], s, read, Thread<C>(threadIdx.x));
     }
   }
 }
@@ -64,32 +72,40 @@ __device__ __forceinline__ void multiply_queries(Scores<C, kKeys>& score,
                                                  const typename C::Element* s_keys, int s_key,
                                                  const Thread<C>& t) {
   using Tile = typename C::KeyTile;
-  const core::Coordinate b = core::ldmatrix_b(t.lane);
-  const std::uint32_t s_k = shared_address(s_keys) + Tile::offset(s_key + b.row, b.column);
-  if constexpr (KeptQueries<C, kPlain>::kKept) {
-#pragma unroll
-    for (int step = 0; step < C::kSteps; ++step) {
-      multiply_step<C, kKeys>(score, q.a[step], Tile::right(s_k, step));
+  using Queries = KeptQueries<C, kPlain>;
+  const core::Coordinate at = C::kFewRows ? core::ldmatrix_a(t.lane) : core::ldmatrix_b(t.lane);
+  const std::uint32_t s_k = shared_address(s_keys) + Tile::offset(s_key + at.row, at.column);
+  const auto multiply = [&](const std::uint32_t(&q_now)[C::kRowTiles][4], int read) {
+    if constexpr (C::kFewRows) {
+      multiply_two_steps<C, kKeys>(score, q_now[0], s_k, 2 * read);
+    } else {
+      multiply_step<C, kKeys>(score, q_now, Tile::right(s_k, read));
     }
+  };
+  if constexpr (Queries::kKept) {
+#pragma unroll
+    for (int read = 0; read < Queries::kReads; ++read) multiply(q.read[read], read);
   } else {
 #pragma unroll 4  // a panel: unrolling more would need more registers for addresses
-    for (int step = 0; step < C::kSteps; ++step) {
+    for (int read = 0; read < Queries::kReads; ++read) {
       std::uint32_t q_now[C::kRowTiles][4];
-      read_queries<C>(q_now, s, step, t);
-      multiply_step<C, kKeys>(score, q_now, Tile::right(s_k, step));
+      read_queries<C>(q_now, s, read, t);
+      multiply(q_now, read);
     }
   }
 }
 
 /// score[key] += log2(e) · bias for one row's scores; g_bias is the row, [kv_len].
 template <typename C, int kKeys, typename Bias>
-__device__ __forceinline__ void add_bias(float (&score)[kKeys / 8][4], int half, const Thread<C>& t,
-                                         const Bias* g_bias, std::int64_t stride,
-                                         std::int32_t first_key, KeyRange range) {
+__device__ __forceinline__ void add_bias(float (&score)[kKeys / C::kTileWidth][4], int half,
+                                         const Thread<C>& t, const Bias* g_bias,
+                                         std::int64_t stride, std::int32_t first_key,
+                                         KeyRange range) {
 #pragma unroll
-  for (int n = 0; n < kKeys / 8; ++n) {
+  for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
 #pragma unroll
-    for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
+    for (int i = 0; i < 2; ++i) {
+      const int reg = C::reg_of(half, i);
       const std::int32_t key = first_key + t.column(n, reg);
       if (range.contains(key)) {
         score[n][reg] =
@@ -100,7 +116,7 @@ __device__ __forceinline__ void add_bias(float (&score)[kKeys / 8][4], int half,
 }
 
 template <typename C, int kKeys>
-__device__ __forceinline__ void add_bias_row(float (&score)[kKeys / 8][4], int half,
+__device__ __forceinline__ void add_bias_row(float (&score)[kKeys / C::kTileWidth][4], int half,
                                              const Thread<C>& t, const AttentionParams& p,
                                              std::int64_t offset, std::int32_t first_key,
                                              KeyRange range) {
@@ -115,18 +131,19 @@ __device__ __forceinline__ void add_bias_row(float (&score)[kKeys / 8][4], int h
   }
 }
 
-/// Softcap, ALiBi, bias and boolean mask of one row's scores (registers 2 half, 2 half + 1 of every
-/// n-tile).
+/// Softcap, ALiBi, bias and boolean mask of one row's scores (registers reg_of(half, …) of every
+/// tile).
 template <typename C, int kKeys>
-__device__ __forceinline__ void finish_row(float (&score)[kKeys / 8][4], int half,
+__device__ __forceinline__ void finish_row(float (&score)[kKeys / C::kTileWidth][4], int half,
                                            const Thread<C>& t, const AttentionParams& p,
                                            const Item& item, const Row& row, KeyRange range,
                                            std::int32_t first_key) {
   const auto each = [&](auto change) {
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
+    for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
 #pragma unroll
-      for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
+      for (int i = 0; i < 2; ++i) {
+        const int reg = C::reg_of(half, i);
         change(score[n][reg], first_key + t.column(n, reg));
       }
     }
@@ -192,9 +209,10 @@ __device__ __forceinline__ void finish_scores(Scores<C, kKeys>& score, const Thr
         finish_row<C, kKeys>(score[m], half, t, p, item, row, range, first_key);
       }
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
+      for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
 #pragma unroll
-        for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
+        for (int i = 0; i < 2; ++i) {
+          const int reg = C::reg_of(half, i);
           if (!range.contains(first_key + t.column(n, reg))) {
             score[m][n][reg] = core::negative_infinity<float>();
           }

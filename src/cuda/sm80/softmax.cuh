@@ -15,41 +15,48 @@ template <typename C, int kKeys>
 __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
                                         RowStates<C>& s_states, float factor, core::Plant plant) {
   RowStates<C> states = s_states;
-  float base[C::kRowTiles][2], rescale[C::kRowTiles][2];
-  bool rescales = false;
+  // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
+  // the output need not be rescaled.
+  const auto may_wait = [&](float max, const core::SoftmaxState<float>& state) {
+    return (max - state.max) * factor <= kLazyLog2;
+  };
+  float max[C::kRowTiles][2];  // of the thread's own scores
+  bool all_wait = true;
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      core::SoftmaxState<float>& state = states.of[m][half];
-      float max = state.max;
+      max[m][half] = states.of[m][half].max;
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
-        max = max_passing_nan(max, score[m][n][2 * half]);
-        max = max_passing_nan(max, score[m][n][2 * half + 1]);
+      for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
+        max[m][half] = max_passing_nan(max[m][half], score[m][n][C::reg_of(half, 0)]);
+        max[m][half] = max_passing_nan(max[m][half], score[m][n][C::reg_of(half, 1)]);
       }
-      max = quad_max(max);
-      // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds,
-      // and the output need not be rescaled. Decided for each row by itself.
-      if ((max - state.max) * factor <= kLazyLog2) max = state.max;
-      // Products are rounded before they are subtracted, so that a maximum that stays gives exactly
-      // 1: a fused one would leave the rounding error, step after step the same.
-      base[m][half] = __fmul_rn(core::softmax_base(max), factor);
-      rescale[m][half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base[m][half]));
-      if (plant.is(PlantedBug::rescale_forgotten)) rescale[m][half] = 1.f;
-      rescales = rescales || rescale[m][half] != 1.f;
-      state.max = max;
+      all_wait = all_wait && may_wait(max[m][half], states.of[m][half]);
     }
   }
-  // One branch for all rows, and only around multiplications by exactly 1: what follows it, the
-  // exponentials and the products with V, can then overlap.
-  if (__any_sync(0xffffffffu, rescales)) {
+  // One branch for all rows, though each is decided by itself: most steps need not ask other lanes.
+  if (!__all_sync(0xffffffffu, all_wait)) {
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < C::kColumnTiles; ++n) {
+      for (int half = 0; half < 2; ++half) {
+        core::SoftmaxState<float>& state = states.of[m][half];
+        const float largest = row_lanes_max<C>(max[m][half]);
+        const float before = __fmul_rn(state.max, factor);
+        if (!may_wait(largest, state)) state.max = largest;
+        // Products are rounded before they are subtracted, so that a maximum that stays gives
+        // exactly 1: a fused one would leave the rounding error, step after step the same.
+        const float rescale =
+            plant.is(PlantedBug::rescale_forgotten)
+                ? 1.f
+                : fast_exp2(__fsub_rn(before, __fmul_rn(core::softmax_base(state.max), factor)));
+        state.sum *= rescale;
 #pragma unroll
-        for (int reg = 0; reg < 4; ++reg) o[m][n][reg] *= rescale[m][reg / 2];
+        for (int n = 0; n < C::kColumnTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) o[m][n][C::reg_of(half, i)] *= rescale;
+        }
       }
     }
   }
@@ -57,17 +64,19 @@ __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      core::SoftmaxState<float>& state = states.of[m][half];
+      const float base = __fmul_rn(core::softmax_base(state.max), factor);
       float sum = 0.f;
 #pragma unroll
-      for (int n = 0; n < kKeys / 8; ++n) {
+      for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
 #pragma unroll
-        for (int reg = 2 * half; reg < 2 * half + 2; ++reg) {
-          score[m][n][reg] = fast_exp2(fmaf(score[m][n][reg], factor, -base[m][half]));
-          sum += score[m][n][reg];
+        for (int i = 0; i < 2; ++i) {
+          float& x = score[m][n][C::reg_of(half, i)];
+          x = fast_exp2(fmaf(x, factor, -base));
+          sum += x;
         }
       }
-      core::SoftmaxState<float>& state = states.of[m][half];
-      state.sum = core::add_tile_sum(state.sum, rescale[m][half], sum);
+      state.sum += sum;
     }
   }
   s_states = states;
