@@ -13,11 +13,11 @@ help: ## this list
 	@echo "PRESET=cpu leaves nvcc out of it; JOBS=n limits the compilers running at once;"
 	@echo "TORCH=0 leaves torch out of the tests."
 
-demo: ## set up, build, compute attention, check it, explain it, time it (2 minutes)
+demo: ## set up, build, compute attention, check it, explain it, time it (3 minutes)
 	@scripts/setup build
 	@scripts/demo
 
-test: ## set up and run every test that needs no GPU (36 minutes on 2 cores)
+test: ## set up and run every test that needs no GPU (43 minutes on 2 cores)
 	@scripts/setup test
 	@scripts/test $(STAGES)
 
