@@ -146,7 +146,7 @@ class CudaBackend final : public Backend {
     }
     if (plan.combines_in_cluster) {
       LaunchOptions in_clusters = options;
-      in_clusters.smem_bytes += core::Inbox::bytes(kernel.tile_q, kernel.head_dim);
+      in_clusters.smem_bytes += core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
       in_clusters.cluster = plan.splits;
       in_clusters.share_sms = params.work_items > plan.device.sm_count;
       if (clusters_at_once(kernel, entry, device, in_clusters) * plan.splits >= params.work_items) {

@@ -20,6 +20,7 @@ constexpr double kProductOverhead = 1.65;  // a step's time over that of its pro
 constexpr double kCodeCycles = 8;          // more for an instruction's 64 codes to become operands
 constexpr double kJoinLast = 2300;         // splits joined by the last block to arrive
 constexpr double kJoinCluster = 500;       // in a cluster
+constexpr double kJoinWarps = 300;         // there, by warps (core::Inbox)
 constexpr double kMemoryCycles = 4800;     // from a copy's begin to its end, when all SMs read
 constexpr double kL2BytesPerCycle = 40;    // of one SM
 constexpr double kMisplaced = 8;           // other tiles are there, and take less
@@ -68,7 +69,8 @@ struct Model {
 
   /// Places for blocks that are a cluster's: they keep more in shared memory.
   double cluster_places() const noexcept {
-    const int bytes = kernel.smem_bytes + core::Inbox::bytes(kernel.tile_q, kernel.head_dim) + 1024;
+    const int bytes = kernel.smem_bytes +
+                      core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads) + 1024;
     return sms * std::clamp<double>(device.smem_per_sm_bytes / bytes, 1, blocks_per_sm);
   }
 
@@ -108,14 +110,19 @@ struct Model {
     const double step = std::max(kStep + kProductOverhead * mma_cycles * together, bytes / rate);
     const double steps = static_cast<double>(splits.keys_each) / kernel.tile_k;
     double loop = steps * step;
-    if (clusters && from_memory() && blocks > sms) {
+    const bool shares_sms = clusters && from_memory() && blocks > sms;
+    if (shares_sms) {
       // Ranges need not be of one length: whoever reads longest has the memory to itself.
       const double missing = std::max(kAmplePlaces - blocks / cluster_places(), 0.0);
       loop = reading() * (kSharedRate + kSharedLoss * missing);
     }
-    const double join = splits.count == 1 ? 0 : clusters ? kJoinCluster : kJoinLast;
-    const double cycles = waves * (kStart + kFinish + kFinishRow * kernel.tile_q + loop) + join;
     const std::int64_t rows = rows_of(kernel, problem);
+    // What clusters that share SMs lose was timed as a whole, with the join of many rows.
+    const bool by_warps =
+        rows <= core::Inbox::rows_from_warps(kernel.tile_q, kernel.head_dim) && !shares_sms;
+    const double in_cluster = by_warps ? kJoinWarps : kJoinCluster;
+    const double join = splits.count == 1 ? 0 : clusters ? in_cluster : kJoinLast;
+    const double cycles = waves * (kStart + kFinish + kFinishRow * kernel.tile_q + loop) + join;
     // Tiles of few rows shorten what is behind the last keys. Where blocks come in rounds that does
     // not show, and four warps a block read more slowly than eight.
     const bool misplaced = kernel.tile_q < 16 ? rows > kernel.tile_q || !clusters

@@ -10,7 +10,9 @@ namespace flashcore::gpu_test {
 namespace {
 
 struct LaneGroupPointers {
-  float *quad_max, *quad_sum, *place_max, *place_sum, *warp_max, *warp_sum;
+  float *quad_max, *quad_sum, *place_max, *place_sum, *octets_max, *octets_sum, *warp_max,
+      *warp_sum;
+  float* octets_sum_each;
 };
 
 __global__ void lanes(const float* g_in, float* g_max, float* g_sum, float* g_exp2) {
@@ -29,6 +31,10 @@ __global__ void lane_groups(const float* g_in, LaneGroupPointers g_out) {
   g_out.quad_sum[i] = cuda::quad_sum(g_in[i]);
   g_out.place_max[i] = cuda::place_max(own);
   g_out.place_sum[i] = cuda::place_sum(g_in[i]);
+  g_out.octets_max[i] = cuda::octets_max(own);
+  g_out.octets_sum[i] = cuda::octets_sum(g_in[i]);
+  g_out.octets_sum_each[i] =
+      cuda::octets_sum_each({g_in[i], 2 * g_in[i], 3 * g_in[i], 4 * g_in[i]});
   g_out.warp_max[i] = cuda::warp_max(own);
   g_out.warp_sum[i] = cuda::warp_sum(g_in[i]);
 }
@@ -155,14 +161,17 @@ LaneGroupResults run_lane_groups(const std::vector<float>& values) {
   const Array<float> in(values);
   const Array<float> quad_max(values.size()), quad_sum(values.size());
   const Array<float> place_max(values.size()), place_sum(values.size());
+  const Array<float> octets_max(values.size()), octets_sum(values.size());
+  const Array<float> octets_sum_each(values.size());
   const Array<float> warp_max(values.size()), warp_sum(values.size());
   constexpr unsigned kThreads = 128;
   if (values.size() % kThreads != 0) throw std::runtime_error("not whole blocks");
   lane_groups<<<static_cast<unsigned>(values.size()) / kThreads, kThreads>>>(
-      in.get(), {quad_max.get(), quad_sum.get(), place_max.get(), place_sum.get(), warp_max.get(),
-                 warp_sum.get()});
-  return {quad_max.host(),  quad_sum.host(), place_max.host(),
-          place_sum.host(), warp_max.host(), warp_sum.host()};
+      in.get(), {quad_max.get(), quad_sum.get(), place_max.get(), place_sum.get(), octets_max.get(),
+                 octets_sum.get(), warp_max.get(), warp_sum.get(), octets_sum_each.get()});
+  return {quad_max.host(),  quad_sum.host(),   place_max.host(),
+          place_sum.host(), octets_max.host(), octets_sum.host(),
+          warp_max.host(),  warp_sum.host(),   octets_sum_each.host()};
 }
 
 std::vector<float> run_largest(const std::vector<float>& values) {

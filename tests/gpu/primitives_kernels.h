@@ -12,10 +12,11 @@ struct LaneResults {
 };
 LaneResults run_lanes(const std::vector<float>& lanes);
 
-/// Per lane: quad_max(), place_max() and warp_max() of what max_passing_nan() leaves of it, and the
-/// sums.
+/// Per lane: quad_max(), place_max(), octets_max() and warp_max() of what max_passing_nan() leaves
+/// of it, and the sums; octets_sum_each() of the lane once, twice, three and four times.
 struct LaneGroupResults {
-  std::vector<float> quad_max, quad_sum, place_max, place_sum, warp_max, warp_sum;
+  std::vector<float> quad_max, quad_sum, place_max, place_sum, octets_max, octets_sum, warp_max,
+      warp_sum, octets_sum_each;
 };
 LaneGroupResults run_lane_groups(const std::vector<float>& lanes);
 

@@ -77,11 +77,12 @@ void check_group(const std::vector<float>& in, const std::vector<float>& max,
   }
 }
 
-/// Lanes with the same lane % 4 as neighbours.
-std::vector<float> by_places(const std::vector<float>& lanes) {
+/// Lanes with the same lane % width as neighbours.
+std::vector<float> by_places(const std::vector<float>& lanes, std::size_t width) {
+  const std::size_t groups = 32 / width;
   std::vector<float> sorted;
   for (std::size_t i = 0; i < lanes.size(); ++i) {
-    sorted.push_back(lanes[i / 32 * 32 + i % 8 * 4 + i % 32 / 8]);
+    sorted.push_back(lanes[i / 32 * 32 + i % groups * width + i % 32 / groups]);
   }
   return sorted;
 }
@@ -99,8 +100,20 @@ TEST_F(Primitives, ReductionsReachEveryLaneOfTheirGroup) {
   in[32 * ++warp + 9] = kInfinity;
   const LaneGroupResults got = run_lane_groups(in);
   check_group(in, got.quad_max, got.quad_sum, 4);
-  check_group(by_places(in), by_places(got.place_max), by_places(got.place_sum), 8);
+  check_group(by_places(in, 4), by_places(got.place_max, 4), by_places(got.place_sum, 4), 8);
+  check_group(by_places(in, 8), by_places(got.octets_max, 8), by_places(got.octets_sum, 8), 4);
   check_group(in, got.warp_max, got.warp_sum, 32);
+}
+
+TEST_F(Primitives, EachOctetGetsASumOfItsOwn) {
+  std::vector<float> in(128);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i * i % 89);
+  const std::vector<float> got = run_lane_groups(in).octets_sum_each;
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    const std::size_t first = i / 32 * 32 + i % 8, octet = i % 32 / 8;
+    const float sum = in[first] + in[first + 8] + in[first + 16] + in[first + 24];
+    ASSERT_EQ(got[i], static_cast<float>(octet + 1) * sum) << "lane " << i % 32;
+  }
 }
 
 TEST_F(Primitives, LargestOfAnyNumber) {

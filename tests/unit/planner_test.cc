@@ -226,6 +226,20 @@ TEST(Planner, FewRowsInClustersHaveTilesOfTheirOwn) {
   }
 }
 
+// Three of their blocks on an SM, and others with none, would read memory unevenly.
+TEST(Planner, TwoBlocksOfAClusterOfFewRowsShareAnSm) {
+  const DeviceInfo device = *named_device("h200");
+  int found = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.tile_q != 8) continue;
+    const int bytes = kernel.smem_bytes +
+                      core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads) + 1024;
+    EXPECT_EQ(device.smem_per_sm_bytes / bytes, 2) << kernel.id;
+    ++found;
+  }
+  EXPECT_EQ(found, 4);
+}
+
 // Lengths that only the device knows: key ranges of one length, so that a long sequence is not one
 // block's work, and no tile of mostly padding.
 TEST(Planner, UnknownLengthsAreSplitEvenly) {
@@ -348,7 +362,8 @@ TEST(Planner, ClustersThatReadMemoryHaveSmsOfTheirOwnOrNearlyAll) {
         const std::int64_t blocks = batch * heads * plan->splits;
         if (blocks <= device.sm_count) continue;
         const KernelInfo& kernel = *plan->kernel;  // whose blocks keep more in a cluster
-        const int bytes = kernel.smem_bytes + core::Inbox::bytes(kernel.tile_q, kernel.head_dim);
+        const int bytes =
+            kernel.smem_bytes + core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
         const std::int64_t places =
             device.sm_count *
             std::min(kernel.blocks_per_sm, device.smem_per_sm_bytes / (bytes + 1024));
@@ -375,6 +390,7 @@ TEST(Planner, SplitsOfShortDecode) {
   EXPECT_EQ(in_cluster(5, 32, 8, 4096, 128), 5);
   EXPECT_EQ(in_cluster(4, 32, 8, 16384, 128), 7);
   EXPECT_EQ(in_cluster(1, 32, 8, 1024, 128), 8);
+  EXPECT_EQ(in_cluster(1, 32, 32, 512, 64), 2);
   EXPECT_EQ(in_cluster(8, 32, 8, 4096, 128), -2);
   EXPECT_EQ(in_cluster(1, 32, 8, 8192, 128), -16);
   EXPECT_EQ(in_cluster(1, 32, 32, 65536, 64), -8);

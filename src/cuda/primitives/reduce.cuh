@@ -1,5 +1,6 @@
 // Reductions over the lanes that share a row of scores: 16 neighbours (simt), the 4 of a quad or
-// those at the same place of all 8 quads (tensor cores); and the base-2 exponential.
+// those at the same place of all 8 quads (tensor cores), or of the 4 octets (joins); and the base-2
+// exponential.
 #pragma once
 
 namespace flashcore::cuda {
@@ -63,6 +64,26 @@ __device__ __forceinline__ float place_sum(float x) {
 #pragma unroll
   for (int offset = 4; offset < 32; offset *= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
   return x;
+}
+
+/// Over the lanes with the same lane % 8: those at the same place of the four octets.
+__device__ __forceinline__ float octets_max(float x) {
+  x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, 8));
+  return max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, 16));
+}
+
+__device__ __forceinline__ float octets_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 8);
+  return x + __shfl_xor_sync(0xffffffffu, x, 16);
+}
+
+/// Four sums over those lanes, of which octet i gets the one of x[i]: each hands on what it does
+/// not keep.
+__device__ __forceinline__ float octets_sum_each(const float (&x)[4]) {
+  const bool high = threadIdx.x & 16, odd = threadIdx.x & 8;
+  const float even = (high ? x[2] : x[0]) + __shfl_xor_sync(0xffffffffu, high ? x[0] : x[2], 16);
+  const float next = (high ? x[3] : x[1]) + __shfl_xor_sync(0xffffffffu, high ? x[1] : x[3], 16);
+  return (odd ? next : even) + __shfl_xor_sync(0xffffffffu, odd ? even : next, 8);
 }
 
 __device__ __forceinline__ float warp_max(float x) {

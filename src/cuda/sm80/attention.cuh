@@ -27,6 +27,7 @@
 #include "cuda/sm80/results.cuh"
 #include "cuda/sm80/scores.cuh"
 #include "cuda/sm80/softmax.cuh"
+#include "cuda/sm80/warp_join.cuh"
 
 namespace flashcore::cuda::sm80 {
 
@@ -70,10 +71,29 @@ __device__ __forceinline__ void attend_keys(SharedStorage<C>& s, Outputs<C>& o,
   if constexpr (C::kCodes) {
     scale_probabilities<C, kKeys>(score, s, p, stage, s_key, t);
     multiply_codes<C, kKeys>(o, score, s, p, stage, s_key, t);
-  } else if constexpr (C::kFewRows) {
-    multiply_few_rows<C, kKeys>(o, score, s.v[stage], s_key, t);
   } else {
     multiply_values<C, kKeys>(o, score, s.v[stage], s_key, t);
+  }
+}
+
+/// What follows the loop where the block joins its warps' results.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void finish_block(SharedStorage<C>& s, const AttentionParams& p,
+                                             const Outputs<C>& o, const RowStates<C>& states,
+                                             const Thread<C>& t) {
+  if constexpr (C::kOwnKeys && kHasClusters) {
+    if (p.joins_in_cluster) {
+      const ClusterRoute<C> route(s, p, s.item);
+      leave_results<C>(s, o, states, t);
+      join_in_cluster<C, kPlain>(s, p, s.item, route);
+      return;
+    }
+  }
+  leave_results<C>(s, o, states, t);
+  if constexpr (kPlain && C::kTileQ <= 32) {
+    finish_item<C, true>(s, p);
+  } else {
+    finish_item_apart<C>(s, p);
   }
 }
 
@@ -82,10 +102,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
                                        std::int32_t begin) {
   Outputs<C> o = {};
   KeptQueries<C, kPlain> q;
-  RowStates<C> kept_states;
-  RowStates<C>& states = C::kFewRows ? kept_states : s.states[threadIdx.x];
-  const Thread<C> thread(threadIdx.x);
-  const WarpKeys warp_keys = s.warp_keys[thread.row_warp];
+  RowStates<C>& states = s.states[threadIdx.x];
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
     states.of[m][0] = states.of[m][1] = {core::negative_infinity<float>(), 0.f};
@@ -106,13 +123,8 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
     constexpr int kKeys = kPlain ? C::kPlainKeys : C::kOptionKeys;
 #pragma unroll 1
     for (int n = 0; n < C::kWarpKeys; n += kKeys) {
-      if constexpr (C::kFewRows) {  // which leave registers
-        attend_keys<C, kPlain, kKeys>(s, o, states, q, p, thread, warp_keys, stage, tile, n);
-      } else {
-        const Thread<C> again(not_hoisted(threadIdx.x));
-        attend_keys<C, kPlain, kKeys>(s, o, states, q, p, again, s.warp_keys[again.row_warp], stage,
-                                      tile, n);
-      }
+      const Thread<C> t(not_hoisted(threadIdx.x));
+      attend_keys<C, kPlain, kKeys>(s, o, states, q, p, t, s.warp_keys[t.row_warp], stage, tile, n);
     }
     stage = stage == C::kStages - 1 ? 0 : stage + 1;
   }
@@ -124,20 +136,77 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
       return;
     }
   }
-  if constexpr (C::kOwnKeys && kHasClusters) {
-    if (p.joins_in_cluster) {
-      const ClusterRoute<C> route(s, p, s.item);
-      leave_results<C>(s, o, states, t);
-      join_in_cluster<C, kPlain>(s, p, s.item, route);
+  finish_block<C, kPlain>(s, p, o, states, t);
+}
+
+/// The same for 8 rows or fewer, which leave registers for all that a thread needs. Behind the last
+/// V there is nothing but its product and the join: the softmax comes before. To ask for K or V as
+/// soon as there is room was slower (docs/performance.md): more copies under way do not make memory
+/// faster, but some warps wait longer than others.
+template <typename C, bool kPlain>
+__device__ __forceinline__ void attend_few_rows(SharedStorage<C>& s, const AttentionParams& p,
+                                                std::int32_t begin) {
+  static_assert(C::kOwnKeys);
+  constexpr int kKeys = kPlain ? C::kPlainKeys : C::kOptionKeys;
+  constexpr int kCopies = 2 * C::kStages;  // K and V of all stages
+  const Item& item = s.item;
+  const Thread<C> t(threadIdx.x);
+  const WarpKeys keys = s.warp_keys[0];
+  const bool by_warps = warps_join<C>(p, item);
+  const std::int32_t end = item.seen.end;
+  WarpRoute<C> route;
+  if constexpr (kHasClusters) {
+    if (by_warps) route.find(s, p, item, t);
+  }
+  Outputs<C> o = {};
+  RowStates<C> states;
+  states.of[0][0] = states.of[0][1] = {core::negative_infinity<float>(), 0.f};
+  KeptQueries<C, kPlain> q;
+  int stage = 0;
+#pragma unroll 1
+  for (std::int32_t tile = begin; tile < end; tile += C::kTileK) {
+    if (tile == begin) {
+      wait_copies<kCopies - 1>();
+      __syncthreads();  // Q too
+      keep_queries<C, kPlain>(q, s);
+    } else {
+      wait_copies<kCopies - 2>();
+      __syncwarp();
+      const int last_stage = stage == 0 ? C::kStages - 1 : stage - 1;
+      load_values<C, kPlain>(s, p, item, last_stage, tile + (C::kStages - 1) * C::kTileK);
+    }
+#pragma unroll 1
+    for (int n = 0; n < C::kWarpKeys; n += kKeys) {
+      const int s_key = t.key_warp * C::kWarpKeys + n;
+      const std::int32_t first_key = tile + s_key;
+      const bool seen = first_key < keys.seen.end && first_key + kKeys > keys.seen.begin;
+      const bool begins = n == 0, ends = n + kKeys == C::kWarpKeys;
+      Scores<C, kKeys> score = {};
+      if (seen) {
+        multiply_queries<C, kPlain, kKeys>(score, q, s, s.k[stage], s_key, t);
+        finish_scores<C, kPlain, kKeys>(score, t, p, item, keys, first_key);
+        softmax<C, kKeys>(score, o, states, item.factor, p.plant);
+      }
+      if constexpr (kHasClusters) {
+        if (by_warps && ends && tile + C::kTileK >= end) send_states<C>(route, states, item, t);
+      }
+      if (begins) wait_copies<kCopies - 2>();
+      if (begins || ends) __syncwarp();
+      if (ends) load_keys<C, kPlain>(s, p, item, stage, tile + C::kStages * C::kTileK);
+      if (seen) multiply_few_rows<C, kKeys>(o, score, s.v[stage], s_key, t);
+    }
+    stage = stage == C::kStages - 1 ? 0 : stage + 1;
+  }
+  wait_copies<0>();
+  if constexpr (kHasClusters) {
+    if (by_warps) {
+      if (begin >= end) send_states<C>(route, states, item, t);
+      send_outputs<C>(route, o, item, t);
+      join_parts<C, kPlain>(s, p, item);
       return;
     }
   }
-  leave_results<C>(s, o, states, t);
-  if constexpr (kPlain && C::kTileQ <= 32) {
-    finish_item<C, true>(s, p);
-  } else {
-    finish_item_apart<C>(s, p);
-  }
+  finish_block<C, kPlain>(s, p, o, states, t);
 }
 
 /// One item. kPlain: see AttentionParams::plain.
@@ -185,7 +254,11 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
   if constexpr (C::kOwnKeys && kHasClusters) {
     if (p.joins_in_cluster) open_inbox<C>(s, p, item);
   }
-  attend<C, kPlain>(s, p, begin);
+  if constexpr (C::kFewRows) {
+    attend_few_rows<C, kPlain>(s, p, begin);
+  } else {
+    attend<C, kPlain>(s, p, begin);
+  }
 }
 
 /// Apart, so that the common parts of the two ways are not merged: then registers would spill.

@@ -131,9 +131,7 @@ struct alignas(128) SharedStorage : CodeScales<C> {
     };
     Results<C> results;
   };
-  // Of few rows they stay in registers. But without this room clusters would come to lie with three
-  // blocks on an SM, and memory would not be read evenly (docs/performance.md).
-  RowStates<C> states[C::kThreads];
+  RowStates<C> states[C::kFewRows ? 1 : C::kThreads];  // those of few rows stay in registers
   WarpKeys warp_keys[C::kRowWarps];
   Item item;
   bool last;  // of the blocks of an item

@@ -1,7 +1,7 @@
 // Joining the key ranges of an item. Where its blocks are a cluster (sm_90, up to 8) they send each
-// other their results. Otherwise the last block to arrive reads all partial results
-// from the workspace; they come from other SMs, so they are read past the L1 cache. Waiting is all
-// that either does, so many loads are under way at once.
+// other their results, or their warps do (warp_join.cuh). Otherwise the last block to arrive reads
+// all partial results from the workspace; they come from other SMs, so they are read past the L1
+// cache. Waiting is all that either does, so many loads are under way at once.
 #pragma once
 
 #include "core/combine.h"
@@ -26,30 +26,36 @@ struct Inbox {
  private:
   static_assert(core::Inbox::kBarrierBytes == sizeof(float4) &&
                 core::Inbox::kPieceBytes == sizeof(float4) + sizeof(float2));
-  static constexpr int kPieces =
-      (core::Inbox::bytes(C::kTileQ, C::kHeadDim) - core::Inbox::kBarrierBytes) /
-      core::Inbox::kPieceBytes;
+  static constexpr int kPieces = core::Inbox::chunks(C::kTileQ, C::kHeadDim) * core::Inbox::kChunk;
 };
 
-/// While the first keys are on their way: then nobody waits for it. Every thread of the cluster
-/// comes here.
+/// Which block of a cluster joins a turn's n-th chunk, and which chunk a block joins: they are
+/// dealt out from the last block on, whose key range may be the shortest, so that it waits for the
+/// others already.
+__device__ __forceinline__ int joins_at(const AttentionParams& p, int n) {
+  return p.splits - 1 - n;
+}
+
+/// Of an item's results, what this block joins.
 template <typename C>
-__device__ __forceinline__ void open_inbox(SharedStorage<C>& s, const AttentionParams& p,
-                                           const Item& item) {
+__device__ __forceinline__ int pieces_to_join(const AttentionParams& p, const Item& item) {
   constexpr int kChunk = core::Inbox::kChunk;
-  if (threadIdx.x == 0) {
-    const Inbox<C> inbox(s);
-    const int all = item.rows * (C::kHeadDim / 4);
-    int mine = 0;
-    for (int first = item.split * kChunk; first < all; first += p.splits * kChunk) {
-      mine += min(kChunk, all - first);
-    }
-    init_barrier(inbox.s_full, 1);
-    fence_barrier_init();
-    arrive_expecting(inbox.s_full, mine * p.splits * core::Inbox::kPieceBytes);
+  const int all = item.rows * (C::kHeadDim / 4);
+  int mine = 0;
+  for (int first = joins_at(p, item.split) * kChunk; first < all; first += p.splits * kChunk) {
+    mine += min(kChunk, all - first);
   }
-  arrive_at_cluster();
-  wait_for_cluster();  // all inboxes are open
+  return mine;
+}
+
+/// Prepares the inbox; for one thread.
+template <typename C>
+__device__ __forceinline__ void expect_pieces(SharedStorage<C>& s, const AttentionParams& p,
+                                              const Item& item) {
+  const Inbox<C> inbox(s);
+  init_barrier(inbox.s_full, 1);
+  fence_barrier_init();
+  arrive_expecting(inbox.s_full, pieces_to_join<C>(p, item) * p.splits * core::Inbox::kPieceBytes);
 }
 
 /// Where piece `index` of a block's results goes, in the cluster's addresses.
@@ -60,7 +66,8 @@ struct Recipient {
   __device__ __forceinline__ Recipient(const Inbox<C>& inbox, const AttentionParams& p,
                                        const Item& item, int index) {
     constexpr int kChunk = core::Inbox::kChunk;
-    const int chunk = index / kChunk, turn = chunk / p.splits, to = chunk - turn * p.splits;
+    const int chunk = index / kChunk, turn = chunk / p.splits;
+    const int to = joins_at(p, chunk - turn * p.splits);
     const int at = (turn * p.splits + item.split) * kChunk + index % kChunk;
     out = cluster_address(inbox.s_out + at, to);
     state = cluster_address(inbox.s_state + at, to);
@@ -78,8 +85,8 @@ struct Joined {
   __device__ __forceinline__ static Joined of_turn(const AttentionParams& p, const Item& item,
                                                    int turn) {
     Joined joined;
-    joined.piece =
-        (turn * p.splits + item.split) * core::Inbox::kChunk + static_cast<int>(threadIdx.x % 32);
+    joined.piece = (turn * p.splits + joins_at(p, item.split)) * core::Inbox::kChunk +
+                   static_cast<int>(threadIdx.x % 32);
     joined.row = row_of(p, item, min(joined.piece / (C::kHeadDim / 4), item.rows - 1));
     joined.offset = output_offset(p, item, joined.row);
     return joined;

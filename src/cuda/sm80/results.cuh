@@ -16,19 +16,24 @@ __device__ __forceinline__ std::int64_t output_offset(const AttentionParams& p, 
   return item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
 }
 
+/// use(the caller's output), a pointer of its type.
+template <typename C, bool kPlain, typename Use>
+__device__ __forceinline__ void with_output(const AttentionParams& p, Use use) {
+  if (!kPlain && p.out_element == core::Element::f32) {
+    use(static_cast<float*>(p.out));
+  } else {
+    with_element<C>(p.out_element, [&](auto zero) { use(static_cast<decltype(zero)*>(p.out)); });
+  }
+}
+
 /// Four columns of the caller's output, in the row that begins at `offset`.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void store_output(const AttentionParams& p, std::int64_t offset,
                                              int column, const float (&x)[4]) {
-  const auto store = [&](auto zero) {
-    store_columns(static_cast<decltype(zero)*>(p.out) + offset, p.out_strides.column, column,
-                  p.v_dim, x, kPlain || p.vector_rows);
-  };
-  if (!kPlain && p.out_element == core::Element::f32) {
-    store(0.f);
-  } else {
-    with_element<C>(p.out_element, store);
-  }
+  with_output<C, kPlain>(p, [&](auto* g_out) {
+    store_columns(g_out + offset, p.out_strides.column, column, p.v_dim, x,
+                  kPlain || p.vector_rows);
+  });
 }
 
 __device__ __forceinline__ void store_lse(const AttentionParams& p, const Item& item,
@@ -72,9 +77,10 @@ __device__ __forceinline__ float lse_of(const AttentionParams& p,
 }
 
 /// Nothing, but in an assertion build.
+template <int kColumns>
 __device__ __forceinline__ void assert_row(const AttentionParams& p, const Item& item,
                                            const Row& row, const core::SoftmaxState<float>& state,
-                                           const float (&x)[4]) {
+                                           const float (&x)[kColumns]) {
   core::assert_row_state(p, item.sequence, item.b, row.head, row.query, state, lse_of(p, state));
   for (const float out : x) {
     core::assert_output(p, item.sequence, item.b, row.head, row.query, out);
