@@ -137,7 +137,9 @@ class CudaBackend final : public Backend {
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
     LaunchOptions options{params.work_items, kernel.threads, kernel.smem_bytes};
-    options.early = plan.device.compute_capability >= 90 && kernel.min_compute_capability >= 80;
+    // Of kernels for tensor cores, machine code for sm_90 alone waits for the kernel before: later
+    // GPUs run sm_80's PTX.
+    options.early = plan.device.compute_capability == 90 && kernel.min_compute_capability >= 80;
     if (kernel.min_compute_capability >= 90) {
       cuda::sm90::Params hopper;
       FLASHCORE_RETURN_IF_ERROR(cuda::make_sm90_params(plan, params, hopper));

@@ -81,10 +81,11 @@ struct Model {
            (kMemoryShare * device.memory_gbs);
   }
 
-  /// Clusters that wait for memory have SMs of their own, or share nearly all of them: where the
-  /// next call's blocks find room beside these, some SMs come to have two and others none.
+  /// Only machine code for sm_90 joins in clusters: later GPUs run sm_80's PTX. Clusters that wait
+  /// for memory have SMs of their own, or share nearly all of them: where the next call's blocks
+  /// find room beside these, some SMs come to have two and others none.
   bool in_cluster(std::int64_t splits) const noexcept {
-    if (device.compute_capability < 90 || kernel.tile_q > 16 || splits < 2 ||
+    if (device.compute_capability != 90 || kernel.tile_q > 16 || splits < 2 ||
         splits > kMaxCluster || problem.options.reproducibility != Reproducibility::deterministic) {
       return false;
     }

@@ -226,6 +226,21 @@ TEST(Planner, FewRowsInClustersHaveTilesOfTheirOwn) {
   }
 }
 
+// Later GPUs run PTX that knows no clusters.
+TEST(Planner, ClustersAreForHopperAlone) {
+  DeviceInfo device = *named_device("h200");
+  const auto combines_in_cluster = [&] {
+    const Problem problem =
+        *dense_problem(DType::bf16, 1, 32, 32, 1, 8192, 64, 64, {}, device.device);
+    return make_plan(problem, device)->combines_in_cluster;
+  };
+  EXPECT_TRUE(combines_in_cluster());
+  for (const int other : {80, 89, 100, 103, 120}) {
+    device.compute_capability = other;
+    EXPECT_FALSE(combines_in_cluster()) << other;
+  }
+}
+
 // Three of their blocks on an SM, and others with none, would read memory unevenly.
 TEST(Planner, TwoBlocksOfAClusterOfFewRowsShareAnSm) {
   const DeviceInfo device = *named_device("h200");
