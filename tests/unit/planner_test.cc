@@ -207,10 +207,10 @@ TEST(Planner, LastItemsOfHopperAreCutWhereSmsWouldBeIdle) {
 // Tiles of 8 rows are for items that are read at once and joined in clusters, and for no more rows.
 TEST(Planner, FewRowsInClustersHaveTilesOfTheirOwn) {
   const auto rows_in_tile = [](const char* device, std::int64_t batch, std::int64_t group,
-                               std::int64_t q_len, std::int64_t dim) {
+                               std::int64_t q_len, std::int64_t dim, std::int64_t keys = 8192) {
     const Result<DeviceInfo> info = named_device(device);
     const Result<Problem> problem =
-        dense_problem(DType::bf16, batch, 32 * group, 32, q_len, 8192, dim, dim, {}, info->device);
+        dense_problem(DType::bf16, batch, 32 * group, 32, q_len, keys, dim, dim, {}, info->device);
     EXPECT_TRUE(problem.ok());
     const Result<Plan> plan = make_plan(*problem, *info);
     EXPECT_TRUE(plan.ok());
@@ -224,6 +224,7 @@ TEST(Planner, FewRowsInClustersHaveTilesOfTheirOwn) {
     EXPECT_EQ(rows_in_tile("h200", 64, 1, 1, dim), 16) << dim;
     EXPECT_EQ(rows_in_tile("a100", 1, 1, 1, dim), 16) << dim;
   }
+  EXPECT_EQ(rows_in_tile("h200", 1, 1, 1, 64, 512), 8);
 }
 
 // Later GPUs run PTX that knows no clusters.
