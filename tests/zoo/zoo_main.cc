@@ -6,7 +6,7 @@
 //
 // --full: the full ladder, not the quick one; --all: every dtype of an exhibit; --show: each
 // report. Exit 0: every mutant was found, 90 % of each table with its stage, nothing right was
-// accused, and no mutant needed more than two seconds of a core.
+// accused, and no mutant always needed more than two seconds of a core.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -28,10 +28,18 @@ struct Args {
   std::string only, part;
 };
 
+/// What is shown once.
+struct Showing {
+  const Exhibit* exhibit;
+  std::string dtype;
+  std::uint64_t seed;
+};
+
 struct Tally {
   int shown = 0, found = 0, named = 0, slow = 0, too_slow = 0;
   double slowest_s = 0;
   std::string slowest;
+  std::vector<Showing> once_more;  // to be timed alone
 };
 
 bool is_timed(const Args& args, const Exhibit& e) {
@@ -46,27 +54,49 @@ double cpu_seconds() {
 }
 
 /// A mutant should need less than a second of a core. Neighbours on a busy machine cost a core's
-/// time too, half as much again where it was measured: what needs twice as long is too slow
-/// anywhere.
+/// time too, half as much again where it was measured, and twice as much elsewhere: what needs
+/// twice as long is timed again without those that are ours, and is too slow if it always does.
 constexpr double kGoalSeconds = 1, kMostSeconds = 2;
+constexpr int kTimesAlone = 3;
 
-/// Exhibits are shown side by side, one per thread; lines and tallies are one at a time.
-void run(const Args& args, const Exhibit& e, const std::string& dtype, std::uint64_t seed,
-         std::mutex& mutex, Tally& tally) {
+struct Verified {
+  Result<VerifyReport> report;
+  double seconds;
+};
+
+Verified verify(const Args& args, const Showing& showing) {
+  const Exhibit& e = *showing.exhibit;
   flashcore_verify_options options;
   flashcore_verify_options_init(&options, sizeof options);
   options.name = e.name.c_str();
-  options.dtype = dtype.c_str();
+  options.dtype = showing.dtype.c_str();
   options.arithmetic = e.arithmetic.empty() ? nullptr : e.arithmetic.c_str();
-  options.seed = seed;
+  options.seed = showing.seed;
   options.quick = args.full ? 0 : 1;
   const double start = cpu_seconds();
-  const Result<VerifyReport> report = verify_attention(options, e.make());
-  const double s = cpu_seconds() - start;
+  Result<VerifyReport> report = verify_attention(options, e.make());
+  return {std::move(report), cpu_seconds() - start};
+}
+
+bool too_slow_alone(const Args& args, const Showing& showing) {
+  double least = kMostSeconds;
+  for (int i = 0; i < kTimesAlone && least >= kMostSeconds; ++i) {
+    least = std::min(least, verify(args, showing).seconds);
+  }
+  std::printf("  %s %s alone: %s\n", showing.exhibit->name.c_str(), showing.dtype.c_str(),
+              least < kMostSeconds ? "fast enough" : "too slow");
+  return least >= kMostSeconds;
+}
+
+/// Exhibits are shown side by side, one per thread; lines and tallies are one at a time.
+void run(const Args& args, const Showing& showing, std::mutex& mutex, Tally& tally) {
+  const Exhibit& e = *showing.exhibit;
+  const std::string& dtype = showing.dtype;
+  const auto [report, s] = verify(args, showing);
   const std::lock_guard lock(mutex);
   ++tally.shown;
   tally.slow += is_timed(args, e) && s > kGoalSeconds ? 1 : 0;
-  tally.too_slow += is_timed(args, e) && s > kMostSeconds ? 1 : 0;
+  if (is_timed(args, e) && s > kMostSeconds) tally.once_more.push_back(showing);
   if (s > tally.slowest_s) {
     tally.slowest_s = s;
     tally.slowest = e.name + " " + dtype;
@@ -102,8 +132,8 @@ Tally run_all(const Args& args, const char* title, const std::vector<Exhibit>& e
     std::istringstream dtypes(e.dtypes);
     for (std::string dtype; dtypes >> dtype;) {
       for (int seed = 1; seed <= args.seeds; ++seed) {
-        jobs.push_back([&, dtype, seed] {
-          run(args, e, dtype, static_cast<std::uint64_t>(seed), mutex, tally);
+        jobs.push_back([&, showing = Showing{&e, dtype, static_cast<std::uint64_t>(seed)}] {
+          run(args, showing, mutex, tally);
         });
       }
       if (!args.all) break;
@@ -117,6 +147,9 @@ Tally run_all(const Args& args, const char* title, const std::vector<Exhibit>& e
     });
   }
   for (std::thread& thread : threads) thread.join();
+  for (const Showing& showing : tally.once_more) {
+    tally.too_slow += too_slow_alone(args, showing) ? 1 : 0;
+  }
   std::printf(
       "  %d shown, %d told right from wrong, %d with the right verdict; slowest %.2f s of a core "
       "(%s)\n",
