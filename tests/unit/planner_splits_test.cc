@@ -73,7 +73,7 @@ TEST(PlannerSplits, ClustersAreForHopperAlone) {
   }
 }
 
-// Three of their blocks on an SM, and others with none, would read memory unevenly.
+// Where three fitted an SM it took longer (docs/performance.md): perhaps others then have none.
 TEST(PlannerSplits, TwoBlocksOfAClusterOfFewRowsShareAnSm) {
   const DeviceInfo device = *named_device("h200");
   int found = 0;
