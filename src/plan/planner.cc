@@ -8,6 +8,7 @@
 #include "core/params.h"
 #include "core/scratch.h"
 #include "core/sm90_shape.h"
+#include "plan/divide.h"
 #include "plan/tuning.h"
 
 namespace flashcore {
@@ -25,8 +26,6 @@ constexpr std::int64_t kSimtMinKeysPerSplit = 256;
 // Counts past this are refused long before a byte count could overflow; no memory could hold them.
 constexpr double kMostCountable = 0x1p58;
 constexpr double kMostItems = 0x1p30;  // of kernels that number them in 32 bits
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
@@ -102,8 +101,8 @@ Reject supports_e4m3(const KernelInfo& kernel, const Problem& p) noexcept {
 /// f16 cannot hold probabilities times any scale: they are multiplied in units of the largest scale
 /// in sight, which a batch-invariant result may not depend on.
 bool depends_on_other_scales(const KernelInfo& kernel, const Problem& p) noexcept {
-  return needs_8_bits(kernel) && is_sm80(kernel) && p.v_scale.row != 0 &&
-         p.options.reproducibility == Reproducibility::batch_invariant;
+  return p.v_scale.row != 0 && p.options.reproducibility == Reproducibility::batch_invariant &&
+         is_sm80(kernel) && needs_8_bits(kernel);
 }
 
 /// An estimate of a tensor-core kernel's time, to be compared with others of its family.
@@ -223,13 +222,11 @@ Status lay_out_workspace(Plan& plan) noexcept {
 }  // namespace
 
 std::int64_t heads_in_tile(const KernelInfo& kernel, const Problem& problem) noexcept {
-  const std::int64_t group =
-      std::max<std::int64_t>(problem.kv_heads == 0 ? 1 : problem.q_heads / problem.kv_heads, 1);
+  if (problem.q_heads <= problem.kv_heads || problem.kv_heads == 0) return 1;
+  const std::int64_t group = divide(problem.q_heads, problem.kv_heads);
   if (kernel.packs_heads) return group;
   if (!is_sm90(kernel) || !shape_of(kernel).spreads()) return 1;
-  std::int64_t heads = 1;
-  while (heads < core::kMostHeadsInTile && group % (2 * heads) == 0) heads *= 2;
-  return heads;
+  return std::min<std::int64_t>(group & -group, core::kMostHeadsInTile);  // a power of 2
 }
 
 std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept {
@@ -237,16 +234,17 @@ std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept 
 }
 
 std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept {
-  return problem.batch * (problem.q_heads / heads_in_tile(kernel, problem)) *
-         ceil_div(rows_of(kernel, problem), kernel.tile_q);
+  const std::int64_t heads = heads_in_tile(kernel, problem);
+  return problem.batch * divide(problem.q_heads, heads) *
+         ceil_div(problem.q_len * heads, kernel.tile_q);
 }
 
 bool needs_e4m3(const KernelInfo& kernel) noexcept {
-  return std::strcmp(kernel.family, "sm90_e4m3") == 0;
+  return kernel.probability_dtype == DType::e4m3;
 }
 
 bool needs_8_bits(const KernelInfo& kernel) noexcept {
-  return needs_e4m3(kernel) || std::strcmp(kernel.family, "sm80_8bit") == 0;
+  return needs_e4m3(kernel) || (is_sm80(kernel) && std::strcmp(kernel.family, "sm80_8bit") == 0);
 }
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
@@ -266,12 +264,12 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
     if (device.smem_per_block_bytes < kernel.smem_bytes) return Reject::shared_memory;
   }
   const bool counts_in_32_bits = is_sm80(kernel) || is_sm90(kernel);
-  const std::int64_t heads = problem.q_heads / heads_in_tile(kernel, problem);
-  if (counts_in_32_bits &&
-      static_cast<double>(std::max<std::int64_t>(rows_of(kernel, problem), 1)) *
-              static_cast<double>(std::max<std::int64_t>(problem.batch * heads, 1)) *
-              static_cast<double>(std::max(problem.options.num_splits, 1)) >
-          kMostItems) {
+  const std::int64_t heads = heads_in_tile(kernel, problem);
+  if (counts_in_32_bits && static_cast<double>(std::max<std::int64_t>(problem.q_len * heads, 1)) *
+                                   static_cast<double>(std::max<std::int64_t>(
+                                       problem.batch * divide(problem.q_heads, heads), 1)) *
+                                   static_cast<double>(std::max(problem.options.num_splits, 1)) >
+                               kMostItems) {
     return Reject::too_many_rows;
   }
   if (kernel.dtype != problem.dtype) return Reject::dtype;

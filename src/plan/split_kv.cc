@@ -1,13 +1,9 @@
 #include <algorithm>
 
+#include "plan/divide.h"
 #include "plan/tuning.h"
 
 namespace flashcore {
-namespace {
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
 
 Splits split_keys(std::int64_t kv_len, std::int64_t count, std::int32_t tile_k) noexcept {
   const std::int64_t tiles = std::max<std::int64_t>(ceil_div(kv_len, tile_k), 1);

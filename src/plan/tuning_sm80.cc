@@ -1,10 +1,12 @@
-// Which tensor-core kernel, and how many key ranges: a small model of time, in SM cycles, whose
-// constants were read off timelines of the kernels on an H200 (docs/performance.md).
+// Which tensor-core kernel, and how many key ranges: a small model of time, in SM cycles. Its
+// constants were read off timelines of the kernels on an H200, those of joins and of copies from
+// memory fitted to the times of 690 plans there (docs/performance.md).
 #include <algorithm>
 #include <cmath>
 
 #include "core/params.h"
 #include "core/sm80_shape.h"
+#include "plan/divide.h"
 #include "plan/planner.h"
 #include "plan/tuning.h"
 
@@ -18,118 +20,143 @@ constexpr double kFinishRow = 25;          // more for each row of its tile
 constexpr double kStep = 1500;             // latencies of a step that nothing hides
 constexpr double kProductOverhead = 1.65;  // a step's time over that of its products alone
 constexpr double kCodeCycles = 8;          // more for an instruction's 64 codes to become operands
-constexpr double kJoinLast = 2300;         // splits joined by the last block to arrive
-constexpr double kJoinCluster = 500;       // in a cluster
-constexpr double kJoinWarps = 300;         // there, by warps (core::Inbox)
-constexpr double kMemoryCycles = 4800;     // from a copy's begin to its end, when all SMs read
-constexpr double kL2BytesPerCycle = 40;    // of one SM
-constexpr double kMisplaced = 8;           // other tiles are there, and take less
+constexpr double kCodesAlone = 1.85;       // a block that has an SM for itself, in blocks' products
 constexpr double kMemoryShare = 0.93;      // of the datasheet's bandwidth
+constexpr double kLatency = 1500;          // from a copy's begin until its first bytes are there
+constexpr double kLatencyOther = 2100;     // the same, of head dims other than 64 and 128
+constexpr double kSmBytesPerCycle = 43;    // that then come to one SM from memory
+constexpr double kL2BytesPerCycle = 40;    // from the L2 cache
+// Splits joined by the last block to arrive: where rows are many, where a tile has all rows that
+// read its keys, and there of 8-bit keys or of a head_dim above 128.
+constexpr double kJoinLast = 2300, kJoinLastFew = 4400, kJoinLastCodes = 6400, kJoinLastWide = 9500;
+constexpr double kJoinCluster = 500;  // in a cluster
+constexpr double kJoinWarps = 300;    // there, by warps (core::Inbox)
+constexpr double kJoinRow = 20;       // of few rows, more for each row of each split
+constexpr double kMisplaced = 8;      // other tiles are there, and take less
+constexpr double kAsGood = 1 - 1e-9;  // of two equal times, which rounding may tell apart
 
 constexpr std::int64_t kMaxCluster = core::Inbox::kMaxSplits;
-constexpr std::int64_t kNeighbours = 16;  // SMs of which clusters are made, in most GPUs' groups
+constexpr std::int32_t kNeighbours = 16;  // SMs of which clusters are made, in most GPUs' groups
 constexpr double kClusterPlaces = 0.9;    // of all places for blocks, those that clusters can take
 // Clusters that share SMs: the places they must take at least, how many they take without loss,
 // what they lose below that, and what they may read.
-constexpr double kSharedPlaces = 0.7, kAmplePlaces = 0.85, kSharedRate = 0.99, kSharedLoss = 0.7;
+constexpr double kSharedPlaces = 0.7, kAmplePlaces = 0.85, kSharedRate = 0.99, kSharedLoss = 0.85;
 constexpr double kSharedCycles = 120000;  // then ranges of one length matter more than the join
 constexpr std::int64_t kMinKeysManyRows = 1024;  // that are worth splitting tiles of many rows
 constexpr std::int64_t kRaggedKeys = 1024;       // of a range, where lengths are not known
 
-double ceil_div(double a, double b) { return std::ceil(a / b); }
+/// Counts, as most of what follows, are doubles: they are multiplied with times.
+double rounds(double count, double places) noexcept {
+  return count <= places ? 1 : std::ceil(count / places);
+}
 
-struct Model {
-  const KernelInfo& kernel;
-  const Problem& problem;
-  const DeviceInfo& device;
-  double items, sms, blocks_per_sm, mma_cycles;
-
-  Model(const KernelInfo& k, const Problem& p, const DeviceInfo& d) noexcept
-      : kernel(k),
-        problem(p),
-        device(d),
-        items(static_cast<double>(items_of(k, p))),
-        sms(std::max(d.sm_count, 1)) {
-    const int by_memory = d.smem_per_sm_bytes / (k.smem_bytes + 1024);
-    blocks_per_sm = std::clamp(std::min(by_memory, k.blocks_per_sm), 1, 8);
+/// A kernel's time on a problem. What does not depend on the splits is worked out once.
+class Model {
+ public:
+  Model(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device) noexcept
+      : items(static_cast<double>(items_of(kernel, problem))),
+        sms(std::max(device.sm_count, 1)),
+        blocks_per_sm(std::clamp(
+            std::min(device.smem_per_sm_bytes / (kernel.smem_bytes + 1024), kernel.blocks_per_sm),
+            1, 8)),
+        tiles(std::max<std::int64_t>(ceil_div(problem.kv_len, kernel.tile_k), 1)),
+        slots_(sms * blocks_per_sm) {
+    const double memory_rate = kMemoryShare * device.memory_gbs / kClockGhz;
+    const bool codes = needs_8_bits(kernel);
+    const double key_bytes = (codes ? 2.0 : 4.0) * kernel.head_dim;  // of K and V
+    const std::int64_t rows = rows_of(kernel, problem);
+    from_memory_ = rows <= kernel.tile_q;
+    reading_ = items * static_cast<double>(problem.kv_len) * key_bytes / memory_rate;
+    const double tile_bytes = key_bytes * kernel.tile_k;
+    copy_ = tile_bytes / (from_memory_ ? memory_rate : kL2BytesPerCycle);
+    const bool usual = kernel.head_dim == 64 || kernel.head_dim == 128;
+    // Steps that are under way share it.
+    latency_ = (usual ? kLatency : kLatencyOther) * tile_bytes / kernel.smem_bytes;
+    receive_ = tile_bytes / kSmBytesPerCycle;
+    // An only range may end within a tile.
+    fill_ = static_cast<double>(problem.kv_len) / static_cast<double>(tiles * kernel.tile_k);
     // mma.m16n8k16 on one of an SM's four tensor cores: 8 cycles, on Hopper measured 5.9.
-    const double one = d.compute_capability >= 90 ? 5.93 : 8.0;
+    const double one = device.compute_capability >= 90 ? 5.93 : 8.0;
     // A warp's codes become operands once for all of its rows.
-    const double codes = needs_8_bits(k) ? kCodeCycles * 16 / (k.tile_q > 64 ? 32 : 16) : 0.0;
-    mma_cycles = 2.0 * k.tile_q * k.tile_k * k.head_dim / 2048 / 4 * (one + codes);
-  }
-
-  /// K and V are read by one block each: they come from memory, which the SMs share. Else they come
-  /// from the L2 cache.
-  bool from_memory() const noexcept { return rows_of(kernel, problem) <= kernel.tile_q; }
-
-  double blocks_of(std::int64_t splits) const noexcept {
-    return items * static_cast<double>(splits);
-  }
-
-  /// Places for blocks that are a cluster's: they keep more in shared memory.
-  double cluster_places() const noexcept {
-    const int bytes = kernel.smem_bytes +
-                      core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads) + 1024;
-    return sms * std::clamp<double>(device.smem_per_sm_bytes / bytes, 1, blocks_per_sm);
-  }
-
-  /// Cycles in which memory gives all of K and V.
-  double reading() const noexcept {
-    const double bytes = (needs_8_bits(kernel) ? 2.0 : 4.0) * kernel.head_dim;
-    return items * static_cast<double>(problem.kv_len) * bytes * kClockGhz /
-           (kMemoryShare * device.memory_gbs);
-  }
-
-  /// Only machine code for sm_90 joins in clusters: later GPUs run sm_80's PTX. Clusters that wait
-  /// for memory have SMs of their own, or share nearly all of them: where the next call's blocks
-  /// find room beside these, some SMs come to have two and others none.
-  bool in_cluster(std::int64_t splits) const noexcept {
-    if (device.compute_capability != 90 || kernel.tile_q > 16 || splits < 2 ||
-        splits > kMaxCluster || problem.options.reproducibility != Reproducibility::deterministic) {
-      return false;
+    const double more = codes ? kCodeCycles * 16 / (kernel.tile_q > 64 ? 32 : 16) : 0.0;
+    products_ = kProductOverhead * 2.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / 2048 /
+                4 * (one + more);
+    ends_ = kStart + kFinish + kFinishRow * kernel.tile_q;
+    if (from_memory_ && kernel.tile_q <= 16) {
+      join_last_ = kernel.head_dim > 128 ? kJoinLastWide : codes ? kJoinLastCodes : kJoinLastFew;
+      join_rows_ = kJoinRow * static_cast<double>(rows);
+      if (codes) alone_ = kCodesAlone;
     }
-    const double blocks = blocks_of(splits), places = cluster_places();
-    if (blocks > kClusterPlaces * places) return false;
-    if (!from_memory()) return true;
-    const auto neighbours = static_cast<double>(kNeighbours / splits * splits);
+    few_rows_ = kernel.tile_q < 16;
+    misplaced_ = few_rows_ ? rows > kernel.tile_q : kernel.tile_q > 16 && 2 * rows <= kernel.tile_q;
+    // Only machine code for sm_90 joins in clusters: later GPUs run sm_80's PTX.
+    has_clusters_ = device.compute_capability == 90 && kernel.tile_q <= 16 &&
+                    problem.options.reproducibility == Reproducibility::deterministic;
+    if (!has_clusters_) return;
+    const int cluster_bytes =
+        kernel.smem_bytes + core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
+    cluster_places_ = sms * std::clamp<double>(device.smem_per_sm_bytes / (cluster_bytes + 1024), 1,
+                                               blocks_per_sm);
+    const bool by_warps = rows <= core::Inbox::rows_from_warps(kernel.tile_q, kernel.head_dim);
+    join_cluster_ = by_warps ? kJoinWarps : kJoinCluster;
+  }
+
+  /// Clusters that wait for memory have SMs of their own, or share nearly all of them: where the
+  /// next call's blocks find room beside these, some SMs come to have two and others none.
+  bool in_cluster(std::int32_t splits) const noexcept {
+    if (!has_clusters_ || splits < 2 || splits > kMaxCluster) return false;
+    const double blocks = items * splits;
+    if (blocks > kClusterPlaces * cluster_places_) return false;
+    if (!from_memory_) return true;
+    const int neighbours = kNeighbours - kNeighbours % splits;
     return blocks <= kClusterPlaces * sms * neighbours / kNeighbours ||
-           (blocks > sms && blocks >= kSharedPlaces * places && reading() <= kSharedCycles);
+           (blocks > sms && blocks >= kSharedPlaces * cluster_places_ && reading_ <= kSharedCycles);
   }
 
   /// clusters: whether the splits are joined in clusters.
-  double cycles(const Splits& splits, bool clusters) const noexcept {
-    const double blocks = blocks_of(splits.count);
-    const double together = std::clamp(ceil_div(blocks, sms), 1.0, blocks_per_sm);  // on one SM
-    const double slots = sms * blocks_per_sm;
-    const double waves = blocks > 4 * slots ? blocks / slots : ceil_div(blocks, slots);
-    const double bytes =
-        (needs_8_bits(kernel) ? 2.0 : 4.0) * kernel.tile_k * kernel.head_dim * together;
-    const double of_memory = kMemoryShare * device.memory_gbs / kClockGhz / std::min(blocks, sms);
-    const double under_way = together * kernel.smem_bytes / kMemoryCycles;
-    const double rate = from_memory() ? std::min(of_memory, under_way) : kL2BytesPerCycle;
-    const double step = std::max(kStep + kProductOverhead * mma_cycles * together, bytes / rate);
-    const double steps = static_cast<double>(splits.keys_each) / kernel.tile_k;
-    double loop = steps * step;
-    const bool shares_sms = clusters && from_memory() && blocks > sms;
+  double cycles(std::int32_t splits, std::int64_t steps, bool clusters) const noexcept {
+    const double blocks = items * splits;
+    const double together = std::min(rounds(blocks, sms), blocks_per_sm);  // on one SM
+    const double waves = blocks > 4 * slots_ ? blocks / slots_ : rounds(blocks, slots_);
+    const bool shares_sms = clusters && from_memory_ && blocks > sms;
+    const double fill = splits == 1 ? fill_ : 1;
+    const double step =
+        std::max(kStep + products_ * std::max(together, alone_), copies(blocks, together, fill));
+    double loop = static_cast<double>(steps) * step;
     if (shares_sms) {
       // Ranges need not be of one length: whoever reads longest has the memory to itself.
-      const double missing = std::max(kAmplePlaces - blocks / cluster_places(), 0.0);
-      loop = reading() * (kSharedRate + kSharedLoss * missing);
+      const double missing = std::max(kAmplePlaces - blocks / cluster_places_, 0.0);
+      loop = reading_ * (kSharedRate + kSharedLoss * missing);
     }
-    const std::int64_t rows = rows_of(kernel, problem);
-    // What clusters that share SMs lose was timed as a whole, with the join of many rows.
-    const bool by_warps =
-        rows <= core::Inbox::rows_from_warps(kernel.tile_q, kernel.head_dim) && !shares_sms;
-    const double in_cluster = by_warps ? kJoinWarps : kJoinCluster;
-    const double join = splits.count == 1 ? 0 : clusters ? in_cluster : kJoinLast;
-    const double cycles = waves * (kStart + kFinish + kFinishRow * kernel.tile_q + loop) + join;
+    const double join = shares_sms ? kJoinCluster : clusters ? join_cluster_ : join_last_;
+    const double joins = splits == 1 ? 0 : join + join_rows_ * splits;
+    const double cycles = waves * (ends_ + loop) + joins;
     // Tiles of few rows shorten what is behind the last keys. Where blocks come in rounds that does
     // not show, and four warps a block read more slowly than eight.
-    const bool misplaced = kernel.tile_q < 16 ? rows > kernel.tile_q || !clusters
-                                              : kernel.tile_q > 16 && 2 * rows <= kernel.tile_q;
-    return misplaced ? kMisplaced * cycles : cycles;
+    return misplaced_ || (few_rows_ && !clusters) ? kMisplaced * cycles : cycles;
   }
+
+  double items, sms, blocks_per_sm;
+  std::int64_t tiles;  // of keys
+
+ private:
+  /// Until a step's keys and values are there, for all blocks of an SM. Where one block alone reads
+  /// them they come from memory, which all blocks share; else from the L2 cache. A second block on
+  /// the SM hides what one waits for. Without one, a block's own time adds to what it takes at the
+  /// datasheet's bandwidth, the more the closer they are.
+  double copies(double blocks, double together, double fill) const noexcept {
+    if (!from_memory_) return copy_ * together;
+    const double own = latency_ + receive_ * together * fill;
+    const double share = copy_ * std::min(blocks, slots_) * fill;
+    if (together > 1) return std::max(own, share);
+    const double own2 = own * own, share2 = kMemoryShare * kMemoryShare * share * share;
+    return std::max(share, std::sqrt(std::sqrt(own2 * own2 + share2 * share2)));
+  }
+
+  double slots_, reading_, copy_, latency_, receive_, fill_, products_, ends_;
+  double cluster_places_ = 0;
+  double alone_ = 1, join_last_ = kJoinLast, join_cluster_ = 0, join_rows_ = 0;
+  bool from_memory_, few_rows_, misplaced_, has_clusters_;
 };
 
 }  // namespace
@@ -139,10 +166,14 @@ Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
   const Model model(kernel, problem, device);
   Sm80Schedule best;
   const auto consider = [&](std::int64_t count) {
-    const Splits splits = split_keys(problem.kv_len, count, kernel.tile_k);
-    const bool clusters = model.in_cluster(splits.count);
-    const double cycles = model.cycles(splits, clusters);
-    if (best.cycles == 0 || cycles < best.cycles) best = {splits, clusters, cycles};
+    const std::int64_t steps =
+        ceil_div(model.tiles, std::clamp<std::int64_t>(count, 1, model.tiles));
+    const auto splits = static_cast<std::int32_t>(ceil_div(model.tiles, steps));
+    if (splits == best.splits.count && best.cycles != 0) return;
+    const bool clusters = model.in_cluster(splits);
+    const double cycles = model.cycles(splits, steps, clusters);
+    if (best.cycles != 0 && cycles >= kAsGood * best.cycles) return;
+    best = {{splits, steps * kernel.tile_k}, clusters, cycles};
   };
   if (problem.options.num_splits > 0) {
     consider(problem.options.num_splits);
@@ -156,7 +187,7 @@ Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
                 : 1;
   if (most > 1 && kernel.tile_q <= 16 && (problem.used_k.given() || problem.kv_packed)) {
     // Some sequences may be far shorter than others: ranges of one length keep the SMs even.
-    const std::int64_t ragged = (problem.kv_len + kRaggedKeys - 1) / kRaggedKeys;
+    const std::int64_t ragged = ceil_div(problem.kv_len, kRaggedKeys);
     if (model.items * static_cast<double>(ragged) > model.sms) {
       consider(std::min(ragged, most));
       return best;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "plan/divide.h"
 #include "plan/planner.h"
 #include "plan/tuning.h"
 
@@ -33,7 +34,7 @@ constexpr double kScoreOfThree = 0.09;
 constexpr double kCodeStep = 950;
 constexpr double kCodeScore = 0.043;
 constexpr double kCodeProduct = 0.97;
-constexpr double kMostlyPadding = 8;  // few rows are for kernels that pack heads and split keys
+constexpr double kMostlyPadding = 8;
 constexpr std::int64_t kCountedTiles = 16;
 // Of a step: what lies behind an item's last key, and what masks cost more where tiles of keys do
 // not end where tiles of rows do. (At head_dim 128 the first is counted.)
@@ -59,9 +60,9 @@ const StepOf128* step_of_128(const KernelInfo& kernel) noexcept {
 double steps_of(const KernelInfo& kernel, const Problem& problem, std::int64_t tile_queries,
                 bool masked) noexcept {
   const std::int64_t keys = problem.kv_len, rows = problem.q_len;
-  const auto steps_to = [&](std::int64_t end) { return (end + kernel.tile_k - 1) / kernel.tile_k; };
+  const auto steps_to = [&](std::int64_t end) { return ceil_div(end, kernel.tile_k); };
   if (!masked) return static_cast<double>(steps_to(keys));
-  const std::int64_t tiles = std::max<std::int64_t>((rows + tile_queries - 1) / tile_queries, 1);
+  const std::int64_t tiles = std::max<std::int64_t>(ceil_div(rows, tile_queries), 1);
   const std::int64_t left = problem.options.window_left;
   if (tiles > kCountedTiles && left < 0) {
     // Ends of items are multiples of the largest number that divides both tiles.
@@ -73,13 +74,13 @@ double steps_of(const KernelInfo& kernel, const Problem& problem, std::int64_t t
   const std::int64_t counted = std::min(tiles, kCountedTiles);
   std::int64_t steps = 0;
   for (std::int64_t i = 1; i <= counted; ++i) {
-    const std::int64_t tile = i * tiles / counted;
+    const std::int64_t tile = divide(i * tiles, counted);
     const std::int64_t end = std::min(tile * tile_queries, rows) + keys - rows;
     const std::int64_t begin =
         left < 0
             ? 0
             : std::clamp<std::int64_t>((tile - 1) * tile_queries + keys - rows - left, 0, keys);
-    steps += steps_to(std::clamp<std::int64_t>(end, 0, keys)) - begin / kernel.tile_k;
+    steps += steps_to(std::clamp<std::int64_t>(end, 0, keys)) - divide(begin, kernel.tile_k);
   }
   return static_cast<double>(steps) / static_cast<double>(counted);
 }
@@ -125,6 +126,7 @@ Tail choose_tail(const KernelInfo& kernel, const Problem& problem,
   if (!cuts_items(kernel, problem)) return {};
   const std::int64_t items = items_of(kernel, problem), sms = std::max(device.sm_count, 1);
   const std::int64_t last = items % sms;
+  if (last == 0) return {};
   const ItemCycles item = item_cycles(kernel);
   const auto cycles = [&](const Splits& parts) {
     return tail_cycles(kernel, item, last, parts, sms);
@@ -143,21 +145,24 @@ double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const Devic
                    bool masked) noexcept {
   const std::int64_t items = items_of(kernel, problem), sms = std::max(device.sm_count, 1);
   const ItemCycles item = item_cycles(kernel);
-  const std::int64_t tile_queries = kernel.tile_q / heads_in_tile(kernel, problem);
+  const std::int64_t tile_queries = divide(kernel.tile_q, heads_in_tile(kernel, problem));
   double steps = steps_of(kernel, problem, tile_queries, masked);
-  if (masked && kernel.tile_k % tile_queries != 0 && tile_queries % kernel.tile_k != 0) {
+  const auto tile = static_cast<std::int32_t>(tile_queries);
+  if (masked && kernel.tile_k % tile != 0 && tile % kernel.tile_k != 0) {
     steps += item.unaligned;
   }
   const double each = item.start + steps * item.step;
   // Many items of several lengths leave no SM idle for long. (Of equal ones the constants know.)
   const bool equal = !masked && step_of_128(kernel) != nullptr;
   const double rounds = static_cast<double>(items) / static_cast<double>(sms);
-  const Tail tail = choose_tail(kernel, problem, device);
+  // Few rows are for kernels that pack heads and split keys.
+  const bool mostly_padding = 2 * rows_of(kernel, problem) <= kernel.tile_q;
+  const Tail tail = mostly_padding ? Tail{} : choose_tail(kernel, problem, device);
   const double all = tail.items > 0 ? static_cast<double>(items / sms) * each + tail.cycles
                      : items > 4 * sms && !equal ? rounds * each
                                                  : std::ceil(rounds) * each;
   const double cycles = kStart + all;
-  return 2 * rows_of(kernel, problem) <= kernel.tile_q ? kMostlyPadding * cycles : cycles;
+  return mostly_padding ? kMostlyPadding * cycles : cycles;
 }
 
 }  // namespace flashcore

@@ -109,6 +109,7 @@ HostCost host_cost(const verify::CaseSpec& given, const Target& target) {
   // A batch is short enough that its launches fit the device's queue: a full one would make the
   // host wait, and that is not the host's cost.
   constexpr int kBatches = 50, kCallsPerBatch = 200;
+  constexpr int kWarmUpBatches = 200;  // half a second: a core that was idle is slow at first
   verify::CaseSpec spec = given;
   if (target.device.type == DeviceType::cpu) {
     spec.batch = spec.q_heads = spec.kv_heads = spec.q_len = 1;
@@ -133,13 +134,16 @@ HostCost host_cost(const verify::CaseSpec& given, const Target& target) {
   };
   // In turns, so that a clock that changes its mind changes both figures.
   Timing ours, launches;
-  for (int batch = 0; batch < kBatches; ++batch) {
-    ours.samples.push_back(batch_of([&] {
+  for (int batch = -kWarmUpBatches; batch < kBatches; ++batch) {
+    const double us = batch_of([&] {
       const Plan plan = value_or_throw(make_plan(problem, device));
       return run(plan, bench.tensors(), bench.workspace());
-    }));
-    launches.samples.push_back(
-        batch_of([&] { return target.backend->launch_nothing(target.device, Stream{}); }));
+    });
+    const double launch_us =
+        batch_of([&] { return target.backend->launch_nothing(target.device, Stream{}); });
+    if (batch < 0) continue;
+    ours.samples.push_back(us);
+    launches.samples.push_back(launch_us);
   }
   summarise(ours);
   summarise(launches);

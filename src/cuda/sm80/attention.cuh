@@ -141,8 +141,8 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
 
 /// The same for 8 rows or fewer, which leave registers for all that a thread needs. Behind the last
 /// V there is nothing but its product and the join: the softmax comes before. To ask for K or V as
-/// soon as there is room was slower (docs/performance.md): more copies under way do not make memory
-/// faster, but some warps wait longer than others.
+/// soon as there is room was slower (docs/performance.md), we think because more copies under way
+/// do not make memory faster, but some warps wait longer than others.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void attend_few_rows(SharedStorage<C>& s, const AttentionParams& p,
                                                 std::int32_t begin) {

@@ -1,0 +1,19 @@
+// Division of counts, which are never negative.
+#pragma once
+
+#include <cstdint>
+
+namespace flashcore {
+
+/// A plan divides a hundred times, and many CPUs divide 64 bits several times as slowly as 32.
+inline std::int64_t divide(std::int64_t a, std::int64_t b) noexcept {
+  const auto fits = [](std::int64_t x) { return x == static_cast<std::uint32_t>(x); };
+  if (fits(a) && fits(b)) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
+  return a / b;
+}
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept {
+  return divide(a + b - 1, b);
+}
+
+}  // namespace flashcore
