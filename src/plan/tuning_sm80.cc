@@ -1,6 +1,6 @@
 // Which tensor-core kernel, and how many key ranges: a small model of time, in SM cycles. Its
 // constants were read off timelines of the kernels on an H200, those of joins and of copies from
-// memory fitted to the times of 690 plans there (docs/performance.md).
+// memory fitted to the times of 848 plans there (docs/performance.md).
 #include <algorithm>
 #include <cmath>
 
@@ -147,7 +147,7 @@ class Model {
   double copies(double blocks, double together, double fill) const noexcept {
     if (!from_memory_) return copy_ * together;
     const double own = latency_ + receive_ * together * fill;
-    const double share = copy_ * std::min(blocks, slots_) * fill;
+    const double share = copy_ * std::min(blocks, sms) * together * fill;
     if (together > 1) return std::max(own, share);
     const double own2 = own * own, share2 = kMemoryShare * kMemoryShare * share * share;
     return std::max(share, std::sqrt(std::sqrt(own2 * own2 + share2 * share2)));
