@@ -130,6 +130,7 @@ TEST(PlannerSplits, OfShortDecode) {
   EXPECT_EQ(in_cluster(1, 32, 32, 65536, 64), -8);
   EXPECT_EQ(in_cluster(1, 32, 8, 65536, 128), -16);
   EXPECT_EQ(in_cluster(2, 64, 8, 16384, 128), -8) << "five in a cluster took 4 us more";
+  EXPECT_EQ(in_cluster(5, 40, 8, 16384, 64), 5) << "two or three blocks an SM took 15 us more";
 }
 
 // The join by the last block takes longer than most of a short range's copies, and the longer the
