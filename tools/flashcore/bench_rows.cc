@@ -109,7 +109,7 @@ HostCost host_cost(const verify::CaseSpec& given, const Target& target) {
   // A batch is short enough that its launches fit the device's queue: a full one would make the
   // host wait, and that is not the host's cost.
   constexpr int kBatches = 50, kCallsPerBatch = 200;
-  constexpr int kWarmUpBatches = 200;  // half a second: a core that was idle is slow at first
+  constexpr int kWarmUpBatches = 200;  // half a second beside a GPU: an idle core is slow at first
   verify::CaseSpec spec = given;
   if (target.device.type == DeviceType::cpu) {
     spec.batch = spec.q_heads = spec.kv_heads = spec.q_len = 1;
