@@ -9,6 +9,7 @@
 namespace flashcore::core {
 
 inline constexpr int kSm90SharedBytes = 227 * 1024;  // that a block may have
+inline constexpr int kSm90MaxHeadDim = 256;
 inline constexpr int kQueryPieceRows = 64;
 inline constexpr int kWarpRows = 16;
 

@@ -40,9 +40,12 @@ Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::St
   const auto element_bytes = static_cast<cuuint64_t>(size_of(dtype));
   constexpr cuuint64_t kAnyStride = 16;  // of a dimension with one element: never used, but checked
   const std::int64_t extents[4] = {shape.columns, shape.rows, shape.heads, shape.batch};
+  // An empty tensor must have a map too, and is read where a sequence has no key: one row of it.
+  const bool empty = std::min({shape.rows, shape.heads, shape.batch}) <= 0;
   cuuint64_t sizes[4];
-  for (int i = 0; i < 4; ++i) {  // an empty tensor is never read, but must have a map
-    sizes[i] = static_cast<cuuint64_t>(std::max<std::int64_t>(extents[i], 1));
+  for (int i = 0; i < 4; ++i) {
+    const std::int64_t extent = empty && i > 0 ? 1 : extents[i];
+    sizes[i] = static_cast<cuuint64_t>(std::max<std::int64_t>(extent, 1));
   }
   const std::int64_t elements[3] = {strides.row, strides.head, strides.batch};
   cuuint64_t bytes[3];
@@ -95,16 +98,18 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   const std::int64_t q_rows = q_packed ? call.total_q : call.q_len;
   const std::int64_t kv_rows = kv_packed ? call.total_k : call.kv_len;
   const std::int64_t q_batch = q_packed ? 1 : call.batch, kv_batch = kv_packed ? 1 : call.batch;
-  const auto address = [&](const void* data) {
-    return data != nullptr ? const_cast<void*>(data) : static_cast<void*>(call.error);
+  // Of an empty tensor the kernel reads a row of the workspace's header, and hides what it finds.
+  static_assert(kWorkspaceHeaderBytes >= 2 * core::kSm90MaxHeadDim);
+  const auto address = [&](const void* data, std::int64_t rows) {
+    return rows > 0 ? const_cast<void*>(data) : static_cast<void*>(call.error);
   };
-  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.q, address(call.q), dtype, call.q_strides,
+  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.q, address(call.q, q_rows * q_batch), dtype, call.q_strides,
                                             {q_columns, q_rows, call.q_heads, q_batch},
                                             {params.heads.queries(), heads}, "q"));
-  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.k, address(call.k), dtype, call.k_strides,
+  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.k, address(call.k, kv_rows * kv_batch), dtype, call.k_strides,
                                             {call.head_dim, kv_rows, call.kv_heads, kv_batch},
                                             {plan.kernel->tile_k}, "k"));
-  return make_tensor_map(params.v, address(call.v), dtype, call.v_strides,
+  return make_tensor_map(params.v, address(call.v, kv_rows * kv_batch), dtype, call.v_strides,
                          {call.v_dim, kv_rows, call.kv_heads, kv_batch}, {plan.kernel->tile_k},
                          "v");
 }

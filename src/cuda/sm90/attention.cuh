@@ -101,7 +101,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
   };
 
   if (C::kForm.turns && t.group == C::kConsumers - 1) arrive_named(kTurnBarrier, 256);
-  if (!enter_item<C>(at, s, p, t)) return;
+  if (!enter_item<C>(at, s, t)) return;
   wait(s.k_full[at.place.stage()], at.place.parity());
   fence_products();
   begin_scores<C>(score, s, at.queries(t).place(), at.place.stage());
@@ -130,7 +130,7 @@ __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& param
         next_keys_there = false;
       }
       at.item.next();
-      if (!enter_item<C>(at, s, p, t)) {
+      if (!enter_item<C>(at, s, t)) {
         wait(s.v_full[values.stage()], values.parity());
         fence_products();
         begin_output<C>(o, a, s, values.stage(), adds);

@@ -159,7 +159,7 @@ __device__ __forceinline__ void compute_codes(SharedStorage<C>& s, const Params&
   Scores<C> score;
   Outputs<C> o;
   std::uint32_t a[C::kTileK / 32][4];
-  for (Step<C> at{}; enter_item<C>(at, s, p, t); at.item.next()) {
+  for (Step<C> at{}; enter_item<C>(at, s, t); at.item.next()) {
     const Item& item = s.items[at.item.stage()];
     const CodeItem<C, kPlain> steps(s, p, at.item.stage(), t);
     RowStates states = fresh_states();

@@ -91,7 +91,13 @@ struct alignas(16) Item {
   std::int32_t part, cut_item;  // of an item whose keys are cut; part < 0: it is whole
 };
 
-inline constexpr int kItems = 4;  // the one that ends, the one that begins, and what comes next
+/// Slots of the item queue: the item that ends, the one that begins, and what comes next.
+///
+/// A consumer holds the slot of the ending item while it waits for the next one: the last P V runs
+/// beside the first Q K^T of the next item. So it may wait for one item at a time only, and every
+/// item must have a step. If consumers passed over items without one, three in a row would fill the
+/// queue: the scheduler would wait for the held slot, its holder for the scheduler.
+inline constexpr int kItems = 4;
 
 template <typename C>
 using QueryPlace = core::QueryPlace<C::kConsumers, C::kQueryPlaces, C::kQueriesTogether>;
@@ -116,10 +122,12 @@ struct CodeTiles : Tiles<C> {
 
 template <typename C>
 struct alignas(1024) SharedStorage : Either<C::kCodes, CodeTiles<C>, Tiles<C>> {
-  // Barrier       completed by                    waited for by
-  // *_full        the copies (item: the loader)   the warps that compute
-  // *_empty       every computing warp            the loader
+  // Barrier       completed by                             waited for by
+  // *_full        the copies                               the warps that compute
+  // *_empty       every computing warp                     the loader
   //               (q_empty: of the warpgroups whose queries came together)
+  // item_full     the dealer                               everybody else
+  // item_empty    everybody but the dealer                 the dealer
   std::uint64_t q_full[QueryPlace<C>::kBarriers], q_empty[QueryPlace<C>::kBarriers];
   std::uint64_t k_full[C::kStages], k_empty[C::kStages];
   std::uint64_t v_full[C::kStages], v_empty[C::kStages];

@@ -34,11 +34,12 @@ __device__ __forceinline__ bool describe_item(Item& s_item, const Params& params
   s_item.edges = core::mask_edges(s_item.sequence.mask, first);
   asm volatile("" ::: "memory");
   const std::int32_t begin = core::visible_keys(s_item.sequence.mask, first).begin;
-  s_item.first_tile = begin / C::kTileK;
-  asm volatile("" ::: "memory");
   const std::int32_t end =
       core::visible_keys(s_item.sequence.mask, first + max(queries, 1) - 1).end;
-  s_item.tiles = end <= begin ? 0 : (end - 1) / C::kTileK + 1 - s_item.first_tile;
+  // An item without keys has one step all the same, whose scores are all hidden: see kItems.
+  const bool empty = end <= begin;
+  s_item.first_tile = empty ? 0 : begin / C::kTileK;
+  s_item.tiles = empty ? 1 : (end - 1) / C::kTileK + 1 - s_item.first_tile;
   if (C::kSpread && s_item.part >= 0) {
     const std::int32_t before = s_item.part * params.tail.part_tiles;
     s_item.first_tile += before;
@@ -198,7 +199,7 @@ __device__ __forceinline__ void load(SharedStorage<C>& s, const Params& params) 
     // this one, then the first keys.
     constexpr int kFree = C::kQueryPlaces - C::kConsumers;
     load_queries(0, kFree);
-    if (item.tiles > 0) load_keys(item.first_tile);
+    load_keys(item.first_tile);
     load_queries(kFree, C::kConsumers);
     // In the order in which they are needed: the scores of a step are begun before the step before
     // it meets its values.

@@ -4,7 +4,6 @@
 #include "cuda/primitives/hopper.cuh"
 #include "cuda/primitives/wgmma.cuh"
 #include "cuda/sm90/config.cuh"
-#include "cuda/sm90/results.cuh"
 
 namespace flashcore::cuda::sm90 {
 
@@ -63,23 +62,17 @@ struct Step {
   }
 };
 
-/// To the next item that has keys; false: there is none.
+/// Waits for item `at.item`; false: there is none.
 template <typename C>
-__device__ __forceinline__ bool enter_item(Step<C>& at, SharedStorage<C>& s,
-                                           const AttentionParams& p, const Thread<C>& t) {
-  for (;; at.item.next()) {
-    wait(s.item_full[at.item.stage()], at.item.parity());
-    const Item& item = s.items[at.item.stage()];
-    if (item.queries < 0) return false;
-    const QueryPlace<C> queries = at.queries(t);
-    wait(s.q_full[queries.barrier()], queries.parity());
-    at.left = item.own_tiles[t.group];
-    at.tile = item.first_tile;
-    if (item.tiles > 0) return true;
-    write_nothing<C>(p, item, t);
-    arrive_once_per_warp(s.q_empty[queries.barrier()], t.lane);
-    arrive_once_per_warp(s.item_empty[at.item.stage()], t.lane);
-  }
+__device__ __forceinline__ bool enter_item(Step<C>& at, SharedStorage<C>& s, const Thread<C>& t) {
+  wait(s.item_full[at.item.stage()], at.item.parity());
+  const Item& item = s.items[at.item.stage()];
+  if (item.queries < 0) return false;
+  const QueryPlace<C> queries = at.queries(t);
+  wait(s.q_full[queries.barrier()], queries.parity());
+  at.left = item.own_tiles[t.group];
+  at.tile = item.first_tile;
+  return true;
 }
 
 }  // namespace flashcore::cuda::sm90

@@ -46,26 +46,6 @@ __device__ __forceinline__ void store_lse(const AttentionParams& p, const Item& 
                              row * p.lse_strides.row] = lse;
 }
 
-/// Rows that see no key.
-template <typename C>
-__device__ __forceinline__ void write_nothing(const AttentionParams& p, const Item& item,
-                                              const Thread<C>& t) {
-  using T = typename C::Element;
-#pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
-    if (!has_row(item, t, half)) continue;
-    const std::int32_t query = query_of(item, t, half);
-    core::SoftmaxState<float> state{core::negative_infinity<float>(), 0.f};
-    const float zero = 0.f * finish_state(p, item, t, state);  // NaN if that is planted
-    if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, t, query, lse_of(p, state));
-    T* g_row = output_row(p, item, t, query);
-#pragma unroll 1
-    for (int column = t.column(0, 0); column < p.v_dim; column += 8) {
-      *reinterpret_cast<std::uint32_t*>(g_row + column) = pack<T>(zero, zero);
-    }
-  }
-}
-
 /// A row's output, whole columns of the kernel's head_dim: stored where `written`.
 template <typename C, typename Value>
 __device__ __forceinline__ void write_row(typename C::Element* g_row, bool written, int v_dim,
@@ -110,6 +90,13 @@ __device__ __forceinline__ void write_results(Outputs<C>& o, const SharedStorage
     const int r = t.row(half);
     const std::int32_t query = query_of(item, t, half);
     core::SoftmaxState<float> state = s.ended[r];
+    // A row without keys is 0 whatever V holds: its probabilities are 0, but 0 * NaN is NaN.
+    if (state.sum == 0.f) {
+#pragma unroll
+      for (int n = 0; n < C::kHeadDim / 8; ++n) {
+        o[4 * n + 2 * half] = o[4 * n + 2 * half + 1] = 0.f;
+      }
+    }
     const float factor = finish_state(p, item, t, state) * of_values;
     const bool left_out =
         p.plant.is(PlantedBug::row_not_written) && query == item.sequence.q_len - 1;
