@@ -8,3 +8,10 @@
 #else
 #define FLASHCORE_HD inline __attribute__((always_inline))
 #endif
+
+// In front of a loop that a kernel must not unroll.
+#if defined(__CUDACC__)
+#define FLASHCORE_LOOP _Pragma("unroll 1")
+#else
+#define FLASHCORE_LOOP
+#endif

@@ -27,6 +27,12 @@ enum class PlantedBug : int {
   pages_of_first = 16,         // all sequences read the first one's pages
   scale_of_first_block = 17,   // codes of every block of rows are scaled as the first block's
   half_the_codes = 18,         // codes from 128 on are read without their top bit
+  // Of the synchronisation in a Hopper CTA (core/sm90_roles.h).
+  arrival_missing = 19,       // a warpgroup that skips a K tile does not give it back
+  arrivals_too_few = 20,      // k_empty ends a phase one warp too early
+  parity_wrong = 21,          // a consumer waits for the queries of an earlier item
+  turn_skipped = 22,          // a warpgroup that skips a K tile keeps its turn
+  stage_released_twice = 23,  // an item's last V tile is given back twice
 };
 
 #if defined(FLASHCORE_PLANTS)

@@ -48,6 +48,15 @@ struct Sm90Shape {
   constexpr int query_pieces_together() const {
     return codes() || query_places() == 2 * consumers() ? consumers() : 1;
   }
+  /// Barriers of pieces that come together, or of each warpgroup's pieces: see QueryPlace.
+  constexpr int query_barriers() const {
+    return query_pieces_together() > 1 ? query_places() / query_pieces_together() : 2 * consumers();
+  }
+  /// Two warpgroups, of long products on codes, issue Q K^T of the next step at the end of this
+  /// one.
+  constexpr bool scores_ahead() const { return codes() && head_dim == 256; }
+  /// Warps that transpose 8-bit values.
+  constexpr int transposers() const { return codes() ? 2 : 0; }
   /// Whether tiles may have rows of several heads that share K and V, and keys of an item may be
   /// cut into parts: of one kernel, since what that takes would cost the others time.
   constexpr bool spreads() const { return !codes() && head_dim == 128 && tile_k == 160; }
@@ -58,22 +67,52 @@ struct Sm90Shape {
   constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
 };
 
-/// Where a warpgroup's queries of an item are. Pieces go round through their places, and barriers,
-/// one for all that come together, go round with them.
+/// Where a warpgroup's queries of an item are. Pieces go round through their places.
+///
+/// Pieces that come together share a barrier, which goes round with them. Pieces that come one by
+/// one have barriers of their warpgroup's, two, in turns: a warpgroup then waits for every phase of
+/// its barriers, and never mistakes an early phase for its own, as it could at a barrier that goes
+/// round among warpgroups (parities are all that a wait compares).
 template <int kConsumers, int kPlaces, int kTogether>
 struct QueryPlace {
-  static constexpr int kBarriers = kPlaces / kTogether;
+  static constexpr int kOwnBarriers = 2;
+  static constexpr int kBarriers = kTogether > 1 ? kPlaces / kTogether : kOwnBarriers* kConsumers;
   static_assert(kTogether == 1 || (kTogether == kConsumers && kPlaces % kConsumers == 0));
+  static_assert(kPlaces >= kConsumers && kPlaces <= kOwnBarriers * kConsumers);
   std::uint32_t item;  // counted from the block's first
   std::int32_t group;
 
-  FLASHCORE_HD constexpr std::uint32_t turn() const {
-    return kTogether > 1 ? item : item * kConsumers + static_cast<std::uint32_t>(group);
+  /// Its barriers, and how often they have been used before.
+  FLASHCORE_HD constexpr std::uint32_t stage() const {
+    return kTogether > 1 ? item % kBarriers
+                         : static_cast<std::uint32_t>(group) * kOwnBarriers + item % kOwnBarriers;
   }
-  FLASHCORE_HD constexpr std::uint32_t barrier() const { return turn() % kBarriers; }
-  FLASHCORE_HD constexpr std::uint32_t parity() const { return turn() / kBarriers % 2; }
+  FLASHCORE_HD constexpr std::uint32_t round() const {
+    return item / (kTogether > 1 ? kBarriers : kOwnBarriers);
+  }
+  /// The place in shared memory.
   FLASHCORE_HD constexpr std::uint32_t place() const {
-    return kTogether > 1 ? barrier() * kTogether + static_cast<std::uint32_t>(group) : barrier();
+    return kTogether > 1 ? stage() * kTogether + static_cast<std::uint32_t>(group)
+                         : turn() % kPlaces;
+  }
+
+  /// What must be empty before the place is filled: barriers of the piece that was there before,
+  /// and a round such that a wait for an empty slot ends when that piece was given back.
+  struct Emptied {
+    std::uint32_t barrier, times;
+    FLASHCORE_HD constexpr std::uint32_t stage() const { return barrier; }
+    FLASHCORE_HD constexpr std::uint32_t round() const { return times; }
+  };
+  FLASHCORE_HD constexpr Emptied emptied() const {
+    if (kTogether > 1 || turn() < kPlaces) return {stage(), round()};
+    const std::uint32_t before = turn() - kPlaces;
+    const QueryPlace piece{before / kConsumers, static_cast<std::int32_t>(before % kConsumers)};
+    return {piece.stage(), piece.round() + 1};
+  }
+
+ private:
+  FLASHCORE_HD constexpr std::uint32_t turn() const {
+    return item * kConsumers + static_cast<std::uint32_t>(group);
   }
 };
 

@@ -103,12 +103,12 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   const auto address = [&](const void* data, std::int64_t rows) {
     return rows > 0 ? const_cast<void*>(data) : static_cast<void*>(call.error);
   };
-  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.q, address(call.q, q_rows * q_batch), dtype, call.q_strides,
-                                            {q_columns, q_rows, call.q_heads, q_batch},
-                                            {params.heads.queries(), heads}, "q"));
-  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(params.k, address(call.k, kv_rows * kv_batch), dtype, call.k_strides,
-                                            {call.head_dim, kv_rows, call.kv_heads, kv_batch},
-                                            {plan.kernel->tile_k}, "k"));
+  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(
+      params.q, address(call.q, q_rows * q_batch), dtype, call.q_strides,
+      {q_columns, q_rows, call.q_heads, q_batch}, {params.heads.queries(), heads}, "q"));
+  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(
+      params.k, address(call.k, kv_rows * kv_batch), dtype, call.k_strides,
+      {call.head_dim, kv_rows, call.kv_heads, kv_batch}, {plan.kernel->tile_k}, "k"));
   return make_tensor_map(params.v, address(call.v, kv_rows * kv_batch), dtype, call.v_strides,
                          {call.v_dim, kv_rows, call.kv_heads, kv_batch}, {plan.kernel->tile_k},
                          "v");

@@ -3,7 +3,9 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "core/sm90_shape.h"
 
@@ -12,22 +14,34 @@ namespace {
 
 constexpr int kBlockItems = 50;
 
-/// Pieces in the order in which they are loaded, whole items apart.
+/// Pieces in the order in which they are loaded, whole items apart: each takes the next place, and
+/// waits for the piece that was there before; each warpgroup meets every phase of its barriers.
 template <int kConsumers, int kPlaces, int kTogether>
 void expect_pieces_to_go_round() {
   using Place = QueryPlace<kConsumers, kPlaces, kTogether>;
   SCOPED_TRACE(testing::Message() << kConsumers << " warpgroups, " << kPlaces << " places, "
                                   << kTogether << " pieces together");
-  std::array<std::uint32_t, Place::kBarriers> uses{};
+  std::map<std::pair<int, std::uint32_t>, std::uint32_t> met;  // of a warpgroup at a barrier
+  std::array<std::uint32_t, Place::kBarriers> filled{};
+  std::map<std::uint32_t, Place> in_place;
   int piece = 0;
   for (std::uint32_t item = 0; item < kBlockItems; ++item) {
     for (int group = 0; group < kConsumers; ++group, ++piece) {
+      SCOPED_TRACE(testing::Message() << "item " << item << ", group " << group);
       const Place at{item, group};
       EXPECT_EQ(at.place(), static_cast<std::uint32_t>(piece % kPlaces));
-      ASSERT_LT(at.barrier(), static_cast<std::uint32_t>(Place::kBarriers));
-      EXPECT_EQ(at.barrier(), at.place() / kTogether);
-      EXPECT_EQ(at.parity(), uses[at.barrier()] % 2) << "item " << item << ", group " << group;
-      if (piece % kTogether == kTogether - 1) ++uses[at.barrier()];
+      ASSERT_LT(at.stage(), static_cast<std::uint32_t>(Place::kBarriers));
+      EXPECT_EQ(at.round(), (met[{group, at.stage()}]++));
+      EXPECT_EQ(at.round(), filled[at.stage()]);
+      if (piece % kTogether == kTogether - 1) ++filled[at.stage()];
+      const auto before = in_place.find(at.place());
+      if (before == in_place.end()) {
+        EXPECT_EQ(at.emptied().round(), 0u);
+      } else {
+        EXPECT_EQ(at.emptied().stage(), before->second.stage());
+        EXPECT_EQ(at.emptied().round(), before->second.round() + 1);
+      }
+      in_place.insert_or_assign(at.place(), at);
     }
   }
 }

@@ -74,15 +74,14 @@ template <typename C>
 __device__ __forceinline__ float scale_of_values(const AttentionParams& p, const Item& item,
                                                  std::int32_t tile) {
   if (!p.v_scale.by_rows()) return 1.f;
-  return core::row_step(p, p.v_element, p.v_scale, item.b, core::kv_head_of(p, item.head),
-                        tile * C::kTileK);
+  return core::row_step(p, p.v_element, p.v_scale, item.b, item.kv_head, tile * C::kTileK);
 }
 
 /// Scores times the scales of their keys, which eight neighbours share.
 template <typename C>
 __device__ __forceinline__ void scale_keys(Scores<C>& score, const AttentionParams& p,
                                            const Item& item, std::int32_t tile) {
-  const int head = core::kv_head_of(p, item.head);
+  const int head = item.kv_head;
 #pragma unroll 1
   for (int n = 0; n < C::kTileK / 8; ++n) {
     const std::int32_t key = min(tile * C::kTileK + 8 * n, item.sequence.kv_len - 1);
@@ -104,6 +103,7 @@ struct CodeItem {
   bool left_to_softmax;  // which takes a factor that is positive
   float factor;          // that it takes
 
+  CodeItem() = default;
   __device__ __forceinline__ CodeItem(const SharedStorage<C>& s, const AttentionParams& p,
                                       int stage, const Thread<C>& t) {
     const Item& item = s.items[stage];
@@ -151,68 +151,47 @@ __device__ __forceinline__ void add_output(Outputs<C>& o,
   }
 }
 
-/// All items of the block.
+/// A consumer warp of e4m3 tensors.
 template <typename C, bool kPlain>
-__device__ __forceinline__ void compute_codes(SharedStorage<C>& s, const Params& params) {
-  const AttentionParams& p = params.call;
-  const Thread<C> t(threadIdx.x);
-  Scores<C> score;
-  Outputs<C> o;
+struct CodeConsumer : ConsumerWarp<C> {
+  using Pipeline = typename C::Pipeline;
+  using Position = typename ConsumerWarp<C>::Position;
+  static constexpr bool kScoresAhead = C::kShape.scores_ahead();
   std::uint32_t a[C::kTileK / 32][4];
-  for (Step<C> at{}; enter_item<C>(at, s, t); at.item.next()) {
-    const Item& item = s.items[at.item.stage()];
-    const CodeItem<C, kPlain> steps(s, p, at.item.stage(), t);
-    RowStates states = fresh_states();
-#pragma unroll
-    for (int i = 0; i < C::kHeadDim / 2; ++i) o[i] = 0.f;
-    const auto begin_step = [&] {
-      wait(s.k_full[at.place.stage()], at.place.parity());
-      fence_products();
-      begin_scores<C>(score, s, at.queries(t).place(), at.place.stage());
-    };
-    const auto finish_step = [&] {
-      const RingPlace<C::kStages> place = at.place;
-      const bool cut = at.cut(s, t);
-      wait_products<0>();
-      pin(score);
-      arrive_once_per_warp(s.k_empty[place.stage()], t.lane);
-      if (at.left == 1) arrive_once_per_warp(s.q_empty[at.queries(t).barrier()], t.lane);
-      float rescale[2];
-      steps.weigh(score, states, rescale, t, p, item, at.tile, cut);
-      pack_code_operands<C>(a, score);
-      wait(s.v_full[place.stage()], place.parity());
-      const float of_values = kPlain ? 1.f : scale_of_values<C>(p, item, at.tile);
-      add_output<C, !kPlain>(o, a, s, place.stage(), rescale, of_values);
-      arrive_once_per_warp(s.v_empty[place.stage()], t.lane);
-    };
+  ItemPlace place;  // of the item
+  CodeItem<C, kPlain> steps;
 
-    if constexpr (C::kScoresAhead) {
-      begin_step();
-#pragma unroll 1
-      for (;;) {
-        finish_step();
-        at.place.next();
-        if (at.left == 1) break;
-        --at.left;
-        ++at.tile;
-        begin_step();
-      }
-    } else {
-#pragma unroll 1
-      for (; at.left > 0; --at.left, ++at.tile, at.place.next()) {
-        begin_step();
-        finish_step();
-      }
-    }
-    if (item.passes[t.group]) {
-      pass_keys<C>(s, at.place, t);
-      pass_values<C>(s, at.place, t);
-      at.place.next();
-    }
-    leave_states<C>(s, states, t, steps.factor);
-    write_results<C>(o, s, p, item, t, s.output_factor[at.item.stage()]);
-    arrive_once_per_warp(s.item_empty[at.item.stage()], t.lane);
+  __device__ __forceinline__ CodeConsumer(SharedStorage<C>& s, const Params& params)
+      : ConsumerWarp<C>(s, params, Thread<C>(threadIdx.x)) {}
+
+  __device__ __forceinline__ void begin_item(ItemPlace item) {
+    place = item;
+    steps = CodeItem<C, kPlain>(this->s, this->params.call, item.stage(), this->t);
+    this->states = fresh_states();
+#pragma unroll
+    for (int i = 0; i < C::kHeadDim / 2; ++i) this->o[i] = 0.f;
   }
-}
+
+  __device__ __forceinline__ void softmax(const Position& at, bool needs_mask) {
+    steps.weigh(this->score, this->states, this->rescale, this->t, this->params.call,
+                this->item(place), at.tile, needs_mask);
+  }
+  __device__ __forceinline__ void pack_probabilities() { pack_code_operands<C>(a, this->score); }
+
+  /// o = rescale o + P V.
+  __device__ __forceinline__ void add_pv(typename Pipeline::KvPlace values, std::int32_t tile) {
+    const float of_values =
+        kPlain ? 1.f : scale_of_values<C>(this->params.call, this->item(place), tile);
+    add_output<C, !kPlain>(this->o, a, this->s, values.stage(), this->rescale, of_values);
+  }
+
+  __device__ __forceinline__ void stash_row_states() {
+    leave_states<C>(this->s, this->states, this->t, steps.factor);
+  }
+  __device__ __forceinline__ void write_item(ItemPlace item) {
+    write_results<C>(this->o, this->s, this->params.call, this->item(item), this->t,
+                     this->s.output_factor[item.stage()]);
+  }
+};
 
 }  // namespace flashcore::cuda::sm90

@@ -5,18 +5,21 @@
 
 #include "core/mma_layout.h"
 #include "core/sequence.h"
-#include "core/sm90_shape.h"
+#include "core/sm90_form.h"
+#include "core/sm90_roles.h"
 #include "core/softmax_state.h"
 #include "core/wgmma_layout.h"
+#include "cuda/primitives/hopper.cuh"
 #include "cuda/primitives/wgmma.cuh"
-#include "cuda/sm90/form.cuh"
 #include "cuda/sm90/params.h"
 
 namespace flashcore::cuda::sm90 {
 
 using core::AttentionParams;
-using core::KeyRange;
+using core::ItemPlace;
+using core::kItemSlots;
 using core::PlantedBug;
+using core::Sm90Barrier;
 
 template <bool kFirst, typename A, typename B>
 struct Chosen {
@@ -47,7 +50,8 @@ struct Config {
   static constexpr int kConsumers = kShape.consumers();
   static constexpr int kConsumerRegisters = kShape.consumer_registers();
   static constexpr int kProducerRegisters = kShape.producer_registers();
-  static constexpr Form kForm = form_of(kCodes, kHeadDim, kTileQ, kTileK);
+  using Pipeline = core::Sm90Pipeline<kShape>;
+  static constexpr core::Form kForm = core::form_of(kCodes, kHeadDim, kTileQ, kTileK);
   static_assert(!kForm.turns || (!kCodes && kConsumers > 1));
   using QueryTile = core::PanelTile<core::kQueryPieceRows, kHeadDim, kElementBytes>;  // one piece
   using KeyTile = core::PanelTile<kTileK, kHeadDim, kElementBytes>;  // of K, and of V as it comes
@@ -58,9 +62,7 @@ struct Config {
   static constexpr int kRawStages = kShape.raw_stages();
   // Columns of P V that have accumulators of their own at a time, where they are codes.
   static constexpr int kPartColumns = kConsumers == 3 ? 64 : 128;
-  // Two warpgroups, of long products, begin the scores of the next step at the end of this one.
-  static constexpr bool kScoresAhead = kCodes && kHeadDim == 256;
-  static constexpr int kTransposers = kCodes ? 2 : 0;                                // warps
+  static constexpr int kTransposers = kShape.transposers();                          // warps
   static constexpr int kProductSteps = kHeadDim * kElementBytes / core::kStepBytes;  // of Q K^T
   // Probabilities are kept times 2^kProbabilityLog2: e4m3 then has as many powers of two below
   // them as it can. A maximum that grows by no more than 2^kLazyLog2 may wait: P then exceeds what
@@ -75,32 +77,20 @@ template <typename Element, int kHeadDim, int kTileQ, int kTileK, int kStages, i
           int kThreads>
 using CodeConfig = Config<Element, kHeadDim, kTileQ, kTileK, kStages, kWarpRows, kThreads, true>;
 
-/// What a block works on: queries of one head, or of some that share K and V.
-struct alignas(16) Item {
+/// Which queries an item has: of one head, or of some that share K and V.
+struct ItemQueries {
   core::Sequence sequence;
-  core::MaskEdges edges;              // of its queries
-  std::int32_t b, head;               // the first one
-  std::int32_t first_query, queries;  // of each head; queries < 0: there are no more items
-  std::int32_t first_tile;            // of keys
-  std::int32_t tiles;
-  // Of each warpgroup: the tiles of keys that all its rows see whole, how many tiles some of them
-  // see, and whether that leaves one tile at the end for later rows only.
-  KeyRange uncut[3];
-  std::int32_t own_tiles[3];
-  bool passes[3];
-  std::int32_t part, cut_item;  // of an item whose keys are cut; part < 0: it is whole
+  core::MaskEdges edges;     // of its queries
+  std::int32_t b, head;      // the first one
+  std::int32_t first_query;  // of each head
+  // Where its tiles are in the tensor maps: found here, since the producer has few registers.
+  std::int32_t q_batch, k_batch, kv_head;
 };
 
-/// Slots of the item queue: the item that ends, the one that begins, and what comes next.
-///
-/// A consumer holds the slot of the ending item while it waits for the next one: the last P V runs
-/// beside the first Q K^T of the next item. So it may wait for one item at a time only, and every
-/// item must have a step. If consumers passed over items without one, three in a row would fill the
-/// queue: the scheduler would wait for the held slot, its holder for the scheduler.
-inline constexpr int kItems = 4;
-
-template <typename C>
-using QueryPlace = core::QueryPlace<C::kConsumers, C::kQueryPlaces, C::kQueriesTogether>;
+/// What a CTA works on.
+struct alignas(16) Item : ItemQueries, core::ItemSteps {
+  std::int32_t part, cut_item;  // of an item whose keys are cut; part < 0: it is whole
+};
 
 template <typename C>
 struct Tiles {
@@ -113,42 +103,55 @@ struct Tiles {
 template <typename C>
 struct CodeTiles : Tiles<C> {
   unsigned char raw_v[C::kRawStages][C::KeyTile::kBytes];
-  // Barrier    completed by              waited for by
-  // raw_full   the copies                the warps that transpose, who complete v_full
-  // raw_empty  the warps that transpose  the loader; v_empty is theirs
-  std::uint64_t raw_full[C::kRawStages], raw_empty[C::kRawStages];
-  float score_factor[kItems], output_factor[kItems];  // of an item, from the scales of its head
+  float score_factor[kItemSlots], output_factor[kItemSlots];  // from the scales of an item's head
 };
 
 template <typename C>
 struct alignas(1024) SharedStorage : Either<C::kCodes, CodeTiles<C>, Tiles<C>> {
-  // Barrier       completed by                             waited for by
-  // *_full        the copies                               the warps that compute
-  // *_empty       every computing warp                     the loader
-  //               (q_empty: of the warpgroups whose queries came together)
-  // item_full     the dealer                               everybody else
-  // item_empty    everybody but the dealer                 the dealer
-  std::uint64_t q_full[QueryPlace<C>::kBarriers], q_empty[QueryPlace<C>::kBarriers];
-  std::uint64_t k_full[C::kStages], k_empty[C::kStages];
-  std::uint64_t v_full[C::kStages], v_empty[C::kStages];
-  std::uint64_t item_full[kItems], item_empty[kItems];
-  std::uint64_t item_wanted;  // completed by the loader, waited for by the dealer
-  Item items[kItems];
+  std::uint64_t barriers[core::mbarrier_count(C::kShape)];  // core/sm90_pipeline.h
+  Item items[kItemSlots];
   core::SoftmaxState<float> ended[C::kTileQ];  // rows of the item whose last product is under way
+
+  template <Sm90Barrier kBarrier>
+  __device__ __forceinline__ std::uint64_t& barrier(std::uint32_t slot) {
+    constexpr int kFirst = core::first_mbarrier(C::kShape, kBarrier);
+    return barriers[kFirst + slot];
+  }
 };
 
-/// Named barriers: 1 … kConsumers give a warpgroup its turn at the tensor cores.
-inline constexpr int kTurnBarrier = 1;
-inline constexpr int kTailBarrier = 8;  // 9 …: a warpgroup has cleared what lies behind V
+/// What the warps of all roles have.
+template <typename C>
+struct RoleWarp {
+  using Pipeline = typename C::Pipeline;
+  SharedStorage<C>& s;
+  const Params& params;
 
-/// A place in a ring of stages, and the parity its barriers have there: one register.
-template <int kStages>
-struct RingPlace {
-  static_assert((kStages & (kStages - 1)) == 0);
-  std::uint32_t steps = 0;
-  __device__ __forceinline__ std::uint32_t stage() const { return steps % kStages; }
-  __device__ __forceinline__ std::uint32_t parity() const { return steps / kStages % 2; }
-  __device__ __forceinline__ void next() { ++steps; }
+  template <Sm90Barrier kBarrier, typename Place>
+  static __device__ __forceinline__ std::uint32_t parity(const Place& place) {
+    constexpr bool kEmpty = core::sm90_barrier(C::kShape, kBarrier).empty;
+    return core::parity_of_last(core::phases_before(kEmpty, place.round()));
+  }
+  template <Sm90Barrier kBarrier, typename Place>
+  __device__ __forceinline__ void wait(const Place& place) const {
+    cuda::wait(s.template barrier<kBarrier>(place.stage()), parity<kBarrier>(place));
+  }
+  template <Sm90Barrier kBarrier, typename Place>
+  __device__ __forceinline__ bool is_complete(const Place& place) const {
+    return cuda::is_complete(s.template barrier<kBarrier>(place.stage()), parity<kBarrier>(place));
+  }
+  __device__ __forceinline__ Item& item(ItemPlace place) const { return s.items[place.stage()]; }
+  __device__ __forceinline__ bool has_fault(PlantedBug bug) const {
+    return params.call.plant.is(bug);
+  }
+};
+
+/// One thread plays the role.
+template <typename C>
+struct RoleThread : RoleWarp<C> {
+  template <Sm90Barrier kBarrier, typename Place>
+  __device__ __forceinline__ void arrive(const Place& place) const {
+    cuda::arrive(this->s.template barrier<kBarrier>(place.stage()));
+  }
 };
 
 // Accumulators of a thread: the scores of a step and the output. Register 4 n + 2 half + i is

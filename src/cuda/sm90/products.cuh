@@ -1,9 +1,10 @@
-// What both kinds of computing warpgroups share: Q K^T, and where they are in the stream of steps.
+// What both kinds of consumer warpgroups share: Q K^T, and how they wait for others.
 #pragma once
 
 #include "cuda/primitives/hopper.cuh"
 #include "cuda/primitives/wgmma.cuh"
 #include "cuda/sm90/config.cuh"
+#include "cuda/sm90/softmax.cuh"
 
 namespace flashcore::cuda::sm90 {
 
@@ -25,54 +26,51 @@ __device__ __forceinline__ void begin_scores(Scores<C>& score, SharedStorage<C>&
   commit_products();
 }
 
-/// A tile that only later rows see is given back unused, and so is the turn at the tensor cores.
+/// What the consumer warps of 16-bit and of e4m3 tensors share (core/sm90_roles.h).
 template <typename C>
-__device__ __forceinline__ void pass_keys(SharedStorage<C>& s, RingPlace<C::kStages> place,
-                                          const Thread<C>& t) {
-  wait(s.k_full[place.stage()], place.parity());
-  arrive_once_per_warp(s.k_empty[place.stage()], t.lane);
-  if (C::kForm.turns) {
-    sync_named(kTurnBarrier + t.group, 256);
-    arrive_named(kTurnBarrier + (t.group + 1) % C::kConsumers, 256);
-  }
-}
+struct ConsumerWarp : RoleWarp<C> {
+  using Pipeline = typename C::Pipeline;
+  using Position = core::KvPosition<Pipeline>;
+  static constexpr bool kPingPong = C::kForm.turns;
+  const Thread<C> t;
+  Scores<C> score;
+  Outputs<C> o;
+  RowStates states;
+  float rescale[2];
 
-template <typename C>
-__device__ __forceinline__ void pass_values(SharedStorage<C>& s, RingPlace<C::kStages> place,
-                                            const Thread<C>& t) {
-  wait(s.v_full[place.stage()], place.parity());
-  arrive_once_per_warp(s.v_empty[place.stage()], t.lane);
-}
+  __device__ __forceinline__ ConsumerWarp(SharedStorage<C>& s, const Params& params,
+                                          const Thread<C>& thread)
+      : RoleWarp<C>{s, params}, t(thread) {}
 
-/// Where a warpgroup is in the stream of steps: items follow each other without a pause.
-template <typename C>
-struct Step {
-  RingPlace<C::kStages> place;  // of its K and V
-  RingPlace<kItems> item;
-  std::int32_t tile;
-  std::int32_t left;  // steps of the warpgroup in the item, with this one
+  __device__ __forceinline__ int group() const { return t.group; }
 
-  /// Whether some rows do not see all of its keys.
-  __device__ __forceinline__ bool cut(const SharedStorage<C>& s, const Thread<C>& t) const {
-    return !s.items[item.stage()].uncut[t.group].contains(tile);
+  template <Sm90Barrier kBarrier, typename Place>
+  __device__ __forceinline__ void arrive(const Place& place) const {
+    arrive_once_per_warp(this->s.template barrier<kBarrier>(place.stage()), t.lane);
   }
 
-  __device__ __forceinline__ QueryPlace<C> queries(const Thread<C>& t) const {
-    return {item.steps, t.group};
+  __device__ __forceinline__ void take_turn() const {
+    sync_named(core::turn_barrier(t.group), core::kTurnThreads);
   }
+  __device__ __forceinline__ void give_turn() const {
+    arrive_named(core::turn_barrier((t.group + 1) % C::kConsumers), core::kTurnThreads);
+  }
+
+  /// Whether some rows do not see all keys of the tile.
+  __device__ __forceinline__ bool needs_mask(const Position& at) const {
+    return !this->item(at.item).uncut[t.group].contains(at.tile);
+  }
+
+  __device__ __forceinline__ void issue_qk(typename Pipeline::QueryPlace queries,
+                                           typename Pipeline::KvPlace keys, const Position&) {
+    fence_products();
+    begin_scores<C>(score, this->s, queries.place(), keys.stage());
+  }
+  template <int kPending>
+  __device__ __forceinline__ void wait_products() const {
+    cuda::wait_products<kPending>();
+  }
+  __device__ __forceinline__ void scores_are_there() { pin(score); }
 };
-
-/// Waits for item `at.item`; false: there is none.
-template <typename C>
-__device__ __forceinline__ bool enter_item(Step<C>& at, SharedStorage<C>& s, const Thread<C>& t) {
-  wait(s.item_full[at.item.stage()], at.item.parity());
-  const Item& item = s.items[at.item.stage()];
-  if (item.queries < 0) return false;
-  const QueryPlace<C> queries = at.queries(t);
-  wait(s.q_full[queries.barrier()], queries.parity());
-  at.left = item.own_tiles[t.group];
-  at.tile = item.first_tile;
-  return true;
-}
 
 }  // namespace flashcore::cuda::sm90

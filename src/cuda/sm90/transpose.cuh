@@ -61,29 +61,26 @@ __device__ __forceinline__ void transpose_tile(std::uint32_t s_from, std::uint32
   }
 }
 
-/// All tiles of the block's items, one after the other. share: which of the warps this is.
+/// One of the warps that transpose (core/sm90_roles.h). share: which of them it is.
 template <typename C>
-__device__ __forceinline__ void transpose_values(SharedStorage<C>& s, const AttentionParams& p,
-                                                 int share, int lane) {
-  RingPlace<C::kStages> done;
-  for (RingPlace<kItems> place;; place.next()) {
-    wait(s.item_full[place.stage()], place.parity());
-    const Item& item = s.items[place.stage()];
-    if (item.queries < 0) return;
-#pragma unroll 1
-    for (int tile = 0; tile < item.tiles; ++tile, done.next()) {
-      const RingPlace<C::kRawStages> raw{done.steps};
-      wait(s.raw_full[raw.stage()], raw.parity());
-      wait(s.v_empty[done.stage()], done.parity() ^ 1);
-      transpose_tile<C>(shared_address(s.raw_v[raw.stage()]), shared_address(s.v[done.stage()]),
-                        share, lane, item.sequence.kv_len - (item.first_tile + tile) * C::kTileK,
-                        core::code_mask(p));
-      fence_async_proxy();
-      arrive_once_per_warp(s.raw_empty[raw.stage()], lane);
-      if (lane == 0) arrive(s.v_full[done.stage()]);
-    }
-    arrive_once_per_warp(s.item_empty[place.stage()], lane);
+struct TransposerWarp : RoleWarp<C> {
+  using Pipeline = typename C::Pipeline;
+  int share, lane;
+
+  template <Sm90Barrier kBarrier, typename Place>
+  __device__ __forceinline__ void arrive(const Place& place) const {
+    arrive_once_per_warp(this->s.template barrier<kBarrier>(place.stage()), lane);
   }
-}
+
+  __device__ __forceinline__ void transpose(typename Pipeline::RawPlace raw,
+                                            typename Pipeline::KvPlace done, ItemPlace place,
+                                            std::int32_t tile) const {
+    transpose_tile<C>(shared_address(this->s.raw_v[raw.stage()]),
+                      shared_address(this->s.v[done.stage()]), share, lane,
+                      this->item(place).sequence.kv_len - tile * C::kTileK,
+                      core::code_mask(this->params.call));
+    fence_async_proxy();
+  }
+};
 
 }  // namespace flashcore::cuda::sm90

@@ -3,7 +3,7 @@
 // Which it is was measured, shape by shape (docs/performance.md): nothing else speaks for it.
 #pragma once
 
-namespace flashcore::cuda::sm90 {
+namespace flashcore::core {
 
 struct Form {
   bool turns;        // at the tensor cores: one warpgroup multiplies, others compute exponentials
@@ -50,4 +50,4 @@ constexpr Form form_of(bool codes, int head_dim, int tile_q, int tile_k) {
   return {!codes && tile_q > 64, false, 1, 1, false, false, false};
 }
 
-}  // namespace flashcore::cuda::sm90
+}  // namespace flashcore::core

@@ -1,0 +1,356 @@
+// A CTA of a Hopper kernel as a model: the roles of core/sm90_roles.h, one fiber for each warp that
+// plays one, over modelled barriers and tiles. Warps check what they read, the order of their steps
+// and what they write.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "barriers.h"
+#include "core/sm90_form.h"
+#include "core/sm90_roles.h"
+#include "sm90_launch.h"
+
+namespace flashcore::protocol {
+
+using core::ItemPlace;
+using core::PlantedBug;
+using core::Sm90Barrier;
+
+struct ModelItem : core::ItemSteps {
+  std::int64_t serial = -1;  // counted from the CTA's first
+  std::int32_t piece = -1;
+};
+
+inline std::vector<Slot> make_slots(const char* name, int count) {
+  std::vector<Slot> slots;
+  for (int i = 0; i < count; ++i) {
+    slots.emplace_back(std::string(name) + "[" + std::to_string(i) + "]");
+  }
+  return slots;
+}
+
+/// Shared memory of a CTA.
+template <core::Sm90Shape kShape>
+struct ModelCta {
+  static constexpr int kReaders = 4 * kShape.consumers() + kShape.transposers() + 1;
+
+  Launch& launch;
+  Fibers& fibers;
+  PlantedBug fault;
+  std::int32_t block;
+  std::vector<Mbarrier> mbarriers;
+  std::array<NamedBarrier, 16> named;
+  std::array<ModelItem, core::kItemSlots> items;
+  std::vector<std::int64_t> released;  // items given back, by each reader
+  std::vector<Slot> q = make_slots("Q", kShape.query_places());
+  std::vector<Slot> k = make_slots("K", kShape.stages);
+  std::vector<Slot> v = make_slots("V", kShape.stages);
+  std::vector<Slot> raw = make_slots("raw V", kShape.raw_stages());
+
+  ModelCta(Launch& launch_, PlantedBug fault_, std::int32_t block_)
+      : launch(launch_), fibers(launch_.fibers()), fault(fault_), block(block_) {
+    for (int i = 0; i < core::kSm90Barriers; ++i) {
+      const auto barrier = static_cast<Sm90Barrier>(i);
+      const core::Sm90BarrierRow row = core::sm90_barrier(kShape, barrier);
+      for (int slot = 0; slot < row.slots; ++slot) {
+        mbarriers.emplace_back(
+            std::string(row.name) + "[" + std::to_string(slot) + "]",
+            core::initial_arrivals(kShape, barrier, fault == PlantedBug::arrivals_too_few));
+      }
+    }
+    for (int group = 0; group < kShape.consumers(); ++group) {
+      const auto index = [](int id) { return static_cast<std::size_t>(id); };
+      named[index(core::turn_barrier(group))] = {"turn of warpgroup " + std::to_string(group),
+                                                 core::kTurnThreads};
+      named[index(core::tail_barrier(group))] = {"V tail of warpgroup " + std::to_string(group),
+                                                 core::kTailThreads};
+    }
+    released.resize(kReaders);
+  }
+
+  Mbarrier& mbarrier(Sm90Barrier barrier, std::uint32_t slot) {
+    return mbarriers[static_cast<std::size_t>(core::first_mbarrier(kShape, barrier)) + slot];
+  }
+
+  /// A copy into a slot, in two boxes that arrive at any later time.
+  void copy(Slot& slot, const Tag& tag, Sm90Barrier full, std::uint32_t stage, bool arrives = true,
+            int tiles = 1) {
+    constexpr int kBoxes = 2, kBoxBytes = 64;
+    Mbarrier& barrier = mbarrier(full, stage);
+    if (arrives) barrier.arrive(fibers, kBoxes * kBoxBytes * tiles);
+    slot.begin_write(tag, kBoxes);
+    for (int box = 0; box < kBoxes; ++box) {
+      fibers.later([&slot, &barrier] {
+        slot.end_write();
+        barrier.complete_bytes(kBoxBytes);
+      });
+    }
+  }
+};
+
+/// What the warps of all roles have.
+template <core::Sm90Shape kShape>
+struct ModelWarp {
+  using Pipeline = core::Sm90Pipeline<kShape>;
+  ModelCta<kShape>& cta;
+  int reader = -1;  // of items: its number; the scheduler is none
+
+  bool has_fault(PlantedBug bug) const { return cta.fault == bug; }
+
+  template <Sm90Barrier kBarrier, typename Place>
+  static std::uint32_t phases(const Place& place) {
+    return core::phases_before(core::sm90_barrier(kShape, kBarrier).empty, place.round());
+  }
+  template <Sm90Barrier kBarrier, typename Place>
+  void wait(const Place& place) {
+    cta.mbarrier(kBarrier, place.stage()).wait(cta.fibers, phases<kBarrier>(place));
+  }
+  template <Sm90Barrier kBarrier, typename Place>
+  bool is_complete(const Place& place) {
+    cta.fibers.may_pause();
+    return cta.mbarrier(kBarrier, place.stage()).passed(phases<kBarrier>(place));
+  }
+  template <Sm90Barrier kBarrier, typename Place>
+  void arrive(const Place& place) {
+    cta.mbarrier(kBarrier, place.stage()).arrive(cta.fibers);
+    if (kBarrier == Sm90Barrier::item_empty) ++cta.released[static_cast<std::size_t>(reader)];
+  }
+
+  /// An item that is there and has not been given back by this warp.
+  const ModelItem& item(ItemPlace place) const {
+    const ModelItem& item = cta.items[place.stage()];
+    if (item.serial != place.steps) {
+      throw Violation{"reads item " + std::to_string(place.steps) + ", but its slot has item " +
+                      std::to_string(item.serial)};
+    }
+    if (cta.released[static_cast<std::size_t>(reader)] > place.steps) {
+      throw Violation{"reads item " + std::to_string(place.steps) + " after giving it back"};
+    }
+    return item;
+  }
+};
+
+template <core::Sm90Shape kShape>
+struct ModelScheduler : ModelWarp<kShape> {
+  std::int32_t first_piece() const { return this->cta.block; }
+  std::int32_t pieces() const { return this->cta.launch.problem().pieces(); }
+  std::int32_t next_piece() const { return this->cta.launch.next_piece(); }
+
+  bool describe(ItemPlace place, std::int32_t index) {
+    ModelItem& item = reuse(place);
+    item.piece = index;
+    this->cta.fibers.may_pause();
+    const bool has_queries = protocol::describe(this->cta.launch.problem(), index, item);
+    if (has_queries) item.serial = place.steps;
+    return has_queries;
+  }
+  void describe_end(ItemPlace place) {
+    ModelItem& item = reuse(place);
+    item.queries = -1;
+    item.serial = place.steps;
+  }
+
+ private:
+  ModelItem& reuse(ItemPlace place) {
+    for (const std::int64_t released : this->cta.released) {
+      if (released + core::kItemSlots <= place.steps) {
+        throw Violation{"an item is overwritten before all have given it back"};
+      }
+    }
+    ModelItem& item = this->cta.items[place.stage()];
+    item.serial = -1;
+    return item;
+  }
+};
+
+template <core::Sm90Shape kShape>
+struct ModelProducer : ModelWarp<kShape> {
+  using Pipeline = typename ModelWarp<kShape>::Pipeline;
+
+  void copy_queries(ItemPlace place, typename Pipeline::QueryPlace queries, int group) {
+    for (int i = 0; i < Pipeline::kQueriesTogether; ++i) {
+      this->cta.copy(this->cta.q[queries.place() + static_cast<std::uint32_t>(i)],
+                     {this->item(place).serial, group + i}, Sm90Barrier::q_full, queries.stage(),
+                     i == 0, Pipeline::kQueriesTogether);
+    }
+  }
+  void copy_keys(ItemPlace place, typename Pipeline::KvPlace keys, std::int32_t tile) {
+    this->cta.copy(this->cta.k[keys.stage()], {this->item(place).serial, tile}, Sm90Barrier::k_full,
+                   keys.stage());
+  }
+  void copy_values(ItemPlace place, typename Pipeline::RawPlace values, std::int32_t tile) {
+    std::vector<Slot>& slots = Pipeline::kCodes ? this->cta.raw : this->cta.v;
+    this->cta.copy(slots[values.stage()], {this->item(place).serial, tile}, Pipeline::kLoadedFull,
+                   values.stage());
+  }
+};
+
+template <core::Sm90Shape kShape>
+struct ModelTransposer : ModelWarp<kShape> {
+  using Pipeline = typename ModelWarp<kShape>::Pipeline;
+
+  void transpose(typename Pipeline::RawPlace raw, typename Pipeline::KvPlace done, ItemPlace place,
+                 std::int32_t tile) {
+    const Tag tag{this->item(place).serial, tile};
+    this->cta.raw[raw.stage()].begin_read(tag);
+    this->cta.v[done.stage()].write_part(this->cta.fibers, tag, kShape.transposers());
+    this->cta.raw[raw.stage()].end_read();
+  }
+};
+
+/// A consumer warp of either kind. Registers are what they came from: the tile of the scores, of
+/// the probabilities, and the tiles whose products the output holds.
+template <core::Sm90Shape kShape>
+struct ModelConsumer : ModelWarp<kShape> {
+  using Pipeline = typename ModelWarp<kShape>::Pipeline;
+  using Position = core::KvPosition<Pipeline>;
+  static constexpr core::Form kForm =
+      core::form_of(kShape.codes(), kShape.head_dim, kShape.tile_q, kShape.tile_k);
+  static constexpr bool kPingPong = kForm.turns;
+  static constexpr bool kAsksEarly = kForm.asks_early;
+  static constexpr bool kScoresAhead = kShape.scores_ahead();
+
+  int warp;                            // of the CTA's consumers
+  Tag scores, probabilities, stashed;  // stashed: of the row states
+  std::vector<Tag> output;
+  std::deque<std::vector<Slot*>> products;  // groups under way, and the tiles they read
+
+  int group() const { return warp / 4; }
+
+  NamedBarrier& named(int id) { return this->cta.named[static_cast<std::size_t>(id)]; }
+  void take_turn() { named(core::turn_barrier(group())).sync(this->cta.fibers); }
+  void give_turn() {
+    named(core::turn_barrier((group() + 1) % Pipeline::kConsumers)).arrive(this->cta.fibers);
+  }
+
+  bool needs_mask(const Position& at) {
+    return !this->item(at.item).uncut[group()].contains(at.tile);
+  }
+
+  void issue_qk(typename Pipeline::QueryPlace queries, typename Pipeline::KvPlace keys,
+                const Position& at) {
+    const std::int64_t serial = this->item(at.item).serial;
+    issue({{&this->cta.q[queries.place()], {serial, group()}},
+           {&this->cta.k[keys.stage()], {serial, at.tile}}});
+    scores = {serial, at.tile};
+  }
+  template <int kPending>
+  void wait_products() {
+    this->cta.fibers.may_pause();
+    while (products.size() > kPending) {
+      for (Slot* slot : products.front()) slot->end_read();
+      products.pop_front();
+    }
+  }
+  void scores_are_there() {}
+  void softmax(const Position& at, bool) {
+    expect(scores == Tag{this->item(at.item).serial, at.tile}, "softmax of another step's scores");
+  }
+  void pack_probabilities() { probabilities = scores; }
+
+  bool has_dirty_tail(ItemPlace item, std::int32_t tile) {
+    const ModelItem& steps = this->item(item);
+    return this->cta.launch.problem().dirty_tail && tile == steps.first_tile + steps.tiles - 1;
+  }
+  void zero_v_tail(ItemPlace item, std::int32_t tile, typename Pipeline::KvPlace place) {
+    this->cta.v[place.stage()].check({this->item(item).serial, tile});
+    named(core::tail_barrier(group())).sync(this->cta.fibers);
+  }
+
+  void issue_pv(typename Pipeline::KvPlace place, bool accumulates) {
+    issue({{&this->cta.v[place.stage()], probabilities}});
+    if (!accumulates) output.clear();
+    output.push_back(probabilities);
+  }
+  void add_pv(typename Pipeline::KvPlace place, std::int32_t) {
+    issue_pv(place, true);
+    wait_products<0>();
+  }
+  void output_is_there() { expect(products.empty(), "reads an output that is not there"); }
+  bool rescales_any() const { return true; }
+  void hold_back_waits() const {}
+  void rescale_output() { output_is_there(); }
+
+  void begin_item(ItemPlace) { output.clear(); }
+  // The states of the last scores that became probabilities; a step's own come after its softmax.
+  void stash_row_states() { stashed = probabilities; }
+  void reset_row_states() {}
+
+  void write_item(ItemPlace place) {
+    const ModelItem& item = this->item(place);
+    const std::int32_t tiles = item.own_tiles[group()];
+    expect(stashed == Tag{item.serial, item.first_tile + tiles - 1}, "stores other row states");
+    expect(output.size() == static_cast<std::size_t>(tiles), "stores an output of other tiles");
+    for (std::int32_t i = 0; i < tiles; ++i) {
+      expect(output[static_cast<std::size_t>(i)] == Tag{item.serial, item.first_tile + i},
+             "stores an output of other tiles");
+    }
+    this->cta.launch.write(item.piece, warp);
+  }
+
+ private:
+  struct Read {
+    Slot* slot;
+    Tag tag;
+  };
+  void issue(std::initializer_list<Read> reads) {
+    this->cta.fibers.may_pause();
+    std::vector<Slot*> slots;
+    for (const Read& read : reads) {
+      read.slot->begin_read(read.tag);
+      slots.push_back(read.slot);
+    }
+    products.push_back(std::move(slots));
+  }
+  static void expect(bool right, const char* words) {
+    if (!right) throw Violation{words};
+  }
+};
+
+/// Runs a launch to its end; throws Violation.
+template <core::Sm90Shape kShape>
+void run_model(const ModelProblem& problem, PlantedBug fault, std::uint64_t seed) {
+  Fibers fibers(seed);
+  Launch launch(problem, fibers);
+  std::deque<ModelCta<kShape>> ctas;
+  for (std::int32_t block = 0; block < std::min(problem.blocks, problem.pieces()); ++block) {
+    ModelCta<kShape>& cta = ctas.emplace_back(launch, fault, block);
+    const std::string name = "CTA " + std::to_string(block) + " ";
+    fibers.add(name + "scheduler", [&cta] {
+      ModelScheduler<kShape> warp{{cta}};
+      core::schedule_items(warp);
+    });
+    int reader = 0;
+    fibers.add(name + "producer", [&cta, reader] {
+      ModelProducer<kShape> warp{{cta, reader}};
+      core::produce(warp);
+    });
+    for (int i = 0; i < kShape.transposers(); ++i) {
+      ++reader;
+      fibers.add(name + "transposer " + std::to_string(i), [&cta, reader] {
+        if constexpr (kShape.codes()) {
+          ModelTransposer<kShape> warp{{cta, reader}};
+          core::transpose_values(warp);
+        }
+      });
+    }
+    for (int i = 0; i < 4 * kShape.consumers(); ++i) {
+      ++reader;
+      fibers.add(name + "consumer " + std::to_string(i), [&cta, reader, i] {
+        ModelConsumer<kShape> warp{{cta, reader}, i, {}, {}, {}, {}, {}};
+        if constexpr (kShape.codes()) {
+          core::consume_codes(warp);
+        } else {
+          core::consume(warp);
+        }
+      });
+    }
+  }
+  fibers.run();
+  launch.check_end();
+}
+
+}  // namespace flashcore::protocol

@@ -1,0 +1,127 @@
+#include "sm90_launch.h"
+
+#include <algorithm>
+
+namespace flashcore::protocol {
+namespace {
+
+std::int32_t draw_keys(verify::Random& random, std::int32_t tile_k) {
+  if (random.chance(0.35)) return 0;
+  if (random.chance(0.2)) return 1;
+  const auto tiles = static_cast<std::int32_t>(random.below(5));
+  return tiles * tile_k + static_cast<std::int32_t>(random.between(1, tile_k));
+}
+
+}  // namespace
+
+ModelProblem draw_problem(const core::Sm90Shape& shape, std::uint64_t seed) {
+  verify::Random random(seed);
+  ModelProblem p{};
+  p.shape = shape;
+  p.blocks = static_cast<std::int32_t>(random.between(1, 3));
+  p.dirty_tail = random.chance(0.5);
+  const bool equal = random.chance(0.2);  // no lengths, no mask
+  const auto batch = static_cast<std::int32_t>(random.between(1, equal ? 3 : 8));
+  std::int32_t group = 1 << random.below(3);
+  p.heads = {shape.spreads() ? static_cast<std::int32_t>(random.below(group == 4 ? 3 : group)) : 0};
+  const std::int32_t tile_rows = shape.tile_q >> p.heads.log2;
+  const auto most_tiles = static_cast<std::int32_t>(random.between(1, 3));
+  const bool causal = !equal && random.chance(0.5), window = !equal && random.chance(0.4);
+  const std::int64_t left = window ? random.below(2 * shape.tile_k) : -1;
+  const std::int64_t right = causal ? 0 : window ? random.below(shape.tile_k) : -1;
+  const std::int32_t equal_keys = std::max(draw_keys(random, shape.tile_k), 1);
+  for (std::int32_t b = 0; b < batch; ++b) {
+    ModelSequence s{};
+    s.q_len = equal ? most_tiles * tile_rows
+                    : static_cast<std::int32_t>(random.between(0, most_tiles * tile_rows));
+    const std::int32_t kv_len = equal ? equal_keys : draw_keys(random, shape.tile_k);
+    const std::int64_t q_start = random.chance(0.8) ? kv_len - s.q_len : random.between(-300, 300);
+    s.mask = {equal ? kv_len - s.q_len : q_start, left, right, kv_len, {}};
+    p.sequences.push_back(s);
+  }
+  group >>= p.heads.log2;
+  const auto kv_heads = static_cast<std::int32_t>(random.between(1, 2));
+  p.order =
+      core::make_work_order(batch, kv_heads * group, group, most_tiles, equal ? 0 : 4 * p.blocks);
+  p.tail = {p.order.items, 0, core::make_divisor(1)};
+  const std::int32_t tiles = (equal_keys + shape.tile_k - 1) / shape.tile_k;
+  if (equal && shape.spreads() && tiles > 1 && random.chance(0.6)) {
+    const auto cut = static_cast<std::int32_t>(random.between(1, p.order.items));
+    const auto each = static_cast<std::int32_t>(random.between(1, tiles - 1));
+    p.tail = {p.order.items - cut, each, core::make_divisor((tiles + each - 1) / each)};
+  }
+  return p;
+}
+
+std::string to_string(const ModelProblem& p) {
+  std::string words = "head_dim " + std::to_string(p.shape.head_dim) + ", tile " +
+                      std::to_string(p.shape.tile_q) + " x " + std::to_string(p.shape.tile_k) +
+                      ", " + std::to_string(p.shape.stages) + " stages, " +
+                      std::to_string(p.blocks) + " CTAs; tiles of the pieces:";
+  for (std::int32_t piece = 0; piece < p.pieces(); ++piece) {
+    core::ItemSteps item{};
+    words += describe(p, piece, item) ? " " + std::to_string(item.tiles) : " -";
+  }
+  return words;
+}
+
+bool describe(const ModelProblem& p, std::int32_t piece, core::ItemSteps& item) {
+  const core::WorkPiece work = core::work_piece(p.tail, piece);
+  const core::WorkItem coordinates = core::work_item(p.order, work.item);
+  const ModelSequence& s = p.sequences[static_cast<std::size_t>(coordinates.batch)];
+  const std::int32_t tile_rows = p.shape.tile_q >> p.heads.log2;
+  const std::int32_t first = coordinates.q_tile * tile_rows;
+  item.queries = std::min(tile_rows, s.q_len - first);
+  core::describe_steps(item, s.mask, first, p.heads.queries(),
+                       core::ItemPart{work.part, p.tail.part_tiles}, p.shape.consumers(),
+                       p.shape.tile_k);
+  return item.queries > 0;
+}
+
+Launch::Launch(const ModelProblem& problem, Fibers& fibers) : problem_(problem), fibers_(fibers) {
+  const auto items = static_cast<std::size_t>(problem.order.items * warps());
+  arrived_.resize(items);
+  written_.resize(items);
+}
+
+std::int32_t Launch::next_piece() {
+  fibers_.may_pause();
+  const std::int32_t pieces = problem_.pieces();
+  if (pieces <= problem_.blocks) return pieces;
+  return problem_.blocks +
+         static_cast<std::int32_t>(count_and_wrap(ticket_, static_cast<std::uint32_t>(pieces - 1)));
+}
+
+void Launch::write(std::int32_t piece, int warp) {
+  const core::WorkPiece work = core::work_piece(problem_.tail, piece);
+  const auto at = static_cast<std::size_t>(work.item * warps() + warp);
+  if (work.part >= 0) {
+    fibers_.may_pause();
+    const auto last = static_cast<std::uint32_t>(problem_.tail.parts() - 1);
+    if (count_and_wrap(arrived_[at], last) != last) return;
+  }
+  ++written_[at];
+}
+
+void Launch::check_end() const {
+  if (ticket_ != 0) throw Violation{"the ticket is left at " + std::to_string(ticket_)};
+  for (const std::uint32_t count : arrived_) {
+    if (count != 0) throw Violation{"a counter of parts is left at " + std::to_string(count)};
+  }
+  for (std::int32_t i = 0; i < problem_.order.items; ++i) {
+    core::ItemSteps item{};
+    const bool in_parts = i >= problem_.tail.first;
+    const std::int32_t piece =
+        in_parts ? problem_.tail.first + (i - problem_.tail.first) * problem_.tail.parts() : i;
+    const int expected = describe(problem_, piece, item) ? 1 : 0;
+    for (int warp = 0; warp < warps(); ++warp) {
+      const int times = written_[static_cast<std::size_t>(i * warps() + warp)];
+      if (times != expected) {
+        throw Violation{"item " + std::to_string(i) + ", warp " + std::to_string(warp) +
+                        ": written " + std::to_string(times) + " times"};
+      }
+    }
+  }
+}
+
+}  // namespace flashcore::protocol

@@ -1,0 +1,126 @@
+// The synchronisation of the Hopper kernels, run on the CPU: no interleaving of their roles may
+// deadlock, read a tile that is not there, overwrite one in use, or write a row other than once.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+
+#include "sm90_cta.h"
+
+namespace flashcore::protocol {
+namespace {
+
+/// A kernel's shape, and how to run a random problem on it.
+struct Model {
+  core::Sm90Shape shape;
+  std::function<void(std::uint64_t seed, PlantedBug fault)> run;
+
+  bool has_several_warpgroups() const { return shape.consumers() > 1; }
+  bool takes_turns() const {
+    return core::form_of(shape.codes(), shape.head_dim, shape.tile_q, shape.tile_k).turns;
+  }
+};
+
+template <core::Sm90Shape kShape>
+void draw_and_run(std::uint64_t seed, PlantedBug fault) {
+  const ModelProblem problem = draw_problem(kShape, seed);
+  try {
+    run_model<kShape>(problem, fault, seed);
+  } catch (const Violation& violation) {
+    throw Violation{violation.words + "\nseed " + std::to_string(seed) + ", " + to_string(problem)};
+  }
+}
+
+/// The shapes of all Hopper kernels; f16 and bf16 share them.
+const std::map<std::string, Model>& models() {
+  static const std::map<std::string, Model> models = [] {
+    std::map<std::string, Model> found;
+#define FLASHCORE_HOPPER(bytes, head_dim, tile_q, tile_k, stages)                             \
+  found[std::string(bytes == 1 ? "e4m3_" : "") + "d" #head_dim "_q" #tile_q "_k" #tile_k] = { \
+      {head_dim, tile_q, tile_k, stages, bytes},                                              \
+      draw_and_run<core::Sm90Shape{head_dim, tile_q, tile_k, stages, bytes}>};
+#define FLASHCORE_KERNEL_simt(...)
+#define FLASHCORE_KERNEL_sm80(...)
+#define FLASHCORE_KERNEL_sm80_8bit(...)
+#define FLASHCORE_KERNEL_sm90(head_dim, tile_q, tile_k, stages) \
+  FLASHCORE_HOPPER(2, head_dim, tile_q, tile_k, stages)
+#define FLASHCORE_KERNEL_sm90_e4m3(head_dim, tile_q, tile_k, stages) \
+  FLASHCORE_HOPPER(1, head_dim, tile_q, tile_k, stages)
+#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, stages, warp_rows, threads, \
+                         smem)                                                                    \
+  FLASHCORE_KERNEL_##family(head_dim, tile_q, tile_k, stages)
+#include "cuda/kernels.def"
+    return found;
+  }();
+  return models;
+}
+
+constexpr std::uint64_t kProblems = 600 / FLASHCORE_TEST_DIVISOR;  // of each shape
+constexpr std::uint64_t kFaultProblems = 100;                      // within which a fault must show
+
+TEST(Sm90Protocol, EveryInterleavingEndsWithEveryRowWrittenOnce) {
+  EXPECT_GE(models().size(), 15u);
+  for (const auto& [name, model] : models()) {
+    for (std::uint64_t seed = 0; seed < kProblems; ++seed) {
+      try {
+        model.run(seed, PlantedBug::none);
+      } catch (const Violation& violation) {
+        FAIL() << name << ": " << violation.words;
+      }
+    }
+  }
+}
+
+/// The first problem on which a fault shows, and how; or an empty text.
+std::string find_fault(const Model& model, PlantedBug fault) {
+  for (std::uint64_t seed = 0; seed < kFaultProblems; ++seed) {
+    try {
+      model.run(seed, fault);
+    } catch (const Violation& violation) {
+      return violation.words;
+    }
+  }
+  return "";
+}
+
+/// A fault shows in every shape that has what it breaks. Prints how it shows in the first one.
+void expect_found(PlantedBug fault, const std::function<bool(const Model&)>& has) {
+  int shapes = 0;
+  for (const auto& [name, model] : models()) {
+    if (!has(model)) continue;
+    const std::string found = find_fault(model, fault);
+    EXPECT_NE(found, "") << name;
+    if (shapes++ == 0) std::printf("%s: %s\n", name.c_str(), found.c_str());
+  }
+  EXPECT_GE(shapes, 5);
+}
+
+bool any(const Model&) { return true; }
+
+TEST(Sm90Protocol, FindsAMissingArrival) {
+  expect_found(PlantedBug::arrival_missing, &Model::has_several_warpgroups);
+}
+TEST(Sm90Protocol, FindsAWrongExpectedCount) { expect_found(PlantedBug::arrivals_too_few, any); }
+TEST(Sm90Protocol, FindsAWrongParity) { expect_found(PlantedBug::parity_wrong, any); }
+TEST(Sm90Protocol, FindsASkippedTurn) {
+  expect_found(PlantedBug::turn_skipped, &Model::takes_turns);
+}
+TEST(Sm90Protocol, FindsAStageReleasedTwice) {
+  expect_found(PlantedBug::stage_released_twice, any);
+}
+
+// The hardware has 16 named barriers, of which 0 is __syncthreads's.
+TEST(Sm90Protocol, NamedBarriersAreDistinct) {
+  std::set<int> ids{0};
+  for (int group = 0; group < core::kMostConsumers; ++group) {
+    EXPECT_TRUE(ids.insert(core::turn_barrier(group)).second);
+    EXPECT_TRUE(ids.insert(core::tail_barrier(group)).second);
+  }
+  EXPECT_LT(*ids.rbegin(), 16);
+}
+
+}  // namespace
+}  // namespace flashcore::protocol
