@@ -246,6 +246,7 @@ class CudaCase:
         return (runner, note) if wrong is None else (None, f"captured, {wrong}")
 
     def _run_once(self, call):
+        self.torch.cuda.synchronize()  # the peer's own inputs were made on another stream
         with self.torch.cuda.stream(self.stream):
             result = call(0)
         self.stream.synchronize()

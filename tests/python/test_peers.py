@@ -14,7 +14,7 @@ except ImportError:
     raise unittest.SkipTest("torch is not installed")
 
 import foreign_libraries
-from flashcore import _bench_cuda, _cases, _peers, _reference
+from flashcore import _bench_cuda, _cases, _library, _peers, _reference, _timing
 from flashcore._inputs import Inputs
 from support import case
 
@@ -298,6 +298,45 @@ class Captured(unittest.TestCase):
         self.assertEqual(timed, ["ours", "bare"])
         self.assertEqual(notes["eager"], "could not be captured: operation not permitted when stream is "
                          "capturing")
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "torch finds no GPU")
+class OnAGpu(unittest.TestCase):
+    def test_a_case_from_beginning_to_end(self):
+        """Checked, captured, timed; whatever peers there are have a time or a reason."""
+        names = list(_peers.known())
+        for one in (FULL, CAUSAL, shaped(q_len=1, kv_len=48, cold_l2=True), WINDOW, PACKED, RAGGED,
+                    PAGED, CODES, MIXED, shaped(dtype="f32")):
+            with self.subTest(one.shape_text()):
+                subject = _bench_cuda.CudaCase(_library.load(), one, torch, peers=names)
+                self.addCleanup(subject.close)
+                verdict = subject.check()
+                self.assertTrue(verdict.ok, verdict.reason)
+                subject.prepare()
+                row = _timing.summarise([subject.sample(reverse=bool(number % 2)) for number in range(5)])
+                self.assertTrue(subject.unchanged())
+                self.assertGreater(row["us"], 0.5)
+                self.assertGreater(row["bare_us"], 0.5)
+                for name in names:
+                    self.assertTrue(name in row["peers_us"] or subject.peers_note[name], name)
+                if one in (FULL, CAUSAL):
+                    self.assertIn("math", row["peers_us"], subject.peers_note)
+
+    def test_a_graph_without_the_work_is_noticed(self):
+        """A library that launches on a stream of its own leaves nothing in the graph."""
+        class Elsewhere(Broken):
+            def bind(self, inputs):
+                once = {index: _bench_cuda.public_call(inputs, index) for index in range(len(inputs))}
+                return lambda index: once[index].clone() if not torch.cuda.is_current_stream_capturing() \
+                    else torch.empty_like(once[index])
+
+        subject = _bench_cuda.CudaCase(_library.load(), CAUSAL, torch, peers=("elsewhere",))
+        self.addCleanup(subject.close)
+        self.assertTrue(subject.check().ok)
+        with mock.patch.object(_peers, "known", lambda: {"elsewhere": Elsewhere(None)}):
+            subject.prepare()
+        self.assertNotIn("elsewhere", subject._runners)
+        self.assertIn("captured", subject.peers_note["elsewhere"])
 
 
 if __name__ == "__main__":
