@@ -1,26 +1,34 @@
+#!/usr/bin/env python3
 """The times a benchmark's rows must reach on a GPU: bench/bars.json, judged and printed.
+
+    python3 scripts/gpu_check_bars.py RESULT.json...    judges the rows of a result file again, by the bars
+                                                        as they are now; measured values stay as they are
 
 A bar says in one of several ways how long a row may take: against a peer that was timed in the same
 process ("time_share" of its time, or "speedup" over it; "best" is the fastest peer), against another
 row of ours, or by a figure ("us", "tflops", "kv_tbs"). Whatever the words, it becomes a time,
 `bar_us`; the row's ratio is bar_us / us, and a ratio below 1 is short of the bar. Of several bars
 of a row the strictest counts.
-
-A peer that cannot be timed on the machine (FlashAttention-3) has the time it once had on the same
-card, scaled by what cuDNN, which is timed, takes now and took then.
+A peer that was not timed in the same process counts for nothing. A row without one is then judged by
+the peers that were, or not at all.
 """
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashcore._cases import Case
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "python"))
+from flashcore import _results  # noqa: E402
+from flashcore._cases import Case  # noqa: E402
 
 TOLERANCE = 0.95  # a row below this share of its bar fails, unless the documents say why
 SHORT_HEADING = "Rows below their bar"
 _SELECTORS = ("name", "batch", "kv_len", "head_dim", "causal")
 _FIGURES = ("us", "tflops", "kv_tbs")
+_SHOWN = ("fa3", "fa2", "cudnn")  # peers with a column of their own
 
 
 def load(path, gpu):
@@ -43,7 +51,7 @@ class Judged:
     needs and the run does not have."""
 
     row: dict
-    peers_us: dict  # fa3 among them where it is known
+    peers_us: dict
     bar_us: float | None = None
     missing: str = ""
 
@@ -58,14 +66,10 @@ class Judged:
         return "pass" if self.ratio >= 1 else "short"
 
 
-def peer_times(row, content):
+def peer_times(row):
     """{peer: us} as the rounds saw them: ours over the median ratio of the rounds, so that a machine
     that slows down for a moment does not change who is ahead."""
-    times = {name: row["us"] / ratio for name, ratio in row.get("ratios", {}).items()}
-    for old in content["fa3"]["rows"]:
-        if matches(old, row) and "cudnn" in times:
-            times["fa3"] = old["fa3_us"] * times["cudnn"] / old["cudnn_us"]
-    return times
+    return {name: row["us"] / ratio for name, ratio in row.get("ratios", {}).items()}
 
 
 def limit_of(bar, row, times, rows):
@@ -94,7 +98,7 @@ def judge(rows, content):
     """One Judged per row."""
     judged = []
     for row in rows:
-        one = Judged(row, peer_times(row, content))
+        one = Judged(row, peer_times(row))
         limits = [limit_of(bar, row, one.peers_us, rows) for bar in content["bars"]
                   if matches(bar, row)]
         one.missing = next((missing for _, missing in limits if missing), "")
@@ -103,17 +107,38 @@ def judge(rows, content):
     return judged
 
 
+def put_bars(rows, content):
+    """Judges the rows and writes each one's bar into it; the Judged."""
+    judged = judge(rows, content)
+    for one in judged:
+        one.row.pop("bar", None)
+        if one.bar_us is not None:
+            one.row["bar"] = {"bar_us": one.bar_us, "ratio": one.ratio}
+    return judged
+
+
+def summary_of(judged):
+    """What the entry of the stage `bench` says about bars."""
+    if not judged:
+        return {}
+    return {"bars": {
+        "passed": sum(one.verdict == "pass" for one in judged),
+        "short": {label(one.row): one.ratio for one in judged if one.verdict == "short"},
+        "not judged": {label(one.row): one.missing for one in judged
+                       if one.verdict.startswith("not judged")}}}
+
+
 def table(judged):
-    """For people: | row | ours | fa2 | cudnn | best peer | bar | ratio to bar | |."""
-    lines = ["| row | ours us | fa2 | cudnn | best peer | bar us | ratio to bar | |",
-             "|-|-:|-:|-:|-|-:|-:|-|"]
+    """For people: | row | ours | some peers | best peer | bar | ratio to bar | |."""
+    lines = [f"| row | ours us | {' | '.join(_SHOWN)} | best peer | bar us | ratio to bar | |",
+             f"|-|-:|{'-:|' * len(_SHOWN)}-|-:|-:|-|"]
     for one in judged:
         if not one.verdict:
             continue
         best = min(one.peers_us, key=one.peers_us.get, default=None)
         cells = [label(one.row), f"{one.row['us']:.4g}",
                  *(f"{one.peers_us[name]:.4g}" if name in one.peers_us else ""
-                   for name in ("fa2", "cudnn")),
+                   for name in _SHOWN),
                  f"{best} {one.peers_us[best]:.4g}" if best else "",
                  "" if one.bar_us is None else f"{one.bar_us:.4g}",
                  "" if one.ratio is None else f"{one.ratio:.2f}", one.verdict]
@@ -147,8 +172,7 @@ def mistakes(content, cases):
     thing."""
     found = []
     selectors = [(bar, "bar") for bar in content["bars"]] + \
-        [(bar["row"], "row of a bar") for bar in content["bars"] if "row" in bar] + \
-        [(row, "fa3 row") for row in content["fa3"]["rows"]]
+        [(bar["row"], "row of a bar") for bar in content["bars"] if "row" in bar]
     for selector, what in selectors:
         if not any(matches(selector, case.fields()) for case in cases):
             found.append(f"{what} {selector}: no case is like that")
@@ -159,3 +183,31 @@ def mistakes(content, cases):
         elif said[0] not in _FIGURES and ("peer" in bar) == ("row" in bar):
             found.append(f"bar {bar}: {said[0]} of what? wanted a peer or a row")
     return found
+
+
+def judge_again(path, content):
+    """The rows of a result file by these bars; what stood in it about others is replaced."""
+    result = _results.read(path)
+    judged = put_bars(result["rows"], content)
+    details = result.get("stages", {}).get("bench", {}).get("details")
+    if details is not None:
+        details.update(summary_of(judged))
+    _results.write(path, _results.rounded(result))
+    return judged
+
+
+def main(paths):
+    if not paths or paths[0] in ("-h", "--help"):
+        print(__doc__.strip())
+        return 0 if paths else 2
+    for path in paths:
+        content = load(ROOT / "bench" / "bars.json", _results.read(path)["gpu"])
+        if content is None:
+            print(f"{path}: bench/bars.json has no bars for its GPU; left as it is")
+            continue
+        print(table(judge_again(path, content)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

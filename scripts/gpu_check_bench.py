@@ -7,6 +7,8 @@ from flashcore import _results
 from gpu_check_context import from_command, python_with_torch
 from gpu_check_runner import FAILED, PASSED, TIMED_OUT, Outcome
 
+# All the benchmark knows but torch's math backend, which is never the fastest and takes the most time.
+PEERS = "cudnn,fa2,eff,fa3,flash_attn,flashinfer,xformers"
 
 def bars_for(context):
     return gpu_check_bars.load(context.root / "bench" / "bars.json",
@@ -41,7 +43,7 @@ def bench(context, limit_s):
     time_limit = str(int(limit_s - 20))
     if python is not None:
         done = context.run("bench", [python, "-m", "flashcore.bench", "--output", output,
-                                     "--peers", "cudnn,fa2,eff", "--case-seconds", "1", "--time-limit", time_limit], limit_s)
+                                     "--peers", PEERS, "--case-seconds", "1", "--time-limit", time_limit], limit_s)
     else:
         done = context.run("bench", [context.cli, "bench", "--device", "cuda", "--output", output,
                                      "--time-limit", time_limit], limit_s)
@@ -55,14 +57,13 @@ def take_rows(report, output, done, bars=None, excused=frozenset(), say=print):
     says the table of bars."""
     measured = _results.read(output) or {}
     rows = measured.get("rows", [])
-    judged = gpu_check_bars.judge(rows, bars) if bars is not None else []
-    for one in judged:
-        if one.bar_us is not None:
-            one.row["bar"] = {"bar_us": one.bar_us, "ratio": one.ratio}
+    judged = gpu_check_bars.put_bars(rows, bars) if bars is not None else []
+    if "peers" in measured:
+        report.result["peers"] = measured["peers"]
     report.result["rows"] = rows or report.result["rows"]
     report.result["skipped"] = measured.get("skipped", [])
     details = {"rows": len(rows), "skipped": len(measured.get("skipped", [])),
-               "failed": measured.get("failed", []), **summary_of(judged)}
+               "failed": measured.get("failed", []), **gpu_check_bars.summary_of(judged)}
     if judged:
         say(gpu_check_bars.table(judged))
     outcome = from_command(done, "the benchmark", details)
@@ -81,15 +82,3 @@ def take_rows(report, output, done, bars=None, excused=frozenset(), say=print):
                        f"and without a reason in docs/performance.md, \"{gpu_check_bars.SHORT_HEADING}"
                        f"\": {worst}", details)
     return outcome
-
-
-def summary_of(judged):
-    """What the stage's entry says about bars; each row has its own."""
-    if not judged:
-        return {}
-    return {"bars": {
-        "passed": sum(one.verdict == "pass" for one in judged),
-        "short": {gpu_check_bars.label(one.row): one.ratio for one in judged
-                  if one.verdict == "short"},
-        "not judged": {gpu_check_bars.label(one.row): one.missing for one in judged
-                       if one.verdict.startswith("not judged")}}}

@@ -4,6 +4,7 @@ torch the inputs are arrays of the standard library."""
 import array
 import contextlib
 import ctypes
+import functools
 import random
 import struct
 import time
@@ -100,6 +101,7 @@ class CpuCase:
     """A case in memory, ready to be checked and then timed."""
 
     device = "cpu"
+    call = None  # a row's `us` is the time of the C call
 
     def __init__(self, library, case, torch=None, threads=0, seed=1, kernel=None,
                  peers=tuple(PEERS)):
@@ -217,15 +219,15 @@ class CpuCase:
 
     def sample(self, reverse=False):
         """One round: {name: us per call}."""
-        result = {}
-        names = list(self._runners)
-        for name in reversed(names) if reverse else names:
-            run, calls = self._runners[name], self._calls[name]
-            begin = time.perf_counter()
-            for _ in range(calls):
-                run()
-            result[name] = 1e6 * (time.perf_counter() - begin) / calls
-        return {name: result[name] for name in names}
+        return _timing.one_round({name: functools.partial(self._time, name)
+                                  for name in self._runners}, reverse)
+
+    def _time(self, name):
+        run, calls = self._runners[name], self._calls[name]
+        begin = time.perf_counter()
+        for _ in range(calls):
+            run()
+        return 1e6 * (time.perf_counter() - begin) / calls
 
     def unchanged(self):
         """Whether the calls that were timed left the very result that was checked."""

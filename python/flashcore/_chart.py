@@ -4,7 +4,9 @@ import math
 from html import escape
 
 COLOURS = {"ours": "#c8102e", "cudnn": "#2e7d32", "fa2": "#1565c0", "eff": "#8e24aa",
-           "math": "#757575", "torch": "#1565c0"}
+           "math": "#757575", "torch": "#1565c0", "fa3": "#ef6c00", "flash_attn": "#00838f",
+           "flashinfer": "#6d4c41", "xformers": "#ad1457"}
+_OTHER_COLOUR = "#9e9d24"
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 640, 400, 64, 48, 16, 120
 
 
@@ -58,7 +60,7 @@ class Chart:
         yield f'<text x="{end_x + 4:.1f}" y="{end_y + 4:.1f}">{escape(label)}</text>'
 
     def _series(self, name, points):
-        colour = COLOURS.get(name, "#ef6c00")
+        colour = COLOURS.get(name, _OTHER_COLOUR)
         if self.lines and len(points) > 1:
             path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y, _ in sorted(points))
             yield f'<polyline fill="none" stroke="{colour}" stroke-width="1.5" points="{path}"/>'
@@ -75,6 +77,6 @@ class Chart:
             parts += self._series(name, points)
             at = _TOP + 14 + 18 * number
             parts.append(f'<circle cx="{_WIDTH - _RIGHT + 16}" cy="{_HEIGHT - 60 - at}" r="4" '
-                         f'fill="{COLOURS.get(name, "#ef6c00")}"/><text '
+                         f'fill="{COLOURS.get(name, _OTHER_COLOUR)}"/><text '
                          f'x="{_WIDTH - _RIGHT + 26}" y="{_HEIGHT - 56 - at}">{escape(name)}</text>')
         return "\n".join([*parts, "</svg>"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from flashcore._cases import FIELDS, Case
 from flashcore._chart import Chart
+from flashcore._table import c_call
 
 # Dense 16-bit tensor-core TFLOP/s and TB/s of memory, from the vendor's data sheets.
 _DEVICES = {"H200": (989.0, 4.8), "H100": (989.0, 3.35), "A100": (312.0, 2.0), "L4": (121.0, 0.3)}
@@ -31,12 +32,13 @@ def to_csv(result):
     rows, peers = result["rows"], _peers(result["rows"])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*FIELDS, "kernel", "splits", "us", "spread", "tflops", "error",
+    writer.writerow([*FIELDS, "kernel", "splits", "call", "us", "bare_us", "spread", "tflops", "error",
                      *(f"{name}_us" for name in peers), *(f"ours_over_{name}" for name in peers)])
     for row in rows:
         case = Case.of(row)
         writer.writerow([*(row[name] for name in FIELDS), row["kernel"], row.get("splits", ""),
-                         row["us"], row["spread"], case.flops() / row["us"] / 1e6, row["error"],
+                         row.get("call", ""), row["us"], row.get("bare_us", ""), row["spread"],
+                         case.flops() / row["us"] / 1e6, row["error"],
                          *(row["peers_us"].get(name, "") for name in peers),
                          *(row.get("ratios", {}).get(name, "") for name in peers)])
     return text.getvalue()
@@ -107,12 +109,14 @@ def latency_charts(result):
 
 def _table(result):
     peers = _peers(result["rows"])
-    yield "<table><tr><th>case<th>batch, heads, len, dim<th>kernel<th>us<th>TFLOP/s<th>error"
+    yield ("<table><tr><th>case<th>batch, heads, len, dim<th>kernel<th>us<th>C call us<th>TFLOP/s"
+           "<th>error")
     yield "".join(f"<th>{escape(name)} us<th>ours / {escape(name)}" for name in peers) + "</tr>"
     for row in result["rows"]:
         case = Case.of(row)
         cells = [escape(case.name), escape(case.shape_text()), escape(row["kernel"]),
-                 f"{row['us']:.4g}", f"{case.flops() / row['us'] / 1e6:.3g}", f"{row['error']:.2g}"]
+                 f"{row['us']:.4g}", c_call(row), f"{case.flops() / row['us'] / 1e6:.3g}",
+                 f"{row['error']:.2g}"]
         yield "<tr>" + "".join(f"<td>{cell}" for cell in cells)
         for name in peers:
             if name not in row["peers_us"]:
@@ -127,7 +131,8 @@ def _table(result):
 
 def to_html(result):
     device = result.get("gpu") or f"CPU, {result.get('threads', '?')} threads"
-    facts = {"torch": result.get("torch"), "cuDNN": result.get("cudnn"),
+    peers = ", ".join(f"{name} {found}" for name, found in result.get("peers", {}).items())
+    facts = {"torch": result.get("torch"), "peers": peers, "cuDNN": result.get("cudnn"),
              "CUDA": result.get("cuda"), "driver": result.get("driver"),
              "sources": result.get("fingerprint"), "measured": result.get("date"),
              "command": result.get("command")}
@@ -145,7 +150,9 @@ def to_html(result):
         for title, one in charts:
             parts.append(f"<div><h3>{escape(title)}</h3>{one.svg()}</div>")
         parts.append("</div>")
-    parts += ["<h2>Cases</h2><p>Medians; a ratio below 1 means that ours takes less time.</p>",
+    parts += ["<h2>Cases</h2><p>Medians; a ratio below 1 means that ours takes less time. Rows with "
+              "a time of the C call have <code>flashcore.attention</code> under us, others the C "
+              "call.</p>",
               *_table(result), "</html>\n"]
     return "\n".join(parts)
 

@@ -131,8 +131,9 @@ def problems_of_row(row):
         problems.append("kernel is not a name")
     if not _HASH.fullmatch(str(row.get("kernel_fingerprint"))):
         problems.append("kernel_fingerprint is not 16 hexadecimal digits")
-    for name in ("us", "spread", "error"):
-        if not _is_number(row.get(name)) or row[name] < 0 or (name == "us" and row[name] == 0):
+    times = ("us", "bare_us") if "call" in row else ("us",)
+    for name in (*times, "spread", "error"):
+        if not _is_number(row.get(name)) or row[name] < 0 or (name in times and row[name] == 0):
             problems.append(f"{name} is {row.get(name)!r}")
     peers = row.get("peers_us")
     if not isinstance(peers, dict) or not all(_is_number(us) and us > 0 for us in peers.values()):

@@ -1,10 +1,20 @@
-"""What a benchmark makes of its samples."""
+"""How a benchmark takes its samples, and what it makes of them."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MIN_SAMPLES = 5
+# What is ours in a round: the call that is compared with peers, and the bare C call.
+OURS, BARE = "ours", "bare"
+
+
+def one_round(timers: Mapping[str, Callable[[], float]], reverse: bool = False) -> dict[str, float]:
+    """Everything once, one after the other: {name: us per call}, in the order of `timers` whichever
+    way round they ran. A timer measures one sample and gives its us per call."""
+    names = list(timers)
+    times = {name: timers[name]() for name in (names[::-1] if reverse else names)}
+    return {name: times[name] for name in names}
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -32,10 +42,15 @@ def calls_per_sample(us_per_call: float, sample_us: float, least: int, most: int
     return max(min(max(wanted, 1), most), least)
 
 
+def whole_turns(calls: int, sets: int) -> int:
+    """At least so many calls, each input set equally often."""
+    return -(-calls // sets) * sets
+
+
 def summarise(samples: Sequence[dict[str, float]]) -> dict[str, Any]:
     """samples: one {name: us per call} per round, "ours" among the names. The ratio of a peer is the
-    median over rounds of ours / peer: below 1, ours takes less time."""
-    ours = [round_["ours"] for round_ in samples]
+    median over rounds of ours / peer: below 1, ours takes less time. "bare" is no peer."""
+    ours = [round_[OURS] for round_ in samples]
     summary: dict[str, Any] = {
         "us": statistics.median(ours),
         "spread": spread(ours),
@@ -45,9 +60,12 @@ def summarise(samples: Sequence[dict[str, float]]) -> dict[str, Any]:
         "ratios": {},
     }
     for name in samples[0]:
-        if name == "ours":
+        if name == OURS:
             continue
         theirs = [round_[name] for round_ in samples]
+        if name == BARE:
+            summary["bare_us"], summary["bare_spread"] = statistics.median(theirs), spread(theirs)
+            continue
         summary["peers_us"][name] = statistics.median(theirs)
         summary["peers_spread"][name] = spread(theirs)
         summary["ratios"][name] = statistics.median(

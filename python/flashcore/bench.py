@@ -1,8 +1,11 @@
-"""The benchmark that owns the peers: FlashCore against torch's SDPA backends, in one process.
+"""The benchmark that owns the peers: FlashCore against every attention library that is installed, in
+one process.
 
-Each case is checked against fp64 first and is not timed unless it passes. Then ours and each peer
-run in turns (CUDA graphs on a GPU); a row has the median of the rounds and, for each peer, the
-median of the rounds' ratios. Rows are written after every case, so Ctrl-C keeps what is done.
+Each case is checked against fp64 first and is not timed unless it passes; the same goes for a peer.
+Then ours and each peer run in turns. On a GPU all are called as a user of torch calls them, captured in
+CUDA graphs; the C call under ours has a column of its own. A row has the median of the rounds and, for
+each peer, the median of the rounds' ratios. Rows are written after every case, so Ctrl-C keeps what is
+done.
 """
 
 import argparse
@@ -12,7 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from flashcore import _bench_cpu, _bench_cuda, _bench_overhead, _cases, _library, _report, _results, _table, _timing
+from flashcore import (_bench_cpu, _bench_cuda, _bench_overhead, _cases, _library, _peers, _report, _results,
+                       _table, _timing)
 
 _EXAMPLES = """examples:
   python3 -m flashcore.bench                             all GPU cases, into bench/results/<gpu>.json
@@ -38,7 +42,7 @@ def parse_arguments(argv):
     add("--case", action="append", default=[], help="only cases of this name; may be repeated")
     add("--kernel", help="use exactly this kernel; cases it cannot take are skipped")
     add("--peers", default=None,
-        help="backends of torch, by comma; \"\" for none (default: all it has for the device)")
+        help="libraries and backends of torch, by comma; \"\" for none (default: all known ones)")
     add("--samples", type=int, default=20, help="rounds per case (default 20)")
     add("--case-seconds", type=float, default=2.0,
         help="a case whose rounds would take longer gets fewer, at least 5 (default 2)")
@@ -53,7 +57,7 @@ def parse_arguments(argv):
     add("--overhead", action="store_true", help="measure only what a call costs on a tiny shape")
     add("--show", type=Path, metavar="FILE", help="print a result file as a table, measure nothing")
     options = parser.parse_args(argv)
-    known = list(_bench_cuda.PEERS if options.device == "cuda" else _bench_cpu.PEERS)
+    known = list(_peers.known() if options.device == "cuda" else _bench_cpu.PEERS)
     options.peers = known if options.peers is None else [
         name for name in options.peers.split(",") if name]
     for name in options.peers:
@@ -100,6 +104,8 @@ class Bench:
         }
         if options.device == "cpu":
             self.result["threads"] = options.threads
+        else:
+            self.result["peers"] = _peers.versions(options.peers)
         self.rows, self.skipped, self.failed = [], [], []
 
     def adopt(self, whole):
@@ -126,6 +132,8 @@ class Bench:
         _results.write(self.output, _results.rounded(merged))
 
     def run(self, cases):
+        for name, found in self.result.get("peers", {}).items():
+            print(f"peer {name}: {found}", flush=True)
         _table.print_heading()
         for case in cases:
             reason = case.unsupported(self.options.device)
@@ -194,6 +202,8 @@ class Bench:
             **_timing.summarise(rounds),
             "peers_note": subject.peers_note,
         }
+        if subject.call is not None:
+            row["call"] = subject.call
         row["tflops"] = case.flops() / row["us"] / 1e6
         row["kv_gbs"] = case.kv_bytes() / row["us"] / 1e3
         if note is not None:

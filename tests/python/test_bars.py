@@ -1,12 +1,13 @@
 """Bars: what each kind asks for, which way round a ratio is, which rows fail, and that
 bench/bars.json is about cases there are."""
 
+import shutil
 import tempfile
 import unittest
 from pathlib import Path
 
 import gpu_check_bars as bars
-from flashcore import _cases
+from flashcore import _cases, _results
 from support import case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,12 +19,12 @@ def row(us=10.0, peers=None, **fields):
             "ratios": {name: us / theirs for name, theirs in (peers or {}).items()}}
 
 
-def content(*wanted, fa3=()):
-    return {"gpu": "X", "fa3": {"rows": list(fa3)}, "bars": list(wanted)}
+def content(*wanted):
+    return {"gpu": "X", "bars": list(wanted)}
 
 
-def judged(one, *wanted, others=(), fa3=()):
-    return bars.judge([one, *others], content(*wanted, fa3=fa3))[0]
+def judged(one, *wanted, others=()):
+    return bars.judge([one, *others], content(*wanted))[0]
 
 
 class Limits(unittest.TestCase):
@@ -69,13 +70,10 @@ class Limits(unittest.TestCase):
         self.assertEqual(judged(row(), bar).verdict, "")
         self.assertEqual(judged(row(batch=4), bar).verdict, "short")
 
-    def test_a_peer_of_old_is_scaled_by_one_of_now(self):
-        """cuDNN takes 20 where it took 10, so fa3 is taken to need 6 where it needed 3."""
-        old = [{"name": "tiny", "fa3_us": 3.0, "cudnn_us": 10.0}]
-        found = judged(row(6.1, {"cudnn": 20.0}), {"name": "tiny", "peer": "best", "speedup": 1.0},
-                       fa3=old)
-        self.assertAlmostEqual(found.bar_us, 6.0)
-        self.assertEqual(found.verdict, "short")
+    def test_a_peer_counts_where_it_was_timed(self):
+        bar = {"name": "tiny", "peer": "best", "time_share": 1.0}
+        self.assertAlmostEqual(judged(row(6.1, {"cudnn": 8.0, "fa3": 6.0}), bar).bar_us, 6.0)
+        self.assertAlmostEqual(judged(row(6.1, {"cudnn": 8.0}), bar).bar_us, 8.0)
 
     def test_without_peers_nothing_is_claimed(self):
         found = judged(row(), {"name": "tiny", "peer": "fa2", "time_share": 1.0})
@@ -114,7 +112,25 @@ class Failures(unittest.TestCase):
         lines = bars.table(bars.judge([one, row(name="free")], content(
             {"name": "tiny", "peer": "best", "speedup": 1.0}))).splitlines()
         self.assertEqual(len(lines), 3)  # a row without a bar is not there
-        self.assertEqual(lines[2], "| tiny 1,2/1,5x9,8 f32 | 8 | 12 | 10 | cudnn 10 | 10 | 1.25 | pass |")
+        self.assertEqual(lines[2], "| tiny 1,2/1,5x9,8 f32 | 8 |  | 12 | 10 | cudnn 10 | 10 | 1.25 | pass |")
+
+
+class Again(unittest.TestCase):
+    def test_a_file_is_judged_by_the_bars_of_now(self):
+        """What was measured stays; a bar that is no more goes, also from the stage."""
+        rows = [{**row(8.0, {"cudnn": 10.0}), "bar": {"bar_us": 1.0, "ratio": 0.125}},
+                {**row(5.0, name="free"), "bar": {"bar_us": 1.0, "ratio": 0.2}}]
+        given = {"gpu": "X", "rows": rows, "stages": {"bench": {"status": "passed", "seconds": 1.0, "details": {
+            "rows": 2, "bars": {"passed": 0, "short": {"x": 0.1}, "not judged": {}}}}}}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "x.json"
+            _results.write(path, given)
+            bars.judge_again(path, content({"name": "tiny", "peer": "best", "speedup": 1.0}))
+            found = _results.read(path)
+        self.assertEqual(found["rows"][0], {**rows[0], "bar": {"bar_us": 10.0, "ratio": 1.25}})
+        self.assertNotIn("bar", found["rows"][1])
+        self.assertEqual(found["stages"]["bench"]["details"],
+                         {"rows": 2, "bars": {"passed": 1, "short": {}, "not judged": {}}})
 
 
 class TheFile(unittest.TestCase):
@@ -128,8 +144,27 @@ class TheFile(unittest.TestCase):
     def test_mistakes_are_found(self):
         broken = content({"name": "nobody", "us": 1.0}, {"name": "mission"},
                          {"name": "mission", "us": 1.0, "tflops": 2.0},
-                         {"name": "mission", "speedup": 2.0}, fa3=[{"name": "no"}])
-        self.assertEqual(len(bars.mistakes(broken, self.cases)), 5)
+                         {"name": "mission", "speedup": 2.0})
+        self.assertEqual(len(bars.mistakes(broken, self.cases)), 4)
+
+    def test_no_bar_is_a_peers_time_of_another_run(self):
+        self.assertEqual(set(self.bars), {"gpu", "host_us_above_launch", "bars"})
+        for bar in self.bars["bars"]:
+            if bar["name"] in ("prefill", "gqa-prefill", "long", "fp8"):
+                self.assertNotIn("us", bar)
+
+    def test_the_committed_rows_have_these_bars(self):
+        """`python3 scripts/gpu_check_bars.py bench/results/*.json` after bars have changed."""
+        for path in sorted((ROOT / "bench" / "results").glob("*.json")):
+            with tempfile.TemporaryDirectory() as folder:
+                result = _results.read(path)
+                wanted = bars.load(ROOT / "bench" / "bars.json", result["gpu"])
+                if wanted is None:
+                    continue
+                copy = Path(folder) / path.name
+                shutil.copy(path, copy)
+                bars.judge_again(copy, wanted)
+                self.assertEqual(_results.read(copy), result)
 
     def test_every_row_that_needs_a_bar_has_one(self):
         for name in ("prefill", "seed-c", "mission", "small", "decode", "decode-mha", "spec",

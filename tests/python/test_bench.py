@@ -263,45 +263,39 @@ class Selection(unittest.TestCase):
         self.assertEqual(packed.input_bytes(), (2 * 6 * (8 + 2) + 4 * 6 * 8) * 2)
 
 
-class Rounds(unittest.TestCase):
-    """The order of a round on a GPU; the graphs are stand-ins that write down what is asked of them."""
+class Samples(unittest.TestCase):
+    """What a sample on a GPU asks of it; torch's graphs and events are stand-ins that write it down."""
 
-    class Graph:
-        def __init__(self, name, us, calls, log):
-            self.name, self.us, self.calls, self.log = name, us, calls, log
-
-        def queue(self):
-            self.log.append(f"{self.name} timed")
-
-        def queue_untimed(self):
-            self.log.append(f"{self.name} untimed")
-
-        def us_per_call(self):
-            return self.us
-
-    def rounds(self, *names):
+    def runner(self, ms):
         log = []
-        subject = _bench_cuda.CudaCase.__new__(_bench_cuda.CudaCase)
-        subject.torch, subject.stream = mock.MagicMock(), mock.MagicMock()
-        subject.torch.cuda._sleep.side_effect = lambda cycles: log.append("pause")
-        subject._busy_s = 0.0
-        subject._runners = {name: self.Graph(name, 100.0 * (at + 1), 2 + at, log)
-                            for at, name in enumerate(names)}
-        with mock.patch.object(_bench_cuda.time, "sleep",
-                               lambda seconds: log.append(f"rest {1e6 * seconds:.0f} us")):
-            times = [subject.sample(), subject.sample(reverse=True)]
-        return times, log
+        torch = mock.MagicMock()
+        torch.cuda._sleep.side_effect = lambda cycles: log.append("pause")
+        runner = _bench_cuda.Runner.__new__(_bench_cuda.Runner)
+        runner.torch, runner.stream, runner.calls, runner.graph = torch, mock.MagicMock(), 2, mock.Mock()
+        runner.begin, runner.end = mock.Mock(), mock.Mock()
+        runner.graph.replay.side_effect = lambda: log.append("replay")
+        runner.begin.record.side_effect = lambda stream: log.append("begin")
+        runner.end.record.side_effect = lambda stream: log.append("end")
+        runner.begin.elapsed_time.side_effect = lambda end: ms
+        return runner, log
 
     def test_none_is_timed_right_behind_the_pause(self):
-        times, log = self.rounds("ours", "cudnn")
-        self.assertEqual(times, 2 * [{"ours": 100.0, "cudnn": 200.0}])
-        self.assertEqual(log, ["rest 0 us", "pause", "ours untimed", "ours timed", "cudnn timed",
-                               "rest 800 us", "pause", "cudnn untimed", "cudnn timed", "ours timed"])
+        """Each sample has its own rest: as long as the two replays of the one before, 2 ms at least."""
+        for ms, second_rest in ((0.2, 2000), (5.0, 10000)):
+            runner, log = self.runner(ms)
+            with mock.patch.object(_bench_cuda.time, "sleep",
+                                   lambda seconds: log.append(f"rest {1e6 * seconds:.0f} us")):
+                self.assertAlmostEqual(runner.sample(), 500 * ms)
+                self.assertAlmostEqual(runner.sample(), 500 * ms)
+            timed = ["pause", "replay", "begin", "replay", "end"]
+            self.assertEqual(log, ["rest 2000 us", *timed, f"rest {second_rest} us", *timed])
 
-    def test_one_alone(self):
-        _, log = self.rounds("ours")
-        self.assertEqual(log, ["rest 0 us", "pause", "ours untimed", "ours timed",
-                               "rest 200 us", "pause", "ours untimed", "ours timed"])
+    def test_a_captured_result_is_computed_again(self):
+        runner, log = self.runner(1.0)
+        runner.result = mock.Mock()
+        runner.result.fill_.side_effect = lambda value: log.append("poisoned")
+        self.assertIs(runner.recomputed(), runner.result)
+        self.assertEqual(log, ["poisoned", "replay"])
 
 
 if __name__ == "__main__":

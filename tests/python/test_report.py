@@ -9,7 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from flashcore import _report, bench
+from flashcore import _report, _table, bench
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,6 +59,22 @@ class Report(unittest.TestCase):
         self.assertIn('class="faster">0.50', text)
         self.assertIn("it said &quot;no&quot;", text)
         self.assertIn("989 TFLOP/s", text)
+
+    def test_both_calls_of_ours(self):
+        """A row of flashcore.attention has the C call beside it; an older row is of the C call."""
+        given = result(peers={"fa3": "3.0.0", "xformers": "not installed"})
+        given["rows"][1].update(call="flashcore.attention", bare_us=90.0)
+        rows = list(csv.DictReader(io.StringIO(_report.to_csv(given))))
+        self.assertEqual([(row["call"], row["us"], row["bare_us"]) for row in rows[:2]],
+                         [("", "10.0", ""), ("flashcore.attention", "100.0", "90.0")])
+        page = _report.to_html(given)
+        self.assertIn("<td>100<td>90<td>", page)
+        self.assertIn("<td>10<td><td>", page)
+        self.assertIn("fa3 3.0.0, xformers not installed", page)
+        heading, _, old, new, _ = _table.markdown(given).splitlines()
+        self.assertEqual({line.count("|") for line in (heading, old, new)}, {heading.count("|")})
+        self.assertIn("| 10 |  | 1.0 % |", old)
+        self.assertIn("| 100 | 90 | 1.0 % |", new)
 
     def test_points_stand_where_they_should(self):
         """Twice the time is lower by the same distance everywhere: the axes are logarithmic."""

@@ -28,6 +28,8 @@ def result(**fields):
 class Schema(unittest.TestCase):
     def test_a_good_file(self):
         self.assertEqual(_results.problems_of(result()), [])
+        both = row(call="flashcore.attention", bare_us=1.25)
+        self.assertEqual(_results.problems_of(result(rows=[both])), [])
 
     def test_each_fault_is_found(self):
         faults = [
@@ -38,6 +40,8 @@ class Schema(unittest.TestCase):
             result(stages={"build": {"status": "passed"}}),
             result(rows=[row(us=0)]),
             result(rows=[row(us="fast")]),
+            result(rows=[row(call="flashcore.attention")]),  # and no time of the C call
+            result(rows=[row(call="flashcore.attention", bare_us=0)]),
             result(rows=[row(spread=float("nan"))]),
             result(rows=[row(error=-1)]),
             result(rows=[row(kernel="")]),

@@ -1,5 +1,6 @@
 """From samples to a row: faster must mean a smaller time, in both directions."""
 
+import time
 import unittest
 
 from flashcore import _timing
@@ -29,9 +30,42 @@ class Summary(unittest.TestCase):
         row = _timing.summarise(rounds([10.0] * 9 + [1e6], [5.0] * 10))
         self.assertEqual((row["us"], row["spread"], row["ratios"]["peer"]), (10.0, 0.0, 2.0))
 
+    def test_the_bare_call_is_no_peer(self):
+        row = _timing.summarise([{"ours": 4.0, "bare": 3.0, "peer": 8.0}] * 3)
+        self.assertEqual((row["us"], row["bare_us"], row["bare_spread"]), (4.0, 3.0, 0.0))
+        self.assertEqual((row["peers_us"], row["ratios"]), ({"peer": 8.0}, {"peer": 0.5}))
+
     def test_without_peers(self):
         row = _timing.summarise([{"ours": 3.0}, {"ours": 3.0}])
         self.assertEqual((row["us"], row["peers_us"], row["ratios"]), (3.0, {}, {}))
+
+
+class Rounds(unittest.TestCase):
+    """In turns, on functions that take time."""
+
+    def setUp(self):
+        self.log = []
+
+    def timer(self, name, seconds):
+        def sample():
+            self.log.append(name)
+            begin = time.perf_counter()
+            time.sleep(seconds)
+            return 1e6 * (time.perf_counter() - begin)
+        return sample
+
+    def test_every_second_round_is_the_other_way_round(self):
+        timers = {name: self.timer(name, 0.0) for name in ("ours", "bare", "peer")}
+        rounds = [_timing.one_round(timers, reverse=number % 2 == 1) for number in range(4)]
+        self.assertEqual(self.log, 2 * ["ours", "bare", "peer", "peer", "bare", "ours"])
+        self.assertTrue(all(list(one) == ["ours", "bare", "peer"] for one in rounds))
+
+    def test_the_slower_one_is_the_slower_one(self):
+        timers = {"ours": self.timer("ours", 0.002), "peer": self.timer("peer", 0.010)}
+        row = _timing.summarise([_timing.one_round(timers, bool(number % 2)) for number in range(5)])
+        self.assertGreaterEqual(row["us"], 2000)
+        self.assertGreaterEqual(row["peers_us"]["peer"], 10000)
+        self.assertLess(row["ratios"]["peer"], 1)
 
 
 class Counts(unittest.TestCase):
@@ -48,6 +82,10 @@ class Counts(unittest.TestCase):
         self.assertEqual(_timing.calls_per_sample(500.0, 200, 1), 1)
         self.assertEqual(_timing.calls_per_sample(0.0, 200, 1), 1024)
         self.assertEqual(_timing.calls_per_sample(500.0, 200, 7), 7)
+
+    def test_input_sets_are_read_equally_often(self):
+        self.assertEqual([_timing.whole_turns(calls, 3) for calls in (1, 3, 4, 8)], [3, 3, 6, 9])
+        self.assertEqual(_timing.whole_turns(20, 1), 20)
 
 
 if __name__ == "__main__":

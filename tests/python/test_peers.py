@@ -1,0 +1,343 @@
+"""The benchmark's peers: an adapter hands over the case's problem or says why not, and a peer that
+raises, or is wrong, has a reason instead of a time. And flashcore.attention as the benchmark calls it."""
+
+import importlib
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from unittest import mock
+
+try:
+    import torch
+except ImportError:
+    raise unittest.SkipTest("torch is not installed")
+
+import foreign_libraries
+from flashcore import _bench_cuda, _cases, _library, _peers, _reference, _timing
+from flashcore._inputs import Inputs
+from support import case
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def shaped(**fields):
+    """A case with head dims every library takes."""
+    values = dict(dtype="bf16", batch=2, q_heads=4, kv_heads=2, q_len=12, kv_len=12, head_dim=64)
+    return case(**{**values, **fields})
+
+
+FULL, CAUSAL = shaped(), shaped(causal=True)
+DECODE = shaped(q_len=1, kv_len=48)
+BOTTOM_RIGHT = shaped(q_len=3, kv_len=48, causal=True)
+WINDOW = shaped(causal=True, window=4)
+PACKED = shaped(q_len=9, kv_len=9, packed=(9, 5), causal=True)
+RAGGED = shaped(q_len=1, kv_len=48, used_k=(48, 7))
+PAGED = shaped(q_len=1, kv_len=48, page_size=16)
+WIDE_PAGES = shaped(q_len=1, kv_len=512, page_size=256)
+CODES = shaped(dtype="e4m3")
+DECODE_CODES = shaped(dtype="e4m3", q_len=1, kv_len=48)
+MIXED = shaped(dtype="bf16/e4m3", q_len=1, kv_len=48)
+OTHER_V = shaped(head_dim=192, v_dim=128)
+
+
+def drawn(one, sets=1):
+    """(inputs, sampled rows, what they must be)."""
+    inputs = Inputs(torch, one, "cpu", sets)
+    rows = _reference.sample_rows(one)
+    return inputs, rows, _reference.torch_rows(torch, one, *inputs.readable(0), rows)
+
+
+def offered(peer, one):
+    """What the benchmark makes of a peer and a case: (function or None, note)."""
+    return _peers.usable(peer, *drawn(one), lambda call: call(0))
+
+
+class Ours(unittest.TestCase):
+    def test_the_public_call_computes_the_case(self):
+        for one in (FULL, CAUSAL, DECODE, BOTTOM_RIGHT, WINDOW, PACKED, RAGGED, PAGED, CODES,
+                    DECODE_CODES, MIXED, OTHER_V):
+            with self.subTest(one.shape_text()):
+                inputs, rows, want = drawn(one)
+                out = _bench_cuda.public_call(inputs, 0)
+                self.assertEqual(out.dtype, _peers.torch_dtype(torch, one.out_dtype))
+                self.assertLess(_peers.relative_error(inputs, out, rows, want), 6e-3)
+
+    def test_the_kernel_asked_for(self):
+        inputs, _, _ = drawn(shaped(dtype="f32"))
+        with self.assertRaisesRegex(ValueError, "no_such_kernel"):
+            _bench_cuda.public_call(inputs, 0, "no_such_kernel")
+
+    def test_every_set_has_its_own_inputs(self):
+        inputs, _, _ = drawn(FULL, sets=2)
+        first, second = (_bench_cuda.public_call(inputs, index) for index in range(2))
+        self.assertFalse(torch.equal(first, second))
+        self.assertEqual(len(inputs), 2)
+
+
+class Adapters(unittest.TestCase):
+    """Against stand-ins with the libraries' signatures; FlashAttention-2 against flashcore.flash_attn,
+    which has its calls."""
+
+    def setUp(self):
+        two = importlib.import_module("flashcore.flash_attn")
+        patch = mock.patch.dict(sys.modules, {**foreign_libraries.modules(), "flash_attn": two})
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.peers = _peers.known()
+
+    def check(self, name, takes, refuses):
+        """refuses: {case: words of the reason}."""
+        for one in takes:
+            with self.subTest(one.shape_text()):
+                call, note = offered(self.peers[name], one)
+                self.assertIsNotNone(call, note)
+                self.assertIsNone(note)
+        for one, words in refuses.items():
+            with self.subTest(one.shape_text()):
+                self.assertRegex(self.peers[name].refusal(one) or "", words)
+
+    def test_flash_attention_3(self):
+        self.check("fa3", (FULL, CAUSAL, DECODE, BOTTOM_RIGHT, WINDOW, PACKED, RAGGED, PAGED, CODES,
+                           DECODE_CODES, OTHER_V),
+                   {MIXED: "dtype is bf16/e4m3", shaped(dtype="f32"): "dtype is f32",
+                    shaped(head_dim=264): "head_dim is 264", shaped(head_dim=20): "head_dim is 20",
+                    shaped(dtype="e4m3", head_dim=72): "multiples of 16",
+                    shaped(head_dim=128, v_dim=64): "v_dim 64"})
+
+    def test_flash_attention_2(self):
+        self.check("flash_attn", (FULL, CAUSAL, DECODE, BOTTOM_RIGHT, WINDOW, PACKED, RAGGED,
+                                  WIDE_PAGES),
+                   {CODES: "dtype is e4m3", shaped(dtype="f32"): "dtype is f32",
+                    PAGED: "page_size is 16", OTHER_V: "v_dim",
+                    shaped(head_dim=264): "head_dim is 264"})
+
+    def test_flashinfer(self):
+        self.check("flashinfer", (FULL, CAUSAL, DECODE, BOTTOM_RIGHT, WINDOW, PACKED, PAGED),
+                   {CODES: "dtype is e4m3", RAGGED: "used_k", OTHER_V: "head_dim 192",
+                    shaped(head_dim=96): "head_dim 96",
+                    shaped(q_len=2, kv_len=48, page_size=16): "one query"})
+
+    def test_xformers(self):
+        one_group = shaped(kv_heads=4)
+        self.check("xformers", (FULL, CAUSAL, DECODE, BOTTOM_RIGHT, PACKED, one_group,
+                                shaped(dtype="f32"), OTHER_V),
+                   {CODES: "dtype is e4m3", RAGGED: "lengths", PAGED: "pages", WINDOW: "windows"})
+
+    def test_torch(self):
+        self.check("math", (FULL, CAUSAL, DECODE, OTHER_V, shaped(dtype="f32")),
+                   {BOTTOM_RIGHT: "top-left", PACKED: "lengths", RAGGED: "lengths", PAGED: "pages",
+                    WINDOW: "windows", shaped(dtype="e4m3", cold_l2=True): "8-bit",
+                    shaped(batch=64, q_heads=32, q_len=4096, kv_len=4096): "137 GB"})
+        call, note = offered(self.peers["math"], CODES)
+        self.assertIsNotNone(call)
+        self.assertEqual(note, "on the same values in f16")
+
+    def test_a_refused_case_is_not_handed_over(self):
+        with mock.patch.object(type(self.peers["fa3"]), "bind", side_effect=AssertionError("called")):
+            call, note = offered(self.peers["fa3"], MIXED)
+        self.assertIsNone(call)
+        self.assertIn("dtype is bf16/e4m3", note)
+
+    def test_each_set_is_handed_over(self):
+        for name in ("fa3", "flash_attn", "flashinfer", "xformers", "math"):
+            inputs, _, _ = drawn(FULL, sets=2)
+            call = self.peers[name].bind(inputs)
+            for index in range(2):
+                got = self.peers[name].as_ours(inputs, call(index)).float()
+                want = _bench_cuda.public_call(inputs, index).float()
+                self.assertLess(float((got - want).norm() / want.norm()), 6e-3, name)
+
+    def test_every_case_is_taken_or_refused_with_words(self):
+        for one in _cases.load(ROOT / "bench" / "cases.json"):
+            for name, peer in self.peers.items():
+                reason = peer.refusal(one)
+                self.assertTrue(reason is None or reason.strip(), (name, one))
+
+    def test_versions(self):
+        found = _peers.versions(["flashinfer", "xformers", "math", "fa3"])
+        self.assertEqual((found["flashinfer"], found["xformers"]), ("0.3", "0.0.30"))
+        self.assertEqual(found["math"], torch.__version__)
+        self.assertEqual(found["fa3"], "unknown")  # the stand-in has none
+
+
+class Broken(_peers.Peer):
+    """Reference results, spoilt."""
+
+    module = "torch"
+
+    def __init__(self, spoil):
+        self.spoil = spoil
+
+    def refusal(self, case):
+        return None
+
+    def bind(self, inputs):
+        return lambda index: self.spoil(_bench_cuda.public_call(inputs, index))
+
+
+class Reasons(unittest.TestCase):
+    def reason(self, spoil, one=CAUSAL):
+        call, reason = offered(Broken(spoil), one)
+        self.assertIsNone(call)
+        return reason
+
+    def test_a_right_one_is_taken(self):
+        call, note = offered(Broken(lambda out: out), CAUSAL)
+        self.assertEqual((call is None, note), (False, None))
+
+    def test_one_that_is_wrong(self):
+        self.assertRegex(self.reason(lambda out: 1.1 * out), r"off by 0\.1 .*not timed")
+        self.assertIn("off by", self.reason(lambda out: out.flip(2)))
+        self.assertIn("off by nan", self.reason(lambda out: out * float("nan")))
+        self.assertRegex(self.reason(lambda out: out.transpose(1, 2)), r"its result is \(2, 12, 4, 64\)")
+        top_left = shaped(q_len=3, kv_len=48, causal=True)
+        self.assertIn("off by", self.reason(lambda out: out.roll(1, 2), top_left))
+
+    def test_a_wrong_one_in_8_bits(self):
+        """The tolerance of e4m3 does not hide an error of a scale or a mask."""
+        self.assertIn("off by", self.reason(lambda out: 1.1 * out, CODES))
+
+    def test_one_that_raises(self):
+        def refuse(out):
+            raise AssertionError("only supports Hopper\nand more")
+
+        self.assertEqual(self.reason(refuse), "only supports Hopper")
+
+        def silent(out):
+            raise KeyError
+
+        self.assertEqual(self.reason(silent), "KeyError")
+
+    def test_a_warning_says_more_than_the_error(self):
+        def refuse(out):
+            import warnings
+            warnings.warn("Flash attention kernel not used because:")
+            warnings.warn("head_dim should be below 8 (Triggered internally at x.cpp:1.)")
+            raise RuntimeError("No available kernel. Aborting execution.")
+
+        self.assertEqual(self.reason(refuse), "head_dim should be below 8")
+
+    def test_what_is_not_installed(self):
+        class Absent(Broken):
+            module = "no_such_library.ops"
+
+        self.assertEqual(offered(Absent(None), FULL), (None, "not installed"))
+        with mock.patch.object(_peers, "known", lambda: {"absent": Absent(None)}):
+            self.assertEqual(_peers.versions(["absent"]), {"absent": "not installed"})
+
+    def test_what_does_not_load(self):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "flash_attn_interface.py").write_text(
+                "raise ImportError('libcudart.so.13: no such file')\n")
+            with mock.patch.object(sys, "path", [folder, *sys.path]):
+                importlib.invalidate_caches()
+                call, reason = offered(_peers.known()["fa3"], FULL)
+        self.assertIsNone(call)
+        self.assertEqual(reason, "cannot be imported: libcudart.so.13: no such file")
+
+    def test_a_backend_this_torch_has_not(self):
+        from flashcore._peers_torch import Sdpa
+        self.assertIn("SDPBackend.NEXT", offered(Sdpa("NEXT"), FULL)[1])
+
+
+class Captured(unittest.TestCase):
+    """What becomes of peers in a case on a GPU. The calls are real, on the CPU; graphs are not there, so
+    capturing one is running it."""
+
+    def subject(self, peers):
+        one = CAUSAL
+        subject = _bench_cuda.CudaCase.__new__(_bench_cuda.CudaCase)
+        subject.case, subject.torch, subject.peers, subject.peers_note = one, torch, tuple(peers), {}
+        subject.inputs, subject.kernel = Inputs(torch, one, "cpu", 2), None
+        subject.params, subject._references = [None, None], {}
+        for index in range(2):
+            rows = _reference.sample_rows(one, seed=index + 1)
+            q, k, v = subject.inputs.readable(index)
+            subject._references[index] = rows, _reference.torch_rows(torch, one, q, k, v, rows)
+        subject._run = lambda index: None
+        subject._run_once = lambda call: call(0)
+        return subject
+
+    def prepared(self, peers, capture=None):
+        """The names that are timed, and the notes."""
+        def run(call):
+            runner = mock.Mock()
+            runner.recomputed = lambda: (capture or (lambda result: result))(call(1))
+            return runner
+
+        subject = self.subject(peers)
+        with mock.patch.object(_peers, "known", lambda: peers), \
+                mock.patch.object(subject, "_capture", run):
+            subject.prepare()
+        return list(subject._runners), subject.peers_note
+
+    def test_who_is_timed(self):
+        def refuse(out):
+            raise RuntimeError("no kernel")
+
+        timed, notes = self.prepared({"good": Broken(lambda out: out), "bad": Broken(refuse),
+                                      "wrong": Broken(lambda out: 2 * out),
+                                      "math": _peers.known()["math"]})
+        self.assertEqual(timed, ["ours", "bare", "good", "math"])
+        self.assertEqual(notes["bad"], "no kernel")
+        self.assertIn("off by 1 ", notes["wrong"])
+        self.assertEqual(set(notes), {"bad", "wrong"})
+
+    def test_a_graph_without_the_work(self):
+        timed, notes = self.prepared({"other-stream": Broken(lambda out: out)},
+                                     lambda result: torch.full_like(result, float("nan")))
+        self.assertEqual(timed, ["ours", "bare"])
+        self.assertEqual(notes["other-stream"], "captured, its result is off by nan (relative): not timed")
+
+    def test_a_call_that_cannot_be_captured(self):
+        def refuse(result):
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        timed, notes = self.prepared({"eager": Broken(lambda out: out)}, refuse)
+        self.assertEqual(timed, ["ours", "bare"])
+        self.assertEqual(notes["eager"], "could not be captured: operation not permitted when stream is "
+                         "capturing")
+
+
+@unittest.skipUnless(torch.cuda.is_available(), "torch finds no GPU")
+class OnAGpu(unittest.TestCase):
+    def test_a_case_from_beginning_to_end(self):
+        """Checked, captured, timed; whatever peers there are have a time or a reason."""
+        names = list(_peers.known())
+        for one in (FULL, CAUSAL, shaped(q_len=1, kv_len=48, cold_l2=True), WINDOW, PACKED, RAGGED,
+                    PAGED, CODES, MIXED, shaped(dtype="f32")):
+            with self.subTest(one.shape_text()):
+                subject = _bench_cuda.CudaCase(_library.load(), one, torch, peers=names)
+                self.addCleanup(subject.close)
+                verdict = subject.check()
+                self.assertTrue(verdict.ok, verdict.reason)
+                subject.prepare()
+                row = _timing.summarise([subject.sample(reverse=bool(number % 2)) for number in range(5)])
+                self.assertTrue(subject.unchanged())
+                self.assertGreater(row["us"], 0.5)
+                self.assertGreater(row["bare_us"], 0.5)
+                for name in names:
+                    self.assertTrue(name in row["peers_us"] or subject.peers_note[name], name)
+                if one in (FULL, CAUSAL):
+                    self.assertIn("math", row["peers_us"], subject.peers_note)
+
+    def test_a_graph_without_the_work_is_noticed(self):
+        """A library that launches on a stream of its own leaves nothing in the graph."""
+        class Elsewhere(Broken):
+            def bind(self, inputs):
+                once = {index: _bench_cuda.public_call(inputs, index) for index in range(len(inputs))}
+                return lambda index: once[index].clone() if not torch.cuda.is_current_stream_capturing() \
+                    else torch.empty_like(once[index])
+
+        subject = _bench_cuda.CudaCase(_library.load(), CAUSAL, torch, peers=("elsewhere",))
+        self.addCleanup(subject.close)
+        self.assertTrue(subject.check().ok)
+        with mock.patch.object(_peers, "known", lambda: {"elsewhere": Elsewhere(None)}):
+            subject.prepare()
+        self.assertNotIn("elsewhere", subject._runners)
+        self.assertIn("captured", subject.peers_note["elsewhere"])
+
+
+if __name__ == "__main__":
+    unittest.main()
