@@ -64,6 +64,13 @@ FLASHCORE_HD T output_factor(T sum) {
   return sum == T(0) ? T(0) : T(1) / sum;
 }
 
+/// What a row has accumulated over keys whose sum is `sum`. Without a key that is P = 0 times
+/// whatever V holds, where 0 · NaN is NaN: the row's output is 0.
+template <typename T>
+FLASHCORE_HD T output_of_keys(T accumulated, T sum) {
+  return sum == T(0) ? T(0) : accumulated;
+}
+
 /// Natural logarithm of Σ exp(score).
 template <typename T>
 FLASHCORE_HD T log_sum_exp(const SoftmaxState<T>& state) {

@@ -421,6 +421,9 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
   const std::int64_t q_row = static_cast<std::int64_t>(block.sequence.q_row) + i;
   core::SoftmaxState<T> state{block.max[row], block.sum[row]};
   const bool to_partial = p.splits > 1;
+  const auto output = [&](std::int32_t column) {
+    return core::output_of_keys(out_column[column * panel_rows], block.sum[row]);
+  };
   T factor = T(1);
   const bool sink_here = !to_partial || p.plant.is(PlantedBug::sink_in_every_split);
   if (p.sinks != nullptr && sink_here) {
@@ -433,7 +436,7 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
   if (p.plant.is(PlantedBug::lse_in_base_2)) lse *= static_cast<T>(core::kLog2E);
   core::assert_row_state(p, block.sequence, block.b, h, i, state, lse);
   for (std::int32_t c = 0; c < p.v_dim; ++c) {
-    core::assert_output(p, block.sequence, block.b, h, i, out_column[c * panel_rows] * factor);
+    core::assert_output(p, block.sequence, block.b, h, i, output(c) * factor);
   }
   if (p.plant.is(PlantedBug::row_not_written) && i == block.sequence.q_len - 1) return;
 
@@ -442,14 +445,13 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
                             core::partial_row(p, block.b, h, block.sequence.q_row, i);
     static_cast<T*>(p.partial_lse)[at] = lse;
     T* out = static_cast<T*>(p.partial_out) + at * p.v_dim;
-    for (std::int32_t c = 0; c < p.v_dim; ++c) out[c] = out_column[c * panel_rows] * factor;
+    for (std::int32_t c = 0; c < p.v_dim; ++c) out[c] = output(c) * factor;
     return;
   }
   const std::int64_t base =
       block.b * p.out_strides.batch + h * p.out_strides.head + q_row * p.out_strides.row;
   for (std::int32_t c = 0; c < p.v_dim; ++c) {
-    core::store_element(p.out, p.out_element, base + c * p.out_strides.column,
-                        out_column[c * panel_rows] * factor);
+    core::store_element(p.out, p.out_element, base + c * p.out_strides.column, output(c) * factor);
   }
   if (p.lse != nullptr) {
     static_cast<T*>(

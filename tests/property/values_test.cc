@@ -111,6 +111,42 @@ TEST_P(Values, OneNanReachesExactlyTheRowsThatSeeIt) {
   }
 }
 
+TEST_P(Values, RowsWithoutKeysAreZeroWhateverVHolds) {
+  for (const bool sinks : {false, true}) {
+    for (const std::int32_t splits : {1, 3}) {
+      Inputs inputs = draw_inputs(random(), kernel(),
+                                  {.batch = 2,
+                                   .q_heads = 4,
+                                   .kv_heads = 2,
+                                   .q_len = 150,
+                                   .kv_len = 70,
+                                   .head_dim = 16,
+                                   .v_dim = 24});
+      inputs.options.causal = true;  // the first 80 queries stand left of all keys
+      inputs.options.num_splits = splits;
+      inputs.v.fill(std::numeric_limits<double>::quiet_NaN());
+      if (sinks) inputs.sinks = draw_normal(random(), DType::f32, {4});
+      const Output output = attend(inputs);
+      ASSERT_TRUE(output.status.ok()) << output.status.message();
+      for (std::int64_t b = 0; b < 2; ++b) {
+        for (std::int64_t h = 0; h < 4; ++h) {
+          const double lse =
+              sinks ? inputs.sinks.at({h}) : -std::numeric_limits<double>::infinity();
+          for (std::int64_t i = 0; i < 80; ++i) {
+            for (std::int64_t c = 0; c < 24; ++c) ASSERT_EQ(output.out.at({b, h, i, c}), 0.0);
+            if (sinks) {
+              ASSERT_NEAR(output.lse.at({b, h, i}), lse, 1e-5);
+            } else {
+              ASSERT_EQ(output.lse.at({b, h, i}), lse);
+            }
+          }
+          EXPECT_TRUE(std::isnan(output.out.at({b, h, 80, 0})));  // sees a key
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Values, ScoresFarApartDoNotOverflow) {
   // One key dominates by far more than any exponent can hold.
   Inputs inputs = draw_inputs(random(), kernel(),

@@ -433,7 +433,7 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, 
       float x[4];
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
-        x[c] = rows.o[chunk][r][c] * factor;
+        x[c] = core::output_of_keys(rows.o[chunk][r][c], rows.state[r].sum) * factor;
         core::assert_output(p, item.sequence, item.b, item.h, i, x[c]);
       }
       if (to_partial) {

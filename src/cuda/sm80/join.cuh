@@ -163,9 +163,7 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
       x[2] = fmaf(part[i].z, counted, x[2]);
       x[3] = fmaf(part[i].w, counted, x[3]);
     }
-    const float factor = finish_state(p, joined.row, all_states);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] *= factor;
+    finish_row(p, joined.row, all_states, x);
     if (!left_out(p, item, joined.row)) {
       assert_row(p, item, joined.row, all_states, x);
       if (column == 0 && p.lse != nullptr) {

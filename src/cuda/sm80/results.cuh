@@ -70,6 +70,16 @@ __device__ __forceinline__ float finish_state(const AttentionParams& p, const Ro
                                                             : fast_output_factor(state.sum));
 }
 
+/// Columns of a row, accumulated over all keys of `state`, become its output.
+template <int kColumns>
+__device__ __forceinline__ void finish_row(const AttentionParams& p, const Row& row,
+                                           core::SoftmaxState<float>& state, float (&x)[kColumns]) {
+  const float sum = state.sum;
+  const float factor = finish_state(p, row, state);
+#pragma unroll
+  for (float& column : x) column = core::output_of_keys(column, sum) * factor;
+}
+
 __device__ __forceinline__ float lse_of(const AttentionParams& p,
                                         const core::SoftmaxState<float>& state) {
   const float lse = core::log_sum_exp(state);
@@ -126,6 +136,10 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
       const Row row = row_of(p, item, min(r, item.rows - 1));
       core::SoftmaxState<float> state{states.of[m][half].max * item.factor,
                                       quad_sum(states.of[m][half].sum)};
+      if (state.sum == 0.f) {  // no key: core::output_of_keys()
+#pragma unroll
+        for (int n = 0; n < C::kColumnTiles; ++n) o[m][n][2 * half] = o[m][n][2 * half + 1] = 0.f;
+      }
       const float factor = finish_state(p, row, state) * output_scale<C>(scales);
       const bool written = r < item.rows && !left_out(p, item, row);
       if (written && p.lse != nullptr && t.lane % 4 == 0) {
@@ -252,9 +266,7 @@ __device__ __forceinline__ void write_results(const Results<C>& s, const Attenti
     if (left_out(p, item, row)) continue;
     float x[4] = {};
     core::SoftmaxState<float> state = join_key_warps<C>(s, r, column, x);
-    const float factor = finish_state(p, row, state);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] *= factor;
+    finish_row(p, row, state, x);
     assert_row(p, item, row, state, x);
     if (p.splits > 1) {
       const std::int64_t partial = partial_of(p, item, row, item.split);

@@ -171,6 +171,7 @@ __device__ __forceinline__ void join_parts(SharedStorage<C>& s, const AttentionP
       if (p.plant.is(PlantedBug::combine_double_counts)) weight[i] *= weight[i];
     }
     all.sum = octets_sum(all.sum);
+    const float sum_of_keys = all.sum;
     const float factor = finish_state(p, row, all);
     wait(inbox.s_out_full, 0);
     float x[4] = {};
@@ -183,7 +184,7 @@ __device__ __forceinline__ void join_parts(SharedStorage<C>& s, const AttentionP
       x[2] = fmaf(out.z, weight[i], x[2]);
       x[3] = fmaf(out.w, weight[i], x[3]);
     }
-    const float y = octets_sum_each(x) * factor;
+    const float y = core::output_of_keys(octets_sum_each(x), sum_of_keys) * factor;
     if (left_out(p, item, row)) continue;
     assert_row(p, item, row, all, {y});
     if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, all));

@@ -90,8 +90,7 @@ __device__ __forceinline__ void write_results(Outputs<C>& o, const SharedStorage
     const int r = t.row(half);
     const std::int32_t query = query_of(item, t, half);
     core::SoftmaxState<float> state = s.ended[r];
-    // A row without keys is 0 whatever V holds: its probabilities are 0, but 0 * NaN is NaN.
-    if (state.sum == 0.f) {
+    if (state.sum == 0.f) {  // no key: core::output_of_keys()
 #pragma unroll
       for (int n = 0; n < C::kHeadDim / 8; ++n) {
         o[4 * n + 2 * half] = o[4 * n + 2 * half + 1] = 0.f;
