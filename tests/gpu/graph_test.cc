@@ -95,6 +95,8 @@ verify::CaseSpec dealt_out() {
     if (kernel->uses_tma && kernel->dtype == DType::bf16 && kernel->head_dim == 128 &&
         std::string(kernel->family) == "sm90") {
       spec.options.kernel = kernel->id;
+      verify::fit_to_kernel(*kernel, spec);
+      break;
     }
   }
   return spec;
