@@ -9,6 +9,12 @@
 // run() allocates nothing, synchronises nothing and reads nothing back, so on a GPU it can be
 // captured in a graph. Every function may be called from any thread; one workspace serves one
 // call in flight.
+//
+// In a graph: initialise the workspace once, before the capture, and capture run() alone. Kernels
+// leave the header zero, so the graph needs no memset: it has a kernel for each call, and one more
+// where the plan's splits are joined by a kernel of their own. Calls captured on one stream follow
+// each other and may share a workspace. Every other stream of the capture, every other graph, and
+// calls outside of graphs need their own.
 #pragma once
 
 #include <span>
@@ -28,9 +34,15 @@ struct Workspace {
   void* data = nullptr;  ///< 256-byte aligned, on the problem's device
   std::size_t bytes = 0;
   Device device{};
+  /// Null: data begins with the header. Or kWorkspaceHeaderBytes elsewhere, 256-byte aligned, on
+  /// the same GPU: data is then what follows the header, workspace_bytes(plan) -
+  /// kWorkspaceHeaderBytes, and may be null where that is 0. So a header can outlive the memory of
+  /// a graph's partial results.
+  void* header = nullptr;
 };
 
-/// Zeroes the header, in stream order. Once per buffer, before its first run().
+/// Zeroes the header, in stream order. Once per buffer, before its first run(); not at all for
+/// plans without uses_header().
 FLASHCORE_API Status workspace_init(Workspace workspace, Stream stream = nullptr) noexcept;
 
 /// Synchronises the stream and returns what checked mode found, clearing it.
@@ -39,6 +51,13 @@ FLASHCORE_API Status workspace_status(Workspace workspace, Stream stream = nullp
 /// Computes out (and lse). On failure the outputs are untouched.
 FLASHCORE_API Status run(const Plan& plan, const Tensors& tensors, Workspace workspace,
                          Stream stream = nullptr) noexcept;
+
+/// The number of the capture into a graph that is under way on a CUDA stream, never used twice in a
+/// process; 0: none is. With `graph_ended`, *graph_ended becomes 1 (written by a thread of CUDA's)
+/// when the graph and everything instantiated from it is destroyed and no longer runs: then what
+/// the graph used, such as a header, is free again. The memory it points to must last until then.
+FLASHCORE_API Result<std::uint64_t> capture_id(Device device, Stream stream,
+                                               std::int32_t* graph_ended = nullptr) noexcept;
 
 /// One normalised result over some of the keys and its log-sum-exp, as `partial = true` gives it.
 /// out f32 [batch, q_heads, q_len, v_dim], lse f32 [batch, q_heads, q_len] (both f64 or, packed,

@@ -117,6 +117,9 @@ typedef struct flashcore_params {
   const flashcore_tensor* v_scale;
   int64_t q_scale_block; /* rows, keys that share a scale where there are blocks */
   int64_t kv_scale_block;
+  /* NULL: workspace begins with the header. Else the header, on a GPU; workspace is then what
+   * follows it: Workspace::header in attention.h. */
+  void* workspace_header;
 } flashcore_params;
 
 /* Fills in the defaults. struct_size is sizeof(flashcore_params) of the caller. */
@@ -130,7 +133,7 @@ typedef struct flashcore_plan_info {
   int64_t work_items;
   int32_t tile_q, tile_k;
   int32_t splits;
-  int32_t reserved;
+  int32_t uses_header; /* 0: the workspace need not be initialised */
 } flashcore_plan_info;
 
 /* What flashcore_attention will do with these params. Data pointers must be set, workspace not. */
@@ -144,6 +147,11 @@ FLASHCORE_C_API int32_t flashcore_explain(const flashcore_params* params, char* 
 /* Computes out (and lse). On failure the outputs are untouched. */
 FLASHCORE_C_API int32_t flashcore_attention(const flashcore_params* params, flashcore_error* error);
 
+/* A workspace begins with a header of so many bytes. */
+enum { FLASHCORE_WORKSPACE_HEADER_BYTES = 64 * 1024 };
+
+/* Zeroes the header, in stream order: once per buffer, before its first call. In a CUDA graph: once
+ * before the capture, not in it; see attention.h. */
 FLASHCORE_C_API int32_t flashcore_workspace_init(void* workspace, size_t workspace_bytes,
                                                  flashcore_device device, void* stream,
                                                  flashcore_error* error);
@@ -152,6 +160,11 @@ FLASHCORE_C_API int32_t flashcore_workspace_init(void* workspace, size_t workspa
 FLASHCORE_C_API int32_t flashcore_workspace_status(void* workspace, size_t workspace_bytes,
                                                    flashcore_device device, void* stream,
                                                    flashcore_error* error);
+
+/* The capture under way on a CUDA stream, *id = 0 where none is; graph_ended may be NULL: see
+ * flashcore::capture_id() in attention.h. */
+FLASHCORE_C_API int32_t flashcore_capture_id(flashcore_device device, void* stream, uint64_t* id,
+                                             int32_t* graph_ended, flashcore_error* error);
 
 /* Joins partial results: outs[i] and lses[i], i < parts (at most 32), into out and lse. */
 typedef struct flashcore_merge_params {

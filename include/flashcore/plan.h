@@ -118,6 +118,10 @@ FLASHCORE_API Result<Plan> make_plan(const Problem& problem, const DeviceInfo& d
 /// Bytes run() needs for this plan, at 256-byte alignment.
 inline std::size_t workspace_bytes(const Plan& plan) noexcept { return plan.workspace_bytes; }
 
+/// Whether run() reads or writes the workspace's header: to count, or to report what a checked call
+/// finds. Where it does not, the header may hold anything, and is left as it is.
+FLASHCORE_API bool uses_header(const Plan& plan) noexcept;
+
 /// The plan in words: kernel, tiles, splits, workspace, why not the other kernels, arithmetic and
 /// memory floor on the device, and which of the two bounds it.
 FLASHCORE_API std::string explain(const Plan& plan);

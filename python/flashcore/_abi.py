@@ -10,6 +10,7 @@ from ctypes import c_uint16, c_uint64, c_void_p
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA_ERROR, INTERNAL = range(6)
 CPU, CUDA = 1, 2
+WORKSPACE_HEADER_BYTES = 64 * 1024
 
 # dtype name -> (code, bits): FLASHCORE_FLOAT is 2, FLASHCORE_BFLOAT 4, FLASHCORE_INT 0, BOOL 6.
 DTYPES = {
@@ -91,6 +92,7 @@ class Params(ctypes.Structure):
         ("v_scale", POINTER(Tensor)),
         ("q_scale_block", c_int64),
         ("kv_scale_block", c_int64),
+        ("workspace_header", c_void_p),
     ]
 
 
@@ -111,7 +113,7 @@ class PlanInfo(ctypes.Structure):
         ("tile_q", c_int32),
         ("tile_k", c_int32),
         ("splits", c_int32),
-        ("reserved", c_int32),
+        ("uses_header", c_int32),
     ]
 
 
@@ -209,6 +211,8 @@ FUNCTIONS = {
     "flashcore_attention": (c_int32, [POINTER(Params), POINTER(Error)]),
     "flashcore_workspace_init": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
     "flashcore_workspace_status": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
+    "flashcore_capture_id": (
+        c_int32, [Device, c_void_p, POINTER(c_uint64), POINTER(c_int32), POINTER(Error)]),
     "flashcore_merge": (c_int32, [POINTER(MergeParams), POINTER(Error)]),
     "flashcore_append": (c_int32, [POINTER(AppendParams), POINTER(Error)]),
     "flashcore_quantize": (c_int32, [POINTER(QuantParams), POINTER(Error)]),

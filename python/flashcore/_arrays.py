@@ -98,9 +98,14 @@ class Kind:
         return None
 
     def workspace(self, gpu, stream, size, call):
-        """(stream, address, bytes, what keeps them alive): at least `size` bytes of initialised memory
-        for one call on the stream."""
+        """(stream, address, bytes, None, what keeps them alive): at least `size` bytes of initialised
+        memory for one call on the stream."""
         raise NotImplementedError
+
+    def captured_workspace(self, gpu, stream, plan, library):
+        """(stream, address, bytes, header or None, what keeps them alive) for a call of this plan that
+        is being captured in a graph, ready without any work of the GPU; None: workspace() gives one."""
+        return None
 
 
 _NAMES = {
@@ -227,7 +232,7 @@ class CupyKind(Kind):
             with self._cupy.cuda.Device(gpu):
                 memory = self._cupy.empty(size, dtype=self._cupy.uint8)
             call.init_workspace(memory.data.ptr, size, gpu, stream)
-            found = self._workspaces[gpu, stream] = stream, memory.data.ptr, size, memory
+            found = self._workspaces[gpu, stream] = stream, memory.data.ptr, size, None, memory
         return found
 
 
@@ -293,7 +298,7 @@ class JaxKind(Kind):
             memory = self._jax.device_put(self._jax.numpy.zeros(size, "uint8"), device)
             address = self.address(memory.block_until_ready())
             call.init_workspace(address, size, gpu, stream)
-            found = self._workspaces[gpu] = stream, address, size, memory
+            found = self._workspaces[gpu] = stream, address, size, None, memory
         return found
 
 

@@ -103,6 +103,16 @@ class Library:
         device = _abi.Device(device_type, device_id)
         self._call("flashcore_workspace_status", address, size, device, stream)
 
+    def capture_id(self, device_id: int, stream: int | None,
+                   graph_ended: "ctypes.c_int32 | None" = None) -> int:
+        """Of the capture into a graph that is under way on a stream; 0: none is. The library sets
+        graph_ended to 1 when the graph is gone: it must live until then."""
+        found = ctypes.c_uint64()
+        ended = None if graph_ended is None else ctypes.byref(graph_ended)
+        self._call("flashcore_capture_id", _abi.Device(_abi.CUDA, device_id), stream,
+                   ctypes.byref(found), ended)
+        return found.value
+
     def merge(self, params: _abi.MergeParams) -> None:
         params.struct_size = ctypes.sizeof(params)
         self._call("flashcore_merge", ctypes.byref(params))

@@ -15,7 +15,7 @@ _ALIGNMENT = 256
 _REPRODUCIBILITY = {"deterministic": 0, "batch_invariant": 1}
 _BROADCAST = ("bias", "mask", "q_start", "k_start")
 _LAYOUTS = {"bhsd": 0, "bshd": 1}
-Found = tuple[Any, ...]  # a workspace: (stream, address, bytes, ...)
+Found = tuple[Any, ...]  # a workspace: (stream, address, bytes, header or None, ...)
 
 _loaded: _library.Library | None = None
 
@@ -36,7 +36,7 @@ class _CpuWorkspace:
         self._memory: Any = None
 
     def at_least(self, size: int) -> Found:
-        """(no stream, address, bytes)."""
+        """(no stream, address, bytes, no header apart)."""
         if self.described.bytes < size:
             memory = ctypes.create_string_buffer(size + _ALIGNMENT)
             start = ctypes.addressof(memory)
@@ -44,7 +44,7 @@ class _CpuWorkspace:
             library().workspace_init(address, size)
             self.described.address, self.described.bytes = address, size
             self._memory = memory
-        return None, self.described.address, self.described.bytes
+        return None, self.described.address, self.described.bytes, None
 
 
 class _ThreadState(threading.local):
@@ -218,18 +218,20 @@ class PreparedCall:
         return True
 
     def _use(self, found: Found) -> None:
-        """found: (stream, address, bytes, ...)."""
         arrays = self.arrays
-        arrays.stream, arrays.workspace, arrays.workspace_bytes = found[:3]
+        (arrays.stream, arrays.workspace, arrays.workspace_bytes,
+         arrays.workspace_header) = found[:4]
         self._workspace = found
 
     def run(self, kind: Any, gpu: int) -> None:
         """Runs what describe() has described, with a workspace that is large enough."""
-        needed = self.planned_bytes()  # or raises what is wrong
+        plan = library().plan(self.params)  # or raises what is wrong
         if gpu < 0:
-            self._use(self._cpu.at_least(needed))
+            self._use(self._cpu.at_least(plan.workspace_bytes))
         else:
-            self._use(kind.workspace(gpu, kind.stream(gpu), needed, self))
+            stream = kind.stream(gpu)
+            self._use(kind.captured_workspace(gpu, stream, plan, library())
+                      or kind.workspace(gpu, stream, plan.workspace_bytes, self))
             self._workspace = None  # who gave it keeps it, if it may be used again
         if self._function(*self._arguments):
             raise _library.exception(self._error.code, self._error.message)
@@ -237,12 +239,17 @@ class PreparedCall:
     def wait(self, gpu: int) -> None:
         """Until the call is over; raises what a checked one has found."""
         p = self.params
-        library().workspace_status(p.workspace, p.workspace_bytes,
-                                   _abi.CPU if gpu < 0 else _abi.CUDA, max(gpu, 0), p.stream)
+        address, size = p.workspace, p.workspace_bytes
+        if p.workspace_header:
+            address, size = p.workspace_header, _abi.WORKSPACE_HEADER_BYTES
+        library().workspace_status(address, size, _abi.CPU if gpu < 0 else _abi.CUDA, max(gpu, 0),
+                                   p.stream)
+
+    @staticmethod
+    def wait_for_workspace(address: int, size: int, gpu: int, stream: int | None) -> None:
+        """Until what was done on the stream is done."""
+        library().workspace_status(address, size, _abi.CUDA, gpu, stream)
 
     @staticmethod
     def init_workspace(address: int, size: int, gpu: int, stream: int | None) -> None:
         library().workspace_init(address, size, _abi.CUDA, gpu, stream)
-
-    def planned_bytes(self) -> int:
-        return int(library().plan(self.params).workspace_bytes)

@@ -9,7 +9,6 @@ from flashcore._prepared import PreparedCall, library, plain_options
 
 DTYPES = ("e4m3", "e5m2", "int8", "byte")
 _PER = ("tensor", "head", "block")
-_HEADER_BYTES = 64 * 1024  # kWorkspaceHeaderBytes; the library refuses less
 
 
 class Quantized(NamedTuple):
@@ -234,7 +233,8 @@ def _run(function: Any, params: Any, kind: Any, like: Any, checked: bool = False
     if gpu < 0 or not (checked or kind.waits):
         function(params)
         return
-    _, address, size, _ = kind.workspace(gpu, params.stream, _HEADER_BYTES, PreparedCall)
+    _, address, size, *_ = kind.workspace(gpu, params.stream, _abi.WORKSPACE_HEADER_BYTES,
+                                          PreparedCall)
     params.workspace, params.workspace_bytes = address, size
     function(params)
     library().workspace_status(address, size, _abi.CUDA, gpu, params.stream)

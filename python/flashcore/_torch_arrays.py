@@ -8,6 +8,7 @@ import torch
 
 from flashcore import _abi, _torch_ops
 from flashcore._arrays import Description, Kind, NoMemoryHere, _capsule_pointer, dtype_name
+from flashcore._graph_headers import HEADERS_AT_ONCE, GraphHeaders
 
 _MAX_NUMBERS = 1024  # kept on the GPU for calls that are given a number
 _DTYPES = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16,
@@ -85,6 +86,8 @@ class TorchKind(Kind):
         read = _descriptor_reader()
         self.reader = None if read is None else (read, torch.empty_like)
         self._workspaces: dict[tuple[int, int], tuple[Any, ...]] = {}
+        self._graph_headers: dict[int, GraphHeaders] = {}
+        self._want_headers: set[int] = set()  # GPUs whose captures may soon find none
         self._numbers: dict[tuple[Any, int], torch.Tensor] = {}
 
     def describe(self, tensor, name):
@@ -134,13 +137,18 @@ class TorchKind(Kind):
         return found
 
     def ready_workspace(self, gpu):
-        return None if _capturing() else self._workspaces.get((gpu, self.stream(gpu)))
+        if _capturing() or gpu in self._want_headers:
+            return None
+        return self._workspaces.get((gpu, self.stream(gpu)))
 
     def workspace(self, gpu, stream, size, call):
         """One per stream, as calls of a stream follow each other. A graph may be replayed on any
-        stream, so a captured call has its own, zeroed in the graph; its memory is the graph's."""
+        stream, so a captured call has its own. It is zeroed in the graph, at every replay: what
+        captured_workspace() gives saves that."""
         if _capturing():
             return self._new_workspace(gpu, stream, size, call, _new_bytes(gpu, size))
+        if gpu in self._want_headers or gpu not in self._graph_headers:
+            self._add_graph_headers(gpu, stream, call)
         found = self._workspaces.get((gpu, stream))
         if found is None or found[2] < size:
             memory = _outside_pools(gpu, lambda: _new_bytes(gpu, size))
@@ -150,7 +158,43 @@ class TorchKind(Kind):
 
     def _new_workspace(self, gpu, stream, size, call, memory):
         call.init_workspace(memory.data_ptr(), size, gpu, stream)
-        return stream, memory.data_ptr(), size, memory
+        return stream, memory.data_ptr(), size, None, memory
+
+    def captured_workspace(self, gpu, stream, plan, library):
+        """Partial results lie in the graph's memory; a header that was zeroed before does not, and
+        outlives the graph. None where a header is wanted and none is there, as without a warm-up."""
+        if not _capturing():
+            return None
+        size, header = plan.workspace_bytes, None
+        if plan.uses_header:
+            headers = self._graph_headers.get(gpu)
+            capture = library.capture_id(gpu, stream)
+            if headers is None or capture == 0:
+                return None
+            header = headers.take(capture, stream,
+                                  lambda ended: library.capture_id(gpu, stream, ended))
+            if headers.are_few():
+                self._want_headers.add(gpu)  # the next call that is not captured adds some
+            if header is None:
+                return None
+            size -= _abi.WORKSPACE_HEADER_BYTES
+        memory = _new_bytes(gpu, size) if size > 0 else None
+        return stream, None if memory is None else memory.data_ptr(), size, header, memory
+
+    def _add_graph_headers(self, gpu, stream, call):
+        """While nothing is captured: what is allocated during a capture belongs to the graph."""
+        headers = self._graph_headers.setdefault(gpu, GraphHeaders())
+        self._want_headers.discard(gpu)
+        if not headers.are_few():
+            return
+        size = HEADERS_AT_ONCE * _abi.WORKSPACE_HEADER_BYTES
+        try:
+            memory = _outside_pools(gpu, lambda: torch.zeros(
+                size, dtype=torch.uint8, device=torch.device("cuda", gpu)))
+        except torch.cuda.OutOfMemoryError:
+            return  # captures zero in the graph then
+        call.wait_for_workspace(memory.data_ptr(), size, gpu, stream)  # other streams will use them
+        headers.add(memory.data_ptr(), memory)
 
 
 class _TorchDtype:

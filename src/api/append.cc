@@ -180,10 +180,10 @@ Status append(const AppendTensors& tensors, Workspace workspace, Stream stream) 
     FLASHCORE_RETURN_IF_ERROR(describe_append(t, shape));
     FLASHCORE_RETURN_IF_ERROR(check_append_memory(t));
     core::AppendParams p{};
-    if (workspace.data != nullptr) {
+    if (header_of(workspace) != nullptr) {
       FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, kWorkspaceHeaderBytes));
       FLASHCORE_RETURN_IF_ERROR(check_workspace_device(workspace, t.k.device, "k"));
-      p.error = static_cast<core::ErrorSlot*>(workspace.data);
+      p.error = static_cast<core::ErrorSlot*>(header_of(workspace));
     }
     const Result<const Backend*> backend = backend_for(t.k.device.type);
     if (!backend.ok()) return backend.status();

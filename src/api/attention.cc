@@ -43,6 +43,10 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
     if (is_empty(plan.problem)) return {};
     FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, plan.workspace_bytes));
     FLASHCORE_RETURN_IF_ERROR(check_workspace_device(workspace, plan.problem.device, "q"));
+    if (workspace.header != nullptr && plan.problem.device.type == DeviceType::cpu) {
+      return invalid_argument(
+          "workspace: its header lies apart, which is for GPUs; leave Workspace::header null");
+    }
     const Result<const Backend*> backend = backend_for(plan.kernel->device);
     if (!backend.ok()) return backend.status();
 
@@ -97,8 +101,22 @@ Status workspace_init(Workspace workspace, Stream stream) noexcept {
     FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, kWorkspaceHeaderBytes));
     const Result<const Backend*> backend = backend_for(workspace.device.type);
     if (!backend.ok()) return backend.status();
-    return (*backend)->zero(workspace.data, kWorkspaceHeaderBytes, workspace.device, stream);
+    return (*backend)->zero(header_of(workspace), kWorkspaceHeaderBytes, workspace.device, stream);
   });
+}
+
+Result<std::uint64_t> capture_id(Device device, Stream stream, std::int32_t* graph_ended) noexcept {
+  std::uint64_t id = 0;
+  const Status status = guarded([&]() -> Status {
+    const Result<const Backend*> backend = backend_for(device.type);
+    if (!backend.ok()) return backend.status();
+    const Result<std::uint64_t> found = (*backend)->capture_id(device, stream, graph_ended);
+    if (!found.ok()) return found.status();
+    id = *found;
+    return {};
+  });
+  if (!status.ok()) return status;
+  return id;
 }
 
 Status workspace_status(Workspace workspace, Stream stream) noexcept {
@@ -106,7 +124,7 @@ Status workspace_status(Workspace workspace, Stream stream) noexcept {
     FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, kWorkspaceHeaderBytes));
     const Result<const Backend*> backend = backend_for(workspace.device.type);
     if (!backend.ok()) return backend.status();
-    auto* slot = static_cast<core::ErrorSlot*>(workspace.data);
+    auto* slot = static_cast<core::ErrorSlot*>(header_of(workspace));
     core::ErrorSlot found{};
     FLASHCORE_RETURN_IF_ERROR((*backend)->read_error(slot, &found, workspace.device, stream));
     if (found.code == 0) return {};

@@ -34,6 +34,7 @@ static_assert(FLASHCORE_OK == static_cast<int>(StatusCode::ok) &&
               FLASHCORE_OUT_OF_MEMORY == static_cast<int>(StatusCode::out_of_memory) &&
               FLASHCORE_CUDA_ERROR == static_cast<int>(StatusCode::cuda) &&
               FLASHCORE_INTERNAL == static_cast<int>(StatusCode::internal));
+static_assert(FLASHCORE_WORKSPACE_HEADER_BYTES == kWorkspaceHeaderBytes);
 
 std::int32_t finish(const Status& status, flashcore_error* error) noexcept {
   const auto code = static_cast<std::int32_t>(status.code());
@@ -285,6 +286,7 @@ std::int32_t run_described(const flashcore_python_call& call, const PythonArrays
   if (where.ok() && where->type == DeviceType::cpu) {
     params.workspace = call.cpu_workspace->address;
     params.workspace_bytes = call.cpu_workspace->bytes;
+    params.workspace_header = nullptr;
     params.stream = nullptr;
   }
   void* const state = PyEval_SaveThread();
@@ -353,7 +355,7 @@ std::int32_t flashcore_plan(const flashcore_params* params, flashcore_plan_info*
     if (!plan.ok()) return plan.status();
     *info = {sizeof *info,          plan->kernel->id, plan->kernel->family,
              plan->workspace_bytes, plan->work_items, plan->tile_q,
-             plan->tile_k,          plan->splits,     0};
+             plan->tile_k,          plan->splits,     uses_header(*plan) ? 1 : 0};
     return {};
   });
 }
@@ -379,7 +381,9 @@ std::int32_t flashcore_attention(const flashcore_params* params, flashcore_error
     const Result<Plan> plan = plan_of(*params, *call);
     if (!plan.ok()) return plan.status();
     return run(*plan, call->tensors,
-               {params->workspace, params->workspace_bytes, plan->problem.device}, params->stream);
+               {params->workspace, params->workspace_bytes, plan->problem.device,
+                params->workspace_header},
+               params->stream);
   });
 }
 
@@ -400,6 +404,19 @@ std::int32_t flashcore_workspace_status(void* workspace, std::size_t workspace_b
     const Result<Device> where = device_of("workspace", device);
     if (!where.ok()) return where.status();
     return workspace_status({workspace, workspace_bytes, *where}, stream);
+  });
+}
+
+std::int32_t flashcore_capture_id(flashcore_device device, void* stream, std::uint64_t* id,
+                                  std::int32_t* graph_ended, flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    if (id == nullptr) return invalid_argument("id: is NULL");
+    const Result<Device> where = device_of("stream", device);
+    if (!where.ok()) return where.status();
+    const Result<std::uint64_t> found = capture_id(*where, stream, graph_ended);
+    if (!found.ok()) return found.status();
+    *id = *found;
+    return {};
   });
 }
 

@@ -23,15 +23,27 @@ Status guarded(Body body) noexcept {
   }
 }
 
+inline void* header_of(const Workspace& workspace) noexcept {
+  return workspace.header != nullptr ? workspace.header : workspace.data;
+}
+
+/// needed: with the header, wherever that is.
 inline Status check_workspace(const Workspace& workspace, std::size_t needed) noexcept {
-  if (workspace.data == nullptr) return invalid_argument("workspace: the pointer is null");
-  if (reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment != 0) {
-    return invalid_argument("workspace: the pointer %p is not aligned to %zu bytes", workspace.data,
-                            kWorkspaceAlignment);
+  const bool apart = workspace.header != nullptr;
+  if (apart) needed -= kWorkspaceHeaderBytes;
+  const bool has_data = !apart || needed > 0;
+  if (has_data && workspace.data == nullptr) {
+    return invalid_argument("workspace: the pointer is null");
+  }
+  for (const void* one : {header_of(workspace), has_data ? workspace.data : nullptr}) {
+    if (reinterpret_cast<std::uintptr_t>(one) % kWorkspaceAlignment != 0) {
+      return invalid_argument("workspace: the pointer %p is not aligned to %zu bytes", one,
+                              kWorkspaceAlignment);
+    }
   }
   if (workspace.bytes < needed) {
-    return invalid_argument("workspace: has %zu bytes, the plan needs %zu", workspace.bytes,
-                            needed);
+    return invalid_argument("workspace: has %zu bytes, the plan needs %zu%s", workspace.bytes,
+                            needed, apart ? " behind the header" : "");
   }
   return {};
 }

@@ -152,10 +152,10 @@ Status quantize(const QuantTensors& tensors, const QuantOptions& options, Worksp
   return guarded([&]() -> Status {
     core::QuantParams p{};
     FLASHCORE_RETURN_IF_ERROR(describe(tensors, options, true, p));
-    if (workspace.data != nullptr) {
+    if (header_of(workspace) != nullptr) {
       FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, kWorkspaceHeaderBytes));
       FLASHCORE_RETURN_IF_ERROR(check_workspace_device(workspace, tensors.from.device, "from"));
-      p.error = static_cast<core::ErrorSlot*>(workspace.data);
+      p.error = static_cast<core::ErrorSlot*>(header_of(workspace));
     }
     const Result<const Backend*> backend = backend_for(tensors.from.device.type);
     if (!backend.ok()) return backend.status();

@@ -43,6 +43,10 @@ class Backend {
   /// Synchronises the stream and copies the error slot to the host.
   virtual Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,
                             Stream stream) const = 0;
+  /// flashcore::capture_id(). A CPU captures nothing.
+  virtual Result<std::uint64_t> capture_id(Device, Stream, std::int32_t*) const {
+    return std::uint64_t{0};
+  }
 
   virtual Result<DeviceInfo> device_info(int index) const = 0;
   /// Checks that device can be used and measures its rates where they are not known.

@@ -175,12 +175,17 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.by_split_keys = core::make_divisor(
       narrow(std::min<std::int64_t>(p.keys_per_split, std::numeric_limits<std::int32_t>::max())));
   p.by_items = core::make_divisor(narrow(plan.work_items / plan.splits));
-  p.partial_out = address<void>(workspace.data, plan.partial_out_offset);
-  p.partial_lse = address<void>(workspace.data, plan.partial_lse_offset);
-  if (plan.combines_itself) {
-    p.counters = address<std::uint32_t>(workspace.data, core::kCountersOffset);
-  }
-  p.error = address<core::ErrorSlot>(workspace.data, 0);
+  // The plan's offsets count from the header, which may lie elsewhere; no partials: null.
+  const bool apart = workspace.header != nullptr;
+  void* const header = apart ? workspace.header : workspace.data;
+  const auto partials = [&](std::size_t offset) -> void* {
+    if (offset == 0) return nullptr;
+    return address<void>(workspace.data, apart ? offset - kWorkspaceHeaderBytes : offset);
+  };
+  p.partial_out = partials(plan.partial_out_offset);
+  p.partial_lse = partials(plan.partial_lse_offset);
+  if (plan.combines_itself) p.counters = address<std::uint32_t>(header, core::kCountersOffset);
+  p.error = address<core::ErrorSlot>(header, 0);
   p.plant = planted_bug();
 #if defined(FLASHCORE_ASSERTS)
   std::snprintf(p.kernel, sizeof p.kernel, "%s", plan.kernel->id);

@@ -122,6 +122,25 @@ int clusters_at_once(const KernelInfo& kernel, const void* entry, int device,
   return clusters;
 }
 
+/// CUDA calls it when the graph that is watched is gone.
+void CUDART_CB note_end(void* graph_ended) {
+  std::atomic_ref<std::int32_t>(*static_cast<std::int32_t*>(graph_ended))
+      .store(1, std::memory_order_release);
+}
+
+/// Lets this thread wait while another one captures a graph: by default CUDA takes any wait for a
+/// mistake then.
+class WaitsDuringCaptures {
+ public:
+  WaitsDuringCaptures() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~WaitsDuringCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  WaitsDuringCaptures(const WaitsDuringCaptures&) = delete;
+  WaitsDuringCaptures& operator=(const WaitsDuringCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 class CudaBackend final : public Backend {
  public:
   Status launch(const Plan& plan, const core::AttentionParams& params,
@@ -219,9 +238,36 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const auto s = static_cast<cudaStream_t>(stream);
+    const WaitsDuringCaptures guard;
     FLASHCORE_CUDA(cudaMemcpyAsync(host, slot, sizeof *slot, cudaMemcpyDeviceToHost, s));
     FLASHCORE_CUDA(cudaStreamSynchronize(s));
     return {};
+  }
+
+  Result<std::uint64_t> capture_id(Device device, Stream stream,
+                                   std::int32_t* graph_ended) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    cudaStreamCaptureStatus status{};
+    unsigned long long id = 0;  // NOLINT: CUDA's type
+    cudaGraph_t graph = nullptr;
+    const auto s = static_cast<cudaStream_t>(stream);
+#if CUDART_VERSION >= 13000
+    FLASHCORE_CUDA(cudaStreamGetCaptureInfo(s, &status, &id, &graph));
+#else
+    FLASHCORE_CUDA(cudaStreamGetCaptureInfo_v2(s, &status, &id, &graph));
+#endif
+    if (status != cudaStreamCaptureStatusActive) return std::uint64_t{0};
+    if (graph_ended != nullptr) {
+      // The graph owns the only reference, everything instantiated from it a copy; CUDA keeps those
+      // of a graph that still runs until it has ended. If the graph does not take it, it is left
+      // over: released, it would say that the graph has ended.
+      cudaUserObject_t watcher = nullptr;
+      FLASHCORE_CUDA(
+          cudaUserObjectCreate(&watcher, graph_ended, note_end, 1, cudaUserObjectNoDestructorSync));
+      FLASHCORE_CUDA(cudaGraphRetainUserObject(graph, watcher, 1, cudaGraphUserObjectMove));
+    }
+    return static_cast<std::uint64_t>(id);
   }
 
   Result<DeviceInfo> device_info(int index) const override {

@@ -374,6 +374,14 @@ Status cut_last_items(Plan& plan, std::int64_t items, std::int64_t parts) noexce
   return lay_out_workspace(plan);
 }
 
+// The one place that says so. What it follows: make_params() gives counters to kernels that join
+// their splits, whether or not a cluster does it in the end; a Hopper kernel counts the parts of
+// cut items, and deals out work by a ticket where there is more than it has blocks.
+bool uses_header(const Plan& plan) noexcept {
+  if (plan.problem.options.checked || plan.combines_itself || plan.cut_items > 0) return true;
+  return plan.kernel != nullptr && is_sm90(*plan.kernel) && plan.work_items > plan.device.sm_count;
+}
+
 Cost cost(const Problem& problem) noexcept {
   const double batch = static_cast<double>(problem.batch);
   const double q_len = static_cast<double>(problem.q_len);

@@ -34,6 +34,50 @@ TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
   }
 }
 
+// What a plan says of the header holds: one that it does not use may hold anything, and stays.
+TEST_F(WorkspaceUse, AHeaderThatIsNotUsedIsLeftAlone) {
+  std::size_t looked_at = 0;
+  for (const KernelInfo* kernel : runnable_kernels()) {
+    for (const int splits : {1, 3}) {
+      verify::CaseSpec spec = dense(kernel->dtype, 2, 2, 1, kernel->tile_q + 3,
+                                    5 * kernel->tile_k + 1, kernel->head_dim);
+      spec.options.kernel = kernel->id;
+      spec.options.num_splits = splits;
+      spec.lse = spec.used_k = true;
+      if (splits > 1 && kernel->uses_tma) continue;  // it takes no splits
+      verify::fit_to_kernel(*kernel, spec);
+      const verify::CaseMemory memory(spec);
+      GpuCase gpu(memory);
+      if (uses_header(gpu.plan())) continue;
+      ++looked_at;
+      const Workspace workspace = gpu.workspace().get();
+      require(cudaMemset(workspace.data, 0xff, workspace.bytes), "cudaMemset");
+      expect_right(memory, gpu.direct(memory, nullptr), gpu.plan());
+      std::vector<std::byte> header(kWorkspaceHeaderBytes);
+      require(cudaMemcpy(header.data(), workspace.data, header.size(), cudaMemcpyDeviceToHost),
+              "cudaMemcpy");
+      EXPECT_TRUE(std::all_of(header.begin(), header.end(),
+                              [](std::byte b) { return b == std::byte{0xff}; }))
+          << kernel->id << " splits " << splits;
+    }
+  }
+  EXPECT_GT(looked_at, runnable_kernels().size() / 2);
+}
+
+// A checked call notices a header that nobody initialised.
+TEST_F(WorkspaceUse, AHeaderFullOfOnesIsNoticed) {
+  verify::CaseSpec spec = dense(DType::f16, 1, 2, 2, 40, 100, 64);
+  spec.options.checked = true;
+  const verify::CaseMemory memory(spec);
+  GpuCase gpu(memory);
+  const Workspace workspace = gpu.workspace().get();
+  require(cudaMemset(workspace.data, 0xff, kWorkspaceHeaderBytes), "cudaMemset");
+  require(gpu.run(nullptr));
+  const Status status = workspace_status(workspace);
+  EXPECT_EQ(status.code(), StatusCode::internal);
+  EXPECT_NE(status.message().find("workspace_init"), std::string::npos) << status.message();
+}
+
 // More items than blocks: they are dealt out by a ticket in the header, which must be 0 again after
 // every call, also where some of the items turn out to be empty.
 TEST_F(WorkspaceUse, TicketsAreGivenBack) {

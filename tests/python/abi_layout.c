@@ -83,6 +83,7 @@ static void print_params(void) {
   FIELD(flashcore_params, v_scale);
   FIELD(flashcore_params, q_scale_block);
   FIELD(flashcore_params, kv_scale_block);
+  FIELD(flashcore_params, workspace_header);
   END();
 }
 
@@ -96,7 +97,7 @@ static void print_calls(void) {
   FIELD(flashcore_plan_info, tile_q);
   FIELD(flashcore_plan_info, tile_k);
   FIELD(flashcore_plan_info, splits);
-  FIELD(flashcore_plan_info, reserved);
+  FIELD(flashcore_plan_info, uses_header);
   END();
   BEGIN(flashcore_merge_params);
   FIELD(flashcore_merge_params, struct_size);
@@ -167,6 +168,7 @@ int main(void) {
   CONSTANT(FLASHCORE_INTERNAL);
   CONSTANT(FLASHCORE_CPU);
   CONSTANT(FLASHCORE_CUDA);
+  CONSTANT(FLASHCORE_WORKSPACE_HEADER_BYTES);
   CONSTANT(FLASHCORE_INT);
   CONSTANT(FLASHCORE_FLOAT);
   CONSTANT(FLASHCORE_BFLOAT);

@@ -1,6 +1,7 @@
 """flashcore.attention on CUDA tensors: streams, graphs, memory pools, several GPUs."""
 
 import unittest
+from unittest import mock
 
 from torch_support import Case, needs_cuda
 
@@ -85,15 +86,20 @@ class CudaOnly(Case):
         stream, pool = torch.cuda.Stream(), torch.cuda.MemPool()
         stream.wait_stream(torch.cuda.current_stream())
         kind._numbers.clear()
+        patch = mock.patch.object(kind, "_graph_headers", {})
+        patch.start()
+        self.addCleanup(patch.stop)
         with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pool):
             got = flashcore.attention(q, k, v, causal=True, q_start=8191)
         stream.synchronize()
+        headers = [memory for one in kind._graph_headers.values() for memory in one._memory]
+        self.assertEqual(len(headers), 1)
         self.assertTrue(torch.equal(got, want))
         blocks = [(segment["address"], segment["address"] + segment["total_size"])
                   for segment in pool.snapshot()]
         inside = [any(low <= address < high for low, high in blocks) for address in (
             got.data_ptr(), *(one[1] for one in kind._workspaces.values()),
-            *(one.data_ptr() for one in kind._numbers.values()))]
+            *(one.data_ptr() for one in kind._numbers.values()), headers[0].data_ptr())]
         self.assertEqual(inside, [True] + [False] * (len(inside) - 1))
 
     def test_a_gpu_that_is_not_current(self):

@@ -51,6 +51,15 @@ class MadeByTheLibrary(Case):
         self.assertIsNone(_attention.run_new(self.kind, call, q, k, v))
         self.check(flashcore.attention(q, k, v), self.want)  # with another one
 
+    def test_after_a_captured_call(self):
+        """Its header is the graph's alone."""
+        call = _attention.prepared_call(self.kind, _DEFAULTS)
+        call._use((None, None, 0, 1 << 20, None))
+        call._workspace = None  # as PreparedCall.run() leaves it
+        made = _attention.run_new(self.kind, call, self.q, self.k, self.v)
+        self.assertIsNotNone(made)
+        self.check(made, self.want)
+
     def test_a_larger_workspace(self):
         """A call that was prepared while the workspace was small sees the one that replaced it."""
         with mock.patch.object(_prepared.thread_state, "workspace", _prepared._CpuWorkspace()), \

@@ -65,6 +65,9 @@ TEST_F(BadRun, WorkspacesThroughC) {
   expect_refused(attempt(data, plan_.workspace_bytes - 1), {"workspace: has"});
   expect_refused(attempt(nullptr, plan_.workspace_bytes), {"workspace", "null"});
   expect_refused(attempt(data + 64, plan_.workspace_bytes), {"workspace", "aligned"});
+  c.params.workspace_header = data;
+  expect_refused(attempt(data, plan_.workspace_bytes), {"workspace", "header"});
+  c.params.workspace_header = nullptr;
   EXPECT_TRUE(attempt(data, plan_.workspace_bytes).ok());
 }
 

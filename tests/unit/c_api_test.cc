@@ -264,6 +264,10 @@ TEST_F(CApi, PlanDescribesTheCall) {
   EXPECT_EQ(info.tile_q, want.tile_q);
   EXPECT_EQ(info.tile_k, want.tile_k);
   EXPECT_EQ(info.splits, want.splits);
+  EXPECT_EQ(info.uses_header, 0);
+  call_.params.checked = 1;
+  ASSERT_EQ(flashcore_plan(&call_.params, &info, &error_), FLASHCORE_OK) << error_.message;
+  EXPECT_EQ(info.uses_header, 1);
   EXPECT_EQ(flashcore_plan(&call_.params, nullptr, &error_), FLASHCORE_INVALID_ARGUMENT);
 }
 
