@@ -229,11 +229,14 @@ __global__ void through_ring(const __grid_constant__ CUtensorMap map, int tiles,
     cuda::fence_barrier_init();
   }
   __syncthreads();
-  cuda::sm90::RingPlace<kStages> place;
+  core::RingPlace<kStages> place;
+  const auto parity = [&](bool empty) {
+    return core::parity_of_last(core::phases_before(empty, place.round()));
+  };
   if (warp == kReaders) {
     if (lane != 0) return;
     for (int tile = 0; tile < tiles; ++tile, place.next()) {
-      cuda::wait(s.empty[place.stage()], place.parity() ^ 1);
+      cuda::wait(s.empty[place.stage()], parity(true));
       if (tile % 5 == 3) be_late();
       cuda::sm90::copy_tile<RingTile>(s.tile[place.stage()], map, tile * kRingRows, 0, 0,
                                       s.full[place.stage()]);
@@ -242,7 +245,7 @@ __global__ void through_ring(const __grid_constant__ CUtensorMap map, int tiles,
   }
   constexpr int kElements = RingTile::kBytes / 2;
   for (int tile = 0; tile < tiles; ++tile, place.next()) {
-    cuda::wait(s.full[place.stage()], place.parity());
+    cuda::wait(s.full[place.stage()], parity(false));
     if ((tile + warp) % 7 == 2) be_late();
     for (int i = threadIdx.x; i < kElements; i += 32 * kReaders) {
       const int row = i / kPanelColumns, column = i % kPanelColumns;
@@ -365,7 +368,7 @@ __global__ void __launch_bounds__(kGroupThreads)
 /// Where a warpgroup's queries of a block's second item are.
 template <typename C>
 __device__ int query_place(int group) {
-  return static_cast<int>(cuda::sm90::QueryPlace<C>{1, group}.place());
+  return static_cast<int>(typename C::Pipeline::QueryPlace{1, group}.place());
 }
 
 /// All of an item's queries, in pieces.
