@@ -34,8 +34,10 @@ add_library(flashcore_objects OBJECT
   src/reference/oracle.cc
   src/verify/call.cc
   src/verify/case.cc
+  src/verify/case_lengths.cc
   src/verify/case_memory.cc
   src/verify/case_pages.cc
+  src/verify/case_sizes.cc
   src/verify/compare.cc
   src/verify/discover.cc
   src/verify/format.cc
