@@ -97,5 +97,6 @@ add_library(flashcore_verify STATIC
   src/verify/stage_scores.cc
   src/verify/stage_splits.cc
   src/verify/stages.cc
-  src/verify/trace.cc)
+  src/verify/trace.cc
+  src/verify/work_facts.cc)
 target_link_libraries(flashcore_verify PUBLIC flashcore_flags flashcore_static)
