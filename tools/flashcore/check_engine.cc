@@ -49,6 +49,7 @@ class CheckEngine::Worker {
       if (bench == nullptr) {
         bench = std::make_unique<verify::CheckBench>(*target.backend, target.device, plan_for);
       }
+      bench->plan_for(with_blocks(plan_for, item.blocks));
       return bench->check(item.spec, suite_.oracle_work, suite_.large ? engine_.jobs_ : 1);
     } catch (const std::bad_alloc&) {
       return no_memory();
@@ -88,7 +89,7 @@ void CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const Check
   ++totals_.problems;
   ++tally.problems;
   if (outcome.status.ok()) {
-    coverage_.add(item.spec, outcome.plan);
+    coverage_.add(item.spec, outcome.plan, outcome.facts);
     const double ratio = outcome.comparison.worst_ratio;
     if (ratio > tally.worst_ratio) {
       tally.worst_ratio = ratio;
@@ -104,7 +105,8 @@ void CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const Check
     totals_.first_failure = {suite.name, index};
   }
   if (totals_.reports.size() == kFullReports) return;
-  totals_.reports.push_back({suite.name, index, kernel, verify::to_string(item.spec),
+  const std::string blocks = item.blocks > 0 ? formatted(" blocks {}", item.blocks) : "";
+  totals_.reports.push_back({suite.name, index, kernel, verify::to_string(item.spec) + blocks,
                              outcome.failure(), suite.replay(index, item), outcome.comparison,
                              outcome.status.ok()});
 }
