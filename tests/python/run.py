@@ -21,7 +21,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(FOLDER))
 # The slowest first: the others fit in beside them.
 PACKAGE_TESTS = ("torch_op", "torch_gradients", "transformers", "drop_ins", "torch_values",
-                 "torch_boundary", "torch_direct", "torch_cuda", "examples", "readme", "attention",
+                 "torch_sdpa", "torch_boundary", "torch_direct", "torch_cuda", "examples", "readme", "attention",
                  "quant", "boundary",
                  "jax", "cupy")
 ALONE = ("overhead",)  # measures time

@@ -230,6 +230,30 @@ class Numbers(Case):
             torch.ops.flashcore.attention(q, k, v, num_splits=2**32 + 3)
 
 
+class FlashAttnNames(Case):
+    """The calls of flash_attn speak of their own arguments."""
+
+    def test_refusals(self):
+        from flashcore.flash_attn import flash_attn_func, flash_attn_with_kvcache
+        q, cache = self.draw(2, 3, 2, 8), self.draw(2, 9, 2, 8)
+        used = self.ints(4, 4)
+        for words, call in (
+                ("window_size is 3; wanted", lambda: flash_attn_func(q, q, q, window_size=3)),
+                ("window_size is .1, 2, 3.", lambda: flash_attn_func(q, q, q, window_size=(1, 2, 3))),
+                ("softmax_scale is nan", lambda: flash_attn_func(q, q, q, softmax_scale=float("nan"))),
+                ("cache_seqlens is 4294967296", lambda: flash_attn_with_kvcache(
+                    q, cache, cache, cache_seqlens=2**32)),
+                ("cache_seqlens: dtype is int64; wanted i32", lambda: flash_attn_with_kvcache(
+                    q, cache, cache, cache_seqlens=used.long())),
+                ("k_cache: head_dim is 4, q has 8", lambda: flash_attn_with_kvcache(
+                    q, cache[..., :4], cache, cache_seqlens=used)),
+                ("k: kv_heads is 1, k_cache has 2", lambda: flash_attn_with_kvcache(
+                    q, cache.clone(), cache.clone(), k=q[:, :, :1], v=q[:, :, :1],
+                    cache_seqlens=used))):
+            with self.subTest(words), self.assertRaisesRegex(ValueError, f"^{words}"):
+                call()
+
+
 @on_every_device
 class UnownedRows(Case):
     def test_packed(self):
