@@ -145,6 +145,9 @@ def merge(outs: Any, lses: Any, *, sinks: Any = None, out: Any = None,
     lse_kind, lse_shape = _shaped("lses[0]", lses[0])
     lse = lse_kind.empty(lses[0], lse_shape) if return_lse else None
     pointers, tensor = Pointers(), _abi.Tensor
+    for name, many in (("outs", outs), ("lses", lses)):
+        for place, one in enumerate(many):
+            kind_of(f"{name}[{place}]", one)
     described = [[pointers.to(f"{name}[{place}]", one).contents for place, one in enumerate(many)]
                  for name, many in (("outs", outs), ("lses", lses))]
     blocks = [(tensor * len(many))(*many) for many in described]

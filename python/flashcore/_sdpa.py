@@ -45,6 +45,8 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     of_keys = (*leading[:-1], kv_heads) if leading else ()
     bias = mask = None
     if attn_mask is not None:
+        if not isinstance(attn_mask, torch.Tensor):
+            raise TypeError(f"attn_mask: is a {type(attn_mask).__name__}; wanted a torch.Tensor")
         whole = (*scores, query.shape[-2], key.shape[-2])
         if attn_mask.dim() > len(whole) or _broadcast("attn_mask", whole, attn_mask.shape) != whole:
             raise ValueError(f"attn_mask: shape is {tuple(attn_mask.shape)}; wanted one that broadcasts "
@@ -64,6 +66,8 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 
 
 def _check(name: str, one: torch.Tensor, dimensions: int) -> None:
+    if not isinstance(one, torch.Tensor):
+        raise TypeError(f"{name}: is a {type(one).__name__}; wanted a torch.Tensor")
     if one.is_nested:
         raise NotImplementedError(f"{name}: is a nested tensor; give a padded batch with attn_mask, or "
                                   "packed sequences to flashcore.attention")

@@ -93,12 +93,15 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
                             alibi_slopes: torch.Tensor | None = None, num_splits: int = 0,
                             return_softmax_lse: bool = False) -> Any:
     """Attention over a cache, [batch, capacity, heads, dim] or pages. Where k and v are given they
-    are written into the cache at cache_seqlens first."""
+    are written into the cache at cache_seqlens first; they stay there, behind what is in use, if the
+    attention is then refused."""
     _refuse(rotary_cos=(rotary_cos, None, "rotate q and k before the call"),
             rotary_sin=(rotary_sin, None, "rotate q and k before the call"),
             rotary_interleaved=(rotary_interleaved, True, "rotate q and k before the call"),
             cache_batch_idx=(cache_batch_idx, None, "index the cache, or use block_table"),
             cache_leftpad=(cache_leftpad, None, "start the sequences at the cache's beginning"))
+    if not isinstance(q, torch.Tensor) or q.dim() == 0:
+        raise TypeError("q: wanted a torch.Tensor [batch, len, heads, dim]")
     batch = q.shape[0]
     if isinstance(cache_seqlens, int):
         cache_seqlens = integer("cache_seqlens", cache_seqlens, 32)

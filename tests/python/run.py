@@ -22,7 +22,7 @@ TREE = os.path.dirname(os.path.dirname(FOLDER))
 # The slowest first: the others fit in beside them.
 PACKAGE_TESTS = ("torch_op", "torch_gradients", "transformers", "drop_ins", "torch_values",
                  "torch_sdpa", "torch_boundary", "torch_direct", "torch_cuda", "examples", "readme", "attention",
-                 "quant", "boundary",
+                 "quant", "boundary_fuzz", "boundary",
                  "jax", "cupy")
 ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
