@@ -232,11 +232,10 @@ class PreparedCall:
 
     def wait(self, gpu: int) -> None:
         """Until the call is over; raises what a checked one has found."""
-        p, cpu = self.params, self._cpu.described
-        if gpu < 0:  # the library has used the thread's own, whatever the params have
-            library().workspace_status(cpu.address, cpu.bytes)
-        else:
-            library().workspace_status(p.workspace, p.workspace_bytes, _abi.CUDA, gpu, p.stream)
+        if gpu < 0:
+            return  # the call has raised it itself; what an earlier one found may still be there
+        p = self.params
+        library().workspace_status(p.workspace, p.workspace_bytes, _abi.CUDA, gpu, p.stream)
 
     @staticmethod
     def init_workspace(address: int, size: int, gpu: int, stream: int | None) -> None:

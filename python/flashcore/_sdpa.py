@@ -36,8 +36,8 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     if enable_gqa:
         key, value, grouped = _groups(query, key, value)
     heads = query.shape[-3] if grouped else None  # of keys and values, once they are repeated
-    scores = _broadcast("key", query.shape[:-2], _leading(key, heads))
-    leading = _broadcast("value", scores, _leading(value, heads))
+    scores = _joined("key", tuple(query.shape[:-2]), _leading(key, heads))
+    leading = _joined("value", scores, _leading(value, heads))
     if grouped:
         kv_heads = key.shape[-3]
     else:  # one head for all needs no copies
@@ -48,7 +48,7 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         if not isinstance(attn_mask, torch.Tensor):
             raise TypeError(f"attn_mask: is a {type(attn_mask).__name__}; wanted a torch.Tensor")
         whole = (*scores, query.shape[-2], key.shape[-2])
-        if attn_mask.dim() > len(whole) or _broadcast("attn_mask", whole, attn_mask.shape) != whole:
+        if attn_mask.dim() > len(whole) or _broadcast(whole, tuple(attn_mask.shape)) != whole:
             raise ValueError(f"attn_mask: shape is {tuple(attn_mask.shape)}; wanted one that broadcasts "
                              f"to {tuple(whole)}")
         made = _four_scores(attn_mask, leading)
@@ -102,17 +102,26 @@ def _leading(one: torch.Tensor, heads: int | None) -> tuple[int, ...]:
     return tuple(one.shape[:-2]) if heads is None else (*one.shape[:-3], heads)
 
 
-def _broadcast(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    try:
-        return tuple(torch.broadcast_shapes(one, other))
-    except RuntimeError:
-        if name == "attn_mask":
-            return ()
-        if one[-1] != other[-1] and 1 not in (one[-1], other[-1]):
-            raise ValueError(f"{name}: has {other[-1]} heads, query has {one[-1]}; give as many, or "
-                             "enable_gqa=True") from None
-        raise ValueError(f"{name}: batch and heads are {tuple(other)}, which do not broadcast with "
-                         f"{tuple(one)}") from None
+def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
+    """None where they do not. (torch.broadcast_shapes takes longer than a small attention.)"""
+    if one == other:
+        return one
+    rank = max(len(one), len(other))
+    one, other = ((1,) * (rank - len(shape)) + shape for shape in (one, other))
+    if any(a != b and a != 1 and b != 1 for a, b in zip(one, other)):
+        return None
+    return tuple(b if a == 1 else a for a, b in zip(one, other))
+
+
+def _joined(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Batches and heads of `one` and of the argument `name` together."""
+    found = _broadcast(one, other)
+    if found is not None:
+        return found
+    if one[-1] != other[-1] and 1 not in (one[-1], other[-1]):
+        raise ValueError(f"{name}: has {other[-1]} heads, query has {one[-1]}; give as many, or "
+                         "enable_gqa=True")
+    raise ValueError(f"{name}: batch and heads are {other}, which do not broadcast with {one}")
 
 
 def _four(one: torch.Tensor, leading: tuple[int, ...]) -> torch.Tensor:

@@ -146,7 +146,8 @@ def _declared(supports: dict[str, Any] | Iterable[str] | None) -> dict[str, Any]
         if name not in known:
             raise ValueError(f"supports: there is no {name!r}; known are {', '.join(sorted(known))}")
     if "head_dims" in supports:
-        head_dims = [integer("head_dims", one) for one in supports["head_dims"]]
+        given: Any = supports["head_dims"]
+        head_dims = [integer("head_dims", one) for one in given]
         if len(head_dims) > _MAX_HEAD_DIMS:
             raise ValueError(f"supports: head_dims has {len(head_dims)} numbers; at most "
                              f"{_MAX_HEAD_DIMS} can be said")

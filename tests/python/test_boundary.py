@@ -226,6 +226,16 @@ class Arrays(Refusals):
             for function in (flashcore.attention, flashcore.explain):
                 self.refused(ValueError, f"{name}: has no dimension|{name}: ndim is 0", function, *three, bias=bias)
 
+    def test_checked_calls(self):
+        """Neither the first one nor one after a mistake has anything to report."""
+        used, wrong = np.array([4], np.int32), np.array([5], np.int32)
+        for _ in range(2):
+            for scale in (None, 0.7):
+                flashcore.attention(self.q, self.q, self.q, checked=True, scale=scale)
+                flashcore.attention(self.q, self.q, self.q, checked=True, scale=scale, seqused_k=used)
+            self.refused(ValueError, r"seqused_k\[0\] is 5", flashcore.attention, self.q, self.q, self.q,
+                         checked=True, seqused_k=wrong)
+
     def test_merge_and_append(self):
         out, lse = flashcore.attention(self.q, self.q, self.q, partial=True)
         self.refused(TypeError, "outs: is a int; wanted a sequence", flashcore.merge, 3, [lse])
