@@ -209,7 +209,11 @@ class NumpyKind(Kind):
         return self._empty(shape, like.dtype if dtype is None else WIDE[dtype])
 
     def empty_out(self, q, v):
-        shape, v_dim, dtype = q.shape, _width(v), q.dtype
+        shape, dtype = q.shape, q.dtype
+        try:
+            v_dim = v.shape[-1]
+        except AttributeError:
+            v_dim = _width(v)
         return self._empty(shape if shape[-1] == v_dim else (*shape[:-1], v_dim),
                            "float16" if dtype.itemsize == 1 else dtype)
 

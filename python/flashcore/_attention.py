@@ -92,6 +92,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
 
 
 DEFAULTS: dict[str, Any] = attention.__kwdefaults__ or {}  # of all keywords
+_ANYWHERE = DEFAULTS["window"]
 
 
 def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
@@ -136,7 +137,9 @@ def run(kind: Any, q: Any, k: Any, v: Any, options: Options, optional: Options, 
         call = thread_state.calls.get((kind, options) if given == () else _key(kind, options, given))
     except TypeError:  # window is a list, scale an array
         call = None
-    if call is not None and not _have_int_types(options):
+    if call is not None and not (
+            type(options[5]) is type(options[8]) is type(options[9]) is int
+            and (options[1] is _ANYWHERE or type(options[1][0]) is type(options[1][1]) is int)):
         call = None  # True and 1.0 are equal to 1, and refused all the same
     if call is not None and out is None and given == ():
         made = run_new(kind, call, q, k, v)
@@ -184,13 +187,6 @@ def run_new(kind: Any, call: PreparedCall, q: Any, k: Any, v: Any) -> Any:
     return call.run_new(q, k, v) if gpu < 0 or call.has_workspace(kind, gpu) else None
 
 
-def _have_int_types(options: Options) -> bool:
-    """For options that are equal to prepared ones."""
-    _, window, _, _, _, splits, _, _, longest_q, longest_k, _, _, _ = options
-    return (type(splits) is type(longest_q) is type(longest_k) is int
-            and type(window[0]) is type(window[1]) is int)
-
-
 def _check_no_gradients(kind: Any, k: Any, v: Any, given: Given) -> None:
     """Of arrays of other frameworks than q's: its own has been asked already."""
     for name, other, one in (("k", kind_of("k", k), k), ("v", kind_of("v", v), v), *given):
@@ -206,9 +202,9 @@ def _outputs(call: PreparedCall, kind: Any, q: Any, k: Any, v: Any, out: Any) ->
         lse = call.empty_lse(kind, q) if call.wants_lse else None
         if out is None:
             out = call.empty_partial(kind, q, v) if call.wide_out else kind.empty_out(q, v)
-            if "cu_seqlens_q" in call.optional:
+            if call.is_packed:
                 out = kind.fill(out, 0.0)
-        if lse is not None and "cu_seqlens_q" in call.optional:
+        if lse is not None and call.is_packed:
             lse = kind.fill(lse, float("-inf"))
     except Exception:
         for name, one in (("q", q), ("k", k), ("v", v)):

@@ -102,6 +102,7 @@ class PreparedCall:
         self.slots = [Slot(name) for name in ("q", "k", "v", "out", "lse")]
         self.q, self.k, self.v, self.out, self.lse = self.slots
         self.optional = {name: Slot("seqused_k" if name == "used_k" else name) for name in names}
+        self.is_packed = "cu_seqlens_q" in self.optional
         self._error = _abi.Error()
         self._function = library().raw_attention
         self._arguments = ctypes.byref(self.params), ctypes.byref(self._error)

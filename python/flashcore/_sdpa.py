@@ -126,7 +126,7 @@ def _joined(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[in
 
 def _four(one: torch.Tensor, leading: tuple[int, ...]) -> torch.Tensor:
     """[..., len, dim] as [batch, heads, len, dim], where `leading` are batches and heads."""
-    if one.dim() == 4 and tuple(one.shape[:2]) == leading:
+    if len(leading) == 2 and one.shape[:-2] == leading:
         return one
     batch, heads = (math.prod(leading[:-1]), leading[-1]) if leading else (1, 1)
     return one.expand(*leading, *one.shape[-2:]).reshape(batch, heads, *one.shape[-2:])

@@ -342,7 +342,7 @@ class Maker:
             return flash_attn.flash_attn_func, (q, k, v), given
         given["cache_seqlens"] = self.pick(self.lengths([3, 4]), INTEGERS)
         if choose.random() < 0.5:
-            given.update(k=self.array(self.shape(2, 2, 2, 8), "f4"), v=self.array(self.shape(2, 2, 2, 8), "f4"))
+            given.update({name: self.array(self.shape(2, 2, 2, 8), "f4") for name in "kv"})
             self.inputs.clear()  # among them the cache, which is written before q is looked at
         return flash_attn.flash_attn_with_kvcache, (q, k, v), given
 

@@ -218,13 +218,14 @@ class Arrays(Refusals):
                               (dict(seqused_k=one), "seqused_k"), (dict(bias=np.array(1, F32)), "bias"),
                               (dict(mask=np.array(True)), "mask"), (dict(sinks=np.array(1, F32)), "sinks")):
             with self.subTest(name):
-                self.refused(ValueError, f"{name}: ndim is 0|q: rank", flashcore.attention, self.q, self.q, self.q,
-                             **options)
+                self.refused(ValueError, f"{name}: ndim is 0|q: rank", flashcore.attention, self.q,
+                             self.q, self.q, **options)
         for place, name in enumerate("qkv"):
             three = [self.q] * 3
             three[place] = np.array(1, F32)
             for function in (flashcore.attention, flashcore.explain):
-                self.refused(ValueError, f"{name}: has no dimension|{name}: ndim is 0", function, *three, bias=bias)
+                self.refused(ValueError, f"{name}: has no dimension|{name}: ndim is 0", function, *three,
+                             bias=bias)
 
     def test_checked_calls(self):
         """Neither the first one nor one after a mistake has anything to report."""

@@ -88,8 +88,10 @@ class Broadcasting(Case):
                      attn_mask=self.draw(3, 4, 3, 6)),
                 dict(draw((1, 2, 3, 8), (1, 2, 6, 8), (1, 2, 6, 8)), attn_mask=torch.tensor(True)),
                 draw((3, 8), (6, 8), (6, 8)), draw((1, 2, 0, 8), (1, 2, 6, 8), (1, 2, 6, 8)),
-                draw((1, 2, 3, 8), (1, 2, 0, 8), (1, 2, 0, 8)), draw((0, 2, 3, 8), (0, 2, 6, 8), (0, 2, 6, 8)),
-                draw((1, 2, 3, 8), (1, 2, 6, 8), (1, 2, 6, 0)), draw((1, 2, 3, 0), (1, 2, 6, 0), (1, 2, 6, 8))):
+                draw((1, 2, 3, 8), (1, 2, 0, 8), (1, 2, 0, 8)),
+                draw((0, 2, 3, 8), (0, 2, 6, 8), (0, 2, 6, 8)),
+                draw((1, 2, 3, 8), (1, 2, 6, 8), (1, 2, 6, 0)),
+                draw((1, 2, 3, 0), (1, 2, 6, 0), (1, 2, 6, 8))):
             if isinstance(arguments.get("attn_mask"), torch.Tensor):
                 arguments["attn_mask"] = arguments["attn_mask"].to(self.device)
             want, got = both(**arguments)
