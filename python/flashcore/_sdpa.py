@@ -30,6 +30,8 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         raise NotImplementedError(f"dropout_p is {dropout_p}; FlashCore has no dropout, wanted 0")
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: given together with is_causal; put both into the mask")
+    if attn_mask is None and _is_plain(query, key, value):
+        return _attend(query, key, value, is_causal, scale, None, None)
     for name, one in (("query", query), ("key", key), ("value", value)):
         _check(name, one, 3 if enable_gqa else 2)
     grouped = False
@@ -58,11 +60,28 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         scale = 1.0
     if value.shape[-1] == 0:
         return value.new_zeros((*leading, query.shape[-2], 0))
-    out: torch.Tensor = _names.call(
-        _ARGUMENTS, attention, _four(query, leading), _four(key, of_keys), _four(value, of_keys),
-        causal=is_causal, scale=scale, bias=bias, mask=mask,
-        q_start=0 if is_causal and query.shape[-2] != key.shape[-2] else None)
+    out = _attend(_four(query, leading), _four(key, of_keys), _four(value, of_keys), is_causal, scale,
+                  bias, mask)
     return out if len(leading) == 2 else out.reshape(*leading, *out.shape[-2:])
+
+
+def _is_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether there is nothing to broadcast, nor to refuse here: the usual call, which must be short."""
+    if not type(query) is type(key) is type(value) is torch.Tensor or query.is_nested:
+        return False
+    shape = query.shape
+    return (query.dim() == 4 and shape[:2] == key.shape[:-2] == value.shape[:-2] and shape[3] != 0
+            and value.shape[3] != 0 and query.is_floating_point()
+            and query.dtype is key.dtype is value.dtype)
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool,
+            scale: float | None, bias: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor:
+    """[batch, heads, len, dim]."""
+    found: torch.Tensor = _names.call(
+        _ARGUMENTS, attention, query, key, value, causal=is_causal, scale=scale, bias=bias, mask=mask,
+        q_start=0 if is_causal and query.shape[2] != key.shape[2] else None)
+    return found
 
 
 def _check(name: str, one: torch.Tensor, dimensions: int) -> None:
