@@ -24,6 +24,14 @@ DTYPES = {
     "e5m2": (12, 8),
     "int8": (0, 8),
     "byte": (1, 8),
+    # No call takes these; the library says so, and what it wants instead.
+    "int16": (0, 16),
+    "int64": (0, 64),
+    "uint16": (1, 16),
+    "uint32": (1, 32),
+    "uint64": (1, 64),
+    "complex64": (5, 64),
+    "complex128": (5, 128),
 }
 
 

@@ -71,6 +71,15 @@ class Kind:
     def check_no_gradient(self, array, name):
         """Raises where the framework would miss a gradient through the array."""
 
+    def check_readable(self, array, name):
+        """Raises where the array has not the memory of an array, before its shape is asked for."""
+
+    def wrote(self, array):
+        """Tells the framework that the elements of a caller's array have changed."""
+
+    def shape(self, array):
+        return array.shape
+
     def empty(self, like, shape, dtype=None):
         """A new array beside `like`; dtype one of WIDE, None: like's."""
         raise NotImplementedError
@@ -83,8 +92,14 @@ class Kind:
         return array.dtype == "float64"
 
     def empty_out(self, q, v):
-        """A new array of q's shape, but as wide as v."""
-        return self.empty(q, (*q.shape[:-1], v.shape[-1]))
+        """A new array of q's shape, but as wide as v, and float16 where q is 8-bit."""
+        narrow = "f16" if q.dtype.itemsize == 1 else None
+        return self.empty(q, (*q.shape[:-1], _width(v)), narrow)
+
+    def fill(self, array, value):
+        """A new array with this value everywhere; returns it."""
+        array[...] = value
+        return array
 
     def stream(self, gpu):
         raise NotImplementedError
@@ -108,6 +123,13 @@ class Kind:
         return None
 
 
+def _width(v):
+    try:
+        return v.shape[-1]
+    except AttributeError:  # of no framework that is known here
+        return kind_of("v", v).shape(v)[-1]
+
+
 _NAMES = {
     "float64": "f64",
     "float32": "f32",
@@ -119,7 +141,10 @@ _NAMES = {
     "int8": "int8",
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
+    **{name: name for name in ("int16", "int64", "uint16", "uint32", "uint64", "complex64",
+                               "complex128")},
 }
+EIGHT_BIT = ("e4m3", "e5m2", "int8", "byte")
 _WANTED = "float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, uint8, int32 and bool"
 # What new arrays are made of. NumPy has no 8-bit floats: flashcore.Quantized says what bytes mean.
 WIDE = {"f64": "float64", "f32": "float32", "f16": "float16", "i32": "int32", "int8": "int8",
@@ -189,8 +214,13 @@ class NumpyKind(Kind):
         return self._empty(shape, like.dtype if dtype is None else WIDE[dtype])
 
     def empty_out(self, q, v):
-        shape, v_dim = q.shape, v.shape[-1]
-        return self._empty(shape if shape[-1] == v_dim else (*shape[:-1], v_dim), q.dtype)
+        shape, dtype = q.shape, q.dtype
+        try:
+            v_dim = v.shape[-1]
+        except AttributeError:
+            v_dim = _width(v)
+        return self._empty(shape if shape[-1] == v_dim else (*shape[:-1], v_dim),
+                           "float16" if dtype.itemsize == 1 else dtype)
 
     def int32(self, like, value):
         return self._numpy.full(1, value, self._numpy.int32)
@@ -214,6 +244,10 @@ class CupyKind(Kind):
     def empty(self, like, shape, dtype=None):
         with like.device:
             return self._cupy.empty(shape, like.dtype if dtype is None else WIDE[dtype])
+
+    def fill(self, array, value):
+        with array.device:
+            return Kind.fill(self, array, value)
 
     def int32(self, like, value):
         with like.device:
@@ -276,6 +310,11 @@ class JaxKind(Kind):
         # Nobody else has seen this buffer: it is written before it is given away.
         return self._jax.device_put(self._jax.numpy.zeros(shape, kind), like.device)
 
+    def fill(self, array, value):
+        if not isinstance(array, self._jax.Array):
+            return Kind.fill(self, array, value)
+        return self._jax.device_put(self._jax.numpy.full_like(array, value), array.device)
+
     def finish(self, made):
         if made is None or isinstance(made, self._jax.Array):
             return made
@@ -336,9 +375,13 @@ class DlpackKind(Kind):
     def is_f64(self, array):
         return self.describe(array, "q").dtype == "f64"
 
+    def shape(self, array):
+        return self.describe(array, "").shape
+
     def empty_out(self, q, v):
-        shape, v_shape = self.describe(q, "q").shape, kind_of("v", v).describe(v, "v").shape
-        return self.empty(q, (*shape[:-1], v_shape[-1]))
+        shape, v_shape = self.shape(q), kind_of("v", v).shape(v)
+        narrow = "f16" if self.describe(q, "q").dtype in EIGHT_BIT else None
+        return self.empty(q, (*shape[:-1], v_shape[-1]), narrow)
 
     def int32(self, like, value):
         import numpy

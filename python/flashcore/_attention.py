@@ -1,13 +1,14 @@
 """attention() and explain(): one call on arrays of any framework."""
 
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from flashcore import _quant
 from flashcore._arrays import KINDS, NoMemoryHere, kind_of
 from flashcore._prepared import PreparedCall, library, plain_options, thread_state
 from flashcore._quant import Quantized
+from flashcore._scalars import integer
 
 # The optional arrays in the order they are handed around, by their names in the C struct.
 OPTIONAL = ("sinks", "alibi_slopes", "bias", "mask", "q_start", "k_start", "cu_seqlens_q",
@@ -63,6 +64,9 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
     q, k and v may be flashcore.Quantized: 8-bit with scales, as quantize() makes them. With an 8-bit
     q the result is float16, or `out`'s type.
 
+    Rows of a packed q that no sequence has are 0 in a new result, and -inf in the LSE; in `out` they
+    stay as they are.
+
     A mistake raises ValueError, what no kernel can do NotImplementedError; `out` is then untouched.
     """
     options = (causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse,
@@ -74,11 +78,11 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
     else:
         optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q, cu_seqlens_k,
                     seqused_k, block_table)
-    if type(k) is Quantized or type(v) is Quantized:
+    if type(k) is Quantized or type(v) is Quantized or type(q) is Quantized:
         return _quant.attention(q, k, v, options, optional, out)
     kind = KINDS.get(type(q)) or kind_of("q", q)
     if kind.dispatcher is not None:
-        if kind.dispatcher.needed(q, k, v, optional):
+        if kind.dispatcher.needed(q, k, v, optional, out):
             return kind.dispatcher.attention(q, k, v, options, optional, out)
         try:
             return run(kind, q, k, v, options, optional, out)
@@ -88,6 +92,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
 
 
 DEFAULTS: dict[str, Any] = attention.__kwdefaults__ or {}  # of all keywords
+_ANYWHERE = DEFAULTS["window"]
 
 
 def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
@@ -99,7 +104,7 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
     problem    f32  batch 1  q_heads 8 ...
     """
     options, optional, out = _split_arguments(arguments)
-    if type(k) is Quantized or type(v) is Quantized:
+    if type(k) is Quantized or type(v) is Quantized or type(q) is Quantized:
         return _quant.explain(q, k, v, options, optional, out)
     kind = kind_of("q", q)
     kind_of("k", k), kind_of("v", v)
@@ -107,7 +112,7 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
     call = prepared_call(kind, options, given)
     call.busy = True
     try:
-        made, lse = _outputs(call, kind, q, v, out)
+        made, lse = _outputs(call, kind, q, k, v, out)
         call.describe(kind, q, k, v, made, lse, given)
         return str(library().explain(call.params))
     finally:
@@ -132,32 +137,40 @@ def run(kind: Any, q: Any, k: Any, v: Any, options: Options, optional: Options, 
         call = thread_state.calls.get((kind, options) if given == () else _key(kind, options, given))
     except TypeError:  # window is a list, scale an array
         call = None
+    if call is not None and not (
+            type(options[5]) is type(options[8]) is type(options[9]) is int
+            and (options[1] is _ANYWHERE or type(options[1][0]) is type(options[1][1]) is int)):
+        call = None  # True and 1.0 are equal to 1, and refused all the same
     if call is not None and out is None and given == ():
         made = run_new(kind, call, q, k, v)
         if made is not None:
             return made
-    if type(k) not in KINDS or type(v) not in KINDS:
-        kind_of("k", k), kind_of("v", v)  # or says what is wrong with them
+    mixed = KINDS.get(type(k)) is not kind or KINDS.get(type(v)) is not kind
+    if mixed:
+        mixed = kind_of("k", k) is not kind or kind_of("v", v) is not kind  # or says what is wrong
     if call is None or call.busy:
         call = prepared_call(kind, options, given)
     call.busy = True
     try:
-        made, lse = _outputs(call, kind, q, v, out)
+        made, lse = _outputs(call, kind, q, k, v, out)
         gpu = kind.gpu(q) if kind.has_gpus else -1
-        if not call.has_workspace(kind, gpu):
-            code = -1
+        if mixed or not call.has_workspace(kind, gpu):
+            code = -1  # each framework describes its own
         elif lse is None and not given:
             code = call.run_direct(q, k, v, made)
+        elif any(other is not kind for _, other, _ in given):
+            code = -1
         else:
             code = call.run_direct(q, k, v, made, *(() if lse is None else (lse,)),
                                    *[one for _, _, one in given])
         if code != 0:
+            _check_no_gradients(kind, k, v, given)
             call.describe(kind, q, k, v, made, lse, given)
             call.run(kind, gpu)
+        if out is not None:
+            kind_of("out", out).wrote(out)
         if call.must_wait or (gpu >= 0 and kind.waits):
             call.wait(gpu)
-    except IndexError:
-        raise ValueError("q, k, v: one of them has no dimension; wanted [batch, heads, len, dim]")
     finally:
         call.release()
     if kind.finish is not None:
@@ -174,13 +187,38 @@ def run_new(kind: Any, call: PreparedCall, q: Any, k: Any, v: Any) -> Any:
     return call.run_new(q, k, v) if gpu < 0 or call.has_workspace(kind, gpu) else None
 
 
-def _outputs(call: PreparedCall, kind: Any, q: Any, v: Any, out: Any) -> tuple[Any, Any]:
+def _check_no_gradients(kind: Any, k: Any, v: Any, given: Given) -> None:
+    """Of arrays of other frameworks than q's: its own has been asked already."""
+    for name, other, one in (("k", kind_of("k", k), k), ("v", kind_of("v", v), v), *given):
+        if other is not kind:
+            other.check_no_gradient(one, name)
+
+
+def _outputs(call: PreparedCall, kind: Any, q: Any, k: Any, v: Any, out: Any) -> tuple[Any, Any]:
     """(out, lse or None)."""
-    lse = call.empty_lse(kind, q) if call.wants_lse else None
-    if out is None:
-        return (call.empty_partial(kind, q, v) if call.wide_out else kind.empty_out(q, v)), lse
-    kind_of("out", out).check_writable(out, "out")
+    if out is not None:
+        kind_of("out", out).check_writable(out, "out")
+    try:
+        lse = call.empty_lse(kind, q) if call.wants_lse else None
+        if out is None:
+            out = call.empty_partial(kind, q, v) if call.wide_out else kind.empty_out(q, v)
+            if call.is_packed:
+                out = kind.fill(out, 0.0)
+        if lse is not None and call.is_packed:
+            lse = kind.fill(lse, float("-inf"))
+    except Exception:
+        for name, one in (("q", q), ("k", k), ("v", v)):
+            check_shaped(name, one)
+        raise
     return out, lse
+
+
+def check_shaped(name: str, array: Any) -> None:
+    """Raises where an array has no memory to be read, or no dimension."""
+    kind = kind_of(name, array)
+    kind.check_readable(array, name)
+    if len(kind.describe(array, name).shape) == 0:
+        raise ValueError(f"{name}: has no dimension; wanted [batch, heads, len, dim]")
 
 
 def _key(kind: Any, options: Options, given: Given) -> Options:
@@ -205,8 +243,8 @@ def _given(kind: Any, q: Any, optional: Options) -> Given:
         if one is None:
             continue
         if name in ("q_start", "k_start") and isinstance(one, Integral):
-            if not -2**31 <= int(one) < 2**31:
-                raise ValueError(f"{name} is {one}; wanted a number of 32 bits")
-            one = kind.int32(q, int(one))
+            one = kind.int32(q, integer(name, one, 32))
+        elif name in ("q_start", "k_start") and isinstance(one, Real):
+            raise TypeError(f"{name} is {one!r}; wanted an integer, or an array of int32")
         given.append((name, kind_of(_PYTHON_NAMES.get(name, name), one), one))
     return given

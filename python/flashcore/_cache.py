@@ -6,7 +6,8 @@ from typing import Any
 from flashcore import _abi
 from flashcore._arrays import kind_of
 from flashcore._prepared import library
-from flashcore._quant import Pointers, Quantized, is_rotated
+from flashcore._quant import Pointers, Quantized, _checked, _shaped, is_rotated
+from flashcore._scalars import flag, one_of
 
 _MAX_PARTS = 32
 
@@ -35,20 +36,18 @@ def append(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, *, block_tabl
     >>> k[0, 0, :, 0].tolist()
     [0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
     """
-    if layout == "bshd":
+    if one_of("layout", layout, ("bhsd", "bshd")) == "bshd":
         if block_table is None:
-            k, v = _swapped(k), _swapped(v)
+            k, v = _swapped("k", k), _swapped("v", v)
         if cu_seqlens_new is None:
-            k_new, v_new = _swapped(k_new), _swapped(v_new)
-    elif layout != "bhsd":
-        raise ValueError(f"layout is {layout!r}; wanted one of bhsd, bshd")
+            k_new, v_new = _swapped("k_new", k_new), _swapped("v_new", v_new)
     if type(k) is Quantized or type(v) is Quantized:
         _append_codes(k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
         return
     kind = kind_of("k", k)
     for name, one in (("k_new", k_new), ("v_new", v_new)):
         kind_of(name, one).check_no_gradient(one, name)
-    if kind.dispatcher is not None and kind.dispatcher.needed(k_new, v_new, k, (v,)):
+    if kind.dispatcher is not None and kind.dispatcher.append_needed(k_new, v_new, k, v):
         kind.dispatcher.append(k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
     else:
         run_append(kind, k_new, v_new, k, v, seqused_k, block_table, cu_seqlens_new)
@@ -66,6 +65,7 @@ def run_append(kind: Any, k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any
         cu_seqlens_new=pointers.to("cu_seqlens_new", cu_seqlens_new))
     params.stream = _stream(kind, k)
     library().append(params)
+    pointers.wrote()
 
 
 def _append_codes(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, block_table: Any,
@@ -73,6 +73,7 @@ def _append_codes(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, block_
     """append() into a cache of Quantized k and v."""
     if type(k) is not Quantized or type(v) is not Quantized:
         raise ValueError("k and v: one is a Quantized, the other is not; wanted both or neither")
+    k, v = _checked("k", k), _checked("v", v)
     if k.block_rows != v.block_rows:
         raise ValueError(f"v: block_rows is {v.block_rows}, k has {k.block_rows}; they must match")
     for name, new, cache in (("k", k_new, k), ("v", v_new, v)):
@@ -84,8 +85,7 @@ def _append_codes(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, block_
     pointers = Pointers()
     params = _abi.AppendParams(kv_scale_block=k.block_rows)
     for name, one in (("k_new", k_new), ("v_new", v_new), ("k", k), ("v", v)):
-        one = one if type(one) is Quantized else Quantized(one)
-        kind_of(name, one.codes).check_no_gradient(one.codes, name)
+        one = _checked(name, one) if type(one) is Quantized else Quantized(one)
         setattr(params, name, pointers.to(name, one.codes, one.dtype, written=name in ("k", "v")))
     params.k_scale = pointers.to("k.scale", k.scale)
     params.v_scale = pointers.to("v.scale", v.scale)
@@ -94,13 +94,27 @@ def _append_codes(k_new: Any, v_new: Any, k: Any, v: Any, seqused_k: Any, block_
     params.cu_seqlens_new = pointers.to("cu_seqlens_new", cu_seqlens_new)
     params.stream = _stream(kind_of("k", k.codes), k.codes)
     library().append(params)
+    pointers.wrote()
 
 
-def _swapped(array: Any) -> Any:
-    """[batch, len, heads, dim] seen as [batch, heads, len, dim]."""
+def _swapped(name: str, array: Any) -> Any:
+    """[batch, len, heads, dim] seen as [batch, heads, len, dim]; of another rank, as it is: the
+    library refuses it."""
     if type(array) is Quantized:
-        return array._replace(codes=array.codes.swapaxes(1, 2))
-    return array.swapaxes(1, 2)
+        return array._replace(codes=_swapped(f"{name}.codes", array.codes))
+    kind = kind_of(name, array)
+    kind.check_readable(array, name)
+    if not hasattr(array, "swapaxes"):
+        raise TypeError(f"{name}: is a {type(array).__name__}, whose axes cannot be swapped; give it in "
+                        'layout="bhsd"')
+    return array.swapaxes(1, 2) if len(array.shape) == 4 else array
+
+
+def _parts(name: str, many: Any) -> list[Any]:
+    try:
+        return list(many)
+    except TypeError:
+        raise TypeError(f"{name}: is a {type(many).__name__}; wanted a sequence of arrays") from None
 
 
 def merge(outs: Any, lses: Any, *, sinks: Any = None, out: Any = None,
@@ -119,17 +133,22 @@ def merge(outs: Any, lses: Any, *, sinks: Any = None, out: Any = None,
     >>> bool(np.abs(merged - flashcore.attention(q, k, v)).max() < 1e-5)
     True
     """
-    outs, lses = list(outs), list(lses)
+    outs, lses = _parts("outs", outs), _parts("lses", lses)
+    return_lse = flag("return_lse", return_lse)
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs: has {len(outs)} parts, lses has {len(lses)}; wanted as many, at "
                          "least one")
     if len(outs) > _MAX_PARTS:
         raise ValueError(f"outs: has {len(outs)} parts; at most {_MAX_PARTS} can be merged at once")
-    kind = kind_of("outs", outs[0])
-    made = kind.empty(outs[0], tuple(outs[0].shape)) if out is None else out
-    lse = kind.empty(lses[0], tuple(lses[0].shape)) if return_lse else None
+    kind, shape = _shaped("outs[0]", outs[0])
+    made = kind.empty(outs[0], shape) if out is None else out
+    lse_kind, lse_shape = _shaped("lses[0]", lses[0])
+    lse = lse_kind.empty(lses[0], lse_shape) if return_lse else None
     pointers, tensor = Pointers(), _abi.Tensor
-    described = [[pointers.to(name, one).contents for one in many]
+    for name, many in (("outs", outs), ("lses", lses)):
+        for place, one in enumerate(many):
+            kind_of(f"{name}[{place}]", one)
+    described = [[pointers.to(f"{name}[{place}]", one).contents for place, one in enumerate(many)]
                  for name, many in (("outs", outs), ("lses", lses))]
     blocks = [(tensor * len(many))(*many) for many in described]
     params = _abi.MergeParams(
@@ -139,6 +158,7 @@ def merge(outs: Any, lses: Any, *, sinks: Any = None, out: Any = None,
         sinks=pointers.to("sinks", sinks))
     params.stream = _stream(kind, outs[0])
     library().merge(params)
+    pointers.wrote()
     if kind.finish is not None:
         made, lse = made if out is not None else kind.finish(made), kind.finish(lse)
     return (made, lse) if return_lse else made

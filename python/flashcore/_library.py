@@ -9,13 +9,12 @@ must be of the same version as these files.
 import ctypes
 import ctypes.util
 import os
-import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flashcore import _abi
+from flashcore import _abi, _names
 
 
 class CudaError(RuntimeError):
@@ -36,8 +35,8 @@ _EXCEPTIONS = {
 
 def exception(code: int, message: bytes) -> Exception:
     """The C library's error as a Python exception; arguments are named as Python names them."""
-    text = re.sub(r"\bused_k\b", "seqused_k", message.decode(errors="replace"))
-    return _EXCEPTIONS.get(code, RuntimeError)(text)
+    text = message.decode(errors="replace")
+    return _EXCEPTIONS.get(code, RuntimeError)(_names.in_python(text))
 
 
 class Library:

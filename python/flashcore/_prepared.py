@@ -4,11 +4,11 @@ only sets the arrays. That keeps a call from Python short."""
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import Any
 
 from flashcore import _abi, _direct, _library
-from flashcore._arrays import Slot, read_descriptor
+from flashcore._arrays import Slot, kind_of, read_descriptor
+from flashcore._scalars import flag, integer, number, one_of, word
 
 _MAX_CALLS = 1024  # per thread; a program with more sets of options prepares some again
 _ALIGNMENT = 256
@@ -67,20 +67,23 @@ def plain_options(causal: Any, window: Any, scale: Any, softcap: Any, layout: An
                   reproducibility: Any, return_lse: Any, max_q_len: Any, max_kv_len: Any,
                   partial: Any, checked: Any, kernel: Any) -> tuple[Any, ...]:
     """The same as plain numbers and tuples; raises where one is not of its kind."""
-    if not hasattr(window, "__len__") or len(window) != 2:
-        raise ValueError(f"window is {window!r}; wanted (left, right)")
-    if kernel is not None and not isinstance(kernel, str):
-        raise TypeError(f"kernel is {kernel!r}; wanted the id of a kernel, a str")
-    return (bool(causal), (index(window[0]), index(window[1])),
-            None if scale is None else _number("scale", scale), _number("softcap", softcap), layout,
-            index(num_splits), reproducibility, bool(return_lse), index(max_q_len),
-            index(max_kv_len), bool(partial), bool(checked), kernel)
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise ValueError(f"window is {window!r}; wanted (left, right)") from None
+    return (flag("causal", causal),
+            (integer("window_left", left), integer("window_right", right)),
+            None if scale is None else number("scale", scale), number("softcap", softcap),
+            one_of("layout", layout, _LAYOUTS), integer("num_splits", num_splits, 32),
+            one_of("reproducibility", reproducibility, _REPRODUCIBILITY),
+            flag("return_lse", return_lse), integer("max_q_len", max_q_len),
+            integer("max_kv_len", max_kv_len), flag("partial", partial), flag("checked", checked),
+            None if kernel is None else word("kernel", kernel, "the id of a kernel"))
 
 
-def _number(name: str, value: Any) -> float:
-    if getattr(value, "requires_grad", False):
-        raise ValueError(f"{name}: requires grad, and gets none; give a number, or multiply q instead")
-    return float(value)
+def _extent(tensor: _abi.Tensor, axis: int) -> int:
+    """1 where there is no such axis: the call will be refused."""
+    return int(tensor.shape[axis]) if axis < tensor.ndim else 1
 
 
 class PreparedCall:
@@ -99,6 +102,7 @@ class PreparedCall:
         self.slots = [Slot(name) for name in ("q", "k", "v", "out", "lse")]
         self.q, self.k, self.v, self.out, self.lse = self.slots
         self.optional = {name: Slot("seqused_k" if name == "used_k" else name) for name in names}
+        self.is_packed = "cu_seqlens_q" in self.optional
         self._error = _abi.Error()
         self._function = library().raw_attention
         self._arguments = ctypes.byref(self.params), ctypes.byref(self._error)
@@ -117,11 +121,6 @@ class PreparedCall:
                      layout: str, num_splits: int, reproducibility: str, return_lse: bool,
                      max_q_len: int, max_kv_len: int, partial: bool, checked: bool,
                      kernel: str | None) -> None:
-        if layout not in _LAYOUTS:
-            raise ValueError(f"layout is {layout!r}; wanted one of {', '.join(_LAYOUTS)}")
-        if reproducibility not in _REPRODUCIBILITY:
-            raise ValueError(f"reproducibility is {reproducibility!r}; wanted one of "
-                             f"{', '.join(_REPRODUCIBILITY)}")
         p = self.params
         p.causal, p.partial, p.checked = causal, partial, checked
         p.window_left, p.window_right = window
@@ -174,23 +173,21 @@ class PreparedCall:
     def _batch(self) -> int:
         cu_seqlens = self.params.cu_seqlens_q
         if cu_seqlens:
-            return int(cu_seqlens.contents.shape[0]) - 1
-        return int(self.params.q.contents.shape[0])
+            return _extent(cu_seqlens.contents, 0) - 1
+        return _extent(self.params.q.contents, 0)
 
     def _kv_len(self) -> int:
         k, table = self.params.k.contents, self.params.block_table
-        if k.ndim < 3:
-            return 1  # the call will be refused
         if table:
-            return int(table.contents.shape[table.contents.ndim - 1] * k.shape[1])
-        return int(k.shape[0] if k.ndim == 3 else k.shape[1 if self.params.layout else 2])
+            return _extent(table.contents, 1) * _extent(k, 1)
+        return _extent(k, 0) if k.ndim == 3 else _extent(k, 1 if self.params.layout else 2)
 
     def empty_partial(self, kind: Any, q: Any, v: Any) -> Any:
         wide = "f64" if kind.is_f64(q) else "f32"
-        return kind.empty(q, (*q.shape[:-1], v.shape[-1]), wide)
+        return kind.empty(q, (*kind.shape(q)[:-1], kind_of("v", v).shape(v)[-1]), wide)
 
     def empty_lse(self, kind: Any, q: Any) -> Any:
-        shape = tuple(q.shape)
+        shape = tuple(kind.shape(q))
         if len(shape) == 3:  # packed
             shape = shape[1], shape[0]
         elif len(shape) == 4:
@@ -238,12 +235,13 @@ class PreparedCall:
 
     def wait(self, gpu: int) -> None:
         """Until the call is over; raises what a checked one has found."""
+        if gpu < 0:
+            return  # the call has raised it itself; what an earlier one found may still be there
         p = self.params
         address, size = p.workspace, p.workspace_bytes
         if p.workspace_header:
             address, size = p.workspace_header, _abi.WORKSPACE_HEADER_BYTES
-        library().workspace_status(address, size, _abi.CPU if gpu < 0 else _abi.CUDA, max(gpu, 0),
-                                   p.stream)
+        library().workspace_status(address, size, _abi.CUDA, gpu, p.stream)
 
     @staticmethod
     def wait_for_workspace(address: int, size: int, gpu: int, stream: int | None) -> None:

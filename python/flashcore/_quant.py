@@ -3,11 +3,14 @@
 import ctypes
 from typing import Any, NamedTuple
 
-from flashcore import _abi
-from flashcore._arrays import Slot, kind_of
+from flashcore import _abi, _names
+from flashcore._arrays import EIGHT_BIT as DTYPES, Slot, kind_of, read_descriptor
 from flashcore._prepared import PreparedCall, library, plain_options
+from flashcore._scalars import flag, integer, one_of
 
-DTYPES = ("e4m3", "e5m2", "int8", "byte")
+# What an array of codes must be by its own type: NumPy has no 8-bit floats, their bytes are uint8.
+_STORED_AS = {"e4m3": ("e4m3", "byte"), "e5m2": ("e5m2", "byte"), "int8": ("int8",),
+              "byte": ("byte",)}
 _PER = ("tensor", "head", "block")
 
 
@@ -16,7 +19,8 @@ class Quantized(NamedTuple):
 
     codes       8-bit floats, int8, or bytes; [batch, heads, len, dim], or as attention() takes it
     scale       f32 [1], [batch, heads] or [batch, heads, blocks]; None: 1
-    dtype       e4m3, e5m2, int8 or byte; None: what the array's own type says (uint8 is byte)
+    dtype       e4m3, e5m2, int8 or byte; None: what the array's own type says (uint8 is byte). Only
+                uint8 codes can be of several
     block_rows  rows (keys) that share a scale, where it has blocks
     rotated     rows were rotated before they became codes: quantize(..., rotate=True)
     """
@@ -52,14 +56,14 @@ def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: in
     >>> q.codes.tolist(), round(float(q.scale[0]), 6)
     ([[[[64, -127, 19]]]], 0.015748)
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; wanted one of {', '.join(DTYPES)}")
-    if per not in _PER:
-        raise ValueError(f"per is {per!r}; wanted one of {', '.join(_PER)}")
+    one_of("dtype", dtype, DTYPES)
+    one_of("per", per, _PER)
+    block_rows, rotate = integer("block_rows", block_rows), flag("rotate", rotate)
     if per == "block" and block_rows < 1:
         raise ValueError(f"block_rows is {block_rows}; per=\"block\" needs how many rows share a scale")
-    kind = kind_of("x", x)
-    shape = tuple(x.shape)
+    kind, shape = _shaped("x", x)
+    if scale is not None:
+        _shaped("scale", scale)
     codes = kind.empty(x, shape, dtype)
     batch, heads, rows, _ = (1,) * (4 - len(shape)) + shape
     wanted = {"tensor": (1,), "head": (batch, heads),
@@ -67,8 +71,10 @@ def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: in
     given = scale is not None
     if not given:
         scale = kind.empty(x, wanted, "f32")
-    made = Quantized(codes, scale, dtype, block_rows if per == "block" else 0, bool(rotate))
-    saturated = kind.empty(x, tuple(scale.shape), "i32") if return_saturated else None
+    made = Quantized(codes, scale, dtype, block_rows if per == "block" else 0, rotate)
+    saturated = None
+    if flag("return_saturated", return_saturated):
+        saturated = kind.empty(x, tuple(kind_of("scale", scale).shape(scale)), "i32")
     pointers = Pointers()
     params = _abi.QuantParams(to=pointers.to("codes", codes, dtype),
                               scale=pointers.to("scale", scale),
@@ -76,7 +82,8 @@ def quantize(x: Any, dtype: str = "e4m3", *, per: str = "tensor", block_rows: in
                               block_rows=made.block_rows, given_scale=given,
                               rotate=made.rotated)
     setattr(params, "from", pointers.to("x", x))
-    _run(library().quantize, params, kind, x, checked)
+    _names.call({"from": "x", "to": "codes"}, _run, library().quantize, params, kind, x,
+                flag("checked", checked))
     if kind.finish is not None:
         made = made._replace(codes=kind.finish(codes),
                              scale=scale if given else kind.finish(scale))
@@ -92,10 +99,10 @@ def dequantize(x: Quantized, dtype: str = "f32", *, out: Any = None) -> Any:
     >>> flashcore.dequantize(flashcore.quantize(np.array([0.5, -1.0], np.float32))).tolist()
     [0.5, -1.0]
     """
-    if out is None and dtype not in ("f32", "f16", "bf16"):
-        raise ValueError(f"dtype is {dtype!r}; wanted f32, f16 or bf16")
-    kind = kind_of("x.codes", x.codes)
-    shape = tuple(x.codes.shape)
+    if out is None:
+        one_of("dtype", dtype, ("f32", "f16", "bf16"))
+    x = _checked("x", x)
+    kind, shape = _shaped("x.codes", x.codes)
     try:
         made = kind.empty(x.codes, shape, dtype) if out is None else out
     except KeyError:
@@ -103,21 +110,25 @@ def dequantize(x: Quantized, dtype: str = "f32", *, out: Any = None) -> Any:
     pointers = Pointers()
     scale = x.scale
     if scale is None:
-        scale = kind.empty(x.codes, (1,), "f32")
-        scale[0] = 1.0
-    params = _abi.QuantParams(to=pointers.to("out", made), scale=pointers.to("scale", scale),
+        scale = kind.fill(kind.empty(x.codes, (1,), "f32"), 1.0)
+    params = _abi.QuantParams(to=pointers.to("out", made, written=out is not None),
+                              scale=pointers.to("x.scale", scale),
                               block_rows=x.block_rows, given_scale=1, rotate=x.rotated)
     setattr(params, "from", pointers.to("x.codes", x.codes, x.dtype))
-    _run(library().dequantize, params, kind, x.codes)
+    _names.call({"from": "x.codes", "to": "out", "scale": "x.scale", "block_rows": "x.block_rows"},
+                _run, library().dequantize, params, kind, x.codes)
+    pointers.wrote()
     return made if out is not None or kind.finish is None else kind.finish(made)
 
 
 def attention(q: Any, k: Any, v: Any, options: Any, optional: Any, out: Any) -> Any:
-    """flashcore.attention() where k or v is a Quantized."""
+    """flashcore.attention() where q, k or v is a Quantized."""
     call, kind, array, made, lse = _bind(q, k, v, options, optional, out)
     gpu = kind.gpu(array)
     try:
         call.run(kind, gpu)
+        if out is not None:
+            kind_of("out", out).wrote(out)
         if call.must_wait or (gpu >= 0 and kind.waits):
             call.wait(gpu)
     finally:
@@ -138,22 +149,18 @@ def explain(q: Any, k: Any, v: Any, options: Any, optional: Any, out: Any) -> st
 def _bind(q: Any, k: Any, v: Any, options: Any, optional: Any, out: Any) -> tuple[Any, ...]:
     """A call with the descriptors of these arrays in it; the kind and array it runs by; its results."""
     from flashcore import _attention  # which imports this module
+    q, k, v = (_checked(name, one) if type(one) is Quantized else one
+               for name, one in (("q", q), ("k", k), ("v", v)))
     _check_rotations(q, k, v)
     array, values = _codes(q), _codes(v)
+    for name, one in (("q", array), ("k", _codes(k)), ("v", values)):
+        _attention.check_shaped(name, one)
     kind = kind_of("q", array)
     given = _attention._given(kind, array, optional)
     call = PreparedCall(kind, plain_options(*options), [name for name, _, _ in given])
     for name, one in (("q", q), ("k", k), ("v", v)):
         _describe(call, name, one if type(one) is Quantized else Quantized(one))
-    lse = call.empty_lse(kind, array) if call.wants_lse else None
-    if out is not None:
-        made = out
-        kind_of("out", out).check_writable(out, "out")
-    elif call.wide_out:
-        made = call.empty_partial(kind, array, values)
-    else:
-        narrow = "f16" if type(q) is Quantized else None
-        made = kind.empty(array, (*array.shape[:-1], values.shape[-1]), narrow)
+    made, lse = _attention._outputs(call, kind, array, _codes(k), values, out)
     call.arrays.out = described("out", made, call.out)
     call.arrays.lse = None if lse is None else described("lse", lse, call.lse)
     call.describe_optional(given)
@@ -200,12 +207,45 @@ def _codes(one: Any) -> Any:
     return one.codes if type(one) is Quantized else one
 
 
-def described(name: str, array: Any, slot: Slot, dtype: Any = None) -> Any:
-    """The address of a C descriptor; dtype: what its bytes are, if the array cannot say so."""
+def _shaped(name: str, array: Any) -> tuple[Any, tuple[int, ...]]:
+    """The kind and shape of an array with 1 to 4 dimensions."""
     kind = kind_of(name, array)
+    kind.check_readable(array, name)
+    shape = tuple(kind.describe(array, name).shape)
+    if not 1 <= len(shape) <= 4:
+        raise ValueError(f"{name}: has {len(shape)} dimensions; wanted 1 to 4")
+    return kind, shape
+
+
+def _checked(name: str, one: Any) -> Quantized:
+    """A caller's Quantized whose dtype is what its codes can be; None becomes what they are."""
+    if type(one) is not Quantized:
+        raise TypeError(f"{name}: is a {type(one).__name__}; wanted a flashcore.Quantized, as "
+                        "quantize() makes it")
+    _shaped(f"{name}.codes", one.codes)
+    stored = kind_of(name, one.codes).describe(one.codes, f"{name}.codes").dtype
+    dtype = stored if one.dtype is None else one_of(f"{name}.dtype", one.dtype, DTYPES)
+    if stored not in DTYPES:
+        raise ValueError(f"{name}.codes: dtype is {stored}; wanted an 8-bit type (e4m3, e5m2, int8 or "
+                         "byte, which is uint8): quantize() makes it so")
+    if stored not in _STORED_AS[dtype]:
+        raise ValueError(f"{name}.dtype is {dtype!r}, {name}.codes are {stored}; wanted codes of "
+                         f"{' or '.join(_STORED_AS[dtype])} (byte is uint8)")
+    return one._replace(dtype=dtype, block_rows=integer(f"{name}.block_rows", one.block_rows),
+                        rotated=flag(f"{name}.rotated", one.rotated))
+
+
+def described(name: str, array: Any, slot: Slot, dtype: Any = None) -> Any:
+    """The address of a C descriptor; dtype: what its bytes are, by _checked(), if the array cannot
+    say so."""
+    address = kind_of(name, array).view(array, slot)
     if dtype is None:
-        return kind.view(array, slot)
-    return slot.hold(kind.describe(array, name)._replace(dtype=dtype), kind.address(array))
+        return address
+    tensor, kept = _abi.Tensor.from_address(address), slot.keep
+    address = slot.hold(read_descriptor(address, name)._replace(dtype=dtype),
+                        (tensor.data or 0) + tensor.byte_offset)
+    slot.keep = slot.keep, kept
+    return address
 
 
 class Pointers:
@@ -213,13 +253,22 @@ class Pointers:
 
     def __init__(self) -> None:
         self._slots: list[Slot] = []
+        self._written: list[Any] = []
+
+    def wrote(self) -> None:
+        """The call is over: the frameworks learn which arrays have changed."""
+        for array in self._written:
+            kind_of("out", array).wrote(array)
 
     def to(self, name: str, array: Any, dtype: Any = None, written: bool = False) -> Any:
-        """dtype: as for described()."""
+        """dtype: as for described(); written: the caller's array is changed by the call."""
         if array is None:
             return None
         if written:
             kind_of(name, array).check_writable(array, name)
+            self._written.append(array)
+        else:
+            kind_of(name, array).check_no_gradient(array, name)
         slot = Slot(name)
         self._slots.append(slot)
         return ctypes.cast(described(name, array, slot, dtype), ctypes.POINTER(_abi.Tensor))

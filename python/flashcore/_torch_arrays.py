@@ -90,12 +90,28 @@ class TorchKind(Kind):
         self._want_headers: set[int] = set()  # GPUs whose captures may soon find none
         self._numbers: dict[tuple[Any, int], torch.Tensor] = {}
 
-    def describe(self, tensor, name):
-        device = tensor.device
-        if device.type not in ("cpu", "cuda"):
-            raise NotImplementedError(f"{name}: is on {device}; FlashCore runs on cpu and cuda")
+    def view(self, tensor, slot):
+        # A negative view's memory holds the opposite of its values.
+        resolved = tensor.resolve_neg()
+        address = Kind.view(self, resolved, slot)
+        slot.keep = slot.keep, resolved
+        return address
+
+    def check_readable(self, tensor, name):
+        if tensor.is_nested:
+            raise NotImplementedError(f"{name}: is a nested tensor; give packed sequences with "
+                                      "cu_seqlens_q and cu_seqlens_k, or a padded batch")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise NotImplementedError(f"{name}: is on {tensor.device}; FlashCore runs on cpu and cuda")
         if tensor.layout is not torch.strided:
             raise NotImplementedError(f"{name}: layout is {tensor.layout}; wanted torch.strided")
+        if tensor.is_quantized:
+            raise NotImplementedError(f"{name}: dtype is {tensor.dtype}; give a flashcore.Quantized "
+                                      "of its int_repr() and scale, or dequantize() it")
+
+    def describe(self, tensor, name):
+        self.check_readable(tensor, name)
+        device = tensor.device
         return Description(tuple(tensor.shape), tuple(tensor.stride()),
                            dtype_name(_TorchDtype(tensor.dtype), name),
                            _abi.CUDA if device.type == "cuda" else _abi.CPU, device.index or 0)
@@ -110,11 +126,23 @@ class TorchKind(Kind):
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: requires grad; gradients cannot flow through a given output, "
                              "leave it out")
+        if tensor.is_neg():
+            raise ValueError(f"{name}: is a negative view, whose memory holds the opposite of its "
+                             f"values; give {name}.resolve_neg()")
+
+    def wrote(self, tensor):
+        # A gradient that was to be computed from what was there before must raise.
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+    def fill(self, tensor, value):
+        return tensor.fill_(value)
 
     def check_no_gradient(self, tensor, name):
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(f"{name}: requires grad; gradients cannot flow through a cache or "
-                             "8-bit tensors, use torch.no_grad() or detach()")
+            raise ValueError(f"{name}: requires grad; gradients cannot flow through a cache, 8-bit "
+                             "tensors, merge() or arrays of other frameworks, use torch.no_grad() or "
+                             "detach()")
 
     def empty(self, like, shape, dtype=None):
         return torch.empty(shape, dtype=like.dtype if dtype is None else _DTYPES[dtype],

@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 
 from flashcore import _attention, _cache, _torch_backward
 from flashcore._arrays import kind_of
-from flashcore._prepared import PreparedCall
+from flashcore._prepared import PreparedCall, plain_options
+from flashcore._scalars import integer
 
 
 class _Library(torch.library.Library):
@@ -95,19 +96,32 @@ _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _is_traced = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)  # by torch.jit.trace
 
 
-def needed(q, k, v, optional):
+def needed(q, k, v, optional, out=None):
     if not (type(q) is type(k) is type(v) is _Tensor
             or (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN)):
-        return all(isinstance(one, _Tensor) for one in (q, k, v))
+        return all(isinstance(one, _Tensor) for one in (q, k, v)) or any(
+            isinstance(one, _Tensor) and (type(one) not in _PLAIN or one.is_neg()
+                                          or (one.requires_grad and _grad_is_on()))
+            for one in (q, k, v, *optional, out))
     # A negative view's memory holds the opposite of its values: the op gets them resolved.
     if (_is_compiling() or _autocast_is_on() or _dispatch_modes() > 0 or _is_traced()
             or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg()):
+        return True
+    if out is not None and isinstance(out, _Tensor) and (type(out) not in _PLAIN or out.is_neg()):
         return True
     if optional is not _attention.NONE and any(
             isinstance(one, _Tensor) and (one.is_neg() or (one.requires_grad and _grad_is_on()))
             for one in optional):
         return True
     return _grad_is_on() and (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
+def append_needed(k_new, v_new, k, v):
+    for name, one in (("k_new", k_new), ("v_new", v_new), ("k", k), ("v", v)):
+        if isinstance(one, _Tensor) and one.is_nested:  # the op would say that it does not exist
+            kind_of(name, one).check_readable(one, name)
+    return all(isinstance(one, _Tensor) for one in (k_new, v_new, k, v)) and needed(
+        k_new, v_new, k, (v,))
 
 
 def _check_tangents(tensors):
@@ -120,11 +134,14 @@ def _check_tangents(tensors):
 
 def attention(q, k, v, options, optional, out):
     """flashcore.attention() through the op."""
+    if not _is_compiling():  # what a trace sees are no numbers, and torch checks them
+        options = plain_options(*options)
+        q, k, v, *optional = _tensors_of(q, k, v, optional)
+        if forward_ad._current_level >= 0:
+            _check_tangents((q, k, v, *optional))
     (causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse, max_q_len,
      max_kv_len, partial, checked, kernel) = options
     window_left, window_right = window
-    if not _is_compiling() and forward_ad._current_level >= 0:
-        _check_tangents((q, k, v, *optional))
     grad = torch.is_grad_enabled() and any(
         isinstance(one, torch.Tensor) and one.requires_grad for one in (q, k, v, *optional))
     if grad and out is not None:
@@ -150,8 +167,62 @@ def attention(q, k, v, options, optional, out):
                                       "torch.autograd.grad or backward()") from error
         raise
     if out is not None:
-        made = out.copy_(made)
+        made = _copy_into(out, made)
     return (made, lse) if return_lse or partial else made
+
+
+def _tensors_of(q, k, v, optional):
+    """All arrays as tensors, those of other frameworks too. Numbers stay."""
+    names = ("q", "k", "v", *_TENSORS)
+    return [_tensor_of(name, one) for name, one in zip(names, (q, k, v, *optional))]
+
+
+def _tensor_of(name, one, written=False):
+    if one is None:
+        return None
+    if isinstance(one, Integral):
+        return integer(name, one, 32)
+    kind = kind_of(name, one)
+    if isinstance(one, _Tensor):
+        if one.is_nested:  # the op would say that it does not exist
+            kind.check_readable(one, name)
+        return one
+    try:
+        try:
+            return torch.from_dlpack(one)
+        except BufferError:  # read-only, for some versions
+            if written:
+                raise
+            return torch.from_dlpack(one.copy())
+    except (AttributeError, BufferError, TypeError, RuntimeError) as error:  # no type of torch's
+        raise TypeError(f"{name}: is a {type(one).__name__} that torch cannot read beside the tensors "
+                        f"of this call ({error}); give a tensor") from None
+
+
+def _copy_into(out, made):
+    """out with the values of made, of a shape and type that the library would take too."""
+    given = out
+    if not isinstance(out, _Tensor):
+        kind_of("out", out).check_writable(out, "out")
+        out = _tensor_of("out", out, written=True)
+    if out.is_nested:
+        kind_of("out", out).check_readable(out, "out")
+    if out.shape != made.shape:
+        raise ValueError(f"out: shape is {tuple(out.shape)}; wanted {tuple(made.shape)}")
+    if out.dtype not in (made.dtype, torch.float32):
+        raise ValueError(f"out: dtype is {_dtype_words(out.dtype)}; wanted {_dtype_words(made.dtype)}"
+                         + ("" if made.dtype is torch.float32 else " or float32"))
+    if out.device != made.device:
+        raise ValueError(f"out: is on {out.device}, q is on {made.device}; all tensors must be on one "
+                         "device")
+    if not _is_compiling() and torch._debug_has_internal_overlap(out) == 1:
+        raise ValueError("out: its strides make elements overlap; an output must not")
+    out.copy_(made)
+    return given
+
+
+def _dtype_words(dtype):
+    return str(dtype).removeprefix("torch.")
 
 
 # --- The op on tensors with memory.

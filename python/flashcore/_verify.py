@@ -17,11 +17,13 @@ from os import PathLike
 from typing import Any
 
 from flashcore import _abi, _library, _verify_abi
+from flashcore._scalars import flag, integer, one_of, word
 
 _DTYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
            "float8_e4m3fn": "e4m3", "int8": "int8", "uint8": "byte"}
 _EIGHT_BIT = ("e4m3", "int8", "byte")
 _NEEDS_TORCH = ("bf16",)
+_MAX_HEAD_DIMS = 8  # of flashcore_verify_options
 _WIDER = {"f32": ("f64",), "f16": ("f32", "f64"), "bf16": ("f32", "f64")}
 
 
@@ -143,6 +145,13 @@ def _declared(supports: dict[str, Any] | Iterable[str] | None) -> dict[str, Any]
     for name in supports:
         if name not in known:
             raise ValueError(f"supports: there is no {name!r}; known are {', '.join(sorted(known))}")
+    if "head_dims" in supports:
+        given: Any = supports["head_dims"]
+        head_dims = [integer("head_dims", one) for one in given]
+        if len(head_dims) > _MAX_HEAD_DIMS:
+            raise ValueError(f"supports: head_dims has {len(head_dims)} numbers; at most "
+                             f"{_MAX_HEAD_DIMS} can be said")
+        supports = {**supports, "head_dims": head_dims}
     return supports
 
 
@@ -175,6 +184,14 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     """
     from flashcore import _verify_call
 
+    one_of("layout", layout, ("bhsd", "bshd"))
+    seed, quick = integer("seed", seed, 65), flag("quick", quick)  # C's is unsigned
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; wanted 0 or more")
+    if only is not None:
+        word("only", only, "the name of a probe")
+    name = word("name", str(getattr(fn, "__name__", "attention")) if name is None else name,
+                "what to call the function")
     short, device = _short(dtype), str(device)
     declared = _declared(supports)
     keywords = _verify_call.keywords_of(fn, [name for name, can in declared.items() if can])
@@ -187,7 +204,7 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
         getattr(c, function).argtypes = argument_types
     options = _verify_abi.Options()
     c.flashcore_verify_options_init(ctypes.byref(options), ctypes.sizeof(options))
-    options.name = str(name or getattr(fn, "__name__", "attention")).encode()
+    options.name = name.encode()
     options.dtype = short.encode()
     options.layout = layout.encode()
     options.seed, options.quick = seed, int(quick)
@@ -198,7 +215,7 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     for capability in _verify_abi.CAPABILITIES:
         if capability in declared:
             setattr(options, capability, int(bool(declared[capability])))
-    for at, head_dim in enumerate(declared.get("head_dims", [])[:8]):
+    for at, head_dim in enumerate(declared.get("head_dims", [])):
         options.head_dims[at] = head_dim
     if "causal_alignment" in declared:
         options.causal_alignment = declared["causal_alignment"].encode()

@@ -10,14 +10,27 @@ from typing import Any
 
 import torch
 
+from flashcore import _names
 from flashcore._attention import attention
 from flashcore._cache import append
+from flashcore._scalars import integer
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
 
+# How FlashCore calls what has another name here.
+_NAMES = {"scale": "softmax_scale", "window": "window_size", "max_q_len": "max_seqlen_q",
+          "max_kv_len": "max_seqlen_k", "return_lse": "return_attn_probs"}
+_CACHE_NAMES = {"k_new": "k", "v_new": "v", "k": "k_cache", "v": "v_cache", "scale": "softmax_scale",
+                "seqused_k": "cache_seqlens", "window": "window_size",
+                "return_lse": "return_softmax_lse"}
+
+
 def _pair(window_size: Sequence[int]) -> tuple[int, int]:
-    left, right = window_size
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise ValueError(f"window_size is {window_size!r}; wanted (left, right)") from None
     return left, right
 
 
@@ -40,9 +53,9 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p
                     return_attn_probs: bool = False) -> Any:
     """out, or with return_attn_probs (out, lse, None): without dropout there is no mask to return."""
     _no_dropout(dropout_p)
-    found = attention(q, k, v, causal=causal, window=_pair(window_size), scale=softmax_scale,
-                      softcap=softcap, alibi_slopes=alibi_slopes, layout="bshd",
-                      return_lse=return_attn_probs)
+    found = _names.call(_NAMES, attention, q, k, v, causal=causal, window=_pair(window_size),
+                        scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
+                        layout="bshd", return_lse=return_attn_probs)
     return (*found, None) if return_attn_probs else found
 
 
@@ -59,10 +72,10 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     lengths: dict[str, Any] = dict(cu_seqlens_k=cu_seqlens_k, max_kv_len=int(max_seqlen_k))
     if block_table is not None:
         lengths = dict(block_table=block_table, seqused_k=cu_seqlens_k[1:] - cu_seqlens_k[:-1])
-    found = attention(q, k, v, cu_seqlens_q=cu_seqlens_q, max_q_len=int(max_seqlen_q),
-                      causal=causal, window=_pair(window_size), scale=softmax_scale,
-                      softcap=softcap, alibi_slopes=alibi_slopes, return_lse=return_attn_probs,
-                      **lengths)
+    found = _names.call(_NAMES, attention, q, k, v, cu_seqlens_q=cu_seqlens_q,
+                        max_q_len=int(max_seqlen_q), causal=causal, window=_pair(window_size),
+                        scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
+                        return_lse=return_attn_probs, **lengths)
     return (*found, None) if return_attn_probs else found
 
 
@@ -80,23 +93,28 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
                             alibi_slopes: torch.Tensor | None = None, num_splits: int = 0,
                             return_softmax_lse: bool = False) -> Any:
     """Attention over a cache, [batch, capacity, heads, dim] or pages. Where k and v are given they
-    are written into the cache at cache_seqlens first."""
+    are written into the cache at cache_seqlens first; they stay there, behind what is in use, if the
+    attention is then refused."""
     _refuse(rotary_cos=(rotary_cos, None, "rotate q and k before the call"),
             rotary_sin=(rotary_sin, None, "rotate q and k before the call"),
             rotary_interleaved=(rotary_interleaved, True, "rotate q and k before the call"),
             cache_batch_idx=(cache_batch_idx, None, "index the cache, or use block_table"),
             cache_leftpad=(cache_leftpad, None, "start the sequences at the cache's beginning"))
+    if not isinstance(q, torch.Tensor) or q.dim() == 0:
+        raise TypeError("q: wanted a torch.Tensor [batch, len, heads, dim]")
     batch = q.shape[0]
     if isinstance(cache_seqlens, int):
+        cache_seqlens = integer("cache_seqlens", cache_seqlens, 32)
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     if (k is None) != (v is None):
         raise ValueError("k and v: only one of them is given; wanted both or none")
     if k is not None:
         if cache_seqlens is None:
             raise ValueError("cache_seqlens: not given; new k and v need to know where they go")
-        append(k, v, k_cache, v_cache, cache_seqlens, block_table=block_table, layout="bshd")
+        _names.call(_CACHE_NAMES, append, k, v, k_cache, v_cache, cache_seqlens,
+                    block_table=block_table, layout="bshd")
         cache_seqlens = cache_seqlens + k.shape[1]
-    return attention(q, k_cache, v_cache, causal=causal, window=_pair(window_size),
-                     scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
-                     seqused_k=cache_seqlens, block_table=block_table, layout="bshd",
-                     num_splits=num_splits, return_lse=return_softmax_lse)
+    return _names.call(_CACHE_NAMES, attention, q, k_cache, v_cache, causal=causal,
+                       window=_pair(window_size), scale=softmax_scale, softcap=softcap,
+                       alibi_slopes=alibi_slopes, seqused_k=cache_seqlens, block_table=block_table,
+                       layout="bshd", num_splits=num_splits, return_lse=return_softmax_lse)

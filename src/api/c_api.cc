@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <new>
+#include <string_view>
 #include <utility>
 
 #include "core/error.h"
@@ -65,6 +67,40 @@ Status check_struct(const char* name, std::size_t got, std::size_t known) {
       name, got, version(), known);
 }
 
+struct TypeWords {
+  char text[48];
+};
+
+/// Any dtype of DLPack as other libraries call it: int64, complex64.
+TypeWords words_of(const flashcore_dtype& d) {
+  static constexpr const char* kFamilies[] = {"int",    "uint",    "float", "opaque handle",
+                                              "bfloat", "complex", "bool"};
+  TypeWords words{};
+  char lanes[16] = "";
+  if (d.lanes != 1) std::snprintf(lanes, sizeof lanes, "x%d", d.lanes);
+  if (d.code < std::size(kFamilies)) {
+    std::snprintf(words.text, sizeof words.text, "%s%d%s", kFamilies[d.code], d.bits, lanes);
+  } else {
+    std::snprintf(words.text, sizeof words.text, "DLPack's code %d of %d bits%s", d.code, d.bits,
+                  lanes);
+  }
+  return words;
+}
+
+/// The only type a tensor of this name can have; null where there are several.
+const char* wanted_type(std::string_view name) {
+  if (name == "mask") return "bool";
+  if (name == "lse" || name.starts_with("lses")) return "f32 (f64 for f64 problems)";
+  for (const char* one : {"sinks", "alibi_slopes", "scale", "q_scale", "k_scale", "v_scale"}) {
+    if (name == one) return "f32";
+  }
+  for (const char* one : {"cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_new", "used_k", "block_table",
+                          "q_start", "k_start", "saturated"}) {
+    if (name == one) return "i32 (int32)";
+  }
+  return nullptr;
+}
+
 Result<DType> dtype_of(const char* name, const flashcore_dtype& d) {
   if (d.lanes == 1) {
     if (d.code == FLASHCORE_FLOAT && d.bits == 64) return DType::f64;
@@ -81,10 +117,13 @@ Result<DType> dtype_of(const char* name, const flashcore_dtype& d) {
       return std::strcmp(name, "mask") == 0 ? DType::boolean : DType::byte;
     }
   }
+  const TypeWords got = words_of(d);
+  if (const char* wanted = wanted_type(name)) {
+    return invalid_argument("%s: dtype is %s; wanted %s", name, got.text, wanted);
+  }
   return unsupported(
-      "%s: dtype (code %d, %d bits, %d lanes) is none of f64, f32, f16, bf16, e4m3, "
-      "e5m2, int8, byte (uint8), i32, bool",
-      name, d.code, d.bits, d.lanes);
+      "%s: dtype is %s, which is none of f64, f32, f16, bf16, e4m3, e5m2, int8, byte (uint8)", name,
+      got.text);
 }
 
 Result<Device> device_of(const char* name, const flashcore_device& d) {
@@ -432,8 +471,11 @@ std::int32_t flashcore_merge(const flashcore_merge_params* params, flashcore_err
     if (params->out == nullptr) return invalid_argument("out: is NULL");
     Partial parts[kMaxMergeParts];
     for (std::size_t i = 0; i < params->parts; ++i) {
-      FLASHCORE_RETURN_IF_ERROR(convert("outs", &params->outs[i], parts[i].out));
-      FLASHCORE_RETURN_IF_ERROR(convert("lses", &params->lses[i], parts[i].lse));
+      char name[16];
+      std::snprintf(name, sizeof name, "outs[%d]", static_cast<int>(i));
+      FLASHCORE_RETURN_IF_ERROR(convert(name, &params->outs[i], parts[i].out));
+      std::snprintf(name, sizeof name, "lses[%d]", static_cast<int>(i));
+      FLASHCORE_RETURN_IF_ERROR(convert(name, &params->lses[i], parts[i].lse));
     }
     TensorView out, lse, sinks;
     FLASHCORE_RETURN_IF_ERROR(convert("out", params->out, out));

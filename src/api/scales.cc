@@ -68,7 +68,7 @@ Status describe_scale(const char* name, const TensorView& scale, std::int64_t ba
           "%s is %lld; %s is [batch, heads, blocks], so it must say how many rows share a scale",
           block_option, ll{block_rows}, name);
     }
-    const std::int64_t blocks = (rows + block_rows - 1) / block_rows;
+    const std::int64_t blocks = rows / block_rows + (rows % block_rows != 0 ? 1 : 0);
     if (scale.shape[2] < blocks) {
       return invalid_argument("%s: has %lld blocks; %lld rows in blocks of %lld (%s) need %lld",
                               name, ll{scale.shape[2]}, ll{rows}, ll{block_rows}, block_option,

@@ -103,6 +103,28 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
   return {};
 }
 
+/// Scores are computed in f32: what scale and softcap become there must be numbers of f32 too.
+Status check_f32_factors(double scale, double softcap) noexcept {
+  constexpr double kSmallest = 1e-30,
+                   kLargest = 1e30;  // products with log2(e) and 2 fit beside them
+  if (std::abs(scale) > kLargest) {
+    return invalid_argument("scale is %g; scores are computed in f32, wanted at most %g", scale,
+                            kLargest);
+  }
+  if (softcap != 0 && (softcap < kSmallest || softcap > kLargest)) {
+    return invalid_argument(
+        "softcap is %g; scores are computed in f32, wanted 0 (none) or %g to %g", softcap,
+        kSmallest, kLargest);
+  }
+  if (softcap != 0 && std::abs(scale) / softcap > kLargest) {
+    return invalid_argument(
+        "softcap is %g, scale is %g; scores are computed in f32, wanted scale / softcap of at most "
+        "%g",
+        softcap, scale, kLargest);
+  }
+  return {};
+}
+
 Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept {
   p.options = o;
   for (const auto& [name, side] :
@@ -117,6 +139,7 @@ Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept
   if (!std::isfinite(o.softcap) || o.softcap < 0) {
     return invalid_argument("softcap is %g; wanted 0 (none) or a positive number", o.softcap);
   }
+  if (p.dtype != DType::f64) FLASHCORE_RETURN_IF_ERROR(check_f32_factors(p.scale, o.softcap));
   if (o.num_splits < 0) {
     return invalid_argument("num_splits is %d; wanted 0 (the planner chooses) or more",
                             o.num_splits);

@@ -19,7 +19,11 @@ class Info(CommandTest):
             self.assertIn(f"  flashcore {command}", text)
 
     def test_wrong_usage(self):
-        self.refuse("frobnicate", about="known are info, run, explain, check, verify and bench")
+        said = self.refuse("frobnicate", about='there is no command "frobnicate"; known are ')
+        known = re.split(", | and ", said.strip().partition("known are ")[2])
+        shown = re.findall(r"^  (\w+)  ", self.call("--help").stdout.partition("Subcommands:")[2], re.M)
+        self.assertEqual(known, shown)
+        self.assertIn("quantize", known)
         self.refuse("info", "--frobnicate", about="flashcore info --help")
         self.refuse("--frobnicate", about="flashcore --help")
         done = self.call(code=2)

@@ -119,12 +119,12 @@ class Quantize(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, word):
                 flashcore.quantize(x, **arguments)
         x[0, 0, 1, 0] = np.nan
-        with self.assertRaisesRegex(ValueError, r"from\[0, 0, 1, 0\] is NaN"):
+        with self.assertRaisesRegex(ValueError, r"x\[0, 0, 1, 0\] is NaN"):
             flashcore.quantize(x, "byte")
         self.assertTrue(np.isnan(flashcore.dequantize(flashcore.quantize(x, "e5m2"))[0, 0, 1, 0]))
         with self.assertRaises(ValueError):
             flashcore.quantize(x.astype(np.float64), "e4m3")
-        with self.assertRaisesRegex(ValueError, r"from\[0, 0, 1, 0\] is nan: it has no rotation"):
+        with self.assertRaisesRegex(ValueError, r"x\[0, 0, 1, 0\] is nan: it has no rotation"):
             flashcore.quantize(x, "int8", rotate=True)
         back = flashcore.dequantize(flashcore.quantize(x, "e4m3", rotate=True))
         self.assertEqual(np.isnan(back).tolist(), [[[[False] * 2, [True] * 2]]])

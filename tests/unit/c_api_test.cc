@@ -179,6 +179,24 @@ TEST_F(CApi, DtypeCodes) {
   }
 }
 
+TEST_F(CApi, DtypesOfOtherTensorsSayWhatIsWanted) {
+  CTensor& lengths = q();  // of rank 4, but types come first
+  lengths.tensor.dtype = {FLASHCORE_INT, 64, 1};
+  const std::pair<const flashcore_tensor**, const char*> rows[] = {
+      {&call_.params.used_k, "used_k: dtype is int64; wanted i32 (int32)"},
+      {&call_.params.block_table, "block_table: dtype is int64; wanted i32 (int32)"},
+      {&call_.params.sinks, "sinks: dtype is int64; wanted f32"},
+      {&call_.params.mask, "mask: dtype is int64; wanted bool"}};
+  const flashcore_tensor* const real_q = call_.params.q;
+  call_.params.q = call_.params.k;
+  for (const auto& [field, words] : rows) {
+    const flashcore_tensor* const before = *field;
+    *field = real_q;
+    expect_refused(FLASHCORE_INVALID_ARGUMENT, words);
+    *field = before;
+  }
+}
+
 TEST_F(CApi, DeviceCodes) {
   for (CTensor& t : call_.tensors) t.tensor.device = {3, 0};  // pinned host memory
   EXPECT_EQ(attention(), FLASHCORE_OK) << error_.message;

@@ -1,6 +1,7 @@
 // Which types q, k, v and out may have together, and what their scales must look like.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
 
 #include "flashcore/attention.h"
@@ -48,6 +49,14 @@ TEST(Scales, EightBitQueriesComputeInOutsType) {
     EXPECT_EQ(problem->v_scale.row, 1);
     EXPECT_EQ(problem->k_scale.batch, 0);
   }
+}
+
+TEST(Scales, OneHugeBlockStillNeedsItsScale) {
+  Call call(DType::e4m3, DType::int8, DType::f16);
+  call.options.kv_scale_block = INT64_MAX;
+  EXPECT_TRUE(call.problem().ok());
+  call.tensors.v_scale.shape[2] = 0;
+  expect_refused(call, "v_scale: has 0 blocks; 7 rows");
 }
 
 TEST(Scales, WideQueriesOverEightBitKeys) {

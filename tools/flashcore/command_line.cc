@@ -263,11 +263,20 @@ CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
   return command;
 }
 
+/// "a, b and c": all commands that were added to the app.
+std::string command_names(const CLI::App& app) {
+  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+  std::string names;
+  for (std::size_t i = 0; i < commands.size(); ++i) {
+    if (i > 0) names += i + 1 < commands.size() ? ", " : " and ";
+    names += commands[i]->get_name();
+  }
+  return names;
+}
+
 int report_error(const CLI::ParseError& error, const CLI::App& app, const std::string& first) {
   if (app.get_subcommands().empty() && !first.starts_with('-')) {
-    say(formatted(
-        "there is no command \"{}\"; known are info, run, explain, check, verify and bench",
-        first));
+    say(formatted("there is no command \"{}\"; known are {}", first, command_names(app)));
     return kCouldNotRun;
   }
   const CLI::App* command = &app;
