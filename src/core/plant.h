@@ -27,6 +27,7 @@ enum class PlantedBug : int {
   pages_of_first = 16,         // all sequences read the first one's pages
   scale_of_first_block = 17,   // codes of every block of rows are scaled as the first block's
   half_the_codes = 18,         // codes from 128 on are read without their top bit
+  never_ends = 30,             // the kernel spins where a sequence has 3, 10, 17, ... queries
 };
 
 #if defined(FLASHCORE_PLANTS)
@@ -39,5 +40,12 @@ struct Plant {
   FLASHCORE_HD constexpr bool is(PlantedBug) const { return false; }
 };
 #endif
+
+/// The bug never_ends. A kernel calls it before anything else, on all its threads.
+FLASHCORE_HD void spin_if_planted(Plant plant, long long q_len) {
+  if (!plant.is(PlantedBug::never_ends) || q_len % 7 != 3) return;
+  for (volatile int spinning = 1; spinning != 0;) {
+  }
+}
 
 }  // namespace flashcore::core

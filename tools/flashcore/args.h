@@ -29,6 +29,7 @@ struct RunControlArgs {
   std::optional<int> splits;
   std::int64_t page_size = 0;  ///< keys in shuffled pages of so many; 0: in one piece
   double time_limit_s = 0;
+  std::optional<double> deadline_s;  ///< of one problem; 0: none; not given: the command's usual
 };
 
 /// One problem by its sizes and options. A tensor option is empty, "random" or a .npy file.

@@ -45,6 +45,7 @@ std::string replay_command(const CheckArgs& args, const std::string& suite,
   if (args.control.sigma) option("sigma", formatted("{}", *args.control.sigma));
   if (args.control.splits) option("splits", std::to_string(*args.control.splits));
   if (args.work != CheckArgs{}.work) option("work", formatted("{}", args.work));
+  if (args.control.deadline_s) option("deadline", formatted("{}", *args.control.deadline_s));
   option("index", std::to_string(index));
   return text;
 }

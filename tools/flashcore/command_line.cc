@@ -114,6 +114,7 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
   add_device_options(command, args.device);
   command.get_option("--device")->description("all (default), auto, cpu, cuda or cuda:N");
   add_control_options(command, args.control);
+  add_deadline_option(command, args.control.deadline_s, "20 on a GPU, none on a CPU");
   command.add_option("--index", args.index, "replay just this problem");
   command.add_option("--work", args.work, "multiply-adds of a random problem, on average")
       ->check(CLI::Range(1.0, 1e12))

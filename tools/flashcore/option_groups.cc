@@ -45,6 +45,15 @@ void add_control_options(CLI::App& command, RunControlArgs& args) {
       ->check(CLI::PositiveNumber);
 }
 
+void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s, const char* usual) {
+  command
+      .add_option(
+          "--deadline", deadline_s,
+          std::string("a problem that takes longer is ended and fails; 0: none; default ") + usual)
+      ->type_name("SECONDS")
+      ->check(CLI::NonNegativeNumber);
+}
+
 void add_problem_options(CLI::App& command, ProblemArgs& args, bool files) {
   const std::string sizes = "Sizes";
   command
