@@ -108,6 +108,26 @@ class Check(CommandTest):
         process.communicate(timeout=60)
 
 
+class Verify(CommandTest):
+    def test_a_kernel_that_never_ends_and_the_next(self):
+        found = self.call_json("verify", "--device", "cpu", "--kernel", "^fwd_plain_f(16|32)$",
+                               "--dtype", "f16", "--dtype", "f32", "--quick", "--deadline", 1,
+                               "--quiet", code=FAILED, env=NEVER_ENDS)
+        self.assertEqual([one["name"] for one in found["reports"]],
+                         ["fwd_plain_f32", "fwd_plain_f16"])
+        for report in found["reports"]:
+            self.assertFalse(report["ok"])
+            self.assertEqual(report["detail"], "it did not return within 1 s; its process was ended")
+            self.assertEqual(int(re.search(r"q_len (\d+)", json.dumps(report))[1]) % 7, 3)
+            self.assertIn("--deadline 1", report["reproducer"])
+
+    def test_a_kernel_that_ends_is_right_in_a_child_too(self):
+        arguments = ("verify", "--device", "cpu", "--kernel", "^fwd_plain_f32$", "--quick")
+        calls = [re.search(r"right +(\d+) calls", self.call(*arguments, "--deadline", limit).stdout)[1]
+                 for limit in (0, 20)]
+        self.assertEqual(calls[0], calls[1])
+
+
 class Ends(CommandTest):
     def start(self, *arguments, env=NEVER_ENDS):
         process = subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE,
@@ -136,6 +156,19 @@ class Ends(CommandTest):
         self.assertRegex(out, r"\d+ of 40 done, interrupted\n\Z")
         self.assertEqual(out.count("1 kernel on "), 1)
         self.assertRegex(err, r"random/\d+: kernel fwd_plain_f32: had not ended after")
+        self.assertTrue(self.gone(workers))
+
+    def test_an_interrupt_ends_the_verifiers_child(self):
+        process = self.start("verify", "--device", "cpu", "--kernel", "^fwd_plain_f(16|32)$", "--quick",
+                             "--deadline", 100)
+        workers = children(process.pid)
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        _, err = process.communicate(timeout=60)
+        self.assertLess(time.monotonic() - begin, 15)
+        self.assertEqual(process.returncode, INTERRUPTED)
+        self.assertIn("interrupted; 0 reports so far", err)
         self.assertTrue(self.gone(workers))
 
     def test_a_killed_supervisor_takes_its_worker_along(self):

@@ -125,7 +125,7 @@ struct VerifyArgs {
   std::vector<std::int64_t> head_dims;
   std::string out_dtype, arithmetic, layout = "bhsd", only, causal_alignment, lse_base = "e", html;
   std::uint64_t seed = 1;
-  double call_limit_s = 20;
+  std::optional<double> deadline_s;  ///< of one call; 0: none; not given: the usual
   bool quick = false, compact = false, quiet = false, json = false;
   bool serve = false;  ///< be the child process that calls the library
 };

@@ -114,7 +114,7 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
   add_device_options(command, args.device);
   command.get_option("--device")->description("all (default), auto, cpu, cuda or cuda:N");
   add_control_options(command, args.control);
-  add_deadline_option(command, args.control.deadline_s, "20 on a GPU, none on a CPU");
+  add_deadline_option(command, args.control.deadline_s, "a problem", "20 on a GPU");
   command.add_option("--index", args.index, "replay just this problem");
   command.add_option("--work", args.work, "multiply-adds of a random problem, on average")
       ->check(CLI::Range(1.0, 1e12))
@@ -239,9 +239,7 @@ CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
       ->capture_default_str();
   command.add_option("--only", args.only, "this probe alone");
   command.add_option("--seed", args.seed, "of the random inputs")->capture_default_str();
-  command.add_option("--call-limit", args.call_limit_s, "seconds one call of a library may take")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_deadline_option(command, args.deadline_s, "a call", "20 on a GPU and with --lib");
   command.add_flag("--quick", args.quick, "fewer lengths, dims and random problems");
   command.add_option("--html", args.html, "write one page with pictures of where the errors sit")
       ->type_name("FILE");

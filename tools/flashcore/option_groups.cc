@@ -45,11 +45,13 @@ void add_control_options(CLI::App& command, RunControlArgs& args) {
       ->check(CLI::PositiveNumber);
 }
 
-void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s, const char* usual) {
-  command
-      .add_option(
-          "--deadline", deadline_s,
-          std::string("a problem that takes longer is ended and fails; 0: none; default ") + usual)
+void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s, const char* what,
+                         const char* usual) {
+  const std::string text = std::string(what) +
+                           " that takes longer is ended, with its process, and fails; 0: none; "
+                           "default: " +
+                           usual;
+  command.add_option("--deadline", deadline_s, text)
       ->type_name("SECONDS")
       ->check(CLI::NonNegativeNumber);
 }
