@@ -108,6 +108,54 @@ class Check(CommandTest):
         process.communicate(timeout=60)
 
 
+class BenchAndRun(CommandTest):
+    # Of its seven cases the fourth has 192 queries.
+    CASES = ("--device", "cpu", "--case", "lineage-split-k", "--deadline", 3, "--samples", 3)
+
+    def test_bench_goes_on(self):
+        output = self.path("new.json")
+        found = self.call_json("bench", *self.CASES, "--quiet", "--output", output, code=FAILED,
+                               env=NEVER_ENDS)
+        self.assertEqual([row["q_len"] for row in found["rows"]], [64, 65, 128, 256, 512, 4])
+        (failed,) = found["failed"]
+        self.assertEqual((failed["q_len"], failed["hung"]), (192, True))
+        self.assertIn("did not end within 3 s", failed["reason"])
+        self.assertIn("lineage-split-k#4", failed["replay"])
+        with open(output) as file:
+            written = json.load(file)
+        self.assertEqual(written["rows"], found["rows"])
+        self.assertEqual(written["failed"], found["failed"])
+        text = self.call("bench", *self.CASES, code=FAILED, env=NEVER_ENDS).stdout
+        self.assertEqual(len(re.findall("^lineage-split-k ", text, re.M)), 7)
+        self.assertEqual(text.count("NOT TIMED: it did not end within 3 s"), 1)
+        self.assertEqual(text.count("samples a row"), 1)
+
+    def test_bench_without_a_hang_is_as_ever(self):
+        found = self.call_json("bench", *self.CASES, "--quiet")
+        self.assertEqual((len(found["rows"]), found["failed"], found["complete"]), (7, [], True))
+        self.assertIn("host_us", found)
+
+    def test_run_goes_on(self):
+        found = self.call_json("run", *self.CASES, code=FAILED, env=NEVER_ENDS)
+        self.assertEqual([one.get("hung", False) for one in found["results"]],
+                         [False] * 3 + [True] + [False] * 3)
+        self.assertEqual([one["passed"] for one in found["results"]], [True] * 3 + [False] + [True] * 3)
+
+    def test_run_says_how_to_repeat_it(self):
+        done = self.call("run", "--device", "cpu", "--shape", "1,2,10,16", "--deadline", 1, code=FAILED,
+                         env=NEVER_ENDS)
+        self.assertIn("FAILED: it did not end within 1 s; its process was ended", done.stdout)
+        replay = re.search("^  replay +(.*)$", done.stderr, re.M)[1]
+        self.assertEqual(shlex.split(replay)[1:], ["run", "--device", "cpu", "--shape", "1,2,10,16",
+                                                   "--deadline", "1"])
+        self.assertIn("q_len 10", done.stderr)
+
+    def test_stages(self):
+        found = self.call_json("run", "--device", "cpu", "--shape", "1,2,10,16", "--stage", "all",
+                               "--deadline", 1, code=FAILED, env=NEVER_ENDS)
+        self.assertTrue(found["hung"])
+
+
 class Verify(CommandTest):
     def test_a_kernel_that_never_ends_and_the_next(self):
         found = self.call_json("verify", "--device", "cpu", "--kernel", "^fwd_plain_f(16|32)$",

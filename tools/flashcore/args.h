@@ -69,6 +69,7 @@ struct RunArgs {
   std::string stage;         ///< check this stage instead, or all; empty: the result as a whole
   std::string trace;         ///< "b,h,row": print this row tile by tile
   bool json = false;
+  std::string program, command;  ///< how this program was called; with its arguments
 };
 
 struct ExplainArgs {
@@ -102,6 +103,7 @@ struct BenchArgs {
   int samples = 20;
   std::string output, compare, results;
   bool fail_on_slower = false, quiet = false, json = false;
+  std::string program;  ///< how this program was called
   std::string command;  ///< the whole command line, for the record
 };
 

@@ -87,7 +87,9 @@ bool CheckEngine::enough() const {
 Failure* CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const CheckItem& item,
                            const CheckRecord& record) {
   const Outcome& outcome = record.outcome;
-  const std::string kernel = outcome.plan.kernel ? outcome.plan.kernel->id : kernel_of(item);
+  const std::string kernel = outcome.plan.kernel
+                                 ? outcome.plan.kernel->id
+                                 : kernel_of(item.spec, targets_[item.target].plan_for);
   KernelTally& tally = totals_.kernels[kernel];
   ++totals_.problems;
   ++tally.problems;
@@ -125,23 +127,14 @@ Failure* CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const C
   return &totals_.reports.emplace_back(std::move(failure));
 }
 
-/// The kernel forced, or the one the planner takes.
-std::string CheckEngine::kernel_of(const CheckItem& item) const {
-  if (item.spec.options.kernel != nullptr) return item.spec.options.kernel;
-  const Target& target = targets_[item.target];
-  const Result<Problem> problem = problem_of(item.spec, target.device);
-  if (!problem.ok()) return "(no plan)";
-  const Result<Plan> plan = make_plan(*problem, target.plan_for);
-  return plan.ok() ? plan->kernel->id : "(no plan)";
-}
-
 void CheckEngine::tell_begin(const CheckSuite& suite, std::uint64_t index,
                              const CheckItem& item) const {
   WorkerLink& link = WorkerLink::here();
   if (!link.open_to_supervisor()) return;
-  link.begin({key_of(suite.name, index), kernel_of(item), verify::to_string(item.spec),
-              suite.replay(index, item),
-              task_limit_s(args_.control.deadline_s, targets_[item.target].device, kUsualLimitS)});
+  const Target& target = targets_[item.target];
+  link.begin({key_of(suite.name, index), kernel_of(item.spec, target.plan_for),
+              verify::to_string(item.spec), suite.replay(index, item),
+              task_limit_s(args_.control.deadline_s, target.device, kUsualLimitS)});
 }
 
 std::set<std::uint64_t> CheckEngine::note_recorded(const CheckSuite& suite) {

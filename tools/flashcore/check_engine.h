@@ -87,7 +87,6 @@ class CheckEngine {
                 const CheckRecord& record);
   /// Notes what earlier processes of this run have done; their indices.
   std::set<std::uint64_t> note_recorded(const CheckSuite& suite);
-  std::string kernel_of(const CheckItem& item) const;
   void tell_begin(const CheckSuite& suite, std::uint64_t index, const CheckItem& item) const;
   bool enough() const;
 

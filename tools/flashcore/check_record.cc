@@ -65,7 +65,7 @@ CheckRecord check_record_of(const Json& json) {
   CheckRecord record;
   record.hung = json.value("hung", "");
   Outcome& o = record.outcome;
-  if (json.contains("kernel")) {
+  if (json.contains("plan")) {
     o.plan.kernel = kernel_named(json["kernel"]);
     o.plan.splits = json["plan"][0];
     o.plan.tile_q = json["plan"][1];

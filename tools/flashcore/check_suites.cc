@@ -16,17 +16,6 @@ namespace {
 
 constexpr double kCaseOracleWork = 2e8;
 
-/// A word as a POSIX shell takes it.
-std::string quoted(const std::string& word) {
-  const bool plain = word.find_first_not_of(
-                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                         "0123456789_-./:,#=+") == std::string::npos;
-  if (plain && !word.empty()) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
-
 /// The command that runs problem `index` of a suite again, and nothing else.
 std::string replay_command(const CheckArgs& args, const std::string& suite,
                            const std::string& kernel_pattern, std::uint64_t index) {

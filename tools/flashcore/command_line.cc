@@ -51,6 +51,8 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
                      "run every kernel this regular expression finds, not the planner's choice");
   add_device_options(command, args.device);
   add_control_options(command, args.control);
+  add_deadline_option(command, args.control.deadline_s, "a problem",
+                      "60 and half a second a sample on a GPU; with --stage or --trace 600");
   add_page_size_option(command, args.control.page_size);
   command.add_option("--samples", args.samples, "of the time; 0: do not time")
       ->check(CLI::Range(0, 100000))
@@ -153,6 +155,8 @@ CLI::App& add_bench(CLI::App& app, BenchArgs& args) {
                      "time every kernel this regular expression finds, not the planner's choice");
   add_device_options(command, args.device);
   add_control_options(command, args.control);
+  add_deadline_option(command, args.control.deadline_s, "a row",
+                      "60 and half a second a sample on a GPU");
   add_page_size_option(command, args.control.page_size);
   command.add_option("--samples", args.samples, "of each row")
       ->check(CLI::Range(1, 100000))
@@ -306,7 +310,8 @@ std::variant<Command, int> parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return report_error(error, app, argv[1]);
   }
-  check.program = argv[0];
+  check.program = run.program = bench.program = argv[0];
+  for (int i = 0; i < argc; ++i) run.command += (i > 0 ? " " : "") + quoted(argv[i]);
   bench.command = "flashcore";  // as one types it, not where it lies on this machine
   for (int i = 1; i < argc; ++i) bench.command += " " + std::string(argv[i]);
   if (info_command.parsed()) return Command(info);

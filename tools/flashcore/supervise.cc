@@ -204,7 +204,10 @@ class Supervisor {
     const std::string key = task["begin"];
     std::erase(suspects_, key);
     unrepeated_.clear();
-    records_ += Json{{"done", key}, {"hung", reason}}.dump() + "\n";
+    Json record = task;
+    record["done"] = key;
+    record["hung"] = reason;
+    records_ += record.dump() + "\n";
     say(words(task, reason));
   }
 
@@ -244,7 +247,13 @@ bool needs_supervisor(const Command& command) {
   if (const auto* check = std::get_if<CheckArgs>(&command)) {
     return needed(check->control.deadline_s, check->device.device);
   }
-  return false;
+  if (const auto* bench = std::get_if<BenchArgs>(&command)) {
+    return bench->results.empty() && needed(bench->control.deadline_s, bench->device.device);
+  }
+  if (const auto* run = std::get_if<RunArgs>(&command)) {
+    return needed(run->control.deadline_s, run->device.device);
+  }
+  return false;  // verify has a child of its own, the others run no attention
 }
 
 int supervise(int argc, char** argv) { return Supervisor(argc, argv).run(); }
