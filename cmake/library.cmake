@@ -34,8 +34,10 @@ add_library(flashcore_objects OBJECT
   src/reference/oracle.cc
   src/verify/call.cc
   src/verify/case.cc
+  src/verify/case_lengths.cc
   src/verify/case_memory.cc
   src/verify/case_pages.cc
+  src/verify/case_sizes.cc
   src/verify/compare.cc
   src/verify/discover.cc
   src/verify/format.cc
@@ -95,5 +97,6 @@ add_library(flashcore_verify STATIC
   src/verify/stage_scores.cc
   src/verify/stage_splits.cc
   src/verify/stages.cc
-  src/verify/trace.cc)
+  src/verify/trace.cc
+  src/verify/work_facts.cc)
 target_link_libraries(flashcore_verify PUBLIC flashcore_flags flashcore_static)

@@ -11,6 +11,7 @@
 #include "core/combine.h"
 #include "core/params.h"
 #include "core/quantize.h"
+#include "core/sm90_shape.h"
 #include "flashcore/attention.h"
 
 namespace flashcore {
@@ -75,6 +76,15 @@ Result<const Backend*> backend_for(DeviceType type) noexcept;
 /// The launch arguments of a plan: pointers, strides and sizes, nothing decided here.
 core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
                                   const Workspace& workspace) noexcept;
+
+/// The work of a persistent kernel, in the order in which its blocks take it.
+struct WorkList {
+  core::WorkOrder order;
+  core::HeadsInTile heads;
+  core::Tail tail;
+  std::int32_t pieces;  ///< in all
+};
+WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) noexcept;
 
 /// The arguments of the step that joins a split plan's partial results.
 core::CombineParams make_combine_params(const Plan& plan,

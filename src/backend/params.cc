@@ -1,6 +1,7 @@
 #include "backend/backend.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
@@ -186,6 +187,22 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   std::snprintf(p.kernel, sizeof p.kernel, "%s", plan.kernel->id);
 #endif
   return p;
+}
+
+WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) noexcept {
+  constexpr std::int32_t kLastRounds = 4;  // of items that are dealt out by length, under a mask
+  const bool equal_items = params.window_right < 0 && params.window_left < 0 && !params.has_lengths;
+  const std::int32_t heads = plan.heads_in_tile;
+  const auto cut = static_cast<std::int32_t>(plan.cut_items);
+  WorkList work{};
+  work.heads = {std::countr_zero(static_cast<std::uint32_t>(heads))};
+  work.order =
+      core::make_work_order(params.batch, params.q_heads / heads, params.group / heads,
+                            params.q_tiles, equal_items ? 0 : kLastRounds * plan.device.sm_count);
+  work.tail = {work.order.items - cut, static_cast<std::int32_t>(plan.keys_per_part) / plan.tile_k,
+               core::make_divisor(plan.item_parts)};
+  work.pieces = core::work_pieces(work.order, work.tail);
+  return work;
 }
 
 core::CombineParams make_combine_params(const Plan& plan,

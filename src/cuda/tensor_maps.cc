@@ -4,8 +4,8 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <bit>
 
+#include "backend/backend.h"
 #include "core/error.h"
 #include "core/wgmma_layout.h"
 #include "cuda/check.h"
@@ -71,23 +71,17 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   const DType dtype = plan.problem.q.dtype;  // k's and v's too
   const bool q_packed = call.cu_seqlens_q != nullptr, kv_packed = call.cu_seqlens_k != nullptr;
   params.call = call;
-  constexpr std::int32_t kLastRounds = 4;  // of items that are dealt out by length, under a mask
-  const bool equal_items = call.window_right < 0 && call.window_left < 0 && !call.has_lengths;
+  const WorkList work = make_work_list(plan, call);
   const std::int32_t heads = plan.heads_in_tile;
-  params.heads = {std::countr_zero(static_cast<std::uint32_t>(heads))};
-  params.order =
-      core::make_work_order(call.batch, call.q_heads / heads, call.group / heads, call.q_tiles,
-                            equal_items ? 0 : kLastRounds * plan.device.sm_count);
+  params.heads = work.heads;
+  params.order = work.order;
   params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0 &&
                  !call.q_scale.by_rows() && !call.k_scale.by_rows() && !call.v_scale.by_rows();
   params.garbage_tail = kv_packed || call.used_k != nullptr;
   params.ticket =
       reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) + core::kCountersOffset);
-  const auto cut = static_cast<std::int32_t>(plan.cut_items);
-  params.tail = {params.order.items - cut,
-                 static_cast<std::int32_t>(plan.keys_per_part) / plan.tile_k,
-                 core::make_divisor(plan.item_parts)};
-  params.pieces = core::work_pieces(params.order, params.tail);
+  params.tail = work.tail;
+  params.pieces = work.pieces;
   params.parts = call.partial_out;
   params.arrived = params.ticket + 1;
   const std::int64_t q_columns =

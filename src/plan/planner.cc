@@ -239,6 +239,8 @@ std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept
          ceil_div(problem.q_len * heads, kernel.tile_q);
 }
 
+bool is_persistent(const KernelInfo& kernel) noexcept { return is_sm90(kernel); }
+
 bool needs_e4m3(const KernelInfo& kernel) noexcept {
   return kernel.probability_dtype == DType::e4m3;
 }

@@ -38,6 +38,9 @@ bool needs_8_bits(const KernelInfo& kernel) noexcept;
 bool needs_e4m3(const KernelInfo& kernel) noexcept;
 inline constexpr std::int64_t kKeysOfAScale = 8;  // at least, in such a kernel; of values a tile's
 
+/// Whether a launch has at most one block an SM, each of which works through many items.
+bool is_persistent(const KernelInfo& kernel) noexcept;
+
 /// Whether the kernel can run the problem at all.
 Reject supports(const KernelInfo& kernel, const Problem& problem,
                 const DeviceInfo& device) noexcept;

@@ -1,34 +1,18 @@
 #include "verify/case.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstdio>
 
 #include "plan/planner.h"
-#include "plan/tuning.h"
+#include "verify/case_sizes.h"
 #include "verify/decimal.h"
 #include "verify/random.h"
 
 namespace flashcore::verify {
 namespace {
 
-// The streams of random numbers that pages and 8-bit types are drawn from.
-constexpr std::uint64_t kPages = 50, kStorage = 51;
-
-/// A length: small, at a multiple of a tile or one beside it, or anything up to `most`.
-std::int64_t boundary_length(Random& random, std::int64_t tile, std::int64_t most) {
-  most = std::max<std::int64_t>(most, 1);
-  const double kind = random.uniform();
-  std::int64_t length;
-  if (kind < 0.15) {
-    length = random.between(1, 4);
-  } else if (kind < 0.75) {
-    const std::int64_t multiples = std::max<std::int64_t>(most / tile, 1);
-    length = tile * random.between(1, std::min<std::int64_t>(multiples, 4)) + random.between(-1, 1);
-  } else {
-    length = random.between(1, most);
-  }
-  return std::clamp<std::int64_t>(length, 1, most);
-}
+// The streams of random numbers that pages, 8-bit types, kinds of sizes and masks are drawn from.
+constexpr std::uint64_t kPages = 50, kStorage = 51, kSizes = 52, kTallMask = 53;
 
 std::int64_t random_dim(Random& random, std::int64_t most) {
   static constexpr std::int64_t kUsual[] = {1,   2,   3,   4,   8,   16,  32,  40,
@@ -53,8 +37,11 @@ Arrangement random_arrangement(Random& random) {
 void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
   Options& o = s.options;
   o.causal = random.chance(0.4);
-  if (random.chance(0.25)) o.window_left = random.between(0, s.kv_len);
-  if (random.chance(0.15)) o.window_right = random.between(0, s.kv_len);
+  const auto window = [&] {  // every second one hides whole tiles of keys on its side
+    return random.between(0, random.chance(0.5) ? s.kv_len : std::min<std::int64_t>(s.kv_len, 16));
+  };
+  if (random.chance(0.25)) o.window_left = window();
+  if (random.chance(0.15)) o.window_right = window();
   if (random.chance(0.2)) {
     static constexpr double kScales[] = {0.0, -0.125, 0.3, 1.0, -1.0};
     o.scale = random.pick(kScales);
@@ -183,32 +170,13 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
   // Half of the time the kernel's own size, so that every size class meets its largest dims.
   s.head_dim = random.chance(0.3) ? kernel.head_dim : random_dim(random, kernel.head_dim);
   s.v_dim = random.chance(0.6) ? s.head_dim : random_dim(random, kernel.head_dim);
-  const std::int64_t tile_k = kernel.device == DeviceType::cpu
-                                  ? cpu_tile_k(kernel.isa, s.head_dim, s.v_dim)
-                                  : kernel.tile_k;
-  s.batch = random.chance(0.5) ? 1 : random.between(1, 4);
-  s.kv_heads = random.chance(0.5) ? 1 : random.between(1, 3);
-  static constexpr std::int64_t kGroups[] = {1, 1, 1, 2, 3, 4, 8};
-  s.q_heads = s.kv_heads * random.pick(kGroups);
-
-  // Lengths share what work is left; one of the two may be long. Log-uniform around the target.
-  const double work = limits.target_work * std::exp2(3.0 * random.uniform() - 1.2);
-  const double pairs =
-      std::max(1.0, work / static_cast<double>((s.head_dim + s.v_dim) * s.batch * s.q_heads));
-  const bool decode = random.chance(0.15);
-  const auto most_q = static_cast<std::int64_t>(decode ? 3 : std::sqrt(pairs) * 2);
-  s.q_len = boundary_length(random, kernel.tile_q, most_q);
-  const auto most_k = static_cast<std::int64_t>(pairs / static_cast<double>(s.q_len));
-  s.kv_len = random.chance(0.4)
-                 ? std::clamp<std::int64_t>(most_k, 1, 20000)
-                 : boundary_length(random, tile_k, std::min<std::int64_t>(most_k, 20000));
-  if (random.chance(0.4) && s.kv_len > tile_k) {  // put the end at a tile's edge
-    s.kv_len = s.kv_len / tile_k * tile_k + random.between(-1, 1);
-  }
-  if (random.chance(0.01)) s.kv_len = 0;
+  const SizeKind kind = draw_size_kind(Random(s.seed, kSizes), kernel);
+  draw_sizes(kind, random, kernel, limits.target_work, s);
   draw_options(random, kernel, s);
+  if (kind == SizeKind::tall) draw_tall_mask(Random(s.seed, kTallMask), s);
   draw_pages(Random(s.seed, kPages), s);
   draw_storage(Random(s.seed, kStorage), kernel, s);
+  if (kind != SizeKind::boundary) drop_large_score_tensors(s);
 
   static constexpr double kSigmas[] = {0.01, 1.0, 1.0, 10.0};
   s.sigma = random.pick(kSigmas);

@@ -49,6 +49,7 @@ struct CaseSpec {
   bool sinks = false;
   bool q_packed = false, kv_packed = false;  ///< cu_seqlens; lengths are drawn up to q_len, kv_len
   bool used_k = false;
+  std::vector<std::int64_t> used_lengths;  ///< the used_k of each sequence; empty: drawn
   std::int64_t page_size = 0;  ///< > 0: K and V are shuffled pages; then, without used_k, kv_len is
                                ///< a multiple of it
   bool shared_pages = false;   ///< a page may belong to several sequences, or to one more than once
@@ -69,7 +70,8 @@ std::string to_string(const CaseSpec& spec);
 void fit_to_kernel(const KernelInfo& kernel, CaseSpec& spec);
 
 /// Random problem number `index` of `seed` for one kernel: sizes lean to the kernel's tile edges
-/// and to 1; about `target_work` multiply-adds on average. `splits` and `sigma` fix what is
+/// and to 1, with about `target_work` multiply-adds on average; some are tall or large (see
+/// case_sizes.h). `splits` and `sigma` fix what is
 /// otherwise drawn.
 struct CaseLimits {
   double target_work = 1 << 20;

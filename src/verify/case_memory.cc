@@ -9,6 +9,7 @@
 #include "core/eight_bit.h"
 #include "core/numeric.h"
 #include "verify/call.h"
+#include "verify/case_lengths.h"
 #include "verify/random.h"
 
 namespace flashcore::verify {
@@ -150,31 +151,17 @@ void CaseMemory::fill_scale(const TensorView& t, double typical, std::uint64_t s
 
 CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   CaseSpec& s = spec_;
-  Random lengths(s.seed, kLengths);
-
-  // Packed lengths: at least one sequence is as long as allowed.
-  const auto draw_packed = [&](bool packed, std::int64_t most) {
-    std::vector<std::int64_t> ends(static_cast<std::size_t>(s.batch) + 1, 0);
-    const std::int64_t full = s.batch > 0 ? lengths.below(s.batch) : 0;
-    for (std::int64_t b = 0; b < s.batch; ++b) {
-      const std::int64_t length = !packed || b == full ? most : lengths.between(0, most);
-      ends[static_cast<std::size_t>(b + 1)] = ends[static_cast<std::size_t>(b)] + length;
-    }
-    return ends;
-  };
-  const auto q_ends = draw_packed(s.q_packed, s.q_len);
-  const auto k_ends = draw_packed(s.kv_packed, s.kv_len);
-  // A packed tensor may hold rows past the last sequence; they belong to nobody.
-  const std::int64_t total_q = q_ends.back() + (s.q_packed ? lengths.between(0, 2) : 0);
-  const std::int64_t total_k = k_ends.back() + (s.kv_packed ? lengths.between(0, 2) : 0);
-  if (s.q_packed && lengths.chance(0.5)) s.options.max_q_len = s.q_len;
-  if (s.kv_packed && lengths.chance(0.5)) s.options.max_kv_len = s.kv_len;
+  const CaseLengths lengths = draw_lengths(s);
+  Random page_table(s.seed, kPageTable);
+  const std::int64_t total_q = lengths.total_q, total_k = lengths.total_k;
+  if (lengths.says_max_q_len) s.options.max_q_len = s.q_len;
+  if (lengths.says_max_kv_len) s.options.max_kv_len = s.kv_len;
   const std::int64_t q_capacity =
       !s.q_packed || (s.options.max_q_len > 0 && s.q_len <= total_q) ? s.q_len : total_q;
   const bool paged = s.page_size > 0;
   // Spare columns of the table and spare pages belong to nobody either.
   const std::int64_t pages_each = paged ? (s.kv_len + s.page_size - 1) / s.page_size : 0;
-  const std::int64_t max_pages = pages_each + (paged && s.used_k ? lengths.between(0, 2) : 0);
+  const std::int64_t max_pages = pages_each + (paged && s.used_k ? page_table.between(0, 2) : 0);
   const std::int64_t k_capacity =
       paged                                                               ? max_pages * s.page_size
       : !s.kv_packed || (s.options.max_kv_len > 0 && s.kv_len <= total_k) ? s.kv_len
@@ -198,11 +185,11 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     t.k = place(k_dtype, {total_k, s.kv_heads, s.head_dim}, s.k_arrangement);
     t.v = place(v_dtype, {total_k, s.kv_heads, s.v_dim}, s.v_arrangement);
   } else if (paged) {
-    const std::int64_t pages = s.batch * pages_each + lengths.between(1, 3);
+    const std::int64_t pages = s.batch * pages_each + page_table.between(1, 3);
     t.k = place(k_dtype, {pages, s.page_size, s.kv_heads, s.head_dim}, s.k_arrangement);
     t.v = place(v_dtype, {pages, s.page_size, s.kv_heads, s.v_dim}, s.v_arrangement);
     t.block_table = place(DType::i32, {s.batch, max_pages},
-                          lengths.chance(0.5) ? Arrangement::padded : Arrangement::heads_first);
+                          page_table.chance(0.5) ? Arrangement::padded : Arrangement::heads_first);
   } else {
     const std::int64_t batches = s.shared_kv ? std::min<std::int64_t>(s.batch, 1) : s.batch;
     t.k = place(k_dtype, {batches, s.kv_heads, s.kv_len, s.head_dim}, s.k_arrangement);
@@ -250,20 +237,16 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     store(address(bytes_, view), view.dtype, at, value);
   };
   for (std::int64_t b = 0; b <= s.batch; ++b) {
-    if (s.q_packed)
-      put(t.cu_seqlens_q, b, static_cast<double>(q_ends[static_cast<std::size_t>(b)]));
-    if (s.kv_packed)
-      put(t.cu_seqlens_k, b, static_cast<double>(k_ends[static_cast<std::size_t>(b)]));
+    if (s.q_packed) put(t.cu_seqlens_q, b, lengths.q_ends[static_cast<std::size_t>(b)]);
+    if (s.kv_packed) put(t.cu_seqlens_k, b, lengths.k_ends[static_cast<std::size_t>(b)]);
   }
-  std::vector<std::int64_t> used_lengths(static_cast<std::size_t>(s.batch), s.kv_len);
   for (std::int64_t b = 0; b < s.batch; ++b) {
-    const std::int64_t first = s.kv_packed ? k_ends[static_cast<std::size_t>(b)] : 0;
-    const std::int64_t length =
-        s.kv_packed ? k_ends[static_cast<std::size_t>(b + 1)] - first : s.kv_len;
+    const auto i = static_cast<std::size_t>(b);
+    const std::int64_t first = s.kv_packed ? lengths.k_ends[i] : 0;
+    const std::int64_t length = s.kv_packed ? lengths.k_ends[i + 1] - first : s.kv_len;
     if (s.used_k) {
-      const std::int64_t used = lengths.chance(0.1) ? 0 : lengths.between((length + 1) / 2, length);
+      const std::int64_t used = lengths.used_k[i];
       put(t.used_k, b, static_cast<double>(used));
-      used_lengths[static_cast<std::size_t>(b)] = used;
       if (!s.shared_kv && !paged) {
         for (TensorView* view : {&t.k, &t.v}) {
           const int row_axis = s.kv_packed ? 0 : 2, head_axis = 1, column_axis = view->rank - 1;
@@ -280,11 +263,10 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
         }
       }
     }
-    const std::int64_t span = std::max<std::int64_t>(length, 8);
-    if (s.q_start) put(t.q_start, b, static_cast<double>(lengths.between(-span / 4, span)));
-    if (s.k_start) put(t.k_start, b, static_cast<double>(lengths.between(-span / 4, span / 4)));
+    if (s.q_start) put(t.q_start, b, lengths.q_start[i]);
+    if (s.k_start) put(t.k_start, b, lengths.k_start[i]);
   }
-  if (paged) deal_pages(used_lengths);
+  if (paged) deal_pages(lengths.used_k);
   if (!s.kv_packed && s.shared_kv) {
     for (TensorView* view : {&t.k, &t.v}) {
       view->shape[0] = s.batch;

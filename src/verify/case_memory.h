@@ -37,7 +37,7 @@ class CaseMemory {
   void fill_normal(const TensorView& view, double sigma, std::uint64_t stream);
   /// Fills the block table for sequences of these lengths, at random, and leaves NaN in every row
   /// of a page that is none of their keys.
-  void deal_pages(const std::vector<std::int64_t>& lengths);
+  void deal_pages(const std::vector<std::int32_t>& lengths);
   void fill_scores();
   void poison_outputs();
   void sprinkle_non_finite();
@@ -61,7 +61,8 @@ enum DataStream : std::uint64_t {
   kPageIds,
   kQScale,
   kKScale,
-  kVScale
+  kVScale,
+  kPageTable
 };
 
 /// The bits an output element holds before a call: a NaN no arithmetic produces.

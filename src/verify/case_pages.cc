@@ -7,7 +7,7 @@
 
 namespace flashcore::verify {
 
-void CaseMemory::deal_pages(const std::vector<std::int64_t>& lengths) {
+void CaseMemory::deal_pages(const std::vector<std::int32_t>& lengths) {
   const CaseSpec& s = spec_;
   const TensorView& table = tensors_.block_table;
   const std::int64_t pages = tensors_.k.shape[0];
@@ -27,8 +27,8 @@ void CaseMemory::deal_pages(const std::vector<std::int64_t>& lengths) {
   std::size_t dealt = 0;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t slot = 0; slot < table.shape[1]; ++slot) {
-      const std::int64_t keys =
-          std::min(lengths[static_cast<std::size_t>(b)] - slot * s.page_size, s.page_size);
+      const std::int64_t keys = std::min<std::int64_t>(
+          lengths[static_cast<std::size_t>(b)] - slot * s.page_size, s.page_size);
       double entry = random.pick(nobodys);
       if (keys > 0) {
         const bool again = s.shared_pages && dealt > 0 && random.chance(0.4);

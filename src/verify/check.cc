@@ -10,13 +10,18 @@
 namespace flashcore::verify {
 
 CheckBench::CheckBench(const Backend& backend, Device device, const DeviceInfo& plan_for)
-    : backend_(backend), device_(device), plan_for_(plan_for) {
-  plan_for_.device = device;
+    : backend_(backend), device_(device) {
+  this->plan_for(plan_for);
 }
 
 CheckBench::~CheckBench() {
   if (block_ != nullptr) backend_.release(block_, device_.index);
   if (workspace_.data != nullptr) backend_.release(workspace_.data, device_.index);
+}
+
+void CheckBench::plan_for(const DeviceInfo& device) {
+  plan_for_ = device;
+  plan_for_.device = device_;
 }
 
 Status CheckBench::reserve(void*& data, std::size_t& capacity, std::size_t bytes) {
@@ -46,6 +51,7 @@ CheckBench::Outcome CheckBench::check(const CaseSpec& spec, double oracle_work, 
     const Result<Plan> plan = make_plan(*problem, plan_for_);
     if (!plan.ok()) return plan.status();
     outcome.plan = *plan;
+    outcome.facts = work_facts(*plan, memory.tensors());
 
     // A fresh workspace is full of ones, as bad as memory can be, and is initialised once.
     const bool fresh = workspace_capacity_ < plan->workspace_bytes;

@@ -6,6 +6,7 @@
 #include "backend/backend.h"
 #include "verify/case.h"
 #include "verify/compare.h"
+#include "verify/work_facts.h"
 
 namespace flashcore::verify {
 
@@ -23,9 +24,13 @@ class CheckBench {
     Comparison comparison;  ///< meaningful where status is ok
     bool stray_writes = false;
     Plan plan;
+    WorkFacts facts;  ///< of the plan and this case's lengths
     bool passed() const { return status.ok() && comparison.ok && !stray_writes; }
     std::string failure() const;  ///< one line; empty where passed
   };
+
+  /// From now on the planner is told of another device.
+  void plan_for(const DeviceInfo& device);
 
   /// Builds the case, runs it and compares. The oracle computes all rows up to `oracle_work`
   /// multiply-adds, beyond that a sample of rows that always has the first and the last.

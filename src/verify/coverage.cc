@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/sm90_shape.h"
 #include "plan/planner.h"
 #include "plan/tuning.h"
 
@@ -75,13 +76,54 @@ int edge_of(std::int64_t length, std::int64_t tile) {
   return 2;
 }
 
+struct NamedFact {
+  const char* name;
+  bool WorkFacts::*fact;
+};
+constexpr NamedFact kWorkFacts[] = {
+    {"three items in a block", &WorkFacts::three_items},
+    {"no keys between items with keys", &WorkFacts::keyless_between},
+    {"three items without keys after one with keys", &WorkFacts::three_keyless},
+    {"a warpgroup without keys beside one with keys", &WorkFacts::idle_warpgroup},
+};
+
+/// A tile of one warpgroup's rows has none beside it.
+bool can_be(const NamedFact& fact, const KernelInfo& kernel) {
+  return is_persistent(kernel) &&
+         (fact.fact != &WorkFacts::idle_warpgroup || kernel.tile_q > core::kQueryPieceRows);
+}
+
+std::string fact_name(const KernelInfo& kernel, const NamedFact& fact) {
+  return std::string(kernel.id) + " " + fact.name;
+}
+
+/// Counts those of `met` among the possible ones, each given once.
+class Counting {
+ public:
+  explicit Counting(const std::set<std::string>& met) : met_(met) {}
+
+  void count(const std::string& name) {
+    ++result_.possible;
+    if (met_.contains(name)) {
+      ++result_.covered;
+    } else {
+      result_.missing.push_back(name);
+    }
+  }
+  Covered result() { return std::move(result_); }
+
+ private:
+  const std::set<std::string>& met_;
+  Covered result_;
+};
+
 }  // namespace
 
 Coverage::Coverage(std::vector<const KernelInfo*> kernels) : kernels_(std::move(kernels)) {
   for (const KernelInfo* kernel : kernels_) problems_[kernel] = 0;
 }
 
-void Coverage::add(const CaseSpec& spec, const Plan& plan) {
+void Coverage::add(const CaseSpec& spec, const Plan& plan, const WorkFacts& facts) {
   ++problems_[plan.kernel];
   std::vector<std::string> names = features(spec);
   std::erase(names, "splits");
@@ -102,6 +144,9 @@ void Coverage::add(const CaseSpec& spec, const Plan& plan) {
   note("rows", rows, plan.tile_q);
   // used_k shortens every sequence to a length not known here.
   if (!spec.used_k) note("keys", spec.kv_len, plan.tile_k);
+  for (const NamedFact& fact : kWorkFacts) {
+    if (facts.*fact.fact) lists_.insert(fact_name(*plan.kernel, fact));
+  }
 }
 
 std::vector<std::pair<const KernelInfo*, std::int64_t>> Coverage::per_kernel() const {
@@ -134,17 +179,11 @@ bool Coverage::possible(const std::string& a, const std::string& b) const {
 }
 
 Covered Coverage::options() const {
-  Covered result;
+  Counting counting(options_);
   for (const std::string& name : all_features()) {
-    if (!possible(name, name)) continue;
-    ++result.possible;
-    if (options_.contains(name)) {
-      ++result.covered;
-    } else {
-      result.missing.push_back(name);
-    }
+    if (possible(name, name)) counting.count(name);
   }
-  return result;
+  return counting.result();
 }
 
 Covered Coverage::option_pairs() const {
@@ -166,24 +205,26 @@ Covered Coverage::option_pairs() const {
 }
 
 Covered Coverage::tile_edges() const {
-  Covered result;
-  const auto count = [&](const std::string& name) {
-    ++result.possible;
-    if (edges_.contains(name)) {
-      ++result.covered;
-    } else {
-      result.missing.push_back(name);
-    }
-  };
+  Counting counting(edges_);
   for (const KernelInfo* kernel : kernels_) {
     for (const int edge : {-1, 0, 1}) {
-      count(edge_name(*kernel, "rows", kernel->tile_q, edge));
+      counting.count(edge_name(*kernel, "rows", kernel->tile_q, edge));
       for (const std::int64_t tile : key_tiles(*kernel)) {
-        count(edge_name(*kernel, "keys", tile, edge));
+        counting.count(edge_name(*kernel, "keys", tile, edge));
       }
     }
   }
-  return result;
+  return counting.result();
+}
+
+Covered Coverage::work_lists() const {
+  Counting counting(lists_);
+  for (const KernelInfo* kernel : kernels_) {
+    for (const NamedFact& fact : kWorkFacts) {
+      if (can_be(fact, *kernel)) counting.count(fact_name(*kernel, fact));
+    }
+  }
+  return counting.result();
 }
 
 }  // namespace flashcore::verify

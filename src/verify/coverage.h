@@ -11,6 +11,7 @@
 
 #include "flashcore/plan.h"
 #include "verify/case.h"
+#include "verify/work_facts.h"
 
 namespace flashcore::verify {
 
@@ -25,7 +26,7 @@ class Coverage {
   /// `kernels` are those that were to be checked.
   explicit Coverage(std::vector<const KernelInfo*> kernels);
 
-  void add(const CaseSpec& spec, const Plan& plan);
+  void add(const CaseSpec& spec, const Plan& plan, const WorkFacts& facts = {});
 
   /// Problems per kernel, in the order given.
   std::vector<std::pair<const KernelInfo*, std::int64_t>> per_kernel() const;
@@ -40,6 +41,10 @@ class Coverage {
   /// query rows and of keys. A CPU kernel has one key tile per row of its tuning table.
   Covered tile_edges() const;
 
+  /// Per persistent kernel: what its blocks' lists of items were certain to have (WorkFacts). Where
+  /// no kernel is persistent there is nothing to cover.
+  Covered work_lists() const;
+
  private:
   using Pair = std::pair<std::string, std::string>;
 
@@ -49,7 +54,7 @@ class Coverage {
   std::map<const KernelInfo*, std::int64_t> problems_;
   std::set<std::string> options_;
   std::set<Pair> pairs_;
-  std::set<std::string> edges_;  ///< by the names missing edges are reported under
+  std::set<std::string> edges_, lists_;  ///< by the names under which missing ones are reported
 };
 
 }  // namespace flashcore::verify

@@ -26,7 +26,13 @@ CheckRecord compared(double ratio, double error) {
 }
 
 TEST(CheckRecord, KeepsWhatCoverageCounts) {
-  const CheckRecord record = after_the_pipe(compared(0.1, 1.0 / 3));
+  CheckRecord before = compared(0.1, 1.0 / 3);
+  before.outcome.facts.three_items = before.outcome.facts.idle_warpgroup = true;
+  const CheckRecord record = after_the_pipe(before);
+  EXPECT_TRUE(record.outcome.facts.three_items);
+  EXPECT_FALSE(record.outcome.facts.keyless_between);
+  EXPECT_FALSE(record.outcome.facts.three_keyless);
+  EXPECT_TRUE(record.outcome.facts.idle_warpgroup);
   EXPECT_TRUE(record.passed());
   EXPECT_EQ(record.outcome.plan.kernel, &kernels()[1]);
   EXPECT_EQ(record.outcome.plan.splits, 3);

@@ -86,6 +86,25 @@ class Check(CommandTest):
                                "plain")
         self.assertEqual(set(found["kernels"]), {"fwd_plain_f16"})
 
+    def test_blocks(self):
+        self.refuse("check", "--device", "cpu", "--blocks", "1,2", about="--device cuda")
+        for bad in ("-1", "70000", "1,x", "1,,2"):
+            self.refuse("check", "--device", "cpu", f"--blocks={bad}", about="--blocks")
+
+    def test_regressions(self):
+        found = self.call_json("check", "--suite", "regressions", "--device", "cpu", "--index", 0)
+        self.assertEqual(found["problems"], 1)
+        self.assertTrue(found["passed"])
+        self.refuse("check", "--suite", "regressions", "--device", "cpu", "--index", 44, "--json",
+                    about="problems 0 to 43")
+
+    def test_no_cpu_kernel_works_through_lists(self):
+        found = self.call_json("check", "--device", "cpu", "--problems", 8)
+        self.assertEqual(found["coverage"]["work_lists"],
+                         {"covered": 0, "possible": 0, "missing": []})
+        text = self.call("check", "--device", "cpu", "--problems", 8).stdout
+        self.assertNotIn("work lists", text)
+
     def test_refusals(self):
         self.refuse("check", "--suite", "nope", about="known are anchors, lineage, cpu, serving, simt")
         self.refuse("check", "--case", "nope", about="known are")
@@ -105,6 +124,30 @@ class Check(CommandTest):
         self.assertFalse(found["complete"])
         self.assertGreater(found["problems"], 0)
         self.assertEqual(found["stopped"], "the time limit of 1 s was reached")
+
+
+class Blocks(CommandTest):
+    """What really ran: facts are counted from the plans that were launched."""
+    CHECK = ("check", "--device", "cuda", "--kernel", "^fwd_sm90_f16_d64_q128$", "--problems", 200)
+
+    def setUp(self):
+        super().setUp()
+        devices = self.call_json("info")["cuda"]["devices"]
+        if not any(d.get("compute_capability") == 90 for d in devices):
+            self.skipTest("there is no Hopper GPU")
+
+    def test_one_block_meets_every_list(self):
+        found = self.call_json(*self.CHECK, "--blocks", 1)
+        self.assertEqual(found["blocks"], [1])
+        self.assertEqual(found["coverage"]["work_lists"],
+                         {"covered": 4, "possible": 4, "missing": []})
+
+    def test_with_all_blocks_neighbours_are_not_known(self):
+        found = self.call_json(*self.CHECK, "--blocks", 0)
+        missing = found["coverage"]["work_lists"]["missing"]
+        for fact in ("no keys between items with keys",
+                     "three items without keys after one with keys"):
+            self.assertIn(f"fwd_sm90_f16_d64_q128 {fact}", missing)
 
 
 class Lineage(CommandTest):

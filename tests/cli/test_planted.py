@@ -78,6 +78,9 @@ class Planted(CommandTest):
     def test_a_tuning_problem_replays(self):
         self.replay(4, "--suite", "tuning", "--kernel", "plain")
 
+    def test_a_regression_replays(self):
+        self.replay(1, "--suite", "regressions", "--max-failures", 1)
+
     def test_a_lineage_problem_replays(self):
         self.replay(10, "--suite", "lineage", "--case", "lineage-split-k")
 

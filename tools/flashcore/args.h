@@ -88,6 +88,7 @@ struct CheckArgs {
   std::string suite;  ///< random, tuning, all or one of the cases file; empty: random, or --case
   std::int64_t problems = 2000;
   std::optional<std::uint64_t> index;  ///< just this problem
+  std::vector<int> blocks;  ///< a problem's limit of a GPU's blocks is one of these; 0: none
   double work = 1 << 20;
   int jobs = 0;  ///< 0: as many as the machine has
   std::int64_t max_failures = 0;

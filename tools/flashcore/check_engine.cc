@@ -28,6 +28,11 @@ constexpr double kUsualLimitS = 20;  // of a problem on a GPU, most of it the or
 constexpr std::uint64_t kSeveralThreadsEvery = 8;
 constexpr int kSeveralThreads = 4;
 
+std::string problem_text(const CheckItem& item) {
+  const std::string blocks = item.blocks > 0 ? formatted(" blocks {}", item.blocks) : "";
+  return verify::to_string(item.spec) + blocks;
+}
+
 Outcome no_memory() {
   Outcome outcome;
   outcome.status = {StatusCode::out_of_memory, "not enough host memory for this problem"};
@@ -53,6 +58,7 @@ class CheckEngine::Worker {
       if (bench == nullptr) {
         bench = std::make_unique<verify::CheckBench>(*target.backend, target.device, plan_for);
       }
+      bench->plan_for(with_blocks(plan_for, item.blocks));
       return bench->check(item.spec, suite_.oracle_work, suite_.large ? engine_.jobs_ : 1);
     } catch (const std::bad_alloc&) {
       return no_memory();
@@ -87,14 +93,15 @@ bool CheckEngine::enough() const {
 Failure* CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const CheckItem& item,
                            const CheckRecord& record) {
   const Outcome& outcome = record.outcome;
-  const std::string kernel = outcome.plan.kernel
-                                 ? outcome.plan.kernel->id
-                                 : kernel_of(item.spec, targets_[item.target].plan_for);
+  const std::string kernel =
+      outcome.plan.kernel
+          ? outcome.plan.kernel->id
+          : kernel_of(item.spec, with_blocks(targets_[item.target].plan_for, item.blocks));
   KernelTally& tally = totals_.kernels[kernel];
   ++totals_.problems;
   ++tally.problems;
   if (outcome.status.ok()) {
-    coverage_.add(item.spec, outcome.plan);
+    coverage_.add(item.spec, outcome.plan, outcome.facts);
     const double ratio = outcome.comparison.worst_ratio;
     if (ratio > tally.worst_ratio) {
       tally.worst_ratio = ratio;
@@ -113,7 +120,7 @@ Failure* CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const C
   Failure failure{.suite = suite.name,
                   .index = index,
                   .kernel = kernel,
-                  .problem = verify::to_string(item.spec),
+                  .problem = problem_text(item),
                   .reason = record.failure(),
                   .replay = suite.replay(index, item),
                   .comparison = {},
@@ -132,8 +139,9 @@ void CheckEngine::tell_begin(const CheckSuite& suite, std::uint64_t index,
   WorkerLink& link = WorkerLink::here();
   if (!link.open_to_supervisor()) return;
   const Target& target = targets_[item.target];
-  link.begin({key_of(suite.name, index), kernel_of(item.spec, target.plan_for),
-              verify::to_string(item.spec), suite.replay(index, item),
+  link.begin({key_of(suite.name, index),
+              kernel_of(item.spec, with_blocks(target.plan_for, item.blocks)), problem_text(item),
+              suite.replay(index, item),
               task_limit_s(args_.control.deadline_s, target.device, kUsualLimitS)});
 }
 

@@ -24,6 +24,7 @@ struct CheckItem {
   verify::CaseSpec
       spec;  ///< its options.kernel forces a kernel, or is null for the planner's choice
   std::size_t target = 0;
+  int blocks = 0;  ///< planned for a GPU of so many SMs at most; 0: all of them
 };
 
 /// A numbered set of problems. item(i) is a pure function, so that a number replays a problem.

@@ -43,6 +43,8 @@ Json to_json(const CheckRecord& record) {
   if (o.plan.kernel != nullptr) {
     json["kernel"] = o.plan.kernel->id;
     json["plan"] = {o.plan.splits, o.plan.tile_q, o.plan.tile_k};
+    json["facts"] = {o.facts.three_items, o.facts.keyless_between, o.facts.three_keyless,
+                     o.facts.idle_warpgroup};
   }
   if (!o.status.ok()) {
     json["code"] = static_cast<int>(o.status.code());
@@ -70,6 +72,7 @@ CheckRecord check_record_of(const Json& json) {
     o.plan.splits = json["plan"][0];
     o.plan.tile_q = json["plan"][1];
     o.plan.tile_k = json["plan"][2];
+    o.facts = {json["facts"][0], json["facts"][1], json["facts"][2], json["facts"][3]};
   }
   if (json.contains("code")) {
     o.status = {static_cast<StatusCode>(json["code"].get<int>()), json["message"]};

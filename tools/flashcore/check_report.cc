@@ -77,6 +77,9 @@ void print_coverage(const verify::Coverage& coverage) {
   line("pairs", coverage.option_pairs(), "pairs of options that can stand together");
   line("tile edges", coverage.tile_edges(),
        "(kernel, tile, one less / exact / one more) of query rows and keys");
+  if (const verify::Covered lists = coverage.work_lists(); lists.possible > 0) {
+    line("work lists", lists, "(persistent kernel, items that one block works through)");
+  }
 }
 
 Json to_json(const verify::Coverage& coverage) {
@@ -86,7 +89,8 @@ Json to_json(const verify::Coverage& coverage) {
   return {{"fewest_per_kernel", coverage.fewest_per_kernel()},
           {"options", part(coverage.options())},
           {"pairs", part(coverage.option_pairs())},
-          {"tile_edges", part(coverage.tile_edges())}};
+          {"tile_edges", part(coverage.tile_edges())},
+          {"work_lists", part(coverage.work_lists())}};
 }
 
 std::string lacking(const verify::Coverage& coverage, std::int64_t per_kernel) {
@@ -94,8 +98,8 @@ std::string lacking(const verify::Coverage& coverage, std::int64_t per_kernel) {
     return formatted("a kernel has {} problems, {} are required", coverage.fewest_per_kernel(),
                      per_kernel);
   }
-  for (const verify::Covered& c :
-       {coverage.options(), coverage.option_pairs(), coverage.tile_edges()}) {
+  for (const verify::Covered& c : {coverage.options(), coverage.option_pairs(),
+                                   coverage.tile_edges(), coverage.work_lists()}) {
     if (!c.missing.empty()) return "not covered: " + first_names(c.missing);
   }
   return {};

@@ -7,14 +7,14 @@
 #include <set>
 
 #include "command_error.h"
+#include "plan/planner.h"
 #include "plan/tuning.h"
 #include "problem.h"
 #include "text.h"
+#include "verify/random.h"
 
 namespace flashcore::tool {
 namespace {
-
-constexpr double kCaseOracleWork = 2e8;
 
 /// The command that runs problem `index` of a suite again, and nothing else.
 std::string replay_command(const CheckArgs& args, const std::string& suite,
@@ -34,23 +34,35 @@ std::string replay_command(const CheckArgs& args, const std::string& suite,
   if (args.control.sigma) option("sigma", formatted("{}", *args.control.sigma));
   if (args.control.splits) option("splits", std::to_string(*args.control.splits));
   if (args.work != CheckArgs{}.work) option("work", formatted("{}", args.work));
+  std::string blocks;
+  for (const int limit : args.blocks) {
+    blocks += (blocks.empty() ? "" : ",") + std::to_string(limit);
+  }
+  option("blocks", blocks);
   if (args.control.deadline_s) option("deadline", formatted("{}", *args.control.deadline_s));
   option("index", std::to_string(index));
   return text;
 }
 
-/// A suite that is a list. Its replay repeats the options the list was made with.
+}  // namespace
+
 CheckSuite list_suite(const CheckArgs& args, const std::string& name,
                       const std::shared_ptr<const std::vector<CheckItem>>& items) {
   CheckSuite suite;
   suite.name = name;
   suite.count = items->size();
-  suite.item = [items](std::uint64_t index) { return (*items)[index]; };
+  suite.item = [&args, items](std::uint64_t index) {
+    CheckItem item = (*items)[index];
+    item.blocks = blocks_of(args, index, false);
+    return item;
+  };
   suite.replay = [&args, name](std::uint64_t index, const CheckItem&) {
     return replay_command(args, name, args.selection.kernel, index);
   };
   return suite;
 }
+
+namespace {
 
 struct SizeClass {
   std::int64_t smallest, largest, tile_k;
@@ -116,6 +128,14 @@ std::vector<int> splits_of(const CheckArgs& args, const BenchCase& c, const veri
 
 }  // namespace
 
+int blocks_of(const CheckArgs& args, std::uint64_t index, bool persistent) {
+  static const std::vector<int> few{0, 1, 1, 2, 3, 7};
+  const std::vector<int>& limits = args.blocks.empty() && persistent ? few : args.blocks;
+  if (limits.empty()) return 0;
+  // Not in turn: where kernels take turns too, each could meet one entry only.
+  return limits[verify::mix(args.control.seed ^ verify::mix(index)) % limits.size()];
+}
+
 CheckSuite random_suite(const CheckArgs& args, const std::vector<RunnableKernel>& kernels) {
   CheckSuite suite;
   suite.name = "random";
@@ -126,7 +146,8 @@ CheckSuite random_suite(const CheckArgs& args, const std::vector<RunnableKernel>
     limits.target_work = args.work;
     limits.sigma = args.control.sigma;
     limits.splits = args.control.splits;
-    return CheckItem{verify::random_case(*r.kernel, args.control.seed, index, limits), r.target};
+    return CheckItem{verify::random_case(*r.kernel, args.control.seed, index, limits), r.target,
+                     blocks_of(args, index, is_persistent(*r.kernel))};
   };
   suite.replay = [&args](std::uint64_t index, const CheckItem& item) {
     return replay_command(args, "random", formatted("^{}$", item.spec.options.kernel), index);
@@ -184,7 +205,7 @@ std::unique_ptr<CaseSuite> case_suite(const CheckArgs& args, const std::vector<T
           spec.options.kernel = kernel == nullptr ? nullptr : kernel->id;
           for (const int splits : splits_of(args, c, spec, targets[t])) {
             spec.options.num_splits = splits;
-            items->push_back({spec, t});
+            items->push_back({spec, t, 0});
             row_of_item.push_back(made->rows.size());
             dtype_of_item.push_back(dtype);
           }

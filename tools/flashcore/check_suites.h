@@ -14,9 +14,24 @@ namespace flashcore::tool {
 /// Random boundary-biased problems, taking the kernels in turn.
 CheckSuite random_suite(const CheckArgs& args, const std::vector<RunnableKernel>& kernels);
 
+/// Of problem `index`, by seed and index alone: an entry of --blocks. Where that is not given,
+/// persistent kernels have few blocks too, since small problems give many blocks an item each.
+int blocks_of(const CheckArgs& args, std::uint64_t index, bool persistent);
+
 /// Every kernel at every size class of its tuning, with the dims at both ends of the class and
 /// several numbers of splits, whether or not the planner would choose it there.
 CheckSuite tuning_suite(const CheckArgs& args, const std::vector<RunnableKernel>& kernels);
+
+/// The problems of bugs that were found late, in every type, on every kernel that takes them; of
+/// CPU kernels on the one the planner chooses, since they are large.
+CheckSuite regression_suite(const CheckArgs& args, const std::vector<Target>& targets);
+
+/// A suite that is a list. Its replay repeats the options the list was made with.
+CheckSuite list_suite(const CheckArgs& args, const std::string& name,
+                      const std::shared_ptr<const std::vector<CheckItem>>& items);
+
+/// What the oracle may do for a case of a list of large ones.
+inline constexpr double kCaseOracleWork = 2e8;
 
 /// The name of a suite of cases that --case alone selects.
 inline constexpr const char* kNamedCases = "cases";

@@ -108,8 +108,9 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
   command.add_option("--problems", args.problems, "random problems in all")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
-  command.add_option("--suite", args.suite,
-                     "random (default), lineage, tuning, all, or a suite of the cases file");
+  command.add_option(
+      "--suite", args.suite,
+      "random (default), tuning, lineage, regressions, all, or a suite of the cases file");
   add_case_options(command, args.selection);
   command.add_option("--kernel", args.selection.kernel,
                      "only kernels this regular expression finds");
@@ -118,6 +119,13 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
   add_control_options(command, args.control);
   add_deadline_option(command, args.control.deadline_s, "a problem", "20 on a GPU");
   command.add_option("--index", args.index, "replay just this problem");
+  command
+      .add_option("--blocks", args.blocks,
+                  "blocks a GPU may have, as if it had so few SMs; of a list each problem draws "
+                  "one; 0: no limit; default: persistent kernels draw from 0,1,1,2,3,7")
+      ->type_name("N[,N...]")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 65535));
   command.add_option("--work", args.work, "multiply-adds of a random problem, on average")
       ->check(CLI::Range(1.0, 1e12))
       ->capture_default_str();
@@ -128,8 +136,8 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
       ->capture_default_str();
   command
       .add_option("--require-coverage", args.require_coverage,
-                  "fail unless every kernel had N problems and all pairs of options and tile "
-                  "edges were met")
+                  "fail unless every kernel had N problems and all pairs of options, tile edges "
+                  "and lists of items in a block were met")
       ->type_name("N");
   command.add_flag("--quiet", args.quiet, "no progress");
   command.add_flag("--json", args.json, "for programs");
@@ -137,6 +145,7 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
       examples("  flashcore check\n"
                "  flashcore check --problems 20000 --require-coverage 200\n"
                "  flashcore check --suite lineage\n"
+               "  flashcore check --device cuda --kernel sm90 --blocks 1,2,3,7\n"
                "  flashcore check --device cuda --plan-for l4 --kernel f16 --time-limit 60\n"
                "  flashcore check --kernel '^fwd_plain_f32$' --seed 1 --index 17   # replay\n"));
   return command;

@@ -95,6 +95,11 @@ std::vector<Target> find_targets(const DeviceArgs& args) {
   return targets;
 }
 
+DeviceInfo with_blocks(DeviceInfo device, int blocks) {
+  if (blocks > 0) device.sm_count = std::min(device.sm_count, blocks);
+  return device;
+}
+
 bool runnable(const KernelInfo& kernel, const DeviceInfo& device) {
   if (!kernel.compiled || kernel.device != device.device.type) return false;
   const Result<Problem> dense = dense_problem(kernel.dtype, 1, 1, 1, 1, 1, kernel.head_dim,

@@ -23,6 +23,9 @@ Target find_target(const DeviceArgs& args);
 /// The same, where "all" means the CPU and, if it can be used, the first GPU.
 std::vector<Target> find_targets(const DeviceArgs& args);
 
+/// A GPU of so many SMs at most (0: all it has), so that a persistent kernel has so many blocks.
+DeviceInfo with_blocks(DeviceInfo device, int blocks);
+
 /// Whether the kernel is part of this build and the device can execute it.
 bool runnable(const KernelInfo& kernel, const DeviceInfo& device);
 

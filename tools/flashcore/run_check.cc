@@ -28,7 +28,16 @@ class Check {
         targets_(find_targets(args.device)),
         kernels_(find_kernels(args.selection.kernel, targets_)),
         coverage_(infos(kernels_)),
-        engine_(args, targets_, coverage_, stop_) {}
+        engine_(args, targets_, coverage_, stop_) {
+    const bool gpu = std::any_of(targets_.begin(), targets_.end(), [](const Target& target) {
+      return target.device.type == DeviceType::cuda;
+    });
+    if (!args.blocks.empty() && !gpu) {
+      throw CommandError(
+          "--blocks limits the blocks of a GPU's kernels, and only the CPU is checked here; say "
+          "--threads for a CPU, or --device cuda");
+    }
+  }
 
   int run() {
     std::string suite = args_.suite;
@@ -38,6 +47,7 @@ class Check {
     covers_options_ = all || suite == "random";
     if (covers_options_) suites_.push_back(random_suite(args_, kernels_));
     if (all || suite == "tuning") suites_.push_back(tuning_suite(args_, kernels_));
+    if (all || suite == "regressions") suites_.push_back(regression_suite(args_, targets_));
     if (all || suites_.empty()) suites_.push_back(select(all ? "lineage" : suite));
 
     if (!args_.json && !WorkerLink::here().takes_over()) print_heading();
@@ -139,6 +149,7 @@ class Check {
                  {"coverage", to_json(coverage_)}};
     json["devices"] = Json::array();
     for (const Target& target : targets_) json["devices"].push_back(tool::to_json(target.real));
+    if (!args_.blocks.empty()) json["blocks"] = args_.blocks;
     if (!ended_by.empty()) json["stopped"] = ended_by;
     if (!lack.empty()) json["coverage"]["lacking"] = lack;
     if (totals.first_failure) {

@@ -1,0 +1,121 @@
+// The problems of `flashcore check`: which they are, with how many blocks, and how they replay.
+#include "check_suites.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "plan/planner.h"
+#include "problem.h"
+#include "verify/work_facts.h"
+
+namespace flashcore::tool {
+namespace {
+
+constexpr const char* kHopper = "fwd_sm90_bf16_d128_k160";
+
+std::vector<RunnableKernel> kernels_named(const std::vector<const char*>& ids) {
+  std::vector<RunnableKernel> list;
+  for (const char* id : ids) list.push_back({find_kernel(id), 0});
+  return list;
+}
+
+CheckArgs args_with(std::vector<int> blocks) {
+  CheckArgs args;
+  args.program = "flashcore";
+  args.blocks = std::move(blocks);
+  return args;
+}
+
+TEST(CheckBlocks, EveryKernelMeetsEveryEntry) {
+  const CheckArgs args = args_with({1, 2, 3, 7});
+  const auto kernels = kernels_named({kHopper, "fwd_sm90_f16_d64_q64", "fwd_sm80_f16_d64_q128",
+                                      "fwd_sm90_f16_d256_k64"});  // as many as entries
+  const CheckSuite suite = random_suite(args, kernels);
+  std::map<std::string, std::set<int>> met;
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    const CheckItem item = suite.item(i);
+    met[item.spec.options.kernel].insert(item.blocks);
+  }
+  EXPECT_EQ(met.size(), 4u);
+  for (const auto& [kernel, blocks] : met) EXPECT_EQ(blocks, (std::set<int>{1, 2, 3, 7})) << kernel;
+}
+
+TEST(CheckBlocks, WithoutTheOptionPersistentKernelsAloneHaveFew) {
+  const CheckArgs args = args_with({});
+  const CheckSuite suite = random_suite(args, kernels_named({kHopper, "fwd_sm80_f16_d64_q128"}));
+  std::set<int> persistent, other;
+  for (std::uint64_t i = 0; i < 200; ++i) {
+    (i % 2 == 0 ? persistent : other).insert(suite.item(i).blocks);
+  }
+  EXPECT_EQ(persistent, (std::set<int>{0, 1, 2, 3, 7}));
+  EXPECT_EQ(other, std::set<int>{0});
+}
+
+TEST(CheckBlocks, AReplayIsTheSameProblem) {
+  const CheckArgs args = args_with({1, 2, 3, 7});
+  const CheckSuite all = random_suite(args, kernels_named({"fwd_sm90_f16_d64_q64", kHopper}));
+  const CheckSuite alone = random_suite(args, kernels_named({kHopper}));
+  std::set<int> met;
+  for (std::uint64_t i = 1; i < 41; i += 2) {
+    const CheckItem first = all.item(i), again = alone.item(i);
+    EXPECT_EQ(verify::to_string(first.spec), verify::to_string(again.spec));
+    EXPECT_EQ(first.spec.seed, again.spec.seed);
+    EXPECT_EQ(first.blocks, again.blocks);
+    met.insert(first.blocks);
+    EXPECT_EQ(all.replay(i, first), "flashcore check --kernel '^" + std::string(kHopper) +
+                                        "$' --seed 1 --blocks 1,2,3,7 --index " +
+                                        std::to_string(i));
+  }
+  EXPECT_EQ(met.size(), 4u);
+  CheckArgs other = args;
+  other.control.seed = 2;
+  int different = 0;
+  for (std::uint64_t i = 0; i < 40; ++i) {
+    different += blocks_of(args, i, true) != blocks_of(other, i, true);
+  }
+  EXPECT_GT(different, 0);
+}
+
+TEST(CheckBlocks, ListsOfCasesHaveThemToo) {
+  const CheckArgs args = args_with({2}), unlimited = args_with({});
+  EXPECT_EQ(tuning_suite(args, kernels_named({kHopper})).item(0).blocks, 2);
+  EXPECT_EQ(tuning_suite(unlimited, kernels_named({kHopper})).item(0).blocks, 0);
+}
+
+TEST(CheckBlocks, AreALimit) {
+  const DeviceInfo h200 = *named_device("h200");
+  EXPECT_EQ(with_blocks(h200, 3).sm_count, 3);
+  EXPECT_EQ(with_blocks(h200, 0).sm_count, h200.sm_count);
+  EXPECT_EQ(with_blocks(h200, 1000).sm_count, h200.sm_count);
+}
+
+/// The problems are those of the bug: on one block of a Hopper kernel three items without keys
+/// follow one that has some.
+TEST(Regressions, HaveItemsWithoutKeys) {
+  const CheckArgs args = args_with({});
+  DeviceArgs cpu;
+  cpu.device = "cpu";
+  const CheckSuite suite = regression_suite(args, {find_target(cpu)});
+  int problems = 0, keyless = 0;
+  for (std::uint64_t i = 0; i < suite.count; ++i) {
+    verify::CaseSpec spec = suite.item(i).spec;
+    if (spec.dtype != DType::bf16 || spec.k_storage != DType::none) continue;
+    ++problems;
+    const DeviceInfo h200 = *named_device("h200");
+    spec.options.kernel = spec.head_dim > 128 ? "fwd_sm90_bf16_d256_k64" : kHopper;
+    const Plan plan = *make_plan(*problem_of(spec, h200.device), with_blocks(h200, 1));
+    EXPECT_GT(plan.work_items, 2 * h200.sm_count) << verify::to_string(spec);
+    std::vector<std::int32_t> used(spec.used_lengths.begin(), spec.used_lengths.end());
+    Tensors tensors;
+    if (spec.used_k) tensors.used_k = view(used.data(), DType::i32, {spec.batch});
+    keyless += verify::work_facts(plan, tensors).three_keyless;
+  }
+  EXPECT_EQ(problems, 11);
+  EXPECT_EQ(keyless, 10);  // of one cache every query sees keys
+}
+
+}  // namespace
+}  // namespace flashcore::tool
