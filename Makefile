@@ -33,7 +33,7 @@ profile: ## K=<id> CASE=<name>: that kernel on that case under ncu, in twenty li
 	@scripts/setup build
 	@scripts/profile "$(K)" "$(CASE)"
 
-gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (10 minutes)
+gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (20 minutes)
 	@TORCH=0 scripts/setup test
 	@scripts/gpu_check
 

@@ -24,7 +24,7 @@ def host_cost(context, limit_s):
         found = json.loads(done.output)
         details = {name: found[name] for name in ("host_us", "launch_us")}
     except (ValueError, KeyError):
-        return from_command(done, "flashcore bench --json") if done.code else \
+        return from_command(done, "flashcore bench --json") if done.code != 0 else \
             Outcome(FAILED, "flashcore bench printed no host_us and launch_us")
     context.runner.report.result.update(details)
     bars = bars_for(context)

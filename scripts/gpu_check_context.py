@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from gpu_check_runner import FAILED, PASSED, TIMED_OUT, Command, Outcome
+from gpu_check_runner import FAILED, PASSED, Command, Outcome
 
 
 class Context:
@@ -45,8 +45,7 @@ def from_command(done, what, details=None):
     """Passed if the command succeeded."""
     if done.code == 0:
         return Outcome(PASSED, "", details or {})
-    status = TIMED_OUT if done.timed_out else FAILED
-    return Outcome(status, done.failure(what), {**(details or {}), "output": done.last_lines()})
+    return Outcome(FAILED, done.failure(what), {**(details or {}), "output": done.last_lines()})
 
 
 def python_with_torch(context):

@@ -40,12 +40,26 @@ class Done:
     def failure(self, what):
         """A sentence on why this was no success."""
         if self.timed_out:
-            return f"{what} did not end within {self.seconds:.0f} s; see {self.shown}"
+            return f"hung: {what} did not end within {self.seconds:.0f} s; see {self.shown}"
         return f"{what} ended with exit code {self.code}; see {self.shown}"
 
 
+def members(session):
+    """The processes of a session, whatever their process groups."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:  # it has just ended
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
 class Command:
-    """A process in its own group, so that its children end with it."""
+    """A process in a session of its own, so that its children end with it, also those that are in
+    process groups of their own (ctest's, and the workers of the command `flashcore`)."""
 
     _running = set()
 
@@ -86,19 +100,29 @@ class Command:
         cls._running.clear()
 
     def end(self):
-        """Ends the whole group: asked first, then forced."""
+        """Ends the whole session: asked first, then forced. A process that waits for a GPU that
+        hangs may outlive even that; nobody waits for it."""
         if self._process is None or self._process.poll() is not None:
             return
-        for number, patience in ((signal.SIGTERM, 3), (signal.SIGKILL, 10)):
+        self._signal([self._process.pid], os.killpg, signal.SIGTERM)
+        self._wait(5)
+        self._signal([self._process.pid], os.killpg, signal.SIGKILL)
+        self._signal(members(self._process.pid), os.kill, signal.SIGKILL)
+        self._wait(10)
+
+    @staticmethod
+    def _signal(pids, kill, number):
+        for pid in pids:
             try:
-                os.killpg(self._process.pid, number)
-            except ProcessLookupError:
-                return
-            try:
-                self._process.wait(patience)
-                return
-            except subprocess.TimeoutExpired:
-                continue
+                kill(pid, number)
+            except ProcessLookupError:  # it has just ended
+                pass
+
+    def _wait(self, patience):
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            pass
 
 
 @dataclass
@@ -109,6 +133,12 @@ class Stage:
     limit_s: float
     run: object
     may_be_missing: bool = False  # "not run" is reported, and is no failure
+    results: tuple = ()  # the names of a group's outcomes; empty: the stage's own
+
+    def passed_in(self, recorded):
+        """Whether the stages of a result file say that this one passed."""
+        return all(recorded.get(name, {}).get("status") == PASSED
+                   for name in self.results or (self.name,))
 
 
 class Report:

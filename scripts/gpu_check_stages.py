@@ -21,7 +21,12 @@ _PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(1
                     "sm80_8bit": "fwd_sm80_8bit_bf16_d64_q(128|16)",
                     "sm90": "fwd_sm90_bf16_d64_q(192|64)",
                     "sm90_e4m3": "fwd_sm90_e4m3_bf16_d64_q64"}
+_PERSISTENT_KERNELS = {"sm90": "^fwd_sm90_(f16|bf16)_", "sm90_e4m3": "^fwd_sm90_e4m3_"}
+_NEVER_ENDS = 30  # src/core/plant.h
+_HUNG_KERNELS = "^fwd_simt_f32_d64_"
+_HUNG_PROBLEMS = 24
 _SANITIZER_PROBLEMS = 63
+_LONG = 10  # times as many random problems with --long, in as many times the limit
 _VERIFIERS = 8  # processes
 
 
@@ -84,27 +89,39 @@ def tests(context, limit_s):
     done = context.run("tests", [
         "ctest", "--test-dir", context.build, "-L", "^gpu$", "-j", str(min(context.jobs, 8)),
         "--output-on-failure", "--no-tests=error", "--output-junit", report], limit_s)
+    return judge_tests(done, report)
+
+
+def judge_tests(done, report):
+    """Each test has a time limit of its own (tests/gpu/CMakeLists.txt): one that hangs is named."""
     if not report.is_file():
-        return from_command(done, "ctest") if done.code else Outcome(FAILED, "ctest left no report")
+        return from_command(done, "ctest") if done.code != 0 else Outcome(FAILED, "ctest left no report")
     suite = ElementTree.parse(report).getroot()
     skipped = [case.get("name") for case in suite.iter("testcase")
                if case.find("skipped") is not None]
     details = {"tests": int(suite.get("tests", "0")), "skipped": skipped}
-    outcome = from_command(done, "ctest", details)
+    failed = dict(re.findall(r"^\t *\d+ - (\S+) \((.*)\)", done.output, re.MULTILINE))
+    hung = [name for name, why in failed.items() if why == "Timeout"]
+    outcome = from_command(done, "ctest", {**details, **({"failed": failed} if failed else {})})
+    if hung:
+        outcome.reason = f"hung: {', '.join(hung)}; {outcome.reason}"
     if outcome.status == PASSED and len(skipped) == details["tests"]:
         return Outcome(FAILED, "every test was skipped: the library finds no GPU", details)
     return outcome
 
 
-def check(context, name, arguments, limit_s, least_problems):
+def check(context, name, arguments, limit_s, least_problems, covered=()):
     """One `flashcore check --json`; passed only if it says so and ran enough problems."""
     done = context.run(name, [
         context.cli, "check", "--json", "--jobs", str(context.jobs), "--seed",
-        str(context.options.seed), "--time-limit", str(int(limit_s - 5)), *arguments], limit_s)
-    return judge_check(done, least_problems)
+        str(context.options.seed), "--time-limit", str(int(max(limit_s - 30, limit_s / 2))),
+        *arguments], limit_s)  # a problem that hangs takes its deadline besides
+    return judge_check(done, least_problems, covered)
 
 
-def judge_check(done, least_problems):
+def judge_check(done, least_problems, covered=()):
+    """covered: the parts of the coverage that must be whole. (--require-coverage also wants options
+    that one family of kernels alone does not take.)"""
     try:
         result = json.loads(done.output)
     except ValueError:
@@ -125,8 +142,14 @@ def judge_check(done, least_problems):
         if "replay" in report:  # to be typed in any tree
             report["replay"] = re.sub(r"^\S*/(?=build/)", "", report["replay"])
         details["first_report"] = report
+    if done.timed_out:
+        return from_command(done, "flashcore check", details)
     if done.code != 0 or result.get("passed") is not True or result.get("failures") != 0:
         return Outcome(FAILED, f"{result.get('failures')} failures; see {done.shown}", details)
+    lacking = {part: result.get("coverage", {}).get(part, {}).get("missing", ["all"])
+               for part in covered}
+    if any(lacking.values()):
+        return Outcome(FAILED, f"not covered: {shortened(lacking, 4)}", details)
     if result.get("problems", 0) < least_problems:
         return Outcome(TIMED_OUT, f"{result.get('problems')} problems within the time limit; wanted "
                        f"{least_problems}", details)
@@ -170,6 +193,44 @@ def plants(context, limit_s):
     return Outcome(PASSED, "every planted bug was caught", {"caught": caught})
 
 
+def deadline(context, limit_s):
+    """A kernel that never ends, in the build with planted bugs: `flashcore check` must name its
+    problems within their deadline and go on with the others."""
+    if not hasattr(context, "plants"):
+        start_plants_build(context)
+    begin = time.monotonic()
+    built = context.plants.wait(limit_s)
+    if built.code != 0:
+        return from_command(built, "the build with planted bugs")
+    done = context.run("deadline", [
+        context.plants_build / "bin" / "flashcore", "check", "--device", "cuda", "--kernel",
+        _HUNG_KERNELS, "--problems", str(_HUNG_PROBLEMS), "--jobs", "4", "--deadline", "5", "--json",
+        "--quiet"], limit_s - (time.monotonic() - begin), FLASHCORE_PLANT=str(_NEVER_ENDS))
+    return judge_deadline(done, _HUNG_PROBLEMS)
+
+
+def judge_deadline(done, problems):
+    """Some problems hung, each was reported as that, and every other one was counted as right."""
+    try:
+        result = json.loads(done.output)
+    except ValueError:
+        return from_command(done, "flashcore check with a kernel that never ends") if done.code != 0 \
+            else Outcome(FAILED, f"flashcore check printed no JSON; see {done.shown}")
+    named = re.findall(r"^flashcore: (\S+): kernel \S+: it did not end within .*",
+                       done.log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    details = {"problems": result["problems"], "failures": result["failures"], "hung": named}
+    other = [one["reason"] for one in result["reports"] if not one.get("hung")]
+    if done.code != 1 or result["failures"] == 0:
+        return Outcome(FAILED, "a kernel that never ends was not reported", details)
+    if other or len(set(named)) != result["failures"] or len(named) != len(set(named)):
+        return Outcome(FAILED, f"{result['failures']} failures, {len(named)} named as hung; others: "
+                       f"{other}", details)
+    if result["problems"] != problems or result["failures"] == problems:
+        return Outcome(FAILED, f"{result['problems']} of {problems} problems were done, "
+                       f"{result['failures']} of them hung: it did not go on", details)
+    return Outcome(PASSED, "", details)
+
+
 def sanitizers(context, limit_s):
     program = find_tool()
     if program is None:
@@ -181,8 +242,8 @@ def sanitizers(context, limit_s):
              for tool in TOOLS}
     programs = {tool: {
         "check": [str(context.cli), "check", "--device", "cuda", "--problems",
-                  str(_SANITIZER_PROBLEMS), "--jobs", "1", "--json", "--time-limit",
-                  str(int(limit_s - 30))],
+                  str(_SANITIZER_PROBLEMS), "--jobs", "1", "--json", "--deadline", "0",
+                  "--time-limit", str(int(limit_s - 30))],
         "tests": [str(gpu_tests / "flashcore_gpu_tests"), f"--gtest_filter={tests[tool]}"],
     } for tool in TOOLS}
     return run_all([Sanitizer(tool, program, gpu_tests / "sanitizer_faults", programs[tool], context.logs,
@@ -258,34 +319,45 @@ def verify_torch(context, limit_s):
 
 
 def all_stages(context):
-    """Every stage, in order. The limits leave room."""
+    """Every stage, in order. The limits leave room; none is over eight minutes, but with --long."""
     cuda = ["--device", "cuda"]
+    times = _LONG if getattr(context.options, "long", False) else 1
 
-    def checking(name, limit, arguments, least=1):
-        return Stage(name, limit, lambda limit_s: check(context, name, arguments, limit_s, least))
+    def checking(name, limit, arguments, problems=0, least=1, covered=()):
+        if problems:
+            arguments = [*arguments, "--problems", str(problems * times)]
+        return Stage(name, limit * times, lambda limit_s: check(
+            context, name, arguments, limit_s, least * times, covered))
 
-    def plain(name, limit, function, may_be_missing=False):
-        return Stage(name, limit, lambda limit_s: function(context, limit_s), may_be_missing)
+    def plain(name, limit, function, may_be_missing=False, results=()):
+        return Stage(name, limit * times, lambda limit_s: function(context, limit_s),
+                     may_be_missing, results)
 
     return [
         plain("environment", 90, environment),
-        plain("build", 200, build),
-        plain("tests", 200, tests),
-        checking("check", 120, [*cuda, "--problems", "21000"], _MIN_PROBLEMS),
-        checking("check_tensor_cores", 100, [*cuda, "--kernel", "_sm80_", "--problems", "51000"],
+        plain("build", 400, build),
+        plain("tests", 400, tests),
+        checking("regressions", 60, [*cuda, "--suite", "regressions"]),
+        checking("check", 120, cuda, 21000, _MIN_PROBLEMS),
+        checking("check_tensor_cores", 100, [*cuda, "--kernel", "_sm80_"], 51000,
                  _MIN_TENSOR_CORE_PROBLEMS),
-        checking("check_hopper", 100, [*cuda, "--kernel", "_sm90_", "--problems", "51000"],
+        checking("check_hopper", 100, [*cuda, "--kernel", "_sm90_"], 51000,
                  _MIN_TENSOR_CORE_PROBLEMS),
+        *(checking(f"check_blocks_{family}", 100, [*cuda, "--kernel", kernels, "--blocks", "1,2,3,7"],
+                   20000, 20000, ("tile_edges", "work_lists"))
+          for family, kernels in _PERSISTENT_KERNELS.items()),
         checking("check_lineage", 40, [*cuda, "--suite", "lineage"]),
         checking("check_tuning", 60, [*cuda, "--suite", "tuning"]),
-        checking("check_as_l4", 30, [*cuda, "--problems", "1500", "--plan-for", "l4"], 1000),
-        checking("check_as_a100", 30, [*cuda, "--problems", "1500", "--plan-for", "a100"], 1000),
-        checking("check_cpu", 60, ["--device", "cpu", "--problems", "5000"], 5000),
-        plain("python", 200, python_tests, may_be_missing=True),
-        plain("verify", 180, verify_kernels),
+        checking("check_as_l4", 30, [*cuda, "--plan-for", "l4"], 1500, 1000),
+        checking("check_as_a100", 30, [*cuda, "--plan-for", "a100"], 1500, 1000),
+        checking("check_cpu", 60, ["--device", "cpu"], 5000, 5000),
+        plain("python", 400, python_tests, may_be_missing=True),
+        plain("verify", 240, verify_kernels),
         plain("verify_torch", 120, verify_torch),
-        plain("plants", 120, plants),
-        plain("sanitizers", 180, sanitizers, may_be_missing=True),
+        plain("plants", 400, plants),
+        plain("deadline", 400, deadline),
+        plain("sanitizers", 240, sanitizers, may_be_missing=True,
+              results=tuple(f"sanitizer_{tool}" for tool in TOOLS)),
         plain("host", 40, gpu_check_bench.host_cost),
         plain("bench", 200, gpu_check_bench.bench),
     ]

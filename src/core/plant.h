@@ -33,6 +33,7 @@ enum class PlantedBug : int {
   parity_wrong = 21,          // a consumer waits for the queries of an earlier item
   turn_skipped = 22,          // a warpgroup that skips a K tile keeps its turn
   stage_released_twice = 23,  // an item's last V tile is given back twice
+  never_ends = 30,            // the kernel spins where a sequence has 3, 10, 17, ... queries
 };
 
 #if defined(FLASHCORE_PLANTS)
@@ -45,5 +46,13 @@ struct Plant {
   FLASHCORE_HD constexpr bool is(PlantedBug) const { return false; }
 };
 #endif
+
+/// The bug never_ends. A kernel calls it before anything else, on all its threads. (Those of sm80
+/// and sm90 do not: scripts/check_plants, NOT_IN, must know of one that does.)
+FLASHCORE_HD void spin_if_planted(Plant plant, long long q_len) {
+  if (!plant.is(PlantedBug::never_ends) || q_len % 7 != 3) return;
+  for (volatile int spinning = 1; spinning != 0;) {
+  }
+}
 
 }  // namespace flashcore::core

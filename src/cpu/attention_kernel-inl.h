@@ -516,6 +516,7 @@ void attend(const Block<T>& block) {
 /// then KV head, then batch.
 template <typename T, typename Storage>
 void attention_item(const AttentionParams& params, std::int64_t item, void* scratch) {
+  core::spin_if_planted(params.plant, params.q_len);
   const std::int32_t split = static_cast<std::int32_t>(item % params.splits);
   item /= params.splits;
   const std::int32_t tile = params.q_tiles - 1 - static_cast<std::int32_t>(item % params.q_tiles);

@@ -53,7 +53,7 @@ class VerifyTest(CommandTest):
         self.assertIn("SIGSEGV", report["detail"])
 
     def test_hang(self):
-        report = self.verdict(FAULTS, "hangs", "--call-limit", "1")
+        report = self.verdict(FAULTS, "hangs", "--deadline", "1")
         self.assertIn("did not return within 1 s", report["detail"])
 
     def test_exit(self):

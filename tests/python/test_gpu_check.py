@@ -73,6 +73,19 @@ class Commands(WithFolder):
         done = self.run_command("trap '' TERM; while :; do sleep 0.1; done", 0.3)
         self.assertTrue(done.timed_out)
 
+    def test_children_in_groups_of_their_own_end_too(self):
+        script = ("import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+                  "if os.fork() == 0: os.setpgid(0, 0)\n"
+                  "print(os.getpid(), flush=True); time.sleep(60)")
+        done = Command([sys.executable, "-c", script], self.folder / "x.log", self.folder).wait(1)
+        self.assertTrue(done.timed_out)
+        pids = [int(word) for word in done.output.split()]
+        self.assertEqual(len(pids), 2)
+        deadline = time.monotonic() + 5
+        while any(map(alive, pids)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertFalse(any(map(alive, pids)))
+
     def test_a_missing_program(self):
         done = Command(["/no/such/program"], self.folder / "x.log", self.folder).wait(5)
         self.assertIsNone(done.code)
@@ -195,11 +208,59 @@ class Verdicts(WithFolder):
         self.assertEqual(few.status, "timed out")
         self.assertIn("20 problems", few.reason)
 
+    def test_a_test_that_hangs_is_named(self):
+        report = self.folder / "tests.xml"
+        report.write_text('<testsuite tests="3"><testcase name="A.Spins" status="fail"/></testsuite>')
+        done = self.run_command(r"printf 'The following tests FAILED:\n\t  1 - A.Spins (Timeout)\n"
+                                r"\t 12 - B.Wrong (Failed)\n'; exit 8")
+        outcome = stages.judge_tests(done, report)
+        self.assertEqual(outcome.status, "failed")
+        self.assertRegex(outcome.reason, r"^hung: A\.Spins; ctest ended with exit code 8")
+        self.assertEqual(outcome.details["failed"], {"A.Spins": "Timeout", "B.Wrong": "Failed"})
+        self.assertEqual(stages.judge_tests(self.run_command("exit 0"), report).status, "passed")
+
+    def test_parts_of_the_coverage_can_be_required(self):
+        good = {"passed": True, "problems": 20, "failures": 0, "kernels": {},
+                "coverage": {"tile_edges": {"missing": []}, "pairs": {"missing": ["a+b"]}}}
+        done = self.run_command(f"echo '{json.dumps(good)}'")
+        self.assertEqual(stages.judge_check(done, 1, ("tile_edges",)).status, "passed")
+        for parts in (("tile_edges", "pairs"), ("work_lists",)):
+            outcome = stages.judge_check(done, 1, parts)
+            self.assertEqual(outcome.status, "failed")
+            self.assertIn(parts[-1], outcome.reason)
+
+    def test_a_kernel_that_never_ends(self):
+        def judge(result, named, code=1, problems=24):
+            words = "".join(f"echo 'flashcore: random/{index}: kernel k: it did not end within 5 s; "
+                            "its process was ended' >&2; " for index in named)
+            return stages.judge_deadline(
+                self.run_command(f"{words} echo '{json.dumps(result)}'; exit {code}"), problems)
+
+        report = {"reason": "it did not end within 5 s", "hung": True}
+        good = {"problems": 24, "failures": 2, "reports": [report] * 2}
+        self.assertEqual(judge(good, [3, 7]).status, "passed")
+        self.assertEqual(judge(good, [3, 7]).details["hung"], ["random/3", "random/7"])
+        self.assertIn("not reported", judge({**good, "failures": 0, "reports": []}, [], 0).reason)
+        self.assertIn("1 named", judge(good, [3]).reason)
+        self.assertIn("2 named", judge({**good, "failures": 1}, [3, 3]).reason)
+        self.assertIn("wrong", judge({**good, "reports": [report, {"reason": "wrong"}]}, [3, 7]).reason)
+        self.assertIn("did not go on", judge({**good, "problems": 4}, [3, 7]).reason)
+        self.assertIn("did not go on", judge(good, [3, 7], problems=2).reason)
+        self.assertEqual(stages.judge_deadline(self.run_command("sleep 30", 0.2), 24).reason[:6],
+                         "hung: ")
+
     def test_a_check_without_json(self):
         self.assertEqual(stages.judge_check(self.run_command("echo hello"), 1).status, "failed")
         self.assertEqual(stages.judge_check(self.run_command("exit 2"), 1).status, "failed")
         done = self.run_command("sleep 30", 0.2)
-        self.assertEqual(stages.judge_check(done, 1).status, "timed out")
+        outcome = stages.judge_check(done, 1)
+        self.assertEqual(outcome.status, "failed")
+        self.assertRegex(outcome.reason, r"^hung: flashcore check did not end within \d+ s; see ")
+        # One that could still print what it had found is no better.
+        done = self.run_command("trap 'echo \"{\\\"passed\\\": true, \\\"failures\\\": 0, "
+                                "\\\"problems\\\": 5}\"; exit 0' TERM; sleep 30 & wait", 0.2)
+        self.assertEqual(json.loads(done.output)["problems"], 5)
+        self.assertRegex(stages.judge_check(done, 1).reason, "^hung: ")
 
     def test_python_tests(self):
         """Passing without having touched the GPU is no pass."""
@@ -228,7 +289,7 @@ class Verdicts(WithFolder):
 
     def test_a_bench_that_is_cut_off_keeps_its_rows(self):
         outcome, written = self.bench({"rows": [{"name": "a", "us": 1.0}]}, "sleep 30")
-        self.assertEqual(outcome.status, "timed out")
+        self.assertEqual((outcome.status, outcome.reason[:6]), ("failed", "hung: "))
         self.assertEqual(written["rows"], [{"name": "a", "us": 1.0}])
 
     def test_a_bench_without_rows_or_with_cases_left_fails(self):
@@ -275,6 +336,34 @@ class Script(WithFolder):
         with self.assertRaisesRegex(ValueError, "known are a, b"):
             script.choose(known, ["c"])
 
+    def test_resume_leaves_out_what_has_passed(self):
+        script = load_script()
+        known = [Stage(name, 1, None) for name in ("environment", "build", "tests", "check", "new")]
+        known.append(Stage("group", 1, None, results=("group_a", "group_b")))
+        recorded = {"environment": {"status": "passed"}, "build": {"status": "passed"},
+                    "tests": {"status": "passed"}, "check": {"status": "failed"},
+                    "group_a": {"status": "passed"}, "group_b": {"status": "not run"}}
+
+        def left(fresh):
+            return [one.name for one in script.without_passed(known, recorded, fresh)]
+
+        self.assertEqual(left(True), ["environment", "check", "new", "group"])
+        self.assertEqual(left(False), ["environment", "build", "check", "new", "group"])
+        recorded["group_b"]["status"] = "passed"
+        self.assertEqual(left(True), ["environment", "check", "new"])
+
+    def test_resume_believes_results_of_these_sources_alone(self):
+        script = load_script()
+        options = script.parse_arguments(["--resume", "--results", str(self.folder)])
+        machine = {"gpu": "NVIDIA H200", "driver": "1", "cuda": "1", "clocks": {}}
+        fingerprint = script._library.tree_fingerprint(ROOT)
+        for recorded, kept in ((fingerprint, ["build"]), ("0" * 16, [])):
+            _results.write(self.folder / "h200.json", {
+                "fingerprint": recorded, "gpu": "NVIDIA H200",
+                "stages": {"build": {"status": "passed"}}, "rows": []})
+            report = script.make_report(options, machine, "gpu_check")
+            self.assertEqual(list(report.result["stages"]), kept)
+
     def test_without_a_gpu_it_says_so(self):
         env = {**os.environ, "PATH": str(self.folder)}  # no nvidia-smi there
         command = Command([sys.executable, ROOT / "scripts" / "gpu_check", "--results",
@@ -285,14 +374,25 @@ class Script(WithFolder):
         self.assertFalse((self.folder / "results").exists())
 
     def test_limits_fit_the_total(self):
-        class Options:
-            jobs, seed = 1, 1
-
-        listed = stages.all_stages(Context(ROOT, Options))
+        script = load_script()
+        options = script.parse_arguments(["--jobs", "1"])
+        listed = stages.all_stages(Context(ROOT, options))
         self.assertEqual(len({one.name for one in listed}), len(listed))
-        self.assertTrue(all(0 < one.limit_s <= 200 for one in listed))
+        self.assertTrue(all(0 < one.limit_s <= 8 * 60 for one in listed))
+        self.assertEqual(options.time_limit, 25 * 60)
         self.assertEqual([one.name for one in listed if one.may_be_missing],
                          ["python", "sanitizers"])
+        options = script.parse_arguments(["--long"])
+        long = stages.all_stages(Context(ROOT, options))
+        self.assertEqual([one.name for one in long], [one.name for one in listed])
+        self.assertTrue(all(one.limit_s > other.limit_s for one, other in zip(long, listed)))
+        self.assertGreater(options.time_limit, 25 * 60)
+
+    def test_the_list_shows_limits(self):
+        done = Command([sys.executable, ROOT / "scripts" / "gpu_check", "--list"],
+                       self.folder / "x.log", self.folder).wait(60)
+        self.assertRegex(done.output, r"(?m)^check_blocks_sm90 +at most +100 s$")
+        self.assertRegex(done.output, r"(?m)^all together +at most +1500 s$")
 
 
 if __name__ == "__main__":

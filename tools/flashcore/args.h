@@ -29,6 +29,7 @@ struct RunControlArgs {
   std::optional<int> splits;
   std::int64_t page_size = 0;  ///< keys in shuffled pages of so many; 0: in one piece
   double time_limit_s = 0;
+  std::optional<double> deadline_s;  ///< of one problem; 0: none; not given: the command's usual
 };
 
 /// One problem by its sizes and options. A tensor option is empty, "random" or a .npy file.
@@ -68,6 +69,7 @@ struct RunArgs {
   std::string stage;         ///< check this stage instead, or all; empty: the result as a whole
   std::string trace;         ///< "b,h,row": print this row tile by tile
   bool json = false;
+  std::string program, command;  ///< how this program was called; with its arguments
 };
 
 struct ExplainArgs {
@@ -102,6 +104,7 @@ struct BenchArgs {
   int samples = 20;
   std::string output, compare, results;
   bool fail_on_slower = false, quiet = false, json = false;
+  std::string program;  ///< how this program was called
   std::string command;  ///< the whole command line, for the record
 };
 
@@ -125,7 +128,7 @@ struct VerifyArgs {
   std::vector<std::int64_t> head_dims;
   std::string out_dtype, arithmetic, layout = "bhsd", only, causal_alignment, lse_base = "e", html;
   std::uint64_t seed = 1;
-  double call_limit_s = 20;
+  std::optional<double> deadline_s;  ///< of one call; 0: none; not given: the usual
   bool quick = false, compact = false, quiet = false, json = false;
   bool serve = false;  ///< be the child process that calls the library
 };

@@ -10,7 +10,10 @@
 #include <new>
 #include <thread>
 
+#include "check_record.h"
 #include "command_error.h"
+#include "json_output.h"
+#include "problem.h"
 #include "terminal.h"
 #include "text.h"
 
@@ -18,11 +21,17 @@ namespace flashcore::tool {
 namespace {
 
 constexpr std::size_t kFullReports = 5;
+constexpr double kUsualLimitS = 20;  // of a problem on a GPU, most of it the oracle's
 
 // Small problems run on one thread each, so that --jobs fills the machine; every eighth runs on
 // several, since work shared between threads must be right too.
 constexpr std::uint64_t kSeveralThreadsEvery = 8;
 constexpr int kSeveralThreads = 4;
+
+std::string problem_text(const CheckItem& item) {
+  const std::string blocks = item.blocks > 0 ? formatted(" blocks {}", item.blocks) : "";
+  return verify::to_string(item.spec) + blocks;
+}
 
 Outcome no_memory() {
   Outcome outcome;
@@ -81,10 +90,13 @@ bool CheckEngine::enough() const {
   return args_.max_failures > 0 && totals_.failures >= args_.max_failures;
 }
 
-void CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const CheckItem& item,
-                       const Outcome& outcome) {
-  const char* kernel = item.spec.options.kernel;
-  if (kernel == nullptr) kernel = outcome.plan.kernel ? outcome.plan.kernel->id : "(no plan)";
+Failure* CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const CheckItem& item,
+                           const CheckRecord& record) {
+  const Outcome& outcome = record.outcome;
+  const std::string kernel =
+      outcome.plan.kernel
+          ? outcome.plan.kernel->id
+          : kernel_of(item.spec, with_blocks(targets_[item.target].plan_for, item.blocks));
   KernelTally& tally = totals_.kernels[kernel];
   ++totals_.problems;
   ++tally.problems;
@@ -97,43 +109,115 @@ void CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const Check
     }
   }
   if (suite.observe) suite.observe(index, item, outcome);
-  if (outcome.passed()) return;
+  if (record.passed()) return nullptr;
   ++totals_.failures;
   ++tally.failures;
   if (!totals_.first_failure ||
       (totals_.first_failure->first == suite.name && index < totals_.first_failure->second)) {
     totals_.first_failure = {suite.name, index};
   }
-  if (totals_.reports.size() == kFullReports) return;
-  const std::string blocks = item.blocks > 0 ? formatted(" blocks {}", item.blocks) : "";
-  totals_.reports.push_back({suite.name, index, kernel, verify::to_string(item.spec) + blocks,
-                             outcome.failure(), suite.replay(index, item), outcome.comparison,
-                             outcome.status.ok()});
+  if (totals_.reports.size() == kFullReports) return nullptr;
+  Failure failure{.suite = suite.name,
+                  .index = index,
+                  .kernel = kernel,
+                  .problem = problem_text(item),
+                  .reason = record.failure(),
+                  .replay = suite.replay(index, item),
+                  .comparison = {},
+                  .report = {},
+                  .hung = !record.hung.empty()};
+  if (outcome.status.ok()) {
+    failure.comparison = to_json(outcome.comparison).dump();
+    failure.report = verify::report(outcome.comparison);
+    if (outcome.comparison.ok) failure.report += formatted("  {}\n", failure.reason);
+  }
+  return &totals_.reports.emplace_back(std::move(failure));
+}
+
+void CheckEngine::tell_begin(const CheckSuite& suite, std::uint64_t index,
+                             const CheckItem& item) const {
+  WorkerLink& link = WorkerLink::here();
+  if (!link.open_to_supervisor()) return;
+  const Target& target = targets_[item.target];
+  link.begin({key_of(suite.name, index),
+              kernel_of(item.spec, with_blocks(target.plan_for, item.blocks)), problem_text(item),
+              suite.replay(index, item),
+              task_limit_s(args_.control.deadline_s, target.device, kUsualLimitS)});
+}
+
+std::set<std::uint64_t> CheckEngine::note_recorded(const CheckSuite& suite) {
+  std::set<std::uint64_t> done;
+  for (const auto& [key, json] : WorkerLink::here().records()) {
+    const std::optional<std::uint64_t> index = index_in(suite.name, key);
+    if (!index) continue;
+    done.insert(*index);
+    Failure* failure = note(suite, *index, suite.item(*index), check_record_of(json));
+    if (failure == nullptr || failure->hung) continue;
+    failure->comparison = json.value("comparison", "");
+    failure->report = json.value("report", "");
+  }
+  return done;
+}
+
+bool CheckEngine::has_records(const CheckSuite& suite) const {
+  const auto& records = WorkerLink::here().records();
+  return std::any_of(records.begin(), records.end(), [&](const auto& record) {
+    return index_in(suite.name, record.first).has_value();
+  });
 }
 
 void CheckEngine::check(const CheckSuite& suite,
                         const std::function<void(const Failure&)>& on_failure) {
+  WorkerLink& link = WorkerLink::here();
   const Range range = range_of(suite);
   const auto count = static_cast<std::int64_t>(range.end - range.begin);
   const int workers = suite.large ? 1 : static_cast<int>(std::min<std::int64_t>(jobs_, count));
   totals_.planned += count;
+  const std::int64_t done_before = totals_.problems;
+  std::size_t reported = totals_.reports.size();
+  std::set<std::uint64_t> done = note_recorded(suite);
+
   std::atomic<std::uint64_t> next{range.begin};
   std::mutex mutex;  // guards totals_, coverage_, what observe() touches, running
   std::condition_variable finished;
   int running = workers;
+  const auto stops = [&] {
+    const std::lock_guard lock(mutex);
+    return enough() || stop_.now();
+  };
+  const auto check_one = [&](Worker& worker, std::uint64_t index, const std::string& hung) {
+    const CheckItem item = suite.item(index);
+    tell_begin(suite, index, item);
+    CheckRecord record{worker.check(item, index), {}};
+    if (!hung.empty()) record = check_record_of({{"hung", hung}});
+    const std::lock_guard lock(mutex);
+    const Failure* failure = note(suite, index, item, record);
+    if (!link.open_to_supervisor()) return;
+    Json json = to_json(record);
+    if (failure != nullptr) {
+      json["comparison"] = failure->comparison;
+      json["report"] = failure->report;
+    }
+    link.done(key_of(suite.name, index), std::move(json));
+  };
+  // Those that ran when an earlier process was ended, one at a time: who is it that does not end?
+  const auto check_suspects = [&](Worker& worker) {
+    for (std::size_t i = 0; i < link.suspects().size(); ++i) {
+      const std::optional<std::uint64_t> index = index_in(suite.name, link.suspects()[i]);
+      if (!index || stops()) continue;
+      const bool last = i + 1 == link.suspects().size();
+      done.insert(*index);
+      check_one(worker, *index, last ? link.unrepeated() : "");
+    }
+  };
+  std::once_flag suspects_checked;
   const auto work = [&] {
     Worker worker(*this, suite);
-    for (;;) {
-      {
-        const std::lock_guard lock(mutex);
-        if (enough() || stop_.now()) break;
-      }
+    std::call_once(suspects_checked, check_suspects, worker);
+    while (!stops()) {
       const std::uint64_t index = next.fetch_add(1);
       if (index >= range.end) break;
-      const CheckItem item = suite.item(index);
-      const Outcome outcome = worker.check(item, index);
-      const std::lock_guard lock(mutex);
-      note(suite, index, item, outcome);
+      if (!done.contains(index)) check_one(worker, index, "");
     }
     const std::lock_guard lock(mutex);
     --running;
@@ -141,8 +225,6 @@ void CheckEngine::check(const CheckSuite& suite,
   };
 
   Progress progress(suite.name + " problems", count, args_.quiet);
-  const std::int64_t done_before = totals_.problems;
-  std::size_t reported = totals_.reports.size();
   const double begun_s = stop_.elapsed_s();
   std::vector<std::thread> threads;  // from here on totals_ needs the lock
   for (int i = 0; i < workers; ++i) threads.emplace_back(work);
@@ -152,11 +234,16 @@ void CheckEngine::check(const CheckSuite& suite,
     const std::vector<Failure> fresh(
         totals_.reports.begin() + static_cast<std::ptrdiff_t>(reported), totals_.reports.end());
     reported = totals_.reports.size();
-    const std::int64_t done = totals_.problems - done_before, failures = totals_.failures;
+    const std::int64_t finished_count = totals_.problems - done_before, failures = totals_.failures;
     lock.unlock();
     if (!fresh.empty()) progress.clear();
-    for (const Failure& failure : fresh) on_failure(failure);
-    if (!ended) progress.update(done, failures, stop_.elapsed_s() - begun_s);
+    for (const Failure& failure : fresh) {
+      const std::string key = key_of(failure.suite, failure.index);
+      if (link.was_shown(key)) continue;
+      on_failure(failure);
+      link.shown(key);
+    }
+    if (!ended) progress.update(finished_count, failures, stop_.elapsed_s() - begun_s);
   }
   for (std::thread& thread : threads) thread.join();
 }

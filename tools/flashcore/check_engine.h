@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 
 namespace flashcore::tool {
 
+struct CheckRecord;
 using Outcome = verify::CheckBench::Outcome;
 
 struct CheckItem {
@@ -42,8 +44,9 @@ struct Failure {
   std::string suite;
   std::uint64_t index = 0;
   std::string kernel, problem, reason, replay;
-  verify::Comparison comparison;
-  bool compared = false;  ///< the call itself succeeded
+  std::string comparison;  ///< as JSON; empty where the call itself failed
+  std::string report;      ///< of the comparison, for people
+  bool hung = false;       ///< it did not end, or ended its process
 };
 
 struct KernelTally {
@@ -68,6 +71,9 @@ class CheckEngine {
   /// on_failure is called, on the calling thread, for each failure that is reported in full.
   void check(const CheckSuite& suite, const std::function<void(const Failure&)>& on_failure);
 
+  /// Whether an earlier process of this run has begun this suite.
+  bool has_records(const CheckSuite& suite) const;
+
   const CheckTotals& totals() const { return totals_; }
 
  private:
@@ -77,8 +83,12 @@ class CheckEngine {
   };
 
   Range range_of(const CheckSuite& suite) const;
-  void note(const CheckSuite& suite, std::uint64_t index, const CheckItem& item,
-            const Outcome& outcome);
+  /// Returns the failure if it is one to be reported.
+  Failure* note(const CheckSuite& suite, std::uint64_t index, const CheckItem& item,
+                const CheckRecord& record);
+  /// Notes what earlier processes of this run have done; their indices.
+  std::set<std::uint64_t> note_recorded(const CheckSuite& suite);
+  void tell_begin(const CheckSuite& suite, std::uint64_t index, const CheckItem& item) const;
   bool enough() const;
 
   const CheckArgs& args_;

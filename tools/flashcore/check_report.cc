@@ -40,10 +40,7 @@ std::string verdict(const CaseRow& row) {
 void print_failure(const Failure& f) {
   print_out("{}  problem {} of suite {}, kernel {}\n  {}\n", red("FAILED"), f.index, f.suite,
             f.kernel, f.problem);
-  if (f.compared) {
-    print_out("{}", verify::report(f.comparison));
-  }
-  if (!f.compared || f.comparison.ok) print_out("  {}\n", f.reason);
+  print_out("{}", f.report.empty() ? formatted("  {}\n", f.reason) : f.report);
   print_out("  replay     {}\n\n", f.replay);
   std::fflush(stdout);
 }
@@ -51,7 +48,8 @@ void print_failure(const Failure& f) {
 Json to_json(const Failure& f) {
   Json json = {{"suite", f.suite},     {"index", f.index},   {"kernel", f.kernel},
                {"problem", f.problem}, {"reason", f.reason}, {"replay", f.replay}};
-  if (f.compared) json["comparison"] = tool::to_json(f.comparison);
+  if (f.hung) json["hung"] = true;
+  if (!f.comparison.empty()) json["comparison"] = Json::parse(f.comparison);
   return json;
 }
 

@@ -16,17 +16,6 @@
 namespace flashcore::tool {
 namespace {
 
-/// A word as a POSIX shell takes it.
-std::string quoted(const std::string& word) {
-  const bool plain = word.find_first_not_of(
-                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                         "0123456789_-./:,#=+") == std::string::npos;
-  if (plain && !word.empty()) return word;
-  std::string text = "'";
-  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
-}
-
 /// The command that runs problem `index` of a suite again, and nothing else.
 std::string replay_command(const CheckArgs& args, const std::string& suite,
                            const std::string& kernel_pattern, std::uint64_t index) {
@@ -50,6 +39,7 @@ std::string replay_command(const CheckArgs& args, const std::string& suite,
     blocks += (blocks.empty() ? "" : ",") + std::to_string(limit);
   }
   option("blocks", blocks);
+  if (args.control.deadline_s) option("deadline", formatted("{}", *args.control.deadline_s));
   option("index", std::to_string(index));
   return text;
 }

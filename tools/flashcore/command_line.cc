@@ -51,6 +51,8 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
                      "run every kernel this regular expression finds, not the planner's choice");
   add_device_options(command, args.device);
   add_control_options(command, args.control);
+  add_deadline_option(command, args.control.deadline_s, "a problem",
+                      "60 and half a second a sample on a GPU; with --stage or --trace 600");
   add_page_size_option(command, args.control.page_size);
   command.add_option("--samples", args.samples, "of the time; 0: do not time")
       ->check(CLI::Range(0, 100000))
@@ -115,6 +117,7 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
   add_device_options(command, args.device);
   command.get_option("--device")->description("all (default), auto, cpu, cuda or cuda:N");
   add_control_options(command, args.control);
+  add_deadline_option(command, args.control.deadline_s, "a problem", "20 on a GPU");
   command.add_option("--index", args.index, "replay just this problem");
   command
       .add_option("--blocks", args.blocks,
@@ -161,6 +164,8 @@ CLI::App& add_bench(CLI::App& app, BenchArgs& args) {
                      "time every kernel this regular expression finds, not the planner's choice");
   add_device_options(command, args.device);
   add_control_options(command, args.control);
+  add_deadline_option(command, args.control.deadline_s, "a row",
+                      "60 and half a second a sample on a GPU");
   add_page_size_option(command, args.control.page_size);
   command.add_option("--samples", args.samples, "of each row")
       ->check(CLI::Range(1, 100000))
@@ -247,9 +252,7 @@ CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
       ->capture_default_str();
   command.add_option("--only", args.only, "this probe alone");
   command.add_option("--seed", args.seed, "of the random inputs")->capture_default_str();
-  command.add_option("--call-limit", args.call_limit_s, "seconds one call of a library may take")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_deadline_option(command, args.deadline_s, "a call", "20 on a GPU and with --lib");
   command.add_flag("--quick", args.quick, "fewer lengths, dims and random problems");
   command.add_option("--html", args.html, "write one page with pictures of where the errors sit")
       ->type_name("FILE");
@@ -325,7 +328,8 @@ std::variant<Command, int> parse_command_line(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return report_error(error, app, argv[1]);
   }
-  check.program = argv[0];
+  check.program = run.program = bench.program = argv[0];
+  for (int i = 0; i < argc; ++i) run.command += (i > 0 ? " " : "") + quoted(argv[i]);
   bench.command = "flashcore";  // as one types it, not where it lies on this machine
   for (int i = 1; i < argc; ++i) bench.command += " " + std::string(argv[i]);
   if (info_command.parsed()) return Command(info);

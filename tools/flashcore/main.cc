@@ -7,7 +7,9 @@
 #include "command_line.h"
 #include "commands.h"
 #include "signals.h"
+#include "supervise.h"
 #include "terminal.h"
+#include "worker_link.h"
 
 namespace flashcore::tool {
 namespace {
@@ -30,11 +32,16 @@ int execute(const Command& command) {
                     command);
 }
 
-int main_function(int argc, char** argv) {
+int run_command(int argc, char** argv) {
   try {
     const auto parsed = parse_command_line(argc, argv);
     if (const int* code = std::get_if<int>(&parsed)) return *code;
     note_interrupts();
+    WorkerLink& link = WorkerLink::here();
+    link.open();
+    if (!link.open_to_supervisor() && needs_supervisor(std::get<Command>(parsed))) {
+      return supervise(argc, argv);
+    }
     const int code = execute(std::get<Command>(parsed));
     if (std::fflush(stdout) == 0) return code;
     say("standard output cannot be written");
@@ -46,6 +53,12 @@ int main_function(int argc, char** argv) {
     say(error.what());
   }
   return kCouldNotRun;
+}
+
+int main_function(int argc, char** argv) {
+  const int code = run_command(argc, argv);
+  WorkerLink::here().exits(code);  // in words too: a hung device can keep a process from exiting
+  return code;
 }
 
 }  // namespace

@@ -45,6 +45,17 @@ void add_control_options(CLI::App& command, RunControlArgs& args) {
       ->check(CLI::PositiveNumber);
 }
 
+void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s, const char* what,
+                         const char* usual) {
+  const std::string text = std::string(what) +
+                           " that takes longer is ended, with its process, and fails; 0: none; "
+                           "default: " +
+                           usual;
+  command.add_option("--deadline", deadline_s, text)
+      ->type_name("SECONDS")
+      ->check(CLI::NonNegativeNumber);
+}
+
 void add_problem_options(CLI::App& command, ProblemArgs& args, bool files) {
   const std::string sizes = "Sizes";
   command

@@ -220,4 +220,12 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   return describe(t, options);
 }
 
+std::string kernel_of(const verify::CaseSpec& spec, const DeviceInfo& plan_for) {
+  if (spec.options.kernel != nullptr) return spec.options.kernel;
+  const Result<Problem> problem = problem_of(spec, plan_for.device);
+  if (!problem.ok()) return "(no plan)";
+  const Result<Plan> plan = make_plan(*problem, plan_for);
+  return plan.ok() ? plan->kernel->id : "(no plan)";
+}
+
 }  // namespace flashcore::tool

@@ -1,7 +1,10 @@
 // From the command line's sizes and options to a case.
 #pragma once
 
+#include <string>
+
 #include "args.h"
+#include "flashcore/plan.h"
 #include "flashcore/problem.h"
 #include "verify/case.h"
 
@@ -22,5 +25,8 @@ void put_in_pages(verify::CaseSpec& spec, std::int64_t page_size);
 
 /// The problem of a case whose tensors need not exist: for planning any size.
 Result<Problem> problem_of(const verify::CaseSpec& spec, Device device);
+
+/// The kernel a case forces, or the one the planner takes for it; "(no plan)" where none does.
+std::string kernel_of(const verify::CaseSpec& spec, const DeviceInfo& plan_for);
 
 }  // namespace flashcore::tool

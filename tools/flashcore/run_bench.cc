@@ -8,8 +8,11 @@
 #include "commands.h"
 #include "json_output.h"
 #include "npy.h"
+#include "problem.h"
+#include "replay.h"
 #include "terminal.h"
 #include "text.h"
+#include "worker_link.h"
 
 namespace flashcore::tool {
 namespace {
@@ -78,15 +81,16 @@ class Bench {
 
   /// Whether every check passed.
   bool run() {
-    if (!args_.json) print_heading();
-    for (std::size_t i = 0; i < cases_.size() && !stop_.now(); ++i) {
-      if (args_.json && !args_.quiet) {
+    if (!args_.json && !link_.takes_over()) print_heading();
+    for (std::size_t i = 0; i < cases_.size(); ++i) {
+      if (args_.json && !args_.quiet && !stop_.now()) {
         say(formatted("case {} of {}: {} {}", i + 1, cases_.size(), cases_[i].label(),
                       cases_[i].shape()));
       }
       run_case(cases_[i]);
       save();
     }
+    if (const Json* record = link_.record(kHostCost)) take(kHostCost, *record, nullptr);
     if (result_["failed"].empty() && !stop_.now()) measure_host_cost();
     const std::string reason = stop_.reason();
     result_["complete"] = reason.empty();
@@ -109,6 +113,7 @@ class Bench {
     print_line("case", "shape", "dtype",
                formatted("{:22} {:>9} {:>6} {:>7} {:>6} {:>6}", "kernel", "us", "spread", "TFLOP/s",
                          "GB/s", "floor"));
+    std::fflush(stdout);  // or it would be lost with a process that is ended
   }
 
   void measure_host_cost() {
@@ -119,10 +124,12 @@ class Bench {
       if (smallest == nullptr || work(c) < work(*smallest)) smallest = &c;
     }
     if (smallest == nullptr) return;
+    begin(kHostCost, *smallest, nullptr);
     const HostCost measured = host_cost(spec_of(*smallest, args_.control), target_);
     result_["host_us"] = measured.us;
     result_["launch_us"] = measured.launch_us;
     result_["host_problem"] = measured.problem;
+    link_.done(kHostCost, Json::object());
   }
 
   void run_case(const BenchCase& c) {
@@ -130,19 +137,67 @@ class Bench {
     if (why_not(c).empty()) {
       chosen = kernels_for(args_.selection.kernel, target_, spec_of(c, args_.control));
     }
-    if (chosen.empty()) skip(c, "none of the kernels asked for takes this case");
+    if (chosen.empty() && link_.record(c.label()) != nullptr) {
+      take(c.label(), *link_.record(c.label()), &c);
+    } else if (chosen.empty() && !stop_.now()) {
+      keep(c.label(), skip(c, "none of the kernels asked for takes this case"));
+    }
     for (const KernelInfo* kernel : chosen) {
+      const std::string key =
+          kernel == nullptr ? c.label() : formatted("{} {}", c.label(), kernel->id);
+      if (const Json* record = link_.record(key)) {
+        take(key, *record, &c);
+        continue;
+      }
       if (stop_.now()) return;
+      begin(key, c, kernel);
       const BenchOutcome outcome = bench_case_on(c, kernel, target_, args_, stop_);
       if (outcome.row) {
-        result_["rows"].push_back(row_json(*outcome.row));
         if (!args_.json) print_row(*outcome.row);
+        keep(key, {{"list", "rows"}, {"entry", row_json(*outcome.row)}});
       } else if (!outcome.check_failure.empty()) {
-        fail(c, kernel, outcome);
+        keep(key, fail(c, kernel == nullptr ? "" : kernel->id, outcome));
       } else {
-        skip(c, outcome.skipped);
+        keep(key, skip(c, outcome.skipped));
       }
     }
+  }
+
+  void begin(const std::string& key, const BenchCase& c, const KernelInfo* kernel) {
+    verify::CaseSpec spec = spec_of(c, args_.control);
+    if (kernel != nullptr) spec.options.kernel = kernel->id;
+    const std::string name = kernel_of(spec, target_.plan_for);
+    link_.begin(
+        {key, name, verify::to_string(spec),
+         replay_case(args_.program, "bench", c.label(), name, args_.device, args_.selection.file,
+                     args_.control),
+         task_limit_s(args_.control.deadline_s, target_.device, usual_limit_s(args_.samples))});
+  }
+
+  /// Into the result, and into the hands of a process that might have to take over.
+  void keep(const std::string& key, const Json& record) {
+    result_[record["list"].get<std::string>()].push_back(record["entry"]);
+    std::fflush(stdout);
+    link_.done(key, record);
+  }
+
+  /// What an earlier process of this run left; a row that did not end is a failed one.
+  void take(const std::string& key, const Json& record, const BenchCase* c) {
+    if (record.contains("list")) {
+      result_[record["list"].get<std::string>()].push_back(record["entry"]);
+    }
+    if (!record.contains("hung")) return;
+    const std::string reason = record["hung"];
+    Json json = c == nullptr ? Json{{"name", key}} : *c->fields;
+    for (const char* name : {"kernel", "problem", "replay"}) json[name] = record[name];
+    json["reason"] = reason;
+    json["hung"] = true;
+    result_["failed"].push_back(std::move(json));
+    if (args_.json || link_.was_shown(key)) return;
+    if (c != nullptr) print_line(*c, red("NOT TIMED: " + reason));
+    if (c == nullptr) print_out("{}: {}\n", key, red(reason));
+    std::fflush(stdout);
+    link_.shown(key);
   }
 
   /// Rows appear as they are done, so the widths are known beforehand.
@@ -164,24 +219,24 @@ class Bench {
                          microseconds(us), 100 * row.timing.spread, needed.flops / us / 1e6,
                          needed.bytes / us / 1e3,
                          row.floor_us > 0 ? formatted("{:.1f}%", 100 * row.floor_us / us) : "-"));
-    std::fflush(stdout);
   }
 
-  void skip(const BenchCase& c, const std::string& reason) {
+  Json skip(const BenchCase& c, const std::string& reason) const {
     Json json = *c.fields;
     json["reason"] = reason;
-    result_["skipped"].push_back(std::move(json));
     if (!args_.json) print_line(c, yellow("skipped: " + reason));
+    return {{"list", "skipped"}, {"entry", std::move(json)}};
   }
 
-  void fail(const BenchCase& c, const KernelInfo* kernel, const BenchOutcome& outcome) {
+  Json fail(const BenchCase& c, const std::string& kernel, const BenchOutcome& outcome) const {
     Json json = *c.fields;
-    json["kernel"] = kernel == nullptr ? "" : kernel->id;
+    json["kernel"] = kernel;
     json["reason"] = outcome.check_failure;
-    result_["failed"].push_back(std::move(json));
-    if (args_.json) return;
-    print_line(c, red("NOT TIMED, its check failed: " + outcome.check_failure));
-    print_out("{}", outcome.report);
+    if (!args_.json) {
+      print_line(c, red("NOT TIMED, its check failed: " + outcome.check_failure));
+      print_out("{}", outcome.report);
+    }
+    return {{"list", "failed"}, {"entry", std::move(json)}};
   }
 
   void save() const {
@@ -190,7 +245,10 @@ class Bench {
     write_file(args_.output, std::as_bytes(std::span(text.data(), text.size())));
   }
 
+  static constexpr const char* kHostCost = "host cost";
+
   const BenchArgs& args_;
+  WorkerLink& link_ = WorkerLink::here();
   Stop stop_;
   Target target_;
   std::vector<BenchCase> cases_;

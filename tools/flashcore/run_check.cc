@@ -8,6 +8,7 @@
 #include "json_output.h"
 #include "terminal.h"
 #include "text.h"
+#include "worker_link.h"
 
 namespace flashcore::tool {
 namespace {
@@ -49,9 +50,9 @@ class Check {
     if (all || suite == "regressions") suites_.push_back(regression_suite(args_, targets_));
     if (all || suites_.empty()) suites_.push_back(select(all ? "lineage" : suite));
 
-    if (!args_.json) print_heading();
+    if (!args_.json && !WorkerLink::here().takes_over()) print_heading();
     for (const CheckSuite& chosen : suites_) {
-      if (stop_.now()) break;
+      if (stop_.now() && !engine_.has_records(chosen)) break;
       engine_.check(chosen, [&](const Failure& failure) {
         if (!args_.json) print_failure(failure);
       });
@@ -68,6 +69,7 @@ class Check {
     }
     print_out("{} kernel{} on {}, seed {}\n\n", kernels_.size(), kernels_.size() == 1 ? "" : "s",
               devices, args_.control.seed);
+    std::fflush(stdout);  // or it would be lost with a process that is ended
   }
 
   /// The cases of a suite of the cases file.

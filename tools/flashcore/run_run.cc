@@ -9,17 +9,21 @@
 #include "json_output.h"
 #include "npy.h"
 #include "problem.h"
+#include "replay.h"
 #include "signals.h"
 #include "terminal.h"
 #include "text.h"
 #include "timing.h"
 #include "verify/check.h"
+#include "worker_link.h"
 
 namespace flashcore::tool {
 namespace {
 
 /// The oracle computes all rows up to this many multiply-adds, beyond that a sample of them.
 constexpr double kOracleWork = 2e9;
+/// Of --stage and --trace, which run a kernel many times and the oracle on every row.
+constexpr double kInspectionLimitS = 600;
 
 struct RunResult {
   std::string name;
@@ -110,7 +114,7 @@ void for_each_case(const RunArgs& args, const Stop& stop, Visit visit) {
   }
   for (const BenchCase& c :
        select_cases(load_cases(args.selection.file), args.selection.suites, args.selection.cases)) {
-    if (stop.now()) return;
+    if (stop.now() && !WorkerLink::here().takes_over()) return;
     if (const std::string reason = why_not(c); !reason.empty()) {
       say(formatted("case {} skipped: {}", c.label(), reason));
       continue;
@@ -158,6 +162,42 @@ void print_text(const RunResult& r, const std::string& device) {
             needed.bytes / r.timing.median / 1e3);
 }
 
+/// One run of a kernel, as the supervisor is told of it.
+Task task_of(const RunArgs& args, const HostCase& host, const KernelInfo* kernel,
+             const Target& target) {
+  Options options = host.options;
+  if (kernel != nullptr) options.kernel = kernel->id;
+  Task task;
+  task.kernel = kernel != nullptr ? kernel->id : "(no plan)";
+  // Planning needs a device's pointers, not its memory.
+  auto* base = const_cast<std::byte*>(host.bytes.data());
+  const Result<Problem> problem = make_problem(host.at(base, target.device), options);
+  if (problem.ok()) {
+    const Result<Plan> plan = make_plan(*problem, target.plan_for);
+    if (plan.ok()) {
+      const std::string text = explain(*plan);  // "problem    f32  batch 1 ...\n..."
+      const std::size_t begin = text.find_first_not_of(' ', text.find(' '));
+      task.kernel = plan->kernel->id;
+      task.problem = text.substr(begin, text.find('\n') - begin);
+    }
+  }
+  task.key = formatted("{} {}", host.name.empty() ? "run" : host.name, task.kernel);
+  task.replay = host.name.empty() ? args.command
+                                  : replay_case(args.program, "run", host.name, task.kernel,
+                                                args.device, args.selection.file, args.control);
+  task.limit_s = task_limit_s(args.control.deadline_s, target.device,
+                              inspects(args) ? kInspectionLimitS : usual_limit_s(args.samples));
+  return task;
+}
+
+Json hung_json(const Json& record, const std::string& device) {
+  Json json = {{"passed", false}, {"device", device}};
+  for (const char* name : {"kernel", "problem", "replay"}) json[name] = record[name];
+  json["reason"] = record["hung"];
+  json["hung"] = true;
+  return json;
+}
+
 /// In the layout the inputs have.
 void write_outputs(const RunArgs& args, const HostCase& host, RunResult& result) {
   const Tensors outputs = host.at(result.after.data(), Device{});
@@ -171,6 +211,7 @@ void write_outputs(const RunArgs& args, const HostCase& host, RunResult& result)
 }  // namespace
 
 int run_run(const RunArgs& args) {
+  WorkerLink& link = WorkerLink::here();
   const Stop stop(args.control.time_limit_s);
   const Target target = find_target(args.device);
   const std::string device = describe(target);
@@ -192,30 +233,46 @@ int run_run(const RunArgs& args) {
                                    dim(t.v)));
     }
     for (const KernelInfo* kernel : chosen) {
+      const Task task = task_of(args, host, kernel, target);
+      if (const Json* record = link.record(task.key)) {
+        passed = passed && record->value("passed", false);
+        results.push_back(record->contains("hung") ? hung_json(*record, device)
+                                                   : (*record)["result"]);
+        if (record->contains("hung") && !args.json && !link.was_shown(task.key)) {
+          print_out("{}kernel     {}\ncheck      {}\n", done > 0 ? "\n" : "", task.kernel,
+                    red("FAILED: " + (*record)["hung"].get<std::string>()));
+          std::fflush(stdout);
+          link.shown(task.key);
+        }
+        ++done;
+        continue;
+      }
       if (stop.now()) return;
+      link.begin(task);
+      const auto keep = [&](bool ok, Json json) {
+        std::fflush(stdout);
+        link.done(task.key, {{"passed", ok}, {"result", json}});
+        results.push_back(std::move(json));
+        passed = passed && ok;
+        ++done;
+      };
       if (inspects(args)) {
         const Inspection found = inspect(args, host, kernel, target);
-        if (args.json) results.push_back(found.json);
         if (!args.json) print_out("{}{}", done > 0 ? "\n" : "", found.text);
-        passed = passed && found.passed;
-        ++done;
+        keep(found.passed, found.json);
         continue;
       }
       RunResult result = run_one(host, kernel == nullptr ? nullptr : kernel->id, target,
                                  args.samples, args.control.seed, stop);
       result.name = host.name;
       write_outputs(args, host, result);
-      if (args.json) {
-        results.push_back(to_json(result, device));
-      } else {
+      if (!args.json) {
         if (done > 0) print_out("\n");
         print_text(result, device);
         if (!args.out.empty()) print_out("out        written to {}\n", args.out);
         if (!args.lse_out.empty()) print_out("lse        written to {}\n", args.lse_out);
       }
-      std::fflush(stdout);
-      passed = passed && result.comparison.ok;
-      ++done;
+      keep(result.comparison.ok, to_json(result, device));
     }
   };
   for_each_case(args, stop, visit);

@@ -11,9 +11,12 @@
 #include "text.h"
 #include "verify/ladder.h"
 #include "verify_target.h"
+#include "worker_link.h"
 
 namespace flashcore::tool {
 namespace {
+
+constexpr double kUsualLimitS = 20;  // of one call
 
 class Verification {
  public:
@@ -32,13 +35,18 @@ class Verification {
     const std::string device = args_.device.device == "auto" ? "cpu" : args_.device.device;
     for (const std::string& dtype :
          args_.dtypes.empty() ? std::vector<std::string>{"f32"} : args_.dtypes) {
-      const auto target = library_target(args_.library, args_.symbol, device, args_.call_limit_s);
+      if (noted_signal() != 0) return;
+      const auto target = library_target(args_.library, args_.symbol, device,
+                                         args_.deadline_s.value_or(kUsualLimitS));
       verify_one(args_.symbol, dtype, *target, args_.out_dtype, args_.arithmetic);
     }
   }
 
   void verify_kernels() {
     const std::vector<Target> targets{find_target(args_.device)};
+    const double limit_s = task_limit_s(args_.deadline_s, targets[0].device, kUsualLimitS);
+    const std::unique_ptr<KernelTarget> calls =
+        limit_s > 0 ? kernel_child(args_.device, limit_s) : kernels_here(targets[0]);
     for (const RunnableKernel& runnable : find_kernels(args_.kernel, targets)) {
       const KernelInfo& kernel = *runnable.kernel;
       for (const DType one : dtypes_of(kernel)) {
@@ -47,11 +55,13 @@ class Verification {
         if (!wanted.empty() && std::find(wanted.begin(), wanted.end(), dtype) == wanted.end()) {
           continue;
         }
-        verify_one(kernel.id, dtype, *kernel_target(targets[0], kernel.id), out_dtype_of(kernel),
-                   arithmetic_of(kernel, one));
+        if (noted_signal() != 0) return;
+        calls->choose(kernel.id);
+        verify_one(kernel.id, dtype, *calls, out_dtype_of(kernel), arithmetic_of(kernel, one));
       }
     }
-    if (reports_.empty()) throw CommandError("--dtype: no kernel chosen takes it");
+    if (reports_.empty() && noted_signal() == 0)
+      throw CommandError("--dtype: no kernel chosen takes it");
   }
 
   /// The inputs a kernel takes. 8-bit ones with an f32 output are f16 kernels' matter.
@@ -106,6 +116,7 @@ class Verification {
     };
     Result<VerifyReport> result = verify::climb(options, target);
     progress.clear();
+    if (noted_signal() != 0) return;  // its last calls may have been left out
     if (!result.ok()) throw CommandError(formatted("{}: {}", name, result.status().message()));
     VerifyReport report = *result;
     report.fingerprint = source_fingerprint();
@@ -130,14 +141,20 @@ class Verification {
             ? formatted("--kernel '^{}$' --device {}", report.name, args_.device.device)
             : formatted("--lib {} --symbol {} --dtype {} --device {}", args_.library, args_.symbol,
                         report.dtype, args_.device.device);
-    return formatted("flashcore verify {} --only {} --seed {}{}", what, probe, report.seed,
-                     args_.quick ? " --quick" : "");
+    const std::string deadline =
+        args_.deadline_s ? formatted(" --deadline {}", *args_.deadline_s) : "";
+    return formatted("flashcore verify {} --only {} --seed {}{}{}", what, probe, report.seed,
+                     deadline, args_.quick ? " --quick" : "");
   }
 
   int finish() {
     const auto wrong = std::count_if(reports_.begin(), reports_.end(),
                                      [](const VerifyReport& r) { return !r.ok; });
-    if (!args_.html.empty()) {
+    if (noted_signal() != 0) {
+      say(formatted("interrupted; {} report{} so far", reports_.size(),
+                    reports_.size() == 1 ? "" : "s"));
+    }
+    if (!args_.html.empty() && !reports_.empty()) {
       // The page of the first that is wrong, or of the last.
       const auto first = std::find_if(reports_.begin(), reports_.end(),
                                       [](const VerifyReport& r) { return !r.ok; });
@@ -163,7 +180,7 @@ class Verification {
 }  // namespace
 
 int run_verify(const VerifyArgs& args) {
-  if (args.serve) return serve_library(args.library, args.symbol, args.device.device);
+  if (args.serve) return serve_verify(args.library, args.symbol, args.device);
   return Verification(args).run();
 }
 

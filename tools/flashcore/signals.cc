@@ -13,6 +13,8 @@ static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only 
 
 void note(int signal) { g_signal.store(signal); }
 
+double g_begun_before_s = 0;
+
 }  // namespace
 
 void note_interrupts() {
@@ -24,10 +26,15 @@ void note_interrupts() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
+int noted_signal() { return g_signal.load(); }
+void note_signal(int number) { note(number); }
+void begun_before(double seconds) { g_begun_before_s = seconds; }
+
 Stop::Stop(double limit_s) : limit_s_(limit_s), start_(std::chrono::steady_clock::now()) {}
 
 double Stop::elapsed_s() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  const std::chrono::duration<double> here = std::chrono::steady_clock::now() - start_;
+  return g_begun_before_s + here.count();
 }
 
 bool Stop::expired() const { return limit_s_ > 0 && elapsed_s() >= limit_s_; }

@@ -10,6 +10,13 @@ namespace flashcore::tool {
 /// From now on the first SIGINT or SIGTERM is only noted; a second one ends the process as usual.
 void note_interrupts();
 
+/// The signal that came, 0: none. note_signal() is for one that came to another process.
+int noted_signal();
+void note_signal(int number);
+
+/// This process goes on with what began so many seconds before it.
+void begun_before(double seconds);
+
 class Stop {
  public:
   /// limit_s <= 0: no limit.

@@ -32,6 +32,9 @@ void print_error(fmt::format_string<Args...> format, Args&&... args) {
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
+/// A word as a POSIX shell takes it.
+std::string quoted(const std::string& word);
+
 /// "a, b, c"
 std::string joined(const std::vector<std::string>& words);
 

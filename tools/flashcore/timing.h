@@ -22,6 +22,9 @@ Result<Timing> time_calls(const Backend& backend, Device device,
                           const std::function<Status(int call, Stream stream)>& call, int min_calls,
                           int samples, const Stop& stop);
 
+/// Seconds that checking and timing a problem may take on a GPU, where it usually takes a few.
+inline double usual_limit_s(int samples) { return 60 + 0.5 * samples; }
+
 /// Median and spread of the samples there are.
 void summarise(Timing& timing);
 

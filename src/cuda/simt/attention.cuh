@@ -553,6 +553,7 @@ __global__ void __launch_bounds__(C::kThreads, 2)
     attention(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(16) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
+  core::spin_if_planted(p.plant, p.q_len);
   for (std::int64_t index = blockIdx.x; index < p.work_items; index += gridDim.x) {
     __syncthreads();  // nobody still reads the last item
     if (threadIdx.x == 0) {

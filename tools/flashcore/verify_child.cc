@@ -1,32 +1,29 @@
-// A function of a shared library as the verifier's subject: called in a child process, on memory
-// both processes share. The child is this program again (exec, not fork: a CUDA context does not
-// survive a fork).
+// The verifier's subject in a child process, on memory both processes share: a function of a shared
+// library, or one of our kernels where a call might never end.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
-#include <spawn.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 
+#include "child_process.h"
 #include "command_error.h"
 #include "device_memory.h"
+#include "signals.h"
 #include "text.h"
 #include "verify_target.h"
-
-extern char** environ;
 
 namespace flashcore::tool {
 namespace {
 
 /// For a child that should end by itself.
 constexpr int kPatienceMs = 500;
+constexpr int kLookEveryMs = 100;  // at the clock and at signals
 
 /// The child finds these open.
 constexpr int kMemoryFd = 3, kRequestFd = 4, kReplyFd = 5;
@@ -44,6 +41,7 @@ struct Request {
   std::int64_t window_left = -1, window_right = -1;
   double scale = 1, softcap = 0;
   std::int32_t has_scale = 0, causal = 0, num_splits = 0;
+  char kernel[64] = {};  ///< ours; empty for a library's function
 };
 struct Reply {
   std::int32_t code = 0;
@@ -56,52 +54,23 @@ constexpr const flashcore_tensor* flashcore_verify_call::*kTensors[] = {
     &flashcore_verify_call::lse,     &flashcore_verify_call::q_scale,
     &flashcore_verify_call::k_scale, &flashcore_verify_call::v_scale};
 
-/// All of it, or false at the end of the pipe.
-bool read_all(int fd, void* data, std::size_t bytes) {
-  auto* at = static_cast<char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = read(fd, at, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    at += n;
-    bytes -= static_cast<std::size_t>(n);
-  }
-  return true;
-}
-
-bool write_all(int fd, const void* data, std::size_t bytes) {
-  const auto* at = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t n = write(fd, at, bytes);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return false;
-    at += n;
-    bytes -= static_cast<std::size_t>(n);
-  }
-  return true;
-}
-
-/// "SIGSEGV (Segmentation fault)"
-std::string signal_name(int number) {
-  const char* name = sigabbrev_np(number);
-  return formatted("SIG{} ({})", name != nullptr ? name : "?", strsignal(number));
-}
-
-class LibraryTarget final : public verify::CallTarget {
+class ChildTarget final : public KernelTarget {
  public:
-  LibraryTarget(std::string library, std::string symbol, std::string device, double limit_s)
-      : arguments_{"flashcore", "verify",          "--serve",  "--lib",          std::move(library),
-                   "--symbol",  std::move(symbol), "--device", std::move(device)},
-        limit_s_(limit_s) {
+  /// `what` is it, for messages; `arguments` follow "flashcore verify --serve".
+  ChildTarget(std::string what, const std::vector<std::string>& arguments, double limit_s)
+      : what_(std::move(what)), arguments_{"flashcore", "verify", "--serve"}, limit_s_(limit_s) {
+    arguments_.insert(arguments_.end(), arguments.begin(), arguments.end());
     memory_fd_ = memfd_create("flashcore-verify", 0);
-    if (memory_fd_ < 0) throw CommandError("--lib: no shared memory can be made here");
+    if (memory_fd_ < 0) throw CommandError(what_ + ": no shared memory can be made here");
     std::signal(SIGPIPE, SIG_IGN);  // a dead child shows in the answer, not by a signal to us
   }
-  ~LibraryTarget() override {
+  ~ChildTarget() override {
     stop();
     unmap();
     close(memory_fd_);
   }
+
+  void choose(const char* kernel) override { kernel_ = kernel; }
 
   std::byte* block(std::size_t bytes) override {
     if (bytes > capacity_) {
@@ -117,8 +86,11 @@ class LibraryTarget final : public verify::CallTarget {
 
   std::int32_t call(const flashcore_verify_call& c, std::string* message) override {
     died_ = false;
-    if (pid_ < 0) start();
+    if (noted_signal() != 0) return interrupted(message);
+    if (!child_.running()) start();
     Request request;
+    std::copy_n(kernel_.data(), std::min(kernel_.size(), sizeof request.kernel - 1),
+                request.kernel);
     request.bytes = capacity_;
     for (std::size_t i = 0; i < std::size(kTensors); ++i) {
       const flashcore_tensor* t = c.*kTensors[i];
@@ -136,7 +108,9 @@ class LibraryTarget final : public verify::CallTarget {
     Reply reply;
     if (!write_all(to_child_, &request, sizeof request)) return lost(message);
     if (!is_answered()) {
-      stop();
+      if (noted_signal() != 0) return interrupted(message);
+      child_.end(0);
+      close_pipes();
       died_ = true;
       *message = formatted("it did not return within {} s; its process was ended", limit_s_);
       return FLASHCORE_INTERNAL;
@@ -153,52 +127,39 @@ class LibraryTarget final : public verify::CallTarget {
   void start() {
     int request[2], reply[2];
     if (pipe2(request, O_CLOEXEC) != 0 || pipe2(reply, O_CLOEXEC) != 0) {
-      throw CommandError("--lib: no pipe can be made here");
+      throw CommandError(what_ + ": no pipe can be made here");
     }
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    // Above the numbers the child finds them at, so that none is overwritten before it is moved.
-    const int from[3] = {fcntl(memory_fd_, F_DUPFD_CLOEXEC, 20),
-                         fcntl(request[0], F_DUPFD_CLOEXEC, 20),
-                         fcntl(reply[1], F_DUPFD_CLOEXEC, 20)};
-    const int to[3] = {kMemoryFd, kRequestFd, kReplyFd};
-    for (int i = 0; i < 3; ++i) posix_spawn_file_actions_adddup2(&actions, from[i], to[i]);
-    // What the library prints must not get into a report, and it has nobody to ask.
-    posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    std::vector<char*> arguments;
-    for (std::string& a : arguments_) arguments.push_back(a.data());
-    arguments.push_back(nullptr);
-    const int code =
-        posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, arguments.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    for (const int fd : {from[0], from[1], from[2], request[0], reply[1]}) close(fd);
+    const bool started = child_.start(
+        {.arguments = arguments_,
+         .environment = {},
+         .files = {{memory_fd_, kMemoryFd}, {request[0], kRequestFd}, {reply[1], kReplyFd}},
+         .quiet = true});  // what it prints must not get into a report, and it has nobody to ask
+    close(request[0]);
+    close(reply[1]);
     to_child_ = request[1];
     from_child_ = reply[0];
-    if (code != 0) {
-      pid_ = -1;
-      throw CommandError("--lib: its process cannot be started");
-    }
+    if (!started) throw CommandError(what_ + ": its process cannot be started");
     Reply hello;
     if (!is_answered()) {
       stop();
-      throw CommandError(formatted("--lib: loading it did not end within {} s", limit_s_));
+      throw CommandError(formatted("{}: loading it did not end within {} s", what_, limit_s_));
     }
     if (read_all(from_child_, &hello, sizeof hello) && hello.code == FLASHCORE_OK) return;
     hello.message[sizeof hello.message - 1] = '\0';
     const std::string how = stop();
     throw CommandError(*hello.message != '\0' ? std::string(hello.message)
-                                              : formatted("--lib: loading it ended {}", how));
+                                              : formatted("{}: loading it ended {}", what_, how));
   }
 
-  /// Waits for a reply, or the end of the child.
+  /// Waits for a reply, or the end of the child. False: the time was over, or a signal came.
   bool is_answered() const {
-    pollfd waiting{from_child_, POLLIN, 0};
-    int ready = 0;
-    do {
-      ready = poll(&waiting, 1, static_cast<int>(limit_s_ * 1000));
-    } while (ready < 0 && errno == EINTR);
-    return ready != 0;
+    const auto begin = std::chrono::steady_clock::now();
+    for (;;) {
+      pollfd waiting{from_child_, POLLIN, 0};
+      if (poll(&waiting, 1, kLookEveryMs) > 0) return true;
+      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+      if (noted_signal() != 0 || (limit_s_ > 0 && waited.count() > limit_s_)) return false;
+    }
   }
 
   /// The child is gone: why?
@@ -208,24 +169,21 @@ class LibraryTarget final : public verify::CallTarget {
     return FLASHCORE_INTERNAL;
   }
 
+  /// Nothing is called any more, so that the caller comes to its end.
+  std::int32_t interrupted(std::string* message) {
+    child_.end(0);
+    close_pipes();
+    died_ = true;
+    *message = "interrupted";
+    return FLASHCORE_INTERNAL;
+  }
+
   /// Ends the child, by force where it does not end by itself: "by SIGSEGV (...)".
   std::string stop() {
     close_pipes();  // which ends a child that still listens
-    if (pid_ < 0) return "";
-    int status = 0;
-    pid_t ended = 0;
-    for (int i = 0; i < kPatienceMs && ended == 0; ++i) {
-      ended = waitpid(pid_, &status, WNOHANG);
-      if (ended == 0) usleep(1000);
-    }
-    if (ended == 0) {
-      kill(pid_, SIGKILL);
-      waitpid(pid_, &status, 0);
-    }
-    pid_ = -1;
-    if (ended == 0) return "without leaving it";
-    return WIFSIGNALED(status) ? formatted("by {}", signal_name(WTERMSIG(status)))
-                               : formatted("with exit code {}", WEXITSTATUS(status));
+    if (!child_.running()) return "";
+    child_.end(kPatienceMs);
+    return child_.how_it_ended();
   }
 
   void close_pipes() {
@@ -241,26 +199,30 @@ class LibraryTarget final : public verify::CallTarget {
     capacity_ = 0;
   }
 
+  std::string what_;
   std::vector<std::string> arguments_;
   double limit_s_;
+  std::string kernel_;
+  ChildProcess child_;
   int memory_fd_ = -1, to_child_ = -1, from_child_ = -1;
-  pid_t pid_ = -1;
   std::byte* base_ = nullptr;
   std::size_t capacity_ = 0;
   bool died_ = false;
 };
 
-/// The child: maps the memory, calls, and on a GPU copies the block there and back.
+/// The child: maps the memory, calls, and on a GPU copies a library's block there and back (our
+/// kernels' own target does that itself).
 class Server {
  public:
-  Server(flashcore_verify_function function, const std::string& device) : function_(function) {
-    if (device != "cpu") target_ = find_target({device, "", 0});
+  /// Without a function, calls are of our kernels.
+  Server(flashcore_verify_function function, const DeviceArgs& device) : function_(function) {
+    if (function == nullptr || device.device != "cpu") target_ = find_target(device);
   }
 
   Reply answer(const Request& r) {
     Reply reply;
     map(r.bytes);
-    const bool on_gpu = target_.device.type == DeviceType::cuda;
+    const bool on_gpu = function_ != nullptr && target_.device.type == DeviceType::cuda;
     std::unique_ptr<DeviceMemory> block;
     std::byte* base = base_;
     if (on_gpu) {
@@ -290,7 +252,7 @@ class Server {
     c.message = reply.message;
     c.message_bytes = sizeof reply.message;
     try {
-      reply.code = function_(&c, nullptr);
+      reply.code = function_ != nullptr ? function_(&c, nullptr) : run_kernel(r.kernel, c, reply);
     } catch (const std::exception& error) {
       reply.code = FLASHCORE_INTERNAL;
       std::snprintf(reply.message, sizeof reply.message, "it threw: %s", error.what());
@@ -307,6 +269,12 @@ class Server {
  private:
   static void require(const Status& status) {
     if (!status.ok()) throw CommandError(status);
+  }
+
+  std::int32_t run_kernel(const char* kernel, const flashcore_verify_call& c, Reply& reply) {
+    const Status status = run_call(target_, kernel, c, base_, mapped_);
+    std::snprintf(reply.message, sizeof reply.message, "%s", status.message().c_str());
+    return static_cast<std::int32_t>(status.code());
   }
 
   void map(std::size_t bytes) {
@@ -329,11 +297,22 @@ class Server {
 std::unique_ptr<verify::CallTarget> library_target(const std::string& library,
                                                    const std::string& symbol,
                                                    const std::string& device, double limit_s) {
-  return std::make_unique<LibraryTarget>(library, symbol, device, limit_s);
+  return std::make_unique<ChildTarget>(
+      "--lib", std::vector<std::string>{"--lib", library, "--symbol", symbol, "--device", device},
+      limit_s);
 }
 
-int serve_library(const std::string& library, const std::string& symbol,
-                  const std::string& device) {
+std::unique_ptr<KernelTarget> kernel_child(const DeviceArgs& device, double limit_s) {
+  std::vector<std::string> arguments{"--device", device.device};
+  if (!device.plan_for.empty()) arguments.insert(arguments.end(), {"--plan-for", device.plan_for});
+  if (device.threads > 0) {
+    arguments.insert(arguments.end(), {"--threads", std::to_string(device.threads)});
+  }
+  return std::make_unique<ChildTarget>("the kernels' process", arguments, limit_s);
+}
+
+int serve_verify(const std::string& library, const std::string& symbol, const DeviceArgs& device) {
+  end_with_parent();
   Reply hello;
   const auto refuse = [&](const std::string& why) {
     hello.code = FLASHCORE_INVALID_ARGUMENT;
@@ -341,13 +320,16 @@ int serve_library(const std::string& library, const std::string& symbol,
     write_all(kReplyFd, &hello, sizeof hello);
     return kCouldNotRun;
   };
-  // A name without a slash would be looked for among the system's libraries.
-  const std::string path = library.find('/') == std::string::npos ? "./" + library : library;
-  void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) return refuse(formatted("--lib: {}", dlerror()));
-  void* address = dlsym(handle, symbol.c_str());
-  if (address == nullptr) {
-    return refuse(formatted("--symbol: {} has no function {}", library, symbol));
+  void* address = nullptr;
+  if (!library.empty()) {
+    // A name without a slash would be looked for among the system's libraries.
+    const std::string path = library.find('/') == std::string::npos ? "./" + library : library;
+    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) return refuse(formatted("--lib: {}", dlerror()));
+    address = dlsym(handle, symbol.c_str());
+    if (address == nullptr) {
+      return refuse(formatted("--symbol: {} has no function {}", library, symbol));
+    }
   }
   try {
     Server server(reinterpret_cast<flashcore_verify_function>(address), device);
