@@ -37,6 +37,7 @@ struct Sent {
 };
 
 inline std::string to_string(const Sent& sent) {
+  if (sent.split < 0) return "nothing";
   return "(split " + std::to_string(sent.split) + ", warp " + std::to_string(sent.key_warp) +
          ", row " + std::to_string(sent.row) +
          (sent.stride == 0 ? ", state)" : ", column " + std::to_string(sent.first_column) + ")");

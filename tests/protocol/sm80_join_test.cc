@@ -29,9 +29,10 @@ SplitProblem draw_split(const core::Sm80Shape& shape, verify::Random& random) {
   const std::int64_t items = problem.splits > 8 ? 1 : random.between(1, 3);
   for (std::int64_t i = 0; i < items; ++i) {
     const int rows = random.chance(0.1) ? 0 : static_cast<int>(random.between(1, shape.tile_q));
-    const int kv_len = static_cast<int>(
-        random.chance(0.1) ? 0 : random.between(1, problem.splits * problem.keys_per_split));
-    problem.items.push_back({rows, kv_len});
+    std::int64_t kv_len = random.between(0, problem.splits * problem.keys_per_split);
+    if (random.chance(0.3)) kv_len -= kv_len % problem.keys_per_split;  // whole ranges, or none
+    if (!problem.has_lengths) kv_len = problem.splits * problem.keys_per_split;
+    problem.items.push_back({rows, static_cast<int>(kv_len)});
   }
   return problem;
 }

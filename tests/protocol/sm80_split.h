@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "barriers.h"
+#include "core/mask.h"
 #include "core/sm80_roles.h"
 #include "core/sm80_shape.h"
 
@@ -28,6 +29,18 @@ struct SplitProblem {
   int joined_splits(const Item& item) const {
     return has_lengths ? core::ranges_with_keys(item.kv_len, core::make_divisor(keys_per_split))
                        : splits;
+  }
+  /// Ranges with keys are joined, and no others but the first.
+  void check_ranges(const Item& item) const {
+    const int joined = joined_splits(item);
+    for (int split = 1; split <= splits; ++split) {
+      const bool has_keys =
+          split < splits && !core::split_keys(split, keys_per_split, item.kv_len).empty();
+      if (has_lengths && has_keys != (split < joined)) {
+        throw Violation{std::to_string(joined) + " ranges are joined; range " +
+                        std::to_string(split) + (has_keys ? " has keys" : " has none")};
+      }
+    }
   }
   std::string words() const {
     std::string words = std::to_string(splits) + " splits of " + std::to_string(keys_per_split);
@@ -141,6 +154,7 @@ void run_split(const SplitProblem& problem, PlantedBug fault, std::uint64_t seed
   std::deque<SplitCta> ctas;
   constexpr int kWarps = kShape.threads / 32;
   for (const SplitProblem::Item& described : problem.items) {
+    problem.check_ranges(described);
     SplitItem& item = items.emplace_back(
         SplitItem{described.rows, problem.splits, problem.joined_splits(described), 0, 0, {}, {}});
     const int groups = (item.rows * kShape.head_dim / 4 + 31) / 32;
