@@ -15,3 +15,11 @@
 #else
 #define FLASHCORE_LOOP
 #endif
+
+// In front of a role: what a warp of a kernel, or of a model on the CPU, does (sm80_roles.h,
+// sm90_roles.h).
+#if defined(__CUDACC__)
+#define FLASHCORE_ROLE __device__ __forceinline__
+#else
+#define FLASHCORE_ROLE inline
+#endif

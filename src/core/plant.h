@@ -33,7 +33,13 @@ enum class PlantedBug : int {
   parity_wrong = 21,          // a consumer waits for the queries of an earlier item
   turn_skipped = 22,          // a warpgroup that skips a K tile keeps its turn
   stage_released_twice = 23,  // an item's last V tile is given back twice
-  never_ends = 30,            // the kernel spins where a sequence has 3, 10, 17, ... queries
+  // Of the CTAs that join split KV (core/sm80_roles.h).
+  expected_bytes_short = 24,  // an inbox expects one piece fewer than it is sent
+  sent_before_open = 25,      // a CTA does not wait for the others' inboxes
+  counted_wrong = 26,         // the last CTA but one joins
+  counter_left = 27,          // the counter wraps one CTA too late
+  // Of a kernel as a whole.
+  never_ends = 30,  // it spins where a sequence has 3, 10, 17, ... queries
 };
 
 #if defined(FLASHCORE_PLANTS)

@@ -59,33 +59,4 @@ struct Sm80Shape {
   }
 };
 
-/// Shared memory where a block of a cluster gets the results it joins (cuda/sm80/join.cuh), in
-/// pieces of four columns of a row: 32 pieces are a chunk, and the chunks of an item go to its
-/// blocks in turn. Of tiles of 8 rows, warps may send theirs (cuda/sm80/warp_join.cuh).
-struct Inbox {
-  static constexpr int kChunk = 32;
-  static constexpr int kPieceBytes = 24;    // four columns, maximum and sum
-  static constexpr int kBarrierBytes = 16;  // in front
-  static constexpr int kMaxSplits = 8;      // what every sm_90 can place
-  static constexpr int kWarpColumns = 512;  // of all rows, that warps send
-
-  /// A block receives these at most, if each split has one sender: turns × splits.
-  static constexpr int chunks(int rows, int head_dim) {
-    return (rows * head_dim / 4 + kChunk - 1) / kChunk + kMaxSplits - 1;
-  }
-  /// Warps send the results of items of so many rows or fewer.
-  static constexpr int rows_from_warps(int tile_rows, int head_dim) {
-    const int rows = tile_rows == 8 ? kWarpColumns / head_dim : 0;
-    return rows < tile_rows ? rows : tile_rows;
-  }
-  static constexpr int bytes(int tile_rows, int head_dim, int threads) {
-    const int of_blocks = chunks(tile_rows, head_dim) * kChunk * kPieceBytes;
-    if (tile_rows != 8) return kBarrierBytes + of_blocks;
-    const int pieces =
-        threads / 32 * chunks(rows_from_warps(tile_rows, head_dim), head_dim) * kChunk;
-    const int of_warps = 16 * pieces + 8 * (4 * pieces / head_dim);  // a state for each row
-    return kBarrierBytes + (of_warps > of_blocks ? of_warps : of_blocks);
-  }
-};
-
 }  // namespace flashcore::core

@@ -15,12 +15,6 @@
 #include "core/plant.h"
 #include "core/sm90_item.h"
 
-#if defined(__CUDACC__)
-#define FLASHCORE_ROLE __device__ __forceinline__
-#else
-#define FLASHCORE_ROLE inline
-#endif
-
 namespace flashcore::core {
 
 /// The scheduler fetches an item when this many tiles of the one before are still to be loaded:

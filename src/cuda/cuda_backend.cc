@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "backend/backend.h"
-#include "core/sm80_shape.h"
+#include "core/cluster_inbox.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
 #include "cuda/registry.h"

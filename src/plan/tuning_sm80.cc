@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/cluster_inbox.h"
 #include "core/params.h"
 #include "core/sm80_shape.h"
 #include "plan/divide.h"

@@ -9,6 +9,10 @@
 
 namespace flashcore::protocol {
 
+/// Of a fiber among those that meet at a barrier: they have consecutive numbers, and are at
+/// most 64.
+inline std::uint64_t bit_of(int fiber) { return std::uint64_t{1} << (fiber % 64); }
+
 /// mbarrier: a phase ends when all arrivals and all announced bytes have come.
 class Mbarrier {
  public:
@@ -18,7 +22,7 @@ class Mbarrier {
 
   void arrive(Fibers& fibers, std::int64_t bytes = 0) {
     fibers.may_pause();
-    const std::uint64_t bit = std::uint64_t{1} << fibers.current();
+    const std::uint64_t bit = bit_of(fibers.current());
     if (pending_ == 0) throw Violation{name_ + " gets more arrivals than its phase expects"};
     if ((arrived_ & bit) != 0) throw Violation{"arrives twice in one phase of " + name_};
     arrived_ |= bit;
@@ -74,7 +78,7 @@ class NamedBarrier {
 
   void arrive(Fibers& fibers) {
     fibers.may_pause();
-    const std::uint64_t bit = std::uint64_t{1} << fibers.current();
+    const std::uint64_t bit = bit_of(fibers.current());
     if ((arrived_ & bit) != 0) throw Violation{"arrives twice at " + name_};
     arrived_ |= bit;
     present_ += 32;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/sm80_shape.h"
+#include "core/cluster_inbox.h"
 #include "plan/device_info.h"
 
 namespace flashcore {

@@ -85,7 +85,8 @@ __device__ __forceinline__ void finish_block(SharedStorage<C>& s, const Attentio
     if (p.joins_in_cluster) {
       const ClusterRoute<C> route(s, p, s.item);
       leave_results<C>(s, o, states, t);
-      join_in_cluster<C, kPlain>(s, p, s.item, route);
+      const PieceThread<C, kPlain> thread{{s, p, s.item}};
+      core::exchange_pieces(thread, route.recipient, route.joined);
       return;
     }
   }
@@ -200,9 +201,8 @@ __device__ __forceinline__ void attend_few_rows(SharedStorage<C>& s, const Atten
   wait_copies<0>();
   if constexpr (kHasClusters) {
     if (by_warps) {
-      if (begin >= end) send_states<C>(route, states, item, t);
-      send_outputs<C>(route, o, item, t);
-      join_parts<C, kPlain>(s, p, item);
+      const PartThread<C, kPlain> thread{{s, p, item}, route, states, o, t};
+      core::exchange_parts(thread, begin < end);
       return;
     }
   }
@@ -216,7 +216,7 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
   // Every thread finds out by itself what to load; later it reads thread 0's copy.
   const Item item = describe_item<C, kPlain>(p, blockIdx.x);
   if (p.has_lengths && threadIdx.x == 0) report(p, item.sequence.error);
-  if (item.rows <= 0 || item.split >= item.splits) {
+  if (!core::has_range(item.rows, item.split, item.splits)) {
     wait_for_previous_kernel();
     if (item.rows > 0) leave_nothing(p, item);
     return;
@@ -252,7 +252,10 @@ __device__ __forceinline__ void run_item(SharedStorage<C>& s, const AttentionPar
   }
   __syncthreads();
   if constexpr (C::kOwnKeys && kHasClusters) {
-    if (p.joins_in_cluster) open_inbox<C>(s, p, item);
+    if (p.joins_in_cluster) {
+      const ClusterThread<C> thread{s, p, item};
+      core::open_inbox(thread, warps_join<C>(p, item));
+    }
   }
   if constexpr (C::kFewRows) {
     attend_few_rows<C, kPlain>(s, p, begin);

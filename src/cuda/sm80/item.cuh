@@ -4,6 +4,7 @@
 #include "core/mask.h"
 #include "core/params.h"
 #include "core/sequence.h"
+#include "core/sm80_roles.h"
 
 namespace flashcore::cuda::sm80 {
 
@@ -79,7 +80,7 @@ __device__ __forceinline__ Item describe_item(const AttentionParams& p, std::int
   item.sequence = p.has_lengths ? core::sequence_of(p, item.b) : core::whole_sequence(p);
   item.splits = p.splits;
   if (p.counters != nullptr && !p.joins_in_cluster && p.has_lengths) {
-    item.splits = core::divide(max(item.sequence.kv_len, 1) - 1, p.by_split_keys) + 1;
+    item.splits = core::ranges_with_keys(item.sequence.kv_len, p.by_split_keys);
   }
   item.first_row = (p.q_tiles - 1 - of_tile.remainder) * C::kTileQ;
   item.rows = min(C::kTileQ, item.sequence.q_len * p.group - item.first_row);

@@ -5,73 +5,89 @@
 #pragma once
 
 #include "core/combine.h"
+#include "core/sm80_roles.h"
 #include "cuda/primitives/cluster.cuh"
 #include "cuda/sm80/results.cuh"
 
 namespace flashcore::cuda::sm80 {
 
-/// Behind what a block of a cluster keeps in shared memory: see core::Inbox. A chunk's pieces of
-/// one split lie side by side.
+using core::InboxBarrier;
+
+/// The inbox behind a block's shared memory (core::Inbox), filled by the blocks of its cluster.
 template <typename C>
 struct Inbox {
-  std::uint64_t& s_full;
   float4* s_out;
   float2* s_state;
 
   __device__ __forceinline__ explicit Inbox(SharedStorage<C>& s)
-      : s_full(*reinterpret_cast<std::uint64_t*>(&s + 1)),
-        s_out(reinterpret_cast<float4*>(&s_full) + 1),
-        s_state(reinterpret_cast<float2*>(s_out + kPieces)) {}
+      : s_out(at<float4>(s, kLayout.outputs)), s_state(at<float2>(s, kLayout.states)) {}
+
+  /// What lies `bytes` from its start.
+  template <typename T>
+  static __device__ __forceinline__ T* at(SharedStorage<C>& s, int bytes) {
+    return reinterpret_cast<T*>(reinterpret_cast<unsigned char*>(&s + 1) + bytes);
+  }
+  static __device__ __forceinline__ std::uint64_t& barrier(SharedStorage<C>& s,
+                                                           InboxBarrier barrier) {
+    return at<std::uint64_t>(s, 0)[core::mbarrier_index(barrier)];
+  }
 
  private:
-  static_assert(core::Inbox::kBarrierBytes == sizeof(float4) &&
-                core::Inbox::kPieceBytes == sizeof(float4) + sizeof(float2));
-  static constexpr int kPieces = core::Inbox::chunks(C::kTileQ, C::kHeadDim) * core::Inbox::kChunk;
+  static constexpr core::Inbox::Layout kLayout =
+      core::Inbox::layout_of_ctas(C::kTileQ, C::kHeadDim);
+  static_assert(core::Inbox::kOutBytes == sizeof(float4) &&
+                core::Inbox::kStateBytes == sizeof(float2) &&
+                core::Inbox::kBarrierBytes == 2 * sizeof(std::uint64_t));
 };
 
-/// Which block of a cluster joins a turn's n-th chunk, and which chunk a block joins: they are
-/// dealt out from the last block on, whose key range may be the shortest, so that it waits for the
-/// others already.
-__device__ __forceinline__ int joins_at(const AttentionParams& p, int n) {
-  return p.splits - 1 - n;
-}
-
-/// Of an item's results, what this block joins.
+/// A thread of a cluster, as the roles of core/sm80_roles.h see it.
 template <typename C>
-__device__ __forceinline__ int pieces_to_join(const AttentionParams& p, const Item& item) {
-  constexpr int kChunk = core::Inbox::kChunk;
-  const int all = item.rows * (C::kHeadDim / 4);
-  int mine = 0;
-  for (int first = joins_at(p, item.split) * kChunk; first < all; first += p.splits * kChunk) {
-    mine += min(kChunk, all - first);
+struct ClusterThread {
+  static constexpr bool kFewRows = C::kFewRows;
+  static constexpr int kThreads = C::kThreads;
+  static constexpr int kKeyWarps = C::kKeyWarps;
+  static constexpr int kRowPieces = C::kHeadDim / 4;
+  SharedStorage<C>& s;
+  const AttentionParams& p;
+  const Item& item;
+
+  __device__ __forceinline__ bool has_fault(PlantedBug bug) const { return p.plant.is(bug); }
+  __device__ __forceinline__ bool has_first_thread() const { return threadIdx.x == 0; }
+  __device__ __forceinline__ int index() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int rank() const { return item.split; }
+  __device__ __forceinline__ int splits() const { return p.splits; }
+  __device__ __forceinline__ int rows() const { return item.rows; }
+  __device__ __forceinline__ int pieces() const { return item.rows * kRowPieces; }
+
+  template <InboxBarrier kBarrier>
+  __device__ __forceinline__ void init(int arrivals) const {
+    init_barrier(Inbox<C>::barrier(s, kBarrier), arrivals);
   }
-  return mine;
-}
-
-/// Prepares the inbox; for one thread.
-template <typename C>
-__device__ __forceinline__ void expect_pieces(SharedStorage<C>& s, const AttentionParams& p,
-                                              const Item& item) {
-  const Inbox<C> inbox(s);
-  init_barrier(inbox.s_full, 1);
-  fence_barrier_init();
-  arrive_expecting(inbox.s_full, pieces_to_join<C>(p, item) * p.splits * core::Inbox::kPieceBytes);
-}
+  __device__ __forceinline__ void fence_init() const { fence_barrier_init(); }
+  template <InboxBarrier kBarrier>
+  __device__ __forceinline__ void arrive_expecting(int bytes) const {
+    cuda::arrive_expecting(Inbox<C>::barrier(s, kBarrier), bytes);
+  }
+  template <InboxBarrier kBarrier>
+  __device__ __forceinline__ void wait() const {
+    cuda::wait(Inbox<C>::barrier(s, kBarrier), 0);
+  }
+  __device__ __forceinline__ void arrive_at_cluster() const { cuda::arrive_at_cluster(); }
+  __device__ __forceinline__ void wait_for_cluster() const { cuda::wait_for_cluster(); }
+};
 
 /// Where piece `index` of a block's results goes, in the cluster's addresses.
 struct Recipient {
   std::uint32_t out, state, barrier;
 
   template <typename C>
-  __device__ __forceinline__ Recipient(const Inbox<C>& inbox, const AttentionParams& p,
+  __device__ __forceinline__ Recipient(SharedStorage<C>& s, const AttentionParams& p,
                                        const Item& item, int index) {
-    constexpr int kChunk = core::Inbox::kChunk;
-    const int chunk = index / kChunk, turn = chunk / p.splits;
-    const int to = joins_at(p, chunk - turn * p.splits);
-    const int at = (turn * p.splits + item.split) * kChunk + index % kChunk;
-    out = cluster_address(inbox.s_out + at, to);
-    state = cluster_address(inbox.s_state + at, to);
-    barrier = cluster_address(&inbox.s_full, to);
+    const Inbox<C> inbox(s);
+    const core::InboxSlot to = core::recipient_of_piece(index, p.splits, item.split);
+    out = cluster_address(inbox.s_out + to.index, to.rank);
+    state = cluster_address(inbox.s_state + to.index, to.rank);
+    barrier = cluster_address(&inbox.barrier(s, InboxBarrier::pieces), to.rank);
   }
 };
 
@@ -85,8 +101,8 @@ struct Joined {
   __device__ __forceinline__ static Joined of_turn(const AttentionParams& p, const Item& item,
                                                    int turn) {
     Joined joined;
-    joined.piece = (turn * p.splits + joins_at(p, item.split)) * core::Inbox::kChunk +
-                   static_cast<int>(threadIdx.x % 32);
+    joined.piece =
+        core::joined_piece(turn, p.splits, item.split, static_cast<int>(threadIdx.x % 32));
     joined.row = row_of(p, item, min(joined.piece / (C::kHeadDim / 4), item.rows - 1));
     joined.offset = output_offset(p, item, joined.row);
     return joined;
@@ -102,8 +118,7 @@ struct ClusterRoute {
 
   __device__ __forceinline__ ClusterRoute(SharedStorage<C>& s, const AttentionParams& p,
                                           const Item& item)
-      : recipient(Inbox<C>(s), p, item, threadIdx.x),
-        joined(Joined::of_turn<C>(p, item, threadIdx.x / 32)) {
+      : recipient(s, p, item, threadIdx.x), joined(Joined::of_turn<C>(p, item, threadIdx.x / 32)) {
     // Else it would be found out where it is needed.
     asm volatile(""
                  : "+r"(recipient.out), "+r"(recipient.state), "+r"(recipient.barrier),
@@ -112,36 +127,41 @@ struct ClusterRoute {
   }
 };
 
-/// Each block sends its results to those that join them, and joins what it was sent. It may end
-/// then: nobody reads its shared memory but itself.
+/// A thread of a block that joins in its cluster.
 template <typename C, bool kPlain>
-__device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const AttentionParams& p,
-                                                const Item& item, const ClusterRoute<C>& route) {
-  constexpr int kFours = C::kHeadDim / 4, kChunk = core::Inbox::kChunk;
-  constexpr int kMaxSplits = core::Inbox::kMaxSplits;
-  const Inbox<C> inbox(s);
-  const int all = item.rows * kFours;
-  Recipient to = route.recipient;
-  for (int index = threadIdx.x; index < all;) {
+struct PieceThread : ClusterThread<C> {
+  using Recipient = sm80::Recipient;
+  using Joined = sm80::Joined;
+  static constexpr int kFours = C::kHeadDim / 4;
+
+  __device__ __forceinline__ int first_piece() const { return threadIdx.x; }
+  __device__ __forceinline__ Recipient recipient(int index) const {
+    return Recipient(this->s, this->p, this->item, index);
+  }
+  __device__ __forceinline__ Joined joined_in(int turn) const {
+    return Joined::of_turn<C>(this->p, this->item, turn);
+  }
+
+  __device__ __forceinline__ void send_piece(const Recipient& to, int index) const {
     float x[4] = {};
     const core::SoftmaxState<float> state =
-        join_key_warps<C>(s.results, index / kFours, 4 * (index % kFours), x);
+        join_key_warps<C>(this->s.results, index / kFours, 4 * (index % kFours), x);
     store_cluster(to.out, x, to.barrier);
     store_cluster(to.state, {state.max, state.sum}, to.barrier);
-    index += C::kThreads;
-    if (index < all) to = Recipient(inbox, p, item, index);
   }
-  const int lane = threadIdx.x % 32;
-  Joined joined = route.joined;
-#pragma unroll 1
-  for (int turn = threadIdx.x / 32; all > joined.piece;) {
+
+  __device__ __forceinline__ void join_piece(int turn, const Joined& joined) const {
+    constexpr int kMaxSplits = core::Inbox::kMaxSplits;
+    const AttentionParams& p = this->p;
+    const Item& item = this->item;
+    const Inbox<C> inbox(this->s);
+    const int lane = threadIdx.x % 32;
     const int column = 4 * (joined.piece % kFours);
-    wait(inbox.s_full, 0);
     float4 part[kMaxSplits];
     float max[kMaxSplits], sum[kMaxSplits];
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
-      const int at = (turn * p.splits + i) * kChunk + lane;
+      const int at = core::piece_slot(turn, p.splits, i, lane);
       const bool given = i < p.splits;
       const float2 state =
           given ? inbox.s_state[at] : make_float2(core::negative_infinity<float>(), 0.f);
@@ -171,10 +191,8 @@ __device__ __forceinline__ void join_in_cluster(SharedStorage<C>& s, const Atten
       }
       if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, joined.offset, column, x);
     }
-    turn += C::kThreads / 32;
-    joined = Joined::of_turn<C>(p, item, turn);
   }
-}
+};
 
 /// A range past the end of its sequence: nobody waits for it or reads more than this.
 __device__ __forceinline__ void leave_nothing(const AttentionParams& p, const Item& item) {
@@ -285,37 +303,54 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
   __syncwarp();  // before the next row's weights
 }
 
-/// Counts the item's blocks; the last one joins their results. The counter goes back to 0 by
-/// itself: it wraps.
+/// A thread of a block that leaves its results in the workspace; the last block joins them.
 template <typename C, bool kPlain>
-__device__ __forceinline__ void join_splits(SharedStorage<C>& s, const AttentionParams& p,
-                                            const Item& item) {
-  const int warp = threadIdx.x / 32;
-  // Found out here, while others still write, not when the counter has answered.
-  PartStrides strides{core::partial_rows(p), core::partial_rows(p) * p.v_dim};
-  RowParts parts = parts_of(p, item, min(warp, item.rows - 1), strides);
-  asm volatile("" : "+l"(parts.g_lse), "+l"(parts.g_out), "+l"(strides.lse), "+l"(strides.out));
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    s.last = count_in_order(p.counters + item.index, item.splits - 1) == item.splits - 1u;
+struct SplitThread {
+  static constexpr int kThreads = C::kThreads;
+  static constexpr int kWarps = kThreads / 32;
+  SharedStorage<C>& s;
+  const AttentionParams& p;
+  const Item& item;
+  PartStrides strides;
+  RowParts parts;  // of row index()
+
+  __device__ __forceinline__ SplitThread(SharedStorage<C>& s_, const AttentionParams& p_,
+                                         const Item& item_)
+      : s(s_), p(p_), item(item_) {
+    // Found out here, while others still write, not when the counter has answered.
+    strides = {core::partial_rows(p), core::partial_rows(p) * p.v_dim};
+    parts = parts_of(p, item, min(index(), item.rows - 1), strides);
+    asm volatile("" : "+l"(parts.g_lse), "+l"(parts.g_out), "+l"(strides.lse), "+l"(strides.out));
   }
-  __syncthreads();
-  if (!s.last) return;
-  constexpr int kWarps = C::kThreads / 32;
-  float* s_weights = &s.results.o[0][0][0] + warp * core::kMaxJoinedSplits;
-  static_assert(sizeof(s.results.o) >= kWarps * core::kMaxJoinedSplits * sizeof(float));
-#pragma unroll 1
-  for (int r = warp; r < item.rows; r += kWarps) {
-    if (r != warp) parts = parts_of(p, item, r, strides);
-    join_row<C, kPlain>(s_weights, p, item, r, parts, strides);
+
+  __device__ __forceinline__ bool has_fault(PlantedBug bug) const { return p.plant.is(bug); }
+  __device__ __forceinline__ bool has_first_thread() const { return threadIdx.x == 0; }
+  __device__ __forceinline__ int index() const { return threadIdx.x / 32; }
+  __device__ __forceinline__ int splits() const { return item.splits; }
+  __device__ __forceinline__ int rows() const { return item.rows; }
+  __device__ __forceinline__ void sync_cta() const { __syncthreads(); }
+  __device__ __forceinline__ std::uint32_t count(int wraps_at) const {
+    return count_in_order(p.counters + item.index, wraps_at);
   }
-}
+  __device__ __forceinline__ void set_last(bool last) const { s.last = last; }
+  __device__ __forceinline__ bool is_last() const { return s.last; }
+
+  __device__ __forceinline__ void join_row(int r) {
+    float* s_weights = &s.results.o[0][0][0] + index() * core::kMaxJoinedSplits;
+    static_assert(sizeof(s.results.o) >= kWarps * core::kMaxJoinedSplits * sizeof(float));
+    if (r != index()) parts = parts_of(p, item, r, strides);
+    sm80::join_row<C, kPlain>(s_weights, p, item, r, parts, strides);
+  }
+};
 
 /// What follows when the warps have left their results.
 template <typename C, bool kPlain>
 __device__ __forceinline__ void finish_item(SharedStorage<C>& s, const AttentionParams& p) {
   write_results<C, kPlain>(s.results, p, s.item);
-  if (p.splits > 1 && p.counters != nullptr) join_splits<C, kPlain>(s, p, s.item);
+  if (p.splits > 1 && p.counters != nullptr) {
+    SplitThread<C, kPlain> thread(s, p, s.item);
+    core::finish_split(thread);
+  }
 }
 
 /// Apart, where its registers would displace some of the loop before; one for both ways, for many

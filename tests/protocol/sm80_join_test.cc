@@ -1,0 +1,164 @@
+// How CTAs of the sm80 kernels join split KV, run on the CPU: no interleaving may deadlock, send
+// into a closed inbox or an ended CTA, read what is not there, or join a row other than once.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "sm80_cluster.h"
+#include "sm80_split.h"
+
+namespace flashcore::protocol {
+namespace {
+
+ClusterProblem draw_cluster(const core::Sm80Shape& shape, verify::Random& random) {
+  ClusterProblem problem{};
+  problem.rows = static_cast<int>(random.between(1, shape.tile_q));
+  problem.splits = static_cast<int>(random.between(2, core::Inbox::kMaxSplits));
+  for (int i = 0; i < problem.splits; ++i) problem.has_steps.push_back(random.chance(0.7));
+  return problem;
+}
+
+SplitProblem draw_split(const core::Sm80Shape& shape, verify::Random& random) {
+  SplitProblem problem{};
+  problem.splits = static_cast<int>(random.between(2, random.chance(0.1) ? 64 : 8));
+  problem.keys_per_split = shape.tile_k * static_cast<int>(random.between(1, 3));
+  problem.has_lengths = random.chance(0.7);
+  const std::int64_t items = problem.splits > 8 ? 1 : random.between(1, 3);
+  for (std::int64_t i = 0; i < items; ++i) {
+    const int rows = random.chance(0.1) ? 0 : static_cast<int>(random.between(1, shape.tile_q));
+    std::int64_t kv_len = random.between(0, problem.splits * problem.keys_per_split);
+    if (random.chance(0.3)) kv_len -= kv_len % problem.keys_per_split;  // whole ranges, or none
+    if (!problem.has_lengths) kv_len = problem.splits * problem.keys_per_split;
+    problem.items.push_back({rows, static_cast<int>(kv_len)});
+  }
+  return problem;
+}
+
+/// Throws Violation.
+using Run = std::function<void(std::uint64_t seed, PlantedBug fault)>;
+
+template <typename Problem>
+void describe_violations(const Problem& problem, std::uint64_t seed,
+                         const std::function<void()>& run) {
+  try {
+    run();
+  } catch (const Violation& violation) {
+    throw Violation{violation.words + "\nseed " + std::to_string(seed) + ", " + problem.words()};
+  }
+}
+
+template <core::Sm80Shape kShape>
+void draw_and_run_cluster(std::uint64_t seed, PlantedBug fault) {
+  verify::Random random(seed);
+  const ClusterProblem problem = draw_cluster(kShape, random);
+  describe_violations(problem, seed, [&] { run_cluster<kShape>(problem, fault, seed); });
+}
+
+template <core::Sm80Shape kShape>
+void draw_and_run_split(std::uint64_t seed, PlantedBug fault) {
+  verify::Random random(seed);
+  const SplitProblem problem = draw_split(kShape, random);
+  describe_violations(problem, seed, [&] { run_split<kShape>(problem, fault, seed); });
+}
+
+struct Model {
+  Run cluster;  // empty: the kernel does not join in clusters
+  Run split;
+};
+
+template <core::Sm80Shape kShape>
+void add_model(std::map<std::string, Model>& models) {
+  Model& model =
+      models[std::string(kShape.key_bytes == 1 ? "8bit_" : "") + "d" +
+             std::to_string(kShape.head_dim) + "_q" + std::to_string(kShape.tile_q) + "_k" +
+             std::to_string(kShape.tile_k) + "_s" + std::to_string(kShape.stages)];
+  if constexpr (kShape.own_keys()) model.cluster = draw_and_run_cluster<kShape>;
+  model.split = draw_and_run_split<kShape>;
+}
+
+/// The shapes of all sm80 kernels; f16 and bf16 share them.
+const std::map<std::string, Model>& models() {
+  static const std::map<std::string, Model> models = [] {
+    std::map<std::string, Model> found;
+#define FLASHCORE_MODEL(...) add_model<core::Sm80Shape{__VA_ARGS__}>(found);
+#define FLASHCORE_KERNEL_simt(...)
+#define FLASHCORE_KERNEL_sm80(...) FLASHCORE_MODEL(__VA_ARGS__, 2)
+#define FLASHCORE_KERNEL_sm80_8bit(...) FLASHCORE_MODEL(__VA_ARGS__, 1)
+#define FLASHCORE_KERNEL_sm90(...)
+#define FLASHCORE_KERNEL_sm90_e4m3(...)
+#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, stages, warp_rows, threads, \
+                         smem)                                                                    \
+  FLASHCORE_KERNEL_##family(head_dim, tile_q, tile_k, stages, warp_rows, threads)
+#include "cuda/kernels.def"
+    return found;
+  }();
+  return models;
+}
+
+constexpr std::uint64_t kProblems = 600 / FLASHCORE_TEST_DIVISOR;  // of each shape
+constexpr std::uint64_t kFaultProblems = 50;                       // within which a fault must show
+
+/// Runs a part of all models that have it; returns how many have.
+int run_all(Run Model::*part) {
+  int shapes = 0;
+  for (const auto& [name, model] : models()) {
+    if (!(model.*part)) continue;
+    ++shapes;
+    for (std::uint64_t seed = 0; seed < kProblems; ++seed) {
+      try {
+        (model.*part)(seed, PlantedBug::none);
+      } catch (const Violation& violation) {
+        ADD_FAILURE() << name << ": " << violation.words;
+        return shapes;
+      }
+    }
+  }
+  return shapes;
+}
+
+TEST(Sm80Join, EveryInterleavingOfAClusterJoinsEveryPieceOnce) {
+  EXPECT_GE(run_all(&Model::cluster), 12);
+}
+
+TEST(Sm80Join, TheLastCtaSeesAllResultsAndLeavesCountersAtZero) {
+  EXPECT_GE(run_all(&Model::split), 20);
+}
+
+/// The first problem on which a fault shows, and how; or an empty text.
+std::string find_fault(const Run& run, PlantedBug fault) {
+  for (std::uint64_t seed = 0; seed < kFaultProblems; ++seed) {
+    try {
+      run(seed, fault);
+    } catch (const Violation& violation) {
+      return violation.words;
+    }
+  }
+  return "";
+}
+
+/// A fault shows in every shape. Prints how it shows in the first one.
+void expect_found(PlantedBug fault, Run Model::*part) {
+  bool first = true;
+  for (const auto& [name, model] : models()) {
+    if (!(model.*part)) continue;
+    const std::string found = find_fault(model.*part, fault);
+    EXPECT_NE(found, "") << name;
+    if (first) std::printf("%s: %s\n", name.c_str(), found.c_str());
+    first = false;
+  }
+}
+
+TEST(Sm80Join, FindsTooFewExpectedBytes) {
+  expect_found(PlantedBug::expected_bytes_short, &Model::cluster);
+}
+TEST(Sm80Join, FindsASendBeforeAllInboxesAreOpen) {
+  expect_found(PlantedBug::sent_before_open, &Model::cluster);
+}
+TEST(Sm80Join, FindsAWrongLastCount) { expect_found(PlantedBug::counted_wrong, &Model::split); }
+TEST(Sm80Join, FindsACounterThatIsLeft) { expect_found(PlantedBug::counter_left, &Model::split); }
+
+}  // namespace
+}  // namespace flashcore::protocol
