@@ -20,8 +20,8 @@ from pathlib import Path
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(FOLDER))
 # The slowest first: the others fit in beside them.
-PACKAGE_TESTS = ("torch_op", "torch_gradients", "transformers", "drop_ins", "torch_values",
-                 "torch_direct", "torch_cuda", "examples", "readme", "attention", "quant",
+PACKAGE_TESTS = ("transformers_families", "torch_op", "torch_gradients", "transformers", "drop_ins",
+                 "torch_values", "torch_direct", "torch_cuda", "examples", "readme", "attention", "quant",
                  "jax", "cupy")
 ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
