@@ -168,10 +168,11 @@ class Models(Case):
         added = torch.where(keep, 0.5, -1e30)
         self.check_packed(dict(is_causal=False, attention_mask=added),
                           lambda rows: dict(mask=keep[:, :, rows, rows]))
-        q = self.draw(2, 4, 5, 16)
-        with self.assertRaisesRegex(NotImplementedError, "for a batch of 2; wanted a batch of 1"):
-            integration.attend(torch.nn.Module(), q, q, q, None, position_bias=self.draw(2, 4, 5, 5),
-                               cu_seq_lens_q=self.ints(0, 5, 10), cu_seq_lens_k=self.ints(0, 5, 10))
+        q, cu = self.draw(2, 4, 5, 16), self.ints(0, 5, 10)
+        for query, key in ((q, q), (q[:1], self.draw(1, 4, 7, 16))):  # keys that no sequence has
+            with self.assertRaisesRegex(NotImplementedError, "wanted a batch of 1 and as many keys"):
+                integration.attend(torch.nn.Module(), query, key, key, None, cu_seq_lens_q=cu,
+                                   cu_seq_lens_k=cu, position_bias=self.draw(1, 4, 5, key.shape[2]))
 
     def test_packed_gradients(self):
         """Of sinks and of a position bias, against the same sequences alone."""
@@ -230,6 +231,14 @@ class Models(Case):
                                             vision_config=dict(hidden_size=64, num_hidden_layers=1,
                                                                num_attention_heads=4)))
 
+    def test_falcon_with_alibi(self):
+        """Its module for flash_attn has none."""
+        model = transformers.AutoModelForCausalLM.from_config(transformers.FalconConfig(
+            vocab_size=64, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, alibi=True,
+            bos_token_id=1, eos_token_id=None), attn_implementation="flashcore").to(self.device)
+        with self.assertRaisesRegex(ValueError, "alibi"):
+            model(self.tokens())
+
     def test_set_attn_implementation(self):
         """On a model that is there already: by the same rules."""
         ours, eager = self.llama()
@@ -241,6 +250,50 @@ class Models(Case):
             transformers.AutoModelForSeq2SeqLM)
         with self.assertRaisesRegex(ValueError, "cannot use attn_implementation"):
             pegasus.set_attn_implementation("flashcore")
+
+    def same_outputs(self, make, inputs, read):
+        """make(implementation) is a model; the same weights under "eager" give the same."""
+        found = []
+        for name in ("flashcore", "eager"):
+            torch.manual_seed(3)
+            model = make(name).to(self.device).eval()
+            with torch.no_grad():
+                found.append(read(model(**inputs)))
+        self.check(found[0], found[1], factor=16)
+
+    def test_bark(self):
+        """It has a module of its own for flash_attn, which wants that package's masks."""
+        sizes = dict(block_size=64, input_vocab_size=64, output_vocab_size=64, num_layers=2, num_heads=4,
+                     hidden_size=64, dropout=0.0)
+        tokens = self.tokens()
+        for config, model, inputs in (
+                (transformers.BarkSemanticConfig(**sizes), transformers.BarkSemanticModel,
+                 dict(input_ids=tokens)),
+                (transformers.BarkFineConfig(**sizes, n_codes_total=4, n_codes_given=1),
+                 transformers.BarkFineModel,
+                 dict(codebook_idx=2, input_ids=torch.stack([tokens] * 4, -1)))):
+            for mask in (None, self.left_padding(tokens)):
+                rows = slice(None) if mask is None else mask.bool()
+                self.same_outputs(
+                    lambda name: model._from_config(copy.deepcopy(config), attn_implementation=name),
+                    {**inputs, "attention_mask": mask}, lambda out: out.logits[rows])
+
+    def test_vision_tower_with_two_images(self):
+        """Their patches stand in one row, in a packed call."""
+        config = transformers.Qwen2VLConfig(vision_config=dict(depth=2, embed_dim=32, hidden_size=64,
+                                                               num_heads=2)).vision_config
+        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+        calls = []
+        original = integration._packed
+        integration._packed = lambda *arguments: calls.append(1) or original(*arguments)
+        self.addCleanup(setattr, integration, "_packed", original)
+        grid = torch.tensor([[1, 4, 4], [1, 2, 6]], device=self.device)
+        self.same_outputs(
+            lambda name: Qwen2VisionTransformerPretrainedModel._from_config(copy.deepcopy(config),
+                                                                            attn_implementation=name),
+            dict(hidden_states=self.draw(28, 3 * 2 * 14 * 14), grid_thw=grid),
+            lambda out: out.last_hidden_state)
+        self.assertEqual(len(calls), 2)  # one for each layer
 
     def test_names(self):
         """The plain name, unless the model keeps packed sequences for names with "flash" in them."""

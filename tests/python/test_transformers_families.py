@@ -5,6 +5,8 @@ import unittest
 
 from torch_support import needs_cuda
 
+import torch
+
 try:
     import transformers  # noqa: F401
 except ImportError:
@@ -20,19 +22,24 @@ RIGHT = {
     "llama4_text": "chunks, which transformers refuses to names with flash in them",
     "gpt_neo": "local layers of a module in a table",
     "falcon": "a module of its own for flash_attn",
-    "gptj": "a module of its own for flash_attn",
     "modernbert": "packed sequences with windows of two sides",
     "deepseek_v32": "latent attention, keys chosen by an indexer",
+    "deepseek_v4": "no masks but eager's, which it adds keys of its own to; not packed",
     "minimax_m3_vl_text": "blocks of keys chosen by an indexer",
     "t5": "position bias, cross attention",
-    "bart": "cross attention",
     "vit": "no mask",
 }
+PACKED = ("llama", "gemma2", "gpt_oss", "modernbert")
 REFUSED = ("bloom", "mpt", "codegen", "xglm", "mpnet", "big_bird")  # alibi and others
 
 
 class Families(unittest.TestCase):
     device = "cpu"
+
+    def setUp(self):
+        threads = torch.get_num_threads()
+        self.addCleanup(torch.set_num_threads, threads)
+        torch.set_num_threads(1)  # the tensors are tiny
 
     def examine(self, name):
         kinds = dict((name, kind) for kind, name in tiny_models.families())
@@ -44,13 +51,11 @@ class Families(unittest.TestCase):
         for name, why in RIGHT.items():
             with self.subTest(name, why=why):
                 found = self.examine(name)
-                self.assertEqual(found.verdict, "right", f"{found.why} {found.cells}")
+                verdict = "right, with refusals" if name == "deepseek_v4" else "right"
+                self.assertEqual(found.verdict, verdict, f"{found.why} {found.cells}")
                 self.assertGreater(found.calls, 0)
-
-    def test_packed(self):
-        """That the packed column means something: it was reached."""
-        for name in ("llama", "modernbert", "gpt_oss"):
-            self.assertEqual(self.examine(name).cells["packed"], "yes")
+                if name in PACKED:  # "-" would be right too
+                    self.assertEqual(found.cells["packed"], "yes")
 
     def test_refused(self):
         for name in REFUSED:

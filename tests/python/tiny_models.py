@@ -61,7 +61,7 @@ _TOKENS = {"bos_token_id": 1, "decoder_start_token_id": 1, "eos_token_id": None,
 
 # What the sizes above do not make of a config.
 _SPECIAL = {
-    "bark": {}, "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
+    "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     "reformer": {"axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32], "is_decoder": True,
                  "attn_layers": ["local", "lsh"] * 2, "lsh_attn_chunk_length": 8,
                  "local_attn_chunk_length": 8},
@@ -74,7 +74,7 @@ _SPECIAL = {
     "funnel": {"d_head": 16, "block_sizes": [1, 1], "num_decoder_layers": 1, "d_inner": 96},
     "mobilebert": {"intra_bottleneck_size": 64, "true_hidden_size": 64, "embedding_size": 64},
     "modernbert": {"local_attention": 8}, "modernbert-decoder": {"local_attention": 8},
-    "canine": {}, "llama4_text": {"attention_chunk_size": 8, "no_rope_layers": [1, 1, 1, 0],
+    "llama4_text": {"attention_chunk_size": 8, "no_rope_layers": [1, 1, 1, 0],
                                   "interleave_moe_layer_step": 2},
     "mamba2": {"num_heads": 8, "head_dim": 16}, "falcon_h1": {"mamba_d_ssm": 128},
     "bamba": {"attn_layer_indices": [1, 3]},
@@ -119,7 +119,7 @@ def _values(defaults, extra):
         if "dropout" in name and isinstance(value, float):
             made[name] = 0.0
         elif name.startswith(("mlp_layer_types", "layer_types")) and isinstance(value, (list, tuple)):
-            # Both ends, so that every kind of layer is there.
+            # Every kind of layer in turn.
             kinds = list(dict.fromkeys(value))
             made[name] = (kinds * LAYERS)[:LAYERS]
     return made | extra

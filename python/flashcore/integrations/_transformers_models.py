@@ -80,7 +80,7 @@ def name_for(model: Any, name: str | None, attend: Callable[..., Any]) -> str | 
     if model.config.model_type == "gpt_neo":
         _add_gpt_neo(attend)
     if calls_flash_attn(model.config):
-        _add_flash_forward(sys.modules[type(model).__module__])
+        _add_flash_attn(sys.modules[type(model).__module__])
     if not (model._supports_sdpa or model._supports_flash_attn or model._supports_flex_attn):
         _want_eager_masks.add(type(model.config))
     chosen = NAME if _wants_flash(model) else PLAIN_NAME
@@ -95,13 +95,13 @@ def _wants_flash(model: Any) -> bool:
         return False  # transformers would replace the name by one of these
     if getattr(model.config, "attention_chunk_size", None) is not None:
         return False  # flash_attn has no chunks
-    source = _source_of_model(type(model))
+    source = _source_of_model(model.__class__)
     return "is_flash_attention_requested(" in source and (
         "cu_seq_lens_q" in source or '_attn_implementation == "sdpa"' in source)
 
 
 @functools.cache
-def _source_of_model(model_class: type) -> str:
+def _source_of_model(model_class: Any) -> str:
     modules = dict.fromkeys(one.__module__ for one in model_class.__mro__
                             if one.__module__ != "transformers.modeling_utils")
     return "".join(_source(sys.modules.get(name)) for name in modules if "modeling" in name)
@@ -114,13 +114,15 @@ def _source(thing: Any) -> str:
         return ""
 
 
+def _tables(module: Any) -> dict[str, dict[str, type]]:
+    """Where a model looks its attention module up by the name of the implementation."""
+    return {name: one for name, one in getattr(module, "__dict__", {}).items()
+            if name.endswith("ATTENTION_CLASSES") and isinstance(one, dict)}
+
+
 def _refuse_table(model_class: type, name: str) -> None:
-    """Some models look their attention module up in a table by the name."""
-    module = sys.modules.get(model_class.__module__)
-    for table, classes in vars(module).items() if module else ():
-        if not table.endswith("ATTENTION_CLASSES") or not isinstance(classes, dict):
-            continue
-        if name not in classes and not (name == NAME and "flash_attention_2" in classes):
+    for table, classes in _tables(sys.modules.get(model_class.__module__)).items():
+        if name not in classes:
             _refuse(model_class, f"its {table} knows only {', '.join(classes)}")
 
 
@@ -130,14 +132,14 @@ def refuse_own_attention(module: torch.nn.Module, new_names: dict[int, str],
     of its config, or of the module around it; new_names, by the config's id, are still to be set."""
     config = getattr(module, "config", None)
     name = new_names.get(id(config), getattr(config, "_attn_implementation", name))
-    if name in (NAME, PLAIN_NAME) and _computes_its_own(type(module)):
+    if name in (NAME, PLAIN_NAME) and _computes_its_own(module.__class__):
         _refuse(type(module), "it computes attention by itself and would misread the masks")
     for child in module.children():
         refuse_own_attention(child, new_names, name)
 
 
 @functools.cache
-def _computes_its_own(module_class: type) -> bool:
+def _computes_its_own(module_class: Any) -> bool:
     name = module_class.__name__
     if not re.search("Attention|Attn", name) or _MAKE_THEIR_MASK.search(name):
         return False
@@ -157,11 +159,16 @@ def _refuse(where: type, why: str) -> None:
                      "\"name_of_sub_config\": \"eager\"}")
 
 
-def _add_flash_forward(module: Any) -> None:
-    """The modelling file imports this only where the package flash_attn is installed."""
-    from transformers import modeling_flash_attention_utils as utils
-    if not hasattr(module, "_flash_attention_forward"):
-        module._flash_attention_forward = utils._flash_attention_forward
+def _add_flash_attn(module: Any) -> None:
+    """The modelling file imports two functions only where the package flash_attn is installed, and may
+    know its own attention module for flash_attn by one name only."""
+    from transformers.integrations.flash_attention import get_target_dtype
+    from transformers.modeling_flash_attention_utils import _flash_attention_forward
+    for function in (get_target_dtype, _flash_attention_forward):
+        if not hasattr(module, function.__name__):
+            setattr(module, function.__name__, function)
+    for classes in _tables(module).values():
+        classes.setdefault(NAME, classes["flash_attention_2"])
 
 
 def _add_gpt_neo(attend: Callable[..., Any]) -> None:

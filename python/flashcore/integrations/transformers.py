@@ -172,9 +172,10 @@ def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal:
 def _packed_mask(query: torch.Tensor, key: torch.Tensor, causal: bool, sliding_window: int | None,
                  options: dict[str, Any]) -> torch.Tensor:
     """The same as a mask: kernels for packed sequences take none, and no bias."""
-    if query.shape[0] != 1:
-        raise NotImplementedError(f"cu_seq_lens_q: is given with a mask, a bias or sinks for a batch of "
-                                  f"{query.shape[0]}; wanted a batch of 1")
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise NotImplementedError(f"cu_seq_lens_q: is given with a mask or a bias for a batch of "
+                                  f"{query.shape[0]}, {query.shape[2]} queries and {key.shape[2]} keys; "
+                                  "wanted a batch of 1 and as many keys as queries")
     cu_q, cu_k = (options[name].to(query.device).long() for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     q_row = torch.arange(query.shape[2], device=query.device)
     k_row = torch.arange(key.shape[2], device=query.device)
