@@ -163,8 +163,9 @@ class Models(Case):
     def test_packed_with_a_mask(self):
         keep = torch.rand(1, 1, 17, 17, device=self.device) > 0.4
         keep |= torch.eye(17, dtype=torch.bool, device=self.device)
-        self.check_packed(dict(is_causal=False, attention_mask=keep),
-                          lambda rows: dict(mask=keep[:, :, rows, rows]))
+        for options in (dict(is_causal=False), dict(is_causal=True, sliding_window=2)):
+            self.check_packed(dict(attention_mask=keep, **options),  # it holds causality and windows
+                              lambda rows: dict(mask=keep[:, :, rows, rows]))
         added = torch.where(keep, 0.5, -1e30)
         self.check_packed(dict(is_causal=False, attention_mask=added),
                           lambda rows: dict(mask=keep[:, :, rows, rows]))

@@ -27,6 +27,7 @@ RIGHT = {
     "deepseek_v4": "no masks but eager's, which it adds keys of its own to; not packed",
     "minimax_m3_vl_text": "blocks of keys chosen by an indexer",
     "t5": "position bias, cross attention",
+    "pegasus_x": "modules that rely on the mask to be causal",
     "vit": "no mask",
 }
 PACKED = ("llama", "gemma2", "gpt_oss", "modernbert")

@@ -27,6 +27,8 @@ _MAKE_THEIR_MASK = re.compile(
     "MultiscaleDeformableAttention$|MHAttentionMap$|^LongT5|^PegasusXGlobalLocal|^Gemma3nAudio|"
     "^EsmFold2RowAttentionPooling$")
 
+# Its decoder's modules say that they are not causal, and rely on the mask for it.
+_FORGET_IS_CAUSAL = {"pegasus_x"}
 # Config classes of models that know no masks but eager's.
 _want_eager_masks: set[type] = set()
 
@@ -81,7 +83,8 @@ def name_for(model: Any, name: str | None, attend: Callable[..., Any]) -> str | 
         _add_gpt_neo(attend)
     if calls_flash_attn(model.config):
         _add_flash_attn(sys.modules[type(model).__module__])
-    if not (model._supports_sdpa or model._supports_flash_attn or model._supports_flex_attn):
+    if (model.config.model_type in _FORGET_IS_CAUSAL
+            or not (model._supports_sdpa or model._supports_flash_attn or model._supports_flex_attn)):
         _want_eager_masks.add(type(model.config))
     chosen = NAME if _wants_flash(model) else PLAIN_NAME
     _refuse_table(type(model), chosen)

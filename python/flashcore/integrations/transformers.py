@@ -92,8 +92,10 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
     if options.get("cu_seq_lens_q") is not None:
         if attention_mask is None and position_bias is None and sinks is None:
             return _packed(query, key, value, bool(is_causal), sliding_window, common, options), None
-        attention_mask = _join(attention_mask, _packed_mask(query, key, bool(is_causal),
-                                                            sliding_window, options))
+        if attention_mask is None:
+            attention_mask = _packed_mask(query, key, bool(is_causal), sliding_window, options)
+        else:  # which says already what is causal, and the window
+            attention_mask = _join(attention_mask, _packed_mask(query, key, False, None, options))
     attention_mask = _selected_keys(module, attention_mask, query, kv_len, options)
     # Where it gives no mask, transformers relies on a causal mask aligned top-left, and on one query
     # seeing everything.
