@@ -37,7 +37,8 @@ class Models(Case):
             model = transformers.AutoModelForCausalLM.from_config(
                 copy.deepcopy(config), attn_implementation=name)
             self.assertIsInstance(model, model_class)
-            self.assertEqual(model.config._attn_implementation, name)
+            self.assertEqual(model.config._attn_implementation,
+                             integration.PLAIN_NAME if name == "flashcore" else name)
             made.append(model.to(self.device).eval())
         made[1].load_state_dict(made[0].state_dict())
         return made
@@ -123,6 +124,190 @@ class Models(Case):
         for rows in (slice(0, 3), slice(3, 7)):
             self.check(out[:, rows].transpose(1, 2),
                        self.expected(*(one[:, :, rows] for one in (q, k, v)))[0])
+
+    def packed(self, **options):
+        """attend() on two sequences in one row: q, k, v, what it gives, and the rows of each."""
+        q, k, v = self.draw(1, 4, 17, 16), self.draw(1, 2, 17, 16), self.draw(1, 2, 17, 16)
+        cu = self.ints(0, 7, 17)
+        mask = options.pop("attention_mask", None)
+        out, _ = integration.attend(torch.nn.Module(), q, k, v, mask, cu_seq_lens_q=cu, cu_seq_lens_k=cu,
+                                    max_length_q=10, max_length_k=10, **options)
+        return q, k, v, out.transpose(1, 2), (slice(0, 7), slice(7, 17))
+
+    def check_packed(self, options, wanted):
+        """wanted(rows): what the reference is given for these rows."""
+        q, k, v, out, sequences = self.packed(**options)
+        for rows in sequences:
+            self.check(out[:, :, rows], self.expected(*(one[:, :, rows] for one in (q, k, v)),
+                                                      **wanted(rows))[0])
+
+    def test_packed_sinks(self):
+        sinks = self.draw(4)
+        for causal in (False, True):
+            self.check_packed(dict(is_causal=causal, s_aux=sinks),
+                              lambda rows: dict(causal=causal, sinks=sinks))
+
+    def test_packed_windows(self):
+        """A window of a model that is not causal has two sides."""
+        self.check_packed(dict(is_causal=False, sliding_window=3), lambda rows: dict(window=(2, 2)))
+        self.check_packed(dict(is_causal=True, sliding_window=3),
+                          lambda rows: dict(causal=True, window=(2, -1)))
+
+    def test_packed_position_bias(self):
+        bias = self.draw(1, 4, 17, 17)
+        for causal in (False, True):
+            self.check_packed(dict(is_causal=causal, position_bias=bias, sliding_window=4),
+                              lambda rows: dict(bias=bias[:, :, rows, rows], causal=causal,
+                                                window=(3, -1 if causal else 3)))
+
+    def test_packed_with_a_mask(self):
+        keep = torch.rand(1, 1, 17, 17, device=self.device) > 0.4
+        keep |= torch.eye(17, dtype=torch.bool, device=self.device)
+        for options in (dict(is_causal=False), dict(is_causal=True, sliding_window=2)):
+            self.check_packed(dict(attention_mask=keep, **options),  # it holds causality and windows
+                              lambda rows: dict(mask=keep[:, :, rows, rows]))
+        added = torch.where(keep, 0.5, -1e30)
+        self.check_packed(dict(is_causal=False, attention_mask=added),
+                          lambda rows: dict(mask=keep[:, :, rows, rows]))
+        q, cu = self.draw(2, 4, 5, 16), self.ints(0, 5, 10)
+        for query, key in ((q, q), (q[:1], self.draw(1, 4, 7, 16))):  # keys that no sequence has
+            with self.assertRaisesRegex(NotImplementedError, "wanted a batch of 1 and as many keys"):
+                integration.attend(torch.nn.Module(), query, key, key, None, cu_seq_lens_q=cu,
+                                   cu_seq_lens_k=cu, position_bias=self.draw(1, 4, 5, key.shape[2]))
+
+    def test_packed_gradients(self):
+        """Of sinks and of a position bias, against the same sequences alone."""
+        sinks, bias = self.draw(4, grad=True), self.draw(1, 4, 17, 17, grad=True)
+        q, k, v, out, sequences = self.packed(is_causal=False, s_aux=sinks, position_bias=bias)
+        ours = torch.autograd.grad(out.square().sum(), (sinks, bias))
+        total = 0.0
+        for rows in sequences:
+            alone, _ = integration.attend(torch.nn.Module(), q[:, :, rows], k[:, :, rows], v[:, :, rows],
+                                          None, is_causal=False, s_aux=sinks,
+                                          position_bias=bias[:, :, rows, rows])
+            total = total + alone.square().sum()
+        for got, want in zip(ours, torch.autograd.grad(total, (sinks, bias))):
+            self.check(got, want, factor=8)
+
+    def test_keys_chosen_by_an_indexer(self):
+        q, k, v = self.inputs(v_dim=16)
+        mask = torch.ones(2, 1, 5, 9, dtype=torch.bool, device=self.device).tril(4)
+        chosen = torch.argsort(torch.rand(2, 5, 9, device=self.device), -1)[..., :3]
+        chosen[..., 0] = 0  # every query sees the first key
+        keep = mask & torch.zeros_like(mask).scatter(-1, chosen.unsqueeze(1), True)
+        out, _ = integration.attend(torch.nn.Module(), q, k, v, mask, indices=chosen.int())
+        self.check(out.transpose(1, 2), self.expected(q, k, v, mask=keep)[0])
+        with self.assertRaisesRegex(NotImplementedError, "indices: is given without"):
+            integration.attend(torch.nn.Module(), q, k, v, None, indices=chosen)
+
+    def test_a_sink_for_each_query(self):
+        q, k, v = self.inputs(v_dim=16)
+        sinks = self.draw(2, 4, 5, 1)
+        out, _ = integration.attend(torch.nn.Module(), q, k, v, None, is_causal=False, sinks=sinks)
+        groups = q.shape[1] // k.shape[1]
+        scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) / 4
+        weights = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+        self.check(out.transpose(1, 2), weights @ v.repeat_interleave(groups, 1))
+
+    def refused(self, config, auto=transformers.AutoModelForCausalLM):
+        with self.assertRaisesRegex(ValueError, "cannot use attn_implementation=\"flashcore\""):
+            auto.from_config(config, attn_implementation="flashcore")
+        return auto.from_config(config, attn_implementation="eager")  # nothing else is wrong with it
+
+    def test_models_that_never_call_the_attention(self):
+        """They would add our boolean masks to their scores."""
+        self.refused(transformers.BloomConfig(vocab_size=64, hidden_size=64, n_layer=2, n_head=4))
+        self.refused(transformers.CodeGenConfig(vocab_size=64, n_embd=64, n_layer=2, n_head=4, rotary_dim=8))
+        self.refused(transformers.MptConfig(vocab_size=64, d_model=64, n_layers=2, n_heads=4))
+        self.refused(transformers.XGLMConfig(vocab_size=64, d_model=64, ffn_dim=96, num_layers=2,
+                                             attention_heads=4))
+        self.refused(transformers.MPNetConfig(**_SIZES), transformers.AutoModelForMaskedLM)
+
+    def test_models_that_call_it_in_one_part_only(self):
+        sizes = dict(vocab_size=64, d_model=64, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=96,
+                     decoder_ffn_dim=96, encoder_attention_heads=4, decoder_attention_heads=4)
+        self.refused(transformers.BigBirdPegasusConfig(**sizes), transformers.AutoModelForSeq2SeqLM)
+        self.refused(transformers.GitConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1,
+                                            num_attention_heads=4, intermediate_size=96,
+                                            vision_config=dict(hidden_size=64, num_hidden_layers=1,
+                                                               num_attention_heads=4)))
+
+    def test_falcon_with_alibi(self):
+        """Its module for flash_attn has none."""
+        model = transformers.AutoModelForCausalLM.from_config(transformers.FalconConfig(
+            vocab_size=64, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, alibi=True,
+            bos_token_id=1, eos_token_id=None), attn_implementation="flashcore").to(self.device)
+        with self.assertRaisesRegex(ValueError, "alibi"):
+            model(self.tokens())
+
+    def test_set_attn_implementation(self):
+        """On a model that is there already: by the same rules."""
+        ours, eager = self.llama()
+        eager.set_attn_implementation("flashcore")
+        self.assertEqual(eager.config._attn_implementation, integration.PLAIN_NAME)
+        pegasus = self.refused(transformers.BigBirdPegasusConfig(
+            vocab_size=64, d_model=64, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=96,
+            decoder_ffn_dim=96, encoder_attention_heads=4, decoder_attention_heads=4),
+            transformers.AutoModelForSeq2SeqLM)
+        with self.assertRaisesRegex(ValueError, "cannot use attn_implementation"):
+            pegasus.set_attn_implementation("flashcore")
+
+    def same_outputs(self, make, inputs, read):
+        """make(implementation) is a model; the same weights under "eager" give the same."""
+        found = []
+        for name in ("flashcore", "eager"):
+            torch.manual_seed(3)
+            model = make(name).to(self.device).eval()
+            with torch.no_grad():
+                found.append(read(model(**inputs)))
+        self.check(found[0], found[1], factor=16)
+
+    def test_bark(self):
+        """It has a module of its own for flash_attn, which wants that package's masks."""
+        sizes = dict(block_size=64, input_vocab_size=64, output_vocab_size=64, num_layers=2, num_heads=4,
+                     hidden_size=64, dropout=0.0)
+        tokens = self.tokens()
+        for config, model, inputs in (
+                (transformers.BarkSemanticConfig(**sizes), transformers.BarkSemanticModel,
+                 dict(input_ids=tokens)),
+                (transformers.BarkFineConfig(**sizes, n_codes_total=4, n_codes_given=1),
+                 transformers.BarkFineModel,
+                 dict(codebook_idx=2, input_ids=torch.stack([tokens] * 4, -1)))):
+            for mask in (None, self.left_padding(tokens)):
+                rows = slice(None) if mask is None else mask.bool()
+                self.same_outputs(
+                    lambda name: model._from_config(copy.deepcopy(config), attn_implementation=name),
+                    {**inputs, "attention_mask": mask}, lambda out: out.logits[rows])
+
+    def test_vision_tower_with_two_images(self):
+        """Their patches stand in one row, in a packed call."""
+        config = transformers.Qwen2VLConfig(vision_config=dict(depth=2, embed_dim=32, hidden_size=64,
+                                                               num_heads=2)).vision_config
+        from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+        calls = []
+        original = integration._packed
+        integration._packed = lambda *arguments: calls.append(1) or original(*arguments)
+        self.addCleanup(setattr, integration, "_packed", original)
+        grid = torch.tensor([[1, 4, 4], [1, 2, 6]], device=self.device)
+        self.same_outputs(
+            lambda name: Qwen2VisionTransformerPretrainedModel._from_config(copy.deepcopy(config),
+                                                                            attn_implementation=name),
+            dict(hidden_states=self.draw(28, 3 * 2 * 14 * 14), grid_thw=grid),
+            lambda out: out.last_hidden_state)
+        self.assertEqual(len(calls), 2)  # one for each layer
+
+    def test_names(self):
+        """The plain name, unless the model keeps packed sequences for names with "flash" in them."""
+        vision = transformers.Qwen2VLConfig(text_config=dict(**{**_SIZES, "num_hidden_layers": 1}),
+                                            vision_config=dict(depth=1, embed_dim=32, hidden_size=64,
+                                                               num_heads=2))
+        for asked in ("flashcore", integration.PLAIN_NAME):
+            model = transformers.AutoModelForImageTextToText.from_config(copy.deepcopy(vision),
+                                                                         attn_implementation=asked)
+            self.assertEqual(model.config.vision_config._attn_implementation, "flashcore")
+            llama = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**_SIZES),
+                                                                  attn_implementation=asked)
+            self.assertEqual(llama.config._attn_implementation, integration.PLAIN_NAME)
 
     def test_other_implementations_are_left_alone(self):
         integration.register()  # again

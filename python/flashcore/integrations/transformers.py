@@ -5,7 +5,8 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="flashcore")
 
 register() gives transformers the attention and the mask function that belongs to it. Without the
-second one it would drop padding and windows silently."""
+second one it would drop padding and windows silently. A model that would take the masks but never call
+the attention is refused; _transformers_models.py says which."""
 
 from typing import Any
 
@@ -13,17 +14,34 @@ import torch
 
 from flashcore import flash_attn
 from flashcore._attention import attention
+from flashcore.integrations import _transformers_models as models
 
-NAME = "flashcore"
+NAME = models.NAME
+PLAIN_NAME = models.PLAIN_NAME
 
 
 def register() -> None:
     """Makes attn_implementation="flashcore" known to transformers."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    from transformers.masking_utils import AttentionMaskInterface
+    for name in (NAME, PLAIN_NAME):
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, make_mask)
+    models.watch(attend)
     _answer_for_flash()
+
+
+def make_mask(*arguments: Any, config: Any = None, **options: Any) -> torch.Tensor | None:
+    """The masks that attend() takes: boolean, or what the model works on before it calls attend().
+    For a model that calls flash_attn by itself, that package's."""
+    from transformers import masking_utils
+    make: Any = masking_utils.sdpa_mask
+    if models.calls_flash_attn(config):
+        make = masking_utils.flash_attention_mask
+    elif models.wants_eager_masks(config):
+        make = masking_utils.eager_mask
+    made: torch.Tensor | None = make(*arguments, config=config, **options)
+    return made
 
 
 def _answer_for_flash() -> None:
@@ -61,14 +79,24 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
            attention_mask: torch.Tensor | None, scaling: float | None = None, dropout: float = 0.0,
            is_causal: bool | None = None, sliding_window: int | None = None,
            softcap: float | None = None, s_aux: torch.Tensor | None = None,
-           position_bias: torch.Tensor | None = None, **options: Any) -> tuple[torch.Tensor, None]:
-    """query [batch, heads, len, dim], key and value with their own heads; [batch, len, heads, dim]."""
+           position_bias: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
+           **options: Any) -> tuple[torch.Tensor, None]:
+    """query [batch, heads, len, dim], key and value with their own heads; [batch, len, heads, dim].
+    s_aux is a sink for each head, sinks one for each query, [batch, heads, len, 1]."""
     _refuse(dropout, options)
     q_len, kv_len = query.shape[2], key.shape[2]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
+    common: dict[str, Any] = dict(scale=scaling, softcap=softcap or 0.0, return_lse=sinks is not None,
+                                  sinks=None if s_aux is None else s_aux.float())
     if options.get("cu_seq_lens_q") is not None:
-        return _packed(query, key, value, scaling, is_causal, sliding_window, softcap, options), None
+        if attention_mask is None and position_bias is None and sinks is None:
+            return _packed(query, key, value, bool(is_causal), sliding_window, common, options), None
+        if attention_mask is None:
+            attention_mask = _packed_mask(query, key, bool(is_causal), sliding_window, options)
+        else:  # which says already what is causal, and the window
+            attention_mask = _join(attention_mask, _packed_mask(query, key, False, None, options))
+    attention_mask = _selected_keys(module, attention_mask, query, kv_len, options)
     # Where it gives no mask, transformers relies on a causal mask aligned top-left, and on one query
     # seeing everything.
     causal = q_len > 1 and attention_mask is None and bool(is_causal)
@@ -83,22 +111,87 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
         bias = position_bias if bias is None else position_bias + bias
     # A mask holds the window already; without a mask the keys are too few for it to matter.
     window = (sliding_window - 1, -1) if causal and sliding_window else (-1, -1)
-    out = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal,
-                    window=window, scale=scaling, softcap=softcap or 0.0, bias=bias, mask=mask,
-                    sinks=None if s_aux is None else s_aux.float(), layout="bshd",
-                    q_start=0 if causal and q_len != kv_len else None)
-    return out.contiguous(), None
+    found = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
+                      causal=causal, window=window, bias=bias, mask=mask, layout="bshd",
+                      q_start=0 if causal and q_len != kv_len else None, **common)
+    if sinks is None:
+        return found.contiguous(), None
+    out, lse = found
+    # One more term exp(sink) in the denominator of a row.
+    share = torch.sigmoid(lse - sinks.squeeze(-1).float()).transpose(1, 2).unsqueeze(-1)
+    return (out * share).to(out.dtype).contiguous(), None
 
 
-def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None,
-            causal: bool, sliding_window: int | None, softcap: float | None,
+def _join(mask: torch.Tensor | None, keep: torch.Tensor) -> torch.Tensor:
+    """mask, boolean or added to the scores, without the keys that `keep` hides."""
+    if mask is None:
+        return keep
+    if mask.dtype == torch.bool:
+        return mask & keep
+    return mask.masked_fill(~keep, torch.finfo(mask.dtype).min)
+
+
+def _selected_keys(module: torch.nn.Module, mask: torch.Tensor | None, query: torch.Tensor,
+                   kv_len: int, options: dict[str, Any]) -> torch.Tensor | None:
+    """The mask with the choice of an indexer in it. Sparse models join both themselves for "eager" and
+    "sdpa" only; other implementations get the keys, or the blocks of keys, by their numbers."""
+    indices, block_indices = options.get("indices"), options.get("block_indices")
+    if indices is not None:
+        if mask is None:
+            raise NotImplementedError("indices: is given without an attention mask; wanted a 4-D mask")
+        keep = torch.zeros((*indices.shape[:2], kv_len), dtype=torch.bool, device=query.device)
+        return _join(mask[..., :kv_len], keep.scatter(-1, indices.long(), True).unsqueeze(1))
+    if block_indices is not None:
+        positions = options.get("position_ids")
+        if positions is None:
+            positions = torch.arange(kv_len - query.shape[2], kv_len, device=query.device)
+        build: Any = getattr(module, "indexer").build_block_mask
+        made = build(block_indices, mask, kv_len, query.dtype, query.device,
+                     positions.expand(query.shape[0], -1))
+        return torch.eq(made, 0)
+    return mask
+
+
+def _windows(causal: bool, sliding_window: int | None) -> tuple[int, int]:
+    if not sliding_window:
+        return -1, -1
+    return sliding_window - 1, -1 if causal else sliding_window - 1
+
+
+def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool,
+            sliding_window: int | None, common: dict[str, Any],
             options: dict[str, Any]) -> torch.Tensor:
     """Sequences one after the other in a batch of one, as vision models give them."""
     q, k, v = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
-    window = (sliding_window - 1, -1) if causal and sliding_window else (-1, -1)
-    out = attention(q, k, v, causal=causal, window=window, scale=scaling, softcap=softcap or 0.0,
-                    cu_seqlens_q=options["cu_seq_lens_q"].int(),
-                    cu_seqlens_k=options["cu_seq_lens_k"].int(),
-                    max_q_len=int(options.get("max_length_q") or 0),
-                    max_kv_len=int(options.get("max_length_k") or 0))
+    out: torch.Tensor = attention(
+        q, k, v, causal=causal, window=_windows(causal, sliding_window),
+        cu_seqlens_q=options["cu_seq_lens_q"].int(), cu_seqlens_k=options["cu_seq_lens_k"].int(),
+        max_q_len=int(options.get("max_length_q") or 0),
+        max_kv_len=int(options.get("max_length_k") or 0), **common)
     return out.unflatten(0, (query.shape[0], query.shape[2]))
+
+
+def _packed_mask(query: torch.Tensor, key: torch.Tensor, causal: bool, sliding_window: int | None,
+                 options: dict[str, Any]) -> torch.Tensor:
+    """The same as a mask: kernels for packed sequences take none, and no bias."""
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise NotImplementedError(f"cu_seq_lens_q: is given with a mask or a bias for a batch of "
+                                  f"{query.shape[0]}, {query.shape[2]} queries and {key.shape[2]} keys; "
+                                  "wanted a batch of 1 and as many keys as queries")
+    cu_q, cu_k = (options[name].to(query.device).long() for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
+    q_row = torch.arange(query.shape[2], device=query.device)
+    k_row = torch.arange(key.shape[2], device=query.device)
+    q_sequence = torch.bucketize(q_row, cu_q[1:], right=True)
+    k_sequence = torch.bucketize(k_row, cu_k[1:], right=True)
+    # Positions from the last key of a sequence, on which its last query stands.
+    ends = torch.cat((cu_q[1:], cu_q[-1:])), torch.cat((cu_k[1:], cu_k[-1:]))
+    distance = (q_row - ends[0][q_sequence])[:, None] - (k_row - ends[1][k_sequence])[None]
+    keep = q_sequence[:, None] == k_sequence[None]
+    left, right = _windows(causal, sliding_window)
+    if causal:
+        keep &= distance >= 0
+    if left >= 0:
+        keep &= distance <= left
+    if right >= 0:
+        keep &= distance >= -right
+    return keep[None, None]
