@@ -72,7 +72,9 @@ _SPECIAL = {
     "xlnet": {"d_inner": 96}, "prophetnet": {"num_encoder_attention_heads": 4,
                                              "num_decoder_attention_heads": 4},
     "funnel": {"d_head": 16, "block_sizes": [1, 1], "num_decoder_layers": 1, "d_inner": 96},
-    "mobilebert": {"intra_bottleneck_size": 64, "true_hidden_size": 64, "embedding_size": 64},
+    # Random weights without norms grow until float32 means nothing.
+    "mobilebert": {"intra_bottleneck_size": 64, "true_hidden_size": 64, "embedding_size": 64,
+                   "normalization_type": "layer_norm"},
     "modernbert": {"local_attention": 8}, "modernbert-decoder": {"local_attention": 8},
     "llama4_text": {"attention_chunk_size": 8, "no_rope_layers": [1, 1, 1, 0],
                                   "interleave_moe_layer_step": 2},
