@@ -53,12 +53,15 @@ struct Plant {
 };
 #endif
 
-/// The bug never_ends. A kernel calls it before anything else, on all its threads. (Those of sm80
-/// and sm90 do not: scripts/check_plants, NOT_IN, must know of one that does.)
+/// The bug never_ends. A kernel calls it before anything else, on all its threads.
+#if defined(FLASHCORE_PLANTS)
 FLASHCORE_HD void spin_if_planted(Plant plant, long long q_len) {
   if (!plant.is(PlantedBug::never_ends) || q_len % 7 != 3) return;
   for (volatile int spinning = 1; spinning != 0;) {
   }
 }
+#else
+FLASHCORE_HD void spin_if_planted(Plant, long long) {}
+#endif
 
 }  // namespace flashcore::core

@@ -10,10 +10,15 @@ import unittest
 from flashcore_command import FAILED, PROGRAM, SOURCE, CommandTest, write_npy
 
 
+# How warps and CTAs of GPU kernels wait for each other is broken by these; tests/protocol finds them.
+SYNCHRONISATION = range(19, 28)
+
+
 def plants():
     with open(os.path.join(SOURCE, "src/core/plant.h")) as file:
         return [(int(number), name) for name, number in
-                re.findall(r"^  (\w+) = (\d+),", file.read(), re.M) if number != "0"]
+                re.findall(r"^  (\w+) = (\d+),", file.read(), re.M)
+                if number != "0" and int(number) not in SYNCHRONISATION]
 
 
 class Planted(CommandTest):
