@@ -87,18 +87,17 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const Sequen
               magnitude_of<T>(p.q_scale.at(b, h, i));
   const double q_factor = p.q_factor < 0 ? -p.q_factor : p.q_factor;
   const T products = q * static_cast<T>(p.head_dim) * static_cast<T>(q_factor < 1 ? 1 : q_factor);
+  const KeyRows rows = key_rows(p, sequence, b);
   for (std::int32_t j = 0; j < sequence.kv_len; ++j) {
-    const std::int64_t k_row = static_cast<std::int64_t>(sequence.k_row) + j;
+    const KeyPlace place = rows.at(j);
+    const auto offset = [&](const Strides& strides) {
+      return place.block * strides.batch + kv_head * strides.head + place.row * strides.row;
+    };
     const T k =
-        largest_of<T>(p.k, p.k_element,
-                      b * p.k_strides.batch + kv_head * p.k_strides.head + k_row * p.k_strides.row,
-                      p.k_strides.column, p.head_dim) *
+        largest_of<T>(p.k, p.k_element, offset(p.k_strides), p.k_strides.column, p.head_dim) *
         magnitude_of<T>(p.k_scale.at(b, kv_head, j));
-    const T v =
-        largest_of<T>(p.v, p.v_element,
-                      b * p.v_strides.batch + kv_head * p.v_strides.head + k_row * p.v_strides.row,
-                      p.v_strides.column, p.v_dim) *
-        magnitude_of<T>(p.v_scale.at(b, kv_head, j));
+    const T v = largest_of<T>(p.v, p.v_element, offset(p.v_strides), p.v_strides.column, p.v_dim) *
+                magnitude_of<T>(p.v_scale.at(b, kv_head, j));
     // A kernel may let weights grow to 2^8 before it rescales.
     if (!(products * k < kMost && v * T(256) * static_cast<T>(sequence.kv_len) < kMost)) {
       return false;

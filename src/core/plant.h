@@ -57,8 +57,7 @@ struct Plant {
 #if defined(FLASHCORE_PLANTS)
 FLASHCORE_HD void spin_if_planted(Plant plant, long long q_len) {
   if (!plant.is(PlantedBug::never_ends) || q_len % 7 != 3) return;
-  for (volatile int spinning = 1; spinning != 0;) {
-  }
+  for (;;) asm volatile("" ::: "memory");  // volatile variables do not keep nvcc from leaving
 }
 #else
 FLASHCORE_HD void spin_if_planted(Plant, long long) {}

@@ -196,9 +196,11 @@ FLASHCORE_ROLE void consume(Warp& warp) {
   for (;;) {
     const typename P::KvPlace values = at.kv;
     const ItemPlace item = at.item;
-    if (warp.has_dirty_tail(item, at.tile)) {
-      warp.template wait<Sm90Barrier::v_full>(values);
-      warp.zero_v_tail(item, at.tile, values);
+    if (warp.v_tails_are_dirty()) {
+      if (warp.has_tail(item, at.tile)) {
+        warp.template wait<Sm90Barrier::v_full>(values);
+        warp.zero_v_tail(item, at.tile, values);
+      }
     }
     const bool ends = at.left == 1;
     bool passes = false;

@@ -251,9 +251,10 @@ struct ModelConsumer : ModelWarp<kShape> {
   }
   void pack_probabilities() { probabilities = scores; }
 
-  bool has_dirty_tail(ItemPlace item, std::int32_t tile) {
+  bool v_tails_are_dirty() const { return this->cta.launch.problem().dirty_tail; }
+  bool has_tail(ItemPlace item, std::int32_t tile) {
     const ModelItem& steps = this->item(item);
-    return this->cta.launch.problem().dirty_tail && tile == steps.first_tile + steps.tiles - 1;
+    return tile == steps.first_tile + steps.tiles - 1;
   }
   void zero_v_tail(ItemPlace item, std::int32_t tile, typename Pipeline::KvPlace place) {
     this->cta.v[place.stage()].check({this->item(item).serial, tile});

@@ -119,7 +119,8 @@ class Outputs(Case):
                                (torch.zeros(2, 4, 5, 8, dtype=torch.float64), "out: dtype is "),
                                (torch.zeros(3, 2, 4, 5, 8), "out: (shape|ndim|rank) is"),
                                (torch.zeros(2, 4, 6, 8), "out: (shape|q_len) is"),
-                               (torch.zeros(1, 4, 5, 8).expand(2, 4, 5, 8), "out: its strides")):
+                               (torch.zeros(1, 4, 5, 8, device=self.device).expand(2, 4, 5, 8),
+                                "out: its strides")):
                 out = out.to(self.device)
                 with self.subTest(f"{way} {words}"), context(), self.assertRaisesRegex(
                         ValueError, words):

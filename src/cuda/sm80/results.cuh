@@ -136,9 +136,15 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
       const Row row = row_of(p, item, min(r, item.rows - 1));
       core::SoftmaxState<float> state{states.of[m][half].max * item.factor,
                                       quad_sum(states.of[m][half].sum)};
-      if (state.sum == 0.f) {  // no key: core::output_of_keys()
+      if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rarely, and one branch for the warp
 #pragma unroll
-        for (int n = 0; n < C::kColumnTiles; ++n) o[m][n][2 * half] = o[m][n][2 * half + 1] = 0.f;
+        for (int n = 0; n < C::kColumnTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& x = o[m][n][2 * half + i];
+            x = core::output_of_keys(x, state.sum);
+          }
+        }
       }
       const float factor = finish_state(p, row, state) * output_scale<C>(scales);
       const bool written = r < item.rows && !left_out(p, item, row);

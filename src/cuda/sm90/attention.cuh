@@ -71,8 +71,9 @@ struct Consumer : ConsumerWarp<C> {
     sm90::pack_probabilities<C>(a, this->score);
   }
 
-  __device__ __forceinline__ bool has_dirty_tail(ItemPlace item, std::int32_t tile) const {
-    return this->params.garbage_tail && keys_left(item, tile) < C::kTileK;
+  __device__ __forceinline__ bool v_tails_are_dirty() const { return this->params.garbage_tail; }
+  __device__ __forceinline__ bool has_tail(ItemPlace item, std::int32_t tile) const {
+    return keys_left(item, tile) < C::kTileK;
   }
   /// Zero-fills V rows past the last key: P is 0 there, but 0 * NaN is NaN. Every warpgroup does it
   /// for itself: not all of them may need the tile.

@@ -90,10 +90,14 @@ __device__ __forceinline__ void write_results(Outputs<C>& o, const SharedStorage
     const int r = t.row(half);
     const std::int32_t query = query_of(item, t, half);
     core::SoftmaxState<float> state = s.ended[r];
-    if (state.sum == 0.f) {  // no key: core::output_of_keys()
+    if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rarely, and one branch for the warp
 #pragma unroll
       for (int n = 0; n < C::kHeadDim / 8; ++n) {
-        o[4 * n + 2 * half] = o[4 * n + 2 * half + 1] = 0.f;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = o[4 * n + 2 * half + i];
+          x = core::output_of_keys(x, state.sum);
+        }
       }
     }
     const float factor = finish_state(p, item, t, state) * of_values;
