@@ -165,22 +165,29 @@ def shortened(value, most=8):
     return value
 
 
-def plants(context, limit_s):
+def planted_command(context, limit_s):
+    """(the command of the build with planted bugs, None), or (None, why there is none)."""
     if not hasattr(context, "plants"):
         start_plants_build(context)
-    begin = time.monotonic()
     built = context.plants.wait(limit_s)
     if built.code != 0:
-        return from_command(built, "the build with planted bugs")
+        return None, from_command(built, "the build with planted bugs")
+    return context.plants_build / "bin" / "flashcore", None
+
+
+def plants(context, limit_s):
+    begin = time.monotonic()
+    command, failed = planted_command(context, limit_s)
+    if failed is not None:
+        return failed
     caught = {}
     for family, kernels in _PLANTED_KERNELS.items():
         left = limit_s - (time.monotonic() - begin)
-        command = [sys.executable, "scripts/check_plants",
-                   context.plants_build / "bin" / "flashcore", "--device", "cuda",
-                   "--time-limit", str(int(left))]
+        hunt = [sys.executable, "scripts/check_plants", command, "--device", "cuda",
+                "--time-limit", str(int(left))]
         if family != "simt":  # whose f32 kernel the stages are read from
-            command += ["--kernel", kernels]
-        done = context.run(f"plants_{family}", command, left)
+            hunt += ["--kernel", kernels]
+        done = context.run(f"plants_{family}", hunt, left)
         bugs = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)
         details = {verdict.lower(): {name: words.strip() for name, one, words in bugs
                                      if one == verdict} for verdict in ("caught", "MISSED")}
@@ -196,14 +203,12 @@ def plants(context, limit_s):
 def deadline(context, limit_s):
     """A kernel that never ends, in the build with planted bugs: `flashcore check` must name its
     problems within their deadline and go on with the others."""
-    if not hasattr(context, "plants"):
-        start_plants_build(context)
     begin = time.monotonic()
-    built = context.plants.wait(limit_s)
-    if built.code != 0:
-        return from_command(built, "the build with planted bugs")
+    command, failed = planted_command(context, limit_s)
+    if failed is not None:
+        return failed
     done = context.run("deadline", [
-        context.plants_build / "bin" / "flashcore", "check", "--device", "cuda", "--kernel",
+        command, "check", "--device", "cuda", "--kernel",
         _HUNG_KERNELS, "--problems", str(_HUNG_PROBLEMS), "--jobs", "4", "--deadline", "5", "--json",
         "--quiet"], limit_s - (time.monotonic() - begin), FLASHCORE_PLANT=str(_NEVER_ENDS))
     return judge_deadline(done, _HUNG_PROBLEMS)
