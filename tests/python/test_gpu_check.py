@@ -204,6 +204,8 @@ class Verdicts(WithFolder):
         failed = self.judge({**good, "failures": 1, "reports": [report]})
         self.assertEqual(failed.details["first_report"]["replay"],
                          "build/cuda/bin/flashcore check --index 3")
+        for planned, status in ((20, "passed"), (21, "timed out")):  # all of a suite
+            self.assertEqual(self.judge({**good, "planned": planned}, least=None).status, status)
         few = self.judge(good, least=21)
         self.assertEqual(few.status, "timed out")
         self.assertIn("20 problems", few.reason)
