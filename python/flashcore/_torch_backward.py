@@ -157,6 +157,12 @@ class _Scores:
         return scores.masked_fill(~visible, float("-inf")), slope
 
 
+def _finite(one):
+    """0 for NaN and infinities. In a product with probabilities or their gradients these reach the
+    rows that see them through that other factor, which is NaN there; 0 times them must be 0."""
+    return torch.where(torch.isfinite(one), one, 0.0)
+
+
 def _dense(main, grad_lse, lse, grads, bias_grad, sinks, alibi_slopes, bias, mask, q_start, k_start,
            seqused_k, *, causal, window, scale, softcap):
     """Adds the gradients of [batch, heads, len, dim] tensors to dq, dk, dv, bias_grad and grads. main:
@@ -180,15 +186,17 @@ def _dense(main, grad_lse, lse, grads, bias_grad, sinks, alibi_slopes, bias, mas
         seen = scores.grouped(row_lse)[..., None]
         p = torch.where(s == float("-inf"), 0.0, torch.exp(s - seen))
         d_out, row_delta = scores.grouped(d_out), scores.grouped(delta)[..., None]
-        dv += (p.transpose(-1, -2) @ d_out).sum(2)
+        lost = ~torch.isfinite(d_out).all(-1, keepdim=True)
+        weights = torch.where(lost & (p != 0), float("nan"), p)
+        dv += (weights.transpose(-1, -2) @ _finite(d_out)).sum(2)
         dp = d_out @ v.to(wide).unsqueeze(2).transpose(-1, -2)
         ds = torch.where(p == 0, 0.0, p * (dp - row_delta))
         if bias_grad is not None:
             _add_bias(bias_grad, ds.flatten(1, 2), begin, end)
         if slope is not None:
-            ds = ds * slope
-        q_rows = scores.grouped(q[:, :, rows].to(wide))
-        dq[:, :, rows] += (ds @ k.to(wide).unsqueeze(2)).flatten(1, 2) * scale
+            ds = torch.where(ds == 0, 0.0, ds * slope)
+        q_rows = scores.grouped(_finite(q[:, :, rows].to(wide)))
+        dq[:, :, rows] += (ds @ _finite(k.to(wide)).unsqueeze(2)).flatten(1, 2) * scale
         dk += (ds.transpose(-1, -2) @ q_rows).sum(2) * scale
         if sinks is not None:
             p_sink = torch.exp(sinks.to(wide)[None, :, None] - row_lse)

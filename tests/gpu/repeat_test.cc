@@ -73,7 +73,8 @@ TEST_F(Repeats, Prefill) {
 
 TEST_F(Repeats, ItemsDealtOutByTicket) {
   for (const KernelInfo* kernel : runnable_kernels()) {
-    if (!kernel->uses_tma) continue;
+    // Kernels of f16 have the shapes, and so the barriers, of bf16's.
+    if (!kernel->uses_tma || kernel->dtype == DType::f16) continue;
     verify::CaseSpec spec = dense(kernel->dtype, 7, 40, 20, 3, 300, kernel->head_dim);
     spec.options.kernel = kernel->id;
     spec.options.causal = true;

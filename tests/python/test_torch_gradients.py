@@ -51,6 +51,53 @@ class Gradients(Case):
         self.compare(flashcore.attention(*inputs, mask=mask),
                      lambda *a: self.torch_s(*a, mask=mask), inputs)
 
+    def hidden_keys(self):
+        """Options under which key 7 of 8 is hidden from every query, or from all but the last."""
+        mask = torch.ones(1, 1, 6, 8, dtype=torch.bool, device=self.device)
+        mask[..., 7] = False
+        yield "seqused_k", dict(seqused_k=self.ints(7, 7)), 6
+        yield "mask", dict(mask=mask), 6
+        yield "causal", dict(causal=True), 5
+        yield "softcap", dict(causal=True, softcap=2.0), 5
+
+    def test_what_is_hidden_does_not_matter(self):
+        """NaN and infinities at a hidden key leave the gradients of rows that do not see it alone."""
+        for name, options, rows in self.hidden_keys():
+            for bad in (float("nan"), float("inf")):
+                with self.subTest(f"{name} {bad}"):
+                    q, k, v = (one.detach() for one in self.inputs(q_len=6, kv_len=8))
+                    grads = []
+                    for value in (0.0, bad):
+                        inputs = [one.clone() for one in (q, k, v)]
+                        inputs[1][:, :, 7] = value
+                        if name == "seqused_k":  # such a V below the length may reach `out`
+                            inputs[2][:, :, 7] = value
+                        inputs = [one.requires_grad_() for one in inputs]
+                        out = flashcore.attention(*inputs, **options)
+                        out[:, :, :rows].sum().backward()
+                        grads.append([inputs[0].grad[:, :, :rows], inputs[1].grad[:, :, :7],
+                                      inputs[2].grad[:, :, :7]])
+                    if rows == 6:  # nobody sees the key
+                        for got, want in zip(grads[1], grads[0]):
+                            self.assertTrue(torch.equal(got, want))
+                    else:  # the last row does, and its gradient of out is 0
+                        self.assertTrue(torch.equal(grads[1][0], grads[0][0]))
+
+    def test_rows_without_keys_do_not_matter(self):
+        """Their output is 0 whatever they hold, and so is all that flows back through them."""
+        q, k, v = (one.detach() for one in self.inputs(q_len=9, kv_len=4))  # rows 0 to 4 see none
+        grads = []
+        for value in (1.0, float("nan")):
+            inputs = [one.clone() for one in (q, k, v)]
+            inputs[0][:, :, :5] = value
+            inputs = [one.requires_grad_() for one in inputs]
+            weight = torch.ones_like(q[..., :1])
+            weight[:, :, :5] = value
+            (flashcore.attention(*inputs, causal=True) * weight).sum().backward()
+            grads.append([one.grad for one in inputs])
+        for got, want in zip(grads[1], grads[0]):
+            self.assertTrue(torch.equal(got, want))
+
     def test_blocks_of_rows(self):
         """Several blocks give what one gives."""
         inputs = self.inputs(q_len=40, kv_len=50, grad=True)
