@@ -17,7 +17,7 @@ demo: ## set up, build, compute attention, check it, explain it, time it (3 minu
 	@scripts/setup build
 	@scripts/demo
 
-test: ## set up and run every test that needs no GPU (43 minutes on 2 cores)
+test: ## set up and run every test that needs no GPU (36 minutes on 2 cores)
 	@scripts/setup test
 	@scripts/test $(STAGES)
 
@@ -33,7 +33,7 @@ profile: ## K=<id> CASE=<name>: that kernel on that case under ncu, in twenty li
 	@scripts/setup build
 	@scripts/profile "$(K)" "$(CASE)"
 
-gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (20 minutes)
+gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitizers, bench (at most 25 minutes)
 	@TORCH=0 scripts/setup test
 	@scripts/gpu_check
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Where a message speaks of an argument and not of the word: "k: ...", "q has 4", "than from;".
+# Follows a name that is an argument in a message, not an English word: "k: ...", "q has 4", "than from;".
 _AS_ARGUMENT = r"(?=[:;,\[)]| is\b| has\b|'s\b)"
-# What the library calls arguments that have another name in all of Python.
+# The C library's names of arguments, and the names that every Python call uses.
 _EVERYWHERE = {"used_k": "seqused_k", "q_scale": "q.scale", "k_scale": "k.scale",
                "v_scale": "v.scale", "q_scale_block": "q.block_rows",
                "kv_scale_block": "block_rows"}

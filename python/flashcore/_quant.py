@@ -8,7 +8,7 @@ from flashcore._arrays import EIGHT_BIT as DTYPES, Slot, kind_of, read_descripto
 from flashcore._prepared import PreparedCall, library, plain_options
 from flashcore._scalars import flag, integer, one_of
 
-# What an array of codes must be by its own type: NumPy has no 8-bit floats, their bytes are uint8.
+# The array types that may hold codes of a type. NumPy has no 8-bit floats: their bytes are uint8.
 _STORED_AS = {"e4m3": ("e4m3", "byte"), "e5m2": ("e5m2", "byte"), "int8": ("int8",),
               "byte": ("byte",)}
 _PER = ("tensor", "head", "block")

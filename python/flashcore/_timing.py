@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MIN_SAMPLES = 5
-# What is ours in a round: the call that is compared with peers, and the bare C call.
+# Our two timers of a round: the call that is compared with peers, and the bare C call.
 OURS, BARE = "ours", "bare"
 
 

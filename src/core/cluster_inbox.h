@@ -64,13 +64,13 @@ enum class InboxBarrier : int {
 inline constexpr int kInboxArrivals = 1;
 inline constexpr int kMaxExpectedBytes = (1 << 20) - 1;  // that an mbarrier can count
 
-/// Which of the two barriers in front of the inbox it is.
+/// The barrier's index among the two at the front of the inbox.
 FLASHCORE_HD constexpr int mbarrier_index(InboxBarrier barrier) {
   return barrier == InboxBarrier::outputs ? 1 : 0;
 }
 
-/// Which CTA joins a turn's n-th chunk, and which chunk CTA n joins. The last CTA gets the first
-/// chunk: its key range may be the shortest, so it waits for the others already.
+/// The CTA that joins the n-th chunk of a turn. It is its own inverse: CTA n joins this chunk. The
+/// last CTA gets the first chunk, because its key range may be the shortest.
 FLASHCORE_HD constexpr int chunk_owner(int splits, int n) { return splits - 1 - n; }
 
 /// A place in the inbox of CTA `rank`: of a piece, or of a row.
@@ -83,7 +83,7 @@ FLASHCORE_HD constexpr int piece_slot(int turn, int splits, int sender, int lane
   return (turn * splits + sender) * Inbox::kChunk + lane;
 }
 
-/// Where CTA `sender` sends a piece of the item.
+/// The recipient, and its slot, of a piece that CTA `sender` sends.
 FLASHCORE_HD constexpr InboxSlot recipient_of_piece(int piece, int splits, int sender) {
   const int chunk = piece / Inbox::kChunk, turn = chunk / splits;
   return {chunk_owner(splits, chunk - turn * splits),
@@ -105,7 +105,7 @@ FLASHCORE_HD constexpr int pieces_to_join(int pieces, int splits, int rank) {
   return mine;
 }
 
-/// What warps send: whole rows of a chunk.
+/// Warps send whole rows of a chunk.
 template <int kHeadDim, int kKeyWarps_>
 struct WarpParts {
   static constexpr int kKeyWarps = kKeyWarps_;

@@ -20,7 +20,7 @@ struct ItemSteps {
   bool passes[kMostConsumers];
 };
 
-/// The part of an item's keys that is done, where its keys are cut; part < 0: all of them.
+/// The part of a tail-split item; part < 0: the item is whole.
 struct ItemPart {
   std::int32_t part = -1;
   std::int32_t tiles = 0;  // of each part; the last one may have fewer

@@ -52,8 +52,7 @@ struct Sm90Shape {
   constexpr int query_barriers() const {
     return query_pieces_together() > 1 ? query_places() / query_pieces_together() : 2 * consumers();
   }
-  /// Two warpgroups, of long products on codes, issue Q K^T of the next step at the end of this
-  /// one.
+  /// Consumers of e4m3 at head_dim 256 issue Q K^T of the next step at the end of this one.
   constexpr bool scores_ahead() const { return codes() && head_dim == 256; }
   /// Warps that transpose 8-bit values.
   constexpr int transposers() const { return codes() ? 2 : 0; }
@@ -69,14 +68,14 @@ struct Sm90Shape {
 
 /// Where a warpgroup's queries of an item are. Pieces go round through their places.
 ///
-/// Pieces that come together share a barrier, which goes round with them. Pieces that come one by
-/// one have barriers of their warpgroup's, two, in turns: a warpgroup then waits for every phase of
-/// its barriers, and never mistakes an early phase for its own, as it could at a barrier that goes
-/// round among warpgroups (parities are all that a wait compares).
+/// Pieces that come together share a barrier, which goes round with them. For pieces that come one
+/// by one, each warpgroup has two barriers of its own and uses them in turns. It then waits for
+/// every phase of its barriers. At a barrier shared among warpgroups, one that is an item ahead
+/// could take an early phase for its own: a wait compares parities only.
 template <int kConsumers, int kPlaces, int kTogether>
 struct QueryPlace {
   static constexpr int kOwnBarriers = 2;
-  static constexpr int kBarriers = kTogether > 1 ? kPlaces / kTogether : kOwnBarriers* kConsumers;
+  static constexpr int kBarriers = kTogether == 1 ? kConsumers * kOwnBarriers : kPlaces / kTogether;
   static_assert(kTogether == 1 || (kTogether == kConsumers && kPlaces % kConsumers == 0));
   static_assert(kPlaces >= kConsumers && kPlaces <= kOwnBarriers * kConsumers);
   std::uint32_t item;  // counted from the block's first
@@ -96,8 +95,7 @@ struct QueryPlace {
                          : turn() % kPlaces;
   }
 
-  /// What must be empty before the place is filled: barriers of the piece that was there before,
-  /// and a round such that a wait for an empty slot ends when that piece was given back.
+  /// The wait before the place is filled: it ends when the piece that was there has been released.
   struct Emptied {
     std::uint32_t barrier, times;
     FLASHCORE_HD constexpr std::uint32_t stage() const { return barrier; }
