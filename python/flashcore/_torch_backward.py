@@ -22,10 +22,10 @@ def backward(grad_out, grad_lse, q, k, v, out, lse, sinks=None, alibi_slopes=Non
     if cu_seqlens_q is None and cu_seqlens_k is None:
         main = [one.transpose(1, 2) if layout == "bshd" else one
                 for one in (grad_out, q, k, v, out, grads.q, grads.k, grads.v)]
-        _dense(main, grad_lse, lse, grads, grads.bias, sinks, alibi_slopes, bias, mask, q_start,
-               k_start, seqused_k, **options)
+        _dense(main, grad_lse, grads, grads.bias, sinks, alibi_slopes, bias, mask, q_start, k_start,
+               seqused_k, **options)
     else:
-        _packed(grad_out, grad_lse, q, k, v, out, lse, grads, sinks, alibi_slopes, bias, mask,
+        _packed(grad_out, grad_lse, q, k, v, out, grads, sinks, alibi_slopes, bias, mask,
                 q_start, k_start, cu_seqlens_q, cu_seqlens_k, seqused_k, layout, options)
     return grads.results()
 
@@ -49,7 +49,7 @@ class _Grads:
                      for total, one, want in zip(sums, self.inputs, self.wanted))
 
 
-def _packed(grad_out, grad_lse, q, k, v, out, lse, grads, sinks, alibi_slopes, bias, mask, q_start,
+def _packed(grad_out, grad_lse, q, k, v, out, grads, sinks, alibi_slopes, bias, mask, q_start,
             k_start, cu_seqlens_q, cu_seqlens_k, seqused_k, layout, options):
     """Sequence by sequence; lengths are read by the host."""
     starts_q = None if cu_seqlens_q is None else cu_seqlens_q.tolist()
@@ -85,7 +85,7 @@ def _packed(grad_out, grad_lse, q, k, v, out, lse, grads, sinks, alibi_slopes, b
             slopes = alibi_slopes[b:b + 1]
         else:
             slopes = alibi_slopes
-        _dense(main, lse_of(grad_lse, b), lse_of(lse, b), grads, scores_of(grads.bias, b, *lengths),
+        _dense(main, lse_of(grad_lse, b), grads, scores_of(grads.bias, b, *lengths),
                sinks, slopes, scores_of(bias, b, *lengths), scores_of(mask, b, *lengths),
                row_of(q_start, b), row_of(k_start, b), row_of(seqused_k, b), **options)
 
@@ -163,7 +163,22 @@ def _finite(one):
     return torch.where(torch.isfinite(one), one, 0.0)
 
 
-def _dense(main, grad_lse, lse, grads, bias_grad, sinks, alibi_slopes, bias, mask, q_start, k_start,
+def _probabilities(scores, sinks):
+    """(probabilities of the keys, and of the sink or None). The LSE of the forward is no help: where
+    it is large it does not tell how many keys it sums."""
+    none = torch.full((*scores.shape[:-1], 1), float("-inf"), dtype=scores.dtype,
+                      device=scores.device)
+    terms = [scores, none if sinks is None else torch.broadcast_to(sinks, none.shape)]
+    top = torch.cat([one.amax(-1, keepdim=True) for one in terms if one.shape[-1]], -1).amax(
+        -1, keepdim=True)
+    top = torch.where(top == float("-inf"), 0.0, top)
+    keys, sink = (torch.where(one == float("-inf"), 0.0, torch.exp(one - top)) for one in terms)
+    total = keys.sum(-1, keepdim=True) + sink
+    total = torch.where(total == 0, 1.0, total)
+    return keys / total, None if sinks is None else sink / total
+
+
+def _dense(main, grad_lse, grads, bias_grad, sinks, alibi_slopes, bias, mask, q_start, k_start,
            seqused_k, *, causal, window, scale, softcap):
     """Adds the gradients of [batch, heads, len, dim] tensors to dq, dk, dv, bias_grad and grads. main:
     grad_out, q, k, v, out, dq, dk, dv."""
@@ -181,10 +196,9 @@ def _dense(main, grad_lse, lse, grads, bias_grad, sinks, alibi_slopes, bias, mas
         delta = (d_out * out[:, :, rows].to(wide)).sum(-1)
         if grad_lse is not None:
             delta = delta - grad_lse[:, :, rows].to(wide)
-        row_lse = lse[:, :, rows].to(wide)
         s, slope = scores.block(begin, end)
-        seen = scores.grouped(row_lse)[..., None]
-        p = torch.where(s == float("-inf"), 0.0, torch.exp(s - seen))
+        p, p_sink = _probabilities(s, None if sinks is None else sinks.to(wide).reshape(
+            1, *scores.group, 1, 1))
         d_out, row_delta = scores.grouped(d_out), scores.grouped(delta)[..., None]
         lost = ~torch.isfinite(d_out).all(-1, keepdim=True)
         weights = torch.where(lost & (p != 0), float("nan"), p)
@@ -199,8 +213,7 @@ def _dense(main, grad_lse, lse, grads, bias_grad, sinks, alibi_slopes, bias, mas
         dq[:, :, rows] += (ds @ _finite(k.to(wide)).unsqueeze(2)).flatten(1, 2) * scale
         dk += (ds.transpose(-1, -2) @ q_rows).sum(2) * scale
         if sinks is not None:
-            p_sink = torch.exp(sinks.to(wide)[None, :, None] - row_lse)
-            grads.sinks -= (p_sink * delta).sum((0, 2))
+            grads.sinks -= (p_sink.squeeze(-1).flatten(1, 2) * delta).sum((0, 2))
 
 
 def _add_bias(total, ds, begin, end):

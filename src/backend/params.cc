@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/numeric.h"
+#include "core/softcap.h"
 
 namespace flashcore {
 namespace {
@@ -139,11 +140,12 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.total_k = narrow(problem.total_k);
 
   if (options.softcap > 0) {
-    p.q_factor = 2.0 * core::kLog2E * problem.scale / options.softcap;
-    p.softcap_log2 = options.softcap * core::kLog2E;
+    p.q_factor = core::softcap_argument(problem.scale, options.softcap);
+    p.softcap = options.softcap;
   } else {
-    p.q_factor = problem.scale * core::kLog2E;
+    p.q_factor = problem.scale;
   }
+  p.log2_scale = static_cast<float>(problem.scale * core::kLog2E);
   // A window wider than any distance between positions is no limit; adding it could overflow.
   const auto window = [](std::int64_t keys) {
     return keys > std::int64_t{4} * core::kMaxStart ? -1 : keys;
@@ -156,7 +158,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   // A batch-invariant plan goes one way, whatever the layout: the two differ in rounding.
   p.plain = options.reproducibility == Reproducibility::deterministic && p.async_rows &&
             p.vector_rows && p.bias == nullptr && p.mask == nullptr && p.alibi_slopes == nullptr &&
-            p.softcap_log2 == 0 && p.q_factor > 0 && p.head_dim == plan.kernel->head_dim &&
+            p.softcap == 0 && p.q_factor > 0 && p.head_dim == plan.kernel->head_dim &&
             p.v_dim == plan.kernel->head_dim && problem.out.dtype == problem.dtype &&
             (tensors.block_table.data == nullptr || plan.tile_q <= core::kMaxPagedPlainRows) &&
             !planted_bug().is(core::PlantedBug::head_dim_truncated);

@@ -106,14 +106,14 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const Sequen
       const T bias = load_element<T>(p.bias, p.bias_element,
                                      b * p.bias_strides.batch + h * p.bias_strides.head +
                                          i * p.bias_strides.row + j * p.bias_strides.column);
-      if (!(bias < kMost)) return false;
+      if (!(bias < T(3e38))) return false;
     }
   }
   if (p.alibi_slopes != nullptr) {
     const float slope = p.alibi_slopes[b * p.alibi_batch_stride + h * p.alibi_head_stride];
     if (!(slope > -1e27f && slope < 1e27f)) return false;  // times a distance below 2^32
   }
-  return p.sinks == nullptr || p.sinks[h * p.sinks_stride] < 1e37f;
+  return p.sinks == nullptr || p.sinks[h * p.sinks_stride] < -negative_infinity<float>();
 }
 
 /// The state and the LSE a row ends with.
@@ -146,7 +146,8 @@ FLASHCORE_HD void assert_combined(const CombineParams& p, const SoftmaxState<T>&
   FLASHCORE_KERNEL_ASSERT(!(state.sum < T(0)), "combine", static_cast<std::int32_t>(b),
                           static_cast<std::int32_t>(h), row, "the sum is negative");
   if (state.sum == state.sum) return;
-  bool explained = p.sinks != nullptr && !(p.sinks[h * p.sinks_stride] < 1e37f);
+  bool explained =
+      p.sinks != nullptr && !(p.sinks[h * p.sinks_stride] < -negative_infinity<float>());
   for (std::int32_t part = 0; part < p.parts; ++part) {
     if (!(partial_lse<T>(p, part, b, h, row) < -negative_infinity<T>())) explained = true;
   }

@@ -71,11 +71,10 @@ FLASHCORE_HD bool partial_is_empty(const CombineParams& p, std::int32_t part, st
 /// exp(lse - max), exactly 1 where they are equal: merging with nothing changes no bit.
 template <typename T>
 FLASHCORE_HD T combine_exp(T lse, T max) {
-  return exp2_scalar((lse - softmax_base(max)) * static_cast<T>(kLog2E));
+  return exp_scalar(lse - softmax_base(max));
 }
 
-/// Σ exp(lse_i) over the partials in ascending order, and the sink, as (max, sum) in *natural*
-/// logarithms.
+/// Σ exp(lse_i) over the partials in ascending order, and the sink, as (max, sum).
 template <typename T>
 FLASHCORE_HD SoftmaxState<T> combine_state(const CombineParams& p, std::int64_t b, std::int64_t h,
                                            std::int64_t row) {
@@ -103,12 +102,6 @@ FLASHCORE_HD T combine_weight(const CombineParams& p, const SoftmaxState<T>& sta
   const T weight = combine_exp(partial_lse<T>(p, part, b, h, row), state.max);
   if (p.plant.is(PlantedBug::combine_double_counts)) return weight * weight;
   return weight * output_factor(state.sum);
-}
-
-template <typename T>
-FLASHCORE_HD T combined_lse(const SoftmaxState<T>& state) {
-  if (state.sum == T(0)) return negative_infinity<T>();
-  return state.max + log2_scalar(state.sum) * static_cast<T>(kLn2);
 }
 
 }  // namespace flashcore::core

@@ -101,10 +101,10 @@ struct AttentionParams {
                           // clusters join them, the splits: blocks of one item are
   bool joins_in_cluster;  // the splits of an item are a cluster's blocks
 
-  // Scores, in base-2 logarithms: q is multiplied by q_factor when it is loaded, so that the dot
-  // product is the finished score, or with a softcap the argument of its tanh (see score.h).
+  // Scores: Q K^T times q_factor is the score, or with a softcap what core::capped() takes.
   double q_factor;
-  double softcap_log2;                     // 0: none
+  double softcap;                          // 0: none
+  float log2_scale;                        // scale * log2(e), for kernels whose softmax scales
   std::int64_t window_left, window_right;  // -1: all; causal is window_right = 0
   bool vector_rows;  // q, k, v, out rows are contiguous, 16-byte aligned, a multiple of 4 long
   bool async_rows;   // q, k, v rows are contiguous and 16-byte aligned: cp.async can fetch them

@@ -1,7 +1,8 @@
 // The algebra of online softmax, in one place for every backend.
 //
-// A row's state over the keys seen so far is (max, sum) with sum = Σ 2^(s - max); scores s are in
-// base-2 logarithms. Two guards keep it free of NaN:
+// A row's state over the keys seen so far is (max, sum) with sum = Σ exp(s - max). Scores s are in
+// natural units: the maximum is subtracted before log2(e) is multiplied in, so scores, biases and
+// sinks as large as the type's largest number do not overflow. Two guards keep it free of NaN:
 //  - a row that has seen no key has max = -inf; subtracting that from a score of -inf would be
 //    NaN, so the value subtracted is 0 instead (softmax_base);
 //  - such a row has sum = 0: its output is 0 and its LSE -inf, never 0/0.
@@ -40,6 +41,12 @@ FLASHCORE_HD double exp2_scalar(double x) { return __builtin_exp2(x); }
 FLASHCORE_HD double log2_scalar(double x) { return __builtin_log2(x); }
 #endif
 
+/// exp(x).
+template <typename T>
+FLASHCORE_HD T exp_scalar(T x) {
+  return exp2_scalar(x * static_cast<T>(kLog2E));
+}
+
 /// Two-level sums: a tile's own sum joins the running one with a single rounding.
 template <typename T>
 FLASHCORE_HD T add_tile_sum(T running_sum, T rescale, T tile_sum) {
@@ -49,11 +56,11 @@ FLASHCORE_HD T add_tile_sum(T running_sum, T rescale, T tile_sum) {
 /// One more term in the denominator and nothing in the numerator. Returns the factor by which the
 /// accumulated output must still be multiplied because the maximum may have grown.
 template <typename T>
-FLASHCORE_HD T add_sink(SoftmaxState<T>& state, T sink_log2) {
-  const T max = sink_log2 > state.max ? sink_log2 : state.max;
+FLASHCORE_HD T add_sink(SoftmaxState<T>& state, T sink) {
+  const T max = sink > state.max ? sink : state.max;
   const T base = softmax_base(max);
-  const T rescale = exp2_scalar(state.max - base);
-  state.sum = state.sum * rescale + exp2_scalar(sink_log2 - base);
+  const T rescale = exp_scalar(state.max - base);
+  state.sum = state.sum * rescale + exp_scalar(sink - base);
   state.max = max;
   return rescale;
 }
@@ -75,7 +82,7 @@ FLASHCORE_HD T output_of_keys(T accumulated, T sum) {
 template <typename T>
 FLASHCORE_HD T log_sum_exp(const SoftmaxState<T>& state) {
   if (state.sum == T(0)) return negative_infinity<T>();
-  return (state.max + log2_scalar(state.sum)) * static_cast<T>(kLn2);
+  return state.max + log2_scalar(state.sum) * static_cast<T>(kLn2);
 }
 
 }  // namespace flashcore::core

@@ -19,6 +19,7 @@
 #include "core/params.h"
 #include "core/scratch.h"
 #include "core/sequence.h"
+#include "core/softcap.h"
 #include "core/softmax_state.h"
 #include "cpu/kernel.h"
 #include "cpu/simd.h"
@@ -154,7 +155,7 @@ template <typename T, typename Storage>
 void load_queries(const Block<T>& block, int panel_rows) {
   const AttentionParams& p = block.params;
   T factor = static_cast<T>(p.q_factor);
-  if (p.plant.is(PlantedBug::scale_ignored)) factor = static_cast<T>(core::kLog2E);
+  if (p.plant.is(PlantedBug::scale_ignored)) factor = T(1);
   for (std::int32_t row = 0; row < p.tile_q; ++row) {
     T* to = block.q_tile + static_cast<std::int64_t>(row / panel_rows) * panel_rows * p.head_dim +
             row % panel_rows;
@@ -257,7 +258,7 @@ void value_panel(T* out_panel, const T* v_tile, const T* probabilities, const Ve
 // ---------------------------------------------------------------------------------------------
 // Scores: softcap, ALiBi, bias, masks. Order and meaning are in docs/numerics.md.
 
-/// scores += bias * log2(e), a row at a time.
+/// scores += bias, a row at a time.
 template <int V, typename T>
 void add_bias(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
   const AttentionParams& p = block.params;
@@ -268,8 +269,7 @@ void add_bias(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange
                               block.query_of(panel_row + r) * p.bias_strides.row;
     for (std::int32_t key = tile.begin; key < tile.end; ++key) {
       scores[(key - tile.begin) * kRows + r] +=
-          core::load_element<T>(p.bias, p.bias_element, base + key * p.bias_strides.column) *
-          static_cast<T>(core::kLog2E);
+          core::load_element<T>(p.bias, p.bias_element, base + key * p.bias_strides.column);
     }
   }
 }
@@ -291,10 +291,16 @@ void apply_boolean_mask(const Block<T>& block, T* scores, std::int32_t panel_row
   }
 }
 
-/// c·log2(e)·tanh(x) of scores that hold 2·log2(e)·x, by 1 - 2 / (1 + 2^score).
+/// core::capped().
 template <int V, typename T>
-void apply_softcap(T* scores, std::int32_t keys, T cap_log2) {
-  const Vec<T> one = splat(T(1)), two = splat(T(2)), cap = splat(cap_log2);
+void apply_softcap(T* scores, std::int32_t keys, T softcap) {
+  if (softcap > T(core::kLargestShortCap)) {
+    for (std::int32_t i = 0; i < keys * V * kLanes<T>; ++i) {
+      scores[i] = core::capped(scores[i], softcap);
+    }
+    return;
+  }
+  const Vec<T> one = splat(T(1)), two = splat(T(2)), cap = splat(softcap);
   const Vec<T> limit = splat(T(100));  // tanh is ±1 to the last bit long before
   for (std::int32_t i = 0; i < keys * V; ++i) {
     Vec<T> x = load(scores + i * kLanes<T>);
@@ -304,7 +310,7 @@ void apply_softcap(T* scores, std::int32_t keys, T cap_log2) {
   }
 }
 
-/// scores -= slope[row] * |position(row) - position(key)|, slopes already times log2(e).
+/// scores -= slope[row] * |position(row) - position(key)|.
 template <int V, typename T>
 void apply_alibi(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
   const AttentionParams& p = block.params;
@@ -312,8 +318,7 @@ void apply_alibi(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRa
   T slope[kRows] = {}, distance[kRows] = {};  // distance of the tile's first key, signed
   for (int r = 0; r < kRows && panel_row + r < block.rows; ++r) {
     slope[r] = static_cast<T>(p.alibi_slopes[block.b * p.alibi_batch_stride +
-                                             block.head_of(panel_row + r) * p.alibi_head_stride] *
-                              core::kLog2E);
+                                             block.head_of(panel_row + r) * p.alibi_head_stride]);
     distance[r] =
         static_cast<T>(block.query_of(panel_row + r) + block.sequence.mask.diagonal - tile.begin);
   }
@@ -357,8 +362,8 @@ void finish_scores(const Block<T>& block, T* scores, std::int32_t panel_row, Key
   const AttentionParams& p = block.params;
   const bool bias_first = p.plant.is(PlantedBug::softcap_after_bias) && p.bias != nullptr;
   if (bias_first) add_bias<V>(block, scores, panel_row, tile);
-  if (p.softcap_log2 > 0) {
-    apply_softcap<V>(scores, tile.end - tile.begin, static_cast<T>(p.softcap_log2));
+  if (p.softcap > 0) {
+    apply_softcap<V>(scores, tile.end - tile.begin, static_cast<T>(p.softcap));
   }
   if (p.alibi_slopes != nullptr) apply_alibi<V>(block, scores, panel_row, tile);
   if (p.bias != nullptr && !bias_first) add_bias<V>(block, scores, panel_row, tile);
@@ -394,16 +399,17 @@ void softmax_panel(T* scores, std::int32_t keys, T* max, T* sum, Vec<T> (&rescal
     if (key < keys) even = max_passing_nan<T>(even, load(column + key * V * kLanes<T>));
     const Vec<T> new_max = max_passing_nan<T>(even, odd);
     // softmax_base(), lane by lane: max is never NaN, so "not above lowest" means -inf.
-    const Vec<T> lowest = splat(sizeof(T) == 4 ? T(-3.4028234e38f) : T(-1.7e308));
+    const Vec<T> lowest = splat(sizeof(T) == 4 ? T(-__FLT_MAX__) : T(-__DBL_MAX__));
     const Vec<T> base = select_less(new_max, lowest, splat(T(0)), new_max);
-    rescale[v] = exp2(old_max - base);
+    const Vec<T> log2_e = splat(static_cast<T>(core::kLog2E));
+    rescale[v] = exp2((old_max - base) * log2_e);
     if (plant.is(PlantedBug::rescale_forgotten)) rescale[v] = splat(T(1));
     store(max + v * kLanes<T>, new_max);
 
     Vec<T> tile_sum = splat(T(0));
     for (key = 0; key < keys; ++key) {
       T* s = scores + (key * V + v) * kLanes<T>;
-      const Vec<T> p = exp2(load(s) - base);
+      const Vec<T> p = exp2((load(s) - base) * log2_e);
       store(s, p);
       tile_sum = tile_sum + p;
     }
@@ -427,8 +433,7 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
   T factor = T(1);
   const bool sink_here = !to_partial || p.plant.is(PlantedBug::sink_in_every_split);
   if (p.sinks != nullptr && sink_here) {
-    factor = core::add_sink(
-        state, static_cast<T>(p.sinks[h * p.sinks_stride] * static_cast<T>(core::kLog2E)));
+    factor = core::add_sink(state, static_cast<T>(p.sinks[h * p.sinks_stride]));
   }
   factor *=
       p.plant.is(PlantedBug::empty_row_is_nan) ? T(1) / state.sum : core::output_factor(state.sum);

@@ -35,7 +35,7 @@ void combine_row(const core::CombineParams& p, std::int64_t b, std::int64_t h, s
   if (p.lse != nullptr) {
     static_cast<T*>(
         p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head + row * p.lse_strides.row] =
-        core::combined_lse(state);
+        core::log_sum_exp(state);
   }
 }
 

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     if (lane == 0 && p.lse != nullptr) {
       static_cast<float*>(
           p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head + row * p.lse_strides.row] =
-          core::combined_lse(state);
+          core::log_sum_exp(state);
     }
   }
 }

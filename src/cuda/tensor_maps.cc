@@ -78,7 +78,7 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   const std::int32_t heads = plan.heads_in_tile;
   params.heads = work.heads;
   params.order = work.order;
-  params.plain = call.softcap_log2 == 0 && call.alibi_slopes == nullptr && call.q_factor > 0 &&
+  params.plain = call.softcap == 0 && call.alibi_slopes == nullptr && call.q_factor > 0 &&
                  !call.q_scale.by_rows() && !call.k_scale.by_rows() && !call.v_scale.by_rows();
   params.garbage_tail = kv_packed || call.used_k != nullptr;
   params.ticket =

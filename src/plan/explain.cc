@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "core/softcap.h"
 #include "plan/planner.h"
 
 namespace flashcore {
@@ -184,6 +185,9 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
                  ? "weighs values by the largest scale in sight: not batch-invariant where blocks "
                    "of v have scales"
                  : "takes no bias, mask tensor, pages or num_splits, and writes the inputs' format";
+      break;
+    case Reject::softcap:
+      append(text, "takes a softcap of at most %g", core::kLargestShortCap);
       break;
     case Reject::strides:
       text = "wants rows that are contiguous, 16-byte aligned and not repeated";

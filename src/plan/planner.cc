@@ -8,6 +8,7 @@
 #include "core/params.h"
 #include "core/scratch.h"
 #include "core/sm90_shape.h"
+#include "core/softcap.h"
 #include "plan/divide.h"
 #include "plan/tuning.h"
 
@@ -281,6 +282,7 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
     return Reject::storage;
   }
   if (depends_on_other_scales(kernel, problem)) return Reject::options;
+  if (counts_in_32_bits && problem.options.softcap > core::kLargestShortCap) return Reject::softcap;
   if (needs_e4m3(kernel)) {
     const Reject reject = supports_e4m3(kernel, problem);
     if (reject != Reject::none) return reject;

@@ -23,6 +23,7 @@ enum class Reject {
   storage,         // 8-bit q, k or v, or 16-bit ones
   scales,          // of smaller blocks of k or v than its steps
   too_many_rows,   // more rows or items than its 32-bit counters hold
+  softcap,         // larger than it computes exactly
   slower_family,   // tensor cores take it
   slower_isa,      // a wider instruction set is there
 };

@@ -118,6 +118,8 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
   for (double& scale : head.v_steps) scale = scale > 0 ? largest / scale : 1.0;
 }
 
+constexpr double kSmallCap = 256;  // docs/numerics.md
+
 struct RowScores {
   std::vector<double> score, magnitude, largest_product, largest_sum;
   std::vector<std::uint8_t> visible;
@@ -160,7 +162,10 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
     double magnitude = std::fabs(p.scale) * s.magnitude[j];
     if (o.softcap > 0) {
       x = o.softcap * std::tanh(x / o.softcap);
-      magnitude = o.softcap + (std::isfinite(magnitude) ? magnitude : 0.0);  // tanh(inf) is exact
+      const bool finite = std::isfinite(magnitude);
+      if (!finite) magnitude = 0.0;  // tanh(inf) is exact
+      // Kernels may compute a small cap's tanh with the error of a score as large as the cap.
+      if (o.softcap <= kSmallCap || !finite) magnitude += o.softcap;
     }
     if (t.alibi_slopes.given()) {
       const double alibi = slope * static_cast<double>(std::llabs(q_position - k_position));
@@ -191,7 +196,11 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   double max = -kInfinity, magnitude = 0, largest_product = 0, largest_sum = 0;
   for (std::size_t j = 0; j < n; ++j) {
     max = std::max(max, s.score[j]);  // std::max keeps its first argument when the second is NaN
+  }
+  for (std::size_t j = 0; j < n; ++j) {
     if (!std::isfinite(s.score[j])) continue;
+    // A score far below the maximum counts for nothing, however wrong it is.
+    if (s.score[j] + 1e-3 * s.magnitude[j] < max - 1000) continue;
     magnitude = std::max(magnitude, s.magnitude[j]);
     // A softcap hides what is not finite.
     const double product = std::fabs(p.scale) * s.largest_product[j];
@@ -221,6 +230,8 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
     sum += sink_weight;
     if (std::fabs(sink) > magnitude && std::isfinite(sink)) magnitude = std::fabs(sink);
   }
+  constexpr double kMostMagnitude = 1e100;  // keeps bounds and their squares finite
+  magnitude = std::min(magnitude, kMostMagnitude);
   const double factor = sum == 0 ? 0.0 : 1.0 / sum;
 
   double* out = result.out.data() + r * v_dim;

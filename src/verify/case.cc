@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "core/softcap.h"
 #include "plan/planner.h"
 #include "verify/case_sizes.h"
 #include "verify/decimal.h"
@@ -47,7 +48,7 @@ void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
     o.scale = random.pick(kScales);
   }
   if (random.chance(0.2)) {
-    static constexpr double kCaps[] = {0.5, 5.0, 30.0, 50.0};
+    static constexpr double kCaps[] = {0.5, 5.0, 30.0, 50.0, 1000.0, 1e6, 1e30};
     o.softcap = random.pick(kCaps);
   }
   if (random.chance(0.2)) s.bias = random_score_tensor(random);
@@ -126,6 +127,9 @@ void fit_to_e4m3(const KernelInfo& kernel, CaseSpec& s) {
 }  // namespace
 
 void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
+  const bool on_tensor_cores =
+      kernel.device == DeviceType::cuda && (kernel.packs_heads || kernel.uses_tma);
+  if (on_tensor_cores && s.options.softcap > core::kLargestShortCap) s.options.softcap = 50;
   if (needs_8_bits(kernel) && s.k_storage == DType::none) {
     s.k_storage = s.v_storage = DType::e4m3;
     s.k_scale = s.v_scale = ScaleKind::per_head;

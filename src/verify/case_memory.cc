@@ -41,6 +41,15 @@ std::byte* address(std::vector<std::byte>& bytes, const TensorView& t) {
   return bytes.data() + reinterpret_cast<std::uintptr_t>(t.data);
 }
 
+double largest_finite(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return std::numeric_limits<double>::max();
+    case DType::f16: return 65504;
+    case DType::bf16: return core::float_of_bf16(0x7f7f);
+    default: return std::numeric_limits<float>::max();
+  }
+}
+
 }  // namespace
 
 std::uint64_t poison(DType dtype) {
@@ -286,9 +295,13 @@ void CaseMemory::fill_scores() {
   const double infinity = std::numeric_limits<double>::infinity();
   if (t.bias.given()) {
     Random random(spec_.seed, kBias);
+    // Masks are written as -infinity or as the lowest number there is.
+    const double largest = largest_finite(t.bias.dtype);
+    const double extremes[] = {-infinity, -infinity, -infinity, -largest, -largest, largest};
     for_each_element(t.bias, [&](std::int64_t at) {
-      const bool hide = spec_.bias_has_infinities && random.chance(0.1);
-      store(address(bytes_, t.bias), t.bias.dtype, at, hide ? -infinity : random.normal());
+      const bool extreme = spec_.bias_has_infinities && random.chance(0.1);
+      store(address(bytes_, t.bias), t.bias.dtype, at,
+            extreme ? random.pick(extremes) : random.normal());
     });
   }
   if (t.mask.given()) {
@@ -305,9 +318,11 @@ void CaseMemory::fill_scores() {
   }
   if (t.sinks.given()) {
     Random random(spec_.seed, kSinks);
+    const double largest = largest_finite(DType::f32);
+    const double extremes[] = {-infinity, -infinity, -largest, largest};
     for_each_element(t.sinks, [&](std::int64_t at) {
       store(address(bytes_, t.sinks), DType::f32, at,
-            random.chance(0.1) ? -infinity : 3.0 * random.normal());
+            random.chance(0.1) ? random.pick(extremes) : 3.0 * random.normal());
     });
   }
 }

@@ -60,6 +60,18 @@ class Gradients(Case):
         yield "causal", dict(causal=True), 5
         yield "softcap", dict(causal=True, softcap=2.0), 5
 
+    def test_bias_of_the_largest_numbers(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            limits = torch.finfo(dtype)
+            inputs = self.inputs(dtype, q_len=6, grad=True)
+            bias = torch.zeros(1, 1, 6, inputs[1].shape[2], dtype=dtype, device=inputs[0].device)
+            bias[:, :, 1] = limits.min  # a row hidden as a whole: the mean of V
+            bias[:, :, 2, ::2] = limits.min
+            bias[:, :, 3, 4] = limits.max
+            with self.subTest(str(dtype)):
+                self.compare(flashcore.attention(*inputs, bias=bias),
+                             lambda *a: self.torch_s(*a, mask=bias.double()), inputs)
+
     def test_what_is_hidden_does_not_matter(self):
         """NaN and infinities at a hidden key leave the gradients of rows that do not see it alone."""
         for name, options, rows in self.hidden_keys():

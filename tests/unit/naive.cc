@@ -64,6 +64,7 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
   NaiveRow row;
   row.max = -kInfinity;
   row.magnitude = row.largest_product = row.largest_sum = 0;
+  std::vector<long double> sizes;
   for (std::int64_t j = 0; j < place.kv_len; ++j) {
     long double dot = 0, size = 0, largest = 0, farthest = 0;
     for (std::int64_t d = 0; d < head_dim; ++d) {
@@ -78,7 +79,7 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
     size *= std::fabs(scale);
     if (o.softcap > 0) {
       s = o.softcap * std::tanh(s / o.softcap);
-      size += o.softcap;
+      if (o.softcap <= 256) size += o.softcap;
     }
     const std::int64_t q_position = place.q_position + i, k_position = place.k_position + j;
     if (in.alibi_slopes.given()) {
@@ -100,13 +101,17 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
     if (o.window_right >= 0) visible = visible && k_position <= q_position + o.window_right;
     row.score.push_back(visible ? s : -kInfinity);
     row.max = std::max(row.max, row.score.back());
+    sizes.push_back(size);
     if (std::isfinite(row.score.back())) {
-      row.magnitude = std::max(row.magnitude, size);
       largest *= std::fabs(scale);
       if (std::isfinite(largest)) row.largest_product = std::max(row.largest_product, largest);
       farthest *= std::fabs(scale);
       if (std::isfinite(farthest)) row.largest_sum = std::max(row.largest_sum, farthest);
     }
+  }
+  for (std::size_t j = 0; j < sizes.size(); ++j) {  // of keys that can have a weight
+    if (!std::isfinite(row.score[j]) || row.score[j] + 1e-3L * sizes[j] < row.max - 1000) continue;
+    row.magnitude = std::max(row.magnitude, sizes[j]);
   }
   const bool has_sink = in.sinks.given() && !o.partial;
   const long double sink = has_sink ? in.sinks.at({h}) : -kInfinity;

@@ -345,6 +345,23 @@ TEST(Planner, HopperTakesCodesOfOneFormatAndScalesOfWholeSteps) {
   EXPECT_NE(describe(Reject::scales, kernel, p, device).find("of v's of 128"), std::string::npos);
 }
 
+TEST(Planner, LargeSoftcapsGoToThePlainKernels) {
+  const DeviceInfo device = *named_device("h200");
+  Options options;
+  for (const auto& [cap, family] : {std::pair{256.0, "sm90"}, {257.0, "simt"}, {1e6, "simt"}}) {
+    options.softcap = cap;
+    const Problem p =
+        *dense_problem(DType::bf16, 4, 8, 8, 4096, 4096, 128, 128, options, device.device);
+    const Plan plan = *make_plan(p, device);
+    EXPECT_STREQ(plan.kernel->family, family) << cap;
+  }
+  const Problem p =
+      *dense_problem(DType::bf16, 4, 8, 8, 4096, 4096, 128, 128, options, device.device);
+  const KernelInfo& kernel = *find_kernel("fwd_sm80_bf16_d128_q128");
+  EXPECT_EQ(supports(kernel, p, device), Reject::softcap);
+  EXPECT_NE(describe(Reject::softcap, kernel, p, device).find("at most 256"), std::string::npos);
+}
+
 TEST(Planner, BatchInvariantMeansOneScaleOfValues) {
   const DeviceInfo device = *named_device("a100");
   Options options;

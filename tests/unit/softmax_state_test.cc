@@ -41,9 +41,9 @@ TYPED_TEST(SoftmaxStateTest, NanSumReachesBothResults) {
 }
 
 TYPED_TEST(SoftmaxStateTest, LogSumExpIsNatural) {
-  // Scores 2, 2 and 1 in base 2: sum of 2^s is 10.
+  // exp(2) * 2.5.
   const SoftmaxState<TypeParam> state{TypeParam(2), TypeParam(2.5)};
-  EXPECT_NEAR(log_sum_exp(state), std::log(10.0), this->kTolerance);
+  EXPECT_NEAR(log_sum_exp(state), 2 + std::log(2.5), this->kTolerance);
 }
 
 TYPED_TEST(SoftmaxStateTest, SinkAlone) {
@@ -52,7 +52,7 @@ TYPED_TEST(SoftmaxStateTest, SinkAlone) {
   EXPECT_EQ(rescale, TypeParam(0));
   EXPECT_EQ(state.max, TypeParam(3));
   EXPECT_EQ(state.sum, TypeParam(1));
-  EXPECT_NEAR(log_sum_exp(state), 3 * std::log(2.0), this->kTolerance);
+  EXPECT_NEAR(log_sum_exp(state), 3.0, this->kTolerance);
 }
 
 TYPED_TEST(SoftmaxStateTest, SinkOfMinusInfinityChangesNoBit) {
@@ -74,17 +74,28 @@ TYPED_TEST(SoftmaxStateTest, SinkAddsToTheDenominatorOnly) {
     const double max = 20 * random.normal(), sum = 1 + random.uniform(),
                  sink = 20 * random.normal();
     SoftmaxState<TypeParam> state{static_cast<TypeParam>(max), static_cast<TypeParam>(sum)};
-    const double before = std::exp2(static_cast<double>(state.max)) * state.sum;
-    const auto sink_log2 = static_cast<TypeParam>(sink);
-    const TypeParam rescale = add_sink(state, sink_log2);
-    const double want = before + std::exp2(static_cast<double>(sink_log2));
-    const double got = std::exp2(static_cast<double>(state.max)) * state.sum;
+    const double before = std::exp(static_cast<double>(state.max)) * state.sum;
+    const auto rounded_sink = static_cast<TypeParam>(sink);
+    const TypeParam rescale = add_sink(state, rounded_sink);
+    const double want = before + std::exp(static_cast<double>(rounded_sink));
+    const double got = std::exp(static_cast<double>(state.max)) * state.sum;
     ASSERT_NEAR(got / want, 1.0, this->kTolerance);
     // What was accumulated relative to the old maximum is brought to the new one.
-    ASSERT_NEAR(rescale, std::exp2(static_cast<double>(static_cast<TypeParam>(max)) - state.max),
+    ASSERT_NEAR(rescale, std::exp(static_cast<double>(static_cast<TypeParam>(max)) - state.max),
                 this->kTolerance);
-    ASSERT_GE(state.max, sink_log2);
+    ASSERT_GE(state.max, rounded_sink);
   }
+}
+
+TYPED_TEST(SoftmaxStateTest, TheLargestNumbersDoNotOverflow) {
+  const TypeParam largest = std::numeric_limits<TypeParam>::max();
+  SoftmaxState<TypeParam> low{-largest, TypeParam(4)};
+  EXPECT_EQ(log_sum_exp(low), -largest);
+  EXPECT_EQ(add_sink(low, -largest), TypeParam(1));
+  EXPECT_EQ(low.sum, TypeParam(5));
+  EXPECT_EQ(add_sink(low, largest), TypeParam(0));
+  EXPECT_EQ(low.sum, TypeParam(1));
+  EXPECT_EQ(log_sum_exp(low), largest);
 }
 
 TYPED_TEST(SoftmaxStateTest, NanSinkMakesTheRowNan) {

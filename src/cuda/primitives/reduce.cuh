@@ -3,6 +3,8 @@
 // exponential.
 #pragma once
 
+#include "core/numeric.h"
+
 namespace flashcore::cuda {
 
 inline constexpr int kRowLanes = 16;
@@ -115,9 +117,14 @@ __device__ __forceinline__ float fast_output_factor(float sum) {
   return sum == 0.f ? 0.f : y;
 }
 
-/// c·log2(e)·tanh(x) of a score that holds 2·log2(e)·x.
-__device__ __forceinline__ float capped(float score, float cap_log2) {
-  return cap_log2 * (1.f - __fdividef(2.f, 1.f + fast_exp2(score)));
+/// exp(x).
+__device__ __forceinline__ float fast_exp(float x) {
+  return fast_exp2(x * static_cast<float>(core::kLog2E));
+}
+
+/// core::capped_short() in few instructions.
+__device__ __forceinline__ float capped_short(float argument, float cap) {
+  return cap * (1.f - __fdividef(2.f, 1.f + fast_exp2(argument)));
 }
 
 }  // namespace flashcore::cuda

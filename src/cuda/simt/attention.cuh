@@ -19,6 +19,7 @@
 #include "core/mask.h"
 #include "core/params.h"
 #include "core/sequence.h"
+#include "core/softcap.h"
 #include "core/softmax_state.h"
 #include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/ptx.cuh"
@@ -210,8 +211,7 @@ __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const Attentio
                  p,
                  item,
                  false};
-  const float factor = p.plant.is(PlantedBug::scale_ignored) ? static_cast<float>(core::kLog2E)
-                                                             : static_cast<float>(p.q_factor);
+  const float factor = p.plant.is(PlantedBug::scale_ignored) ? 1.f : static_cast<float>(p.q_factor);
   for (int chunk = 0; chunk < C::kChunks; ++chunk) {
     load_chunk<C::kTileQ>(s.q, chunk * C::kChunk, q, item.first_query, item.queries,
                           chunk * C::kChunk, factor, p.vector_rows);
@@ -258,12 +258,11 @@ __device__ __forceinline__ float finish_score(float score, const AttentionParams
   if (p.bias != nullptr) {
     bias = core::load_element<float>(p.bias, p.bias_element,
                                      item.b * p.bias_strides.batch + item.h * p.bias_strides.head +
-                                         i * p.bias_strides.row + key * p.bias_strides.column) *
-           static_cast<float>(core::kLog2E);
+                                         i * p.bias_strides.row + key * p.bias_strides.column);
   }
   const bool bias_first = p.plant.is(PlantedBug::softcap_after_bias);
   if (bias_first) score += bias;
-  if (p.softcap_log2 > 0) score = capped(score, static_cast<float>(p.softcap_log2));
+  if (p.softcap > 0) score = core::capped(score, static_cast<float>(p.softcap));
   if (p.alibi_slopes != nullptr) {
     const float distance = static_cast<float>(i + item.sequence.mask.diagonal - key);
     score -= slope * (p.plant.is(PlantedBug::alibi_signed) ? distance : fabsf(distance));
@@ -287,7 +286,7 @@ __device__ __forceinline__ void finish_scores(float (&score)[C::kRows][C::kKeys]
                                               SharedStorage<C>& s, const AttentionParams& p,
                                               const Item& item, std::int32_t first_key) {
   const bool plain_scores =
-      p.softcap_log2 == 0 && p.alibi_slopes == nullptr && p.bias == nullptr && p.mask == nullptr;
+      p.softcap == 0 && p.alibi_slopes == nullptr && p.bias == nullptr && p.mask == nullptr;
   const bool all_visible = first_key >= item.all.begin && first_key + C::kTileK <= item.all.end;
   if (plain_scores && all_visible) return;  // the same in every thread
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -299,8 +298,7 @@ __device__ __forceinline__ void finish_scores(float (&score)[C::kRows][C::kKeys]
   }
   float slope = 0.f;
   if (p.alibi_slopes != nullptr) {
-    slope = p.alibi_slopes[item.b * p.alibi_batch_stride + item.h * p.alibi_head_stride] *
-            static_cast<float>(core::kLog2E);
+    slope = p.alibi_slopes[item.b * p.alibi_batch_stride + item.h * p.alibi_head_stride];
   }
 #pragma unroll 1
   for (int r = ty; r < item.queries; r += 16) {
@@ -344,13 +342,13 @@ __device__ __forceinline__ void softmax(float (&score)[C::kRows][C::kKeys], Rows
     for (int c = 0; c < C::kKeys; ++c) max = max_passing_nan(max, score[r][c]);
     max = row_max(max);
     const float base = core::softmax_base(max);
-    rescale[r] = fast_exp2(rows.state[r].max - base);
+    rescale[r] = fast_exp(rows.state[r].max - base);
     if (plant.is(PlantedBug::rescale_forgotten)) rescale[r] = 1.f;
     rows.state[r].max = max;
     float sum = 0.f;
 #pragma unroll
     for (int c = 0; c < C::kKeys; ++c) {
-      score[r][c] = fast_exp2(score[r][c] - base);
+      score[r][c] = fast_exp(score[r][c] - base);
       sum += score[r][c];
     }
     rows.state[r].sum = core::add_tile_sum(rows.state[r].sum, rescale[r], row_sum(sum));
@@ -402,8 +400,7 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, 
     core::SoftmaxState<float> state = rows.state[r];
     float factor = 1.f;
     if (p.sinks != nullptr && (!to_partial || p.plant.is(PlantedBug::sink_in_every_split))) {
-      factor = core::add_sink(state,
-                              p.sinks[item.h * p.sinks_stride] * static_cast<float>(core::kLog2E));
+      factor = core::add_sink(state, p.sinks[item.h * p.sinks_stride]);
     }
     factor *=
         p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum : core::output_factor(state.sum);

@@ -67,7 +67,7 @@ __device__ __forceinline__ void attend_keys(SharedStorage<C>& s, Outputs<C>& o,
   if (begins || ends) sync_tile<C>();
   if (ends) load_keys<C, kPlain>(s, p, s.item, stage, tile + C::kStages * C::kTileK);
   if (!seen) return;
-  softmax<C, kKeys>(score, o, states, s.item.factor, p.plant);
+  softmax<C, kPlain, kKeys>(score, o, states, s.item.log2_unit, p.plant);
   if constexpr (C::kCodes) {
     scale_probabilities<C, kKeys>(score, s, p, stage, s_key, t);
     multiply_codes<C, kKeys>(o, score, s, p, stage, s_key, t);
@@ -186,7 +186,7 @@ __device__ __forceinline__ void attend_few_rows(SharedStorage<C>& s, const Atten
       if (seen) {
         multiply_queries<C, kPlain, kKeys>(score, q, s, s.k[stage], s_key, t);
         finish_scores<C, kPlain, kKeys>(score, t, p, item, keys, first_key);
-        softmax<C, kKeys>(score, o, states, item.factor, p.plant);
+        softmax<C, kPlain, kKeys>(score, o, states, item.log2_unit, p.plant);
       }
       if constexpr (kHasClusters) {
         if (by_warps && ends && tile + C::kTileK >= end) send_states<C>(route, states, item, t);

@@ -23,7 +23,8 @@ struct alignas(16) Item {
   std::int32_t first_row, rows;  // of the KV head's q_len * group rows
   KeyRange seen;                 // keys some query of the tile sees, within the split
   KeyRange all;                  // keys all of them see
-  float factor;                  // of the scores in the softmax
+  float unit;                    // of the scores in the softmax: a plain problem's are not scaled
+  float log2_unit;               // unit * log2(e)
 };
 
 /// The keys a warp's rows see, within the split: of `all` of them nothing is masked.
@@ -44,8 +45,7 @@ __device__ __forceinline__ Row row_of(const AttentionParams& p, const Item& item
 }
 
 __device__ __forceinline__ float score_factor(const AttentionParams& p) {
-  return p.plant.is(PlantedBug::scale_ignored) ? static_cast<float>(core::kLog2E)
-                                               : static_cast<float>(p.q_factor);
+  return p.plant.is(PlantedBug::scale_ignored) ? 1.f : static_cast<float>(p.q_factor);
 }
 
 __device__ __forceinline__ KeyRange or_nothing(KeyRange range) {
@@ -99,7 +99,11 @@ __device__ __forceinline__ Item describe_item(const AttentionParams& p, std::int
   item.g_k = rows_of(p.k, p.k_strides);
   item.g_v = rows_of(p.v, p.v_strides);
   // Options leave finished scores, and so do scales.
-  item.factor = kPlain && !C::kCodes ? score_factor(p) : 1.f;
+  constexpr bool kScaled = !kPlain || C::kCodes;
+  item.unit = kScaled ? 1.f : score_factor(p);
+  item.log2_unit = kScaled || p.plant.is(PlantedBug::scale_ignored)
+                       ? static_cast<float>(core::kLog2E)
+                       : p.log2_scale;
   return item;
 }
 

@@ -174,7 +174,7 @@ struct PieceThread : ClusterThread<C> {
     float x[4] = {};
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
-      const float weight = fast_exp2(max[i] - base);
+      const float weight = fast_exp(max[i] - base);
       all_states.sum = fmaf(sum[i], weight, all_states.sum);
       const float counted =
           p.plant.is(PlantedBug::combine_double_counts) ? weight * weight : weight;
@@ -262,14 +262,14 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
 #pragma unroll
   for (int k = 0; k < kLaneSplits; ++k) {
     const bool nothing = weight[k] == core::negative_infinity<float>();
-    const float counted = fast_exp2((weight[k] - base) * static_cast<float>(core::kLog2E));
+    const float counted = fast_exp(weight[k] - base);
     if (!nothing) all.sum += counted;
     const bool twice = p.plant.is(PlantedBug::combine_double_counts);
     s_weights[lane + 32 * k] = nothing ? kNoWeight : twice ? counted * counted : counted;
   }
   all.sum = warp_sum(all.sum);
   if (p.sinks != nullptr) {
-    all.sum += fast_exp2((sink - base) * static_cast<float>(core::kLog2E));
+    all.sum += fast_exp(sink - base);
   }
   const float factor = fast_output_factor(all.sum);
   __syncwarp();
@@ -299,7 +299,7 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
     }
     store_output<C, kPlain>(p, output_offset(p, item, row), column, x);
   }
-  if (lane == 0 && p.lse != nullptr && written) store_lse(p, item, row, core::combined_lse(all));
+  if (lane == 0 && p.lse != nullptr && written) store_lse(p, item, row, core::log_sum_exp(all));
   __syncwarp();  // before the next row's weights
 }
 

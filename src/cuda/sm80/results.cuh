@@ -63,8 +63,7 @@ __device__ __forceinline__ float finish_state(const AttentionParams& p, const Ro
   float factor = 1.f;
   if (p.sinks != nullptr &&
       (p.splits == 1 || p.joins_in_cluster || p.plant.is(PlantedBug::sink_in_every_split))) {
-    factor = core::add_sink(state,
-                            p.sinks[row.head * p.sinks_stride] * static_cast<float>(core::kLog2E));
+    factor = core::add_sink(state, p.sinks[row.head * p.sinks_stride]);
   }
   return factor * (p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum
                                                             : fast_output_factor(state.sum));
@@ -134,7 +133,7 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
     for (int half = 0; half < 2; ++half) {
       const int r = t.row(m, half);
       const Row row = row_of(p, item, min(r, item.rows - 1));
-      core::SoftmaxState<float> state{states.of[m][half].max * item.factor,
+      core::SoftmaxState<float> state{states.of[m][half].max * item.unit,
                                       quad_sum(states.of[m][half].sum)};
       if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rarely, and one branch for the warp
 #pragma unroll
@@ -196,7 +195,7 @@ __device__ __forceinline__ void leave_results(SharedStorage<C>& storage, const O
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      state[m][half] = {states.of[m][half].max * storage.item.factor,
+      state[m][half] = {states.of[m][half].max * storage.item.unit,
                         row_lanes_sum<C>(states.of[m][half].sum)};
     }
   }
@@ -249,7 +248,7 @@ __device__ __forceinline__ core::SoftmaxState<float> join_key_warps(const Result
   const float base = core::softmax_base(all.max);
 #pragma unroll
   for (int w = 0; w < C::kKeyWarps; ++w) {
-    const float weight = C::kKeyWarps == 1 ? 1.f : fast_exp2(max[w] - base);
+    const float weight = C::kKeyWarps == 1 ? 1.f : fast_exp(max[w] - base);
     const float4 o = *reinterpret_cast<const float4*>(&s.o[w][r][column]);
     all.sum = fmaf(s.state[w][r].sum, weight, all.sum);
     x[0] = fmaf(o.x, weight, x[0]);

@@ -95,7 +95,7 @@ __device__ __forceinline__ void multiply_queries(Scores<C, kKeys>& score,
   }
 }
 
-/// score[key] += log2(e) · bias for one row's scores; g_bias is the row, [kv_len].
+/// score[key] += bias for one row's scores; g_bias is the row, [kv_len].
 template <typename C, int kKeys, typename Bias>
 __device__ __forceinline__ void add_bias(float (&score)[kKeys / C::kTileWidth][4], int half,
                                          const Thread<C>& t, const Bias* g_bias,
@@ -108,8 +108,7 @@ __device__ __forceinline__ void add_bias(float (&score)[kKeys / C::kTileWidth][4
       const int reg = C::reg_of(half, i);
       const std::int32_t key = first_key + t.column(n, reg);
       if (range.contains(key)) {
-        score[n][reg] =
-            fmaf(to_float(g_bias[key * stride]), static_cast<float>(core::kLog2E), score[n][reg]);
+        score[n][reg] += to_float(g_bias[key * stride]);
       }
     }
   }
@@ -158,14 +157,13 @@ __device__ __forceinline__ void finish_row(float (&score)[kKeys / C::kTileWidth]
   if (p.bias != nullptr && bias_first) {
     add_bias_row<C, kKeys>(score, half, t, p, bias_row, first_key, range);
   }
-  if (p.softcap_log2 > 0) {
-    const float cap_log2 = static_cast<float>(p.softcap_log2);
-    each([&](float& x, std::int32_t) { x = capped(x, cap_log2); });
+  if (p.softcap > 0) {
+    const float cap = static_cast<float>(p.softcap);
+    each([&](float& x, std::int32_t) { x = capped_short(x, cap); });
   }
   if (p.alibi_slopes != nullptr) {
     const float slope =
-        p.alibi_slopes[item.b * p.alibi_batch_stride + row.head * p.alibi_head_stride] *
-        static_cast<float>(core::kLog2E);
+        p.alibi_slopes[item.b * p.alibi_batch_stride + row.head * p.alibi_head_stride];
     const std::int64_t position = row.query + item.sequence.mask.diagonal;
     each([&](float& x, std::int32_t key) {
       const float distance = static_cast<float>(position - key);

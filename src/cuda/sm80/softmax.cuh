@@ -9,16 +9,33 @@ namespace flashcore::cuda::sm80 {
 
 inline constexpr float kLazyLog2 = 8.f;
 
-/// Turns scores into probabilities, updates the states and rescales the output. Scores count
-/// `factor` times; a state's maximum is kept without the factor.
-template <typename C, int kKeys>
+/// The base-2 exponent of a score x whose row's maximum is `max`, in units of log2_unit. The plain
+/// form is one instruction for each score. It rounds the product with the maximum first, so that a
+/// maximum that stays gives exactly 0: a fused one would leave the rounding error, step after step
+/// the same. Options bring scores near the largest number of f32, whose product with log2(e) would
+/// overflow: their form subtracts first.
+template <bool kPlain>
+__device__ __forceinline__ float exponent(float x, float max, float log2_unit) {
+  return kPlain ? fmaf(x, log2_unit, -__fmul_rn(max, log2_unit)) : (x - max) * log2_unit;
+}
+
+/// What exponentials of a row shrink by when its maximum grows.
+template <bool kPlain>
+__device__ __forceinline__ float rescale_of(float before, float max, float log2_unit) {
+  return fast_exp2(kPlain ? __fsub_rn(__fmul_rn(before, log2_unit), __fmul_rn(max, log2_unit))
+                          : (before - max) * log2_unit);
+}
+
+/// Turns scores into probabilities, updates the states and rescales the output.
+template <typename C, bool kPlain, int kKeys>
 __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
-                                        RowStates<C>& s_states, float factor, core::Plant plant) {
+                                        RowStates<C>& s_states, float log2_unit,
+                                        core::Plant plant) {
   RowStates<C> states = s_states;
   // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
   // the output need not be rescaled.
   const auto may_wait = [&](float max, const core::SoftmaxState<float>& state) {
-    return (max - state.max) * factor <= kLazyLog2;
+    return (max - state.max) * log2_unit <= kLazyLog2;
   };
   float max[C::kRowTiles][2];  // of the thread's own scores
   bool all_wait = true;
@@ -43,14 +60,12 @@ __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
       for (int half = 0; half < 2; ++half) {
         core::SoftmaxState<float>& state = states.of[m][half];
         const float largest = row_lanes_max<C>(max[m][half]);
-        const float before = __fmul_rn(state.max, factor);
+        const float before = state.max;
         if (!may_wait(largest, state)) state.max = largest;
-        // Products are rounded before they are subtracted, so that a maximum that stays gives
-        // exactly 1: a fused one would leave the rounding error, step after step the same.
         const float rescale =
             plant.is(PlantedBug::rescale_forgotten)
                 ? 1.f
-                : fast_exp2(__fsub_rn(before, __fmul_rn(core::softmax_base(state.max), factor)));
+                : rescale_of<kPlain>(before, core::softmax_base(state.max), log2_unit);
         state.sum *= rescale;
 #pragma unroll
         for (int n = 0; n < C::kColumnTiles; ++n) {
@@ -65,14 +80,14 @@ __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       core::SoftmaxState<float>& state = states.of[m][half];
-      const float base = __fmul_rn(core::softmax_base(state.max), factor);
+      const float base = core::softmax_base(state.max);
       float sum = 0.f;
 #pragma unroll
       for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& x = score[m][n][C::reg_of(half, i)];
-          x = fast_exp2(fmaf(x, factor, -base));
+          x = fast_exp2(exponent<kPlain>(x, base, log2_unit));
           sum += x;
         }
       }

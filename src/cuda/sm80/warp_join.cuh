@@ -72,7 +72,7 @@ __device__ __forceinline__ void send_states(const WarpRoute<C>& route, const Row
     const core::SoftmaxState<float>& state = states.of[0][half];
     const float sum = row_lanes_sum<C>(state.sum);
     if (!t.speaks_for_rows() || t.row(0, half) >= item.rows) continue;
-    store_cluster(route.of_row[half].state, {state.max * item.factor, sum},
+    store_cluster(route.of_row[half].state, {state.max * item.unit, sum},
                   route.of_row[half].states_full);
   }
 }
@@ -156,7 +156,7 @@ struct PartThread : ClusterThread<C> {
     const float base = core::softmax_base(all.max);
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
-      weight[i] = fast_exp2(weight[i] - base);
+      weight[i] = fast_exp(weight[i] - base);
       all.sum = fmaf(sum[i], weight[i], all.sum);
       if (this->p.plant.is(PlantedBug::combine_double_counts)) weight[i] *= weight[i];
     }

@@ -52,12 +52,14 @@ struct Consumer : ConsumerWarp<C> {
   using Pipeline = typename C::Pipeline;
   using Position = typename ConsumerWarp<C>::Position;
   static constexpr bool kAsksEarly = C::kForm.asks_early;
-  const float factor;
+  const float log2_unit;  // of the scores in the softmax: a plain problem's are not scaled
   std::uint32_t a[C::kTileK / 16][4];
 
   __device__ __forceinline__ Consumer(SharedStorage<C>& s, const Params& params)
       : ConsumerWarp<C>(s, params, Thread<C>(threadIdx.x, params.heads)),
-        factor(kPlain ? score_factor(params.call) : 1.f) {
+        log2_unit(kPlain && !params.call.plant.is(PlantedBug::scale_ignored)
+                      ? params.call.log2_scale
+                      : static_cast<float>(core::kLog2E)) {
     this->states = fresh_states();
   }
 
@@ -65,7 +67,7 @@ struct Consumer : ConsumerWarp<C> {
     const AttentionParams& p = this->params.call;
     finish_scores<C, kPlain>(this->score, this->t, p, this->item(at.item), at.tile, needs_mask,
                              [&](int) { return score_factor(p); });
-    sm90::softmax<C>(this->score, this->states, this->rescale, factor, p.plant);
+    sm90::softmax<C, kPlain>(this->score, this->states, this->rescale, log2_unit, p.plant);
   }
   __device__ __forceinline__ void pack_probabilities() {
     sm90::pack_probabilities<C>(a, this->score);
@@ -108,7 +110,7 @@ struct Consumer : ConsumerWarp<C> {
   }
 
   __device__ __forceinline__ void stash_row_states() {
-    leave_states<C>(this->s, this->states, this->t, factor);
+    leave_states<C>(this->s, this->states, this->t, kPlain ? score_factor(this->params.call) : 1.f);
   }
   __device__ __forceinline__ void reset_row_states() { this->states = fresh_states(); }
 

@@ -100,8 +100,8 @@ template <typename C, bool kPlain>
 struct CodeItem {
   float common;          // of all scores
   float of_row[2];       // of a thread's rows, where kPlain does not leave it to the softmax
-  bool left_to_softmax;  // which takes a factor that is positive
-  float factor;          // that it takes
+  bool left_to_softmax;  // which takes a unit that is positive
+  float unit;            // of the scores that it takes
 
   CodeItem() = default;
   __device__ __forceinline__ CodeItem(const SharedStorage<C>& s, const AttentionParams& p,
@@ -117,7 +117,7 @@ struct CodeItem {
       }
     }
     left_to_softmax = kPlain && common > 0.f;
-    factor = left_to_softmax ? common : 1.f;
+    unit = left_to_softmax ? common : 1.f;
   }
 
   /// Scores that have just come become probabilities.
@@ -130,7 +130,7 @@ struct CodeItem {
       for (int i = 0; i < C::kTileK / 2; ++i) score[i] *= common;
     }
     finish_scores<C, kPlain>(score, t, p, item, tile, cut, [&](int half) { return of_row[half]; });
-    softmax<C>(score, states, rescale, factor, p.plant);
+    softmax<C, kPlain>(score, states, rescale, unit * static_cast<float>(core::kLog2E), p.plant);
   }
 };
 
@@ -186,7 +186,7 @@ struct CodeConsumer : ConsumerWarp<C> {
   }
 
   __device__ __forceinline__ void stash_row_states() {
-    leave_states<C>(this->s, this->states, this->t, steps.factor);
+    leave_states<C>(this->s, this->states, this->t, steps.unit);
   }
   __device__ __forceinline__ void write_item(ItemPlace item) {
     write_results<C>(this->o, this->s, this->params.call, this->item(item), this->t,

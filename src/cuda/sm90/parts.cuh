@@ -72,7 +72,7 @@ __device__ __forceinline__ bool join_parts(Outputs<C>& o, SharedStorage<C>& s, c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const core::SoftmaxState<float> own = g_part.states[row + 8 * half];
-      weight[half] = core::exp2_scalar(own.max - core::softmax_base(all[half].max));
+      weight[half] = core::exp_scalar(own.max - core::softmax_base(all[half].max));
       all[half].sum = core::add_tile_sum(own.sum, weight[half], all[half].sum);
     }
 #pragma unroll

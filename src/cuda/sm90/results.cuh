@@ -15,8 +15,7 @@ __device__ __forceinline__ float finish_state(const AttentionParams& p, const It
                                               core::SoftmaxState<float>& state) {
   float factor = 1.f;
   if (p.sinks != nullptr) {
-    factor = core::add_sink(
-        state, p.sinks[head_of(item, t) * p.sinks_stride] * static_cast<float>(core::kLog2E));
+    factor = core::add_sink(state, p.sinks[head_of(item, t) * p.sinks_stride]);
   }
   return factor * (p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum
                                                             : fast_output_factor(state.sum));

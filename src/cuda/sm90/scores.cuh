@@ -8,8 +8,7 @@
 namespace flashcore::cuda::sm90 {
 
 __device__ __forceinline__ float score_factor(const AttentionParams& p) {
-  return p.plant.is(PlantedBug::scale_ignored) ? static_cast<float>(core::kLog2E)
-                                               : static_cast<float>(p.q_factor);
+  return p.plant.is(PlantedBug::scale_ignored) ? 1.f : static_cast<float>(p.q_factor);
 }
 
 /// Scale, softcap and ALiBi of one row's scores.
@@ -18,12 +17,11 @@ __device__ __forceinline__ void apply_options(Scores<C>& score, int half, const 
                                               const AttentionParams& p, const Item& item,
                                               std::int32_t query, std::int32_t first_key,
                                               float factor) {
-  const float cap_log2 = static_cast<float>(p.softcap_log2);
+  const float cap = static_cast<float>(p.softcap);
   const bool has_slope = p.alibi_slopes != nullptr;
   const float slope =
       has_slope
-          ? p.alibi_slopes[item.b * p.alibi_batch_stride + head_of(item, t) * p.alibi_head_stride] *
-                static_cast<float>(core::kLog2E)
+          ? p.alibi_slopes[item.b * p.alibi_batch_stride + head_of(item, t) * p.alibi_head_stride]
           : 0.f;
   // From the thread's first key, in f32: exact below 2^24, and one rounding more beyond.
   const auto first_distance =
@@ -34,7 +32,7 @@ __device__ __forceinline__ void apply_options(Scores<C>& score, int half, const 
     for (int i = 0; i < 2; ++i) {
       float& x = score[4 * n + 2 * half + i];
       x *= factor;
-      if (p.softcap_log2 > 0) x = capped(x, cap_log2);
+      if (p.softcap > 0) x = capped_short(x, cap);
       if (has_slope) {
         const float distance = first_distance - static_cast<float>(8 * n + i);
         x -= slope * (p.plant.is(PlantedBug::alibi_signed) ? distance : fabsf(distance));

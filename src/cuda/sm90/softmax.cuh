@@ -8,7 +8,7 @@
 namespace flashcore::cuda::sm90 {
 
 /// A thread's two rows. Sums are spread over the four lanes of a quad until the end; a maximum is
-/// kept without the factor that scores count with.
+/// kept in the units of the scores: log2_unit is the base-2 exponent that one of them counts for.
 struct RowStates {
   core::SoftmaxState<float> of[2];
 };
@@ -19,16 +19,17 @@ __device__ __forceinline__ RowStates fresh_states() {
   return states;
 }
 
-/// Leaves an item's final states in shared memory, whole: the next item begins before its output is
-/// there, and registers are few.
+/// Leaves an item's final states in shared memory, whole and in natural units: the next item begins
+/// before its output is there, and registers are few.
 template <typename C>
 __device__ __forceinline__ void leave_states(SharedStorage<C>& s, const RowStates& states,
-                                             const Thread<C>& t, float factor) {
+                                             const Thread<C>& t, float unit) {
+  constexpr float kProbability = C::kProbabilityLog2 * static_cast<float>(core::kLn2);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = quad_sum(states.of[half].sum);
     if (t.lane % 4 == 0) {
-      s.ended[t.row(half)] = {states.of[half].max * factor - C::kProbabilityLog2, sum};
+      s.ended[t.row(half)] = {states.of[half].max * unit - kProbability, sum};
     }
   }
   __syncwarp();
@@ -87,10 +88,12 @@ __device__ __forceinline__ void largest_by_bits(float (&max)[2][C::kForm.maxima]
   }
 }
 
-/// The softmax of a thread's rows kFirst … kFirst + kRows - 1.
-template <typename C, int kFirst, int kRows>
+/// The softmax of a thread's rows kFirst … kFirst + kRows - 1. A plain problem's exponentials take
+/// one fused instruction. Options bring scores near the largest number of f32, whose product with
+/// log2(e) would overflow: there the maximum is subtracted first.
+template <typename C, bool kPlain, int kFirst, int kRows>
 __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, float (&rescale)[2],
-                                           float factor, core::Plant plant) {
+                                           float log2_unit, core::Plant plant) {
   const auto of_rows = [](auto visit) {  // their scores
 #pragma unroll
     for (int n = 0; n < C::kTileK / 8; ++n) {
@@ -121,20 +124,26 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
     core::SoftmaxState<float>& state = states.of[half];
     float max = quad_max(joined(maxima[half], larger));
     // Decided for each row by itself.
-    if ((max - state.max) * factor <= C::kLazyLog2) max = state.max;
-    // Products are rounded before they are subtracted, so that a maximum that stays gives
-    // exactly 1.
-    base[half] = __fmul_rn(core::softmax_base(max), factor);
-    rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, factor), base[half]));
+    if ((max - state.max) * log2_unit <= C::kLazyLog2) max = state.max;
+    base[half] = core::softmax_base(max);
+    if constexpr (kPlain) {
+      // Products are rounded before they are subtracted, so that a maximum that stays gives
+      // exactly 1.
+      base[half] = __fmul_rn(base[half], log2_unit);
+      rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, log2_unit), base[half]));
+      base[half] -= C::kProbabilityLog2;
+    } else {
+      rescale[half] = fast_exp2((state.max - base[half]) * log2_unit);
+    }
     if (plant.is(PlantedBug::rescale_forgotten)) rescale[half] = 1.f;
-    base[half] -= C::kProbabilityLog2;
     state.max = max;
   }
   const auto add = [&](int i, int half) {
     sums[half][(C::kForm.sums == 2 ? i : i / 4) % C::kForm.sums] += score[i];
   };
   of_rows([&](int i, int half) {
-    score[i] = fast_exp2(fmaf(score[i], factor, -base[half]));
+    score[i] = fast_exp2(kPlain ? fmaf(score[i], log2_unit, -base[half])
+                                : fmaf(score[i] - base[half], log2_unit, C::kProbabilityLog2));
     if (!C::kForm.sums_behind) add(i, half);
   });
   if (C::kForm.sums_behind) of_rows(add);
@@ -147,14 +156,14 @@ __device__ __forceinline__ void weigh_rows(Scores<C>& score, RowStates& states, 
 
 /// Turns scores into probabilities and updates the states; the output has to be multiplied by
 /// `rescale`.
-template <typename C>
+template <typename C, bool kPlain>
 __device__ __forceinline__ void softmax(Scores<C>& score, RowStates& states, float (&rescale)[2],
-                                        float factor, core::Plant plant) {
+                                        float log2_unit, core::Plant plant) {
   if constexpr (C::kForm.rows_apart) {
-    weigh_rows<C, 0, 1>(score, states, rescale, factor, plant);
-    weigh_rows<C, 1, 1>(score, states, rescale, factor, plant);
+    weigh_rows<C, kPlain, 0, 1>(score, states, rescale, log2_unit, plant);
+    weigh_rows<C, kPlain, 1, 1>(score, states, rescale, log2_unit, plant);
   } else {
-    weigh_rows<C, 0, 2>(score, states, rescale, factor, plant);
+    weigh_rows<C, kPlain, 0, 2>(score, states, rescale, log2_unit, plant);
   }
 }
 

@@ -1,0 +1,44 @@
+// Softcap: a score s becomes c·tanh(s/c).
+#pragma once
+
+#include "core/numeric.h"
+#include "core/softmax_state.h"
+
+namespace flashcore::core {
+
+/// Up to this cap the short formula serves: its error is that of a score as large as the cap.
+inline constexpr double kLargestShortCap = 256;
+
+/// What Q K^T is multiplied by to become the argument of capped(): 2·log2(e)·s/c.
+constexpr double softcap_argument(double scale, double softcap) {
+  return 2.0 * kLog2E * scale / softcap;
+}
+
+/// c·tanh(x) of an argument 2·log2(e)·x, for c <= kLargestShortCap.
+template <typename T>
+FLASHCORE_HD T capped_short(T argument, T cap) {
+  return cap * (T(1) - T(2) / (T(1) + exp2_scalar(argument)));
+}
+
+/// The same at every cap. 1 - 2 / (1 + 2^a) loses the digits of a small x, and a large cap brings
+/// the loss to light: there tanh is its series.
+template <typename T>
+FLASHCORE_HD T capped(T argument, T cap) {
+  constexpr T kSeriesUpTo = sizeof(T) == 4 ? T(0.5) : T(0.1);
+  const T x = argument * static_cast<T>(kLn2 / 2);
+  if (!(cap > T(kLargestShortCap) && x < kSeriesUpTo && x > -kSeriesUpTo)) {
+    return capped_short(argument, cap);
+  }
+  const T y = x * x;
+  T series = T(6404582. / 10854718875.);
+  series = series * y - T(929569. / 638512875);
+  series = series * y + T(21844. / 6081075);
+  series = series * y - T(1382. / 155925);
+  series = series * y + T(62. / 2835);
+  series = series * y - T(17. / 315);
+  series = series * y + T(2. / 15);
+  series = series * y - T(1. / 3);
+  return cap * (x + x * (y * series));
+}
+
+}  // namespace flashcore::core
