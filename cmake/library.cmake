@@ -4,6 +4,7 @@ add_library(flashcore_objects OBJECT
   src/api/attention.cc
   src/api/c_api.cc
   src/api/overlap.cc
+  src/api/polled_run.cc
   src/api/status.cc
   src/api/tensor_checks.cc
   src/api/validate.cc

@@ -48,9 +48,17 @@ FLASHCORE_API Status workspace_init(Workspace workspace, Stream stream = nullptr
 /// Synchronises the stream and returns what checked mode found, clearing it.
 FLASHCORE_API Status workspace_status(Workspace workspace, Stream stream = nullptr) noexcept;
 
-/// Computes out (and lse). On failure the outputs are untouched.
+/// Computes out (and lse). On failure the outputs are untouched, except by a call that was
+/// cancelled while it ran.
+///
+/// `cancel`: null, or a flag that another thread sets to nonzero, atomically, to end the call
+/// early. It must then stay set until run() returns. The CPU reads it before each work item and
+/// each tile of keys; once all threads have stopped, run() returns StatusCode::cancelled. If the
+/// flag was set before the call, nothing is written; else the outputs are unspecified. The
+/// workspace stays usable. On a GPU the flag is read before each launch; a launched kernel is not
+/// stopped.
 FLASHCORE_API Status run(const Plan& plan, const Tensors& tensors, Workspace workspace,
-                         Stream stream = nullptr) noexcept;
+                         Stream stream = nullptr, const std::int32_t* cancel = nullptr) noexcept;
 
 /// The number of the capture into a graph that is under way on a CUDA stream, never used twice in a
 /// process; 0: none is. With `graph_ended`, *graph_ended becomes 1 (written by a thread of CUDA's)

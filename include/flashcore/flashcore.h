@@ -33,7 +33,8 @@ enum {
   FLASHCORE_UNSUPPORTED = 2,      /* no kernel can do this; the message says what would be */
   FLASHCORE_OUT_OF_MEMORY = 3,
   FLASHCORE_CUDA_ERROR = 4, /* the CUDA runtime refused; the message carries its words */
-  FLASHCORE_INTERNAL = 5
+  FLASHCORE_INTERNAL = 5,
+  FLASHCORE_CANCELLED = 6 /* the flag of flashcore_params was set */
 };
 
 typedef struct flashcore_error {
@@ -120,6 +121,9 @@ typedef struct flashcore_params {
   /* NULL: workspace begins with the header. Else the header, on a GPU; workspace is then what
    * follows it: Workspace::header in attention.h. */
   void* workspace_header;
+  /* NULL, or a flag that another thread sets to nonzero, atomically, to end the call early: see
+   * flashcore::run() in attention.h. Callers compiled without this field are served too. */
+  const int32_t* cancel;
 } flashcore_params;
 
 /* Fills in the defaults. struct_size is sizeof(flashcore_params) of the caller. */
@@ -144,7 +148,8 @@ FLASHCORE_C_API int32_t flashcore_plan(const flashcore_params* params, flashcore
 FLASHCORE_C_API int32_t flashcore_explain(const flashcore_params* params, char* text,
                                           size_t capacity, size_t* needed, flashcore_error* error);
 
-/* Computes out (and lse). On failure the outputs are untouched. */
+/* Computes out (and lse). On failure the outputs are untouched; after FLASHCORE_CANCELLED they are
+ * unspecified, unless the flag was set before the call. */
 FLASHCORE_C_API int32_t flashcore_attention(const flashcore_params* params, flashcore_error* error);
 
 /* A workspace begins with a header of so many bytes. */
@@ -223,7 +228,7 @@ FLASHCORE_C_API int32_t flashcore_dequantize(const flashcore_quant_params* param
  * The two functions are of Python's own kind (METH_FASTCALL): `self` is the address of a
  * flashcore_python_call as an int, and the arguments are the arrays, `count` of them. They describe
  * each, put the descriptors' addresses into params for the time of the call, and run
- * flashcore_attention without the GIL. */
+ * flashcore_python_attention. */
 typedef int (*flashcore_dlpack_reader)(void* object, flashcore_tensor* tensor);
 enum { FLASHCORE_MAX_PYTHON_ARRAYS = 15 };
 typedef struct flashcore_python_workspace {
@@ -239,11 +244,17 @@ typedef struct flashcore_python_call {
   flashcore_params* params;
   const flashcore_python_workspace* cpu_workspace; /* in place of the params' for q on the CPU */
   flashcore_error* error;
-  int64_t count;                                                /* arrays of one call */
+  int32_t interruptible; /* as for flashcore_python_attention */
+  int64_t count;         /* arrays of one call */
   const flashcore_tensor** fields[FLASHCORE_MAX_PYTHON_ARRAYS]; /* of params, one for each array */
 } flashcore_python_call;
+/* flashcore_attention, called with the GIL, which it releases. interruptible: 1 on Python's main
+ * thread. Python's signal handlers then run during a CPU call that takes long; when one of them
+ * raises, the call is cancelled and its exception is set. */
+FLASHCORE_C_API int32_t flashcore_python_attention(const flashcore_params* params,
+                                                   flashcore_error* error, int32_t interruptible);
 /* Returns flashcore_attention's code as an int, or -1 where an array could not be described: then
- * nothing has run. */
+ * nothing has run. NULL, with an exception, where a signal handler has raised. */
 FLASHCORE_C_API void* flashcore_python_run(void* self, void* const* arrays, ptrdiff_t count);
 /* Of q, k and v, where `fields` are theirs and out's: the result as a new array like q, or None
  * where it has another shape, an array could not be described or the call failed. */

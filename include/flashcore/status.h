@@ -22,6 +22,7 @@ enum class StatusCode : int {
   out_of_memory = 3,
   cuda = 4,  ///< the CUDA runtime refused; the message carries its words
   internal = 5,
+  cancelled = 6,  ///< the caller's cancellation flag was set
 };
 
 /// "ok", "invalid_argument", ...

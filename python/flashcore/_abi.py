@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8
 from ctypes import c_uint16, c_uint64, c_void_p
 
-OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA_ERROR, INTERNAL = range(6)
+OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA_ERROR, INTERNAL, CANCELLED = range(7)
 CPU, CUDA = 1, 2
 WORKSPACE_HEADER_BYTES = 64 * 1024
 
@@ -101,6 +101,7 @@ class Params(ctypes.Structure):
         ("q_scale_block", c_int64),
         ("kv_scale_block", c_int64),
         ("workspace_header", c_void_p),
+        ("cancel", c_void_p),
     ]
 
 
@@ -188,6 +189,7 @@ class PythonCall(ctypes.Structure):
         ("params", c_void_p),
         ("cpu_workspace", c_void_p),
         ("error", c_void_p),
+        ("interruptible", c_int32),
         ("count", c_int64),
         ("fields", c_void_p * MAX_PYTHON_ARRAYS),
     ]

@@ -32,19 +32,20 @@ def _definition(address: int) -> int:
 class Direct:
     """run(array, ...): the C call's code, or -1 where the arrays must be described in Python. `fields`
     are the names in params of the arrays that run() is given; `read` is the address of the framework's
-    C function that describes one, None for arrays with __dlpack__.
+    C function that describes one, None for arrays with __dlpack__. Both functions raise what a signal
+    handler raises during a long call, if `interruptible`.
 
     new(q, k, v): the result as a new array, or None where Python must make it. `empty_like` is the
     framework's function for it; where that is None, so is new."""
 
     def __init__(self, library: Any, params: _abi.Params, error: _abi.Error,
-                 cpu_workspace: _abi.PythonWorkspace, fields: Sequence[str], read: int | None,
-                 empty_like: Callable[[Any], Any] | None) -> None:
+                 cpu_workspace: _abi.PythonWorkspace, interruptible: bool, fields: Sequence[str],
+                 read: int | None, empty_like: Callable[[Any], Any] | None) -> None:
         address = ctypes.addressof(params)
         self._keep = params, error, cpu_workspace
         self._call = _abi.PythonCall(
             read, "__dlpack__", empty_like, address, ctypes.addressof(cpu_workspace),
-            ctypes.addressof(error), len(fields),
+            ctypes.addressof(error), interruptible, len(fields),
             (ctypes.c_void_p * _abi.MAX_PYTHON_ARRAYS)(
                 *(address + getattr(_abi.Params, name).offset for name in fields)))
         self.run: Callable[..., int] = self._function(library.python_run)

@@ -50,7 +50,7 @@ class Library:
             function.restype = result
             function.argtypes = arguments
         # For callers that keep their structs: without argtypes nothing is converted or checked.
-        self.raw_attention = ctypes.CDLL(self.path)["flashcore_attention"]
+        self.python_attention = ctypes.PyDLL(self.path)["flashcore_python_attention"]
         # Python calls these itself: flashcore._direct.
         self.python_run = ctypes.cast(self._c["flashcore_python_run"], ctypes.c_void_p).value
         self.python_new = ctypes.cast(self._c["flashcore_python_new"], ctypes.c_void_p).value

@@ -53,6 +53,8 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.calls: dict[Any, PreparedCall] = {}
         self.workspace = _CpuWorkspace()
+        # Python runs signal handlers on the main thread alone.
+        self.interruptible = threading.get_ident() == threading.main_thread().ident
 
     def remember(self, key: Any, call: "PreparedCall") -> None:
         if len(self.calls) >= _MAX_CALLS:
@@ -104,15 +106,16 @@ class PreparedCall:
         self.optional = {name: Slot("seqused_k" if name == "used_k" else name) for name in names}
         self.is_packed = "cu_seqlens_q" in self.optional
         self._error = _abi.Error()
-        self._function = library().raw_attention
-        self._arguments = ctypes.byref(self.params), ctypes.byref(self._error)
+        self._function = library().python_attention
+        interruptible = thread_state.interruptible
+        self._arguments = ctypes.byref(self.params), ctypes.byref(self._error), interruptible
         self._set_options(*options)
         fields = ("q", "k", "v", "out", *(("lse",) if self.wants_lse else ()), *names)
         self.run_direct: Callable[..., int] = _direct.never
         self.run_new: Callable[[Any, Any, Any], Any] | None = None
         if kind.reader is not None:
             self._direct = _direct.Direct(library(), self.params, self._error, self._cpu.described,
-                                          fields, *kind.reader)
+                                          interruptible, fields, *kind.reader)
             self.run_direct = self._direct.run
             if len(fields) == 4 and not self.must_wait:
                 self.run_new = self._direct.new
@@ -230,7 +233,7 @@ class PreparedCall:
             self._use(kind.captured_workspace(gpu, stream, plan, library())
                       or kind.workspace(gpu, stream, plan.workspace_bytes, self))
             self._workspace = None  # who gave it keeps it, if it may be used again
-        if self._function(*self._arguments):
+        if self._function(*self._arguments):  # or raises what a signal handler raises
             raise _library.exception(self._error.code, self._error.message)
 
     def wait(self, gpu: int) -> None:

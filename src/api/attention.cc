@@ -4,6 +4,7 @@
 #include "api/guarded.h"
 #include "api/validate.h"
 #include "backend/backend.h"
+#include "core/cancel.h"
 #include "core/error.h"
 
 namespace flashcore {
@@ -34,7 +35,8 @@ Result<Problem> dense_problem(DType dtype, std::int64_t batch, std::int64_t q_he
   return describe(tensors, options);
 }
 
-Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream stream) noexcept {
+Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream stream,
+           const std::int32_t* cancel) noexcept {
   return guarded([&]() -> Status {
     if (plan.kernel == nullptr) return invalid_argument("plan: is empty; use make_plan()");
     const Result<Problem> given = make_problem(tensors, plan.problem.options);
@@ -51,8 +53,10 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
     if (!backend.ok()) return backend.status();
 
     const core::AttentionParams params = make_params(plan, tensors, workspace);
-    FLASHCORE_RETURN_IF_ERROR((*backend)->launch(plan, params, stream));
+    if (core::is_set(cancel)) return cancelled();
+    FLASHCORE_RETURN_IF_ERROR((*backend)->launch(plan, params, stream, cancel));
     if (plan.splits == 1 || plan.combines_itself) return {};
+    if (core::is_set(cancel)) return cancelled();
     return (*backend)->combine(make_combine_params(plan, params), plan.problem.dtype,
                                plan.problem.device, plan.device.threads, stream);
   });

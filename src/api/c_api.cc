@@ -1,5 +1,6 @@
 // The C ABI: translates descriptors and params, calls the C++ API, reports through *error.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "api/polled_run.h"
 #include "core/error.h"
 #include "flashcore/attention.h"
 #include "flashcore/flashcore.h"
@@ -17,7 +19,9 @@
 // has loaded this library, null elsewhere, and then nobody calls flashcore_python_run.
 #define FLASHCORE_PYTHON extern "C" __attribute__((weak))
 FLASHCORE_PYTHON void* PyCapsule_GetPointer(void* capsule, const char* name);
+FLASHCORE_PYTHON int PyErr_CheckSignals();
 FLASHCORE_PYTHON void PyErr_Clear();
+FLASHCORE_PYTHON void* PyErr_Occurred();
 FLASHCORE_PYTHON void PyEval_RestoreThread(void* state);
 FLASHCORE_PYTHON void* PyEval_SaveThread();
 FLASHCORE_PYTHON void* PyLong_AsVoidPtr(void* object);
@@ -35,7 +39,8 @@ static_assert(FLASHCORE_OK == static_cast<int>(StatusCode::ok) &&
               FLASHCORE_UNSUPPORTED == static_cast<int>(StatusCode::unsupported) &&
               FLASHCORE_OUT_OF_MEMORY == static_cast<int>(StatusCode::out_of_memory) &&
               FLASHCORE_CUDA_ERROR == static_cast<int>(StatusCode::cuda) &&
-              FLASHCORE_INTERNAL == static_cast<int>(StatusCode::internal));
+              FLASHCORE_INTERNAL == static_cast<int>(StatusCode::internal) &&
+              FLASHCORE_CANCELLED == static_cast<int>(StatusCode::cancelled));
 static_assert(FLASHCORE_WORKSPACE_HEADER_BYTES == kWorkspaceHeaderBytes);
 
 std::int32_t finish(const Status& status, flashcore_error* error) noexcept {
@@ -187,9 +192,14 @@ struct Call {
   Options options;
 };
 
+// Params of callers that know no `cancel` end before it.
+constexpr std::size_t kParamsWithoutCancel = offsetof(flashcore_params, cancel);
+
 Result<Call> convert(const flashcore_params* p) {
   if (p == nullptr) return invalid_argument("params: is NULL");
-  FLASHCORE_RETURN_IF_ERROR(check_struct("params", p->struct_size, sizeof *p));
+  if (p->struct_size != kParamsWithoutCancel) {
+    FLASHCORE_RETURN_IF_ERROR(check_struct("params", p->struct_size, sizeof *p));
+  }
   Call call;
   Tensors& t = call.tensors;
   const struct {
@@ -251,6 +261,24 @@ Result<Plan> plan_of(const flashcore_params& p, const Call& call) {
   if (p.threads < 0) return invalid_argument("threads is %d; wanted 0 or more", p.threads);
   if (p.threads > 0) info.threads = p.threads;
   return make_plan(*problem, info);
+}
+
+/// An entry point's body for a call and its plan.
+template <typename Body>
+std::int32_t planned(const flashcore_params* params, flashcore_error* error, Body body) noexcept {
+  return entry(error, [&]() -> Status {
+    const Result<Call> call = convert(params);
+    if (!call.ok()) return call.status();
+    const Result<Plan> plan = plan_of(*params, *call);
+    if (!plan.ok()) return plan.status();
+    return body(*call, *plan);
+  });
+}
+
+Status run(const flashcore_params& p, const Call& call, const Plan& plan) {
+  return run(plan, call.tensors,
+             {p.workspace, p.workspace_bytes, plan.problem.device, p.workspace_header}, p.stream,
+             p.struct_size == kParamsWithoutCancel ? nullptr : p.cancel);
 }
 
 Result<QuantTensors> convert(const flashcore_quant_params* p) {
@@ -315,8 +343,37 @@ class PythonArrays {
   void* capsules_[FLASHCORE_MAX_PYTHON_ARRAYS];
 };
 
-/// Runs on arrays that are all described. The params are changed for the time of the call alone,
-/// and no Python runs in it: a call from a finaliser may use the same ones before and after.
+// Above so much arithmetic per thread a call takes 20 ms or more, and a thread of its own costs
+// nothing in comparison.
+constexpr double kLongFlopsPerThread = 1e9;
+
+bool is_long(const Plan& plan) {
+  return plan.kernel->device == DeviceType::cpu &&
+         cost(plan.problem).flops > kLongFlopsPerThread * plan.device.threads;
+}
+
+/// flashcore_attention without the GIL. If `interruptible`, Python's signal handlers run during a
+/// long call. When one of them raises, the call is cancelled and the exception is left set.
+std::int32_t attention_from_python(const flashcore_params* params, flashcore_error* error,
+                                   bool interruptible) {
+  void* state = PyEval_SaveThread();
+  const auto signalled = [&] {
+    PyEval_RestoreThread(state);
+    const bool raised = PyErr_CheckSignals() != 0;
+    state = PyEval_SaveThread();
+    return raised;
+  };
+  const std::int32_t code = planned(params, error, [&](const Call& call, const Plan& plan) {
+    if (interruptible && is_long(plan)) return run_polled(plan, call.tensors, signalled);
+    return run(*params, call, plan);
+  });
+  PyEval_RestoreThread(state);
+  return code;
+}
+
+/// Runs on arrays that are all described. Python may use the same params before and after, in a
+/// finaliser, and also during the call, in a signal handler: they are put back as they were, and a
+/// call that lets handlers run does not read them again.
 std::int32_t run_described(const flashcore_python_call& call, const PythonArrays& arrays) {
   flashcore_params& params = *call.params;
   const flashcore_params before = params;
@@ -328,9 +385,7 @@ std::int32_t run_described(const flashcore_python_call& call, const PythonArrays
     params.workspace_header = nullptr;
     params.stream = nullptr;
   }
-  void* const state = PyEval_SaveThread();
-  const std::int32_t code = flashcore_attention(&params, call.error);
-  PyEval_RestoreThread(state);
+  const std::int32_t code = attention_from_python(&params, call.error, call.interruptible != 0);
   params = before;
   return code;
 }
@@ -350,7 +405,7 @@ bool have_the_same_width(const flashcore_tensor& a, const flashcore_tensor& b) {
   return a.ndim > 0 && b.ndim > 0 && a.shape[a.ndim - 1] == b.shape[b.ndim - 1];
 }
 
-/// A new array with the result, owned by the caller; null where nothing has run.
+/// A new array with the result, owned by the caller; null where the call failed or nothing has run.
 void* new_from_python(const flashcore_python_call& call, void* const* given, std::ptrdiff_t count) {
   constexpr std::ptrdiff_t kInputs = 3;  // q, k, v; out is the fourth field
   if (count != kInputs || call.count != kInputs + 1) return nullptr;
@@ -379,7 +434,7 @@ void flashcore_params_init(flashcore_params* params, std::size_t struct_size) {
   // A caller of another version gets its own size back, and a clear refusal later.
   std::memset(params, 0, std::min(struct_size, sizeof *params));
   if (struct_size >= sizeof params->struct_size) params->struct_size = struct_size;
-  if (struct_size < sizeof *params) return;
+  if (struct_size < kParamsWithoutCancel) return;
   params->window_left = params->window_right = -1;
 }
 
@@ -401,12 +456,8 @@ std::int32_t flashcore_plan(const flashcore_params* params, flashcore_plan_info*
 
 std::int32_t flashcore_explain(const flashcore_params* params, char* text, std::size_t capacity,
                                std::size_t* needed, flashcore_error* error) {
-  return entry(error, [&]() -> Status {
-    const Result<Call> call = convert(params);
-    if (!call.ok()) return call.status();
-    const Result<Plan> plan = plan_of(*params, *call);
-    if (!plan.ok()) return plan.status();
-    const std::string words = explain(*plan);
+  return planned(params, error, [&](const Call&, const Plan& plan) -> Status {
+    const std::string words = explain(plan);
     if (needed != nullptr) *needed = words.size() + 1;
     if (text != nullptr && capacity > 0) std::snprintf(text, capacity, "%s", words.c_str());
     return {};
@@ -414,16 +465,8 @@ std::int32_t flashcore_explain(const flashcore_params* params, char* text, std::
 }
 
 std::int32_t flashcore_attention(const flashcore_params* params, flashcore_error* error) {
-  return entry(error, [&]() -> Status {
-    const Result<Call> call = convert(params);
-    if (!call.ok()) return call.status();
-    const Result<Plan> plan = plan_of(*params, *call);
-    if (!plan.ok()) return plan.status();
-    return run(*plan, call->tensors,
-               {params->workspace, params->workspace_bytes, plan->problem.device,
-                params->workspace_header},
-               params->stream);
-  });
+  return planned(params, error,
+                 [&](const Call& call, const Plan& plan) { return run(*params, call, plan); });
 }
 
 std::int32_t flashcore_workspace_init(void* workspace, std::size_t workspace_bytes,
@@ -523,13 +566,20 @@ std::int32_t flashcore_dequantize(const flashcore_quant_params* params, flashcor
 
 void* flashcore_python_run(void* self, void* const* arrays, std::ptrdiff_t count) {
   const auto& call = *static_cast<const flashcore_python_call*>(PyLong_AsVoidPtr(self));
-  return PyLong_FromLong(run_from_python(call, arrays, count));
+  const std::int32_t code = run_from_python(call, arrays, count);
+  return code == FLASHCORE_CANCELLED ? nullptr : PyLong_FromLong(code);
 }
 
 void* flashcore_python_new(void* self, void* const* arrays, std::ptrdiff_t count) {
   const auto& call = *static_cast<const flashcore_python_call*>(PyLong_AsVoidPtr(self));
   void* const out = new_from_python(call, arrays, count);
-  return out != nullptr ? out : Py_BuildValue("");  // None
+  if (out != nullptr || PyErr_Occurred() != nullptr) return out;
+  return Py_BuildValue("");  // None
+}
+
+std::int32_t flashcore_python_attention(const flashcore_params* params, flashcore_error* error,
+                                        std::int32_t interruptible) {
+  return attention_from_python(params, error, interruptible != 0);
 }
 
 std::int32_t flashcore_cuda_device_count(flashcore_error* error) {

@@ -49,6 +49,8 @@ Status out_of_memory() noexcept {
   return Status(StatusCode::out_of_memory, "out of memory");  // short: needs no memory itself
 }
 
+Status cancelled() noexcept { return error(StatusCode::cancelled, "cancel: the flag was set"); }
+
 const char* to_string(StatusCode code) noexcept {
   switch (code) {
     case StatusCode::ok: return "ok";
@@ -57,6 +59,7 @@ const char* to_string(StatusCode code) noexcept {
     case StatusCode::out_of_memory: return "out_of_memory";
     case StatusCode::cuda: return "cuda";
     case StatusCode::internal: return "internal";
+    case StatusCode::cancelled: return "cancelled";
   }
   return "unknown";
 }

@@ -30,8 +30,9 @@ class Backend {
   virtual ~Backend() = default;
 
   // The pipeline. None of these allocates or (but for read_header) synchronises.
-  virtual Status launch(const Plan& plan, const core::AttentionParams& params,
-                        Stream stream) const = 0;
+  /// cancel: as for run(). A backend that returns before the work is done need not read it.
+  virtual Status launch(const Plan& plan, const core::AttentionParams& params, Stream stream,
+                        const std::int32_t* cancel) const = 0;
   /// partials is f64 for f64 problems, else f32. threads: of the CPU; 0: all it has.
   virtual Status combine(const core::CombineParams& params, DType partials, Device device,
                          int threads, Stream stream) const = 0;

@@ -14,6 +14,8 @@ namespace flashcore {
 
 Status out_of_memory() noexcept;
 
+Status cancelled() noexcept;
+
 }  // namespace flashcore
 
 /// Returns from the enclosing function with the expression's Status unless it is ok.

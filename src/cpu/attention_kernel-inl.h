@@ -13,6 +13,7 @@
 #pragma once
 
 #include "core/assert.h"
+#include "core/cancel.h"
 #include "core/eight_bit.h"
 #include "core/element.h"
 #include "core/mask.h"
@@ -50,6 +51,7 @@ inline constexpr int kBroadcastsOf = V == 1 ? 12 : kBroadcasts;
 template <typename T>
 struct Block {
   const AttentionParams& params;
+  const std::int32_t* cancel;
   core::Sequence sequence;
   std::int32_t b, kv_head, split;
   std::int64_t first_row;  // of the group's q_len * group rows
@@ -495,6 +497,7 @@ void attend(const Block<T>& block) {
   // them sees are cut off at both ends, which changes no bit because their P is exactly 0.
   for (std::int32_t first_key = seen.empty() ? seen.end : core::tile_begin(seen.begin, p.tile_k);
        first_key < seen.end; first_key += p.tile_k) {
+    if (core::is_set(block.cancel)) return;
     const KeyRange tile = core::intersect(seen, {first_key, first_key + p.tile_k});
     const std::int32_t keys = tile.end - tile.begin;
     load_tile<T, Storage>(block.k_tile, k, block, key_rows, tile);
@@ -520,7 +523,8 @@ void attend(const Block<T>& block) {
 /// Items in order: split fastest, then row block from the last (longest, if causal) to the first,
 /// then KV head, then batch.
 template <typename T, typename Storage>
-void attention_item(const AttentionParams& params, std::int64_t item, void* scratch) {
+void attention_item(const AttentionParams& params, std::int64_t item, void* scratch,
+                    const std::int32_t* cancel) {
   core::spin_if_planted(params.plant, params.q_len);
   const std::int32_t split = static_cast<std::int32_t>(item % params.splits);
   item /= params.splits;
@@ -540,6 +544,7 @@ void attention_item(const AttentionParams& params, std::int64_t item, void* scra
       core::scratch_layout(params.tile_q, params.tile_k, params.head_dim, params.v_dim);
   T* s = static_cast<T*>(scratch);
   const Block<T> block{params,
+                       cancel,
                        sequence,
                        b,
                        kv_head,

@@ -6,6 +6,8 @@
 #include <new>
 
 #include "backend/backend.h"
+#include "core/cancel.h"
+#include "core/error.h"
 #include "core/sequence.h"
 #include "cpu/append.h"
 #include "cpu/combine.h"
@@ -36,15 +38,17 @@ cpu::ItemFunction item_function(const KernelInfo& kernel) noexcept {
 
 class CpuBackend final : public Backend {
  public:
-  Status launch(const Plan& plan, const core::AttentionParams& params, Stream) const override {
+  Status launch(const Plan& plan, const core::AttentionParams& params, Stream,
+                const std::int32_t* cancel) const override {
     struct Job {
       cpu::ItemFunction function;
       const core::AttentionParams* params;
       char* scratch;
       std::size_t scratch_stride;
+      const std::int32_t* cancel;
     } job{item_function(*plan.kernel), &params,
           reinterpret_cast<char*>(params.error) + plan.scratch_offset,
-          plan.scratch_bytes_per_thread};
+          plan.scratch_bytes_per_thread, cancel};
     if (job.function == nullptr) {
       return Status(StatusCode::unsupported,
                     std::string("kernel ") + plan.kernel->id + ": this CPU cannot execute it");
@@ -67,11 +71,12 @@ class CpuBackend final : public Backend {
         threads, params.work_items,
         [](void* context, std::int64_t item, int slot) {
           const Job& j = *static_cast<const Job*>(context);
-          j.function(*j.params, item,
-                     j.scratch + static_cast<std::size_t>(slot) * j.scratch_stride);
+          if (core::is_set(j.cancel)) return;
+          j.function(*j.params, item, j.scratch + static_cast<std::size_t>(slot) * j.scratch_stride,
+                     j.cancel);
         },
         &job);
-    return {};
+    return core::is_set(cancel) ? cancelled() : Status();
   }
 
   Status combine(const core::CombineParams& params, DType partials, Device, int threads,

@@ -8,9 +8,10 @@
 namespace flashcore::cpu {
 
 /// Computes work item `item` of params.work_items. `scratch` holds core::scratch_layout().total
-/// elements of the compute type, 64-byte aligned, owned by the calling thread.
-using ItemFunction = void (*)(const core::AttentionParams& params, std::int64_t item,
-                              void* scratch);
+/// elements of the compute type, 64-byte aligned, owned by the calling thread. Returns early, with
+/// nothing stored, once `cancel` is set.
+using ItemFunction = void (*)(const core::AttentionParams& params, std::int64_t item, void* scratch,
+                              const std::int32_t* cancel);
 
 /// Runs `iterations` rounds of independent multiply-adds on registers and returns how many
 /// floating-point operations that was: the measure of the cores' peak.

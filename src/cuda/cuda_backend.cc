@@ -143,8 +143,8 @@ class WaitsDuringCaptures {
 
 class CudaBackend final : public Backend {
  public:
-  Status launch(const Plan& plan, const core::AttentionParams& params,
-                Stream stream) const override {
+  Status launch(const Plan& plan, const core::AttentionParams& params, Stream stream,
+                const std::int32_t*) const override {
     const KernelInfo& kernel = *plan.kernel;
     const void* entry = cuda::entry_of(kernel);
     if (entry == nullptr) {

@@ -84,6 +84,7 @@ static void print_params(void) {
   FIELD(flashcore_params, q_scale_block);
   FIELD(flashcore_params, kv_scale_block);
   FIELD(flashcore_params, workspace_header);
+  FIELD(flashcore_params, cancel);
   END();
 }
 
@@ -150,6 +151,7 @@ static void print_calls(void) {
   FIELD(flashcore_python_call, params);
   FIELD(flashcore_python_call, cpu_workspace);
   FIELD(flashcore_python_call, error);
+  FIELD(flashcore_python_call, interruptible);
   FIELD(flashcore_python_call, count);
   FIELD(flashcore_python_call, fields);
   END();
@@ -166,6 +168,7 @@ int main(void) {
   CONSTANT(FLASHCORE_OUT_OF_MEMORY);
   CONSTANT(FLASHCORE_CUDA_ERROR);
   CONSTANT(FLASHCORE_INTERNAL);
+  CONSTANT(FLASHCORE_CANCELLED);
   CONSTANT(FLASHCORE_CPU);
   CONSTANT(FLASHCORE_CUDA);
   CONSTANT(FLASHCORE_WORKSPACE_HEADER_BYTES);

@@ -30,7 +30,7 @@ class Layout(unittest.TestCase):
 
     def test_constants(self):
         for name in ("OK", "INVALID_ARGUMENT", "UNSUPPORTED", "OUT_OF_MEMORY", "CUDA_ERROR",
-                     "INTERNAL", "CPU", "CUDA", "WORKSPACE_HEADER_BYTES"):
+                     "INTERNAL", "CANCELLED", "CPU", "CUDA", "WORKSPACE_HEADER_BYTES"):
             self.assertEqual(getattr(_abi, name), self.c["FLASHCORE_" + name], name)
         for dtype, constant in (("f32", "FLOAT"), ("bf16", "BFLOAT"), ("i32", "INT"),
                                 ("bool", "BOOL"), ("int8", "INT"), ("byte", "UINT"),

@@ -1,7 +1,9 @@
 // The C ABI's own matters: struct sizes, descriptors, codes, the error buffer.
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -66,7 +68,7 @@ TEST_F(CApi, ErrorMayBeNull) {
 }
 
 TEST_F(CApi, StructSizesOfOtherVersionsAreRefused) {
-  for (const std::size_t size : {std::size_t{0}, sizeof(flashcore_params) - 8,
+  for (const std::size_t size : {std::size_t{0}, sizeof(flashcore_params) - 16,
                                  sizeof(flashcore_params) + 8, std::size_t(-1)}) {
     call_.params.struct_size = size;
     expect_refused(FLASHCORE_INVALID_ARGUMENT, "struct_size");
@@ -81,6 +83,35 @@ TEST_F(CApi, StructSizesOfOtherVersionsAreRefused) {
   EXPECT_TRUE(message_has("info: struct_size"));
 }
 
+TEST_F(CApi, CallersWithoutACancelFlagAreServed) {
+  constexpr std::size_t kOlder = offsetof(flashcore_params, cancel);
+  const auto bytes = std::make_unique<unsigned char[]>(kOlder);  // a sanitizer sees reads past it
+  auto* older = reinterpret_cast<flashcore_params*>(bytes.get());
+  flashcore_params_init(older, kOlder);
+  EXPECT_EQ(older->struct_size, kOlder);
+  EXPECT_EQ(older->window_left, -1);
+  call_.params.struct_size = kOlder;
+  std::memcpy(bytes.get(), &call_.params, kOlder);
+  ASSERT_EQ(flashcore_attention(older, &error_), FLASHCORE_OK) << error_.message;
+  FLASHCORE_EXPECT_SAME(output_, attend(inputs_));
+  // What follows an older struct is not its flag.
+  const std::int32_t set = 1;
+  call_.params.cancel = &set;
+  EXPECT_EQ(attention(), FLASHCORE_OK) << error_.message;
+}
+
+TEST_F(CApi, ASetFlagCancels) {
+  const Output before = make_output(inputs_);
+  const std::int32_t set = 1;
+  call_.params.cancel = &set;
+  expect_refused(FLASHCORE_CANCELLED, "cancel");
+  FLASHCORE_EXPECT_SAME(output_, before);
+  const std::int32_t clear = 0;
+  call_.params.cancel = &clear;
+  EXPECT_EQ(attention(), FLASHCORE_OK) << error_.message;
+  EXPECT_STREQ(flashcore_status_name(FLASHCORE_CANCELLED), "cancelled");
+}
+
 TEST_F(CApi, InitSetsDefaultsAndNothingPastTheCallersStruct) {
   flashcore_params params;
   std::memset(&params, 0xab, sizeof params);
@@ -91,6 +122,7 @@ TEST_F(CApi, InitSetsDefaultsAndNothingPastTheCallersStruct) {
   EXPECT_EQ(params.q, nullptr);
   EXPECT_EQ(params.has_scale, 0);
   EXPECT_EQ(params.workspace, nullptr);
+  EXPECT_EQ(params.cancel, nullptr);
   // An older caller's struct is shorter: its size is kept, and what follows it is not touched.
   constexpr std::size_t kOlder = 64;
   unsigned char bytes[sizeof params];

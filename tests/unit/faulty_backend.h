@@ -22,8 +22,9 @@ class FaultyBackend final : public Backend {
  public:
   explicit FaultyBackend(const Fault& fault) : fault_(fault) {}
 
-  Status launch(const Plan& plan, const core::AttentionParams& params, Stream s) const override {
-    return real_.launch(plan, params, s);
+  Status launch(const Plan& plan, const core::AttentionParams& params, Stream stream,
+                const std::int32_t* cancel) const override {
+    return real_.launch(plan, params, stream, cancel);
   }
   Status combine(const core::CombineParams& params, DType partials, Device device, int threads,
                  Stream stream) const override {

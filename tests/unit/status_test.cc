@@ -56,8 +56,8 @@ TEST(Result, HoldsAValueOrAStatus) {
 
 TEST(Names, AreDistinctAndNeverUnknown) {
   std::set<std::string> names;
-  for (int code = 0; code <= 5; ++code) names.insert(to_string(static_cast<StatusCode>(code)));
-  EXPECT_EQ(names.size(), 6u);
+  for (int code = 0; code <= 6; ++code) names.insert(to_string(static_cast<StatusCode>(code)));
+  EXPECT_EQ(names.size(), 7u);
   EXPECT_EQ(names.count("unknown"), 0u);
   EXPECT_STREQ(to_string(static_cast<StatusCode>(99)), "unknown");
   names.clear();
