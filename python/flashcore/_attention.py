@@ -68,6 +68,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
     stay as they are.
 
     A mistake raises ValueError, what no kernel can do NotImplementedError; `out` is then untouched.
+    Ctrl-C ends a long call on the CPU; `out` is then unspecified.
     """
     options = (causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse,
                max_q_len, max_kv_len, partial, checked, kernel)

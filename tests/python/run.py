@@ -23,7 +23,7 @@ TREE = os.path.dirname(os.path.dirname(FOLDER))
 PACKAGE_TESTS = ("transformers_families", "torch_op", "torch_gradients", "transformers", "drop_ins",
                  "torch_values", "torch_sdpa", "torch_boundary", "torch_direct", "torch_cuda",
                  "torch_graphs", "peers", "examples", "readme", "attention", "quant", "boundary_fuzz",
-                 "boundary", "jax", "cupy")
+                 "boundary", "interrupt", "jax", "cupy")
 ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
 MAX_AT_ONCE = 8
