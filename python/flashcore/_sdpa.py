@@ -6,8 +6,10 @@ import torch
 
 from flashcore import _names
 from flashcore._attention import attention
+from flashcore._scalars import flag
 
-_ARGUMENTS = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask", "mask": "attn_mask"}
+_ARGUMENTS = {"q": "query", "k": "key", "v": "value", "bias": "attn_mask", "mask": "attn_mask",
+              "causal": "is_causal"}
 
 
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -28,6 +30,8 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     """
     if dropout_p != 0.0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; FlashCore has no dropout, wanted 0")
+    if enable_gqa is not False:  # the usual call is spared the question
+        enable_gqa = flag("enable_gqa", enable_gqa)
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: given together with is_causal; put both into the mask")
     if attn_mask is None and _is_plain(query, key, value):

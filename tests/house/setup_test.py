@@ -55,7 +55,8 @@ class Setup(unittest.TestCase):
 
     def test_torch_can_be_left_out(self):
         code, said = self.run_setup("test")
-        for package in ("torch", "numpy", "transformers", "scikit-build-core"):
+        for package in ("torch", "numpy", "transformers", "scikit-build-core", "onnx",
+                        "expecttest", "hypothesis"):
             self.assertRegex(said, f"pip into .venv:.* {package}")
         self.assertNotIn("torch", self.run_setup("build")[1])
         self.assertNotIn("torch", self.run_setup("test", TORCH="0")[1])

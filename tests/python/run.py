@@ -21,9 +21,9 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(FOLDER))
 # The slowest first: the others fit in beside them.
 PACKAGE_TESTS = ("transformers_families", "torch_op", "torch_gradients", "transformers", "drop_ins",
-                 "torch_values", "torch_sdpa", "torch_boundary", "torch_direct", "torch_cuda",
-                 "torch_graphs", "peers", "examples", "readme", "attention", "quant", "boundary_fuzz",
-                 "boundary", "interrupt", "jax", "cupy")
+                 "torch_values", "torch_sdpa", "differential", "torch_boundary", "torch_direct",
+                 "torch_cuda", "torch_graphs", "peers", "examples", "readme", "attention", "quant",
+                 "boundary_fuzz", "boundary", "interrupt", "jax", "cupy")
 ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
 MAX_AT_ONCE = 8

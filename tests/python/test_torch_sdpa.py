@@ -125,6 +125,13 @@ class Broadcasting(Case):
             with self.subTest(words), self.assertRaisesRegex((ValueError, NotImplementedError), words):
                 flashcore.sdpa(**arguments)
 
+    def test_flags_are_flags(self):
+        q = self.draw(1, 2, 3, 8)
+        for name in ("is_causal", "enable_gqa"):
+            for value in ("yes", None, 0.5, [True]):
+                with self.subTest(name, value=value), self.assertRaisesRegex(TypeError, name):
+                    flashcore.sdpa(q, q, q, **{name: value})
+
     def test_compiled(self):
         q, k = self.draw(2, 1, 3, 8), self.draw(4, 5, 8)
         compiled = torch.compile(flashcore.sdpa, fullgraph=True, backend="aot_eager")

@@ -1,0 +1,38 @@
+"""The differential suite: FlashCore against torch's math path, ONNX and transformers.
+
+    python3 tests/differential/run.py [opinfo|onnx|families]...      default: all three
+
+Each part has a process of its own and prints one line: right, refused, omitted, wrong. Exit code 1 where
+a part is wrong or a count has dropped, 77 where a package is missing; PACKAGES says which each needs."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import common
+
+PARTS = {"opinfo": "opinfo.py", "onnx": "onnx_cases.py", "families": "families.py"}
+PACKAGES = {"opinfo": ("numpy", "torch", "expecttest"), "onnx": ("numpy", "onnx", "ml_dtypes"),
+            "families": ("numpy", "torch", "transformers")}
+
+
+def run(part):
+    missing = [name for name in PACKAGES[part] if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"{part}: NOT TESTED, there is no {', '.join(missing)}; scripts/setup installs it")
+        return common.MISSING
+    return subprocess.run([sys.executable, os.path.join(common.FOLDER, PARTS[part])]).returncode
+
+
+def main(names):
+    unknown = set(names) - set(PARTS)
+    if unknown:
+        print(f"run.py: there is no {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+        return 2
+    codes = [run(one) for one in names or PARTS]
+    return common.MISSING if set(codes) <= {0, common.MISSING} and any(codes) else int(any(codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
