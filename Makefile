@@ -3,7 +3,7 @@
 PREFIX ?= /usr/local
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick kernel profile gpu-check release-check lint format install clean setup
+.PHONY: help demo test test-all quick kernel profile gpu-check release-check lint format install clean setup
 
 help: ## this list
 	@echo "FlashCore: attention in C++20 and CUDA. Targets:"
@@ -20,6 +20,10 @@ demo: ## set up, build, compute attention, check it, explain it, time it (3 minu
 test: ## set up and run every test that needs no GPU (36 minutes on 2 cores)
 	@scripts/setup test
 	@scripts/test $(STAGES)
+
+test-all: ## test, and the differential suite (torch, ONNX, transformers) and both fuzzers (1 hour on 2 cores)
+	@scripts/setup test
+	@scripts/test --all $(STAGES)
 
 quick: ## the tests for daily work, CPU only (2 minutes)
 	@TORCH=0 scripts/setup test
@@ -38,7 +42,7 @@ gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitize
 	@scripts/gpu_check
 
 release-check: ## before a release: 1,000,000 random problems, long shapes, longer fuzzing (hours)
-	@TORCH=0 scripts/setup test
+	@scripts/setup test
 	@scripts/release_check
 
 lint: ## layout (clang-format 14) and static checks (mypy, clang-tidy)

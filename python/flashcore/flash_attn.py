@@ -69,11 +69,11 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                            block_table: torch.Tensor | None = None) -> Any:
     """Packed sequences. With block_table k and v are pages, and cu_seqlens_k gives their lengths."""
     _no_dropout(dropout_p)
-    lengths: dict[str, Any] = dict(cu_seqlens_k=cu_seqlens_k, max_kv_len=int(max_seqlen_k))
+    lengths: dict[str, Any] = dict(cu_seqlens_k=cu_seqlens_k, max_kv_len=max_seqlen_k)
     if block_table is not None:
         lengths = dict(block_table=block_table, seqused_k=cu_seqlens_k[1:] - cu_seqlens_k[:-1])
     found = _names.call(_NAMES, attention, q, k, v, cu_seqlens_q=cu_seqlens_q,
-                        max_q_len=int(max_seqlen_q), causal=causal, window=_pair(window_size),
+                        max_q_len=max_seqlen_q, causal=causal, window=_pair(window_size),
                         scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
                         return_lse=return_attn_probs, **lengths)
     return (*found, None) if return_attn_probs else found

@@ -9,6 +9,7 @@
 #include "property/fuzz_call.h"
 #include "reference/oracle.h"
 #include "support/call.h"
+#include "support/fuzz_cases.h"
 #include "verify/case_memory.h"
 
 namespace flashcore::test {
@@ -72,9 +73,10 @@ TEST(CAbiFuzz, Attention) {
   std::map<std::int32_t, int> outcomes;
   int judged = 0, not_called = 0;
   char text[256];
-  const int cases = rounds(180000);
-  for (int n = 0; n < cases; ++n) {
-    verify::Random random(kSeed, static_cast<std::uint64_t>(n));
+  FuzzCases fuzz(180000, 0.6, kSeed);
+  while (fuzz.next()) {
+    const int n = fuzz.number();
+    verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(n));
     draw_call(random, arena, call);
     call.params.workspace = workspace.get().data;
     call.params.workspace_bytes = kWorkspaceBytes;
@@ -113,6 +115,7 @@ TEST(CAbiFuzz, Attention) {
     ASSERT_EQ(judge(tensors, options, info.kernel), "") << "case " << n;
     ++judged;
   }
+  const int cases = fuzz.done();
   EXPECT_GT(outcomes[FLASHCORE_OK], cases / 5);
   EXPECT_GT(outcomes[FLASHCORE_INVALID_ARGUMENT], cases / 10);
   EXPECT_GT(outcomes[FLASHCORE_UNSUPPORTED], cases / 200);
@@ -185,9 +188,10 @@ TEST(CAbiFuzz, Merge) {
   FuzzMerge merge;
   flashcore_error error{};
   std::map<std::int32_t, int> outcomes;
-  const int cases = rounds(40000);
-  for (int n = 0; n < cases; ++n) {
-    verify::Random random(kSeed + 1, static_cast<std::uint64_t>(n));
+  FuzzCases fuzz(40000, 0.15, kSeed + 1);
+  while (fuzz.next()) {
+    const int n = fuzz.number();
+    verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(n));
     draw_merge(random, arena, merge);
     const bool whole = random.chance(0.25);
     for (std::int64_t i = whole ? 0 : random.between(1, 3); i > 0; --i) damage(random, merge);
@@ -203,6 +207,7 @@ TEST(CAbiFuzz, Merge) {
       ASSERT_EQ(judge_merge(merge), "") << "case " << n;
     }
   }
+  const int cases = fuzz.done();
   EXPECT_GT(outcomes[FLASHCORE_OK], cases / 5);
   EXPECT_GT(outcomes[FLASHCORE_INVALID_ARGUMENT], cases / 10);
   EXPECT_EQ(outcomes.size(), 3u);  // and unsupported dtypes and devices
@@ -215,9 +220,10 @@ TEST(CAbiFuzz, Append) {
   flashcore_error error{};
   std::map<std::int32_t, int> outcomes;
   int wrote = 0;
-  const int cases = rounds(60000);
-  for (int n = 0; n < cases; ++n) {
-    verify::Random random(kSeed + 3, static_cast<std::uint64_t>(n));
+  FuzzCases fuzz(60000, 0.2, kSeed + 3);
+  while (fuzz.next()) {
+    const int n = fuzz.number();
+    verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(n));
     draw_append(random, arena, append);
     const bool whole = random.chance(0.25);
     for (std::int64_t i = whole ? 0 : random.between(1, 3); i > 0; --i) {
@@ -260,6 +266,7 @@ TEST(CAbiFuzz, Append) {
     }
     ASSERT_TRUE(arena == expected) << "case " << n << " wrote outside the cache";
   }
+  const int cases = fuzz.done();
   EXPECT_GT(outcomes[FLASHCORE_OK], cases / 5);
   EXPECT_GT(wrote, cases / 6);
   EXPECT_GT(outcomes[FLASHCORE_INVALID_ARGUMENT], cases / 10);
@@ -270,8 +277,8 @@ TEST(CAbiFuzz, TheSmallFunctions) {
   WorkspaceMemory workspace(kWorkspaceHeaderBytes);
   flashcore_error error{};
   alignas(8) unsigned char bytes[sizeof(flashcore_params)];
-  for (int n = 0; n < rounds(20000); ++n) {
-    verify::Random random(kSeed + 2, static_cast<std::uint64_t>(n));
+  for (FuzzCases fuzz(20000, 0.05, kSeed + 2); fuzz.next();) {
+    verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(fuzz.number()));
     const auto any = [&] {
       return random.chance(0.5) ? static_cast<std::int32_t>(random.bits())
                                 : static_cast<std::int32_t>(random.below(16));

@@ -346,8 +346,8 @@ Tensors tensors_of(const FuzzCall& call) {
   const auto view_of = [](const flashcore_tensor* t) {
     TensorView view;
     if (t == nullptr) return view;
-    for (const DType dtype :
-         {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i32, DType::boolean}) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i32,
+                              DType::boolean, DType::e4m3, DType::e5m2, DType::int8, DType::byte}) {
       const flashcore_dtype code = c_dtype(dtype);
       if (code.code == t->dtype.code && code.bits == t->dtype.bits) view.dtype = dtype;
     }
@@ -372,13 +372,15 @@ Tensors tensors_of(const FuzzCall& call) {
     return view;
   };
   const bool kv_has_layout = p.cu_seqlens_k == nullptr && p.block_table == nullptr;
+  TensorView mask = view_of(p.mask);
+  if (mask.dtype == DType::byte) mask.dtype = DType::boolean;  // both are 8-bit uint in C
   return {.q = main_view(p.q, true),
           .k = main_view(p.k, kv_has_layout),
           .v = main_view(p.v, kv_has_layout),
           .out = main_view(p.out, true),
           .lse = view_of(p.lse),
           .bias = view_of(p.bias),
-          .mask = view_of(p.mask),
+          .mask = mask,
           .alibi_slopes = view_of(p.alibi_slopes),
           .sinks = view_of(p.sinks),
           .cu_seqlens_q = view_of(p.cu_seqlens_q),
