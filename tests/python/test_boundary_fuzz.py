@@ -36,12 +36,17 @@ class Fuzz(unittest.TestCase):
 
     def test_a_case_can_be_run_again(self):
         """A case is the same in every process, also where the ones before it are only drawn."""
+        for first in (0, boundary_fuzz.BATCH):  # Hypothesis's and random.Random's
+            with self.subTest(first=first):
+                self.run_again(first)
+
+    def run_again(self, first):
         lines = []
-        boundary_fuzz.each_case(1, 7, lambda choose, number: boundary_fuzz.run_case(
+        boundary_fuzz.each_case(1, first, lambda choose, number: boundary_fuzz.run_case(
             choose, number, None, lines.append), count=40)
         chosen = int(lines[33].partition(":")[0])  # Hypothesis gives some up before the call
         again = []
-        boundary_fuzz.each_case(1, 7, lambda choose, number: boundary_fuzz.run_case(
+        boundary_fuzz.each_case(1, first, lambda choose, number: boundary_fuzz.run_case(
             choose, number, None, again.append, really=number == chosen), count=40)
         self.assertEqual(again, [lines[33]])
 
