@@ -15,26 +15,6 @@ using verify::Random;
 
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
 
-/// A compact tensor at the beginning of a slot, sometimes with slack after its rows.
-void place(Random& random, Arena& arena, std::size_t slot, FuzzTensor& t, DType dtype,
-           std::initializer_list<std::int64_t> shape) {
-  t.tensor = {arena.slot(slot),
-              {FLASHCORE_CPU, 0},
-              static_cast<std::int32_t>(shape.size()),
-              c_dtype(dtype),
-              t.shape,
-              t.strides,
-              0};
-  std::copy(shape.begin(), shape.end(), t.shape);
-  const std::int64_t slack = random.chance(0.2) ? 1 : 0;
-  std::int64_t stride = 1;
-  for (int i = t.tensor.ndim - 1; i >= 0; --i) {
-    t.strides[i] = stride;
-    stride = stride * std::max<std::int64_t>(t.shape[i], 1) + slack;
-  }
-  if (slack == 0 && random.chance(0.3)) t.tensor.strides = nullptr;
-}
-
 // More elements (by strides of 0) would be legal, and take too long.
 constexpr std::int64_t kMostElements = 1 << 14;
 
@@ -58,11 +38,6 @@ const std::vector<std::byte>& table_of(DType dtype) {
   return tables[static_cast<std::size_t>(dtype)];
 }
 
-void fill_slot(Random& random, Arena& arena, std::size_t slot, DType dtype) {
-  const std::int64_t first = 8 * random.below(15 * Arena::kSlotBytes / 8);
-  std::memcpy(arena.slot(slot), table_of(dtype).data() + first, Arena::kSlotBytes);
-}
-
 void fill_poison(Arena& arena, std::size_t slot, DType dtype) {
   const std::uint64_t bits = verify::poison(dtype);
   const auto size = static_cast<std::size_t>(size_of(dtype));
@@ -72,6 +47,30 @@ void fill_poison(Arena& arena, std::size_t slot, DType dtype) {
 }
 
 }  // namespace
+
+void place(Random& random, Arena& arena, std::size_t slot, FuzzTensor& t, DType dtype,
+           std::initializer_list<std::int64_t> shape) {
+  t.tensor = {arena.slot(slot),
+              {FLASHCORE_CPU, 0},
+              static_cast<std::int32_t>(shape.size()),
+              c_dtype(dtype),
+              t.shape,
+              t.strides,
+              0};
+  std::copy(shape.begin(), shape.end(), t.shape);
+  const std::int64_t slack = random.chance(0.2) ? 1 : 0;
+  std::int64_t stride = 1;
+  for (int i = t.tensor.ndim - 1; i >= 0; --i) {
+    t.strides[i] = stride;
+    stride = stride * std::max<std::int64_t>(t.shape[i], 1) + slack;
+  }
+  if (slack == 0 && random.chance(0.3)) t.tensor.strides = nullptr;
+}
+
+void fill_slot(Random& random, Arena& arena, std::size_t slot, DType dtype) {
+  const std::int64_t first = 8 * random.below(15 * Arena::kSlotBytes / 8);
+  std::memcpy(arena.slot(slot), table_of(dtype).data() + first, Arena::kSlotBytes);
+}
 
 void fill_ints(Arena& arena, std::size_t slot, const std::vector<std::int64_t>& values) {
   for (std::size_t i = 0; i < values.size(); ++i) {
@@ -342,25 +341,26 @@ void draw_merge(Random& random, Arena& arena, FuzzMerge& merge) {
   if (random.chance(0.3)) merge.params.sinks = &merge.sinks.tensor;
 }
 
+TensorView view_of(const flashcore_tensor* t) {
+  TensorView view;
+  if (t == nullptr) return view;
+  for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i32,
+                            DType::boolean, DType::e4m3, DType::e5m2, DType::int8, DType::byte}) {
+    const flashcore_dtype code = c_dtype(dtype);
+    if (code.code == t->dtype.code && code.bits == t->dtype.bits) view.dtype = dtype;
+  }
+  view.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(t->data) + t->byte_offset);
+  view.rank = t->ndim;
+  std::int64_t stride = 1;
+  for (int i = t->ndim - 1; i >= 0; --i) {
+    view.shape[i] = t->shape[i];
+    view.strides[i] = t->strides != nullptr ? t->strides[i] : stride;
+    stride *= std::max<std::int64_t>(t->shape[i], 1);
+  }
+  return view;
+}
+
 Tensors tensors_of(const FuzzCall& call) {
-  const auto view_of = [](const flashcore_tensor* t) {
-    TensorView view;
-    if (t == nullptr) return view;
-    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i32,
-                              DType::boolean, DType::e4m3, DType::e5m2, DType::int8, DType::byte}) {
-      const flashcore_dtype code = c_dtype(dtype);
-      if (code.code == t->dtype.code && code.bits == t->dtype.bits) view.dtype = dtype;
-    }
-    view.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(t->data) + t->byte_offset);
-    view.rank = t->ndim;
-    std::int64_t stride = 1;
-    for (int i = t->ndim - 1; i >= 0; --i) {
-      view.shape[i] = t->shape[i];
-      view.strides[i] = t->strides != nullptr ? t->strides[i] : stride;
-      stride *= std::max<std::int64_t>(t->shape[i], 1);
-    }
-    return view;
-  };
   const flashcore_params& p = call.params;
   // Layout 1 says [batch, len, heads, dim] where a tensor is neither packed nor paged.
   const auto main_view = [&](const flashcore_tensor* t, bool has_layout) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -61,7 +62,18 @@ enum Slot : std::size_t {
 };
 const flashcore_tensor** tensor_slot(flashcore_params& params, std::size_t slot);
 
+/// A compact tensor at the beginning of a slot, sometimes with slack after its rows.
+void place(verify::Random& random, Arena& arena, std::size_t slot, FuzzTensor& t, DType dtype,
+           std::initializer_list<std::int64_t> shape);
+
+void fill_slot(verify::Random& random, Arena& arena, std::size_t slot, DType dtype);
 void fill_ints(Arena& arena, std::size_t slot, const std::vector<std::int64_t>& values);
+
+/// Edges of number ranges, small numbers, or any bits.
+std::int64_t any_number(verify::Random& random);
+
+/// Damages a descriptor. `memory` is where its data pointer may be moved to.
+void damage_tensor(verify::Random& random, std::byte* memory, std::size_t bytes, FuzzTensor& t);
 
 /// One call of flashcore_attention. Tensors are in the order of flashcore_params.
 struct FuzzCall {
@@ -106,6 +118,9 @@ struct FuzzAppend {
 /// A small valid append; the cache is poisoned.
 void draw_append(verify::Random& random, Arena& arena, FuzzAppend& append);
 void damage(verify::Random& random, Arena& arena, FuzzAppend& append);
+
+/// A descriptor for the C++ API; dtype none where that has no such type.
+TensorView view_of(const flashcore_tensor* t);
 
 /// The same call for the C++ API, for the oracle. Only for calls the library accepted.
 Tensors tensors_of(const FuzzCall& call);

@@ -6,11 +6,12 @@
 #include "support/to_c.h"
 
 namespace flashcore::test {
-namespace {
 
 using verify::Random;
 
+namespace {
 constexpr DType kFloats[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
+}  // namespace
 
 std::int64_t any_number(Random& random) {
   static constexpr std::int64_t kSpecial[] = {0,
@@ -36,7 +37,6 @@ std::int64_t any_number(Random& random) {
   return static_cast<std::int64_t>(random.bits());
 }
 
-/// Damages a descriptor. `memory` is where its data pointer may be moved to.
 void damage_tensor(Random& random, std::byte* memory, std::size_t bytes, FuzzTensor& t) {
   const std::int64_t axis = random.below(4);
   switch (random.below(10)) {
@@ -72,6 +72,8 @@ void damage_tensor(Random& random, std::byte* memory, std::size_t bytes, FuzzTen
     default: t.tensor.shape = random.chance(0.5) ? nullptr : t.shape; break;
   }
 }
+
+namespace {
 
 void damage_option(Random& random, FuzzCall& call) {
   static constexpr double kDoubles[] = {0.0, -1.0, 0.5, 1e-300, 1e300, 1e38, -0.0};
