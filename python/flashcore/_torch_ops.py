@@ -252,7 +252,7 @@ _plain = _PlainCall()
 
 
 def _kernel(q, k, v, *tensors, **options):  # torch leaves out what has its default value
-    if not tensors and not options:
+    if not tensors and not options and q is not None:  # torch hands None on; _run() refuses it
         if _plain.new is None:
             _plain.prepare(kind_of("q", q))
         made = _plain.new(q, k, v) if q.is_cpu else _attention.run_new(

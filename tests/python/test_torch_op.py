@@ -63,6 +63,16 @@ class Op(Case):
         self.check(packet(q, k, v, mask=mask), self.expected(
             q, k, v, mask=mask.expand(2, 1, 5, 9))[0])
 
+    def test_none_in_place_of_a_tensor(self):
+        """After a right call too: then the op has a call prepared."""
+        one = self.draw(1, 1, 3, 8)
+        torch.ops.flashcore.attention(one, one, one)
+        for position, name in enumerate("qkv"):
+            arguments = [one] * 3
+            arguments[position] = None
+            with self.subTest(name), self.assertRaisesRegex(TypeError, f"{name}: is a NoneType"):
+                torch.ops.flashcore.attention(*arguments)
+
     def test_opcheck_append(self):
         new, cache = self.draw(2, 2, 3, 8), self.draw(2, 2, 9, 8)
         torch.library.opcheck(torch.ops.flashcore.append.default,
