@@ -52,8 +52,9 @@ FLASHCORE_API Status workspace_status(Workspace workspace, Stream stream = nullp
 /// cancelled while it ran.
 ///
 /// `cancel`: null, or a flag that another thread sets to nonzero, atomically, to end the call
-/// early. It must then stay set until run() returns. The CPU reads it before each work item and
-/// each tile of keys; once all threads have stopped, run() returns StatusCode::cancelled. If the
+/// early. It must then stay set until run() returns. The CPU reads it before each work item, and
+/// within one every millisecond or so; once all threads have stopped, run() returns
+/// StatusCode::cancelled. If the
 /// flag was set before the call, nothing is written; else the outputs are unspecified. The
 /// workspace stays usable. On a GPU the flag is read before each launch; a launched kernel is not
 /// stopped.
@@ -77,9 +78,10 @@ struct Partial {
 inline constexpr int kMaxMergeParts = 32;
 
 /// Joins up to kMaxMergeParts partials, in the order given. `lse` and `sinks` are optional; give
-/// the sinks in the last merge only. out may be any float type.
+/// the sinks in the last merge only. out may be any float type. `cancel`: as for run().
 FLASHCORE_API Status merge(std::span<const Partial> parts, TensorView out, TensorView lse = {},
-                           TensorView sinks = {}, Stream stream = nullptr) noexcept;
+                           TensorView sinks = {}, Stream stream = nullptr,
+                           const std::int32_t* cancel = nullptr) noexcept;
 
 /// New keys and values for a cache, and the cache. All tensors have one type and lie on one device.
 /// Cache: k [batch, kv_heads, capacity, head_dim], or with block_table pages
@@ -104,9 +106,9 @@ struct AppendTensors {
 /// scale that is not positive and finite, is bad as a length may be. On a GPU it is one kernel, and
 /// lengths and page ids are not read by the host: rows that have no place in the cache are left
 /// out, and reported by workspace_status() if a workspace (of kWorkspaceHeaderBytes or more) is
-/// given. On the CPU they make append() fail with nothing written.
+/// given. On the CPU they make append() fail with nothing written. `cancel`: as for run().
 FLASHCORE_API Status append(const AppendTensors& tensors, Workspace workspace = {},
-                            Stream stream = nullptr) noexcept;
+                            Stream stream = nullptr, const std::int32_t* cancel = nullptr) noexcept;
 
 /// "0.1.0"
 FLASHCORE_API const char* version() noexcept;

@@ -34,7 +34,7 @@ enum {
   FLASHCORE_OUT_OF_MEMORY = 3,
   FLASHCORE_CUDA_ERROR = 4, /* the CUDA runtime refused; the message carries its words */
   FLASHCORE_INTERNAL = 5,
-  FLASHCORE_CANCELLED = 6 /* the flag of flashcore_params was set */
+  FLASHCORE_CANCELLED = 6 /* the params' flag was set */
 };
 
 typedef struct flashcore_error {
@@ -181,6 +181,7 @@ typedef struct flashcore_merge_params {
   const flashcore_tensor* lse;   /* or NULL */
   const flashcore_tensor* sinks; /* or NULL; in the last merge only */
   void* stream;
+  const int32_t* cancel; /* or NULL: as in flashcore_params, also for callers without it */
 } flashcore_merge_params;
 FLASHCORE_C_API int32_t flashcore_merge(const flashcore_merge_params* params,
                                         flashcore_error* error);
@@ -201,6 +202,7 @@ typedef struct flashcore_append_params {
   const flashcore_tensor* k_scale; /* of an 8-bit cache, as in flashcore_params; NULL: 1 */
   const flashcore_tensor* v_scale;
   int64_t kv_scale_block;
+  const int32_t* cancel; /* or NULL: as in flashcore_params, also for callers without it */
 } flashcore_append_params;
 FLASHCORE_C_API int32_t flashcore_append(const flashcore_append_params* params,
                                          flashcore_error* error);
@@ -218,6 +220,7 @@ typedef struct flashcore_quant_params {
   void* workspace;                   /* or NULL; a GPU reports NaN that have no code there */
   size_t workspace_bytes;
   void* stream;
+  const int32_t* cancel; /* or NULL: as in flashcore_params, also for callers without it */
 } flashcore_quant_params;
 FLASHCORE_C_API int32_t flashcore_quantize(const flashcore_quant_params* params,
                                            flashcore_error* error);
@@ -248,11 +251,20 @@ typedef struct flashcore_python_call {
   int64_t count;         /* arrays of one call */
   const flashcore_tensor** fields[FLASHCORE_MAX_PYTHON_ARRAYS]; /* of params, one for each array */
 } flashcore_python_call;
-/* flashcore_attention, called with the GIL, which it releases. interruptible: 1 on Python's main
- * thread. Python's signal handlers then run during a CPU call that takes long; when one of them
- * raises, the call is cancelled and its exception is set. */
+/* flashcore_attention and the others, called with the GIL, which they release. interruptible: 1 on
+ * Python's main thread. Python's signal handlers then run during a CPU call that takes long; when
+ * one of them raises, the call is cancelled and its exception is set. The params' own flag is not
+ * read during a long call. */
 FLASHCORE_C_API int32_t flashcore_python_attention(const flashcore_params* params,
                                                    flashcore_error* error, int32_t interruptible);
+FLASHCORE_C_API int32_t flashcore_python_merge(const flashcore_merge_params* params,
+                                               flashcore_error* error, int32_t interruptible);
+FLASHCORE_C_API int32_t flashcore_python_append(const flashcore_append_params* params,
+                                                flashcore_error* error, int32_t interruptible);
+FLASHCORE_C_API int32_t flashcore_python_quantize(const flashcore_quant_params* params,
+                                                  flashcore_error* error, int32_t interruptible);
+FLASHCORE_C_API int32_t flashcore_python_dequantize(const flashcore_quant_params* params,
+                                                    flashcore_error* error, int32_t interruptible);
 /* Returns flashcore_attention's code as an int, or -1 where an array could not be described: then
  * nothing has run. NULL, with an exception, where a signal handler has raised. */
 FLASHCORE_C_API void* flashcore_python_run(void* self, void* const* arrays, ptrdiff_t count);

@@ -44,12 +44,14 @@ struct QuantOptions {
 /// On the CPU a NaN that the type cannot say, or a scale that is not positive and finite, makes it
 /// fail with its index (in from) named and nothing written. On a GPU nothing is read back: such a
 /// NaN becomes 0 and is reported by workspace_status() if a workspace (of kWorkspaceHeaderBytes or
-/// more) is given.
+/// more) is given. `cancel`: as for run(), here and below.
 FLASHCORE_API Status quantize(const QuantTensors& tensors, const QuantOptions& options = {},
-                              Workspace workspace = {}, Stream stream = nullptr) noexcept;
+                              Workspace workspace = {}, Stream stream = nullptr,
+                              const std::int32_t* cancel = nullptr) noexcept;
 
 /// options.block_rows and options.rotate only.
 FLASHCORE_API Status dequantize(const QuantTensors& tensors, const QuantOptions& options = {},
-                                Stream stream = nullptr) noexcept;
+                                Stream stream = nullptr,
+                                const std::int32_t* cancel = nullptr) noexcept;
 
 }  // namespace flashcore

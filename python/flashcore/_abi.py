@@ -135,7 +135,7 @@ class MergeParams(ctypes.Structure):
         ("out", POINTER(Tensor)),
         ("lse", POINTER(Tensor)),
         ("sinks", POINTER(Tensor)),
-        ("stream", c_void_p),
+        ("stream", c_void_p),        ("cancel", c_void_p),
     ]
 
 
@@ -154,7 +154,7 @@ class AppendParams(ctypes.Structure):
         ("stream", c_void_p),
         ("k_scale", POINTER(Tensor)),
         ("v_scale", POINTER(Tensor)),
-        ("kv_scale_block", c_int64),
+        ("kv_scale_block", c_int64),        ("cancel", c_void_p),
     ]
 
 
@@ -170,7 +170,7 @@ class QuantParams(ctypes.Structure):
         ("rotate", c_int32),
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
-        ("stream", c_void_p),
+        ("stream", c_void_p),        ("cancel", c_void_p),
     ]
 
 
@@ -223,10 +223,6 @@ FUNCTIONS = {
     "flashcore_workspace_status": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
     "flashcore_capture_id": (
         c_int32, [Device, c_void_p, POINTER(c_uint64), POINTER(c_int32), POINTER(Error)]),
-    "flashcore_merge": (c_int32, [POINTER(MergeParams), POINTER(Error)]),
-    "flashcore_append": (c_int32, [POINTER(AppendParams), POINTER(Error)]),
-    "flashcore_quantize": (c_int32, [POINTER(QuantParams), POINTER(Error)]),
-    "flashcore_dequantize": (c_int32, [POINTER(QuantParams), POINTER(Error)]),
     "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
     "flashcore_status_name": (c_char_p, [c_int32]),
     "flashcore_version": (c_char_p, []),

@@ -10,6 +10,7 @@ import ctypes
 import ctypes.util
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,11 @@ def exception(code: int, message: bytes) -> Exception:
     return _EXCEPTIONS.get(code, RuntimeError)(_names.in_python(text))
 
 
+def runs_handlers() -> bool:
+    """Whether this thread is the one on which Python runs signal handlers: the main one."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
 class Library:
     """The C ABI of one loaded libflashcore; errors become exceptions."""
 
@@ -49,8 +55,9 @@ class Library:
             function = getattr(self._c, name)
             function.restype = result
             function.argtypes = arguments
-        # For callers that keep their structs: without argtypes nothing is converted or checked.
-        self.python_attention = ctypes.PyDLL(self.path)["flashcore_python_attention"]
+        # These release the GIL themselves. Without argtypes nothing is converted or checked.
+        self._python = ctypes.PyDLL(self.path)
+        self.python_attention = self._python["flashcore_python_attention"]
         # Python calls these itself: flashcore._direct.
         self.python_run = ctypes.cast(self._c["flashcore_python_run"], ctypes.c_void_p).value
         self.python_new = ctypes.cast(self._c["flashcore_python_new"], ctypes.c_void_p).value
@@ -113,20 +120,24 @@ class Library:
         return found.value
 
     def merge(self, params: _abi.MergeParams) -> None:
-        params.struct_size = ctypes.sizeof(params)
-        self._call("flashcore_merge", ctypes.byref(params))
+        self._run(self._python.flashcore_python_merge, params)
 
     def append(self, params: _abi.AppendParams) -> None:
-        params.struct_size = ctypes.sizeof(params)
-        self._call("flashcore_append", ctypes.byref(params))
+        self._run(self._python.flashcore_python_append, params)
 
     def quantize(self, params: _abi.QuantParams) -> None:
-        params.struct_size = ctypes.sizeof(params)
-        self._call("flashcore_quantize", ctypes.byref(params))
+        self._run(self._python.flashcore_python_quantize, params)
 
     def dequantize(self, params: _abi.QuantParams) -> None:
+        self._run(self._python.flashcore_python_dequantize, params)
+
+    @staticmethod
+    def _run(function: Any, params: Any) -> None:
+        """Also raises what a signal handler raises during a long call."""
         params.struct_size = ctypes.sizeof(params)
-        self._call("flashcore_dequantize", ctypes.byref(params))
+        error = _abi.Error()
+        if function(ctypes.byref(params), ctypes.byref(error), runs_handlers()):
+            raise exception(error.code, error.message)
 
     def _call(self, name: str, *arguments: Any) -> None:
         error = _abi.Error()

@@ -53,8 +53,7 @@ class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.calls: dict[Any, PreparedCall] = {}
         self.workspace = _CpuWorkspace()
-        # Python runs signal handlers on the main thread alone.
-        self.interruptible = threading.get_ident() == threading.main_thread().ident
+        self.interruptible = _library.runs_handlers()
 
     def remember(self, key: Any, call: "PreparedCall") -> None:
         if len(self.calls) >= _MAX_CALLS:

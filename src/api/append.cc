@@ -173,7 +173,8 @@ core::AppendTensor append_tensor(const TensorView& from, const Layout& from_layo
 
 }  // namespace
 
-Status append(const AppendTensors& tensors, Workspace workspace, Stream stream) noexcept {
+Status append(const AppendTensors& tensors, Workspace workspace, Stream stream,
+              const std::int32_t* cancel) noexcept {
   return guarded([&]() -> Status {
     const AppendTensors& t = tensors;
     AppendShape shape;
@@ -203,7 +204,8 @@ Status append(const AppendTensors& tensors, Workspace workspace, Stream stream) 
     p.new_len = narrow(shape.new_len);
     p.capacity = narrow(cache.kv_len);
     if (p.batch == 0 || core::append_rows(p) == 0) return {};
-    return (*backend)->append(p, t.k.device, stream);
+    FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
+    return (*backend)->append(p, t.k.device, stream, cancel);
   });
 }
 

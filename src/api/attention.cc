@@ -4,7 +4,6 @@
 #include "api/guarded.h"
 #include "api/validate.h"
 #include "backend/backend.h"
-#include "core/cancel.h"
 #include "core/error.h"
 
 namespace flashcore {
@@ -53,17 +52,17 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
     if (!backend.ok()) return backend.status();
 
     const core::AttentionParams params = make_params(plan, tensors, workspace);
-    if (core::is_set(cancel)) return cancelled();
+    FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
     FLASHCORE_RETURN_IF_ERROR((*backend)->launch(plan, params, stream, cancel));
     if (plan.splits == 1 || plan.combines_itself) return {};
-    if (core::is_set(cancel)) return cancelled();
+    FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
     return (*backend)->combine(make_combine_params(plan, params), plan.problem.dtype,
-                               plan.problem.device, plan.device.threads, stream);
+                               plan.problem.device, plan.device.threads, stream, cancel);
   });
 }
 
 Status merge(std::span<const Partial> parts, TensorView out, TensorView lse, TensorView sinks,
-             Stream stream) noexcept {
+             Stream stream, const std::int32_t* cancel) noexcept {
   return guarded([&]() -> Status {
     FLASHCORE_RETURN_IF_ERROR(check_merge(parts, out, lse, sinks));
     const Result<const Backend*> backend = backend_for(out.device.type);
@@ -96,7 +95,8 @@ Status merge(std::span<const Partial> parts, TensorView out, TensorView lse, Ten
     c.out_element = element_of(out.dtype);
     c.sinks = static_cast<const float*>(sinks.data);
     c.sinks_stride = sinks.strides[0];
-    return (*backend)->combine(c, parts[0].out.dtype, out.device, 0, stream);
+    FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
+    return (*backend)->combine(c, parts[0].out.dtype, out.device, 0, stream, cancel);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <new>
 #include <string_view>
@@ -70,6 +71,22 @@ Status check_struct(const char* name, std::size_t got, std::size_t known) {
       "%s: struct_size is %zu, this library (version %s) has %zu; compile the "
       "caller against its flashcore.h",
       name, got, version(), known);
+}
+
+/// `cancel` is the last field of all params. Those of callers that do not know it end before it.
+template <typename Params>
+constexpr std::size_t kWithoutCancel = offsetof(Params, cancel);
+
+template <typename Params>
+Status check_params(const Params* p) {
+  if (p == nullptr) return invalid_argument("params: is NULL");
+  if (p->struct_size == kWithoutCancel<Params>) return {};
+  return check_struct("params", p->struct_size, sizeof *p);
+}
+
+template <typename Params>
+const std::int32_t* cancel_of(const Params& p) {
+  return p.struct_size == kWithoutCancel<Params> ? nullptr : p.cancel;
 }
 
 struct TypeWords {
@@ -192,14 +209,8 @@ struct Call {
   Options options;
 };
 
-// Params of callers that know no `cancel` end before it.
-constexpr std::size_t kParamsWithoutCancel = offsetof(flashcore_params, cancel);
-
 Result<Call> convert(const flashcore_params* p) {
-  if (p == nullptr) return invalid_argument("params: is NULL");
-  if (p->struct_size != kParamsWithoutCancel) {
-    FLASHCORE_RETURN_IF_ERROR(check_struct("params", p->struct_size, sizeof *p));
-  }
+  FLASHCORE_RETURN_IF_ERROR(check_params(p));
   Call call;
   Tensors& t = call.tensors;
   const struct {
@@ -275,15 +286,48 @@ std::int32_t planned(const flashcore_params* params, flashcore_error* error, Bod
   });
 }
 
-Status run(const flashcore_params& p, const Call& call, const Plan& plan) {
-  return run(plan, call.tensors,
-             {p.workspace, p.workspace_bytes, plan.problem.device, p.workspace_header}, p.stream,
-             p.struct_size == kParamsWithoutCancel ? nullptr : p.cancel);
+/// Asked every few milliseconds during a long CPU call: true ends it. Empty: there is nobody to
+/// ask.
+using Stop = std::function<bool()>;
+
+// Above so much arithmetic per thread a call takes 20 ms or more, and a thread of its own costs
+// nothing in comparison.
+constexpr double kLongFlopsPerThread = 1e9;
+// The other calls take about 20 ms for so much on one thread.
+constexpr double kLongBytes = 16 << 20;
+
+bool is_long(const Plan& plan) {
+  return plan.kernel->device == DeviceType::cpu &&
+         cost(plan.problem).flops > kLongFlopsPerThread * plan.device.threads;
+}
+
+double bytes_of(const TensorView& t) {
+  auto bytes = static_cast<double>(size_of(t.dtype));
+  for (int i = 0; i < t.rank; ++i) bytes *= static_cast<double>(t.shape[i]);
+  return bytes;
+}
+
+/// A call on `bytes` of tensors on a device: with the params' flag, or, if it is long, until
+/// stop().
+template <typename Params, typename Call>
+Status run_call(const Params& params, Device device, double bytes, const Stop& stop,
+                const Call& call) {
+  const bool polled = stop && device.type == DeviceType::cpu && bytes > kLongBytes;
+  return polled ? run_polled(call, stop) : call(cancel_of(params));
+}
+
+std::int32_t attention(const flashcore_params* params, flashcore_error* error, const Stop& stop) {
+  return planned(params, error, [&](const Call& call, const Plan& plan) {
+    if (stop && is_long(plan)) return run_polled(plan, call.tensors, stop);
+    const flashcore_params& p = *params;
+    return run(plan, call.tensors,
+               {p.workspace, p.workspace_bytes, plan.problem.device, p.workspace_header}, p.stream,
+               cancel_of(p));
+  });
 }
 
 Result<QuantTensors> convert(const flashcore_quant_params* p) {
-  if (p == nullptr) return invalid_argument("params: is NULL");
-  FLASHCORE_RETURN_IF_ERROR(check_struct("params", p->struct_size, sizeof *p));
+  FLASHCORE_RETURN_IF_ERROR(check_params(p));
   if (p->given_scale != 0 && p->given_scale != 1) {
     return invalid_argument("given_scale is %d; wanted 0 or 1", p->given_scale);
   }
@@ -296,6 +340,84 @@ Result<QuantTensors> convert(const flashcore_quant_params* p) {
   FLASHCORE_RETURN_IF_ERROR(convert("scale", p->scale, t.scale));
   FLASHCORE_RETURN_IF_ERROR(convert("saturated", p->saturated, t.saturated));
   return t;
+}
+
+std::int32_t merge(const flashcore_merge_params* params, flashcore_error* error, const Stop& stop) {
+  return entry(error, [&]() -> Status {
+    FLASHCORE_RETURN_IF_ERROR(check_params(params));
+    if (params->parts == 0 || params->parts > kMaxMergeParts) {
+      return invalid_argument("parts is %zu; wanted 1 to %d", params->parts, kMaxMergeParts);
+    }
+    if (params->outs == nullptr) return invalid_argument("outs: is NULL");
+    if (params->lses == nullptr) return invalid_argument("lses: is NULL");
+    if (params->out == nullptr) return invalid_argument("out: is NULL");
+    Partial parts[kMaxMergeParts];
+    for (std::size_t i = 0; i < params->parts; ++i) {
+      char name[16];
+      std::snprintf(name, sizeof name, "outs[%d]", static_cast<int>(i));
+      FLASHCORE_RETURN_IF_ERROR(convert(name, &params->outs[i], parts[i].out));
+      std::snprintf(name, sizeof name, "lses[%d]", static_cast<int>(i));
+      FLASHCORE_RETURN_IF_ERROR(convert(name, &params->lses[i], parts[i].lse));
+    }
+    TensorView out, lse, sinks;
+    FLASHCORE_RETURN_IF_ERROR(convert("out", params->out, out));
+    FLASHCORE_RETURN_IF_ERROR(convert("lse", params->lse, lse));
+    FLASHCORE_RETURN_IF_ERROR(convert("sinks", params->sinks, sinks));
+    const double bytes = bytes_of(out) * static_cast<double>(params->parts + 1);
+    return run_call(*params, out.device, bytes, stop, [&](const std::int32_t* cancel) {
+      return merge(std::span(parts, params->parts), out, lse, sinks, params->stream, cancel);
+    });
+  });
+}
+
+std::int32_t append(const flashcore_append_params* params, flashcore_error* error,
+                    const Stop& stop) {
+  return entry(error, [&]() -> Status {
+    FLASHCORE_RETURN_IF_ERROR(check_params(params));
+    AppendTensors t;
+    FLASHCORE_RETURN_IF_ERROR(convert("k_new", params->k_new, t.k_new));
+    FLASHCORE_RETURN_IF_ERROR(convert("v_new", params->v_new, t.v_new));
+    FLASHCORE_RETURN_IF_ERROR(convert("k", params->k, t.k));
+    FLASHCORE_RETURN_IF_ERROR(convert("v", params->v, t.v));
+    FLASHCORE_RETURN_IF_ERROR(convert("used_k", params->used_k, t.used_k));
+    FLASHCORE_RETURN_IF_ERROR(convert("block_table", params->block_table, t.block_table));
+    FLASHCORE_RETURN_IF_ERROR(convert("cu_seqlens_new", params->cu_seqlens_new, t.cu_seqlens_new));
+    FLASHCORE_RETURN_IF_ERROR(convert("k_scale", params->k_scale, t.k_scale));
+    FLASHCORE_RETURN_IF_ERROR(convert("v_scale", params->v_scale, t.v_scale));
+    t.kv_scale_block = params->kv_scale_block;
+    const Workspace workspace{params->workspace, params->workspace_bytes, t.k.device};
+    const double bytes = bytes_of(t.k_new) + bytes_of(t.v_new);
+    return run_call(*params, t.k.device, bytes, stop, [&](const std::int32_t* cancel) {
+      return append(t, workspace, params->stream, cancel);
+    });
+  });
+}
+
+std::int32_t quantize(const flashcore_quant_params* params, flashcore_error* error,
+                      const Stop& stop) {
+  return entry(error, [&]() -> Status {
+    const Result<QuantTensors> t = convert(params);
+    if (!t.ok()) return t.status();
+    const QuantOptions options{params->block_rows, params->given_scale != 0, params->rotate != 0};
+    const Workspace workspace{params->workspace, params->workspace_bytes, t->from.device};
+    const double bytes = bytes_of(t->from) + bytes_of(t->to);
+    return run_call(*params, t->from.device, bytes, stop, [&](const std::int32_t* cancel) {
+      return quantize(*t, options, workspace, params->stream, cancel);
+    });
+  });
+}
+
+std::int32_t dequantize(const flashcore_quant_params* params, flashcore_error* error,
+                        const Stop& stop) {
+  return entry(error, [&]() -> Status {
+    const Result<QuantTensors> t = convert(params);
+    if (!t.ok()) return t.status();
+    const QuantOptions options{params->block_rows, true, params->rotate != 0};
+    const double bytes = bytes_of(t->from) + bytes_of(t->to);
+    return run_call(*params, t->from.device, bytes, stop, [&](const std::int32_t* cancel) {
+      return dequantize(*t, options, params->stream, cancel);
+    });
+  });
 }
 
 /// Descriptors of Python's arrays, in the order of the call's fields.
@@ -343,30 +465,22 @@ class PythonArrays {
   void* capsules_[FLASHCORE_MAX_PYTHON_ARRAYS];
 };
 
-// Above so much arithmetic per thread a call takes 20 ms or more, and a thread of its own costs
-// nothing in comparison.
-constexpr double kLongFlopsPerThread = 1e9;
-
-bool is_long(const Plan& plan) {
-  return plan.kernel->device == DeviceType::cpu &&
-         cost(plan.problem).flops > kLongFlopsPerThread * plan.device.threads;
-}
-
-/// flashcore_attention without the GIL. If `interruptible`, Python's signal handlers run during a
+/// An entry point's body without the GIL. If `interruptible`, Python's signal handlers run during a
 /// long call. When one of them raises, the call is cancelled and the exception is left set.
-std::int32_t attention_from_python(const flashcore_params* params, flashcore_error* error,
-                                   bool interruptible) {
+template <typename Params>
+std::int32_t from_python(std::int32_t (*body)(const Params*, flashcore_error*, const Stop&),
+                         const Params* params, flashcore_error* error, bool interruptible) {
   void* state = PyEval_SaveThread();
-  const auto signalled = [&] {
-    PyEval_RestoreThread(state);
-    const bool raised = PyErr_CheckSignals() != 0;
-    state = PyEval_SaveThread();
-    return raised;
-  };
-  const std::int32_t code = planned(params, error, [&](const Call& call, const Plan& plan) {
-    if (interruptible && is_long(plan)) return run_polled(plan, call.tensors, signalled);
-    return run(*params, call, plan);
-  });
+  Stop signalled;
+  if (interruptible) {
+    signalled = [&state] {
+      PyEval_RestoreThread(state);
+      const bool raised = PyErr_CheckSignals() != 0;
+      state = PyEval_SaveThread();
+      return raised;
+    };
+  }
+  const std::int32_t code = body(params, error, signalled);
   PyEval_RestoreThread(state);
   return code;
 }
@@ -385,7 +499,7 @@ std::int32_t run_described(const flashcore_python_call& call, const PythonArrays
     params.workspace_header = nullptr;
     params.stream = nullptr;
   }
-  const std::int32_t code = attention_from_python(&params, call.error, call.interruptible != 0);
+  const std::int32_t code = from_python(attention, &params, call.error, call.interruptible != 0);
   params = before;
   return code;
 }
@@ -434,7 +548,7 @@ void flashcore_params_init(flashcore_params* params, std::size_t struct_size) {
   // A caller of another version gets its own size back, and a clear refusal later.
   std::memset(params, 0, std::min(struct_size, sizeof *params));
   if (struct_size >= sizeof params->struct_size) params->struct_size = struct_size;
-  if (struct_size < kParamsWithoutCancel) return;
+  if (struct_size < kWithoutCancel<flashcore_params>) return;
   params->window_left = params->window_right = -1;
 }
 
@@ -465,8 +579,7 @@ std::int32_t flashcore_explain(const flashcore_params* params, char* text, std::
 }
 
 std::int32_t flashcore_attention(const flashcore_params* params, flashcore_error* error) {
-  return planned(params, error,
-                 [&](const Call& call, const Plan& plan) { return run(*params, call, plan); });
+  return attention(params, error, {});
 }
 
 std::int32_t flashcore_workspace_init(void* workspace, std::size_t workspace_bytes,
@@ -503,65 +616,19 @@ std::int32_t flashcore_capture_id(flashcore_device device, void* stream, std::ui
 }
 
 std::int32_t flashcore_merge(const flashcore_merge_params* params, flashcore_error* error) {
-  return entry(error, [&]() -> Status {
-    if (params == nullptr) return invalid_argument("params: is NULL");
-    FLASHCORE_RETURN_IF_ERROR(check_struct("params", params->struct_size, sizeof *params));
-    if (params->parts == 0 || params->parts > kMaxMergeParts) {
-      return invalid_argument("parts is %zu; wanted 1 to %d", params->parts, kMaxMergeParts);
-    }
-    if (params->outs == nullptr) return invalid_argument("outs: is NULL");
-    if (params->lses == nullptr) return invalid_argument("lses: is NULL");
-    if (params->out == nullptr) return invalid_argument("out: is NULL");
-    Partial parts[kMaxMergeParts];
-    for (std::size_t i = 0; i < params->parts; ++i) {
-      char name[16];
-      std::snprintf(name, sizeof name, "outs[%d]", static_cast<int>(i));
-      FLASHCORE_RETURN_IF_ERROR(convert(name, &params->outs[i], parts[i].out));
-      std::snprintf(name, sizeof name, "lses[%d]", static_cast<int>(i));
-      FLASHCORE_RETURN_IF_ERROR(convert(name, &params->lses[i], parts[i].lse));
-    }
-    TensorView out, lse, sinks;
-    FLASHCORE_RETURN_IF_ERROR(convert("out", params->out, out));
-    FLASHCORE_RETURN_IF_ERROR(convert("lse", params->lse, lse));
-    FLASHCORE_RETURN_IF_ERROR(convert("sinks", params->sinks, sinks));
-    return merge(std::span(parts, params->parts), out, lse, sinks, params->stream);
-  });
+  return merge(params, error, {});
 }
 
 std::int32_t flashcore_append(const flashcore_append_params* params, flashcore_error* error) {
-  return entry(error, [&]() -> Status {
-    if (params == nullptr) return invalid_argument("params: is NULL");
-    FLASHCORE_RETURN_IF_ERROR(check_struct("params", params->struct_size, sizeof *params));
-    AppendTensors t;
-    FLASHCORE_RETURN_IF_ERROR(convert("k_new", params->k_new, t.k_new));
-    FLASHCORE_RETURN_IF_ERROR(convert("v_new", params->v_new, t.v_new));
-    FLASHCORE_RETURN_IF_ERROR(convert("k", params->k, t.k));
-    FLASHCORE_RETURN_IF_ERROR(convert("v", params->v, t.v));
-    FLASHCORE_RETURN_IF_ERROR(convert("used_k", params->used_k, t.used_k));
-    FLASHCORE_RETURN_IF_ERROR(convert("block_table", params->block_table, t.block_table));
-    FLASHCORE_RETURN_IF_ERROR(convert("cu_seqlens_new", params->cu_seqlens_new, t.cu_seqlens_new));
-    FLASHCORE_RETURN_IF_ERROR(convert("k_scale", params->k_scale, t.k_scale));
-    FLASHCORE_RETURN_IF_ERROR(convert("v_scale", params->v_scale, t.v_scale));
-    t.kv_scale_block = params->kv_scale_block;
-    return append(t, {params->workspace, params->workspace_bytes, t.k.device}, params->stream);
-  });
+  return append(params, error, {});
 }
 
 std::int32_t flashcore_quantize(const flashcore_quant_params* params, flashcore_error* error) {
-  return entry(error, [&]() -> Status {
-    const Result<QuantTensors> t = convert(params);
-    if (!t.ok()) return t.status();
-    return quantize(*t, {params->block_rows, params->given_scale != 0, params->rotate != 0},
-                    {params->workspace, params->workspace_bytes, t->from.device}, params->stream);
-  });
+  return quantize(params, error, {});
 }
 
 std::int32_t flashcore_dequantize(const flashcore_quant_params* params, flashcore_error* error) {
-  return entry(error, [&]() -> Status {
-    const Result<QuantTensors> t = convert(params);
-    if (!t.ok()) return t.status();
-    return dequantize(*t, {params->block_rows, true, params->rotate != 0}, params->stream);
-  });
+  return dequantize(params, error, {});
 }
 
 void* flashcore_python_run(void* self, void* const* arrays, std::ptrdiff_t count) {
@@ -579,7 +646,27 @@ void* flashcore_python_new(void* self, void* const* arrays, std::ptrdiff_t count
 
 std::int32_t flashcore_python_attention(const flashcore_params* params, flashcore_error* error,
                                         std::int32_t interruptible) {
-  return attention_from_python(params, error, interruptible != 0);
+  return from_python(attention, params, error, interruptible != 0);
+}
+
+std::int32_t flashcore_python_merge(const flashcore_merge_params* params, flashcore_error* error,
+                                    std::int32_t interruptible) {
+  return from_python(merge, params, error, interruptible != 0);
+}
+
+std::int32_t flashcore_python_append(const flashcore_append_params* params, flashcore_error* error,
+                                     std::int32_t interruptible) {
+  return from_python(append, params, error, interruptible != 0);
+}
+
+std::int32_t flashcore_python_quantize(const flashcore_quant_params* params, flashcore_error* error,
+                                       std::int32_t interruptible) {
+  return from_python(quantize, params, error, interruptible != 0);
+}
+
+std::int32_t flashcore_python_dequantize(const flashcore_quant_params* params,
+                                         flashcore_error* error, std::int32_t interruptible) {
+  return from_python(dequantize, params, error, interruptible != 0);
 }
 
 std::int32_t flashcore_cuda_device_count(flashcore_error* error) {

@@ -24,9 +24,9 @@ struct Free {
 class RunningCall {
  public:
   /// Throws std::system_error where no thread can be had.
-  RunningCall(const Plan& plan, const Tensors& tensors, Workspace workspace)
-      : thread_([this, &plan, &tensors, workspace] {
-          Status status = run(plan, tensors, workspace, nullptr, &cancel_);
+  explicit RunningCall(const CancellableCall& call)
+      : thread_([this, &call] {
+          Status status = call(&cancel_);
           const std::lock_guard lock(mutex_);
           status_ = std::move(status);
           is_done_ = true;
@@ -54,18 +54,25 @@ class RunningCall {
   std::thread thread_;  // last: it uses the others
 };
 
-Status run_on_a_thread(const Plan& plan, const Tensors& tensors, Workspace workspace,
-                       const std::function<bool()>& stop) {
-  RunningCall call(plan, tensors, workspace);
-  while (!call.ends_within(kPollInterval)) {
+Status run_on_a_thread(const CancellableCall& call, const std::function<bool()>& stop) {
+  RunningCall running(call);
+  while (!running.ends_within(kPollInterval)) {
     if (!stop()) continue;
-    call.cancel();
+    running.cancel();
     return cancelled();  // also if the call was complete by then: stop() has been obeyed
   }
-  return call.status();
+  return running.status();
 }
 
 }  // namespace
+
+Status run_polled(const CancellableCall& call, const std::function<bool()>& stop) {
+  try {
+    return run_on_a_thread(call, stop);
+  } catch (const std::system_error&) {  // there is no thread
+    return call(nullptr);
+  }
+}
 
 Status run_polled(const Plan& plan, const Tensors& tensors, const std::function<bool()>& stop) {
   const std::size_t blocks = (plan.workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment;
@@ -74,11 +81,9 @@ Status run_polled(const Plan& plan, const Tensors& tensors, const std::function<
   if (memory == nullptr) return out_of_memory();
   const Workspace workspace{memory.get(), plan.workspace_bytes, plan.problem.device};
   FLASHCORE_RETURN_IF_ERROR(workspace_init(workspace));
-  try {
-    return run_on_a_thread(plan, tensors, workspace, stop);
-  } catch (const std::system_error&) {  // there is no thread
-    return run(plan, tensors, workspace);
-  }
+  return run_polled(
+      [&](const std::int32_t* cancel) { return run(plan, tensors, workspace, nullptr, cancel); },
+      stop);
 }
 
 }  // namespace flashcore

@@ -148,7 +148,7 @@ Status describe(const QuantTensors& t, const QuantOptions& options, bool quantiz
 }  // namespace
 
 Status quantize(const QuantTensors& tensors, const QuantOptions& options, Workspace workspace,
-                Stream stream) noexcept {
+                Stream stream, const std::int32_t* cancel) noexcept {
   return guarded([&]() -> Status {
     core::QuantParams p{};
     FLASHCORE_RETURN_IF_ERROR(describe(tensors, options, true, p));
@@ -159,19 +159,21 @@ Status quantize(const QuantTensors& tensors, const QuantOptions& options, Worksp
     }
     const Result<const Backend*> backend = backend_for(tensors.from.device.type);
     if (!backend.ok()) return backend.status();
-    return (*backend)->quantize(p, tensors.from.device, stream);
+    FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
+    return (*backend)->quantize(p, tensors.from.device, stream, cancel);
   });
 }
 
-Status dequantize(const QuantTensors& tensors, const QuantOptions& options,
-                  Stream stream) noexcept {
+Status dequantize(const QuantTensors& tensors, const QuantOptions& options, Stream stream,
+                  const std::int32_t* cancel) noexcept {
   return guarded([&]() -> Status {
     core::QuantParams p{};
     FLASHCORE_RETURN_IF_ERROR(describe(tensors, options, false, p));
     const Result<const Backend*> backend = backend_for(tensors.from.device.type);
     if (!backend.ok()) return backend.status();
     if (core::quant_units(p) == 0 || p.columns == 0) return {};
-    return (*backend)->dequantize(p, tensors.from.device, stream);
+    FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
+    return (*backend)->dequantize(p, tensors.from.device, stream, cancel);
   });
 }
 

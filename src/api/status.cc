@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <new>
 
+#include "core/cancel.h"
 #include "core/error.h"
 #include "flashcore/plan.h"
 #include "flashcore/types.h"
@@ -50,6 +51,10 @@ Status out_of_memory() noexcept {
 }
 
 Status cancelled() noexcept { return error(StatusCode::cancelled, "cancel: the flag was set"); }
+
+Status check_cancel(const std::int32_t* cancel) noexcept {
+  return core::is_set(cancel) ? cancelled() : Status();
+}
 
 const char* to_string(StatusCode code) noexcept {
   switch (code) {

@@ -30,17 +30,20 @@ class Backend {
   virtual ~Backend() = default;
 
   // The pipeline. None of these allocates or (but for read_header) synchronises.
-  /// cancel: as for run(). A backend that returns before the work is done need not read it.
+  /// cancel, here and below: as for run(). A backend that returns before the work is done need not
+  /// read it.
   virtual Status launch(const Plan& plan, const core::AttentionParams& params, Stream stream,
                         const std::int32_t* cancel) const = 0;
   /// partials is f64 for f64 problems, else f32. threads: of the CPU; 0: all it has.
   virtual Status combine(const core::CombineParams& params, DType partials, Device device,
-                         int threads, Stream stream) const = 0;
-  virtual Status append(const core::AppendParams& params, Device device, Stream stream) const = 0;
+                         int threads, Stream stream, const std::int32_t* cancel) const = 0;
+  virtual Status append(const core::AppendParams& params, Device device, Stream stream,
+                        const std::int32_t* cancel) const = 0;
   /// A tensor without elements still has scales.
-  virtual Status quantize(const core::QuantParams& params, Device device, Stream stream) const = 0;
-  virtual Status dequantize(const core::QuantParams& params, Device device,
-                            Stream stream) const = 0;
+  virtual Status quantize(const core::QuantParams& params, Device device, Stream stream,
+                          const std::int32_t* cancel) const = 0;
+  virtual Status dequantize(const core::QuantParams& params, Device device, Stream stream,
+                            const std::int32_t* cancel) const = 0;
   virtual Status zero(void* data, std::size_t bytes, Device device, Stream stream) const = 0;
   /// Synchronises the stream and copies the error slot to the host.
   virtual Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,

@@ -2,6 +2,8 @@
 // memory, the code becomes out_of_memory.
 #pragma once
 
+#include <cstdint>
+
 #include "flashcore/status.h"
 
 namespace flashcore {
@@ -15,6 +17,9 @@ namespace flashcore {
 Status out_of_memory() noexcept;
 
 Status cancelled() noexcept;
+
+/// cancelled() where the flag of a call (it may be null) is set.
+Status check_cancel(const std::int32_t* cancel) noexcept;
 
 }  // namespace flashcore
 

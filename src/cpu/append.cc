@@ -2,6 +2,9 @@
 
 #include <cstring>
 
+#include "core/cancel.h"
+#include "cpu/columns.h"
+
 namespace flashcore::cpu {
 namespace {
 
@@ -20,31 +23,34 @@ core::ErrorSlot first_fault(const core::AppendParams& p) noexcept {
 }
 
 /// Why a row cannot be quantised: then none is.
-core::ErrorSlot fault_of(const core::AppendTensor& t, const core::AppendRow& row,
-                         bool of_v) noexcept {
+core::ErrorSlot fault_of(const core::AppendTensor& t, const core::AppendRow& row, bool of_v,
+                         const std::int32_t* cancel) noexcept {
   if (!t.quantizes) return {};
   const core::ErrorSlot found = core::append_scale_error(t, row, of_v);
   if (found.code != 0 || core::has_nan(t.code)) return found;
   const std::int64_t from = core::row_offset(t.from_strides, row.from, row.head);
-  for (std::int32_t c = 0; c < t.columns; ++c) {
+  bool has_nan = false;
+  for_each_column(t.columns, cancel, [&](std::int32_t c) {
     const float x = core::load_element<float>(t.from, t.wide, from + c * t.from_strides.column);
-    if (x != x) return core::append_nan_error(row, of_v);
-  }
-  return {};
+    has_nan |= x != x;
+  });
+  return has_nan ? core::append_nan_error(row, of_v) : core::ErrorSlot{};
 }
 
-void quantize_row(const core::AppendTensor& t, const core::AppendRow& row) noexcept {
+void quantize_row(const core::AppendTensor& t, const core::AppendRow& row,
+                  const std::int32_t* cancel) noexcept {
   const float factor = core::append_factor(t, row);
   const std::int64_t from = core::row_offset(t.from_strides, row.from, row.head);
   std::uint8_t* to =
       static_cast<std::uint8_t*>(t.to) + core::row_offset(t.to_strides, row.to, row.head);
-  for (std::int32_t c = 0; c < t.columns; ++c) {
+  for_each_column(t.columns, cancel, [&](std::int32_t c) {
     const float x = core::load_element<float>(t.from, t.wide, from + c * t.from_strides.column);
     to[c * t.to_strides.column] = core::code_of(t.code, x * factor).bits;
-  }
+  });
 }
 
-void copy_row(const core::AppendTensor& t, const core::AppendRow& row) noexcept {
+void copy_row(const core::AppendTensor& t, const core::AppendRow& row,
+              const std::int32_t* cancel) noexcept {
   const auto size = static_cast<std::size_t>(t.bytes);
   const char* from =
       static_cast<const char*>(t.from) +
@@ -56,37 +62,38 @@ void copy_row(const core::AppendTensor& t, const core::AppendRow& row) noexcept 
     return;
   }
   const auto bytes = static_cast<std::int64_t>(size);
-  for (std::int32_t c = 0; c < t.columns; ++c) {
+  for_each_column(t.columns, cancel, [&](std::int32_t c) {
     std::memcpy(to + c * t.to_strides.column * bytes, from + c * t.from_strides.column * bytes,
                 size);
-  }
+  });
 }
 
-void write_row(const core::AppendTensor& t, const core::AppendRow& row) noexcept {
-  t.quantizes ? quantize_row(t, row) : copy_row(t, row);
+void write_row(const core::AppendTensor& t, const core::AppendRow& row,
+               const std::int32_t* cancel) noexcept {
+  t.quantizes ? quantize_row(t, row, cancel) : copy_row(t, row, cancel);
 }
 
 }  // namespace
 
-core::ErrorSlot append(const core::AppendParams& params) noexcept {
+core::ErrorSlot append(const core::AppendParams& params, const std::int32_t* cancel) noexcept {
   const core::ErrorSlot fault = first_fault(params);
   if (fault.code != 0) return fault;
   const std::int64_t rows = core::append_rows(params);
   const auto each_row = [&](auto visit) {
-    for (std::int64_t index = 0; index < rows; ++index) {
+    for (std::int64_t index = 0; index < rows && !core::is_set(cancel); ++index) {
       const core::AppendRow row = core::append_row(params, index);
       if (!row.skipped) visit(row);  // a packed row may belong to no sequence
     }
   };
   core::ErrorSlot found{};
   each_row([&](const core::AppendRow& row) {
-    if (found.code == 0) found = fault_of(params.k, row, false);
-    if (found.code == 0) found = fault_of(params.v, row, true);
+    if (found.code == 0) found = fault_of(params.k, row, false, cancel);
+    if (found.code == 0) found = fault_of(params.v, row, true, cancel);
   });
   if (found.code != 0) return found;
   each_row([&](const core::AppendRow& row) {
-    write_row(params.k, row);
-    write_row(params.v, row);
+    write_row(params.k, row, cancel);
+    write_row(params.v, row, cancel);
   });
   return {};
 }

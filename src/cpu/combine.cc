@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/assert.h"
+#include "core/cancel.h"
 #include "core/element.h"
 #include "cpu/thread_pool.h"
 
@@ -12,13 +13,20 @@ namespace {
 constexpr std::int64_t kRowsPerItem = 16;
 constexpr std::int32_t kColumnsAtOnce = 64;
 
+struct Job {
+  const core::CombineParams& params;
+  const std::int32_t* cancel;
+};
+
 template <typename T>
-void combine_row(const core::CombineParams& p, std::int64_t b, std::int64_t h, std::int64_t row) {
+void combine_row(const Job& job, std::int64_t b, std::int64_t h, std::int64_t row) {
+  const core::CombineParams& p = job.params;
   const core::SoftmaxState<T> state = core::combine_state<T>(p, b, h, row);
   core::assert_combined(p, state, b, h, row);
   const std::int64_t base =
       b * p.out_strides.batch + h * p.out_strides.head + row * p.out_strides.row;
   for (std::int32_t first = 0; first < p.v_dim; first += kColumnsAtOnce) {
+    if (core::is_set(job.cancel)) return;
     const std::int32_t columns = std::min(kColumnsAtOnce, p.v_dim - first);
     T sum[kColumnsAtOnce] = {};
     for (std::int32_t part = 0; part < p.parts; ++part) {
@@ -41,24 +49,26 @@ void combine_row(const core::CombineParams& p, std::int64_t b, std::int64_t h, s
 
 template <typename T>
 void combine_item(void* context, std::int64_t item, int /*slot*/) {
-  const core::CombineParams& p = *static_cast<const core::CombineParams*>(context);
+  const Job& job = *static_cast<const Job*>(context);
+  const core::CombineParams& p = job.params;
   const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.q_heads * p.rows;
   const std::int64_t end = std::min((item + 1) * kRowsPerItem, rows);
   for (std::int64_t r = item * kRowsPerItem; r < end; ++r) {
     const std::int64_t row = r % p.rows;
     if (core::combine_skips_row(p, row)) continue;
-    combine_row<T>(p, r / p.rows / p.q_heads, r / p.rows % p.q_heads, row);
+    combine_row<T>(job, r / p.rows / p.q_heads, r / p.rows % p.q_heads, row);
   }
 }
 
 }  // namespace
 
-void combine(const core::CombineParams& params, DType partials, int threads) noexcept {
+void combine(const core::CombineParams& params, DType partials, int threads,
+             const std::int32_t* cancel) noexcept {
   const std::int64_t rows = static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
   const std::int64_t items = (rows + kRowsPerItem - 1) / kRowsPerItem;
-  void* context = const_cast<core::CombineParams*>(&params);
+  Job job{params, cancel};
   parallel_for(threads, items, partials == DType::f64 ? combine_item<double> : combine_item<float>,
-               context);
+               &job, cancel);
 }
 
 }  // namespace flashcore::cpu

@@ -6,7 +6,6 @@
 #include <new>
 
 #include "backend/backend.h"
-#include "core/cancel.h"
 #include "core/error.h"
 #include "core/sequence.h"
 #include "cpu/append.h"
@@ -71,35 +70,38 @@ class CpuBackend final : public Backend {
         threads, params.work_items,
         [](void* context, std::int64_t item, int slot) {
           const Job& j = *static_cast<const Job*>(context);
-          if (core::is_set(j.cancel)) return;
           j.function(*j.params, item, j.scratch + static_cast<std::size_t>(slot) * j.scratch_stride,
                      j.cancel);
         },
-        &job);
-    return core::is_set(cancel) ? cancelled() : Status();
+        &job, cancel);
+    return check_cancel(cancel);
   }
 
-  Status combine(const core::CombineParams& params, DType partials, Device, int threads,
-                 Stream) const override {
+  Status combine(const core::CombineParams& params, DType partials, Device, int threads, Stream,
+                 const std::int32_t* cancel) const override {
     const double flops =
         2.0 * params.batch * params.q_heads * params.rows * params.v_dim * params.parts;
     if (threads == 0) threads = device_info(0)->threads;
-    cpu::combine(params, partials, flops < kInlineFlops ? 1 : threads);
-    return {};
+    cpu::combine(params, partials, flops < kInlineFlops ? 1 : threads, cancel);
+    return check_cancel(cancel);
   }
 
-  Status append(const core::AppendParams& params, Device, Stream) const override {
-    const core::ErrorSlot found = cpu::append(params);
+  Status append(const core::AppendParams& params, Device, Stream,
+                const std::int32_t* cancel) const override {
+    const core::ErrorSlot found = cpu::append(params, cancel);
     if (found.code != 0 && params.error != nullptr) *params.error = found;
-    return describe_error(found);
+    FLASHCORE_RETURN_IF_ERROR(describe_error(found));
+    return check_cancel(cancel);
   }
 
-  Status quantize(const core::QuantParams& params, Device, Stream) const override {
-    return cpu::quantize(params, threads_for(params));
+  Status quantize(const core::QuantParams& params, Device, Stream,
+                  const std::int32_t* cancel) const override {
+    return cpu::quantize(params, threads_for(params), cancel);
   }
-  Status dequantize(const core::QuantParams& params, Device, Stream) const override {
-    cpu::dequantize(params, threads_for(params));
-    return {};
+  Status dequantize(const core::QuantParams& params, Device, Stream,
+                    const std::int32_t* cancel) const override {
+    cpu::dequantize(params, threads_for(params), cancel);
+    return check_cancel(cancel);
   }
 
   Status zero(void* data, std::size_t bytes, Device, Stream) const override {

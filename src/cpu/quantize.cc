@@ -6,8 +6,10 @@
 #include <limits>
 #include <vector>
 
+#include "core/cancel.h"
 #include "core/element.h"
 #include "core/error.h"
+#include "cpu/columns.h"
 #include "cpu/thread_pool.h"
 
 namespace flashcore::cpu {
@@ -19,36 +21,44 @@ using core::QuantUnit;
 
 constexpr std::int64_t kNoIndex = std::numeric_limits<std::int64_t>::max();
 
+/// The work, and how it is done.
+struct Task {
+  const QuantParams& params;
+  int threads;
+  const std::int32_t* cancel;
+};
+
 /// Runs body(unit number, unit) for all units.
 template <typename Body>
-void for_each_unit(const QuantParams& p, int threads, Body& body) noexcept {
+void for_each_unit(const Task& task, Body& body) noexcept {
   struct Job {
     const QuantParams& params;
     Body& body;
-  } job{p, body};
+  } job{task.params, body};
   parallel_for(
-      threads, core::quant_units(p),
+      task.threads, core::quant_units(task.params),
       [](void* context, std::int64_t index, int) {
         const Job& j = *static_cast<const Job*>(context);
         j.body(static_cast<std::size_t>(index), core::quant_unit(j.params, index));
       },
-      &job);
+      &job, task.cancel);
 }
 
 /// visit(row of the unit, column, value, offset in to): what load(offset in from) returns, or that
 /// with its row rotated by rotate(row, columns) where there is a rotation.
 template <typename Load, typename Rotate, typename Visit>
-void for_each_value(const QuantParams& p, const QuantUnit& unit, Load load, Rotate rotate,
+void for_each_value(const Task& task, const QuantUnit& unit, Load load, Rotate rotate,
                     Visit visit) {
-  for (std::int32_t row = 0; row < unit.rows; ++row) {
+  const QuantParams& p = task.params;
+  for (std::int32_t row = 0; row < unit.rows && !core::is_set(task.cancel); ++row) {
     const std::int32_t at = unit.first_row + row;
     const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, at);
     const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, at);
     const auto load_column = [&](std::int32_t c) { return load(from + c * p.from_strides.column); };
     if (!p.rotate) {
-      for (std::int32_t c = 0; c < p.columns; ++c) {
+      for_each_column(p.columns, task.cancel, [&](std::int32_t c) {
         visit(row, c, load_column(c), to + c * p.to_strides.column);
-      }
+      });
       continue;
     }
     float values[core::kMaxRotatedColumns];
@@ -62,9 +72,10 @@ void for_each_value(const QuantParams& p, const QuantUnit& unit, Load load, Rota
 
 /// visit(row of the unit, column, value, offset in to) for what becomes codes.
 template <Element kWide, typename Visit>
-void for_each_wide(const QuantParams& p, const QuantUnit& unit, Visit visit) {
+void for_each_wide(const Task& task, const QuantUnit& unit, Visit visit) {
+  const void* const all = task.params.from;
   for_each_value(
-      p, unit, [&](std::int64_t from) { return core::load_element<float>(p.from, kWide, from); },
+      task, unit, [&](std::int64_t from) { return core::load_element<float>(all, kWide, from); },
       core::rotate_row, visit);
 }
 
@@ -93,21 +104,24 @@ struct Survey {
   std::vector<std::int64_t> first_nan;  // or kNoIndex
 };
 
-Survey survey(const QuantParams& p, int threads) {
+Survey survey(const Task& task) {
+  const QuantParams& p = task.params;
   const auto units = static_cast<std::size_t>(core::quant_units(p));
   Survey found{std::vector<float>(units, 0.f), std::vector<std::int64_t>(units, kNoIndex)};
   with_wide(p.wide, [&]<Element kWide>() {
     const auto look = [&](std::size_t index, const QuantUnit& unit) {
       float largest = 0.f;
       std::int64_t first_nan = kNoIndex;
-      for_each_wide<kWide>(p, unit, [&](std::int32_t row, std::int32_t c, float x, std::int64_t) {
-        largest = core::larger_magnitude(largest, x);
-        if (std::isnan(x)) first_nan = std::min(first_nan, core::element_index(p, unit, row, c));
-      });
+      for_each_wide<kWide>(
+          task, unit, [&](std::int32_t row, std::int32_t c, float x, std::int64_t) {
+            largest = core::larger_magnitude(largest, x);
+            if (std::isnan(x))
+              first_nan = std::min(first_nan, core::element_index(p, unit, row, c));
+          });
       found.largest[index] = largest;
       found.first_nan[index] = first_nan;
     };
-    for_each_unit(p, threads, look);
+    for_each_unit(task, look);
   });
   return found;
 }
@@ -190,8 +204,10 @@ void write_scales(const QuantParams& p, const Survey& found) {
 
 }  // namespace
 
-Status quantize(const QuantParams& p, int threads) {
-  const Survey found = survey(p, threads);
+Status quantize(const QuantParams& p, int threads, const std::int32_t* cancel) {
+  const Task task{p, threads, cancel};
+  const Survey found = survey(task);
+  FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));  // what was found is not all there is
   if (!core::has_nan(p.code)) {
     std::int64_t first = kNoIndex;
     for (const std::int64_t index : found.first_nan) first = std::min(first, index);
@@ -210,18 +226,19 @@ Status quantize(const QuantParams& p, int threads) {
       const float inverse =
           core::inverse_step(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
       std::int64_t beyond = 0;
-      for_each_wide<kWide>(p, unit, [&](std::int32_t, std::int32_t, float x, std::int64_t to) {
+      for_each_wide<kWide>(task, unit, [&](std::int32_t, std::int32_t, float x, std::int64_t to) {
         const core::Code code = core::code_of(kCode, x * inverse);
         codes[to] = code.bits;
         beyond += code.saturated ? 1 : 0;
       });
       saturated[index] = beyond;
     };
-    for_each_unit(p, threads, encode);
+    for_each_unit(task, encode);
   };
   with_wide(p.wide, [&]<Element kWide>() {
     with_code(p.code, [&]<Element kCode>() { encode_all.template operator()<kWide, kCode>(); });
   });
+  FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
   if (p.saturated == nullptr) return {};
   for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
     p.saturated[core::offset_of(p.saturated_strides, b, h, block)] = 0;
@@ -235,7 +252,8 @@ Status quantize(const QuantParams& p, int threads) {
   return {};
 }
 
-void dequantize(const QuantParams& p, int threads) noexcept {
+void dequantize(const QuantParams& p, int threads, const std::int32_t* cancel) noexcept {
+  const Task task{p, threads, cancel};
   static constexpr core::CodeTable kTables[] = {
       core::code_table(Element::e4m3), core::code_table(Element::e5m2),
       core::code_table(Element::int8), core::code_table(Element::byte)};
@@ -245,12 +263,12 @@ void dequantize(const QuantParams& p, int threads) noexcept {
     const auto decode = [&](std::size_t, const QuantUnit& unit) {
       const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
       for_each_value(
-          p, unit, [&](std::int64_t from) { return values[codes[from]]; }, core::rotate_row_back,
+          task, unit, [&](std::int64_t from) { return values[codes[from]]; }, core::rotate_row_back,
           [&](std::int32_t, std::int32_t, float x, std::int64_t to) {
             core::store_element(p.to, kWide, to, x * step);
           });
     };
-    for_each_unit(p, threads, decode);
+    for_each_unit(task, decode);
   });
 }
 

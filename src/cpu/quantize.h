@@ -6,9 +6,11 @@
 
 namespace flashcore::cpu {
 
-/// Nothing is written where anything is wrong. Throws std::bad_alloc.
-Status quantize(const core::QuantParams& params, int threads);
+// Both leave off soon after `cancel` (it may be null) is set.
 
-void dequantize(const core::QuantParams& params, int threads) noexcept;
+/// Nothing is written where anything is wrong. Throws std::bad_alloc.
+Status quantize(const core::QuantParams& params, int threads, const std::int32_t* cancel);
+
+void dequantize(const core::QuantParams& params, int threads, const std::int32_t* cancel) noexcept;
 
 }  // namespace flashcore::cpu

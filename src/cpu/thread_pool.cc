@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/cancel.h"
+
 namespace flashcore::cpu {
 namespace {
 
@@ -21,7 +23,14 @@ struct Job {
   void* context = nullptr;
   std::int64_t count = 0;
   int threads = 0;  // slots 1 … threads - 1 belong to workers
+  const std::int32_t* cancel = nullptr;
 };
+
+void do_all_items(const Job& job) noexcept {
+  for (std::int64_t item = 0; item < job.count && !core::is_set(job.cancel); ++item) {
+    job.task(job.context, item, 0);
+  }
+}
 
 class ThreadPool {
  public:
@@ -39,8 +48,7 @@ class ThreadPool {
     Job job = requested;
     bool idle = false;
     if (job.threads <= 1 || !busy_.compare_exchange_strong(idle, true)) {
-      for (std::int64_t item = 0; item < job.count; ++item) job.task(job.context, item, 0);
-      return;
+      return do_all_items(job);
     }
     {
       const std::lock_guard lock(mutex_);
@@ -72,7 +80,7 @@ class ThreadPool {
   void do_items(const Job& job, int slot) noexcept {
     for (;;) {
       const std::int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
-      if (item >= job.count) return;
+      if (item >= job.count || core::is_set(job.cancel)) return;
       job.task(job.context, item, slot);
     }
   }
@@ -145,11 +153,12 @@ ThreadPool* pool() noexcept {
 
 }  // namespace
 
-void parallel_for(int threads, std::int64_t count, ItemTask task, void* context) noexcept {
-  const Job job{task, context, count, static_cast<int>(std::min<std::int64_t>(threads, count))};
+void parallel_for(int threads, std::int64_t count, ItemTask task, void* context,
+                  const std::int32_t* cancel) noexcept {
+  const Job job{task, context, count, static_cast<int>(std::min<std::int64_t>(threads, count)),
+                cancel};
   ThreadPool* shared = job.threads > 1 ? pool() : nullptr;
-  if (shared != nullptr) return shared->run(job);
-  for (std::int64_t item = 0; item < count; ++item) task(context, item, 0);
+  shared != nullptr ? shared->run(job) : do_all_items(job);
 }
 
 }  // namespace flashcore::cpu

@@ -14,7 +14,9 @@ namespace flashcore::cpu {
 using ItemTask = void (*)(void* context, std::int64_t item, int slot);
 
 /// Runs task for items 0 … count - 1 on up to `threads` threads, the caller's among them, and
-/// returns when all are done. If threads cannot be started, fewer do the work.
-void parallel_for(int threads, std::int64_t count, ItemTask task, void* context) noexcept;
+/// returns when all are done. If threads cannot be started, fewer do the work. `cancel` may be
+/// null; no item begins while it is set.
+void parallel_for(int threads, std::int64_t count, ItemTask task, void* context,
+                  const std::int32_t* cancel = nullptr) noexcept;
 
 }  // namespace flashcore::cpu

@@ -181,7 +181,7 @@ class CudaBackend final : public Backend {
   }
 
   Status combine(const core::CombineParams& params, DType partials, Device device, int,
-                 Stream stream) const override {
+                 Stream stream, const std::int32_t*) const override {
     if (partials == DType::f64) return unsupported("merge: f64 partials merge on the CPU only");
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
@@ -192,7 +192,8 @@ class CudaBackend final : public Backend {
     return launch_kernel(cuda::combine_entry(), params, {blocks, cuda::kCombineThreads}, stream);
   }
 
-  Status append(const core::AppendParams& params, Device device, Stream stream) const override {
+  Status append(const core::AppendParams& params, Device device, Stream stream,
+                const std::int32_t*) const override {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const std::int64_t rows = core::append_rows(params);
@@ -200,7 +201,8 @@ class CudaBackend final : public Backend {
     return launch_kernel(cuda::append_entry(), params, {blocks, cuda::kAppendThreads}, stream);
   }
 
-  Status quantize(const core::QuantParams& params, Device device, Stream stream) const override {
+  Status quantize(const core::QuantParams& params, Device device, Stream stream,
+                  const std::int32_t*) const override {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const std::int64_t slots =
@@ -220,7 +222,8 @@ class CudaBackend final : public Backend {
     return on_units(cuda::encode_entry(params), params, device, stream);
   }
 
-  Status dequantize(const core::QuantParams& params, Device device, Stream stream) const override {
+  Status dequantize(const core::QuantParams& params, Device device, Stream stream,
+                    const std::int32_t*) const override {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     return on_units(cuda::decode_entry(params), params, device, stream);

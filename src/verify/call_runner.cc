@@ -139,7 +139,7 @@ Result<RanCall> CallRunner::combine(const HostCall& call, const Partials& partia
     const core::AttentionParams params = make_params(ran.plan, tensors_, workspace_);
     FLASHCORE_RETURN_IF_ERROR(backend_.combine(make_combine_params(ran.plan, params),
                                                partials.dtype, device_, ran.plan.device.threads,
-                                               nullptr));
+                                               nullptr, nullptr));
     return collect(ran);
   };
   if (Status status = steps(); !status.ok()) return status;

@@ -109,6 +109,7 @@ static void print_calls(void) {
   FIELD(flashcore_merge_params, lse);
   FIELD(flashcore_merge_params, sinks);
   FIELD(flashcore_merge_params, stream);
+  FIELD(flashcore_merge_params, cancel);
   END();
   BEGIN(flashcore_append_params);
   FIELD(flashcore_append_params, struct_size);
@@ -125,6 +126,7 @@ static void print_calls(void) {
   FIELD(flashcore_append_params, k_scale);
   FIELD(flashcore_append_params, v_scale);
   FIELD(flashcore_append_params, kv_scale_block);
+  FIELD(flashcore_append_params, cancel);
   END();
   BEGIN(flashcore_quant_params);
   FIELD(flashcore_quant_params, struct_size);
@@ -138,6 +140,7 @@ static void print_calls(void) {
   FIELD(flashcore_quant_params, workspace);
   FIELD(flashcore_quant_params, workspace_bytes);
   FIELD(flashcore_quant_params, stream);
+  FIELD(flashcore_quant_params, cancel);
   END();
   BEGIN(flashcore_python_workspace);
   FIELD(flashcore_python_workspace, address);

@@ -52,6 +52,22 @@ def interrupt(long, delay=0.3):
         print(type(error).__name__, time.perf_counter() - sent[-1])
     assert np.array_equal(flashcore.attention(small, small, small, causal=True), want)
 """
+# As long on every machine, and again of little memory: results are only touched where written.
+WALKS = """
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+x = np.broadcast_to(np.ones((1, 1, 1, 64), np.float32), (1, 1, 1 << 23, 64))
+few = flashcore.quantize(small)
+values = flashcore.dequantize(few)
+lse = np.zeros(small.shape[:3], np.float32)
+
+def check_small():
+    k, v = np.zeros((2, *small.shape), np.float32)
+    flashcore.append(small, values, k, v, np.zeros(1, np.int32))
+    assert np.array_equal(k, small) and np.array_equal(v, values)
+    assert np.array_equal(flashcore.quantize(small).codes, few.codes)
+    assert np.array_equal(flashcore.dequantize(few), values)
+    assert np.array_equal(flashcore.merge([small], [lse]), small)
+"""
 TORCH = """
 import torch
 tq, tk = torch.from_numpy(q), torch.ones(1, 1, 1, 64).expand(1, 1, LENGTH, 64)
@@ -95,6 +111,40 @@ class Interrupt(unittest.TestCase):
             codes = np.broadcast_to(np.ones((1, 1, 1, 64), np.int8), k.shape)
             one = flashcore.Quantized(codes, np.ones(1, np.float32))
             interrupt(lambda: flashcore.attention(q, one, one))
+            """)
+
+    def check_walk(self, program):
+        """A call that walks over its arrays: 1 to 3 s on two threads."""
+        self.check(WALKS + textwrap.dedent(program) + "check_small()", count=2)
+
+    def test_quantize(self):
+        self.check_walk("""
+            interrupt(lambda: flashcore.quantize(x, "int8"), 0.1)
+            interrupt(lambda: flashcore.quantize(x, per="block", block_rows=1 << 30), 0.1)
+            """)
+
+    def test_dequantize(self):
+        self.check_walk("""
+            codes = np.broadcast_to(np.ones((1, 1, 1, 64), np.int8), x.shape)
+            one = flashcore.Quantized(codes, np.ones(1, np.float32))
+            interrupt(lambda: flashcore.dequantize(one), 0.1)
+            interrupt(lambda: flashcore.dequantize(one._replace(rotated=True), "f16"), 0.1)
+            """)
+
+    def test_append(self):
+        self.check_walk("""
+            one = np.ones(1, np.float32)
+            used = np.zeros(1, np.int32)
+            k, v = (flashcore.Quantized(np.empty(x.shape, np.int8), one) for _ in range(2))
+            interrupt(lambda: flashcore.append(x, x, k, v, used), 0.1)
+            interrupt(lambda: flashcore.append(x, x, k, v, used), 0.1)
+            """)
+
+    def test_merge(self):
+        self.check_walk("""
+            one = np.broadcast_to(np.zeros((1, 1, 1), np.float32), x.shape[:3])
+            interrupt(lambda: flashcore.merge([x] * 32, [one] * 32), 0.1)
+            interrupt(lambda: flashcore.merge([x] * 32, [one] * 32, return_lse=True), 0.1)
             """)
 
     @needs_torch

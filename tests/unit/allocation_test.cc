@@ -285,9 +285,15 @@ TEST_F(Allocation, ThroughC) {
                                 [&] { return as_code(flashcore_attention(&c.params, &error)); });
   Tensor result(DType::f32, output_.out.shape());
   const CTensor part_out(want_.out.view()), part_lse(want_.lse.view()), out(result.view());
-  flashcore_merge_params merge_params = {
-      sizeof merge_params, &part_out.tensor, &part_lse.tensor, 1,
-      &out.tensor,         nullptr,          nullptr,          nullptr};
+  flashcore_merge_params merge_params = {sizeof merge_params,
+                                         &part_out.tensor,
+                                         &part_lse.tensor,
+                                         1,
+                                         &out.tensor,
+                                         nullptr,
+                                         nullptr,
+                                         nullptr,
+                                         nullptr};
   with_every_allocation_refused("flashcore_merge", kOk,
                                 [&] { return as_code(flashcore_merge(&merge_params, &error)); });
   merge_params.out = &part_out.tensor;

@@ -190,7 +190,7 @@ TEST(BadMerge, NullStructsThroughC) {
     EXPECT_EQ(error.code, FLASHCORE_INVALID_ARGUMENT);
     EXPECT_NE(std::string(error.message).find(word), std::string::npos) << error.message;
   };
-  refused([](flashcore_merge_params& p) { p.struct_size -= 8; }, "struct_size");
+  refused([](flashcore_merge_params& p) { p.struct_size -= 16; }, "struct_size");
   refused([](flashcore_merge_params& p) { p.struct_size += 8; }, "struct_size");
   refused([](flashcore_merge_params& p) { p.outs = nullptr; }, "outs");
   refused([](flashcore_merge_params& p) { p.lses = nullptr; }, "lses");

@@ -3,12 +3,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <memory>
+#include <numeric>
 #include <thread>
 #include <vector>
 
 #include "api/polled_run.h"
+#include "flashcore/flashcore.h"
+#include "flashcore/quant.h"
 #include "support/call.h"
 #include "support/draw.h"
+#include "support/to_c.h"
 
 namespace flashcore::test {
 namespace {
@@ -43,6 +49,22 @@ struct LongCall {
   Plan plan;
 };
 
+/// What the call returns whose flag is set after a while. It must return soon.
+Status cancel_during(const CancellableCall& call, Clock::duration delay = kDelay) {
+  std::int32_t cancel = 0;
+  std::thread other([&] {
+    std::this_thread::sleep_for(delay);
+    __atomic_store_n(&cancel, 1, __ATOMIC_RELAXED);
+  });
+  const auto start = Clock::now();
+  Status status = call(&cancel);
+  const auto elapsed = Clock::now() - start;
+  other.join();
+  EXPECT_GE(elapsed, delay);
+  EXPECT_LT(elapsed, kSoon);
+  return status;
+}
+
 /// A small call with a workspace that others have used.
 void expect_right_results(Workspace workspace) {
   Random random(5);
@@ -75,18 +97,10 @@ TEST(Cancel, DuringTheCallItEndsSoon) {
       const LongCall call(threads, splits);
       EXPECT_EQ(call.plan.splits, splits);
       const WorkspaceMemory workspace(std::max<std::size_t>(call.plan.workspace_bytes, 4 << 20));
-      std::int32_t cancel = 0;
-      std::thread other([&cancel] {
-        std::this_thread::sleep_for(kDelay);
-        __atomic_store_n(&cancel, 1, __ATOMIC_RELAXED);
+      const Status status = cancel_during([&](const std::int32_t* cancel) {
+        return run(call.plan, call.tensors, workspace.get(), nullptr, cancel);
       });
-      const auto start = Clock::now();
-      const Status status = run(call.plan, call.tensors, workspace.get(), nullptr, &cancel);
-      const auto elapsed = Clock::now() - start;
-      other.join();
       EXPECT_EQ(status.code(), StatusCode::cancelled) << threads << " threads, " << splits;
-      EXPECT_GE(elapsed, kDelay);
-      EXPECT_LT(elapsed, kSoon) << threads << " threads, " << splits << " splits";
       expect_right_results(workspace.get());
     }
   }
@@ -96,18 +110,191 @@ TEST(Cancel, AFlagThatStaysClearChangesNothing) {
   Random random(7);
   const Inputs inputs = draw_inputs(random, *find_kernel("fwd_plain_f32"),
                                     {.batch = 2, .q_heads = 2, .q_len = 70, .kv_len = 90});
-  Output output = make_output(inputs);
-  const Tensors tensors = tensors_of(inputs, output.out, output.lse);
-  const Plan plan = *make_plan(*make_problem(tensors, inputs.options), *device_info(Device{}));
-  const WorkspaceMemory workspace(plan.workspace_bytes);
-  const std::int32_t cancel = 0;
-  ASSERT_TRUE(run(plan, tensors, workspace.get(), nullptr, &cancel).ok());
-  FLASHCORE_EXPECT_SAME(output, attend(inputs));
+  for (const bool is_polled : {false, true}) {
+    Output output = make_output(inputs);
+    const Tensors tensors = tensors_of(inputs, output.out, output.lse);
+    const Plan plan = *make_plan(*make_problem(tensors, inputs.options), *device_info(Device{}));
+    const WorkspaceMemory workspace(plan.workspace_bytes);
+    const std::int32_t cancel = 0;
+    const Status status = is_polled ? run_polled(plan, tensors, [] { return false; })
+                                    : run(plan, tensors, workspace.get(), nullptr, &cancel);
+    ASSERT_TRUE(status.ok()) << status.message();
+    FLASHCORE_EXPECT_SAME(output, attend(inputs));
+  }
+}
 
-  output = make_output(inputs);
-  ASSERT_TRUE(
-      run_polled(plan, tensors_of(inputs, output.out, output.lse), [] { return false; }).ok());
-  FLASHCORE_EXPECT_SAME(output, attend(inputs));
+/// The calls that walk over tensors of so many rows. All rows of an input are one; an output's
+/// memory is only touched where it is written.
+class Walks {
+ public:
+  explicit Walks(std::int64_t rows) : rows_(rows) {
+    std::iota(row_.begin(), row_.end(), 1.f);
+    std::iota(row_of_codes_.begin(), row_of_codes_.end(), std::uint8_t{1});
+  }
+
+  /// The first `count` bytes of what a call wrote.
+  std::vector<std::uint8_t> written(std::int64_t count) const {
+    return {memory_.get(), memory_.get() + count};
+  }
+  void clear(std::int64_t count) { std::memset(memory_.get(), 0, static_cast<std::size_t>(count)); }
+
+  Status quantize(const std::int32_t* cancel, std::int64_t block_rows = 0) {
+    const TensorView scale = block_rows == 0 ? view(&scale_, DType::f32, {1}, {})
+                                             : view(&scale_, DType::f32, {1, 1, 1}, {});
+    return flashcore::quantize({input(row_.data(), DType::f32), output(DType::int8), scale},
+                               {.block_rows = block_rows}, {}, nullptr, cancel);
+  }
+  /// As one row.
+  Status quantize_columns(const std::int32_t* cancel) {
+    TensorView from = view(row_.data(), DType::f32, {rows_ * kDim}, {});
+    from.strides[0] = 0;
+    return flashcore::quantize({from, view(memory_.get(), DType::int8, {rows_ * kDim}, {}),
+                                view(&scale_, DType::f32, {1}, {})},
+                               {}, {}, nullptr, cancel);
+  }
+  Status quantize_rotated(const std::int32_t* cancel) {
+    return flashcore::quantize({input(row_.data(), DType::f32), output(DType::int8),
+                                view(&scale_, DType::f32, {1, 1, 1}, {})},
+                               {.block_rows = rows_, .rotate = true}, {}, nullptr, cancel);
+  }
+  Status dequantize(const std::int32_t* cancel) {
+    return flashcore::dequantize({input(row_of_codes_.data(), DType::int8), output(DType::f16),
+                                  view(&scale_, DType::f32, {1}, {})},
+                                 {}, nullptr, cancel);
+  }
+  Status append(const std::int32_t* cancel) {
+    AppendTensors t;
+    t.k_new = t.v_new = input(row_.data(), DType::f32);
+    t.k = output(DType::int8);
+    t.v = output(DType::int8, rows_ * kDim);
+    t.used_k = view(&used_, DType::i32, {1}, {});
+    return flashcore::append(t, {}, nullptr, cancel);
+  }
+  Status merge(const std::int32_t* cancel) {
+    TensorView lse = view(row_.data(), DType::f32, {1, 1, rows_}, {});
+    lse.strides[2] = 0;
+    const std::vector<Partial> parts(kMaxMergeParts, {input(row_.data(), DType::f32), lse});
+    return flashcore::merge(parts, output(DType::f16), {}, {}, nullptr, cancel);
+  }
+
+  static constexpr std::int64_t kDim = 64;
+
+ private:
+  TensorView input(void* row, DType dtype) const {
+    TensorView all = view(row, dtype, {1, 1, rows_, kDim}, {});
+    all.strides[2] = 0;
+    return all;
+  }
+  TensorView output(DType dtype, std::int64_t offset = 0) {
+    return view(memory_.get() + offset, dtype, {1, 1, rows_, kDim}, {});
+  }
+
+  std::int64_t rows_;
+  std::vector<float> row_ = std::vector<float>(kDim);
+  std::vector<std::uint8_t> row_of_codes_ = std::vector<std::uint8_t>(kDim);
+  float scale_ = 0.5f;
+  std::int32_t used_ = 0;
+  std::unique_ptr<std::uint8_t[]> memory_{
+      new std::uint8_t[static_cast<std::size_t>(2 * rows_ * kDim)]};  // not written yet
+};
+
+const struct {
+  const char* name;
+  Status (*call)(Walks&, const std::int32_t* cancel);
+} kWalks[] = {
+    {"quantize", [](Walks& w, const std::int32_t* cancel) { return w.quantize(cancel); }},
+    {"quantize, one block",
+     [](Walks& w, const std::int32_t* cancel) { return w.quantize(cancel, 1 << 30); }},
+    {"quantize, one row",
+     [](Walks& w, const std::int32_t* cancel) { return w.quantize_columns(cancel); }},
+    {"quantize, rotated",
+     [](Walks& w, const std::int32_t* cancel) { return w.quantize_rotated(cancel); }},
+    {"dequantize", [](Walks& w, const std::int32_t* cancel) { return w.dequantize(cancel); }},
+    {"append", [](Walks& w, const std::int32_t* cancel) { return w.append(cancel); }},
+    {"merge", [](Walks& w, const std::int32_t* cancel) { return w.merge(cancel); }},
+};
+
+TEST(Cancel, WalksEndSoon) {
+  Walks walks(1 << 23);
+  for (const auto& [name, call] : kWalks) {
+    SCOPED_TRACE(name);
+    const Status status =
+        cancel_during([&](const std::int32_t* cancel) { return call(walks, cancel); },
+                      std::chrono::milliseconds(20));
+    EXPECT_EQ(status.code(), StatusCode::cancelled) << status.message();
+  }
+}
+
+TEST(Cancel, WalksWriteNothingIfItWasSetBefore) {
+  constexpr std::int64_t kRows = 300;
+  constexpr std::int64_t kBytes = 2 * kRows * Walks::kDim;
+  const std::int32_t set = 1, clear = 0;
+  for (const auto& [name, call] : kWalks) {
+    SCOPED_TRACE(name);
+    Walks walks(kRows);
+    walks.clear(kBytes);
+    EXPECT_EQ(call(walks, &set).code(), StatusCode::cancelled);
+    EXPECT_EQ(walks.written(kBytes), std::vector<std::uint8_t>(kBytes));
+    ASSERT_TRUE(call(walks, nullptr).ok());
+    const std::vector<std::uint8_t> right = walks.written(kBytes);
+    walks.clear(kBytes);
+    ASSERT_TRUE(call(walks, &clear).ok());
+    EXPECT_EQ(walks.written(kBytes), right);
+    EXPECT_NE(right, std::vector<std::uint8_t>(kBytes));
+  }
+}
+
+/// What a C function returns for params with a set flag, and for those of an older caller.
+template <typename Params>
+void expect_flag_read(std::int32_t (*function)(const Params*, flashcore_error*), Params params) {
+  const std::int32_t set = 1;
+  flashcore_error error{};
+  params.struct_size = sizeof params;
+  EXPECT_EQ(function(&params, &error), FLASHCORE_OK) << error.message;
+  params.cancel = &set;
+  EXPECT_EQ(function(&params, &error), FLASHCORE_CANCELLED) << error.message;
+  constexpr std::size_t kOlder = offsetof(Params, cancel);
+  params.struct_size = kOlder;
+  const auto bytes = std::make_unique<unsigned char[]>(kOlder);  // a sanitizer sees reads past it
+  std::memcpy(bytes.get(), &params, kOlder);
+  EXPECT_EQ(function(reinterpret_cast<const Params*>(bytes.get()), &error), FLASHCORE_OK)
+      << error.message;
+  EXPECT_EQ(function(&params, &error), FLASHCORE_OK) << error.message;  // no flag of an older one
+  params.struct_size = kOlder - 8;
+  EXPECT_EQ(function(&params, &error), FLASHCORE_INVALID_ARGUMENT) << error.message;
+}
+
+TEST(Cancel, EveryCStructHasTheFlag) {
+  float row[4] = {1, 2, 3, 4}, merged[4], scale = 1, lse = 0;
+  std::uint8_t codes[4], more_codes[4];
+  std::int32_t used = 0;
+  const CTensor wide(view(row, DType::f32, {1, 1, 1, 4}, {}));
+  const CTensor out(view(merged, DType::f32, {1, 1, 1, 4}, {}));
+  const CTensor eight(view(codes, DType::int8, {1, 1, 1, 4}, {}));
+  const CTensor more(view(more_codes, DType::int8, {1, 1, 1, 4}, {}));
+  const CTensor one(view(&scale, DType::f32, {1}, {}));
+  const CTensor lses(view(&lse, DType::f32, {1, 1, 1}, {}));
+  const CTensor lengths(view(&used, DType::i32, {1}, {}));
+  flashcore_quant_params quant{};
+  quant.from = &wide.tensor;
+  quant.to = &eight.tensor;
+  quant.scale = &one.tensor;
+  expect_flag_read(flashcore_quantize, quant);
+  quant.from = &eight.tensor;
+  quant.to = &out.tensor;
+  expect_flag_read(flashcore_dequantize, quant);
+  flashcore_append_params append{};
+  append.k_new = append.v_new = &wide.tensor;
+  append.k = &eight.tensor;
+  append.v = &more.tensor;
+  append.used_k = &lengths.tensor;
+  expect_flag_read(flashcore_append, append);
+  flashcore_merge_params merge{};
+  merge.outs = &wide.tensor;
+  merge.lses = &lses.tensor;
+  merge.parts = 1;
+  merge.out = &out.tensor;
+  expect_flag_read(flashcore_merge, merge);
 }
 
 TEST(PolledRun, StopsWhenItIsAskedTo) {
@@ -123,6 +310,15 @@ TEST(PolledRun, StopsWhenItIsAskedTo) {
   EXPECT_EQ(status.code(), StatusCode::cancelled);
   EXPECT_EQ(polls, 3);
   EXPECT_TRUE(call.is_untouched());
+}
+
+TEST(PolledRun, StopsAnyCall) {
+  Walks walks(1 << 23);
+  const auto start = Clock::now();
+  const Status status = run_polled([&](const std::int32_t* cancel) { return walks.append(cancel); },
+                                   [] { return true; });
+  EXPECT_LT(Clock::now() - start, kSoon);
+  EXPECT_EQ(status.code(), StatusCode::cancelled);
 }
 
 TEST(PolledRun, ReturnsTheErrorOfTheCall) {

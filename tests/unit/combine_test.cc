@@ -49,7 +49,7 @@ Joined<T> join(const std::vector<Part<T>>& parts, const float* sink = nullptr) {
   p.out_strides = {0, 0, 0, 1};
   p.out_element = sizeof(T) == 8 ? Element::f64 : Element::f32;
   p.sinks = sink;
-  cpu::combine(p, sizeof(T) == 8 ? DType::f64 : DType::f32, 1);
+  cpu::combine(p, sizeof(T) == 8 ? DType::f64 : DType::f32, 1, nullptr);
   return joined;
 }
 
@@ -186,7 +186,7 @@ TYPED_TEST(CombineTest, StackedPartsEqualListedOnes) {
   p.lse = &joined.lse;
   p.out_strides = {0, 0, 0, 1};
   p.out_element = sizeof(TypeParam) == 8 ? Element::f64 : Element::f32;
-  cpu::combine(p, sizeof(TypeParam) == 8 ? DType::f64 : DType::f32, 3);
+  cpu::combine(p, sizeof(TypeParam) == 8 ? DType::f64 : DType::f32, 3, nullptr);
   double total = 0, want = 0;
   for (std::size_t i = 0; i < kParts; ++i) total += std::exp(static_cast<double>(lses[i]));
   for (std::size_t i = 0; i < kParts; ++i) {
@@ -210,7 +210,7 @@ TEST(Combine, RowsOutsideThePackedSequencesAreLeftAlone) {
   p.out = result.data();
   p.out_strides = {0, 0, 1, 1};
   p.out_element = Element::f32;
-  cpu::combine(p, DType::f32, 1);
+  cpu::combine(p, DType::f32, 1, nullptr);
   EXPECT_EQ(result, (std::vector<float>{-1, 2, 2, -1}));
 }
 

@@ -27,19 +27,22 @@ class FaultyBackend final : public Backend {
     return real_.launch(plan, params, stream, cancel);
   }
   Status combine(const core::CombineParams& params, DType partials, Device device, int threads,
-                 Stream stream) const override {
+                 Stream stream, const std::int32_t* cancel) const override {
     core::CombineParams changed = params;
     if (fault_.forget_sinks) changed.sinks = nullptr;
-    return real_.combine(changed, partials, device, threads, stream);
+    return real_.combine(changed, partials, device, threads, stream, cancel);
   }
-  Status append(const core::AppendParams& params, Device device, Stream stream) const override {
-    return real_.append(params, device, stream);
+  Status append(const core::AppendParams& params, Device device, Stream stream,
+                const std::int32_t* cancel) const override {
+    return real_.append(params, device, stream, cancel);
   }
-  Status quantize(const core::QuantParams& params, Device device, Stream stream) const override {
-    return real_.quantize(params, device, stream);
+  Status quantize(const core::QuantParams& params, Device device, Stream stream,
+                  const std::int32_t* cancel) const override {
+    return real_.quantize(params, device, stream, cancel);
   }
-  Status dequantize(const core::QuantParams& params, Device device, Stream stream) const override {
-    return real_.dequantize(params, device, stream);
+  Status dequantize(const core::QuantParams& params, Device device, Stream stream,
+                    const std::int32_t* cancel) const override {
+    return real_.dequantize(params, device, stream, cancel);
   }
   Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
     return real_.zero(data, bytes, device, stream);
