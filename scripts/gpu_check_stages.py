@@ -19,7 +19,7 @@ _MIN_TENSOR_CORE_PROBLEMS = 50000
 # A few kernels of each family are enough to show that the check catches bugs.
 _PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128|8)",
                     "sm80_8bit": "fwd_sm80_8bit_bf16_d64_q(128|16)",
-                    "sm90": "fwd_sm90_bf16_d64_q(192|64)",
+                    "sm90": "fwd_sm90_bf16_d64_q(192|128_k208|64)",
                     "sm90_e4m3": "fwd_sm90_e4m3_bf16_d64_q(64|192_k128)"}
 _PERSISTENT_KERNELS = {"sm90": "^fwd_sm90_(f16|bf16)_", "sm90_e4m3": "^fwd_sm90_e4m3_"}
 _NEVER_ENDS = 30  # src/core/plant.h

@@ -22,13 +22,13 @@ struct KnownForm {
 
 inline constexpr KnownForm kForms[] = {
     // codes, head_dim, tile_q, tile_k {turns, by_bits, maxima, sums, apart, behind, early}
-    {false, 64, 192, 128, {true, true, 1, 1, false, true, true}},
-    {false, 64, 128, 128, {true, false, 1, 1, true, false, false}},
+    {false, 64, 192, 128, {false, true, 1, 1, false, true, false}},
+    {false, 64, 128, 128, {false, true, 1, 1, false, true, false}},
     {false, 64, 128, 208, {true, false, 1, 1, false, true, false}},
     {false, 64, 64, 128, {false, false, 2, 1, true, false, false}},
-    {false, 96, 192, 96, {true, true, 1, 1, true, false, false}},
-    {false, 128, 128, 128, {true, true, 1, 1, false, true, false}},
-    {false, 128, 128, 160, {false, true, 2, 1, true, false, false}},
+    {false, 96, 192, 96, {false, true, 1, 1, false, true, false}},
+    {false, 128, 128, 128, {false, true, 1, 1, false, true, false}},
+    {false, 128, 128, 160, {false, true, 1, 1, false, true, false}},
     {false, 128, 128, 176, {false, true, 1, 4, false, false, false}},
     {false, 192, 128, 112, {true, true, 1, 1, true, false, false}},
     {false, 256, 128, 64, {true, true, 1, 1, false, true, false}},

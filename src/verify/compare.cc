@@ -98,9 +98,12 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
   const double want = std::fabs(o.out[at]);
   // Scores kept in 16 bits are off by ε, which for scores of hundreds is not small: not ε ·
   // deviation then, but (e^2ε - 1) / 2 times it (docs/verify.md).
+  constexpr double kMost = 1e100;  // infinity times a deviation of 0 would be NaN
   const double score_error =
-      score_bound(o, row, a) + 0.5 * std::expm1(2 * (a.score_unit * o.magnitude[row] +
-                                                     a.product_unit * o.largest_product[row]));
+      score_bound(o, row, a) +
+      std::min(0.5 * std::expm1(2 * (a.score_unit * o.magnitude[row] +
+                                     a.product_unit * o.largest_product[row])),
+               kMost);
   return 2 * a.out_unit * want +
          4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(o.kv_len[row]))) *
              std::max(o.spread[at], want) +

@@ -57,6 +57,7 @@ Status merge_c(const MergeCall& call) {
                                          call.out.given() ? &out.tensor : nullptr,
                                          call.lse.given() ? &lse.tensor : nullptr,
                                          call.sinks.given() ? &sinks.tensor : nullptr,
+                                         nullptr,
                                          nullptr};
   flashcore_error error{};
   const std::int32_t code = flashcore_merge(&params, &error);
@@ -180,8 +181,9 @@ TEST(BadMerge, NullStructsThroughC) {
   EXPECT_NE(std::string(error.message).find("params"), std::string::npos);
   const MergeCall call;
   const CTensor part_out(call.parts[0].out), part_lse(call.parts[0].lse), out(call.out);
-  const flashcore_merge_params good = {sizeof good, &part_out.tensor, &part_lse.tensor, 1,
-                                       &out.tensor, nullptr,          nullptr,          nullptr};
+  const flashcore_merge_params good = {sizeof good, &part_out.tensor, &part_lse.tensor,
+                                       1,           &out.tensor,      nullptr,
+                                       nullptr,     nullptr,          nullptr};
   ASSERT_EQ(flashcore_merge(&good, nullptr), FLASHCORE_OK);
   const auto refused = [&](auto change, const char* word) {
     flashcore_merge_params params = good;
