@@ -349,7 +349,7 @@ def all_stages(context):
         checking("check", 120, cuda, 21000, _MIN_PROBLEMS),
         checking("check_tensor_cores", 100, [*cuda, "--kernel", "_sm80_"], 51000,
                  _MIN_TENSOR_CORE_PROBLEMS),
-        checking("check_hopper", 100, [*cuda, "--kernel", "_sm90_"], 51000,
+        checking("check_hopper", 160, [*cuda, "--kernel", "_sm90_"], 51000,
                  _MIN_TENSOR_CORE_PROBLEMS),
         *(checking(f"check_blocks_{family}", 100, [*cuda, "--kernel", kernels, "--blocks", "1,2,3,7"],
                    20000, 20000, ("tile_edges", "work_lists"))

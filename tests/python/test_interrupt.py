@@ -28,6 +28,7 @@ import os, signal, threading, time
 import numpy as np
 import flashcore
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 LENGTH = 1 << 24
 q = np.ones((1, 1, 512, 64), np.float32)
 k = np.broadcast_to(np.ones((1, 1, 1, 64), np.float32), (1, 1, LENGTH, 64))
