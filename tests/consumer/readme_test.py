@@ -1,10 +1,11 @@
-"""The quick starts of README, as printed: the code blocks are the examples, and the commands
-install, compile and run them.
+"""The quick starts of docs/c_and_cpp.md, as printed: the code blocks are the examples, and the
+commands install, compile and run them.
 
-    readme_test.py README.md BUILD_DIR
+    readme_test.py TREE BUILD_DIR
 
 A block is marked by a comment before it: "file PATH" (saved under its name, and equal to PATH),
-"run in the source tree" or "run beside the files". Links to files of the tree are checked too.
+"run in the source tree" or "run beside the files". Links to files of the tree are checked in every
+document.
 """
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 
+DOCUMENT = os.path.join("docs", "c_and_cpp.md")
 BLOCK = re.compile(r"<!-- (file|run) ([^>]*?) -->\n```(\w+)\n(.*?)```\n", re.DOTALL)
 
 
@@ -26,32 +28,43 @@ def run(script, folder, home, build):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout)
     if done.returncode != 0:
-        raise SystemExit(f"README's commands failed (exit {done.returncode}):\n{script}")
+        raise SystemExit(f"{DOCUMENT}: its commands failed (exit {done.returncode}):\n{script}")
     return done.stdout
 
 
-def check_links(text, tree):
-    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text)
-    missing = [target for target in targets
-               if "://" not in target and not os.path.exists(os.path.join(tree, target))]
-    if not targets or missing:
-        raise SystemExit(f"README links to files that are not there: {missing}")
+def documents(tree):
+    """Every Markdown file that a reader is led to."""
+    folders = [tree, *(folder for folder, _, _ in os.walk(os.path.join(tree, "docs")))]
+    return [os.path.join(folder, name) for folder in folders for name in sorted(os.listdir(folder))
+            if name.endswith(".md")]
+
+
+def check_links(tree):
+    missing, count = [], 0
+    for path in documents(tree):
+        with open(path, encoding="utf-8") as source:
+            targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", source.read())
+        count += len(targets)
+        missing += [f"{os.path.relpath(path, tree)}: {target}" for target in targets
+                    if "://" not in target
+                    and not os.path.exists(os.path.join(os.path.dirname(path), target))]
+    if count < 50 or missing:
+        raise SystemExit(f"{count} links; to files that are not there: {missing}")
 
 
 def main():
-    readme, build = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
-    tree = os.path.dirname(readme)
+    tree, build = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
+    check_links(tree)
     if os.path.dirname(build) != os.path.join(tree, "build"):
-        print(f"not run: {build} is not a preset's folder, which README's commands use")
+        print(f"not run: {build} is not a preset's folder, which the commands use")
         sys.exit(77)
-    with open(readme, encoding="utf-8") as source:
+    with open(os.path.join(tree, DOCUMENT), encoding="utf-8") as source:
         text = source.read()
-    check_links(text, tree)
     blocks = BLOCK.findall(text)
     kinds = [kind + " " + what.split()[0] for kind, what, _, _ in blocks]
     if sorted(kinds) != sorted(["run in", "file examples/quick_start.c",
                                 "file examples/quick_start.cc", "run beside"]):
-        raise SystemExit(f"README has other marked blocks than expected: {kinds}")
+        raise SystemExit(f"{DOCUMENT} has other marked blocks than expected: {kinds}")
     with tempfile.TemporaryDirectory() as home:
         work = os.path.join(home, "work")
         os.mkdir(work)
@@ -59,7 +72,7 @@ def main():
             if kind == "file":
                 with open(os.path.join(tree, what), encoding="utf-8") as example:
                     if example.read() != code:
-                        raise SystemExit(f"README's block is not {what}; copy it there")
+                        raise SystemExit(f"{DOCUMENT}: a block is not {what}; copy it there")
                 with open(os.path.join(work, os.path.basename(what)), "w",
                           encoding="utf-8") as out:
                     out.write(code)
@@ -72,7 +85,7 @@ def main():
     out, v = re.search(r"out (\S+), v (\S+)", said).groups()
     if out != v:
         raise SystemExit(f"the C quick start computed {out}, wanted {v}")
-    print("README: two quick starts installed, compiled and run as printed")
+    print(f"{DOCUMENT}: two quick starts installed, compiled and run as printed")
 
 
 if __name__ == "__main__":
