@@ -13,13 +13,13 @@ namespace {
 constexpr std::int64_t kRowsPerItem = 16;
 constexpr std::int32_t kColumnsAtOnce = 64;
 
-struct Job {
+struct Combination {
   const core::CombineParams& params;
   const std::int32_t* cancel;
 };
 
 template <typename T>
-void combine_row(const Job& job, std::int64_t b, std::int64_t h, std::int64_t row) {
+void combine_row(const Combination& job, std::int64_t b, std::int64_t h, std::int64_t row) {
   const core::CombineParams& p = job.params;
   const core::SoftmaxState<T> state = core::combine_state<T>(p, b, h, row);
   core::assert_combined(p, state, b, h, row);
@@ -49,7 +49,7 @@ void combine_row(const Job& job, std::int64_t b, std::int64_t h, std::int64_t ro
 
 template <typename T>
 void combine_item(void* context, std::int64_t item, int /*slot*/) {
-  const Job& job = *static_cast<const Job*>(context);
+  const Combination& job = *static_cast<const Combination*>(context);
   const core::CombineParams& p = job.params;
   const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.q_heads * p.rows;
   const std::int64_t end = std::min((item + 1) * kRowsPerItem, rows);
@@ -66,7 +66,7 @@ void combine(const core::CombineParams& params, DType partials, int threads,
              const std::int32_t* cancel) noexcept {
   const std::int64_t rows = static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
   const std::int64_t items = (rows + kRowsPerItem - 1) / kRowsPerItem;
-  Job job{params, cancel};
+  Combination job{params, cancel};
   parallel_for(threads, items, partials == DType::f64 ? combine_item<double> : combine_item<float>,
                &job, cancel);
 }
