@@ -98,8 +98,8 @@ typedef struct flashcore_params {
   int64_t window_right; /* -1: no limit */
   int64_t max_q_len;    /* with cu_seqlens_q; 0: total_q */
   int64_t max_kv_len;   /* with cu_seqlens_k; 0: total_k */
-  double scale;         /* used if has_scale; default 1 / sqrt(head_dim) */
-  double softcap;       /* 0: none; as scale at most 1e30, except for f64 */
+  double scale;   /* used if has_scale; default 1 / sqrt(head_dim); at most 1e30, but for f64 */
+  double softcap; /* 0: none; a large one is no cap */
   int32_t has_scale;
   int32_t causal;
   int32_t partial;

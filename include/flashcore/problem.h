@@ -21,8 +21,8 @@ struct Options {
   std::int64_t window_left = -1;   ///< keys kept to the left of the query's position; -1: all
   std::int64_t window_right = -1;  ///< keys kept to the right; -1: all
   std::optional<double> scale{};   ///< default 1 / sqrt(head_dim); to 1e30 (f64: any finite)
-  double softcap = 0.0;            ///< c > 0: scores become c * tanh(score / c); to 1e30 too
-  bool partial = false;            ///< f32 out and LSE without sinks, for merge()
+  double softcap = 0.0;  ///< c > 0: scores become c * tanh(score / c); a large c is no cap
+  bool partial = false;  ///< f32 out and LSE without sinks, for merge()
   bool checked = false;  ///< bad lengths, starts and page ids are reported by workspace_status()
   std::int64_t max_q_len = 0;   ///< with cu_seqlens_q: the longest sequence; 0: total_q
   std::int64_t max_kv_len = 0;  ///< with cu_seqlens_k: the longest sequence; 0: total_k

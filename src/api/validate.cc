@@ -111,10 +111,10 @@ Status check_f32_factors(double scale, double softcap) noexcept {
     return invalid_argument("scale is %g; scores are computed in f32, wanted at most %g", scale,
                             kLargest);
   }
-  if (softcap != 0 && (softcap < kSmallest || softcap > kLargest)) {
+  if (softcap != 0 && softcap < kSmallest) {
     return invalid_argument(
-        "softcap is %g; scores are computed in f32, wanted 0 (none) or %g to %g", softcap,
-        kSmallest, kLargest);
+        "softcap is %g; scores are computed in f32, wanted 0 (none) or at least %g", softcap,
+        kSmallest);
   }
   if (softcap != 0 && std::abs(scale) / softcap > kLargest) {
     return invalid_argument(

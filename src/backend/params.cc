@@ -139,7 +139,9 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.total_q = narrow(problem.total_q);
   p.total_k = narrow(problem.total_k);
 
-  if (options.softcap > 0) {
+  // A cap beyond this is none: scores of f32 that it changes have overflowed long before.
+  constexpr double kNoCap = 1e30;
+  if (options.softcap > 0 && (options.softcap <= kNoCap || problem.dtype == DType::f64)) {
     p.q_factor = core::softcap_argument(problem.scale, options.softcap);
     p.softcap = options.softcap;
   } else {
