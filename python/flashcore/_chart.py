@@ -16,13 +16,13 @@ def _decades(values):
 
 
 class Chart:
-    """series: {name: [(x, y, what it is)]}; roofs: lines drawn behind, [(label, [(x, y)])]."""
+    """series: {name: [(x, y, what it is)]}."""
 
-    def __init__(self, x_label, y_label, series, lines=False, roofs=()):
-        self.labels, self.series, self.lines, self.roofs = (x_label, y_label), series, lines, roofs
+    def __init__(self, x_label, y_label, series, lines=False):
+        self.labels, self.series, self.lines = (x_label, y_label), series, lines
         points = [point for many in series.values() for point in many]
         self.x_range = _decades([x for x, _, _ in points])
-        self.y_range = _decades([y for _, y, _ in points] + [y for _, roof in roofs for _, y in roof])
+        self.y_range = _decades([y for _, y, _ in points])
 
     def x(self, value):
         low, high = self.x_range
@@ -51,14 +51,6 @@ class Chart:
         yield (f'<text transform="translate(14,{(_TOP + bottom) / 2:.0f}) rotate(-90)" '
                f'text-anchor="middle">{escape(self.labels[1])}</text>')
 
-    def _roof(self, label, corners):
-        low, high = 10.0 ** self.x_range[0], 10.0 ** self.x_range[1]
-        inside = [(min(max(x, low), high), y) for x, y in corners]
-        path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in inside)
-        end_x, end_y = self.x(inside[-1][0]), self.y(inside[-1][1])
-        yield f'<polyline class="roof" points="{path}"/>'
-        yield f'<text x="{end_x + 4:.1f}" y="{end_y + 4:.1f}">{escape(label)}</text>'
-
     def _series(self, name, points):
         colour = COLOURS.get(name, _OTHER_COLOUR)
         if self.lines and len(points) > 1:
@@ -71,8 +63,6 @@ class Chart:
     def svg(self):
         parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" xmlns="http://www.w3.org/2000/svg">',
                  *self._axes()]
-        for label, corners in self.roofs:
-            parts += self._roof(label, corners)
         for number, (name, points) in enumerate(self.series.items()):
             parts += self._series(name, points)
             at = _TOP + 14 + 18 * number

@@ -1,5 +1,5 @@
-"""A result file as CSV and as one HTML page: the roofline with our points and the peers', latency by
-length, and the table. The page needs nothing beside itself."""
+"""A result file as CSV and as one HTML page: speed relative to the best peer, latency by length,
+and the table. The page needs nothing beside itself."""
 
 import csv
 import io
@@ -8,18 +8,19 @@ from typing import Any
 
 from flashcore._cases import FIELDS, Case
 from flashcore._chart import Chart
-from flashcore._table import c_call
+from flashcore._speed_chart import SpeedChart, bars_of
+from flashcore._table import c_call, device
 
-# Dense 16-bit tensor-core TFLOP/s and TB/s of memory, from the vendor's data sheets.
-_DEVICES = {"H200": (989.0, 4.8), "H100": (989.0, 3.35), "A100": (312.0, 2.0), "L4": (121.0, 0.3)}
 _STYLE = """
+:root { color-scheme: light dark; }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-svg { width: 100%; max-width: 46rem; font: 11px system-ui, sans-serif; }
-.grid { stroke: #ddd; } .roof { fill: none; stroke: #555; stroke-dasharray: 5 4; }
+svg.speed { max-width: 100%; height: auto; }
+.charts svg { width: 100%; max-width: 46rem; font: 11px system-ui, sans-serif; }
+.charts text { fill: currentColor; } .grid { stroke: #8886; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem; }
 table { border-collapse: collapse; font-size: 13px; } td, th { padding: .15rem .6rem; text-align: right; }
-td:nth-child(-n+3), th:nth-child(-n+3) { text-align: left; } tr:nth-child(even) { background: #f6f6f6; }
-.faster { color: #2e7d32; } .slower { color: #c62828; }
+td:nth-child(-n+3), th:nth-child(-n+3) { text-align: left; } tr:nth-child(even) { background: #8882; }
+td.faster { color: #2f81c7; } td.slower { color: #d06f28; }
 """
 
 
@@ -44,43 +45,8 @@ def to_csv(result):
     return text.getvalue()
 
 
-def _moved_bytes(case):
-    """Inputs once and the output once."""
-    return case.input_bytes() + case.output_bytes()
-
-
 def _times(row):
     return {"ours": row["us"], **row["peers_us"]}
-
-
-def roofline(result):
-    series: dict[str, list[tuple[float, float, str]]] = {}
-    best = 0.0
-    for row in result["rows"]:
-        case = Case.of(row)
-        if case.flops() <= 0:
-            continue
-        intensity = case.flops() / _moved_bytes(case)
-        for name, us in _times(row).items():
-            tflops = case.flops() / us / 1e6
-            best = max(best, tflops)
-            series.setdefault(name, []).append(
-                (intensity, tflops, f"{case.name} {case.shape_text()}: {us:.4g} us, "
-                                    f"{tflops:.3g} TFLOP/s"))
-    if not series:
-        return None
-    device = next((one for one in _DEVICES if one in result.get("gpu", "")), None)
-    if device is None:
-        lowest = min(x for many in series.values() for x, _, _ in many)
-        highest = max(x for many in series.values() for x, _, _ in many)
-        roofs = [("highest measured", [(lowest, best), (highest, best)])]
-    else:
-        peak, bandwidth = _DEVICES[device]
-        lowest = min(x for many in series.values() for x, _, _ in many)
-        ridge = peak / bandwidth
-        roofs = [(f"{peak:g} TFLOP/s, {bandwidth:g} TB/s",
-                  [(lowest, min(lowest * bandwidth, peak)), (ridge, peak), (ridge * 1e6, peak)])]
-    return Chart("FLOP per byte", "TFLOP/s", series, roofs=roofs)
 
 
 def latency_charts(result):
@@ -130,20 +96,19 @@ def _table(result):
 
 
 def to_html(result):
-    device = result.get("gpu") or f"CPU, {result.get('threads', '?')} threads"
+    machine = device(result)
     peers = ", ".join(f"{name} {found}" for name, found in result.get("peers", {}).items())
     facts = {"torch": result.get("torch"), "peers": peers, "cuDNN": result.get("cudnn"),
              "CUDA": result.get("cuda"), "driver": result.get("driver"),
              "sources": result.get("fingerprint"), "measured": result.get("date"),
              "command": result.get("command")}
     parts = ["<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">",
-             f"<title>FlashCore on {escape(device)}</title><style>{_STYLE}</style>",
-             f"<h1>FlashCore on {escape(device)}</h1>",
+             f"<title>FlashCore on {escape(machine)}</title><style>{_STYLE}</style>",
+             f"<h1>FlashCore on {escape(machine)}</h1>",
              "<p>" + "; ".join(f"{name} {escape(str(value))}" for name, value in facts.items()
                                if value) + "</p>"]
-    chart = roofline(result)
-    if chart is not None:
-        parts += ["<h2>Roofline</h2><p>Each point is a case; its title says which.</p>", chart.svg()]
+    bars = bars_of(result)
+    parts.append(SpeedChart(result, bars).svg() if bars else "<p>No case has a peer's time.</p>")
     charts = latency_charts(result)
     if charts:
         parts.append("<h2>Latency by length</h2><div class=\"charts\">")

@@ -23,6 +23,17 @@ def c_call(row: dict[str, Any]) -> str:
     return f"{row['bare_us']:.4g}" if "bare_us" in row else ""
 
 
+def device(result: dict[str, Any]) -> str:
+    """The machine of a result file, for headings."""
+    return result.get("gpu") or f"CPU, {result.get('threads', '?')} threads"
+
+
+def best_peer(row: dict[str, Any]) -> str | None:
+    """The peer that took the least time; None where none was timed."""
+    times: dict[str, float] = row["peers_us"]
+    return min(times, key=times.__getitem__) if times else None
+
+
 def markdown(result: dict[str, Any]) -> str:
     """A result file as a Markdown table, one row a case."""
     peers = sorted({name for row in result["rows"] for name in row["peers_us"]})
@@ -32,12 +43,12 @@ def markdown(result: dict[str, Any]) -> str:
     for row in result["rows"]:
         case = Case.of(row)
         times = row["peers_us"]
-        best = min(times, key=times.get) if times else None
+        best = best_peer(row)
         cells = [case.name, case.shape_text(), f"`{row['kernel']}`", f"{row['us']:.4g}", c_call(row),
                  f"{100 * row['spread']:.1f} %", f"{case.flops() / row['us'] / 1e6:.3g}",
                  f"{row['error']:.2g}"]
         cells += [f"{times[name]:.4g}" if name in times else "" for name in peers]
-        ratio = row.get("ratios", {}).get(best)
+        ratio = row.get("ratios", {}).get(best) if best else None
         cells.append(f"{ratio:.2f} ({best})" if ratio is not None else "")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

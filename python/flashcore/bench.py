@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from flashcore import (_bench_cpu, _bench_cuda, _bench_overhead, _cases, _library, _peers, _report, _results,
-                       _table, _timing)
+                       _speed_chart, _table, _timing)
 
 _EXAMPLES = """examples:
   python3 -m flashcore.bench                             all GPU cases, into bench/results/<gpu>.json
@@ -25,6 +25,8 @@ _EXAMPLES = """examples:
   python3 -m flashcore.bench --case mission --kernel fwd_simt_f16_d64_q16 --output /tmp/one.json
   python3 -m flashcore.bench --show bench/results/h200.json   the table of docs/benchmarks.md
   python3 -m flashcore.bench --report bench/results/h200.json its CSV and HTML page with plots
+  python3 -m flashcore.bench --chart docs/images/speed_h200.svg --results bench/results/h200.json
+                                                         bars of our speed relative to the best peer
   python3 -m flashcore.bench --overhead --device cpu     what a call from Python costs
 
 Run it where the package is installed, or in the source tree with PYTHONPATH=python. Exit codes: 0 all cases measured, 1 a case failed
@@ -54,6 +56,11 @@ def parse_arguments(argv):
         "--device cpu build/bench-cpu.json)")
     add("--report", type=Path, metavar="FILE",
         help="write FILE's CSV and HTML page beside it, measure nothing")
+    add("--chart", type=Path, metavar="OUT.svg",
+        help="draw our speed relative to the best peer, a bar per case, and measure nothing; --suite and --case "
+        f"choose cases (default: all suites but {' and '.join(_speed_chart.DIAGNOSTIC_SUITES)})")
+    add("--results", type=Path, metavar="FILE",
+        help="the result file that --chart draws (default: the only one in bench/results)")
     add("--overhead", action="store_true", help="measure only what a call costs on a tiny shape")
     add("--show", type=Path, metavar="FILE", help="print a result file as a table, measure nothing")
     options = parser.parse_args(argv)
@@ -65,6 +72,8 @@ def parse_arguments(argv):
             parser.error(f"--peers: \"{name}\" is none of {', '.join(known)}")
     if options.samples < 1:
         parser.error(f"--samples is {options.samples}; wanted at least 1")
+    if options.results is not None and options.chart is None:
+        parser.error("--results is the file that --chart draws; wanted --chart OUT.svg with it")
     return options
 
 
@@ -223,6 +232,14 @@ def default_output(device, gpu, root):
     return base / "bench" / "results" / _results.file_name(gpu)
 
 
+def default_results(root):
+    """The only result file of the tree."""
+    found = sorted((root / "bench" / "results").glob("*.json")) if root else []
+    if len(found) != 1:
+        raise ValueError(f"--results: wanted a result file; bench/results has {len(found)}")
+    return found[0]
+
+
 def from_file(path, use):
     """Reads a result file and uses it; 0, or 2 where there is none."""
     try:
@@ -241,6 +258,20 @@ def write_report(result, path):
     print("written:", *_report.write(result, path))
 
 
+def write_chart(result, options):
+    print("written:", _speed_chart.write(result, options.chart, options.suite, options.case))
+
+
+def chart(options):
+    """Draws a result file; 0, or 2 where that cannot be done."""
+    try:
+        path = options.results or default_results(_library.tree_root())
+        return from_file(path, lambda result: write_chart(result, options))
+    except (OSError, ValueError) as error:
+        print(f"flashcore.bench: {error}", file=sys.stderr)
+        return 2
+
+
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     options = parse_arguments(argv)
@@ -248,6 +279,8 @@ def main(argv=None):
         return from_file(options.show, lambda result: print(_table.markdown(result)))
     if options.report is not None:
         return from_file(options.report, lambda result: write_report(result, options.report))
+    if options.chart is not None:
+        return chart(options)
     options.argv = list(argv)
     if options.threads == 0:
         options.threads = len(os.sched_getaffinity(0))

@@ -10,6 +10,7 @@ import unittest
 from pathlib import Path
 
 from flashcore import _report, _table, bench
+from flashcore._speed_chart import SpeedChart, bars_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,16 +50,23 @@ class Report(unittest.TestCase):
     def test_the_page_is_whole_and_needs_nothing(self):
         text = _report.to_html(result())
         tags = Tags(text)
-        self.assertEqual(tags.found.count("svg"), 2)  # roofline, one group of lengths
-        # ours in both, the peer where it has a time; and both in each legend
-        self.assertEqual(tags.found.count("circle"), 2 * (3 + 2) + 2 * 2)
+        self.assertEqual(tags.found.count("svg"), 2)  # bars, one group of lengths
+        # ours, the peer where it has a time; and both in the legend
+        self.assertEqual(tags.found.count("circle"), 3 + 2 + 2)
         self.assertFalse(set(tags.found) & {"script", "link", "img", "iframe"})
         self.assertFalse([one for _, one in tags.attributes if "src" in one or "href" in one])
         self.assertIn("fwd_&lt;kernel&gt;", text)
         self.assertIn("python3 &lt;x&gt;", text)
         self.assertIn('class="faster">0.50', text)
         self.assertIn("it said &quot;no&quot;", text)
-        self.assertIn("989 TFLOP/s", text)
+
+    def test_the_page_opens_with_the_speed_chart(self):
+        given = result()
+        drawn = SpeedChart(given, bars_of(given)).svg()
+        page = _report.to_html(given)
+        self.assertIn(drawn, page)
+        self.assertEqual(page.index("<svg"), page.index(drawn))
+        self.assertLess(page.index(drawn), page.index("<h2>"))
 
     def test_both_calls_of_ours(self):
         """A row of flashcore.attention has the C call beside it; an older row is of the C call."""
@@ -77,18 +85,20 @@ class Report(unittest.TestCase):
         self.assertIn("| 100 | 90 | 1.0 % |", new)
 
     def test_points_stand_where_they_should(self):
-        """Twice the time is lower by the same distance everywhere: the axes are logarithmic."""
-        chart = _report.roofline(result())
+        """Twice the time is higher by the same distance everywhere: the axes are logarithmic."""
+        (_, chart), = _report.latency_charts(result())
         distances = {round(chart.y(b[1]) - chart.y(a[1]), 6)
                      for a, b in zip(chart.series["ours"][1:], chart.series["cudnn"])}
         self.assertEqual(len(distances), 1)
-        self.assertGreater(distances.pop(), 0)  # SVG counts downwards
+        self.assertLess(distances.pop(), 0)  # SVG counts downwards
         for x, y, _ in chart.series["ours"]:
             self.assertTrue(0 < chart.x(x) < 640 and 0 < chart.y(y) < 400)
 
-    def test_an_unknown_device_and_no_rows(self):
-        self.assertIn("highest measured", _report.to_html(result(gpu="", threads=2)))
-        self.assertIn("CPU, 2 threads", _report.to_html({"gpu": "", "threads": 2, "rows": []}))
+    def test_no_gpu_and_no_rows(self):
+        page = _report.to_html({"gpu": "", "threads": 2, "rows": []})
+        self.assertIn("CPU, 2 threads", page)
+        self.assertIn("No case has a peer's time.", page)
+        self.assertNotIn("<svg", page)
 
     def test_results_in_the_tree(self):
         for path in (ROOT / "bench" / "results").glob("*.json"):
