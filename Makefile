@@ -21,7 +21,7 @@ test: ## set up and run every test that needs no GPU (36 minutes on 2 cores)
 	@scripts/setup test
 	@scripts/test $(STAGES)
 
-test-all: ## test, and the differential suite (torch, ONNX, transformers) and both fuzzers (1 hour on 2 cores)
+test-all: ## test, and the differential suite (torch, ONNX, transformers) and both fuzzers (7 minutes more on 2 cores)
 	@scripts/setup test
 	@scripts/test --all $(STAGES)
 

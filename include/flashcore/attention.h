@@ -54,10 +54,9 @@ FLASHCORE_API Status workspace_status(Workspace workspace, Stream stream = nullp
 /// `cancel`: null, or a flag that another thread sets to nonzero, atomically, to end the call
 /// early. It must then stay set until run() returns. The CPU reads it before each work item, and
 /// within one every millisecond or so; once all threads have stopped, run() returns
-/// StatusCode::cancelled. If the
-/// flag was set before the call, nothing is written; else the outputs are unspecified. The
-/// workspace stays usable. On a GPU the flag is read before each launch; a launched kernel is not
-/// stopped.
+/// StatusCode::cancelled. If the flag was set before the call, nothing is written; else the outputs
+/// are unspecified. The workspace stays usable. On a GPU the flag is read before each launch; a
+/// launched kernel is not stopped.
 FLASHCORE_API Status run(const Plan& plan, const Tensors& tensors, Workspace workspace,
                          Stream stream = nullptr, const std::int32_t* cancel = nullptr) noexcept;
 

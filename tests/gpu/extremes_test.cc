@@ -26,7 +26,7 @@ verify::CaseSpec spec_of(const KernelInfo& kernel, bool bias, bool sinks) {
   return spec;
 }
 
-/// What a call leaves in out and lse: the bytes of both.
+/// The bytes of out and the values of lse after a call.
 struct Written {
   std::vector<std::byte> out;
   std::vector<float> lse;

@@ -94,7 +94,7 @@ TEST_F(CApi, CallersWithoutACancelFlagAreServed) {
   std::memcpy(bytes.get(), &call_.params, kOlder);
   ASSERT_EQ(flashcore_attention(older, &error_), FLASHCORE_OK) << error_.message;
   FLASHCORE_EXPECT_SAME(output_, attend(inputs_));
-  // What follows an older struct is not its flag.
+  // The memory behind an older struct is not read as its flag.
   const std::int32_t set = 1;
   call_.params.cancel = &set;
   EXPECT_EQ(attention(), FLASHCORE_OK) << error_.message;

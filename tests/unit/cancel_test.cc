@@ -49,7 +49,7 @@ struct LongCall {
   Plan plan;
 };
 
-/// What the call returns whose flag is set after a while. It must return soon.
+/// Sets the flag while the call runs and returns its status. The call must end soon.
 Status cancel_during(const CancellableCall& call, Clock::duration delay = kDelay) {
   std::int32_t cancel = 0;
   std::thread other([&] {
@@ -244,7 +244,7 @@ TEST(Cancel, WalksWriteNothingIfItWasSetBefore) {
   }
 }
 
-/// What a C function returns for params with a set flag, and for those of an older caller.
+/// Calls a C function with a set flag, then with the params of a caller that knows no flag.
 template <typename Params>
 void expect_flag_read(std::int32_t (*function)(const Params*, flashcore_error*), Params params) {
   const std::int32_t set = 1;
