@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "api/guarded.h"
-#include "api/layout.h"
-#include "api/scales.h"
-#include "api/tensor_checks.h"
+#include "api/validate/kv.h"
+#include "api/validate/quant.h"
+#include "api/validate/tensor.h"
 #include "backend/backend.h"
 #include "core/append.h"
 

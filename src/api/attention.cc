@@ -2,7 +2,7 @@
 #include "flashcore/attention.h"
 
 #include "api/guarded.h"
-#include "api/validate.h"
+#include "api/validate/problem.h"
 #include "backend/backend.h"
 #include "core/error.h"
 

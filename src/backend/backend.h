@@ -11,7 +11,7 @@
 #include "core/combine.h"
 #include "core/params.h"
 #include "core/quantize.h"
-#include "core/sm90_shape.h"
+#include "core/sm90_traits.h"
 #include "flashcore/attention.h"
 
 namespace flashcore {

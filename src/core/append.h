@@ -3,9 +3,9 @@
 // only walk over the rows.
 #pragma once
 
-#include "core/eight_bit.h"
+#include "core/quant_formats.h"
 #include "core/element.h"
-#include "core/sequence.h"
+#include "core/seq_info.h"
 
 namespace flashcore::core {
 

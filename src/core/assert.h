@@ -8,10 +8,10 @@
 #pragma once
 
 #include "core/combine.h"
-#include "core/eight_bit.h"
+#include "core/quant_formats.h"
 #include "core/element.h"
-#include "core/sequence.h"
-#include "core/softmax_state.h"
+#include "core/seq_info.h"
+#include "core/softmax.h"
 
 #if defined(FLASHCORE_ASSERTS)
 

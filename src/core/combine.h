@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/params.h"
-#include "core/softmax_state.h"
+#include "core/softmax.h"
 
 namespace flashcore::core {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "core/config.h"
-#include "core/plant.h"
+#include "core/fault.h"
 
 namespace flashcore::core {
 

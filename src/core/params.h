@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "core/divisor.h"
-#include "core/pages.h"
-#include "core/plant.h"
+#include "core/fast_divmod.h"
+#include "core/paged_kv.h"
+#include "core/fault.h"
 
 namespace flashcore::core {
 

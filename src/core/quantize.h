@@ -2,7 +2,7 @@
 // (cpu/quantize.cc) and the CUDA kernels (cuda/quantize.cu) only walk over them.
 #pragma once
 
-#include "core/eight_bit.h"
+#include "core/quant_formats.h"
 #include "core/rotation.h"
 
 namespace flashcore::core {

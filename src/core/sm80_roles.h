@@ -11,9 +11,9 @@
 //   finish_split     the last CTA joins what all have left in the workspace
 #pragma once
 
-#include "core/cluster_inbox.h"
-#include "core/divisor.h"
-#include "core/plant.h"
+#include "core/cluster_buffer.h"
+#include "core/fast_divmod.h"
+#include "core/fault.h"
 
 namespace flashcore::core {
 

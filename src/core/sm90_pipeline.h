@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/config.h"
-#include "core/sm90_shape.h"
+#include "core/sm90_traits.h"
 
 namespace flashcore::core {
 

@@ -12,8 +12,8 @@
 // most n groups of them under way.
 #pragma once
 
-#include "core/plant.h"
-#include "core/sm90_item.h"
+#include "core/fault.h"
+#include "core/sm90_work_tile.h"
 
 namespace flashcore::core {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/numeric.h"
-#include "core/softmax_state.h"
+#include "core/softmax.h"
 
 namespace flashcore::core {
 

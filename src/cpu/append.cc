@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "core/cancel.h"
-#include "cpu/columns.h"
+#include "cpu/kernels/columns.h"
 
 namespace flashcore::cpu {
 namespace {

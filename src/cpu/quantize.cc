@@ -9,7 +9,7 @@
 #include "core/cancel.h"
 #include "core/element.h"
 #include "core/error.h"
-#include "cpu/columns.h"
+#include "cpu/kernels/columns.h"
 #include "cpu/thread_pool.h"
 
 namespace flashcore::cpu {

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "core/sm80_shape.h"
+#include "core/sm80_traits.h"
 #include "flashcore/plan.h"
 #include "plan/planner.h"
 

@@ -7,10 +7,10 @@
 #include "core/error.h"
 #include "core/params.h"
 #include "core/scratch.h"
-#include "core/sm90_shape.h"
+#include "core/sm90_traits.h"
 #include "core/softcap.h"
 #include "plan/divide.h"
-#include "plan/tuning.h"
+#include "plan/model/model.h"
 
 namespace flashcore {
 namespace {

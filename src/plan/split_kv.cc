@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "plan/divide.h"
-#include "plan/tuning.h"
+#include "plan/model/model.h"
 
 namespace flashcore {
 

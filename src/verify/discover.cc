@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "verify/decimal.h"
-#include "verify/ladder.h"
-#include "verify/lengths.h"
+#include "verify/inputs/decimal.h"
+#include "verify/probe_sequence.h"
+#include "verify/inputs/lengths.h"
 
 namespace flashcore::verify {
 namespace {

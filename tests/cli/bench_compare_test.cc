@@ -1,5 +1,5 @@
 // Faster means a smaller time: planted changes in both directions.
-#include "bench_compare.h"
+#include "bench/bench_compare.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // An outcome must count the same after it went from one process to another.
-#include "check_record.h"
+#include "check/check_record.h"
 
 #include <gtest/gtest.h>
 

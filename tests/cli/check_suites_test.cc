@@ -1,5 +1,5 @@
 // The problems of `flashcore check`: which they are, with how many blocks, and how they replay.
-#include "check_suites.h"
+#include "check/check_suites.h"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <string>
 
 #include "plan/planner.h"
-#include "problem.h"
-#include "verify/work_facts.h"
+#include "data/problem.h"
+#include "check/work_facts.h"
 
 namespace flashcore::tool {
 namespace {

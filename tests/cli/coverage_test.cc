@@ -1,11 +1,11 @@
 // Coverage must count what ran, and name what did not.
-#include "verify/coverage.h"
+#include "check/coverage.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
-#include "problem.h"
+#include "data/problem.h"
 
 namespace flashcore::verify {
 namespace {

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <memory>
 
-#include "npy.h"
+#include "data/npy.h"
 #include "npy_bytes.h"
 #include "support/rounds.h"
-#include "verify/random.h"
+#include "verify/inputs/random.h"
 
 namespace flashcore::tool {
 namespace {

@@ -1,5 +1,5 @@
 // What the .npy reader takes, and what it refuses in which words.
-#include "npy.h"
+#include "data/npy.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // What `flashcore quantize` says of its codes: right ones pass, and a single wrong one is found.
-#include "quantize_data.h"
+#include "data/quantize_data.h"
 
 #include <gtest/gtest.h>
 

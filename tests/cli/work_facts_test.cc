@@ -1,5 +1,5 @@
 // What the blocks of a persistent kernel meet, known from a plan: no GPU is needed.
-#include "verify/work_facts.h"
+#include "check/work_facts.h"
 
 #include <gtest/gtest.h>
 
@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "check_suites.h"
+#include "check/check_suites.h"
 #include "plan/planner.h"
-#include "problem.h"
-#include "verify/case_lengths.h"
-#include "verify/coverage.h"
+#include "data/problem.h"
+#include "verify/inputs/case_lengths.h"
+#include "check/coverage.h"
 
 namespace flashcore::verify {
 namespace {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "flashcore/attention.h"
-#include "verify/case_memory.h"
-#include "verify/compare.h"
+#include "verify/inputs/case_memory.h"
+#include "verify/inputs/compare.h"
 
 namespace flashcore::gpu_test {
 

@@ -10,7 +10,7 @@
 #include "reference/oracle.h"
 #include "support/call.h"
 #include "support/fuzz_cases.h"
-#include "verify/case_memory.h"
+#include "verify/inputs/case_memory.h"
 
 namespace flashcore::test {
 namespace {

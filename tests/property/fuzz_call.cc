@@ -6,7 +6,7 @@
 
 #include "support/call.h"
 #include "support/to_c.h"
-#include "verify/case_memory.h"
+#include "verify/inputs/case_memory.h"
 
 namespace flashcore::test {
 namespace {

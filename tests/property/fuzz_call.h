@@ -9,7 +9,7 @@
 
 #include "flashcore/attention.h"
 #include "flashcore/flashcore.h"
-#include "verify/random.h"
+#include "verify/inputs/random.h"
 
 namespace flashcore::test {
 

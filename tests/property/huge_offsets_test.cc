@@ -5,7 +5,7 @@
 
 #include "property/sparse_memory.h"
 #include "support/kernel_test.h"
-#include "verify/case_memory.h"
+#include "verify/inputs/case_memory.h"
 
 namespace flashcore::test {
 namespace {

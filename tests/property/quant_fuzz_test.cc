@@ -8,7 +8,7 @@
 
 #include "property/fuzz_call.h"
 #include "support/fuzz_cases.h"
-#include "verify/case_memory.h"
+#include "verify/inputs/case_memory.h"
 
 namespace flashcore::test {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "backend/backend.h"
 #include "support/kernel_test.h"
-#include "verify/check.h"
+#include "check/check.h"
 
 namespace flashcore::test {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "verify/random.h"
+#include "verify/inputs/random.h"
 
 namespace flashcore::protocol {
 

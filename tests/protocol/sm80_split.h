@@ -11,7 +11,7 @@
 #include "barriers.h"
 #include "core/mask.h"
 #include "core/sm80_roles.h"
-#include "core/sm80_shape.h"
+#include "core/sm80_traits.h"
 
 namespace flashcore::protocol {
 

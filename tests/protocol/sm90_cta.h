@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "barriers.h"
-#include "core/sm90_form.h"
+#include "core/step_schedule.h"
 #include "core/sm90_roles.h"
 #include "sm90_launch.h"
 

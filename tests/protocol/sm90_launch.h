@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "barriers.h"
-#include "core/sm90_item.h"
-#include "verify/random.h"
+#include "core/sm90_work_tile.h"
+#include "verify/inputs/random.h"
 
 namespace flashcore::protocol {
 

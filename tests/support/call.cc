@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cpu/cpu_info.h"
-#include "verify/case_memory.h"
+#include "verify/inputs/case_memory.h"
 
 namespace flashcore::test {
 

@@ -7,7 +7,7 @@
 #include "flashcore/attention.h"
 #include "support/rounds.h"
 #include "support/tensor.h"
-#include "verify/compare.h"
+#include "verify/inputs/compare.h"
 
 namespace flashcore::test {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "plan/tuning.h"
-#include "verify/case_memory.h"
+#include "plan/model/model.h"
+#include "verify/inputs/case_memory.h"
 
 namespace flashcore::test {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "support/call.h"
-#include "verify/random.h"
+#include "verify/inputs/random.h"
 
 namespace flashcore::test {
 

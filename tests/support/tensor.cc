@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "reference/oracle.h"
-#include "verify/case_memory.h"
+#include "verify/inputs/case_memory.h"
 
 namespace flashcore::test {
 

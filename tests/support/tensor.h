@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "flashcore/types.h"
-#include "verify/case.h"
+#include "verify/inputs/case.h"
 
 namespace flashcore::test {
 

@@ -2,7 +2,7 @@
 // impossible.
 #pragma once
 
-#include "args.h"
+#include "cli/args.h"
 
 namespace flashcore::tool {
 

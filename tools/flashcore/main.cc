@@ -4,12 +4,12 @@
 #include <new>
 
 #include "command_error.h"
-#include "command_line.h"
+#include "cli/command_line.h"
 #include "commands.h"
-#include "signals.h"
-#include "supervise.h"
-#include "terminal.h"
-#include "worker_link.h"
+#include "cli/signals.h"
+#include "check/supervise.h"
+#include "cli/terminal.h"
+#include "cli/worker_link.h"
 
 namespace flashcore::tool {
 namespace {

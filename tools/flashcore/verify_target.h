@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "devices.h"
-#include "verify/subject.h"
+#include "data/devices.h"
+#include "verify/implementation.h"
 
 namespace flashcore::tool {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "core/eight_bit.h"
+#include "core/quant_formats.h"
 
 namespace flashcore::cuda {
 

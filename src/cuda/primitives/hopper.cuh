@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "cuda/primitives/barrier.cuh"
+#include "cuda/primitives/mbarrier.cuh"
 
 namespace flashcore::cuda {
 

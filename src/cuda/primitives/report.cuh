@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/params.h"
-#include "core/sequence.h"
+#include "core/seq_info.h"
 
 namespace flashcore::cuda {
 

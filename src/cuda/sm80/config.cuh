@@ -5,12 +5,12 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "core/code_pairs.h"
+#include "core/dequant_f16.h"
 #include "core/mma_layout.h"
-#include "core/sm80_shape.h"
-#include "core/softmax_state.h"
+#include "core/sm80_traits.h"
+#include "core/softmax.h"
 #include "cuda/primitives/reduce.cuh"
-#include "cuda/sm80/item.cuh"
+#include "cuda/sm80/work_tile.cuh"
 
 namespace flashcore::cuda::sm80 {
 

@@ -4,10 +4,10 @@
 #include <cuda_runtime.h>
 
 #include "core/mma_layout.h"
-#include "core/sequence.h"
-#include "core/sm90_form.h"
+#include "core/seq_info.h"
+#include "core/step_schedule.h"
 #include "core/sm90_roles.h"
-#include "core/softmax_state.h"
+#include "core/softmax.h"
 #include "core/wgmma_layout.h"
 #include "cuda/primitives/hopper.cuh"
 #include "cuda/primitives/wgmma.cuh"

@@ -4,7 +4,7 @@
 #include <cuda.h>
 
 #include "core/params.h"
-#include "core/sm90_shape.h"
+#include "core/sm90_traits.h"
 
 namespace flashcore::cuda::sm90 {
 

@@ -4,7 +4,7 @@
 #include "cuda/primitives/hopper.cuh"
 #include "cuda/primitives/report.cuh"
 #include "cuda/sm90/config.cuh"
-#include "cuda/sm90/scores.cuh"
+#include "cuda/sm90/score.cuh"
 
 namespace flashcore::cuda::sm90 {
 

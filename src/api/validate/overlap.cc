@@ -1,0 +1,124 @@
+#include "api/validate/overlap.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+namespace flashcore {
+namespace {
+
+struct Axis {
+  std::int64_t count;  // indices 0 … count - 1
+  std::int64_t step;   // bytes, may be negative
+};
+
+/// The axes that move, by falling step. Returns how many; -1 if the tensor has no element.
+int moving_axes(const TensorView& tensor, int direction, Axis* axes) noexcept {
+  int used = 0;
+  for (int i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] == 0) return -1;
+    if (tensor.shape[i] > 1 && tensor.strides[i] != 0) {
+      axes[used++] = {tensor.shape[i], direction * tensor.strides[i] * size_of(tensor.dtype)};
+    }
+  }
+  return used;
+}
+
+void sort_by_step(Axis* axes, int count) noexcept {
+  for (int i = 1; i < count; ++i) {
+    for (int j = i; j > 0 && std::abs(axes[j].step) > std::abs(axes[j - 1].step); --j) {
+      std::swap(axes[j], axes[j - 1]);
+    }
+  }
+}
+
+std::int64_t floor_div(std::int64_t a, std::int64_t b) noexcept {  // b > 0
+  return a >= 0 ? a / b : -((-a + b - 1) / b);
+}
+
+/// Whether target can be Σ index · step + slack with every index in its axis's range and slack in
+/// [low, high]. Large steps first: few indices can then come near the target.
+bool reachable(std::int64_t target, const Axis* axes, int count, std::int64_t low,
+               std::int64_t high, int& budget) noexcept {
+  if (budget-- <= 0) return true;
+  if (count == 0) return low <= target && target <= high;
+  std::int64_t rest_low = low, rest_high = high;
+  for (int i = 1; i < count; ++i) {
+    const std::int64_t reach = (axes[i].count - 1) * axes[i].step;
+    (reach < 0 ? rest_low : rest_high) += reach;
+  }
+  // index * step must fall in [target - rest_high, target - rest_low].
+  std::int64_t from = target - rest_high, to = target - rest_low;
+  const std::int64_t size = std::abs(axes[0].step);
+  if (axes[0].step < 0) {
+    const std::int64_t swapped = -from;
+    from = -to;
+    to = swapped;
+  }
+  const std::int64_t first = std::max<std::int64_t>(0, floor_div(from + size - 1, size));
+  const std::int64_t last = std::min(axes[0].count - 1, floor_div(to, size));
+  for (std::int64_t index = first; index <= last; ++index) {
+    if (reachable(target - index * axes[0].step, axes + 1, count - 1, low, high, budget)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+bool overlaps_itself(const TensorView& tensor) noexcept {
+  Axis axes[TensorView::kMaxRank];
+  const int count = moving_axes(tensor, 1, axes);
+  if (count < 0) return false;  // without elements the strides, often 0, mean nothing
+  for (int i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] > 1 && tensor.strides[i] == 0) return true;
+  }
+  sort_by_step(axes, count);
+  std::int64_t inner_extent = size_of(tensor.dtype);
+  for (int i = count - 1; i >= 0; --i) {
+    if (axes[i].step < inner_extent) return true;
+    inner_extent += (axes[i].count - 1) * axes[i].step;
+  }
+  return false;
+}
+
+bool share_memory(const TensorView& a, const TensorView& b) noexcept {
+  if (a.data == nullptr || b.data == nullptr) return false;
+  // a + Σ i·step_a + [0, size_a) meets b + Σ j·step_b + [0, size_b), i and j free in their ranges.
+  Axis axes[2 * TensorView::kMaxRank];
+  const int of_a = moving_axes(a, 1, axes);
+  if (of_a < 0) return false;
+  const int of_b = moving_axes(b, -1, axes + of_a);
+  if (of_b < 0) return false;
+  int count = of_a + of_b;
+  std::int64_t target;
+  if (__builtin_sub_overflow(reinterpret_cast<std::intptr_t>(b.data),
+                             reinterpret_cast<std::intptr_t>(a.data), &target)) {
+    return false;  // too far apart for any tensor
+  }
+  const std::int64_t low = 1 - size_of(b.dtype), high = size_of(a.dtype) - 1;
+
+  // The usual case, far apart, needs no search.
+  std::int64_t lowest = low, highest = high;
+  for (int i = 0; i < count; ++i) {
+    const std::int64_t reach = (axes[i].count - 1) * axes[i].step;
+    (reach < 0 ? lowest : highest) += reach;
+  }
+  if (target < lowest || target > highest) return false;
+
+  // Steps that both tensors have become one axis over i - j, or the search would try all pairs.
+  sort_by_step(axes, count);
+  for (int i = 0; i + 1 < count; ++i) {
+    if (axes[i].step != -axes[i + 1].step) continue;
+    const Axis& negative = axes[i].step < 0 ? axes[i] : axes[i + 1];
+    target -= (negative.count - 1) * negative.step;
+    axes[i] = {axes[i].count + axes[i + 1].count - 1, std::abs(negative.step)};
+    std::copy(axes + i + 2, axes + count, axes + i + 1);
+    --count;
+  }
+  int budget = 4096;
+  return reachable(target, axes, count, low, high, budget);
+}
+
+}  // namespace flashcore

@@ -1,0 +1,324 @@
+#include "api/validate/problem.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <utility>
+
+#include "api/validate/kv.h"
+#include "api/validate/quant.h"
+#include "api/validate/tensor.h"
+#include "core/error.h"
+#include "core/params.h"
+
+namespace flashcore {
+namespace {
+
+constexpr std::int64_t kMaxHeadDim = 576;
+constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;  // so that positions fit 32 bits
+
+using ll = long long;
+
+/// k and v, packed, paged or neither.
+Status describe_keys(const Tensors& t, Problem& p) noexcept {
+  if (p.kv_packed && t.block_table.given()) {
+    return invalid_argument(
+        "block_table: given together with cu_seqlens_k; k and v are either paged or packed "
+        "(lengths "
+        "of paged sequences are used_k)");
+  }
+  if (p.kv_packed) {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_k", t.cu_seqlens_k, 1, "[batch + 1]"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("cu_seqlens_k", "length - 1",
+                                           t.cu_seqlens_k.shape[0] - 1, p.batch, "q's batch"));
+  }
+  const KvForm form = p.kv_packed             ? KvForm::packed
+                      : t.block_table.given() ? KvForm::paged
+                                              : KvForm::fixed;
+  KvShape kv;
+  FLASHCORE_RETURN_IF_ERROR(describe_kv(t.k, t.v, t.block_table, form, p.batch, "q", kv));
+  FLASHCORE_RETURN_IF_ERROR(check_extent("k", "head_dim", kv.head_dim, p.head_dim, "q"));
+  p.kv_heads = kv.kv_heads;
+  p.kv_len = kv.kv_len;
+  p.v_dim = kv.v_dim;
+  p.total_k = kv.total_k;
+  p.page_size = kv.page_size;
+  p.pages = kv.pages;
+  p.k = kv.k;
+  p.v = kv.v;
+  p.block_table = kv.block_table;
+  return {};
+}
+
+/// q, k, v and out: shapes, and from them the problem's sizes.
+Status describe_main(const Tensors& t, Problem& p) noexcept {
+  p.device = t.q.device;
+  p.q_packed = t.cu_seqlens_q.given();
+  p.kv_packed = t.cu_seqlens_k.given();
+  FLASHCORE_RETURN_IF_ERROR(
+      p.q_packed ? check_rank("q", t.q, 3, "[total_q, q_heads, head_dim] (with cu_seqlens_q)")
+                 : check_rank("q", t.q, 4, "[batch, q_heads, q_len, head_dim]"));
+  FLASHCORE_RETURN_IF_ERROR(describe_storage(t, p));
+  if (p.dtype == DType::f64 && p.device.type == DeviceType::cuda) {
+    return unsupported("q: f64 runs on the CPU only; on a GPU use f32, f16 or bf16");
+  }
+  if (p.q_packed) {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_q", t.cu_seqlens_q, 1, "[batch + 1]"));
+    if (t.cu_seqlens_q.shape[0] < 1) {
+      return invalid_argument("cu_seqlens_q: has no element; wanted batch + 1");
+    }
+    p.batch = t.cu_seqlens_q.shape[0] - 1;
+    p.total_q = t.q.shape[0];
+    p.q_len = p.total_q;
+    p.q_heads = t.q.shape[1];
+  } else {
+    p.batch = t.q.shape[0];
+    p.q_heads = t.q.shape[1];
+    p.q_len = t.q.shape[2];
+  }
+  p.head_dim = t.q.shape[t.q.rank - 1];
+  FLASHCORE_RETURN_IF_ERROR(describe_keys(t, p));
+  FLASHCORE_RETURN_IF_ERROR(check_rank("out", t.out, t.q.rank, "like q"));
+  for (int i = 0; i + 1 < t.out.rank; ++i) {
+    static constexpr const char* kPacked[] = {"total_q", "q_heads"};
+    static constexpr const char* kFixed[] = {"batch", "q_heads", "q_len"};
+    FLASHCORE_RETURN_IF_ERROR(check_extent("out", p.q_packed ? kPacked[i] : kFixed[i],
+                                           t.out.shape[i], t.q.shape[i], "q"));
+  }
+  FLASHCORE_RETURN_IF_ERROR(
+      check_extent("out", "v_dim", t.out.shape[t.out.rank - 1], p.v_dim, "v"));
+
+  for (const auto& [name, dim] : {std::pair{"head_dim", p.head_dim}, {"v_dim", p.v_dim}}) {
+    if (dim < 1 || dim > kMaxHeadDim) {
+      return unsupported("%s is %lld; 1 to %lld are supported", name, ll{dim}, ll{kMaxHeadDim});
+    }
+  }
+  if (p.q_heads > 0 && (p.kv_heads == 0 || p.q_heads % p.kv_heads != 0)) {
+    return invalid_argument("q: q_heads is %lld, k has %lld kv_heads; q_heads must be a multiple",
+                            ll{p.q_heads}, ll{p.kv_heads});
+  }
+  const Axes q_axes = p.q_packed ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
+  p.q = layout_of(t.q, q_axes);
+  p.out = layout_of(t.out, q_axes);
+  return {};
+}
+
+/// Scores are computed in f32: what scale and softcap become there must be numbers of f32 too.
+Status check_f32_factors(double scale, double softcap) noexcept {
+  constexpr double kSmallest = 1e-30,
+                   kLargest = 1e30;  // products with log2(e) and 2 fit beside them
+  if (std::abs(scale) > kLargest) {
+    return invalid_argument("scale is %g; scores are computed in f32, wanted at most %g", scale,
+                            kLargest);
+  }
+  if (softcap != 0 && softcap < kSmallest) {
+    return invalid_argument(
+        "softcap is %g; scores are computed in f32, wanted 0 (none) or at least %g", softcap,
+        kSmallest);
+  }
+  if (softcap != 0 && std::abs(scale) / softcap > kLargest) {
+    return invalid_argument(
+        "softcap is %g, scale is %g; scores are computed in f32, wanted scale / softcap of at most "
+        "%g",
+        softcap, scale, kLargest);
+  }
+  return {};
+}
+
+Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept {
+  p.options = o;
+  for (const auto& [name, side] :
+       {std::pair{"window_left", o.window_left}, {"window_right", o.window_right}}) {
+    if (side < -1) {
+      return invalid_argument("%s is %lld; wanted -1 (no limit) or a number of keys", name,
+                              ll{side});
+    }
+  }
+  p.scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.head_dim)));
+  if (!std::isfinite(p.scale)) return invalid_argument("scale is %g; it must be finite", p.scale);
+  if (!std::isfinite(o.softcap) || o.softcap < 0) {
+    return invalid_argument("softcap is %g; wanted 0 (none) or a positive number", o.softcap);
+  }
+  if (p.dtype != DType::f64) FLASHCORE_RETURN_IF_ERROR(check_f32_factors(p.scale, o.softcap));
+  if (o.num_splits < 0) {
+    return invalid_argument("num_splits is %d; wanted 0 (the planner chooses) or more",
+                            o.num_splits);
+  }
+  if (o.reproducibility == Reproducibility::batch_invariant && o.num_splits > 1) {
+    return invalid_argument(
+        "num_splits is %d; a batch-invariant plan fixes its own splits, wanted 0", o.num_splits);
+  }
+  for (const auto& [name, longest] :
+       {std::pair{"max_q_len", o.max_q_len}, {"max_kv_len", o.max_kv_len}}) {
+    if (longest < 0) return invalid_argument("%s is %lld; wanted 0 or more", name, ll{longest});
+  }
+  if (p.q_packed && o.max_q_len > 0) p.q_len = std::min(p.q_len, o.max_q_len);
+  if (p.kv_packed && o.max_kv_len > 0) p.kv_len = std::min(p.kv_len, o.max_kv_len);
+  for (const auto& [name, length] : {std::pair{"q_len", p.q_len}, {"kv_len", p.kv_len}}) {
+    if (length > kMaxLength) {
+      return unsupported("%s is %lld; at most %lld is supported", name, ll{length}, ll{kMaxLength});
+    }
+  }
+  const DType wide = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  if (o.partial) {
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("out (partial)", t.out.dtype, wide, wide));
+    if (!t.lse.given()) {
+      return invalid_argument("lse: not given; a partial result needs it for merge()");
+    }
+  }
+  return check_dtype("out", t.out.dtype, p.dtype, DType::f32);
+}
+
+/// bias or mask: [batch|1, q_heads|1, q_len|1, kv_len].
+Status describe_score_tensor(const char* name, const TensorView& t, const Problem& p,
+                             Layout& layout) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(
+      check_rank(name, t, 4, "[batch or 1, q_heads or 1, q_len or 1, kv_len]"));
+  const std::int64_t wanted[4] = {p.batch, p.q_heads, p.q_len, p.kv_len};
+  static constexpr const char* kNames[4] = {"batch", "q_heads", "q_len", "kv_len"};
+  for (int i = 0; i < 4; ++i) {
+    if (t.shape[i] == wanted[i] || (i < 3 && t.shape[i] == 1)) continue;
+    return invalid_argument("%s: %s is %lld; wanted %lld%s", name, kNames[i], ll{t.shape[i]},
+                            ll{wanted[i]}, i < 3 ? " or 1" : "");
+  }
+  layout = layout_of(t, {0, 1, 2, 3});
+  return {};
+}
+
+/// One i32 per sequence.
+Status describe_per_sequence(const char* name, const TensorView& t, const Problem& p,
+                             Layout& layout) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, 1, "[batch]"));
+  FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, DType::i32, DType::i32));
+  FLASHCORE_RETURN_IF_ERROR(check_extent(name, "length", t.shape[0], p.batch, "q's batch"));
+  layout = layout_of(t, {0, -1, -1, -1});
+  return {};
+}
+
+Status check_cu_seqlens(const char* name, const TensorView& t) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, DType::i32, DType::i32));
+  if (t.shape[0] > 1 && t.strides[0] != 1) {
+    return invalid_argument("%s: stride is %lld; it must be contiguous", name, ll{t.strides[0]});
+  }
+  return {};
+}
+
+Status describe_optional(const Tensors& t, Problem& p) noexcept {
+  const DType wide = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  if (t.lse.given()) {
+    if (p.q_packed) {
+      FLASHCORE_RETURN_IF_ERROR(check_rank("lse", t.lse, 2, "[q_heads, total_q]"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", t.lse.shape[0], p.q_heads, "q"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "total_q", t.lse.shape[1], p.total_q, "q"));
+      p.lse = layout_of(t.lse, {-1, 0, 1, -1});
+    } else {
+      FLASHCORE_RETURN_IF_ERROR(check_rank("lse", t.lse, 3, "[batch, q_heads, q_len]"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "batch", t.lse.shape[0], p.batch, "q"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", t.lse.shape[1], p.q_heads, "q"));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_len", t.lse.shape[2], p.q_len, "q"));
+      p.lse = layout_of(t.lse, {0, 1, 2, -1});
+    }
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("lse", t.lse.dtype, wide, wide));
+  }
+  if (t.bias.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_score_tensor("bias", t.bias, p, p.bias));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("bias", t.bias.dtype, p.dtype, DType::f32));
+  }
+  if (t.mask.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_score_tensor("mask", t.mask, p, p.mask));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("mask", t.mask.dtype, DType::boolean, DType::boolean));
+  }
+  if (t.alibi_slopes.given()) {
+    const TensorView& a = t.alibi_slopes;
+    const int rank = a.rank == 2 ? 2 : 1;
+    FLASHCORE_RETURN_IF_ERROR(check_rank("alibi_slopes", a, rank, "[q_heads] or [batch, q_heads]"));
+    if (rank == 2) {
+      FLASHCORE_RETURN_IF_ERROR(check_extent("alibi_slopes", "batch", a.shape[0], p.batch, "q"));
+    }
+    FLASHCORE_RETURN_IF_ERROR(
+        check_extent("alibi_slopes", "q_heads", a.shape[rank - 1], p.q_heads, "q"));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("alibi_slopes", a.dtype, DType::f32, DType::f32));
+    p.alibi_slopes = layout_of(a, {rank == 2 ? 0 : -1, rank - 1, -1, -1});
+  }
+  if (t.sinks.given()) {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("sinks", t.sinks, 1, "[q_heads]"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("sinks", "length", t.sinks.shape[0], p.q_heads, "q"));
+    FLASHCORE_RETURN_IF_ERROR(check_dtype("sinks", t.sinks.dtype, DType::f32, DType::f32));
+    p.sinks = layout_of(t.sinks, {-1, 0, -1, -1});
+  }
+  if (p.q_packed) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q));
+  if (p.kv_packed) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k));
+  if (t.used_k.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("used_k", t.used_k, p, p.used_k));
+  }
+  if (t.q_start.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("q_start", t.q_start, p, p.q_start));
+  }
+  if (t.k_start.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("k_start", t.k_start, p, p.k_start));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<Problem> describe(const Tensors& tensors, const Options& options) noexcept {
+  Problem problem;
+  FLASHCORE_RETURN_IF_ERROR(describe_main(tensors, problem));
+  FLASHCORE_RETURN_IF_ERROR(describe_options(tensors, options, problem));
+  FLASHCORE_RETURN_IF_ERROR(describe_scales(tensors, problem));
+  FLASHCORE_RETURN_IF_ERROR(describe_optional(tensors, problem));
+  return problem;
+}
+
+Status check_memory(const Tensors& t) noexcept {
+  const NamedView inputs[] = {{"q", &t.q},
+                              {"k", &t.k},
+                              {"v", &t.v},
+                              {"bias", &t.bias},
+                              {"mask", &t.mask},
+                              {"alibi_slopes", &t.alibi_slopes},
+                              {"sinks", &t.sinks},
+                              {"cu_seqlens_q", &t.cu_seqlens_q},
+                              {"cu_seqlens_k", &t.cu_seqlens_k},
+                              {"used_k", &t.used_k},
+                              {"block_table", &t.block_table},
+                              {"q_start", &t.q_start},
+                              {"k_start", &t.k_start},
+                              {"q_scale", &t.q_scale},
+                              {"k_scale", &t.k_scale},
+                              {"v_scale", &t.v_scale}};
+  const NamedView outputs[] = {{"out", &t.out}, {"lse", &t.lse}};
+  for (const auto& [name, view] : inputs) {
+    if (!view->given()) continue;
+    FLASHCORE_RETURN_IF_ERROR(check_device(name, view->device, t.q.device));
+    FLASHCORE_RETURN_IF_ERROR(check_pointer(name, *view));
+  }
+  for (const auto& [name, view] : outputs) {
+    if (!view->given()) continue;
+    FLASHCORE_RETURN_IF_ERROR(check_device(name, view->device, t.q.device));
+    FLASHCORE_RETURN_IF_ERROR(check_pointer(name, *view));
+  }
+  return check_outputs(outputs, inputs);
+}
+
+Status check_against_plan(const Problem& planned, const Problem& given) noexcept {
+  if (planned == given) return {};
+  // Another buffer may be better aligned than the one planned for; that changes nothing.
+  Problem adjusted = given;
+  for (Layout Problem::*layout :
+       {&Problem::q, &Problem::k, &Problem::v, &Problem::out, &Problem::lse, &Problem::bias,
+        &Problem::mask, &Problem::alibi_slopes, &Problem::sinks, &Problem::used_k,
+        &Problem::q_start, &Problem::k_start, &Problem::block_table, &Problem::q_scale,
+        &Problem::k_scale, &Problem::v_scale}) {
+    if ((adjusted.*layout).alignment_bytes > (planned.*layout).alignment_bytes) {
+      (adjusted.*layout).alignment_bytes = (planned.*layout).alignment_bytes;
+    }
+  }
+  if (planned == adjusted) return {};
+  return invalid_argument(
+      "run: the tensors are not those of the plan (another shape, stride, type or device, a tensor "
+      "more or fewer, or a less aligned pointer); make a plan for these");
+}
+
+}  // namespace flashcore

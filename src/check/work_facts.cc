@@ -1,0 +1,71 @@
+#include "check/work_facts.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "backend/backend.h"
+#include "core/seq_info.h"
+#include "core/sm90_traits.h"
+#include "plan/planner.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// The query rows of an item, as a Hopper kernel finds them.
+struct ItemRows {
+  core::Mask mask;
+  std::int32_t first, end;  // end <= first: none
+
+  bool sees_keys(std::int32_t from, std::int32_t to) const {
+    return !core::keys_seen_by_any(mask, from, to - 1).empty();
+  }
+};
+
+ItemRows rows_of(const core::AttentionParams& params, const WorkList& work, std::int32_t piece) {
+  const core::WorkItem item = core::work_item(work.order, core::work_piece(work.tail, piece).item);
+  const core::Sequence sequence =
+      params.has_lengths ? core::sequence_of(params, item.batch) : core::whole_sequence(params);
+  const std::int32_t queries = params.tile_q >> work.heads.log2;
+  const std::int32_t first = item.q_tile * queries;
+  return {sequence.mask, first, std::min(first + queries, sequence.q_len)};
+}
+
+bool has_idle_warpgroup(const ItemRows& rows, std::int32_t piece_queries) {
+  bool idle = false, busy = false;
+  for (std::int32_t from = rows.first; from < rows.end; from += piece_queries) {
+    (rows.sees_keys(from, std::min(from + piece_queries, rows.end)) ? busy : idle) = true;
+  }
+  return idle && busy;
+}
+
+}  // namespace
+
+WorkFacts work_facts(const Plan& plan, const Tensors& tensors) {
+  WorkFacts facts;
+  if (!is_persistent(*plan.kernel) || plan.work_items == 0) return facts;
+  std::byte nobodys{};  // addresses in a workspace are made from its own, and never followed here
+  const core::AttentionParams params =
+      make_params(plan, tensors, {&nobodys, plan.workspace_bytes, plan.problem.device});
+  const WorkList work = make_work_list(plan, params);
+  const std::int32_t blocks = std::min(work.pieces, plan.device.sm_count);
+  std::int64_t items = 0;
+  int keyless = -1;  // since the last item with keys; -1: there was none yet
+  for (std::int32_t piece = 0; piece < work.pieces; ++piece) {
+    const ItemRows rows = rows_of(params, work, piece);
+    if (rows.end <= rows.first) continue;
+    ++items;
+    if (has_idle_warpgroup(rows, work.heads.queries())) facts.idle_warpgroup = true;
+    const bool has_keys = rows.sees_keys(rows.first, rows.end);
+    if (blocks == 1 && has_keys && keyless > 0) facts.keyless_between = true;
+    if (has_keys) {
+      keyless = 0;
+    } else if (keyless >= 0) {
+      ++keyless;
+    }
+    if (blocks == 1 && keyless >= 3) facts.three_keyless = true;
+  }
+  facts.three_items = items > 2 * static_cast<std::int64_t>(blocks);
+  return facts;
+}
+
+}  // namespace flashcore::verify

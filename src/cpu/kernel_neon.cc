@@ -1,7 +1,0 @@
-// The CPU kernel for NEON: compiled with that instruction set's flags (cmake/cpu_kernels.cmake).
-#define FLASHCORE_SIMD_BYTES 16
-#include "cpu/attention_kernel-inl.h"
-
-namespace flashcore::cpu {
-extern const IsaKernels kNeonKernels = kIsaKernels;
-}

@@ -1,0 +1,417 @@
+// CUDA behind backend.h: the launcher, and memory and timing for the tools.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+#include "backend/backend.h"
+#include "core/cluster_buffer.h"
+#include "cuda/check.h"
+#include "cuda/device.h"
+#include "cuda/registry.h"
+#include "cuda/sm90/make_params.h"
+
+namespace flashcore {
+namespace {
+
+using cuda::DeviceScope;
+
+constexpr std::int64_t kMaxGrid = INT32_MAX;
+constexpr int kMaxDevices = 64;
+
+/// Where no GPU can be used, why: in the words of a build without CUDA.
+Status any_device() noexcept {
+  const CudaAvailability available = cuda_availability();
+  if (available.device_count > 0) return {};
+  return unsupported("device is cuda, but %s", available.reason.c_str());
+}
+
+/// More than 48 KiB of shared memory must be asked for, once per kernel and device: we ask for as
+/// much as a block can have.
+Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int device) noexcept {
+  static std::array<std::atomic<std::uint64_t>, 256> allowed{};  // bit d: done for device d
+  auto& devices = allowed[static_cast<std::size_t>(&kernel - kernels().data())];
+  const std::uint64_t bit = std::uint64_t{1} << (device % kMaxDevices);
+  if ((devices.load(std::memory_order_acquire) & bit) != 0) return {};
+  cudaFuncAttributes attributes;
+  FLASHCORE_CUDA(cudaFuncGetAttributes(&attributes, entry));
+  int most = 0;
+  FLASHCORE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  FLASHCORE_CUDA(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      most - static_cast<int>(attributes.sharedSizeBytes)));
+  devices.fetch_or(bit, std::memory_order_release);
+  return {};
+}
+
+/// How a kernel is launched beyond its parameters.
+struct LaunchOptions {
+  std::int64_t blocks = 1;
+  int threads = 0;
+  int smem_bytes = 0;
+  bool early = false;      // its blocks wait by themselves for the kernel before (sm_90)
+  int cluster = 1;         // blocks of a cluster
+  bool share_sms = false;  // clusters that need more blocks than SMs: they are to share them evenly
+};
+
+/// A launch as CUDA wants it described. It points into itself.
+struct LaunchConfig {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[3];
+
+  LaunchConfig(const LaunchOptions& options, Stream stream) noexcept {
+    config.gridDim = dim3(static_cast<unsigned>(std::min(options.blocks, kMaxGrid)));
+    config.blockDim = dim3(static_cast<unsigned>(options.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(options.smem_bytes);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    if (options.early) {
+      add(cudaLaunchAttributeProgrammaticStreamSerialization)
+          .programmaticStreamSerializationAllowed = 1;
+    }
+    if (options.cluster > 1) {
+      add(cudaLaunchAttributeClusterDimension).clusterDim = {static_cast<unsigned>(options.cluster),
+                                                             1, 1};
+    }
+    if (options.share_sms) {
+      add(cudaLaunchAttributeClusterSchedulingPolicyPreference).clusterSchedulingPolicyPreference =
+          cudaClusterSchedulingPolicyLoadBalancing;
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+
+ private:
+  cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) noexcept {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = id;
+    return attribute.val;
+  }
+};
+
+template <typename Params>
+Status launch_kernel(const void* entry, const Params& params, const LaunchOptions& options,
+                     Stream stream) noexcept {
+  void* arguments[] = {const_cast<Params*>(&params)};
+  const LaunchConfig launch(options, stream);
+  FLASHCORE_CUDA(cudaLaunchKernelExC(&launch.config, entry, arguments));
+  return {};
+}
+
+/// How many of these clusters run on the device at a time: none where a slice of a GPU has too few
+/// SMs side by side. Asked once per kernel, device and size of a cluster.
+int clusters_at_once(const KernelInfo& kernel, const void* entry, int device,
+                     LaunchOptions options) noexcept {
+  constexpr int kSizes = 16, kUnknown = 0;  // else one more than the answer
+  static std::array<std::atomic<std::uint16_t>, 256 * kSizes> known{};
+  auto& answer = known[static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
+                       static_cast<std::size_t>(options.cluster % kSizes)];
+  if (device == 0) {
+    if (const int before = answer.load(std::memory_order_relaxed); before != kUnknown) {
+      return before - 1;
+    }
+  }
+  int clusters = 0;
+  options.early = options.share_sms = false;
+  const LaunchConfig launch(options, nullptr);
+  if (cudaOccupancyMaxActiveClusters(&clusters, entry, &launch.config) != cudaSuccess) clusters = 0;
+  if (device == 0) {
+    answer.store(static_cast<std::uint16_t>(clusters + 1), std::memory_order_relaxed);
+  }
+  return clusters;
+}
+
+/// CUDA calls it when the graph that is watched is gone.
+void CUDART_CB note_end(void* graph_ended) {
+  std::atomic_ref<std::int32_t>(*static_cast<std::int32_t*>(graph_ended))
+      .store(1, std::memory_order_release);
+}
+
+/// Lets this thread wait while another one captures a graph: by default CUDA takes any wait for a
+/// mistake then.
+class WaitsDuringCaptures {
+ public:
+  WaitsDuringCaptures() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~WaitsDuringCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  WaitsDuringCaptures(const WaitsDuringCaptures&) = delete;
+  WaitsDuringCaptures& operator=(const WaitsDuringCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+class CudaBackend final : public Backend {
+ public:
+  Status launch(const Plan& plan, const core::AttentionParams& params, Stream stream,
+                const std::int32_t*) const override {
+    const KernelInfo& kernel = *plan.kernel;
+    const void* entry = cuda::entry_of(kernel);
+    if (entry == nullptr) {
+      return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS left it out)",
+                         kernel.id);
+    }
+    const int device = plan.problem.device.index;
+    const DeviceScope scope(device);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
+    LaunchOptions options{params.work_items, kernel.threads, kernel.smem_bytes};
+    // Of kernels for tensor cores, machine code for sm_90 alone waits for the kernel before: later
+    // GPUs run sm_80's PTX.
+    options.early = plan.device.compute_capability == 90 && kernel.min_compute_capability >= 80;
+    if (kernel.min_compute_capability >= 90) {
+      cuda::sm90::Params hopper;
+      FLASHCORE_RETURN_IF_ERROR(cuda::make_sm90_params(plan, params, hopper));
+      options.blocks = std::min(hopper.pieces, plan.device.sm_count);
+      return launch_kernel(entry, hopper, options, stream);
+    }
+    if (plan.combines_in_cluster) {
+      LaunchOptions in_clusters = options;
+      in_clusters.smem_bytes += core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
+      in_clusters.cluster = plan.splits;
+      in_clusters.share_sms = params.work_items > plan.device.sm_count;
+      if (clusters_at_once(kernel, entry, device, in_clusters) * plan.splits >= params.work_items) {
+        core::AttentionParams clustered = params;
+        clustered.joins_in_cluster = true;
+        clustered.by_items = core::make_divisor(plan.splits);
+        return launch_kernel(entry, clustered, in_clusters, stream);
+      }
+    }
+    return launch_kernel(entry, params, options, stream);
+  }
+
+  Status combine(const core::CombineParams& params, DType partials, Device device, int,
+                 Stream stream, const std::int32_t*) const override {
+    if (partials == DType::f64) return unsupported("merge: f64 partials merge on the CPU only");
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const std::int64_t rows =
+        static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
+    const std::int64_t blocks =
+        (rows + cuda::kCombineRowsPerBlock - 1) / cuda::kCombineRowsPerBlock;
+    return launch_kernel(cuda::combine_entry(), params, {blocks, cuda::kCombineThreads}, stream);
+  }
+
+  Status append(const core::AppendParams& params, Device device, Stream stream,
+                const std::int32_t*) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const std::int64_t rows = core::append_rows(params);
+    const std::int64_t blocks = (rows + cuda::kAppendRowsPerBlock - 1) / cuda::kAppendRowsPerBlock;
+    return launch_kernel(cuda::append_entry(), params, {blocks, cuda::kAppendThreads}, stream);
+  }
+
+  Status quantize(const core::QuantParams& params, Device device, Stream stream,
+                  const std::int32_t*) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const std::int64_t slots =
+        static_cast<std::int64_t>(params.slots_batch) * params.slots_heads * params.slots_blocks;
+    const std::int64_t slot_blocks = (slots + cuda::kQuantThreads - 1) / cuda::kQuantThreads;
+    const auto on_slots = [&](const void* entry) {
+      return slots == 0 ? Status{}
+                        : launch_kernel(entry, params, {slot_blocks, cuda::kQuantThreads}, stream);
+    };
+    if (!params.given_scale || params.saturated != nullptr) {
+      FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::clear_scales_entry()));
+    }
+    if (!params.given_scale) {
+      FLASHCORE_RETURN_IF_ERROR(on_units(cuda::find_largest_entry(params), params, device, stream));
+      FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::finish_scales_entry()));
+    }
+    return on_units(cuda::encode_entry(params), params, device, stream);
+  }
+
+  Status dequantize(const core::QuantParams& params, Device device, Stream stream,
+                    const std::int32_t*) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    return on_units(cuda::decode_entry(params), params, device, stream);
+  }
+
+  Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    FLASHCORE_CUDA(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream)));
+    return {};
+  }
+
+  Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,
+                    Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const auto s = static_cast<cudaStream_t>(stream);
+    const WaitsDuringCaptures guard;
+    FLASHCORE_CUDA(cudaMemcpyAsync(host, slot, sizeof *slot, cudaMemcpyDeviceToHost, s));
+    FLASHCORE_CUDA(cudaStreamSynchronize(s));
+    return {};
+  }
+
+  Result<std::uint64_t> capture_id(Device device, Stream stream,
+                                   std::int32_t* graph_ended) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    cudaStreamCaptureStatus status{};
+    unsigned long long id = 0;  // NOLINT: CUDA's type
+    cudaGraph_t graph = nullptr;
+    const auto s = static_cast<cudaStream_t>(stream);
+#if CUDART_VERSION >= 13000
+    FLASHCORE_CUDA(cudaStreamGetCaptureInfo(s, &status, &id, &graph));
+#else
+    FLASHCORE_CUDA(cudaStreamGetCaptureInfo_v2(s, &status, &id, &graph));
+#endif
+    if (status != cudaStreamCaptureStatusActive) return std::uint64_t{0};
+    if (graph_ended != nullptr) {
+      // The graph owns the only reference, everything instantiated from it a copy; CUDA keeps those
+      // of a graph that still runs until it has ended. If the graph does not take it, it is left
+      // over: released, it would say that the graph has ended.
+      cudaUserObject_t watcher = nullptr;
+      FLASHCORE_CUDA(
+          cudaUserObjectCreate(&watcher, graph_ended, note_end, 1, cudaUserObjectNoDestructorSync));
+      FLASHCORE_CUDA(cudaGraphRetainUserObject(graph, watcher, 1, cudaGraphUserObjectMove));
+    }
+    return static_cast<std::uint64_t>(id);
+  }
+
+  Result<DeviceInfo> device_info(int index) const override {
+    // Asking the driver takes a millisecond: once per device is enough.
+    static std::mutex mutex;
+    static std::array<std::optional<DeviceInfo>, kMaxDevices> known;
+    if (index < 0 || index >= kMaxDevices) {
+      return invalid_argument("device index is %d; wanted 0 to %d", index, kMaxDevices - 1);
+    }
+    const std::lock_guard lock(mutex);
+    std::optional<DeviceInfo>& info = known[static_cast<std::size_t>(index)];
+    if (!info.has_value()) {
+      FLASHCORE_RETURN_IF_ERROR(any_device());
+      Result<DeviceInfo> asked = cuda::query_device(index);
+      if (!asked.ok()) return asked;
+      info = *asked;
+    }
+    return *info;
+  }
+
+  Status measure_rates(DeviceInfo&) const override {
+    return any_device();  // the rates are known: query_device() has them
+  }
+
+  Result<KernelResources> resources(const KernelInfo& kernel, int device) const override {
+    const void* entry = cuda::entry_of(kernel);
+    if (entry == nullptr) return unsupported("kernel %s is not part of this build", kernel.id);
+    const DeviceScope scope(device);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
+    cudaFuncAttributes attributes;
+    FLASHCORE_CUDA(cudaFuncGetAttributes(&attributes, entry));
+    KernelResources found;
+    found.registers = attributes.numRegs;
+    found.shared_bytes = static_cast<int>(attributes.sharedSizeBytes) + kernel.smem_bytes;
+    found.local_bytes = static_cast<int>(attributes.localSizeBytes);
+    FLASHCORE_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &found.blocks_per_sm, entry, kernel.threads, static_cast<std::size_t>(kernel.smem_bytes)));
+    int threads_per_sm = 0;
+    FLASHCORE_CUDA(
+        cudaDeviceGetAttribute(&threads_per_sm, cudaDevAttrMaxThreadsPerMultiProcessor, device));
+    found.occupancy = static_cast<double>(found.blocks_per_sm) * kernel.threads / threads_per_sm;
+    return found;
+  }
+
+  Status launch_nothing(Device device, Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    const core::CombineParams no_rows{};
+    return launch_kernel(cuda::combine_entry(), no_rows, {1, cuda::kCombineThreads}, stream);
+  }
+
+  Result<void*> allocate(std::size_t bytes, int device) const override {
+    const DeviceScope scope(device);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    void* data = nullptr;
+    FLASHCORE_CUDA(cudaMalloc(&data, std::max<std::size_t>(bytes, 1)));
+    return data;
+  }
+  void release(void* data, int device) const override {
+    const DeviceScope scope(device);
+    cudaFree(data);
+  }
+  Status upload(void* to, const void* from_host, std::size_t bytes, int device) const override {
+    const DeviceScope scope(device);
+    FLASHCORE_CUDA(cudaMemcpy(to, from_host, bytes, cudaMemcpyHostToDevice));
+    return {};
+  }
+  Status download(void* to_host, const void* from, std::size_t bytes, int device) const override {
+    const DeviceScope scope(device);
+    FLASHCORE_CUDA(cudaDeviceSynchronize());
+    FLASHCORE_CUDA(cudaMemcpy(to_host, from, bytes, cudaMemcpyDeviceToHost));
+    return {};
+  }
+
+  Result<std::vector<double>> time(const std::function<Status(int, Stream)>& call, int calls,
+                                   int samples, int device) const override;
+
+ private:
+  /// More blocks than can be resident, so that all SMs end together, each for several units.
+  Status on_units(const void* entry, const core::QuantParams& params, Device device,
+                  Stream stream) const {
+    constexpr std::int64_t kBlocksPerSm = 32;
+    const std::int64_t units = core::quant_units(params);
+    if (units == 0 || params.columns == 0) return {};
+    const Result<DeviceInfo> info = device_info(device.index);
+    if (!info.ok()) return info.status();
+    const std::int64_t blocks = std::min(units, kBlocksPerSm * info->sm_count);
+    return launch_kernel(entry, params, {blocks, cuda::kQuantThreads}, stream);
+  }
+};
+
+/// Owns what a timing needs and gives it back on every path.
+struct TimingResources {
+  cudaStream_t stream = nullptr;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  cudaEvent_t begin = nullptr, end = nullptr;
+  ~TimingResources() {
+    if (end != nullptr) cudaEventDestroy(end);
+    if (begin != nullptr) cudaEventDestroy(begin);
+    if (executable != nullptr) cudaGraphExecDestroy(executable);
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    if (stream != nullptr) cudaStreamDestroy(stream);
+  }
+};
+
+Result<std::vector<double>> CudaBackend::time(const std::function<Status(int, Stream)>& call,
+                                              int calls, int samples, int device) const {
+  const DeviceScope scope(device);
+  FLASHCORE_RETURN_IF_ERROR(scope.status());
+  TimingResources r;
+  FLASHCORE_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
+  FLASHCORE_CUDA(cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeThreadLocal));
+  Status status;
+  for (int i = 0; i < calls && status.ok(); ++i) status = call(i, r.stream);
+  const cudaError_t captured = cudaStreamEndCapture(r.stream, &r.graph);
+  if (!status.ok()) return status;
+  FLASHCORE_CUDA(captured);
+  FLASHCORE_CUDA(cudaGraphInstantiate(&r.executable, r.graph, 0));
+  FLASHCORE_CUDA(cudaEventCreate(&r.begin));
+  FLASHCORE_CUDA(cudaEventCreate(&r.end));
+  for (int warm = 0; warm < 3; ++warm) FLASHCORE_CUDA(cudaGraphLaunch(r.executable, r.stream));
+  std::vector<double> microseconds;
+  for (int sample = 0; sample < samples; ++sample) {
+    FLASHCORE_CUDA(cudaEventRecord(r.begin, r.stream));
+    FLASHCORE_CUDA(cudaGraphLaunch(r.executable, r.stream));
+    FLASHCORE_CUDA(cudaEventRecord(r.end, r.stream));
+    FLASHCORE_CUDA(cudaEventSynchronize(r.end));
+    float milliseconds = 0;
+    FLASHCORE_CUDA(cudaEventElapsedTime(&milliseconds, r.begin, r.end));
+    microseconds.push_back(1e3 * static_cast<double>(milliseconds) / calls);
+  }
+  return microseconds;
+}
+
+}  // namespace
+
+const Backend* cuda_backend() noexcept {
+  static const CudaBackend backend;
+  return &backend;
+}
+
+}  // namespace flashcore

@@ -1,0 +1,289 @@
+// Quantising and dequantising: core/quantize.h says what shares a scale, this streams through it.
+//
+//   grid      blocks that take one unit (rows of one head with one scale) after another
+//   threads   pieces of 16 elements: 16 bytes of codes, 32 or 64 of wide values, all loads first.
+//             Single elements where rows are no whole pieces
+//   passes    where scales are to be found: clear, largest magnitude (an atomic maximum per unit
+//             of floats >= 0 as integers: the order does not matter), scale from it, codes
+//   rotation  in each pass that reads values, in registers and between lanes; in shared memory
+//             where rows are no whole pieces
+#include "core/quantize.h"
+
+#include "core/element.h"
+#include "cuda/common/quantize_vec16.cuh"
+#include "cuda/common/quantize_rows.cuh"
+#include "cuda/registry.h"
+
+namespace flashcore::cuda {
+namespace {
+
+// Blocks that an SM must have room for, which bounds their registers: as many as need no spilling
+// on any architecture (and 1024 threads, which sm_75 has).
+constexpr int kFindBlocks = 4;
+constexpr int encode_blocks(bool f32, bool rotate) { return f32 ? 2 : rotate ? 3 : 4; }
+constexpr int decode_blocks(bool rotate) { return rotate ? 3 : 4; }
+
+constexpr std::uint32_t kInfinityBits = 0x7f800000u;
+
+// ---------------------------------------------------------------------------------------------
+// Scales
+
+/// The place of scale number `index`, or -1 past the last.
+__device__ __forceinline__ bool slot_at(const QuantParams& p, std::int64_t index, std::int32_t& b,
+                                        std::int32_t& h, std::int32_t& block) {
+  block = static_cast<std::int32_t>(index % p.slots_blocks);
+  index /= p.slots_blocks;
+  h = static_cast<std::int32_t>(index % p.slots_heads);
+  b = static_cast<std::int32_t>(index / p.slots_heads);
+  return b < p.slots_batch;
+}
+
+__global__ void __launch_bounds__(kQuantThreads)
+    clear_scales(const __grid_constant__ QuantParams p) {
+  std::int32_t b, h, block;
+  if (!slot_at(p, static_cast<std::int64_t>(blockIdx.x) * kQuantThreads + threadIdx.x, b, h,
+               block)) {
+    return;
+  }
+  if (!p.given_scale) p.scale[core::offset_of(p.scale_strides, b, h, block)] = 0.f;
+  if (p.saturated != nullptr) {
+    p.saturated[core::offset_of(p.saturated_strides, b, h, block)] = 0;
+  }
+}
+
+/// largest_of(unit): what this thread finds.
+template <typename LargestOf>
+__device__ __forceinline__ void find_largest(const QuantParams& p, LargestOf largest_of) {
+  for_each_unit(p, [&](const QuantUnit& unit) {
+    const float largest =
+        join_block(largest_of(unit), [](float a, float c) { return fmaxf(a, c); });
+    if (threadIdx.x == 0) {
+      float* g_slot = p.scale + core::slot_of(p, p.scale_strides, unit);
+      atomicMax(reinterpret_cast<unsigned int*>(g_slot), __float_as_uint(largest));
+    }
+  });
+}
+
+template <bool kF32, bool kRotate>
+__global__ void __launch_bounds__(kQuantThreads, kFindBlocks)
+    find_largest_in_pieces(const __grid_constant__ QuantParams p) {
+  [[maybe_unused]] const Rotation rotation(p.columns);
+  find_largest(p, [&](const QuantUnit& unit) {
+    std::uint32_t bits = 0;
+    float largest = 0.f;
+    bool carefully = false;  // the second time, where something is not finite
+#pragma unroll 1
+    do {
+      for_each_piece(  // one that is seen twice does not matter
+          p, unit, [&](std::int64_t from) { return load_wide<kF32>(p.from, from); },
+          [&](const At& at, const WidePiece<kF32>& piece, bool) {
+            float x[kPiece];
+            to_floats(x, piece, p.wide);
+            if constexpr (kRotate) rotate_piece(rotation, x, at.column);
+            if (!carefully) {
+              bits = max(bits, largest_bits(x));
+              return;
+            }
+#pragma unroll
+            for (int i = 0; i < kPiece; ++i) largest = core::larger_magnitude(largest, x[i]);
+          });
+      if (carefully) return largest;
+      carefully = __any_sync(0xffffffffu, bits >= kInfinityBits);
+    } while (carefully);
+    return __uint_as_float(bits);
+  });
+}
+
+/// visit(at, value) for what becomes codes, element by element.
+template <bool kRotate, typename Visit>
+__device__ __forceinline__ void for_each_wide(const QuantParams& p, const QuantUnit& unit,
+                                              Visit visit) {
+  const auto load = [&](const At& at) {
+    return core::load_element<float>(p.from, p.wide, at.from);
+  };
+  if constexpr (kRotate) {
+    const float norm = core::rotation_norm(core::rotation_order(p.columns));
+    for_each_sum(
+        p, unit, [&](const At& at) { return core::with_rotation_sign(load(at), at.column); },
+        [&](const At& at, float sum) { visit(at, core::rotated(sum, norm)); });
+  } else {
+    for_each_element(p, unit, [&](const At& at) { visit(at, load(at)); });
+  }
+}
+
+template <bool kRotate>
+__global__ void __launch_bounds__(kQuantThreads, 2)
+    find_largest_in_elements(const __grid_constant__ QuantParams p) {
+  find_largest(p, [&](const QuantUnit& unit) {
+    float largest = 0.f;
+    for_each_wide<kRotate>(
+        p, unit, [&](const At&, float x) { largest = core::larger_magnitude(largest, x); });
+    return largest;
+  });
+}
+
+__global__ void __launch_bounds__(kQuantThreads)
+    finish_scales(const __grid_constant__ QuantParams p) {
+  std::int32_t b, h, block;
+  if (!slot_at(p, static_cast<std::int64_t>(blockIdx.x) * kQuantThreads + threadIdx.x, b, h,
+               block)) {
+    return;
+  }
+  float& g_slot = p.scale[core::offset_of(p.scale_strides, b, h, block)];
+  g_slot = core::scale_of_largest(p.code, g_slot);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Codes
+
+/// encode(unit): how many of this thread's elements saturated.
+template <typename Encode>
+__device__ __forceinline__ void encode_units(const QuantParams& p, Encode encode) {
+  for_each_unit(p, [&](const QuantUnit& unit) {
+    int saturated = encode(unit);
+    if (p.saturated == nullptr) return;  // the same in every thread
+    saturated = join_block(saturated, [](int a, int c) { return a + c; });
+    if (threadIdx.x == 0 && saturated > 0) {
+      atomicAdd(p.saturated + core::slot_of(p, p.saturated_strides, unit), saturated);
+    }
+  });
+}
+
+template <bool kF32, bool kRotate>
+__global__ void __launch_bounds__(kQuantThreads, encode_blocks(kF32, kRotate))
+    encode_pieces(const __grid_constant__ QuantParams p) {
+  [[maybe_unused]] const Rotation rotation(p.columns);
+  encode_units(p, [&](const QuantUnit& unit) {
+    const float inverse =
+        core::inverse_step(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+    int saturated = 0;
+    const auto encode = [&](const At& at, const WidePiece<kF32>& piece, bool there) {
+      float x[kPiece];
+      to_floats(x, piece, p.wide);
+      if constexpr (kRotate) rotate_piece(rotation, x, at.column);
+      if (!there) return;
+      uint4& g_codes = *reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(p.to) + at.to);
+      if (!has_specials(x, inverse, p.code)) {
+        g_codes = encode_piece(x, inverse, p.code);
+        return;
+      }
+      const EncodedSpecials made = encode_specials<kRotate>(x, inverse, p.code);
+      g_codes = made.codes;
+      saturated += made.saturated;
+      if (!core::has_nan(p.code) && made.first_nan < kPiece) {
+        report_nan<kRotate>(p, unit, at.row, at.column + made.first_nan);
+      }
+    };
+    for_each_piece(
+        p, unit, [&](std::int64_t from) { return load_wide<kF32>(p.from, from); }, encode);
+    return saturated;
+  });
+}
+
+template <bool kRotate>
+__global__ void __launch_bounds__(kQuantThreads, 2)
+    encode_elements(const __grid_constant__ QuantParams p) {
+  encode_units(p, [&](const QuantUnit& unit) {
+    const float inverse =
+        core::inverse_step(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+    int saturated = 0;
+    for_each_wide<kRotate>(p, unit, [&](const At& at, float x) {
+      if (!core::has_nan(p.code) && x != x) report_nan<kRotate>(p, unit, at.row, at.column);
+      const core::Code code = core::code_of(p.code, x * inverse);
+      static_cast<std::uint8_t*>(p.to)[at.to] = code.bits;
+      saturated += code.saturated ? 1 : 0;
+    });
+    return saturated;
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// And back
+
+template <bool kF32, bool kRotate>
+__global__ void __launch_bounds__(kQuantThreads, decode_blocks(kRotate))
+    decode_pieces(const __grid_constant__ QuantParams p) {
+  [[maybe_unused]] const Rotation rotation(p.columns);
+  for_each_unit(p, [&](const QuantUnit& unit) {
+    const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+    const auto load = [&](std::int64_t from) {
+      const auto* g_codes = static_cast<const std::uint8_t*>(p.from) + from;
+      return __ldcs(reinterpret_cast<const uint4*>(g_codes));
+    };
+    for_each_piece(p, unit, load, [&](const At& at, const uint4& codes, bool there) {
+      float x[kPiece];
+      decode_piece(x, codes, p.code);
+      if constexpr (kRotate) rotate_piece_back(rotation, x, at.column);
+#pragma unroll
+      for (int i = 0; i < kPiece; ++i) x[i] *= step;
+      if (there) store_wide<kF32>(p.to, at.to, x, p.wide);
+    });
+  });
+}
+
+template <bool kRotate>
+__global__ void __launch_bounds__(kQuantThreads, 2)
+    decode_elements(const __grid_constant__ QuantParams p) {
+  for_each_unit(p, [&](const QuantUnit& unit) {
+    const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+    const auto value_at = [&](const At& at) {
+      return code_to_float(p.code, static_cast<const std::uint8_t*>(p.from)[at.from]);
+    };
+    if constexpr (kRotate) {
+      const float norm = core::rotation_norm(core::rotation_order(p.columns));
+      for_each_sum(p, unit, value_at, [&](const At& at, float sum) {
+        const float x = core::with_rotation_sign(core::rotated(sum, norm), at.column);
+        core::store_element(p.to, p.wide, at.to, x * step);
+      });
+    } else {
+      for_each_element(p, unit, [&](const At& at) {
+        core::store_element(p.to, p.wide, at.to, value_at(at) * step);
+      });
+    }
+  });
+}
+
+// ---------------------------------------------------------------------------------------------
+// Which of them a call needs
+
+template <typename Kernel>
+const void* address(Kernel* kernel) noexcept {
+  return reinterpret_cast<const void*>(kernel);
+}
+
+template <bool kRotate>
+const void* find_largest_of(const QuantParams& p) noexcept {
+  if (!p.vectors) return address(&find_largest_in_elements<kRotate>);
+  return p.wide == Element::f32 ? address(&find_largest_in_pieces<true, kRotate>)
+                                : address(&find_largest_in_pieces<false, kRotate>);
+}
+
+template <bool kRotate>
+const void* encode_of(const QuantParams& p) noexcept {
+  if (!p.vectors) return address(&encode_elements<kRotate>);
+  return p.wide == Element::f32 ? address(&encode_pieces<true, kRotate>)
+                                : address(&encode_pieces<false, kRotate>);
+}
+
+template <bool kRotate>
+const void* decode_of(const QuantParams& p) noexcept {
+  if (!p.vectors) return address(&decode_elements<kRotate>);
+  return p.wide == Element::f32 ? address(&decode_pieces<true, kRotate>)
+                                : address(&decode_pieces<false, kRotate>);
+}
+
+}  // namespace
+
+const void* clear_scales_entry() noexcept { return address(&clear_scales); }
+const void* find_largest_entry(const QuantParams& p) noexcept {
+  return p.rotate ? find_largest_of<true>(p) : find_largest_of<false>(p);
+}
+const void* finish_scales_entry() noexcept { return address(&finish_scales); }
+const void* encode_entry(const QuantParams& p) noexcept {
+  return p.rotate ? encode_of<true>(p) : encode_of<false>(p);
+}
+const void* decode_entry(const QuantParams& p) noexcept {
+  return p.rotate ? decode_of<true>(p) : decode_of<false>(p);
+}
+
+}  // namespace flashcore::cuda

@@ -1,0 +1,157 @@
+// How the kernels of quantize.cu walk over a unit's rows: in pieces, element by element, or (where
+// rows are rotated that are no whole pieces) row by row; and what a block finds on the way.
+#pragma once
+
+#include "cuda/primitives/report.cuh"
+#include "cuda/common/quantize_vec16.cuh"
+#include "cuda/registry.h"
+
+namespace flashcore::cuda {
+
+using core::QuantUnit;
+
+inline constexpr int kQuantWarps = kQuantThreads / 32;
+
+template <typename Body>
+__device__ __forceinline__ void for_each_unit(const QuantParams& p, Body body) {
+  const std::int64_t units = core::quant_units(p);
+  for (std::int64_t i = blockIdx.x; i < units; i += gridDim.x) body(core::quant_unit(p, i));
+}
+
+/// Where an element or the first one of a piece lies.
+struct At {
+  std::int64_t from, to;     // offsets
+  std::int32_t row, column;  // of the unit
+};
+
+/// visit(at, load(offset in from), whether there is such a piece) for the unit's pieces, in every
+/// thread of the block equally often, so that warps can exchange values; a thread that has no piece
+/// left sees the last row's. The next piece is loaded before one is looked at. The pieces of a
+/// block of columns that are rotated together lie in neighbouring lanes of one warp: rows consist
+/// of whole blocks, and a block is a power of two of at most 32 pieces.
+template <typename Load, typename Visit>
+__device__ __forceinline__ void for_each_piece(const QuantParams& p, const QuantUnit& unit,
+                                               Load load, Visit visit) {
+  const auto per_row = static_cast<std::uint32_t>(p.columns / kPiece);
+  const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t pieces = static_cast<std::int64_t>(unit.rows) * per_row;
+  const auto place = [&](std::uint32_t row, std::uint32_t piece) {
+    const std::uint32_t there = min(row, static_cast<std::uint32_t>(unit.rows - 1));
+    const std::int32_t column = static_cast<std::int32_t>(piece) * kPiece;
+    return At{from + there * p.from_strides.row + column, to + there * p.to_strides.row + column,
+              static_cast<std::int32_t>(there), column};
+  };
+  // The place is stepped forward: a division for every piece would take longer than its memory.
+  const std::uint32_t more_rows = kQuantThreads / per_row, more_pieces = kQuantThreads % per_row;
+  std::uint32_t row = threadIdx.x / per_row, piece = threadIdx.x % per_row;
+  At at = place(row, piece);
+  auto loaded = load(at.from);
+  for (std::int64_t next = kQuantThreads; next - kQuantThreads < pieces; next += kQuantThreads) {
+    const At now = at;
+    const auto loaded_now = loaded;
+    const bool there = row < static_cast<std::uint32_t>(unit.rows);
+    row += more_rows;
+    piece += more_pieces;
+    if (piece >= per_row) piece -= per_row, ++row;
+    at = place(row, piece);
+    if (next < pieces) loaded = load(at.from);
+    visit(now, loaded_now, there);
+  }
+}
+
+/// visit(at) for each of the unit's elements, shared out over the block's threads.
+template <typename Visit>
+__device__ __forceinline__ void for_each_element(const QuantParams& p, const QuantUnit& unit,
+                                                 Visit visit) {
+  const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t elements = static_cast<std::int64_t>(unit.rows) * p.columns;
+  for (std::int64_t i = threadIdx.x; i < elements; i += kQuantThreads) {
+    const auto row = static_cast<std::int32_t>(i / p.columns);
+    const auto column = static_cast<std::int32_t>(i % p.columns);
+    visit(At{from + row * p.from_strides.row + column * p.from_strides.column,
+             to + row * p.to_strides.row + column * p.to_strides.column, row, column});
+  }
+}
+
+/// Memory for a row, one per warp. (Not in a template, each instance of which would have its own.)
+__device__ __forceinline__ float* shared_row() {
+  __shared__ float s_rows[kQuantWarps][core::kMaxRotatedColumns];
+  return s_rows[threadIdx.x / 32];
+}
+
+/// Where rows are no whole pieces: a warp takes a row, in shared memory. load(at) gives what is to
+/// be added up, visit(at, sum) gets the sums.
+template <typename Load, typename Visit>
+__device__ __forceinline__ void for_each_sum(const QuantParams& p, const QuantUnit& unit, Load load,
+                                             Visit visit) {
+  float* s_row = shared_row();
+  const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
+  const std::int32_t order = core::rotation_order(p.columns);
+  const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, unit.first_row);
+  for (std::int64_t r = threadIdx.x / 32; r < unit.rows; r += kQuantWarps) {
+    const auto at = [&](std::int32_t c) {
+      return At{from + r * p.from_strides.row + c * p.from_strides.column,
+                to + r * p.to_strides.row + c * p.to_strides.column, static_cast<std::int32_t>(r),
+                c};
+    };
+    for (std::int32_t c = lane; c < p.columns; c += 32) s_row[c] = load(at(c));
+    for (std::int32_t distance = 1; distance < order; distance *= 2) {
+      __syncwarp();
+      for (std::int32_t pair = lane; pair < p.columns / 2; pair += 32) {
+        const std::int32_t i = 2 * pair - (pair & (distance - 1));
+        const float low = s_row[i], high = s_row[i + distance];
+        s_row[i] = low + high;
+        s_row[i + distance] = low - high;
+      }
+    }
+    __syncwarp();
+    for (std::int32_t c = lane; c < p.columns; c += 32) visit(at(c), s_row[c]);
+    __syncwarp();  // the row is read
+  }
+}
+
+__device__ __forceinline__ bool is_finite(float x) {
+  return (__float_as_uint(x) & 0x7fffffffu) < 0x7f800000u;
+}
+
+/// A NaN has no code. Of a rotated row the first element is named that is not finite and is rotated
+/// together with this one; this one itself, if all are finite and sums were too large.
+template <bool kRotate>
+__device__ __forceinline__ void report_nan(const QuantParams& p, const QuantUnit& unit,
+                                           std::int32_t row, std::int32_t column) {
+  if (p.error == nullptr) return;
+  if constexpr (kRotate) {
+    const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, unit.first_row + row);
+    const std::int32_t order = core::rotation_order(p.columns);
+    const std::int32_t first = column / order * order;
+    for (std::int32_t c = first + order - 1; c >= first; --c) {
+      const auto x = core::load_element<float>(p.from, p.wide, from + c * p.from_strides.column);
+      if (!is_finite(x)) column = c;
+    }
+  }
+  report(p.error, {static_cast<std::int32_t>(core::ErrorCode::quantized_nan), unit.b,
+                   core::element_index(p, unit, row, column), kRotate ? 1 : 0});
+}
+
+/// Adds or takes the maximum over the block; thread 0 has the result.
+template <typename T, typename Join>
+__device__ __forceinline__ T join_block(T x, Join join) {
+  __shared__ T s_warps[kQuantWarps];
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    x = join(x, __shfl_xor_sync(0xffffffffu, x, offset));
+  }
+  __syncthreads();  // the last unit's results are read
+  if (threadIdx.x % 32 == 0) s_warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+#pragma unroll
+    for (int warp = 1; warp < kQuantWarps; ++warp) x = join(x, s_warps[warp]);
+  }
+  return x;
+}
+
+}  // namespace flashcore::cuda

@@ -1,0 +1,566 @@
+// Attention forward on CUDA cores: softmax(Q K^T) V with online softmax, for any GPU from sm_75.
+// The plain kernel that is easy to believe: every option, every layout, f32 arithmetic throughout.
+// What is in memory may have any format: only who loads and who stores asks for it, at run time.
+//
+//   grid     one block per (batch, query head, query tile, key range); blocks loop if the grid is
+//            smaller than the number of items
+//   block    256 threads = 16 rows of threads (ty) x 16 (tx). A thread owns the query rows
+//            ty + 16 r and, of these, the scores of keys tx + 16 c and four columns of O per chunk
+//   chunks   K and V pass through shared memory 64 columns at a time
+//   smem     Q [tile_q][head_dim + 4], K chunk or P, V chunk, all f32; rows are padded by four
+//            floats so that 16-byte accesses of neighbouring rows fall into different banks
+//   syncs    before a chunk is overwritten and after it is filled; see the loop
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "core/assert.h"
+#include "core/element.h"
+#include "core/mask.h"
+#include "core/params.h"
+#include "core/seq_info.h"
+#include "core/softcap.h"
+#include "core/softmax.h"
+#include "cuda/primitives/convert.cuh"
+#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/reduce.cuh"
+#include "cuda/primitives/report.cuh"
+
+namespace flashcore::cuda::simt {
+
+using core::AttentionParams;
+using core::KeyRange;
+using core::PlantedBug;
+
+template <int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows_, int kThreads_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;  // head_dim and v_dim at most
+  static constexpr int kTileQ = kTileQ_;
+  static constexpr int kTileK = kTileK_;
+  static constexpr int kThreads = kThreads_;
+  static constexpr int kRows = kTileQ / 16;  // per thread
+  static constexpr int kKeys = kTileK / 16;  // per thread
+  static constexpr int kChunk = 64;          // columns of K or V in shared memory at a time
+  static constexpr int kChunks = kHeadDim / kChunk;
+  static constexpr int kPad = 4;
+  static_assert(kHeadDim % kChunk == 0 && kTileQ % 16 == 0 && kTileK % 16 == 0);
+  static_assert(kStages_ == 1 && kWarpRows_ == 0 && kThreads == 256);
+};
+
+/// What one block works on, written by one thread and read by all.
+struct alignas(16) Item {
+  core::Sequence sequence;
+  std::int32_t b, h, split;
+  std::int32_t first_query, queries;
+  KeyRange seen;  // keys some query of the tile sees, within the split
+  KeyRange all;   // keys every query of the tile sees
+};
+
+template <typename C>
+struct alignas(16) SharedStorage {
+  Item item;
+  float q[C::kTileQ][C::kHeadDim + C::kPad];  // scaled by q_factor
+  union {
+    float k[C::kTileK][C::kChunk + C::kPad];
+    float p[C::kTileQ][C::kTileK + C::kPad];
+  };
+  float v[C::kTileK][C::kChunk + C::kPad];
+};
+
+// ---------------------------------------------------------------------------------------------
+// Loading
+
+/// A strided matrix of one head in global memory: the queries or the keys of one sequence. What
+/// only the 8-bit way needs is found anew there, from memory that is read anyway: kept in registers
+/// it would make them spill.
+struct Matrix {
+  const void* g_head;  // of batch 0 or page 0
+  core::KeyRows rows;
+  core::Strides strides;
+  std::int32_t columns;
+  core::Element element;
+  const core::Scales& scales;
+  const AttentionParams& params;
+  const Item& item;
+  bool of_keys;
+
+  /// Row i, where elements are stored as T.
+  template <typename T>
+  __device__ __forceinline__ const T* row(std::int32_t i) const {
+    const core::KeyPlace place = rows.at(i);
+    return static_cast<const T*>(g_head) + place.block * strides.batch + place.row * strides.row;
+  }
+  /// What the codes of row i are multiplied by: where the matrix is 8-bit.
+  __device__ __forceinline__ float step_of_row(std::int32_t i) const {
+    const std::int32_t head = of_keys ? core::kv_head_of(params, item.h) : item.h;
+    return core::row_step(params, element, scales, item.b, head, i);
+  }
+};
+
+/// The head's first element.
+__device__ __forceinline__ const void* head_of(const void* g_data, core::Element element,
+                                               std::int64_t offset) {
+  const int bytes_log2 = core::is_8bit(element) ? 0 : element == core::Element::f32 ? 2 : 1;
+  return static_cast<const std::uint8_t*>(g_data) + (offset << bytes_log2);
+}
+
+/// Four columns of rows threadIdx.x / 16 + 16 n, from `column` on: zero where there is no such row
+/// or column. T is as wide as an element.
+template <typename T, int kCount>
+__device__ __forceinline__ void load_fours(Four<T> (&x)[kCount], const Matrix& matrix,
+                                           std::int32_t first_row, int rows, int column) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+    const int r = threadIdx.x / 16 + 16 * n;
+    x[n] = {};
+    if (r < rows && column < matrix.columns) {
+      x[n] = *reinterpret_cast<const Four<T>*>(matrix.row<T>(first_row + r) + column);
+    }
+  }
+}
+
+/// Four columns of one row that may end before, or whose elements do not lie side by side.
+template <typename T>
+__device__ __forceinline__ Four<T> gather_four(const Matrix& matrix, std::int32_t row, int column) {
+  const T* g_row = matrix.row<T>(row);
+  Four<T> x = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column + i < matrix.columns) x.x[i] = g_row[(column + i) * matrix.strides.column];
+  }
+  return x;
+}
+
+/// s_tile[r][c] = factor * matrix[first_row + r][first_column + c] for r < kRows, c < 64; zero
+/// where r >= rows or the column is past the matrix: such keys and columns must never matter.
+template <int kRows, int kStride>
+__device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_column,
+                                           const Matrix& matrix, std::int32_t first_row, int rows,
+                                           int first_column, float factor, bool vector_rows) {
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  const int column = first_column + 4 * tx;
+  // Asked for anew each time: kept in registers the answers would make others spill.
+  const auto element = static_cast<core::Element>(not_hoisted(static_cast<int>(matrix.element)));
+  const bool is_f32 = element == core::Element::f32;
+  const bool is_f16 = element == core::Element::f16;
+  const auto store = [&](int r, float4 x) {
+    *reinterpret_cast<float4*>(&s_tile[r][s_column + 4 * tx]) =
+        make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+  };
+  const auto store_all = [&](const auto& x, auto floats_of) {
+#pragma unroll
+    for (int n = 0; n < kRows / 16; ++n) store(ty + 16 * n, floats_of(x[n]));
+  };
+  if (core::is_8bit(element)) {
+    // Rolled loops: this way is for any layout and format, and must not cost the other registers.
+#pragma unroll 1
+    for (int r = ty; r < kRows; r += 16) {
+      const int count = r < rows ? min(4, matrix.columns - column) : 0;
+      const std::uint8_t* g_row = nullptr;
+      float step = 0.f;
+      if (count > 0) {
+        g_row = matrix.row<std::uint8_t>(first_row + r);
+        step = matrix.step_of_row(first_row + r);
+      }
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
+        float x = 0.f;
+        if (i < count) {
+          const std::uint32_t code = g_row[(column + i) * matrix.strides.column];
+          x = code_to_float(element, code & core::code_mask(matrix.params) & 0xff) * step;
+        }
+        s_tile[r][s_column + 4 * tx + i] = x * factor;
+      }
+    }
+  } else if (vector_rows && is_f32) {  // columns come in fours
+    Four<float> x[kRows / 16];
+    load_fours(x, matrix, first_row, rows, column);
+    store_all(x, [](const Four<float>& four) { return to_floats(four); });
+  } else if (vector_rows) {
+    Four<std::uint16_t> x[kRows / 16];
+    load_fours(x, matrix, first_row, rows, column);
+    if (is_f16) {
+      store_all(x, bits_to_floats<__half>);
+    } else {
+      store_all(x, bits_to_floats<__nv_bfloat16>);
+    }
+  } else {
+#pragma unroll 1
+    for (int r = ty; r < kRows; r += 16) {
+      float4 x = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (r < rows && is_f32) {
+        x = to_floats(gather_four<float>(matrix, first_row + r, column));
+      } else if (r < rows) {
+        const auto bits = gather_four<std::uint16_t>(matrix, first_row + r, column);
+        x = is_f16 ? bits_to_floats<__half>(bits) : bits_to_floats<__nv_bfloat16>(bits);
+      }
+      store(r, x);
+    }
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void load_queries(SharedStorage<C>& s, const AttentionParams& p,
+                                             const Item& item) {
+  const Matrix q{head_of(p.q, p.q_element, item.h * p.q_strides.head),
+                 core::key_rows({}, item.b, item.sequence.q_row),
+                 p.q_strides,
+                 p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim,
+                 p.q_element,
+                 p.q_scale,
+                 p,
+                 item,
+                 false};
+  const float factor = p.plant.is(PlantedBug::scale_ignored) ? 1.f : static_cast<float>(p.q_factor);
+  for (int chunk = 0; chunk < C::kChunks; ++chunk) {
+    load_chunk<C::kTileQ>(s.q, chunk * C::kChunk, q, item.first_query, item.queries,
+                          chunk * C::kChunk, factor, p.vector_rows);
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Scores
+
+/// score[r][c] += Q[row r] · K[key c] over one chunk of columns.
+template <typename C>
+__device__ __forceinline__ void multiply_chunk(float (&score)[C::kRows][C::kKeys],
+                                               const SharedStorage<C>& s, int first_column) {
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll 4
+  for (int d = 0; d < C::kChunk; d += 4) {
+    float4 q[C::kRows], k[C::kKeys];
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      q[r] = *reinterpret_cast<const float4*>(&s.q[ty + 16 * r][first_column + d]);
+    }
+#pragma unroll
+    for (int c = 0; c < C::kKeys; ++c) {
+      k[c] = *reinterpret_cast<const float4*>(&s.k[tx + 16 * c][d]);
+    }
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < C::kKeys; ++c) {
+        score[r][c] = fmaf(q[r].x, k[c].x, score[r][c]);
+        score[r][c] = fmaf(q[r].y, k[c].y, score[r][c]);
+        score[r][c] = fmaf(q[r].z, k[c].z, score[r][c]);
+        score[r][c] = fmaf(q[r].w, k[c].w, score[r][c]);
+      }
+    }
+  }
+}
+
+/// Softcap, ALiBi, bias and boolean mask of one score; the interval of visible keys comes after.
+__device__ __forceinline__ float finish_score(float score, const AttentionParams& p,
+                                              const Item& item, std::int32_t i, std::int32_t key,
+                                              float slope) {
+  float bias = 0.f;
+  if (p.bias != nullptr) {
+    bias = core::load_element<float>(p.bias, p.bias_element,
+                                     item.b * p.bias_strides.batch + item.h * p.bias_strides.head +
+                                         i * p.bias_strides.row + key * p.bias_strides.column);
+  }
+  const bool bias_first = p.plant.is(PlantedBug::softcap_after_bias);
+  if (bias_first) score += bias;
+  if (p.softcap > 0) score = core::capped(score, static_cast<float>(p.softcap));
+  if (p.alibi_slopes != nullptr) {
+    const float distance = static_cast<float>(i + item.sequence.mask.diagonal - key);
+    score -= slope * (p.plant.is(PlantedBug::alibi_signed) ? distance : fabsf(distance));
+  }
+  if (!bias_first) score += bias;
+  if (p.mask != nullptr) {
+    const std::int64_t b = p.plant.is(PlantedBug::mask_batch_ignored) ? 0 : item.b;
+    if (p.mask[b * p.mask_strides.batch + item.h * p.mask_strides.head + i * p.mask_strides.row +
+               key * p.mask_strides.column] == 0) {
+      score = core::negative_infinity<float>();
+    }
+  }
+  return score;
+}
+
+/// Applies options and masks where a tile needs them: tiles inside every row's interval, without
+/// options, are left alone. The scores go through shared memory (P's place, free once K is read),
+/// where a rolled loop can index them: in registers the unrolled code would cost occupancy.
+template <typename C>
+__device__ __forceinline__ void finish_scores(float (&score)[C::kRows][C::kKeys],
+                                              SharedStorage<C>& s, const AttentionParams& p,
+                                              const Item& item, std::int32_t first_key) {
+  const bool plain_scores =
+      p.softcap == 0 && p.alibi_slopes == nullptr && p.bias == nullptr && p.mask == nullptr;
+  const bool all_visible = first_key >= item.all.begin && first_key + C::kTileK <= item.all.end;
+  if (plain_scores && all_visible) return;  // the same in every thread
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  __syncthreads();  // K is read
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < C::kKeys; ++c) s.p[ty + 16 * r][tx + 16 * c] = score[r][c];
+  }
+  float slope = 0.f;
+  if (p.alibi_slopes != nullptr) {
+    slope = p.alibi_slopes[item.b * p.alibi_batch_stride + item.h * p.alibi_head_stride];
+  }
+#pragma unroll 1
+  for (int r = ty; r < item.queries; r += 16) {
+    const std::int32_t i = item.first_query + r;
+    const KeyRange range = core::intersect(core::visible_keys(item.sequence.mask, i), item.seen);
+#pragma unroll 1
+    for (int c = tx; c < C::kTileK; c += 16) {
+      float& x = s.p[r][c];  // this thread's own: no other reads it before the next sync
+      if (!range.contains(first_key + c)) {
+        x = core::negative_infinity<float>();
+      } else if (!plain_scores) {
+        x = finish_score(x, p, item, i, first_key + c, slope);
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < C::kKeys; ++c) score[r][c] = s.p[ty + 16 * r][tx + 16 * c];
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Online softmax and output
+
+/// A thread's rows: O columns 64 chunk + 4 tx + {0 … 3}, and the softmax state (same in a row).
+template <typename C>
+struct Rows {
+  float o[C::kChunks][C::kRows][4];
+  core::SoftmaxState<float> state[C::kRows];
+};
+
+/// Turns scores into probabilities and updates the state; rescale is what earlier results lose.
+template <typename C>
+__device__ __forceinline__ void softmax(float (&score)[C::kRows][C::kKeys], Rows<C>& rows,
+                                        float (&rescale)[C::kRows], core::Plant plant) {
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) {
+    float max = rows.state[r].max;
+#pragma unroll
+    for (int c = 0; c < C::kKeys; ++c) max = max_passing_nan(max, score[r][c]);
+    max = row_max(max);
+    const float base = core::softmax_base(max);
+    rescale[r] = fast_exp(rows.state[r].max - base);
+    if (plant.is(PlantedBug::rescale_forgotten)) rescale[r] = 1.f;
+    rows.state[r].max = max;
+    float sum = 0.f;
+#pragma unroll
+    for (int c = 0; c < C::kKeys; ++c) {
+      score[r][c] = fast_exp(score[r][c] - base);
+      sum += score[r][c];
+    }
+    rows.state[r].sum = core::add_tile_sum(rows.state[r].sum, rescale[r], row_sum(sum));
+  }
+}
+
+/// O = O * rescale + P V over one chunk of columns; the tile's own sum is formed first.
+template <typename C>
+__device__ __forceinline__ void accumulate_chunk(float (&o)[C::kRows][4], const SharedStorage<C>& s,
+                                                 const float (&rescale)[C::kRows]) {
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  float tile[C::kRows][4] = {};
+#pragma unroll 4
+  for (int key = 0; key < C::kTileK; key += 4) {
+    float4 p[C::kRows];
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      p[r] = *reinterpret_cast<const float4*>(&s.p[ty + 16 * r][key]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 v = *reinterpret_cast<const float4*>(&s.v[key + i][4 * tx]);
+#pragma unroll
+      for (int r = 0; r < C::kRows; ++r) {
+        const float weight = i == 0 ? p[r].x : i == 1 ? p[r].y : i == 2 ? p[r].z : p[r].w;
+        tile[r][0] = fmaf(weight, v.x, tile[r][0]);
+        tile[r][1] = fmaf(weight, v.y, tile[r][1]);
+        tile[r][2] = fmaf(weight, v.z, tile[r][2]);
+        tile[r][3] = fmaf(weight, v.w, tile[r][3]);
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) o[r][c] = fmaf(o[r][c], rescale[r], tile[r][c]);
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, const Item& item) {
+  const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+  const bool to_partial = p.splits > 1;
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) {
+    if (ty + 16 * r >= item.queries) continue;
+    const std::int32_t i = item.first_query + ty + 16 * r;
+    const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + i;
+    core::SoftmaxState<float> state = rows.state[r];
+    float factor = 1.f;
+    if (p.sinks != nullptr && (!to_partial || p.plant.is(PlantedBug::sink_in_every_split))) {
+      factor = core::add_sink(state, p.sinks[item.h * p.sinks_stride]);
+    }
+    factor *=
+        p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum : core::output_factor(state.sum);
+    float lse = core::log_sum_exp(state);
+    if (p.plant.is(PlantedBug::lse_in_base_2)) lse *= static_cast<float>(core::kLog2E);
+    core::assert_row_state(p, item.sequence, item.b, item.h, i, state, lse);
+    if (p.plant.is(PlantedBug::row_not_written) && i == item.sequence.q_len - 1) continue;
+
+    const std::int64_t partial =
+        to_partial ? item.split * core::partial_rows(p) +
+                         core::partial_row(p, item.b, item.h, item.sequence.q_row, i)
+                   : 0;
+    if (tx == 0) {
+      if (to_partial) {
+        static_cast<float*>(p.partial_lse)[partial] = lse;
+      } else if (p.lse != nullptr) {
+        static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + item.h * p.lse_strides.head +
+                                   q_row * p.lse_strides.row] = lse;
+      }
+    }
+    const std::int64_t offset =
+        item.b * p.out_strides.batch + item.h * p.out_strides.head + q_row * p.out_strides.row;
+#pragma unroll
+    for (int chunk = 0; chunk < C::kChunks; ++chunk) {
+      const int column = chunk * C::kChunk + 4 * tx;
+      if (column >= p.v_dim) continue;
+      float x[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        x[c] = core::output_of_keys(rows.o[chunk][r][c], rows.state[r].sum) * factor;
+        core::assert_output(p, item.sequence, item.b, item.h, i, x[c]);
+      }
+      if (to_partial) {
+        store_columns(p.partial_out, core::Element::f32, partial * p.v_dim, 1, column, p.v_dim, x,
+                      p.v_dim % 4 == 0);
+      } else {
+        store_columns(p.out, p.out_element, offset, p.out_strides.column, column, p.v_dim, x,
+                      p.vector_rows);
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// One item
+
+/// Items in order: key range fastest, then query tiles from the last (longest, if causal) to the
+/// first, then heads, then batches.
+template <typename C>
+__device__ __forceinline__ Item item_of(const AttentionParams& p, std::int64_t index) {
+  Item item;
+  item.split = static_cast<std::int32_t>(index % p.splits);
+  index /= p.splits;
+  const std::int32_t tile = p.q_tiles - 1 - static_cast<std::int32_t>(index % p.q_tiles);
+  index /= p.q_tiles;
+  item.h = static_cast<std::int32_t>(index % p.q_heads);
+  item.b = static_cast<std::int32_t>(index / p.q_heads);
+  item.sequence = core::sequence_of(p, item.b);
+  item.first_query = tile * C::kTileQ;
+  item.queries = min(C::kTileQ, item.sequence.q_len - item.first_query);
+  if (item.queries <= 0) return item;
+  const std::int32_t last_query = item.first_query + item.queries - 1;
+  item.seen =
+      core::intersect(core::keys_seen_by_any(item.sequence.mask, item.first_query, last_query),
+                      core::split_keys(item.split, p.keys_per_split, item.sequence.kv_len));
+  item.all = core::intersect(
+      core::keys_seen_by_all(item.sequence.mask, item.first_query, last_query), item.seen);
+  return item;
+}
+
+template <typename C>
+__device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParams& p,
+                                       const Item& item) {
+  const std::int32_t kv_head = core::kv_head_of(p, item.h);
+  const core::KeyRows key_rows = core::key_rows(p, item.sequence, item.b);
+  const Matrix k{head_of(p.k, p.k_element, kv_head * p.k_strides.head),
+                 key_rows,
+                 p.k_strides,
+                 p.head_dim,
+                 p.k_element,
+                 p.k_scale,
+                 p,
+                 item,
+                 true};
+  const Matrix v{head_of(p.v, p.v_element, kv_head * p.v_strides.head),
+                 key_rows,
+                 p.v_strides,
+                 p.v_dim,
+                 p.v_element,
+                 p.v_scale,
+                 p,
+                 item,
+                 true};
+  Rows<C> rows = {};
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) rows.state[r].max = core::negative_infinity<float>();
+
+  load_queries<C>(s, p, item);
+  for (std::int32_t first_key = item.seen.empty() ? item.seen.end
+                                                  : core::tile_begin(item.seen.begin, C::kTileK);
+       first_key < item.seen.end; first_key += C::kTileK) {
+    const int keys = min(C::kTileK, item.seen.end - first_key);
+
+    // S = Q K^T
+    float score[C::kRows][C::kKeys] = {};
+    for (int column = 0; column < p.head_dim; column += C::kChunk) {
+      __syncthreads();  // the last reader of K, P and V is done
+      load_chunk<C::kTileK>(s.k, 0, k, first_key, keys, column, 1.f, p.vector_rows);
+      if (column == 0) load_chunk<C::kTileK>(s.v, 0, v, first_key, keys, 0, 1.f, p.vector_rows);
+      __syncthreads();  // K chunk, V chunk 0 and (the first time) Q are there
+      multiply_chunk<C>(score, s, column);
+    }
+    finish_scores<C>(score, s, p, item, first_key);
+    float rescale[C::kRows];
+    softmax<C>(score, rows, rescale, p.plant);
+
+    // P takes K's place.
+    __syncthreads();
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < C::kKeys; ++c) s.p[ty + 16 * r][tx + 16 * c] = score[r][c];
+    }
+    __syncthreads();
+
+    // O = O * rescale + P V
+#pragma unroll 1
+    for (int chunk = 0; chunk == 0 || (C::kChunks > 1 && chunk * C::kChunk < p.v_dim); ++chunk) {
+      if (chunk > 0) {
+        __syncthreads();
+        load_chunk<C::kTileK>(s.v, 0, v, first_key, keys, chunk * C::kChunk, 1.f, p.vector_rows);
+        __syncthreads();
+      }
+      // Registers have no index: one of these is it.
+#pragma unroll
+      for (int c = 0; c < C::kChunks; ++c) {
+        if (c == chunk) accumulate_chunk<C>(rows.o[c], s, rescale);
+      }
+    }
+  }
+  finish<C>(rows, p, item);
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 2)
+    attention(const __grid_constant__ AttentionParams p) {
+  extern __shared__ __align__(16) unsigned char s_bytes[];
+  SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
+  core::spin_if_planted(p.plant, p.q_len);
+  for (std::int64_t index = blockIdx.x; index < p.work_items; index += gridDim.x) {
+    __syncthreads();  // nobody still reads the last item
+    if (threadIdx.x == 0) {
+      s.item = item_of<C>(p, index);
+      report(p, s.item.sequence.error);
+    }
+    __syncthreads();
+    if (index % (p.work_items / p.batch) == 0) report_pages(p, s.item.sequence, s.item.b);
+    if (s.item.queries > 0) attend<C>(s, p, s.item);  // the same in every thread
+  }
+}
+
+}  // namespace flashcore::cuda::simt

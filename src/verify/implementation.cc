@@ -1,0 +1,354 @@
+#include "verify/implementation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "verify/inputs/case_memory.h"
+#include "verify/inputs/decimal.h"
+
+namespace flashcore::verify {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+constexpr std::int64_t kGuardBytes = 4096;  // several rows of every head dim
+constexpr std::int64_t kSlack = 8;          // elements between rows and heads where padded
+
+/// One tensor of a call in the block.
+struct Placed {
+  const char* name = "";
+  Format format = Format::f32;
+  std::int64_t offset = 0, reach = 0;  ///< bytes into the block; elements spanned
+  int rank = 0;
+  std::int64_t shape[4] = {}, strides[4] = {};
+  flashcore_tensor descriptor{};
+
+  std::int64_t count() const {
+    std::int64_t n = 1;
+    for (int i = 0; i < rank; ++i) n *= shape[i];
+    return n;
+  }
+  /// visit(position in row-major order, element offset)
+  template <typename Visit>
+  void each(Visit visit) const {
+    TensorView view;
+    view.rank = rank;
+    std::copy(shape, shape + 4, view.shape);
+    std::copy(strides, strides + 4, view.strides);
+    std::int64_t position = 0;
+    for_each_element(view, [&](std::int64_t at) { visit(position++, at); });
+  }
+};
+
+/// Lays tensors out one after the other, guards between them.
+class Block {
+ public:
+  Placed& place(Placed& p, const char* name, Format format, std::vector<std::int64_t> shape,
+                Arrangement arrangement) {
+    p.name = name;
+    p.format = format;
+    p.rank = static_cast<int>(shape.size());
+    std::copy(shape.begin(), shape.end(), p.shape);
+    std::vector<int> order;  // axes from fastest to slowest
+    for (int i = p.rank - 1; i >= 0; --i) order.push_back(i);
+    if (arrangement == Arrangement::rows_first && p.rank == 4) std::swap(order[1], order[2]);
+    std::int64_t stride = 1;
+    for (const int axis : order) {
+      p.strides[axis] = stride;
+      stride *= std::max<std::int64_t>(p.shape[axis], 1);
+      if (arrangement == Arrangement::padded && p.rank == 4) stride += kSlack;
+    }
+    p.reach = 1;
+    for (int i = 0; i < p.rank; ++i) p.reach += (p.shape[i] - 1) * p.strides[i];
+    p.offset = (bytes_ + kGuardBytes + kAlignment - 1) / kAlignment * kAlignment;
+    bytes_ = p.offset + p.reach * size_of(format) + kGuardBytes;
+    all_.push_back(&p);
+    return p;
+  }
+
+  std::int64_t bytes() const { return bytes_; }
+
+  /// Fills all of the block with the guard value, in the format of the nearest tensor.
+  void fill(std::byte* base, double guard) const {
+    std::memset(base, 0, static_cast<std::size_t>(bytes_));
+    if (guard == 0) return;
+    for (const Placed* p : all_) {
+      const std::int64_t size = size_of(p->format), span = kGuardBytes / size;
+      for (std::int64_t i = -span; i < p->reach + span; ++i) {
+        encode(p->format, base + p->offset, i, guard);
+      }
+    }
+  }
+
+  void describe(std::byte* base) {
+    for (Placed* p : all_) {
+      p->descriptor = {base + p->offset, {FLASHCORE_CPU, 0}, p->rank, c_dtype(p->format),
+                       p->shape,         p->strides,         0};
+    }
+  }
+
+  /// "q", "v: 3 elements past its end", ...: whose bytes these are.
+  std::string owner(std::int64_t byte) const {
+    const Placed* nearest = all_.front();
+    std::int64_t distance = bytes_;
+    for (const Placed* p : all_) {
+      const std::int64_t end = p->offset + p->reach * size_of(p->format);
+      const std::int64_t away = byte < p->offset ? p->offset - byte : byte >= end ? byte - end : -1;
+      if (away < distance) {
+        distance = away;
+        nearest = p;
+      }
+    }
+    const std::string name = nearest->name;
+    const std::int64_t size = size_of(nearest->format);
+    const std::int64_t element = (byte - nearest->offset) / size;
+    if (byte < nearest->offset) {
+      return name + ", " + decimal((nearest->offset - byte + size - 1) / size) +
+             " elements before its start";
+    }
+    if (element >= nearest->reach) {
+      return name + ", " + decimal(element - nearest->reach + 1) + " elements past its end";
+    }
+    return name + ", " + decimal(element) + " elements from its start";
+  }
+
+ private:
+  std::int64_t bytes_ = 0;
+  std::vector<Placed*> all_;
+};
+
+DType poisoned_dtype(Format format) {
+  switch (format) {
+    case Format::f64: return DType::f64;
+    case Format::f16: return DType::f16;
+    case Format::bf16: return DType::bf16;
+    default: return DType::f32;
+  }
+}
+
+/// The scale of an 8-bit tensor: a power of two (times the byte format's step), so that small
+/// integers and powers of two are exact codes.
+double base_scale(Format format, double largest) {
+  if (largest == 0) return 1;
+  // By the largest value as it will be rounded: rounding it again then changes nothing.
+  const int kept = format == Format::e4m3 ? 3 : format == Format::e5m2 ? 2 : 5;
+  const double digits = std::ldexp(1.0, kept - std::ilogb(largest));
+  largest = std::nearbyint(largest * digits) / digits;
+  if (format == Format::e4m3 || format == Format::e5m2) {
+    return std::ldexp(1.0, std::ilogb(largest) - 7);
+  }
+  const double step = std::ldexp(1.0, std::ilogb(largest) - 5);  // codes up to 63
+  return format == Format::byte8 ? static_cast<float>(step * 127.0 / 448.0) : step;
+}
+
+double largest_of(const TensorView& t, const std::vector<double>& factors) {
+  double largest = 0;
+  const std::int64_t per_head = t.shape[2] * t.shape[3];
+  for_each_element(t, [&](std::int64_t at) {
+    const double factor = factors.empty() ? 1.0 : factors[static_cast<std::size_t>(at / per_head)];
+    largest = std::max(largest, std::fabs(static_cast<const double*>(t.data)[at] / factor));
+  });
+  return largest;
+}
+
+/// Writes one input: the master's values rounded, and the master's values replaced by what is left.
+/// The scale used, before factors.
+double write_input(const TensorView& master, const Placed& p, std::byte* base, const Placed* scales,
+                   const std::vector<double>& factors, bool unit_scale) {
+  auto* values = static_cast<double*>(master.data);
+  const std::int64_t per_head = p.shape[2] * p.shape[3];
+  // By the values without factors: the codes then do not depend on them.
+  const double scale =
+      scales == nullptr || unit_scale ? 1 : base_scale(p.format, largest_of(master, factors));
+  const auto scale_of = [&](std::int64_t head) {
+    const double factor = factors.empty() ? 1.0 : factors[static_cast<std::size_t>(head)];
+    return static_cast<double>(static_cast<float>(scale * factor));
+  };
+  if (scales != nullptr) {
+    for (std::int64_t head = 0; head < p.shape[0] * p.shape[1]; ++head) {
+      encode(Format::f32, base + scales->offset, head, scale_of(head));
+    }
+  }
+  p.each([&](std::int64_t position, std::int64_t at) {
+    const double s = scales != nullptr ? scale_of(position / per_head) : 1;
+    encode(p.format, base + p.offset, at, values[position] / s);
+    values[position] = decode(p.format, base + p.offset, at) * s;
+  });
+  return scale;
+}
+
+void poison_output(const Placed& p, std::byte* base) {
+  const std::uint64_t bits = poison(poisoned_dtype(p.format));
+  const auto size = static_cast<std::size_t>(size_of(p.format));
+  p.each([&](std::int64_t, std::int64_t at) {
+    std::memcpy(base + p.offset + at * static_cast<std::int64_t>(size), &bits, size);
+  });
+}
+
+/// Takes an output out of the block and puts back what was there before, so that what then differs
+/// from before was written by mistake.
+void read_output(const Placed& p, std::byte* base, const std::vector<std::byte>& before,
+                 std::vector<double>& values, std::vector<std::byte>& bits, std::int64_t& unwritten,
+                 std::vector<std::uint8_t>* is_unwritten) {
+  const auto size = static_cast<std::size_t>(size_of(p.format));
+  values.resize(static_cast<std::size_t>(p.count()));
+  if (is_unwritten != nullptr) is_unwritten->assign(values.size(), 0);
+  p.each([&](std::int64_t position, std::int64_t at) {
+    std::byte* place = base + p.offset + at * static_cast<std::int64_t>(size);
+    const std::byte* old = before.data() + (place - base);
+    values[static_cast<std::size_t>(position)] = decode(p.format, base + p.offset, at);
+    if (std::memcmp(place, old, size) == 0) {
+      ++unwritten;
+      if (is_unwritten != nullptr) (*is_unwritten)[static_cast<std::size_t>(position)] = 1;
+    }
+    bits.insert(bits.end(), place, place + size);
+    std::memcpy(place, old, size);
+  });
+}
+
+}  // namespace
+
+std::string to_string(const Shape& s) {
+  std::string text = "batch " + decimal(s.batch) + ", heads " + decimal(s.q_heads);
+  if (s.kv_heads != s.q_heads) text.append("/").append(decimal(s.kv_heads));
+  text += ", q_len " + decimal(s.q_len) + ", kv_len " + decimal(s.kv_len) + ", head_dim " +
+          decimal(s.head_dim);
+  if (s.v_dim != s.head_dim) text += ", v_dim " + decimal(s.v_dim);
+  return text;
+}
+
+std::string describe(const HostCall& call) {
+  const Tensors& t = call.tensors;
+  const Options& o = call.options;
+  std::string text = to_string(Shape{t.q.shape[0], t.q.shape[1], t.k.shape[1], t.q.shape[2],
+                                     t.k.shape[2], t.q.shape[3], t.v.shape[3]});
+  const auto number = [](double x) {
+    char buffer[32];
+    std::snprintf(buffer, sizeof buffer, "%g", x);
+    return std::string(buffer);
+  };
+  if (o.causal) text += ", causal";
+  if (o.window_left >= 0 || o.window_right >= 0) {
+    text += ", window (" + decimal(o.window_left) + ", " + decimal(o.window_right) + ")";
+  }
+  if (o.scale) text += ", scale " + number(*o.scale);
+  if (o.softcap > 0) text += ", softcap " + number(o.softcap);
+  if (o.num_splits > 0) text += ", splits " + decimal(o.num_splits);
+  return text;
+}
+
+Arithmetic Subject::arithmetic() const {
+  const Format p = formats_.arithmetic;
+  const bool wide = p == Format::f64 || p == Format::f32;
+  // See arithmetic_of(): weights of up to 2^8 may wait for a factor that is then flushed.
+  const double p_smallest = p == Format::bf16 ? 0x1p8 * smallest_of(p) : smallest_of(p);
+  Arithmetic a{unit_of(formats_.out), unit_of(p), p == Format::f64 ? 0x1p-52 : 0x1p-24,
+               smallest_of(formats_.out), p_smallest};
+  // 8-bit inputs are often multiplied as f16, or in a matrix unit that keeps no more bits.
+  a.score_unit = wide ? 0 : is_8bit(p) ? unit_of(Format::f16) : unit_of(p);
+  return a;
+}
+
+Answer Subject::run(HostCall& call, const Setting& setting) {
+  const Tensors& t = call.tensors;
+  const std::int64_t batch = t.q.shape[0], q_heads = t.q.shape[1], kv_heads = t.k.shape[1];
+  const auto shape = [](const TensorView& v) {
+    return std::vector<std::int64_t>(v.shape, v.shape + 4);
+  };
+  Placed q, k, v, out, lse, q_scale, k_scale, v_scale;
+  Block block;
+  block.place(q, "q", formats_.dtype, shape(t.q), setting.inputs);
+  block.place(k, "k", formats_.dtype, shape(t.k), setting.inputs);
+  block.place(v, "v", formats_.dtype, shape(t.v), setting.inputs);
+  block.place(out, "out", formats_.out, shape(t.out), setting.out);
+  const bool scaled = is_8bit(formats_.dtype);
+  if (setting.lse) {
+    const Format format = formats_.dtype == Format::f64 ? Format::f64 : Format::f32;
+    block.place(lse, "lse", format, {batch, q_heads, t.q.shape[2]}, Arrangement{});
+  }
+  if (scaled) {
+    block.place(q_scale, "q_scale", Format::f32, {batch, q_heads}, Arrangement{});
+    block.place(k_scale, "k_scale", Format::f32, {batch, kv_heads}, Arrangement{});
+    block.place(v_scale, "v_scale", Format::f32, {batch, kv_heads}, Arrangement{});
+  }
+  std::byte* base = target_.block(static_cast<std::size_t>(block.bytes()));
+  block.fill(base, setting.guard);
+  block.describe(base);
+  last_scales_ = {write_input(t.q, q, base, scaled ? &q_scale : nullptr, setting.q_factors,
+                              setting.q_unit_scale),
+                  write_input(t.k, k, base, scaled ? &k_scale : nullptr, setting.k_factors,
+                              setting.k_unit_scale),
+                  write_input(t.v, v, base, scaled ? &v_scale : nullptr, setting.v_factors,
+                              setting.v_unit_scale)};
+  poison_output(out, base);
+  if (!std::isnan(setting.out_before)) {
+    out.each([&](std::int64_t, std::int64_t at) {
+      encode(out.format, base + out.offset, at, setting.out_before);
+    });
+  }
+  if (setting.lse) poison_output(lse, base);
+  const std::vector<std::byte> before(base, base + block.bytes());
+
+  const Options& o = call.options;
+  const double default_scale = 1.0 / std::sqrt(static_cast<double>(t.q.shape[3]));
+  const auto given = [&](const Placed& p, bool is) { return is ? &p.descriptor : nullptr; };
+  char reason[512] = {};
+  const flashcore_verify_call c{sizeof c,
+                                &q.descriptor,
+                                &k.descriptor,
+                                &v.descriptor,
+                                &out.descriptor,
+                                given(lse, setting.lse),
+                                given(q_scale, scaled),
+                                given(k_scale, scaled),
+                                given(v_scale, scaled),
+                                o.window_left,
+                                o.window_right,
+                                o.scale.value_or(default_scale),
+                                o.softcap,
+                                o.scale ? 1 : 0,
+                                o.causal ? 1 : 0,
+                                o.num_splits,
+                                0,
+                                nullptr,
+                                reason,
+                                sizeof reason};
+  Answer answer;
+  ++calls_;
+  last_call_ = describe(call);
+  const std::int32_t code = target_.call(c, &answer.message);
+  if (answer.message.empty() && reason[0] != '\0') answer.message = reason;
+  if (target_.died()) {
+    answer.kind = Answer::Kind::died;
+    ++deaths_;
+    return answer;
+  }
+  if (code != FLASHCORE_OK) {
+    answer.kind = code == FLASHCORE_UNSUPPORTED            ? Answer::Kind::refused
+                  : code == FLASHCORE_VERIFY_OUT_MISSHAPEN ? Answer::Kind::out_misshapen
+                  : code == FLASHCORE_VERIFY_LSE_MISSHAPEN ? Answer::Kind::lse_misshapen
+                                                           : Answer::Kind::failed;
+    reason[sizeof reason - 1] = '\0';
+    if (answer.message.empty()) answer.message = "the function returned " + decimal(code);
+    if (answer.kind == Answer::Kind::refused && refused_++ == 0) {
+      first_refusal_ = last_call_ + ": " + answer.message;
+    }
+    return answer;
+  }
+  read_output(out, base, before, answer.out, answer.bits, answer.unwritten, &answer.is_unwritten);
+  if (setting.lse) {
+    read_output(lse, base, before, answer.lse, answer.bits, answer.lse_unwritten, nullptr);
+  }
+  const auto difference = std::mismatch(before.begin(), before.end(), base);
+  if (difference.first != before.end()) {
+    answer.stray = block.owner(difference.first - before.begin());
+    if (first_stray_.empty()) {
+      first_stray_ = answer.stray;
+      first_stray_call_ = last_call_;
+    }
+  }
+  return answer;
+}
+
+}  // namespace flashcore::verify

@@ -1,0 +1,43 @@
+// One attention call whose tensors lie in one block of host memory, so that a copy of the block on
+// any device is the same call there, and so that a probe can change its inputs.
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+#include <vector>
+
+#include "flashcore/attention.h"
+#include "verify/inputs/case.h"
+
+namespace flashcore::verify {
+
+struct HostCall {
+  std::vector<std::byte> bytes;  ///< at any address: the views move with it
+  Tensors tensors;               ///< views into bytes
+  Options options;
+
+  HostCall() = default;
+  HostCall(const HostCall& other);
+  HostCall& operator=(const HostCall&) = delete;
+  HostCall(HostCall&&) = default;
+  HostCall& operator=(HostCall&&) = default;
+
+  /// The same views into a copy of bytes at `base` on `device`.
+  Tensors at(void* base, Device device) const;
+
+  /// Gives one of `tensors` new compact memory of that shape; outputs hold the checks' poison.
+  void place(TensorView Tensors::*tensor, DType dtype, const std::vector<std::int64_t>& shape);
+};
+
+HostCall random_call(const CaseSpec& spec);
+
+/// All views of a call, outputs last.
+std::vector<TensorView*> views_of(Tensors& tensors);
+
+/// Views into a block at `from` as views into its copy at `to`, on `device`.
+Tensors moved(Tensors tensors, const void* from, void* to, Device device);
+
+/// f64 for f64 problems, else f32: the type of LSEs and of partial results.
+constexpr DType wide(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+}  // namespace flashcore::verify

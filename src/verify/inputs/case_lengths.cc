@@ -1,0 +1,70 @@
+#include "verify/inputs/case_lengths.h"
+
+#include <algorithm>
+
+#include "verify/inputs/case_memory.h"
+#include "verify/inputs/random.h"
+
+namespace flashcore::verify {
+namespace {
+
+// A case either has lengths of every size, or only those that are easily forgotten.
+constexpr double kExtremeLengths = 0.3;
+
+/// Ends of packed sequences of up to `most` rows, of which at least one has that many.
+std::vector<std::int32_t> draw_ends(Random& random, std::int64_t batch, std::int64_t most) {
+  std::vector<std::int32_t> ends{0};
+  const std::int64_t full = batch > 0 ? random.below(batch) : 0;
+  const bool extreme = random.chance(kExtremeLengths);
+  const std::int64_t extremes[] = {0, 0, std::min<std::int64_t>(most, 1), most};
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t length = b == full ? most
+                                : extreme ? random.pick(extremes)
+                                          : random.between(0, most);
+    ends.push_back(static_cast<std::int32_t>(ends.back() + length));
+  }
+  return ends;
+}
+
+/// Keys in use of `length`: none, one or all of them, or any number from half on.
+std::int64_t draw_used(Random& random, bool extreme, std::int64_t length) {
+  const std::int64_t extremes[] = {0, std::min<std::int64_t>(length, 1), length};
+  if (extreme) return random.pick(extremes);
+  return random.chance(0.1) ? 0 : random.between((length + 1) / 2, length);
+}
+
+}  // namespace
+
+CaseLengths draw_lengths(const CaseSpec& s) {
+  Random random(s.seed, kLengths);
+  CaseLengths lengths;
+  // A packed tensor may hold rows past the last sequence; they belong to nobody.
+  if (s.q_packed) {
+    lengths.q_ends = draw_ends(random, s.batch, s.q_len);
+    lengths.total_q = lengths.q_ends.back() + random.between(0, 2);
+    lengths.says_max_q_len = random.chance(0.5);
+  }
+  if (s.kv_packed) {
+    lengths.k_ends = draw_ends(random, s.batch, s.kv_len);
+    lengths.total_k = lengths.k_ends.back() + random.between(0, 2);
+    lengths.says_max_kv_len = random.chance(0.5);
+  }
+  const bool extreme = random.chance(kExtremeLengths), far = random.chance(0.3);
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    const auto i = static_cast<std::size_t>(b);
+    const std::int64_t length = s.kv_packed ? lengths.k_ends[i + 1] - lengths.k_ends[i] : s.kv_len;
+    std::int64_t used = length;
+    if (s.used_k) {
+      used = s.used_lengths.empty() ? draw_used(random, extreme, length) : s.used_lengths[i];
+    }
+    lengths.used_k.push_back(static_cast<std::int32_t>(used));
+    // Far away, queries stand before the first key, or behind the last one.
+    const std::int64_t span = std::max<std::int64_t>(length, 8);
+    const std::int64_t least = far ? -std::max(s.q_len, span) : -span / 4;
+    lengths.q_start.push_back(static_cast<std::int32_t>(random.between(least, span)));
+    lengths.k_start.push_back(static_cast<std::int32_t>(random.between(-span / 4, span / 4)));
+  }
+  return lengths;
+}
+
+}  // namespace flashcore::verify

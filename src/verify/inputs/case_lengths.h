@@ -1,0 +1,22 @@
+// The lengths and positions of a case's sequences: drawn from its seed, the same wherever they are
+// asked for.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "verify/inputs/case.h"
+
+namespace flashcore::verify {
+
+struct CaseLengths {
+  std::vector<std::int32_t> q_ends, k_ends;  ///< cu_seqlens; empty where nothing is packed
+  std::vector<std::int32_t> used_k;          ///< of each sequence; without used_k all its keys
+  std::vector<std::int32_t> q_start, k_start;
+  std::int64_t total_q = 0, total_k = 0;  ///< rows of a packed tensor
+  bool says_max_q_len = false, says_max_kv_len = false;
+};
+
+CaseLengths draw_lengths(const CaseSpec& spec);
+
+}  // namespace flashcore::verify

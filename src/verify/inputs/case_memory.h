@@ -1,0 +1,96 @@
+// The tensors of a case, all in one block of memory, so that a copy of the block on any device is
+// the same case there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "flashcore/attention.h"
+#include "verify/inputs/case.h"
+
+namespace flashcore::verify {
+
+class CaseMemory {
+ public:
+  /// Lays out and fills the inputs, poisons the outputs (see poison()), and fills everything
+  /// between and around the tensors with NaN: what lies there must never matter.
+  explicit CaseMemory(const CaseSpec& spec);
+
+  const CaseSpec& spec() const { return spec_; }
+  /// Views into bytes().
+  const Tensors& tensors() const { return tensors_; }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+  /// The same views into a copy of bytes() at `base`, on `device`.
+  Tensors at(void* base, Device device) const;
+
+  /// Whether `after`, a copy of bytes() that went through a call, differs from it only in the
+  /// elements of out and lse.
+  bool only_outputs_changed(const std::vector<std::byte>& after) const;
+
+ private:
+  TensorView place(DType dtype, std::vector<std::int64_t> shape, Arrangement arrangement);
+  TensorView place_compact(DType dtype, std::vector<std::int64_t> shape);
+  /// Scales within a factor of two of a typical one.
+  void fill_scale(const TensorView& view, double typical, std::uint64_t stream);
+  void fill_normal(const TensorView& view, double sigma, std::uint64_t stream);
+  /// Fills the block table for sequences of these lengths, at random, and leaves NaN in every row
+  /// of a page that is none of their keys.
+  void deal_pages(const std::vector<std::int32_t>& lengths);
+  void fill_scores();
+  void poison_outputs();
+  void sprinkle_non_finite();
+
+  CaseSpec spec_;
+  Tensors tensors_;
+  std::vector<std::byte> bytes_;
+};
+
+/// The random numbers of a case: one stream per purpose, so that one more changes no other.
+enum DataStream : std::uint64_t {
+  kQ = 1,
+  kK,
+  kV,
+  kBias,
+  kMask,
+  kAlibi,
+  kSinks,
+  kLengths,
+  kSpecials,
+  kPageIds,
+  kQScale,
+  kKScale,
+  kVScale,
+  kPageTable
+};
+
+/// The bits an output element holds before a call: a NaN no arithmetic produces.
+std::uint64_t poison(DType dtype);
+
+/// Calls visit(element offset) for each element of a view.
+template <typename Visit>
+void for_each_element(const TensorView& t, Visit visit) {
+  std::int64_t extent[4] = {1, 1, 1, 1}, stride[4] = {};
+  for (int i = 0; i < t.rank; ++i) {
+    extent[4 - t.rank + i] = t.shape[i];
+    stride[4 - t.rank + i] = t.strides[i];
+  }
+  for (std::int64_t a = 0; a < extent[0]; ++a) {
+    for (std::int64_t b = 0; b < extent[1]; ++b) {
+      for (std::int64_t c = 0; c < extent[2]; ++c) {
+        const std::int64_t base = a * stride[0] + b * stride[1] + c * stride[2];
+        for (std::int64_t d = 0; d < extent[3]; ++d) visit(base + d * stride[3]);
+      }
+    }
+  }
+}
+
+/// The code of an 8-bit format nearest to a value (ties to even, saturating); of a NaN it cannot
+/// say the code that is never produced.
+std::uint8_t code_of(DType dtype, double value);
+
+/// Rounds to the format (ties to even) and stores.
+void store(void* data, DType dtype, std::int64_t index, double value);
+
+}  // namespace flashcore::verify

@@ -1,0 +1,133 @@
+// Rung 11: 8-bit inputs. Every code of V is read where nothing else can matter (first of all);
+// codes of q and k, and scales one tensor at a time, once the scores are cleared.
+#include <cmath>
+
+#include "verify/inputs/decimal.h"
+#include "verify/probe_sequence.h"
+#include "verify/probes/score_codes.h"
+
+namespace flashcore::verify {
+namespace {
+
+std::vector<double> factors_of(std::int64_t batch, std::int64_t heads, bool varied) {
+  std::vector<double> factors;
+  for (std::int64_t i = 0; varied && i < batch * heads; ++i) {
+    factors.push_back(std::exp2(static_cast<double>(i % 3) - 1) * (i % 2 == 0 ? 1.0 : 1.25));
+  }
+  return factors;
+}
+
+/// The straight line through (value, what was read for it), by least squares.
+class AffineFit {
+ public:
+  void add(double x, double y, double bound) {
+    ++n_, x_ += x, y_ += y, xx_ += x * x, xy_ += x * y;
+    bound_ = std::max(bound_, bound);
+    points_.push_back({x, y});
+  }
+  /// Its height at 0, if it passes all points and does not pass 0; else 0.
+  double at_zero() const {
+    const double slope = (n_ * xy_ - x_ * y_) / (n_ * xx_ - x_ * x_);
+    const double height = (y_ - slope * x_) / n_;
+    for (const auto& [x, y] : points_) {
+      if (!(std::fabs(slope * x + height - y) <= bound_)) return 0;
+    }
+    return std::fabs(height) > bound_ ? height : 0;
+  }
+
+ private:
+  double n_ = 0, x_ = 0, y_ = 0, xx_ = 0, xy_ = 0, bound_ = 0;
+  std::vector<std::pair<double, double>> points_;
+};
+
+/// Multiplies a tensor's values by its heads' factors: the codes stay, the scales change.
+void apply_factors(const TensorView& t, const std::vector<double>& factors) {
+  if (factors.empty()) return;
+  auto* data = static_cast<double*>(t.data);
+  const std::int64_t per_head = t.shape[2] * t.shape[3];
+  for (std::int64_t i = 0; i < t.shape[0] * t.shape[1] * per_head; ++i) {
+    data[i] *= factors[static_cast<std::size_t>(i / per_head)];
+  }
+}
+
+}  // namespace
+
+/// One key, and all of V is one code: the output is its value, whatever the layout.
+Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
+  const Format format = ladder.subject.formats().dtype;
+  const Arithmetic a = ladder.subject.arithmetic();
+  int wrong = 0, tried = 0;
+  std::string first;
+  AffineFit line;
+  for (int code = 0; code < 256; code += ladder.quick ? 3 : 1) {
+    const double value = value_of_code(format, static_cast<std::uint8_t>(code));
+    if (!std::isfinite(value) || rounded(format, value) != value) continue;  // never produced
+    HostCall call = ladder.call(ladder.shape(2, 1, head_dim, false));
+    fill_random(call.tensors.q, 1, ladder.seed, 101);
+    fill_random(call.tensors.k, 1, ladder.seed, 102);
+    fill(call.tensors.v, [&](auto, auto, auto, auto) { return value; });
+    Setting setting = ladder.subject.plain();
+    setting.v_unit_scale = true;
+    const Answer answer = ladder.subject.run(call, setting);
+    if (auto f = failure_of(ladder, answer, FaultStage::dequant)) return *f;
+    if (!answer.ok()) continue;
+    ++tried;
+    const double bound = std::fabs(value) * (2 * a.out_unit + 4 * 0x1p-11) + a.out_smallest;
+    bool all_right = true;
+    for (const double x : answer.out) all_right = all_right && std::fabs(x - value) <= bound;
+    line.add(value, answer.out[0], bound);
+    if (all_right) continue;
+    if (wrong++ == 0) {
+      first = "code " + decimal(code) + " is read as " + number(answer.out[0]) + " instead of " +
+              number(value);
+    }
+  }
+  if (wrong == 0) return {};
+  // Everything wrong is not the table: something else gets in the way of reading it. But a factor
+  // leaves 0 alone.
+  if (wrong == tried && tried > 1) {
+    const double zero = line.at_zero();
+    if (zero == 0) return {};
+    return ladder.finding(FaultStage::dequant, "every code of V is read as if 0 were " +
+                                                   number(zero) +
+                                                   ": a zero point that is not there, or not used");
+  }
+  return ladder.finding(FaultStage::dequant, decimal(wrong) + " of " + decimal(tried) +
+                                                 " codes of V are wrong: " + first);
+}
+
+Finding probe_scales(Ladder& ladder, std::int64_t head_dim) {
+  const char* names[] = {"q", "k", "v"};
+  for (const bool of_q : {false, true}) {
+    const ScoreCodes codes(ladder, head_dim, of_q);
+    if (codes.wrong().empty()) continue;
+    return ladder.finding(FaultStage::dequant, codes.wrong());
+  }
+  for (int tensor = 0; tensor < 3; ++tensor) {
+    const Shape shape = ladder.shape(20, 48, head_dim);
+    HostCall call = ladder.call(shape);
+    fill_flat_maximum(call, 0.4, ladder.seed);
+    fill_random(call.tensors.v, 1, ladder.seed, 103);
+    Setting setting = ladder.subject.plain();
+    setting.q_factors = factors_of(shape.batch, shape.q_heads, tensor == 0);
+    setting.k_factors = factors_of(shape.batch, shape.kv_heads, tensor == 1);
+    setting.v_factors = factors_of(shape.batch, shape.kv_heads, tensor == 2);
+    apply_factors(call.tensors.q, setting.q_factors);
+    apply_factors(call.tensors.k, setting.k_factors);
+    apply_factors(call.tensors.v, setting.v_factors);
+    const Answer answer = ladder.subject.run(call, setting);
+    if (auto f = failure_of(ladder, answer, FaultStage::dequant)) return *f;
+    if (!answer.ok()) continue;
+    const Judged judged = ladder.judge(call, answer);
+    if (judged.ok()) continue;
+    return ladder.finding(
+        FaultStage::dequant,
+        std::string("with another ") + names[tensor] + "_scale for every head " +
+            row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) +
+            " is wrong; with one for all heads it is right",
+        call, answer, judged);
+  }
+  return {};
+}
+
+}  // namespace flashcore::verify

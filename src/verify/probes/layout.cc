@@ -1,0 +1,191 @@
+// Rung 2: with one key O = V whatever the scores, so V can say where it was read from.
+#include <algorithm>
+#include <cmath>
+
+#include "verify/inputs/decimal.h"
+#include "verify/probe_sequence.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// Digits are 0 to 7, stored as 1 to 8: exact in every format.
+constexpr std::int64_t kBase = 8;
+
+struct Field {
+  const char* name;
+  std::int64_t (*digit)(std::int64_t b, std::int64_t h, std::int64_t c);
+};
+const Field kFields[] = {
+    {"batch", [](std::int64_t b, std::int64_t, std::int64_t) { return b % kBase; }},
+    {"KV head", [](std::int64_t, std::int64_t h, std::int64_t) { return h % kBase; }},
+    {"column", [](std::int64_t, std::int64_t, std::int64_t c) { return c % kBase; }},
+    {"column", [](std::int64_t, std::int64_t, std::int64_t c) { return c / kBase % kBase; }},
+    {"column", [](std::int64_t, std::int64_t, std::int64_t c) { return c / kBase / kBase; }}};
+constexpr std::size_t kFirstColumnField = 2;
+
+/// How far a value that should be v may be off: roundings of P and of the output. P is 1, or adds
+/// up to it, so an 8-bit P is exact here.
+double tolerance(const Ladder& ladder, double v) {
+  const Arithmetic a = ladder.subject.arithmetic();
+  return v * (2 * a.out_unit + 4 * std::min(a.p_unit, 0x1p-8) + 0x1p-20);
+}
+
+HostCall one_key_call(const Ladder& ladder, const Shape& shape) {
+  HostCall call = ladder.call(shape);
+  fill_random(call.tensors.q, 1, ladder.seed, 41);
+  fill_random(call.tensors.k, 1, ladder.seed, 42);
+  return call;
+}
+
+/// V = 1: the output is 1, wherever it was read from. Where it is not, one key is too few to say
+/// why: the rung that looks at P for all lengths does.
+Finding check_ones(Ladder& ladder, const Shape& shape) {
+  HostCall call = one_key_call(ladder, shape);
+  fill(call.tensors.v, [](auto, auto, auto, auto) { return 1.0; });
+  const Answer answer = ladder.subject.run(call);
+  if (auto f = failure_of(ladder, answer, FaultStage::layout)) return *f;
+  if (!answer.ok()) return {};
+  for (std::size_t at = 0; at < answer.out.size(); ++at) {
+    if (std::fabs(answer.out[at] - 1) <= tolerance(ladder, 1)) continue;
+    if (Finding f = probe_uniform(ladder, shape.head_dim); f.found()) return f;
+    const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
+    return ladder.finding(FaultStage::sum, "one key, V = 1: the output is " +
+                                               number(answer.out[at]) + " at " +
+                                               row_name(call, at / v_dim) +
+                                               " instead of 1: P is not normalised to 1");
+  }
+  return {};
+}
+
+std::string strides_name(Arrangement arrangement) {
+  switch (arrangement) {
+    case Arrangement::rows_first: return "[batch, len, heads, dim] memory: ";
+    case Arrangement::padded: return "slack after every row and head: ";
+    default: return "";
+  }
+}
+
+/// Columns came back in the wrong places, source[row][c] instead of c. Strides move a whole row
+/// alike; exchanged fragments of the P·V product differ from row to row and within a row.
+FaultStage column_stage(const std::vector<std::vector<std::int64_t>>& source, std::int64_t v_dim) {
+  bool same_in_all_rows = true, shifted = true;
+  for (const std::vector<std::int64_t>& row : source) {
+    if (row != source.front()) same_in_all_rows = false;
+    const std::int64_t shift = (row[0] + v_dim) % v_dim;
+    for (std::int64_t c = 0; c < v_dim; ++c) {
+      if ((row[static_cast<std::size_t>(c)] - c + v_dim) % v_dim != shift) shifted = false;
+    }
+  }
+  return same_in_all_rows || shifted ? FaultStage::layout : FaultStage::pv;
+}
+
+/// Reads all fields in one arrangement.
+Finding check_fields(Ladder& ladder, const Shape& shape, const Setting& setting) {
+  std::vector<std::vector<std::int64_t>> digits;  // per field, per output element
+  std::int64_t group = shape.q_heads / shape.kv_heads;
+  HostCall call = one_key_call(ladder, shape);
+  const std::string prefix =
+      strides_name(setting.inputs != Arrangement{} ? setting.inputs : setting.out);
+  const auto v_dim = static_cast<std::size_t>(shape.v_dim);
+  for (std::size_t f = 0; f < std::size(kFields); ++f) {
+    fill(call.tensors.v, [&](std::int64_t b, std::int64_t h, auto, std::int64_t c) {
+      return static_cast<double>(1 + kFields[f].digit(b, h, c));
+    });
+    const Answer answer = ladder.subject.run(call, setting);
+    if (auto failed = failure_of(ladder, answer, FaultStage::layout)) return *failed;
+    if (!answer.ok()) return {};
+    std::vector<std::int64_t> read(answer.out.size());
+    for (std::size_t at = 0; at < read.size(); ++at) {
+      const std::size_t row = at / v_dim, head = row / static_cast<std::size_t>(shape.q_len);
+      const auto b = static_cast<std::int64_t>(head) / shape.q_heads;
+      const auto h = static_cast<std::int64_t>(head) % shape.q_heads;
+      const auto c = static_cast<std::int64_t>(at % v_dim);
+      const double nearest = std::round(answer.out[at]);
+      const std::int64_t want = kFields[f].digit(b, h / group, c);
+      read[at] = static_cast<std::int64_t>(nearest) - 1;
+      const bool is_digit = std::fabs(answer.out[at] - nearest) <= tolerance(ladder, nearest) &&
+                            nearest >= 1 && nearest <= kBase;
+      if (is_digit && (read[at] == want || f >= kFirstColumnField)) continue;
+      const std::string seen =
+          is_digit ? "is " + std::string(kFields[f].name) + " " + decimal(read[at]) + "'s"
+                   : "is " + number(answer.out[at]) + ", no value of V";
+      return ladder.finding(FaultStage::layout, prefix + "V of " + row_name(call, row) + " " +
+                                                    seen + "; wanted " + kFields[f].name + " " +
+                                                    decimal(want) + "'s");
+    }
+    digits.push_back(std::move(read));
+  }
+  std::vector<std::vector<std::int64_t>> source(digits[0].size() / v_dim);
+  std::optional<std::size_t> wrong;
+  for (std::size_t at = 0; at < digits[0].size(); ++at) {
+    const std::int64_t from = digits[2][at] + kBase * digits[3][at] + kBase * kBase * digits[4][at];
+    source[at / v_dim].push_back(from);
+    if (from != static_cast<std::int64_t>(at % v_dim) && !wrong) wrong = at;
+  }
+  if (!wrong) return {};
+  const FaultStage stage = column_stage(source, shape.v_dim);
+  return ladder.finding(
+      stage, prefix + "output column " + decimal(*wrong % v_dim) + " of " +
+                 row_name(call, *wrong / v_dim) + " holds V's column " +
+                 decimal(source[*wrong / v_dim][*wrong % v_dim]) +
+                 (stage == FaultStage::pv ? ", and other rows differ: fragments of the P·V product "
+                                            "are exchanged"
+                                          : ""));
+}
+
+}  // namespace
+
+Finding probe_layout(Ladder& ladder, std::int64_t head_dim) {
+  const Shape shape = ladder.shape(40, 1, head_dim);
+  if (Finding f = check_ones(ladder, shape); f.found()) return f;
+  const Setting native = ladder.subject.plain();
+  if (Finding f = check_fields(ladder, shape, native); f.found()) return f;
+  if (Finding f = check_fields(ladder, ladder.shape(1, 1, head_dim), native); f.found()) return f;
+  if (!ladder.can.strides) return {};
+  const Shape few_rows = ladder.shape(9, 1, head_dim);
+  for (const Arrangement arrangement :
+       {Arrangement::heads_first, Arrangement::rows_first, Arrangement::padded}) {
+    for (const bool of_out : {false, true}) {
+      Setting setting = native;
+      (of_out ? setting.out : setting.inputs) = arrangement;
+      if (arrangement == native.inputs) continue;
+      if (Finding f = check_fields(ladder, few_rows, setting); f.found()) return f;
+    }
+  }
+  return {};
+}
+
+/// Several keys, Q = 0: every key of a head has the same V, so O = V again, if all keys of a row
+/// were read from its own head.
+Finding probe_key_layout(Ladder& ladder, std::int64_t head_dim) {
+  std::vector<Setting> settings{ladder.subject.plain()};
+  if (ladder.can.strides) {
+    for (const Arrangement a : {Arrangement::rows_first, Arrangement::padded}) {
+      settings.push_back(settings[0]);
+      settings.back().inputs = settings.back().out = a;
+    }
+  }
+  for (const Setting& setting : settings) {
+    const Shape shape = ladder.shape(5, 19, head_dim);
+    HostCall call = ladder.call(shape);
+    fill_random(call.tensors.k, 1, ladder.seed, 43);
+    fill(call.tensors.v, [&](std::int64_t b, std::int64_t h, auto, std::int64_t c) {
+      return static_cast<double>(1 + (2 * b + h + c) % kBase);
+    });
+    const Answer answer = ladder.subject.run(call, setting);
+    if (auto f = failure_of(ladder, answer, FaultStage::layout)) return *f;
+    if (!answer.ok()) continue;
+    const Judged judged = ladder.judge(call, answer);
+    if (judged.ok()) continue;
+    return ladder.finding(
+        FaultStage::layout,
+        strides_name(setting.inputs) + "V is the same for all keys of a head, but " +
+            row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) + " has " +
+            number(answer.out[judged.worst_at]) + " instead of " +
+            number(judged.oracle.out[judged.worst_at]) + ": keys of other heads or places are read",
+        call, answer, judged);
+  }
+  return {};
+}
+
+}  // namespace flashcore::verify

@@ -1,0 +1,121 @@
+// Rung 12: the log-sum-exp, now that the scores and the sums behind it are known to be right.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "verify/inputs/decimal.h"
+#include "verify/probe_sequence.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// What else the numbers would be right as.
+std::string explain(const Judged& judged, const Answer& answer, double head_dim) {
+  const auto all = [&](auto candidate) {
+    std::size_t agree = 0, count = 0;
+    for (std::size_t r = 0; r < answer.lse.size(); ++r) {
+      if (std::isinf(judged.oracle.lse[r])) continue;
+      ++count;
+      const double want = candidate(r);
+      agree += std::fabs(answer.lse[r] - want) <= 1e-3 * (1 + std::fabs(want)) ? 1 : 0;
+    }
+    return count > 0 && agree == count;
+  };
+  const auto& o = judged.oracle;
+  const double ln2 = std::log(2.0);
+  if (all([&](std::size_t r) { return o.lse[r] / ln2; })) {
+    return "it is in base 2; if that is meant, declare lse_base = 2";
+  }
+  if (all([&](std::size_t r) { return o.lse[r] * ln2; })) return "it is multiplied by ln(2)";
+  if (all([&](std::size_t r) { return -o.lse[r]; })) return "its sign is wrong";
+  if (all([&](std::size_t r) { return o.lse[r] - o.max[r]; })) {
+    return "it is log(sum) without the maximum";
+  }
+  if (all([&](std::size_t r) { return o.max[r]; })) return "it is the maximum alone";
+  if (all([&](std::size_t r) { return std::exp(o.lse[r]); })) return "it is the sum, not its log";
+  if (all([&](std::size_t r) { return o.sum[r]; })) return "it is the row sum, not its log";
+  if (all([&](std::size_t r) { return std::log(o.sum[r]) - o.max[r]; })) {
+    return "the maximum is subtracted, not added";
+  }
+  if (all([&](std::size_t r) { return o.lse[r] - o.max[r] + o.max[r] * std::sqrt(head_dim); })) {
+    return "its maximum is that of unscaled scores";
+  }
+  return "";
+}
+
+enum class Scores { random, uniform, ascending, shifted };
+
+Finding check(Ladder& ladder, const Shape& shape, const Options& options, Scores scores,
+              double sigma) {
+  HostCall call = ladder.call(shape, options);
+  fill_random(call.tensors.v, 1, ladder.seed, 113);
+  if (scores == Scores::random) {
+    fill_random(call.tensors.q, sigma, ladder.seed, 111);
+    fill_random(call.tensors.k, sigma, ladder.seed, 112);
+  } else if (scores != Scores::uniform) {
+    const auto n = static_cast<double>(shape.kv_len);
+    fill_scores_by_key(call, 0, [&](std::int64_t j) {
+      return scores == Scores::shifted ? 200.0 : 10 * (static_cast<double>(j) / n - 0.5);
+    });
+  }
+  Setting setting = ladder.subject.plain();
+  setting.lse = true;
+  const Answer answer = ladder.subject.run(call, setting);
+  if (auto f = failure_of(ladder, answer, FaultStage::lse)) return *f;
+  if (!answer.ok()) return {};
+  const Judged judged = ladder.judge(call, answer);
+  for (std::size_t r = 0; r < answer.lse.size(); ++r) {
+    if (std::isinf(judged.oracle.lse[r]) && std::isnan(answer.lse[r])) {
+      return ladder.finding(FaultStage::lse,
+                            "the LSE of " + row_name(call, r) + ", which sees no key, is NaN");
+    }
+  }
+  if (judged.lse_wrong == 0) return {};
+  const std::size_t row = judged.lse_worst_at;
+  std::string text = "the LSE of " + row_name(call, row) + " is " + number(answer.lse[row]) +
+                     " instead of " + number(judged.oracle.lse[row]);
+  if (answer.lse_unwritten > 0) {
+    text = decimal(answer.lse_unwritten) + " LSEs are never written";
+  } else if (const std::string why = explain(judged, answer, static_cast<double>(shape.head_dim));
+             !why.empty()) {
+    text += ": " + why;
+  }
+  return ladder.finding(FaultStage::lse, text, call, answer, judged);
+}
+
+}  // namespace
+
+Finding probe_lse(Ladder& ladder, std::int64_t head_dim) {
+  const Options base = ladder.base();
+  for (const auto& [q_len, kv_len] :
+       {std::pair<std::int64_t, std::int64_t>{9, 40}, {5, 150}, {70, 66}, {1, 300}}) {
+    if (ladder.quick && head_dim != ladder.main_dim() && kv_len > 50) break;
+    const Shape shape = ladder.shape(q_len, kv_len, head_dim, kv_len < 50);
+    for (const Scores s : {Scores::random, Scores::uniform, Scores::ascending, Scores::shifted}) {
+      if (Finding f = check(ladder, shape, base, s, 1); f.found()) return f;
+    }
+    std::vector<Options> more;
+    if (ladder.can.causal) {
+      more.push_back(base);
+      more.back().causal = true;
+    }
+    if (ladder.can.splits) {
+      more.push_back(base);
+      more.back().num_splits = 3;
+    }
+    if (ladder.can.scale) {
+      more.push_back(base);
+      more.back().scale = 0.3;
+    }
+    if (ladder.can.softcap) {
+      more.push_back(base);
+      more.back().softcap = 2;
+    }
+    for (const Options& options : more) {
+      if (Finding f = check(ladder, shape, options, Scores::random, 1); f.found()) return f;
+    }
+  }
+  return {};
+}
+
+}  // namespace flashcore::verify

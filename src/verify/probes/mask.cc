@@ -1,0 +1,133 @@
+// Rung 8: Q = 0, so P is 1/n over the keys a query sees: which keys are those?
+#include <algorithm>
+#include <cmath>
+
+#include "verify/inputs/decimal.h"
+#include "verify/probe_sequence.h"
+
+namespace flashcore::verify {
+namespace {
+
+struct Case {
+  std::int64_t q_len, kv_len;
+};
+
+std::string options_name(const Options& o) {
+  std::string text = o.causal ? "causal" : "";
+  if (o.window_left >= 0 || o.window_right >= 0) {
+    text += text.empty() ? "" : ", ";
+    text += "window (" + decimal(o.window_left) + ", " + decimal(o.window_right) + ")";
+  }
+  return text;
+}
+
+/// How many keys each wrong row seems to see.
+std::string sight(const HostCall& call, const Answer& answer, const Judged& judged) {
+  const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
+  const std::size_t row = judged.worst_at / v_dim;
+  double sum = 0;
+  for (std::size_t c = 0; c < v_dim; ++c) sum += answer.out[row * v_dim + c];
+  const std::string name = row_name(call, row);
+  if (!std::isfinite(sum)) return name + " is not finite";
+  if (std::isinf(judged.oracle.lse[row])) return name + " sees no key, but its output is not 0";
+  double least = 1e300;  // a key's weight: one over how many there are
+  std::size_t wrong = 0;
+  for (std::size_t c = 0; c < v_dim; ++c) {
+    const double p = answer.out[row * v_dim + c];
+    if (p > 0) least = std::min(least, p);
+    if (judged.ratio[row * v_dim + c] > 1) ++wrong;
+  }
+  return name + " sees about " + number(least < 1e300 ? sum / least : 0) + " keys instead of " +
+         number(std::exp(judged.oracle.lse[row])) +
+         (std::fabs(sum - 1) > 0.01 ? " (its weights add up to " + number(sum) + ")" : "");
+}
+
+Finding check(Ladder& ladder, const Case& c, const Options& options, std::int64_t head_dim) {
+  HostCall call = ladder.call(ladder.shape(c.q_len, c.kv_len, head_dim, c.q_len <= 5), options);
+  fill_random(call.tensors.k, 1, ladder.seed, 71);
+  fill_folded_one_hot(call);
+  const Answer answer = ladder.subject.run(call);
+  if (auto f = failure_of(ladder, answer, FaultStage::mask)) return *f;
+  if (!answer.ok()) return {};
+  const Judged judged = ladder.judge(call, answer);
+  if (judged.ok()) return {};
+  return ladder.finding(FaultStage::mask,
+                        options_name(options) + ": " + sight(call, answer, judged), call, answer,
+                        judged);
+}
+
+/// Values that hidden keys must not disturb.
+struct Hidden {
+  double first, step;  ///< scores: of key 0, and from key to key
+  FaultStage stage;
+  const char* change;
+};
+/// Scores that grow with the key: what is hidden is always larger than what is seen, first by
+/// little, then by so much that nothing is left of the visible ones where the maximum counts the
+/// hidden too. And scores below what hidden ones may be set to.
+constexpr Hidden kHidden[] = {
+    {-30, 0.75, FaultStage::mask, ": hidden keys that score higher than visible ones change "},
+    {-2000, 0, FaultStage::mask, ": with scores of -2000 hidden keys have a weight in "},
+    {-2000, 50, FaultStage::max, ": hidden keys that score far above the visible ones wipe out "},
+};
+
+Finding check_values(Ladder& ladder, const Options& options, std::int64_t head_dim) {
+  for (const Hidden& hidden : kHidden) {
+    HostCall call = ladder.call(ladder.shape(40, 40, head_dim, false), options);
+    fill_scores_by_key(call, 0, [&](std::int64_t j) {
+      return hidden.first + hidden.step * static_cast<double>(j);
+    });
+    Random random(ladder.seed, 72);
+    fill(call.tensors.v, [&](auto, auto, auto, auto) { return 0.5 + random.uniform(); });
+    const Answer answer = ladder.subject.run(call);
+    if (auto f = failure_of(ladder, answer, FaultStage::mask)) return *f;
+    if (!answer.ok()) continue;
+    const Judged judged = ladder.judge(call, answer);
+    if (judged.ok()) continue;
+    const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
+    return ladder.finding(
+        hidden.stage,
+        options_name(options) + hidden.change + row_name(call, judged.worst_at / v_dim), call,
+        answer, judged);
+  }
+  return {};
+}
+
+}  // namespace
+
+Finding probe_mask(Ladder& ladder, std::int64_t head_dim) {
+  Options options = ladder.base();
+  options.causal = true;
+  std::vector<Case> cases{{5, 5},  {16, 16}, {64, 64}, {65, 65}, {130, 130}, {3, 70},
+                          {1, 33}, {40, 9},  {70, 66}, {66, 70}, {20, 200},  {130, 70}};
+  if (!ladder.quick) cases.insert(cases.end(), {{2, 2}, {300, 300}, {17, 129}, {129, 17}});
+  if (ladder.quick && head_dim != ladder.main_dim()) cases = {{5, 5}, {65, 65}, {3, 70}, {40, 9}};
+  for (const Case& c : cases) {
+    if (Finding f = check(ladder, c, options, head_dim); f.found()) return f;
+  }
+  return check_values(ladder, options, head_dim);
+}
+
+Finding probe_window(Ladder& ladder, std::int64_t head_dim) {
+  struct Window {
+    std::int64_t left, right;
+    bool causal;
+  };
+  const Window windows[] = {{0, 0, false},  {3, 2, false},  {16, -1, false},
+                            {-1, 5, false}, {63, 0, false}, {64, 64, false},
+                            {20, -1, true}, {0, -1, true},  {7, 4, true}};
+  for (const Window& w : windows) {
+    Options options = ladder.base();
+    options.causal = w.causal || !ladder.can.full;
+    if (options.causal && !ladder.can.causal) continue;
+    options.window_left = w.left;
+    options.window_right = w.right;
+    for (const Case& c : {Case{33, 33}, {130, 130}, {20, 150}, {90, 40}}) {
+      if (ladder.quick && c.q_len > 100 && w.left < 63) continue;  // it has all in view
+      if (Finding f = check(ladder, c, options, head_dim); f.found()) return f;
+    }
+  }
+  return {};
+}
+
+}  // namespace flashcore::verify

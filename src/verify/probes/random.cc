@@ -1,0 +1,223 @@
+// Rung 13: random problems of many shapes against the oracle. What fails here is first taken back
+// down the ladder, at its own shape; only what no rung then explains is unlocalised.
+#include <algorithm>
+#include <cmath>
+
+#include "verify/inputs/decimal.h"
+#include "verify/probe_sequence.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// Of P, in a quick run's random calls.
+constexpr std::int64_t kMostWeights = 1 << 16;
+constexpr double kSigmas[] = {1, 10, 1, 0.01};
+
+struct Drawn {
+  Shape shape;
+  Options options;
+  double sigma = 1;
+  std::uint64_t seed = 1;
+};
+
+/// Options that are used alone and together, two and two, before chance decides: what is right
+/// alone may be wrong in the order of things with another.
+enum Feature { kCausal, kWindow, kScale, kSoftcap, kSplits, kGroups, kValueDim, kFeatures };
+
+bool can_use(const Capabilities& can, int feature) {
+  const bool can_all[] = {can.causal, can.window, can.scale, can.softcap,
+                          can.splits, can.gqa,    can.v_dim};
+  return can_all[feature];
+}
+
+Drawn with_two_features(const Ladder& ladder, int one, int other) {
+  Drawn d;
+  d.seed = mix(ladder.seed + static_cast<std::uint64_t>(kFeatures * one + other));
+  d.shape = ladder.shape(20, 70, ladder.main_dim(), false);
+  d.shape.q_heads = d.shape.kv_heads = 2;
+  d.options = ladder.base();
+  for (const int feature : {one, other}) {
+    if (feature == kCausal) d.options.causal = true;
+    if (feature == kWindow) d.options.window_left = 9, d.options.window_right = 5;
+    if (feature == kScale) d.options.scale = 0.3;
+    if (feature == kSoftcap) d.options.softcap = 2;
+    if (feature == kSplits) d.options.num_splits = 3;
+    if (feature == kGroups) d.shape.q_heads = 6;
+    if (feature == kValueDim) d.shape.v_dim = d.shape.head_dim / 2;
+  }
+  return d;
+}
+
+std::vector<Drawn> feature_pairs(const Ladder& ladder) {
+  std::vector<Drawn> pairs;
+  for (int one = 0; one < kFeatures; ++one) {
+    for (int other = one; other < kFeatures; ++other) {
+      if (!can_use(ladder.can, one) || !can_use(ladder.can, other)) continue;
+      pairs.push_back(with_two_features(ladder, one, other));
+      pairs.back().sigma = kSigmas[pairs.size() % std::size(kSigmas)];
+    }
+  }
+  return pairs;
+}
+
+Drawn draw(const Ladder& ladder, std::uint64_t index) {
+  Random random(ladder.seed, 1000 + index);
+  const Capabilities& can = ladder.can;
+  const std::int64_t lengths[] = {1, 2, 7, 16, 31, 64, 65, 100, 128, 129, 191, 256, 300, 513};
+  Drawn d;
+  d.seed = mix(ladder.seed + index);
+  const std::int64_t dim = can.head_dims[static_cast<std::size_t>(
+      random.below(static_cast<std::int64_t>(can.head_dims.size())))];
+  d.shape = ladder.shape(random.pick(lengths), random.pick(lengths), dim);
+  if (can.batch) d.shape.batch = random.between(1, 3);
+  d.shape.kv_heads = random.between(1, 3);
+  d.shape.q_heads = d.shape.kv_heads * (can.gqa ? random.between(1, 4) : 1);
+  const std::int64_t weights = d.shape.batch * d.shape.q_heads * d.shape.q_len * d.shape.kv_len;
+  if (ladder.quick && can.cross && can.length_step == 1 && weights > kMostWeights) {
+    d.shape.q_len = std::max<std::int64_t>(d.shape.q_len * kMostWeights / weights, 1);
+  }
+  if (can.v_dim && random.chance(0.2)) d.shape.v_dim = random.between(1, 2) * dim / 2;
+  d.options = ladder.base();
+  if (can.causal && random.chance(0.4)) d.options.causal = true;
+  if (can.window && random.chance(0.2)) {
+    d.options.window_left = random.between(0, d.shape.kv_len);
+    d.options.window_right = random.between(-1, 20);
+  }
+  if (can.scale && random.chance(0.2)) d.options.scale = random.uniform();
+  if (can.softcap && random.chance(0.15)) d.options.softcap = 1 + 20 * random.uniform();
+  if (can.splits)
+    d.options.num_splits = random.chance(0.5) ? 0 : static_cast<int>(random.between(1, 6));
+  d.sigma = random.pick(kSigmas);
+  return d;
+}
+
+HostCall call_of(const Ladder& ladder, const Drawn& d) {
+  HostCall call = ladder.call(d.shape, d.options);
+  fill_random(call.tensors.q, d.sigma, d.seed, 1);
+  fill_random(call.tensors.k, d.sigma, d.seed, 2);
+  fill_random(call.tensors.v, d.sigma, d.seed, 3);
+  return call;
+}
+
+struct Ran {
+  HostCall call;
+  Answer answer;
+  std::optional<Judged> judged;
+  bool failed(const Ladder& ladder) const {
+    if (!answer.ok()) return answer.kind != Answer::Kind::refused;
+    return judged && (!judged->ok() || (ladder.can.lse && judged->lse_wrong > 0));
+  }
+};
+
+Ran run(Ladder& ladder, const Drawn& d) {
+  Ran r{call_of(ladder, d), {}, std::nullopt};
+  Setting setting = ladder.subject.plain();
+  setting.lse = ladder.can.lse;
+  r.answer = ladder.subject.run(r.call, setting);
+  if (r.answer.ok()) r.judged = ladder.judge(r.call, r.answer);
+  return r;
+}
+
+/// A smaller call that still fails: options dropped, sizes shrunk, one at a time.
+Drawn smallest(Ladder& ladder, Drawn d) {
+  const auto keep = [&](auto change) {
+    Drawn smaller = d;
+    change(smaller);
+    smaller.shape.q_len = std::max<std::int64_t>(smaller.shape.q_len, ladder.can.length_step);
+    if (!ladder.can.cross) smaller.shape.q_len = smaller.shape.kv_len;
+    if (run(ladder, smaller).failed(ladder)) d = smaller;
+  };
+  // Sizes first: what follows is then cheap.
+  keep([](Drawn& s) { s.shape.batch = 1; });
+  keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads = 1; });
+  for (int round = 0; round < 6 && ladder.can.length_step == 1; ++round) {
+    keep([](Drawn& s) { s.shape.q_len = (s.shape.q_len + 1) / 2; });
+    keep([](Drawn& s) { s.shape.kv_len = (s.shape.kv_len + 1) / 2; });
+  }
+  keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads; });
+  keep([&](Drawn& s) { s.options.num_splits = ladder.base().num_splits; });
+  keep([&](Drawn& s) { s.options.causal = ladder.base().causal; });
+  keep([](Drawn& s) { s.options.window_left = s.options.window_right = -1; });
+  keep([](Drawn& s) { s.options.softcap = 0; });
+  keep([](Drawn& s) { s.options.scale.reset(); });
+  keep([](Drawn& s) { s.shape.v_dim = s.shape.head_dim; });
+  return d;
+}
+
+/// The stage of a failing call by what about it matters, once it is as small as it gets.
+FaultStage stage_of(const Ladder& ladder, const Drawn& d, const Ran& ran) {
+  if (ran.judged && ran.judged->ok() && ran.judged->lse_wrong > 0) return FaultStage::lse;
+  const Options base = ladder.base();
+  if (d.options.num_splits != base.num_splits) return FaultStage::combine;
+  if (d.options.causal != base.causal || d.options.window_left >= 0 ||
+      d.options.window_right >= 0) {
+    return FaultStage::mask;
+  }
+  if (d.options.softcap > 0) return FaultStage::scores;
+  if (d.options.scale) return FaultStage::scale;
+  if (d.shape.v_dim != d.shape.head_dim) return FaultStage::layout;
+  if (!ran.judged) return FaultStage::unlocalised;
+  const auto elements = static_cast<double>(ran.answer.out.size());
+  const bool everywhere = static_cast<double>(ran.judged->wrong) > 0.1 * elements ||
+                          (ran.judged->wrong == 0 && ran.judged->head_worst > 1);
+  if (ran.judged->non_finite == 0 && everywhere && ran.judged->relative_error < 0x1p-5) {
+    return FaultStage::precision;
+  }
+  return FaultStage::unlocalised;
+}
+
+/// The rungs again, with this shape's batch, heads, q_len and v_dim.
+Finding climb_at(Ladder& ladder, const Shape& shape) {
+  Ladder here = ladder;
+  here.pinned = shape;
+  for (const auto probe : {probe_coverage, probe_layout, probe_uniform, probe_key_layout,
+                           probe_scores, probe_rescale, probe_max}) {
+    Finding f = probe(here, shape.head_dim);
+    if (!f.found()) continue;
+    f.detail += " (only with some batches, heads, lengths or v_dims)";
+    return f;
+  }
+  return {};
+}
+
+}  // namespace
+
+Finding probe_random(Ladder& ladder, std::int64_t) {
+  std::vector<Drawn> all = feature_pairs(ladder);
+  for (std::uint64_t index = 0; index < (ladder.quick ? 8 : 96); ++index) {
+    all.push_back(draw(ladder, index));
+  }
+  for (const Drawn& drawn : all) {
+    if (!run(ladder, drawn).failed(ladder)) continue;
+    const Drawn d = smallest(ladder, drawn);
+    const Ran ran = run(ladder, d);
+    if (!ran.judged) {
+      return *failure_of(ladder, ran.answer, FaultStage::unlocalised);
+    }
+    if (const Ran again = run(ladder, d); again.answer.bits != ran.answer.bits) {
+      return ladder.finding(FaultStage::determinism,
+                            "random inputs: the same call gives other bits the second time");
+    }
+    const FaultStage stage = stage_of(ladder, d, ran);
+    if (stage == FaultStage::unlocalised || d.shape.v_dim != d.shape.head_dim) {
+      if (Finding f = climb_at(ladder, d.shape); f.found()) return f;
+    }
+    const Judged& j = *ran.judged;
+    const std::string seen = stage == FaultStage::lse
+                                 ? "the LSE of " + row_name(ran.call, j.lse_worst_at) + " is " +
+                                       number(ran.answer.lse[j.lse_worst_at]) + " instead of " +
+                                       number(j.oracle.lse[j.lse_worst_at])
+                                 : decimal(j.wrong) + " of " + decimal(ran.answer.out.size()) +
+                                       " outputs are wrong, by up to " + number(j.worst) +
+                                       " times what rounding allows (relative error " +
+                                       number(j.relative_error) + ")";
+    Finding f = ladder.finding(
+        stage,
+        "random inputs of deviation " + number(d.sigma) + ", seed " + decimal(d.seed) + ": " + seen,
+        ran.call, ran.answer, j);
+    return f;
+  }
+  return {};
+}
+
+}  // namespace flashcore::verify

@@ -1,0 +1,133 @@
+#include "verify/probes/score_codes.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "verify/inputs/decimal.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// |score| of the codes of a group: from half of it up to it.
+constexpr double kLargestScore = 4;
+/// Codes of one call: all in dimensions of their own, of the smallest head dims too.
+constexpr std::size_t kMostCodes = 15;
+
+/// Codes in groups of one size of value, which share the other factor of their products.
+std::vector<std::vector<int>> groups_of(Format format) {
+  const auto value_of = [&](int code) {
+    return value_of_code(format, static_cast<std::uint8_t>(code));
+  };
+  const auto size_of = [&](int code) { return std::ilogb(value_of(code)); };
+  std::vector<int> codes;
+  for (int code = 0; code < 256; ++code) {
+    const double value = value_of(code);
+    if (std::isfinite(value) && value != 0 && rounded(format, value) == value) {
+      codes.push_back(code);
+    }
+  }
+  std::stable_sort(codes.begin(), codes.end(),
+                   [&](int a, int b) { return size_of(a) < size_of(b); });
+  std::vector<std::vector<int>> groups;
+  for (const int code : codes) {
+    if (groups.empty() || groups.back().size() == kMostCodes ||
+        size_of(groups.back().front()) != size_of(code)) {
+      groups.emplace_back();
+    }
+    groups.back().push_back(code);
+  }
+  return groups;
+}
+
+}  // namespace
+
+bool ScoreCodes::Read::right() const { return std::fabs(score - want) <= tolerance; }
+
+std::map<int, ScoreCodes::Read> ScoreCodes::read_all(Ladder& ladder, std::int64_t head_dim,
+                                                     bool of_q, std::int64_t turn) const {
+  const Format format = ladder.subject.formats().dtype;
+  const Arithmetic a = ladder.subject.arithmetic();
+  Setting setting = ladder.subject.plain();
+  (of_q ? setting.q_unit_scale : setting.k_unit_scale) = true;
+  std::map<int, Read> all;
+  for (const std::vector<int>& codes : groups_of(format)) {
+    const auto code_at = [&](std::int64_t row) {
+      return codes[static_cast<std::size_t>(row - 1 + turn) % codes.size()];
+    };
+    const auto value = [&](std::int64_t row) {  // of row 0: none, it scores 0
+      if (row == 0 || row > static_cast<std::int64_t>(codes.size())) return 0.0;
+      return value_of_code(format, static_cast<std::uint8_t>(code_at(row)));
+    };
+    const double size_of_codes = std::exp2(std::ilogb(value(1)));
+    const auto rows = static_cast<std::int64_t>(codes.size()) + 1;
+    HostCall call = ladder.call(ladder.shape(rows, rows, head_dim, false));
+    // A power of two, so that it is exact in any format.
+    const double per_score = std::sqrt(static_cast<double>(head_dim)) / size_of_codes;
+    const double other = std::exp2(std::floor(std::log2(kLargestScore * per_score)) - 1);
+    const auto dimension = [&](std::int64_t row) { return (row - 1 + turn) % head_dim; };
+    const Tensors& t = call.tensors;
+    fill(of_q ? t.q : t.k, [&](auto, auto, std::int64_t row, std::int64_t c) {
+      return c == dimension(row) ? value(row) : 0.0;
+    });
+    fill(of_q ? t.k : t.q, [&](auto, auto, std::int64_t row, std::int64_t c) {
+      return row > 0 && c == dimension(row) ? other : 0.0;
+    });
+    const std::vector<double> p = read_probabilities(ladder, call, setting);
+    if (p.empty()) return {};
+    const reference::Oracle oracle = ladder.oracle(call, true);
+    const auto keys = static_cast<std::size_t>(t.k.shape[2]);
+    for (std::size_t i = 1; i < static_cast<std::size_t>(rows); ++i) {
+      const auto& want = oracle.probabilities[i];
+      const double score_error = (16 * a.sum_unit + a.score_unit) * oracle.magnitude[i];
+      const double rounding =
+          2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(keys)));
+      const double flushed =
+          a.out_smallest + a.p_smallest * std::exp(oracle.max[i] - oracle.lse[i]);
+      double tolerance = 0;
+      for (const std::size_t j : {std::size_t{0}, i}) {
+        const double relative = rounding + 2 * score_error + flushed / want[j];
+        tolerance += relative < 1 ? -std::log(1 - relative) : 1e300;
+      }
+      all[code_at(static_cast<std::int64_t>(i))] = {std::log(p[i * keys + i] / p[i * keys]),
+                                                    oracle.scores[i][i], tolerance};
+    }
+  }
+  return all;
+}
+
+ScoreCodes::ScoreCodes(Ladder& ladder, std::int64_t head_dim, bool of_q) {
+  const auto any_wrong = [](const std::map<int, Read>& all) {
+    return std::any_of(all.begin(), all.end(), [](const auto& r) { return !r.second.right(); });
+  };
+  const std::map<int, Read> here = read_all(ladder, head_dim, of_q, 0);
+  if (!any_wrong(here)) return;
+  // At other keys and in other dimensions, to tell the code from the place.
+  const std::map<int, Read> there = read_all(ladder, head_dim, of_q, 5);
+  int wrong = 0, alike = 0;
+  double least = std::numeric_limits<double>::infinity(), most = -least, least_tolerance = 0;
+  for (const auto& [code, r] : here) {
+    const auto other = there.find(code);
+    if (other == there.end()) return;
+    const Read& s = other->second;
+    const double slack = (r.tolerance + s.tolerance) / std::fabs(r.want);
+    const bool same = r.factor() == s.factor() || std::fabs(r.factor() - s.factor()) <= slack ||
+                      (std::isnan(r.factor()) && std::isnan(s.factor()));
+    alike += same ? 1 : 0;
+    if (!std::isnan(r.factor())) {
+      if (r.factor() < least) least = r.factor(), least_tolerance = slack;
+      most = std::max(most, r.factor());
+    }
+    if (r.right() || s.right()) continue;
+    if (wrong++ == 0) {
+      wrong_ = std::string("a code ") + decimal(code) + " of " + (of_q ? "q" : "k") +
+               " gives a score of " + number(r.score) + " instead of " + number(r.want);
+    }
+  }
+  if (wrong > 1) wrong_ += ", and " + decimal(wrong - 1) + " other codes do alike";
+  other_table_ = alike == static_cast<int>(here.size()) && wrong > 0 &&
+                 most - least > 2 * least_tolerance + 0.1;
+}
+
+}  // namespace flashcore::verify

@@ -1,0 +1,280 @@
+// Rung 5: scores read back from P. First one head-dim at a time, then all of them.
+#include <algorithm>
+#include <cmath>
+
+#include "verify/inputs/decimal.h"
+#include "verify/probe_sequence.h"
+#include "verify/probes/probes.h"
+#include "verify/probes/score_codes.h"
+#include "verify/probes/score_reading.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// Errors below this share of the scores, with no structure, are a matter of precision.
+constexpr double kNoise = 0x1p-4;
+constexpr std::int64_t kManyKeys = 300;
+
+/// Other head dims of a quick run: that heads are found was seen at the first.
+bool is_brief(const Ladder& ladder, std::int64_t head_dim) {
+  return ladder.quick && head_dim != ladder.main_dim();
+}
+
+HostCall dimension_call(const Ladder& ladder, std::int64_t head_dim, const Options& options) {
+  const bool wide = !is_brief(ladder, head_dim);
+  HostCall call = ladder.call(ladder.shape(head_dim, 17, head_dim, wide), options);
+  fill_one_dimension_per_row(call, ladder.seed);
+  return call;
+}
+
+/// 20 queries, or one, where implementations often go another way; few on many keys, where tiles
+/// come round again.
+HostCall dense_call(const Ladder& ladder, std::int64_t head_dim, std::int64_t kv_len,
+                    const Options& options) {
+  const bool wide = !is_brief(ladder, head_dim);
+  const std::int64_t q_len = kv_len == 70 ? 1 : kv_len >= kManyKeys ? 4 : 20;
+  HostCall call =
+      ladder.call(ladder.shape(q_len, kv_len, head_dim, wide && kv_len < kManyKeys), options);
+  fill_flat_maximum(call, 0.6, ladder.seed);
+  return call;
+}
+
+/// Reads scores; where weights were lost (scores far too large), with q so much smaller that they
+/// can be read.
+ScoreReading read(Ladder& ladder, const HostCall& call) {
+  ScoreReading reading(ladder, call);
+  for (double factor = 0x1p-2; reading.readable() && reading.lost() > 0 && factor >= 0x1p-6;
+       factor *= 0x1p-2) {
+    ScoreReading smaller(ladder, with_scaled_scores(call, factor));
+    if (smaller.readable() && smaller.lost() < reading.lost()) return smaller;
+  }
+  return reading;
+}
+
+std::string named_factor(double slope, double head_dim) {
+  const struct {
+    double value;
+    const char* meaning;
+  } known[] = {{std::sqrt(head_dim), "sqrt(head_dim): the scale is not applied"},
+               {1 / std::sqrt(head_dim), "1/sqrt(head_dim): the scale is applied twice"},
+               {std::log2(std::exp(1.0)), "log2(e): exp and exp2 are mixed up"},
+               {std::log(2.0), "ln(2): exp and exp2 are mixed up"},
+               {0, "0: the scores do not reach the softmax"},
+               {-1, "-1: the sign is wrong"}};
+  for (const auto& k : known) {
+    if (std::fabs(slope - k.value) < 0.02 * std::max(std::fabs(k.value), 0.05)) {
+      return std::string(" (") + k.meaning + ")";
+    }
+  }
+  return "";
+}
+
+/// Whether 8-bit scales explain a slope: one left out, doubled, or taken from another tensor.
+bool is_ratio_of_scales(const std::vector<double>& s, double slope) {
+  const auto near = [&](double value) {
+    return std::fabs(slope / value - 1) < 0.03 && std::fabs(value - 1) > 0.03;
+  };
+  for (const double x : {s[0], s[1]}) {
+    if (near(x) || near(1 / x) || near(s[2] / x)) return true;
+  }
+  return near(1 / (s[0] * s[1])) || near(s[0] / s[1]) || near(s[1] / s[0]) ||
+         near(s[2] * s[2] / (s[0] * s[1]));
+}
+
+/// Keys stand in another order. With Q = 0 and a causal mask the weights say whose order it is: the
+/// mask goes by the scores' order, so if V is in another one, the visible keys look scattered.
+FaultStage side_of_order(Ladder& ladder, std::int64_t head_dim) {
+  if (!ladder.can.causal) return FaultStage::scores;
+  Options options = ladder.base();
+  options.causal = true;
+  HostCall call = ladder.call(ladder.shape(48, 48, head_dim, false), options);
+  const std::vector<double> p = read_probabilities(ladder, call);
+  if (p.empty()) return FaultStage::scores;
+  const auto n = static_cast<std::size_t>(call.tensors.k.shape[2]);
+  for (std::size_t r = 0; r < p.size() / n; ++r) {
+    bool ended = false;
+    for (std::size_t j = 0; j < n; ++j) {
+      if (p[r * n + j] == 0) ended = true;
+      if (p[r * n + j] > 0 && ended) return FaultStage::pv;
+    }
+  }
+  return FaultStage::scores;
+}
+
+/// "dimensions 64 to 127 of the head do not count"
+std::string wrong_dimensions(const ScoreReading& one, std::int64_t head_dim) {
+  std::vector<std::int64_t> missing, others;
+  for (std::int64_t d = 0; d < std::min(head_dim, static_cast<std::int64_t>(one.rows())); ++d) {
+    const ScoreReading::Fit f = one.fit_row(static_cast<std::size_t>(d));
+    if (std::fabs(f.slope) < 0.25 && f.residual < 0.25) {
+      missing.push_back(d);
+    } else if (std::fabs(f.slope - 1) > 0.25 || f.residual > 0.25) {
+      others.push_back(d);
+    }
+  }
+  if (!missing.empty()) {
+    return decimal(missing.size()) + " of " + decimal(head_dim) +
+           " dimensions do not count in q·k, the first is " + decimal(missing.front());
+  }
+  if (!others.empty()) {
+    return decimal(others.size()) + " of " + decimal(head_dim) +
+           " dimensions are multiplied with something else in q·k, the first is " +
+           decimal(others.front());
+  }
+  return "";
+}
+
+Finding slope_finding(Ladder& ladder, const ScoreReading& r, double slope, std::int64_t head_dim) {
+  const std::string seen = "scores are " + number(slope) + " times what they should be" +
+                           named_factor(slope, static_cast<double>(head_dim));
+  FaultStage stage = FaultStage::scale;
+  if (is_8bit(ladder.subject.formats().dtype) && is_ratio_of_scales(r.scales(), slope)) {
+    stage = FaultStage::dequant;
+  }
+  Finding f = ladder.finding(
+      stage, seen + (stage == FaultStage::dequant ? ": a ratio of the tensors' own scales" : ""));
+  f.evidence = r.evidence();
+  return f;
+}
+
+/// One common factor explains what is wrong.
+bool is_slope(const ScoreReading& r, ScoreReading::Fit fit) {
+  const double tight =
+      0.02 + 2 * r.noise() * std::max(1.0, 1 / std::max(std::fabs(fit.slope), 1e-3));
+  return std::fabs(fit.slope - 1) > 0x1p-7 && fit.residual <= tight &&
+         (std::fabs(fit.slope - 1) > 4 * fit.residual || fit.residual < 1e-3);
+}
+
+Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& dense,
+                const HostCall& shown, std::int64_t head_dim) {
+  const ScoreReading& wrong = one.readable() && !one.ok() ? one : dense;
+  const auto found = [&](FaultStage stage, const std::string& detail) {
+    Finding f = ladder.finding(stage, detail);
+    f.evidence = wrong.evidence();
+    f.call = describe(shown);
+    return f;
+  };
+  const ScoreReading::Fit fit = wrong.fit();
+  if (wrong.lost() == 0 && std::fabs(fit.slope) < 0.02) {
+    return found(FaultStage::scores, "P does not depend on q and k");
+  }
+  // Codes that are off by a factor each look like a common one where tolerances are wide.
+  for (const bool of_q : {false, true}) {
+    if (!is_8bit(ladder.subject.formats().dtype)) break;
+    const ScoreCodes codes(ladder, head_dim, of_q);
+    if (codes.is_other_table()) return found(FaultStage::dequant, codes.wrong());
+  }
+  if (wrong.lost() == 0 && is_slope(wrong, fit)) {
+    return slope_finding(ladder, wrong, fit.slope, head_dim);
+  }
+  for (const ScoreReading* r : {&dense, &one}) {
+    if (!r->readable() || r->ok() || r->lost() > 0) continue;
+    if (const std::string heads = r->other_heads(); !heads.empty()) {
+      return found(FaultStage::layout, heads);
+    }
+    if (r == &dense) {  // in the other one a row is a dimension
+      if (const std::string rows = r->other_rows(); !rows.empty()) {
+        return found(FaultStage::layout, rows);
+      }
+    }
+    const std::vector<std::int64_t> order = r->key_order();
+    if (!order.empty()) {
+      std::size_t j = 0;
+      while (order[j] == static_cast<std::int64_t>(j)) ++j;
+      return found(side_of_order(ladder, head_dim), "keys are exchanged: the weight of key " +
+                                                        decimal(order[j]) + " stands at key " +
+                                                        decimal(j));
+    }
+  }
+  const bool table =
+      is_8bit(ladder.subject.formats().dtype) && one.readable() && one.is_other_table();
+  if (one.readable() && !one.ok() && !table) {
+    if (const std::string dims = wrong_dimensions(one, head_dim); !dims.empty()) {
+      return found(FaultStage::scores, dims);
+    }
+  }
+  // Simple codes first (one dimension at a time), then all of them.
+  const bool eight_bit = is_8bit(ladder.subject.formats().dtype);
+  if (eight_bit && wrong.lost() == 0 && (&wrong == &dense || one.is_other_table())) {
+    return found(FaultStage::dequant,
+                 &wrong == &dense ? "scores are right for simple codes of q and k, wrong for others"
+                                  : "scores depend on k's codes alone, but not as they should");
+  }
+  if (wrong.lost() == 0 && fit.residual < kNoise && std::fabs(fit.slope - 1) < kNoise) {
+    return found(FaultStage::precision,
+                 "scores read back from P are off by " + number(fit.residual) +
+                     " of their size, all over: too much for this format's arithmetic");
+  }
+  const std::size_t r = wrong.worst_row(), j = wrong.worst_key();
+  if (wrong.lost() > 0) {
+    return found(FaultStage::scores, "P is 0 or not finite at " + row_name(shown, r) + ", key " +
+                                         decimal(j) +
+                                         ", where its score is no smaller than "
+                                         "others");
+  }
+  return found(FaultStage::scores, row_name(shown, r) + ", key " + decimal(j) + ": the score is " +
+                                       number(wrong.got(r, j)) + " from the row's mean, wanted " +
+                                       number(wrong.want(r, j)));
+}
+
+Finding check_sums(Ladder& ladder, const ScoreReading& r) {
+  if (!r.readable() || !r.ok() || !r.sums_are_wrong()) return {};
+  // Too much in some rows, too little in others, and by less than a unit of bf16: not a key.
+  if (r.sums_scatter() && std::fabs(r.worst_sum() - 1) < unit_of(Format::bf16)) {
+    return ladder.finding(FaultStage::precision,
+                          "scores are right, but rows of P add up to more and to less than 1, by "
+                          "up to " +
+                              number(std::fabs(r.worst_sum() - 1)) +
+                              ": the sum is kept in too narrow a format");
+  }
+  return ladder.finding(FaultStage::sum, "scores are right, but a row of P adds up to " +
+                                             number(r.worst_sum()) + " instead of 1");
+}
+
+}  // namespace
+
+Finding probe_scores(Ladder& ladder, std::int64_t head_dim) {
+  std::vector<Options> all{ladder.base()};
+  if (ladder.can.scale) {
+    all.push_back(ladder.base());
+    all.back().scale = 1.7 / std::sqrt(static_cast<double>(head_dim));
+  }
+  for (const Options& options : all) {
+    const HostCall one_call = dimension_call(ladder, head_dim, options);
+    const ScoreReading one = read(ladder, one_call);
+    if (one.failure()) return *one.failure();
+    for (const std::int64_t kv_len :
+         {std::int64_t{48}, std::int64_t{70}, std::int64_t{150}, kManyKeys}) {
+      if (kv_len >= kManyKeys && !ladder.can.cross) continue;
+      if (kv_len > 70 && (is_brief(ladder, head_dim) || (ladder.quick && options.scale))) continue;
+      const HostCall dense_one = dense_call(ladder, head_dim, kv_len, options);
+      const ScoreReading dense = read(ladder, dense_one);
+      if (dense.failure()) return *dense.failure();
+      const bool one_ok = !one.readable() || one.ok(), dense_ok = !dense.readable() || dense.ok();
+      if (one_ok && dense_ok) {
+        if (Finding f = check_sums(ladder, one); f.found()) return f;
+        if (Finding f = check_sums(ladder, dense); f.found()) return f;
+        continue;
+      }
+      Finding f = explain(ladder, one, dense, one_ok ? dense_one : one_call, head_dim);
+      if (options.scale && f.stage == FaultStage::scale) f.detail += "; scale was given";
+      return f;
+    }
+  }
+  return {};
+}
+
+Finding probe_softcap(Ladder& ladder, std::int64_t head_dim) {
+  Options options = ladder.base();
+  options.softcap = 1.5;
+  const HostCall call = dense_call(ladder, head_dim, 48, options);
+  const ScoreReading reading(ladder, call);
+  if (reading.failure()) return *reading.failure();
+  if (!reading.readable() || reading.ok()) return {};
+  Finding f = ladder.finding(FaultStage::scores,
+                             "softcap 1.5: scores are not c·tanh(s/c), though right without it");
+  f.evidence = reading.evidence();
+  return f;
+}
+
+}  // namespace flashcore::verify

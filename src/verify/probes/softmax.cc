@@ -1,0 +1,214 @@
+// Rungs 6 and 7: what only an online softmax does (rescaling), and what keeps exp() in range.
+#include <algorithm>
+#include <cmath>
+
+#include "verify/inputs/decimal.h"
+#include "verify/probe_sequence.h"
+#include "verify/probes/probes.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// Column 0 of V is 1: there the output is the sum of P.
+void fill_values(HostCall& call, std::uint64_t seed) {
+  Random random(seed, 61);
+  fill(call.tensors.v,
+       [&](auto, auto, auto, std::int64_t c) { return c == 0 ? 1.0 : 0.5 + random.uniform(); });
+}
+
+struct Order {
+  const char* name;
+  /// From 0 to 1 over the keys of a query: 1 is the largest score.
+  double (*height)(double position, std::int64_t j, std::int64_t query);
+};
+/// In the last one neighbouring queries need different factors: one that is taken from another
+/// query shows there alone.
+const Order kOrders[] = {
+    {"ascending", [](double x, std::int64_t, std::int64_t) { return x; }},
+    {"descending", [](double x, std::int64_t, std::int64_t) { return 1 - x; }},
+    {"shuffled",
+     [](double, std::int64_t j, std::int64_t) {
+       return static_cast<double>(mix(static_cast<std::uint64_t>(j)) % 1024) / 1024.0;
+     }},
+    {"by turns ascending and descending",
+     [](double x, std::int64_t, std::int64_t query) { return query % 2 == 0 ? 1 - x : x; }},
+};
+
+/// Scores that depend on the query too, of at most two kinds: even and odd queries have a dimension
+/// of their own.
+template <typename Score>
+void fill_scores_by_parity(HostCall& call, Score score) {
+  const Tensors& t = call.tensors;
+  const double d = static_cast<double>(t.q.shape[3]);
+  const double size = std::exp2(std::round(0.5 * std::log2(d)));  // of q; the default scale is 1/√d
+  fill(t.q, [&](auto, auto, std::int64_t i, std::int64_t c) { return c == i % 2 ? size : 0.0; });
+  fill(t.k, [&](auto, auto, std::int64_t j, std::int64_t c) {
+    return c < 2 ? score(j, c) * std::sqrt(d) / size : 0.0;
+  });
+}
+
+/// Keys whose weights are off by the same factor as their neighbour's: nothing that rounds each
+/// weight by itself leaves such ranges.
+bool is_off_by_ranges(Ladder& ladder, const HostCall& call) {
+  const std::vector<double> p = read_probabilities(ladder, call);
+  if (p.empty()) return false;
+  const Arithmetic a = ladder.subject.arithmetic();
+  const reference::Oracle oracle = ladder.oracle(call, true);
+  const auto n = static_cast<std::size_t>(call.tensors.k.shape[2]);
+  std::size_t runs = 0, keys = 0;
+  double before = 0;
+  for (std::size_t j = 0; j < n; ++j) {
+    const double want = oracle.probabilities[0][j];
+    if (!(want > 0) || !(p[j] > 0)) continue;
+    const double score_error = (16 * a.sum_unit + a.score_unit) * oracle.magnitude[0];
+    const double tolerance =
+        2 * a.out_unit + 2 * a.p_unit + 2 * score_error + (a.out_smallest + a.p_smallest) / want;
+    if (tolerance > 0x1p-6) continue;  // too small a weight to tell
+    const double ratio = p[j] / want;
+    if (keys++ == 0 || std::fabs(ratio / before - 1) > 2 * tolerance) ++runs;
+    before = ratio;
+  }
+  return runs > 1 && 8 * runs <= keys;
+}
+
+struct Ordered {
+  bool failed = false;
+  std::string text;
+  Finding finding;
+};
+
+/// Scores from -range up to 0: no exp() of them overflows, whatever is or is not subtracted.
+Ordered run_order(Ladder& ladder, const Order& order, double range, std::int64_t kv_len,
+                  std::int64_t head_dim) {
+  HostCall call = ladder.call(ladder.shape(3, kv_len, head_dim, false));
+  const auto n = static_cast<double>(call.tensors.k.shape[2]);
+  const auto score = [&](std::int64_t j, std::int64_t query) {
+    return range * (order.height(static_cast<double>(j) / (n - 1), j, query) - 1);
+  };
+  if (order.height(0, 0, 0) == order.height(0, 0, 1)) {
+    fill_scores_by_key(call, 0, [&](std::int64_t j) { return score(j, 0); });
+  } else {
+    fill_scores_by_parity(call, score);
+  }
+  fill_values(call, ladder.seed);
+  const Answer answer = ladder.subject.run(call);
+  Ordered result;
+  if (auto f = failure_of(ladder, answer, FaultStage::rescale)) return {true, f->detail, *f};
+  if (!answer.ok()) return result;
+  const Judged judged = ladder.judge(call, answer);
+  if (judged.ok()) return result;
+  result.failed = true;
+  const double sum =
+      answer.out[judged.worst_at / static_cast<std::size_t>(call.tensors.v.shape[3]) *
+                 static_cast<std::size_t>(call.tensors.v.shape[3])];
+  result.text = std::string(order.name) + " scores over a range of " + number(range) + ": ";
+  if (judged.non_finite > 0) {
+    result.text += decimal(judged.non_finite) + " outputs are not finite";
+  } else if (std::fabs(sum - 1) > 0.01) {
+    result.text +=
+        "P adds up to " + number(sum) + ": the accumulator and the row sum are not rescaled alike";
+  } else {
+    result.text += "P adds up to 1 but keys weigh wrongly (relative error " +
+                   number(judged.relative_error) + ")";
+  }
+  const bool noise =
+      judged.non_finite == 0 && judged.relative_error < 0x1p-6 && !is_off_by_ranges(ladder, call);
+  result.finding = ladder.finding(noise ? FaultStage::precision : FaultStage::rescale, result.text,
+                                  call, answer, judged);
+  return result;
+}
+
+}  // namespace
+
+Finding probe_rescale(Ladder& ladder, std::int64_t head_dim) {
+  for (const std::int64_t kv_len : {20, 200, 600}) {
+    if (!ladder.can.cross && kv_len > 200) break;
+    if (ladder.quick && head_dim != ladder.main_dim() && kv_len > 200) break;
+    for (const double range : {6.0, 30.0}) {
+      Ordered results[std::size(kOrders)];
+      for (std::size_t i = 0; i < std::size(kOrders); ++i) {
+        results[i] = run_order(ladder, kOrders[i], range, kv_len, head_dim);
+      }
+      const bool up = results[0].failed, down = results[1].failed;
+      for (const Ordered& r : results) {
+        if (!r.failed) continue;
+        Finding f = r.finding;
+        if (&r == &results[std::size(kOrders) - 1]) {  // the first to fail
+          f.stage = FaultStage::rescale;
+          f.detail += "; where all queries have one order it is right: the factor is another's";
+        } else if (up != down) {
+          f.stage = FaultStage::rescale;  // rounding does not ask for the order
+          f.detail += up ? "; descending scores, which never raise the maximum, are right"
+                         : "; ascending scores are right";
+        } else if (up && f.stage == FaultStage::rescale && !ladder.can.splits) {
+          // A running maximum rises in one of the two orders only; partial results do not care.
+          f.stage = FaultStage::combine;
+          f.detail += "; so are descending scores: partial results are joined with wrong weights";
+        }
+        return f;
+      }
+    }
+  }
+  return {};
+}
+
+Finding probe_max(Ladder& ladder, std::int64_t head_dim) {
+  const auto explain = [&](const HostCall& call, const Answer& answer, const Judged& judged,
+                           const std::string& what) {
+    std::size_t zero = 0;
+    for (const double x : answer.out) zero += x == 0 ? 1 : 0;
+    const bool lost = judged.non_finite > 0 || zero > answer.out.size() / 4;
+    const std::string seen = judged.non_finite > 0
+                                 ? decimal(judged.non_finite) + " outputs are not finite"
+                                 : "output " + number(answer.out[judged.worst_at]) +
+                                       " instead of " + number(judged.oracle.out[judged.worst_at]);
+    return ladder.finding(lost ? FaultStage::max : FaultStage::rescale, what + ": " + seen, call,
+                          answer, judged);
+  };
+  for (const double shift : {200.0, -200.0, 2000.0, -2000.0}) {
+    HostCall call = ladder.call(ladder.shape(3, 100, head_dim, false));
+    fill_scores_by_key(call, 1 % head_dim, [&](std::int64_t) { return shift; });
+    fill_values(call, ladder.seed);
+    const Answer answer = ladder.subject.run(call);
+    if (auto f = failure_of(ladder, answer, FaultStage::max)) return *f;
+    if (!answer.ok()) continue;
+    const Judged judged = ladder.judge(call, answer);
+    if (judged.ok()) continue;
+    Finding f = explain(call, answer, judged, "all scores " + number(shift));
+    f.stage = FaultStage::max;
+    return f;
+  }
+  // Queries far apart: a maximum that is not each query's own leaves some of them nothing.
+  {
+    HostCall call = ladder.call(ladder.shape(6, 100, head_dim, false));
+    fill_scores_by_parity(call, [](std::int64_t j, std::int64_t query) {
+      return (query == 0 ? 200.0 : -200.0) + static_cast<double>(j % 4);
+    });
+    fill_values(call, ladder.seed);
+    const Answer answer = ladder.subject.run(call);
+    if (auto f = failure_of(ladder, answer, FaultStage::max)) return *f;
+    if (answer.ok()) {
+      const Judged judged = ladder.judge(call, answer);
+      if (!judged.ok()) {
+        return explain(call, answer, judged, "queries with scores of 200 beside others with -200");
+      }
+    }
+  }
+  // Every query has one key far above the others, each somewhere else: a maximum over some of the
+  // keys only misses it.
+  for (const std::int64_t kv_len : {40, 200}) {
+    HostCall plain = ladder.call(ladder.shape(64, kv_len, head_dim, false));
+    fill_values(plain, ladder.seed);
+    HostCall call = with_selected_keys(plain);
+    const Answer answer = ladder.subject.run(call);
+    if (auto f = failure_of(ladder, answer, FaultStage::max)) return *f;
+    if (!answer.ok()) continue;
+    const Judged judged = ladder.judge(call, answer);
+    if (!judged.ok()) {
+      return explain(call, answer, judged, "one key of each query far above all others");
+    }
+  }
+  return {};
+}
+
+}  // namespace flashcore::verify

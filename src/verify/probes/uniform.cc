@@ -1,0 +1,370 @@
+// Rungs 3 and 4: Q = 0, so P is 1/n over the visible keys. Which keys are missing, how the row is
+// normalised, and at which lengths.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "verify/inputs/decimal.h"
+#include "verify/probe_sequence.h"
+#include "verify/inputs/lengths.h"
+
+namespace flashcore::verify {
+namespace {
+
+HostCall uniform_call(const Ladder& ladder, const Shape& shape) {
+  HostCall call = ladder.call(shape);
+  fill_random(call.tensors.k, 1, ladder.seed, 51);
+  fill_folded_one_hot(call);
+  return call;
+}
+
+/// P of the first row that is wrong, beside what it should be.
+struct Row {
+  std::vector<double> got, want;
+};
+
+/// A row's P as got / want: all alike, or not.
+struct Content {
+  bool finite = true, uniform = true, keys_missing = false, keys_doubled = false;
+  double factor = 1;          ///< got / want, where uniform
+  std::int64_t last_key = 0;  ///< the last that has weight
+};
+
+Content content_of(const Row& row, double tolerance) {
+  Content c;
+  double least = 1e300, most = 0;
+  for (std::size_t j = 0; j < row.got.size(); ++j) {
+    if (!std::isfinite(row.got[j])) {
+      c.finite = false;
+      return c;
+    }
+    if (row.want[j] == 0) continue;
+    const double ratio = row.got[j] / row.want[j];
+    least = std::min(least, ratio);
+    most = std::max(most, ratio);
+    if (ratio != 0) c.last_key = static_cast<std::int64_t>(j);
+  }
+  c.uniform = most - least <= 2 * tolerance * std::max(most, 1e-30);
+  c.factor = 0.5 * (least + most);
+  c.keys_missing = least == 0;
+  c.keys_doubled = most > 1.5 * std::max(least, 1e-30) && least > 0;
+  return c;
+}
+
+/// Neighbouring keys that weigh alike: how much each, and how many.
+struct Run {
+  double weight = 0, keys = 0;
+};
+
+/// Empty where a key has no weight.
+std::vector<Run> runs_of(const Row& row, double tolerance) {
+  std::vector<Run> runs;
+  for (std::size_t j = 0; j < row.got.size(); ++j) {
+    if (row.want[j] == 0) continue;
+    if (row.got[j] <= 0) return {};
+    if (runs.empty() || std::fabs(row.got[j] / runs.back().weight - 1) > tolerance) {
+      runs.push_back({row.got[j], 0});
+    }
+    ++runs.back().keys;
+  }
+  return runs;
+}
+
+/// Whole ranges of keys that score alike weigh differently, though P adds up to 1; or each by its
+/// own length, whatever it adds up to: partial results, joined with wrong weights.
+bool weighs_ranges_differently(const Row& row, double tolerance) {
+  const std::vector<Run> runs = runs_of(row, 2 * tolerance);
+  if (runs.size() < 2 || 4 * runs.size() > row.got.size()) return false;
+  const double least = std::min_element(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
+                         return a.keys < b.keys;
+                       })->keys;
+  const double sum = std::accumulate(row.got.begin(), row.got.end(), 0.0);
+  if (least > 1 && std::fabs(sum - 1) <= 2 * tolerance) return true;
+  const auto constant = [&](double power) {
+    const auto value = [&](const Run& r) { return r.weight * std::pow(r.keys, power); };
+    return std::all_of(runs.begin(), runs.end(), [&](const Run& r) {
+      return std::fabs(value(r) / value(runs[0]) - 1) < 0.05;
+    });
+  };
+  return constant(1) || constant(-1);
+}
+
+/// Keys that weigh otherwise than most: those before the last key that weighs as most do.
+std::vector<std::size_t> odd_keys(const Row& row, double tolerance) {
+  std::vector<double> weights = row.got;
+  std::nth_element(weights.begin(),
+                   weights.begin() + static_cast<std::ptrdiff_t>(weights.size() / 2),
+                   weights.end());
+  const double usual = weights[weights.size() / 2];
+  std::vector<std::size_t> odd;
+  std::size_t last = 0;
+  for (std::size_t j = 0; j < row.got.size(); ++j) {
+    if (std::fabs(row.got[j] - usual) > 2 * tolerance * usual) {
+      odd.push_back(j);
+    } else {
+      last = j;
+    }
+  }
+  while (!odd.empty() && odd.back() > last) odd.pop_back();
+  return odd;
+}
+
+double p_tolerance(const Ladder& ladder, std::int64_t n) {
+  const Arithmetic a = ladder.subject.arithmetic();
+  return 2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(n))) + 0x1p-22;
+}
+
+std::optional<Row> first_wrong_row(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
+  HostCall call = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
+  const std::vector<double> p = read_probabilities(ladder, call);
+  if (p.empty()) return std::nullopt;
+  const reference::Oracle oracle = ladder.oracle(call, true);
+  const auto keys = static_cast<std::size_t>(call.tensors.k.shape[2]);
+  for (std::size_t r = 0; r < oracle.rows.size(); ++r) {
+    Row row{{p.begin() + static_cast<std::ptrdiff_t>(r * keys),
+             p.begin() + static_cast<std::ptrdiff_t>((r + 1) * keys)},
+            oracle.probabilities[r]};
+    for (std::size_t j = 0; j < keys; ++j) {
+      const double allowed = p_tolerance(ladder, n) * row.want[j];
+      if (!(std::fabs(row.got[j] - row.want[j]) <= allowed)) return row;
+    }
+  }
+  return std::nullopt;
+}
+
+/// An all-zero Q may be the trouble itself: a score of 0 with Q and K other than 0 tells.
+bool zero_queries_alone_fail(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
+  HostCall call = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
+  fill(call.tensors.q, [](auto, auto, auto, std::int64_t c) { return c == 0 ? 1.0 : 0.0; });
+  fill(call.tensors.k, [](auto, auto, auto, std::int64_t c) { return c == 0 ? 0.0 : 1.0; });
+  const Answer answer = ladder.subject.run(call);
+  return answer.ok() && ladder.judge(call, answer).ok();
+}
+
+/// Whether what lies around the tensors matters.
+bool reads_outside(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
+  HostCall call = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
+  Setting other = ladder.subject.plain();
+  const Answer before = ladder.subject.run(call, other);
+  other.guard = 3;
+  const Answer after = ladder.subject.run(call, other);
+  return before.ok() && after.ok() && before.bits != after.bits;
+}
+
+/// 8-bit: with a V scale of 1 the output is right, so what is wrong by a factor is V's scale.
+bool unit_v_scale_is_right(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
+  const Format format = ladder.subject.formats().dtype;
+  if (!is_8bit(format)) return false;
+  const double value = rounded(format, 4);
+  HostCall call = ladder.call(ladder.shape(3, n, head_dim, false));
+  fill(call.tensors.v, [&](auto, auto, auto, auto) { return value; });
+  Setting setting = ladder.subject.plain();
+  setting.v_unit_scale = true;
+  const Answer answer = ladder.subject.run(call, setting);
+  return answer.ok() && ladder.judge(call, answer).ok();
+}
+
+/// Off by less than a unit of bf16, and never where 1/n is exact in every binary format: too little
+/// for a key too many or too few, and nothing but rounding leaves powers of two alone.
+bool is_rounding(const LengthResults& results, double factor) {
+  const auto exact = [](std::int64_t n) { return (n & (n - 1)) == 0; };
+  return std::fabs(factor - 1) < unit_of(Format::bf16) &&
+         std::all_of(results.begin(), results.end(),
+                     [&](const auto& r) { return r.second || !exact(r.first); });
+}
+
+/// Keys too heavy or too light stand elsewhere in a longer row: not at the edges of tiles, but of
+/// ranges that grow with it.
+bool odd_keys_move(Ladder& ladder, const Row& row, std::int64_t n, std::int64_t head_dim) {
+  const double tolerance = p_tolerance(ladder, n);
+  const std::vector<std::size_t> odd = odd_keys(row, tolerance);
+  if (odd.empty() || 8 * odd.size() > row.got.size()) return false;
+  const double sum = std::accumulate(row.got.begin(), row.got.end(), 0.0);
+  if (std::fabs(sum - 1) > 2 * tolerance) return false;
+  const std::optional<Row> longer = first_wrong_row(ladder, 2 * n + 40, head_dim);
+  if (!longer) return false;
+  const std::vector<std::size_t> moved = odd_keys(*longer, p_tolerance(ladder, 2 * n + 40));
+  return !moved.empty() && !std::includes(moved.begin(), moved.end(), odd.begin(), odd.end());
+}
+
+/// The row sum stops growing at 2^11 (f16) or 2^8 (bf16): it is kept in that format.
+bool sum_saturates(const LengthVerdict& lengths, const Content& c, std::int64_t n) {
+  const double sum = static_cast<double>(n) / c.factor;
+  const bool at_limit = std::fabs(sum - 2048) < 2 || std::fabs(sum - 256) < 0.5;
+  return c.uniform && c.factor > 1 && at_limit && lengths.first > 250;
+}
+
+/// Keys weigh differently, but by whole numbers: rows of V are left out or taken twice. Weights of
+/// other kinds that still add up to 1 were different before they were normalised.
+FaultStage stage_of_weights(const Row& row, double tolerance) {
+  double sum = 0;
+  bool whole = true;
+  for (std::size_t j = 0; j < row.got.size(); ++j) {
+    sum += row.got[j];
+    if (row.want[j] == 0) continue;
+    const double ratio = row.got[j] / row.want[j];
+    whole = whole && std::fabs(ratio - std::round(ratio)) <= 2 * tolerance;
+  }
+  return !whole && std::fabs(sum - 1) <= 2 * tolerance ? FaultStage::scores : FaultStage::pv;
+}
+
+/// Whether lengths that pass do so with other values of V too: the mean of folded one-hot ones is
+/// the same for many wrong V.
+bool passes_with_random_values(Ladder& ladder, const LengthResults& results, std::int64_t first,
+                               std::int64_t head_dim) {
+  for (const auto& [n, passed] : results) {
+    if (!passed || n < first) continue;
+    HostCall call = ladder.call(ladder.shape(3, n, head_dim, false));
+    fill_random(call.tensors.v, 1, ladder.seed, 53);
+    const Answer answer = ladder.subject.run(call);
+    return !answer.ok() || ladder.judge(call, answer).ok();
+  }
+  return true;
+}
+
+/// A row sum that is off by so many keys is lost in the rounding of long rows: those that pass say
+/// nothing then.
+LengthVerdict judge_informative(const Ladder& ladder, const LengthResults& results, double off_by) {
+  LengthResults informative;
+  for (const auto& [n, passed] : results) {
+    const bool visible = off_by / static_cast<double>(n) > 1.2 * p_tolerance(ladder, n);
+    if (!passed || visible) informative[n] = passed;
+  }
+  return judge_lengths(informative, "kv_len");
+}
+
+Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict lengths,
+                std::int64_t head_dim) {
+  // The first failing length past 1 says more: with one key there is little to get wrong.
+  std::int64_t n = std::max<std::int64_t>(lengths.first, 2);
+  std::optional<Row> row = first_wrong_row(ladder, n, head_dim);
+  if (!row && n > lengths.first) row = first_wrong_row(ladder, n = lengths.first, head_dim);
+  HostCall shown = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
+  const Answer answer = ladder.subject.run(shown);
+  const auto found = [&](FaultStage stage, const std::string& detail) {
+    if (!answer.ok()) return ladder.finding(stage, detail);
+    return ladder.finding(stage, "Q = 0, kv_len " + decimal(n) + ": " + detail, shown, answer,
+                          ladder.judge(shown, answer));
+  };
+  if (!row) {
+    return found(lengths.depends_on_length ? FaultStage::tail : FaultStage::pv,
+                 lengths.text + ", with folded one-hot V only");
+  }
+  const Content c = content_of(*row, p_tolerance(ladder, n));
+  if (c.finite && c.uniform && c.factor > 0) {
+    const auto keys = static_cast<double>(n);
+    lengths = judge_informative(ladder, results, std::fabs(keys / c.factor - keys));
+  }
+  std::string seen;
+  if (!c.finite) {
+    if (zero_queries_alone_fail(ladder, n, head_dim)) {
+      return found(FaultStage::dequant,
+                   "an all-zero Q gives NaN, scores of 0 by other inputs do not: a scale of 0 is "
+                   "divided by; the scale of an all-zero tensor must be 1");
+    }
+    seen = "P is not finite";
+  } else if (c.uniform) {
+    seen = "every key weighs " + number(c.factor) + " times what it should: the row sum is " +
+           number(static_cast<double>(n) / c.factor) + " instead of " + decimal(n);
+  } else if (c.keys_missing) {
+    seen = "some keys have no weight at all";
+  } else {
+    seen = "keys that score alike weigh differently";
+  }
+  if (c.finite && weighs_ranges_differently(*row, p_tolerance(ladder, n))) {
+    return found(FaultStage::combine,
+                 "whole ranges of keys weigh differently, though all keys score alike: partial "
+                 "results are joined with wrong weights");
+  }
+  if (c.finite && c.uniform && unit_v_scale_is_right(ladder, n, head_dim)) {
+    return found(FaultStage::dequant,
+                 "outputs are " + number(c.factor) +
+                     " times what they should be, and right where V's scale is 1");
+  }
+  if (c.finite && c.uniform && is_rounding(results, c.factor)) {
+    return found(FaultStage::precision, seen + ": too little for a key, so it is rounding");
+  }
+  if (lengths.depends_on_length &&
+      passes_with_random_values(ladder, results, lengths.first, head_dim)) {
+    return found(FaultStage::tail, lengths.text + ": " + seen);
+  }
+  if (!c.keys_missing && reads_outside(ladder, n, head_dim)) {
+    return found(FaultStage::bounds, seen +
+                                         ", and differently when other values lie around the "
+                                         "tensors: keys outside of them are read");
+  }
+  if (sum_saturates(lengths, c, n)) {
+    return found(FaultStage::precision, seen + ": the sum is kept in too narrow a format");
+  }
+  if (!c.finite || c.uniform) return found(FaultStage::sum, seen);
+  if (odd_keys_move(ladder, *row, n, head_dim)) {
+    return found(FaultStage::combine,
+                 seen +
+                     ", and others in a longer row: at the edges of ranges that are computed "
+                     "apart");
+  }
+  // Keys beyond a limit are left out: also of a longer row, where holes would not end it.
+  if (const std::optional<Row> longer = first_wrong_row(ladder, 2 * n + 40, head_dim);
+      c.keys_missing && longer) {
+    const Content more = content_of(*longer, p_tolerance(ladder, 2 * n + 40));
+    if (more.finite && c.last_key + 2 == lengths.first && more.last_key == c.last_key) {
+      return found(FaultStage::tail,
+                   lengths.text + ": keys from " + decimal(c.last_key + 1) + " on are left out");
+    }
+  }
+  return found(stage_of_weights(*row, p_tolerance(ladder, n)), seen);
+}
+
+/// Many keys of equal weight, V positive: a narrow accumulator stops growing.
+Finding check_long_sums(Ladder& ladder, std::int64_t head_dim) {
+  for (const std::int64_t n : {1000, 2500, 5000}) {
+    if (ladder.quick && n > 2500) break;
+    HostCall call = ladder.call(ladder.shape(ladder.can.cross ? 2 : n, n, head_dim, false));
+    if (!ladder.can.cross && n > 2500) break;
+    Random random(ladder.seed, 52);
+    fill(call.tensors.v, [&](auto, auto, auto, auto) { return 1 + random.uniform(); });
+    const Answer answer = ladder.subject.run(call);
+    if (auto f = failure_of(ladder, answer, FaultStage::precision)) return *f;
+    if (!answer.ok()) continue;
+    const Judged judged = ladder.judge(call, answer);
+    if (judged.ok()) continue;
+    const double got = answer.out[judged.worst_at], want = judged.oracle.out[judged.worst_at];
+    return ladder.finding(FaultStage::precision,
+                          "the mean of " + decimal(n) + " values between 1 and 2 is " +
+                              number(got) + " instead of " + number(want) +
+                              ", right for fewer: sums are kept in too narrow a format",
+                          call, answer, judged);
+  }
+  return {};
+}
+
+}  // namespace
+
+Finding probe_uniform(Ladder& ladder, std::int64_t head_dim) {
+  LengthResults results;
+  std::optional<Finding> failure;
+  int deaths = 0;
+  const bool main = head_dim == ladder.main_dim();
+  for (const std::int64_t n : lengths_to_try(ladder.quick || !main, ladder.can.length_step)) {
+    if (!main && n > 130) break;
+    if (!main && ladder.quick && n > 20 && n % 32 > 1) continue;
+    HostCall call = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
+    const Answer answer = ladder.subject.run(call);
+    if (auto f = failure_of(ladder, answer, FaultStage::sum)) {
+      results[n] = false;
+      if (!failure) failure = f;
+      if (answer.kind == Answer::Kind::died && ++deaths == kMostDeaths) break;
+    }
+    if (answer.ok()) results[n] = ladder.judge(call, answer).ok();
+  }
+  const LengthVerdict lengths = judge_lengths(results, "kv_len");
+  if (failure) {
+    if (lengths.depends_on_length) failure->stage = FaultStage::tail;
+    failure->detail = lengths.text + ": " + failure->detail;
+    return *failure;
+  }
+  if (lengths.failed) return explain(ladder, results, lengths, head_dim);
+  return main ? check_long_sums(ladder, head_dim) : Finding{};
+}
+
+}  // namespace flashcore::verify

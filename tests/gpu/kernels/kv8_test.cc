@@ -1,0 +1,159 @@
+// 8-bit q, k and v on the tensor-core kernels that turn codes into 16-bit operands: every format,
+// every granularity of the scales, in one piece and in pages; and that long sequences stay as
+// accurate as short ones.
+#include <cmath>
+
+#include "plan/planner.h"
+#include "gpu/support.h"
+#include "verify/inputs/random.h"
+
+namespace flashcore::gpu_test {
+namespace {
+
+using verify::ScaleKind;
+
+constexpr DType kFormats[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+
+class EightBit : public GpuTest {
+ protected:
+  static std::vector<const KernelInfo*> kernels_of_8_bits() {
+    std::vector<const KernelInfo*> found = runnable_kernels();
+    std::erase_if(found, [](const KernelInfo* kernel) {
+      return !needs_8_bits(*kernel) || needs_e4m3(*kernel);
+    });
+    return found;
+  }
+
+  static void expect_right_on_gpu(const verify::CaseSpec& spec) {
+    const verify::CaseMemory memory(spec);
+    GpuCase gpu(memory);
+    expect_right(memory, gpu.direct(memory, nullptr), gpu.plan());
+    EXPECT_TRUE(gpu.workspace().header_is_zero()) << to_string(spec);
+  }
+};
+
+/// More than a tile of rows and keys; dims are the kernel's own, so that it takes its short way.
+verify::CaseSpec spec_for(const KernelInfo& kernel, DType k, DType v, bool eight_bit_q,
+                          ScaleKind scales) {
+  verify::CaseSpec spec =
+      dense(kernel.dtype, 2, 2, 1, kernel.tile_q / 2 + 3, 2 * kernel.tile_k + 5, kernel.head_dim);
+  spec.options.kernel = kernel.id;
+  spec.lse = true;
+  spec.k_storage = k;
+  spec.v_storage = v;
+  spec.q_storage = eight_bit_q ? k : DType::none;
+  spec.k_scale = spec.v_scale = scales;
+  spec.q_scale = eight_bit_q ? scales : ScaleKind::none;
+  spec.options.q_scale_block = 5;
+  spec.options.kv_scale_block = 48;
+  return spec;
+}
+
+TEST_F(EightBit, EveryFormatAndGranularityIsRight) {
+  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+    for (const DType format : kFormats) {
+      for (const bool eight_bit_q : {false, true}) {
+        for (const ScaleKind scales :
+             {ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head, ScaleKind::per_block}) {
+          expect_right_on_gpu(spec_for(*kernel, format, format, eight_bit_q, scales));
+        }
+      }
+    }
+  }
+}
+
+TEST_F(EightBit, KeysAndValuesOfDifferentFormats) {
+  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+    for (const DType k : kFormats) {
+      for (const DType v : kFormats) {
+        verify::CaseSpec spec = spec_for(*kernel, k, v, false, ScaleKind::per_block);
+        spec.options.causal = true;
+        expect_right_on_gpu(spec);
+      }
+    }
+  }
+}
+
+TEST_F(EightBit, InPagesAndWithOptions) {
+  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+    for (const DType format : kFormats) {
+      for (const std::int64_t page : {16, 100}) {
+        verify::CaseSpec spec = spec_for(*kernel, format, format, true, ScaleKind::per_block);
+        spec.page_size = page;
+        spec.used_k = true;
+        expect_right_on_gpu(spec);
+        spec.head_dim -= 3;  // no whole pieces: gathered
+        spec.v_dim -= 5;
+        spec.options.softcap = 7;
+        spec.options.window_left = 90;
+        spec.sinks = true;
+        spec.alibi = 1;
+        expect_right_on_gpu(spec);
+      }
+    }
+  }
+}
+
+// 16-bit queries of any size: what bf16 holds and f16 does not is brought into its range row by
+// row.
+TEST_F(EightBit, LargeAndSmallQueriesAreRight) {
+  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+    for (const int power : {-100, -30, 30, 100}) {
+      if (kernel->dtype == DType::f16 && std::abs(power) > 10) continue;
+      verify::CaseSpec spec =
+          spec_for(*kernel, DType::e4m3, DType::e4m3, false, ScaleKind::per_head);
+      spec.options.scale = std::ldexp(0.125, -power);
+      const verify::CaseMemory memory(spec);
+      const TensorView& q = memory.tensors().q;
+      verify::Random random(3);
+      for (std::int64_t i = 0; i < q.shape[0] * q.strides[0]; ++i) {
+        verify::store(q.data, q.dtype, i, std::ldexp(random.normal(), power));
+      }
+      GpuCase gpu(memory);
+      expect_right(memory, gpu.direct(memory, nullptr), gpu.plan());
+    }
+  }
+}
+
+// NaN and, in e5m2, infinities among the codes.
+TEST_F(EightBit, NonFiniteCodesStandWhereTheOracleHasThem) {
+  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+    for (const DType format : {DType::e4m3, DType::e5m2}) {
+      for (std::uint64_t seed = 1; seed <= 8; ++seed) {
+        verify::CaseSpec spec = spec_for(*kernel, format, format, true, ScaleKind::per_head);
+        spec.non_finite = true;
+        spec.seed = seed;
+        expect_right_on_gpu(spec);
+      }
+    }
+  }
+}
+
+// Kernel error alone, 16-bit P: |out - ref| / |ref| stays below 1e-2 whatever the length.
+TEST_F(EightBit, LongSequencesStayAccurate) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const bool eight_bit_q : {false, true}) {
+      for (const std::int64_t kv_len : {1024, 8192, 32768, 131072}) {
+        verify::CaseSpec spec = dense(dtype, 1, 4, 1, 1, kv_len, 128);
+        spec.k_storage = spec.v_storage = DType::e4m3;
+        spec.k_scale = spec.v_scale = ScaleKind::per_head;
+        if (eight_bit_q) {
+          spec.q_storage = DType::e4m3;
+          spec.q_scale = ScaleKind::per_head;
+        }
+        const verify::CaseMemory memory(spec);
+        GpuCase gpu(memory);
+        const std::vector<std::byte> block = gpu.direct(memory, nullptr);
+        expect_right(memory, block, gpu.plan());
+        const double error = compare_with_oracle(memory, block, gpu.plan()).relative_error;
+        EXPECT_LE(error, 1e-2) << gpu.plan().kernel->id << ", " << kv_len << " keys";
+        RecordProperty(
+            std::string(to_string(dtype)) + (eight_bit_q ? "_q8_" : "_") + std::to_string(kv_len),
+            std::to_string(error));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::gpu_test

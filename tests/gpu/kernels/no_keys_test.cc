@@ -1,0 +1,158 @@
+// Query rows that see no key: their output is 0 and their LSE -inf, or the sink, whatever V holds;
+// and kernels end, however such rows are spread over the work of a CTA.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "gpu/support.h"
+
+namespace flashcore::gpu_test {
+namespace {
+
+class NoKeys : public GpuTest {};
+
+constexpr std::int64_t kUnlimited = -1;
+
+/// What a problem hides from its rows.
+struct Hiding {
+  const char* name;
+  std::int64_t q_len, kv_len;
+  bool causal;
+  std::int64_t left, right;
+  bool used_lengths;      // of one sequence 0, of another 1
+  bool q_packed = false;  // some sequences have few queries or none
+  bool kv_packed = false;
+};
+
+constexpr Hiding kHidings[] = {
+    {"more queries than keys", 600, 63, true, kUnlimited, kUnlimited, false},
+    {"rows beyond a window on both sides", 700, 64, false, 20, 20, false},
+    {"rows left and right of a window", 500, 300, false, 0, 30, false},
+    {"short sequences in a padded batch", 400, 400, true, kUnlimited, kUnlimited, true},
+    {"short sequences and a window", 400, 400, false, 100, 0, true},
+    {"empty sequences among packed ones", 500, 90, true, kUnlimited, kUnlimited, false, true, true},
+};
+
+verify::CaseSpec spec_of(const KernelInfo& kernel, const Hiding& hiding) {
+  verify::CaseSpec spec =
+      dense(kernel.dtype, 5, 4, 2, hiding.q_len, hiding.kv_len, kernel.head_dim);
+  spec.options.kernel = kernel.id;
+  spec.options.causal = hiding.causal;
+  spec.options.window_left = hiding.left;
+  spec.options.window_right = hiding.right;
+  spec.lse = true;
+  spec.used_k = hiding.used_lengths;
+  spec.q_packed = hiding.q_packed;
+  spec.kv_packed = hiding.kv_packed;
+  fit_to_kernel(kernel, spec);
+  return spec;
+}
+
+/// Shorter lengths than were drawn for two sequences.
+void shorten(const verify::CaseMemory& memory) {
+  if (!memory.spec().used_k) return;
+  auto* used = static_cast<std::int32_t*>(memory.tensors().used_k.data);
+  used[1] = 0;
+  used[3] = std::min(used[3], 1);
+}
+
+bool is_persistent(const KernelInfo& kernel) { return kernel.uses_tma; }
+
+TEST_F(NoKeys, PersistentKernelsEndWithRightResults) {
+  const DeviceInfo device = require(device_info(kGpu));
+  int kernels = 0;
+  for (const KernelInfo* kernel : runnable_kernels()) {
+    if (!is_persistent(*kernel)) continue;
+    ++kernels;
+    for (const Hiding& hiding : kHidings) {
+      SCOPED_TRACE(std::string(kernel->id) + ", " + hiding.name);
+      const verify::CaseMemory memory(spec_of(*kernel, hiding));
+      shorten(memory);
+      GpuCase on_gpu(memory);
+      std::vector<std::byte> first;
+      for (const std::int32_t blocks : {1, 2, 3, device.sm_count}) {
+        Plan plan = on_gpu.plan();
+        plan.device.sm_count = blocks;
+        on_gpu.load(memory);
+        require(run(plan, on_gpu.tensors(), on_gpu.workspace().get()));
+        const std::vector<std::byte> block = on_gpu.block();
+        EXPECT_TRUE(on_gpu.workspace().header_is_zero()) << blocks << " blocks";
+        if (first.empty()) {
+          expect_right(memory, block, plan);
+          first = block;
+        }
+        // Who works on an item does not change its bits.
+        EXPECT_TRUE(block == first) << blocks << " blocks";
+      }
+      if (HasFailure()) return;
+    }
+  }
+  if (device.compute_capability == 90) {
+    EXPECT_GE(kernels, 15);
+  }
+}
+
+/// Whether query i of sequence b sees a key; for dense problems.
+bool sees_key(const verify::CaseMemory& memory, std::int64_t b, std::int64_t i) {
+  const verify::CaseSpec& s = memory.spec();
+  const std::int64_t keys =
+      s.used_k ? static_cast<const std::int32_t*>(memory.tensors().used_k.data)[b] : s.kv_len;
+  const std::int64_t position = i + keys - s.q_len;
+  const std::int64_t right = s.options.causal ? 0 : s.options.window_right;
+  const std::int64_t begin =
+      s.options.window_left < 0 ? 0 : std::max<std::int64_t>(position - s.options.window_left, 0);
+  const std::int64_t end = right < 0 ? keys : std::min(position + right + 1, keys);
+  return begin < end;
+}
+
+TEST_F(NoKeys, OutputIsZeroWhateverVHolds) {
+  for (const KernelInfo* kernel : runnable_kernels()) {
+    for (const Hiding& hiding : kHidings) {
+      if (hiding.q_packed) continue;
+      for (const bool sinks : {false, true}) {
+        SCOPED_TRACE(std::string(kernel->id) + ", " + hiding.name);
+        verify::CaseSpec spec = spec_of(*kernel, hiding);
+        spec.sinks = sinks;
+        const verify::CaseMemory memory(spec);
+        shorten(memory);
+        const Tensors& t = memory.tensors();
+        verify::for_each_element(t.v, [&](std::int64_t at) {
+          verify::store(t.v.data, t.v.dtype, at, std::numeric_limits<double>::quiet_NaN());
+        });
+        GpuCase on_gpu(memory);
+        const std::vector<std::byte> block = on_gpu.direct(memory, nullptr);
+        const Tensors result = memory.at(const_cast<std::byte*>(block.data()), Device{});
+        const auto* out = static_cast<const std::byte*>(result.out.data);
+        const auto* lse = static_cast<const float*>(result.lse.data);
+        const auto* sink = static_cast<const float*>(t.sinks.data);
+        const auto bytes = static_cast<std::int64_t>(size_of(result.out.dtype));
+        int rows = 0;
+        for (std::int64_t b = 0; b < spec.batch; ++b) {
+          for (std::int64_t h = 0; h < spec.q_heads; ++h) {
+            for (std::int64_t i = 0; i < spec.q_len; ++i) {
+              if (sees_key(memory, b, i)) continue;
+              ++rows;
+              const auto* strides = result.out.strides;
+              const std::int64_t row = b * strides[0] + h * strides[1] + i * strides[2];
+              bool zero = true;
+              for (std::int64_t byte = 0; byte < spec.v_dim * bytes; ++byte) {
+                zero = zero && out[row * bytes + byte] == std::byte{0};
+              }
+              const float got = lse[b * result.lse.strides[0] + h * result.lse.strides[1] +
+                                    i * result.lse.strides[2]];
+              const float wanted = sinks ? sink[h] : -std::numeric_limits<float>::infinity();
+              const bool same = got == wanted || std::abs(got - wanted) < 1e-5f;
+              ASSERT_TRUE(zero && same) << "batch " << b << " head " << h << " query " << i
+                                        << ": LSE " << got << ", wanted " << wanted;
+            }
+          }
+        }
+        EXPECT_GT(rows, 0);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::gpu_test

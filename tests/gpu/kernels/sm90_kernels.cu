@@ -1,0 +1,622 @@
+#include "sm90_kernels.h"
+
+#include <iterator>
+#include <string>
+#include <type_traits>
+
+#include "cuda/primitives/cluster.cuh"
+#include "cuda/sm90/fwd_kernel.cuh"
+#include "cuda/sm90/make_params.h"
+#include "gpu/device_array.cuh"
+
+namespace flashcore::gpu_test {
+namespace {
+
+constexpr int kGroupThreads = 128;  // of a warpgroup
+constexpr int kPanelColumns = core::PanelTile<64, 64>::kPanelColumns;
+
+/// All of a kernel's shared memory, as one struct: tiles then begin where its alignment says.
+template <typename Storage>
+__device__ Storage& shared_storage() {
+  extern __shared__ __align__(1024) unsigned char s_bytes[];
+  return *reinterpret_cast<Storage*>(s_bytes);
+}
+
+template <typename Storage, typename... Parameters, typename... Arguments>
+void launch(void (*kernel)(Parameters...), int threads, const Arguments&... arguments) {
+  constexpr int kBytes = sizeof(Storage);
+  require_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
+  kernel<<<1, static_cast<unsigned>(threads), kBytes>>>(arguments...);
+}
+
+/// f(std::integral_constant of the choice that is `value`).
+template <const auto& kChoices, std::size_t kIndex = 0, typename F>
+auto with_constant(int value, F f) {
+  if constexpr (kIndex + 1 < std::size(kChoices)) {
+    if (value != kChoices[kIndex]) return with_constant<kChoices, kIndex + 1>(value, f);
+  } else {
+    if (value != kChoices[kIndex]) throw std::runtime_error("a size that is not tested");
+  }
+  return f(std::integral_constant<int, kChoices[kIndex]>{});
+}
+
+template <typename F>
+auto with_element(HalfFormat format, F f) {
+  return format == HalfFormat::f16 ? f(__half{}) : f(__nv_bfloat16{});
+}
+
+/// Writes a row-major matrix into a tile; what is left of the tile is NaN. To be followed by
+/// publish_tiles().
+template <typename Tile, typename Bits>
+__device__ void fill_tile(unsigned char* s_tile, const Bits* g_matrix, int rows, int columns) {
+  for (int i = threadIdx.x; i < Tile::kBytes; i += blockDim.x) s_tile[i] = 0xff;
+  __syncthreads();
+  for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
+    const std::uint32_t offset = Tile::offset(i / columns, i % columns);
+    *reinterpret_cast<Bits*>(s_tile + offset) = g_matrix[i];
+  }
+}
+
+__device__ void publish_tiles() {
+  cuda::fence_async_proxy();
+  __syncthreads();
+}
+
+// ---------------------------------------------------------------------------------------------
+// Clusters
+
+constexpr int kMostBlocks = 8;
+
+/// Nobody waits for anybody to be done: a block ends when it has what it was sent.
+__global__ void store_to_all(float* g_out, int blocks) {
+  __shared__ __align__(16) float s_fours[kMostBlocks][kClusterThreads][4];
+  __shared__ __align__(8) float s_twos[kMostBlocks][kClusterThreads][2];
+  __shared__ std::uint64_t s_full;
+  const auto rank = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) {
+    cuda::init_barrier(s_full, 1);
+    cuda::fence_barrier_init();
+    cuda::arrive_expecting(s_full, blocks * kClusterThreads * 6 * 4);
+  }
+  cuda::arrive_at_cluster();
+  cuda::wait_for_cluster();
+  for (int to = 0; to < blocks; ++to) {
+    const auto value = [&](int i) {
+      return static_cast<float>(((rank * blocks + to) * kClusterThreads + thread) * 6 + i);
+    };
+    const std::uint32_t barrier = cuda::cluster_address(&s_full, to);
+    cuda::store_cluster(cuda::cluster_address(s_fours[rank][thread], to),
+                        {value(0), value(1), value(2), value(3)}, barrier);
+    cuda::store_cluster(cuda::cluster_address(s_twos[rank][thread], to), {value(4), value(5)},
+                        barrier);
+  }
+  cuda::wait(s_full, 0);
+  for (int from = 0; from < blocks; ++from) {
+    float* g_to = g_out + ((rank * blocks + from) * kClusterThreads + thread) * 6;
+    for (int i = 0; i < 4; ++i) g_to[i] = s_fours[from][thread][i];
+    for (int i = 0; i < 2; ++i) g_to[4 + i] = s_twos[from][thread][i];
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// TMA
+
+/// The library's map of a tensor of f16; its boxes have the rows of a tile.
+CUtensorMap map_of(const Array<std::uint16_t>& tensor, const core::Strides& strides,
+                   const cuda::MapShape& shape, int box_rows) {
+  CUtensorMap map{};
+  const Status status = cuda::make_tensor_map(map, tensor.get(), DType::f16, strides, shape,
+                                              {box_rows}, "the tested tensor");
+  if (!status.ok()) throw std::runtime_error(status.message());
+  return map;
+}
+
+template <typename Tile>
+struct alignas(core::kSwizzleBytes) CopiedTile {
+  unsigned char tile[Tile::kBytes];
+  std::uint64_t full;
+};
+
+template <typename Tile>
+__global__ void copy_tile(const __grid_constant__ CUtensorMap map, int row, int head, int batch,
+                          std::uint16_t* g_out) {
+  auto& s = shared_storage<CopiedTile<Tile>>();
+  auto* s_elements = reinterpret_cast<std::uint16_t*>(s.tile);
+  for (int i = threadIdx.x; i < Tile::kBytes / 2; i += blockDim.x) s_elements[i] = 0xabab;
+  if (threadIdx.x == 0) {
+    cuda::init_barrier(s.full, 1);
+    cuda::fence_barrier_init();
+  }
+  publish_tiles();
+  if (threadIdx.x == 0) cuda::sm90::copy_tile<Tile>(s.tile, map, row, head, batch, s.full);
+  cuda::wait(s.full, 0);
+  constexpr int kColumns = Tile::kPanels * Tile::kPanelColumns;
+  for (int i = threadIdx.x; i < Tile::kBytes / 2; i += blockDim.x) {
+    g_out[i] = s_elements[Tile::offset(i / kColumns, i % kColumns) / 2];
+  }
+}
+
+template <typename Tile>
+std::vector<std::uint16_t> copied(const TileCopy& call) {
+  const Array<std::uint16_t> tensor(call.tensor), out(Tile::kBytes / 2);
+  const core::Strides strides{call.batch_stride, call.head_stride, call.row_stride, 1};
+  const CUtensorMap map =
+      map_of(tensor, strides, {call.columns, call.rows, call.heads, call.batch}, call.tile_rows);
+  launch<CopiedTile<Tile>>(copy_tile<Tile>, kGroupThreads, map, call.row, call.head, call.b,
+                           out.get());
+  return out.host();
+}
+
+// ---------------------------------------------------------------------------------------------
+// Barriers
+
+using RingTile = core::PanelTile<kRingRows, kPanelColumns>;
+
+CUtensorMap ring_map(const Array<std::uint16_t>& matrix, std::size_t elements) {
+  const auto rows = static_cast<std::int64_t>(elements) / kPanelColumns;
+  return map_of(matrix, {0, 0, kPanelColumns, 1}, {kPanelColumns, rows, 1, 1}, kRingRows);
+}
+
+/// Whether the phase of this parity has ended: wait() without waiting.
+__device__ bool has_ended(std::uint64_t& s_barrier, std::uint32_t parity) {
+  std::uint32_t ended;
+  asm volatile(
+      "{\n"
+      ".reg .pred ended;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, ended;\n"
+      "}\n"
+      : "=r"(ended)
+      : "r"(cuda::shared_address(&s_barrier)), "r"(parity)
+      : "memory");
+  return ended != 0;
+}
+
+/// One thread. Its copies come after the arrivals and, in odd rounds, before them.
+__global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int rounds, int* g_out) {
+  auto& s = shared_storage<CopiedTile<RingTile>>();
+  cuda::init_barrier(s.full, 3);
+  cuda::fence_barrier_init();
+  const auto copy = [&] { cuda::copy_box(cuda::shared_address(s.tile), map, 0, 0, 0, 0, s.full); };
+  for (int round = 0; round < rounds; ++round) {
+    const std::uint32_t parity = round % 2;
+    const auto note = [&] {
+      *g_out++ = (has_ended(s.full, parity) ? kOwnPhaseEnded : 0) +
+                 (has_ended(s.full, parity ^ 1) ? kPhaseBeforeEnded : 0);
+    };
+    note();
+    if (round % 2 == 0) {
+      cuda::arrive(s.full);
+      cuda::arrive(s.full);
+      note();
+      cuda::arrive_expecting(s.full, RingTile::kBytes);
+      note();
+      copy();
+    } else {
+      cuda::arrive_expecting(s.full, RingTile::kBytes);
+      copy();
+      note();
+      cuda::arrive(s.full);
+      note();
+      cuda::arrive(s.full);
+    }
+    cuda::wait(s.full, parity);
+    note();
+  }
+}
+
+template <int kStages>
+struct alignas(core::kSwizzleBytes) Ring {
+  unsigned char tile[kStages][RingTile::kBytes];
+  std::uint64_t full[kStages], empty[kStages];
+};
+
+/// Late enough for the other side to be there first.
+__device__ void be_late() { __nanosleep(20000); }
+
+/// Four warps read, the fifth loads.
+template <int kStages>
+__global__ void through_ring(const __grid_constant__ CUtensorMap map, int tiles,
+                             std::uint16_t* g_out) {
+  constexpr int kReaders = 4;
+  auto& s = shared_storage<Ring<kStages>>();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      cuda::init_barrier(s.full[i], 1);
+      cuda::init_barrier(s.empty[i], kReaders);
+    }
+    cuda::fence_barrier_init();
+  }
+  __syncthreads();
+  core::RingPlace<kStages> place;
+  const auto parity = [&](bool empty) {
+    return core::parity_of_last(core::phases_before(empty, place.round()));
+  };
+  if (warp == kReaders) {
+    if (lane != 0) return;
+    for (int tile = 0; tile < tiles; ++tile, place.next()) {
+      cuda::wait(s.empty[place.stage()], parity(true));
+      if (tile % 5 == 3) be_late();
+      cuda::sm90::copy_tile<RingTile>(s.tile[place.stage()], map, tile * kRingRows, 0, 0,
+                                      s.full[place.stage()]);
+    }
+    return;
+  }
+  constexpr int kElements = RingTile::kBytes / 2;
+  for (int tile = 0; tile < tiles; ++tile, place.next()) {
+    cuda::wait(s.full[place.stage()], parity(false));
+    if ((tile + warp) % 7 == 2) be_late();
+    for (int i = threadIdx.x; i < kElements; i += 32 * kReaders) {
+      const int row = i / kPanelColumns, column = i % kPanelColumns;
+      g_out[tile * kElements + i] = *reinterpret_cast<const std::uint16_t*>(
+          s.tile[place.stage()] + RingTile::offset(row, column));
+    }
+    cuda::arrive_once_per_warp(s.empty[place.stage()], lane);
+  }
+}
+
+template <int kStages>
+std::vector<std::uint16_t> ring_of(const std::vector<std::uint16_t>& matrix) {
+  const Array<std::uint16_t> in(matrix), out(matrix.size());
+  const int tiles = static_cast<int>(matrix.size()) / (RingTile::kBytes / 2);
+  launch<Ring<kStages>>(through_ring<kStages>, 5 * 32, ring_map(in, matrix.size()), tiles,
+                        out.get());
+  return out.host();
+}
+
+// ---------------------------------------------------------------------------------------------
+// wgmma
+
+template <int kCount>
+__device__ void load_accumulators(float (&c)[kCount], const float* g_c) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) c[i] = g_c[threadIdx.x * kCount + i];
+}
+
+template <int kCount>
+__device__ void store_accumulators(const float (&c)[kCount], float* g_c) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) g_c[threadIdx.x * kCount + i] = c[i];
+}
+
+template <int kColumns, int kDepth>
+struct alignas(core::kSwizzleBytes) BothOperands {
+  using A = core::PanelTile<64, kDepth>;
+  using B = core::PanelTile<kColumns, kDepth>;
+  unsigned char a[A::kBytes];
+  unsigned char b[B::kBytes];
+};
+
+/// c + a b or, where the first product does not add, a b.
+template <typename T, bool kAdds, int kColumns, int kDepth>
+__device__ void multiply_along_rows(float (&c)[kColumns / 2],
+                                    const BothOperands<kColumns, kDepth>& s) {
+  using Operands = BothOperands<kColumns, kDepth>;
+  using Product = cuda::Wgmma<kColumns>;
+  const std::uint64_t a = core::matrix_descriptor(cuda::shared_address(s.a), 0);
+  const std::uint64_t b = core::matrix_descriptor(cuda::shared_address(s.b), 0);
+  cuda::fence_products();
+  Product::template along_rows<T, kAdds>(c, a, b);
+#pragma unroll
+  for (int step = 1; step < kDepth / 16; ++step) {
+    Product::template along_rows<T, true>(c, core::advance(a, Operands::A::along_rows(step)),
+                                          core::advance(b, Operands::B::along_rows(step)));
+  }
+  cuda::commit_products();
+  cuda::wait_products<0>();
+  cuda::pin(c);
+}
+
+template <typename T, int kColumns, int kDepth>
+__global__ void __launch_bounds__(kGroupThreads)
+    along_rows(const std::uint16_t* g_a, const std::uint16_t* g_b, const float* g_c, float* g_added,
+               float* g_alone) {
+  using Operands = BothOperands<kColumns, kDepth>;
+  auto& s = shared_storage<Operands>();
+  fill_tile<typename Operands::A>(s.a, g_a, 64, kDepth);
+  fill_tile<typename Operands::B>(s.b, g_b, kColumns, kDepth);
+  publish_tiles();
+  float c[kColumns / 2];
+  load_accumulators(c, g_c);
+  multiply_along_rows<T, true, kColumns, kDepth>(c, s);
+  store_accumulators(c, g_added);
+  multiply_along_rows<T, false, kColumns, kDepth>(c, s);
+  store_accumulators(c, g_alone);
+}
+
+template <typename Tile>
+struct alignas(core::kSwizzleBytes) OneOperand {
+  unsigned char b[Tile::kBytes];
+};
+
+template <typename T, int kColumns, int kDepth>
+__global__ void __launch_bounds__(kGroupThreads)
+    across_rows(const std::uint16_t* g_a, const std::uint16_t* g_b, const float* g_c, bool adds,
+                float* g_out) {
+  using B = core::PanelTile<kDepth, kColumns>;
+  auto& s = shared_storage<OneOperand<B>>();
+  fill_tile<B>(s.b, g_b, kDepth, kColumns);
+  publish_tiles();
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  std::uint32_t a[kDepth / 16][4];
+#pragma unroll
+  for (int i = 0; i < kDepth / 4; ++i) {
+    a[i / 4][i % 4] = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const core::Coordinate at = core::mma_a(lane, i % 4, half);
+      const std::uint32_t bits = g_a[(16 * warp + at.row) * kDepth + i / 4 * 16 + at.column];
+      a[i / 4][i % 4] |= bits << (16 * half);
+    }
+  }
+  float c[kColumns / 2];
+  load_accumulators(c, g_c);
+  const std::uint64_t b = core::matrix_descriptor(cuda::shared_address(s.b), B::kPanelBytes);
+  cuda::fence_products();
+#pragma unroll
+  for (int step = 0; step < kDepth / 16; ++step) {
+    cuda::Wgmma<kColumns>::template across_rows<T>(
+        c, a[step], core::advance(b, B::across_rows(step)), adds || step > 0);
+  }
+  cuda::commit_products();
+  cuda::wait_products<0>();
+  cuda::pin(c);
+  store_accumulators(c, g_out);
+}
+
+/// Where a warpgroup's queries of a block's second item are.
+template <typename C>
+__device__ int query_place(int group) {
+  return static_cast<int>(typename C::Pipeline::QueryPlace{1, group}.place());
+}
+
+/// All of an item's queries, in pieces.
+template <typename C, typename T>
+__device__ void fill_queries(cuda::sm90::SharedStorage<C>& s, const T* g_q) {
+  for (int group = 0; group < C::kConsumers; ++group) {
+    fill_tile<typename C::QueryTile>(s.q[query_place<C>(group)],
+                                     g_q + group * core::kQueryPieceRows * C::kHeadDim,
+                                     core::kQueryPieceRows, C::kHeadDim);
+  }
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    two_products(const std::uint16_t* g_q, const std::uint16_t* g_k, const std::uint16_t* g_v,
+                 float* g_out) {
+  namespace sm90 = cuda::sm90;
+  constexpr int kStage = C::kStages - 1;
+  auto& s = shared_storage<sm90::SharedStorage<C>>();
+  fill_queries<C>(s, g_q);
+  fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);
+  fill_tile<typename C::KeyTile>(s.v[kStage], g_v, C::kTileK, C::kHeadDim);
+  publish_tiles();
+  if (threadIdx.x < kGroupThreads) {
+    cuda::shrink_registers<C::kProducerRegisters>();
+    return;
+  }
+  cuda::grow_registers<C::kConsumerRegisters>();
+  const sm90::Thread<C> t(threadIdx.x);
+  sm90::Scores<C> score;
+  sm90::Outputs<C> o;
+  std::uint32_t a[C::kTileK / 16][4];
+  cuda::fence_products();
+  sm90::begin_scores<C>(score, s, query_place<C>(t.group), kStage);
+  cuda::wait_products<0>();
+  cuda::pin(score);
+  sm90::pack_probabilities<C>(a, score);
+  cuda::fence_products();
+  sm90::begin_output<C>(o, a, s, kStage, false);
+  cuda::wait_products<0>();
+  cuda::pin(o);
+#pragma unroll
+  for (int i = 0; i < C::kHeadDim / 2; ++i) {
+    g_out[t.row(i / 2 % 2) * C::kHeadDim + t.column(i / 4, i % 2)] = o[i];
+  }
+}
+
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    code_products(const std::uint8_t* g_q, const std::uint8_t* g_k, const std::uint8_t* g_v,
+                  const float* g_p, int keys, float* g_scores, std::uint8_t* g_transposed,
+                  float* g_out) {
+  namespace sm90 = cuda::sm90;
+  constexpr int kStage = C::kStages - 1;
+  constexpr int kColumns = C::kHeadDim < C::kPartColumns ? C::kHeadDim : C::kPartColumns;
+  auto& s = shared_storage<sm90::SharedStorage<C>>();
+  fill_queries<C>(s, g_q);
+  fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);
+  fill_tile<typename C::KeyTile>(s.raw_v[C::kRawStages - 1], g_v, C::kTileK, C::kHeadDim);
+  publish_tiles();
+  if (threadIdx.x < 32 * C::kTransposers) {
+    sm90::transpose_tile<C>(cuda::shared_address(s.raw_v[C::kRawStages - 1]),
+                            cuda::shared_address(s.v[kStage]), threadIdx.x / 32, threadIdx.x % 32,
+                            keys, ~0u);
+  }
+  publish_tiles();
+  for (int i = threadIdx.x; i < C::kHeadDim * C::kTileK; i += blockDim.x) {
+    g_transposed[i] = s.v[kStage][C::ValueTile::offset(i / C::kTileK, i % C::kTileK)];
+  }
+  if (threadIdx.x < kGroupThreads) {
+    cuda::shrink_registers<C::kProducerRegisters>();
+    return;
+  }
+  cuda::grow_registers<C::kConsumerRegisters>();
+  const sm90::Thread<C> t(threadIdx.x);
+  sm90::Scores<C> score;
+  cuda::fence_products();
+  sm90::begin_scores<C>(score, s, query_place<C>(t.group), kStage);
+  cuda::wait_products<0>();
+  cuda::pin(score);
+#pragma unroll
+  for (int i = 0; i < C::kTileK / 2; ++i) {
+    const int at = t.row(i / 2 % 2) * C::kTileK + t.column(i / 4, i % 2);
+    g_scores[at] = score[i];
+    score[i] = g_p[at];
+  }
+  std::uint32_t a[C::kTileK / 32][4];
+  sm90::pack_code_operands<C>(a, score);
+#pragma unroll
+  for (int first = 0; first < C::kHeadDim; first += kColumns) {
+    float part[kColumns / 2];
+    cuda::fence_products();
+    sm90::begin_part<C, kColumns>(part, a, s, kStage, first);
+    cuda::wait_products<0>();
+    cuda::pin(part);
+#pragma unroll
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const int column = core::column_of_row(first + t.column(i / 4, i % 2));
+      g_out[t.row(i / 2 % 2) * C::kHeadDim + column] = part[i];
+    }
+  }
+}
+
+template <typename C>
+bool is_config_of(const KernelInfo& kernel) {
+  return kernel.head_dim == C::kHeadDim && kernel.tile_q == C::kTileQ &&
+         kernel.tile_k == C::kTileK &&
+         kernel.smem_bytes == int{sizeof(cuda::sm90::SharedStorage<C>)};
+}
+
+/// Runs the one of the configurations that is the kernel's.
+template <typename C, typename... Others>
+std::vector<float> two_products_of(const KernelInfo& kernel, const std::vector<std::uint16_t>& q,
+                                   const std::vector<std::uint16_t>& k,
+                                   const std::vector<std::uint16_t>& v) {
+  if (!is_config_of<C>(kernel)) {
+    if constexpr (sizeof...(Others) > 0) {
+      return two_products_of<Others...>(kernel, q, k, v);
+    } else {
+      throw std::runtime_error(std::string(kernel.id) + ": add its shape to run_two_products()");
+    }
+  }
+  const Array<std::uint16_t> in_q(q), in_k(k), in_v(v);
+  const Array<float> out(q.size());
+  launch<cuda::sm90::SharedStorage<C>>(two_products<C>, C::kThreads, in_q.get(), in_k.get(),
+                                       in_v.get(), out.get());
+  return out.host();
+}
+
+template <typename C, typename... Others>
+CodeProducts code_products_of(const KernelInfo& kernel, const std::vector<std::uint8_t>& q,
+                              const std::vector<std::uint8_t>& k,
+                              const std::vector<std::uint8_t>& v, const std::vector<float>& p,
+                              int keys) {
+  if (!is_config_of<C>(kernel)) {
+    if constexpr (sizeof...(Others) > 0) {
+      return code_products_of<Others...>(kernel, q, k, v, p, keys);
+    } else {
+      throw std::runtime_error(std::string(kernel.id) + ": add its shape to run_code_products()");
+    }
+  }
+  const Array<std::uint8_t> in_q(q), in_k(k), in_v(v), transposed(v.size());
+  const Array<float> in_p(p), scores(p.size()), out(q.size());
+  launch<cuda::sm90::SharedStorage<C>>(code_products<C>, C::kThreads, in_q.get(), in_k.get(),
+                                       in_v.get(), in_p.get(), keys, scores.get(), transposed.get(),
+                                       out.get());
+  return {scores.host(), transposed.host(), out.host()};
+}
+
+}  // namespace
+
+std::vector<float> run_cluster_stores(int blocks) {
+  const Array<float> out(static_cast<std::size_t>(blocks * blocks * kClusterThreads * 6));
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(kClusterThreads);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  require_cuda(cudaLaunchKernelEx(&config, store_to_all, out.get(), blocks));
+  return out.host();
+}
+
+std::vector<std::uint16_t> run_copy_tile(const TileCopy& call) {
+  return with_constant<kCopiedRows>(call.tile_rows, [&](auto rows) {
+    return with_constant<kCopiedColumns>(call.tile_columns, [&](auto columns) {
+      return copied<core::PanelTile<decltype(rows)::value, decltype(columns)::value>>(call);
+    });
+  });
+}
+
+std::vector<int> run_barrier_phases(int rounds) {
+  const std::vector<std::uint16_t> matrix(RingTile::kBytes / 2);
+  const Array<std::uint16_t> in(matrix);
+  const Array<int> out(static_cast<std::size_t>(rounds * kBarrierEvents));
+  launch<CopiedTile<RingTile>>(barrier_phases, 1, ring_map(in, matrix.size()), rounds, out.get());
+  return out.host();
+}
+
+std::vector<std::uint16_t> run_ring(int stages, const std::vector<std::uint16_t>& matrix) {
+  return stages == 2 ? ring_of<2>(matrix) : ring_of<4>(matrix);
+}
+
+AlongRows run_along_rows(const WarpgroupProduct& call) {
+  const Array<std::uint16_t> a(call.a), b(call.b);
+  const Array<float> c(call.c), added(call.c.size()), alone(call.c.size());
+  with_element(call.format, [&](auto element) {
+    using T = decltype(element);
+    with_constant<kScoreColumns>(call.columns, [&](auto columns) {
+      with_constant<kScoreDepths>(call.depth, [&](auto depth) {
+        constexpr int kColumns = decltype(columns)::value, kDepth = decltype(depth)::value;
+        launch<BothOperands<kColumns, kDepth>>(along_rows<T, kColumns, kDepth>, kGroupThreads,
+                                               a.get(), b.get(), c.get(), added.get(), alone.get());
+      });
+    });
+  });
+  return {added.host(), alone.host()};
+}
+
+std::vector<float> run_across_rows(const WarpgroupProduct& call, bool adds) {
+  const Array<std::uint16_t> a(call.a), b(call.b);
+  const Array<float> c(call.c), out(call.c.size());
+  with_element(call.format, [&](auto element) {
+    using T = decltype(element);
+    with_constant<kOutputColumns>(call.columns, [&](auto columns) {
+      with_constant<kOutputDepths>(call.depth, [&](auto depth) {
+        constexpr int kColumns = decltype(columns)::value, kDepth = decltype(depth)::value;
+        launch<OneOperand<core::PanelTile<kDepth, kColumns>>>(across_rows<T, kColumns, kDepth>,
+                                                              kGroupThreads, a.get(), b.get(),
+                                                              c.get(), adds, out.get());
+      });
+    });
+  });
+  return out.host();
+}
+
+std::vector<float> run_two_products(const KernelInfo& kernel, const std::vector<std::uint16_t>& q,
+                                    const std::vector<std::uint16_t>& k,
+                                    const std::vector<std::uint16_t>& v) {
+  const auto run = [&](auto element) {
+    using T = decltype(element);
+    return two_products_of<cuda::sm90::Config<T, 64, 192, 128, 4, 16, 512>,
+                           cuda::sm90::Config<T, 64, 128, 128, 4, 16, 384>,
+                           cuda::sm90::Config<T, 64, 128, 208, 2, 16, 384>,
+                           cuda::sm90::Config<T, 64, 64, 128, 4, 16, 256>,
+                           cuda::sm90::Config<T, 96, 192, 96, 2, 16, 512>,
+                           cuda::sm90::Config<T, 128, 128, 128, 2, 16, 384>,
+                           cuda::sm90::Config<T, 128, 128, 160, 2, 16, 384>,
+                           cuda::sm90::Config<T, 128, 128, 176, 2, 16, 384>,
+                           cuda::sm90::Config<T, 192, 128, 112, 2, 16, 384>,
+                           cuda::sm90::Config<T, 256, 128, 64, 2, 16, 384>>(kernel, q, k, v);
+  };
+  return with_element(kernel.dtype == DType::f16 ? HalfFormat::f16 : HalfFormat::bf16, run);
+}
+
+CodeProducts run_code_products(const KernelInfo& kernel, const std::vector<std::uint8_t>& q,
+                               const std::vector<std::uint8_t>& k,
+                               const std::vector<std::uint8_t>& v, const std::vector<float>& p,
+                               int keys) {
+  using T = __half;  // the output's, which these products do not have
+  return code_products_of<cuda::sm90::CodeConfig<T, 64, 192, 192, 2, 16, 512>,
+                          cuda::sm90::CodeConfig<T, 64, 192, 128, 4, 16, 512>,
+                          cuda::sm90::CodeConfig<T, 64, 64, 128, 4, 16, 256>,
+                          cuda::sm90::CodeConfig<T, 128, 192, 128, 4, 16, 512>,
+                          cuda::sm90::CodeConfig<T, 256, 128, 128, 2, 16, 384>>(kernel, q, k, v, p,
+                                                                                keys);
+}
+
+}  // namespace flashcore::gpu_test

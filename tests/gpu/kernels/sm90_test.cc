@@ -1,0 +1,520 @@
+// What the Hopper kernels are made of, each alone: tensor copies (TMA), barriers, the products of
+// wgmma, and the two products of a step together. The results hold core/wgmma_layout.h and
+// core/mma_layout.h against the hardware. At the end, through the public API: what lies behind the
+// last key does not matter.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/mma_layout.h"
+#include "core/wgmma_layout.h"
+#include "sm90_fixture.h"
+#include "sm90_kernels.h"
+#include "gpu/support.h"
+#include "verify/inputs/random.h"
+
+namespace flashcore::gpu_test {
+namespace {
+
+using Hopper = HopperTest;
+
+constexpr int kPanelColumns = core::PanelTile<64, 64>::kPanelColumns;
+
+bool is_hopper(const KernelInfo& kernel) { return std::strcmp(kernel.family, "sm90") == 0; }
+
+// ---------------------------------------------------------------------------------------------
+// TMA
+
+/// Never 0 or 0xffff, and alike only where indices are 65521 apart.
+std::uint16_t value_at(std::size_t index) { return static_cast<std::uint16_t>(index % 65521 + 1); }
+
+/// A tensor in which everything that is no element of it is 0xffff.
+TileCopy tensor_of(int columns, int rows, int heads, int batch, bool rows_first) {
+  constexpr int kSlack = 8;  // elements after a row
+  TileCopy call{};
+  call.columns = columns;
+  call.rows = rows;
+  call.heads = heads;
+  call.batch = batch;
+  const int row = (columns + 7) / 8 * 8 + kSlack;
+  call.row_stride = rows_first ? heads * row : row;
+  call.head_stride = rows_first ? row : rows * row;
+  call.batch_stride = rows * heads * row;
+  call.tensor.assign(static_cast<std::size_t>(batch * call.batch_stride), 0xffff);
+  for (int b = 0; b < batch; ++b) {
+    for (int h = 0; h < heads; ++h) {
+      for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < columns; ++c) {
+          const auto at = static_cast<std::size_t>(b * call.batch_stride + h * call.head_stride +
+                                                   r * call.row_stride + c);
+          call.tensor[at] = value_at(at);
+        }
+      }
+    }
+  }
+  return call;
+}
+
+/// Every element of the tile, those past the tensor's edges 0.
+void check_copy(const TileCopy& call) {
+  SCOPED_TRACE(testing::Message() << "tile " << call.tile_rows << " x " << call.tile_columns
+                                  << " of " << call.rows << " x " << call.columns << ", from row "
+                                  << call.row << ", head " << call.head << ", batch " << call.b
+                                  << ", row stride " << call.row_stride);
+  const std::vector<std::uint16_t> got = run_copy_tile(call);
+  const int stored_columns = (call.tile_columns + 63) / 64 * 64;  // whole panels
+  ASSERT_EQ(got.size(), static_cast<std::size_t>(call.tile_rows * stored_columns));
+  for (int r = 0; r < call.tile_rows; ++r) {
+    for (int c = 0; c < stored_columns; ++c) {
+      const bool inside = call.row + r < call.rows && c < call.columns;
+      const auto at =
+          static_cast<std::size_t>(call.b * call.batch_stride + call.head * call.head_stride +
+                                   (call.row + r) * call.row_stride + c);
+      ASSERT_EQ(got[static_cast<std::size_t>(r * stored_columns + c)], inside ? call.tensor[at] : 0)
+          << "row " << r << " column " << c;
+    }
+  }
+}
+
+TEST_F(Hopper, TmaCopiesATileToWhereItsLayoutSays) {
+  for (const int tile_rows : kCopiedRows) {
+    for (const int tile_columns : kCopiedColumns) {
+      TileCopy call = tensor_of(tile_columns, tile_rows + 7, 2, 2, false);
+      call.tile_rows = tile_rows;
+      call.tile_columns = tile_columns;
+      for (const int corner : {0, 1}) {  // the first tile, and one from the middle
+        call.row = 5 * corner;
+        call.head = call.b = corner;
+        check_copy(call);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(Hopper, TmaWritesZerosPastTheEdges) {
+  for (const int tile_rows : kCopiedRows) {
+    for (const int tile_columns : kCopiedColumns) {
+      // The last one leaves whole panels outside, where there are several.
+      for (const int columns : {tile_columns - 8, tile_columns - 24, 40}) {
+        for (const bool rows_first : {false, true}) {
+          TileCopy call = tensor_of(columns, tile_rows + 3, 3, 2, rows_first);
+          call.tile_rows = tile_rows;
+          call.tile_columns = tile_columns;
+          call.head = call.b = 1;  // what follows in memory belongs to another head
+          for (const int row : {0, 4, tile_rows + 2, tile_rows + 3, 2 * tile_rows}) {
+            call.row = row;
+            check_copy(call);
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Barriers
+
+TEST_F(Hopper, APhaseEndsWithItsLastArrivalAndItsLastByte) {
+  constexpr int kRounds = 9;
+  const std::vector<int> got = run_barrier_phases(kRounds);
+  ASSERT_EQ(got.size(), static_cast<std::size_t>(kRounds * kBarrierEvents));
+  for (int round = 0; round < kRounds; ++round) {
+    for (int event = 0; event < kBarrierEvents; ++event) {
+      const bool ended = event == kBarrierEvents - 1;
+      EXPECT_EQ(got[static_cast<std::size_t>(round * kBarrierEvents + event)],
+                ended ? kOwnPhaseEnded : kPhaseBeforeEnded)
+          << "round " << round << " event " << event;
+    }
+  }
+}
+
+TEST_F(Hopper, BlocksOfAClusterSendEachOtherWhatTheyHave) {
+  for (const int blocks : {2, 3, 7, 8}) {
+    const std::vector<float> got = run_cluster_stores(blocks);
+    std::size_t at = 0;
+    for (int to = 0; to < blocks; ++to) {
+      for (int from = 0; from < blocks; ++from) {
+        for (int i = 0; i < kClusterThreads * 6; ++i) {
+          const int sent = (from * blocks + to) * kClusterThreads * 6 + i;
+          ASSERT_EQ(got[at++], static_cast<float>(sent)) << blocks << ": " << from << " to " << to;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Hopper, ARingHandsOverEveryTileWhoeverIsLate) {
+  for (const int stages : {2, 4}) {
+    for (const int tiles : {1, 2, 3, 4, 5, 8, 9, 41}) {
+      std::vector<std::uint16_t> matrix(static_cast<std::size_t>(tiles) * kRingRows *
+                                        kPanelColumns);
+      for (std::size_t i = 0; i < matrix.size(); ++i) matrix[i] = value_at(i);
+      const std::vector<std::uint16_t> got = run_ring(stages, matrix);
+      for (std::size_t i = 0; i < matrix.size(); ++i) {
+        ASSERT_EQ(got[i], matrix[i])
+            << stages << " stages, tile " << i / (kRingRows * kPanelColumns) << " of " << tiles
+            << ", element " << i % (kRingRows * kPanelColumns);
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// wgmma: integers so small that every sum is exact
+
+constexpr int kGroupRows = 64;
+constexpr int kGroupThreads = 128;
+
+class Matrix {
+ public:
+  Matrix(int rows, int columns)
+      : rows_(rows), columns_(columns), values_(static_cast<std::size_t>(rows * columns)) {}
+
+  /// Integers from -most to most.
+  static Matrix random(int rows, int columns, int most, std::uint64_t seed) {
+    verify::Random numbers(seed);
+    Matrix m(rows, columns);
+    for (int& x : m.values_) x = static_cast<int>(numbers.between(-most, most));
+    return m;
+  }
+
+  int rows() const { return rows_; }
+  int columns() const { return columns_; }
+  int& at(int row, int column) {
+    return values_[static_cast<std::size_t>(row * columns_ + column)];
+  }
+  int at(int row, int column) const {
+    return values_[static_cast<std::size_t>(row * columns_ + column)];
+  }
+
+  Matrix transposed() const {
+    Matrix m(columns_, rows_);
+    for (int r = 0; r < rows_; ++r) {
+      for (int c = 0; c < columns_; ++c) m.at(c, r) = at(r, c);
+    }
+    return m;
+  }
+
+  std::vector<std::uint16_t> bits(HalfFormat format) const {
+    std::vector<std::uint16_t> all;
+    for (const int x : values_) all.push_back(bits_of(format, static_cast<float>(x)));
+    return all;
+  }
+
+ private:
+  int rows_, columns_;
+  std::vector<int> values_;
+};
+
+Matrix product(const Matrix& a, const Matrix& b) {
+  Matrix m(a.rows(), b.columns());
+  for (int i = 0; i < a.rows(); ++i) {
+    for (int k = 0; k < a.columns(); ++k) {
+      for (int j = 0; j < b.columns(); ++j) m.at(i, j) += a.at(i, k) * b.at(k, j);
+    }
+  }
+  return m;
+}
+
+/// Calls visit(index among all accumulators, row, column): warp w of the group has rows 16 w on,
+/// and register 4 n + r of a lane is register r of the n-tile n of mma.sync.
+template <typename Visit>
+void for_each_accumulator(int columns, Visit visit) {
+  for (int thread = 0; thread < kGroupThreads; ++thread) {
+    for (int reg = 0; reg < columns / 2; ++reg) {
+      const core::Coordinate at = core::mma_c(thread % 32, reg % 4);
+      visit(static_cast<std::size_t>(thread * columns / 2 + reg), 16 * (thread / 32) + at.row,
+            8 * (reg / 4) + at.column);
+    }
+  }
+}
+
+std::vector<float> accumulators_of(const Matrix& m) {
+  std::vector<float> c(static_cast<std::size_t>(kGroupThreads * m.columns() / 2));
+  for_each_accumulator(m.columns(), [&](std::size_t index, int row, int column) {
+    c[index] = static_cast<float>(m.at(row, column));
+  });
+  return c;
+}
+
+void expect_accumulators(const std::vector<float>& got, const Matrix& want) {
+  const std::vector<float> wanted = accumulators_of(want);
+  ASSERT_EQ(got.size(), wanted.size());
+  for_each_accumulator(want.columns(), [&](std::size_t index, int row, int column) {
+    if (testing::Test::HasFatalFailure()) return;
+    ASSERT_EQ(got[index], wanted[index])
+        << "row " << row << " column " << column << ", register "
+        << index % static_cast<std::size_t>(want.columns() / 2) << " of thread "
+        << index / static_cast<std::size_t>(want.columns() / 2);
+  });
+}
+
+Matrix sum(const Matrix& a, const Matrix& b) {
+  Matrix m(a.rows(), a.columns());
+  for (int i = 0; i < a.rows(); ++i) {
+    for (int j = 0; j < a.columns(); ++j) m.at(i, j) = a.at(i, j) + b.at(i, j);
+  }
+  return m;
+}
+
+const char* name_of(HalfFormat format) { return format == HalfFormat::f16 ? "f16" : "bf16"; }
+
+template <std::size_t kCount>
+bool lists(const int (&list)[kCount], int value) {
+  return std::find(std::begin(list), std::end(list), value) != std::end(list);
+}
+
+TEST(HopperKernels, HaveTheTestedShapes) {
+  int found = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    if (!is_hopper(kernel)) continue;
+    ++found;
+    EXPECT_TRUE(lists(kCopiedRows, kernel.tile_q)) << kernel.id;
+    EXPECT_TRUE(lists(kCopiedRows, kernel.tile_k)) << kernel.id;
+    EXPECT_TRUE(lists(kCopiedColumns, kernel.head_dim)) << kernel.id;
+    EXPECT_TRUE(lists(kScoreColumns, kernel.tile_k)) << kernel.id;
+    EXPECT_TRUE(lists(kScoreDepths, kernel.head_dim)) << kernel.id;
+    EXPECT_TRUE(lists(kOutputColumns, kernel.head_dim)) << kernel.id;
+  }
+  EXPECT_GT(found, 0);
+}
+
+TEST_F(Hopper, ProductsAlongRowsAreExactAndInPlace) {
+  for (const int columns : kScoreColumns) {
+    for (const int depth : kScoreDepths) {
+      const Matrix q = Matrix::random(kGroupRows, depth, 8, 1);
+      const Matrix k = Matrix::random(columns, depth, 8, 2);
+      const Matrix c = Matrix::random(kGroupRows, columns, 1000, 3);
+      const Matrix qk = product(q, k.transposed());
+      for (const HalfFormat format : {HalfFormat::f16, HalfFormat::bf16}) {
+        SCOPED_TRACE(testing::Message()
+                     << name_of(format) << ", n " << columns << ", depth " << depth);
+        const AlongRows got = run_along_rows(
+            {format, columns, depth, q.bits(format), k.bits(format), accumulators_of(c)});
+        expect_accumulators(got.added, sum(c, qk));
+        expect_accumulators(got.alone, qk);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST_F(Hopper, ProductsAcrossRowsAreExactAndInPlace) {
+  for (const int columns : kOutputColumns) {
+    for (const int depth : kOutputDepths) {
+      const Matrix p = Matrix::random(kGroupRows, depth, 8, 4);
+      const Matrix v = Matrix::random(depth, columns, 8, 5);
+      const Matrix c = Matrix::random(kGroupRows, columns, 1000, 6);
+      const Matrix pv = product(p, v);
+      for (const HalfFormat format : {HalfFormat::f16, HalfFormat::bf16}) {
+        SCOPED_TRACE(testing::Message()
+                     << name_of(format) << ", n " << columns << ", depth " << depth);
+        WarpgroupProduct call{format,         columns,        depth,
+                              p.bits(format), v.bits(format), accumulators_of(c)};
+        expect_accumulators(run_across_rows(call, true), sum(c, pv));
+        std::fill(call.c.begin(), call.c.end(), std::nanf(""));
+        expect_accumulators(run_across_rows(call, false), pv);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+// Accumulators, packed in pairs, are the A operand of the next product; and both products find
+// their operands in the last stage of the kernel's own shared memory. Of numbers up to 1, scores
+// are at most 256: exact in bf16 too.
+TEST_F(Hopper, ScoresAreTheOperandOfTheOutput) {
+  for (const KernelInfo& kernel : kernels()) {
+    if (!is_hopper(kernel)) continue;
+    SCOPED_TRACE(kernel.id);
+    const HalfFormat format = kernel.dtype == DType::f16 ? HalfFormat::f16 : HalfFormat::bf16;
+    const Matrix q = Matrix::random(kernel.tile_q, kernel.head_dim, 1, 7);
+    const Matrix k = Matrix::random(kernel.tile_k, kernel.head_dim, 1, 8);
+    const Matrix v = Matrix::random(kernel.tile_k, kernel.head_dim, 8, 9);
+    const Matrix want = product(product(q, k.transposed()), v);
+    const std::vector<float> got =
+        run_two_products(kernel, q.bits(format), k.bits(format), v.bits(format));
+    ASSERT_EQ(got.size(), static_cast<std::size_t>(kernel.tile_q * kernel.head_dim));
+    for (int row = 0; row < kernel.tile_q; ++row) {
+      for (int column = 0; column < kernel.head_dim; ++column) {
+        ASSERT_EQ(got[static_cast<std::size_t>(row * kernel.head_dim + column)],
+                  static_cast<float>(want.at(row, column)))
+            << "row " << row << " column " << column;
+      }
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Behind the last key
+
+/// Fills `count` rows of all heads of K or V with f(), from row `first` on; of a tensor that is not
+/// packed those of sequence b.
+template <typename F>
+void fill_rows(const TensorView& t, std::int64_t b, std::int64_t first, std::int64_t count, F f) {
+  const bool packed = t.rank == 3;  // [rows, heads, columns], otherwise [batch, heads, rows, …]
+  const int row_axis = packed ? 0 : 2, column_axis = t.rank - 1;
+  for (std::int64_t row = first; row < first + count; ++row) {
+    for (std::int64_t head = 0; head < t.shape[1]; ++head) {
+      for (std::int64_t column = 0; column < t.shape[column_axis]; ++column) {
+        verify::store(t.data, t.dtype,
+                      (packed ? 0 : b * t.strides[0]) + head * t.strides[1] +
+                          row * t.strides[row_axis] + column * t.strides[column_axis],
+                      f());
+      }
+    }
+  }
+}
+
+/// The kernels that this build can run.
+std::vector<const KernelInfo*> compiled_kernels() {
+  std::vector<const KernelInfo*> found = runnable_kernels();
+  found.erase(std::remove_if(found.begin(), found.end(),
+                             [](const KernelInfo* kernel) { return !is_hopper(*kernel); }),
+              found.end());
+  return found;
+}
+
+double not_a_number() { return std::numeric_limits<double>::quiet_NaN(); }
+
+verify::CaseSpec tail_spec(const KernelInfo& kernel, std::int64_t batch, std::int64_t kv_len,
+                           bool causal) {
+  verify::CaseSpec spec =
+      dense(kernel.dtype, batch, 2, 1, kernel.tile_q + 3, kv_len, kernel.head_dim);
+  spec.options.kernel = kernel.id;
+  spec.options.causal = causal;
+  spec.lse = true;
+  return spec;
+}
+
+void run_and_compare(const verify::CaseMemory& memory) {
+  GpuCase gpu(memory);
+  expect_right(memory, gpu.direct(memory, nullptr), gpu.plan());
+}
+
+TEST_F(Hopper, NanBehindUsedKeysDoesNotMatter) {
+  const std::vector<const KernelInfo*> found = compiled_kernels();
+  ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
+  for (const KernelInfo* kernel : found) {
+    const std::int64_t tile = kernel->tile_k, capacity = 3 * tile;
+    // Around the ends of tiles, and in the middle of a group of 8 rows.
+    const std::int64_t used[] = {0,
+                                 1,
+                                 8,
+                                 tile - 1,
+                                 tile,
+                                 tile + 1,
+                                 tile + 8 + 3,
+                                 2 * tile - 1,
+                                 2 * tile + 1,
+                                 capacity - 1,
+                                 capacity};
+    for (const bool causal : {false, true}) {
+      verify::CaseSpec spec = tail_spec(*kernel, std::size(used), capacity, causal);
+      spec.used_k = true;
+      const verify::CaseMemory memory(spec);
+      const Tensors& t = memory.tensors();
+      verify::Random random(10);
+      for (std::int64_t b = 0; b < spec.batch; ++b) {
+        verify::store(t.used_k.data, t.used_k.dtype, b, static_cast<double>(used[b]));
+        for (const TensorView* view : {&t.k, &t.v}) {
+          fill_rows(*view, b, 0, used[b], [&] { return random.normal(); });
+          fill_rows(*view, b, used[b], capacity - used[b], not_a_number);
+        }
+      }
+      run_and_compare(memory);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Maxima may be found by the bits of scores, which order negative ones the other way round: rows
+// whose scores all are, whose scores all are at first, and whose largest score is 0. They are so
+// far below 0 that a maximum taken for 0 would leave no weight of them. The last product makes them
+// so, alone: tensor cores cut sums off, and many products of one sign would test that.
+TEST_F(Hopper, RowsMayHaveNoPositiveScore) {
+  const std::vector<const KernelInfo*> found = compiled_kernels();
+  ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
+  for (const KernelInfo* kernel : found) {
+    for (const bool causal : {false, true}) {
+      const std::int64_t keys = 2 * kernel->tile_k + 5;
+      const verify::CaseMemory memory(tail_spec(*kernel, 3, keys, causal));
+      const Tensors& t = memory.tensors();
+      verify::Random random(11);
+      std::int64_t column = 0;
+      const auto ending_in = [&](double last) {
+        return [&, last] { return ++column % kernel->head_dim == 0 ? last : random.normal(); };
+      };
+      const double far = std::sqrt(200 * std::sqrt(kernel->head_dim));  // scores of 200
+      for (std::int64_t b = 0; b < 3; ++b) {
+        fill_rows(t.q, b, 0, memory.spec().q_len, ending_in(far));
+        fill_rows(t.k, b, 0, keys, ending_in(-far));
+      }
+      fill_rows(t.k, 1, keys - kernel->tile_k, 3, ending_in(far));
+      for (std::int64_t key = 0; key < keys; key += 7) {
+        fill_rows(t.k, 2, key, 1, [] { return 0.0; });
+      }
+      run_and_compare(memory);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Tensor cores cut sums off: products of one sign lose more than random ones (docs/numerics.md,
+// Scores). On 256 columns that is more than the walk of a rounded sum.
+TEST_F(Hopper, ProductsMayHaveOneSign) {
+  const std::vector<const KernelInfo*> found = compiled_kernels();
+  ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
+  for (const KernelInfo* kernel : found) {
+    for (const double sign : {1.0, -1.0}) {
+      const std::int64_t keys = 2 * kernel->tile_k + 5;
+      const verify::CaseMemory memory(tail_spec(*kernel, 1, keys, false));
+      const Tensors& t = memory.tensors();
+      verify::Random random(12);
+      const auto of_sign = [&](double x) {
+        return [&random, x] { return 8 * x * (std::fabs(random.normal()) + 0.01); };
+      };
+      fill_rows(t.q, 0, 0, memory.spec().q_len, of_sign(1.0));
+      fill_rows(t.k, 0, 0, keys, of_sign(sign));
+      run_and_compare(memory);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+// Behind a packed sequence lies the next one: here of NaN, in K and V, so that its own outputs are
+// NaN and those of its neighbours must not be.
+TEST_F(Hopper, NanOfTheNextPackedSequenceDoesNotMatter) {
+  const std::vector<const KernelInfo*> found = compiled_kernels();
+  ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
+  for (const KernelInfo* kernel : found) {
+    for (const bool causal : {false, true}) {
+      for (const bool q_packed : {false, true}) {
+        verify::CaseSpec spec = tail_spec(*kernel, 8, 2 * kernel->tile_k + 5, causal);
+        spec.seed = causal ? 2 : 1;  // lengths of its own
+        spec.kv_packed = true;
+        spec.q_packed = q_packed;
+        const verify::CaseMemory memory(spec);
+        const Tensors& t = memory.tensors();
+        const auto* ends = static_cast<const std::int32_t*>(t.cu_seqlens_k.data);
+        for (std::int64_t b = 1; b < spec.batch; b += 2) {
+          for (const TensorView* view : {&t.k, &t.v}) {
+            fill_rows(*view, b, ends[b], ends[b + 1] - ends[b], not_a_number);
+          }
+        }
+        // And what belongs to nobody.
+        for (const TensorView* view : {&t.k, &t.v}) {
+          fill_rows(*view, 0, ends[spec.batch], view->shape[0] - ends[spec.batch], not_a_number);
+        }
+        run_and_compare(memory);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::gpu_test

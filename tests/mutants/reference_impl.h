@@ -1,0 +1,88 @@
+// A small, plain attention: tiles of keys, online softmax, key ranges that are joined. Right as it
+// stands; a mutant changes one of its parts. It shares no code with the library.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "flashcore/verify_c.h"
+#include "verify/inputs/format.h"
+
+namespace flashcore::zoo {
+
+constexpr float kNoKey = -std::numeric_limits<float>::infinity();
+
+/// One (batch, query head) being computed.
+struct Work {
+  const flashcore_verify_call* call = nullptr;
+  std::int64_t b = 0, h = 0, kv_head = 0;
+  std::int64_t batch = 0, q_heads = 0, kv_heads = 0;
+  std::int64_t m = 0, n = 0, d = 0, dv = 0;  ///< q_len, kv_len, head_dim, v_dim
+  float scale = 1;
+  std::vector<float> q, k, v;  ///< [m, d], [n, d], [n, dv], dequantised
+  std::vector<float> out;      ///< [m, dv]
+  std::vector<float> lse;      ///< [m]
+};
+
+/// Keys begin to end - 1 against all queries.
+struct Tile {
+  std::int64_t begin = 0, end = 0;
+  std::int64_t index = 0;  ///< of its range
+  std::vector<float> s;    ///< [m, end - begin]: scores, then weights
+  std::int64_t width() const { return end - begin; }
+};
+
+/// What is carried from tile to tile, and left of a range of keys.
+struct State {
+  std::vector<float> max, sum, acc;  ///< [m], [m], [m, dv]
+};
+
+/// The parts. Each is right by default, or empty where it does nothing or the plain thing.
+struct Parts {
+  std::int64_t tile = 32;
+  verify::Format weights = verify::Format::f32;      ///< weights are rounded to this before P·V
+  std::function<std::int64_t(const Work&)> kv_head;  ///< which KV head is read
+  std::function<double(const flashcore_tensor&, std::int64_t b, std::int64_t h, std::int64_t i,
+                       std::int64_t c)>
+      load;  ///< one input element, before its scale
+  std::function<double(const flashcore_tensor* scale, const Work&, std::int64_t head)> scale_of;
+  std::function<void(Work&)> loaded;  ///< q, k, v are there
+  std::function<float(const Work&)> scale;
+  std::function<std::pair<std::int64_t, std::int64_t>(const Work&, std::int64_t tile)> tile_range;
+  std::function<void(const Work&, Tile&)> scored;  ///< scores are there, not yet masked
+  std::function<bool(const Work&, std::int64_t i, std::int64_t j)> visible;
+  std::function<float(const Work&, const Tile&, std::int64_t i, float before)> new_max;
+  std::function<float(float score, float max)> weight;    ///< exp
+  std::function<float(float before, float now)> rescale;  ///< of the accumulator
+  std::function<float(float before, float now)> rescale_sum;
+  std::function<float(float sum, float factor, float tile_sum)> add_sum;
+  std::function<void(const Work&, Tile&)> weighed;                 ///< weights are there
+  std::function<void(const Work&, const Tile&, State&)> multiply;  ///< acc += P·V
+  std::function<float(float max_i, float max, float sum_i)> join;  ///< weight of a range
+  std::function<std::pair<std::int64_t, std::int64_t>(const Work&, int split, int splits)> range;
+  std::function<void(const Work&, State&)> ranged;  ///< a range is done
+  std::function<float(const Work&, std::int64_t i, float acc, float sum)> normalise;
+  std::function<float(const Work&, std::int64_t i, float max, float sum)> log_sum;
+  std::function<void(Work&)> done;  ///< out and lse are there
+  std::function<void(const flashcore_tensor&, std::int64_t b, std::int64_t h, std::int64_t i,
+                     std::int64_t c, double value)>
+      store;
+  std::function<void(const flashcore_verify_call&)> called;  ///< before anything
+  std::function<void(const flashcore_verify_call&)> returned;
+};
+
+Parts right_parts();
+
+/// Computes a call. FLASHCORE_UNSUPPORTED for what it does not know.
+std::int32_t attend(const Parts& parts, const flashcore_verify_call& call);
+
+/// Element access by strides, in the tensor's own format.
+double read(const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t i,
+            std::int64_t c);
+void write(const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t i,
+           std::int64_t c, double value);
+verify::Format format_of(const flashcore_tensor& t);
+
+}  // namespace flashcore::zoo

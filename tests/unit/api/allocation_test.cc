@@ -1,0 +1,376 @@
+// Every public call with every one of its allocations refused in turn: it must succeed or say
+// out_of_memory, and the library must work as before once there is memory again.
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "support/draw.h"
+#include "support/to_c.h"
+#include "unit/api/failing_new.h"
+
+extern char** environ;
+
+namespace flashcore::test {
+namespace {
+
+constexpr StatusCode kOk = StatusCode::ok;
+constexpr long kMostAllocations = 2000;
+
+/// Calls `call` with allocation 0, 1, 2, ... refused until none is. `call` returns a StatusCode;
+/// `usual` is what it returns when nothing is refused.
+template <typename Call>
+void with_every_allocation_refused(const char* name, StatusCode usual, Call call) {
+  SCOPED_TRACE(name);
+  for (const Failing failing : {Failing::once, Failing::from_then_on}) {
+    bool refused = true;
+    for (long n = 0; refused; ++n) {
+      ASSERT_LT(n, kMostAllocations);
+      fail_allocation(n, failing);
+      const StatusCode code = call();
+      refused = stop_failing();
+      if (refused) {
+        ASSERT_TRUE(code == usual || code == StatusCode::out_of_memory)
+            << "allocation " << n << ": " << to_string(code);
+      } else {
+        ASSERT_EQ(code, usual);
+      }
+    }
+  }
+}
+
+StatusCode code_of(const Status& status) { return status.code(); }
+template <typename T>
+StatusCode code_of(const Result<T>& result) {
+  return result.status().code();
+}
+
+class Allocation : public testing::Test {
+ protected:
+  Allocation() : workspace_(16 << 20) {
+    Random random(1);
+    inputs_ = draw_inputs(random, *runnable_kernels().front(),
+                          {.batch = 2,
+                           .q_heads = 4,
+                           .kv_heads = 2,
+                           .q_len = 70,
+                           .kv_len = 300,
+                           .head_dim = 16,
+                           .v_dim = 16});
+    inputs_.options.num_splits = 2;
+    want_ = attend(inputs_);
+    output_ = make_output(inputs_);
+    tensors_ = tensors_of(inputs_, output_.out, output_.lse);
+    info_ = *device_info(Device{});
+    info_.threads = 4;
+    problem_ = *make_problem(tensors_, inputs_.options);
+    plan_ = *make_plan(problem_, info_);
+  }
+  /// Whatever was refused before: the next call is right.
+  void TearDown() override {
+    output_.out.fill(0);
+    ASSERT_TRUE(run(plan_, tensors_, workspace_.get()).ok());
+    FLASHCORE_EXPECT_SAME(output_, want_);
+  }
+
+  WorkspaceMemory workspace_;
+  Inputs inputs_;
+  Output want_, output_;
+  Tensors tensors_;
+  DeviceInfo info_;
+  Problem problem_;
+  Plan plan_;
+};
+
+TEST_F(Allocation, TheInjectionWorks) {
+  fail_allocation(1, Failing::once);
+  std::string first(100, 'a');
+  EXPECT_THROW(std::string(100, 'b'), std::bad_alloc);
+  EXPECT_EQ(std::string(100, 'c').size(), 100u);
+  EXPECT_TRUE(stop_failing());
+  fail_allocation(0, Failing::from_then_on);
+  EXPECT_EQ(::operator new(8, std::nothrow), nullptr);
+  EXPECT_EQ(::operator new(8, std::nothrow), nullptr);
+  EXPECT_TRUE(stop_failing());
+  EXPECT_FALSE(stop_failing());
+}
+
+TEST_F(Allocation, Problems) {
+  with_every_allocation_refused("make_problem", kOk,
+                                [&] { return code_of(make_problem(tensors_, inputs_.options)); });
+  Tensors bad = tensors_;
+  bad.k.shape[3] = 17;
+  with_every_allocation_refused("make_problem: shape", StatusCode::invalid_argument,
+                                [&] { return code_of(make_problem(bad, inputs_.options)); });
+  bad = tensors_;
+  bad.out.data = bad.q.data;
+  with_every_allocation_refused("make_problem: memory", StatusCode::invalid_argument,
+                                [&] { return code_of(make_problem(bad, inputs_.options)); });
+  with_every_allocation_refused("dense_problem", StatusCode::unsupported, [] {
+    return code_of(dense_problem(DType::f32, 1, 1, 1, 1, 1, 1000, 1));
+  });
+}
+
+TEST_F(Allocation, Plans) {
+  with_every_allocation_refused("make_plan", kOk,
+                                [&] { return code_of(make_plan(problem_, info_)); });
+  Problem forced = problem_;
+  forced.options.kernel = "fwd_of_dreams_that_are_long_enough_to_need_memory";
+  with_every_allocation_refused("make_plan: unknown kernel", StatusCode::invalid_argument,
+                                [&] { return code_of(make_plan(forced, info_)); });
+  forced.options.kernel = "fwd_simt_f32_d64_q64";
+  with_every_allocation_refused("make_plan: wrong kernel", StatusCode::unsupported,
+                                [&] { return code_of(make_plan(forced, info_)); });
+  const DeviceInfo h200 = *named_device("h200");
+  with_every_allocation_refused("make_plan: wrong device", StatusCode::invalid_argument,
+                                [&] { return code_of(make_plan(problem_, h200)); });
+}
+
+TEST_F(Allocation, Explain) {
+  // It returns a string, so it may throw; nothing else may happen.
+  with_every_allocation_refused("explain", kOk, [&] {
+    try {
+      return explain(plan_).empty() ? StatusCode::internal : kOk;
+    } catch (const std::bad_alloc&) {
+      return StatusCode::out_of_memory;
+    }
+  });
+}
+
+TEST_F(Allocation, Devices) {
+  with_every_allocation_refused("device_info", kOk, [] { return code_of(device_info(Device{})); });
+  if (cuda_availability().device_count == 0) {
+    with_every_allocation_refused("device_info: cuda", StatusCode::unsupported, [] {
+      return code_of(device_info({DeviceType::cuda, 0}));
+    });
+    DeviceInfo gpu = *named_device("h200");
+    with_every_allocation_refused("measure_rates: cuda", StatusCode::unsupported,
+                                  [&] { return code_of(measure_rates(gpu)); });
+  }
+  with_every_allocation_refused("named_device", StatusCode::invalid_argument,
+                                [] { return code_of(named_device("a device that is not known")); });
+  with_every_allocation_refused("cuda_availability", kOk, [] {
+    static_cast<void>(cuda_availability());
+    return kOk;
+  });
+  DeviceInfo info = info_;
+  info.threads = 1;
+  with_every_allocation_refused("measure_rates", kOk, [&] { return code_of(measure_rates(info)); });
+}
+
+TEST_F(Allocation, Run) {
+  with_every_allocation_refused("run", kOk,
+                                [&] { return code_of(run(plan_, tensors_, workspace_.get())); });
+  Workspace small = workspace_.get();
+  small.bytes = 100;
+  with_every_allocation_refused("run: workspace", StatusCode::invalid_argument,
+                                [&] { return code_of(run(plan_, tensors_, small)); });
+  with_every_allocation_refused("run: empty plan", StatusCode::invalid_argument,
+                                [&] { return code_of(run(Plan{}, tensors_, workspace_.get())); });
+  Tensors other = tensors_;
+  other.lse = {};
+  with_every_allocation_refused("run: other tensors", StatusCode::invalid_argument,
+                                [&] { return code_of(run(plan_, other, workspace_.get())); });
+  Tensor used = ints({300, 301});
+  Tensors checked = tensors_;
+  checked.used_k = used.view();
+  Options options = inputs_.options;
+  options.checked = true;
+  const Plan checked_plan = *make_plan(*make_problem(checked, options), info_);
+  with_every_allocation_refused("run: bad length", StatusCode::invalid_argument, [&] {
+    return code_of(run(checked_plan, checked, workspace_.get()));
+  });
+  with_every_allocation_refused("workspace_status", StatusCode::invalid_argument, [&] {
+    // Each reading clears the slot, so each needs a call that fills it.
+    static_cast<void>(run(checked_plan, checked, workspace_.get()));
+    return code_of(workspace_status(workspace_.get()));
+  });
+  with_every_allocation_refused("workspace_init", kOk,
+                                [&] { return code_of(workspace_init(workspace_.get())); });
+  with_every_allocation_refused("workspace_init: null", StatusCode::invalid_argument,
+                                [] { return code_of(workspace_init({})); });
+}
+
+TEST_F(Allocation, RunWithMoreThreadsThanEverBefore) {
+  // Each round asks for one thread more, so the pool has to grow while memory is refused.
+  int threads = 5;
+  for (long n = 0; n < 6; ++n) {
+    for (const Failing failing : {Failing::once, Failing::from_then_on}) {
+      DeviceInfo more = info_;
+      more.threads = threads++;
+      const Plan plan = *make_plan(problem_, more);
+      fail_allocation(n, failing);
+      const StatusCode code = code_of(run(plan, tensors_, workspace_.get()));
+      stop_failing();
+      ASSERT_EQ(code, kOk) << "run allocates nothing of its own, and does without threads";
+      FLASHCORE_EXPECT_SAME(output_, want_);
+    }
+  }
+}
+
+TEST_F(Allocation, Merge) {
+  Random random(2);
+  const Tensor out = draw_normal(random, DType::f32, {2, 4, 70, 16});
+  const Tensor lse = draw_normal(random, DType::f32, {2, 4, 70});
+  Tensor result(DType::f32, {2, 4, 70, 16});
+  const Partial parts[] = {{out.view(), lse.view()}, {out.view(), lse.view()}};
+  with_every_allocation_refused("merge", kOk, [&] { return code_of(merge(parts, result.view())); });
+  with_every_allocation_refused("merge: alias", StatusCode::invalid_argument,
+                                [&] { return code_of(merge(parts, out.view())); });
+}
+
+TEST_F(Allocation, Append) {
+  Random random(3);
+  const Tensor rows = draw_normal(random, DType::f32, {2, 2, 3, 8});
+  const Tensor k(DType::f32, {4, 5, 2, 8}), v(DType::f32, {4, 5, 2, 8});
+  const Tensor used = ints({1, 4}), bad = ints({1, 9});
+  const Tensor table = tensor_of(DType::i32, {2, 2}, {3, 0, 2, 1});
+  AppendTensors t{.k_new = rows.view(),
+                  .v_new = rows.view(),
+                  .k = k.view(),
+                  .v = v.view(),
+                  .used_k = used.view(),
+                  .block_table = table.view()};
+  with_every_allocation_refused("append", kOk, [&] { return code_of(append(t)); });
+  t.used_k = bad.view();
+  with_every_allocation_refused("append: past the capacity", StatusCode::invalid_argument,
+                                [&] { return code_of(append(t)); });
+  t.v = t.k;
+  with_every_allocation_refused("append: alias", StatusCode::invalid_argument,
+                                [&] { return code_of(append(t)); });
+}
+
+TEST_F(Allocation, ThroughC) {
+  CCall c(tensors_, inputs_.options);
+  c.params.workspace = workspace_.get().data;
+  c.params.workspace_bytes = workspace_.get().bytes;
+  flashcore_error error;
+  const auto as_code = [](std::int32_t code) { return static_cast<StatusCode>(code); };
+  with_every_allocation_refused("flashcore_attention", kOk,
+                                [&] { return as_code(flashcore_attention(&c.params, &error)); });
+  flashcore_plan_info info{};
+  info.struct_size = sizeof info;
+  with_every_allocation_refused("flashcore_plan", kOk,
+                                [&] { return as_code(flashcore_plan(&c.params, &info, &error)); });
+  char text[4096];
+  with_every_allocation_refused("flashcore_explain", kOk, [&] {
+    return as_code(flashcore_explain(&c.params, text, sizeof text, nullptr, &error));
+  });
+  const flashcore_device cpu = {FLASHCORE_CPU, 0};
+  with_every_allocation_refused("flashcore_workspace_init", kOk, [&] {
+    return as_code(flashcore_workspace_init(c.params.workspace, 1 << 20, cpu, nullptr, &error));
+  });
+  with_every_allocation_refused("flashcore_workspace_init: device", StatusCode::unsupported, [&] {
+    return as_code(flashcore_workspace_init(c.params.workspace, 1 << 20, {9, 9}, nullptr, &error));
+  });
+  with_every_allocation_refused(
+      "flashcore_workspace_status: small", StatusCode::invalid_argument, [&] {
+        return as_code(flashcore_workspace_status(c.params.workspace, 1, cpu, nullptr, &error));
+      });
+  with_every_allocation_refused("flashcore_cuda_device_count", kOk, [&] {
+    return flashcore_cuda_device_count(&error) >= 0 ? kOk : StatusCode::internal;
+  });
+  c.params.kernel = "fwd_of_dreams_that_are_long_enough_to_need_memory";
+  with_every_allocation_refused("flashcore_attention: kernel", StatusCode::invalid_argument, [&] {
+    const std::int32_t code = flashcore_attention(&c.params, &error);
+    // Even the message of a refusal that found no memory is there and terminated.
+    return std::strlen(error.message) > 0 ? as_code(code) : StatusCode::internal;
+  });
+  c.params.kernel = nullptr;
+  c.params.struct_size = 3;
+  with_every_allocation_refused("flashcore_attention: struct_size", StatusCode::invalid_argument,
+                                [&] { return as_code(flashcore_attention(&c.params, &error)); });
+  Tensor result(DType::f32, output_.out.shape());
+  const CTensor part_out(want_.out.view()), part_lse(want_.lse.view()), out(result.view());
+  flashcore_merge_params merge_params = {sizeof merge_params,
+                                         &part_out.tensor,
+                                         &part_lse.tensor,
+                                         1,
+                                         &out.tensor,
+                                         nullptr,
+                                         nullptr,
+                                         nullptr,
+                                         nullptr};
+  with_every_allocation_refused("flashcore_merge", kOk,
+                                [&] { return as_code(flashcore_merge(&merge_params, &error)); });
+  merge_params.out = &part_out.tensor;
+  with_every_allocation_refused("flashcore_merge: alias", StatusCode::invalid_argument,
+                                [&] { return as_code(flashcore_merge(&merge_params, &error)); });
+}
+
+// A process's first call looks at the machine and starts the threads: it is made in a process of
+// its own, with allocation n refused.
+enum FirstCall : int { kRight = 0, kWrong = 1, kNothingRefused = 3 };
+
+int first_call(long n, Failing failing) {
+  Random random(1);
+  const Inputs inputs = draw_inputs(random, *find_kernel("fwd_plain_f32"),
+                                    {.batch = 2,
+                                     .q_heads = 4,
+                                     .kv_heads = 2,
+                                     .q_len = 40,
+                                     .kv_len = 200,
+                                     .head_dim = 16,
+                                     .v_dim = 16});
+  const Output output = make_output(inputs);
+  const Tensors tensors = tensors_of(inputs, output.out, output.lse);
+  CCall c(tensors, inputs.options);
+  WorkspaceMemory workspace(16 << 20);
+  c.params.workspace = workspace.get().data;
+  c.params.workspace_bytes = workspace.get().bytes;
+  c.params.threads = 4;
+  fail_allocation(n, failing);
+  const std::int32_t code = flashcore_attention(&c.params, nullptr);
+  const bool refused = stop_failing();
+  if (code != FLASHCORE_OK && code != FLASHCORE_OUT_OF_MEMORY) return kWrong;
+  if (flashcore_attention(&c.params, nullptr) != FLASHCORE_OK) return kWrong;
+  Output judged = attend(inputs);
+  if (!difference(judged.out, output.out).empty() || !verdict(inputs, judged).empty())
+    return kWrong;
+  return refused ? kRight : kNothingRefused;
+}
+
+TEST(FirstCallOfAProcess, SurvivesEveryRefusal) {
+  for (const char* failing : {"once", "on"}) {
+    int status = kRight;
+    long n = 0;
+    for (; status == kRight; n += FLASHCORE_TEST_DIVISOR) {
+      ASSERT_LT(n, kMostAllocations);
+      const std::string option = "--first-call=" + std::to_string(n) + "," + failing;
+      const char* arguments[] = {"flashcore_allocation_tests", option.c_str(), nullptr};
+      pid_t child = 0;
+      ASSERT_EQ(posix_spawn(&child, "/proc/self/exe", nullptr, nullptr,
+                            const_cast<char* const*>(arguments), environ),
+                0);
+      int waited = 0;
+      ASSERT_EQ(waitpid(child, &waited, 0), child);
+      ASSERT_TRUE(WIFEXITED(waited)) << "allocation " << n << " ended the process";
+      status = WEXITSTATUS(waited);
+    }
+    EXPECT_EQ(status, kNothingRefused) << "at allocation " << n - FLASHCORE_TEST_DIVISOR;
+    EXPECT_GT(n, 0);
+  }
+}
+
+}  // namespace
+
+/// --first-call=<n>,<once|on> makes the one call and exits.
+int main_of_first_call(const char* text) {
+  char* rest = nullptr;
+  const long n = std::strtol(text, &rest, 10);
+  return first_call(n, std::strcmp(rest, ",once") == 0 ? Failing::once : Failing::from_then_on);
+}
+
+}  // namespace flashcore::test
+
+int main(int argc, char** argv) {
+  constexpr const char* kOption = "--first-call=";
+  if (argc == 2 && std::strncmp(argv[1], kOption, std::strlen(kOption)) == 0) {
+    return flashcore::test::main_of_first_call(argv[1] + std::strlen(kOption));
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,247 @@
+// The workspace's header: which plans use it, and where kernels find it when it lies apart.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+#include <string>
+
+#include "backend/backend.h"
+#include "core/sm90_traits.h"
+#include "flashcore/flashcore.h"
+#include "plan/planner.h"
+#include "support/draw.h"
+
+namespace flashcore::test {
+namespace {
+
+struct Shape {
+  std::int64_t batch, q_heads, kv_heads, q_len, kv_len, dim;
+};
+
+Result<Plan> try_plan(const char* device, DType dtype, const Shape& s,
+                      const Options& options = {}) {
+  const DeviceInfo info = *named_device(device);
+  const Result<Problem> problem = dense_problem(dtype, s.batch, s.q_heads, s.kv_heads, s.q_len,
+                                                s.kv_len, s.dim, s.dim, options, info.device);
+  if (!problem.ok()) return problem.status();
+  return make_plan(*problem, info);
+}
+
+Plan plan_of(const char* device, DType dtype, const Shape& shape, const Options& options = {}) {
+  return *try_plan(device, dtype, shape, options);
+}
+
+TEST(UsesHeader, OfHopperWhereWorkIsDealtOut) {
+  const Plan many = plan_of("h200", DType::bf16, {4, 32, 32, 2048, 2048, 128}, {.causal = true});
+  EXPECT_STREQ(many.kernel->family, "sm90");
+  EXPECT_GT(many.work_items, many.device.sm_count);
+  EXPECT_TRUE(uses_header(many));
+
+  const Plan as_many_as_sms = plan_of("h200", DType::bf16, {1, 132, 132, 128, 128, 128});
+  EXPECT_STREQ(as_many_as_sms.kernel->family, "sm90");
+  EXPECT_EQ(as_many_as_sms.work_items, as_many_as_sms.device.sm_count);
+  EXPECT_EQ(as_many_as_sms.cut_items, 0);
+  EXPECT_FALSE(uses_header(as_many_as_sms));
+
+  Plan one_more = as_many_as_sms;
+  one_more.work_items += 1;
+  EXPECT_TRUE(uses_header(one_more));
+
+  const Plan codes = plan_of("h200", DType::e4m3, {4, 32, 32, 2048, 2048, 128});
+  EXPECT_STREQ(codes.kernel->family, "sm90_e4m3");
+  EXPECT_TRUE(uses_header(codes));
+}
+
+TEST(UsesHeader, OfHopperWhereItemsAreCut) {
+  Plan plan = plan_of("h200", DType::bf16, {1, 4, 4, 2048, 2048, 128});
+  EXPECT_GT(plan.cut_items, 0);
+  EXPECT_LE(plan.work_items, plan.device.sm_count);
+  EXPECT_TRUE(uses_header(plan));
+  ASSERT_TRUE(cut_last_items(plan, 0, 1).ok());
+  EXPECT_FALSE(uses_header(plan)) << "all at once, and none is cut";
+  ASSERT_TRUE(cut_last_items(plan, 1, 2).ok());
+  EXPECT_TRUE(uses_header(plan));
+}
+
+TEST(UsesHeader, WhereAKernelJoinsItsSplits) {
+  const Shape decode{1, 32, 8, 1, 8192, 128};
+  const Plan in_cluster = plan_of("h200", DType::bf16, {1, 32, 32, 1, 8192, 64});
+  EXPECT_TRUE(in_cluster.combines_in_cluster);
+  EXPECT_TRUE(uses_header(in_cluster)) << "where no cluster fits, blocks count";
+  const Plan by_blocks = plan_of("a100", DType::bf16, decode);
+  EXPECT_GT(by_blocks.splits, 1);
+  EXPECT_TRUE(by_blocks.combines_itself);
+  EXPECT_TRUE(uses_header(by_blocks));
+  EXPECT_TRUE(uses_header(plan_of("a100", DType::e4m3, decode, {.num_splits = 4})));
+
+  const Plan by_a_second_kernel =
+      plan_of("a100", DType::bf16, {1, 32, 8, 1, 65536, 128}, {.num_splits = 200});
+  EXPECT_GT(by_a_second_kernel.splits, core::kMaxJoinedSplits);
+  EXPECT_FALSE(uses_header(by_a_second_kernel));
+  const Plan simt = plan_of("h200", DType::f32, decode, {.num_splits = 4});
+  EXPECT_STREQ(simt.kernel->family, "simt");
+  EXPECT_EQ(simt.splits, 4);
+  EXPECT_FALSE(uses_header(simt));
+}
+
+TEST(UsesHeader, NotByOtherPlans) {
+  for (const char* device : {"h200", "a100", "l4", "t4"}) {
+    for (const DType dtype : {DType::f32, DType::f16, DType::e4m3}) {
+      const Plan plan = plan_of(device, dtype, {1, 2, 2, 64, 64, 64}, {.num_splits = 1});
+      EXPECT_FALSE(uses_header(plan)) << device << ' ' << plan.kernel->id;
+    }
+  }
+  EXPECT_FALSE(uses_header(plan_of("cpu", DType::f32, {1, 2, 2, 64, 64, 64})));
+  EXPECT_FALSE(uses_header(plan_of("cpu", DType::f32, {1, 2, 2, 64, 640, 64}, {.num_splits = 3})));
+  EXPECT_FALSE(uses_header(Plan{}));
+}
+
+// What the launch makes of a plan, for every kernel: counters it is given, pieces of work it deals
+// out (as cuda/tensor_maps.cc counts them), errors it may report.
+TEST(UsesHeader, IsWhatTheLaunchDoes) {
+  const Shape shapes[] = {
+      {1, 2, 2, 64, 64, 64},     {1, 132, 132, 128, 128, 128}, {2, 67, 67, 128, 128, 128},
+      {1, 32, 8, 1, 8192, 128},  {5, 40, 20, 129, 70, 128},    {1, 4, 4, 2048, 2048, 128},
+      {1, 8, 2, 300, 3000, 64},  {1, 32, 32, 2, 500, 256},     {3, 300, 100, 200, 100, 64},
+      {1, 4, 1, 1, 100000, 576}, {1, 4, 1, 1, 100000, 128}};
+  std::set<std::string> families;
+  int used = 0, unused = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.device != DeviceType::cuda) continue;
+    for (const Shape& shape : shapes) {
+      for (const int splits : {0, 1, 3, 129}) {
+        for (const bool checked : {false, true}) {
+          Options options{.checked = checked, .num_splits = splits, .kernel = kernel.id};
+          const bool codes =
+              std::string(kernel.family).find("8bit") != std::string::npos || needs_e4m3(kernel);
+          const Result<Plan> plan =
+              try_plan("h200", codes ? DType::e4m3 : kernel.dtype, shape, options);
+          if (!plan.ok()) continue;
+          std::byte memory[1];
+          const core::AttentionParams p = make_params(*plan, {}, {memory, 0, plan->problem.device});
+          bool counts = p.counters != nullptr;
+          if (kernel.uses_tma) {
+            const core::WorkOrder order =
+                core::make_work_order(p.batch, p.q_heads / plan->heads_in_tile,
+                                      p.group / plan->heads_in_tile, p.q_tiles, 0);
+            const core::Tail tail{order.items - static_cast<std::int32_t>(plan->cut_items), 1,
+                                  core::make_divisor(plan->item_parts)};
+            counts = core::work_pieces(order, tail) > plan->device.sm_count || plan->cut_items > 0;
+          }
+          EXPECT_EQ(uses_header(*plan), counts || p.checked)
+              << kernel.id << " splits " << splits << " q_len " << shape.q_len;
+          (uses_header(*plan) ? used : unused) += 1;
+          families.insert(kernel.family);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(families, (std::set<std::string>{"simt", "sm80", "sm80_8bit", "sm90", "sm90_e4m3"}));
+  EXPECT_GT(used, 100);
+  EXPECT_GT(unused, 100);
+}
+
+class HeaderApart : public testing::Test {
+ protected:
+  alignas(256) std::byte header_[256] = {};
+  alignas(256) std::byte data_[256] = {};
+
+  /// The plan's offsets count from the header: memory behind it begins so many bytes later.
+  void expect_found(const Plan& plan) {
+    const Device gpu = plan.problem.device;
+    const core::AttentionParams inside = make_params(plan, {}, {data_, 0, gpu});
+    const core::AttentionParams apart = make_params(plan, {}, {data_, 0, gpu, header_});
+    EXPECT_EQ(static_cast<void*>(inside.error), data_);
+    EXPECT_EQ(static_cast<void*>(apart.error), header_);
+    EXPECT_EQ(inside.counters != nullptr, apart.counters != nullptr);
+    if (apart.counters != nullptr) {
+      EXPECT_EQ(static_cast<void*>(apart.counters), header_ + core::kCountersOffset);
+      EXPECT_EQ(static_cast<void*>(inside.counters), data_ + core::kCountersOffset);
+    }
+    const auto offset = [&](const void* address) {
+      return address == nullptr ? -1 : static_cast<const std::byte*>(address) - data_;
+    };
+    constexpr auto kHeader = static_cast<std::ptrdiff_t>(kWorkspaceHeaderBytes);
+    EXPECT_EQ(offset(inside.partial_out) - offset(apart.partial_out),
+              inside.partial_out != nullptr ? kHeader : 0);
+    EXPECT_EQ(offset(inside.partial_lse) - offset(apart.partial_lse),
+              inside.partial_lse != nullptr ? kHeader : 0);
+    EXPECT_EQ(
+        offset(inside.partial_out),
+        plan.partial_out_offset == 0 ? -1 : static_cast<std::ptrdiff_t>(plan.partial_out_offset));
+  }
+};
+
+TEST_F(HeaderApart, KernelsFindItAndWhatFollows) {
+  expect_found(plan_of("a100", DType::bf16, {1, 32, 8, 1, 8192, 128}));  // joined splits
+  expect_found(plan_of("h200", DType::f32, {1, 2, 2, 33, 700, 64}, {.num_splits = 5}));
+  expect_found(plan_of("h200", DType::bf16, {1, 4, 4, 2048, 2048, 128}));  // cut items
+  expect_found(plan_of("h200", DType::bf16, {1, 2, 2, 64, 64, 64}, {.num_splits = 1}));
+}
+
+/// A small call on the CPU.
+class CpuHeader : public testing::Test {
+ protected:
+  CpuHeader() {
+    Random random(5);
+    inputs_ = draw_inputs(random, *find_kernel("fwd_plain_f32"),
+                          {.batch = 2, .q_heads = 2, .q_len = 3, .kv_len = 5});
+    output_ = make_output(inputs_);
+    tensors_ = tensors_of(inputs_, output_.out, output_.lse);
+    plan_ = *make_plan(*make_problem(tensors_, inputs_.options), *device_info(Device{}));
+  }
+  Inputs inputs_;
+  Output output_;
+  Tensors tensors_;
+  Plan plan_;
+};
+
+TEST_F(CpuHeader, IsLeftAloneWhereItIsNotUsed) {
+  EXPECT_FALSE(uses_header(plan_));
+  WorkspaceMemory memory(plan_.workspace_bytes);
+  std::memset(memory.get().data, 0xff, memory.get().bytes);
+  ASSERT_TRUE(run(plan_, tensors_, memory.get()).ok());
+  FLASHCORE_EXPECT_SAME(output_, attend(inputs_));
+  const auto* bytes = static_cast<const unsigned char*>(memory.get().data);
+  for (std::size_t i = 0; i < kWorkspaceHeaderBytes; ++i) ASSERT_EQ(bytes[i], 0xff) << i;
+}
+
+TEST_F(CpuHeader, ApartIsForGpus) {
+  WorkspaceMemory memory(plan_.workspace_bytes), header(kWorkspaceHeaderBytes);
+  Workspace workspace = memory.get();
+  workspace.header = header.get().data;
+  const Status status = run(plan_, tensors_, workspace);
+  EXPECT_EQ(status.code(), StatusCode::invalid_argument);
+  EXPECT_NE(status.message().find("Workspace::header"), std::string::npos) << status.message();
+}
+
+TEST_F(CpuHeader, ApartIsInitialisedAndChecked) {
+  WorkspaceMemory header(kWorkspaceHeaderBytes);
+  std::memset(header.get().data, 0xff, kWorkspaceHeaderBytes);
+  Workspace workspace{nullptr, 0, Device{}, header.get().data};
+  EXPECT_FALSE(workspace_status(workspace).ok());
+  ASSERT_TRUE(workspace_init(workspace).ok());
+  EXPECT_TRUE(workspace_status(workspace).ok());
+  workspace.header = static_cast<std::byte*>(workspace.header) + 64;
+  EXPECT_NE(workspace_init(workspace).message().find("aligned"), std::string::npos);
+}
+
+TEST(CaptureId, IsNoneOnACpu) {
+  std::int32_t ended = 0;
+  const Result<std::uint64_t> id = capture_id(Device{}, nullptr, &ended);
+  ASSERT_TRUE(id.ok());
+  EXPECT_EQ(*id, 0u);
+  EXPECT_EQ(ended, 0);
+
+  flashcore_error error{};
+  std::uint64_t found = 7;
+  EXPECT_EQ(flashcore_capture_id({FLASHCORE_CPU, 0}, nullptr, &found, nullptr, &error),
+            FLASHCORE_OK);
+  EXPECT_EQ(found, 0u);
+  EXPECT_EQ(flashcore_capture_id({FLASHCORE_CPU, 0}, nullptr, nullptr, nullptr, &error),
+            FLASHCORE_INVALID_ARGUMENT);
+  EXPECT_EQ(flashcore_capture_id({9, 0}, nullptr, &found, nullptr, &error), FLASHCORE_UNSUPPORTED);
+}
+
+}  // namespace
+}  // namespace flashcore::test

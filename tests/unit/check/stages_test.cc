@@ -1,0 +1,313 @@
+// Stages of right kernels are right, whatever the options, and one wrong value is found where it
+// is. (Whole planted bugs: scripts/check_plants and tests/cli/test_planted.py.)
+#include "check/stages.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "support/kernel_test.h"
+#include "unit/api/faulty_backend.h"
+#include "check/trace.h"
+
+namespace flashcore::test {
+namespace {
+
+using verify::HostCall;
+using verify::Stage;
+using verify::StageReport;
+
+/// Keys enough for several tiles of every kernel.
+verify::CaseSpec several_tiles(DType dtype) {
+  verify::CaseSpec spec;
+  spec.dtype = dtype;
+  spec.batch = 2, spec.q_heads = 4, spec.kv_heads = 2;
+  spec.q_len = 9, spec.kv_len = 290, spec.head_dim = 16, spec.v_dim = 24;
+  return spec;
+}
+
+std::vector<verify::CaseSpec> specs(DType dtype) {
+  std::vector<verify::CaseSpec> all(4, several_tiles(dtype));
+  all[1].options.causal = true;
+  all[1].q_len = 300;  // the first queries see no key
+  all[1].sinks = true;
+  all[1].sigma = 10;  // P must be scaled to be read
+  all[2].bias = all[2].mask = {true, true, true, true};
+  all[2].alibi = 1;
+  all[2].options.softcap = 3;
+  all[2].options.window_left = 40;
+  all[2].q_arrangement = all[2].v_arrangement = verify::Arrangement::padded;
+  all[3].q_packed = all[3].kv_packed = all[3].used_k = all[3].q_start = all[3].k_start = true;
+  all[3].lse = true;
+  return all;
+}
+
+StageReport check(Stage stage, const Backend& backend, const char* kernel, const HostCall& call) {
+  verify::CallRunner runner(backend, {}, *device_info({}), kernel);
+  const Result<StageReport> report = verify::check_stage(stage, runner, call);
+  EXPECT_TRUE(report.ok()) << report.status().message();
+  return report.ok() ? *report : StageReport{};
+}
+
+class StagesOf : public KernelTest {};
+
+TEST_P(StagesOf, AreRight) {
+  for (const verify::CaseSpec& spec : specs(dtype())) {
+    const HostCall call = verify::random_call(spec);
+    for (const Stage stage : verify::kStages) {
+      SCOPED_TRACE(to_string(spec) + ", " + verify::to_string(stage));
+      const StageReport r = check(stage, cpu_backend(), kernel().id, call);
+      EXPECT_TRUE(r.ok()) << r.reason << ", " << verify::to_string(r.worst) << ", " << r.probe;
+      EXPECT_EQ(r.skipped, "");
+      EXPECT_GT(r.elements, 0);
+      EXPECT_EQ(r.wrong, 0);
+      EXPECT_LE(r.worst_ratio, 1);
+      EXPECT_EQ(r.unmeasured, 0) << "inputs were to be scaled so that P can be read";
+    }
+  }
+}
+
+TEST_P(StagesOf, TracesAreRight) {
+  for (const verify::CaseSpec& spec : specs(dtype())) {
+    for (const int splits : {1, 2}) {
+      HostCall call = verify::random_call(spec);
+      call.options.num_splits = splits;
+      verify::CallRunner runner(cpu_backend(), {}, *device_info({}), kernel().id);
+      // Of the packed case, a sequence may have no query.
+      const reference::RowId row =
+          spec.q_packed ? reference::RowId{0, 3, 0} : reference::RowId{1, 3, 8};
+      const Result<verify::Trace> trace = verify::trace_row(runner, call, row);
+      if (spec.q_packed && !trace.ok()) continue;
+      ASSERT_TRUE(trace.ok()) << trace.status().message();
+      EXPECT_TRUE(trace->ok());
+      std::int64_t next = 0;
+      for (const verify::TracedTile& tile : trace->tiles) {
+        EXPECT_EQ(tile.begin, next) << "tiles follow each other";
+        EXPECT_EQ(tile.keys.size(), static_cast<std::size_t>(tile.end - tile.begin));
+        next = tile.end;
+      }
+    }
+  }
+}
+
+FLASHCORE_FOR_EACH_KERNEL(StagesOf);
+
+/// One block of keys, so that a value is read once.
+verify::CaseSpec one_block() {
+  verify::CaseSpec spec;
+  spec.batch = 2, spec.q_heads = 2, spec.kv_heads = 1;
+  spec.q_len = 7, spec.kv_len = 40, spec.head_dim = 16, spec.v_dim = 40;
+  spec.lse = true;
+  return spec;
+}
+
+/// Element (1, 0, 5, 33) of the call's out, which lies at the same place in every probe of an f32
+/// call, is off by a little.
+FaultyBackend one_wrong_output(const HostCall& call) {
+  const auto* out = static_cast<const std::byte*>(call.tensors.out.data);
+  const std::int64_t element = ((1 * 2 + 0) * 7 + 5) * 40 + 33;
+  return FaultyBackend({.block_bytes = call.bytes.size(),
+                        .offset = static_cast<std::size_t>(out - call.bytes.data() + element * 4),
+                        .add = 0.01f});
+}
+
+void expect_place(const StageReport& r) {
+  EXPECT_FALSE(r.ok());
+  EXPECT_GT(r.worst_ratio, 1);
+  EXPECT_EQ(r.worst.row, (reference::RowId{1, 0, 5}));
+}
+
+TEST(Stages, OneWrongProbabilityIsFound) {
+  const HostCall call = verify::random_call(one_block());
+  const FaultyBackend backend = one_wrong_output(call);
+  const StageReport r = check(Stage::probabilities, backend, "fwd_plain_f32", call);
+  expect_place(r);
+  EXPECT_EQ(r.wrong, 1);
+  EXPECT_EQ(r.worst.key, 33);
+  EXPECT_EQ(r.reason, "errors exceed their bounds");
+  EXPECT_EQ(verify::to_string(r.worst), "batch 1, head 0, row 5, key 33");
+}
+
+TEST(Stages, OneWrongScoreIsFound) {
+  const HostCall call = verify::random_call(one_block());
+  const FaultyBackend backend = one_wrong_output(call);
+  const StageReport r = check(Stage::scores, backend, "fwd_plain_f32", call);
+  expect_place(r);
+  EXPECT_EQ(r.wrong, 1);
+  EXPECT_EQ(r.worst.key, 33);
+}
+
+TEST(Stages, OneWrongLseIsNoWrongScore) {
+  const HostCall call = verify::random_call(one_block());
+  const auto* lse = static_cast<const std::byte*>(call.tensors.lse.data);
+  const FaultyBackend backend(
+      {.block_bytes = call.bytes.size(),
+       .offset = static_cast<std::size_t>(lse - call.bytes.data() + ((1 * 2 + 0) * 7 + 5) * 4),
+       .add = 0.01f});
+  const StageReport r = check(Stage::scores, backend, "fwd_plain_f32", call);
+  expect_place(r);
+  EXPECT_EQ(r.wrong, 1 + 40) << "the LSE and what is computed from it";
+  EXPECT_NE(r.note.find("P is right"), std::string::npos);
+  EXPECT_TRUE(check(Stage::probabilities, backend, "fwd_plain_f32", call).ok());
+  EXPECT_TRUE(check(Stage::pv, backend, "fwd_plain_f32", call).ok());
+}
+
+TEST(Stages, OneWrongOutputIsFoundInBothProbes) {
+  const HostCall call = verify::random_call(one_block());
+  const FaultyBackend backend = one_wrong_output(call);
+  const StageReport r = check(Stage::pv, backend, "fwd_plain_f32", call);
+  expect_place(r);
+  EXPECT_EQ(r.wrong, 2);
+  EXPECT_EQ(r.worst.column, 33);
+}
+
+TEST(Stages, OneWrongPartialIsFound) {
+  verify::CaseSpec spec = several_tiles(DType::f32);
+  spec.options.num_splits = 2;
+  const HostCall call = verify::random_call(spec);
+  const std::size_t rows = 2 * 4 * 9;
+  const FaultyBackend backend(
+      {.block_bytes = 2 * rows * 4, .offset = (rows + (1 * 4 + 2) * 9 + 3) * 4, .add = 0.01f});
+  const StageReport r = check(Stage::partials, backend, "fwd_plain_f32", call);
+  EXPECT_FALSE(r.ok());
+  EXPECT_EQ(r.wrong, 1);
+  EXPECT_EQ(verify::to_string(r.worst), "batch 1, head 2, row 3, split 1, LSE");
+}
+
+TEST(Stages, AWrongJoinIsFound) {
+  verify::CaseSpec spec = several_tiles(DType::f32);
+  spec.sinks = true;
+  const HostCall call = verify::random_call(spec);
+  const FaultyBackend backend({.forget_sinks = true});
+  const StageReport r = check(Stage::combine, backend, "fwd_plain_f32", call);
+  EXPECT_FALSE(r.ok());
+  EXPECT_EQ(r.probe, "the oracle's partial results joined");
+  for (const Stage stage : {Stage::scores, Stage::probabilities, Stage::pv, Stage::partials}) {
+    EXPECT_TRUE(check(stage, backend, "fwd_plain_f32", call).ok()) << verify::to_string(stage);
+  }
+}
+
+TEST(Stages, ATraceShowsTheTile) {
+  const HostCall call = verify::random_call(one_block());
+  // The trace adds used_k, q_start and k_start behind the call: a larger block.
+  const HostCall longer = [&] {
+    HostCall copy = call;
+    for (const auto tensor : {&Tensors::used_k, &Tensors::q_start, &Tensors::k_start}) {
+      copy.place(tensor, DType::i32, {2});
+    }
+    return copy;
+  }();
+  const auto* out = static_cast<const std::byte*>(longer.tensors.out.data);
+  const std::int64_t element = ((1 * 2 + 0) * 7 + 5) * 40 + 33;
+  const FaultyBackend backend(
+      {.block_bytes = longer.bytes.size(),
+       .offset = static_cast<std::size_t>(out - longer.bytes.data() + element * 4),
+       .add = 0.01f});
+  verify::CallRunner runner(backend, {}, *device_info({}), "fwd_plain_f32");
+  const Result<verify::Trace> wrong = verify::trace_row(runner, call, {1, 0, 5});
+  ASSERT_TRUE(wrong.ok()) << wrong.status().message();
+  EXPECT_FALSE(wrong->ok());
+  EXPECT_EQ(wrong->tiles.back().worst_column(), 33u);
+  const Result<verify::Trace> right = verify::trace_row(runner, call, {1, 0, 4});
+  ASSERT_TRUE(right.ok()) << right.status().message();
+  EXPECT_TRUE(right->ok());
+  EXPECT_FALSE(verify::trace_row(runner, call, {2, 0, 0}).ok());
+  EXPECT_FALSE(verify::trace_row(runner, call, {0, -1, 0}).ok());
+  EXPECT_FALSE(verify::trace_row(runner, call, {0, 0, 7}).ok());
+}
+
+TEST(Stages, WhatCannotBeReadSaysWhy) {
+  verify::CaseSpec spec = one_block();
+  const auto skipped = [](Stage stage, const HostCall& call) {
+    return check(stage, cpu_backend(), "fwd_plain_f32", call).skipped;
+  };
+  EXPECT_NE(skipped(Stage::partials, verify::random_call(spec)).find("one tile"),
+            std::string::npos);
+  spec.options.num_splits = 1;
+  EXPECT_NE(skipped(Stage::combine, verify::random_call(spec)).find("one key range"),
+            std::string::npos);
+  spec.options.num_splits = 0;
+  spec.options.reproducibility = Reproducibility::batch_invariant;
+  EXPECT_NE(skipped(Stage::partials, verify::random_call(spec)).find("batch-invariant"),
+            std::string::npos);
+}
+
+TEST(Stages, NanIsRefused) {
+  verify::CaseSpec spec = one_block();
+  HostCall call = verify::random_call(spec);
+  static_cast<float*>(call.tensors.q.data)[0] = std::nanf("");
+  verify::CallRunner runner(cpu_backend(), {}, *device_info({}), "fwd_plain_f32");
+  const Result<StageReport> report = verify::check_stage(Stage::scores, runner, call);
+  ASSERT_FALSE(report.ok());
+  EXPECT_NE(report.status().message().find("finite inputs"), std::string::npos);
+}
+
+/// 8-bit inputs, with scales that differ from head to head and from block to block.
+verify::CaseSpec eight_bit(DType code, verify::ScaleKind scales) {
+  verify::CaseSpec spec = several_tiles(DType::f16);
+  spec.q_storage = spec.k_storage = spec.v_storage = code;
+  spec.q_scale = spec.k_scale = spec.v_scale = scales;
+  spec.options.q_scale_block = 4, spec.options.kv_scale_block = 50;
+  return spec;
+}
+
+constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+
+TEST(Stages, OfEightBitInputsAreRight) {
+  for (const DType code : kCodes) {
+    for (const auto scales : {verify::ScaleKind::none, verify::ScaleKind::per_block}) {
+      const HostCall call = verify::random_call(eight_bit(code, scales));
+      const std::vector<Stage> stages = verify::stages_of(call.tensors);
+      ASSERT_EQ(stages.front(), Stage::dequant);
+      for (const Stage stage : stages) {
+        SCOPED_TRACE(std::string(to_string(code)) + ", " + verify::to_string(stage));
+        const StageReport r = check(stage, cpu_backend(), "fwd_plain_f16", call);
+        EXPECT_TRUE(r.ok()) << r.reason << ", " << verify::to_string(r.worst) << ", " << r.probe;
+        EXPECT_EQ(r.skipped, "");
+        EXPECT_GT(r.elements, 0);
+      }
+    }
+  }
+}
+
+/// One scale of one block is wrong: dequant says so, and the worst element is one of that block.
+TEST(Stages, OneWrongScaleShowsInDequant) {
+  for (const DType code : kCodes) {
+    const HostCall call = verify::random_call(eight_bit(code, verify::ScaleKind::per_block));
+    const std::pair<const char*, const TensorView*> scales[] = {
+        {"Q", &call.tensors.q_scale}, {"K", &call.tensors.k_scale}, {"V", &call.tensors.v_scale}};
+    for (const auto& [name, scale] : scales) {
+      SCOPED_TRACE(std::string(to_string(code)) + ", " + name);
+      Fault fault;
+      fault.doubled_from_bytes = call.bytes.size();
+      // Batch 1, head 1, block 1.
+      const std::int64_t element = scale->strides[0] + scale->strides[1] + scale->strides[2];
+      fault.offset = static_cast<std::size_t>(
+          reinterpret_cast<const std::byte*>(static_cast<const float*>(scale->data) + element) -
+          call.bytes.data());
+      const StageReport r = check(Stage::dequant, FaultyBackend(fault), "fwd_plain_f16", call);
+      EXPECT_FALSE(r.ok());
+      EXPECT_GT(r.wrong, 0);
+      EXPECT_LT(r.wrong, r.elements / 2);
+      EXPECT_EQ(r.probe.substr(0, 1), name);
+      EXPECT_EQ(r.worst.row.b, 1);
+      EXPECT_EQ(name[0] == 'Q' ? r.worst.row.h : r.worst.row.h / 2, 1);
+    }
+  }
+}
+
+TEST(Stages, NothingToDequantise) {
+  const HostCall call = verify::random_call(one_block());
+  EXPECT_NE(check(Stage::dequant, cpu_backend(), "fwd_plain_f32", call).skipped, "");
+}
+
+TEST(Stages, Names) {
+  EXPECT_EQ(verify::stage_named("dequant"), Stage::dequant);
+  for (const Stage stage : verify::kStages) {
+    EXPECT_EQ(verify::stage_named(verify::to_string(stage)), stage);
+  }
+  EXPECT_FALSE(verify::stage_named("softmax").has_value());
+}
+
+}  // namespace
+}  // namespace flashcore::test

@@ -1,0 +1,113 @@
+// core/code_pairs.h: every code of every format as f16, in every place of a register, and
+// the order in which tensor cores meet them.
+#include "core/dequant_f16.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "core/mma_layout.h"
+
+namespace flashcore::core {
+namespace {
+
+float value_of(std::uint32_t word, int place) {
+  return float_of_f16(static_cast<std::uint16_t>(word >> (16 * place)));
+}
+
+/// Each code in each of the four places, beside codes of every other kind.
+template <Element kReader>
+void expect_exact(Element format) {
+  const CodeReader<kReader> read(format);
+  const float unit = code_unit(format);
+  for (std::uint32_t code = 0; code < 256; ++code) {
+    for (const std::uint32_t others : {0x00000000u, 0xffffffffu, 0x7f7f7f7fu, 0x80808080u}) {
+      for (int place = 0; place < 4; ++place) {
+        const std::uint32_t word = (others & ~(0xffu << (8 * place))) | code << (8 * place);
+        const CodePairs pairs = read(word);
+        const float got = value_of(place % 2 == 0 ? pairs.even : pairs.odd, place / 2) * unit;
+        const float want = code_value(format, static_cast<std::uint8_t>(code));
+        ASSERT_TRUE(std::isnan(want) ? std::isnan(got) : got == want)
+            << "format " << static_cast<int>(format) << " code " << code << " place " << place
+            << " got " << got << " want " << want;
+        if (!std::isnan(want) && has_nan(format)) {
+          ASSERT_EQ(std::signbit(got), std::signbit(want)) << code;  // of zeros too
+        }
+      }
+    }
+  }
+}
+
+TEST(CodePairs, EveryCodeIsExact) {
+  expect_exact<Element::e4m3>(Element::e4m3);
+  expect_exact<Element::e5m2>(Element::e5m2);
+  expect_exact<Element::int8>(Element::int8);
+  expect_exact<Element::int8>(Element::byte);
+}
+
+TEST(CodePairs, TheCodeOfZeroIsZero) {
+  for (const Element format : {Element::e4m3, Element::e5m2, Element::int8, Element::byte}) {
+    EXPECT_EQ(code_value(format, static_cast<std::uint8_t>(zero_codes(format))), 0.f);
+    EXPECT_EQ(zero_codes(format) % 256 * 0x01010101u, zero_codes(format));
+  }
+}
+
+// What load_matrices() leaves in a lane of 8 rows × 16 codes, plain: four codes of row lane / 4.
+// As the B operand of one k-step they are codes even_odd(k) of their row.
+TEST(CodePairs, AChunkOfKeysIsOneStep) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int reg = 0; reg < 2; ++reg) {
+      for (int half = 0; half < 2; ++half) {
+        const int byte = 2 * half + reg;  // even codes are register 0, odd ones register 1
+        const Coordinate b = mma_b(lane, reg, half);
+        EXPECT_EQ(b.column, lane / 4);
+        EXPECT_EQ(even_odd(b.row), 4 * (lane % 4) + byte);
+      }
+    }
+  }
+}
+
+// What load_matrices_transposed() leaves: codes 2 g and 2 g + 1 (g = lane / 4) of rows 2 t and
+// 2 t + 1 (t = lane % 4), the row's two side by side. Its even codes are the B operand of an n-tile
+// whose column n is code even_odd(n), its odd ones of the next.
+TEST(CodePairs, AChunkOfValuesIsTwoColumnTiles) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int tile = 0; tile < 2; ++tile) {
+      for (int half = 0; half < 2; ++half) {
+        const int byte = 2 * half + tile;
+        const int row = 2 * (lane % 4) + byte / 2, code = 2 * (lane / 4) + byte % 2;
+        const Coordinate b = mma_b(lane, 0, half);
+        EXPECT_EQ(b.row, row);
+        EXPECT_EQ(even_odd(8 * tile + b.column), code);
+      }
+    }
+  }
+}
+
+// A thread's accumulators of two such n-tiles are four neighbouring columns.
+TEST(CodePairs, ResultsOfTwoColumnTilesAreNeighbours) {
+  for (int lane = 0; lane < 32; ++lane) {
+    for (int reg = 0; reg < 2; ++reg) {
+      for (int tile = 0; tile < 2; ++tile) {
+        EXPECT_EQ(even_odd(8 * tile + mma_c(lane, reg).column), 4 * (lane % 4) + 2 * reg + tile);
+      }
+    }
+  }
+}
+
+TEST(CodePairs, PowersOfTwo) {
+  EXPECT_EQ(power_of_two_near(1.f), 1.f);
+  EXPECT_EQ(power_of_two_near(1.99f), 1.f);
+  EXPECT_EQ(power_of_two_near(3e-5f), 0x1p-16f);
+  for (const float value : {0.f, 1e-42f, 0x1p-126f}) EXPECT_EQ(power_of_two_near(value), 0x1p-126f);
+  for (const float value :
+       {3e38f, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    EXPECT_EQ(power_of_two_near(value), 0x1p126f);
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::core

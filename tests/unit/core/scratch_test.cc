@@ -1,0 +1,55 @@
+// core/scratch.h: the parts of a thread's scratch memory must not overlap.
+#include "core/scratch.h"
+
+#include <gtest/gtest.h>
+
+#include <utility>
+
+#include "plan/model/model.h"
+
+namespace flashcore::core {
+namespace {
+
+void expect_disjoint(std::int64_t tile_q, std::int64_t tile_k, std::int64_t head_dim,
+                     std::int64_t v_dim) {
+  const ScratchLayout s = scratch_layout(tile_q, tile_k, head_dim, v_dim);
+  const std::pair<std::int64_t, std::int64_t> parts[] = {{s.q_tile, head_dim * tile_q},
+                                                         {s.k_tile, tile_k * head_dim},
+                                                         {s.v_tile, tile_k * v_dim},
+                                                         {s.scores, tile_k * tile_q},
+                                                         {s.out_tile, v_dim * tile_q},
+                                                         {s.max, tile_q},
+                                                         {s.sum, tile_q}};
+  for (const auto& a : parts) {
+    ASSERT_EQ(a.first % 64, 0);  // whole cache lines, and aligned for every vector
+    ASSERT_GE(a.first, 0);
+    ASSERT_LE(a.first + a.second, s.total);
+    for (const auto& b : parts) {
+      if (&a == &b) continue;
+      ASSERT_TRUE(a.first + a.second <= b.first || b.first + b.second <= a.first);
+    }
+  }
+  ASSERT_EQ(s.total % 64, 0);
+}
+
+TEST(Scratch, PartsAreDisjointAndInsideForEveryTuningRow) {
+  for (const Isa isa : {Isa::plain, Isa::neon, Isa::avx2, Isa::avx512}) {
+    for (const CpuTuningRow& row : cpu_tuning(isa)) {
+      for (const std::int64_t d : {std::int64_t{1}, std::int64_t{63}, std::int64_t{row.max_dim}}) {
+        expect_disjoint(64, row.tile_k, d, row.max_dim);
+        expect_disjoint(64, row.tile_k, row.max_dim, d);
+      }
+    }
+  }
+}
+
+TEST(Scratch, OddSizesToo) {
+  for (std::int64_t tile_q : {1, 7, 64}) {
+    for (std::int64_t tile_k : {1, 5, 12, 128}) {
+      for (std::int64_t dim : {1, 2, 65, 576}) expect_disjoint(tile_q, tile_k, dim, 577 - dim);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::core

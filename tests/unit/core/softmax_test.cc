@@ -1,0 +1,113 @@
+// core/softmax_state.h: the algebra of online softmax at its edges.
+#include "core/softmax.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "verify/inputs/random.h"
+
+namespace flashcore::core {
+namespace {
+
+template <typename T>
+class SoftmaxStateTest : public testing::Test {
+ public:
+  static constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  static constexpr T kNan = std::numeric_limits<T>::quiet_NaN();
+  static constexpr T kTolerance = 64 * std::numeric_limits<T>::epsilon();
+};
+using Types = testing::Types<float, double>;
+TYPED_TEST_SUITE(SoftmaxStateTest, Types);
+
+TYPED_TEST(SoftmaxStateTest, BaseIsTheMaximumUnlessThereIsNone) {
+  EXPECT_EQ(softmax_base<TypeParam>(TypeParam(-3.5)), TypeParam(-3.5));
+  EXPECT_EQ(softmax_base<TypeParam>(-this->kInfinity), TypeParam(0));
+  EXPECT_EQ(softmax_base<TypeParam>(this->kInfinity), this->kInfinity);
+}
+
+TYPED_TEST(SoftmaxStateTest, ARowWithoutKeys) {
+  const SoftmaxState<TypeParam> none{-this->kInfinity, TypeParam(0)};
+  EXPECT_EQ(output_factor(none.sum), TypeParam(0));
+  EXPECT_EQ(log_sum_exp(none), -this->kInfinity);
+}
+
+TYPED_TEST(SoftmaxStateTest, NanSumReachesBothResults) {
+  const SoftmaxState<TypeParam> bad{TypeParam(1), this->kNan};
+  EXPECT_TRUE(std::isnan(output_factor(bad.sum)));
+  EXPECT_TRUE(std::isnan(log_sum_exp(bad)));
+}
+
+TYPED_TEST(SoftmaxStateTest, LogSumExpIsNatural) {
+  // exp(2) * 2.5.
+  const SoftmaxState<TypeParam> state{TypeParam(2), TypeParam(2.5)};
+  EXPECT_NEAR(log_sum_exp(state), 2 + std::log(2.5), this->kTolerance);
+}
+
+TYPED_TEST(SoftmaxStateTest, SinkAlone) {
+  SoftmaxState<TypeParam> state{-this->kInfinity, TypeParam(0)};
+  const TypeParam rescale = add_sink(state, TypeParam(3));
+  EXPECT_EQ(rescale, TypeParam(0));
+  EXPECT_EQ(state.max, TypeParam(3));
+  EXPECT_EQ(state.sum, TypeParam(1));
+  EXPECT_NEAR(log_sum_exp(state), 3.0, this->kTolerance);
+}
+
+TYPED_TEST(SoftmaxStateTest, SinkOfMinusInfinityChangesNoBit) {
+  SoftmaxState<TypeParam> state{TypeParam(-7.25), TypeParam(1.7)};
+  EXPECT_EQ(add_sink(state, -this->kInfinity), TypeParam(1));
+  EXPECT_EQ(state.max, TypeParam(-7.25));
+  EXPECT_EQ(state.sum, TypeParam(1.7));
+
+  SoftmaxState<TypeParam> none{-this->kInfinity, TypeParam(0)};
+  const TypeParam rescale = add_sink(none, -this->kInfinity);
+  EXPECT_FALSE(std::isnan(rescale));
+  EXPECT_EQ(none.max, -this->kInfinity);
+  EXPECT_EQ(none.sum, TypeParam(0));
+}
+
+TYPED_TEST(SoftmaxStateTest, SinkAddsToTheDenominatorOnly) {
+  verify::Random random(3);
+  for (int n = 0; n < 1000; ++n) {
+    const double max = 20 * random.normal(), sum = 1 + random.uniform(),
+                 sink = 20 * random.normal();
+    SoftmaxState<TypeParam> state{static_cast<TypeParam>(max), static_cast<TypeParam>(sum)};
+    const double before = std::exp(static_cast<double>(state.max)) * state.sum;
+    const auto rounded_sink = static_cast<TypeParam>(sink);
+    const TypeParam rescale = add_sink(state, rounded_sink);
+    const double want = before + std::exp(static_cast<double>(rounded_sink));
+    const double got = std::exp(static_cast<double>(state.max)) * state.sum;
+    ASSERT_NEAR(got / want, 1.0, this->kTolerance);
+    // What was accumulated relative to the old maximum is brought to the new one.
+    ASSERT_NEAR(rescale, std::exp(static_cast<double>(static_cast<TypeParam>(max)) - state.max),
+                this->kTolerance);
+    ASSERT_GE(state.max, rounded_sink);
+  }
+}
+
+TYPED_TEST(SoftmaxStateTest, TheLargestNumbersDoNotOverflow) {
+  const TypeParam largest = std::numeric_limits<TypeParam>::max();
+  SoftmaxState<TypeParam> low{-largest, TypeParam(4)};
+  EXPECT_EQ(log_sum_exp(low), -largest);
+  EXPECT_EQ(add_sink(low, -largest), TypeParam(1));
+  EXPECT_EQ(low.sum, TypeParam(5));
+  EXPECT_EQ(add_sink(low, largest), TypeParam(0));
+  EXPECT_EQ(low.sum, TypeParam(1));
+  EXPECT_EQ(log_sum_exp(low), largest);
+}
+
+TYPED_TEST(SoftmaxStateTest, NanSinkMakesTheRowNan) {
+  SoftmaxState<TypeParam> state{TypeParam(1), TypeParam(1)};
+  static_cast<void>(add_sink(state, this->kNan));
+  EXPECT_TRUE(std::isnan(state.sum));
+}
+
+TYPED_TEST(SoftmaxStateTest, TileSumsJoinWithOneRescale) {
+  EXPECT_EQ(add_tile_sum(TypeParam(2), TypeParam(0.5), TypeParam(3)), TypeParam(4));
+  EXPECT_EQ(add_tile_sum(TypeParam(0), TypeParam(0), TypeParam(3)), TypeParam(3));
+}
+
+}  // namespace
+}  // namespace flashcore::core

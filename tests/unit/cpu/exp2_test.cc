@@ -1,0 +1,141 @@
+// The exponential of the CPU kernels, for each instruction set this machine can execute.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/numeric.h"
+#include "cpu/cpu_info.h"
+#include "support/call.h"
+#include "unit/cpu/exp2_probe.h"
+#include "verify/inputs/random.h"
+
+namespace flashcore::test {
+namespace {
+
+constexpr int kBlock = 1024;
+
+struct Named {
+  Isa isa;
+  const Exp2Probe* probe;
+};
+
+const Named kProbes[] = {
+    {Isa::plain, &kExp2Plain},
+#if defined(__aarch64__)
+    {Isa::neon, &kExp2Neon},
+#elif defined(__x86_64__)
+    {Isa::avx2, &kExp2Avx2},
+    {Isa::avx512, &kExp2Avx512},
+#endif
+};
+
+class Exp2Test : public testing::TestWithParam<Named> {
+ protected:
+  void SetUp() override {
+    if (!cpu::isa_available(GetParam().isa)) {
+      GTEST_SKIP() << "this CPU has no " << to_string(GetParam().isa);
+    }
+  }
+  float of(float x) const {
+    std::vector<float> in(16, x), out(16);
+    GetParam().probe->floats(in.data(), out.data(), 16);
+    return out[7];
+  }
+  double of(double x) const {
+    std::vector<double> in(16, x), out(16);
+    GetParam().probe->doubles(in.data(), out.data(), 16);
+    return out[7];
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Isas, Exp2Test, testing::ValuesIn(kProbes),
+                         [](const auto& test) { return std::string(to_string(test.param.isa)); });
+
+TEST_P(Exp2Test, SpecialValues) {
+  const float inf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(of(-inf), 0.0f);
+  EXPECT_FALSE(std::signbit(of(-inf)));
+  EXPECT_TRUE(std::isnan(of(std::numeric_limits<float>::quiet_NaN())));
+  EXPECT_EQ(of(-std::numeric_limits<float>::max()), 0.0f);
+  EXPECT_EQ(of(-127.0f), 0.0f);
+  EXPECT_EQ(of(-126.0f), 0x1p-126f);
+  EXPECT_EQ(of(-0.0f), 1.0f);
+  const double dinf = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(of(-dinf), 0.0);
+  EXPECT_TRUE(std::isnan(of(std::numeric_limits<double>::quiet_NaN())));
+  EXPECT_EQ(of(-std::numeric_limits<double>::max()), 0.0);
+  EXPECT_EQ(of(-1023.0), 0.0);
+  EXPECT_EQ(of(-1022.0), 0x1p-1022);
+}
+
+TEST_P(Exp2Test, PowersOfTwoAreExact) {
+  // A rescale by 2^0 must be exactly 1, or merging with nothing would change bits.
+  for (int n = -126; n <= 100; ++n) {
+    ASSERT_EQ(of(static_cast<float>(n)), std::ldexp(1.0f, n)) << n;
+  }
+  for (int n = -1022; n <= 100; ++n) {
+    ASSERT_EQ(of(static_cast<double>(n)), std::ldexp(1.0, n)) << n;
+  }
+}
+
+TEST_P(Exp2Test, FloatsAreWithinOneAndAQuarterUnits) {
+  double worst = 0;
+  std::vector<float> x(kBlock), y(kBlock);
+  // Bit patterns from 2^-30 to 126 (all of [-126, 0] that is not 1 within rounding), a prime step
+  // apart, and their negatives' mirror up to +100 for the softcap.
+  const std::uint32_t first = core::bits_of_float(0x1p-30f), last = core::bits_of_float(126.0f);
+  std::uint32_t bits = first;
+  const auto step = static_cast<std::uint32_t>(211 * FLASHCORE_TEST_DIVISOR);
+  while (bits < last) {
+    for (float& value : x) {
+      const float magnitude = core::float_of_bits(std::min(bits, last));
+      value = (bits & 1u) != 0 && magnitude <= 100.0f ? magnitude : -magnitude;
+      bits += step;
+    }
+    GetParam().probe->floats(x.data(), y.data(), kBlock);
+    for (int i = 0; i < kBlock; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      const double want = std::exp2(static_cast<double>(x[at]));
+      worst = std::max(worst, std::fabs(y[at] - want) / want);
+    }
+  }
+  EXPECT_LE(worst, 1.25 * 0x1p-23);
+  EXPECT_GT(worst, 0x1p-26);  // a comparison of a thing with itself would give 0
+}
+
+TEST_P(Exp2Test, DoublesAreWithinOneAndAQuarterUnits) {
+  double worst = 0;
+  verify::Random random(9);
+  std::vector<double> x(kBlock), y(kBlock);
+  for (int n = 0; n < rounds(300); ++n) {
+    const double scale = std::exp2(12 * random.uniform() - 2);
+    for (double& value : x) value = std::clamp(-scale * random.uniform(), -1022.0, 100.0);
+    GetParam().probe->doubles(x.data(), y.data(), kBlock);
+    for (std::size_t i = 0; i < kBlock; ++i) {
+      // exp2(x) = exp2(round(x)) * exp2(rest) in long double keeps the reference's error out.
+      const long double want = std::exp2(static_cast<long double>(x[i]));
+      worst = std::max(worst, static_cast<double>(std::fabs((y[i] - want) / want)));
+    }
+  }
+  EXPECT_LE(worst, 1.25 * 0x1p-52);
+  EXPECT_GT(worst, 0x1p-56);
+}
+
+TEST_P(Exp2Test, NeverFallsWhereItsArgumentRises) {
+  // Not needed bit by bit, but a break between the polynomial's pieces would show here.
+  std::vector<float> x(kBlock), y(kBlock);
+  for (int piece = -20; piece < 0; ++piece) {
+    const float first = static_cast<float>(piece) + 0.5f - 0x1p-13f * kBlock;
+    for (std::size_t i = 0; i < kBlock; ++i) {
+      x[i] = first + static_cast<float>(i) * 0x1p-12f;
+    }
+    GetParam().probe->floats(x.data(), y.data(), kBlock);
+    for (std::size_t i = 1; i < kBlock; ++i) ASSERT_LT(y[i - 1], y[i]) << x[i];
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::test

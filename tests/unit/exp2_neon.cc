@@ -1,3 +1,0 @@
-#define FLASHCORE_SIMD_BYTES 16
-#define FLASHCORE_EXP2_PROBE kExp2Neon
-#include "unit/exp2_probe-inl.h"

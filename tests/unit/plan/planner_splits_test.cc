@@ -1,0 +1,174 @@
+// How GPUs share keys: splits of decode, clusters that join them, last items that are cut.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/cluster_buffer.h"
+#include "plan/devices.h"
+
+namespace flashcore {
+namespace {
+
+Plan planned(const DeviceInfo& device, std::int64_t batch, std::int64_t q_heads,
+             std::int64_t kv_heads, std::int64_t q_len, std::int64_t keys, std::int64_t dim,
+             const Options& options = {}) {
+  return *make_plan(*dense_problem(DType::bf16, batch, q_heads, kv_heads, q_len, keys, dim, dim,
+                                   options, device.device),
+                    device);
+}
+
+// A last round of fewer items than SMs is cut along the keys, where that pays.
+TEST(PlannerSplits, LastItemsOfHopperAreCutWhereSmsWouldBeIdle) {
+  const DeviceInfo device = *named_device("h200");
+  const auto prefill = [&](std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
+                           std::int64_t length, std::int64_t dim, const Options& options) {
+    return planned(device, batch, q_heads, kv_heads, length, length, dim, options);
+  };
+  const Plan few = prefill(1, 4, 4, 2048, 128, {});
+  EXPECT_EQ(few.work_items, 64);
+  EXPECT_EQ(few.cut_items, 64);
+  EXPECT_GE(few.item_parts, 2);
+  EXPECT_EQ(few.keys_per_part % few.tile_k, 0);
+  EXPECT_GE(few.workspace_bytes,
+            few.partial_out_offset + static_cast<std::size_t>(64 * few.item_parts) * 128 * 130 * 4);
+  const Plan many = prefill(4, 32, 8, 4096, 128, {});
+  EXPECT_EQ(many.cut_items, 4096 % device.sm_count);
+  EXPECT_GT(many.item_parts, 2);
+
+  EXPECT_EQ(prefill(1, 4, 4, 2048, 128, {.causal = true}).cut_items, 0) << "not of one length";
+  EXPECT_EQ(prefill(1, 132, 132, 128, 128, {}).cut_items, 0) << "no SM is idle";
+  EXPECT_EQ(prefill(1, 4, 4, 2048, 64, {}).cut_items, 0) << "no way for it";
+  const Options invariant{.reproducibility = Reproducibility::batch_invariant};
+  EXPECT_EQ(prefill(1, 4, 4, 2048, 128, invariant).cut_items, 0);
+}
+
+// Tiles of 8 rows are for items that are read at once and joined in clusters, and for no more rows.
+TEST(PlannerSplits, FewRowsInClustersHaveTilesOfTheirOwn) {
+  const auto rows_in_tile = [](const char* device, std::int64_t batch, std::int64_t group,
+                               std::int64_t q_len, std::int64_t dim, std::int64_t keys = 8192) {
+    const Plan plan = planned(*named_device(device), batch, 32 * group, 32, q_len, keys, dim);
+    EXPECT_EQ(plan.tile_q == 8 && !plan.combines_in_cluster, false);
+    return plan.tile_q;
+  };
+  for (const std::int64_t dim : {40, 64, 100, 128}) {
+    EXPECT_EQ(rows_in_tile("h200", 1, 1, 1, dim), 8) << dim;
+    EXPECT_EQ(rows_in_tile("h200", 1, 4, 2, dim), 8) << dim;
+    EXPECT_EQ(rows_in_tile("h200", 1, 3, 3, dim), 16) << dim;
+    EXPECT_EQ(rows_in_tile("h200", 64, 1, 1, dim), 16) << dim;
+    EXPECT_EQ(rows_in_tile("a100", 1, 1, 1, dim), 16) << dim;
+  }
+  EXPECT_EQ(rows_in_tile("h200", 1, 1, 1, 64, 512), 8);
+}
+
+// Later GPUs run PTX that knows no clusters.
+TEST(PlannerSplits, ClustersAreForHopperAlone) {
+  DeviceInfo device = *named_device("h200");
+  const auto combines_in_cluster = [&] {
+    return planned(device, 1, 32, 32, 1, 8192, 64).combines_in_cluster;
+  };
+  EXPECT_TRUE(combines_in_cluster());
+  for (const int other : {80, 89, 100, 103, 120}) {
+    device.compute_capability = other;
+    EXPECT_FALSE(combines_in_cluster()) << other;
+  }
+}
+
+// Where three fitted an SM it took longer (docs/performance.md): perhaps others then have none.
+TEST(PlannerSplits, TwoBlocksOfAClusterOfFewRowsShareAnSm) {
+  const DeviceInfo device = *named_device("h200");
+  int found = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.tile_q != 8) continue;
+    const int bytes = kernel.smem_bytes +
+                      core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads) + 1024;
+    EXPECT_EQ(device.smem_per_sm_bytes / bytes, 2) << kernel.id;
+    ++found;
+  }
+  EXPECT_EQ(found, 4);
+}
+
+// Places for blocks beside those of clusters would let the next call's blocks come to lie two on an
+// SM.
+TEST(PlannerSplits, ClustersThatReadMemoryHaveSmsOfTheirOwnOrNearlyAll) {
+  const DeviceInfo device = *named_device("h200");
+  for (const std::int64_t batch : {1, 2, 3, 4, 8, 16}) {
+    for (const std::int64_t heads : {1, 8, 32}) {
+      for (const std::int64_t keys : {1024, 4096, 8192, 65536}) {
+        const Plan plan = planned(device, batch, heads, heads, 1, keys, 64);
+        if (!plan.combines_in_cluster) continue;
+        const std::int64_t blocks = batch * heads * plan.splits;
+        if (blocks <= device.sm_count) continue;
+        const KernelInfo& kernel = *plan.kernel;  // whose blocks keep more in a cluster
+        const int bytes =
+            kernel.smem_bytes + core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
+        const std::int64_t places =
+            device.sm_count *
+            std::min(kernel.blocks_per_sm, device.smem_per_sm_bytes / (bytes + 1024));
+        EXPECT_GE(10 * blocks, 7 * places) << batch << " x " << heads << " heads, " << keys;
+        EXPECT_LE(10 * blocks, 9 * places) << batch << " x " << heads << " heads, " << keys;
+      }
+    }
+  }
+}
+
+// As timed: docs/performance.md, Tensor-core kernel.
+TEST(PlannerSplits, OfShortDecode) {
+  const auto in_cluster = [](std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
+                             std::int64_t keys, std::int64_t dim) {
+    const Plan plan = planned(*named_device("h200"), batch, q_heads, kv_heads, 1, keys, dim);
+    return plan.combines_in_cluster ? plan.splits : -plan.splits;
+  };
+  EXPECT_EQ(in_cluster(4, 32, 8, 4096, 128), 7);
+  EXPECT_EQ(in_cluster(1, 32, 32, 8192, 64), 7);
+  EXPECT_EQ(in_cluster(4, 32, 8, 2048, 128), 6);
+  EXPECT_EQ(in_cluster(5, 32, 8, 4096, 128), 5);
+  EXPECT_EQ(in_cluster(4, 32, 8, 16384, 128), 7);
+  EXPECT_EQ(in_cluster(1, 32, 8, 1024, 128), 8);
+  EXPECT_EQ(in_cluster(1, 32, 32, 512, 64), 2);
+  EXPECT_EQ(in_cluster(8, 32, 8, 4096, 128), -2);
+  EXPECT_EQ(in_cluster(1, 32, 8, 8192, 128), -16);
+  EXPECT_EQ(in_cluster(1, 32, 32, 65536, 64), -8);
+  EXPECT_EQ(in_cluster(1, 32, 8, 65536, 128), -16);
+  EXPECT_EQ(in_cluster(2, 64, 8, 16384, 128), -8) << "five in a cluster took 4 us more";
+  EXPECT_EQ(in_cluster(5, 40, 8, 16384, 64), 5) << "two or three blocks an SM took 15 us more";
+}
+
+// The join by the last block takes longer than most of a short range's copies, and the longer the
+// more rows it joins: fewer ranges in a cluster, or one range, were 0.4 to 0.95 of its time.
+TEST(PlannerSplits, ShortRangesAreNotWorthAJoinByTheLastBlock) {
+  const auto splits = [](DType dtype, std::int64_t batch, std::int64_t q_heads,
+                         std::int64_t kv_heads, std::int64_t keys, std::int64_t dim) {
+    const DeviceInfo device = *named_device("h200");
+    const Plan plan = *make_plan(
+        *dense_problem(dtype, batch, q_heads, kv_heads, 1, keys, dim, dim, {}, device.device),
+        device);
+    EXPECT_EQ(plan.combines_in_cluster, plan.splits > 1) << plan.kernel->id;
+    return plan.splits;
+  };
+  EXPECT_EQ(splits(DType::bf16, 1, 16, 1, 4096, 64), 8);
+  EXPECT_EQ(splits(DType::bf16, 2, 16, 1, 8192, 64), 8);
+  EXPECT_EQ(splits(DType::bf16, 1, 64, 8, 4096, 64), 8);
+  EXPECT_EQ(splits(DType::bf16, 2, 8, 8, 2048, 64), 4);
+  EXPECT_EQ(splits(DType::bf16, 4, 16, 16, 512, 64), 1);
+  EXPECT_EQ(splits(DType::bf16, 1, 16, 16, 2048, 128), 4);
+  EXPECT_EQ(splits(DType::bf16, 4, 64, 8, 512, 192), 3);
+  EXPECT_EQ(splits(DType::e4m3, 4, 16, 1, 4096, 128), 8);
+}
+
+// Lengths that only the device knows: key ranges of one length, so that a long sequence is not one
+// block's work, and no tile of mostly padding.
+TEST(PlannerSplits, OfUnknownLengthsAreEven) {
+  const DeviceInfo device = *named_device("h200");
+  Problem ragged = *dense_problem(DType::bf16, 64, 32, 8, 1, 32768, 128, 128, {}, device.device);
+  ragged.used_k.dtype = DType::i32;
+  ragged.used_k.batch = 1;
+  const Result<Plan> plan = make_plan(ragged, device);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->tile_q, 16);
+  EXPECT_EQ(plan->keys_per_split, 1024);
+  EXPECT_TRUE(plan->combines_itself);
+  EXPECT_FALSE(plan->combines_in_cluster);
+}
+
+}  // namespace
+}  // namespace flashcore

@@ -1,0 +1,58 @@
+// Parts of the verifier that its zoo does not show one by one: formats, and what lengths say.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "verify/inputs/format.h"
+#include "verify/inputs/lengths.h"
+
+namespace flashcore::verify {
+namespace {
+
+TEST(VerifyFormat, EveryFinite8BitCodeComesBack) {
+  for (const Format format : {Format::e4m3, Format::int8, Format::byte8}) {
+    for (int code = 0; code < 256; ++code) {
+      const auto byte = static_cast<std::uint8_t>(code);
+      const double value = decode(format, &byte, 0);
+      const bool least = (format == Format::int8 && code == 128) ||  // accepted, never produced
+                         (format == Format::byte8 && code == 0);
+      if (std::isnan(value) || least) continue;
+      EXPECT_EQ(rounded(format, value), value) << to_string(format) << " code " << code;
+    }
+  }
+}
+
+TEST(VerifyFormat, E4m3RoundsToEvenAndSaturates) {
+  EXPECT_EQ(rounded(Format::e4m3, 17), 16);    // halfway between 16 and 18
+  EXPECT_EQ(rounded(Format::e4m3, 19), 20);    // halfway between 18 and 20
+  EXPECT_EQ(rounded(Format::e4m3, 1e9), 448);  // there is no infinity
+  EXPECT_EQ(rounded(Format::e4m3, -0x1p-9), -0x1p-9);
+  EXPECT_EQ(rounded(Format::e4m3, 0x1p-11), 0);
+  EXPECT_TRUE(std::isnan(rounded(Format::e4m3, std::nan(""))));
+}
+
+LengthVerdict verdict_of(bool (*passes)(std::int64_t)) {
+  LengthResults results;
+  for (const std::int64_t n : lengths_to_try(false, 1)) results[n] = passes(n);
+  return judge_lengths(results, "kv_len");
+}
+
+TEST(VerifyLengths, TheTileIsNamed) {
+  const LengthVerdict v = verdict_of([](std::int64_t n) { return n % 48 == 0; });
+  EXPECT_TRUE(v.failed && v.depends_on_length);
+  EXPECT_EQ(v.text, "fails unless kv_len is a multiple of 48");
+}
+
+TEST(VerifyLengths, EverythingFromALengthOnDoesNotDependOnIt) {
+  const LengthVerdict v = verdict_of([](std::int64_t n) { return n < 52; });
+  EXPECT_TRUE(v.failed);
+  EXPECT_FALSE(v.depends_on_length);
+  EXPECT_EQ(v.first, 52);
+}
+
+TEST(VerifyLengths, NothingFails) {
+  EXPECT_FALSE(verdict_of([](std::int64_t) { return true; }).failed);
+}
+
+}  // namespace
+}  // namespace flashcore::verify

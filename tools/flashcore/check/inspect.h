@@ -1,0 +1,26 @@
+// flashcore run --stage and --trace: looking inside a kernel instead of at its result.
+#pragma once
+
+#include <string>
+
+#include "cli/args.h"
+#include "data/devices.h"
+#include "data/host_case.h"
+#include "cli/json_output.h"
+
+namespace flashcore::tool {
+
+inline bool inspects(const RunArgs& args) { return !args.stage.empty() || !args.trace.empty(); }
+
+struct Inspection {  // NOLINT(bugprone-exception-escape): moving Json does not throw
+  bool passed = true;
+  std::string text;
+  Json json;
+};
+
+/// On the given kernel, or the planner's choice where it is null. Throws CommandError where a
+/// stage that was asked for by name cannot be read.
+Inspection inspect(const RunArgs& args, const HostCase& host, const KernelInfo* kernel,
+                   const Target& target);
+
+}  // namespace flashcore::tool

@@ -1,0 +1,184 @@
+// flashcore check: every kernel against the oracle, with the coverage and a way to replay.
+#include <algorithm>
+
+#include "check/check_report.h"
+#include "check/check_suites.h"
+#include "command_error.h"
+#include "commands.h"
+#include "cli/json_output.h"
+#include "cli/terminal.h"
+#include "cli/text.h"
+#include "cli/worker_link.h"
+
+namespace flashcore::tool {
+namespace {
+
+std::vector<const KernelInfo*> infos(const std::vector<RunnableKernel>& kernels) {
+  std::vector<const KernelInfo*> list;
+  for (const RunnableKernel& r : kernels) list.push_back(r.kernel);
+  return list;
+}
+
+/// The check as a whole: which suites, run them, say what came out.
+class Check {
+ public:
+  explicit Check(const CheckArgs& args)
+      : args_(args),
+        stop_(args.control.time_limit_s),
+        targets_(find_targets(args.device)),
+        kernels_(find_kernels(args.selection.kernel, targets_)),
+        coverage_(infos(kernels_)),
+        engine_(args, targets_, coverage_, stop_) {
+    const bool gpu = std::any_of(targets_.begin(), targets_.end(), [](const Target& target) {
+      return target.device.type == DeviceType::cuda;
+    });
+    if (!args.blocks.empty() && !gpu) {
+      throw CommandError(
+          "--blocks limits the blocks of a GPU's kernels, and only the CPU is checked here; say "
+          "--threads for a CPU, or --device cuda");
+    }
+  }
+
+  int run() {
+    std::string suite = args_.suite;
+    if (suite.empty()) suite = args_.selection.cases.empty() ? "random" : kNamedCases;
+    const bool all = suite == "all";
+    if (args_.index && all) throw CommandError("--index needs one suite; say --suite random");
+    covers_options_ = all || suite == "random";
+    if (covers_options_) suites_.push_back(random_suite(args_, kernels_));
+    if (all || suite == "tuning") suites_.push_back(tuning_suite(args_, kernels_));
+    if (all || suite == "regressions") suites_.push_back(regression_suite(args_, targets_));
+    if (all || suites_.empty()) suites_.push_back(select(all ? "lineage" : suite));
+
+    if (!args_.json && !WorkerLink::here().takes_over()) print_heading();
+    for (const CheckSuite& chosen : suites_) {
+      if (stop_.now() && !engine_.has_records(chosen)) break;
+      engine_.check(chosen, [&](const Failure& failure) {
+        if (!args_.json) print_failure(failure);
+      });
+      ++suites_done_;
+    }
+    return finish();
+  }
+
+ private:
+  void print_heading() const {
+    std::string devices;
+    for (const Target& target : targets_) {
+      devices += (devices.empty() ? "" : ", ") + describe(target);
+    }
+    print_out("{} kernel{} on {}, seed {}\n\n", kernels_.size(), kernels_.size() == 1 ? "" : "s",
+              devices, args_.control.seed);
+    std::fflush(stdout);  // or it would be lost with a process that is ended
+  }
+
+  /// The cases of a suite of the cases file.
+  CheckSuite select(const std::string& suite) {
+    const std::vector<BenchCase> known =
+        args_.selection.file.empty() ? built_in_cases() : load_cases(args_.selection.file);
+    const std::vector<std::string> suites =
+        suite == kNamedCases ? std::vector<std::string>{} : std::vector<std::string>{suite};
+    cases_ = case_suite(args_, targets_, select_cases(known, suites, args_.selection.cases), suite);
+    if (cases_->suite.count == 0) {
+      throw CommandError(formatted("suite {}: no case can be checked here", suite));
+    }
+    return cases_->suite;
+  }
+
+  int finish() {
+    const CheckTotals& totals = engine_.totals();
+    const std::string ended_by = stop_.reason();
+    const std::string lack =
+        args_.require_coverage ? lacking(coverage_, *args_.require_coverage) : "";
+    const bool passed = totals.failures == 0 && totals.problems > 0 && lack.empty();
+    const bool complete = totals.problems == totals.planned && suites_done_ == suites_.size();
+    if (args_.json) {
+      print_json(passed, complete, ended_by, lack);
+    } else {
+      print_text(passed, complete, ended_by, lack);
+    }
+    return exit_code_after_interrupt(passed ? kOk : kFailed);
+  }
+
+  void print_text(bool passed, bool complete, const std::string& ended_by,
+                  const std::string& lack) const {
+    const CheckTotals& totals = engine_.totals();
+    if (cases_ != nullptr) {
+      const bool lineage = cases_->suite.name == "lineage";
+      lineage ? print_lineage(cases_->rows) : print_cases(cases_->rows);
+      print_out("\n");
+    }
+    print_out("{}", kernel_table(totals));
+    for (const CheckSuite& suite : suites_) {
+      if (!suite.summary.empty()) print_out("\n{}: {}\n", suite.name, suite.summary);
+    }
+    if (covers_options_) print_coverage(coverage_);
+    if (!lack.empty()) print_out("{}\n", red("coverage    " + lack));
+    const std::size_t more =
+        static_cast<std::size_t>(totals.failures) -
+        std::min<std::size_t>(static_cast<std::size_t>(totals.failures), totals.reports.size());
+    if (more > 0) print_out("\n{} more failures are not shown\n", more);
+    print_out("\n{}: {} problem{} in {:.1f} s, {} failure{}{}\n",
+              passed ? green("passed") : red("FAILED"), totals.problems,
+              totals.problems == 1 ? "" : "s", stop_.elapsed_s(), totals.failures,
+              totals.failures == 1 ? "" : "s",
+              complete ? ""
+                       : formatted("; {} of {} done, {}", totals.problems, totals.planned,
+                                   ended_by.empty() ? "enough failures" : ended_by));
+  }
+
+  void print_json(bool passed, bool complete, const std::string& ended_by,
+                  const std::string& lack) const {
+    const CheckTotals& totals = engine_.totals();
+    Json kernels = Json::object();
+    for (const auto& [id, t] : totals.kernels) {
+      kernels[id] = {{"problems", t.problems},
+                     {"failures", t.failures},
+                     {"worst_ratio", tool::to_json(t.worst_ratio)},
+                     {"worst_index", t.worst_index}};
+    }
+    Json json = {{"passed", passed},
+                 {"complete", complete},
+                 {"problems", totals.problems},
+                 {"planned", totals.planned},
+                 {"failures", totals.failures},
+                 {"seconds", stop_.elapsed_s()},
+                 {"seed", args_.control.seed},
+                 {"fingerprint", source_fingerprint()},
+                 {"kernels", kernels},
+                 {"coverage", to_json(coverage_)}};
+    json["devices"] = Json::array();
+    for (const Target& target : targets_) json["devices"].push_back(tool::to_json(target.real));
+    if (!args_.blocks.empty()) json["blocks"] = args_.blocks;
+    if (!ended_by.empty()) json["stopped"] = ended_by;
+    if (!lack.empty()) json["coverage"]["lacking"] = lack;
+    if (totals.first_failure) {
+      json["first_failure"] = {{"suite", totals.first_failure->first},
+                               {"index", totals.first_failure->second}};
+    }
+    json["reports"] = Json::array();
+    for (const Failure& failure : totals.reports) json["reports"].push_back(to_json(failure));
+    if (cases_ != nullptr) {
+      json["cases"] = Json::array();
+      for (const CaseRow& row : cases_->rows) json["cases"].push_back(to_json(row));
+    }
+    tool::print_json(json);
+  }
+
+  const CheckArgs& args_;
+  Stop stop_;
+  std::vector<Target> targets_;
+  std::vector<RunnableKernel> kernels_;
+  verify::Coverage coverage_;
+  CheckEngine engine_;
+  std::unique_ptr<CaseSuite> cases_;
+  std::vector<CheckSuite> suites_;
+  std::size_t suites_done_ = 0;
+  bool covers_options_ = false;
+};
+
+}  // namespace
+
+int run_check(const CheckArgs& args) { return Check(args).run(); }
+
+}  // namespace flashcore::tool
