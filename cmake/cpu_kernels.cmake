@@ -1,10 +1,10 @@
 # The CPU kernels: one source, compiled once per instruction set of the target's architecture.
 # Only these objects get such flags, and nothing in them is visible to other code: see
-# src/cpu/simd.h and scripts/check_isa_leaks.
-set(FLASHCORE_ISAS plain)
+# src/cpu/kernels/simd.h and scripts/checks/isa_leaks.
+set(FLASHCORE_ISAS generic)
 # Lanes of the plain kernel are ordinary loops: the compiler would fuse multiply and add in some
 # instantiations and not in others, and a row's bits would depend on how many rows are beside it.
-set(FLASHCORE_ISA_FLAGS_plain -ffp-contract=off)
+set(FLASHCORE_ISA_FLAGS_generic -ffp-contract=off)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   list(APPEND FLASHCORE_ISAS neon)
   set(FLASHCORE_ISA_FLAGS_neon "")
@@ -16,7 +16,7 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
 endif()
 set(FLASHCORE_CPU_OBJECTS "")
 foreach(isa IN LISTS FLASHCORE_ISAS)
-  add_library(flashcore_cpu_${isa} OBJECT ${PROJECT_SOURCE_DIR}/src/cpu/kernel_${isa}.cc)
+  add_library(flashcore_cpu_${isa} OBJECT ${PROJECT_SOURCE_DIR}/src/cpu/kernels/target_${isa}.cc)
   # Optimised in every build type: at -O0 a test of 20,000 problems would take a day.
   target_compile_options(flashcore_cpu_${isa} PRIVATE
     -O3 -ffp-contract=fast ${FLASHCORE_ISA_FLAGS_${isa}})

@@ -56,10 +56,14 @@ foreach(family simt sm80 sm90)
   set(FLASHCORE_FOLDER_${family} ${family})
   set(FLASHCORE_CONFIG_${family} Config)
 endforeach()
+set(FLASHCORE_HEADER_simt fwd)
+foreach(family sm80 sm80_8bit sm90 sm90_e4m3)
+  set(FLASHCORE_HEADER_${family} fwd_kernel)
+endforeach()
 set(FLASHCORE_FOLDER_sm80_8bit sm80)
-set(FLASHCORE_CONFIG_sm80_8bit CodeConfig)
+set(FLASHCORE_CONFIG_sm80_8bit Kv8Config)
 set(FLASHCORE_FOLDER_sm90_e4m3 sm90)
-set(FLASHCORE_CONFIG_sm90_e4m3 CodeConfig)
+set(FLASHCORE_CONFIG_sm90_e4m3 Fp8Config)
 set(FLASHCORE_ELEMENT_f32 float)
 set(FLASHCORE_ELEMENT_f16 __half)
 set(FLASHCORE_ELEMENT_bf16 __nv_bfloat16)
@@ -101,7 +105,7 @@ using Config_${id} = ${folder}::${FLASHCORE_CONFIG_${family}}<${shape}>;
 static_assert(sizeof(${folder}::SharedStorage<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
 const void* entry_${id}() {
-  return reinterpret_cast<const void*>(&${folder}::attention<Config_${id}>);
+  return reinterpret_cast<const void*>(&${folder}::fwd_kernel<Config_${id}>);
 }
 ")
   endforeach()
@@ -114,13 +118,13 @@ if(FLASHCORE_HAS_CUDA)
   target_compile_options(flashcore_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   add_library(flashcore_cuda OBJECT
-    ${PROJECT_SOURCE_DIR}/src/cuda/cuda_backend.cc
+    ${PROJECT_SOURCE_DIR}/src/cuda/backend.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/device.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/registry.cc
-    ${PROJECT_SOURCE_DIR}/src/cuda/tensor_maps.cc
-    ${PROJECT_SOURCE_DIR}/src/cuda/combine.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/append.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/quantize.cu)
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/make_params.cc
+    ${PROJECT_SOURCE_DIR}/src/cuda/common/combine.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/common/append.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/common/quantize.cu)
   set_target_properties(flashcore_cuda PROPERTIES
     CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_simt}")
   target_link_libraries(flashcore_cuda PRIVATE flashcore_flags)
@@ -132,7 +136,7 @@ if(FLASHCORE_HAS_CUDA)
     set(source ${PROJECT_BINARY_DIR}/generated/${group}.cu)
     file(CONFIGURE OUTPUT ${source} CONTENT
 "// Written by cmake/cuda_kernels.cmake from src/cuda/kernels.def.
-#include \"cuda/${FLASHCORE_FOLDER_${family}}/attention.cuh\"
+#include \"cuda/${FLASHCORE_FOLDER_${family}}/${FLASHCORE_HEADER_${family}}.cuh\"
 
 namespace flashcore::cuda {
 ${group_text_${group}}
@@ -142,7 +146,7 @@ ${group_text_${group}}
     set_target_properties(flashcore_${group} PROPERTIES
       CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_${family}}")
     target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)  # registers, spills: in the log
-    if(NOT family STREQUAL "simt" AND NOT FLASHCORE_ASSERTS AND NOT FLASHCORE_PLANTS)
+    if(NOT family STREQUAL "simt" AND NOT FLASHCORE_ASSERTS AND NOT FLASHCORE_FAULTS)
       target_compile_options(flashcore_${group} PRIVATE "SHELL:-Xptxas -warn-spills,-Werror")
     endif()
     target_link_libraries(flashcore_${group} PRIVATE flashcore_flags)

@@ -10,7 +10,7 @@ target_compile_features(flashcore_flags INTERFACE cxx_std_20)
 target_compile_options(flashcore_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 --expt-relaxed-constexpr>)
 target_compile_definitions(flashcore_flags INTERFACE
-  FLASHCORE_VERSION="${PROJECT_VERSION}" $<$<BOOL:${FLASHCORE_PLANTS}>:FLASHCORE_PLANTS>
+  FLASHCORE_VERSION="${PROJECT_VERSION}" $<$<BOOL:${FLASHCORE_FAULTS}>:FLASHCORE_FAULTS>
   $<$<BOOL:${FLASHCORE_ASSERTS}>:FLASHCORE_ASSERTS>)
 target_link_libraries(flashcore_flags INTERFACE Threads::Threads)
 

@@ -1,69 +1,69 @@
 # libflashcore: shared (exports the public API) and static (for the tools and tests, which also see
 # the inside). The objects are compiled once.
 add_library(flashcore_objects OBJECT
+  src/api/append.cc
   src/api/attention.cc
   src/api/c_api.cc
-  src/api/overlap.cc
   src/api/polled_run.cc
-  src/api/status.cc
-  src/api/tensor_checks.cc
-  src/api/validate.cc
-  src/api/validate_merge.cc
-  src/api/layout.cc
   src/api/quantize.cc
-  src/api/scales.cc
-  src/api/append.cc
+  src/api/status.cc
+  src/api/validate/kv.cc
+  src/api/validate/merge.cc
+  src/api/validate/overlap.cc
+  src/api/validate/problem.cc
+  src/api/validate/quant.cc
+  src/api/validate/tensor.cc
   src/api/version.cc
   src/backend/backend.cc
   src/backend/params.cc
-  src/cpu/assert.cc
-  src/cpu/combine.cc
   src/cpu/append.cc
-  src/cpu/quantize.cc
-  src/cpu/cpu_backend.cc
+  src/cpu/assert.cc
+  src/cpu/backend.cc
+  src/cpu/combine.cc
   src/cpu/cpu_info.cc
+  src/cpu/quantize.cc
   src/cpu/thread_pool.cc
-  src/plan/device_info.cc
+  src/plan/devices.cc
   src/plan/explain.cc
   src/plan/kernel_table.cc
+  src/plan/model/cpu.cc
+  src/plan/model/simt.cc
+  src/plan/model/sm80.cc
+  src/plan/model/sm90.cc
   src/plan/planner.cc
   src/plan/split_kv.cc
-  src/plan/tuning_cpu.cc
-  src/plan/tuning_gpu.cc
-  src/plan/tuning_sm80.cc
-  src/plan/tuning_sm90.cc
   src/reference/oracle.cc
-  src/verify/call.cc
-  src/verify/case.cc
-  src/verify/case_lengths.cc
-  src/verify/case_memory.cc
-  src/verify/case_pages.cc
-  src/verify/case_sizes.cc
-  src/verify/compare.cc
+  src/verify/api.cc
   src/verify/discover.cc
-  src/verify/format.cc
-  src/verify/ladder.cc
-  src/verify/ladder_parts.cc
-  src/verify/lengths.cc
-  src/verify/probe_inputs.cc
-  src/verify/probes.cc
-  src/verify/report.cc
-  src/verify/report_html.cc
-  src/verify/rung_bounds.cc
-  src/verify/rung_combine.cc
-  src/verify/rung_coverage.cc
-  src/verify/rung_dequant.cc
-  src/verify/rung_layout.cc
-  src/verify/rung_lse.cc
-  src/verify/rung_mask.cc
-  src/verify/rung_random.cc
-  src/verify/rung_scores.cc
-  src/verify/rung_softmax.cc
-  src/verify/rung_uniform.cc
-  src/verify/score_codes.cc
-  src/verify/score_reading.cc
-  src/verify/subject.cc
-  src/verify/verify_api.cc
+  src/verify/implementation.cc
+  src/verify/inputs/call.cc
+  src/verify/inputs/case.cc
+  src/verify/inputs/case_lengths.cc
+  src/verify/inputs/case_memory.cc
+  src/verify/inputs/case_pages.cc
+  src/verify/inputs/case_sizes.cc
+  src/verify/inputs/compare.cc
+  src/verify/inputs/format.cc
+  src/verify/inputs/lengths.cc
+  src/verify/inputs/probe_inputs.cc
+  src/verify/probe_sequence.cc
+  src/verify/probe_sequence_steps.cc
+  src/verify/probes/bounds.cc
+  src/verify/probes/combine.cc
+  src/verify/probes/coverage.cc
+  src/verify/probes/dequant.cc
+  src/verify/probes/layout.cc
+  src/verify/probes/lse.cc
+  src/verify/probes/mask.cc
+  src/verify/probes/probes.cc
+  src/verify/probes/random.cc
+  src/verify/probes/score_codes.cc
+  src/verify/probes/score_reading.cc
+  src/verify/probes/scores.cc
+  src/verify/probes/softmax.cc
+  src/verify/probes/uniform.cc
+  src/verify/report/html.cc
+  src/verify/report/report.cc
   ${FLASHCORE_FINGERPRINT})
 target_link_libraries(flashcore_objects PRIVATE flashcore_flags)
 if(NOT FLASHCORE_HAS_CUDA)
@@ -91,13 +91,13 @@ foreach(library flashcore flashcore_static)
 endforeach()
 
 # Checks of our own kernels from the inside: for the tools and tests, not part of the library.
-add_library(flashcore_verify STATIC
-  src/verify/call_runner.cc
-  src/verify/check.cc
-  src/verify/coverage.cc
-  src/verify/stage_scores.cc
-  src/verify/stage_splits.cc
-  src/verify/stages.cc
-  src/verify/trace.cc
-  src/verify/work_facts.cc)
-target_link_libraries(flashcore_verify PUBLIC flashcore_flags flashcore_static)
+add_library(flashcore_check STATIC
+  src/check/call_runner.cc
+  src/check/check.cc
+  src/check/coverage.cc
+  src/check/stage_scores.cc
+  src/check/stage_splits.cc
+  src/check/stages.cc
+  src/check/trace.cc
+  src/check/work_facts.cc)
+target_link_libraries(flashcore_check PUBLIC flashcore_flags flashcore_static)

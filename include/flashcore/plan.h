@@ -12,7 +12,13 @@
 namespace flashcore {
 
 /// CPU instruction sets a kernel may be compiled for. Plain C++ is always there.
-enum class Isa : std::int32_t { plain = 0, neon, avx2, avx512 };
+enum class Isa : std::int32_t {
+  generic = 0,
+  neon,
+  avx2,
+  avx512,
+  plain [[deprecated("use Isa::generic")]] = generic,
+};
 
 FLASHCORE_API const char* to_string(Isa isa) noexcept;
 
@@ -27,7 +33,7 @@ struct DeviceInfo {
 
   // CPU
   std::int32_t threads = 0;
-  Isa isa = Isa::plain;
+  Isa isa = Isa::generic;
 
   // GPU
   std::int32_t compute_capability = 0;  ///< 90 for sm_90
@@ -54,7 +60,7 @@ struct CudaAvailability {
 FLASHCORE_API CudaAvailability cuda_availability() noexcept;
 
 /// A device described by name: "h200", "h100", "a100", "l4", "t4", "cpu" (this machine's),
-/// "cpu-neon", "cpu-avx2", "cpu-avx512", "cpu-plain".
+/// "cpu-neon", "cpu-avx2", "cpu-avx512", "cpu-generic".
 FLASHCORE_API Result<DeviceInfo> named_device(const char* name) noexcept;
 
 /// One row of the kernel lists (src/cuda/kernels.def, src/cpu/kernels.def).
@@ -98,11 +104,11 @@ struct Plan {
   bool combines_itself = false;  ///< the kernel joins its splits; no second kernel
   bool combines_in_cluster =
       false;                    ///< and does so among neighbouring SMs, if they fit one (sm_90)
-  std::int64_t work_items = 0;  ///< independent (batch, head, query tile, split) units
-  std::int64_t cut_items = 0;   ///< of them, at the end, that are cut into parts along the keys, so
+  std::int64_t num_tiles = 0;   ///< independent (batch, head, query tile, split) units
+  std::int64_t tail_tiles = 0;  ///< of them, at the end, that are cut into parts along the keys, so
                                 ///< that no SM is idle while others do a last one (sm_90)
-  std::int32_t item_parts = 1;  ///< into so many
-  std::int64_t keys_per_part = 0;
+  std::int32_t tail_splits = 1;  ///< into so many
+  std::int64_t keys_per_tail_split = 0;
 
   // Byte offsets into the workspace; the header comes first.
   std::size_t scratch_offset = 0;  ///< CPU: per-thread tiles

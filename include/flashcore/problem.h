@@ -91,8 +91,8 @@ struct Problem {
   std::int64_t v_dim = 0;
   std::int64_t total_q = 0;  ///< rows of a packed q (cu_seqlens_q); 0 where q is not packed
   std::int64_t total_k = 0;
-  bool q_packed = false;
-  bool kv_packed = false;
+  bool q_varlen = false;
+  bool kv_varlen = false;
   std::int64_t page_size = 0;  ///< keys of a page; 0: k and v are not paged
   std::int64_t pages = 0;      ///< pages there are; k.batch and v.batch step from one to the next
   Layout q, k, v, out, lse, bias, mask, alibi_slopes, sinks;

@@ -22,7 +22,8 @@ enum class DType : std::int32_t {
   e4m3,  ///< 8-bit float, finite values and NaN only (OCP's e4m3fn): up to 448
   e5m2,  ///< 8-bit float with infinities: up to 57344
   int8,  ///< symmetric: -127 to 127; -128 is read, never produced
-  byte,  ///< zero at 128: (code - 128) / 127 * 448, int8 with the top bit flipped
+  u8,    ///< zero at 128: (code - 128) / 127 * 448, int8 with the top bit flipped
+  byte [[deprecated("use DType::u8")]] = u8,
 };
 
 FLASHCORE_API const char* to_string(DType dtype) noexcept;
@@ -39,7 +40,7 @@ constexpr std::int64_t size_of(DType dtype) noexcept {
     case DType::e4m3:
     case DType::e5m2:
     case DType::int8:
-    case DType::byte: return 1;
+    case DType::u8: return 1;
     case DType::none: break;
   }
   return 0;

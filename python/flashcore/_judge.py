@@ -1,4 +1,4 @@
-"""Is a result right? The element bound of src/verify/compare.cc (derived in docs/numerics.md), in
+"""Is a result right? The element bound of src/verify/inputs/compare.cc (derived in docs/numerics.md), in
 plain Python: it needs neither NumPy nor torch, and shares no code with what it judges."""
 
 import math

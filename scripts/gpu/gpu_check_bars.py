@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The times a benchmark's rows must reach on a GPU: bench/bars.json, judged and printed.
 
-    python3 scripts/gpu_check_bars.py RESULT.json...    judges the rows of a result file again, by the bars
+    python3 scripts/gpu/gpu_check_bars.py RESULT.json...    judges the rows of a result file again, by the bars
                                                         as they are now; measured values stay as they are
 
 A bar says in one of several ways how long a row may take: against a peer that was timed in the same
@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 from flashcore import _results  # noqa: E402
 from flashcore._cases import Case  # noqa: E402

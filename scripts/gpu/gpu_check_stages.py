@@ -22,7 +22,7 @@ _PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(1
                     "sm90": "fwd_sm90_bf16_d64_q(192|128_k208|64)",
                     "sm90_e4m3": "fwd_sm90_e4m3_bf16_d64_q(64|192_k128)"}
 _PERSISTENT_KERNELS = {"sm90": "^fwd_sm90_(f16|bf16)_", "sm90_e4m3": "^fwd_sm90_e4m3_"}
-_NEVER_ENDS = 30  # src/core/plant.h
+_NEVER_ENDS = 30  # src/core/fault.h
 _HUNG_KERNELS = "^fwd_simt_f32_d64_"
 _HUNG_PROBLEMS = 24
 _SANITIZER_PROBLEMS = 63
@@ -74,13 +74,13 @@ def build(context, limit_s):
     return Outcome(PASSED, "", {"fingerprint": context.runner.report.result["fingerprint"]})
 
 
-def start_plants_build(context):
+def start_faults_build(context):
     """The build with planted bugs, on the side while the GPU is busy with other stages."""
     kernels = "|".join(_PLANTED_KERNELS.values())
-    script = (f"cmake --preset plants-cuda -DFLASHCORE_KERNELS='{kernels}' "
-              "-DFLASHCORE_BUILD_TESTS=OFF && nice cmake --build --preset plants-cuda "
+    script = (f"cmake --preset faults-cuda -DFLASHCORE_KERNELS='{kernels}' "
+              "-DFLASHCORE_BUILD_TESTS=OFF && nice cmake --build --preset faults-cuda "
               f"-j {context.jobs} --target flashcore_cli")
-    context.plants = context.start("plants_build", ["sh", "-c", script])
+    context.faults = context.start("plants_build", ["sh", "-c", script])
 
 
 def tests(context, limit_s):
@@ -169,15 +169,15 @@ def shortened(value, most=8):
 
 def planted_command(context, limit_s):
     """(the command of the build with planted bugs, None), or (None, why there is none)."""
-    if not hasattr(context, "plants"):
-        start_plants_build(context)
-    built = context.plants.wait(limit_s)
+    if not hasattr(context, "faults"):
+        start_faults_build(context)
+    built = context.faults.wait(limit_s)
     if built.code != 0:
         return None, from_command(built, "the build with planted bugs")
     return context.plants_build / "bin" / "flashcore", None
 
 
-def plants(context, limit_s):
+def faults(context, limit_s):
     begin = time.monotonic()
     command, failed = planted_command(context, limit_s)
     if failed is not None:
@@ -185,7 +185,7 @@ def plants(context, limit_s):
     caught = {}
     for family, kernels in _PLANTED_KERNELS.items():
         left = limit_s - (time.monotonic() - begin)
-        hunt = [sys.executable, "scripts/check_plants", command, "--device", "cuda",
+        hunt = [sys.executable, "scripts/checks/faults", command, "--device", "cuda",
                 "--time-limit", str(int(left))]
         if family != "simt":  # whose f32 kernel the stages are read from
             hunt += ["--kernel", kernels]
@@ -193,11 +193,11 @@ def plants(context, limit_s):
         bugs = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)
         details = {verdict.lower(): {name: words.strip() for name, one, words in bugs
                                      if one == verdict} for verdict in ("caught", "MISSED")}
-        outcome = from_command(done, f"scripts/check_plants on {family}", details)
+        outcome = from_command(done, f"scripts/checks/faults on {family}", details)
         if outcome.status != PASSED:
             return outcome
         if not details["caught"]:
-            return Outcome(FAILED, f"scripts/check_plants named no planted bug in {family}", details)
+            return Outcome(FAILED, f"scripts/checks/faults named no planted bug in {family}", details)
         caught[family] = details["caught"]
     return Outcome(PASSED, "every planted bug was caught", {"caught": caught})
 
@@ -212,7 +212,7 @@ def deadline(context, limit_s):
     done = context.run("deadline", [
         command, "check", "--device", "cuda", "--kernel",
         _HUNG_KERNELS, "--problems", str(_HUNG_PROBLEMS), "--jobs", "4", "--deadline", "5", "--json",
-        "--quiet"], limit_s - (time.monotonic() - begin), FLASHCORE_PLANT=str(_NEVER_ENDS))
+        "--quiet"], limit_s - (time.monotonic() - begin), FLASHCORE_FAULT=str(_NEVER_ENDS))
     return judge_deadline(done, _HUNG_PROBLEMS)
 
 
@@ -362,7 +362,7 @@ def all_stages(context):
         plain("python", 400, python_tests, may_be_missing=True),
         plain("verify", 240, verify_kernels),
         plain("verify_torch", 120, verify_torch),
-        plain("plants", 400, plants),
+        plain("faults", 400, faults),
         plain("deadline", 400, deadline),
         plain("sanitizers", 240, sanitizers, may_be_missing=True,
               results=tuple(f"sanitizer_{tool}" for tool in TOOLS)),

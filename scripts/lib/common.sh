@@ -1,7 +1,7 @@
 # Shared by the shell scripts of this folder, which source it: where things are, and how to say so.
 # shellcheck shell=bash
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 LOGS=$ROOT/build/logs
 MIN_CMAKE=3.25
 MIN_NVCC=12.8

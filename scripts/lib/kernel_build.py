@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build" / "logs"
 _MOST_CASES = 5
 _MOST_ELEMENTS = 1.4e8  # of q, k and v: more take the host longer to draw than the kernel to read

@@ -51,7 +51,7 @@ Status check_new(const char* name, const TensorView& t, const TensorView& like, 
 }
 
 Status check_cache_types(const AppendTensors& t) noexcept {
-  if (!t.k.given() || !t.v.given()) return {};  // describe_kv() says so
+  if (!t.k.given() || !t.v.given()) return {};  // parse_kv() says so
   if (!is_float(t.k.dtype) && !is_8bit(t.k.dtype)) {
     return invalid_argument(
         "k: dtype is %s; wanted f64, f32, f16, bf16 or an 8-bit type (e4m3, e5m2, int8 or byte)",
@@ -93,9 +93,9 @@ Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
   FLASHCORE_RETURN_IF_ERROR(check_dtype("used_k", t.used_k.dtype, DType::i32, DType::i32));
   shape.batch = t.used_k.shape[0];
   shape.used_k = layout_of(t.used_k, {0, -1, -1, -1});
-  FLASHCORE_RETURN_IF_ERROR(describe_kv(t.k, t.v, t.block_table,
-                                        t.block_table.given() ? KvForm::paged : KvForm::fixed,
-                                        shape.batch, "used_k", shape.cache));
+  FLASHCORE_RETURN_IF_ERROR(parse_kv(t.k, t.v, t.block_table,
+                                     t.block_table.given() ? KvLayout::paged : KvLayout::fixed,
+                                     shape.batch, "used_k", shape.cache));
   if (shape.cache.kv_len > kMaxCapacity) {
     return unsupported("k: a sequence's capacity is %lld; at most %lld is supported",
                        ll{shape.cache.kv_len}, ll{kMaxCapacity});

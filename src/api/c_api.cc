@@ -136,7 +136,7 @@ Result<DType> dtype_of(const char* name, const flashcore_dtype& d) {
     if (d.code == FLASHCORE_INT && d.bits == 8) return DType::int8;
     // Many write booleans as bytes.
     if (d.code == FLASHCORE_UINT && d.bits == 8) {
-      return std::strcmp(name, "mask") == 0 ? DType::boolean : DType::byte;
+      return std::strcmp(name, "mask") == 0 ? DType::boolean : DType::u8;
     }
   }
   const TypeWords got = words_of(d);
@@ -562,7 +562,7 @@ std::int32_t flashcore_plan(const flashcore_params* params, flashcore_plan_info*
     const Result<Plan> plan = plan_of(*params, *call);
     if (!plan.ok()) return plan.status();
     *info = {sizeof *info,          plan->kernel->id, plan->kernel->family,
-             plan->workspace_bytes, plan->work_items, plan->tile_q,
+             plan->workspace_bytes, plan->num_tiles,  plan->tile_q,
              plan->tile_k,          plan->splits,     uses_header(*plan) ? 1 : 0};
     return {};
   });

@@ -81,7 +81,7 @@ const char* to_string(DType dtype) noexcept {
     case DType::e4m3: return "e4m3";
     case DType::e5m2: return "e5m2";
     case DType::int8: return "int8";
-    case DType::byte: return "byte";
+    case DType::u8: return "byte";
   }
   return "unknown";
 }
@@ -90,7 +90,7 @@ const char* to_string(DeviceType type) noexcept { return type == DeviceType::cpu
 
 const char* to_string(Isa isa) noexcept {
   switch (isa) {
-    case Isa::plain: return "plain";
+    case Isa::generic: return "generic";
     case Isa::neon: return "neon";
     case Isa::avx2: return "avx2";
     case Isa::avx512: return "avx512";

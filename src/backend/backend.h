@@ -61,7 +61,7 @@ class Backend {
   // Memory and time, for tools and tests.
   /// What a call costs before any work of ours: a kernel that returns at once (GPU) or
   /// nothing (CPU).
-  virtual Status launch_nothing(Device device, Stream stream) const = 0;
+  virtual Status launch_empty(Device device, Stream stream) const = 0;
   virtual Result<void*> allocate(std::size_t bytes, int device) const = 0;
   virtual void release(void* data, int device) const = 0;
   virtual Status upload(void* to, const void* from_host, std::size_t bytes, int device) const = 0;
@@ -87,8 +87,8 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
 
 /// The work of a persistent kernel, in the order in which its blocks take it.
 struct WorkList {
-  core::WorkOrder order;
-  core::HeadsInTile heads;
+  core::TileScheduler order;
+  core::PackGqa heads;
   core::Tail tail;
   std::int32_t pieces;  ///< in all
 };
@@ -99,8 +99,8 @@ core::CombineParams make_combine_params(const Plan& plan,
                                         const core::AttentionParams& params) noexcept;
 
 /// The pages that a block table (it may be missing) tells of.
-core::Pages pages_of(std::int64_t page_size, std::int64_t pages,
-                     const TensorView& block_table) noexcept;
+core::PageTable pages_of(std::int64_t page_size, std::int64_t pages,
+                         const TensorView& block_table) noexcept;
 
 /// What checked mode found, in words; ok for an empty slot.
 Status describe_error(const core::ErrorSlot& slot) noexcept;

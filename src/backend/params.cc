@@ -21,13 +21,13 @@ T* address(void* base, std::size_t offset) noexcept {
   return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
 }
 
-core::Plant planted_bug() noexcept {
-#if defined(FLASHCORE_PLANTS)
+core::Fault planted_bug() noexcept {
+#if defined(FLASHCORE_FAULTS)
   static const int id = [] {
-    const char* text = std::getenv("FLASHCORE_PLANT");
+    const char* text = std::getenv("FLASHCORE_FAULT");
     return text == nullptr ? 0 : std::atoi(text);
   }();
-  return core::Plant{id};
+  return core::Fault{id};
 #else
   return {};
 #endif
@@ -61,7 +61,7 @@ core::Element element_of(DType dtype) noexcept {
     case DType::e4m3: return core::Element::e4m3;
     case DType::e5m2: return core::Element::e5m2;
     case DType::int8: return core::Element::int8;
-    case DType::byte: return core::Element::byte;
+    case DType::u8: return core::Element::u8;
     default: return core::Element::none;
   }
 }
@@ -75,8 +75,8 @@ core::Scales scales_of(const TensorView& scale, const Layout& layout,
           static_cast<std::int32_t>(rows)};
 }
 
-core::Pages pages_of(std::int64_t page_size, std::int64_t pages,
-                     const TensorView& block_table) noexcept {
+core::PageTable pages_of(std::int64_t page_size, std::int64_t pages,
+                         const TensorView& block_table) noexcept {
   if (!block_table.given()) return {};
   const auto size = static_cast<std::int32_t>(page_size);
   return {static_cast<const std::int32_t*>(block_table.data),
@@ -142,12 +142,12 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   // A cap beyond this is none: scores of f32 that it changes have overflowed long before.
   constexpr double kNoCap = 1e30;
   if (options.softcap > 0 && (options.softcap <= kNoCap || problem.dtype == DType::f64)) {
-    p.q_factor = core::softcap_argument(problem.scale, options.softcap);
+    p.score_scale = core::softcap_argument(problem.scale, options.softcap);
     p.softcap = options.softcap;
   } else {
-    p.q_factor = problem.scale;
+    p.score_scale = problem.scale;
   }
-  p.log2_scale = static_cast<float>(problem.scale * core::kLog2E);
+  p.softmax_scale_log2 = static_cast<float>(problem.scale * core::kLog2E);
   // A window wider than any distance between positions is no limit; adding it could overflow.
   const auto window = [](std::int64_t keys) {
     return keys > std::int64_t{4} * core::kMaxStart ? -1 : keys;
@@ -158,14 +158,15 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.async_rows = rows_are_async(problem);
   p.checked = options.checked;
   // A batch-invariant plan goes one way, whatever the layout: the two differ in rounding.
-  p.plain = options.reproducibility == Reproducibility::deterministic && p.async_rows &&
-            p.vector_rows && p.bias == nullptr && p.mask == nullptr && p.alibi_slopes == nullptr &&
-            p.softcap == 0 && p.q_factor > 0 && p.head_dim == plan.kernel->head_dim &&
-            p.v_dim == plan.kernel->head_dim && problem.out.dtype == problem.dtype &&
-            (tensors.block_table.data == nullptr || plan.tile_q <= core::kMaxPagedPlainRows) &&
-            !planted_bug().is(core::PlantedBug::head_dim_truncated);
-  p.has_lengths = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||
-                  p.q_start != nullptr || p.k_start != nullptr;
+  p.fast_path = options.reproducibility == Reproducibility::deterministic && p.async_rows &&
+                p.vector_rows && p.bias == nullptr && p.mask == nullptr &&
+                p.alibi_slopes == nullptr && p.softcap == 0 && p.score_scale > 0 &&
+                p.head_dim == plan.kernel->head_dim && p.v_dim == plan.kernel->head_dim &&
+                problem.out.dtype == problem.dtype &&
+                (tensors.block_table.data == nullptr || plan.tile_q <= core::kMaxPagedPlainRows) &&
+                !planted_bug().is(core::InjectedFault::head_dim_truncated);
+  p.is_varlen = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||
+                p.q_start != nullptr || p.k_start != nullptr;
 
   p.tile_q = plan.tile_q;
   p.tile_k = plan.tile_k;
@@ -173,13 +174,13 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.q_tiles = narrow((tiled_rows + plan.tile_q - 1) / plan.tile_q);
   p.splits = plan.splits;
   p.keys_per_split = plan.keys_per_split;
-  p.work_items = plan.work_items;
-  p.by_group = core::make_divisor(p.group);
-  p.by_q_tiles = core::make_divisor(p.q_tiles);
-  p.by_kv_heads = core::make_divisor(p.kv_heads);
-  p.by_split_keys = core::make_divisor(
+  p.num_tiles = plan.num_tiles;
+  p.group_divmod = core::make_fast_divmod(p.group);
+  p.by_q_tiles = core::make_fast_divmod(p.q_tiles);
+  p.by_kv_heads = core::make_fast_divmod(p.kv_heads);
+  p.split_keys_divmod = core::make_fast_divmod(
       narrow(std::min<std::int64_t>(p.keys_per_split, std::numeric_limits<std::int32_t>::max())));
-  p.by_items = core::make_divisor(narrow(plan.work_items / plan.splits));
+  p.by_items = core::make_fast_divmod(narrow(plan.num_tiles / plan.splits));
   // The plan's offsets count from the header, which may lie elsewhere; no partials: null.
   const bool apart = workspace.header != nullptr;
   void* const header = apart ? workspace.header : workspace.data;
@@ -191,7 +192,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.partial_lse = partials(plan.partial_lse_offset);
   if (plan.combines_itself) p.counters = address<std::uint32_t>(header, core::kCountersOffset);
   p.error = address<core::ErrorSlot>(header, 0);
-  p.plant = planted_bug();
+  p.fault = planted_bug();
 #if defined(FLASHCORE_ASSERTS)
   std::snprintf(p.kernel, sizeof p.kernel, "%s", plan.kernel->id);
 #endif
@@ -200,17 +201,18 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
 
 WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) noexcept {
   constexpr std::int32_t kLastRounds = 4;  // of items that are dealt out by length, under a mask
-  const bool equal_items = params.window_right < 0 && params.window_left < 0 && !params.has_lengths;
+  const bool equal_items = params.window_right < 0 && params.window_left < 0 && !params.is_varlen;
   const std::int32_t heads = plan.heads_in_tile;
-  const auto cut = static_cast<std::int32_t>(plan.cut_items);
+  const auto cut = static_cast<std::int32_t>(plan.tail_tiles);
   WorkList work{};
   work.heads = {std::countr_zero(static_cast<std::uint32_t>(heads))};
-  work.order =
-      core::make_work_order(params.batch, params.q_heads / heads, params.group / heads,
-                            params.q_tiles, equal_items ? 0 : kLastRounds * plan.device.sm_count);
-  work.tail = {work.order.items - cut, static_cast<std::int32_t>(plan.keys_per_part) / plan.tile_k,
-               core::make_divisor(plan.item_parts)};
-  work.pieces = core::work_pieces(work.order, work.tail);
+  work.order = core::make_tile_scheduler(params.batch, params.q_heads / heads, params.group / heads,
+                                         params.q_tiles,
+                                         equal_items ? 0 : kLastRounds * plan.device.sm_count);
+  work.tail = {work.order.items - cut,
+               static_cast<std::int32_t>(plan.keys_per_tail_split) / plan.tile_k,
+               core::make_fast_divmod(plan.tail_splits)};
+  work.pieces = core::num_scheduled(work.order, work.tail);
   return work;
 }
 
@@ -223,8 +225,8 @@ core::CombineParams make_combine_params(const Plan& plan,
   c.q_heads = params.q_heads;
   c.v_dim = params.v_dim;
   // Packed sequences are one batch of total_q rows: see core::partial_row().
-  c.batch = problem.q_packed ? 1 : params.batch;
-  c.rows = problem.q_packed ? params.total_q : params.q_len;
+  c.batch = problem.q_varlen ? 1 : params.batch;
+  c.rows = problem.q_varlen ? params.total_q : params.q_len;
   c.cu_seqlens_q = params.cu_seqlens_q;
   c.sequences = params.batch;
   const std::int64_t rows = c.rows;
@@ -242,7 +244,7 @@ core::CombineParams make_combine_params(const Plan& plan,
   c.out_element = params.out_element;
   c.sinks = params.sinks;
   c.sinks_stride = params.sinks_stride;
-  c.plant = params.plant;
+  c.fault = params.fault;
   return c;
 }
 

@@ -23,7 +23,7 @@ Partials::Partials(const Plan& plan) {
   const Problem& p = plan.problem;
   dtype = wide(p.dtype);
   splits = plan.splits;
-  rows = p.q_heads * (p.q_packed ? p.total_q : p.batch * p.q_len);
+  rows = p.q_heads * (p.q_varlen ? p.total_q : p.batch * p.q_len);
   v_dim = p.v_dim;
   out = poisoned(dtype, splits * rows * v_dim);
   lse = poisoned(dtype, splits * rows);
@@ -31,7 +31,7 @@ Partials::Partials(const Plan& plan) {
 
 std::int64_t Partials::row_of(const Problem& p, std::int64_t split, std::int64_t b, std::int64_t h,
                               std::int64_t packed_row) const {
-  return split * rows + (p.q_packed ? h * p.total_q : (b * p.q_heads + h) * p.q_len) + packed_row;
+  return split * rows + (p.q_varlen ? h * p.total_q : (b * p.q_heads + h) * p.q_len) + packed_row;
 }
 
 CallRunner::CallRunner(const Backend& backend, Device device, const DeviceInfo& plan_for,

@@ -9,22 +9,22 @@
 
 namespace flashcore::verify {
 
-CheckBench::CheckBench(const Backend& backend, Device device, const DeviceInfo& plan_for)
+CheckRunner::CheckRunner(const Backend& backend, Device device, const DeviceInfo& plan_for)
     : backend_(backend), device_(device) {
   this->plan_for(plan_for);
 }
 
-CheckBench::~CheckBench() {
+CheckRunner::~CheckRunner() {
   if (block_ != nullptr) backend_.release(block_, device_.index);
   if (workspace_.data != nullptr) backend_.release(workspace_.data, device_.index);
 }
 
-void CheckBench::plan_for(const DeviceInfo& device) {
+void CheckRunner::plan_for(const DeviceInfo& device) {
   plan_for_ = device;
   plan_for_.device = device_;
 }
 
-Status CheckBench::reserve(void*& data, std::size_t& capacity, std::size_t bytes) {
+Status CheckRunner::reserve(void*& data, std::size_t& capacity, std::size_t bytes) {
   if (bytes <= capacity && data != nullptr) return {};
   if (data != nullptr) backend_.release(data, device_.index);
   data = nullptr;
@@ -36,8 +36,8 @@ Status CheckBench::reserve(void*& data, std::size_t& capacity, std::size_t bytes
   return {};
 }
 
-CheckBench::Outcome CheckBench::check(const CaseSpec& spec, double oracle_work, int oracle_threads,
-                                      Stream stream) {
+CheckRunner::Outcome CheckRunner::check(const CaseSpec& spec, double oracle_work,
+                                        int oracle_threads, Stream stream) {
   Outcome outcome;
   const CaseMemory memory(spec);
   std::vector<std::byte> after(memory.bytes().size());
@@ -83,7 +83,7 @@ CheckBench::Outcome CheckBench::check(const CaseSpec& spec, double oracle_work, 
   return outcome;
 }
 
-std::string CheckBench::Outcome::failure() const {
+std::string CheckRunner::Outcome::failure() const {
   if (!status.ok()) return std::string(to_string(status.code())) + ": " + status.message();
   if (stray_writes) return "memory outside out and lse was written";
   return comparison.reason;

@@ -4,20 +4,20 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "check/work_facts.h"
 #include "verify/inputs/case.h"
 #include "verify/inputs/compare.h"
-#include "check/work_facts.h"
 
 namespace flashcore::verify {
 
 /// Memory for one case at a time on one device, reused from case to case. Not for several threads.
-class CheckBench {
+class CheckRunner {
  public:
   /// `plan_for` is the device the planner is told of; the kernels run on `device`.
-  CheckBench(const Backend& backend, Device device, const DeviceInfo& plan_for);
-  ~CheckBench();
-  CheckBench(const CheckBench&) = delete;
-  CheckBench& operator=(const CheckBench&) = delete;
+  CheckRunner(const Backend& backend, Device device, const DeviceInfo& plan_for);
+  ~CheckRunner();
+  CheckRunner(const CheckRunner&) = delete;
+  CheckRunner& operator=(const CheckRunner&) = delete;
 
   struct Outcome {
     Status status;          ///< of the calls

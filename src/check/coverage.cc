@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "core/sm90_traits.h"
-#include "plan/planner.h"
 #include "plan/model/model.h"
+#include "plan/planner.h"
 
 namespace flashcore::verify {
 namespace {
@@ -23,14 +23,14 @@ std::vector<std::string> all_features() {
   s.options.reproducibility = Reproducibility::batch_invariant;
   s.bias.given = s.mask.given = true;
   s.sinks = s.lse = s.out_f32 = true;
-  s.q_packed = s.kv_packed = s.used_k = s.q_start = s.k_start = true;
+  s.q_varlen = s.kv_varlen = s.used_k = s.q_start = s.k_start = true;
   s.shared_kv = s.non_finite = true;
   s.page_size = 16;
   s.shared_pages = true;
-  s.q_arrangement = Arrangement::rows_first;
-  s.k_arrangement = Arrangement::padded;
-  s.v_arrangement = Arrangement::misaligned;
-  s.out_arrangement = Arrangement::spread;
+  s.q_arrangement = MemoryLayout::rows_first;
+  s.k_arrangement = MemoryLayout::padded;
+  s.v_arrangement = MemoryLayout::misaligned;
+  s.out_arrangement = MemoryLayout::strided_columns;
   s.q_storage = s.k_storage = s.v_storage = DType::e4m3;
   s.q_scale = ScaleKind::per_tensor;
   s.k_scale = ScaleKind::per_head;
@@ -90,7 +90,7 @@ constexpr NamedFact kWorkFacts[] = {
 /// A tile of one warpgroup's rows has none beside it.
 bool can_be(const NamedFact& fact, const KernelInfo& kernel) {
   return is_persistent(kernel) &&
-         (fact.fact != &WorkFacts::idle_warpgroup || kernel.tile_q > core::kQueryPieceRows);
+         (fact.fact != &WorkFacts::idle_warpgroup || kernel.tile_q > core::kQTileRows);
 }
 
 std::string fact_name(const KernelInfo& kernel, const NamedFact& fact) {

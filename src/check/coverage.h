@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "check/work_facts.h"
 #include "flashcore/plan.h"
 #include "verify/inputs/case.h"
-#include "check/work_facts.h"
 
 namespace flashcore::verify {
 

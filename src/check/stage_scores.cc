@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include "verify/probes/probes.h"
 #include "check/stage_parts.h"
+#include "verify/probes/probes.h"
 
 namespace flashcore::verify {
 namespace {

@@ -3,9 +3,9 @@
 #include <cmath>
 #include <limits>
 
+#include "check/stage_parts.h"
 #include "verify/inputs/case_memory.h"
 #include "verify/probes/probes.h"
-#include "check/stage_parts.h"
 
 namespace flashcore::verify {
 namespace {
@@ -42,10 +42,10 @@ reference::Oracle split_oracle(const RanCall& ran, std::int64_t split) {
 Tensors outputs_of_split(const RanCall& ran, Partials& partials, std::int64_t split,
                          Problem& layout) {
   const Problem& p = ran.problem;
-  const std::int64_t rows = p.q_packed ? p.total_q : p.q_len;
+  const std::int64_t rows = p.q_varlen ? p.total_q : p.q_len;
   const std::int64_t size = size_of(partials.dtype);
   layout = p;
-  layout.lse = {partials.dtype, 0, p.q_packed ? 0 : p.q_heads * rows, rows, 1, 0};
+  layout.lse = {partials.dtype, 0, p.q_varlen ? 0 : p.q_heads * rows, rows, 1, 0};
   layout.out = {partials.dtype, 0, layout.lse.batch * p.v_dim, rows * p.v_dim, p.v_dim, 1};
   Tensors result = ran.after.tensors;
   result.out.data = partials.out.data() + split * partials.rows * partials.v_dim * size;

@@ -6,9 +6,9 @@
 #include <functional>
 #include <limits>
 
+#include "check/stage_parts.h"
 #include "core/error.h"
 #include "verify/probes/probes.h"
-#include "check/stage_parts.h"
 
 namespace flashcore::verify {
 namespace {

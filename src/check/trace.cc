@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "check/stages.h"
 #include "core/error.h"
 #include "verify/probes/probes.h"
-#include "check/stages.h"
 
 namespace flashcore::verify {
 namespace {

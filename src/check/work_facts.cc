@@ -22,9 +22,10 @@ struct ItemRows {
 };
 
 ItemRows rows_of(const core::AttentionParams& params, const WorkList& work, std::int32_t piece) {
-  const core::WorkItem item = core::work_item(work.order, core::work_piece(work.tail, piece).item);
-  const core::Sequence sequence =
-      params.has_lengths ? core::sequence_of(params, item.batch) : core::whole_sequence(params);
+  const core::TileCoord item =
+      core::coord_of(work.order, core::scheduled_tile(work.tail, piece).item);
+  const core::SeqInfo sequence =
+      params.is_varlen ? core::seq_info_of(params, item.batch) : core::dense_seq_info(params);
   const std::int32_t queries = params.tile_q >> work.heads.log2;
   const std::int32_t first = item.q_tile * queries;
   return {sequence.mask, first, std::min(first + queries, sequence.q_len)};
@@ -42,7 +43,7 @@ bool has_idle_warpgroup(const ItemRows& rows, std::int32_t piece_queries) {
 
 WorkFacts work_facts(const Plan& plan, const Tensors& tensors) {
   WorkFacts facts;
-  if (!is_persistent(*plan.kernel) || plan.work_items == 0) return facts;
+  if (!is_persistent(*plan.kernel) || plan.num_tiles == 0) return facts;
   std::byte nobodys{};  // addresses in a workspace are made from its own, and never followed here
   const core::AttentionParams params =
       make_params(plan, tensors, {&nobodys, plan.workspace_bytes, plan.problem.device});

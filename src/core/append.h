@@ -1,10 +1,10 @@
 // Appending keys and values to a cache: what goes where, and as which codes where the cache is
-// 8-bit and the new rows are not. The CPU loop (cpu/append.cc) and the CUDA kernel (cuda/append.cu)
-// only walk over the rows.
+// 8-bit and the new rows are not. The CPU loop (cpu/append.cc) and the CUDA kernel
+// (cuda/common/append.cu) only walk over the rows.
 #pragma once
 
-#include "core/quant_formats.h"
 #include "core/element.h"
+#include "core/quant_formats.h"
 #include "core/seq_info.h"
 
 namespace flashcore::core {
@@ -28,7 +28,7 @@ struct AppendParams {
   const std::int32_t* used_k;          // [batch]: keys before the append
   const std::int32_t* cu_seqlens_new;  // [batch + 1] or null
   std::int64_t used_k_stride;
-  Pages pages;
+  PageTable pages;
   std::int32_t batch, kv_heads;
   std::int32_t new_len;   // new keys of each sequence; packed: total_new
   std::int32_t capacity;  // keys a sequence can have
@@ -77,7 +77,7 @@ struct AppendRow {
   bool skipped;  // belongs to no sequence, or has no place in the cache
   std::int32_t head;
   std::int32_t b, key;  // its sequence, and which key of it it becomes
-  KeyPlace from, to;
+  KvLocation from, to;
   ErrorSlot error;
 };
 
@@ -107,20 +107,20 @@ FLASHCORE_HD AppendRow append_row(const AppendParams& p, std::int64_t index) {
   if (row.skipped) return row;
   row.b = b;
   row.key = range.used + i;
-  row.from = packed ? KeyPlace{0, static_cast<std::int32_t>(key)} : KeyPlace{b, i};
+  row.from = packed ? KvLocation{0, static_cast<std::int32_t>(key)} : KvLocation{b, i};
   if (p.pages.table != nullptr) {
-    const ErrorSlot found = page_error(p.pages, b, p.pages.slot_of(range.used + i));
+    const ErrorSlot found = page_error(p.pages, b, p.pages.page_index(range.used + i));
     if (found.code != 0) {
       row.skipped = true;
       if (row.error.code == 0) row.error = found;
       return row;
     }
   }
-  row.to = key_rows(p.pages, b, 0).at(range.used + i);
+  row.to = kv_row_map(p.pages, b, 0).at(range.used + i);
   return row;
 }
 
-/// What a new row is multiplied by before code_of().
+/// What a new row is multiplied by before encode().
 FLASHCORE_HD float append_factor(const AppendTensor& t, const AppendRow& row) {
   return inverse_step(t.code, t.scales.at(row.b, row.head, row.key));
 }
@@ -141,7 +141,7 @@ FLASHCORE_HD ErrorSlot append_nan_error(const AppendRow& row, bool of_v) {
           row.b, row.key, row.head};
 }
 
-FLASHCORE_HD std::int64_t row_offset(const Strides& strides, KeyPlace place, std::int32_t head) {
+FLASHCORE_HD std::int64_t row_offset(const Strides& strides, KvLocation place, std::int32_t head) {
   return place.block * strides.batch + head * strides.head + place.row * strides.row;
 }
 

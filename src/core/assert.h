@@ -8,8 +8,8 @@
 #pragma once
 
 #include "core/combine.h"
-#include "core/quant_formats.h"
 #include "core/element.h"
+#include "core/quant_formats.h"
 #include "core/seq_info.h"
 #include "core/softmax.h"
 
@@ -56,11 +56,10 @@ FLASHCORE_COLD T largest_of(const void* base, Element element, std::int64_t offs
   T largest = 0;
   for (std::int32_t c = 0; c < columns; ++c) {
     const std::int64_t at = offset + c * stride;
-    const T x =
-        is_8bit(element)
-            ? static_cast<T>(code_value(element, static_cast<const std::uint8_t*>(base)[at]) *
-                             code_step(element))
-            : load_element<T>(base, element, at);
+    const T x = is_8bit(element)
+                    ? static_cast<T>(decode(element, static_cast<const std::uint8_t*>(base)[at]) *
+                                     format_step(element))
+                    : load_element<T>(base, element, at);
     if (!(x - x == T(0))) return -negative_infinity<T>();  // NaN and infinities alike
     const T magnitude = x < T(0) ? -x : x;
     if (magnitude > largest) largest = magnitude;
@@ -76,7 +75,7 @@ FLASHCORE_COLD T magnitude_of(float scale) {
 /// Whether everything that row i of (batch b, head h) can meet is finite, and so small that no
 /// product or sum of it overflows f32: then nothing excuses a NaN. Bias and sinks may be -inf.
 template <typename T>
-FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const Sequence& sequence,
+FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInfo& seq,
                                           std::int32_t b, std::int32_t h, std::int32_t i) {
   constexpr T kMost = T(1e37);
   const std::int32_t kv_head = kv_head_of(p, h);
@@ -85,11 +84,12 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const Sequen
                             b * p.q_strides.batch + h * p.q_strides.head + q_row * p.q_strides.row,
                             p.q_strides.column, p.head_dim) *
               magnitude_of<T>(p.q_scale.at(b, h, i));
-  const double q_factor = p.q_factor < 0 ? -p.q_factor : p.q_factor;
-  const T products = q * static_cast<T>(p.head_dim) * static_cast<T>(q_factor < 1 ? 1 : q_factor);
-  const KeyRows rows = key_rows(p, sequence, b);
+  const double score_scale = p.score_scale < 0 ? -p.score_scale : p.score_scale;
+  const T products =
+      q * static_cast<T>(p.head_dim) * static_cast<T>(score_scale < 1 ? 1 : score_scale);
+  const KvRowMap rows = kv_row_map(p, sequence, b);
   for (std::int32_t j = 0; j < sequence.kv_len; ++j) {
-    const KeyPlace place = rows.at(j);
+    const KvLocation place = rows.at(j);
     const auto offset = [&](const Strides& strides) {
       return place.block * strides.batch + kv_head * strides.head + place.row * strides.row;
     };
@@ -118,9 +118,9 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const Sequen
 
 /// The state and the LSE a row ends with.
 template <typename T>
-FLASHCORE_HD void assert_row_state(const AttentionParams& p, const Sequence& sequence,
-                                   std::int32_t b, std::int32_t h, std::int32_t i,
-                                   const SoftmaxState<T>& state, T lse) {
+FLASHCORE_HD void assert_row_state(const AttentionParams& p, const SeqInfo& seq, std::int32_t b,
+                                   std::int32_t h, std::int32_t i, const SoftmaxState<T>& state,
+                                   T lse) {
   FLASHCORE_KERNEL_ASSERT(state.max == state.max, p.kernel, b, h, i,
                           "the maximum is NaN, which it never may be");
   FLASHCORE_KERNEL_ASSERT(!(state.sum < T(0)), p.kernel, b, h, i, "the sum is negative");
@@ -132,7 +132,7 @@ FLASHCORE_HD void assert_row_state(const AttentionParams& p, const Sequence& seq
 
 /// One element of the row's output.
 template <typename T>
-FLASHCORE_HD void assert_output(const AttentionParams& p, const Sequence& sequence, std::int32_t b,
+FLASHCORE_HD void assert_output(const AttentionParams& p, const SeqInfo& seq, std::int32_t b,
                                 std::int32_t h, std::int32_t i, T out) {
   FLASHCORE_KERNEL_ASSERT(out == out || !row_inputs_are_finite<T>(p, sequence, b, h, i), p.kernel,
                           b, h, i, "the output is NaN though every input is finite");
@@ -165,10 +165,10 @@ FLASHCORE_HD void assert_combined(const CombineParams& p, const SoftmaxState<T>&
 namespace flashcore::core {
 
 template <typename T>
-FLASHCORE_HD void assert_row_state(const AttentionParams&, const Sequence&, std::int32_t,
+FLASHCORE_HD void assert_row_state(const AttentionParams&, const SeqInfo&, std::int32_t,
                                    std::int32_t, std::int32_t, const SoftmaxState<T>&, T) {}
 template <typename T>
-FLASHCORE_HD void assert_output(const AttentionParams&, const Sequence&, std::int32_t, std::int32_t,
+FLASHCORE_HD void assert_output(const AttentionParams&, const SeqInfo&, std::int32_t, std::int32_t,
                                 std::int32_t, T) {}
 template <typename T>
 FLASHCORE_HD void assert_combined(const CombineParams&, const SoftmaxState<T>&, std::int64_t,

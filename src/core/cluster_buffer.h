@@ -1,6 +1,6 @@
 // How the CTAs of a cluster join the results of split KV: who sends what to whom, where it lies in
 // the receiver's shared memory, and how many bytes the receiver waits for. The kernels
-// (cuda/sm80/join.cuh, warp_join.cuh), the planner and the model (tests/protocol) read it.
+// (cuda/sm80/combine.cuh, warp_join.cuh), the planner and the model (tests/protocol) read it.
 #pragma once
 
 #include "core/config.h"
@@ -13,7 +13,7 @@ namespace flashcore::core {
 ///
 /// Either CTAs send pieces, each with its row's state; or, of tiles of 8 rows, warps send theirs,
 /// with one state for each row.
-struct Inbox {
+struct ClusterBuffer {
   static constexpr int kChunk = 32;
   static constexpr int kOutBytes = 16;   // a piece: four columns
   static constexpr int kStateBytes = 8;  // maximum and sum
@@ -41,9 +41,9 @@ struct Inbox {
     const int states = kBarrierBytes + pieces * kOutBytes;
     return {kBarrierBytes, states, states + pieces * kStateBytes};
   }
-  static constexpr Layout layout_of_warps(int tile_rows, int head_dim, int key_warps) {
+  static constexpr Layout layout_of_warps(int tile_rows, int head_dim, int warps_n) {
     const int rows = rows_from_warps(tile_rows, head_dim);
-    const int pieces = key_warps * chunks(rows, head_dim) * kChunk;
+    const int pieces = warps_n * chunks(rows, head_dim) * kChunk;
     const int states = kBarrierBytes + pieces * kOutBytes;
     return {kBarrierBytes, states, states + 4 * pieces / head_dim * kStateBytes};
   }
@@ -56,7 +56,7 @@ struct Inbox {
 };
 
 /// The mbarriers of an inbox. Each has one phase: thread 0 arrives and announces the bytes.
-enum class InboxBarrier : int {
+enum class BufferBarrier : int {
   pieces,   // from CTAs: outputs and states
   states,   // from warps
   outputs,  // from warps
@@ -65,8 +65,8 @@ inline constexpr int kInboxArrivals = 1;
 inline constexpr int kMaxExpectedBytes = (1 << 20) - 1;  // that an mbarrier can count
 
 /// The barrier's index among the two at the front of the inbox.
-FLASHCORE_HD constexpr int mbarrier_index(InboxBarrier barrier) {
-  return barrier == InboxBarrier::outputs ? 1 : 0;
+FLASHCORE_HD constexpr int mbarrier_index(BufferBarrier barrier) {
+  return barrier == BufferBarrier::outputs ? 1 : 0;
 }
 
 /// The CTA that joins the n-th chunk of a turn. It is its own inverse: CTA n joins this chunk. The
@@ -74,33 +74,33 @@ FLASHCORE_HD constexpr int mbarrier_index(InboxBarrier barrier) {
 FLASHCORE_HD constexpr int chunk_owner(int splits, int n) { return splits - 1 - n; }
 
 /// A place in the inbox of CTA `rank`: of a piece, or of a row.
-struct InboxSlot {
+struct ClusterSlot {
   int rank, index;
 };
 
 /// Slots of the `lane`-th piece that CTA `sender` sends in a turn.
 FLASHCORE_HD constexpr int piece_slot(int turn, int splits, int sender, int lane) {
-  return (turn * splits + sender) * Inbox::kChunk + lane;
+  return (turn * splits + sender) * ClusterBuffer::kChunk + lane;
 }
 
 /// The recipient, and its slot, of a piece that CTA `sender` sends.
-FLASHCORE_HD constexpr InboxSlot recipient_of_piece(int piece, int splits, int sender) {
-  const int chunk = piece / Inbox::kChunk, turn = chunk / splits;
+FLASHCORE_HD constexpr ClusterSlot recipient_of_piece(int piece, int splits, int sender) {
+  const int chunk = piece / ClusterBuffer::kChunk, turn = chunk / splits;
   return {chunk_owner(splits, chunk - turn * splits),
-          piece_slot(turn, splits, sender, piece % Inbox::kChunk)};
+          piece_slot(turn, splits, sender, piece % ClusterBuffer::kChunk)};
 }
 
 /// The `lane`-th piece of the item that CTA `rank` joins in a turn; past the last one: none.
-FLASHCORE_HD constexpr int joined_piece(int turn, int splits, int rank, int lane) {
-  return (turn * splits + chunk_owner(splits, rank)) * Inbox::kChunk + lane;
+FLASHCORE_HD constexpr int combined_piece(int turn, int splits, int rank, int lane) {
+  return (turn * splits + chunk_owner(splits, rank)) * ClusterBuffer::kChunk + lane;
 }
 
 /// How many of an item's pieces CTA `rank` joins.
 FLASHCORE_HD constexpr int pieces_to_join(int pieces, int splits, int rank) {
   int mine = 0;
-  for (int first = joined_piece(0, splits, rank, 0); first < pieces;
-       first += splits * Inbox::kChunk) {
-    mine += pieces - first < Inbox::kChunk ? pieces - first : Inbox::kChunk;
+  for (int first = combined_piece(0, splits, rank, 0); first < pieces;
+       first += splits * ClusterBuffer::kChunk) {
+    mine += pieces - first < ClusterBuffer::kChunk ? pieces - first : ClusterBuffer::kChunk;
   }
   return mine;
 }
@@ -108,34 +108,34 @@ FLASHCORE_HD constexpr int pieces_to_join(int pieces, int splits, int rank) {
 /// Warps send whole rows of a chunk.
 template <int kHeadDim, int kKeyWarps_>
 struct WarpParts {
-  static constexpr int kKeyWarps = kKeyWarps_;
+  static constexpr int kWarpsN = kKeyWarps_;
   static constexpr int kRowPieces = kHeadDim / 4;
-  static constexpr int kChunkRows = Inbox::kChunk / kRowPieces;
+  static constexpr int kChunkRows = ClusterBuffer::kChunk / kRowPieces;
 
   /// The part of a chunk that a key warp of CTA `sender` sends. Parts have kChunkRows states and
   /// kChunk pieces each.
-  static FLASHCORE_HD constexpr int part(int turn, int splits, int sender, int key_warp) {
-    return (turn * splits + sender) * kKeyWarps + key_warp;
+  static FLASHCORE_HD constexpr int part(int turn, int splits, int sender, int warp_n) {
+    return (turn * splits + sender) * kWarpsN + warp_n;
   }
   /// Where a key warp of CTA `sender` sends a row's state. The row's pieces begin at slot
   /// index * kRowPieces.
-  static FLASHCORE_HD constexpr InboxSlot recipient_of_row(int row, int splits, int sender,
-                                                           int key_warp) {
+  static FLASHCORE_HD constexpr ClusterSlot recipient_of_row(int row, int splits, int sender,
+                                                             int warp_n) {
     const int chunk = row / kChunkRows, turn = chunk / splits;
     return {chunk_owner(splits, chunk - turn * splits),
-            part(turn, splits, sender, key_warp) * kChunkRows + row % kChunkRows};
+            part(turn, splits, sender, warp_n) * kChunkRows + row % kChunkRows};
   }
 };
 
 /// The bytes that a barrier of the inbox expects, where the CTA joins `pieces` of the item.
-template <InboxBarrier kBarrier>
-FLASHCORE_HD constexpr int expected_bytes(int pieces, int row_pieces, int splits, int key_warps,
+template <BufferBarrier kBarrier>
+FLASHCORE_HD constexpr int expected_bytes(int pieces, int row_pieces, int splits, int warps_n,
                                           bool one_short) {
-  const int unit = kBarrier == InboxBarrier::pieces   ? Inbox::kPieceBytes
-                   : kBarrier == InboxBarrier::states ? Inbox::kStateBytes
-                                                      : Inbox::kOutBytes;
-  const int senders = kBarrier == InboxBarrier::pieces ? splits : splits * key_warps;
-  const int sent = (kBarrier == InboxBarrier::states ? pieces / row_pieces : pieces) * senders;
+  const int unit = kBarrier == BufferBarrier::pieces   ? ClusterBuffer::kPieceBytes
+                   : kBarrier == BufferBarrier::states ? ClusterBuffer::kStateBytes
+                                                       : ClusterBuffer::kOutBytes;
+  const int senders = kBarrier == BufferBarrier::pieces ? splits : splits * warps_n;
+  const int sent = (kBarrier == BufferBarrier::states ? pieces / row_pieces : pieces) * senders;
   return (one_short && sent > 0 ? sent - 1 : sent) * unit;
 }
 

@@ -32,7 +32,7 @@ struct CombineParams {
   Element out_element;
   const float* sinks;  // [q_heads] or null
   std::int64_t sinks_stride;
-  Plant plant;
+  Fault fault;
 };
 
 template <typename T>
@@ -100,7 +100,7 @@ template <typename T>
 FLASHCORE_HD T combine_weight(const CombineParams& p, const SoftmaxState<T>& state,
                               std::int32_t part, std::int64_t b, std::int64_t h, std::int64_t row) {
   const T weight = combine_exp(partial_lse<T>(p, part, b, h, row), state.max);
-  if (p.plant.is(PlantedBug::combine_double_counts)) return weight * weight;
+  if (p.fault.is(InjectedFault::combine_double_counts)) return weight * weight;
   return weight * output_factor(state.sum);
 }
 

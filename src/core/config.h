@@ -2,7 +2,7 @@
 #pragma once
 
 // Forced inlining is not for speed: an out-of-line copy compiled in an AVX-512 object could be the
-// one the linker keeps for everybody. scripts/check_isa_leaks looks for such copies.
+// one the linker keeps for everybody. scripts/checks/isa_leaks looks for such copies.
 #if defined(__CUDACC__)
 #define FLASHCORE_HD __host__ __device__ __forceinline__
 #else

@@ -4,15 +4,15 @@
 //
 // The pairs are codes 0 and 2, and codes 1 and 3: bytes that stand in the same half of a 16-bit
 // element, so that nothing has to be moved across. Sixteen codes so stand in the order of
-// even_odd() (mma_layout.h): who multiplies them brings the other operand into that order or, where
-// they are columns of the result, undoes it when that is written.
+// even_odd_index() (mma_layout.h): who multiplies them brings the other operand into that order or,
+// where they are columns of the result, undoes it when that is written.
 #pragma once
 
 #include "core/quant_formats.h"
 
 namespace flashcore::core {
 
-struct CodePairs {
+struct F16x2Pair {
   std::uint32_t even;  // codes 0 (lower half) and 2
   std::uint32_t odd;   // codes 1 and 3
 };
@@ -25,7 +25,7 @@ inline constexpr bool kConvertsE4m3 = true;
 inline constexpr bool kConvertsE4m3 = false;
 #endif
 
-/// What the values of CodeReader must be multiplied by to be code_value()s. f16 has e4m3's values
+/// What the values of Dequantizer must be multiplied by to be decode()s. f16 has e4m3's values
 /// but for a factor: shifted into place, its exponents are read with f16's bias.
 FLASHCORE_HD constexpr float code_unit(Element element, bool converts = kConvertsE4m3) {
   return element == Element::e4m3 && !converts ? 256.f : 1.f;
@@ -33,7 +33,7 @@ FLASHCORE_HD constexpr float code_unit(Element element, bool converts = kConvert
 
 /// Four codes of 0.
 FLASHCORE_HD constexpr std::uint32_t zero_codes(Element element) {
-  return element == Element::byte ? 0x80808080u : 0u;
+  return element == Element::u8 ? 0x80808080u : 0u;
 }
 
 /// The largest power of two that is not above a positive value, as far as its reciprocal is a
@@ -72,15 +72,15 @@ FLASHCORE_HD std::uint32_t fma_halves(std::uint32_t a, std::uint32_t b, std::uin
 
 /// Reads codes of one format. int8 and byte are one: `flip` tells them apart.
 template <Element kElement>
-struct CodeReader {
+struct Dequantizer {
   static_assert(kElement == Element::e4m3 || kElement == Element::e5m2 ||
                 kElement == Element::int8);
   std::uint32_t flip;  // of integers: what makes them excess 128
 
-  FLASHCORE_HD explicit CodeReader(Element element)
-      : flip(element == Element::byte ? 0u : 0x80808080u) {}
+  FLASHCORE_HD explicit Dequantizer(Element element)
+      : flip(element == Element::u8 ? 0u : 0x80808080u) {}
 
-  FLASHCORE_HD CodePairs operator()(std::uint32_t codes) const {
+  FLASHCORE_HD F16x2Pair operator()(std::uint32_t codes) const {
     if constexpr (kElement == Element::e4m3 && kConvertsE4m3) {
       return converted(codes);
     } else if constexpr (kElement == Element::int8) {
@@ -92,8 +92,8 @@ struct CodeReader {
   }
 
  private:
-  FLASHCORE_HD static CodePairs converted(std::uint32_t codes) {
-    CodePairs pairs{};
+  FLASHCORE_HD static F16x2Pair converted(std::uint32_t codes) {
+    F16x2Pair pairs{};
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     asm("{\n.reg .b16 even, odd;\n"
         "mov.b32 {even, odd}, %2;\n"

@@ -14,7 +14,7 @@ FLASHCORE_HD T load_element(const void* base, Element element, std::int64_t inde
     case Element::f32: return static_cast<T>(static_cast<const float*>(base)[index]);
     case Element::f16: return float_of_f16(static_cast<const std::uint16_t*>(base)[index]);
     case Element::bf16: return float_of_bf16(static_cast<const std::uint16_t*>(base)[index]);
-    default: break;  // 8-bit formats have scales: core/eight_bit.h
+    default: break;  // 8-bit formats have scales: core/quant_formats.h
   }
   return T(0);
 }

@@ -1,5 +1,6 @@
-// Division by a number that is fixed before a kernel starts: a multiplication and a shift. A GPU
-// divides integers in some thirty dependent instructions, and a block's first loads wait for them.
+// DivmodResult by a number that is fixed before a kernel starts: a multiplication and a shift. A
+// GPU divides integers in some thirty dependent instructions, and a block's first loads wait for
+// them.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +9,13 @@
 
 namespace flashcore::core {
 
-struct Divisor {
+struct FastDivmod {
   std::uint32_t value;
   std::uint32_t multiplier;  // ceil(2^(32 + shift) / value); 0 where value is 1
   std::uint32_t shift;       // 2^shift < value <= 2^(shift + 1)
 };
 
-FLASHCORE_HD constexpr Divisor make_divisor(std::int32_t value) {
+FLASHCORE_HD constexpr FastDivmod make_fast_divmod(std::int32_t value) {
   const auto d = static_cast<std::uint32_t>(value);
   if (d <= 1) return {1, 0, 0};
   std::uint32_t shift = 0;
@@ -25,20 +26,20 @@ FLASHCORE_HD constexpr Divisor make_divisor(std::int32_t value) {
 
 /// n / value, for 0 <= n < 2^31: the multiplier is too large by less than value / 2^(32 + shift),
 /// which n times is less than 1 / value.
-FLASHCORE_HD constexpr std::int32_t divide(std::int32_t n, const Divisor& by) {
+FLASHCORE_HD constexpr std::int32_t div(std::int32_t n, const FastDivmod& by) {
   if (by.multiplier == 0) return n;
   const std::uint64_t product =
       static_cast<std::uint64_t>(static_cast<std::uint32_t>(n)) * by.multiplier;
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(product >> 32) >> by.shift);
 }
 
-struct Division {
+struct DivmodResult {
   std::int32_t quotient;
   std::int32_t remainder;
 };
 
-FLASHCORE_HD constexpr Division divide_with_remainder(std::int32_t n, const Divisor& by) {
-  const std::int32_t quotient = divide(n, by);
+FLASHCORE_HD constexpr DivmodResult divmod(std::int32_t n, const FastDivmod& by) {
+  const std::int32_t quotient = div(n, by);
   return {quotient, n - quotient * static_cast<std::int32_t>(by.value)};
 }
 

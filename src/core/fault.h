@@ -1,5 +1,5 @@
-// Planted bugs. A build with -DFLASHCORE_PLANTS=ON breaks one place, chosen at run time by the
-// environment variable FLASHCORE_PLANT=n, to show that the checks catch it. In every other build
+// Planted bugs. A build with -DFLASHCORE_FAULTS=ON breaks one place, chosen at run time by the
+// environment variable FLASHCORE_FAULT=n, to show that the checks catch it. In every other build
 // is() is a constant false and nothing of this remains.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace flashcore::core {
 
-enum class PlantedBug : int {
+enum class InjectedFault : int {
   none = 0,
   causal_off_by_one = 1,       // a query sees the key after its own
   window_off_by_one = 2,       // the window's left edge is one key too far right
@@ -42,25 +42,25 @@ enum class PlantedBug : int {
   never_ends = 30,  // it spins where a sequence has 3, 10, 17, ... queries
 };
 
-#if defined(FLASHCORE_PLANTS)
-struct Plant {
+#if defined(FLASHCORE_FAULTS)
+struct Fault {
   int id = 0;
-  FLASHCORE_HD constexpr bool is(PlantedBug bug) const { return id == static_cast<int>(bug); }
+  FLASHCORE_HD constexpr bool is(InjectedFault bug) const { return id == static_cast<int>(bug); }
 };
 #else
-struct Plant {
-  FLASHCORE_HD constexpr bool is(PlantedBug) const { return false; }
+struct Fault {
+  FLASHCORE_HD constexpr bool is(InjectedFault) const { return false; }
 };
 #endif
 
 /// The bug never_ends. A kernel calls it before anything else, on all its threads.
-#if defined(FLASHCORE_PLANTS)
-FLASHCORE_HD void spin_if_planted(Plant plant, long long q_len) {
-  if (!plant.is(PlantedBug::never_ends) || q_len % 7 != 3) return;
+#if defined(FLASHCORE_FAULTS)
+FLASHCORE_HD void spin_if_planted(Fault fault, long long q_len) {
+  if (!fault.is(InjectedFault::never_ends) || q_len % 7 != 3) return;
   for (;;) asm volatile("" ::: "memory");  // volatile variables do not keep nvcc from leaving
 }
 #else
-FLASHCORE_HD void spin_if_planted(Plant, long long) {}
+FLASHCORE_HD void spin_if_planted(Fault, long long) {}
 #endif
 
 }  // namespace flashcore::core

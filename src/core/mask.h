@@ -33,7 +33,7 @@ struct Mask {
   std::int64_t left;   // keys kept left of the diagonal; -1: all
   std::int64_t right;  // keys kept right of it; -1: all; causal is 0
   std::int32_t kv_len;
-  Plant plant;
+  Fault fault;
 };
 
 /// The keys that query i sees.
@@ -41,13 +41,13 @@ FLASHCORE_HD constexpr KeyRange visible_keys(const Mask& mask, std::int64_t i) {
   const std::int64_t centre = i + mask.diagonal;
   std::int64_t begin = mask.left < 0 ? 0 : max64(centre - mask.left, 0);
   std::int64_t end = mask.right < 0 ? mask.kv_len : min64(centre + mask.right + 1, mask.kv_len);
-  if (mask.plant.is(PlantedBug::causal_off_by_one) && mask.right >= 0) {
+  if (mask.fault.is(InjectedFault::causal_off_by_one) && mask.right >= 0) {
     end = min64(centre + mask.right + 2, mask.kv_len);
   }
-  if (mask.plant.is(PlantedBug::window_off_by_one) && mask.left >= 0) {
+  if (mask.fault.is(InjectedFault::window_off_by_one) && mask.left >= 0) {
     begin = max64(centre - mask.left + 1, 0);
   }
-  if (mask.plant.is(PlantedBug::tail_key_dropped)) end = min64(end, mask.kv_len - 1);
+  if (mask.fault.is(InjectedFault::tail_key_dropped)) end = min64(end, mask.kv_len - 1);
   begin = min64(begin, mask.kv_len);
   end = max64(end, 0);
   return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
@@ -65,11 +65,11 @@ FLASHCORE_HD constexpr MaskEdges mask_edges(const Mask& mask, std::int64_t first
   const std::int64_t centre = first + mask.diagonal;
   std::int64_t begin = mask.left < 0 ? kLowest : centre - mask.left;
   std::int64_t end = mask.right < 0 ? kHighest : centre + mask.right + 1;
-  if (mask.plant.is(PlantedBug::causal_off_by_one) && mask.right >= 0) ++end;
-  if (mask.plant.is(PlantedBug::window_off_by_one) && mask.left >= 0) ++begin;
+  if (mask.fault.is(InjectedFault::causal_off_by_one) && mask.right >= 0) ++end;
+  if (mask.fault.is(InjectedFault::window_off_by_one) && mask.left >= 0) ++begin;
   return {static_cast<std::int32_t>(min64(max64(begin, kLowest), kHighest)),
           static_cast<std::int32_t>(min64(max64(end, kLowest), kHighest)),
-          mask.kv_len - (mask.plant.is(PlantedBug::tail_key_dropped) ? 1 : 0)};
+          mask.kv_len - (mask.fault.is(InjectedFault::tail_key_dropped) ? 1 : 0)};
 }
 
 /// The smallest interval holding every key that some query of [first, last] sees.

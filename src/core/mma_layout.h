@@ -64,7 +64,7 @@ FLASHCORE_HD constexpr Coordinate ldmatrix_a_trans(int lane) {
 
 /// Which of 16 codes stands at place `place` of an operand's k or n: first the even ones, then the
 /// odd ones. A chunk of K so becomes one k-step, a chunk of V two n-tiles.
-FLASHCORE_HD constexpr int even_odd(int place) { return 2 * (place % 8) + place / 8; }
+FLASHCORE_HD constexpr int even_odd_index(int place) { return 2 * (place % 8) + place / 8; }
 
 // ---------------------------------------------------------------------------------------------
 
@@ -92,20 +92,20 @@ struct SwizzledTile {
 
   /// The address 2 n chunks to the right of `address`, which is that of chunk 0 or 1 of a row (or,
   /// where n is even, of chunk 0 to 3). One XOR: it changes no bit that such a chunk has.
-  FLASHCORE_HD static constexpr unsigned right(unsigned address, int n) {
+  FLASHCORE_HD static constexpr unsigned advance_k(unsigned address, int n) {
     constexpr int kPairs = kPanelChunks / 2;
     return (address ^ static_cast<unsigned>(32 * (n % kPairs))) +
            static_cast<unsigned>(n / kPairs * kPanelBytes);
   }
 
   /// The address 4 n rows below `address`, which is that of one of the first four rows of eight.
-  FLASHCORE_HD static constexpr unsigned fours_below(unsigned address, int n) {
+  FLASHCORE_HD static constexpr unsigned advance_rows4(unsigned address, int n) {
     static_assert(kPanelColumns == 64);
     return (n % 2 == 0 ? address : address ^ 64u) + static_cast<unsigned>(4 * n * 128);
   }
 
   /// The address 8 n rows below.
-  FLASHCORE_HD static constexpr unsigned below(unsigned address, int n) {
+  FLASHCORE_HD static constexpr unsigned advance_rows8(unsigned address, int n) {
     return address + static_cast<unsigned>(8 * n * kPanelColumns * 2);
   }
 };

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "core/fast_divmod.h"
-#include "core/paged_kv.h"
 #include "core/fault.h"
+#include "core/paged_kv.h"
 
 namespace flashcore::core {
 
@@ -20,7 +20,7 @@ struct Strides {
 
 /// Element formats a kernel meets at run time: of out and bias, and of q, k and v where these are
 /// 8-bit; their wider formats are template parameters.
-enum class Element : std::int32_t { none, f64, f32, f16, bf16, e4m3, e5m2, int8, byte };
+enum class Element : std::int32_t { none, f64, f32, f16, bf16, e4m3, e5m2, int8, u8 };
 
 FLASHCORE_HD constexpr bool is_8bit(Element element) { return element >= Element::e4m3; }
 
@@ -38,7 +38,7 @@ struct Scales {
     return data + b * batch + h * head + row / block_rows * block;
   }
   /// The rows of a head have several.
-  FLASHCORE_HD bool by_rows() const { return data != nullptr && block != 0; }
+  FLASHCORE_HD bool is_per_block() const { return data != nullptr && block != 0; }
 };
 
 /// What checked mode writes to the workspace's error slot.
@@ -95,28 +95,29 @@ struct AttentionParams {
   // Work: items = (batch, head, query tile, split).
   std::int32_t tile_q, tile_k, q_tiles, splits;
   std::int64_t keys_per_split;  // a multiple of tile_k
-  std::int64_t work_items;
-  Divisor by_group, by_q_tiles, by_kv_heads, by_split_keys;
-  Divisor by_items;       // work_items / splits: blocks of one split are neighbours; or, where
-                          // clusters join them, the splits: blocks of one item are
-  bool joins_in_cluster;  // the splits of an item are a cluster's blocks
+  std::int64_t num_tiles;
+  FastDivmod group_divmod, by_q_tiles, by_kv_heads, split_keys_divmod;
+  FastDivmod by_items;   // num_tiles / splits: blocks of one split are neighbours; or, where
+                         // clusters join them, the splits: blocks of one item are
+  bool cluster_combine;  // the splits of an item are a cluster's blocks
 
-  // Scores: Q K^T times q_factor is the score, or with a softcap what core::capped() takes.
-  double q_factor;
+  // Scores: Q K^T times score_scale is the score, or with a softcap what core::capped() takes.
+  double score_scale;
   double softcap;                          // 0: none
-  float log2_scale;                        // scale * log2(e), for kernels whose softmax scales
+  float softmax_scale_log2;                // scale * log2(e), for kernels whose softmax scales
   std::int64_t window_left, window_right;  // -1: all; causal is window_right = 0
   bool vector_rows;  // q, k, v, out rows are contiguous, 16-byte aligned, a multiple of 4 long
   bool async_rows;   // q, k, v rows are contiguous and 16-byte aligned: cp.async can fetch them
   bool checked;
-  bool plain;  // scores are only scaled and masked by position, rows fill the kernel's head_dim,
-               // and out has the inputs' format: tensor-core kernels have a short way for it
-  bool has_lengths;  // of sequences, or starts
+  bool
+      fast_path;  // scores are only scaled and masked by position, rows fill the kernel's head_dim,
+                  // and out has the inputs' format: tensor-core kernels have a short way for it
+  bool is_varlen;  // of sequences, or starts
 
   // Partial results, only where splits > 1; f64 for f64 problems. lse natural, without sinks.
   void* partial_out;  // [splits, batch * q_heads * rows, v_dim]; rows = q_len or, packed, total_q
   void* partial_lse;  // [splits, batch * q_heads * rows]
-  std::uint32_t* counters;  // [work_items / splits], all 0 between calls: a kernel that has them
+  std::uint32_t* counters;  // [num_tiles / splits], all 0 between calls: a kernel that has them
                             // joins the partial results itself; null: core/combine.h does
   ErrorSlot* error;         // in the workspace header
 
@@ -134,10 +135,10 @@ struct AttentionParams {
   std::int64_t alibi_batch_stride, alibi_head_stride, sinks_stride;
   std::int64_t used_k_stride, q_start_stride, k_start_stride;
   Element out_element, bias_element;
-  Pages pages;  // of k and v
+  PageTable pages;  // of k and v
   Element q_element, k_element, v_element;
   Scales q_scale, k_scale, v_scale;
-  Plant plant;
+  Fault fault;
 #if defined(FLASHCORE_ASSERTS)
   char kernel[48];  // its id
 #endif

@@ -6,8 +6,8 @@
 //   int8  -127 … 127; -128 is read, never produced
 //   byte  128 + int8, in steps of 448/127
 //
-// A value is code_value(code) * code_step() * scale: the steps of the byte format are kept apart,
-// so that everything code_value() returns is exact in f16 and bf16 too.
+// A value is decode(code) * format_step() * scale: the steps of the byte format are kept apart,
+// so that everything decode() returns is exact in f16 and bf16 too.
 #pragma once
 
 #include "core/numeric.h"
@@ -44,22 +44,22 @@ FLASHCORE_HD constexpr float float_of_e5m2(std::uint8_t code) {
 }
 
 /// What a code stands for, in steps.
-FLASHCORE_HD constexpr float code_value(Element element, std::uint8_t code) {
+FLASHCORE_HD constexpr float decode(Element element, std::uint8_t code) {
   switch (element) {
     case Element::e4m3: return float_of_e4m3(code);
     case Element::e5m2: return float_of_e5m2(code);
     case Element::int8: return static_cast<float>(static_cast<std::int8_t>(code));
-    case Element::byte: return static_cast<float>(static_cast<int>(code) - 128);
+    case Element::u8: return static_cast<float>(static_cast<int>(code) - 128);
     default: return 0.f;
   }
 }
 
-FLASHCORE_HD constexpr float code_step(Element element) {
-  return element == Element::byte ? 448.f / 127.f : 1.f;
+FLASHCORE_HD constexpr float format_step(Element element) {
+  return element == Element::u8 ? 448.f / 127.f : 1.f;
 }
 
 /// The largest finite value, in steps.
-FLASHCORE_HD constexpr float largest_code_value(Element element) {
+FLASHCORE_HD constexpr float largest_decoded(Element element) {
   return element == Element::e4m3 ? 448.f : element == Element::e5m2 ? 57344.f : 127.f;
 }
 
@@ -82,7 +82,7 @@ struct CodeTable {
 constexpr CodeTable code_table(Element element) {
   CodeTable table{};
   for (int code = 0; code < 256; ++code) {
-    table.value[code] = code_value(element, static_cast<std::uint8_t>(code));
+    table.value[code] = decode(element, static_cast<std::uint8_t>(code));
   }
   return table;
 }
@@ -130,7 +130,7 @@ FLASHCORE_HD float round_to_even(float value) {
 
 /// The code nearest to a value given in steps, ties to even. What lies beyond the largest finite
 /// code, infinities too, becomes that. NaN stays NaN, or becomes 0 where !has_nan().
-FLASHCORE_HD Code code_of(Element element, float value) {
+FLASHCORE_HD Code encode(Element element, float value) {
   if (element == Element::e4m3) {
     return detail::float8_code<3, 7>(value, 0x7e, saturates_from(element));
   }
@@ -145,40 +145,40 @@ FLASHCORE_HD Code code_of(Element element, float value) {
   } else if (value == value) {
     code = static_cast<int>(detail::round_to_even(value));
   }
-  return {static_cast<std::uint8_t>(element == Element::byte ? code + 128 : code), saturated};
+  return {static_cast<std::uint8_t>(element == Element::u8 ? code + 128 : code), saturated};
 }
 
 /// The scale under which the largest magnitude of a slice is the largest code; 1 for a slice of
 /// zeros. Never so small that its reciprocal would overflow.
 FLASHCORE_HD float scale_of_largest(Element element, float largest) {
   if (!(largest > 0.f)) return 1.f;
-  const float scale = largest / (largest_code_value(element) * code_step(element));
+  const float scale = largest / (largest_decoded(element) * format_step(element));
   return scale < 0x1p-126f ? 0x1p-126f : scale;
 }
 
-/// What a value is multiplied by before code_of(). A scale no positive f32 can invert counts as the
+/// What a value is multiplied by before encode(). A scale no positive f32 can invert counts as the
 /// nearest that has a reciprocal.
 FLASHCORE_HD float inverse_step(Element element, float scale) {
-  const float step = scale * code_step(element);
+  const float step = scale * format_step(element);
   return 1.f / (step < 0x1p-126f ? 0x1p-126f : step);
 }
 
 /// What a code's value in steps is multiplied by.
-FLASHCORE_HD float step_of(Element element, float scale) { return scale * code_step(element); }
+FLASHCORE_HD float step_of(Element element, float scale) { return scale * format_step(element); }
 
 /// What is left of four codes of q, k or v as they are read: all of it.
 FLASHCORE_HD std::uint32_t code_mask(const AttentionParams& p) {
-  return p.plant.is(PlantedBug::half_the_codes) ? 0x7f7f7f7fu : 0xffffffffu;
+  return p.fault.is(InjectedFault::half_the_codes) ? 0x7f7f7f7fu : 0xffffffffu;
 }
 
 /// The row whose scale serves a row of q, k or v: itself.
 FLASHCORE_HD std::int32_t scaled_as(const AttentionParams& p, std::int32_t row) {
-  return p.plant.is(PlantedBug::scale_of_first_block) ? 0 : row;
+  return p.fault.is(InjectedFault::scale_of_first_block) ? 0 : row;
 }
 
 /// What the codes of a row of q, k or v are multiplied by, whose scales these are.
-FLASHCORE_HD float row_step(const AttentionParams& p, Element element, const Scales& scales,
-                            std::int32_t b, std::int32_t h, std::int32_t row) {
+FLASHCORE_HD float row_scale(const AttentionParams& p, Element element, const Scales& scales,
+                             std::int32_t b, std::int32_t h, std::int32_t row) {
   return step_of(element, scales.at(b, h, scaled_as(p, row)));
 }
 

@@ -1,5 +1,5 @@
 // Quantising: which elements share a scale, and what is done with one. The CPU loop
-// (cpu/quantize.cc) and the CUDA kernels (cuda/quantize.cu) only walk over them.
+// (cpu/quantize.cc) and the CUDA kernels (cuda/common/quantize.cu) only walk over them.
 #pragma once
 
 #include "core/quant_formats.h"

@@ -6,7 +6,7 @@
 
 namespace flashcore::core {
 
-struct Sequence {
+struct SeqInfo {
   std::int32_t q_len;
   std::int32_t kv_len;
   std::int32_t q_row;  // first row in a packed q, out and lse; 0 otherwise
@@ -29,19 +29,19 @@ FLASHCORE_HD std::int32_t clamp_noting(std::int64_t value, std::int64_t low, std
 }  // namespace detail
 
 /// A sequence where no lengths or starts are given.
-FLASHCORE_HD Sequence whole_sequence(const AttentionParams& params) {
-  Sequence s{};
+FLASHCORE_HD SeqInfo dense_seq_info(const AttentionParams& params) {
+  SeqInfo s{};
   s.q_len = params.q_len;
   s.kv_len = params.kv_len;
   s.mask = {static_cast<std::int64_t>(s.kv_len) - s.q_len, params.window_left, params.window_right,
-            s.kv_len, params.plant};
+            s.kv_len, params.fault};
   return s;
 }
 
 /// Reads sequence b's lengths and starts. Whatever they hold, the result stays inside the
 /// capacities; with valid input nothing is changed.
-FLASHCORE_HD Sequence sequence_of(const AttentionParams& params, std::int32_t b) {
-  Sequence s{};
+FLASHCORE_HD SeqInfo seq_info_of(const AttentionParams& params, std::int32_t b) {
+  SeqInfo s{};
   s.q_len = params.q_len;
   s.kv_len = params.kv_len;
   if (params.cu_seqlens_q != nullptr) {
@@ -78,25 +78,25 @@ FLASHCORE_HD Sequence sequence_of(const AttentionParams& params, std::int32_t b)
     k_start = detail::clamp_noting(params.k_start[b * params.k_start_stride], -kMaxStart, kMaxStart,
                                    s.error, ErrorCode::k_start_out_of_range, b, b);
   }
-  s.mask = {q_start - k_start, params.window_left, params.window_right, s.kv_len, params.plant};
+  s.mask = {q_start - k_start, params.window_left, params.window_right, s.kv_len, params.fault};
   return s;
 }
 
 /// Where sequence b's keys lie in K and V.
-FLASHCORE_HD KeyRows key_rows(const AttentionParams& params, const Sequence& s, std::int32_t b) {
-  if (params.plant.is(PlantedBug::pages_of_first) && params.pages.table != nullptr) {
-    return key_rows(params.pages, 0, s.k_row);
+FLASHCORE_HD KvRowMap kv_row_map(const AttentionParams& params, const SeqInfo& s, std::int32_t b) {
+  if (params.fault.is(InjectedFault::pages_of_first) && params.pages.table != nullptr) {
+    return kv_row_map(params.pages, 0, s.k_row);
   }
-  return key_rows(params.pages, b, s.k_row);
+  return kv_row_map(params.pages, b, s.k_row);
 }
 
 /// How many entries of its row of the block table a sequence of `keys` keys needs.
-FLASHCORE_HD std::int32_t slots_in_use(const Pages& pages, std::int32_t keys) {
-  return pages.table == nullptr || keys == 0 ? 0 : pages.slot_of(keys - 1) + 1;
+FLASHCORE_HD std::int32_t slots_in_use(const PageTable& pages, std::int32_t keys) {
+  return pages.table == nullptr || keys == 0 ? 0 : pages.page_index(keys - 1) + 1;
 }
 
 /// What is wrong with entry `slot` of sequence b's row of the block table; code 0: nothing.
-FLASHCORE_HD ErrorSlot page_error(const Pages& pages, std::int32_t b, std::int32_t slot) {
+FLASHCORE_HD ErrorSlot page_error(const PageTable& pages, std::int32_t b, std::int32_t slot) {
   const std::int32_t id = pages.table[b * pages.table_stride + slot];
   if (pages.valid(id)) return {};
   return {static_cast<std::int32_t>(ErrorCode::page_id_out_of_range), b, slot, id};
@@ -104,7 +104,7 @@ FLASHCORE_HD ErrorSlot page_error(const Pages& pages, std::int32_t b, std::int32
 
 /// The KV head that query head h reads.
 FLASHCORE_HD std::int32_t kv_head_of(const AttentionParams& params, std::int32_t h) {
-  if (params.plant.is(PlantedBug::gqa_map_wrong)) return h % params.kv_heads;
+  if (params.fault.is(InjectedFault::gqa_map_wrong)) return h % params.kv_heads;
   return h / params.group;
 }
 

@@ -4,7 +4,7 @@
 
 namespace flashcore::core {
 
-struct Sm80Shape {
+struct Sm80Traits {
   int head_dim;  // head_dim and v_dim at most
   int tile_q;
   int tile_k;
@@ -14,11 +14,11 @@ struct Sm80Shape {
   int threads;
   int key_bytes = 2;  // of an element of K and V
 
-  constexpr int row_warps() const { return tile_q / warp_rows; }
-  constexpr int key_warps() const { return threads / 32 / row_warps(); }
-  constexpr int warp_keys() const { return tile_k / key_warps(); }
+  constexpr int warps_m() const { return tile_q / warp_rows; }
+  constexpr int warps_n() const { return threads / 32 / warps_m(); }
+  constexpr int warp_keys() const { return tile_k / warps_n(); }
   /// Nobody else reads a warp's keys: it copies them itself, and no barrier holds it up.
-  constexpr bool own_keys() const { return row_warps() == 1; }
+  constexpr bool warp_private_kv() const { return warps_m() == 1; }
 
   /// Registers of a thread's scores and output, and of its queries if they are kept.
   constexpr int accumulators() const { return accumulators(warp_keys()); }
@@ -27,7 +27,7 @@ struct Sm80Shape {
 
   /// Keys whose scores a warp computes at once: all of its share or, where codes need registers to
   /// become operands, as many as leave room for that.
-  constexpr int keys_at_once() const {
+  constexpr int keys_per_pass() const {
     int keys = warp_keys();
     while (key_bytes == 1 && keys % 32 == 0 && accumulators(keys) > 160) keys /= 2;
     return keys;
@@ -36,7 +36,7 @@ struct Sm80Shape {
   /// Bytes of the tiles or, in their place at the end, of the results.
   constexpr int tile_bytes() const {
     const int tiles = 2 * head_dim * (tile_q + key_bytes * stages * tile_k);
-    const int results = 4 * key_warps() * tile_q * (head_dim + 8);
+    const int results = 4 * warps_n() * tile_q * (head_dim + 8);
     return tiles > results ? tiles : results;
   }
 
@@ -53,7 +53,7 @@ struct Sm80Shape {
   constexpr int blocks_per_sm() const { return sm_threads() / threads; }
 
   /// 64 Ki registers: 128, 168 or 255 a thread.
-  constexpr bool keeps_queries() const {
+  constexpr bool q_in_registers() const {
     const int room = sm_threads() > 384 ? 80 : sm_threads() > 256 ? 112 : 168;
     return accumulators() + query_registers() <= room;
   }

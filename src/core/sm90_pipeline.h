@@ -13,7 +13,7 @@ namespace flashcore::core {
 /// beside the first Q K^T of the next item. So it may wait for one item at a time only, and every
 /// item must have a step. If consumers passed over items without one, three in a row would fill the
 /// queue: the scheduler would wait for the held slot, its holder for the scheduler.
-inline constexpr int kItemSlots = 4;
+inline constexpr int kTileSlots = 4;
 
 /// The mbarriers. A slot of a ring has a pair: `full` ends when it is filled, `empty` when the last
 /// reader is done.
@@ -24,11 +24,11 @@ enum class Sm90Barrier : int {
   k_empty,
   v_full,
   v_empty,
-  item_full,
-  item_empty,
-  item_wanted,  // the producer has almost loaded an item: time to fetch the next one
-  raw_full,     // 8-bit values as they come, before they are transposed
-  raw_empty,
+  tile_full,
+  tile_empty,
+  tile_requested,  // the producer has almost loaded an item: time to fetch the next one
+  v_staging_full,  // 8-bit values as they come, before they are transposed
+  v_staging_empty,
 };
 inline constexpr int kSm90Barriers = 11;
 
@@ -45,34 +45,35 @@ struct Sm90BarrierRow {
 /// q, k, v_empty every consumer warp                             the producer
 ///               (q: of the warpgroups whose queries came        (8-bit v: transposing warps)
 ///               together)
-/// item_full     the scheduler                                   everybody else
-/// item_empty    everybody else                                  the scheduler
-/// item_wanted   the producer                                    the scheduler
-/// raw_full      the producer, with the bytes of its copies      transposing warps
-/// raw_empty     transposing warps                               the producer
-constexpr Sm90BarrierRow sm90_barrier(const Sm90Shape& shape, Sm90Barrier barrier) {
+/// tile_full     the scheduler                                   everybody else
+/// tile_empty    everybody else                                  the scheduler
+/// tile_requested   the producer                                    the scheduler
+/// v_staging_full      the producer, with the bytes of its copies      transposing warps
+/// v_staging_empty     transposing warps                               the producer
+constexpr Sm90BarrierRow sm90_barrier(const Sm90Traits& shape, Sm90Barrier barrier) {
   const int consumer_warps = 4 * shape.consumers(), transposers = shape.transposers();
-  const int together = shape.query_pieces_together();
+  const int together = shape.q_tiles_per_stage();
   switch (barrier) {
-    case Sm90Barrier::q_full: return {"q_full", shape.query_barriers(), 1, false};
-    case Sm90Barrier::q_empty: return {"q_empty", shape.query_barriers(), 4 * together, true};
+    case Sm90Barrier::q_full: return {"q_full", shape.q_barriers(), 1, false};
+    case Sm90Barrier::q_empty: return {"q_empty", shape.q_barriers(), 4 * together, true};
     case Sm90Barrier::k_full: return {"k_full", shape.stages, 1, false};
     case Sm90Barrier::k_empty: return {"k_empty", shape.stages, consumer_warps, true};
     case Sm90Barrier::v_full:
-      return {"v_full", shape.stages, shape.codes() ? transposers : 1, false};
+      return {"v_full", shape.stages, shape.is_fp8() ? transposers : 1, false};
     case Sm90Barrier::v_empty: return {"v_empty", shape.stages, consumer_warps, true};
-    case Sm90Barrier::item_full: return {"item_full", kItemSlots, 1, false};
-    case Sm90Barrier::item_empty:
-      return {"item_empty", kItemSlots, consumer_warps + transposers + 1, true};
-    case Sm90Barrier::item_wanted: return {"item_wanted", 1, 1, false};
-    case Sm90Barrier::raw_full: return {"raw_full", shape.raw_stages(), 1, false};
-    case Sm90Barrier::raw_empty: return {"raw_empty", shape.raw_stages(), transposers, true};
+    case Sm90Barrier::tile_full: return {"item_full", kTileSlots, 1, false};
+    case Sm90Barrier::tile_empty:
+      return {"item_empty", kTileSlots, consumer_warps + transposers + 1, true};
+    case Sm90Barrier::tile_requested: return {"item_wanted", 1, 1, false};
+    case Sm90Barrier::v_staging_full: return {"raw_full", shape.v_staging_stages(), 1, false};
+    case Sm90Barrier::v_staging_empty:
+      return {"raw_empty", shape.v_staging_stages(), transposers, true};
   }
   return {};
 }
 
 /// Where a barrier's first slot is among all mbarriers of the CTA.
-constexpr int first_mbarrier(const Sm90Shape& shape, Sm90Barrier barrier) {
+constexpr int first_mbarrier(const Sm90Traits& shape, Sm90Barrier barrier) {
   int first = 0;
   for (int i = 0; i < static_cast<int>(barrier); ++i) {
     first += sm90_barrier(shape, static_cast<Sm90Barrier>(i)).slots;
@@ -80,7 +81,7 @@ constexpr int first_mbarrier(const Sm90Shape& shape, Sm90Barrier barrier) {
   return first;
 }
 
-constexpr int mbarrier_count(const Sm90Shape& shape) {
+constexpr int mbarrier_count(const Sm90Traits& shape) {
   return first_mbarrier(shape, static_cast<Sm90Barrier>(kSm90Barriers));
 }
 
@@ -95,14 +96,14 @@ FLASHCORE_HD constexpr std::uint32_t parity_of_last(std::uint32_t phases) {
 
 /// Named barriers: warpgroups take turns at the tensor cores (ping-pong), and a warpgroup has
 /// zero-filled V rows past the last key.
-inline constexpr int kTurnThreads = 256;  // who gives the turn and who takes it
-inline constexpr int kTailThreads = 128;
-FLASHCORE_HD constexpr int turn_barrier(int group) { return 1 + group; }
-FLASHCORE_HD constexpr int tail_barrier(int group) { return 9 + group; }
+inline constexpr int kPingPongThreads = 256;  // who gives the turn and who takes it
+inline constexpr int kVTailThreads = 128;
+FLASHCORE_HD constexpr int ping_pong_barrier(int group) { return 1 + group; }
+FLASHCORE_HD constexpr int v_tail_barrier(int group) { return 9 + group; }
 
 /// A slot of a ring, and how often it has been used before: one register.
 template <int kSlots>
-struct RingPlace {
+struct PipelineState {
   static_assert((kSlots & (kSlots - 1)) == 0);
   std::uint32_t steps = 0;
   FLASHCORE_HD constexpr std::uint32_t stage() const { return steps % kSlots; }
@@ -110,24 +111,25 @@ struct RingPlace {
   FLASHCORE_HD constexpr void next() { ++steps; }
 };
 
-using ItemPlace = RingPlace<kItemSlots>;
+using TileQueueState = PipelineState<kTileSlots>;
 
 /// The rings of a kernel.
-template <Sm90Shape kShape_>
+template <Sm90Traits kShape_>
 struct Sm90Pipeline {
-  static constexpr Sm90Shape kShape = kShape_;
+  static constexpr Sm90Traits kShape = kShape_;
   static constexpr int kConsumers = kShape.consumers();
-  static constexpr int kQueryPlaces = kShape.query_places();
-  static constexpr int kQueriesTogether = kShape.query_pieces_together();
-  static constexpr bool kCodes = kShape.codes();
-  using QueryPlace = core::QueryPlace<kConsumers, kQueryPlaces, kQueriesTogether>;
-  static_assert(QueryPlace::kBarriers == kShape.query_barriers());
-  using KvPlace = RingPlace<kShape.stages>;
-  using RawPlace = RingPlace<kCodes ? kShape.raw_stages() : kShape.stages>;
+  static constexpr int kQStages = kShape.q_stages();
+  static constexpr int kQTilesPerBarrier = kShape.q_tiles_per_stage();
+  static constexpr bool kFp8 = kShape.is_fp8();
+  using QStage = core::QStage<kConsumers, kQStages, kQTilesPerBarrier>;
+  static_assert(QStage::kBarriers == kShape.q_barriers());
+  using KvState = PipelineState<kShape.stages>;
+  using LoadedVState = PipelineState<kFp8 ? kShape.v_staging_stages() : kShape.stages>;
   // Which ring the producer fills with values.
-  static constexpr Sm90Barrier kLoadedFull = kCodes ? Sm90Barrier::raw_full : Sm90Barrier::v_full;
+  static constexpr Sm90Barrier kLoadedFull =
+      kFp8 ? Sm90Barrier::v_staging_full : Sm90Barrier::v_full;
   static constexpr Sm90Barrier kLoadedEmpty =
-      kCodes ? Sm90Barrier::raw_empty : Sm90Barrier::v_empty;
+      kFp8 ? Sm90Barrier::v_staging_empty : Sm90Barrier::v_empty;
 };
 
 }  // namespace flashcore::core

@@ -7,8 +7,8 @@
 //   transposer  two warps, for 8-bit values: from the raw ring to the ring of V
 //   consumer    warpgroups of four warps: Q K^T, softmax, P V, output
 //
-// Every warp has wait<barrier>(place), is_complete<barrier>(place), arrive<barrier>(place),
-// item(place) and has_fault(bug). Products run from their issue until wait_products<n>() leaves at
+// Every warp has wait<barrier>(place), test_wait<barrier>(place), arrive<barrier>(place),
+// item(place) and has_fault(bug). Products run from their issue until wgmma_wait<n>() leaves at
 // most n groups of them under way.
 #pragma once
 
@@ -22,38 +22,38 @@ namespace flashcore::core {
 inline constexpr int kTilesAhead = 2;
 
 /// What a barrier's mbarriers are initialised with.
-FLASHCORE_HD constexpr int initial_arrivals(const Sm90Shape& shape, Sm90Barrier barrier,
+FLASHCORE_HD constexpr int initial_arrivals(const Sm90Traits& shape, Sm90Barrier barrier,
                                             bool too_few) {
   const int arrivals = sm90_barrier(shape, barrier).arrivals;
   return too_few && barrier == Sm90Barrier::k_empty ? arrivals - 1 : arrivals;
 }
 
 template <typename Warp>
-FLASHCORE_ROLE void schedule_items(Warp& warp) {
-  ItemPlace place;
+FLASHCORE_ROLE void schedule_tiles(Warp& warp) {
+  TileQueueState place;
   std::int32_t index = warp.first_piece();
   while (index < warp.pieces()) {
-    warp.template wait<Sm90Barrier::item_empty>(place);
+    warp.template wait<Sm90Barrier::tile_empty>(place);
     if (warp.describe(place, index)) {
-      warp.template arrive<Sm90Barrier::item_full>(place);
-      warp.template wait<Sm90Barrier::item_wanted>(RingPlace<1>{place.steps});
+      warp.template arrive<Sm90Barrier::tile_full>(place);
+      warp.template wait<Sm90Barrier::tile_requested>(PipelineState<1>{place.steps});
       place.next();
     }
     index = warp.next_piece();
   }
-  warp.template wait<Sm90Barrier::item_empty>(place);
-  warp.describe_end(place);
-  warp.template arrive<Sm90Barrier::item_full>(place);
+  warp.template wait<Sm90Barrier::tile_empty>(place);
+  warp.mark_end(place);
+  warp.template arrive<Sm90Barrier::tile_full>(place);
 }
 
 template <typename Warp>
 FLASHCORE_ROLE void produce(Warp& warp) {
   using P = typename Warp::Pipeline;
-  typename P::KvPlace k_place;
-  typename P::RawPlace v_place;
-  for (ItemPlace place;; place.next()) {
-    warp.template wait<Sm90Barrier::item_full>(place);
-    const ItemSteps& item = warp.item(place);
+  typename P::KvState k_place;
+  typename P::LoadedVState v_place;
+  for (TileQueueState place;; place.next()) {
+    warp.template wait<Sm90Barrier::tile_full>(place);
+    const TileSteps& item = warp.item(place);
     if (item.queries < 0) return;
     const auto load_keys = [&](std::int32_t tile) {
       warp.template wait<Sm90Barrier::k_empty>(k_place);
@@ -62,8 +62,8 @@ FLASHCORE_ROLE void produce(Warp& warp) {
     };
     const auto load_queries = [&](int group, int end_group) {
       FLASHCORE_LOOP
-      for (; group < end_group; group += P::kQueriesTogether) {
-        const typename P::QueryPlace queries{place.steps, group};
+      for (; group < end_group; group += P::kQTilesPerBarrier) {
+        const typename P::QStage queries{place.steps, group};
         warp.template wait<Sm90Barrier::q_empty>(queries.emptied());
         warp.copy_queries(place, queries, group);
       }
@@ -71,43 +71,44 @@ FLASHCORE_ROLE void produce(Warp& warp) {
     const std::int32_t end_tile = item.first_tile + item.tiles;
     // First what finds its room free first: queries that need not wait for those of the item before
     // this one, then the first keys.
-    constexpr int kFree = P::kQueryPlaces - P::kConsumers;
+    constexpr int kFree = P::kQStages - P::kConsumers;
     load_queries(0, kFree);
     load_keys(item.first_tile);
     load_queries(kFree, P::kConsumers);
     // In the order in which they are needed: the scores of a step are begun before the step before
     // it meets its values.
-    if (item.tiles <= kTilesAhead) warp.template arrive<Sm90Barrier::item_wanted>(RingPlace<1>{});
+    if (item.tiles <= kTilesAhead)
+      warp.template arrive<Sm90Barrier::tile_requested>(PipelineState<1>{});
     for (std::int32_t tile = item.first_tile; tile < end_tile; ++tile) {
       if (tile + 1 + kTilesAhead == end_tile) {
-        warp.template arrive<Sm90Barrier::item_wanted>(RingPlace<1>{});
+        warp.template arrive<Sm90Barrier::tile_requested>(PipelineState<1>{});
       }
       if (tile + 1 < end_tile) load_keys(tile + 1);
       warp.template wait<P::kLoadedEmpty>(v_place);
       warp.copy_values(place, v_place, tile);
       v_place.next();
     }
-    warp.template arrive<Sm90Barrier::item_empty>(place);
+    warp.template arrive<Sm90Barrier::tile_empty>(place);
   }
 }
 
 template <typename Warp>
 FLASHCORE_ROLE void transpose_values(Warp& warp) {
   using P = typename Warp::Pipeline;
-  typename P::KvPlace done;
-  for (ItemPlace place;; place.next()) {
-    warp.template wait<Sm90Barrier::item_full>(place);
+  typename P::KvState done;
+  for (TileQueueState place;; place.next()) {
+    warp.template wait<Sm90Barrier::tile_full>(place);
     if (warp.item(place).queries < 0) return;
     FLASHCORE_LOOP
     for (std::int32_t i = 0; i < warp.item(place).tiles; ++i, done.next()) {
-      const typename P::RawPlace raw{done.steps};
-      warp.template wait<Sm90Barrier::raw_full>(raw);
+      const typename P::LoadedVState raw{done.steps};
+      warp.template wait<Sm90Barrier::v_staging_full>(raw);
       warp.template wait<Sm90Barrier::v_empty>(done);
       warp.transpose(raw, done, place, warp.item(place).first_tile + i);
-      warp.template arrive<Sm90Barrier::raw_empty>(raw);
+      warp.template arrive<Sm90Barrier::v_staging_empty>(raw);
       warp.template arrive<Sm90Barrier::v_full>(done);
     }
-    warp.template arrive<Sm90Barrier::item_empty>(place);
+    warp.template arrive<Sm90Barrier::tile_empty>(place);
   }
 }
 
@@ -120,47 +121,47 @@ struct RoundBefore {
 
 /// Where a consumer is in the stream of steps: items follow each other without a pause.
 template <typename P>
-struct KvPosition {
-  typename P::KvPlace kv;
-  ItemPlace item;
+struct KvTileIterator {
+  typename P::KvState kv;
+  TileQueueState item;
   std::int32_t tile;
   std::int32_t left;  // steps of the warpgroup in the item, with this one
 
-  FLASHCORE_HD typename P::QueryPlace queries(int group) const { return {item.steps, group}; }
+  FLASHCORE_HD typename P::QStage queries(int group) const { return {item.steps, group}; }
 };
 
 /// Waits for item `at.item`; false: there is none.
 template <typename Warp>
-FLASHCORE_ROLE bool enter_item(Warp& warp, KvPosition<typename Warp::Pipeline>& at) {
-  warp.template wait<Sm90Barrier::item_full>(at.item);
-  const ItemSteps& item = warp.item(at.item);
+FLASHCORE_ROLE bool next_work_tile(Warp& warp, KvTileIterator<typename Warp::Pipeline>& at) {
+  warp.template wait<Sm90Barrier::tile_full>(at.item);
+  const TileSteps& item = warp.item(at.item);
   if (item.queries < 0) return false;
-  const typename Warp::Pipeline::QueryPlace queries = at.queries(warp.group());
-  if (warp.has_fault(PlantedBug::parity_wrong)) {
+  const typename Warp::Pipeline::QStage queries = at.queries(warp.group());
+  if (warp.has_fault(InjectedFault::parity_wrong)) {
     warp.template wait<Sm90Barrier::q_full>(RoundBefore{queries.stage(), queries.round()});
   } else {
     warp.template wait<Sm90Barrier::q_full>(queries);
   }
-  at.left = item.own_tiles[warp.group()];
+  at.left = item.kv_tiles[warp.group()];
   at.tile = item.first_tile;
   return true;
 }
 
 /// Gives a tile back unused that only later rows see, and passes on the turn at the tensor cores.
 template <typename Warp, typename Place>
-FLASHCORE_ROLE void pass_keys(Warp& warp, const Place& place) {
+FLASHCORE_ROLE void release_k(Warp& warp, const Place& place) {
   warp.template wait<Sm90Barrier::k_full>(place);
-  if (!warp.has_fault(PlantedBug::arrival_missing)) {
+  if (!warp.has_fault(InjectedFault::arrival_missing)) {
     warp.template arrive<Sm90Barrier::k_empty>(place);
   }
-  if (Warp::kPingPong && !warp.has_fault(PlantedBug::turn_skipped)) {
-    warp.take_turn();
-    warp.give_turn();
+  if (Warp::kPingPong && !warp.has_fault(InjectedFault::turn_skipped)) {
+    warp.ping_pong_wait();
+    warp.ping_pong_arrive();
   }
 }
 
 template <typename Warp, typename Place>
-FLASHCORE_ROLE void pass_values(Warp& warp, const Place& place) {
+FLASHCORE_ROLE void release_v(Warp& warp, const Place& place) {
   warp.template wait<Sm90Barrier::v_full>(place);
   warp.template arrive<Sm90Barrier::v_empty>(place);
 }
@@ -168,9 +169,9 @@ FLASHCORE_ROLE void pass_values(Warp& warp, const Place& place) {
 /// Q K^T of the step is there: gives K back, and Q where it was the item's last, and turns scores
 /// into probabilities.
 template <typename Warp>
-FLASHCORE_ROLE void finish_scores_of(Warp& warp, const KvPosition<typename Warp::Pipeline>& at,
-                                     bool needs_mask) {
-  warp.scores_are_there();
+FLASHCORE_ROLE void retire_qk(Warp& warp, const KvTileIterator<typename Warp::Pipeline>& at,
+                              bool needs_mask) {
+  warp.fence_acc_s();
   warp.template arrive<Sm90Barrier::k_empty>(at.kv);
   if (at.left == 1) warp.template arrive<Sm90Barrier::q_empty>(at.queries(warp.group()));
   warp.softmax(at, needs_mask);
@@ -181,84 +182,84 @@ FLASHCORE_ROLE void finish_scores_of(Warp& warp, const KvPosition<typename Warp:
 template <typename Warp>
 FLASHCORE_ROLE void consume(Warp& warp) {
   using P = typename Warp::Pipeline;
-  KvPosition<P> at{};
-  if (Warp::kPingPong && warp.group() == P::kConsumers - 1) warp.give_turn();
-  if (!enter_item(warp, at)) return;
+  KvTileIterator<P> at{};
+  if (Warp::kPingPong && warp.group() == P::kConsumers - 1) warp.ping_pong_arrive();
+  if (!next_work_tile(warp, at)) return;
   warp.template wait<Sm90Barrier::k_full>(at.kv);
   warp.issue_qk(at.queries(warp.group()), at.kv, at);
-  warp.template wait_products<0>();
-  finish_scores_of(warp, at, warp.needs_mask(at));
+  warp.template wgmma_wait<0>();
+  retire_qk(warp, at, warp.needs_mask(at));
   warp.pack_probabilities();
 
   // `at` is the step whose scores are there; its P V is issued beside the next one's Q K^T.
   bool accumulates = false;                            // onto what the item has already
   bool next_keys_there = false, values_there = false;  // known without waiting
   for (;;) {
-    const typename P::KvPlace values = at.kv;
-    const ItemPlace item = at.item;
-    if (warp.v_tails_are_dirty()) {
+    const typename P::KvState values = at.kv;
+    const TileQueueState item = at.item;
+    if (warp.v_tail_dirty()) {
       if (warp.has_tail(item, at.tile)) {
         warp.template wait<Sm90Barrier::v_full>(values);
         warp.zero_v_tail(item, at.tile, values);
       }
     }
     const bool ends = at.left == 1;
-    bool passes = false;
+    bool skips_last_tile = false;
     at.kv.next();
     if (!ends) {
       ++at.tile;
       --at.left;
     } else {
-      passes = warp.item(item).passes[warp.group()];
-      if (passes) {
-        pass_keys(warp, at.kv);
+      skips_last_tile = warp.item(item).skips_last_tile[warp.group()];
+      if (skips_last_tile) {
+        release_k(warp, at.kv);
         at.kv.next();
         next_keys_there = false;
       }
       at.item.next();
-      if (!enter_item(warp, at)) {
+      if (!next_work_tile(warp, at)) {
         warp.template wait<Sm90Barrier::v_full>(values);
         warp.issue_pv(values, accumulates);
-        warp.stash_row_states();
-        warp.template wait_products<0>();
-        warp.output_is_there();
+        warp.stash_row_stats();
+        warp.template wgmma_wait<0>();
+        warp.fence_acc_o();
         warp.write_item(item);
         return;
       }
     }
     if (!next_keys_there) warp.template wait<Sm90Barrier::k_full>(at.kv);
-    if (Warp::kPingPong) warp.take_turn();
+    if (Warp::kPingPong) warp.ping_pong_wait();
     warp.issue_qk(at.queries(warp.group()), at.kv, at);
     if (!values_there) warp.template wait<Sm90Barrier::v_full>(values);
     warp.issue_pv(values, accumulates);
-    if (Warp::kPingPong) warp.give_turn();
+    if (Warp::kPingPong) warp.ping_pong_arrive();
     if (ends) {
-      warp.stash_row_states();
-      warp.reset_row_states();
+      warp.stash_row_stats();
+      warp.reset_row_stats();
     }
     const auto ask_for_values = [&] {
-      values_there = warp.template is_complete<Sm90Barrier::v_full>(at.kv);
+      values_there = warp.template test_wait<Sm90Barrier::v_full>(at.kv);
     };
     const bool needs_mask = warp.needs_mask(at);
-    if (Warp::kAsksEarly) ask_for_values();
-    warp.template wait_products<1>();
-    finish_scores_of(warp, at, needs_mask);
+    if (Warp::kProbesVEarly) ask_for_values();
+    warp.template wgmma_wait<1>();
+    retire_qk(warp, at, needs_mask);
     next_keys_there =
-        warp.template is_complete<Sm90Barrier::k_full>(typename P::KvPlace{at.kv.steps + 1});
-    if (!Warp::kAsksEarly) ask_for_values();
+        warp.template test_wait<Sm90Barrier::k_full>(typename P::KvState{at.kv.steps + 1});
+    if (!Warp::kProbesVEarly) ask_for_values();
     const bool rescales = warp.rescales_any();
-    warp.hold_back_waits();
-    warp.template wait_products<0>();
-    warp.output_is_there();
+    warp.keep_wait_below();
+    warp.template wgmma_wait<0>();
+    warp.fence_acc_o();
     warp.template arrive<Sm90Barrier::v_empty>(values);
-    if (ends && warp.has_fault(PlantedBug::stage_released_twice)) {
+    if (ends && warp.has_fault(InjectedFault::stage_released_twice)) {
       warp.template arrive<Sm90Barrier::v_empty>(values);
     }
-    if (passes) pass_values(warp, typename P::KvPlace{values.steps + 1});
+    if (skips_last_tile) release_v(warp, typename P::KvState{values.steps + 1});
     warp.pack_probabilities();
     if (ends) {
       warp.write_item(item);
-      warp.template arrive<Sm90Barrier::item_empty>(item);
+      warp.template arrive<Sm90Barrier::tile_empty>(item);
     } else if (rescales) {
       warp.rescale_output();
     }
@@ -269,24 +270,24 @@ FLASHCORE_ROLE void consume(Warp& warp) {
 /// A consumer warp of e4m3 tensors. Its steps follow one after the other: what one warpgroup waits
 /// for, the others fill. kScoresAhead: Q K^T of the next step is issued at the end of this one.
 template <typename Warp>
-FLASHCORE_ROLE void consume_codes(Warp& warp) {
+FLASHCORE_ROLE void consume_fp8(Warp& warp) {
   using P = typename Warp::Pipeline;
-  for (KvPosition<P> at{}; enter_item(warp, at); at.item.next()) {
+  for (KvTileIterator<P> at{}; next_work_tile(warp, at); at.item.next()) {
     warp.begin_item(at.item);
     const auto begin_step = [&] {
       warp.template wait<Sm90Barrier::k_full>(at.kv);
       warp.issue_qk(at.queries(warp.group()), at.kv, at);
     };
     const auto finish_step = [&] {
-      const typename P::KvPlace place = at.kv;
+      const typename P::KvState place = at.kv;
       const bool needs_mask = warp.needs_mask(at);
-      warp.template wait_products<0>();
-      finish_scores_of(warp, at, needs_mask);
+      warp.template wgmma_wait<0>();
+      retire_qk(warp, at, needs_mask);
       warp.pack_probabilities();
       warp.template wait<Sm90Barrier::v_full>(place);
       warp.add_pv(place, at.tile);
       warp.template arrive<Sm90Barrier::v_empty>(place);
-      if (at.left == 1 && warp.has_fault(PlantedBug::stage_released_twice)) {
+      if (at.left == 1 && warp.has_fault(InjectedFault::stage_released_twice)) {
         warp.template arrive<Sm90Barrier::v_empty>(place);
       }
     };
@@ -308,14 +309,14 @@ FLASHCORE_ROLE void consume_codes(Warp& warp) {
         finish_step();
       }
     }
-    if (warp.item(at.item).passes[warp.group()]) {
-      pass_keys(warp, at.kv);
-      pass_values(warp, at.kv);
+    if (warp.item(at.item).skips_last_tile[warp.group()]) {
+      release_k(warp, at.kv);
+      release_v(warp, at.kv);
       at.kv.next();
     }
-    warp.stash_row_states();
+    warp.stash_row_stats();
     warp.write_item(at.item);
-    warp.template arrive<Sm90Barrier::item_empty>(at.item);
+    warp.template arrive<Sm90Barrier::tile_empty>(at.item);
   }
 }
 

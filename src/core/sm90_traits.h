@@ -10,55 +10,55 @@ namespace flashcore::core {
 
 inline constexpr int kSm90SharedBytes = 227 * 1024;  // that a block may have
 inline constexpr int kSm90MaxHeadDim = 256;
-inline constexpr int kQueryPieceRows = 64;
+inline constexpr int kQTileRows = 64;
 inline constexpr int kWarpRows = 16;
 
-struct Sm90Shape {
+struct Sm90Traits {
   int head_dim;  // head_dim and v_dim at most
   int tile_q;    // 64 rows for each warpgroup that computes
   int tile_k;
   int stages;  // steps whose K and V are under way or there
   int element_bytes = 2;
 
-  constexpr bool codes() const { return element_bytes == 1; }
-  constexpr int consumers() const { return tile_q / kQueryPieceRows; }
+  constexpr bool is_fp8() const { return element_bytes == 1; }
+  constexpr int consumers() const { return tile_q / kQTileRows; }
   constexpr int threads() const { return 128 * (1 + consumers()); }
   /// Bytes of rows of Q, K or V, in panels of 128 bytes.
   constexpr int tile_bytes(int rows) const {
     return rows * 128 * ((head_dim * element_bytes + 127) / 128);
   }
   /// 8-bit values come as they are, and are then transposed into stages of their own.
-  constexpr int raw_stages() const { return codes() ? 2 : 0; }
+  constexpr int v_staging_stages() const { return is_fp8() ? 2 : 0; }
   constexpr int transposed_bytes() const { return head_dim * 128 * ((tile_k + 127) / 128); }
   /// Of the rings of K and V.
   constexpr int key_bytes() const {
-    return stages * (tile_bytes(tile_k) + (codes() ? transposed_bytes() : tile_bytes(tile_k))) +
-           raw_stages() * tile_bytes(tile_k);
+    return stages * (tile_bytes(tile_k) + (is_fp8() ? transposed_bytes() : tile_bytes(tile_k))) +
+           v_staging_stages() * tile_bytes(tile_k);
   }
   /// Queries lie in pieces of 64 rows, one for each warpgroup that computes. Places for more than
   /// an item's, where there is room, hide the time until the next item's queries are there.
-  constexpr int query_places() const {
+  constexpr int q_stages() const {
     constexpr int kOther = 2048;  // barriers and items
-    const int fit = (kSm90SharedBytes - kOther - key_bytes()) / tile_bytes(kQueryPieceRows);
+    const int fit = (kSm90SharedBytes - kOther - key_bytes()) / tile_bytes(kQTileRows);
     return fit < 2 * consumers() ? fit : 2 * consumers();
   }
   /// How many of them come together. Where there is no room for two items' queries, each piece
   /// comes by itself, as soon as some warpgroup is done with what was in its place; but warpgroups
   /// that compute on codes do not run ahead into the next item, and gain nothing by that.
-  constexpr int query_pieces_together() const {
-    return codes() || query_places() == 2 * consumers() ? consumers() : 1;
+  constexpr int q_tiles_per_stage() const {
+    return is_fp8() || q_stages() == 2 * consumers() ? consumers() : 1;
   }
-  /// Barriers of pieces that come together, or of each warpgroup's pieces: see QueryPlace.
-  constexpr int query_barriers() const {
-    return query_pieces_together() > 1 ? query_places() / query_pieces_together() : 2 * consumers();
+  /// Barriers of pieces that come together, or of each warpgroup's pieces: see QStage.
+  constexpr int q_barriers() const {
+    return q_tiles_per_stage() > 1 ? q_stages() / q_tiles_per_stage() : 2 * consumers();
   }
   /// Consumers of e4m3 at head_dim 256 issue Q K^T of the next step at the end of this one.
-  constexpr bool scores_ahead() const { return codes() && head_dim == 256; }
+  constexpr bool scores_ahead() const { return is_fp8() && head_dim == 256; }
   /// Warps that transpose 8-bit values.
-  constexpr int transposers() const { return codes() ? 2 : 0; }
+  constexpr int transposers() const { return is_fp8() ? 2 : 0; }
   /// Whether tiles may have rows of several heads that share K and V, and keys of an item may be
   /// cut into parts: of one kernel, since what that takes would cost the others time.
-  constexpr bool spreads() const { return !codes() && head_dim == 128 && tile_k == 160; }
+  constexpr bool packs_gqa() const { return !is_fp8() && head_dim == 128 && tile_k == 160; }
   /// What a part leaves in the workspace: its output in f32, and two numbers for each row.
   constexpr int part_bytes() const { return tile_q * (head_dim + 2) * 4; }
   /// Of a thread that computes; the warpgroup that only loads gives its own away.
@@ -73,7 +73,7 @@ struct Sm90Shape {
 /// every phase of its barriers. At a barrier shared among warpgroups, one that is an item ahead
 /// could take an early phase for its own: a wait compares parities only.
 template <int kConsumers, int kPlaces, int kTogether>
-struct QueryPlace {
+struct QStage {
   static constexpr int kOwnBarriers = 2;
   static constexpr int kBarriers = kTogether == 1 ? kConsumers * kOwnBarriers : kPlaces / kTogether;
   static_assert(kTogether == 1 || (kTogether == kConsumers && kPlaces % kConsumers == 0));
@@ -104,7 +104,7 @@ struct QueryPlace {
   FLASHCORE_HD constexpr Emptied emptied() const {
     if (kTogether > 1 || turn() < kPlaces) return {stage(), round()};
     const std::uint32_t before = turn() - kPlaces;
-    const QueryPlace piece{before / kConsumers, static_cast<std::int32_t>(before % kConsumers)};
+    const QStage piece{before / kConsumers, static_cast<std::int32_t>(before % kConsumers)};
     return {piece.stage(), piece.round() + 1};
   }
 
@@ -114,21 +114,21 @@ struct QueryPlace {
   }
 };
 
-inline constexpr int kMostHeadsInTile = kQueryPieceRows / kWarpRows;  // a warp's rows are of one
+inline constexpr int kMaxHeadsInTile = kQTileRows / kWarpRows;  // a warp's rows are of one
 
 /// How the rows of a tile are dealt out among heads that share K and V, a power of two of them: a
 /// piece has as many queries of each, one head after the other. The rows of a tile are then closer
 /// to each other under a causal mask, and fewer of its keys are hidden from some of them.
-struct HeadsInTile {
+struct PackGqa {
   std::int32_t log2;
 
   /// Of each head in a piece.
-  FLASHCORE_HD constexpr std::int32_t queries() const { return kQueryPieceRows >> log2; }
+  FLASHCORE_HD constexpr std::int32_t queries() const { return kQTileRows >> log2; }
   FLASHCORE_HD constexpr std::int32_t head(std::int32_t row) const {
-    return (row % kQueryPieceRows << log2) / kQueryPieceRows;
+    return (row % kQTileRows << log2) / kQTileRows;
   }
   FLASHCORE_HD constexpr std::int32_t query(std::int32_t row) const {
-    return row / kQueryPieceRows * queries() + (row & (queries() - 1));
+    return row / kQTileRows * queries() + (row & (queries() - 1));
   }
 };
 
@@ -137,17 +137,18 @@ struct HeadsInTile {
 /// cache serves that far better than blocks that are elsewhere. Within these heads, and among the
 /// last heads of all together, the last tiles come first: under a causal mask they are the longest,
 /// and what is long must not begin when the others end.
-struct WorkOrder {
+struct TileScheduler {
   std::int32_t items;
   std::int32_t q_tiles;
   std::int32_t group;         // heads that share K and V
   std::int32_t whole_groups;  // that come one after the other; the other heads come together
-  Divisor by_group_items, by_group, by_last_heads, by_q_heads;
+  FastDivmod group_tiles_divmod, group_divmod, last_heads_divmod, q_heads_divmod;
 };
 
 /// last_items: how many of the items, at the end, should be in the order of their length.
-constexpr WorkOrder make_work_order(std::int32_t batch, std::int32_t q_heads, std::int32_t group,
-                                    std::int32_t q_tiles, std::int32_t last_items) {
+constexpr TileScheduler make_tile_scheduler(std::int32_t batch, std::int32_t q_heads,
+                                            std::int32_t group, std::int32_t q_tiles,
+                                            std::int32_t last_items) {
   const std::int32_t groups = batch * q_heads / group;
   const std::int32_t group_items = group * q_tiles;
   const std::int32_t last = (last_items + group_items - 1) / (group_items > 0 ? group_items : 1);
@@ -156,10 +157,10 @@ constexpr WorkOrder make_work_order(std::int32_t batch, std::int32_t q_heads, st
           q_tiles,
           group,
           groups - last_groups,
-          make_divisor(group_items),
-          make_divisor(group),
-          make_divisor(last_groups * group),
-          make_divisor(q_heads)};
+          make_fast_divmod(group_items),
+          make_fast_divmod(group),
+          make_fast_divmod(last_groups * group),
+          make_fast_divmod(q_heads)};
 }
 
 /// The items at the end whose keys are cut into parts, which are worked on as if they were items:
@@ -167,43 +168,42 @@ constexpr WorkOrder make_work_order(std::int32_t batch, std::int32_t q_heads, st
 struct Tail {
   std::int32_t first;       // of the items that are cut
   std::int32_t part_tiles;  // tiles of keys of a part; the last one may have fewer
-  Divisor by_parts;
+  FastDivmod splits_divmod;
 
   FLASHCORE_HD constexpr std::int32_t parts() const {
-    return static_cast<std::int32_t>(by_parts.value);
+    return static_cast<std::int32_t>(splits_divmod.value);
   }
 };
 
 /// How many pieces of work there are.
-constexpr std::int32_t work_pieces(const WorkOrder& order, const Tail& tail) {
+constexpr std::int32_t num_scheduled(const TileScheduler& order, const Tail& tail) {
   return tail.first + (order.items - tail.first) * tail.parts();
 }
 
-struct WorkPiece {
+struct ScheduledTile {
   std::int32_t item;
   std::int32_t part;  // -1: it is the whole item
 };
 
-FLASHCORE_HD constexpr WorkPiece work_piece(const Tail& tail, std::int32_t index) {
+FLASHCORE_HD constexpr ScheduledTile scheduled_tile(const Tail& tail, std::int32_t index) {
   if (index < tail.first) return {index, -1};
-  const Division of_item = divide_with_remainder(index - tail.first, tail.by_parts);
+  const DivmodResult of_item = divmod(index - tail.first, tail.splits_divmod);
   return {tail.first + of_item.quotient, of_item.remainder};
 }
 
-struct WorkItem {
+struct TileCoord {
   std::int32_t batch, head, q_tile;
 };
 
-FLASHCORE_HD constexpr WorkItem work_item(const WorkOrder& order, std::int32_t index) {
-  const Division of_group = divide_with_remainder(index, order.by_group_items);
+FLASHCORE_HD constexpr TileCoord coord_of(const TileScheduler& order, std::int32_t index) {
+  const DivmodResult of_group = divmod(index, order.group_tiles_divmod);
   const bool whole = of_group.quotient < order.whole_groups;
   const std::int32_t groups_before = whole ? of_group.quotient : order.whole_groups;
   const std::int32_t rest =
-      index - groups_before * static_cast<std::int32_t>(order.by_group_items.value);
-  const Division of_tile =
-      divide_with_remainder(rest, whole ? order.by_group : order.by_last_heads);
-  const Division of_head =
-      divide_with_remainder(groups_before * order.group + of_tile.remainder, order.by_q_heads);
+      index - groups_before * static_cast<std::int32_t>(order.group_tiles_divmod.value);
+  const DivmodResult of_tile = divmod(rest, whole ? order.group_divmod : order.last_heads_divmod);
+  const DivmodResult of_head =
+      divmod(groups_before * order.group + of_tile.remainder, order.q_heads_divmod);
   return {of_head.quotient, of_head.remainder, order.q_tiles - 1 - of_tile.quotient};
 }
 

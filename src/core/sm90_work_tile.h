@@ -9,19 +9,19 @@ namespace flashcore::core {
 
 inline constexpr int kMostConsumers = 3;
 
-struct ItemSteps {
+struct TileSteps {
   std::int32_t queries;     // of each head; < 0: there are no more items
   std::int32_t first_tile;  // of keys
   std::int32_t tiles;       // at least one
   // Of each warpgroup: the tiles of keys that all its rows see whole, how many tiles some of them
   // see, and whether that leaves one tile at the end for later rows only.
-  KeyRange uncut[kMostConsumers];
-  std::int32_t own_tiles[kMostConsumers];
-  bool passes[kMostConsumers];
+  KeyRange unmasked_tiles[kMostConsumers];
+  std::int32_t kv_tiles[kMostConsumers];
+  bool skips_last_tile[kMostConsumers];
 };
 
 /// The part of a tail-split item; part < 0: the item is whole.
-struct ItemPart {
+struct TailPart {
   std::int32_t part = -1;
   std::int32_t tiles = 0;  // of each part; the last one may have fewer
 };
@@ -29,18 +29,18 @@ struct ItemPart {
 /// Finds the steps of item.queries queries from `first` on, of one head or several, piece_queries
 /// of each for a warpgroup. Writes field by field, and reads the mask anew: the scheduler has few
 /// registers.
-FLASHCORE_HD void describe_steps(ItemSteps& item, const Mask& mask, std::int32_t first,
-                                 std::int32_t piece_queries, ItemPart part, int consumers,
-                                 int tile_k) {
-  const auto not_hoisted = [] { asm volatile("" ::: "memory"); };
+FLASHCORE_HD void find_kv_tiles(TileSteps& item, const Mask& mask, std::int32_t first,
+                                std::int32_t piece_queries, TailPart part, int consumers,
+                                int tile_k) {
+  const auto opaque = [] { asm volatile("" ::: "memory"); };
   const std::int32_t queries = item.queries;
-  not_hoisted();
+  opaque();
   const std::int32_t begin = visible_keys(mask, first).begin;
   item.first_tile = begin / tile_k;
-  not_hoisted();
+  opaque();
   const std::int32_t end = visible_keys(mask, first + (queries > 1 ? queries : 1) - 1).end;
   item.tiles = (end - 1) / tile_k + 1 - item.first_tile;
-  // An item without keys has one step all the same, whose scores are all hidden: see kItemSlots.
+  // An item without keys has one step all the same, whose scores are all hidden: see kTileSlots.
   if (end <= begin) {
     item.first_tile = 0;
     item.tiles = 1;
@@ -59,13 +59,13 @@ FLASHCORE_HD void describe_steps(ItemSteps& item, const Mask& mask, std::int32_t
     const KeyRange of_first = visible_keys(mask, own_first);
     const KeyRange of_last =
         visible_keys(mask, (own_end > own_first + 1 ? own_end : own_first + 1) - 1);
-    item.uncut[group] = {(of_last.begin + tile_k - 1) / tile_k, of_first.end / tile_k};
+    item.unmasked_tiles[group] = {(of_last.begin + tile_k - 1) / tile_k, of_first.end / tile_k};
     // At least one, so that it goes the way of the others; and it passes over one at most.
     const std::int32_t own = (of_last.end + tile_k - 1) / tile_k - item.first_tile;
     const std::int32_t most = own < item.tiles ? own : item.tiles;
     const std::int32_t least = item.tiles - 1 > 1 ? item.tiles - 1 : 1;
-    item.own_tiles[group] = most > least ? most : least;
-    item.passes[group] = item.own_tiles[group] < item.tiles;
+    item.kv_tiles[group] = most > least ? most : least;
+    item.skips_last_tile[group] = item.kv_tiles[group] < item.tiles;
   }
 }
 

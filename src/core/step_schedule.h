@@ -5,23 +5,23 @@
 
 namespace flashcore::core {
 
-struct Form {
-  bool turns;        // at the tensor cores: one warpgroup multiplies, others compute exponentials
-  bool by_bits;      // maxima: by the bits of scores, three at a time
-  int maxima, sums;  // of a row: in so many chains side by side
-  bool rows_apart;   // the second row's maximum beside the first one's exponentials
-  bool sums_behind;  // all exponentials, not beside each
-  bool asks_early;   // whether values are there: before the softmax, not behind it
+struct StepSchedule {
+  bool ping_pong;  // at the tensor cores: one warpgroup multiplies, others compute exponentials
+  bool int_max3;   // maxima: by the bits of scores, three at a time
+  int max_chains, sum_chains;  // of a row: in so many chains side by side
+  bool split_rows;             // the second row's maximum beside the first one's exponentials
+  bool sum_after_exp;          // all exponentials, not beside each
+  bool probe_v_early;          // whether values are there: before the softmax, not behind it
 };
 
-struct KnownForm {
-  bool codes;
+struct TunedSchedule {
+  bool fp8;
   int head_dim, tile_q, tile_k;
-  Form form;
+  StepSchedule schedule;
 };
 
-inline constexpr KnownForm kForms[] = {
-    // codes, head_dim, tile_q, tile_k {turns, by_bits, maxima, sums, apart, behind, early}
+inline constexpr TunedSchedule kTunedSchedules[] = {
+    // codes, head_dim, tile_q, tile_k {turns, int_max3, maxima, sums, apart, behind, early}
     {false, 64, 192, 128, {false, true, 1, 1, false, true, false}},
     {false, 64, 128, 128, {false, true, 1, 1, false, true, false}},
     {false, 64, 128, 208, {true, false, 1, 1, false, true, false}},
@@ -40,14 +40,14 @@ inline constexpr KnownForm kForms[] = {
 };
 
 /// Of a shape that was not measured, the usual one.
-constexpr Form form_of(bool codes, int head_dim, int tile_q, int tile_k) {
-  for (const KnownForm& known : kForms) {
-    if (known.codes == codes && known.head_dim == head_dim && known.tile_q == tile_q &&
+constexpr StepSchedule schedule_for(bool fp8, int head_dim, int tile_q, int tile_k) {
+  for (const TunedSchedule& known : kTunedSchedules) {
+    if (known.fp8 == fp8 && known.head_dim == head_dim && known.tile_q == tile_q &&
         known.tile_k == tile_k) {
-      return known.form;
+      return known.schedule;
     }
   }
-  return {!codes && tile_q > 64, false, 1, 1, false, false, false};
+  return {!fp8 && tile_q > 64, false, 1, 1, false, false, false};
 }
 
 }  // namespace flashcore::core

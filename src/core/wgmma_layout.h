@@ -1,6 +1,6 @@
 // How wgmma (sm_90) finds its operands in shared memory: tiles of 16-bit or 8-bit elements in
 // panels of 128 bytes a row, as TMA writes them with its 128-byte swizzle. Index arithmetic only,
-// for host and device; tests/unit/wgmma_layout_test.cc tries all of it.
+// for host and device; tests/unit/core/wgmma_layout_test.cc tries all of it.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +31,14 @@ struct PanelTile {
 
   /// Byte offset of what product `step` takes of an operand whose k runs along its rows (Q and K in
   /// Q K^T). The hardware swizzles address bits, so the start is not swizzled here.
-  FLASHCORE_HD static constexpr std::uint32_t along_rows(int step) {
+  FLASHCORE_HD static constexpr std::uint32_t k_offset(int step) {
     return static_cast<std::uint32_t>(step * kStepBytes / kPanelRowBytes * kPanelBytes +
                                       step * kStepBytes % kPanelRowBytes);
   }
 
   /// Byte offset of 16 rows from row 16 step on, of a 16-bit operand whose k runs across rows (V in
   /// P V). 8-bit operands have no such form: V is transposed for them.
-  FLASHCORE_HD static constexpr std::uint32_t across_rows(int step) {
+  FLASHCORE_HD static constexpr std::uint32_t mn_offset(int step) {
     return static_cast<std::uint32_t>(step * 16 * kPanelRowBytes);
   }
 };

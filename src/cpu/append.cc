@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "core/cancel.h"
-#include "cpu/kernels/columns.h"
+#include "cpu/columns.h"
 
 namespace flashcore::cpu {
 namespace {
@@ -13,8 +13,8 @@ core::ErrorSlot first_fault(const core::AppendParams& p) noexcept {
     const core::AppendRange range = core::append_range(p, b);
     if (range.error.code != 0) return range.error;
     if (p.pages.table == nullptr || range.count == 0) continue;
-    const std::int32_t last = p.pages.slot_of(range.used + range.count - 1);
-    for (std::int32_t slot = p.pages.slot_of(range.used); slot <= last; ++slot) {
+    const std::int32_t last = p.pages.page_index(range.used + range.count - 1);
+    for (std::int32_t slot = p.pages.page_index(range.used); slot <= last; ++slot) {
       const core::ErrorSlot found = core::page_error(p.pages, b, slot);
       if (found.code != 0) return found;
     }
@@ -45,7 +45,7 @@ void quantize_row(const core::AppendTensor& t, const core::AppendRow& row,
       static_cast<std::uint8_t*>(t.to) + core::row_offset(t.to_strides, row.to, row.head);
   for_each_column(t.columns, cancel, [&](std::int32_t c) {
     const float x = core::load_element<float>(t.from, t.wide, from + c * t.from_strides.column);
-    to[c * t.to_strides.column] = core::code_of(t.code, x * factor).bits;
+    to[c * t.to_strides.column] = core::encode(t.code, x * factor).bits;
   });
 }
 

@@ -55,7 +55,7 @@ class CpuBackend final : public Backend {
     // Lengths, starts and page ids lie in host memory here, so a bad one is refused before
     // anything is written.
     for (std::int32_t b = 0; b < params.batch; ++b) {
-      const core::Sequence sequence = core::sequence_of(params, b);
+      const core::SeqInfo sequence = core::seq_info_of(params, b);
       core::ErrorSlot found = sequence.error;
       const std::int32_t slots = core::slots_in_use(params.pages, sequence.kv_len);
       for (std::int32_t slot = 0; slot < slots && found.code == 0; ++slot) {
@@ -67,7 +67,7 @@ class CpuBackend final : public Backend {
     }
     const int threads = cost(plan.problem).flops < kInlineFlops ? 1 : plan.device.threads;
     cpu::parallel_for(
-        threads, params.work_items,
+        threads, params.num_tiles,
         [](void* context, std::int64_t item, int slot) {
           const Job& j = *static_cast<const Job*>(context);
           j.function(*j.params, item, j.scratch + static_cast<std::size_t>(slot) * j.scratch_stride,
@@ -127,7 +127,7 @@ class CpuBackend final : public Backend {
                   "CPU kernels have no registers or shared memory to list");
   }
 
-  Status launch_nothing(Device, Stream) const override { return {}; }
+  Status launch_empty(Device, Stream) const override { return {}; }
 
   Result<void*> allocate(std::size_t bytes, int) const override {
     void* data = std::aligned_alloc(kAlignment, (bytes + kAlignment - 1) / kAlignment * kAlignment);

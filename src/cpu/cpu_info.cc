@@ -104,7 +104,7 @@ double best_rate(int threads, double amount_per_thread, Task task) {
 
 bool isa_available(Isa isa) noexcept {
   switch (isa) {
-    case Isa::plain: return true;
+    case Isa::generic: return true;
 #if defined(__aarch64__)
     case Isa::neon: return true;
 #elif defined(__x86_64__)
@@ -123,7 +123,7 @@ bool isa_available(Isa isa) noexcept {
 DeviceInfo query_cpu() noexcept {
   DeviceInfo info;
   info.device = {DeviceType::cpu, 0};
-  info.isa = Isa::plain;
+  info.isa = Isa::generic;
   for (const Isa isa : {Isa::neon, Isa::avx2, Isa::avx512}) {
     if (isa_available(isa) && isa_kernels(isa) != nullptr) info.isa = isa;
   }

@@ -7,7 +7,7 @@
 
 namespace flashcore::cpu {
 
-/// Computes work item `item` of params.work_items. `scratch` holds core::scratch_layout().total
+/// Computes work item `item` of params.num_tiles. `scratch` holds core::scratch_layout().total
 /// elements of the compute type, 64-byte aligned, owned by the calling thread. Returns early, with
 /// nothing stored, once `cancel` is set.
 using ItemFunction = void (*)(const core::AttentionParams& params, std::int64_t item, void* scratch,
@@ -23,7 +23,7 @@ struct IsaKernels {
   PeakFunction peak;
 };
 
-extern const IsaKernels kPlainKernels;
+extern const IsaKernels kGenericKernels;
 extern const IsaKernels kNeonKernels;
 extern const IsaKernels kAvx2Kernels;
 extern const IsaKernels kAvx512Kernels;

@@ -9,7 +9,7 @@ namespace flashcore::cpu {
 /// Null where this build has no kernels for the instruction set.
 inline const IsaKernels* isa_kernels(Isa isa) noexcept {
   switch (isa) {
-    case Isa::plain: return &kPlainKernels;
+    case Isa::generic: return &kGenericKernels;
 #if defined(__aarch64__)
     case Isa::neon: return &kNeonKernels;
 #elif defined(__x86_64__)

@@ -9,7 +9,7 @@
 #include "core/cancel.h"
 #include "core/element.h"
 #include "core/error.h"
-#include "cpu/kernels/columns.h"
+#include "cpu/columns.h"
 #include "cpu/thread_pool.h"
 
 namespace flashcore::cpu {
@@ -94,7 +94,7 @@ void with_code(Element code, Body body) {
     case Element::e4m3: return body.template operator()<Element::e4m3>();
     case Element::e5m2: return body.template operator()<Element::e5m2>();
     case Element::int8: return body.template operator()<Element::int8>();
-    default: return body.template operator()<Element::byte>();
+    default: return body.template operator()<Element::u8>();
   }
 }
 
@@ -227,7 +227,7 @@ Status quantize(const QuantParams& p, int threads, const std::int32_t* cancel) {
           core::inverse_step(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
       std::int64_t beyond = 0;
       for_each_wide<kWide>(task, unit, [&](std::int32_t, std::int32_t, float x, std::int64_t to) {
-        const core::Code code = core::code_of(kCode, x * inverse);
+        const core::Code code = core::encode(kCode, x * inverse);
         codes[to] = code.bits;
         beyond += code.saturated ? 1 : 0;
       });
@@ -256,7 +256,7 @@ void dequantize(const QuantParams& p, int threads, const std::int32_t* cancel) n
   const Task task{p, threads, cancel};
   static constexpr core::CodeTable kTables[] = {
       core::code_table(Element::e4m3), core::code_table(Element::e5m2),
-      core::code_table(Element::int8), core::code_table(Element::byte)};
+      core::code_table(Element::int8), core::code_table(Element::u8)};
   const float* values = kTables[static_cast<int>(p.code) - static_cast<int>(Element::e4m3)].value;
   const auto* codes = static_cast<const std::uint8_t*>(p.from);
   with_wide(p.wide, [&]<Element kWide>() {

@@ -51,9 +51,10 @@ struct LaunchOptions {
   std::int64_t blocks = 1;
   int threads = 0;
   int smem_bytes = 0;
-  bool early = false;      // its blocks wait by themselves for the kernel before (sm_90)
-  int cluster = 1;         // blocks of a cluster
-  bool share_sms = false;  // clusters that need more blocks than SMs: they are to share them evenly
+  bool programmatic_launch = false;  // its blocks wait by themselves for the kernel before (sm_90)
+  int cluster = 1;                   // blocks of a cluster
+  bool balance_clusters =
+      false;  // clusters that need more blocks than SMs: they are to share them evenly
 };
 
 /// A launch as CUDA wants it described. It points into itself.
@@ -67,7 +68,7 @@ struct LaunchConfig {
     config.dynamicSmemBytes = static_cast<std::size_t>(options.smem_bytes);
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;
-    if (options.early) {
+    if (options.programmatic_launch) {
       add(cudaLaunchAttributeProgrammaticStreamSerialization)
           .programmaticStreamSerializationAllowed = 1;
     }
@@ -75,7 +76,7 @@ struct LaunchConfig {
       add(cudaLaunchAttributeClusterDimension).clusterDim = {static_cast<unsigned>(options.cluster),
                                                              1, 1};
     }
-    if (options.share_sms) {
+    if (options.balance_clusters) {
       add(cudaLaunchAttributeClusterSchedulingPolicyPreference).clusterSchedulingPolicyPreference =
           cudaClusterSchedulingPolicyLoadBalancing;
     }
@@ -101,8 +102,8 @@ Status launch_kernel(const void* entry, const Params& params, const LaunchOption
 
 /// How many of these clusters run on the device at a time: none where a slice of a GPU has too few
 /// SMs side by side. Asked once per kernel, device and size of a cluster.
-int clusters_at_once(const KernelInfo& kernel, const void* entry, int device,
-                     LaunchOptions options) noexcept {
+int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
+                        LaunchOptions options) noexcept {
   constexpr int kSizes = 16, kUnknown = 0;  // else one more than the answer
   static std::array<std::atomic<std::uint16_t>, 256 * kSizes> known{};
   auto& answer = known[static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
@@ -113,7 +114,7 @@ int clusters_at_once(const KernelInfo& kernel, const void* entry, int device,
     }
   }
   int clusters = 0;
-  options.early = options.share_sms = false;
+  options.programmatic_launch = options.balance_clusters = false;
   const LaunchConfig launch(options, nullptr);
   if (cudaOccupancyMaxActiveClusters(&clusters, entry, &launch.config) != cudaSuccess) clusters = 0;
   if (device == 0) {
@@ -155,10 +156,11 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
-    LaunchOptions options{params.work_items, kernel.threads, kernel.smem_bytes};
+    LaunchOptions options{params.num_tiles, kernel.threads, kernel.smem_bytes};
     // Of kernels for tensor cores, machine code for sm_90 alone waits for the kernel before: later
     // GPUs run sm_80's PTX.
-    options.early = plan.device.compute_capability == 90 && kernel.min_compute_capability >= 80;
+    options.programmatic_launch =
+        plan.device.compute_capability == 90 && kernel.min_compute_capability >= 80;
     if (kernel.min_compute_capability >= 90) {
       cuda::sm90::Params hopper;
       FLASHCORE_RETURN_IF_ERROR(cuda::make_sm90_params(plan, params, hopper));
@@ -167,13 +169,15 @@ class CudaBackend final : public Backend {
     }
     if (plan.combines_in_cluster) {
       LaunchOptions in_clusters = options;
-      in_clusters.smem_bytes += core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
+      in_clusters.smem_bytes +=
+          core::ClusterBuffer::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
       in_clusters.cluster = plan.splits;
-      in_clusters.share_sms = params.work_items > plan.device.sm_count;
-      if (clusters_at_once(kernel, entry, device, in_clusters) * plan.splits >= params.work_items) {
+      in_clusters.balance_clusters = params.num_tiles > plan.device.sm_count;
+      if (max_active_clusters(kernel, entry, device, in_clusters) * plan.splits >=
+          params.num_tiles) {
         core::AttentionParams clustered = params;
-        clustered.joins_in_cluster = true;
-        clustered.by_items = core::make_divisor(plan.splits);
+        clustered.cluster_combine = true;
+        clustered.by_items = core::make_fast_divmod(plan.splits);
         return launch_kernel(entry, clustered, in_clusters, stream);
       }
     }
@@ -316,7 +320,7 @@ class CudaBackend final : public Backend {
     return found;
   }
 
-  Status launch_nothing(Device device, Stream stream) const override {
+  Status launch_empty(Device device, Stream stream) const override {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const core::CombineParams no_rows{};

@@ -13,17 +13,17 @@ namespace flashcore::cuda {
 /// element of kernels().
 const void* entry_of(const KernelInfo& kernel) noexcept;
 
-/// The kernel that joins partial results (combine.cu).
+/// The kernel that joins partial results (common/combine.cu).
 const void* combine_entry() noexcept;
 inline constexpr int kCombineThreads = 128;
 inline constexpr int kCombineRowsPerBlock = kCombineThreads / 32;
 
-/// The kernel that appends to a cache (append.cu).
+/// The kernel that appends to a cache (common/append.cu).
 const void* append_entry() noexcept;
 inline constexpr int kAppendThreads = 128;
 inline constexpr int kAppendRowsPerBlock = kAppendThreads / 32;
 
-/// The kernels of quantize.cu, in the order in which they run.
+/// The kernels of common/quantize.cu, in the order in which they run.
 const void* clear_scales_entry() noexcept;  // scales (if they are to be found) and counts are 0
 const void* find_largest_entry(
     const core::QuantParams& p) noexcept;    // scale: its elements' largest magnitude

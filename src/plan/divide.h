@@ -1,4 +1,4 @@
-// Division of counts, which are never negative.
+// DivmodResult of counts, which are never negative.
 #pragma once
 
 #include <cstdint>

@@ -46,7 +46,7 @@ std::string problem_line(const Problem& p) {
   if (p.bias.given()) text += "  bias";
   if (p.mask.given()) text += "  mask";
   if (p.sinks.given()) text += "  sinks";
-  if (p.q_packed || p.kv_packed || p.used_k.given()) text += "  variable lengths";
+  if (p.q_varlen || p.kv_varlen || p.used_k.given()) text += "  variable lengths";
   if (p.page_size > 0) append(text, "  pages of %lld keys", ll{p.page_size});
   if (p.q_start.given() || p.k_start.given()) text += "  given positions";
   if (p.lse.given()) text += "  LSE";
@@ -79,8 +79,8 @@ std::string why(const Plan& plan) {
   switch (preference(*plan.kernel, p, plan.device)) {
     case Reject::none:
       append(text, ", %d rows per block %s", plan.tile_q,
-             plan.work_items / plan.splits < plan.device.sm_count ? "to use as many SMs as possible"
-                                                                  : "fill the SMs");
+             plan.num_tiles / plan.splits < plan.device.sm_count ? "to use as many SMs as possible"
+                                                                 : "fill the SMs");
       break;
     default: break;
   }
@@ -158,7 +158,7 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
         append(text, "takes %s, q is %s", to_string(kernel.dtype), to_string(problem.dtype));
       }
       break;
-    case Reject::storage:
+    case Reject::input_format:
       text = needs_e4m3(kernel)     ? "takes e4m3 q, k and v only"
              : needs_8_bits(kernel) ? "takes 8-bit k and v only"
                                     : "takes 16-bit q, k and v; sm80_8bit and simt take 8-bit ones";
@@ -174,13 +174,13 @@ std::string describe(Reject reject, const KernelInfo& kernel, const Problem& pro
     case Reject::wrong_size:
       append(text, "made for dims up to %d: would waste work", kernel.head_dim);
       break;
-    case Reject::too_few_items:
+    case Reject::grid_too_small:
       append(text, "%d rows per block would leave SMs idle", kernel.tile_q);
       break;
-    case Reject::too_many_items:
+    case Reject::grid_too_large:
       append(text, "%d rows per block would read K and V more often than needed", kernel.tile_q);
       break;
-    case Reject::options:
+    case Reject::missing_feature:
       text = needs_8_bits(kernel) && !kernel.uses_tma
                  ? "weighs values by the largest scale in sight: not batch-invariant where blocks "
                    "of v have scales"
@@ -208,11 +208,11 @@ std::string explain(const Plan& plan) {
          plan.kernel->compiled ? "" : "; not part of this build");
   append(text, "tiles      %d rows", plan.tile_q);
   if (plan.heads_in_tile > 1) append(text, " of %d heads", plan.heads_in_tile);
-  append(text, " x %d keys, %lld work items\n", plan.tile_k, ll{plan.work_items});
-  if (plan.cut_items > 0) {
+  append(text, " x %d keys, %lld work items\n", plan.tile_k, ll{plan.num_tiles});
+  if (plan.tail_tiles > 0) {
     append(text,
            "           the last %lld in %d parts of %lld keys, joined by the last to arrive\n",
-           ll{plan.cut_items}, plan.item_parts, ll{plan.keys_per_part});
+           ll{plan.tail_tiles}, plan.tail_splits, ll{plan.keys_per_tail_split});
   }
   append(text, "splits     %d", plan.splits);
   if (plan.splits > 1)
@@ -225,7 +225,7 @@ std::string explain(const Plan& plan) {
   if (plan.scratch_bytes_per_thread > 0) {
     append(text, ", scratch %d x %zu", plan.device.threads, plan.scratch_bytes_per_thread);
   }
-  if (plan.splits > 1 || plan.cut_items > 0) {
+  if (plan.splits > 1 || plan.tail_tiles > 0) {
     append(text, ", partials %zu", plan.workspace_bytes - plan.partial_out_offset);
   }
   text += ")\n";

@@ -26,11 +26,11 @@ constexpr bool compiled_for_cuda(std::string_view id) {
 
 constexpr bool compiled_for_cpu(Isa isa) {
 #if defined(__aarch64__)
-  return isa == Isa::plain || isa == Isa::neon;
+  return isa == Isa::generic || isa == Isa::neon;
 #elif defined(__x86_64__)
-  return isa == Isa::plain || isa == Isa::avx2 || isa == Isa::avx512;
+  return isa == Isa::generic || isa == Isa::avx2 || isa == Isa::avx512;
 #else
-  return isa == Isa::plain;
+  return isa == Isa::generic;
 #endif
 }
 
@@ -61,7 +61,7 @@ constexpr std::int32_t blocks_per_sm(std::string_view family, int head_dim, int 
   if (family == "simt") return 2;
   if (uses_tma(family)) return 1;
   const int key_bytes = family == "sm80_8bit" ? 1 : 2;
-  return core::Sm80Shape{head_dim, tile_q, tile_k, stages, warp_rows, threads, key_bytes}
+  return core::Sm80Traits{head_dim, tile_q, tile_k, stages, warp_rows, threads, key_bytes}
       .blocks_per_sm();
 }
 
@@ -73,7 +73,7 @@ constexpr KernelInfo kKernels[] = {
    DeviceType::cuda,                                                                              \
    DType::dtype,                                                                                  \
    probability_dtype(#family, DType::dtype),                                                      \
-   Isa::plain,                                                                                    \
+   Isa::generic,                                                                                  \
    min_compute_capability(#family),                                                               \
    head_dim,                                                                                      \
    tile_q,                                                                                        \
@@ -138,8 +138,18 @@ std::span<const KernelInfo> kernels_of(const char* family, DType dtype) noexcept
 }
 
 const KernelInfo* find_kernel(const char* id) noexcept {
+  if (id == nullptr) return nullptr;
+  // fwd_plain_* is the name that 0.1 gave the kernels fwd_generic_*.
+  constexpr std::string_view kOldPrefix = "fwd_plain_", kPrefix = "fwd_generic_";
+  const std::string_view name = id;
+  const bool old = name.starts_with(kOldPrefix);
   for (const KernelInfo& kernel : kKernels) {
-    if (id != nullptr && std::strcmp(kernel.id, id) == 0) return &kernel;
+    const std::string_view known = kernel.id;
+    if (old ? known.starts_with(kPrefix) &&
+                  known.substr(kPrefix.size()) == name.substr(kOldPrefix.size())
+            : known == name) {
+      return &kernel;
+    }
   }
   return nullptr;
 }

@@ -33,11 +33,11 @@ std::size_t aligned(std::size_t bytes) {
 }
 
 bool runs_on(Isa kernel, Isa cpu) {
-  return kernel == Isa::plain || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
+  return kernel == Isa::generic || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
 }
 
 /// A build with CUDA offers only the kernels it has. One without can still plan for any GPU.
-bool left_out(const KernelInfo& kernel) noexcept {
+bool excluded_from_build(const KernelInfo& kernel) noexcept {
   static const bool build_has_cuda =
       std::any_of(kernels().begin(), kernels().end(),
                   [](const KernelInfo& k) { return k.device == DeviceType::cuda && k.compiled; });
@@ -50,7 +50,7 @@ bool is_sm80(const KernelInfo& kernel) noexcept {
 bool is_sm90(const KernelInfo& kernel) noexcept { return kernel.uses_tma; }
 
 /// Of a Hopper kernel; how many steps are under way does not matter here.
-core::Sm90Shape shape_of(const KernelInfo& kernel) noexcept {
+core::Sm90Traits shape_of(const KernelInfo& kernel) noexcept {
   return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, needs_e4m3(kernel) ? 1 : 2};
 }
 
@@ -74,13 +74,13 @@ Reject supports_sm90(const Problem& p, const DeviceInfo& device) noexcept {
   if (device.compute_capability != 90) return Reject::compute_capability;
   if (p.bias.given() || p.mask.given() || p.page_size > 0 || p.options.num_splits > 1 ||
       p.out.dtype != p.dtype) {
-    return Reject::options;
+    return Reject::missing_feature;
   }
-  const std::int64_t q_rows = p.q_packed ? p.total_q : p.q_len;
-  const std::int64_t kv_rows = p.kv_packed ? p.total_k : p.kv_len;
-  const std::int64_t kv_batch = p.kv_packed ? 1 : p.batch;
+  const std::int64_t q_rows = p.q_varlen ? p.total_q : p.q_len;
+  const std::int64_t kv_rows = p.kv_varlen ? p.total_k : p.kv_len;
+  const std::int64_t kv_batch = p.kv_varlen ? 1 : p.batch;
   if (p.out.column != 1 || p.out.alignment_bytes < 8 || p.v_dim % 4 != 0 ||
-      !has_tensor_map(p.q, q_rows, p.q_heads, p.q_packed ? 1 : p.batch) ||
+      !has_tensor_map(p.q, q_rows, p.q_heads, p.q_varlen ? 1 : p.batch) ||
       !has_tensor_map(p.k, kv_rows, p.kv_heads, kv_batch) ||
       !has_tensor_map(p.v, kv_rows, p.kv_heads, kv_batch)) {
     return Reject::strides;
@@ -91,7 +91,7 @@ Reject supports_sm90(const Problem& p, const DeviceInfo& device) noexcept {
 /// What a kernel that reads e4m3 codes as they are minds besides.
 Reject supports_e4m3(const KernelInfo& kernel, const Problem& p) noexcept {
   for (const Layout& layout : {p.q, p.k, p.v}) {
-    if (layout.dtype != DType::e4m3) return Reject::storage;
+    if (layout.dtype != DType::e4m3) return Reject::input_format;
   }
   const std::int64_t block = p.options.kv_scale_block;
   const bool keys_share = p.k_scale.row == 0 || block % kKeysOfAScale == 0;
@@ -133,8 +133,8 @@ const KernelInfo* choose_in_family(const char* family, const Problem& problem,
       if (chosen != nullptr && expected >= cycles) continue;
       cycles = expected;
     } else {
-      settled = settled ||
-                keeps_busy(kernel, rows_of(kernel, problem), items_of(kernel, problem), device);
+      settled = settled || fills_device(kernel, packed_rows(kernel, problem),
+                                        tile_count(kernel, problem), device);
     }
     chosen = &kernel;
   }
@@ -198,7 +198,7 @@ Status lay_out_workspace(Plan& plan) noexcept {
         plan.scratch_bytes_per_thread * static_cast<std::size_t>(std::max(1, plan.device.threads));
   }
   if (plan.splits > 1) {
-    const std::int64_t rows = p.q_packed ? p.total_q * p.q_heads : p.batch * p.q_heads * p.q_len;
+    const std::int64_t rows = p.q_varlen ? p.total_q * p.q_heads : p.batch * p.q_heads * p.q_len;
     if (static_cast<double>(rows) * plan.splits * static_cast<double>(p.v_dim) > kMostCountable) {
       return unsupported(
           "the workspace of %d splits would not fit the address space; use fewer "
@@ -211,8 +211,8 @@ Status lay_out_workspace(Plan& plan) noexcept {
     plan.partial_lse_offset = end;
     end += aligned(partials * element);
   }
-  if (plan.cut_items > 0) {
-    const auto parts = static_cast<std::size_t>(plan.cut_items * plan.item_parts);
+  if (plan.tail_tiles > 0) {
+    const auto parts = static_cast<std::size_t>(plan.tail_tiles * plan.tail_splits);
     plan.partial_out_offset = end;
     end += aligned(parts * static_cast<std::size_t>(shape_of(*plan.kernel).part_bytes()));
   }
@@ -226,15 +226,15 @@ std::int64_t heads_in_tile(const KernelInfo& kernel, const Problem& problem) noe
   if (problem.q_heads <= problem.kv_heads || problem.kv_heads == 0) return 1;
   const std::int64_t group = divide(problem.q_heads, problem.kv_heads);
   if (kernel.packs_heads) return group;
-  if (!is_sm90(kernel) || !shape_of(kernel).spreads()) return 1;
-  return std::min<std::int64_t>(group & -group, core::kMostHeadsInTile);  // a power of 2
+  if (!is_sm90(kernel) || !shape_of(kernel).packs_gqa()) return 1;
+  return std::min<std::int64_t>(group & -group, core::kMaxHeadsInTile);  // a power of 2
 }
 
-std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept {
+std::int64_t packed_rows(const KernelInfo& kernel, const Problem& problem) noexcept {
   return problem.q_len * heads_in_tile(kernel, problem);
 }
 
-std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept {
+std::int64_t tile_count(const KernelInfo& kernel, const Problem& problem) noexcept {
   const std::int64_t heads = heads_in_tile(kernel, problem);
   return problem.batch * divide(problem.q_heads, heads) *
          ceil_div(problem.q_len * heads, kernel.tile_q);
@@ -259,7 +259,7 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
                 const DeviceInfo& device) noexcept {
   if (kernel.device != device.device.type) return Reject::other_device;
   if (kernel.device == DeviceType::cpu && !runs_on(kernel.isa, device.isa)) return Reject::isa;
-  if (left_out(kernel)) return Reject::not_compiled;
+  if (excluded_from_build(kernel)) return Reject::not_compiled;
   if (kernel.device == DeviceType::cuda) {
     if (device.compute_capability < kernel.min_compute_capability) {
       return Reject::compute_capability;
@@ -277,11 +277,11 @@ Reject supports(const KernelInfo& kernel, const Problem& problem,
   }
   if (kernel.dtype != problem.dtype) return Reject::dtype;
   if (std::max(problem.head_dim, problem.v_dim) > kernel.head_dim) return Reject::head_dim;
-  if (stored_in_8_bits(problem) && !takes_8_bits(kernel)) return Reject::storage;
+  if (stored_in_8_bits(problem) && !takes_8_bits(kernel)) return Reject::input_format;
   if (needs_8_bits(kernel) && !(is_8bit(problem.k.dtype) && is_8bit(problem.v.dtype))) {
-    return Reject::storage;
+    return Reject::input_format;
   }
-  if (depends_on_other_scales(kernel, problem)) return Reject::options;
+  if (depends_on_other_scales(kernel, problem)) return Reject::missing_feature;
   if (counts_in_32_bits && problem.options.softcap > core::kLargestShortCap) return Reject::softcap;
   if (needs_e4m3(kernel)) {
     const Reject reject = supports_e4m3(kernel, problem);
@@ -297,7 +297,7 @@ Reject preference(const KernelInfo& kernel, const Problem& problem,
   if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
   if (std::strcmp(kernel.family, chosen->family) != 0) return Reject::slower_family;
   if (kernel.head_dim != chosen->head_dim) return Reject::wrong_size;
-  return kernel.tile_q > chosen->tile_q ? Reject::too_few_items : Reject::too_many_items;
+  return kernel.tile_q > chosen->tile_q ? Reject::grid_too_small : Reject::grid_too_large;
 }
 
 Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcept {
@@ -335,7 +335,7 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   plan.heads_in_tile = static_cast<std::int32_t>(heads_in_tile(*plan.kernel, problem));
   plan.tile_k =
       on_cpu ? cpu_tile_k(plan.kernel->isa, problem.head_dim, problem.v_dim) : plan.kernel->tile_k;
-  const std::int64_t items = items_of(*plan.kernel, problem);
+  const std::int64_t items = tile_count(*plan.kernel, problem);
   Splits splits;
   if (is_sm80(*plan.kernel)) {
     const Sm80Schedule schedule = schedule_sm80(*plan.kernel, problem, device);
@@ -351,39 +351,39 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   plan.splits = splits.count;
   plan.keys_per_split = splits.keys_each;
   FLASHCORE_RETURN_IF_ERROR(lay_out_workspace(plan));
-  plan.work_items = items * splits.count;
+  plan.num_tiles = items * splits.count;
   plan.combines_itself = plan.splits > 1 && !on_cpu && plan.kernel->packs_heads &&
                          items <= core::kMaxCounters && splits.count <= core::kMaxJoinedSplits;
-  const Tail tail = choose_tail(*plan.kernel, problem, device);
-  if (tail.items > 0) FLASHCORE_RETURN_IF_ERROR(cut_last_items(plan, tail.items, tail.parts));
+  const Tail tail = plan_tail_split(*plan.kernel, problem, device);
+  if (tail.items > 0) FLASHCORE_RETURN_IF_ERROR(apply_tail_split(plan, tail.items, tail.parts));
   return plan;
 }
 
-bool cuts_items(const KernelInfo& kernel, const Problem& problem) noexcept {
+bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept {
   const Options& options = problem.options;
   const bool masked = options.causal || options.window_left >= 0 || options.window_right >= 0;
-  const bool has_lengths = problem.q_packed || problem.kv_packed || problem.used_k.given() ||
-                           problem.q_start.given() || problem.k_start.given();
-  return is_sm90(kernel) && shape_of(kernel).spreads() && !masked && !has_lengths &&
+  const bool is_varlen = problem.q_varlen || problem.kv_varlen || problem.used_k.given() ||
+                         problem.q_start.given() || problem.k_start.given();
+  return is_sm90(kernel) && shape_of(kernel).packs_gqa() && !masked && !is_varlen &&
          problem.kv_len > 0 && options.reproducibility == Reproducibility::deterministic;
 }
 
-Status cut_last_items(Plan& plan, std::int64_t items, std::int64_t parts) noexcept {
+Status apply_tail_split(Plan& plan, std::int64_t items, std::int64_t parts) noexcept {
   const Splits splits = split_keys(plan.problem.kv_len, parts, plan.tile_k);
   const std::int64_t counters = items * plan.tile_q / core::kWarpRows;
   const bool cut = items > 0 && splits.count > 1 && counters < core::kMaxCounters;
-  plan.cut_items = cut ? items : 0;
-  plan.item_parts = cut ? splits.count : 1;
-  plan.keys_per_part = cut ? splits.keys_each : 0;
+  plan.tail_tiles = cut ? items : 0;
+  plan.tail_splits = cut ? splits.count : 1;
+  plan.keys_per_tail_split = cut ? splits.keys_each : 0;
   return lay_out_workspace(plan);
 }
 
 // The one place that says so. What it follows: make_params() gives counters to kernels that join
 // their splits, whether or not a cluster does it in the end; a Hopper kernel counts the parts of
-// cut items, and deals out work by a ticket where there is more than it has blocks.
+// cut items, and deals out work by a tile_counter where there is more than it has blocks.
 bool uses_header(const Plan& plan) noexcept {
-  if (plan.problem.options.checked || plan.combines_itself || plan.cut_items > 0) return true;
-  return plan.kernel != nullptr && is_sm90(*plan.kernel) && plan.work_items > plan.device.sm_count;
+  if (plan.problem.options.checked || plan.combines_itself || plan.tail_tiles > 0) return true;
+  return plan.kernel != nullptr && is_sm90(*plan.kernel) && plan.num_tiles > plan.device.sm_count;
 }
 
 Cost cost(const Problem& problem) noexcept {
@@ -410,8 +410,8 @@ Cost cost(const Problem& problem) noexcept {
   const double dims = static_cast<double>(problem.head_dim + problem.v_dim);
   result.visible_pairs = batch * heads * pairs;
   result.flops = 2.0 * dims * result.visible_pairs;
-  const double q_rows = problem.q_packed ? static_cast<double>(problem.total_q) : batch * q_len;
-  const double k_rows = problem.kv_packed ? static_cast<double>(problem.total_k) : batch * kv_len;
+  const double q_rows = problem.q_varlen ? static_cast<double>(problem.total_q) : batch * q_len;
+  const double k_rows = problem.kv_varlen ? static_cast<double>(problem.total_k) : batch * kv_len;
   const auto width = [](const Layout& layout, std::int64_t columns) {
     return static_cast<double>(size_of(layout.dtype) * columns);
   };

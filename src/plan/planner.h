@@ -14,18 +14,18 @@ enum class Reject {
   compute_capability,  // a newer GPU
   shared_memory,       // more shared memory than a block can have here
   dtype,
-  head_dim,        // the problem's dims are larger
-  wrong_size,      // made for larger dims: a smaller kernel wastes less
-  too_few_items,   // many rows per block would leave SMs idle
-  too_many_items,  // few rows per block would read K and V too often
-  options,         // what only other kernels know: bias, mask, pages, splits
-  strides,         // of q, k or v, that the copy engine cannot follow
-  storage,         // 8-bit q, k or v, or 16-bit ones
-  scales,          // of smaller blocks of k or v than its steps
-  too_many_rows,   // more rows or items than its 32-bit counters hold
-  softcap,         // larger than it computes exactly
-  slower_family,   // tensor cores take it
-  slower_isa,      // a wider instruction set is there
+  head_dim,         // the problem's dims are larger
+  wrong_size,       // made for larger dims: a smaller kernel wastes less
+  grid_too_small,   // many rows per block would leave SMs idle
+  grid_too_large,   // few rows per block would read K and V too often
+  missing_feature,  // what only other kernels know: bias, mask, pages, splits
+  strides,          // of q, k or v, that the copy engine cannot follow
+  input_format,     // 8-bit q, k or v, or 16-bit ones
+  scales,           // of smaller blocks of k or v than its steps
+  too_many_rows,    // more rows or items than its 32-bit counters hold
+  softcap,          // larger than it computes exactly
+  slower_family,    // tensor cores take it
+  slower_isa,       // a wider instruction set is there
 };
 
 /// The kernels of a family for a dtype: of small head dims first. Empty where there are none.
@@ -52,11 +52,11 @@ Reject preference(const KernelInfo& kernel, const Problem& problem,
 
 /// Whether a kernel can cut items of the problem into parts along the keys: items are then all of
 /// one length, every part has keys, and which items are cut may depend on the batch.
-bool cuts_items(const KernelInfo& kernel, const Problem& problem) noexcept;
+bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept;
 
 /// Lets a plan, whose kernel does so, cut its last items into parts; as many parts as asked for, or
 /// as there are steps. The workspace grows.
-Status cut_last_items(Plan& plan, std::int64_t items, std::int64_t parts) noexcept;
+Status apply_tail_split(Plan& plan, std::int64_t items, std::int64_t parts) noexcept;
 
 /// In words, about this kernel.
 std::string describe(Reject reject, const KernelInfo& kernel, const Problem& problem,

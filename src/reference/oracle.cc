@@ -308,7 +308,7 @@ double element(const void* data, DType dtype, std::int64_t index) {
     case DType::e4m3: return e4m3(static_cast<const std::uint8_t*>(data)[index]);
     case DType::e5m2: return small_float(static_cast<const std::uint8_t*>(data)[index], 5, 2);
     case DType::int8: return static_cast<const std::int8_t*>(data)[index];
-    case DType::byte:
+    case DType::u8:
       return (static_cast<double>(static_cast<const std::uint8_t*>(data)[index]) - 128.0) * 448.0 /
              127.0;
     case DType::none: break;

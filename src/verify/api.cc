@@ -55,7 +55,7 @@ std::int32_t finish(const Status& status, flashcore_error* error) {
 Result<VerifyReport> verify_attention(const flashcore_verify_options& options,
                                       const VerifyFunction& function) {
   FunctionTarget target(function);
-  return verify::climb(options, target);
+  return verify::run_probes(options, target);
 }
 
 }  // namespace flashcore

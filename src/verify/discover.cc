@@ -3,16 +3,16 @@
 #include <cmath>
 
 #include "verify/inputs/decimal.h"
-#include "verify/probe_sequence.h"
 #include "verify/inputs/lengths.h"
+#include "verify/probe_sequence.h"
 
 namespace flashcore::verify {
 namespace {
 
 constexpr std::int64_t kCommonDims[] = {64, 128, 32, 80, 256, 16, 96, 72};
 
-HostCall plain_call(const Ladder& ladder, const Shape& shape, const Options& options) {
-  HostCall call = ladder.call(shape, options);
+HostCall plain_call(const ProbeSequence& probes, const Shape& shape, const Options& options) {
+  HostCall call = probes.call(shape, options);
   fill_random(call.tensors.q, 1, 1, 1);
   fill_random(call.tensors.k, 1, 1, 2);
   fill_random(call.tensors.v, 1, 1, 3);
@@ -21,7 +21,7 @@ HostCall plain_call(const Ladder& ladder, const Shape& shape, const Options& opt
 
 class Asker {
  public:
-  Asker(Ladder& ladder, Discovery& found) : ladder_(ladder), found_(found) {}
+  Asker(ProbeSequence& probes, Discovery& found) : ladder_(probes), found_(found) {}
 
   /// Whether a call is taken; its message where not.
   bool takes(const Shape& shape, const Options& options, const Setting* setting = nullptr) {
@@ -31,8 +31,8 @@ class Asker {
     return last_.ok();
   }
   const std::string& message() const { return last_.message; }
-  bool died() const { return last_.kind == Answer::Kind::died; }
-  const Answer& last() const { return last_; }
+  bool died() const { return last_.kind == CallResult::Kind::died; }
+  const CallResult& last() const { return last_; }
 
   /// A declared answer, or what asking gives. Notes it down.
   template <typename Ask>
@@ -41,7 +41,7 @@ class Asker {
     can = declared >= 0 ? declared != 0 : ask();
     // A call that ends its process, or gives a result of another shape, is no refusal: the probe
     // that needs it will say what happened.
-    if (declared < 0 && (last_.kind == Answer::Kind::died || last_.misshapen())) can = true;
+    if (declared < 0 && (last_.kind == CallResult::Kind::died || last_.misshapen())) can = true;
     std::string line = std::string(name) + ": " + (can ? "yes" : "no");
     if (declared >= 0) {
       line += " (declared)";
@@ -52,13 +52,13 @@ class Asker {
   }
 
  private:
-  Ladder& ladder_;
+  ProbeSequence& ladder_;
   Discovery& found_;
-  Answer last_;
+  CallResult last_;
 };
 
 /// A shape and options of a first call that works.
-Status find_plain_call(Ladder& ladder, Asker& asker, Discovery& found,
+Status find_plain_call(ProbeSequence& probes, Asker& asker, Discovery& found,
                        const flashcore_verify_options& o, Shape& shape, Options& options) {
   std::vector<std::int64_t> dims(std::begin(kCommonDims), std::end(kCommonDims));
   if (o.head_dims[0] > 0) {
@@ -76,12 +76,12 @@ Status find_plain_call(Ladder& ladder, Asker& asker, Discovery& found,
         options = {};
         options.causal = causal;
         if (asker.takes(shape, options)) {
-          ladder.can.full = !causal;
+          probes.can.full = !causal;
           return {};
         }
         if (asker.last().misshapen()) {
-          found.fault = *failure_of(ladder, asker.last(), FaultStage::layout);
-          ladder.can.head_dims = {d};
+          found.fault = *failure_of(probes, asker.last(), FaultStage::layout);
+          probes.can.head_dims = {d};
           return {};
         }
         if (first.empty()) first = asker.message();
@@ -94,70 +94,70 @@ Status find_plain_call(Ladder& ladder, Asker& asker, Discovery& found,
   return {StatusCode::invalid_argument, "not even a plain call works: " + first};
 }
 
-void find_dims(Ladder& ladder, Asker& asker, Discovery& found, const flashcore_verify_options& o,
-               const Shape& plain, const Options& options) {
-  ladder.can.head_dims.clear();
+void find_dims(ProbeSequence& probes, Asker& asker, Discovery& found,
+               const flashcore_verify_options& o, const Shape& plain, const Options& options) {
+  probes.can.head_dims.clear();
   std::string line = "head dims:";
   if (o.head_dims[0] > 0) {
     for (const std::int64_t d : o.head_dims) {
-      if (d > 0) ladder.can.head_dims.push_back(d);
+      if (d > 0) probes.can.head_dims.push_back(d);
     }
   } else {
     for (const std::int64_t d : kCommonDims) {
       // Two, and one that is no multiple of 32.
-      const std::size_t have = ladder.can.head_dims.size();
-      if (ladder.quick && (have == 3 || (have == 2 && d % 32 == 0))) continue;
+      const std::size_t have = probes.can.head_dims.size();
+      if (probes.quick && (have == 3 || (have == 2 && d % 32 == 0))) continue;
       Shape shape = plain;
       shape.head_dim = shape.v_dim = d;
-      if (asker.takes(shape, options)) ladder.can.head_dims.push_back(d);
+      if (asker.takes(shape, options)) probes.can.head_dims.push_back(d);
     }
   }
-  for (const std::int64_t d : ladder.can.head_dims) line.append(" ").append(decimal(d));
+  for (const std::int64_t d : probes.can.head_dims) line.append(" ").append(decimal(d));
   found.capabilities.push_back(line + (o.head_dims[0] > 0 ? " (declared)" : ""));
 }
 
 /// Where query 0 stands under a causal mask: asked with Q = 0, few queries on many keys.
-void find_alignment(Ladder& ladder, Discovery& found, const flashcore_verify_options& o) {
+void find_alignment(ProbeSequence& probes, Discovery& found, const flashcore_verify_options& o) {
   const std::string declared = o.causal_alignment != nullptr ? o.causal_alignment : "";
   if (!declared.empty()) {
-    ladder.conventions.top_left = declared == "top-left";
+    probes.conventions.top_left = declared == "top-left";
     found.conventions.push_back("causal: " + declared + " (declared)");
     return;
   }
-  if (!ladder.can.causal || !ladder.can.cross) return;
-  Options options = ladder.base();
+  if (!probes.can.causal || !probes.can.cross) return;
+  Options options = probes.base();
   options.causal = true;
   double wrong[2] = {};
   for (const bool top_left : {false, true}) {
-    ladder.conventions.top_left = top_left;
+    probes.conventions.top_left = top_left;
     for (const auto& [q_len, kv_len] : {std::pair{6, 24}, {24, 6}, {2, 9}}) {
-      HostCall call = ladder.call(ladder.shape(q_len, kv_len, ladder.main_dim(), false), options);
+      HostCall call = probes.call(probes.shape(q_len, kv_len, probes.main_dim(), false), options);
       fill_folded_one_hot(call);
-      const Answer answer = ladder.subject.run(call);
+      const CallResult answer = probes.subject.run(call);
       if (!answer.ok()) continue;
-      const Judged judged = ladder.judge(call, answer);
+      const Judged judged = probes.judge(call, answer);
       wrong[top_left ? 1 : 0] += static_cast<double>(judged.wrong);
     }
   }
-  ladder.conventions.top_left = wrong[1] < wrong[0];
+  probes.conventions.top_left = wrong[1] < wrong[0];
   found.conventions.push_back(std::string("causal: ") +
-                              (ladder.conventions.top_left ? "top-left (query 0 stands at key 0)"
+                              (probes.conventions.top_left ? "top-left (query 0 stands at key 0)"
                                                            : "bottom-right (the last query stands "
                                                              "at the last key)"));
 }
 
 /// What is said of rows that see no key: reported, any number but NaN is taken.
-void find_empty_rows(Ladder& ladder, Discovery& found) {
-  if (!ladder.can.causal || !ladder.can.cross || !ladder.can.lse || ladder.conventions.top_left) {
+void find_empty_rows(ProbeSequence& probes, Discovery& found) {
+  if (!probes.can.causal || !probes.can.cross || !probes.can.lse || probes.conventions.top_left) {
     return;
   }
-  Options options = ladder.base();
+  Options options = probes.base();
   options.causal = true;
-  HostCall call = ladder.call(ladder.shape(9, 4, ladder.main_dim(), false), options);
+  HostCall call = probes.call(probes.shape(9, 4, probes.main_dim(), false), options);
   if (call.tensors.q.shape[2] <= call.tensors.k.shape[2]) return;
-  Setting setting = ladder.subject.plain();
+  Setting setting = probes.subject.plain();
   setting.lse = true;
-  const Answer answer = ladder.subject.run(call, setting);
+  const CallResult answer = probes.subject.run(call, setting);
   if (answer.ok()) {
     found.conventions.push_back("LSE of a row that sees no key: " + number(answer.lse[0]));
   }
@@ -165,16 +165,16 @@ void find_empty_rows(Ladder& ladder, Discovery& found) {
 
 }  // namespace
 
-Discovery discover(Ladder& ladder, const flashcore_verify_options& o) {
+Discovery discover(ProbeSequence& probes, const flashcore_verify_options& o) {
   Discovery found;
-  Asker asker(ladder, found);
+  Asker asker(probes, found);
   Shape plain;
   Options options;
-  ladder.can.splits = false;
-  found.status = find_plain_call(ladder, asker, found, o, plain, options);
+  probes.can.splits = false;
+  found.status = find_plain_call(probes, asker, found, o, plain, options);
   if (!found.status.ok() || found.fault.found()) return found;
-  find_dims(ladder, asker, found, o, plain, options);
-  Capabilities& can = ladder.can;
+  find_dims(probes, asker, found, o, plain, options);
+  Capabilities& can = probes.can;
   const auto with = [&](auto change) {
     Shape s = plain;
     Options opts = options;
@@ -218,22 +218,22 @@ Discovery discover(Ladder& ladder, const flashcore_verify_options& o) {
   asker.settle("v_dim", o.v_dim, can.v_dim,
                [&] { return with([](Shape& s, Options&) { s.v_dim = s.head_dim / 2; }); });
   asker.settle("lse", o.lse, can.lse, [&] {
-    Setting setting = ladder.subject.plain();
+    Setting setting = probes.subject.plain();
     setting.lse = true;
     return asker.takes(plain, options, &setting);
   });
   asker.settle("strides", o.strides, can.strides, [&] {
-    Setting setting = ladder.subject.plain();
-    setting.inputs = setting.out = Arrangement::padded;
+    Setting setting = probes.subject.plain();
+    setting.inputs = setting.out = MemoryLayout::padded;
     return asker.takes(plain, options, &setting);
   });
-  ladder.conventions.lse_base_2 = o.lse_base != nullptr && std::string(o.lse_base) == "2";
+  probes.conventions.lse_base_2 = o.lse_base != nullptr && std::string(o.lse_base) == "2";
   if (can.lse) {
     found.conventions.push_back(std::string("LSE: base ") +
-                                (ladder.conventions.lse_base_2 ? "2 (declared)" : "e"));
+                                (probes.conventions.lse_base_2 ? "2 (declared)" : "e"));
   }
-  find_alignment(ladder, found, o);
-  find_empty_rows(ladder, found);
+  find_alignment(probes, found, o);
+  find_empty_rows(probes, found);
   return found;
 }
 

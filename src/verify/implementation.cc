@@ -45,19 +45,19 @@ struct Placed {
 class Block {
  public:
   Placed& place(Placed& p, const char* name, Format format, std::vector<std::int64_t> shape,
-                Arrangement arrangement) {
+                MemoryLayout arrangement) {
     p.name = name;
     p.format = format;
     p.rank = static_cast<int>(shape.size());
     std::copy(shape.begin(), shape.end(), p.shape);
     std::vector<int> order;  // axes from fastest to slowest
     for (int i = p.rank - 1; i >= 0; --i) order.push_back(i);
-    if (arrangement == Arrangement::rows_first && p.rank == 4) std::swap(order[1], order[2]);
+    if (arrangement == MemoryLayout::rows_first && p.rank == 4) std::swap(order[1], order[2]);
     std::int64_t stride = 1;
     for (const int axis : order) {
       p.strides[axis] = stride;
       stride *= std::max<std::int64_t>(p.shape[axis], 1);
-      if (arrangement == Arrangement::padded && p.rank == 4) stride += kSlack;
+      if (arrangement == MemoryLayout::padded && p.rank == 4) stride += kSlack;
     }
     p.reach = 1;
     for (int i = 0; i < p.rank; ++i) p.reach += (p.shape[i] - 1) * p.strides[i];
@@ -238,7 +238,7 @@ std::string describe(const HostCall& call) {
   return text;
 }
 
-Arithmetic Subject::arithmetic() const {
+Arithmetic Implementation::arithmetic() const {
   const Format p = formats_.arithmetic;
   const bool wide = p == Format::f64 || p == Format::f32;
   // See arithmetic_of(): weights of up to 2^8 may wait for a factor that is then flushed.
@@ -250,7 +250,7 @@ Arithmetic Subject::arithmetic() const {
   return a;
 }
 
-Answer Subject::run(HostCall& call, const Setting& setting) {
+CallResult Implementation::run(HostCall& call, const Setting& setting) {
   const Tensors& t = call.tensors;
   const std::int64_t batch = t.q.shape[0], q_heads = t.q.shape[1], kv_heads = t.k.shape[1];
   const auto shape = [](const TensorView& v) {
@@ -265,12 +265,12 @@ Answer Subject::run(HostCall& call, const Setting& setting) {
   const bool scaled = is_8bit(formats_.dtype);
   if (setting.lse) {
     const Format format = formats_.dtype == Format::f64 ? Format::f64 : Format::f32;
-    block.place(lse, "lse", format, {batch, q_heads, t.q.shape[2]}, Arrangement{});
+    block.place(lse, "lse", format, {batch, q_heads, t.q.shape[2]}, MemoryLayout{});
   }
   if (scaled) {
-    block.place(q_scale, "q_scale", Format::f32, {batch, q_heads}, Arrangement{});
-    block.place(k_scale, "k_scale", Format::f32, {batch, kv_heads}, Arrangement{});
-    block.place(v_scale, "v_scale", Format::f32, {batch, kv_heads}, Arrangement{});
+    block.place(q_scale, "q_scale", Format::f32, {batch, q_heads}, MemoryLayout{});
+    block.place(k_scale, "k_scale", Format::f32, {batch, kv_heads}, MemoryLayout{});
+    block.place(v_scale, "v_scale", Format::f32, {batch, kv_heads}, MemoryLayout{});
   }
   std::byte* base = target_.block(static_cast<std::size_t>(block.bytes()));
   block.fill(base, setting.guard);
@@ -314,24 +314,24 @@ Answer Subject::run(HostCall& call, const Setting& setting) {
                                 nullptr,
                                 reason,
                                 sizeof reason};
-  Answer answer;
+  CallResult answer;
   ++calls_;
   last_call_ = describe(call);
   const std::int32_t code = target_.call(c, &answer.message);
   if (answer.message.empty() && reason[0] != '\0') answer.message = reason;
   if (target_.died()) {
-    answer.kind = Answer::Kind::died;
+    answer.kind = CallResult::Kind::died;
     ++deaths_;
     return answer;
   }
   if (code != FLASHCORE_OK) {
-    answer.kind = code == FLASHCORE_UNSUPPORTED            ? Answer::Kind::refused
-                  : code == FLASHCORE_VERIFY_OUT_MISSHAPEN ? Answer::Kind::out_misshapen
-                  : code == FLASHCORE_VERIFY_LSE_MISSHAPEN ? Answer::Kind::lse_misshapen
-                                                           : Answer::Kind::failed;
+    answer.kind = code == FLASHCORE_UNSUPPORTED            ? CallResult::Kind::refused
+                  : code == FLASHCORE_VERIFY_OUT_MISSHAPEN ? CallResult::Kind::out_misshapen
+                  : code == FLASHCORE_VERIFY_LSE_MISSHAPEN ? CallResult::Kind::lse_misshapen
+                                                           : CallResult::Kind::failed;
     reason[sizeof reason - 1] = '\0';
     if (answer.message.empty()) answer.message = "the function returned " + decimal(code);
-    if (answer.kind == Answer::Kind::refused && refused_++ == 0) {
+    if (answer.kind == CallResult::Kind::refused && refused_++ == 0) {
       first_refusal_ = last_call_ + ": " + answer.message;
     }
     return answer;

@@ -38,7 +38,7 @@ std::string to_string(const Shape& shape);
 
 /// How a call is put into memory.
 struct Setting {
-  Arrangement inputs{}, out{};
+  MemoryLayout inputs{}, out{};
   double guard = 0;  ///< what lies between and around the tensors
   bool lse = false;
   double out_before = std::nan("");  ///< what out holds before the call; NaN: the checks' poison
@@ -49,7 +49,7 @@ struct Setting {
 };
 
 /// What came back.
-struct Answer {
+struct CallResult {
   enum class Kind { ok, refused, failed, died, out_misshapen, lse_misshapen } kind = Kind::ok;
   std::string message;
   std::vector<double> out;      ///< [batch, q_heads, q_len, v_dim]
@@ -64,20 +64,20 @@ struct Answer {
 };
 
 /// How the implementation computes, as far as it is known or declared.
-struct SubjectFormats {
+struct ImplementationFormats {
   Format dtype = Format::f32, out = Format::f32;
   Format arithmetic = Format::f32;  ///< scores and P may be rounded to this
 };
 
-class Subject {
+class Implementation {
  public:
-  Subject(CallTarget& target, SubjectFormats formats, Arrangement native)
+  Implementation(CallTarget& target, ImplementationFormats formats, MemoryLayout native)
       : target_(target), formats_(formats), native_(native) {}
 
   /// Rounds the call's q, k and v to the format (so that the oracle sees what the implementation
   /// sees) and runs it.
-  Answer run(HostCall& call, const Setting& setting);
-  Answer run(HostCall& call) { return run(call, plain()); }
+  CallResult run(HostCall& call, const Setting& setting);
+  CallResult run(HostCall& call) { return run(call, plain()); }
 
   /// The arrangement the caller declared, no guards to speak of.
   Setting plain() const {
@@ -85,7 +85,7 @@ class Subject {
     s.inputs = s.out = native_;
     return s;
   }
-  const SubjectFormats& formats() const { return formats_; }
+  const ImplementationFormats& formats() const { return formats_; }
   /// Unit roundoffs the implementation may have, by its formats.
   Arithmetic arithmetic() const;
   std::int64_t calls() const { return calls_; }
@@ -104,8 +104,8 @@ class Subject {
 
  private:
   CallTarget& target_;
-  SubjectFormats formats_;
-  Arrangement native_;
+  ImplementationFormats formats_;
+  MemoryLayout native_;
   std::int64_t calls_ = 0, refused_ = 0, deaths_ = 0;
   std::vector<double> last_scales_;
   std::string last_call_, first_refusal_, first_stray_, first_stray_call_;

@@ -29,23 +29,25 @@ double seconds_since(Clock::time_point start) {
 struct Rung {
   const char* name;
   const char* asks;
-  Finding (*probe)(Ladder&, std::int64_t head_dim);
+  Finding (*probe)(ProbeSequence&, std::int64_t head_dim);
   /// Why it cannot be asked of this implementation; empty where it can.
-  std::string (*why_not)(const Ladder&);
+  std::string (*why_not)(const ProbeSequence&);
   enum class Dims { first, two_if_quick, all } dims;  ///< head dims it is run at
 };
 
-std::string always(const Ladder&) { return ""; }
-std::string if_8bit(const Ladder& l) {
+std::string always(const ProbeSequence&) { return ""; }
+std::string if_8bit(const ProbeSequence& l) {
   return is_8bit(l.subject.formats().dtype) ? "" : "the inputs are not 8-bit";
 }
-std::string if_causal(const Ladder& l) { return l.can.causal ? "" : "it has no causal mask"; }
-std::string if_window(const Ladder& l) { return l.can.window ? "" : "it has no window"; }
-std::string if_softcap(const Ladder& l) { return l.can.softcap ? "" : "it has no softcap"; }
-std::string if_splits(const Ladder& l) {
+std::string if_causal(const ProbeSequence& l) {
+  return l.can.causal ? "" : "it has no causal mask";
+}
+std::string if_window(const ProbeSequence& l) { return l.can.window ? "" : "it has no window"; }
+std::string if_softcap(const ProbeSequence& l) { return l.can.softcap ? "" : "it has no softcap"; }
+std::string if_splits(const ProbeSequence& l) {
   return l.can.splits ? "" : "it has no parameter for the number of splits";
 }
-std::string if_lse(const Ladder& l) { return l.can.lse ? "" : "it returns no LSE"; }
+std::string if_lse(const ProbeSequence& l) { return l.can.lse ? "" : "it returns no LSE"; }
 
 using Dims = Rung::Dims;
 
@@ -88,8 +90,8 @@ Result<Format> format_of(const char* what, const char* name, Format otherwise) {
                           what, name);
 }
 
-Result<SubjectFormats> formats_of(const flashcore_verify_options& o) {
-  SubjectFormats f;
+Result<ImplementationFormats> formats_of(const flashcore_verify_options& o) {
+  ImplementationFormats f;
   const Result<Format> dtype = format_of("dtype", o.dtype, Format::f32);
   if (!dtype.ok()) return dtype.status();
   f.dtype = *dtype;
@@ -105,13 +107,13 @@ Result<SubjectFormats> formats_of(const flashcore_verify_options& o) {
 }
 
 /// Runs one rung at every head dim it is for.
-Finding climb_rung(Ladder& ladder, const Rung& rung) {
-  const std::size_t most = rung.dims == Dims::first                          ? 1
-                           : rung.dims == Dims::two_if_quick && ladder.quick ? 2
-                                                                             : SIZE_MAX;
-  for (std::size_t i = 0; i < std::min(most, ladder.can.head_dims.size()); ++i) {
-    const std::int64_t d = ladder.can.head_dims[i];
-    if (Finding f = rung.probe(ladder, d); f.found()) return f;
+Finding climb_rung(ProbeSequence& probes, const Rung& probe) {
+  const std::size_t most = probe.dims == Dims::first                          ? 1
+                           : probe.dims == Dims::two_if_quick && probes.quick ? 2
+                                                                              : SIZE_MAX;
+  for (std::size_t i = 0; i < std::min(most, probes.can.head_dims.size()); ++i) {
+    const std::int64_t d = probes.can.head_dims[i];
+    if (Finding f = probe.probe(probes, d); f.found()) return f;
   }
   return {};
 }
@@ -119,13 +121,13 @@ Finding climb_rung(Ladder& ladder, const Rung& rung) {
 /// A fault that comes and goes is one of determinism, whatever it looks like when it is there: a
 /// rung that failed is climbed again. Not those that themselves compare calls, nor one that ends
 /// processes: that costs up to a call's limit each time.
-Finding climb_surely(Ladder& ladder, const Rung& rung) {
-  const std::int64_t deaths = ladder.subject.deaths();
-  const Finding first = climb_rung(ladder, rung);
-  const bool compares_calls =
-      rung.probe == probe_coverage || rung.probe == probe_determinism || rung.probe == probe_random;
-  if (!first.found() || compares_calls || ladder.subject.deaths() > deaths) return first;
-  const Finding again = climb_rung(ladder, rung);
+Finding climb_surely(ProbeSequence& probes, const Rung& probe) {
+  const std::int64_t deaths = probes.subject.deaths();
+  const Finding first = climb_rung(probes, probe);
+  const bool compares_calls = probe.probe == probe_coverage || probe.probe == probe_determinism ||
+                              probe.probe == probe_random;
+  if (!first.found() || compares_calls || probes.subject.deaths() > deaths) return first;
+  const Finding again = climb_rung(probes, probe);
   if (again.stage == first.stage && again.detail == first.detail) return first;
   Finding f = first;
   f.stage = FaultStage::determinism;
@@ -134,17 +136,17 @@ Finding climb_surely(Ladder& ladder, const Rung& rung) {
   return f;
 }
 
-void note_not_probed(const Ladder& ladder, VerifyReport& report) {
+void note_not_probed(const ProbeSequence& probes, VerifyReport& report) {
   const struct {
     bool can;
     const char* what;
-  } all[] = {{ladder.can.batch, "batches of more than one"},
-             {ladder.can.gqa, "grouped heads"},
-             {ladder.can.cross, "q_len other than kv_len"},
-             {ladder.can.full, "attention without a causal mask"},
-             {ladder.can.scale, "a scale other than the default"},
-             {ladder.can.strides, "strides other than compact"},
-             {ladder.can.v_dim, "v_dim other than head_dim"}};
+  } all[] = {{probes.can.batch, "batches of more than one"},
+             {probes.can.gqa, "grouped heads"},
+             {probes.can.cross, "q_len other than kv_len"},
+             {probes.can.full, "attention without a causal mask"},
+             {probes.can.scale, "a scale other than the default"},
+             {probes.can.strides, "strides other than compact"},
+             {probes.can.v_dim, "v_dim other than head_dim"}};
   for (const auto& one : all) {
     if (!one.can) report.not_probed.emplace_back(one.what);
   }
@@ -153,19 +155,19 @@ void note_not_probed(const Ladder& ladder, VerifyReport& report) {
       report.not_probed.push_back(probe.name + ": " + probe.detail);
     }
   }
-  if (ladder.subject.refused() > 0) {
+  if (probes.subject.refused() > 0) {
     report.not_probed.push_back(
-        decimal(ladder.subject.refused()) +
-        " calls were refused, the first: " + ladder.subject.first_refusal());
+        decimal(probes.subject.refused()) +
+        " calls were refused, the first: " + probes.subject.first_refusal());
   }
   report.not_probed.emplace_back("the backward pass");
 }
 
 }  // namespace
 
-Result<VerifyReport> climb(const flashcore_verify_options& o, CallTarget& target) {
+Result<VerifyReport> run_probes(const flashcore_verify_options& o, CallTarget& target) {
   const Clock::time_point start = Clock::now();
-  const Result<SubjectFormats> formats = formats_of(o);
+  const Result<ImplementationFormats> formats = formats_of(o);
   if (!formats.ok()) return formats.status();
   const std::string layout = o.layout != nullptr ? o.layout : "bhsd";
   if (layout != "bhsd" && layout != "bshd") {
@@ -178,10 +180,10 @@ Result<VerifyReport> climb(const flashcore_verify_options& o, CallTarget& target
     for (const Rung& r : kRungs) names += std::string(names.empty() ? "" : ", ") + r.name;
     return invalid_argument("only is \"%s\"; wanted one of %s", only.c_str(), names.c_str());
   }
-  Subject subject(target, *formats,
-                  layout == "bshd" ? Arrangement::rows_first : Arrangement::heads_first);
-  Ladder ladder{subject, {}, {}, o.seed, o.quick != 0};
-  Discovery found = discover(ladder, o);
+  Implementation subject(target, *formats,
+                         layout == "bshd" ? MemoryLayout::rows_first : MemoryLayout::heads_first);
+  ProbeSequence probes{subject, {}, {}, o.seed, o.quick != 0};
+  Discovery found = discover(probes, o);
   if (!found.status.ok()) return found.status;
   subject.forget_refusals();
 
@@ -201,36 +203,36 @@ Result<VerifyReport> climb(const flashcore_verify_options& o, CallTarget& target
   };
   if (found.fault.found()) fail(found.fault);
   std::int32_t number = 0;
-  for (const Rung& rung : kRungs) {
+  for (const Rung& probe : kRungs) {
     ++number;
-    ProbeResult result{rung.name, rung.asks, ProbeResult::Status::not_probed, "", 0, 0};
-    result.detail = rung.why_not(ladder);
+    ProbeResult result{probe.name, probe.asks, ProbeResult::Status::not_probed, "", 0, 0};
+    result.detail = probe.why_not(probes);
     if (!report.ok) {
       result.detail =
           found.fault.found() ? "not even a plain call is right" : "it relies on what failed above";
     }
-    if (!only.empty() && only != rung.name) result.detail = "only " + only + " was asked for";
+    if (!only.empty() && only != probe.name) result.detail = "only " + only + " was asked for";
     if (result.detail.empty()) {
       if (o.progress != nullptr) {
-        o.progress(rung.name, number, static_cast<std::int32_t>(std::size(kRungs)),
+        o.progress(probe.name, number, static_cast<std::int32_t>(std::size(kRungs)),
                    o.progress_user);
       }
       const Clock::time_point begun = Clock::now();
       const std::int64_t calls = subject.calls();
-      const Finding finding = climb_surely(ladder, rung);
+      const Finding finding = climb_surely(probes, probe);
       result.calls = subject.calls() - calls;
       result.seconds = seconds_since(begun);
       result.status = finding.found() ? ProbeResult::Status::failed : ProbeResult::Status::passed;
       if (finding.found()) {
         result.detail = finding.detail;
         fail(finding);
-        report.reproducer = "only = \"" + std::string(rung.name) + "\", seed = " + decimal(o.seed) +
-                            ": " + finding.call;
+        report.reproducer = "only = \"" + std::string(probe.name) +
+                            "\", seed = " + decimal(o.seed) + ": " + finding.call;
       }
     }
     report.probes.push_back(std::move(result));
   }
-  note_not_probed(ladder, report);
+  note_not_probed(probes, report);
   report.calls = subject.calls();
   report.seconds = seconds_since(start);
   return report;

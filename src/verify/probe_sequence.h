@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "verify/inputs/probe_inputs.h"
 #include "verify/implementation.h"
+#include "verify/inputs/probe_inputs.h"
 
 namespace flashcore::verify {
 
@@ -45,8 +45,8 @@ struct Judged {
   bool ok() const { return wrong == 0 && head_worst <= 1; }
 };
 
-struct Ladder {
-  Subject& subject;
+struct ProbeSequence {
+  Implementation& subject;
   Capabilities can;
   Conventions conventions;
   std::uint64_t seed = 1;
@@ -64,24 +64,25 @@ struct Ladder {
   HostCall call(const Shape& shape, const Options& options) const;
   HostCall call(const Shape& shape) const { return call(shape, base()); }
   reference::Oracle oracle(const HostCall& call, bool keep_stages = false) const;
-  Judged judge(const HostCall& call, const Answer& answer) const;
+  Judged judge(const HostCall& call, const CallResult& answer) const;
   std::int64_t main_dim() const { return can.head_dims.front(); }
 
   /// A finding about the call last run.
   Finding finding(FaultStage stage, std::string detail) const;
-  Finding finding(FaultStage stage, std::string detail, const HostCall& call, const Answer& answer,
-                  const Judged& judged) const;
+  Finding finding(FaultStage stage, std::string detail, const HostCall& call,
+                  const CallResult& answer, const Judged& judged) const;
 };
 
 /// Most probes: run, and if the call failed say so under the probe's own stage.
-std::optional<Finding> failure_of(const Ladder& ladder, const Answer& answer, FaultStage stage);
+std::optional<Finding> failure_of(const ProbeSequence& probes, const CallResult& answer,
+                                  FaultStage stage);
 
 /// P of every row of a call, read with one-hot values in as many runs as it takes:
 /// [batch, q_heads, q_len, kv_len]. Empty where a run failed.
-std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call,
+std::vector<double> read_probabilities(ProbeSequence& probes, const HostCall& call,
                                        const Setting& setting);
-inline std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call) {
-  return read_probabilities(ladder, call, ladder.subject.plain());
+inline std::vector<double> read_probabilities(ProbeSequence& probes, const HostCall& call) {
+  return read_probabilities(probes, call, probes.subject.plain());
 }
 
 /// "row 3 of batch 0, head 1", for an index into [batch, heads, q_len].
@@ -89,23 +90,23 @@ std::string row_name(const HostCall& call, std::size_t row);
 std::string number(double value);
 
 // The rungs. Each takes a head dim; nothing found is an empty Finding.
-Finding probe_coverage(Ladder& ladder, std::int64_t head_dim);
-Finding probe_determinism(Ladder& ladder, std::int64_t head_dim);
-Finding probe_codes(Ladder& ladder, std::int64_t head_dim);
-Finding probe_layout(Ladder& ladder, std::int64_t head_dim);
-Finding probe_uniform(Ladder& ladder, std::int64_t head_dim);
-Finding probe_key_layout(Ladder& ladder, std::int64_t head_dim);
-Finding probe_scores(Ladder& ladder, std::int64_t head_dim);
-Finding probe_rescale(Ladder& ladder, std::int64_t head_dim);
-Finding probe_max(Ladder& ladder, std::int64_t head_dim);
-Finding probe_mask(Ladder& ladder, std::int64_t head_dim);
-Finding probe_window(Ladder& ladder, std::int64_t head_dim);
-Finding probe_softcap(Ladder& ladder, std::int64_t head_dim);
-Finding probe_combine(Ladder& ladder, std::int64_t head_dim);
-Finding probe_bounds(Ladder& ladder, std::int64_t head_dim);
-Finding probe_scales(Ladder& ladder, std::int64_t head_dim);
-Finding probe_lse(Ladder& ladder, std::int64_t head_dim);
-Finding probe_random(Ladder& ladder, std::int64_t head_dim);
+Finding probe_coverage(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_determinism(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_codes(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_layout(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_uniform(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_key_layout(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_scores(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_rescale(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_max(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_mask(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_window(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_softcap(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_combine(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_bounds(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_scales(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_lse(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_random(ProbeSequence& probes, std::int64_t head_dim);
 
 /// Fills in what was not declared.
 struct Discovery {
@@ -113,8 +114,8 @@ struct Discovery {
   Status status;  ///< not ok: not even a plain call works
   Finding fault;  ///< of a plain call that works, but not as it should
 };
-Discovery discover(Ladder& ladder, const flashcore_verify_options& options);
+Discovery discover(ProbeSequence& probes, const flashcore_verify_options& options);
 
-Result<VerifyReport> climb(const flashcore_verify_options& options, CallTarget& target);
+Result<VerifyReport> run_probes(const flashcore_verify_options& options, CallTarget& target);
 
 }  // namespace flashcore::verify

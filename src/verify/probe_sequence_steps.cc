@@ -18,7 +18,7 @@ constexpr std::int64_t kPictureRows = 48, kPictureColumns = 96;
 
 std::int64_t rounded_up(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }
 
-Evidence evidence_of(const HostCall& call, const Answer& answer, const Judged& judged) {
+Evidence evidence_of(const HostCall& call, const CallResult& answer, const Judged& judged) {
   const Tensors& t = call.tensors;
   Evidence e;
   e.title = describe(call);
@@ -65,8 +65,8 @@ std::string row_name(const HostCall& call, std::size_t row) {
          ", row " + decimal(row % rows);
 }
 
-Shape Ladder::shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim,
-                    bool wide) const {
+Shape ProbeSequence::shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim,
+                           bool wide) const {
   Shape s;
   s.batch = can.batch && wide ? 2 : 1;
   // Three query heads per KV head, two KV heads: h / 3, h % 2 and h / 2 all differ.
@@ -86,14 +86,14 @@ Shape Ladder::shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_d
   return s;
 }
 
-Options Ladder::base() const {
+Options ProbeSequence::base() const {
   Options options;
   options.num_splits = can.splits ? 1 : 0;
   options.causal = !can.full;
   return options;
 }
 
-HostCall Ladder::call(const Shape& s, const Options& options) const {
+HostCall ProbeSequence::call(const Shape& s, const Options& options) const {
   HostCall made = blank_call(s, options);
   const bool positions = options.causal || options.window_left >= 0 || options.window_right >= 0;
   if (positions && conventions.top_left) {
@@ -103,7 +103,7 @@ HostCall Ladder::call(const Shape& s, const Options& options) const {
   return made;
 }
 
-reference::Oracle Ladder::oracle(const HostCall& call, bool keep_stages) const {
+reference::Oracle ProbeSequence::oracle(const HostCall& call, bool keep_stages) const {
   Options options = call.options;
   options.num_splits = 0;
   const Result<Problem> problem = make_problem(call.tensors, options);
@@ -111,7 +111,7 @@ reference::Oracle Ladder::oracle(const HostCall& call, bool keep_stages) const {
                             keep_stages, 1);
 }
 
-Judged Ladder::judge(const HostCall& call, const Answer& answer) const {
+Judged ProbeSequence::judge(const HostCall& call, const CallResult& answer) const {
   Judged j;
   j.oracle = oracle(call);
   const Arithmetic arithmetic = subject.arithmetic();
@@ -164,34 +164,35 @@ Judged Ladder::judge(const HostCall& call, const Answer& answer) const {
   return j;
 }
 
-Finding Ladder::finding(FaultStage stage, std::string detail) const {
+Finding ProbeSequence::finding(FaultStage stage, std::string detail) const {
   return {stage, std::move(detail), subject.last_call(), {}};
 }
 
-Finding Ladder::finding(FaultStage stage, std::string detail, const HostCall& call,
-                        const Answer& answer, const Judged& judged) const {
+Finding ProbeSequence::finding(FaultStage stage, std::string detail, const HostCall& call,
+                               const CallResult& answer, const Judged& judged) const {
   return {stage, std::move(detail), describe(call), evidence_of(call, answer, judged)};
 }
 
-std::optional<Finding> failure_of(const Ladder& ladder, const Answer& answer, FaultStage stage) {
-  if (answer.kind == Answer::Kind::failed) {
-    return ladder.finding(stage, "the call failed: " + answer.message);
+std::optional<Finding> failure_of(const ProbeSequence& probes, const CallResult& answer,
+                                  FaultStage stage) {
+  if (answer.kind == CallResult::Kind::failed) {
+    return probes.finding(stage, "the call failed: " + answer.message);
   }
   if (answer.misshapen()) {
-    return ladder.finding(
-        answer.kind == Answer::Kind::lse_misshapen ? FaultStage::lse : FaultStage::layout,
+    return probes.finding(
+        answer.kind == CallResult::Kind::lse_misshapen ? FaultStage::lse : FaultStage::layout,
         answer.message);
   }
-  if (answer.kind == Answer::Kind::died) {
+  if (answer.kind == CallResult::Kind::died) {
     // Memory that is not there was touched: whatever was being computed, that is out of bounds.
     const bool memory = answer.message.find("SIGSEGV") != std::string::npos ||
                         answer.message.find("SIGBUS") != std::string::npos;
-    return ladder.finding(memory ? FaultStage::bounds : stage, answer.message);
+    return probes.finding(memory ? FaultStage::bounds : stage, answer.message);
   }
   return std::nullopt;
 }
 
-std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call,
+std::vector<double> read_probabilities(ProbeSequence& probes, const HostCall& call,
                                        const Setting& setting) {
   const Tensors& t = call.tensors;
   const std::int64_t rows = t.q.shape[0] * t.q.shape[1] * t.q.shape[2];
@@ -201,7 +202,7 @@ std::vector<double> read_probabilities(Ladder& ladder, const HostCall& call,
     const Result<HostCall> made = with_one_hot_values(call, first);
     if (!made.ok()) return {};
     HostCall probe(*made);
-    const Answer answer = ladder.subject.run(probe, setting);
+    const CallResult answer = probes.subject.run(probe, setting);
     if (!answer.ok()) return {};
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < std::min(v_dim, n - first); ++c) {

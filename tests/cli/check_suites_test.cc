@@ -7,9 +7,9 @@
 #include <set>
 #include <string>
 
-#include "plan/planner.h"
-#include "data/problem.h"
 #include "check/work_facts.h"
+#include "data/problem.h"
+#include "plan/planner.h"
 
 namespace flashcore::tool {
 namespace {
@@ -107,7 +107,7 @@ TEST(Regressions, HaveItemsWithoutKeys) {
     const DeviceInfo h200 = *named_device("h200");
     spec.options.kernel = spec.head_dim > 128 ? "fwd_sm90_bf16_d256_k64" : kHopper;
     const Plan plan = *make_plan(*problem_of(spec, h200.device), with_blocks(h200, 1));
-    EXPECT_GT(plan.work_items, 2 * h200.sm_count) << verify::to_string(spec);
+    EXPECT_GT(plan.num_tiles, 2 * h200.sm_count) << verify::to_string(spec);
     std::vector<std::int32_t> used(spec.used_lengths.begin(), spec.used_lengths.end());
     Tensors tensors;
     if (spec.used_k) tensors.used_k = view(used.data(), DType::i32, {spec.batch});

@@ -27,7 +27,7 @@ bool misses(const Covered& covered, const std::string& name) {
 }
 
 TEST(Coverage, StartsWithNothing) {
-  const Coverage coverage({&kernel_named("fwd_plain_f32"), &kernel_named("fwd_plain_f16")});
+  const Coverage coverage({&kernel_named("fwd_generic_f32"), &kernel_named("fwd_generic_f16")});
   EXPECT_EQ(coverage.fewest_per_kernel(), 0);
   for (const Covered& c : {coverage.options(), coverage.option_pairs(), coverage.tile_edges()}) {
     EXPECT_EQ(c.covered, 0u);
@@ -37,12 +37,12 @@ TEST(Coverage, StartsWithNothing) {
 }
 
 TEST(Coverage, CountsOptionsAndPairs) {
-  Coverage coverage({&kernel_named("fwd_plain_f16")});
+  Coverage coverage({&kernel_named("fwd_generic_f16")});
   CaseSpec spec;
   spec.dtype = DType::f16;
   spec.options.causal = true;
   spec.sinks = true;
-  coverage.add(spec, plan_of(spec, "fwd_plain_f16", "cpu-plain"));
+  coverage.add(spec, plan_of(spec, "fwd_generic_f16", "cpu-generic"));
   EXPECT_EQ(coverage.fewest_per_kernel(), 1);
   EXPECT_EQ(coverage.options().covered, 2u);
   EXPECT_EQ(coverage.option_pairs().covered, 1u);
@@ -51,7 +51,8 @@ TEST(Coverage, CountsOptionsAndPairs) {
 }
 
 TEST(Coverage, LeavesOutWhatCannotBe) {
-  const Coverage narrow({&kernel_named("fwd_plain_f16")}), f32({&kernel_named("fwd_plain_f32")});
+  const Coverage narrow({&kernel_named("fwd_generic_f16")}),
+      f32({&kernel_named("fwd_generic_f32")});
   EXPECT_FALSE(misses(narrow.option_pairs(), "alibi+alibi_per_batch"));
   EXPECT_FALSE(misses(narrow.option_pairs(), "batch_invariant+splits"));
   EXPECT_FALSE(misses(narrow.option_pairs(), "out_f32+partial"));
@@ -60,14 +61,14 @@ TEST(Coverage, LeavesOutWhatCannotBe) {
 }
 
 TEST(Coverage, SplitsCountWhereThePlanHasThem) {
-  Coverage coverage({&kernel_named("fwd_plain_f32")});
+  Coverage coverage({&kernel_named("fwd_generic_f32")});
   CaseSpec spec;
   spec.options.num_splits = 2;
   spec.kv_len = 8;  // one tile: nothing to split
-  coverage.add(spec, plan_of(spec, "fwd_plain_f32", "cpu-plain"));
+  coverage.add(spec, plan_of(spec, "fwd_generic_f32", "cpu-generic"));
   EXPECT_TRUE(misses(coverage.options(), "splits"));
   spec.kv_len = 1000;
-  coverage.add(spec, plan_of(spec, "fwd_plain_f32", "cpu-plain"));
+  coverage.add(spec, plan_of(spec, "fwd_generic_f32", "cpu-generic"));
   EXPECT_FALSE(misses(coverage.options(), "splits"));
 }
 
@@ -94,12 +95,12 @@ TEST(Coverage, TileEdges) {
 }
 
 TEST(Coverage, CpuItemsHoldAGroupOfHeads) {
-  Coverage coverage({&kernel_named("fwd_plain_f32")});
+  Coverage coverage({&kernel_named("fwd_generic_f32")});
   CaseSpec spec;
   spec.q_heads = 4;  // over one KV head: 4 rows for each query
   spec.q_len = 16;
-  coverage.add(spec, plan_of(spec, "fwd_plain_f32", "cpu-plain"));
-  EXPECT_FALSE(misses(coverage.tile_edges(), "fwd_plain_f32 rows 64n"));
+  coverage.add(spec, plan_of(spec, "fwd_generic_f32", "cpu-generic"));
+  EXPECT_FALSE(misses(coverage.tile_edges(), "fwd_generic_f32 rows 64n"));
 }
 
 }  // namespace

@@ -70,9 +70,9 @@ class Bench(BenchTest):
         self.assertRegex(text, r"host cost of make_plan \+ run: \S+ us a call")
 
     def test_every_kernel_asked_for(self):
-        result = self.bench("--kernel", "plain", "--case", "a", "--samples", 5, "--splits", 1)
-        self.assertEqual([row["kernel"] for row in result["rows"]], ["fwd_plain_f32"])
-        result = self.bench("--kernel", "plain_f64", "--case", "a")
+        result = self.bench("--kernel", "generic", "--case", "a", "--samples", 5, "--splits", 1)
+        self.assertEqual([row["kernel"] for row in result["rows"]], ["fwd_generic_f32"])
+        result = self.bench("--kernel", "generic_f64", "--case", "a")
         self.assertEqual(result["rows"], [])
         self.assertIn("none of the kernels", result["skipped"][0]["reason"])
 

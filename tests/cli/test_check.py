@@ -14,7 +14,7 @@ PROBLEMS = 40 if SANITIZED else 160
 class Check(CommandTest):
     def test_text(self):
         text = self.call("check", "--device", "cpu", "--problems", PROBLEMS).stdout
-        self.assertRegex(text, r"fwd_plain_f32 +\d+ +0 ")
+        self.assertRegex(text, r"fwd_generic_f32 +\d+ +0 ")
         self.assertRegex(text, r"pairs +\d+ of \d+ pairs of options")
         self.assertRegex(text, r"tile edges +\d+ of \d+")
         self.assertRegex(text, r"kernels +\d+, each with \d+ problems or more")
@@ -45,18 +45,18 @@ class Check(CommandTest):
         self.assertNotEqual(one["kernels"], other["kernels"])
 
     def test_one_problem_again(self):
-        arguments = ("check", "--device", "cpu", "--kernel", "^fwd_plain_f32$")
-        all_of_them = self.call_json(*arguments, "--problems", 20)["kernels"]["fwd_plain_f32"]
+        arguments = ("check", "--device", "cpu", "--kernel", "^fwd_generic_f32$")
+        all_of_them = self.call_json(*arguments, "--problems", 20)["kernels"]["fwd_generic_f32"]
         again = self.call_json(*arguments, "--index", all_of_them["worst_index"])
         self.assertEqual(again["problems"], 1)
-        self.assertEqual(again["kernels"]["fwd_plain_f32"]["worst_ratio"],
+        self.assertEqual(again["kernels"]["fwd_generic_f32"]["worst_ratio"],
                          all_of_them["worst_ratio"])
 
     def test_kernel_sigma_splits_and_work(self):
-        found = self.call_json("check", "--device", "cpu", "--kernel", "plain_(f32|f64)",
+        found = self.call_json("check", "--device", "cpu", "--kernel", "generic_(f32|f64)",
                                "--problems", 30, "--sigma", 0.01, "--splits", 3, "--work", 100000,
                                "--threads", 2)
-        self.assertEqual(set(found["kernels"]), {"fwd_plain_f32", "fwd_plain_f64"})
+        self.assertEqual(set(found["kernels"]), {"fwd_generic_f32", "fwd_generic_f64"})
         self.assertNotIn("splits", found["coverage"]["options"]["missing"])
 
     def test_coverage_can_be_required(self):
@@ -70,21 +70,21 @@ class Check(CommandTest):
 
     def test_tuning(self):
         found = self.call_json("check", "--suite", "tuning", "--device", "cpu", "--kernel",
-                               "plain_f32")
+                               "generic_f32")
         self.assertEqual(found["problems"], 4 * 20)
         self.assertTrue(found["passed"])
         one = self.call_json("check", "--suite", "tuning", "--device", "cpu", "--kernel",
-                             "plain_f32", "--index", 79)
+                             "generic_f32", "--index", 79)
         self.assertEqual(one["problems"], 1)
-        self.refuse("check", "--suite", "tuning", "--device", "cpu", "--kernel", "plain_f32",
+        self.refuse("check", "--suite", "tuning", "--device", "cpu", "--kernel", "generic_f32",
                     "--index", 80, "--json", about="problems 0 to 79")
 
     def test_cases_by_name(self):
         found = self.call_json("check", "--case", "lineage-one-tile", "--device", "cpu")
         self.assertEqual(len(found["cases"]), 2)
         found = self.call_json("check", "--case", "simt-small", "--device", "cpu", "--kernel",
-                               "plain")
-        self.assertEqual(set(found["kernels"]), {"fwd_plain_f16"})
+                               "generic")
+        self.assertEqual(set(found["kernels"]), {"fwd_generic_f16"})
 
     def test_blocks(self):
         self.refuse("check", "--device", "cpu", "--blocks", "1,2", about="--device cuda")
@@ -113,9 +113,9 @@ class Check(CommandTest):
         self.refuse("check", "--index", "1", "--suite", "all", about="--suite random")
 
     def test_plan_for(self):
-        found = self.call_json("check", "--plan-for", "cpu-plain", "--problems", 20)
+        found = self.call_json("check", "--plan-for", "cpu-generic", "--problems", 20)
         self.assertEqual(set(found["kernels"]),
-                         {f"fwd_plain_{dtype}" for dtype in ("f32", "f16", "bf16", "f64")})
+                         {f"fwd_generic_{dtype}" for dtype in ("f32", "f16", "bf16", "f64")})
         self.refuse("check", "--plan-for", "h900", about="wanted cpu, h200")
 
     def test_time_limit(self):

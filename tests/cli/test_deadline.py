@@ -12,8 +12,8 @@ from pathlib import Path
 
 from flashcore_command import FAILED, INTERRUPTED, PROGRAM, CommandTest
 
-NEVER_ENDS = {"FLASHCORE_PLANT": "30"}
-CHECK = ("check", "--device", "cpu", "--kernel", "^fwd_plain_f32$", "--quiet")
+NEVER_ENDS = {"FLASHCORE_FAULT": "30"}
+CHECK = ("check", "--device", "cpu", "--kernel", "^fwd_generic_f32$", "--quiet")
 
 
 def spins(problem):
@@ -37,7 +37,7 @@ def children(pid):
 class Check(CommandTest):
     def hung_in(self, done):
         """{index: replay command} of what was said not to have ended."""
-        rows = re.findall(r"^flashcore: random/(\d+): kernel fwd_plain_f32: it did not end within "
+        rows = re.findall(r"^flashcore: random/(\d+): kernel fwd_generic_f32: it did not end within "
                           r"\S+ s; its process was ended\n  (.*)\n  replay +(.*)$", done.stderr, re.M)
         self.assertTrue(all(spins(problem) for _, problem, _ in rows), done.stderr)
         return {int(index): replay for index, _, replay in rows}
@@ -59,9 +59,9 @@ class Check(CommandTest):
             # Without the bug: what a run would find that leaves the hung ones out.
             healthy = [self.call_json(*CHECK, "--index", index) for index in range(problems)
                        if index not in hung]
-            tally = found["kernels"]["fwd_plain_f32"]
+            tally = found["kernels"]["fwd_generic_f32"]
             self.assertEqual(tally["worst_ratio"], max(
-                one["kernels"]["fwd_plain_f32"]["worst_ratio"] for one in healthy))
+                one["kernels"]["fwd_generic_f32"]["worst_ratio"] for one in healthy))
             for part in ("options", "pairs", "tile_edges"):
                 missing = set.intersection(*(set(one["coverage"][part]["missing"])
                                              for one in healthy))
@@ -96,7 +96,7 @@ class Check(CommandTest):
 
     def test_lists_and_tables(self):
         found = self.call_json("check", "--suite", "tuning", "--device", "cpu", "--kernel",
-                               "^fwd_plain_f32$", "--deadline", 1, "--max-failures", 1)
+                               "^fwd_generic_f32$", "--deadline", 1, "--max-failures", 1)
         self.assertEqual(found["problems"], 80)  # tile edges of 64 rows: none spins
 
     def test_no_deadline_no_worker(self):
@@ -158,11 +158,11 @@ class BenchAndRun(CommandTest):
 
 class Verify(CommandTest):
     def test_a_kernel_that_never_ends_and_the_next(self):
-        found = self.call_json("verify", "--device", "cpu", "--kernel", "^fwd_plain_f(16|32)$",
+        found = self.call_json("verify", "--device", "cpu", "--kernel", "^fwd_generic_f(16|32)$",
                                "--dtype", "f16", "--dtype", "f32", "--quick", "--deadline", 1,
                                "--quiet", code=FAILED, env=NEVER_ENDS)
         self.assertEqual([one["name"] for one in found["reports"]],
-                         ["fwd_plain_f32", "fwd_plain_f16"])
+                         ["fwd_generic_f32", "fwd_generic_f16"])
         for report in found["reports"]:
             self.assertFalse(report["ok"])
             self.assertEqual(report["detail"], "it did not return within 1 s; its process was ended")
@@ -170,7 +170,7 @@ class Verify(CommandTest):
             self.assertIn("--deadline 1", report["reproducer"])
 
     def test_a_kernel_that_ends_is_right_in_a_child_too(self):
-        arguments = ("verify", "--device", "cpu", "--kernel", "^fwd_plain_f32$", "--quick")
+        arguments = ("verify", "--device", "cpu", "--kernel", "^fwd_generic_f32$", "--quick")
         calls = [re.search(r"right +(\d+) calls", self.call(*arguments, "--deadline", limit).stdout)[1]
                  for limit in (0, 20)]
         self.assertEqual(calls[0], calls[1])
@@ -203,11 +203,11 @@ class Ends(CommandTest):
         self.assertEqual(process.returncode, INTERRUPTED)
         self.assertRegex(out, r"\d+ of 40 done, interrupted\n\Z")
         self.assertEqual(out.count("1 kernel on "), 1)
-        self.assertRegex(err, r"random/\d+: kernel fwd_plain_f32: had not ended after")
+        self.assertRegex(err, r"random/\d+: kernel fwd_generic_f32: had not ended after")
         self.assertTrue(self.gone(workers))
 
     def test_an_interrupt_ends_the_verifiers_child(self):
-        process = self.start("verify", "--device", "cpu", "--kernel", "^fwd_plain_f(16|32)$", "--quick",
+        process = self.start("verify", "--device", "cpu", "--kernel", "^fwd_generic_f(16|32)$", "--quick",
                              "--deadline", 100)
         workers = children(process.pid)
         time.sleep(1)
@@ -241,7 +241,7 @@ class Ends(CommandTest):
 
     def test_failures_found_before_are_kept(self):
         arguments = (*CHECK, "--problems", 2000, "--jobs", 2, "--deadline", 100)
-        env = {"FLASHCORE_PLANT": "1"}
+        env = {"FLASHCORE_FAULT": "1"}
         process = self.start(*arguments, env=env)
         os.kill(children(process.pid)[0], signal.SIGSEGV)
         text, _ = process.communicate(timeout=200)

@@ -3,7 +3,7 @@ import unittest
 from flashcore_command import CommandTest
 
 DEVICES = ("h200", "h100", "a100", "l4", "t4", "cpu", "cpu-neon", "cpu-avx2", "cpu-avx512",
-           "cpu-plain")
+           "cpu-generic")
 
 
 class Explain(CommandTest):
@@ -35,7 +35,7 @@ class Explain(CommandTest):
         self.assertGreater(plan["flops"], 1e18)
 
     def test_options_reach_the_plan(self):
-        plan = self.call_json("explain", "--shape", "1,1,1/4096,64", "--plan-for", "cpu-plain",
+        plan = self.call_json("explain", "--shape", "1,1,1/4096,64", "--plan-for", "cpu-generic",
                               "--splits", 4)
         self.assertEqual(plan["splits"], 4)
         text = self.call("explain", "--shape", "1,4,16,64", "--plan-for", "l4", "--causal",

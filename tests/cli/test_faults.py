@@ -1,4 +1,4 @@
-"""A build with planted bugs (FLASHCORE_PLANTS): every one is caught, reported and can be replayed."""
+"""A build with planted bugs (FLASHCORE_FAULTS): every one is caught, reported and can be replayed."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from flashcore_command import FAILED, PROGRAM, SOURCE, CommandTest, write_npy
 SYNCHRONISATION = range(19, 28)
 
 
-def plants():
-    with open(os.path.join(SOURCE, "src/core/plant.h")) as file:
+def faults():
+    with open(os.path.join(SOURCE, "src/core/fault.h")) as file:
         return [(int(number), name) for name, number in
                 re.findall(r"^  (\w+) = (\d+),", file.read(), re.M)
                 if number != "0" and int(number) not in SYNCHRONISATION]
@@ -23,16 +23,16 @@ def plants():
 
 class Planted(CommandTest):
     def broken(self, number):
-        return {"FLASHCORE_PLANT": str(number)}
+        return {"FLASHCORE_FAULT": str(number)}
 
     def test_there_are_enough(self):
-        self.assertGreaterEqual(len(plants()), 10)
+        self.assertGreaterEqual(len(faults()), 10)
 
     def test_none_planted_none_found(self):
         self.call("check", "--device", "cpu", "--problems", 200, env=self.broken(0))
 
     def test_every_plant_is_caught(self):
-        for number, name in plants():
+        for number, name in faults():
             with self.subTest(name):
                 deadline = ("--deadline", 3) if name == "never_ends" else ()
                 found = self.call_json("check", "--device", "cpu", "--problems", 2000,
@@ -44,7 +44,7 @@ class Planted(CommandTest):
                 self.assertTrue(found["reports"][0]["reason"])
 
     def test_the_report_says_all(self):
-        done = self.call("check", "--device", "cpu", "--problems", 60, "--kernel", "plain_f32",
+        done = self.call("check", "--device", "cpu", "--problems", 60, "--kernel", "generic_f32",
                          code=FAILED, env=self.broken(1))
         report = done.stdout[done.stdout.index("FAILED"):]
         self.assertRegex(report, r"worst +(out|lse)\[b=\d+, h=\d+, i=\d+.*\]: got \S+, want \S+")
@@ -81,7 +81,7 @@ class Planted(CommandTest):
                     "--threads", 2, "--kernel", "f32|f16")
 
     def test_a_tuning_problem_replays(self):
-        self.replay(4, "--suite", "tuning", "--kernel", "plain")
+        self.replay(4, "--suite", "tuning", "--kernel", "generic")
 
     def test_a_regression_replays(self):
         self.replay(1, "--suite", "regressions", "--max-failures", 1)
@@ -113,8 +113,8 @@ class Planted(CommandTest):
         return {stage["stage"]: stage for stage in result["stages"]}, result["first_wrong"]
 
     def test_every_plant_is_seen_at_its_stage(self):
-        """scripts/check_plants knows each bug's stages; here the real script says so."""
-        done = subprocess.run([os.path.join(SOURCE, "scripts/check_plants"), PROGRAM],
+        """scripts/checks/faults knows each bug's stages; here the real script says so."""
+        done = subprocess.run([os.path.join(SOURCE, "scripts/checks/faults"), PROGRAM],
                               capture_output=True, text=True, timeout=900)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("0 seen in other stages than expected", done.stdout)

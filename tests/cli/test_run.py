@@ -50,7 +50,7 @@ class Random(CommandTest):
                         ["--partial", "--splits", "3"], ["--layout", "bshd"],
                         ["--reproducibility", "batch_invariant"], ["--dtype", "f16", "--out-f32"],
                         ["--dtype", "bf16"], ["--dtype", "f64"], ["--threads", "1"],
-                        ["--sigma", "10"], ["--kernel", "plain_f32"]):
+                        ["--sigma", "10"], ["--kernel", "generic_f32"]):
             result = self.call_json("run", "--shape", "2,4/2,9/300,16/24", "--device", "cpu",
                                     "--samples", "0", *options)
             self.assertTrue(result["passed"], options)

@@ -1,4 +1,4 @@
-"""flashcore run --stage and --trace on right kernels. Wrong ones: test_planted.py."""
+"""flashcore run --stage and --trace on right kernels. Wrong ones: test_faults.py."""
 
 import math
 import unittest
@@ -11,7 +11,7 @@ STAGES = ["scores", "probabilities", "pv", "partials", "combine"]
 class Stages(CommandTest):
     def test_all_stages(self):
         result = self.call_json("run", "--shape", "1,2,16/290,16", "--device", "cpu", "--kernel",
-                                "plain_f32", "--stage", "all")
+                                "generic_f32", "--stage", "all")
         self.assertTrue(result["passed"])
         self.assertEqual([stage["stage"] for stage in result["stages"]], STAGES)
         for stage in result["stages"]:

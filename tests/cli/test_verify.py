@@ -19,9 +19,9 @@ class VerifyTest(CommandTest):
         return found["reports"][0]
 
     def test_our_kernel_is_right(self):
-        kernel = "^fwd_plain_f32$"
+        kernel = "^fwd_generic_f32$"
         done = self.call("verify", "--kernel", kernel, "--device", "cpu", "--quick", "--quiet")
-        self.assertRegex(done.stdout, r"fwd_plain_f32 +f32 +right")
+        self.assertRegex(done.stdout, r"fwd_generic_f32 +f32 +right")
 
     def test_the_example_is_right(self):
         report = self.verdict(ME, "attention", code=0)
@@ -98,7 +98,7 @@ class VerifyTest(CommandTest):
         self.refuse("verify", "--lib", ME, "--symbol", "nothing", about="no function nothing")
         self.refuse("verify", "--lib", "./none.so", "--symbol", "attention", about="none.so")
         self.refuse("verify", "--lib", ME, about="belong together")
-        self.refuse("verify", "--only", "nothing", "--kernel", "plain_f32", about="wanted one of")
+        self.refuse("verify", "--only", "nothing", "--kernel", "generic_f32", about="wanted one of")
 
 
 class TutorialTest(CommandTest):

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "check/check_suites.h"
-#include "plan/planner.h"
-#include "data/problem.h"
-#include "verify/inputs/case_lengths.h"
 #include "check/coverage.h"
+#include "data/problem.h"
+#include "plan/planner.h"
+#include "verify/inputs/case_lengths.h"
 
 namespace flashcore::verify {
 namespace {
@@ -34,8 +34,8 @@ TensorView ints(const std::vector<std::int32_t>& values, bool given) {
 
 WorkFacts facts_of(const CaseSpec& spec, int blocks, const CaseLengths& lengths) {
   Tensors t;
-  t.cu_seqlens_q = ints(lengths.q_ends, spec.q_packed);
-  t.cu_seqlens_k = ints(lengths.k_ends, spec.kv_packed);
+  t.cu_seqlens_q = ints(lengths.q_ends, spec.q_varlen);
+  t.cu_seqlens_k = ints(lengths.k_ends, spec.kv_varlen);
   t.used_k = ints(lengths.used_k, spec.used_k);
   t.q_start = ints(lengths.q_start, spec.q_start);
   t.k_start = ints(lengths.k_start, spec.k_start);
@@ -98,7 +98,7 @@ TEST(WorkFacts, ThreeItemsNeedMoreThanTwoABlock) {
 
 TEST(WorkFacts, ItemsWithoutQueriesAreNone) {
   CaseSpec spec = spec_of(3, 1, 1, 256, 64);
-  spec.q_packed = true;
+  spec.q_varlen = true;
   CaseLengths lengths = draw_lengths(spec);
   lengths.q_ends = {0, 256, 256, 256};
   EXPECT_FALSE(facts_of(spec, 1, lengths).three_items);
@@ -135,7 +135,7 @@ TEST(WorkFacts, OtherKernelsHaveNone) {
 }
 
 TEST(WorkFacts, CoverageDemandsThemOfPersistentKernelsOnly) {
-  EXPECT_EQ(Coverage({find_kernel("fwd_plain_f32"), find_kernel("fwd_sm80_f16_d64_q128")})
+  EXPECT_EQ(Coverage({find_kernel("fwd_generic_f32"), find_kernel("fwd_sm80_f16_d64_q128")})
                 .work_lists()
                 .possible,
             0u);

@@ -7,7 +7,7 @@
 
 #include "mutants/zoo.h"
 
-namespace flashcore::zoo {
+namespace flashcore::mutants {
 namespace {
 
 using verify::Format;
@@ -62,7 +62,7 @@ std::pair<std::int64_t, std::int64_t> even_range(const Work& w, int split, int s
   return {std::min(split * size, w.n), std::min((split + 1) * size, w.n)};
 }
 
-std::vector<Exhibit> softmax_bugs() {
+std::vector<Mutant> softmax_bugs() {
   return {
       {"factor_of_the_neighbour_row", rescale, "f32 f16",
        factor_of_row([](std::int64_t i) { return i ^ 1; }), "", false},
@@ -158,7 +158,7 @@ std::vector<Exhibit> softmax_bugs() {
   };
 }
 
-std::vector<Exhibit> mask_and_score_bugs() {
+std::vector<Mutant> mask_and_score_bugs() {
   return {
       {"causal_offset_never_negative", mask, "f32 f16", mutant([](Parts& p) {
          const auto right = p.visible;
@@ -319,7 +319,7 @@ std::function<VerifyFunction()> codes_of_k(double (*change)(double)) {
   });
 }
 
-std::vector<Exhibit> memory_and_8bit_bugs() {
+std::vector<Mutant> memory_and_8bit_bugs() {
   return {
       {"v_of_an_earlier_call", coverage, "f32 f16", keeps_v, "", false},
       {"lse_of_the_last_range", lse, "f32 f16", mutant([](Parts& p) {
@@ -375,12 +375,12 @@ std::vector<Exhibit> memory_and_8bit_bugs() {
 
 }  // namespace
 
-std::vector<Exhibit> adversary_mutants() {
-  std::vector<Exhibit> all;
+std::vector<Mutant> adversary_mutants() {
+  std::vector<Mutant> all;
   for (const auto& part : {softmax_bugs(), mask_and_score_bugs(), memory_and_8bit_bugs()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
 }
 
-}  // namespace flashcore::zoo
+}  // namespace flashcore::mutants

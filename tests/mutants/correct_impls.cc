@@ -4,7 +4,7 @@
 
 #include "mutants/zoo.h"
 
-namespace flashcore::zoo {
+namespace flashcore::mutants {
 namespace {
 
 using verify::Format;
@@ -92,7 +92,7 @@ void round_everything(Parts& p, Format format) {
 
 }  // namespace
 
-std::vector<Exhibit> right_ones() {
+std::vector<Mutant> correct_impls() {
   const char* floats = "f32 f16 bf16 f64";
   const char* narrow = "e4m3 int8 byte";
   return {
@@ -139,4 +139,4 @@ std::vector<Exhibit> right_ones() {
   };
 }
 
-}  // namespace flashcore::zoo
+}  // namespace flashcore::mutants

@@ -6,7 +6,7 @@
 
 #include "mutants/zoo.h"
 
-namespace flashcore::zoo {
+namespace flashcore::mutants {
 namespace {
 
 using verify::Format;
@@ -40,7 +40,7 @@ void exchange_quadrants(Work& w) {
   }
 }
 
-std::vector<Exhibit> ancestors() {
+std::vector<Mutant> ancestors() {
   return {
       {"masked_tile_gives_nan", mask, "f32 f16 bf16", mutant([](Parts& p) {
          p.new_max = [](const Work&, const Tile& t, std::int64_t i, float before) {
@@ -138,7 +138,7 @@ VerifyFunction never_zeroed() {
   return [p](const flashcore_verify_call& c, std::string*) { return attend(p, c); };
 }
 
-std::vector<Exhibit> memory_bugs() {
+std::vector<Mutant> memory_bugs() {
   return {
       {"race_changes_an_element", determinism, "f32 f16", racy, "", false},
       {"accumulator_never_zeroed", coverage, "f32 bf16", never_zeroed, "", false},
@@ -210,7 +210,7 @@ std::vector<Exhibit> memory_bugs() {
   };
 }
 
-std::vector<Exhibit> sum_and_score_bugs() {
+std::vector<Mutant> sum_and_score_bugs() {
   return {
       {"not_divided_by_sum", sum, "f32 f16", mutant([](Parts& p) {
          p.normalise = [](const Work&, std::int64_t, float acc, float) { return acc; };
@@ -308,7 +308,7 @@ std::vector<Exhibit> sum_and_score_bugs() {
   };
 }
 
-std::vector<Exhibit> softmax_bugs() {
+std::vector<Mutant> softmax_bugs() {
   return {
       {"accumulator_not_rescaled", rescale, "f32 f16 bf16",
        mutant([](Parts& p) { p.rescale = [](float, float) { return 1.0f; }; }), "", false},
@@ -388,12 +388,12 @@ std::vector<Exhibit> softmax_bugs() {
 
 }  // namespace
 
-std::vector<Exhibit> first_mutants() {
-  std::vector<Exhibit> all;
+std::vector<Mutant> first_mutants() {
+  std::vector<Mutant> all;
   for (const auto& part : {ancestors(), memory_bugs(), sum_and_score_bugs(), softmax_bugs()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
 }
 
-}  // namespace flashcore::zoo
+}  // namespace flashcore::mutants

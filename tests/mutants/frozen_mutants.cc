@@ -5,7 +5,7 @@
 
 #include "mutants/zoo.h"
 
-namespace flashcore::zoo {
+namespace flashcore::mutants {
 namespace {
 
 using verify::Format;
@@ -23,7 +23,7 @@ VerifyFunction every_third_call_skips_a_head() {
   return [p](const flashcore_verify_call& c, std::string*) { return attend(p, c); };
 }
 
-std::vector<Exhibit> memory_bugs() {
+std::vector<Mutant> memory_bugs() {
   return {
       {"one_in_three_calls_differs", determinism, "f32", every_third_call_skips_a_head, "", false},
       {"last_head_unwritten", coverage, "f32 f16", mutant([](Parts& p) {
@@ -89,7 +89,7 @@ std::vector<Exhibit> memory_bugs() {
   };
 }
 
-std::vector<Exhibit> sum_bugs() {
+std::vector<Mutant> sum_bugs() {
   return {
       {"divided_by_key_count", sum, "f32 f16", mutant([](Parts& p) {
          p.normalise = [](const Work& w, std::int64_t, float acc, float) {
@@ -157,7 +157,7 @@ std::vector<Exhibit> sum_bugs() {
   };
 }
 
-std::vector<Exhibit> score_bugs() {
+std::vector<Mutant> score_bugs() {
   return {
       {"scale_by_head_dim", scale, "f32 f16", mutant([](Parts& p) {
          p.scale = [](const Work& w) { return static_cast<float>(w.call->scale / std::sqrt(w.d)); };
@@ -241,7 +241,7 @@ std::vector<Exhibit> score_bugs() {
   };
 }
 
-std::vector<Exhibit> softmax_bugs() {
+std::vector<Mutant> softmax_bugs() {
   return {
       {"rescaled_by_the_inverse", rescale, "f32 f16", mutant([](Parts& p) {
          p.rescale = [](float before, float now) {
@@ -393,12 +393,12 @@ std::vector<Exhibit> softmax_bugs() {
 
 }  // namespace
 
-std::vector<Exhibit> frozen_mutants() {
-  std::vector<Exhibit> all;
+std::vector<Mutant> frozen_mutants() {
+  std::vector<Mutant> all;
   for (const auto& part : {memory_bugs(), sum_bugs(), score_bugs(), softmax_bugs()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
 }
 
-}  // namespace flashcore::zoo
+}  // namespace flashcore::mutants

@@ -19,7 +19,7 @@
 
 #include "mutants/zoo.h"
 
-namespace flashcore::zoo {
+namespace flashcore::mutants {
 namespace {
 
 struct Args {
@@ -30,7 +30,7 @@ struct Args {
 
 /// What is shown once.
 struct Showing {
-  const Exhibit* exhibit;
+  const Mutant* exhibit;
   std::string dtype;
   std::uint64_t seed;
 };
@@ -42,7 +42,7 @@ struct Tally {
   std::vector<Showing> once_more;  // to be timed alone
 };
 
-bool is_timed(const Args& args, const Exhibit& e) {
+bool is_timed(const Args& args, const Mutant& e) {
   return !args.full && e.stage != FaultStage::none;
 }
 
@@ -65,7 +65,7 @@ struct Verified {
 };
 
 Verified verify(const Args& args, const Showing& showing) {
-  const Exhibit& e = *showing.exhibit;
+  const Mutant& e = *showing.exhibit;
   flashcore_verify_options options;
   flashcore_verify_options_init(&options, sizeof options);
   options.name = e.name.c_str();
@@ -90,7 +90,7 @@ bool too_slow_alone(const Args& args, const Showing& showing) {
 
 /// Exhibits are shown side by side, one per thread; lines and tallies are one at a time.
 void run(const Args& args, const Showing& showing, std::mutex& mutex, Tally& tally) {
-  const Exhibit& e = *showing.exhibit;
+  const Mutant& e = *showing.exhibit;
   const std::string& dtype = showing.dtype;
   const auto [report, s] = verify(args, showing);
   const std::lock_guard lock(mutex);
@@ -121,13 +121,13 @@ void run(const Args& args, const Showing& showing, std::mutex& mutex, Tally& tal
   std::fflush(stdout);
 }
 
-Tally run_all(const Args& args, const char* title, const std::vector<Exhibit>& exhibits) {
+Tally run_all(const Args& args, const char* title, const std::vector<Mutant>& exhibits) {
   std::printf("\n%s\n  %-32s %-5s %-12s %-12s\n", title, "implementation", "dtype", "true stage",
               "verdict");
   Tally tally;
   std::vector<std::function<void()>> jobs;
   std::mutex mutex;
-  for (const Exhibit& e : exhibits) {
+  for (const Mutant& e : exhibits) {
     if (!args.only.empty() && e.name.find(args.only) == std::string::npos) continue;
     std::istringstream dtypes(e.dtypes);
     for (std::string dtype; dtypes >> dtype;) {
@@ -162,7 +162,7 @@ Tally run_all(const Args& args, const char* title, const std::vector<Exhibit>& e
 }
 
 int run_zoo(const Args& args) {
-  const auto part = [&](const char* name, const char* title, std::vector<Exhibit> (*exhibits)()) {
+  const auto part = [&](const char* name, const char* title, std::vector<Mutant> (*exhibits)()) {
     return args.part.empty() || args.part == name ? run_all(args, title, exhibits()) : Tally{};
   };
   const Tally first = part("first", "Mutants written together with the probes", first_mutants);
@@ -170,7 +170,7 @@ int run_zoo(const Args& args) {
       part("frozen", "Mutants written after the probes were frozen", frozen_mutants);
   const Tally adversary =
       part("adversary", "Mutants written against the probes", adversary_mutants);
-  const Tally right = part("right", "Right implementations", right_ones);
+  const Tally right = part("right", "Right implementations", correct_impls);
   const auto good = [](const Tally& t) {
     return t.found == t.shown && t.named * 10 >= t.shown * 9 && t.too_slow == 0;
   };
@@ -181,10 +181,10 @@ int run_zoo(const Args& args) {
 }
 
 }  // namespace
-}  // namespace flashcore::zoo
+}  // namespace flashcore::mutants
 
 int main(int argc, char** argv) {
-  flashcore::zoo::Args args;
+  flashcore::mutants::Args args;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--full") == 0) {
       args.full = true;
@@ -205,5 +205,5 @@ int main(int argc, char** argv) {
       return 2;
     }
   }
-  return flashcore::zoo::run_zoo(args);
+  return flashcore::mutants::run_zoo(args);
 }

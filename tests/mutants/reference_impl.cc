@@ -7,7 +7,7 @@
 #include <map>
 #include <tuple>
 
-namespace flashcore::zoo {
+namespace flashcore::mutants {
 namespace {
 
 std::int64_t offset(const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t i,
@@ -292,4 +292,4 @@ std::int32_t attend(const Parts& given, const flashcore_verify_call& call) {
   return FLASHCORE_OK;
 }
 
-}  // namespace flashcore::zoo
+}  // namespace flashcore::mutants

@@ -10,7 +10,7 @@
 #include "flashcore/verify_c.h"
 #include "verify/inputs/format.h"
 
-namespace flashcore::zoo {
+namespace flashcore::mutants {
 
 constexpr float kNoKey = -std::numeric_limits<float>::infinity();
 
@@ -85,4 +85,4 @@ void write(const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64
            std::int64_t c, double value);
 verify::Format format_of(const flashcore_tensor& t);
 
-}  // namespace flashcore::zoo
+}  // namespace flashcore::mutants

@@ -7,9 +7,9 @@
 #include "flashcore/verify.h"
 #include "mutants/reference_impl.h"
 
-namespace flashcore::zoo {
+namespace flashcore::mutants {
 
-struct Exhibit {
+struct Mutant {
   std::string name;
   FaultStage stage = FaultStage::none;  ///< the true one; none: a right implementation
   std::string dtypes;                   ///< those it is shown in, the first one in every run
@@ -19,12 +19,12 @@ struct Exhibit {
 };
 
 /// Written together with the probes.
-std::vector<Exhibit> first_mutants();
+std::vector<Mutant> first_mutants();
 /// Written after the probes were frozen.
-std::vector<Exhibit> frozen_mutants();
+std::vector<Mutant> frozen_mutants();
 /// Written against the probes, after both halves.
-std::vector<Exhibit> adversary_mutants();
-std::vector<Exhibit> right_ones();
+std::vector<Mutant> adversary_mutants();
+std::vector<Mutant> correct_impls();
 
 /// The place of an element among rows of so many columns.
 inline std::size_t at(std::int64_t row, std::int64_t columns, std::int64_t column) {
@@ -41,4 +41,4 @@ std::function<VerifyFunction()> mutant(Change change) {
   };
 }
 
-}  // namespace flashcore::zoo
+}  // namespace flashcore::mutants

@@ -22,7 +22,7 @@ constexpr std::int64_t kMostElements = 1 << 14;
 const std::vector<std::byte>& table_of(DType dtype) {
   static const std::vector<std::vector<std::byte>> tables = [] {
     std::vector<std::vector<std::byte>> all;
-    for (int type = 0; type <= static_cast<int>(DType::byte); ++type) {
+    for (int type = 0; type <= static_cast<int>(DType::u8); ++type) {
       const auto of = static_cast<DType>(type);
       std::vector<std::byte> bytes(16 * Arena::kSlotBytes);
       Random random(static_cast<std::uint64_t>(type));
@@ -133,7 +133,7 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
   const std::int64_t q_len = random.between(1, 4);
   std::int64_t kv_len = random.between(1, 12);
   const std::int64_t dim = random.between(1, 9), v_dim = random.between(1, 9);
-  const bool q_packed = random.chance(0.2), kv_packed = random.chance(0.2);
+  const bool q_varlen = random.chance(0.2), kv_varlen = random.chance(0.2);
   p.partial = random.chance(0.1) ? 1 : 0;
   const DType out = p.partial != 0 ? wide(dtype) : random.chance(0.2) ? DType::f32 : dtype;
   const auto tensor = [&](std::size_t slot, DType type, std::initializer_list<std::int64_t> shape) {
@@ -145,7 +145,7 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
     for (std::int64_t b = 0; b < batch; ++b) ends.push_back(ends.back() + random.between(0, each));
     return ends;
   };
-  if (q_packed) {
+  if (q_varlen) {
     const auto ends = spread(q_len);
     tensor(kQ, dtype, {ends.back(), heads, dim});
     tensor(kOut, out, {ends.back(), heads, v_dim});
@@ -158,7 +158,7 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
     tensor(kOut, out, {batch, heads, q_len, v_dim});
     if (p.partial != 0 || random.chance(0.7)) tensor(kLse, wide(dtype), {batch, heads, q_len});
   }
-  if (kv_packed) {
+  if (kv_varlen) {
     const auto ends = spread(kv_len);
     tensor(kK, dtype, {ends.back(), kv_heads, dim});
     tensor(kV, dtype, {ends.back(), kv_heads, v_dim});
@@ -181,11 +181,11 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
     tensor(kK, dtype, {batch, kv_heads, kv_len, dim});
     tensor(kV, dtype, {batch, kv_heads, kv_len, v_dim});
   }
-  if (!q_packed && !kv_packed && random.chance(0.3)) {
+  if (!q_varlen && !kv_varlen && random.chance(0.3)) {
     tensor(kBias, random.chance(0.5) ? dtype : DType::f32,
            {random.chance(0.5) ? batch : 1, random.chance(0.5) ? heads : 1, q_len, kv_len});
   }
-  if (!q_packed && !kv_packed && random.chance(0.3)) {
+  if (!q_varlen && !kv_varlen && random.chance(0.3)) {
     tensor(kMask, DType::boolean, {1, random.chance(0.5) ? heads : 1, 1, kv_len});
   }
   if (random.chance(0.2)) tensor(kAlibi, DType::f32, {heads});
@@ -345,7 +345,7 @@ TensorView view_of(const flashcore_tensor* t) {
   TensorView view;
   if (t == nullptr) return view;
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i32,
-                            DType::boolean, DType::e4m3, DType::e5m2, DType::int8, DType::byte}) {
+                            DType::boolean, DType::e4m3, DType::e5m2, DType::int8, DType::u8}) {
     const flashcore_dtype code = c_dtype(dtype);
     if (code.code == t->dtype.code && code.bits == t->dtype.bits) view.dtype = dtype;
   }
@@ -373,7 +373,7 @@ Tensors tensors_of(const FuzzCall& call) {
   };
   const bool kv_has_layout = p.cu_seqlens_k == nullptr && p.block_table == nullptr;
   TensorView mask = view_of(p.mask);
-  if (mask.dtype == DType::byte) mask.dtype = DType::boolean;  // both are 8-bit uint in C
+  if (mask.dtype == DType::u8) mask.dtype = DType::boolean;  // both are 8-bit uint in C
   return {.q = main_view(p.q, true),
           .k = main_view(p.k, kv_has_layout),
           .v = main_view(p.v, kv_has_layout),

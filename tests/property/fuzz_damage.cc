@@ -78,8 +78,8 @@ namespace {
 void damage_option(Random& random, FuzzCall& call) {
   static constexpr double kDoubles[] = {0.0, -1.0, 0.5, 1e-300, 1e300, 1e38, -0.0};
   static constexpr const char* kKernels[] = {"",
-                                             "fwd_plain_f32",
-                                             "fwd_plain_f16",
+                                             "fwd_generic_f32",
+                                             "fwd_generic_f16",
                                              "fwd_neon_f32",
                                              "fwd_avx2_f32",
                                              "fwd_simt_f16_d64_q64",

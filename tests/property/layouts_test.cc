@@ -18,9 +18,9 @@ void run_views(const Tensors& tensors, const Options& options) {
   ASSERT_TRUE(run(plan, tensors, workspace.get()).ok());
 }
 
-constexpr Arrangement kArrangements[] = {Arrangement::heads_first, Arrangement::rows_first,
-                                         Arrangement::padded, Arrangement::misaligned,
-                                         Arrangement::spread};
+constexpr MemoryLayout kMemoryLayouts[] = {MemoryLayout::heads_first, MemoryLayout::rows_first,
+                                           MemoryLayout::padded, MemoryLayout::misaligned,
+                                           MemoryLayout::strided_columns};
 
 TEST_P(Layouts, EveryArrangementEqualsTheCompactOne) {
   for (int n = 0; n < rounds(4); ++n) {
@@ -28,7 +28,7 @@ TEST_P(Layouts, EveryArrangementEqualsTheCompactOne) {
     compact.options.num_splits = static_cast<std::int32_t>(random().between(1, 2));
     const Output want = attend(compact);
     ASSERT_TRUE(want.status.ok()) << want.status.message();
-    for (const Arrangement arrangement : kArrangements) {
+    for (const MemoryLayout arrangement : kMemoryLayouts) {
       for (Tensor Inputs::*tensor : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::bias,
                                      &Inputs::mask, &Inputs::alibi_slopes, &Inputs::sinks}) {
         if (!(compact.*tensor).given()) continue;
@@ -51,9 +51,9 @@ TEST_P(Layouts, AllArrangementsAtOnce) {
     Inputs arranged = compact;
     for (Tensor Inputs::*tensor :
          {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::bias, &Inputs::mask}) {
-      arranged.*tensor = rearranged(compact.*tensor, random().pick(kArrangements));
+      arranged.*tensor = rearranged(compact.*tensor, random().pick(kMemoryLayouts));
     }
-    const Output output = attend(arranged, {.out_arrangement = random().pick(kArrangements)});
+    const Output output = attend(arranged, {.out_arrangement = random().pick(kMemoryLayouts)});
     ASSERT_TRUE(output.status.ok()) << output.status.message();
     FLASHCORE_EXPECT_SAME(output, want);
   }
@@ -133,7 +133,7 @@ TEST_P(Layouts, StridesOfSingleIndicesAreIgnored) {
 }
 
 TEST_P(Layouts, GapsBetweenOutputsKeepTheirBytes) {
-  for (const Arrangement arrangement : {Arrangement::padded, Arrangement::spread}) {
+  for (const MemoryLayout arrangement : {MemoryLayout::padded, MemoryLayout::strided_columns}) {
     const Inputs inputs = draw_call(random(), kernel());
     Output output = make_output(inputs, {.out_arrangement = arrangement});
     const Tensors tensors = tensors_of(inputs, output.out, output.lse);

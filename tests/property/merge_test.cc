@@ -160,8 +160,8 @@ TEST_P(Merge, PackedAndStridedTensors) {
   const Inputs inputs = draw();
   const std::vector<Output> parts = partials(inputs, 2);
   const Output want = all_merged(parts, wide(dtype()));
-  for (const Arrangement arrangement : {Arrangement::rows_first, Arrangement::padded,
-                                        Arrangement::misaligned, Arrangement::spread}) {
+  for (const MemoryLayout arrangement : {MemoryLayout::rows_first, MemoryLayout::padded,
+                                         MemoryLayout::misaligned, MemoryLayout::strided_columns}) {
     std::vector<Output> arranged = parts;
     for (Output& part : arranged) {
       part.out = rearranged(part.out, arrangement);

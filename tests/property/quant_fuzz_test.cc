@@ -17,7 +17,7 @@ using verify::Random;
 
 constexpr std::uint64_t kSeed = 0xf1a9;
 constexpr DType kWide[] = {DType::f32, DType::f16, DType::bf16};
-constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 
 struct FuzzQuant {
   enum Tensor : std::size_t { kFrom, kTo, kScale, kSaturated, kCount };

@@ -4,8 +4,8 @@
 #include <map>
 
 #include "backend/backend.h"
-#include "support/kernel_test.h"
 #include "check/check.h"
+#include "support/kernel_test.h"
 
 namespace flashcore::test {
 namespace {
@@ -54,14 +54,14 @@ TEST_P(Values, LseDoesNotDependOnTheOutput) {
 }
 
 TEST_P(Values, NonFiniteInputsPropagateAsInTheOracle) {
-  verify::CheckBench bench(cpu_backend(), Device{}, *device_info(Device{}));
+  verify::CheckRunner bench(cpu_backend(), Device{}, *device_info(Device{}));
   int non_finite = 0;
   for (int n = 0; n < rounds(150); ++n) {
     verify::CaseSpec spec =
         verify::random_case(kernel(), 5, static_cast<std::uint64_t>(n),
                             {.target_work = 1 << 15, .sigma = {}, .splits = {}});
     spec.non_finite = true;
-    const verify::CheckBench::Outcome outcome = bench.check(spec);
+    const verify::CheckRunner::Outcome outcome = bench.check(spec);
     ASSERT_TRUE(outcome.passed()) << to_string(spec) << "\n" << outcome.failure();
     ++non_finite;
   }

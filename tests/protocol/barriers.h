@@ -40,12 +40,12 @@ class Mbarrier {
   /// What the hardware answers where `phases` must have ended: it compares parities alone. Throws
   /// where that is another answer.
   bool passed(std::uint32_t phases) const {
-    const bool passes = (phases_ ^ phases) % 2 == 0;
-    if (passes ? phases_ != phases : phases_ + 1 != phases) {
+    const bool skips_last_tile = (phases_ ^ phases) % 2 == 0;
+    if (skips_last_tile ? phases_ != phases : phases_ + 1 != phases) {
       throw Violation{"a wait at " + name_ + " for phase " + std::to_string(phases) +
                       " finds phase " + std::to_string(phases_)};
     }
-    return passes;
+    return skips_last_tile;
   }
 
   void wait(Fibers& fibers, std::uint32_t phases) const {

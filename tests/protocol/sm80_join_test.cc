@@ -13,32 +13,32 @@
 namespace flashcore::protocol {
 namespace {
 
-ClusterProblem draw_cluster(const core::Sm80Shape& shape, verify::Random& random) {
+ClusterProblem draw_cluster(const core::Sm80Traits& shape, verify::Random& random) {
   ClusterProblem problem{};
   problem.rows = static_cast<int>(random.between(1, shape.tile_q));
-  problem.splits = static_cast<int>(random.between(2, core::Inbox::kMaxSplits));
+  problem.splits = static_cast<int>(random.between(2, core::ClusterBuffer::kMaxSplits));
   for (int i = 0; i < problem.splits; ++i) problem.has_steps.push_back(random.chance(0.7));
   return problem;
 }
 
-SplitProblem draw_split(const core::Sm80Shape& shape, verify::Random& random) {
+SplitProblem draw_split(const core::Sm80Traits& shape, verify::Random& random) {
   SplitProblem problem{};
   problem.splits = static_cast<int>(random.between(2, random.chance(0.1) ? 64 : 8));
   problem.keys_per_split = shape.tile_k * static_cast<int>(random.between(1, 3));
-  problem.has_lengths = random.chance(0.7);
+  problem.is_varlen = random.chance(0.7);
   const std::int64_t items = problem.splits > 8 ? 1 : random.between(1, 3);
   for (std::int64_t i = 0; i < items; ++i) {
     const int rows = random.chance(0.1) ? 0 : static_cast<int>(random.between(1, shape.tile_q));
     std::int64_t kv_len = random.between(0, problem.splits * problem.keys_per_split);
     if (random.chance(0.3)) kv_len -= kv_len % problem.keys_per_split;  // whole ranges, or none
-    if (!problem.has_lengths) kv_len = problem.splits * problem.keys_per_split;
+    if (!problem.is_varlen) kv_len = problem.splits * problem.keys_per_split;
     problem.items.push_back({rows, static_cast<int>(kv_len)});
   }
   return problem;
 }
 
 /// Throws Violation.
-using Run = std::function<void(std::uint64_t seed, PlantedBug fault)>;
+using Run = std::function<void(std::uint64_t seed, InjectedFault fault)>;
 
 template <typename Problem>
 void describe_violations(const Problem& problem, std::uint64_t seed,
@@ -50,15 +50,15 @@ void describe_violations(const Problem& problem, std::uint64_t seed,
   }
 }
 
-template <core::Sm80Shape kShape>
-void draw_and_run_cluster(std::uint64_t seed, PlantedBug fault) {
+template <core::Sm80Traits kShape>
+void draw_and_run_cluster(std::uint64_t seed, InjectedFault fault) {
   verify::Random random(seed);
   const ClusterProblem problem = draw_cluster(kShape, random);
   describe_violations(problem, seed, [&] { run_cluster<kShape>(problem, fault, seed); });
 }
 
-template <core::Sm80Shape kShape>
-void draw_and_run_split(std::uint64_t seed, PlantedBug fault) {
+template <core::Sm80Traits kShape>
+void draw_and_run_split(std::uint64_t seed, InjectedFault fault) {
   verify::Random random(seed);
   const SplitProblem problem = draw_split(kShape, random);
   describe_violations(problem, seed, [&] { run_split<kShape>(problem, fault, seed); });
@@ -69,13 +69,13 @@ struct Model {
   Run split;
 };
 
-template <core::Sm80Shape kShape>
+template <core::Sm80Traits kShape>
 void add_model(std::map<std::string, Model>& models) {
   Model& model =
       models[std::string(kShape.key_bytes == 1 ? "8bit_" : "") + "d" +
              std::to_string(kShape.head_dim) + "_q" + std::to_string(kShape.tile_q) + "_k" +
              std::to_string(kShape.tile_k) + "_s" + std::to_string(kShape.stages)];
-  if constexpr (kShape.own_keys()) model.cluster = draw_and_run_cluster<kShape>;
+  if constexpr (kShape.warp_private_kv()) model.cluster = draw_and_run_cluster<kShape>;
   model.split = draw_and_run_split<kShape>;
 }
 
@@ -83,7 +83,7 @@ void add_model(std::map<std::string, Model>& models) {
 const std::map<std::string, Model>& models() {
   static const std::map<std::string, Model> models = [] {
     std::map<std::string, Model> found;
-#define FLASHCORE_MODEL(...) add_model<core::Sm80Shape{__VA_ARGS__}>(found);
+#define FLASHCORE_MODEL(...) add_model<core::Sm80Traits{__VA_ARGS__}>(found);
 #define FLASHCORE_KERNEL_simt(...)
 #define FLASHCORE_KERNEL_sm80(...) FLASHCORE_MODEL(__VA_ARGS__, 2)
 #define FLASHCORE_KERNEL_sm80_8bit(...) FLASHCORE_MODEL(__VA_ARGS__, 1)
@@ -109,7 +109,7 @@ int run_all(Run Model::*part) {
     ++shapes;
     for (std::uint64_t seed = 0; seed < kProblems; ++seed) {
       try {
-        (model.*part)(seed, PlantedBug::none);
+        (model.*part)(seed, InjectedFault::none);
       } catch (const Violation& violation) {
         ADD_FAILURE() << name << ": " << violation.words;
         return shapes;
@@ -128,7 +128,7 @@ TEST(Sm80Join, TheLastCtaSeesAllResultsAndLeavesCountersAtZero) {
 }
 
 /// The first problem on which a fault shows, and how; or an empty text.
-std::string find_fault(const Run& run, PlantedBug fault) {
+std::string find_fault(const Run& run, InjectedFault fault) {
   for (std::uint64_t seed = 0; seed < kFaultProblems; ++seed) {
     try {
       run(seed, fault);
@@ -140,7 +140,7 @@ std::string find_fault(const Run& run, PlantedBug fault) {
 }
 
 /// A fault shows in every shape. Prints how it shows in the first one.
-void expect_found(PlantedBug fault, Run Model::*part) {
+void expect_found(InjectedFault fault, Run Model::*part) {
   bool first = true;
   for (const auto& [name, model] : models()) {
     if (!(model.*part)) continue;
@@ -152,13 +152,15 @@ void expect_found(PlantedBug fault, Run Model::*part) {
 }
 
 TEST(Sm80Join, FindsTooFewExpectedBytes) {
-  expect_found(PlantedBug::expected_bytes_short, &Model::cluster);
+  expect_found(InjectedFault::expected_bytes_short, &Model::cluster);
 }
 TEST(Sm80Join, FindsASendBeforeAllInboxesAreOpen) {
-  expect_found(PlantedBug::sent_before_open, &Model::cluster);
+  expect_found(InjectedFault::sent_before_open, &Model::cluster);
 }
-TEST(Sm80Join, FindsAWrongLastCount) { expect_found(PlantedBug::counted_wrong, &Model::split); }
-TEST(Sm80Join, FindsACounterThatIsLeft) { expect_found(PlantedBug::counter_left, &Model::split); }
+TEST(Sm80Join, FindsAWrongLastCount) { expect_found(InjectedFault::counted_wrong, &Model::split); }
+TEST(Sm80Join, FindsACounterThatIsLeft) {
+  expect_found(InjectedFault::counter_left, &Model::split);
+}
 
 }  // namespace
 }  // namespace flashcore::protocol

@@ -15,28 +15,28 @@
 
 namespace flashcore::protocol {
 
-using core::PlantedBug;
+using core::InjectedFault;
 
 /// Items whose keys are cut into the same number of ranges. Short sequences have none in the last.
 struct SplitProblem {
   int splits, keys_per_split;
-  bool has_lengths;
-  struct Item {
+  bool is_varlen;
+  struct WorkTile {
     int rows, kv_len;
   };
-  std::vector<Item> items;
+  std::vector<WorkTile> items;
 
-  int joined_splits(const Item& item) const {
-    return has_lengths ? core::ranges_with_keys(item.kv_len, core::make_divisor(keys_per_split))
-                       : splits;
+  int joined_splits(const WorkTile& item) const {
+    return is_varlen ? core::splits_with_keys(item.kv_len, core::make_fast_divmod(keys_per_split))
+                     : splits;
   }
   /// Ranges with keys are joined, and no others but the first.
-  void check_ranges(const Item& item) const {
+  void check_ranges(const WorkTile& item) const {
     const int joined = joined_splits(item);
     for (int split = 1; split <= splits; ++split) {
       const bool has_keys =
           split < splits && !core::split_keys(split, keys_per_split, item.kv_len).empty();
-      if (has_lengths && has_keys != (split < joined)) {
+      if (is_varlen && has_keys != (split < joined)) {
         throw Violation{std::to_string(joined) + " ranges are joined; range " +
                         std::to_string(split) + (has_keys ? " has keys" : " has none")};
       }
@@ -44,7 +44,7 @@ struct SplitProblem {
   }
   std::string words() const {
     std::string words = std::to_string(splits) + " splits of " + std::to_string(keys_per_split);
-    for (const Item& item : items) {
+    for (const WorkTile& item : items) {
       words += "; " + std::to_string(item.rows) + " rows, " + std::to_string(item.kv_len) + " keys";
     }
     return words;
@@ -75,12 +75,12 @@ struct SplitCta {
   int sees = 0;         // counts up to this one
 };
 
-template <core::Sm80Shape kShape>
+template <core::Sm80Traits kShape>
 struct ModelSplitWarp {
   static constexpr int kThreads = kShape.threads;
   static constexpr int kRowPieces = kShape.head_dim / 4;
   Fibers& fibers;
-  PlantedBug fault;
+  InjectedFault fault;
   SplitCta& cta;
   int warp;
   int syncs = 0;
@@ -90,7 +90,7 @@ struct ModelSplitWarp {
   }
 
   /// The warp's share of the CTA's results.
-  void write_results() const {
+  void store_output() const {
     for (int first = 32 * warp; first < rows() * kRowPieces; first += kThreads) {
       fibers.may_pause();
       Written& written = results(cta.split)[static_cast<std::size_t>(first / 32)];
@@ -99,7 +99,7 @@ struct ModelSplitWarp {
     }
   }
 
-  bool has_fault(PlantedBug bug) const { return fault == bug; }
+  bool has_fault(InjectedFault bug) const { return fault == bug; }
   bool has_first_thread() const { return warp == 0; }
   int index() const { return warp; }
   int splits() const { return cta.item.ranges; }
@@ -130,7 +130,7 @@ struct ModelSplitWarp {
     return cta.last;
   }
 
-  void join_row(int row) const {
+  void combine_row(int row) const {
     fibers.may_pause();
     const int first = row * kRowPieces / 32, last = ((row + 1) * kRowPieces - 1) / 32;
     for (int split = 0; split < splits(); ++split) {
@@ -147,13 +147,13 @@ struct ModelSplitWarp {
 };
 
 /// Runs a launch to its end; throws Violation.
-template <core::Sm80Shape kShape>
-void run_split(const SplitProblem& problem, PlantedBug fault, std::uint64_t seed) {
+template <core::Sm80Traits kShape>
+void run_split(const SplitProblem& problem, InjectedFault fault, std::uint64_t seed) {
   Fibers fibers(seed);
   std::deque<SplitItem> items;
   std::deque<SplitCta> ctas;
   constexpr int kWarps = kShape.threads / 32;
-  for (const SplitProblem::Item& described : problem.items) {
+  for (const SplitProblem::WorkTile& described : problem.items) {
     problem.check_ranges(described);
     SplitItem& item = items.emplace_back(
         SplitItem{described.rows, problem.splits, problem.joined_splits(described), 0, 0, {}, {}});
@@ -162,7 +162,7 @@ void run_split(const SplitProblem& problem, PlantedBug fault, std::uint64_t seed
                         std::vector<Written>(static_cast<std::size_t>(groups)));
     item.joined.resize(static_cast<std::size_t>(item.rows));
     for (int split = 0; split < problem.splits; ++split) {
-      if (!core::has_range(item.rows, split, item.ranges)) continue;  // such a CTA counts nowhere
+      if (!core::has_split(item.rows, split, item.ranges)) continue;  // such a CTA counts nowhere
       SplitCta& cta =
           ctas.emplace_back(SplitCta{item, split, {"__syncthreads", kShape.threads}, false, -1, 0});
       for (int warp = 0; warp < kWarps; ++warp) {
@@ -170,7 +170,7 @@ void run_split(const SplitProblem& problem, PlantedBug fault, std::uint64_t seed
                        ", warp " + std::to_string(warp),
                    [&fibers, &cta, fault, warp] {
                      ModelSplitWarp<kShape> role{fibers, fault, cta, warp};
-                     role.write_results();
+                     role.store_output();
                      core::finish_split(role);
                    });
       }

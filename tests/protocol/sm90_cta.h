@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "barriers.h"
-#include "core/step_schedule.h"
 #include "core/sm90_roles.h"
+#include "core/step_schedule.h"
 #include "sm90_launch.h"
 
 namespace flashcore::protocol {
 
-using core::ItemPlace;
-using core::PlantedBug;
+using core::InjectedFault;
 using core::Sm90Barrier;
+using core::TileQueueState;
 
-struct ModelItem : core::ItemSteps {
+struct ModelItem : core::TileSteps {
   std::int64_t serial = -1;  // counted from the CTA's first
   std::int32_t piece = -1;
 };
@@ -33,24 +33,24 @@ inline std::vector<Slot> make_slots(const char* name, int count) {
 }
 
 /// Shared memory of a CTA.
-template <core::Sm90Shape kShape>
+template <core::Sm90Traits kShape>
 struct ModelCta {
   static constexpr int kReaders = 4 * kShape.consumers() + kShape.transposers() + 1;
 
   Launch& launch;
   Fibers& fibers;
-  PlantedBug fault;
+  InjectedFault fault;
   std::int32_t block;
   std::vector<Mbarrier> mbarriers;
   std::array<NamedBarrier, 16> named;
-  std::array<ModelItem, core::kItemSlots> items;
+  std::array<ModelItem, core::kTileSlots> items;
   std::vector<std::int64_t> released;  // items given back, by each reader
-  std::vector<Slot> q = make_slots("Q", kShape.query_places());
+  std::vector<Slot> q = make_slots("Q", kShape.q_stages());
   std::vector<Slot> k = make_slots("K", kShape.stages);
   std::vector<Slot> v = make_slots("V", kShape.stages);
-  std::vector<Slot> raw = make_slots("raw V", kShape.raw_stages());
+  std::vector<Slot> raw = make_slots("raw V", kShape.v_staging_stages());
 
-  ModelCta(Launch& launch_, PlantedBug fault_, std::int32_t block_)
+  ModelCta(Launch& launch_, InjectedFault fault_, std::int32_t block_)
       : launch(launch_), fibers(launch_.fibers()), fault(fault_), block(block_) {
     for (int i = 0; i < core::kSm90Barriers; ++i) {
       const auto barrier = static_cast<Sm90Barrier>(i);
@@ -58,15 +58,15 @@ struct ModelCta {
       for (int slot = 0; slot < row.slots; ++slot) {
         mbarriers.emplace_back(
             std::string(row.name) + "[" + std::to_string(slot) + "]",
-            core::initial_arrivals(kShape, barrier, fault == PlantedBug::arrivals_too_few));
+            core::initial_arrivals(kShape, barrier, fault == InjectedFault::arrivals_too_few));
       }
     }
     for (int group = 0; group < kShape.consumers(); ++group) {
       const auto index = [](int id) { return static_cast<std::size_t>(id); };
-      named[index(core::turn_barrier(group))] = {"turn of warpgroup " + std::to_string(group),
-                                                 core::kTurnThreads};
-      named[index(core::tail_barrier(group))] = {"V tail of warpgroup " + std::to_string(group),
-                                                 core::kTailThreads};
+      named[index(core::ping_pong_barrier(group))] = {"turn of warpgroup " + std::to_string(group),
+                                                      core::kPingPongThreads};
+      named[index(core::v_tail_barrier(group))] = {"V tail of warpgroup " + std::to_string(group),
+                                                   core::kVTailThreads};
     }
     released.resize(kReaders);
   }
@@ -92,13 +92,13 @@ struct ModelCta {
 };
 
 /// What the warps of all roles have.
-template <core::Sm90Shape kShape>
+template <core::Sm90Traits kShape>
 struct ModelWarp {
   using Pipeline = core::Sm90Pipeline<kShape>;
   ModelCta<kShape>& cta;
   int reader = -1;  // of items: its number; the scheduler is none
 
-  bool has_fault(PlantedBug bug) const { return cta.fault == bug; }
+  bool has_fault(InjectedFault bug) const { return cta.fault == bug; }
 
   template <Sm90Barrier kBarrier, typename Place>
   static std::uint32_t phases(const Place& place) {
@@ -109,18 +109,18 @@ struct ModelWarp {
     cta.mbarrier(kBarrier, place.stage()).wait(cta.fibers, phases<kBarrier>(place));
   }
   template <Sm90Barrier kBarrier, typename Place>
-  bool is_complete(const Place& place) {
+  bool test_wait(const Place& place) {
     cta.fibers.may_pause();
     return cta.mbarrier(kBarrier, place.stage()).passed(phases<kBarrier>(place));
   }
   template <Sm90Barrier kBarrier, typename Place>
   void arrive(const Place& place) {
     cta.mbarrier(kBarrier, place.stage()).arrive(cta.fibers);
-    if (kBarrier == Sm90Barrier::item_empty) ++cta.released[static_cast<std::size_t>(reader)];
+    if (kBarrier == Sm90Barrier::tile_empty) ++cta.released[static_cast<std::size_t>(reader)];
   }
 
   /// An item that is there and has not been given back by this warp.
-  const ModelItem& item(ItemPlace place) const {
+  const ModelItem& item(TileQueueState place) const {
     const ModelItem& item = cta.items[place.stage()];
     if (item.serial != place.steps) {
       throw Violation{"reads item " + std::to_string(place.steps) + ", but its slot has item " +
@@ -133,13 +133,13 @@ struct ModelWarp {
   }
 };
 
-template <core::Sm90Shape kShape>
+template <core::Sm90Traits kShape>
 struct ModelScheduler : ModelWarp<kShape> {
   std::int32_t first_piece() const { return this->cta.block; }
   std::int32_t pieces() const { return this->cta.launch.problem().pieces(); }
   std::int32_t next_piece() const { return this->cta.launch.next_piece(); }
 
-  bool describe(ItemPlace place, std::int32_t index) {
+  bool describe(TileQueueState place, std::int32_t index) {
     ModelItem& item = reuse(place);
     item.piece = index;
     this->cta.fibers.may_pause();
@@ -147,16 +147,16 @@ struct ModelScheduler : ModelWarp<kShape> {
     if (has_queries) item.serial = place.steps;
     return has_queries;
   }
-  void describe_end(ItemPlace place) {
+  void mark_end(TileQueueState place) {
     ModelItem& item = reuse(place);
     item.queries = -1;
     item.serial = place.steps;
   }
 
  private:
-  ModelItem& reuse(ItemPlace place) {
+  ModelItem& reuse(TileQueueState place) {
     for (const std::int64_t released : this->cta.released) {
-      if (released + core::kItemSlots <= place.steps) {
+      if (released + core::kTileSlots <= place.steps) {
         throw Violation{"an item is overwritten before all have given it back"};
       }
     }
@@ -166,34 +166,35 @@ struct ModelScheduler : ModelWarp<kShape> {
   }
 };
 
-template <core::Sm90Shape kShape>
+template <core::Sm90Traits kShape>
 struct ModelProducer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
 
-  void copy_queries(ItemPlace place, typename Pipeline::QueryPlace queries, int group) {
-    for (int i = 0; i < Pipeline::kQueriesTogether; ++i) {
+  void copy_queries(TileQueueState place, typename Pipeline::QStage queries, int group) {
+    for (int i = 0; i < Pipeline::kQTilesPerBarrier; ++i) {
       this->cta.copy(this->cta.q[queries.place() + static_cast<std::uint32_t>(i)],
                      {this->item(place).serial, group + i}, Sm90Barrier::q_full, queries.stage(),
-                     i == 0, Pipeline::kQueriesTogether);
+                     i == 0, Pipeline::kQTilesPerBarrier);
     }
   }
-  void copy_keys(ItemPlace place, typename Pipeline::KvPlace keys, std::int32_t tile) {
+  void copy_keys(TileQueueState place, typename Pipeline::KvState keys, std::int32_t tile) {
     this->cta.copy(this->cta.k[keys.stage()], {this->item(place).serial, tile}, Sm90Barrier::k_full,
                    keys.stage());
   }
-  void copy_values(ItemPlace place, typename Pipeline::RawPlace values, std::int32_t tile) {
-    std::vector<Slot>& slots = Pipeline::kCodes ? this->cta.raw : this->cta.v;
+  void copy_values(TileQueueState place, typename Pipeline::LoadedVState values,
+                   std::int32_t tile) {
+    std::vector<Slot>& slots = Pipeline::kFp8 ? this->cta.raw : this->cta.v;
     this->cta.copy(slots[values.stage()], {this->item(place).serial, tile}, Pipeline::kLoadedFull,
                    values.stage());
   }
 };
 
-template <core::Sm90Shape kShape>
+template <core::Sm90Traits kShape>
 struct ModelTransposer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
 
-  void transpose(typename Pipeline::RawPlace raw, typename Pipeline::KvPlace done, ItemPlace place,
-                 std::int32_t tile) {
+  void transpose(typename Pipeline::LoadedVState raw, typename Pipeline::KvState done,
+                 TileQueueState place, std::int32_t tile) {
     const Tag tag{this->item(place).serial, tile};
     this->cta.raw[raw.stage()].begin_read(tag);
     this->cta.v[done.stage()].write_part(this->cta.fibers, tag, kShape.transposers());
@@ -203,14 +204,14 @@ struct ModelTransposer : ModelWarp<kShape> {
 
 /// A consumer warp of either kind. Registers are what they came from: the tile of the scores, of
 /// the probabilities, and the tiles whose products the output holds.
-template <core::Sm90Shape kShape>
+template <core::Sm90Traits kShape>
 struct ModelConsumer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
-  using Position = core::KvPosition<Pipeline>;
-  static constexpr core::Form kForm =
-      core::form_of(kShape.codes(), kShape.head_dim, kShape.tile_q, kShape.tile_k);
-  static constexpr bool kPingPong = kForm.turns;
-  static constexpr bool kAsksEarly = kForm.asks_early;
+  using Position = core::KvTileIterator<Pipeline>;
+  static constexpr core::StepSchedule kSchedule =
+      core::schedule_for(kShape.is_fp8(), kShape.head_dim, kShape.tile_q, kShape.tile_k);
+  static constexpr bool kPingPong = kSchedule.ping_pong;
+  static constexpr bool kProbesVEarly = kSchedule.probe_v_early;
   static constexpr bool kScoresAhead = kShape.scores_ahead();
 
   int warp;                            // of the CTA's consumers
@@ -221,16 +222,16 @@ struct ModelConsumer : ModelWarp<kShape> {
   int group() const { return warp / 4; }
 
   NamedBarrier& named(int id) { return this->cta.named[static_cast<std::size_t>(id)]; }
-  void take_turn() { named(core::turn_barrier(group())).sync(this->cta.fibers); }
-  void give_turn() {
-    named(core::turn_barrier((group() + 1) % Pipeline::kConsumers)).arrive(this->cta.fibers);
+  void ping_pong_wait() { named(core::ping_pong_barrier(group())).sync(this->cta.fibers); }
+  void ping_pong_arrive() {
+    named(core::ping_pong_barrier((group() + 1) % Pipeline::kConsumers)).arrive(this->cta.fibers);
   }
 
   bool needs_mask(const Position& at) {
-    return !this->item(at.item).uncut[group()].contains(at.tile);
+    return !this->item(at.item).unmasked_tiles[group()].contains(at.tile);
   }
 
-  void issue_qk(typename Pipeline::QueryPlace queries, typename Pipeline::KvPlace keys,
+  void issue_qk(typename Pipeline::QStage queries, typename Pipeline::KvState keys,
                 const Position& at) {
     const std::int64_t serial = this->item(at.item).serial;
     issue({{&this->cta.q[queries.place()], {serial, group()}},
@@ -238,51 +239,51 @@ struct ModelConsumer : ModelWarp<kShape> {
     scores = {serial, at.tile};
   }
   template <int kPending>
-  void wait_products() {
+  void wgmma_wait() {
     this->cta.fibers.may_pause();
     while (products.size() > kPending) {
       for (Slot* slot : products.front()) slot->end_read();
       products.pop_front();
     }
   }
-  void scores_are_there() {}
+  void fence_acc_s() {}
   void softmax(const Position& at, bool) {
     expect(scores == Tag{this->item(at.item).serial, at.tile}, "softmax of another step's scores");
   }
   void pack_probabilities() { probabilities = scores; }
 
-  bool v_tails_are_dirty() const { return this->cta.launch.problem().dirty_tail; }
-  bool has_tail(ItemPlace item, std::int32_t tile) {
+  bool v_tail_dirty() const { return this->cta.launch.problem().dirty_tail; }
+  bool has_tail(TileQueueState item, std::int32_t tile) {
     const ModelItem& steps = this->item(item);
     return tile == steps.first_tile + steps.tiles - 1;
   }
-  void zero_v_tail(ItemPlace item, std::int32_t tile, typename Pipeline::KvPlace place) {
+  void zero_v_tail(TileQueueState item, std::int32_t tile, typename Pipeline::KvState place) {
     this->cta.v[place.stage()].check({this->item(item).serial, tile});
-    named(core::tail_barrier(group())).sync(this->cta.fibers);
+    named(core::v_tail_barrier(group())).sync(this->cta.fibers);
   }
 
-  void issue_pv(typename Pipeline::KvPlace place, bool accumulates) {
+  void issue_pv(typename Pipeline::KvState place, bool accumulates) {
     issue({{&this->cta.v[place.stage()], probabilities}});
     if (!accumulates) output.clear();
     output.push_back(probabilities);
   }
-  void add_pv(typename Pipeline::KvPlace place, std::int32_t) {
+  void add_pv(typename Pipeline::KvState place, std::int32_t) {
     issue_pv(place, true);
-    wait_products<0>();
+    wgmma_wait<0>();
   }
-  void output_is_there() { expect(products.empty(), "reads an output that is not there"); }
+  void fence_acc_o() { expect(products.empty(), "reads an output that is not there"); }
   bool rescales_any() const { return true; }
-  void hold_back_waits() const {}
-  void rescale_output() { output_is_there(); }
+  void keep_wait_below() const {}
+  void rescale_output() { fence_acc_o(); }
 
-  void begin_item(ItemPlace) { output.clear(); }
+  void begin_item(TileQueueState) { output.clear(); }
   // The states of the last scores that became probabilities; a step's own come after its softmax.
-  void stash_row_states() { stashed = probabilities; }
-  void reset_row_states() {}
+  void stash_row_stats() { stashed = probabilities; }
+  void reset_row_stats() {}
 
-  void write_item(ItemPlace place) {
+  void write_item(TileQueueState place) {
     const ModelItem& item = this->item(place);
-    const std::int32_t tiles = item.own_tiles[group()];
+    const std::int32_t tiles = item.kv_tiles[group()];
     expect(stashed == Tag{item.serial, item.first_tile + tiles - 1}, "stores other row states");
     expect(output.size() == static_cast<std::size_t>(tiles), "stores an output of other tiles");
     for (std::int32_t i = 0; i < tiles; ++i) {
@@ -312,8 +313,8 @@ struct ModelConsumer : ModelWarp<kShape> {
 };
 
 /// Runs a launch to its end; throws Violation.
-template <core::Sm90Shape kShape>
-void run_model(const ModelProblem& problem, PlantedBug fault, std::uint64_t seed) {
+template <core::Sm90Traits kShape>
+void run_model(const ModelProblem& problem, InjectedFault fault, std::uint64_t seed) {
   Fibers fibers(seed);
   Launch launch(problem, fibers);
   std::deque<ModelCta<kShape>> ctas;
@@ -322,7 +323,7 @@ void run_model(const ModelProblem& problem, PlantedBug fault, std::uint64_t seed
     const std::string name = "CTA " + std::to_string(block) + " ";
     fibers.add(name + "scheduler", [&cta] {
       ModelScheduler<kShape> warp{{cta}};
-      core::schedule_items(warp);
+      core::schedule_tiles(warp);
     });
     int reader = 0;
     fibers.add(name + "producer", [&cta, reader] {
@@ -332,7 +333,7 @@ void run_model(const ModelProblem& problem, PlantedBug fault, std::uint64_t seed
     for (int i = 0; i < kShape.transposers(); ++i) {
       ++reader;
       fibers.add(name + "transposer " + std::to_string(i), [&cta, reader] {
-        if constexpr (kShape.codes()) {
+        if constexpr (kShape.is_fp8()) {
           ModelTransposer<kShape> warp{{cta, reader}};
           core::transpose_values(warp);
         }
@@ -342,8 +343,8 @@ void run_model(const ModelProblem& problem, PlantedBug fault, std::uint64_t seed
       ++reader;
       fibers.add(name + "consumer " + std::to_string(i), [&cta, reader, i] {
         ModelConsumer<kShape> warp{{cta, reader}, i, {}, {}, {}, {}, {}};
-        if constexpr (kShape.codes()) {
-          core::consume_codes(warp);
+        if constexpr (kShape.is_fp8()) {
+          core::consume_fp8(warp);
         } else {
           core::consume(warp);
         }

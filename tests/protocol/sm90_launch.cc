@@ -14,7 +14,7 @@ std::int32_t draw_keys(verify::Random& random, std::int32_t tile_k) {
 
 }  // namespace
 
-ModelProblem draw_problem(const core::Sm90Shape& shape, std::uint64_t seed) {
+ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed) {
   verify::Random random(seed);
   ModelProblem p{};
   p.shape = shape;
@@ -23,7 +23,8 @@ ModelProblem draw_problem(const core::Sm90Shape& shape, std::uint64_t seed) {
   const bool equal = random.chance(0.2);  // no lengths, no mask
   const auto batch = static_cast<std::int32_t>(random.between(1, equal ? 3 : 8));
   std::int32_t group = 1 << random.below(3);
-  p.heads = {shape.spreads() ? static_cast<std::int32_t>(random.below(group == 4 ? 3 : group)) : 0};
+  p.heads = {shape.packs_gqa() ? static_cast<std::int32_t>(random.below(group == 4 ? 3 : group))
+                               : 0};
   const std::int32_t tile_rows = shape.tile_q >> p.heads.log2;
   const auto most_tiles = static_cast<std::int32_t>(random.between(1, 3));
   const bool causal = !equal && random.chance(0.5), window = !equal && random.chance(0.4);
@@ -41,14 +42,14 @@ ModelProblem draw_problem(const core::Sm90Shape& shape, std::uint64_t seed) {
   }
   group >>= p.heads.log2;
   const auto kv_heads = static_cast<std::int32_t>(random.between(1, 2));
-  p.order =
-      core::make_work_order(batch, kv_heads * group, group, most_tiles, equal ? 0 : 4 * p.blocks);
-  p.tail = {p.order.items, 0, core::make_divisor(1)};
+  p.order = core::make_tile_scheduler(batch, kv_heads * group, group, most_tiles,
+                                      equal ? 0 : 4 * p.blocks);
+  p.tail = {p.order.items, 0, core::make_fast_divmod(1)};
   const std::int32_t tiles = (equal_keys + shape.tile_k - 1) / shape.tile_k;
-  if (equal && shape.spreads() && tiles > 1 && random.chance(0.6)) {
-    const auto cut = static_cast<std::int32_t>(random.between(1, p.order.items));
+  if (equal && shape.packs_gqa() && tiles > 1 && random.chance(0.6)) {
+    const auto needs_mask = static_cast<std::int32_t>(random.between(1, p.order.items));
     const auto each = static_cast<std::int32_t>(random.between(1, tiles - 1));
-    p.tail = {p.order.items - cut, each, core::make_divisor((tiles + each - 1) / each)};
+    p.tail = {p.order.items - needs_mask, each, core::make_fast_divmod((tiles + each - 1) / each)};
   }
   return p;
 }
@@ -59,22 +60,22 @@ std::string to_string(const ModelProblem& p) {
                       ", " + std::to_string(p.shape.stages) + " stages, " +
                       std::to_string(p.blocks) + " CTAs; tiles of the pieces:";
   for (std::int32_t piece = 0; piece < p.pieces(); ++piece) {
-    core::ItemSteps item{};
+    core::TileSteps item{};
     words += describe(p, piece, item) ? " " + std::to_string(item.tiles) : " -";
   }
   return words;
 }
 
-bool describe(const ModelProblem& p, std::int32_t piece, core::ItemSteps& item) {
-  const core::WorkPiece work = core::work_piece(p.tail, piece);
-  const core::WorkItem coordinates = core::work_item(p.order, work.item);
+bool describe(const ModelProblem& p, std::int32_t piece, core::TileSteps& item) {
+  const core::ScheduledTile work = core::scheduled_tile(p.tail, piece);
+  const core::TileCoord coordinates = core::coord_of(p.order, work.item);
   const ModelSequence& s = p.sequences[static_cast<std::size_t>(coordinates.batch)];
   const std::int32_t tile_rows = p.shape.tile_q >> p.heads.log2;
   const std::int32_t first = coordinates.q_tile * tile_rows;
   item.queries = std::min(tile_rows, s.q_len - first);
-  core::describe_steps(item, s.mask, first, p.heads.queries(),
-                       core::ItemPart{work.part, p.tail.part_tiles}, p.shape.consumers(),
-                       p.shape.tile_k);
+  core::find_kv_tiles(item, s.mask, first, p.heads.queries(),
+                      core::TailPart{work.part, p.tail.part_tiles}, p.shape.consumers(),
+                      p.shape.tile_k);
   return item.queries > 0;
 }
 
@@ -93,7 +94,7 @@ std::int32_t Launch::next_piece() {
 }
 
 void Launch::write(std::int32_t piece, int warp) {
-  const core::WorkPiece work = core::work_piece(problem_.tail, piece);
+  const core::ScheduledTile work = core::scheduled_tile(problem_.tail, piece);
   const auto at = static_cast<std::size_t>(work.item * warps() + warp);
   if (work.part >= 0) {
     fibers_.may_pause();
@@ -109,7 +110,7 @@ void Launch::check_end() const {
     if (count != 0) throw Violation{"a counter of parts is left at " + std::to_string(count)};
   }
   for (std::int32_t i = 0; i < problem_.order.items; ++i) {
-    core::ItemSteps item{};
+    core::TileSteps item{};
     const bool in_parts = i >= problem_.tail.first;
     const std::int32_t piece =
         in_parts ? problem_.tail.first + (i - problem_.tail.first) * problem_.tail.parts() : i;

@@ -20,26 +20,26 @@ struct ModelSequence {
 
 /// What the roles are driven by: made of the functions that drive the kernels.
 struct ModelProblem {
-  core::Sm90Shape shape;
+  core::Sm90Traits shape;
   std::vector<ModelSequence> sequences;
-  core::WorkOrder order;
-  core::HeadsInTile heads{};
+  core::TileScheduler order;
+  core::PackGqa heads{};
   core::Tail tail;
   std::int32_t blocks;
   bool dirty_tail;  // V rows past the last key are zero-filled
 
-  std::int32_t pieces() const { return core::work_pieces(order, tail); }
+  std::int32_t pieces() const { return core::num_scheduled(order, tail); }
 };
 
 /// Problems with few keys and many items: sequences of any length beside empty ones, q_len far
 /// above kv_len, causal or with windows on either side, rows of several heads in a tile, keys cut
 /// into parts where the kernel does so.
-ModelProblem draw_problem(const core::Sm90Shape& shape, std::uint64_t seed);
+ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed);
 
 std::string to_string(const ModelProblem& problem);
 
 /// An item as the scheduler describes it. Returns whether it has queries.
-bool describe(const ModelProblem& problem, std::int32_t piece, core::ItemSteps& item);
+bool describe(const ModelProblem& problem, std::int32_t piece, core::TileSteps& item);
 
 /// What the CTAs of a launch share.
 class Launch {

@@ -15,17 +15,17 @@ namespace {
 
 /// A kernel's shape, and how to run a random problem on it.
 struct Model {
-  core::Sm90Shape shape;
-  std::function<void(std::uint64_t seed, PlantedBug fault)> run;
+  core::Sm90Traits shape;
+  std::function<void(std::uint64_t seed, InjectedFault fault)> run;
 
   bool has_several_warpgroups() const { return shape.consumers() > 1; }
   bool takes_turns() const {
-    return core::form_of(shape.codes(), shape.head_dim, shape.tile_q, shape.tile_k).turns;
+    return core::schedule_for(shape.is_fp8(), shape.head_dim, shape.tile_q, shape.tile_k).ping_pong;
   }
 };
 
-template <core::Sm90Shape kShape>
-void draw_and_run(std::uint64_t seed, PlantedBug fault) {
+template <core::Sm90Traits kShape>
+void draw_and_run(std::uint64_t seed, InjectedFault fault) {
   const ModelProblem problem = draw_problem(kShape, seed);
   try {
     run_model<kShape>(problem, fault, seed);
@@ -41,7 +41,7 @@ const std::map<std::string, Model>& models() {
 #define FLASHCORE_HOPPER(bytes, head_dim, tile_q, tile_k, stages)                             \
   found[std::string(bytes == 1 ? "e4m3_" : "") + "d" #head_dim "_q" #tile_q "_k" #tile_k] = { \
       {head_dim, tile_q, tile_k, stages, bytes},                                              \
-      draw_and_run<core::Sm90Shape{head_dim, tile_q, tile_k, stages, bytes}>};
+      draw_and_run<core::Sm90Traits{head_dim, tile_q, tile_k, stages, bytes}>};
 #define FLASHCORE_KERNEL_simt(...)
 #define FLASHCORE_KERNEL_sm80(...)
 #define FLASHCORE_KERNEL_sm80_8bit(...)
@@ -66,7 +66,7 @@ TEST(Sm90Protocol, EveryInterleavingEndsWithEveryRowWrittenOnce) {
   for (const auto& [name, model] : models()) {
     for (std::uint64_t seed = 0; seed < kProblems; ++seed) {
       try {
-        model.run(seed, PlantedBug::none);
+        model.run(seed, InjectedFault::none);
       } catch (const Violation& violation) {
         FAIL() << name << ": " << violation.words;
       }
@@ -75,7 +75,7 @@ TEST(Sm90Protocol, EveryInterleavingEndsWithEveryRowWrittenOnce) {
 }
 
 /// The first problem on which a fault shows, and how; or an empty text.
-std::string find_fault(const Model& model, PlantedBug fault) {
+std::string find_fault(const Model& model, InjectedFault fault) {
   for (std::uint64_t seed = 0; seed < kFaultProblems; ++seed) {
     try {
       model.run(seed, fault);
@@ -87,7 +87,7 @@ std::string find_fault(const Model& model, PlantedBug fault) {
 }
 
 /// A fault shows in every shape that has what it breaks. Prints how it shows in the first one.
-void expect_found(PlantedBug fault, const std::function<bool(const Model&)>& has) {
+void expect_found(InjectedFault fault, const std::function<bool(const Model&)>& has) {
   int shapes = 0;
   for (const auto& [name, model] : models()) {
     if (!has(model)) continue;
@@ -101,23 +101,23 @@ void expect_found(PlantedBug fault, const std::function<bool(const Model&)>& has
 bool any(const Model&) { return true; }
 
 TEST(Sm90Protocol, FindsAMissingArrival) {
-  expect_found(PlantedBug::arrival_missing, &Model::has_several_warpgroups);
+  expect_found(InjectedFault::arrival_missing, &Model::has_several_warpgroups);
 }
-TEST(Sm90Protocol, FindsAWrongExpectedCount) { expect_found(PlantedBug::arrivals_too_few, any); }
-TEST(Sm90Protocol, FindsAWrongParity) { expect_found(PlantedBug::parity_wrong, any); }
+TEST(Sm90Protocol, FindsAWrongExpectedCount) { expect_found(InjectedFault::arrivals_too_few, any); }
+TEST(Sm90Protocol, FindsAWrongParity) { expect_found(InjectedFault::parity_wrong, any); }
 TEST(Sm90Protocol, FindsASkippedTurn) {
-  expect_found(PlantedBug::turn_skipped, &Model::takes_turns);
+  expect_found(InjectedFault::turn_skipped, &Model::takes_turns);
 }
 TEST(Sm90Protocol, FindsAStageReleasedTwice) {
-  expect_found(PlantedBug::stage_released_twice, any);
+  expect_found(InjectedFault::stage_released_twice, any);
 }
 
 // The hardware has 16 named barriers, of which 0 is __syncthreads's.
 TEST(Sm90Protocol, NamedBarriersAreDistinct) {
   std::set<int> ids{0};
   for (int group = 0; group < core::kMostConsumers; ++group) {
-    EXPECT_TRUE(ids.insert(core::turn_barrier(group)).second);
-    EXPECT_TRUE(ids.insert(core::tail_barrier(group)).second);
+    EXPECT_TRUE(ids.insert(core::ping_pong_barrier(group)).second);
+    EXPECT_TRUE(ids.insert(core::v_tail_barrier(group)).second);
   }
   EXPECT_LT(*ids.rbegin(), 16);
 }

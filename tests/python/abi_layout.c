@@ -94,7 +94,7 @@ static void print_calls(void) {
   FIELD(flashcore_plan_info, kernel);
   FIELD(flashcore_plan_info, family);
   FIELD(flashcore_plan_info, workspace_bytes);
-  FIELD(flashcore_plan_info, work_items);
+  FIELD(flashcore_plan_info, num_tiles);
   FIELD(flashcore_plan_info, tile_q);
   FIELD(flashcore_plan_info, tile_k);
   FIELD(flashcore_plan_info, splits);

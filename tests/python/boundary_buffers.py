@@ -6,7 +6,7 @@ INTEGERS = (-2**64, -2**63 - 1, -2**63, -2**32, -2**31, -2, -1, 0, 1, 2, 3, 7, 2
 FLOATS = (0.0, 1.0, -1.0, 0.3, 1e-320, 1e-38, 1e30, 3e38, 1e300, float("nan"), float("inf"),
           -float("inf"), 10**400, "x", None, True, 1j, [1.0])
 FLAGS = (True, False, 0, 1, 2, "no", None, 0.5, [])
-WORDS = ("bhsd", "bshd", "sbhd", "", "batch_invariant", "deterministic", "fwd_plain_f32", "a\0b", 3, None)
+WORDS = ("bhsd", "bshd", "sbhd", "", "batch_invariant", "deterministic", "fwd_generic_f32", "a\0b", 3, None)
 
 
 class Buffers:

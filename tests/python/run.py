@@ -70,7 +70,7 @@ def last_line(done, failed, left_out):
 
 
 def run_here(names):
-    sys.path[:0] = [FOLDER, os.path.join(TREE, "python"), os.path.join(TREE, "scripts")]
+    sys.path[:0] = [FOLDER, os.path.join(TREE, "python"), os.path.join(TREE, "scripts", "gpu"), os.path.join(TREE, "scripts", "lib")]
     suite, left_out = load(names)
     if suite.countTestCases() == 0:
         print(last_line(0, 0, left_out) if left_out else "there are no tests")

@@ -154,7 +154,7 @@ class TheFile(unittest.TestCase):
                 self.assertNotIn("us", bar)
 
     def test_the_committed_rows_have_these_bars(self):
-        """`python3 scripts/gpu_check_bars.py bench/results/*.json` after bars have changed."""
+        """`python3 scripts/gpu/gpu_check_bars.py bench/results/*.json` after bars have changed."""
         for path in sorted((ROOT / "bench" / "results").glob("*.json")):
             with tempfile.TemporaryDirectory() as folder:
                 result = _results.read(path)

@@ -135,9 +135,9 @@ class Bench(unittest.TestCase):
 
     def test_a_kernel_by_name(self):
         code, _, _ = self.run_bench([case(), case(name="half", dtype="f16")], "--kernel",
-                                    "fwd_plain_f32")
+                                    "fwd_generic_f32")
         self.assertEqual(code, 0)
-        self.assertEqual([row["kernel"] for row in self.result()["rows"]], ["fwd_plain_f32"])
+        self.assertEqual([row["kernel"] for row in self.result()["rows"]], ["fwd_generic_f32"])
         self.assertIn("takes f32", self.result()["skipped"][0]["reason"])
 
     def test_the_time_limit(self):

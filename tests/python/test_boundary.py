@@ -182,7 +182,7 @@ class Numbers(Refusals):
         for name in ("layout", "reproducibility"):
             self.refused(ValueError, f"{name} is 3; wanted one of", self.call, **{name: 3})
         self.refused(TypeError, "kernel is .*; wanted the id of a kernel", self.call,
-                     kernel="fwd_plain_f32\0x")
+                     kernel="fwd_generic_f32\0x")
 
     def test_quantize(self):
         for bad, kind in ((2**64, ValueError), (1.0, TypeError), (True, TypeError)):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(**fields):
-    return {**case().fields(), "kernel": "fwd_plain_f32", "kernel_fingerprint": "0" * 16, "us": 1.5,
+    return {**case().fields(), "kernel": "fwd_generic_f32", "kernel_fingerprint": "0" * 16, "us": 1.5,
             "spread": 0.01, "error": 1e-7, "peers_us": {"cudnn": 2.0}, **fields}
 
 

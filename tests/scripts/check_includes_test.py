@@ -1,4 +1,4 @@
-"""scripts/check_includes accepts a clean tree and rejects one planted violation of each rule."""
+"""scripts/checks/includes accepts a clean tree and rejects one planted violation of each rule."""
 import importlib.machinery
 import importlib.util
 import os
@@ -8,7 +8,7 @@ import tempfile
 import unittest
 
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-SCRIPT = os.path.join(TREE, "scripts", "check_includes")
+SCRIPT = os.path.join(TREE, "scripts", "checks", "includes")
 
 # A small tree that uses every permission.
 CLEAN = {
@@ -26,26 +26,29 @@ CLEAN = {
     "src/backend/backend.h": '#include "core/mask.h"\n#include "flashcore/plan.h"\n',
     "src/backend/private.h": "",
     "src/cpu/kernels.def": "",
-    "src/cpu/simd.h": "#include <immintrin.h>\n#include <cstdint>\n",
-    "src/cpu/kernel_avx2.cc": '#include "cpu/simd.h"\n#include "core/mask.h"\n',
-    "src/cpu/cpu_backend.cc": '#include <pthread.h>\n#include "backend/backend.h"\n',
+    "src/cpu/kernels/simd.h": "#include <immintrin.h>\n#include <cstdint>\n",
+    "src/cpu/kernels/target_avx2.cc": '#include "cpu/kernels/simd.h"\n#include "core/mask.h"\n',
+    "src/cpu/backend.cc": '#include <pthread.h>\n#include "backend/backend.h"\n',
     "src/cuda/kernels.def": "",
     "src/cuda/registry.h": '#include "flashcore/plan.h"\n',
     "src/cuda/registry.cc": '#include "cuda/registry.h"\n'
                             '#include "generated/compiled_kernels.inc"\n',
-    "src/cuda/cuda_backend.cc": '#include <cuda_runtime_api.h>\n#include "core/error.h"\n'
+    "src/cuda/backend.cc": '#include <cuda_runtime_api.h>\n#include "core/error.h"\n'
                                 '#include "backend/backend.h"\n',
     "src/cuda/primitives/ptx.cuh": "#include <cuda_fp16.h>\n",
-    "src/cuda/simt/attention.cuh": '#include "cuda/primitives/ptx.cuh"\n#include "core/mask.h"\n',
+    "src/cuda/simt/fwd.cuh": '#include "cuda/primitives/ptx.cuh"\n#include "core/mask.h"\n',
     "src/cuda/sm80/prefill.cuh": '#include "cuda/primitives/ptx.cuh"\n',
     "src/cuda/sm90/prefill.cuh": '#include "cuda/primitives/ptx.cuh"\n',
     "src/reference/oracle.h": '#include "flashcore/plan.h"\n',
-    "src/verify/check.cc": '#include "backend/backend.h"\n#include "reference/oracle.h"\n',
-    "tools/flashcore/npy.h": "#include <fmt/format.h>\n",
-    "tools/flashcore/main.cc": '#include "npy.h"\n#include "backend/backend.h"\n',
-    "tests/cli/npy_test.cc": '#include <gtest/gtest.h>\n#include "npy.h"\n',
-    "tests/unit/simd_test.cc": '#include <gtest/gtest.h>\n#include "cpu/simd.h"\n',
-    "tests/gpu/graph_test.cc": '#include <cuda_runtime_api.h>\n#include "backend/backend.h"\n',
+    "src/verify/api.cc": '#include "backend/backend.h"\n#include "reference/oracle.h"\n',
+    "src/check/check.h": "",
+    "src/check/check.cc": '#include "check/check.h"\n#include "verify/inputs/case.h"\n',
+    "src/verify/inputs/case.h": "",
+    "tools/flashcore/data/npy.h": "#include <fmt/format.h>\n",
+    "tools/flashcore/main.cc": '#include "data/npy.h"\n#include "backend/backend.h"\n',
+    "tests/cli/npy_test.cc": '#include <gtest/gtest.h>\n#include "data/npy.h"\n',
+    "tests/unit/simd_test.cc": '#include <gtest/gtest.h>\n#include "cpu/kernels/simd.h"\n',
+    "tests/gpu/api/graph_test.cc": '#include <cuda_runtime_api.h>\n#include "backend/backend.h"\n',
     "tests/consumer/c/main.c": "#include <flashcore/plan.h>\n#include <stdio.h>\n",
     "examples/quick_start.cc": "#include <flashcore/plan.h>\n#include <vector>\n",
 }
@@ -63,24 +66,26 @@ VIOLATIONS = [
     ("src/plan/planner.cc", "#include <cuda_runtime_api.h>", "CUDA headers"),
     ("src/plan/planner.cc", '#include "cuda/kernels.def"', "kernel list"),
     ("src/plan/planner.cc", '#include "generated/compiled_kernels.inc"', "is for"),
-    ("src/api/attention.cc", '#include "cpu/simd.h"', "src/api may include"),
+    ("src/api/attention.cc", '#include "cpu/kernels/simd.h"', "src/api may include"),
     ("src/api/attention.cc", '#include "backend/private.h"', "backend/backend.h is the only"),
     ("src/api/attention.cc", "#include <fmt/format.h>", "standard library only"),
-    ("src/backend/backend.h", '#include "cpu/simd.h"', "src/backend may include"),
-    ("src/cpu/cpu_backend.cc", '#include "cuda/registry.h"', "src/cpu may include"),
-    ("src/cpu/cpu_backend.cc", '#include "plan/planner.h"', "src/cpu may include"),
-    ("src/cpu/kernel_avx2.cc", "#include <algorithm>", "kernel code"),
+    ("src/backend/backend.h", '#include "cpu/kernels/simd.h"', "src/backend may include"),
+    ("src/cpu/backend.cc", '#include "cuda/registry.h"', "src/cpu may include"),
+    ("src/cpu/backend.cc", '#include "plan/planner.h"', "src/cpu may include"),
+    ("src/cpu/kernels/target_avx2.cc", "#include <algorithm>", "kernel code"),
     ("src/cuda/sm80/prefill.cuh", "#include <algorithm>", "kernel code"),
-    ("src/cpu/simd.h", '#include "core/error.h"', "host code only"),
-    ("src/cuda/cuda_backend.cc", '#include "cpu/simd.h"', "src/cuda may include"),
-    ("src/cuda/registry.cc", '#include "cuda/simt/attention.cuh"', "src/cuda may include"),
-    ("src/cuda/simt/attention.cuh", '#include "cuda/registry.h"', "src/cuda/simt may include"),
+    ("src/cpu/kernels/simd.h", '#include "core/error.h"', "host code only"),
+    ("src/cuda/backend.cc", '#include "cpu/kernels/simd.h"', "src/cuda may include"),
+    ("src/cuda/registry.cc", '#include "cuda/simt/fwd.cuh"', "src/cuda may include"),
+    ("src/cuda/simt/fwd.cuh", '#include "cuda/registry.h"', "src/cuda/simt may include"),
     ("src/cuda/sm80/prefill.cuh", '#include "cuda/sm90/prefill.cuh"', "src/cuda/sm80 may"),
     ("src/cuda/sm90/prefill.cuh", '#include "cuda/sm80/prefill.cuh"', "src/cuda/sm90 may"),
-    ("src/cuda/primitives/ptx.cuh", '#include "cuda/simt/attention.cuh"', "primitives may"),
+    ("src/cuda/primitives/ptx.cuh", '#include "cuda/simt/fwd.cuh"', "primitives may"),
     ("src/reference/oracle.h", '#include "core/mask.h"', "src/reference may include"),
-    ("src/verify/check.cc", '#include "cpu/simd.h"', "src/verify may include"),
-    ("src/verify/check.cc", "#include <torch/torch.h>", "Torch"),
+    ("src/check/check.cc", '#include "cpu/kernels/simd.h"', "src/check may include"),
+    ("src/verify/api.cc", '#include "check/check.h"', "src/verify may include"),
+    ("src/cuda/sm90/prefill.cuh", '#include "flashcore/plan.h"', "its family, primitives and core"),
+    ("src/check/check.cc", "#include <torch/torch.h>", "Torch"),
     ("tools/flashcore/main.cc", "#include <cuda_runtime_api.h>", "CUDA headers"),
     ("tools/flashcore/main.cc", '#include "cuda/registry.h"', "tools may include"),
     ("tests/unit/simd_test.cc", '#include "cuda/registry.h"', "tests may include"),

@@ -1,4 +1,4 @@
-"""scripts/check_isa_leaks on small objects compiled here: clean ones pass, planted leaks do not."""
+"""scripts/checks/isa_leaks on small objects compiled here: clean ones pass, planted leaks do not."""
 import os
 import platform
 import shlex
@@ -8,14 +8,14 @@ import tempfile
 import unittest
 
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-SCRIPT = os.path.join(TREE, "scripts", "check_isa_leaks")
+SCRIPT = os.path.join(TREE, "scripts", "checks", "isa_leaks")
 CXX = shlex.split(os.environ.get("CXX", "g++"))
 
 TABLE = """
 namespace flashcore::cpu {
 namespace { float add(float a, float b) { return a + b; } }
 struct IsaKernels { float (*f)(float, float); };
-extern const IsaKernels kPlainKernels; const IsaKernels kPlainKernels{add};
+extern const IsaKernels kGenericKernels; const IsaKernels kGenericKernels{add};
 }
 """
 INLINE = "inline float leaked(float x) { return x * x; }\nfloat (*escape)(float) = leaked;\n"
@@ -29,7 +29,7 @@ class CheckIsaLeaks(unittest.TestCase):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
         self.build = self.folder.name
-        self.compile("flashcore_cpu_plain", TABLE)
+        self.compile("flashcore_cpu_generic", TABLE)
         self.compile("flashcore_objects", LOOP)
 
     def compile(self, target, text, flags=()):
@@ -48,12 +48,12 @@ class CheckIsaLeaks(unittest.TestCase):
         self.assertEqual(code, 0, said)
 
     def test_an_inline_function_beside_the_table(self):
-        self.compile("flashcore_cpu_plain", TABLE + INLINE)
+        self.compile("flashcore_cpu_generic", TABLE + INLINE)
         code, said = self.check()
         self.assertEqual(code, 1, said)
         self.assertIn("leaked", said)
         self.assertIn("escape", said)
-        self.assertNotIn("kPlainKernels", said)
+        self.assertNotIn("kGenericKernels", said)
 
     def test_wide_instructions_outside_the_kernels(self):
         self.compile("flashcore_objects", LOOP, WIDE_FLAG[platform.machine()])
@@ -61,13 +61,13 @@ class CheckIsaLeaks(unittest.TestCase):
         self.assertEqual(code, 1, said)
         self.assertIn("flashcore_objects", said)
 
-    def test_wide_instructions_in_the_plain_kernel(self):
-        self.compile("flashcore_cpu_plain", TABLE.replace("namespace {", "namespace { " + LOOP)
+    def test_wide_instructions_in_the_generic_kernel(self):
+        self.compile("flashcore_cpu_generic", TABLE.replace("namespace {", "namespace { " + LOOP)
                      .replace("return a + b", "scale(&a); return a + b"),
                      WIDE_FLAG[platform.machine()])
         code, said = self.check()
         self.assertEqual(code, 1, said)
-        self.assertIn("flashcore_cpu_plain", said)
+        self.assertIn("flashcore_cpu_generic", said)
 
     @unittest.skipUnless(platform.machine() == "x86_64", "VEX encoding is x86-64's")
     def test_a_scalar_avx_instruction(self):

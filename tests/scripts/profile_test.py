@@ -12,7 +12,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "lib"))
 
 import profile_summary  # noqa: E402
 
@@ -105,7 +105,7 @@ class Script(unittest.TestCase):
 
     def test_mistakes(self):
         self.assertIn("there is no kernel", self.refused("nobody", "decode"))
-        self.assertIn("runs on a CPU", self.refused("fwd_plain_f32", "decode"))
+        self.assertIn("runs on a CPU", self.refused("fwd_generic_f32", "decode"))
         self.assertIn("known are", self.refused("fwd_simt_bf16_d64_q64", "nobody"))
         self.assertIn("has 1,", self.refused("fwd_simt_f16_d64_q64", "mission#2"))
         self.assertIn("takes bf16", self.refused("fwd_simt_bf16_d64_q64", "mission"))

@@ -1,4 +1,4 @@
-"""scripts/stages.sh: a failing stage fails the run and stops none of the others; and the small
+"""scripts/lib/stages.sh: a failing stage fails the run and stops none of the others; and the small
 checks that decide whether a stage fails."""
 import os
 import subprocess
@@ -11,8 +11,8 @@ SCRIPTS = os.path.join(TREE, "scripts")
 
 def bash(text, **environment):
     with tempfile.TemporaryDirectory() as logs:
-        prologue = (f"set -uo pipefail; . {SCRIPTS}/common.sh; LOGS={logs}; "
-                    f". {SCRIPTS}/stages.sh\n")
+        prologue = (f"set -uo pipefail; . {SCRIPTS}/lib/common.sh; LOGS={logs}; "
+                    f". {SCRIPTS}/lib/stages.sh\n")
         done = subprocess.run(["bash", "-c", prologue + text], capture_output=True, text=True,
                               env={**os.environ, **environment})
     return done.returncode, done.stdout + done.stderr
@@ -84,7 +84,7 @@ class BuildLog(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
             log.write(text)
             log.flush()
-            return subprocess.run([os.path.join(SCRIPTS, "check_build_log"), log.name],
+            return subprocess.run([os.path.join(SCRIPTS, "checks", "build_log"), log.name],
                                   stdout=subprocess.DEVNULL).returncode
 
     def test_verdicts(self):

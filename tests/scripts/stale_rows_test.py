@@ -1,4 +1,4 @@
-"""scripts/stale_rows lists rows of other sources, and only those."""
+"""scripts/checks/stale_rows lists rows of other sources, and only those."""
 import json
 import os
 import subprocess
@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-SCRIPT = os.path.join(TREE, "scripts", "stale_rows")
+SCRIPT = os.path.join(TREE, "scripts", "checks", "stale_rows")
 HASHES = dict(line.split() for line in subprocess.run(
     [os.path.join(TREE, "scripts", "fingerprint"), "--families"], check=True, capture_output=True,
     text=True).stdout.splitlines())

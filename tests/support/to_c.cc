@@ -16,7 +16,7 @@ flashcore_dtype c_dtype(DType dtype) {
     case DType::e4m3: return {FLASHCORE_FLOAT8_E4M3, bits, 1};
     case DType::e5m2: return {FLASHCORE_FLOAT8_E5M2, bits, 1};
     case DType::int8: return {FLASHCORE_INT, bits, 1};
-    case DType::byte: return {FLASHCORE_UINT, bits, 1};
+    case DType::u8: return {FLASHCORE_UINT, bits, 1};
     case DType::none: break;
   }
   return {0, 0, 0};

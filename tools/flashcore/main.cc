@@ -3,13 +3,13 @@
 #include <exception>
 #include <new>
 
-#include "command_error.h"
-#include "cli/command_line.h"
-#include "commands.h"
-#include "cli/signals.h"
 #include "check/supervise.h"
+#include "cli/command_line.h"
+#include "cli/signals.h"
 #include "cli/terminal.h"
 #include "cli/worker_link.h"
+#include "command_error.h"
+#include "commands.h"
 
 namespace flashcore::tool {
 namespace {

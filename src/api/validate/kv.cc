@@ -28,7 +28,7 @@ struct FormInfo {
   const char* names[3];  // of the axes before the last
 };
 
-const FormInfo& info_of(KvForm form) noexcept {
+const FormInfo& info_of(KvLayout form) noexcept {
   static constexpr FormInfo kFixed = {
       4, {0, 1, 2, 3}, "[batch, kv_heads, kv_len, head_dim]", {"batch", "kv_heads", "kv_len"}};
   static constexpr FormInfo kPacked = {3,
@@ -39,7 +39,7 @@ const FormInfo& info_of(KvForm form) noexcept {
                                       {0, 2, 1, 3},
                                       "[pages, page_size, kv_heads, head_dim] (with block_table)",
                                       {"pages", "page_size", "kv_heads"}};
-  return form == KvForm::fixed ? kFixed : form == KvForm::packed ? kPacked : kPaged;
+  return form == KvLayout::fixed ? kFixed : form == KvLayout::packed ? kPacked : kPaged;
 }
 
 Status describe_pages(const TensorView& k, const TensorView& block_table, std::int64_t batch,
@@ -89,21 +89,21 @@ Layout layout_of(const TensorView& t, const Axes& axes) noexcept {
   return layout;
 }
 
-Status describe_kv(const TensorView& k, const TensorView& v, const TensorView& block_table,
-                   KvForm form, std::int64_t batch, const char* whose, KvShape& shape) noexcept {
+Status parse_kv(const TensorView& k, const TensorView& v, const TensorView& block_table,
+                KvLayout form, std::int64_t batch, const char* whose, KvShape& shape) noexcept {
   const FormInfo& info = info_of(form);
   FLASHCORE_RETURN_IF_ERROR(check_rank("k", k, info.rank, info.shape));
   FLASHCORE_RETURN_IF_ERROR(check_rank("v", v, info.rank, info.shape));
   switch (form) {
-    case KvForm::fixed:
+    case KvLayout::fixed:
       FLASHCORE_RETURN_IF_ERROR(check_extent("k", "batch", k.shape[0], batch, whose));
       shape.kv_len = k.shape[2];
       break;
-    case KvForm::packed:
+    case KvLayout::packed:
       shape.total_k = k.shape[0];
       shape.kv_len = shape.total_k;
       break;
-    case KvForm::paged:
+    case KvLayout::paged:
       FLASHCORE_RETURN_IF_ERROR(describe_pages(k, block_table, batch, whose, shape));
       break;
   }

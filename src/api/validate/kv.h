@@ -13,7 +13,7 @@ struct Axes {
 Layout layout_of(const TensorView& t, const Axes& axes) noexcept;
 
 /// How K and V are addressed.
-enum class KvForm {
+enum class KvLayout {
   fixed,   // [batch, kv_heads, kv_len, dim]
   packed,  // [total_k, kv_heads, dim], cu_seqlens_k
   paged,   // [pages, page_size, kv_heads, dim], block_table
@@ -30,7 +30,7 @@ struct KvShape {
 
 /// Checks shapes, strides and types of k, v and block_table against each other and against
 /// `batch`, which `whose` has. dtype and device are the caller's to compare.
-Status describe_kv(const TensorView& k, const TensorView& v, const TensorView& block_table,
-                   KvForm form, std::int64_t batch, const char* whose, KvShape& shape) noexcept;
+Status parse_kv(const TensorView& k, const TensorView& v, const TensorView& block_table,
+                KvLayout form, std::int64_t batch, const char* whose, KvShape& shape) noexcept;
 
 }  // namespace flashcore

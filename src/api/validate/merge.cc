@@ -1,8 +1,8 @@
 // What merge() demands of its tensors.
 #include <cstdio>
 
-#include "api/validate/tensor.h"
 #include "api/validate/problem.h"
+#include "api/validate/tensor.h"
 #include "core/error.h"
 
 namespace flashcore {

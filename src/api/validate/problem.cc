@@ -21,22 +21,22 @@ using ll = long long;
 
 /// k and v, packed, paged or neither.
 Status describe_keys(const Tensors& t, Problem& p) noexcept {
-  if (p.kv_packed && t.block_table.given()) {
+  if (p.kv_varlen && t.block_table.given()) {
     return invalid_argument(
         "block_table: given together with cu_seqlens_k; k and v are either paged or packed "
         "(lengths "
         "of paged sequences are used_k)");
   }
-  if (p.kv_packed) {
+  if (p.kv_varlen) {
     FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_k", t.cu_seqlens_k, 1, "[batch + 1]"));
     FLASHCORE_RETURN_IF_ERROR(check_extent("cu_seqlens_k", "length - 1",
                                            t.cu_seqlens_k.shape[0] - 1, p.batch, "q's batch"));
   }
-  const KvForm form = p.kv_packed             ? KvForm::packed
-                      : t.block_table.given() ? KvForm::paged
-                                              : KvForm::fixed;
+  const KvLayout form = p.kv_varlen             ? KvLayout::packed
+                        : t.block_table.given() ? KvLayout::paged
+                                                : KvLayout::fixed;
   KvShape kv;
-  FLASHCORE_RETURN_IF_ERROR(describe_kv(t.k, t.v, t.block_table, form, p.batch, "q", kv));
+  FLASHCORE_RETURN_IF_ERROR(parse_kv(t.k, t.v, t.block_table, form, p.batch, "q", kv));
   FLASHCORE_RETURN_IF_ERROR(check_extent("k", "head_dim", kv.head_dim, p.head_dim, "q"));
   p.kv_heads = kv.kv_heads;
   p.kv_len = kv.kv_len;
@@ -53,16 +53,16 @@ Status describe_keys(const Tensors& t, Problem& p) noexcept {
 /// q, k, v and out: shapes, and from them the problem's sizes.
 Status describe_main(const Tensors& t, Problem& p) noexcept {
   p.device = t.q.device;
-  p.q_packed = t.cu_seqlens_q.given();
-  p.kv_packed = t.cu_seqlens_k.given();
+  p.q_varlen = t.cu_seqlens_q.given();
+  p.kv_varlen = t.cu_seqlens_k.given();
   FLASHCORE_RETURN_IF_ERROR(
-      p.q_packed ? check_rank("q", t.q, 3, "[total_q, q_heads, head_dim] (with cu_seqlens_q)")
+      p.q_varlen ? check_rank("q", t.q, 3, "[total_q, q_heads, head_dim] (with cu_seqlens_q)")
                  : check_rank("q", t.q, 4, "[batch, q_heads, q_len, head_dim]"));
   FLASHCORE_RETURN_IF_ERROR(describe_storage(t, p));
   if (p.dtype == DType::f64 && p.device.type == DeviceType::cuda) {
     return unsupported("q: f64 runs on the CPU only; on a GPU use f32, f16 or bf16");
   }
-  if (p.q_packed) {
+  if (p.q_varlen) {
     FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_q", t.cu_seqlens_q, 1, "[batch + 1]"));
     if (t.cu_seqlens_q.shape[0] < 1) {
       return invalid_argument("cu_seqlens_q: has no element; wanted batch + 1");
@@ -82,7 +82,7 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
   for (int i = 0; i + 1 < t.out.rank; ++i) {
     static constexpr const char* kPacked[] = {"total_q", "q_heads"};
     static constexpr const char* kFixed[] = {"batch", "q_heads", "q_len"};
-    FLASHCORE_RETURN_IF_ERROR(check_extent("out", p.q_packed ? kPacked[i] : kFixed[i],
+    FLASHCORE_RETURN_IF_ERROR(check_extent("out", p.q_varlen ? kPacked[i] : kFixed[i],
                                            t.out.shape[i], t.q.shape[i], "q"));
   }
   FLASHCORE_RETURN_IF_ERROR(
@@ -97,7 +97,7 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
     return invalid_argument("q: q_heads is %lld, k has %lld kv_heads; q_heads must be a multiple",
                             ll{p.q_heads}, ll{p.kv_heads});
   }
-  const Axes q_axes = p.q_packed ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
+  const Axes q_axes = p.q_varlen ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
   p.q = layout_of(t.q, q_axes);
   p.out = layout_of(t.out, q_axes);
   return {};
@@ -152,8 +152,8 @@ Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept
        {std::pair{"max_q_len", o.max_q_len}, {"max_kv_len", o.max_kv_len}}) {
     if (longest < 0) return invalid_argument("%s is %lld; wanted 0 or more", name, ll{longest});
   }
-  if (p.q_packed && o.max_q_len > 0) p.q_len = std::min(p.q_len, o.max_q_len);
-  if (p.kv_packed && o.max_kv_len > 0) p.kv_len = std::min(p.kv_len, o.max_kv_len);
+  if (p.q_varlen && o.max_q_len > 0) p.q_len = std::min(p.q_len, o.max_q_len);
+  if (p.kv_varlen && o.max_kv_len > 0) p.kv_len = std::min(p.kv_len, o.max_kv_len);
   for (const auto& [name, length] : {std::pair{"q_len", p.q_len}, {"kv_len", p.kv_len}}) {
     if (length > kMaxLength) {
       return unsupported("%s is %lld; at most %lld is supported", name, ll{length}, ll{kMaxLength});
@@ -206,7 +206,7 @@ Status check_cu_seqlens(const char* name, const TensorView& t) noexcept {
 Status describe_optional(const Tensors& t, Problem& p) noexcept {
   const DType wide = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   if (t.lse.given()) {
-    if (p.q_packed) {
+    if (p.q_varlen) {
       FLASHCORE_RETURN_IF_ERROR(check_rank("lse", t.lse, 2, "[q_heads, total_q]"));
       FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", t.lse.shape[0], p.q_heads, "q"));
       FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "total_q", t.lse.shape[1], p.total_q, "q"));
@@ -246,8 +246,8 @@ Status describe_optional(const Tensors& t, Problem& p) noexcept {
     FLASHCORE_RETURN_IF_ERROR(check_dtype("sinks", t.sinks.dtype, DType::f32, DType::f32));
     p.sinks = layout_of(t.sinks, {-1, 0, -1, -1});
   }
-  if (p.q_packed) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q));
-  if (p.kv_packed) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k));
+  if (p.q_varlen) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q));
+  if (p.kv_varlen) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k));
   if (t.used_k.given()) {
     FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("used_k", t.used_k, p, p.used_k));
   }
@@ -266,7 +266,7 @@ Result<Problem> describe(const Tensors& tensors, const Options& options) noexcep
   Problem problem;
   FLASHCORE_RETURN_IF_ERROR(describe_main(tensors, problem));
   FLASHCORE_RETURN_IF_ERROR(describe_options(tensors, options, problem));
-  FLASHCORE_RETURN_IF_ERROR(describe_scales(tensors, problem));
+  FLASHCORE_RETURN_IF_ERROR(find_scales(tensors, problem));
   FLASHCORE_RETURN_IF_ERROR(describe_optional(tensors, problem));
   return problem;
 }

@@ -79,7 +79,7 @@ Status describe_scale(const char* name, const TensorView& scale, std::int64_t ba
   return {};
 }
 
-Status describe_scales(const Tensors& t, Problem& p) noexcept {
+Status find_scales(const Tensors& t, Problem& p) noexcept {
   FLASHCORE_RETURN_IF_ERROR(check_storage("k", t.k.dtype, t.q.dtype));
   FLASHCORE_RETURN_IF_ERROR(check_storage("v", t.v.dtype, t.q.dtype));
   const Options& o = p.options;

@@ -9,7 +9,7 @@ namespace flashcore {
 Status describe_storage(const Tensors& tensors, Problem& problem) noexcept;
 
 /// q_scale, k_scale and v_scale against the problem's sizes.
-Status describe_scales(const Tensors& tensors, Problem& problem) noexcept;
+Status find_scales(const Tensors& tensors, Problem& problem) noexcept;
 
 /// The places of one scale tensor: f32 [1], [batch, heads] or, with `block_rows` rows to a scale,
 /// [batch, heads, blocks]. `block_option` is what the caller calls block_rows.

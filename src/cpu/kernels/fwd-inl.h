@@ -14,10 +14,10 @@
 
 #include "core/assert.h"
 #include "core/cancel.h"
-#include "core/quant_formats.h"
 #include "core/element.h"
 #include "core/mask.h"
 #include "core/params.h"
+#include "core/quant_formats.h"
 #include "core/scratch.h"
 #include "core/seq_info.h"
 #include "core/softcap.h"
@@ -29,8 +29,8 @@ namespace flashcore::cpu {
 namespace {
 
 using core::AttentionParams;
+using core::InjectedFault;
 using core::KeyRange;
-using core::PlantedBug;
 
 // Register tile: kPanelVecs vectors of rows times kBroadcasts keys (or columns of V).
 #if FLASHCORE_SIMD_BYTES == 64
@@ -52,7 +52,7 @@ template <typename T>
 struct Block {
   const AttentionParams& params;
   const std::int32_t* cancel;
-  core::Sequence sequence;
+  core::SeqInfo sequence;
   std::int32_t b, kv_head, split;
   std::int64_t first_row;  // of the group's q_len * group rows
   std::int32_t rows;
@@ -70,7 +70,7 @@ struct Block {
   }
   std::int32_t head_of(std::int32_t row) const {
     const auto in_group = static_cast<std::int32_t>((first_row + row) % params.group);
-    if (params.plant.is(PlantedBug::gqa_map_wrong)) return in_group * params.kv_heads + kv_head;
+    if (params.fault.is(InjectedFault::gqa_map_wrong)) return in_group * params.kv_heads + kv_head;
     return kv_head * params.group + in_group;
   }
 };
@@ -82,7 +82,7 @@ struct Block {
 inline constexpr core::CodeTable kE4m3Values = core::code_table(core::Element::e4m3);
 inline constexpr core::CodeTable kE5m2Values = core::code_table(core::Element::e5m2);
 inline constexpr core::CodeTable kInt8Values = core::code_table(core::Element::int8);
-inline constexpr core::CodeTable kByteValues = core::code_table(core::Element::byte);
+inline constexpr core::CodeTable kByteValues = core::code_table(core::Element::u8);
 
 const float* values_of(core::Element element) {
   switch (element) {
@@ -97,15 +97,15 @@ const float* values_of(core::Element element) {
 /// or V.
 template <typename T, typename Storage, typename CopyRow>
 void for_each_key(T* tile, const Storage* g_head, const core::Strides& strides,
-                  const core::KeyRows& key_rows, std::int32_t first, std::int32_t count,
+                  const core::KvRowMap& kv_row_map, std::int32_t first, std::int32_t count,
                   std::int32_t columns, CopyRow copy_row) {
   const Storage* from = g_head;
   std::int32_t run_end = 0;  // up to here the rows follow each other
   for (std::int32_t r = 0; r < count; ++r, from += strides.row) {
     if (r == run_end) {
-      const core::KeyPlace place = key_rows.at(first + r);
+      const core::KvLocation place = kv_row_map.at(first + r);
       from = g_head + place.block * strides.batch + place.row * strides.row;
-      const std::int32_t run = key_rows.run_from(first + r);
+      const std::int32_t run = kv_row_map.run_from(first + r);
       run_end = run < count - r ? r + run : count;
     }
     copy_row(tile + static_cast<std::int64_t>(r) * columns, from, first + r);
@@ -123,7 +123,7 @@ struct KeyTensor {
 
 /// Copies the keys of a tile into tile[keys][columns], widened to the values they stand for.
 template <typename T, typename Storage>
-void load_tile(T* tile, const KeyTensor& t, const Block<T>& block, const core::KeyRows& key_rows,
+void load_tile(T* tile, const KeyTensor& t, const Block<T>& block, const core::KvRowMap& kv_row_map,
                KeyRange keys) {
   const core::Strides& strides = t.strides;
   const std::int32_t columns = t.columns, count = keys.end - keys.begin;
@@ -132,17 +132,17 @@ void load_tile(T* tile, const KeyTensor& t, const Block<T>& block, const core::K
     const float* values = values_of(t.element);
     const std::uint32_t mask = core::code_mask(block.params) & 0xff;
     for_each_key(
-        tile, static_cast<const std::uint8_t*>(t.g_data) + head, strides, key_rows, keys.begin,
+        tile, static_cast<const std::uint8_t*>(t.g_data) + head, strides, kv_row_map, keys.begin,
         count, columns, [&](T* to, const std::uint8_t* from, std::int32_t key) {
           const float step =
-              core::row_step(block.params, t.element, t.scales, block.b, block.kv_head, key);
+              core::row_scale(block.params, t.element, t.scales, block.b, block.kv_head, key);
           for (std::int32_t c = 0; c < columns; ++c) {
             to[c] = static_cast<T>(values[from[c * strides.column] & mask] * step);
           }
         });
     return;
   }
-  for_each_key(tile, static_cast<const Storage*>(t.g_data) + head, strides, key_rows, keys.begin,
+  for_each_key(tile, static_cast<const Storage*>(t.g_data) + head, strides, kv_row_map, keys.begin,
                count, columns, [&](T* to, const Storage* from, std::int32_t) {
                  std::int32_t c = 0;
                  if (strides.column == 1) {
@@ -156,8 +156,8 @@ void load_tile(T* tile, const KeyTensor& t, const Block<T>& block, const core::K
 template <typename T, typename Storage>
 void load_queries(const Block<T>& block, int panel_rows) {
   const AttentionParams& p = block.params;
-  T factor = static_cast<T>(p.q_factor);
-  if (p.plant.is(PlantedBug::scale_ignored)) factor = T(1);
+  T factor = static_cast<T>(p.score_scale);
+  if (p.fault.is(InjectedFault::scale_ignored)) factor = T(1);
   for (std::int32_t row = 0; row < p.tile_q; ++row) {
     T* to = block.q_tile + static_cast<std::int64_t>(row / panel_rows) * panel_rows * p.head_dim +
             row % panel_rows;
@@ -172,7 +172,7 @@ void load_queries(const Block<T>& block, int panel_rows) {
     if (core::is_8bit(p.q_element)) {
       const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
       const float* values = values_of(p.q_element);
-      const float step = core::row_step(p, p.q_element, p.q_scale, block.b, head, query);
+      const float step = core::row_scale(p, p.q_element, p.q_scale, block.b, head, query);
       const std::uint32_t mask = core::code_mask(p) & 0xff;
       for (std::int32_t d = 0; d < p.head_dim; ++d) {
         to[d * panel_rows] =
@@ -184,7 +184,7 @@ void load_queries(const Block<T>& block, int panel_rows) {
         to[d * panel_rows] = widen<T>(from[d * p.q_strides.column]) * factor;
       }
     }
-    if (p.plant.is(PlantedBug::head_dim_truncated)) to[(p.head_dim - 1) * panel_rows] = T(0);
+    if (p.fault.is(InjectedFault::head_dim_truncated)) to[(p.head_dim - 1) * panel_rows] = T(0);
   }
 }
 
@@ -280,7 +280,7 @@ template <int V, typename T>
 void apply_boolean_mask(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
   const AttentionParams& p = block.params;
   constexpr int kRows = V * kLanes<T>;
-  const std::int64_t b = p.plant.is(PlantedBug::mask_batch_ignored) ? 0 : block.b;
+  const std::int64_t b = p.fault.is(InjectedFault::mask_batch_ignored) ? 0 : block.b;
   for (int r = 0; r < kRows && panel_row + r < block.rows; ++r) {
     const std::uint8_t* row = p.mask + b * p.mask_strides.batch +
                               block.head_of(panel_row + r) * p.mask_strides.head +
@@ -328,7 +328,7 @@ void apply_alibi(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRa
     for (int v = 0; v < V; ++v) {
       T* s = scores + (key * V + v) * kLanes<T>;
       Vec<T> d = load(distance + v * kLanes<T>) - splat(static_cast<T>(key));
-      if (!p.plant.is(PlantedBug::alibi_signed)) d = absolute(d);
+      if (!p.fault.is(InjectedFault::alibi_signed)) d = absolute(d);
       store(s, load(s) - load(slope + v * kLanes<T>) * d);
     }
   }
@@ -360,9 +360,9 @@ void apply_key_ranges(const Block<T>& block, T* scores, std::int32_t panel_row, 
 }
 
 template <int V, typename T>
-void finish_scores(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
+void apply_mods_and_mask(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
   const AttentionParams& p = block.params;
-  const bool bias_first = p.plant.is(PlantedBug::softcap_after_bias) && p.bias != nullptr;
+  const bool bias_first = p.fault.is(InjectedFault::softcap_after_bias) && p.bias != nullptr;
   if (bias_first) add_bias<V>(block, scores, panel_row, tile);
   if (p.softcap > 0) {
     apply_softcap<V>(scores, tile.end - tile.begin, static_cast<T>(p.softcap));
@@ -387,7 +387,7 @@ void finish_scores(const Block<T>& block, T* scores, std::int32_t panel_row, Key
 /// returns by how much earlier results shrink.
 template <int V, typename T>
 void softmax_panel(T* scores, std::int32_t keys, T* max, T* sum, Vec<T> (&rescale)[V],
-                   core::Plant plant) {
+                   core::Fault fault) {
   for (int v = 0; v < V; ++v) {
     const T* column = scores + v * kLanes<T>;
     const Vec<T> old_max = load(max + v * kLanes<T>);
@@ -395,17 +395,17 @@ void softmax_panel(T* scores, std::int32_t keys, T* max, T* sum, Vec<T> (&rescal
     Vec<T> even = old_max, odd = old_max;
     std::int32_t key = 0;
     for (; key + 2 <= keys; key += 2) {
-      even = max_passing_nan<T>(even, load(column + key * V * kLanes<T>));
-      odd = max_passing_nan<T>(odd, load(column + (key + 1) * V * kLanes<T>));
+      even = max_ignore_nan<T>(even, load(column + key * V * kLanes<T>));
+      odd = max_ignore_nan<T>(odd, load(column + (key + 1) * V * kLanes<T>));
     }
-    if (key < keys) even = max_passing_nan<T>(even, load(column + key * V * kLanes<T>));
-    const Vec<T> new_max = max_passing_nan<T>(even, odd);
+    if (key < keys) even = max_ignore_nan<T>(even, load(column + key * V * kLanes<T>));
+    const Vec<T> new_max = max_ignore_nan<T>(even, odd);
     // softmax_base(), lane by lane: max is never NaN, so "not above lowest" means -inf.
     const Vec<T> lowest = splat(sizeof(T) == 4 ? T(-__FLT_MAX__) : T(-__DBL_MAX__));
     const Vec<T> base = select_less(new_max, lowest, splat(T(0)), new_max);
     const Vec<T> log2_e = splat(static_cast<T>(core::kLog2E));
     rescale[v] = exp2((old_max - base) * log2_e);
-    if (plant.is(PlantedBug::rescale_forgotten)) rescale[v] = splat(T(1));
+    if (fault.is(InjectedFault::rescale_forgotten)) rescale[v] = splat(T(1));
     store(max + v * kLanes<T>, new_max);
 
     Vec<T> tile_sum = splat(T(0));
@@ -433,19 +433,19 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
     return core::output_of_keys(out_column[column * panel_rows], block.sum[row]);
   };
   T factor = T(1);
-  const bool sink_here = !to_partial || p.plant.is(PlantedBug::sink_in_every_split);
+  const bool sink_here = !to_partial || p.fault.is(InjectedFault::sink_in_every_split);
   if (p.sinks != nullptr && sink_here) {
     factor = core::add_sink(state, static_cast<T>(p.sinks[h * p.sinks_stride]));
   }
-  factor *=
-      p.plant.is(PlantedBug::empty_row_is_nan) ? T(1) / state.sum : core::output_factor(state.sum);
+  factor *= p.fault.is(InjectedFault::empty_row_is_nan) ? T(1) / state.sum
+                                                        : core::output_factor(state.sum);
   T lse = core::log_sum_exp(state);
-  if (p.plant.is(PlantedBug::lse_in_base_2)) lse *= static_cast<T>(core::kLog2E);
+  if (p.fault.is(InjectedFault::lse_in_base_2)) lse *= static_cast<T>(core::kLog2E);
   core::assert_row_state(p, block.sequence, block.b, h, i, state, lse);
   for (std::int32_t c = 0; c < p.v_dim; ++c) {
     core::assert_output(p, block.sequence, block.b, h, i, output(c) * factor);
   }
-  if (p.plant.is(PlantedBug::row_not_written) && i == block.sequence.q_len - 1) return;
+  if (p.fault.is(InjectedFault::row_not_written) && i == block.sequence.q_len - 1) return;
 
   if (to_partial) {
     const std::int64_t at = block.split * core::partial_rows(p) +
@@ -489,7 +489,7 @@ void attend(const Block<T>& block) {
       core::intersect(core::keys_seen_by_any(block.sequence.mask, block.query_of(0),
                                              block.query_of(block.rows - 1)),
                       core::split_keys(block.split, p.keys_per_split, block.sequence.kv_len));
-  const core::KeyRows key_rows = core::key_rows(p, block.sequence, block.b);
+  const core::KvRowMap kv_row_map = core::kv_row_map(p, block.sequence, block.b);
   const KeyTensor k{p.k, p.k_strides, p.k_element, p.k_scale, p.head_dim};
   const KeyTensor v{p.v, p.v_strides, p.v_element, p.v_scale, p.v_dim};
 
@@ -500,15 +500,15 @@ void attend(const Block<T>& block) {
     if (core::is_set(block.cancel)) return;
     const KeyRange tile = core::intersect(seen, {first_key, first_key + p.tile_k});
     const std::int32_t keys = tile.end - tile.begin;
-    load_tile<T, Storage>(block.k_tile, k, block, key_rows, tile);
-    load_tile<T, Storage>(block.v_tile, v, block, key_rows, tile);
+    load_tile<T, Storage>(block.k_tile, k, block, kv_row_map, tile);
+    load_tile<T, Storage>(block.v_tile, v, block, kv_row_map, tile);
     for (std::int32_t panel = 0; panel < panels; ++panel) {
       score_panel<V>(block.scores, block.k_tile, block.q_tile + panel * kRows * p.head_dim, keys,
                      p.head_dim);
-      finish_scores<V>(block, block.scores, panel * kRows, tile);
+      apply_mods_and_mask<V>(block, block.scores, panel * kRows, tile);
       Vec<T> rescale[V];
       softmax_panel<V>(block.scores, keys, block.max + panel * kRows, block.sum + panel * kRows,
-                       rescale, p.plant);
+                       rescale, p.fault);
       value_panel<V>(block.out_tile + panel * kRows * p.v_dim, block.v_tile, block.scores, rescale,
                      keys, p.v_dim);
     }
@@ -525,7 +525,7 @@ void attend(const Block<T>& block) {
 template <typename T, typename Storage>
 void attention_item(const AttentionParams& params, std::int64_t item, void* scratch,
                     const std::int32_t* cancel) {
-  core::spin_if_planted(params.plant, params.q_len);
+  core::spin_if_planted(params.fault, params.q_len);
   const std::int32_t split = static_cast<std::int32_t>(item % params.splits);
   item /= params.splits;
   const std::int32_t tile = params.q_tiles - 1 - static_cast<std::int32_t>(item % params.q_tiles);
@@ -533,7 +533,7 @@ void attention_item(const AttentionParams& params, std::int64_t item, void* scra
   const std::int32_t kv_head = static_cast<std::int32_t>(item % params.kv_heads);
   const std::int32_t b = static_cast<std::int32_t>(item / params.kv_heads);
 
-  const core::Sequence sequence = core::sequence_of(params, b);
+  const core::SeqInfo sequence = core::seq_info_of(params, b);
   const std::int64_t group_rows = static_cast<std::int64_t>(sequence.q_len) * params.group;
   const std::int64_t first_row = static_cast<std::int64_t>(tile) * params.tile_q;
   if (first_row >= group_rows) return;

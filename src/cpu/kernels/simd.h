@@ -143,7 +143,7 @@ FLASHCORE_FOR_EACH_FLOAT(FLASHCORE_DEFINE)
 
 /// b where b > a, else a: a NaN in b is passed over, as softmax_state.h wants.
 template <typename T>
-FLASHCORE_HD Vec<T> max_passing_nan(Vec<T> a, Vec<T> b) {
+FLASHCORE_HD Vec<T> max_ignore_nan(Vec<T> a, Vec<T> b) {
   return select_less(a, b, b, a);
 }
 

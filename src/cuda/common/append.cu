@@ -44,20 +44,20 @@ __device__ __forceinline__ bool quantize_row(const core::AppendTensor& t,
       static_cast<std::uint8_t*>(t.to) + core::row_offset(t.to_strides, row.to, row.head);
   const int lane = threadIdx.x % 32;
   bool nan = false;
-  const auto code_of = [&](float x) -> std::uint32_t {
+  const auto encode = [&](float x) -> std::uint32_t {
     nan = nan || x != x;
-    return core::code_of(t.code, x * factor).bits;
+    return core::encode(t.code, x * factor).bits;
   };
   if (t.vectors) {
     for (std::int32_t c = 4 * lane; c < t.columns; c += 4 * 32) {
       const float4 x = load_wide(t, from + c);
       *reinterpret_cast<std::uint32_t*>(g_to + c) =
-          code_of(x.x) | code_of(x.y) << 8 | code_of(x.z) << 16 | code_of(x.w) << 24;
+          encode(x.x) | encode(x.y) << 8 | encode(x.z) << 16 | encode(x.w) << 24;
     }
   } else {
     for (std::int32_t c = lane; c < t.columns; c += 32) {
       g_to[c * t.to_strides.column] = static_cast<std::uint8_t>(
-          code_of(core::load_element<float>(t.from, t.wide, from + c * t.from_strides.column)));
+          encode(core::load_element<float>(t.from, t.wide, from + c * t.from_strides.column)));
     }
   }
   return nan;

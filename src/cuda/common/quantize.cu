@@ -10,8 +10,8 @@
 #include "core/quantize.h"
 
 #include "core/element.h"
-#include "cuda/common/quantize_vec16.cuh"
 #include "cuda/common/quantize_rows.cuh"
+#include "cuda/common/quantize_vec16.cuh"
 #include "cuda/registry.h"
 
 namespace flashcore::cuda {
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kQuantThreads, 2)
     int saturated = 0;
     for_each_wide<kRotate>(p, unit, [&](const At& at, float x) {
       if (!core::has_nan(p.code) && x != x) report_nan<kRotate>(p, unit, at.row, at.column);
-      const core::Code code = core::code_of(p.code, x * inverse);
+      const core::Code code = core::encode(p.code, x * inverse);
       static_cast<std::uint8_t*>(p.to)[at.to] = code.bits;
       saturated += code.saturated ? 1 : 0;
     });

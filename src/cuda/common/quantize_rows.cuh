@@ -1,9 +1,9 @@
-// How the kernels of quantize.cu walk over a unit's rows: in pieces, element by element, or (where
-// rows are rotated that are no whole pieces) row by row; and what a block finds on the way.
+// How the kernels of common/quantize.cu walk over a unit's rows: in pieces, element by element, or
+// (where rows are rotated that are no whole pieces) row by row; and what a block finds on the way.
 #pragma once
 
-#include "cuda/primitives/report.cuh"
 #include "cuda/common/quantize_vec16.cuh"
+#include "cuda/primitives/report.cuh"
 #include "cuda/registry.h"
 
 namespace flashcore::cuda {

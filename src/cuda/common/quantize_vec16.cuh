@@ -113,7 +113,7 @@ __device__ __forceinline__ EncodedSpecials encode_specials(const float (&x)[kPie
   int saturated = 0, first_nan = kPiece;
 #pragma unroll 1
   for (int i = kPiece - 1; i >= 0; --i) {
-    const core::Code made = core::code_of(code, steps[i]);
+    const core::Code made = core::encode(code, steps[i]);
     // The codes move up by a byte: what comes first ends as the last.
     words[3] = __funnelshift_l(words[2], words[3], 8);
     words[2] = __funnelshift_l(words[1], words[2], 8);
@@ -127,7 +127,7 @@ __device__ __forceinline__ EncodedSpecials encode_specials(const float (&x)[kPie
 
 /// What turns signed codes into those of the byte format, four at a time, and back.
 __device__ __forceinline__ std::uint32_t byte_offset(Element code) {
-  return code == Element::byte ? 0x80808080u : 0u;
+  return code == Element::u8 ? 0x80808080u : 0u;
 }
 
 /// Whether something saturates or is NaN.

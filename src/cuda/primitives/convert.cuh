@@ -20,11 +20,11 @@ __device__ __forceinline__ void from_float(__nv_bfloat16& to, float x) {
   to = __float2bfloat16_rn(x);
 }
 
-/// What a code of an 8-bit format stands for, in steps (core/eight_bit.h). By way of f16, which has
-/// e5m2's exponents, and e4m3's but for a factor of 2^8.
+/// What a code of an 8-bit format stands for, in steps (core/quant_formats.h). By way of f16, which
+/// has e5m2's exponents, and e4m3's but for a factor of 2^8.
 __device__ __forceinline__ float code_to_float(core::Element element, std::uint32_t code) {
   if (element == core::Element::int8) return static_cast<float>(static_cast<std::int8_t>(code));
-  if (element == core::Element::byte) return static_cast<float>(static_cast<int>(code) - 128);
+  if (element == core::Element::u8) return static_cast<float>(static_cast<int>(code) - 128);
   if (element == core::Element::e5m2) {
     return __half2float(__ushort_as_half(static_cast<unsigned short>(code << 8)));
   }
@@ -41,12 +41,12 @@ __device__ __forceinline__ float4 codes_to_floats(core::Element element, std::ui
       code_to_float(element, codes >> 16 & 0xffu), code_to_float(element, codes >> 24));
 }
 
-/// The codes nearest to four values in steps, from the lowest byte on: what core::code_of() gives
+/// The codes nearest to four values in steps, from the lowest byte on: what core::encode() gives
 /// for values below core::saturates_from(). Finite, that is, and nothing saturates. The byte format
 /// is int8's with the sign bit turned over.
 template <core::Element kCode>
 __device__ __forceinline__ std::uint32_t codes_of_floats(float x0, float x1, float x2, float x3) {
-  static_assert(kCode != core::Element::byte);
+  static_assert(kCode != core::Element::u8);
   if constexpr (kCode == core::Element::int8) {
     // Beside 1.5 * 2^23 a float's last bit is 1: the adder rounds, and leaves the integer there.
     const auto integer = [](float x) { return __float_as_uint(__fadd_rn(x, 12582912.f)); };
@@ -66,7 +66,7 @@ __device__ __forceinline__ std::uint32_t codes_of_floats(float x0, float x1, flo
     return static_cast<std::uint32_t>(high) << 16 | low;
 #else
     const auto code = [](float x) {
-      return static_cast<std::uint32_t>(core::code_of(kCode, x).bits);
+      return static_cast<std::uint32_t>(core::encode(kCode, x).bits);
     };
     return code(x0) | code(x1) << 8 | code(x2) << 16 | code(x3) << 24;
 #endif

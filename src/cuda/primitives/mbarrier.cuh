@@ -25,7 +25,7 @@ __device__ __forceinline__ void arrive(std::uint64_t& s_barrier) {
 }
 
 /// Arrives and announces copies of this many bytes.
-__device__ __forceinline__ void arrive_expecting(std::uint64_t& s_barrier, int bytes) {
+__device__ __forceinline__ void arrive_expect_tx(std::uint64_t& s_barrier, int bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s_barrier)),
       "r"(bytes)
@@ -54,7 +54,7 @@ __device__ __forceinline__ void wait(std::uint64_t& s_barrier, std::uint32_t par
 
 /// Whether that phase is complete. To ask early, and wait later only where it was not, hides the
 /// time that the answer takes.
-__device__ __forceinline__ bool is_complete(std::uint64_t& s_barrier, std::uint32_t parity) {
+__device__ __forceinline__ bool test_wait(std::uint64_t& s_barrier, std::uint32_t parity) {
   std::uint32_t complete;
   asm volatile(
       "{\n"

@@ -10,7 +10,7 @@ namespace flashcore::cuda {
 
 /// The same value, of which the compiler knows nothing: what is computed from it inside a loop
 /// stays there. Addresses kept in registers over a loop cost more than computing them again.
-__device__ __forceinline__ int not_hoisted(int value) {
+__device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
@@ -21,7 +21,7 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* s_data) {
 
 /// Copies `bytes` (0 … 16) from global to shared memory in the background and fills the rest of the
 /// 16 bytes with zeros. Both addresses are multiples of 16.
-__device__ __forceinline__ void copy_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
+__device__ __forceinline__ void cp_async_16(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                :
                : "r"(s_to), "l"(g_from), "r"(bytes)
@@ -29,7 +29,7 @@ __device__ __forceinline__ void copy_async_16(std::uint32_t s_to, const void* g_
 }
 
 /// The same with `bytes` (0 or 4) of 4; addresses are multiples of 4.
-__device__ __forceinline__ void copy_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
+__device__ __forceinline__ void cp_async_4(std::uint32_t s_to, const void* g_from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
                :
                : "r"(s_to), "l"(g_from), "r"(bytes)
@@ -48,26 +48,25 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t s_to, const std::u
 }
 
 /// Ends a group of copies.
-__device__ __forceinline__ void commit_copies() {
+__device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 /// Waits until at most `kPending` of this thread's latest groups are still under way.
 template <int kPending>
-__device__ __forceinline__ void wait_copies() {
+__device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
 /// Four 8×8 matrices of 16-bit elements; see core/mma_layout.h for the addresses.
-__device__ __forceinline__ void load_matrices(std::uint32_t (&r)[4], std::uint32_t s_row) {
+__device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t s_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(s_row)
                : "memory");
 }
 
-__device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4],
-                                                         std::uint32_t s_row) {
+__device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t s_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(s_row)
@@ -75,7 +74,7 @@ __device__ __forceinline__ void load_matrices_transposed(std::uint32_t (&r)[4],
 }
 
 /// An 8×8 matrix of 16-bit elements, a row in each quad of lanes, transposed.
-__device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t r) {
+__device__ __forceinline__ std::uint32_t movmatrix_trans(std::uint32_t r) {
   std::uint32_t transposed;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));
   return transposed;
@@ -83,11 +82,11 @@ __device__ __forceinline__ std::uint32_t transpose_matrix(std::uint32_t r) {
 
 /// c += a b, 16 × 8 × 16, f32 accumulators.
 template <typename T>
-__device__ __forceinline__ void multiply_add(float (&c)[4], const std::uint32_t (&a)[4],
+__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t (&a)[4],
                                              std::uint32_t b0, std::uint32_t b1);
 
 template <>
-__device__ __forceinline__ void multiply_add<__half>(float (&c)[4], const std::uint32_t (&a)[4],
+__device__ __forceinline__ void mma_m16n8k16<__half>(float (&c)[4], const std::uint32_t (&a)[4],
                                                      std::uint32_t b0, std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
@@ -96,7 +95,7 @@ __device__ __forceinline__ void multiply_add<__half>(float (&c)[4], const std::u
 }
 
 template <>
-__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&c)[4],
+__device__ __forceinline__ void mma_m16n8k16<__nv_bfloat16>(float (&c)[4],
                                                             const std::uint32_t (&a)[4],
                                                             std::uint32_t b0, std::uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -109,14 +108,14 @@ __device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&c)[4],
 // launch, sm_90): its blocks then wait here before they touch memory.
 
 /// The next kernel's blocks may come as soon as all of this one's have.
-__device__ __forceinline__ void let_next_kernel_start() {
+__device__ __forceinline__ void pdl_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
 /// Everything earlier kernels of the stream wrote is there.
-__device__ __forceinline__ void wait_for_previous_kernel() {
+__device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -124,8 +123,8 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 
 /// Counts up to `last`, then from 0 again; returns the count before. Whoever counts later sees what
 /// this thread, and those it met at a barrier, wrote before: far less than two __threadfence().
-__device__ __forceinline__ std::uint32_t count_in_order(std::uint32_t* g_counter,
-                                                        std::uint32_t last) {
+__device__ __forceinline__ std::uint32_t atomic_inc_acq_rel(std::uint32_t* g_counter,
+                                                            std::uint32_t last) {
   std::uint32_t before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                : "=r"(before)

@@ -10,7 +10,7 @@ namespace flashcore::cuda {
 inline constexpr int kRowLanes = 16;
 
 /// The larger one; a NaN is passed over (softmax_state.h). One instruction.
-__device__ __forceinline__ float max_passing_nan(float a, float b) { return fmaxf(a, b); }
+__device__ __forceinline__ float max_ignore_nan(float a, float b) { return fmaxf(a, b); }
 
 /// The largest of a thread's own values, found in pairs: a chain would wait for each in turn.
 template <int kCount>
@@ -21,21 +21,21 @@ __device__ __forceinline__ float largest(const float (&x)[kCount]) {
 #pragma unroll
   for (int count = kCount; count > 1; count = (count + 1) / 2) {
 #pragma unroll
-    for (int i = 0; i < count / 2; ++i) left[i] = max_passing_nan(left[i], left[count - 1 - i]);
+    for (int i = 0; i < count / 2; ++i) left[i] = max_ignore_nan(left[i], left[count - 1 - i]);
   }
   return left[0];
 }
 
 /// Every lane gets the result. The order of additions is the same for every row.
-__device__ __forceinline__ float row_max(float x) {
+__device__ __forceinline__ float half_warp_max(float x) {
 #pragma unroll
   for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
-    x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, offset, kRowLanes));
+    x = max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, offset, kRowLanes));
   }
   return x;
 }
 
-__device__ __forceinline__ float row_sum(float x) {
+__device__ __forceinline__ float half_warp_sum(float x) {
 #pragma unroll
   for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
     x += __shfl_xor_sync(0xffffffffu, x, offset, kRowLanes);
@@ -44,8 +44,8 @@ __device__ __forceinline__ float row_sum(float x) {
 }
 
 __device__ __forceinline__ float quad_max(float x) {
-  x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, 2));
+  x = max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
 __device__ __forceinline__ float quad_sum(float x) {
@@ -54,27 +54,27 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 /// Over the lanes with the same lane % 4.
-__device__ __forceinline__ float place_max(float x) {
+__device__ __forceinline__ float cross_quad_max(float x) {
 #pragma unroll
   for (int offset = 4; offset < 32; offset *= 2) {
-    x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    x = max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, offset));
   }
   return x;
 }
 
-__device__ __forceinline__ float place_sum(float x) {
+__device__ __forceinline__ float cross_quad_sum(float x) {
 #pragma unroll
   for (int offset = 4; offset < 32; offset *= 2) x += __shfl_xor_sync(0xffffffffu, x, offset);
   return x;
 }
 
 /// Over the lanes with the same lane % 8: those at the same place of the four octets.
-__device__ __forceinline__ float octets_max(float x) {
-  x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, 8));
-  return max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, 16));
+__device__ __forceinline__ float cross_octet_max(float x) {
+  x = max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, 8));
+  return max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, 16));
 }
 
-__device__ __forceinline__ float octets_sum(float x) {
+__device__ __forceinline__ float cross_octet_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 8);
   return x + __shfl_xor_sync(0xffffffffu, x, 16);
 }
@@ -91,7 +91,7 @@ __device__ __forceinline__ float octets_sum_each(const float (&x)[4]) {
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {
-    x = max_passing_nan(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    x = max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, offset));
   }
   return x;
 }

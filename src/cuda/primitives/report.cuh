@@ -23,9 +23,9 @@ __device__ __forceinline__ void report(const core::AttentionParams& p,
 /// Looks through sequence b's page ids, all threads of the block together. One block per sequence
 /// is enough; a kernel calls it for the first of a sequence's items.
 __device__ __forceinline__ void report_pages(const core::AttentionParams& p,
-                                             const core::Sequence& sequence, std::int32_t b) {
+                                             const core::SeqInfo& seq, std::int32_t b) {
   if (!p.checked) return;
-  const std::int32_t slots = core::slots_in_use(p.pages, sequence.kv_len);
+  const std::int32_t slots = core::slots_in_use(p.pages, seq.kv_len);
   for (std::int32_t slot = threadIdx.x; slot < slots; slot += blockDim.x) {
     report(p, core::page_error(p.pages, b, slot));
   }

@@ -72,9 +72,9 @@ struct Wgmma;
 #define FLASHCORE_ACCUMULATORS16(how) FLASHCORE_ACCUMULATORS15(how), FLASHCORE_C(how, 15)
 
 // i0 … i5 are the numbers of the operands after the accumulators; how: "=f", "+f".
-#define FLASHCORE_WGMMA_SS(shape, groups, how, adds, orders, i0, i1)              \
+#define FLASHCORE_WGMMA_SS(shape, groups, how, accumulate, orders, i0, i1)        \
   asm volatile("wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups \
-               "}, %" #i0 ", %" #i1 ", " adds ", 1, 1" orders ";"                 \
+               "}, %" #i0 ", %" #i1 ", " accumulate ", 1, 1" orders ";"           \
                : FLASHCORE_ACCUMULATORS##groups(how)                              \
                : "l"(a), "l"(b)                                                   \
                : "memory")
@@ -84,7 +84,8 @@ struct Wgmma;
                "wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups                  \
                "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", adds, 1, 1" orders ";\n}\n" \
                : FLASHCORE_ACCUMULATORS##groups("+f")                                              \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(adds))   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                               \
+                 "r"(static_cast<int>(accumulate))                                                 \
                : "memory")
 #define FLASHCORE_WGMMA_FRESH_RS(shape, groups, i0, i1, i2, i3, i4)                \
   asm volatile("wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups  \
@@ -104,8 +105,8 @@ struct E4m3 {};
   template <>                                                                                     \
   struct Wgmma<n> {                                                                               \
     template <typename T, bool kAdds>                                                             \
-    __device__ __forceinline__ static void along_rows(float (&c)[n / 2], std::uint64_t a,         \
-                                                      std::uint64_t b) {                          \
+    __device__ __forceinline__ static void ss(float (&c)[n / 2], std::uint64_t a,                 \
+                                              std::uint64_t b) {                                  \
       if constexpr (kSame<T, E4m3> && kAdds) {                                                    \
         FLASHCORE_WGMMA_SS("m64n" #n "k32.f32.e4m3.e4m3", groups, "+f", "1", "", i0, i1);         \
       } else if constexpr (kSame<T, E4m3>) {                                                      \
@@ -121,9 +122,9 @@ struct E4m3 {};
       }                                                                                           \
     }                                                                                             \
     template <typename T>                                                                         \
-    __device__ __forceinline__ static void across_rows(float (&c)[n / 2],                         \
-                                                       const std::uint32_t (&a)[4],               \
-                                                       std::uint64_t b, bool adds) {              \
+    __device__ __forceinline__ static void rs_b_mn_major(float (&c)[n / 2],                       \
+                                                         const std::uint32_t (&a)[4],             \
+                                                         std::uint64_t b, bool accumulate) {      \
       if constexpr (kSame<T, __half>) {                                                           \
         FLASHCORE_WGMMA_RS("m64n" #n "k16.f32.f16.f16", groups, ", 1", i0, i1, i2, i3, i4, i5);   \
       } else {                                                                                    \
@@ -131,11 +132,11 @@ struct E4m3 {};
       }                                                                                           \
     }                                                                                             \
     template <bool kAdds>                                                                         \
-    __device__ __forceinline__ static void with_rows(float (&c)[n / 2],                           \
-                                                     const std::uint32_t (&a)[4],                 \
-                                                     std::uint64_t b) {                           \
+    __device__ __forceinline__ static void rs_b_k_major(float (&c)[n / 2],                        \
+                                                        const std::uint32_t (&a)[4],              \
+                                                        std::uint64_t b) {                        \
       if constexpr (kAdds) {                                                                      \
-        constexpr bool adds = true;                                                               \
+        constexpr bool accumulate = true;                                                         \
         FLASHCORE_WGMMA_RS("m64n" #n "k32.f32.e4m3.e4m3", groups, "", i0, i1, i2, i3, i4, i5);    \
       } else {                                                                                    \
         FLASHCORE_WGMMA_FRESH_RS("m64n" #n "k32.f32.e4m3.e4m3", groups, i0, i1, i2, i3, i4);      \

@@ -29,8 +29,8 @@
 namespace flashcore::cuda::simt {
 
 using core::AttentionParams;
+using core::InjectedFault;
 using core::KeyRange;
-using core::PlantedBug;
 
 template <int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows_, int kThreads_>
 struct Config {
@@ -48,8 +48,8 @@ struct Config {
 };
 
 /// What one block works on, written by one thread and read by all.
-struct alignas(16) Item {
-  core::Sequence sequence;
+struct alignas(16) WorkTile {
+  core::SeqInfo seq;
   std::int32_t b, h, split;
   std::int32_t first_query, queries;
   KeyRange seen;  // keys some query of the tile sees, within the split
@@ -58,8 +58,8 @@ struct alignas(16) Item {
 
 template <typename C>
 struct alignas(16) SharedStorage {
-  Item item;
-  float q[C::kTileQ][C::kHeadDim + C::kPad];  // scaled by q_factor
+  WorkTile item;
+  float q[C::kTileQ][C::kHeadDim + C::kPad];  // scaled by score_scale
   union {
     float k[C::kTileK][C::kChunk + C::kPad];
     float p[C::kTileQ][C::kTileK + C::kPad];
@@ -75,25 +75,25 @@ struct alignas(16) SharedStorage {
 /// it would make them spill.
 struct Matrix {
   const void* g_head;  // of batch 0 or page 0
-  core::KeyRows rows;
+  core::KvRowMap rows;
   core::Strides strides;
   std::int32_t columns;
   core::Element element;
   const core::Scales& scales;
   const AttentionParams& params;
-  const Item& item;
+  const WorkTile& item;
   bool of_keys;
 
   /// Row i, where elements are stored as T.
   template <typename T>
   __device__ __forceinline__ const T* row(std::int32_t i) const {
-    const core::KeyPlace place = rows.at(i);
+    const core::KvLocation place = rows.at(i);
     return static_cast<const T*>(g_head) + place.block * strides.batch + place.row * strides.row;
   }
   /// What the codes of row i are multiplied by: where the matrix is 8-bit.
   __device__ __forceinline__ float step_of_row(std::int32_t i) const {
     const std::int32_t head = of_keys ? core::kv_head_of(params, item.h) : item.h;
-    return core::row_step(params, element, scales, item.b, head, i);
+    return core::row_scale(params, element, scales, item.b, head, i);
   }
 };
 
@@ -140,7 +140,7 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int column = first_column + 4 * tx;
   // Asked for anew each time: kept in registers the answers would make others spill.
-  const auto element = static_cast<core::Element>(not_hoisted(static_cast<int>(matrix.element)));
+  const auto element = static_cast<core::Element>(opaque(static_cast<int>(matrix.element)));
   const bool is_f32 = element == core::Element::f32;
   const bool is_f16 = element == core::Element::f16;
   const auto store = [&](int r, float4 x) {
@@ -201,17 +201,18 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
 
 template <typename C>
 __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const AttentionParams& p,
-                                             const Item& item) {
+                                             const WorkTile& item) {
   const Matrix q{head_of(p.q, p.q_element, item.h * p.q_strides.head),
-                 core::key_rows({}, item.b, item.sequence.q_row),
+                 core::kv_row_map({}, item.b, item.seq.q_row),
                  p.q_strides,
-                 p.plant.is(PlantedBug::head_dim_truncated) ? p.head_dim - 1 : p.head_dim,
+                 p.fault.is(InjectedFault::head_dim_truncated) ? p.head_dim - 1 : p.head_dim,
                  p.q_element,
                  p.q_scale,
                  p,
                  item,
                  false};
-  const float factor = p.plant.is(PlantedBug::scale_ignored) ? 1.f : static_cast<float>(p.q_factor);
+  const float factor =
+      p.fault.is(InjectedFault::scale_ignored) ? 1.f : static_cast<float>(p.score_scale);
   for (int chunk = 0; chunk < C::kChunks; ++chunk) {
     load_chunk<C::kTileQ>(s.q, chunk * C::kChunk, q, item.first_query, item.queries,
                           chunk * C::kChunk, factor, p.vector_rows);
@@ -252,24 +253,24 @@ __device__ __forceinline__ void multiply_chunk(float (&score)[C::kRows][C::kKeys
 
 /// Softcap, ALiBi, bias and boolean mask of one score; the interval of visible keys comes after.
 __device__ __forceinline__ float finish_score(float score, const AttentionParams& p,
-                                              const Item& item, std::int32_t i, std::int32_t key,
-                                              float slope) {
+                                              const WorkTile& item, std::int32_t i,
+                                              std::int32_t key, float slope) {
   float bias = 0.f;
   if (p.bias != nullptr) {
     bias = core::load_element<float>(p.bias, p.bias_element,
                                      item.b * p.bias_strides.batch + item.h * p.bias_strides.head +
                                          i * p.bias_strides.row + key * p.bias_strides.column);
   }
-  const bool bias_first = p.plant.is(PlantedBug::softcap_after_bias);
+  const bool bias_first = p.fault.is(InjectedFault::softcap_after_bias);
   if (bias_first) score += bias;
   if (p.softcap > 0) score = core::capped(score, static_cast<float>(p.softcap));
   if (p.alibi_slopes != nullptr) {
-    const float distance = static_cast<float>(i + item.sequence.mask.diagonal - key);
-    score -= slope * (p.plant.is(PlantedBug::alibi_signed) ? distance : fabsf(distance));
+    const float distance = static_cast<float>(i + item.seq.mask.diagonal - key);
+    score -= slope * (p.fault.is(InjectedFault::alibi_signed) ? distance : fabsf(distance));
   }
   if (!bias_first) score += bias;
   if (p.mask != nullptr) {
-    const std::int64_t b = p.plant.is(PlantedBug::mask_batch_ignored) ? 0 : item.b;
+    const std::int64_t b = p.fault.is(InjectedFault::mask_batch_ignored) ? 0 : item.b;
     if (p.mask[b * p.mask_strides.batch + item.h * p.mask_strides.head + i * p.mask_strides.row +
                key * p.mask_strides.column] == 0) {
       score = core::negative_infinity<float>();
@@ -282,9 +283,9 @@ __device__ __forceinline__ float finish_score(float score, const AttentionParams
 /// options, are left alone. The scores go through shared memory (P's place, free once K is read),
 /// where a rolled loop can index them: in registers the unrolled code would cost occupancy.
 template <typename C>
-__device__ __forceinline__ void finish_scores(float (&score)[C::kRows][C::kKeys],
-                                              SharedStorage<C>& s, const AttentionParams& p,
-                                              const Item& item, std::int32_t first_key) {
+__device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::kKeys],
+                                                    SharedStorage<C>& s, const AttentionParams& p,
+                                                    const WorkTile& item, std::int32_t first_key) {
   const bool plain_scores =
       p.softcap == 0 && p.alibi_slopes == nullptr && p.bias == nullptr && p.mask == nullptr;
   const bool all_visible = first_key >= item.all.begin && first_key + C::kTileK <= item.all.end;
@@ -303,7 +304,7 @@ __device__ __forceinline__ void finish_scores(float (&score)[C::kRows][C::kKeys]
 #pragma unroll 1
   for (int r = ty; r < item.queries; r += 16) {
     const std::int32_t i = item.first_query + r;
-    const KeyRange range = core::intersect(core::visible_keys(item.sequence.mask, i), item.seen);
+    const KeyRange range = core::intersect(core::visible_keys(item.seq.mask, i), item.seen);
 #pragma unroll 1
     for (int c = tx; c < C::kTileK; c += 16) {
       float& x = s.p[r][c];  // this thread's own: no other reads it before the next sync
@@ -334,16 +335,16 @@ struct Rows {
 /// Turns scores into probabilities and updates the state; rescale is what earlier results lose.
 template <typename C>
 __device__ __forceinline__ void softmax(float (&score)[C::kRows][C::kKeys], Rows<C>& rows,
-                                        float (&rescale)[C::kRows], core::Plant plant) {
+                                        float (&rescale)[C::kRows], core::Fault fault) {
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     float max = rows.state[r].max;
 #pragma unroll
-    for (int c = 0; c < C::kKeys; ++c) max = max_passing_nan(max, score[r][c]);
-    max = row_max(max);
+    for (int c = 0; c < C::kKeys; ++c) max = max_ignore_nan(max, score[r][c]);
+    max = half_warp_max(max);
     const float base = core::softmax_base(max);
     rescale[r] = fast_exp(rows.state[r].max - base);
-    if (plant.is(PlantedBug::rescale_forgotten)) rescale[r] = 1.f;
+    if (fault.is(InjectedFault::rescale_forgotten)) rescale[r] = 1.f;
     rows.state[r].max = max;
     float sum = 0.f;
 #pragma unroll
@@ -351,7 +352,7 @@ __device__ __forceinline__ void softmax(float (&score)[C::kRows][C::kKeys], Rows
       score[r][c] = fast_exp(score[r][c] - base);
       sum += score[r][c];
     }
-    rows.state[r].sum = core::add_tile_sum(rows.state[r].sum, rescale[r], row_sum(sum));
+    rows.state[r].sum = core::add_tile_sum(rows.state[r].sum, rescale[r], half_warp_sum(sum));
   }
 }
 
@@ -389,30 +390,31 @@ __device__ __forceinline__ void accumulate_chunk(float (&o)[C::kRows][4], const 
 }
 
 template <typename C>
-__device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, const Item& item) {
+__device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p,
+                                       const WorkTile& item) {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const bool to_partial = p.splits > 1;
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     if (ty + 16 * r >= item.queries) continue;
     const std::int32_t i = item.first_query + ty + 16 * r;
-    const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + i;
+    const std::int64_t q_row = static_cast<std::int64_t>(item.seq.q_row) + i;
     core::SoftmaxState<float> state = rows.state[r];
     float factor = 1.f;
-    if (p.sinks != nullptr && (!to_partial || p.plant.is(PlantedBug::sink_in_every_split))) {
+    if (p.sinks != nullptr && (!to_partial || p.fault.is(InjectedFault::sink_in_every_split))) {
       factor = core::add_sink(state, p.sinks[item.h * p.sinks_stride]);
     }
-    factor *=
-        p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum : core::output_factor(state.sum);
+    factor *= p.fault.is(InjectedFault::empty_row_is_nan) ? 1.f / state.sum
+                                                          : core::output_factor(state.sum);
     float lse = core::log_sum_exp(state);
-    if (p.plant.is(PlantedBug::lse_in_base_2)) lse *= static_cast<float>(core::kLog2E);
-    core::assert_row_state(p, item.sequence, item.b, item.h, i, state, lse);
-    if (p.plant.is(PlantedBug::row_not_written) && i == item.sequence.q_len - 1) continue;
+    if (p.fault.is(InjectedFault::lse_in_base_2)) lse *= static_cast<float>(core::kLog2E);
+    core::assert_row_state(p, item.seq, item.b, item.h, i, state, lse);
+    if (p.fault.is(InjectedFault::row_not_written) && i == item.seq.q_len - 1) continue;
 
-    const std::int64_t partial =
-        to_partial ? item.split * core::partial_rows(p) +
-                         core::partial_row(p, item.b, item.h, item.sequence.q_row, i)
-                   : 0;
+    const std::int64_t partial = to_partial
+                                     ? item.split * core::partial_rows(p) +
+                                           core::partial_row(p, item.b, item.h, item.seq.q_row, i)
+                                     : 0;
     if (tx == 0) {
       if (to_partial) {
         static_cast<float*>(p.partial_lse)[partial] = lse;
@@ -431,7 +433,7 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, 
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         x[c] = core::output_of_keys(rows.o[chunk][r][c], rows.state[r].sum) * factor;
-        core::assert_output(p, item.sequence, item.b, item.h, i, x[c]);
+        core::assert_output(p, item.seq, item.b, item.h, i, x[c]);
       }
       if (to_partial) {
         store_columns(p.partial_out, core::Element::f32, partial * p.v_dim, 1, column, p.v_dim, x,
@@ -450,34 +452,33 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p, 
 /// Items in order: key range fastest, then query tiles from the last (longest, if causal) to the
 /// first, then heads, then batches.
 template <typename C>
-__device__ __forceinline__ Item item_of(const AttentionParams& p, std::int64_t index) {
-  Item item;
+__device__ __forceinline__ WorkTile item_of(const AttentionParams& p, std::int64_t index) {
+  WorkTile item;
   item.split = static_cast<std::int32_t>(index % p.splits);
   index /= p.splits;
   const std::int32_t tile = p.q_tiles - 1 - static_cast<std::int32_t>(index % p.q_tiles);
   index /= p.q_tiles;
   item.h = static_cast<std::int32_t>(index % p.q_heads);
   item.b = static_cast<std::int32_t>(index / p.q_heads);
-  item.sequence = core::sequence_of(p, item.b);
+  item.seq = core::seq_info_of(p, item.b);
   item.first_query = tile * C::kTileQ;
-  item.queries = min(C::kTileQ, item.sequence.q_len - item.first_query);
+  item.queries = min(C::kTileQ, item.seq.q_len - item.first_query);
   if (item.queries <= 0) return item;
   const std::int32_t last_query = item.first_query + item.queries - 1;
-  item.seen =
-      core::intersect(core::keys_seen_by_any(item.sequence.mask, item.first_query, last_query),
-                      core::split_keys(item.split, p.keys_per_split, item.sequence.kv_len));
-  item.all = core::intersect(
-      core::keys_seen_by_all(item.sequence.mask, item.first_query, last_query), item.seen);
+  item.seen = core::intersect(core::keys_seen_by_any(item.seq.mask, item.first_query, last_query),
+                              core::split_keys(item.split, p.keys_per_split, item.seq.kv_len));
+  item.all = core::intersect(core::keys_seen_by_all(item.seq.mask, item.first_query, last_query),
+                             item.seen);
   return item;
 }
 
 template <typename C>
 __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParams& p,
-                                       const Item& item) {
+                                       const WorkTile& item) {
   const std::int32_t kv_head = core::kv_head_of(p, item.h);
-  const core::KeyRows key_rows = core::key_rows(p, item.sequence, item.b);
+  const core::KvRowMap kv_row_map = core::kv_row_map(p, item.seq, item.b);
   const Matrix k{head_of(p.k, p.k_element, kv_head * p.k_strides.head),
-                 key_rows,
+                 kv_row_map,
                  p.k_strides,
                  p.head_dim,
                  p.k_element,
@@ -486,7 +487,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
                  item,
                  true};
   const Matrix v{head_of(p.v, p.v_element, kv_head * p.v_strides.head),
-                 key_rows,
+                 kv_row_map,
                  p.v_strides,
                  p.v_dim,
                  p.v_element,
@@ -513,9 +514,9 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
       __syncthreads();  // K chunk, V chunk 0 and (the first time) Q are there
       multiply_chunk<C>(score, s, column);
     }
-    finish_scores<C>(score, s, p, item, first_key);
+    apply_mods_and_mask<C>(score, s, p, item, first_key);
     float rescale[C::kRows];
-    softmax<C>(score, rows, rescale, p.plant);
+    softmax<C>(score, rows, rescale, p.fault);
 
     // P takes K's place.
     __syncthreads();
@@ -547,18 +548,18 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
 
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 2)
-    attention(const __grid_constant__ AttentionParams p) {
+    fwd_kernel(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(16) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
-  core::spin_if_planted(p.plant, p.q_len);
-  for (std::int64_t index = blockIdx.x; index < p.work_items; index += gridDim.x) {
+  core::spin_if_planted(p.fault, p.q_len);
+  for (std::int64_t index = blockIdx.x; index < p.num_tiles; index += gridDim.x) {
     __syncthreads();  // nobody still reads the last item
     if (threadIdx.x == 0) {
       s.item = item_of<C>(p, index);
-      report(p, s.item.sequence.error);
+      report(p, s.item.seq.error);
     }
     __syncthreads();
-    if (index % (p.work_items / p.batch) == 0) report_pages(p, s.item.sequence, s.item.b);
+    if (index % (p.num_tiles / p.batch) == 0) report_pages(p, s.item.seq, s.item.b);
     if (s.item.queries > 0) attend<C>(s, p, s.item);  // the same in every thread
   }
 }

@@ -2,8 +2,8 @@
 // so most of what follows the last of them would be the join: here warps send their results
 // straight to the block that joins them, not to their own block first, and a row's maximum and sum
 // go ahead while V is still waited for. Whoever joins has all weights when the outputs come. That
-// is four times as much to send: with more than core::Inbox::kWarpColumns it takes longer than it
-// saves.
+// is four times as much to send: with more than core::ClusterBuffer::kWarpColumns it takes longer
+// than it saves.
 #pragma once
 
 #include "cuda/primitives/cluster.cuh"
@@ -13,27 +13,28 @@ namespace flashcore::cuda::sm80 {
 
 /// Whether warps send the item's results themselves.
 template <typename C>
-__device__ __forceinline__ bool warps_join(const AttentionParams& p, const Item& item) {
-  constexpr int kMost = core::Inbox::rows_from_warps(C::kTileQ, C::kHeadDim);
-  return C::kFewRows && kHasClusters && p.joins_in_cluster &&
+__device__ __forceinline__ bool combines_from_warps(const AttentionParams& p,
+                                                    const WorkTile& item) {
+  constexpr int kMost = core::ClusterBuffer::rows_from_warps(C::kTileQ, C::kHeadDim);
+  return C::kSwapAB && kHasClusters && p.cluster_combine &&
          (kMost == C::kTileQ || item.rows <= kMost);
 }
 
-/// The inbox behind a block's shared memory, as in core::Inbox, filled by warps; but a piece is
-/// four columns that a thread has in its accumulators, which lie 8 apart.
+/// The inbox behind a block's shared memory, as in core::ClusterBuffer, filled by warps; but a
+/// piece is four columns that a thread has in its accumulators, which lie 8 apart.
 template <typename C>
-struct WarpInbox : core::WarpParts<C::kHeadDim, C::kKeyWarps> {
-  static constexpr int kChunk = core::Inbox::kChunk;
+struct WarpInbox : core::WarpParts<C::kHeadDim, C::kWarpsN> {
+  static constexpr int kChunk = core::ClusterBuffer::kChunk;
   float4* s_out;    // [turn][split][warp][kChunk]
   float2* s_state;  // [turn][split][warp][kChunkRows]
 
   __device__ __forceinline__ explicit WarpInbox(SharedStorage<C>& s)
-      : s_out(Inbox<C>::template at<float4>(s, kLayout.outputs)),
-        s_state(Inbox<C>::template at<float2>(s, kLayout.states)) {}
+      : s_out(ClusterBuffer<C>::template at<float4>(s, kLayout.outputs)),
+        s_state(ClusterBuffer<C>::template at<float2>(s, kLayout.states)) {}
 
  private:
-  static constexpr core::Inbox::Layout kLayout =
-      core::Inbox::layout_of_warps(C::kTileQ, C::kHeadDim, C::kKeyWarps);
+  static constexpr core::ClusterBuffer::Layout kLayout =
+      core::ClusterBuffer::layout_of_warps(C::kTileQ, C::kHeadDim, C::kWarpsN);
   static_assert(WarpInbox::kChunkRows * WarpInbox::kRowPieces == kChunk);
 };
 
@@ -46,68 +47,69 @@ struct WarpRoute {
   } of_row[2];
 
   __device__ __forceinline__ void find(SharedStorage<C>& s, const AttentionParams& p,
-                                       const Item& item, const Thread<C>& t) {
+                                       const WorkTile& item, const Thread<C>& t) {
     const WarpInbox<C> inbox(s);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const core::InboxSlot to =
-          inbox.recipient_of_row(t.row(0, half), p.splits, item.split, t.key_warp);
+      const core::ClusterSlot to =
+          inbox.recipient_of_row(t.row(0, half), p.splits, item.split, t.warp_n);
       of_row[half].out =
           cluster_address(inbox.s_out + to.index * inbox.kRowPieces + t.column(0, 0), to.rank);
       of_row[half].state = cluster_address(inbox.s_state + to.index, to.rank);
       of_row[half].states_full =
-          cluster_address(&Inbox<C>::barrier(s, InboxBarrier::states), to.rank);
+          cluster_address(&ClusterBuffer<C>::barrier(s, BufferBarrier::states), to.rank);
       of_row[half].out_full =
-          cluster_address(&Inbox<C>::barrier(s, InboxBarrier::outputs), to.rank);
+          cluster_address(&ClusterBuffer<C>::barrier(s, BufferBarrier::outputs), to.rank);
     }
   }
 };
 
 /// When a row's last probabilities are known.
 template <typename C>
-__device__ __forceinline__ void send_states(const WarpRoute<C>& route, const RowStates<C>& states,
-                                            const Item& item, const Thread<C>& t) {
+__device__ __forceinline__ void send_row_stats(const WarpRoute<C>& route, const RowStats<C>& states,
+                                               const WorkTile& item, const Thread<C>& t) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const core::SoftmaxState<float>& state = states.of[0][half];
-    const float sum = row_lanes_sum<C>(state.sum);
-    if (!t.speaks_for_rows() || t.row(0, half) >= item.rows) continue;
+    const float sum = row_reduce_sum<C>(state.sum);
+    if (!t.is_row_leader() || t.row(0, half) >= item.rows) continue;
     store_cluster(route.of_row[half].state, {state.max * item.unit, sum},
                   route.of_row[half].states_full);
   }
 }
 
 template <typename C>
-__device__ __forceinline__ void send_outputs(const WarpRoute<C>& route, const Outputs<C>& o,
-                                             const Item& item, const Thread<C>& t) {
+__device__ __forceinline__ void send_outputs(const WarpRoute<C>& route, const AccO<C>& acc_o,
+                                             const WorkTile& item, const Thread<C>& t) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (t.row(0, half) >= item.rows) continue;
     const int low = C::reg_of(half, 0), high = C::reg_of(half, 1);
 #pragma unroll
     for (int n = 0; n < C::kColumnTiles; n += 2) {
-      store_cluster(route.of_row[half].out + n / 2 * 8 * sizeof(float4),
-                    {o[0][n][low], o[0][n][high], o[0][n + 1][low], o[0][n + 1][high]},
-                    route.of_row[half].out_full);
+      store_cluster(
+          route.of_row[half].out + n / 2 * 8 * sizeof(float4),
+          {acc_o[0][n][low], acc_o[0][n][high], acc_o[0][n + 1][low], acc_o[0][n + 1][high]},
+          route.of_row[half].out_full);
     }
   }
 }
 
 /// A thread of a block whose warps send their results.
-template <typename C, bool kPlain>
+template <typename C, bool kFastPath>
 struct PartThread : ClusterThread<C> {
-  static_assert(C::kKeyWarps == 4);  // octets
-  static constexpr int kMaxSplits = core::Inbox::kMaxSplits;
+  static_assert(C::kWarpsN == 4);  // octets
+  static constexpr int kMaxSplits = core::ClusterBuffer::kMaxSplits;
   const WarpRoute<C>& route;
-  const RowStates<C>& states;
-  const Outputs<C>& o;
+  const RowStats<C>& states;
+  const AccO<C>& acc_o;
   const Thread<C>& t;
 
-  __device__ __forceinline__ void send_states() const {
-    sm80::send_states<C>(route, states, this->item, t);
+  __device__ __forceinline__ void send_row_stats() const {
+    sm80::send_row_stats<C>(route, states, this->item, t);
   }
   __device__ __forceinline__ void send_outputs() const {
-    sm80::send_outputs<C>(route, o, this->item, t);
+    sm80::send_outputs<C>(route, acc_o, this->item, t);
   }
 
   /// What a warp joins in a turn: 8 pieces of a chunk, which are 32 columns of a row. Octet w of
@@ -128,7 +130,7 @@ struct PartThread : ClusterThread<C> {
     const WarpInbox<C> inbox(this->s);
     const int lane = threadIdx.x % 32, sender = lane / 8;
     const int s_first = this->index() * 8;  // its pieces of a chunk
-    const int first = core::joined_piece(turn, this->p.splits, this->item.split, s_first);
+    const int first = core::combined_piece(turn, this->p.splits, this->item.split, s_first);
     Turn joined;
     joined.row = first / inbox.kRowPieces;
     joined.output_row = row_of(this->p, this->item, joined.row);
@@ -140,8 +142,8 @@ struct PartThread : ClusterThread<C> {
     return joined;
   }
 
-  __device__ __forceinline__ void join_states(Turn& joined) const {
-    constexpr int kStride = C::kKeyWarps * WarpInbox<C>::kChunkRows;  // from split to split
+  __device__ __forceinline__ void combine_row_stats(Turn& joined) const {
+    constexpr int kStride = C::kWarpsN * WarpInbox<C>::kChunkRows;  // from split to split
     core::SoftmaxState<float>& all = joined.all;
     float(&weight)[kMaxSplits] = joined.weight;
     float sum[kMaxSplits];
@@ -152,21 +154,21 @@ struct PartThread : ClusterThread<C> {
       weight[i] = state.x;
       sum[i] = state.y;
     }
-    all = {octets_max(largest(weight)), 0.f};
+    all = {cross_octet_max(largest(weight)), 0.f};
     const float base = core::softmax_base(all.max);
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
       weight[i] = fast_exp(weight[i] - base);
       all.sum = fmaf(sum[i], weight[i], all.sum);
-      if (this->p.plant.is(PlantedBug::combine_double_counts)) weight[i] *= weight[i];
+      if (this->p.fault.is(InjectedFault::combine_double_counts)) weight[i] *= weight[i];
     }
-    all.sum = octets_sum(all.sum);
+    all.sum = cross_octet_sum(all.sum);
     joined.sum_of_keys = all.sum;
-    joined.factor = finish_state(this->p, joined.output_row, all);
+    joined.factor = finalize_stats(this->p, joined.output_row, all);
   }
 
-  __device__ __forceinline__ void join_outputs(const Turn& joined) const {
-    constexpr int kStride = C::kKeyWarps * WarpInbox<C>::kChunk;
+  __device__ __forceinline__ void combine_outputs(const Turn& joined) const {
+    constexpr int kStride = C::kWarpsN * WarpInbox<C>::kChunk;
     const AttentionParams& p = this->p;
     float x[4] = {};
 #pragma unroll
@@ -179,14 +181,15 @@ struct PartThread : ClusterThread<C> {
     }
     const float y = core::output_of_keys(octets_sum_each(x), joined.sum_of_keys) * joined.factor;
     const Row& row = joined.output_row;
-    if (left_out(p, this->item, row)) return;
+    if (fault_skips_row(p, this->item, row)) return;
     assert_row(p, this->item, row, joined.all, {y});
     if (joined.column == 0 && p.lse != nullptr) {
       store_lse(p, this->item, row, lse_of(p, joined.all));
     }
-    if (kPlain || joined.column < p.v_dim) {
-      with_output<C, kPlain>(p, [&](auto* g_out) {
-        from_float(g_out[joined.offset + joined.column * (kPlain ? 1 : p.out_strides.column)], y);
+    if (kFastPath || joined.column < p.v_dim) {
+      with_output<C, kFastPath>(p, [&](auto* g_out) {
+        from_float(g_out[joined.offset + joined.column * (kFastPath ? 1 : p.out_strides.column)],
+                   y);
       });
     }
   }

@@ -11,15 +11,16 @@
 
 namespace flashcore::cuda::sm80 {
 
-using core::InboxBarrier;
+using core::BufferBarrier;
 
-/// The inbox behind a block's shared memory (core::Inbox), filled by the blocks of its cluster.
+/// The inbox behind a block's shared memory (core::ClusterBuffer), filled by the blocks of its
+/// cluster.
 template <typename C>
-struct Inbox {
+struct ClusterBuffer {
   float4* s_out;
   float2* s_state;
 
-  __device__ __forceinline__ explicit Inbox(SharedStorage<C>& s)
+  __device__ __forceinline__ explicit ClusterBuffer(SharedStorage<C>& s)
       : s_out(at<float4>(s, kLayout.outputs)), s_state(at<float2>(s, kLayout.states)) {}
 
   /// What lies `bytes` from its start.
@@ -28,30 +29,30 @@ struct Inbox {
     return reinterpret_cast<T*>(reinterpret_cast<unsigned char*>(&s + 1) + bytes);
   }
   static __device__ __forceinline__ std::uint64_t& barrier(SharedStorage<C>& s,
-                                                           InboxBarrier barrier) {
+                                                           BufferBarrier barrier) {
     return at<std::uint64_t>(s, 0)[core::mbarrier_index(barrier)];
   }
 
  private:
-  static constexpr core::Inbox::Layout kLayout =
-      core::Inbox::layout_of_ctas(C::kTileQ, C::kHeadDim);
-  static_assert(core::Inbox::kOutBytes == sizeof(float4) &&
-                core::Inbox::kStateBytes == sizeof(float2) &&
-                core::Inbox::kBarrierBytes == 2 * sizeof(std::uint64_t));
+  static constexpr core::ClusterBuffer::Layout kLayout =
+      core::ClusterBuffer::layout_of_ctas(C::kTileQ, C::kHeadDim);
+  static_assert(core::ClusterBuffer::kOutBytes == sizeof(float4) &&
+                core::ClusterBuffer::kStateBytes == sizeof(float2) &&
+                core::ClusterBuffer::kBarrierBytes == 2 * sizeof(std::uint64_t));
 };
 
 /// A thread of a cluster, as the roles of core/sm80_roles.h see it.
 template <typename C>
 struct ClusterThread {
-  static constexpr bool kFewRows = C::kFewRows;
+  static constexpr bool kSwapAB = C::kSwapAB;
   static constexpr int kThreads = C::kThreads;
-  static constexpr int kKeyWarps = C::kKeyWarps;
+  static constexpr int kWarpsN = C::kWarpsN;
   static constexpr int kRowPieces = C::kHeadDim / 4;
   SharedStorage<C>& s;
   const AttentionParams& p;
-  const Item& item;
+  const WorkTile& item;
 
-  __device__ __forceinline__ bool has_fault(PlantedBug bug) const { return p.plant.is(bug); }
+  __device__ __forceinline__ bool has_fault(InjectedFault bug) const { return p.fault.is(bug); }
   __device__ __forceinline__ bool has_first_thread() const { return threadIdx.x == 0; }
   __device__ __forceinline__ int index() const { return threadIdx.x / 32; }
   __device__ __forceinline__ int rank() const { return item.split; }
@@ -59,35 +60,35 @@ struct ClusterThread {
   __device__ __forceinline__ int rows() const { return item.rows; }
   __device__ __forceinline__ int pieces() const { return item.rows * kRowPieces; }
 
-  template <InboxBarrier kBarrier>
+  template <BufferBarrier kBarrier>
   __device__ __forceinline__ void init(int arrivals) const {
-    init_barrier(Inbox<C>::barrier(s, kBarrier), arrivals);
+    init_barrier(ClusterBuffer<C>::barrier(s, kBarrier), arrivals);
   }
   __device__ __forceinline__ void fence_init() const { fence_barrier_init(); }
-  template <InboxBarrier kBarrier>
-  __device__ __forceinline__ void arrive_expecting(int bytes) const {
-    cuda::arrive_expecting(Inbox<C>::barrier(s, kBarrier), bytes);
+  template <BufferBarrier kBarrier>
+  __device__ __forceinline__ void arrive_expect_tx(int bytes) const {
+    cuda::arrive_expect_tx(ClusterBuffer<C>::barrier(s, kBarrier), bytes);
   }
-  template <InboxBarrier kBarrier>
+  template <BufferBarrier kBarrier>
   __device__ __forceinline__ void wait() const {
-    cuda::wait(Inbox<C>::barrier(s, kBarrier), 0);
+    cuda::wait(ClusterBuffer<C>::barrier(s, kBarrier), 0);
   }
   __device__ __forceinline__ void arrive_at_cluster() const { cuda::arrive_at_cluster(); }
   __device__ __forceinline__ void wait_for_cluster() const { cuda::wait_for_cluster(); }
 };
 
 /// Where piece `index` of a block's results goes, in the cluster's addresses.
-struct Recipient {
+struct PeerSlot {
   std::uint32_t out, state, barrier;
 
   template <typename C>
-  __device__ __forceinline__ Recipient(SharedStorage<C>& s, const AttentionParams& p,
-                                       const Item& item, int index) {
-    const Inbox<C> inbox(s);
-    const core::InboxSlot to = core::recipient_of_piece(index, p.splits, item.split);
+  __device__ __forceinline__ PeerSlot(SharedStorage<C>& s, const AttentionParams& p,
+                                      const WorkTile& item, int index) {
+    const ClusterBuffer<C> inbox(s);
+    const core::ClusterSlot to = core::recipient_of_piece(index, p.splits, item.split);
     out = cluster_address(inbox.s_out + to.index, to.rank);
     state = cluster_address(inbox.s_state + to.index, to.rank);
-    barrier = cluster_address(&inbox.barrier(s, InboxBarrier::pieces), to.rank);
+    barrier = cluster_address(&inbox.barrier(s, BufferBarrier::pieces), to.rank);
   }
 };
 
@@ -98,11 +99,11 @@ struct Joined {
   std::int64_t offset;
 
   template <typename C>
-  __device__ __forceinline__ static Joined of_turn(const AttentionParams& p, const Item& item,
+  __device__ __forceinline__ static Joined of_turn(const AttentionParams& p, const WorkTile& item,
                                                    int turn) {
     Joined joined;
     joined.piece =
-        core::joined_piece(turn, p.splits, item.split, static_cast<int>(threadIdx.x % 32));
+        core::combined_piece(turn, p.splits, item.split, static_cast<int>(threadIdx.x % 32));
     joined.row = row_of(p, item, min(joined.piece / (C::kHeadDim / 4), item.rows - 1));
     joined.offset = output_offset(p, item, joined.row);
     return joined;
@@ -112,12 +113,12 @@ struct Joined {
 /// Of a thread's part in the join, what can be known before there is anything to join: its first
 /// pieces. Found while other warps still work, that costs nothing.
 template <typename C>
-struct ClusterRoute {
-  Recipient recipient;
+struct ClusterExchange {
+  PeerSlot recipient;
   Joined joined;
 
-  __device__ __forceinline__ ClusterRoute(SharedStorage<C>& s, const AttentionParams& p,
-                                          const Item& item)
+  __device__ __forceinline__ ClusterExchange(SharedStorage<C>& s, const AttentionParams& p,
+                                             const WorkTile& item)
       : recipient(s, p, item, threadIdx.x), joined(Joined::of_turn<C>(p, item, threadIdx.x / 32)) {
     // Else it would be found out where it is needed.
     asm volatile(""
@@ -128,33 +129,33 @@ struct ClusterRoute {
 };
 
 /// A thread of a block that joins in its cluster.
-template <typename C, bool kPlain>
+template <typename C, bool kFastPath>
 struct PieceThread : ClusterThread<C> {
-  using Recipient = sm80::Recipient;
+  using PeerSlot = sm80::PeerSlot;
   using Joined = sm80::Joined;
   static constexpr int kFours = C::kHeadDim / 4;
 
   __device__ __forceinline__ int first_piece() const { return threadIdx.x; }
-  __device__ __forceinline__ Recipient recipient(int index) const {
-    return Recipient(this->s, this->p, this->item, index);
+  __device__ __forceinline__ PeerSlot recipient(int index) const {
+    return PeerSlot(this->s, this->p, this->item, index);
   }
   __device__ __forceinline__ Joined joined_in(int turn) const {
     return Joined::of_turn<C>(this->p, this->item, turn);
   }
 
-  __device__ __forceinline__ void send_piece(const Recipient& to, int index) const {
+  __device__ __forceinline__ void send_piece(const PeerSlot& to, int index) const {
     float x[4] = {};
     const core::SoftmaxState<float> state =
-        join_key_warps<C>(this->s.results, index / kFours, 4 * (index % kFours), x);
+        reduce_key_warps<C>(this->s.results, index / kFours, 4 * (index % kFours), x);
     store_cluster(to.out, x, to.barrier);
     store_cluster(to.state, {state.max, state.sum}, to.barrier);
   }
 
-  __device__ __forceinline__ void join_piece(int turn, const Joined& joined) const {
-    constexpr int kMaxSplits = core::Inbox::kMaxSplits;
+  __device__ __forceinline__ void combine_piece(int turn, const Joined& joined) const {
+    constexpr int kMaxSplits = core::ClusterBuffer::kMaxSplits;
     const AttentionParams& p = this->p;
-    const Item& item = this->item;
-    const Inbox<C> inbox(this->s);
+    const WorkTile& item = this->item;
+    const ClusterBuffer<C> inbox(this->s);
     const int lane = threadIdx.x % 32;
     const int column = 4 * (joined.piece % kFours);
     float4 part[kMaxSplits];
@@ -177,25 +178,27 @@ struct PieceThread : ClusterThread<C> {
       const float weight = fast_exp(max[i] - base);
       all_states.sum = fmaf(sum[i], weight, all_states.sum);
       const float counted =
-          p.plant.is(PlantedBug::combine_double_counts) ? weight * weight : weight;
+          p.fault.is(InjectedFault::combine_double_counts) ? weight * weight : weight;
       x[0] = fmaf(part[i].x, counted, x[0]);
       x[1] = fmaf(part[i].y, counted, x[1]);
       x[2] = fmaf(part[i].z, counted, x[2]);
       x[3] = fmaf(part[i].w, counted, x[3]);
     }
-    finish_row(p, joined.row, all_states, x);
-    if (!left_out(p, item, joined.row)) {
+    finalize_row(p, joined.row, all_states, x);
+    if (!fault_skips_row(p, item, joined.row)) {
       assert_row(p, item, joined.row, all_states, x);
       if (column == 0 && p.lse != nullptr) {
         store_lse(p, item, joined.row, lse_of(p, all_states));
       }
-      if (kPlain || column < p.v_dim) store_output<C, kPlain>(p, joined.offset, column, x);
+      if (kFastPath || column < p.v_dim)
+        store_output_columns<C, kFastPath>(p, joined.offset, column, x);
     }
   }
 };
 
 /// A range past the end of its sequence: nobody waits for it or reads more than this.
-__device__ __forceinline__ void leave_nothing(const AttentionParams& p, const Item& item) {
+__device__ __forceinline__ void store_empty_partials(const AttentionParams& p,
+                                                     const WorkTile& item) {
   for (int r = threadIdx.x; r < item.rows; r += blockDim.x) {
     static_cast<float*>(p.partial_lse)[partial_of(p, item, row_of(p, item, r), item.split)] =
         core::negative_infinity<float>();
@@ -215,7 +218,7 @@ struct PartStrides {
   std::int64_t lse, out;
 };
 
-__device__ __forceinline__ RowParts parts_of(const AttentionParams& p, const Item& item, int r,
+__device__ __forceinline__ RowParts parts_of(const AttentionParams& p, const WorkTile& item, int r,
                                              const PartStrides& strides) {
   const int lane = threadIdx.x % 32;
   const std::int64_t first = partial_of(p, item, row_of(p, item, r), 0);
@@ -225,14 +228,14 @@ __device__ __forceinline__ RowParts parts_of(const AttentionParams& p, const Ite
 
 /// A warp joins a row. All that counts is how long it takes one warp: lanes find the weights of a
 /// split each while the outputs are on their way.
-template <typename C, bool kPlain>
-__device__ __forceinline__ void join_row(float* s_weights, const AttentionParams& p,
-                                         const Item& item, int r, const RowParts& parts,
-                                         const PartStrides& strides) {
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void combine_row(float* s_weights, const AttentionParams& p,
+                                            const WorkTile& item, int r, const RowParts& parts,
+                                            const PartStrides& strides) {
   constexpr int kLaneSplits = core::kMaxJoinedSplits / 32;
-  constexpr int kAtOnce = C::kOwnKeys ? 16 : 4;
+  constexpr int kAtOnce = C::kWarpPrivateKv ? 16 : 4;
   const int lane = threadIdx.x % 32;
-  const int columns = kPlain ? C::kHeadDim : p.v_dim;
+  const int columns = kFastPath ? C::kHeadDim : p.v_dim;
   float4 part[kAtOnce];  // as many as registers allow
   const auto load = [&](int first_column, int split) {
     const float* g_out = parts.g_out + first_column + split * strides.out;
@@ -240,7 +243,7 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i, g_out += strides.out) {
       if (split + i < item.splits && left > 0) {
-        part[i] = load_columns(g_out, 0, kPlain || p.v_dim % 4 == 0 ? 4 : left);
+        part[i] = load_columns(g_out, 0, kFastPath || p.v_dim % 4 == 0 ? 4 : left);
       }
     }
   };
@@ -256,7 +259,7 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
       p.sinks != nullptr ? p.sinks[row.head * p.sinks_stride] : core::negative_infinity<float>();
   core::SoftmaxState<float> all{sink, 0.f};
 #pragma unroll
-  for (const float lse : weight) all.max = max_passing_nan(all.max, lse);
+  for (const float lse : weight) all.max = max_ignore_nan(all.max, lse);
   all.max = warp_max(all.max);
   const float base = core::softmax_base(all.max);
 #pragma unroll
@@ -264,7 +267,7 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
     const bool nothing = weight[k] == core::negative_infinity<float>();
     const float counted = fast_exp(weight[k] - base);
     if (!nothing) all.sum += counted;
-    const bool twice = p.plant.is(PlantedBug::combine_double_counts);
+    const bool twice = p.fault.is(InjectedFault::combine_double_counts);
     s_weights[lane + 32 * k] = nothing ? kNoWeight : twice ? counted * counted : counted;
   }
   all.sum = warp_sum(all.sum);
@@ -273,7 +276,7 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
   }
   const float factor = fast_output_factor(all.sum);
   __syncwarp();
-  const bool written = !left_out(p, item, row);
+  const bool written = !fault_skips_row(p, item, row);
 #pragma unroll 1
   for (int first_column = 0; first_column < columns; first_column += 128) {
     float x[4] = {};
@@ -295,27 +298,27 @@ __device__ __forceinline__ void join_row(float* s_weights, const AttentionParams
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       x[i] *= factor;
-      core::assert_output(p, item.sequence, item.b, row.head, row.query, x[i]);
+      core::assert_output(p, item.seq, item.b, row.head, row.query, x[i]);
     }
-    store_output<C, kPlain>(p, output_offset(p, item, row), column, x);
+    store_output_columns<C, kFastPath>(p, output_offset(p, item, row), column, x);
   }
   if (lane == 0 && p.lse != nullptr && written) store_lse(p, item, row, core::log_sum_exp(all));
   __syncwarp();  // before the next row's weights
 }
 
 /// A thread of a block that leaves its results in the workspace; the last block joins them.
-template <typename C, bool kPlain>
+template <typename C, bool kFastPath>
 struct SplitThread {
   static constexpr int kThreads = C::kThreads;
   static constexpr int kWarps = kThreads / 32;
   SharedStorage<C>& s;
   const AttentionParams& p;
-  const Item& item;
+  const WorkTile& item;
   PartStrides strides;
   RowParts parts;  // of row index()
 
   __device__ __forceinline__ SplitThread(SharedStorage<C>& s_, const AttentionParams& p_,
-                                         const Item& item_)
+                                         const WorkTile& item_)
       : s(s_), p(p_), item(item_) {
     // Found out here, while others still write, not when the counter has answered.
     strides = {core::partial_rows(p), core::partial_rows(p) * p.v_dim};
@@ -323,32 +326,32 @@ struct SplitThread {
     asm volatile("" : "+l"(parts.g_lse), "+l"(parts.g_out), "+l"(strides.lse), "+l"(strides.out));
   }
 
-  __device__ __forceinline__ bool has_fault(PlantedBug bug) const { return p.plant.is(bug); }
+  __device__ __forceinline__ bool has_fault(InjectedFault bug) const { return p.fault.is(bug); }
   __device__ __forceinline__ bool has_first_thread() const { return threadIdx.x == 0; }
   __device__ __forceinline__ int index() const { return threadIdx.x / 32; }
   __device__ __forceinline__ int splits() const { return item.splits; }
   __device__ __forceinline__ int rows() const { return item.rows; }
   __device__ __forceinline__ void sync_cta() const { __syncthreads(); }
   __device__ __forceinline__ std::uint32_t count(int wraps_at) const {
-    return count_in_order(p.counters + item.index, wraps_at);
+    return atomic_inc_acq_rel(p.counters + item.index, wraps_at);
   }
   __device__ __forceinline__ void set_last(bool last) const { s.last = last; }
   __device__ __forceinline__ bool is_last() const { return s.last; }
 
-  __device__ __forceinline__ void join_row(int r) {
-    float* s_weights = &s.results.o[0][0][0] + index() * core::kMaxJoinedSplits;
-    static_assert(sizeof(s.results.o) >= kWarps * core::kMaxJoinedSplits * sizeof(float));
+  __device__ __forceinline__ void combine_row(int r) {
+    float* s_weights = &s.results.acc_o[0][0][0] + index() * core::kMaxJoinedSplits;
+    static_assert(sizeof(s.results.acc_o) >= kWarps * core::kMaxJoinedSplits * sizeof(float));
     if (r != index()) parts = parts_of(p, item, r, strides);
-    sm80::join_row<C, kPlain>(s_weights, p, item, r, parts, strides);
+    sm80::combine_row<C, kFastPath>(s_weights, p, item, r, parts, strides);
   }
 };
 
 /// What follows when the warps have left their results.
-template <typename C, bool kPlain>
-__device__ __forceinline__ void finish_item(SharedStorage<C>& s, const AttentionParams& p) {
-  write_results<C, kPlain>(s.results, p, s.item);
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void epilogue(SharedStorage<C>& s, const AttentionParams& p) {
+  store_output<C, kFastPath>(s.results, p, s.item);
   if (p.splits > 1 && p.counters != nullptr) {
-    SplitThread<C, kPlain> thread(s, p, s.item);
+    SplitThread<C, kFastPath> thread(s, p, s.item);
     core::finish_split(thread);
   }
 }
@@ -356,8 +359,8 @@ __device__ __forceinline__ void finish_item(SharedStorage<C>& s, const Attention
 /// Apart, where its registers would displace some of the loop before; one for both ways, for many
 /// rows come here only with splits.
 template <typename C>
-__device__ __noinline__ void finish_item_apart(SharedStorage<C>& s, const AttentionParams& p) {
-  finish_item<C, false>(s, p);
+__device__ __noinline__ void epilogue_noinline(SharedStorage<C>& s, const AttentionParams& p) {
+  epilogue<C, false>(s, p);
 }
 
 }  // namespace flashcore::cuda::sm80

@@ -1,5 +1,5 @@
 // Products with 8-bit K and V: tiles of codes become f16 or bf16 operands in registers, exactly
-// (core/code_pairs.h). Scales never touch those: they multiply scores, probabilities and the
+// (core/dequant_f16.h). Scales never touch those: they multiply scores, probabilities and the
 // output, which are f32.
 #pragma once
 
@@ -21,25 +21,25 @@ __device__ __forceinline__ void with_codes(const AttentionParams& p, core::Eleme
     use([&](std::uint32_t codes) { return reader(codes & core::code_mask(p)); });
   };
   if (element == Element::e4m3) {
-    use_reader(core::CodeReader<Element::e4m3>(element));
+    use_reader(core::Dequantizer<Element::e4m3>(element));
   } else if (element == Element::e5m2) {
-    use_reader(core::CodeReader<Element::e5m2>(element));
+    use_reader(core::Dequantizer<Element::e5m2>(element));
   } else {
-    use_reader(core::CodeReader<Element::int8>(element));
+    use_reader(core::Dequantizer<Element::int8>(element));
   }
 }
 
 // ---------------------------------------------------------------------------------------------
 // Before the loop
 
-/// 16 columns of a query from `column` on, 16-bit or 8-bit, in the order of even_odd(): `even` is
-/// the first chunk, `odd` the second. Past head_dim they are 0.
-template <typename C, bool kPlain>
+/// 16 columns of a query from `column` on, 16-bit or 8-bit, in the order of even_odd_index():
+/// `even` is the first chunk, `odd` the second. Past head_dim they are 0.
+template <typename C, bool kFastPath>
 __device__ __forceinline__ void read_paired_query(std::uint32_t (&even)[4], std::uint32_t (&odd)[4],
                                                   const AttentionParams& p, std::int64_t offset,
                                                   int column) {
   const int left = p.head_dim - column;
-  const bool vectors = kPlain || (p.async_rows && left >= 16);
+  const bool vectors = kFastPath || (p.async_rows && left >= 16);
   const std::int64_t first = offset + column * p.q_strides.column;
   if (core::is_8bit(p.q_element)) {
     const auto* g_q = static_cast<const std::uint8_t*>(p.q) + first;
@@ -57,7 +57,7 @@ __device__ __forceinline__ void read_paired_query(std::uint32_t (&even)[4], std:
     with_codes<C>(p, p.q_element, [&](auto read) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const core::CodePairs pairs = read(codes[i]);
+        const core::F16x2Pair pairs = read(codes[i]);
         even[i] = pairs.even;
         odd[i] = pairs.odd;
       }
@@ -117,19 +117,19 @@ __device__ __forceinline__ float narrow_row(std::uint32_t (&even)[4], std::uint3
 
 /// Q in the order that K's codes come in, and what its products are multiplied by: of_row, and what
 /// undoes the narrowing. (Queries that are codes have scales of their own, see leave_scales().)
-template <typename C, bool kPlain>
+template <typename C, bool kFastPath>
 __device__ __forceinline__ void load_paired_queries(SharedStorage<C>& s, const AttentionParams& p,
-                                                    const Item& item, float of_row) {
+                                                    const WorkTile& item, float of_row) {
   using Tile = typename C::QueryTile;
   constexpr int kGroups = C::kHeadDim / 16;
-  const std::int64_t sequence = item.b * p.q_strides.batch + item.sequence.q_row * p.q_strides.row;
-#pragma unroll(kPlain ? 4 : 1)
+  const std::int64_t sequence = item.b * p.q_strides.batch + item.seq.q_row * p.q_strides.row;
+#pragma unroll(kFastPath ? 4 : 1)
   for (int index = threadIdx.x; index < C::kTileQ * kGroups; index += C::kThreads) {
     const int r = index / kGroups, group = index % kGroups;
     std::uint32_t even[4] = {}, odd[4] = {};
-    if (r < item.rows && (kPlain || 16 * group < p.head_dim)) {
+    if (r < item.rows && (kFastPath || 16 * group < p.head_dim)) {
       const Row row = row_of(p, item, r);
-      read_paired_query<C, kPlain>(
+      read_paired_query<C, kFastPath>(
           even, odd, p, sequence + row.head * p.q_strides.head + row.query * p.q_strides.row,
           16 * group);
     }
@@ -151,19 +151,19 @@ struct FoundScales {
 
 /// Reads them. The values are not looked at: the loads are under way while others begin.
 template <typename C>
-__device__ __forceinline__ FoundScales find_scales(const AttentionParams& p, const Item& item) {
+__device__ __forceinline__ FoundScales find_scales(const AttentionParams& p, const WorkTile& item) {
   static_assert(C::kTileQ <= C::kThreads);
   const auto of_head = [&](core::Element element, const core::Scales& scales) {
     return core::code_unit(element) *
-           (scales.by_rows() ? core::code_step(element)
-                             : core::row_step(p, element, scales, item.b, item.kv_head, 0));
+           (scales.is_per_block() ? core::format_step(element)
+                                  : core::row_scale(p, element, scales, item.b, item.kv_head, 0));
   };
-  FoundScales found{score_factor(p) * of_head(p.k_element, p.k_scale),
+  FoundScales found{score_scale(p) * of_head(p.k_element, p.k_scale),
                     of_head(p.v_element, p.v_scale)};
   if (core::is_8bit(p.q_element)) {
     const Row row = row_of(p, item, min(static_cast<int>(threadIdx.x), item.rows - 1));
     found.of_row *= core::code_unit(p.q_element) *
-                    core::row_step(p, p.q_element, p.q_scale, item.b, row.head, row.query);
+                    core::row_scale(p, p.q_element, p.q_scale, item.b, row.head, row.query);
   }
   return found;
 }
@@ -171,18 +171,18 @@ __device__ __forceinline__ FoundScales find_scales(const AttentionParams& p, con
 /// Leaves them in shared memory. The values' own scales may be far from 1: a unit keeps their
 /// products with probabilities inside the operand's range.
 template <typename C>
-__device__ __forceinline__ void leave_scales(CodeScales<C>& s, const FoundScales& found,
-                                             const AttentionParams& p, const Item& item) {
+__device__ __forceinline__ void leave_scales(Kv8Scales<C>& s, const FoundScales& found,
+                                             const AttentionParams& p, const WorkTile& item) {
   if (core::is_8bit(p.q_element) && threadIdx.x < C::kTileQ) s.of_row[threadIdx.x] = found.of_row;
   if (threadIdx.x >= 32) return;
   float unit = 1.f;
-  if (p.v_scale.by_rows() && !item.seen.empty()) {
+  if (p.v_scale.is_per_block() && !item.visible.empty()) {
     const float* g_scales = p.v_scale.address(item.b, item.kv_head, 0);
     float largest = 0.f;
-    const std::int32_t end = (item.seen.end - 1) / p.v_scale.block_rows + 1;
-    for (std::int32_t block = item.seen.begin / p.v_scale.block_rows + threadIdx.x; block < end;
+    const std::int32_t end = (item.visible.end - 1) / p.v_scale.block_rows + 1;
+    for (std::int32_t block = item.visible.begin / p.v_scale.block_rows + threadIdx.x; block < end;
          block += 32) {
-      largest = max_passing_nan(largest, fabsf(g_scales[block * p.v_scale.block]));
+      largest = max_ignore_nan(largest, fabsf(g_scales[block * p.v_scale.block]));
     }
     unit = core::power_of_two_near(warp_max(largest));
   }
@@ -197,18 +197,17 @@ __device__ __forceinline__ void leave_scales(CodeScales<C>& s, const FoundScales
 
 /// score = Q K^T of the warp's rows and the keys from row s_key of the tile on, in codes. One chunk
 /// of K is one k-step.
-template <typename C, bool kPlain, int kKeys>
-__device__ __forceinline__ void multiply_queries_by_codes(Scores<C, kKeys>& score,
-                                                          const KeptQueries<C, kPlain>& q,
-                                                          const SharedStorage<C>& s,
-                                                          const AttentionParams& p, int stage,
-                                                          int s_key, const Thread<C>& t) {
+template <typename C, bool kFastPath, int kKeys>
+__device__ __forceinline__ void gemm_qk_kv8(AccS<C, kKeys>& acc_s,
+                                            const QFragments<C, kFastPath>& q,
+                                            const SharedStorage<C>& s, const AttentionParams& p,
+                                            int stage, int s_key, const Thread<C>& t) {
   using Tile = typename C::KeyTile;
-  constexpr bool kKept = KeptQueries<C, kPlain>::kKept;
+  constexpr bool kKept = QFragments<C, kFastPath>::kKept;
   const core::Coordinate b = core::ldmatrix_b(t.lane);
   const std::uint32_t s_k = shared_address(s.k[stage]) + Tile::offset(s_key + b.row, b.column);
   with_codes<C>(p, p.k_element, [&](auto read) {
-#pragma unroll(kKept ? C::kSteps / 2 : kPlain ? 2 : 1)
+#pragma unroll(kKept ? C::kSteps / 2 : kFastPath ? 2 : 1)
     for (int steps = 0; steps < C::kSteps; steps += 2) {
       [[maybe_unused]] std::uint32_t q_now[2][C::kRowTiles][4];
       if constexpr (!kKept) {
@@ -218,17 +217,17 @@ __device__ __forceinline__ void multiply_queries_by_codes(Scores<C, kKeys>& scor
 #pragma unroll
       for (int n = 0; n < kKeys / 8; n += 2) {
         std::uint32_t k[4];  // of two n-tiles, two k-steps each
-        load_matrices(k, Tile::below(Tile::right(s_k, steps / 2), n));
+        ldmatrix_x4(k, Tile::advance_rows8(Tile::advance_k(s_k, steps / 2), n));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const core::CodePairs pairs = read(k[i]);
+          const core::F16x2Pair pairs = read(k[i]);
 #pragma unroll
           for (int m = 0; m < C::kRowTiles; ++m) {
             if constexpr (kKept) {
-              multiply_add<typename C::Operand>(score[m][n + i / 2], q.read[steps + i % 2][m],
+              mma_m16n8k16<typename C::Operand>(acc_s[m][n + i / 2], q.read[steps + i % 2][m],
                                                 pairs.even, pairs.odd);
             } else {
-              multiply_add<typename C::Operand>(score[m][n + i / 2], q_now[i % 2][m], pairs.even,
+              mma_m16n8k16<typename C::Operand>(acc_s[m][n + i / 2], q_now[i % 2][m], pairs.even,
                                                 pairs.odd);
             }
           }
@@ -240,7 +239,7 @@ __device__ __forceinline__ void multiply_queries_by_codes(Scores<C, kKeys>& scor
 
 /// Multiplies the columns of a warp's scores or probabilities by what belongs to their keys.
 template <typename C, int kKeys>
-__device__ __forceinline__ void scale_columns(Scores<C, kKeys>& score, const float* s_of_key,
+__device__ __forceinline__ void scale_columns(AccS<C, kKeys>& acc_s, const float* s_of_key,
                                               float factor, const Thread<C>& t) {
 #pragma unroll
   for (int n = 0; n < kKeys / 8; ++n) {
@@ -249,14 +248,14 @@ __device__ __forceinline__ void scale_columns(Scores<C, kKeys>& score, const flo
     for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
       for (int reg = 0; reg < 4; ++reg) {
-        score[m][n][reg] *= (reg % 2 == 0 ? scale.x : scale.y) * factor;
+        acc_s[m][n][reg] *= (reg % 2 == 0 ? scale.x : scale.y) * factor;
       }
     }
   }
 }
 
 template <typename C, int kKeys>
-__device__ __forceinline__ void scale_scores(Scores<C, kKeys>& score, const CodeScales<C>& s,
+__device__ __forceinline__ void scale_scores(AccS<C, kKeys>& acc_s, const Kv8Scales<C>& s,
                                              const AttentionParams& p, int stage, int s_key,
                                              const Thread<C>& t) {
 #pragma unroll
@@ -265,27 +264,27 @@ __device__ __forceinline__ void scale_scores(Scores<C, kKeys>& score, const Code
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
-      for (int reg = 0; reg < 4; ++reg) score[m][n][reg] *= of_row[reg / 2];
+      for (int reg = 0; reg < 4; ++reg) acc_s[m][n][reg] *= of_row[reg / 2];
     }
   }
-  if (p.k_scale.by_rows()) scale_columns<C, kKeys>(score, s.k_of_key[stage] + s_key, 1.f, t);
+  if (p.k_scale.is_per_block()) scale_columns<C, kKeys>(acc_s, s.k_of_key[stage] + s_key, 1.f, t);
 }
 
 /// Probabilities have been summed: what follows is their product with V.
 template <typename C, int kKeys>
-__device__ __forceinline__ void scale_probabilities(Scores<C, kKeys>& score, const CodeScales<C>& s,
+__device__ __forceinline__ void scale_probabilities(AccS<C, kKeys>& acc_s, const Kv8Scales<C>& s,
                                                     const AttentionParams& p, int stage, int s_key,
                                                     const Thread<C>& t) {
-  if (!p.v_scale.by_rows()) return;
-  scale_columns<C, kKeys>(score, s.v_of_key[stage] + s_key, s.v_unit_inverse, t);
+  if (!p.v_scale.is_per_block()) return;
+  scale_columns<C, kKeys>(acc_s, s.v_of_key[stage] + s_key, s.v_unit_inverse, t);
 }
 
 /// O += P V of the warp's rows and keys, V in codes. One chunk of V is two n-tiles: its even
 /// columns and its odd ones.
 template <typename C, int kKeys>
-__device__ __forceinline__ void multiply_codes(Outputs<C>& o, const Scores<C, kKeys>& probabilities,
-                                               const SharedStorage<C>& s, const AttentionParams& p,
-                                               int stage, int s_key, const Thread<C>& t) {
+__device__ __forceinline__ void gemm_pv_kv8(AccO<C>& acc_o, const AccS<C, kKeys>& probabilities,
+                                            const SharedStorage<C>& s, const AttentionParams& p,
+                                            int stage, int s_key, const Thread<C>& t) {
   using T = typename C::Operand;
   using Tile = typename C::KeyTile;
   const core::Coordinate b = core::ldmatrix_b_trans(t.lane);
@@ -298,14 +297,14 @@ __device__ __forceinline__ void multiply_codes(Outputs<C>& o, const Scores<C, kK
 #pragma unroll
       for (int n = 0; n < C::kColumnTiles; n += 4) {
         std::uint32_t v[4];  // of two chunks, eight keys each
-        load_matrices_transposed(v, Tile::below(Tile::right(s_v, n / 4), 2 * step));
+        ldmatrix_x4_trans(v, Tile::advance_rows8(Tile::advance_k(s_v, n / 4), 2 * step));
 #pragma unroll
         for (int chunk = 0; chunk < 2; ++chunk) {
-          const core::CodePairs first = read(v[2 * chunk]), second = read(v[2 * chunk + 1]);
+          const core::F16x2Pair first = read(v[2 * chunk]), second = read(v[2 * chunk + 1]);
 #pragma unroll
           for (int m = 0; m < C::kRowTiles; ++m) {
-            multiply_add<T>(o[m][n + 2 * chunk], a[m], first.even, second.even);
-            multiply_add<T>(o[m][n + 2 * chunk + 1], a[m], first.odd, second.odd);
+            mma_m16n8k16<T>(acc_o[m][n + 2 * chunk], a[m], first.even, second.even);
+            mma_m16n8k16<T>(acc_o[m][n + 2 * chunk + 1], a[m], first.odd, second.odd);
           }
         }
       }

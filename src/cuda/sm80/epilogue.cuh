@@ -10,16 +10,16 @@
 namespace flashcore::cuda::sm80 {
 
 /// Where a row of the caller's output begins, in elements.
-__device__ __forceinline__ std::int64_t output_offset(const AttentionParams& p, const Item& item,
-                                                      const Row& row) {
-  const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
+__device__ __forceinline__ std::int64_t output_offset(const AttentionParams& p,
+                                                      const WorkTile& item, const Row& row) {
+  const std::int64_t q_row = static_cast<std::int64_t>(item.seq.q_row) + row.query;
   return item.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
 }
 
 /// use(the caller's output), a pointer of its type.
-template <typename C, bool kPlain, typename Use>
+template <typename C, bool kFastPath, typename Use>
 __device__ __forceinline__ void with_output(const AttentionParams& p, Use use) {
-  if (!kPlain && p.out_element == core::Element::f32) {
+  if (!kFastPath && p.out_element == core::Element::f32) {
     use(static_cast<float*>(p.out));
   } else {
     with_element<C>(p.out_element, [&](auto zero) { use(static_cast<decltype(zero)*>(p.out)); });
@@ -27,54 +27,55 @@ __device__ __forceinline__ void with_output(const AttentionParams& p, Use use) {
 }
 
 /// Four columns of the caller's output, in the row that begins at `offset`.
-template <typename C, bool kPlain>
-__device__ __forceinline__ void store_output(const AttentionParams& p, std::int64_t offset,
-                                             int column, const float (&x)[4]) {
-  with_output<C, kPlain>(p, [&](auto* g_out) {
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void store_output_columns(const AttentionParams& p, std::int64_t offset,
+                                                     int column, const float (&x)[4]) {
+  with_output<C, kFastPath>(p, [&](auto* g_out) {
     store_columns(g_out + offset, p.out_strides.column, column, p.v_dim, x,
-                  kPlain || p.vector_rows);
+                  kFastPath || p.vector_rows);
   });
 }
 
-__device__ __forceinline__ void store_lse(const AttentionParams& p, const Item& item,
+__device__ __forceinline__ void store_lse(const AttentionParams& p, const WorkTile& item,
                                           const Row& row, float lse) {
-  const std::int64_t q_row = static_cast<std::int64_t>(item.sequence.q_row) + row.query;
+  const std::int64_t q_row = static_cast<std::int64_t>(item.seq.q_row) + row.query;
   static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + row.head * p.lse_strides.head +
                              q_row * p.lse_strides.row] = lse;
 }
 
 /// Where this block's partial result of a row lies, in rows.
-__device__ __forceinline__ std::int64_t partial_of(const AttentionParams& p, const Item& item,
+__device__ __forceinline__ std::int64_t partial_of(const AttentionParams& p, const WorkTile& item,
                                                    const Row& row, std::int32_t split) {
   return split * core::partial_rows(p) +
-         core::partial_row(p, item.b, row.head, item.sequence.q_row, row.query);
+         core::partial_row(p, item.b, row.head, item.seq.q_row, row.query);
 }
 
 /// Whether a row stays as it was, on purpose.
-__device__ __forceinline__ bool left_out(const AttentionParams& p, const Item& item,
-                                         const Row& row) {
-  return p.plant.is(PlantedBug::row_not_written) && row.query == item.sequence.q_len - 1;
+__device__ __forceinline__ bool fault_skips_row(const AttentionParams& p, const WorkTile& item,
+                                                const Row& row) {
+  return p.fault.is(InjectedFault::row_not_written) && row.query == item.seq.q_len - 1;
 }
 
 /// The end of a row's softmax: the factor of its accumulated output. The sink joins where no merge
 /// follows that adds it.
-__device__ __forceinline__ float finish_state(const AttentionParams& p, const Row& row,
-                                              core::SoftmaxState<float>& state) {
+__device__ __forceinline__ float finalize_stats(const AttentionParams& p, const Row& row,
+                                                core::SoftmaxState<float>& state) {
   float factor = 1.f;
   if (p.sinks != nullptr &&
-      (p.splits == 1 || p.joins_in_cluster || p.plant.is(PlantedBug::sink_in_every_split))) {
+      (p.splits == 1 || p.cluster_combine || p.fault.is(InjectedFault::sink_in_every_split))) {
     factor = core::add_sink(state, p.sinks[row.head * p.sinks_stride]);
   }
-  return factor * (p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum
-                                                            : fast_output_factor(state.sum));
+  return factor * (p.fault.is(InjectedFault::empty_row_is_nan) ? 1.f / state.sum
+                                                               : fast_output_factor(state.sum));
 }
 
 /// Columns of a row, accumulated over all keys of `state`, become its output.
 template <int kColumns>
-__device__ __forceinline__ void finish_row(const AttentionParams& p, const Row& row,
-                                           core::SoftmaxState<float>& state, float (&x)[kColumns]) {
+__device__ __forceinline__ void finalize_row(const AttentionParams& p, const Row& row,
+                                             core::SoftmaxState<float>& state,
+                                             float (&x)[kColumns]) {
   const float sum = state.sum;
-  const float factor = finish_state(p, row, state);
+  const float factor = finalize_stats(p, row, state);
 #pragma unroll
   for (float& column : x) column = core::output_of_keys(column, sum) * factor;
 }
@@ -82,24 +83,24 @@ __device__ __forceinline__ void finish_row(const AttentionParams& p, const Row& 
 __device__ __forceinline__ float lse_of(const AttentionParams& p,
                                         const core::SoftmaxState<float>& state) {
   const float lse = core::log_sum_exp(state);
-  return p.plant.is(PlantedBug::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
+  return p.fault.is(InjectedFault::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
 }
 
 /// Nothing, but in an assertion build.
 template <int kColumns>
-__device__ __forceinline__ void assert_row(const AttentionParams& p, const Item& item,
+__device__ __forceinline__ void assert_row(const AttentionParams& p, const WorkTile& item,
                                            const Row& row, const core::SoftmaxState<float>& state,
                                            const float (&x)[kColumns]) {
-  core::assert_row_state(p, item.sequence, item.b, row.head, row.query, state, lse_of(p, state));
+  core::assert_row_state(p, item.seq, item.b, row.head, row.query, state, lse_of(p, state));
   for (const float out : x) {
-    core::assert_output(p, item.sequence, item.b, row.head, row.query, out);
+    core::assert_output(p, item.seq, item.b, row.head, row.query, out);
   }
 }
 
 /// What the accumulated output is multiplied by to be the sum of P V.
 template <typename C>
-__device__ __forceinline__ float output_scale(const CodeScales<C>& scales) {
-  if constexpr (C::kCodes) {
+__device__ __forceinline__ float output_scale(const Kv8Scales<C>& scales) {
+  if constexpr (C::kKv8) {
     return scales.of_output;
   } else {
     return 1.f;
@@ -107,19 +108,19 @@ __device__ __forceinline__ float output_scale(const CodeScales<C>& scales) {
 }
 
 /// Four neighbouring columns of a row that a thread has in n-tiles n and n + 1 of 8-bit V: those
-/// tiles are in the order of even_odd(), from column 8 n + 4 (lane % 4) on.
+/// tiles are in the order of even_odd_index(), from column 8 n + 4 (lane % 4) on.
 template <typename C>
-__device__ __forceinline__ float4 four_columns(const Outputs<C>& o, int m, int n, int half) {
-  return make_float4(o[m][n][2 * half], o[m][n + 1][2 * half], o[m][n][2 * half + 1],
-                     o[m][n + 1][2 * half + 1]);
+__device__ __forceinline__ float4 four_columns(const AccO<C>& acc_o, int m, int n, int half) {
+  return make_float4(acc_o[m][n][2 * half], acc_o[m][n + 1][2 * half], acc_o[m][n][2 * half + 1],
+                     acc_o[m][n + 1][2 * half + 1]);
 }
 
 /// Straight from the accumulators, for whole 16-bit rows. Neighbouring lanes exchange columns, so
 /// that each has four in a row and a quad writes all of a 32-byte sector.
-template <typename C, bool kPlain>
-__device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowStates<C>& states,
-                                                   const CodeScales<C>& scales,
-                                                   const AttentionParams& p, const Item& item,
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStats<C>& states,
+                                                   const Kv8Scales<C>& scales,
+                                                   const AttentionParams& p, const WorkTile& item,
                                                    const Thread<C>& t) {
   const bool odd = t.lane % 2 != 0;
   const auto packed = [&](float low, float high) {
@@ -140,13 +141,13 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
         for (int n = 0; n < C::kColumnTiles; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            float& x = o[m][n][2 * half + i];
+            float& x = acc_o[m][n][2 * half + i];
             x = core::output_of_keys(x, state.sum);
           }
         }
       }
-      const float factor = finish_state(p, row, state) * output_scale<C>(scales);
-      const bool written = r < item.rows && !left_out(p, item, row);
+      const float factor = finalize_stats(p, row, state) * output_scale<C>(scales);
+      const bool written = r < item.rows && !fault_skips_row(p, item, row);
       if (written && p.lse != nullptr && t.lane % 4 == 0) {
         store_lse(p, item, row, lse_of(p, state));
       }
@@ -158,13 +159,13 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
       for (int n = 0; n < C::kColumnTiles; n += 2) {
         if (written) {
           assert_row(p, item, row, state,
-                     {o[m][n][2 * half] * factor, o[m][n][2 * half + 1] * factor,
-                      o[m][n + 1][2 * half] * factor, o[m][n + 1][2 * half + 1] * factor});
+                     {acc_o[m][n][2 * half] * factor, acc_o[m][n][2 * half + 1] * factor,
+                      acc_o[m][n + 1][2 * half] * factor, acc_o[m][n + 1][2 * half + 1] * factor});
         }
-        if constexpr (C::kCodes) {
+        if constexpr (C::kKv8) {
           const int first = 8 * n + 4 * (t.lane % 4);
-          const float4 four = four_columns<C>(o, m, n, half);
-          if (written && (kPlain || first < p.v_dim)) {
+          const float4 four = four_columns<C>(acc_o, m, n, half);
+          if (written && (kFastPath || first < p.v_dim)) {
             *reinterpret_cast<uint2*>(g_row + first) = make_uint2(
                 packed(four.x * factor, four.y * factor), packed(four.z * factor, four.w * factor));
           }
@@ -172,10 +173,11 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
           std::uint32_t x[2];  // of the two n-tiles
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            x[i] = packed(o[m][n + i][2 * half] * factor, o[m][n + i][2 * half + 1] * factor);
+            x[i] =
+                packed(acc_o[m][n + i][2 * half] * factor, acc_o[m][n + i][2 * half + 1] * factor);
           }
           const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
-          if (written && (kPlain || 8 * n + column < p.v_dim)) {
+          if (written && (kFastPath || 8 * n + column < p.v_dim)) {
             *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
                 odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
           }
@@ -187,8 +189,8 @@ __device__ __forceinline__ void write_accumulators(Outputs<C>& o, const RowState
 
 /// The warps leave their results where Q, K and V were, for all threads of the block to read.
 template <typename C>
-__device__ __forceinline__ void leave_results(SharedStorage<C>& storage, const Outputs<C>& o,
-                                              const RowStates<C>& states, const Thread<C>& t) {
+__device__ __forceinline__ void stage_output(SharedStorage<C>& storage, const AccO<C>& acc_o,
+                                             const RowStats<C>& states, const Thread<C>& t) {
   const int rows = storage.item.rows;
   core::SoftmaxState<float> state[C::kRowTiles][2];
 #pragma unroll
@@ -196,7 +198,7 @@ __device__ __forceinline__ void leave_results(SharedStorage<C>& storage, const O
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       state[m][half] = {states.of[m][half].max * storage.item.unit,
-                        row_lanes_sum<C>(states.of[m][half].sum)};
+                        row_reduce_sum<C>(states.of[m][half].sum)};
     }
   }
   __syncthreads();  // Q, K and V are read
@@ -207,29 +209,29 @@ __device__ __forceinline__ void leave_results(SharedStorage<C>& storage, const O
     for (int half = 0; half < 2; ++half) {
       const int r = t.row(m, half);
       if (r >= rows) continue;
-      if (t.speaks_for_rows()) s.state[t.key_warp][r] = state[m][half];
-      if constexpr (C::kCodes) {
+      if (t.is_row_leader()) s.state[t.warp_n][r] = state[m][half];
+      if constexpr (C::kKv8) {
         const float scale = output_scale<C>(storage);
 #pragma unroll
         for (int n = 0; n < C::kColumnTiles; n += 2) {
-          const float4 x = four_columns<C>(o, m, n, half);
-          *reinterpret_cast<float4*>(&s.o[t.key_warp][r][8 * n + 4 * (t.lane % 4)]) =
+          const float4 x = four_columns<C>(acc_o, m, n, half);
+          *reinterpret_cast<float4*>(&s.acc_o[t.warp_n][r][8 * n + 4 * (t.lane % 4)]) =
               make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
         }
-      } else if constexpr (C::kFewRows) {
+      } else if constexpr (C::kSwapAB) {
 #pragma unroll
         for (int n = 0; n < C::kColumnTiles; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int reg = C::reg_of(half, i);
-            s.o[t.key_warp][r][t.column(n, reg)] = o[m][n][reg];
+            s.acc_o[t.warp_n][r][t.column(n, reg)] = acc_o[m][n][reg];
           }
         }
       } else {
 #pragma unroll
         for (int n = 0; n < C::kColumnTiles; ++n) {
-          *reinterpret_cast<float2*>(&s.o[t.key_warp][r][t.column(n, 2 * half)]) =
-              make_float2(o[m][n][2 * half], o[m][n][2 * half + 1]);
+          *reinterpret_cast<float2*>(&s.acc_o[t.warp_n][r][t.column(n, 2 * half)]) =
+              make_float2(acc_o[m][n][2 * half], acc_o[m][n][2 * half + 1]);
         }
       }
     }
@@ -239,51 +241,51 @@ __device__ __forceinline__ void leave_results(SharedStorage<C>& storage, const O
 
 /// Four columns of a row, joined over the key warps, and the row's softmax state.
 template <typename C>
-__device__ __forceinline__ core::SoftmaxState<float> join_key_warps(const Results<C>& s, int r,
-                                                                    int column, float (&x)[4]) {
-  float max[C::kKeyWarps];
+__device__ __forceinline__ core::SoftmaxState<float> reduce_key_warps(const Results<C>& s, int r,
+                                                                      int column, float (&x)[4]) {
+  float max[C::kWarpsN];
 #pragma unroll
-  for (int w = 0; w < C::kKeyWarps; ++w) max[w] = s.state[w][r].max;
+  for (int w = 0; w < C::kWarpsN; ++w) max[w] = s.state[w][r].max;
   core::SoftmaxState<float> all{largest(max), 0.f};
   const float base = core::softmax_base(all.max);
 #pragma unroll
-  for (int w = 0; w < C::kKeyWarps; ++w) {
-    const float weight = C::kKeyWarps == 1 ? 1.f : fast_exp(max[w] - base);
-    const float4 o = *reinterpret_cast<const float4*>(&s.o[w][r][column]);
+  for (int w = 0; w < C::kWarpsN; ++w) {
+    const float weight = C::kWarpsN == 1 ? 1.f : fast_exp(max[w] - base);
+    const float4 acc_o = *reinterpret_cast<const float4*>(&s.acc_o[w][r][column]);
     all.sum = fmaf(s.state[w][r].sum, weight, all.sum);
-    x[0] = fmaf(o.x, weight, x[0]);
-    x[1] = fmaf(o.y, weight, x[1]);
-    x[2] = fmaf(o.z, weight, x[2]);
-    x[3] = fmaf(o.w, weight, x[3]);
+    x[0] = fmaf(acc_o.x, weight, x[0]);
+    x[1] = fmaf(acc_o.y, weight, x[1]);
+    x[2] = fmaf(acc_o.z, weight, x[2]);
+    x[3] = fmaf(acc_o.w, weight, x[3]);
   }
   return all;
 }
 
 /// Joins the key warps' results and writes four columns at a time.
-template <typename C, bool kPlain>
-__device__ __forceinline__ void write_results(const Results<C>& s, const AttentionParams& p,
-                                              const Item& item) {
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void store_output(const Results<C>& s, const AttentionParams& p,
+                                             const WorkTile& item) {
   constexpr int kFours = C::kHeadDim / 4;
 #pragma unroll 1
   for (int index = threadIdx.x; index < item.rows * kFours; index += C::kThreads) {
     const int r = index / kFours, column = 4 * (index % kFours);
     const Row row = row_of(p, item, r);
-    if (left_out(p, item, row)) continue;
+    if (fault_skips_row(p, item, row)) continue;
     float x[4] = {};
-    core::SoftmaxState<float> state = join_key_warps<C>(s, r, column, x);
-    finish_row(p, row, state, x);
+    core::SoftmaxState<float> state = reduce_key_warps<C>(s, r, column, x);
+    finalize_row(p, row, state, x);
     assert_row(p, item, row, state, x);
     if (p.splits > 1) {
       const std::int64_t partial = partial_of(p, item, row, item.split);
       if (column == 0) static_cast<float*>(p.partial_lse)[partial] = lse_of(p, state);
-      if (kPlain || column < p.v_dim) {
+      if (kFastPath || column < p.v_dim) {
         store_columns(static_cast<float*>(p.partial_out) + partial * p.v_dim, 1, column, p.v_dim, x,
-                      kPlain || p.v_dim % 4 == 0);
+                      kFastPath || p.v_dim % 4 == 0);
       }
     } else {
       if (column == 0 && p.lse != nullptr) store_lse(p, item, row, lse_of(p, state));
-      if (kPlain || column < p.v_dim)
-        store_output<C, kPlain>(p, output_offset(p, item, row), column, x);
+      if (kFastPath || column < p.v_dim)
+        store_output_columns<C, kFastPath>(p, output_offset(p, item, row), column, x);
     }
   }
 }

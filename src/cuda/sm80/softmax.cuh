@@ -7,35 +7,34 @@
 
 namespace flashcore::cuda::sm80 {
 
-inline constexpr float kLazyLog2 = 8.f;
+inline constexpr float kRescaleThresholdLog2 = 8.f;
 
-/// The base-2 exponent of a score x whose row's maximum is `max`, in units of log2_unit. The plain
+/// The base-2 exponent of a score x whose row's maximum is `max`, in units of unit_log2. The plain
 /// form is one instruction for each score. It rounds the product with the maximum first, so that a
 /// maximum that stays gives exactly 0: a fused one would leave the rounding error, step after step
 /// the same. Options bring scores near the largest number of f32, whose product with log2(e) would
 /// overflow: their form subtracts first.
-template <bool kPlain>
-__device__ __forceinline__ float exponent(float x, float max, float log2_unit) {
-  return kPlain ? fmaf(x, log2_unit, -__fmul_rn(max, log2_unit)) : (x - max) * log2_unit;
+template <bool kFastPath>
+__device__ __forceinline__ float exponent(float x, float max, float unit_log2) {
+  return kFastPath ? fmaf(x, unit_log2, -__fmul_rn(max, unit_log2)) : (x - max) * unit_log2;
 }
 
 /// What exponentials of a row shrink by when its maximum grows.
-template <bool kPlain>
-__device__ __forceinline__ float rescale_of(float before, float max, float log2_unit) {
-  return fast_exp2(kPlain ? __fsub_rn(__fmul_rn(before, log2_unit), __fmul_rn(max, log2_unit))
-                          : (before - max) * log2_unit);
+template <bool kFastPath>
+__device__ __forceinline__ float rescale_of(float before, float max, float unit_log2) {
+  return fast_exp2(kFastPath ? __fsub_rn(__fmul_rn(before, unit_log2), __fmul_rn(max, unit_log2))
+                             : (before - max) * unit_log2);
 }
 
 /// Turns scores into probabilities, updates the states and rescales the output.
-template <typename C, bool kPlain, int kKeys>
-__device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
-                                        RowStates<C>& s_states, float log2_unit,
-                                        core::Plant plant) {
-  RowStates<C> states = s_states;
+template <typename C, bool kFastPath, int kKeys>
+__device__ __forceinline__ void softmax(AccS<C, kKeys>& acc_s, AccO<C>& acc_o,
+                                        RowStats<C>& s_states, float unit_log2, core::Fault fault) {
+  RowStats<C> states = s_states;
   // A maximum that grows by less than 2^8 may wait: P then exceeds 1, which no format minds, and
   // the output need not be rescaled.
   const auto may_wait = [&](float max, const core::SoftmaxState<float>& state) {
-    return (max - state.max) * log2_unit <= kLazyLog2;
+    return (max - state.max) * unit_log2 <= kRescaleThresholdLog2;
   };
   float max[C::kRowTiles][2];  // of the thread's own scores
   bool all_wait = true;
@@ -46,8 +45,8 @@ __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
       max[m][half] = states.of[m][half].max;
 #pragma unroll
       for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
-        max[m][half] = max_passing_nan(max[m][half], score[m][n][C::reg_of(half, 0)]);
-        max[m][half] = max_passing_nan(max[m][half], score[m][n][C::reg_of(half, 1)]);
+        max[m][half] = max_ignore_nan(max[m][half], acc_s[m][n][C::reg_of(half, 0)]);
+        max[m][half] = max_ignore_nan(max[m][half], acc_s[m][n][C::reg_of(half, 1)]);
       }
       all_wait = all_wait && may_wait(max[m][half], states.of[m][half]);
     }
@@ -59,18 +58,18 @@ __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         core::SoftmaxState<float>& state = states.of[m][half];
-        const float largest = row_lanes_max<C>(max[m][half]);
+        const float largest = row_reduce_max<C>(max[m][half]);
         const float before = state.max;
         if (!may_wait(largest, state)) state.max = largest;
         const float rescale =
-            plant.is(PlantedBug::rescale_forgotten)
+            fault.is(InjectedFault::rescale_forgotten)
                 ? 1.f
-                : rescale_of<kPlain>(before, core::softmax_base(state.max), log2_unit);
+                : rescale_of<kFastPath>(before, core::softmax_base(state.max), unit_log2);
         state.sum *= rescale;
 #pragma unroll
         for (int n = 0; n < C::kColumnTiles; ++n) {
 #pragma unroll
-          for (int i = 0; i < 2; ++i) o[m][n][C::reg_of(half, i)] *= rescale;
+          for (int i = 0; i < 2; ++i) acc_o[m][n][C::reg_of(half, i)] *= rescale;
         }
       }
     }
@@ -86,8 +85,8 @@ __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
       for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float& x = score[m][n][C::reg_of(half, i)];
-          x = fast_exp2(exponent<kPlain>(x, base, log2_unit));
+          float& x = acc_s[m][n][C::reg_of(half, i)];
+          x = fast_exp2(exponent<kFastPath>(x, base, unit_log2));
           sum += x;
         }
       }
@@ -101,7 +100,7 @@ __device__ __forceinline__ void softmax(Scores<C, kKeys>& score, Outputs<C>& o,
 /// columns are its k.
 template <typename C, int kKeys>
 __device__ __forceinline__ void pack_probabilities(std::uint32_t (&a)[C::kRowTiles][4],
-                                                   const Scores<C, kKeys>& p, int step) {
+                                                   const AccS<C, kKeys>& p, int step) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
@@ -114,9 +113,9 @@ __device__ __forceinline__ void pack_probabilities(std::uint32_t (&a)[C::kRowTil
 
 /// O += P V of the warp's rows and keys.
 template <typename C, int kKeys>
-__device__ __forceinline__ void multiply_values(Outputs<C>& o, const Scores<C, kKeys>& p,
-                                                const typename C::Element* s_values, int s_key,
-                                                const Thread<C>& t) {
+__device__ __forceinline__ void gemm_pv(AccO<C>& acc_o, const AccS<C, kKeys>& p,
+                                        const typename C::Element* s_values, int s_key,
+                                        const Thread<C>& t) {
   using T = typename C::Element;
   using Tile = typename C::KeyTile;
   const core::Coordinate b = core::ldmatrix_b_trans(t.lane);
@@ -128,11 +127,11 @@ __device__ __forceinline__ void multiply_values(Outputs<C>& o, const Scores<C, k
 #pragma unroll
     for (int n = 0; n < C::kColumnTiles; n += 2) {
       std::uint32_t v[4];
-      load_matrices_transposed(v, Tile::below(Tile::right(s_v, n / 2), 2 * step));
+      ldmatrix_x4_trans(v, Tile::advance_rows8(Tile::advance_k(s_v, n / 2), 2 * step));
 #pragma unroll
       for (int m = 0; m < C::kRowTiles; ++m) {
-        multiply_add<T>(o[m][n], a[m], v[0], v[1]);
-        multiply_add<T>(o[m][n + 1], a[m], v[2], v[3]);
+        mma_m16n8k16<T>(acc_o[m][n], a[m], v[0], v[1]);
+        mma_m16n8k16<T>(acc_o[m][n + 1], a[m], v[2], v[3]);
       }
     }
   }

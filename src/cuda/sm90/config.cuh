@@ -5,9 +5,9 @@
 
 #include "core/mma_layout.h"
 #include "core/seq_info.h"
-#include "core/step_schedule.h"
 #include "core/sm90_roles.h"
 #include "core/softmax.h"
+#include "core/step_schedule.h"
 #include "core/wgmma_layout.h"
 #include "cuda/primitives/hopper.cuh"
 #include "cuda/primitives/wgmma.cuh"
@@ -16,10 +16,10 @@
 namespace flashcore::cuda::sm90 {
 
 using core::AttentionParams;
-using core::ItemPlace;
-using core::kItemSlots;
-using core::PlantedBug;
+using core::InjectedFault;
+using core::kTileSlots;
 using core::Sm90Barrier;
+using core::TileQueueState;
 
 template <bool kFirst, typename A, typename B>
 struct Chosen {
@@ -39,9 +39,9 @@ template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStage
 struct Config {
   using Element = Element_;
   using Operand = Either<kCodes_, E4m3, Element>;
-  static constexpr bool kCodes = kCodes_;
-  static constexpr int kElementBytes = kCodes ? 1 : 2;
-  static constexpr core::Sm90Shape kShape{kHeadDim_, kTileQ_, kTileK_, kStages_, kElementBytes};
+  static constexpr bool kFp8 = kCodes_;
+  static constexpr int kElementBytes = kFp8 ? 1 : 2;
+  static constexpr core::Sm90Traits kShape{kHeadDim_, kTileQ_, kTileK_, kStages_, kElementBytes};
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kTileQ = kTileQ_;
   static constexpr int kTileK = kTileK_;
@@ -51,35 +51,37 @@ struct Config {
   static constexpr int kConsumerRegisters = kShape.consumer_registers();
   static constexpr int kProducerRegisters = kShape.producer_registers();
   using Pipeline = core::Sm90Pipeline<kShape>;
-  static constexpr core::Form kForm = core::form_of(kCodes, kHeadDim, kTileQ, kTileK);
-  static_assert(!kForm.turns || (!kCodes && kConsumers > 1));
-  using QueryTile = core::PanelTile<core::kQueryPieceRows, kHeadDim, kElementBytes>;  // one piece
+  static constexpr core::StepSchedule kSchedule =
+      core::schedule_for(kFp8, kHeadDim, kTileQ, kTileK);
+  static_assert(!kSchedule.ping_pong || (!kFp8 && kConsumers > 1));
+  using QueryTile = core::PanelTile<core::kQTileRows, kHeadDim, kElementBytes>;  // one piece
   using KeyTile = core::PanelTile<kTileK, kHeadDim, kElementBytes>;  // of K, and of V as it comes
   using ValueTile =                                                  // of V as products read it
-      Either<kCodes, core::PanelTile<kHeadDim, kTileK, 1>, KeyTile>;
-  static constexpr int kQueryPlaces = kShape.query_places();
-  static constexpr int kQueriesTogether = kShape.query_pieces_together();
-  static constexpr int kRawStages = kShape.raw_stages();
+      Either<kFp8, core::PanelTile<kHeadDim, kTileK, 1>, KeyTile>;
+  static constexpr int kQStages = kShape.q_stages();
+  static constexpr int kQTilesPerBarrier = kShape.q_tiles_per_stage();
+  static constexpr int kVStagingStages = kShape.v_staging_stages();
   // Columns of P V that have accumulators of their own at a time, where they are codes.
   static constexpr int kPartColumns = kConsumers == 3 ? 64 : 128;
   static constexpr int kTransposers = kShape.transposers();                          // warps
   static constexpr int kProductSteps = kHeadDim * kElementBytes / core::kStepBytes;  // of Q K^T
-  // Probabilities are kept times 2^kProbabilityLog2: e4m3 then has as many powers of two below
-  // them as it can. A maximum that grows by no more than 2^kLazyLog2 may wait: P then exceeds what
-  // it should be at most, which 16-bit formats do not mind, and the output need not be rescaled.
-  static constexpr float kProbabilityLog2 = kCodes ? 8.f : 0.f;
-  static constexpr float kLazyLog2 = kCodes ? 0.f : 8.f;
-  static constexpr bool kSpread = kShape.spreads();
+  // Probabilities are kept times 2^kPScaleLog2: e4m3 then has as many powers of two below
+  // them as it can. A maximum that grows by no more than 2^kRescaleThresholdLog2 may wait: P then
+  // exceeds what it should be at most, which 16-bit formats do not mind, and the output need not be
+  // rescaled.
+  static constexpr float kPScaleLog2 = kFp8 ? 8.f : 0.f;
+  static constexpr float kRescaleThresholdLog2 = kFp8 ? 0.f : 8.f;
+  static constexpr bool kPackGqa = kShape.packs_gqa();
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
 
 template <typename Element, int kHeadDim, int kTileQ, int kTileK, int kStages, int kWarpRows,
           int kThreads>
-using CodeConfig = Config<Element, kHeadDim, kTileQ, kTileK, kStages, kWarpRows, kThreads, true>;
+using Fp8Config = Config<Element, kHeadDim, kTileQ, kTileK, kStages, kWarpRows, kThreads, true>;
 
 /// Which queries an item has: of one head, or of some that share K and V.
 struct ItemQueries {
-  core::Sequence sequence;
+  core::SeqInfo seq;
   core::MaskEdges edges;     // of its queries
   std::int32_t b, head;      // the first one
   std::int32_t first_query;  // of each head
@@ -88,13 +90,13 @@ struct ItemQueries {
 };
 
 /// What a CTA works on.
-struct alignas(16) Item : ItemQueries, core::ItemSteps {
+struct alignas(16) WorkTile : ItemQueries, core::TileSteps {
   std::int32_t part, cut_item;  // of an item whose keys are cut; part < 0: it is whole
 };
 
 template <typename C>
 struct Tiles {
-  unsigned char q[C::kQueryPlaces][C::QueryTile::kBytes];
+  unsigned char q[C::kQStages][C::QueryTile::kBytes];
   unsigned char k[C::kStages][C::KeyTile::kBytes];
   unsigned char v[C::kStages][C::ValueTile::kBytes];
 };
@@ -102,15 +104,16 @@ struct Tiles {
 /// Those of 8-bit inputs, and what these need besides.
 template <typename C>
 struct CodeTiles : Tiles<C> {
-  unsigned char raw_v[C::kRawStages][C::KeyTile::kBytes];
-  float score_factor[kItemSlots], output_factor[kItemSlots];  // from the scales of an item's head
+  unsigned char v_staging[C::kVStagingStages][C::KeyTile::kBytes];
+  float score_scale[kTileSlots], output_factor[kTileSlots];  // from the scales of an item's head
 };
 
 template <typename C>
-struct alignas(1024) SharedStorage : Either<C::kCodes, CodeTiles<C>, Tiles<C>> {
+struct alignas(1024) SharedStorage : Either<C::kFp8, CodeTiles<C>, Tiles<C>> {
   std::uint64_t barriers[core::mbarrier_count(C::kShape)];  // core/sm90_pipeline.h
-  Item items[kItemSlots];
-  core::SoftmaxState<float> ended[C::kTileQ];  // rows of the item whose last product is under way
+  WorkTile items[kTileSlots];
+  core::SoftmaxState<float>
+      final_stats[C::kTileQ];  // rows of the item whose last product is under way
 
   template <Sm90Barrier kBarrier>
   __device__ __forceinline__ std::uint64_t& barrier(std::uint32_t slot) {
@@ -136,12 +139,14 @@ struct RoleWarp {
     cuda::wait(s.template barrier<kBarrier>(place.stage()), parity<kBarrier>(place));
   }
   template <Sm90Barrier kBarrier, typename Place>
-  __device__ __forceinline__ bool is_complete(const Place& place) const {
-    return cuda::is_complete(s.template barrier<kBarrier>(place.stage()), parity<kBarrier>(place));
+  __device__ __forceinline__ bool test_wait(const Place& place) const {
+    return cuda::test_wait(s.template barrier<kBarrier>(place.stage()), parity<kBarrier>(place));
   }
-  __device__ __forceinline__ Item& item(ItemPlace place) const { return s.items[place.stage()]; }
-  __device__ __forceinline__ bool has_fault(PlantedBug bug) const {
-    return params.call.plant.is(bug);
+  __device__ __forceinline__ WorkTile& item(TileQueueState place) const {
+    return s.items[place.stage()];
+  }
+  __device__ __forceinline__ bool has_fault(InjectedFault bug) const {
+    return params.call.fault.is(bug);
   }
 };
 
@@ -157,13 +162,13 @@ struct RoleThread : RoleWarp<C> {
 // Accumulators of a thread: the scores of a step and the output. Register 4 n + 2 half + i is
 // column 8 n + 2 (lane % 4) + i of row lane / 4 + 8 half of the warp's 16 rows.
 template <typename C>
-using Scores = float[C::kTileK / 2];
+using AccS = float[C::kTileK / 2];
 template <typename C>
-using Outputs = float[C::kHeadDim / 2];
+using AccO = float[C::kHeadDim / 2];
 
 /// From one lane, so that the compiler knows it to be the same in all: what depends on it,
 /// operands' descriptors above all, then stays in uniform registers.
-__device__ __forceinline__ std::int32_t same_in_warp(std::int32_t x) {
+__device__ __forceinline__ std::int32_t warp_uniform(std::int32_t x) {
   return __shfl_sync(0xffffffffu, x, 0);
 }
 
@@ -173,11 +178,11 @@ struct Thread {
   int group, lane, warp;  // of the computing warpgroups; warp of its group
   // Of its first row, counted from the item's; of spread ones only.
   std::int32_t first_head, first_query;
-  __device__ __forceinline__ explicit Thread(int index, core::HeadsInTile heads = {}) {
-    group = same_in_warp(index / 128) - 1;
+  __device__ __forceinline__ explicit Thread(int index, core::PackGqa heads = {}) {
+    group = warp_uniform(index / 128) - 1;
     warp = index / 32 % 4;
     lane = index % 32;
-    if (C::kSpread) {
+    if (C::kPackGqa) {
       first_head = heads.head(row(0));
       first_query = heads.query(row(0));
     }
@@ -193,19 +198,20 @@ struct Thread {
 // Of a thread's row: its head, which both of its rows have, as all 16 of a warp; its query; and
 // whether the item has it.
 template <typename C>
-__device__ __forceinline__ std::int32_t head_of(const Item& item, const Thread<C>& t) {
-  return C::kSpread ? item.head + t.first_head : item.head;
+__device__ __forceinline__ std::int32_t head_of(const WorkTile& item, const Thread<C>& t) {
+  return C::kPackGqa ? item.head + t.first_head : item.head;
 }
 template <typename C>
 __device__ __forceinline__ std::int32_t query_in_item(const Thread<C>& t, int half) {
-  return C::kSpread ? t.first_query + 8 * half : t.row(half);
+  return C::kPackGqa ? t.first_query + 8 * half : t.row(half);
 }
 template <typename C>
-__device__ __forceinline__ std::int32_t query_of(const Item& item, const Thread<C>& t, int half) {
+__device__ __forceinline__ std::int32_t query_of(const WorkTile& item, const Thread<C>& t,
+                                                 int half) {
   return item.first_query + query_in_item(t, half);
 }
 template <typename C>
-__device__ __forceinline__ bool has_row(const Item& item, const Thread<C>& t, int half) {
+__device__ __forceinline__ bool has_row(const WorkTile& item, const Thread<C>& t, int half) {
   return query_in_item(t, half) < item.queries;
 }
 

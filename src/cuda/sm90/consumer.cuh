@@ -10,32 +10,32 @@ namespace flashcore::cuda::sm90 {
 
 /// score = Q K^T, begun.
 template <typename C>
-__device__ __forceinline__ void begin_scores(Scores<C>& score, SharedStorage<C>& s, int q_place,
-                                             int stage) {
+__device__ __forceinline__ void issue_qk(AccS<C>& acc_s, SharedStorage<C>& s, int q_place,
+                                         int stage) {
   using Q = typename C::QueryTile;
   using K = typename C::KeyTile;
   const std::uint64_t q = core::matrix_descriptor(shared_address(s.q[q_place]), 0);
   const std::uint64_t k = core::matrix_descriptor(shared_address(s.k[stage]), 0);
   using Product = Wgmma<C::kTileK>;
-  Product::template along_rows<typename C::Operand, false>(score, q, k);
+  Product::template ss<typename C::Operand, false>(acc_s, q, k);
 #pragma unroll
   for (int step = 1; step < C::kProductSteps; ++step) {
-    Product::template along_rows<typename C::Operand, true>(
-        score, core::advance(q, Q::along_rows(step)), core::advance(k, K::along_rows(step)));
+    Product::template ss<typename C::Operand, true>(acc_s, core::advance(q, Q::k_offset(step)),
+                                                    core::advance(k, K::k_offset(step)));
   }
-  commit_products();
+  wgmma_commit();
 }
 
 /// What the consumer warps of 16-bit and of e4m3 tensors share (core/sm90_roles.h).
 template <typename C>
 struct ConsumerWarp : RoleWarp<C> {
   using Pipeline = typename C::Pipeline;
-  using Position = core::KvPosition<Pipeline>;
-  static constexpr bool kPingPong = C::kForm.turns;
+  using Position = core::KvTileIterator<Pipeline>;
+  static constexpr bool kPingPong = C::kSchedule.ping_pong;
   const Thread<C> t;
-  Scores<C> score;
-  Outputs<C> o;
-  RowStates states;
+  AccS<C> acc_s;
+  AccO<C> acc_o;
+  RowStats states;
   float rescale[2];
 
   __device__ __forceinline__ ConsumerWarp(SharedStorage<C>& s, const Params& params,
@@ -49,28 +49,29 @@ struct ConsumerWarp : RoleWarp<C> {
     arrive_once_per_warp(this->s.template barrier<kBarrier>(place.stage()), t.lane);
   }
 
-  __device__ __forceinline__ void take_turn() const {
-    sync_named(core::turn_barrier(t.group), core::kTurnThreads);
+  __device__ __forceinline__ void ping_pong_wait() const {
+    named_barrier_sync(core::ping_pong_barrier(t.group), core::kPingPongThreads);
   }
-  __device__ __forceinline__ void give_turn() const {
-    arrive_named(core::turn_barrier((t.group + 1) % C::kConsumers), core::kTurnThreads);
+  __device__ __forceinline__ void ping_pong_arrive() const {
+    named_barrier_arrive(core::ping_pong_barrier((t.group + 1) % C::kConsumers),
+                         core::kPingPongThreads);
   }
 
   /// Whether some rows do not see all keys of the tile.
   __device__ __forceinline__ bool needs_mask(const Position& at) const {
-    return !this->item(at.item).uncut[t.group].contains(at.tile);
+    return !this->item(at.item).unmasked_tiles[t.group].contains(at.tile);
   }
 
-  __device__ __forceinline__ void issue_qk(typename Pipeline::QueryPlace queries,
-                                           typename Pipeline::KvPlace keys, const Position&) {
-    fence_products();
-    begin_scores<C>(score, this->s, queries.place(), keys.stage());
+  __device__ __forceinline__ void issue_qk(typename Pipeline::QStage queries,
+                                           typename Pipeline::KvState keys, const Position&) {
+    wgmma_fence();
+    sm90::issue_qk<C>(acc_s, this->s, queries.place(), keys.stage());
   }
   template <int kPending>
-  __device__ __forceinline__ void wait_products() const {
-    cuda::wait_products<kPending>();
+  __device__ __forceinline__ void wgmma_wait() const {
+    cuda::wgmma_wait<kPending>();
   }
-  __device__ __forceinline__ void scores_are_there() { pin(score); }
+  __device__ __forceinline__ void fence_acc_s() { fence_registers(acc_s); }
 };
 
 }  // namespace flashcore::cuda::sm90

@@ -10,37 +10,37 @@ namespace flashcore::cuda::sm90 {
 
 /// The end of a row's softmax: the factor of its accumulated output.
 template <typename C>
-__device__ __forceinline__ float finish_state(const AttentionParams& p, const Item& item,
-                                              const Thread<C>& t,
-                                              core::SoftmaxState<float>& state) {
+__device__ __forceinline__ float finalize_stats(const AttentionParams& p, const WorkTile& item,
+                                                const Thread<C>& t,
+                                                core::SoftmaxState<float>& state) {
   float factor = 1.f;
   if (p.sinks != nullptr) {
     factor = core::add_sink(state, p.sinks[head_of(item, t) * p.sinks_stride]);
   }
-  return factor * (p.plant.is(PlantedBug::empty_row_is_nan) ? 1.f / state.sum
-                                                            : fast_output_factor(state.sum));
+  return factor * (p.fault.is(InjectedFault::empty_row_is_nan) ? 1.f / state.sum
+                                                               : fast_output_factor(state.sum));
 }
 
 __device__ __forceinline__ float lse_of(const AttentionParams& p,
                                         const core::SoftmaxState<float>& state) {
   const float lse = core::log_sum_exp(state);
-  return p.plant.is(PlantedBug::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
+  return p.fault.is(InjectedFault::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
 }
 
 /// Where a query's output begins.
 template <typename C>
 __device__ __forceinline__ typename C::Element* output_row(const AttentionParams& p,
-                                                           const Item& item, const Thread<C>& t,
+                                                           const WorkTile& item, const Thread<C>& t,
                                                            std::int32_t query) {
-  const std::int64_t row = static_cast<std::int64_t>(item.sequence.q_row) + query;
+  const std::int64_t row = static_cast<std::int64_t>(item.seq.q_row) + query;
   return static_cast<typename C::Element*>(p.out) + item.b * p.out_strides.batch +
          head_of(item, t) * p.out_strides.head + row * p.out_strides.row;
 }
 
 template <typename C>
-__device__ __forceinline__ void store_lse(const AttentionParams& p, const Item& item,
+__device__ __forceinline__ void store_lse(const AttentionParams& p, const WorkTile& item,
                                           const Thread<C>& t, std::int32_t query, float lse) {
-  const std::int64_t row = static_cast<std::int64_t>(item.sequence.q_row) + query;
+  const std::int64_t row = static_cast<std::int64_t>(item.seq.q_row) + query;
   static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + head_of(item, t) * p.lse_strides.head +
                              row * p.lse_strides.row] = lse;
 }
@@ -50,8 +50,8 @@ template <typename C, typename Value>
 __device__ __forceinline__ void write_row(typename C::Element* g_row, bool written, int v_dim,
                                           const Thread<C>& t, Value value) {
   using T = typename C::Element;
-  if constexpr (C::kCodes) {  // column_of_row(): a lane has four in a row
-    const int column = not_hoisted(4 * (t.lane % 4));
+  if constexpr (C::kFp8) {  // column_of_row(): a lane has four in a row
+    const int column = opaque(4 * (t.lane % 4));
 #pragma unroll
     for (int n = 0; n < C::kHeadDim / 8; n += 2) {
       const uint2 x = {pack<T>(value(n, 0), value(n + 1, 0)),
@@ -65,7 +65,7 @@ __device__ __forceinline__ void write_row(typename C::Element* g_row, bool writt
     // a 32-byte sector: lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its
     // columns 4-7; lanes 1 and 3 those of the second.
     const bool odd = t.lane % 2 != 0;
-    const int column = not_hoisted(8 * (t.lane % 2) + 4 * (t.lane % 4 / 2));
+    const int column = opaque(8 * (t.lane % 2) + 4 * (t.lane % 4 / 2));
 #pragma unroll
     for (int n = 0; n < C::kHeadDim / 8; n += 2) {
       const std::uint32_t x[2] = {pack<T>(value(n, 0), value(n, 1)),
@@ -81,37 +81,37 @@ __device__ __forceinline__ void write_row(typename C::Element* g_row, bool writt
 
 /// of_values: what the values are multiplied by.
 template <typename C>
-__device__ __forceinline__ void write_results(Outputs<C>& o, const SharedStorage<C>& s,
-                                              const AttentionParams& p, const Item& item,
-                                              const Thread<C>& t, float of_values = 1.f) {
+__device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage<C>& s,
+                                             const AttentionParams& p, const WorkTile& item,
+                                             const Thread<C>& t, float of_values = 1.f) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = t.row(half);
     const std::int32_t query = query_of(item, t, half);
-    core::SoftmaxState<float> state = s.ended[r];
+    core::SoftmaxState<float> state = s.final_stats[r];
     if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rarely, and one branch for the warp
 #pragma unroll
       for (int n = 0; n < C::kHeadDim / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float& x = o[4 * n + 2 * half + i];
+          float& x = acc_o[4 * n + 2 * half + i];
           x = core::output_of_keys(x, state.sum);
         }
       }
     }
-    const float factor = finish_state(p, item, t, state) * of_values;
-    const bool left_out =
-        p.plant.is(PlantedBug::row_not_written) && query == item.sequence.q_len - 1;
-    const bool written = has_row(item, t, half) && !left_out;
+    const float factor = finalize_stats(p, item, t, state) * of_values;
+    const bool fault_skips_row =
+        p.fault.is(InjectedFault::row_not_written) && query == item.seq.q_len - 1;
+    const bool written = has_row(item, t, half) && !fault_skips_row;
     if (written) {
       const float lse = p.lse != nullptr ? lse_of(p, state) : 0.f;
-      core::assert_row_state(p, item.sequence, item.b, head_of(item, t), query, state, lse);
+      core::assert_row_state(p, item.seq, item.b, head_of(item, t), query, state, lse);
       if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, t, query, lse);
     }
     write_row<C>(output_row(p, item, t, query), written, p.v_dim, t, [&](int n, int i) {
-      const float x = o[4 * n + 2 * half + i] * factor;
+      const float x = acc_o[4 * n + 2 * half + i] * factor;
       if (written) {
-        core::assert_output(p, item.sequence, item.b, head_of(item, t), query, x);
+        core::assert_output(p, item.seq, item.b, head_of(item, t), query, x);
       }
       return x;
     });

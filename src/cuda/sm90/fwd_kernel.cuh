@@ -19,68 +19,68 @@
 
 #include "cuda/primitives/hopper.cuh"
 #include "cuda/primitives/wgmma.cuh"
-#include "cuda/sm90/mainloop_fp8.cuh"
 #include "cuda/sm90/config.cuh"
-#include "cuda/sm90/tail_split.cuh"
-#include "cuda/sm90/producer.cuh"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/mainloop_fp8.cuh"
+#include "cuda/sm90/producer.cuh"
 #include "cuda/sm90/score.cuh"
 #include "cuda/sm90/softmax.cuh"
+#include "cuda/sm90/tail_split.cuh"
 #include "cuda/sm90/transpose_v.cuh"
 
 namespace flashcore::cuda::sm90 {
 
 /// O += P V, or = P V, begun.
 template <typename C>
-__device__ __forceinline__ void begin_output(Outputs<C>& o,
-                                             const std::uint32_t (&a)[C::kTileK / 16][4],
-                                             SharedStorage<C>& s, int stage, bool adds) {
+__device__ __forceinline__ void issue_pv(AccO<C>& acc_o,
+                                         const std::uint32_t (&a)[C::kTileK / 16][4],
+                                         SharedStorage<C>& s, int stage, bool accumulate) {
   using V = typename C::KeyTile;
   const std::uint64_t v = core::matrix_descriptor(shared_address(s.v[stage]), V::kPanelBytes);
 #pragma unroll
   for (int step = 0; step < C::kTileK / 16; ++step) {
-    Wgmma<C::kHeadDim>::template across_rows<typename C::Element>(
-        o, a[step], core::advance(v, V::across_rows(step)), adds || step > 0);
+    Wgmma<C::kHeadDim>::template rs_b_mn_major<typename C::Element>(
+        acc_o, a[step], core::advance(v, V::mn_offset(step)), accumulate || step > 0);
   }
-  commit_products();
+  wgmma_commit();
 }
 
 /// A consumer warp of 16-bit tensors.
-template <typename C, bool kPlain>
+template <typename C, bool kFastPath>
 struct Consumer : ConsumerWarp<C> {
   using Pipeline = typename C::Pipeline;
   using Position = typename ConsumerWarp<C>::Position;
-  static constexpr bool kAsksEarly = C::kForm.asks_early;
-  const float log2_unit;  // of the scores in the softmax: a plain problem's are not scaled
+  static constexpr bool kProbesVEarly = C::kSchedule.probe_v_early;
+  const float unit_log2;  // of the scores in the softmax: a plain problem's are not scaled
   std::uint32_t a[C::kTileK / 16][4];
 
   __device__ __forceinline__ Consumer(SharedStorage<C>& s, const Params& params)
       : ConsumerWarp<C>(s, params, Thread<C>(threadIdx.x, params.heads)),
-        log2_unit(kPlain && !params.call.plant.is(PlantedBug::scale_ignored)
-                      ? params.call.log2_scale
+        unit_log2(kFastPath && !params.call.fault.is(InjectedFault::scale_ignored)
+                      ? params.call.softmax_scale_log2
                       : static_cast<float>(core::kLog2E)) {
-    this->states = fresh_states();
+    this->states = init_row_stats();
   }
 
   __device__ __forceinline__ void softmax(const Position& at, bool needs_mask) {
     const AttentionParams& p = this->params.call;
-    finish_scores<C, kPlain>(this->score, this->t, p, this->item(at.item), at.tile, needs_mask,
-                             [&](int) { return score_factor(p); });
-    sm90::softmax<C, kPlain>(this->score, this->states, this->rescale, log2_unit, p.plant);
+    apply_mods_and_mask<C, kFastPath>(this->acc_s, this->t, p, this->item(at.item), at.tile,
+                                      needs_mask, [&](int) { return score_scale(p); });
+    sm90::softmax<C, kFastPath>(this->acc_s, this->states, this->rescale, unit_log2, p.fault);
   }
   __device__ __forceinline__ void pack_probabilities() {
-    sm90::pack_probabilities<C>(a, this->score);
+    sm90::pack_probabilities<C>(a, this->acc_s);
   }
 
-  __device__ __forceinline__ bool v_tails_are_dirty() const { return this->params.garbage_tail; }
-  __device__ __forceinline__ bool has_tail(ItemPlace item, std::int32_t tile) const {
+  __device__ __forceinline__ bool v_tail_dirty() const { return this->params.v_tail_dirty; }
+  __device__ __forceinline__ bool has_tail(TileQueueState item, std::int32_t tile) const {
     return keys_left(item, tile) < C::kTileK;
   }
   /// Zero-fills V rows past the last key: P is 0 there, but 0 * NaN is NaN. Every warpgroup does it
   /// for itself: not all of them may need the tile.
-  __device__ __forceinline__ void zero_v_tail(ItemPlace item, std::int32_t tile,
-                                              typename Pipeline::KvPlace place) const {
+  __device__ __forceinline__ void zero_v_tail(TileQueueState item, std::int32_t tile,
+                                              typename Pipeline::KvState place) const {
     constexpr int kPieces = core::kPanelRowBytes / 16;
     const int keys = keys_left(item, tile);
 #pragma unroll 1
@@ -93,55 +93,58 @@ struct Consumer : ConsumerWarp<C> {
       }
     }
     fence_async_proxy();
-    sync_named(core::tail_barrier(this->t.group), core::kTailThreads);
+    named_barrier_sync(core::v_tail_barrier(this->t.group), core::kVTailThreads);
   }
 
-  __device__ __forceinline__ void issue_pv(typename Pipeline::KvPlace place, bool accumulates) {
-    fence_products();
-    begin_output<C>(this->o, a, this->s, place.stage(), accumulates);
+  __device__ __forceinline__ void issue_pv(typename Pipeline::KvState place, bool accumulates) {
+    wgmma_fence();
+    sm90::issue_pv<C>(this->acc_o, a, this->s, place.stage(), accumulates);
   }
-  __device__ __forceinline__ void output_is_there() { pin(this->o); }
+  __device__ __forceinline__ void fence_acc_o() { fence_registers(this->acc_o); }
   __device__ __forceinline__ bool rescales_any() const { return sm90::rescales_any(this->rescale); }
-  __device__ __forceinline__ void hold_back_waits() const {
-    cuda::hold_back_waits(this->params.order.items < 0);
+  __device__ __forceinline__ void keep_wait_below() const {
+    cuda::keep_wait_below(this->params.order.items < 0);
   }
   __device__ __forceinline__ void rescale_output() {
-    sm90::rescale_output<C>(this->o, this->rescale);
+    sm90::rescale_output<C>(this->acc_o, this->rescale);
   }
 
-  __device__ __forceinline__ void stash_row_states() {
-    leave_states<C>(this->s, this->states, this->t, kPlain ? score_factor(this->params.call) : 1.f);
+  __device__ __forceinline__ void stash_row_stats() {
+    sm90::stash_row_stats<C>(this->s, this->states, this->t,
+                             kFastPath ? score_scale(this->params.call) : 1.f);
   }
-  __device__ __forceinline__ void reset_row_states() { this->states = fresh_states(); }
+  __device__ __forceinline__ void reset_row_stats() { this->states = init_row_stats(); }
 
-  __device__ __forceinline__ void write_item(ItemPlace place) {
-    const Item& item = this->item(place);
-    if constexpr (C::kSpread) {
-      if (item.part >= 0 && !join_parts<C>(this->o, this->s, this->params, item, this->t)) return;
+  __device__ __forceinline__ void write_item(TileQueueState place) {
+    const WorkTile& item = this->item(place);
+    if constexpr (C::kPackGqa) {
+      if (item.part >= 0 &&
+          !reduce_tail_splits<C>(this->acc_o, this->s, this->params, item, this->t))
+        return;
     }
-    write_results<C>(this->o, this->s, this->params.call, item, this->t);
+    store_output<C>(this->acc_o, this->s, this->params.call, item, this->t);
   }
 
  private:
-  __device__ __forceinline__ int keys_left(ItemPlace item, std::int32_t tile) const {
-    return this->item(item).sequence.kv_len - tile * C::kTileK;
+  __device__ __forceinline__ int keys_left(TileQueueState item, std::int32_t tile) const {
+    return this->item(item).seq.kv_len - tile * C::kTileK;
   }
 };
 
-template <typename C, bool kPlain>
+template <typename C, bool kFastPath>
 __device__ __forceinline__ void compute(SharedStorage<C>& s, const Params& params) {
-  if constexpr (C::kCodes) {
-    CodeConsumer<C, kPlain> warp(s, params);
-    core::consume_codes(warp);
+  if constexpr (C::kFp8) {
+    Fp8Consumer<C, kFastPath> warp(s, params);
+    core::consume_fp8(warp);
   } else {
-    Consumer<C, kPlain> warp(s, params);
+    Consumer<C, kFastPath> warp(s, params);
     core::consume(warp);
   }
 }
 
 template <typename C>
 __device__ __forceinline__ void init_barriers(SharedStorage<C>& s, bool too_few) {
-  constexpr core::Sm90Shape kShape = C::kShape;
+  constexpr core::Sm90Traits kShape = C::kShape;
   int next = 0;
 #pragma unroll
   for (int i = 0; i < core::kSm90Barriers; ++i) {
@@ -156,37 +159,38 @@ __device__ __forceinline__ void init_barriers(SharedStorage<C>& s, bool too_few)
 }
 
 template <typename C>
-__global__ void __launch_bounds__(C::kThreads, 1) attention(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(C::kThreads, 1)
+    fwd_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
-  let_next_kernel_start();
-  if (threadIdx.x == 0) init_barriers<C>(s, params.call.plant.is(PlantedBug::arrivals_too_few));
+  pdl_launch_dependents();
+  if (threadIdx.x == 0) init_barriers<C>(s, params.call.fault.is(InjectedFault::arrivals_too_few));
   __syncthreads();
   if (threadIdx.x < 128) {
-    shrink_registers<C::kProducerRegisters>();
+    setmaxnreg_dec<C::kProducerRegisters>();
     if (threadIdx.x == 0) {
-      prefetch_map(params.q);
-      prefetch_map(params.k);
-      prefetch_map(params.v);
-      wait_for_previous_kernel();
+      prefetch_tensor_map(params.q);
+      prefetch_tensor_map(params.k);
+      prefetch_tensor_map(params.v);
+      pdl_wait();
       ProducerThread<C> producer{{{s, params}}};
       core::produce(producer);
     }
     if (threadIdx.x == 32) {
-      wait_for_previous_kernel();
+      pdl_wait();
       SchedulerThread<C> scheduler{{{s, params}}};
-      core::schedule_items(scheduler);
+      core::schedule_tiles(scheduler);
     }
-    if constexpr (C::kCodes) {
+    if constexpr (C::kFp8) {
       if (threadIdx.x >= 64) {
         TransposerWarp<C> transposer{
-            {s, params}, same_in_warp(threadIdx.x / 32) - 2, static_cast<int>(threadIdx.x % 32)};
+            {s, params}, warp_uniform(threadIdx.x / 32) - 2, static_cast<int>(threadIdx.x % 32)};
         core::transpose_values(transposer);
       }
     }
   } else {
-    grow_registers<C::kConsumerRegisters>();
-    if (params.plain) {
+    setmaxnreg_inc<C::kConsumerRegisters>();
+    if (params.fast_path) {
       compute<C, true>(s, params);
     } else {
       compute<C, false>(s, params);

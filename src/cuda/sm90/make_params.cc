@@ -72,26 +72,27 @@ Status make_tensor_map(CUtensorMap& map, void* data, DType dtype, const core::St
 Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
                         sm90::Params& params) noexcept {
   const DType dtype = plan.problem.q.dtype;  // k's and v's too
-  const bool q_packed = call.cu_seqlens_q != nullptr, kv_packed = call.cu_seqlens_k != nullptr;
+  const bool q_varlen = call.cu_seqlens_q != nullptr, kv_varlen = call.cu_seqlens_k != nullptr;
   params.call = call;
   const WorkList work = make_work_list(plan, call);
   const std::int32_t heads = plan.heads_in_tile;
   params.heads = work.heads;
   params.order = work.order;
-  params.plain = call.softcap == 0 && call.alibi_slopes == nullptr && call.q_factor > 0 &&
-                 !call.q_scale.by_rows() && !call.k_scale.by_rows() && !call.v_scale.by_rows();
-  params.garbage_tail = kv_packed || call.used_k != nullptr;
-  params.ticket =
+  params.fast_path = call.softcap == 0 && call.alibi_slopes == nullptr && call.score_scale > 0 &&
+                     !call.q_scale.is_per_block() && !call.k_scale.is_per_block() &&
+                     !call.v_scale.is_per_block();
+  params.v_tail_dirty = kv_varlen || call.used_k != nullptr;
+  params.tile_counter =
       reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) + core::kCountersOffset);
   params.tail = work.tail;
   params.pieces = work.pieces;
   params.parts = call.partial_out;
-  params.arrived = params.ticket + 1;
+  params.tail_arrivals = params.tile_counter + 1;
   const std::int64_t q_columns =
-      call.plant.is(core::PlantedBug::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
-  const std::int64_t q_rows = q_packed ? call.total_q : call.q_len;
-  const std::int64_t kv_rows = kv_packed ? call.total_k : call.kv_len;
-  const std::int64_t q_batch = q_packed ? 1 : call.batch, kv_batch = kv_packed ? 1 : call.batch;
+      call.fault.is(core::InjectedFault::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
+  const std::int64_t q_rows = q_varlen ? call.total_q : call.q_len;
+  const std::int64_t kv_rows = kv_varlen ? call.total_k : call.kv_len;
+  const std::int64_t q_batch = q_varlen ? 1 : call.batch, kv_batch = kv_varlen ? 1 : call.batch;
   // Of an empty tensor the kernel reads a row of the workspace's header, and hides what it finds.
   static_assert(kWorkspaceHeaderBytes >= 2 * core::kSm90MaxHeadDim);
   const auto address = [&](const void* data, std::int64_t rows) {

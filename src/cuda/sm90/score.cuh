@@ -7,16 +7,16 @@
 
 namespace flashcore::cuda::sm90 {
 
-__device__ __forceinline__ float score_factor(const AttentionParams& p) {
-  return p.plant.is(PlantedBug::scale_ignored) ? 1.f : static_cast<float>(p.q_factor);
+__device__ __forceinline__ float score_scale(const AttentionParams& p) {
+  return p.fault.is(InjectedFault::scale_ignored) ? 1.f : static_cast<float>(p.score_scale);
 }
 
 /// Scale, softcap and ALiBi of one row's scores.
 template <typename C>
-__device__ __forceinline__ void apply_options(Scores<C>& score, int half, const Thread<C>& t,
-                                              const AttentionParams& p, const Item& item,
-                                              std::int32_t query, std::int32_t first_key,
-                                              float factor) {
+__device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, int half, const Thread<C>& t,
+                                                 const AttentionParams& p, const WorkTile& item,
+                                                 std::int32_t query, std::int32_t first_key,
+                                                 float factor) {
   const float cap = static_cast<float>(p.softcap);
   const bool has_slope = p.alibi_slopes != nullptr;
   const float slope =
@@ -25,42 +25,44 @@ __device__ __forceinline__ void apply_options(Scores<C>& score, int half, const 
           : 0.f;
   // From the thread's first key, in f32: exact below 2^24, and one rounding more beyond.
   const auto first_distance =
-      static_cast<float>(query + item.sequence.mask.diagonal - first_key - t.column(0, 0));
+      static_cast<float>(query + item.seq.mask.diagonal - first_key - t.column(0, 0));
 #pragma unroll
   for (int n = 0; n < C::kTileK / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float& x = score[4 * n + 2 * half + i];
+      float& x = acc_s[4 * n + 2 * half + i];
       x *= factor;
       if (p.softcap > 0) x = capped_short(x, cap);
       if (has_slope) {
         const float distance = first_distance - static_cast<float>(8 * n + i);
-        x -= slope * (p.plant.is(PlantedBug::alibi_signed) ? distance : fabsf(distance));
+        x -= slope * (p.fault.is(InjectedFault::alibi_signed) ? distance : fabsf(distance));
       }
     }
   }
 }
 
 /// Finishes the scores of a tile. cut: some rows do not see all of its keys. factor(half): of a
-/// thread's rows, where kPlain does not leave it to the softmax.
-template <typename C, bool kPlain, typename Factor>
-__device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>& t,
-                                              const AttentionParams& p, const Item& item,
-                                              std::int32_t tile, bool cut, Factor factor) {
-  if (kPlain && !cut) return;
+/// thread's rows, where kFastPath does not leave it to the softmax.
+template <typename C, bool kFastPath, typename Factor>
+__device__ __forceinline__ void apply_mods_and_mask(AccS<C>& acc_s, const Thread<C>& t,
+                                                    const AttentionParams& p, const WorkTile& item,
+                                                    std::int32_t tile, bool needs_mask,
+                                                    Factor factor) {
+  if (kFastPath && !needs_mask) return;
   const std::int32_t first_key = tile * C::kTileK;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if constexpr (!kPlain) {
-      apply_options<C>(score, half, t, p, item, query_of(item, t, half), first_key, factor(half));
+    if constexpr (!kFastPath) {
+      apply_score_mods<C>(acc_s, half, t, p, item, query_of(item, t, half), first_key,
+                          factor(half));
     }
-    if (!cut) continue;
+    if (!needs_mask) continue;
     const auto hide = [&](auto hidden) {
 #pragma unroll
       for (int n = 0; n < C::kTileK / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (hidden(8 * n + i)) score[4 * n + 2 * half + i] = core::negative_infinity<float>();
+          if (hidden(8 * n + i)) acc_s[4 * n + 2 * half + i] = core::negative_infinity<float>();
         }
       }
     };
@@ -69,7 +71,7 @@ __device__ __forceinline__ void finish_scores(Scores<C>& score, const Thread<C>&
     const std::int32_t query = query_in_item(t, half);
     const std::int32_t end = min(item.edges.end + query, item.edges.last) - origin;
     hide([&](int column) { return column >= end; });
-    if (tile < item.uncut[t.group].begin) {
+    if (tile < item.unmasked_tiles[t.group].begin) {
       const std::int32_t begin = item.edges.begin + query - origin;
       hide([&](int column) { return column < begin; });
     }

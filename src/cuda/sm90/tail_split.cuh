@@ -17,10 +17,10 @@ struct WarpPart {
 };
 
 /// A warp's number among those that compute: asked for again, since registers are few.
-__device__ __forceinline__ int computing_warp() { return not_hoisted(threadIdx.x) / 32 - 4; }
+__device__ __forceinline__ int computing_warp() { return opaque(threadIdx.x) / 32 - 4; }
 
 template <typename C>
-__device__ __forceinline__ WarpPart<C>& warp_part(const Params& params, const Item& item,
+__device__ __forceinline__ WarpPart<C>& warp_part(const Params& params, const WorkTile& item,
                                                   int part) {
   constexpr int kWarps = 4 * C::kConsumers;
   static_assert(sizeof(WarpPart<C>) * kWarps == C::kShape.part_bytes());
@@ -31,16 +31,18 @@ __device__ __forceinline__ WarpPart<C>& warp_part(const Params& params, const It
 /// Leaves the warp's part of an item. True: it was the last, and o and s.ended are the whole item's
 /// now.
 template <typename C>
-__device__ __forceinline__ bool join_parts(Outputs<C>& o, SharedStorage<C>& s, const Params& params,
-                                           const Item& item, const Thread<C>& t) {
+__device__ __forceinline__ bool reduce_tail_splits(AccO<C>& acc_o, SharedStorage<C>& s,
+                                                   const Params& params, const WorkTile& item,
+                                                   const Thread<C>& t) {
   using Part = WarpPart<C>;
   const int parts = params.tail.parts();
-  core::SoftmaxState<float>* s_states = s.ended + 16 * computing_warp();
+  core::SoftmaxState<float>* s_states = s.final_stats + 16 * computing_warp();
   {
     Part& g_part = warp_part<C>(params, item, item.part);
 #pragma unroll
     for (int i = 0; i < Part::kQuads; ++i) {
-      g_part.output[i][t.lane] = {o[4 * i], o[4 * i + 1], o[4 * i + 2], o[4 * i + 3]};
+      g_part.output[i][t.lane] = {acc_o[4 * i], acc_o[4 * i + 1], acc_o[4 * i + 2],
+                                  acc_o[4 * i + 3]};
     }
     if (t.lane < 16) g_part.states[t.lane] = s_states[t.lane];
   }
@@ -48,7 +50,7 @@ __device__ __forceinline__ bool join_parts(Outputs<C>& o, SharedStorage<C>& s, c
   std::uint32_t before = 0;
   if (t.lane == 0) {
     const int counter = item.cut_item * 4 * C::kConsumers + computing_warp();
-    before = count_in_order(params.arrived + counter, parts - 1);
+    before = atomic_inc_acq_rel(params.tail_arrivals + counter, parts - 1);
   }
   if (__shfl_sync(0xffffffffu, before, 0) != parts - 1u) return false;
 
@@ -59,12 +61,12 @@ __device__ __forceinline__ bool join_parts(Outputs<C>& o, SharedStorage<C>& s, c
     float max = core::negative_infinity<float>();
 #pragma unroll 1
     for (int part = 0; part < parts; ++part) {
-      max = max_passing_nan(max, warp_part<C>(params, item, part).states[row + 8 * half].max);
+      max = max_ignore_nan(max, warp_part<C>(params, item, part).states[row + 8 * half].max);
     }
     all[half] = {max, 0.f};
   }
 #pragma unroll
-  for (float& x : o) x = 0.f;
+  for (float& x : acc_o) x = 0.f;
 #pragma unroll 1
   for (int part = 0; part < parts; ++part) {
     const Part& g_part = warp_part<C>(params, item, part);
@@ -78,10 +80,10 @@ __device__ __forceinline__ bool join_parts(Outputs<C>& o, SharedStorage<C>& s, c
 #pragma unroll
     for (int i = 0; i < Part::kQuads; ++i) {
       const float4 x = g_part.output[i][t.lane];
-      o[4 * i] = fmaf(x.x, weight[0], o[4 * i]);
-      o[4 * i + 1] = fmaf(x.y, weight[0], o[4 * i + 1]);
-      o[4 * i + 2] = fmaf(x.z, weight[1], o[4 * i + 2]);
-      o[4 * i + 3] = fmaf(x.w, weight[1], o[4 * i + 3]);
+      acc_o[4 * i] = fmaf(x.x, weight[0], acc_o[4 * i]);
+      acc_o[4 * i + 1] = fmaf(x.y, weight[0], acc_o[4 * i + 1]);
+      acc_o[4 * i + 2] = fmaf(x.z, weight[1], acc_o[4 * i + 2]);
+      acc_o[4 * i + 3] = fmaf(x.w, weight[1], acc_o[4 * i + 3]);
     }
   }
   __syncwarp();

@@ -35,8 +35,8 @@ __device__ __forceinline__ void transpose_tile(std::uint32_t s_from, std::uint32
       std::uint32_t x[kTogether][4];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        load_matrices_transposed(x[i], ((from + group * 16 * core::kPanelRowBytes) ^ (i * 32)) +
-                                           first / 4 * From::kPanelBytes);
+        ldmatrix_x4_trans(x[i], ((from + group * 16 * core::kPanelRowBytes) ^ (i * 32)) +
+                                    first / 4 * From::kPanelBytes);
       }
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
@@ -48,14 +48,14 @@ __device__ __forceinline__ void transpose_tile(std::uint32_t s_from, std::uint32
         }
       }
       if (keys < 16 * group + 16 || code_mask != ~0u) {
-        const std::uint32_t mask = mask_of_keys(not_hoisted(lane), keys - 16 * group) & code_mask;
+        const std::uint32_t mask = mask_of_keys(opaque(lane), keys - 16 * group) & code_mask;
 #pragma unroll
         for (int i = 0; i < 4 * kTogether; ++i) x[i / 4][i % 4] &= mask;
       }
       const std::uint32_t at = (to ^ (group % 8 * 16)) + group / 8 * To::kPanelBytes;
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        store_matrices(at + (first + i) * 32 * core::kPanelRowBytes, x[i]);
+        stmatrix_x4(at + (first + i) * 32 * core::kPanelRowBytes, x[i]);
       }
     }
   }
@@ -72,12 +72,12 @@ struct TransposerWarp : RoleWarp<C> {
     arrive_once_per_warp(this->s.template barrier<kBarrier>(place.stage()), lane);
   }
 
-  __device__ __forceinline__ void transpose(typename Pipeline::RawPlace raw,
-                                            typename Pipeline::KvPlace done, ItemPlace place,
+  __device__ __forceinline__ void transpose(typename Pipeline::LoadedVState raw,
+                                            typename Pipeline::KvState done, TileQueueState place,
                                             std::int32_t tile) const {
-    transpose_tile<C>(shared_address(this->s.raw_v[raw.stage()]),
+    transpose_tile<C>(shared_address(this->s.v_staging[raw.stage()]),
                       shared_address(this->s.v[done.stage()]), share, lane,
-                      this->item(place).sequence.kv_len - tile * C::kTileK,
+                      this->item(place).seq.kv_len - tile * C::kTileK,
                       core::code_mask(this->params.call));
     fence_async_proxy();
   }

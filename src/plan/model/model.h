@@ -18,8 +18,8 @@ std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noex
 
 /// Whether a simt kernel's blocks of tile_q rows keep the device busy, or fewer rows per block
 /// would do better: `rows` per head, `items` blocks in all.
-bool keeps_busy(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
-                const DeviceInfo& device) noexcept;
+bool fills_device(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
+                  const DeviceInfo& device) noexcept;
 
 struct Splits {
   std::int32_t count = 1;
@@ -55,14 +55,14 @@ struct Tail {
   std::int64_t parts = 1;
   double cycles = 0;  // of these items, expected
 };
-Tail choose_tail(const KernelInfo& kernel, const Problem& problem,
-                 const DeviceInfo& device) noexcept;
+Tail plan_tail_split(const KernelInfo& kernel, const Problem& problem,
+                     const DeviceInfo& device) noexcept;
 
 /// Query heads, sharing K and V, whose rows a kernel puts into one tile.
 std::int64_t heads_in_tile(const KernelInfo& kernel, const Problem& problem) noexcept;
 /// Rows a kernel's tiles are cut from: those of that many heads.
-std::int64_t rows_of(const KernelInfo& kernel, const Problem& problem) noexcept;
+std::int64_t packed_rows(const KernelInfo& kernel, const Problem& problem) noexcept;
 /// Work items of a kernel before the keys are split.
-std::int64_t items_of(const KernelInfo& kernel, const Problem& problem) noexcept;
+std::int64_t tile_count(const KernelInfo& kernel, const Problem& problem) noexcept;
 
 }  // namespace flashcore

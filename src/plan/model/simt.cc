@@ -2,8 +2,8 @@
 
 namespace flashcore {
 
-bool keeps_busy(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
-                const DeviceInfo& device) noexcept {
+bool fills_device(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
+                  const DeviceInfo& device) noexcept {
   if (kernel.device == DeviceType::cpu) return true;
   if (2 * rows <= kernel.tile_q) return false;  // more than half of the tile would be padding
   // A block of many rows does about four times the work of one of few in little more time, so it

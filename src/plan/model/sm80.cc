@@ -8,8 +8,8 @@
 #include "core/params.h"
 #include "core/sm80_traits.h"
 #include "plan/divide.h"
-#include "plan/planner.h"
 #include "plan/model/model.h"
+#include "plan/planner.h"
 
 namespace flashcore {
 namespace {
@@ -30,15 +30,15 @@ constexpr double kL2BytesPerCycle = 40;    // from the L2 cache
 // Splits joined by the last block to arrive: where rows are many, where a tile has all rows that
 // read its keys, and there of 8-bit keys or of a head_dim above 128.
 constexpr double kJoinLast = 2300, kJoinLastFew = 4400, kJoinLastCodes = 6400, kJoinLastWide = 9500;
-constexpr double kJoinCluster = 500;  // in a cluster
-constexpr double kJoinWarps = 300;    // there, by warps (core::Inbox)
-constexpr double kJoinRow = 20;       // of few rows, more for each row of each split
-constexpr double kMisplaced = 8;      // other tiles are there, and take less
-constexpr double kAsGood = 1 - 1e-9;  // of two equal times, which rounding may tell apart
+constexpr double kJoinCluster = 500;     // in a cluster
+constexpr double kJoinWarps = 300;       // there, by warps (core::ClusterBuffer)
+constexpr double kJoinRow = 20;          // of few rows, more for each row of each split
+constexpr double kWrongTilePenalty = 8;  // other tiles are there, and take less
+constexpr double kAsGood = 1 - 1e-9;     // of two equal times, which rounding may tell apart
 
-constexpr std::int64_t kMaxCluster = core::Inbox::kMaxSplits;
-constexpr std::int32_t kNeighbours = 16;  // SMs of which clusters are made, in most GPUs' groups
-constexpr double kClusterPlaces = 0.9;    // of all places for blocks, those that clusters can take
+constexpr std::int64_t kMaxCluster = core::ClusterBuffer::kMaxSplits;
+constexpr std::int32_t kSmsPerGpc = 16;  // SMs of which clusters are made, in most GPUs' groups
+constexpr double kClusterPlaces = 0.9;   // of all places for blocks, those that clusters can take
 // Clusters that share SMs: the places they must take at least, how many they take without loss,
 // what they lose below that, and what they may read.
 constexpr double kSharedPlaces = 0.7, kAmplePlaces = 0.85, kSharedRate = 0.99, kSharedLoss = 0.85;
@@ -55,7 +55,7 @@ double rounds(double count, double places) noexcept {
 class Model {
  public:
   Model(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device) noexcept
-      : items(static_cast<double>(items_of(kernel, problem))),
+      : items(static_cast<double>(tile_count(kernel, problem))),
         sms(std::max(device.sm_count, 1)),
         blocks_per_sm(std::clamp(
             std::min(device.smem_per_sm_bytes / (kernel.smem_bytes + 1024), kernel.blocks_per_sm),
@@ -65,7 +65,7 @@ class Model {
     const double memory_rate = kMemoryShare * device.memory_gbs / kClockGhz;
     const bool codes = needs_8_bits(kernel);
     const double key_bytes = (codes ? 2.0 : 4.0) * kernel.head_dim;  // of K and V
-    const std::int64_t rows = rows_of(kernel, problem);
+    const std::int64_t rows = packed_rows(kernel, problem);
     from_memory_ = rows <= kernel.tile_q;
     reading_ = items * static_cast<double>(problem.kv_len) * key_bytes / memory_rate;
     const double tile_bytes = key_bytes * kernel.tile_k;
@@ -95,10 +95,12 @@ class Model {
                     problem.options.reproducibility == Reproducibility::deterministic;
     if (!has_clusters_) return;
     const int cluster_bytes =
-        kernel.smem_bytes + core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
+        kernel.smem_bytes +
+        core::ClusterBuffer::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
     cluster_places_ = sms * std::clamp<double>(device.smem_per_sm_bytes / (cluster_bytes + 1024), 1,
                                                blocks_per_sm);
-    const bool by_warps = rows <= core::Inbox::rows_from_warps(kernel.tile_q, kernel.head_dim);
+    const bool by_warps =
+        rows <= core::ClusterBuffer::rows_from_warps(kernel.tile_q, kernel.head_dim);
     join_cluster_ = by_warps ? kJoinWarps : kJoinCluster;
   }
 
@@ -109,8 +111,8 @@ class Model {
     const double blocks = items * splits;
     if (blocks > kClusterPlaces * cluster_places_) return false;
     if (!from_memory_) return true;
-    const int neighbours = kNeighbours - kNeighbours % splits;
-    return blocks <= kClusterPlaces * sms * neighbours / kNeighbours ||
+    const int neighbours = kSmsPerGpc - kSmsPerGpc % splits;
+    return blocks <= kClusterPlaces * sms * neighbours / kSmsPerGpc ||
            (blocks > sms && blocks >= kSharedPlaces * cluster_places_ && reading_ <= kSharedCycles);
   }
 
@@ -134,7 +136,7 @@ class Model {
     const double cycles = waves * (ends_ + loop) + joins;
     // Tiles of few rows shorten what is behind the last keys. Where blocks come in rounds that does
     // not show, and four warps a block read more slowly than eight.
-    return misplaced_ || (few_rows_ && !clusters) ? kMisplaced * cycles : cycles;
+    return misplaced_ || (few_rows_ && !clusters) ? kWrongTilePenalty * cycles : cycles;
   }
 
   double items, sms, blocks_per_sm;
@@ -186,7 +188,7 @@ Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
   const std::int64_t most =
       may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxJoinedSplits)
                 : 1;
-  if (most > 1 && kernel.tile_q <= 16 && (problem.used_k.given() || problem.kv_packed)) {
+  if (most > 1 && kernel.tile_q <= 16 && (problem.used_k.given() || problem.kv_varlen)) {
     // Some sequences may be far shorter than others: ranges of one length keep the SMs even.
     const std::int64_t ragged = ceil_div(problem.kv_len, kRaggedKeys);
     if (model.items * static_cast<double>(ragged) > model.sms) {

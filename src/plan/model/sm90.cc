@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "plan/divide.h"
-#include "plan/planner.h"
 #include "plan/model/model.h"
+#include "plan/planner.h"
 
 namespace flashcore {
 namespace {
@@ -121,10 +121,10 @@ double tail_cycles(const KernelInfo& kernel, const ItemCycles& item, std::int64_
 
 }  // namespace
 
-Tail choose_tail(const KernelInfo& kernel, const Problem& problem,
-                 const DeviceInfo& device) noexcept {
-  if (!cuts_items(kernel, problem)) return {};
-  const std::int64_t items = items_of(kernel, problem), sms = std::max(device.sm_count, 1);
+Tail plan_tail_split(const KernelInfo& kernel, const Problem& problem,
+                     const DeviceInfo& device) noexcept {
+  if (!can_split_tail(kernel, problem)) return {};
+  const std::int64_t items = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
   const std::int64_t last = items % sms;
   if (last == 0) return {};
   const ItemCycles item = item_cycles(kernel);
@@ -143,7 +143,7 @@ Tail choose_tail(const KernelInfo& kernel, const Problem& problem,
 
 double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                    bool masked) noexcept {
-  const std::int64_t items = items_of(kernel, problem), sms = std::max(device.sm_count, 1);
+  const std::int64_t items = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
   const ItemCycles item = item_cycles(kernel);
   const std::int64_t tile_queries = divide(kernel.tile_q, heads_in_tile(kernel, problem));
   double steps = steps_of(kernel, problem, tile_queries, masked);
@@ -156,8 +156,8 @@ double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const Devic
   const bool equal = !masked && step_of_128(kernel) != nullptr;
   const double rounds = static_cast<double>(items) / static_cast<double>(sms);
   // Few rows are for kernels that pack heads and split keys.
-  const bool mostly_padding = 2 * rows_of(kernel, problem) <= kernel.tile_q;
-  const Tail tail = mostly_padding ? Tail{} : choose_tail(kernel, problem, device);
+  const bool mostly_padding = 2 * packed_rows(kernel, problem) <= kernel.tile_q;
+  const Tail tail = mostly_padding ? Tail{} : plan_tail_split(kernel, problem, device);
   const double all = tail.items > 0 ? static_cast<double>(items / sms) * each + tail.cycles
                      : items > 4 * sms && !equal ? rounds * each
                                                  : std::ceil(rounds) * each;

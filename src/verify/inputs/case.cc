@@ -30,9 +30,9 @@ ScoreTensorSpec random_score_tensor(Random& random) {
   return {true, random.chance(0.5), random.chance(0.5), random.chance(0.7)};
 }
 
-Arrangement random_arrangement(Random& random) {
-  if (random.chance(0.5)) return Arrangement::heads_first;
-  return static_cast<Arrangement>(random.below(kArrangements));
+MemoryLayout random_arrangement(Random& random) {
+  if (random.chance(0.5)) return MemoryLayout::heads_first;
+  return static_cast<MemoryLayout>(random.below(kMemoryLayouts));
 }
 
 void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
@@ -60,8 +60,8 @@ void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
   s.lse = random.chance(0.7);
   if (random.chance(0.1)) o.partial = s.lse = true;
   s.out_f32 = !o.partial && s.dtype != DType::f32 && random.chance(0.15);
-  s.q_packed = random.chance(0.2);
-  s.kv_packed = random.chance(0.2);
+  s.q_varlen = random.chance(0.2);
+  s.kv_varlen = random.chance(0.2);
   s.used_k = random.chance(0.15);
   s.q_start = random.chance(0.2);
   s.k_start = random.chance(0.15);
@@ -75,13 +75,13 @@ void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
   s.k_arrangement = random_arrangement(random);
   s.v_arrangement = random_arrangement(random);
   s.out_arrangement = random_arrangement(random);
-  s.shared_kv = !s.kv_packed && random.chance(0.05);
+  s.shared_kv = !s.kv_varlen && random.chance(0.05);
   s.non_finite = random.chance(0.04);
 }
 
 /// Keys in pages, of every size, also odd ones.
 void draw_pages(Random random, CaseSpec& s) {
-  if (s.kv_packed || s.shared_kv || !random.chance(0.3)) return;
+  if (s.kv_varlen || s.shared_kv || !random.chance(0.3)) return;
   static constexpr std::int64_t kUsual[] = {1, 2, 3, 7, 8, 16, 16, 17, 64, 100, 128, 255, 256};
   s.page_size = random.chance(0.7) ? random.pick(kUsual) : random.between(1, 256);
   s.shared_pages = random.chance(0.3);
@@ -94,7 +94,7 @@ void draw_pages(Random random, CaseSpec& s) {
 /// K and V, perhaps Q too, in 8 bits.
 void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
   if (!takes_8_bits(kernel) || (!needs_8_bits(kernel) && !random.chance(0.35))) return;
-  static constexpr DType kTypes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+  static constexpr DType kTypes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
   s.k_storage = random.pick(kTypes);
   s.v_storage = random.chance(0.7) ? s.k_storage : random.pick(kTypes);
   if (s.dtype != DType::f32 && random.chance(0.5)) {
@@ -149,10 +149,10 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
   s.shared_pages = s.shared_kv = false;
   s.options.num_splits = std::min(s.options.num_splits, 1);
   s.out_f32 = s.options.partial = false;
-  for (Arrangement* a :
+  for (MemoryLayout* a :
        {&s.q_arrangement, &s.k_arrangement, &s.v_arrangement, &s.out_arrangement}) {
-    if (*a == Arrangement::misaligned) *a = Arrangement::rows_first;
-    if (*a == Arrangement::spread) *a = Arrangement::padded;
+    if (*a == MemoryLayout::misaligned) *a = MemoryLayout::rows_first;
+    if (*a == MemoryLayout::strided_columns) *a = MemoryLayout::padded;
   }
 }
 
@@ -212,8 +212,8 @@ std::vector<std::string> features(const CaseSpec& s) {
   add(s.lse, "lse");
   add(o.partial, "partial");
   add(o.num_splits > 1, "splits");
-  add(s.q_packed, "cu_seqlens_q");
-  add(s.kv_packed, "cu_seqlens_k");
+  add(s.q_varlen, "cu_seqlens_q");
+  add(s.kv_varlen, "cu_seqlens_k");
   add(s.used_k, "used_k");
   add(s.page_size > 0, "pages");
   add(s.shared_pages, "shared_pages");
@@ -224,14 +224,14 @@ std::vector<std::string> features(const CaseSpec& s) {
   add(s.out_f32, "out_f32");
   add(o.reproducibility == Reproducibility::batch_invariant, "batch_invariant");
   add(o.checked, "checked");
-  const auto arranged = [&](Arrangement a) {
+  const auto arranged = [&](MemoryLayout a) {
     return s.q_arrangement == a || s.k_arrangement == a || s.v_arrangement == a ||
            s.out_arrangement == a;
   };
-  add(arranged(Arrangement::rows_first), "rows_first");
-  add(arranged(Arrangement::padded), "padded");
-  add(arranged(Arrangement::misaligned), "misaligned");
-  add(arranged(Arrangement::spread), "strided_dim");
+  add(arranged(MemoryLayout::rows_first), "rows_first");
+  add(arranged(MemoryLayout::padded), "padded");
+  add(arranged(MemoryLayout::misaligned), "misaligned");
+  add(arranged(MemoryLayout::strided_columns), "strided_dim");
   add(s.shared_kv, "broadcast_kv");
   add(s.non_finite, "non_finite");
   add(s.k_storage != DType::none, "8bit_kv");

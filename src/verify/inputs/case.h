@@ -12,14 +12,14 @@
 namespace flashcore::verify {
 
 /// How a tensor lies in memory.
-enum class Arrangement : std::int32_t {
+enum class MemoryLayout : std::int32_t {
   heads_first = 0,  // [batch, heads, len, dim], compact
   rows_first,       // [batch, len, heads, dim], compact
   padded,           // heads_first with slack after every row and head
   misaligned,       // heads_first, starting one element off any boundary
-  spread,           // every second column: the last dimension is not contiguous
+  strided_columns,  // every second column: the last dimension is not contiguous
 };
-inline constexpr int kArrangements = 5;
+inline constexpr int kMemoryLayouts = 5;
 
 /// A bias or mask: absent, or broadcast over some of its axes.
 struct ScoreTensorSpec {
@@ -40,14 +40,14 @@ struct CaseSpec {
   Options options;
   bool out_f32 = false;  ///< f32 output for a narrower q
   bool lse = false;
-  Arrangement q_arrangement{}, k_arrangement{}, v_arrangement{}, out_arrangement{};
+  MemoryLayout q_arrangement{}, k_arrangement{}, v_arrangement{}, out_arrangement{};
   bool shared_kv = false;  ///< K and V have batch stride 0: all sequences read the same keys
   ScoreTensorSpec bias, mask;
   bool bias_f32 = false;
   bool bias_has_infinities = false;
   int alibi = 0;  ///< 1: [q_heads], 2: [batch, q_heads]
   bool sinks = false;
-  bool q_packed = false, kv_packed = false;  ///< cu_seqlens; lengths are drawn up to q_len, kv_len
+  bool q_varlen = false, kv_varlen = false;  ///< cu_seqlens; lengths are drawn up to q_len, kv_len
   bool used_k = false;
   std::vector<std::int64_t> used_lengths;  ///< the used_k of each sequence; empty: drawn
   std::int64_t page_size = 0;  ///< > 0: K and V are shuffled pages; then, without used_k, kv_len is

@@ -39,12 +39,12 @@ CaseLengths draw_lengths(const CaseSpec& s) {
   Random random(s.seed, kLengths);
   CaseLengths lengths;
   // A packed tensor may hold rows past the last sequence; they belong to nobody.
-  if (s.q_packed) {
+  if (s.q_varlen) {
     lengths.q_ends = draw_ends(random, s.batch, s.q_len);
     lengths.total_q = lengths.q_ends.back() + random.between(0, 2);
     lengths.says_max_q_len = random.chance(0.5);
   }
-  if (s.kv_packed) {
+  if (s.kv_varlen) {
     lengths.k_ends = draw_ends(random, s.batch, s.kv_len);
     lengths.total_k = lengths.k_ends.back() + random.between(0, 2);
     lengths.says_max_kv_len = random.chance(0.5);
@@ -52,7 +52,7 @@ CaseLengths draw_lengths(const CaseSpec& s) {
   const bool extreme = random.chance(kExtremeLengths), far = random.chance(0.3);
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const auto i = static_cast<std::size_t>(b);
-    const std::int64_t length = s.kv_packed ? lengths.k_ends[i + 1] - lengths.k_ends[i] : s.kv_len;
+    const std::int64_t length = s.kv_varlen ? lengths.k_ends[i + 1] - lengths.k_ends[i] : s.kv_len;
     std::int64_t used = length;
     if (s.used_k) {
       used = s.used_lengths.empty() ? draw_used(random, extreme, length) : s.used_lengths[i];

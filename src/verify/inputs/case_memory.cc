@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "backend/backend.h"
-#include "core/quant_formats.h"
 #include "core/numeric.h"
+#include "core/quant_formats.h"
 #include "verify/inputs/call.h"
 #include "verify/inputs/case_lengths.h"
 #include "verify/inputs/random.h"
@@ -62,12 +62,12 @@ std::uint64_t poison(DType dtype) {
   }
 }
 
-std::uint8_t code_of(DType dtype, double value) {
+std::uint8_t encode(DType dtype, double value) {
   const core::Element element = element_of(dtype);
   // What cannot be said becomes the code that is never produced.
   if (std::isnan(value) && !core::has_nan(element)) return dtype == DType::int8 ? 0x80 : 0;
-  if (dtype == DType::byte) value /= 448.0 / 127.0;
-  return core::code_of(element, rounded_to_odd(value)).bits;
+  if (dtype == DType::u8) value /= 448.0 / 127.0;
+  return core::encode(element, rounded_to_odd(value)).bits;
 }
 
 void store(void* data, DType dtype, std::int64_t index, double value) {
@@ -87,36 +87,36 @@ void store(void* data, DType dtype, std::int64_t index, double value) {
     case DType::e4m3:
     case DType::e5m2:
     case DType::int8:
-    case DType::byte: static_cast<std::uint8_t*>(data)[index] = code_of(dtype, value); break;
+    case DType::u8: static_cast<std::uint8_t*>(data)[index] = encode(dtype, value); break;
     case DType::none: break;
   }
 }
 
-/// Reserves memory for a tensor. Arrangement::rows_first exchanges the two axes before the last in
+/// Reserves memory for a tensor. MemoryLayout::rows_first exchanges the two axes before the last in
 /// memory. Until the block is complete, data holds the offset from its beginning.
 TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape,
-                             Arrangement arrangement) {
+                             MemoryLayout arrangement) {
   TensorView t;
   t.dtype = dtype;
   t.rank = static_cast<std::int32_t>(shape.size());
   std::copy(shape.begin(), shape.end(), t.shape);
   std::vector<int> order(shape.size());  // axes from slowest to fastest
   for (int i = 0; i < t.rank; ++i) order[static_cast<std::size_t>(i)] = i;
-  if (arrangement == Arrangement::rows_first && t.rank >= 3) {
+  if (arrangement == MemoryLayout::rows_first && t.rank >= 3) {
     std::swap(order[static_cast<std::size_t>(t.rank - 3)],
               order[static_cast<std::size_t>(t.rank - 2)]);
   }
-  std::int64_t stride = arrangement == Arrangement::spread ? 2 : 1;
+  std::int64_t stride = arrangement == MemoryLayout::strided_columns ? 2 : 1;
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     t.strides[*axis] = stride;
     stride *= std::max<std::int64_t>(t.shape[*axis], 1);
     // Keeps the 16-byte alignment of rows of 16 or 8 bits.
-    if (arrangement == Arrangement::padded) stride += is_8bit(dtype) ? 16 : 8;
+    if (arrangement == MemoryLayout::padded) stride += is_8bit(dtype) ? 16 : 8;
   }
   const std::int64_t size = size_of(dtype);
   auto offset = static_cast<std::int64_t>(bytes_.size()) + kGuardBytes;
   offset = (offset + kAlignment - 1) / kAlignment * kAlignment;
-  if (arrangement == Arrangement::misaligned) offset += size;
+  if (arrangement == MemoryLayout::misaligned) offset += size;
   t.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(offset));
   std::int64_t reach = 1;
   for (int i = 0; i < t.rank; ++i)
@@ -126,7 +126,7 @@ TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape,
 }
 
 TensorView CaseMemory::place_compact(DType dtype, std::vector<std::int64_t> shape) {
-  return place(dtype, std::move(shape), Arrangement::heads_first);
+  return place(dtype, std::move(shape), MemoryLayout::heads_first);
 }
 
 void CaseMemory::fill_normal(const TensorView& t, double sigma, std::uint64_t stream) {
@@ -166,14 +166,14 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   if (lengths.says_max_q_len) s.options.max_q_len = s.q_len;
   if (lengths.says_max_kv_len) s.options.max_kv_len = s.kv_len;
   const std::int64_t q_capacity =
-      !s.q_packed || (s.options.max_q_len > 0 && s.q_len <= total_q) ? s.q_len : total_q;
+      !s.q_varlen || (s.options.max_q_len > 0 && s.q_len <= total_q) ? s.q_len : total_q;
   const bool paged = s.page_size > 0;
   // Spare columns of the table and spare pages belong to nobody either.
   const std::int64_t pages_each = paged ? (s.kv_len + s.page_size - 1) / s.page_size : 0;
   const std::int64_t max_pages = pages_each + (paged && s.used_k ? page_table.between(0, 2) : 0);
   const std::int64_t k_capacity =
       paged                                                               ? max_pages * s.page_size
-      : !s.kv_packed || (s.options.max_kv_len > 0 && s.kv_len <= total_k) ? s.kv_len
+      : !s.kv_varlen || (s.options.max_kv_len > 0 && s.kv_len <= total_k) ? s.kv_len
                                                                           : total_k;
 
   Tensors& t = tensors_;
@@ -181,7 +181,7 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   const DType q_dtype = stored(s.q_storage), k_dtype = stored(s.k_storage),
               v_dtype = stored(s.v_storage);
   const DType out_dtype = s.options.partial ? wide(s.dtype) : s.out_f32 ? DType::f32 : s.dtype;
-  if (s.q_packed) {
+  if (s.q_varlen) {
     t.q = place(q_dtype, {total_q, s.q_heads, s.head_dim}, s.q_arrangement);
     t.out = place(out_dtype, {total_q, s.q_heads, s.v_dim}, s.out_arrangement);
     if (s.lse) t.lse = place_compact(wide(s.dtype), {s.q_heads, total_q});
@@ -190,15 +190,16 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     t.out = place(out_dtype, {s.batch, s.q_heads, s.q_len, s.v_dim}, s.out_arrangement);
     if (s.lse) t.lse = place_compact(wide(s.dtype), {s.batch, s.q_heads, s.q_len});
   }
-  if (s.kv_packed) {
+  if (s.kv_varlen) {
     t.k = place(k_dtype, {total_k, s.kv_heads, s.head_dim}, s.k_arrangement);
     t.v = place(v_dtype, {total_k, s.kv_heads, s.v_dim}, s.v_arrangement);
   } else if (paged) {
     const std::int64_t pages = s.batch * pages_each + page_table.between(1, 3);
     t.k = place(k_dtype, {pages, s.page_size, s.kv_heads, s.head_dim}, s.k_arrangement);
     t.v = place(v_dtype, {pages, s.page_size, s.kv_heads, s.v_dim}, s.v_arrangement);
-    t.block_table = place(DType::i32, {s.batch, max_pages},
-                          page_table.chance(0.5) ? Arrangement::padded : Arrangement::heads_first);
+    t.block_table =
+        place(DType::i32, {s.batch, max_pages},
+              page_table.chance(0.5) ? MemoryLayout::padded : MemoryLayout::heads_first);
   } else {
     const std::int64_t batches = s.shared_kv ? std::min<std::int64_t>(s.batch, 1) : s.batch;
     t.k = place(k_dtype, {batches, s.kv_heads, s.kv_len, s.head_dim}, s.k_arrangement);
@@ -215,13 +216,13 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   if (s.alibi == 1) t.alibi_slopes = place_compact(DType::f32, {s.q_heads});
   if (s.alibi == 2) t.alibi_slopes = place_compact(DType::f32, {s.batch, s.q_heads});
   if (s.sinks) t.sinks = place_compact(DType::f32, {s.q_heads});
-  if (s.q_packed) t.cu_seqlens_q = place_compact(DType::i32, {s.batch + 1});
-  if (s.kv_packed) t.cu_seqlens_k = place_compact(DType::i32, {s.batch + 1});
+  if (s.q_varlen) t.cu_seqlens_q = place_compact(DType::i32, {s.batch + 1});
+  if (s.kv_varlen) t.cu_seqlens_k = place_compact(DType::i32, {s.batch + 1});
   if (s.used_k) t.used_k = place_compact(DType::i32, {s.batch});
   if (s.q_start) t.q_start = place_compact(DType::i32, {s.batch});
   if (s.k_start) t.k_start = place_compact(DType::i32, {s.batch});
   const auto place_scale = [&](ScaleKind kind, std::int64_t heads, std::int64_t rows,
-                               std::int64_t block, Arrangement arrangement) -> TensorView {
+                               std::int64_t block, MemoryLayout arrangement) -> TensorView {
     switch (kind) {
       case ScaleKind::none: return {};
       case ScaleKind::per_tensor: return place_compact(DType::f32, {1});
@@ -246,24 +247,24 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     store(address(bytes_, view), view.dtype, at, value);
   };
   for (std::int64_t b = 0; b <= s.batch; ++b) {
-    if (s.q_packed) put(t.cu_seqlens_q, b, lengths.q_ends[static_cast<std::size_t>(b)]);
-    if (s.kv_packed) put(t.cu_seqlens_k, b, lengths.k_ends[static_cast<std::size_t>(b)]);
+    if (s.q_varlen) put(t.cu_seqlens_q, b, lengths.q_ends[static_cast<std::size_t>(b)]);
+    if (s.kv_varlen) put(t.cu_seqlens_k, b, lengths.k_ends[static_cast<std::size_t>(b)]);
   }
   for (std::int64_t b = 0; b < s.batch; ++b) {
     const auto i = static_cast<std::size_t>(b);
-    const std::int64_t first = s.kv_packed ? lengths.k_ends[i] : 0;
-    const std::int64_t length = s.kv_packed ? lengths.k_ends[i + 1] - first : s.kv_len;
+    const std::int64_t first = s.kv_varlen ? lengths.k_ends[i] : 0;
+    const std::int64_t length = s.kv_varlen ? lengths.k_ends[i + 1] - first : s.kv_len;
     if (s.used_k) {
       const std::int64_t used = lengths.used_k[i];
       put(t.used_k, b, static_cast<double>(used));
       if (!s.shared_kv && !paged) {
         for (TensorView* view : {&t.k, &t.v}) {
-          const int row_axis = s.kv_packed ? 0 : 2, head_axis = 1, column_axis = view->rank - 1;
+          const int row_axis = s.kv_varlen ? 0 : 2, head_axis = 1, column_axis = view->rank - 1;
           for (std::int64_t h = 0; h < s.kv_heads; ++h) {
             for (std::int64_t j = used; j < length; ++j) {
               for (std::int64_t c = 0; c < view->shape[column_axis]; ++c) {
                 put(*view,
-                    (s.kv_packed ? 0 : b * view->strides[0]) + h * view->strides[head_axis] +
+                    (s.kv_varlen ? 0 : b * view->strides[0]) + h * view->strides[head_axis] +
                         (first + j) * view->strides[row_axis] + c * view->strides[column_axis],
                     std::numeric_limits<double>::quiet_NaN());
               }
@@ -275,8 +276,8 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     if (s.q_start) put(t.q_start, b, lengths.q_start[i]);
     if (s.k_start) put(t.k_start, b, lengths.k_start[i]);
   }
-  if (paged) deal_pages(lengths.used_k);
-  if (!s.kv_packed && s.shared_kv) {
+  if (paged) assign_pages(lengths.used_k);
+  if (!s.kv_varlen && s.shared_kv) {
     for (TensorView* view : {&t.k, &t.v}) {
       view->shape[0] = s.batch;
       view->strides[0] = 0;

@@ -30,14 +30,14 @@ class CaseMemory {
   bool only_outputs_changed(const std::vector<std::byte>& after) const;
 
  private:
-  TensorView place(DType dtype, std::vector<std::int64_t> shape, Arrangement arrangement);
+  TensorView place(DType dtype, std::vector<std::int64_t> shape, MemoryLayout arrangement);
   TensorView place_compact(DType dtype, std::vector<std::int64_t> shape);
   /// Scales within a factor of two of a typical one.
   void fill_scale(const TensorView& view, double typical, std::uint64_t stream);
   void fill_normal(const TensorView& view, double sigma, std::uint64_t stream);
   /// Fills the block table for sequences of these lengths, at random, and leaves NaN in every row
   /// of a page that is none of their keys.
-  void deal_pages(const std::vector<std::int32_t>& lengths);
+  void assign_pages(const std::vector<std::int32_t>& lengths);
   void fill_scores();
   void poison_outputs();
   void sprinkle_non_finite();
@@ -88,7 +88,7 @@ void for_each_element(const TensorView& t, Visit visit) {
 
 /// The code of an 8-bit format nearest to a value (ties to even, saturating); of a NaN it cannot
 /// say the code that is never produced.
-std::uint8_t code_of(DType dtype, double value);
+std::uint8_t encode(DType dtype, double value);
 
 /// Rounds to the format (ties to even) and stores.
 void store(void* data, DType dtype, std::int64_t index, double value);

@@ -7,7 +7,7 @@
 
 namespace flashcore::verify {
 
-void CaseMemory::deal_pages(const std::vector<std::int32_t>& lengths) {
+void CaseMemory::assign_pages(const std::vector<std::int32_t>& lengths) {
   const CaseSpec& s = spec_;
   const TensorView& table = tensors_.block_table;
   const std::int64_t pages = tensors_.k.shape[0];

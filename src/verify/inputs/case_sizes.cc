@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "plan/planner.h"
 #include "plan/model/model.h"
+#include "plan/planner.h"
 
 namespace flashcore::verify {
 namespace {

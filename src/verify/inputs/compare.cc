@@ -178,7 +178,7 @@ Comparison compare(const reference::Oracle& oracle, const Problem& problem, cons
   for (std::size_t r = 0; r < oracle.rows.size(); ++r) {
     const reference::RowId& row = oracle.rows[r];
     std::int64_t packed_row = row.i;
-    if (problem.q_packed) {
+    if (problem.q_varlen) {
       packed_row += static_cast<const std::int32_t*>(result.cu_seqlens_q.data)[row.b];
     }
     const bool excused = oracle.may_be_poisoned[r] != 0;

@@ -31,7 +31,7 @@ DType dtype_of(Format format) {
     case Format::e4m3: return DType::e4m3;
     case Format::e5m2: return DType::e5m2;
     case Format::int8: return DType::int8;
-    case Format::byte8: return DType::byte;
+    case Format::byte8: return DType::u8;
   }
   return DType::none;
 }
@@ -118,7 +118,7 @@ double decode_narrow(Format format, const void* data, std::int64_t index) {
 
 void encode_narrow(Format format, void* data, std::int64_t index, double value) {
   if (is_8bit(format)) {
-    static_cast<std::uint8_t*>(data)[index] = code_of(dtype_of(format), value);
+    static_cast<std::uint8_t*>(data)[index] = encode(dtype_of(format), value);
   } else {
     store(data, dtype_of(format), index, value);
   }

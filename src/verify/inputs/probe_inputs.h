@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "verify/inputs/random.h"
 #include "verify/implementation.h"
+#include "verify/inputs/random.h"
 
 namespace flashcore::verify {
 

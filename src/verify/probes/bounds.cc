@@ -7,43 +7,43 @@
 
 namespace flashcore::verify {
 
-Finding probe_bounds(Ladder& ladder, std::int64_t head_dim) {
+Finding probe_bounds(ProbeSequence& probes, std::int64_t head_dim) {
   const double guards[] = {std::numeric_limits<double>::quiet_NaN(), 100.0};
   std::vector<std::pair<std::int64_t, std::int64_t>> lengths{{1, 1},   {5, 17},   {16, 63},
                                                              {33, 65}, {70, 100}, {3, 130}};
-  if (ladder.quick && head_dim != ladder.main_dim()) lengths = {{5, 17}, {33, 65}};
+  if (probes.quick && head_dim != probes.main_dim()) lengths = {{5, 17}, {33, 65}};
   for (const auto& [q_len, kv_len] : lengths) {
     for (const bool causal : {false, true}) {
-      if (causal ? !ladder.can.causal : !ladder.can.full) continue;
-      for (const Arrangement arrangement : {Arrangement::heads_first, Arrangement::padded}) {
-        Setting setting = ladder.subject.plain();
-        if (arrangement == Arrangement::padded) {
-          if (!ladder.can.strides) continue;
+      if (causal ? !probes.can.causal : !probes.can.full) continue;
+      for (const MemoryLayout arrangement : {MemoryLayout::heads_first, MemoryLayout::padded}) {
+        Setting setting = probes.subject.plain();
+        if (arrangement == MemoryLayout::padded) {
+          if (!probes.can.strides) continue;
           setting.inputs = setting.out = arrangement;
         }
-        setting.lse = ladder.can.lse;
-        Options options = ladder.base();
+        setting.lse = probes.can.lse;
+        Options options = probes.base();
         options.causal = causal;
-        HostCall call = ladder.call(ladder.shape(q_len, kv_len, head_dim, kv_len < 20), options);
-        fill_random(call.tensors.q, 1, ladder.seed, 91);
-        fill_random(call.tensors.k, 1, ladder.seed, 92);
-        fill_random(call.tensors.v, 1, ladder.seed, 93);
-        const Answer clean = ladder.subject.run(call, setting);
-        if (auto f = failure_of(ladder, clean, FaultStage::bounds)) return *f;
+        HostCall call = probes.call(probes.shape(q_len, kv_len, head_dim, kv_len < 20), options);
+        fill_random(call.tensors.q, 1, probes.seed, 91);
+        fill_random(call.tensors.k, 1, probes.seed, 92);
+        fill_random(call.tensors.v, 1, probes.seed, 93);
+        const CallResult clean = probes.subject.run(call, setting);
+        if (auto f = failure_of(probes, clean, FaultStage::bounds)) return *f;
         if (!clean.ok()) continue;
         for (const double guard : guards) {
           // The 8-bit formats without a NaN have their largest value there instead.
           setting.guard = guard;
-          const Answer answer = ladder.subject.run(call, setting);
-          if (auto f = failure_of(ladder, answer, FaultStage::bounds)) return *f;
+          const CallResult answer = probes.subject.run(call, setting);
+          if (auto f = failure_of(probes, answer, FaultStage::bounds)) return *f;
           if (!answer.ok() || answer.bits == clean.bits) continue;
           std::size_t at = 0;
           while (at + 1 < answer.out.size() && (answer.out[at] == clean.out[at])) {
             ++at;
           }
-          return ladder.finding(
+          return probes.finding(
               FaultStage::bounds,
-              std::string(arrangement == Arrangement::padded ? "slack in the strides: " : "") +
+              std::string(arrangement == MemoryLayout::padded ? "slack in the strides: " : "") +
                   "with " + number(guard) + " around the tensors " +
                   row_name(call, at / static_cast<std::size_t>(call.tensors.v.shape[3])) +
                   " becomes " + number(answer.out[at]) + " instead of " + number(clean.out[at]) +
@@ -52,10 +52,10 @@ Finding probe_bounds(Ladder& ladder, std::int64_t head_dim) {
       }
     }
   }
-  if (!ladder.subject.first_stray().empty()) {
-    Finding f = ladder.finding(FaultStage::bounds, "something is written besides the outputs: at " +
-                                                       ladder.subject.first_stray());
-    f.call = ladder.subject.first_stray_call();
+  if (!probes.subject.first_stray().empty()) {
+    Finding f = probes.finding(FaultStage::bounds, "something is written besides the outputs: at " +
+                                                       probes.subject.first_stray());
+    f.call = probes.subject.first_stray_call();
     return f;
   }
   return {};

@@ -14,27 +14,27 @@ const char* name_of(Weights w) {
   return w == Weights::uniform ? "Q = 0" : w == Weights::ascending ? "ascending scores" : "random";
 }
 
-Finding check(Ladder& ladder, const Shape& shape, int splits, Weights weights, bool causal) {
-  Options options = ladder.base();
+Finding check(ProbeSequence& probes, const Shape& shape, int splits, Weights weights, bool causal) {
+  Options options = probes.base();
   options.num_splits = splits;
   options.causal = options.causal || causal;
-  HostCall call = ladder.call(shape, options);
+  HostCall call = probes.call(shape, options);
   if (weights == Weights::ascending) {
     const auto n = static_cast<double>(shape.kv_len);
     fill_scores_by_key(call, 0,
                        [&](std::int64_t j) { return 8 * (static_cast<double>(j) / n - 1); });
   } else if (weights == Weights::random) {
-    fill_random(call.tensors.q, 1, ladder.seed, 81);
-    fill_random(call.tensors.k, 1, ladder.seed, 82);
+    fill_random(call.tensors.q, 1, probes.seed, 81);
+    fill_random(call.tensors.k, 1, probes.seed, 82);
   }
-  Random random(ladder.seed, 83);
+  Random random(probes.seed, 83);
   fill(call.tensors.v, [&](auto, auto, std::int64_t j, std::int64_t c) {
     return c == 0 ? 1.0 : random.uniform() + (4 * j < shape.kv_len ? 1.0 : 0.0);
   });
-  const Answer answer = ladder.subject.run(call);
-  if (auto f = failure_of(ladder, answer, FaultStage::combine)) return *f;
+  const CallResult answer = probes.subject.run(call);
+  if (auto f = failure_of(probes, answer, FaultStage::combine)) return *f;
   if (!answer.ok()) return {};
-  const Judged judged = ladder.judge(call, answer);
+  const Judged judged = probes.judge(call, answer);
   if (judged.ok()) return {};
   const auto v_dim = static_cast<std::size_t>(shape.v_dim);
   const std::size_t row = judged.worst_at / v_dim;
@@ -44,7 +44,7 @@ Finding check(Ladder& ladder, const Shape& shape, int splits, Weights weights, b
                                " instead of " + number(judged.oracle.out[judged.worst_at]);
   const double sum = answer.out[row * v_dim];
   if (std::fabs(sum - 1) > 0.01) seen += ", and the weights add up to " + number(sum);
-  return ladder.finding(
+  return probes.finding(
       FaultStage::combine,
       decimal(splits) + " splits, " + name_of(weights) + ": " + seen + "; one split is right", call,
       answer, judged);
@@ -52,20 +52,20 @@ Finding check(Ladder& ladder, const Shape& shape, int splits, Weights weights, b
 
 }  // namespace
 
-Finding probe_combine(Ladder& ladder, std::int64_t head_dim) {
+Finding probe_combine(ProbeSequence& probes, std::int64_t head_dim) {
   std::vector<int> counts{2, 3, 5, 8};
-  if (!ladder.quick) counts = {2, 3, 4, 5, 6, 7, 8, 16, 31};
+  if (!probes.quick) counts = {2, 3, 4, 5, 6, 7, 8, 16, 31};
   for (const std::int64_t kv_len : {130, 64, 5, 300}) {
-    const Shape shape = ladder.shape(4, kv_len, head_dim, false);
+    const Shape shape = probes.shape(4, kv_len, head_dim, false);
     for (const int splits : counts) {
       for (const Weights w : {Weights::uniform, Weights::ascending, Weights::random}) {
-        if (Finding f = check(ladder, shape, splits, w, false); f.found()) return f;
+        if (Finding f = check(probes, shape, splits, w, false); f.found()) return f;
       }
-      if (!ladder.can.causal) continue;
+      if (!probes.can.causal) continue;
       // Ranges that a row does not see at all.
-      const Shape square = ladder.shape(kv_len, kv_len, head_dim, false);
+      const Shape square = probes.shape(kv_len, kv_len, head_dim, false);
       if (kv_len > 130) continue;
-      if (Finding f = check(ladder, square, splits, Weights::random, true); f.found()) return f;
+      if (Finding f = check(probes, square, splits, Weights::random, true); f.found()) return f;
     }
   }
   return {};

@@ -3,16 +3,16 @@
 #include <cmath>
 
 #include "verify/inputs/decimal.h"
-#include "verify/probe_sequence.h"
 #include "verify/inputs/lengths.h"
+#include "verify/probe_sequence.h"
 
 namespace flashcore::verify {
 namespace {
 
-HostCall constant_value_call(const Ladder& ladder, const Shape& shape, double value) {
-  HostCall call = ladder.call(shape);
-  fill_random(call.tensors.q, 1, ladder.seed, 31);
-  fill_random(call.tensors.k, 1, ladder.seed, 32);
+HostCall constant_value_call(const ProbeSequence& probes, const Shape& shape, double value) {
+  HostCall call = probes.call(shape);
+  fill_random(call.tensors.q, 1, probes.seed, 31);
+  fill_random(call.tensors.k, 1, probes.seed, 32);
   fill(call.tensors.v, [&](auto, auto, auto, auto) { return value; });
   return call;
 }
@@ -32,7 +32,7 @@ std::string element_name(const HostCall& call, std::size_t at) {
   return row_name(call, at / v_dim) + ", column " + decimal(at % v_dim);
 }
 
-Covered look_at(const HostCall& call, const Answer& ones, const Answer& zeros) {
+Covered look_at(const HostCall& call, const CallResult& ones, const CallResult& zeros) {
   Covered c;
   const auto note = [&](std::size_t& count, std::size_t at) {
     if (c.ok()) c.where = element_name(call, at);
@@ -55,37 +55,38 @@ Covered look_at(const HostCall& call, const Answer& ones, const Answer& zeros) {
 }
 
 /// The same call again: does it give the same bits?
-bool repeats(Ladder& ladder, HostCall& call, int times) {
-  const Answer first = ladder.subject.run(call);
+bool repeats(ProbeSequence& probes, HostCall& call, int times) {
+  const CallResult first = probes.subject.run(call);
   for (int i = 1; i < times; ++i) {
-    if (ladder.subject.run(call).bits != first.bits) return false;
+    if (probes.subject.run(call).bits != first.bits) return false;
   }
   return true;
 }
 
-Finding explain(Ladder& ladder, const Covered& c, const LengthVerdict& lengths, HostCall& zeros) {
-  if (!repeats(ladder, zeros, 4)) {
-    return ladder.finding(FaultStage::determinism,
+Finding explain(ProbeSequence& probes, const Covered& c, const LengthVerdict& lengths,
+                HostCall& zeros) {
+  if (!repeats(probes, zeros, 4)) {
+    return probes.finding(FaultStage::determinism,
                           "the same call leaves other bits each time: which elements are written "
                           "depends on chance");
   }
   if (c.not_a_number > 0) {
-    return ladder.finding(FaultStage::dequant,
+    return probes.finding(FaultStage::dequant,
                           "an all-zero V gives NaN where V = 1 gives a number: a scale of 0 is "
                           "divided by; the scale of an all-zero tensor must be 1");
   }
   // What is left of an earlier call depends on that call, so the lengths say nothing.
   if (c.stale > 0 && c.unwritten == 0) {
     fill(zeros.tensors.k, [](auto, auto, auto, auto) { return 0.0; });
-    const Answer answer = ladder.subject.run(zeros);
+    const CallResult answer = probes.subject.run(zeros);
     if (answer.ok() &&
         std::all_of(answer.out.begin(), answer.out.end(), [](double x) { return x == 0; })) {
-      return ladder.finding(FaultStage::layout, "V = 0, but " + decimal(c.stale) +
+      return probes.finding(FaultStage::layout, "V = 0, but " + decimal(c.stale) +
                                                     " outputs are 0 only where K is too: K is read "
                                                     "in place of V (first at " +
                                                     c.where + ")");
     }
-    return ladder.finding(FaultStage::coverage,
+    return probes.finding(FaultStage::coverage,
                           "V = 0, but " + decimal(c.stale) +
                               " outputs are not 0: something from before the call is in them "
                               "(first at " +
@@ -99,39 +100,39 @@ Finding explain(Ladder& ladder, const Covered& c, const LengthVerdict& lengths, 
   }
   what += " (first at " + c.where + ")";
   if (lengths.depends_on_length) {
-    return ladder.finding(FaultStage::tail, lengths.text + ": " + what);
+    return probes.finding(FaultStage::tail, lengths.text + ": " + what);
   }
-  return ladder.finding(FaultStage::coverage, what);
+  return probes.finding(FaultStage::coverage, what);
 }
 
 }  // namespace
 
-Finding probe_coverage(Ladder& ladder, std::int64_t head_dim) {
+Finding probe_coverage(ProbeSequence& probes, std::int64_t head_dim) {
   LengthResults results;
   std::optional<std::pair<std::int64_t, Covered>> first;
   std::optional<Finding> failure;
   int deaths = 0;
-  const bool main = head_dim == ladder.main_dim();
-  for (const std::int64_t q_len : lengths_to_try(true, ladder.can.length_step)) {
-    if (q_len > 130 && ladder.quick) continue;
+  const bool main = head_dim == probes.main_dim();
+  for (const std::int64_t q_len : lengths_to_try(true, probes.can.length_step)) {
+    if (q_len > 130 && probes.quick) continue;
     // Edges of tiles were tried at the main head dim: others have their own columns to miss.
-    if (!main && ladder.quick && q_len > 4 && q_len % 16 != 1) continue;
-    const Shape shape = ladder.shape(q_len, 1, head_dim, q_len <= 3 || q_len == 17);
+    if (!main && probes.quick && q_len > 4 && q_len % 16 != 1) continue;
+    const Shape shape = probes.shape(q_len, 1, head_dim, q_len <= 3 || q_len == 17);
     if (results.contains(shape.q_len)) continue;
     // Ones before zeros: what a call leaves behind then shows in the next.
-    HostCall ones = constant_value_call(ladder, shape, 1),
-             zeros = constant_value_call(ladder, shape, 0);
-    const Answer with_ones = ladder.subject.run(ones);
+    HostCall ones = constant_value_call(probes, shape, 1),
+             zeros = constant_value_call(probes, shape, 0);
+    const CallResult with_ones = probes.subject.run(ones);
     // A number in the output beforehand: what is added to it then shows as a number too.
-    Setting filled = ladder.subject.plain();
+    Setting filled = probes.subject.plain();
     filled.out_before = 777;
-    const Answer with_zeros = ladder.subject.run(zeros, filled);
-    for (const Answer* answer : {&with_ones, &with_zeros}) {
-      const auto f = failure_of(ladder, *answer, FaultStage::coverage);
+    const CallResult with_zeros = probes.subject.run(zeros, filled);
+    for (const CallResult* answer : {&with_ones, &with_zeros}) {
+      const auto f = failure_of(probes, *answer, FaultStage::coverage);
       if (!f) continue;
       results[shape.q_len] = false;
       if (!failure) failure = f;
-      if (answer->kind == Answer::Kind::died) ++deaths;
+      if (answer->kind == CallResult::Kind::died) ++deaths;
     }
     if (deaths >= kMostDeaths) break;
     if (!with_ones.ok() || !with_zeros.ok()) continue;
@@ -148,36 +149,36 @@ Finding probe_coverage(Ladder& ladder, std::int64_t head_dim) {
     return *failure;
   }
   if (!first) return {};
-  HostCall zeros = constant_value_call(ladder, ladder.shape(first->first, 1, head_dim, true), 0);
-  return explain(ladder, first->second, judge_lengths(results, "q_len"), zeros);
+  HostCall zeros = constant_value_call(probes, probes.shape(first->first, 1, head_dim, true), 0);
+  return explain(probes, first->second, judge_lengths(results, "q_len"), zeros);
 }
 
-Finding probe_determinism(Ladder& ladder, std::int64_t head_dim) {
-  const int times = ladder.quick ? 8 : 20;
+Finding probe_determinism(ProbeSequence& probes, std::int64_t head_dim) {
+  const int times = probes.quick ? 8 : 20;
   for (const auto& [q_len, kv_len] : {std::pair{9, 70}, {40, 300}, {130, 130}}) {
-    if (ladder.quick && q_len > 100) continue;
-    Options options = ladder.base();
-    if (ladder.can.splits && kv_len == 300) options.num_splits = 4;
-    HostCall call = ladder.call(ladder.shape(q_len, kv_len, head_dim, kv_len == 70), options);
+    if (probes.quick && q_len > 100) continue;
+    Options options = probes.base();
+    if (probes.can.splits && kv_len == 300) options.num_splits = 4;
+    HostCall call = probes.call(probes.shape(q_len, kv_len, head_dim, kv_len == 70), options);
     for (const TensorView* t : {&call.tensors.q, &call.tensors.k, &call.tensors.v}) {
-      fill_random(*t, 1, ladder.seed,
+      fill_random(*t, 1, probes.seed,
                   33 + static_cast<std::uint64_t>(t->data != call.tensors.q.data));
     }
-    Setting setting = ladder.subject.plain();
-    setting.lse = ladder.can.lse;
-    const Answer first = ladder.subject.run(call, setting);
-    if (auto f = failure_of(ladder, first, FaultStage::determinism)) return *f;
+    Setting setting = probes.subject.plain();
+    setting.lse = probes.can.lse;
+    const CallResult first = probes.subject.run(call, setting);
+    if (auto f = failure_of(probes, first, FaultStage::determinism)) return *f;
     if (!first.ok()) continue;
     for (int i = 1; i < times; ++i) {
-      const Answer again = ladder.subject.run(call, setting);
-      if (auto f = failure_of(ladder, again, FaultStage::determinism)) return *f;
+      const CallResult again = probes.subject.run(call, setting);
+      if (auto f = failure_of(probes, again, FaultStage::determinism)) return *f;
       if (again.bits == first.bits) continue;
       std::size_t differing = 0;
       for (std::size_t at = 0; at < first.out.size(); ++at) {
         const bool both_nan = std::isnan(first.out[at]) && std::isnan(again.out[at]);
         differing += first.out[at] != again.out[at] && !both_nan ? 1 : 0;
       }
-      return ladder.finding(FaultStage::determinism, "run " + decimal(i + 1) +
+      return probes.finding(FaultStage::determinism, "run " + decimal(i + 1) +
                                                          " of the same call differs from the "
                                                          "first in " +
                                                          decimal(differing) + " of " +

@@ -53,23 +53,23 @@ void apply_factors(const TensorView& t, const std::vector<double>& factors) {
 }  // namespace
 
 /// One key, and all of V is one code: the output is its value, whatever the layout.
-Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
-  const Format format = ladder.subject.formats().dtype;
-  const Arithmetic a = ladder.subject.arithmetic();
+Finding probe_codes(ProbeSequence& probes, std::int64_t head_dim) {
+  const Format format = probes.subject.formats().dtype;
+  const Arithmetic a = probes.subject.arithmetic();
   int wrong = 0, tried = 0;
   std::string first;
   AffineFit line;
-  for (int code = 0; code < 256; code += ladder.quick ? 3 : 1) {
+  for (int code = 0; code < 256; code += probes.quick ? 3 : 1) {
     const double value = value_of_code(format, static_cast<std::uint8_t>(code));
     if (!std::isfinite(value) || rounded(format, value) != value) continue;  // never produced
-    HostCall call = ladder.call(ladder.shape(2, 1, head_dim, false));
-    fill_random(call.tensors.q, 1, ladder.seed, 101);
-    fill_random(call.tensors.k, 1, ladder.seed, 102);
+    HostCall call = probes.call(probes.shape(2, 1, head_dim, false));
+    fill_random(call.tensors.q, 1, probes.seed, 101);
+    fill_random(call.tensors.k, 1, probes.seed, 102);
     fill(call.tensors.v, [&](auto, auto, auto, auto) { return value; });
-    Setting setting = ladder.subject.plain();
+    Setting setting = probes.subject.plain();
     setting.v_unit_scale = true;
-    const Answer answer = ladder.subject.run(call, setting);
-    if (auto f = failure_of(ladder, answer, FaultStage::dequant)) return *f;
+    const CallResult answer = probes.subject.run(call, setting);
+    if (auto f = failure_of(probes, answer, FaultStage::dequant)) return *f;
     if (!answer.ok()) continue;
     ++tried;
     const double bound = std::fabs(value) * (2 * a.out_unit + 4 * 0x1p-11) + a.out_smallest;
@@ -88,39 +88,39 @@ Finding probe_codes(Ladder& ladder, std::int64_t head_dim) {
   if (wrong == tried && tried > 1) {
     const double zero = line.at_zero();
     if (zero == 0) return {};
-    return ladder.finding(FaultStage::dequant, "every code of V is read as if 0 were " +
+    return probes.finding(FaultStage::dequant, "every code of V is read as if 0 were " +
                                                    number(zero) +
                                                    ": a zero point that is not there, or not used");
   }
-  return ladder.finding(FaultStage::dequant, decimal(wrong) + " of " + decimal(tried) +
+  return probes.finding(FaultStage::dequant, decimal(wrong) + " of " + decimal(tried) +
                                                  " codes of V are wrong: " + first);
 }
 
-Finding probe_scales(Ladder& ladder, std::int64_t head_dim) {
+Finding probe_scales(ProbeSequence& probes, std::int64_t head_dim) {
   const char* names[] = {"q", "k", "v"};
   for (const bool of_q : {false, true}) {
-    const ScoreCodes codes(ladder, head_dim, of_q);
+    const ScoreCodes codes(probes, head_dim, of_q);
     if (codes.wrong().empty()) continue;
-    return ladder.finding(FaultStage::dequant, codes.wrong());
+    return probes.finding(FaultStage::dequant, codes.wrong());
   }
   for (int tensor = 0; tensor < 3; ++tensor) {
-    const Shape shape = ladder.shape(20, 48, head_dim);
-    HostCall call = ladder.call(shape);
-    fill_flat_maximum(call, 0.4, ladder.seed);
-    fill_random(call.tensors.v, 1, ladder.seed, 103);
-    Setting setting = ladder.subject.plain();
+    const Shape shape = probes.shape(20, 48, head_dim);
+    HostCall call = probes.call(shape);
+    fill_flat_maximum(call, 0.4, probes.seed);
+    fill_random(call.tensors.v, 1, probes.seed, 103);
+    Setting setting = probes.subject.plain();
     setting.q_factors = factors_of(shape.batch, shape.q_heads, tensor == 0);
     setting.k_factors = factors_of(shape.batch, shape.kv_heads, tensor == 1);
     setting.v_factors = factors_of(shape.batch, shape.kv_heads, tensor == 2);
     apply_factors(call.tensors.q, setting.q_factors);
     apply_factors(call.tensors.k, setting.k_factors);
     apply_factors(call.tensors.v, setting.v_factors);
-    const Answer answer = ladder.subject.run(call, setting);
-    if (auto f = failure_of(ladder, answer, FaultStage::dequant)) return *f;
+    const CallResult answer = probes.subject.run(call, setting);
+    if (auto f = failure_of(probes, answer, FaultStage::dequant)) return *f;
     if (!answer.ok()) continue;
-    const Judged judged = ladder.judge(call, answer);
+    const Judged judged = probes.judge(call, answer);
     if (judged.ok()) continue;
-    return ladder.finding(
+    return probes.finding(
         FaultStage::dequant,
         std::string("with another ") + names[tensor] + "_scale for every head " +
             row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) +

@@ -25,31 +25,31 @@ constexpr std::size_t kFirstColumnField = 2;
 
 /// How far a value that should be v may be off: roundings of P and of the output. P is 1, or adds
 /// up to it, so an 8-bit P is exact here.
-double tolerance(const Ladder& ladder, double v) {
-  const Arithmetic a = ladder.subject.arithmetic();
+double tolerance(const ProbeSequence& probes, double v) {
+  const Arithmetic a = probes.subject.arithmetic();
   return v * (2 * a.out_unit + 4 * std::min(a.p_unit, 0x1p-8) + 0x1p-20);
 }
 
-HostCall one_key_call(const Ladder& ladder, const Shape& shape) {
-  HostCall call = ladder.call(shape);
-  fill_random(call.tensors.q, 1, ladder.seed, 41);
-  fill_random(call.tensors.k, 1, ladder.seed, 42);
+HostCall one_key_call(const ProbeSequence& probes, const Shape& shape) {
+  HostCall call = probes.call(shape);
+  fill_random(call.tensors.q, 1, probes.seed, 41);
+  fill_random(call.tensors.k, 1, probes.seed, 42);
   return call;
 }
 
 /// V = 1: the output is 1, wherever it was read from. Where it is not, one key is too few to say
 /// why: the rung that looks at P for all lengths does.
-Finding check_ones(Ladder& ladder, const Shape& shape) {
-  HostCall call = one_key_call(ladder, shape);
+Finding check_ones(ProbeSequence& probes, const Shape& shape) {
+  HostCall call = one_key_call(probes, shape);
   fill(call.tensors.v, [](auto, auto, auto, auto) { return 1.0; });
-  const Answer answer = ladder.subject.run(call);
-  if (auto f = failure_of(ladder, answer, FaultStage::layout)) return *f;
+  const CallResult answer = probes.subject.run(call);
+  if (auto f = failure_of(probes, answer, FaultStage::layout)) return *f;
   if (!answer.ok()) return {};
   for (std::size_t at = 0; at < answer.out.size(); ++at) {
-    if (std::fabs(answer.out[at] - 1) <= tolerance(ladder, 1)) continue;
-    if (Finding f = probe_uniform(ladder, shape.head_dim); f.found()) return f;
+    if (std::fabs(answer.out[at] - 1) <= tolerance(probes, 1)) continue;
+    if (Finding f = probe_uniform(probes, shape.head_dim); f.found()) return f;
     const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
-    return ladder.finding(FaultStage::sum, "one key, V = 1: the output is " +
+    return probes.finding(FaultStage::sum, "one key, V = 1: the output is " +
                                                number(answer.out[at]) + " at " +
                                                row_name(call, at / v_dim) +
                                                " instead of 1: P is not normalised to 1");
@@ -57,10 +57,10 @@ Finding check_ones(Ladder& ladder, const Shape& shape) {
   return {};
 }
 
-std::string strides_name(Arrangement arrangement) {
+std::string strides_name(MemoryLayout arrangement) {
   switch (arrangement) {
-    case Arrangement::rows_first: return "[batch, len, heads, dim] memory: ";
-    case Arrangement::padded: return "slack after every row and head: ";
+    case MemoryLayout::rows_first: return "[batch, len, heads, dim] memory: ";
+    case MemoryLayout::padded: return "slack after every row and head: ";
     default: return "";
   }
 }
@@ -80,19 +80,19 @@ FaultStage column_stage(const std::vector<std::vector<std::int64_t>>& source, st
 }
 
 /// Reads all fields in one arrangement.
-Finding check_fields(Ladder& ladder, const Shape& shape, const Setting& setting) {
+Finding check_fields(ProbeSequence& probes, const Shape& shape, const Setting& setting) {
   std::vector<std::vector<std::int64_t>> digits;  // per field, per output element
   std::int64_t group = shape.q_heads / shape.kv_heads;
-  HostCall call = one_key_call(ladder, shape);
+  HostCall call = one_key_call(probes, shape);
   const std::string prefix =
-      strides_name(setting.inputs != Arrangement{} ? setting.inputs : setting.out);
+      strides_name(setting.inputs != MemoryLayout{} ? setting.inputs : setting.out);
   const auto v_dim = static_cast<std::size_t>(shape.v_dim);
   for (std::size_t f = 0; f < std::size(kFields); ++f) {
     fill(call.tensors.v, [&](std::int64_t b, std::int64_t h, auto, std::int64_t c) {
       return static_cast<double>(1 + kFields[f].digit(b, h, c));
     });
-    const Answer answer = ladder.subject.run(call, setting);
-    if (auto failed = failure_of(ladder, answer, FaultStage::layout)) return *failed;
+    const CallResult answer = probes.subject.run(call, setting);
+    if (auto failed = failure_of(probes, answer, FaultStage::layout)) return *failed;
     if (!answer.ok()) return {};
     std::vector<std::int64_t> read(answer.out.size());
     for (std::size_t at = 0; at < read.size(); ++at) {
@@ -103,13 +103,13 @@ Finding check_fields(Ladder& ladder, const Shape& shape, const Setting& setting)
       const double nearest = std::round(answer.out[at]);
       const std::int64_t want = kFields[f].digit(b, h / group, c);
       read[at] = static_cast<std::int64_t>(nearest) - 1;
-      const bool is_digit = std::fabs(answer.out[at] - nearest) <= tolerance(ladder, nearest) &&
+      const bool is_digit = std::fabs(answer.out[at] - nearest) <= tolerance(probes, nearest) &&
                             nearest >= 1 && nearest <= kBase;
       if (is_digit && (read[at] == want || f >= kFirstColumnField)) continue;
       const std::string seen =
           is_digit ? "is " + std::string(kFields[f].name) + " " + decimal(read[at]) + "'s"
                    : "is " + number(answer.out[at]) + ", no value of V";
-      return ladder.finding(FaultStage::layout, prefix + "V of " + row_name(call, row) + " " +
+      return probes.finding(FaultStage::layout, prefix + "V of " + row_name(call, row) + " " +
                                                     seen + "; wanted " + kFields[f].name + " " +
                                                     decimal(want) + "'s");
     }
@@ -124,7 +124,7 @@ Finding check_fields(Ladder& ladder, const Shape& shape, const Setting& setting)
   }
   if (!wrong) return {};
   const FaultStage stage = column_stage(source, shape.v_dim);
-  return ladder.finding(
+  return probes.finding(
       stage, prefix + "output column " + decimal(*wrong % v_dim) + " of " +
                  row_name(call, *wrong / v_dim) + " holds V's column " +
                  decimal(source[*wrong / v_dim][*wrong % v_dim]) +
@@ -135,21 +135,21 @@ Finding check_fields(Ladder& ladder, const Shape& shape, const Setting& setting)
 
 }  // namespace
 
-Finding probe_layout(Ladder& ladder, std::int64_t head_dim) {
-  const Shape shape = ladder.shape(40, 1, head_dim);
-  if (Finding f = check_ones(ladder, shape); f.found()) return f;
-  const Setting native = ladder.subject.plain();
-  if (Finding f = check_fields(ladder, shape, native); f.found()) return f;
-  if (Finding f = check_fields(ladder, ladder.shape(1, 1, head_dim), native); f.found()) return f;
-  if (!ladder.can.strides) return {};
-  const Shape few_rows = ladder.shape(9, 1, head_dim);
-  for (const Arrangement arrangement :
-       {Arrangement::heads_first, Arrangement::rows_first, Arrangement::padded}) {
+Finding probe_layout(ProbeSequence& probes, std::int64_t head_dim) {
+  const Shape shape = probes.shape(40, 1, head_dim);
+  if (Finding f = check_ones(probes, shape); f.found()) return f;
+  const Setting native = probes.subject.plain();
+  if (Finding f = check_fields(probes, shape, native); f.found()) return f;
+  if (Finding f = check_fields(probes, probes.shape(1, 1, head_dim), native); f.found()) return f;
+  if (!probes.can.strides) return {};
+  const Shape few_rows = probes.shape(9, 1, head_dim);
+  for (const MemoryLayout arrangement :
+       {MemoryLayout::heads_first, MemoryLayout::rows_first, MemoryLayout::padded}) {
     for (const bool of_out : {false, true}) {
       Setting setting = native;
       (of_out ? setting.out : setting.inputs) = arrangement;
       if (arrangement == native.inputs) continue;
-      if (Finding f = check_fields(ladder, few_rows, setting); f.found()) return f;
+      if (Finding f = check_fields(probes, few_rows, setting); f.found()) return f;
     }
   }
   return {};
@@ -157,27 +157,27 @@ Finding probe_layout(Ladder& ladder, std::int64_t head_dim) {
 
 /// Several keys, Q = 0: every key of a head has the same V, so O = V again, if all keys of a row
 /// were read from its own head.
-Finding probe_key_layout(Ladder& ladder, std::int64_t head_dim) {
-  std::vector<Setting> settings{ladder.subject.plain()};
-  if (ladder.can.strides) {
-    for (const Arrangement a : {Arrangement::rows_first, Arrangement::padded}) {
+Finding probe_key_layout(ProbeSequence& probes, std::int64_t head_dim) {
+  std::vector<Setting> settings{probes.subject.plain()};
+  if (probes.can.strides) {
+    for (const MemoryLayout a : {MemoryLayout::rows_first, MemoryLayout::padded}) {
       settings.push_back(settings[0]);
       settings.back().inputs = settings.back().out = a;
     }
   }
   for (const Setting& setting : settings) {
-    const Shape shape = ladder.shape(5, 19, head_dim);
-    HostCall call = ladder.call(shape);
-    fill_random(call.tensors.k, 1, ladder.seed, 43);
+    const Shape shape = probes.shape(5, 19, head_dim);
+    HostCall call = probes.call(shape);
+    fill_random(call.tensors.k, 1, probes.seed, 43);
     fill(call.tensors.v, [&](std::int64_t b, std::int64_t h, auto, std::int64_t c) {
       return static_cast<double>(1 + (2 * b + h + c) % kBase);
     });
-    const Answer answer = ladder.subject.run(call, setting);
-    if (auto f = failure_of(ladder, answer, FaultStage::layout)) return *f;
+    const CallResult answer = probes.subject.run(call, setting);
+    if (auto f = failure_of(probes, answer, FaultStage::layout)) return *f;
     if (!answer.ok()) continue;
-    const Judged judged = ladder.judge(call, answer);
+    const Judged judged = probes.judge(call, answer);
     if (judged.ok()) continue;
-    return ladder.finding(
+    return probes.finding(
         FaultStage::layout,
         strides_name(setting.inputs) + "V is the same for all keys of a head, but " +
             row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) + " has " +

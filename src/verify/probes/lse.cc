@@ -10,7 +10,7 @@ namespace flashcore::verify {
 namespace {
 
 /// What else the numbers would be right as.
-std::string explain(const Judged& judged, const Answer& answer, double head_dim) {
+std::string explain(const Judged& judged, const CallResult& answer, double head_dim) {
   const auto all = [&](auto candidate) {
     std::size_t agree = 0, count = 0;
     for (std::size_t r = 0; r < answer.lse.size(); ++r) {
@@ -45,28 +45,28 @@ std::string explain(const Judged& judged, const Answer& answer, double head_dim)
 
 enum class Scores { random, uniform, ascending, shifted };
 
-Finding check(Ladder& ladder, const Shape& shape, const Options& options, Scores scores,
+Finding check(ProbeSequence& probes, const Shape& shape, const Options& options, Scores scores,
               double sigma) {
-  HostCall call = ladder.call(shape, options);
-  fill_random(call.tensors.v, 1, ladder.seed, 113);
+  HostCall call = probes.call(shape, options);
+  fill_random(call.tensors.v, 1, probes.seed, 113);
   if (scores == Scores::random) {
-    fill_random(call.tensors.q, sigma, ladder.seed, 111);
-    fill_random(call.tensors.k, sigma, ladder.seed, 112);
+    fill_random(call.tensors.q, sigma, probes.seed, 111);
+    fill_random(call.tensors.k, sigma, probes.seed, 112);
   } else if (scores != Scores::uniform) {
     const auto n = static_cast<double>(shape.kv_len);
     fill_scores_by_key(call, 0, [&](std::int64_t j) {
       return scores == Scores::shifted ? 200.0 : 10 * (static_cast<double>(j) / n - 0.5);
     });
   }
-  Setting setting = ladder.subject.plain();
+  Setting setting = probes.subject.plain();
   setting.lse = true;
-  const Answer answer = ladder.subject.run(call, setting);
-  if (auto f = failure_of(ladder, answer, FaultStage::lse)) return *f;
+  const CallResult answer = probes.subject.run(call, setting);
+  if (auto f = failure_of(probes, answer, FaultStage::lse)) return *f;
   if (!answer.ok()) return {};
-  const Judged judged = ladder.judge(call, answer);
+  const Judged judged = probes.judge(call, answer);
   for (std::size_t r = 0; r < answer.lse.size(); ++r) {
     if (std::isinf(judged.oracle.lse[r]) && std::isnan(answer.lse[r])) {
-      return ladder.finding(FaultStage::lse,
+      return probes.finding(FaultStage::lse,
                             "the LSE of " + row_name(call, r) + ", which sees no key, is NaN");
     }
   }
@@ -80,39 +80,39 @@ Finding check(Ladder& ladder, const Shape& shape, const Options& options, Scores
              !why.empty()) {
     text += ": " + why;
   }
-  return ladder.finding(FaultStage::lse, text, call, answer, judged);
+  return probes.finding(FaultStage::lse, text, call, answer, judged);
 }
 
 }  // namespace
 
-Finding probe_lse(Ladder& ladder, std::int64_t head_dim) {
-  const Options base = ladder.base();
+Finding probe_lse(ProbeSequence& probes, std::int64_t head_dim) {
+  const Options base = probes.base();
   for (const auto& [q_len, kv_len] :
        {std::pair<std::int64_t, std::int64_t>{9, 40}, {5, 150}, {70, 66}, {1, 300}}) {
-    if (ladder.quick && head_dim != ladder.main_dim() && kv_len > 50) break;
-    const Shape shape = ladder.shape(q_len, kv_len, head_dim, kv_len < 50);
+    if (probes.quick && head_dim != probes.main_dim() && kv_len > 50) break;
+    const Shape shape = probes.shape(q_len, kv_len, head_dim, kv_len < 50);
     for (const Scores s : {Scores::random, Scores::uniform, Scores::ascending, Scores::shifted}) {
-      if (Finding f = check(ladder, shape, base, s, 1); f.found()) return f;
+      if (Finding f = check(probes, shape, base, s, 1); f.found()) return f;
     }
     std::vector<Options> more;
-    if (ladder.can.causal) {
+    if (probes.can.causal) {
       more.push_back(base);
       more.back().causal = true;
     }
-    if (ladder.can.splits) {
+    if (probes.can.splits) {
       more.push_back(base);
       more.back().num_splits = 3;
     }
-    if (ladder.can.scale) {
+    if (probes.can.scale) {
       more.push_back(base);
       more.back().scale = 0.3;
     }
-    if (ladder.can.softcap) {
+    if (probes.can.softcap) {
       more.push_back(base);
       more.back().softcap = 2;
     }
     for (const Options& options : more) {
-      if (Finding f = check(ladder, shape, options, Scores::random, 1); f.found()) return f;
+      if (Finding f = check(probes, shape, options, Scores::random, 1); f.found()) return f;
     }
   }
   return {};

@@ -22,7 +22,7 @@ std::string options_name(const Options& o) {
 }
 
 /// How many keys each wrong row seems to see.
-std::string sight(const HostCall& call, const Answer& answer, const Judged& judged) {
+std::string sight(const HostCall& call, const CallResult& answer, const Judged& judged) {
   const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
   const std::size_t row = judged.worst_at / v_dim;
   double sum = 0;
@@ -42,16 +42,16 @@ std::string sight(const HostCall& call, const Answer& answer, const Judged& judg
          (std::fabs(sum - 1) > 0.01 ? " (its weights add up to " + number(sum) + ")" : "");
 }
 
-Finding check(Ladder& ladder, const Case& c, const Options& options, std::int64_t head_dim) {
-  HostCall call = ladder.call(ladder.shape(c.q_len, c.kv_len, head_dim, c.q_len <= 5), options);
-  fill_random(call.tensors.k, 1, ladder.seed, 71);
+Finding check(ProbeSequence& probes, const Case& c, const Options& options, std::int64_t head_dim) {
+  HostCall call = probes.call(probes.shape(c.q_len, c.kv_len, head_dim, c.q_len <= 5), options);
+  fill_random(call.tensors.k, 1, probes.seed, 71);
   fill_folded_one_hot(call);
-  const Answer answer = ladder.subject.run(call);
-  if (auto f = failure_of(ladder, answer, FaultStage::mask)) return *f;
+  const CallResult answer = probes.subject.run(call);
+  if (auto f = failure_of(probes, answer, FaultStage::mask)) return *f;
   if (!answer.ok()) return {};
-  const Judged judged = ladder.judge(call, answer);
+  const Judged judged = probes.judge(call, answer);
   if (judged.ok()) return {};
-  return ladder.finding(FaultStage::mask,
+  return probes.finding(FaultStage::mask,
                         options_name(options) + ": " + sight(call, answer, judged), call, answer,
                         judged);
 }
@@ -71,21 +71,21 @@ constexpr Hidden kHidden[] = {
     {-2000, 50, FaultStage::max, ": hidden keys that score far above the visible ones wipe out "},
 };
 
-Finding check_values(Ladder& ladder, const Options& options, std::int64_t head_dim) {
+Finding check_values(ProbeSequence& probes, const Options& options, std::int64_t head_dim) {
   for (const Hidden& hidden : kHidden) {
-    HostCall call = ladder.call(ladder.shape(40, 40, head_dim, false), options);
+    HostCall call = probes.call(probes.shape(40, 40, head_dim, false), options);
     fill_scores_by_key(call, 0, [&](std::int64_t j) {
       return hidden.first + hidden.step * static_cast<double>(j);
     });
-    Random random(ladder.seed, 72);
+    Random random(probes.seed, 72);
     fill(call.tensors.v, [&](auto, auto, auto, auto) { return 0.5 + random.uniform(); });
-    const Answer answer = ladder.subject.run(call);
-    if (auto f = failure_of(ladder, answer, FaultStage::mask)) return *f;
+    const CallResult answer = probes.subject.run(call);
+    if (auto f = failure_of(probes, answer, FaultStage::mask)) return *f;
     if (!answer.ok()) continue;
-    const Judged judged = ladder.judge(call, answer);
+    const Judged judged = probes.judge(call, answer);
     if (judged.ok()) continue;
     const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
-    return ladder.finding(
+    return probes.finding(
         hidden.stage,
         options_name(options) + hidden.change + row_name(call, judged.worst_at / v_dim), call,
         answer, judged);
@@ -95,20 +95,20 @@ Finding check_values(Ladder& ladder, const Options& options, std::int64_t head_d
 
 }  // namespace
 
-Finding probe_mask(Ladder& ladder, std::int64_t head_dim) {
-  Options options = ladder.base();
+Finding probe_mask(ProbeSequence& probes, std::int64_t head_dim) {
+  Options options = probes.base();
   options.causal = true;
   std::vector<Case> cases{{5, 5},  {16, 16}, {64, 64}, {65, 65}, {130, 130}, {3, 70},
                           {1, 33}, {40, 9},  {70, 66}, {66, 70}, {20, 200},  {130, 70}};
-  if (!ladder.quick) cases.insert(cases.end(), {{2, 2}, {300, 300}, {17, 129}, {129, 17}});
-  if (ladder.quick && head_dim != ladder.main_dim()) cases = {{5, 5}, {65, 65}, {3, 70}, {40, 9}};
+  if (!probes.quick) cases.insert(cases.end(), {{2, 2}, {300, 300}, {17, 129}, {129, 17}});
+  if (probes.quick && head_dim != probes.main_dim()) cases = {{5, 5}, {65, 65}, {3, 70}, {40, 9}};
   for (const Case& c : cases) {
-    if (Finding f = check(ladder, c, options, head_dim); f.found()) return f;
+    if (Finding f = check(probes, c, options, head_dim); f.found()) return f;
   }
-  return check_values(ladder, options, head_dim);
+  return check_values(probes, options, head_dim);
 }
 
-Finding probe_window(Ladder& ladder, std::int64_t head_dim) {
+Finding probe_window(ProbeSequence& probes, std::int64_t head_dim) {
   struct Window {
     std::int64_t left, right;
     bool causal;
@@ -117,14 +117,14 @@ Finding probe_window(Ladder& ladder, std::int64_t head_dim) {
                             {-1, 5, false}, {63, 0, false}, {64, 64, false},
                             {20, -1, true}, {0, -1, true},  {7, 4, true}};
   for (const Window& w : windows) {
-    Options options = ladder.base();
-    options.causal = w.causal || !ladder.can.full;
-    if (options.causal && !ladder.can.causal) continue;
+    Options options = probes.base();
+    options.causal = w.causal || !probes.can.full;
+    if (options.causal && !probes.can.causal) continue;
     options.window_left = w.left;
     options.window_right = w.right;
     for (const Case& c : {Case{33, 33}, {130, 130}, {20, 150}, {90, 40}}) {
-      if (ladder.quick && c.q_len > 100 && w.left < 63) continue;  // it has all in view
-      if (Finding f = check(ladder, c, options, head_dim); f.found()) return f;
+      if (probes.quick && c.q_len > 100 && w.left < 63) continue;  // it has all in view
+      if (Finding f = check(probes, c, options, head_dim); f.found()) return f;
     }
   }
   return {};

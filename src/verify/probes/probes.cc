@@ -42,13 +42,13 @@ struct Operand {
 /// What lengths_of() needs to know of a call, without validating it again.
 Problem sizes_of(const Tensors& t) {
   Problem p;
-  p.q_packed = t.cu_seqlens_q.given();
-  p.kv_packed = t.cu_seqlens_k.given();
-  p.batch = p.q_packed    ? t.cu_seqlens_q.shape[0] - 1
-            : p.kv_packed ? t.cu_seqlens_k.shape[0] - 1
+  p.q_varlen = t.cu_seqlens_q.given();
+  p.kv_varlen = t.cu_seqlens_k.given();
+  p.batch = p.q_varlen    ? t.cu_seqlens_q.shape[0] - 1
+            : p.kv_varlen ? t.cu_seqlens_k.shape[0] - 1
                           : t.q.shape[0];
-  p.q_len = p.q_packed ? 0 : t.q.shape[2];
-  p.kv_len = p.kv_packed ? 0 : t.k.shape[2];
+  p.q_len = p.q_varlen ? 0 : t.q.shape[2];
+  p.kv_len = p.kv_varlen ? 0 : t.k.shape[2];
   return p;
 }
 
@@ -58,7 +58,7 @@ double set_scale(HostCall& probe, TensorView Tensors::*tensor, TensorView Tensor
                  double unit) {
   const DType dtype = (probe.tensors.*tensor).dtype;
   if (!is_8bit(dtype)) return 1;
-  const double step = dtype == DType::byte ? 448.0 / 127.0 : 1.0;
+  const double step = dtype == DType::u8 ? 448.0 / 127.0 : 1.0;
   probe.place(scale, DType::f32, {1});
   store((probe.tensors.*scale).data, DType::f32, 0, unit / step);
   return reference::element((probe.tensors.*scale).data, DType::f32, 0);
@@ -68,7 +68,7 @@ double set_scale(HostCall& probe, TensorView Tensors::*tensor, TensorView Tensor
 template <typename Value>
 void fill_keys(const HostCall& call, const TensorView& view, Value value) {
   const Problem sizes = sizes_of(call.tensors);
-  const Operand operand{view, sizes.kv_packed};
+  const Operand operand{view, sizes.kv_varlen};
   for (std::int64_t b = 0; b < sizes.batch; ++b) {
     const reference::Lengths l = reference::lengths_of(sizes, call.tensors, b);
     for (std::int64_t h = 0; h < operand.heads(); ++h) {
@@ -86,7 +86,7 @@ template <typename Value>
 void fill_queries(const HostCall& call, Value value) {
   const Tensors& t = call.tensors;
   const Problem sizes = sizes_of(t);
-  const Operand q{t.q, sizes.q_packed};
+  const Operand q{t.q, sizes.q_varlen};
   for (std::int64_t b = 0; b < sizes.batch; ++b) {
     const reference::Lengths l = reference::lengths_of(sizes, t, b);
     for (std::int64_t h = 0; h < q.heads(); ++h) {
@@ -154,7 +154,7 @@ HostCall with_selected_keys(const HostCall& call) {
   drop_score_options(probe);
   const Tensors& t = probe.tensors;
   const Problem sizes = sizes_of(t);
-  const Operand q{t.q, sizes.q_packed};
+  const Operand q{t.q, sizes.q_varlen};
   const std::int64_t head_dim = q.columns();
   std::int64_t most_keys = 1;
   for (std::int64_t b = 0; b < sizes.batch; ++b) {

@@ -30,12 +30,12 @@ bool can_use(const Capabilities& can, int feature) {
   return can_all[feature];
 }
 
-Drawn with_two_features(const Ladder& ladder, int one, int other) {
+Drawn with_two_features(const ProbeSequence& probes, int one, int other) {
   Drawn d;
-  d.seed = mix(ladder.seed + static_cast<std::uint64_t>(kFeatures * one + other));
-  d.shape = ladder.shape(20, 70, ladder.main_dim(), false);
+  d.seed = mix(probes.seed + static_cast<std::uint64_t>(kFeatures * one + other));
+  d.shape = probes.shape(20, 70, probes.main_dim(), false);
   d.shape.q_heads = d.shape.kv_heads = 2;
-  d.options = ladder.base();
+  d.options = probes.base();
   for (const int feature : {one, other}) {
     if (feature == kCausal) d.options.causal = true;
     if (feature == kWindow) d.options.window_left = 9, d.options.window_right = 5;
@@ -48,36 +48,36 @@ Drawn with_two_features(const Ladder& ladder, int one, int other) {
   return d;
 }
 
-std::vector<Drawn> feature_pairs(const Ladder& ladder) {
+std::vector<Drawn> feature_pairs(const ProbeSequence& probes) {
   std::vector<Drawn> pairs;
   for (int one = 0; one < kFeatures; ++one) {
     for (int other = one; other < kFeatures; ++other) {
-      if (!can_use(ladder.can, one) || !can_use(ladder.can, other)) continue;
-      pairs.push_back(with_two_features(ladder, one, other));
+      if (!can_use(probes.can, one) || !can_use(probes.can, other)) continue;
+      pairs.push_back(with_two_features(probes, one, other));
       pairs.back().sigma = kSigmas[pairs.size() % std::size(kSigmas)];
     }
   }
   return pairs;
 }
 
-Drawn draw(const Ladder& ladder, std::uint64_t index) {
-  Random random(ladder.seed, 1000 + index);
-  const Capabilities& can = ladder.can;
+Drawn draw(const ProbeSequence& probes, std::uint64_t index) {
+  Random random(probes.seed, 1000 + index);
+  const Capabilities& can = probes.can;
   const std::int64_t lengths[] = {1, 2, 7, 16, 31, 64, 65, 100, 128, 129, 191, 256, 300, 513};
   Drawn d;
-  d.seed = mix(ladder.seed + index);
+  d.seed = mix(probes.seed + index);
   const std::int64_t dim = can.head_dims[static_cast<std::size_t>(
       random.below(static_cast<std::int64_t>(can.head_dims.size())))];
-  d.shape = ladder.shape(random.pick(lengths), random.pick(lengths), dim);
+  d.shape = probes.shape(random.pick(lengths), random.pick(lengths), dim);
   if (can.batch) d.shape.batch = random.between(1, 3);
   d.shape.kv_heads = random.between(1, 3);
   d.shape.q_heads = d.shape.kv_heads * (can.gqa ? random.between(1, 4) : 1);
   const std::int64_t weights = d.shape.batch * d.shape.q_heads * d.shape.q_len * d.shape.kv_len;
-  if (ladder.quick && can.cross && can.length_step == 1 && weights > kMostWeights) {
+  if (probes.quick && can.cross && can.length_step == 1 && weights > kMostWeights) {
     d.shape.q_len = std::max<std::int64_t>(d.shape.q_len * kMostWeights / weights, 1);
   }
   if (can.v_dim && random.chance(0.2)) d.shape.v_dim = random.between(1, 2) * dim / 2;
-  d.options = ladder.base();
+  d.options = probes.base();
   if (can.causal && random.chance(0.4)) d.options.causal = true;
   if (can.window && random.chance(0.2)) {
     d.options.window_left = random.between(0, d.shape.kv_len);
@@ -91,8 +91,8 @@ Drawn draw(const Ladder& ladder, std::uint64_t index) {
   return d;
 }
 
-HostCall call_of(const Ladder& ladder, const Drawn& d) {
-  HostCall call = ladder.call(d.shape, d.options);
+HostCall call_of(const ProbeSequence& probes, const Drawn& d) {
+  HostCall call = probes.call(d.shape, d.options);
   fill_random(call.tensors.q, d.sigma, d.seed, 1);
   fill_random(call.tensors.k, d.sigma, d.seed, 2);
   fill_random(call.tensors.v, d.sigma, d.seed, 3);
@@ -101,42 +101,42 @@ HostCall call_of(const Ladder& ladder, const Drawn& d) {
 
 struct Ran {
   HostCall call;
-  Answer answer;
+  CallResult answer;
   std::optional<Judged> judged;
-  bool failed(const Ladder& ladder) const {
-    if (!answer.ok()) return answer.kind != Answer::Kind::refused;
-    return judged && (!judged->ok() || (ladder.can.lse && judged->lse_wrong > 0));
+  bool failed(const ProbeSequence& probes) const {
+    if (!answer.ok()) return answer.kind != CallResult::Kind::refused;
+    return judged && (!judged->ok() || (probes.can.lse && judged->lse_wrong > 0));
   }
 };
 
-Ran run(Ladder& ladder, const Drawn& d) {
-  Ran r{call_of(ladder, d), {}, std::nullopt};
-  Setting setting = ladder.subject.plain();
-  setting.lse = ladder.can.lse;
-  r.answer = ladder.subject.run(r.call, setting);
-  if (r.answer.ok()) r.judged = ladder.judge(r.call, r.answer);
+Ran run(ProbeSequence& probes, const Drawn& d) {
+  Ran r{call_of(probes, d), {}, std::nullopt};
+  Setting setting = probes.subject.plain();
+  setting.lse = probes.can.lse;
+  r.answer = probes.subject.run(r.call, setting);
+  if (r.answer.ok()) r.judged = probes.judge(r.call, r.answer);
   return r;
 }
 
 /// A smaller call that still fails: options dropped, sizes shrunk, one at a time.
-Drawn smallest(Ladder& ladder, Drawn d) {
+Drawn smallest(ProbeSequence& probes, Drawn d) {
   const auto keep = [&](auto change) {
     Drawn smaller = d;
     change(smaller);
-    smaller.shape.q_len = std::max<std::int64_t>(smaller.shape.q_len, ladder.can.length_step);
-    if (!ladder.can.cross) smaller.shape.q_len = smaller.shape.kv_len;
-    if (run(ladder, smaller).failed(ladder)) d = smaller;
+    smaller.shape.q_len = std::max<std::int64_t>(smaller.shape.q_len, probes.can.length_step);
+    if (!probes.can.cross) smaller.shape.q_len = smaller.shape.kv_len;
+    if (run(probes, smaller).failed(probes)) d = smaller;
   };
   // Sizes first: what follows is then cheap.
   keep([](Drawn& s) { s.shape.batch = 1; });
   keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads = 1; });
-  for (int round = 0; round < 6 && ladder.can.length_step == 1; ++round) {
+  for (int round = 0; round < 6 && probes.can.length_step == 1; ++round) {
     keep([](Drawn& s) { s.shape.q_len = (s.shape.q_len + 1) / 2; });
     keep([](Drawn& s) { s.shape.kv_len = (s.shape.kv_len + 1) / 2; });
   }
   keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads; });
-  keep([&](Drawn& s) { s.options.num_splits = ladder.base().num_splits; });
-  keep([&](Drawn& s) { s.options.causal = ladder.base().causal; });
+  keep([&](Drawn& s) { s.options.num_splits = probes.base().num_splits; });
+  keep([&](Drawn& s) { s.options.causal = probes.base().causal; });
   keep([](Drawn& s) { s.options.window_left = s.options.window_right = -1; });
   keep([](Drawn& s) { s.options.softcap = 0; });
   keep([](Drawn& s) { s.options.scale.reset(); });
@@ -145,9 +145,9 @@ Drawn smallest(Ladder& ladder, Drawn d) {
 }
 
 /// The stage of a failing call by what about it matters, once it is as small as it gets.
-FaultStage stage_of(const Ladder& ladder, const Drawn& d, const Ran& ran) {
+FaultStage stage_of(const ProbeSequence& probes, const Drawn& d, const Ran& ran) {
   if (ran.judged && ran.judged->ok() && ran.judged->lse_wrong > 0) return FaultStage::lse;
-  const Options base = ladder.base();
+  const Options base = probes.base();
   if (d.options.num_splits != base.num_splits) return FaultStage::combine;
   if (d.options.causal != base.causal || d.options.window_left >= 0 ||
       d.options.window_right >= 0) {
@@ -167,8 +167,8 @@ FaultStage stage_of(const Ladder& ladder, const Drawn& d, const Ran& ran) {
 }
 
 /// The rungs again, with this shape's batch, heads, q_len and v_dim.
-Finding climb_at(Ladder& ladder, const Shape& shape) {
-  Ladder here = ladder;
+Finding climb_at(ProbeSequence& probes, const Shape& shape) {
+  ProbeSequence here = probes;
   here.pinned = shape;
   for (const auto probe : {probe_coverage, probe_layout, probe_uniform, probe_key_layout,
                            probe_scores, probe_rescale, probe_max}) {
@@ -182,25 +182,25 @@ Finding climb_at(Ladder& ladder, const Shape& shape) {
 
 }  // namespace
 
-Finding probe_random(Ladder& ladder, std::int64_t) {
-  std::vector<Drawn> all = feature_pairs(ladder);
-  for (std::uint64_t index = 0; index < (ladder.quick ? 8 : 96); ++index) {
-    all.push_back(draw(ladder, index));
+Finding probe_random(ProbeSequence& probes, std::int64_t) {
+  std::vector<Drawn> all = feature_pairs(probes);
+  for (std::uint64_t index = 0; index < (probes.quick ? 8 : 96); ++index) {
+    all.push_back(draw(probes, index));
   }
   for (const Drawn& drawn : all) {
-    if (!run(ladder, drawn).failed(ladder)) continue;
-    const Drawn d = smallest(ladder, drawn);
-    const Ran ran = run(ladder, d);
+    if (!run(probes, drawn).failed(probes)) continue;
+    const Drawn d = smallest(probes, drawn);
+    const Ran ran = run(probes, d);
     if (!ran.judged) {
-      return *failure_of(ladder, ran.answer, FaultStage::unlocalised);
+      return *failure_of(probes, ran.answer, FaultStage::unlocalised);
     }
-    if (const Ran again = run(ladder, d); again.answer.bits != ran.answer.bits) {
-      return ladder.finding(FaultStage::determinism,
+    if (const Ran again = run(probes, d); again.answer.bits != ran.answer.bits) {
+      return probes.finding(FaultStage::determinism,
                             "random inputs: the same call gives other bits the second time");
     }
-    const FaultStage stage = stage_of(ladder, d, ran);
+    const FaultStage stage = stage_of(probes, d, ran);
     if (stage == FaultStage::unlocalised || d.shape.v_dim != d.shape.head_dim) {
-      if (Finding f = climb_at(ladder, d.shape); f.found()) return f;
+      if (Finding f = climb_at(probes, d.shape); f.found()) return f;
     }
     const Judged& j = *ran.judged;
     const std::string seen = stage == FaultStage::lse
@@ -211,7 +211,7 @@ Finding probe_random(Ladder& ladder, std::int64_t) {
                                        " outputs are wrong, by up to " + number(j.worst) +
                                        " times what rounding allows (relative error " +
                                        number(j.relative_error) + ")";
-    Finding f = ladder.finding(
+    Finding f = probes.finding(
         stage,
         "random inputs of deviation " + number(d.sigma) + ", seed " + decimal(d.seed) + ": " + seen,
         ran.call, ran.answer, j);

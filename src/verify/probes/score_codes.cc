@@ -45,11 +45,11 @@ std::vector<std::vector<int>> groups_of(Format format) {
 
 bool ScoreCodes::Read::right() const { return std::fabs(score - want) <= tolerance; }
 
-std::map<int, ScoreCodes::Read> ScoreCodes::read_all(Ladder& ladder, std::int64_t head_dim,
+std::map<int, ScoreCodes::Read> ScoreCodes::read_all(ProbeSequence& probes, std::int64_t head_dim,
                                                      bool of_q, std::int64_t turn) const {
-  const Format format = ladder.subject.formats().dtype;
-  const Arithmetic a = ladder.subject.arithmetic();
-  Setting setting = ladder.subject.plain();
+  const Format format = probes.subject.formats().dtype;
+  const Arithmetic a = probes.subject.arithmetic();
+  Setting setting = probes.subject.plain();
   (of_q ? setting.q_unit_scale : setting.k_unit_scale) = true;
   std::map<int, Read> all;
   for (const std::vector<int>& codes : groups_of(format)) {
@@ -62,7 +62,7 @@ std::map<int, ScoreCodes::Read> ScoreCodes::read_all(Ladder& ladder, std::int64_
     };
     const double size_of_codes = std::exp2(std::ilogb(value(1)));
     const auto rows = static_cast<std::int64_t>(codes.size()) + 1;
-    HostCall call = ladder.call(ladder.shape(rows, rows, head_dim, false));
+    HostCall call = probes.call(probes.shape(rows, rows, head_dim, false));
     // A power of two, so that it is exact in any format.
     const double per_score = std::sqrt(static_cast<double>(head_dim)) / size_of_codes;
     const double other = std::exp2(std::floor(std::log2(kLargestScore * per_score)) - 1);
@@ -74,9 +74,9 @@ std::map<int, ScoreCodes::Read> ScoreCodes::read_all(Ladder& ladder, std::int64_
     fill(of_q ? t.k : t.q, [&](auto, auto, std::int64_t row, std::int64_t c) {
       return row > 0 && c == dimension(row) ? other : 0.0;
     });
-    const std::vector<double> p = read_probabilities(ladder, call, setting);
+    const std::vector<double> p = read_probabilities(probes, call, setting);
     if (p.empty()) return {};
-    const reference::Oracle oracle = ladder.oracle(call, true);
+    const reference::Oracle oracle = probes.oracle(call, true);
     const auto keys = static_cast<std::size_t>(t.k.shape[2]);
     for (std::size_t i = 1; i < static_cast<std::size_t>(rows); ++i) {
       const auto& want = oracle.probabilities[i];
@@ -97,14 +97,14 @@ std::map<int, ScoreCodes::Read> ScoreCodes::read_all(Ladder& ladder, std::int64_
   return all;
 }
 
-ScoreCodes::ScoreCodes(Ladder& ladder, std::int64_t head_dim, bool of_q) {
+ScoreCodes::ScoreCodes(ProbeSequence& probes, std::int64_t head_dim, bool of_q) {
   const auto any_wrong = [](const std::map<int, Read>& all) {
     return std::any_of(all.begin(), all.end(), [](const auto& r) { return !r.second.right(); });
   };
-  const std::map<int, Read> here = read_all(ladder, head_dim, of_q, 0);
+  const std::map<int, Read> here = read_all(probes, head_dim, of_q, 0);
   if (!any_wrong(here)) return;
   // At other keys and in other dimensions, to tell the code from the place.
-  const std::map<int, Read> there = read_all(ladder, head_dim, of_q, 5);
+  const std::map<int, Read> there = read_all(probes, head_dim, of_q, 5);
   int wrong = 0, alike = 0;
   double least = std::numeric_limits<double>::infinity(), most = -least, least_tolerance = 0;
   for (const auto& [code, r] : here) {

@@ -12,7 +12,7 @@ namespace flashcore::verify {
 class ScoreCodes {
  public:
   /// Reads all codes of k, or of q.
-  ScoreCodes(Ladder& ladder, std::int64_t head_dim, bool of_q);
+  ScoreCodes(ProbeSequence& probes, std::int64_t head_dim, bool of_q);
 
   /// The codes that are not their values, in a sentence; empty: none.
   const std::string& wrong() const { return wrong_; }
@@ -27,7 +27,7 @@ class ScoreCodes {
     double factor() const { return score / want; }
   };
   /// Codes by their number. `turn` moves those of a group on, to other keys and dimensions.
-  std::map<int, Read> read_all(Ladder& ladder, std::int64_t head_dim, bool of_q,
+  std::map<int, Read> read_all(ProbeSequence& probes, std::int64_t head_dim, bool of_q,
                                std::int64_t turn) const;
 
   std::string wrong_;

@@ -15,26 +15,26 @@ constexpr double kCloseAtMost = 0.15;
 
 }  // namespace
 
-ScoreReading::ScoreReading(Ladder& ladder, const HostCall& call) : call_(call) {
+ScoreReading::ScoreReading(ProbeSequence& probes, const HostCall& call) : call_(call) {
   const Tensors& t = call_.tensors;
   keys_ = static_cast<std::size_t>(t.k.shape[2]);
   rows_per_head_ = static_cast<std::size_t>(t.q.shape[2]);
   q_heads_ = static_cast<std::size_t>(t.q.shape[1]);
   kv_heads_ = static_cast<std::size_t>(t.k.shape[1]);
   // Rounds q and k as the implementation will see them.
-  const Answer answer = ladder.subject.run(call_);
-  failure_ = failure_of(ladder, answer, FaultStage::scores);
+  const CallResult answer = probes.subject.run(call_);
+  failure_ = failure_of(probes, answer, FaultStage::scores);
   if (!answer.ok()) return;
-  p_ = read_probabilities(ladder, call_);
-  scales_ = ladder.subject.last_scales();
+  p_ = read_probabilities(probes, call_);
+  scales_ = probes.subject.last_scales();
   if (p_.empty()) return;
-  const reference::Oracle oracle = ladder.oracle(call_, true);
+  const reference::Oracle oracle = probes.oracle(call_, true);
   rows_ = oracle.rows.size();
-  centre(ladder, oracle);
+  centre(probes, oracle);
 }
 
-void ScoreReading::centre(const Ladder& ladder, const reference::Oracle& oracle) {
-  const Arithmetic a = ladder.subject.arithmetic();
+void ScoreReading::centre(const ProbeSequence& probes, const reference::Oracle& oracle) {
+  const Arithmetic a = probes.subject.arithmetic();
   got_.assign(rows_ * keys_, 0.0);
   want_ = tolerance_ = got_;
   used_.assign(rows_ * keys_, 0);

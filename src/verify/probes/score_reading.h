@@ -12,7 +12,7 @@ namespace flashcore::verify {
 class ScoreReading {
  public:
   /// Runs the call with one-hot values. `readable()` is false where it could not be run.
-  ScoreReading(Ladder& ladder, const HostCall& call);
+  ScoreReading(ProbeSequence& probes, const HostCall& call);
 
   bool readable() const { return !p_.empty(); }
   /// Why it could not be run; a refusal is none.
@@ -51,7 +51,7 @@ class ScoreReading {
   Evidence evidence() const;
 
  private:
-  void centre(const Ladder& ladder, const reference::Oracle& oracle);
+  void centre(const ProbeSequence& probes, const reference::Oracle& oracle);
   /// scale · q·k of any row and any key, from the call's own values.
   double product(std::size_t row, std::size_t head_of_k, std::size_t key) const;
   /// Keys (head · keys + key) whose scores columns 0, 1, ... of `head` show; empty: none fit.

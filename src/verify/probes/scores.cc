@@ -16,36 +16,37 @@ constexpr double kNoise = 0x1p-4;
 constexpr std::int64_t kManyKeys = 300;
 
 /// Other head dims of a quick run: that heads are found was seen at the first.
-bool is_brief(const Ladder& ladder, std::int64_t head_dim) {
-  return ladder.quick && head_dim != ladder.main_dim();
+bool is_brief(const ProbeSequence& probes, std::int64_t head_dim) {
+  return probes.quick && head_dim != probes.main_dim();
 }
 
-HostCall dimension_call(const Ladder& ladder, std::int64_t head_dim, const Options& options) {
-  const bool wide = !is_brief(ladder, head_dim);
-  HostCall call = ladder.call(ladder.shape(head_dim, 17, head_dim, wide), options);
-  fill_one_dimension_per_row(call, ladder.seed);
+HostCall dimension_call(const ProbeSequence& probes, std::int64_t head_dim,
+                        const Options& options) {
+  const bool wide = !is_brief(probes, head_dim);
+  HostCall call = probes.call(probes.shape(head_dim, 17, head_dim, wide), options);
+  fill_one_dimension_per_row(call, probes.seed);
   return call;
 }
 
 /// 20 queries, or one, where implementations often go another way; few on many keys, where tiles
 /// come round again.
-HostCall dense_call(const Ladder& ladder, std::int64_t head_dim, std::int64_t kv_len,
+HostCall dense_call(const ProbeSequence& probes, std::int64_t head_dim, std::int64_t kv_len,
                     const Options& options) {
-  const bool wide = !is_brief(ladder, head_dim);
+  const bool wide = !is_brief(probes, head_dim);
   const std::int64_t q_len = kv_len == 70 ? 1 : kv_len >= kManyKeys ? 4 : 20;
   HostCall call =
-      ladder.call(ladder.shape(q_len, kv_len, head_dim, wide && kv_len < kManyKeys), options);
-  fill_flat_maximum(call, 0.6, ladder.seed);
+      probes.call(probes.shape(q_len, kv_len, head_dim, wide && kv_len < kManyKeys), options);
+  fill_flat_maximum(call, 0.6, probes.seed);
   return call;
 }
 
 /// Reads scores; where weights were lost (scores far too large), with q so much smaller that they
 /// can be read.
-ScoreReading read(Ladder& ladder, const HostCall& call) {
-  ScoreReading reading(ladder, call);
+ScoreReading read(ProbeSequence& probes, const HostCall& call) {
+  ScoreReading reading(probes, call);
   for (double factor = 0x1p-2; reading.readable() && reading.lost() > 0 && factor >= 0x1p-6;
        factor *= 0x1p-2) {
-    ScoreReading smaller(ladder, with_scaled_scores(call, factor));
+    ScoreReading smaller(probes, with_scaled_scores(call, factor));
     if (smaller.readable() && smaller.lost() < reading.lost()) return smaller;
   }
   return reading;
@@ -83,12 +84,12 @@ bool is_ratio_of_scales(const std::vector<double>& s, double slope) {
 
 /// Keys stand in another order. With Q = 0 and a causal mask the weights say whose order it is: the
 /// mask goes by the scores' order, so if V is in another one, the visible keys look scattered.
-FaultStage side_of_order(Ladder& ladder, std::int64_t head_dim) {
-  if (!ladder.can.causal) return FaultStage::scores;
-  Options options = ladder.base();
+FaultStage side_of_order(ProbeSequence& probes, std::int64_t head_dim) {
+  if (!probes.can.causal) return FaultStage::scores;
+  Options options = probes.base();
   options.causal = true;
-  HostCall call = ladder.call(ladder.shape(48, 48, head_dim, false), options);
-  const std::vector<double> p = read_probabilities(ladder, call);
+  HostCall call = probes.call(probes.shape(48, 48, head_dim, false), options);
+  const std::vector<double> p = read_probabilities(probes, call);
   if (p.empty()) return FaultStage::scores;
   const auto n = static_cast<std::size_t>(call.tensors.k.shape[2]);
   for (std::size_t r = 0; r < p.size() / n; ++r) {
@@ -124,14 +125,15 @@ std::string wrong_dimensions(const ScoreReading& one, std::int64_t head_dim) {
   return "";
 }
 
-Finding slope_finding(Ladder& ladder, const ScoreReading& r, double slope, std::int64_t head_dim) {
+Finding slope_finding(ProbeSequence& probes, const ScoreReading& r, double slope,
+                      std::int64_t head_dim) {
   const std::string seen = "scores are " + number(slope) + " times what they should be" +
                            named_factor(slope, static_cast<double>(head_dim));
   FaultStage stage = FaultStage::scale;
-  if (is_8bit(ladder.subject.formats().dtype) && is_ratio_of_scales(r.scales(), slope)) {
+  if (is_8bit(probes.subject.formats().dtype) && is_ratio_of_scales(r.scales(), slope)) {
     stage = FaultStage::dequant;
   }
-  Finding f = ladder.finding(
+  Finding f = probes.finding(
       stage, seen + (stage == FaultStage::dequant ? ": a ratio of the tensors' own scales" : ""));
   f.evidence = r.evidence();
   return f;
@@ -145,11 +147,11 @@ bool is_slope(const ScoreReading& r, ScoreReading::Fit fit) {
          (std::fabs(fit.slope - 1) > 4 * fit.residual || fit.residual < 1e-3);
 }
 
-Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& dense,
+Finding explain(ProbeSequence& probes, const ScoreReading& one, const ScoreReading& dense,
                 const HostCall& shown, std::int64_t head_dim) {
   const ScoreReading& wrong = one.readable() && !one.ok() ? one : dense;
   const auto found = [&](FaultStage stage, const std::string& detail) {
-    Finding f = ladder.finding(stage, detail);
+    Finding f = probes.finding(stage, detail);
     f.evidence = wrong.evidence();
     f.call = describe(shown);
     return f;
@@ -160,12 +162,12 @@ Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& den
   }
   // Codes that are off by a factor each look like a common one where tolerances are wide.
   for (const bool of_q : {false, true}) {
-    if (!is_8bit(ladder.subject.formats().dtype)) break;
-    const ScoreCodes codes(ladder, head_dim, of_q);
+    if (!is_8bit(probes.subject.formats().dtype)) break;
+    const ScoreCodes codes(probes, head_dim, of_q);
     if (codes.is_other_table()) return found(FaultStage::dequant, codes.wrong());
   }
   if (wrong.lost() == 0 && is_slope(wrong, fit)) {
-    return slope_finding(ladder, wrong, fit.slope, head_dim);
+    return slope_finding(probes, wrong, fit.slope, head_dim);
   }
   for (const ScoreReading* r : {&dense, &one}) {
     if (!r->readable() || r->ok() || r->lost() > 0) continue;
@@ -181,20 +183,20 @@ Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& den
     if (!order.empty()) {
       std::size_t j = 0;
       while (order[j] == static_cast<std::int64_t>(j)) ++j;
-      return found(side_of_order(ladder, head_dim), "keys are exchanged: the weight of key " +
+      return found(side_of_order(probes, head_dim), "keys are exchanged: the weight of key " +
                                                         decimal(order[j]) + " stands at key " +
                                                         decimal(j));
     }
   }
   const bool table =
-      is_8bit(ladder.subject.formats().dtype) && one.readable() && one.is_other_table();
+      is_8bit(probes.subject.formats().dtype) && one.readable() && one.is_other_table();
   if (one.readable() && !one.ok() && !table) {
     if (const std::string dims = wrong_dimensions(one, head_dim); !dims.empty()) {
       return found(FaultStage::scores, dims);
     }
   }
   // Simple codes first (one dimension at a time), then all of them.
-  const bool eight_bit = is_8bit(ladder.subject.formats().dtype);
+  const bool eight_bit = is_8bit(probes.subject.formats().dtype);
   if (eight_bit && wrong.lost() == 0 && (&wrong == &dense || one.is_other_table())) {
     return found(FaultStage::dequant,
                  &wrong == &dense ? "scores are right for simple codes of q and k, wrong for others"
@@ -217,46 +219,46 @@ Finding explain(Ladder& ladder, const ScoreReading& one, const ScoreReading& den
                                        number(wrong.want(r, j)));
 }
 
-Finding check_sums(Ladder& ladder, const ScoreReading& r) {
+Finding check_sums(ProbeSequence& probes, const ScoreReading& r) {
   if (!r.readable() || !r.ok() || !r.sums_are_wrong()) return {};
   // Too much in some rows, too little in others, and by less than a unit of bf16: not a key.
   if (r.sums_scatter() && std::fabs(r.worst_sum() - 1) < unit_of(Format::bf16)) {
-    return ladder.finding(FaultStage::precision,
+    return probes.finding(FaultStage::precision,
                           "scores are right, but rows of P add up to more and to less than 1, by "
                           "up to " +
                               number(std::fabs(r.worst_sum() - 1)) +
                               ": the sum is kept in too narrow a format");
   }
-  return ladder.finding(FaultStage::sum, "scores are right, but a row of P adds up to " +
+  return probes.finding(FaultStage::sum, "scores are right, but a row of P adds up to " +
                                              number(r.worst_sum()) + " instead of 1");
 }
 
 }  // namespace
 
-Finding probe_scores(Ladder& ladder, std::int64_t head_dim) {
-  std::vector<Options> all{ladder.base()};
-  if (ladder.can.scale) {
-    all.push_back(ladder.base());
+Finding probe_scores(ProbeSequence& probes, std::int64_t head_dim) {
+  std::vector<Options> all{probes.base()};
+  if (probes.can.scale) {
+    all.push_back(probes.base());
     all.back().scale = 1.7 / std::sqrt(static_cast<double>(head_dim));
   }
   for (const Options& options : all) {
-    const HostCall one_call = dimension_call(ladder, head_dim, options);
-    const ScoreReading one = read(ladder, one_call);
+    const HostCall one_call = dimension_call(probes, head_dim, options);
+    const ScoreReading one = read(probes, one_call);
     if (one.failure()) return *one.failure();
     for (const std::int64_t kv_len :
          {std::int64_t{48}, std::int64_t{70}, std::int64_t{150}, kManyKeys}) {
-      if (kv_len >= kManyKeys && !ladder.can.cross) continue;
-      if (kv_len > 70 && (is_brief(ladder, head_dim) || (ladder.quick && options.scale))) continue;
-      const HostCall dense_one = dense_call(ladder, head_dim, kv_len, options);
-      const ScoreReading dense = read(ladder, dense_one);
+      if (kv_len >= kManyKeys && !probes.can.cross) continue;
+      if (kv_len > 70 && (is_brief(probes, head_dim) || (probes.quick && options.scale))) continue;
+      const HostCall dense_one = dense_call(probes, head_dim, kv_len, options);
+      const ScoreReading dense = read(probes, dense_one);
       if (dense.failure()) return *dense.failure();
       const bool one_ok = !one.readable() || one.ok(), dense_ok = !dense.readable() || dense.ok();
       if (one_ok && dense_ok) {
-        if (Finding f = check_sums(ladder, one); f.found()) return f;
-        if (Finding f = check_sums(ladder, dense); f.found()) return f;
+        if (Finding f = check_sums(probes, one); f.found()) return f;
+        if (Finding f = check_sums(probes, dense); f.found()) return f;
         continue;
       }
-      Finding f = explain(ladder, one, dense, one_ok ? dense_one : one_call, head_dim);
+      Finding f = explain(probes, one, dense, one_ok ? dense_one : one_call, head_dim);
       if (options.scale && f.stage == FaultStage::scale) f.detail += "; scale was given";
       return f;
     }
@@ -264,14 +266,14 @@ Finding probe_scores(Ladder& ladder, std::int64_t head_dim) {
   return {};
 }
 
-Finding probe_softcap(Ladder& ladder, std::int64_t head_dim) {
-  Options options = ladder.base();
+Finding probe_softcap(ProbeSequence& probes, std::int64_t head_dim) {
+  Options options = probes.base();
   options.softcap = 1.5;
-  const HostCall call = dense_call(ladder, head_dim, 48, options);
-  const ScoreReading reading(ladder, call);
+  const HostCall call = dense_call(probes, head_dim, 48, options);
+  const ScoreReading reading(probes, call);
   if (reading.failure()) return *reading.failure();
   if (!reading.readable() || reading.ok()) return {};
-  Finding f = ladder.finding(FaultStage::scores,
+  Finding f = probes.finding(FaultStage::scores,
                              "softcap 1.5: scores are not c·tanh(s/c), though right without it");
   f.evidence = reading.evidence();
   return f;

@@ -49,11 +49,11 @@ void fill_scores_by_parity(HostCall& call, Score score) {
 
 /// Keys whose weights are off by the same factor as their neighbour's: nothing that rounds each
 /// weight by itself leaves such ranges.
-bool is_off_by_ranges(Ladder& ladder, const HostCall& call) {
-  const std::vector<double> p = read_probabilities(ladder, call);
+bool is_off_by_ranges(ProbeSequence& probes, const HostCall& call) {
+  const std::vector<double> p = read_probabilities(probes, call);
   if (p.empty()) return false;
-  const Arithmetic a = ladder.subject.arithmetic();
-  const reference::Oracle oracle = ladder.oracle(call, true);
+  const Arithmetic a = probes.subject.arithmetic();
+  const reference::Oracle oracle = probes.oracle(call, true);
   const auto n = static_cast<std::size_t>(call.tensors.k.shape[2]);
   std::size_t runs = 0, keys = 0;
   double before = 0;
@@ -78,9 +78,9 @@ struct Ordered {
 };
 
 /// Scores from -range up to 0: no exp() of them overflows, whatever is or is not subtracted.
-Ordered run_order(Ladder& ladder, const Order& order, double range, std::int64_t kv_len,
+Ordered run_order(ProbeSequence& probes, const Order& order, double range, std::int64_t kv_len,
                   std::int64_t head_dim) {
-  HostCall call = ladder.call(ladder.shape(3, kv_len, head_dim, false));
+  HostCall call = probes.call(probes.shape(3, kv_len, head_dim, false));
   const auto n = static_cast<double>(call.tensors.k.shape[2]);
   const auto score = [&](std::int64_t j, std::int64_t query) {
     return range * (order.height(static_cast<double>(j) / (n - 1), j, query) - 1);
@@ -90,12 +90,12 @@ Ordered run_order(Ladder& ladder, const Order& order, double range, std::int64_t
   } else {
     fill_scores_by_parity(call, score);
   }
-  fill_values(call, ladder.seed);
-  const Answer answer = ladder.subject.run(call);
+  fill_values(call, probes.seed);
+  const CallResult answer = probes.subject.run(call);
   Ordered result;
-  if (auto f = failure_of(ladder, answer, FaultStage::rescale)) return {true, f->detail, *f};
+  if (auto f = failure_of(probes, answer, FaultStage::rescale)) return {true, f->detail, *f};
   if (!answer.ok()) return result;
-  const Judged judged = ladder.judge(call, answer);
+  const Judged judged = probes.judge(call, answer);
   if (judged.ok()) return result;
   result.failed = true;
   const double sum =
@@ -112,22 +112,22 @@ Ordered run_order(Ladder& ladder, const Order& order, double range, std::int64_t
                    number(judged.relative_error) + ")";
   }
   const bool noise =
-      judged.non_finite == 0 && judged.relative_error < 0x1p-6 && !is_off_by_ranges(ladder, call);
-  result.finding = ladder.finding(noise ? FaultStage::precision : FaultStage::rescale, result.text,
+      judged.non_finite == 0 && judged.relative_error < 0x1p-6 && !is_off_by_ranges(probes, call);
+  result.finding = probes.finding(noise ? FaultStage::precision : FaultStage::rescale, result.text,
                                   call, answer, judged);
   return result;
 }
 
 }  // namespace
 
-Finding probe_rescale(Ladder& ladder, std::int64_t head_dim) {
+Finding probe_rescale(ProbeSequence& probes, std::int64_t head_dim) {
   for (const std::int64_t kv_len : {20, 200, 600}) {
-    if (!ladder.can.cross && kv_len > 200) break;
-    if (ladder.quick && head_dim != ladder.main_dim() && kv_len > 200) break;
+    if (!probes.can.cross && kv_len > 200) break;
+    if (probes.quick && head_dim != probes.main_dim() && kv_len > 200) break;
     for (const double range : {6.0, 30.0}) {
       Ordered results[std::size(kOrders)];
       for (std::size_t i = 0; i < std::size(kOrders); ++i) {
-        results[i] = run_order(ladder, kOrders[i], range, kv_len, head_dim);
+        results[i] = run_order(probes, kOrders[i], range, kv_len, head_dim);
       }
       const bool up = results[0].failed, down = results[1].failed;
       for (const Ordered& r : results) {
@@ -140,7 +140,7 @@ Finding probe_rescale(Ladder& ladder, std::int64_t head_dim) {
           f.stage = FaultStage::rescale;  // rounding does not ask for the order
           f.detail += up ? "; descending scores, which never raise the maximum, are right"
                          : "; ascending scores are right";
-        } else if (up && f.stage == FaultStage::rescale && !ladder.can.splits) {
+        } else if (up && f.stage == FaultStage::rescale && !probes.can.splits) {
           // A running maximum rises in one of the two orders only; partial results do not care.
           f.stage = FaultStage::combine;
           f.detail += "; so are descending scores: partial results are joined with wrong weights";
@@ -152,8 +152,8 @@ Finding probe_rescale(Ladder& ladder, std::int64_t head_dim) {
   return {};
 }
 
-Finding probe_max(Ladder& ladder, std::int64_t head_dim) {
-  const auto explain = [&](const HostCall& call, const Answer& answer, const Judged& judged,
+Finding probe_max(ProbeSequence& probes, std::int64_t head_dim) {
+  const auto explain = [&](const HostCall& call, const CallResult& answer, const Judged& judged,
                            const std::string& what) {
     std::size_t zero = 0;
     for (const double x : answer.out) zero += x == 0 ? 1 : 0;
@@ -162,17 +162,17 @@ Finding probe_max(Ladder& ladder, std::int64_t head_dim) {
                                  ? decimal(judged.non_finite) + " outputs are not finite"
                                  : "output " + number(answer.out[judged.worst_at]) +
                                        " instead of " + number(judged.oracle.out[judged.worst_at]);
-    return ladder.finding(lost ? FaultStage::max : FaultStage::rescale, what + ": " + seen, call,
+    return probes.finding(lost ? FaultStage::max : FaultStage::rescale, what + ": " + seen, call,
                           answer, judged);
   };
   for (const double shift : {200.0, -200.0, 2000.0, -2000.0}) {
-    HostCall call = ladder.call(ladder.shape(3, 100, head_dim, false));
+    HostCall call = probes.call(probes.shape(3, 100, head_dim, false));
     fill_scores_by_key(call, 1 % head_dim, [&](std::int64_t) { return shift; });
-    fill_values(call, ladder.seed);
-    const Answer answer = ladder.subject.run(call);
-    if (auto f = failure_of(ladder, answer, FaultStage::max)) return *f;
+    fill_values(call, probes.seed);
+    const CallResult answer = probes.subject.run(call);
+    if (auto f = failure_of(probes, answer, FaultStage::max)) return *f;
     if (!answer.ok()) continue;
-    const Judged judged = ladder.judge(call, answer);
+    const Judged judged = probes.judge(call, answer);
     if (judged.ok()) continue;
     Finding f = explain(call, answer, judged, "all scores " + number(shift));
     f.stage = FaultStage::max;
@@ -180,15 +180,15 @@ Finding probe_max(Ladder& ladder, std::int64_t head_dim) {
   }
   // Queries far apart: a maximum that is not each query's own leaves some of them nothing.
   {
-    HostCall call = ladder.call(ladder.shape(6, 100, head_dim, false));
+    HostCall call = probes.call(probes.shape(6, 100, head_dim, false));
     fill_scores_by_parity(call, [](std::int64_t j, std::int64_t query) {
       return (query == 0 ? 200.0 : -200.0) + static_cast<double>(j % 4);
     });
-    fill_values(call, ladder.seed);
-    const Answer answer = ladder.subject.run(call);
-    if (auto f = failure_of(ladder, answer, FaultStage::max)) return *f;
+    fill_values(call, probes.seed);
+    const CallResult answer = probes.subject.run(call);
+    if (auto f = failure_of(probes, answer, FaultStage::max)) return *f;
     if (answer.ok()) {
-      const Judged judged = ladder.judge(call, answer);
+      const Judged judged = probes.judge(call, answer);
       if (!judged.ok()) {
         return explain(call, answer, judged, "queries with scores of 200 beside others with -200");
       }
@@ -197,13 +197,13 @@ Finding probe_max(Ladder& ladder, std::int64_t head_dim) {
   // Every query has one key far above the others, each somewhere else: a maximum over some of the
   // keys only misses it.
   for (const std::int64_t kv_len : {40, 200}) {
-    HostCall plain = ladder.call(ladder.shape(64, kv_len, head_dim, false));
-    fill_values(plain, ladder.seed);
+    HostCall plain = probes.call(probes.shape(64, kv_len, head_dim, false));
+    fill_values(plain, probes.seed);
     HostCall call = with_selected_keys(plain);
-    const Answer answer = ladder.subject.run(call);
-    if (auto f = failure_of(ladder, answer, FaultStage::max)) return *f;
+    const CallResult answer = probes.subject.run(call);
+    if (auto f = failure_of(probes, answer, FaultStage::max)) return *f;
     if (!answer.ok()) continue;
-    const Judged judged = ladder.judge(call, answer);
+    const Judged judged = probes.judge(call, answer);
     if (!judged.ok()) {
       return explain(call, answer, judged, "one key of each query far above all others");
     }

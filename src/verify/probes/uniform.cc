@@ -5,15 +5,15 @@
 #include <numeric>
 
 #include "verify/inputs/decimal.h"
-#include "verify/probe_sequence.h"
 #include "verify/inputs/lengths.h"
+#include "verify/probe_sequence.h"
 
 namespace flashcore::verify {
 namespace {
 
-HostCall uniform_call(const Ladder& ladder, const Shape& shape) {
-  HostCall call = ladder.call(shape);
-  fill_random(call.tensors.k, 1, ladder.seed, 51);
+HostCall uniform_call(const ProbeSequence& probes, const Shape& shape) {
+  HostCall call = probes.call(shape);
+  fill_random(call.tensors.k, 1, probes.seed, 51);
   fill_folded_one_hot(call);
   return call;
 }
@@ -109,23 +109,23 @@ std::vector<std::size_t> odd_keys(const Row& row, double tolerance) {
   return odd;
 }
 
-double p_tolerance(const Ladder& ladder, std::int64_t n) {
-  const Arithmetic a = ladder.subject.arithmetic();
+double p_tolerance(const ProbeSequence& probes, std::int64_t n) {
+  const Arithmetic a = probes.subject.arithmetic();
   return 2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(n))) + 0x1p-22;
 }
 
-std::optional<Row> first_wrong_row(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
-  HostCall call = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
-  const std::vector<double> p = read_probabilities(ladder, call);
+std::optional<Row> first_wrong_row(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
+  HostCall call = uniform_call(probes, probes.shape(3, n, head_dim, false));
+  const std::vector<double> p = read_probabilities(probes, call);
   if (p.empty()) return std::nullopt;
-  const reference::Oracle oracle = ladder.oracle(call, true);
+  const reference::Oracle oracle = probes.oracle(call, true);
   const auto keys = static_cast<std::size_t>(call.tensors.k.shape[2]);
   for (std::size_t r = 0; r < oracle.rows.size(); ++r) {
     Row row{{p.begin() + static_cast<std::ptrdiff_t>(r * keys),
              p.begin() + static_cast<std::ptrdiff_t>((r + 1) * keys)},
             oracle.probabilities[r]};
     for (std::size_t j = 0; j < keys; ++j) {
-      const double allowed = p_tolerance(ladder, n) * row.want[j];
+      const double allowed = p_tolerance(probes, n) * row.want[j];
       if (!(std::fabs(row.got[j] - row.want[j]) <= allowed)) return row;
     }
   }
@@ -133,35 +133,35 @@ std::optional<Row> first_wrong_row(Ladder& ladder, std::int64_t n, std::int64_t 
 }
 
 /// An all-zero Q may be the trouble itself: a score of 0 with Q and K other than 0 tells.
-bool zero_queries_alone_fail(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
-  HostCall call = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
+bool zero_queries_alone_fail(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
+  HostCall call = uniform_call(probes, probes.shape(3, n, head_dim, false));
   fill(call.tensors.q, [](auto, auto, auto, std::int64_t c) { return c == 0 ? 1.0 : 0.0; });
   fill(call.tensors.k, [](auto, auto, auto, std::int64_t c) { return c == 0 ? 0.0 : 1.0; });
-  const Answer answer = ladder.subject.run(call);
-  return answer.ok() && ladder.judge(call, answer).ok();
+  const CallResult answer = probes.subject.run(call);
+  return answer.ok() && probes.judge(call, answer).ok();
 }
 
 /// Whether what lies around the tensors matters.
-bool reads_outside(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
-  HostCall call = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
-  Setting other = ladder.subject.plain();
-  const Answer before = ladder.subject.run(call, other);
+bool reads_outside(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
+  HostCall call = uniform_call(probes, probes.shape(3, n, head_dim, false));
+  Setting other = probes.subject.plain();
+  const CallResult before = probes.subject.run(call, other);
   other.guard = 3;
-  const Answer after = ladder.subject.run(call, other);
+  const CallResult after = probes.subject.run(call, other);
   return before.ok() && after.ok() && before.bits != after.bits;
 }
 
 /// 8-bit: with a V scale of 1 the output is right, so what is wrong by a factor is V's scale.
-bool unit_v_scale_is_right(Ladder& ladder, std::int64_t n, std::int64_t head_dim) {
-  const Format format = ladder.subject.formats().dtype;
+bool unit_v_scale_is_right(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
+  const Format format = probes.subject.formats().dtype;
   if (!is_8bit(format)) return false;
   const double value = rounded(format, 4);
-  HostCall call = ladder.call(ladder.shape(3, n, head_dim, false));
+  HostCall call = probes.call(probes.shape(3, n, head_dim, false));
   fill(call.tensors.v, [&](auto, auto, auto, auto) { return value; });
-  Setting setting = ladder.subject.plain();
+  Setting setting = probes.subject.plain();
   setting.v_unit_scale = true;
-  const Answer answer = ladder.subject.run(call, setting);
-  return answer.ok() && ladder.judge(call, answer).ok();
+  const CallResult answer = probes.subject.run(call, setting);
+  return answer.ok() && probes.judge(call, answer).ok();
 }
 
 /// Off by less than a unit of bf16, and never where 1/n is exact in every binary format: too little
@@ -175,15 +175,15 @@ bool is_rounding(const LengthResults& results, double factor) {
 
 /// Keys too heavy or too light stand elsewhere in a longer row: not at the edges of tiles, but of
 /// ranges that grow with it.
-bool odd_keys_move(Ladder& ladder, const Row& row, std::int64_t n, std::int64_t head_dim) {
-  const double tolerance = p_tolerance(ladder, n);
+bool odd_keys_move(ProbeSequence& probes, const Row& row, std::int64_t n, std::int64_t head_dim) {
+  const double tolerance = p_tolerance(probes, n);
   const std::vector<std::size_t> odd = odd_keys(row, tolerance);
   if (odd.empty() || 8 * odd.size() > row.got.size()) return false;
   const double sum = std::accumulate(row.got.begin(), row.got.end(), 0.0);
   if (std::fabs(sum - 1) > 2 * tolerance) return false;
-  const std::optional<Row> longer = first_wrong_row(ladder, 2 * n + 40, head_dim);
+  const std::optional<Row> longer = first_wrong_row(probes, 2 * n + 40, head_dim);
   if (!longer) return false;
-  const std::vector<std::size_t> moved = odd_keys(*longer, p_tolerance(ladder, 2 * n + 40));
+  const std::vector<std::size_t> moved = odd_keys(*longer, p_tolerance(probes, 2 * n + 40));
   return !moved.empty() && !std::includes(moved.begin(), moved.end(), odd.begin(), odd.end());
 }
 
@@ -210,54 +210,55 @@ FaultStage stage_of_weights(const Row& row, double tolerance) {
 
 /// Whether lengths that pass do so with other values of V too: the mean of folded one-hot ones is
 /// the same for many wrong V.
-bool passes_with_random_values(Ladder& ladder, const LengthResults& results, std::int64_t first,
-                               std::int64_t head_dim) {
+bool passes_with_random_values(ProbeSequence& probes, const LengthResults& results,
+                               std::int64_t first, std::int64_t head_dim) {
   for (const auto& [n, passed] : results) {
     if (!passed || n < first) continue;
-    HostCall call = ladder.call(ladder.shape(3, n, head_dim, false));
-    fill_random(call.tensors.v, 1, ladder.seed, 53);
-    const Answer answer = ladder.subject.run(call);
-    return !answer.ok() || ladder.judge(call, answer).ok();
+    HostCall call = probes.call(probes.shape(3, n, head_dim, false));
+    fill_random(call.tensors.v, 1, probes.seed, 53);
+    const CallResult answer = probes.subject.run(call);
+    return !answer.ok() || probes.judge(call, answer).ok();
   }
   return true;
 }
 
 /// A row sum that is off by so many keys is lost in the rounding of long rows: those that pass say
 /// nothing then.
-LengthVerdict judge_informative(const Ladder& ladder, const LengthResults& results, double off_by) {
+LengthVerdict judge_informative(const ProbeSequence& probes, const LengthResults& results,
+                                double off_by) {
   LengthResults informative;
   for (const auto& [n, passed] : results) {
-    const bool visible = off_by / static_cast<double>(n) > 1.2 * p_tolerance(ladder, n);
+    const bool visible = off_by / static_cast<double>(n) > 1.2 * p_tolerance(probes, n);
     if (!passed || visible) informative[n] = passed;
   }
   return judge_lengths(informative, "kv_len");
 }
 
-Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict lengths,
+Finding explain(ProbeSequence& probes, const LengthResults& results, LengthVerdict lengths,
                 std::int64_t head_dim) {
   // The first failing length past 1 says more: with one key there is little to get wrong.
   std::int64_t n = std::max<std::int64_t>(lengths.first, 2);
-  std::optional<Row> row = first_wrong_row(ladder, n, head_dim);
-  if (!row && n > lengths.first) row = first_wrong_row(ladder, n = lengths.first, head_dim);
-  HostCall shown = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
-  const Answer answer = ladder.subject.run(shown);
+  std::optional<Row> row = first_wrong_row(probes, n, head_dim);
+  if (!row && n > lengths.first) row = first_wrong_row(probes, n = lengths.first, head_dim);
+  HostCall shown = uniform_call(probes, probes.shape(3, n, head_dim, false));
+  const CallResult answer = probes.subject.run(shown);
   const auto found = [&](FaultStage stage, const std::string& detail) {
-    if (!answer.ok()) return ladder.finding(stage, detail);
-    return ladder.finding(stage, "Q = 0, kv_len " + decimal(n) + ": " + detail, shown, answer,
-                          ladder.judge(shown, answer));
+    if (!answer.ok()) return probes.finding(stage, detail);
+    return probes.finding(stage, "Q = 0, kv_len " + decimal(n) + ": " + detail, shown, answer,
+                          probes.judge(shown, answer));
   };
   if (!row) {
     return found(lengths.depends_on_length ? FaultStage::tail : FaultStage::pv,
                  lengths.text + ", with folded one-hot V only");
   }
-  const Content c = content_of(*row, p_tolerance(ladder, n));
+  const Content c = content_of(*row, p_tolerance(probes, n));
   if (c.finite && c.uniform && c.factor > 0) {
     const auto keys = static_cast<double>(n);
-    lengths = judge_informative(ladder, results, std::fabs(keys / c.factor - keys));
+    lengths = judge_informative(probes, results, std::fabs(keys / c.factor - keys));
   }
   std::string seen;
   if (!c.finite) {
-    if (zero_queries_alone_fail(ladder, n, head_dim)) {
+    if (zero_queries_alone_fail(probes, n, head_dim)) {
       return found(FaultStage::dequant,
                    "an all-zero Q gives NaN, scores of 0 by other inputs do not: a scale of 0 is "
                    "divided by; the scale of an all-zero tensor must be 1");
@@ -271,12 +272,12 @@ Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict leng
   } else {
     seen = "keys that score alike weigh differently";
   }
-  if (c.finite && weighs_ranges_differently(*row, p_tolerance(ladder, n))) {
+  if (c.finite && weighs_ranges_differently(*row, p_tolerance(probes, n))) {
     return found(FaultStage::combine,
                  "whole ranges of keys weigh differently, though all keys score alike: partial "
                  "results are joined with wrong weights");
   }
-  if (c.finite && c.uniform && unit_v_scale_is_right(ladder, n, head_dim)) {
+  if (c.finite && c.uniform && unit_v_scale_is_right(probes, n, head_dim)) {
     return found(FaultStage::dequant,
                  "outputs are " + number(c.factor) +
                      " times what they should be, and right where V's scale is 1");
@@ -285,10 +286,10 @@ Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict leng
     return found(FaultStage::precision, seen + ": too little for a key, so it is rounding");
   }
   if (lengths.depends_on_length &&
-      passes_with_random_values(ladder, results, lengths.first, head_dim)) {
+      passes_with_random_values(probes, results, lengths.first, head_dim)) {
     return found(FaultStage::tail, lengths.text + ": " + seen);
   }
-  if (!c.keys_missing && reads_outside(ladder, n, head_dim)) {
+  if (!c.keys_missing && reads_outside(probes, n, head_dim)) {
     return found(FaultStage::bounds, seen +
                                          ", and differently when other values lie around the "
                                          "tensors: keys outside of them are read");
@@ -297,39 +298,39 @@ Finding explain(Ladder& ladder, const LengthResults& results, LengthVerdict leng
     return found(FaultStage::precision, seen + ": the sum is kept in too narrow a format");
   }
   if (!c.finite || c.uniform) return found(FaultStage::sum, seen);
-  if (odd_keys_move(ladder, *row, n, head_dim)) {
+  if (odd_keys_move(probes, *row, n, head_dim)) {
     return found(FaultStage::combine,
                  seen +
                      ", and others in a longer row: at the edges of ranges that are computed "
                      "apart");
   }
   // Keys beyond a limit are left out: also of a longer row, where holes would not end it.
-  if (const std::optional<Row> longer = first_wrong_row(ladder, 2 * n + 40, head_dim);
+  if (const std::optional<Row> longer = first_wrong_row(probes, 2 * n + 40, head_dim);
       c.keys_missing && longer) {
-    const Content more = content_of(*longer, p_tolerance(ladder, 2 * n + 40));
+    const Content more = content_of(*longer, p_tolerance(probes, 2 * n + 40));
     if (more.finite && c.last_key + 2 == lengths.first && more.last_key == c.last_key) {
       return found(FaultStage::tail,
                    lengths.text + ": keys from " + decimal(c.last_key + 1) + " on are left out");
     }
   }
-  return found(stage_of_weights(*row, p_tolerance(ladder, n)), seen);
+  return found(stage_of_weights(*row, p_tolerance(probes, n)), seen);
 }
 
 /// Many keys of equal weight, V positive: a narrow accumulator stops growing.
-Finding check_long_sums(Ladder& ladder, std::int64_t head_dim) {
+Finding check_long_sums(ProbeSequence& probes, std::int64_t head_dim) {
   for (const std::int64_t n : {1000, 2500, 5000}) {
-    if (ladder.quick && n > 2500) break;
-    HostCall call = ladder.call(ladder.shape(ladder.can.cross ? 2 : n, n, head_dim, false));
-    if (!ladder.can.cross && n > 2500) break;
-    Random random(ladder.seed, 52);
+    if (probes.quick && n > 2500) break;
+    HostCall call = probes.call(probes.shape(probes.can.cross ? 2 : n, n, head_dim, false));
+    if (!probes.can.cross && n > 2500) break;
+    Random random(probes.seed, 52);
     fill(call.tensors.v, [&](auto, auto, auto, auto) { return 1 + random.uniform(); });
-    const Answer answer = ladder.subject.run(call);
-    if (auto f = failure_of(ladder, answer, FaultStage::precision)) return *f;
+    const CallResult answer = probes.subject.run(call);
+    if (auto f = failure_of(probes, answer, FaultStage::precision)) return *f;
     if (!answer.ok()) continue;
-    const Judged judged = ladder.judge(call, answer);
+    const Judged judged = probes.judge(call, answer);
     if (judged.ok()) continue;
     const double got = answer.out[judged.worst_at], want = judged.oracle.out[judged.worst_at];
-    return ladder.finding(FaultStage::precision,
+    return probes.finding(FaultStage::precision,
                           "the mean of " + decimal(n) + " values between 1 and 2 is " +
                               number(got) + " instead of " + number(want) +
                               ", right for fewer: sums are kept in too narrow a format",
@@ -340,22 +341,22 @@ Finding check_long_sums(Ladder& ladder, std::int64_t head_dim) {
 
 }  // namespace
 
-Finding probe_uniform(Ladder& ladder, std::int64_t head_dim) {
+Finding probe_uniform(ProbeSequence& probes, std::int64_t head_dim) {
   LengthResults results;
   std::optional<Finding> failure;
   int deaths = 0;
-  const bool main = head_dim == ladder.main_dim();
-  for (const std::int64_t n : lengths_to_try(ladder.quick || !main, ladder.can.length_step)) {
+  const bool main = head_dim == probes.main_dim();
+  for (const std::int64_t n : lengths_to_try(probes.quick || !main, probes.can.length_step)) {
     if (!main && n > 130) break;
-    if (!main && ladder.quick && n > 20 && n % 32 > 1) continue;
-    HostCall call = uniform_call(ladder, ladder.shape(3, n, head_dim, false));
-    const Answer answer = ladder.subject.run(call);
-    if (auto f = failure_of(ladder, answer, FaultStage::sum)) {
+    if (!main && probes.quick && n > 20 && n % 32 > 1) continue;
+    HostCall call = uniform_call(probes, probes.shape(3, n, head_dim, false));
+    const CallResult answer = probes.subject.run(call);
+    if (auto f = failure_of(probes, answer, FaultStage::sum)) {
       results[n] = false;
       if (!failure) failure = f;
-      if (answer.kind == Answer::Kind::died && ++deaths == kMostDeaths) break;
+      if (answer.kind == CallResult::Kind::died && ++deaths == kMostDeaths) break;
     }
-    if (answer.ok()) results[n] = ladder.judge(call, answer).ok();
+    if (answer.ok()) results[n] = probes.judge(call, answer).ok();
   }
   const LengthVerdict lengths = judge_lengths(results, "kv_len");
   if (failure) {
@@ -363,8 +364,8 @@ Finding probe_uniform(Ladder& ladder, std::int64_t head_dim) {
     failure->detail = lengths.text + ": " + failure->detail;
     return *failure;
   }
-  if (lengths.failed) return explain(ladder, results, lengths, head_dim);
-  return main ? check_long_sums(ladder, head_dim) : Finding{};
+  if (lengths.failed) return explain(probes, results, lengths, head_dim);
+  return main ? check_long_sums(probes, head_dim) : Finding{};
 }
 
 }  // namespace flashcore::verify

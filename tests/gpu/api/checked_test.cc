@@ -30,13 +30,13 @@ verify::CaseSpec base() {
 
 verify::CaseSpec packed_q() {
   verify::CaseSpec spec = base();
-  spec.q_packed = true;
+  spec.q_varlen = true;
   return spec;
 }
 
 verify::CaseSpec packed_k() {
   verify::CaseSpec spec = base();
-  spec.kv_packed = true;
+  spec.kv_varlen = true;
   return spec;
 }
 

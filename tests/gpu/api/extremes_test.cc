@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "core/softcap.h"
-#include "plan/planner.h"
 #include "gpu/support.h"
+#include "plan/planner.h"
 
 namespace flashcore::gpu_test {
 namespace {

@@ -87,7 +87,7 @@ verify::CaseSpec decode() {
   return spec;
 }
 
-/// More items than SMs, which a Hopper kernel deals out by the header's ticket.
+/// More items than SMs, which a Hopper kernel deals out by the header's tile_counter.
 verify::CaseSpec dealt_out() {
   verify::CaseSpec spec = dense(DType::bf16, 5, 40, 20, 129, 300, 128);
   spec.options.causal = spec.lse = true;
@@ -103,7 +103,7 @@ verify::CaseSpec dealt_out() {
 }
 
 /// Joined by the last block that arrives.
-verify::CaseSpec joined() {
+verify::CaseSpec tree_reduce() {
   verify::CaseSpec spec = dense(DType::bf16, 2, 32, 8, 1, 3000, 128);
   spec.options.num_splits = 20;  // more than a cluster has
   spec.lse = true;
@@ -215,7 +215,7 @@ TEST_F(Graph, WorkspaceInitMayBeCaptured) {
 // Initialised once before the capture, a workspace needs nothing in the graph.
 TEST_F(Graph, HasAKernelForEachCallAndNoMemset) {
   constexpr int kCalls = 5;
-  for (const verify::CaseSpec& spec : {plain(), split(), decode(), joined(), dealt_out()}) {
+  for (const verify::CaseSpec& spec : {plain(), split(), decode(), tree_reduce(), dealt_out()}) {
     const verify::CaseMemory memory(spec);
     GpuCase gpu(memory);
     const TestStream stream;
@@ -241,7 +241,7 @@ TEST_F(Graph, HasAKernelForEachCallAndNoMemset) {
 
 // The header lies elsewhere, and what follows it is exactly as long as it must be.
 TEST_F(Graph, TheHeaderMayLieApart) {
-  for (const verify::CaseSpec& spec : {plain(), split(), decode(), joined(), dealt_out()}) {
+  for (const verify::CaseSpec& spec : {plain(), split(), decode(), tree_reduce(), dealt_out()}) {
     const verify::CaseMemory memory(spec);
     GpuCase gpu(memory);
     const TestStream stream;
@@ -270,7 +270,7 @@ TEST_F(Graph, TheHeaderMayLieApart) {
 
 // Each graph with its own workspace, none of them zeroed in it.
 TEST_F(Graph, TwoGraphsAndCallsBesideThemDoNotClash) {
-  for (const verify::CaseSpec& spec : {joined(), dealt_out()}) {
+  for (const verify::CaseSpec& spec : {tree_reduce(), dealt_out()}) {
     verify::CaseSpec other = spec;
     other.seed += 1;
     const verify::CaseMemory first(spec), second(other);

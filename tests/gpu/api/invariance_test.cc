@@ -7,8 +7,8 @@
 #include <cstring>
 #include <memory>
 
-#include "plan/planner.h"
 #include "gpu/support.h"
+#include "plan/planner.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::gpu_test {
@@ -35,10 +35,10 @@ TensorView part(TensorView t, int axis, std::int64_t first, std::int64_t count) 
 TensorView keys(const TensorView& t) { return part(t, 2, 0, kKvLen); }
 
 /// One problem for one kernel, and its whole result.
-class Subject {
+class Implementation {
  public:
   /// kernel: null for the planner's choice.
-  explicit Subject(const KernelInfo* kernel)
+  explicit Implementation(const KernelInfo* kernel)
       : dtype_(kernel == nullptr ? DType::bf16 : kernel->dtype),
         q_dtype_(kernel != nullptr && needs_e4m3(*kernel) ? DType::e4m3 : dtype_),
         kv_dtype_(kernel != nullptr && needs_8_bits(*kernel) ? DType::e4m3 : dtype_),
@@ -161,7 +161,7 @@ class BatchInvariance : public GpuTest {
     ASSERT_GT(all.size(), 1u);
     for (const KernelInfo* kernel : all) {
       SCOPED_TRACE(kernel == nullptr ? "the planner's choice" : kernel->id);
-      Subject subject(kernel);
+      Implementation subject(kernel);
       body(subject);
       if (HasFatalFailure()) return;
     }
@@ -169,7 +169,7 @@ class BatchInvariance : public GpuTest {
 };
 
 TEST_F(BatchInvariance, SequencesAlone) {
-  for_each_kernel([](const Subject& s) {
+  for_each_kernel([](const Implementation& s) {
     for (std::int64_t b = 0; b < kBatch; ++b) {
       const Bits alone = s.run_rows(
           {.q = part(s.q, 0, b, 1), .k = part(keys(s.k), 0, b, 1), .v = part(keys(s.v), 0, b, 1)});
@@ -182,7 +182,7 @@ TEST_F(BatchInvariance, SequencesAlone) {
 
 TEST_F(BatchInvariance, OtherBatchesAndOrders) {
   const std::vector<std::int64_t> orders[] = {{2, 0, 1}, {1, 1, 0, 2, 0, 2, 1, 0, 0, 2, 1}};
-  for_each_kernel([&](const Subject& s) {
+  for_each_kernel([&](const Implementation& s) {
     for (const std::vector<std::int64_t>& order : orders) {
       const Bits rows = s.run_batch(order);
       for (std::size_t i = 0; i < order.size(); ++i) {
@@ -197,7 +197,7 @@ TEST_F(BatchInvariance, OtherBatchesAndOrders) {
 
 TEST_F(BatchInvariance, HeadsAlone) {
   const std::int64_t group = kQHeads / kKvHeads;
-  for_each_kernel([&](const Subject& s) {
+  for_each_kernel([&](const Implementation& s) {
     for (std::int64_t h = 0; h < kQHeads; ++h) {
       const Bits alone = s.run_rows({.q = part(s.q, 1, h, 1),
                                      .k = part(keys(s.k), 1, h / group, 1),
@@ -211,7 +211,7 @@ TEST_F(BatchInvariance, HeadsAlone) {
 
 TEST_F(BatchInvariance, PaddedCache) {
   const DeviceBuffer used(bytes_of(std::vector<std::int32_t>(kBatch, kKvLen)));
-  for_each_kernel([&](const Subject& s) {
+  for_each_kernel([&](const Implementation& s) {
     ASSERT_EQ(s.run_rows({.q = s.q,
                           .k = s.k,
                           .v = s.v,
@@ -221,7 +221,7 @@ TEST_F(BatchInvariance, PaddedCache) {
 }
 
 TEST_F(BatchInvariance, ChunkedPrefillAndDecode) {
-  for_each_kernel([](const Subject& s) {
+  for_each_kernel([](const Implementation& s) {
     for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{17}, std::int64_t{64}, kQLen}) {
       for (std::int64_t first = 0; first < kQLen; first += chunk == 1 ? 37 : chunk) {
         const std::int64_t count = std::min(chunk, kQLen - first);
@@ -245,7 +245,7 @@ TEST_F(BatchInvariance, ChunkedPrefillAndDecode) {
 
 // A chunk of a prefill as a server runs it: the keys after the chunk are not there yet.
 TEST_F(BatchInvariance, ChunksOfAGrowingCache) {
-  for_each_kernel([](const Subject& s) {
+  for_each_kernel([](const Implementation& s) {
     for (std::int64_t first = 0; first < kQLen; first += 50) {
       const std::int64_t seen = kKvLen - kQLen + first + 50;
       const DeviceBuffer used(
@@ -268,7 +268,7 @@ TEST_F(BatchInvariance, PackedSequences) {
   std::vector<std::int32_t> q_ends;
   for (std::int32_t b = 0; b <= kBatch; ++b) q_ends.push_back(b * static_cast<std::int32_t>(kQLen));
   const DeviceBuffer cu_q(bytes_of(q_ends));
-  for_each_kernel([&](Subject& s) {
+  for_each_kernel([&](Implementation& s) {
     s.options.max_q_len = kQLen;
     const Bits rows =
         s.run_rows({.q = s.packed_q(),

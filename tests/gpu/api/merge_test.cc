@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "core/numeric.h"
-#include "reference/oracle.h"
 #include "gpu/support.h"
+#include "reference/oracle.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::gpu_test {

@@ -1,4 +1,4 @@
-// Pages on the GPU: the bits of the same keys in one piece, bad page ids, and append().
+// PageTable on the GPU: the bits of the same keys in one piece, bad page ids, and append().
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -236,7 +236,7 @@ TEST_F(PagesOnGpu, AppendWritesWhatTheCpuWrites) {
 }
 
 TEST_F(PagesOnGpu, AppendQuantizesAsTheCpuDoes) {
-  for (const DType stored : {DType::e4m3, DType::e5m2, DType::int8, DType::byte}) {
+  for (const DType stored : {DType::e4m3, DType::e5m2, DType::int8, DType::u8}) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       for (const std::int64_t dim : {5, 64, 128}) {
         for (const bool packed : {false, true}) {

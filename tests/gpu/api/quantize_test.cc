@@ -1,4 +1,4 @@
-// quantize() and dequantize() on the GPU give the CPU's bits, which tests/unit/quantize_test.cc
+// quantize() and dequantize() on the GPU give the CPU's bits, which tests/unit/api/quantize_test.cc
 // compares with the definition; and what only a GPU does: report a NaN without waiting.
 #include "flashcore/quant.h"
 
@@ -7,14 +7,14 @@
 #include <limits>
 #include <string>
 
-#include "reference/oracle.h"
 #include "gpu/support.h"
+#include "reference/oracle.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::gpu_test {
 namespace {
 
-constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 constexpr DType kWide[] = {DType::f32, DType::f16, DType::bf16};
 
 struct Granularity {
@@ -192,7 +192,7 @@ TEST_F(Quantize, EveryFiniteCodeComesBack) {
       for (std::size_t i = 0; i < 256; ++i) {
         const double value = reference::element(codes.data(), code, static_cast<std::int64_t>(i));
         const bool never_produced =
-            (code == DType::int8 && i == 128) || (code == DType::byte && i == 0);
+            (code == DType::int8 && i == 128) || (code == DType::u8 && i == 0);
         if (std::isfinite(value) && !never_produced) {
           EXPECT_EQ(back[i], codes[i]) << to_string(code) << " by " << to_string(wide);
         }
@@ -245,7 +245,7 @@ TEST_F(Quantize, ReportsANanThatHasNoCode) {
 TEST_F(Quantize, ReportsTheElementThatHasNoRotation) {
   for (const std::int64_t columns : {64, 36}) {  // in registers, and in shared memory
     for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
-      Block block(DType::f32, DType::byte, kGranularities[0], columns, 0, false);
+      Block block(DType::f32, DType::u8, kGranularities[0], columns, 0, false);
       const std::int64_t at = 5 * columns + 14;
       verify::store(block.bytes.data(), DType::f32, at, bad);
       verify::store(block.bytes.data(), DType::f32, at + 1, bad);

@@ -82,7 +82,7 @@ TEST_F(Repeats, ItemsDealtOutByTicket) {
     const verify::CaseMemory memory(spec);
     GpuCase gpu(memory);
     gpu.load(memory);
-    EXPECT_GT(gpu.plan().work_items, gpu.plan().device.sm_count);
+    EXPECT_GT(gpu.plan().num_tiles, gpu.plan().device.sm_count);
     expect_same_bits(memory, gpu);
   }
 }

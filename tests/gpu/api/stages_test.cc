@@ -1,8 +1,8 @@
 // Every stage of every CUDA kernel, read out through the probes, over the whole tensor.
 #include "check/stages.h"
 
-#include "gpu/support.h"
 #include "check/trace.h"
+#include "gpu/support.h"
 
 namespace flashcore::gpu_test {
 namespace {
@@ -37,7 +37,7 @@ std::vector<verify::CaseSpec> specs(const KernelInfo& kernel) {
   all[2].alibi = 1;
   all[2].options.softcap = 3;
   all[2].options.window_left = 70;
-  all[2].used_k = all[2].q_packed = all[2].kv_packed = true;
+  all[2].used_k = all[2].q_varlen = all[2].kv_varlen = true;
   return all;
 }
 

@@ -78,8 +78,8 @@ TEST_F(WorkspaceUse, AHeaderFullOfOnesIsNoticed) {
   EXPECT_NE(status.message().find("workspace_init"), std::string::npos) << status.message();
 }
 
-// More items than blocks: they are dealt out by a ticket in the header, which must be 0 again after
-// every call, also where some of the items turn out to be empty.
+// More items than blocks: they are dealt out by a tile_counter in the header, which must be 0 again
+// after every call, also where some of the items turn out to be empty.
 TEST_F(WorkspaceUse, TicketsAreGivenBack) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     if (!kernel->uses_tma) continue;
@@ -88,11 +88,11 @@ TEST_F(WorkspaceUse, TicketsAreGivenBack) {
           dense(kernel->dtype, 5, 40, 20, kernel->tile_q + 1, 70, kernel->head_dim);
       spec.options.kernel = kernel->id;
       spec.options.causal = spec.lse = true;
-      spec.q_packed = spec.kv_packed = packed;
+      spec.q_varlen = spec.kv_varlen = packed;
       verify::fit_to_kernel(*kernel, spec);
       const verify::CaseMemory memory(spec);
       GpuCase gpu(memory);
-      EXPECT_GT(gpu.plan().work_items, gpu.plan().device.sm_count);
+      EXPECT_GT(gpu.plan().num_tiles, gpu.plan().device.sm_count);
       std::vector<std::byte> first;
       for (int call = 0; call < 3; ++call) {
         const std::vector<std::byte> block = gpu.direct(memory, nullptr);

@@ -3,8 +3,8 @@
 // accurate as short ones.
 #include <cmath>
 
-#include "plan/planner.h"
 #include "gpu/support.h"
+#include "plan/planner.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::gpu_test {
@@ -12,7 +12,7 @@ namespace {
 
 using verify::ScaleKind;
 
-constexpr DType kFormats[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+constexpr DType kFormats[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 
 class EightBit : public GpuTest {
  protected:

@@ -21,8 +21,8 @@ struct Hiding {
   bool causal;
   std::int64_t left, right;
   bool used_lengths;      // of one sequence 0, of another 1
-  bool q_packed = false;  // some sequences have few queries or none
-  bool kv_packed = false;
+  bool q_varlen = false;  // some sequences have few queries or none
+  bool kv_varlen = false;
 };
 
 constexpr Hiding kHidings[] = {
@@ -43,8 +43,8 @@ verify::CaseSpec spec_of(const KernelInfo& kernel, const Hiding& hiding) {
   spec.options.window_right = hiding.right;
   spec.lse = true;
   spec.used_k = hiding.used_lengths;
-  spec.q_packed = hiding.q_packed;
-  spec.kv_packed = hiding.kv_packed;
+  spec.q_varlen = hiding.q_varlen;
+  spec.kv_varlen = hiding.kv_varlen;
   fit_to_kernel(kernel, spec);
   return spec;
 }
@@ -109,7 +109,7 @@ bool sees_key(const verify::CaseMemory& memory, std::int64_t b, std::int64_t i) 
 TEST_F(NoKeys, OutputIsZeroWhateverVHolds) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     for (const Hiding& hiding : kHidings) {
-      if (hiding.q_packed) continue;
+      if (hiding.q_varlen) continue;
       for (const bool sinks : {false, true}) {
         SCOPED_TRACE(std::string(kernel->id) + ", " + hiding.name);
         verify::CaseSpec spec = spec_of(*kernel, hiding);

@@ -1,7 +1,7 @@
 // A kernel may start while the one before it in the stream still runs. It must read nothing that
 // one has yet to write.
-#include "plan/planner.h"
 #include "gpu/support.h"
+#include "plan/planner.h"
 
 namespace flashcore::gpu_test {
 namespace {

@@ -18,10 +18,10 @@ __global__ void copy_async(const std::uint8_t* g_source, const int* g_bytes, uin
   s_data[i] = make_uint4(0xabababab, 0xabababab, 0xabababab, 0xabababab);
   __syncthreads();
   const void* nowhere = reinterpret_cast<const void*>(std::uintptr_t{16});
-  cuda::copy_async_16(cuda::shared_address(&s_data[i]),
-                      g_bytes[i] == 0 ? nowhere : g_source + 16 * i, g_bytes[i]);
-  cuda::commit_copies();
-  cuda::wait_copies<0>();
+  cuda::cp_async_16(cuda::shared_address(&s_data[i]), g_bytes[i] == 0 ? nowhere : g_source + 16 * i,
+                    g_bytes[i]);
+  cuda::cp_async_commit();
+  cuda::cp_async_wait<0>();
   __syncthreads();
   g_out[i] = s_data[blockDim.x - 1 - i];  // another thread's copy, so that the barrier counts
 }
@@ -31,15 +31,15 @@ __global__ void copy_ring(const uint4* g_source, uint4* g_out, int blocks) {
   const int lane = threadIdx.x;
   const auto start = [&](int block) {
     if (block < blocks) {
-      cuda::copy_async_16(cuda::shared_address(&s_ring[block % 2][lane]),
-                          g_source + block * kLanes + lane, 16);
+      cuda::cp_async_16(cuda::shared_address(&s_ring[block % 2][lane]),
+                        g_source + block * kLanes + lane, 16);
     }
-    cuda::commit_copies();  // also an empty group counts
+    cuda::cp_async_commit();  // also an empty group counts
   };
   start(0);
   for (int block = 0; block < blocks; ++block) {
     start(block + 1);
-    cuda::wait_copies<1>();
+    cuda::cp_async_wait<1>();
     __syncwarp();
     g_out[block * kLanes + lane] = s_ring[block % 2][lane ^ 1];  // a neighbour's copy
     __syncwarp();
@@ -49,8 +49,8 @@ __global__ void copy_ring(const uint4* g_source, uint4* g_out, int blocks) {
 // ---------------------------------------------------------------------------------------------
 // ldmatrix, mma.sync, pack
 
-__global__ void load_matrices(const std::uint16_t* g_tile, const int* g_offset_bytes,
-                              bool transposed, std::uint32_t* g_out) {
+__global__ void ldmatrix_x4(const std::uint16_t* g_tile, const int* g_offset_bytes, bool transposed,
+                            std::uint32_t* g_out) {
   __shared__ __align__(16) std::uint16_t s_tile[16 * 16];
   const int lane = threadIdx.x;
   for (int i = lane; i < 16 * 16; i += kLanes) s_tile[i] = g_tile[i];
@@ -58,24 +58,24 @@ __global__ void load_matrices(const std::uint16_t* g_tile, const int* g_offset_b
   std::uint32_t r[4];
   const std::uint32_t s_row = cuda::shared_address(s_tile) + g_offset_bytes[lane];
   if (transposed) {
-    cuda::load_matrices_transposed(r, s_row);
+    cuda::ldmatrix_x4_trans(r, s_row);
   } else {
-    cuda::load_matrices(r, s_row);
+    cuda::ldmatrix_x4(r, s_row);
   }
   for (int reg = 0; reg < 4; ++reg) g_out[4 * lane + reg] = r[reg];
 }
 
-__global__ void transpose_matrix(const std::uint32_t* g_in, std::uint32_t* g_out) {
-  g_out[threadIdx.x] = cuda::transpose_matrix(g_in[threadIdx.x]);
+__global__ void movmatrix_trans(const std::uint32_t* g_in, std::uint32_t* g_out) {
+  g_out[threadIdx.x] = cuda::movmatrix_trans(g_in[threadIdx.x]);
 }
 
 template <typename T>
-__global__ void multiply_add(const std::uint32_t* g_a, const std::uint32_t* g_b, const float* g_c,
+__global__ void mma_m16n8k16(const std::uint32_t* g_a, const std::uint32_t* g_b, const float* g_c,
                              float* g_d) {
   const unsigned i = blockIdx.x * kLanes + threadIdx.x;
   const std::uint32_t a[4] = {g_a[4 * i], g_a[4 * i + 1], g_a[4 * i + 2], g_a[4 * i + 3]};
   float c[4] = {g_c[4 * i], g_c[4 * i + 1], g_c[4 * i + 2], g_c[4 * i + 3]};
-  cuda::multiply_add<T>(c, a, g_b[2 * i], g_b[2 * i + 1]);
+  cuda::mma_m16n8k16<T>(c, a, g_b[2 * i], g_b[2 * i + 1]);
   for (int reg = 0; reg < 4; ++reg) g_d[4 * i + reg] = c[reg];
 }
 
@@ -90,7 +90,7 @@ __global__ void read_codes(core::Element format, const std::uint32_t* g_codes, s
                            unsigned n) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  const core::CodePairs pairs = core::CodeReader<kReader>(format)(g_codes[i]);
+  const core::F16x2Pair pairs = core::Dequantizer<kReader>(format)(g_codes[i]);
   g_out[2 * i] = pairs.even;
   g_out[2 * i + 1] = pairs.odd;
 }
@@ -104,7 +104,7 @@ __device__ void read_blocks(std::uint32_t s_first, int block_rows, int block_col
   for (int i = 0; i < block_rows; ++i) {
     for (int j = 0; j < block_columns; ++j) {
       std::uint32_t r[4];
-      load(r, Tile::below(Tile::right(s_first, j), 2 * i));
+      load(r, Tile::advance_rows8(Tile::advance_k(s_first, j), 2 * i));
       for (int reg = 0; reg < 4; ++reg) {
         g_out[((i * block_columns + j) * kLanes + threadIdx.x) * 4 + reg] = r[reg];
       }
@@ -123,22 +123,20 @@ __global__ void through_tile(const std::uint16_t* g_matrix, int rows, int column
   for (int i = threadIdx.x; i < kRows * kColumns / 8; i += blockDim.x) {
     const int row = i / (kColumns / 8), chunk = i % (kColumns / 8);
     const int left = 2 * (columns - 8 * chunk);
-    cuda::copy_async_16(s_base + Tile::offset(row, chunk), g_matrix + row * row_stride + 8 * chunk,
-                        row < rows ? max(min(left, 16), 0) : 0);
+    cuda::cp_async_16(s_base + Tile::offset(row, chunk), g_matrix + row * row_stride + 8 * chunk,
+                      row < rows ? max(min(left, 16), 0) : 0);
   }
-  cuda::commit_copies();
-  cuda::wait_copies<0>();
+  cuda::cp_async_commit();
+  cuda::cp_async_wait<0>();
   __syncthreads();
   if (threadIdx.x >= kLanes) return;
   const auto first = [&](core::Coordinate named) {
     return s_base + static_cast<std::uint32_t>(Tile::offset(named.row, named.column));
   };
   const int lane = threadIdx.x;
-  const auto plain = [](std::uint32_t(&r)[4], std::uint32_t s_row) {
-    cuda::load_matrices(r, s_row);
-  };
+  const auto plain = [](std::uint32_t(&r)[4], std::uint32_t s_row) { cuda::ldmatrix_x4(r, s_row); };
   const auto transposed = [](std::uint32_t(&r)[4], std::uint32_t s_row) {
-    cuda::load_matrices_transposed(r, s_row);
+    cuda::ldmatrix_x4_trans(r, s_row);
   };
   read_blocks<Tile>(first(core::ldmatrix_a(lane)), kRows / 16, kColumns / 16, g_a, plain);
   read_blocks<Tile>(first(core::ldmatrix_b(lane)), kRows / 16, kColumns / 16, g_b, plain);
@@ -176,7 +174,7 @@ std::vector<float> multiply_all(const std::vector<std::uint32_t>& a,
                                 const std::vector<std::uint32_t>& b, const std::vector<float>& c) {
   const Array<std::uint32_t> in_a(a), in_b(b);
   const Array<float> in_c(c), d(c.size());
-  multiply_add<T><<<static_cast<unsigned>(c.size() / 4 / kLanes), kLanes>>>(in_a.get(), in_b.get(),
+  mma_m16n8k16<T><<<static_cast<unsigned>(c.size() / 4 / kLanes), kLanes>>>(in_a.get(), in_b.get(),
                                                                             in_c.get(), d.get());
   return d.host();
 }
@@ -216,13 +214,13 @@ std::vector<std::uint32_t> run_load_matrices(const std::vector<std::uint16_t>& t
   const Array<std::uint16_t> in(tile);
   const Array<int> offsets(offset_bytes);
   const Array<std::uint32_t> out(4 * kLanes);
-  load_matrices<<<1, kLanes>>>(in.get(), offsets.get(), transposed, out.get());
+  ldmatrix_x4<<<1, kLanes>>>(in.get(), offsets.get(), transposed, out.get());
   return out.host();
 }
 
 std::vector<std::uint32_t> run_transpose_matrix(const std::vector<std::uint32_t>& lanes) {
   const Array<std::uint32_t> in(lanes), out(kLanes);
-  transpose_matrix<<<1, kLanes>>>(in.get(), out.get());
+  movmatrix_trans<<<1, kLanes>>>(in.get(), out.get());
   return out.host();
 }
 

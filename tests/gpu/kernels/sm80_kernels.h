@@ -10,7 +10,7 @@
 
 namespace flashcore::gpu_test {
 
-/// copy_async_16() of bytes[i] bytes from source + 16 i into 16 bytes of shared memory that held
+/// cp_async_16() of bytes[i] bytes from source + 16 i into 16 bytes of shared memory that held
 /// something else; what is there afterwards. Where bytes[i] is 0 the address lies outside any
 /// memory: a copy of nothing must not look.
 std::vector<std::uint8_t> run_copy_async(const std::vector<std::uint8_t>& source,
@@ -20,15 +20,15 @@ std::vector<std::uint8_t> run_copy_async(const std::vector<std::uint8_t>& source
 /// background, and back.
 std::vector<std::uint8_t> run_copy_ring(const std::vector<std::uint8_t>& source);
 
-/// load_matrices() (or its transposed form) from a row-major 16 × 16 tile of 16-bit elements; lane
+/// ldmatrix_x4() (or its transposed form) from a row-major 16 × 16 tile of 16-bit elements; lane
 /// l gives the address offset_bytes[l]. The result is [32 lanes, 4 registers].
 std::vector<std::uint32_t> run_load_matrices(const std::vector<std::uint16_t>& tile,
                                              const std::vector<int>& offset_bytes, bool transposed);
 
-/// transpose_matrix() of a warp's registers.
+/// movmatrix_trans() of a warp's registers.
 std::vector<std::uint32_t> run_transpose_matrix(const std::vector<std::uint32_t>& lanes);
 
-/// multiply_add() of many independent products, one per warp: a is [n, 32, 4] registers, b
+/// mma_m16n8k16() of many independent products, one per warp: a is [n, 32, 4] registers, b
 /// [n, 32, 2], c and the result [n, 32, 4].
 std::vector<float> run_multiply_add(HalfFormat format, const std::vector<std::uint32_t>& a,
                                     const std::vector<std::uint32_t>& b,
@@ -38,11 +38,11 @@ std::vector<float> run_multiply_add(HalfFormat format, const std::vector<std::ui
 std::vector<std::uint32_t> run_pack(HalfFormat format, const std::vector<float>& low,
                                     const std::vector<float>& high);
 
-/// core::CodeReader of every word: its even pair, then its odd one.
+/// core::Dequantizer of every word: its even pair, then its odd one.
 std::vector<std::uint32_t> run_code_pairs(core::Element format,
                                           const std::vector<std::uint32_t>& codes);
 
-/// A matrix of 16-bit elements, copied into a SwizzledTile by copy_async_16() as the kernels do it
+/// A matrix of 16-bit elements, copied into a SwizzledTile by cp_async_16() as the kernels do it
 /// (zeros past `rows` and `columns`), and read by ldmatrix in blocks of 16 × 16 in all three ways.
 /// Results are [tile_rows / 16, tile_columns / 16, 32 lanes, 4 registers].
 struct TileCall {

@@ -412,7 +412,7 @@ TEST_F(TensorCores, ATileGoesFromCopiesToRegistersAndItsPaddingIsZero) {
 // 8-bit codes
 
 // Every code in every place of a register, beside codes of every kind: what the host makes of it
-// (tests/unit/code_pairs_test.cc) is what the formats say.
+// (tests/unit/core/dequant_f16_test.cc) is what the formats say.
 TEST_F(TensorCores, EveryCodeBecomesItsValue) {
   std::vector<std::uint32_t> words;
   for (std::uint32_t code = 0; code < 256; ++code) {
@@ -425,14 +425,14 @@ TEST_F(TensorCores, EveryCodeBecomesItsValue) {
   // Machine code is there for sm_80 and sm_90.
   const bool converts = require(device_info(kGpu)).compute_capability >= 90;
   for (const core::Element format :
-       {core::Element::e4m3, core::Element::e5m2, core::Element::int8, core::Element::byte}) {
+       {core::Element::e4m3, core::Element::e5m2, core::Element::int8, core::Element::u8}) {
     const std::vector<std::uint32_t> got = run_code_pairs(format, words);
     for (std::size_t i = 0; i < words.size(); ++i) {
       for (int place = 0; place < 4; ++place) {
         const std::uint16_t bits = half_of(got[2 * i + place % 2], place / 2);
         const float value = core::float_of_f16(bits) * core::code_unit(format, converts);
         const auto code = static_cast<std::uint8_t>(words[i] >> (8 * place));
-        const float want = core::code_value(format, code);
+        const float want = core::decode(format, code);
         ASSERT_TRUE(std::isnan(want) ? std::isnan(value) : value == want)
             << "format " << static_cast<int>(format) << " code " << int{code} << " place " << place
             << " got " << value << " want " << want;

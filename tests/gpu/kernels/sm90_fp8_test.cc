@@ -6,10 +6,10 @@
 
 #include "core/quant_formats.h"
 #include "core/wgmma_layout.h"
+#include "gpu/support.h"
+#include "plan/planner.h"
 #include "sm90_fixture.h"
 #include "sm90_kernels.h"
-#include "plan/planner.h"
-#include "gpu/support.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::gpu_test {

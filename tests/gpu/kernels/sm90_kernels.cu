@@ -76,7 +76,7 @@ __global__ void store_to_all(float* g_out, int blocks) {
   if (thread == 0) {
     cuda::init_barrier(s_full, 1);
     cuda::fence_barrier_init();
-    cuda::arrive_expecting(s_full, blocks * kClusterThreads * 6 * 4);
+    cuda::arrive_expect_tx(s_full, blocks * kClusterThreads * 6 * 4);
   }
   cuda::arrive_at_cluster();
   cuda::wait_for_cluster();
@@ -159,17 +159,17 @@ CUtensorMap ring_map(const Array<std::uint16_t>& matrix, std::size_t elements) {
 
 /// Whether the phase of this parity has ended: wait() without waiting.
 __device__ bool has_ended(std::uint64_t& s_barrier, std::uint32_t parity) {
-  std::uint32_t ended;
+  std::uint32_t final_stats;
   asm volatile(
       "{\n"
       ".reg .pred ended;\n"
       "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
       "selp.u32 %0, 1, 0, ended;\n"
       "}\n"
-      : "=r"(ended)
+      : "=r"(final_stats)
       : "r"(cuda::shared_address(&s_barrier)), "r"(parity)
       : "memory");
-  return ended != 0;
+  return final_stats != 0;
 }
 
 /// One thread. Its copies come after the arrivals and, in odd rounds, before them.
@@ -177,7 +177,9 @@ __global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int roun
   auto& s = shared_storage<CopiedTile<RingTile>>();
   cuda::init_barrier(s.full, 3);
   cuda::fence_barrier_init();
-  const auto copy = [&] { cuda::copy_box(cuda::shared_address(s.tile), map, 0, 0, 0, 0, s.full); };
+  const auto copy = [&] {
+    cuda::tma_load_4d(cuda::shared_address(s.tile), map, 0, 0, 0, 0, s.full);
+  };
   for (int round = 0; round < rounds; ++round) {
     const std::uint32_t parity = round % 2;
     const auto note = [&] {
@@ -189,11 +191,11 @@ __global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int roun
       cuda::arrive(s.full);
       cuda::arrive(s.full);
       note();
-      cuda::arrive_expecting(s.full, RingTile::kBytes);
+      cuda::arrive_expect_tx(s.full, RingTile::kBytes);
       note();
       copy();
     } else {
-      cuda::arrive_expecting(s.full, RingTile::kBytes);
+      cuda::arrive_expect_tx(s.full, RingTile::kBytes);
       copy();
       note();
       cuda::arrive(s.full);
@@ -229,7 +231,7 @@ __global__ void through_ring(const __grid_constant__ CUtensorMap map, int tiles,
     cuda::fence_barrier_init();
   }
   __syncthreads();
-  core::RingPlace<kStages> place;
+  core::PipelineState<kStages> place;
   const auto parity = [&](bool empty) {
     return core::parity_of_last(core::phases_before(empty, place.round()));
   };
@@ -289,29 +291,28 @@ struct alignas(core::kSwizzleBytes) BothOperands {
 };
 
 /// c + a b or, where the first product does not add, a b.
-template <typename T, bool kAdds, int kColumns, int kDepth>
-__device__ void multiply_along_rows(float (&c)[kColumns / 2],
-                                    const BothOperands<kColumns, kDepth>& s) {
+template <typename T, bool kAccumulate, int kColumns, int kDepth>
+__device__ void multiply_ss(float (&c)[kColumns / 2], const BothOperands<kColumns, kDepth>& s) {
   using Operands = BothOperands<kColumns, kDepth>;
   using Product = cuda::Wgmma<kColumns>;
   const std::uint64_t a = core::matrix_descriptor(cuda::shared_address(s.a), 0);
   const std::uint64_t b = core::matrix_descriptor(cuda::shared_address(s.b), 0);
-  cuda::fence_products();
-  Product::template along_rows<T, kAdds>(c, a, b);
+  cuda::wgmma_fence();
+  Product::template ss<T, kAccumulate>(c, a, b);
 #pragma unroll
   for (int step = 1; step < kDepth / 16; ++step) {
-    Product::template along_rows<T, true>(c, core::advance(a, Operands::A::along_rows(step)),
-                                          core::advance(b, Operands::B::along_rows(step)));
+    Product::template ss<T, true>(c, core::advance(a, Operands::A::k_offset(step)),
+                                  core::advance(b, Operands::B::k_offset(step)));
   }
-  cuda::commit_products();
-  cuda::wait_products<0>();
-  cuda::pin(c);
+  cuda::wgmma_commit();
+  cuda::wgmma_wait<0>();
+  cuda::fence_registers(c);
 }
 
 template <typename T, int kColumns, int kDepth>
 __global__ void __launch_bounds__(kGroupThreads)
-    along_rows(const std::uint16_t* g_a, const std::uint16_t* g_b, const float* g_c, float* g_added,
-               float* g_alone) {
+    wgmma_ss(const std::uint16_t* g_a, const std::uint16_t* g_b, const float* g_c, float* g_added,
+             float* g_alone) {
   using Operands = BothOperands<kColumns, kDepth>;
   auto& s = shared_storage<Operands>();
   fill_tile<typename Operands::A>(s.a, g_a, 64, kDepth);
@@ -319,9 +320,9 @@ __global__ void __launch_bounds__(kGroupThreads)
   publish_tiles();
   float c[kColumns / 2];
   load_accumulators(c, g_c);
-  multiply_along_rows<T, true, kColumns, kDepth>(c, s);
+  multiply_ss<T, true, kColumns, kDepth>(c, s);
   store_accumulators(c, g_added);
-  multiply_along_rows<T, false, kColumns, kDepth>(c, s);
+  multiply_ss<T, false, kColumns, kDepth>(c, s);
   store_accumulators(c, g_alone);
 }
 
@@ -332,8 +333,8 @@ struct alignas(core::kSwizzleBytes) OneOperand {
 
 template <typename T, int kColumns, int kDepth>
 __global__ void __launch_bounds__(kGroupThreads)
-    across_rows(const std::uint16_t* g_a, const std::uint16_t* g_b, const float* g_c, bool adds,
-                float* g_out) {
+    wgmma_rs(const std::uint16_t* g_a, const std::uint16_t* g_b, const float* g_c, bool accumulate,
+             float* g_out) {
   using B = core::PanelTile<kDepth, kColumns>;
   auto& s = shared_storage<OneOperand<B>>();
   fill_tile<B>(s.b, g_b, kDepth, kColumns);
@@ -353,22 +354,22 @@ __global__ void __launch_bounds__(kGroupThreads)
   float c[kColumns / 2];
   load_accumulators(c, g_c);
   const std::uint64_t b = core::matrix_descriptor(cuda::shared_address(s.b), B::kPanelBytes);
-  cuda::fence_products();
+  cuda::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < kDepth / 16; ++step) {
-    cuda::Wgmma<kColumns>::template across_rows<T>(
-        c, a[step], core::advance(b, B::across_rows(step)), adds || step > 0);
+    cuda::Wgmma<kColumns>::template rs_b_mn_major<T>(
+        c, a[step], core::advance(b, B::mn_offset(step)), accumulate || step > 0);
   }
-  cuda::commit_products();
-  cuda::wait_products<0>();
-  cuda::pin(c);
+  cuda::wgmma_commit();
+  cuda::wgmma_wait<0>();
+  cuda::fence_registers(c);
   store_accumulators(c, g_out);
 }
 
 /// Where a warpgroup's queries of a block's second item are.
 template <typename C>
 __device__ int query_place(int group) {
-  return static_cast<int>(typename C::Pipeline::QueryPlace{1, group}.place());
+  return static_cast<int>(typename C::Pipeline::QStage{1, group}.place());
 }
 
 /// All of an item's queries, in pieces.
@@ -376,8 +377,8 @@ template <typename C, typename T>
 __device__ void fill_queries(cuda::sm90::SharedStorage<C>& s, const T* g_q) {
   for (int group = 0; group < C::kConsumers; ++group) {
     fill_tile<typename C::QueryTile>(s.q[query_place<C>(group)],
-                                     g_q + group * core::kQueryPieceRows * C::kHeadDim,
-                                     core::kQueryPieceRows, C::kHeadDim);
+                                     g_q + group * core::kQTileRows * C::kHeadDim, core::kQTileRows,
+                                     C::kHeadDim);
   }
 }
 
@@ -393,23 +394,23 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   fill_tile<typename C::KeyTile>(s.v[kStage], g_v, C::kTileK, C::kHeadDim);
   publish_tiles();
   if (threadIdx.x < kGroupThreads) {
-    cuda::shrink_registers<C::kProducerRegisters>();
+    cuda::setmaxnreg_dec<C::kProducerRegisters>();
     return;
   }
-  cuda::grow_registers<C::kConsumerRegisters>();
+  cuda::setmaxnreg_inc<C::kConsumerRegisters>();
   const sm90::Thread<C> t(threadIdx.x);
-  sm90::Scores<C> score;
-  sm90::Outputs<C> o;
+  sm90::AccS<C> score;
+  sm90::AccO<C> o;
   std::uint32_t a[C::kTileK / 16][4];
-  cuda::fence_products();
-  sm90::begin_scores<C>(score, s, query_place<C>(t.group), kStage);
-  cuda::wait_products<0>();
-  cuda::pin(score);
+  cuda::wgmma_fence();
+  sm90::issue_qk<C>(score, s, query_place<C>(t.group), kStage);
+  cuda::wgmma_wait<0>();
+  cuda::fence_registers(score);
   sm90::pack_probabilities<C>(a, score);
-  cuda::fence_products();
-  sm90::begin_output<C>(o, a, s, kStage, false);
-  cuda::wait_products<0>();
-  cuda::pin(o);
+  cuda::wgmma_fence();
+  sm90::issue_pv<C>(o, a, s, kStage, false);
+  cuda::wgmma_wait<0>();
+  cuda::fence_registers(o);
 #pragma unroll
   for (int i = 0; i < C::kHeadDim / 2; ++i) {
     g_out[t.row(i / 2 % 2) * C::kHeadDim + t.column(i / 4, i % 2)] = o[i];
@@ -427,10 +428,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   auto& s = shared_storage<sm90::SharedStorage<C>>();
   fill_queries<C>(s, g_q);
   fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);
-  fill_tile<typename C::KeyTile>(s.raw_v[C::kRawStages - 1], g_v, C::kTileK, C::kHeadDim);
+  fill_tile<typename C::KeyTile>(s.v_staging[C::kVStagingStages - 1], g_v, C::kTileK, C::kHeadDim);
   publish_tiles();
   if (threadIdx.x < 32 * C::kTransposers) {
-    sm90::transpose_tile<C>(cuda::shared_address(s.raw_v[C::kRawStages - 1]),
+    sm90::transpose_tile<C>(cuda::shared_address(s.v_staging[C::kVStagingStages - 1]),
                             cuda::shared_address(s.v[kStage]), threadIdx.x / 32, threadIdx.x % 32,
                             keys, ~0u);
   }
@@ -439,16 +440,16 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     g_transposed[i] = s.v[kStage][C::ValueTile::offset(i / C::kTileK, i % C::kTileK)];
   }
   if (threadIdx.x < kGroupThreads) {
-    cuda::shrink_registers<C::kProducerRegisters>();
+    cuda::setmaxnreg_dec<C::kProducerRegisters>();
     return;
   }
-  cuda::grow_registers<C::kConsumerRegisters>();
+  cuda::setmaxnreg_inc<C::kConsumerRegisters>();
   const sm90::Thread<C> t(threadIdx.x);
-  sm90::Scores<C> score;
-  cuda::fence_products();
-  sm90::begin_scores<C>(score, s, query_place<C>(t.group), kStage);
-  cuda::wait_products<0>();
-  cuda::pin(score);
+  sm90::AccS<C> score;
+  cuda::wgmma_fence();
+  sm90::issue_qk<C>(score, s, query_place<C>(t.group), kStage);
+  cuda::wgmma_wait<0>();
+  cuda::fence_registers(score);
 #pragma unroll
   for (int i = 0; i < C::kTileK / 2; ++i) {
     const int at = t.row(i / 2 % 2) * C::kTileK + t.column(i / 4, i % 2);
@@ -460,10 +461,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 #pragma unroll
   for (int first = 0; first < C::kHeadDim; first += kColumns) {
     float part[kColumns / 2];
-    cuda::fence_products();
-    sm90::begin_part<C, kColumns>(part, a, s, kStage, first);
-    cuda::wait_products<0>();
-    cuda::pin(part);
+    cuda::wgmma_fence();
+    sm90::issue_pv_slice<C, kColumns>(part, a, s, kStage, first);
+    cuda::wgmma_wait<0>();
+    cuda::fence_registers(part);
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
       const int column = core::column_of_row(first + t.column(i / 4, i % 2));
@@ -554,7 +555,7 @@ std::vector<std::uint16_t> run_ring(int stages, const std::vector<std::uint16_t>
   return stages == 2 ? ring_of<2>(matrix) : ring_of<4>(matrix);
 }
 
-AlongRows run_along_rows(const WarpgroupProduct& call) {
+SsResult run_wgmma_ss(const WarpgroupProduct& call) {
   const Array<std::uint16_t> a(call.a), b(call.b);
   const Array<float> c(call.c), added(call.c.size()), alone(call.c.size());
   with_element(call.format, [&](auto element) {
@@ -562,7 +563,7 @@ AlongRows run_along_rows(const WarpgroupProduct& call) {
     with_constant<kScoreColumns>(call.columns, [&](auto columns) {
       with_constant<kScoreDepths>(call.depth, [&](auto depth) {
         constexpr int kColumns = decltype(columns)::value, kDepth = decltype(depth)::value;
-        launch<BothOperands<kColumns, kDepth>>(along_rows<T, kColumns, kDepth>, kGroupThreads,
+        launch<BothOperands<kColumns, kDepth>>(wgmma_ss<T, kColumns, kDepth>, kGroupThreads,
                                                a.get(), b.get(), c.get(), added.get(), alone.get());
       });
     });
@@ -570,7 +571,7 @@ AlongRows run_along_rows(const WarpgroupProduct& call) {
   return {added.host(), alone.host()};
 }
 
-std::vector<float> run_across_rows(const WarpgroupProduct& call, bool adds) {
+std::vector<float> run_wgmma_rs(const WarpgroupProduct& call, bool accumulate) {
   const Array<std::uint16_t> a(call.a), b(call.b);
   const Array<float> c(call.c), out(call.c.size());
   with_element(call.format, [&](auto element) {
@@ -578,9 +579,9 @@ std::vector<float> run_across_rows(const WarpgroupProduct& call, bool adds) {
     with_constant<kOutputColumns>(call.columns, [&](auto columns) {
       with_constant<kOutputDepths>(call.depth, [&](auto depth) {
         constexpr int kColumns = decltype(columns)::value, kDepth = decltype(depth)::value;
-        launch<OneOperand<core::PanelTile<kDepth, kColumns>>>(across_rows<T, kColumns, kDepth>,
+        launch<OneOperand<core::PanelTile<kDepth, kColumns>>>(wgmma_rs<T, kColumns, kDepth>,
                                                               kGroupThreads, a.get(), b.get(),
-                                                              c.get(), adds, out.get());
+                                                              c.get(), accumulate, out.get());
       });
     });
   });
@@ -611,12 +612,12 @@ CodeProducts run_code_products(const KernelInfo& kernel, const std::vector<std::
                                const std::vector<std::uint8_t>& v, const std::vector<float>& p,
                                int keys) {
   using T = __half;  // the output's, which these products do not have
-  return code_products_of<cuda::sm90::CodeConfig<T, 64, 192, 192, 2, 16, 512>,
-                          cuda::sm90::CodeConfig<T, 64, 192, 128, 4, 16, 512>,
-                          cuda::sm90::CodeConfig<T, 64, 64, 128, 4, 16, 256>,
-                          cuda::sm90::CodeConfig<T, 128, 192, 128, 4, 16, 512>,
-                          cuda::sm90::CodeConfig<T, 256, 128, 128, 2, 16, 384>>(kernel, q, k, v, p,
-                                                                                keys);
+  return code_products_of<cuda::sm90::Fp8Config<T, 64, 192, 192, 2, 16, 512>,
+                          cuda::sm90::Fp8Config<T, 64, 192, 128, 4, 16, 512>,
+                          cuda::sm90::Fp8Config<T, 64, 64, 128, 4, 16, 256>,
+                          cuda::sm90::Fp8Config<T, 128, 192, 128, 4, 16, 512>,
+                          cuda::sm90::Fp8Config<T, 256, 128, 128, 2, 16, 384>>(kernel, q, k, v, p,
+                                                                               keys);
 }
 
 }  // namespace flashcore::gpu_test

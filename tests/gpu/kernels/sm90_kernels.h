@@ -55,21 +55,21 @@ struct WarpgroupProduct {
   std::vector<float> c;
 };
 
-/// Wgmma::along_rows(): a is [64, depth] and b [columns, depth], both in shared memory.
+/// Wgmma::ss(): a is [64, depth] and b [columns, depth], both in shared memory.
 inline constexpr int kScoreColumns[] = {64,  96,  112, 128,
                                         160, 176, 208};  // tile_k in cuda/kernels.def
 inline constexpr int kScoreDepths[] = {64, 96, 128, 192, 256};
-struct AlongRows {
+struct SsResult {
   std::vector<float> added;  // c + a b
   std::vector<float> alone;  // a b, into the registers that held `added`
 };
-AlongRows run_along_rows(const WarpgroupProduct& call);
+SsResult run_wgmma_ss(const WarpgroupProduct& call);
 
-/// Wgmma::across_rows(): a is [64, depth], in registers, and b [depth, columns], in shared memory.
-/// c + a b, or, unless it `adds`, a b.
+/// Wgmma::rs_b_mn_major(): a is [64, depth], in registers, and b [depth, columns], in shared
+/// memory. c + a b, or, unless it `adds`, a b.
 inline constexpr int kOutputColumns[] = {64, 96, 128, 192, 256};
 inline constexpr int kOutputDepths[] = {64, 128, 208};
-std::vector<float> run_across_rows(const WarpgroupProduct& call, bool adds);
+std::vector<float> run_wgmma_rs(const WarpgroupProduct& call, bool accumulate);
 
 /// The products of one step of a kernel, with the kernel's own functions: (Q K^T) V without
 /// softmax. q is [tile_q, head_dim], k and v are [tile_k, head_dim], the result is [tile_q,

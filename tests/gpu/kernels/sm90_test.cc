@@ -9,9 +9,9 @@
 
 #include "core/mma_layout.h"
 #include "core/wgmma_layout.h"
+#include "gpu/support.h"
 #include "sm90_fixture.h"
 #include "sm90_kernels.h"
-#include "gpu/support.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::gpu_test {
@@ -123,9 +123,9 @@ TEST_F(Hopper, APhaseEndsWithItsLastArrivalAndItsLastByte) {
   ASSERT_EQ(got.size(), static_cast<std::size_t>(kRounds * kBarrierEvents));
   for (int round = 0; round < kRounds; ++round) {
     for (int event = 0; event < kBarrierEvents; ++event) {
-      const bool ended = event == kBarrierEvents - 1;
+      const bool final_stats = event == kBarrierEvents - 1;
       EXPECT_EQ(got[static_cast<std::size_t>(round * kBarrierEvents + event)],
-                ended ? kOwnPhaseEnded : kPhaseBeforeEnded)
+                final_stats ? kOwnPhaseEnded : kPhaseBeforeEnded)
           << "round " << round << " event " << event;
     }
   }
@@ -282,7 +282,7 @@ TEST(HopperKernels, HaveTheTestedShapes) {
   EXPECT_GT(found, 0);
 }
 
-TEST_F(Hopper, ProductsAlongRowsAreExactAndInPlace) {
+TEST_F(Hopper, ProductsSsAreExactAndInPlace) {
   for (const int columns : kScoreColumns) {
     for (const int depth : kScoreDepths) {
       const Matrix q = Matrix::random(kGroupRows, depth, 8, 1);
@@ -292,7 +292,7 @@ TEST_F(Hopper, ProductsAlongRowsAreExactAndInPlace) {
       for (const HalfFormat format : {HalfFormat::f16, HalfFormat::bf16}) {
         SCOPED_TRACE(testing::Message()
                      << name_of(format) << ", n " << columns << ", depth " << depth);
-        const AlongRows got = run_along_rows(
+        const SsResult got = run_wgmma_ss(
             {format, columns, depth, q.bits(format), k.bits(format), accumulators_of(c)});
         expect_accumulators(got.added, sum(c, qk));
         expect_accumulators(got.alone, qk);
@@ -314,9 +314,9 @@ TEST_F(Hopper, ProductsAcrossRowsAreExactAndInPlace) {
                      << name_of(format) << ", n " << columns << ", depth " << depth);
         WarpgroupProduct call{format,         columns,        depth,
                               p.bits(format), v.bits(format), accumulators_of(c)};
-        expect_accumulators(run_across_rows(call, true), sum(c, pv));
+        expect_accumulators(run_wgmma_rs(call, true), sum(c, pv));
         std::fill(call.c.begin(), call.c.end(), std::nanf(""));
-        expect_accumulators(run_across_rows(call, false), pv);
+        expect_accumulators(run_wgmma_rs(call, false), pv);
         if (HasFatalFailure()) return;
       }
     }
@@ -492,11 +492,11 @@ TEST_F(Hopper, NanOfTheNextPackedSequenceDoesNotMatter) {
   ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
   for (const KernelInfo* kernel : found) {
     for (const bool causal : {false, true}) {
-      for (const bool q_packed : {false, true}) {
+      for (const bool q_varlen : {false, true}) {
         verify::CaseSpec spec = tail_spec(*kernel, 8, 2 * kernel->tile_k + 5, causal);
         spec.seed = causal ? 2 : 1;  // lengths of its own
-        spec.kv_packed = true;
-        spec.q_packed = q_packed;
+        spec.kv_varlen = true;
+        spec.q_varlen = q_varlen;
         const verify::CaseMemory memory(spec);
         const Tensors& t = memory.tensors();
         const auto* ends = static_cast<const std::int32_t*>(t.cu_seqlens_k.data);

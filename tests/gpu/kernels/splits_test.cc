@@ -5,9 +5,9 @@
 #include <iterator>
 #include <set>
 
+#include "gpu/support.h"
 #include "plan/planner.h"
 #include "reference/oracle.h"
-#include "gpu/support.h"
 
 namespace flashcore::gpu_test {
 namespace {
@@ -117,7 +117,7 @@ TEST_F(Splits, ManyClustersAtOnce) {
         if (kernel->tile_q > 16 || kernel->head_dim < dim) continue;
         for (const int splits : {4, 6, 7}) {
           const Plan plan = judge.plan(*kernel, splits, device_);
-          shared += plan.combines_in_cluster && plan.work_items > device_.sm_count;
+          shared += plan.combines_in_cluster && plan.num_tiles > device_.sm_count;
           judge.run_and_compare(plan);
           if (HasFailure()) return;
         }

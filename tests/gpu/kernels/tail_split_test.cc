@@ -2,8 +2,8 @@
 // problems; the planner cuts where it pays, which small problems do not tell.
 #include <algorithm>
 
-#include "plan/planner.h"
 #include "gpu/support.h"
+#include "plan/planner.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::gpu_test {
@@ -19,19 +19,19 @@ class CutCase {
     const Problem problem =
         require(make_problem(memory_.at(block_.data(), kGpu), memory_.spec().options));
     const Result<Plan> plan = make_plan(problem, device);
-    if (!plan.ok() || !cuts_items(kernel, problem) || plan->work_items == 0) return;
+    if (!plan.ok() || !can_split_tail(kernel, problem) || plan->num_tiles == 0) return;
     plan_ = *plan;
     usable_ = true;
   }
 
   bool usable() const { return usable_; }
-  std::int64_t items() const { return plan_.work_items; }
+  std::int64_t items() const { return plan_.num_tiles; }
 
   /// Cut into parts, on so many SMs; true if there were any parts.
   bool run_cut(std::int64_t items, std::int64_t parts, std::int32_t sms) {
     Plan plan = plan_;
     plan.device.sm_count = sms;
-    require(cut_last_items(plan, items, parts));
+    require(apply_tail_split(plan, items, parts));
     block_.upload(memory_.bytes().data(), memory_.bytes().size());
     const TestWorkspace workspace(plan.workspace_bytes);
     for (int repeat = 0; repeat < 2; ++repeat) {  // counters are 0 again
@@ -40,10 +40,10 @@ class CutCase {
       EXPECT_TRUE(workspace.header_is_zero()) << plan.kernel->id;
     }
     if (::testing::Test::HasFailure()) {
-      ADD_FAILURE() << "the last " << plan.cut_items << " of " << plan.work_items << " items in "
-                    << plan.item_parts << " parts, " << sms << " SMs";
+      ADD_FAILURE() << "the last " << plan.tail_tiles << " of " << plan.num_tiles << " items in "
+                    << plan.tail_splits << " parts, " << sms << " SMs";
     }
-    return plan.item_parts > 1;
+    return plan.tail_splits > 1;
   }
 
  private:
@@ -70,7 +70,7 @@ TEST_F(Parts, OfRandomProblems) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     const Result<Problem> dense =
         dense_problem(kernel->dtype, 1, 1, 1, 64, 64, kernel->head_dim, kernel->head_dim, {}, kGpu);
-    if (!cuts_items(*kernel, require(dense))) continue;
+    if (!can_split_tail(*kernel, require(dense))) continue;
     int cut = 0;
     for (std::uint64_t index = 0; cut < kProblems; ++index) {
       ASSERT_LT(index, 40U * kProblems) << kernel->id << " cut " << cut << " problems only";
@@ -92,7 +92,7 @@ TEST_F(Parts, OfTheLastItems) {
   const std::int64_t heads = (device.sm_count + 7) / 8;
   const verify::CaseMemory memory(dense(DType::bf16, 1, heads, heads, 1024, 2000, 128));
   GpuCase gpu(memory);
-  EXPECT_GT(gpu.plan().cut_items, 0) << gpu.plan().kernel->id;
+  EXPECT_GT(gpu.plan().tail_tiles, 0) << gpu.plan().kernel->id;
   TestStream stream;
   const std::vector<std::byte> first = gpu.direct(memory, static_cast<cudaStream_t>(stream));
   expect_right(memory, first, gpu.plan());

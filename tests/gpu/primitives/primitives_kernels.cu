@@ -10,29 +10,29 @@ namespace flashcore::gpu_test {
 namespace {
 
 struct LaneGroupPointers {
-  float *quad_max, *quad_sum, *place_max, *place_sum, *octets_max, *octets_sum, *warp_max,
-      *warp_sum;
+  float *quad_max, *quad_sum, *cross_quad_max, *cross_quad_sum, *cross_octet_max, *cross_octet_sum,
+      *warp_max, *warp_sum;
   float* octets_sum_each;
 };
 
 __global__ void lanes(const float* g_in, float* g_max, float* g_sum, float* g_exp2) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   // As the kernels do: a lane's own maximum begins with the state's, which is never NaN.
-  const float own = cuda::max_passing_nan(-__builtin_inff(), g_in[i]);
-  g_max[i] = cuda::row_max(own);
-  g_sum[i] = cuda::row_sum(g_in[i]);
+  const float own = cuda::max_ignore_nan(-__builtin_inff(), g_in[i]);
+  g_max[i] = cuda::half_warp_max(own);
+  g_sum[i] = cuda::half_warp_sum(g_in[i]);
   g_exp2[i] = cuda::fast_exp2(g_in[i]);
 }
 
 __global__ void lane_groups(const float* g_in, LaneGroupPointers g_out) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-  const float own = cuda::max_passing_nan(-__builtin_inff(), g_in[i]);
+  const float own = cuda::max_ignore_nan(-__builtin_inff(), g_in[i]);
   g_out.quad_max[i] = cuda::quad_max(own);
   g_out.quad_sum[i] = cuda::quad_sum(g_in[i]);
-  g_out.place_max[i] = cuda::place_max(own);
-  g_out.place_sum[i] = cuda::place_sum(g_in[i]);
-  g_out.octets_max[i] = cuda::octets_max(own);
-  g_out.octets_sum[i] = cuda::octets_sum(g_in[i]);
+  g_out.cross_quad_max[i] = cuda::cross_quad_max(own);
+  g_out.cross_quad_sum[i] = cuda::cross_quad_sum(g_in[i]);
+  g_out.cross_octet_max[i] = cuda::cross_octet_max(own);
+  g_out.cross_octet_sum[i] = cuda::cross_octet_sum(g_in[i]);
   g_out.octets_sum_each[i] =
       cuda::octets_sum_each({g_in[i], 2 * g_in[i], 3 * g_in[i], 4 * g_in[i]});
   g_out.warp_max[i] = cuda::warp_max(own);
@@ -52,9 +52,9 @@ __global__ void largest(const float* g_in, float* g_out) {
   largest_of_first<kMostOfThread>(g_in + first, g_out + first);
 }
 
-__global__ void max_passing_nan(const float* g_a, const float* g_b, float* g_out) {
+__global__ void max_ignore_nan(const float* g_a, const float* g_b, float* g_out) {
   const unsigned i = threadIdx.x;
-  g_out[i] = cuda::max_passing_nan(g_a[i], g_b[i]);
+  g_out[i] = cuda::max_ignore_nan(g_a[i], g_b[i]);
 }
 
 template <typename T>
@@ -84,9 +84,9 @@ __global__ void load_chunk(float* g_tile, const T* g_matrix, core::Strides strid
                            float factor, bool vector_rows) {
   const core::AttentionParams params{};  // which only 8-bit matrices look at
   const core::Scales scales{};
-  const cuda::simt::Item item{};
+  const cuda::simt::WorkTile item{};
   const cuda::simt::Matrix matrix{
-      g_matrix, core::key_rows({}, 0, 0), strides, columns, kElementOf<T>, scales, params, item,
+      g_matrix, core::kv_row_map({}, 0, 0), strides, columns, kElementOf<T>, scales, params, item,
       false};
   __shared__ __align__(16) float s_tile[kRows][kChunk + kPad];
   for (int i = threadIdx.x; i < kRows * (kChunk + kPad); i += blockDim.x) {
@@ -160,18 +160,19 @@ LaneResults run_lanes(const std::vector<float>& values) {
 LaneGroupResults run_lane_groups(const std::vector<float>& values) {
   const Array<float> in(values);
   const Array<float> quad_max(values.size()), quad_sum(values.size());
-  const Array<float> place_max(values.size()), place_sum(values.size());
-  const Array<float> octets_max(values.size()), octets_sum(values.size());
+  const Array<float> cross_quad_max(values.size()), cross_quad_sum(values.size());
+  const Array<float> cross_octet_max(values.size()), cross_octet_sum(values.size());
   const Array<float> octets_sum_each(values.size());
   const Array<float> warp_max(values.size()), warp_sum(values.size());
   constexpr unsigned kThreads = 128;
   if (values.size() % kThreads != 0) throw std::runtime_error("not whole blocks");
   lane_groups<<<static_cast<unsigned>(values.size()) / kThreads, kThreads>>>(
-      in.get(), {quad_max.get(), quad_sum.get(), place_max.get(), place_sum.get(), octets_max.get(),
-                 octets_sum.get(), warp_max.get(), warp_sum.get(), octets_sum_each.get()});
-  return {quad_max.host(),  quad_sum.host(),   place_max.host(),
-          place_sum.host(), octets_max.host(), octets_sum.host(),
-          warp_max.host(),  warp_sum.host(),   octets_sum_each.host()};
+      in.get(), {quad_max.get(), quad_sum.get(), cross_quad_max.get(), cross_quad_sum.get(),
+                 cross_octet_max.get(), cross_octet_sum.get(), warp_max.get(), warp_sum.get(),
+                 octets_sum_each.get()});
+  return {quad_max.host(),       quad_sum.host(),        cross_quad_max.host(),
+          cross_quad_sum.host(), cross_octet_max.host(), cross_octet_sum.host(),
+          warp_max.host(),       warp_sum.host(),        octets_sum_each.host()};
 }
 
 std::vector<float> run_largest(const std::vector<float>& values) {
@@ -182,7 +183,7 @@ std::vector<float> run_largest(const std::vector<float>& values) {
 
 std::vector<float> run_max_passing_nan(const std::vector<float>& a, const std::vector<float>& b) {
   const Array<float> in_a(a), in_b(b), out(a.size());
-  max_passing_nan<<<1, static_cast<unsigned>(a.size())>>>(in_a.get(), in_b.get(), out.get());
+  max_ignore_nan<<<1, static_cast<unsigned>(a.size())>>>(in_a.get(), in_b.get(), out.get());
   return out.host();
 }
 

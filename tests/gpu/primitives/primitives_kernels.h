@@ -6,17 +6,18 @@
 
 namespace flashcore::gpu_test {
 
-/// Per lane: row_max() of what max_passing_nan() leaves of it, row_sum() and fast_exp2().
+/// Per lane: row_max() of what max_ignore_nan() leaves of it, row_sum() and fast_exp2().
 struct LaneResults {
   std::vector<float> max, sum, exp2;
 };
 LaneResults run_lanes(const std::vector<float>& lanes);
 
-/// Per lane: quad_max(), place_max(), octets_max() and warp_max() of what max_passing_nan() leaves
-/// of it, and the sums; octets_sum_each() of the lane once, twice, three and four times.
+/// Per lane: quad_max(), cross_quad_max(), cross_octet_max() and warp_max() of what
+/// max_ignore_nan() leaves of it, and the sums; octets_sum_each() of the lane once, twice, three
+/// and four times.
 struct LaneGroupResults {
-  std::vector<float> quad_max, quad_sum, place_max, place_sum, octets_max, octets_sum, warp_max,
-      warp_sum, octets_sum_each;
+  std::vector<float> quad_max, quad_sum, cross_quad_max, cross_quad_sum, cross_octet_max,
+      cross_octet_sum, warp_max, warp_sum, octets_sum_each;
 };
 LaneGroupResults run_lane_groups(const std::vector<float>& lanes);
 
@@ -24,7 +25,7 @@ LaneGroupResults run_lane_groups(const std::vector<float>& lanes);
 inline constexpr int kMostOfThread = 9;
 std::vector<float> run_largest(const std::vector<float>& values);
 
-/// max_passing_nan(a[i], b[i]).
+/// max_ignore_nan(a[i], b[i]).
 std::vector<float> run_max_passing_nan(const std::vector<float>& a, const std::vector<float>& b);
 
 enum class Format { f32, f16, bf16 };

@@ -7,8 +7,8 @@
 #include <limits>
 
 #include "core/numeric.h"
-#include "reference/oracle.h"
 #include "gpu/support.h"
+#include "reference/oracle.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::gpu_test {
@@ -100,8 +100,10 @@ TEST_F(Primitives, ReductionsReachEveryLaneOfTheirGroup) {
   in[32 * ++warp + 9] = kInfinity;
   const LaneGroupResults got = run_lane_groups(in);
   check_group(in, got.quad_max, got.quad_sum, 4);
-  check_group(by_places(in, 4), by_places(got.place_max, 4), by_places(got.place_sum, 4), 8);
-  check_group(by_places(in, 8), by_places(got.octets_max, 8), by_places(got.octets_sum, 8), 4);
+  check_group(by_places(in, 4), by_places(got.cross_quad_max, 4), by_places(got.cross_quad_sum, 4),
+              8);
+  check_group(by_places(in, 8), by_places(got.cross_octet_max, 8),
+              by_places(got.cross_octet_sum, 8), 4);
   check_group(in, got.warp_max, got.warp_sum, 32);
 }
 

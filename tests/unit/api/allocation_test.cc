@@ -42,9 +42,9 @@ void with_every_allocation_refused(const char* name, StatusCode usual, Call call
   }
 }
 
-StatusCode code_of(const Status& status) { return status.code(); }
+StatusCode encode(const Status& status) { return status.code(); }
 template <typename T>
-StatusCode code_of(const Result<T>& result) {
+StatusCode encode(const Result<T>& result) {
   return result.status().code();
 }
 
@@ -100,33 +100,33 @@ TEST_F(Allocation, TheInjectionWorks) {
 
 TEST_F(Allocation, Problems) {
   with_every_allocation_refused("make_problem", kOk,
-                                [&] { return code_of(make_problem(tensors_, inputs_.options)); });
+                                [&] { return encode(make_problem(tensors_, inputs_.options)); });
   Tensors bad = tensors_;
   bad.k.shape[3] = 17;
   with_every_allocation_refused("make_problem: shape", StatusCode::invalid_argument,
-                                [&] { return code_of(make_problem(bad, inputs_.options)); });
+                                [&] { return encode(make_problem(bad, inputs_.options)); });
   bad = tensors_;
   bad.out.data = bad.q.data;
   with_every_allocation_refused("make_problem: memory", StatusCode::invalid_argument,
-                                [&] { return code_of(make_problem(bad, inputs_.options)); });
+                                [&] { return encode(make_problem(bad, inputs_.options)); });
   with_every_allocation_refused("dense_problem", StatusCode::unsupported, [] {
-    return code_of(dense_problem(DType::f32, 1, 1, 1, 1, 1, 1000, 1));
+    return encode(dense_problem(DType::f32, 1, 1, 1, 1, 1, 1000, 1));
   });
 }
 
 TEST_F(Allocation, Plans) {
   with_every_allocation_refused("make_plan", kOk,
-                                [&] { return code_of(make_plan(problem_, info_)); });
+                                [&] { return encode(make_plan(problem_, info_)); });
   Problem forced = problem_;
   forced.options.kernel = "fwd_of_dreams_that_are_long_enough_to_need_memory";
   with_every_allocation_refused("make_plan: unknown kernel", StatusCode::invalid_argument,
-                                [&] { return code_of(make_plan(forced, info_)); });
+                                [&] { return encode(make_plan(forced, info_)); });
   forced.options.kernel = "fwd_simt_f32_d64_q64";
   with_every_allocation_refused("make_plan: wrong kernel", StatusCode::unsupported,
-                                [&] { return code_of(make_plan(forced, info_)); });
+                                [&] { return encode(make_plan(forced, info_)); });
   const DeviceInfo h200 = *named_device("h200");
   with_every_allocation_refused("make_plan: wrong device", StatusCode::invalid_argument,
-                                [&] { return code_of(make_plan(problem_, h200)); });
+                                [&] { return encode(make_plan(problem_, h200)); });
 }
 
 TEST_F(Allocation, Explain) {
@@ -141,39 +141,39 @@ TEST_F(Allocation, Explain) {
 }
 
 TEST_F(Allocation, Devices) {
-  with_every_allocation_refused("device_info", kOk, [] { return code_of(device_info(Device{})); });
+  with_every_allocation_refused("device_info", kOk, [] { return encode(device_info(Device{})); });
   if (cuda_availability().device_count == 0) {
     with_every_allocation_refused("device_info: cuda", StatusCode::unsupported, [] {
-      return code_of(device_info({DeviceType::cuda, 0}));
+      return encode(device_info({DeviceType::cuda, 0}));
     });
     DeviceInfo gpu = *named_device("h200");
     with_every_allocation_refused("measure_rates: cuda", StatusCode::unsupported,
-                                  [&] { return code_of(measure_rates(gpu)); });
+                                  [&] { return encode(measure_rates(gpu)); });
   }
   with_every_allocation_refused("named_device", StatusCode::invalid_argument,
-                                [] { return code_of(named_device("a device that is not known")); });
+                                [] { return encode(named_device("a device that is not known")); });
   with_every_allocation_refused("cuda_availability", kOk, [] {
     static_cast<void>(cuda_availability());
     return kOk;
   });
   DeviceInfo info = info_;
   info.threads = 1;
-  with_every_allocation_refused("measure_rates", kOk, [&] { return code_of(measure_rates(info)); });
+  with_every_allocation_refused("measure_rates", kOk, [&] { return encode(measure_rates(info)); });
 }
 
 TEST_F(Allocation, Run) {
   with_every_allocation_refused("run", kOk,
-                                [&] { return code_of(run(plan_, tensors_, workspace_.get())); });
+                                [&] { return encode(run(plan_, tensors_, workspace_.get())); });
   Workspace small = workspace_.get();
   small.bytes = 100;
   with_every_allocation_refused("run: workspace", StatusCode::invalid_argument,
-                                [&] { return code_of(run(plan_, tensors_, small)); });
+                                [&] { return encode(run(plan_, tensors_, small)); });
   with_every_allocation_refused("run: empty plan", StatusCode::invalid_argument,
-                                [&] { return code_of(run(Plan{}, tensors_, workspace_.get())); });
+                                [&] { return encode(run(Plan{}, tensors_, workspace_.get())); });
   Tensors other = tensors_;
   other.lse = {};
   with_every_allocation_refused("run: other tensors", StatusCode::invalid_argument,
-                                [&] { return code_of(run(plan_, other, workspace_.get())); });
+                                [&] { return encode(run(plan_, other, workspace_.get())); });
   Tensor used = ints({300, 301});
   Tensors checked = tensors_;
   checked.used_k = used.view();
@@ -181,17 +181,17 @@ TEST_F(Allocation, Run) {
   options.checked = true;
   const Plan checked_plan = *make_plan(*make_problem(checked, options), info_);
   with_every_allocation_refused("run: bad length", StatusCode::invalid_argument, [&] {
-    return code_of(run(checked_plan, checked, workspace_.get()));
+    return encode(run(checked_plan, checked, workspace_.get()));
   });
   with_every_allocation_refused("workspace_status", StatusCode::invalid_argument, [&] {
     // Each reading clears the slot, so each needs a call that fills it.
     static_cast<void>(run(checked_plan, checked, workspace_.get()));
-    return code_of(workspace_status(workspace_.get()));
+    return encode(workspace_status(workspace_.get()));
   });
   with_every_allocation_refused("workspace_init", kOk,
-                                [&] { return code_of(workspace_init(workspace_.get())); });
+                                [&] { return encode(workspace_init(workspace_.get())); });
   with_every_allocation_refused("workspace_init: null", StatusCode::invalid_argument,
-                                [] { return code_of(workspace_init({})); });
+                                [] { return encode(workspace_init({})); });
 }
 
 TEST_F(Allocation, RunWithMoreThreadsThanEverBefore) {
@@ -203,7 +203,7 @@ TEST_F(Allocation, RunWithMoreThreadsThanEverBefore) {
       more.threads = threads++;
       const Plan plan = *make_plan(problem_, more);
       fail_allocation(n, failing);
-      const StatusCode code = code_of(run(plan, tensors_, workspace_.get()));
+      const StatusCode code = encode(run(plan, tensors_, workspace_.get()));
       stop_failing();
       ASSERT_EQ(code, kOk) << "run allocates nothing of its own, and does without threads";
       FLASHCORE_EXPECT_SAME(output_, want_);
@@ -217,9 +217,9 @@ TEST_F(Allocation, Merge) {
   const Tensor lse = draw_normal(random, DType::f32, {2, 4, 70});
   Tensor result(DType::f32, {2, 4, 70, 16});
   const Partial parts[] = {{out.view(), lse.view()}, {out.view(), lse.view()}};
-  with_every_allocation_refused("merge", kOk, [&] { return code_of(merge(parts, result.view())); });
+  with_every_allocation_refused("merge", kOk, [&] { return encode(merge(parts, result.view())); });
   with_every_allocation_refused("merge: alias", StatusCode::invalid_argument,
-                                [&] { return code_of(merge(parts, out.view())); });
+                                [&] { return encode(merge(parts, out.view())); });
 }
 
 TEST_F(Allocation, Append) {
@@ -234,13 +234,13 @@ TEST_F(Allocation, Append) {
                   .v = v.view(),
                   .used_k = used.view(),
                   .block_table = table.view()};
-  with_every_allocation_refused("append", kOk, [&] { return code_of(append(t)); });
+  with_every_allocation_refused("append", kOk, [&] { return encode(append(t)); });
   t.used_k = bad.view();
   with_every_allocation_refused("append: past the capacity", StatusCode::invalid_argument,
-                                [&] { return code_of(append(t)); });
+                                [&] { return encode(append(t)); });
   t.v = t.k;
   with_every_allocation_refused("append: alias", StatusCode::invalid_argument,
-                                [&] { return code_of(append(t)); });
+                                [&] { return encode(append(t)); });
 }
 
 TEST_F(Allocation, ThroughC) {
@@ -307,7 +307,7 @@ enum FirstCall : int { kRight = 0, kWrong = 1, kNothingRefused = 3 };
 
 int first_call(long n, Failing failing) {
   Random random(1);
-  const Inputs inputs = draw_inputs(random, *find_kernel("fwd_plain_f32"),
+  const Inputs inputs = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                                     {.batch = 2,
                                      .q_heads = 4,
                                      .kv_heads = 2,

@@ -26,7 +26,7 @@ struct Call {
   AppendTensors tensors;
 
   Call(bool in_pages, bool in_packs, DType code, DType wide, Granularity granularity,
-       Arrangement arrangement = Arrangement::heads_first)
+       MemoryLayout arrangement = MemoryLayout::heads_first)
       : paged(in_pages), packed(in_packs) {
     Random random(11);
     const Shape cache = paged ? Shape{5, kPage, kHeads, kDim} : Shape{2, kHeads, kCapacity, kDim};
@@ -111,7 +111,7 @@ struct Call {
   }
 };
 
-constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 
 TEST(AppendCodes, RowsBecomeTheCodesOfQuantize) {
   for (const DType code : kCodes) {
@@ -139,9 +139,9 @@ TEST(AppendCodes, RowsBecomeTheCodesOfQuantize) {
 }
 
 TEST(AppendCodes, InEveryArrangement) {
-  for (int arrangement = 0; arrangement < verify::kArrangements; ++arrangement) {
+  for (int arrangement = 0; arrangement < verify::kMemoryLayouts; ++arrangement) {
     Call call(false, false, DType::e4m3, DType::f16, Granularity::block,
-              static_cast<Arrangement>(arrangement));
+              static_cast<MemoryLayout>(arrangement));
     const Tensor k = call.wanted(call.k, call.k_new, call.k_scale);
     ASSERT_TRUE(append(call.tensors).ok());
     EXPECT_EQ(difference(call.k, k), "") << arrangement;
@@ -199,7 +199,7 @@ TEST(AppendCodes, WhatCannotBeIsRefusedWithNothingWritten) {
                    c.v_new.set({1, 0, 2, 3}, nan), c.refresh();
                  },
                  {"v_new", "key 4 of batch 1, head 0", "NaN"});
-  expect_refused("NaN of byte", DType::byte,
+  expect_refused("NaN of byte", DType::u8,
                  [&](Call& c) {
                    c.k_new.set({0, 1, 0, 15}, nan), c.refresh();
                  },
@@ -234,7 +234,7 @@ TEST(AppendCodes, NanStaysNanWhereThereIsACode) {
   ASSERT_TRUE(append(call.tensors).ok());
   const auto* cache = static_cast<const std::uint8_t*>(call.k.view().data);
   const std::uint8_t code = cache[call.k.offset({0, 0, 5, 0})];
-  EXPECT_TRUE(std::isnan(core::code_value(core::Element::e5m2, code)));
+  EXPECT_TRUE(std::isnan(core::decode(core::Element::e5m2, code)));
 }
 
 // Keys with scales of a 16-bit cache would be ignored: they are refused.

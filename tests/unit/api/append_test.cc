@@ -15,10 +15,10 @@ namespace {
 /// in pages of 3 the first has pages 4, 1, 0 and the second 3, 2 and one it does not reach.
 struct AppendCall {
   explicit AppendCall(bool in_pages, bool in_packs = false, DType dtype = DType::f32,
-                      Arrangement arrangement = Arrangement::heads_first)
+                      MemoryLayout arrangement = MemoryLayout::heads_first)
       : paged(in_pages), packed(in_packs) {
     Random random(8);
-    const auto draw = [&](Shape shape, std::int64_t dim, Arrangement how) {
+    const auto draw = [&](Shape shape, std::int64_t dim, MemoryLayout how) {
       shape.push_back(dim);
       return rearranged(draw_normal(random, dtype, shape), how);
     };
@@ -26,7 +26,7 @@ struct AppendCall {
     const Shape rows = packed ? Shape{3, 2} : Shape{2, 2, 3};
     k = draw(cache, 16, arrangement);
     v = draw(cache, 12, arrangement);
-    k_new = draw(rows, 16, Arrangement::heads_first);
+    k_new = draw(rows, 16, MemoryLayout::heads_first);
     v_new = draw(rows, 12, arrangement);
     used_k = ints({5, 2});
     if (paged) block_table = tensor_of(DType::i32, {2, 3}, {4, 1, 0, 3, 2, 99});
@@ -99,14 +99,14 @@ Status append_c(const AppendTensors& t, Workspace workspace) {
 
 TEST(Append, WritesTheNewRowsAndNothingElse) {
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
-    for (int arrangement = 0; arrangement < verify::kArrangements; ++arrangement) {
+    for (int arrangement = 0; arrangement < verify::kMemoryLayouts; ++arrangement) {
       for (const bool paged : {false, true}) {
         for (const bool packed : {false, true}) {
           for (const bool through_c : {false, true}) {
             SCOPED_TRACE(testing::Message() << to_string(dtype) << " arrangement " << arrangement
                                             << (paged ? " paged" : "") << (packed ? " packed" : "")
                                             << (through_c ? " C" : ""));
-            AppendCall call(paged, packed, dtype, static_cast<Arrangement>(arrangement));
+            AppendCall call(paged, packed, dtype, static_cast<MemoryLayout>(arrangement));
             const Tensor k = call.k, v = call.v;
             const Status status = through_c ? append_c(call.tensors, {}) : append(call.tensors);
             ASSERT_TRUE(status.ok()) << status.message();

@@ -88,7 +88,7 @@ TEST(BadInput, Shapes) {
   expect_refused(bad_shapes());
   EXPECT_GE(bad_shapes().size(), 100u);
 }
-TEST(BadInput, Pages) { expect_refused(bad_pages()); }
+TEST(BadInput, PageTable) { expect_refused(bad_pages()); }
 TEST(BadInput, Memory) { expect_refused(bad_memory()); }
 TEST(BadInput, Options) { expect_refused(bad_options()); }
 TEST(BadInput, Lengths) { expect_refused(bad_lengths()); }

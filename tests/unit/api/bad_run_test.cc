@@ -120,7 +120,7 @@ TEST_F(BadRun, TensorsOfAnotherCall) {
 TEST_F(BadRun, BetterAlignedTensorsAreWelcomeWorseOnesAreNot) {
   Inputs inputs = call_.inputs;
   const Tensor aligned = inputs.v;
-  inputs.v = rearranged(inputs.v, Arrangement::misaligned);
+  inputs.v = rearranged(inputs.v, MemoryLayout::misaligned);
   Output output = make_output(inputs);
   const Tensors worse = tensors_of(inputs, output.out, output.lse);
   inputs.v = aligned;

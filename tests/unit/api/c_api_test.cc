@@ -26,7 +26,7 @@ class CApi : public testing::Test {
   }
   static Inputs make_inputs() {
     Random random(5);
-    Inputs inputs = draw_inputs(random, *find_kernel("fwd_plain_f32"),
+    Inputs inputs = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                                 {.batch = 2, .q_heads = 2, .q_len = 3, .kv_len = 5});
     inputs.options.kernel = nullptr;
     return inputs;
@@ -310,7 +310,7 @@ TEST_F(CApi, PlanDescribesTheCall) {
   EXPECT_STREQ(info.kernel, want.kernel->id);
   EXPECT_STREQ(info.family, "cpu");
   EXPECT_EQ(info.workspace_bytes, want.workspace_bytes);
-  EXPECT_EQ(info.work_items, want.work_items);
+  EXPECT_EQ(info.num_tiles, want.num_tiles);
   EXPECT_EQ(info.tile_q, want.tile_q);
   EXPECT_EQ(info.tile_k, want.tile_k);
   EXPECT_EQ(info.splits, want.splits);

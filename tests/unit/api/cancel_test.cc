@@ -68,7 +68,7 @@ Status cancel_during(const CancellableCall& call, Clock::duration delay = kDelay
 /// A small call with a workspace that others have used.
 void expect_right_results(Workspace workspace) {
   Random random(5);
-  Inputs inputs = draw_inputs(random, *find_kernel("fwd_plain_f32"),
+  Inputs inputs = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                               {.batch = 2, .q_heads = 2, .q_len = 3, .kv_len = 500});
   inputs.options.num_splits = 4;
   Output output = make_output(inputs);
@@ -108,7 +108,7 @@ TEST(Cancel, DuringTheCallItEndsSoon) {
 
 TEST(Cancel, AFlagThatStaysClearChangesNothing) {
   Random random(7);
-  const Inputs inputs = draw_inputs(random, *find_kernel("fwd_plain_f32"),
+  const Inputs inputs = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                                     {.batch = 2, .q_heads = 2, .q_len = 70, .kv_len = 90});
   for (const bool is_polled : {false, true}) {
     Output output = make_output(inputs);

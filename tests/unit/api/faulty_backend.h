@@ -56,8 +56,8 @@ class FaultyBackend final : public Backend {
   Result<KernelResources> resources(const KernelInfo& kernel, int device) const override {
     return real_.resources(kernel, device);
   }
-  Status launch_nothing(Device device, Stream stream) const override {
-    return real_.launch_nothing(device, stream);
+  Status launch_empty(Device device, Stream stream) const override {
+    return real_.launch_empty(device, stream);
   }
   Result<void*> allocate(std::size_t bytes, int device) const override {
     return real_.allocate(bytes, device);

@@ -1,4 +1,4 @@
-// api/overlap.h against listing every byte.
+// api/validate/overlap.h against listing every byte.
 #include "api/validate/overlap.h"
 
 #include <gtest/gtest.h>

@@ -24,8 +24,8 @@ TEST(Quantize, IsTheNearestCodeForEveryTypeLayoutAndGranularity) {
     for (const DType code : kCodes) {
       for (const Granularity& g : all) {
         SCOPED_TRACE(std::string(to_string(wide)) + " " + to_string(code) + " per " + g.name);
-        const Tensor from = rearranged(draw_normal(random, wide, shape, 3.0), Arrangement::padded);
-        Tensor to(code, shape, Arrangement::rows_first);
+        const Tensor from = rearranged(draw_normal(random, wide, shape, 3.0), MemoryLayout::padded);
+        Tensor to(code, shape, MemoryLayout::rows_first);
         Tensor scale(DType::f32, g.scale), saturated(DType::i32, g.scale);
         const Status status = quantize({from.view(), to.view(), scale.view(), saturated.view()},
                                        {.block_rows = g.block_rows});

@@ -10,7 +10,7 @@
 
 namespace flashcore::test {
 
-inline constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+inline constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 inline constexpr DType kWide[] = {DType::f32, DType::f16, DType::bf16};
 
 inline double largest_of(DType dtype) {
@@ -21,7 +21,7 @@ inline double largest_of(DType dtype) {
 /// cost.
 inline double half_step(DType dtype, double value) {
   if (dtype == DType::int8) return 0.5;
-  if (dtype == DType::byte) return 0.5 * 448 / 127;
+  if (dtype == DType::u8) return 0.5 * 448 / 127;
   const int mantissa = dtype == DType::e4m3 ? 3 : 2, smallest = dtype == DType::e4m3 ? -6 : -14;
   const int exponent = value == 0 ? smallest : std::max(std::ilogb(value), smallest);
   return std::ldexp(0.5, exponent - mantissa);

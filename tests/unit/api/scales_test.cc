@@ -61,7 +61,7 @@ TEST(Scales, OneHugeBlockStillNeedsItsScale) {
 
 TEST(Scales, WideQueriesOverEightBitKeys) {
   for (const DType q : {DType::f32, DType::f16, DType::bf16}) {
-    Call call(q, DType::byte, q);
+    Call call(q, DType::u8, q);
     call.tensors.q_scale = {};
     const Result<Problem> problem = call.problem();
     ASSERT_TRUE(problem.ok()) << problem.status().message();

@@ -34,17 +34,17 @@ Plan plan_of(const char* device, DType dtype, const Shape& shape, const Options&
 TEST(UsesHeader, OfHopperWhereWorkIsDealtOut) {
   const Plan many = plan_of("h200", DType::bf16, {4, 32, 32, 2048, 2048, 128}, {.causal = true});
   EXPECT_STREQ(many.kernel->family, "sm90");
-  EXPECT_GT(many.work_items, many.device.sm_count);
+  EXPECT_GT(many.num_tiles, many.device.sm_count);
   EXPECT_TRUE(uses_header(many));
 
   const Plan as_many_as_sms = plan_of("h200", DType::bf16, {1, 132, 132, 128, 128, 128});
   EXPECT_STREQ(as_many_as_sms.kernel->family, "sm90");
-  EXPECT_EQ(as_many_as_sms.work_items, as_many_as_sms.device.sm_count);
-  EXPECT_EQ(as_many_as_sms.cut_items, 0);
+  EXPECT_EQ(as_many_as_sms.num_tiles, as_many_as_sms.device.sm_count);
+  EXPECT_EQ(as_many_as_sms.tail_tiles, 0);
   EXPECT_FALSE(uses_header(as_many_as_sms));
 
   Plan one_more = as_many_as_sms;
-  one_more.work_items += 1;
+  one_more.num_tiles += 1;
   EXPECT_TRUE(uses_header(one_more));
 
   const Plan codes = plan_of("h200", DType::e4m3, {4, 32, 32, 2048, 2048, 128});
@@ -54,12 +54,12 @@ TEST(UsesHeader, OfHopperWhereWorkIsDealtOut) {
 
 TEST(UsesHeader, OfHopperWhereItemsAreCut) {
   Plan plan = plan_of("h200", DType::bf16, {1, 4, 4, 2048, 2048, 128});
-  EXPECT_GT(plan.cut_items, 0);
-  EXPECT_LE(plan.work_items, plan.device.sm_count);
+  EXPECT_GT(plan.tail_tiles, 0);
+  EXPECT_LE(plan.num_tiles, plan.device.sm_count);
   EXPECT_TRUE(uses_header(plan));
-  ASSERT_TRUE(cut_last_items(plan, 0, 1).ok());
+  ASSERT_TRUE(apply_tail_split(plan, 0, 1).ok());
   EXPECT_FALSE(uses_header(plan)) << "all at once, and none is cut";
-  ASSERT_TRUE(cut_last_items(plan, 1, 2).ok());
+  ASSERT_TRUE(apply_tail_split(plan, 1, 2).ok());
   EXPECT_TRUE(uses_header(plan));
 }
 
@@ -97,7 +97,7 @@ TEST(UsesHeader, NotByOtherPlans) {
 }
 
 // What the launch makes of a plan, for every kernel: counters it is given, pieces of work it deals
-// out (as cuda/tensor_maps.cc counts them), errors it may report.
+// out (as cuda/sm90/make_params.cc counts them), errors it may report.
 TEST(UsesHeader, IsWhatTheLaunchDoes) {
   const Shape shapes[] = {
       {1, 2, 2, 64, 64, 64},     {1, 132, 132, 128, 128, 128}, {2, 67, 67, 128, 128, 128},
@@ -121,12 +121,13 @@ TEST(UsesHeader, IsWhatTheLaunchDoes) {
           const core::AttentionParams p = make_params(*plan, {}, {memory, 0, plan->problem.device});
           bool counts = p.counters != nullptr;
           if (kernel.uses_tma) {
-            const core::WorkOrder order =
-                core::make_work_order(p.batch, p.q_heads / plan->heads_in_tile,
-                                      p.group / plan->heads_in_tile, p.q_tiles, 0);
-            const core::Tail tail{order.items - static_cast<std::int32_t>(plan->cut_items), 1,
-                                  core::make_divisor(plan->item_parts)};
-            counts = core::work_pieces(order, tail) > plan->device.sm_count || plan->cut_items > 0;
+            const core::TileScheduler order =
+                core::make_tile_scheduler(p.batch, p.q_heads / plan->heads_in_tile,
+                                          p.group / plan->heads_in_tile, p.q_tiles, 0);
+            const core::Tail tail{order.items - static_cast<std::int32_t>(plan->tail_tiles), 1,
+                                  core::make_fast_divmod(plan->tail_splits)};
+            counts =
+                core::num_scheduled(order, tail) > plan->device.sm_count || plan->tail_tiles > 0;
           }
           EXPECT_EQ(uses_header(*plan), counts || p.checked)
               << kernel.id << " splits " << splits << " q_len " << shape.q_len;
@@ -184,7 +185,7 @@ class CpuHeader : public testing::Test {
  protected:
   CpuHeader() {
     Random random(5);
-    inputs_ = draw_inputs(random, *find_kernel("fwd_plain_f32"),
+    inputs_ = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                           {.batch = 2, .q_heads = 2, .q_len = 3, .kv_len = 5});
     output_ = make_output(inputs_);
     tensors_ = tensors_of(inputs_, output_.out, output_.lse);

@@ -1,14 +1,14 @@
 // Stages of right kernels are right, whatever the options, and one wrong value is found where it
-// is. (Whole planted bugs: scripts/check_plants and tests/cli/test_planted.py.)
+// is. (Whole planted bugs: scripts/checks/faults and tests/cli/test_faults.py.)
 #include "check/stages.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "check/trace.h"
 #include "support/kernel_test.h"
 #include "unit/api/faulty_backend.h"
-#include "check/trace.h"
 
 namespace flashcore::test {
 namespace {
@@ -36,8 +36,8 @@ std::vector<verify::CaseSpec> specs(DType dtype) {
   all[2].alibi = 1;
   all[2].options.softcap = 3;
   all[2].options.window_left = 40;
-  all[2].q_arrangement = all[2].v_arrangement = verify::Arrangement::padded;
-  all[3].q_packed = all[3].kv_packed = all[3].used_k = all[3].q_start = all[3].k_start = true;
+  all[2].q_arrangement = all[2].v_arrangement = verify::MemoryLayout::padded;
+  all[3].q_varlen = all[3].kv_varlen = all[3].used_k = all[3].q_start = all[3].k_start = true;
   all[3].lse = true;
   return all;
 }
@@ -75,9 +75,9 @@ TEST_P(StagesOf, TracesAreRight) {
       verify::CallRunner runner(cpu_backend(), {}, *device_info({}), kernel().id);
       // Of the packed case, a sequence may have no query.
       const reference::RowId row =
-          spec.q_packed ? reference::RowId{0, 3, 0} : reference::RowId{1, 3, 8};
+          spec.q_varlen ? reference::RowId{0, 3, 0} : reference::RowId{1, 3, 8};
       const Result<verify::Trace> trace = verify::trace_row(runner, call, row);
-      if (spec.q_packed && !trace.ok()) continue;
+      if (spec.q_varlen && !trace.ok()) continue;
       ASSERT_TRUE(trace.ok()) << trace.status().message();
       EXPECT_TRUE(trace->ok());
       std::int64_t next = 0;
@@ -120,7 +120,7 @@ void expect_place(const StageReport& r) {
 TEST(Stages, OneWrongProbabilityIsFound) {
   const HostCall call = verify::random_call(one_block());
   const FaultyBackend backend = one_wrong_output(call);
-  const StageReport r = check(Stage::probabilities, backend, "fwd_plain_f32", call);
+  const StageReport r = check(Stage::probabilities, backend, "fwd_generic_f32", call);
   expect_place(r);
   EXPECT_EQ(r.wrong, 1);
   EXPECT_EQ(r.worst.key, 33);
@@ -131,7 +131,7 @@ TEST(Stages, OneWrongProbabilityIsFound) {
 TEST(Stages, OneWrongScoreIsFound) {
   const HostCall call = verify::random_call(one_block());
   const FaultyBackend backend = one_wrong_output(call);
-  const StageReport r = check(Stage::scores, backend, "fwd_plain_f32", call);
+  const StageReport r = check(Stage::scores, backend, "fwd_generic_f32", call);
   expect_place(r);
   EXPECT_EQ(r.wrong, 1);
   EXPECT_EQ(r.worst.key, 33);
@@ -144,18 +144,18 @@ TEST(Stages, OneWrongLseIsNoWrongScore) {
       {.block_bytes = call.bytes.size(),
        .offset = static_cast<std::size_t>(lse - call.bytes.data() + ((1 * 2 + 0) * 7 + 5) * 4),
        .add = 0.01f});
-  const StageReport r = check(Stage::scores, backend, "fwd_plain_f32", call);
+  const StageReport r = check(Stage::scores, backend, "fwd_generic_f32", call);
   expect_place(r);
   EXPECT_EQ(r.wrong, 1 + 40) << "the LSE and what is computed from it";
   EXPECT_NE(r.note.find("P is right"), std::string::npos);
-  EXPECT_TRUE(check(Stage::probabilities, backend, "fwd_plain_f32", call).ok());
-  EXPECT_TRUE(check(Stage::pv, backend, "fwd_plain_f32", call).ok());
+  EXPECT_TRUE(check(Stage::probabilities, backend, "fwd_generic_f32", call).ok());
+  EXPECT_TRUE(check(Stage::pv, backend, "fwd_generic_f32", call).ok());
 }
 
 TEST(Stages, OneWrongOutputIsFoundInBothProbes) {
   const HostCall call = verify::random_call(one_block());
   const FaultyBackend backend = one_wrong_output(call);
-  const StageReport r = check(Stage::pv, backend, "fwd_plain_f32", call);
+  const StageReport r = check(Stage::pv, backend, "fwd_generic_f32", call);
   expect_place(r);
   EXPECT_EQ(r.wrong, 2);
   EXPECT_EQ(r.worst.column, 33);
@@ -168,7 +168,7 @@ TEST(Stages, OneWrongPartialIsFound) {
   const std::size_t rows = 2 * 4 * 9;
   const FaultyBackend backend(
       {.block_bytes = 2 * rows * 4, .offset = (rows + (1 * 4 + 2) * 9 + 3) * 4, .add = 0.01f});
-  const StageReport r = check(Stage::partials, backend, "fwd_plain_f32", call);
+  const StageReport r = check(Stage::partials, backend, "fwd_generic_f32", call);
   EXPECT_FALSE(r.ok());
   EXPECT_EQ(r.wrong, 1);
   EXPECT_EQ(verify::to_string(r.worst), "batch 1, head 2, row 3, split 1, LSE");
@@ -179,11 +179,11 @@ TEST(Stages, AWrongJoinIsFound) {
   spec.sinks = true;
   const HostCall call = verify::random_call(spec);
   const FaultyBackend backend({.forget_sinks = true});
-  const StageReport r = check(Stage::combine, backend, "fwd_plain_f32", call);
+  const StageReport r = check(Stage::combine, backend, "fwd_generic_f32", call);
   EXPECT_FALSE(r.ok());
   EXPECT_EQ(r.probe, "the oracle's partial results joined");
   for (const Stage stage : {Stage::scores, Stage::probabilities, Stage::pv, Stage::partials}) {
-    EXPECT_TRUE(check(stage, backend, "fwd_plain_f32", call).ok()) << verify::to_string(stage);
+    EXPECT_TRUE(check(stage, backend, "fwd_generic_f32", call).ok()) << verify::to_string(stage);
   }
 }
 
@@ -203,7 +203,7 @@ TEST(Stages, ATraceShowsTheTile) {
       {.block_bytes = longer.bytes.size(),
        .offset = static_cast<std::size_t>(out - longer.bytes.data() + element * 4),
        .add = 0.01f});
-  verify::CallRunner runner(backend, {}, *device_info({}), "fwd_plain_f32");
+  verify::CallRunner runner(backend, {}, *device_info({}), "fwd_generic_f32");
   const Result<verify::Trace> wrong = verify::trace_row(runner, call, {1, 0, 5});
   ASSERT_TRUE(wrong.ok()) << wrong.status().message();
   EXPECT_FALSE(wrong->ok());
@@ -219,7 +219,7 @@ TEST(Stages, ATraceShowsTheTile) {
 TEST(Stages, WhatCannotBeReadSaysWhy) {
   verify::CaseSpec spec = one_block();
   const auto skipped = [](Stage stage, const HostCall& call) {
-    return check(stage, cpu_backend(), "fwd_plain_f32", call).skipped;
+    return check(stage, cpu_backend(), "fwd_generic_f32", call).skipped;
   };
   EXPECT_NE(skipped(Stage::partials, verify::random_call(spec)).find("one tile"),
             std::string::npos);
@@ -236,7 +236,7 @@ TEST(Stages, NanIsRefused) {
   verify::CaseSpec spec = one_block();
   HostCall call = verify::random_call(spec);
   static_cast<float*>(call.tensors.q.data)[0] = std::nanf("");
-  verify::CallRunner runner(cpu_backend(), {}, *device_info({}), "fwd_plain_f32");
+  verify::CallRunner runner(cpu_backend(), {}, *device_info({}), "fwd_generic_f32");
   const Result<StageReport> report = verify::check_stage(Stage::scores, runner, call);
   ASSERT_FALSE(report.ok());
   EXPECT_NE(report.status().message().find("finite inputs"), std::string::npos);
@@ -251,7 +251,7 @@ verify::CaseSpec eight_bit(DType code, verify::ScaleKind scales) {
   return spec;
 }
 
-constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::byte};
+constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 
 TEST(Stages, OfEightBitInputsAreRight) {
   for (const DType code : kCodes) {
@@ -261,7 +261,7 @@ TEST(Stages, OfEightBitInputsAreRight) {
       ASSERT_EQ(stages.front(), Stage::dequant);
       for (const Stage stage : stages) {
         SCOPED_TRACE(std::string(to_string(code)) + ", " + verify::to_string(stage));
-        const StageReport r = check(stage, cpu_backend(), "fwd_plain_f16", call);
+        const StageReport r = check(stage, cpu_backend(), "fwd_generic_f16", call);
         EXPECT_TRUE(r.ok()) << r.reason << ", " << verify::to_string(r.worst) << ", " << r.probe;
         EXPECT_EQ(r.skipped, "");
         EXPECT_GT(r.elements, 0);
@@ -285,7 +285,7 @@ TEST(Stages, OneWrongScaleShowsInDequant) {
       fault.offset = static_cast<std::size_t>(
           reinterpret_cast<const std::byte*>(static_cast<const float*>(scale->data) + element) -
           call.bytes.data());
-      const StageReport r = check(Stage::dequant, FaultyBackend(fault), "fwd_plain_f16", call);
+      const StageReport r = check(Stage::dequant, FaultyBackend(fault), "fwd_generic_f16", call);
       EXPECT_FALSE(r.ok());
       EXPECT_GT(r.wrong, 0);
       EXPECT_LT(r.wrong, r.elements / 2);
@@ -298,7 +298,7 @@ TEST(Stages, OneWrongScaleShowsInDequant) {
 
 TEST(Stages, NothingToDequantise) {
   const HostCall call = verify::random_call(one_block());
-  EXPECT_NE(check(Stage::dequant, cpu_backend(), "fwd_plain_f32", call).skipped, "");
+  EXPECT_NE(check(Stage::dequant, cpu_backend(), "fwd_generic_f32", call).skipped, "");
 }
 
 TEST(Stages, Names) {

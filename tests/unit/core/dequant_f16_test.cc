@@ -1,4 +1,4 @@
-// core/code_pairs.h: every code of every format as f16, in every place of a register, and
+// core/dequant_f16.h: every code of every format as f16, in every place of a register, and
 // the order in which tensor cores meet them.
 #include "core/dequant_f16.h"
 
@@ -21,15 +21,15 @@ float value_of(std::uint32_t word, int place) {
 /// Each code in each of the four places, beside codes of every other kind.
 template <Element kReader>
 void expect_exact(Element format) {
-  const CodeReader<kReader> read(format);
+  const Dequantizer<kReader> read(format);
   const float unit = code_unit(format);
   for (std::uint32_t code = 0; code < 256; ++code) {
     for (const std::uint32_t others : {0x00000000u, 0xffffffffu, 0x7f7f7f7fu, 0x80808080u}) {
       for (int place = 0; place < 4; ++place) {
         const std::uint32_t word = (others & ~(0xffu << (8 * place))) | code << (8 * place);
-        const CodePairs pairs = read(word);
+        const F16x2Pair pairs = read(word);
         const float got = value_of(place % 2 == 0 ? pairs.even : pairs.odd, place / 2) * unit;
-        const float want = code_value(format, static_cast<std::uint8_t>(code));
+        const float want = decode(format, static_cast<std::uint8_t>(code));
         ASSERT_TRUE(std::isnan(want) ? std::isnan(got) : got == want)
             << "format " << static_cast<int>(format) << " code " << code << " place " << place
             << " got " << got << " want " << want;
@@ -41,39 +41,39 @@ void expect_exact(Element format) {
   }
 }
 
-TEST(CodePairs, EveryCodeIsExact) {
+TEST(F16x2Pair, EveryCodeIsExact) {
   expect_exact<Element::e4m3>(Element::e4m3);
   expect_exact<Element::e5m2>(Element::e5m2);
   expect_exact<Element::int8>(Element::int8);
-  expect_exact<Element::int8>(Element::byte);
+  expect_exact<Element::int8>(Element::u8);
 }
 
-TEST(CodePairs, TheCodeOfZeroIsZero) {
-  for (const Element format : {Element::e4m3, Element::e5m2, Element::int8, Element::byte}) {
-    EXPECT_EQ(code_value(format, static_cast<std::uint8_t>(zero_codes(format))), 0.f);
+TEST(F16x2Pair, TheCodeOfZeroIsZero) {
+  for (const Element format : {Element::e4m3, Element::e5m2, Element::int8, Element::u8}) {
+    EXPECT_EQ(decode(format, static_cast<std::uint8_t>(zero_codes(format))), 0.f);
     EXPECT_EQ(zero_codes(format) % 256 * 0x01010101u, zero_codes(format));
   }
 }
 
-// What load_matrices() leaves in a lane of 8 rows × 16 codes, plain: four codes of row lane / 4.
-// As the B operand of one k-step they are codes even_odd(k) of their row.
-TEST(CodePairs, AChunkOfKeysIsOneStep) {
+// What ldmatrix_x4() leaves in a lane of 8 rows × 16 codes, plain: four codes of row lane / 4.
+// As the B operand of one k-step they are codes even_odd_index(k) of their row.
+TEST(F16x2Pair, AChunkOfKeysIsOneStep) {
   for (int lane = 0; lane < 32; ++lane) {
     for (int reg = 0; reg < 2; ++reg) {
       for (int half = 0; half < 2; ++half) {
         const int byte = 2 * half + reg;  // even codes are register 0, odd ones register 1
         const Coordinate b = mma_b(lane, reg, half);
         EXPECT_EQ(b.column, lane / 4);
-        EXPECT_EQ(even_odd(b.row), 4 * (lane % 4) + byte);
+        EXPECT_EQ(even_odd_index(b.row), 4 * (lane % 4) + byte);
       }
     }
   }
 }
 
-// What load_matrices_transposed() leaves: codes 2 g and 2 g + 1 (g = lane / 4) of rows 2 t and
+// What ldmatrix_x4_trans() leaves: codes 2 g and 2 g + 1 (g = lane / 4) of rows 2 t and
 // 2 t + 1 (t = lane % 4), the row's two side by side. Its even codes are the B operand of an n-tile
-// whose column n is code even_odd(n), its odd ones of the next.
-TEST(CodePairs, AChunkOfValuesIsTwoColumnTiles) {
+// whose column n is code even_odd_index(n), its odd ones of the next.
+TEST(F16x2Pair, AChunkOfValuesIsTwoColumnTiles) {
   for (int lane = 0; lane < 32; ++lane) {
     for (int tile = 0; tile < 2; ++tile) {
       for (int half = 0; half < 2; ++half) {
@@ -81,24 +81,25 @@ TEST(CodePairs, AChunkOfValuesIsTwoColumnTiles) {
         const int row = 2 * (lane % 4) + byte / 2, code = 2 * (lane / 4) + byte % 2;
         const Coordinate b = mma_b(lane, 0, half);
         EXPECT_EQ(b.row, row);
-        EXPECT_EQ(even_odd(8 * tile + b.column), code);
+        EXPECT_EQ(even_odd_index(8 * tile + b.column), code);
       }
     }
   }
 }
 
 // A thread's accumulators of two such n-tiles are four neighbouring columns.
-TEST(CodePairs, ResultsOfTwoColumnTilesAreNeighbours) {
+TEST(F16x2Pair, ResultsOfTwoColumnTilesAreNeighbours) {
   for (int lane = 0; lane < 32; ++lane) {
     for (int reg = 0; reg < 2; ++reg) {
       for (int tile = 0; tile < 2; ++tile) {
-        EXPECT_EQ(even_odd(8 * tile + mma_c(lane, reg).column), 4 * (lane % 4) + 2 * reg + tile);
+        EXPECT_EQ(even_odd_index(8 * tile + mma_c(lane, reg).column),
+                  4 * (lane % 4) + 2 * reg + tile);
       }
     }
   }
 }
 
-TEST(CodePairs, PowersOfTwo) {
+TEST(F16x2Pair, PowersOfTwo) {
   EXPECT_EQ(power_of_two_near(1.f), 1.f);
   EXPECT_EQ(power_of_two_near(1.99f), 1.f);
   EXPECT_EQ(power_of_two_near(3e-5f), 0x1p-16f);

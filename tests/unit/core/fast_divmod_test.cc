@@ -1,4 +1,4 @@
-// Division by multiplication against the machine's division.
+// DivmodResult by multiplication against the machine's division.
 #include "core/fast_divmod.h"
 
 #include <gtest/gtest.h>
@@ -11,18 +11,18 @@ namespace flashcore::core {
 namespace {
 
 void expect_right(std::int32_t n, std::int32_t by) {
-  const Division d = divide_with_remainder(n, make_divisor(by));
+  const DivmodResult d = divmod(n, make_fast_divmod(by));
   ASSERT_EQ(d.quotient, n / by) << n << " / " << by;
   ASSERT_EQ(d.remainder, n % by) << n << " / " << by;
 }
 
-TEST(Divisor, SmallNumbersByEverySmallDivisor) {
+TEST(FastDivmod, SmallNumbersByEverySmallDivisor) {
   for (std::int32_t by = 1; by <= 1024; ++by) {
     for (std::int32_t n = 0; n <= 4096; ++n) expect_right(n, by);
   }
 }
 
-TEST(Divisor, AroundMultiplesUpToTheLargestNumber) {
+TEST(FastDivmod, AroundMultiplesUpToTheLargestNumber) {
   verify::Random random(1, 0);
   for (int round = 0; round < 200000; ++round) {
     // Divisors of every size, the powers of two and their neighbours among them.

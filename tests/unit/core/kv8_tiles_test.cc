@@ -36,7 +36,7 @@ double half_value(std::uint32_t word, int which) {
 /// ldmatrix.x4: lane l names 16 bytes; register i of a lane comes from what lanes 8 i … 8 i + 7
 /// named.
 template <typename Address>
-Registers load_matrices(const Bytes& memory, bool transposed, Address address) {
+Registers ldmatrix_x4(const Bytes& memory, bool transposed, Address address) {
   Registers r{};
   const auto element = [&](int matrix, int row, int column) {
     std::uint16_t bits;
@@ -56,7 +56,7 @@ Registers load_matrices(const Bytes& memory, bool transposed, Address address) {
 
 /// c += a b; b(lane, register) are the two registers of B.
 template <typename B>
-void multiply_add(Accumulators& c, const Registers& a, B b) {
+void mma_m16n8k16(Accumulators& c, const Registers& a, B b) {
   double left[16][16], right[16][8];
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int which = 0; which < 2; ++which) {
@@ -82,7 +82,7 @@ void multiply_add(Accumulators& c, const Registers& a, B b) {
 /// A code whose value is a small integer.
 std::uint8_t small_code(Element format, verify::Random& random) {
   const int value = static_cast<int>(random.between(-3, 3));
-  return code_of(format, static_cast<float>(value)).bits;
+  return encode(format, static_cast<float>(value)).bits;
 }
 
 template <int kDim, Element kReader>
@@ -110,7 +110,7 @@ class Act {
     std::vector<double> q(kRows * kDim);
     for (int row = 0; row < kRows; ++row) {
       for (int place = 0; place < kDim; ++place) {
-        const int d = place / 16 * 16 + even_odd(place % 16);
+        const int d = place / 16 * 16 + even_odd_index(place % 16);
         const double value = static_cast<double>(random_.between(-4, 4));
         q[index(row * kDim + d)] = value;
         const std::uint16_t bits = half_bits(value);
@@ -120,19 +120,19 @@ class Act {
     std::array<Accumulators, kKeys / 8> score{};
     for (int steps = 0; steps < kDim / 16; steps += 2) {
       for (int n = 0; n < kKeys / 8; n += 2) {
-        const Registers k = load_matrices(tile_, false, [&](int lane) {
+        const Registers k = ldmatrix_x4(tile_, false, [&](int lane) {
           const Coordinate b = ldmatrix_b(lane);
           const auto first = static_cast<unsigned>(KeyTile::offset(b.row, b.column));
-          return KeyTile::below(KeyTile::right(first, steps / 2), n);
+          return KeyTile::advance_rows8(KeyTile::advance_k(first, steps / 2), n);
         });
         for (int i = 0; i < 4; ++i) {
-          const Registers a = load_matrices(queries, false, [&](int lane) {
+          const Registers a = ldmatrix_x4(queries, false, [&](int lane) {
             const Coordinate c = ldmatrix_a(lane);
-            return QueryTile::right(static_cast<unsigned>(QueryTile::offset(c.row, c.column)),
-                                    steps + i % 2);
+            return QueryTile::advance_k(static_cast<unsigned>(QueryTile::offset(c.row, c.column)),
+                                        steps + i % 2);
           });
-          multiply_add(score[index(n + i / 2)], a, [&](std::size_t lane, int reg) {
-            const CodePairs pairs = read_(k[lane][index(i)]);
+          mma_m16n8k16(score[index(n + i / 2)], a, [&](std::size_t lane, int reg) {
+            const F16x2Pair pairs = read_(k[lane][index(i)]);
             return reg == 0 ? pairs.even : pairs.odd;
           });
         }
@@ -172,15 +172,15 @@ class Act {
         }
       }
       for (int n = 0; n < kDim / 8; n += 4) {
-        const Registers v = load_matrices(tile_, true, [&](int lane) {
+        const Registers v = ldmatrix_x4(tile_, true, [&](int lane) {
           const Coordinate b = ldmatrix_b_trans(lane);
           const auto first = static_cast<unsigned>(KeyTile::offset(b.row, b.column));
-          return KeyTile::below(KeyTile::right(first, n / 4), 2 * step);
+          return KeyTile::advance_rows8(KeyTile::advance_k(first, n / 4), 2 * step);
         });
         for (int i = 0; i < 4; ++i) {  // chunk i / 2, its even or odd columns
-          multiply_add(out[index(n + i)], a, [&](std::size_t lane, int reg) {
+          mma_m16n8k16(out[index(n + i)], a, [&](std::size_t lane, int reg) {
             const auto word = index(2 * (i / 2) + reg);
-            const CodePairs pairs = read_(v[lane][word]);
+            const F16x2Pair pairs = read_(v[lane][word]);
             return i % 2 == 0 ? pairs.even : pairs.odd;
           });
         }
@@ -206,11 +206,11 @@ class Act {
 
  private:
   static std::size_t at(int key, int d) { return index(key * kDim + d); }
-  double value(int key, int d) const { return code_value(format_, codes_[at(key, d)]); }
+  double value(int key, int d) const { return decode(format_, codes_[at(key, d)]); }
   double unit() const { return code_unit(format_); }
 
   Element format_;
-  CodeReader<kReader> read_;
+  Dequantizer<kReader> read_;
   verify::Random random_;
   Bytes tile_, codes_;
 };
@@ -224,7 +224,7 @@ void check_formats() {
   check(Act<kDim, Element::e4m3>(Element::e4m3));
   check(Act<kDim, Element::e5m2>(Element::e5m2));
   check(Act<kDim, Element::int8>(Element::int8));
-  check(Act<kDim, Element::int8>(Element::byte));
+  check(Act<kDim, Element::int8>(Element::u8));
 }
 
 TEST(CodeTiles, ProductsOfEveryFormat) {

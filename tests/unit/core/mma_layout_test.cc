@@ -95,8 +95,8 @@ TEST(MmaFragments, AnAccumulatorTileTransposedIsAnOperand) {
   }
 }
 
-// Lanes with the same lane % 4, and no others, hold a column: what place_max() and place_sum() rely
-// on.
+// Lanes with the same lane % 4, and no others, hold a column: what cross_quad_max() and
+// cross_quad_sum() rely on.
 TEST(MmaFragments, LanesAtOnePlaceHoldAColumn) {
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int reg = 0; reg < 4; ++reg) {
@@ -262,16 +262,17 @@ TYPED_TEST(Swizzle, StepsToTheRightAndBelowLeadToTheOffsets) {
       for (int chunk = 0; chunk < (Tile::kPanelColumns == 64 ? 4 : 2); ++chunk) {
         const unsigned first = base + static_cast<unsigned>(Tile::offset(row, chunk));
         for (int n = 0; 2 * n + chunk < this->kChunks; n += chunk < 2 ? 1 : 2) {
-          ASSERT_EQ(Tile::right(first, n),
+          ASSERT_EQ(Tile::advance_k(first, n),
                     base + static_cast<unsigned>(Tile::offset(row, chunk + 2 * n)))
               << "base " << base << " row " << row << " chunk " << chunk << " right " << n;
         }
         for (int n = 0; row + 8 * n < this->kRows; ++n) {
-          const unsigned there = Tile::below(first, n);
+          const unsigned there = Tile::advance_rows8(first, n);
           ASSERT_EQ(there, base + static_cast<unsigned>(Tile::offset(row + 8 * n, chunk)))
               << "base " << base << " row " << row << " chunk " << chunk << " below " << n;
           const int last = chunk < 2 ? (this->kChunks - 1 - chunk) / 2 : 0;
-          ASSERT_EQ(Tile::right(there, last), Tile::below(Tile::right(first, last), n));
+          ASSERT_EQ(Tile::advance_k(there, last),
+                    Tile::advance_rows8(Tile::advance_k(first, last), n));
         }
       }
     }

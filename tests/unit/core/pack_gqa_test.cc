@@ -1,4 +1,4 @@
-// core/sm90_shape.h: rows of several heads in one tile of a Hopper kernel.
+// core/sm90_traits.h: rows of several heads in one tile of a Hopper kernel.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -10,13 +10,13 @@
 namespace flashcore::core {
 namespace {
 
-constexpr std::int32_t kMostRows = 3 * kQueryPieceRows;
+constexpr std::int32_t kMostRows = 3 * kQTileRows;
 
-TEST(HeadsInTile, HaveEachQueryOnce) {
-  for (std::int32_t log2 = 0; 1 << log2 <= kMostHeadsInTile; ++log2) {
-    const HeadsInTile heads{log2};
+TEST(PackGqa, HaveEachQueryOnce) {
+  for (std::int32_t log2 = 0; 1 << log2 <= kMaxHeadsInTile; ++log2) {
+    const PackGqa heads{log2};
     SCOPED_TRACE(testing::Message() << (1 << log2) << " heads");
-    for (std::int32_t rows = kQueryPieceRows; rows <= kMostRows; rows += kQueryPieceRows) {
+    for (std::int32_t rows = kQTileRows; rows <= kMostRows; rows += kQTileRows) {
       std::set<std::pair<std::int32_t, std::int32_t>> seen;
       for (std::int32_t row = 0; row < rows; ++row) {
         EXPECT_LT(heads.head(row), 1 << log2);
@@ -29,11 +29,11 @@ TEST(HeadsInTile, HaveEachQueryOnce) {
 }
 
 // What one copy brings: a piece's rows are head after head, as a box of the tensor map is.
-TEST(HeadsInTile, LieInAPieceOneAfterTheOther) {
-  for (std::int32_t log2 = 0; 1 << log2 <= kMostHeadsInTile; ++log2) {
-    const HeadsInTile heads{log2};
+TEST(PackGqa, LieInAPieceOneAfterTheOther) {
+  for (std::int32_t log2 = 0; 1 << log2 <= kMaxHeadsInTile; ++log2) {
+    const PackGqa heads{log2};
     for (std::int32_t row = 0; row < kMostRows; ++row) {
-      const std::int32_t piece = row / kQueryPieceRows, within = row % kQueryPieceRows;
+      const std::int32_t piece = row / kQTileRows, within = row % kQTileRows;
       EXPECT_EQ(heads.head(row), within / heads.queries());
       EXPECT_EQ(heads.query(row), piece * heads.queries() + within % heads.queries());
     }
@@ -41,9 +41,9 @@ TEST(HeadsInTile, LieInAPieceOneAfterTheOther) {
 }
 
 // A thread has rows r and r + 8 of its warp's 16, and takes them to be of one head.
-TEST(HeadsInTile, LeaveAWarpOneHead) {
-  for (std::int32_t log2 = 0; 1 << log2 <= kMostHeadsInTile; ++log2) {
-    const HeadsInTile heads{log2};
+TEST(PackGqa, LeaveAWarpOneHead) {
+  for (std::int32_t log2 = 0; 1 << log2 <= kMaxHeadsInTile; ++log2) {
+    const PackGqa heads{log2};
     for (std::int32_t row = 0; row < kMostRows; ++row) {
       const std::int32_t first = row / kWarpRows * kWarpRows;
       EXPECT_EQ(heads.head(row), heads.head(first));

@@ -1,4 +1,4 @@
-// core/pages.h: where a key lies, for every page size, and what becomes of bad page ids.
+// core/paged_kv.h: where a key lies, for every page size, and what becomes of bad page ids.
 #include "core/paged_kv.h"
 
 #include <gtest/gtest.h>
@@ -11,18 +11,18 @@
 namespace flashcore::core {
 namespace {
 
-TEST(Pages, EveryKeyOfEveryPageSize) {
+TEST(PageTable, EveryKeyOfEveryPageSize) {
   constexpr std::int32_t kKeys = 600, kPages = 700;
   std::vector<std::int32_t> table(2 * 620);
   for (std::size_t i = 0; i < table.size(); ++i) {
     table[i] = static_cast<std::int32_t>((i * 389 + 5) % kPages);
   }
   for (std::int32_t size = 1; size <= 256; ++size) {
-    const Pages pages{table.data(), 620, size, page_shift(size), kPages};
-    const KeyRows rows = key_rows(pages, 1, 0);
+    const PageTable pages{table.data(), 620, size, page_shift(size), kPages};
+    const KvRowMap rows = kv_row_map(pages, 1, 0);
     std::int32_t slot = 0, row = 0;  // by counting
     for (std::int32_t key = 0; key < kKeys; ++key) {
-      const KeyPlace place = rows.at(key);
+      const KvLocation place = rows.at(key);
       ASSERT_EQ(place.block, table[static_cast<std::size_t>(620 + slot)]) << size << " " << key;
       ASSERT_EQ(place.row, row) << size << " " << key;
       ASSERT_EQ(rows.run_from(key), size - row) << size << " " << key;
@@ -33,7 +33,7 @@ TEST(Pages, EveryKeyOfEveryPageSize) {
   }
 }
 
-TEST(Pages, ShiftsAreForPowersOfTwoOnly) {
+TEST(PageTable, ShiftsAreForPowersOfTwoOnly) {
   for (std::int32_t size = 1; size <= 256; ++size) {
     const bool power = (size & (size - 1)) == 0;
     ASSERT_EQ(page_shift(size) >= 0, power) << size;
@@ -43,23 +43,23 @@ TEST(Pages, ShiftsAreForPowersOfTwoOnly) {
   }
 }
 
-TEST(Pages, WithoutPagesKeysFollowEachOther) {
-  const KeyRows rows = key_rows(Pages{}, 3, 40);
+TEST(PageTable, WithoutPagesKeysFollowEachOther) {
+  const KvRowMap rows = kv_row_map(PageTable{}, 3, 40);
   EXPECT_EQ(rows.at(7).block, 3);
   EXPECT_EQ(rows.at(7).row, 47);
   EXPECT_GE(rows.run_from(7), 1 << 30);
-  EXPECT_EQ(slots_in_use(Pages{}, 1000), 0);
+  EXPECT_EQ(slots_in_use(PageTable{}, 1000), 0);
 }
 
-TEST(Pages, BadIdsAreNotedAndNeverUsed) {
+TEST(PageTable, BadIdsAreNotedAndNeverUsed) {
   const std::int32_t table[] = {2, -1, 3, INT32_MAX, INT32_MIN, 0};
-  const Pages pages{table, 3, 16, page_shift(16), 3};
+  const PageTable pages{table, 3, 16, page_shift(16), 3};
   const bool bad[] = {false, true, true, true, true, false};
   for (std::int32_t b = 0; b < 2; ++b) {
     for (std::int32_t slot = 0; slot < 3; ++slot) {
       const std::int32_t id = table[b * 3 + slot];
       const ErrorSlot found = page_error(pages, b, slot);
-      const KeyPlace place = key_rows(pages, b, 0).at(16 * slot + 5);
+      const KvLocation place = kv_row_map(pages, b, 0).at(16 * slot + 5);
       EXPECT_EQ(place.row, 5);
       if (!bad[b * 3 + slot]) {
         EXPECT_EQ(found.code, 0);

@@ -1,4 +1,4 @@
-// core/sm90_shape.h: where a Hopper kernel's block keeps the queries of its items.
+// core/sm90_traits.h: where a Hopper kernel's block keeps the queries of its items.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -18,7 +18,7 @@ constexpr int kBlockItems = 50;
 /// waits for the piece that was there before; each warpgroup meets every phase of its barriers.
 template <int kConsumers, int kPlaces, int kTogether>
 void expect_pieces_to_go_round() {
-  using Place = QueryPlace<kConsumers, kPlaces, kTogether>;
+  using Place = QStage<kConsumers, kPlaces, kTogether>;
   SCOPED_TRACE(testing::Message() << kConsumers << " warpgroups, " << kPlaces << " places, "
                                   << kTogether << " pieces together");
   std::map<std::pair<int, std::uint32_t>, std::uint32_t> met;  // of a warpgroup at a barrier
@@ -63,27 +63,27 @@ TEST(QueryPlaces, GoRound) {
 TEST(QueryPlaces, AreFreeInTime) {
   for (std::uint32_t item = 2; item < kBlockItems; ++item) {
     for (int group = 0; group < 2; ++group) {
-      const QueryPlace<2, 3, 1> at{item, group};
+      const QStage<2, 3, 1> at{item, group};
       std::set<std::uint32_t> of_this_item;
       for (int other = 0; other < 2; ++other) {
-        of_this_item.insert(QueryPlace<2, 3, 1>{item, other}.place());
+        of_this_item.insert(QStage<2, 3, 1>{item, other}.place());
       }
       EXPECT_EQ(of_this_item.size(), 2u);
       // The first piece takes the place that the item before left empty, the second one that of the
       // item before's first.
-      const bool in_use = at.place() == QueryPlace<2, 3, 1>{item - 1, 0}.place() ||
-                          at.place() == QueryPlace<2, 3, 1>{item - 1, 1}.place();
+      const bool in_use = at.place() == QStage<2, 3, 1>{item - 1, 0}.place() ||
+                          at.place() == QStage<2, 3, 1>{item - 1, 1}.place();
       EXPECT_EQ(in_use, group == 1);
       if (group == 1) {
-        EXPECT_EQ(at.place(), (QueryPlace<2, 3, 1>{item - 1, 0}.place()));
+        EXPECT_EQ(at.place(), (QStage<2, 3, 1>{item - 1, 0}.place()));
       }
     }
   }
 }
 
 TEST(QueryPlaces, AreAsManyAsFit) {
-  const auto places = [](const Sm90Shape& shape) {
-    return std::array{shape.query_places(), shape.query_pieces_together()};
+  const auto places = [](const Sm90Traits& shape) {
+    return std::array{shape.q_stages(), shape.q_tiles_per_stage()};
   };
   EXPECT_EQ(places({64, 192, 128, 4}), (std::array{6, 3}));
   EXPECT_EQ(places({64, 64, 128, 4}), (std::array{2, 1}));
@@ -96,13 +96,13 @@ TEST(QueryPlaces, AreAsManyAsFit) {
   // As many as fit, and no more.
   for (int tile_k = 16; tile_k <= 256; tile_k += 16) {
     for (const int head_dim : {64, 96, 128, 192, 256}) {
-      const Sm90Shape shape{head_dim, 128, tile_k, 2};
-      const int fit = shape.query_places();
+      const Sm90Traits shape{head_dim, 128, tile_k, 2};
+      const int fit = shape.q_stages();
       if (fit < shape.consumers()) continue;  // no such kernel
-      const int bytes = fit * shape.tile_bytes(kQueryPieceRows) + shape.key_bytes();
+      const int bytes = fit * shape.tile_bytes(kQTileRows) + shape.key_bytes();
       EXPECT_LE(bytes, kSm90SharedBytes);
       if (fit < 2 * shape.consumers()) {
-        EXPECT_GT(bytes + shape.tile_bytes(kQueryPieceRows), kSm90SharedBytes - 2048);
+        EXPECT_GT(bytes + shape.tile_bytes(kQTileRows), kSm90SharedBytes - 2048);
       }
     }
   }

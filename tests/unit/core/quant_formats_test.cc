@@ -1,5 +1,5 @@
-// The 8-bit formats of core/eight_bit.h against their definitions: every code, and every value near
-// which a code changes.
+// The 8-bit formats of core/quant_formats.h against their definitions: every code, and every value
+// near which a code changes.
 #include "core/quant_formats.h"
 
 #include <gtest/gtest.h>
@@ -14,12 +14,12 @@
 namespace flashcore::core {
 namespace {
 
-constexpr Element kFormats[] = {Element::e4m3, Element::e5m2, Element::int8, Element::byte};
+constexpr Element kFormats[] = {Element::e4m3, Element::e5m2, Element::int8, Element::u8};
 
 /// The value of a code in steps, by the definition of its format; NaN and infinities as such.
 double value_of(Element format, int code) {
   if (format == Element::int8) return code < 128 ? code : code - 256;
-  if (format == Element::byte) return code - 128;
+  if (format == Element::u8) return code - 128;
   const bool wide = format == Element::e5m2;
   const int mantissa_bits = wide ? 2 : 3, bias = wide ? 15 : 7;
   const int exponent = (code & 0x7f) >> mantissa_bits;
@@ -39,7 +39,7 @@ std::vector<int> producible(Element format) {
   std::vector<int> codes;
   for (int code = 0; code < 256; ++code) {
     const double value = value_of(format, code);
-    const bool integer = format == Element::int8 || format == Element::byte;
+    const bool integer = format == Element::int8 || format == Element::u8;
     if (!std::isfinite(value) || (integer && value == -128)) continue;
     if (!integer && code == 0x80) continue;
     codes.push_back(code);
@@ -58,7 +58,7 @@ TEST(EightBit, EveryCodeMeansWhatItsFormatSays) {
   for (const Element format : kFormats) {
     for (int code = 0; code < 256; ++code) {
       const double want = value_of(format, code);
-      const double got = code_value(format, static_cast<std::uint8_t>(code));
+      const double got = decode(format, static_cast<std::uint8_t>(code));
       EXPECT_TRUE(std::isnan(want) ? std::isnan(got) : got == want)
           << static_cast<int>(format) << " code " << code;
       EXPECT_EQ(std::signbit(got), std::signbit(want)) << code;
@@ -69,7 +69,7 @@ TEST(EightBit, EveryCodeMeansWhatItsFormatSays) {
 TEST(EightBit, TablesAreMadeByTheCompiler) {
   static constexpr CodeTable kTable = code_table(Element::e4m3);
   static_assert(kTable.value[0x7e] == 448.f && kTable.value[0x01] == 0x1p-9f);
-  static_assert(code_value(Element::e5m2, 0x7b) == 57344.f);
+  static_assert(decode(Element::e5m2, 0x7b) == 57344.f);
 }
 
 TEST(EightBit, EveryFiniteCodeComesBack) {
@@ -77,7 +77,7 @@ TEST(EightBit, EveryFiniteCodeComesBack) {
     for (int code = 0; code < 256; ++code) {
       const double value = value_of(format, code);
       if (!std::isfinite(value)) continue;
-      const Code back = code_of(format, static_cast<float>(value));
+      const Code back = encode(format, static_cast<float>(value));
       const bool never_produced = !has_nan(format) && value == -128;
       EXPECT_EQ(back.saturated, never_produced);
       if (never_produced) continue;
@@ -95,7 +95,7 @@ TEST(EightBit, RoundsToNearestTiesToEven) {
       const auto middle = static_cast<float>((low + high) / 2);  // exact: few bits
       ASSERT_EQ(static_cast<double>(middle), (low + high) / 2);
       const auto value_at = [&](float x) {
-        const Code code = code_of(format, x);
+        const Code code = encode(format, x);
         EXPECT_FALSE(code.saturated);
         return value_of(format, code.bits);
       };
@@ -115,16 +115,16 @@ TEST(EightBit, SaturatesAndSaysSo) {
   } edges[] = {{Element::e4m3, 464.f, 448.f},  // ties to 448, whose mantissa is even
                {Element::e5m2, next(61440.f, false), 57344.f},
                {Element::int8, next(127.5f, false), 127.f},
-               {Element::byte, next(127.5f, false), 127.f}};
+               {Element::u8, next(127.5f, false), 127.f}};
   for (const auto& edge : edges) {
-    EXPECT_EQ(largest_code_value(edge.format), edge.largest);
+    EXPECT_EQ(largest_decoded(edge.format), edge.largest);
     for (const float sign : {1.f, -1.f}) {
-      const Code inside = code_of(edge.format, sign * edge.last_inside);
+      const Code inside = encode(edge.format, sign * edge.last_inside);
       EXPECT_FALSE(inside.saturated);
       EXPECT_EQ(value_of(edge.format, inside.bits), sign * edge.largest);
       for (const float beyond :
            {next(edge.last_inside, true), 1e30f, std::numeric_limits<float>::infinity()}) {
-        const Code code = code_of(edge.format, sign * beyond);
+        const Code code = encode(edge.format, sign * beyond);
         EXPECT_TRUE(code.saturated) << beyond;
         EXPECT_EQ(value_of(edge.format, code.bits), sign * edge.largest);
       }
@@ -134,7 +134,7 @@ TEST(EightBit, SaturatesAndSaysSo) {
 
 TEST(EightBit, NanStaysWhereItCan) {
   for (const Element format : kFormats) {
-    const Code code = code_of(format, std::numeric_limits<float>::quiet_NaN());
+    const Code code = encode(format, std::numeric_limits<float>::quiet_NaN());
     EXPECT_FALSE(code.saturated);
     const double value = value_of(format, code.bits);
     EXPECT_TRUE(has_nan(format) ? std::isnan(value) : value == 0);
@@ -148,7 +148,7 @@ TEST(EightBit, ScalesHaveReciprocals) {
       const float scale = scale_of_largest(format, largest);
       EXPECT_TRUE(std::isfinite(1.f / scale) && scale > 0) << largest;
       EXPECT_TRUE(std::isfinite(inverse_step(format, scale)));
-      EXPECT_FALSE(code_of(format, largest * inverse_step(format, scale)).saturated) << largest;
+      EXPECT_FALSE(encode(format, largest * inverse_step(format, scale)).saturated) << largest;
     }
   }
 }

@@ -10,9 +10,9 @@
 #include "core/rotation.h"
 #include "flashcore/flashcore.h"
 #include "flashcore/quant.h"
-#include "unit/api/quantized.h"
 #include "support/draw.h"
 #include "support/tensor.h"
+#include "unit/api/quantized.h"
 
 namespace flashcore::test {
 namespace {
@@ -173,8 +173,8 @@ TEST(Rotation, SpreadsASingleElementAndARowOfEqualOnes) {
 TEST(Rotation, CodesAreTheNearestToWhatTheMatrixGives) {
   const Granularity all[] = {
       {"tensor", {1}, 0}, {"head", {1, 2}, 0}, {"block", {1, 2, 3}, 2}, {"row", {1, 2, 5}, 1}};
-  constexpr Arrangement kArrangements[] = {Arrangement::padded, Arrangement::heads_first,
-                                           Arrangement::rows_first};
+  constexpr MemoryLayout kMemoryLayouts[] = {MemoryLayout::padded, MemoryLayout::heads_first,
+                                             MemoryLayout::rows_first};
   Random random(17);
   int turn = 0;
   for (const std::int64_t columns : kColumns) {
@@ -186,8 +186,8 @@ TEST(Rotation, CodesAreTheNearestToWhatTheMatrixGives) {
         SCOPED_TRACE(std::to_string(columns) + " columns, " + to_string(wide) + " " +
                      to_string(code) + " per " + g.name);
         const Tensor from =
-            rearranged(draw_outliers(random, wide, shape), kArrangements[turn / 3 % 3]);
-        Tensor to(code, shape, kArrangements[turn % 2]), scale(DType::f32, g.scale);
+            rearranged(draw_outliers(random, wide, shape), kMemoryLayouts[turn / 3 % 3]);
+        Tensor to(code, shape, kMemoryLayouts[turn % 2]), scale(DType::f32, g.scale);
         Tensor saturated(DType::i32, g.scale);
         ++turn;
         const QuantOptions options{.block_rows = g.block_rows, .rotate = true};
@@ -222,7 +222,7 @@ TEST(Rotation, CodesAreTheNearestToWhatTheMatrixGives) {
         });
 
         // And back: what the transposed matrix makes of the codes' values.
-        Tensor back(DType::f32, shape, kArrangements[turn % 3]);
+        Tensor back(DType::f32, shape, kMemoryLayouts[turn % 3]);
         ASSERT_TRUE(dequantize({to.view(), back.view(), scale.view(), {}}, options).ok());
         for_each_row(shape, [&](Shape at) {
           Row codes = row_of(to, at);
@@ -253,7 +253,7 @@ TEST(Rotation, MakesLessOfOutliersForIntegers) {
   Random random(5);
   const Shape shape = {1, 2, 40, 128};
   const Tensor x = draw_outliers(random, DType::f32, shape);
-  for (const DType code : {DType::int8, DType::byte}) {
+  for (const DType code : {DType::int8, DType::u8}) {
     double error[2];
     for (const bool rotate : {false, true}) {
       Tensor to(code, shape), scale(DType::f32, {1, 2}), back(DType::f32, shape);

@@ -33,7 +33,7 @@ void expect_disjoint(std::int64_t tile_q, std::int64_t tile_k, std::int64_t head
 }
 
 TEST(Scratch, PartsAreDisjointAndInsideForEveryTuningRow) {
-  for (const Isa isa : {Isa::plain, Isa::neon, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512}) {
     for (const CpuTuningRow& row : cpu_tuning(isa)) {
       for (const std::int64_t d : {std::int64_t{1}, std::int64_t{63}, std::int64_t{row.max_dim}}) {
         expect_disjoint(64, row.tile_k, d, row.max_dim);

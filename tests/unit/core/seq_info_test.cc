@@ -1,4 +1,4 @@
-// core/sequence.h: lengths and positions, and what becomes of bad ones.
+// core/seq_info.h: lengths and positions, and what becomes of bad ones.
 #include "core/seq_info.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ AttentionParams packed(const std::vector<std::int32_t>& cu_q,
   return p;
 }
 
-void expect_error(const Sequence& s, ErrorCode code, std::int32_t batch, std::int64_t index,
+void expect_error(const SeqInfo& s, ErrorCode code, std::int32_t batch, std::int64_t index,
                   std::int64_t value) {
   EXPECT_EQ(s.error.code, static_cast<std::int32_t>(code));
   EXPECT_EQ(s.error.batch, batch);
@@ -42,7 +42,7 @@ void expect_error(const Sequence& s, ErrorCode code, std::int32_t batch, std::in
 }
 
 TEST(Sequence, FixedLengthsStandBottomRight) {
-  const Sequence s = sequence_of(fixed_lengths(), 1);
+  const SeqInfo s = seq_info_of(fixed_lengths(), 1);
   EXPECT_EQ(s.q_len, 4);
   EXPECT_EQ(s.kv_len, 10);
   EXPECT_EQ(s.q_row, 0);
@@ -54,7 +54,7 @@ TEST(Sequence, FixedLengthsStandBottomRight) {
 
 TEST(Sequence, PackedLengths) {
   const std::vector<std::int32_t> cu_q{0, 5, 11}, cu_k{0, 20, 29};
-  const Sequence s = sequence_of(packed(cu_q, cu_k), 1);
+  const SeqInfo s = seq_info_of(packed(cu_q, cu_k), 1);
   EXPECT_EQ(s.q_row, 5);
   EXPECT_EQ(s.q_len, 6);
   EXPECT_EQ(s.k_row, 20);
@@ -69,7 +69,7 @@ TEST(Sequence, UsedLengthsAndStartsByStride) {
   p.used_k = used, p.used_k_stride = 2;
   p.q_start = q_start, p.q_start_stride = 2;
   p.k_start = k_start, p.k_start_stride = 1;
-  const Sequence s = sequence_of(p, 1);
+  const SeqInfo s = seq_info_of(p, 1);
   EXPECT_EQ(s.kv_len, 3);
   EXPECT_EQ(s.mask.kv_len, 3);
   EXPECT_EQ(s.mask.diagonal, -2 - 40);
@@ -91,7 +91,7 @@ TEST(Sequence, BadCuSeqlensQIsClampedAndNamed) {
       {{0, 4, 11}, 4, 6, 2, 11},    // longer than max_q_len
   };
   for (const Row& row : rows) {
-    const Sequence s = sequence_of(packed(row.cu, good), 1);
+    const SeqInfo s = seq_info_of(packed(row.cu, good), 1);
     EXPECT_EQ(s.q_row, row.q_row);
     EXPECT_EQ(s.q_len, row.q_len);
     expect_error(s, ErrorCode::cu_seqlens_q_invalid, 1, row.index, row.value);
@@ -101,13 +101,13 @@ TEST(Sequence, BadCuSeqlensQIsClampedAndNamed) {
 TEST(Sequence, BadCuSeqlensKIsClampedAndNamed) {
   const std::vector<std::int32_t> good{0, 5, 11};
   const std::vector<std::int32_t> decreasing{0, 10, 4}, past{0, 20, 31}, longer{0, 1, 22};
-  Sequence s = sequence_of(packed(good, decreasing), 1);
+  SeqInfo s = seq_info_of(packed(good, decreasing), 1);
   EXPECT_EQ(s.kv_len, 0);
   expect_error(s, ErrorCode::cu_seqlens_k_invalid, 1, 2, 4);
-  s = sequence_of(packed(good, past), 1);
+  s = seq_info_of(packed(good, past), 1);
   EXPECT_EQ(s.kv_len, 10);
   expect_error(s, ErrorCode::cu_seqlens_k_invalid, 1, 2, 31);
-  s = sequence_of(packed(good, longer), 1);
+  s = seq_info_of(packed(good, longer), 1);
   EXPECT_EQ(s.kv_len, 20);
   expect_error(s, ErrorCode::cu_seqlens_k_invalid, 1, 2, 22);
 }
@@ -116,27 +116,27 @@ TEST(Sequence, BadUsedLengthsAndStarts) {
   AttentionParams p = fixed_lengths();
   const std::int32_t used[] = {11, -1};
   p.used_k = used, p.used_k_stride = 1;
-  EXPECT_EQ(sequence_of(p, 0).kv_len, 10);
-  expect_error(sequence_of(p, 0), ErrorCode::used_k_out_of_range, 0, 0, 11);
-  EXPECT_EQ(sequence_of(p, 1).kv_len, 0);
-  expect_error(sequence_of(p, 1), ErrorCode::used_k_out_of_range, 1, 1, -1);
+  EXPECT_EQ(seq_info_of(p, 0).kv_len, 10);
+  expect_error(seq_info_of(p, 0), ErrorCode::used_k_out_of_range, 0, 0, 11);
+  EXPECT_EQ(seq_info_of(p, 1).kv_len, 0);
+  expect_error(seq_info_of(p, 1), ErrorCode::used_k_out_of_range, 1, 1, -1);
 
   p = fixed_lengths();
   const std::int32_t starts[] = {kMaxStart + 1, -kMaxStart - 1};
   p.q_start = starts, p.q_start_stride = 1;
-  expect_error(sequence_of(p, 0), ErrorCode::q_start_out_of_range, 0, 0, kMaxStart + 1);
-  EXPECT_EQ(sequence_of(p, 0).mask.diagonal, kMaxStart);
-  expect_error(sequence_of(p, 1), ErrorCode::q_start_out_of_range, 1, 1, -kMaxStart - 1);
+  expect_error(seq_info_of(p, 0), ErrorCode::q_start_out_of_range, 0, 0, kMaxStart + 1);
+  EXPECT_EQ(seq_info_of(p, 0).mask.diagonal, kMaxStart);
+  expect_error(seq_info_of(p, 1), ErrorCode::q_start_out_of_range, 1, 1, -kMaxStart - 1);
 
   p = fixed_lengths();
   p.k_start = starts, p.k_start_stride = 1;
-  expect_error(sequence_of(p, 0), ErrorCode::k_start_out_of_range, 0, 0, kMaxStart + 1);
-  EXPECT_EQ(sequence_of(p, 1).mask.diagonal, 6 + kMaxStart);
+  expect_error(seq_info_of(p, 0), ErrorCode::k_start_out_of_range, 0, 0, kMaxStart + 1);
+  EXPECT_EQ(seq_info_of(p, 1).mask.diagonal, 6 + kMaxStart);
 }
 
 TEST(Sequence, TheFirstErrorIsKept) {
   const std::vector<std::int32_t> cu_q{0, 5, 3}, cu_k{0, 10, 4};
-  expect_error(sequence_of(packed(cu_q, cu_k), 1), ErrorCode::cu_seqlens_q_invalid, 1, 2, 3);
+  expect_error(seq_info_of(packed(cu_q, cu_k), 1), ErrorCode::cu_seqlens_q_invalid, 1, 2, 3);
 }
 
 TEST(Sequence, WhateverTheIntegersHoldEverythingStaysInsideTheCapacities) {
@@ -156,7 +156,7 @@ TEST(Sequence, WhateverTheIntegersHoldEverythingStaysInsideTheCapacities) {
     p.q_start = q_start, p.q_start_stride = 1;
     p.k_start = k_start, p.k_start_stride = 1;
     for (std::int32_t b = 0; b < 2; ++b) {
-      const Sequence s = sequence_of(p, b);
+      const SeqInfo s = seq_info_of(p, b);
       ASSERT_GE(s.q_row, 0);
       ASSERT_GE(s.q_len, 0);
       ASSERT_LE(s.q_len, p.q_len);

@@ -1,4 +1,4 @@
-// core/softmax_state.h: the algebra of online softmax at its edges.
+// core/softmax.h: the algebra of online softmax at its edges.
 #include "core/softmax.h"
 
 #include <gtest/gtest.h>

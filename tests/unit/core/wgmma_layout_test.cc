@@ -89,7 +89,7 @@ TYPED_TEST(Panels, OperandsStartWhereTheHardwareUndoesTheSwizzle) {
   for (int step = 0; step < TypeParam::kColumns / 16; ++step) {
     for (int row = 0; row < TypeParam::kRows; ++row) {
       for (int k = 0; k < 16; ++k) {
-        const auto plain = Tile::along_rows(step) + static_cast<std::uint32_t>(128 * row + 2 * k);
+        const auto plain = Tile::k_offset(step) + static_cast<std::uint32_t>(128 * row + 2 * k);
         EXPECT_EQ(swizzled(plain), Tile::offset(row, 16 * step + k))
             << "step " << step << " row " << row << " k " << k;
       }
@@ -99,7 +99,7 @@ TYPED_TEST(Panels, OperandsStartWhereTheHardwareUndoesTheSwizzle) {
     for (int k = 0; k < 16; ++k) {
       for (int n = 0; n < TypeParam::kColumns; ++n) {
         const auto plain =
-            Tile::across_rows(step) +
+            Tile::mn_offset(step) +
             static_cast<std::uint32_t>(n / 64 * Tile::kPanelBytes + 128 * k + n % 64 * 2);
         EXPECT_EQ(swizzled(plain), Tile::offset(16 * step + k, n))
             << "step " << step << " k " << k << " column " << n;
@@ -174,7 +174,7 @@ TEST(CodePanels, AreBytesOfTheSamePanels) {
                 Halves::offset(row, column / 2) + static_cast<std::uint32_t>(column % 2));
     }
   }
-  for (int step = 0; step < 8; ++step) EXPECT_EQ(Tile::along_rows(step), Halves::along_rows(step));
+  for (int step = 0; step < 8; ++step) EXPECT_EQ(Tile::k_offset(step), Halves::k_offset(step));
 }
 
 // A lane's operand of 32 keys holds what its accumulators of four n-tiles do: register r, byte i.

@@ -1,6 +1,6 @@
-// cpu/simd.h's exp2 as a plain function, once per instruction set. Included by exp2_<isa>.cc with
-// FLASHCORE_SIMD_BYTES and FLASHCORE_EXP2_PROBE set. Nothing here may come from the standard
-// library: see simd.h.
+// cpu/kernels/simd.h's exp2 as a plain function, once per instruction set. Included by
+// exp2_<isa>.cc with FLASHCORE_SIMD_BYTES and FLASHCORE_EXP2_PROBE set. Nothing here may come from
+// the standard library: see simd.h.
 #pragma once
 
 #include "cpu/kernels/simd.h"

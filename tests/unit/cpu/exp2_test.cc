@@ -24,7 +24,7 @@ struct Named {
 };
 
 const Named kProbes[] = {
-    {Isa::plain, &kExp2Plain},
+    {Isa::generic, &kExp2Plain},
 #if defined(__aarch64__)
     {Isa::neon, &kExp2Neon},
 #elif defined(__x86_64__)

@@ -43,7 +43,7 @@ void expect_facts(const Plan& plan) {
   const std::string heads =
       plan.heads_in_tile > 1 ? text_of(" of %d heads", plan.heads_in_tile) : std::string();
   expect_contains(text, text_of("%d rows%s x %d keys, %lld work items", plan.tile_q, heads.c_str(),
-                                plan.tile_k, (long long)plan.work_items));
+                                plan.tile_k, (long long)plan.num_tiles));
   expect_contains(text, text_of("splits     %d", plan.splits));
   if (plan.splits > 1) {
     expect_contains(text, text_of("of %lld keys", (long long)plan.keys_per_split));
@@ -132,19 +132,19 @@ TEST(Explain, NamesTensorsAndAccess) {
   inputs.sinks = test::Tensor(DType::f32, {2});
   inputs.used_k = test::ints({4});
   inputs.q_start = test::ints({0});
-  const auto explained = [&](test::Arrangement arrangement) {
+  const auto explained = [&](test::MemoryLayout arrangement) {
     const test::Output output = test::make_output(inputs, {.out_arrangement = arrangement});
     const Problem problem =
         *make_problem(test::tensors_of(inputs, output.out, output.lse), inputs.options);
     return explain(*make_plan(problem, *named_device("cpu-neon")));
   };
-  const std::string text = explained(test::Arrangement::heads_first);
+  const std::string text = explained(test::MemoryLayout::heads_first);
   for (const char* word :
        {"bias", "sinks", "variable lengths", "given positions", "LSE", "16 bytes at a time"}) {
     expect_contains(text, word);
   }
-  expect_contains(explained(test::Arrangement::spread), "not contiguous");
-  expect_contains(explained(test::Arrangement::misaligned), "not 16-byte aligned");
+  expect_contains(explained(test::MemoryLayout::strided_columns), "not contiguous");
+  expect_contains(explained(test::MemoryLayout::misaligned), "not 16-byte aligned");
 }
 
 TEST(Explain, UnknownRatesAreSaidToBeUnknown) {

@@ -38,17 +38,17 @@ TEST(ForcedKernel, IsUsedWhereItCan) {
   const Result<Plan> avx2 = forced("fwd_avx2_f32", *named_device("cpu-avx512"));
   ASSERT_TRUE(avx2.ok()) << avx2.status().message();
   EXPECT_STREQ(avx2->kernel->id, "fwd_avx2_f32");
-  for (const char* device : {"cpu-neon", "cpu-avx2", "cpu-avx512", "cpu-plain"}) {
-    EXPECT_TRUE(forced("fwd_plain_f32", *named_device(device)).ok()) << device;
+  for (const char* device : {"cpu-neon", "cpu-avx2", "cpu-avx512", "cpu-generic"}) {
+    EXPECT_TRUE(forced("fwd_generic_f32", *named_device(device)).ok()) << device;
   }
 }
 
 TEST(ForcedKernel, ThePlanDoesNotKeepTheCallersString) {
-  std::string name = "fwd_plain_f32";
-  const Result<Plan> plan = forced(name.c_str(), *named_device("cpu-plain"));
+  std::string name = "fwd_generic_f32";
+  const Result<Plan> plan = forced(name.c_str(), *named_device("cpu-generic"));
   ASSERT_TRUE(plan.ok());
   name.assign(name.size(), 'x');
-  EXPECT_STREQ(plan->problem.options.kernel, "fwd_plain_f32");
+  EXPECT_STREQ(plan->problem.options.kernel, "fwd_generic_f32");
 }
 
 TEST(ForcedKernel, RefusalsNameTheReasonAndItsNumbers) {

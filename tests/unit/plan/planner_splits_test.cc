@@ -25,21 +25,22 @@ TEST(PlannerSplits, LastItemsOfHopperAreCutWhereSmsWouldBeIdle) {
     return planned(device, batch, q_heads, kv_heads, length, length, dim, options);
   };
   const Plan few = prefill(1, 4, 4, 2048, 128, {});
-  EXPECT_EQ(few.work_items, 64);
-  EXPECT_EQ(few.cut_items, 64);
-  EXPECT_GE(few.item_parts, 2);
-  EXPECT_EQ(few.keys_per_part % few.tile_k, 0);
-  EXPECT_GE(few.workspace_bytes,
-            few.partial_out_offset + static_cast<std::size_t>(64 * few.item_parts) * 128 * 130 * 4);
+  EXPECT_EQ(few.num_tiles, 64);
+  EXPECT_EQ(few.tail_tiles, 64);
+  EXPECT_GE(few.tail_splits, 2);
+  EXPECT_EQ(few.keys_per_tail_split % few.tile_k, 0);
+  EXPECT_GE(
+      few.workspace_bytes,
+      few.partial_out_offset + static_cast<std::size_t>(64 * few.tail_splits) * 128 * 130 * 4);
   const Plan many = prefill(4, 32, 8, 4096, 128, {});
-  EXPECT_EQ(many.cut_items, 4096 % device.sm_count);
-  EXPECT_GT(many.item_parts, 2);
+  EXPECT_EQ(many.tail_tiles, 4096 % device.sm_count);
+  EXPECT_GT(many.tail_splits, 2);
 
-  EXPECT_EQ(prefill(1, 4, 4, 2048, 128, {.causal = true}).cut_items, 0) << "not of one length";
-  EXPECT_EQ(prefill(1, 132, 132, 128, 128, {}).cut_items, 0) << "no SM is idle";
-  EXPECT_EQ(prefill(1, 4, 4, 2048, 64, {}).cut_items, 0) << "no way for it";
+  EXPECT_EQ(prefill(1, 4, 4, 2048, 128, {.causal = true}).tail_tiles, 0) << "not of one length";
+  EXPECT_EQ(prefill(1, 132, 132, 128, 128, {}).tail_tiles, 0) << "no SM is idle";
+  EXPECT_EQ(prefill(1, 4, 4, 2048, 64, {}).tail_tiles, 0) << "no way for it";
   const Options invariant{.reproducibility = Reproducibility::batch_invariant};
-  EXPECT_EQ(prefill(1, 4, 4, 2048, 128, invariant).cut_items, 0);
+  EXPECT_EQ(prefill(1, 4, 4, 2048, 128, invariant).tail_tiles, 0);
 }
 
 // Tiles of 8 rows are for items that are read at once and joined in clusters, and for no more rows.
@@ -80,7 +81,8 @@ TEST(PlannerSplits, TwoBlocksOfAClusterOfFewRowsShareAnSm) {
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.tile_q != 8) continue;
     const int bytes = kernel.smem_bytes +
-                      core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads) + 1024;
+                      core::ClusterBuffer::bytes(kernel.tile_q, kernel.head_dim, kernel.threads) +
+                      1024;
     EXPECT_EQ(device.smem_per_sm_bytes / bytes, 2) << kernel.id;
     ++found;
   }
@@ -99,8 +101,8 @@ TEST(PlannerSplits, ClustersThatReadMemoryHaveSmsOfTheirOwnOrNearlyAll) {
         const std::int64_t blocks = batch * heads * plan.splits;
         if (blocks <= device.sm_count) continue;
         const KernelInfo& kernel = *plan.kernel;  // whose blocks keep more in a cluster
-        const int bytes =
-            kernel.smem_bytes + core::Inbox::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
+        const int bytes = kernel.smem_bytes + core::ClusterBuffer::bytes(
+                                                  kernel.tile_q, kernel.head_dim, kernel.threads);
         const std::int64_t places =
             device.sm_count *
             std::min(kernel.blocks_per_sm, device.smem_per_sm_bytes / (bytes + 1024));

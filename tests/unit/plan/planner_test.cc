@@ -41,7 +41,7 @@ const Wanted kWanted[] = {
     {"cpu-avx2", DType::bf16, 1, 8, 512, 512, 128, 128, "fwd_avx2_bf16", 64, 48, 1},
     {"cpu-avx512", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_avx512_f16", 64, 24, 1},
     {"cpu-avx512", DType::f16, 1, 8, 512, 512, 576, 576, "fwd_avx512_f16", 64, 12, 1},
-    {"cpu-plain", DType::f32, 1, 1, 1, 1, 1, 1, "fwd_plain_f32", 64, 128, 1},
+    {"cpu-generic", DType::f32, 1, 1, 1, 1, 1, 1, "fwd_generic_f32", 64, 128, 1},
     {"cpu-neon", DType::f32, 1, 8, 1, 32768, 64, 64, "fwd_neon_f32", 64, 128, 8},
 };
 
@@ -92,7 +92,7 @@ const WantedOnGpu kWantedOnGpu[] = {
     {"h200", DType::e4m3, 4, 8, 4096, 4096, 192, 128, "sm90_e4m3", 256},
     {"h200", DType::int8, 4, 8, 4096, 4096, 128, 128, "sm80_8bit", 128},
     {"a100", DType::int8, 4, 8, 2048, 2048, 64, 64, "sm80_8bit", 64},
-    {"l4", DType::byte, 1, 8, 512, 512, 72, 64, "sm80_8bit", 128},
+    {"l4", DType::u8, 1, 8, 512, 512, 72, 64, "sm80_8bit", 128},
     {"a100", DType::e5m2, 4, 8, 2048, 2048, 129, 192, "sm80_8bit", 256},
     {"a100", DType::e4m3, 1, 8, 512, 512, 257, 64, "simt", 576},
     {"t4", DType::e4m3, 1, 8, 512, 512, 64, 64, "simt", 64},
@@ -141,7 +141,7 @@ TEST(Planner, RowsPerBlockAndSplitsFollowTheWork) {
         EXPECT_LE(decode->tile_q, 16);
         if (sm_count >= 100) {  // a few blocks keep a small GPU's memory busy
           EXPECT_GT(decode->splits, 1);
-          EXPECT_GE(4 * decode->work_items, sm_count) << "most SMs have nothing to do";
+          EXPECT_GE(4 * decode->num_tiles, sm_count) << "most SMs have nothing to do";
         }
         EXPECT_EQ(crowd->tile_q, 16);
         EXPECT_EQ(crowd->splits, 1);
@@ -170,7 +170,7 @@ TEST(Planner, HeadsThatShareKeysHaveRowsInOneTile) {
       EXPECT_TRUE(plan->kernel->uses_tma);
       EXPECT_EQ(plan->heads_in_tile, dim == 128 ? heads : 1);
       const std::int64_t rows = 2048 * plan->heads_in_tile;
-      EXPECT_EQ(plan->work_items,
+      EXPECT_EQ(plan->num_tiles,
                 4 * 8 * group / plan->heads_in_tile * ((rows + plan->tile_q - 1) / plan->tile_q));
     }
     EXPECT_EQ(planned(DType::f32, 8, group, 128)->heads_in_tile, 1) << "simt";
@@ -225,11 +225,11 @@ TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
       EXPECT_NE(explain(*plan).find(describe(why, kernel, problem, device)), std::string::npos);
     }
   };
-  expect_reject("bias", Reject::options, [](Problem& p) { p.bias = p.q; });
-  expect_reject("mask", Reject::options, [](Problem& p) { p.mask = p.q; });
-  expect_reject("pages", Reject::options, [](Problem& p) { p.page_size = 16; });
-  expect_reject("splits", Reject::options, [](Problem& p) { p.options.num_splits = 2; });
-  expect_reject("f32 out", Reject::options, [](Problem& p) { p.out.dtype = DType::f32; });
+  expect_reject("bias", Reject::missing_feature, [](Problem& p) { p.bias = p.q; });
+  expect_reject("mask", Reject::missing_feature, [](Problem& p) { p.mask = p.q; });
+  expect_reject("pages", Reject::missing_feature, [](Problem& p) { p.page_size = 16; });
+  expect_reject("splits", Reject::missing_feature, [](Problem& p) { p.options.num_splits = 2; });
+  expect_reject("f32 out", Reject::missing_feature, [](Problem& p) { p.out.dtype = DType::f32; });
   expect_reject("columns apart", Reject::strides, [](Problem& p) { p.q.column = 2; });
   expect_reject("misaligned", Reject::strides, [](Problem& p) { p.k.alignment_bytes = 8; });
   expect_reject("repeated", Reject::strides, [](Problem& p) { p.v.batch = 0; });
@@ -309,11 +309,11 @@ TEST(Planner, EightBitKernelsTakeEightBitKeysAndValuesOnly) {
   Problem p = *dense_problem(DType::bf16, 2, 8, 4, 64, 4096, 128, 128, {}, device.device);
   const KernelInfo& eight = *find_kernel("fwd_sm80_8bit_bf16_d128_q16");
   const KernelInfo& sixteen = *find_kernel("fwd_sm80_bf16_d128_q16_s1");
-  EXPECT_EQ(supports(eight, p, device), Reject::storage);
+  EXPECT_EQ(supports(eight, p, device), Reject::input_format);
   EXPECT_EQ(supports(sixteen, p, device), Reject::none);
   p.k.dtype = DType::e4m3;
-  EXPECT_EQ(supports(eight, p, device), Reject::storage);
-  EXPECT_EQ(supports(sixteen, p, device), Reject::storage);
+  EXPECT_EQ(supports(eight, p, device), Reject::input_format);
+  EXPECT_EQ(supports(sixteen, p, device), Reject::input_format);
   EXPECT_STREQ(make_plan(p, device)->kernel->family, "simt");
   p.v.dtype = DType::int8;
   EXPECT_EQ(supports(eight, p, device), Reject::none);
@@ -325,9 +325,9 @@ TEST(Planner, HopperTakesCodesOfOneFormatAndScalesOfWholeSteps) {
   const DeviceInfo device = *named_device("h200");
   Problem p = *dense_problem(DType::bf16, 4, 8, 8, 4096, 4096, 128, 128, {}, device.device);
   const KernelInfo& kernel = *find_kernel("fwd_sm90_e4m3_bf16_d128_q192");
-  EXPECT_EQ(supports(kernel, p, device), Reject::storage);
+  EXPECT_EQ(supports(kernel, p, device), Reject::input_format);
   p.k.dtype = p.v.dtype = DType::e4m3;
-  EXPECT_EQ(supports(kernel, p, device), Reject::storage);
+  EXPECT_EQ(supports(kernel, p, device), Reject::input_format);
   EXPECT_STREQ(make_plan(p, device)->kernel->family, "sm80_8bit");
   p.q.dtype = DType::e4m3;
   EXPECT_EQ(make_plan(p, device)->kernel, &kernel);
@@ -392,7 +392,7 @@ void expect_consistent(const Plan& plan) {
   const bool packs = plan.kernel->packs_heads;
   const std::int64_t rows = packs ? p.q_len * (p.q_heads / p.kv_heads) : p.q_len;
   const std::int64_t heads = packs ? p.kv_heads : p.q_heads;
-  EXPECT_EQ(plan.work_items,
+  EXPECT_EQ(plan.num_tiles,
             p.batch * heads * ((rows + plan.tile_q - 1) / plan.tile_q) * plan.splits);
 
   // The workspace: header, then scratch (CPU), then partial out and lse (splits), nothing shared.
@@ -518,7 +518,7 @@ TEST(Planner, EmptyProblemsHavePlans) {
                                          axis == 1 ? 0 : 5, axis == 2 ? 0 : 7, 16, 16);
       ASSERT_TRUE(plan.ok()) << plan.status().message();
       if (axis < 2) {
-        EXPECT_EQ(plan->work_items, 0);
+        EXPECT_EQ(plan->num_tiles, 0);
       }
       EXPECT_FALSE(explain(*plan).empty());
     }

@@ -116,7 +116,7 @@ TEST(Kernels, IdsAreUniqueAndFindable) {
     EXPECT_TRUE(ids.insert(kernel.id).second) << kernel.id;
     EXPECT_EQ(find_kernel(kernel.id), &kernel);
     EXPECT_NE(source_fingerprint(kernel.family), nullptr);
-    if (kernel.isa == Isa::plain && kernel.device == DeviceType::cpu) {
+    if (kernel.isa == Isa::generic && kernel.device == DeviceType::cpu) {
       EXPECT_TRUE(kernel.compiled) << kernel.id << ": plain C++ is always built";
     }
   }

@@ -162,7 +162,7 @@ void store_result(const reference::Oracle& oracle, const Problem& p, const Tenso
   for (std::size_t r = 0; r < oracle.rows.size(); ++r) {
     const auto [b, h, i] = oracle.rows[r];
     std::int64_t row = i;
-    if (p.q_packed) row += static_cast<const std::int32_t*>(result.cu_seqlens_q.data)[b];
+    if (p.q_varlen) row += static_cast<const std::int32_t*>(result.cu_seqlens_q.data)[b];
     for (std::int64_t c = 0; c < p.v_dim; ++c) {
       verify::store(
           result.out.data, p.out.dtype,
@@ -179,7 +179,8 @@ void store_result(const reference::Oracle& oracle, const Problem& p, const Tenso
 TEST(Bound, AcceptsTheOraclesOwnResultWhateverTheProblem) {
   const int problems = std::max(rounds(150), 60);  // enough to meet every option below
   std::map<std::string, int> seen;
-  for (const char* id : {"fwd_plain_f64", "fwd_plain_f32", "fwd_plain_f16", "fwd_plain_bf16"}) {
+  for (const char* id :
+       {"fwd_generic_f64", "fwd_generic_f32", "fwd_generic_f16", "fwd_generic_bf16"}) {
     const KernelInfo& kernel = *find_kernel(id);
     for (const double sigma : {0.01, 1.0, 10.0}) {
       for (int n = 0; n < problems; ++n) {

@@ -32,7 +32,7 @@ std::vector<std::string> kinds_of(const CaseSpec& s, const KernelInfo& kernel) {
   const auto has = [](const std::vector<std::int32_t>& values, std::int64_t value) {
     return std::find(values.begin(), values.end(), value) != values.end();
   };
-  if (s.used_k && !s.kv_packed && s.kv_len > 1) {
+  if (s.used_k && !s.kv_varlen && s.kv_len > 1) {
     const bool full = has(lengths.used_k, s.kv_len);
     add(full && has(lengths.used_k, 0), "no key in use beside all");
     add(full && has(lengths.used_k, 1), "one key in use beside all");
@@ -42,7 +42,7 @@ std::vector<std::string> kinds_of(const CaseSpec& s, const KernelInfo& kernel) {
   };
   add(has_empty(lengths.q_ends), "an empty sequence of queries among others");
   add(has_empty(lengths.k_ends), "an empty sequence of keys among others");
-  if (s.q_start && !s.q_packed && tall) {
+  if (s.q_start && !s.q_varlen && tall) {
     const std::int64_t start = lengths.q_start.front();
     add(start < -kernel.tile_q, "a tile of queries before the first key");
     add(start + s.q_len > s.kv_len + kernel.tile_q && o.window_left >= 0,
@@ -70,12 +70,12 @@ void expect_every_kind(const char* id, std::uint64_t problems) {
 
 TEST(CaseDraws, EveryKindOfAPersistentKernel) { expect_every_kind("fwd_sm90_f16_d64_q128", 1000); }
 TEST(CaseDraws, EveryKindOfOtherKernels) {
-  expect_every_kind("fwd_plain_f32", 4000);
+  expect_every_kind("fwd_generic_f32", 4000);
   expect_every_kind("fwd_sm80_bf16_d128_q128", 4000);
 }
 
 TEST(CaseDraws, LittleWorkMeansFewRows) {
-  const KernelInfo& kernel = *find_kernel("fwd_plain_f32");
+  const KernelInfo& kernel = *find_kernel("fwd_generic_f32");
   for (std::uint64_t i = 0; i < 4000; ++i) {
     const CaseSpec s =
         random_case(kernel, 1, i, {.target_work = 1 << 15, .sigma = {}, .splits = {}});
@@ -84,7 +84,7 @@ TEST(CaseDraws, LittleWorkMeansFewRows) {
 }
 
 TEST(CaseDraws, TheMemoryHoldsTheLengths) {
-  const KernelInfo& kernel = *find_kernel("fwd_plain_f32");
+  const KernelInfo& kernel = *find_kernel("fwd_generic_f32");
   int used = 0, packed = 0;
   for (std::uint64_t i = 0; i < 200; ++i) {
     const CaseSpec s =
@@ -97,8 +97,8 @@ TEST(CaseDraws, TheMemoryHoldsTheLengths) {
     };
     const Tensors& t = memory.tensors();
     if (s.used_k) expect(t.used_k, lengths.used_k), ++used;
-    if (s.q_packed) expect(t.cu_seqlens_q, lengths.q_ends), ++packed;
-    if (s.kv_packed) expect(t.cu_seqlens_k, lengths.k_ends), ++packed;
+    if (s.q_varlen) expect(t.cu_seqlens_q, lengths.q_ends), ++packed;
+    if (s.kv_varlen) expect(t.cu_seqlens_k, lengths.k_ends), ++packed;
     if (s.q_start) expect(t.q_start, lengths.q_start);
     if (s.k_start) expect(t.k_start, lengths.k_start);
   }

@@ -78,7 +78,7 @@ TEST(CompareRejects, AZeroOutput) {
 TEST(CompareRejects, OneWrongElementInAMillion) {
   Random random(3);
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    const std::string kernel = std::string("fwd_plain_") + to_string(dtype);
+    const std::string kernel = std::string("fwd_generic_") + to_string(dtype);
     Inputs inputs = draw_inputs(random, *find_kernel(kernel.c_str()),
                                 {.batch = 1,
                                  .q_heads = 8,

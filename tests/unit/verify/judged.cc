@@ -29,7 +29,7 @@ verify::Comparison Judged::compare() const {
 
 Inputs usual_inputs(std::uint64_t seed, DType dtype, double sigma, std::int64_t kv_len) {
   Random random(seed);
-  const std::string kernel = std::string("fwd_plain_") + to_string(dtype);
+  const std::string kernel = std::string("fwd_generic_") + to_string(dtype);
   Inputs inputs = draw_inputs(random, *find_kernel(kernel.c_str()),
                               {.batch = 2,
                                .q_heads = 4,

@@ -160,8 +160,8 @@ TEST(Oracle, AgreesWithTheDefinitionOnRandomProblems) {
   Random random(17);
   for (int n = 0; n < rounds(150); ++n) {
     SCOPED_TRACE(n);
-    static constexpr const char* kKernels[] = {"fwd_plain_f64", "fwd_plain_f32", "fwd_plain_f16",
-                                               "fwd_plain_bf16"};
+    static constexpr const char* kKernels[] = {"fwd_generic_f64", "fwd_generic_f32",
+                                               "fwd_generic_f16", "fwd_generic_bf16"};
     const KernelInfo& kernel = *find_kernel(random.pick(kKernels));
     Sizes s{.batch = random.between(1, 2),
             .q_heads = 2,
@@ -210,7 +210,7 @@ TEST(Oracle, AgreesWithTheDefinitionOnPackedSequences) {
 
 TEST(Oracle, ThreadsChangeNothing) {
   Random random(19);
-  Inputs in = draw_inputs(random, *find_kernel("fwd_plain_f32"),
+  Inputs in = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                           {.batch = 3,
                            .q_heads = 4,
                            .kv_heads = 2,
@@ -226,7 +226,7 @@ TEST(Oracle, ThreadsChangeNothing) {
 
 TEST(Oracle, SomeRowsAreThoseOfAll) {
   Random random(20);
-  Inputs in = draw_inputs(random, *find_kernel("fwd_plain_f32"),
+  Inputs in = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                           {.batch = 2,
                            .q_heads = 3,
                            .kv_heads = 1,

@@ -49,7 +49,7 @@ verify::CaseSpec every_score_option() {
 
 verify::CaseSpec packed_case() {
   verify::CaseSpec spec = every_score_option();
-  spec.q_packed = spec.kv_packed = spec.used_k = true;
+  spec.q_varlen = spec.kv_varlen = spec.used_k = true;
   spec.q_start = spec.k_start = true;
   return spec;
 }
@@ -59,7 +59,7 @@ std::vector<verify::CaseSpec> cases() {
   partial.options.partial = true;
   verify::CaseSpec shared = small_case();
   shared.shared_kv = true;
-  shared.v_arrangement = verify::Arrangement::spread;
+  shared.v_arrangement = verify::MemoryLayout::strided_columns;
   return {small_case(), every_score_option(), packed_case(), partial, shared};
 }
 

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "command_error.h"
-#include "data/npy.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
+#include "command_error.h"
+#include "data/npy.h"
 
 namespace flashcore::tool {
 namespace {

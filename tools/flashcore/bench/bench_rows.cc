@@ -5,9 +5,9 @@
 #include <cmath>
 #include <new>
 
+#include "cli/text.h"
 #include "command_error.h"
 #include "device_memory.h"
-#include "cli/text.h"
 #include "verify/inputs/case_memory.h"
 
 namespace flashcore::tool {
@@ -58,7 +58,7 @@ BenchOutcome check_and_time(const BenchCase& c, const KernelInfo* kernel, const 
   BenchOutcome result;
   verify::CaseSpec spec = spec_of(c, args.control);
   spec.options.kernel = kernel == nullptr ? nullptr : kernel->id;
-  verify::CheckBench bench(*target.backend, target.device, target.plan_for);
+  verify::CheckRunner bench(*target.backend, target.device, target.plan_for);
   const auto checked = bench.check(spec, kOracleWork, /*oracle_threads=*/0);
   if (!checked.passed()) {
     result.check_failure = checked.failure();
@@ -115,7 +115,7 @@ HostCost host_cost(const verify::CaseSpec& given, const Target& target) {
     spec.batch = spec.q_heads = spec.kv_heads = spec.q_len = 1;
     spec.kv_len = std::max<std::int64_t>(spec.page_size, 1);
   }
-  verify::CheckBench bench(*target.backend, target.device, target.plan_for);
+  verify::CheckRunner bench(*target.backend, target.device, target.plan_for);
   const auto checked = bench.check(spec, kOracleWork);
   if (!checked.passed()) throw CommandError("host cost: the check failed: " + checked.failure());
   const Problem problem = checked.plan.problem;
@@ -140,7 +140,7 @@ HostCost host_cost(const verify::CaseSpec& given, const Target& target) {
       return run(plan, bench.tensors(), bench.workspace());
     });
     const double launch_us =
-        batch_of([&] { return target.backend->launch_nothing(target.device, Stream{}); });
+        batch_of([&] { return target.backend->launch_empty(target.device, Stream{}); });
     if (batch < 0) continue;
     ours.samples.push_back(us);
     launches.samples.push_back(launch_us);

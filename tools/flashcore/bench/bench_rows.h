@@ -4,10 +4,10 @@
 #include <optional>
 #include <string>
 
-#include "data/cases.h"
-#include "data/devices.h"
 #include "bench/timing.h"
 #include "check/check.h"
+#include "data/cases.h"
+#include "data/devices.h"
 
 namespace flashcore::tool {
 

@@ -11,11 +11,11 @@
 #include <thread>
 
 #include "check/check_record.h"
-#include "command_error.h"
 #include "cli/json_output.h"
-#include "data/problem.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
+#include "command_error.h"
+#include "data/problem.h"
 
 namespace flashcore::tool {
 namespace {
@@ -56,7 +56,7 @@ class CheckEngine::Worker {
       }
       auto& bench = benches_[{item.target, plan_for.threads}];
       if (bench == nullptr) {
-        bench = std::make_unique<verify::CheckBench>(*target.backend, target.device, plan_for);
+        bench = std::make_unique<verify::CheckRunner>(*target.backend, target.device, plan_for);
       }
       bench->plan_for(with_blocks(plan_for, item.blocks));
       return bench->check(item.spec, suite_.oracle_work, suite_.large ? engine_.jobs_ : 1);
@@ -68,7 +68,7 @@ class CheckEngine::Worker {
  private:
   const CheckEngine& engine_;
   const CheckSuite& suite_;
-  std::map<std::pair<std::size_t, int>, std::unique_ptr<verify::CheckBench>> benches_;
+  std::map<std::pair<std::size_t, int>, std::unique_ptr<verify::CheckRunner>> benches_;
 };
 
 CheckEngine::CheckEngine(const CheckArgs& args, const std::vector<Target>& targets,

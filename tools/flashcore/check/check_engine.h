@@ -9,16 +9,16 @@
 #include <string>
 #include <vector>
 
-#include "cli/args.h"
-#include "data/devices.h"
-#include "cli/signals.h"
 #include "check/check.h"
 #include "check/coverage.h"
+#include "cli/args.h"
+#include "cli/signals.h"
+#include "data/devices.h"
 
 namespace flashcore::tool {
 
 struct CheckRecord;
-using Outcome = verify::CheckBench::Outcome;
+using Outcome = verify::CheckRunner::Outcome;
 
 struct CheckItem {
   verify::CaseSpec

@@ -9,7 +9,7 @@
 
 namespace flashcore::tool {
 
-using Outcome = verify::CheckBench::Outcome;
+using Outcome = verify::CheckRunner::Outcome;
 
 struct CheckRecord {
   Outcome outcome;

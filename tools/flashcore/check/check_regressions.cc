@@ -2,9 +2,9 @@
 #include <memory>
 #include <utility>
 
-#include "data/cases.h"
 #include "check/check_suites.h"
 #include "command_error.h"
+#include "data/cases.h"
 #include "data/problem.h"
 
 namespace flashcore::tool {

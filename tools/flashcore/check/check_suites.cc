@@ -6,11 +6,11 @@
 #include <memory>
 #include <set>
 
-#include "command_error.h"
-#include "plan/planner.h"
-#include "plan/model/model.h"
-#include "data/problem.h"
 #include "cli/text.h"
+#include "command_error.h"
+#include "data/problem.h"
+#include "plan/model/model.h"
+#include "plan/planner.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::tool {

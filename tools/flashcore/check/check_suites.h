@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "data/cases.h"
 #include "check/check_engine.h"
+#include "data/cases.h"
 
 namespace flashcore::tool {
 

@@ -4,12 +4,12 @@
 #include <cmath>
 #include <cstdio>
 
-#include "command_error.h"
-#include "data/problem.h"
-#include "cli/terminal.h"
-#include "cli/text.h"
 #include "check/stages.h"
 #include "check/trace.h"
+#include "cli/terminal.h"
+#include "cli/text.h"
+#include "command_error.h"
+#include "data/problem.h"
 
 namespace flashcore::tool {
 namespace {

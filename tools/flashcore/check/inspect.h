@@ -4,9 +4,9 @@
 #include <string>
 
 #include "cli/args.h"
+#include "cli/json_output.h"
 #include "data/devices.h"
 #include "data/host_case.h"
-#include "cli/json_output.h"
 
 namespace flashcore::tool {
 

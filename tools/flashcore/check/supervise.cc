@@ -12,12 +12,12 @@
 #include <optional>
 
 #include "cli/child_process.h"
-#include "command_error.h"
-#include "flashcore/plan.h"
 #include "cli/signals.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "cli/worker_link.h"
+#include "command_error.h"
+#include "flashcore/plan.h"
 
 namespace flashcore::tool {
 namespace {

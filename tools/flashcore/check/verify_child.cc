@@ -12,10 +12,10 @@
 #include <cstring>
 
 #include "cli/child_process.h"
-#include "command_error.h"
-#include "device_memory.h"
 #include "cli/signals.h"
 #include "cli/text.h"
+#include "command_error.h"
+#include "device_memory.h"
 #include "verify_target.h"
 
 namespace flashcore::tool {

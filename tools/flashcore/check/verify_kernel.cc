@@ -22,7 +22,7 @@ DType dtype_of(const flashcore_tensor& t) {
   if (t.dtype.code == FLASHCORE_BFLOAT) return DType::bf16;
   if (t.dtype.code == FLASHCORE_FLOAT8_E4M3) return DType::e4m3;
   if (t.dtype.code == FLASHCORE_FLOAT8_E5M2) return DType::e5m2;
-  if (t.dtype.bits == 8) return t.dtype.code == FLASHCORE_INT ? DType::int8 : DType::byte;
+  if (t.dtype.bits == 8) return t.dtype.code == FLASHCORE_INT ? DType::int8 : DType::u8;
   return t.dtype.bits == 64 ? DType::f64 : t.dtype.bits == 32 ? DType::f32 : DType::f16;
 }
 

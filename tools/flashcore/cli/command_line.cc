@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "command_error.h"
-#include "flashcore/attention.h"
 #include "cli/option_groups.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
+#include "command_error.h"
+#include "flashcore/attention.h"
 
 namespace flashcore::tool {
 namespace {
@@ -147,7 +147,7 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
                "  flashcore check --suite lineage\n"
                "  flashcore check --device cuda --kernel sm90 --blocks 1,2,3,7\n"
                "  flashcore check --device cuda --plan-for l4 --kernel f16 --time-limit 60\n"
-               "  flashcore check --kernel '^fwd_plain_f32$' --seed 1 --index 17   # replay\n"));
+               "  flashcore check --kernel '^fwd_generic_f32$' --seed 1 --index 17   # replay\n"));
   return command;
 }
 

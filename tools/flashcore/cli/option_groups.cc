@@ -7,7 +7,7 @@ void add_device_options(CLI::App& command, DeviceArgs& args) {
       ->capture_default_str();
   command.add_option("--plan-for", args.plan_for,
                      "plan as for this device: h200, h100, a100, l4, t4, cpu, cpu-neon, cpu-avx2, "
-                     "cpu-avx512 or cpu-plain");
+                     "cpu-avx512 or cpu-generic");
   command.add_option("--threads", args.threads, "CPU threads; default: all this process may use")
       ->check(CLI::Range(1, 1024));
 }

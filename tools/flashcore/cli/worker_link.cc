@@ -8,8 +8,8 @@
 #include <cstdlib>
 
 #include "cli/child_process.h"
-#include "command_error.h"
 #include "cli/signals.h"
+#include "command_error.h"
 
 namespace flashcore::tool {
 namespace {

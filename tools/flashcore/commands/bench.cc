@@ -4,15 +4,15 @@
 
 #include "bench/bench_compare.h"
 #include "bench/bench_rows.h"
-#include "command_error.h"
-#include "commands.h"
-#include "cli/json_output.h"
-#include "data/npy.h"
-#include "data/problem.h"
 #include "check/replay.h"
+#include "cli/json_output.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "cli/worker_link.h"
+#include "command_error.h"
+#include "commands.h"
+#include "data/npy.h"
+#include "data/problem.h"
 
 namespace flashcore::tool {
 namespace {

@@ -3,12 +3,12 @@
 
 #include "check/check_report.h"
 #include "check/check_suites.h"
-#include "command_error.h"
-#include "commands.h"
 #include "cli/json_output.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "cli/worker_link.h"
+#include "command_error.h"
+#include "commands.h"
 
 namespace flashcore::tool {
 namespace {

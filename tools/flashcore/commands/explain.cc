@@ -1,12 +1,12 @@
 // flashcore explain: the plan of a problem in words, for this machine or any named device.
-#include "data/cases.h"
+#include "bench/timing.h"
+#include "cli/json_output.h"
+#include "cli/text.h"
 #include "command_error.h"
 #include "commands.h"
+#include "data/cases.h"
 #include "data/devices.h"
-#include "cli/json_output.h"
 #include "data/problem.h"
-#include "cli/text.h"
-#include "bench/timing.h"
 
 namespace flashcore::tool {
 namespace {

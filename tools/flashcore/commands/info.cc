@@ -11,12 +11,12 @@
 #include <optional>
 #include <sstream>
 
-#include "command_error.h"
-#include "commands.h"
-#include "data/devices.h"
 #include "cli/json_output.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
+#include "command_error.h"
+#include "commands.h"
+#include "data/devices.h"
 
 namespace flashcore::tool {
 namespace {

@@ -1,15 +1,15 @@
 // flashcore quantize: a .npy file or random data to 8 bits and back, checked and timed.
-#include "command_error.h"
-#include "commands.h"
-#include "device_memory.h"
-#include "data/devices.h"
-#include "flashcore/quant.h"
+#include "bench/timing.h"
 #include "cli/json_output.h"
-#include "data/npy.h"
-#include "data/quantize_data.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
-#include "bench/timing.h"
+#include "command_error.h"
+#include "commands.h"
+#include "data/devices.h"
+#include "data/npy.h"
+#include "data/quantize_data.h"
+#include "device_memory.h"
+#include "flashcore/quant.h"
 
 namespace flashcore::tool {
 

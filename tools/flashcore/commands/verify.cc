@@ -2,16 +2,16 @@
 #include <algorithm>
 #include <fstream>
 
-#include "command_error.h"
-#include "commands.h"
 #include "cli/json_output.h"
-#include "plan/planner.h"
 #include "cli/signals.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
+#include "cli/worker_link.h"
+#include "command_error.h"
+#include "commands.h"
+#include "plan/planner.h"
 #include "verify/probe_sequence.h"
 #include "verify_target.h"
-#include "cli/worker_link.h"
 
 namespace flashcore::tool {
 namespace {
@@ -70,7 +70,7 @@ class Verification {
     if (needs_e4m3(kernel)) return {DType::e4m3};
     if (!needs_8_bits(kernel)) dtypes = {kernel.dtype};
     if (needs_8_bits(kernel) || (kernel.dtype == DType::f16 && takes_8_bits(kernel))) {
-      dtypes.insert(dtypes.end(), {DType::e4m3, DType::e5m2, DType::int8, DType::byte});
+      dtypes.insert(dtypes.end(), {DType::e4m3, DType::e5m2, DType::int8, DType::u8});
     }
     return dtypes;
   }
@@ -114,7 +114,7 @@ class Verification {
       bar.set_total(count);
       bar.update(number - 1, 0, 0.1 * number);
     };
-    Result<VerifyReport> result = verify::climb(options, target);
+    Result<VerifyReport> result = verify::run_probes(options, target);
     progress.clear();
     if (noted_signal() != 0) return;  // its last calls may have been left out
     if (!result.ok()) throw CommandError(formatted("{}: {}", name, result.status().message()));

@@ -5,11 +5,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "cli/text.h"
 #include "command_error.h"
-#include "generated/cases_json.h"  // bench/cases.json as it was when this program was built
 #include "data/npy.h"
 #include "data/problem.h"
-#include "cli/text.h"
+#include "generated/cases_json.h"  // bench/cases.json as it was when this program was built
 
 namespace flashcore::tool {
 namespace {
@@ -180,7 +180,7 @@ void set_dtype(const std::string& name, verify::CaseSpec& spec) {
 
 DType dtype_named(const std::string& name) {
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::e4m3,
-                            DType::e5m2, DType::int8, DType::byte}) {
+                            DType::e5m2, DType::int8, DType::u8}) {
     if (name == to_string(dtype)) return dtype;
   }
   throw CommandError(

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <charconv>
 
+#include "cli/text.h"
 #include "command_error.h"
 #include "plan/planner.h"
-#include "cli/text.h"
 
 namespace flashcore::tool {
 namespace {

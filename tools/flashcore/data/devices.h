@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/args.h"
 #include "backend/backend.h"
+#include "cli/args.h"
 #include "verify/inputs/case.h"
 
 namespace flashcore::tool {

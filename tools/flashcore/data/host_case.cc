@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
-#include "data/cases.h"
+#include "cli/text.h"
 #include "command_error.h"
+#include "data/cases.h"
 #include "data/npy.h"
 #include "data/problem.h"
 #include "reference/oracle.h"
-#include "cli/text.h"
 #include "verify/inputs/case_memory.h"
 
 namespace flashcore::tool {

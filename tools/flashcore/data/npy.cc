@@ -9,8 +9,8 @@
 #include <optional>
 #include <string_view>
 
-#include "command_error.h"
 #include "cli/text.h"
+#include "command_error.h"
 #include "verify/inputs/case_memory.h"
 
 namespace flashcore::tool {
@@ -181,7 +181,7 @@ const char* descr_of(DType dtype) {
     case DType::int8: return "|i1";
     case DType::e4m3:
     case DType::e5m2:
-    case DType::byte: return "|u1";
+    case DType::u8: return "|u1";
     default: return "|b1";
   }
 }

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "api/validate/problem.h"
-#include "data/cases.h"
-#include "command_error.h"
 #include "cli/text.h"
+#include "command_error.h"
+#include "data/cases.h"
 
 namespace flashcore::tool {
 namespace {
@@ -130,7 +130,7 @@ verify::CaseSpec spec_of(const ProblemArgs& args) {
   spec.lse = args.lse || args.partial;
   spec.out_f32 = args.out_f32;
   const auto arrangement =
-      args.layout == "bshd" ? verify::Arrangement::rows_first : verify::Arrangement::heads_first;
+      args.layout == "bshd" ? verify::MemoryLayout::rows_first : verify::MemoryLayout::heads_first;
   spec.q_arrangement = spec.k_arrangement = spec.v_arrangement = spec.out_arrangement = arrangement;
   const auto random = [](const char* name, const std::string& given) {
     if (given.empty() || given == "random") return !given.empty();
@@ -143,8 +143,8 @@ verify::CaseSpec spec_of(const ProblemArgs& args) {
   if (random("mask", args.mask)) spec.mask = full;
   spec.alibi = random("alibi", args.alibi) ? 1 : 0;
   spec.sinks = random("sinks", args.sinks);
-  spec.q_packed = random("cu-seqlens-q", args.cu_seqlens_q);
-  spec.kv_packed = random("cu-seqlens-k", args.cu_seqlens_k);
+  spec.q_varlen = random("cu-seqlens-q", args.cu_seqlens_q);
+  spec.kv_varlen = random("cu-seqlens-k", args.cu_seqlens_k);
   spec.used_k = random("used-k", args.used_k);
   spec.q_start = random("q-start", args.q_start);
   spec.k_start = random("k-start", args.k_start);
@@ -160,13 +160,13 @@ void put_in_pages(verify::CaseSpec& spec, std::int64_t page_size) {
   }
   spec.page_size = page_size;
   // As engines have it: [pages, page size, heads, dim], whatever the order of the others.
-  spec.k_arrangement = spec.v_arrangement = verify::Arrangement::heads_first;
+  spec.k_arrangement = spec.v_arrangement = verify::MemoryLayout::heads_first;
 }
 
 Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   const DType wide = s.dtype == DType::f64 ? DType::f64 : DType::f32;
   const DType out = s.options.partial ? wide : s.out_f32 ? DType::f32 : s.dtype;
-  const bool rows_first = s.q_arrangement == verify::Arrangement::rows_first;
+  const bool rows_first = s.q_arrangement == verify::MemoryLayout::rows_first;
   const auto operand = [&](DType dtype, bool packed, std::int64_t heads, std::int64_t len,
                            std::int64_t dim) {
     if (packed) return absent(dtype, {s.batch * len, heads, dim}, device);
@@ -175,9 +175,9 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   };
   Tensors t;
   const auto stored = [&](DType storage) { return storage == DType::none ? s.dtype : storage; };
-  t.q = operand(stored(s.q_storage), s.q_packed, s.q_heads, s.q_len, s.head_dim);
-  t.k = operand(stored(s.k_storage), s.kv_packed, s.kv_heads, s.kv_len, s.head_dim);
-  t.v = operand(stored(s.v_storage), s.kv_packed, s.kv_heads, s.kv_len, s.v_dim);
+  t.q = operand(stored(s.q_storage), s.q_varlen, s.q_heads, s.q_len, s.head_dim);
+  t.k = operand(stored(s.k_storage), s.kv_varlen, s.kv_heads, s.kv_len, s.head_dim);
+  t.v = operand(stored(s.v_storage), s.kv_varlen, s.kv_heads, s.kv_len, s.v_dim);
   std::int64_t kv_len = s.kv_len;
   if (s.page_size > 0) {
     const std::int64_t each = (s.kv_len + s.page_size - 1) / s.page_size;
@@ -187,14 +187,14 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
     t.v = absent(stored(s.v_storage), {s.batch * each, s.page_size, s.kv_heads, s.v_dim}, device);
     t.block_table = absent(DType::i32, {s.batch, each}, device);
   }
-  t.out = operand(out, s.q_packed, s.q_heads, s.q_len, s.v_dim);
+  t.out = operand(out, s.q_varlen, s.q_heads, s.q_len, s.v_dim);
   if (s.lse) {
-    t.lse = s.q_packed ? absent(wide, {s.q_heads, s.batch * s.q_len}, device)
+    t.lse = s.q_varlen ? absent(wide, {s.q_heads, s.batch * s.q_len}, device)
                        : absent(wide, {s.batch, s.q_heads, s.q_len}, device);
   }
   Options options = s.options;
-  if (s.q_packed && options.max_q_len == 0) options.max_q_len = s.q_len;
-  if (s.kv_packed && options.max_kv_len == 0) options.max_kv_len = s.kv_len;
+  if (s.q_varlen && options.max_q_len == 0) options.max_q_len = s.q_len;
+  if (s.kv_varlen && options.max_kv_len == 0) options.max_kv_len = s.kv_len;
   const auto scores = [&](DType dtype) {
     return absent(dtype, {s.batch, s.q_heads, s.q_len, kv_len}, device);
   };
@@ -202,8 +202,8 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   if (s.mask.given) t.mask = scores(DType::boolean);
   if (s.alibi > 0) t.alibi_slopes = absent(DType::f32, {s.q_heads}, device);
   if (s.sinks) t.sinks = absent(DType::f32, {s.q_heads}, device);
-  if (s.q_packed) t.cu_seqlens_q = absent(DType::i32, {s.batch + 1}, device);
-  if (s.kv_packed) t.cu_seqlens_k = absent(DType::i32, {s.batch + 1}, device);
+  if (s.q_varlen) t.cu_seqlens_q = absent(DType::i32, {s.batch + 1}, device);
+  if (s.kv_varlen) t.cu_seqlens_k = absent(DType::i32, {s.batch + 1}, device);
   if (s.used_k) t.used_k = absent(DType::i32, {s.batch}, device);
   if (s.q_start) t.q_start = absent(DType::i32, {s.batch}, device);
   if (s.k_start) t.k_start = absent(DType::i32, {s.batch}, device);

@@ -6,11 +6,11 @@
 #include <limits>
 #include <vector>
 
-#include "data/cases.h"
+#include "cli/parallel.h"
 #include "command_error.h"
 #include "core/rotation.h"
+#include "data/cases.h"
 #include "data/npy.h"
-#include "cli/parallel.h"
 #include "data/problem.h"
 #include "reference/oracle.h"
 #include "verify/inputs/case_memory.h"
@@ -197,7 +197,7 @@ QuantizeData::QuantizeData(const QuantizeArgs& args) {
 QuantizeFound judge(const QuantizeArgs& args, const QuantizeData& data) {
   const Extents extents(data.wide);
   const std::int64_t rows = extents.all_rows(), columns = extents.columns;
-  const std::vector<CodeValue> code_value = code_values(data.codes.dtype);
+  const std::vector<CodeValue> decode = code_values(data.codes.dtype);
   const WideValues value_of(data.wide.dtype);
   const void* const wide = data.here(data.wide).data;
   const void* const back = data.here(data.back).data;
@@ -234,7 +234,7 @@ QuantizeFound judge(const QuantizeArgs& args, const QuantizeData& data) {
       for (std::int64_t c = 0; c < columns; ++c) {
         const double want = wanted.values[static_cast<std::size_t>(c)] / scale;
         if (!std::isfinite(want)) continue;
-        const CodeValue& got = code_value[codes[row * columns + c]];
+        const CodeValue& got = decode[codes[row * columns + c]];
         const double nearest = std::min(std::fabs(want - got.below), std::fabs(got.above - want));
         const double rounding = 4 * 0x1p-24 * std::fabs(want) + wanted.absolute_error / scale;
         if (!(std::fabs(got.value - want) <= nearest + rounding)) ++part.not_nearest;
