@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
-from flashcore import _abi, _library, _verify_abi
-from flashcore._scalars import flag, integer, one_of, word
+from flashcore._core import abi, library as core_library, verify_abi
+from flashcore._core.scalars import flag, integer, one_of, word
 
 _DTYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16",
            "float8_e4m3fn": "e4m3", "int8": "int8", "uint8": "byte"}
@@ -141,7 +141,7 @@ def _declared(supports: dict[str, Any] | Iterable[str] | None) -> dict[str, Any]
         return {}
     if not isinstance(supports, dict):
         supports = {name: True for name in supports}
-    known = {*_verify_abi.CAPABILITIES, "head_dims", "causal_alignment", "lse_base"}
+    known = {*verify_abi.CAPABILITIES, "head_dims", "causal_alignment", "lse_base"}
     for name in supports:
         if name not in known:
             raise ValueError(f"supports: there is no {name!r}; known are {', '.join(sorted(known))}")
@@ -170,7 +170,7 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
            framework: str | None = None, out_dtype: Any = None, arithmetic: Any = None, seed: int = 1,
            quick: bool = False, only: str | None = None, name: str | None = None,
            progress: Callable[[str, int, int], Any] | None = None,
-           library: _library.Library | None = None) -> Report:
+           library: core_library.Library | None = None) -> Report:
     """Probes `fn(q, k, v, *, causal=False, scale=None, **options)`, which returns out or (out, lse),
     and returns a Report. Options the function does not accept are found from its signature.
 
@@ -182,7 +182,7 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     arithmetic: the format it rounds scores and P to, if not dtype. progress: called with
     (probe, number, count).
     """
-    from flashcore import _verify_call
+    from flashcore._core import verify_call
 
     one_of("layout", layout, ("bhsd", "bshd"))
     seed, quick = integer("seed", seed, 65), flag("quick", quick)  # C's is unsigned
@@ -194,15 +194,15 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
                 "what to call the function")
     short, device = _short(dtype), str(device)
     declared = _declared(supports)
-    keywords = _verify_call.keywords_of(fn, [name for name, can in declared.items() if can])
+    keywords = verify_call.keywords_of(fn, [name for name, can in declared.items() if can])
     torch, sample = _choose_framework(fn, framework, short, device, layout)
-    adapter = _verify_call.Adapter(fn, torch, layout, device, keywords)
-    library = library or _library.load()
+    adapter = verify_call.Adapter(fn, torch, layout, device, keywords)
+    library = library or core_library.load()
     c = library._c
-    for function, (result, argument_types) in _verify_abi.FUNCTIONS.items():
+    for function, (result, argument_types) in verify_abi.FUNCTIONS.items():
         getattr(c, function).restype = result
         getattr(c, function).argtypes = argument_types
-    options = _verify_abi.Options()
+    options = verify_abi.Options()
     c.flashcore_verify_options_init(ctypes.byref(options), ctypes.sizeof(options))
     options.name = name.encode()
     options.dtype = short.encode()
@@ -212,7 +212,7 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     options.out_dtype = out.encode() if out else None
     options.arithmetic = _short(arithmetic).encode() if arithmetic is not None else None
     options.only = only.encode() if only is not None else None
-    for capability in _verify_abi.CAPABILITIES:
+    for capability in verify_abi.CAPABILITIES:
         if capability in declared:
             setattr(options, capability, int(bool(declared[capability])))
     for at, head_dim in enumerate(declared.get("head_dims", [])):
@@ -222,14 +222,14 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     if "lse_base" in declared:
         options.lse_base = str(declared["lse_base"]).encode()
     if progress is not None:
-        options.progress = _verify_abi.PROGRESS(
+        options.progress = verify_abi.PROGRESS(
             lambda probe, number, count, _user: progress(probe.decode(), number, count))
-    called = _verify_abi.FUNCTION(adapter)
-    handle, error = ctypes.c_void_p(), _abi.Error()
+    called = verify_abi.FUNCTION(adapter)
+    handle, error = ctypes.c_void_p(), abi.Error()
     code = c.flashcore_verify(ctypes.byref(options), called, None, ctypes.byref(handle),
                               ctypes.byref(error))
-    if code != _abi.OK:
-        raise _library._EXCEPTIONS.get(code, RuntimeError)(
+    if code != abi.OK:
+        raise core_library._EXCEPTIONS.get(code, RuntimeError)(
             error.message.decode(errors="replace")) from adapter.raised
     try:
         text, raw, html = (getattr(c, f"flashcore_report_{kind}")(handle).decode()

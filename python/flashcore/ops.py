@@ -1,10 +1,14 @@
-"""Importing this registers torch.ops.flashcore.attention, .attention_lse, .attention_backward and
-.append. attention has two overloads, of which torch takes the one that knows the arguments: `default`
-with causal and scale, which costs less, and `options` with all."""
+"""Ops of torch.ops.flashcore: attention, attention_lse, attention_backward and append.
+
+Importing this module registers them. attention has two overloads, and torch chooses by the arguments:
+`default` takes causal and scale and has less overhead, `options` takes all options.
+"""
 
 import torch
 
-from flashcore import _torch_ops  # noqa: F401 (registers)
+from flashcore._core.providers import provider_of
+
+provider_of("torch")  # registers the ops
 
 attention = torch.ops.flashcore.attention
 attention_lse = torch.ops.flashcore.attention_lse

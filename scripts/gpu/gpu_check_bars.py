@@ -21,8 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
-from flashcore import _results  # noqa: E402
-from flashcore._cases import Case  # noqa: E402
+from flashcore.bench import results  # noqa: E402
+from flashcore.bench.cases import Case  # noqa: E402
 
 TOLERANCE = 0.95  # a row below this share of its bar fails, unless the documents say why
 SHORT_HEADING = "Rows below their bar"
@@ -187,12 +187,12 @@ def mistakes(content, cases):
 
 def judge_again(path, content):
     """The rows of a result file by these bars; what stood in it about others is replaced."""
-    result = _results.read(path)
+    result = results.read(path)
     judged = put_bars(result["rows"], content)
     details = result.get("stages", {}).get("bench", {}).get("details")
     if details is not None:
         details.update(summary_of(judged))
-    _results.write(path, _results.rounded(result))
+    results.write(path, results.rounded(result))
     return judged
 
 
@@ -201,7 +201,7 @@ def main(paths):
         print(__doc__.strip())
         return 0 if paths else 2
     for path in paths:
-        content = load(ROOT / "bench" / "bars.json", _results.read(path)["gpu"])
+        content = load(ROOT / "bench" / "bars.json", results.read(path)["gpu"])
         if content is None:
             print(f"{path}: bench/bars.json has no bars for its GPU; left as it is")
             continue

@@ -3,7 +3,7 @@
 import json
 
 import gpu_check_bars
-from flashcore import _results
+from flashcore.bench import results
 from gpu_check_context import from_command, python_with_torch
 from gpu_check_runner import FAILED, PASSED, TIMED_OUT, Outcome
 
@@ -55,7 +55,7 @@ def bench(context, limit_s):
 def take_rows(report, output, done, bars=None, excused=frozenset(), say=print):
     """Moves the rows measured so far into the report, however the command ended, each with its bar;
     says the table of bars."""
-    measured = _results.read(output) or {}
+    measured = results.read(output) or {}
     rows = measured.get("rows", [])
     judged = gpu_check_bars.put_bars(rows, bars) if bars is not None else []
     if "peers" in measured:

@@ -8,9 +8,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashcore import _results
+from flashcore.bench import results as bench_results
 
-PASSED, FAILED, NOT_RUN, TIMED_OUT = _results.STATUSES
+PASSED, FAILED, NOT_RUN, TIMED_OUT = bench_results.STATUSES
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Report:
         self.save()
 
     def save(self):
-        _results.write(self.path, _results.rounded(self.result))
+        bench_results.write(self.path, bench_results.rounded(self.result))
 
 
 class Runner:

@@ -8,7 +8,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 
 import gpu_check_bench
-from flashcore import _results
+from flashcore.bench import results as bench_results
 from gpu_check_context import from_command, python_with_torch
 from gpu_check_runner import FAILED, NOT_RUN, PASSED, TIMED_OUT, Outcome, Stage
 from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
@@ -31,18 +31,18 @@ _VERIFIERS = 8  # processes
 
 
 def environment(context, limit_s):
-    found = _results.gpu_environment()
+    found = bench_results.gpu_environment()
     header = context.runner.report.result
     if not found["gpu"]:
         return Outcome(FAILED, "nvidia-smi shows no GPU")
     found["cuda"] = found["cuda"] or header.get("cuda", "")
     header.update(found)
     context.python = python_with_torch(context)
-    versions = _results.torch_versions(None)
+    versions = bench_results.torch_versions(None)
     if context.python is not None:
         done = context.run("versions", [context.python, "-c", (
-            "import json, torch; from flashcore import _results; "
-            "print(json.dumps(_results.torch_versions(torch)))")], limit_s)
+            "import json, torch; from flashcore.bench import results; "
+            "print(json.dumps(results.torch_versions(torch)))")], limit_s)
         if done.code == 0:
             versions = json.loads(done.output.strip().splitlines()[-1])
     header.update(versions)
@@ -314,10 +314,10 @@ def verify_torch(context, limit_s):
     python = chosen_python(context)
     if python is None:
         return Outcome(NOT_RUN, "torch is not installed")
-    done = context.run("verify_torch", [python, "-m", "flashcore._verify_torch", "--device",
+    done = context.run("verify_torch", [python, "-m", "flashcore._torch.verify", "--device",
                                         "cuda", "--quick", "--json"], limit_s)
     if done.code not in (0, 1):
-        return from_command(done, "flashcore._verify_torch")
+        return from_command(done, "flashcore._torch.verify")
     found = json.loads(done.output.strip().splitlines()[-1])
     wrong = {name: verdict for name, verdict in found["verdicts"].items() if verdict != "right"}
     if done.code != 0 or wrong:

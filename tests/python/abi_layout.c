@@ -1,5 +1,5 @@
 /* Prints the layout of every struct of the C ABI as JSON: {"struct": {"sizeof": n, "field":
- * [offset, size], ...}}, and the constants. tests/python compares it with python/flashcore/_abi.py.
+ * [offset, size], ...}}, and the constants. tests/python compares it with python/flashcore/_core/abi.py.
  */
 #include <flashcore/flashcore.h>
 #include <stdio.h>

@@ -2,15 +2,15 @@
 
 import random
 
-from flashcore import _cases, _reference
-from flashcore._bench_cpu import decode, encode
+from flashcore.bench import cases, reference as bench_reference
+from flashcore.bench.cpu import decode, encode
 
 
 def case(**fields):
     values = dict(kind="fwd", name="tiny", dtype="f32", batch=1, q_heads=2, kv_heads=1, q_len=5,
                   kv_len=9, head_dim=8, causal=False, cold_l2=False, suite="cpu")
     values.update(fields)
-    return _cases.Case(**values)
+    return cases.Case(**values)
 
 
 class Drawn:
@@ -36,7 +36,7 @@ def reference(one, sigma=1.0, seed=3):
     drawn = Drawn(one, sigma, seed)
     rows = [(b, h, i) for b in range(one.batch) for h in range(one.q_heads)
             for i in range(one.q_len)]
-    return _reference.plain_rows(one, drawn.q, drawn.k, drawn.v, rows)
+    return bench_reference.plain_rows(one, drawn.q, drawn.k, drawn.v, rows)
 
 
 def rounded(rows, dtype):

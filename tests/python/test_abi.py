@@ -6,7 +6,7 @@ import os
 import subprocess
 import unittest
 
-from flashcore import _abi
+from flashcore._core import abi
 
 
 class Layout(unittest.TestCase):
@@ -18,9 +18,9 @@ class Layout(unittest.TestCase):
 
     def test_every_struct_and_field(self):
         structs = {name: fields for name, fields in self.c.items() if isinstance(fields, dict)}
-        self.assertEqual(set(structs), set(_abi.STRUCTS))
+        self.assertEqual(set(structs), set(abi.STRUCTS))
         for name, fields in structs.items():
-            python = _abi.STRUCTS[name]
+            python = abi.STRUCTS[name]
             with self.subTest(name):
                 self.assertEqual(ctypes.sizeof(python), fields.pop("sizeof"))
                 self.assertEqual([field for field, _ in python._fields_], list(fields))
@@ -31,14 +31,14 @@ class Layout(unittest.TestCase):
     def test_constants(self):
         for name in ("OK", "INVALID_ARGUMENT", "UNSUPPORTED", "OUT_OF_MEMORY", "CUDA_ERROR",
                      "INTERNAL", "CANCELLED", "CPU", "CUDA", "WORKSPACE_HEADER_BYTES"):
-            self.assertEqual(getattr(_abi, name), self.c["FLASHCORE_" + name], name)
+            self.assertEqual(getattr(abi, name), self.c["FLASHCORE_" + name], name)
         for dtype, constant in (("f32", "FLOAT"), ("bf16", "BFLOAT"), ("i32", "INT"),
                                 ("bool", "BOOL"), ("int8", "INT"), ("byte", "UINT"),
                                 ("e4m3", "FLOAT8_E4M3"), ("e5m2", "FLOAT8_E5M2")):
-            self.assertEqual(_abi.DTYPES[dtype][0], self.c["FLASHCORE_" + constant], dtype)
+            self.assertEqual(abi.DTYPES[dtype][0], self.c["FLASHCORE_" + constant], dtype)
 
     def test_a_tensor_keeps_its_shape_alive(self):
-        tensor = _abi.tensor(0x1000, (2, 3, 4, 5), "bf16", _abi.CUDA, 1, strides=(60, 20, 5, 1))
+        tensor = abi.tensor(0x1000, (2, 3, 4, 5), "bf16", abi.CUDA, 1, strides=(60, 20, 5, 1))
         scratch = [bytes(1000) for _ in range(100)]  # would reuse memory that was given back
         self.assertEqual(tensor.shape[:4], [2, 3, 4, 5])
         self.assertEqual(tensor.strides[:4], [60, 20, 5, 1])

@@ -15,8 +15,8 @@ except ImportError:
 import dense_reference as reference
 import flashcore
 import flashcore._attention
-import flashcore._cache
-from flashcore import _prepared
+import flashcore.cache
+from flashcore._core import call_cache
 
 
 def draw(*shape, dtype=np.float32, seed=0):
@@ -310,7 +310,7 @@ class Calls(unittest.TestCase):
         """A prepared call that is in use is not used again."""
         q, k, v = inputs()
         want = flashcore.attention(q, k, v)
-        for call in _prepared.thread_state.calls.values():
+        for call in call_cache.thread_state.calls.values():
             call.busy = True
         np.testing.assert_array_equal(flashcore.attention(q, k, v), want)
 
@@ -324,9 +324,9 @@ class Calls(unittest.TestCase):
 
     def test_many_options_do_not_fill_the_memory(self):
         q, k, v = inputs()
-        for number in range(_prepared._MAX_CALLS + 5):
+        for number in range(call_cache.MAX_CALLS + 5):
             flashcore.attention(q, k, v, scale=float(number))
-        self.assertLessEqual(len(_prepared.thread_state.calls), _prepared._MAX_CALLS)
+        self.assertLessEqual(len(call_cache.thread_state.calls), call_cache.MAX_CALLS)
 
     def test_a_framework_of_its_own(self):
         """Anything with __dlpack__ will do; the result is NumPy's."""
@@ -346,7 +346,7 @@ class Calls(unittest.TestCase):
 
 
 def load_tests(loader, tests, pattern):
-    for module in (flashcore._attention, flashcore._cache):
+    for module in (flashcore._attention, flashcore.cache):
         tests.addTests(doctest.DocTestSuite(module, optionflags=doctest.ELLIPSIS))
     return tests
 

@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 
 import gpu_check_bars as bars
-from flashcore import _cases, _results
+from flashcore.bench import cases, results
 from support import case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,9 +124,9 @@ class Again(unittest.TestCase):
             "rows": 2, "bars": {"passed": 0, "short": {"x": 0.1}, "not judged": {}}}}}}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "x.json"
-            _results.write(path, given)
+            results.write(path, given)
             bars.judge_again(path, content({"name": "tiny", "peer": "best", "speedup": 1.0}))
-            found = _results.read(path)
+            found = results.read(path)
         self.assertEqual(found["rows"][0], {**rows[0], "bar": {"bar_us": 10.0, "ratio": 1.25}})
         self.assertNotIn("bar", found["rows"][1])
         self.assertEqual(found["stages"]["bench"]["details"],
@@ -136,7 +136,7 @@ class Again(unittest.TestCase):
 class TheFile(unittest.TestCase):
     def setUp(self):
         self.bars = bars.load(ROOT / "bench" / "bars.json", "NVIDIA H200")
-        self.cases = _cases.load(ROOT / "bench" / "cases.json")
+        self.cases = cases.load(ROOT / "bench" / "cases.json")
 
     def test_it_is_about_cases_there_are(self):
         self.assertEqual(bars.mistakes(self.bars, self.cases), [])
@@ -157,14 +157,14 @@ class TheFile(unittest.TestCase):
         """`python3 scripts/gpu/gpu_check_bars.py bench/results/*.json` after bars have changed."""
         for path in sorted((ROOT / "bench" / "results").glob("*.json")):
             with tempfile.TemporaryDirectory() as folder:
-                result = _results.read(path)
+                result = results.read(path)
                 wanted = bars.load(ROOT / "bench" / "bars.json", result["gpu"])
                 if wanted is None:
                     continue
                 copy = Path(folder) / path.name
                 shutil.copy(path, copy)
                 bars.judge_again(copy, wanted)
-                self.assertEqual(_results.read(copy), result)
+                self.assertEqual(results.read(copy), result)
 
     def test_every_row_that_needs_a_bar_has_one(self):
         for name in ("prefill", "seed-c", "mission", "small", "decode", "decode-mha", "spec",

@@ -10,8 +10,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from flashcore import _bench_cuda, _cases, _library, _results, bench
-from flashcore._bench_cpu import CpuCase
+from flashcore._core import library as core_library
+from flashcore.bench import cases as bench_cases, command, cuda, results
+from flashcore.bench.cpu import CpuCase
 from support import case
 
 try:
@@ -35,7 +36,7 @@ class Bench(unittest.TestCase):
         without = {} if self.with_torch else {"torch": None}  # as if it were not installed
         with mock.patch.dict(sys.modules, without), contextlib.redirect_stdout(out), \
                 contextlib.redirect_stderr(err):
-            code = bench.main(["--device", "cpu", "--cases", str(file), "--output",
+            code = command.main(["--device", "cpu", "--cases", str(file), "--output",
                                str(self.output), "--samples", "5", "--threads", "1", *arguments])
         return code, out.getvalue(), err.getvalue()
 
@@ -47,8 +48,8 @@ class Bench(unittest.TestCase):
         code, out, err = self.run_bench(cases)
         self.assertEqual(code, 0, err)
         result = self.result()
-        self.assertEqual(_results.problems_of(result), [])
-        self.assertEqual(result["fingerprint"], _library.load().fingerprint())
+        self.assertEqual(results.problems_of(result), [])
+        self.assertEqual(result["fingerprint"], core_library.load().fingerprint())
         self.assertEqual([row["name"] for row in result["rows"]], ["f32", "f64", "f16", "bf16"])
         for row in result["rows"]:
             self.assertEqual(len(row["samples"]), 5)
@@ -70,7 +71,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(other["peers_us"], {})
 
     def test_what_fails_its_check_is_not_timed(self):
-        real = _library.Library.attention
+        real = core_library.Library.attention
 
         def broken(library, params):
             real(library, params)
@@ -78,7 +79,7 @@ class Bench(unittest.TestCase):
             import ctypes
             ctypes.cast(values, ctypes.POINTER(ctypes.c_float))[3] += 0.01
 
-        with mock.patch.object(_library.Library, "attention", broken), \
+        with mock.patch.object(core_library.Library, "attention", broken), \
                 mock.patch.object(CpuCase, "sample", side_effect=AssertionError("timed")):
             code, out, err = self.run_bench([case(q_len=2)])
         self.assertEqual(code, 1)
@@ -88,7 +89,7 @@ class Bench(unittest.TestCase):
         self.assertIn("c=3", result["failed"][0]["reason"])
 
     def test_an_unwritten_element_is_found(self):
-        with mock.patch.object(_library.Library, "attention", lambda *_: None):
+        with mock.patch.object(core_library.Library, "attention", lambda *_: None):
             code, _, _ = self.run_bench([case()])
         self.assertEqual(code, 1)
         self.assertEqual(self.result()["rows"], [])
@@ -104,7 +105,7 @@ class Bench(unittest.TestCase):
         with mock.patch.object(CpuCase, "sample", sample):
             code, _, _ = self.run_bench([case()])
         self.assertEqual(code, 1)
-        self.assertIn("another result", self.result()["failed"][0]["reason"])
+        self.assertIn("differs from the checked one", self.result()["failed"][0]["reason"])
 
     def test_a_case_that_breaks_does_not_stop_the_others(self):
         real = CpuCase.prepare
@@ -172,7 +173,7 @@ class Bench(unittest.TestCase):
 
         stale = self.result()
         stale["fingerprint"] = "0" * 16
-        _results.write(self.output, stale)
+        results.write(self.output, stale)
         code, _, err = self.run_bench(cases, "--case", "b")
         self.assertEqual(code, 2)
         self.assertIn("other sources", err)
@@ -185,7 +186,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertIn("known are cpu", err)
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as err:
-            bench.main(["--peers", "cudnn,nobody"])
+            command.main(["--peers", "cudnn,nobody"])
         self.assertIn("nobody", err.getvalue())
         code, _, err = self.run_bench([case()], "--cases", "/no/such/file")
         self.assertEqual(code, 2)
@@ -197,15 +198,15 @@ class Bench(unittest.TestCase):
         result = self.result()
         result["rows"][0].update(us=10.0, peers_us={"cudnn": 5.0, "eff": 8.0},
                                  ratios={"cudnn": 2.0, "eff": 1.25})
-        _results.write(self.output, result)
+        results.write(self.output, result)
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            self.assertEqual(bench.main(["--show", str(self.output)]), 0)
+            self.assertEqual(command.main(["--show", str(self.output)]), 0)
         heading, _, row = out.getvalue().strip().splitlines()
         self.assertEqual(heading.count("|"), row.count("|"))
         self.assertIn("| 5 | 8 | 2.00 (cudnn) |", row)
         self.assertIn("1,4/2,5x9,8 f32 causal", row)
         with contextlib.redirect_stderr(io.StringIO()) as err:
-            self.assertEqual(bench.main(["--show", "/no/such/file"]), 2)
+            self.assertEqual(command.main(["--show", "/no/such/file"]), 2)
         self.assertIn("/no/such/file", err.getvalue())
 
 
@@ -215,7 +216,7 @@ class Selection(unittest.TestCase):
                  case(name="c", suite="lineage")]
 
         def names(*arguments, **options):
-            return [one.name for one in _cases.select(cases, *arguments, **options)]
+            return [one.name for one in bench_cases.select(cases, *arguments, **options)]
 
         self.assertEqual(names("cpu"), ["a"])
         self.assertEqual(names("cuda"), ["b", "c"])
@@ -226,22 +227,22 @@ class Selection(unittest.TestCase):
 
     def test_the_file_is_checked(self):
         good = case().fields()
-        self.assertEqual(_cases.parse(json.dumps([good]), "x"), [case()])
+        self.assertEqual(bench_cases.parse(json.dumps([good]), "x"), [case()])
         for name, value in (("batch", "1"), ("batch", True), ("causal", 1), ("name", 3)):
             with self.assertRaisesRegex(ValueError, f"x: case 0: {name}"):
-                _cases.parse(json.dumps([{**good, name: value}]), "x")
+                bench_cases.parse(json.dumps([{**good, name: value}]), "x")
         with self.assertRaisesRegex(ValueError, 'no field "kv_len"'):
-            _cases.parse(json.dumps([{k: v for k, v in good.items() if k != "kv_len"}]), "x")
+            bench_cases.parse(json.dumps([{k: v for k, v in good.items() if k != "kv_len"}]), "x")
         more = {**good, "used_k": [4], "page_size": 3, "requires": "pages"}
-        self.assertEqual(_cases.parse(json.dumps([more]), "x")[0].fields(), more)
+        self.assertEqual(bench_cases.parse(json.dumps([more]), "x")[0].fields(), more)
         for name, value in (("used_k", [1, 2]), ("used_k", [10]), ("used_k", ["a"]),
                             ("packed", [1, 2]), ("packed", [1]), ("packed", ["a"]),
                             ("window", -1), ("window", 1), ("v_dim", "1"),
                             ("page_size", 2), ("page_size", "1"), ("requires", "wings")):
             with self.assertRaisesRegex(ValueError, f"x: case 0: {name}"):
-                _cases.parse(json.dumps([{**good, name: value}]), "x")
+                bench_cases.parse(json.dumps([{**good, name: value}]), "x")
         with self.assertRaisesRegex(ValueError, "list of cases"):
-            _cases.parse("{}", "x")
+            bench_cases.parse("{}", "x")
 
     def test_arithmetic(self):
         one = case(batch=2, q_heads=4, kv_heads=2, q_len=3, kv_len=5, head_dim=8, dtype="f16")
@@ -270,7 +271,7 @@ class Samples(unittest.TestCase):
         log = []
         torch = mock.MagicMock()
         torch.cuda._sleep.side_effect = lambda cycles: log.append("pause")
-        runner = _bench_cuda.Runner.__new__(_bench_cuda.Runner)
+        runner = cuda.Runner.__new__(cuda.Runner)
         runner.torch, runner.stream, runner.calls, runner.graph = torch, mock.MagicMock(), 2, mock.Mock()
         runner.begin, runner.end = mock.Mock(), mock.Mock()
         runner.graph.replay.side_effect = lambda: log.append("replay")
@@ -283,7 +284,7 @@ class Samples(unittest.TestCase):
         """Each sample has its own rest: as long as the two replays of the one before, 2 ms at least."""
         for ms, second_rest in ((0.2, 2000), (5.0, 10000)):
             runner, log = self.runner(ms)
-            with mock.patch.object(_bench_cuda.time, "sleep",
+            with mock.patch.object(cuda.time, "sleep",
                                    lambda seconds: log.append(f"rest {1e6 * seconds:.0f} us")):
                 self.assertAlmostEqual(runner.sample(), 500 * ms)
                 self.assertAlmostEqual(runner.sample(), 500 * ms)

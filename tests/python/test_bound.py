@@ -4,13 +4,13 @@ import copy
 import math
 import unittest
 
-from flashcore import _judge, _reference
+from flashcore.bench import reference as bench_reference, tolerance
 from support import Drawn, case, reference, rounded
 
 
 def judge(one, rows, got, lse=None):
-    arithmetic = _judge.arithmetic_of(one.dtype, _judge.probability_dtype("cpu", one.dtype))
-    return _judge.compare(rows, got, lse, one.head_dim, arithmetic, one.dtype)
+    arithmetic = tolerance.arithmetic_of(one.dtype, tolerance.probability_dtype("cpu", one.dtype))
+    return tolerance.compare(rows, got, lse, one.head_dim, arithmetic, one.dtype)
 
 
 class Accepts(unittest.TestCase):
@@ -59,8 +59,8 @@ class Rejects(unittest.TestCase):
         self.expect(self.good[half:] + self.good[:half], "exceed")
 
     def test_small_errors_of_one_sign_everywhere(self):
-        arithmetic = _judge.arithmetic_of("f32", "f32")
-        got = [[x + 0.9 * _judge.out_bound(row, c, 8, arithmetic) for c, x in enumerate(row.out)]
+        arithmetic = tolerance.arithmetic_of("f32", "f32")
+        got = [[x + 0.9 * tolerance.out_bound(row, c, 8, arithmetic) for c, x in enumerate(row.out)]
                for row in self.rows]
         self.expect(got, "a head's error as a whole")
 
@@ -71,9 +71,9 @@ class Rejects(unittest.TestCase):
     def test_a_dropped_key_of_2048(self):
         one = case(q_heads=1, q_len=1, kv_len=2048, head_dim=16)
         drawn = Drawn(one)
-        rows = _reference.plain_rows(one, drawn.q, drawn.k, drawn.v, [(0, 0, 0)])
+        rows = bench_reference.plain_rows(one, drawn.q, drawn.k, drawn.v, [(0, 0, 0)])
         fewer = case(q_heads=1, q_len=1, kv_len=2047, head_dim=16)
-        dropped = _reference.plain_rows(fewer, drawn.q, drawn.k, drawn.v, [(0, 0, 0)])
+        dropped = bench_reference.plain_rows(fewer, drawn.q, drawn.k, drawn.v, [(0, 0, 0)])
         self.assertTrue(judge(one, rows, rounded(rows, "f32")).ok)
         self.assertFalse(judge(one, rows, rounded(dropped, "f32")).ok)
 
@@ -84,25 +84,25 @@ class Rejects(unittest.TestCase):
 class Bound(unittest.TestCase):
     def test_by_hand(self):
         """One element with round numbers, against the formula of docs/numerics.md."""
-        row = _judge.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
+        row = tolerance.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
                                   largest_product=1.0, largest_sum=1.75, spread=[0.25],
                                   deviation=[0.125],
                                   v_mass=[10.0], kv_len=16)
         u = 2.0**-24
-        a = _judge.arithmetic_of("f16", "f32")
+        a = tolerance.arithmetic_of("f16", "f32")
         want = (2 * 2.0**-11 * 0.5 + 4 * (u + 4 * u) * 0.5 + u * (4 + 8) * 2.0 * 0.125 + 2.0**-24
                 + 10 * 2.0**-126)
-        self.assertAlmostEqual(_judge.out_bound(row, 0, 64, a) / want, 1, delta=1e-12)
+        self.assertAlmostEqual(tolerance.out_bound(row, 0, 64, a) / want, 1, delta=1e-12)
         lse = 2e-6 + u * (4 + 12 * 2.0 + 6.0)
-        self.assertAlmostEqual(_judge.lse_bound(row, 64, a) / lse, 1, delta=1e-12)
+        self.assertAlmostEqual(tolerance.lse_bound(row, 64, a) / lse, 1, delta=1e-12)
 
     def test_tensor_cores_cut_sums_off(self):
         """Where products have one sign their errors add up; where they have not, nothing changes."""
         def bound(largest_sum, probability, head_dim=256):
-            row = _judge.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
+            row = tolerance.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
                                       largest_product=1.0, largest_sum=largest_sum, spread=[0.25],
                                       deviation=[0.125], v_mass=[10.0], kv_len=16)
-            return _judge.lse_bound(row, head_dim, _judge.arithmetic_of("f16", probability))
+            return tolerance.lse_bound(row, head_dim, tolerance.arithmetic_of("f16", probability))
         self.assertEqual(bound(2.0, "f32"), bound(0.25, "f32"))
         self.assertEqual(bound(1.0, "f16"), bound(0.25, "f16"))
         self.assertEqual(bound(2.0, "f16", 64), bound(0.25, "f16", 64))
@@ -111,11 +111,11 @@ class Bound(unittest.TestCase):
             self.assertAlmostEqual(more / (2.0**-24 * (32 - 16) * 2.0), 1, delta=1e-9)
 
     def test_tensor_cores_store_p_in_the_inputs_format(self):
-        self.assertEqual(_judge.probability_dtype("simt", "bf16"), "f32")
-        self.assertEqual(_judge.probability_dtype("cpu", "f64"), "f64")
-        self.assertEqual(_judge.probability_dtype("sm90", "bf16"), "bf16")
-        self.assertEqual(_judge.probability_dtype("sm80_8bit", "bf16"), "f16")
-        self.assertEqual(_judge.probability_dtype("sm90_e4m3", "bf16"), "e4m3")
+        self.assertEqual(tolerance.probability_dtype("simt", "bf16"), "f32")
+        self.assertEqual(tolerance.probability_dtype("cpu", "f64"), "f64")
+        self.assertEqual(tolerance.probability_dtype("sm90", "bf16"), "bf16")
+        self.assertEqual(tolerance.probability_dtype("sm80_8bit", "bf16"), "f16")
+        self.assertEqual(tolerance.probability_dtype("sm90_e4m3", "bf16"), "e4m3")
 
 
 if __name__ == "__main__":

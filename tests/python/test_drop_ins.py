@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
 import flashcore
-import flashcore._sdpa
+import flashcore._torch.sdpa
 from flashcore import flash_attn
 from flashcore.integrations import torch_sdpa as integration
 
@@ -287,7 +287,7 @@ class TorchsOwn(Case):
 
 
 def load_tests(loader, tests, pattern):
-    tests.addTests(doctest.DocTestSuite(flashcore._sdpa))
+    tests.addTests(doctest.DocTestSuite(flashcore._torch.sdpa))
     return tests
 
 

@@ -15,7 +15,7 @@ import gpu_check_bench
 import gpu_check_stages as stages
 from gpu_check_context import Context
 from gpu_check_runner import Command, Outcome, Report, Runner, Stage
-from flashcore import _results
+from flashcore.bench import results
 from support import case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +122,7 @@ class Stages(WithFolder):
         self.assertEqual(seen[0]["one"]["details"], {"count": 3})
         stage = self.written()["stages"]["two"]
         self.assertEqual((stage["status"], stage["reason"]), ("failed", "it broke"))
-        self.assertEqual(_results.problems_of(self.written()), [])
+        self.assertEqual(results.problems_of(self.written()), [])
         self.assertFalse(runner.ok())
         self.assertIn("it broke", runner.summary())
 
@@ -282,7 +282,7 @@ class Verdicts(WithFolder):
     def bench(self, measured, script="exit 0"):
         output = self.folder / "bench.json"
         if measured is not None:
-            _results.write(output, measured)
+            results.write(output, measured)
         header = {"gpu": "NVIDIA H200", "fingerprint": "0" * 16}
         report = Report(self.folder / "h200.json", header)
         outcome = gpu_check_bench.take_rows(report, output, self.run_command(script, 0.5))
@@ -308,7 +308,7 @@ class Verdicts(WithFolder):
         def bench(us, excused=()):
             row = {**case().fields(), "us": us, "ratios": {"fa2": us / 10.0}}
             output = self.folder / "bench.json"
-            _results.write(output, {"rows": [row]})
+            results.write(output, {"rows": [row]})
             report = Report(self.folder / "h200.json", {"gpu": "NVIDIA H200"})
             done = self.run_command("exit 0")
             outcome = gpu_check_bench.take_rows(report, output, done, bars, excused, said.append)
@@ -358,9 +358,9 @@ class Script(WithFolder):
         script = load_script()
         options = script.parse_arguments(["--resume", "--results", str(self.folder)])
         machine = {"gpu": "NVIDIA H200", "driver": "1", "cuda": "1", "clocks": {}}
-        fingerprint = script._library.tree_fingerprint(ROOT)
+        fingerprint = script.library.tree_fingerprint(ROOT)
         for recorded, kept in ((fingerprint, ["build"]), ("0" * 16, [])):
-            _results.write(self.folder / "h200.json", {
+            results.write(self.folder / "h200.json", {
                 "fingerprint": recorded, "gpu": "NVIDIA H200",
                 "stages": {"build": {"status": "passed"}}, "rows": []})
             report = script.make_report(options, machine, "gpu_check")

@@ -9,7 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 import flashcore
-from flashcore import _abi, _library
+from flashcore._core import abi, library as core_library
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ class Loading(unittest.TestCase):
     def test_the_build_of_this_tree(self):
         library = flashcore.load()
         self.assertEqual(library.version, flashcore.__version__)
-        self.assertEqual(library.fingerprint(), _library.tree_fingerprint(ROOT))
+        self.assertEqual(library.fingerprint(), core_library.tree_fingerprint(ROOT))
         self.assertRegex(library.fingerprint("cpu"), "^[0-9a-f]{16}$")
         self.assertNotEqual(library.fingerprint("cpu"), library.fingerprint())
         self.assertIsNone(library.fingerprint("no such family"))
@@ -40,14 +40,14 @@ class Loading(unittest.TestCase):
                 flashcore.load(root=folder)
 
     def test_outside_a_tree_there_is_nothing_to_compare_with(self):
-        with mock.patch.object(_library, "tree_root", return_value=None):
+        with mock.patch.object(core_library, "tree_root", return_value=None):
             self.assertEqual(flashcore.load().version, flashcore.__version__)
 
     def test_a_library_of_another_version_is_refused(self):
-        with mock.patch.object(_library, "tree_root", return_value=None), \
-                mock.patch.object(flashcore, "__version__", "9.9.9"):
+        with mock.patch.object(core_library, "tree_root", return_value=None), \
+                mock.patch.object(core_library, "VERSION", "9.9.9"):
             with self.assertRaisesRegex(flashcore.StaleLibraryError,
-                                        "is of version 0.*Python files are of 9.9.9; install both"):
+                                        "has version 0.*Python files have version 9.9.9; install both"):
                 flashcore.load()
 
     def test_the_version_is_cmake_s(self):
@@ -59,7 +59,7 @@ class Loading(unittest.TestCase):
         built = os.environ["FLASHCORE_LIBRARY"]
         with tempfile.TemporaryDirectory() as folder, \
                 mock.patch.dict(os.environ, {"FLASHCORE_LIBRARY": ""}), \
-                mock.patch.object(_library.ctypes.util, "find_library", return_value=None):
+                mock.patch.object(core_library.ctypes.util, "find_library", return_value=None):
             copy_of_the_tree(folder)
             with self.assertRaisesRegex(FileNotFoundError, "build it.*FLASHCORE_LIBRARY"):
                 flashcore.load(root=folder)
@@ -70,13 +70,13 @@ class Loading(unittest.TestCase):
                 self.assertEqual(flashcore.load(root=folder).path, str(target))
             first, second = (Path(folder) / "build" / preset / "libflashcore.so"
                              for preset in ("cuda", "cpu"))
-            wanted = _library.tree_fingerprint(folder)
-            real = _library.Library.fingerprint
+            wanted = core_library.tree_fingerprint(folder)
+            real = core_library.Library.fingerprint
 
             def pretend(library, family=""):
                 return "0" * 16 if library.path == str(first) else real(library, family)
 
-            with mock.patch.object(_library.Library, "fingerprint", pretend):
+            with mock.patch.object(core_library.Library, "fingerprint", pretend):
                 library = flashcore.load(root=folder)
                 self.assertEqual((library.path, library.fingerprint()), (str(second), wanted))
                 self.assertEqual(library.stale_paths, [str(first)])
@@ -100,7 +100,7 @@ class Calls(unittest.TestCase):
                             ("out", (1, 1, 1, 4))):
             memory = getattr(self, name)
             setattr(self.params, name, ctypes.pointer(
-                _abi.tensor(ctypes.addressof(memory), shape, "f32")))
+                abi.tensor(ctypes.addressof(memory), shape, "f32")))
 
     def give_workspace(self):
         plan = self.library.plan(self.params)
@@ -135,11 +135,11 @@ class Calls(unittest.TestCase):
 
     def test_merge(self):
         lse = (ctypes.c_float * 2)(0.5, 0.5)
-        parts = (_abi.Tensor * 2)(_abi.tensor(ctypes.addressof(self.v), (1, 1, 1, 4), "f32"),
-                                  _abi.tensor(ctypes.addressof(self.v) + 16, (1, 1, 1, 4), "f32"))
-        lses = (_abi.Tensor * 2)(_abi.tensor(ctypes.addressof(lse), (1, 1, 1), "f32"),
-                                 _abi.tensor(ctypes.addressof(lse) + 4, (1, 1, 1), "f32"))
-        params = _abi.MergeParams(outs=parts, lses=lses, parts=2, out=self.params.out)
+        parts = (abi.Tensor * 2)(abi.tensor(ctypes.addressof(self.v), (1, 1, 1, 4), "f32"),
+                                  abi.tensor(ctypes.addressof(self.v) + 16, (1, 1, 1, 4), "f32"))
+        lses = (abi.Tensor * 2)(abi.tensor(ctypes.addressof(lse), (1, 1, 1), "f32"),
+                                 abi.tensor(ctypes.addressof(lse) + 4, (1, 1, 1), "f32"))
+        params = abi.MergeParams(outs=parts, lses=lses, parts=2, out=self.params.out)
         self.library.merge(params)
         for got, want in zip(self.out, (2, 4, 6, 8)):
             self.assertAlmostEqual(got, want, delta=1e-5)

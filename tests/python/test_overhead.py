@@ -13,17 +13,17 @@ try:
 except unittest.SkipTest:
     torch, NO_CUDA = None, "torch is not installed"
 
-from flashcore import _bench_overhead
+from flashcore.bench import overhead
 
 
 class Overhead(unittest.TestCase):
     def check(self, device):
-        rows = _bench_overhead.measure(device, torch, numpy)
-        over = _bench_overhead.above_bare(rows)
+        rows = overhead.measure(device, torch, numpy)
+        over = overhead.above_bare(rows)
         self.assertGreaterEqual(len(over), 1 if torch is None else 2)
         for name, us in over.items():
             self.assertGreater(us, 0, name)
-            self.assertLess(us, 10 * _bench_overhead.BARS[name], name)
+            self.assertLess(us, 10 * overhead.BARS[name], name)
         return over
 
     def test_cpu(self):
@@ -36,7 +36,7 @@ class Overhead(unittest.TestCase):
 
     @unittest.skipIf(NO_CUDA, NO_CUDA)
     def test_small_problem(self):
-        small = _bench_overhead.measure_small(torch)
+        small = overhead.measure_small(torch)
         self.assertEqual(len(small), 4)
         self.assertGreater(min(small.values()), 0)
 

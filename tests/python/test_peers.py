@@ -14,8 +14,9 @@ except ImportError:
     raise unittest.SkipTest("torch is not installed")
 
 import foreign_libraries
-from flashcore import _bench_cuda, _cases, _library, _peers, _reference, _timing
-from flashcore._inputs import Inputs
+from flashcore._core import library
+from flashcore.bench import cases, cuda, peers as bench_peers, peers_base, reference, timing
+from flashcore.bench.inputs import Inputs
 from support import case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,13 +45,13 @@ OTHER_V = shaped(head_dim=192, v_dim=128)
 def drawn(one, sets=1):
     """(inputs, sampled rows, what they must be)."""
     inputs = Inputs(torch, one, "cpu", sets)
-    rows = _reference.sample_rows(one)
-    return inputs, rows, _reference.torch_rows(torch, one, *inputs.readable(0), rows)
+    rows = reference.sample_rows(one)
+    return inputs, rows, reference.torch_rows(torch, one, *inputs.readable(0), rows)
 
 
 def offered(peer, one):
     """What the benchmark makes of a peer and a case: (function or None, note)."""
-    return _peers.usable(peer, *drawn(one), lambda call: call(0))
+    return peers_base.usable(peer, *drawn(one), lambda call: call(0))
 
 
 class Ours(unittest.TestCase):
@@ -59,18 +60,18 @@ class Ours(unittest.TestCase):
                     DECODE_CODES, MIXED, OTHER_V):
             with self.subTest(one.shape_text()):
                 inputs, rows, want = drawn(one)
-                out = _bench_cuda.public_call(inputs, 0)
-                self.assertEqual(out.dtype, _peers.torch_dtype(torch, one.out_dtype))
-                self.assertLess(_peers.relative_error(inputs, out, rows, want), 6e-3)
+                out = cuda.public_call(inputs, 0)
+                self.assertEqual(out.dtype, peers_base.torch_dtype(torch, one.out_dtype))
+                self.assertLess(peers_base.relative_error(inputs, out, rows, want), 6e-3)
 
     def test_the_kernel_asked_for(self):
         inputs, _, _ = drawn(shaped(dtype="f32"))
         with self.assertRaisesRegex(ValueError, "no_such_kernel"):
-            _bench_cuda.public_call(inputs, 0, "no_such_kernel")
+            cuda.public_call(inputs, 0, "no_such_kernel")
 
     def test_every_set_has_its_own_inputs(self):
         inputs, _, _ = drawn(FULL, sets=2)
-        first, second = (_bench_cuda.public_call(inputs, index) for index in range(2))
+        first, second = (cuda.public_call(inputs, index) for index in range(2))
         self.assertFalse(torch.equal(first, second))
         self.assertEqual(len(inputs), 2)
 
@@ -84,7 +85,7 @@ class Adapters(unittest.TestCase):
         patch = mock.patch.dict(sys.modules, {**foreign_libraries.modules(), "flash_attn": two})
         patch.start()
         self.addCleanup(patch.stop)
-        self.peers = _peers.known()
+        self.peers = bench_peers.known()
 
     def check(self, name, takes, refuses):
         """refuses: {case: words of the reason}."""
@@ -145,23 +146,23 @@ class Adapters(unittest.TestCase):
             call = self.peers[name].bind(inputs)
             for index in range(2):
                 got = self.peers[name].as_ours(inputs, call(index)).float()
-                want = _bench_cuda.public_call(inputs, index).float()
+                want = cuda.public_call(inputs, index).float()
                 self.assertLess(float((got - want).norm() / want.norm()), 6e-3, name)
 
     def test_every_case_is_taken_or_refused_with_words(self):
-        for one in _cases.load(ROOT / "bench" / "cases.json"):
+        for one in cases.load(ROOT / "bench" / "cases.json"):
             for name, peer in self.peers.items():
                 reason = peer.refusal(one)
                 self.assertTrue(reason is None or reason.strip(), (name, one))
 
     def test_versions(self):
-        found = _peers.versions(["flashinfer", "xformers", "math", "fa3"])
+        found = bench_peers.versions(["flashinfer", "xformers", "math", "fa3"])
         self.assertEqual((found["flashinfer"], found["xformers"]), ("0.3", "0.0.30"))
         self.assertEqual(found["math"], torch.__version__)
         self.assertEqual(found["fa3"], "unknown")  # the stand-in has none
 
 
-class Broken(_peers.Peer):
+class Broken(peers_base.Peer):
     """Reference results, spoilt."""
 
     module = "torch"
@@ -173,7 +174,7 @@ class Broken(_peers.Peer):
         return None
 
     def bind(self, inputs):
-        return lambda index: self.spoil(_bench_cuda.public_call(inputs, index))
+        return lambda index: self.spoil(cuda.public_call(inputs, index))
 
 
 class Reasons(unittest.TestCase):
@@ -223,8 +224,8 @@ class Reasons(unittest.TestCase):
             module = "no_such_library.ops"
 
         self.assertEqual(offered(Absent(None), FULL), (None, "not installed"))
-        with mock.patch.object(_peers, "known", lambda: {"absent": Absent(None)}):
-            self.assertEqual(_peers.versions(["absent"]), {"absent": "not installed"})
+        with mock.patch.object(bench_peers, "known", lambda: {"absent": Absent(None)}):
+            self.assertEqual(bench_peers.versions(["absent"]), {"absent": "not installed"})
 
     def test_what_does_not_load(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -232,12 +233,12 @@ class Reasons(unittest.TestCase):
                 "raise ImportError('libcudart.so.13: no such file')\n")
             with mock.patch.object(sys, "path", [folder, *sys.path]):
                 importlib.invalidate_caches()
-                call, reason = offered(_peers.known()["fa3"], FULL)
+                call, reason = offered(bench_peers.known()["fa3"], FULL)
         self.assertIsNone(call)
         self.assertEqual(reason, "cannot be imported: libcudart.so.13: no such file")
 
     def test_a_backend_this_torch_has_not(self):
-        from flashcore._peers_torch import Sdpa
+        from flashcore.bench.peers_torch import Sdpa
         self.assertIn("SDPBackend.NEXT", offered(Sdpa("NEXT"), FULL)[1])
 
 
@@ -247,14 +248,14 @@ class Captured(unittest.TestCase):
 
     def subject(self, peers):
         one = CAUSAL
-        subject = _bench_cuda.CudaCase.__new__(_bench_cuda.CudaCase)
+        subject = cuda.CudaCase.__new__(cuda.CudaCase)
         subject.case, subject.torch, subject.peers, subject.peers_note = one, torch, tuple(peers), {}
         subject.inputs, subject.kernel = Inputs(torch, one, "cpu", 2), None
         subject.params, subject._references = [None, None], {}
         for index in range(2):
-            rows = _reference.sample_rows(one, seed=index + 1)
+            rows = reference.sample_rows(one, seed=index + 1)
             q, k, v = subject.inputs.readable(index)
-            subject._references[index] = rows, _reference.torch_rows(torch, one, q, k, v, rows)
+            subject._references[index] = rows, reference.torch_rows(torch, one, q, k, v, rows)
         subject._run = lambda index: None
         subject._run_once = lambda call: call(0)
         return subject
@@ -267,7 +268,7 @@ class Captured(unittest.TestCase):
             return runner
 
         subject = self.subject(peers)
-        with mock.patch.object(_peers, "known", lambda: peers), \
+        with mock.patch.object(bench_peers, "known", lambda: peers), \
                 mock.patch.object(subject, "_capture", run):
             subject.prepare()
         return list(subject._runners), subject.peers_note
@@ -278,7 +279,7 @@ class Captured(unittest.TestCase):
 
         timed, notes = self.prepared({"good": Broken(lambda out: out), "bad": Broken(refuse),
                                       "wrong": Broken(lambda out: 2 * out),
-                                      "math": _peers.known()["math"]})
+                                      "math": bench_peers.known()["math"]})
         self.assertEqual(timed, ["ours", "bare", "good", "math"])
         self.assertEqual(notes["bad"], "no kernel")
         self.assertIn("off by 1 ", notes["wrong"])
@@ -304,16 +305,16 @@ class Captured(unittest.TestCase):
 class OnAGpu(unittest.TestCase):
     def test_a_case_from_beginning_to_end(self):
         """Checked, captured, timed; whatever peers there are have a time or a reason."""
-        names = list(_peers.known())
+        names = list(bench_peers.known())
         for one in (FULL, CAUSAL, shaped(q_len=1, kv_len=48, cold_l2=True), WINDOW, PACKED, RAGGED,
                     PAGED, CODES, MIXED, shaped(dtype="f32")):
             with self.subTest(one.shape_text()):
-                subject = _bench_cuda.CudaCase(_library.load(), one, torch, peers=names)
+                subject = cuda.CudaCase(library.load(), one, torch, peers=names)
                 self.addCleanup(subject.close)
                 verdict = subject.check()
                 self.assertTrue(verdict.ok, verdict.reason)
                 subject.prepare()
-                row = _timing.summarise([subject.sample(reverse=bool(number % 2)) for number in range(5)])
+                row = timing.summarise([subject.sample(reverse=bool(number % 2)) for number in range(5)])
                 self.assertTrue(subject.unchanged())
                 self.assertGreater(row["us"], 0.5)
                 self.assertGreater(row["bare_us"], 0.5)
@@ -326,14 +327,14 @@ class OnAGpu(unittest.TestCase):
         """A library that launches on a stream of its own leaves nothing in the graph."""
         class Elsewhere(Broken):
             def bind(self, inputs):
-                once = {index: _bench_cuda.public_call(inputs, index) for index in range(len(inputs))}
+                once = {index: cuda.public_call(inputs, index) for index in range(len(inputs))}
                 return lambda index: once[index].clone() if not torch.cuda.is_current_stream_capturing() \
                     else torch.empty_like(once[index])
 
-        subject = _bench_cuda.CudaCase(_library.load(), CAUSAL, torch, peers=("elsewhere",))
+        subject = cuda.CudaCase(library.load(), CAUSAL, torch, peers=("elsewhere",))
         self.addCleanup(subject.close)
         self.assertTrue(subject.check().ok)
-        with mock.patch.object(_peers, "known", lambda: {"elsewhere": Elsewhere(None)}):
+        with mock.patch.object(bench_peers, "known", lambda: {"elsewhere": Elsewhere(None)}):
             subject.prepare()
         self.assertNotIn("elsewhere", subject._runners)
         self.assertIn("captured", subject.peers_note["elsewhere"])

@@ -3,8 +3,8 @@
 import math
 import unittest
 
-from flashcore import _reference
-from flashcore._bench_cpu import decode, encode
+from flashcore.bench import reference
+from flashcore.bench.cpu import decode, encode
 from support import Drawn, case
 
 try:
@@ -17,7 +17,7 @@ class Values(unittest.TestCase):
     def test_by_hand(self):
         """Scores ln 1 and ln 3: weights 1/4 and 3/4."""
         one = case(q_heads=1, q_len=1, kv_len=2, head_dim=1)
-        rows = _reference.plain_rows(one, lambda *_: [1.0], lambda b, h, j: [[0.0, math.log(3)][j]],
+        rows = reference.plain_rows(one, lambda *_: [1.0], lambda b, h, j: [[0.0, math.log(3)][j]],
                                      lambda b, h, j: [[4.0, 8.0][j]], [(0, 0, 0)])
         row = rows[0]
         self.assertAlmostEqual(row.out[0], 7.0, delta=1e-12)
@@ -42,9 +42,9 @@ class Values(unittest.TestCase):
                 return torch.tensor([[[row(b, h, i) for i in range(length)] for h in range(heads)]
                                      for b in range(one.batch)])
 
-            rows = _reference.sample_rows(one)
-            plain = _reference.plain_rows(one, drawn.q, drawn.k, drawn.v, rows)
-            by_torch = _reference.torch_rows(
+            rows = reference.sample_rows(one)
+            plain = reference.plain_rows(one, drawn.q, drawn.k, drawn.v, rows)
+            by_torch = reference.torch_rows(
                 torch, one, tensor(drawn.q, 4, 6), tensor(drawn.k, 2, 11), tensor(drawn.v, 2, 11),
                 rows)
             for a, b in zip(plain, by_torch):
@@ -59,15 +59,15 @@ class Values(unittest.TestCase):
 class Rows(unittest.TestCase):
     def test_first_and_last_are_always_there(self):
         one = case(batch=3, q_heads=8, kv_heads=8, q_len=1000)
-        rows = _reference.sample_rows(one)
+        rows = reference.sample_rows(one)
         self.assertEqual(len(rows), 64)
         self.assertEqual(len(set(rows)), 64)
         self.assertEqual((rows[0], rows[-1]), ((0, 0, 0), (2, 7, 999)))
-        self.assertNotEqual(rows, _reference.sample_rows(one, seed=2))
+        self.assertNotEqual(rows, reference.sample_rows(one, seed=2))
 
     def test_small_problems_are_taken_whole(self):
         one = case(q_len=3)
-        self.assertEqual(_reference.sample_rows(one),
+        self.assertEqual(reference.sample_rows(one),
                          [(0, h, i) for h in range(2) for i in range(3)])
 
 

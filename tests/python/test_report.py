@@ -9,8 +9,8 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from flashcore import _report, _table, bench
-from flashcore._speed_chart import SpeedChart, bars_of
+from flashcore.bench import command, report, table
+from flashcore.bench.speed_chart import SpeedChart, bars_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +40,7 @@ class Tags(html.parser.HTMLParser):
 
 class Report(unittest.TestCase):
     def test_csv(self):
-        rows = list(csv.DictReader(io.StringIO(_report.to_csv(result()))))
+        rows = list(csv.DictReader(io.StringIO(report.to_csv(result()))))
         self.assertEqual([row["name"] for row in rows], ["n512", "n2048", "n8192"])
         self.assertEqual((rows[1]["us"], rows[1]["cudnn_us"], rows[1]["ours_over_cudnn"]),
                          ("100.0", "200.0", "0.5"))
@@ -48,7 +48,7 @@ class Report(unittest.TestCase):
         self.assertAlmostEqual(float(rows[1]["tflops"]), 4 * 8 * 2048**2 * 64 / 100 / 1e6)
 
     def test_the_page_is_whole_and_needs_nothing(self):
-        text = _report.to_html(result())
+        text = report.to_html(result())
         tags = Tags(text)
         self.assertEqual(tags.found.count("svg"), 2)  # bars, one group of lengths
         # ours, the peer where it has a time; and both in the legend
@@ -63,7 +63,7 @@ class Report(unittest.TestCase):
     def test_the_page_opens_with_the_speed_chart(self):
         given = result()
         drawn = SpeedChart(given, bars_of(given)).svg()
-        page = _report.to_html(given)
+        page = report.to_html(given)
         self.assertIn(drawn, page)
         self.assertEqual(page.index("<svg"), page.index(drawn))
         self.assertLess(page.index(drawn), page.index("<h2>"))
@@ -72,21 +72,21 @@ class Report(unittest.TestCase):
         """A row of flashcore.attention has the C call beside it; an older row is of the C call."""
         given = result(peers={"fa3": "3.0.0", "xformers": "not installed"})
         given["rows"][1].update(call="flashcore.attention", bare_us=90.0)
-        rows = list(csv.DictReader(io.StringIO(_report.to_csv(given))))
+        rows = list(csv.DictReader(io.StringIO(report.to_csv(given))))
         self.assertEqual([(row["call"], row["us"], row["bare_us"]) for row in rows[:2]],
                          [("", "10.0", ""), ("flashcore.attention", "100.0", "90.0")])
-        page = _report.to_html(given)
+        page = report.to_html(given)
         self.assertIn("<td>100<td>90<td>", page)
         self.assertIn("<td>10<td><td>", page)
         self.assertIn("fa3 3.0.0, xformers not installed", page)
-        heading, _, old, new, _ = _table.markdown(given).splitlines()
+        heading, _, old, new, _ = table.markdown(given).splitlines()
         self.assertEqual({line.count("|") for line in (heading, old, new)}, {heading.count("|")})
         self.assertIn("| 10 |  | 1.0 % |", old)
         self.assertIn("| 100 | 90 | 1.0 % |", new)
 
     def test_points_stand_where_they_should(self):
         """Twice the time is higher by the same distance everywhere: the axes are logarithmic."""
-        (_, chart), = _report.latency_charts(result())
+        (_, chart), = report.latency_charts(result())
         distances = {round(chart.y(b[1]) - chart.y(a[1]), 6)
                      for a, b in zip(chart.series["ours"][1:], chart.series["cudnn"])}
         self.assertEqual(len(distances), 1)
@@ -95,7 +95,7 @@ class Report(unittest.TestCase):
             self.assertTrue(0 < chart.x(x) < 640 and 0 < chart.y(y) < 400)
 
     def test_no_gpu_and_no_rows(self):
-        page = _report.to_html({"gpu": "", "threads": 2, "rows": []})
+        page = report.to_html({"gpu": "", "threads": 2, "rows": []})
         self.assertIn("CPU, 2 threads", page)
         self.assertIn("No case has a peer's time.", page)
         self.assertNotIn("<svg", page)
@@ -105,13 +105,13 @@ class Report(unittest.TestCase):
             with tempfile.TemporaryDirectory() as folder:
                 copy = Path(folder) / path.name
                 copy.write_text(path.read_text())
-                self.assertEqual(bench.main(["--report", str(copy)]), 0)
+                self.assertEqual(command.main(["--report", str(copy)]), 0)
                 rows = json.loads(copy.read_text())["rows"]
                 lines = copy.with_suffix(".csv").read_text().splitlines()
                 self.assertEqual(len(lines), len(rows) + 1)
                 page = copy.with_suffix(".html").read_text()
                 self.assertEqual(len(re.findall("<tr>", page)), len(rows) + 1)
-        self.assertEqual(bench.main(["--report", "/no/such/file.json"]), 2)
+        self.assertEqual(command.main(["--report", "/no/such/file.json"]), 2)
 
 
 if __name__ == "__main__":

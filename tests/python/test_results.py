@@ -7,7 +7,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from flashcore import _cases, _results
+from flashcore.bench import cases, results
 from support import case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,9 +27,9 @@ def result(**fields):
 
 class Schema(unittest.TestCase):
     def test_a_good_file(self):
-        self.assertEqual(_results.problems_of(result()), [])
+        self.assertEqual(results.problems_of(result()), [])
         both = row(call="flashcore.attention", bare_us=1.25)
-        self.assertEqual(_results.problems_of(result(rows=[both])), [])
+        self.assertEqual(results.problems_of(result(rows=[both])), [])
 
     def test_each_fault_is_found(self):
         faults = [
@@ -52,21 +52,21 @@ class Schema(unittest.TestCase):
             result(rows=[row(), row()]),
         ]
         for number, fault in enumerate(faults):
-            self.assertTrue(_results.problems_of(fault), f"fault {number}")
+            self.assertTrue(results.problems_of(fault), f"fault {number}")
 
     def test_the_committed_files(self):
         known = None
         if (ROOT / "bench" / "cases.json").is_file():
-            known = _cases.load(ROOT / "bench" / "cases.json")
+            known = cases.load(ROOT / "bench" / "cases.json")
         for path in sorted((ROOT / "bench" / "results").glob("*.json")):
             with self.subTest(path.name):
                 content = json.loads(path.read_text(encoding="utf-8"))
-                self.assertEqual(_results.problems_of(content), [])
+                self.assertEqual(results.problems_of(content), [])
                 if known is None or not content["gpu"]:
                     continue
-                self.assertEqual(path.name, _results.file_name(content["gpu"]))
+                self.assertEqual(path.name, results.file_name(content["gpu"]))
                 for number, one in enumerate(content["rows"]):
-                    self.assertIn(_cases.Case.of(one), known, f"row {number} is no case of bench/cases.json")
+                    self.assertIn(cases.Case.of(one), known, f"row {number} is no case of bench/cases.json")
 
 
 class Files(unittest.TestCase):
@@ -74,32 +74,32 @@ class Files(unittest.TestCase):
         for gpu, name in (("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
                           ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090"), ("Tesla T4", "t4"),
                           ("../../etc", "etc"), ("", "unknown")):
-            self.assertEqual(_results.file_name(gpu), f"{name}.json")
+            self.assertEqual(results.file_name(gpu), f"{name}.json")
 
     def test_writing_replaces_at_once(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "new" / "one.json"
-            _results.write(path, {"rows": [1]})
+            results.write(path, {"rows": [1]})
             with self.assertRaises(ValueError):
-                _results.write(path, {"rows": [float("nan")]})
+                results.write(path, {"rows": [float("nan")]})
             with mock.patch.object(os, "replace", side_effect=OSError("no space")):
                 with self.assertRaises(OSError):
-                    _results.write(path, {"rows": [2]})
-            self.assertEqual(_results.read(path), {"rows": [1]})
+                    results.write(path, {"rows": [2]})
+            self.assertEqual(results.read(path), {"rows": [1]})
             self.assertEqual(os.listdir(path.parent), ["one.json"])
-            self.assertIsNone(_results.read(path.parent / "other.json"))
+            self.assertIsNone(results.read(path.parent / "other.json"))
 
     def test_rows_of_the_same_case_are_replaced(self):
         old = [row(name="a", us=1), row(name="b", us=2)]
         new = [row(name="b", us=3), row(name="c", us=4)]
-        merged = _results.merge_rows(old, new)
+        merged = results.merge_rows(old, new)
         self.assertEqual([(one["name"], one["us"]) for one in merged],
                          [("a", 1), ("b", 3), ("c", 4)])
 
     def test_numbers_are_readable_and_json(self):
-        self.assertEqual(_results.rounded({"a": [1.23456789, True, "x"], "b": float("inf")}),
+        self.assertEqual(results.rounded({"a": [1.23456789, True, "x"], "b": float("inf")}),
                          {"a": [1.2346, True, "x"], "b": "inf"})
-        text = _results.dumps({"samples": [1.5, 2.0, 1e-7], "words": ["a", "b"], "none": []})
+        text = results.dumps({"samples": [1.5, 2.0, 1e-7], "words": ["a", "b"], "none": []})
         self.assertIn('"samples": [1.5, 2.0, 1e-07]', text)
         self.assertEqual(json.loads(text)["words"], ["a", "b"])
 

@@ -8,8 +8,8 @@ import unittest
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
-from flashcore import _results, bench
-from flashcore._speed_chart import SpeedChart, bars_of
+from flashcore.bench import command, results
+from flashcore.bench.speed_chart import SpeedChart, bars_of
 from support import case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ def run(*arguments):
     """(exit code, standard output, standard error)."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = bench.main([*arguments])
+        code = command.main([*arguments])
     return code, out.getvalue(), err.getvalue()
 
 
@@ -138,7 +138,7 @@ class Command(unittest.TestCase):
         self.picture = self.folder / "new" / "speed.svg"
 
     def chart(self, given, *arguments):
-        _results.write(self.folder / "one.json", given)
+        results.write(self.folder / "one.json", given)
         return run("--chart", str(self.picture), "--results", str(self.folder / "one.json"), *arguments)
 
     def test_a_picture_of_what_was_asked_for(self):
@@ -158,17 +158,17 @@ class Command(unittest.TestCase):
         self.assertEqual(code, 2)
         self.assertIn("there is no file", err)
         with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as err:
-            bench.main(["--results", "one.json"])
+            command.main(["--results", "one.json"])
         self.assertIn("--chart OUT.svg", err.getvalue())
 
     def test_the_file_must_be_named_where_there_are_several(self):
         folder = self.folder / "bench" / "results"
-        _results.write(folder / "a.json", result())
-        self.assertEqual(bench.default_results(self.folder), folder / "a.json")
-        _results.write(folder / "b.json", result())
+        results.write(folder / "a.json", result())
+        self.assertEqual(command.default_results(self.folder), folder / "a.json")
+        results.write(folder / "b.json", result())
         for root in (self.folder, None):
             with self.assertRaisesRegex(ValueError, "--results: wanted"):
-                bench.default_results(root)
+                command.default_results(root)
 
 
 class ReadmePicture(unittest.TestCase):

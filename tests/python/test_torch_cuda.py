@@ -9,7 +9,7 @@ import torch
 from torch.utils._triton import has_triton
 
 import flashcore
-from flashcore import _arrays
+from flashcore._core import arrays
 
 
 @needs_cuda
@@ -82,24 +82,24 @@ class CudaOnly(Case):
         """A thread may allocate in a pool of its own for a while, as torch does before a capture."""
         q, k, v = self.inputs(torch.float16, q_len=1, kv_len=8192, head_dim=64, v_dim=64)
         want = flashcore.attention(q, k, v, causal=True, q_start=8191)
-        kind = _arrays.kind_of("q", q)
+        adapter = arrays.adapter_of("q", q)
         stream, pool = torch.cuda.Stream(), torch.cuda.MemPool()
         stream.wait_stream(torch.cuda.current_stream())
-        kind._numbers.clear()
-        patch = mock.patch.object(kind, "_graph_headers", {})
+        adapter._numbers.clear()
+        patch = mock.patch.object(adapter, "_graph_headers", {})
         patch.start()
         self.addCleanup(patch.stop)
         with torch.cuda.stream(stream), torch.cuda.use_mem_pool(pool):
             got = flashcore.attention(q, k, v, causal=True, q_start=8191)
         stream.synchronize()
-        headers = [memory for one in kind._graph_headers.values() for memory in one._memory]
+        headers = [memory for one in adapter._graph_headers.values() for memory in one._memory]
         self.assertEqual(len(headers), 1)
         self.assertTrue(torch.equal(got, want))
         blocks = [(segment["address"], segment["address"] + segment["total_size"])
                   for segment in pool.snapshot()]
         inside = [any(low <= address < high for low, high in blocks) for address in (
-            got.data_ptr(), *(one[1] for one in kind._workspaces.values()),
-            *(one.data_ptr() for one in kind._numbers.values()), headers[0].data_ptr())]
+            got.data_ptr(), *(one[1] for one in adapter._workspaces.values()),
+            *(one.data_ptr() for one in adapter._numbers.values()), headers[0].data_ptr())]
         self.assertEqual(inside, [True] + [False] * (len(inside) - 1))
 
     def test_a_gpu_that_is_not_current(self):

@@ -10,10 +10,13 @@ from torch_support import Case, on_every_device
 import torch
 
 import flashcore
-from flashcore import _arrays, _attention, _prepared, _torch_ops
+from flashcore._attention import DEFAULTS
+from flashcore._core import arrays, call_cache, execute
+from flashcore._core.options import OPTIONS
+from flashcore._torch import kernels, library as torch_library
 
 _op = torch.ops.flashcore.attention
-_DEFAULTS = tuple(_attention.DEFAULTS[name] for name in _attention.OPTIONS)
+_DEFAULTS = tuple(DEFAULTS[name] for name in OPTIONS)
 
 
 @on_every_device
@@ -21,15 +24,15 @@ class MadeByTheLibrary(Case):
     def setUp(self):
         super().setUp()
         self.q, self.k, self.v = self.inputs(v_dim=16)
-        self.kind = _arrays.kind_of("q", self.q)
-        if self.kind.reader is None:
+        self.adapter = arrays.adapter_of("q", self.q)
+        if self.adapter.reader is None:
             self.skipTest("this torch has no C exchange API of DLPack")
         self.want = self.expected(self.q, self.k, self.v)[0]
         flashcore.attention(self.q, self.k, self.v)  # from now on there is a workspace
 
     def run_new(self, q, k, v):
-        call = _attention.prepared_call(self.kind, _DEFAULTS)
-        return _attention.run_new(self.kind, call, q, k, v)
+        call = execute.prepared_call(self.adapter, _DEFAULTS)
+        return execute.run_new(self.adapter, call, q, k, v)
 
     def test_taken(self):
         made = self.run_new(self.q, self.k, self.v)
@@ -45,25 +48,25 @@ class MadeByTheLibrary(Case):
         self.assertIsNone(self.run_new(q, k[..., :8], v))  # refused: Python finds out why
         self.assertIsNone(self.run_new(q, k.cpu().numpy(), v))
         self.assertIsNone(self.run_new(q, None, v))
-        call = _attention.prepared_call(self.kind, _DEFAULTS)
+        call = execute.prepared_call(self.adapter, _DEFAULTS)
         call.busy = True
         self.addCleanup(setattr, call, "busy", False)
-        self.assertIsNone(_attention.run_new(self.kind, call, q, k, v))
+        self.assertIsNone(execute.run_new(self.adapter, call, q, k, v))
         self.check(flashcore.attention(q, k, v), self.want)  # with another one
 
     def test_after_a_captured_call(self):
         """Its header is the graph's alone."""
-        call = _attention.prepared_call(self.kind, _DEFAULTS)
+        call = execute.prepared_call(self.adapter, _DEFAULTS)
         call._use((None, None, 0, 1 << 20, None))
         call._workspace = None  # as PreparedCall.run() leaves it
-        made = _attention.run_new(self.kind, call, self.q, self.k, self.v)
+        made = execute.run_new(self.adapter, call, self.q, self.k, self.v)
         self.assertIsNotNone(made)
         self.check(made, self.want)
 
     def test_a_larger_workspace(self):
         """A call that was prepared while the workspace was small sees the one that replaced it."""
-        with mock.patch.object(_prepared.thread_state, "workspace", _prepared._CpuWorkspace()), \
-                mock.patch.object(_prepared.thread_state, "calls", {}):
+        with mock.patch.object(call_cache.thread_state, "workspace", call_cache._CpuWorkspace()), \
+                mock.patch.object(call_cache.thread_state, "calls", {}):
             for kv_len in (9, 5000, 9):
                 q, k, v = self.inputs(q_len=1, kv_len=kv_len, v_dim=16)
                 for _ in range(2):
@@ -71,7 +74,7 @@ class MadeByTheLibrary(Case):
 
     def test_another_call_while_the_result_is_made(self):
         """As from a finaliser: it uses the same prepared call."""
-        read, empty_like = self.kind.reader
+        read, empty_like = self.adapter.reader
         other = self.draw(*self.q.shape)
         inner = []
 
@@ -81,8 +84,8 @@ class MadeByTheLibrary(Case):
                 inner[0] = flashcore.attention(other, self.k, self.v)
             return empty_like(q)
 
-        with mock.patch.object(self.kind, "reader", (read, make)), \
-                mock.patch.object(_prepared.thread_state, "calls", {}):
+        with mock.patch.object(self.adapter, "reader", (read, make)), \
+                mock.patch.object(call_cache.thread_state, "calls", {}):
             flashcore.attention(self.q, self.k, self.v)  # prepares the call, in Python
             inner.clear()
             outer = flashcore.attention(self.q, self.k, self.v)
@@ -90,13 +93,13 @@ class MadeByTheLibrary(Case):
         self.check(inner[0], self.expected(other, self.k, self.v)[0])
 
     def test_a_result_that_cannot_be_made(self):
-        read, _ = self.kind.reader
+        read, _ = self.adapter.reader
 
         def fail(q):
             raise RuntimeError("no memory")
 
-        with mock.patch.object(self.kind, "reader", (read, fail)), \
-                mock.patch.object(_prepared.thread_state, "calls", {}):
+        with mock.patch.object(self.adapter, "reader", (read, fail)), \
+                mock.patch.object(call_cache.thread_state, "calls", {}):
             for _ in range(2):
                 self.check(flashcore.attention(self.q, self.k, self.v), self.want)
 
@@ -104,7 +107,7 @@ class MadeByTheLibrary(Case):
         """Each thread prepares the op's call for itself, and goes the long way where it must."""
         def through_op():
             made.append(_op(self.q, self.k, self.v))
-            new.append(_torch_ops._plain.new)
+            new.append(kernels._short_call.new)
 
         made, new = [], []
         through_op()
@@ -112,7 +115,7 @@ class MadeByTheLibrary(Case):
         thread.start()
         thread.join()
         self.assertIsNot(new[0], new[1])
-        with mock.patch.object(self.kind, "reader", None):
+        with mock.patch.object(self.adapter, "reader", None):
             thread = threading.Thread(target=through_op)
             thread.start()
             thread.join()
@@ -125,16 +128,16 @@ class MadeByTheLibrary(Case):
 @on_every_device
 class WithoutGradients(Case):
     def test_torch_s_kernel_is_called_for_gradients_alone(self):
-        self.assertTrue(_torch_ops._PLAIN_KEYSETS)
+        self.assertTrue(torch_library.DIRECT_KEYSETS)
         recorded = []
 
         def record(keyset, *arguments, **options):
             recorded.append(arguments)
             return "recorded"
 
-        autograd = _torch_ops._only_for_gradients(record, _torch_ops._KERNELS["attention"])
+        autograd = torch_library.only_for_gradients(record, torch_library.KERNELS["attention"])
         library = torch.library.Library("flashcore_test_" + self.device, "DEF")
-        library.define(f"call({_torch_ops.COMMON_SCHEMA}) -> Tensor")
+        library.define(f"call({torch_library.COMMON_SCHEMA}) -> Tensor")
         seen = []
         library.impl("call", lambda keyset, *a, **o: seen.append(keyset) or a[0], "Autograd",
                      with_keyset=True)
@@ -156,8 +159,8 @@ class WithoutGradients(Case):
     def test_both_ways_give_the_same(self):
         q, k, v = self.inputs()
         bias = self.draw(1, 1, 5, 9)
-        for keysets in (_torch_ops._PLAIN_KEYSETS, frozenset()):
-            with mock.patch.object(_torch_ops, "_PLAIN_KEYSETS", keysets):
+        for keysets in (torch_library.DIRECT_KEYSETS, frozenset()):
+            with mock.patch.object(torch_library, "DIRECT_KEYSETS", keysets):
                 self.check(_op(q, k, v), self.expected(q, k, v)[0])
                 self.check(_op(q, k, v, None, None, bias, causal=True),
                            self.expected(q, k, v, bias=bias.expand(2, 4, 5, 9), causal=True)[0])

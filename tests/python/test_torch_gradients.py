@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashcore
-from flashcore import _torch_backward
+from flashcore._torch import backward
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
 
 _op_plain = torch.ops.flashcore.attention.default
@@ -115,13 +115,13 @@ class Gradients(Case):
         inputs = self.inputs(q_len=40, kv_len=50, grad=True)
         flashcore.attention(*inputs, causal=True).sum().backward()
         whole = [one.grad.clone() for one in inputs]
-        before, _torch_backward._BLOCK_ELEMENTS = _torch_backward._BLOCK_ELEMENTS, 3 * 8 * 50
+        before, backward._BLOCK_ELEMENTS = backward._BLOCK_ELEMENTS, 3 * 8 * 50
         try:
             for one in inputs:
                 one.grad = None
             flashcore.attention(*inputs, causal=True).sum().backward()
         finally:
-            _torch_backward._BLOCK_ELEMENTS = before
+            backward._BLOCK_ELEMENTS = before
         for one, want in zip(inputs, whole):
             self.check(one.grad, want)
 
@@ -140,12 +140,12 @@ class Gradients(Case):
         q, k, v = (self.draw(1, 1, length, 8) for _ in range(3))
         out, lse = flashcore.attention(q, k, v, return_lse=True)
         with Watch():
-            _torch_backward.backward(
+            backward.backward(
                 out, None, q, k, v, out, lse, causal=False, window_left=-1, window_right=-1,
                 scale=None, softcap=0.0, layout="bhsd", partial=False,
                 wanted=[True, True, True, False, False])
-        self.assertGreater(length * length, _torch_backward._BLOCK_ELEMENTS)
-        self.assertLessEqual(max(largest), _torch_backward._BLOCK_ELEMENTS)
+        self.assertGreater(length * length, backward._BLOCK_ELEMENTS)
+        self.assertLessEqual(max(largest), backward._BLOCK_ELEMENTS)
 
     def test_of_the_ops_that_have_no_lse(self):
         for op in (_op_plain, _op):

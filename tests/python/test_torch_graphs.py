@@ -13,8 +13,10 @@ from torch_support import Case, needs_cuda
 import torch
 
 import flashcore
-from flashcore import _abi, _arrays, _torch_arrays
-from flashcore._graph_headers import HEADERS_AT_ONCE
+from flashcore._core import abi
+from flashcore._core.arrays import adapter_of
+from flashcore._torch import arrays as torch_arrays
+from flashcore._torch.graph_headers import HEADERS_AT_ONCE
 
 _KERNEL, _MEMSET = 0, 2  # CU_GRAPH_NODE_TYPE_*
 
@@ -72,15 +74,15 @@ class Workspaces(unittest.TestCase):
     capture = 0
 
     def setUp(self):
-        self.kind = _torch_arrays.TorchKind()
+        self.adapter = torch_arrays.TorchAdapter()
         self.initialised, self.waited = [], []
         for name, stand_in in (("_capturing", lambda: self.capture != 0),
                                ("_new_bytes", lambda gpu, size: torch.empty(size, dtype=torch.uint8)),
                                ("_outside_pools", self.outside_pools)):
-            patch = mock.patch.object(_torch_arrays, name, stand_in)
+            patch = mock.patch.object(torch_arrays, name, stand_in)
             patch.start()
             self.addCleanup(patch.stop)
-        patch = mock.patch.object(self.kind, "stream", lambda gpu: 1)
+        patch = mock.patch.object(self.adapter, "stream", lambda gpu: 1)
         patch.start()
         self.addCleanup(patch.stop)
         self.memory = True
@@ -89,7 +91,7 @@ class Workspaces(unittest.TestCase):
         self.assertEqual(self.capture, 0)
         if not self.memory:
             raise torch.cuda.OutOfMemoryError("none")
-        return torch.zeros(HEADERS_AT_ONCE * _abi.WORKSPACE_HEADER_BYTES, dtype=torch.uint8)
+        return torch.zeros(HEADERS_AT_ONCE * abi.WORKSPACE_HEADER_BYTES, dtype=torch.uint8)
 
     # Of the library, and of a prepared call.
     def capture_id(self, gpu, stream, graph_ended=None):
@@ -102,17 +104,17 @@ class Workspaces(unittest.TestCase):
         self.waited.append(address)
 
     def give(self, size, uses_header, stream=1):
-        plan = _abi.PlanInfo(workspace_bytes=size, uses_header=uses_header)
-        return (self.kind.captured_workspace(0, stream, plan, self)
-                or self.kind.workspace(0, stream, size, self))
+        plan = abi.PlanInfo(workspace_bytes=size, uses_header=uses_header)
+        return (self.adapter.captured_workspace(0, stream, plan, self)
+                or self.adapter.workspace(0, stream, size, self))
 
     def test_with_a_warm_up(self):
-        header_bytes = _abi.WORKSPACE_HEADER_BYTES
+        header_bytes = abi.WORKSPACE_HEADER_BYTES
         eager = self.give(header_bytes, True)
         self.assertEqual((eager[3], len(self.initialised), len(self.waited)), (None, 1, 1))
-        self.assertIsNotNone(self.kind.ready_workspace(0))
+        self.assertIsNotNone(self.adapter.ready_workspace(0))
         self.capture = 7
-        self.assertIsNone(self.kind.ready_workspace(0))
+        self.assertIsNone(self.adapter.ready_workspace(0))
         stream, address, size, header, _ = self.give(header_bytes, True)
         self.assertEqual((stream, address, size), (1, None, 0))
         self.assertIsNotNone(header)
@@ -125,14 +127,14 @@ class Workspaces(unittest.TestCase):
 
     def test_without_a_warm_up(self):
         self.capture = 7
-        size = _abi.WORKSPACE_HEADER_BYTES + 256
+        size = abi.WORKSPACE_HEADER_BYTES + 256
         found = self.give(size, True)
         self.assertEqual((found[2:4], self.initialised), ((size, None), [found[1]]))
         found = self.give(size, False)  # nothing to initialise
         self.assertEqual((found[2:4], len(self.initialised)), ((size, None), 1))
 
     def test_more_captures_than_headers(self):
-        size = _abi.WORKSPACE_HEADER_BYTES
+        size = abi.WORKSPACE_HEADER_BYTES
         self.give(size, True)
         found = []
         for self.capture in range(1, HEADERS_AT_ONCE + 2):
@@ -141,9 +143,9 @@ class Workspaces(unittest.TestCase):
         self.assertEqual(len(set(found)), HEADERS_AT_ONCE + 1)
         self.assertEqual(len(self.initialised), 2)
         self.capture, self.memory = 0, False
-        self.assertIsNone(self.kind.ready_workspace(0))  # more are wanted
+        self.assertIsNone(self.adapter.ready_workspace(0))  # more are wanted
         self.give(size, True)
-        self.assertIsNotNone(self.kind.ready_workspace(0))  # there is no memory: go on without
+        self.assertIsNotNone(self.adapter.ready_workspace(0))  # there is no memory: go on without
         self.capture = 1000
         self.assertIsNone(self.give(size, True)[3])
         self.capture, self.memory = 0, True
@@ -158,18 +160,18 @@ class Graphs(Case):
 
     def setUp(self):
         super().setUp()
-        self.kind = _arrays.kind_of("q", torch.empty(1))
+        self.adapter = adapter_of("q", torch.empty(1))
         self.addCleanup(torch.cuda.synchronize)
 
     def fresh_headers(self):
         """As in a process that has not called yet."""
         for name in ("_graph_headers", "_workspaces"):
-            patch = mock.patch.object(self.kind, name, {})
+            patch = mock.patch.object(self.adapter, name, {})
             patch.start()
             self.addCleanup(patch.stop)
 
     def headers(self):
-        return self.kind._graph_headers[torch.cuda.current_device()]
+        return self.adapter._graph_headers[torch.cuda.current_device()]
 
     def dealt_out(self):
         """More items than SMs: on Hopper blocks ask for the next by a counter in the header."""
@@ -230,9 +232,9 @@ class Graphs(Case):
         for problem in self.problems():
             want = problem.run()
             with self.subTest(str(problem.options)):
-                with mock.patch.object(self.kind, "_graph_headers", {}):
+                with mock.patch.object(self.adapter, "_graph_headers", {}):
                     captured = Captured(problem, calls=3)
-                    self.assertEqual(self.kind._graph_headers, {})
+                    self.assertEqual(self.adapter._graph_headers, {})
                 types = node_types(captured.graph)
                 self.assertEqual(types.count(_KERNEL), 3 * problem.kernels)
                 if torch.cuda.get_device_capability() == (9, 0):
@@ -368,9 +370,9 @@ class Graphs(Case):
         graphs = [Captured(problem) for _ in range(HEADERS_AT_ONCE + 2)]
         memsets = [node_types(one.graph).count(_MEMSET) for one in graphs]
         self.assertEqual(memsets, [0] * HEADERS_AT_ONCE + [1, 1])
-        self.assertIsNone(self.kind.ready_workspace(torch.cuda.current_device()))
+        self.assertIsNone(self.adapter.ready_workspace(torch.cuda.current_device()))
         self.assertTrue(torch.equal(problem.run(), want))
-        self.assertIsNotNone(self.kind.ready_workspace(torch.cuda.current_device()))
+        self.assertIsNotNone(self.adapter.ready_workspace(torch.cuda.current_device()))
         graphs.append(Captured(problem))
         self.assertEqual(node_types(graphs[-1].graph), [_KERNEL])
         streams = [torch.cuda.Stream() for _ in range(8)]

@@ -157,7 +157,7 @@ assert torch.equal(call(q), q)
 
     def test_vmap_refusals(self):
         cu, packed = self.ints(0, 2, 5), self.draw(3, 5, 2, 8)
-        with self.assertRaisesRegex(NotImplementedError, "cu_seqlens_q: vmap over packed"):
+        with self.assertRaisesRegex(NotImplementedError, "cu_seqlens_q: vmap over varlen"):
             torch.vmap(lambda q: flashcore.attention(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu))(
                 packed)
         q, sinks = self.draw(3, 1, 2, 5, 8), self.draw(3, 2)

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import flashcore
-from flashcore import _arrays, _prepared
+from flashcore._core import arrays, call_cache
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
 
 _op = torch.ops.flashcore.attention.default
@@ -55,9 +55,9 @@ class Values(Case):
         """As with a torch that has none."""
         q, k, v = self.inputs()
         want = flashcore.attention(q, k, v, causal=True, seqused_k=self.ints(9, 4))
-        kind = _arrays.kind_of("q", q)
-        with mock.patch.object(kind, "reader", None), \
-                mock.patch.object(_prepared.thread_state, "calls", {}):
+        adapter = arrays.adapter_of("q", q)
+        with mock.patch.object(adapter, "reader", None), \
+                mock.patch.object(call_cache.thread_state, "calls", {}):
             got = flashcore.attention(q, k, v, causal=True, seqused_k=self.ints(9, 4))
             wide = flashcore.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                        layout="bshd", causal=True, seqused_k=self.ints(9, 4))
@@ -158,11 +158,11 @@ class Values(Case):
 
     def test_many_numbers_do_not_fill_the_memory(self):
         q, k, v = self.inputs()
-        kind = _arrays.kind_of("q", q)
-        with mock.patch("flashcore._torch_arrays._MAX_NUMBERS", 8):
+        adapter = arrays.adapter_of("q", q)
+        with mock.patch("flashcore._torch.arrays._MAX_NUMBERS", 8):
             for start in range(20):
                 flashcore.attention(q, k, v, q_start=start)
-        self.assertLessEqual(len(kind._numbers), 8)
+        self.assertLessEqual(len(adapter._numbers), 8)
 
     def test_modes(self):
         q, k, v = self.inputs()

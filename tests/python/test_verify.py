@@ -174,9 +174,9 @@ class TorchTest(unittest.TestCase):
             self.assertTrue(any("top-left" in line for line in report.conventions))
 
     def test_sdpa_backends_are_right(self):
-        from flashcore import _verify_torch
+        from flashcore._torch import verify
 
-        for name, report in _verify_torch.verify_backends("cpu", quick=True):
+        for name, report in verify.verify_backends("cpu", quick=True):
             self.assertTrue(report.ok, f"{name}\n{report}")
 
 

@@ -31,7 +31,7 @@ import tiny_models  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
-from flashcore import flash_attn  # noqa: E402
+from flashcore.compat import flash_attn  # noqa: E402
 from flashcore.integrations import transformers as integration  # noqa: E402
 
 TOLERANCE = 2e-4  # of the largest value; float32

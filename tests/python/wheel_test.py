@@ -18,12 +18,12 @@ SAYS = r"kernel +fwd_\w+_f32.*\n.* differs by 0\.0\n"  # the program, where all 
 # What must hold in the installed package, whichever folder it is called from.
 CHECKS = """
 import doctest, pathlib, sys
-import flashcore, flashcore._attention, flashcore._cache
+import flashcore, flashcore._attention, flashcore.cache
 folder = pathlib.Path(flashcore.__file__).parent
 assert sys.prefix in str(folder), folder
 assert pathlib.Path(flashcore.load().path).parent == folder, flashcore.load().path
-assert (folder / "py.typed").exists() and (folder / "cases.json").exists()
-for module in (flashcore._attention, flashcore._cache):
+assert (folder / "py.typed").exists() and (folder / "bench" / "cases.json").exists()
+for module in (flashcore._attention, flashcore.cache):
     failed, tried = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
     assert tried and not failed
 print("bytes", sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()))

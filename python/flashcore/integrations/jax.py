@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy
 
-import flashcore
+from flashcore import _attention
 
 
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -34,7 +34,7 @@ def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
     def on_host(*arrays: Any) -> Any:
         q, k, v, *more = (numpy.asarray(one) for one in arrays)
         given: dict[str, Any] = {**fixed, **dict(zip(names, more))}
-        return flashcore.attention(q, k, v, **given)
+        return _attention.attention(q, k, v, **given)
 
     return jax.pure_callback(on_host, result, q, k, v, *(options[name] for name in names),
                              vmap_method="sequential")

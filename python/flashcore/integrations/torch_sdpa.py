@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashcore import _torch_backward
 from flashcore._attention import attention
+from flashcore._torch.backward import backward
 
 NAME = "flashcore"
 
@@ -78,7 +78,7 @@ def _gradients(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out:
     start = None
     if _top_left(query, key, is_causal) is not None:
         start = torch.zeros(1, dtype=torch.int32, device=query.device)
-    dq, dk, dv, *_ = _torch_backward.backward(
+    dq, dk, dv, *_ = backward(
         grad_out, None, query, key, value, out, lse, **_split_mask(attn_mask), q_start=start,
         causal=is_causal, window_left=-1, window_right=-1, scale=scale, softcap=0.0, layout="bhsd",
         partial=False, wanted=[True, True, True, False, False])

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from flashcore import flash_attn
 from flashcore._attention import attention
+from flashcore.compat import flash_attn
 from flashcore.integrations import _transformers_models as models
 
 NAME = models.NAME

@@ -1,0 +1,250 @@
+"""The structs of include/flashcore/flashcore.h, field by field.
+
+tests/python/test_abi.py compares every size and offset with those of a C compiler.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8
+from ctypes import c_uint16, c_uint64, c_void_p
+
+OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA_ERROR, INTERNAL, CANCELLED = range(7)
+CPU, CUDA = 1, 2
+WORKSPACE_HEADER_BYTES = 64 * 1024
+
+# dtype name -> (code, bits): FLASHCORE_FLOAT is 2, FLASHCORE_BFLOAT 4, FLASHCORE_INT 0, BOOL 6.
+DTYPES = {
+    "f64": (2, 64),
+    "f32": (2, 32),
+    "f16": (2, 16),
+    "bf16": (4, 16),
+    "i32": (0, 32),
+    "bool": (6, 8),
+    "e4m3": (10, 8),
+    "e5m2": (12, 8),
+    "int8": (0, 8),
+    "byte": (1, 8),
+    # No call takes these. They are listed so that the library can report them.
+    "int16": (0, 16),
+    "int64": (0, 64),
+    "uint16": (1, 16),
+    "uint32": (1, 32),
+    "uint64": (1, 64),
+    "complex64": (5, 64),
+    "complex128": (5, 128),
+}
+
+
+class Error(ctypes.Structure):
+    _fields_ = [("code", c_int32), ("message", c_char * 1020)]
+
+
+class Device(ctypes.Structure):
+    _fields_ = [("device_type", c_int32), ("device_id", c_int32)]
+
+
+class DType(ctypes.Structure):
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device", Device),
+        ("ndim", c_int32),
+        ("dtype", DType),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class Params(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q", POINTER(Tensor)),
+        ("k", POINTER(Tensor)),
+        ("v", POINTER(Tensor)),
+        ("out", POINTER(Tensor)),
+        ("lse", POINTER(Tensor)),
+        ("bias", POINTER(Tensor)),
+        ("mask", POINTER(Tensor)),
+        ("alibi_slopes", POINTER(Tensor)),
+        ("sinks", POINTER(Tensor)),
+        ("cu_seqlens_q", POINTER(Tensor)),
+        ("cu_seqlens_k", POINTER(Tensor)),
+        ("used_k", POINTER(Tensor)),
+        ("block_table", POINTER(Tensor)),
+        ("q_start", POINTER(Tensor)),
+        ("k_start", POINTER(Tensor)),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("max_q_len", c_int64),
+        ("max_kv_len", c_int64),
+        ("scale", c_double),
+        ("softcap", c_double),
+        ("has_scale", c_int32),
+        ("causal", c_int32),
+        ("partial", c_int32),
+        ("checked", c_int32),
+        ("num_splits", c_int32),
+        ("reproducibility", c_int32),
+        ("threads", c_int32),
+        ("layout", c_int32),
+        ("kernel", c_char_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("stream", c_void_p),
+        ("q_scale", POINTER(Tensor)),
+        ("k_scale", POINTER(Tensor)),
+        ("v_scale", POINTER(Tensor)),
+        ("q_scale_block", c_int64),
+        ("kv_scale_block", c_int64),
+        ("workspace_header", c_void_p),
+        ("cancel", c_void_p),
+    ]
+
+
+class RawParams(ctypes.Structure):
+    """Params with its pointers as addresses. It shares memory with Params and is cheaper to fill."""
+
+    _fields_ = [(field[0], c_void_p if field[1] == POINTER(Tensor) else field[1])
+                for field in Params._fields_]
+
+
+class PlanInfo(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("kernel", c_char_p),
+        ("family", c_char_p),
+        ("workspace_bytes", c_size_t),
+        ("work_items", c_int64),
+        ("tile_q", c_int32),
+        ("tile_k", c_int32),
+        ("splits", c_int32),
+        ("uses_header", c_int32),
+    ]
+
+
+class MergeParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("outs", POINTER(Tensor)),
+        ("lses", POINTER(Tensor)),
+        ("parts", c_size_t),
+        ("out", POINTER(Tensor)),
+        ("lse", POINTER(Tensor)),
+        ("sinks", POINTER(Tensor)),
+        ("stream", c_void_p),
+        ("cancel", c_void_p),
+    ]
+
+
+class AppendParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("k_new", POINTER(Tensor)),
+        ("v_new", POINTER(Tensor)),
+        ("k", POINTER(Tensor)),
+        ("v", POINTER(Tensor)),
+        ("used_k", POINTER(Tensor)),
+        ("block_table", POINTER(Tensor)),
+        ("cu_seqlens_new", POINTER(Tensor)),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("stream", c_void_p),
+        ("k_scale", POINTER(Tensor)),
+        ("v_scale", POINTER(Tensor)),
+        ("kv_scale_block", c_int64),
+        ("cancel", c_void_p),
+    ]
+
+
+class QuantParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("from", POINTER(Tensor)),
+        ("to", POINTER(Tensor)),
+        ("scale", POINTER(Tensor)),
+        ("saturated", POINTER(Tensor)),
+        ("block_rows", c_int64),
+        ("given_scale", c_int32),
+        ("rotate", c_int32),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("stream", c_void_p),
+        ("cancel", c_void_p),
+    ]
+
+
+MAX_PYTHON_ARRAYS = 15
+
+
+class PythonWorkspace(ctypes.Structure):
+    _fields_ = [("address", c_void_p), ("bytes", c_size_t)]
+
+
+class PythonCall(ctypes.Structure):
+    _fields_ = [
+        ("read", c_void_p),
+        ("dlpack_name", ctypes.py_object),
+        ("empty_like", ctypes.py_object),
+        ("params", c_void_p),
+        ("cpu_workspace", c_void_p),
+        ("error", c_void_p),
+        ("interruptible", c_int32),
+        ("count", c_int64),
+        ("fields", c_void_p * MAX_PYTHON_ARRAYS),
+    ]
+
+
+# C name -> class. tests/python/test_abi.py checks all of them.
+STRUCTS = {
+    "flashcore_error": Error,
+    "flashcore_device": Device,
+    "flashcore_dtype": DType,
+    "flashcore_tensor": Tensor,
+    "flashcore_params": Params,
+    "flashcore_plan_info": PlanInfo,
+    "flashcore_merge_params": MergeParams,
+    "flashcore_append_params": AppendParams,
+    "flashcore_quant_params": QuantParams,
+    "flashcore_python_workspace": PythonWorkspace,
+    "flashcore_python_call": PythonCall,
+}
+
+# C name -> (result, arguments).
+FUNCTIONS = {
+    "flashcore_params_init": (None, [POINTER(Params), c_size_t]),
+    "flashcore_plan": (c_int32, [POINTER(Params), POINTER(PlanInfo), POINTER(Error)]),
+    "flashcore_explain": (
+        c_int32,
+        [POINTER(Params), POINTER(c_char), c_size_t, POINTER(c_size_t), POINTER(Error)],
+    ),
+    "flashcore_attention": (c_int32, [POINTER(Params), POINTER(Error)]),
+    "flashcore_workspace_init": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
+    "flashcore_workspace_status": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
+    "flashcore_capture_id": (
+        c_int32, [Device, c_void_p, POINTER(c_uint64), POINTER(c_int32), POINTER(Error)]),
+    "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
+    "flashcore_status_name": (c_char_p, [c_int32]),
+    "flashcore_version": (c_char_p, []),
+    "flashcore_source_fingerprint": (c_char_p, [c_char_p]),
+}
+
+
+def tensor(address: int, shape: Sequence[int], dtype: str, device_type: int = CPU, device_id: int = 0,
+           strides: Sequence[int] | None = None) -> Tensor:
+    """A descriptor of memory that the caller owns. Without strides it is compact and row-major."""
+    code, bits = DTYPES[dtype]
+    count = len(shape)
+    described = Tensor(
+        address,
+        Device(device_type, device_id),
+        count,
+        DType(code, bits, 1),
+        (c_int64 * count)(*shape),
+        None if strides is None else (c_int64 * count)(*strides),
+        0,
+    )
+    return described

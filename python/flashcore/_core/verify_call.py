@@ -1,0 +1,173 @@
+"""One call of the verifier as a call of somebody's Python function, on NumPy or torch."""
+
+import ctypes
+import inspect
+
+import numpy
+
+from flashcore._core import verify_abi
+
+# (code, bits) of a tensor -> the NumPy type its bytes are looked at as.
+_VIEWS = {(2, 64): "f8", (2, 32): "f4", (2, 16): "f2", (4, 16): "i2", (10, 8): "u1", (0, 8): "i1",
+          (1, 8): "u1"}
+_TORCH_VIEWS = {(4, 16): "bfloat16", (10, 8): "float8_e4m3fn"}
+
+# What the verifier calls an option -> names a function may have for it.
+_NAMES = {
+    "causal": ("causal", "is_causal"),
+    "scale": ("scale", "softmax_scale", "sm_scale"),
+    "window": ("window", "window_size"),
+    "softcap": ("softcap",),
+    "splits": ("num_splits", "splits"),
+    "return_lse": ("return_lse", "return_softmax_lse"),
+    "gqa": ("enable_gqa",),
+    "q_scale": ("q_scale", "q_descale"),
+    "k_scale": ("k_scale", "k_descale"),
+    "v_scale": ("v_scale", "v_descale"),
+}
+# A refusal: the function says that it cannot do this. Anything else it raises is a failure.
+REFUSALS = (NotImplementedError, TypeError, ValueError)
+
+
+def keywords_of(function, declared=()):
+    """{option: the function's own name for it}, from its signature. A function that takes any
+    keyword gets, by the verifier's names, those that are declared: it may ignore the others. One
+    without a signature (a builtin) gets torch's."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return {"causal": "is_causal", "scale": "scale", "gqa": "enable_gqa"}
+    names = {p.name for p in parameters}
+    found = {}
+    for option, candidates in _NAMES.items():
+        for candidate in candidates:
+            if candidate in names:
+                found[option] = candidate
+                break
+        else:
+            takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+            if takes_any and option in declared:
+                found[option] = candidates[0]
+    return found
+
+
+def array_of(tensor):
+    """The memory of a descriptor as a NumPy array, by its strides."""
+    shape = [tensor.shape[i] for i in range(tensor.ndim)]
+    dtype = numpy.dtype(_VIEWS[(tensor.dtype.code, tensor.dtype.bits)])
+    strides = [tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)]
+    reach = sum((n - 1) * s for n, s in zip(shape, strides)) + dtype.itemsize
+    memory = (ctypes.c_char * reach).from_address(tensor.data)
+    return numpy.ndarray(shape, dtype, memory, 0, strides)
+
+
+class Misshapen(Exception):
+    """A result of another shape than wanted."""
+
+
+class Adapter:
+    """Calls `function` for the verifier; keeps what it last raised."""
+
+    def __init__(self, function, framework, layout, device, keywords):
+        self.function = function
+        self.torch = framework
+        self.layout = layout
+        self.device = device
+        self.keywords = keywords
+        self.raised = None
+
+    def __call__(self, pointer, _user):
+        call = pointer.contents
+        try:
+            if call.struct_size != ctypes.sizeof(verify_abi.Call):
+                raise RuntimeError("the library's flashcore_verify_call has another size")
+            self._run(call)
+            return 0
+        except REFUSALS as error:
+            return self._refuse(call, error, 2)
+        except Misshapen as error:
+            self.raised = error
+            return self._say(call, str(error), verify_abi.LSE_MISSHAPEN if "LSE" in str(error)
+                             else verify_abi.OUT_MISSHAPEN)
+        except Exception as error:  # noqa: BLE001: whatever it raises is what is reported
+            return self._refuse(call, error, 5)
+
+    def _refuse(self, call, error, code):
+        self.raised = error
+        return self._say(call, f"{type(error).__name__}: {error}", code)
+
+    def _say(self, call, message, code):
+        text = message.splitlines()[0].encode()[:call.message_bytes - 1]
+        ctypes.memmove(call.message, text + b"\0", len(text) + 1)
+        return code
+
+    def _options(self, call):
+        options = {}
+
+        def give(option, value):
+            if option not in self.keywords:
+                raise NotImplementedError(f"it has no parameter for {option}")
+            options[self.keywords[option]] = value
+
+        if call.causal:
+            give("causal", True)
+        if call.has_scale:
+            give("scale", call.scale)
+        if call.window_left >= 0 or call.window_right >= 0:
+            give("window", (call.window_left, call.window_right))
+        if call.softcap > 0:
+            give("softcap", call.softcap)
+        if call.num_splits > 0:
+            give("splits", call.num_splits)
+        if call.lse and "return_lse" in self.keywords:
+            give("return_lse", True)
+        if "gqa" in self.keywords and call.q.contents.shape[1] != call.k.contents.shape[1]:
+            give("gqa", True)
+        for name in ("q_scale", "k_scale", "v_scale"):
+            if getattr(call, name):
+                give(name, self._wrap(getattr(call, name).contents))
+        return options
+
+    def _wrap(self, tensor):
+        array = array_of(tensor)
+        if tensor.ndim == 4 and self.layout == "bshd":
+            array = array.transpose(0, 2, 1, 3)
+        if self.torch is None:
+            return array
+        wrapped = self.torch.from_numpy(array)
+        special = _TORCH_VIEWS.get((tensor.dtype.code, tensor.dtype.bits))
+        if special is not None:
+            wrapped = wrapped.view(getattr(self.torch, special))
+        return wrapped.to(self.device)
+
+    def _run(self, call):
+        q, k, v = (self._wrap(t.contents) for t in (call.q, call.k, call.v))
+        result = self.function(q, k, v, **self._options(call))
+        out, lse = result if isinstance(result, (tuple, list)) else (result, None)
+        if out is None:
+            raise RuntimeError("it returned None")
+        if call.lse and lse is None:
+            raise NotImplementedError("it returns no LSE")
+        self._store(out, call.out.contents)
+        if call.lse:
+            self._store(lse, call.lse.contents)
+
+    def _store(self, values, tensor):
+        """Copies a result into the verifier's own memory, rounding to its type."""
+        into = array_of(tensor)
+        if tensor.ndim == 4 and self.layout == "bshd":
+            into = into.transpose(0, 2, 1, 3)
+        if self.torch is not None:
+            if not self.torch.is_tensor(values):
+                values = self.torch.as_tensor(values)
+            values = values.detach().cpu()
+            if (tensor.dtype.code, tensor.dtype.bits) == (4, 16):
+                values = values.to(self.torch.bfloat16).view(self.torch.int16)
+            elif values.dtype == self.torch.bfloat16:
+                values = values.to(self.torch.float32)
+            values = values.numpy()
+        values = numpy.asarray(values)
+        if values.shape != into.shape:
+            what = "output" if tensor.ndim == 4 else "LSE"
+            raise Misshapen(f"the {what}'s shape is {values.shape}; wanted {into.shape}")
+        numpy.copyto(into, values, casting="unsafe")

@@ -1,0 +1,160 @@
+"""Decides whether torch must see a call, and routes it through torch.ops.flashcore if so.
+
+flashcore.attention() calls the library directly if it can. It goes through the op for gradients,
+autocast, torch.compile, vmap and tensor subclasses.
+"""
+
+from numbers import Integral
+
+import torch
+from torch.autograd import forward_ad
+
+from flashcore._core.arrays import adapter_of
+from flashcore._core.options import NONE, normalize_options
+from flashcore._core.scalars import integer
+from flashcore._torch.library import DEFAULTS, TENSORS, op_append, op_lse, op_options, op_short
+
+_Tensor = torch.Tensor
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+_is_compiling = torch.compiler.is_compiling
+_grad_is_on = torch.is_grad_enabled
+_autocast_is_on = getattr(torch._C, "_is_any_autocast_enabled", None) or (
+    lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+_is_traced = getattr(torch._C, "_is_tracing", torch.jit.is_tracing)  # by torch.jit.trace
+
+
+def needed(q, k, v, optional, out=None):
+    """True if the call must go through the op."""
+    if not (type(q) is type(k) is type(v) is _Tensor
+            or (type(q) in _PLAIN_TYPES and type(k) in _PLAIN_TYPES and type(v) in _PLAIN_TYPES)):
+        return all(isinstance(one, _Tensor) for one in (q, k, v)) or any(
+            isinstance(one, _Tensor) and (type(one) not in _PLAIN_TYPES or one.is_neg()
+                                          or (one.requires_grad and _grad_is_on()))
+            for one in (q, k, v, *optional, out))
+    # The memory of a negative view holds the negated values. The op gets them resolved.
+    if (_is_compiling() or _autocast_is_on() or _dispatch_modes() > 0 or _is_traced()
+            or forward_ad._current_level >= 0 or q.is_neg() or k.is_neg() or v.is_neg()):
+        return True
+    if out is not None and isinstance(out, _Tensor) and (
+            type(out) not in _PLAIN_TYPES or out.is_neg()):
+        return True
+    if optional is not NONE and any(
+            isinstance(one, _Tensor) and (one.is_neg() or (one.requires_grad and _grad_is_on()))
+            for one in optional):
+        return True
+    return _grad_is_on() and (q.requires_grad or k.requires_grad or v.requires_grad)
+
+
+def append_needed(k_new, v_new, k, v):
+    """True if an append() call must go through the op."""
+    for name, one in (("k_new", k_new), ("v_new", v_new), ("k", k), ("v", v)):
+        if isinstance(one, _Tensor) and one.is_nested:  # the op's own error would be misleading
+            adapter_of(name, one).check_readable(one, name)
+    return all(isinstance(one, _Tensor) for one in (k_new, v_new, k, v)) and needed(
+        k_new, v_new, k, (v,))
+
+
+append = op_append
+
+
+def _check_tangents(tensors):
+    """Raises for forward-mode tangents, which torch would drop silently."""
+    if any(isinstance(one, _Tensor) and forward_ad.unpack_dual(one).tangent is not None
+           for one in tensors):
+        raise NotImplementedError("forward-mode derivatives are not supported; use "
+                                  "torch.autograd.grad or backward()")
+
+
+def attention(q, k, v, options, optional, out):
+    """flashcore.attention() through the op."""
+    if not _is_compiling():  # a trace has symbolic numbers, which torch checks itself
+        options = normalize_options(*options)
+        q, k, v, *optional = _tensors_of(q, k, v, optional)
+        if forward_ad._current_level >= 0:
+            _check_tangents((q, k, v, *optional))
+    (causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse, max_q_len,
+     max_kv_len, partial, checked, kernel) = options
+    window_left, window_right = window
+    grad = torch.is_grad_enabled() and any(
+        isinstance(one, torch.Tensor) and one.requires_grad for one in (q, k, v, *optional))
+    if grad and out is not None:
+        raise ValueError("out: given while an input requires grad; leave it out, or use "
+                         "torch.no_grad()")
+    tensors = [torch.full((1,), one, dtype=torch.int32, device=q.device) if isinstance(one, Integral)
+               else one for one in optional]
+    options = dict(causal=causal, window_left=window_left, window_right=window_right, scale=scale,
+                   softcap=softcap, layout=layout, num_splits=num_splits,
+                   reproducibility=reproducibility, max_q_len=max_q_len, max_kv_len=max_kv_len,
+                   checked=checked, kernel_id=kernel)
+    try:
+        if return_lse or partial or grad:  # the backward needs the LSE
+            made, lse = op_lse(q, k, v, *tensors, partial=partial, **options)
+        elif (all(one is None for one in tensors)
+              and {**options, "causal": False, "scale": None} == DEFAULTS):
+            made, lse = op_short(q, k, v, causal=causal, scale=scale), None
+        else:
+            made, lse = op_options(q, k, v, *tensors, **options), None
+    except RuntimeError as error:
+        if "functorch" in str(error):
+            raise NotImplementedError("gradients inside torch.func are not supported; use "
+                                      "torch.autograd.grad or backward()") from error
+        raise
+    if out is not None:
+        made = _copy_into(out, made)
+    return (made, lse) if return_lse or partial else made
+
+
+def _tensors_of(q, k, v, optional):
+    """All arrays as tensors, including those of other frameworks. Numbers stay numbers."""
+    names = ("q", "k", "v", *TENSORS)
+    return [_tensor_of(name, one) for name, one in zip(names, (q, k, v, *optional))]
+
+
+def _tensor_of(name, one, written=False):
+    if one is None:
+        return None
+    if isinstance(one, Integral):
+        return integer(name, one, 32)
+    adapter = adapter_of(name, one)
+    if isinstance(one, _Tensor):
+        if one.is_nested:  # the op's own error would be misleading
+            adapter.check_readable(one, name)
+        return one
+    try:
+        try:
+            return torch.from_dlpack(one)
+        except BufferError:  # some torch versions reject read-only arrays
+            if written:
+                raise
+            return torch.from_dlpack(one.copy())
+    except (AttributeError, BufferError, TypeError, RuntimeError) as error:  # no dtype of torch
+        raise TypeError(f"{name}: is a {type(one).__name__} that torch cannot read beside the tensors "
+                        f"of this call ({error}); give a tensor") from None
+
+
+def _copy_into(out, made):
+    """Copies `made` into `out` and returns `out`. Accepts the shapes and dtypes that the library
+    accepts."""
+    given = out
+    if not isinstance(out, _Tensor):
+        adapter_of("out", out).check_writable(out, "out")
+        out = _tensor_of("out", out, written=True)
+    if out.is_nested:
+        adapter_of("out", out).check_readable(out, "out")
+    if out.shape != made.shape:
+        raise ValueError(f"out: shape is {tuple(out.shape)}; wanted {tuple(made.shape)}")
+    if out.dtype not in (made.dtype, torch.float32):
+        raise ValueError(f"out: dtype is {_dtype_text(out.dtype)}; wanted {_dtype_text(made.dtype)}"
+                         + ("" if made.dtype is torch.float32 else " or float32"))
+    if out.device != made.device:
+        raise ValueError(f"out: is on {out.device}, q is on {made.device}; all tensors must be on one "
+                         "device")
+    if not _is_compiling() and torch._debug_has_internal_overlap(out) == 1:
+        raise ValueError("out: its strides make elements overlap; an output must not")
+    out.copy_(made)
+    return given
+
+
+def _dtype_text(dtype):
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,245 @@
+"""The benchmark's cases: what bench/cases.json holds, and which of them to run."""
+
+import json
+from dataclasses import dataclass
+
+from flashcore._core import abi
+
+FIELDS = ("kind", "name", "dtype", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
+          "causal", "cold_l2", "suite")
+# May be absent: keys in use per sequence (kv_len is then the capacity); lengths of sequences that lie
+# one after the other (q_len and kv_len are then the longest); keys per page; how many keys before
+# its own a query sees, with causal; v_dim where it is not head_dim; what the library must be able to
+# do.
+OPTIONAL_FIELDS = {"used_k": (), "packed": (), "page_size": 0, "window": 0, "v_dim": 0,
+                   "requires": ""}
+_LISTS = ("used_k", "packed")
+_TYPES: dict[str, type] = dict.fromkeys(FIELDS, int)
+_TYPES.update(kind=str, name=str, dtype=str, suite=str, causal=bool, cold_l2=bool)
+_ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
+
+
+@dataclass(frozen=True)
+class Case:
+    kind: str
+    name: str
+    dtype: str
+    batch: int
+    q_heads: int
+    kv_heads: int
+    q_len: int
+    kv_len: int
+    head_dim: int
+    causal: bool
+    cold_l2: bool
+    suite: str
+    used_k: tuple[int, ...] = ()
+    packed: tuple[int, ...] = ()
+    page_size: int = 0
+    window: int = 0
+    v_dim: int = 0
+    requires: str = ""
+
+    @classmethod
+    def of(cls, row):
+        """The case of a row of the file, or of a result."""
+        given = {name: row[name] for name in FIELDS}
+        given.update({name: row.get(name, absent) for name, absent in OPTIONAL_FIELDS.items()})
+        return cls(**{**given, **{name: tuple(given[name]) for name in _LISTS}})
+
+    def fields(self):
+        """The case exactly as it stands in the file."""
+        given = {name: getattr(self, name) for name in FIELDS}
+        for name, absent in OPTIONAL_FIELDS.items():
+            if getattr(self, name) != absent:
+                given[name] = getattr(self, name)
+        return {name: list(one) if name in _LISTS else one for name, one in given.items()}
+
+    @property
+    def q_dtype(self):
+        return self.dtype.split("/")[0]
+
+    @property
+    def kv_dtype(self):
+        """After a slash, where it is not q's."""
+        return self.dtype.split("/")[-1]
+
+    @property
+    def out_dtype(self):
+        """q's; results are not quantised."""
+        return "f16" if self.q_dtype == "e4m3" else self.q_dtype
+
+    @property
+    def eight_bit(self):
+        return "e4m3" in self.dtype
+
+    def shape_text(self):
+        heads = str(self.q_heads) if self.q_heads == self.kv_heads else \
+            f"{self.q_heads}/{self.kv_heads}"
+        length = str(self.q_len) if self.q_len == self.kv_len else f"{self.q_len}x{self.kv_len}"
+        dim = f"{self.head_dim}/{self.v_dim}" if self.v_dim else str(self.head_dim)
+        return f"{self.batch},{heads},{length},{dim} {self.dtype}" + \
+            (" causal" if self.causal else "") + \
+            (f" window {self.window}" if self.window else "") + \
+            (f" pages of {self.page_size}" if self.page_size else "") + \
+            (" ragged" if self.used_k else "") + (" packed" if self.packed else "")
+
+    def lengths(self):
+        """Keys of each sequence."""
+        return self.used_k or self.packed or (self.kv_len,) * self.batch
+
+    def q_lengths(self):
+        """Queries of each sequence."""
+        return self.packed or (self.q_len,) * self.batch
+
+    @property
+    def value_dim(self):
+        return self.v_dim or self.head_dim
+
+    def _shape(self, heads, length, dim):
+        return (sum(self.packed), heads, dim) if self.packed else (self.batch, heads, length, dim)
+
+    @property
+    def q_shape(self):
+        return self._shape(self.q_heads, self.q_len, self.head_dim)
+
+    @property
+    def k_shape(self):
+        return self._shape(self.kv_heads, self.kv_len, self.head_dim)
+
+    @property
+    def v_shape(self):
+        return self._shape(self.kv_heads, self.kv_len, self.value_dim)
+
+    @property
+    def out_shape(self):
+        return self._shape(self.q_heads, self.q_len, self.value_dim)
+
+    @property
+    def lse_shape(self):
+        return (self.q_heads, sum(self.packed)) if self.packed else self.q_shape[:3]
+
+    def _position(self, b, i):
+        """The key that query i of sequence b stands on. Causal is bottom-right: the last query
+        stands on the last key."""
+        return i + self.lengths()[b] - self.q_lengths()[b]
+
+    def visible_end(self, b, i):
+        """Query i of sequence b sees the keys before this one ..."""
+        length = self.lengths()[b]
+        return min(max(self._position(b, i) + 1, 0), length) if self.causal else length
+
+    def visible_begin(self, b, i):
+        """... from this one on."""
+        return max(self._position(b, i) - self.window, 0) if self.window else 0
+
+    def visible_pairs(self):
+        """(query, key) pairs per head, of all sequences."""
+        pairs = {}
+        for b, length in enumerate(self.lengths()):
+            if length not in pairs:
+                pairs[length] = sum(max(self.visible_end(b, i) - self.visible_begin(b, i), 0)
+                                    for i in range(self.q_lengths()[b]))
+        return sum(pairs[length] for length in self.lengths())
+
+    def flops(self):
+        return 2.0 * self.q_heads * self.visible_pairs() * (self.head_dim + self.value_dim)
+
+    def kv_bytes(self):
+        """Of the keys and values in use."""
+        return (self.kv_heads * sum(self.lengths()) * (self.head_dim + self.value_dim)
+                * _ELEMENT_BYTES[self.kv_dtype])
+
+    def input_bytes(self):
+        q_rows = self.q_heads * sum(self.q_lengths())
+        return self.kv_bytes() + q_rows * self.head_dim * _ELEMENT_BYTES[self.q_dtype]
+
+    def output_bytes(self):
+        rows = self.q_heads * sum(self.q_lengths())
+        return rows * self.value_dim * _ELEMENT_BYTES[self.out_dtype]
+
+    def unsupported(self, device):
+        """Why FlashCore cannot run this case there; None where it can."""
+        if self.kind != "fwd":
+            return f"kind is {self.kind}; only forward attention is built"
+        if any(one not in _ELEMENT_BYTES for one in self.dtype.split("/")) or \
+                (self.eight_bit and device == "cpu"):
+            return f"dtype is {self.dtype}: timed by flashcore bench"
+        if self.eight_bit and (self.used_k or self.packed or self.page_size):
+            return "8-bit keys are timed in one piece and at full length only"
+        if self.dtype == "f64" and device == "cuda":
+            return "f64 runs on the CPU only"
+        if self.requires == "pages" and not hasattr(abi.Params, "block_table"):
+            return "needs pages, which this library does not have"
+        if device == "cpu" and (self.used_k or self.packed or self.page_size or self.window
+                                or self.v_dim):
+            return "lengths, pages, windows and v_dim are timed on a GPU only"
+        return None
+
+    def mistake(self):
+        """What is wrong with the fields that may be absent; None where nothing is."""
+        if self.used_k and (len(self.used_k) != self.batch or not all(
+                type(one) is int and 0 <= one <= self.kv_len for one in self.used_k)):
+            return f"used_k: wanted {self.batch} lengths between 0 and {self.kv_len}"
+        if self.packed and (len(self.packed) != self.batch or self.used_k or self.page_size or not all(
+                type(one) is int and one > 0 for one in self.packed)
+                or not self.q_len == self.kv_len == max(self.packed)):
+            return (f"packed: wanted {self.batch} lengths, q_len and kv_len the longest of them, "
+                    "and neither used_k nor pages")
+        for name in ("window", "v_dim"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 0:
+                return f"{name} is {getattr(self, name)!r}; wanted a number from 0 on"
+        if self.window and not self.causal:
+            return "window: it is to the left of the query; wanted causal"
+        if type(self.page_size) is not int or self.page_size < 0 or (
+                self.page_size and self.kv_len % self.page_size):
+            return f"page_size is {self.page_size!r}; wanted a divisor of kv_len"
+        if self.requires not in ("", "pages"):
+            return f"requires is {self.requires!r}; known is \"pages\""
+        return None
+
+
+def parse(text, where):
+    """The cases of a file's text: a list, or an object with a list under "cases"."""
+    content = json.loads(text)
+    rows = content.get("cases") if isinstance(content, dict) else content
+    if not isinstance(rows, list):
+        raise ValueError(f"{where}: wanted a list of cases, or an object with one under \"cases\"")
+    cases = []
+    for number, row in enumerate(rows):
+        for name in FIELDS:
+            if name not in row:
+                raise ValueError(f"{where}: case {number} has no field \"{name}\"")
+            if type(row[name]) is not _TYPES[name]:
+                raise ValueError(f"{where}: case {number}: {name} is {row[name]!r}; wanted "
+                                 f"{_TYPES[name].__name__}")
+        cases.append(Case.of(row))
+        problem = cases[-1].mistake()
+        if problem is not None:
+            raise ValueError(f"{where}: case {number}: {problem}")
+    return cases
+
+
+def load(path):
+    with open(path, encoding="utf-8") as file:
+        return parse(file.read(), str(path))
+
+
+def select(cases, device, suites=(), names=()):
+    """The cases asked for by suite and name. Neither given: suite "cpu" on a CPU, all others on a
+    GPU. An unknown name is an error that lists the known ones."""
+    for what, wanted, known in (("suite", suites, {c.suite for c in cases}),
+                                ("case", names, {c.name for c in cases})):
+        for name in wanted:
+            if name not in known:
+                raise ValueError(f"{what} is \"{name}\"; known are {', '.join(sorted(known))}")
+    chosen = []
+    for case in cases:
+        if suites and case.suite not in suites:
+            continue
+        if names and case.name not in names:
+            continue
+        if not suites and not names and (case.suite == "cpu") != (device == "cpu"):
+            continue
+        chosen.append(case)
+    return chosen

@@ -1,0 +1,58 @@
+"""torch's scaled_dot_product_attention, one backend at a time."""
+
+from typing import Any
+
+from flashcore.bench.inputs import Codes
+from flashcore.bench.peers_base import Peer, torch_dtype
+
+_MATH_BYTES = 4e9  # of its attention matrix; larger cases are not worth their time
+_WIDENED_FLOPS = 1e10  # of an 8-bit case that torch gets in 16 bits; larger ones have 8-bit peers
+
+
+class Sdpa(Peer):
+    module = distribution = "torch"
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+
+    def missing(self) -> str | None:
+        reason = super().missing()
+        if reason is None:
+            from torch.nn.attention import SDPBackend
+            if not hasattr(SDPBackend, self.backend):
+                reason = f"this torch has no SDPBackend.{self.backend}"
+        return reason
+
+    def refusal(self, case: Any) -> str | None:
+        if case.causal and case.q_len != case.kv_len:
+            return "torch's is_causal is top-left: not the same problem"
+        if case.used_k or case.packed or case.page_size or case.window:
+            return "torch's SDPA takes neither lengths nor pages nor windows"
+        matrix_bytes = 4.0 * case.batch * case.q_heads * case.q_len * case.kv_len
+        if self.backend == "MATH" and matrix_bytes > _MATH_BYTES:
+            return f"its matrix would have {matrix_bytes / 1e9:.0f} GB: not timed"
+        if case.eight_bit and (case.cold_l2 or case.flops() > _WIDENED_FLOPS):
+            return "torch's SDPA takes no 8-bit tensors"
+        return None
+
+    def computes_in(self, case: Any) -> str:
+        return str(case.out_dtype)
+
+    def note(self, case: Any) -> str | None:
+        return f"on the same values in {case.out_dtype}" if case.eight_bit else None
+
+    def bind(self, inputs: Any) -> Any:
+        torch, case = inputs.torch, inputs.case
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        backend = getattr(SDPBackend, self.backend)
+        dtype = torch_dtype(torch, case.out_dtype)
+        sets = [[one.widened(dtype) if isinstance(one, Codes) else one for one in three]
+                for three in zip(inputs.q, inputs.k, inputs.v)]
+
+        def call(index: int) -> Any:
+            with torch.inference_mode(), sdpa_kernel([backend]):
+                return torch.nn.functional.scaled_dot_product_attention(
+                    *sets[index], is_causal=case.causal,
+                    enable_gqa=case.q_heads != case.kv_heads)
+
+        return call

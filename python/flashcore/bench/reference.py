@@ -1,0 +1,108 @@
+"""fp64 reference rows of a case, from the definition: by torch on whatever device the tensors are,
+or by plain Python where torch is not installed. Only some rows are computed: the first, the last
+and a random choice."""
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flashcore.bench.cases import Case
+from flashcore.bench.tolerance import ReferenceRow
+
+Row = Callable[[int, int, int], Sequence[float]]
+
+
+def sample_rows(case: Case, heads: int = 8, rows_per_head: int = 8,
+                seed: int = 1) -> list[tuple[int, int, int]]:
+    """(b, h, i) triples, sorted: of at most `heads` heads at most `rows_per_head` rows each. The
+    first row of the first head and the last of the last are always there."""
+    draw = random.Random(seed)
+    pairs = case.batch * case.q_heads
+    chosen = {0, pairs - 1}
+    while len(chosen) < min(heads, pairs):
+        chosen.add(draw.randrange(pairs))
+    rows = []
+    for pair in sorted(chosen):
+        q_len = case.q_lengths()[pair // case.q_heads]
+        queries = {0, q_len - 1}
+        while len(queries) < min(rows_per_head, q_len):
+            queries.add(draw.randrange(q_len))
+        rows += [(pair // case.q_heads, pair % case.q_heads, i) for i in sorted(queries)]
+    return rows
+
+
+def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any,
+               rows: Sequence[tuple[int, int, int]]) -> list[ReferenceRow]:
+    """q, k, v: torch tensors [batch, heads, len, dim], or what gives the [len, dim] of one head for
+    [b, h] and a row for [b, h, i]."""
+    scale = 1.0 / math.sqrt(case.head_dim)
+    group = case.q_heads // case.kv_heads
+    result = []
+    loaded = None
+    for b, h, i in rows:
+        if loaded != (b, h // group):  # neighbouring rows share a head
+            loaded = (b, h // group)
+            keys, values = k[b, h // group].double(), v[b, h // group].double()
+        begin, end = case.visible_begin(b, i), case.visible_end(b, i)
+        query = q[b, h, i].double()
+        products = keys[begin:end] * query
+        score = scale * products.sum(-1)
+        top = score.max()
+        weight = torch.exp(score - top)
+        total = weight.sum()
+        p = (weight / total).unsqueeze(-1)
+        visible = values[begin:end]
+        out = (p * visible).sum(0)
+        result.append(ReferenceRow(
+            b=b, h=h, i=i,
+            out=out.tolist(),
+            lse=float(top + torch.log(total)),
+            magnitude=float(scale * products.abs().sum(-1).max()),
+            largest_product=float(scale * products.abs().max()),
+            largest_sum=float(scale * products.cumsum(-1).abs().max()),
+            spread=(p * visible).square().sum(0).sqrt().tolist(),
+            deviation=(p * (visible - out).abs()).sum(0).tolist(),
+            v_mass=(visible.abs().sum(0) / total).tolist(),
+            kv_len=case.lengths()[b],
+        ))
+    return result
+
+
+def plain_rows(case: Case, q: Row, k: Row, v: Row,
+               rows: Sequence[tuple[int, int, int]]) -> list[ReferenceRow]:
+    """q, k, v: functions (b, h, row) -> list of floats."""
+    scale = 1.0 / math.sqrt(case.head_dim)
+    group = case.q_heads // case.kv_heads
+    result = []
+    for b, h, i in rows:
+        keys = range(case.visible_begin(b, i), case.visible_end(b, i))
+        query = q(b, h, i)
+        products = [[x * y for x, y in zip(query, k(b, h // group, j))] for j in keys]
+        score = [scale * math.fsum(one) for one in products]
+        values = [v(b, h // group, j) for j in keys]
+        top = max(score)
+        weight = [math.exp(s - top) for s in score]
+        total = math.fsum(weight)
+        p = [w / total for w in weight]
+        columns = list(zip(*values))
+        out = [math.fsum(map(_multiply, p, column)) for column in columns]
+        result.append(ReferenceRow(
+            b=b, h=h, i=i, out=out,
+            lse=top + math.log(total),
+            magnitude=scale * max(math.fsum(map(abs, one)) for one in products),
+            largest_product=scale * max(max(map(abs, one)) for one in products),
+            largest_sum=scale * max(max(map(abs, itertools.accumulate(one))) for one in products),
+            spread=[math.sqrt(math.fsum((w * x) ** 2 for w, x in zip(p, column)))
+                    for column in columns],
+            deviation=[math.fsum(w * abs(x - centre) for w, x in zip(p, column))
+                       for column, centre in zip(columns, out)],
+            v_mass=[math.fsum(map(abs, column)) / total for column in columns],
+            kv_len=case.lengths()[b],
+        ))
+    return result
+
+
+def _multiply(a: float, b: float) -> float:
+    return a * b

@@ -1,0 +1,54 @@
+"""Rows as people read them: line by line while they are measured, and as a table for the docs."""
+
+from typing import Any
+
+from flashcore.bench.cases import Case
+
+
+def print_heading() -> None:
+    print(f"{'case':<16} {'batch,heads,len,dim':<30} {'kernel':<22} {'us':>9} {'spread':>7} "
+          f"{'C us':>9} {'TFLOP/s':>8} {'error':>8}  peers: us (ours/peer; below 1 ours is faster)", flush=True)
+
+
+def print_row(case: Case, row: dict[str, Any]) -> None:
+    peers = "  ".join(f"{name} {us:.4g} ({row['ratios'][name]:.2f})"
+                      for name, us in row["peers_us"].items())
+    print(f"{case.name:<16} {case.shape_text():<30} {row['kernel']:<22} {row['us']:>9.4g} "
+          f"{100 * row['spread']:>6.1f}% {c_call(row):>9} {row['tflops']:>8.3g} "
+          f"{row['error']:>8.2g}  {peers}", flush=True)
+
+
+def c_call(row: dict[str, Any]) -> str:
+    """The time of the bare C call; empty where `us` is that already."""
+    return f"{row['bare_us']:.4g}" if "bare_us" in row else ""
+
+
+def device(result: dict[str, Any]) -> str:
+    """The machine of a result file, for headings."""
+    return result.get("gpu") or f"CPU, {result.get('threads', '?')} threads"
+
+
+def best_peer(row: dict[str, Any]) -> str | None:
+    """The peer that took the least time; None where none was timed."""
+    times: dict[str, float] = row["peers_us"]
+    return min(times, key=times.__getitem__) if times else None
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """A result file as a Markdown table, one row a case."""
+    peers = sorted({name for row in result["rows"] for name in row["peers_us"]})
+    heading = ["case", "batch, heads, len, dim", "kernel", "us", "C call us", "spread", "TFLOP/s",
+               "error", *peers, "ours / best peer"]
+    lines = ["| " + " | ".join(heading) + " |", "|-|-|-|" + "-:|" * (len(heading) - 3)]
+    for row in result["rows"]:
+        case = Case.of(row)
+        times = row["peers_us"]
+        best = best_peer(row)
+        cells = [case.name, case.shape_text(), f"`{row['kernel']}`", f"{row['us']:.4g}", c_call(row),
+                 f"{100 * row['spread']:.1f} %", f"{case.flops() / row['us'] / 1e6:.3g}",
+                 f"{row['error']:.2g}"]
+        cells += [f"{times[name]:.4g}" if name in times else "" for name in peers]
+        ratio = row.get("ratios", {}).get(best) if best else None
+        cells.append(f"{ratio:.2f} ({best})" if ratio is not None else "")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Drop-ins with the interfaces of other attention packages."""
