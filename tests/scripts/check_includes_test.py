@@ -97,6 +97,75 @@ VIOLATIONS = [
     ("src/new_folder/file.cc", "", "no include rule"),
 ]
 
+# A small package that uses every permission.
+CLEAN_PYTHON = {
+    "python/flashcore/__init__.py": "from flashcore._attention import attention\n"
+                                    'LAZY = {"integrations": "flashcore.integrations"}\n'
+                                    "if TYPE_CHECKING:\n"
+                                    "    from flashcore._torch.sdpa import sdpa\n",
+    "python/flashcore/_attention.py": "import numpy\nfrom flashcore._core import arrays\n",
+    "python/flashcore/cache.py": "from flashcore import _attention\n"
+                                 "def late():\n    from flashcore._core.arrays import adapter\n",
+    "python/flashcore/flash_attn.py": "from flashcore.compat.flash_attn import func\n",
+    "python/flashcore/_core/__init__.py": "",
+    "python/flashcore/_core/abi.py": "import ctypes\n",
+    "python/flashcore/_core/arrays.py": "from flashcore._core import abi\n",
+    "python/flashcore/_core/providers.py": 'PROVIDERS = {"torch": "flashcore._torch"}\n',
+    "python/flashcore/_torch/__init__.py": "from flashcore._torch import ops\n",
+    "python/flashcore/_torch/ops.py": "import torch\nfrom flashcore.cache import append\n",
+    "python/flashcore/_torch/sdpa.py": "from ..cache import append\nfrom . import ops\n",
+    "python/flashcore/compat/__init__.py": "",
+    "python/flashcore/compat/flash_attn.py": "from flashcore._torch import ops\n",
+    "python/flashcore/integrations/__init__.py": "",
+    "python/flashcore/integrations/models.py": "from flashcore.compat import flash_attn\n",
+    "python/flashcore/bench/__init__.py": "",
+    "python/flashcore/bench/cuda.py": "import flashcore.integrations.models\n"
+                                      "from flashcore._core.abi import Params\n",
+}
+
+# module that breaks a rule, the line added to it, part of what must be said
+WRONG_IMPORTS = [
+    ("_core/abi.py", "import flashcore.cache", "imports flashcore.cache: _core may import _core only"),
+    ("_core/abi.py", "from flashcore import _attention", "_core may import"),
+    ("_core/abi.py", "from flashcore import attention", "imports flashcore: _core may import"),
+    ("_core/abi.py", "from .. import cache", "imports flashcore.cache: _core may import"),
+    ("_core/abi.py", 'import_module("flashcore._torch.ops")', "_core may import"),
+    ("_core/arrays.py", "from flashcore._torch import ops", "_core may import"),
+    ("_core/arrays.py", 'PROVIDERS = {"torch": "flashcore._torch"}', "_core may import"),
+    ("_core/providers.py", "from flashcore import _torch", "_core may import"),
+    ("cache.py", "from flashcore._torch import ops", "public may import public, _core only"),
+    ("cache.py", "def late():\n    if True:\n        from flashcore._torch import ops",
+     "public may import"),
+    ("cache.py", "class A:\n    import flashcore.compat.flash_attn", "public may import"),
+    ("cache.py", "from flashcore import flash_attn", "imports flashcore.flash_attn: public may"),
+    ("_torch/ops.py", "from flashcore.compat import flash_attn", "_torch may import"),
+    ("compat/flash_attn.py", "import flashcore.integrations.models", "compat may import"),
+    ("integrations/models.py", "import flashcore.bench.cuda", "integrations may import"),
+    ("integrations/models.py", "import flashcore", "imports flashcore: integrations may import"),
+    ("flash_attn.py", "from flashcore import integrations", "compat may import"),
+    ("__init__.py", "from flashcore._torch.ops import append", "flashcore may import"),
+    ("cache.py", "import flashcore._old", "imports flashcore._old: there is no such module"),
+    ("cache.py", "from flashcore._old import append", "there is no such module"),
+    ("new/part.py", "", "no import rule"),
+]
+
+# (module, line added to it) of a cycle, and how it is named
+CYCLES = [
+    ([("_core/abi.py", "from flashcore._core.arrays import adapter")],
+     "import cycle: flashcore._core.abi -> flashcore._core.arrays -> flashcore._core.abi"),
+    ([("_attention.py", "def late():\n    from flashcore import cache")],
+     "import cycle: flashcore._attention -> flashcore.cache -> flashcore._attention"),
+    ([("_torch/ops.py", "from flashcore._torch import sdpa")],
+     "import cycle: flashcore._torch.ops -> flashcore._torch.sdpa -> flashcore._torch.ops"),
+    ([("_torch/ops.py", "from flashcore._torch import ADAPTER")],
+     "import cycle: flashcore._torch -> flashcore._torch.ops -> flashcore._torch"),
+    ([("bench/a.py", "import flashcore.bench.b"), ("bench/b.py", "import flashcore.bench.c"),
+      ("bench/c.py", 'import_module("flashcore.bench.a")')],
+     "import cycle: flashcore.bench.a -> flashcore.bench.b -> flashcore.bench.c -> flashcore.bench.a"),
+    ([("_core/abi.py", "import flashcore._core.abi")],
+     "import cycle: flashcore._core.abi -> flashcore._core.abi"),
+]
+
 
 sys.dont_write_bytecode = True  # beside a script without .py it would be litter
 loader = importlib.machinery.SourceFileLoader("check_includes", SCRIPT)
@@ -120,6 +189,10 @@ def write(tree, files):
 class CheckIncludes(unittest.TestCase):
     def test_this_tree_keeps_the_rules(self):
         self.assertEqual(script.check_tree(TREE)[2], [])
+        files, imports, broken = script.check_python(TREE)
+        self.assertEqual(broken, [])
+        self.assertGreater(files, 40)
+        self.assertGreater(imports, 2 * files)
 
     def test_a_clean_tree_is_accepted(self):
         with tempfile.TemporaryDirectory() as tree:
@@ -136,6 +209,38 @@ class CheckIncludes(unittest.TestCase):
                 self.assertEqual(len(broken), 1, broken)
                 self.assertTrue(broken[0].startswith(path), broken)
                 self.assertIn(words, broken[0])
+
+    def python_tree(self, tree, added):
+        write(tree, CLEAN)
+        write(tree, CLEAN_PYTHON)
+        for name, line in added:
+            path = "python/flashcore/" + name
+            write(tree, {path: CLEAN_PYTHON.get(path, "") + line + "\n"})
+
+    def test_a_clean_package_is_accepted(self):
+        with tempfile.TemporaryDirectory() as tree:
+            self.python_tree(tree, [])
+            self.assertEqual(script.check_python(tree)[2], [])
+            self.assertEqual(exit_code(tree), 0)
+
+    def test_each_wrong_import_is_rejected(self):
+        for name, line, words in WRONG_IMPORTS:
+            with self.subTest(name=name, line=line), tempfile.TemporaryDirectory() as tree:
+                self.python_tree(tree, [(name, line)])
+                broken = [one for one in script.check_python(tree)[2] if "import cycle" not in one]
+                self.assertEqual(len(broken), 1, broken)
+                self.assertTrue(broken[0].startswith("python/flashcore/" + name), broken)
+                self.assertIn(words, broken[0])
+                self.assertEqual(exit_code(tree), 1)
+
+    def test_each_import_cycle_is_named(self):
+        for added, words in CYCLES:
+            with self.subTest(added=added), tempfile.TemporaryDirectory() as tree:
+                self.python_tree(tree, added)
+                broken = script.check_python(tree)[2]
+                self.assertEqual(len(broken), 1, broken)
+                self.assertTrue(broken[0].endswith(words), broken)
+                self.assertEqual(exit_code(tree), 1)
 
     def test_a_violation_shows_in_the_exit_code(self):
         path, line, _ = VIOLATIONS[0]
