@@ -1,11 +1,11 @@
-"""flashcore.verify(fn): which stage of an attention function is wrong? See docs/verify.md.
+"""flashcore.verify(fn): finds the stage of an attention function that is wrong. See docs/verify.md.
 
     import flashcore
     report = flashcore.verify(my_attention)
     print(report)
 
-The probes and the diagnosis are the library's own (src/verify); here Python functions are made
-callable for it. NumPy is needed, torch only for functions on torch tensors.
+The probes and the diagnosis are in the library (src/verify). This module lets it call Python functions.
+It needs NumPy, and torch for functions on torch tensors.
 """
 
 import ctypes
@@ -23,13 +23,13 @@ _DTYPES = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf
            "float8_e4m3fn": "e4m3", "int8": "int8", "uint8": "byte"}
 _EIGHT_BIT = ("e4m3", "int8", "byte")
 _NEEDS_TORCH = ("bf16",)
-_MAX_HEAD_DIMS = 8  # of flashcore_verify_options
+_MAX_HEAD_DIMS = 8  # as in flashcore_verify_options
 _WIDER = {"f32": ("f64",), "f16": ("f32", "f64"), "bf16": ("f32", "f64")}
 
 
 @dataclass
 class Probe:
-    """One rung of the ladder: status is "passed", "failed" or "not probed"."""
+    """One probe of the sequence. status is "passed", "failed" or "not probed"."""
 
     name: str
     asks: str
@@ -41,8 +41,8 @@ class Probe:
 
 @dataclass
 class Report:
-    """The verdict. `stage` is None or a word of the vocabulary, `detail` one sentence of evidence,
-    `reproducer` Python that shows just this again."""
+    """The verdict. `stage` is None or the name of the wrong stage, `detail` is one sentence of evidence,
+    and `reproducer` is Python code that shows the fault again."""
 
     ok: bool
     stage: str | None
@@ -60,11 +60,11 @@ class Report:
     _text: str = ""
 
     def to_json(self) -> str:
-        """All of it, as JSON text."""
+        """The whole report as JSON text."""
         return json.dumps({**json.loads(self._json), "reproducer": self.reproducer}, indent=2)
 
     def to_html(self, path: str | PathLike[str]) -> None:
-        """Writes one self-contained page with pictures of where the errors sit."""
+        """Writes one self-contained page with pictures of the error positions."""
         with open(path, "w", encoding="utf-8") as file:
             file.write(self._html)
 
@@ -89,8 +89,7 @@ def _short(dtype: Any) -> str:
 
 def _choose_framework(function: Callable[..., Any], framework: str | None, dtype: str, device: str,
                       layout: str) -> tuple[Any, Any]:
-    """torch or None (NumPy), and a small result: with NumPy if the function takes that, else
-    with torch."""
+    """(torch or None for NumPy, a small result). NumPy is used if the function accepts it."""
     import numpy
 
     if framework not in (None, "numpy", "torch"):
@@ -119,7 +118,7 @@ def _choose_framework(function: Callable[..., Any], framework: str | None, dtype
                 result = function(q, q, q)
                 if result is None:
                     raise RuntimeError("it returned None")
-            except Exception as error:  # noqa: BLE001: another framework or size may do
+            except Exception as error:  # noqa: BLE001: another framework or size may work
                 first_error = first_error or error
                 continue
             return choice, result
@@ -128,15 +127,15 @@ def _choose_framework(function: Callable[..., Any], framework: str | None, dtype
 
 
 def _out_dtype(result: Any, dtype: str) -> str | None:
-    """The type the function really returns, if it is wider than `dtype`: a narrower one has to be
-    declared, or what it loses is a fault."""
+    """The dtype of the result if it is wider than `dtype`. A narrower one must be declared; otherwise
+    its rounding counts as a fault."""
     out = result[0] if isinstance(result, (tuple, list)) else result
     found = _DTYPES.get(str(getattr(out, "dtype", "")).removeprefix("torch."))
     return found if found in _WIDER.get(dtype, ()) else None
 
 
 def _declared(supports: dict[str, Any] | Iterable[str] | None) -> dict[str, Any]:
-    """`supports` as it is given: names (all others are left to be found out), or a dict."""
+    """`supports` as a dict. It may be a collection of names; the verifier then finds out the others."""
     if supports is None:
         return {}
     if not isinstance(supports, dict):
@@ -150,7 +149,7 @@ def _declared(supports: dict[str, Any] | Iterable[str] | None) -> dict[str, Any]
         head_dims = [integer("head_dims", one) for one in given]
         if len(head_dims) > _MAX_HEAD_DIMS:
             raise ValueError(f"supports: head_dims has {len(head_dims)} numbers; at most "
-                             f"{_MAX_HEAD_DIMS} can be said")
+                             f"{_MAX_HEAD_DIMS} are possible")
         supports = {**supports, "head_dims": head_dims}
     return supports
 
@@ -172,20 +171,20 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
            progress: Callable[[str, int, int], Any] | None = None,
            library: core_library.Library | None = None) -> Report:
     """Probes `fn(q, k, v, *, causal=False, scale=None, **options)`, which returns out or (out, lse),
-    and returns a Report. Options the function does not accept are found from its signature.
+    and returns a Report. The signature of the function shows which options it accepts.
 
     layout: "bhsd" or "bshd", the order of the arrays' axes. dtype: float64, float32, float16,
     bfloat16, or 8-bit (float8_e4m3fn, int8, uint8) with q_scale, k_scale and v_scale [batch, heads].
-    device: "cpu", or a torch device. supports: what is known of it, e.g. {"gqa": False,
-    "head_dims": [64], "causal_alignment": "top-left", "lse_base": 2, "strides": False}; a function
-    with **options gets only those options that are named here, by the verifier's own names.
-    arithmetic: the format it rounds scores and P to, if not dtype. progress: called with
-    (probe, number, count).
+    device: "cpu", or a torch device. supports: known properties of the function, e.g. {"gqa": False,
+    "head_dims": [64], "causal_alignment": "top-left", "lse_base": 2, "strides": False}. A function
+    with **options gets only the options that are named here, under the verifier's names.
+    arithmetic: the format of scores and P, if it is not dtype. progress: a function that is called
+    with (probe, number, count).
     """
     from flashcore._core import verify_call
 
     one_of("layout", layout, ("bhsd", "bshd"))
-    seed, quick = integer("seed", seed, 65), flag("quick", quick)  # C's is unsigned
+    seed, quick = integer("seed", seed, 65), flag("quick", quick)  # unsigned in C
     if seed < 0:
         raise ValueError(f"seed is {seed}; wanted 0 or more")
     if only is not None:
@@ -229,7 +228,7 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     code = c.flashcore_verify(ctypes.byref(options), called, None, ctypes.byref(handle),
                               ctypes.byref(error))
     if code != abi.OK:
-        raise core_library._EXCEPTIONS.get(code, RuntimeError)(
+        raise core_library.EXCEPTIONS.get(code, RuntimeError)(
             error.message.decode(errors="replace")) from adapter.raised
     try:
         text, raw, html = (getattr(c, f"flashcore_report_{kind}")(handle).decode()

@@ -36,7 +36,7 @@ def host_cost(context, limit_s):
 
 
 def bench(context, limit_s):
-    """python/flashcore/bench.py, or where torch is missing the command's bench, without peers."""
+    """python3 -m flashcore.bench, or without torch the command's bench, which has no peers."""
     output = context.logs / "bench.json"
     output.unlink(missing_ok=True)
     python = getattr(context, "python", None) or python_with_torch(context)

@@ -1,8 +1,11 @@
 """Finding and loading the library, refusing a stale one, errors as exceptions."""
 
 import ctypes
+import inspect
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -85,6 +88,25 @@ class Loading(unittest.TestCase):
         with mock.patch.dict(os.environ, {"FLASHCORE_LIBRARY": "/no/such/libflashcore.so"}):
             with self.assertRaisesRegex(FileNotFoundError, "/no/such/libflashcore.so"):
                 flashcore.load()
+
+
+class PublicNames(unittest.TestCase):
+    def test_functions_are_not_hidden_by_modules(self):
+        import flashcore._attention
+        import flashcore._verify
+        import flashcore.cache
+        import flashcore.quant
+        for name in ("append", "attention", "dequantize", "explain", "load", "merge", "quantize", "verify"):
+            self.assertTrue(inspect.isfunction(getattr(flashcore, name)), name)
+        with self.assertRaisesRegex(AttributeError, "no attribute 'no_such_name'"):
+            flashcore.no_such_name
+
+    def test_importing_the_package_imports_no_framework(self):
+        program = ("import sys, flashcore\n"
+                   "print(*{'torch', 'numpy', 'jax', 'cupy', 'flashcore._torch'} & set(sys.modules))")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
+                              env={**os.environ, "PYTHONPATH": str(ROOT / "python")})
+        self.assertEqual(done.stdout.strip(), "")
 
 
 class Calls(unittest.TestCase):

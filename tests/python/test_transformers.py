@@ -285,9 +285,9 @@ class Models(Case):
                                                                num_heads=2)).vision_config
         from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
         calls = []
-        original = integration._packed
-        integration._packed = lambda *arguments: calls.append(1) or original(*arguments)
-        self.addCleanup(setattr, integration, "_packed", original)
+        original = integration._varlen
+        integration._varlen = lambda *arguments: calls.append(1) or original(*arguments)
+        self.addCleanup(setattr, integration, "_varlen", original)
         grid = torch.tensor([[1, 4, 4], [1, 2, 6]], device=self.device)
         self.same_outputs(
             lambda name: Qwen2VisionTransformerPretrainedModel._from_config(copy.deepcopy(config),

@@ -147,14 +147,14 @@ class Family:
         """None where the model does not hand cu_seq_lens on."""
         cu = torch.tensor([0, LENGTH, 2 * LENGTH - PADDING], dtype=torch.int32, device=self.device)
         seen = []
-        original = integration._packed, integration._packed_mask
-        integration._packed = lambda *args: seen.append(1) or original[0](*args)
-        integration._packed_mask = lambda *args: seen.append(1) or original[1](*args)
+        original = integration._varlen, integration._varlen_mask
+        integration._varlen = lambda *args: seen.append(1) or original[0](*args)
+        integration._varlen_mask = lambda *args: seen.append(1) or original[1](*args)
         try:
             out = model(**self.one_row(), cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=LENGTH,
                         max_length_k=LENGTH).logits[0]
         finally:
-            integration._packed, integration._packed_mask = original
+            integration._varlen, integration._varlen_mask = original
         return out if seen else None
 
     def alone(self, model, counted=False):

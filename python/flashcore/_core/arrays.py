@@ -48,7 +48,7 @@ class ArrayAdapter:
     # pair: the address of the framework's C function that describes an array (None: __dlpack__), and
     # the framework's empty_like (None: Python allocates the result).
     reader: Any = None
-    finish: Any = None  # optional method that converts a written result to what the caller gets
+    finish: Any = None  # optional method that converts a written result for the caller
     dispatcher: Any = None  # optional module that routes calls through the framework's dispatcher
 
     def view(self, array, desc):

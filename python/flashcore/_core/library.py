@@ -26,7 +26,7 @@ class StaleLibraryError(RuntimeError):
     """The library was built from other sources, or has another version."""
 
 
-_EXCEPTIONS = {
+EXCEPTIONS = {
     abi.INVALID_ARGUMENT: ValueError,
     abi.UNSUPPORTED: NotImplementedError,
     abi.OUT_OF_MEMORY: MemoryError,
@@ -37,7 +37,7 @@ _EXCEPTIONS = {
 def exception(code: int, message: bytes) -> Exception:
     """A C error as a Python exception, with Python's argument names."""
     text = message.decode(errors="replace")
-    return _EXCEPTIONS.get(code, RuntimeError)(names.in_python(text))
+    return EXCEPTIONS.get(code, RuntimeError)(names.in_python(text))
 
 
 def runs_handlers() -> bool:

@@ -1,4 +1,4 @@
-"""One call of the verifier as a call of somebody's Python function, on NumPy or torch."""
+"""Runs the calls of the verifier on the caller's Python function, with NumPy or torch arrays."""
 
 import ctypes
 import inspect
@@ -7,12 +7,12 @@ import numpy
 
 from flashcore._core import verify_abi
 
-# (code, bits) of a tensor -> the NumPy type its bytes are looked at as.
+# (code, bits) of a tensor -> NumPy dtype of its view.
 _VIEWS = {(2, 64): "f8", (2, 32): "f4", (2, 16): "f2", (4, 16): "i2", (10, 8): "u1", (0, 8): "i1",
           (1, 8): "u1"}
 _TORCH_VIEWS = {(4, 16): "bfloat16", (10, 8): "float8_e4m3fn"}
 
-# What the verifier calls an option -> names a function may have for it.
+# The verifier's name of an option -> parameter names that functions use for it.
 _NAMES = {
     "causal": ("causal", "is_causal"),
     "scale": ("scale", "softmax_scale", "sm_scale"),
@@ -25,14 +25,14 @@ _NAMES = {
     "k_scale": ("k_scale", "k_descale"),
     "v_scale": ("v_scale", "v_descale"),
 }
-# A refusal: the function says that it cannot do this. Anything else it raises is a failure.
+# Exceptions that mean: the function does not support this call. All others are failures.
 REFUSALS = (NotImplementedError, TypeError, ValueError)
 
 
 def keywords_of(function, declared=()):
-    """{option: the function's own name for it}, from its signature. A function that takes any
-    keyword gets, by the verifier's names, those that are declared: it may ignore the others. One
-    without a signature (a builtin) gets torch's."""
+    """{option: the function's parameter name}, from its signature. A function with **keywords gets only
+    the declared options, under the verifier's names, because it may ignore the others. A function
+    without a signature (a builtin) gets torch's names."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -52,7 +52,7 @@ def keywords_of(function, declared=()):
 
 
 def array_of(tensor):
-    """The memory of a descriptor as a NumPy array, by its strides."""
+    """A NumPy view of the memory of a descriptor."""
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     dtype = numpy.dtype(_VIEWS[(tensor.dtype.code, tensor.dtype.bits)])
     strides = [tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)]
@@ -62,11 +62,11 @@ def array_of(tensor):
 
 
 class Misshapen(Exception):
-    """A result of another shape than wanted."""
+    """A result has the wrong shape."""
 
 
 class Adapter:
-    """Calls `function` for the verifier; keeps what it last raised."""
+    """Calls `function` for the verifier and keeps the last exception in `raised`."""
 
     def __init__(self, function, framework, layout, device, keywords):
         self.function = function
@@ -89,7 +89,7 @@ class Adapter:
             self.raised = error
             return self._say(call, str(error), verify_abi.LSE_MISSHAPEN if "LSE" in str(error)
                              else verify_abi.OUT_MISSHAPEN)
-        except Exception as error:  # noqa: BLE001: whatever it raises is what is reported
+        except Exception as error:  # noqa: BLE001: any exception is reported
             return self._refuse(call, error, 5)
 
     def _refuse(self, call, error, code):
@@ -153,7 +153,7 @@ class Adapter:
             self._store(lse, call.lse.contents)
 
     def _store(self, values, tensor):
-        """Copies a result into the verifier's own memory, rounding to its type."""
+        """Copies a result into the verifier's memory and rounds it to that dtype."""
         into = array_of(tensor)
         if tensor.ndim == 4 and self.layout == "bshd":
             into = into.transpose(0, 2, 1, 3)

@@ -1,23 +1,25 @@
-"""Gradients of attention by recomputation: the attention matrix is made again in blocks of rows, so
-memory grows with the length and not with its square. Plain torch operations."""
+"""Gradients of attention in plain torch operations.
+
+The attention matrix is recomputed in blocks of rows, so memory is linear in the length.
+"""
 
 import torch
 
-_BLOCK_ELEMENTS = 2**22  # of the attention matrix at once
+_BLOCK_ELEMENTS = 2**22  # elements of the attention matrix per block
 
 
 def backward(grad_out, grad_lse, q, k, v, out, lse, sinks=None, alibi_slopes=None, bias=None,
              mask=None, q_start=None, k_start=None, cu_seqlens_q=None, cu_seqlens_k=None,
              seqused_k=None, block_table=None, *, causal, window_left, window_right, scale, softcap,
              layout, partial, wanted):
-    """dq, dk, dv, dsinks, dbias; those not in `wanted` are empty."""
+    """(dq, dk, dv, dsinks, dbias). Gradients that are not `wanted` are empty tensors."""
     if block_table is not None:
         raise NotImplementedError("block_table: gradients through pages are not supported; gather "
                                   "the pages first")
     options = dict(causal=causal, window=(window_left, window_right), softcap=softcap,
                    scale=q.shape[-1] ** -0.5 if scale is None else scale)
     grads = _Grads(q, k, v, sinks, bias, wanted)
-    if partial:  # without sinks: their gradient stays zero
+    if partial:  # a partial result ignores sinks, so their gradient is zero
         sinks = None
     if cu_seqlens_q is None and cu_seqlens_k is None:
         main = [one.transpose(1, 2) if layout == "bshd" else one
@@ -25,13 +27,13 @@ def backward(grad_out, grad_lse, q, k, v, out, lse, sinks=None, alibi_slopes=Non
         _dense(main, grad_lse, grads, grads.bias, sinks, alibi_slopes, bias, mask, q_start, k_start,
                seqused_k, **options)
     else:
-        _packed(grad_out, grad_lse, q, k, v, out, grads, sinks, alibi_slopes, bias, mask,
+        _varlen(grad_out, grad_lse, q, k, v, out, grads, sinks, alibi_slopes, bias, mask,
                 q_start, k_start, cu_seqlens_q, cu_seqlens_k, seqused_k, layout, options)
     return grads.results()
 
 
 class _Grads:
-    """Sums in the precision of the computation, rounded to the inputs' types at the end."""
+    """Gradient sums in the precision of the computation. results() rounds them to the input dtypes."""
 
     def __init__(self, q, k, v, sinks, bias, wanted):
         self.wide = torch.float64 if q.dtype is torch.float64 else torch.float32
@@ -49,15 +51,15 @@ class _Grads:
                      for total, one, want in zip(sums, self.inputs, self.wanted))
 
 
-def _packed(grad_out, grad_lse, q, k, v, out, grads, sinks, alibi_slopes, bias, mask, q_start,
+def _varlen(grad_out, grad_lse, q, k, v, out, grads, sinks, alibi_slopes, bias, mask, q_start,
             k_start, cu_seqlens_q, cu_seqlens_k, seqused_k, layout, options):
-    """Sequence by sequence; lengths are read by the host."""
+    """Varlen gradients, one sequence at a time. The host reads the lengths."""
     starts_q = None if cu_seqlens_q is None else cu_seqlens_q.tolist()
     starts_k = None if cu_seqlens_k is None else cu_seqlens_k.tolist()
     batch = (cu_seqlens_k if cu_seqlens_q is None else cu_seqlens_q).shape[0] - 1
 
     def one_of(tensor, starts, b):
-        """[1, heads, len, dim] of sequence b."""
+        """Sequence b as [1, heads, len, dim]."""
         if starts is not None:
             return tensor[starts[b]:starts[b + 1]].transpose(0, 1).unsqueeze(0)
         return tensor[b:b + 1].transpose(1, 2) if layout == "bshd" else tensor[b:b + 1]
@@ -91,7 +93,7 @@ def _packed(grad_out, grad_lse, q, k, v, out, grads, sinks, alibi_slopes, bias, 
 
 
 def _column(one, default, device):
-    """Numbers of the sequences as [batch, 1, 1, 1, 1]."""
+    """One number per sequence as [batch, 1, 1, 1, 1]."""
     if one is None:
         one = default
     if not isinstance(one, torch.Tensor):
@@ -132,7 +134,7 @@ class _Scores:
         return one if one.shape[3] == 1 else one[:, :, :, begin:end]
 
     def block(self, begin, end):
-        """(scores with -inf where hidden, derivative of the softcap or None)."""
+        """(scores, with -inf for hidden keys; derivative of the softcap, or None)."""
         q = self.grouped(self.q[:, :, begin:end].to(self.wide))
         scores = q @ self.k.to(self.wide).unsqueeze(2).transpose(-1, -2) * self.scale
         slope = None
@@ -158,14 +160,14 @@ class _Scores:
 
 
 def _finite(one):
-    """0 for NaN and infinities. In a product with probabilities or their gradients these reach the
-    rows that see them through that other factor, which is NaN there; 0 times them must be 0."""
+    """Replaces NaN and infinities by 0, so that their product with a zero factor is 0. Rows that see
+    them still become NaN, because the other factor of the product is NaN there."""
     return torch.where(torch.isfinite(one), one, 0.0)
 
 
 def _probabilities(scores, sinks):
-    """(probabilities of the keys, and of the sink or None). The LSE of the forward is no help: where
-    it is large it does not tell how many keys it sums."""
+    """(probabilities of the keys; probability of the sink, or None). The LSE of the forward pass cannot
+    be used: a large LSE is too inaccurate."""
     none = torch.full((*scores.shape[:-1], 1), float("-inf"), dtype=scores.dtype,
                       device=scores.device)
     terms = [scores, none if sinks is None else torch.broadcast_to(sinks, none.shape)]
@@ -180,8 +182,8 @@ def _probabilities(scores, sinks):
 
 def _dense(main, grad_lse, grads, bias_grad, sinks, alibi_slopes, bias, mask, q_start, k_start,
            seqused_k, *, causal, window, scale, softcap):
-    """Adds the gradients of [batch, heads, len, dim] tensors to dq, dk, dv, bias_grad and grads. main:
-    grad_out, q, k, v, out, dq, dk, dv."""
+    """Adds the gradients of [batch, heads, len, dim] tensors to dq, dk, dv, bias_grad and grads. `main`
+    is (grad_out, q, k, v, out, dq, dk, dv)."""
     grad_out, q, k, v, out, dq, dk, dv = main
     wide = grads.wide
     scores = _Scores(q, k, alibi_slopes, bias, mask, q_start, k_start, seqused_k, causal=causal,
@@ -192,7 +194,7 @@ def _dense(main, grad_lse, grads, bias_grad, sinks, alibi_slopes, bias, mask, q_
         end = min(begin + step, q_len)
         rows = slice(begin, end)
         d_out = grad_out[:, :, rows].to(wide)
-        # sum over j of p_j dp_j; the gradient of the LSE enters each score the same way.
+        # delta = sum_j p_j dp_j. The gradient of the LSE enters each score the same way.
         delta = (d_out * out[:, :, rows].to(wide)).sum(-1)
         if grad_lse is not None:
             delta = delta - grad_lse[:, :, rows].to(wide)
@@ -217,7 +219,7 @@ def _dense(main, grad_lse, grads, bias_grad, sinks, alibi_slopes, bias, mask, q_
 
 
 def _add_bias(total, ds, begin, end):
-    """Adds rows begin to end of ds, [batch, heads, rows, kv_len], summed over what bias repeats."""
+    """Adds rows begin to end of ds, [batch, heads, rows, kv_len], summed over broadcast dimensions."""
     shape = (1,) * (4 - total.dim()) + total.shape
     total = total.view(shape) if total.is_contiguous() else total
     for dim in (0, 1, 3):

@@ -1,5 +1,8 @@
-"""Zeroed workspace headers for calls that are captured in CUDA graphs, so that no graph must zero its
-own. Kernels leave a header zero, so each serves one graph after the other."""
+"""Zeroed workspace headers for calls that are captured in CUDA graphs.
+
+With them a graph need not zero its own header. Kernels leave a header zero, so it can be reused by
+another graph later.
+"""
 
 import ctypes
 import threading
@@ -13,21 +16,24 @@ _FEW = HEADERS_AT_ONCE // 2
 
 
 class GraphHeaders:
-    """Of one GPU. Calls captured on one stream follow each other, and an executable graph never runs
-    beside itself: they share a header. Another stream of the capture and another graph may run at the
-    same time: they have others. A graph's headers come back when it is gone."""
+    """The headers of one GPU.
+
+    Calls captured on one stream run in order, and an executable graph never runs concurrently with
+    itself, so they share a header. Other streams of the capture and other graphs may run concurrently,
+    so they have their own. The headers of a graph become free when the graph is destroyed.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a finaliser may call too
+        self._lock = threading.RLock()  # reentrant, because a finalizer may call
         self._free: list[int] = []
         self._taken: dict[tuple[int, int | None], int] = {}  # (capture, stream) -> header
-        self._ended: dict[int, ctypes.c_int32] = {}  # of every header: 1 when its graph is gone
+        self._ended: dict[int, ctypes.c_int32] = {}  # header -> 1 if its graph is destroyed
         self._memory: list[Any] = []
 
     def add(self, address: int, memory: Any) -> None:
-        """HEADERS_AT_ONCE more, which lie at `address` and are zero. `memory` is kept for ever."""
+        """Adds HEADERS_AT_ONCE zeroed headers at `address`. `memory` is never released."""
         flags = (ctypes.c_int32 * HEADERS_AT_ONCE)()
-        # CUDA may write them when the interpreter has let go of everything else.
+        # CUDA may write the flags after the interpreter has released everything else.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(flags))
         with self._lock:
             self._memory.append(memory)
@@ -39,8 +45,8 @@ class GraphHeaders:
 
     def take(self, capture: int, stream: int | None,
              watch: Callable[[ctypes.c_int32], Any]) -> int | None:
-        """The address of the header of this capture on this stream; None where none is left. watch()
-        is given what must be 1 when the captured graph is gone."""
+        """The address of the header for this capture and stream; None if no header is free. watch() gets
+        the flag that must become 1 when the captured graph is destroyed."""
         with self._lock:
             header = self._taken.get((capture, stream))
             if header is None:
@@ -58,7 +64,7 @@ class GraphHeaders:
             return header
 
     def are_few(self) -> bool:
-        """Whether it is time to add() some."""
+        """True if more headers should be added."""
         with self._lock:
             self._collect()
             return len(self._free) < _FEW

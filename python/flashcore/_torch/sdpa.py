@@ -1,4 +1,4 @@
-"""flashcore.sdpa: torch's scaled_dot_product_attention, computed by FlashCore."""
+"""flashcore.sdpa: the interface of torch's scaled_dot_product_attention."""
 
 import math
 
@@ -17,10 +17,10 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
          scale: float | None = None, enable_gqa: bool = False) -> torch.Tensor:
     """torch.nn.functional.scaled_dot_product_attention with the same arguments and meaning.
 
-    is_causal is aligned top-left, as in torch: query i sees the keys 0 to i, whatever the number of
-    keys. attn_mask is boolean (False hides the key) or is added to the scores. A row that sees no
-    key gives 0. Leading dimensions broadcast; with enable_gqa heads are the third from the end.
-    dropout_p must be 0.
+    is_causal is aligned top-left, as in torch: query i sees the keys 0 to i, regardless of the number
+    of keys. attn_mask is boolean (False hides the key) or is added to the scores. A row that sees no
+    key is 0. Leading dimensions broadcast. With enable_gqa, the heads are the third dimension from the
+    end. dropout_p must be 0.
 
     >>> import torch, flashcore
     >>> q = torch.randn(1, 2, 3, 8)
@@ -30,7 +30,7 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     """
     if dropout_p != 0.0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; FlashCore has no dropout, wanted 0")
-    if enable_gqa is not False:  # the usual call is spared the question
+    if enable_gqa is not False:  # skipped in the usual call
         enable_gqa = flag("enable_gqa", enable_gqa)
     if attn_mask is not None and is_causal:
         raise ValueError("attn_mask: given together with is_causal; put both into the mask")
@@ -41,12 +41,12 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     grouped = False
     if enable_gqa:
         key, value, grouped = _groups(query, key, value)
-    heads = query.shape[-3] if grouped else None  # of keys and values, once they are repeated
+    heads = query.shape[-3] if grouped else None  # of keys and values after repetition
     scores = _joined("key", tuple(query.shape[:-2]), _leading(key, heads))
     leading = _joined("value", scores, _leading(value, heads))
     if grouped:
         kv_heads = key.shape[-3]
-    else:  # one head for all needs no copies
+    else:  # a single head is shared without copies
         kv_heads = 1 if _heads(key) == _heads(value) == 1 else leading[-1]
     of_keys = (*leading[:-1], kv_heads) if leading else ()
     bias = mask = None
@@ -59,7 +59,7 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
                              f"to {tuple(whole)}")
         made = _four_scores(attn_mask, leading)
         bias, mask = (None, made) if attn_mask.dtype == torch.bool else (made, None)
-    if query.shape[-1] == 0:  # all scores are 0, whatever the scale
+    if query.shape[-1] == 0:  # all scores are 0 for any scale
         query, key = (torch.nn.functional.pad(one, (0, 1)) for one in (query, key))
         scale = 1.0
     if value.shape[-1] == 0:
@@ -70,7 +70,7 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 
 
 def _is_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether there is nothing to broadcast, nor to refuse here: the usual call, which must be short."""
+    """True for the usual call, which needs no broadcasting and no checks here. It must be fast."""
     if not type(query) is type(key) is type(value) is torch.Tensor or query.is_nested:
         return False
     shape = query.shape
@@ -81,7 +81,7 @@ def _is_plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bo
 
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool,
             scale: float | None, bias: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor:
-    """[batch, heads, len, dim]."""
+    """attention() on [batch, heads, len, dim], with errors that name sdpa's arguments."""
     found: torch.Tensor = names.call(
         _ARGUMENTS, attention, query, key, value, causal=is_causal, scale=scale, bias=bias, mask=mask,
         q_start=0 if is_causal and query.shape[2] != key.shape[2] else None)
@@ -93,7 +93,7 @@ def _check(name: str, one: torch.Tensor, dimensions: int) -> None:
         raise TypeError(f"{name}: is a {type(one).__name__}; wanted a torch.Tensor")
     if one.is_nested:
         raise NotImplementedError(f"{name}: is a nested tensor; give a padded batch with attn_mask, or "
-                                  "packed sequences to flashcore.attention")
+                                  "varlen sequences to flashcore.attention")
     if one.dim() < dimensions:
         raise ValueError(f"{name}: has {one.dim()} dimensions; wanted {dimensions} or more")
     if not one.is_floating_point():
@@ -103,14 +103,14 @@ def _check(name: str, one: torch.Tensor, dimensions: int) -> None:
 
 def _groups(query: torch.Tensor, key: torch.Tensor,
             value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """key and value with as many heads each, and whether groups of query's heads share one."""
+    """(key, value, True if groups of query heads share a KV head). key and value have equally many heads."""
     heads, of_keys, of_values = (one.shape[-3] for one in (query, key, value))
     if heads == of_keys == of_values:
         return key, value, False
     for name, own in (("key", of_keys), ("value", of_values)):
         if own == 0 or heads % own != 0:
-            raise ValueError(f"{name}: has {own} heads, query has {heads}; with enable_gqa query's must "
-                             "be a multiple")
+            raise ValueError(f"{name}: has {own} heads, query has {heads}; with enable_gqa query's number "
+                             "must be a multiple")
     if of_keys != of_values:
         key, value = (one.repeat_interleave(heads // one.shape[-3], -3) for one in (key, value))
     return key, value, True
@@ -121,12 +121,12 @@ def _heads(one: torch.Tensor) -> int:
 
 
 def _leading(one: torch.Tensor, heads: int | None) -> tuple[int, ...]:
-    """All but [len, dim]; heads: how many there are once they are repeated."""
+    """The shape without [len, dim]. `heads` is the number of heads after repetition."""
     return tuple(one.shape[:-2]) if heads is None else (*one.shape[:-3], heads)
 
 
 def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
-    """None where they do not. (torch.broadcast_shapes takes longer than a small attention.)"""
+    """The broadcast shape; None if there is none. torch.broadcast_shapes takes longer than a small call."""
     if one == other:
         return one
     rank = max(len(one), len(other))
@@ -137,18 +137,18 @@ def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] 
 
 
 def _joined(name: str, one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Batches and heads of `one` and of the argument `name` together."""
+    """The broadcast batch and heads of `one` and of the argument `name`."""
     found = _broadcast(one, other)
     if found is not None:
         return found
     if one[-1] != other[-1] and 1 not in (one[-1], other[-1]):
-        raise ValueError(f"{name}: has {other[-1]} heads, query has {one[-1]}; give as many, or "
+        raise ValueError(f"{name}: has {other[-1]} heads, query has {one[-1]}; give equally many, or "
                          "enable_gqa=True")
     raise ValueError(f"{name}: batch and heads are {other}, which do not broadcast with {one}")
 
 
 def _four(one: torch.Tensor, leading: tuple[int, ...]) -> torch.Tensor:
-    """[..., len, dim] as [batch, heads, len, dim], where `leading` are batches and heads."""
+    """[..., len, dim] as [batch, heads, len, dim]. `leading` is the shape of batch and heads."""
     if len(leading) == 2 and one.shape[:-2] == leading:
         return one
     batch, heads = (math.prod(leading[:-1]), leading[-1]) if leading else (1, 1)
@@ -156,7 +156,7 @@ def _four(one: torch.Tensor, leading: tuple[int, ...]) -> torch.Tensor:
 
 
 def _four_scores(one: torch.Tensor, leading: tuple[int, ...]) -> torch.Tensor:
-    """A mask with four dimensions, of which those that are 1 stay so where they can."""
+    """The mask with four dimensions. Dimensions of size 1 keep that size if possible."""
     if one.dim() == 4 and len(leading) == 2:
         return one
     rank = max(len(leading), 1)

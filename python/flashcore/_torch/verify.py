@@ -1,8 +1,9 @@
-"""PyTorch's own attention backends under the verifier.
+"""Runs the verifier on PyTorch's own attention backends.
 
     python3 -m flashcore._torch.verify [--device cuda] [--quick]
 
-Exit 0: all that can be run are right. A backend that takes no call of a type is named and left out.
+Exits 0 if all backends that can run are right. A backend that does not support a dtype is reported and
+skipped.
 """
 
 import argparse
@@ -26,7 +27,7 @@ def _attention(backend):
                 return scaled_dot_product_attention(
                     q, k, v, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
         except RuntimeError as error:
-            # torch says so where a backend does not take a call.
+            # torch's messages for a call that a backend does not support.
             if "No available kernel" in str(error) or "No viable backend" in str(error):
                 raise NotImplementedError(str(error).splitlines()[0]) from error
             raise
@@ -35,7 +36,7 @@ def _attention(backend):
 
 
 def verify_backends(device, quick=False, refused=None):
-    """(name, Report) of every backend and type; names that cannot be run go to `refused`."""
+    """Yields (name, Report) for each backend and dtype. Names that cannot run go to `refused`."""
     for backend in _CUDA if device.startswith("cuda") else _CPU:
         for dtype in _DTYPES:
             name = f"{backend} {dtype}"
@@ -54,7 +55,7 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--json", action="store_true", help="one line at the end, for programs")
+    parser.add_argument("--json", action="store_true", help="print a final line of JSON")
     options = parser.parse_args(argv)
     refused: list[str] = []
     verdicts = {}
@@ -65,7 +66,7 @@ def main(argv=None):
         if not report.ok:
             print(report)
     for name in refused:
-        print(f"{name:<32} takes no plain call here")
+        print(f"{name:<32} does not support a plain call here")
     if options.json:
         print(json.dumps({"verdicts": verdicts, "refused": refused}))
     wrong = [name for name, verdict in verdicts.items() if verdict != "right"]

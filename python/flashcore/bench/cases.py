@@ -1,4 +1,4 @@
-"""The benchmark's cases: what bench/cases.json holds, and which of them to run."""
+"""The cases of bench/cases.json, and their selection."""
 
 import json
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from flashcore._core import abi
 
 FIELDS = ("kind", "name", "dtype", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
           "causal", "cold_l2", "suite")
-# May be absent: keys in use per sequence (kv_len is then the capacity); lengths of sequences that lie
-# one after the other (q_len and kv_len are then the longest); keys per page; how many keys before
-# its own a query sees, with causal; v_dim where it is not head_dim; what the library must be able to
-# do.
+# Optional fields and their defaults. used_k: keys in use per sequence (kv_len is then the capacity).
+# packed: varlen lengths (q_len and kv_len are then the longest). page_size: keys per page. window: keys
+# before its own position that a query sees, with causal. v_dim: if it differs from head_dim. requires:
+# a feature that the library must have.
 OPTIONAL_FIELDS = {"used_k": (), "packed": (), "page_size": 0, "window": 0, "v_dim": 0,
                    "requires": ""}
 _LISTS = ("used_k", "packed")
@@ -42,13 +42,13 @@ class Case:
 
     @classmethod
     def of(cls, row):
-        """The case of a row of the file, or of a result."""
+        """The case of a row of the cases file or of a result file."""
         given = {name: row[name] for name in FIELDS}
         given.update({name: row.get(name, absent) for name, absent in OPTIONAL_FIELDS.items()})
         return cls(**{**given, **{name: tuple(given[name]) for name in _LISTS}})
 
     def fields(self):
-        """The case exactly as it stands in the file."""
+        """The case exactly as in the file."""
         given = {name: getattr(self, name) for name in FIELDS}
         for name, absent in OPTIONAL_FIELDS.items():
             if getattr(self, name) != absent:
@@ -61,12 +61,12 @@ class Case:
 
     @property
     def kv_dtype(self):
-        """After a slash, where it is not q's."""
+        """The dtype after the slash, if there is one; otherwise q's."""
         return self.dtype.split("/")[-1]
 
     @property
     def out_dtype(self):
-        """q's; results are not quantised."""
+        """q's dtype; f16 if q is 8-bit."""
         return "f16" if self.q_dtype == "e4m3" else self.q_dtype
 
     @property
@@ -85,11 +85,11 @@ class Case:
             (" ragged" if self.used_k else "") + (" packed" if self.packed else "")
 
     def lengths(self):
-        """Keys of each sequence."""
+        """The number of keys of each sequence."""
         return self.used_k or self.packed or (self.kv_len,) * self.batch
 
     def q_lengths(self):
-        """Queries of each sequence."""
+        """The number of queries of each sequence."""
         return self.packed or (self.q_len,) * self.batch
 
     @property
@@ -120,21 +120,21 @@ class Case:
         return (self.q_heads, sum(self.packed)) if self.packed else self.q_shape[:3]
 
     def _position(self, b, i):
-        """The key that query i of sequence b stands on. Causal is bottom-right: the last query
-        stands on the last key."""
+        """The key position of query i of sequence b. Causal is aligned bottom-right: the last query is
+        at the last key."""
         return i + self.lengths()[b] - self.q_lengths()[b]
 
     def visible_end(self, b, i):
-        """Query i of sequence b sees the keys before this one ..."""
+        """The end of the keys that query i of sequence b sees."""
         length = self.lengths()[b]
         return min(max(self._position(b, i) + 1, 0), length) if self.causal else length
 
     def visible_begin(self, b, i):
-        """... from this one on."""
+        """The first key that query i of sequence b sees."""
         return max(self._position(b, i) - self.window, 0) if self.window else 0
 
     def visible_pairs(self):
-        """(query, key) pairs per head, of all sequences."""
+        """The number of visible (query, key) pairs per head, over all sequences."""
         pairs = {}
         for b, length in enumerate(self.lengths()):
             if length not in pairs:
@@ -146,7 +146,7 @@ class Case:
         return 2.0 * self.q_heads * self.visible_pairs() * (self.head_dim + self.value_dim)
 
     def kv_bytes(self):
-        """Of the keys and values in use."""
+        """Bytes of the keys and values in use."""
         return (self.kv_heads * sum(self.lengths()) * (self.head_dim + self.value_dim)
                 * _ELEMENT_BYTES[self.kv_dtype])
 
@@ -159,14 +159,14 @@ class Case:
         return rows * self.value_dim * _ELEMENT_BYTES[self.out_dtype]
 
     def unsupported(self, device):
-        """Why FlashCore cannot run this case there; None where it can."""
+        """The reason why FlashCore cannot run this case on a device; None if it can."""
         if self.kind != "fwd":
             return f"kind is {self.kind}; only forward attention is built"
         if any(one not in _ELEMENT_BYTES for one in self.dtype.split("/")) or \
                 (self.eight_bit and device == "cpu"):
             return f"dtype is {self.dtype}: timed by flashcore bench"
         if self.eight_bit and (self.used_k or self.packed or self.page_size):
-            return "8-bit keys are timed in one piece and at full length only"
+            return "8-bit keys are timed without lengths, varlen and pages only"
         if self.dtype == "f64" and device == "cuda":
             return "f64 runs on the CPU only"
         if self.requires == "pages" and not hasattr(abi.Params, "block_table"):
@@ -177,7 +177,7 @@ class Case:
         return None
 
     def mistake(self):
-        """What is wrong with the fields that may be absent; None where nothing is."""
+        """A description of the first invalid optional field; None if all are valid."""
         if self.used_k and (len(self.used_k) != self.batch or not all(
                 type(one) is int and 0 <= one <= self.kv_len for one in self.used_k)):
             return f"used_k: wanted {self.batch} lengths between 0 and {self.kv_len}"
@@ -188,19 +188,19 @@ class Case:
                     "and neither used_k nor pages")
         for name in ("window", "v_dim"):
             if type(getattr(self, name)) is not int or getattr(self, name) < 0:
-                return f"{name} is {getattr(self, name)!r}; wanted a number from 0 on"
+                return f"{name} is {getattr(self, name)!r}; wanted a number of 0 or more"
         if self.window and not self.causal:
-            return "window: it is to the left of the query; wanted causal"
+            return "window: it covers keys before the query; it needs causal"
         if type(self.page_size) is not int or self.page_size < 0 or (
                 self.page_size and self.kv_len % self.page_size):
             return f"page_size is {self.page_size!r}; wanted a divisor of kv_len"
         if self.requires not in ("", "pages"):
-            return f"requires is {self.requires!r}; known is \"pages\""
+            return f"requires is {self.requires!r}; wanted \"pages\""
         return None
 
 
 def parse(text, where):
-    """The cases of a file's text: a list, or an object with a list under "cases"."""
+    """Parses the text of a cases file: a list, or an object with a list under "cases"."""
     content = json.loads(text)
     rows = content.get("cases") if isinstance(content, dict) else content
     if not isinstance(rows, list):
@@ -226,8 +226,8 @@ def load(path):
 
 
 def select(cases, device, suites=(), names=()):
-    """The cases asked for by suite and name. Neither given: suite "cpu" on a CPU, all others on a
-    GPU. An unknown name is an error that lists the known ones."""
+    """The cases with these suites and names. Default: suite "cpu" on a CPU, all other suites on a GPU.
+    An unknown name raises an error that lists the known names."""
     for what, wanted, known in (("suite", suites, {c.suite for c in cases}),
                                 ("case", names, {c.name for c in cases})):
         for name in wanted:

@@ -1,4 +1,4 @@
-"""A log-log chart as SVG text: lines or points by series, axes in powers of ten. No dependencies."""
+"""A log-log chart as SVG text, with lines or points per series. It has no dependencies."""
 
 import math
 from html import escape
@@ -16,7 +16,7 @@ def _decades(values):
 
 
 class Chart:
-    """series: {name: [(x, y, what it is)]}."""
+    """A chart. series is {name: [(x, y, tooltip)]}."""
 
     def __init__(self, x_label, y_label, series, lines=False):
         self.labels, self.series, self.lines = (x_label, y_label), series, lines

@@ -1,5 +1,5 @@
-"""One benchmark case on the CPU: ours, and torch's SDPA beside it where torch is installed. Without
-torch the inputs are arrays of the standard library."""
+"""One benchmark case on the CPU: FlashCore, and torch's SDPA if torch is installed. Without torch, the
+inputs are arrays of the standard library."""
 
 import array
 import contextlib
@@ -15,16 +15,16 @@ from flashcore.bench.tolerance import arithmetic_of, compare, probability_dtype
 
 _FORMATS = {"f64": "d", "f32": "f", "f16": "H", "bf16": "H"}  # 16-bit formats are kept as bits
 _TABLE = 100_003  # a tensor with more elements repeats a table of this (prime) length
-_PLAIN_WORK = 4e6  # multiply-adds plain Python may spend on reference rows
+_PLAIN_WORK = 4e6  # multiply-adds that plain Python may spend on reference rows
 _SAMPLE_US = 5000
 _ALIGNMENT = 256
-# Peer -> torch's backend; "torch" is the one it picks itself.
+# Peer -> torch backend. "torch" lets torch choose.
 PEERS = {"torch": None, "math": "MATH"}
-_MATH_BYTES = 5e7  # of its attention matrix; larger cases are not worth their time
+_MATH_BYTES = 5e7  # limit of its attention matrix; larger cases take too long
 
 
 def encode(values, dtype):
-    """Rounds floats to the format; an array of its elements (16-bit formats: of their bits)."""
+    """Rounds floats to the format. Returns an array of elements, or of their bits for 16-bit formats."""
     if dtype == "f16":
         return array.array("H", struct.pack(f"{len(values)}e", *values))
     if dtype == "bf16":
@@ -34,7 +34,7 @@ def encode(values, dtype):
 
 
 def decode(elements, dtype):
-    """The floats that `elements` (a slice of an encoded array) stand for."""
+    """The float values of `elements`, a slice of an encoded array."""
     if dtype == "f16":
         return list(struct.unpack(f"{len(elements)}e", elements.tobytes()))
     if dtype == "bf16":
@@ -49,7 +49,7 @@ class PlainTensor:
     def __init__(self, shape, dtype, seed=None):
         self.shape, self.dtype = shape, dtype
         count = shape[0] * shape[1] * shape[2] * shape[3]
-        if seed is None:  # an output: every element NaN until it is written
+        if seed is None:  # an output, which is NaN until it is written
             self.data = encode([float("nan")], dtype) * count
         else:
             draw = random.Random(seed)
@@ -72,7 +72,7 @@ class PlainTensor:
 
 
 class TorchTensor:
-    """The same on torch's memory."""
+    """The same interface on a torch tensor."""
 
     _DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -99,7 +99,7 @@ class TorchTensor:
 
 
 class CpuCase:
-    """A case in memory, ready to be checked and then timed."""
+    """A case in memory that can be checked and timed."""
 
     device = "cpu"
     call = None  # a row's `us` is the time of the C call
@@ -139,7 +139,7 @@ class CpuCase:
         self.library.attention(self.params)
 
     def check(self):
-        """Runs once with LSE on poisoned outputs and judges sampled rows against fp64."""
+        """Runs once with LSE on NaN-filled outputs and compares sampled rows with the fp64 reference."""
         case = self.case
         if self.torch is None:
             per_row = case.kv_len * 2 * case.head_dim
@@ -175,7 +175,7 @@ class CpuCase:
         return all(x - x == 0 for x in data)
 
     def prepare(self):
-        """What takes part in the rounds: {name: function}."""
+        """Sets up the functions that take part in the rounds."""
         self._runners = {"ours": self._run}
         if self.torch is not None:
             for name in self.peers:
@@ -231,5 +231,5 @@ class CpuCase:
         return 1e6 * (time.perf_counter() - begin) / calls
 
     def unchanged(self):
-        """Whether the calls that were timed left the very result that was checked."""
+        """True if the timed calls left exactly the checked result."""
         return self.out.equals(self._checked)

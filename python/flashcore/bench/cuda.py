@@ -1,5 +1,8 @@
-"""One benchmark case on a GPU through torch: flashcore.attention, the C call under it, and every peer,
-each as a CUDA graph, replayed in turns on one stream."""
+"""One benchmark case on a GPU through torch.
+
+flashcore.attention, the C call below it, and every peer are captured in CUDA graphs, which are replayed in
+turns on one stream.
+"""
 
 import ctypes
 import time
@@ -14,18 +17,18 @@ from flashcore.bench.tolerance import arithmetic_of, compare, probability_dtype
 from flashcore.quant import Quantized
 
 _BITS = {"f32": "int32", "f16": "int16", "bf16": "int16"}
-_ROTATED_BYTES = 300e6  # cold cases read this much before they come back to the same input
+_ROTATED_BYTES = 300e6  # cold-L2 cases read this much before they reuse an input
 _MAX_SETS = 512
 _SAMPLE_US = 200
-_SLEEP_CYCLES = 1_000_000  # half a millisecond: the host queues a sample behind it
+_SLEEP_CYCLES = 1_000_000  # half a millisecond, in which the host queues a sample
 _MIN_REST_S = 2e-3
 
 
 class Runner:
-    """A graph of `calls` calls, and its time. `result` is what the last call returned: the last set's,
-    since calls go through all sets equally often. Its memory is the graph's."""
+    """A graph of `calls` calls, and its time. `result` is the result of the last call, which uses the last
+    input set, because all sets are used equally often. The graph owns its memory."""
 
-    busy_s = 0.0  # how long the sample before kept the card busy
+    busy_s = 0.0  # GPU time of the previous sample
 
     def __init__(self, torch, stream, call, calls, sets):
         self.torch, self.stream, self.calls = torch, stream, calls
@@ -36,7 +39,7 @@ class Runner:
             self.graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for number in range(calls):
-                    self.result = None  # its memory is free for the next call
+                    self.result = None  # the next call can reuse its memory
                     self.result = call(number % sets)
             finally:
                 self.graph.capture_end()
@@ -48,7 +51,7 @@ class Runner:
             self.graph.replay()
 
     def us_per_call(self):
-        """Of one replay, right now."""
+        """The time of one replay without idle time before it."""
         with self.torch.cuda.stream(self.stream):
             self.begin.record(self.stream)
             self.graph.replay()
@@ -57,10 +60,9 @@ class Runner:
         return 1e3 * self.begin.elapsed_time(self.end) / self.calls
 
     def sample(self):
-        """us per call on a card that has rested for as long as a sample keeps it busy: otherwise what
-        ran before decides how much of its power is left. The replays are queued behind a short sleep,
-        so that they do not wait for the host. The first is not timed: after a pause it takes longer
-        than the same one a moment later."""
+        """us per call after an idle time as long as a sample. Without it, the previous load would decide
+        how much of the power budget is left. The replays are queued behind a short sleep kernel, so that
+        they do not wait for the host. The first replay is not timed, because it is slower after idling."""
         time.sleep(max(_MIN_REST_S, self.busy_s))
         with self.torch.cuda.stream(self.stream):
             self.torch.cuda._sleep(_SLEEP_CYCLES)
@@ -70,8 +72,8 @@ class Runner:
         return us
 
     def recomputed(self):
-        """The result of one more replay into memory that holds NaN: calls that were captured without
-        their work, say on a stream of their own, leave it so."""
+        """The result of one more replay into NaN-filled memory. It stays NaN if the work was not captured,
+        for example because a call used its own stream."""
         found = self.result[0] if isinstance(self.result, tuple) else self.result
         with self.torch.cuda.stream(self.stream), self.torch.inference_mode():
             found.fill_(float("nan"))
@@ -81,13 +83,13 @@ class Runner:
 
 
 class CudaCase:
-    """A case in GPU memory, ready to be checked and then timed."""
+    """A case in GPU memory that can be checked and timed."""
 
     device = "cuda"
-    call = "flashcore.attention"  # what a row's `us` is the time of
+    call = "flashcore.attention"  # the call that a row's `us` measures
 
     def __init__(self, library, case, torch, seed=1, kernel=None, peers=()):
-        """peers: names of bench_peers.known()."""
+        """peers: keys of bench.peers.known()."""
         self.library, self.case, self.torch, self.peers = library, case, torch, peers
         self.kernel = kernel
         self.stream = torch.cuda.Stream()
@@ -101,7 +103,7 @@ class CudaCase:
         self.lse = torch.full(case.lse_shape, float("nan"), device="cuda", dtype=torch.float32)
         self.params = [self._describe(index, kernel) for index in range(sets)]
         self.plan = library.plan(self.params[0])
-        # One workspace is enough: the calls of one stream follow each other.
+        # One workspace is enough, because the calls of a stream run in order.
         self.workspace = torch.full((self.plan.workspace_bytes,), 255, device="cuda",
                                     dtype=torch.uint8)
         for params in self.params:
@@ -116,7 +118,7 @@ class CudaCase:
         self._runners = {}
 
     def close(self):
-        """Gives the memory back before the next case."""
+        """Frees the memory before the next case."""
         self._runners = {}
         self.inputs = self.workspace = None
         self.out = []
@@ -155,8 +157,8 @@ class CudaCase:
         return self.out[index]
 
     def check(self):
-        """Runs every input set on poisoned outputs; judges sampled rows of the first and the last
-        against fp64, and all of them for unwritten or non-finite elements."""
+        """Runs every input set on NaN-filled outputs. Compares sampled rows of the first and last set with
+        the fp64 reference, and checks all outputs for unwritten and non-finite elements."""
         torch = self.torch
         last = len(self.params) - 1
         verdicts = []
@@ -168,7 +170,7 @@ class CudaCase:
             self._run(index)
             self.stream.synchronize()
             self.params[index].lse = None
-            verdicts.append(self._judge(index))
+            verdicts.append(self._compare(index))
         with_lse = self.out[0].clone()
         for out in self.out:
             out.fill_(float("nan"))
@@ -177,7 +179,7 @@ class CudaCase:
             self._run(index)
         self.stream.synchronize()
         self._checked = {index: self.out[index].clone() for index in {0, last}}
-        torch.cuda.synchronize()  # copied before the next call, on another stream, writes again
+        torch.cuda.synchronize()  # finish the copies before a call on another stream writes
         verdict = max(verdicts, key=lambda one: (not one.ok, one.worst_ratio))
         if not verdict.ok:
             return verdict
@@ -190,16 +192,16 @@ class CudaCase:
         return verdict
 
     def _check_public_call(self, verdict):
-        """What is timed is what was judged: the same bits."""
+        """Checks that flashcore.attention, which is timed, gives the checked bits."""
         for index, want in self._checked.items():
             with self.torch.cuda.stream(self.stream):
                 got = public_call(self.inputs, index, self.kernel)
             self.stream.synchronize()
             if not self._same_bits(got, want):
                 verdict.ok = False
-                verdict.reason = "flashcore.attention gives another result than the C call"
+                verdict.reason = "flashcore.attention and the C call give different results"
 
-    def _judge(self, index):
+    def _compare(self, index):
         case = self.case
         rows = reference.sample_rows(case, seed=index + 1)
         q, k, v = self.inputs.readable(index)
@@ -219,7 +221,7 @@ class CudaCase:
         return a.shape == b.shape and bool((a.view(kind) == b.view(kind)).all())
 
     def prepare(self):
-        """Captures a graph of ours, of the bare C call and of every peer that takes the case."""
+        """Captures graphs of flashcore.attention, of the bare C call and of every peer that supports the case."""
         inputs, kernel = self.inputs, self.kernel
         self._runners = {
             timing.OURS: self._capture(lambda index: public_call(inputs, index, kernel)),
@@ -233,8 +235,8 @@ class CudaCase:
                 self.peers_note[name] = note
 
     def _peer(self, peer):
-        """(its graph, what to know about it), or (None, why it is not timed). The graph's own result
-        is compared with the reference too."""
+        """(graph, remark or None), or (None, reason why the peer is not timed). The graph's result is also
+        compared with the reference."""
         rows, want = self._references[0]
         call, note = usable(peer, self.inputs, rows, want, self._run_once)
         if call is None:
@@ -248,7 +250,7 @@ class CudaCase:
         return (runner, note) if wrong is None else (None, f"captured, {wrong}")
 
     def _run_once(self, call):
-        self.torch.cuda.synchronize()  # the peer's own inputs were made on another stream
+        self.torch.cuda.synchronize()  # another stream made the peer's inputs
         with self.torch.cuda.stream(self.stream):
             result = call(0)
         self.stream.synchronize()
@@ -274,7 +276,7 @@ class CudaCase:
         return timing.one_round({name: one.sample for name, one in self._runners.items()}, reverse)
 
     def unchanged(self):
-        """Whether the calls that were timed give the very bits that were checked."""
+        """True if the timed calls give exactly the checked bits."""
         last = len(self.params) - 1
         return (self._same_bits(self._runners[timing.OURS].recomputed(), self._checked[last])
                 and all(self._same_bits(self.out[index], want)

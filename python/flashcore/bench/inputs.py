@@ -1,4 +1,4 @@
-"""The random inputs of a benchmark case as torch tensors, and how its reference reads them."""
+"""Random inputs of a benchmark case as torch tensors, and views of them for the reference."""
 
 import itertools
 from typing import Any
@@ -9,7 +9,7 @@ _LARGEST_E4M3 = 448.0
 
 
 class Pages:
-    """Paged keys or values, [pages, page_size, kv_heads, dim], read as [b, h] -> [len, dim]."""
+    """Paged keys or values, [pages, page_size, kv_heads, dim]. Indexing: [b, h] -> [len, dim]."""
 
     def __init__(self, memory, block_table):
         self.memory, self.block_table = memory, block_table
@@ -20,8 +20,7 @@ class Pages:
 
 
 class Packed:
-    """Sequences one after the other, [total, heads, dim], read as [b, h] -> [len, dim] and
-    [b, h, i] -> [dim]."""
+    """Varlen sequences, [total, heads, dim]. Indexing: [b, h] -> [len, dim] and [b, h, i] -> [dim]."""
 
     def __init__(self, memory, starts):
         self.memory, self.starts = memory, starts
@@ -32,7 +31,7 @@ class Packed:
 
 
 class Codes:
-    """An 8-bit tensor and its scales [batch, heads], read as values: [b, h] -> [len, dim] and
+    """An 8-bit tensor and its scales [batch, heads]. Indexing returns values: [b, h] -> [len, dim] and
     [b, h, i] -> [dim]."""
 
     def __init__(self, codes, scale):
@@ -43,8 +42,9 @@ class Codes:
 
     @classmethod
     def of(cls, torch, values, group=1):
-        """group: neighbouring heads that share a scale. Query heads of one KV head do: a library with
-        one query scale per KV head then computes the same problem."""
+        """Quantizes values. `group` is the number of adjacent heads that share a scale. The query heads
+        of one KV head share it, so that a library with one query scale per KV head computes the same
+        problem."""
         scale = values.unflatten(1, (-1, group)).abs().amax((2, 3, 4)) / _LARGEST_E4M3
         scale = scale.repeat_interleave(group, 1)
         codes = (values / scale[:, :, None, None]).to(torch.float8_e4m3fn)
@@ -55,8 +55,8 @@ class Codes:
 
 
 class Inputs:
-    """q, k and v of a case, `sets` times, and the arrays that go with them. Keys past a length of
-    used_k are NaN: they must not matter."""
+    """`sets` sets of q, k and v of a case, and its lengths and pages. Keys past a length of used_k are
+    NaN, because they must not affect the result."""
 
     def __init__(self, torch, case, device, sets=1, seed=1):
         self.torch, self.case, self.device = torch, case, device
@@ -100,7 +100,7 @@ class Inputs:
         return self.torch.tensor(list(values), device=self.device, dtype=self.torch.int32)
 
     def readable(self, index):
-        """q, k, v of one set as the reference reads them."""
+        """q, k and v of one set, indexed as the reference needs them."""
         q, k, v = self.q[index], self.k[index], self.v[index]
         if self.block_table is not None:
             return q, Pages(k, self.block_table), Pages(v, self.block_table)
@@ -109,7 +109,7 @@ class Inputs:
         return q, k, v
 
     def rows_of(self, out, rows):
-        """The rows (b, h, i) of a result of the case's out_shape, [rows, v_dim] in f64."""
+        """The rows (b, h, i) of a result with the case's out_shape, as [rows, v_dim] in f64."""
         b, h, i = (self.torch.tensor(one, device=self.device) for one in zip(*rows))
         if self.case.packed:
             return out[self.cu_seqlens[b] + i, h].double()

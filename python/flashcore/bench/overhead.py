@@ -1,6 +1,7 @@
-"""What a call from Python costs beside the computation itself: on a tiny shape, against the same call
-made from prepared C structs. On a GPU also what a small problem takes as a program calls it, one call
-after the other without a graph."""
+"""Overhead of a call from Python: a tiny shape, compared with the same call on prepared C structs.
+
+On a GPU it also measures a small problem in successive calls without a graph.
+"""
 
 import functools
 import importlib.util
@@ -16,15 +17,15 @@ from flashcore._core.options import OPTIONS
 _SHAPE = (1, 1, 1, 16)
 _SMALL_SHAPE = (1, 8, 512, 64)
 _OPTIONS = tuple(DEFAULTS[name] for name in OPTIONS)
-# The most each may cost above the bare call, in microseconds.
+# Limits of the overhead above the bare call, in microseconds.
 BARS = {"flashcore.attention, NumPy": 10.0, "flashcore.attention, torch": 10.0,
         "torch.ops.flashcore.attention": 15.0,
         "torch.ops.flashcore.attention, gradients on": 15.0}
 
 
 def us_per_call(function, finish=None, rounds=15, calls=2000):
-    """The median round; the first is not counted. Without a GPU to finish() the time of this thread
-    alone: other programs on the machine are not ours."""
+    """The median of the rounds; the first round is discarded. Without finish() it measures the CPU time
+    of this thread, which excludes other programs."""
     clock = time.thread_time if finish is None else time.perf_counter
     times = []
     for _ in range(rounds + 1):
@@ -38,7 +39,7 @@ def us_per_call(function, finish=None, rounds=15, calls=2000):
 
 
 def bare_call(array):
-    """flashcore_attention itself on this array, and what must live as long."""
+    """(a function that calls flashcore_attention on this array, objects that it needs)."""
     adapter = adapter_of("q", array)
     call = PreparedCall(adapter, _OPTIONS, ())
     out = adapter.empty_out(array, array)
@@ -50,7 +51,7 @@ def bare_call(array):
 
 @functools.cache
 def op_of_nothing(torch):
-    """What torch's dispatcher costs: an op with the arguments of ours that returns its first."""
+    """An op with our arguments that returns its first. It measures the overhead of torch's dispatcher."""
     from flashcore._torch.library import SHORT_SCHEMA
     library = torch.library.Library("flashcore_overhead", "DEF")
     library.define(f"nothing({SHORT_SCHEMA}) -> Tensor")
@@ -60,7 +61,7 @@ def op_of_nothing(torch):
 
 
 def measure(device, torch=None, numpy=None):
-    """{what: microseconds}; rows that need a missing framework are left out."""
+    """{name: microseconds}. Rows that need a missing framework are omitted."""
     rows = {}
     finish = torch.cuda.synchronize if device == "cuda" else None
     if numpy is not None and device == "cpu":
@@ -92,14 +93,14 @@ def measure(device, torch=None, numpy=None):
         sdpa = torch.nn.functional.scaled_dot_product_attention
         rows["F.scaled_dot_product_attention"] = us_per_call(
             lambda: sdpa(tensor, tensor, tensor), finish)
-    with torch.enable_grad():  # nothing requires one: as in most programs
+    with torch.enable_grad():  # enabled, but no tensor requires a gradient
         rows["torch.ops.flashcore.attention, gradients on"] = us_per_call(
             lambda: op(tensor, tensor, tensor), finish)
     return rows
 
 
 def measure_small(torch):
-    """{what: microseconds} of _SMALL_SHAPE on the GPU, 16-bit inputs and 8-bit ones."""
+    """{name: microseconds} of _SMALL_SHAPE on the GPU, with 16-bit and 8-bit inputs."""
     finish = torch.cuda.synchronize
     inputs = [torch.randn(_SMALL_SHAPE, dtype=torch.float16, device="cuda") for _ in range(3)]
     codes = [one.to(torch.float8_e4m3fn) for one in inputs]
@@ -115,14 +116,14 @@ def measure_small(torch):
 
 
 def above_bare(rows):
-    """{what: microseconds above the bare call} of what has a bar."""
+    """{name: microseconds above the bare call} of the rows that have a limit."""
     bare = {"NumPy": rows.get("bare C call, NumPy"), "torch": rows.get("bare C call, torch")}
     return {name: rows[name] - bare["NumPy" if "NumPy" in name else "torch"]
             for name in BARS if name in rows}
 
 
 def main(device, torch, as_json=False):
-    """Prints the table; 0."""
+    """Prints the table. Returns the exit code 0."""
     has_numpy = importlib.util.find_spec("numpy") is not None
     rows = measure(device, torch, importlib.import_module("numpy") if has_numpy else None)
     over = above_bare(rows)

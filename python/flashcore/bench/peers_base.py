@@ -1,9 +1,8 @@
-"""The attention libraries that FlashCore is timed beside: which there are, which are installed, and
-whether one computes a case rightly.
+"""Base class of the attention libraries that FlashCore is timed against, and the check of their results.
 
-An adapter refuses what its library cannot do, makes the library's own inputs from a case's (its layout,
-its lengths), and calls its public function. None is timed before its result has been compared with
-the reference."""
+A peer rejects cases that its library does not support, converts a case's inputs to the library's layout,
+and calls its public function. Its result is compared with the reference before it is timed.
+"""
 
 import importlib
 import importlib.util
@@ -13,8 +12,8 @@ from typing import Any
 
 from flashcore.bench.inputs import DTYPES
 
-# How far a result may be from the fp64 reference (relative, Euclidean) before it is another problem's;
-# by the format its products are computed in. e4m3: P is rounded to it, by up to 2^-4 of each weight.
+# Largest relative Euclidean error against the fp64 reference, by the operand format. A larger error means
+# that the peer computes another problem. e4m3: rounding P changes each weight by up to 2^-4.
 TOLERANCE = {"f32": 2e-3, "f16": 1e-2, "bf16": 3e-2, "e4m3": 6.25e-2}
 _MAX_REASON = 160
 
@@ -22,11 +21,11 @@ _MAX_REASON = 160
 class Peer:
     """One library, or one backend of it."""
 
-    module = ""  # what is imported
-    distribution = ""  # whose version is asked for
+    module = ""  # the module to import
+    distribution = ""  # the distribution that has the version
 
     def missing(self) -> str | None:
-        """Why it cannot be used at all; None where it can."""
+        """The reason why the library cannot be used at all; None if it can."""
         try:
             if importlib.util.find_spec(self.module.split(".")[0]) is None:
                 return "not installed"
@@ -43,28 +42,28 @@ class Peer:
             return "unknown"
 
     def refusal(self, case: Any) -> str | None:
-        """Why the library, or this adapter, does not take a case; None where it does."""
+        """The reason why the library or this class does not support a case; None if it does."""
         raise NotImplementedError
 
     def computes_in(self, case: Any) -> str:
         return str(case.q_dtype)
 
     def note(self, case: Any) -> str | None:
-        """What a reader of its time must know."""
+        """A remark on its time for the reader."""
         return None
 
     def bind(self, inputs: Any) -> Any:
-        """A function of an input set's number that calls the library and gives what it returns. Copies
-        and plans are made here, not in the calls."""
+        """A function that takes the index of an input set, calls the library and returns its result.
+        bind() makes copies and plans, so that the calls do not."""
         raise NotImplementedError
 
     def as_ours(self, inputs: Any, result: Any) -> Any:
-        """What the library returned, viewed in the case's out_shape."""
+        """The library's result, viewed in the case's out_shape."""
         return result
 
 
 def relative_error(inputs: Any, out: Any, rows: Any, want: Any) -> float:
-    """|out - want| / |want| over sampled rows; want: their ReferenceRows."""
+    """|out - want| / |want| over sampled rows. `want` has their ReferenceRows."""
     torch = inputs.torch
     if tuple(out.shape) != inputs.case.out_shape:
         raise ValueError(f"its result is {tuple(out.shape)}, wanted {inputs.case.out_shape}")
@@ -73,7 +72,7 @@ def relative_error(inputs: Any, out: Any, rows: Any, want: Any) -> float:
 
 
 def off_by(peer: Peer, inputs: Any, result: Any, rows: Any, want: Any) -> str | None:
-    """What is wrong with a result; None where it is the reference's."""
+    """The reason why a result is wrong; None if it matches the reference."""
     off = relative_error(inputs, peer.as_ours(inputs, result), rows, want)
     if not off < TOLERANCE[peer.computes_in(inputs.case)]:
         return f"its result is off by {off:.2g} (relative): not timed"
@@ -81,8 +80,8 @@ def off_by(peer: Peer, inputs: Any, result: Any, rows: Any, want: Any) -> str | 
 
 
 def usable(peer: Peer, inputs: Any, rows: Any, want: Any, run: Any) -> tuple[Any, str | None]:
-    """(the peer's function of a set's number, what to know about it), or (None, why it is not timed).
-    run(function): what the function gives for set 0, once the device has computed it."""
+    """(the peer's function of an input set's index, remark or None), or (None, reason why it is not timed).
+    run(function) returns the function's result for set 0, after the device has computed it."""
     reason = peer.missing() or peer.refusal(inputs.case)
     if reason is not None:
         return None, reason
@@ -91,13 +90,13 @@ def usable(peer: Peer, inputs: Any, rows: Any, want: Any, run: Any) -> tuple[Any
         try:
             call = peer.bind(inputs)
             wrong = off_by(peer, inputs, run(call), rows, want)
-        except Exception as error:  # whatever a foreign library raises is its answer
+        except Exception as error:  # a foreign library may raise anything
             return None, _refusal(error, caught)
     return (None, wrong) if wrong is not None else (call, peer.note(inputs.case))
 
 
 def _refusal(error: BaseException, caught: Any) -> str:
-    """torch warns with its reason and then raises something general."""
+    """The reason of an error. torch warns with the reason and then raises a general error."""
     for warning in caught:
         text = first_line(warning.message).split(" (Triggered internally")[0]
         if issubclass(warning.category, UserWarning) and "not used because" not in text:

@@ -1,10 +1,10 @@
 """FlashAttention-2 (package flash_attn) and FlashAttention-3 (flash_attn_interface).
 
-Both have tensors as [batch, len, heads, dim], or packed as [total, heads, dim], and align causal and
-window to the last key, as FlashCore does. A case whose queries are all of a sequence is a call of
-flash_attn_func, or of flash_attn_varlen_func where it is packed; one over a cache is a call of
-flash_attn_with_kvcache, which chooses how to split the keys. Options that only tune have their
-defaults."""
+Both take tensors as [batch, len, heads, dim], or varlen as [total, heads, dim], and align causal and window
+to the last key, as FlashCore does. Prefill cases call flash_attn_func, or flash_attn_varlen_func if they are
+varlen. Cases over a KV cache call flash_attn_with_kvcache, which chooses the number of splits. Tuning options
+have their defaults.
+"""
 
 import importlib
 from typing import Any
@@ -14,9 +14,9 @@ from flashcore.bench.peers_base import Peer
 
 
 def by_length(torch: Any, one: Any, paged: bool) -> Any:
-    """[batch, heads, len, dim] with the length before the heads, in memory too. Pages and packed
-    sequences are so already. Rows past a length hold NaN in our cache and 0 here: these libraries
-    multiply them by weights of 0."""
+    """A contiguous copy of [batch, heads, len, dim] as [batch, len, heads, dim]. Pages and varlen sequences
+    have that order already. NaN in rows past a length becomes 0, because these libraries multiply those
+    rows by weights of 0."""
     if one.dim() == 3 or paged:
         return one
     moved = one.transpose(1, 2).contiguous()
@@ -24,7 +24,7 @@ def by_length(torch: Any, one: Any, paged: bool) -> Any:
 
 
 class _FlashAttention(Peer):
-    table_name = ""  # of the pages, in flash_attn_with_kvcache
+    table_name = ""  # the parameter of flash_attn_with_kvcache for the block table
 
     def refusal(self, case: Any) -> str | None:
         if case.head_dim > 256 or case.head_dim % 8:
@@ -103,7 +103,7 @@ class FlashAttention3(_FlashAttention):
         return super().refusal(case)
 
     def scales(self, inputs: Any, index: int) -> dict[str, Any]:
-        """One for each KV head, also q's: the heads of a group share theirs."""
+        """One scale per KV head, also for q, whose heads of a group share a scale."""
         if not inputs.case.eight_bit:
             return {}
         group = inputs.case.q_heads // inputs.case.kv_heads

@@ -1,5 +1,5 @@
-"""FlashInfer and xFormers. Their adapters follow the libraries' public signatures; docs/benchmarks.md
-says which have been run."""
+"""FlashInfer and xFormers. The adapters use the libraries' public functions; docs/benchmarks.md lists the
+versions that have been run."""
 
 import importlib
 from typing import Any
@@ -7,13 +7,13 @@ from typing import Any
 from flashcore.bench.peers_base import Peer
 from flashcore.bench.peers_flash_attn import by_length
 
-_WORKSPACE_BYTES = 128 * 1024 * 1024  # what FlashInfer's documents recommend
+_WORKSPACE_BYTES = 128 * 1024 * 1024  # as recommended by FlashInfer's documentation
 _SIXTEEN_BITS = ("f16", "bf16")
 
 
 class FlashInfer(Peer):
-    """Sequences one after the other, through BatchPrefillWithRaggedKVCacheWrapper; pages with one
-    query each through BatchDecodeWithPagedKVCacheWrapper. A wrapper is planned once for a case."""
+    """Varlen sequences use BatchPrefillWithRaggedKVCacheWrapper; paged decode with one query per sequence
+    uses BatchDecodeWithPagedKVCacheWrapper. A wrapper is planned once per case."""
 
     module, distribution = "flashinfer", "flashinfer-python"
 
@@ -78,8 +78,8 @@ class FlashInfer(Peer):
 
 
 class Xformers(Peer):
-    """memory_efficient_attention on [batch, len, heads, dim]; heads that share K and V are a fifth
-    dimension, [batch, len, kv_heads, group, dim], of which K and V are expanded views."""
+    """memory_efficient_attention on [batch, len, heads, dim]. GQA uses a fifth dimension,
+    [batch, len, kv_heads, group, dim], in which K and V are expanded views."""
 
     module, distribution = "xformers.ops", "xformers"
 

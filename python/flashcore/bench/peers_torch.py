@@ -1,12 +1,12 @@
-"""torch's scaled_dot_product_attention, one backend at a time."""
+"""torch's scaled_dot_product_attention with one fixed backend."""
 
 from typing import Any
 
 from flashcore.bench.inputs import Codes
 from flashcore.bench.peers_base import Peer, torch_dtype
 
-_MATH_BYTES = 4e9  # of its attention matrix; larger cases are not worth their time
-_WIDENED_FLOPS = 1e10  # of an 8-bit case that torch gets in 16 bits; larger ones have 8-bit peers
+_MATH_BYTES = 4e9  # limit of its attention matrix; larger cases take too long
+_WIDENED_FLOPS = 1e10  # limit of 8-bit cases that torch runs in 16 bits; larger ones have 8-bit peers
 
 
 class Sdpa(Peer):

@@ -1,6 +1,8 @@
-"""fp64 reference rows of a case, from the definition: by torch on whatever device the tensors are,
-or by plain Python where torch is not installed. Only some rows are computed: the first, the last
-and a random choice."""
+"""fp64 reference rows of a case, computed from the definition.
+
+torch computes them on the device of the tensors; plain Python does so without torch. Only a sample of
+the rows is computed: the first, the last, and random ones.
+"""
 
 import itertools
 import math
@@ -16,8 +18,8 @@ Row = Callable[[int, int, int], Sequence[float]]
 
 def sample_rows(case: Case, heads: int = 8, rows_per_head: int = 8,
                 seed: int = 1) -> list[tuple[int, int, int]]:
-    """(b, h, i) triples, sorted: of at most `heads` heads at most `rows_per_head` rows each. The
-    first row of the first head and the last of the last are always there."""
+    """Sorted (b, h, i) triples: at most `rows_per_head` rows of at most `heads` heads. They include the
+    first row of the first head and the last row of the last head."""
     draw = random.Random(seed)
     pairs = case.batch * case.q_heads
     chosen = {0, pairs - 1}
@@ -35,14 +37,14 @@ def sample_rows(case: Case, heads: int = 8, rows_per_head: int = 8,
 
 def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any,
                rows: Sequence[tuple[int, int, int]]) -> list[ReferenceRow]:
-    """q, k, v: torch tensors [batch, heads, len, dim], or what gives the [len, dim] of one head for
-    [b, h] and a row for [b, h, i]."""
+    """Reference rows with torch. q, k and v are [batch, heads, len, dim] tensors, or objects with the
+    indexing [b, h] -> [len, dim] and [b, h, i] -> [dim]."""
     scale = 1.0 / math.sqrt(case.head_dim)
     group = case.q_heads // case.kv_heads
     result = []
     loaded = None
     for b, h, i in rows:
-        if loaded != (b, h // group):  # neighbouring rows share a head
+        if loaded != (b, h // group):  # adjacent rows share a head
             loaded = (b, h // group)
             keys, values = k[b, h // group].double(), v[b, h // group].double()
         begin, end = case.visible_begin(b, i), case.visible_end(b, i)
@@ -72,7 +74,7 @@ def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any,
 
 def plain_rows(case: Case, q: Row, k: Row, v: Row,
                rows: Sequence[tuple[int, int, int]]) -> list[ReferenceRow]:
-    """q, k, v: functions (b, h, row) -> list of floats."""
+    """Reference rows in plain Python. q, k and v are functions (b, h, row) -> list of floats."""
     scale = 1.0 / math.sqrt(case.head_dim)
     group = case.q_heads // case.kv_heads
     result = []

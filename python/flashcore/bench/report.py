@@ -1,5 +1,5 @@
-"""A result file as CSV and as one HTML page: speed relative to the best peer, latency by length,
-and the table. The page needs nothing beside itself."""
+"""A result file as CSV and as an HTML page: speed relative to the best peer, latency by length, and a
+table. The page is self-contained."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ def _peers(rows):
 
 
 def to_csv(result):
-    """One line a case; times in microseconds, ratios ours / peer."""
+    """One line per case. Times are in microseconds, ratios are ours / peer."""
     rows, peers = result["rows"], _peers(result["rows"])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -50,7 +50,7 @@ def _times(row):
 
 
 def latency_charts(result):
-    """[(title, chart)]: cases that differ in length alone (and in batch), where there are several."""
+    """[(title, chart)]: one chart per group of cases that differ only in length and batch."""
     groups: dict[str, list[tuple[Any, Any]]] = {}
     for row in result["rows"]:
         case = Case.of(row)
@@ -115,15 +115,15 @@ def to_html(result):
         for title, one in charts:
             parts.append(f"<div><h3>{escape(title)}</h3>{one.svg()}</div>")
         parts.append("</div>")
-    parts += ["<h2>Cases</h2><p>Medians; a ratio below 1 means that ours takes less time. Rows with "
-              "a time of the C call have <code>flashcore.attention</code> under us, others the C "
-              "call.</p>",
+    parts += ["<h2>Cases</h2><p>Medians. A ratio below 1 means that ours takes less time. In rows with "
+              "a C call time, us is the time of <code>flashcore.attention</code>; in other rows it is "
+              "the time of the C call.</p>",
               *_table(result), "</html>\n"]
     return "\n".join(parts)
 
 
 def write(result, path):
-    """FILE.csv and FILE.html beside FILE.json; their paths."""
+    """Writes FILE.csv and FILE.html next to FILE.json. Returns their paths."""
     made = []
     for suffix, text in ((".csv", to_csv(result)), (".html", to_html(result))):
         made.append(path.with_suffix(suffix))

@@ -1,5 +1,8 @@
-"""The files under bench/results: one per GPU, written as a run goes on, so that a run that is cut
-off leaves what it did. bench/results/README.md describes the fields."""
+"""Result files in bench/results, one per GPU.
+
+A run updates its file after every case, so an interrupted run keeps its finished rows.
+bench/results/README.md describes the fields.
+"""
 
 import datetime
 import json
@@ -25,14 +28,14 @@ def file_name(device_name):
 
 
 def dumps(result):
-    """JSON with one field a line, but lists of numbers on one."""
+    """JSON with one field per line. A list of numbers is on one line."""
     text = json.dumps(result, indent=1, allow_nan=False)
     return re.sub(r"\[\s+([-+0-9.e,\s]+?)\s+\]",
                   lambda found: "[" + re.sub(r"\s+", " ", found.group(1)) + "]", text)
 
 
 def write(path, result):
-    """Replaces the file at once: a reader, or a kill, never meets half of it."""
+    """Replaces the file atomically, so that a reader or a kill never sees half of it."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -47,7 +50,7 @@ def write(path, result):
 
 
 def read(path):
-    """The file's content; None where there is none."""
+    """The content of the file; None if there is no file."""
     try:
         with open(path, encoding="utf-8") as file:
             return json.load(file)
@@ -56,12 +59,12 @@ def read(path):
 
 
 def key(row):
-    """What makes two rows the same case."""
+    """The key of a row: equal keys mean the same case."""
     return tuple(row.get(name) for name in FIELDS)
 
 
 def merge_rows(old, new):
-    """old's rows with those of the same case replaced by new's, and the others of new added."""
+    """The old rows, with rows of the same case replaced, and the other new rows appended."""
     fresh = {key(row): row for row in new}
     merged = [fresh.pop(key(row), row) for row in old]
     return merged + [row for row in new if key(row) in fresh]
@@ -80,7 +83,7 @@ def _ask(arguments, timeout=20):
 
 
 def gpu_environment():
-    """Name, driver, clocks and toolkit of GPU 0; empty strings for what cannot be found out."""
+    """Name, driver, clocks and toolkit of GPU 0. Unknown values are empty strings."""
     names = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit",
              "temperature.gpu")
     line = _ask(["nvidia-smi", "--id=0", f"--query-gpu={','.join(names)}",
@@ -110,8 +113,8 @@ def torch_versions(torch):
 
 
 def rounded(value, digits=5):
-    """Floats to `digits` significant digits, everywhere in a structure: files people can read. JSON
-    has no NaN or infinity; they become words."""
+    """Rounds all floats in a structure to `digits` significant digits. NaN and infinity become strings,
+    because JSON has neither."""
     if isinstance(value, dict):
         return {name: rounded(one, digits) for name, one in value.items()}
     if isinstance(value, list):
@@ -142,7 +145,7 @@ def problems_of_row(row):
 
 
 def problems_of(result):
-    """Everything that is wrong with a result file, as a list of sentences."""
+    """A list of all problems in a result file."""
     problems = [f"no field \"{name}\"" for name in TOP_FIELDS if name not in result]
     if not _HASH.fullmatch(str(result.get("fingerprint"))):
         problems.append("fingerprint is not 16 hexadecimal digits")

@@ -1,5 +1,7 @@
-"""Speed relative to the best peer as SVG text: one horizontal bar per case, linear axis from 0, 1.0
-marked. README's picture and the HTML page both come from here. No dependencies."""
+"""Speed relative to the best peer as SVG text, for README and the HTML page.
+
+Each case has a horizontal bar on a linear axis from 0 with a mark at 1.0. It has no dependencies.
+"""
 
 import math
 from collections.abc import Collection, Iterator
@@ -11,16 +13,16 @@ from typing import Any
 from flashcore.bench.cases import Case
 from flashcore.bench.table import best_peer, device
 
-# They hold old shapes and the fallback kernel, not what a user would choose a library for.
+# Suites of old shapes and of the fallback kernel, which users do not compare libraries by.
 DIAGNOSTIC_SUITES = ("lineage", "simt")
 PEER_NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "eff": "torch efficient",
               "math": "torch math", "flash_attn": "flash_attn", "flashinfer": "FlashInfer",
               "xformers": "xFormers"}
 _WIDTH, _LEAST_PLOT, _MARGIN, _GAP, _RIGHT_GAP = 800, 240, 12, 10, 20
 _ROW, _BAR, _GROUP_GAP, _HEAD, _AXIS = 15, 10, 7, 72, 22
-_CHARACTER, _BOLD = 6.2, 7.2  # upper estimates of the mean advance at 11 px: SVG cannot measure text
-# Every rule names svg.speed: in an HTML page the style applies to the whole page. The picture brings
-# its own background, because an <img> does not know that of the page around it.
+_CHARACTER, _BOLD = 6.2, 7.2  # upper bounds of the mean advance at 11 px, because SVG cannot measure text
+# Every rule names svg.speed, because the style applies to the whole HTML page. The picture has its own
+# background, because an <img> does not know the background of its page.
 _STYLE = """
 svg.speed { font: 11px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
 svg.speed .back { fill: #ffffff; } svg.speed text { fill: #1f2328; } svg.speed .faint { fill: #59636e; }
@@ -41,7 +43,7 @@ class Bar:
     peer: str
     speed: float  # the best peer's time / ours
     times: str
-    note: str  # what to know about the peer's time; mostly empty
+    note: str  # remark on the peer's time; usually empty
 
     @property
     def side(self) -> str:
@@ -53,13 +55,13 @@ class Bar:
 
 
 def _shown_suites(rows: list[dict[str, Any]]) -> set[str]:
-    """All but the diagnostic ones. A file that has only those shows them."""
+    """All suites but the diagnostic ones. A file with only diagnostic suites shows them."""
     there = {row["suite"] for row in rows}
     return there.difference(DIAGNOSTIC_SUITES) or there
 
 
 def bars_of(result: dict[str, Any], suites: Collection[str] = (), names: Collection[str] = ()) -> list[Bar]:
-    """Bars of the rows with a peer's time, grouped by case name, groups and rows in the file's order."""
+    """One bar per row with a peer's time, grouped by case name, in the order of the file."""
     groups: dict[str, list[Bar]] = {}
     rows = result.get("rows", [])
     shown = suites or _shown_suites(rows)
@@ -76,7 +78,7 @@ def bars_of(result: dict[str, Any], suites: Collection[str] = (), names: Collect
 
 
 def _axis(highest: float) -> tuple[float, float]:
-    """(its end, the distance of gridlines). At most 10 gridlines follow 0; 1.0 is never at the edge."""
+    """(end of the axis, gridline distance). At most 10 gridlines follow 0; 1.0 is never at the edge."""
     step = 0.25
     while highest > 10 * step:
         step *= 2
@@ -86,7 +88,7 @@ def _axis(highest: float) -> tuple[float, float]:
 class SpeedChart:
     def __init__(self, result: dict[str, Any], bars: list[Bar]):
         if not bars:
-            raise ValueError("no row that was asked for has a peer's time: there is nothing to draw")
+            raise ValueError("no selected row has a peer's time: there is nothing to draw")
         self.result, self.bars = result, bars
         self.label_x = _MARGIN + _GAP + _BOLD * max(len(bar.group) for bar in bars)
         self.left = self.label_x + _GAP + _CHARACTER * max(len(bar.label) for bar in bars)
@@ -101,7 +103,7 @@ class SpeedChart:
         self.height = self.bottom + _AXIS + _ROW * len(self.notes)
 
     def _tops(self) -> list[int]:
-        """The y of each bar's row; a gap before each group."""
+        """The y of each bar's row, with a gap before each group."""
         tops, y, group = [], _HEAD + _AXIS, None
         for bar in self.bars:
             y += _GROUP_GAP if bar.group != group else 0
@@ -182,13 +184,13 @@ class SpeedChart:
         for bar, top in zip(self.bars, self.tops):
             parts += self._row(bar, top, bar.group != group)
             group = bar.group
-        # Above the bars: a bar that ends near 1.0 must not hide the line.
+        # Drawn after the bars, so that a bar that ends near 1.0 does not hide the line.
         parts += [self._vertical("one", 1.0), *self._footnotes(), "</svg>"]
         return "\n".join(parts)
 
 
 def write(result: dict[str, Any], path: Path, suites: Collection[str] = (), names: Collection[str] = ()) -> Path:
-    """The picture of a result file; the path it is at."""
+    """Writes the picture of a result file. Returns its path."""
     text = SpeedChart(result, bars_of(result, suites, names)).svg() + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")

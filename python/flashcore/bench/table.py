@@ -1,4 +1,4 @@
-"""Rows as people read them: line by line while they are measured, and as a table for the docs."""
+"""Result rows as text: lines during a run, and a Markdown table for the docs."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def print_row(case: Case, row: dict[str, Any]) -> None:
 
 
 def c_call(row: dict[str, Any]) -> str:
-    """The time of the bare C call; empty where `us` is that already."""
+    """The time of the bare C call; empty if `us` is that time already."""
     return f"{row['bare_us']:.4g}" if "bare_us" in row else ""
 
 
@@ -29,13 +29,13 @@ def device(result: dict[str, Any]) -> str:
 
 
 def best_peer(row: dict[str, Any]) -> str | None:
-    """The peer that took the least time; None where none was timed."""
+    """The fastest peer; None if no peer was timed."""
     times: dict[str, float] = row["peers_us"]
     return min(times, key=times.__getitem__) if times else None
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """A result file as a Markdown table, one row a case."""
+    """A result file as a Markdown table, one row per case."""
     peers = sorted({name for row in result["rows"] for name in row["peers_us"]})
     heading = ["case", "batch, heads, len, dim", "kernel", "us", "C call us", "spread", "TFLOP/s",
                "error", *peers, "ours / best peer"]

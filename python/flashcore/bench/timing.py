@@ -1,24 +1,24 @@
-"""How a benchmark takes its samples, and what it makes of them."""
+"""Sampling of a benchmark, and the summary of its samples."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MIN_SAMPLES = 5
-# Our two timers of a round: the call that is compared with peers, and the bare C call.
+# Our two timers of a round: the call that is compared with the peers, and the bare C call.
 OURS, BARE = "ours", "bare"
 
 
 def one_round(timers: Mapping[str, Callable[[], float]], reverse: bool = False) -> dict[str, float]:
-    """Everything once, one after the other: {name: us per call}, in the order of `timers` whichever
-    way round they ran. A timer measures one sample and gives its us per call."""
+    """Runs each timer once and returns {name: us per call} in the order of `timers`. With `reverse` they
+    run in reverse order. A timer measures one sample and returns its us per call."""
     names = list(timers)
     times = {name: timers[name]() for name in (names[::-1] if reverse else names)}
     return {name: times[name] for name in names}
 
 
 def spread(samples: Sequence[float]) -> float:
-    """Distance between the quartiles, as a share of the median."""
+    """The interquartile range divided by the median."""
     if len(samples) < 2:
         return 0.0
     low, middle, high = statistics.quantiles(samples, n=4, method="inclusive")
@@ -27,7 +27,7 @@ def spread(samples: Sequence[float]) -> float:
 
 def sample_count(wanted: int, seconds_per_sample: float,
                  budget_s: float) -> tuple[int, str | None]:
-    """(how many samples to take, why fewer than wanted or None)."""
+    """(number of samples to take, reason if it is less than wanted, or None)."""
     if wanted * seconds_per_sample <= budget_s or wanted <= MIN_SAMPLES:
         return wanted, None
     count = max(MIN_SAMPLES, int(budget_s / seconds_per_sample))
@@ -37,19 +37,19 @@ def sample_count(wanted: int, seconds_per_sample: float,
 
 
 def calls_per_sample(us_per_call: float, sample_us: float, least: int, most: int = 1024) -> int:
-    """How many calls make a sample long enough, at least once through all input sets."""
+    """The number of calls of a sample that takes sample_us, at least `least`, one per input set."""
     wanted = int(-(-sample_us // max(us_per_call, 0.1)))
     return max(min(max(wanted, 1), most), least)
 
 
 def whole_turns(calls: int, sets: int) -> int:
-    """At least so many calls, each input set equally often."""
+    """`calls`, rounded up so that each input set is used equally often."""
     return -(-calls // sets) * sets
 
 
 def summarise(samples: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """samples: one {name: us per call} per round, "ours" among the names. The ratio of a peer is the
-    median over rounds of ours / peer: below 1, ours takes less time. "bare" is no peer."""
+    """Summarizes samples, one {name: us per call} per round, which include "ours". The ratio of a peer
+    is the median over rounds of ours / peer; below 1, ours takes less time. "bare" is not a peer."""
     ours = [round_[OURS] for round_ in samples]
     summary: dict[str, Any] = {
         "us": statistics.median(ours),

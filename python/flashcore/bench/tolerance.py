@@ -1,5 +1,8 @@
-"""Is a result right? The element bound of src/verify/inputs/compare.cc (derived in docs/numerics.md), in
-plain Python: it needs neither NumPy nor torch, and shares no code with what it judges."""
+"""Checks results against the element-wise error bound of docs/numerics.md.
+
+The bound is that of src/verify/inputs/compare.cc. This is a separate implementation in plain Python, without
+NumPy and torch.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +14,7 @@ _LARGEST = {"f64": 1.7976931348623157e308, "f16": 65504.0}  # others: f32's
 
 @dataclass
 class Arithmetic:
-    """Unit roundoffs of the output, of P as stored and of the sums; spacing of the formats at 0."""
+    """Unit roundoffs of the output, of P and of the sums, and the smallest values of the formats."""
 
     out_unit: float
     p_unit: float
@@ -20,27 +23,27 @@ class Arithmetic:
     p_smallest: float
     score_unit: float = 0.0
     product_unit: float = 0.0
-    cuts_sums: bool = False  # tensor cores: a score's sum is cut off, not rounded
+    cuts_sums: bool = False  # tensor cores truncate the sum of a score
 
 
 def _smallest(dtype):
-    # 16-bit formats are stored with subnormals; f32 and f64 arithmetic may flush them.
-    # e4m3 is P's alone, which is then kept times 2^8.
+    # 16-bit formats keep subnormals; f32 and f64 arithmetic may flush them. e4m3 is used for P only,
+    # which is stored times 2^8.
     return {"f64": 2.0**-1022, "f16": 2.0**-24, "e4m3": 2.0**-17}.get(dtype, 2.0**-126)
 
 
 def arithmetic_of(out, probability):
     sum_unit = 2.0**-52 if probability == "f64" else 2.0**-24
-    # Weights of up to 2^8 wait for a factor that is flushed below 2^-126 (docs/numerics.md).
+    # Weights up to 2^8 are multiplied by a factor that is flushed below 2^-126 (docs/numerics.md).
     p_smallest = _smallest(probability) * (2.0**8 if probability == "bf16" else 1)
-    # Tensor cores that take 8-bit operands cut off each of 32 products 13 bits below the largest.
+    # 8-bit tensor cores truncate each of 32 products 13 bits below the largest one.
     score_unit = 2.0**-13 if probability == "e4m3" else 0.0
     return Arithmetic(_UNITS[out], _UNITS[probability], sum_unit, _smallest(out), p_smallest,
                       score_unit, 32 * score_unit, probability in ("f16", "bf16"))
 
 
 def probability_dtype(family, dtype):
-    """How the kernels of a family store P. Tensor cores take it in the format they multiply in."""
+    """The dtype in which the kernels of a family store P. Tensor cores take it in their operand format."""
     if family in ("sm80_8bit", "sm90_e4m3"):
         return "f16" if family == "sm80_8bit" else "e4m3"
     if family in ("cpu", "simt"):
@@ -50,7 +53,7 @@ def probability_dtype(family, dtype):
 
 @dataclass
 class ReferenceRow:
-    """Query i of (batch b, head h) in f64, and what its bound is made of."""
+    """The f64 result of query i of batch b and head h, and the terms of its bound."""
 
     b: int
     h: int
@@ -97,7 +100,7 @@ def lse_bound(row, head_dim, a):
 class Verdict:
     ok: bool = False
     reason: str = ""
-    relative_error: float = 0.0  # |got - want| / |want|, Euclidean: for people
+    relative_error: float = 0.0  # |got - want| / |want|, Euclidean; informative only
     worst_ratio: float = 0.0  # max |error| / bound
     worst_head_ratio: float = 0.0  # max over heads of |error| / (half of |bound|), Euclidean
     worst: str = ""
@@ -122,7 +125,7 @@ class _Tally:
 
 
 def compare(rows, got, got_lse, head_dim, arithmetic, out_dtype):
-    """rows: ReferenceRow list; got: per row its out values; got_lse: per row, or None."""
+    """The Verdict on a result. got has the output values of each ReferenceRow, got_lse the LSE or is None."""
     tally = _Tally()
     largest = _LARGEST.get(out_dtype, 3.4028234663852886e38)
     for row, values, r in zip(rows, got, range(len(rows))):
@@ -147,11 +150,11 @@ def compare(rows, got, got_lse, head_dim, arithmetic, out_dtype):
             tally.over += not error <= bound
             tally.note(error / bound, name, value, want, bound)
         if got_lse is not None:
-            _judge_lse(tally, row, got_lse[r], lse_bound(row, head_dim, arithmetic))
+            _compare_lse(tally, row, got_lse[r], lse_bound(row, head_dim, arithmetic))
     return _verdict(tally)
 
 
-def _judge_lse(tally, row, value, bound):
+def _compare_lse(tally, row, value, bound):
     name = f"lse[b={row.b}, h={row.h}, i={row.i}]"
     if math.isfinite(row.lse) and math.isfinite(value):
         error = abs(value - row.lse)
@@ -174,7 +177,7 @@ def _verdict(tally):
     if tally.elements == 0:
         verdict.reason = "nothing was compared"
     elif tally.misplaced:
-        verdict.reason = "non-finite values stand at other places"
+        verdict.reason = "non-finite values are at other positions"
     elif tally.over:
         verdict.reason = "errors exceed their bounds"
     elif verdict.worst_head_ratio > 1:

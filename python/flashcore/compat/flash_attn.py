@@ -1,9 +1,10 @@
-"""The calls of the flash_attn package, computed by FlashCore: same names, same order of arguments.
+"""Drop-in for the flash_attn package: the same functions with the same order of arguments.
 
     from flashcore.flash_attn import flash_attn_func
 
-Tensors are [batch, len, heads, dim]; causal is aligned to the last key. What FlashCore cannot do
-raises; nothing is ignored. Results are always deterministic."""
+Tensors are [batch, len, heads, dim], and causal is aligned to the last key. An argument that FlashCore
+does not support raises; no argument is ignored. Results are always deterministic.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +18,7 @@ from flashcore.cache import append
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
-
-# How FlashCore calls what has another name here.
+# FlashCore's argument names -> the names in this interface.
 _NAMES = {"scale": "softmax_scale", "window": "window_size", "max_q_len": "max_seqlen_q",
           "max_kv_len": "max_seqlen_k", "return_lse": "return_attn_probs"}
 _CACHE_NAMES = {"k_new": "k", "v_new": "v", "k": "k_cache", "v": "v_cache", "scale": "softmax_scale",
@@ -35,10 +35,10 @@ def _pair(window_size: Sequence[int]) -> tuple[int, int]:
 
 
 def _refuse(**arguments: tuple[Any, Any, str]) -> None:
-    """Arguments without an equivalent must have the value that means nothing."""
+    """Raises if an unsupported argument differs from its neutral value."""
     for name, (value, neutral, instead) in arguments.items():
         if value is not neutral and value != neutral:
-            raise NotImplementedError(f"{name}: is given, which FlashCore has not; {instead}")
+            raise NotImplementedError(f"{name}: is given, which FlashCore does not support; {instead}")
 
 
 def _no_dropout(dropout_p: float) -> None:
@@ -51,7 +51,7 @@ def flash_attn_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p
                     window_size: Sequence[int] = (-1, -1), softcap: float = 0.0,
                     alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
                     return_attn_probs: bool = False) -> Any:
-    """out, or with return_attn_probs (out, lse, None): without dropout there is no mask to return."""
+    """Returns out, or with return_attn_probs (out, lse, None). Without dropout there is no dropout mask."""
     _no_dropout(dropout_p)
     found = names.call(_NAMES, attention, q, k, v, causal=causal, window=_pair(window_size),
                         scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
@@ -67,7 +67,7 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                            alibi_slopes: torch.Tensor | None = None, deterministic: bool = False,
                            return_attn_probs: bool = False,
                            block_table: torch.Tensor | None = None) -> Any:
-    """Packed sequences. With block_table k and v are pages, and cu_seqlens_k gives their lengths."""
+    """Attention on varlen sequences. With block_table, k and v are paged and cu_seqlens_k gives the lengths."""
     _no_dropout(dropout_p)
     lengths: dict[str, Any] = dict(cu_seqlens_k=cu_seqlens_k, max_kv_len=max_seqlen_k)
     if block_table is not None:
@@ -92,9 +92,9 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
                             rotary_interleaved: bool = True,
                             alibi_slopes: torch.Tensor | None = None, num_splits: int = 0,
                             return_softmax_lse: bool = False) -> Any:
-    """Attention over a cache, [batch, capacity, heads, dim] or pages. Where k and v are given they
-    are written into the cache at cache_seqlens first; they stay there, behind what is in use, if the
-    attention is then refused."""
+    """Attention over a KV cache, [batch, capacity, heads, dim] or paged. If k and v are given, they are
+    first written into the cache at cache_seqlens. They stay there, past the keys in use, if the
+    attention call then raises."""
     _refuse(rotary_cos=(rotary_cos, None, "rotate q and k before the call"),
             rotary_sin=(rotary_sin, None, "rotate q and k before the call"),
             rotary_interleaved=(rotary_interleaved, True, "rotate q and k before the call"),
@@ -107,10 +107,10 @@ def flash_attn_with_kvcache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: tor
         cache_seqlens = integer("cache_seqlens", cache_seqlens, 32)
         cache_seqlens = torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
     if (k is None) != (v is None):
-        raise ValueError("k and v: only one of them is given; wanted both or none")
+        raise ValueError("k and v: only one of them is given; wanted both or neither")
     if k is not None:
         if cache_seqlens is None:
-            raise ValueError("cache_seqlens: not given; new k and v need to know where they go")
+            raise ValueError("cache_seqlens: not given; it says where new k and v are written")
         names.call(_CACHE_NAMES, append, k, v, k_cache, v_cache, cache_seqlens,
                     block_table=block_table, layout="bshd")
         cache_seqlens = cache_seqlens + k.shape[1]

@@ -1,1 +1,1 @@
-"""FlashCore inside other libraries. Nothing is registered until you call register()."""
+"""FlashCore inside other libraries. register() of a module enables it."""

@@ -1,12 +1,13 @@
-"""Which models of transformers FlashCore serves, and under which of its two names.
+"""Decides which models of transformers FlashCore supports, and under which of its two names.
 
-A model asks its config for the name of the attention and acts on the name itself. Three things follow:
-- Some attention modules never call the attention function, but would be given its boolean masks, which
-  they add to scores. Such a model is refused.
-- A name with "flash" in it means a build of flash_attn: hub kernels, no chunks, sometimes 2-D masks.
-  Most models are served under PLAIN_NAME, whatever name was asked for.
-- Some models do need a name with "flash" in it: they give packed sequences to no other, or have a module
-  of their own that calls flash_attn."""
+A model reads the name of the attention from its config and branches on that name. Three cases matter:
+- Some attention modules never call the attention function, but would add its boolean masks to scores.
+  Such a model is rejected.
+- transformers assumes that a name with "flash" in it is a build of flash_attn: hub kernels, no chunks,
+  sometimes 2-D masks. Most models therefore run under PLAIN_NAME, even if NAME was requested.
+- Some models need a name with "flash" in it. They pass varlen sequences to such names only, or have
+  their own module that calls flash_attn.
+"""
 
 import functools
 import inspect
@@ -20,16 +21,16 @@ import torch
 NAME = "flashcore"
 PLAIN_NAME = "fc_attention"
 
-# Configs of models with attention modules that call flash_attn's functions and want its masks.
+# Configs of models whose attention modules call flash_attn's functions and expect its masks.
 _CALL_FLASH_ATTN = {"falcon", "gptj", "semantic", "coarse_acoustics", "fine_acoustics"}
-# Attention modules whose mask is none that transformers made for the attention function.
+# Attention modules whose mask does not come from the mask function of transformers.
 _MAKE_THEIR_MASK = re.compile(
     "MultiscaleDeformableAttention$|MHAttentionMap$|^LongT5|^PegasusXGlobalLocal|^Gemma3nAudio|"
     "^EsmFold2RowAttentionPooling$")
 
-# Its decoder's modules say that they are not causal, and rely on the mask for it.
+# Models whose decoder modules have is_causal=False and rely on the mask instead.
 _FORGET_IS_CAUSAL = {"pegasus_x"}
-# Config classes of models that know no masks but eager's.
+# Config classes of models that support eager masks only.
 _want_eager_masks: set[type] = set()
 
 
@@ -38,19 +39,19 @@ def calls_flash_attn(config: Any) -> bool:
 
 
 def wants_eager_masks(config: Any) -> bool:
-    """Added to the scores, and never left out for is_causal to say it."""
+    """True if the model needs additive masks that are never replaced by is_causal."""
     return type(config) in _want_eager_masks
 
 
 def watch(attend: Callable[..., Any]) -> None:
-    """From now on every model that is made with one of our names, or set to one, is looked at."""
+    """Hooks PreTrainedModel, so that every model that uses one of our names is checked."""
     from transformers import PreTrainedModel
     wanted = ("_check_and_adjust_attn_implementation", "get_correct_attn_implementation", "post_init")
     missing = [name for name in wanted if not hasattr(PreTrainedModel, name)]
     if missing:
         import transformers
         raise NotImplementedError(f"transformers is {transformers.__version__}, whose PreTrainedModel has "
-                                  f"no {missing[0]}: FlashCore could not tell which models it serves; "
+                                  f"no {missing[0]}: FlashCore cannot tell which models it supports; "
                                   "wanted 5.17 to 5.23")
     if getattr(PreTrainedModel.post_init, "knows_flashcore", False):
         return
@@ -61,7 +62,7 @@ def watch(attend: Callable[..., Any]) -> None:
 
     def corrected(self: Any, requested_attention: str | None, is_init_check: bool = False) -> Any:
         name = correct(self, name_for(self, requested_attention, attend), is_init_check)
-        if not is_init_check:  # at that time there are no modules yet
+        if not is_init_check:  # the modules do not exist yet at an init check
             refuse_own_attention(self, {id(self.config): name}, name)
         return name
 
@@ -76,7 +77,7 @@ def watch(attend: Callable[..., Any]) -> None:
 
 
 def name_for(model: Any, name: str | None, attend: Callable[..., Any]) -> str | None:
-    """Under which name the model is served, where one of ours was asked for."""
+    """The name under which the model runs. Names that are not ours are returned unchanged."""
     if name not in (NAME, PLAIN_NAME):
         return name
     if model.config.model_type == "gpt_neo":
@@ -113,12 +114,12 @@ def _source_of_model(model_class: Any) -> str:
 def _source(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
-    except (OSError, TypeError):  # made in an interactive session
+    except (OSError, TypeError):  # defined in an interactive session
         return ""
 
 
 def _tables(module: Any) -> dict[str, dict[str, type]]:
-    """Where a model looks its attention module up by the name of the implementation."""
+    """The tables in which a model looks up its attention module by the implementation's name."""
     return {name: one for name, one in getattr(module, "__dict__", {}).items()
             if name.endswith("ATTENTION_CLASSES") and isinstance(one, dict)}
 
@@ -131,8 +132,9 @@ def _refuse_table(model_class: type, name: str) -> None:
 
 def refuse_own_attention(module: torch.nn.Module, new_names: dict[int, str],
                          name: str | None) -> None:
-    """Raises where a module under one of our names computes its attention by itself. The name is that
-    of its config, or of the module around it; new_names, by the config's id, are still to be set."""
+    """Raises if a module that runs under one of our names computes attention itself. The name comes from
+    the module's config, or from the module that contains it. new_names, by the config's id, holds names
+    that are not yet in the configs."""
     config = getattr(module, "config", None)
     name = new_names.get(id(config), getattr(config, "_attn_implementation", name))
     if name in (NAME, PLAIN_NAME) and _computes_its_own(module.__class__):
@@ -163,8 +165,8 @@ def _refuse(where: type, why: str) -> None:
 
 
 def _add_flash_attn(module: Any) -> None:
-    """The modelling file imports two functions only where the package flash_attn is installed, and may
-    know its own attention module for flash_attn by one name only."""
+    """Adds two functions that a modelling file imports only if flash_attn is installed, and our name to
+    its table of attention modules."""
     from transformers.integrations.flash_attention import get_target_dtype
     from transformers.modeling_flash_attention_utils import _flash_attention_forward
     for function in (get_target_dtype, _flash_attention_forward):
@@ -175,7 +177,8 @@ def _add_flash_attn(module: Any) -> None:
 
 
 def _add_gpt_neo(attend: Callable[..., Any]) -> None:
-    """GPT-Neo's module for flash_attn forgets the windows of its local layers, so it gets one of ours."""
+    """Adds an attention module for GPT-Neo, whose own module for flash_attn ignores the windows of local
+    layers."""
     from transformers.models.gpt_neo import modeling_gpt_neo as gpt_neo
     if PLAIN_NAME in gpt_neo.GPT_NEO_ATTENTION_CLASSES:
         return
@@ -188,7 +191,7 @@ def _add_gpt_neo(attend: Callable[..., Any]) -> None:
                 attention_mask = torch.ones(q_len, kv_len, dtype=torch.bool, device=query.device).tril(
                     kv_len - q_len if q_len == 1 else 0)[None, None]
             if self.attention_type == "local":
-                # A query stands on the last key it sees; a static cache has more keys after that.
+                # A query's position is the last key that it sees. A static cache has keys after it.
                 row = torch.arange(kv_len, device=query.device)
                 position = torch.where(attention_mask, row, 0).amax(-1, keepdim=True)
                 attention_mask = attention_mask & (row > position - self.config.window_size)

@@ -1,11 +1,12 @@
-"""Serves torch's own scaled_dot_product_attention, so that models need no change:
+"""Replaces the flash backend of torch's scaled_dot_product_attention, so that models need no change:
 
     import flashcore.integrations.torch_sdpa
     flashcore.integrations.torch_sdpa.register()
     torch.nn.attention.activate_flash_attention_impl("flashcore")
 
-torch then sends its flash backend here, on the CPU and on CUDA, forward and backward. Which calls go
-to the flash backend is still torch's choice (no mask on CUDA, f16 and bf16 there)."""
+torch then calls FlashCore for its flash backend, on the CPU and on CUDA, forward and backward. torch
+still chooses which calls use the flash backend (on CUDA: no mask, f16 and bf16 only).
+"""
 
 import warnings
 from typing import Any
@@ -20,7 +21,7 @@ NAME = "flashcore"
 
 
 def register() -> None:
-    """Makes the implementation known to torch without activating it."""
+    """Registers the implementation with torch. It does not activate it."""
     from torch.nn import attention as torch_attention
     if not hasattr(torch_attention, "register_flash_attention_impl"):
         raise NotImplementedError(f"torch is {torch.__version__}; its attention can be replaced from "
@@ -29,7 +30,7 @@ def register() -> None:
 
 
 class _Handle:
-    """The kernels are in torch's dispatcher as long as this is not removed."""
+    """Keeps the kernels registered with torch's dispatcher until remove()."""
 
     def __init__(self) -> None:
         self._library = torch.library.Library("aten", "IMPL")
@@ -68,7 +69,7 @@ def _forward_cpu(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0
     _check(dropout_p)
     out, lse = attention(query, key, value, causal=is_causal, scale=scale, return_lse=True,
                          q_start=_top_left(query, key, is_causal), **_split_mask(attn_mask))
-    # In the order of dimensions that torch's compiler expects of this kernel.
+    # torch's compiler expects this memory order of dimensions.
     return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
 
 

@@ -4,9 +4,10 @@
     flashcore.integrations.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="flashcore")
 
-register() gives transformers the attention and the mask function that belongs to it. Without the
-second one it would drop padding and windows silently. A model that would take the masks but never call
-the attention is refused; _transformers_models.py says which."""
+register() registers the attention function and its mask function. Without the mask function,
+transformers would drop padding and windows silently. A model that uses the masks but never calls the
+attention function is rejected; see _transformers_models.py.
+"""
 
 from typing import Any
 
@@ -21,7 +22,7 @@ PLAIN_NAME = models.PLAIN_NAME
 
 
 def register() -> None:
-    """Makes attn_implementation="flashcore" known to transformers."""
+    """Registers attn_implementation="flashcore" with transformers."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
     for name in (NAME, PLAIN_NAME):
@@ -32,8 +33,8 @@ def register() -> None:
 
 
 def make_mask(*arguments: Any, config: Any = None, **options: Any) -> torch.Tensor | None:
-    """The masks that attend() takes: boolean, or what the model works on before it calls attend().
-    For a model that calls flash_attn by itself, that package's."""
+    """Makes the mask for attend(). It is boolean, except for models that need eager masks, and for
+    models that call flash_attn themselves, which get that package's masks."""
     from transformers import masking_utils
     make: Any = masking_utils.sdpa_mask
     if models.calls_flash_attn(config):
@@ -45,8 +46,8 @@ def make_mask(*arguments: Any, config: Any = None, **options: Any) -> torch.Tens
 
 
 def _answer_for_flash() -> None:
-    """transformers takes every name with "flash" in it for a build of flash_attn and looks for that
-    package's calls. For ours it finds those of flashcore.flash_attn."""
+    """Provides the functions of flashcore.flash_attn to transformers, which assumes that every name with
+    "flash" in it is a build of flash_attn and looks up the functions of that package."""
     from transformers import modeling_flash_attention_utils as utils
     original = getattr(utils, "_lazy_imports", None)
     if original is None or getattr(original, "knows_flashcore", False):
@@ -81,8 +82,8 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
            softcap: float | None = None, s_aux: torch.Tensor | None = None,
            position_bias: torch.Tensor | None = None, sinks: torch.Tensor | None = None,
            **options: Any) -> tuple[torch.Tensor, None]:
-    """query [batch, heads, len, dim], key and value with their own heads; [batch, len, heads, dim].
-    s_aux is a sink for each head, sinks one for each query, [batch, heads, len, 1]."""
+    """The attention function. query, key and value are [batch, heads, len, dim]; the result is
+    [batch, len, heads, dim]. s_aux has one sink per head, sinks one per query, [batch, heads, len, 1]."""
     _refuse(dropout, options)
     q_len, kv_len = query.shape[2], key.shape[2]
     if is_causal is None:
@@ -91,14 +92,13 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
                                   sinks=None if s_aux is None else s_aux.float())
     if options.get("cu_seq_lens_q") is not None:
         if attention_mask is None and position_bias is None and sinks is None:
-            return _packed(query, key, value, bool(is_causal), sliding_window, common, options), None
+            return _varlen(query, key, value, bool(is_causal), sliding_window, common, options), None
         if attention_mask is None:
-            attention_mask = _packed_mask(query, key, bool(is_causal), sliding_window, options)
-        else:  # which says already what is causal, and the window
-            attention_mask = _join(attention_mask, _packed_mask(query, key, False, None, options))
+            attention_mask = _varlen_mask(query, key, bool(is_causal), sliding_window, options)
+        else:  # the mask already includes causality and the window
+            attention_mask = _join(attention_mask, _varlen_mask(query, key, False, None, options))
     attention_mask = _selected_keys(module, attention_mask, query, kv_len, options)
-    # Where it gives no mask, transformers relies on a causal mask aligned top-left, and on one query
-    # seeing everything.
+    # Without a mask, transformers expects top-left causal alignment, and a single query to see all keys.
     causal = q_len > 1 and attention_mask is None and bool(is_causal)
     bias = mask = None
     if attention_mask is not None:
@@ -109,7 +109,7 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
             bias = attention_mask
     if position_bias is not None:
         bias = position_bias if bias is None else position_bias + bias
-    # A mask holds the window already; without a mask the keys are too few for it to matter.
+    # A mask already includes the window. Without a mask there are too few keys for a window to matter.
     window = (sliding_window - 1, -1) if causal and sliding_window else (-1, -1)
     found = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
                       causal=causal, window=window, bias=bias, mask=mask, layout="bshd",
@@ -117,13 +117,13 @@ def attend(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, valu
     if sinks is None:
         return found.contiguous(), None
     out, lse = found
-    # One more term exp(sink) in the denominator of a row.
+    # Each row's denominator gets the additional term exp(sink).
     share = torch.sigmoid(lse - sinks.squeeze(-1).float()).transpose(1, 2).unsqueeze(-1)
     return (out * share).to(out.dtype).contiguous(), None
 
 
 def _join(mask: torch.Tensor | None, keep: torch.Tensor) -> torch.Tensor:
-    """mask, boolean or added to the scores, without the keys that `keep` hides."""
+    """The mask, boolean or additive, that also hides the keys where `keep` is False."""
     if mask is None:
         return keep
     if mask.dtype == torch.bool:
@@ -133,8 +133,8 @@ def _join(mask: torch.Tensor | None, keep: torch.Tensor) -> torch.Tensor:
 
 def _selected_keys(module: torch.nn.Module, mask: torch.Tensor | None, query: torch.Tensor,
                    kv_len: int, options: dict[str, Any]) -> torch.Tensor | None:
-    """The mask with the choice of an indexer in it. Sparse models join both themselves for "eager" and
-    "sdpa" only; other implementations get the keys, or the blocks of keys, by their numbers."""
+    """The mask combined with the keys that an indexer selects. Sparse models combine both themselves only
+    for "eager" and "sdpa"; other implementations get the indices of the keys or key blocks."""
     indices, block_indices = options.get("indices"), options.get("block_indices")
     if indices is not None:
         if mask is None:
@@ -158,10 +158,10 @@ def _windows(causal: bool, sliding_window: int | None) -> tuple[int, int]:
     return sliding_window - 1, -1 if causal else sliding_window - 1
 
 
-def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool,
+def _varlen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool,
             sliding_window: int | None, common: dict[str, Any],
             options: dict[str, Any]) -> torch.Tensor:
-    """Sequences one after the other in a batch of one, as vision models give them."""
+    """Varlen sequences in a batch of one, as vision models pass them."""
     q, k, v = (one.transpose(1, 2).flatten(0, 1) for one in (query, key, value))
     out: torch.Tensor = attention(
         q, k, v, causal=causal, window=_windows(causal, sliding_window),
@@ -171,9 +171,9 @@ def _packed(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal:
     return out.unflatten(0, (query.shape[0], query.shape[2]))
 
 
-def _packed_mask(query: torch.Tensor, key: torch.Tensor, causal: bool, sliding_window: int | None,
+def _varlen_mask(query: torch.Tensor, key: torch.Tensor, causal: bool, sliding_window: int | None,
                  options: dict[str, Any]) -> torch.Tensor:
-    """The same as a mask: kernels for packed sequences take none, and no bias."""
+    """A mask that separates varlen sequences. Varlen kernels take neither mask nor bias."""
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
         raise NotImplementedError(f"cu_seq_lens_q: is given with a mask or a bias for a batch of "
                                   f"{query.shape[0]}, {query.shape[2]} queries and {key.shape[2]} keys; "
@@ -183,7 +183,7 @@ def _packed_mask(query: torch.Tensor, key: torch.Tensor, causal: bool, sliding_w
     k_row = torch.arange(key.shape[2], device=query.device)
     q_sequence = torch.bucketize(q_row, cu_q[1:], right=True)
     k_sequence = torch.bucketize(k_row, cu_k[1:], right=True)
-    # Positions from the last key of a sequence, on which its last query stands.
+    # Positions relative to the last key of a sequence, with which its last query is aligned.
     ends = torch.cat((cu_q[1:], cu_q[-1:])), torch.cat((cu_k[1:], cu_k[-1:]))
     distance = (q_row - ends[0][q_sequence])[:, None] - (k_row - ends[1][k_sequence])[None]
     keep = q_sequence[:, None] == k_sequence[None]
