@@ -16,25 +16,32 @@ from flashcore._attention import attention, explain
 from flashcore._core.library import CudaError, Library, StaleLibraryError, load
 from flashcore._core.providers import provider_of
 from flashcore._core.version import VERSION
-from flashcore._verify import Report as Report, verify as verify
 from flashcore.cache import append, merge
 from flashcore.quant import Quantized, dequantize, quantize
 
 if TYPE_CHECKING:
     from flashcore._torch.sdpa import sdpa
+    from flashcore._verify import Report as Report, verify as verify
 
 __version__ = VERSION
 __all__ = ["CudaError", "Library", "Quantized", "StaleLibraryError", "append", "attention",
            "dequantize", "explain", "load", "merge", "quantize", "sdpa", "__version__"]
 
-# These modules need a framework, so they are imported on first use.
+# Imported on first use: these modules need a framework, or would double the import time.
 _LAZY_MODULES = {"flash_attn": "flashcore.flash_attn", "ops": "flashcore.ops",
                  "integrations": "flashcore.integrations"}
+_LAZY_NAMES = {"Report": "flashcore._verify", "verify": "flashcore._verify"}
 
 
 def __getattr__(name: str) -> Any:
     if name == "sdpa":
         return provider_of("torch").sdpa.sdpa
+    if name in _LAZY_NAMES:
+        return getattr(importlib.import_module(_LAZY_NAMES[name]), name)
     if name not in _LAZY_MODULES:
         raise AttributeError(f"module 'flashcore' has no attribute '{name}'")
     return importlib.import_module(_LAZY_MODULES[name])
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), "sdpa", *_LAZY_MODULES, *_LAZY_NAMES})
