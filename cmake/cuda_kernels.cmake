@@ -122,6 +122,7 @@ if(FLASHCORE_HAS_CUDA)
     ${PROJECT_SOURCE_DIR}/src/cuda/device.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/registry.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/sm90/make_params.cc
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/tensor_map.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/common/combine.cu
     ${PROJECT_SOURCE_DIR}/src/cuda/common/append.cu
     ${PROJECT_SOURCE_DIR}/src/cuda/common/quantize.cu)

@@ -11,7 +11,7 @@
 #include "core/combine.h"
 #include "core/params.h"
 #include "core/quantize.h"
-#include "core/sm90_traits.h"
+#include "core/tile_scheduler.h"
 #include "flashcore/attention.h"
 
 namespace flashcore {
@@ -85,12 +85,12 @@ Result<const Backend*> backend_for(DeviceType type) noexcept;
 core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
                                   const Workspace& workspace) noexcept;
 
-/// The work of a persistent kernel, in the order in which its blocks take it.
+/// The tiles of a persistent kernel, in the order in which its CTAs fetch them.
 struct WorkList {
   core::TileScheduler order;
   core::PackGqa heads;
-  core::Tail tail;
-  std::int32_t pieces;  ///< in all
+  core::TailSplit tail;
+  std::int32_t num_scheduled;  ///< tiles and tail splits
 };
 WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) noexcept;
 

@@ -209,10 +209,10 @@ WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) n
   work.order = core::make_tile_scheduler(params.batch, params.q_heads / heads, params.group / heads,
                                          params.q_tiles,
                                          equal_items ? 0 : kLastRounds * plan.device.sm_count);
-  work.tail = {work.order.items - cut,
+  work.tail = {work.order.tiles - cut,
                static_cast<std::int32_t>(plan.keys_per_tail_split) / plan.tile_k,
                core::make_fast_divmod(plan.tail_splits)};
-  work.pieces = core::num_scheduled(work.order, work.tail);
+  work.num_scheduled = core::num_scheduled(work.order, work.tail);
   return work;
 }
 

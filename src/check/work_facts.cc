@@ -23,7 +23,7 @@ struct ItemRows {
 
 ItemRows rows_of(const core::AttentionParams& params, const WorkList& work, std::int32_t piece) {
   const core::TileCoord item =
-      core::coord_of(work.order, core::scheduled_tile(work.tail, piece).item);
+      core::coord_of(work.order, core::scheduled_tile(work.tail, piece).tile);
   const core::SeqInfo sequence =
       params.is_varlen ? core::seq_info_of(params, item.batch) : core::dense_seq_info(params);
   const std::int32_t queries = params.tile_q >> work.heads.log2;
@@ -48,10 +48,10 @@ WorkFacts work_facts(const Plan& plan, const Tensors& tensors) {
   const core::AttentionParams params =
       make_params(plan, tensors, {&nobodys, plan.workspace_bytes, plan.problem.device});
   const WorkList work = make_work_list(plan, params);
-  const std::int32_t blocks = std::min(work.pieces, plan.device.sm_count);
+  const std::int32_t blocks = std::min(work.num_scheduled, plan.device.sm_count);
   std::int64_t items = 0;
   int keyless = -1;  // since the last item with keys; -1: there was none yet
-  for (std::int32_t piece = 0; piece < work.pieces; ++piece) {
+  for (std::int32_t piece = 0; piece < work.num_scheduled; ++piece) {
     const ItemRows rows = rows_of(params, work, piece);
     if (rows.end <= rows.first) continue;
     ++items;

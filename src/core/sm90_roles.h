@@ -1,15 +1,16 @@
-// What the warps of a Hopper CTA do, as far as they wait for each other. A role is a template over
-// the warp that plays it: the kernel's (cuda/sm90), which copies and multiplies, or the model's
-// (tests/protocol), which checks every access. Both run these very lines.
+// The roles of a Hopper CTA: scheduler, producer, transposer and consumer, as far as they
+// synchronise. A role is a template over the warp that plays it: the kernel's warp (cuda/sm90),
+// which loads and multiplies, or the model's (tests/protocol), which checks every access. Both run
+// these lines.
 //
-//   scheduler   one thread: fetches items and describes them in the item queue
-//   producer    one thread: fills the rings of Q, K and V tiles
-//   transposer  two warps, for 8-bit values: from the raw ring to the ring of V
-//   consumer    warpgroups of four warps: Q K^T, softmax, P V, output
+//   scheduler   one thread: fetches work tiles and writes them to the tile queue
+//   producer    one thread: fills the Q, K and V pipelines by TMA
+//   transposer  two warps (fp8): V from the staging buffer to the V pipeline
+//   consumer    warpgroups of four warps: mainloop and epilogue
 //
-// Every warp has wait<barrier>(place), test_wait<barrier>(place), arrive<barrier>(place),
-// item(place) and has_fault(bug). Products run from their issue until wgmma_wait<n>() leaves at
-// most n groups of them under way.
+// Every warp has wait<barrier>(state), test_wait<barrier>(state), arrive<barrier>(state),
+// work(state), the work tile in a slot of the queue, and has_fault(fault). A GEMM runs
+// asynchronously from its issue until wgmma_wait<n>() leaves at most n groups in flight.
 #pragma once
 
 #include "core/fault.h"
@@ -17,11 +18,11 @@
 
 namespace flashcore::core {
 
-/// The scheduler fetches an item when this many tiles of the one before are still to be loaded:
-/// that hides the latency of the atomic, and a CTA with long items does not hoard others.
+/// The scheduler fetches the next tile this many KV tiles before the current one is loaded. That
+/// hides the latency of the atomic and keeps CTAs from hoarding tiles.
 inline constexpr int kTilesAhead = 2;
 
-/// What a barrier's mbarriers are initialised with.
+/// Arrival count of a barrier's mbarriers.
 FLASHCORE_HD constexpr int initial_arrivals(const Sm90Traits& shape, Sm90Barrier barrier,
                                             bool too_few) {
   const int arrivals = sm90_barrier(shape, barrier).arrivals;
@@ -30,129 +31,129 @@ FLASHCORE_HD constexpr int initial_arrivals(const Sm90Traits& shape, Sm90Barrier
 
 template <typename Warp>
 FLASHCORE_ROLE void schedule_tiles(Warp& warp) {
-  TileQueueState place;
-  std::int32_t index = warp.first_piece();
-  while (index < warp.pieces()) {
-    warp.template wait<Sm90Barrier::tile_empty>(place);
-    if (warp.describe(place, index)) {
-      warp.template arrive<Sm90Barrier::tile_full>(place);
-      warp.template wait<Sm90Barrier::tile_requested>(PipelineState<1>{place.steps});
-      place.next();
+  TileQueueState queue;
+  std::int32_t index = warp.first_index();
+  while (index < warp.num_scheduled()) {
+    warp.template wait<Sm90Barrier::tile_empty>(queue);
+    if (warp.decode_work_tile(queue, index)) {
+      warp.template arrive<Sm90Barrier::tile_full>(queue);
+      warp.template wait<Sm90Barrier::tile_requested>(PipelineState<1>{queue.count});
+      queue.advance();
     }
-    index = warp.next_piece();
+    index = warp.fetch_tile();
   }
-  warp.template wait<Sm90Barrier::tile_empty>(place);
-  warp.mark_end(place);
-  warp.template arrive<Sm90Barrier::tile_full>(place);
+  warp.template wait<Sm90Barrier::tile_empty>(queue);
+  warp.mark_end(queue);
+  warp.template arrive<Sm90Barrier::tile_full>(queue);
 }
 
 template <typename Warp>
 FLASHCORE_ROLE void produce(Warp& warp) {
   using P = typename Warp::Pipeline;
-  typename P::KvState k_place;
-  typename P::LoadedVState v_place;
-  for (TileQueueState place;; place.next()) {
-    warp.template wait<Sm90Barrier::tile_full>(place);
-    const TileSteps& item = warp.item(place);
-    if (item.queries < 0) return;
-    const auto load_keys = [&](std::int32_t tile) {
-      warp.template wait<Sm90Barrier::k_empty>(k_place);
-      warp.copy_keys(place, k_place, tile);
-      k_place.next();
+  typename P::KvState k_state;
+  typename P::LoadedVState v_state;
+  for (TileQueueState queue;; queue.advance()) {
+    warp.template wait<Sm90Barrier::tile_full>(queue);
+    const TileSteps& work = warp.work(queue);
+    if (work.queries < 0) return;
+    const auto load_k = [&](std::int32_t tile) {
+      warp.template wait<Sm90Barrier::k_empty>(k_state);
+      warp.load_k(queue, k_state, tile);
+      k_state.advance();
     };
-    const auto load_queries = [&](int group, int end_group) {
+    const auto load_q = [&](int group, int end_group) {
       FLASHCORE_LOOP
       for (; group < end_group; group += P::kQTilesPerBarrier) {
-        const typename P::QStage queries{place.steps, group};
-        warp.template wait<Sm90Barrier::q_empty>(queries.emptied());
-        warp.copy_queries(place, queries, group);
+        const typename P::QStage q_stage{queue.count, group};
+        warp.template wait<Sm90Barrier::q_empty>(q_stage.emptied());
+        warp.load_q(queue, q_stage, group);
       }
     };
-    const std::int32_t end_tile = item.first_tile + item.tiles;
-    // First what finds its room free first: queries that need not wait for those of the item before
-    // this one, then the first keys.
-    constexpr int kFree = P::kQStages - P::kConsumers;
-    load_queries(0, kFree);
-    load_keys(item.first_tile);
-    load_queries(kFree, P::kConsumers);
-    // In the order in which they are needed: the scores of a step are begun before the step before
-    // it meets its values.
-    if (item.tiles <= kTilesAhead)
+    const std::int32_t end_tile = work.first_tile + work.tiles;
+    // The loads whose slots become free first go first: Q tiles that need not wait for the previous
+    // work tile's, then the first K tile.
+    constexpr int kFreeQStages = P::kQStages - P::kConsumers;
+    load_q(0, kFreeQStages);
+    load_k(work.first_tile);
+    load_q(kFreeQStages, P::kConsumers);
+    // Then in the order of use: Q K^T of a step is issued before P V of the previous step.
+    if (work.tiles <= kTilesAhead) {
       warp.template arrive<Sm90Barrier::tile_requested>(PipelineState<1>{});
-    for (std::int32_t tile = item.first_tile; tile < end_tile; ++tile) {
+    }
+    for (std::int32_t tile = work.first_tile; tile < end_tile; ++tile) {
       if (tile + 1 + kTilesAhead == end_tile) {
         warp.template arrive<Sm90Barrier::tile_requested>(PipelineState<1>{});
       }
-      if (tile + 1 < end_tile) load_keys(tile + 1);
-      warp.template wait<P::kLoadedEmpty>(v_place);
-      warp.copy_values(place, v_place, tile);
-      v_place.next();
+      if (tile + 1 < end_tile) load_k(tile + 1);
+      warp.template wait<P::kLoadedVEmpty>(v_state);
+      warp.load_v(queue, v_state, tile);
+      v_state.advance();
     }
-    warp.template arrive<Sm90Barrier::tile_empty>(place);
+    warp.template arrive<Sm90Barrier::tile_empty>(queue);
   }
 }
 
 template <typename Warp>
-FLASHCORE_ROLE void transpose_values(Warp& warp) {
+FLASHCORE_ROLE void transpose_v(Warp& warp) {
   using P = typename Warp::Pipeline;
-  typename P::KvState done;
-  for (TileQueueState place;; place.next()) {
-    warp.template wait<Sm90Barrier::tile_full>(place);
-    if (warp.item(place).queries < 0) return;
+  typename P::KvState v_state;
+  for (TileQueueState queue;; queue.advance()) {
+    warp.template wait<Sm90Barrier::tile_full>(queue);
+    if (warp.work(queue).queries < 0) return;
     FLASHCORE_LOOP
-    for (std::int32_t i = 0; i < warp.item(place).tiles; ++i, done.next()) {
-      const typename P::LoadedVState raw{done.steps};
-      warp.template wait<Sm90Barrier::v_staging_full>(raw);
-      warp.template wait<Sm90Barrier::v_empty>(done);
-      warp.transpose(raw, done, place, warp.item(place).first_tile + i);
-      warp.template arrive<Sm90Barrier::v_staging_empty>(raw);
-      warp.template arrive<Sm90Barrier::v_full>(done);
+    for (std::int32_t i = 0; i < warp.work(queue).tiles; ++i, v_state.advance()) {
+      const typename P::LoadedVState staging{v_state.count};
+      warp.template wait<Sm90Barrier::v_staging_full>(staging);
+      warp.template wait<Sm90Barrier::v_empty>(v_state);
+      warp.transpose(staging, v_state, queue, warp.work(queue).first_tile + i);
+      warp.template arrive<Sm90Barrier::v_staging_empty>(staging);
+      warp.template arrive<Sm90Barrier::v_full>(v_state);
     }
-    warp.template arrive<Sm90Barrier::tile_empty>(place);
+    warp.template arrive<Sm90Barrier::tile_empty>(queue);
   }
 }
 
-/// The same slot, one use too early.
+/// The same slot one use too early: the fault parity_wrong.
 struct RoundBefore {
   std::uint32_t slot, next_round;
   FLASHCORE_HD std::uint32_t stage() const { return slot; }
   FLASHCORE_HD std::uint32_t round() const { return next_round - 1; }
 };
 
-/// Where a consumer is in the stream of steps: items follow each other without a pause.
+/// A consumer's position in the stream of steps, which runs through all work tiles of the CTA.
 template <typename P>
 struct KvTileIterator {
   typename P::KvState kv;
-  TileQueueState item;
-  std::int32_t tile;
-  std::int32_t left;  // steps of the warpgroup in the item, with this one
+  TileQueueState queue;    // the work tile
+  std::int32_t tile;       // KV tile
+  std::int32_t remaining;  // steps of the warpgroup in this work tile, this one included
 
-  FLASHCORE_HD typename P::QStage queries(int group) const { return {item.steps, group}; }
+  FLASHCORE_HD typename P::QStage q_stage(int group) const { return {queue.count, group}; }
 };
 
-/// Waits for item `at.item`; false: there is none.
+/// Waits for work tile `it.queue` and its Q; false at the end of the queue.
 template <typename Warp>
-FLASHCORE_ROLE bool next_work_tile(Warp& warp, KvTileIterator<typename Warp::Pipeline>& at) {
-  warp.template wait<Sm90Barrier::tile_full>(at.item);
-  const TileSteps& item = warp.item(at.item);
-  if (item.queries < 0) return false;
-  const typename Warp::Pipeline::QStage queries = at.queries(warp.group());
+FLASHCORE_ROLE bool next_work_tile(Warp& warp, KvTileIterator<typename Warp::Pipeline>& it) {
+  warp.template wait<Sm90Barrier::tile_full>(it.queue);
+  const TileSteps& work = warp.work(it.queue);
+  if (work.queries < 0) return false;
+  const typename Warp::Pipeline::QStage q_stage = it.q_stage(warp.group());
   if (warp.has_fault(InjectedFault::parity_wrong)) {
-    warp.template wait<Sm90Barrier::q_full>(RoundBefore{queries.stage(), queries.round()});
+    warp.template wait<Sm90Barrier::q_full>(RoundBefore{q_stage.stage(), q_stage.round()});
   } else {
-    warp.template wait<Sm90Barrier::q_full>(queries);
+    warp.template wait<Sm90Barrier::q_full>(q_stage);
   }
-  at.left = item.kv_tiles[warp.group()];
-  at.tile = item.first_tile;
+  it.remaining = work.kv_tiles[warp.group()];
+  it.tile = work.first_tile;
   return true;
 }
 
-/// Gives a tile back unused that only later rows see, and passes on the turn at the tensor cores.
-template <typename Warp, typename Place>
-FLASHCORE_ROLE void release_k(Warp& warp, const Place& place) {
-  warp.template wait<Sm90Barrier::k_full>(place);
+/// Releases a K tile unread that only other warpgroups need, and passes the ping-pong turn on.
+template <typename Warp, typename State>
+FLASHCORE_ROLE void release_k(Warp& warp, const State& state) {
+  warp.template wait<Sm90Barrier::k_full>(state);
   if (!warp.has_fault(InjectedFault::arrival_missing)) {
-    warp.template arrive<Sm90Barrier::k_empty>(place);
+    warp.template arrive<Sm90Barrier::k_empty>(state);
   }
   if (Warp::kPingPong && !warp.has_fault(InjectedFault::turn_skipped)) {
     warp.ping_pong_wait();
@@ -160,163 +161,173 @@ FLASHCORE_ROLE void release_k(Warp& warp, const Place& place) {
   }
 }
 
-template <typename Warp, typename Place>
-FLASHCORE_ROLE void release_v(Warp& warp, const Place& place) {
-  warp.template wait<Sm90Barrier::v_full>(place);
-  warp.template arrive<Sm90Barrier::v_empty>(place);
+template <typename Warp, typename State>
+FLASHCORE_ROLE void release_v(Warp& warp, const State& state) {
+  warp.template wait<Sm90Barrier::v_full>(state);
+  warp.template arrive<Sm90Barrier::v_empty>(state);
 }
 
-/// Q K^T of the step is there: gives K back, and Q where it was the item's last, and turns scores
-/// into probabilities.
+/// S is complete: releases K, and Q after the tile's last step; P = softmax(S).
 template <typename Warp>
-FLASHCORE_ROLE void retire_qk(Warp& warp, const KvTileIterator<typename Warp::Pipeline>& at,
-                              bool needs_mask) {
+FLASHCORE_ROLE void softmax_step(Warp& warp, const KvTileIterator<typename Warp::Pipeline>& it,
+                                 bool needs_mask) {
   warp.fence_acc_s();
-  warp.template arrive<Sm90Barrier::k_empty>(at.kv);
-  if (at.left == 1) warp.template arrive<Sm90Barrier::q_empty>(at.queries(warp.group()));
-  warp.softmax(at, needs_mask);
+  warp.template arrive<Sm90Barrier::k_empty>(it.kv);
+  if (it.remaining == 1) warp.template arrive<Sm90Barrier::q_empty>(it.q_stage(warp.group()));
+  warp.softmax(it, needs_mask);
 }
 
-/// A consumer warp of 16-bit tensors: all items of the CTA as one stream of steps. S' = Q K'^T of a
-/// step and O += P V of the step before run side by side.
+/// Zero-fills the V rows past the last key of the step's tile, where they may hold NaN.
+template <typename Warp>
+FLASHCORE_ROLE void clean_v_tail(Warp& warp, const KvTileIterator<typename Warp::Pipeline>& it) {
+  if (warp.v_tail_dirty()) {
+    if (warp.has_tail(it.queue, it.tile)) {
+      warp.template wait<Sm90Barrier::v_full>(it.kv);
+      warp.zero_v_tail(it.queue, it.tile, it.kv);
+    }
+  }
+}
+
+/// The last step of the last work tile: O += P V, epilogue.
+template <typename Warp, typename State>
+FLASHCORE_ROLE void finish_stream(Warp& warp, const State& v_state, TileQueueState queue,
+                                  bool accumulates) {
+  warp.template wait<Sm90Barrier::v_full>(v_state);
+  warp.issue_pv(v_state, accumulates);
+  warp.stash_row_stats();
+  warp.template wgmma_wait<0>();
+  warp.fence_acc_o();
+  warp.store_tile(queue);
+}
+
+/// 16-bit consumer. The work tiles of the CTA form one stream of steps: S' = Q K'^T of a step runs
+/// beside O += P V of the previous step.
 template <typename Warp>
 FLASHCORE_ROLE void consume(Warp& warp) {
   using P = typename Warp::Pipeline;
-  KvTileIterator<P> at{};
+  KvTileIterator<P> it{};
   if (Warp::kPingPong && warp.group() == P::kConsumers - 1) warp.ping_pong_arrive();
-  if (!next_work_tile(warp, at)) return;
-  warp.template wait<Sm90Barrier::k_full>(at.kv);
-  warp.issue_qk(at.queries(warp.group()), at.kv, at);
+  if (!next_work_tile(warp, it)) return;
+  // Prologue: S = Q K0^T, P = softmax(S).
+  warp.template wait<Sm90Barrier::k_full>(it.kv);
+  warp.issue_qk(it.q_stage(warp.group()), it.kv, it);
   warp.template wgmma_wait<0>();
-  retire_qk(warp, at, warp.needs_mask(at));
-  warp.pack_probabilities();
+  softmax_step(warp, it, warp.needs_mask(it));
+  warp.pack_p();
 
-  // `at` is the step whose scores are there; its P V is issued beside the next one's Q K^T.
-  bool accumulates = false;                            // onto what the item has already
-  bool next_keys_there = false, values_there = false;  // known without waiting
+  bool accumulates = false;                   // false: the tile's first P V overwrites O
+  bool k_is_full = false, v_is_full = false;  // known by test_wait
   for (;;) {
-    const typename P::KvState values = at.kv;
-    const TileQueueState item = at.item;
-    if (warp.v_tail_dirty()) {
-      if (warp.has_tail(item, at.tile)) {
-        warp.template wait<Sm90Barrier::v_full>(values);
-        warp.zero_v_tail(item, at.tile, values);
-      }
-    }
-    const bool ends = at.left == 1;
-    bool skips_last_tile = false;
-    at.kv.next();
+    // P of step `it` is ready. Its P V is issued beside the next step's Q K^T.
+    const typename P::KvState v_state = it.kv;
+    const TileQueueState queue = it.queue;
+    clean_v_tail(warp, it);
+    const bool ends = it.remaining == 1;
+    bool skips = false;
+    it.kv.advance();
     if (!ends) {
-      ++at.tile;
-      --at.left;
+      ++it.tile;
+      --it.remaining;
     } else {
-      skips_last_tile = warp.item(item).skips_last_tile[warp.group()];
-      if (skips_last_tile) {
-        release_k(warp, at.kv);
-        at.kv.next();
-        next_keys_there = false;
+      skips = warp.work(queue).skips_last_tile[warp.group()];
+      if (skips) {
+        release_k(warp, it.kv);
+        it.kv.advance();
+        k_is_full = false;
       }
-      at.item.next();
-      if (!next_work_tile(warp, at)) {
-        warp.template wait<Sm90Barrier::v_full>(values);
-        warp.issue_pv(values, accumulates);
-        warp.stash_row_stats();
-        warp.template wgmma_wait<0>();
-        warp.fence_acc_o();
-        warp.write_item(item);
-        return;
-      }
+      it.queue.advance();
+      if (!next_work_tile(warp, it)) return finish_stream(warp, v_state, queue, accumulates);
     }
-    if (!next_keys_there) warp.template wait<Sm90Barrier::k_full>(at.kv);
+    // S' = Q K'^T, O += P V.
+    if (!k_is_full) warp.template wait<Sm90Barrier::k_full>(it.kv);
     if (Warp::kPingPong) warp.ping_pong_wait();
-    warp.issue_qk(at.queries(warp.group()), at.kv, at);
-    if (!values_there) warp.template wait<Sm90Barrier::v_full>(values);
-    warp.issue_pv(values, accumulates);
+    warp.issue_qk(it.q_stage(warp.group()), it.kv, it);
+    if (!v_is_full) warp.template wait<Sm90Barrier::v_full>(v_state);
+    warp.issue_pv(v_state, accumulates);
     if (Warp::kPingPong) warp.ping_pong_arrive();
     if (ends) {
       warp.stash_row_stats();
       warp.reset_row_stats();
     }
-    const auto ask_for_values = [&] {
-      values_there = warp.template test_wait<Sm90Barrier::v_full>(at.kv);
-    };
-    const bool needs_mask = warp.needs_mask(at);
-    if (Warp::kProbesVEarly) ask_for_values();
+    // P' = softmax(S') while P V runs.
+    const auto probe_v = [&] { v_is_full = warp.template test_wait<Sm90Barrier::v_full>(it.kv); };
+    const bool needs_mask = warp.needs_mask(it);
+    if (Warp::kProbesVEarly) probe_v();
     warp.template wgmma_wait<1>();
-    retire_qk(warp, at, needs_mask);
-    next_keys_there =
-        warp.template test_wait<Sm90Barrier::k_full>(typename P::KvState{at.kv.steps + 1});
-    if (!Warp::kProbesVEarly) ask_for_values();
+    softmax_step(warp, it, needs_mask);
+    k_is_full = warp.template test_wait<Sm90Barrier::k_full>(typename P::KvState{it.kv.count + 1});
+    if (!Warp::kProbesVEarly) probe_v();
+    // O is complete: release V, rescale O or run the epilogue.
     const bool rescales = warp.rescales_any();
     warp.keep_wait_below();
     warp.template wgmma_wait<0>();
     warp.fence_acc_o();
-    warp.template arrive<Sm90Barrier::v_empty>(values);
+    warp.template arrive<Sm90Barrier::v_empty>(v_state);
     if (ends && warp.has_fault(InjectedFault::stage_released_twice)) {
-      warp.template arrive<Sm90Barrier::v_empty>(values);
+      warp.template arrive<Sm90Barrier::v_empty>(v_state);
     }
-    if (skips_last_tile) release_v(warp, typename P::KvState{values.steps + 1});
-    warp.pack_probabilities();
+    if (skips) release_v(warp, typename P::KvState{v_state.count + 1});
+    warp.pack_p();
     if (ends) {
-      warp.write_item(item);
-      warp.template arrive<Sm90Barrier::tile_empty>(item);
+      warp.store_tile(queue);
+      warp.template arrive<Sm90Barrier::tile_empty>(queue);
     } else if (rescales) {
-      warp.rescale_output();
+      warp.rescale_o();
     }
     accumulates = !ends;
   }
 }
 
-/// A consumer warp of e4m3 tensors. Its steps follow one after the other: what one warpgroup waits
-/// for, the others fill. kScoresAhead: Q K^T of the next step is issued at the end of this one.
+/// fp8 consumer. A step runs in sequence; other warpgroups fill its waits. kQkAhead: the next
+/// step's Q K^T is issued at the end of this one.
 template <typename Warp>
 FLASHCORE_ROLE void consume_fp8(Warp& warp) {
   using P = typename Warp::Pipeline;
-  for (KvTileIterator<P> at{}; next_work_tile(warp, at); at.item.next()) {
-    warp.begin_item(at.item);
-    const auto begin_step = [&] {
-      warp.template wait<Sm90Barrier::k_full>(at.kv);
-      warp.issue_qk(at.queries(warp.group()), at.kv, at);
+  for (KvTileIterator<P> it{}; next_work_tile(warp, it); it.queue.advance()) {
+    warp.begin_tile(it.queue);
+    const auto issue_qk = [&] {
+      warp.template wait<Sm90Barrier::k_full>(it.kv);
+      warp.issue_qk(it.q_stage(warp.group()), it.kv, it);
     };
     const auto finish_step = [&] {
-      const typename P::KvState place = at.kv;
-      const bool needs_mask = warp.needs_mask(at);
+      const typename P::KvState v_state = it.kv;
+      const bool needs_mask = warp.needs_mask(it);
       warp.template wgmma_wait<0>();
-      retire_qk(warp, at, needs_mask);
-      warp.pack_probabilities();
-      warp.template wait<Sm90Barrier::v_full>(place);
-      warp.add_pv(place, at.tile);
-      warp.template arrive<Sm90Barrier::v_empty>(place);
-      if (at.left == 1 && warp.has_fault(InjectedFault::stage_released_twice)) {
-        warp.template arrive<Sm90Barrier::v_empty>(place);
+      softmax_step(warp, it, needs_mask);
+      warp.pack_p();
+      warp.template wait<Sm90Barrier::v_full>(v_state);
+      warp.add_pv(v_state, it.tile);
+      warp.template arrive<Sm90Barrier::v_empty>(v_state);
+      if (it.remaining == 1 && warp.has_fault(InjectedFault::stage_released_twice)) {
+        warp.template arrive<Sm90Barrier::v_empty>(v_state);
       }
     };
-    if constexpr (Warp::kScoresAhead) {
-      begin_step();
+    if constexpr (Warp::kQkAhead) {
+      issue_qk();
       FLASHCORE_LOOP
       for (;;) {
         finish_step();
-        at.kv.next();
-        if (at.left == 1) break;
-        --at.left;
-        ++at.tile;
-        begin_step();
+        it.kv.advance();
+        if (it.remaining == 1) break;
+        --it.remaining;
+        ++it.tile;
+        issue_qk();
       }
     } else {
       FLASHCORE_LOOP
-      for (; at.left > 0; --at.left, ++at.tile, at.kv.next()) {
-        begin_step();
+      for (; it.remaining > 0; --it.remaining, ++it.tile, it.kv.advance()) {
+        issue_qk();
         finish_step();
       }
     }
-    if (warp.item(at.item).skips_last_tile[warp.group()]) {
-      release_k(warp, at.kv);
-      release_v(warp, at.kv);
-      at.kv.next();
+    if (warp.work(it.queue).skips_last_tile[warp.group()]) {
+      release_k(warp, it.kv);
+      release_v(warp, it.kv);
+      it.kv.advance();
     }
     warp.stash_row_stats();
-    warp.write_item(at.item);
-    warp.template arrive<Sm90Barrier::tile_empty>(at.item);
+    warp.store_tile(it.queue);
+    warp.template arrive<Sm90Barrier::tile_empty>(it.queue);
   }
 }
 

@@ -1,5 +1,4 @@
-// What a work item of a Hopper kernel asks of each role: which KV tiles there are, and which of
-// them a warpgroup takes part in.
+// The KV tiles of a Hopper work tile: which there are, and which of them each warpgroup reads.
 #pragma once
 
 #include "core/mask.h"
@@ -7,65 +6,64 @@
 
 namespace flashcore::core {
 
-inline constexpr int kMostConsumers = 3;
+inline constexpr int kMaxConsumers = 3;
 
 struct TileSteps {
-  std::int32_t queries;     // of each head; < 0: there are no more items
-  std::int32_t first_tile;  // of keys
-  std::int32_t tiles;       // at least one
-  // Of each warpgroup: the tiles of keys that all its rows see whole, how many tiles some of them
-  // see, and whether that leaves one tile at the end for later rows only.
-  KeyRange unmasked_tiles[kMostConsumers];
-  std::int32_t kv_tiles[kMostConsumers];
-  bool skips_last_tile[kMostConsumers];
+  std::int32_t queries;     // of each head; < 0: end of the queue
+  std::int32_t first_tile;  // first KV tile
+  std::int32_t tiles;       // KV tiles, at least one
+  // Per warpgroup:
+  KeyRange unmasked_tiles[kMaxConsumers];  // KV tiles that all its rows see whole
+  std::int32_t kv_tiles[kMaxConsumers];    // KV tiles that some of its rows see
+  bool skips_last_tile[kMaxConsumers];     // the last KV tile is for other warpgroups only
 };
 
-/// The part of a tail-split item; part < 0: the item is whole.
-struct TailPart {
-  std::int32_t part = -1;
-  std::int32_t tiles = 0;  // of each part; the last one may have fewer
+/// The range of a tail split; split < 0: the whole tile.
+struct TailRange {
+  std::int32_t split = -1;
+  std::int32_t kv_tiles = 0;  // of each split; the last one may have fewer
 };
 
-/// Finds the steps of item.queries queries from `first` on, of one head or several, piece_queries
-/// of each for a warpgroup. Writes field by field, and reads the mask anew: the scheduler has few
+/// Finds the KV tiles of work.queries queries from `first` on, rows_each of each head in a
+/// warpgroup. Writes field by field and reads the mask anew: the scheduler thread has few
 /// registers.
-FLASHCORE_HD void find_kv_tiles(TileSteps& item, const Mask& mask, std::int32_t first,
-                                std::int32_t piece_queries, TailPart part, int consumers,
+FLASHCORE_HD void find_kv_tiles(TileSteps& work, const Mask& mask, std::int32_t first,
+                                std::int32_t rows_each, TailRange range, int consumers,
                                 int tile_k) {
   const auto opaque = [] { asm volatile("" ::: "memory"); };
-  const std::int32_t queries = item.queries;
+  const std::int32_t queries = work.queries;
   opaque();
   const std::int32_t begin = visible_keys(mask, first).begin;
-  item.first_tile = begin / tile_k;
+  work.first_tile = begin / tile_k;
   opaque();
   const std::int32_t end = visible_keys(mask, first + (queries > 1 ? queries : 1) - 1).end;
-  item.tiles = (end - 1) / tile_k + 1 - item.first_tile;
-  // An item without keys has one step all the same, whose scores are all hidden: see kTileSlots.
+  work.tiles = (end - 1) / tile_k + 1 - work.first_tile;
+  // A tile without keys has one fully masked step: see kTileSlots.
   if (end <= begin) {
-    item.first_tile = 0;
-    item.tiles = 1;
+    work.first_tile = 0;
+    work.tiles = 1;
   }
-  if (part.part >= 0) {
-    const std::int32_t before = part.part * part.tiles;
-    const std::int32_t rest = item.tiles - before;
-    item.first_tile += before;
-    item.tiles = rest < part.tiles ? rest : part.tiles;
+  if (range.split >= 0) {
+    const std::int32_t before = range.split * range.kv_tiles;
+    const std::int32_t rest = work.tiles - before;
+    work.first_tile += before;
+    work.tiles = rest < range.kv_tiles ? rest : range.kv_tiles;
   }
   FLASHCORE_LOOP
   for (int group = 0; group < consumers; ++group) {
-    const std::int32_t own_first = first + piece_queries * group;
+    const std::int32_t own_first = first + rows_each * group;
     const std::int32_t own_end =
-        own_first + piece_queries < first + queries ? own_first + piece_queries : first + queries;
+        own_first + rows_each < first + queries ? own_first + rows_each : first + queries;
     const KeyRange of_first = visible_keys(mask, own_first);
     const KeyRange of_last =
         visible_keys(mask, (own_end > own_first + 1 ? own_end : own_first + 1) - 1);
-    item.unmasked_tiles[group] = {(of_last.begin + tile_k - 1) / tile_k, of_first.end / tile_k};
-    // At least one, so that it goes the way of the others; and it passes over one at most.
-    const std::int32_t own = (of_last.end + tile_k - 1) / tile_k - item.first_tile;
-    const std::int32_t most = own < item.tiles ? own : item.tiles;
-    const std::int32_t least = item.tiles - 1 > 1 ? item.tiles - 1 : 1;
-    item.kv_tiles[group] = most > least ? most : least;
-    item.skips_last_tile[group] = item.kv_tiles[group] < item.tiles;
+    work.unmasked_tiles[group] = {(of_last.begin + tile_k - 1) / tile_k, of_first.end / tile_k};
+    // Every warpgroup takes at least one step, and skips one KV tile at most.
+    const std::int32_t own = (of_last.end + tile_k - 1) / tile_k - work.first_tile;
+    const std::int32_t most = own < work.tiles ? own : work.tiles;
+    const std::int32_t least = work.tiles - 1 > 1 ? work.tiles - 1 : 1;
+    work.kv_tiles[group] = most > least ? most : least;
+    work.skips_last_tile[group] = work.kv_tiles[group] < work.tiles;
   }
 }
 

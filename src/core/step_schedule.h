@@ -1,17 +1,18 @@
-// The form of a kernel's step. All forms compute the same, but for the order of sums; ptxas makes
-// another sequence of instructions of each, and the fastest is up to 5 % ahead of the usual one.
-// Which it is was measured, shape by shape (docs/performance.md): nothing else speaks for it.
+// Variants of a Hopper mainloop step. All compute the same, except for the order of sums. ptxas
+// schedules each variant differently; the best is up to 5 % faster than the default. The table was
+// measured per tile shape (docs/experiments/sm90.md).
 #pragma once
 
 namespace flashcore::core {
 
 struct StepSchedule {
-  bool ping_pong;  // at the tensor cores: one warpgroup multiplies, others compute exponentials
-  bool int_max3;   // maxima: by the bits of scores, three at a time
-  int max_chains, sum_chains;  // of a row: in so many chains side by side
-  bool split_rows;             // the second row's maximum beside the first one's exponentials
-  bool sum_after_exp;          // all exponentials, not beside each
-  bool probe_v_early;          // whether values are there: before the softmax, not behind it
+  bool ping_pong;   // warpgroups alternate: one issues GEMMs, the others compute exponentials
+  bool int_max3;    // row maximum by integer comparison of three scores at a time
+  int max_chains;   // independent chains of a row's maximum
+  int sum_chains;   // and of its sum
+  bool split_rows;  // one row after the other: the second maximum overlaps the first exponentials
+  bool sum_after_exp;  // sum after all exponentials, not beside each
+  bool probe_v_early;  // test v_full before the softmax, not after it
 };
 
 struct TunedSchedule {
@@ -21,7 +22,8 @@ struct TunedSchedule {
 };
 
 inline constexpr TunedSchedule kTunedSchedules[] = {
-    // codes, head_dim, tile_q, tile_k {turns, int_max3, maxima, sums, apart, behind, early}
+    // fp8, head_dim, tile_q, tile_k
+    //     {ping_pong, int_max3, max_chains, sum_chains, split_rows, sum_after_exp, probe_v_early}
     {false, 64, 192, 128, {false, true, 1, 1, false, true, false}},
     {false, 64, 128, 128, {false, true, 1, 1, false, true, false}},
     {false, 64, 128, 208, {true, false, 1, 1, false, true, false}},
@@ -39,12 +41,12 @@ inline constexpr TunedSchedule kTunedSchedules[] = {
     {true, 256, 128, 128, {false, false, 1, 1, true, false, false}},
 };
 
-/// Of a shape that was not measured, the usual one.
+/// The measured schedule of a shape, or the default.
 constexpr StepSchedule schedule_for(bool fp8, int head_dim, int tile_q, int tile_k) {
-  for (const TunedSchedule& known : kTunedSchedules) {
-    if (known.fp8 == fp8 && known.head_dim == head_dim && known.tile_q == tile_q &&
-        known.tile_k == tile_k) {
-      return known.schedule;
+  for (const TunedSchedule& tuned : kTunedSchedules) {
+    if (tuned.fp8 == fp8 && tuned.head_dim == head_dim && tuned.tile_q == tile_q &&
+        tuned.tile_k == tile_k) {
+      return tuned.schedule;
     }
   }
   return {!fp8 && tile_q > 64, false, 1, 1, false, false, false};

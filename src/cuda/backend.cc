@@ -164,7 +164,7 @@ class CudaBackend final : public Backend {
     if (kernel.min_compute_capability >= 90) {
       cuda::sm90::Params hopper;
       FLASHCORE_RETURN_IF_ERROR(cuda::make_sm90_params(plan, params, hopper));
-      options.blocks = std::min(hopper.pieces, plan.device.sm_count);
+      options.blocks = std::min(hopper.num_scheduled, plan.device.sm_count);
       return launch_kernel(entry, hopper, options, stream);
     }
     if (plan.combines_in_cluster) {

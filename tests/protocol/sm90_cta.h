@@ -19,7 +19,7 @@ using core::InjectedFault;
 using core::Sm90Barrier;
 using core::TileQueueState;
 
-struct ModelItem : core::TileSteps {
+struct ModelTile : core::TileSteps {
   std::int64_t serial = -1;  // counted from the CTA's first
   std::int32_t piece = -1;
 };
@@ -43,7 +43,7 @@ struct ModelCta {
   std::int32_t block;
   std::vector<Mbarrier> mbarriers;
   std::array<NamedBarrier, 16> named;
-  std::array<ModelItem, core::kTileSlots> items;
+  std::array<ModelTile, core::kTileSlots> work_tiles;
   std::vector<std::int64_t> released;  // items given back, by each reader
   std::vector<Slot> q = make_slots("Q", kShape.q_stages());
   std::vector<Slot> k = make_slots("K", kShape.stages);
@@ -100,69 +100,69 @@ struct ModelWarp {
 
   bool has_fault(InjectedFault bug) const { return cta.fault == bug; }
 
-  template <Sm90Barrier kBarrier, typename Place>
-  static std::uint32_t phases(const Place& place) {
-    return core::phases_before(core::sm90_barrier(kShape, kBarrier).empty, place.round());
+  template <Sm90Barrier kBarrier, typename State>
+  static std::uint32_t phases(const State& state) {
+    return core::phases_before(core::sm90_barrier(kShape, kBarrier).empty, state.round());
   }
-  template <Sm90Barrier kBarrier, typename Place>
-  void wait(const Place& place) {
-    cta.mbarrier(kBarrier, place.stage()).wait(cta.fibers, phases<kBarrier>(place));
+  template <Sm90Barrier kBarrier, typename State>
+  void wait(const State& state) {
+    cta.mbarrier(kBarrier, state.stage()).wait(cta.fibers, phases<kBarrier>(state));
   }
-  template <Sm90Barrier kBarrier, typename Place>
-  bool test_wait(const Place& place) {
+  template <Sm90Barrier kBarrier, typename State>
+  bool test_wait(const State& state) {
     cta.fibers.may_pause();
-    return cta.mbarrier(kBarrier, place.stage()).passed(phases<kBarrier>(place));
+    return cta.mbarrier(kBarrier, state.stage()).passed(phases<kBarrier>(state));
   }
-  template <Sm90Barrier kBarrier, typename Place>
-  void arrive(const Place& place) {
-    cta.mbarrier(kBarrier, place.stage()).arrive(cta.fibers);
+  template <Sm90Barrier kBarrier, typename State>
+  void arrive(const State& state) {
+    cta.mbarrier(kBarrier, state.stage()).arrive(cta.fibers);
     if (kBarrier == Sm90Barrier::tile_empty) ++cta.released[static_cast<std::size_t>(reader)];
   }
 
   /// An item that is there and has not been given back by this warp.
-  const ModelItem& item(TileQueueState place) const {
-    const ModelItem& item = cta.items[place.stage()];
-    if (item.serial != place.steps) {
-      throw Violation{"reads item " + std::to_string(place.steps) + ", but its slot has item " +
-                      std::to_string(item.serial)};
+  const ModelTile& work(TileQueueState state) const {
+    const ModelTile& work = cta.work_tiles[state.stage()];
+    if (work.serial != state.count) {
+      throw Violation{"reads item " + std::to_string(state.count) + ", but its slot has item " +
+                      std::to_string(work.serial)};
     }
-    if (cta.released[static_cast<std::size_t>(reader)] > place.steps) {
-      throw Violation{"reads item " + std::to_string(place.steps) + " after giving it back"};
+    if (cta.released[static_cast<std::size_t>(reader)] > state.count) {
+      throw Violation{"reads item " + std::to_string(state.count) + " after giving it back"};
     }
-    return item;
+    return work;
   }
 };
 
 template <core::Sm90Traits kShape>
 struct ModelScheduler : ModelWarp<kShape> {
-  std::int32_t first_piece() const { return this->cta.block; }
-  std::int32_t pieces() const { return this->cta.launch.problem().pieces(); }
-  std::int32_t next_piece() const { return this->cta.launch.next_piece(); }
+  std::int32_t first_index() const { return this->cta.block; }
+  std::int32_t num_scheduled() const { return this->cta.launch.problem().num_scheduled(); }
+  std::int32_t next_index() const { return this->cta.launch.next_index(); }
 
-  bool describe(TileQueueState place, std::int32_t index) {
-    ModelItem& item = reuse(place);
-    item.piece = index;
+  bool decode_work_tile(TileQueueState state, std::int32_t index) {
+    ModelTile& work = reuse(state);
+    work.piece = index;
     this->cta.fibers.may_pause();
-    const bool has_queries = protocol::describe(this->cta.launch.problem(), index, item);
-    if (has_queries) item.serial = place.steps;
+    const bool has_queries = protocol::decode_work_tile(this->cta.launch.problem(), index, work);
+    if (has_queries) work.serial = state.count;
     return has_queries;
   }
-  void mark_end(TileQueueState place) {
-    ModelItem& item = reuse(place);
-    item.queries = -1;
-    item.serial = place.steps;
+  void mark_end(TileQueueState state) {
+    ModelTile& work = reuse(state);
+    work.queries = -1;
+    work.serial = state.count;
   }
 
  private:
-  ModelItem& reuse(TileQueueState place) {
+  ModelTile& reuse(TileQueueState state) {
     for (const std::int64_t released : this->cta.released) {
-      if (released + core::kTileSlots <= place.steps) {
+      if (released + core::kTileSlots <= state.count) {
         throw Violation{"an item is overwritten before all have given it back"};
       }
     }
-    ModelItem& item = this->cta.items[place.stage()];
-    item.serial = -1;
-    return item;
+    ModelTile& work = this->cta.work_tiles[state.stage()];
+    work.serial = -1;
+    return work;
   }
 };
 
@@ -170,21 +170,20 @@ template <core::Sm90Traits kShape>
 struct ModelProducer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
 
-  void copy_queries(TileQueueState place, typename Pipeline::QStage queries, int group) {
+  void load_q(TileQueueState state, typename Pipeline::QStage queries, int group) {
     for (int i = 0; i < Pipeline::kQTilesPerBarrier; ++i) {
-      this->cta.copy(this->cta.q[queries.place() + static_cast<std::uint32_t>(i)],
-                     {this->item(place).serial, group + i}, Sm90Barrier::q_full, queries.stage(),
+      this->cta.copy(this->cta.q[queries.slot() + static_cast<std::uint32_t>(i)],
+                     {this->work(state).serial, group + i}, Sm90Barrier::q_full, queries.stage(),
                      i == 0, Pipeline::kQTilesPerBarrier);
     }
   }
-  void copy_keys(TileQueueState place, typename Pipeline::KvState keys, std::int32_t tile) {
-    this->cta.copy(this->cta.k[keys.stage()], {this->item(place).serial, tile}, Sm90Barrier::k_full,
+  void load_k(TileQueueState state, typename Pipeline::KvState keys, std::int32_t tile) {
+    this->cta.copy(this->cta.k[keys.stage()], {this->work(state).serial, tile}, Sm90Barrier::k_full,
                    keys.stage());
   }
-  void copy_values(TileQueueState place, typename Pipeline::LoadedVState values,
-                   std::int32_t tile) {
+  void load_v(TileQueueState state, typename Pipeline::LoadedVState values, std::int32_t tile) {
     std::vector<Slot>& slots = Pipeline::kFp8 ? this->cta.raw : this->cta.v;
-    this->cta.copy(slots[values.stage()], {this->item(place).serial, tile}, Pipeline::kLoadedFull,
+    this->cta.copy(slots[values.stage()], {this->work(state).serial, tile}, Pipeline::kLoadedFull,
                    values.stage());
   }
 };
@@ -194,8 +193,8 @@ struct ModelTransposer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
 
   void transpose(typename Pipeline::LoadedVState raw, typename Pipeline::KvState done,
-                 TileQueueState place, std::int32_t tile) {
-    const Tag tag{this->item(place).serial, tile};
+                 TileQueueState state, std::int32_t tile) {
+    const Tag tag{this->work(state).serial, tile};
     this->cta.raw[raw.stage()].begin_read(tag);
     this->cta.v[done.stage()].write_part(this->cta.fibers, tag, kShape.transposers());
     this->cta.raw[raw.stage()].end_read();
@@ -212,7 +211,7 @@ struct ModelConsumer : ModelWarp<kShape> {
       core::schedule_for(kShape.is_fp8(), kShape.head_dim, kShape.tile_q, kShape.tile_k);
   static constexpr bool kPingPong = kSchedule.ping_pong;
   static constexpr bool kProbesVEarly = kSchedule.probe_v_early;
-  static constexpr bool kScoresAhead = kShape.scores_ahead();
+  static constexpr bool kQkAhead = kShape.issues_qk_ahead();
 
   int warp;                            // of the CTA's consumers
   Tag scores, probabilities, stashed;  // stashed: of the row states
@@ -227,16 +226,16 @@ struct ModelConsumer : ModelWarp<kShape> {
     named(core::ping_pong_barrier((group() + 1) % Pipeline::kConsumers)).arrive(this->cta.fibers);
   }
 
-  bool needs_mask(const Position& at) {
-    return !this->item(at.item).unmasked_tiles[group()].contains(at.tile);
+  bool needs_mask(const Position& it) {
+    return !this->work(it.slot).unmasked_tiles[group()].contains(it.tile);
   }
 
   void issue_qk(typename Pipeline::QStage queries, typename Pipeline::KvState keys,
-                const Position& at) {
-    const std::int64_t serial = this->item(at.item).serial;
-    issue({{&this->cta.q[queries.place()], {serial, group()}},
-           {&this->cta.k[keys.stage()], {serial, at.tile}}});
-    scores = {serial, at.tile};
+                const Position& it) {
+    const std::int64_t serial = this->work(it.slot).serial;
+    issue({{&this->cta.q[queries.slot()], {serial, group()}},
+           {&this->cta.k[keys.stage()], {serial, it.tile}}});
+    scores = {serial, it.tile};
   }
   template <int kPending>
   void wgmma_wait() {
@@ -247,50 +246,50 @@ struct ModelConsumer : ModelWarp<kShape> {
     }
   }
   void fence_acc_s() {}
-  void softmax(const Position& at, bool) {
-    expect(scores == Tag{this->item(at.item).serial, at.tile}, "softmax of another step's scores");
+  void softmax(const Position& it, bool) {
+    expect(scores == Tag{this->work(it.slot).serial, it.tile}, "softmax of another step's scores");
   }
-  void pack_probabilities() { probabilities = scores; }
+  void pack_p() { probabilities = scores; }
 
   bool v_tail_dirty() const { return this->cta.launch.problem().dirty_tail; }
-  bool has_tail(TileQueueState item, std::int32_t tile) {
-    const ModelItem& steps = this->item(item);
+  bool has_tail(TileQueueState work, std::int32_t tile) {
+    const ModelTile& steps = this->work(work);
     return tile == steps.first_tile + steps.tiles - 1;
   }
-  void zero_v_tail(TileQueueState item, std::int32_t tile, typename Pipeline::KvState place) {
-    this->cta.v[place.stage()].check({this->item(item).serial, tile});
+  void zero_v_tail(TileQueueState work, std::int32_t tile, typename Pipeline::KvState state) {
+    this->cta.v[state.stage()].check({this->work(work).serial, tile});
     named(core::v_tail_barrier(group())).sync(this->cta.fibers);
   }
 
-  void issue_pv(typename Pipeline::KvState place, bool accumulates) {
-    issue({{&this->cta.v[place.stage()], probabilities}});
+  void issue_pv(typename Pipeline::KvState state, bool accumulates) {
+    issue({{&this->cta.v[state.stage()], probabilities}});
     if (!accumulates) output.clear();
     output.push_back(probabilities);
   }
-  void add_pv(typename Pipeline::KvState place, std::int32_t) {
-    issue_pv(place, true);
+  void add_pv(typename Pipeline::KvState state, std::int32_t) {
+    issue_pv(state, true);
     wgmma_wait<0>();
   }
   void fence_acc_o() { expect(products.empty(), "reads an output that is not there"); }
   bool rescales_any() const { return true; }
   void keep_wait_below() const {}
-  void rescale_output() { fence_acc_o(); }
+  void rescale_o() { fence_acc_o(); }
 
-  void begin_item(TileQueueState) { output.clear(); }
+  void begin_tile(TileQueueState) { output.clear(); }
   // The states of the last scores that became probabilities; a step's own come after its softmax.
   void stash_row_stats() { stashed = probabilities; }
   void reset_row_stats() {}
 
-  void write_item(TileQueueState place) {
-    const ModelItem& item = this->item(place);
-    const std::int32_t tiles = item.kv_tiles[group()];
-    expect(stashed == Tag{item.serial, item.first_tile + tiles - 1}, "stores other row states");
+  void store_tile(TileQueueState state) {
+    const ModelTile& work = this->work(state);
+    const std::int32_t tiles = work.kv_tiles[group()];
+    expect(stashed == Tag{work.serial, work.first_tile + tiles - 1}, "stores other row states");
     expect(output.size() == static_cast<std::size_t>(tiles), "stores an output of other tiles");
     for (std::int32_t i = 0; i < tiles; ++i) {
-      expect(output[static_cast<std::size_t>(i)] == Tag{item.serial, item.first_tile + i},
+      expect(output[static_cast<std::size_t>(i)] == Tag{work.serial, work.first_tile + i},
              "stores an output of other tiles");
     }
-    this->cta.launch.write(item.piece, warp);
+    this->cta.launch.write(work.piece, warp);
   }
 
  private:
@@ -318,7 +317,7 @@ void run_model(const ModelProblem& problem, InjectedFault fault, std::uint64_t s
   Fibers fibers(seed);
   Launch launch(problem, fibers);
   std::deque<ModelCta<kShape>> ctas;
-  for (std::int32_t block = 0; block < std::min(problem.blocks, problem.pieces()); ++block) {
+  for (std::int32_t block = 0; block < std::min(problem.blocks, problem.num_scheduled()); ++block) {
     ModelCta<kShape>& cta = ctas.emplace_back(launch, fault, block);
     const std::string name = "CTA " + std::to_string(block) + " ";
     fibers.add(name + "scheduler", [&cta] {
@@ -335,7 +334,7 @@ void run_model(const ModelProblem& problem, InjectedFault fault, std::uint64_t s
       fibers.add(name + "transposer " + std::to_string(i), [&cta, reader] {
         if constexpr (kShape.is_fp8()) {
           ModelTransposer<kShape> warp{{cta, reader}};
-          core::transpose_values(warp);
+          core::transpose_v(warp);
         }
       });
     }

@@ -59,24 +59,24 @@ std::string to_string(const ModelProblem& p) {
                       std::to_string(p.shape.tile_q) + " x " + std::to_string(p.shape.tile_k) +
                       ", " + std::to_string(p.shape.stages) + " stages, " +
                       std::to_string(p.blocks) + " CTAs; tiles of the pieces:";
-  for (std::int32_t piece = 0; piece < p.pieces(); ++piece) {
-    core::TileSteps item{};
-    words += describe(p, piece, item) ? " " + std::to_string(item.tiles) : " -";
+  for (std::int32_t piece = 0; piece < p.num_scheduled(); ++piece) {
+    core::TileSteps work{};
+    words += decode_work_tile(p, piece, work) ? " " + std::to_string(work.tiles) : " -";
   }
   return words;
 }
 
-bool describe(const ModelProblem& p, std::int32_t piece, core::TileSteps& item) {
+bool decode_work_tile(const ModelProblem& p, std::int32_t piece, core::TileSteps& work) {
   const core::ScheduledTile work = core::scheduled_tile(p.tail, piece);
-  const core::TileCoord coordinates = core::coord_of(p.order, work.item);
+  const core::TileCoord coordinates = core::coord_of(p.order, work.work);
   const ModelSequence& s = p.sequences[static_cast<std::size_t>(coordinates.batch)];
   const std::int32_t tile_rows = p.shape.tile_q >> p.heads.log2;
   const std::int32_t first = coordinates.q_tile * tile_rows;
-  item.queries = std::min(tile_rows, s.q_len - first);
-  core::find_kv_tiles(item, s.mask, first, p.heads.queries(),
-                      core::TailPart{work.part, p.tail.part_tiles}, p.shape.consumers(),
+  work.queries = std::min(tile_rows, s.q_len - first);
+  core::find_kv_tiles(work, s.mask, first, p.heads.queries(),
+                      core::TailRange{work.part, p.tail.part_tiles}, p.shape.consumers(),
                       p.shape.tile_k);
-  return item.queries > 0;
+  return work.queries > 0;
 }
 
 Launch::Launch(const ModelProblem& problem, Fibers& fibers) : problem_(problem), fibers_(fibers) {
@@ -85,9 +85,9 @@ Launch::Launch(const ModelProblem& problem, Fibers& fibers) : problem_(problem),
   written_.resize(items);
 }
 
-std::int32_t Launch::next_piece() {
+std::int32_t Launch::next_index() {
   fibers_.may_pause();
-  const std::int32_t pieces = problem_.pieces();
+  const std::int32_t pieces = problem_.num_scheduled();
   if (pieces <= problem_.blocks) return pieces;
   return problem_.blocks +
          static_cast<std::int32_t>(count_and_wrap(ticket_, static_cast<std::uint32_t>(pieces - 1)));
@@ -95,7 +95,7 @@ std::int32_t Launch::next_piece() {
 
 void Launch::write(std::int32_t piece, int warp) {
   const core::ScheduledTile work = core::scheduled_tile(problem_.tail, piece);
-  const auto at = static_cast<std::size_t>(work.item * warps() + warp);
+  const auto it = static_cast<std::size_t>(work.work * warps() + warp);
   if (work.part >= 0) {
     fibers_.may_pause();
     const auto last = static_cast<std::uint32_t>(problem_.tail.parts() - 1);
@@ -109,12 +109,12 @@ void Launch::check_end() const {
   for (const std::uint32_t count : arrived_) {
     if (count != 0) throw Violation{"a counter of parts is left at " + std::to_string(count)};
   }
-  for (std::int32_t i = 0; i < problem_.order.items; ++i) {
-    core::TileSteps item{};
+  for (std::int32_t i = 0; i < problem_.order.work_tiles; ++i) {
+    core::TileSteps work{};
     const bool in_parts = i >= problem_.tail.first;
     const std::int32_t piece =
         in_parts ? problem_.tail.first + (i - problem_.tail.first) * problem_.tail.parts() : i;
-    const int expected = describe(problem_, piece, item) ? 1 : 0;
+    const int expected = decode_work_tile(problem_, piece, work) ? 1 : 0;
     for (int warp = 0; warp < warps(); ++warp) {
       const int times = written_[static_cast<std::size_t>(i * warps() + warp)];
       if (times != expected) {

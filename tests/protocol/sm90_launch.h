@@ -28,7 +28,7 @@ struct ModelProblem {
   std::int32_t blocks;
   bool dirty_tail;  // V rows past the last key are zero-filled
 
-  std::int32_t pieces() const { return core::num_scheduled(order, tail); }
+  std::int32_t num_scheduled() const { return core::num_scheduled(order, tail); }
 };
 
 /// Problems with few keys and many items: sequences of any length beside empty ones, q_len far
@@ -39,7 +39,7 @@ ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed);
 std::string to_string(const ModelProblem& problem);
 
 /// An item as the scheduler describes it. Returns whether it has queries.
-bool describe(const ModelProblem& problem, std::int32_t piece, core::TileSteps& item);
+bool decode_work_tile(const ModelProblem& problem, std::int32_t piece, core::TileSteps& work);
 
 /// What the CTAs of a launch share.
 class Launch {
@@ -49,7 +49,7 @@ class Launch {
   const ModelProblem& problem() const { return problem_; }
   Fibers& fibers() const { return fibers_; }
 
-  std::int32_t next_piece();
+  std::int32_t next_index();
   /// A consumer warp has the output of a piece.
   void write(std::int32_t piece, int warp);
   /// Throws Violation unless every row is written once and all counters are 0 again.

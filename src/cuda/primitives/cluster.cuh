@@ -1,4 +1,4 @@
-// Clusters (sm_90): blocks that run together and write to each other's shared memory.
+// Thread block clusters (sm_90): CTAs that run together and write to each other's shared memory.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,17 @@ inline constexpr bool kHasClusters = true;
 inline constexpr bool kHasClusters = false;
 #endif
 
-/// Waits for nothing: of what this thread wrote, others see barriers that it has initialised and
-/// fenced, and no more.
+/// Relaxed: it publishes initialised and fenced mbarriers, no other writes of this thread.
 __device__ __forceinline__ void arrive_at_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
-/// All threads of the cluster have arrived; those that have ended count as such.
+/// Waits until all threads of the cluster have arrived or exited.
 __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/// Where s_data lies in block `rank` of the cluster.
+/// Address of s_data in CTA `rank` of the cluster.
 __device__ __forceinline__ std::uint32_t cluster_address(const void* s_data, int rank) {
   std::uint32_t address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -33,8 +32,8 @@ __device__ __forceinline__ std::uint32_t cluster_address(const void* s_data, int
   return address;
 }
 
-// Stores to a block of the cluster that count towards a barrier of that block (cluster addresses):
-// who waits for it sees them, and who stores may end.
+// Stores to another CTA that count towards one of its mbarriers. A wait on it sees them, and the
+// storing CTA may exit.
 
 __device__ __forceinline__ void store_cluster(std::uint32_t to, const float (&x)[4],
                                               std::uint32_t barrier) {

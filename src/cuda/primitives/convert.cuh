@@ -20,6 +20,22 @@ __device__ __forceinline__ void from_float(__nv_bfloat16& to, float x) {
   to = __float2bfloat16_rn(x);
 }
 
+/// Two floats as 16-bit elements in one register, `low` in the lower half.
+template <typename T>
+__device__ __forceinline__ std::uint32_t pack(float low, float high);
+
+template <>
+__device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
+  const __half2 both = __floats2half2_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(both);
+}
+
+template <>
+__device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(both);
+}
+
 /// What a code of an 8-bit format stands for, in steps (core/quant_formats.h). By way of f16, which
 /// has e5m2's exponents, and e4m3's but for a factor of 2^8.
 __device__ __forceinline__ float code_to_float(core::Element element, std::uint32_t code) {

@@ -1,10 +1,10 @@
-// Barriers in shared memory (mbarrier, sm_90): a phase ends when all expected arrivals and all
-// expected bytes have come.
+// mbarriers in shared memory (sm_90): a phase completes when all expected arrivals and all expected
+// bytes have come.
 #pragma once
 
 #include <cstdint>
 
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/memory.cuh"
 
 namespace flashcore::cuda {
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ void init_barrier(std::uint64_t& s_barrier, int arriv
                : "memory");
 }
 
-/// Initialised barriers can be seen by the copy engine.
+/// Makes initialised barriers visible to TMA.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -24,7 +24,7 @@ __device__ __forceinline__ void arrive(std::uint64_t& s_barrier) {
                : "memory");
 }
 
-/// Arrives and announces copies of this many bytes.
+/// Arrives and expects this many bytes of copies.
 __device__ __forceinline__ void arrive_expect_tx(std::uint64_t& s_barrier, int bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s_barrier)),
@@ -32,14 +32,14 @@ __device__ __forceinline__ void arrive_expect_tx(std::uint64_t& s_barrier, int b
       : "memory");
 }
 
-/// All lanes of the warp have come here, and are one arrival.
+/// One arrival for the warp, after all its lanes.
 __device__ __forceinline__ void arrive_once_per_warp(std::uint64_t& s_barrier, int lane) {
   __syncwarp();
   if (lane == 0) arrive(s_barrier);
 }
 
-/// Waits for the end of the phase of this parity. A fresh barrier is in phase 0: waiting for
-/// parity 1 returns at once.
+/// Waits until the phase of this parity completes. A fresh barrier is in phase 0: a wait for parity
+/// 1 returns at once.
 __device__ __forceinline__ void wait(std::uint64_t& s_barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
@@ -52,8 +52,8 @@ __device__ __forceinline__ void wait(std::uint64_t& s_barrier, std::uint32_t par
       : "memory");
 }
 
-/// Whether that phase is complete. To ask early, and wait later only where it was not, hides the
-/// time that the answer takes.
+/// True if that phase is complete. An early test, with a wait only where it fails, hides the
+/// latency of the answer.
 __device__ __forceinline__ bool test_wait(std::uint64_t& s_barrier, std::uint32_t parity) {
   std::uint32_t complete;
   asm volatile(

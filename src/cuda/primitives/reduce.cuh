@@ -1,6 +1,5 @@
-// Reductions over the lanes that share a row of scores: 16 neighbours (simt), the 4 of a quad or
-// those at the same place of all 8 quads (tensor cores), or of the 4 octets (joins); and the base-2
-// exponential.
+// Reductions over the lanes that share a row of scores: half a warp (simt), a quad, the same lane
+// of all 8 quads (sm80) or of the 4 octets (combine). And fast exponentials and reciprocals.
 #pragma once
 
 #include "core/numeric.h"
@@ -9,10 +8,10 @@ namespace flashcore::cuda {
 
 inline constexpr int kRowLanes = 16;
 
-/// The larger one; a NaN is passed over (softmax_state.h). One instruction.
+/// The larger one, ignoring NaN (core/softmax.h). One instruction.
 __device__ __forceinline__ float max_ignore_nan(float a, float b) { return fmaxf(a, b); }
 
-/// The largest of a thread's own values, found in pairs: a chain would wait for each in turn.
+/// The largest of a thread's own values, as a tree: a chain would serialise.
 template <int kCount>
 __device__ __forceinline__ float largest(const float (&x)[kCount]) {
   float left[kCount];
@@ -26,7 +25,7 @@ __device__ __forceinline__ float largest(const float (&x)[kCount]) {
   return left[0];
 }
 
-/// Every lane gets the result. The order of additions is the same for every row.
+/// Every lane gets the result. All rows add in the same order.
 __device__ __forceinline__ float half_warp_max(float x) {
 #pragma unroll
   for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
@@ -68,7 +67,7 @@ __device__ __forceinline__ float cross_quad_sum(float x) {
   return x;
 }
 
-/// Over the lanes with the same lane % 8: those at the same place of the four octets.
+/// Over the lanes with the same lane % 8.
 __device__ __forceinline__ float cross_octet_max(float x) {
   x = max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, 8));
   return max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, 16));
@@ -79,9 +78,8 @@ __device__ __forceinline__ float cross_octet_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 16);
 }
 
-/// Four sums over those lanes, of which octet i gets the one of x[i]: each hands on what it does
-/// not keep.
-__device__ __forceinline__ float octets_sum_each(const float (&x)[4]) {
+/// Four sums over the lanes with the same lane % 8; octet i gets the sum of x[i].
+__device__ __forceinline__ float cross_octet_sum_each(const float (&x)[4]) {
   const bool high = threadIdx.x & 16, odd = threadIdx.x & 8;
   const float even = (high ? x[2] : x[0]) + __shfl_xor_sync(0xffffffffu, high ? x[0] : x[2], 16);
   const float next = (high ? x[3] : x[1]) + __shfl_xor_sync(0xffffffffu, high ? x[1] : x[3], 16);
@@ -109,15 +107,14 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-/// core::output_factor() with the reciprocal of one instruction (relative error 2^-23); sums are no
-/// smaller than 2^-8 where they are not 0.
+/// core::output_factor() with a one-instruction reciprocal (relative error 2^-23). Sums are 0 or at
+/// least 2^-8.
 __device__ __forceinline__ float fast_output_factor(float sum) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(sum));
   return sum == 0.f ? 0.f : y;
 }
 
-/// exp(x).
 __device__ __forceinline__ float fast_exp(float x) {
   return fast_exp2(x * static_cast<float>(core::kLog2E));
 }

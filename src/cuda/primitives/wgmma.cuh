@@ -1,19 +1,40 @@
 // wgmma m64nNk16 and m64nNk32 (sm_90a): c += a b for a warpgroup, 64 rows, N columns, f32
 // accumulators, 16-bit or e4m3 operands. Accumulator register 4 n + r of a lane is register r of
-// n-tile n in core/mma_layout.h, warp w of the group having rows 16 w on.
+// n-tile n in core/mma_layout.h; warp w of the warpgroup has rows 16 w to 16 w + 15.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace flashcore::cuda {
 
-template <typename A, typename B>
-inline constexpr bool kSame = false;
-template <typename A>
-inline constexpr bool kSame<A, A> = true;
+// wgmma is asynchronous: its registers belong to it from issue to wait.
+
+/// Orders earlier accesses to registers before the wgmma that follow.
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/// Waits until at most kPending of the latest groups are in flight.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// A warpgroup gives registers back, or takes them.
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
 
 template <int kN>
 struct Wgmma;
@@ -78,15 +99,15 @@ struct Wgmma;
                : FLASHCORE_ACCUMULATORS##groups(how)                              \
                : "l"(a), "l"(b)                                                   \
                : "memory")
-#define FLASHCORE_WGMMA_RS(shape, groups, orders, i0, i1, i2, i3, i4, i5)                          \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #i5                                      \
-               ", 0;\n"                                                                            \
-               "wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups                  \
-               "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", adds, 1, 1" orders ";\n}\n" \
-               : FLASHCORE_ACCUMULATORS##groups("+f")                                              \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b),                               \
-                 "r"(static_cast<int>(accumulate))                                                 \
-               : "memory")
+#define FLASHCORE_WGMMA_RS(shape, groups, orders, i0, i1, i2, i3, i4, i5)                       \
+  asm volatile(                                                                                 \
+      "{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, %" #i5                                \
+      ", 0;\n"                                                                                  \
+      "wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups                        \
+      "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", accumulate, 1, 1" orders ";\n}\n" \
+      : FLASHCORE_ACCUMULATORS##groups("+f")                                                    \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate))   \
+      : "memory")
 #define FLASHCORE_WGMMA_FRESH_RS(shape, groups, i0, i1, i2, i3, i4)                \
   asm volatile("wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups  \
                "}, {%" #i0 ", %" #i1 ", %" #i2 ", %" #i3 "}, %" #i4 ", 0, 1, 1;\n" \
@@ -97,25 +118,25 @@ struct Wgmma;
 /// Names the format of 8-bit operands.
 struct E4m3 {};
 
-// kAdds = false: c = a b, and what c held is not kept alive.
-//   along_rows   of descriptors a and b, k runs along the rows (Q K^T)
-//   across_rows  of registers a and a descriptor b, k runs across b's rows (P V)
-//   with_rows    of registers a and a descriptor b, both e4m3, k runs along b's rows
+// kAccumulate = false: c = a b, and the old c need not stay in registers.
+//   ss             a and b in shared memory, both K-major: Q K^T
+//   rs_b_mn_major  a in registers, b in shared memory, MN-major: 16-bit P V
+//   rs_b_k_major   a in registers, b in shared memory, K-major: e4m3 P V
 #define FLASHCORE_WGMMA(n, groups, i0, i1, i2, i3, i4, i5)                                        \
   template <>                                                                                     \
   struct Wgmma<n> {                                                                               \
-    template <typename T, bool kAdds>                                                             \
+    template <typename T, bool kAccumulate>                                                       \
     __device__ __forceinline__ static void ss(float (&c)[n / 2], std::uint64_t a,                 \
                                               std::uint64_t b) {                                  \
-      if constexpr (kSame<T, E4m3> && kAdds) {                                                    \
+      if constexpr (std::is_same_v<T, E4m3> && kAccumulate) {                                     \
         FLASHCORE_WGMMA_SS("m64n" #n "k32.f32.e4m3.e4m3", groups, "+f", "1", "", i0, i1);         \
-      } else if constexpr (kSame<T, E4m3>) {                                                      \
+      } else if constexpr (std::is_same_v<T, E4m3>) {                                             \
         FLASHCORE_WGMMA_SS("m64n" #n "k32.f32.e4m3.e4m3", groups, "=f", "0", "", i0, i1);         \
-      } else if constexpr (kSame<T, __half> && kAdds) {                                           \
+      } else if constexpr (std::is_same_v<T, __half> && kAccumulate) {                            \
         FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.f16.f16", groups, "+f", "1", ", 0, 0", i0, i1);     \
-      } else if constexpr (kSame<T, __half>) {                                                    \
+      } else if constexpr (std::is_same_v<T, __half>) {                                           \
         FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.f16.f16", groups, "=f", "0", ", 0, 0", i0, i1);     \
-      } else if constexpr (kAdds) {                                                               \
+      } else if constexpr (kAccumulate) {                                                         \
         FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.bf16.bf16", groups, "+f", "1", ", 0, 0", i0, i1);   \
       } else {                                                                                    \
         FLASHCORE_WGMMA_SS("m64n" #n "k16.f32.bf16.bf16", groups, "=f", "0", ", 0, 0", i0, i1);   \
@@ -125,17 +146,17 @@ struct E4m3 {};
     __device__ __forceinline__ static void rs_b_mn_major(float (&c)[n / 2],                       \
                                                          const std::uint32_t (&a)[4],             \
                                                          std::uint64_t b, bool accumulate) {      \
-      if constexpr (kSame<T, __half>) {                                                           \
+      if constexpr (std::is_same_v<T, __half>) {                                                  \
         FLASHCORE_WGMMA_RS("m64n" #n "k16.f32.f16.f16", groups, ", 1", i0, i1, i2, i3, i4, i5);   \
       } else {                                                                                    \
         FLASHCORE_WGMMA_RS("m64n" #n "k16.f32.bf16.bf16", groups, ", 1", i0, i1, i2, i3, i4, i5); \
       }                                                                                           \
     }                                                                                             \
-    template <bool kAdds>                                                                         \
+    template <bool kAccumulate>                                                                   \
     __device__ __forceinline__ static void rs_b_k_major(float (&c)[n / 2],                        \
                                                         const std::uint32_t (&a)[4],              \
                                                         std::uint64_t b) {                        \
-      if constexpr (kAdds) {                                                                      \
+      if constexpr (kAccumulate) {                                                                \
         constexpr bool accumulate = true;                                                         \
         FLASHCORE_WGMMA_RS("m64n" #n "k32.f32.e4m3.e4m3", groups, "", i0, i1, i2, i3, i4, i5);    \
       } else {                                                                                    \

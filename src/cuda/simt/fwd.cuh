@@ -22,7 +22,7 @@
 #include "core/softcap.h"
 #include "core/softmax.h"
 #include "cuda/primitives/convert.cuh"
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/compiler.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/primitives/report.cuh"
 

@@ -179,7 +179,7 @@ struct PartThread : ClusterThread<C> {
       x[2] = fmaf(out.z, joined.weight[i], x[2]);
       x[3] = fmaf(out.w, joined.weight[i], x[3]);
     }
-    const float y = core::output_of_keys(octets_sum_each(x), joined.sum_of_keys) * joined.factor;
+    const float y = core::output_of_keys(cross_octet_sum_each(x), joined.sum_of_keys) * joined.factor;
     const Row& row = joined.output_row;
     if (fault_skips_row(p, this->item, row)) return;
     assert_row(p, this->item, row, joined.all, {y});

@@ -3,7 +3,9 @@
 // output, which are f32.
 #pragma once
 
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/convert.cuh"
+#include "cuda/primitives/memory.cuh"
+#include "cuda/primitives/mma.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm80/load.cuh"
 #include "cuda/sm80/score.cuh"

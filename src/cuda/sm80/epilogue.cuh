@@ -3,7 +3,6 @@
 
 #include "core/assert.h"
 #include "cuda/primitives/convert.cuh"
-#include "cuda/primitives/ptx.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm80/config.cuh"
 

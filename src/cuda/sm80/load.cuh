@@ -3,7 +3,10 @@
 // else, but a finite value: it meets zeros in Q or a probability of 0.)
 #pragma once
 
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/compiler.cuh"
+#include "cuda/primitives/cp_async.cuh"
+#include "cuda/primitives/memory.cuh"
+#include "cuda/primitives/pdl.cuh"
 #include "cuda/sm80/config.cuh"
 
 namespace flashcore::cuda::sm80 {

@@ -4,7 +4,9 @@
 // P^T is transposed on its way from accumulator to operand.
 #pragma once
 
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/convert.cuh"
+#include "cuda/primitives/memory.cuh"
+#include "cuda/primitives/mma.cuh"
 #include "cuda/sm80/config.cuh"
 
 namespace flashcore::cuda::sm80 {

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "cuda/primitives/convert.cuh"
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/memory.cuh"
+#include "cuda/primitives/mma.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm80/config.cuh"
 #include "cuda/sm80/mma_swap_ab.cuh"

@@ -1,7 +1,9 @@
 // The online softmax of a step, and O += P V.
 #pragma once
 
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/convert.cuh"
+#include "cuda/primitives/memory.cuh"
+#include "cuda/primitives/mma.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm80/config.cuh"
 

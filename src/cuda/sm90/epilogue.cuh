@@ -1,21 +1,22 @@
-// Output and LSE of a warpgroup, straight from its registers.
+// Epilogue: normalises O and stores output and LSE straight from registers.
 #pragma once
 
 #include "core/assert.h"
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/compiler.cuh"
+#include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm90/softmax.cuh"
 
 namespace flashcore::cuda::sm90 {
 
-/// The end of a row's softmax: the factor of its accumulated output.
+/// Adds the sink to a row's statistics; returns the factor that normalises its O.
 template <typename C>
-__device__ __forceinline__ float finalize_stats(const AttentionParams& p, const WorkTile& item,
+__device__ __forceinline__ float finalize_stats(const AttentionParams& p, const WorkTile& work,
                                                 const Thread<C>& t,
                                                 core::SoftmaxState<float>& state) {
   float factor = 1.f;
   if (p.sinks != nullptr) {
-    factor = core::add_sink(state, p.sinks[head_of(item, t) * p.sinks_stride]);
+    factor = core::add_sink(state, p.sinks[head_of(work, t) * p.sinks_stride]);
   }
   return factor * (p.fault.is(InjectedFault::empty_row_is_nan) ? 1.f / state.sum
                                                                : fast_output_factor(state.sum));
@@ -27,30 +28,30 @@ __device__ __forceinline__ float lse_of(const AttentionParams& p,
   return p.fault.is(InjectedFault::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
 }
 
-/// Where a query's output begins.
+/// First element of a query's output.
 template <typename C>
 __device__ __forceinline__ typename C::Element* output_row(const AttentionParams& p,
-                                                           const WorkTile& item, const Thread<C>& t,
+                                                           const WorkTile& work, const Thread<C>& t,
                                                            std::int32_t query) {
-  const std::int64_t row = static_cast<std::int64_t>(item.seq.q_row) + query;
-  return static_cast<typename C::Element*>(p.out) + item.b * p.out_strides.batch +
-         head_of(item, t) * p.out_strides.head + row * p.out_strides.row;
+  const std::int64_t row = static_cast<std::int64_t>(work.seq.q_row) + query;
+  return static_cast<typename C::Element*>(p.out) + work.b * p.out_strides.batch +
+         head_of(work, t) * p.out_strides.head + row * p.out_strides.row;
 }
 
 template <typename C>
-__device__ __forceinline__ void store_lse(const AttentionParams& p, const WorkTile& item,
+__device__ __forceinline__ void store_lse(const AttentionParams& p, const WorkTile& work,
                                           const Thread<C>& t, std::int32_t query, float lse) {
-  const std::int64_t row = static_cast<std::int64_t>(item.seq.q_row) + query;
-  static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + head_of(item, t) * p.lse_strides.head +
+  const std::int64_t row = static_cast<std::int64_t>(work.seq.q_row) + query;
+  static_cast<float*>(p.lse)[work.b * p.lse_strides.batch + head_of(work, t) * p.lse_strides.head +
                              row * p.lse_strides.row] = lse;
 }
 
-/// A row's output, whole columns of the kernel's head_dim: stored where `written`.
+/// Stores a row of head_dim columns if `written`.
 template <typename C, typename Value>
-__device__ __forceinline__ void write_row(typename C::Element* g_row, bool written, int v_dim,
+__device__ __forceinline__ void store_row(typename C::Element* g_row, bool written, int v_dim,
                                           const Thread<C>& t, Value value) {
   using T = typename C::Element;
-  if constexpr (C::kFp8) {  // column_of_row(): a lane has four in a row
+  if constexpr (C::kFp8) {  // a lane has four adjacent columns (core::column_of_row)
     const int column = opaque(4 * (t.lane % 4));
 #pragma unroll
     for (int n = 0; n < C::kHeadDim / 8; n += 2) {
@@ -61,9 +62,9 @@ __device__ __forceinline__ void write_row(typename C::Element* g_row, bool writt
       }
     }
   } else {
-    // Neighbouring lanes exchange columns, so that each has four in a row and a quad writes all of
-    // a 32-byte sector: lane 0 of a quad has columns 0-3 of the first n-tile of two, lane 2 its
-    // columns 4-7; lanes 1 and 3 those of the second.
+    // Neighbouring lanes exchange columns, so that each has four adjacent ones and a quad writes a
+    // whole 32-byte sector. Lanes 0 and 2 of a quad take columns 0-3 and 4-7 of the first n-tile,
+    // lanes 1 and 3 those of the second.
     const bool odd = t.lane % 2 != 0;
     const int column = opaque(8 * (t.lane % 2) + 4 * (t.lane % 4 / 2));
 #pragma unroll
@@ -79,17 +80,17 @@ __device__ __forceinline__ void write_row(typename C::Element* g_row, bool writt
   }
 }
 
-/// of_values: what the values are multiplied by.
+/// v_scale: per-head scale of V.
 template <typename C>
 __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage<C>& s,
-                                             const AttentionParams& p, const WorkTile& item,
-                                             const Thread<C>& t, float of_values = 1.f) {
+                                             const AttentionParams& p, const WorkTile& work,
+                                             const Thread<C>& t, float v_scale = 1.f) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = t.row(half);
-    const std::int32_t query = query_of(item, t, half);
+    const std::int32_t query = query_of(work, t, half);
     core::SoftmaxState<float> state = s.final_stats[r];
-    if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rarely, and one branch for the warp
+    if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rare; one branch for the warp
 #pragma unroll
       for (int n = 0; n < C::kHeadDim / 8; ++n) {
 #pragma unroll
@@ -99,19 +100,19 @@ __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage
         }
       }
     }
-    const float factor = finalize_stats(p, item, t, state) * of_values;
+    const float factor = finalize_stats(p, work, t, state) * v_scale;
     const bool fault_skips_row =
-        p.fault.is(InjectedFault::row_not_written) && query == item.seq.q_len - 1;
-    const bool written = has_row(item, t, half) && !fault_skips_row;
+        p.fault.is(InjectedFault::row_not_written) && query == work.seq.q_len - 1;
+    const bool written = has_row(work, t, half) && !fault_skips_row;
     if (written) {
       const float lse = p.lse != nullptr ? lse_of(p, state) : 0.f;
-      core::assert_row_state(p, item.seq, item.b, head_of(item, t), query, state, lse);
-      if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, item, t, query, lse);
+      core::assert_row_state(p, work.seq, work.b, head_of(work, t), query, state, lse);
+      if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, work, t, query, lse);
     }
-    write_row<C>(output_row(p, item, t, query), written, p.v_dim, t, [&](int n, int i) {
+    store_row<C>(output_row(p, work, t, query), written, p.v_dim, t, [&](int n, int i) {
       const float x = acc_o[4 * n + 2 * half + i] * factor;
       if (written) {
-        core::assert_output(p, item.seq, item.b, head_of(item, t), query, x);
+        core::assert_output(p, work.seq, work.b, head_of(work, t), query, x);
       }
       return x;
     });

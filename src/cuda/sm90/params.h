@@ -1,4 +1,4 @@
-// What a Hopper kernel is launched with beyond what every kernel is.
+// Launch parameters of a Hopper kernel.
 #pragma once
 
 #include <cuda.h>
@@ -10,18 +10,17 @@ namespace flashcore::cuda::sm90 {
 
 struct Params {
   core::AttentionParams call;
-  core::TileScheduler order;  // of tiles that have rows of several heads, where `heads` says so
-  core::PackGqa heads;        // one, but where the kernel spreads
-  bool fast_path;             // scores are only scaled and masked by position
-  bool v_tail_dirty;  // behind a sequence's last key lies something, not the end of the tensor
-  std::uint32_t*
-      tile_counter;  // 0 between calls: which piece is next, where there are more than blocks
-  core::Tail tail;
-  std::int32_t pieces;           // of work, in all
-  void* parts;                   // what those of cut items leave behind
-  std::uint32_t* tail_arrivals;  // 0 between calls: how many have, for each warp of a cut item
-  // 4-D: columns, rows, heads, batch; boxes of 64 columns and a tile's rows, of q a piece's, from
-  // as many heads as have rows in it.
+  core::TileScheduler order;
+  core::PackGqa heads;          // one head in a tile unless the kernel packs GQA
+  bool fast_path;               // scores are only scaled and masked by position
+  bool v_tail_dirty;            // memory past a sequence's last key is not the end of the tensor
+  std::uint32_t* tile_counter;  // next tile of the dynamic scheduler; 0 between calls
+  core::TailSplit tail;
+  std::int32_t num_scheduled;    // tiles and tail splits
+  void* tail_partials;           // partial results of the tail splits
+  std::uint32_t* tail_arrivals;  // per warp of a tail tile: finished splits; 0 between calls
+  // 4-D maps: columns, rows, heads, batch. A box has 128 bytes of columns and the rows of a tile;
+  // a box of q has a 64-row Q tile, from as many heads as it packs.
   CUtensorMap q, k, v;
 };
 

@@ -1,7 +1,6 @@
-// Options and masks of a step's scores.
+// Score modifications and the positional mask of a step.
 #pragma once
 
-#include "cuda/primitives/ptx.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm90/config.cuh"
 
@@ -11,21 +10,22 @@ __device__ __forceinline__ float score_scale(const AttentionParams& p) {
   return p.fault.is(InjectedFault::scale_ignored) ? 1.f : static_cast<float>(p.score_scale);
 }
 
-/// Scale, softcap and ALiBi of one row's scores.
+/// Scale, softcap and ALiBi of one row of S.
 template <typename C>
 __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, int half, const Thread<C>& t,
-                                                 const AttentionParams& p, const WorkTile& item,
+                                                 const AttentionParams& p, const WorkTile& work,
                                                  std::int32_t query, std::int32_t first_key,
                                                  float factor) {
   const float cap = static_cast<float>(p.softcap);
   const bool has_slope = p.alibi_slopes != nullptr;
   const float slope =
       has_slope
-          ? p.alibi_slopes[item.b * p.alibi_batch_stride + head_of(item, t) * p.alibi_head_stride]
+          ? p.alibi_slopes[work.b * p.alibi_batch_stride + head_of(work, t) * p.alibi_head_stride]
           : 0.f;
-  // From the thread's first key, in f32: exact below 2^24, and one rounding more beyond.
+  // Distances count from the thread's first key, in f32: exact below 2^24, one rounding more
+  // beyond.
   const auto first_distance =
-      static_cast<float>(query + item.seq.mask.diagonal - first_key - t.column(0, 0));
+      static_cast<float>(query + work.seq.mask.diagonal - first_key - t.column(0, 0));
 #pragma unroll
   for (int n = 0; n < C::kTileK / 8; ++n) {
 #pragma unroll
@@ -41,11 +41,11 @@ __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, int half, const
   }
 }
 
-/// Finishes the scores of a tile. cut: some rows do not see all of its keys. factor(half): of a
-/// thread's rows, where kFastPath does not leave it to the softmax.
+/// Applies score modifications and the mask to a tile of S. The fast path leaves the scale to the
+/// softmax. needs_mask: some row does not see all keys. factor(half): scale of a thread's row.
 template <typename C, bool kFastPath, typename Factor>
 __device__ __forceinline__ void apply_mods_and_mask(AccS<C>& acc_s, const Thread<C>& t,
-                                                    const AttentionParams& p, const WorkTile& item,
+                                                    const AttentionParams& p, const WorkTile& work,
                                                     std::int32_t tile, bool needs_mask,
                                                     Factor factor) {
   if (kFastPath && !needs_mask) return;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void apply_mods_and_mask(AccS<C>& acc_s, const Thread
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if constexpr (!kFastPath) {
-      apply_score_mods<C>(acc_s, half, t, p, item, query_of(item, t, half), first_key,
+      apply_score_mods<C>(acc_s, half, t, p, work, query_of(work, t, half), first_key,
                           factor(half));
     }
     if (!needs_mask) continue;
@@ -66,13 +66,13 @@ __device__ __forceinline__ void apply_mods_and_mask(AccS<C>& acc_s, const Thread
         }
       }
     };
-    // Columns of the tile, so that they are compared with constants.
+    // Relative to the tile, so that columns are compared with constants.
     const std::int32_t origin = first_key + t.column(0, 0);
-    const std::int32_t query = query_in_item(t, half);
-    const std::int32_t end = min(item.edges.end + query, item.edges.last) - origin;
+    const std::int32_t query = query_in_tile(t, half);
+    const std::int32_t end = min(work.edges.end + query, work.edges.last) - origin;
     hide([&](int column) { return column >= end; });
-    if (tile < item.unmasked_tiles[t.group].begin) {
-      const std::int32_t begin = item.edges.begin + query - origin;
+    if (tile < work.unmasked_tiles[t.group].begin) {
+      const std::int32_t begin = work.edges.begin + query - origin;
       hide([&](int column) { return column < begin; });
     }
   }

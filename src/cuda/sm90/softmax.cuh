@@ -1,41 +1,41 @@
 // The online softmax of a step.
 #pragma once
 
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm90/config.cuh"
 
 namespace flashcore::cuda::sm90 {
 
-/// A thread's two rows. Sums are spread over the four lanes of a quad until the end; a maximum is
-/// kept in the units of the scores: unit_log2 is the base-2 exponent that one of them counts for.
+/// Row maximum and sum of a thread's two rows. The lanes of a quad hold partial sums until the end.
+/// The maximum is in units of S; one unit counts for unit_log2 in the exponent of 2.
 struct RowStats {
   core::SoftmaxState<float> of[2];
 };
 
 __device__ __forceinline__ RowStats init_row_stats() {
-  RowStats states;
-  states.of[0] = states.of[1] = {core::negative_infinity<float>(), 0.f};
-  return states;
+  RowStats row_stats;
+  row_stats.of[0] = row_stats.of[1] = {core::negative_infinity<float>(), 0.f};
+  return row_stats;
 }
 
-/// Leaves an item's final states in shared memory, whole and in natural units: the next item begins
-/// before its output is there, and registers are few.
+/// Stores the final statistics of a work tile in shared memory, summed over the quad and in natural
+/// units. The next tile starts before O is complete, and registers are few.
 template <typename C>
-__device__ __forceinline__ void stash_row_stats(SharedStorage<C>& s, const RowStats& states,
+__device__ __forceinline__ void stash_row_stats(SharedStorage<C>& s, const RowStats& row_stats,
                                                 const Thread<C>& t, float unit) {
   constexpr float kProbability = C::kPScaleLog2 * static_cast<float>(core::kLn2);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float sum = quad_sum(states.of[half].sum);
+    const float sum = quad_sum(row_stats.of[half].sum);
     if (t.lane % 4 == 0) {
-      s.final_stats[t.row(half)] = {states.of[half].max * unit - kProbability, sum};
+      s.final_stats[t.row(half)] = {row_stats.of[half].max * unit - kProbability, sum};
     }
   }
   __syncwarp();
 }
 
-/// All of x, a power of two of them, joined pairwise.
+/// Reduces a power of two of values pairwise.
 template <int kCount, typename Join>
 __device__ __forceinline__ float tree_reduce(float (&x)[kCount], Join join) {
 #pragma unroll
@@ -46,11 +46,11 @@ __device__ __forceinline__ float tree_reduce(float (&x)[kCount], Join join) {
   return x[0];
 }
 
-/// The larger ones of max and a row's scores. Floats that are not negative have the order of their
-/// bits, and one instruction compares three integers; of negative ones the smallest is the largest.
+/// max = max(max, row of S), by integer comparison: non-negative floats have the order of their
+/// bits, and one instruction compares three integers. Among negative floats the order is reversed.
 template <typename C, int kFirst, int kRows>
-__device__ __forceinline__ void largest_by_bits(float (&max)[2][C::kSchedule.max_chains],
-                                                const AccS<C>& acc_s) {
+__device__ __forceinline__ void int_row_max(float (&max)[2][C::kSchedule.max_chains],
+                                            const AccS<C>& acc_s) {
   const auto of_pairs = [&](auto visit) {
 #pragma unroll
     for (int n = 0; n < C::kTileK / 8; ++n) {
@@ -90,12 +90,13 @@ __device__ __forceinline__ void largest_by_bits(float (&max)[2][C::kSchedule.max
   }
 }
 
-/// The softmax of a thread's rows kFirst … kFirst + kRows - 1. A plain problem's exponentials take
-/// one fused instruction. Options bring scores near the largest number of f32, whose product with
-/// log2(e) would overflow: there the maximum is subtracted first.
+/// The online softmax of a thread's rows kFirst … kFirst + kRows - 1. On the fast path an
+/// exponential takes one FFMA. Score modifications allow scores near the largest f32, whose product
+/// with log2(e) would overflow: the general path subtracts the maximum first.
 template <typename C, bool kFastPath, int kFirst, int kRows>
-__device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& states, float (&rescale)[2],
-                                             float unit_log2, core::Fault fault) {
+__device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& row_stats,
+                                             float (&rescale)[2], float unit_log2,
+                                             core::Fault fault) {
   const auto of_rows = [](auto visit) {  // their scores
 #pragma unroll
     for (int n = 0; n < C::kTileK / 8; ++n) {
@@ -109,12 +110,12 @@ __device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& states, f
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
 #pragma unroll
-    for (float& max : chain_max[half]) max = states.of[half].max;
+    for (float& max : chain_max[half]) max = row_stats.of[half].max;
 #pragma unroll
     for (float& sum : chain_sum[half]) sum = 0.f;
   }
   if constexpr (C::kSchedule.int_max3) {
-    largest_by_bits<C, kFirst, kRows>(chain_max, acc_s);
+    int_row_max<C, kFirst, kRows>(chain_max, acc_s);
   } else {
     of_rows([&](int i, int half) {
       float& max = chain_max[half][(i / 4 * 2 + i % 2) % C::kSchedule.max_chains];
@@ -123,9 +124,9 @@ __device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& states, f
   }
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
-    core::SoftmaxState<float>& state = states.of[half];
+    core::SoftmaxState<float>& state = row_stats.of[half];
     float max = quad_max(tree_reduce(chain_max[half], larger));
-    // Decided for each row by itself.
+    // Per row, so that a row's bits do not depend on its neighbours.
     if ((max - state.max) * unit_log2 <= C::kRescaleThresholdLog2) max = state.max;
     base[half] = core::softmax_base(max);
     if constexpr (kFastPath) {
@@ -152,42 +153,42 @@ __device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& states, f
   if (C::kSchedule.sum_after_exp) of_rows(add);
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
-    states.of[half].sum =
-        core::add_tile_sum(states.of[half].sum, rescale[half], tree_reduce(chain_sum[half], plus));
+    row_stats.of[half].sum = core::add_tile_sum(row_stats.of[half].sum, rescale[half],
+                                                tree_reduce(chain_sum[half], plus));
   }
 }
 
-/// Turns scores into probabilities and updates the states; the output has to be multiplied by
-/// `rescale`.
+/// P = exp(S - max) in place, and updates the row statistics. O must be multiplied by `rescale`.
 template <typename C, bool kFastPath>
-__device__ __forceinline__ void softmax(AccS<C>& acc_s, RowStats& states, float (&rescale)[2],
-                                        float unit_log2, core::Fault fault) {
+__device__ __forceinline__ void online_softmax(AccS<C>& acc_s, RowStats& row_stats,
+                                               float (&rescale)[2], float unit_log2,
+                                               core::Fault fault) {
   if constexpr (C::kSchedule.split_rows) {
-    softmax_rows<C, kFastPath, 0, 1>(acc_s, states, rescale, unit_log2, fault);
-    softmax_rows<C, kFastPath, 1, 1>(acc_s, states, rescale, unit_log2, fault);
+    softmax_rows<C, kFastPath, 0, 1>(acc_s, row_stats, rescale, unit_log2, fault);
+    softmax_rows<C, kFastPath, 1, 1>(acc_s, row_stats, rescale, unit_log2, fault);
   } else {
-    softmax_rows<C, kFastPath, 0, 2>(acc_s, states, rescale, unit_log2, fault);
+    softmax_rows<C, kFastPath, 0, 2>(acc_s, row_stats, rescale, unit_log2, fault);
   }
 }
 
-/// Whether that changes anything: one answer, and one branch, for all rows of a warp.
+/// True if any row of the warp must rescale O. Warp-uniform.
 __device__ __forceinline__ bool rescales_any(const float (&rescale)[2]) {
   return __any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f);
 }
 
 template <typename C>
-__device__ __forceinline__ void rescale_output(AccO<C>& acc_o, const float (&rescale)[2]) {
+__device__ __forceinline__ void rescale_o(AccO<C>& acc_o, const float (&rescale)[2]) {
 #pragma unroll
   for (int i = 0; i < C::kHeadDim / 2; ++i) acc_o[i] *= rescale[i / 2 % 2];
 }
 
-/// Probabilities as A operands, 16 keys each: two n-tiles of accumulators are one operand.
+/// P as A fragments of 16 keys: two n-tiles of S.
 template <typename C>
-__device__ __forceinline__ void pack_probabilities(std::uint32_t (&a)[C::kTileK / 16][4],
-                                                   const AccS<C>& acc_s) {
+__device__ __forceinline__ void pack_p(std::uint32_t (&p_frag)[C::kTileK / 16][4],
+                                       const AccS<C>& acc_s) {
 #pragma unroll
   for (int i = 0; i < C::kTileK / 4; ++i) {
-    a[i / 4][i % 4] = pack<typename C::Element>(acc_s[2 * i], acc_s[2 * i + 1]);
+    p_frag[i / 4][i % 4] = pack<typename C::Element>(acc_s[2 * i], acc_s[2 * i + 1]);
   }
 }
 

@@ -1,85 +1,87 @@
-// Items whose keys are cut into parts: every part leaves its output and the states of its rows in
-// the workspace, and the last one to do so joins all of them, in their order. A warp has 16 rows to
-// itself from beginning to end: warps count, and wait for nobody.
+// Tail splits: tiles of the last partial wave that are split along the keys. Every split writes its
+// output and row statistics to the workspace; the last one to arrive reduces all of them in order.
+// A warp owns 16 rows from beginning to end, so warps count arrivals and never wait.
 #pragma once
 
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/compiler.cuh"
+#include "cuda/primitives/memory.cuh"
+#include "cuda/primitives/reduce.cuh"
 #include "cuda/sm90/config.cuh"
 
 namespace flashcore::cuda::sm90 {
 
-/// What a warp of a part leaves behind: registers as they are, four of a lane at a time.
+/// A warp's partial result: its accumulators, four registers of a lane at a time.
 template <typename C>
-struct WarpPart {
+struct WarpPartial {
   static constexpr int kQuads = C::kHeadDim / 8;
   float4 output[kQuads][32];
-  core::SoftmaxState<float> states[16];
+  core::SoftmaxState<float> row_stats[16];
 };
 
-/// A warp's number among those that compute: asked for again, since registers are few.
-__device__ __forceinline__ int computing_warp() { return opaque(threadIdx.x) / 32 - 4; }
+/// Index of the consumer warp. Recomputed, because registers are few.
+__device__ __forceinline__ int consumer_warp() { return opaque(threadIdx.x) / 32 - 4; }
 
 template <typename C>
-__device__ __forceinline__ WarpPart<C>& warp_part(const Params& params, const WorkTile& item,
-                                                  int part) {
+__device__ __forceinline__ WarpPartial<C>& warp_partial(const Params& params, const WorkTile& work,
+                                                        int split) {
   constexpr int kWarps = 4 * C::kConsumers;
-  static_assert(sizeof(WarpPart<C>) * kWarps == C::kShape.part_bytes());
-  const int index = (item.cut_item * params.tail.parts() + part) * kWarps + computing_warp();
-  return static_cast<WarpPart<C>*>(params.parts)[index];
+  static_assert(sizeof(WarpPartial<C>) * kWarps == C::kShape.part_bytes());
+  const int index = (work.tail_index * params.tail.splits() + split) * kWarps + consumer_warp();
+  return static_cast<WarpPartial<C>*>(params.tail_partials)[index];
 }
 
-/// Leaves the warp's part of an item. True: it was the last, and o and s.ended are the whole item's
-/// now.
+/// Stores the warp's split of a tile. True if it was the last: acc_o and s.final_stats then cover
+/// all keys.
 template <typename C>
 __device__ __forceinline__ bool reduce_tail_splits(AccO<C>& acc_o, SharedStorage<C>& s,
-                                                   const Params& params, const WorkTile& item,
+                                                   const Params& params, const WorkTile& work,
                                                    const Thread<C>& t) {
-  using Part = WarpPart<C>;
-  const int parts = params.tail.parts();
-  core::SoftmaxState<float>* s_states = s.final_stats + 16 * computing_warp();
+  using Partial = WarpPartial<C>;
+  const int splits = params.tail.splits();
+  core::SoftmaxState<float>* s_stats = s.final_stats + 16 * consumer_warp();
   {
-    Part& g_part = warp_part<C>(params, item, item.part);
+    Partial& g_own = warp_partial<C>(params, work, work.tail_split);
 #pragma unroll
-    for (int i = 0; i < Part::kQuads; ++i) {
-      g_part.output[i][t.lane] = {acc_o[4 * i], acc_o[4 * i + 1], acc_o[4 * i + 2],
-                                  acc_o[4 * i + 3]};
+    for (int i = 0; i < Partial::kQuads; ++i) {
+      g_own.output[i][t.lane] = {acc_o[4 * i], acc_o[4 * i + 1], acc_o[4 * i + 2],
+                                 acc_o[4 * i + 3]};
     }
-    if (t.lane < 16) g_part.states[t.lane] = s_states[t.lane];
+    if (t.lane < 16) g_own.row_stats[t.lane] = s_stats[t.lane];
   }
   __syncwarp();
   std::uint32_t before = 0;
   if (t.lane == 0) {
-    const int counter = item.cut_item * 4 * C::kConsumers + computing_warp();
-    before = atomic_inc_acq_rel(params.tail_arrivals + counter, parts - 1);
+    const int counter = work.tail_index * 4 * C::kConsumers + consumer_warp();
+    before = atomic_inc_acq_rel(params.tail_arrivals + counter, splits - 1);
   }
-  if (__shfl_sync(0xffffffffu, before, 0) != parts - 1u) return false;
+  if (__shfl_sync(0xffffffffu, before, 0) != splits - 1u) return false;
 
-  const int row = t.lane / 4;  // and 8 below it
+  const int row = t.lane / 4;  // and row + 8
   core::SoftmaxState<float> all[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float max = core::negative_infinity<float>();
 #pragma unroll 1
-    for (int part = 0; part < parts; ++part) {
-      max = max_ignore_nan(max, warp_part<C>(params, item, part).states[row + 8 * half].max);
+    for (int split = 0; split < splits; ++split) {
+      max = max_ignore_nan(max, warp_partial<C>(params, work, split).row_stats[row + 8 * half].max);
     }
     all[half] = {max, 0.f};
   }
 #pragma unroll
   for (float& x : acc_o) x = 0.f;
 #pragma unroll 1
-  for (int part = 0; part < parts; ++part) {
-    const Part& g_part = warp_part<C>(params, item, part);
+  for (int split = 0; split < splits; ++split) {
+    const Partial& g_partial = warp_partial<C>(params, work, split);
     float weight[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const core::SoftmaxState<float> own = g_part.states[row + 8 * half];
+      const core::SoftmaxState<float> own = g_partial.row_stats[row + 8 * half];
       weight[half] = core::exp_scalar(own.max - core::softmax_base(all[half].max));
       all[half].sum = core::add_tile_sum(own.sum, weight[half], all[half].sum);
     }
 #pragma unroll
-    for (int i = 0; i < Part::kQuads; ++i) {
-      const float4 x = g_part.output[i][t.lane];
+    for (int i = 0; i < Partial::kQuads; ++i) {
+      const float4 x = g_partial.output[i][t.lane];
       acc_o[4 * i] = fmaf(x.x, weight[0], acc_o[4 * i]);
       acc_o[4 * i + 1] = fmaf(x.y, weight[0], acc_o[4 * i + 1]);
       acc_o[4 * i + 2] = fmaf(x.z, weight[1], acc_o[4 * i + 2]);
@@ -88,8 +90,8 @@ __device__ __forceinline__ bool reduce_tail_splits(AccO<C>& acc_o, SharedStorage
   }
   __syncwarp();
   if (t.lane % 4 == 0) {
-    s_states[row] = all[0];
-    s_states[row + 8] = all[1];
+    s_stats[row] = all[0];
+    s_stats[row + 8] = all[1];
   }
   __syncwarp();
   return true;

@@ -1,7 +1,10 @@
 #include "sm80_kernels.h"
 
 #include "core/mma_layout.h"
-#include "cuda/primitives/ptx.cuh"
+#include "cuda/primitives/convert.cuh"
+#include "cuda/primitives/cp_async.cuh"
+#include "cuda/primitives/memory.cuh"
+#include "cuda/primitives/mma.cuh"
 #include "gpu/device_array.cuh"
 
 namespace flashcore::gpu_test {

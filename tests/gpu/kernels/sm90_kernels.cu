@@ -6,7 +6,7 @@
 
 #include "cuda/primitives/cluster.cuh"
 #include "cuda/sm90/fwd_kernel.cuh"
-#include "cuda/sm90/make_params.h"
+#include "cuda/sm90/tensor_map.h"
 #include "gpu/device_array.cuh"
 
 namespace flashcore::gpu_test {

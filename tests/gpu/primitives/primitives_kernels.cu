@@ -12,7 +12,7 @@ namespace {
 struct LaneGroupPointers {
   float *quad_max, *quad_sum, *cross_quad_max, *cross_quad_sum, *cross_octet_max, *cross_octet_sum,
       *warp_max, *warp_sum;
-  float* octets_sum_each;
+  float* cross_octet_sum_each;
 };
 
 __global__ void lanes(const float* g_in, float* g_max, float* g_sum, float* g_exp2) {
@@ -33,8 +33,8 @@ __global__ void lane_groups(const float* g_in, LaneGroupPointers g_out) {
   g_out.cross_quad_sum[i] = cuda::cross_quad_sum(g_in[i]);
   g_out.cross_octet_max[i] = cuda::cross_octet_max(own);
   g_out.cross_octet_sum[i] = cuda::cross_octet_sum(g_in[i]);
-  g_out.octets_sum_each[i] =
-      cuda::octets_sum_each({g_in[i], 2 * g_in[i], 3 * g_in[i], 4 * g_in[i]});
+  g_out.cross_octet_sum_each[i] =
+      cuda::cross_octet_sum_each({g_in[i], 2 * g_in[i], 3 * g_in[i], 4 * g_in[i]});
   g_out.warp_max[i] = cuda::warp_max(own);
   g_out.warp_sum[i] = cuda::warp_sum(g_in[i]);
 }
@@ -162,17 +162,17 @@ LaneGroupResults run_lane_groups(const std::vector<float>& values) {
   const Array<float> quad_max(values.size()), quad_sum(values.size());
   const Array<float> cross_quad_max(values.size()), cross_quad_sum(values.size());
   const Array<float> cross_octet_max(values.size()), cross_octet_sum(values.size());
-  const Array<float> octets_sum_each(values.size());
+  const Array<float> cross_octet_sum_each(values.size());
   const Array<float> warp_max(values.size()), warp_sum(values.size());
   constexpr unsigned kThreads = 128;
   if (values.size() % kThreads != 0) throw std::runtime_error("not whole blocks");
   lane_groups<<<static_cast<unsigned>(values.size()) / kThreads, kThreads>>>(
       in.get(), {quad_max.get(), quad_sum.get(), cross_quad_max.get(), cross_quad_sum.get(),
                  cross_octet_max.get(), cross_octet_sum.get(), warp_max.get(), warp_sum.get(),
-                 octets_sum_each.get()});
+                 cross_octet_sum_each.get()});
   return {quad_max.host(),       quad_sum.host(),        cross_quad_max.host(),
           cross_quad_sum.host(), cross_octet_max.host(), cross_octet_sum.host(),
-          warp_max.host(),       warp_sum.host(),        octets_sum_each.host()};
+          warp_max.host(),       warp_sum.host(),        cross_octet_sum_each.host()};
 }
 
 std::vector<float> run_largest(const std::vector<float>& values) {

@@ -13,11 +13,11 @@ struct LaneResults {
 LaneResults run_lanes(const std::vector<float>& lanes);
 
 /// Per lane: quad_max(), cross_quad_max(), cross_octet_max() and warp_max() of what
-/// max_ignore_nan() leaves of it, and the sums; octets_sum_each() of the lane once, twice, three
+/// max_ignore_nan() leaves of it, and the sums; cross_octet_sum_each() of the lane once, twice, three
 /// and four times.
 struct LaneGroupResults {
   std::vector<float> quad_max, quad_sum, cross_quad_max, cross_quad_sum, cross_octet_max,
-      cross_octet_sum, warp_max, warp_sum, octets_sum_each;
+      cross_octet_sum, warp_max, warp_sum, cross_octet_sum_each;
 };
 LaneGroupResults run_lane_groups(const std::vector<float>& lanes);
 

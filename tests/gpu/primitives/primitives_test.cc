@@ -110,7 +110,7 @@ TEST_F(Primitives, ReductionsReachEveryLaneOfTheirGroup) {
 TEST_F(Primitives, EachOctetGetsASumOfItsOwn) {
   std::vector<float> in(128);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i * i % 89);
-  const std::vector<float> got = run_lane_groups(in).octets_sum_each;
+  const std::vector<float> got = run_lane_groups(in).cross_octet_sum_each;
   for (std::size_t i = 0; i < in.size(); ++i) {
     const std::size_t first = i / 32 * 32 + i % 8, octet = i % 32 / 8;
     const float sum = in[first] + in[first + 8] + in[first + 16] + in[first + 24];

@@ -1,11 +1,11 @@
-// core/sm90_traits.h: rows of several heads in one tile of a Hopper kernel.
+// core/tile_scheduler.h: rows of several heads in one tile of a Hopper kernel.
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <set>
 #include <utility>
 
-#include "core/sm90_traits.h"
+#include "core/tile_scheduler.h"
 
 namespace flashcore::core {
 namespace {

@@ -29,19 +29,19 @@ void expect_pieces_to_go_round() {
     for (int group = 0; group < kConsumers; ++group, ++piece) {
       SCOPED_TRACE(testing::Message() << "item " << item << ", group " << group);
       const Place at{item, group};
-      EXPECT_EQ(at.place(), static_cast<std::uint32_t>(piece % kPlaces));
+      EXPECT_EQ(at.slot(), static_cast<std::uint32_t>(piece % kPlaces));
       ASSERT_LT(at.stage(), static_cast<std::uint32_t>(Place::kBarriers));
       EXPECT_EQ(at.round(), (met[{group, at.stage()}]++));
       EXPECT_EQ(at.round(), filled[at.stage()]);
       if (piece % kTogether == kTogether - 1) ++filled[at.stage()];
-      const auto before = in_place.find(at.place());
+      const auto before = in_place.find(at.slot());
       if (before == in_place.end()) {
         EXPECT_EQ(at.emptied().round(), 0u);
       } else {
         EXPECT_EQ(at.emptied().stage(), before->second.stage());
         EXPECT_EQ(at.emptied().round(), before->second.round() + 1);
       }
-      in_place.insert_or_assign(at.place(), at);
+      in_place.insert_or_assign(at.slot(), at);
     }
   }
 }
@@ -66,16 +66,16 @@ TEST(QueryPlaces, AreFreeInTime) {
       const QStage<2, 3, 1> at{item, group};
       std::set<std::uint32_t> of_this_item;
       for (int other = 0; other < 2; ++other) {
-        of_this_item.insert(QStage<2, 3, 1>{item, other}.place());
+        of_this_item.insert(QStage<2, 3, 1>{item, other}.slot());
       }
       EXPECT_EQ(of_this_item.size(), 2u);
       // The first piece takes the place that the item before left empty, the second one that of the
       // item before's first.
-      const bool in_use = at.place() == QStage<2, 3, 1>{item - 1, 0}.place() ||
-                          at.place() == QStage<2, 3, 1>{item - 1, 1}.place();
+      const bool in_use = at.slot() == QStage<2, 3, 1>{item - 1, 0}.slot() ||
+                          at.slot() == QStage<2, 3, 1>{item - 1, 1}.slot();
       EXPECT_EQ(in_use, group == 1);
       if (group == 1) {
-        EXPECT_EQ(at.place(), (QStage<2, 3, 1>{item - 1, 0}.place()));
+        EXPECT_EQ(at.slot(), (QStage<2, 3, 1>{item - 1, 0}.slot()));
       }
     }
   }

@@ -1,4 +1,4 @@
-// core/sm90_traits.h: the order in which a Hopper kernel's items are worked on.
+// core/tile_scheduler.h: the order of a Hopper kernel's work tiles.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "core/sm90_traits.h"
+#include "core/tile_scheduler.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::core {
@@ -30,7 +30,7 @@ std::string to_string(const Sizes& s) {
 
 std::vector<TileCoord> all_items(const TileScheduler& order) {
   std::vector<TileCoord> items;
-  for (std::int32_t i = 0; i < order.items; ++i) items.push_back(coord_of(order, i));
+  for (std::int32_t i = 0; i < order.tiles; ++i) items.push_back(coord_of(order, i));
   return items;
 }
 
@@ -110,8 +110,8 @@ TEST(TileScheduler, OfOneItemIsThatItem) {
 
 TEST(TileScheduler, OfNothingIsEmpty) {
   for (const std::int32_t last_items : kLastItems) {
-    EXPECT_EQ(make_tile_scheduler(0, 8, 2, 3, last_items).items, 0);
-    EXPECT_EQ(make_tile_scheduler(2, 8, 2, 0, last_items).items, 0);
+    EXPECT_EQ(make_tile_scheduler(0, 8, 2, 3, last_items).tiles, 0);
+    EXPECT_EQ(make_tile_scheduler(2, 8, 2, 0, last_items).tiles, 0);
   }
 }
 
@@ -122,17 +122,17 @@ TEST(WorkPieces, AreWholeItemsAndThenParts) {
     const TileScheduler order = make_tile_scheduler(1, items, 1, 1, 0);
     for (std::int32_t cut = 0; cut <= std::min(items, 6); ++cut) {
       for (const std::int32_t parts : {1, 2, 3, 16}) {
-        const Tail tail{items - cut, 1, make_fast_divmod(parts)};
+        const TailSplit tail{items - cut, 1, make_fast_divmod(parts)};
         SCOPED_TRACE(testing::Message() << cut << " of " << items << " in " << parts);
         std::int32_t index = 0;
         for (std::int32_t item = 0; item < items - cut; ++item, ++index) {
-          EXPECT_EQ(scheduled_tile(tail, index).item, item);
-          EXPECT_EQ(scheduled_tile(tail, index).part, -1);
+          EXPECT_EQ(scheduled_tile(tail, index).tile, item);
+          EXPECT_EQ(scheduled_tile(tail, index).split, -1);
         }
         for (std::int32_t item = items - cut; item < items; ++item) {
           for (std::int32_t part = 0; part < parts; ++part, ++index) {
-            EXPECT_EQ(scheduled_tile(tail, index).item, item);
-            EXPECT_EQ(scheduled_tile(tail, index).part, part);
+            EXPECT_EQ(scheduled_tile(tail, index).tile, item);
+            EXPECT_EQ(scheduled_tile(tail, index).split, part);
           }
         }
         EXPECT_EQ(num_scheduled(order, tail), index);

@@ -1,0 +1,177 @@
+// The 16-bit mainloop: the GEMMs of a step and the consumer warps. core::consume has the order of
+// the step, softmax.cuh and score.cuh its arithmetic.
+#pragma once
+
+#include "cuda/primitives/tma.cuh"
+#include "cuda/sm90/barriers.cuh"
+#include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/score.cuh"
+#include "cuda/sm90/softmax.cuh"
+#include "cuda/sm90/tail_split.cuh"
+
+namespace flashcore::cuda::sm90 {
+
+/// Issues S = Q K^T: [64, tile_k] = [64, head_dim] x [tile_k, head_dim]^T.
+template <typename C>
+__device__ __forceinline__ void issue_qk(AccS<C>& acc_s, SharedStorage<C>& s, int q_slot,
+                                         int stage) {
+  using Q = typename C::QueryTile;
+  using K = typename C::KeyTile;
+  const std::uint64_t q = core::matrix_descriptor(shared_address(s.q[q_slot]), 0);
+  const std::uint64_t k = core::matrix_descriptor(shared_address(s.k[stage]), 0);
+  using Gemm = Wgmma<C::kTileK>;
+  Gemm::template ss<typename C::Operand, false>(acc_s, q, k);
+#pragma unroll
+  for (int step = 1; step < C::kGemmSteps; ++step) {
+    Gemm::template ss<typename C::Operand, true>(acc_s, core::advance(q, Q::k_offset(step)),
+                                                 core::advance(k, K::k_offset(step)));
+  }
+  wgmma_commit();
+}
+
+/// Issues O += P V, or O = P V: [64, head_dim] += [64, tile_k] x [tile_k, head_dim].
+template <typename C>
+__device__ __forceinline__ void issue_pv(AccO<C>& acc_o,
+                                         const std::uint32_t (&p_frag)[C::kTileK / 16][4],
+                                         SharedStorage<C>& s, int stage, bool accumulate) {
+  using V = typename C::KeyTile;
+  const std::uint64_t v = core::matrix_descriptor(shared_address(s.v[stage]), V::kPanelBytes);
+#pragma unroll
+  for (int step = 0; step < C::kTileK / 16; ++step) {
+    Wgmma<C::kHeadDim>::template rs_b_mn_major<typename C::Element>(
+        acc_o, p_frag[step], core::advance(v, V::mn_offset(step)), accumulate || step > 0);
+  }
+  wgmma_commit();
+}
+
+/// Base of the 16-bit and the fp8 consumer warp.
+template <typename C>
+struct ConsumerWarp : RoleWarp<C> {
+  using Pipeline = typename C::Pipeline;
+  using Iterator = core::KvTileIterator<Pipeline>;
+  static constexpr bool kPingPong = C::kSchedule.ping_pong;
+  const Thread<C> t;
+  AccS<C> acc_s;
+  AccO<C> acc_o;
+  RowStats row_stats;
+  float rescale[2];
+
+  __device__ __forceinline__ ConsumerWarp(SharedStorage<C>& s, const Params& params,
+                                          const Thread<C>& thread)
+      : RoleWarp<C>{s, params}, t(thread) {}
+
+  __device__ __forceinline__ int group() const { return t.group; }
+
+  template <Sm90Barrier kBarrier, typename State>
+  __device__ __forceinline__ void arrive(const State& state) const {
+    arrive_once_per_warp(this->s.template barrier<kBarrier>(state.stage()), t.lane);
+  }
+
+  __device__ __forceinline__ void ping_pong_wait() const {
+    sync(core::ping_pong_barrier(t.group), core::kPingPongThreads);
+  }
+  __device__ __forceinline__ void ping_pong_arrive() const {
+    sm90::arrive(core::ping_pong_barrier((t.group + 1) % C::kConsumers), core::kPingPongThreads);
+  }
+
+  /// True if some row does not see all keys of the tile.
+  __device__ __forceinline__ bool needs_mask(const Iterator& it) const {
+    return !this->work(it.queue).unmasked_tiles[t.group].contains(it.tile);
+  }
+
+  __device__ __forceinline__ void issue_qk(typename Pipeline::QStage q_stage,
+                                           typename Pipeline::KvState k_state, const Iterator&) {
+    wgmma_fence();
+    sm90::issue_qk<C>(acc_s, this->s, q_stage.slot(), k_state.stage());
+  }
+  template <int kPending>
+  __device__ __forceinline__ void wgmma_wait() const {
+    cuda::wgmma_wait<kPending>();
+  }
+  __device__ __forceinline__ void fence_acc_s() { fence_registers(acc_s); }
+};
+
+/// The 16-bit consumer warp.
+template <typename C, bool kFastPath>
+struct Consumer : ConsumerWarp<C> {
+  using Pipeline = typename C::Pipeline;
+  using Iterator = typename ConsumerWarp<C>::Iterator;
+  static constexpr bool kProbesVEarly = C::kSchedule.probe_v_early;
+  const float unit_log2;  // exponent of 2 per unit of acc_s; the fast path does not scale acc_s
+  std::uint32_t p_frag[C::kTileK / 16][4];
+
+  __device__ __forceinline__ Consumer(SharedStorage<C>& s, const Params& params)
+      : ConsumerWarp<C>(s, params, Thread<C>(threadIdx.x, params.heads)),
+        unit_log2(kFastPath && !params.call.fault.is(InjectedFault::scale_ignored)
+                      ? params.call.softmax_scale_log2
+                      : static_cast<float>(core::kLog2E)) {
+    this->row_stats = init_row_stats();
+  }
+
+  __device__ __forceinline__ void softmax(const Iterator& it, bool needs_mask) {
+    const AttentionParams& p = this->params.call;
+    apply_mods_and_mask<C, kFastPath>(this->acc_s, this->t, p, this->work(it.queue), it.tile,
+                                      needs_mask, [&](int) { return score_scale(p); });
+    online_softmax<C, kFastPath>(this->acc_s, this->row_stats, this->rescale, unit_log2, p.fault);
+  }
+  __device__ __forceinline__ void pack_p() { sm90::pack_p<C>(p_frag, this->acc_s); }
+
+  __device__ __forceinline__ bool v_tail_dirty() const { return this->params.v_tail_dirty; }
+  __device__ __forceinline__ bool has_tail(TileQueueState queue, std::int32_t tile) const {
+    return keys_left(queue, tile) < C::kTileK;
+  }
+  /// Zero-fills V rows past the last key: P is 0 there, but 0 * NaN is NaN. Every warpgroup does it
+  /// for itself, because some may skip the tile.
+  __device__ __forceinline__ void zero_v_tail(TileQueueState queue, std::int32_t tile,
+                                              typename Pipeline::KvState v_state) const {
+    constexpr int kPieces = core::kPanelRowBytes / 16;
+    const int keys = keys_left(queue, tile);
+#pragma unroll 1
+    for (int i = threadIdx.x % 128; i < C::kTileK * kPieces; i += 128) {
+      if (i / kPieces < keys) continue;
+#pragma unroll 1
+      for (int panel = 0; panel < C::KeyTile::kPanels; ++panel) {
+        unsigned char* s_panel = this->s.v[v_state.stage()] + panel * C::KeyTile::kPanelBytes;
+        *reinterpret_cast<uint4*>(s_panel + i * 16) = {};
+      }
+    }
+    fence_async_proxy();
+    sync(core::v_tail_barrier(this->t.group), core::kVTailThreads);
+  }
+
+  __device__ __forceinline__ void issue_pv(typename Pipeline::KvState v_state, bool accumulates) {
+    wgmma_fence();
+    sm90::issue_pv<C>(this->acc_o, p_frag, this->s, v_state.stage(), accumulates);
+  }
+  __device__ __forceinline__ void fence_acc_o() { fence_registers(this->acc_o); }
+  __device__ __forceinline__ bool rescales_any() const { return sm90::rescales_any(this->rescale); }
+  __device__ __forceinline__ void keep_wait_below() const {
+    cuda::keep_wait_below(this->params.order.tiles < 0);
+  }
+  __device__ __forceinline__ void rescale_o() { sm90::rescale_o<C>(this->acc_o, this->rescale); }
+
+  __device__ __forceinline__ void stash_row_stats() {
+    sm90::stash_row_stats<C>(this->s, this->row_stats, this->t,
+                             kFastPath ? score_scale(this->params.call) : 1.f);
+  }
+  __device__ __forceinline__ void reset_row_stats() { this->row_stats = init_row_stats(); }
+
+  /// Epilogue.
+  __device__ __forceinline__ void store_tile(TileQueueState queue) {
+    const WorkTile& work = this->work(queue);
+    if constexpr (C::kPackGqa) {
+      if (work.tail_split >= 0 &&
+          !reduce_tail_splits<C>(this->acc_o, this->s, this->params, work, this->t)) {
+        return;
+      }
+    }
+    store_output<C>(this->acc_o, this->s, this->params.call, work, this->t);
+  }
+
+ private:
+  __device__ __forceinline__ int keys_left(TileQueueState queue, std::int32_t tile) const {
+    return this->work(queue).seq.kv_len - tile * C::kTileK;
+  }
+};
+
+}  // namespace flashcore::cuda::sm90
