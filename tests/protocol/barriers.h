@@ -1,5 +1,5 @@
-// Models of what warps wait for and share: mbarriers, named barriers, slots of rings, counters that
-// wrap. Each throws Violation where the hardware would silently do something else.
+// Models of the objects that warps share: mbarriers, named barriers, pipeline slots, wrapping
+// counters. Each throws Violation where the hardware would silently do something else.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,10 @@
 
 namespace flashcore::protocol {
 
-/// Of a fiber among those that meet at a barrier: they have consecutive numbers, and are at
-/// most 64.
+/// Bit of a fiber among those that meet at a barrier: at most 64, with consecutive numbers.
 inline std::uint64_t bit_of(int fiber) { return std::uint64_t{1} << (fiber % 64); }
 
-/// mbarrier: a phase ends when all arrivals and all announced bytes have come.
+/// mbarrier: a phase completes when all arrivals and all expected bytes have come.
 class Mbarrier {
  public:
   Mbarrier() = default;
@@ -37,8 +36,8 @@ class Mbarrier {
     end_phase();
   }
 
-  /// What the hardware answers where `phases` must have ended: it compares parities alone. Throws
-  /// where that is another answer.
+  /// The hardware's answer to a wait for `phases` phases. It compares parities only; throws where
+  /// that gives the wrong answer.
   bool passed(std::uint32_t phases) const {
     const bool skips_last_tile = (phases_ ^ phases) % 2 == 0;
     if (skips_last_tile ? phases_ != phases : phases_ + 1 != phases) {
@@ -101,7 +100,7 @@ class NamedBarrier {
   std::uint64_t arrived_ = 0;
 };
 
-/// What a slot holds: tile `tile` of the item-th item of the CTA; of queries, a warpgroup's.
+/// Content of a slot: KV tile `tile` of a work tile of the CTA, or the Q tile of a warpgroup.
 struct Tag {
   std::int64_t item = -1;
   std::int32_t tile = -1;
@@ -131,7 +130,7 @@ class Slot {
   void end_write() {
     if (--writers_ == 0) content_ = coming_;
   }
-  /// One of several writers of a tile that share it.
+  /// Writes one of several parts of a tile.
   void write_part(Fibers& fibers, const Tag& tag, int writers) {
     if (writers_ == 0) {
       begin_write(tag, writers);
@@ -160,7 +159,7 @@ class Slot {
   int readers_ = 0, writers_ = 0;
 };
 
-/// atomicInc: counts to `last`, then starts at 0 again. Returns what it was.
+/// atomicInc: counts to `last`, then from 0; returns the old count.
 inline std::uint32_t count_and_wrap(std::uint32_t& counter, std::uint32_t last) {
   const std::uint32_t before = counter;
   counter = before >= last ? 0 : before + 1;

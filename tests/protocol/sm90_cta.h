@@ -1,6 +1,5 @@
-// A CTA of a Hopper kernel as a model: the roles of core/sm90_roles.h, one fiber for each warp that
-// plays one, over modelled barriers and tiles. Warps check what they read, the order of their steps
-// and what they write.
+// Model of a Hopper CTA: the roles of core/sm90_roles.h, one fiber per warp, over modelled barriers
+// and tiles. Warps check their reads, the order of their steps and their writes.
 #pragma once
 
 #include <array>
@@ -21,7 +20,7 @@ using core::TileQueueState;
 
 struct ModelTile : core::TileSteps {
   std::int64_t serial = -1;  // counted from the CTA's first
-  std::int32_t piece = -1;
+  std::int32_t index = -1;
 };
 
 inline std::vector<Slot> make_slots(const char* name, int count) {
@@ -44,11 +43,11 @@ struct ModelCta {
   std::vector<Mbarrier> mbarriers;
   std::array<NamedBarrier, 16> named;
   std::array<ModelTile, core::kTileSlots> work_tiles;
-  std::vector<std::int64_t> released;  // items given back, by each reader
+  std::vector<std::int64_t> released;  // work tiles released, by each reader
   std::vector<Slot> q = make_slots("Q", kShape.q_stages());
   std::vector<Slot> k = make_slots("K", kShape.stages);
   std::vector<Slot> v = make_slots("V", kShape.stages);
-  std::vector<Slot> raw = make_slots("raw V", kShape.v_staging_stages());
+  std::vector<Slot> v_staging = make_slots("staged V", kShape.v_staging_stages());
 
   ModelCta(Launch& launch_, InjectedFault fault_, std::int32_t block_)
       : launch(launch_), fibers(launch_.fibers()), fault(fault_), block(block_) {
@@ -62,7 +61,7 @@ struct ModelCta {
       }
     }
     for (int group = 0; group < kShape.consumers(); ++group) {
-      const auto index = [](int id) { return static_cast<std::size_t>(id); };
+      const auto index = [](core::NamedBarrier id) { return static_cast<std::size_t>(id); };
       named[index(core::ping_pong_barrier(group))] = {"turn of warpgroup " + std::to_string(group),
                                                       core::kPingPongThreads};
       named[index(core::v_tail_barrier(group))] = {"V tail of warpgroup " + std::to_string(group),
@@ -75,7 +74,7 @@ struct ModelCta {
     return mbarriers[static_cast<std::size_t>(core::first_mbarrier(kShape, barrier)) + slot];
   }
 
-  /// A copy into a slot, in two boxes that arrive at any later time.
+  /// A TMA load into a slot, in two boxes that arrive at any later time.
   void copy(Slot& slot, const Tag& tag, Sm90Barrier full, std::uint32_t stage, bool arrives = true,
             int tiles = 1) {
     constexpr int kBoxes = 2, kBoxBytes = 64;
@@ -91,12 +90,12 @@ struct ModelCta {
   }
 };
 
-/// What the warps of all roles have.
+/// Base of the warps of all roles.
 template <core::Sm90Traits kShape>
 struct ModelWarp {
   using Pipeline = core::Sm90Pipeline<kShape>;
   ModelCta<kShape>& cta;
-  int reader = -1;  // of items: its number; the scheduler is none
+  int reader = -1;  // of the tile queue; the scheduler is none
 
   bool has_fault(InjectedFault bug) const { return cta.fault == bug; }
 
@@ -119,15 +118,15 @@ struct ModelWarp {
     if (kBarrier == Sm90Barrier::tile_empty) ++cta.released[static_cast<std::size_t>(reader)];
   }
 
-  /// An item that is there and has not been given back by this warp.
+  /// A work tile that is in the queue and that this warp has not released.
   const ModelTile& work(TileQueueState state) const {
     const ModelTile& work = cta.work_tiles[state.stage()];
     if (work.serial != state.count) {
-      throw Violation{"reads item " + std::to_string(state.count) + ", but its slot has item " +
-                      std::to_string(work.serial)};
+      throw Violation{"reads work tile " + std::to_string(state.count) +
+                      ", but its slot has work tile " + std::to_string(work.serial)};
     }
     if (cta.released[static_cast<std::size_t>(reader)] > state.count) {
-      throw Violation{"reads item " + std::to_string(state.count) + " after giving it back"};
+      throw Violation{"reads work tile " + std::to_string(state.count) + " after releasing it"};
     }
     return work;
   }
@@ -137,11 +136,11 @@ template <core::Sm90Traits kShape>
 struct ModelScheduler : ModelWarp<kShape> {
   std::int32_t first_index() const { return this->cta.block; }
   std::int32_t num_scheduled() const { return this->cta.launch.problem().num_scheduled(); }
-  std::int32_t next_index() const { return this->cta.launch.next_index(); }
+  std::int32_t fetch_tile() const { return this->cta.launch.next_index(); }
 
   bool decode_work_tile(TileQueueState state, std::int32_t index) {
     ModelTile& work = reuse(state);
-    work.piece = index;
+    work.index = index;
     this->cta.fibers.may_pause();
     const bool has_queries = protocol::decode_work_tile(this->cta.launch.problem(), index, work);
     if (has_queries) work.serial = state.count;
@@ -157,7 +156,7 @@ struct ModelScheduler : ModelWarp<kShape> {
   ModelTile& reuse(TileQueueState state) {
     for (const std::int64_t released : this->cta.released) {
       if (released + core::kTileSlots <= state.count) {
-        throw Violation{"an item is overwritten before all have given it back"};
+        throw Violation{"a work tile is overwritten before all have released it"};
       }
     }
     ModelTile& work = this->cta.work_tiles[state.stage()];
@@ -170,10 +169,10 @@ template <core::Sm90Traits kShape>
 struct ModelProducer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
 
-  void load_q(TileQueueState state, typename Pipeline::QStage queries, int group) {
+  void load_q(TileQueueState state, typename Pipeline::QStage q_stage, int group) {
     for (int i = 0; i < Pipeline::kQTilesPerBarrier; ++i) {
-      this->cta.copy(this->cta.q[queries.slot() + static_cast<std::uint32_t>(i)],
-                     {this->work(state).serial, group + i}, Sm90Barrier::q_full, queries.stage(),
+      this->cta.copy(this->cta.q[q_stage.slot() + static_cast<std::uint32_t>(i)],
+                     {this->work(state).serial, group + i}, Sm90Barrier::q_full, q_stage.stage(),
                      i == 0, Pipeline::kQTilesPerBarrier);
     }
   }
@@ -182,8 +181,8 @@ struct ModelProducer : ModelWarp<kShape> {
                    keys.stage());
   }
   void load_v(TileQueueState state, typename Pipeline::LoadedVState values, std::int32_t tile) {
-    std::vector<Slot>& slots = Pipeline::kFp8 ? this->cta.raw : this->cta.v;
-    this->cta.copy(slots[values.stage()], {this->work(state).serial, tile}, Pipeline::kLoadedFull,
+    std::vector<Slot>& slots = Pipeline::kFp8 ? this->cta.v_staging : this->cta.v;
+    this->cta.copy(slots[values.stage()], {this->work(state).serial, tile}, Pipeline::kLoadedVFull,
                    values.stage());
   }
 };
@@ -192,21 +191,21 @@ template <core::Sm90Traits kShape>
 struct ModelTransposer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
 
-  void transpose(typename Pipeline::LoadedVState raw, typename Pipeline::KvState done,
+  void transpose(typename Pipeline::LoadedVState staging, typename Pipeline::KvState done,
                  TileQueueState state, std::int32_t tile) {
     const Tag tag{this->work(state).serial, tile};
-    this->cta.raw[raw.stage()].begin_read(tag);
+    this->cta.v_staging[staging.stage()].begin_read(tag);
     this->cta.v[done.stage()].write_part(this->cta.fibers, tag, kShape.transposers());
-    this->cta.raw[raw.stage()].end_read();
+    this->cta.v_staging[staging.stage()].end_read();
   }
 };
 
-/// A consumer warp of either kind. Registers are what they came from: the tile of the scores, of
-/// the probabilities, and the tiles whose products the output holds.
+/// A 16-bit or fp8 consumer warp. Registers hold tags: the KV tile of S, of P, and the KV tiles
+/// whose P V is in O.
 template <core::Sm90Traits kShape>
 struct ModelConsumer : ModelWarp<kShape> {
   using Pipeline = typename ModelWarp<kShape>::Pipeline;
-  using Position = core::KvTileIterator<Pipeline>;
+  using Iterator = core::KvTileIterator<Pipeline>;
   static constexpr core::StepSchedule kSchedule =
       core::schedule_for(kShape.is_fp8(), kShape.head_dim, kShape.tile_q, kShape.tile_k);
   static constexpr bool kPingPong = kSchedule.ping_pong;
@@ -214,26 +213,28 @@ struct ModelConsumer : ModelWarp<kShape> {
   static constexpr bool kQkAhead = kShape.issues_qk_ahead();
 
   int warp;                            // of the CTA's consumers
-  Tag scores, probabilities, stashed;  // stashed: of the row states
+  Tag scores, probabilities, stashed;  // stashed: of the row statistics
   std::vector<Tag> output;
-  std::deque<std::vector<Slot*>> products;  // groups under way, and the tiles they read
+  std::deque<std::vector<Slot*>> products;  // GEMMs in flight, and the tiles they read
 
   int group() const { return warp / 4; }
 
-  NamedBarrier& named(int id) { return this->cta.named[static_cast<std::size_t>(id)]; }
+  NamedBarrier& named(core::NamedBarrier id) {
+    return this->cta.named[static_cast<std::size_t>(id)];
+  }
   void ping_pong_wait() { named(core::ping_pong_barrier(group())).sync(this->cta.fibers); }
   void ping_pong_arrive() {
     named(core::ping_pong_barrier((group() + 1) % Pipeline::kConsumers)).arrive(this->cta.fibers);
   }
 
-  bool needs_mask(const Position& it) {
-    return !this->work(it.slot).unmasked_tiles[group()].contains(it.tile);
+  bool needs_mask(const Iterator& it) {
+    return !this->work(it.queue).unmasked_tiles[group()].contains(it.tile);
   }
 
-  void issue_qk(typename Pipeline::QStage queries, typename Pipeline::KvState keys,
-                const Position& it) {
-    const std::int64_t serial = this->work(it.slot).serial;
-    issue({{&this->cta.q[queries.slot()], {serial, group()}},
+  void issue_qk(typename Pipeline::QStage q_stage, typename Pipeline::KvState keys,
+                const Iterator& it) {
+    const std::int64_t serial = this->work(it.queue).serial;
+    issue({{&this->cta.q[q_stage.slot()], {serial, group()}},
            {&this->cta.k[keys.stage()], {serial, it.tile}}});
     scores = {serial, it.tile};
   }
@@ -246,8 +247,8 @@ struct ModelConsumer : ModelWarp<kShape> {
     }
   }
   void fence_acc_s() {}
-  void softmax(const Position& it, bool) {
-    expect(scores == Tag{this->work(it.slot).serial, it.tile}, "softmax of another step's scores");
+  void softmax(const Iterator& it, bool) {
+    expect(scores == Tag{this->work(it.queue).serial, it.tile}, "softmax of another step's scores");
   }
   void pack_p() { probabilities = scores; }
 
@@ -276,20 +277,20 @@ struct ModelConsumer : ModelWarp<kShape> {
   void rescale_o() { fence_acc_o(); }
 
   void begin_tile(TileQueueState) { output.clear(); }
-  // The states of the last scores that became probabilities; a step's own come after its softmax.
+  // The statistics cover the scores up to P's; those of S come after its softmax.
   void stash_row_stats() { stashed = probabilities; }
   void reset_row_stats() {}
 
   void store_tile(TileQueueState state) {
     const ModelTile& work = this->work(state);
     const std::int32_t tiles = work.kv_tiles[group()];
-    expect(stashed == Tag{work.serial, work.first_tile + tiles - 1}, "stores other row states");
+    expect(stashed == Tag{work.serial, work.first_tile + tiles - 1}, "stores other row statistics");
     expect(output.size() == static_cast<std::size_t>(tiles), "stores an output of other tiles");
     for (std::int32_t i = 0; i < tiles; ++i) {
       expect(output[static_cast<std::size_t>(i)] == Tag{work.serial, work.first_tile + i},
              "stores an output of other tiles");
     }
-    this->cta.launch.write(work.piece, warp);
+    this->cta.launch.write(work.index, warp);
   }
 
  private:

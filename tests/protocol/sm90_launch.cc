@@ -44,12 +44,12 @@ ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed) {
   const auto kv_heads = static_cast<std::int32_t>(random.between(1, 2));
   p.order = core::make_tile_scheduler(batch, kv_heads * group, group, most_tiles,
                                       equal ? 0 : 4 * p.blocks);
-  p.tail = {p.order.items, 0, core::make_fast_divmod(1)};
+  p.tail = {p.order.tiles, 0, core::make_fast_divmod(1)};
   const std::int32_t tiles = (equal_keys + shape.tile_k - 1) / shape.tile_k;
   if (equal && shape.packs_gqa() && tiles > 1 && random.chance(0.6)) {
-    const auto needs_mask = static_cast<std::int32_t>(random.between(1, p.order.items));
+    const auto split = static_cast<std::int32_t>(random.between(1, p.order.tiles));
     const auto each = static_cast<std::int32_t>(random.between(1, tiles - 1));
-    p.tail = {p.order.items - needs_mask, each, core::make_fast_divmod((tiles + each - 1) / each)};
+    p.tail = {p.order.tiles - split, each, core::make_fast_divmod((tiles + each - 1) / each)};
   }
   return p;
 }
@@ -58,67 +58,68 @@ std::string to_string(const ModelProblem& p) {
   std::string words = "head_dim " + std::to_string(p.shape.head_dim) + ", tile " +
                       std::to_string(p.shape.tile_q) + " x " + std::to_string(p.shape.tile_k) +
                       ", " + std::to_string(p.shape.stages) + " stages, " +
-                      std::to_string(p.blocks) + " CTAs; tiles of the pieces:";
-  for (std::int32_t piece = 0; piece < p.num_scheduled(); ++piece) {
+                      std::to_string(p.blocks) + " CTAs; KV tiles of the scheduled tiles:";
+  for (std::int32_t index = 0; index < p.num_scheduled(); ++index) {
     core::TileSteps work{};
-    words += decode_work_tile(p, piece, work) ? " " + std::to_string(work.tiles) : " -";
+    words += decode_work_tile(p, index, work) ? " " + std::to_string(work.tiles) : " -";
   }
   return words;
 }
 
-bool decode_work_tile(const ModelProblem& p, std::int32_t piece, core::TileSteps& work) {
-  const core::ScheduledTile work = core::scheduled_tile(p.tail, piece);
-  const core::TileCoord coordinates = core::coord_of(p.order, work.work);
+bool decode_work_tile(const ModelProblem& p, std::int32_t index, core::TileSteps& work) {
+  const core::ScheduledTile scheduled = core::scheduled_tile(p.tail, index);
+  const core::TileCoord coordinates = core::coord_of(p.order, scheduled.tile);
   const ModelSequence& s = p.sequences[static_cast<std::size_t>(coordinates.batch)];
   const std::int32_t tile_rows = p.shape.tile_q >> p.heads.log2;
   const std::int32_t first = coordinates.q_tile * tile_rows;
   work.queries = std::min(tile_rows, s.q_len - first);
   core::find_kv_tiles(work, s.mask, first, p.heads.queries(),
-                      core::TailRange{work.part, p.tail.part_tiles}, p.shape.consumers(),
+                      core::TailRange{scheduled.split, p.tail.kv_tiles}, p.shape.consumers(),
                       p.shape.tile_k);
   return work.queries > 0;
 }
 
 Launch::Launch(const ModelProblem& problem, Fibers& fibers) : problem_(problem), fibers_(fibers) {
-  const auto items = static_cast<std::size_t>(problem.order.items * warps());
-  arrived_.resize(items);
-  written_.resize(items);
+  const auto tiles = static_cast<std::size_t>(problem.order.tiles * warps());
+  tail_arrivals_.resize(tiles);
+  written_.resize(tiles);
 }
 
 std::int32_t Launch::next_index() {
   fibers_.may_pause();
-  const std::int32_t pieces = problem_.num_scheduled();
-  if (pieces <= problem_.blocks) return pieces;
-  return problem_.blocks +
-         static_cast<std::int32_t>(count_and_wrap(ticket_, static_cast<std::uint32_t>(pieces - 1)));
+  const std::int32_t scheduled = problem_.num_scheduled();
+  if (scheduled <= problem_.blocks) return scheduled;
+  return problem_.blocks + static_cast<std::int32_t>(count_and_wrap(
+                               tile_counter_, static_cast<std::uint32_t>(scheduled - 1)));
 }
 
-void Launch::write(std::int32_t piece, int warp) {
-  const core::ScheduledTile work = core::scheduled_tile(problem_.tail, piece);
-  const auto it = static_cast<std::size_t>(work.work * warps() + warp);
-  if (work.part >= 0) {
+void Launch::write(std::int32_t index, int warp) {
+  const core::ScheduledTile scheduled = core::scheduled_tile(problem_.tail, index);
+  const auto slot = static_cast<std::size_t>(scheduled.tile * warps() + warp);
+  if (scheduled.split >= 0) {
     fibers_.may_pause();
-    const auto last = static_cast<std::uint32_t>(problem_.tail.parts() - 1);
-    if (count_and_wrap(arrived_[at], last) != last) return;
+    const auto last = static_cast<std::uint32_t>(problem_.tail.splits() - 1);
+    if (count_and_wrap(tail_arrivals_[slot], last) != last) return;
   }
-  ++written_[at];
+  ++written_[slot];
 }
 
 void Launch::check_end() const {
-  if (ticket_ != 0) throw Violation{"the ticket is left at " + std::to_string(ticket_)};
-  for (const std::uint32_t count : arrived_) {
-    if (count != 0) throw Violation{"a counter of parts is left at " + std::to_string(count)};
+  if (tile_counter_ != 0)
+    throw Violation{"the tile counter is left at " + std::to_string(tile_counter_)};
+  for (const std::uint32_t count : tail_arrivals_) {
+    if (count != 0) throw Violation{"a counter of tail splits is left at " + std::to_string(count)};
   }
-  for (std::int32_t i = 0; i < problem_.order.work_tiles; ++i) {
+  for (std::int32_t i = 0; i < problem_.order.tiles; ++i) {
     core::TileSteps work{};
-    const bool in_parts = i >= problem_.tail.first;
-    const std::int32_t piece =
-        in_parts ? problem_.tail.first + (i - problem_.tail.first) * problem_.tail.parts() : i;
-    const int expected = decode_work_tile(problem_, piece, work) ? 1 : 0;
+    const bool in_tail = i >= problem_.tail.first;
+    const std::int32_t index =
+        in_tail ? problem_.tail.first + (i - problem_.tail.first) * problem_.tail.splits() : i;
+    const int expected = decode_work_tile(problem_, index, work) ? 1 : 0;
     for (int warp = 0; warp < warps(); ++warp) {
       const int times = written_[static_cast<std::size_t>(i * warps() + warp)];
       if (times != expected) {
-        throw Violation{"item " + std::to_string(i) + ", warp " + std::to_string(warp) +
+        throw Violation{"tile " + std::to_string(i) + ", warp " + std::to_string(warp) +
                         ": written " + std::to_string(times) + " times"};
       }
     }

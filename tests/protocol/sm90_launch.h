@@ -1,5 +1,4 @@
-// A launch of a Hopper kernel as its synchronisation sees it: the pieces of work, who gets them,
-// and what has been written.
+// Model of a Hopper launch: its scheduled tiles, who fetches them, and what has been written.
 #pragma once
 
 #include <cstdint>
@@ -18,30 +17,30 @@ struct ModelSequence {
   core::Mask mask;
 };
 
-/// What the roles are driven by: made of the functions that drive the kernels.
+/// The launch parameters, made by the functions that make the kernels'.
 struct ModelProblem {
   core::Sm90Traits shape;
   std::vector<ModelSequence> sequences;
   core::TileScheduler order;
   core::PackGqa heads{};
-  core::Tail tail;
+  core::TailSplit tail;
   std::int32_t blocks;
   bool dirty_tail;  // V rows past the last key are zero-filled
 
   std::int32_t num_scheduled() const { return core::num_scheduled(order, tail); }
 };
 
-/// Problems with few keys and many items: sequences of any length beside empty ones, q_len far
-/// above kv_len, causal or with windows on either side, rows of several heads in a tile, keys cut
-/// into parts where the kernel does so.
+/// Problems with few keys and many work tiles: sequences of any length beside empty ones, q_len far
+/// above kv_len, causal or with windows on either side, PackGQA and tail splits where the kernel
+/// has them.
 ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed);
 
 std::string to_string(const ModelProblem& problem);
 
-/// An item as the scheduler describes it. Returns whether it has queries.
-bool decode_work_tile(const ModelProblem& problem, std::int32_t piece, core::TileSteps& work);
+/// Decodes a work tile as the scheduler does. False if it has no query.
+bool decode_work_tile(const ModelProblem& problem, std::int32_t index, core::TileSteps& work);
 
-/// What the CTAs of a launch share.
+/// State that the CTAs of a launch share.
 class Launch {
  public:
   Launch(const ModelProblem& problem, Fibers& fibers);
@@ -50,8 +49,8 @@ class Launch {
   Fibers& fibers() const { return fibers_; }
 
   std::int32_t next_index();
-  /// A consumer warp has the output of a piece.
-  void write(std::int32_t piece, int warp);
+  /// A consumer warp stores the output of a scheduled tile.
+  void write(std::int32_t index, int warp);
   /// Throws Violation unless every row is written once and all counters are 0 again.
   void check_end() const;
 
@@ -60,9 +59,9 @@ class Launch {
 
   const ModelProblem& problem_;
   Fibers& fibers_;
-  std::uint32_t ticket_ = 0;
-  std::vector<std::uint32_t> arrived_;  // of the parts of cut items, for each warp
-  std::vector<int> written_;            // of items, for each warp
+  std::uint32_t tile_counter_ = 0;
+  std::vector<std::uint32_t> tail_arrivals_;  // finished splits of a tail tile, for each warp
+  std::vector<int> written_;                  // tiles, for each warp
 };
 
 }  // namespace flashcore::protocol

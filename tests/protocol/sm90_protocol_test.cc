@@ -1,5 +1,6 @@
-// The synchronisation of the Hopper kernels, run on the CPU: no interleaving of their roles may
-// deadlock, read a tile that is not there, overwrite one in use, or write a row other than once.
+// The synchronisation of the Hopper kernels, run on the CPU. No interleaving of their roles may
+// deadlock, read a tile before it is loaded, overwrite one in use, or write a row twice or not at
+// all.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -115,9 +116,9 @@ TEST(Sm90Protocol, FindsAStageReleasedTwice) {
 // The hardware has 16 named barriers, of which 0 is __syncthreads's.
 TEST(Sm90Protocol, NamedBarriersAreDistinct) {
   std::set<int> ids{0};
-  for (int group = 0; group < core::kMostConsumers; ++group) {
-    EXPECT_TRUE(ids.insert(core::ping_pong_barrier(group)).second);
-    EXPECT_TRUE(ids.insert(core::v_tail_barrier(group)).second);
+  for (int group = 0; group < core::kMaxConsumers; ++group) {
+    EXPECT_TRUE(ids.insert(static_cast<int>(core::ping_pong_barrier(group))).second);
+    EXPECT_TRUE(ids.insert(static_cast<int>(core::v_tail_barrier(group))).second);
   }
   EXPECT_LT(*ids.rbegin(), 16);
 }

@@ -62,12 +62,12 @@ TEST_F(HopperCodes, ProductsAndTheTransposedTileAreExact) {
     for (const std::uint8_t code : random_codes(random, rows * keys)) p.push_back(value_of(code));
     for (const int used : {keys, keys - 1, keys - 23, 16, 1}) {
       for (int i = used * dim; i < keys * dim; ++i) v[static_cast<std::size_t>(i)] = 0x7f;  // NaN
-      const CodeProducts got = run_code_products(*kernel, q, k, v, p, used);
+      const Fp8Gemms got = run_fp8_gemms(*kernel, q, k, v, p, used);
       for (int row = 0; row < dim; ++row) {
-        for (int place = 0; place < keys; ++place) {
-          const int key = place / 16 * 16 + core::key_at(place);
+        for (int state = 0; state < keys; ++state) {
+          const int key = state / 16 * 16 + core::key_at(state);
           const std::uint8_t want = key < used ? at(v, key, dim, core::column_of_row(row)) : 0;
-          ASSERT_EQ(at(got.transposed, row, keys, place), want) << row << ", " << place;
+          ASSERT_EQ(at(got.transposed, row, keys, state), want) << row << ", " << state;
         }
       }
       for (int row = 0; row < rows; ++row) {

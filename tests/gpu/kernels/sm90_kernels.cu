@@ -1,66 +1,11 @@
 #include "sm90_kernels.h"
 
-#include <iterator>
-#include <string>
-#include <type_traits>
-
 #include "cuda/primitives/cluster.cuh"
-#include "cuda/sm90/fwd_kernel.cuh"
 #include "cuda/sm90/tensor_map.h"
-#include "gpu/device_array.cuh"
+#include "sm90_launch.cuh"
 
 namespace flashcore::gpu_test {
 namespace {
-
-constexpr int kGroupThreads = 128;  // of a warpgroup
-constexpr int kPanelColumns = core::PanelTile<64, 64>::kPanelColumns;
-
-/// All of a kernel's shared memory, as one struct: tiles then begin where its alignment says.
-template <typename Storage>
-__device__ Storage& shared_storage() {
-  extern __shared__ __align__(1024) unsigned char s_bytes[];
-  return *reinterpret_cast<Storage*>(s_bytes);
-}
-
-template <typename Storage, typename... Parameters, typename... Arguments>
-void launch(void (*kernel)(Parameters...), int threads, const Arguments&... arguments) {
-  constexpr int kBytes = sizeof(Storage);
-  require_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-  kernel<<<1, static_cast<unsigned>(threads), kBytes>>>(arguments...);
-}
-
-/// f(std::integral_constant of the choice that is `value`).
-template <const auto& kChoices, std::size_t kIndex = 0, typename F>
-auto with_constant(int value, F f) {
-  if constexpr (kIndex + 1 < std::size(kChoices)) {
-    if (value != kChoices[kIndex]) return with_constant<kChoices, kIndex + 1>(value, f);
-  } else {
-    if (value != kChoices[kIndex]) throw std::runtime_error("a size that is not tested");
-  }
-  return f(std::integral_constant<int, kChoices[kIndex]>{});
-}
-
-template <typename F>
-auto with_element(HalfFormat format, F f) {
-  return format == HalfFormat::f16 ? f(__half{}) : f(__nv_bfloat16{});
-}
-
-/// Writes a row-major matrix into a tile; what is left of the tile is NaN. To be followed by
-/// publish_tiles().
-template <typename Tile, typename Bits>
-__device__ void fill_tile(unsigned char* s_tile, const Bits* g_matrix, int rows, int columns) {
-  for (int i = threadIdx.x; i < Tile::kBytes; i += blockDim.x) s_tile[i] = 0xff;
-  __syncthreads();
-  for (int i = threadIdx.x; i < rows * columns; i += blockDim.x) {
-    const std::uint32_t offset = Tile::offset(i / columns, i % columns);
-    *reinterpret_cast<Bits*>(s_tile + offset) = g_matrix[i];
-  }
-}
-
-__device__ void publish_tiles() {
-  cuda::fence_async_proxy();
-  __syncthreads();
-}
 
 // ---------------------------------------------------------------------------------------------
 // Clusters
@@ -128,7 +73,7 @@ __global__ void copy_tile(const __grid_constant__ CUtensorMap map, int row, int 
     cuda::fence_barrier_init();
   }
   publish_tiles();
-  if (threadIdx.x == 0) cuda::sm90::copy_tile<Tile>(s.tile, map, row, head, batch, s.full);
+  if (threadIdx.x == 0) cuda::sm90::load_tile<Tile>(s.tile, map, row, head, batch, s.full);
   cuda::wait(s.full, 0);
   constexpr int kColumns = Tile::kPanels * Tile::kPanelColumns;
   for (int i = threadIdx.x; i < Tile::kBytes / 2; i += blockDim.x) {
@@ -142,7 +87,7 @@ std::vector<std::uint16_t> copied(const TileCopy& call) {
   const core::Strides strides{call.batch_stride, call.head_stride, call.row_stride, 1};
   const CUtensorMap map =
       map_of(tensor, strides, {call.columns, call.rows, call.heads, call.batch}, call.tile_rows);
-  launch<CopiedTile<Tile>>(copy_tile<Tile>, kGroupThreads, map, call.row, call.head, call.b,
+  launch<CopiedTile<Tile>>(load_tile<Tile>, kGroupThreads, map, call.row, call.head, call.b,
                            out.get());
   return out.host();
 }
@@ -150,11 +95,11 @@ std::vector<std::uint16_t> copied(const TileCopy& call) {
 // ---------------------------------------------------------------------------------------------
 // Barriers
 
-using RingTile = core::PanelTile<kRingRows, kPanelColumns>;
+using PipelineTile = core::PanelTile<kPipelineRows, kPanelColumns>;
 
-CUtensorMap ring_map(const Array<std::uint16_t>& matrix, std::size_t elements) {
+CUtensorMap pipeline_map(const Array<std::uint16_t>& matrix, std::size_t elements) {
   const auto rows = static_cast<std::int64_t>(elements) / kPanelColumns;
-  return map_of(matrix, {0, 0, kPanelColumns, 1}, {kPanelColumns, rows, 1, 1}, kRingRows);
+  return map_of(matrix, {0, 0, kPanelColumns, 1}, {kPanelColumns, rows, 1, 1}, kPipelineRows);
 }
 
 /// Whether the phase of this parity has ended: wait() without waiting.
@@ -174,7 +119,7 @@ __device__ bool has_ended(std::uint64_t& s_barrier, std::uint32_t parity) {
 
 /// One thread. Its copies come after the arrivals and, in odd rounds, before them.
 __global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int rounds, int* g_out) {
-  auto& s = shared_storage<CopiedTile<RingTile>>();
+  auto& s = shared_storage<CopiedTile<PipelineTile>>();
   cuda::init_barrier(s.full, 3);
   cuda::fence_barrier_init();
   const auto copy = [&] {
@@ -191,11 +136,11 @@ __global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int roun
       cuda::arrive(s.full);
       cuda::arrive(s.full);
       note();
-      cuda::arrive_expect_tx(s.full, RingTile::kBytes);
+      cuda::arrive_expect_tx(s.full, PipelineTile::kBytes);
       note();
       copy();
     } else {
-      cuda::arrive_expect_tx(s.full, RingTile::kBytes);
+      cuda::arrive_expect_tx(s.full, PipelineTile::kBytes);
       copy();
       note();
       cuda::arrive(s.full);
@@ -208,8 +153,8 @@ __global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int roun
 }
 
 template <int kStages>
-struct alignas(core::kSwizzleBytes) Ring {
-  unsigned char tile[kStages][RingTile::kBytes];
+struct alignas(core::kSwizzleBytes) TilePipeline {
+  unsigned char tile[kStages][PipelineTile::kBytes];
   std::uint64_t full[kStages], empty[kStages];
 };
 
@@ -218,10 +163,10 @@ __device__ void be_late() { __nanosleep(20000); }
 
 /// Four warps read, the fifth loads.
 template <int kStages>
-__global__ void through_ring(const __grid_constant__ CUtensorMap map, int tiles,
-                             std::uint16_t* g_out) {
+__global__ void through_pipeline(const __grid_constant__ CUtensorMap map, int tiles,
+                                 std::uint16_t* g_out) {
   constexpr int kReaders = 4;
-  auto& s = shared_storage<Ring<kStages>>();
+  auto& s = shared_storage<TilePipeline<kStages>>();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
@@ -231,39 +176,39 @@ __global__ void through_ring(const __grid_constant__ CUtensorMap map, int tiles,
     cuda::fence_barrier_init();
   }
   __syncthreads();
-  core::PipelineState<kStages> place;
+  core::PipelineState<kStages> state;
   const auto parity = [&](bool empty) {
-    return core::parity_of_last(core::phases_before(empty, place.round()));
+    return core::parity_of_last(core::phases_before(empty, state.round()));
   };
   if (warp == kReaders) {
     if (lane != 0) return;
-    for (int tile = 0; tile < tiles; ++tile, place.next()) {
-      cuda::wait(s.empty[place.stage()], parity(true));
+    for (int tile = 0; tile < tiles; ++tile, state.advance()) {
+      cuda::wait(s.empty[state.stage()], parity(true));
       if (tile % 5 == 3) be_late();
-      cuda::sm90::copy_tile<RingTile>(s.tile[place.stage()], map, tile * kRingRows, 0, 0,
-                                      s.full[place.stage()]);
+      cuda::sm90::load_tile<PipelineTile>(s.tile[state.stage()], map, tile * kPipelineRows, 0, 0,
+                                          s.full[state.stage()]);
     }
     return;
   }
-  constexpr int kElements = RingTile::kBytes / 2;
-  for (int tile = 0; tile < tiles; ++tile, place.next()) {
-    cuda::wait(s.full[place.stage()], parity(false));
+  constexpr int kElements = PipelineTile::kBytes / 2;
+  for (int tile = 0; tile < tiles; ++tile, state.advance()) {
+    cuda::wait(s.full[state.stage()], parity(false));
     if ((tile + warp) % 7 == 2) be_late();
     for (int i = threadIdx.x; i < kElements; i += 32 * kReaders) {
       const int row = i / kPanelColumns, column = i % kPanelColumns;
       g_out[tile * kElements + i] = *reinterpret_cast<const std::uint16_t*>(
-          s.tile[place.stage()] + RingTile::offset(row, column));
+          s.tile[state.stage()] + PipelineTile::offset(row, column));
     }
-    cuda::arrive_once_per_warp(s.empty[place.stage()], lane);
+    cuda::arrive_once_per_warp(s.empty[state.stage()], lane);
   }
 }
 
 template <int kStages>
-std::vector<std::uint16_t> ring_of(const std::vector<std::uint16_t>& matrix) {
+std::vector<std::uint16_t> pipeline_of(const std::vector<std::uint16_t>& matrix) {
   const Array<std::uint16_t> in(matrix), out(matrix.size());
-  const int tiles = static_cast<int>(matrix.size()) / (RingTile::kBytes / 2);
-  launch<Ring<kStages>>(through_ring<kStages>, 5 * 32, ring_map(in, matrix.size()), tiles,
-                        out.get());
+  const int tiles = static_cast<int>(matrix.size()) / (PipelineTile::kBytes / 2);
+  launch<TilePipeline<kStages>>(through_pipeline<kStages>, 5 * 32, pipeline_map(in, matrix.size()),
+                                tiles, out.get());
   return out.host();
 }
 
@@ -366,159 +311,6 @@ __global__ void __launch_bounds__(kGroupThreads)
   store_accumulators(c, g_out);
 }
 
-/// Where a warpgroup's queries of a block's second item are.
-template <typename C>
-__device__ int query_place(int group) {
-  return static_cast<int>(typename C::Pipeline::QStage{1, group}.place());
-}
-
-/// All of an item's queries, in pieces.
-template <typename C, typename T>
-__device__ void fill_queries(cuda::sm90::SharedStorage<C>& s, const T* g_q) {
-  for (int group = 0; group < C::kConsumers; ++group) {
-    fill_tile<typename C::QueryTile>(s.q[query_place<C>(group)],
-                                     g_q + group * core::kQTileRows * C::kHeadDim, core::kQTileRows,
-                                     C::kHeadDim);
-  }
-}
-
-template <typename C>
-__global__ void __launch_bounds__(C::kThreads, 1)
-    two_products(const std::uint16_t* g_q, const std::uint16_t* g_k, const std::uint16_t* g_v,
-                 float* g_out) {
-  namespace sm90 = cuda::sm90;
-  constexpr int kStage = C::kStages - 1;
-  auto& s = shared_storage<sm90::SharedStorage<C>>();
-  fill_queries<C>(s, g_q);
-  fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);
-  fill_tile<typename C::KeyTile>(s.v[kStage], g_v, C::kTileK, C::kHeadDim);
-  publish_tiles();
-  if (threadIdx.x < kGroupThreads) {
-    cuda::setmaxnreg_dec<C::kProducerRegisters>();
-    return;
-  }
-  cuda::setmaxnreg_inc<C::kConsumerRegisters>();
-  const sm90::Thread<C> t(threadIdx.x);
-  sm90::AccS<C> score;
-  sm90::AccO<C> o;
-  std::uint32_t a[C::kTileK / 16][4];
-  cuda::wgmma_fence();
-  sm90::issue_qk<C>(score, s, query_place<C>(t.group), kStage);
-  cuda::wgmma_wait<0>();
-  cuda::fence_registers(score);
-  sm90::pack_probabilities<C>(a, score);
-  cuda::wgmma_fence();
-  sm90::issue_pv<C>(o, a, s, kStage, false);
-  cuda::wgmma_wait<0>();
-  cuda::fence_registers(o);
-#pragma unroll
-  for (int i = 0; i < C::kHeadDim / 2; ++i) {
-    g_out[t.row(i / 2 % 2) * C::kHeadDim + t.column(i / 4, i % 2)] = o[i];
-  }
-}
-
-template <typename C>
-__global__ void __launch_bounds__(C::kThreads, 1)
-    code_products(const std::uint8_t* g_q, const std::uint8_t* g_k, const std::uint8_t* g_v,
-                  const float* g_p, int keys, float* g_scores, std::uint8_t* g_transposed,
-                  float* g_out) {
-  namespace sm90 = cuda::sm90;
-  constexpr int kStage = C::kStages - 1;
-  constexpr int kColumns = C::kHeadDim < C::kPartColumns ? C::kHeadDim : C::kPartColumns;
-  auto& s = shared_storage<sm90::SharedStorage<C>>();
-  fill_queries<C>(s, g_q);
-  fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);
-  fill_tile<typename C::KeyTile>(s.v_staging[C::kVStagingStages - 1], g_v, C::kTileK, C::kHeadDim);
-  publish_tiles();
-  if (threadIdx.x < 32 * C::kTransposers) {
-    sm90::transpose_tile<C>(cuda::shared_address(s.v_staging[C::kVStagingStages - 1]),
-                            cuda::shared_address(s.v[kStage]), threadIdx.x / 32, threadIdx.x % 32,
-                            keys, ~0u);
-  }
-  publish_tiles();
-  for (int i = threadIdx.x; i < C::kHeadDim * C::kTileK; i += blockDim.x) {
-    g_transposed[i] = s.v[kStage][C::ValueTile::offset(i / C::kTileK, i % C::kTileK)];
-  }
-  if (threadIdx.x < kGroupThreads) {
-    cuda::setmaxnreg_dec<C::kProducerRegisters>();
-    return;
-  }
-  cuda::setmaxnreg_inc<C::kConsumerRegisters>();
-  const sm90::Thread<C> t(threadIdx.x);
-  sm90::AccS<C> score;
-  cuda::wgmma_fence();
-  sm90::issue_qk<C>(score, s, query_place<C>(t.group), kStage);
-  cuda::wgmma_wait<0>();
-  cuda::fence_registers(score);
-#pragma unroll
-  for (int i = 0; i < C::kTileK / 2; ++i) {
-    const int at = t.row(i / 2 % 2) * C::kTileK + t.column(i / 4, i % 2);
-    g_scores[at] = score[i];
-    score[i] = g_p[at];
-  }
-  std::uint32_t a[C::kTileK / 32][4];
-  sm90::pack_code_operands<C>(a, score);
-#pragma unroll
-  for (int first = 0; first < C::kHeadDim; first += kColumns) {
-    float part[kColumns / 2];
-    cuda::wgmma_fence();
-    sm90::issue_pv_slice<C, kColumns>(part, a, s, kStage, first);
-    cuda::wgmma_wait<0>();
-    cuda::fence_registers(part);
-#pragma unroll
-    for (int i = 0; i < kColumns / 2; ++i) {
-      const int column = core::column_of_row(first + t.column(i / 4, i % 2));
-      g_out[t.row(i / 2 % 2) * C::kHeadDim + column] = part[i];
-    }
-  }
-}
-
-template <typename C>
-bool is_config_of(const KernelInfo& kernel) {
-  return kernel.head_dim == C::kHeadDim && kernel.tile_q == C::kTileQ &&
-         kernel.tile_k == C::kTileK &&
-         kernel.smem_bytes == int{sizeof(cuda::sm90::SharedStorage<C>)};
-}
-
-/// Runs the one of the configurations that is the kernel's.
-template <typename C, typename... Others>
-std::vector<float> two_products_of(const KernelInfo& kernel, const std::vector<std::uint16_t>& q,
-                                   const std::vector<std::uint16_t>& k,
-                                   const std::vector<std::uint16_t>& v) {
-  if (!is_config_of<C>(kernel)) {
-    if constexpr (sizeof...(Others) > 0) {
-      return two_products_of<Others...>(kernel, q, k, v);
-    } else {
-      throw std::runtime_error(std::string(kernel.id) + ": add its shape to run_two_products()");
-    }
-  }
-  const Array<std::uint16_t> in_q(q), in_k(k), in_v(v);
-  const Array<float> out(q.size());
-  launch<cuda::sm90::SharedStorage<C>>(two_products<C>, C::kThreads, in_q.get(), in_k.get(),
-                                       in_v.get(), out.get());
-  return out.host();
-}
-
-template <typename C, typename... Others>
-CodeProducts code_products_of(const KernelInfo& kernel, const std::vector<std::uint8_t>& q,
-                              const std::vector<std::uint8_t>& k,
-                              const std::vector<std::uint8_t>& v, const std::vector<float>& p,
-                              int keys) {
-  if (!is_config_of<C>(kernel)) {
-    if constexpr (sizeof...(Others) > 0) {
-      return code_products_of<Others...>(kernel, q, k, v, p, keys);
-    } else {
-      throw std::runtime_error(std::string(kernel.id) + ": add its shape to run_code_products()");
-    }
-  }
-  const Array<std::uint8_t> in_q(q), in_k(k), in_v(v), transposed(v.size());
-  const Array<float> in_p(p), scores(p.size()), out(q.size());
-  launch<cuda::sm90::SharedStorage<C>>(code_products<C>, C::kThreads, in_q.get(), in_k.get(),
-                                       in_v.get(), in_p.get(), keys, scores.get(), transposed.get(),
-                                       out.get());
-  return {scores.host(), transposed.host(), out.host()};
-}
-
 }  // namespace
 
 std::vector<float> run_cluster_stores(int blocks) {
@@ -544,18 +336,19 @@ std::vector<std::uint16_t> run_copy_tile(const TileCopy& call) {
 }
 
 std::vector<int> run_barrier_phases(int rounds) {
-  const std::vector<std::uint16_t> matrix(RingTile::kBytes / 2);
+  const std::vector<std::uint16_t> matrix(PipelineTile::kBytes / 2);
   const Array<std::uint16_t> in(matrix);
   const Array<int> out(static_cast<std::size_t>(rounds * kBarrierEvents));
-  launch<CopiedTile<RingTile>>(barrier_phases, 1, ring_map(in, matrix.size()), rounds, out.get());
+  launch<CopiedTile<PipelineTile>>(barrier_phases, 1, pipeline_map(in, matrix.size()), rounds,
+                                   out.get());
   return out.host();
 }
 
-std::vector<std::uint16_t> run_ring(int stages, const std::vector<std::uint16_t>& matrix) {
-  return stages == 2 ? ring_of<2>(matrix) : ring_of<4>(matrix);
+std::vector<std::uint16_t> run_pipeline(int stages, const std::vector<std::uint16_t>& matrix) {
+  return stages == 2 ? pipeline_of<2>(matrix) : pipeline_of<4>(matrix);
 }
 
-SsResult run_wgmma_ss(const WarpgroupProduct& call) {
+SsResult run_wgmma_ss(const WarpgroupGemm& call) {
   const Array<std::uint16_t> a(call.a), b(call.b);
   const Array<float> c(call.c), added(call.c.size()), alone(call.c.size());
   with_element(call.format, [&](auto element) {
@@ -571,7 +364,7 @@ SsResult run_wgmma_ss(const WarpgroupProduct& call) {
   return {added.host(), alone.host()};
 }
 
-std::vector<float> run_wgmma_rs(const WarpgroupProduct& call, bool accumulate) {
+std::vector<float> run_wgmma_rs(const WarpgroupGemm& call, bool accumulate) {
   const Array<std::uint16_t> a(call.a), b(call.b);
   const Array<float> c(call.c), out(call.c.size());
   with_element(call.format, [&](auto element) {
@@ -586,38 +379,6 @@ std::vector<float> run_wgmma_rs(const WarpgroupProduct& call, bool accumulate) {
     });
   });
   return out.host();
-}
-
-std::vector<float> run_two_products(const KernelInfo& kernel, const std::vector<std::uint16_t>& q,
-                                    const std::vector<std::uint16_t>& k,
-                                    const std::vector<std::uint16_t>& v) {
-  const auto run = [&](auto element) {
-    using T = decltype(element);
-    return two_products_of<cuda::sm90::Config<T, 64, 192, 128, 4, 16, 512>,
-                           cuda::sm90::Config<T, 64, 128, 128, 4, 16, 384>,
-                           cuda::sm90::Config<T, 64, 128, 208, 2, 16, 384>,
-                           cuda::sm90::Config<T, 64, 64, 128, 4, 16, 256>,
-                           cuda::sm90::Config<T, 96, 192, 96, 2, 16, 512>,
-                           cuda::sm90::Config<T, 128, 128, 128, 2, 16, 384>,
-                           cuda::sm90::Config<T, 128, 128, 160, 2, 16, 384>,
-                           cuda::sm90::Config<T, 128, 128, 176, 2, 16, 384>,
-                           cuda::sm90::Config<T, 192, 128, 112, 2, 16, 384>,
-                           cuda::sm90::Config<T, 256, 128, 64, 2, 16, 384>>(kernel, q, k, v);
-  };
-  return with_element(kernel.dtype == DType::f16 ? HalfFormat::f16 : HalfFormat::bf16, run);
-}
-
-CodeProducts run_code_products(const KernelInfo& kernel, const std::vector<std::uint8_t>& q,
-                               const std::vector<std::uint8_t>& k,
-                               const std::vector<std::uint8_t>& v, const std::vector<float>& p,
-                               int keys) {
-  using T = __half;  // the output's, which these products do not have
-  return code_products_of<cuda::sm90::Fp8Config<T, 64, 192, 192, 2, 16, 512>,
-                          cuda::sm90::Fp8Config<T, 64, 192, 128, 4, 16, 512>,
-                          cuda::sm90::Fp8Config<T, 64, 64, 128, 4, 16, 256>,
-                          cuda::sm90::Fp8Config<T, 128, 192, 128, 4, 16, 512>,
-                          cuda::sm90::Fp8Config<T, 256, 128, 128, 2, 16, 384>>(kernel, q, k, v, p,
-                                                                               keys);
 }
 
 }  // namespace flashcore::gpu_test

@@ -149,14 +149,14 @@ TEST_F(Hopper, BlocksOfAClusterSendEachOtherWhatTheyHave) {
 TEST_F(Hopper, ARingHandsOverEveryTileWhoeverIsLate) {
   for (const int stages : {2, 4}) {
     for (const int tiles : {1, 2, 3, 4, 5, 8, 9, 41}) {
-      std::vector<std::uint16_t> matrix(static_cast<std::size_t>(tiles) * kRingRows *
+      std::vector<std::uint16_t> matrix(static_cast<std::size_t>(tiles) * kPipelineRows *
                                         kPanelColumns);
       for (std::size_t i = 0; i < matrix.size(); ++i) matrix[i] = value_at(i);
-      const std::vector<std::uint16_t> got = run_ring(stages, matrix);
+      const std::vector<std::uint16_t> got = run_pipeline(stages, matrix);
       for (std::size_t i = 0; i < matrix.size(); ++i) {
         ASSERT_EQ(got[i], matrix[i])
-            << stages << " stages, tile " << i / (kRingRows * kPanelColumns) << " of " << tiles
-            << ", element " << i % (kRingRows * kPanelColumns);
+            << stages << " stages, tile " << i / (kPipelineRows * kPanelColumns) << " of " << tiles
+            << ", element " << i % (kPipelineRows * kPanelColumns);
       }
     }
   }
@@ -312,8 +312,8 @@ TEST_F(Hopper, ProductsAcrossRowsAreExactAndInPlace) {
       for (const HalfFormat format : {HalfFormat::f16, HalfFormat::bf16}) {
         SCOPED_TRACE(testing::Message()
                      << name_of(format) << ", n " << columns << ", depth " << depth);
-        WarpgroupProduct call{format,         columns,        depth,
-                              p.bits(format), v.bits(format), accumulators_of(c)};
+        WarpgroupGemm call{format,         columns,        depth,
+                           p.bits(format), v.bits(format), accumulators_of(c)};
         expect_accumulators(run_wgmma_rs(call, true), sum(c, pv));
         std::fill(call.c.begin(), call.c.end(), std::nanf(""));
         expect_accumulators(run_wgmma_rs(call, false), pv);
@@ -336,7 +336,7 @@ TEST_F(Hopper, ScoresAreTheOperandOfTheOutput) {
     const Matrix v = Matrix::random(kernel.tile_k, kernel.head_dim, 8, 9);
     const Matrix want = product(product(q, k.transposed()), v);
     const std::vector<float> got =
-        run_two_products(kernel, q.bits(format), k.bits(format), v.bits(format));
+        run_two_gemms(kernel, q.bits(format), k.bits(format), v.bits(format));
     ASSERT_EQ(got.size(), static_cast<std::size_t>(kernel.tile_q * kernel.head_dim));
     for (int row = 0; row < kernel.tile_q; ++row) {
       for (int column = 0; column < kernel.head_dim; ++column) {
