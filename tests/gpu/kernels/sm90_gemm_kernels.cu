@@ -7,7 +7,7 @@ namespace {
 /// Slot of a warpgroup's Q tile, of the CTA's second work tile.
 template <typename C>
 __device__ int q_slot(int group) {
-  return static_cast<int>(typename C::Pipeline::QStage{1, group}.state());
+  return static_cast<int>(typename C::Pipeline::QStage{1, group}.slot());
 }
 
 /// All Q tiles of a work tile.
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
               float* g_out) {
   namespace sm90 = cuda::sm90;
   constexpr int kStage = C::kStages - 1;
-  constexpr int kColumns = C::kHeadDim < C::kPartColumns ? C::kHeadDim : C::kPartColumns;
+  constexpr int kColumns = C::kHeadDim < C::kPvSliceColumns ? C::kHeadDim : C::kPvSliceColumns;
   auto& s = shared_storage<sm90::SharedStorage<C>>();
   fill_queries<C>(s, g_q);
   fill_tile<typename C::KeyTile>(s.k[kStage], g_k, C::kTileK, C::kHeadDim);

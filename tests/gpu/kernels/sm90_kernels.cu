@@ -87,7 +87,7 @@ std::vector<std::uint16_t> copied(const TileCopy& call) {
   const core::Strides strides{call.batch_stride, call.head_stride, call.row_stride, 1};
   const CUtensorMap map =
       map_of(tensor, strides, {call.columns, call.rows, call.heads, call.batch}, call.tile_rows);
-  launch<CopiedTile<Tile>>(load_tile<Tile>, kGroupThreads, map, call.row, call.head, call.b,
+  launch<CopiedTile<Tile>>(copy_tile<Tile>, kGroupThreads, map, call.row, call.head, call.b,
                            out.get());
   return out.host();
 }
