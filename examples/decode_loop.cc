@@ -1,7 +1,8 @@
 // Decoding with a KV cache: one new query a step, against as many keys as each sequence has so far.
 //
-// The plan is made once, for the cache's capacity. used_k says how many of its rows count; it lives
-// on the queries' device and is never read when planning, so the loop allocates and plans nothing.
+// The plan is made once, for the cache's capacity. seqused_k says how many of its rows count; it
+// lives on the queries' device and is never read when planning, so the loop allocates and plans
+// nothing.
 #include <flashcore/attention.h>
 
 #include <algorithm>
@@ -62,7 +63,7 @@ int main() {
   const auto all_q = random_floats(std::size_t{kBatch} * kQueryHeads * kCapacity * kDim, 1);
   const auto all_k = random_floats(kCacheSize, 2), all_v = random_floats(kCacheSize, 3);
 
-  // The cache starts full of NaN: what lies past used_k never matters.
+  // The cache starts full of NaN: what lies past seqused_k never matters.
   std::vector<float> k_cache(kCacheSize, NAN), v_cache(kCacheSize, NAN);
   std::vector<std::int32_t> used(kBatch, 0);
   const auto append = [&](int b) {  // the next row of every head, as a projection would write it
@@ -83,7 +84,7 @@ int main() {
       .k = fc::view(k_cache.data(), fc::DType::f32, {kBatch, kHeads, kCapacity, kDim}),
       .v = fc::view(v_cache.data(), fc::DType::f32, {kBatch, kHeads, kCapacity, kDim}),
       .out = fc::view(out.data(), fc::DType::f32, {kBatch, kQueryHeads, 1, kDim}),
-      .used_k = fc::view(used.data(), fc::DType::i32, {kBatch})};
+      .seqused_k = fc::view(used.data(), fc::DType::i32, {kBatch})};
   const Call decode(step, {.causal = true});
 
   // One causal prefill over everything: what the steps must reproduce, row by row.

@@ -67,7 +67,7 @@ int main() {
   // begin, so causal order holds across ranks.
   const std::int32_t q_start = kKeys - kQueries;
   std::vector<std::vector<float>> outs(kRanks), lses(kRanks);
-  std::vector<fc::Partial> partials(kRanks);
+  std::vector<fc::PartialResult> partials(kRanks);
   for (int rank = 0; rank < kRanks; ++rank) {
     outs[rank].resize(q.size());
     lses[rank].resize(kHeads * kQueries);

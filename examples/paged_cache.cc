@@ -81,11 +81,11 @@ int main() {
   fc::AppendTensors cache{
       .k = fc::view(k_pages.data(), fc::DType::f32, {kPages, kPageSize, kHeads, kDim}),
       .v = fc::view(v_pages.data(), fc::DType::f32, {kPages, kPageSize, kHeads, kDim}),
-      .used_k = fc::view(used.data(), fc::DType::i32, {kBatch}),
+      .seqused_k = fc::view(used.data(), fc::DType::i32, {kBatch}),
       .block_table = fc::view(table.data(), fc::DType::i32, {kBatch, kMaxPages})};
 
   // The whole pages of the prompt are written once, through the first sequence, and lent to the
-  // second: used_k and block_table of a batch of one.
+  // second: seqused_k and block_table of a batch of one.
   constexpr int kShared = kPrompt / kPageSize;
   for (int slot = 0; slot < kShared; ++slot) {
     take_page(0, slot);
@@ -94,7 +94,7 @@ int main() {
   fc::AppendTensors shared = cache;
   shared.k_new = rows(all_k, 0, kShared * kPageSize);
   shared.v_new = rows(all_v, 0, kShared * kPageSize);
-  for (auto* view : {&shared.k_new, &shared.v_new, &shared.used_k, &shared.block_table}) {
+  for (auto* view : {&shared.k_new, &shared.v_new, &shared.seqused_k, &shared.block_table}) {
     view->shape[0] = 1;
   }
   require(fc::append(shared));
@@ -118,7 +118,7 @@ int main() {
             .k = cache.k,
             .v = cache.v,
             .out = rows(all_out, have, now - have),
-            .used_k = cache.used_k,
+            .seqused_k = cache.seqused_k,
             .block_table = cache.block_table});
     have = now;
   }

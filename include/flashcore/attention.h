@@ -70,16 +70,17 @@ FLASHCORE_API Result<std::uint64_t> capture_id(Device device, Stream stream,
 /// One normalised result over some of the keys and its log-sum-exp, as `partial = true` gives it.
 /// out f32 [batch, q_heads, q_len, v_dim], lse f32 [batch, q_heads, q_len] (both f64 or, packed,
 /// [total_q, q_heads, v_dim] and [q_heads, total_q]).
-struct Partial {
+struct PartialResult {
   TensorView out{}, lse{};
 };
+using Partial [[deprecated("use PartialResult")]] = PartialResult;
 
 inline constexpr int kMaxMergeParts = 32;
 
 /// Joins up to kMaxMergeParts partials, in the order given. `lse` and `sinks` are optional; give
 /// the sinks in the last merge only. out may be any float type. `cancel`: as for run().
-FLASHCORE_API Status merge(std::span<const Partial> parts, TensorView out, TensorView lse = {},
-                           TensorView sinks = {}, Stream stream = nullptr,
+FLASHCORE_API Status merge(std::span<const PartialResult> parts, TensorView out,
+                           TensorView lse = {}, TensorView sinks = {}, Stream stream = nullptr,
                            const std::int32_t* cancel = nullptr) noexcept;
 
 /// New keys and values for a cache, and the cache. All tensors have one type and lie on one device.
@@ -90,7 +91,7 @@ FLASHCORE_API Status merge(std::span<const Partial> parts, TensorView out, Tenso
 struct AppendTensors {
   TensorView k_new{}, v_new{};
   TensorView k{}, v{};          ///< written, at the new keys' rows only
-  TensorView used_k{};          ///< i32 [batch]: keys in the cache before the append
+  TensorView seqused_k{};       ///< i32 [batch]: keys in the cache before the append
   TensorView block_table{};     ///< i32 [batch, max_pages]
   TensorView cu_seqlens_new{};  ///< i32 [batch + 1], from 0 to total_new, never decreasing
   /// Of an 8-bit cache, as attention takes them (Tensors::k_scale); they are read, not written.
@@ -98,14 +99,14 @@ struct AppendTensors {
   std::int64_t kv_scale_block = 0;  ///< keys that share a scale, where these have blocks
 };
 
-/// Writes sequence b's new keys and values at used_k[b]; the attention that follows is told the new
-/// lengths. A page that several sequences share must not be written: give the writer a copy first.
-/// An 8-bit cache takes new rows of f32, f16 or bf16, which become codes of the scale at their key
-/// as quantize() makes them, or codes of its own type. A NaN that int8 and byte cannot say, or a
-/// scale that is not positive and finite, is bad as a length may be. On a GPU it is one kernel, and
-/// lengths and page ids are not read by the host: rows that have no place in the cache are left
-/// out, and reported by workspace_status() if a workspace (of kWorkspaceHeaderBytes or more) is
-/// given. On the CPU they make append() fail with nothing written. `cancel`: as for run().
+/// Writes sequence b's new keys and values at seqused_k[b]; the attention that follows is told the
+/// new lengths. A page that several sequences share must not be written: give the writer a copy
+/// first. An 8-bit cache takes new rows of f32, f16 or bf16, which become codes of the scale at
+/// their key as quantize() makes them, or codes of its own type. A NaN that int8 and byte cannot
+/// say, or a scale that is not positive and finite, is bad as a length may be. On a GPU it is one
+/// kernel, and lengths and page ids are not read by the host: rows that have no place in the cache
+/// are left out, and reported by workspace_status() if a workspace (of kWorkspaceHeaderBytes or
+/// more) is given. On the CPU they make append() fail with nothing written. `cancel`: as for run().
 FLASHCORE_API Status append(const AppendTensors& tensors, Workspace workspace = {},
                             Stream stream = nullptr, const std::int32_t* cancel = nullptr) noexcept;
 

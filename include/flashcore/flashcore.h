@@ -134,7 +134,7 @@ typedef struct flashcore_plan_info {
   const char* kernel;     /* its id */
   const char* family;     /* for flashcore_source_fingerprint */
   size_t workspace_bytes; /* what flashcore_attention needs */
-  int64_t num_tiles;
+  int64_t work_items;
   int32_t tile_q, tile_k;
   int32_t splits;
   int32_t uses_header; /* 0: the workspace need not be initialised */

@@ -54,7 +54,7 @@ struct Tensors {
   TensorView sinks{};         ///< f32 [q_heads]
   TensorView cu_seqlens_q{};  ///< i32 [batch + 1], from 0 to total_q, never decreasing
   TensorView cu_seqlens_k{};  ///< i32 [batch + 1]
-  TensorView used_k{};        ///< i32 [batch]: keys in use, at most kv_len
+  TensorView seqused_k{};     ///< i32 [batch]: keys in use, at most kv_len
   TensorView block_table{};   ///< i32 [batch, max_pages]: page ids, in any order, also shared
   TensorView q_start{};       ///< i32 [batch]: position of query 0; default kv_len_b - q_len_b
   TensorView k_start{};       ///< i32 [batch]: position of key 0; default 0
@@ -96,8 +96,8 @@ struct Problem {
   std::int64_t page_size = 0;  ///< keys of a page; 0: k and v are not paged
   std::int64_t pages = 0;      ///< pages there are; k.batch and v.batch step from one to the next
   Layout q, k, v, out, lse, bias, mask, alibi_slopes, sinks;
-  Layout used_k, q_start, k_start, block_table;  ///< only .batch is meaningful
-  Layout q_scale, k_scale, v_scale;              ///< .row steps from block to block
+  Layout seqused_k, q_start, k_start, block_table;  ///< only .batch is meaningful
+  Layout q_scale, k_scale, v_scale;                 ///< .row steps from block to block
   Options options;
   double scale = 0.0;  ///< resolved: options.scale or 1 / sqrt(head_dim)
 

@@ -19,7 +19,7 @@ using ll = long long;
 struct AppendShape {
   std::int64_t batch = 0, new_len = 0;  // packed: total_new
   KvShape cache;
-  Layout k_new, v_new, used_k, k_scale, v_scale;
+  Layout k_new, v_new, seqused_k, k_scale, v_scale;
 };
 
 bool becomes_codes(DType from, DType to) noexcept {
@@ -89,13 +89,13 @@ Status describe_cache_scales(const AppendTensors& t, AppendShape& shape) noexcep
 Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
   FLASHCORE_RETURN_IF_ERROR(check_cache_types(t));
   FLASHCORE_RETURN_IF_ERROR(
-      check_rank("used_k", t.used_k, 1, "[batch], the keys before the append"));
-  FLASHCORE_RETURN_IF_ERROR(check_dtype("used_k", t.used_k.dtype, DType::i32, DType::i32));
-  shape.batch = t.used_k.shape[0];
-  shape.used_k = layout_of(t.used_k, {0, -1, -1, -1});
+      check_rank("seqused_k", t.seqused_k, 1, "[batch], the keys before the append"));
+  FLASHCORE_RETURN_IF_ERROR(check_dtype("seqused_k", t.seqused_k.dtype, DType::i32, DType::i32));
+  shape.batch = t.seqused_k.shape[0];
+  shape.seqused_k = layout_of(t.seqused_k, {0, -1, -1, -1});
   FLASHCORE_RETURN_IF_ERROR(parse_kv(t.k, t.v, t.block_table,
                                      t.block_table.given() ? KvLayout::paged : KvLayout::fixed,
-                                     shape.batch, "used_k", shape.cache));
+                                     shape.batch, "seqused_k", shape.cache));
   if (shape.cache.kv_len > kMaxCapacity) {
     return unsupported("k: a sequence's capacity is %lld; at most %lld is supported",
                        ll{shape.cache.kv_len}, ll{kMaxCapacity});
@@ -110,14 +110,14 @@ Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
     FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_new", ends, 1, "[batch + 1]"));
     FLASHCORE_RETURN_IF_ERROR(check_dtype("cu_seqlens_new", ends.dtype, DType::i32, DType::i32));
     FLASHCORE_RETURN_IF_ERROR(
-        check_extent("cu_seqlens_new", "length - 1", ends.shape[0] - 1, shape.batch, "used_k"));
+        check_extent("cu_seqlens_new", "length - 1", ends.shape[0] - 1, shape.batch, "seqused_k"));
     if (ends.shape[0] > 1 && ends.strides[0] != 1) {
       return invalid_argument("cu_seqlens_new: stride is %lld; it must be contiguous",
                               ll{ends.strides[0]});
     }
   } else {
     FLASHCORE_RETURN_IF_ERROR(
-        check_extent("k_new", "batch", t.k_new.shape[0], shape.batch, "used_k"));
+        check_extent("k_new", "batch", t.k_new.shape[0], shape.batch, "seqused_k"));
   }
   shape.new_len = t.k_new.shape[packed ? 0 : 2];
   const Axes axes = packed ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
@@ -129,7 +129,7 @@ Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
 Status check_append_memory(const AppendTensors& t) noexcept {
   const NamedView inputs[] = {{"k_new", &t.k_new},
                               {"v_new", &t.v_new},
-                              {"used_k", &t.used_k},
+                              {"seqused_k", &t.seqused_k},
                               {"block_table", &t.block_table},
                               {"cu_seqlens_new", &t.cu_seqlens_new},
                               {"k_scale", &t.k_scale},
@@ -195,8 +195,8 @@ Status append(const AppendTensors& tensors, Workspace workspace, Stream stream,
                         scales_of(t.k_scale, shape.k_scale, t.kv_scale_block), cache.head_dim);
     p.v = append_tensor(t.v_new, shape.v_new, t.v, cache.v,
                         scales_of(t.v_scale, shape.v_scale, t.kv_scale_block), cache.v_dim);
-    p.used_k = static_cast<const std::int32_t*>(t.used_k.data);
-    p.used_k_stride = shape.used_k.batch;
+    p.used_k = static_cast<const std::int32_t*>(t.seqused_k.data);
+    p.used_k_stride = shape.seqused_k.batch;
     p.cu_seqlens_new = static_cast<const std::int32_t*>(t.cu_seqlens_new.data);
     p.pages = pages_of(cache.page_size, cache.pages, t.block_table);
     p.batch = narrow(shape.batch);

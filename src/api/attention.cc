@@ -61,7 +61,7 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
   });
 }
 
-Status merge(std::span<const Partial> parts, TensorView out, TensorView lse, TensorView sinks,
+Status merge(std::span<const PartialResult> parts, TensorView out, TensorView lse, TensorView sinks,
              Stream stream, const std::int32_t* cancel) noexcept {
   return guarded([&]() -> Status {
     FLASHCORE_RETURN_IF_ERROR(check_merge(parts, out, lse, sinks));

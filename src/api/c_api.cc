@@ -116,8 +116,8 @@ const char* wanted_type(std::string_view name) {
   for (const char* one : {"sinks", "alibi_slopes", "scale", "q_scale", "k_scale", "v_scale"}) {
     if (name == one) return "f32";
   }
-  for (const char* one : {"cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_new", "used_k", "block_table",
-                          "q_start", "k_start", "saturated"}) {
+  for (const char* one : {"cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_new", "seqused_k",
+                          "block_table", "q_start", "k_start", "saturated"}) {
     if (name == one) return "i32 (int32)";
   }
   return nullptr;
@@ -228,7 +228,7 @@ Result<Call> convert(const flashcore_params* p) {
              {"sinks", p->sinks, &t.sinks},
              {"cu_seqlens_q", p->cu_seqlens_q, &t.cu_seqlens_q},
              {"cu_seqlens_k", p->cu_seqlens_k, &t.cu_seqlens_k},
-             {"used_k", p->used_k, &t.used_k},
+             {"seqused_k", p->used_k, &t.seqused_k},
              {"block_table", p->block_table, &t.block_table},
              {"q_start", p->q_start, &t.q_start},
              {"k_start", p->k_start, &t.k_start},
@@ -351,7 +351,7 @@ std::int32_t merge(const flashcore_merge_params* params, flashcore_error* error,
     if (params->outs == nullptr) return invalid_argument("outs: is NULL");
     if (params->lses == nullptr) return invalid_argument("lses: is NULL");
     if (params->out == nullptr) return invalid_argument("out: is NULL");
-    Partial parts[kMaxMergeParts];
+    PartialResult parts[kMaxMergeParts];
     for (std::size_t i = 0; i < params->parts; ++i) {
       char name[16];
       std::snprintf(name, sizeof name, "outs[%d]", static_cast<int>(i));
@@ -379,7 +379,7 @@ std::int32_t append(const flashcore_append_params* params, flashcore_error* erro
     FLASHCORE_RETURN_IF_ERROR(convert("v_new", params->v_new, t.v_new));
     FLASHCORE_RETURN_IF_ERROR(convert("k", params->k, t.k));
     FLASHCORE_RETURN_IF_ERROR(convert("v", params->v, t.v));
-    FLASHCORE_RETURN_IF_ERROR(convert("used_k", params->used_k, t.used_k));
+    FLASHCORE_RETURN_IF_ERROR(convert("seqused_k", params->used_k, t.seqused_k));
     FLASHCORE_RETURN_IF_ERROR(convert("block_table", params->block_table, t.block_table));
     FLASHCORE_RETURN_IF_ERROR(convert("cu_seqlens_new", params->cu_seqlens_new, t.cu_seqlens_new));
     FLASHCORE_RETURN_IF_ERROR(convert("k_scale", params->k_scale, t.k_scale));

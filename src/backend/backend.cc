@@ -51,7 +51,7 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
                      "it must not decrease, nor pass total_k, nor make a sequence longer than "
                      "max_kv_len");
     case core::ErrorCode::used_k_out_of_range:
-      return message("used_k", "it must be between 0 and the keys the sequence has");
+      return message("seqused_k", "it must be between 0 and the keys the sequence has");
     case core::ErrorCode::q_start_out_of_range:
       return message("q_start", "it must be between -2^30 and 2^30");
     case core::ErrorCode::k_start_out_of_range:
@@ -64,7 +64,8 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
           slot.batch, static_cast<long long>(slot.index), static_cast<long long>(slot.value));
     case core::ErrorCode::append_past_capacity:
       return invalid_argument(
-          "used_k[%d]: with its new keys sequence %d has %lld, more than the cache can hold; give "
+          "seqused_k[%d]: with its new keys sequence %d has %lld, more than the cache can hold; "
+          "give "
           "it "
           "more pages (or rows) or append fewer",
           slot.batch, slot.batch, static_cast<long long>(slot.value));

@@ -101,7 +101,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.sinks = options.partial ? nullptr : static_cast<const float*>(tensors.sinks.data);
   p.cu_seqlens_q = static_cast<const std::int32_t*>(tensors.cu_seqlens_q.data);
   p.cu_seqlens_k = static_cast<const std::int32_t*>(tensors.cu_seqlens_k.data);
-  p.used_k = static_cast<const std::int32_t*>(tensors.used_k.data);
+  p.used_k = static_cast<const std::int32_t*>(tensors.seqused_k.data);
   p.q_start = static_cast<const std::int32_t*>(tensors.q_start.data);
   p.k_start = static_cast<const std::int32_t*>(tensors.k_start.data);
   p.q_strides = strides_of(problem.q);
@@ -114,7 +114,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.alibi_batch_stride = problem.alibi_slopes.batch;
   p.alibi_head_stride = problem.alibi_slopes.head;
   p.sinks_stride = problem.sinks.head;
-  p.used_k_stride = problem.used_k.batch;
+  p.used_k_stride = problem.seqused_k.batch;
   p.q_start_stride = problem.q_start.batch;
   p.k_start_stride = problem.k_start.batch;
   p.pages = pages_of(problem.page_size, problem.pages, tensors.block_table);

@@ -46,7 +46,7 @@ std::string problem_line(const Problem& p) {
   if (p.bias.given()) text += "  bias";
   if (p.mask.given()) text += "  mask";
   if (p.sinks.given()) text += "  sinks";
-  if (p.q_varlen || p.kv_varlen || p.used_k.given()) text += "  variable lengths";
+  if (p.q_varlen || p.kv_varlen || p.seqused_k.given()) text += "  variable lengths";
   if (p.page_size > 0) append(text, "  pages of %lld keys", ll{p.page_size});
   if (p.q_start.given() || p.k_start.given()) text += "  given positions";
   if (p.lse.given()) text += "  LSE";

@@ -362,7 +362,7 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
 bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept {
   const Options& options = problem.options;
   const bool masked = options.causal || options.window_left >= 0 || options.window_right >= 0;
-  const bool is_varlen = problem.q_varlen || problem.kv_varlen || problem.used_k.given() ||
+  const bool is_varlen = problem.q_varlen || problem.kv_varlen || problem.seqused_k.given() ||
                          problem.q_start.given() || problem.k_start.given();
   return is_sm90(kernel) && shape_of(kernel).packs_gqa() && !masked && !is_varlen &&
          problem.kv_len > 0 && options.reproducibility == Reproducibility::deterministic;

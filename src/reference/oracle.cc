@@ -326,7 +326,7 @@ Lengths lengths_of(const Problem& p, const Tensors& t, std::int64_t b) {
     l.k_row = int_at(t.cu_seqlens_k, b);
     l.kv_len = int_at(t.cu_seqlens_k, b + 1) - l.k_row;
   }
-  if (t.used_k.given()) l.kv_len = int_at(t.used_k, b);
+  if (t.seqused_k.given()) l.kv_len = int_at(t.seqused_k, b);
   l.q_start = t.q_start.given() ? int_at(t.q_start, b) : l.kv_len - l.q_len;
   l.k_start = t.k_start.given() ? int_at(t.k_start, b) : 0;
   return l;

@@ -110,7 +110,7 @@ TEST(Regressions, HaveItemsWithoutKeys) {
     EXPECT_GT(plan.num_tiles, 2 * h200.sm_count) << verify::to_string(spec);
     std::vector<std::int32_t> used(spec.used_lengths.begin(), spec.used_lengths.end());
     Tensors tensors;
-    if (spec.used_k) tensors.used_k = view(used.data(), DType::i32, {spec.batch});
+    if (spec.used_k) tensors.seqused_k = view(used.data(), DType::i32, {spec.batch});
     keyless += verify::work_facts(plan, tensors).three_keyless;
   }
   EXPECT_EQ(problems, 11);

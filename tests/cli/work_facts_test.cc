@@ -36,7 +36,7 @@ WorkFacts facts_of(const CaseSpec& spec, int blocks, const CaseLengths& lengths)
   Tensors t;
   t.cu_seqlens_q = ints(lengths.q_ends, spec.q_varlen);
   t.cu_seqlens_k = ints(lengths.k_ends, spec.kv_varlen);
-  t.used_k = ints(lengths.used_k, spec.used_k);
+  t.seqused_k = ints(lengths.used_k, spec.used_k);
   t.q_start = ints(lengths.q_start, spec.q_start);
   t.k_start = ints(lengths.k_start, spec.k_start);
   return work_facts(plan_of(spec, blocks), t);

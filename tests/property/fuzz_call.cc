@@ -385,7 +385,7 @@ Tensors tensors_of(const FuzzCall& call) {
           .sinks = view_of(p.sinks),
           .cu_seqlens_q = view_of(p.cu_seqlens_q),
           .cu_seqlens_k = view_of(p.cu_seqlens_k),
-          .used_k = view_of(p.used_k),
+          .seqused_k = view_of(p.used_k),
           .block_table = view_of(p.block_table),
           .q_start = view_of(p.q_start),
           .k_start = view_of(p.k_start)};

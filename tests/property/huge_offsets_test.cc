@@ -88,7 +88,7 @@ constexpr Slot kSlots[] = {{"q", &Tensors::q},
                            {"mask", &Tensors::mask},
                            {"alibi_slopes", &Tensors::alibi_slopes},
                            {"sinks", &Tensors::sinks},
-                           {"used_k", &Tensors::used_k},
+                           {"seqused_k", &Tensors::seqused_k},
                            {"q_start", &Tensors::q_start},
                            {"k_start", &Tensors::k_start}};
 
@@ -190,8 +190,8 @@ TEST(HugeOffsetsOfMerge, EveryAxis) {
     const Tensor other_out = draw_normal(random, dtype, {2, 2, 3, 5});
     const Tensor other_lse = draw_normal(random, dtype, {2, 2, 3});
     const Tensor out(dtype, {2, 2, 3, 5}), lse(dtype, {2, 2, 3});
-    const Partial compact[] = {{part_out.view(), part_lse.view()},
-                               {other_out.view(), other_lse.view()}};
+    const PartialResult compact[] = {{part_out.view(), part_lse.view()},
+                                     {other_out.view(), other_lse.view()}};
     ASSERT_TRUE(merge(compact, out.view(), lse.view()).ok());
     for (int axis = 0; axis < 3; ++axis) {
       const HugeTensor huge_part(part_out, axis), huge_part_lse(part_lse, axis);
@@ -199,8 +199,8 @@ TEST(HugeOffsetsOfMerge, EveryAxis) {
       const HugeTensor huge_lse(Tensor(dtype, {2, 2, 3}), axis);
       ASSERT_TRUE(huge_part.exists() && huge_part_lse.exists() && huge_out.exists() &&
                   huge_lse.exists());
-      const Partial parts[] = {{huge_part.view(), huge_part_lse.view()},
-                               {other_out.view(), other_lse.view()}};
+      const PartialResult parts[] = {{huge_part.view(), huge_part_lse.view()},
+                                     {other_out.view(), other_lse.view()}};
       const Status status = merge(parts, huge_out.view(), huge_lse.view());
       ASSERT_TRUE(status.ok()) << status.message();
       FLASHCORE_EXPECT_SAME_BITS(huge_out.compact(), out);

@@ -42,7 +42,7 @@ class Merge : public KernelTest {
     Output result;
     result.out = Tensor(out, parts[0]->out.shape());
     result.lse = Tensor(parts[0]->lse.dtype(), parts[0]->lse.shape());
-    std::vector<Partial> views;
+    std::vector<PartialResult> views;
     for (const Output* part : parts) views.push_back({part->out.view(), part->lse.view()});
     result.status = merge(views, result.out.view(), result.lse.view(), sinks.view());
     EXPECT_TRUE(result.status.ok()) << result.status.message();
@@ -174,9 +174,9 @@ TEST_P(Merge, PackedAndStridedTensors) {
   Output packed;
   packed.out = Tensor(wide(dtype()), {inputs.q.size(2), inputs.q.size(1), inputs.v.size(3)});
   packed.lse = Tensor(wide(dtype()), {inputs.q.size(1), inputs.q.size(2)});
-  std::vector<Partial> views;
+  std::vector<PartialResult> views;
   for (const Output& part : parts) {
-    Partial view{part.out.view(), part.lse.view()};
+    PartialResult view{part.out.view(), part.lse.view()};
     TensorView& out = view.out;
     out.rank = 3;
     const TensorView whole = part.out.view();

@@ -128,7 +128,7 @@ TEST_P(InPages, AppendingStepByStepIsOneAttention) {
                                       .v_new = v_new.view(),
                                       .k = cache.k.view(),
                                       .v = cache.v.view(),
-                                      .used_k = before.view(),
+                                      .seqused_k = before.view(),
                                       .block_table = cache.block_table.view()});
         ASSERT_TRUE(status.ok()) << status.message();
         cache.q = take(inputs.q, 2, range(have, now));

@@ -1,5 +1,6 @@
 /* Prints the layout of every struct of the C ABI as JSON: {"struct": {"sizeof": n, "field":
- * [offset, size], ...}}, and the constants. tests/python compares it with python/flashcore/_core/abi.py.
+ * [offset, size], ...}}, and the constants. tests/python compares it with
+ * python/flashcore/_core/abi.py.
  */
 #include <flashcore/flashcore.h>
 #include <stdio.h>
@@ -94,7 +95,7 @@ static void print_calls(void) {
   FIELD(flashcore_plan_info, kernel);
   FIELD(flashcore_plan_info, family);
   FIELD(flashcore_plan_info, workspace_bytes);
-  FIELD(flashcore_plan_info, num_tiles);
+  FIELD(flashcore_plan_info, work_items);
   FIELD(flashcore_plan_info, tile_q);
   FIELD(flashcore_plan_info, tile_k);
   FIELD(flashcore_plan_info, splits);

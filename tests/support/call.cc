@@ -50,7 +50,7 @@ Tensors tensors_of(const Inputs& inputs, const Tensor& out, const Tensor& lse) {
           .sinks = inputs.sinks.view(),
           .cu_seqlens_q = inputs.cu_seqlens_q.view(),
           .cu_seqlens_k = inputs.cu_seqlens_k.view(),
-          .used_k = inputs.used_k.view(),
+          .seqused_k = inputs.used_k.view(),
           .block_table = inputs.block_table.view(),
           .q_start = inputs.q_start.view(),
           .k_start = inputs.k_start.view()};

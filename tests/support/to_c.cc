@@ -45,7 +45,7 @@ CCall::CCall(const Tensors& t, const Options& o) {
                                &t.sinks,
                                &t.cu_seqlens_q,
                                &t.cu_seqlens_k,
-                               &t.used_k,
+                               &t.seqused_k,
                                &t.block_table,
                                &t.q_start,
                                &t.k_start,

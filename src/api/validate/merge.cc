@@ -7,8 +7,8 @@
 
 namespace flashcore {
 
-Status check_merge(std::span<const Partial> parts, const TensorView& out, const TensorView& lse,
-                   const TensorView& sinks) noexcept {
+Status check_merge(std::span<const PartialResult> parts, const TensorView& out,
+                   const TensorView& lse, const TensorView& sinks) noexcept {
   if (parts.empty() || parts.size() > kMaxMergeParts) {
     return invalid_argument("merge: got %zu parts; wanted 1 to %d (merge more in several steps)",
                             parts.size(), kMaxMergeParts);
@@ -46,7 +46,7 @@ Status check_merge(std::span<const Partial> parts, const TensorView& out, const 
     return check_pointer(name, t);
   };
   for (std::size_t n = 0; n < parts.size(); ++n) {
-    const Partial& part = parts[n];
+    const PartialResult& part = parts[n];
     char* out_name = names[2 * n];
     char* lse_name = names[2 * n + 1];
     std::snprintf(out_name, sizeof names[0], "merge: parts[%zu].out", n);

@@ -25,7 +25,7 @@ Status describe_keys(const Tensors& t, Problem& p) noexcept {
     return invalid_argument(
         "block_table: given together with cu_seqlens_k; k and v are either paged or packed "
         "(lengths "
-        "of paged sequences are used_k)");
+        "of paged sequences are seqused_k)");
   }
   if (p.kv_varlen) {
     FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_k", t.cu_seqlens_k, 1, "[batch + 1]"));
@@ -248,8 +248,8 @@ Status describe_optional(const Tensors& t, Problem& p) noexcept {
   }
   if (p.q_varlen) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q));
   if (p.kv_varlen) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k));
-  if (t.used_k.given()) {
-    FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("used_k", t.used_k, p, p.used_k));
+  if (t.seqused_k.given()) {
+    FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("seqused_k", t.seqused_k, p, p.seqused_k));
   }
   if (t.q_start.given()) {
     FLASHCORE_RETURN_IF_ERROR(describe_per_sequence("q_start", t.q_start, p, p.q_start));
@@ -281,7 +281,7 @@ Status check_memory(const Tensors& t) noexcept {
                               {"sinks", &t.sinks},
                               {"cu_seqlens_q", &t.cu_seqlens_q},
                               {"cu_seqlens_k", &t.cu_seqlens_k},
-                              {"used_k", &t.used_k},
+                              {"seqused_k", &t.seqused_k},
                               {"block_table", &t.block_table},
                               {"q_start", &t.q_start},
                               {"k_start", &t.k_start},
@@ -308,7 +308,7 @@ Status check_against_plan(const Problem& planned, const Problem& given) noexcept
   Problem adjusted = given;
   for (Layout Problem::*layout :
        {&Problem::q, &Problem::k, &Problem::v, &Problem::out, &Problem::lse, &Problem::bias,
-        &Problem::mask, &Problem::alibi_slopes, &Problem::sinks, &Problem::used_k,
+        &Problem::mask, &Problem::alibi_slopes, &Problem::sinks, &Problem::seqused_k,
         &Problem::q_start, &Problem::k_start, &Problem::block_table, &Problem::q_scale,
         &Problem::k_scale, &Problem::v_scale}) {
     if ((adjusted.*layout).alignment_bytes > (planned.*layout).alignment_bytes) {

@@ -15,7 +15,7 @@ Status check_memory(const Tensors& tensors) noexcept;
 Status check_against_plan(const Problem& planned, const Problem& given) noexcept;
 
 /// merge()'s tensors.
-Status check_merge(std::span<const Partial> parts, const TensorView& out, const TensorView& lse,
-                   const TensorView& sinks) noexcept;
+Status check_merge(std::span<const PartialResult> parts, const TensorView& out,
+                   const TensorView& lse, const TensorView& sinks) noexcept;
 
 }  // namespace flashcore

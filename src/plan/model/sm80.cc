@@ -188,7 +188,7 @@ Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
   const std::int64_t most =
       may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxJoinedSplits)
                 : 1;
-  if (most > 1 && kernel.tile_q <= 16 && (problem.used_k.given() || problem.kv_varlen)) {
+  if (most > 1 && kernel.tile_q <= 16 && (problem.seqused_k.given() || problem.kv_varlen)) {
     // Some sequences may be far shorter than others: ranges of one length keep the SMs even.
     const std::int64_t ragged = ceil_div(problem.kv_len, kRaggedKeys);
     if (model.items * static_cast<double>(ragged) > model.sms) {

@@ -21,7 +21,7 @@ std::vector<TensorView*> views_of(Tensors& t) {
           &t.sinks,
           &t.cu_seqlens_q,
           &t.cu_seqlens_k,
-          &t.used_k,
+          &t.seqused_k,
           &t.block_table,
           &t.q_start,
           &t.k_start,

@@ -214,7 +214,7 @@ std::vector<std::string> features(const CaseSpec& s) {
   add(o.num_splits > 1, "splits");
   add(s.q_varlen, "cu_seqlens_q");
   add(s.kv_varlen, "cu_seqlens_k");
-  add(s.used_k, "used_k");
+  add(s.used_k, "seqused_k");
   add(s.page_size > 0, "pages");
   add(s.shared_pages, "shared_pages");
   add(s.q_start, "q_start");

@@ -218,7 +218,7 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   if (s.sinks) t.sinks = place_compact(DType::f32, {s.q_heads});
   if (s.q_varlen) t.cu_seqlens_q = place_compact(DType::i32, {s.batch + 1});
   if (s.kv_varlen) t.cu_seqlens_k = place_compact(DType::i32, {s.batch + 1});
-  if (s.used_k) t.used_k = place_compact(DType::i32, {s.batch});
+  if (s.used_k) t.seqused_k = place_compact(DType::i32, {s.batch});
   if (s.q_start) t.q_start = place_compact(DType::i32, {s.batch});
   if (s.k_start) t.k_start = place_compact(DType::i32, {s.batch});
   const auto place_scale = [&](ScaleKind kind, std::int64_t heads, std::int64_t rows,
@@ -256,7 +256,7 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
     const std::int64_t length = s.kv_varlen ? lengths.k_ends[i + 1] - first : s.kv_len;
     if (s.used_k) {
       const std::int64_t used = lengths.used_k[i];
-      put(t.used_k, b, static_cast<double>(used));
+      put(t.seqused_k, b, static_cast<double>(used));
       if (!s.shared_kv && !paged) {
         for (TensorView* view : {&t.k, &t.v}) {
           const int row_axis = s.kv_varlen ? 0 : 2, head_axis = 1, column_axis = view->rank - 1;

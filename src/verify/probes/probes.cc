@@ -231,7 +231,7 @@ HostCall with_scaled_scores(const HostCall& call, double factor) {
 
 HostCall with_keys_up_to(const HostCall& call, const Problem& problem, std::int64_t end) {
   HostCall probe = call;
-  for (TensorView Tensors::*tensor : {&Tensors::used_k, &Tensors::q_start, &Tensors::k_start}) {
+  for (TensorView Tensors::*tensor : {&Tensors::seqused_k, &Tensors::q_start, &Tensors::k_start}) {
     probe.place(tensor, DType::i32, {problem.batch});
   }
   for (std::int64_t b = 0; b < problem.batch; ++b) {
@@ -239,7 +239,7 @@ HostCall with_keys_up_to(const HostCall& call, const Problem& problem, std::int6
     const auto put = [&](const TensorView& view, std::int64_t value) {
       store(view.data, DType::i32, b, static_cast<double>(value));
     };
-    put(probe.tensors.used_k, std::min(l.kv_len, end));
+    put(probe.tensors.seqused_k, std::min(l.kv_len, end));
     put(probe.tensors.q_start, l.q_start);
     put(probe.tensors.k_start, l.k_start);
   }
@@ -320,7 +320,7 @@ reference::Oracle compute_on_keys(const Problem& problem, const Tensors& tensors
     q_start[at] = static_cast<std::int32_t>(l.q_start);
     k_start[at] = static_cast<std::int32_t>(l.k_start + begin);
   }
-  t.used_k = view(used.data(), DType::i32, {problem.batch});
+  t.seqused_k = view(used.data(), DType::i32, {problem.batch});
   t.q_start = view(q_start.data(), DType::i32, {problem.batch});
   t.k_start = view(k_start.data(), DType::i32, {problem.batch});
   // Key 0 of the part is key `begin` of the whole.

@@ -43,7 +43,7 @@ verify::CaseSpec packed_k() {
 std::vector<BadInput> bad_inputs() {
   const auto cu_q = [](const Tensors& t) -> const TensorView& { return t.cu_seqlens_q; };
   const auto cu_k = [](const Tensors& t) -> const TensorView& { return t.cu_seqlens_k; };
-  const auto used_k = [](const Tensors& t) -> const TensorView& { return t.used_k; };
+  const auto used_k = [](const Tensors& t) -> const TensorView& { return t.seqused_k; };
   const auto q_start = [](const Tensors& t) -> const TensorView& { return t.q_start; };
   const auto k_start = [](const Tensors& t) -> const TensorView& { return t.k_start; };
   verify::CaseSpec with_used = base(), with_q_start = base(), with_k_start = base();
@@ -67,13 +67,13 @@ std::vector<BadInput> bad_inputs() {
        {0, 1, 2, 2000000000},
        "cu_seqlens_k[3] is 2000000000 (sequence 2)"},
       {"cu_k_decreasing", packed_k(), cu_k, {0, 2, 3, -7}, "cu_seqlens_k[3] is -7 (sequence 2)"},
-      {"used_k_too_long", with_used, used_k, {3, 24, 25}, "used_k[2] is 25 (sequence 2)"},
-      {"used_k_negative", with_used, used_k, {3, -1, 4}, "used_k[1] is -1 (sequence 1)"},
+      {"used_k_too_long", with_used, used_k, {3, 24, 25}, "seqused_k[2] is 25 (sequence 2)"},
+      {"used_k_negative", with_used, used_k, {3, -1, 4}, "seqused_k[1] is -1 (sequence 1)"},
       {"used_k_in_a_split_plan",
        split_used,
        used_k,
        {3, 1 << 30, 4},
-       "used_k[1] is 1073741824 (sequence 1)"},
+       "seqused_k[1] is 1073741824 (sequence 1)"},
       {"q_start_too_far",
        with_q_start,
        q_start,
@@ -154,7 +154,7 @@ TEST_F(CheckedMode, UncheckedCallsReportNothing) {
   const verify::CaseMemory memory(spec);
   GpuCase gpu(memory);
   const std::int32_t values[kBatch] = {1 << 30, -1, 3};
-  require(cudaMemcpy(gpu.tensors().used_k.data, values, sizeof values, cudaMemcpyHostToDevice),
+  require(cudaMemcpy(gpu.tensors().seqused_k.data, values, sizeof values, cudaMemcpyHostToDevice),
           "cudaMemcpy");
   require(gpu.run(nullptr));
   EXPECT_TRUE(workspace_status(gpu.workspace().get()).ok());

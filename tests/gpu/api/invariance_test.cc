@@ -215,7 +215,7 @@ TEST_F(BatchInvariance, PaddedCache) {
     ASSERT_EQ(s.run_rows({.q = s.q,
                           .k = s.k,
                           .v = s.v,
-                          .used_k = view(used.data(), DType::i32, {kBatch}, kGpu)}),
+                          .seqused_k = view(used.data(), DType::i32, {kBatch}, kGpu)}),
               s.whole);
   });
 }
@@ -253,7 +253,7 @@ TEST_F(BatchInvariance, ChunksOfAGrowingCache) {
       const Bits rows = s.run_rows({.q = part(s.q, 2, first, 50),
                                     .k = s.k,
                                     .v = s.v,
-                                    .used_k = view(used.data(), DType::i32, {kBatch}, kGpu)});
+                                    .seqused_k = view(used.data(), DType::i32, {kBatch}, kGpu)});
       for (std::int64_t b = 0; b < kBatch; ++b) {
         for (std::int64_t h = 0; h < kQHeads; ++h) {
           ASSERT_EQ(s.slice(rows, (b * kQHeads + h) * 50, 50), s.expected(b, h, first, 50))

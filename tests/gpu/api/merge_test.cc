@@ -135,7 +135,7 @@ class MergeCall {
   DType out_dtype_;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
   std::vector<std::unique_ptr<std::vector<float>>> host_;
-  std::vector<Partial> partials_;
+  std::vector<PartialResult> partials_;
   TensorView out_, lse_, sinks_;
 };
 
@@ -202,7 +202,7 @@ TEST_F(Merge, PartialCallsMakeTheWhole) {
   const Tensors& whole = gpu.tensors();
   const std::int64_t ends[] = {0, 65, 66, 300};
   std::vector<std::unique_ptr<DeviceBuffer>> buffers;
-  std::vector<Partial> partials;
+  std::vector<PartialResult> partials;
   for (int i = 0; i < 3; ++i) {
     const auto keys = [&](TensorView t) {
       t.data = static_cast<std::byte*>(t.data) + ends[i] * t.strides[2] * size_of(t.dtype);
@@ -241,7 +241,7 @@ TEST_F(Merge, PartialsOfTheOracleMakeTheOracle) {
     const std::int64_t ends[] = {0, 1, 65, 66, 260, 290, 300};
     constexpr std::size_t kPartRows = 2 * 4 * 50;
     std::vector<std::unique_ptr<DeviceBuffer>> buffers;
-    std::vector<Partial> partials;
+    std::vector<PartialResult> partials;
     for (std::size_t part = 0; part + 1 < std::size(ends); ++part) {
       std::vector<float> out(kPartRows * 64), lse(kPartRows);
       const auto keys = [&](TensorView t) {

@@ -98,7 +98,7 @@ TEST_F(PagesOnGpu, SameBitsAsInOnePiece) {
         Tensors t{.q = view(q.data(), DType::bf16, {kBatch, kQHeads, q_len, kDim}, kGpu),
                   .k = k.whole(),
                   .v = v.whole(),
-                  .used_k = used_k};
+                  .seqused_k = used_k};
         const std::vector<std::byte> want = attend(t, options);
         for (const std::int64_t page_size : {1, 3, 8, 16, 24, 64, 128, 192}) {
           const std::int64_t each = kKeys / page_size;
@@ -185,10 +185,10 @@ struct AppendPair {
       }
       offsets.kv_scale_block = 2;
     }
-    add(&AppendTensors::used_k, view(nullptr, DType::i32, {3}));
+    add(&AppendTensors::seqused_k, view(nullptr, DType::i32, {3}));
     if (paged) add(&AppendTensors::block_table, view(nullptr, DType::i32, {3, 3}));
     if (packed) add(&AppendTensors::cu_seqlens_new, view(nullptr, DType::i32, {4}));
-    set(&AppendTensors::used_k, {0, 5, 3});
+    set(&AppendTensors::seqused_k, {0, 5, 3});
     if (paged) set(&AppendTensors::block_table, {7, 0, 99, 6, 2, 5, 3, 1, 4});
     if (packed) set(&AppendTensors::cu_seqlens_new, {0, 3, 3, 7});
   }
@@ -199,7 +199,7 @@ struct AppendPair {
   }
   AppendTensors at(std::byte* base, Device device) const {
     AppendTensors t = offsets;
-    for (TensorView* view : {&t.k, &t.v, &t.k_new, &t.v_new, &t.used_k, &t.block_table,
+    for (TensorView* view : {&t.k, &t.v, &t.k_new, &t.v_new, &t.seqused_k, &t.block_table,
                              &t.cu_seqlens_new, &t.k_scale, &t.v_scale}) {
       if (!view->given()) continue;
       view->data = base + reinterpret_cast<std::uintptr_t>(view->data);
@@ -283,13 +283,13 @@ TEST_F(PagesOnGpu, AppendLeavesOutAndReportsWhatHasNoPlace) {
     bool packed;
     const char* wanted;
   };
-  const auto used = &AppendTensors::used_k;
+  const auto used = &AppendTensors::seqused_k;
   const auto table = &AppendTensors::block_table;
   const auto ends = &AppendTensors::cu_seqlens_new;
-  const Row rows[] = {{used, {0, -1, 3}, false, "used_k[1] is -1"},
-                      {used, {0, 10, 3}, false, "used_k[1] is 10"},
-                      {used, {0, 2147483647, 3}, false, "used_k[1] is 2147483647"},
-                      {used, {0, 6, 3}, false, "used_k[1]: with its new keys sequence 1 has 10"},
+  const Row rows[] = {{used, {0, -1, 3}, false, "seqused_k[1] is -1"},
+                      {used, {0, 10, 3}, false, "seqused_k[1] is 10"},
+                      {used, {0, 2147483647, 3}, false, "seqused_k[1] is 2147483647"},
+                      {used, {0, 6, 3}, false, "seqused_k[1]: with its new keys sequence 1 has 10"},
                       {table, {7, 0, 99, 6, -1, 5, 3, 1, 4}, false, "block_table[1, 1] is -1"},
                       {table, {7, 8, 99, 6, 2, 5, 3, 1, 4}, false, "block_table[0, 1] is 8"},
                       {ends, {0, 3, 3, 9}, true, "cu_seqlens_new[3] is 9"},
@@ -353,10 +353,10 @@ TEST_F(PagesOnGpu, ADecodeLoopIsOneAttention) {
                     .v_new = step_of(all(v, kKvHeads), step),
                     .k = t.k,
                     .v = t.v,
-                    .used_k = view(before.data(), DType::i32, {kBatch}, kGpu),
+                    .seqused_k = view(before.data(), DType::i32, {kBatch}, kGpu),
                     .block_table = t.block_table}));
     t.q = step_of(all(q, kQHeads), step);
-    t.used_k = view(now.data(), DType::i32, {kBatch}, kGpu);
+    t.seqused_k = view(now.data(), DType::i32, {kBatch}, kGpu);
     const std::vector<std::byte> got = attend(t, options);
     for (std::int64_t head = 0; head < kBatch * kQHeads; ++head) {
       ASSERT_EQ(std::memcmp(got.data() + head * kDim * 2,

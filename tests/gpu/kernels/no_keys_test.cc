@@ -52,7 +52,7 @@ verify::CaseSpec spec_of(const KernelInfo& kernel, const Hiding& hiding) {
 /// Shorter lengths than were drawn for two sequences.
 void shorten(const verify::CaseMemory& memory) {
   if (!memory.spec().used_k) return;
-  auto* used = static_cast<std::int32_t*>(memory.tensors().used_k.data);
+  auto* used = static_cast<std::int32_t*>(memory.tensors().seqused_k.data);
   used[1] = 0;
   used[3] = std::min(used[3], 1);
 }
@@ -97,7 +97,7 @@ TEST_F(NoKeys, PersistentKernelsEndWithRightResults) {
 bool sees_key(const verify::CaseMemory& memory, std::int64_t b, std::int64_t i) {
   const verify::CaseSpec& s = memory.spec();
   const std::int64_t keys =
-      s.used_k ? static_cast<const std::int32_t*>(memory.tensors().used_k.data)[b] : s.kv_len;
+      s.used_k ? static_cast<const std::int32_t*>(memory.tensors().seqused_k.data)[b] : s.kv_len;
   const std::int64_t position = i + keys - s.q_len;
   const std::int64_t right = s.options.causal ? 0 : s.options.window_right;
   const std::int64_t begin =

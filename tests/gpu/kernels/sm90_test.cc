@@ -419,7 +419,7 @@ TEST_F(Hopper, NanBehindUsedKeysDoesNotMatter) {
       const Tensors& t = memory.tensors();
       verify::Random random(10);
       for (std::int64_t b = 0; b < spec.batch; ++b) {
-        verify::store(t.used_k.data, t.used_k.dtype, b, static_cast<double>(used[b]));
+        verify::store(t.seqused_k.data, t.seqused_k.dtype, b, static_cast<double>(used[b]));
         for (const TensorView* view : {&t.k, &t.v}) {
           fill_rows(*view, b, 0, used[b], [&] { return random.normal(); });
           fill_rows(*view, b, used[b], capacity - used[b], not_a_number);

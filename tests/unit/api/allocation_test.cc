@@ -176,7 +176,7 @@ TEST_F(Allocation, Run) {
                                 [&] { return encode(run(plan_, other, workspace_.get())); });
   Tensor used = ints({300, 301});
   Tensors checked = tensors_;
-  checked.used_k = used.view();
+  checked.seqused_k = used.view();
   Options options = inputs_.options;
   options.checked = true;
   const Plan checked_plan = *make_plan(*make_problem(checked, options), info_);
@@ -216,7 +216,7 @@ TEST_F(Allocation, Merge) {
   const Tensor out = draw_normal(random, DType::f32, {2, 4, 70, 16});
   const Tensor lse = draw_normal(random, DType::f32, {2, 4, 70});
   Tensor result(DType::f32, {2, 4, 70, 16});
-  const Partial parts[] = {{out.view(), lse.view()}, {out.view(), lse.view()}};
+  const PartialResult parts[] = {{out.view(), lse.view()}, {out.view(), lse.view()}};
   with_every_allocation_refused("merge", kOk, [&] { return encode(merge(parts, result.view())); });
   with_every_allocation_refused("merge: alias", StatusCode::invalid_argument,
                                 [&] { return encode(merge(parts, out.view())); });
@@ -232,10 +232,10 @@ TEST_F(Allocation, Append) {
                   .v_new = rows.view(),
                   .k = k.view(),
                   .v = v.view(),
-                  .used_k = used.view(),
+                  .seqused_k = used.view(),
                   .block_table = table.view()};
   with_every_allocation_refused("append", kOk, [&] { return encode(append(t)); });
-  t.used_k = bad.view();
+  t.seqused_k = bad.view();
   with_every_allocation_refused("append: past the capacity", StatusCode::invalid_argument,
                                 [&] { return encode(append(t)); });
   t.v = t.k;

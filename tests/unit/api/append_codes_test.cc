@@ -68,7 +68,7 @@ struct Call {
     tensors.v_new = v_new.view();
     tensors.k = k.view();
     tensors.v = v.view();
-    tensors.used_k = used_k.view();
+    tensors.seqused_k = used_k.view();
     tensors.block_table = block_table.view();
     tensors.cu_seqlens_new = cu_seqlens_new.view();
     tensors.k_scale = k_scale.view();

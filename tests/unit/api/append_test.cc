@@ -39,7 +39,7 @@ struct AppendCall {
                .v_new = v_new.view(),
                .k = k.view(),
                .v = v.view(),
-               .used_k = used_k.view(),
+               .seqused_k = used_k.view(),
                .block_table = block_table.view(),
                .cu_seqlens_new = cu_seqlens_new.view()};
   }
@@ -77,7 +77,7 @@ struct AppendCall {
 };
 
 Status append_c(const AppendTensors& t, Workspace workspace) {
-  const TensorView* views[] = {&t.k_new,       &t.v_new,         &t.k, &t.v, &t.used_k,
+  const TensorView* views[] = {&t.k_new,       &t.v_new,         &t.k, &t.v, &t.seqused_k,
                                &t.block_table, &t.cu_seqlens_new};
   CTensor tensors[7];
   flashcore_append_params p{};
@@ -125,7 +125,7 @@ TEST(Append, NothingToAppendIsLegal) {
   EXPECT_TRUE(append(call.tensors).ok());
   AppendCall empty(true);
   empty.tensors.k_new.shape[0] = empty.tensors.v_new.shape[0] = 0;
-  empty.tensors.used_k.shape[0] = empty.tensors.block_table.shape[0] = 0;
+  empty.tensors.seqused_k.shape[0] = empty.tensors.block_table.shape[0] = 0;
   EXPECT_TRUE(append(empty.tensors).ok());
   FLASHCORE_EXPECT_SAME_BITS(call.k, k);
   FLASHCORE_EXPECT_SAME_BITS(call.v, v);
@@ -186,23 +186,23 @@ TEST(Append, BadValuesAreRefusedAndReported) {
   expect_refused({{"a negative length",
                    false,
                    false,
-                   [](AppendCall& c) { set_int(c.tensors.used_k, 1, -1); },
-                   {"used_k[1] is -1"}},
+                   [](AppendCall& c) { set_int(c.tensors.seqused_k, 1, -1); },
+                   {"seqused_k[1] is -1"}},
                   {"a length past the capacity",
                    false,
                    false,
-                   [](AppendCall& c) { set_int(c.tensors.used_k, 0, 10); },
-                   {"used_k[0] is 10"}},
+                   [](AppendCall& c) { set_int(c.tensors.seqused_k, 0, 10); },
+                   {"seqused_k[0] is 10"}},
                   {"no room",
                    false,
                    false,
-                   [](AppendCall& c) { set_int(c.tensors.used_k, 1, 7); },
-                   {"used_k[1]", "sequence 1 has 10", "more pages (or rows)"}},
+                   [](AppendCall& c) { set_int(c.tensors.seqused_k, 1, 7); },
+                   {"seqused_k[1]", "sequence 1 has 10", "more pages (or rows)"}},
                   {"no room in pages",
                    true,
                    false,
-                   [](AppendCall& c) { set_int(c.tensors.used_k, 0, 8); },
-                   {"used_k[0]", "sequence 0 has 11"}},
+                   [](AppendCall& c) { set_int(c.tensors.seqused_k, 0, 8); },
+                   {"seqused_k[0]", "sequence 0 has 11"}},
                   {"a bad page",
                    true,
                    false,
@@ -211,7 +211,7 @@ TEST(Append, BadValuesAreRefusedAndReported) {
                   {"a page not dealt",
                    true,
                    false,
-                   [](AppendCall& c) { set_int(c.tensors.used_k, 1, 6); },
+                   [](AppendCall& c) { set_int(c.tensors.seqused_k, 1, 6); },
                    {"block_table[1, 2] is 99"}},
                   {"decreasing ends",
                    true,
@@ -242,8 +242,8 @@ TEST(Append, BadTensorsAreRefused) {
        {"no lengths",
         false,
         false,
-        [](AppendCall& c) { c.tensors.used_k = {}; },
-        {"used_k: not given", "before the append"}},
+        [](AppendCall& c) { c.tensors.seqused_k = {}; },
+        {"seqused_k: not given", "before the append"}},
        {"no new values",
         false,
         false,
@@ -288,7 +288,7 @@ TEST(Append, BadTensorsAreRefused) {
         false,
         false,
         [](AppendCall& c) { c.tensors.k.shape[0] = 1; },
-        {"k: batch is 1", "used_k"}},
+        {"k: batch is 1", "seqused_k"}},
        {"packed rows without ends",
         false,
         true,

@@ -54,7 +54,7 @@ std::vector<GoodCall::Named> GoodCall::named() const {
                        {"sinks", &Tensors::sinks},
                        {"cu_seqlens_q", &Tensors::cu_seqlens_q},
                        {"cu_seqlens_k", &Tensors::cu_seqlens_k},
-                       {"used_k", &Tensors::used_k},
+                       {"seqused_k", &Tensors::seqused_k},
                        {"block_table", &Tensors::block_table},
                        {"q_start", &Tensors::q_start},
                        {"k_start", &Tensors::k_start}};
@@ -132,8 +132,8 @@ std::vector<BadCall> bad_lengths() {
                       kInvalid, words});
     }
   };
-  value(Form::fixed, "used_k", &Tensors::used_k, 1, 8, {"used_k[1] is 8", "sequence 1"});
-  value(Form::fixed, "used_k", &Tensors::used_k, 0, -1, {"used_k[0] is -1", "sequence 0"});
+  value(Form::fixed, "seqused_k", &Tensors::seqused_k, 1, 8, {"seqused_k[1] is 8", "sequence 1"});
+  value(Form::fixed, "seqused_k", &Tensors::seqused_k, 0, -1, {"seqused_k[0] is -1", "sequence 0"});
   value(Form::fixed, "q_start", &Tensors::q_start, 1, (1 << 30) + 1, {"q_start[1] is 1073741825"});
   value(Form::fixed, "k_start", &Tensors::k_start, 0, -(1 << 30) - 1,
         {"k_start[0] is -1073741825"});
@@ -146,8 +146,8 @@ std::vector<BadCall> bad_lengths() {
         {"cu_seqlens_k[2] is 15", "total_k"});
   value(Form::packed, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 6,
         {"cu_seqlens_k[2] is 6", "decrease"});
-  value(Form::packed, "used_k", &Tensors::used_k, 0, 8, {"used_k[0] is 8"});
-  value(Form::paged, "used_k", &Tensors::used_k, 0, 10, {"used_k[0] is 10"});
+  value(Form::packed, "seqused_k", &Tensors::seqused_k, 0, 8, {"seqused_k[0] is 8"});
+  value(Form::paged, "seqused_k", &Tensors::seqused_k, 0, 10, {"seqused_k[0] is 10"});
   value(Form::paged, "block_table", &Tensors::block_table, 1, 5,
         {"block_table[0, 1] is 5", "page ids"});
   value(Form::paged, "block_table", &Tensors::block_table, 2, -1, {"block_table[0, 2] is -1"});

@@ -32,7 +32,7 @@ struct MergeCall {
   }
 
   Tensor part_out[2], part_lse[2], out_tensor, lse_tensor, sinks_tensor;
-  std::vector<Partial> parts;
+  std::vector<PartialResult> parts;
   TensorView out, lse, sinks;
 };
 
@@ -43,7 +43,7 @@ Status merge_cpp(const MergeCall& call) {
 Status merge_c(const MergeCall& call) {
   std::vector<std::unique_ptr<CTensor>> owned;
   std::vector<flashcore_tensor> outs, lses;
-  for (const Partial& part : call.parts) {
+  for (const PartialResult& part : call.parts) {
     owned.push_back(std::make_unique<CTensor>(part.out));
     outs.push_back(owned.back()->tensor);
     owned.push_back(std::make_unique<CTensor>(part.lse));

@@ -108,7 +108,7 @@ TEST_F(BadRun, TensorsOfAnotherCall) {
   expect_refused(changed([](Tensors& t) { t.bias = {}; }), {words});
   expect_refused(changed([](Tensors& t) { t.lse = {}; }), {words});
   expect_refused(changed([](Tensors& t) { t.k.strides[2] = 0; }), {words});
-  expect_refused(changed([](Tensors& t) { t.used_k = {}; }), {words});
+  expect_refused(changed([](Tensors& t) { t.seqused_k = {}; }), {words});
   expect_refused(changed([](Tensors& t) {
                    t.k.shape[2] = t.v.shape[2] = t.bias.shape[3] = t.mask.shape[3] = 6;
                  }),

@@ -99,7 +99,7 @@ std::vector<BadCall> bad_shapes() {
   extent("alibi_slopes", &Tensors::alibi_slopes, 0, 1, {"alibi_slopes: batch is 1", "2"});
   extent("alibi_slopes", &Tensors::alibi_slopes, 1, 3, {"alibi_slopes: q_heads is 3", "4"});
   extent("sinks", &Tensors::sinks, 0, 2, {"sinks: length is 2", "4"});
-  extent("used_k", &Tensors::used_k, 0, 1, {"used_k: length is 1", "2"});
+  extent("seqused_k", &Tensors::seqused_k, 0, 1, {"seqused_k: length is 1", "2"});
   extent("q_start", &Tensors::q_start, 0, 3, {"q_start: length is 3", "2"});
   extent("k_start", &Tensors::k_start, 0, 1, {"k_start: length is 1", "2"});
   for (const std::int64_t dim : {0, 577}) {
@@ -162,13 +162,14 @@ std::vector<BadCall> bad_pages() {
         {"k: has no page", "3 columns"});
   paged("page ids apart", [](Tensors& t) { t.block_table.strides[1] = 2; },
         {"block_table: stride 1 is 2", "contiguous"});
-  rows.push_back({"pages of packed keys",
-                  Form::packed,
-                  [](GoodCall& call) {
-                    call.tensors.block_table = view(call.tensors.used_k.data, DType::i32, {2, 1});
-                  },
-                  kInvalid,
-                  {"block_table: given together with cu_seqlens_k", "used_k"}});
+  rows.push_back(
+      {"pages of packed keys",
+       Form::packed,
+       [](GoodCall& call) {
+         call.tensors.block_table = view(call.tensors.seqused_k.data, DType::i32, {2, 1});
+       },
+       kInvalid,
+       {"block_table: given together with cu_seqlens_k", "seqused_k"}});
   return rows;
 }
 

@@ -215,7 +215,7 @@ TEST_F(CApi, DtypesOfOtherTensorsSayWhatIsWanted) {
   CTensor& lengths = q();  // of rank 4, but types come first
   lengths.tensor.dtype = {FLASHCORE_INT, 64, 1};
   const std::pair<const flashcore_tensor**, const char*> rows[] = {
-      {&call_.params.used_k, "used_k: dtype is int64; wanted i32 (int32)"},
+      {&call_.params.used_k, "seqused_k: dtype is int64; wanted i32 (int32)"},
       {&call_.params.block_table, "block_table: dtype is int64; wanted i32 (int32)"},
       {&call_.params.sinks, "sinks: dtype is int64; wanted f32"},
       {&call_.params.mask, "mask: dtype is int64; wanted bool"}};
@@ -310,7 +310,7 @@ TEST_F(CApi, PlanDescribesTheCall) {
   EXPECT_STREQ(info.kernel, want.kernel->id);
   EXPECT_STREQ(info.family, "cpu");
   EXPECT_EQ(info.workspace_bytes, want.workspace_bytes);
-  EXPECT_EQ(info.num_tiles, want.num_tiles);
+  EXPECT_EQ(info.work_items, want.num_tiles);
   EXPECT_EQ(info.tile_q, want.tile_q);
   EXPECT_EQ(info.tile_k, want.tile_k);
   EXPECT_EQ(info.splits, want.splits);
@@ -348,10 +348,10 @@ TEST_F(CApi, WorkspaceStatusReportsWhatCheckedCallsFind) {
   const CTensor used_k(used.view());
   call_.params.used_k = &used_k.tensor;
   call_.params.checked = 1;
-  expect_refused(FLASHCORE_INVALID_ARGUMENT, "used_k[1] is 9");
+  expect_refused(FLASHCORE_INVALID_ARGUMENT, "seqused_k[1] is 9");
   EXPECT_EQ(flashcore_workspace_status(workspace, bytes, cpu, nullptr, &error_),
             FLASHCORE_INVALID_ARGUMENT);
-  EXPECT_TRUE(message_has("used_k[1] is 9"));
+  EXPECT_TRUE(message_has("seqused_k[1] is 9"));
   EXPECT_EQ(flashcore_workspace_status(workspace, bytes, cpu, nullptr, &error_), FLASHCORE_OK);
 }
 

@@ -167,13 +167,13 @@ class Walks {
     t.k_new = t.v_new = input(row_.data(), DType::f32);
     t.k = output(DType::int8);
     t.v = output(DType::int8, rows_ * kDim);
-    t.used_k = view(&used_, DType::i32, {1}, {});
+    t.seqused_k = view(&used_, DType::i32, {1}, {});
     return flashcore::append(t, {}, nullptr, cancel);
   }
   Status merge(const std::int32_t* cancel) {
     TensorView lse = view(row_.data(), DType::f32, {1, 1, rows_}, {});
     lse.strides[2] = 0;
-    const std::vector<Partial> parts(kMaxMergeParts, {input(row_.data(), DType::f32), lse});
+    const std::vector<PartialResult> parts(kMaxMergeParts, {input(row_.data(), DType::f32), lse});
     return flashcore::merge(parts, output(DType::f16), {}, {}, nullptr, cancel);
   }
 

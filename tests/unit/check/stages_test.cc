@@ -192,7 +192,7 @@ TEST(Stages, ATraceShowsTheTile) {
   // The trace adds used_k, q_start and k_start behind the call: a larger block.
   const HostCall longer = [&] {
     HostCall copy = call;
-    for (const auto tensor : {&Tensors::used_k, &Tensors::q_start, &Tensors::k_start}) {
+    for (const auto tensor : {&Tensors::seqused_k, &Tensors::q_start, &Tensors::k_start}) {
       copy.place(tensor, DType::i32, {2});
     }
     return copy;

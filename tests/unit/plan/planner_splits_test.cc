@@ -162,8 +162,8 @@ TEST(PlannerSplits, ShortRangesAreNotWorthAJoinByTheLastBlock) {
 TEST(PlannerSplits, OfUnknownLengthsAreEven) {
   const DeviceInfo device = *named_device("h200");
   Problem ragged = *dense_problem(DType::bf16, 64, 32, 8, 1, 32768, 128, 128, {}, device.device);
-  ragged.used_k.dtype = DType::i32;
-  ragged.used_k.batch = 1;
+  ragged.seqused_k.dtype = DType::i32;
+  ragged.seqused_k.batch = 1;
   const Result<Plan> plan = make_plan(ragged, device);
   ASSERT_TRUE(plan.ok());
   EXPECT_EQ(plan->tile_q, 16);

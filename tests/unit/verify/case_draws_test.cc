@@ -96,7 +96,7 @@ TEST(CaseDraws, TheMemoryHoldsTheLengths) {
       EXPECT_EQ(std::vector<std::int32_t>(data, data + view.shape[0]), values);
     };
     const Tensors& t = memory.tensors();
-    if (s.used_k) expect(t.used_k, lengths.used_k), ++used;
+    if (s.used_k) expect(t.seqused_k, lengths.used_k), ++used;
     if (s.q_varlen) expect(t.cu_seqlens_q, lengths.q_ends), ++packed;
     if (s.kv_varlen) expect(t.cu_seqlens_k, lengths.k_ends), ++packed;
     if (s.q_start) expect(t.q_start, lengths.q_start);

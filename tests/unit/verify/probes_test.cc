@@ -68,9 +68,9 @@ TEST(Probes, CopiesOfACallAreApart) {
   HostCall copy = call;
   verify::store(copy.tensors.q.data, DType::f32, 0, 123);
   EXPECT_NE(reference::element(call.tensors.q.data, DType::f32, 0), 123);
-  copy.place(&Tensors::used_k, DType::i32, {2});
+  copy.place(&Tensors::seqused_k, DType::i32, {2});
   EXPECT_EQ(reference::element(copy.tensors.q.data, DType::f32, 0), 123) << "moved with its block";
-  EXPECT_FALSE(call.tensors.used_k.given());
+  EXPECT_FALSE(call.tensors.seqused_k.given());
 }
 
 TEST(Probes, WideOutputsComeWithAnLse) {

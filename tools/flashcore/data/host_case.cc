@@ -41,14 +41,14 @@ class Builder {
     t.mask = optional("mask", p.mask, DType::boolean);
     t.alibi_slopes = optional("alibi", p.alibi, DType::f32);
     t.sinks = optional("sinks", p.sinks, DType::f32);
-    t.used_k = optional("used-k", p.used_k, DType::i32);
+    t.seqused_k = optional("used-k", p.used_k, DType::i32);
     t.q_start = optional("q-start", p.q_start, DType::i32);
     t.k_start = optional("k-start", p.k_start, DType::i32);
     place_outputs();
     case_.options = options_of(p);
     // What a file says about lengths is not believed: the oracle would read where it points.
     case_.options.checked = p.checked || t.cu_seqlens_q.given() || t.cu_seqlens_k.given() ||
-                            t.used_k.given() || t.block_table.given() || t.q_start.given() ||
+                            t.seqused_k.given() || t.block_table.given() || t.q_start.given() ||
                             t.k_start.given();
     for (TensorView* view : verify::views_of(t)) {
       if (!view->given()) continue;

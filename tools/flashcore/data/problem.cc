@@ -204,7 +204,7 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   if (s.sinks) t.sinks = absent(DType::f32, {s.q_heads}, device);
   if (s.q_varlen) t.cu_seqlens_q = absent(DType::i32, {s.batch + 1}, device);
   if (s.kv_varlen) t.cu_seqlens_k = absent(DType::i32, {s.batch + 1}, device);
-  if (s.used_k) t.used_k = absent(DType::i32, {s.batch}, device);
+  if (s.used_k) t.seqused_k = absent(DType::i32, {s.batch}, device);
   if (s.q_start) t.q_start = absent(DType::i32, {s.batch}, device);
   if (s.k_start) t.k_start = absent(DType::i32, {s.batch}, device);
   const auto scale = [&](verify::ScaleKind kind, std::int64_t heads, std::int64_t rows,
