@@ -1,7 +1,8 @@
 # generated/fingerprint.h: the hash of the sources this build is made from, renewed whenever one of
 # them changes. scripts/fingerprint is the only place that knows how the hash is made.
 file(GLOB_RECURSE FLASHCORE_SOURCES CONFIGURE_DEPENDS
-  ${PROJECT_SOURCE_DIR}/include/* ${PROJECT_SOURCE_DIR}/src/* ${PROJECT_SOURCE_DIR}/cmake/*)
+  ${PROJECT_SOURCE_DIR}/bindings/* ${PROJECT_SOURCE_DIR}/include/* ${PROJECT_SOURCE_DIR}/src/*
+  ${PROJECT_SOURCE_DIR}/cmake/*)
 set(FLASHCORE_FINGERPRINT ${PROJECT_BINARY_DIR}/generated/fingerprint.h)
 add_custom_command(
   OUTPUT ${FLASHCORE_FINGERPRINT}

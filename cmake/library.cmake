@@ -1,10 +1,12 @@
 # libflashcore: shared (exports the public API) and static (for the tools and tests, which also see
 # the inside). The objects are compiled once.
 add_library(flashcore_objects OBJECT
+  bindings/python/fastcall.cc
+  bindings/python/polled_call.cc
   src/api/append.cc
   src/api/attention.cc
   src/api/c_api.cc
-  src/api/polled_run.cc
+  src/api/c_convert.cc
   src/api/quantize.cc
   src/api/status.cc
   src/api/validate/kv.cc
@@ -31,6 +33,7 @@ add_library(flashcore_objects OBJECT
   src/plan/model/sm80.cc
   src/plan/model/sm90.cc
   src/plan/planner.cc
+  src/plan/problem_line.cc
   src/plan/split_kv.cc
   src/reference/oracle.cc
   src/verify/api.cc
@@ -66,6 +69,8 @@ add_library(flashcore_objects OBJECT
   src/verify/report/report.cc
   ${FLASHCORE_FINGERPRINT})
 target_link_libraries(flashcore_objects PRIVATE flashcore_flags)
+# The bindings' headers are not installed: bindings/python/fastcall.h.
+target_include_directories(flashcore_objects PRIVATE ${PROJECT_SOURCE_DIR})
 if(NOT FLASHCORE_HAS_CUDA)
   target_sources(flashcore_objects PRIVATE src/backend/no_cuda.cc)
   # The text must not contain a semicolon: it would end the definition.

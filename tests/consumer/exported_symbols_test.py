@@ -7,7 +7,9 @@ import re
 import subprocess
 import sys
 
-INCLUDE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "include")
+TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+# The headers of the bindings are not installed. Their functions are exported for ctypes.
+INCLUDE, BINDINGS = os.path.join(TREE, "include"), os.path.join(TREE, "bindings")
 
 
 def exported(library):
@@ -21,25 +23,30 @@ def exported(library):
     return names
 
 
-def declared(mark, pattern):
-    """Names that follow the export mark in the public headers."""
+def declared(mark, pattern, *folders):
+    """Names that follow the export mark in the headers of the folders."""
     found = set()
-    for directory, _, files in os.walk(INCLUDE):
-        for name in files:
+    for directory, _, files in (step for folder in folders for step in os.walk(folder)):
+        for name in (name for name in files if name.endswith(".h")):
             with open(os.path.join(directory, name), encoding="utf-8") as text:
                 code = re.sub(r"^#.*$", "", text.read(), flags=re.MULTILINE)
-                # The name is what stands before the first parenthesis.
+                # The name stands before the first parenthesis.
                 found |= set(re.findall(mark + r"\s[^(;{]*?\b(" + pattern + r")\(", code))
     return found
 
 
 def main():
     names = exported(sys.argv[1])
-    c_api = declared("FLASHCORE_C_API", r"flashcore_\w+")
-    cxx_api = {"flashcore::" + name for name in declared("FLASHCORE_API", r"\w+")}
-    if not c_api or not cxx_api:
-        print("found no declaration in the public headers", file=sys.stderr)
+    c_api = declared("FLASHCORE_C_API", r"flashcore_\w+", INCLUDE)
+    glue = declared("FLASHCORE_C_API", r"flashcore_python_\w+", BINDINGS)
+    cxx_api = {"flashcore::" + name for name in declared("FLASHCORE_API", r"\w+", INCLUDE)}
+    if not c_api or not cxx_api or not glue:
+        print("found no declaration in the headers", file=sys.stderr)
         return 1
+    if c_api & glue:
+        print(f"public headers declare the bindings' {', '.join(sorted(c_api & glue))}")
+        return 1
+    c_api |= glue
     strangers = [name for name in names if name not in c_api | cxx_api]
     missing = sorted((c_api | cxx_api) - set(names))
     for name in strangers:

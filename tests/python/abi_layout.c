@@ -5,6 +5,8 @@
 #include <flashcore/flashcore.h>
 #include <stdio.h>
 
+#include "bindings/python/fastcall.h"
+
 static int first_struct = 1;
 
 static void begin(const char* name, size_t size) {
@@ -45,47 +47,7 @@ static void print_tensor(void) {
 
 static void print_params(void) {
   BEGIN(flashcore_params);
-  FIELD(flashcore_params, struct_size);
-  FIELD(flashcore_params, q);
-  FIELD(flashcore_params, k);
-  FIELD(flashcore_params, v);
-  FIELD(flashcore_params, out);
-  FIELD(flashcore_params, lse);
-  FIELD(flashcore_params, bias);
-  FIELD(flashcore_params, mask);
-  FIELD(flashcore_params, alibi_slopes);
-  FIELD(flashcore_params, sinks);
-  FIELD(flashcore_params, cu_seqlens_q);
-  FIELD(flashcore_params, cu_seqlens_k);
-  FIELD(flashcore_params, used_k);
-  FIELD(flashcore_params, block_table);
-  FIELD(flashcore_params, q_start);
-  FIELD(flashcore_params, k_start);
-  FIELD(flashcore_params, window_left);
-  FIELD(flashcore_params, window_right);
-  FIELD(flashcore_params, max_q_len);
-  FIELD(flashcore_params, max_kv_len);
-  FIELD(flashcore_params, scale);
-  FIELD(flashcore_params, softcap);
-  FIELD(flashcore_params, has_scale);
-  FIELD(flashcore_params, causal);
-  FIELD(flashcore_params, partial);
-  FIELD(flashcore_params, checked);
-  FIELD(flashcore_params, num_splits);
-  FIELD(flashcore_params, reproducibility);
-  FIELD(flashcore_params, threads);
-  FIELD(flashcore_params, layout);
-  FIELD(flashcore_params, kernel);
-  FIELD(flashcore_params, workspace);
-  FIELD(flashcore_params, workspace_bytes);
-  FIELD(flashcore_params, stream);
-  FIELD(flashcore_params, q_scale);
-  FIELD(flashcore_params, k_scale);
-  FIELD(flashcore_params, v_scale);
-  FIELD(flashcore_params, q_scale_block);
-  FIELD(flashcore_params, kv_scale_block);
-  FIELD(flashcore_params, workspace_header);
-  FIELD(flashcore_params, cancel);
+#include "abi_params.inc"
   END();
 }
 

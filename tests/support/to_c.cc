@@ -1,6 +1,7 @@
 #include "support/to_c.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace flashcore::test {
 
@@ -34,62 +35,31 @@ void CTensor::set(const TensorView& view) {
 
 CCall::CCall(const Tensors& t, const Options& o) {
   flashcore_params_init(&params, sizeof params);
-  const TensorView* views[] = {&t.q,
-                               &t.k,
-                               &t.v,
-                               &t.out,
-                               &t.lse,
-                               &t.bias,
-                               &t.mask,
-                               &t.alibi_slopes,
-                               &t.sinks,
-                               &t.cu_seqlens_q,
-                               &t.cu_seqlens_k,
-                               &t.seqused_k,
-                               &t.block_table,
-                               &t.q_start,
-                               &t.k_start,
-                               &t.q_scale,
-                               &t.k_scale,
-                               &t.v_scale};
-  const flashcore_tensor** slots[] = {&params.q,
-                                      &params.k,
-                                      &params.v,
-                                      &params.out,
-                                      &params.lse,
-                                      &params.bias,
-                                      &params.mask,
-                                      &params.alibi_slopes,
-                                      &params.sinks,
-                                      &params.cu_seqlens_q,
-                                      &params.cu_seqlens_k,
-                                      &params.used_k,
-                                      &params.block_table,
-                                      &params.q_start,
-                                      &params.k_start,
-                                      &params.q_scale,
-                                      &params.k_scale,
-                                      &params.v_scale};
-  for (std::size_t i = 0; i < std::size(views); ++i) {
-    if (views[i]->rank == 0) continue;
-    tensors[i].set(*views[i]);
-    *slots[i] = &tensors[i].tensor;
+  const struct {
+    const TensorView& view;
+    const flashcore_tensor*& field;
+  } all[] = {
+#define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) {t.name, params.field},
+#include "api/options.def"
+  };
+  for (std::size_t i = 0; i < std::size(all); ++i) {
+    if (all[i].view.rank == 0) continue;
+    tensors[i].set(all[i].view);
+    all[i].field = &tensors[i].tensor;
   }
-  params.window_left = o.window_left;
-  params.window_right = o.window_right;
-  params.max_q_len = o.max_q_len;
-  params.max_kv_len = o.max_kv_len;
-  params.has_scale = o.scale.has_value() ? 1 : 0;
-  params.scale = o.scale.value_or(0.0);
-  params.softcap = o.softcap;
-  params.causal = o.causal ? 1 : 0;
-  params.partial = o.partial ? 1 : 0;
-  params.checked = o.checked ? 1 : 0;
-  params.num_splits = o.num_splits;
-  params.reproducibility = static_cast<std::int32_t>(o.reproducibility);
-  params.kernel = o.kernel;
-  params.q_scale_block = o.q_scale_block;
-  params.kv_scale_block = o.kv_scale_block;
+#define FLASHCORE_SET_flag(name) params.name = o.name ? 1 : 0;
+#define FLASHCORE_SET_choice(name) params.name = static_cast<std::int32_t>(o.name);
+#define FLASHCORE_SET_optional_f64(name)          \
+  params.has_##name = o.name.has_value() ? 1 : 0; \
+  params.name = o.name.value_or(0.0);
+#define FLASHCORE_SET_window(name) params.name = o.name;
+#define FLASHCORE_SET_i64(name) params.name = o.name;
+#define FLASHCORE_SET_i32(name) params.name = o.name;
+#define FLASHCORE_SET_f64(name) params.name = o.name;
+#define FLASHCORE_SET_text(name) params.name = o.name;
+#define FLASHCORE_OPTION(name, type, initial, least, wanted, role, word, doc) \
+  FLASHCORE_SET_##type(name)
+#include "api/options.def"
 }
 
 }  // namespace flashcore::test

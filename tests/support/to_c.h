@@ -22,6 +22,12 @@ struct CTensor {
 flashcore_dtype c_dtype(DType dtype);
 flashcore_device c_device(Device device);
 
+/// The number of tensors in api/options.def.
+inline constexpr int kTensors = 0
+#define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) +1
+#include "api/options.def"
+    ;
+
 /// The params of a call; valid as long as this lives.
 class CCall {
  public:
@@ -30,7 +36,7 @@ class CCall {
   CCall& operator=(const CCall&) = delete;
 
   flashcore_params params{};
-  CTensor tensors[18];
+  CTensor tensors[kTensors];  ///< in the order of api/options.def
 };
 
 }  // namespace flashcore::test

@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <thread>
 #include <vector>
 
-#include "api/polled_run.h"
+#include "bindings/python/polled_call.h"
 #include "flashcore/flashcore.h"
 #include "flashcore/quant.h"
 #include "support/call.h"
@@ -50,7 +51,8 @@ struct LongCall {
 };
 
 /// Sets the flag while the call runs and returns its status. The call must end soon.
-Status cancel_during(const CancellableCall& call, Clock::duration delay = kDelay) {
+Status cancel_during(const std::function<Status(const std::int32_t* cancel)>& call,
+                     Clock::duration delay = kDelay) {
   std::int32_t cancel = 0;
   std::thread other([&] {
     std::this_thread::sleep_for(delay);
@@ -116,9 +118,17 @@ TEST(Cancel, AFlagThatStaysClearChangesNothing) {
     const Plan plan = *make_plan(*make_problem(tensors, inputs.options), *device_info(Device{}));
     const WorkspaceMemory workspace(plan.workspace_bytes);
     const std::int32_t cancel = 0;
-    const Status status = is_polled ? run_polled(plan, tensors, [] { return false; })
-                                    : run(plan, tensors, workspace.get(), nullptr, &cancel);
-    ASSERT_TRUE(status.ok()) << status.message();
+    if (is_polled) {
+      flashcore_error error{};
+      const CCall call(tensors, inputs.options);
+      ASSERT_EQ(python::run_attention_polled(
+                    call.params, [] { return false; }, &error),
+                FLASHCORE_OK)
+          << error.message;
+    } else {
+      const Status status = run(plan, tensors, workspace.get(), nullptr, &cancel);
+      ASSERT_TRUE(status.ok()) << status.message();
+    }
     FLASHCORE_EXPECT_SAME(output, attend(inputs));
   }
 }
@@ -297,35 +307,79 @@ TEST(Cancel, EveryCStructHasTheFlag) {
   expect_flag_read(flashcore_merge, merge);
 }
 
-TEST(PolledRun, StopsWhenItIsAskedTo) {
-  const LongCall call(2);
+TEST(PolledCall, StopsWhenItIsAskedTo) {
+  const LongCall call;
+  CCall c(call.tensors, {});
+  c.params.threads = 2;
   int polls = 0;
   const auto caller = std::this_thread::get_id();
   const auto start = Clock::now();
-  const Status status = run_polled(call.plan, call.tensors, [&] {
+  flashcore_error error{};
+  const auto stop = [&] {
     EXPECT_EQ(std::this_thread::get_id(), caller);
     return ++polls == 3;
-  });
+  };
+  EXPECT_EQ(python::run_attention_polled(c.params, stop, &error), FLASHCORE_CANCELLED);
   EXPECT_LT(Clock::now() - start, kSoon);
-  EXPECT_EQ(status.code(), StatusCode::cancelled);
+  EXPECT_EQ(error.code, FLASHCORE_CANCELLED);
   EXPECT_EQ(polls, 3);
   EXPECT_TRUE(call.is_untouched());
 }
 
-TEST(PolledRun, StopsAnyCall) {
+TEST(PolledCall, StopsAnyCall) {
   Walks walks(1 << 23);
+  const auto append = [&](const std::int32_t* cancel, flashcore_error*) {
+    return static_cast<std::int32_t>(walks.append(cancel).code());
+  };
   const auto start = Clock::now();
-  const Status status = run_polled([&](const std::int32_t* cancel) { return walks.append(cancel); },
-                                   [] { return true; });
+  EXPECT_EQ(python::run_polled(
+                append, [] { return true; }, nullptr),
+            FLASHCORE_CANCELLED);
   EXPECT_LT(Clock::now() - start, kSoon);
-  EXPECT_EQ(status.code(), StatusCode::cancelled);
 }
 
-TEST(PolledRun, ReturnsTheErrorOfTheCall) {
+TEST(PolledCall, ReturnsTheErrorOfTheCall) {
   LongCall call;
   call.tensors.out.data = nullptr;
-  EXPECT_EQ(run_polled(call.plan, call.tensors, [] { return false; }).code(),
-            StatusCode::invalid_argument);
+  const CCall c(call.tensors, {});
+  flashcore_error error{};
+  EXPECT_EQ(python::run_attention_polled(
+                c.params, [] { return false; }, &error),
+            FLASHCORE_INVALID_ARGUMENT);
+  EXPECT_EQ(error.code, FLASHCORE_INVALID_ARGUMENT);
+  EXPECT_NE(std::strstr(error.message, "out"), nullptr) << error.message;
+}
+
+/// Long calls get a thread of their own, short ones do not.
+TEST(PolledCall, KnowsWhichCallsAreLong) {
+  const LongCall call;
+  CCall c(call.tensors, {});
+  EXPECT_TRUE(python::is_long(c.params));
+  c.tensors[1].shape[2] = 16;  // k
+  EXPECT_FALSE(python::is_long(c.params));
+  c.params.k = nullptr;
+  EXPECT_FALSE(python::is_long(c.params));
+
+  float value = 0;
+  const CTensor small(view(&value, DType::f32, {1, 1, 1, 64}, {}));
+  const CTensor large(view(&value, DType::f32, {1, 1, 1 << 20, 64}, {}));
+  flashcore_quant_params quant{};
+  EXPECT_FALSE(python::is_long(quant));
+  quant.from = quant.to = &small.tensor;
+  EXPECT_FALSE(python::is_long(quant));
+  quant.from = quant.to = &large.tensor;
+  EXPECT_TRUE(python::is_long(quant));
+  flashcore_append_params append{};
+  append.k_new = append.v_new = &large.tensor;
+  EXPECT_FALSE(python::is_long(append));
+  append.k = &small.tensor;
+  EXPECT_TRUE(python::is_long(append));
+  flashcore_merge_params merge{};
+  merge.out = &small.tensor;
+  merge.parts = 32;
+  EXPECT_FALSE(python::is_long(merge));
+  merge.out = &large.tensor;
+  EXPECT_TRUE(python::is_long(merge));
 }
 
 }  // namespace

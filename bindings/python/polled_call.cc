@@ -1,0 +1,187 @@
+#include "bindings/python/polled_call.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "flashcore/plan.h"
+
+namespace flashcore::python {
+namespace {
+
+constexpr auto kPollInterval = std::chrono::milliseconds(10);
+constexpr std::size_t kWorkspaceAlignment = 256;
+constexpr double kLongFlopsPerThread = 1e9;  // about 20 ms
+constexpr double kLongBytes = 16 << 20;      // about 20 ms on one thread, without arithmetic
+constexpr std::int32_t kMaxRank = 4;
+constexpr std::int32_t kPinnedHost = 3;  // kDLCUDAHost
+
+struct Free {
+  void operator()(void* memory) const noexcept { std::free(memory); }
+};
+
+std::int32_t failure(std::int32_t code, const char* message, flashcore_error* error) noexcept {
+  if (error != nullptr) {
+    error->code = code;
+    std::strncpy(error->message, message, sizeof error->message - 1);
+    error->message[sizeof error->message - 1] = '\0';
+  }
+  return code;
+}
+
+/// A call on its own thread. (std::async would add symbols to the library's exports.)
+class RunningCall {
+ public:
+  /// Throws std::system_error if no thread can be started.
+  explicit RunningCall(const PolledCall& call)
+      : thread_([this, &call] {
+          const std::int32_t code = call(&cancel_, &error_);
+          const std::lock_guard lock(mutex_);
+          code_ = code;
+          is_done_ = true;
+          done_.notify_one();
+        }) {}
+  RunningCall(const RunningCall&) = delete;
+  RunningCall& operator=(const RunningCall&) = delete;
+  /// Waits for the call.
+  ~RunningCall() { thread_.join(); }
+
+  bool ends_within(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    return done_.wait_for(lock, time, [this] { return is_done_; });
+  }
+  void cancel() { __atomic_store_n(&cancel_, 1, __ATOMIC_RELAXED); }
+  /// After the call has ended.
+  std::int32_t result(flashcore_error* error) const {
+    if (error != nullptr) *error = error_;
+    return code_;
+  }
+
+ private:
+  std::int32_t cancel_ = 0;
+  flashcore_error error_{};
+  std::mutex mutex_;  // guards is_done_ and code_
+  std::condition_variable done_;
+  bool is_done_ = false;
+  std::int32_t code_ = 0;
+  std::thread thread_;  // last: it uses the others
+};
+
+std::int32_t run_on_thread(const PolledCall& call, const Stop& stop, flashcore_error* error) {
+  RunningCall running(call);
+  while (!running.ends_within(kPollInterval)) {
+    if (!stop()) continue;
+    running.cancel();
+    // The result is "cancelled" even if the call completes: the caller asked it to stop.
+    return failure(FLASHCORE_CANCELLED, "cancel: the flag was set", error);
+  }
+  return running.result(error);
+}
+
+bool is_described(const flashcore_tensor* t) noexcept {
+  return t != nullptr && t->ndim >= 1 && t->ndim <= kMaxRank && t->shape != nullptr;
+}
+
+double elements_of(const flashcore_tensor& t) noexcept {
+  double count = 1;
+  for (std::int32_t i = 0; i < t.ndim; ++i) count *= static_cast<double>(t.shape[i]);
+  return count;
+}
+
+double bytes_of(const flashcore_tensor* t) noexcept {
+  return is_described(t) ? elements_of(*t) * t->dtype.bits / 8 : 0;
+}
+
+double last_extent(const flashcore_tensor& t) noexcept {
+  return static_cast<double>(t.shape[t.ndim - 1]);
+}
+
+/// Keys of a sequence: its capacity.
+double keys_of(const flashcore_params& p) noexcept {
+  const flashcore_tensor& k = *p.k;
+  if (is_described(p.block_table) && k.ndim == 4) {
+    return last_extent(*p.block_table) * static_cast<double>(k.shape[1]);
+  }
+  if (p.cu_seqlens_k != nullptr) {
+    return static_cast<double>(p.max_kv_len > 0 ? std::min(p.max_kv_len, k.shape[0]) : k.shape[0]);
+  }
+  return k.ndim == 4 ? static_cast<double>(k.shape[p.layout == 1 ? 1 : 2]) : 0;
+}
+
+bool walks_long(const flashcore_tensor* on, double bytes) noexcept {
+  return is_described(on) && is_cpu(on->device) && bytes > kLongBytes;
+}
+
+}  // namespace
+
+std::int32_t run_polled(const PolledCall& call, const Stop& stop, flashcore_error* error) noexcept {
+  try {
+    return run_on_thread(call, stop, error);
+  } catch (const std::system_error&) {  // no thread
+    return call(nullptr, error);
+  }
+}
+
+std::int32_t run_attention_polled(const flashcore_params& params, const Stop& stop,
+                                  flashcore_error* error) noexcept {
+  flashcore_params own = params;
+  flashcore_plan_info plan{};
+  plan.struct_size = sizeof plan;
+  if (const std::int32_t code = flashcore_plan(&own, &plan, error); code != FLASHCORE_OK) {
+    return code;
+  }
+  const std::size_t blocks = (plan.workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment;
+  const std::unique_ptr<void, Free> memory(
+      std::aligned_alloc(kWorkspaceAlignment, blocks * kWorkspaceAlignment));
+  if (memory == nullptr) return failure(FLASHCORE_OUT_OF_MEMORY, "out of memory", error);
+  own.workspace = memory.get();
+  own.workspace_bytes = plan.workspace_bytes;
+  own.workspace_header = nullptr;
+  if (const std::int32_t code = flashcore_workspace_init(own.workspace, own.workspace_bytes,
+                                                         {FLASHCORE_CPU, 0}, nullptr, error);
+      code != FLASHCORE_OK) {
+    return code;
+  }
+  const auto attend = [&own](const std::int32_t* cancel, flashcore_error* failed) {
+    own.cancel = cancel;
+    return flashcore_attention(&own, failed);
+  };
+  return run_polled(attend, stop, error);
+}
+
+bool is_cpu(const flashcore_device& device) noexcept {
+  return device.device_type == FLASHCORE_CPU || device.device_type == kPinnedHost;
+}
+
+bool is_long(const flashcore_params& p) noexcept {
+  if (!is_described(p.q) || !is_described(p.k) || !is_described(p.v) || !is_cpu(p.q->device)) {
+    return false;
+  }
+  // Two multiply-adds per (query, key, column): Q K^T and P V.
+  const double rows = elements_of(*p.q) / std::max(last_extent(*p.q), 1.0);
+  const double flops = 2 * rows * keys_of(p) * (last_extent(*p.q) + last_extent(*p.v));
+  if (flops <= kLongFlopsPerThread) return false;
+  const Result<DeviceInfo> cpu = device_info(Device{});
+  const std::int32_t threads = p.threads > 0 ? p.threads : cpu.ok() ? cpu->threads : 1;
+  return flops > kLongFlopsPerThread * threads;
+}
+
+bool is_long(const flashcore_merge_params& p) noexcept {
+  return walks_long(p.out, bytes_of(p.out) * static_cast<double>(p.parts + 1));
+}
+
+bool is_long(const flashcore_append_params& p) noexcept {
+  return walks_long(p.k, bytes_of(p.k_new) + bytes_of(p.v_new));
+}
+
+bool is_long(const flashcore_quant_params& p) noexcept {
+  return walks_long(p.from, bytes_of(p.from) + bytes_of(p.to));
+}
+
+}  // namespace flashcore::python
