@@ -6,6 +6,7 @@
 #include "api/validate/quant.h"
 #include "api/validate/tensor.h"
 #include "backend/backend.h"
+#include "backend/params.h"
 #include "core/append.h"
 
 namespace flashcore {
@@ -94,7 +95,7 @@ Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
   shape.batch = t.seqused_k.shape[0];
   shape.seqused_k = layout_of(t.seqused_k, {0, -1, -1, -1});
   FLASHCORE_RETURN_IF_ERROR(parse_kv(t.k, t.v, t.block_table,
-                                     t.block_table.given() ? KvLayout::paged : KvLayout::fixed,
+                                     t.block_table.given() ? KvLayout::paged : KvLayout::dense,
                                      shape.batch, "seqused_k", shape.cache));
   if (shape.cache.kv_len > kMaxCapacity) {
     return unsupported("k: a sequence's capacity is %lld; at most %lld is supported",

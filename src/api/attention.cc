@@ -4,6 +4,7 @@
 #include "api/guarded.h"
 #include "api/validate/problem.h"
 #include "backend/backend.h"
+#include "backend/params.h"
 #include "core/error.h"
 
 namespace flashcore {

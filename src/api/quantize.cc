@@ -8,6 +8,7 @@
 #include "api/validate/quant.h"
 #include "api/validate/tensor.h"
 #include "backend/backend.h"
+#include "core/params.h"
 #include "core/quantize.h"
 
 namespace flashcore {

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "core/error.h"
+#include "core/params.h"
 
 namespace flashcore {
 

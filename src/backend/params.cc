@@ -1,4 +1,4 @@
-#include "backend/backend.h"
+#include "backend/params.h"
 
 #include <algorithm>
 #include <bit>
@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "backend/backend.h"
 #include "core/numeric.h"
 #include "core/softcap.h"
 

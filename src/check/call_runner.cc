@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "backend/params.h"
 #include "core/error.h"
 #include "verify/inputs/case_memory.h"
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "backend/backend.h"
+#include "backend/params.h"
 #include "core/seq_info.h"
 #include "core/sm90_traits.h"
 #include "plan/planner.h"

@@ -6,7 +6,11 @@
 #include <new>
 
 #include "backend/backend.h"
+#include "core/append.h"
+#include "core/combine.h"
 #include "core/error.h"
+#include "core/params.h"
+#include "core/quantize.h"
 #include "core/seq_info.h"
 #include "cpu/append.h"
 #include "cpu/combine.h"

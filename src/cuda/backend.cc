@@ -8,7 +8,11 @@
 #include <optional>
 
 #include "backend/backend.h"
+#include "backend/params.h"
+#include "core/append.h"
 #include "core/cluster_buffer.h"
+#include "core/combine.h"
+#include "core/quantize.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
 #include "cuda/registry.h"

@@ -1,6 +1,7 @@
 #include "cuda/sm90/make_params.h"
 
 #include "backend/backend.h"
+#include "backend/params.h"
 #include "core/error.h"
 #include "cuda/sm90/tensor_map.h"
 

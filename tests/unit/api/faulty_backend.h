@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "backend/backend.h"
+#include "core/combine.h"
 
 namespace flashcore::test {
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "backend/params.h"
 #include "core/sm90_traits.h"
 #include "flashcore/flashcore.h"
 #include "plan/planner.h"
