@@ -6,6 +6,7 @@
 
 #include "core/softcap.h"
 #include "plan/planner.h"
+#include "plan/problem_line.h"
 
 namespace flashcore {
 namespace {
@@ -20,41 +21,6 @@ namespace {
 }
 
 using ll = long long;
-
-/// The types of q, k and v.
-std::string storage_words(const Problem& p) {
-  if (p.q.dtype == p.k.dtype && p.q.dtype == p.v.dtype) return to_string(p.q.dtype);
-  std::string text;
-  append(text, "q %s k %s v %s", to_string(p.q.dtype), to_string(p.k.dtype), to_string(p.v.dtype));
-  return text;
-}
-
-std::string problem_line(const Problem& p) {
-  std::string text;
-  append(text,
-         "%s  batch %lld  q_heads %lld  kv_heads %lld  q_len %lld  kv_len %lld  head_dim %lld",
-         storage_words(p).c_str(), ll{p.batch}, ll{p.q_heads}, ll{p.kv_heads}, ll{p.q_len},
-         ll{p.kv_len}, ll{p.head_dim});
-  if (p.v_dim != p.head_dim) append(text, "  v_dim %lld", ll{p.v_dim});
-  const Options& o = p.options;
-  if (o.causal) text += "  causal";
-  if (o.window_left >= 0 || o.window_right >= 0) {
-    append(text, "  window (%lld, %lld)", ll{o.window_left}, ll{o.window_right});
-  }
-  if (o.softcap > 0) append(text, "  softcap %g", o.softcap);
-  if (p.alibi_slopes.given()) text += "  ALiBi";
-  if (p.bias.given()) text += "  bias";
-  if (p.mask.given()) text += "  mask";
-  if (p.sinks.given()) text += "  sinks";
-  if (p.q_varlen || p.kv_varlen || p.seqused_k.given()) text += "  variable lengths";
-  if (p.page_size > 0) append(text, "  pages of %lld keys", ll{p.page_size});
-  if (p.q_start.given() || p.k_start.given()) text += "  given positions";
-  if (p.lse.given()) text += "  LSE";
-  if (o.partial) text += "  partial";
-  if (o.reproducibility == Reproducibility::batch_invariant) text += "  batch-invariant";
-  if (o.checked) text += "  checked";
-  return text;
-}
 
 std::string device_line(const DeviceInfo& d) {
   std::string text = d.name;

@@ -20,26 +20,26 @@ std::int32_t alignment(const TensorView& t, const Layout& layout) noexcept {
   return static_cast<std::int32_t>(bits & (~bits + 1));
 }
 
-/// What a form looks like: its axes by place and by name.
-struct FormInfo {
+/// The axes of a layout, by index and by name.
+struct LayoutInfo {
   int rank;
   Axes axes;
   const char* shape;
   const char* names[3];  // of the axes before the last
 };
 
-const FormInfo& info_of(KvLayout form) noexcept {
-  static constexpr FormInfo kFixed = {
+const LayoutInfo& info_of(KvLayout layout) noexcept {
+  static constexpr LayoutInfo kDense = {
       4, {0, 1, 2, 3}, "[batch, kv_heads, kv_len, head_dim]", {"batch", "kv_heads", "kv_len"}};
-  static constexpr FormInfo kPacked = {3,
-                                       {-1, 1, 0, 2},
-                                       "[total_k, kv_heads, head_dim] (with cu_seqlens_k)",
-                                       {"total_k", "kv_heads", nullptr}};
-  static constexpr FormInfo kPaged = {4,
-                                      {0, 2, 1, 3},
-                                      "[pages, page_size, kv_heads, head_dim] (with block_table)",
-                                      {"pages", "page_size", "kv_heads"}};
-  return form == KvLayout::fixed ? kFixed : form == KvLayout::packed ? kPacked : kPaged;
+  static constexpr LayoutInfo kVarlen = {3,
+                                         {-1, 1, 0, 2},
+                                         "[total_k, kv_heads, head_dim] (with cu_seqlens_k)",
+                                         {"total_k", "kv_heads", nullptr}};
+  static constexpr LayoutInfo kPaged = {4,
+                                        {0, 2, 1, 3},
+                                        "[pages, page_size, kv_heads, head_dim] (with block_table)",
+                                        {"pages", "page_size", "kv_heads"}};
+  return layout == KvLayout::dense ? kDense : layout == KvLayout::varlen ? kVarlen : kPaged;
 }
 
 Status describe_pages(const TensorView& k, const TensorView& block_table, std::int64_t batch,
@@ -51,8 +51,8 @@ Status describe_pages(const TensorView& k, const TensorView& block_table, std::i
   const std::int64_t max_pages = block_table.shape[1];
   if (max_pages > 1 && block_table.strides[1] != 1) {
     return invalid_argument(
-        "block_table: stride 1 is %lld; a sequence's page ids must be contiguous (its rows may lie "
-        "apart)",
+        "block_table: stride 1 is %lld; the page ids of a sequence must be contiguous (rows may be "
+        "strided)",
         ll{block_table.strides[1]});
   }
   shape.pages = k.shape[0];
@@ -63,7 +63,7 @@ Status describe_pages(const TensorView& k, const TensorView& block_table, std::i
   }
   if (shape.pages == 0 && max_pages > 0) {
     return invalid_argument(
-        "k: has no page, but block_table has %lld columns; without pages it must have 0",
+        "k: has no pages, but block_table has %lld columns; without pages it must have 0",
         ll{max_pages});
   }
   shape.kv_len = max_pages * shape.page_size;
@@ -76,30 +76,30 @@ Status describe_pages(const TensorView& k, const TensorView& block_table, std::i
 Layout layout_of(const TensorView& t, const Axes& axes) noexcept {
   Layout layout;
   layout.dtype = t.dtype;
-  // The stride of an axis, 0 where it cannot matter.
+  // The stride of an axis; 0 if the axis has at most one index.
   const auto at = [&](int axis) {
     return axis < 0 || t.shape[axis] <= 1 ? std::int64_t{0} : t.strides[axis];
   };
   layout.batch = at(axes.batch);
   layout.head = at(axes.head);
   layout.row = at(axes.row);
-  // A single column is contiguous whatever its stride says.
+  // A single column counts as contiguous, whatever its stride.
   layout.column = axes.column < 0 ? 0 : t.shape[axes.column] > 1 ? t.strides[axes.column] : 1;
   layout.alignment_bytes = alignment(t, layout);
   return layout;
 }
 
 Status parse_kv(const TensorView& k, const TensorView& v, const TensorView& block_table,
-                KvLayout form, std::int64_t batch, const char* whose, KvShape& shape) noexcept {
-  const FormInfo& info = info_of(form);
+                KvLayout layout, std::int64_t batch, const char* whose, KvShape& shape) noexcept {
+  const LayoutInfo& info = info_of(layout);
   FLASHCORE_RETURN_IF_ERROR(check_rank("k", k, info.rank, info.shape));
   FLASHCORE_RETURN_IF_ERROR(check_rank("v", v, info.rank, info.shape));
-  switch (form) {
-    case KvLayout::fixed:
+  switch (layout) {
+    case KvLayout::dense:
       FLASHCORE_RETURN_IF_ERROR(check_extent("k", "batch", k.shape[0], batch, whose));
       shape.kv_len = k.shape[2];
       break;
-    case KvLayout::packed:
+    case KvLayout::varlen:
       shape.total_k = k.shape[0];
       shape.kv_len = shape.total_k;
       break;

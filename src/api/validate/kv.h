@@ -1,4 +1,4 @@
-// From a strided tensor to the Layout a Problem keeps, and K and V in all their forms.
+// Layouts of strided tensors, and K and V in all their layouts.
 #pragma once
 
 #include "flashcore/problem.h"
@@ -14,8 +14,8 @@ Layout layout_of(const TensorView& t, const Axes& axes) noexcept;
 
 /// How K and V are addressed.
 enum class KvLayout {
-  fixed,   // [batch, kv_heads, kv_len, dim]
-  packed,  // [total_k, kv_heads, dim], cu_seqlens_k
+  dense,   // [batch, kv_heads, kv_len, dim]
+  varlen,  // [total_k, kv_heads, dim], cu_seqlens_k
   paged,   // [pages, page_size, kv_heads, dim], block_table
 };
 
@@ -23,14 +23,14 @@ struct KvShape {
   std::int64_t kv_heads = 0;
   std::int64_t kv_len = 0;  ///< capacity of a sequence
   std::int64_t head_dim = 0, v_dim = 0;
-  std::int64_t total_k = 0;               ///< packed
+  std::int64_t total_k = 0;               ///< varlen
   std::int64_t page_size = 0, pages = 0;  ///< paged
   Layout k, v, block_table;
 };
 
-/// Checks shapes, strides and types of k, v and block_table against each other and against
-/// `batch`, which `whose` has. dtype and device are the caller's to compare.
+/// Checks shapes and strides of k, v and block_table against each other and against `batch`, the
+/// batch size of the tensor `whose`. The caller compares types and devices.
 Status parse_kv(const TensorView& k, const TensorView& v, const TensorView& block_table,
-                KvLayout form, std::int64_t batch, const char* whose, KvShape& shape) noexcept;
+                KvLayout layout, std::int64_t batch, const char* whose, KvShape& shape) noexcept;
 
 }  // namespace flashcore

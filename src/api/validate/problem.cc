@@ -3,40 +3,43 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "api/validate/kv.h"
 #include "api/validate/quant.h"
 #include "api/validate/tensor.h"
 #include "core/error.h"
-#include "core/params.h"
 
 namespace flashcore {
 namespace {
 
 constexpr std::int64_t kMaxHeadDim = 576;
-constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;  // so that positions fit 32 bits
+constexpr std::int64_t kMaxLength = std::int64_t{1} << 30;  // positions fit 32 bits
 
 using ll = long long;
 
-/// k and v, packed, paged or neither.
+/// The type of LSEs and of partial results.
+DType wide_type(DType dtype) noexcept { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+/// k and v: dense, varlen or paged.
 Status describe_keys(const Tensors& t, Problem& p) noexcept {
   if (p.kv_varlen && t.block_table.given()) {
     return invalid_argument(
-        "block_table: given together with cu_seqlens_k; k and v are either paged or packed "
-        "(lengths "
-        "of paged sequences are seqused_k)");
+        "block_table: given together with cu_seqlens_k; k and v are either paged or varlen (the "
+        "lengths of paged sequences are seqused_k)");
   }
   if (p.kv_varlen) {
     FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_k", t.cu_seqlens_k, 1, "[batch + 1]"));
     FLASHCORE_RETURN_IF_ERROR(check_extent("cu_seqlens_k", "length - 1",
                                            t.cu_seqlens_k.shape[0] - 1, p.batch, "q's batch"));
   }
-  const KvLayout form = p.kv_varlen             ? KvLayout::packed
-                        : t.block_table.given() ? KvLayout::paged
-                                                : KvLayout::fixed;
+  const KvLayout layout = p.kv_varlen             ? KvLayout::varlen
+                          : t.block_table.given() ? KvLayout::paged
+                                                  : KvLayout::dense;
   KvShape kv;
-  FLASHCORE_RETURN_IF_ERROR(parse_kv(t.k, t.v, t.block_table, form, p.batch, "q", kv));
+  FLASHCORE_RETURN_IF_ERROR(parse_kv(t.k, t.v, t.block_table, layout, p.batch, "q", kv));
   FLASHCORE_RETURN_IF_ERROR(check_extent("k", "head_dim", kv.head_dim, p.head_dim, "q"));
   p.kv_heads = kv.kv_heads;
   p.kv_len = kv.kv_len;
@@ -50,7 +53,7 @@ Status describe_keys(const Tensors& t, Problem& p) noexcept {
   return {};
 }
 
-/// q, k, v and out: shapes, and from them the problem's sizes.
+/// Checks the shapes of q, k, v and out and derives the problem's sizes.
 Status describe_main(const Tensors& t, Problem& p) noexcept {
   p.device = t.q.device;
   p.q_varlen = t.cu_seqlens_q.given();
@@ -80,9 +83,9 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
   FLASHCORE_RETURN_IF_ERROR(describe_keys(t, p));
   FLASHCORE_RETURN_IF_ERROR(check_rank("out", t.out, t.q.rank, "like q"));
   for (int i = 0; i + 1 < t.out.rank; ++i) {
-    static constexpr const char* kPacked[] = {"total_q", "q_heads"};
-    static constexpr const char* kFixed[] = {"batch", "q_heads", "q_len"};
-    FLASHCORE_RETURN_IF_ERROR(check_extent("out", p.q_varlen ? kPacked[i] : kFixed[i],
+    static constexpr const char* kVarlen[] = {"total_q", "q_heads"};
+    static constexpr const char* kDense[] = {"batch", "q_heads", "q_len"};
+    FLASHCORE_RETURN_IF_ERROR(check_extent("out", p.q_varlen ? kVarlen[i] : kDense[i],
                                            t.out.shape[i], t.q.shape[i], "q"));
   }
   FLASHCORE_RETURN_IF_ERROR(
@@ -103,10 +106,10 @@ Status describe_main(const Tensors& t, Problem& p) noexcept {
   return {};
 }
 
-/// Scores are computed in f32: what scale and softcap become there must be numbers of f32 too.
+/// Scores are computed in f32, so scale, softcap and their quotient must be normal f32 numbers.
 Status check_f32_factors(double scale, double softcap) noexcept {
-  constexpr double kSmallest = 1e-30,
-                   kLargest = 1e30;  // products with log2(e) and 2 fit beside them
+  // Leaves room for factors of log2(e) and 2.
+  constexpr double kSmallest = 1e-30, kLargest = 1e30;
   if (std::abs(scale) > kLargest) {
     return invalid_argument("scale is %g; scores are computed in f32, wanted at most %g", scale,
                             kLargest);
@@ -125,32 +128,50 @@ Status check_f32_factors(double scale, double softcap) noexcept {
   return {};
 }
 
+// One range check per option type of options.def.
+Status check_number(const char* name, std::int64_t value, std::int64_t least,
+                    const char* wanted) noexcept {
+  if (value >= least) return {};
+  return invalid_argument("%s is %lld; wanted %s", name, ll{value}, wanted);
+}
+
+Status check_number(const char* name, double value, double least, const char* wanted) noexcept {
+  if (std::isfinite(value) && value >= least) return {};
+  return invalid_argument("%s is %g; wanted %s", name, value, wanted);
+}
+
+Status check_number(const char* name, const std::optional<double>& value,
+                    const char* wanted) noexcept {
+  if (!value.has_value() || std::isfinite(*value)) return {};
+  return invalid_argument("%s is %g; wanted %s", name, *value, wanted);
+}
+
+Status check_ranges(const Options& o) noexcept {
+#define FLASHCORE_CHECK_flag(name, least, wanted) Status()
+#define FLASHCORE_CHECK_choice(name, least, wanted) Status()
+#define FLASHCORE_CHECK_text(name, least, wanted) Status()
+#define FLASHCORE_CHECK_optional_f64(name, least, wanted) check_number(#name, o.name, wanted)
+#define FLASHCORE_CHECK_f64(name, least, wanted) check_number(#name, o.name, double{least}, wanted)
+#define FLASHCORE_CHECK_window(name, least, wanted) \
+  check_number(#name, o.name, std::int64_t{least}, wanted)
+#define FLASHCORE_CHECK_i64(name, least, wanted) \
+  check_number(#name, o.name, std::int64_t{least}, wanted)
+#define FLASHCORE_CHECK_i32(name, least, wanted) \
+  check_number(#name, std::int64_t{o.name}, std::int64_t{least}, wanted)
+#define FLASHCORE_OPTION(name, type, initial, least, wanted, role, word, doc) \
+  FLASHCORE_RETURN_IF_ERROR(FLASHCORE_CHECK_##type(name, least, wanted));
+#include "api/options.def"
+  return {};
+}
+
 Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept {
   p.options = o;
-  for (const auto& [name, side] :
-       {std::pair{"window_left", o.window_left}, {"window_right", o.window_right}}) {
-    if (side < -1) {
-      return invalid_argument("%s is %lld; wanted -1 (no limit) or a number of keys", name,
-                              ll{side});
-    }
-  }
+  FLASHCORE_RETURN_IF_ERROR(check_ranges(o));
   p.scale = o.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.head_dim)));
-  if (!std::isfinite(p.scale)) return invalid_argument("scale is %g; it must be finite", p.scale);
-  if (!std::isfinite(o.softcap) || o.softcap < 0) {
-    return invalid_argument("softcap is %g; wanted 0 (none) or a positive number", o.softcap);
-  }
   if (p.dtype != DType::f64) FLASHCORE_RETURN_IF_ERROR(check_f32_factors(p.scale, o.softcap));
-  if (o.num_splits < 0) {
-    return invalid_argument("num_splits is %d; wanted 0 (the planner chooses) or more",
-                            o.num_splits);
-  }
   if (o.reproducibility == Reproducibility::batch_invariant && o.num_splits > 1) {
     return invalid_argument(
         "num_splits is %d; a batch-invariant plan fixes its own splits, wanted 0", o.num_splits);
-  }
-  for (const auto& [name, longest] :
-       {std::pair{"max_q_len", o.max_q_len}, {"max_kv_len", o.max_kv_len}}) {
-    if (longest < 0) return invalid_argument("%s is %lld; wanted 0 or more", name, ll{longest});
   }
   if (p.q_varlen && o.max_q_len > 0) p.q_len = std::min(p.q_len, o.max_q_len);
   if (p.kv_varlen && o.max_kv_len > 0) p.kv_len = std::min(p.kv_len, o.max_kv_len);
@@ -159,8 +180,8 @@ Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept
       return unsupported("%s is %lld; at most %lld is supported", name, ll{length}, ll{kMaxLength});
     }
   }
-  const DType wide = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   if (o.partial) {
+    const DType wide = wide_type(p.dtype);
     FLASHCORE_RETURN_IF_ERROR(check_dtype("out (partial)", t.out.dtype, wide, wide));
     if (!t.lse.given()) {
       return invalid_argument("lse: not given; a partial result needs it for merge()");
@@ -203,23 +224,46 @@ Status check_cu_seqlens(const char* name, const TensorView& t) noexcept {
   return {};
 }
 
-Status describe_optional(const Tensors& t, Problem& p) noexcept {
-  const DType wide = p.dtype == DType::f64 ? DType::f64 : DType::f32;
-  if (t.lse.given()) {
-    if (p.q_varlen) {
-      FLASHCORE_RETURN_IF_ERROR(check_rank("lse", t.lse, 2, "[q_heads, total_q]"));
-      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", t.lse.shape[0], p.q_heads, "q"));
-      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "total_q", t.lse.shape[1], p.total_q, "q"));
-      p.lse = layout_of(t.lse, {-1, 0, 1, -1});
-    } else {
-      FLASHCORE_RETURN_IF_ERROR(check_rank("lse", t.lse, 3, "[batch, q_heads, q_len]"));
-      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "batch", t.lse.shape[0], p.batch, "q"));
-      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", t.lse.shape[1], p.q_heads, "q"));
-      FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_len", t.lse.shape[2], p.q_len, "q"));
-      p.lse = layout_of(t.lse, {0, 1, 2, -1});
-    }
-    FLASHCORE_RETURN_IF_ERROR(check_dtype("lse", t.lse.dtype, wide, wide));
+Status describe_lse(const TensorView& lse, Problem& p) noexcept {
+  if (p.q_varlen) {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("lse", lse, 2, "[q_heads, total_q]"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", lse.shape[0], p.q_heads, "q"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "total_q", lse.shape[1], p.total_q, "q"));
+    p.lse = layout_of(lse, {-1, 0, 1, -1});
+  } else {
+    FLASHCORE_RETURN_IF_ERROR(check_rank("lse", lse, 3, "[batch, q_heads, q_len]"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "batch", lse.shape[0], p.batch, "q"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_heads", lse.shape[1], p.q_heads, "q"));
+    FLASHCORE_RETURN_IF_ERROR(check_extent("lse", "q_len", lse.shape[2], p.q_len, "q"));
+    p.lse = layout_of(lse, {0, 1, 2, -1});
   }
+  return check_dtype("lse", lse.dtype, wide_type(p.dtype), wide_type(p.dtype));
+}
+
+Status describe_alibi(const TensorView& slopes, Problem& p) noexcept {
+  const int rank = slopes.rank == 2 ? 2 : 1;
+  FLASHCORE_RETURN_IF_ERROR(
+      check_rank("alibi_slopes", slopes, rank, "[q_heads] or [batch, q_heads]"));
+  if (rank == 2) {
+    FLASHCORE_RETURN_IF_ERROR(check_extent("alibi_slopes", "batch", slopes.shape[0], p.batch, "q"));
+  }
+  FLASHCORE_RETURN_IF_ERROR(
+      check_extent("alibi_slopes", "q_heads", slopes.shape[rank - 1], p.q_heads, "q"));
+  FLASHCORE_RETURN_IF_ERROR(check_dtype("alibi_slopes", slopes.dtype, DType::f32, DType::f32));
+  p.alibi_slopes = layout_of(slopes, {rank == 2 ? 0 : -1, rank - 1, -1, -1});
+  return {};
+}
+
+Status describe_sinks(const TensorView& sinks, Problem& p) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_rank("sinks", sinks, 1, "[q_heads]"));
+  FLASHCORE_RETURN_IF_ERROR(check_extent("sinks", "length", sinks.shape[0], p.q_heads, "q"));
+  FLASHCORE_RETURN_IF_ERROR(check_dtype("sinks", sinks.dtype, DType::f32, DType::f32));
+  p.sinks = layout_of(sinks, {-1, 0, -1, -1});
+  return {};
+}
+
+Status describe_optional(const Tensors& t, Problem& p) noexcept {
+  if (t.lse.given()) FLASHCORE_RETURN_IF_ERROR(describe_lse(t.lse, p));
   if (t.bias.given()) {
     FLASHCORE_RETURN_IF_ERROR(describe_score_tensor("bias", t.bias, p, p.bias));
     FLASHCORE_RETURN_IF_ERROR(check_dtype("bias", t.bias.dtype, p.dtype, DType::f32));
@@ -228,24 +272,8 @@ Status describe_optional(const Tensors& t, Problem& p) noexcept {
     FLASHCORE_RETURN_IF_ERROR(describe_score_tensor("mask", t.mask, p, p.mask));
     FLASHCORE_RETURN_IF_ERROR(check_dtype("mask", t.mask.dtype, DType::boolean, DType::boolean));
   }
-  if (t.alibi_slopes.given()) {
-    const TensorView& a = t.alibi_slopes;
-    const int rank = a.rank == 2 ? 2 : 1;
-    FLASHCORE_RETURN_IF_ERROR(check_rank("alibi_slopes", a, rank, "[q_heads] or [batch, q_heads]"));
-    if (rank == 2) {
-      FLASHCORE_RETURN_IF_ERROR(check_extent("alibi_slopes", "batch", a.shape[0], p.batch, "q"));
-    }
-    FLASHCORE_RETURN_IF_ERROR(
-        check_extent("alibi_slopes", "q_heads", a.shape[rank - 1], p.q_heads, "q"));
-    FLASHCORE_RETURN_IF_ERROR(check_dtype("alibi_slopes", a.dtype, DType::f32, DType::f32));
-    p.alibi_slopes = layout_of(a, {rank == 2 ? 0 : -1, rank - 1, -1, -1});
-  }
-  if (t.sinks.given()) {
-    FLASHCORE_RETURN_IF_ERROR(check_rank("sinks", t.sinks, 1, "[q_heads]"));
-    FLASHCORE_RETURN_IF_ERROR(check_extent("sinks", "length", t.sinks.shape[0], p.q_heads, "q"));
-    FLASHCORE_RETURN_IF_ERROR(check_dtype("sinks", t.sinks.dtype, DType::f32, DType::f32));
-    p.sinks = layout_of(t.sinks, {-1, 0, -1, -1});
-  }
+  if (t.alibi_slopes.given()) FLASHCORE_RETURN_IF_ERROR(describe_alibi(t.alibi_slopes, p));
+  if (t.sinks.given()) FLASHCORE_RETURN_IF_ERROR(describe_sinks(t.sinks, p));
   if (p.q_varlen) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q));
   if (p.kv_varlen) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_k", t.cu_seqlens_k));
   if (t.seqused_k.given()) {
@@ -272,45 +300,39 @@ Result<Problem> describe(const Tensors& tensors, const Options& options) noexcep
 }
 
 Status check_memory(const Tensors& t) noexcept {
-  const NamedView inputs[] = {{"q", &t.q},
-                              {"k", &t.k},
-                              {"v", &t.v},
-                              {"bias", &t.bias},
-                              {"mask", &t.mask},
-                              {"alibi_slopes", &t.alibi_slopes},
-                              {"sinks", &t.sinks},
-                              {"cu_seqlens_q", &t.cu_seqlens_q},
-                              {"cu_seqlens_k", &t.cu_seqlens_k},
-                              {"seqused_k", &t.seqused_k},
-                              {"block_table", &t.block_table},
-                              {"q_start", &t.q_start},
-                              {"k_start", &t.k_start},
-                              {"q_scale", &t.q_scale},
-                              {"k_scale", &t.k_scale},
-                              {"v_scale", &t.v_scale}};
+#define FLASHCORE_INPUT_main(name) {#name, &t.name},
+#define FLASHCORE_INPUT_optional(name) {#name, &t.name},
+#define FLASHCORE_INPUT_offsets(name) {#name, &t.name},
+#define FLASHCORE_INPUT_scale(name) {#name, &t.name},
+#define FLASHCORE_INPUT_output(name)
+#define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) FLASHCORE_INPUT_##role(name)
+  const NamedView inputs[] = {
+#include "api/options.def"
+  };
   const NamedView outputs[] = {{"out", &t.out}, {"lse", &t.lse}};
-  for (const auto& [name, view] : inputs) {
-    if (!view->given()) continue;
-    FLASHCORE_RETURN_IF_ERROR(check_device(name, view->device, t.q.device));
-    FLASHCORE_RETURN_IF_ERROR(check_pointer(name, *view));
-  }
-  for (const auto& [name, view] : outputs) {
-    if (!view->given()) continue;
-    FLASHCORE_RETURN_IF_ERROR(check_device(name, view->device, t.q.device));
-    FLASHCORE_RETURN_IF_ERROR(check_pointer(name, *view));
+  for (const std::span<const NamedView> views : {std::span<const NamedView>(inputs), {outputs}}) {
+    for (const auto& [name, view] : views) {
+      if (!view->given()) continue;
+      FLASHCORE_RETURN_IF_ERROR(check_device(name, view->device, t.q.device));
+      FLASHCORE_RETURN_IF_ERROR(check_pointer(name, *view));
+    }
   }
   return check_outputs(outputs, inputs);
 }
 
 Status check_against_plan(const Problem& planned, const Problem& given) noexcept {
   if (planned == given) return {};
-  // Another buffer may be better aligned than the one planned for; that changes nothing.
+  // A buffer may be better aligned than the planned one.
   Problem adjusted = given;
-  for (Layout Problem::*layout :
-       {&Problem::q, &Problem::k, &Problem::v, &Problem::out, &Problem::lse, &Problem::bias,
-        &Problem::mask, &Problem::alibi_slopes, &Problem::sinks, &Problem::seqused_k,
-        &Problem::q_start, &Problem::k_start, &Problem::block_table, &Problem::q_scale,
-        &Problem::k_scale, &Problem::v_scale}) {
+#define FLASHCORE_LAYOUT_main(name) &Problem::name,
+#define FLASHCORE_LAYOUT_output(name) &Problem::name,
+#define FLASHCORE_LAYOUT_optional(name) &Problem::name,
+#define FLASHCORE_LAYOUT_scale(name) &Problem::name,
+#define FLASHCORE_LAYOUT_offsets(name)
+#define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) FLASHCORE_LAYOUT_##role(name)
+  for (Layout Problem::*layout : {
+#include "api/options.def"
+       }) {
     if ((adjusted.*layout).alignment_bytes > (planned.*layout).alignment_bytes) {
       (adjusted.*layout).alignment_bytes = (planned.*layout).alignment_bytes;
     }

@@ -12,24 +12,15 @@ constexpr std::size_t kAlignment = 256;
 }  // namespace
 
 std::vector<TensorView*> views_of(Tensors& t) {
-  return {&t.q,
-          &t.k,
-          &t.v,
-          &t.bias,
-          &t.mask,
-          &t.alibi_slopes,
-          &t.sinks,
-          &t.cu_seqlens_q,
-          &t.cu_seqlens_k,
-          &t.seqused_k,
-          &t.block_table,
-          &t.q_start,
-          &t.k_start,
-          &t.q_scale,
-          &t.k_scale,
-          &t.v_scale,
-          &t.out,
-          &t.lse};
+#define FLASHCORE_VIEW_main(name) &t.name,
+#define FLASHCORE_VIEW_optional(name) &t.name,
+#define FLASHCORE_VIEW_offsets(name) &t.name,
+#define FLASHCORE_VIEW_scale(name) &t.name,
+#define FLASHCORE_VIEW_output(name)
+#define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) FLASHCORE_VIEW_##role(name)
+  return {
+#include "api/options.def"
+      &t.out, &t.lse};
 }
 
 Tensors moved(Tensors tensors, const void* from, void* to, Device device) {

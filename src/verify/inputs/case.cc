@@ -199,18 +199,23 @@ std::vector<std::string> features(const CaseSpec& s) {
     if (used) names.emplace_back(name);
   };
   const Options& o = s.options;
-  add(o.causal, "causal");
-  add(o.window_left >= 0, "window_left");
-  add(o.window_right >= 0, "window_right");
-  add(o.scale.has_value(), "scale");
-  add(o.softcap > 0, "softcap");
+#define FLASHCORE_COVER_flag(name) add(o.name, #name);
+#define FLASHCORE_COVER_window(name) add(o.name >= 0, #name);
+#define FLASHCORE_COVER_f64(name) add(o.name != 0, #name);
+#define FLASHCORE_COVER_optional_f64(name) add(o.name.has_value(), #name);
+#define FLASHCORE_COVER_i64(name)
+#define FLASHCORE_COVER_i32(name)
+#define FLASHCORE_COVER_choice(name)
+#define FLASHCORE_COVER_text(name)
+#define FLASHCORE_OPTION(name, type, initial, least, wanted, role, word, doc) \
+  FLASHCORE_COVER_##type(name)
+#include "api/options.def"
   add(s.alibi == 1, "alibi");
   add(s.alibi == 2, "alibi_per_batch");
   add(s.bias.given, "bias");
   add(s.mask.given, "mask");
   add(s.sinks, "sinks");
   add(s.lse, "lse");
-  add(o.partial, "partial");
   add(o.num_splits > 1, "splits");
   add(s.q_varlen, "cu_seqlens_q");
   add(s.kv_varlen, "cu_seqlens_k");
@@ -223,7 +228,6 @@ std::vector<std::string> features(const CaseSpec& s) {
   add(s.v_dim != s.head_dim, "v_dim");
   add(s.out_f32, "out_f32");
   add(o.reproducibility == Reproducibility::batch_invariant, "batch_invariant");
-  add(o.checked, "checked");
   const auto arranged = [&](MemoryLayout a) {
     return s.q_arrangement == a || s.k_arrangement == a || s.v_arrangement == a ||
            s.out_arrangement == a;
