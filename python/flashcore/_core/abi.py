@@ -1,4 +1,4 @@
-"""The structs of include/flashcore/flashcore.h, field by field.
+"""The structs of include/flashcore/flashcore.h and bindings/python/fastcall.h, field by field.
 
 tests/python/test_abi.py compares every size and offset with those of a C compiler.
 """
@@ -7,6 +7,9 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8
 from ctypes import c_uint16, c_uint64, c_void_p
+from typing import Any
+
+from flashcore._core.options_table import PARAMS
 
 OK, INVALID_ARGUMENT, UNSUPPORTED, OUT_OF_MEMORY, CUDA_ERROR, INTERNAL, CANCELLED = range(7)
 CPU, CUDA = 1, 2
@@ -59,50 +62,20 @@ class Tensor(ctypes.Structure):
     ]
 
 
+_C_TYPES: dict[str, Any] = {
+    "size_t": c_size_t,
+    "int32_t": c_int32,
+    "int64_t": c_int64,
+    "double": c_double,
+    "const char*": c_char_p,
+    "void*": c_void_p,
+    "const int32_t*": c_void_p,
+    "const flashcore_tensor*": POINTER(Tensor),
+}
+
+
 class Params(ctypes.Structure):
-    _fields_ = [
-        ("struct_size", c_size_t),
-        ("q", POINTER(Tensor)),
-        ("k", POINTER(Tensor)),
-        ("v", POINTER(Tensor)),
-        ("out", POINTER(Tensor)),
-        ("lse", POINTER(Tensor)),
-        ("bias", POINTER(Tensor)),
-        ("mask", POINTER(Tensor)),
-        ("alibi_slopes", POINTER(Tensor)),
-        ("sinks", POINTER(Tensor)),
-        ("cu_seqlens_q", POINTER(Tensor)),
-        ("cu_seqlens_k", POINTER(Tensor)),
-        ("used_k", POINTER(Tensor)),
-        ("block_table", POINTER(Tensor)),
-        ("q_start", POINTER(Tensor)),
-        ("k_start", POINTER(Tensor)),
-        ("window_left", c_int64),
-        ("window_right", c_int64),
-        ("max_q_len", c_int64),
-        ("max_kv_len", c_int64),
-        ("scale", c_double),
-        ("softcap", c_double),
-        ("has_scale", c_int32),
-        ("causal", c_int32),
-        ("partial", c_int32),
-        ("checked", c_int32),
-        ("num_splits", c_int32),
-        ("reproducibility", c_int32),
-        ("threads", c_int32),
-        ("layout", c_int32),
-        ("kernel", c_char_p),
-        ("workspace", c_void_p),
-        ("workspace_bytes", c_size_t),
-        ("stream", c_void_p),
-        ("q_scale", POINTER(Tensor)),
-        ("k_scale", POINTER(Tensor)),
-        ("v_scale", POINTER(Tensor)),
-        ("q_scale_block", c_int64),
-        ("kv_scale_block", c_int64),
-        ("workspace_header", c_void_p),
-        ("cancel", c_void_p),
-    ]
+    _fields_ = [(name, _C_TYPES[kind]) for name, kind in PARAMS]
 
 
 class RawParams(ctypes.Structure):

@@ -12,7 +12,7 @@ from typing import Any
 from flashcore._core import abi, fastcall
 from flashcore._core.arrays import TensorDesc, adapter_of, read_descriptor
 from flashcore._core.library import exception, library, runs_handlers
-from flashcore._core.options import LAYOUTS, REPRODUCIBILITY, Given, Options, python_name
+from flashcore._core.options import OPTIONS, Given, Options, python_name, set_options
 
 MAX_CALLS = 1024  # per thread; the cache is cleared when it is full
 _ALIGNMENT = 256
@@ -84,7 +84,7 @@ class PreparedCall:
         self._function = library().python_attention
         interruptible = thread_state.interruptible
         self._arguments = ctypes.byref(self.params), ctypes.byref(self._error), interruptible
-        self._set_options(*options)
+        self._set_options(options)
         fields = ("q", "k", "v", "out", *(("lse",) if self.wants_lse else ()), *names)
         self.run_fast: Callable[..., int] = fastcall.unavailable
         self.run_new: Callable[[Any, Any, Any], Any] | None = None
@@ -95,20 +95,12 @@ class PreparedCall:
             if len(fields) == 4 and not self.must_wait:
                 self.run_new = self._fast.new
 
-    def _set_options(self, causal: bool, window: tuple[int, int], scale: float | None, softcap: float,
-                     layout: str, num_splits: int, reproducibility: str, return_lse: bool,
-                     max_q_len: int, max_kv_len: int, partial: bool, checked: bool,
-                     kernel: str | None) -> None:
-        p = self.params
-        p.causal, p.partial, p.checked = causal, partial, checked
-        p.window_left, p.window_right = window
-        p.has_scale, p.scale = scale is not None, 0.0 if scale is None else scale
-        p.softcap, p.num_splits = softcap, num_splits
-        p.max_q_len, p.max_kv_len = max_q_len, max_kv_len
-        p.layout, p.reproducibility = LAYOUTS[layout], REPRODUCIBILITY[reproducibility]
-        p.kernel = None if kernel is None else kernel.encode()
-        self.must_wait = checked
-        self.wants_lse = return_lse or partial
+    def _set_options(self, options: Options) -> None:
+        set_options(self.params, *options)
+        given = dict(zip(OPTIONS, options))
+        partial = given["partial"]
+        self.must_wait = given["checked"]
+        self.wants_lse = given["return_lse"] or partial
         self.wide_out = partial
 
     def describe(self, adapter: Any, q: Any, k: Any, v: Any, out: Any, lse: Any,

@@ -6,10 +6,9 @@ from typing import Any
 
 # Text that follows an argument name, but not an English word: "k: ...", "q has 4", "than from;".
 _AS_ARGUMENT = r"(?=[:;,\[)]| is\b| has\b|'s\b)"
-# C argument names -> the names used by every Python call.
-_EVERYWHERE = {"q_scale": "q.scale", "k_scale": "k.scale",
-               "v_scale": "v.scale", "q_scale_block": "q.block_rows",
-               "kv_scale_block": "block_rows"}
+# Argument names of the library -> those of the Python calls.
+_EVERYWHERE = {"q_scale": "q.scale", "k_scale": "k.scale", "v_scale": "v.scale",
+               "q_scale_block": "q.block_rows", "kv_scale_block": "block_rows"}
 
 
 def renamed(text: str, names: Mapping[str, str]) -> str:

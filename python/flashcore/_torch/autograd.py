@@ -2,9 +2,13 @@
 
 import torch
 
+from flashcore._core.options_table import SCORE_OPTIONS
 from flashcore._torch.backward import backward
 from flashcore._torch.kernels import ATTENTION_OPS
 from flashcore._torch.library import DEFAULTS, LIBRARY, TENSORS, op_backward, op_lse
+
+# Score options that backward() knows.
+_KNOWN = ("causal", "window_left", "window_right", "scale", "softcap")
 
 
 def _setup_context(ctx, inputs, keyword_only_inputs, output):
@@ -32,10 +36,12 @@ def _backward(ctx, grad_out, grad_lse=None):
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     wanted = [*wants[:3], count > 3 and wants[3], count > 5 and wants[5]]
-    names = ("causal", "window_left", "window_right", "scale", "softcap", "layout")
+    for name in SCORE_OPTIONS:
+        if name not in _KNOWN and options[name] != DEFAULTS[name]:
+            raise NotImplementedError(f"{name}: gradients with this option are not supported")
     dq, dk, dv, dsinks, dbias = op_backward(
         grad_out, grad_lse, q, k, v, out, lse, *tensors,
-        **{name: options[name] for name in names}, partial=options.get("partial", False),
+        **{name: options[name] for name in (*_KNOWN, "layout")}, partial=options.get("partial", False),
         wanted=wanted)
     grads = [dq, dk, dv, dsinks, None, dbias] + [None] * (count - 6)
     return tuple(one if want else None for one, want in zip(grads, wants))

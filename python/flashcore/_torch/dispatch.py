@@ -10,7 +10,8 @@ import torch
 from torch.autograd import forward_ad
 
 from flashcore._core.arrays import adapter_of
-from flashcore._core.options import NONE, normalize_options
+from flashcore._core.options import NONE, OPTIONS, normalize_options
+from flashcore._core.options_table import to_schema
 from flashcore._core.scalars import integer
 from flashcore._torch.library import DEFAULTS, TENSORS, op_append, op_lse, op_options, op_short
 
@@ -73,9 +74,8 @@ def attention(q, k, v, options, optional, out):
         q, k, v, *optional = _tensors_of(q, k, v, optional)
         if forward_ad._current_level >= 0:
             _check_tangents((q, k, v, *optional))
-    (causal, window, scale, softcap, layout, num_splits, reproducibility, return_lse, max_q_len,
-     max_kv_len, partial, checked, kernel) = options
-    window_left, window_right = window
+    given = dict(zip(OPTIONS, options))
+    return_lse, partial = given["return_lse"], given["partial"]
     grad = torch.is_grad_enabled() and any(
         isinstance(one, torch.Tensor) and one.requires_grad for one in (q, k, v, *optional))
     if grad and out is not None:
@@ -83,16 +83,13 @@ def attention(q, k, v, options, optional, out):
                          "torch.no_grad()")
     tensors = [torch.full((1,), one, dtype=torch.int32, device=q.device) if isinstance(one, Integral)
                else one for one in optional]
-    options = dict(causal=causal, window_left=window_left, window_right=window_right, scale=scale,
-                   softcap=softcap, layout=layout, num_splits=num_splits,
-                   reproducibility=reproducibility, max_q_len=max_q_len, max_kv_len=max_kv_len,
-                   checked=checked, kernel_id=kernel)
+    options = to_schema(options)
     try:
         if return_lse or partial or grad:  # the backward needs the LSE
             made, lse = op_lse(q, k, v, *tensors, partial=partial, **options)
         elif (all(one is None for one in tensors)
               and {**options, "causal": False, "scale": None} == DEFAULTS):
-            made, lse = op_short(q, k, v, causal=causal, scale=scale), None
+            made, lse = op_short(q, k, v, causal=given["causal"], scale=given["scale"]), None
         else:
             made, lse = op_options(q, k, v, *tensors, **options), None
     except RuntimeError as error:

@@ -9,6 +9,7 @@ from flashcore._core.arrays import adapter_of
 from flashcore._core.call_cache import PreparedCall
 from flashcore._core.execute import run, run_new
 from flashcore._core.options import NONE
+from flashcore._core.options_table import from_schema
 from flashcore._torch.arrays import empty_out
 from flashcore._torch.library import KERNELS, LIBRARY, TENSORS
 from flashcore.cache import run_append
@@ -22,7 +23,7 @@ class _ShortCall(threading.local):
 
     def prepare(self, adapter):
         self.adapter = adapter
-        self.call = PreparedCall(adapter, _options(), ())  # no one else uses it, so it is never busy
+        self.call = PreparedCall(adapter, from_schema(), ())  # no one else uses it, so it is never busy
         self.new = self.call.run_new or (lambda q, k, v: None)
 
 
@@ -47,15 +48,7 @@ def _kernel_lse(q, k, v, *tensors, **options):
 def _run(q, k, v, tensors, options):
     if tensors:
         tensors += (None,) * (len(TENSORS) - len(tensors))
-    return run(adapter_of("q", q), q, k, v, _options(**options), tensors or NONE, None)
-
-
-def _options(causal=False, window_left=-1, window_right=-1, scale=None, softcap=0.0,
-             layout="bhsd", num_splits=0, reproducibility="deterministic", max_q_len=0, max_kv_len=0,
-             checked=False, kernel_id=None, partial=False, return_lse=False):
-    """The op's arguments as options of attention()."""
-    return (causal, (window_left, window_right), scale, softcap, layout, num_splits, reproducibility,
-            return_lse, max_q_len, max_kv_len, partial, checked, kernel_id)
+    return run(adapter_of("q", q), q, k, v, from_schema(**options), tensors or NONE, None)
 
 
 KERNELS.update({"attention": _kernel, "attention.options": _kernel, "attention_lse": _kernel_lse})

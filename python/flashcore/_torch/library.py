@@ -8,15 +8,11 @@ from typing import Any
 
 import torch
 
-from flashcore._core.options import OPTIONAL, python_name
+from flashcore._core.options_table import ARRAYS, SCHEMA
 
-TENSORS = tuple(python_name(name) for name in OPTIONAL)
+TENSORS = tuple(name for _, name in ARRAYS)
 _OPTIONAL_SCHEMA = ", ".join(f"Tensor? {name}=None" for name in TENSORS)
-COMMON_SCHEMA = (
-    f"Tensor q, Tensor k, Tensor v, {_OPTIONAL_SCHEMA}, *, bool causal=False, "
-    "SymInt window_left=-1, SymInt window_right=-1, float? scale=None, float softcap=0.0, "
-    'str layout="bhsd", SymInt num_splits=0, str reproducibility="deterministic", '
-    "SymInt max_q_len=0, SymInt max_kv_len=0, bool checked=False, str? kernel_id=None")
+COMMON_SCHEMA = f"Tensor q, Tensor k, Tensor v, {_OPTIONAL_SCHEMA}, *, {', '.join(SCHEMA)}"
 # torch takes a sixth of a microsecond per argument, even for omitted ones. The usual arguments have
 # their own overload; torch.ops.flashcore.attention(...) selects it.
 SHORT_SCHEMA = "Tensor q, Tensor k, Tensor v, *, bool causal=False, float? scale=None"
