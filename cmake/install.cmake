@@ -24,7 +24,7 @@ set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/flashcore)
 install(EXPORT flashcoreTargets NAMESPACE flashcore:: DESTINATION ${package_dir})
 configure_package_config_file(cmake/flashcoreConfig.cmake.in generated/flashcoreConfig.cmake
   INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)
-# Before 1.0 a minor version may change the ABI.
+# Before 1.0 a minor version may change the C++ API and ABI.
 write_basic_package_version_file(generated/flashcoreConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/generated/flashcoreConfig.cmake

@@ -80,9 +80,10 @@ endif()
 set(objects $<TARGET_OBJECTS:flashcore_objects> ${FLASHCORE_CPU_OBJECTS} ${FLASHCORE_CUDA_OBJECTS})
 
 add_library(flashcore SHARED ${objects})
+# The SOVERSION follows the C ABI, which has not changed since 0.1: C programs of 0.1 keep running
+# (tests/consumer/abi_0_1). C++ programs must be compiled again for each minor version.
 set_target_properties(flashcore PROPERTIES
-  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-  LINKER_LANGUAGE CXX)
+  VERSION ${PROJECT_VERSION} SOVERSION 0.1 LINKER_LANGUAGE CXX)
 add_library(flashcore_static STATIC ${objects})
 set_target_properties(flashcore_static PROPERTIES LINKER_LANGUAGE CXX)
 foreach(library flashcore flashcore_static)

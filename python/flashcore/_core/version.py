@@ -1,3 +1,3 @@
 """Version of the Python files. It equals the version in CMakeLists.txt."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
