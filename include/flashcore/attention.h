@@ -4,17 +4,16 @@
 //   auto plan = flashcore::make_plan(*problem, *flashcore::device_info({}));
 //   flashcore::Workspace workspace{buffer, flashcore::workspace_bytes(*plan)};
 //   flashcore::workspace_init(workspace);            // once per buffer
-//   flashcore::run(*plan, tensors, workspace);       // as often as you like
+//   flashcore::run(*plan, tensors, workspace);       // any number of times
 //
-// run() allocates nothing, synchronises nothing and reads nothing back, so on a GPU it can be
-// captured in a graph. Every function may be called from any thread; one workspace serves one
-// call in flight.
+// run() allocates nothing, does not synchronise and copies nothing to the host, so CUDA graphs can
+// capture it. Every function may be called from any thread. A workspace serves one call at a time.
 //
-// In a graph: initialise the workspace once, before the capture, and capture run() alone. Kernels
-// leave the header zero, so the graph needs no memset: it has a kernel for each call, and one more
-// where the plan's splits are joined by a kernel of their own. Calls captured on one stream follow
-// each other and may share a workspace. Every other stream of the capture, every other graph, and
-// calls outside of graphs need their own.
+// CUDA graphs: initialise the workspace before the capture and capture run() alone. Kernels leave
+// the header zero, so the graph needs no memset. It has one kernel per call, and a second one if
+// the plan combines its splits in a separate kernel. Calls that are captured on one stream may
+// share a workspace. Each other stream of the capture, each other graph, and calls outside of
+// graphs need their own.
 #pragma once
 
 #include <span>
@@ -27,49 +26,49 @@
 
 namespace flashcore {
 
-/// A cudaStream_t; null is the default stream. The CPU ignores it and returns when done.
+/// A cudaStream_t; null: the default stream. CPU calls ignore it and are synchronous.
 using Stream = void*;
 
 struct Workspace {
   void* data = nullptr;  ///< 256-byte aligned, on the problem's device
   std::size_t bytes = 0;
   Device device{};
-  /// Null: data begins with the header. Or kWorkspaceHeaderBytes elsewhere, 256-byte aligned, on
-  /// the same GPU: data is then what follows the header, workspace_bytes(plan) -
-  /// kWorkspaceHeaderBytes, and may be null where that is 0. So a header can outlive the memory of
-  /// a graph's partial results.
+  /// Null: data begins with the header. Otherwise a separate header of kWorkspaceHeaderBytes,
+  /// 256-byte aligned, on the same GPU. data then has workspace_bytes(plan) -
+  /// kWorkspaceHeaderBytes, and may be null if that is 0. A separate header can outlive the memory
+  /// of a graph's partial results.
   void* header = nullptr;
 };
 
-/// Zeroes the header, in stream order. Once per buffer, before its first run(); not at all for
-/// plans without uses_header().
+/// Zeroes the header, in stream order. Call it once per buffer, before the first run(). Plans
+/// without uses_header() do not need it.
 FLASHCORE_API Status workspace_init(Workspace workspace, Stream stream = nullptr) noexcept;
 
-/// Synchronises the stream and returns what checked mode found, clearing it.
+/// Synchronises the stream, then returns and clears the error that a checked call found.
 FLASHCORE_API Status workspace_status(Workspace workspace, Stream stream = nullptr) noexcept;
 
-/// Computes out (and lse). On failure the outputs are untouched, except by a call that was
-/// cancelled while it ran.
+/// Computes out (and lse). If the call fails, the outputs are unchanged, unless it was cancelled
+/// while it ran.
 ///
-/// `cancel`: null, or a flag that another thread sets to nonzero, atomically, to end the call
-/// early. It must then stay set until run() returns. The CPU reads it before each work item, and
-/// within one every millisecond or so; once all threads have stopped, run() returns
-/// StatusCode::cancelled. If the flag was set before the call, nothing is written; else the outputs
-/// are unspecified. The workspace stays usable. On a GPU the flag is read before each launch; a
-/// launched kernel is not stopped.
+/// `cancel`: a flag that another thread sets to nonzero, atomically, to end the call early; null:
+/// none. The flag must stay set until run() returns. CPU threads read it before each tile and about
+/// every millisecond within a tile. When all threads have stopped, run() returns
+/// StatusCode::cancelled. If the flag was set before the call, nothing is written; otherwise the
+/// outputs are unspecified. The workspace stays usable. On a GPU the flag is read before each
+/// launch; a running kernel is not stopped.
 FLASHCORE_API Status run(const Plan& plan, const Tensors& tensors, Workspace workspace,
                          Stream stream = nullptr, const std::int32_t* cancel = nullptr) noexcept;
 
-/// The number of the capture into a graph that is under way on a CUDA stream, never used twice in a
-/// process; 0: none is. With `graph_ended`, *graph_ended becomes 1 (written by a thread of CUDA's)
-/// when the graph and everything instantiated from it is destroyed and no longer runs: then what
-/// the graph used, such as a header, is free again. The memory it points to must last until then.
+/// The id of the graph capture in progress on a CUDA stream, unique in the process; 0: none. If
+/// `graph_ended` is given, a CUDA thread sets *graph_ended to 1 once the graph and all its
+/// instances are destroyed and no longer run. Memory that the graph used, such as a header, is then
+/// free again. *graph_ended must stay valid until then.
 FLASHCORE_API Result<std::uint64_t> capture_id(Device device, Stream stream,
                                                std::int32_t* graph_ended = nullptr) noexcept;
 
-/// One normalised result over some of the keys and its log-sum-exp, as `partial = true` gives it.
-/// out f32 [batch, q_heads, q_len, v_dim], lse f32 [batch, q_heads, q_len] (both f64 or, packed,
-/// [total_q, q_heads, v_dim] and [q_heads, total_q]).
+/// A normalised result over some of the keys and its log-sum-exp, computed with `partial = true`.
+/// Dense: out f32 [batch, q_heads, q_len, v_dim], lse f32 [batch, q_heads, q_len]. Varlen:
+/// [total_q, q_heads, v_dim] and [q_heads, total_q]. Both are f64 for f64 problems.
 struct PartialResult {
   TensorView out{}, lse{};
 };
@@ -77,44 +76,48 @@ using Partial [[deprecated("use PartialResult")]] = PartialResult;
 
 inline constexpr int kMaxMergeParts = 32;
 
-/// Joins up to kMaxMergeParts partials, in the order given. `lse` and `sinks` are optional; give
-/// the sinks in the last merge only. out may be any float type. `cancel`: as for run().
+/// Merges up to kMaxMergeParts partial results, in the given order. `lse` and `sinks` are optional;
+/// pass the sinks to the last merge only. out may have any float type. `cancel`: as for run().
 FLASHCORE_API Status merge(std::span<const PartialResult> parts, TensorView out,
                            TensorView lse = {}, TensorView sinks = {}, Stream stream = nullptr,
                            const std::int32_t* cancel = nullptr) noexcept;
 
-/// New keys and values for a cache, and the cache. All tensors have one type and lie on one device.
+/// New keys and values and the KV cache, all of one type and on one device.
 /// Cache: k [batch, kv_heads, capacity, head_dim], or with block_table pages
 /// [pages, page_size, kv_heads, head_dim]; v likewise with v_dim.
 /// New: k_new [batch, kv_heads, new_len, head_dim], or with cu_seqlens_new
 /// [total_new, kv_heads, head_dim]; v_new likewise with v_dim.
 struct AppendTensors {
   TensorView k_new{}, v_new{};
-  TensorView k{}, v{};          ///< written, at the new keys' rows only
+  TensorView k{}, v{};          ///< written, only in the rows of the new keys
   TensorView seqused_k{};       ///< i32 [batch]: keys in the cache before the append
   TensorView block_table{};     ///< i32 [batch, max_pages]
   TensorView cu_seqlens_new{};  ///< i32 [batch + 1], from 0 to total_new, never decreasing
-  /// Of an 8-bit cache, as attention takes them (Tensors::k_scale); they are read, not written.
+  /// Scales of an 8-bit cache, as in Tensors. They are read, not written.
   TensorView k_scale{}, v_scale{};
-  std::int64_t kv_scale_block = 0;  ///< keys that share a scale, where these have blocks
+  std::int64_t kv_scale_block = 0;  ///< keys per scale, if the scales have blocks
 };
 
-/// Writes sequence b's new keys and values at seqused_k[b]; the attention that follows is told the
-/// new lengths. A page that several sequences share must not be written: give the writer a copy
-/// first. An 8-bit cache takes new rows of f32, f16 or bf16, which become codes of the scale at
-/// their key as quantize() makes them, or codes of its own type. A NaN that int8 and byte cannot
-/// say, or a scale that is not positive and finite, is bad as a length may be. On a GPU it is one
-/// kernel, and lengths and page ids are not read by the host: rows that have no place in the cache
-/// are left out, and reported by workspace_status() if a workspace (of kWorkspaceHeaderBytes or
-/// more) is given. On the CPU they make append() fail with nothing written. `cancel`: as for run().
+/// Writes the new keys and values of sequence b at seqused_k[b]. The caller passes the new lengths
+/// to the attention call that follows. A page that several sequences share must not be written:
+/// copy it for the writer first.
+///
+/// An 8-bit cache takes new rows in f32, f16 or bf16, which are quantized with the scales of their
+/// keys like in quantize(), or in its own type.
+///
+/// Invalid input: a row beyond the cache's capacity, an invalid length or page id, a NaN for int8
+/// or byte, a scale that is not positive and finite. On the CPU append() then fails and writes
+/// nothing. On a GPU it is one kernel and the host reads no data: the kernel skips invalid rows (a
+/// NaN becomes 0), and workspace_status() reports them if a workspace of at least
+/// kWorkspaceHeaderBytes is given. `cancel`: as for run().
 FLASHCORE_API Status append(const AppendTensors& tensors, Workspace workspace = {},
                             Stream stream = nullptr, const std::int32_t* cancel = nullptr) noexcept;
 
-/// "0.1.0"
+/// "0.2.0"
 FLASHCORE_API const char* version() noexcept;
 
-/// Hash of the sources this library was built from; family "" is the whole library, "cpu" and
-/// "simt" those kernels. Null for an unknown family.
+/// Hash of the sources of the library (family "") or of a kernel family: "cpu", "simt", "sm80",
+/// "sm80_8bit", "sm90", "sm90_e4m3". Null: unknown family.
 FLASHCORE_API const char* source_fingerprint(const char* family = "") noexcept;
 
 }  // namespace flashcore

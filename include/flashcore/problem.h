@@ -1,5 +1,5 @@
-// A Problem: everything about one attention call except the pointers. docs/numerics.md has the
-// exact meaning of every field.
+// A Problem: everything about one attention call except the pointers. docs/options.md lists all
+// options, docs/numerics.md defines them exactly.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace flashcore {
 enum class Reproducibility : std::int32_t {
   /// Same call, build, GPU model and SM count: same bits.
   deterministic = 0,
-  /// A row's bits depend on that row's own data alone, not on its batch, padding or chunking.
+  /// The bits of a row depend on its own data alone, not on batch, padding or chunking.
   batch_invariant = 1,
 };
 
@@ -20,31 +20,31 @@ struct Options {
   bool causal = false;
   std::int64_t window_left = -1;   ///< keys kept to the left of the query's position; -1: all
   std::int64_t window_right = -1;  ///< keys kept to the right; -1: all
-  std::optional<double> scale{};   ///< default 1 / sqrt(head_dim); to 1e30 (f64: any finite)
-  double softcap = 0.0;  ///< c > 0: scores become c * tanh(score / c); a large c is no cap
+  std::optional<double> scale{};   ///< default 1 / sqrt(head_dim); at most 1e30 (f64: any finite)
+  double softcap = 0.0;  ///< c > 0: scores become c * tanh(score / c); a large c has no effect
   bool partial = false;  ///< f32 out and LSE without sinks, for merge()
-  bool checked = false;  ///< bad lengths, starts and page ids are reported by workspace_status()
+  bool checked = false;  ///< workspace_status() reports invalid lengths, positions and page ids
   std::int64_t max_q_len = 0;   ///< with cu_seqlens_q: the longest sequence; 0: total_q
   std::int64_t max_kv_len = 0;  ///< with cu_seqlens_k: the longest sequence; 0: total_k
-  std::int32_t num_splits = 0;  ///< key ranges computed apart and merged; 0: the planner chooses
+  std::int32_t num_splits = 0;  ///< KV splits; 0: the planner chooses
   Reproducibility reproducibility = Reproducibility::deterministic;
   const char* kernel = nullptr;     ///< run exactly this kernel (its id), or fail
-  std::int64_t q_scale_block = 0;   ///< rows that share a scale, where q_scale has blocks
-  std::int64_t kv_scale_block = 0;  ///< keys that share a scale, where k_scale or v_scale has
+  std::int64_t q_scale_block = 0;   ///< rows per scale, if q_scale has blocks
+  std::int64_t kv_scale_block = 0;  ///< keys per scale, if k_scale or v_scale has blocks
 
   bool operator==(const Options&) const = default;
 };
 
-/// The tensors of one call. q, k, v and out are required, all others optional. k and v have q's
-/// type or an 8-bit one; an 8-bit q needs 8-bit k and v, and an out of f16, bf16 or f32.
+/// The tensors of one call. q, k, v and out are required, the others optional. k and v have q's
+/// type or an 8-bit type. An 8-bit q requires 8-bit k and v, and out in f16, bf16 or f32.
 ///
-/// Fixed lengths: q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
+/// Dense: q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
 /// v [batch, kv_heads, kv_len, v_dim], out [batch, q_heads, q_len, v_dim],
 /// lse [batch, q_heads, q_len].
-/// With cu_seqlens_q: q [total_q, q_heads, head_dim], out [total_q, q_heads, v_dim],
-/// lse [q_heads, total_q]. With cu_seqlens_k: k and v [total_k, kv_heads, dim].
-/// With block_table: k [pages, page_size, kv_heads, head_dim], v likewise. Key j of sequence b is
-/// row j % page_size of page block_table[b, j / page_size]; kv_len is max_pages * page_size.
+/// Varlen queries (cu_seqlens_q): q [total_q, q_heads, head_dim], out [total_q, q_heads, v_dim],
+/// lse [q_heads, total_q]. Varlen keys (cu_seqlens_k): k and v [total_k, kv_heads, dim].
+/// Paged KV (block_table): k [pages, page_size, kv_heads, head_dim], v likewise. Key j of sequence
+/// b is row j % page_size of page block_table[b, j / page_size]; kv_len is max_pages * page_size.
 struct Tensors {
   TensorView q{}, k{}, v{}, out{};
   TensorView lse{};           ///< f32 (f64 for f64 problems), natural logarithm
@@ -55,18 +55,18 @@ struct Tensors {
   TensorView cu_seqlens_q{};  ///< i32 [batch + 1], from 0 to total_q, never decreasing
   TensorView cu_seqlens_k{};  ///< i32 [batch + 1]
   TensorView seqused_k{};     ///< i32 [batch]: keys in use, at most kv_len
-  TensorView block_table{};   ///< i32 [batch, max_pages]: page ids, in any order, also shared
+  TensorView block_table{};   ///< i32 [batch, max_pages]: page ids; sequences may share pages
   TensorView q_start{};       ///< i32 [batch]: position of query 0; default kv_len_b - q_len_b
   TensorView k_start{};       ///< i32 [batch]: position of key 0; default 0
-  /// f32, of 8-bit tensors only; without one the scale is 1. [1], [batch, heads] or
-  /// [batch, heads, blocks]: row i of a sequence is in block i / Options::q_scale_block, key j in
-  /// block j / Options::kv_scale_block, wherever its page lies.
+  /// f32 [1], [batch, heads] or [batch, heads, blocks], for 8-bit tensors only; default 1. Row i of
+  /// a sequence is in block i / Options::q_scale_block, key j in block j / Options::kv_scale_block,
+  /// also if k and v are paged.
   TensorView q_scale{}, k_scale{}, v_scale{};
 };
 
-/// Where an operand's elements lie. Strides count elements; 0 repeats (inputs only).
+/// The memory layout of an operand. Strides count elements; 0 repeats (inputs only).
 struct Layout {
-  DType dtype = DType::none;         ///< none: operand not given
+  DType dtype = DType::none;         ///< none: not given
   std::int32_t alignment_bytes = 0;  ///< largest power of two (up to 128) dividing every row start
   std::int64_t batch = 0;
   std::int64_t head = 0;
@@ -79,35 +79,35 @@ struct Layout {
 
 struct Problem {
   Device device;
-  /// What the kernel computes with: q's type; for an 8-bit q out's if it is bf16, else f16. The
-  /// types as stored are those of the layouts below.
+  /// The type that the kernel computes with: q's; for an 8-bit q bf16 if out is bf16, else f16.
+  /// The layouts below have the stored types.
   DType dtype = DType::none;
   std::int64_t batch = 0;
   std::int64_t q_heads = 0;
   std::int64_t kv_heads = 0;
-  std::int64_t q_len = 0;   ///< capacity: the longest sequence where lengths vary
+  std::int64_t q_len = 0;   ///< capacity: at least the longest sequence
   std::int64_t kv_len = 0;  ///< capacity
   std::int64_t head_dim = 0;
   std::int64_t v_dim = 0;
-  std::int64_t total_q = 0;  ///< rows of a packed q (cu_seqlens_q); 0 where q is not packed
+  std::int64_t total_q = 0;  ///< rows of a varlen q; 0 if q is dense
   std::int64_t total_k = 0;
   bool q_varlen = false;
   bool kv_varlen = false;
-  std::int64_t page_size = 0;  ///< keys of a page; 0: k and v are not paged
-  std::int64_t pages = 0;      ///< pages there are; k.batch and v.batch step from one to the next
+  std::int64_t page_size = 0;  ///< keys per page; 0: k and v are not paged
+  std::int64_t pages = 0;      ///< number of pages; k.batch and v.batch are the page strides
   Layout q, k, v, out, lse, bias, mask, alibi_slopes, sinks;
   Layout seqused_k, q_start, k_start, block_table;  ///< only .batch is meaningful
-  Layout q_scale, k_scale, v_scale;                 ///< .row steps from block to block
+  Layout q_scale, k_scale, v_scale;                 ///< .row is the block stride
   Options options;
   double scale = 0.0;  ///< resolved: options.scale or 1 / sqrt(head_dim)
 
   bool operator==(const Problem&) const = default;
 };
 
-/// Validates the tensors and options of a call and describes it. Reads no tensor data.
+/// Validates the tensors and options of a call. Reads no tensor data.
 FLASHCORE_API Result<Problem> make_problem(const Tensors& tensors, const Options& options) noexcept;
 
-/// A problem on compact [batch, heads, len, dim] tensors that need not exist yet: for planning.
+/// The problem of compact [batch, heads, len, dim] tensors, for planning before they exist.
 FLASHCORE_API Result<Problem> dense_problem(DType dtype, std::int64_t batch, std::int64_t q_heads,
                                             std::int64_t kv_heads, std::int64_t q_len,
                                             std::int64_t kv_len, std::int64_t head_dim,

@@ -1,5 +1,5 @@
-// Errors. Nothing in FlashCore throws: a call returns a Status, or a Result holding a value or a
-// Status. A message names the argument, what it got and what it wanted.
+// Errors. FlashCore throws nothing. A call returns a Status, or a Result that holds a value or a
+// Status. A message names the argument, its value and the expected value.
 #pragma once
 
 #include <optional>
@@ -18,11 +18,11 @@ namespace flashcore {
 enum class StatusCode : int {
   ok = 0,
   invalid_argument = 1,  ///< the caller's mistake; the message says what to change
-  unsupported = 2,       ///< no kernel can do this; the message says what would be supported
+  unsupported = 2,       ///< no kernel supports the call; the message says what is supported
   out_of_memory = 3,
-  cuda = 4,  ///< the CUDA runtime refused; the message carries its words
+  cuda = 4,  ///< the CUDA runtime failed; the message has its text
   internal = 5,
-  cancelled = 6,  ///< the caller's cancellation flag was set
+  cancelled = 6,  ///< the cancellation flag was set
 };
 
 /// "ok", "invalid_argument", ...
@@ -52,7 +52,7 @@ class [[nodiscard]] Result {
   bool ok() const noexcept { return value_.has_value(); }
   const Status& status() const noexcept { return status_; }
 
-  /// Only when ok().
+  /// Requires ok().
   const T& value() const& { return *value_; }
   T&& value() && { return *std::move(value_); }
   const T& operator*() const { return *value_; }

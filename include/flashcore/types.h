@@ -1,4 +1,4 @@
-// Element types, devices and strided views: what a tensor is to FlashCore.
+// Element types, devices and strided tensor views.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ enum class DType : std::int32_t {
   bf16,
   i32,
   boolean,
-  // 8-bit: value = code * scale, with scales from a tensor of their own.
-  e4m3,  ///< 8-bit float, finite values and NaN only (OCP's e4m3fn): up to 448
-  e5m2,  ///< 8-bit float with infinities: up to 57344
-  int8,  ///< symmetric: -127 to 127; -128 is read, never produced
-  u8,    ///< zero at 128: (code - 128) / 127 * 448, int8 with the top bit flipped
+  // 8-bit types. A value is its code times a scale from a separate tensor.
+  e4m3,  ///< float without infinities (OCP e4m3fn), up to 448
+  e5m2,  ///< float with infinities, up to 57344
+  int8,  ///< symmetric, -127 to 127; -128 is read, never written
+  u8,    ///< "byte": zero point 128, (code - 128) / 127 * 448
   byte [[deprecated("use DType::u8")]] = u8,
 };
 
@@ -46,7 +46,7 @@ constexpr std::int64_t size_of(DType dtype) noexcept {
   return 0;
 }
 
-/// Whether a type's values are codes times a scale.
+/// True for types whose values are codes times a scale.
 constexpr bool is_8bit(DType dtype) noexcept { return dtype >= DType::e4m3; }
 
 enum class DeviceType : std::int32_t { cpu = 0, cuda = 1 };
@@ -59,7 +59,7 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-/// A borrowed, strided tensor. Strides count elements; rank 0 means "not given".
+/// A strided view of memory that the caller owns. Strides count elements; rank 0: not given.
 struct TensorView {
   static constexpr int kMaxRank = 4;
 
@@ -73,7 +73,7 @@ struct TensorView {
   bool given() const noexcept { return rank > 0; }
 };
 
-/// A compact row-major view. Inputs are never written, hence the const pointer.
+/// A compact row-major view. The pointer is const because inputs are never written.
 inline TensorView view(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
                        Device device = {}) noexcept {
   TensorView tensor;
@@ -87,7 +87,7 @@ inline TensorView view(const void* data, DType dtype, std::initializer_list<std:
   std::int64_t stride = 1;
   for (int axis = tensor.rank - 1; axis >= 0; --axis) {
     tensor.strides[axis] = stride;
-    // Too large a shape is refused by make_problem(); here it only must not overflow.
+    // make_problem() rejects shapes that are too large; here the product must not overflow.
     const std::int64_t extent = tensor.shape[axis];
     if (extent > 0 && stride > std::numeric_limits<std::int64_t>::max() / extent) {
       stride = std::numeric_limits<std::int64_t>::max();
@@ -98,8 +98,8 @@ inline TensorView view(const void* data, DType dtype, std::initializer_list<std:
   return tensor;
 }
 
-/// The same memory with two axes exchanged: [batch, len, heads, dim] data becomes the
-/// [batch, heads, len, dim] view that attention takes by swap_axes(view(...), 1, 2).
+/// The same memory with two axes exchanged: swap_axes(view(...), 1, 2) views
+/// [batch, len, heads, dim] data as [batch, heads, len, dim].
 inline TensorView swap_axes(TensorView tensor, int a, int b) noexcept {
   const std::int64_t shape = tensor.shape[a], stride = tensor.strides[a];
   tensor.shape[a] = tensor.shape[b], tensor.strides[a] = tensor.strides[b];

@@ -1,5 +1,5 @@
-// The verifier: takes any attention implementation through a callback and names the first stage
-// that is wrong. docs/verify.md has the method, the vocabulary and the tolerances.
+// The verifier calls any attention implementation through a callback and names its first faulty
+// stage. docs/verify.md has the method, the stages and the tolerances.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace flashcore {
 
-/// What may be wrong. The words of to_string() are a closed vocabulary.
+/// A faulty stage. The set of names that to_string() returns is fixed.
 enum class FaultStage : std::int32_t {
   none = 0,
   determinism,
@@ -36,26 +36,26 @@ enum class FaultStage : std::int32_t {
 };
 FLASHCORE_API const char* to_string(FaultStage stage) noexcept;
 
-/// One rung of the ladder.
+/// One probe of the sequence.
 struct ProbeResult {
   enum class Status : std::int32_t { passed, failed, not_probed };
-  std::string name;  ///< "mask"; `only` takes it
-  std::string asks;  ///< what it asks, in a few words
+  std::string name;  ///< "mask"; a value of flashcore_verify_options::only
+  std::string asks;  ///< the question that it answers, in a few words
   Status status = Status::not_probed;
-  std::string detail;  ///< of a failure, or why it was not probed
+  std::string detail;  ///< the failure, or the reason why it did not run
   std::int64_t calls = 0;
   double seconds = 0;
 };
 
-/// Where the errors of the failing call sit: what the HTML report draws.
+/// The errors of the failing call by position, for the HTML report.
 struct Evidence {
   std::string title;
-  std::int64_t heads = 0, rows = 0;  ///< batch and head together; rows are queries
+  std::int64_t heads = 0, rows = 0;  ///< heads of all batches; query rows
   std::vector<double> error;         ///< [heads, rows]: largest |error| / bound
-  std::vector<double> by_column;     ///< along key position (P was read) or output column
+  std::vector<double> by_column;     ///< per key if columns_are_keys, else per output column
   bool columns_are_keys = false;
   std::int64_t p_rows = 0, p_columns = 0;
-  std::vector<double> p_got, p_want;  ///< [p_rows, p_columns]: output or P read back, and expected
+  std::vector<double> p_got, p_want;  ///< [p_rows, p_columns]: measured output or P, and expected
 };
 
 struct VerifyReport {
@@ -64,7 +64,7 @@ struct VerifyReport {
   FaultStage stage = FaultStage::none;
   std::string detail;      ///< one sentence of evidence
   std::string call;        ///< the smallest failing call found: shape, options, seed
-  std::string reproducer;  ///< how to see just this again
+  std::string reproducer;  ///< a command that repeats this call
   std::vector<ProbeResult> probes;
   std::vector<std::string> capabilities;  ///< "gqa: yes", "window: no (message)"
   std::vector<std::string> conventions;   ///< "causal: bottom-right"
@@ -72,20 +72,20 @@ struct VerifyReport {
   std::int64_t calls = 0;
   double seconds = 0;
   std::uint64_t seed = 0;
-  std::string fingerprint;  ///< of the verifier's own sources
+  std::string fingerprint;  ///< hash of the verifier's sources
   Evidence evidence;
 };
 
-/// A call of the implementation: see flashcore_verify_function. The message of a refusal or failure
-/// may be put into *message.
+/// Runs one call of the implementation, like flashcore_verify_function. May write the reason of a
+/// failure to *message.
 using VerifyFunction =
     std::function<std::int32_t(const flashcore_verify_call& call, std::string* message)>;
 
-/// Verifies; an error Status means that not even a plain call could be run.
+/// Runs the probes. Returns an error Status if not even a call without options can run.
 FLASHCORE_API Result<VerifyReport> verify_attention(const flashcore_verify_options& options,
                                                     const VerifyFunction& function);
 
-/// For people, for programs, and one self-contained page.
+/// The report as text, JSON, and one self-contained HTML page.
 FLASHCORE_API std::string to_text(const VerifyReport& report);
 FLASHCORE_API std::string to_json(const VerifyReport& report);
 FLASHCORE_API std::string to_html(const VerifyReport& report);

@@ -1,4 +1,4 @@
-/* The verifier's C ABI: hand it an attention function, it names the first stage that is wrong.
+/* The C ABI of the verifier, which names the first faulty stage of an attention function.
  *
  *   int32_t my_attention(const flashcore_verify_call* call, void* user);
  *
@@ -9,8 +9,8 @@
  *   puts(flashcore_report_text(report));
  *   flashcore_report_free(report);
  *
- * The same signature is what `flashcore verify --lib libmine.so --symbol my_attention` calls.
- * docs/verify.md says what is asked of the function and how its answers are judged. */
+ * `flashcore verify --lib libmine.so --symbol my_attention` calls a function of this type, too.
+ * docs/verify.md describes the calls and the tolerances. */
 #ifndef FLASHCORE_VERIFY_C_H_
 #define FLASHCORE_VERIFY_C_H_
 
@@ -29,44 +29,44 @@ typedef struct flashcore_verify_call {
   const flashcore_tensor* q;
   const flashcore_tensor* k;
   const flashcore_tensor* v;
-  const flashcore_tensor* out;     /* to be written, every element */
-  const flashcore_tensor* lse;     /* to be written; NULL: not wanted */
+  const flashcore_tensor* out;     /* the function writes every element */
+  const flashcore_tensor* lse;     /* likewise; NULL: not requested */
   const flashcore_tensor* q_scale; /* 8-bit only, else NULL: f32 [batch, q_heads] */
   const flashcore_tensor* k_scale; /* f32 [batch, kv_heads]: value = code * scale */
   const flashcore_tensor* v_scale; /* f32 [batch, kv_heads] */
   int64_t window_left;             /* keys to the left of the query's position; -1: all */
   int64_t window_right;
-  double scale;      /* always the number to use */
+  double scale;      /* always set, also if it is the default */
   double softcap;    /* 0: none */
   int32_t has_scale; /* 0: scale is the default, 1 / sqrt(head_dim) */
   int32_t causal;
-  int32_t num_splits; /* key ranges computed apart and joined; 0: as the function likes */
+  int32_t num_splits; /* KV splits; 0: the function chooses */
   int32_t reserved;
   void* stream;  /* a cudaStream_t for device memory; NULL: the default stream */
-  char* message; /* [message_bytes]: room for a reason where it does not return FLASHCORE_OK */
+  char* message; /* [message_bytes]: the function may write the reason of a failure */
   size_t message_bytes;
 } flashcore_verify_call;
 
-/* Returns FLASHCORE_OK; FLASHCORE_UNSUPPORTED for what it cannot do (reported, no fault); any other
- * number for a failure. Results must be complete when it returns (the stream may still run).
- * Wrappers of functions that bring their own results (as in Python) return the two below where a
- * result has another shape than wanted: a fault of `layout`, and of `lse`. */
+/* Returns FLASHCORE_OK, FLASHCORE_UNSUPPORTED for a call that it does not support (reported, not a
+ * fault), or any other number for a failure. The results must be complete when it returns, or in
+ * stream order. A wrapper of a function that allocates its own results returns one of the codes
+ * below if a result has the wrong shape: a fault of `layout`, or of `lse`. */
 enum { FLASHCORE_VERIFY_OUT_MISSHAPEN = 100, FLASHCORE_VERIFY_LSE_MISSHAPEN = 101 };
 typedef int32_t (*flashcore_verify_function)(const flashcore_verify_call* call, void* user);
 
-/* What is declared of the function. -1: to be found out by asking; 0: cannot; 1: can. */
+/* Declarations about the function. Capabilities: -1: discovered by calls; 0: no; 1: yes. */
 typedef struct flashcore_verify_options {
   size_t struct_size;
   const char* name;             /* of the function, for the report; NULL: "attention" */
   const char* dtype;            /* f64 f32 f16 bf16 e4m3 e5m2 int8 byte; NULL: f32 */
   const char* out_dtype;        /* NULL: dtype's own, f32 for 8-bit */
-  const char* arithmetic;       /* format the function rounds scores and P to; NULL: dtype */
+  const char* arithmetic;       /* format of the function's scores and P; NULL: dtype */
   const char* layout;           /* memory order of the tensors: "bhsd" (NULL) or "bshd" */
-  const char* only;             /* run this probe alone (and what it needs to know); NULL: all */
-  const char* causal_alignment; /* "top-left", "bottom-right"; NULL: to be found out */
+  const char* only;             /* run this probe alone, after discovery; NULL: all */
+  const char* causal_alignment; /* "top-left", "bottom-right"; NULL: discovered */
   const char* lse_base;         /* "e" (NULL) or "2" */
   uint64_t seed;
-  int64_t head_dims[8]; /* to be probed; all 0: those found among common ones */
+  int64_t head_dims[8]; /* dims to probe; all 0: common dims that the function supports */
   int32_t quick;        /* 1: less than 5 s for a CPU function */
   int32_t gqa, batch, cross, causal, window, scale, softcap, splits, lse, strides, v_dim;
   /* Called before each probe, if not NULL. */
@@ -79,13 +79,14 @@ FLASHCORE_C_API void flashcore_verify_options_init(flashcore_verify_options* opt
 
 typedef struct flashcore_report flashcore_report;
 
-/* FLASHCORE_OK: *report is the verdict, whatever it is. Otherwise nothing could be verified. */
+/* Returns FLASHCORE_OK if the probes ran; *report has the verdict. Otherwise nothing was verified.
+ */
 FLASHCORE_C_API int32_t flashcore_verify(const flashcore_verify_options* options,
                                          flashcore_verify_function function, void* user,
                                          flashcore_report** report, flashcore_error* error);
 
 FLASHCORE_C_API int32_t flashcore_report_ok(const flashcore_report* report);
-/* "" where nothing is wrong, else a word of the vocabulary in docs/verify.md. */
+/* The faulty stage, one of those in docs/verify.md; "": none. */
 FLASHCORE_C_API const char* flashcore_report_stage(const flashcore_report* report);
 FLASHCORE_C_API const char* flashcore_report_text(const flashcore_report* report);
 FLASHCORE_C_API const char* flashcore_report_json(const flashcore_report* report);
