@@ -7,6 +7,7 @@ add_library(flashcore_objects OBJECT
   src/api/attention.cc
   src/api/c_api.cc
   src/api/c_convert.cc
+  src/api/merge.cc
   src/api/quantize.cc
   src/api/status.cc
   src/api/validate/kv.cc

@@ -1,8 +1,7 @@
-// Decoding with a KV cache: one new query a step, against as many keys as each sequence has so far.
+// Decoding with a KV cache: each step has one new query per sequence.
 //
-// The plan is made once, for the cache's capacity. seqused_k says how many of its rows count; it
-// lives on the queries' device and is never read when planning, so the loop allocates and plans
-// nothing.
+// The plan is made once, for the capacity of the cache. seqused_k holds the current lengths in
+// device memory. Planning does not read it, so the loop neither allocates nor plans.
 #include <flashcore/attention.h>
 
 #include <algorithm>
@@ -21,14 +20,14 @@ constexpr int kBatch = 2, kQueryHeads = 8, kHeads = 2, kDim = 64, kCapacity = 25
 constexpr int kPrompt[kBatch] = {100, 37};  // tokens each sequence starts with
 constexpr int kSteps = 48;
 
-/// Ends the program with the library's words. An engine would pass the Status on.
+/// Prints the message and exits. An engine would return the Status.
 void require(const fc::Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "%s: %s\n", fc::to_string(status.code()), status.message().c_str());
   std::exit(1);
 }
 
-/// A plan for these tensors on this machine's CPU, and a workspace ready for it.
+/// A plan for these tensors on the CPU, and an initialised workspace.
 struct Call {
   fc::Plan plan;
   fc::Workspace workspace;
@@ -58,15 +57,15 @@ std::vector<float> random_floats(std::size_t count, unsigned seed) {
 }  // namespace
 
 int main() {
-  // What a model would compute token by token, known beforehand: [batch, heads, capacity, dim].
+  // The values that a model would compute token by token: [batch, heads, capacity, dim].
   constexpr std::size_t kCacheSize = std::size_t{kBatch} * kHeads * kCapacity * kDim;
   const auto all_q = random_floats(std::size_t{kBatch} * kQueryHeads * kCapacity * kDim, 1);
   const auto all_k = random_floats(kCacheSize, 2), all_v = random_floats(kCacheSize, 3);
 
-  // The cache starts full of NaN: what lies past seqused_k never matters.
+  // The cache starts full of NaN: rows past seqused_k are never read.
   std::vector<float> k_cache(kCacheSize, NAN), v_cache(kCacheSize, NAN);
   std::vector<std::int32_t> used(kBatch, 0);
-  const auto append = [&](int b) {  // the next row of every head, as a projection would write it
+  const auto append = [&](int b) {  // writes the next row of every head
     for (int h = 0; h < kHeads; ++h) {
       const std::size_t row = (std::size_t{1} * (b * kHeads + h) * kCapacity + used[b]) * kDim;
       std::memcpy(&k_cache[row], &all_k[row], kDim * sizeof(float));
@@ -87,7 +86,7 @@ int main() {
       .seqused_k = fc::view(used.data(), fc::DType::i32, {kBatch})};
   const Call decode(step, {.causal = true});
 
-  // One causal prefill over everything: what the steps must reproduce, row by row.
+  // One causal prefill over all tokens. The decode steps must reproduce its rows.
   std::vector<float> whole(all_q.size());
   const fc::Tensors everything{
       .q = fc::view(all_q.data(), fc::DType::f32, {kBatch, kQueryHeads, kCapacity, kDim}),
@@ -114,7 +113,7 @@ int main() {
         for (int d = 0; d < kDim; ++d) {
           const float got = out[(b * kQueryHeads + h) * kDim + d];
           const float difference = std::abs(got - whole[std::size_t{1} * row * kDim + d]);
-          // Written so that NaN counts as a difference.
+          // NaN counts as a difference.
           if (!(difference <= largest)) largest = difference;
         }
       }

@@ -1,8 +1,8 @@
-"""How large attention's error is in each type, against f64: a script in cells, with a picture.
+"""The error of attention in each dtype against f64: a script in cells, with a plot.
 
-    python3 examples/error_by_dtype.py [PICTURE.svg]
+    python3 examples/error_by_dtype.py [PLOT.svg]
 """
-# %% Inputs: unit variance, rounded to the type, so that only the computation's own error is seen.
+# %% Inputs: unit variance, rounded to the dtype, so that input rounding does not count as error.
 import sys
 
 import torch
@@ -34,7 +34,7 @@ try:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 except ImportError:
-    sys.exit("matplotlib is not installed: no picture")
+    sys.exit("matplotlib is not installed: no plot")
 for dtype, row in errors.items():
     plt.loglog(LENGTHS, row, marker="o", label=str(dtype).removeprefix("torch."))
 plt.xlabel("length")
@@ -42,4 +42,4 @@ plt.ylabel("relative error against f64")
 plt.legend()
 path = sys.argv[1] if len(sys.argv) > 1 else "error_by_dtype.svg"
 plt.savefig(path)
-print("picture:", path)
+print("plot:", path)

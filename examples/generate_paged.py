@@ -9,14 +9,14 @@ embed, head = torch.randn(vocab, heads * dim), torch.randn(heads * dim, vocab)
 to_q, to_out = (torch.randn(heads * dim, heads * dim) / 8 for _ in range(2))
 to_k, to_v = (torch.randn(heads * dim, kv_heads * dim) / 8 for _ in range(2))
 
-# Two sequences share a pool of pages; the block table says which pages are whose.
+# Two sequences share a pool of pages. The block table assigns pages to sequences.
 pages_k, pages_v = torch.zeros(2, 16, page_size, kv_heads, dim).unbind(0)
 block_table = torch.randperm(16, dtype=torch.int32).reshape(batch, 8)
 used = torch.zeros(batch, dtype=torch.int32)
 
 
 def forward(tokens):
-    """Logits of the last token; tokens [batch, new] join the cache."""
+    """Appends tokens [batch, new] to the cache and returns the logits of the last one."""
     x = embed[tokens]
     q, k, v = (x @ w for w in (to_q, to_k, to_v))
     q, k, v = (one.unflatten(-1, (-1, dim)).transpose(1, 2) for one in (q, k, v))

@@ -1,6 +1,6 @@
-// One attention over keys that lie on several ranks: each computes a partial result over its own
-// keys, and merge() joins them. Here the ranks are a loop; between machines the partials (an output
-// and one number per query) would be sent instead of the keys.
+// One attention over keys on several ranks. Each rank computes a partial result over its own keys,
+// and merge() merges them. Here the ranks are a loop. Between machines, ranks would send partial
+// results (an output and one number per query) instead of keys.
 #include <flashcore/attention.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 constexpr int kHeads = 4, kQueries = 128, kKeys = 1000, kDim = 64;
 constexpr int kRanks = 4, kKeysPerRank = kKeys / kRanks;
 
-/// Ends the program with the library's words. An engine would pass the Status on.
+/// Prints the message and exits. An engine would return the Status.
 void require(const fc::Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "%s: %s\n", fc::to_string(status.code()), status.message().c_str());
@@ -32,7 +32,7 @@ std::vector<float> random_floats(std::size_t count, unsigned seed) {
   return values;
 }
 
-/// Plan, workspace and run for one call. A real rank would keep the plan and the workspace.
+/// Plans and runs one call. A real rank would keep the plan and the workspace.
 void attend(const fc::Tensors& tensors, const fc::Options& options) {
   const auto problem = fc::make_problem(tensors, options);
   require(problem.status());
@@ -63,8 +63,8 @@ int main() {
   const auto query = fc::view(q.data(), fc::DType::f32, {1, kHeads, kQueries, kDim});
   const auto sink = fc::view(sinks.data(), fc::DType::f32, {kHeads});
 
-  // Positions: the queries are the last ones of the sequence, and each rank knows where its keys
-  // begin, so causal order holds across ranks.
+  // Positions make the causal mask hold across ranks: the queries are the last of the sequence, and
+  // each rank passes the position of its first key.
   const std::int32_t q_start = kKeys - kQueries;
   std::vector<std::vector<float>> outs(kRanks), lses(kRanks);
   std::vector<fc::PartialResult> partials(kRanks);
@@ -84,7 +84,7 @@ int main() {
             .k_start = fc::view(&k_start, fc::DType::i32, {1})},
            {.causal = true, .partial = true});
   }
-  // The sinks count once, so they belong to the last merge and to no partial.
+  // The sinks count once: in the last merge, not in the partial results.
   std::vector<float> merged(q.size());
   require(fc::merge(partials, fc::view(merged.data(), fc::DType::f32, {1, kHeads, kQueries, kDim}),
                     {}, sink));

@@ -1,5 +1,5 @@
-// A KV cache in pages: two answers to one prompt. The pages that the prompt fills are shared; from
-// there on each sequence appends to pages of its own, taken from a list of free ones.
+// A paged KV cache: two answers to one prompt. Both sequences share the full pages of the prompt.
+// After it, each sequence appends to its own pages, taken from a free list.
 #include <flashcore/attention.h>
 
 #include <algorithm>
@@ -14,18 +14,18 @@ namespace fc = flashcore;
 namespace {
 
 constexpr int kBatch = 2, kQueryHeads = 8, kHeads = 2, kDim = 64;
-constexpr int kPageSize = 16, kPages = 24, kMaxPages = 8;  // of all, and of one sequence at most
-constexpr int kPrompt = 40, kSteps = 50;                   // the prompt fills two pages and a half
+constexpr int kPageSize = 16, kPages = 24, kMaxPages = 8;  // in all, and per sequence
+constexpr int kPrompt = 40, kSteps = 50;                   // the prompt fills 2.5 pages
 constexpr int kLength = kPrompt + kSteps;
 
-/// Ends the program with the library's words. An engine would pass the Status on.
+/// Prints the message and exits. An engine would return the Status.
 void require(const fc::Status& status) {
   if (status.ok()) return;
   std::fprintf(stderr, "%s: %s\n", fc::to_string(status.code()), status.message().c_str());
   std::exit(1);
 }
 
-/// Plans and runs. An engine keeps plan and workspace: see decode_loop.cc.
+/// Plans and runs one call. An engine keeps plan and workspace: see decode_loop.cc.
 void attend(const fc::Tensors& tensors) {
   const auto problem = fc::make_problem(tensors, {.causal = true});
   require(problem.status());
@@ -56,7 +56,7 @@ fc::TensorView rows(fc::TensorView tensor, int first, int count) {
 }  // namespace
 
 int main() {
-  // What a model would compute token by token, known beforehand. Both sequences have one prompt.
+  // The values that a model would compute token by token. Both sequences have the same prompt.
   auto k = random_floats(kBatch * kHeads * kLength * kDim, 1);
   auto v = random_floats(k.size(), 2);
   for (std::size_t head = 0; head < kHeads; ++head) {
@@ -69,7 +69,7 @@ int main() {
   const auto all_v = fc::view(v.data(), fc::DType::f32, {kBatch, kHeads, kLength, kDim});
   const auto all_q = fc::view(q.data(), fc::DType::f32, {kBatch, kQueryHeads, kLength, kDim});
 
-  // The pages start full of NaN: what holds no key never matters. -1 is no page.
+  // The pages start full of NaN: rows without a key are never read. -1: no page.
   std::vector<float> k_pages(kPages * kPageSize * kHeads * kDim, NAN), v_pages(k_pages);
   std::vector<std::int32_t> table(kBatch * kMaxPages, -1), used(kBatch, 0), free_pages(kPages);
   for (int i = 0; i < kPages; ++i) free_pages[i] = i;
@@ -84,8 +84,8 @@ int main() {
       .seqused_k = fc::view(used.data(), fc::DType::i32, {kBatch}),
       .block_table = fc::view(table.data(), fc::DType::i32, {kBatch, kMaxPages})};
 
-  // The whole pages of the prompt are written once, through the first sequence, and lent to the
-  // second: seqused_k and block_table of a batch of one.
+  // The full pages of the prompt are written once, for the first sequence (a batch of one), and
+  // shared with the second.
   constexpr int kShared = kPrompt / kPageSize;
   for (int slot = 0; slot < kShared; ++slot) {
     take_page(0, slot);
@@ -100,7 +100,7 @@ int main() {
   require(fc::append(shared));
   std::fill(used.begin(), used.end(), kShared * kPageSize);
 
-  // The rest of the prompt, then one token a step, into pages of their own.
+  // The rest of the prompt, then one token per step, go to pages of each sequence.
   std::vector<float> out(kBatch * kQueryHeads * kLength * kDim, NAN);
   const auto all_out = fc::view(out.data(), fc::DType::f32, {kBatch, kQueryHeads, kLength, kDim});
   for (int have = used[0]; have < kLength;) {
@@ -123,7 +123,7 @@ int main() {
     have = now;
   }
 
-  // One causal attention over everything in one piece says the same.
+  // One causal attention over dense keys gives the same result.
   std::vector<float> want(out.size());
   attend({.q = all_q,
           .k = all_k,
@@ -134,12 +134,12 @@ int main() {
     for (int i = kShared * kPageSize * kDim; i < kLength * kDim; ++i) {
       const float difference =
           std::abs(out[head * kLength * kDim + i] - want[head * kLength * kDim + i]);
-      // Written so that NaN counts as a difference.
+      // NaN counts as a difference.
       if (!(difference <= largest)) largest = difference;
     }
   }
   std::printf("%d sequences of %d keys in %zu pages of %d, %d of them shared\n", kBatch, kLength,
               kPages - free_pages.size(), kPageSize, kShared);
-  std::printf("largest difference to one attention over keys in one piece: %.1e\n", largest);
+  std::printf("largest difference to one attention over dense keys: %.1e\n", largest);
   return largest < 1e-5f ? 0 : 1;
 }

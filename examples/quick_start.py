@@ -10,7 +10,7 @@ k, v = random.standard_normal((2, 1, 2, 512, 64), dtype=np.float32)
 out, lse = flashcore.attention(q, k, v, causal=True, return_lse=True)
 print(flashcore.explain(q, k, v, causal=True).splitlines()[2])
 
-# The same with a cache of 1024 places, of which 512 are used: one more query on the last key.
+# The same with a KV cache of capacity 1024, 512 keys in use, and the last query alone.
 cache_k, cache_v = np.zeros((2, 1, 2, 1024, 64), np.float32)
 used = np.array([0], np.int32)
 flashcore.append(k, v, cache_k, cache_v, used)

@@ -1,11 +1,11 @@
-/* Attention for `flashcore verify`: what a library has to offer, in full.
+/* A complete attention function for `flashcore verify`.
  *
  *   cc -shared -fPIC -O2 -I include examples/verify_me.c -o libverify_me.so -lm
  *   flashcore verify --lib ./libverify_me.so --symbol attention
  *   flashcore verify --lib ./libverify_me.so --symbol split_attention
  *
- * `attention` is right. `split_attention` joins ranges of keys as FlashCore's ancestor did: each
- * partial output, which already holds its range's sum, is multiplied by that sum once more. */
+ * `attention` is correct. `split_attention` has a bug in the combination of KV splits: it
+ * multiplies each partial output by the sum of its split twice. */
 #include <flashcore/verify_c.h>
 #include <math.h>
 #include <stdlib.h>
@@ -59,7 +59,7 @@ static int32_t run(const flashcore_verify_call* call, int sums_twice) {
         for (int64_t begin = 0; begin < n; begin += size) {
           float max_i, sum_i;
           attend(call, b, h, i, begin, begin + size < n ? begin + size : n, &max_i, &sum_i, part);
-          if (sum_i == 0) continue; /* no key of this range is seen */
+          if (sum_i == 0) continue; /* no key of this split is visible */
           const float top = max_i > max ? max_i : max;
           const float old = sum == 0 ? 0 : expf(max - top), weight = expf(max_i - top);
           const float twice = sums_twice && splits > 1 ? sum_i : 1;

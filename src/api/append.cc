@@ -1,4 +1,4 @@
-// append(): checks the tensors, describes the copy, launches it.
+// append(): checks the tensors, makes the launch arguments, launches the copy.
 #include <algorithm>
 
 #include "api/guarded.h"
@@ -12,47 +12,47 @@
 namespace flashcore {
 namespace {
 
-constexpr std::int64_t kMaxCapacity = std::int64_t{1} << 30;  // as attention has it
+constexpr std::int64_t kMaxCapacity = std::int64_t{1} << 30;  // as in attention
 
 using ll = long long;
 
-/// What an append is, apart from pointers.
+/// An append without its pointers.
 struct AppendShape {
-  std::int64_t batch = 0, new_len = 0;  // packed: total_new
+  std::int64_t batch = 0, new_len = 0;  // varlen: total_new
   KvShape cache;
   Layout k_new, v_new, seqused_k, k_scale, v_scale;
 };
 
-bool becomes_codes(DType from, DType to) noexcept {
+bool quantizes_rows(DType from, DType to) noexcept {
   return is_8bit(to) && (from == DType::f32 || from == DType::f16 || from == DType::bf16);
 }
 
 Status check_new(const char* name, const TensorView& t, const TensorView& like, DType dtype,
-                 std::int64_t kv_heads, std::int64_t dim, bool packed) noexcept {
-  const int axes = packed ? 3 : 4;
+                 std::int64_t kv_heads, std::int64_t dim, bool varlen) noexcept {
+  const int axes = varlen ? 3 : 4;
   FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, axes,
-                                       packed ? "[total_new, kv_heads, dim] (with cu_seqlens_new)"
+                                       varlen ? "[total_new, kv_heads, dim] (with cu_seqlens_new)"
                                               : "[batch, kv_heads, new_len, dim]"));
   FLASHCORE_RETURN_IF_ERROR(check_extent(name, "kv_heads", t.shape[1], kv_heads, "k"));
   FLASHCORE_RETURN_IF_ERROR(
       check_extent(name, "its last extent", t.shape[axes - 1], dim, "the cache"));
-  const int row = packed ? 0 : 2;
+  const int row = varlen ? 0 : 2;
   FLASHCORE_RETURN_IF_ERROR(
-      check_extent(name, packed ? "total_new" : "new_len", t.shape[row], like.shape[row], "k_new"));
-  if (!packed) {
+      check_extent(name, varlen ? "total_new" : "new_len", t.shape[row], like.shape[row], "k_new"));
+  if (!varlen) {
     FLASHCORE_RETURN_IF_ERROR(check_extent(name, "batch", t.shape[0], like.shape[0], "k_new"));
   }
-  if (becomes_codes(t.dtype, dtype)) return {};
+  if (quantizes_rows(t.dtype, dtype)) return {};
   if (is_8bit(dtype) && t.dtype != dtype) {
     return invalid_argument(
-        "%s: dtype is %s; wanted f32, f16 or bf16, or the cache's own codes (%s)", name,
+        "%s: dtype is %s; wanted f32, f16 or bf16, or the cache's own type (%s)", name,
         to_string(t.dtype), to_string(dtype));
   }
   return check_dtype(name, t.dtype, dtype, dtype);
 }
 
 Status check_cache_types(const AppendTensors& t) noexcept {
-  if (!t.k.given() || !t.v.given()) return {};  // parse_kv() says so
+  if (!t.k.given() || !t.v.given()) return {};  // parse_kv() reports it
   if (!is_float(t.k.dtype) && !is_8bit(t.k.dtype)) {
     return invalid_argument(
         "k: dtype is %s; wanted f64, f32, f16, bf16 or an 8-bit type (e4m3, e5m2, int8 or byte)",
@@ -101,12 +101,12 @@ Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
     return unsupported("k: a sequence's capacity is %lld; at most %lld is supported",
                        ll{shape.cache.kv_len}, ll{kMaxCapacity});
   }
-  const bool packed = t.cu_seqlens_new.given();
+  const bool varlen = t.cu_seqlens_new.given();
   FLASHCORE_RETURN_IF_ERROR(check_new("k_new", t.k_new, t.k_new, t.k.dtype, shape.cache.kv_heads,
-                                      shape.cache.head_dim, packed));
+                                      shape.cache.head_dim, varlen));
   FLASHCORE_RETURN_IF_ERROR(check_new("v_new", t.v_new, t.k_new, t.v.dtype, shape.cache.kv_heads,
-                                      shape.cache.v_dim, packed));
-  if (packed) {
+                                      shape.cache.v_dim, varlen));
+  if (varlen) {
     const TensorView& ends = t.cu_seqlens_new;
     FLASHCORE_RETURN_IF_ERROR(check_rank("cu_seqlens_new", ends, 1, "[batch + 1]"));
     FLASHCORE_RETURN_IF_ERROR(check_dtype("cu_seqlens_new", ends.dtype, DType::i32, DType::i32));
@@ -120,8 +120,8 @@ Status describe_append(const AppendTensors& t, AppendShape& shape) noexcept {
     FLASHCORE_RETURN_IF_ERROR(
         check_extent("k_new", "batch", t.k_new.shape[0], shape.batch, "seqused_k"));
   }
-  shape.new_len = t.k_new.shape[packed ? 0 : 2];
-  const Axes axes = packed ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
+  shape.new_len = t.k_new.shape[varlen ? 0 : 2];
+  const Axes axes = varlen ? Axes{-1, 1, 0, 2} : Axes{0, 1, 2, 3};
   shape.k_new = layout_of(t.k_new, axes);
   shape.v_new = layout_of(t.v_new, axes);
   return describe_cache_scales(t, shape);
@@ -165,7 +165,7 @@ core::AppendTensor append_tensor(const TensorView& from, const Layout& from_layo
           strides(to_layout),
           static_cast<std::int32_t>(columns),
           contiguous && aligned && columns * size_of(to.dtype) % 16 == 0,
-          becomes_codes(from.dtype, to.dtype),
+          quantizes_rows(from.dtype, to.dtype),
           static_cast<std::int32_t>(size_of(to.dtype)),
           element_of(from.dtype),
           element_of(to.dtype),

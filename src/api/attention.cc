@@ -1,4 +1,4 @@
-// The whole pipeline on one screen: validate, plan (plan/planner.cc), launch, combine.
+// The pipeline: validate (validate/problem.cc), plan (plan/planner.cc), launch, combine.
 #include "flashcore/attention.h"
 
 #include "api/guarded.h"
@@ -11,6 +11,17 @@ namespace flashcore {
 namespace {
 
 bool is_empty(const Problem& p) noexcept { return p.batch == 0 || p.q_heads == 0 || p.q_len == 0; }
+
+Status check_run_workspace(const Workspace& workspace, const Plan& plan) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, plan.workspace_bytes));
+  FLASHCORE_RETURN_IF_ERROR(check_workspace_device(workspace, plan.problem.device, "q"));
+  if (workspace.header != nullptr && plan.problem.device.type == DeviceType::cpu) {
+    return invalid_argument(
+        "workspace: has a separate header, which only GPU calls support; leave Workspace::header "
+        "null");
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -38,66 +49,26 @@ Result<Problem> dense_problem(DType dtype, std::int64_t batch, std::int64_t q_he
 Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream stream,
            const std::int32_t* cancel) noexcept {
   return guarded([&]() -> Status {
+    // 1. The tensors are those of the plan.
     if (plan.kernel == nullptr) return invalid_argument("plan: is empty; use make_plan()");
     const Result<Problem> given = make_problem(tensors, plan.problem.options);
     if (!given.ok()) return given.status();
     FLASHCORE_RETURN_IF_ERROR(check_against_plan(plan.problem, *given));
     if (is_empty(plan.problem)) return {};
-    FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, plan.workspace_bytes));
-    FLASHCORE_RETURN_IF_ERROR(check_workspace_device(workspace, plan.problem.device, "q"));
-    if (workspace.header != nullptr && plan.problem.device.type == DeviceType::cpu) {
-      return invalid_argument(
-          "workspace: its header lies apart, which is for GPUs; leave Workspace::header null");
-    }
+    FLASHCORE_RETURN_IF_ERROR(check_run_workspace(workspace, plan));
+
+    // 2. The kernel computes the result, or one partial result per split.
     const Result<const Backend*> backend = backend_for(plan.kernel->device);
     if (!backend.ok()) return backend.status();
-
     const core::AttentionParams params = make_params(plan, tensors, workspace);
     FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
     FLASHCORE_RETURN_IF_ERROR((*backend)->launch(plan, params, stream, cancel));
+
+    // 3. The splits are combined, unless the kernel did that itself.
     if (plan.splits == 1 || plan.combines_itself) return {};
     FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
     return (*backend)->combine(make_combine_params(plan, params), plan.problem.dtype,
                                plan.problem.device, plan.device.threads, stream, cancel);
-  });
-}
-
-Status merge(std::span<const PartialResult> parts, TensorView out, TensorView lse, TensorView sinks,
-             Stream stream, const std::int32_t* cancel) noexcept {
-  return guarded([&]() -> Status {
-    FLASHCORE_RETURN_IF_ERROR(check_merge(parts, out, lse, sinks));
-    const Result<const Backend*> backend = backend_for(out.device.type);
-    if (!backend.ok()) return backend.status();
-    // Packed tensors, [total_q, q_heads, v_dim] and [q_heads, total_q], are a batch of one.
-    const bool packed = out.rank == 3;
-    const auto out_strides = [&](const TensorView& t) -> core::Strides {
-      if (packed) return {0, t.strides[1], t.strides[0], t.strides[2]};
-      return {t.strides[0], t.strides[1], t.strides[2], t.strides[3]};
-    };
-    const auto lse_strides = [&](const TensorView& t) -> core::Strides {
-      if (packed) return {0, t.strides[0], t.strides[1], 0};
-      return {t.strides[0], t.strides[1], t.strides[2], 0};
-    };
-    core::CombineParams c{};
-    c.parts = static_cast<std::int32_t>(parts.size());
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      c.table[i] = {parts[i].out.data, parts[i].lse.data, out_strides(parts[i].out),
-                    lse_strides(parts[i].lse)};
-    }
-    c.batch = packed ? 1 : static_cast<std::int32_t>(out.shape[0]);
-    c.q_heads = static_cast<std::int32_t>(out.shape[1]);
-    c.rows = static_cast<std::int32_t>(out.shape[packed ? 0 : 2]);
-    c.v_dim = static_cast<std::int32_t>(out.shape[out.rank - 1]);
-    if (c.batch == 0 || c.q_heads == 0 || c.rows == 0 || c.v_dim == 0) return {};
-    c.out = out.data;
-    c.lse = lse.data;
-    c.out_strides = out_strides(out);
-    c.lse_strides = lse_strides(lse);
-    c.out_element = element_of(out.dtype);
-    c.sinks = static_cast<const float*>(sinks.data);
-    c.sinks_stride = sinks.strides[0];
-    FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
-    return (*backend)->combine(c, parts[0].out.dtype, out.device, 0, stream, cancel);
   });
 }
 

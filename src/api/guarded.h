@@ -1,4 +1,4 @@
-// What every public call does around its own work.
+// Checks and error handling that all public calls share.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@ namespace flashcore {
 
 inline constexpr std::size_t kWorkspaceAlignment = 256;
 
-/// Whatever happens inside, nothing is thrown at the caller.
+/// Runs the body of a public call. No exception leaves it.
 template <typename Body>
 Status guarded(Body body) noexcept {
   try {
@@ -27,11 +27,11 @@ inline void* header_of(const Workspace& workspace) noexcept {
   return workspace.header != nullptr ? workspace.header : workspace.data;
 }
 
-/// needed: with the header, wherever that is.
+/// `needed` includes the header, also if it is separate.
 inline Status check_workspace(const Workspace& workspace, std::size_t needed) noexcept {
-  const bool apart = workspace.header != nullptr;
-  if (apart) needed -= kWorkspaceHeaderBytes;
-  const bool has_data = !apart || needed > 0;
+  const bool separate = workspace.header != nullptr;
+  if (separate) needed -= kWorkspaceHeaderBytes;
+  const bool has_data = !separate || needed > 0;
   if (has_data && workspace.data == nullptr) {
     return invalid_argument("workspace: the pointer is null");
   }
@@ -43,12 +43,12 @@ inline Status check_workspace(const Workspace& workspace, std::size_t needed) no
   }
   if (workspace.bytes < needed) {
     return invalid_argument("workspace: has %zu bytes, the plan needs %zu%s", workspace.bytes,
-                            needed, apart ? " behind the header" : "");
+                            needed, separate ? " without the header" : "");
   }
   return {};
 }
 
-/// `whose` is the tensor that says where the call runs.
+/// `whose` names the tensor on the device of the call.
 inline Status check_workspace_device(const Workspace& workspace, Device device,
                                      const char* whose) noexcept {
   if (workspace.device == device) return {};

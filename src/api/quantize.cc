@@ -1,4 +1,4 @@
-// quantize() and dequantize(): check the tensors, describe the work, launch it.
+// quantize() and dequantize(): check the tensors, make the launch arguments, launch.
 #include "flashcore/quant.h"
 
 #include <algorithm>
@@ -16,10 +16,10 @@ namespace {
 
 using ll = long long;
 
-// Elements of a unit of work, about: enough to be worth starting, few enough to share out.
+// Elements per unit of work, about: large enough to be worth a task, small enough for balance.
 constexpr std::int64_t kUnitElements = 16384;
 
-/// The tensor with axes of extent 1 in front until it has four.
+/// The tensor with leading axes of extent 1, up to four axes.
 Status four_axes(const char* name, const TensorView& t, TensorView& seen) noexcept {
   if (!t.given()) {
     return invalid_argument("%s: not given; wanted a tensor of rank 1 to 4", name);
@@ -41,14 +41,14 @@ core::Strides strides_of(const Layout& layout) noexcept {
 
 Status check_types(const QuantTensors& t, bool quantizes) noexcept {
   const TensorView& wide = quantizes ? t.from : t.to;
-  const TensorView& codes = quantizes ? t.to : t.from;
+  const TensorView& narrow = quantizes ? t.to : t.from;
   if (wide.dtype != DType::f32 && wide.dtype != DType::f16 && wide.dtype != DType::bf16) {
     return invalid_argument("%s: dtype is %s; wanted f32, f16 or bf16", quantizes ? "from" : "to",
                             to_string(wide.dtype));
   }
-  if (!is_8bit(codes.dtype)) {
+  if (!is_8bit(narrow.dtype)) {
     return invalid_argument("%s: dtype is %s; wanted e4m3, e5m2, int8 or byte",
-                            quantizes ? "to" : "from", to_string(codes.dtype));
+                            quantizes ? "to" : "from", to_string(narrow.dtype));
   }
   return {};
 }
@@ -76,7 +76,7 @@ Status check_memory(const QuantTensors& t, bool quantizes, bool given_scale) noe
   return check_outputs(outputs, inputs);
 }
 
-/// Everything but where the work is done.
+/// Checks the tensors and makes the launch arguments.
 Status describe(const QuantTensors& t, const QuantOptions& options, bool quantizes,
                 core::QuantParams& p) noexcept {
   TensorView from, to;
@@ -85,7 +85,7 @@ Status describe(const QuantTensors& t, const QuantOptions& options, bool quantiz
   FLASHCORE_RETURN_IF_ERROR(check_types(t, quantizes));
   for (int i = 0; i < 4; ++i) {
     if (to.shape[i] == from.shape[i] && t.to.rank == t.from.rank) continue;
-    return invalid_argument("to: has another shape than from; they must match");
+    return invalid_argument("to: its shape differs from that of from; they must match");
   }
   if (options.block_rows < 0) {
     return invalid_argument("block_rows is %lld; wanted 0 or a number of rows",
@@ -131,18 +131,18 @@ Status describe(const QuantTensors& t, const QuantOptions& options, bool quantiz
   const bool blocks = t.scale.rank == 3;
   const std::int64_t all_rows = std::max<std::int64_t>(from.shape[2], 1);
   p.block_rows = narrow(blocks ? std::min(options.block_rows, all_rows) : all_rows);
-  const std::int64_t some_rows =
+  const std::int64_t unit_rows =
       std::max<std::int64_t>(kUnitElements / std::max<std::int64_t>(from.shape[3], 1), 1);
-  p.unit_rows = narrow(blocks ? p.block_rows : std::min(some_rows, all_rows));
+  p.unit_rows = narrow(blocks ? p.block_rows : std::min(unit_rows, all_rows));
   p.slots_batch = t.scale.rank > 1 ? narrow(t.scale.shape[0]) : 1;
   p.slots_heads = t.scale.rank > 1 ? narrow(t.scale.shape[1]) : 1;
   p.slots_blocks = blocks ? narrow(t.scale.shape[2]) : 1;
   p.given_scale = !quantizes || options.given_scale;
   p.rotate = options.rotate;
-  const auto in_pieces = [&](const Layout& layout) {
+  const auto has_vectors = [&](const Layout& layout) {
     return layout.column == 1 && layout.alignment_bytes >= 16 && p.columns % 16 == 0;
   };
-  p.vectors = in_pieces(from_layout) && in_pieces(to_layout);
+  p.vectors = has_vectors(from_layout) && has_vectors(to_layout);
   return {};
 }
 

@@ -47,7 +47,7 @@ Status unsupported(const char* format, ...) noexcept {
 }
 
 Status out_of_memory() noexcept {
-  return Status(StatusCode::out_of_memory, "out of memory");  // short: needs no memory itself
+  return Status(StatusCode::out_of_memory, "out of memory");  // fits std::string without allocation
 }
 
 Status cancelled() noexcept { return error(StatusCode::cancelled, "cancel: the flag was set"); }

@@ -1,4 +1,4 @@
-// Finding the backend of a device, and what the backends share.
+// Selects the backend of a device, and turns error slots into messages.
 #include "backend/backend.h"
 
 #include <new>
@@ -44,40 +44,36 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
   switch (code) {
     case core::ErrorCode::none: return {};
     case core::ErrorCode::cu_seqlens_q_invalid:
-      return message("cu_seqlens_q",
-                     "it must not decrease, nor pass total_q, nor make a sequence longer than "
-                     "max_q_len");
+      return message(
+          "cu_seqlens_q",
+          "it must not decrease, exceed total_q, or make a sequence longer than max_q_len");
     case core::ErrorCode::cu_seqlens_k_invalid:
-      return message("cu_seqlens_k",
-                     "it must not decrease, nor pass total_k, nor make a sequence longer than "
-                     "max_kv_len");
+      return message(
+          "cu_seqlens_k",
+          "it must not decrease, exceed total_k, or make a sequence longer than max_kv_len");
     case core::ErrorCode::used_k_out_of_range:
-      return message("seqused_k", "it must be between 0 and the keys the sequence has");
+      return message("seqused_k", "it must be between 0 and the number of keys of the sequence");
     case core::ErrorCode::q_start_out_of_range:
       return message("q_start", "it must be between -2^30 and 2^30");
     case core::ErrorCode::k_start_out_of_range:
       return message("k_start", "it must be between -2^30 and 2^30");
     case core::ErrorCode::page_id_out_of_range:
       return invalid_argument(
-          "block_table[%d, %lld] is %lld; the entries of a sequence's keys must be page ids, from "
-          "0 "
-          "to pages - 1",
+          "block_table[%d, %lld] is %lld; the entries for a sequence's keys must be page ids from "
+          "0 to pages - 1",
           slot.batch, static_cast<long long>(slot.index), static_cast<long long>(slot.value));
     case core::ErrorCode::append_past_capacity:
       return invalid_argument(
-          "seqused_k[%d]: with its new keys sequence %d has %lld, more than the cache can hold; "
-          "give "
-          "it "
-          "more pages (or rows) or append fewer",
+          "seqused_k[%d]: with its new keys sequence %d has %lld keys, more than the cache can "
+          "hold; give it more pages (or rows) or append fewer",
           slot.batch, slot.batch, static_cast<long long>(slot.value));
     case core::ErrorCode::cu_seqlens_new_invalid:
-      return message("cu_seqlens_new", "it must not decrease, nor pass total_new");
+      return message("cu_seqlens_new", "it must not decrease or exceed total_new");
     case core::ErrorCode::appended_k_nan:
     case core::ErrorCode::appended_v_nan:
       return invalid_argument(
-          "%s: what becomes key %lld of batch %d, head %lld, holds a NaN, which int8 and byte "
-          "cannot "
-          "say (on a GPU it became 0); e4m3 and e5m2 can",
+          "%s: the row for key %lld of batch %d, head %lld, has a NaN, which int8 and byte cannot "
+          "represent (on a GPU it became 0); e4m3 and e5m2 can",
           code == core::ErrorCode::appended_k_nan ? "k_new" : "v_new",
           static_cast<long long>(slot.index), slot.batch, static_cast<long long>(slot.value));
     case core::ErrorCode::appended_k_scale:
@@ -89,19 +85,17 @@ Status describe_error(const core::ErrorSlot& slot) noexcept {
     case core::ErrorCode::quantized_nan:
       if (slot.value != 0) {
         return invalid_argument(
-            "from: element %lld, counted row by row, is not finite, or its row's sums are not: it "
-            "has no rotation that int8 and byte can say (it became 0); e4m3 and e5m2 can say NaN",
+            "from: element %lld, counted row by row, or a sum of its row is not finite; int8 and "
+            "byte cannot represent its rotation (it became 0); e4m3 and e5m2 have NaN",
             static_cast<long long>(slot.index));
       }
       return invalid_argument(
-          "from: element %lld, counted row by row, is NaN, which int8 and byte cannot say (it "
-          "became "
-          "0); e4m3 and e5m2 can",
+          "from: element %lld, counted row by row, is NaN, which int8 and byte cannot represent "
+          "(it became 0); e4m3 and e5m2 can",
           static_cast<long long>(slot.index));
   }
   return error(StatusCode::internal,
-               "the workspace header is corrupt (code %d); was "
-               "workspace_init() called?",
+               "the workspace header is corrupt (code %d); was workspace_init() called?",
                slot.code);
 }
 

@@ -1,4 +1,4 @@
-// Stands in for src/cuda in a build without it.
+// Replaces src/cuda in a build without CUDA.
 #include "backend/backend.h"
 
 namespace flashcore {

@@ -39,6 +39,10 @@ def main():
             if path not in installed:
                 wrong.append(f"missing header: {path}")
     for path in files:
+        if path.startswith(os.path.join(prefix, "include") + "/"):
+            with open(path, encoding="utf-8") as text:
+                if re.search(r"python", text.read(), re.IGNORECASE):
+                    wrong.append(f"{path} mentions Python, whose glue is in bindings/python")
         if path.endswith((".cmake", ".pc")):
             with open(path, encoding="utf-8") as text:
                 if TREE in text.read():

@@ -291,7 +291,7 @@ class Append(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "block_rows is 2, k has 4"):
             flashcore.append(new, new, k, v._replace(block_rows=2), self.used)
         new[1, 0, 2, 5] = np.nan
-        with self.assertRaisesRegex(ValueError, "k_new: what becomes key 3 of batch 1, head 0"):
+        with self.assertRaisesRegex(ValueError, "k_new: the row for key 3 of batch 1, head 0"):
             flashcore.append(new, new, k, v, self.used)
         self.assertFalse(k.codes.any())
 

@@ -1,4 +1,4 @@
-// What merge() demands of its tensors.
+// Validation of merge().
 #include <cstdio>
 
 #include "api/validate/problem.h"
@@ -29,15 +29,15 @@ Status check_merge(std::span<const PartialResult> parts, const TensorView& out,
     return invalid_argument("merge: parts[0].out: dtype is %s; wanted f32 (f64 for f64 problems)",
                             to_string(wide));
   }
-  const bool packed = out.rank == 3;
+  const bool varlen = out.rank == 3;
   NamedView inputs[2 * kMaxMergeParts + 1];
   std::size_t input_count = 0;
   char names[2 * kMaxMergeParts][32];
   const auto check_lse = [&](const char* name, const TensorView& t) noexcept -> Status {
     FLASHCORE_RETURN_IF_ERROR(check_rank(
-        name, t, out.rank - 1, packed ? "[q_heads, total_q]" : "[batch, q_heads, q_len]"));
+        name, t, out.rank - 1, varlen ? "[q_heads, total_q]" : "[batch, q_heads, q_len]"));
     for (int i = 0; i + 1 < out.rank; ++i) {
-      const int axis = packed ? 1 - i : i;  // packed: lse is [q_heads, total_q]
+      const int axis = varlen ? 1 - i : i;  // varlen: lse is [q_heads, total_q]
       FLASHCORE_RETURN_IF_ERROR(
           check_extent(name, "an extent", t.shape[i], out.shape[axis], "out"));
     }

@@ -12,7 +12,8 @@ struct Axis {
   std::int64_t step;   // bytes, may be negative
 };
 
-/// The axes that move, by falling step. Returns how many; -1 if the tensor has no element.
+/// Collects the axes with more than one index and a stride other than 0. Returns their number; -1
+/// if the tensor has no elements.
 int moving_axes(const TensorView& tensor, int direction, Axis* axes) noexcept {
   int used = 0;
   for (int i = 0; i < tensor.rank; ++i) {
@@ -36,8 +37,8 @@ std::int64_t floor_div(std::int64_t a, std::int64_t b) noexcept {  // b > 0
   return a >= 0 ? a / b : -((-a + b - 1) / b);
 }
 
-/// Whether target can be Σ index · step + slack with every index in its axis's range and slack in
-/// [low, high]. Large steps first: few indices can then come near the target.
+/// True if target is Σ index · step + slack for some indices in range and a slack in [low, high].
+/// The axes are sorted by falling step, so few indices come near the target.
 bool reachable(std::int64_t target, const Axis* axes, int count, std::int64_t low,
                std::int64_t high, int& budget) noexcept {
   if (budget-- <= 0) return true;
@@ -70,7 +71,7 @@ bool reachable(std::int64_t target, const Axis* axes, int count, std::int64_t lo
 bool overlaps_itself(const TensorView& tensor) noexcept {
   Axis axes[TensorView::kMaxRank];
   const int count = moving_axes(tensor, 1, axes);
-  if (count < 0) return false;  // without elements the strides, often 0, mean nothing
+  if (count < 0) return false;
   for (int i = 0; i < tensor.rank; ++i) {
     if (tensor.shape[i] > 1 && tensor.strides[i] == 0) return true;
   }
@@ -99,7 +100,7 @@ bool share_memory(const TensorView& a, const TensorView& b) noexcept {
   }
   const std::int64_t low = 1 - size_of(b.dtype), high = size_of(a.dtype) - 1;
 
-  // The usual case, far apart, needs no search.
+  // Tensors that are far apart, the usual case, need no search.
   std::int64_t lowest = low, highest = high;
   for (int i = 0; i < count; ++i) {
     const std::int64_t reach = (axes[i].count - 1) * axes[i].step;
@@ -107,7 +108,7 @@ bool share_memory(const TensorView& a, const TensorView& b) noexcept {
   }
   if (target < lowest || target > highest) return false;
 
-  // Steps that both tensors have become one axis over i - j, or the search would try all pairs.
+  // A step of both tensors becomes one axis over i - j. Otherwise the search tries all pairs.
   sort_by_step(axes, count);
   for (int i = 0; i + 1 < count; ++i) {
     if (axes[i].step != -axes[i + 1].step) continue;

@@ -1,17 +1,16 @@
-// Do strided tensors share memory?
+// Memory overlap of strided tensors.
 #pragma once
 
 #include "flashcore/types.h"
 
 namespace flashcore {
 
-/// Whether two index tuples of one tensor may lie at one address. Exact for nested strides (every
-/// layout a permutation, slice or padding of a compact one has); other layouts count as
-/// overlapping.
+/// True if two elements of the tensor may have the same address. Exact for nested strides, that is,
+/// for permutations, slices and paddings of compact layouts. Other layouts count as overlapping.
 bool overlaps_itself(const TensorView& tensor) noexcept;
 
-/// Whether the tensors share a byte. Exact: interleaved tensors of one buffer are told apart,
-/// within a bounded search that answers "yes" when it gives up.
+/// True if the tensors share a byte. Exact, also for interleaved tensors of one buffer, unless the
+/// bounded search gives up: then true.
 bool share_memory(const TensorView& a, const TensorView& b) noexcept;
 
 }  // namespace flashcore

@@ -1,20 +1,20 @@
-// Checking what a caller gives, and describing it.
+// Validation of attention calls, and their description as a Problem.
 #pragma once
 
 #include "flashcore/attention.h"
 
 namespace flashcore {
 
-/// Shapes, types, strides and options: everything but where the tensors lie.
+/// Checks shapes, types, strides and options, but no pointers.
 Result<Problem> describe(const Tensors& tensors, const Options& options) noexcept;
 
-/// Pointers: null, misaligned, outputs overlapping themselves, each other or an input.
+/// Checks pointers: null, misaligned, outputs that overlap themselves, each other or an input.
 Status check_memory(const Tensors& tensors) noexcept;
 
-/// That `tensors` are those `plan` was made for, up to better alignment.
+/// Checks that the given problem is the planned one. Better alignment is fine.
 Status check_against_plan(const Problem& planned, const Problem& given) noexcept;
 
-/// merge()'s tensors.
+/// Checks the tensors of merge().
 Status check_merge(std::span<const PartialResult> parts, const TensorView& out,
                    const TensorView& lse, const TensorView& sinks) noexcept;
 

@@ -14,8 +14,7 @@ Status check_storage(const char* name, DType got, DType q) noexcept {
   if (is_8bit(q)) {
     return invalid_argument(
         "%s: dtype is %s, q is %s; with an 8-bit q it must be 8-bit too (e4m3, e5m2, int8 or "
-        "byte): "
-        "quantize() makes it so",
+        "byte): use quantize()",
         name, to_string(got), to_string(q));
   }
   if (q == DType::f64) {
@@ -38,8 +37,7 @@ Status describe_storage(const Tensors& t, Problem& p) noexcept {
   p.dtype = !is_8bit(q) ? q : t.out.dtype == DType::bf16 ? DType::bf16 : DType::f16;
   if (is_8bit(q) && t.out.given() && is_8bit(t.out.dtype)) {
     return invalid_argument(
-        "out: dtype is %s; wanted f16, bf16 or f32: results are not quantised, quantize() does "
-        "that",
+        "out: dtype is %s; wanted f16, bf16 or f32; use quantize() on the result",
         to_string(t.out.dtype));
   }
   return {};
@@ -97,10 +95,6 @@ Status find_scales(const Tensors& t, Problem& p) noexcept {
              {"v_scale", "v", t.v_scale, t.v, p.kv_heads, p.kv_len, o.kv_scale_block,
               "kv_scale_block", p.v_scale}};
   for (const auto& one : all) {
-    if (one.block_rows < 0) {
-      return invalid_argument("%s is %lld; wanted 0 or a number of rows", one.block_option,
-                              ll{one.block_rows});
-    }
     if (!one.scale.given()) continue;
     if (!is_8bit(one.tensor.dtype)) {
       return invalid_argument(

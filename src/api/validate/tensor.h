@@ -1,5 +1,5 @@
-// Checks of single tensors and of their places in memory, shared by all calls. `name` is what the
-// message calls the argument.
+// Checks of single tensors and of memory overlap, shared by all calls. `name` is the argument's
+// name in messages.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@ namespace flashcore {
 
 bool is_float(DType dtype) noexcept;
 
-/// Extents and strides any tensor must have.
+/// Checks extents and strides.
 Status check_view(const char* name, const TensorView& t) noexcept;
 
-/// check_view() and the rank; `meaning` names the axes.
+/// check_view() and a check of the rank; `meaning` names the axes.
 Status check_rank(const char* name, const TensorView& t, int rank, const char* meaning) noexcept;
 
 Status check_extent(const char* name, const char* what, std::int64_t got, std::int64_t wanted,
                     const char* whose) noexcept;
 
-/// dtype is `wanted` or `alternative` (the same twice: no alternative).
+/// Checks that the dtype is `wanted` or `alternative`; pass `wanted` twice if there is only one.
 Status check_dtype(const char* name, DType got, DType wanted, DType alternative) noexcept;
 
 Status check_device(const char* name, Device got, Device wanted) noexcept;
 
-/// Not null and aligned to its elements, unless there are none.
+/// Checks that the pointer is not null and is aligned to the elements, if there are any.
 Status check_pointer(const char* name, const TensorView& t) noexcept;
 
 struct NamedView {
@@ -33,7 +33,7 @@ struct NamedView {
   const TensorView* view;
 };
 
-/// Outputs must not overlap themselves, each other or any input.
+/// Checks that outputs do not overlap themselves, each other or any input.
 Status check_outputs(std::span<const NamedView> outputs,
                      std::span<const NamedView> inputs) noexcept;
 

@@ -269,7 +269,7 @@ TEST_F(PagesOnGpu, AppendReportsWhatHasNoCode) {
     return workspace_status(workspace.get()).message();
   };
   *at(pair.offsets.k_new, ((1 * 2 + 1) * 4 + 2) * 64 + 17) = NAN;  // sequence 1 has 5 keys
-  EXPECT_NE(reported().find("k_new: what becomes key 7 of batch 1, head 1"), std::string::npos)
+  EXPECT_NE(reported().find("k_new: the row for key 7 of batch 1, head 1"), std::string::npos)
       << reported();
   *at(pair.offsets.k_new, ((1 * 2 + 1) * 4 + 2) * 64 + 17) = 0.f;
   *at(pair.offsets.v_scale, (2 * 2 + 0) * 5 + 2) = -1.f;  // keys 4 and 5 of sequence 2, head 0

@@ -1,5 +1,5 @@
-// Every public call with every one of its allocations refused in turn: it must succeed or say
-// out_of_memory, and the library must work as before once there is memory again.
+// Every public call, with each of its allocations failing in turn. The call succeeds or returns
+// out_of_memory, and the library works again once there is memory.
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -20,8 +20,8 @@ namespace {
 constexpr StatusCode kOk = StatusCode::ok;
 constexpr long kMostAllocations = 2000;
 
-/// Calls `call` with allocation 0, 1, 2, ... refused until none is. `call` returns a StatusCode;
-/// `usual` is what it returns when nothing is refused.
+/// Calls `call` with allocation 0, 1, 2, ... failing until none fails. `call` returns a StatusCode;
+/// `usual` is its result when no allocation fails.
 template <typename Call>
 void with_every_allocation_refused(const char* name, StatusCode usual, Call call) {
   SCOPED_TRACE(name);
@@ -69,7 +69,7 @@ class Allocation : public testing::Test {
     problem_ = *make_problem(tensors_, inputs_.options);
     plan_ = *make_plan(problem_, info_);
   }
-  /// Whatever was refused before: the next call is right.
+  /// The next call is right, whichever allocation failed before.
   void TearDown() override {
     output_.out.fill(0);
     ASSERT_TRUE(run(plan_, tensors_, workspace_.get()).ok());
@@ -130,7 +130,7 @@ TEST_F(Allocation, Plans) {
 }
 
 TEST_F(Allocation, Explain) {
-  // It returns a string, so it may throw; nothing else may happen.
+  // It returns a string, so it may throw bad_alloc, but nothing else.
   with_every_allocation_refused("explain", kOk, [&] {
     try {
       return explain(plan_).empty() ? StatusCode::internal : kOk;
@@ -184,7 +184,7 @@ TEST_F(Allocation, Run) {
     return encode(run(checked_plan, checked, workspace_.get()));
   });
   with_every_allocation_refused("workspace_status", StatusCode::invalid_argument, [&] {
-    // Each reading clears the slot, so each needs a call that fills it.
+    // Reading clears the slot, so each attempt needs a call that fills it.
     static_cast<void>(run(checked_plan, checked, workspace_.get()));
     return encode(workspace_status(workspace_.get()));
   });
@@ -195,7 +195,7 @@ TEST_F(Allocation, Run) {
 }
 
 TEST_F(Allocation, RunWithMoreThreadsThanEverBefore) {
-  // Each round asks for one thread more, so the pool has to grow while memory is refused.
+  // Each iteration uses one thread more, so the pool grows while allocations fail.
   int threads = 5;
   for (long n = 0; n < 6; ++n) {
     for (const Failing failing : {Failing::once, Failing::from_then_on}) {
@@ -276,7 +276,7 @@ TEST_F(Allocation, ThroughC) {
   c.params.kernel = "fwd_of_dreams_that_are_long_enough_to_need_memory";
   with_every_allocation_refused("flashcore_attention: kernel", StatusCode::invalid_argument, [&] {
     const std::int32_t code = flashcore_attention(&c.params, &error);
-    // Even the message of a refusal that found no memory is there and terminated.
+    // The message is terminated, even if there was no memory for it.
     return std::strlen(error.message) > 0 ? as_code(code) : StatusCode::internal;
   });
   c.params.kernel = nullptr;
@@ -301,8 +301,8 @@ TEST_F(Allocation, ThroughC) {
                                 [&] { return as_code(flashcore_merge(&merge_params, &error)); });
 }
 
-// A process's first call looks at the machine and starts the threads: it is made in a process of
-// its own, with allocation n refused.
+// The first call of a process detects the CPU and starts the threads. It runs in its own process,
+// with allocation n failing.
 enum FirstCall : int { kRight = 0, kWrong = 1, kNothingRefused = 3 };
 
 int first_call(long n, Failing failing) {

@@ -1,5 +1,5 @@
-// append() into an 8-bit cache: every new row becomes the codes that quantize() makes of it under
-// the scale at its key, wherever its page lies; and what is refused.
+// append() into an 8-bit cache: every new row is quantized like quantize() does with the scale of
+// its key, in dense and paged caches; and the errors.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +19,7 @@ constexpr int kTable[2][3] = {{4, 1, 0}, {3, 2, 2}};
 
 enum class Granularity { none, tensor, head, block };
 
-/// Two sequences of 5 and 2 keys get three more (packed: one and two).
+/// Two sequences of 5 and 2 keys get three more (varlen: one and two).
 struct Call {
   bool paged, packed;
   Tensor k, v, k_new, v_new, used_k, block_table, cu_seqlens_new, k_scale, v_scale;
@@ -84,7 +84,7 @@ struct Call {
     }
   }
 
-  /// The cache as it must be: quantize() of each new row alone.
+  /// The expected cache: quantize() of each new row alone.
   Tensor wanted(const Tensor& before, const Tensor& rows, const Tensor& scale) const {
     Tensor want = before;
     for (int b = 0; b < 2; ++b) {
@@ -148,7 +148,7 @@ TEST(AppendCodes, InEveryArrangement) {
   }
 }
 
-// Codes of the cache's own type are copied, whatever the scales.
+// Rows of the cache's own type are copied; scales have no effect.
 TEST(AppendCodes, CodesStayAsTheyAre) {
   for (const DType code : kCodes) {
     Call call(true, false, code, DType::f32, Granularity::head);
@@ -237,7 +237,7 @@ TEST(AppendCodes, NanStaysNanWhereThereIsACode) {
   EXPECT_TRUE(std::isnan(core::decode(core::Element::e5m2, code)));
 }
 
-// Keys with scales of a 16-bit cache would be ignored: they are refused.
+// Scales of a 16-bit cache are an error, because they would have no effect.
 TEST(AppendCodes, OnlyEightBitCachesHaveScales) {
   Call call(false, false, DType::e4m3, DType::f16, Granularity::head);
   call.k = Tensor(DType::f16, {2, kHeads, kCapacity, kDim});

@@ -1,5 +1,5 @@
-// append(): every new row at its place and no byte beside it, in every form of cache; and what it
-// refuses, through the C++ API and through the C ABI.
+// append(): writes every new row and no other byte, in every cache layout; and its errors, through
+// the C++ API and the C ABI.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -11,7 +11,7 @@
 namespace flashcore::test {
 namespace {
 
-/// Two sequences of 5 and 2 keys get three (packed: one and two) more, in a cache of up to nine;
+/// Two sequences of 5 and 2 keys get three (varlen: one and two) more, in a cache of up to nine;
 /// in pages of 3 the first has pages 4, 1, 0 and the second 3, 2 and one it does not reach.
 struct AppendCall {
   explicit AppendCall(bool in_pages, bool in_packs = false, DType dtype = DType::f32,
@@ -44,7 +44,7 @@ struct AppendCall {
                .cu_seqlens_new = cu_seqlens_new.view()};
   }
 
-  /// What the cache must be afterwards, key by key.
+  /// The expected cache, key by key.
   void expect_appended(const Tensor& before_k, const Tensor& before_v) const {
     Tensor want_k = before_k, want_v = before_v;
     const int counts[] = {packed ? 1 : 3, packed ? 2 : 3}, used[] = {5, 2};
@@ -131,7 +131,7 @@ TEST(Append, NothingToAppendIsLegal) {
   FLASHCORE_EXPECT_SAME_BITS(call.v, v);
 }
 
-// Rows of a packed tensor before the first and after the last sequence belong to nobody; a
+// Rows of a varlen tensor before the first and after the last sequence belong to no sequence. A
 // sequence may get no key.
 TEST(Append, PackedRowsOfNobody) {
   AppendCall call(false, true);
@@ -226,7 +226,7 @@ TEST(Append, BadValuesAreRefusedAndReported) {
                  true);
 }
 
-// A page that no new key goes to is not looked at.
+// Entries of pages that get no new key are not read.
 TEST(Append, OtherPagesDoNotMatter) {
   AppendCall call(true);
   set_int(call.tensors.block_table, 0, -7);
@@ -351,7 +351,7 @@ TEST(Append, BadWorkspacesAndStructs) {
   EXPECT_EQ(flashcore_append(nullptr, &error), FLASHCORE_INVALID_ARGUMENT);
 }
 
-// On a GPU nobody can refuse: whatever the values are, a row is left out or lies inside the cache.
+// A GPU cannot return an error: for any values a row is skipped or lies inside the cache.
 TEST(Append, WildValuesStayInside) {
   Random random(3);
   const auto wild = [&](std::int64_t most) {

@@ -28,7 +28,7 @@ GoodCall::GoodCall(Form form) {
     inputs.q = draw({2, 4, 5, 16});
     inputs.k = paged ? draw({5, 3, 2, 16}) : draw({2, 2, 7, 16});
     inputs.v = paged ? draw({5, 3, 2, 12}) : draw({2, 2, 7, 12});
-    // Five keys need two pages: the last entry is not read.
+    // Five keys need two pages, so the last entry is not read.
     if (paged) inputs.block_table = tensor_of(DType::i32, {2, 3}, {4, 1, 0, 3, 2, 99});
     inputs.bias = draw({2, 4, 5, kv_len});
     inputs.mask = draw_mask(random, {2, 1, 5, kv_len});

@@ -11,8 +11,8 @@ namespace flashcore::test {
 
 enum class Form { fixed, packed, paged };
 
-/// f32, (2, 4 heads on 2, 5 x 7, 16/12), every tensor given; or packed, with cu_seqlens; or with
-/// the keys in pages of 3.
+/// f32, batch 2, 4 query heads on 2 KV heads, 5 queries, 7 keys, dims 16/12, with every tensor; or
+/// varlen; or paged with pages of 3 keys.
 struct GoodCall {
   explicit GoodCall(Form form = Form::fixed);
 
@@ -37,7 +37,7 @@ struct BadCall {
   std::vector<std::string> words;  ///< all in the message
 };
 
-/// One row per way to go wrong.
+/// One row per error.
 std::vector<BadCall> bad_shapes();
 std::vector<BadCall> bad_pages();
 std::vector<BadCall> bad_memory();

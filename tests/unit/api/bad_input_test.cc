@@ -1,5 +1,5 @@
-// Every bad input is refused with the right code and a message that names it, and leaves every byte
-// as it was; through the C++ API and through the C ABI.
+// Every bad input fails with the right code and a message that names it, and changes no byte;
+// through the C++ API and the C ABI.
 #include <gtest/gtest.h>
 
 #include <set>
@@ -10,7 +10,7 @@
 namespace flashcore::test {
 namespace {
 
-/// The three steps a C++ caller takes.
+/// The three steps of a C++ caller.
 Status call_cpp(const GoodCall& call, Workspace workspace) {
   const Result<Problem> problem = make_problem(call.tensors, call.options);
   if (!problem.ok()) return problem.status();
@@ -57,7 +57,7 @@ void expect_refused(const std::vector<BadCall>& rows) {
           through_c ? call_c(call, workspace.get()) : call_cpp(call, workspace.get());
       EXPECT_EQ(status.code(), row.code) << status.message();
       for (const std::string& word : row.words) {
-        // C callers write ndim where C++ callers write rank, and hear that word.
+        // Messages of the C ABI say ndim instead of rank.
         if (through_c && word == "rank is") continue;
         EXPECT_NE(status.message().find(word), std::string::npos)
             << "no \"" << word << "\" in: " << status.message();
@@ -111,7 +111,7 @@ TEST(BadInput, EmptyDimensionsAreLegal) {
     call.inputs.k = call.inputs.v = Tensor(DType::f32, row.k);
     call.output = make_output(call.inputs);
     call.tensors = tensors_of(call.inputs, call.output.out, call.output.lse);
-    // An empty tensor needs no memory, and its compact strides are 0.
+    // An empty tensor needs no memory; its compact strides are 0.
     const auto without_memory = [](TensorView& t) {
       TensorView empty = view(nullptr, t.dtype, {});
       empty.rank = t.rank;

@@ -1,4 +1,4 @@
-// merge(): what it refuses, through the C++ API and through the C ABI.
+// Errors of merge(), through the C++ API and the C ABI.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -168,7 +168,7 @@ TEST(BadMerge, EmptyTensorsAreLegal) {
     if (axis < 3) {
       for (TensorView* t : {&call.lse, &call.parts[0].lse, &call.parts[1].lse}) t->shape[axis] = 0;
     } else {
-      call.lse = {};  // with columns gone the LSE would still have rows
+      call.lse = {};  // without columns the LSE would still have rows
     }
     EXPECT_TRUE(merge_cpp(call).ok()) << axis << ": " << merge_cpp(call).message();
     EXPECT_TRUE(merge_c(call).ok()) << axis;

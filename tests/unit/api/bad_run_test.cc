@@ -113,7 +113,7 @@ TEST_F(BadRun, TensorsOfAnotherCall) {
                    t.k.shape[2] = t.v.shape[2] = t.bias.shape[3] = t.mask.shape[3] = 6;
                  }),
                  {words});
-  // Null pointers are found in run() too, not only when the plan is made.
+  // run() checks pointers too, not only make_problem().
   expect_refused(changed([](Tensors& t) { t.v.data = nullptr; }), {"v:", "null"});
 }
 

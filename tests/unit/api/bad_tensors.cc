@@ -1,4 +1,4 @@
-// Calls with a bad tensor: its shape, its type, its place in memory.
+// Calls with a bad tensor: shape, type, memory.
 #include <limits>
 #include <utility>
 
@@ -62,7 +62,7 @@ std::vector<BadCall> bad_shapes() {
                       t.strides[t.rank - 2] = std::numeric_limits<std::int64_t>::max();
                     },
                     {"9223372036854775807", "address space"});
-    // Far, though 64 bits could still count the bytes: sums of such distances would overflow.
+    // The distance fits 64 bits, but sums of such distances overflow.
     for_each_tensor(rows, form, "reaches 2^61 bytes", kInvalid, wide,
                     [](GoodCall&, TensorView& t) {
                       const int axis = t.rank - 2;

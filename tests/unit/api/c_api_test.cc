@@ -1,4 +1,4 @@
-// The C ABI's own matters: struct sizes, descriptors, codes, the error buffer.
+// The C ABI: struct sizes, descriptors, codes, the error buffer.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace flashcore::test {
 namespace {
 
-/// A small good call and everything it needs.
+/// A small valid call with its memory.
 class CApi : public testing::Test {
  protected:
   CApi()
@@ -94,7 +94,7 @@ TEST_F(CApi, CallersWithoutACancelFlagAreServed) {
   std::memcpy(bytes.get(), &call_.params, kOlder);
   ASSERT_EQ(flashcore_attention(older, &error_), FLASHCORE_OK) << error_.message;
   FLASHCORE_EXPECT_SAME(output_, attend(inputs_));
-  // The memory behind an older struct is not read as its flag.
+  // The memory behind an older struct is not read.
   const std::int32_t set = 1;
   call_.params.cancel = &set;
   EXPECT_EQ(attention(), FLASHCORE_OK) << error_.message;
@@ -123,7 +123,7 @@ TEST_F(CApi, InitSetsDefaultsAndNothingPastTheCallersStruct) {
   EXPECT_EQ(params.has_scale, 0);
   EXPECT_EQ(params.workspace, nullptr);
   EXPECT_EQ(params.cancel, nullptr);
-  // An older caller's struct is shorter: its size is kept, and what follows it is not touched.
+  // The struct of an older caller is shorter. Its size is kept, and no byte behind it is written.
   constexpr std::size_t kOlder = 64;
   unsigned char bytes[sizeof params];
   std::memset(bytes, 0xab, sizeof bytes);
@@ -133,7 +133,7 @@ TEST_F(CApi, InitSetsDefaultsAndNothingPastTheCallersStruct) {
   EXPECT_EQ(size, kOlder);
   for (std::size_t i = sizeof size; i < kOlder; ++i) EXPECT_EQ(bytes[i], 0);
   for (std::size_t i = kOlder; i < sizeof bytes; ++i) ASSERT_EQ(bytes[i], 0xab);
-  // A size that is no struct's at all.
+  // A size smaller than the first field.
   std::memset(bytes, 0xab, sizeof bytes);
   flashcore_params_init(reinterpret_cast<flashcore_params*>(bytes), 3);
   for (std::size_t i = 3; i < sizeof bytes; ++i) ASSERT_EQ(bytes[i], 0xab);
@@ -182,7 +182,7 @@ TEST_F(CApi, DescriptorsAreChecked) {
 TEST_F(CApi, DtypeCodes) {
   struct Row {
     flashcore_dtype dtype;
-    const char* becomes;  // in the complaint about k, which stays f32; null: unknown
+    const char* becomes;  // its name in the message about k, which stays f32; null: unknown
   };
   const Row rows[] = {{{FLASHCORE_FLOAT, 64, 1}, "wanted f64"},
                       {{FLASHCORE_FLOAT, 16, 1}, "wanted f16"},
@@ -212,7 +212,7 @@ TEST_F(CApi, DtypeCodes) {
 }
 
 TEST_F(CApi, DtypesOfOtherTensorsSayWhatIsWanted) {
-  CTensor& lengths = q();  // of rank 4, but types come first
+  CTensor& lengths = q();  // the rank is wrong too, but types are checked first
   lengths.tensor.dtype = {FLASHCORE_INT, 64, 1};
   const std::pair<const flashcore_tensor**, const char*> rows[] = {
       {&call_.params.used_k, "seqused_k: dtype is int64; wanted i32 (int32)"},
@@ -283,7 +283,7 @@ TEST_F(CApi, OptionsReachTheCall) {
 }
 
 TEST_F(CApi, LayoutOneSwapsHeadsAndLengths) {
-  for (int i = 0; i < 4; ++i) {  // q, k, v, out: the same memory, described the other way round
+  for (int i = 0; i < 4; ++i) {  // q, k, v, out: the same memory in the other layout
     std::swap(call_.tensors[i].shape[1], call_.tensors[i].shape[2]);
     std::swap(call_.tensors[i].strides[1], call_.tensors[i].strides[2]);
   }

@@ -1,4 +1,4 @@
-// Calls that another thread ends: the code, the time it takes, what is written, what still works.
+// Cancelled calls: code, latency, outputs, and calls after them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,11 +23,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kDelay = std::chrono::milliseconds(50);
-// An item of the call below takes seconds, the whole call takes longer still.
+// One tile of the call below takes seconds.
 constexpr auto kSoon = std::chrono::seconds(1);
 constexpr float kNotWritten = -7.f;
 
-/// Four work items of 64 rows and 2^23 keys for each split. All keys are one row of memory.
+/// Four tiles of 64 rows and 2^23 keys for each split. All keys share one row of memory.
 struct LongCall {
   explicit LongCall(int threads = 1, int splits = 1) {
     tensors.q = view(q.data(), DType::f32, {1, 1, kRows, kDim}, {});
@@ -50,7 +50,7 @@ struct LongCall {
   Plan plan;
 };
 
-/// Sets the flag while the call runs and returns its status. The call must end soon.
+/// Sets the flag while the call runs and returns the status of the call, which must end soon.
 Status cancel_during(const std::function<Status(const std::int32_t* cancel)>& call,
                      Clock::duration delay = kDelay) {
   std::int32_t cancel = 0;
@@ -67,7 +67,7 @@ Status cancel_during(const std::function<Status(const std::int32_t* cancel)>& ca
   return status;
 }
 
-/// A small call with a workspace that others have used.
+/// A small call with a used workspace.
 void expect_right_results(Workspace workspace) {
   Random random(5);
   Inputs inputs = draw_inputs(random, *find_kernel("fwd_generic_f32"),
@@ -133,8 +133,8 @@ TEST(Cancel, AFlagThatStaysClearChangesNothing) {
   }
 }
 
-/// The calls that walk over tensors of so many rows. All rows of an input are one; an output's
-/// memory is only touched where it is written.
+/// Calls on tensors of `rows` rows without attention. All rows of an input share memory; the memory
+/// of an output is touched only where it is written.
 class Walks {
  public:
   explicit Walks(std::int64_t rows) : rows_(rows) {
@@ -142,7 +142,7 @@ class Walks {
     std::iota(row_of_codes_.begin(), row_of_codes_.end(), std::uint8_t{1});
   }
 
-  /// The first `count` bytes of what a call wrote.
+  /// The first `count` bytes of the output.
   std::vector<std::uint8_t> written(std::int64_t count) const {
     return {memory_.get(), memory_.get() + count};
   }
@@ -154,7 +154,7 @@ class Walks {
     return flashcore::quantize({input(row_.data(), DType::f32), output(DType::int8), scale},
                                {.block_rows = block_rows}, {}, nullptr, cancel);
   }
-  /// As one row.
+  /// The same elements as one row.
   Status quantize_columns(const std::int32_t* cancel) {
     TensorView from = view(row_.data(), DType::f32, {rows_ * kDim}, {});
     from.strides[0] = 0;
@@ -254,7 +254,7 @@ TEST(Cancel, WalksWriteNothingIfItWasSetBefore) {
   }
 }
 
-/// Calls a C function with a set flag, then with the params of a caller that knows no flag.
+/// Calls a C function with a set flag, then with params that end before `cancel`.
 template <typename Params>
 void expect_flag_read(std::int32_t (*function)(const Params*, flashcore_error*), Params params) {
   const std::int32_t set = 1;
@@ -269,7 +269,8 @@ void expect_flag_read(std::int32_t (*function)(const Params*, flashcore_error*),
   std::memcpy(bytes.get(), &params, kOlder);
   EXPECT_EQ(function(reinterpret_cast<const Params*>(bytes.get()), &error), FLASHCORE_OK)
       << error.message;
-  EXPECT_EQ(function(&params, &error), FLASHCORE_OK) << error.message;  // no flag of an older one
+  EXPECT_EQ(function(&params, &error), FLASHCORE_OK)
+      << error.message;  // the flag is not part of an older struct
   params.struct_size = kOlder - 8;
   EXPECT_EQ(function(&params, &error), FLASHCORE_INVALID_ARGUMENT) << error.message;
 }

@@ -5,10 +5,10 @@ namespace flashcore::test {
 
 enum class Failing { once, from_then_on };
 
-/// Allocation number `allowed` (from 0) from now on fails.
+/// The allocation after the next `allowed` ones fails.
 void fail_allocation(long allowed, Failing failing);
 
-/// Back to normal. Whether an allocation was refused meanwhile.
+/// Ends the failures. Returns whether an allocation failed.
 bool stop_failing();
 
 }  // namespace flashcore::test

@@ -1,5 +1,4 @@
-// The CPU backend with one fault on the way back, to show that it is noticed: everything else is
-// the real one.
+// The CPU backend with one injected fault, to show that checks detect it.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +10,11 @@
 namespace flashcore::test {
 
 struct Fault {
-  /// In every download of exactly this many bytes, the float at `offset` is off by `add`.
+  /// Adds `add` to the float at `offset` in every download of exactly this many bytes.
   std::size_t block_bytes = 0, offset = 0;
   float add = 0;
   bool forget_sinks = false;  ///< combine() leaves them out
-  /// In every upload of as many bytes or more, the float at `offset` is doubled.
+  /// Doubles the float at `offset` in every upload of at least this many bytes.
   std::size_t doubled_from_bytes = 0;
 };
 

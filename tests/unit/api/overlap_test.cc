@@ -1,4 +1,4 @@
-// api/validate/overlap.h against listing every byte.
+// api/validate/overlap.h against an enumeration of all bytes.
 #include "api/validate/overlap.h"
 
 #include <gtest/gtest.h>
@@ -105,7 +105,7 @@ TEST(Overlap, SelfOverlapIsNeverMissed) {
 TEST(Overlap, NestedLayoutsAreExactlyClean) {
   Random random(3);
   for (int n = 0; n < test::rounds(20000); ++n) {
-    // A compact layout with the axes in any order, slack after any axis, any part of it used.
+    // A compact layout with permuted axes, padding after any axis, and any slice of it.
     std::int64_t shape[4], strides[4];
     int order[] = {0, 1, 2, 3};
     for (int i = 3; i > 0; --i) std::swap(order[i], order[random.below(i + 1)]);
@@ -139,7 +139,7 @@ TEST(Overlap, ATensorWithoutElementsOverlapsNothing) {
 }
 
 TEST(Overlap, InterleavedViewsOfOneBufferAreApart) {
-  // q, k and v of [batch, len, 3, heads, dim] memory, as a fused projection leaves them.
+  // q, k and v in [batch, len, 3, heads, dim] memory, the output of a fused projection.
   const std::vector<std::int64_t> shape{2, 4, 8, 16};
   const std::vector<std::int64_t> strides{8 * 3 * 4 * 16, 16, 3 * 4 * 16, 1};
   const TensorView part[] = {strided(DType::f16, 0, shape, strides),
@@ -154,7 +154,7 @@ TEST(Overlap, InterleavedViewsOfOneBufferAreApart) {
   const TensorView odd = strided(DType::f32, 4, {16, 16}, {32, 2});
   EXPECT_FALSE(share_memory(even, odd));
   EXPECT_TRUE(share_memory(even, strided(DType::f32, 8, {16, 16}, {32, 2})));
-  // Half an element is enough.
+  // Half an element of overlap counts.
   EXPECT_TRUE(share_memory(even, strided(DType::f16, 2, {1}, {1})));
 }
 
@@ -165,7 +165,7 @@ TEST(Overlap, FarApartAndNullPointers) {
   TensorView nowhere = a;
   nowhere.data = nullptr;
   EXPECT_FALSE(share_memory(a, nowhere));
-  // At opposite ends of the address space their distance does not fit 64 bits with a sign.
+  // At opposite ends of the address space the distance does not fit a signed 64-bit integer.
   TensorView low = a, high = a;
   low.data = reinterpret_cast<void*>((std::uintptr_t{1} << 62) + 4096);
   high.data = reinterpret_cast<void*>(std::uintptr_t{3} << 62);

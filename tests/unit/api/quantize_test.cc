@@ -41,7 +41,7 @@ TEST(Quantize, IsTheNearestCodeForEveryTypeLayoutAndGranularity) {
           const double s = scale.at(slot);
           ASSERT_NEAR(s, largest.at(slot) / largest_of(code), 1e-6 * s);
           ASSERT_EQ(saturated.at(slot), 0);
-          // Three roundings of 2^-24 on the way to the code.
+          // Three roundings of 2^-24.
           const double want = from.at(at) / s;
           ASSERT_LE(std::fabs(to.at(at) - want),
                     half_step(code, want) + 3 * 0x1p-24 * std::fabs(want));

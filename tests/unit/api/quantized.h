@@ -1,4 +1,4 @@
-// What quantising is by its definition, in f64, for tests of quantize() and dequantize().
+// The definition of quantization in f64, for tests of quantize() and dequantize().
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,7 @@ inline double largest_of(DType dtype) {
   return dtype == DType::e5m2 ? 57344 : dtype == DType::int8 ? 127 : 448;
 }
 
-/// Half the distance between the codes around a value (given without scale): what rounding may
-/// cost.
+/// Half the distance between the codes around an unscaled value: the largest rounding error.
 inline double half_step(DType dtype, double value) {
   if (dtype == DType::int8) return 0.5;
   if (dtype == DType::u8) return 0.5 * 448 / 127;
@@ -27,7 +26,7 @@ inline double half_step(DType dtype, double value) {
   return std::ldexp(0.5, exponent - mantissa);
 }
 
-/// The C ABI's parameters to quantise, and after turn_round() to dequantise what came of it.
+/// C params that quantize and, after turn_round(), dequantize the result.
 struct CQuantCall {
   CTensor from, to, scale, back;
   flashcore_quant_params params{};
@@ -52,7 +51,7 @@ struct Granularity {
   std::int64_t block_rows;
 };
 
-/// Where the scale of a row lies.
+/// The index of the scale of a row.
 inline Shape slot_of(const Granularity& g, const Shape& index) {
   if (g.scale.size() == 1) return {0};
   if (g.scale.size() == 2) return {index[0], index[1]};

@@ -1,4 +1,4 @@
-// Which types q, k, v and out may have together, and what their scales must look like.
+// Valid combinations of types of q, k, v and out, and valid scales.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace flashcore::test {
 namespace {
 
-/// A call that need not run: shapes alone are judged.
+/// A call that does not run; only its shapes matter.
 struct Call {
   alignas(256) char memory[1 << 16] = {};
   Tensors tensors;

@@ -1,4 +1,4 @@
-// The workspace's header: which plans use it, and where kernels find it when it lies apart.
+// The workspace header: which plans use it, and its address if it is separate.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -97,8 +97,8 @@ TEST(UsesHeader, NotByOtherPlans) {
   EXPECT_FALSE(uses_header(Plan{}));
 }
 
-// What the launch makes of a plan, for every kernel: counters it is given, pieces of work it deals
-// out (as cuda/sm90/make_params.cc counts them), errors it may report.
+// The launch arguments of a plan, for every kernel: counters, scheduled tiles (as counted by
+// cuda/sm90/make_params.cc) and the error slot.
 TEST(UsesHeader, IsWhatTheLaunchDoes) {
   const Shape shapes[] = {
       {1, 2, 2, 64, 64, 64},     {1, 132, 132, 128, 128, 128}, {2, 67, 67, 128, 128, 128},
@@ -148,7 +148,7 @@ class HeaderApart : public testing::Test {
   alignas(256) std::byte header_[256] = {};
   alignas(256) std::byte data_[256] = {};
 
-  /// The plan's offsets count from the header: memory behind it begins so many bytes later.
+  /// The plan's offsets count from the header, so memory behind it starts that many bytes later.
   void expect_found(const Plan& plan) {
     const Device gpu = plan.problem.device;
     const core::AttentionParams inside = make_params(plan, {}, {data_, 0, gpu});
@@ -175,9 +175,9 @@ class HeaderApart : public testing::Test {
 };
 
 TEST_F(HeaderApart, KernelsFindItAndWhatFollows) {
-  expect_found(plan_of("a100", DType::bf16, {1, 32, 8, 1, 8192, 128}));  // joined splits
+  expect_found(plan_of("a100", DType::bf16, {1, 32, 8, 1, 8192, 128}));  // combined splits
   expect_found(plan_of("h200", DType::f32, {1, 2, 2, 33, 700, 64}, {.num_splits = 5}));
-  expect_found(plan_of("h200", DType::bf16, {1, 4, 4, 2048, 2048, 128}));  // cut items
+  expect_found(plan_of("h200", DType::bf16, {1, 4, 4, 2048, 2048, 128}));  // tail splits
   expect_found(plan_of("h200", DType::bf16, {1, 2, 2, 64, 64, 64}, {.num_splits = 1}));
 }
 

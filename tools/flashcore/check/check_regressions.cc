@@ -16,7 +16,7 @@ verify::CaseSpec spec_of(const char* shape, const char* window) {
   ProblemArgs args;
   args.shape = shape;
   args.window = window;
-  args.causal = args.window.empty();
+  args.options.causal = args.window.empty();
   args.lse = true;
   return spec_of(args);
 }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "flashcore/problem.h"
+
 namespace flashcore::tool {
 
 struct DeviceArgs {
@@ -41,14 +43,11 @@ struct ProblemArgs {
   std::string scales = "head";  ///< of 8-bit tensors: none, tensor, head or block
   std::int64_t scale_block = 64;
   std::string layout = "bhsd";
-  bool causal = false;
+  Options options;  ///< without the window and reproducibility, which have words below
   std::string window;
-  std::optional<double> scale;
-  double softcap = 0;
   std::string bias, mask, alibi, sinks;
   std::string cu_seqlens_q, cu_seqlens_k, used_k, q_start, k_start;
-  std::int64_t max_q_len = 0, max_kv_len = 0;
-  bool lse = false, partial = false, checked = false, out_f32 = false;
+  bool lse = false, out_f32 = false;
   std::string reproducibility = "deterministic";
 };
 

@@ -1,4 +1,4 @@
-// Options several subcommands share.
+// Options that several subcommands share.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,12 +11,12 @@ void add_device_options(CLI::App& command, DeviceArgs& args);
 void add_case_options(CLI::App& command, SelectionArgs& args);
 void add_control_options(CLI::App& command, RunControlArgs& args);
 void add_splits_option(CLI::App& command, std::optional<int>& splits);
-/// `what` has it, and `usual` is the default, in words.
+/// `what` is limited by the deadline; `usual` describes the default.
 void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s, const char* what,
                          const char* usual);
 void add_page_size_option(CLI::App& command, std::int64_t& page_size);
 
-/// Sizes, dtype and every option of the library. `files`: tensor options may name files.
+/// Sizes, dtype and the options of the library. `files`: tensor options may name files.
 void add_problem_options(CLI::App& command, ProblemArgs& args, bool files);
 
 }  // namespace flashcore::tool

@@ -47,7 +47,7 @@ class Builder {
     place_outputs();
     case_.options = options_of(p);
     // What a file says about lengths is not believed: the oracle would read where it points.
-    case_.options.checked = p.checked || t.cu_seqlens_q.given() || t.cu_seqlens_k.given() ||
+    case_.options.checked = p.options.checked || t.cu_seqlens_q.given() || t.cu_seqlens_k.given() ||
                             t.seqused_k.given() || t.block_table.given() || t.q_start.given() ||
                             t.k_start.given();
     for (TensorView* view : verify::views_of(t)) {
@@ -141,9 +141,9 @@ class Builder {
     Tensors& t = case_.tensors;
     if (t.q.rank < 3 || t.v.rank < 1) return;  // the library's message says what is wrong
     const DType wide = verify::wide(dtype_);
-    const DType dtype = p.partial ? wide : p.out_f32 ? DType::f32 : dtype_;
+    const DType dtype = p.options.partial ? wide : p.out_f32 ? DType::f32 : dtype_;
     const std::int64_t v_dim = t.v.shape[t.v.rank - 1];
-    const bool lse = p.lse || p.partial || !args_.lse_out.empty();
+    const bool lse = p.lse || p.options.partial || !args_.lse_out.empty();
     if (t.q.rank == 3) {
       t.out = output(dtype, {t.q.shape[0], t.q.shape[1], v_dim});
       if (lse) t.lse = output(wide, {t.q.shape[1], t.q.shape[0]});

@@ -84,8 +84,7 @@ TensorView absent(DType dtype, std::initializer_list<std::int64_t> shape, Device
 }  // namespace
 
 Options options_of(const ProblemArgs& args) {
-  Options options;
-  options.causal = args.causal;
+  Options options = args.options;
   if (!args.window.empty()) {
     const auto sides = split(args.window, ',');
     const auto left = integer(sides.front()), right = integer(sides.back());
@@ -97,12 +96,6 @@ Options options_of(const ProblemArgs& args) {
     options.window_left = *left;
     options.window_right = *right;
   }
-  options.scale = args.scale;
-  options.softcap = args.softcap;
-  options.partial = args.partial;
-  options.checked = args.checked;
-  options.max_q_len = args.max_q_len;
-  options.max_kv_len = args.max_kv_len;
   if (args.reproducibility == "batch_invariant") {
     options.reproducibility = Reproducibility::batch_invariant;
   }
@@ -127,7 +120,7 @@ verify::CaseSpec spec_of(const ProblemArgs& args) {
   spec.dtype = args.dtype.empty() ? DType::f32 : dtype_named(args.dtype);
   spec.options = options_of(args);
   set_storage(args, spec);
-  spec.lse = args.lse || args.partial;
+  spec.lse = args.lse || args.options.partial;
   spec.out_f32 = args.out_f32;
   const auto arrangement =
       args.layout == "bshd" ? verify::MemoryLayout::rows_first : verify::MemoryLayout::heads_first;
