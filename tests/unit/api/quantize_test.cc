@@ -169,7 +169,7 @@ TEST(Quantize, RefusesWhatIsWrongAndWritesNothing) {
   scale.fill(0);
   refuses({from.view(), to.view(), scale.view(), {}}, {.given_scale = true}, "scale[0, 0, 0] is 0");
   Tensor other(DType::int8, {1, 1, 2, 3});
-  refuses({from.view(), other.view(), scale.view(), {}}, {}, "another shape");
+  refuses({from.view(), other.view(), scale.view(), {}}, {}, "its shape differs");
   TensorView repeated = to.view();
   repeated.strides[2] = 0;
   refuses({from.view(), repeated, scale.view(), {}}, {}, "overlap");
