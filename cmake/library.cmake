@@ -41,6 +41,7 @@ add_library(flashcore_objects OBJECT
   src/verify/discover.cc
   src/verify/implementation.cc
   src/verify/inputs/call.cc
+  src/verify/inputs/call_variants.cc
   src/verify/inputs/case.cc
   src/verify/inputs/case_lengths.cc
   src/verify/inputs/case_memory.cc
@@ -51,7 +52,7 @@ add_library(flashcore_objects OBJECT
   src/verify/inputs/lengths.cc
   src/verify/inputs/probe_inputs.cc
   src/verify/probe_sequence.cc
-  src/verify/probe_sequence_steps.cc
+  src/verify/run_probes.cc
   src/verify/probes/bounds.cc
   src/verify/probes/combine.cc
   src/verify/probes/coverage.cc
@@ -59,9 +60,8 @@ add_library(flashcore_objects OBJECT
   src/verify/probes/layout.cc
   src/verify/probes/lse.cc
   src/verify/probes/mask.cc
-  src/verify/probes/probes.cc
   src/verify/probes/random.cc
-  src/verify/probes/score_codes.cc
+  src/verify/probes/score_encodings.cc
   src/verify/probes/score_reading.cc
   src/verify/probes/scores.cc
   src/verify/probes/softmax.cc

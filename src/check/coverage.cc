@@ -27,10 +27,10 @@ std::vector<std::string> all_features() {
   s.shared_kv = s.non_finite = true;
   s.page_size = 16;
   s.shared_pages = true;
-  s.q_arrangement = MemoryLayout::rows_first;
-  s.k_arrangement = MemoryLayout::padded;
-  s.v_arrangement = MemoryLayout::misaligned;
-  s.out_arrangement = MemoryLayout::strided_columns;
+  s.q_layout = MemoryLayout::rows_first;
+  s.k_layout = MemoryLayout::padded;
+  s.v_layout = MemoryLayout::misaligned;
+  s.out_layout = MemoryLayout::strided_columns;
   s.q_storage = s.k_storage = s.v_storage = DType::e4m3;
   s.q_scale = ScaleKind::per_tensor;
   s.k_scale = ScaleKind::per_head;

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "check/stage_parts.h"
-#include "verify/probes/probes.h"
+#include "verify/inputs/call_variants.h"
 
 namespace flashcore::verify {
 namespace {

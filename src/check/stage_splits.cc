@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "check/stage_parts.h"
+#include "verify/inputs/call_variants.h"
 #include "verify/inputs/case_memory.h"
-#include "verify/probes/probes.h"
 
 namespace flashcore::verify {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "check/stage_parts.h"
 #include "core/error.h"
-#include "verify/probes/probes.h"
+#include "verify/inputs/call_variants.h"
 
 namespace flashcore::verify {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "check/stages.h"
 #include "core/error.h"
-#include "verify/probes/probes.h"
+#include "verify/inputs/call_variants.h"
 
 namespace flashcore::verify {
 namespace {

@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::int64_t kCommonDims[] = {64, 128, 32, 80, 256, 16, 96, 72};
 
-HostCall plain_call(const ProbeSequence& probes, const Shape& shape, const Options& options) {
+HostCall random_normal_call(const ProbeSequence& probes, const Shape& shape,
+                            const Options& options) {
   HostCall call = probes.call(shape, options);
   fill_random(call.tensors.q, 1, 1, 1);
   fill_random(call.tensors.k, 1, 1, 2);
@@ -21,20 +22,20 @@ HostCall plain_call(const ProbeSequence& probes, const Shape& shape, const Optio
 
 class Asker {
  public:
-  Asker(ProbeSequence& probes, Discovery& found) : ladder_(probes), found_(found) {}
+  Asker(ProbeSequence& probes, Discovery& found) : probes_(probes), found_(found) {}
 
   /// Whether a call is taken; its message where not.
   bool takes(const Shape& shape, const Options& options, const Setting* setting = nullptr) {
-    HostCall call = plain_call(ladder_, shape, options);
-    const Setting plain = ladder_.subject.plain();
-    last_ = ladder_.subject.run(call, setting != nullptr ? *setting : plain);
+    HostCall call = random_normal_call(probes_, shape, options);
+    const Setting plain = probes_.impl.default_setting();
+    last_ = probes_.impl.run(call, setting != nullptr ? *setting : plain);
     return last_.ok();
   }
   const std::string& message() const { return last_.message; }
   bool died() const { return last_.kind == CallResult::Kind::died; }
   const CallResult& last() const { return last_; }
 
-  /// A declared answer, or what asking gives. Notes it down.
+  /// A declared result, or what asking gives. Notes it down.
   template <typename Ask>
   void settle(const char* name, std::int32_t declared, bool& can, Ask ask) {
     last_ = {};
@@ -52,14 +53,14 @@ class Asker {
   }
 
  private:
-  ProbeSequence& ladder_;
+  ProbeSequence& probes_;
   Discovery& found_;
   CallResult last_;
 };
 
 /// A shape and options of a first call that works.
-Status find_plain_call(ProbeSequence& probes, Asker& asker, Discovery& found,
-                       const flashcore_verify_options& o, Shape& shape, Options& options) {
+Status find_working_call(ProbeSequence& probes, Asker& asker, Discovery& found,
+                         const flashcore_verify_options& o, Shape& shape, Options& options) {
   std::vector<std::int64_t> dims(std::begin(kCommonDims), std::end(kCommonDims));
   if (o.head_dims[0] > 0) {
     dims.clear();
@@ -133,9 +134,9 @@ void find_alignment(ProbeSequence& probes, Discovery& found, const flashcore_ver
     for (const auto& [q_len, kv_len] : {std::pair{6, 24}, {24, 6}, {2, 9}}) {
       HostCall call = probes.call(probes.shape(q_len, kv_len, probes.main_dim(), false), options);
       fill_folded_one_hot(call);
-      const CallResult answer = probes.subject.run(call);
-      if (!answer.ok()) continue;
-      const Judged judged = probes.judge(call, answer);
+      const CallResult result = probes.impl.run(call);
+      if (!result.ok()) continue;
+      const Judged judged = probes.judge(call, result);
       wrong[top_left ? 1 : 0] += static_cast<double>(judged.wrong);
     }
   }
@@ -155,11 +156,11 @@ void find_empty_rows(ProbeSequence& probes, Discovery& found) {
   options.causal = true;
   HostCall call = probes.call(probes.shape(9, 4, probes.main_dim(), false), options);
   if (call.tensors.q.shape[2] <= call.tensors.k.shape[2]) return;
-  Setting setting = probes.subject.plain();
+  Setting setting = probes.impl.default_setting();
   setting.lse = true;
-  const CallResult answer = probes.subject.run(call, setting);
-  if (answer.ok()) {
-    found.conventions.push_back("LSE of a row that sees no key: " + number(answer.lse[0]));
+  const CallResult result = probes.impl.run(call, setting);
+  if (result.ok()) {
+    found.conventions.push_back("LSE of a row that sees no key: " + number(result.lse[0]));
   }
 }
 
@@ -171,7 +172,7 @@ Discovery discover(ProbeSequence& probes, const flashcore_verify_options& o) {
   Shape plain;
   Options options;
   probes.can.splits = false;
-  found.status = find_plain_call(probes, asker, found, o, plain, options);
+  found.status = find_working_call(probes, asker, found, o, plain, options);
   if (!found.status.ok() || found.fault.found()) return found;
   find_dims(probes, asker, found, o, plain, options);
   Capabilities& can = probes.can;
@@ -218,12 +219,12 @@ Discovery discover(ProbeSequence& probes, const flashcore_verify_options& o) {
   asker.settle("v_dim", o.v_dim, can.v_dim,
                [&] { return with([](Shape& s, Options&) { s.v_dim = s.head_dim / 2; }); });
   asker.settle("lse", o.lse, can.lse, [&] {
-    Setting setting = probes.subject.plain();
+    Setting setting = probes.impl.default_setting();
     setting.lse = true;
     return asker.takes(plain, options, &setting);
   });
   asker.settle("strides", o.strides, can.strides, [&] {
-    Setting setting = probes.subject.plain();
+    Setting setting = probes.impl.default_setting();
     setting.inputs = setting.out = MemoryLayout::padded;
     return asker.takes(plain, options, &setting);
   });

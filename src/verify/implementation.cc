@@ -45,19 +45,19 @@ struct Placed {
 class Block {
  public:
   Placed& place(Placed& p, const char* name, Format format, std::vector<std::int64_t> shape,
-                MemoryLayout arrangement) {
+                MemoryLayout layout) {
     p.name = name;
     p.format = format;
     p.rank = static_cast<int>(shape.size());
     std::copy(shape.begin(), shape.end(), p.shape);
     std::vector<int> order;  // axes from fastest to slowest
     for (int i = p.rank - 1; i >= 0; --i) order.push_back(i);
-    if (arrangement == MemoryLayout::rows_first && p.rank == 4) std::swap(order[1], order[2]);
+    if (layout == MemoryLayout::rows_first && p.rank == 4) std::swap(order[1], order[2]);
     std::int64_t stride = 1;
     for (const int axis : order) {
       p.strides[axis] = stride;
       stride *= std::max<std::int64_t>(p.shape[axis], 1);
-      if (arrangement == MemoryLayout::padded && p.rank == 4) stride += kSlack;
+      if (layout == MemoryLayout::padded && p.rank == 4) stride += kSlack;
     }
     p.reach = 1;
     for (int i = 0; i < p.rank; ++i) p.reach += (p.shape[i] - 1) * p.strides[i];
@@ -314,41 +314,41 @@ CallResult Implementation::run(HostCall& call, const Setting& setting) {
                                 nullptr,
                                 reason,
                                 sizeof reason};
-  CallResult answer;
+  CallResult result;
   ++calls_;
   last_call_ = describe(call);
-  const std::int32_t code = target_.call(c, &answer.message);
-  if (answer.message.empty() && reason[0] != '\0') answer.message = reason;
+  const std::int32_t code = target_.call(c, &result.message);
+  if (result.message.empty() && reason[0] != '\0') result.message = reason;
   if (target_.died()) {
-    answer.kind = CallResult::Kind::died;
+    result.kind = CallResult::Kind::died;
     ++deaths_;
-    return answer;
+    return result;
   }
   if (code != FLASHCORE_OK) {
-    answer.kind = code == FLASHCORE_UNSUPPORTED            ? CallResult::Kind::refused
+    result.kind = code == FLASHCORE_UNSUPPORTED            ? CallResult::Kind::refused
                   : code == FLASHCORE_VERIFY_OUT_MISSHAPEN ? CallResult::Kind::out_misshapen
                   : code == FLASHCORE_VERIFY_LSE_MISSHAPEN ? CallResult::Kind::lse_misshapen
                                                            : CallResult::Kind::failed;
     reason[sizeof reason - 1] = '\0';
-    if (answer.message.empty()) answer.message = "the function returned " + decimal(code);
-    if (answer.kind == CallResult::Kind::refused && refused_++ == 0) {
-      first_refusal_ = last_call_ + ": " + answer.message;
+    if (result.message.empty()) result.message = "the function returned " + decimal(code);
+    if (result.kind == CallResult::Kind::refused && refused_++ == 0) {
+      first_refusal_ = last_call_ + ": " + result.message;
     }
-    return answer;
+    return result;
   }
-  read_output(out, base, before, answer.out, answer.bits, answer.unwritten, &answer.is_unwritten);
+  read_output(out, base, before, result.out, result.bits, result.unwritten, &result.is_unwritten);
   if (setting.lse) {
-    read_output(lse, base, before, answer.lse, answer.bits, answer.lse_unwritten, nullptr);
+    read_output(lse, base, before, result.lse, result.bits, result.lse_unwritten, nullptr);
   }
   const auto difference = std::mismatch(before.begin(), before.end(), base);
   if (difference.first != before.end()) {
-    answer.stray = block.owner(difference.first - before.begin());
+    result.stray = block.owner(difference.first - before.begin());
     if (first_stray_.empty()) {
-      first_stray_ = answer.stray;
+      first_stray_ = result.stray;
       first_stray_call_ = last_call_;
     }
   }
-  return answer;
+  return result;
 }
 
 }  // namespace flashcore::verify

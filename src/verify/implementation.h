@@ -77,10 +77,10 @@ class Implementation {
   /// Rounds the call's q, k and v to the format (so that the oracle sees what the implementation
   /// sees) and runs it.
   CallResult run(HostCall& call, const Setting& setting);
-  CallResult run(HostCall& call) { return run(call, plain()); }
+  CallResult run(HostCall& call) { return run(call, default_setting()); }
 
-  /// The arrangement the caller declared, no guards to speak of.
-  Setting plain() const {
+  /// The layout the caller declared, no guards to speak of.
+  Setting default_setting() const {
     Setting s;
     s.inputs = s.out = native_;
     return s;

@@ -1,242 +1,217 @@
+// What the rungs of the ladder share.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+
+#include "verify/inputs/call_variants.h"
+#include "verify/inputs/decimal.h"
 #include "verify/probe_sequence.h"
 
-#include <algorithm>
-#include <chrono>
-#include <cstring>
-
-#include "core/error.h"
-#include "verify/inputs/decimal.h"
-
-namespace flashcore {
-
-const char* to_string(FaultStage stage) noexcept {
-  static constexpr const char* kNames[] = {
-      "",     "determinism", "coverage", "layout",    "sum",     "pv",
-      "tail", "scale",       "scores",   "precision", "rescale", "max",
-      "mask", "combine",     "bounds",   "dequant",   "lse",     "unlocalised"};
-  return kNames[static_cast<int>(stage)];
-}
-
-namespace verify {
+namespace flashcore::verify {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+/// Rows and columns of P kept for the picture.
+constexpr std::int64_t kPictureRows = 48, kPictureColumns = 96;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
+std::int64_t rounded_up(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }
 
-struct Rung {
-  const char* name;
-  const char* asks;
-  Finding (*probe)(ProbeSequence&, std::int64_t head_dim);
-  /// Why it cannot be asked of this implementation; empty where it can.
-  std::string (*why_not)(const ProbeSequence&);
-  enum class Dims { first, two_if_quick, all } dims;  ///< head dims it is run at
-};
-
-std::string always(const ProbeSequence&) { return ""; }
-std::string if_8bit(const ProbeSequence& l) {
-  return is_8bit(l.subject.formats().dtype) ? "" : "the inputs are not 8-bit";
-}
-std::string if_causal(const ProbeSequence& l) {
-  return l.can.causal ? "" : "it has no causal mask";
-}
-std::string if_window(const ProbeSequence& l) { return l.can.window ? "" : "it has no window"; }
-std::string if_softcap(const ProbeSequence& l) { return l.can.softcap ? "" : "it has no softcap"; }
-std::string if_splits(const ProbeSequence& l) {
-  return l.can.splits ? "" : "it has no parameter for the number of splits";
-}
-std::string if_lse(const ProbeSequence& l) { return l.can.lse ? "" : "it returns no LSE"; }
-
-using Dims = Rung::Dims;
-
-/// In this order: a rung relies on those above it.
-const Rung kRungs[] = {
-    {"codes", "is every 8-bit code its value?", probe_codes, if_8bit, Dims::first},
-    {"coverage", "is every output written, from a clean start?", probe_coverage, always,
-     Dims::two_if_quick},
-    {"determinism", "does the same call give the same bits?", probe_determinism, always,
-     Dims::first},
-    {"layout", "one key: is V read, and out written, at the right place?", probe_layout, always,
-     Dims::all},
-    {"uniform", "Q = 0: do all keys weigh 1/n, at every length?", probe_uniform, always,
-     Dims::two_if_quick},
-    {"key_layout", "Q = 0: are all keys read from their own head?", probe_key_layout, always,
-     Dims::two_if_quick},
-    {"scores", "are the scores read back from P the right ones?", probe_scores, always, Dims::all},
-    {"softcap", "are they with a softcap?", probe_softcap, if_softcap, Dims::first},
-    {"rescale", "ascending scores: is what came before rescaled?", probe_rescale, always,
-     Dims::two_if_quick},
-    {"max", "large scores: does exp() stay in range?", probe_max, always, Dims::first},
-    {"mask", "causal: does every query see its keys, and no others?", probe_mask, if_causal,
-     Dims::two_if_quick},
-    {"window", "does every query see its window?", probe_window, if_window, Dims::first},
-    {"combine", "are partial results of key ranges joined rightly?", probe_combine, if_splits,
-     Dims::first},
-    {"bounds", "does anything outside the tensors matter?", probe_bounds, always,
-     Dims::two_if_quick},
-    {"scales", "is each head's 8-bit scale its own?", probe_scales, if_8bit, Dims::first},
-    {"lse", "is the LSE that of the scores?", probe_lse, if_lse, Dims::two_if_quick},
-    {"random", "many shapes and three input scales: anything else?", probe_random, always,
-     Dims::first},
-};
-
-Result<Format> format_of(const char* what, const char* name, Format otherwise) {
-  if (name == nullptr) return otherwise;
-  const std::optional<Format> format = format_named(name);
-  if (format) return *format;
-  return invalid_argument("%s is \"%s\"; wanted f64, f32, f16, bf16, e4m3, e5m2, int8 or byte",
-                          what, name);
-}
-
-Result<ImplementationFormats> formats_of(const flashcore_verify_options& o) {
-  ImplementationFormats f;
-  const Result<Format> dtype = format_of("dtype", o.dtype, Format::f32);
-  if (!dtype.ok()) return dtype.status();
-  f.dtype = *dtype;
-  const Result<Format> out =
-      format_of("out_dtype", o.out_dtype, is_8bit(f.dtype) ? Format::f32 : f.dtype);
-  if (!out.ok()) return out.status();
-  f.out = *out;
-  if (is_8bit(f.out)) return invalid_argument("out_dtype: an 8-bit output cannot be judged");
-  const Result<Format> arithmetic = format_of("arithmetic", o.arithmetic, f.dtype);
-  if (!arithmetic.ok()) return arithmetic.status();
-  f.arithmetic = *arithmetic;
-  return f;
-}
-
-/// Runs one rung at every head dim it is for.
-Finding climb_rung(ProbeSequence& probes, const Rung& probe) {
-  const std::size_t most = probe.dims == Dims::first                          ? 1
-                           : probe.dims == Dims::two_if_quick && probes.quick ? 2
-                                                                              : SIZE_MAX;
-  for (std::size_t i = 0; i < std::min(most, probes.can.head_dims.size()); ++i) {
-    const std::int64_t d = probes.can.head_dims[i];
-    if (Finding f = probe.probe(probes, d); f.found()) return f;
+Evidence evidence_of(const HostCall& call, const CallResult& result, const Judged& judged) {
+  const Tensors& t = call.tensors;
+  Evidence e;
+  e.title = describe(call);
+  e.heads = t.q.shape[0] * t.q.shape[1];
+  e.rows = t.q.shape[2];
+  const std::int64_t v_dim = t.v.shape[3];
+  e.error.assign(static_cast<std::size_t>(e.heads * e.rows), 0.0);
+  e.by_column.assign(static_cast<std::size_t>(v_dim), 0.0);
+  for (std::size_t at = 0; at < judged.ratio.size(); ++at) {
+    const double ratio = std::min(judged.ratio[at], 1e30);
+    double& of_row = e.error[at / static_cast<std::size_t>(v_dim)];
+    double& of_column = e.by_column[at % static_cast<std::size_t>(v_dim)];
+    of_row = std::max(of_row, ratio);
+    of_column = std::max(of_column, ratio);
   }
-  return {};
-}
-
-/// A fault that comes and goes is one of determinism, whatever it looks like when it is there: a
-/// rung that failed is climbed again. Not those that themselves compare calls, nor one that ends
-/// processes: that costs up to a call's limit each time.
-Finding climb_surely(ProbeSequence& probes, const Rung& probe) {
-  const std::int64_t deaths = probes.subject.deaths();
-  const Finding first = climb_rung(probes, probe);
-  const bool compares_calls = probe.probe == probe_coverage || probe.probe == probe_determinism ||
-                              probe.probe == probe_random;
-  if (!first.found() || compares_calls || probes.subject.deaths() > deaths) return first;
-  const Finding again = climb_rung(probes, probe);
-  if (again.stage == first.stage && again.detail == first.detail) return first;
-  Finding f = first;
-  f.stage = FaultStage::determinism;
-  f.detail = "asked again it is " + (again.found() ? "\"" + again.detail + "\"" : "right") +
-             " instead of \"" + first.detail + "\"";
-  return f;
-}
-
-void note_not_probed(const ProbeSequence& probes, VerifyReport& report) {
-  const struct {
-    bool can;
-    const char* what;
-  } all[] = {{probes.can.batch, "batches of more than one"},
-             {probes.can.gqa, "grouped heads"},
-             {probes.can.cross, "q_len other than kv_len"},
-             {probes.can.full, "attention without a causal mask"},
-             {probes.can.scale, "a scale other than the default"},
-             {probes.can.strides, "strides other than compact"},
-             {probes.can.v_dim, "v_dim other than head_dim"}};
-  for (const auto& one : all) {
-    if (!one.can) report.not_probed.emplace_back(one.what);
-  }
-  for (const ProbeResult& probe : report.probes) {
-    if (probe.status == ProbeResult::Status::not_probed) {
-      report.not_probed.push_back(probe.name + ": " + probe.detail);
+  e.p_rows = std::min(e.rows, kPictureRows);
+  e.p_columns = std::min(v_dim, kPictureColumns);
+  const std::size_t head =
+      judged.worst_at / static_cast<std::size_t>(v_dim) / static_cast<std::size_t>(e.rows);
+  for (std::int64_t i = 0; i < e.p_rows; ++i) {
+    for (std::int64_t c = 0; c < e.p_columns; ++c) {
+      const auto at = (head * static_cast<std::size_t>(e.rows) + static_cast<std::size_t>(i)) *
+                          static_cast<std::size_t>(v_dim) +
+                      static_cast<std::size_t>(c);
+      e.p_got.push_back(result.out[at]);
+      e.p_want.push_back(judged.oracle.out[at]);
     }
   }
-  if (probes.subject.refused() > 0) {
-    report.not_probed.push_back(
-        decimal(probes.subject.refused()) +
-        " calls were refused, the first: " + probes.subject.first_refusal());
-  }
-  report.not_probed.emplace_back("the backward pass");
+  return e;
 }
 
 }  // namespace
 
-Result<VerifyReport> run_probes(const flashcore_verify_options& o, CallTarget& target) {
-  const Clock::time_point start = Clock::now();
-  const Result<ImplementationFormats> formats = formats_of(o);
-  if (!formats.ok()) return formats.status();
-  const std::string layout = o.layout != nullptr ? o.layout : "bhsd";
-  if (layout != "bhsd" && layout != "bshd") {
-    return invalid_argument("layout is \"%s\"; wanted bhsd or bshd", layout.c_str());
-  }
-  const std::string only = o.only != nullptr ? o.only : "";
-  if (!only.empty() && std::none_of(std::begin(kRungs), std::end(kRungs),
-                                    [&](const Rung& r) { return only == r.name; })) {
-    std::string names;
-    for (const Rung& r : kRungs) names += std::string(names.empty() ? "" : ", ") + r.name;
-    return invalid_argument("only is \"%s\"; wanted one of %s", only.c_str(), names.c_str());
-  }
-  Implementation subject(target, *formats,
-                         layout == "bshd" ? MemoryLayout::rows_first : MemoryLayout::heads_first);
-  ProbeSequence probes{subject, {}, {}, o.seed, o.quick != 0};
-  Discovery found = discover(probes, o);
-  if (!found.status.ok()) return found.status;
-  subject.forget_refusals();
-
-  VerifyReport report;
-  report.name = o.name != nullptr ? o.name : "attention";
-  report.dtype = to_string(formats->dtype);
-  report.seed = o.seed;
-  report.capabilities = std::move(found.capabilities);
-  report.conventions = std::move(found.conventions);
-  report.ok = true;
-  const auto fail = [&](const Finding& finding) {
-    report.ok = false;
-    report.stage = finding.stage;
-    report.detail = finding.detail;
-    report.call = finding.call;
-    report.evidence = finding.evidence;
-  };
-  if (found.fault.found()) fail(found.fault);
-  std::int32_t number = 0;
-  for (const Rung& probe : kRungs) {
-    ++number;
-    ProbeResult result{probe.name, probe.asks, ProbeResult::Status::not_probed, "", 0, 0};
-    result.detail = probe.why_not(probes);
-    if (!report.ok) {
-      result.detail =
-          found.fault.found() ? "not even a plain call is right" : "it relies on what failed above";
-    }
-    if (!only.empty() && only != probe.name) result.detail = "only " + only + " was asked for";
-    if (result.detail.empty()) {
-      if (o.progress != nullptr) {
-        o.progress(probe.name, number, static_cast<std::int32_t>(std::size(kRungs)),
-                   o.progress_user);
-      }
-      const Clock::time_point begun = Clock::now();
-      const std::int64_t calls = subject.calls();
-      const Finding finding = climb_surely(probes, probe);
-      result.calls = subject.calls() - calls;
-      result.seconds = seconds_since(begun);
-      result.status = finding.found() ? ProbeResult::Status::failed : ProbeResult::Status::passed;
-      if (finding.found()) {
-        result.detail = finding.detail;
-        fail(finding);
-        report.reproducer = "only = \"" + std::string(probe.name) +
-                            "\", seed = " + decimal(o.seed) + ": " + finding.call;
-      }
-    }
-    report.probes.push_back(std::move(result));
-  }
-  note_not_probed(probes, report);
-  report.calls = subject.calls();
-  report.seconds = seconds_since(start);
-  return report;
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g", value);
+  return text;
 }
 
-}  // namespace verify
-}  // namespace flashcore
+std::string row_name(const HostCall& call, std::size_t row) {
+  const auto rows = static_cast<std::size_t>(call.tensors.q.shape[2]);
+  const auto heads = static_cast<std::size_t>(call.tensors.q.shape[1]);
+  return "batch " + decimal(row / rows / heads) + ", head " + decimal(row / rows % heads) +
+         ", row " + decimal(row % rows);
+}
+
+Shape ProbeSequence::shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim,
+                           bool wide) const {
+  Shape s;
+  s.batch = can.batch && wide ? 2 : 1;
+  // Three query heads per KV head, two KV heads: h / 3, h % 2 and h / 2 all differ.
+  s.q_heads = can.gqa ? (wide ? 6 : 2) : (wide ? 3 : 1);
+  s.kv_heads = can.gqa ? s.q_heads / (wide ? 3 : 2) : s.q_heads;
+  if (pinned) {
+    s.batch = pinned->batch;
+    s.q_heads = pinned->q_heads;
+    s.kv_heads = pinned->kv_heads;
+    q_len = pinned->q_len;
+  }
+  s.q_len = rounded_up(q_len, can.length_step);
+  s.kv_len = rounded_up(kv_len, can.length_step);
+  if (!can.cross) s.q_len = s.kv_len = std::max(s.q_len, s.kv_len);
+  s.head_dim = s.v_dim = head_dim;
+  if (pinned && pinned->head_dim == head_dim) s.v_dim = pinned->v_dim;
+  return s;
+}
+
+Options ProbeSequence::base() const {
+  Options options;
+  options.num_splits = can.splits ? 1 : 0;
+  options.causal = !can.full;
+  return options;
+}
+
+HostCall ProbeSequence::call(const Shape& s, const Options& options) const {
+  HostCall made = blank_call(s, options);
+  const bool positions = options.causal || options.window_left >= 0 || options.window_right >= 0;
+  if (positions && conventions.top_left) {
+    made.place(&Tensors::q_start, DType::i32, {s.batch});
+    std::memset(made.tensors.q_start.data, 0, static_cast<std::size_t>(s.batch) * 4);
+  }
+  return made;
+}
+
+reference::Oracle ProbeSequence::oracle(const HostCall& call, bool keep_stages) const {
+  Options options = call.options;
+  options.num_splits = 0;
+  const Result<Problem> problem = make_problem(call.tensors, options);
+  return reference::compute(*problem, call.tensors, reference::all_rows(*problem, call.tensors),
+                            keep_stages, 1);
+}
+
+Judged ProbeSequence::judge(const HostCall& call, const CallResult& result) const {
+  Judged j;
+  j.oracle = oracle(call);
+  const Arithmetic arithmetic = impl.arithmetic();
+  const auto v_dim = static_cast<std::size_t>(j.oracle.v_dim);
+  j.ratio.resize(result.out.size());
+  double error2 = 0, want2 = 0;
+  const std::size_t rows_of_head = static_cast<std::size_t>(call.tensors.q.shape[2]);
+  double head_error2 = 0, head_bound2 = 0;
+  const auto close_head = [&] {
+    if (head_error2 > 0) {
+      j.head_worst = std::max(j.head_worst, std::sqrt(head_error2 / head_bound2) / 0.5);
+    }
+    head_error2 = head_bound2 = 0;
+  };
+  for (std::size_t at = 0; at < result.out.size(); ++at) {
+    const std::size_t row = at / v_dim;
+    if (at > 0 && at % (v_dim * rows_of_head) == 0) close_head();
+    const double bound = out_bound(j.oracle, row, at % v_dim, arithmetic);
+    const double error = std::fabs(result.out[at] - j.oracle.out[at]);
+    double& ratio = j.ratio[at];
+    if (!std::isfinite(result.out[at])) {
+      ratio = kInfinity;
+      ++j.non_finite;
+    } else {
+      ratio = error / bound;
+      error2 += error * error;
+      want2 += j.oracle.out[at] * j.oracle.out[at];
+      head_error2 += error * error;
+      head_bound2 += bound * bound;
+    }
+    if (!(ratio <= 1)) ++j.wrong;
+    if (ratio > j.worst) {
+      j.worst = ratio;
+      j.worst_at = at;
+    }
+  }
+  close_head();
+  j.relative_error = want2 > 0 ? std::sqrt(error2 / want2) : std::sqrt(error2);
+  const double base = conventions.lse_base_2 ? std::log(2.0) : 1.0;
+  for (std::size_t row = 0; row < result.lse.size(); ++row) {
+    const double want = j.oracle.lse[row], got = result.lse[row] * base;
+    if (std::isinf(want)) continue;  // a row without keys: a convention, reported apart
+    const double ratio = std::fabs(got - want) / lse_bound(j.oracle, row, arithmetic);
+    if (!(ratio <= 1)) ++j.lse_wrong;
+    if (!(ratio <= j.lse_worst)) {
+      j.lse_worst = std::isnan(ratio) ? kInfinity : ratio;
+      j.lse_worst_at = row;
+    }
+  }
+  return j;
+}
+
+Finding ProbeSequence::finding(FaultStage stage, std::string detail) const {
+  return {stage, std::move(detail), impl.last_call(), {}};
+}
+
+Finding ProbeSequence::finding(FaultStage stage, std::string detail, const HostCall& call,
+                               const CallResult& result, const Judged& judged) const {
+  return {stage, std::move(detail), describe(call), evidence_of(call, result, judged)};
+}
+
+std::optional<Finding> failure_of(const ProbeSequence& probes, const CallResult& result,
+                                  FaultStage stage) {
+  if (result.kind == CallResult::Kind::failed) {
+    return probes.finding(stage, "the call failed: " + result.message);
+  }
+  if (result.misshapen()) {
+    return probes.finding(
+        result.kind == CallResult::Kind::lse_misshapen ? FaultStage::lse : FaultStage::layout,
+        result.message);
+  }
+  if (result.kind == CallResult::Kind::died) {
+    // Memory that is not there was touched: whatever was being computed, that is out of bounds.
+    const bool memory = result.message.find("SIGSEGV") != std::string::npos ||
+                        result.message.find("SIGBUS") != std::string::npos;
+    return probes.finding(memory ? FaultStage::bounds : stage, result.message);
+  }
+  return std::nullopt;
+}
+
+std::vector<double> read_probabilities(ProbeSequence& probes, const HostCall& call,
+                                       const Setting& setting) {
+  const Tensors& t = call.tensors;
+  const std::int64_t rows = t.q.shape[0] * t.q.shape[1] * t.q.shape[2];
+  const std::int64_t n = t.k.shape[2], v_dim = t.v.shape[3];
+  std::vector<double> p(static_cast<std::size_t>(rows * n));
+  for (std::int64_t first = 0; first < n; first += v_dim) {
+    const Result<HostCall> made = with_one_hot_values(call, first);
+    if (!made.ok()) return {};
+    HostCall probe(*made);
+    const CallResult result = probes.impl.run(probe, setting);
+    if (!result.ok()) return {};
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < std::min(v_dim, n - first); ++c) {
+        p[static_cast<std::size_t>(r * n + first + c)] =
+            result.out[static_cast<std::size_t>(r * v_dim + c)];
+      }
+    }
+  }
+  return p;
+}
+
+}  // namespace flashcore::verify

@@ -34,7 +34,7 @@ struct Finding {
   bool found() const { return stage != FaultStage::none; }
 };
 
-/// An answer beside the oracle's.
+/// An result beside the oracle's.
 struct Judged {
   reference::Oracle oracle;
   std::vector<double> ratio;  ///< per element of out: |error| / bound; infinity where not finite
@@ -46,7 +46,7 @@ struct Judged {
 };
 
 struct ProbeSequence {
-  Implementation& subject;
+  Implementation& impl;
   Capabilities can;
   Conventions conventions;
   std::uint64_t seed = 1;
@@ -64,17 +64,17 @@ struct ProbeSequence {
   HostCall call(const Shape& shape, const Options& options) const;
   HostCall call(const Shape& shape) const { return call(shape, base()); }
   reference::Oracle oracle(const HostCall& call, bool keep_stages = false) const;
-  Judged judge(const HostCall& call, const CallResult& answer) const;
+  Judged judge(const HostCall& call, const CallResult& result) const;
   std::int64_t main_dim() const { return can.head_dims.front(); }
 
   /// A finding about the call last run.
   Finding finding(FaultStage stage, std::string detail) const;
   Finding finding(FaultStage stage, std::string detail, const HostCall& call,
-                  const CallResult& answer, const Judged& judged) const;
+                  const CallResult& result, const Judged& judged) const;
 };
 
 /// Most probes: run, and if the call failed say so under the probe's own stage.
-std::optional<Finding> failure_of(const ProbeSequence& probes, const CallResult& answer,
+std::optional<Finding> failure_of(const ProbeSequence& probes, const CallResult& result,
                                   FaultStage stage);
 
 /// P of every row of a call, read with one-hot values in as many runs as it takes:
@@ -82,7 +82,7 @@ std::optional<Finding> failure_of(const ProbeSequence& probes, const CallResult&
 std::vector<double> read_probabilities(ProbeSequence& probes, const HostCall& call,
                                        const Setting& setting);
 inline std::vector<double> read_probabilities(ProbeSequence& probes, const HostCall& call) {
-  return read_probabilities(probes, call, probes.subject.plain());
+  return read_probabilities(probes, call, probes.impl.default_setting());
 }
 
 /// "row 3 of batch 0, head 1", for an index into [batch, heads, q_len].
@@ -92,7 +92,7 @@ std::string number(double value);
 // The rungs. Each takes a head dim; nothing found is an empty Finding.
 Finding probe_coverage(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_determinism(ProbeSequence& probes, std::int64_t head_dim);
-Finding probe_codes(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_encodings(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_layout(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_uniform(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_key_layout(ProbeSequence& probes, std::int64_t head_dim);

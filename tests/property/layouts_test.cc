@@ -28,17 +28,17 @@ TEST_P(Layouts, EveryArrangementEqualsTheCompactOne) {
     compact.options.num_splits = static_cast<std::int32_t>(random().between(1, 2));
     const Output want = attend(compact);
     ASSERT_TRUE(want.status.ok()) << want.status.message();
-    for (const MemoryLayout arrangement : kMemoryLayouts) {
+    for (const MemoryLayout layout : kMemoryLayouts) {
       for (Tensor Inputs::*tensor : {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::bias,
                                      &Inputs::mask, &Inputs::alibi_slopes, &Inputs::sinks}) {
         if (!(compact.*tensor).given()) continue;
         Inputs arranged = compact;
-        arranged.*tensor = rearranged(compact.*tensor, arrangement);
+        arranged.*tensor = rearranged(compact.*tensor, layout);
         const Output output = attend(arranged);
         ASSERT_TRUE(output.status.ok()) << output.status.message();
         FLASHCORE_EXPECT_SAME(output, want);
       }
-      const Output output = attend(compact, {.out_arrangement = arrangement});
+      const Output output = attend(compact, {.out_layout = layout});
       FLASHCORE_EXPECT_SAME(output, want);
     }
   }
@@ -53,7 +53,7 @@ TEST_P(Layouts, AllArrangementsAtOnce) {
          {&Inputs::q, &Inputs::k, &Inputs::v, &Inputs::bias, &Inputs::mask}) {
       arranged.*tensor = rearranged(compact.*tensor, random().pick(kMemoryLayouts));
     }
-    const Output output = attend(arranged, {.out_arrangement = random().pick(kMemoryLayouts)});
+    const Output output = attend(arranged, {.out_layout = random().pick(kMemoryLayouts)});
     ASSERT_TRUE(output.status.ok()) << output.status.message();
     FLASHCORE_EXPECT_SAME(output, want);
   }
@@ -133,9 +133,9 @@ TEST_P(Layouts, StridesOfSingleIndicesAreIgnored) {
 }
 
 TEST_P(Layouts, GapsBetweenOutputsKeepTheirBytes) {
-  for (const MemoryLayout arrangement : {MemoryLayout::padded, MemoryLayout::strided_columns}) {
+  for (const MemoryLayout layout : {MemoryLayout::padded, MemoryLayout::strided_columns}) {
     const Inputs inputs = draw_call(random(), kernel());
-    Output output = make_output(inputs, {.out_arrangement = arrangement});
+    Output output = make_output(inputs, {.out_layout = layout});
     const Tensors tensors = tensors_of(inputs, output.out, output.lse);
     ASSERT_NO_FATAL_FAILURE(run_views(tensors, inputs.options));
     // Between the elements all bytes are 0xff, as Tensor made them.

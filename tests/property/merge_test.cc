@@ -160,12 +160,12 @@ TEST_P(Merge, PackedAndStridedTensors) {
   const Inputs inputs = draw();
   const std::vector<Output> parts = partials(inputs, 2);
   const Output want = all_merged(parts, wide(dtype()));
-  for (const MemoryLayout arrangement : {MemoryLayout::rows_first, MemoryLayout::padded,
-                                         MemoryLayout::misaligned, MemoryLayout::strided_columns}) {
+  for (const MemoryLayout layout : {MemoryLayout::rows_first, MemoryLayout::padded,
+                                    MemoryLayout::misaligned, MemoryLayout::strided_columns}) {
     std::vector<Output> arranged = parts;
     for (Output& part : arranged) {
-      part.out = rearranged(part.out, arrangement);
-      part.lse = rearranged(part.lse, arrangement);
+      part.out = rearranged(part.out, layout);
+      part.lse = rearranged(part.lse, layout);
     }
     const Output joined = all_merged(arranged, wide(dtype()));
     FLASHCORE_EXPECT_SAME(joined, want);

@@ -29,7 +29,7 @@ Output make_output(const Inputs& inputs, const Setting& setting) {
   if (dtype == DType::none) {
     dtype = inputs.options.partial ? wide(inputs.q.dtype()) : inputs.q.dtype();
   }
-  output.out = Tensor(dtype, shape, setting.out_arrangement);
+  output.out = Tensor(dtype, shape, setting.out_layout);
   output.out.fill_bits(verify::poison(dtype));
   shape.pop_back();
   if (inputs.cu_seqlens_q.given()) std::swap(shape[0], shape[1]);  // [q_heads, total_q]

@@ -27,7 +27,7 @@ struct Inputs {
 struct Setting {
   int threads = 0;          ///< 0: as many as the machine has
   DType out = DType::none;  ///< none: q's, or what a partial result needs
-  MemoryLayout out_arrangement = MemoryLayout::heads_first;
+  MemoryLayout out_layout = MemoryLayout::heads_first;
 };
 
 struct Output {

@@ -9,25 +9,25 @@
 
 namespace flashcore::test {
 
-Tensor::Tensor(DType dtype, const Shape& shape, MemoryLayout arrangement) {
+Tensor::Tensor(DType dtype, const Shape& shape, MemoryLayout layout) {
   view_.dtype = dtype;
   view_.rank = static_cast<std::int32_t>(shape.size());
   std::copy(shape.begin(), shape.end(), view_.shape);
   std::vector<int> order(shape.size());  // axes from slowest to fastest
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
-  if (arrangement == MemoryLayout::rows_first && order.size() >= 3) {
+  if (layout == MemoryLayout::rows_first && order.size() >= 3) {
     std::swap(order[order.size() - 3], order[order.size() - 2]);
   }
-  std::int64_t stride = arrangement == MemoryLayout::strided_columns ? 2 : 1;
+  std::int64_t stride = layout == MemoryLayout::strided_columns ? 2 : 1;
   std::int64_t reach = 1;
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     view_.strides[*axis] = stride;
     reach += std::max<std::int64_t>(view_.shape[*axis] - 1, 0) * stride;
     stride *= std::max<std::int64_t>(view_.shape[*axis], 1);
-    if (arrangement == MemoryLayout::padded) stride += 3;
+    if (layout == MemoryLayout::padded) stride += 3;
   }
   const auto size = static_cast<std::size_t>(size_of(dtype));
-  if (arrangement == MemoryLayout::misaligned) first_byte_ = size;
+  if (layout == MemoryLayout::misaligned) first_byte_ = size;
   bytes_.assign(first_byte_ + static_cast<std::size_t>(reach) * size, std::byte{0xff});
 }
 
@@ -104,9 +104,9 @@ Tensor ints(const std::vector<std::int64_t>& values) {
                    {values.begin(), values.end()});
 }
 
-Tensor rearranged(const Tensor& tensor, MemoryLayout arrangement) {
+Tensor rearranged(const Tensor& tensor, MemoryLayout layout) {
   if (!tensor.given()) return {};
-  Tensor result(tensor.dtype(), tensor.shape(), arrangement);
+  Tensor result(tensor.dtype(), tensor.shape(), layout);
   result.set_bits(tensor.bits());
   return result;
 }

@@ -19,7 +19,7 @@ class Tensor {
   /// A tensor that is not given.
   Tensor() = default;
   /// All bytes are 0xff: a NaN in every float format.
-  Tensor(DType dtype, const Shape& shape, MemoryLayout arrangement = MemoryLayout::heads_first);
+  Tensor(DType dtype, const Shape& shape, MemoryLayout layout = MemoryLayout::heads_first);
 
   bool given() const { return view_.given(); }
   DType dtype() const { return view_.dtype; }
@@ -53,7 +53,7 @@ Tensor tensor_of(DType dtype, const Shape& shape, const std::vector<double>& val
 Tensor ints(const std::vector<std::int64_t>& values);
 
 /// The same elements laid out in another way.
-Tensor rearranged(const Tensor& tensor, MemoryLayout arrangement);
+Tensor rearranged(const Tensor& tensor, MemoryLayout layout);
 
 /// Element i along `axis` of the result is element indices[i]: slices, permutations, repetitions.
 Tensor take(const Tensor& tensor, int axis, const std::vector<std::int64_t>& indices);

@@ -30,7 +30,7 @@ ScoreTensorSpec random_score_tensor(Random& random) {
   return {true, random.chance(0.5), random.chance(0.5), random.chance(0.7)};
 }
 
-MemoryLayout random_arrangement(Random& random) {
+MemoryLayout random_layout(Random& random) {
   if (random.chance(0.5)) return MemoryLayout::heads_first;
   return static_cast<MemoryLayout>(random.below(kMemoryLayouts));
 }
@@ -71,10 +71,10 @@ void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
   }
   o.checked = random.chance(0.1);
   o.kernel = kernel.id;
-  s.q_arrangement = random_arrangement(random);
-  s.k_arrangement = random_arrangement(random);
-  s.v_arrangement = random_arrangement(random);
-  s.out_arrangement = random_arrangement(random);
+  s.q_layout = random_layout(random);
+  s.k_layout = random_layout(random);
+  s.v_layout = random_layout(random);
+  s.out_layout = random_layout(random);
   s.shared_kv = !s.kv_varlen && random.chance(0.05);
   s.non_finite = random.chance(0.04);
 }
@@ -149,8 +149,7 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
   s.shared_pages = s.shared_kv = false;
   s.options.num_splits = std::min(s.options.num_splits, 1);
   s.out_f32 = s.options.partial = false;
-  for (MemoryLayout* a :
-       {&s.q_arrangement, &s.k_arrangement, &s.v_arrangement, &s.out_arrangement}) {
+  for (MemoryLayout* a : {&s.q_layout, &s.k_layout, &s.v_layout, &s.out_layout}) {
     if (*a == MemoryLayout::misaligned) *a = MemoryLayout::rows_first;
     if (*a == MemoryLayout::strided_columns) *a = MemoryLayout::padded;
   }
@@ -229,8 +228,7 @@ std::vector<std::string> features(const CaseSpec& s) {
   add(s.out_f32, "out_f32");
   add(o.reproducibility == Reproducibility::batch_invariant, "batch_invariant");
   const auto arranged = [&](MemoryLayout a) {
-    return s.q_arrangement == a || s.k_arrangement == a || s.v_arrangement == a ||
-           s.out_arrangement == a;
+    return s.q_layout == a || s.k_layout == a || s.v_layout == a || s.out_layout == a;
   };
   add(arranged(MemoryLayout::rows_first), "rows_first");
   add(arranged(MemoryLayout::padded), "padded");

@@ -40,7 +40,7 @@ struct CaseSpec {
   Options options;
   bool out_f32 = false;  ///< f32 output for a narrower q
   bool lse = false;
-  MemoryLayout q_arrangement{}, k_arrangement{}, v_arrangement{}, out_arrangement{};
+  MemoryLayout q_layout{}, k_layout{}, v_layout{}, out_layout{};
   bool shared_kv = false;  ///< K and V have batch stride 0: all sequences read the same keys
   ScoreTensorSpec bias, mask;
   bool bias_f32 = false;

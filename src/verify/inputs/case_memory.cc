@@ -94,29 +94,28 @@ void store(void* data, DType dtype, std::int64_t index, double value) {
 
 /// Reserves memory for a tensor. MemoryLayout::rows_first exchanges the two axes before the last in
 /// memory. Until the block is complete, data holds the offset from its beginning.
-TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape,
-                             MemoryLayout arrangement) {
+TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape, MemoryLayout layout) {
   TensorView t;
   t.dtype = dtype;
   t.rank = static_cast<std::int32_t>(shape.size());
   std::copy(shape.begin(), shape.end(), t.shape);
   std::vector<int> order(shape.size());  // axes from slowest to fastest
   for (int i = 0; i < t.rank; ++i) order[static_cast<std::size_t>(i)] = i;
-  if (arrangement == MemoryLayout::rows_first && t.rank >= 3) {
+  if (layout == MemoryLayout::rows_first && t.rank >= 3) {
     std::swap(order[static_cast<std::size_t>(t.rank - 3)],
               order[static_cast<std::size_t>(t.rank - 2)]);
   }
-  std::int64_t stride = arrangement == MemoryLayout::strided_columns ? 2 : 1;
+  std::int64_t stride = layout == MemoryLayout::strided_columns ? 2 : 1;
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     t.strides[*axis] = stride;
     stride *= std::max<std::int64_t>(t.shape[*axis], 1);
     // Keeps the 16-byte alignment of rows of 16 or 8 bits.
-    if (arrangement == MemoryLayout::padded) stride += is_8bit(dtype) ? 16 : 8;
+    if (layout == MemoryLayout::padded) stride += is_8bit(dtype) ? 16 : 8;
   }
   const std::int64_t size = size_of(dtype);
   auto offset = static_cast<std::int64_t>(bytes_.size()) + kGuardBytes;
   offset = (offset + kAlignment - 1) / kAlignment * kAlignment;
-  if (arrangement == MemoryLayout::misaligned) offset += size;
+  if (layout == MemoryLayout::misaligned) offset += size;
   t.data = reinterpret_cast<void*>(static_cast<std::uintptr_t>(offset));
   std::int64_t reach = 1;
   for (int i = 0; i < t.rank; ++i)
@@ -182,37 +181,37 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
               v_dtype = stored(s.v_storage);
   const DType out_dtype = s.options.partial ? wide(s.dtype) : s.out_f32 ? DType::f32 : s.dtype;
   if (s.q_varlen) {
-    t.q = place(q_dtype, {total_q, s.q_heads, s.head_dim}, s.q_arrangement);
-    t.out = place(out_dtype, {total_q, s.q_heads, s.v_dim}, s.out_arrangement);
+    t.q = place(q_dtype, {total_q, s.q_heads, s.head_dim}, s.q_layout);
+    t.out = place(out_dtype, {total_q, s.q_heads, s.v_dim}, s.out_layout);
     if (s.lse) t.lse = place_compact(wide(s.dtype), {s.q_heads, total_q});
   } else {
-    t.q = place(q_dtype, {s.batch, s.q_heads, s.q_len, s.head_dim}, s.q_arrangement);
-    t.out = place(out_dtype, {s.batch, s.q_heads, s.q_len, s.v_dim}, s.out_arrangement);
+    t.q = place(q_dtype, {s.batch, s.q_heads, s.q_len, s.head_dim}, s.q_layout);
+    t.out = place(out_dtype, {s.batch, s.q_heads, s.q_len, s.v_dim}, s.out_layout);
     if (s.lse) t.lse = place_compact(wide(s.dtype), {s.batch, s.q_heads, s.q_len});
   }
   if (s.kv_varlen) {
-    t.k = place(k_dtype, {total_k, s.kv_heads, s.head_dim}, s.k_arrangement);
-    t.v = place(v_dtype, {total_k, s.kv_heads, s.v_dim}, s.v_arrangement);
+    t.k = place(k_dtype, {total_k, s.kv_heads, s.head_dim}, s.k_layout);
+    t.v = place(v_dtype, {total_k, s.kv_heads, s.v_dim}, s.v_layout);
   } else if (paged) {
     const std::int64_t pages = s.batch * pages_each + page_table.between(1, 3);
-    t.k = place(k_dtype, {pages, s.page_size, s.kv_heads, s.head_dim}, s.k_arrangement);
-    t.v = place(v_dtype, {pages, s.page_size, s.kv_heads, s.v_dim}, s.v_arrangement);
+    t.k = place(k_dtype, {pages, s.page_size, s.kv_heads, s.head_dim}, s.k_layout);
+    t.v = place(v_dtype, {pages, s.page_size, s.kv_heads, s.v_dim}, s.v_layout);
     t.block_table =
         place(DType::i32, {s.batch, max_pages},
               page_table.chance(0.5) ? MemoryLayout::padded : MemoryLayout::heads_first);
   } else {
     const std::int64_t batches = s.shared_kv ? std::min<std::int64_t>(s.batch, 1) : s.batch;
-    t.k = place(k_dtype, {batches, s.kv_heads, s.kv_len, s.head_dim}, s.k_arrangement);
-    t.v = place(v_dtype, {batches, s.kv_heads, s.kv_len, s.v_dim}, s.v_arrangement);
+    t.k = place(k_dtype, {batches, s.kv_heads, s.kv_len, s.head_dim}, s.k_layout);
+    t.v = place(v_dtype, {batches, s.kv_heads, s.kv_len, s.v_dim}, s.v_layout);
   }
   const auto score_shape = [&](const ScoreTensorSpec& spec_of) -> std::vector<std::int64_t> {
     return {spec_of.per_batch ? s.batch : 1, spec_of.per_head ? s.q_heads : 1,
             spec_of.per_query ? q_capacity : 1, k_capacity};
   };
   if (s.bias.given) {
-    t.bias = place(s.bias_f32 ? DType::f32 : s.dtype, score_shape(s.bias), s.q_arrangement);
+    t.bias = place(s.bias_f32 ? DType::f32 : s.dtype, score_shape(s.bias), s.q_layout);
   }
-  if (s.mask.given) t.mask = place(DType::boolean, score_shape(s.mask), s.k_arrangement);
+  if (s.mask.given) t.mask = place(DType::boolean, score_shape(s.mask), s.k_layout);
   if (s.alibi == 1) t.alibi_slopes = place_compact(DType::f32, {s.q_heads});
   if (s.alibi == 2) t.alibi_slopes = place_compact(DType::f32, {s.batch, s.q_heads});
   if (s.sinks) t.sinks = place_compact(DType::f32, {s.q_heads});
@@ -222,19 +221,19 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   if (s.q_start) t.q_start = place_compact(DType::i32, {s.batch});
   if (s.k_start) t.k_start = place_compact(DType::i32, {s.batch});
   const auto place_scale = [&](ScaleKind kind, std::int64_t heads, std::int64_t rows,
-                               std::int64_t block, MemoryLayout arrangement) -> TensorView {
+                               std::int64_t block, MemoryLayout layout) -> TensorView {
     switch (kind) {
       case ScaleKind::none: return {};
       case ScaleKind::per_tensor: return place_compact(DType::f32, {1});
-      case ScaleKind::per_head: return place(DType::f32, {s.batch, heads}, arrangement);
+      case ScaleKind::per_head: return place(DType::f32, {s.batch, heads}, layout);
       case ScaleKind::per_block: break;
     }
-    return place(DType::f32, {s.batch, heads, (rows + block - 1) / block}, arrangement);
+    return place(DType::f32, {s.batch, heads, (rows + block - 1) / block}, layout);
   };
   const Options& o = s.options;
-  t.q_scale = place_scale(s.q_scale, s.q_heads, q_capacity, o.q_scale_block, s.q_arrangement);
-  t.k_scale = place_scale(s.k_scale, s.kv_heads, k_capacity, o.kv_scale_block, s.k_arrangement);
-  t.v_scale = place_scale(s.v_scale, s.kv_heads, k_capacity, o.kv_scale_block, s.v_arrangement);
+  t.q_scale = place_scale(s.q_scale, s.q_heads, q_capacity, o.q_scale_block, s.q_layout);
+  t.k_scale = place_scale(s.k_scale, s.kv_heads, k_capacity, o.kv_scale_block, s.k_layout);
+  t.v_scale = place_scale(s.v_scale, s.kv_heads, k_capacity, o.kv_scale_block, s.v_layout);
 
   // Data. Outside the tensors, and in them past the used lengths, everything stays NaN.
   fill_normal(t.q, sigma_of_codes(q_dtype, s.q_scale, s.sigma), kQ);

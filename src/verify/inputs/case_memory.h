@@ -30,7 +30,7 @@ class CaseMemory {
   bool only_outputs_changed(const std::vector<std::byte>& after) const;
 
  private:
-  TensorView place(DType dtype, std::vector<std::int64_t> shape, MemoryLayout arrangement);
+  TensorView place(DType dtype, std::vector<std::int64_t> shape, MemoryLayout layout);
   TensorView place_compact(DType dtype, std::vector<std::int64_t> shape);
   /// Scales within a factor of two of a typical one.
   void fill_scale(const TensorView& view, double typical, std::uint64_t stream);

@@ -36,14 +36,14 @@ DType dtype_of(Format format) {
   return DType::none;
 }
 
-using CodeValues = std::array<double, 256>;
+using DecodeTable = std::array<double, 256>;
 constexpr auto kFirst8Bit = static_cast<std::size_t>(Format::e4m3);
 constexpr auto k8BitFormats = static_cast<std::size_t>(Format::byte8) + 1 - kFirst8Bit;
 
 /// What the oracle reads in each code of an 8-bit format, looked up: it is asked very often.
-const CodeValues& values_of_codes(Format format) {
+const DecodeTable& decode_table(Format format) {
   static const auto all = [] {
-    std::array<CodeValues, k8BitFormats> values{};
+    std::array<DecodeTable, k8BitFormats> values{};
     for (std::size_t i = 0; i < k8BitFormats; ++i) {
       const DType dtype = dtype_of(static_cast<Format>(kFirst8Bit + i));
       for (std::size_t code = 0; code < 256; ++code) {
@@ -106,13 +106,13 @@ double smallest_of(Format format) {
   }
 }
 
-double value_of_code(Format format, std::uint8_t code) { return decode_narrow(format, &code, 0); }
+double decode_byte(Format format, std::uint8_t code) { return decode_narrow(format, &code, 0); }
 
 double decode_narrow(Format format, const void* data, std::int64_t index) {
   switch (format) {
     case Format::f16: return core::float_of_f16(static_cast<const std::uint16_t*>(data)[index]);
     case Format::bf16: return core::float_of_bf16(static_cast<const std::uint16_t*>(data)[index]);
-    default: return values_of_codes(format)[static_cast<const std::uint8_t*>(data)[index]];
+    default: return decode_table(format)[static_cast<const std::uint8_t*>(data)[index]];
   }
 }
 

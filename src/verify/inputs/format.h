@@ -28,7 +28,7 @@ double unit_of(Format format);
 double smallest_of(Format format);
 
 /// Of an 8-bit format.
-double value_of_code(Format format, std::uint8_t code);
+double decode_byte(Format format, std::uint8_t code);
 
 /// Of formats narrower than f32.
 double decode_narrow(Format format, const void* data, std::int64_t index);

@@ -1,5 +1,5 @@
-// Rung 10: what lies around the tensors and in the slack of their strides must not matter, and must
-// not be written.
+// Probe 10: what lies around the tensors and in the slack of their strides must not matter, and
+// must not be written.
 #include <cmath>
 #include <limits>
 
@@ -15,11 +15,11 @@ Finding probe_bounds(ProbeSequence& probes, std::int64_t head_dim) {
   for (const auto& [q_len, kv_len] : lengths) {
     for (const bool causal : {false, true}) {
       if (causal ? !probes.can.causal : !probes.can.full) continue;
-      for (const MemoryLayout arrangement : {MemoryLayout::heads_first, MemoryLayout::padded}) {
-        Setting setting = probes.subject.plain();
-        if (arrangement == MemoryLayout::padded) {
+      for (const MemoryLayout layout : {MemoryLayout::heads_first, MemoryLayout::padded}) {
+        Setting setting = probes.impl.default_setting();
+        if (layout == MemoryLayout::padded) {
           if (!probes.can.strides) continue;
-          setting.inputs = setting.out = arrangement;
+          setting.inputs = setting.out = layout;
         }
         setting.lse = probes.can.lse;
         Options options = probes.base();
@@ -28,34 +28,34 @@ Finding probe_bounds(ProbeSequence& probes, std::int64_t head_dim) {
         fill_random(call.tensors.q, 1, probes.seed, 91);
         fill_random(call.tensors.k, 1, probes.seed, 92);
         fill_random(call.tensors.v, 1, probes.seed, 93);
-        const CallResult clean = probes.subject.run(call, setting);
+        const CallResult clean = probes.impl.run(call, setting);
         if (auto f = failure_of(probes, clean, FaultStage::bounds)) return *f;
         if (!clean.ok()) continue;
         for (const double guard : guards) {
           // The 8-bit formats without a NaN have their largest value there instead.
           setting.guard = guard;
-          const CallResult answer = probes.subject.run(call, setting);
-          if (auto f = failure_of(probes, answer, FaultStage::bounds)) return *f;
-          if (!answer.ok() || answer.bits == clean.bits) continue;
+          const CallResult result = probes.impl.run(call, setting);
+          if (auto f = failure_of(probes, result, FaultStage::bounds)) return *f;
+          if (!result.ok() || result.bits == clean.bits) continue;
           std::size_t at = 0;
-          while (at + 1 < answer.out.size() && (answer.out[at] == clean.out[at])) {
+          while (at + 1 < result.out.size() && (result.out[at] == clean.out[at])) {
             ++at;
           }
           return probes.finding(
               FaultStage::bounds,
-              std::string(arrangement == MemoryLayout::padded ? "slack in the strides: " : "") +
+              std::string(layout == MemoryLayout::padded ? "slack in the strides: " : "") +
                   "with " + number(guard) + " around the tensors " +
                   row_name(call, at / static_cast<std::size_t>(call.tensors.v.shape[3])) +
-                  " becomes " + number(answer.out[at]) + " instead of " + number(clean.out[at]) +
+                  " becomes " + number(result.out[at]) + " instead of " + number(clean.out[at]) +
                   ": something outside of them is read");
         }
       }
     }
   }
-  if (!probes.subject.first_stray().empty()) {
+  if (!probes.impl.first_stray().empty()) {
     Finding f = probes.finding(FaultStage::bounds, "something is written besides the outputs: at " +
-                                                       probes.subject.first_stray());
-    f.call = probes.subject.first_stray_call();
+                                                       probes.impl.first_stray());
+    f.call = probes.impl.first_stray_call();
     return f;
   }
   return {};

@@ -1,4 +1,4 @@
-// Rung 9: keys split into ranges that are computed apart. One range is right by now, so what is
+// Probe 9: keys split into ranges that are computed apart. One range is right by now, so what is
 // wrong with several is the joining.
 #include <cmath>
 
@@ -31,23 +31,23 @@ Finding check(ProbeSequence& probes, const Shape& shape, int splits, Weights wei
   fill(call.tensors.v, [&](auto, auto, std::int64_t j, std::int64_t c) {
     return c == 0 ? 1.0 : random.uniform() + (4 * j < shape.kv_len ? 1.0 : 0.0);
   });
-  const CallResult answer = probes.subject.run(call);
-  if (auto f = failure_of(probes, answer, FaultStage::combine)) return *f;
-  if (!answer.ok()) return {};
-  const Judged judged = probes.judge(call, answer);
+  const CallResult result = probes.impl.run(call);
+  if (auto f = failure_of(probes, result, FaultStage::combine)) return *f;
+  if (!result.ok()) return {};
+  const Judged judged = probes.judge(call, result);
   if (judged.ok()) return {};
   const auto v_dim = static_cast<std::size_t>(shape.v_dim);
   const std::size_t row = judged.worst_at / v_dim;
   std::string seen = judged.non_finite > 0
                          ? decimal(judged.non_finite) + " outputs are not finite"
-                         : row_name(call, row) + " is " + number(answer.out[judged.worst_at]) +
+                         : row_name(call, row) + " is " + number(result.out[judged.worst_at]) +
                                " instead of " + number(judged.oracle.out[judged.worst_at]);
-  const double sum = answer.out[row * v_dim];
+  const double sum = result.out[row * v_dim];
   if (std::fabs(sum - 1) > 0.01) seen += ", and the weights add up to " + number(sum);
   return probes.finding(
       FaultStage::combine,
       decimal(splits) + " splits, " + name_of(weights) + ": " + seen + "; one split is right", call,
-      answer, judged);
+      result, judged);
 }
 
 }  // namespace

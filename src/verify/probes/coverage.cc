@@ -56,9 +56,9 @@ Covered look_at(const HostCall& call, const CallResult& ones, const CallResult& 
 
 /// The same call again: does it give the same bits?
 bool repeats(ProbeSequence& probes, HostCall& call, int times) {
-  const CallResult first = probes.subject.run(call);
+  const CallResult first = probes.impl.run(call);
   for (int i = 1; i < times; ++i) {
-    if (probes.subject.run(call).bits != first.bits) return false;
+    if (probes.impl.run(call).bits != first.bits) return false;
   }
   return true;
 }
@@ -78,9 +78,9 @@ Finding explain(ProbeSequence& probes, const Covered& c, const LengthVerdict& le
   // What is left of an earlier call depends on that call, so the lengths say nothing.
   if (c.stale > 0 && c.unwritten == 0) {
     fill(zeros.tensors.k, [](auto, auto, auto, auto) { return 0.0; });
-    const CallResult answer = probes.subject.run(zeros);
-    if (answer.ok() &&
-        std::all_of(answer.out.begin(), answer.out.end(), [](double x) { return x == 0; })) {
+    const CallResult result = probes.impl.run(zeros);
+    if (result.ok() &&
+        std::all_of(result.out.begin(), result.out.end(), [](double x) { return x == 0; })) {
       return probes.finding(FaultStage::layout, "V = 0, but " + decimal(c.stale) +
                                                     " outputs are 0 only where K is too: K is read "
                                                     "in place of V (first at " +
@@ -122,17 +122,17 @@ Finding probe_coverage(ProbeSequence& probes, std::int64_t head_dim) {
     // Ones before zeros: what a call leaves behind then shows in the next.
     HostCall ones = constant_value_call(probes, shape, 1),
              zeros = constant_value_call(probes, shape, 0);
-    const CallResult with_ones = probes.subject.run(ones);
+    const CallResult with_ones = probes.impl.run(ones);
     // A number in the output beforehand: what is added to it then shows as a number too.
-    Setting filled = probes.subject.plain();
+    Setting filled = probes.impl.default_setting();
     filled.out_before = 777;
-    const CallResult with_zeros = probes.subject.run(zeros, filled);
-    for (const CallResult* answer : {&with_ones, &with_zeros}) {
-      const auto f = failure_of(probes, *answer, FaultStage::coverage);
+    const CallResult with_zeros = probes.impl.run(zeros, filled);
+    for (const CallResult* result : {&with_ones, &with_zeros}) {
+      const auto f = failure_of(probes, *result, FaultStage::coverage);
       if (!f) continue;
       results[shape.q_len] = false;
       if (!failure) failure = f;
-      if (answer->kind == CallResult::Kind::died) ++deaths;
+      if (result->kind == CallResult::Kind::died) ++deaths;
     }
     if (deaths >= kMostDeaths) break;
     if (!with_ones.ok() || !with_zeros.ok()) continue;
@@ -164,13 +164,13 @@ Finding probe_determinism(ProbeSequence& probes, std::int64_t head_dim) {
       fill_random(*t, 1, probes.seed,
                   33 + static_cast<std::uint64_t>(t->data != call.tensors.q.data));
     }
-    Setting setting = probes.subject.plain();
+    Setting setting = probes.impl.default_setting();
     setting.lse = probes.can.lse;
-    const CallResult first = probes.subject.run(call, setting);
+    const CallResult first = probes.impl.run(call, setting);
     if (auto f = failure_of(probes, first, FaultStage::determinism)) return *f;
     if (!first.ok()) continue;
     for (int i = 1; i < times; ++i) {
-      const CallResult again = probes.subject.run(call, setting);
+      const CallResult again = probes.impl.run(call, setting);
       if (auto f = failure_of(probes, again, FaultStage::determinism)) return *f;
       if (again.bits == first.bits) continue;
       std::size_t differing = 0;

@@ -1,10 +1,10 @@
-// Rung 11: 8-bit inputs. Every code of V is read where nothing else can matter (first of all);
+// Probe 11: 8-bit inputs. Every code of V is read where nothing else can matter (first of all);
 // codes of q and k, and scales one tensor at a time, once the scores are cleared.
 #include <cmath>
 
 #include "verify/inputs/decimal.h"
 #include "verify/probe_sequence.h"
-#include "verify/probes/score_codes.h"
+#include "verify/probes/score_encodings.h"
 
 namespace flashcore::verify {
 namespace {
@@ -53,32 +53,32 @@ void apply_factors(const TensorView& t, const std::vector<double>& factors) {
 }  // namespace
 
 /// One key, and all of V is one code: the output is its value, whatever the layout.
-Finding probe_codes(ProbeSequence& probes, std::int64_t head_dim) {
-  const Format format = probes.subject.formats().dtype;
-  const Arithmetic a = probes.subject.arithmetic();
+Finding probe_encodings(ProbeSequence& probes, std::int64_t head_dim) {
+  const Format format = probes.impl.formats().dtype;
+  const Arithmetic a = probes.impl.arithmetic();
   int wrong = 0, tried = 0;
   std::string first;
   AffineFit line;
   for (int code = 0; code < 256; code += probes.quick ? 3 : 1) {
-    const double value = value_of_code(format, static_cast<std::uint8_t>(code));
+    const double value = decode_byte(format, static_cast<std::uint8_t>(code));
     if (!std::isfinite(value) || rounded(format, value) != value) continue;  // never produced
     HostCall call = probes.call(probes.shape(2, 1, head_dim, false));
     fill_random(call.tensors.q, 1, probes.seed, 101);
     fill_random(call.tensors.k, 1, probes.seed, 102);
     fill(call.tensors.v, [&](auto, auto, auto, auto) { return value; });
-    Setting setting = probes.subject.plain();
+    Setting setting = probes.impl.default_setting();
     setting.v_unit_scale = true;
-    const CallResult answer = probes.subject.run(call, setting);
-    if (auto f = failure_of(probes, answer, FaultStage::dequant)) return *f;
-    if (!answer.ok()) continue;
+    const CallResult result = probes.impl.run(call, setting);
+    if (auto f = failure_of(probes, result, FaultStage::dequant)) return *f;
+    if (!result.ok()) continue;
     ++tried;
     const double bound = std::fabs(value) * (2 * a.out_unit + 4 * 0x1p-11) + a.out_smallest;
     bool all_right = true;
-    for (const double x : answer.out) all_right = all_right && std::fabs(x - value) <= bound;
-    line.add(value, answer.out[0], bound);
+    for (const double x : result.out) all_right = all_right && std::fabs(x - value) <= bound;
+    line.add(value, result.out[0], bound);
     if (all_right) continue;
     if (wrong++ == 0) {
-      first = "code " + decimal(code) + " is read as " + number(answer.out[0]) + " instead of " +
+      first = "code " + decimal(code) + " is read as " + number(result.out[0]) + " instead of " +
               number(value);
     }
   }
@@ -99,7 +99,7 @@ Finding probe_codes(ProbeSequence& probes, std::int64_t head_dim) {
 Finding probe_scales(ProbeSequence& probes, std::int64_t head_dim) {
   const char* names[] = {"q", "k", "v"};
   for (const bool of_q : {false, true}) {
-    const ScoreCodes codes(probes, head_dim, of_q);
+    const ScoreEncodings codes(probes, head_dim, of_q);
     if (codes.wrong().empty()) continue;
     return probes.finding(FaultStage::dequant, codes.wrong());
   }
@@ -108,24 +108,24 @@ Finding probe_scales(ProbeSequence& probes, std::int64_t head_dim) {
     HostCall call = probes.call(shape);
     fill_flat_maximum(call, 0.4, probes.seed);
     fill_random(call.tensors.v, 1, probes.seed, 103);
-    Setting setting = probes.subject.plain();
+    Setting setting = probes.impl.default_setting();
     setting.q_factors = factors_of(shape.batch, shape.q_heads, tensor == 0);
     setting.k_factors = factors_of(shape.batch, shape.kv_heads, tensor == 1);
     setting.v_factors = factors_of(shape.batch, shape.kv_heads, tensor == 2);
     apply_factors(call.tensors.q, setting.q_factors);
     apply_factors(call.tensors.k, setting.k_factors);
     apply_factors(call.tensors.v, setting.v_factors);
-    const CallResult answer = probes.subject.run(call, setting);
-    if (auto f = failure_of(probes, answer, FaultStage::dequant)) return *f;
-    if (!answer.ok()) continue;
-    const Judged judged = probes.judge(call, answer);
+    const CallResult result = probes.impl.run(call, setting);
+    if (auto f = failure_of(probes, result, FaultStage::dequant)) return *f;
+    if (!result.ok()) continue;
+    const Judged judged = probes.judge(call, result);
     if (judged.ok()) continue;
     return probes.finding(
         FaultStage::dequant,
         std::string("with another ") + names[tensor] + "_scale for every head " +
             row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) +
             " is wrong; with one for all heads it is right",
-        call, answer, judged);
+        call, result, judged);
   }
   return {};
 }

@@ -1,4 +1,4 @@
-// Rung 2: with one key O = V whatever the scores, so V can say where it was read from.
+// Probe 2: with one key O = V whatever the scores, so V can say where it was read from.
 #include <algorithm>
 #include <cmath>
 
@@ -26,7 +26,7 @@ constexpr std::size_t kFirstColumnField = 2;
 /// How far a value that should be v may be off: roundings of P and of the output. P is 1, or adds
 /// up to it, so an 8-bit P is exact here.
 double tolerance(const ProbeSequence& probes, double v) {
-  const Arithmetic a = probes.subject.arithmetic();
+  const Arithmetic a = probes.impl.arithmetic();
   return v * (2 * a.out_unit + 4 * std::min(a.p_unit, 0x1p-8) + 0x1p-20);
 }
 
@@ -42,23 +42,23 @@ HostCall one_key_call(const ProbeSequence& probes, const Shape& shape) {
 Finding check_ones(ProbeSequence& probes, const Shape& shape) {
   HostCall call = one_key_call(probes, shape);
   fill(call.tensors.v, [](auto, auto, auto, auto) { return 1.0; });
-  const CallResult answer = probes.subject.run(call);
-  if (auto f = failure_of(probes, answer, FaultStage::layout)) return *f;
-  if (!answer.ok()) return {};
-  for (std::size_t at = 0; at < answer.out.size(); ++at) {
-    if (std::fabs(answer.out[at] - 1) <= tolerance(probes, 1)) continue;
+  const CallResult result = probes.impl.run(call);
+  if (auto f = failure_of(probes, result, FaultStage::layout)) return *f;
+  if (!result.ok()) return {};
+  for (std::size_t at = 0; at < result.out.size(); ++at) {
+    if (std::fabs(result.out[at] - 1) <= tolerance(probes, 1)) continue;
     if (Finding f = probe_uniform(probes, shape.head_dim); f.found()) return f;
     const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
     return probes.finding(FaultStage::sum, "one key, V = 1: the output is " +
-                                               number(answer.out[at]) + " at " +
+                                               number(result.out[at]) + " at " +
                                                row_name(call, at / v_dim) +
                                                " instead of 1: P is not normalised to 1");
   }
   return {};
 }
 
-std::string strides_name(MemoryLayout arrangement) {
-  switch (arrangement) {
+std::string strides_name(MemoryLayout layout) {
+  switch (layout) {
     case MemoryLayout::rows_first: return "[batch, len, heads, dim] memory: ";
     case MemoryLayout::padded: return "slack after every row and head: ";
     default: return "";
@@ -79,7 +79,7 @@ FaultStage column_stage(const std::vector<std::vector<std::int64_t>>& source, st
   return same_in_all_rows || shifted ? FaultStage::layout : FaultStage::pv;
 }
 
-/// Reads all fields in one arrangement.
+/// Reads all fields in one layout.
 Finding check_fields(ProbeSequence& probes, const Shape& shape, const Setting& setting) {
   std::vector<std::vector<std::int64_t>> digits;  // per field, per output element
   std::int64_t group = shape.q_heads / shape.kv_heads;
@@ -91,24 +91,24 @@ Finding check_fields(ProbeSequence& probes, const Shape& shape, const Setting& s
     fill(call.tensors.v, [&](std::int64_t b, std::int64_t h, auto, std::int64_t c) {
       return static_cast<double>(1 + kFields[f].digit(b, h, c));
     });
-    const CallResult answer = probes.subject.run(call, setting);
-    if (auto failed = failure_of(probes, answer, FaultStage::layout)) return *failed;
-    if (!answer.ok()) return {};
-    std::vector<std::int64_t> read(answer.out.size());
+    const CallResult result = probes.impl.run(call, setting);
+    if (auto failed = failure_of(probes, result, FaultStage::layout)) return *failed;
+    if (!result.ok()) return {};
+    std::vector<std::int64_t> read(result.out.size());
     for (std::size_t at = 0; at < read.size(); ++at) {
       const std::size_t row = at / v_dim, head = row / static_cast<std::size_t>(shape.q_len);
       const auto b = static_cast<std::int64_t>(head) / shape.q_heads;
       const auto h = static_cast<std::int64_t>(head) % shape.q_heads;
       const auto c = static_cast<std::int64_t>(at % v_dim);
-      const double nearest = std::round(answer.out[at]);
+      const double nearest = std::round(result.out[at]);
       const std::int64_t want = kFields[f].digit(b, h / group, c);
       read[at] = static_cast<std::int64_t>(nearest) - 1;
-      const bool is_digit = std::fabs(answer.out[at] - nearest) <= tolerance(probes, nearest) &&
+      const bool is_digit = std::fabs(result.out[at] - nearest) <= tolerance(probes, nearest) &&
                             nearest >= 1 && nearest <= kBase;
       if (is_digit && (read[at] == want || f >= kFirstColumnField)) continue;
       const std::string seen =
           is_digit ? "is " + std::string(kFields[f].name) + " " + decimal(read[at]) + "'s"
-                   : "is " + number(answer.out[at]) + ", no value of V";
+                   : "is " + number(result.out[at]) + ", no value of V";
       return probes.finding(FaultStage::layout, prefix + "V of " + row_name(call, row) + " " +
                                                     seen + "; wanted " + kFields[f].name + " " +
                                                     decimal(want) + "'s");
@@ -138,17 +138,17 @@ Finding check_fields(ProbeSequence& probes, const Shape& shape, const Setting& s
 Finding probe_layout(ProbeSequence& probes, std::int64_t head_dim) {
   const Shape shape = probes.shape(40, 1, head_dim);
   if (Finding f = check_ones(probes, shape); f.found()) return f;
-  const Setting native = probes.subject.plain();
+  const Setting native = probes.impl.default_setting();
   if (Finding f = check_fields(probes, shape, native); f.found()) return f;
   if (Finding f = check_fields(probes, probes.shape(1, 1, head_dim), native); f.found()) return f;
   if (!probes.can.strides) return {};
   const Shape few_rows = probes.shape(9, 1, head_dim);
-  for (const MemoryLayout arrangement :
+  for (const MemoryLayout layout :
        {MemoryLayout::heads_first, MemoryLayout::rows_first, MemoryLayout::padded}) {
     for (const bool of_out : {false, true}) {
       Setting setting = native;
-      (of_out ? setting.out : setting.inputs) = arrangement;
-      if (arrangement == native.inputs) continue;
+      (of_out ? setting.out : setting.inputs) = layout;
+      if (layout == native.inputs) continue;
       if (Finding f = check_fields(probes, few_rows, setting); f.found()) return f;
     }
   }
@@ -158,7 +158,7 @@ Finding probe_layout(ProbeSequence& probes, std::int64_t head_dim) {
 /// Several keys, Q = 0: every key of a head has the same V, so O = V again, if all keys of a row
 /// were read from its own head.
 Finding probe_key_layout(ProbeSequence& probes, std::int64_t head_dim) {
-  std::vector<Setting> settings{probes.subject.plain()};
+  std::vector<Setting> settings{probes.impl.default_setting()};
   if (probes.can.strides) {
     for (const MemoryLayout a : {MemoryLayout::rows_first, MemoryLayout::padded}) {
       settings.push_back(settings[0]);
@@ -172,18 +172,18 @@ Finding probe_key_layout(ProbeSequence& probes, std::int64_t head_dim) {
     fill(call.tensors.v, [&](std::int64_t b, std::int64_t h, auto, std::int64_t c) {
       return static_cast<double>(1 + (2 * b + h + c) % kBase);
     });
-    const CallResult answer = probes.subject.run(call, setting);
-    if (auto f = failure_of(probes, answer, FaultStage::layout)) return *f;
-    if (!answer.ok()) continue;
-    const Judged judged = probes.judge(call, answer);
+    const CallResult result = probes.impl.run(call, setting);
+    if (auto f = failure_of(probes, result, FaultStage::layout)) return *f;
+    if (!result.ok()) continue;
+    const Judged judged = probes.judge(call, result);
     if (judged.ok()) continue;
     return probes.finding(
         FaultStage::layout,
         strides_name(setting.inputs) + "V is the same for all keys of a head, but " +
             row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) + " has " +
-            number(answer.out[judged.worst_at]) + " instead of " +
+            number(result.out[judged.worst_at]) + " instead of " +
             number(judged.oracle.out[judged.worst_at]) + ": keys of other heads or places are read",
-        call, answer, judged);
+        call, result, judged);
   }
   return {};
 }

@@ -1,4 +1,4 @@
-// Rung 12: the log-sum-exp, now that the scores and the sums behind it are known to be right.
+// Probe 12: the log-sum-exp, now that the scores and the sums behind it are known to be right.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -10,14 +10,14 @@ namespace flashcore::verify {
 namespace {
 
 /// What else the numbers would be right as.
-std::string explain(const Judged& judged, const CallResult& answer, double head_dim) {
+std::string explain(const Judged& judged, const CallResult& result, double head_dim) {
   const auto all = [&](auto candidate) {
     std::size_t agree = 0, count = 0;
-    for (std::size_t r = 0; r < answer.lse.size(); ++r) {
+    for (std::size_t r = 0; r < result.lse.size(); ++r) {
       if (std::isinf(judged.oracle.lse[r])) continue;
       ++count;
       const double want = candidate(r);
-      agree += std::fabs(answer.lse[r] - want) <= 1e-3 * (1 + std::fabs(want)) ? 1 : 0;
+      agree += std::fabs(result.lse[r] - want) <= 1e-3 * (1 + std::fabs(want)) ? 1 : 0;
     }
     return count > 0 && agree == count;
   };
@@ -58,29 +58,29 @@ Finding check(ProbeSequence& probes, const Shape& shape, const Options& options,
       return scores == Scores::shifted ? 200.0 : 10 * (static_cast<double>(j) / n - 0.5);
     });
   }
-  Setting setting = probes.subject.plain();
+  Setting setting = probes.impl.default_setting();
   setting.lse = true;
-  const CallResult answer = probes.subject.run(call, setting);
-  if (auto f = failure_of(probes, answer, FaultStage::lse)) return *f;
-  if (!answer.ok()) return {};
-  const Judged judged = probes.judge(call, answer);
-  for (std::size_t r = 0; r < answer.lse.size(); ++r) {
-    if (std::isinf(judged.oracle.lse[r]) && std::isnan(answer.lse[r])) {
+  const CallResult result = probes.impl.run(call, setting);
+  if (auto f = failure_of(probes, result, FaultStage::lse)) return *f;
+  if (!result.ok()) return {};
+  const Judged judged = probes.judge(call, result);
+  for (std::size_t r = 0; r < result.lse.size(); ++r) {
+    if (std::isinf(judged.oracle.lse[r]) && std::isnan(result.lse[r])) {
       return probes.finding(FaultStage::lse,
                             "the LSE of " + row_name(call, r) + ", which sees no key, is NaN");
     }
   }
   if (judged.lse_wrong == 0) return {};
   const std::size_t row = judged.lse_worst_at;
-  std::string text = "the LSE of " + row_name(call, row) + " is " + number(answer.lse[row]) +
+  std::string text = "the LSE of " + row_name(call, row) + " is " + number(result.lse[row]) +
                      " instead of " + number(judged.oracle.lse[row]);
-  if (answer.lse_unwritten > 0) {
-    text = decimal(answer.lse_unwritten) + " LSEs are never written";
-  } else if (const std::string why = explain(judged, answer, static_cast<double>(shape.head_dim));
+  if (result.lse_unwritten > 0) {
+    text = decimal(result.lse_unwritten) + " LSEs are never written";
+  } else if (const std::string why = explain(judged, result, static_cast<double>(shape.head_dim));
              !why.empty()) {
     text += ": " + why;
   }
-  return probes.finding(FaultStage::lse, text, call, answer, judged);
+  return probes.finding(FaultStage::lse, text, call, result, judged);
 }
 
 }  // namespace

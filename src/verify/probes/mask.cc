@@ -1,4 +1,4 @@
-// Rung 8: Q = 0, so P is 1/n over the keys a query sees: which keys are those?
+// Probe 8: Q = 0, so P is 1/n over the keys a query sees: which keys are those?
 #include <algorithm>
 #include <cmath>
 
@@ -22,18 +22,18 @@ std::string options_name(const Options& o) {
 }
 
 /// How many keys each wrong row seems to see.
-std::string sight(const HostCall& call, const CallResult& answer, const Judged& judged) {
+std::string sight(const HostCall& call, const CallResult& result, const Judged& judged) {
   const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
   const std::size_t row = judged.worst_at / v_dim;
   double sum = 0;
-  for (std::size_t c = 0; c < v_dim; ++c) sum += answer.out[row * v_dim + c];
+  for (std::size_t c = 0; c < v_dim; ++c) sum += result.out[row * v_dim + c];
   const std::string name = row_name(call, row);
   if (!std::isfinite(sum)) return name + " is not finite";
   if (std::isinf(judged.oracle.lse[row])) return name + " sees no key, but its output is not 0";
   double least = 1e300;  // a key's weight: one over how many there are
   std::size_t wrong = 0;
   for (std::size_t c = 0; c < v_dim; ++c) {
-    const double p = answer.out[row * v_dim + c];
+    const double p = result.out[row * v_dim + c];
     if (p > 0) least = std::min(least, p);
     if (judged.ratio[row * v_dim + c] > 1) ++wrong;
   }
@@ -46,13 +46,13 @@ Finding check(ProbeSequence& probes, const Case& c, const Options& options, std:
   HostCall call = probes.call(probes.shape(c.q_len, c.kv_len, head_dim, c.q_len <= 5), options);
   fill_random(call.tensors.k, 1, probes.seed, 71);
   fill_folded_one_hot(call);
-  const CallResult answer = probes.subject.run(call);
-  if (auto f = failure_of(probes, answer, FaultStage::mask)) return *f;
-  if (!answer.ok()) return {};
-  const Judged judged = probes.judge(call, answer);
+  const CallResult result = probes.impl.run(call);
+  if (auto f = failure_of(probes, result, FaultStage::mask)) return *f;
+  if (!result.ok()) return {};
+  const Judged judged = probes.judge(call, result);
   if (judged.ok()) return {};
   return probes.finding(FaultStage::mask,
-                        options_name(options) + ": " + sight(call, answer, judged), call, answer,
+                        options_name(options) + ": " + sight(call, result, judged), call, result,
                         judged);
 }
 
@@ -79,16 +79,16 @@ Finding check_values(ProbeSequence& probes, const Options& options, std::int64_t
     });
     Random random(probes.seed, 72);
     fill(call.tensors.v, [&](auto, auto, auto, auto) { return 0.5 + random.uniform(); });
-    const CallResult answer = probes.subject.run(call);
-    if (auto f = failure_of(probes, answer, FaultStage::mask)) return *f;
-    if (!answer.ok()) continue;
-    const Judged judged = probes.judge(call, answer);
+    const CallResult result = probes.impl.run(call);
+    if (auto f = failure_of(probes, result, FaultStage::mask)) return *f;
+    if (!result.ok()) continue;
+    const Judged judged = probes.judge(call, result);
     if (judged.ok()) continue;
     const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
     return probes.finding(
         hidden.stage,
         options_name(options) + hidden.change + row_name(call, judged.worst_at / v_dim), call,
-        answer, judged);
+        result, judged);
   }
   return {};
 }

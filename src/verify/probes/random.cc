@@ -1,4 +1,4 @@
-// Rung 13: random problems of many shapes against the oracle. What fails here is first taken back
+// Probe 13: random problems of many shapes against the oracle. What fails here is first taken back
 // down the ladder, at its own shape; only what no rung then explains is unlocalised.
 #include <algorithm>
 #include <cmath>
@@ -101,20 +101,20 @@ HostCall call_of(const ProbeSequence& probes, const Drawn& d) {
 
 struct Ran {
   HostCall call;
-  CallResult answer;
+  CallResult result;
   std::optional<Judged> judged;
   bool failed(const ProbeSequence& probes) const {
-    if (!answer.ok()) return answer.kind != CallResult::Kind::refused;
+    if (!result.ok()) return result.kind != CallResult::Kind::refused;
     return judged && (!judged->ok() || (probes.can.lse && judged->lse_wrong > 0));
   }
 };
 
 Ran run(ProbeSequence& probes, const Drawn& d) {
   Ran r{call_of(probes, d), {}, std::nullopt};
-  Setting setting = probes.subject.plain();
+  Setting setting = probes.impl.default_setting();
   setting.lse = probes.can.lse;
-  r.answer = probes.subject.run(r.call, setting);
-  if (r.answer.ok()) r.judged = probes.judge(r.call, r.answer);
+  r.result = probes.impl.run(r.call, setting);
+  if (r.result.ok()) r.judged = probes.judge(r.call, r.result);
   return r;
 }
 
@@ -157,7 +157,7 @@ FaultStage stage_of(const ProbeSequence& probes, const Drawn& d, const Ran& ran)
   if (d.options.scale) return FaultStage::scale;
   if (d.shape.v_dim != d.shape.head_dim) return FaultStage::layout;
   if (!ran.judged) return FaultStage::unlocalised;
-  const auto elements = static_cast<double>(ran.answer.out.size());
+  const auto elements = static_cast<double>(ran.result.out.size());
   const bool everywhere = static_cast<double>(ran.judged->wrong) > 0.1 * elements ||
                           (ran.judged->wrong == 0 && ran.judged->head_worst > 1);
   if (ran.judged->non_finite == 0 && everywhere && ran.judged->relative_error < 0x1p-5) {
@@ -167,7 +167,7 @@ FaultStage stage_of(const ProbeSequence& probes, const Drawn& d, const Ran& ran)
 }
 
 /// The rungs again, with this shape's batch, heads, q_len and v_dim.
-Finding climb_at(ProbeSequence& probes, const Shape& shape) {
+Finding run_probes_at(ProbeSequence& probes, const Shape& shape) {
   ProbeSequence here = probes;
   here.pinned = shape;
   for (const auto probe : {probe_coverage, probe_layout, probe_uniform, probe_key_layout,
@@ -192,29 +192,29 @@ Finding probe_random(ProbeSequence& probes, std::int64_t) {
     const Drawn d = smallest(probes, drawn);
     const Ran ran = run(probes, d);
     if (!ran.judged) {
-      return *failure_of(probes, ran.answer, FaultStage::unlocalised);
+      return *failure_of(probes, ran.result, FaultStage::unlocalised);
     }
-    if (const Ran again = run(probes, d); again.answer.bits != ran.answer.bits) {
+    if (const Ran again = run(probes, d); again.result.bits != ran.result.bits) {
       return probes.finding(FaultStage::determinism,
                             "random inputs: the same call gives other bits the second time");
     }
     const FaultStage stage = stage_of(probes, d, ran);
     if (stage == FaultStage::unlocalised || d.shape.v_dim != d.shape.head_dim) {
-      if (Finding f = climb_at(probes, d.shape); f.found()) return f;
+      if (Finding f = run_probes_at(probes, d.shape); f.found()) return f;
     }
     const Judged& j = *ran.judged;
     const std::string seen = stage == FaultStage::lse
                                  ? "the LSE of " + row_name(ran.call, j.lse_worst_at) + " is " +
-                                       number(ran.answer.lse[j.lse_worst_at]) + " instead of " +
+                                       number(ran.result.lse[j.lse_worst_at]) + " instead of " +
                                        number(j.oracle.lse[j.lse_worst_at])
-                                 : decimal(j.wrong) + " of " + decimal(ran.answer.out.size()) +
+                                 : decimal(j.wrong) + " of " + decimal(ran.result.out.size()) +
                                        " outputs are wrong, by up to " + number(j.worst) +
                                        " times what rounding allows (relative error " +
                                        number(j.relative_error) + ")";
     Finding f = probes.finding(
         stage,
         "random inputs of deviation " + number(d.sigma) + ", seed " + decimal(d.seed) + ": " + seen,
-        ran.call, ran.answer, j);
+        ran.call, ran.result, j);
     return f;
   }
   return {};

@@ -22,11 +22,11 @@ ScoreReading::ScoreReading(ProbeSequence& probes, const HostCall& call) : call_(
   q_heads_ = static_cast<std::size_t>(t.q.shape[1]);
   kv_heads_ = static_cast<std::size_t>(t.k.shape[1]);
   // Rounds q and k as the implementation will see them.
-  const CallResult answer = probes.subject.run(call_);
-  failure_ = failure_of(probes, answer, FaultStage::scores);
-  if (!answer.ok()) return;
+  const CallResult result = probes.impl.run(call_);
+  failure_ = failure_of(probes, result, FaultStage::scores);
+  if (!result.ok()) return;
   p_ = read_probabilities(probes, call_);
-  scales_ = probes.subject.last_scales();
+  scales_ = probes.impl.last_scales();
   if (p_.empty()) return;
   const reference::Oracle oracle = probes.oracle(call_, true);
   rows_ = oracle.rows.size();
@@ -34,7 +34,7 @@ ScoreReading::ScoreReading(ProbeSequence& probes, const HostCall& call) : call_(
 }
 
 void ScoreReading::centre(const ProbeSequence& probes, const reference::Oracle& oracle) {
-  const Arithmetic a = probes.subject.arithmetic();
+  const Arithmetic a = probes.impl.arithmetic();
   got_.assign(rows_ * keys_, 0.0);
   want_ = tolerance_ = got_;
   used_.assign(rows_ * keys_, 0);

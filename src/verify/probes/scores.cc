@@ -1,11 +1,11 @@
-// Rung 5: scores read back from P. First one head-dim at a time, then all of them.
+// Probe 5: scores read back from P. First one head-dim at a time, then all of them.
 #include <algorithm>
 #include <cmath>
 
+#include "verify/inputs/call_variants.h"
 #include "verify/inputs/decimal.h"
 #include "verify/probe_sequence.h"
-#include "verify/probes/probes.h"
-#include "verify/probes/score_codes.h"
+#include "verify/probes/score_encodings.h"
 #include "verify/probes/score_reading.h"
 
 namespace flashcore::verify {
@@ -130,7 +130,7 @@ Finding slope_finding(ProbeSequence& probes, const ScoreReading& r, double slope
   const std::string seen = "scores are " + number(slope) + " times what they should be" +
                            named_factor(slope, static_cast<double>(head_dim));
   FaultStage stage = FaultStage::scale;
-  if (is_8bit(probes.subject.formats().dtype) && is_ratio_of_scales(r.scales(), slope)) {
+  if (is_8bit(probes.impl.formats().dtype) && is_ratio_of_scales(r.scales(), slope)) {
     stage = FaultStage::dequant;
   }
   Finding f = probes.finding(
@@ -162,8 +162,8 @@ Finding explain(ProbeSequence& probes, const ScoreReading& one, const ScoreReadi
   }
   // Codes that are off by a factor each look like a common one where tolerances are wide.
   for (const bool of_q : {false, true}) {
-    if (!is_8bit(probes.subject.formats().dtype)) break;
-    const ScoreCodes codes(probes, head_dim, of_q);
+    if (!is_8bit(probes.impl.formats().dtype)) break;
+    const ScoreEncodings codes(probes, head_dim, of_q);
     if (codes.is_other_table()) return found(FaultStage::dequant, codes.wrong());
   }
   if (wrong.lost() == 0 && is_slope(wrong, fit)) {
@@ -188,15 +188,14 @@ Finding explain(ProbeSequence& probes, const ScoreReading& one, const ScoreReadi
                                                         decimal(j));
     }
   }
-  const bool table =
-      is_8bit(probes.subject.formats().dtype) && one.readable() && one.is_other_table();
+  const bool table = is_8bit(probes.impl.formats().dtype) && one.readable() && one.is_other_table();
   if (one.readable() && !one.ok() && !table) {
     if (const std::string dims = wrong_dimensions(one, head_dim); !dims.empty()) {
       return found(FaultStage::scores, dims);
     }
   }
   // Simple codes first (one dimension at a time), then all of them.
-  const bool eight_bit = is_8bit(probes.subject.formats().dtype);
+  const bool eight_bit = is_8bit(probes.impl.formats().dtype);
   if (eight_bit && wrong.lost() == 0 && (&wrong == &dense || one.is_other_table())) {
     return found(FaultStage::dequant,
                  &wrong == &dense ? "scores are right for simple codes of q and k, wrong for others"

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "verify/inputs/call_variants.h"
 #include "verify/inputs/decimal.h"
 #include "verify/probe_sequence.h"
-#include "verify/probes/probes.h"
 
 namespace flashcore::verify {
 namespace {
@@ -52,7 +52,7 @@ void fill_scores_by_parity(HostCall& call, Score score) {
 bool is_off_by_ranges(ProbeSequence& probes, const HostCall& call) {
   const std::vector<double> p = read_probabilities(probes, call);
   if (p.empty()) return false;
-  const Arithmetic a = probes.subject.arithmetic();
+  const Arithmetic a = probes.impl.arithmetic();
   const reference::Oracle oracle = probes.oracle(call, true);
   const auto n = static_cast<std::size_t>(call.tensors.k.shape[2]);
   std::size_t runs = 0, keys = 0;
@@ -91,31 +91,31 @@ Ordered run_order(ProbeSequence& probes, const Order& order, double range, std::
     fill_scores_by_parity(call, score);
   }
   fill_values(call, probes.seed);
-  const CallResult answer = probes.subject.run(call);
-  Ordered result;
-  if (auto f = failure_of(probes, answer, FaultStage::rescale)) return {true, f->detail, *f};
-  if (!answer.ok()) return result;
-  const Judged judged = probes.judge(call, answer);
-  if (judged.ok()) return result;
-  result.failed = true;
+  const CallResult result = probes.impl.run(call);
+  Ordered ordered;
+  if (auto f = failure_of(probes, result, FaultStage::rescale)) return {true, f->detail, *f};
+  if (!result.ok()) return ordered;
+  const Judged judged = probes.judge(call, result);
+  if (judged.ok()) return ordered;
+  ordered.failed = true;
   const double sum =
-      answer.out[judged.worst_at / static_cast<std::size_t>(call.tensors.v.shape[3]) *
+      result.out[judged.worst_at / static_cast<std::size_t>(call.tensors.v.shape[3]) *
                  static_cast<std::size_t>(call.tensors.v.shape[3])];
-  result.text = std::string(order.name) + " scores over a range of " + number(range) + ": ";
+  ordered.text = std::string(order.name) + " scores over a range of " + number(range) + ": ";
   if (judged.non_finite > 0) {
-    result.text += decimal(judged.non_finite) + " outputs are not finite";
+    ordered.text += decimal(judged.non_finite) + " outputs are not finite";
   } else if (std::fabs(sum - 1) > 0.01) {
-    result.text +=
+    ordered.text +=
         "P adds up to " + number(sum) + ": the accumulator and the row sum are not rescaled alike";
   } else {
-    result.text += "P adds up to 1 but keys weigh wrongly (relative error " +
-                   number(judged.relative_error) + ")";
+    ordered.text += "P adds up to 1 but keys weigh wrongly (relative error " +
+                    number(judged.relative_error) + ")";
   }
   const bool noise =
       judged.non_finite == 0 && judged.relative_error < 0x1p-6 && !is_off_by_ranges(probes, call);
-  result.finding = probes.finding(noise ? FaultStage::precision : FaultStage::rescale, result.text,
-                                  call, answer, judged);
-  return result;
+  ordered.finding = probes.finding(noise ? FaultStage::precision : FaultStage::rescale,
+                                   ordered.text, call, result, judged);
+  return ordered;
 }
 
 }  // namespace
@@ -153,28 +153,28 @@ Finding probe_rescale(ProbeSequence& probes, std::int64_t head_dim) {
 }
 
 Finding probe_max(ProbeSequence& probes, std::int64_t head_dim) {
-  const auto explain = [&](const HostCall& call, const CallResult& answer, const Judged& judged,
+  const auto explain = [&](const HostCall& call, const CallResult& result, const Judged& judged,
                            const std::string& what) {
     std::size_t zero = 0;
-    for (const double x : answer.out) zero += x == 0 ? 1 : 0;
-    const bool lost = judged.non_finite > 0 || zero > answer.out.size() / 4;
+    for (const double x : result.out) zero += x == 0 ? 1 : 0;
+    const bool lost = judged.non_finite > 0 || zero > result.out.size() / 4;
     const std::string seen = judged.non_finite > 0
                                  ? decimal(judged.non_finite) + " outputs are not finite"
-                                 : "output " + number(answer.out[judged.worst_at]) +
+                                 : "output " + number(result.out[judged.worst_at]) +
                                        " instead of " + number(judged.oracle.out[judged.worst_at]);
     return probes.finding(lost ? FaultStage::max : FaultStage::rescale, what + ": " + seen, call,
-                          answer, judged);
+                          result, judged);
   };
   for (const double shift : {200.0, -200.0, 2000.0, -2000.0}) {
     HostCall call = probes.call(probes.shape(3, 100, head_dim, false));
     fill_scores_by_key(call, 1 % head_dim, [&](std::int64_t) { return shift; });
     fill_values(call, probes.seed);
-    const CallResult answer = probes.subject.run(call);
-    if (auto f = failure_of(probes, answer, FaultStage::max)) return *f;
-    if (!answer.ok()) continue;
-    const Judged judged = probes.judge(call, answer);
+    const CallResult result = probes.impl.run(call);
+    if (auto f = failure_of(probes, result, FaultStage::max)) return *f;
+    if (!result.ok()) continue;
+    const Judged judged = probes.judge(call, result);
     if (judged.ok()) continue;
-    Finding f = explain(call, answer, judged, "all scores " + number(shift));
+    Finding f = explain(call, result, judged, "all scores " + number(shift));
     f.stage = FaultStage::max;
     return f;
   }
@@ -185,12 +185,12 @@ Finding probe_max(ProbeSequence& probes, std::int64_t head_dim) {
       return (query == 0 ? 200.0 : -200.0) + static_cast<double>(j % 4);
     });
     fill_values(call, probes.seed);
-    const CallResult answer = probes.subject.run(call);
-    if (auto f = failure_of(probes, answer, FaultStage::max)) return *f;
-    if (answer.ok()) {
-      const Judged judged = probes.judge(call, answer);
+    const CallResult result = probes.impl.run(call);
+    if (auto f = failure_of(probes, result, FaultStage::max)) return *f;
+    if (result.ok()) {
+      const Judged judged = probes.judge(call, result);
       if (!judged.ok()) {
-        return explain(call, answer, judged, "queries with scores of 200 beside others with -200");
+        return explain(call, result, judged, "queries with scores of 200 beside others with -200");
       }
     }
   }
@@ -200,12 +200,12 @@ Finding probe_max(ProbeSequence& probes, std::int64_t head_dim) {
     HostCall plain = probes.call(probes.shape(64, kv_len, head_dim, false));
     fill_values(plain, probes.seed);
     HostCall call = with_selected_keys(plain);
-    const CallResult answer = probes.subject.run(call);
-    if (auto f = failure_of(probes, answer, FaultStage::max)) return *f;
-    if (!answer.ok()) continue;
-    const Judged judged = probes.judge(call, answer);
+    const CallResult result = probes.impl.run(call);
+    if (auto f = failure_of(probes, result, FaultStage::max)) return *f;
+    if (!result.ok()) continue;
+    const Judged judged = probes.judge(call, result);
     if (!judged.ok()) {
-      return explain(call, answer, judged, "one key of each query far above all others");
+      return explain(call, result, judged, "one key of each query far above all others");
     }
   }
   return {};

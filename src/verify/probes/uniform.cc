@@ -110,7 +110,7 @@ std::vector<std::size_t> odd_keys(const Row& row, double tolerance) {
 }
 
 double p_tolerance(const ProbeSequence& probes, std::int64_t n) {
-  const Arithmetic a = probes.subject.arithmetic();
+  const Arithmetic a = probes.impl.arithmetic();
   return 2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(n))) + 0x1p-22;
 }
 
@@ -137,31 +137,31 @@ bool zero_queries_alone_fail(ProbeSequence& probes, std::int64_t n, std::int64_t
   HostCall call = uniform_call(probes, probes.shape(3, n, head_dim, false));
   fill(call.tensors.q, [](auto, auto, auto, std::int64_t c) { return c == 0 ? 1.0 : 0.0; });
   fill(call.tensors.k, [](auto, auto, auto, std::int64_t c) { return c == 0 ? 0.0 : 1.0; });
-  const CallResult answer = probes.subject.run(call);
-  return answer.ok() && probes.judge(call, answer).ok();
+  const CallResult result = probes.impl.run(call);
+  return result.ok() && probes.judge(call, result).ok();
 }
 
 /// Whether what lies around the tensors matters.
 bool reads_outside(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
   HostCall call = uniform_call(probes, probes.shape(3, n, head_dim, false));
-  Setting other = probes.subject.plain();
-  const CallResult before = probes.subject.run(call, other);
+  Setting other = probes.impl.default_setting();
+  const CallResult before = probes.impl.run(call, other);
   other.guard = 3;
-  const CallResult after = probes.subject.run(call, other);
+  const CallResult after = probes.impl.run(call, other);
   return before.ok() && after.ok() && before.bits != after.bits;
 }
 
 /// 8-bit: with a V scale of 1 the output is right, so what is wrong by a factor is V's scale.
 bool unit_v_scale_is_right(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
-  const Format format = probes.subject.formats().dtype;
+  const Format format = probes.impl.formats().dtype;
   if (!is_8bit(format)) return false;
   const double value = rounded(format, 4);
   HostCall call = probes.call(probes.shape(3, n, head_dim, false));
   fill(call.tensors.v, [&](auto, auto, auto, auto) { return value; });
-  Setting setting = probes.subject.plain();
+  Setting setting = probes.impl.default_setting();
   setting.v_unit_scale = true;
-  const CallResult answer = probes.subject.run(call, setting);
-  return answer.ok() && probes.judge(call, answer).ok();
+  const CallResult result = probes.impl.run(call, setting);
+  return result.ok() && probes.judge(call, result).ok();
 }
 
 /// Off by less than a unit of bf16, and never where 1/n is exact in every binary format: too little
@@ -216,8 +216,8 @@ bool passes_with_random_values(ProbeSequence& probes, const LengthResults& resul
     if (!passed || n < first) continue;
     HostCall call = probes.call(probes.shape(3, n, head_dim, false));
     fill_random(call.tensors.v, 1, probes.seed, 53);
-    const CallResult answer = probes.subject.run(call);
-    return !answer.ok() || probes.judge(call, answer).ok();
+    const CallResult result = probes.impl.run(call);
+    return !result.ok() || probes.judge(call, result).ok();
   }
   return true;
 }
@@ -241,11 +241,11 @@ Finding explain(ProbeSequence& probes, const LengthResults& results, LengthVerdi
   std::optional<Row> row = first_wrong_row(probes, n, head_dim);
   if (!row && n > lengths.first) row = first_wrong_row(probes, n = lengths.first, head_dim);
   HostCall shown = uniform_call(probes, probes.shape(3, n, head_dim, false));
-  const CallResult answer = probes.subject.run(shown);
+  const CallResult result = probes.impl.run(shown);
   const auto found = [&](FaultStage stage, const std::string& detail) {
-    if (!answer.ok()) return probes.finding(stage, detail);
-    return probes.finding(stage, "Q = 0, kv_len " + decimal(n) + ": " + detail, shown, answer,
-                          probes.judge(shown, answer));
+    if (!result.ok()) return probes.finding(stage, detail);
+    return probes.finding(stage, "Q = 0, kv_len " + decimal(n) + ": " + detail, shown, result,
+                          probes.judge(shown, result));
   };
   if (!row) {
     return found(lengths.depends_on_length ? FaultStage::tail : FaultStage::pv,
@@ -324,17 +324,17 @@ Finding check_long_sums(ProbeSequence& probes, std::int64_t head_dim) {
     if (!probes.can.cross && n > 2500) break;
     Random random(probes.seed, 52);
     fill(call.tensors.v, [&](auto, auto, auto, auto) { return 1 + random.uniform(); });
-    const CallResult answer = probes.subject.run(call);
-    if (auto f = failure_of(probes, answer, FaultStage::precision)) return *f;
-    if (!answer.ok()) continue;
-    const Judged judged = probes.judge(call, answer);
+    const CallResult result = probes.impl.run(call);
+    if (auto f = failure_of(probes, result, FaultStage::precision)) return *f;
+    if (!result.ok()) continue;
+    const Judged judged = probes.judge(call, result);
     if (judged.ok()) continue;
-    const double got = answer.out[judged.worst_at], want = judged.oracle.out[judged.worst_at];
+    const double got = result.out[judged.worst_at], want = judged.oracle.out[judged.worst_at];
     return probes.finding(FaultStage::precision,
                           "the mean of " + decimal(n) + " values between 1 and 2 is " +
                               number(got) + " instead of " + number(want) +
                               ", right for fewer: sums are kept in too narrow a format",
-                          call, answer, judged);
+                          call, result, judged);
   }
   return {};
 }
@@ -350,13 +350,13 @@ Finding probe_uniform(ProbeSequence& probes, std::int64_t head_dim) {
     if (!main && n > 130) break;
     if (!main && probes.quick && n > 20 && n % 32 > 1) continue;
     HostCall call = uniform_call(probes, probes.shape(3, n, head_dim, false));
-    const CallResult answer = probes.subject.run(call);
-    if (auto f = failure_of(probes, answer, FaultStage::sum)) {
+    const CallResult result = probes.impl.run(call);
+    if (auto f = failure_of(probes, result, FaultStage::sum)) {
       results[n] = false;
       if (!failure) failure = f;
-      if (answer.kind == CallResult::Kind::died && ++deaths == kMostDeaths) break;
+      if (result.kind == CallResult::Kind::died && ++deaths == kMostDeaths) break;
     }
-    if (answer.ok()) results[n] = probes.judge(call, answer).ok();
+    if (result.ok()) results[n] = probes.judge(call, result).ok();
   }
   const LengthVerdict lengths = judge_lengths(results, "kv_len");
   if (failure) {

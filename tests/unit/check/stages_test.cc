@@ -36,7 +36,7 @@ std::vector<verify::CaseSpec> specs(DType dtype) {
   all[2].alibi = 1;
   all[2].options.softcap = 3;
   all[2].options.window_left = 40;
-  all[2].q_arrangement = all[2].v_arrangement = verify::MemoryLayout::padded;
+  all[2].q_layout = all[2].v_layout = verify::MemoryLayout::padded;
   all[3].q_varlen = all[3].kv_varlen = all[3].used_k = all[3].q_start = all[3].k_start = true;
   all[3].lse = true;
   return all;

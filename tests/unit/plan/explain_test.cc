@@ -133,7 +133,7 @@ TEST(Explain, NamesTensorsAndAccess) {
   inputs.used_k = test::ints({4});
   inputs.q_start = test::ints({0});
   const auto explained = [&](test::MemoryLayout arrangement) {
-    const test::Output output = test::make_output(inputs, {.out_arrangement = arrangement});
+    const test::Output output = test::make_output(inputs, {.out_layout = arrangement});
     const Problem problem =
         *make_problem(test::tensors_of(inputs, output.out, output.lse), inputs.options);
     return explain(*make_plan(problem, *named_device("cpu-neon")));

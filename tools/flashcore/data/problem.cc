@@ -122,9 +122,9 @@ verify::CaseSpec spec_of(const ProblemArgs& args) {
   set_storage(args, spec);
   spec.lse = args.lse || args.options.partial;
   spec.out_f32 = args.out_f32;
-  const auto arrangement =
+  const auto layout =
       args.layout == "bshd" ? verify::MemoryLayout::rows_first : verify::MemoryLayout::heads_first;
-  spec.q_arrangement = spec.k_arrangement = spec.v_arrangement = spec.out_arrangement = arrangement;
+  spec.q_layout = spec.k_layout = spec.v_layout = spec.out_layout = layout;
   const auto random = [](const char* name, const std::string& given) {
     if (given.empty() || given == "random") return !given.empty();
     throw CommandError(
@@ -153,13 +153,13 @@ void put_in_pages(verify::CaseSpec& spec, std::int64_t page_size) {
   }
   spec.page_size = page_size;
   // As engines have it: [pages, page size, heads, dim], whatever the order of the others.
-  spec.k_arrangement = spec.v_arrangement = verify::MemoryLayout::heads_first;
+  spec.k_layout = spec.v_layout = verify::MemoryLayout::heads_first;
 }
 
 Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   const DType wide = s.dtype == DType::f64 ? DType::f64 : DType::f32;
   const DType out = s.options.partial ? wide : s.out_f32 ? DType::f32 : s.dtype;
-  const bool rows_first = s.q_arrangement == verify::MemoryLayout::rows_first;
+  const bool rows_first = s.q_layout == verify::MemoryLayout::rows_first;
   const auto operand = [&](DType dtype, bool packed, std::int64_t heads, std::int64_t len,
                            std::int64_t dim) {
     if (packed) return absent(dtype, {s.batch * len, heads, dim}, device);

@@ -1,5 +1,5 @@
 // The probes' inputs do what they promise: judged by the oracle, no kernel involved.
-#include "verify/probes/probes.h"
+#include "verify/inputs/call_variants.h"
 
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ std::vector<verify::CaseSpec> cases() {
   partial.options.partial = true;
   verify::CaseSpec shared = small_case();
   shared.shared_kv = true;
-  shared.v_arrangement = verify::MemoryLayout::strided_columns;
+  shared.v_layout = verify::MemoryLayout::strided_columns;
   return {small_case(), every_score_option(), packed_case(), partial, shared};
 }
 

@@ -1,4 +1,4 @@
-#include "verify/probes/score_codes.h"
+#include "verify/probes/score_encodings.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ constexpr std::size_t kMostCodes = 15;
 /// Codes in groups of one size of value, which share the other factor of their products.
 std::vector<std::vector<int>> groups_of(Format format) {
   const auto value_of = [&](int code) {
-    return value_of_code(format, static_cast<std::uint8_t>(code));
+    return decode_byte(format, static_cast<std::uint8_t>(code));
   };
   const auto size_of = [&](int code) { return std::ilogb(value_of(code)); };
   std::vector<int> codes;
@@ -43,13 +43,14 @@ std::vector<std::vector<int>> groups_of(Format format) {
 
 }  // namespace
 
-bool ScoreCodes::Read::right() const { return std::fabs(score - want) <= tolerance; }
+bool ScoreEncodings::Read::right() const { return std::fabs(score - want) <= tolerance; }
 
-std::map<int, ScoreCodes::Read> ScoreCodes::read_all(ProbeSequence& probes, std::int64_t head_dim,
-                                                     bool of_q, std::int64_t turn) const {
-  const Format format = probes.subject.formats().dtype;
-  const Arithmetic a = probes.subject.arithmetic();
-  Setting setting = probes.subject.plain();
+std::map<int, ScoreEncodings::Read> ScoreEncodings::read_all(ProbeSequence& probes,
+                                                             std::int64_t head_dim, bool of_q,
+                                                             std::int64_t turn) const {
+  const Format format = probes.impl.formats().dtype;
+  const Arithmetic a = probes.impl.arithmetic();
+  Setting setting = probes.impl.default_setting();
   (of_q ? setting.q_unit_scale : setting.k_unit_scale) = true;
   std::map<int, Read> all;
   for (const std::vector<int>& codes : groups_of(format)) {
@@ -58,7 +59,7 @@ std::map<int, ScoreCodes::Read> ScoreCodes::read_all(ProbeSequence& probes, std:
     };
     const auto value = [&](std::int64_t row) {  // of row 0: none, it scores 0
       if (row == 0 || row > static_cast<std::int64_t>(codes.size())) return 0.0;
-      return value_of_code(format, static_cast<std::uint8_t>(code_at(row)));
+      return decode_byte(format, static_cast<std::uint8_t>(code_at(row)));
     };
     const double size_of_codes = std::exp2(std::ilogb(value(1)));
     const auto rows = static_cast<std::int64_t>(codes.size()) + 1;
@@ -97,7 +98,7 @@ std::map<int, ScoreCodes::Read> ScoreCodes::read_all(ProbeSequence& probes, std:
   return all;
 }
 
-ScoreCodes::ScoreCodes(ProbeSequence& probes, std::int64_t head_dim, bool of_q) {
+ScoreEncodings::ScoreEncodings(ProbeSequence& probes, std::int64_t head_dim, bool of_q) {
   const auto any_wrong = [](const std::map<int, Read>& all) {
     return std::any_of(all.begin(), all.end(), [](const auto& r) { return !r.second.right(); });
   };

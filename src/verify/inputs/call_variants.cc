@@ -1,4 +1,4 @@
-#include "verify/probes/probes.h"
+#include "verify/inputs/call_variants.h"
 
 #include <algorithm>
 #include <bit>

@@ -9,10 +9,10 @@
 
 namespace flashcore::verify {
 
-class ScoreCodes {
+class ScoreEncodings {
  public:
   /// Reads all codes of k, or of q.
-  ScoreCodes(ProbeSequence& probes, std::int64_t head_dim, bool of_q);
+  ScoreEncodings(ProbeSequence& probes, std::int64_t head_dim, bool of_q);
 
   /// The codes that are not their values, in a sentence; empty: none.
   const std::string& wrong() const { return wrong_; }
