@@ -1,11 +1,10 @@
-// A third table: mutants written by somebody who set out to get past the probes as they were after
-// the second half, before anything was changed for them. docs/verify.md has both scores.
+// Mutants designed to get past the probes. docs/verify.md has the scores.
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <memory>
 
-#include "mutants/zoo.h"
+#include "mutants/mutants.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -15,7 +14,7 @@ using enum FaultStage;
 
 float exp_or_0(float x, float max) { return max == kNoKey ? 0.0f : std::exp(x - max); }
 
-/// The factor that brings a row's accumulator to its new maximum is taken from row other(i).
+/// Row i rescales its accumulator with the factor of row other(i).
 std::function<VerifyFunction()> factor_of_row(std::int64_t (*other)(std::int64_t)) {
   return mutant([other](Parts& p) {
     auto factors = std::make_shared<std::vector<float>>();
@@ -42,11 +41,11 @@ std::function<VerifyFunction()> factor_of_row(std::int64_t (*other)(std::int64_t
   });
 }
 
-/// An implementation that splits long rows by itself and has no parameter for it.
+/// An implementation that splits long rows on its own: num_splits is not a parameter of it.
 template <typename Change>
 std::function<VerifyFunction()> splits_by_itself(Change change) {
   return [change]() -> VerifyFunction {
-    Parts parts = right_parts();
+    Parts parts = default_parts();
     change(parts);
     return [parts](const flashcore_verify_call& call, std::string*) -> std::int32_t {
       if (call.num_splits > 0) return FLASHCORE_UNSUPPORTED;
@@ -57,19 +56,19 @@ std::function<VerifyFunction()> splits_by_itself(Change change) {
   };
 }
 
-std::pair<std::int64_t, std::int64_t> even_range(const Work& w, int split, int splits) {
+std::pair<std::int64_t, std::int64_t> even_split(const Work& w, int split, int splits) {
   const std::int64_t size = (w.n + splits - 1) / splits;
   return {std::min(split * size, w.n), std::min((split + 1) * size, w.n)};
 }
 
-std::vector<Mutant> softmax_bugs() {
+std::vector<Mutant> softmax_faults() {
   return {
       {"factor_of_the_neighbour_row", rescale, "f32 f16",
        factor_of_row([](std::int64_t i) { return i ^ 1; }), "", false},
       {"factor_of_the_first_row", rescale, "f32 bf16",
        factor_of_row([](std::int64_t) { return std::int64_t{0}; }), "", false},
       {"factor_never_above_one", rescale, "f32", mutant([](Parts& p) {
-         // Each tile has its own maximum: what came before may have to grow.
+         // Each tile has its own maximum, so the accumulator may have to grow.
          p.new_max = [](const Work&, const Tile& t, std::int64_t i, float) {
            const auto row = t.s.begin() + i * t.width();
            return *std::max_element(row, row + t.width());
@@ -123,22 +122,27 @@ std::vector<Mutant> softmax_bugs() {
          p.rescale = p.rescale_sum = [](float, float) { return 1.0f; };
        }),
        "", false},
-      {"range_edges_counted_twice", combine, "f32 f16", splits_by_itself([](Parts& p) {
-         p.range = [](const Work& w, int split, int splits) {
-           auto [begin, end] = even_range(w, split, splits);
+  };
+}
+
+std::vector<Mutant> combine_faults() {
+  return {
+      {"split_edges_counted_twice", combine, "f32 f16", splits_by_itself([](Parts& p) {
+         p.split_range = [](const Work& w, int split, int splits) {
+           auto [begin, end] = even_split(w, split, splits);
            return std::pair{begin > 0 && begin < w.n ? begin - 1 : begin, end};
          };
        }),
        "", false},
-      {"range_edges_left_out", combine, "f32 bf16", splits_by_itself([](Parts& p) {
-         p.range = [](const Work& w, int split, int splits) {
-           auto [begin, end] = even_range(w, split, splits);
+      {"split_edges_left_out", combine, "f32 bf16", splits_by_itself([](Parts& p) {
+         p.split_range = [](const Work& w, int split, int splits) {
+           auto [begin, end] = even_split(w, split, splits);
            return std::pair{begin > 0 ? std::min(begin + 1, end) : begin, end};
          };
        }),
        "", false},
-      {"ranges_averaged", combine, "f32 f16", splits_by_itself([](Parts& p) {
-         p.ranged = [](const Work& w, State& s) {
+      {"splits_averaged", combine, "f32 f16", splits_by_itself([](Parts& p) {
+         p.split_done = [](const Work& w, State& s) {
            for (std::size_t i = 0; i < s.sum.size(); ++i) {
              if (s.sum[i] == 0) continue;
              for (std::int64_t c = 0; c < w.dv; ++c) {
@@ -149,8 +153,8 @@ std::vector<Mutant> softmax_bugs() {
          };
        }),
        "", false},
-      {"range_weights_by_exp2", combine, "f32", splits_by_itself([](Parts& p) {
-         p.join = [](float max_i, float max, float) {
+      {"split_weights_by_exp2", combine, "f32", splits_by_itself([](Parts& p) {
+         p.combine_weight = [](float max_i, float max, float) {
            return max_i == kNoKey ? 0.0f : std::exp2(max_i - max);
          };
        }),
@@ -158,7 +162,7 @@ std::vector<Mutant> softmax_bugs() {
   };
 }
 
-std::vector<Mutant> mask_and_score_bugs() {
+std::vector<Mutant> mask_faults() {
   return {
       {"causal_offset_never_negative", mask, "f32 f16", mutant([](Parts& p) {
          const auto right = p.visible;
@@ -207,8 +211,13 @@ std::vector<Mutant> mask_and_score_bugs() {
          };
        }),
        "", false},
+  };
+}
+
+std::vector<Mutant> score_faults() {
+  return {
       {"softmax_over_queries", sum, "f32 bf16", mutant([](Parts& p) {
-         p.tile = 1;  // a column of P at a time
+         p.tile = 1;  // one column of P per tile
          p.weighed = [](const Work& w, Tile& t) {
            float sum = 0;
            for (std::int64_t i = 0; i < w.m; ++i) sum += t.s[at(i, 1, 0)];
@@ -273,6 +282,11 @@ std::vector<Mutant> mask_and_score_bugs() {
          };
        }),
        "", false},
+  };
+}
+
+std::vector<Mutant> precision_faults() {
+  return {
       {"sum_in_f16", precision, "f32", mutant([](Parts& p) {
          p.tile = 16;
          p.add_sum = [](float s, float factor, float tile_sum) {
@@ -297,10 +311,10 @@ std::vector<Mutant> mask_and_score_bugs() {
   };
 }
 
-/// V of the first call with its shape is kept, whatever comes later.
+/// Keeps V of the first call with each shape for all later calls.
 VerifyFunction keeps_v() {
   auto kept = std::make_shared<std::map<std::vector<std::int64_t>, std::vector<float>>>();
-  Parts p = right_parts();
+  Parts p = default_parts();
   p.loaded = [kept](Work& w) {
     std::vector<float>& v = (*kept)[{w.b, w.h, w.batch, w.q_heads, w.m, w.n, w.dv}];
     if (v.empty()) v = w.v;
@@ -309,8 +323,8 @@ VerifyFunction keeps_v() {
   return [p](const flashcore_verify_call& c, std::string*) { return attend(p, c); };
 }
 
-/// Codes of K are changed: change(value of the code).
-std::function<VerifyFunction()> codes_of_k(double (*change)(double)) {
+/// Passes every decoded element of K through change(), before the scale.
+std::function<VerifyFunction()> decoded_k(double (*change)(double)) {
   return mutant([change](Parts& p) {
     p.loaded = [change](Work& w) {
       const auto scale = static_cast<float>(read(*w.call->k_scale, w.b, w.kv_head, 0, 0));
@@ -319,12 +333,12 @@ std::function<VerifyFunction()> codes_of_k(double (*change)(double)) {
   });
 }
 
-std::vector<Mutant> memory_and_8bit_bugs() {
+std::vector<Mutant> memory_and_8bit_faults() {
   return {
       {"v_of_an_earlier_call", coverage, "f32 f16", keeps_v, "", false},
-      {"lse_of_the_last_range", lse, "f32 f16", mutant([](Parts& p) {
+      {"lse_of_the_last_split", lse, "f32 f16", mutant([](Parts& p) {
          auto last = std::make_shared<State>();
-         p.ranged = [last](const Work&, State& s) {
+         p.split_done = [last](const Work&, State& s) {
            if (!s.sum.empty() && s.sum[0] > 0) *last = s;
          };
          p.log_sum = [last](const Work&, std::int64_t i, float max, float sum) {
@@ -355,14 +369,14 @@ std::vector<Mutant> memory_and_8bit_bugs() {
          };
        }),
        "", false},
-      {"k_codes_unsigned", dequant, "int8",
-       codes_of_k([](double x) { return x < 0 ? x + 256 : x; }), "", false},
+      {"k_codes_unsigned", dequant, "int8", decoded_k([](double x) { return x < 0 ? x + 256 : x; }),
+       "", false},
       {"k_subnormals_halved", dequant, "e4m3",
-       codes_of_k([](double x) { return std::fabs(x) < 0x1p-6 ? x / 2 : x; }), "", false},
+       decoded_k([](double x) { return std::fabs(x) < 0x1p-6 ? x / 2 : x; }), "", false},
       {"k_saturates_at_240", dequant, "e4m3",
-       codes_of_k([](double x) { return std::clamp(x, -240.0, 240.0); }), "", false},
-      {"k_exponent_one_bit_longer", dequant, "e4m3", codes_of_k([](double x) {
-         // As e5m2 reads it: the mantissa's first bit counts as the exponent's last.
+       decoded_k([](double x) { return std::clamp(x, -240.0, 240.0); }), "", false},
+      {"k_exponent_one_bit_longer", dequant, "e4m3", decoded_k([](double x) {
+         // Decodes as e5m2: the first mantissa bit becomes the last exponent bit.
          if (x == 0) return 0.0;
          const int exponent = std::ilogb(x);
          const double mantissa = std::fabs(x) / std::exp2(exponent) - 1;
@@ -377,7 +391,8 @@ std::vector<Mutant> memory_and_8bit_bugs() {
 
 std::vector<Mutant> adversary_mutants() {
   std::vector<Mutant> all;
-  for (const auto& part : {softmax_bugs(), mask_and_score_bugs(), memory_and_8bit_bugs()}) {
+  for (const auto& part : {softmax_faults(), combine_faults(), mask_faults(), score_faults(),
+                           precision_faults(), memory_and_8bit_faults()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

@@ -1,8 +1,8 @@
-// Right implementations of different make: none of them may raise an alarm.
+// Correct implementations of different design. The verifier must pass all of them.
 #include <algorithm>
 #include <cmath>
 
-#include "mutants/zoo.h"
+#include "mutants/mutants.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -10,8 +10,9 @@ namespace {
 using verify::Format;
 using enum FaultStage;
 
-/// Everything at once, in f64, from the definition; causal from the top left, where asked for.
-std::int32_t plain(const flashcore_verify_call& call, bool top_left, bool refuse_extras) {
+/// Attention by definition, in f64, without tiles; causal top-left if `top_left`.
+std::int32_t attend_by_definition(const flashcore_verify_call& call, bool top_left,
+                                  bool refuse_extras) {
   if (refuse_extras && (call.window_left >= 0 || call.window_right >= 0 || call.softcap > 0 ||
                         call.num_splits > 0 || call.q->shape[1] != call.k->shape[1])) {
     return FLASHCORE_UNSUPPORTED;
@@ -73,15 +74,15 @@ std::int32_t plain(const flashcore_verify_call& call, bool top_left, bool refuse
   return FLASHCORE_OK;
 }
 
-std::function<VerifyFunction()> plainly(bool top_left, bool refuse_extras) {
+std::function<VerifyFunction()> by_definition(bool top_left, bool refuse_extras) {
   return [=]() -> VerifyFunction {
     return [=](const flashcore_verify_call& call, std::string*) {
-      return plain(call, top_left, refuse_extras);
+      return attend_by_definition(call, top_left, refuse_extras);
     };
   };
 }
 
-/// Scores and weights rounded to the inputs' own format, as chained matrix products leave them.
+/// Rounds scores and weights to the format of the inputs, like separate GEMM calls.
 void round_everything(Parts& p, Format format) {
   p.tile = 1 << 20;
   p.weights = format;
@@ -96,9 +97,10 @@ std::vector<Mutant> correct_impls() {
   const char* floats = "f32 f16 bf16 f64";
   const char* narrow = "e4m3 int8 byte";
   return {
-      {"plain_f64", none, "f32 f16 bf16 f64 e4m3 int8 byte", plainly(false, false), "", false},
-      {"plain_top_left", none, floats, plainly(true, false), "", false},
-      {"plain_few_options", none, floats, plainly(false, true), "", false},
+      {"definition_f64", none, "f32 f16 bf16 f64 e4m3 int8 byte", by_definition(false, false), "",
+       false},
+      {"definition_top_left", none, floats, by_definition(true, false), "", false},
+      {"definition_few_options", none, floats, by_definition(false, true), "", false},
       {"tiled_32", none, "f32 f16 bf16 e4m3 int8 byte", mutant([](Parts&) {}), "", false},
       {"tiled_1", none, "f32 f16 bf16", mutant([](Parts& p) { p.tile = 1; }), "", false},
       {"tiled_48", none, "f32 f16 bf16", mutant([](Parts& p) { p.tile = 48; }), "", false},
@@ -109,11 +111,13 @@ std::vector<Mutant> correct_impls() {
            constexpr float kLog2e = 1.44269504f;
            return max == kNoKey ? 0.0f : std::exp2(std::fma(x, kLog2e, -max * kLog2e));
          };
-         p.join = [weight = p.weight](float max_i, float max, float) { return weight(max_i, max); };
+         p.combine_weight = [weight = p.weight](float max_i, float max, float) {
+           return weight(max_i, max);
+         };
        }),
        "", false},
       {"lazy_maximum", none, "f32 bf16", mutant([](Parts& p) {
-         // The maximum waits until it has grown by 8 · ln 2.
+         // Lazy rescale: the maximum moves only after it has grown by 8 · ln 2.
          const auto eager = p.new_max;
          p.new_max = [eager](const Work& w, const Tile& t, std::int64_t i, float before) {
            const float now = eager(w, t, i, before);
@@ -129,7 +133,7 @@ std::vector<Mutant> correct_impls() {
       {"everything_rounded_bf16", none, "bf16",
        mutant([](Parts& p) { round_everything(p, Format::bf16); }), "", false},
       {"splits_by_itself", none, "f32 f16 bf16", mutant([](Parts& p) {
-         p.range = [](const Work& w, int split, int splits) {
+         p.split_range = [](const Work& w, int split, int splits) {
            (void)splits;
            return split == 0 ? std::pair<std::int64_t, std::int64_t>{0, w.n} : std::pair{w.n, w.n};
          };

@@ -1,10 +1,9 @@
-// The first half of the zoo, written together with the probes: every bug of the ancestors, and some
-// of each stage.
+// Mutants written together with the probes: the regression faults, and some of each stage.
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
-#include "mutants/zoo.h"
+#include "mutants/mutants.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -40,7 +39,7 @@ void exchange_quadrants(Work& w) {
   }
 }
 
-std::vector<Mutant> ancestors() {
+std::vector<Mutant> regression_faults() {
   return {
       {"masked_tile_gives_nan", mask, "f32 f16 bf16", mutant([](Parts& p) {
          p.new_max = [](const Work&, const Tile& t, std::int64_t i, float before) {
@@ -50,7 +49,9 @@ std::vector<Mutant> ancestors() {
        }),
        "", true},
       {"split_counts_sums_twice", combine, "f32 f16 bf16", mutant([](Parts& p) {
-         p.join = [](float max_i, float max, float sum) { return std::exp(max_i - max) * sum; };
+         p.combine_weight = [](float max_i, float max, float sum) {
+           return std::exp(max_i - max) * sum;
+         };
        }),
        "", true},
       {"code_table_half_filled", dequant, "byte", mutant([](Parts& p) {
@@ -78,7 +79,7 @@ std::vector<Mutant> ancestors() {
            for (std::int64_t i = 0; i < w.m; ++i) {
              for (std::int64_t j = 0; j < t.width(); ++j) {
                float* s = t.s.data() + i * t.width() + j;
-               if (j % 4 == 3) s[0] = s[-1];  // another lane's
+               if (j % 4 == 3) s[0] = s[-1];  // the score of another lane
              }
            }
          };
@@ -118,10 +119,10 @@ std::vector<Mutant> ancestors() {
   };
 }
 
-/// Adds a little to one output of every seventh call.
+/// Adds 1e-3 to one output in every seventh (batch, head).
 VerifyFunction racy() {
   auto count = std::make_shared<int>(0);
-  Parts p = right_parts();
+  Parts p = default_parts();
   p.done = [count](Work& w) {
     if (++*count % 7 == 0) w.out[0] += 1e-3f;
   };
@@ -130,7 +131,7 @@ VerifyFunction racy() {
 
 VerifyFunction never_zeroed() {
   auto memory = std::make_shared<std::vector<float>>();
-  Parts p = right_parts();
+  Parts p = default_parts();
   p.done = [memory](Work& w) {
     memory->resize(std::max(memory->size(), w.out.size()));
     for (std::size_t i = 0; i < w.out.size(); ++i) w.out[i] = ((*memory)[i] += w.out[i]);
@@ -138,7 +139,7 @@ VerifyFunction never_zeroed() {
   return [p](const flashcore_verify_call& c, std::string*) { return attend(p, c); };
 }
 
-std::vector<Mutant> memory_bugs() {
+std::vector<Mutant> memory_faults() {
   return {
       {"race_changes_an_element", determinism, "f32 f16", racy, "", false},
       {"accumulator_never_zeroed", coverage, "f32 bf16", never_zeroed, "", false},
@@ -210,7 +211,7 @@ std::vector<Mutant> memory_bugs() {
   };
 }
 
-std::vector<Mutant> sum_and_score_bugs() {
+std::vector<Mutant> sum_faults() {
   return {
       {"not_divided_by_sum", sum, "f32 f16", mutant([](Parts& p) {
          p.normalise = [](const Work&, std::int64_t, float acc, float) { return acc; };
@@ -242,7 +243,7 @@ std::vector<Mutant> sum_and_score_bugs() {
        }),
        "", false},
       {"padding_counts_in_sum", tail, "f32 bf16", mutant([](Parts& p) {
-         p.ranged = [](const Work& w, State& s) {
+         p.split_done = [](const Work& w, State& s) {
            for (std::size_t i = 0; i < s.sum.size(); ++i) {
              s.sum[i] += static_cast<float>((32 - w.n % 32) % 32) * std::exp(0 - s.max[i]);
            }
@@ -256,6 +257,11 @@ std::vector<Mutant> sum_and_score_bugs() {
          };
        }),
        "", false},
+  };
+}
+
+std::vector<Mutant> score_faults() {
+  return {
       {"scale_missing", scale, "f32 f16 bf16",
        mutant([](Parts& p) { p.scale = [](const Work&) { return 1.0f; }; }), "", false},
       {"scale_argument_ignored", scale, "f32 f16", mutant([](Parts& p) {
@@ -308,7 +314,7 @@ std::vector<Mutant> sum_and_score_bugs() {
   };
 }
 
-std::vector<Mutant> softmax_bugs() {
+std::vector<Mutant> softmax_faults() {
   return {
       {"accumulator_not_rescaled", rescale, "f32 f16 bf16",
        mutant([](Parts& p) { p.rescale = [](float, float) { return 1.0f; }; }), "", false},
@@ -343,10 +349,11 @@ std::vector<Mutant> softmax_bugs() {
          };
        }),
        "", false},
-      {"ranges_weigh_alike", combine, "f32 f16",
-       mutant([](Parts& p) { p.join = [](float, float, float) { return 1.0f; }; }), "", false},
-      {"ranges_overlap", combine, "f32 bf16", mutant([](Parts& p) {
-         p.range = [](const Work& w, int split, int splits) {
+      {"splits_weigh_alike", combine, "f32 f16",
+       mutant([](Parts& p) { p.combine_weight = [](float, float, float) { return 1.0f; }; }), "",
+       false},
+      {"splits_overlap", combine, "f32 bf16", mutant([](Parts& p) {
+         p.split_range = [](const Work& w, int split, int splits) {
            const std::int64_t size = (w.n + splits - 1) / splits;
            return std::pair{std::min(split * size, w.n),
                             std::min((split + 1) * size + (splits > 1 ? 1 : 0), w.n)};
@@ -390,7 +397,8 @@ std::vector<Mutant> softmax_bugs() {
 
 std::vector<Mutant> first_mutants() {
   std::vector<Mutant> all;
-  for (const auto& part : {ancestors(), memory_bugs(), sum_and_score_bugs(), softmax_bugs()}) {
+  for (const auto& part :
+       {regression_faults(), memory_faults(), sum_faults(), score_faults(), softmax_faults()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

@@ -1,9 +1,9 @@
-// The second half of the zoo, written after the probes were frozen.
+// Mutants written after the probes were frozen.
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
-#include "mutants/zoo.h"
+#include "mutants/mutants.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -15,7 +15,7 @@ float rounded(Format format, float x) { return static_cast<float>(verify::rounde
 
 VerifyFunction every_third_call_skips_a_head() {
   auto calls = std::make_shared<int>(0);
-  Parts p = right_parts();
+  Parts p = default_parts();
   p.called = [calls](const flashcore_verify_call&) { ++*calls; };
   p.done = [calls](Work& w) {
     if (*calls % 3 == 0 && w.h == 0) w.out[w.out.size() / 2] *= 1.0001f;
@@ -23,7 +23,7 @@ VerifyFunction every_third_call_skips_a_head() {
   return [p](const flashcore_verify_call& c, std::string*) { return attend(p, c); };
 }
 
-std::vector<Mutant> memory_bugs() {
+std::vector<Mutant> memory_faults() {
   return {
       {"one_in_three_calls_differs", determinism, "f32", every_third_call_skips_a_head, "", false},
       {"last_head_unwritten", coverage, "f32 f16", mutant([](Parts& p) {
@@ -80,7 +80,7 @@ std::vector<Mutant> memory_bugs() {
        "", false},
       {"slack_added_to_the_last_row", bounds, "f32", mutant([](Parts& p) {
          p.loaded = [](Work& w) {
-           // One element past the end of the last key: 0 as long as nothing lies there.
+           // Reads one element past the end of the last key, which is 0 without guard values.
            w.v[0] += 1e-3f * static_cast<float>(
                                  read(*w.call->v, w.batch - 1, w.kv_heads - 1, w.n - 1, w.dv));
          };
@@ -89,7 +89,7 @@ std::vector<Mutant> memory_bugs() {
   };
 }
 
-std::vector<Mutant> sum_bugs() {
+std::vector<Mutant> sum_faults() {
   return {
       {"divided_by_key_count", sum, "f32 f16", mutant([](Parts& p) {
          p.normalise = [](const Work& w, std::int64_t, float acc, float) {
@@ -134,7 +134,7 @@ std::vector<Mutant> sum_bugs() {
        }),
        "", false},
       {"last_tile_of_16_read_as_full", tail, "f16 f32", mutant([](Parts& p) {
-         p.ranged = [](const Work& w, State& s) {
+         p.split_done = [](const Work& w, State& s) {
            const auto padding = static_cast<float>((16 - w.n % 16) % 16);
            for (std::size_t i = 0; i < s.sum.size(); ++i) s.sum[i] += padding * std::exp(-s.max[i]);
          };
@@ -157,7 +157,7 @@ std::vector<Mutant> sum_bugs() {
   };
 }
 
-std::vector<Mutant> score_bugs() {
+std::vector<Mutant> score_faults() {
   return {
       {"scale_by_head_dim", scale, "f32 f16", mutant([](Parts& p) {
          p.scale = [](const Work& w) { return static_cast<float>(w.call->scale / std::sqrt(w.d)); };
@@ -215,6 +215,11 @@ std::vector<Mutant> score_bugs() {
          };
        }),
        "", false},
+  };
+}
+
+std::vector<Mutant> precision_faults() {
+  return {
       {"inputs_rounded_to_bf16", precision, "f32", mutant([](Parts& p) {
          p.loaded = [](Work& w) {
            for (std::vector<float>* x : {&w.q, &w.k}) {
@@ -241,7 +246,7 @@ std::vector<Mutant> score_bugs() {
   };
 }
 
-std::vector<Mutant> softmax_bugs() {
+std::vector<Mutant> softmax_faults() {
   return {
       {"rescaled_by_the_inverse", rescale, "f32 f16", mutant([](Parts& p) {
          p.rescale = [](float before, float now) {
@@ -250,7 +255,7 @@ std::vector<Mutant> softmax_bugs() {
        }),
        "", false},
       {"rescaled_only_beyond_8", rescale, "f32", mutant([](Parts& p) {
-         // The maximum moves at once, but what came before only when it moved far.
+         // The maximum moves at once; the accumulator is rescaled only after a large step.
          p.rescale = p.rescale_sum = [](float before, float now) {
            return before == kNoKey ? 0.0f : now - before < 8 ? 1.0f : std::exp(before - now);
          };
@@ -278,6 +283,11 @@ std::vector<Mutant> softmax_bugs() {
          };
        }),
        "", false},
+  };
+}
+
+std::vector<Mutant> mask_faults() {
+  return {
       {"causal_excludes_own_key", mask, "f32 f16", mutant([](Parts& p) {
          const auto right = p.visible;
          p.visible = [right](const Work& w, std::int64_t i, std::int64_t j) {
@@ -317,8 +327,13 @@ std::vector<Mutant> softmax_bugs() {
          };
        }),
        "", false},
+  };
+}
+
+std::vector<Mutant> combine_faults() {
+  return {
       {"partial_sums_not_weighted", combine, "f32 f16", mutant([](Parts& p) {
-         p.ranged = [](const Work& w, State& s) {
+         p.split_done = [](const Work& w, State& s) {
            if (w.call->num_splits <= 1) return;
            for (std::size_t i = 0; i < s.sum.size(); ++i) {
              for (std::int64_t c = 0; c < w.dv && s.sum[i] > 0; ++c) {
@@ -329,19 +344,24 @@ std::vector<Mutant> softmax_bugs() {
          };
        }),
        "", false},
-      {"last_range_left_out", combine, "f32 bf16", mutant([](Parts& p) {
-         const auto right = p.range;
-         p.range = [right](const Work& w, int split, int splits) {
+      {"last_split_left_out", combine, "f32 bf16", mutant([](Parts& p) {
+         const auto right = p.split_range;
+         p.split_range = [right](const Work& w, int split, int splits) {
            return splits > 1 && split == splits - 1 ? std::pair{w.n, w.n} : right(w, split, splits);
          };
        }),
        "", false},
-      {"empty_range_gives_nan", combine, "f32", mutant([](Parts& p) {
-         p.join = [](float max_i, float max, float) {
+      {"empty_split_gives_nan", combine, "f32", mutant([](Parts& p) {
+         p.combine_weight = [](float max_i, float max, float) {
            return std::exp(max_i - max) * (max_i == kNoKey ? NAN : 1.0f);
          };
        }),
        "", false},
+  };
+}
+
+std::vector<Mutant> dequant_and_lse_faults() {
+  return {
       {"q_scale_ignored", dequant, "e4m3 int8", mutant([](Parts& p) {
          p.scale_of = [](const flashcore_tensor* s, const Work& w, std::int64_t head) {
            return s == w.call->q_scale ? 1.0 : read(*s, w.b, head, 0, 0);
@@ -395,7 +415,9 @@ std::vector<Mutant> softmax_bugs() {
 
 std::vector<Mutant> frozen_mutants() {
   std::vector<Mutant> all;
-  for (const auto& part : {memory_bugs(), sum_bugs(), score_bugs(), softmax_bugs()}) {
+  for (const auto& part :
+       {memory_faults(), sum_faults(), score_faults(), precision_faults(), softmax_faults(),
+        mask_faults(), combine_faults(), dequant_and_lse_faults()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

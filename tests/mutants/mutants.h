@@ -1,4 +1,4 @@
-// The bug zoo: implementations with one known fault each, and right ones of different make.
+// Mutants: implementations with one injected fault each, and correct ones of different design.
 #pragma once
 
 #include <string>
@@ -11,31 +11,31 @@ namespace flashcore::mutants {
 
 struct Mutant {
   std::string name;
-  FaultStage stage = FaultStage::none;  ///< the true one; none: a right implementation
-  std::string dtypes;                   ///< those it is shown in, the first one in every run
+  FaultStage stage = FaultStage::none;  ///< of the fault; none: a correct implementation
+  std::string dtypes;                   ///< to run in; without --all only the first
   std::function<VerifyFunction()> make;
-  std::string arithmetic;  ///< declared; empty: the dtype's own
-  bool lineage = false;    ///< a bug of FlashCore's ancestors
+  std::string arithmetic;   ///< declared; empty: the dtype's own
+  bool regression = false;  ///< a fault seen in earlier kernels
 };
 
 /// Written together with the probes.
 std::vector<Mutant> first_mutants();
-/// Written after the probes were frozen.
+/// Written after the probes were frozen: no probe was tuned for them.
 std::vector<Mutant> frozen_mutants();
-/// Written against the probes, after both halves.
+/// Designed to get past the probes.
 std::vector<Mutant> adversary_mutants();
 std::vector<Mutant> correct_impls();
 
-/// The place of an element among rows of so many columns.
+/// Index of an element of a row-major matrix.
 inline std::size_t at(std::int64_t row, std::int64_t columns, std::int64_t column) {
   return static_cast<std::size_t>(row * columns + column);
 }
 
-/// The specimen with some parts changed.
+/// The reference implementation with some parts replaced.
 template <typename Change>
 std::function<VerifyFunction()> mutant(Change change) {
   return [change]() -> VerifyFunction {
-    Parts parts = right_parts();
+    Parts parts = default_parts();
     change(parts);
     return [parts](const flashcore_verify_call& call, std::string*) { return attend(parts, call); };
   };

@@ -1,12 +1,13 @@
-// Runs the verifier on the zoo and prints four tables: mutants written together with the probes,
-// mutants written after the probes were frozen, those of an adversary, and right implementations.
+// Runs the verifier on all mutants and prints four tables: mutants written together with the
+// probes, mutants written after the probes were frozen, mutants designed to get past the probes,
+// and correct implementations.
 //
-//   flashcore_zoo [--full] [--all] [--seeds N] [--part first|frozen|adversary|right] [--only NAME]
-//                 [--show]
+//   flashcore_mutants [--full] [--all] [--seeds N] [--part first|frozen|adversary|correct]
+//                     [--only NAME] [--show]
 //
-// --full: the full ladder, not the quick one; --all: every dtype of an exhibit; --show: each
-// report. Exit 0: every mutant was found, 90 % of each table with its stage, nothing right was
-// accused, and no mutant always needed more than two seconds of a core.
+// --full runs all probes in full instead of the quick ones, --all every dtype of a mutant, --show
+// prints each report. Exit 0 means: every mutant was found, 90 % of each table with its stage,
+// every correct implementation passed, and no mutant took more than two seconds of CPU time.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -17,7 +18,7 @@
 #include <sstream>
 #include <thread>
 
-#include "mutants/zoo.h"
+#include "mutants/mutants.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -28,9 +29,9 @@ struct Args {
   std::string only, part;
 };
 
-/// What is shown once.
-struct Showing {
-  const Mutant* exhibit;
+/// One run of the verifier.
+struct Job {
+  const Mutant* mutant;
   std::string dtype;
   std::uint64_t seed;
 };
@@ -39,23 +40,22 @@ struct Tally {
   int shown = 0, found = 0, named = 0, slow = 0, too_slow = 0;
   double slowest_s = 0;
   std::string slowest;
-  std::vector<Showing> once_more;  // to be timed alone
+  std::vector<Job> to_time_alone;
 };
 
 bool is_timed(const Args& args, const Mutant& e) {
   return !args.full && e.stage != FaultStage::none;
 }
 
-/// Time of this thread on a core: a busy machine does not lengthen it, or not much.
+/// CPU time of this thread, which a busy machine hardly changes.
 double cpu_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// A mutant should need less than a second of a core. Neighbours on a busy machine cost a core's
-/// time too: one and the same mutant needed 1.2 to 2.2 s. What needs more than two is timed again
-/// without those neighbours that are ours, and is too slow if it always does.
+/// CPU time per mutant. Other threads slow a core down (1.2 to 2.2 s for the same mutant), so a run
+/// above the limit is timed again without our own threads. Too slow means: every repeat is.
 constexpr double kGoalSeconds = 1, kMostSeconds = 2;
 constexpr int kTimesAlone = 3;
 
@@ -64,39 +64,39 @@ struct Verified {
   double seconds;
 };
 
-Verified verify(const Args& args, const Showing& showing) {
-  const Mutant& e = *showing.exhibit;
+Verified verify(const Args& args, const Job& job) {
+  const Mutant& e = *job.mutant;
   flashcore_verify_options options;
   flashcore_verify_options_init(&options, sizeof options);
   options.name = e.name.c_str();
-  options.dtype = showing.dtype.c_str();
+  options.dtype = job.dtype.c_str();
   options.arithmetic = e.arithmetic.empty() ? nullptr : e.arithmetic.c_str();
-  options.seed = showing.seed;
+  options.seed = job.seed;
   options.quick = args.full ? 0 : 1;
   const double start = cpu_seconds();
   Result<VerifyReport> report = verify_attention(options, e.make());
   return {std::move(report), cpu_seconds() - start};
 }
 
-bool too_slow_alone(const Args& args, const Showing& showing) {
+bool too_slow_alone(const Args& args, const Job& job) {
   double least = kMostSeconds;
   for (int i = 0; i < kTimesAlone && least >= kMostSeconds; ++i) {
-    least = std::min(least, verify(args, showing).seconds);
+    least = std::min(least, verify(args, job).seconds);
   }
-  std::printf("  %s %s alone: %s\n", showing.exhibit->name.c_str(), showing.dtype.c_str(),
+  std::printf("  %s %s alone: %s\n", job.mutant->name.c_str(), job.dtype.c_str(),
               least < kMostSeconds ? "fast enough" : "too slow");
   return least >= kMostSeconds;
 }
 
-/// Exhibits are shown side by side, one per thread; lines and tallies are one at a time.
-void run(const Args& args, const Showing& showing, std::mutex& mutex, Tally& tally) {
-  const Mutant& e = *showing.exhibit;
-  const std::string& dtype = showing.dtype;
-  const auto [report, s] = verify(args, showing);
+/// Runs in parallel; the lock covers output and tally.
+void run(const Args& args, const Job& job, std::mutex& mutex, Tally& tally) {
+  const Mutant& e = *job.mutant;
+  const std::string& dtype = job.dtype;
+  const auto [report, s] = verify(args, job);
   const std::lock_guard lock(mutex);
   ++tally.shown;
   tally.slow += is_timed(args, e) && s > kGoalSeconds ? 1 : 0;
-  if (is_timed(args, e) && s > kMostSeconds) tally.once_more.push_back(showing);
+  if (is_timed(args, e) && s > kMostSeconds) tally.to_time_alone.push_back(job);
   if (s > tally.slowest_s) {
     tally.slowest_s = s;
     tally.slowest = e.name + " " + dtype;
@@ -106,34 +106,34 @@ void run(const Args& args, const Showing& showing, std::mutex& mutex, Tally& tal
                 report.status().message().c_str());
     return;
   }
-  const bool right = e.stage == FaultStage::none;
-  tally.found += report->ok == right ? 1 : 0;
+  const bool correct = e.stage == FaultStage::none;
+  tally.found += report->ok == correct ? 1 : 0;
   tally.named += report->stage == e.stage ? 1 : 0;
   const char* mark = report->stage == e.stage ? ""
-                     : right || report->ok    ? "  <-- WRONG"
+                     : correct || report->ok  ? "  <-- WRONG"
                                               : "  <-- another stage";
   std::printf("  %-32s %-5s %-12s %-12s %5.2f s%s\n", e.name.c_str(), dtype.c_str(),
-              right ? "right" : to_string(e.stage), report->ok ? "right" : to_string(report->stage),
-              s, mark);
+              correct ? "correct" : to_string(e.stage),
+              report->ok ? "passed" : to_string(report->stage), s, mark);
   if (args.show || *mark != '\0')
     std::printf("      %s [%s]\n", report->detail.c_str(), report->call.c_str());
   if (args.show) std::printf("%s\n", to_text(*report).c_str());
   std::fflush(stdout);
 }
 
-Tally run_all(const Args& args, const char* title, const std::vector<Mutant>& exhibits) {
-  std::printf("\n%s\n  %-32s %-5s %-12s %-12s\n", title, "implementation", "dtype", "true stage",
+Tally run_all(const Args& args, const char* title, const std::vector<Mutant>& mutants) {
+  std::printf("\n%s\n  %-32s %-5s %-12s %-12s\n", title, "implementation", "dtype", "fault stage",
               "verdict");
   Tally tally;
   std::vector<std::function<void()>> jobs;
   std::mutex mutex;
-  for (const Mutant& e : exhibits) {
+  for (const Mutant& e : mutants) {
     if (!args.only.empty() && e.name.find(args.only) == std::string::npos) continue;
     std::istringstream dtypes(e.dtypes);
     for (std::string dtype; dtypes >> dtype;) {
       for (int seed = 1; seed <= args.seeds; ++seed) {
-        jobs.push_back([&, showing = Showing{&e, dtype, static_cast<std::uint64_t>(seed)}] {
-          run(args, showing, mutex, tally);
+        jobs.push_back([&, job = Job{&e, dtype, static_cast<std::uint64_t>(seed)}] {
+          run(args, job, mutex, tally);
         });
       }
       if (!args.all) break;
@@ -147,36 +147,36 @@ Tally run_all(const Args& args, const char* title, const std::vector<Mutant>& ex
     });
   }
   for (std::thread& thread : threads) thread.join();
-  for (const Showing& showing : tally.once_more) {
-    tally.too_slow += too_slow_alone(args, showing) ? 1 : 0;
+  for (const Job& job : tally.to_time_alone) {
+    tally.too_slow += too_slow_alone(args, job) ? 1 : 0;
   }
   std::printf(
-      "  %d shown, %d told right from wrong, %d with the right verdict; slowest %.2f s of a core "
-      "(%s)\n",
+      "  %d runs, %d correctly passed or failed, %d with the expected stage; slowest %.2f s of CPU "
+      "time (%s)\n",
       tally.shown, tally.found, tally.named, tally.slowest_s, tally.slowest.c_str());
   if (tally.slow > 0) {
-    std::printf("  %d took more than %g s of a core, %d more than the %g s they may\n", tally.slow,
-                kGoalSeconds, tally.too_slow, kMostSeconds);
+    std::printf("  %d took more than %g s of CPU time, %d more than the limit of %g s\n",
+                tally.slow, kGoalSeconds, tally.too_slow, kMostSeconds);
   }
   return tally;
 }
 
-int run_zoo(const Args& args) {
-  const auto part = [&](const char* name, const char* title, std::vector<Mutant> (*exhibits)()) {
-    return args.part.empty() || args.part == name ? run_all(args, title, exhibits()) : Tally{};
+int run_mutants(const Args& args) {
+  const auto part = [&](const char* name, const char* title, std::vector<Mutant> (*mutants)()) {
+    return args.part.empty() || args.part == name ? run_all(args, title, mutants()) : Tally{};
   };
   const Tally first = part("first", "Mutants written together with the probes", first_mutants);
   const Tally frozen =
       part("frozen", "Mutants written after the probes were frozen", frozen_mutants);
   const Tally adversary =
-      part("adversary", "Mutants written against the probes", adversary_mutants);
-  const Tally right = part("right", "Right implementations", correct_impls);
+      part("adversary", "Mutants designed to get past the probes", adversary_mutants);
+  const Tally correct = part("correct", "Correct implementations", correct_impls);
   const auto good = [](const Tally& t) {
     return t.found == t.shown && t.named * 10 >= t.shown * 9 && t.too_slow == 0;
   };
-  const bool ok = good(first) && good(frozen) && good(adversary) && right.named == right.shown;
-  const int shown = first.shown + frozen.shown + adversary.shown + right.shown;
-  std::printf("\n%s: %d exhibits\n", ok && shown > 0 ? "passed" : "FAILED", shown);
+  const bool ok = good(first) && good(frozen) && good(adversary) && correct.named == correct.shown;
+  const int shown = first.shown + frozen.shown + adversary.shown + correct.shown;
+  std::printf("\n%s: %d runs\n", ok && shown > 0 ? "passed" : "FAILED", shown);
   return ok && shown > 0 ? 0 : 1;
 }
 
@@ -200,10 +200,10 @@ int main(int argc, char** argv) {
       args.only = argv[++i];
     } else {
       std::fprintf(stderr,
-                   "usage: flashcore_zoo [--full] [--all] [--seeds N] "
-                   "[--part first|frozen|adversary|right] [--only NAME] [--show]\n");
+                   "usage: flashcore_mutants [--full] [--all] [--seeds N] "
+                   "[--part first|frozen|adversary|correct] [--only NAME] [--show]\n");
       return 2;
     }
   }
-  return flashcore::mutants::run_zoo(args);
+  return flashcore::mutants::run_mutants(args);
 }

@@ -18,7 +18,7 @@ std::int64_t offset(const flashcore_tensor& t, std::int64_t b, std::int64_t h, s
   return sum;
 }
 
-/// The 256 values of an 8-bit format, looked up as a kernel would; nullptr for wider formats.
+/// Decode table of an 8-bit format; nullptr for wider formats.
 const double* values_of(verify::Format format) {
   using verify::Format;
   if (!verify::is_8bit(format)) return nullptr;
@@ -27,7 +27,7 @@ const double* values_of(verify::Format format) {
     for (const Format narrow : {Format::e4m3, Format::e5m2, Format::int8, Format::byte8}) {
       for (int code = 0; code < 256; ++code) {
         const auto byte = static_cast<std::uint8_t>(code);
-        all[narrow][byte] = verify::value_of_code(narrow, byte);
+        all[narrow][byte] = verify::decode_byte(narrow, byte);
       }
     }
     return all;
@@ -68,7 +68,7 @@ void score(const Work& w, Tile& t) {
     const float* q = w.q.data() + i * w.d;
     for (std::int64_t j = t.begin; j < t.end; ++j) {
       const float* k = w.k.data() + j * w.d;
-      float sums[4] = {};  // four chains of additions take a quarter of the time of one
+      float sums[4] = {};  // independent chains hide the latency of the additions
       std::int64_t c = 0;
       for (; c + 3 < w.d; c += 4) {
         for (int chain = 0; chain < 4; ++chain) sums[chain] += q[c + chain] * k[c + chain];
@@ -107,7 +107,7 @@ void update(const Parts& parts, const Work& w, Tile& t, State& state) {
   parts.multiply(w, t, state);
 }
 
-State compute_range(const Parts& parts, const Work& w, std::int64_t begin, std::int64_t end) {
+State compute_split(const Parts& parts, const Work& w, std::int64_t begin, std::int64_t end) {
   State state;
   state.max.assign(static_cast<std::size_t>(w.m), kNoKey);
   state.sum.assign(static_cast<std::size_t>(w.m), 0.0f);
@@ -122,21 +122,21 @@ State compute_range(const Parts& parts, const Work& w, std::int64_t begin, std::
     if (parts.scored) parts.scored(w, tile);
     update(parts, w, tile, state);
   }
-  if (parts.ranged) parts.ranged(w, state);
+  if (parts.split_done) parts.split_done(w, state);
   return state;
 }
 
-State join(const Parts& parts, const Work& w, const std::vector<State>& ranges) {
-  if (ranges.size() == 1) return ranges[0];
-  State all = ranges[0];
+State combine(const Parts& parts, const Work& w, const std::vector<State>& splits_done) {
+  if (splits_done.size() == 1) return splits_done[0];
+  State all = splits_done[0];
   for (std::size_t i = 0; i < all.max.size(); ++i) {
     float max = kNoKey;
-    for (const State& r : ranges) max = std::max(max, r.max[i]);
+    for (const State& r : splits_done) max = std::max(max, r.max[i]);
     all.max[i] = max;
     all.sum[i] = 0;
     std::vector<float> acc(static_cast<std::size_t>(w.dv), 0.0f);
-    for (const State& r : ranges) {
-      const float factor = parts.join(r.max[i], max, r.sum[i]);
+    for (const State& r : splits_done) {
+      const float factor = parts.combine_weight(r.max[i], max, r.sum[i]);
       all.sum[i] += r.sum[i] * parts.rescale_sum(r.max[i], max);
       for (std::size_t c = 0; c < acc.size(); ++c) {
         acc[c] += r.acc[i * acc.size() + c] * factor;
@@ -172,7 +172,7 @@ void store(const Parts& parts, const Work& w) {
 }
 
 bool is_visible(const Work& w, std::int64_t i, std::int64_t j) {
-  const std::int64_t position = i + w.n - w.m;  // the last query stands at the last key
+  const std::int64_t position = i + w.n - w.m;  // bottom-right alignment
   const flashcore_verify_call& c = *w.call;
   return !(c.causal != 0 && j > position) &&
          !(c.window_left >= 0 && position - j > c.window_left) &&
@@ -206,7 +206,7 @@ verify::Format format_of(const flashcore_tensor& t) {
   }
 }
 
-Parts right_parts() {
+Parts default_parts() {
   Parts p;
   p.kv_head = [](const Work& w) { return w.h / (w.q_heads / w.kv_heads); };
   p.scale_of = [](const flashcore_tensor* scale, const Work& w, std::int64_t head) {
@@ -224,8 +224,8 @@ Parts right_parts() {
   p.weight = exp_or_0;
   p.rescale = p.rescale_sum = exp_or_0;
   p.add_sum = [](float sum, float factor, float tile_sum) { return sum * factor + tile_sum; };
-  p.join = [](float max_i, float max, float) { return exp_or_0(max_i, max); };
-  p.range = [](const Work& w, int split, int splits) {
+  p.combine_weight = [](float max_i, float max, float) { return exp_or_0(max_i, max); };
+  p.split_range = [](const Work& w, int split, int splits) {
     const std::int64_t size = (w.n + splits - 1) / splits;
     return std::pair{std::min(split * size, w.n), std::min((split + 1) * size, w.n)};
   };
@@ -235,7 +235,7 @@ Parts right_parts() {
   p.log_sum = [](const Work&, std::int64_t, float max, float sum) {
     return sum == 0 ? kNoKey : max + std::log(sum);
   };
-  return p;  // attend() fills in multiply: it depends on `weights`
+  return p;  // attend() sets multiply, which depends on `weights`
 }
 
 std::int32_t attend(const Parts& given, const flashcore_verify_call& call) {
@@ -268,12 +268,12 @@ std::int32_t attend(const Parts& given, const flashcore_verify_call& call) {
       load(parts, w);
       if (parts.loaded) parts.loaded(w);
       const int splits = std::max(call.num_splits, 1);
-      std::vector<State> ranges;
+      std::vector<State> splits_done;
       for (int split = 0; split < splits; ++split) {
-        const auto [begin, end] = parts.range(w, split, splits);
-        ranges.push_back(compute_range(parts, w, begin, end));
+        const auto [begin, end] = parts.split_range(w, split, splits);
+        splits_done.push_back(compute_split(parts, w, begin, end));
       }
-      const State all = join(parts, w, ranges);
+      const State all = combine(parts, w, splits_done);
       w.out.resize(static_cast<std::size_t>(w.m * w.dv));
       w.lse.resize(static_cast<std::size_t>(w.m));
       for (std::int64_t i = 0; i < w.m; ++i) {

@@ -1,5 +1,5 @@
-// A small, plain attention: tiles of keys, online softmax, key ranges that are joined. Right as it
-// stands; a mutant changes one of its parts. It shares no code with the library.
+// A small reference attention: KV tiles, online softmax, split-KV with a combine step. It is
+// correct; a mutant replaces one of its parts. It shares no code with the library.
 #pragma once
 
 #include <cstdint>
@@ -26,56 +26,58 @@ struct Work {
   std::vector<float> lse;      ///< [m]
 };
 
-/// Keys begin to end - 1 against all queries.
+/// All queries against the keys begin <= j < end.
 struct Tile {
   std::int64_t begin = 0, end = 0;
-  std::int64_t index = 0;  ///< of its range
+  std::int64_t index = 0;  ///< within its KV split
   std::vector<float> s;    ///< [m, end - begin]: scores, then weights
   std::int64_t width() const { return end - begin; }
 };
 
-/// What is carried from tile to tile, and left of a range of keys.
+/// Online softmax state: carried from tile to tile, and the partial result of a KV split.
 struct State {
   std::vector<float> max, sum, acc;  ///< [m], [m], [m, dv]
 };
 
-/// The parts. Each is right by default, or empty where it does nothing or the plain thing.
+/// The replaceable parts. default_parts() sets the correct ones; an empty part does nothing, or the
+/// built-in default.
 struct Parts {
   std::int64_t tile = 32;
-  verify::Format weights = verify::Format::f32;      ///< weights are rounded to this before P·V
-  std::function<std::int64_t(const Work&)> kv_head;  ///< which KV head is read
+  verify::Format weights = verify::Format::f32;      ///< format of P as the operand of P·V
+  std::function<std::int64_t(const Work&)> kv_head;  ///< KV head to read
   std::function<double(const flashcore_tensor&, std::int64_t b, std::int64_t h, std::int64_t i,
                        std::int64_t c)>
       load;  ///< one input element, before its scale
   std::function<double(const flashcore_tensor* scale, const Work&, std::int64_t head)> scale_of;
-  std::function<void(Work&)> loaded;  ///< q, k, v are there
+  std::function<void(Work&)> loaded;  ///< after q, k and v are loaded
   std::function<float(const Work&)> scale;
   std::function<std::pair<std::int64_t, std::int64_t>(const Work&, std::int64_t tile)> tile_range;
-  std::function<void(const Work&, Tile&)> scored;  ///< scores are there, not yet masked
+  std::function<void(const Work&, Tile&)> scored;  ///< after the scores, before the mask
   std::function<bool(const Work&, std::int64_t i, std::int64_t j)> visible;
   std::function<float(const Work&, const Tile&, std::int64_t i, float before)> new_max;
   std::function<float(float score, float max)> weight;    ///< exp
   std::function<float(float before, float now)> rescale;  ///< of the accumulator
   std::function<float(float before, float now)> rescale_sum;
   std::function<float(float sum, float factor, float tile_sum)> add_sum;
-  std::function<void(const Work&, Tile&)> weighed;                 ///< weights are there
+  std::function<void(const Work&, Tile&)> weighed;                 ///< after exp(), before P·V
   std::function<void(const Work&, const Tile&, State&)> multiply;  ///< acc += P·V
-  std::function<float(float max_i, float max, float sum_i)> join;  ///< weight of a range
-  std::function<std::pair<std::int64_t, std::int64_t>(const Work&, int split, int splits)> range;
-  std::function<void(const Work&, State&)> ranged;  ///< a range is done
+  std::function<float(float max_i, float max, float sum_i)> combine_weight;  ///< of a split
+  std::function<std::pair<std::int64_t, std::int64_t>(const Work&, int split, int splits)>
+      split_range;
+  std::function<void(const Work&, State&)> split_done;  ///< after the last tile of a split
   std::function<float(const Work&, std::int64_t i, float acc, float sum)> normalise;
   std::function<float(const Work&, std::int64_t i, float max, float sum)> log_sum;
-  std::function<void(Work&)> done;  ///< out and lse are there
+  std::function<void(Work&)> done;  ///< after out and lse are computed
   std::function<void(const flashcore_tensor&, std::int64_t b, std::int64_t h, std::int64_t i,
                      std::int64_t c, double value)>
       store;
-  std::function<void(const flashcore_verify_call&)> called;  ///< before anything
+  std::function<void(const flashcore_verify_call&)> called;  ///< first step of a call
   std::function<void(const flashcore_verify_call&)> returned;
 };
 
-Parts right_parts();
+Parts default_parts();
 
-/// Computes a call. FLASHCORE_UNSUPPORTED for what it does not know.
+/// Computes a call. Returns FLASHCORE_UNSUPPORTED for options it lacks.
 std::int32_t attend(const Parts& parts, const flashcore_verify_call& call);
 
 /// Element access by strides, in the tensor's own format.
