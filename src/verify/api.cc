@@ -1,4 +1,4 @@
-// The verifier's entry points, C++ and C.
+// Entry points of the verifier, C++ and C.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -16,7 +16,7 @@ struct flashcore_report {
 namespace flashcore {
 namespace {
 
-/// Calls a function in this process, on memory of this process.
+/// Calls a function in this process.
 class FunctionTarget final : public verify::CallTarget {
  public:
   explicit FunctionTarget(const VerifyFunction& function) : function_(function) {}
@@ -77,13 +77,13 @@ int32_t flashcore_verify(const flashcore_verify_options* options,
   using namespace flashcore;
   const auto body = [&]() -> Status {
     if (options == nullptr || function == nullptr || report == nullptr) {
-      return invalid_argument("options, function or report: is NULL");
+      return invalid_argument("options, function or report is NULL");
     }
     *report = nullptr;
     if (options->struct_size != sizeof *options) {
       return invalid_argument(
-          "options: struct_size is %zu, this library (version %s) has %zu; "
-          "compile the caller against its verify_c.h",
+          "options: struct_size is %zu; library version %s expects %zu; compile the caller against "
+          "its verify_c.h",
           options->struct_size, version(), sizeof *options);
     }
     const Result<VerifyReport> result = verify_attention(

@@ -1,4 +1,4 @@
-// What can it do, and how does it mean it? Asked with plain random calls before anything is judged.
+// Discovers capabilities and conventions with random calls, before any result is judged.
 #include <algorithm>
 #include <cmath>
 
@@ -24,24 +24,24 @@ class Asker {
  public:
   Asker(ProbeSequence& probes, Discovery& found) : probes_(probes), found_(found) {}
 
-  /// Whether a call is taken; its message where not.
+  /// True if the implementation accepts the call; message() has the reason otherwise.
   bool takes(const Shape& shape, const Options& options, const Setting* setting = nullptr) {
     HostCall call = random_normal_call(probes_, shape, options);
-    const Setting plain = probes_.impl.default_setting();
-    last_ = probes_.impl.run(call, setting != nullptr ? *setting : plain);
+    const Setting defaults = probes_.impl.default_setting();
+    last_ = probes_.impl.run(call, setting != nullptr ? *setting : defaults);
     return last_.ok();
   }
   const std::string& message() const { return last_.message; }
   bool died() const { return last_.kind == CallResult::Kind::died; }
   const CallResult& last() const { return last_; }
 
-  /// A declared result, or what asking gives. Notes it down.
+  /// Takes the declared capability, or asks, and notes it.
   template <typename Ask>
   void settle(const char* name, std::int32_t declared, bool& can, Ask ask) {
     last_ = {};
     can = declared >= 0 ? declared != 0 : ask();
-    // A call that ends its process, or gives a result of another shape, is no refusal: the probe
-    // that needs it will say what happened.
+    // A call that ends its process or returns another shape is a fault, not a refusal. The probe
+    // that needs the capability reports it.
     if (declared < 0 && (last_.kind == CallResult::Kind::died || last_.misshapen())) can = true;
     std::string line = std::string(name) + ": " + (can ? "yes" : "no");
     if (declared >= 0) {
@@ -58,7 +58,7 @@ class Asker {
   CallResult last_;
 };
 
-/// A shape and options of a first call that works.
+/// Finds a shape and options of a call that works.
 Status find_working_call(ProbeSequence& probes, Asker& asker, Discovery& found,
                          const flashcore_verify_options& o, Shape& shape, Options& options) {
   std::vector<std::int64_t> dims(std::begin(kCommonDims), std::end(kCommonDims));
@@ -86,17 +86,17 @@ Status find_working_call(ProbeSequence& probes, Asker& asker, Discovery& found,
           return {};
         }
         if (first.empty()) first = asker.message();
-        if (asker.died() && ++deaths == kMostDeaths) {
-          return {StatusCode::invalid_argument, "not even a plain call works: " + first};
+        if (asker.died() && ++deaths == kMaxDeaths) {
+          return {StatusCode::invalid_argument, "no call works; the first error: " + first};
         }
       }
     }
   }
-  return {StatusCode::invalid_argument, "not even a plain call works: " + first};
+  return {StatusCode::invalid_argument, "no call works; the first error: " + first};
 }
 
 void find_dims(ProbeSequence& probes, Asker& asker, Discovery& found,
-               const flashcore_verify_options& o, const Shape& plain, const Options& options) {
+               const flashcore_verify_options& o, const Shape& working, const Options& options) {
   probes.can.head_dims.clear();
   std::string line = "head dims:";
   if (o.head_dims[0] > 0) {
@@ -105,10 +105,10 @@ void find_dims(ProbeSequence& probes, Asker& asker, Discovery& found,
     }
   } else {
     for (const std::int64_t d : kCommonDims) {
-      // Two, and one that is no multiple of 32.
+      // A quick run takes two, and one that is not a multiple of 32.
       const std::size_t have = probes.can.head_dims.size();
       if (probes.quick && (have == 3 || (have == 2 && d % 32 == 0))) continue;
-      Shape shape = plain;
+      Shape shape = working;
       shape.head_dim = shape.v_dim = d;
       if (asker.takes(shape, options)) probes.can.head_dims.push_back(d);
     }
@@ -117,7 +117,7 @@ void find_dims(ProbeSequence& probes, Asker& asker, Discovery& found,
   found.capabilities.push_back(line + (o.head_dims[0] > 0 ? " (declared)" : ""));
 }
 
-/// Where query 0 stands under a causal mask: asked with Q = 0, few queries on many keys.
+/// Finds the causal alignment with Q = 0 and q_len != kv_len.
 void find_alignment(ProbeSequence& probes, Discovery& found, const flashcore_verify_options& o) {
   const std::string declared = o.causal_alignment != nullptr ? o.causal_alignment : "";
   if (!declared.empty()) {
@@ -141,13 +141,13 @@ void find_alignment(ProbeSequence& probes, Discovery& found, const flashcore_ver
     }
   }
   probes.conventions.top_left = wrong[1] < wrong[0];
-  found.conventions.push_back(std::string("causal: ") +
-                              (probes.conventions.top_left ? "top-left (query 0 stands at key 0)"
-                                                           : "bottom-right (the last query stands "
-                                                             "at the last key)"));
+  found.conventions.push_back(std::string("causal: ") + (probes.conventions.top_left
+                                                             ? "top-left (query 0 is at key 0)"
+                                                             : "bottom-right (the last query is at "
+                                                               "the last key)"));
 }
 
-/// What is said of rows that see no key: reported, any number but NaN is taken.
+/// Reports the LSE of rows that see no key. Any number but NaN is accepted.
 void find_empty_rows(ProbeSequence& probes, Discovery& found) {
   if (!probes.can.causal || !probes.can.cross || !probes.can.lse || probes.conventions.top_left) {
     return;
@@ -160,7 +160,7 @@ void find_empty_rows(ProbeSequence& probes, Discovery& found) {
   setting.lse = true;
   const CallResult result = probes.impl.run(call, setting);
   if (result.ok()) {
-    found.conventions.push_back("LSE of a row that sees no key: " + number(result.lse[0]));
+    found.conventions.push_back("LSE of a row without visible keys: " + number(result.lse[0]));
   }
 }
 
@@ -169,15 +169,15 @@ void find_empty_rows(ProbeSequence& probes, Discovery& found) {
 Discovery discover(ProbeSequence& probes, const flashcore_verify_options& o) {
   Discovery found;
   Asker asker(probes, found);
-  Shape plain;
+  Shape working;
   Options options;
   probes.can.splits = false;
-  found.status = find_working_call(probes, asker, found, o, plain, options);
+  found.status = find_working_call(probes, asker, found, o, working, options);
   if (!found.status.ok() || found.fault.found()) return found;
-  find_dims(probes, asker, found, o, plain, options);
+  find_dims(probes, asker, found, o, working, options);
   Capabilities& can = probes.can;
   const auto with = [&](auto change) {
-    Shape s = plain;
+    Shape s = working;
     Options opts = options;
     change(s, opts);
     return asker.takes(s, opts);
@@ -193,7 +193,7 @@ Discovery discover(ProbeSequence& probes, const flashcore_verify_options& o) {
     found.capabilities.push_back("lengths: multiples of " + decimal(can.length_step));
   }
   const std::int64_t unit = std::max(can.length_step, std::int64_t{8});
-  plain.q_len = plain.kv_len = unit;
+  working.q_len = working.kv_len = unit;
   asker.settle("batch", o.batch, can.batch,
                [&] { return with([](Shape& s, Options&) { s.batch = 2; }); });
   asker.settle("gqa", o.gqa, can.gqa,
@@ -221,12 +221,12 @@ Discovery discover(ProbeSequence& probes, const flashcore_verify_options& o) {
   asker.settle("lse", o.lse, can.lse, [&] {
     Setting setting = probes.impl.default_setting();
     setting.lse = true;
-    return asker.takes(plain, options, &setting);
+    return asker.takes(working, options, &setting);
   });
   asker.settle("strides", o.strides, can.strides, [&] {
     Setting setting = probes.impl.default_setting();
     setting.inputs = setting.out = MemoryLayout::padded;
-    return asker.takes(plain, options, &setting);
+    return asker.takes(working, options, &setting);
   });
   probes.conventions.lse_base_2 = o.lse_base != nullptr && std::string(o.lse_base) == "2";
   if (can.lse) {

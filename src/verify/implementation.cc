@@ -12,14 +12,14 @@ namespace flashcore::verify {
 namespace {
 
 constexpr std::int64_t kAlignment = 256;
-constexpr std::int64_t kGuardBytes = 4096;  // several rows of every head dim
-constexpr std::int64_t kSlack = 8;          // elements between rows and heads where padded
+constexpr std::int64_t kGuardBytes = 4096;  // several rows at any head dim
+constexpr std::int64_t kSlack = 8;          // elements between rows and heads of a padded layout
 
 /// One tensor of a call in the block.
 struct Placed {
   const char* name = "";
   Format format = Format::f32;
-  std::int64_t offset = 0, reach = 0;  ///< bytes into the block; elements spanned
+  std::int64_t offset = 0, reach = 0;  ///< bytes from the start of the block; elements spanned
   int rank = 0;
   std::int64_t shape[4] = {}, strides[4] = {};
   flashcore_tensor descriptor{};
@@ -41,7 +41,7 @@ struct Placed {
   }
 };
 
-/// Lays tensors out one after the other, guards between them.
+/// Places tensors one after the other, with guard bands between them.
 class Block {
  public:
   Placed& place(Placed& p, const char* name, Format format, std::vector<std::int64_t> shape,
@@ -69,7 +69,7 @@ class Block {
 
   std::int64_t bytes() const { return bytes_; }
 
-  /// Fills all of the block with the guard value, in the format of the nearest tensor.
+  /// Fills the block with the guard value, in the format of the nearest tensor.
   void fill(std::byte* base, double guard) const {
     std::memset(base, 0, static_cast<std::size_t>(bytes_));
     if (guard == 0) return;
@@ -88,7 +88,7 @@ class Block {
     }
   }
 
-  /// "q", "v: 3 elements past its end", ...: whose bytes these are.
+  /// "v, 3 elements past its end": the tensor a byte belongs to, or the nearest one.
   std::string owner(std::int64_t byte) const {
     const Placed* nearest = all_.front();
     std::int64_t distance = bytes_;
@@ -127,18 +127,18 @@ DType poisoned_dtype(Format format) {
   }
 }
 
-/// The scale of an 8-bit tensor: a power of two (times the byte format's step), so that small
-/// integers and powers of two are exact codes.
+/// Scale of an 8-bit tensor: a power of two (times the step of the byte format), so that small
+/// integers and powers of two are exact.
 double base_scale(Format format, double largest) {
   if (largest == 0) return 1;
-  // By the largest value as it will be rounded: rounding it again then changes nothing.
+  // Rounds the largest value first: the scale then stays the same if the call is rounded again.
   const int kept = format == Format::e4m3 ? 3 : format == Format::e5m2 ? 2 : 5;
   const double digits = std::ldexp(1.0, kept - std::ilogb(largest));
   largest = std::nearbyint(largest * digits) / digits;
   if (format == Format::e4m3 || format == Format::e5m2) {
     return std::ldexp(1.0, std::ilogb(largest) - 7);
   }
-  const double step = std::ldexp(1.0, std::ilogb(largest) - 5);  // codes up to 63
+  const double step = std::ldexp(1.0, std::ilogb(largest) - 5);  // encodings up to 63
   return format == Format::byte8 ? static_cast<float>(step * 127.0 / 448.0) : step;
 }
 
@@ -152,13 +152,13 @@ double largest_of(const TensorView& t, const std::vector<double>& factors) {
   return largest;
 }
 
-/// Writes one input: the master's values rounded, and the master's values replaced by what is left.
-/// The scale used, before factors.
+/// Writes one input in its format and replaces the values of `master` by the rounded ones. Returns
+/// the scale without factors.
 double write_input(const TensorView& master, const Placed& p, std::byte* base, const Placed* scales,
                    const std::vector<double>& factors, bool unit_scale) {
   auto* values = static_cast<double*>(master.data);
   const std::int64_t per_head = p.shape[2] * p.shape[3];
-  // By the values without factors: the codes then do not depend on them.
+  // The factors do not enter the scale, so the encodings do not depend on them.
   const double scale =
       scales == nullptr || unit_scale ? 1 : base_scale(p.format, largest_of(master, factors));
   const auto scale_of = [&](std::int64_t head) {
@@ -186,8 +186,8 @@ void poison_output(const Placed& p, std::byte* base) {
   });
 }
 
-/// Takes an output out of the block and puts back what was there before, so that what then differs
-/// from before was written by mistake.
+/// Reads an output and restores the bytes before the call. A byte that still differs afterwards was
+/// written outside the outputs.
 void read_output(const Placed& p, std::byte* base, const std::vector<std::byte>& before,
                  std::vector<double>& values, std::vector<std::byte>& bits, std::int64_t& unwritten,
                  std::vector<std::uint8_t>* is_unwritten) {
@@ -241,30 +241,40 @@ std::string describe(const HostCall& call) {
 Arithmetic Implementation::arithmetic() const {
   const Format p = formats_.arithmetic;
   const bool wide = p == Format::f64 || p == Format::f32;
-  // See arithmetic_of(): weights of up to 2^8 may wait for a factor that is then flushed.
+  // See arithmetic_of(): lazy rescaling keeps weights of up to 2^8 before a factor that flushes.
   const double p_smallest = p == Format::bf16 ? 0x1p8 * smallest_of(p) : smallest_of(p);
   Arithmetic a{unit_of(formats_.out), unit_of(p), p == Format::f64 ? 0x1p-52 : 0x1p-24,
                smallest_of(formats_.out), p_smallest};
-  // 8-bit inputs are often multiplied as f16, or in a matrix unit that keeps no more bits.
+  // Kernels often multiply 8-bit inputs as f16, or in a matrix unit of no higher precision.
   a.score_unit = wide ? 0 : is_8bit(p) ? unit_of(Format::f16) : unit_of(p);
   return a;
 }
 
-CallResult Implementation::run(HostCall& call, const Setting& setting) {
-  const Tensors& t = call.tensors;
-  const std::int64_t batch = t.q.shape[0], q_heads = t.q.shape[1], kv_heads = t.k.shape[1];
-  const auto shape = [](const TensorView& v) {
-    return std::vector<std::int64_t>(v.shape, v.shape + 4);
-  };
-  Placed q, k, v, out, lse, q_scale, k_scale, v_scale;
+/// The tensors of one call in the block.
+struct Implementation::PlacedCall {
+  PlacedCall(const Tensors& t, const ImplementationFormats& formats, const Setting& setting);
+  /// Fills the block: guards, inputs, poisoned outputs. Returns the scales of q, k and v.
+  std::vector<double> write(const Tensors& t, const Setting& setting, std::byte* base);
+  flashcore_verify_call descriptor(const HostCall& call, char* reason, std::size_t size) const;
+
+  bool scaled, has_lse;
   Block block;
-  block.place(q, "q", formats_.dtype, shape(t.q), setting.inputs);
-  block.place(k, "k", formats_.dtype, shape(t.k), setting.inputs);
-  block.place(v, "v", formats_.dtype, shape(t.v), setting.inputs);
-  block.place(out, "out", formats_.out, shape(t.out), setting.out);
-  const bool scaled = is_8bit(formats_.dtype);
-  if (setting.lse) {
-    const Format format = formats_.dtype == Format::f64 ? Format::f64 : Format::f32;
+  Placed q, k, v, out, lse, q_scale, k_scale, v_scale;
+};
+
+Implementation::PlacedCall::PlacedCall(const Tensors& t, const ImplementationFormats& formats,
+                                       const Setting& setting)
+    : scaled(is_8bit(formats.dtype)), has_lse(setting.lse) {
+  const std::int64_t batch = t.q.shape[0], q_heads = t.q.shape[1], kv_heads = t.k.shape[1];
+  const auto shape = [](const TensorView& view) {
+    return std::vector<std::int64_t>(view.shape, view.shape + 4);
+  };
+  block.place(q, "q", formats.dtype, shape(t.q), setting.inputs);
+  block.place(k, "k", formats.dtype, shape(t.k), setting.inputs);
+  block.place(v, "v", formats.dtype, shape(t.v), setting.inputs);
+  block.place(out, "out", formats.out, shape(t.out), setting.out);
+  if (has_lse) {
+    const Format format = formats.dtype == Format::f64 ? Format::f64 : Format::f32;
     block.place(lse, "lse", format, {batch, q_heads, t.q.shape[2]}, MemoryLayout{});
   }
   if (scaled) {
@@ -272,52 +282,70 @@ CallResult Implementation::run(HostCall& call, const Setting& setting) {
     block.place(k_scale, "k_scale", Format::f32, {batch, kv_heads}, MemoryLayout{});
     block.place(v_scale, "v_scale", Format::f32, {batch, kv_heads}, MemoryLayout{});
   }
-  std::byte* base = target_.block(static_cast<std::size_t>(block.bytes()));
+}
+
+std::vector<double> Implementation::PlacedCall::write(const Tensors& t, const Setting& setting,
+                                                      std::byte* base) {
   block.fill(base, setting.guard);
   block.describe(base);
-  last_scales_ = {write_input(t.q, q, base, scaled ? &q_scale : nullptr, setting.q_factors,
-                              setting.q_unit_scale),
-                  write_input(t.k, k, base, scaled ? &k_scale : nullptr, setting.k_factors,
-                              setting.k_unit_scale),
-                  write_input(t.v, v, base, scaled ? &v_scale : nullptr, setting.v_factors,
-                              setting.v_unit_scale)};
+  const auto write_tensor = [&](const TensorView& master, const Placed& p, const Placed& scale,
+                                const std::vector<double>& factors, bool unit_scale) {
+    return write_input(master, p, base, scaled ? &scale : nullptr, factors, unit_scale);
+  };
+  std::vector<double> scales{
+      write_tensor(t.q, q, q_scale, setting.q_factors, setting.q_unit_scale),
+      write_tensor(t.k, k, k_scale, setting.k_factors, setting.k_unit_scale),
+      write_tensor(t.v, v, v_scale, setting.v_factors, setting.v_unit_scale)};
   poison_output(out, base);
   if (!std::isnan(setting.out_before)) {
     out.each([&](std::int64_t, std::int64_t at) {
       encode(out.format, base + out.offset, at, setting.out_before);
     });
   }
-  if (setting.lse) poison_output(lse, base);
-  const std::vector<std::byte> before(base, base + block.bytes());
+  if (has_lse) poison_output(lse, base);
+  return scales;
+}
 
+flashcore_verify_call Implementation::PlacedCall::descriptor(const HostCall& call, char* reason,
+                                                             std::size_t size) const {
   const Options& o = call.options;
-  const double default_scale = 1.0 / std::sqrt(static_cast<double>(t.q.shape[3]));
-  const auto given = [&](const Placed& p, bool is) { return is ? &p.descriptor : nullptr; };
+  const double default_scale = 1.0 / std::sqrt(static_cast<double>(call.tensors.q.shape[3]));
+  flashcore_verify_call c{};
+  c.struct_size = sizeof c;
+  c.q = &q.descriptor;
+  c.k = &k.descriptor;
+  c.v = &v.descriptor;
+  c.out = &out.descriptor;
+  if (has_lse) c.lse = &lse.descriptor;
+  if (scaled) {
+    c.q_scale = &q_scale.descriptor;
+    c.k_scale = &k_scale.descriptor;
+    c.v_scale = &v_scale.descriptor;
+  }
+  c.window_left = o.window_left;
+  c.window_right = o.window_right;
+  c.scale = o.scale.value_or(default_scale);
+  c.softcap = o.softcap;
+  c.has_scale = o.scale ? 1 : 0;
+  c.causal = o.causal ? 1 : 0;
+  c.num_splits = o.num_splits;
+  c.message = reason;
+  c.message_bytes = size;
+  return c;
+}
+
+CallResult Implementation::run(HostCall& call, const Setting& setting) {
+  PlacedCall placed(call.tensors, formats_, setting);
+  std::byte* base = target_.block(static_cast<std::size_t>(placed.block.bytes()));
+  last_scales_ = placed.write(call.tensors, setting, base);
+  const std::vector<std::byte> before(base, base + placed.block.bytes());
   char reason[512] = {};
-  const flashcore_verify_call c{sizeof c,
-                                &q.descriptor,
-                                &k.descriptor,
-                                &v.descriptor,
-                                &out.descriptor,
-                                given(lse, setting.lse),
-                                given(q_scale, scaled),
-                                given(k_scale, scaled),
-                                given(v_scale, scaled),
-                                o.window_left,
-                                o.window_right,
-                                o.scale.value_or(default_scale),
-                                o.softcap,
-                                o.scale ? 1 : 0,
-                                o.causal ? 1 : 0,
-                                o.num_splits,
-                                0,
-                                nullptr,
-                                reason,
-                                sizeof reason};
   CallResult result;
   ++calls_;
   last_call_ = describe(call);
-  const std::int32_t code = target_.call(c, &result.message);
+  const std::int32_t code =
+      target_.call(placed.descriptor(call, reason, sizeof reason), &result.message);
+  reason[sizeof reason - 1] = '\0';
   if (result.message.empty() && reason[0] != '\0') result.message = reason;
   if (target_.died()) {
     result.kind = CallResult::Kind::died;
@@ -325,30 +353,34 @@ CallResult Implementation::run(HostCall& call, const Setting& setting) {
     return result;
   }
   if (code != FLASHCORE_OK) {
-    result.kind = code == FLASHCORE_UNSUPPORTED            ? CallResult::Kind::refused
-                  : code == FLASHCORE_VERIFY_OUT_MISSHAPEN ? CallResult::Kind::out_misshapen
-                  : code == FLASHCORE_VERIFY_LSE_MISSHAPEN ? CallResult::Kind::lse_misshapen
-                                                           : CallResult::Kind::failed;
-    reason[sizeof reason - 1] = '\0';
-    if (result.message.empty()) result.message = "the function returned " + decimal(code);
-    if (result.kind == CallResult::Kind::refused && refused_++ == 0) {
-      first_refusal_ = last_call_ + ": " + result.message;
-    }
+    note_error(code, result);
     return result;
   }
-  read_output(out, base, before, result.out, result.bits, result.unwritten, &result.is_unwritten);
+  read_output(placed.out, base, before, result.out, result.bits, result.unwritten,
+              &result.is_unwritten);
   if (setting.lse) {
-    read_output(lse, base, before, result.lse, result.bits, result.lse_unwritten, nullptr);
+    read_output(placed.lse, base, before, result.lse, result.bits, result.lse_unwritten, nullptr);
   }
   const auto difference = std::mismatch(before.begin(), before.end(), base);
   if (difference.first != before.end()) {
-    result.stray = block.owner(difference.first - before.begin());
+    result.stray = placed.block.owner(difference.first - before.begin());
     if (first_stray_.empty()) {
       first_stray_ = result.stray;
       first_stray_call_ = last_call_;
     }
   }
   return result;
+}
+
+void Implementation::note_error(std::int32_t code, CallResult& result) {
+  result.kind = code == FLASHCORE_UNSUPPORTED            ? CallResult::Kind::refused
+                : code == FLASHCORE_VERIFY_OUT_MISSHAPEN ? CallResult::Kind::out_misshapen
+                : code == FLASHCORE_VERIFY_LSE_MISSHAPEN ? CallResult::Kind::lse_misshapen
+                                                         : CallResult::Kind::failed;
+  if (result.message.empty()) result.message = "the function returned " + decimal(code);
+  if (result.kind == CallResult::Kind::refused && refused_++ == 0) {
+    first_refusal_ = last_call_ + ": " + result.message;
+  }
 }
 
 }  // namespace flashcore::verify

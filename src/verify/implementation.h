@@ -1,5 +1,5 @@
-// The implementation under test, as the probes see it: they give values, and get values back.
-// Memory (formats, strides, guard bands, poison) is this file's matter.
+// The implementation under test. Probes pass and receive plain values; this file handles memory:
+// formats, strides, guard bands and poison.
 #pragma once
 
 #include <cmath>
@@ -15,17 +15,17 @@
 
 namespace flashcore::verify {
 
-/// Where calls go. All tensors of a call lie in one block, so that a copy of the block elsewhere
-/// (on a device, in another process) is the same call there.
+/// Runs calls. All tensors of a call lie in one block of memory, so a copy of the block on a device
+/// or in another process is the same call.
 class CallTarget {
  public:
   virtual ~CallTarget() = default;
-  /// Memory for the next call, 256-byte aligned; it stays valid until the next block().
+  /// Memory for the next call, 256-byte aligned. Valid until the next block().
   virtual std::byte* block(std::size_t bytes) = 0;
   /// The call's pointers lie in the block.
   virtual std::int32_t call(const flashcore_verify_call& call, std::string* message) = 0;
-  /// Whether a call just ended the implementation's process (it crashed or hung): what *message
-  /// then says is a fault, not a refusal.
+  /// True if the last call ended the process of the implementation (crash or hang). Its message is
+  /// then a fault, not a refusal.
   virtual bool died() const { return false; }
 };
 
@@ -36,34 +36,33 @@ struct Shape {
 };
 std::string to_string(const Shape& shape);
 
-/// How a call is put into memory.
+/// The memory of a call.
 struct Setting {
   MemoryLayout inputs{}, out{};
-  double guard = 0;  ///< what lies between and around the tensors
+  double guard = 0;  ///< value between and around the tensors
   bool lse = false;
-  double out_before = std::nan("");  ///< what out holds before the call; NaN: the checks' poison
-  /// 8-bit: factors of the scales, [batch, heads]; empty: 1.
+  double out_before = std::nan("");  ///< content of out before the call; NaN: poison
+  /// 8-bit: factors on the scales, [batch, heads]; empty: 1.
   std::vector<double> q_factors, k_factors, v_factors;
-  /// 8-bit: a scale of 1, so that the tensor's values are codes' values.
+  /// 8-bit: use a scale of 1, so that the values are the decoded encodings.
   bool q_unit_scale = false, k_unit_scale = false, v_unit_scale = false;
 };
 
-/// What came back.
 struct CallResult {
   enum class Kind { ok, refused, failed, died, out_misshapen, lse_misshapen } kind = Kind::ok;
   std::string message;
   std::vector<double> out;      ///< [batch, q_heads, q_len, v_dim]
-  std::vector<double> lse;      ///< [batch, q_heads, q_len], where asked for
-  std::vector<std::byte> bits;  ///< of out and lse, as they lay in memory
+  std::vector<double> lse;      ///< [batch, q_heads, q_len], if requested
+  std::vector<std::byte> bits;  ///< out and lse as stored
   std::int64_t unwritten = 0, lse_unwritten = 0;
   std::vector<std::uint8_t> is_unwritten;  ///< per element of out
-  std::string stray;                       ///< what was written besides the outputs; empty: nothing
+  std::string stray;                       ///< place of a write outside the outputs; empty: none
   bool ok() const { return kind == Kind::ok; }
-  /// A result came, but of another shape: no refusal, whatever was asked.
+  /// The call returned a result of another shape. This is a fault, not a refusal.
   bool misshapen() const { return kind == Kind::out_misshapen || kind == Kind::lse_misshapen; }
 };
 
-/// How the implementation computes, as far as it is known or declared.
+/// Number formats of the implementation, by default or as declared.
 struct ImplementationFormats {
   Format dtype = Format::f32, out = Format::f32;
   Format arithmetic = Format::f32;  ///< scores and P may be rounded to this
@@ -74,35 +73,39 @@ class Implementation {
   Implementation(CallTarget& target, ImplementationFormats formats, MemoryLayout native)
       : target_(target), formats_(formats), native_(native) {}
 
-  /// Rounds the call's q, k and v to the format (so that the oracle sees what the implementation
-  /// sees) and runs it.
+  /// Runs the call. Rounds q, k and v of the call to the format first, so that the oracle gets the
+  /// same inputs.
   CallResult run(HostCall& call, const Setting& setting);
   CallResult run(HostCall& call) { return run(call, default_setting()); }
 
-  /// The layout the caller declared, no guards to speak of.
+  /// The declared layout, guards of 0.
   Setting default_setting() const {
     Setting s;
     s.inputs = s.out = native_;
     return s;
   }
   const ImplementationFormats& formats() const { return formats_; }
-  /// Unit roundoffs the implementation may have, by its formats.
+  /// Unit roundoffs that the formats allow.
   Arithmetic arithmetic() const;
   std::int64_t calls() const { return calls_; }
-  std::int64_t deaths() const { return deaths_; }  ///< calls that ended their process
-  /// Shape and options of the call last run.
+  std::int64_t deaths() const { return deaths_; }  ///< calls that ended the process
+  /// Shape and options of the last call.
   const std::string& last_call() const { return last_call_; }
-  /// Calls refused since forget_refusals(), and the first of them with its reason.
+  /// Calls refused since forget_refusals(); the first one with its reason.
   std::int64_t refused() const { return refused_; }
   const std::string& first_refusal() const { return first_refusal_; }
   void forget_refusals() { refused_ = 0; }
-  /// 8-bit: the scales of q, k and v in the call last run, before factors.
+  /// 8-bit: scales of q, k and v in the last call, without factors.
   const std::vector<double>& last_scales() const { return last_scales_; }
-  /// The first call that wrote where it must not.
+  /// The first write outside the outputs, and its call.
   const std::string& first_stray() const { return first_stray_; }
   const std::string& first_stray_call() const { return first_stray_call_; }
 
  private:
+  struct PlacedCall;
+  /// Sets the kind and message of a call that returned an error.
+  void note_error(std::int32_t code, CallResult& result);
+
   CallTarget& target_;
   ImplementationFormats formats_;
   MemoryLayout native_;
@@ -111,7 +114,7 @@ class Implementation {
   std::string last_call_, first_refusal_, first_stray_, first_stray_call_;
 };
 
-/// One line: sizes and options.
+/// Sizes and options in one line.
 std::string describe(const HostCall& call);
 
 }  // namespace flashcore::verify

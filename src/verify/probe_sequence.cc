@@ -1,4 +1,4 @@
-// What the rungs of the ladder share.
+// The services that all probes share: shapes, calls, oracle, judgement, findings.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,8 +13,8 @@ namespace flashcore::verify {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-/// Rows and columns of P kept for the picture.
-constexpr std::int64_t kPictureRows = 48, kPictureColumns = 96;
+/// Rows and columns of P kept for the report.
+constexpr std::int64_t kEvidenceRows = 48, kEvidenceColumns = 96;
 
 std::int64_t rounded_up(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }
 
@@ -34,8 +34,8 @@ Evidence evidence_of(const HostCall& call, const CallResult& result, const Judge
     of_row = std::max(of_row, ratio);
     of_column = std::max(of_column, ratio);
   }
-  e.p_rows = std::min(e.rows, kPictureRows);
-  e.p_columns = std::min(v_dim, kPictureColumns);
+  e.p_rows = std::min(e.rows, kEvidenceRows);
+  e.p_columns = std::min(v_dim, kEvidenceColumns);
   const std::size_t head =
       judged.worst_at / static_cast<std::size_t>(v_dim) / static_cast<std::size_t>(e.rows);
   for (std::int64_t i = 0; i < e.p_rows; ++i) {
@@ -69,7 +69,7 @@ Shape ProbeSequence::shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t
                            bool wide) const {
   Shape s;
   s.batch = can.batch && wide ? 2 : 1;
-  // Three query heads per KV head, two KV heads: h / 3, h % 2 and h / 2 all differ.
+  // With three query heads per KV head and two KV heads, h / 3, h % 2 and h / 2 all differ.
   s.q_heads = can.gqa ? (wide ? 6 : 2) : (wide ? 3 : 1);
   s.kv_heads = can.gqa ? s.q_heads / (wide ? 3 : 2) : s.q_heads;
   if (pinned) {
@@ -153,7 +153,7 @@ Judged ProbeSequence::judge(const HostCall& call, const CallResult& result) cons
   const double base = conventions.lse_base_2 ? std::log(2.0) : 1.0;
   for (std::size_t row = 0; row < result.lse.size(); ++row) {
     const double want = j.oracle.lse[row], got = result.lse[row] * base;
-    if (std::isinf(want)) continue;  // a row without keys: a convention, reported apart
+    if (std::isinf(want)) continue;  // a row without keys: a convention, reported separately
     const double ratio = std::fabs(got - want) / lse_bound(j.oracle, row, arithmetic);
     if (!(ratio <= 1)) ++j.lse_wrong;
     if (!(ratio <= j.lse_worst)) {
@@ -184,7 +184,7 @@ std::optional<Finding> failure_of(const ProbeSequence& probes, const CallResult&
         result.message);
   }
   if (result.kind == CallResult::Kind::died) {
-    // Memory that is not there was touched: whatever was being computed, that is out of bounds.
+    // The call touched unmapped memory, so the fault is out of bounds at any stage.
     const bool memory = result.message.find("SIGSEGV") != std::string::npos ||
                         result.message.find("SIGBUS") != std::string::npos;
     return probes.finding(memory ? FaultStage::bounds : stage, result.message);

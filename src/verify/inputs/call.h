@@ -1,5 +1,5 @@
-// One attention call whose tensors lie in one block of host memory, so that a copy of the block on
-// any device is the same call there, and so that a probe can change its inputs.
+// One attention call whose tensors lie in one block of host memory. A copy of the block on any
+// device is the same call, and a probe can change the inputs.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace flashcore::verify {
 
 struct HostCall {
-  std::vector<std::byte> bytes;  ///< at any address: the views move with it
+  std::vector<std::byte> bytes;  ///< the views move with its address
   Tensors tensors;               ///< views into bytes
   Options options;
 
@@ -25,7 +25,7 @@ struct HostCall {
   /// The same views into a copy of bytes at `base` on `device`.
   Tensors at(void* base, Device device) const;
 
-  /// Gives one of `tensors` new compact memory of that shape; outputs hold the checks' poison.
+  /// Gives one of `tensors` new compact memory of the shape, filled with poison.
   void place(TensorView Tensors::*tensor, DType dtype, const std::vector<std::int64_t>& shape);
 };
 
@@ -34,7 +34,7 @@ HostCall random_call(const CaseSpec& spec);
 /// All views of a call, outputs last.
 std::vector<TensorView*> views_of(Tensors& tensors);
 
-/// Views into a block at `from` as views into its copy at `to`, on `device`.
+/// Rebases views from a block at `from` to its copy at `to` on `device`.
 Tensors moved(Tensors tensors, const void* from, void* to, Device device);
 
 /// f64 for f64 problems, else f32: the type of LSEs and of partial results.

@@ -11,12 +11,12 @@
 namespace flashcore::verify {
 namespace {
 
-/// A gap between scores after which exp() of an f32 or f64 leaves exactly 0: e^-800.
+/// Score difference after which exp() is exactly 0 in f32 and f64: e^-800.
 constexpr double kGap = 800;
-/// What every format holds with room for sums: a query's digits stay below it.
+/// Every format holds this value, with room for sums.
 constexpr double kLargestDigit = 0x1p14;
 
-/// Visits each stored element once, however often strides of 0 repeat it.
+/// Visits each stored element once, also if strides of 0 repeat it.
 template <typename Visit>
 void for_each_stored(TensorView t, Visit visit) {
   for (int i = 0; i < t.rank; ++i) {
@@ -25,21 +25,21 @@ void for_each_stored(TensorView t, Visit visit) {
   for_each_element(t, visit);
 }
 
-/// The q, k or v of a call, packed or not, by sequence, head, row of the sequence and column.
+/// q, k or v of a call, varlen or dense, by sequence, head, row of the sequence and column.
 struct Operand {
   const TensorView& view;
-  bool packed;
+  bool varlen;
   std::int64_t heads() const { return view.shape[1]; }
   std::int64_t columns() const { return view.shape[view.rank - 1]; }
-  std::int64_t offset(std::int64_t b, std::int64_t h, std::int64_t packed_row, std::int64_t row,
+  std::int64_t offset(std::int64_t b, std::int64_t h, std::int64_t first_row, std::int64_t row,
                       std::int64_t column) const {
     const std::int64_t* s = view.strides;
-    return packed ? (packed_row + row) * s[0] + h * s[1] + column * s[2]
+    return varlen ? (first_row + row) * s[0] + h * s[1] + column * s[2]
                   : b * s[0] + h * s[1] + row * s[2] + column * s[3];
   }
 };
 
-/// What lengths_of() needs to know of a call, without validating it again.
+/// The sizes that lengths_of() needs, without validating the call again.
 Problem sizes_of(const Tensors& t) {
   Problem p;
   p.q_varlen = t.cu_seqlens_q.given();
@@ -52,8 +52,8 @@ Problem sizes_of(const Tensors& t) {
   return p;
 }
 
-/// Gives an 8-bit tensor one scale, under which `unit` and its multiples are codes; a wider one
-/// none. What a value must be divided by before it is stored.
+/// Gives an 8-bit tensor one scale under which `unit` and its multiples are exact. Returns the
+/// divisor of values before they are stored: the scale, or 1 for wider formats.
 double set_scale(HostCall& probe, TensorView Tensors::*tensor, TensorView Tensors::*scale,
                  double unit) {
   const DType dtype = (probe.tensors.*tensor).dtype;
@@ -110,9 +110,9 @@ HostCall with_lse(const HostCall& call) {
   HostCall probe = call;
   if (call.tensors.lse.given()) return probe;
   const TensorView& q = call.tensors.q;
-  const bool packed = call.tensors.cu_seqlens_q.given();
+  const bool varlen = call.tensors.cu_seqlens_q.given();
   const DType dtype = wide(q.dtype);
-  packed ? probe.place(&Tensors::lse, dtype, {q.shape[1], q.shape[0]})
+  varlen ? probe.place(&Tensors::lse, dtype, {q.shape[1], q.shape[0]})
          : probe.place(&Tensors::lse, dtype, {q.shape[0], q.shape[1], q.shape[2]});
   return probe;
 }
@@ -131,8 +131,8 @@ Result<HostCall> with_one_hot_values(const HostCall& call, std::int64_t first_ke
   for (const int axis : {probe.tensors.cu_seqlens_k.given() ? 0 : 2, v.rank - 1}) {
     if (v.shape[axis] > 1 && v.strides[axis] == 0) {
       return unsupported(
-          "v: a stride of 0 along keys or columns repeats values, so v cannot hold one 1 per key; "
-          "give v memory of its own");
+          "v has a stride of 0 along keys or columns and cannot hold one-hot rows; use a v without "
+          "broadcast axes");
     }
   }
   const double scale = set_scale(probe, &Tensors::v, &Tensors::v_scale, 1);
@@ -160,7 +160,7 @@ HostCall with_selected_keys(const HostCall& call) {
   for (std::int64_t b = 0; b < sizes.batch; ++b) {
     most_keys = std::max(most_keys, reference::lengths_of(sizes, t, b).kv_len);
   }
-  // All columns are used, digit after digit, then from the first digit again.
+  // The digits repeat until all columns are used.
   const std::int64_t digits = std::clamp<std::int64_t>(
       std::bit_width(static_cast<std::uint64_t>(most_keys - 1)), 1, head_dim);
   const auto digit = [&](std::int64_t key, std::int64_t column) {
@@ -169,7 +169,7 @@ HostCall with_selected_keys(const HostCall& call) {
   const double k_scale = set_scale(probe, &Tensors::k, &Tensors::k_scale, 1);
   fill_keys(probe, t.k, [&](std::int64_t j, std::int64_t c) { return digit(j, c) / k_scale; });
 
-  // One wrong digit costs 2 · scale · size in every column that repeats it.
+  // A wrong digit lowers the score by 2 · scale · size in every column that repeats it.
   const double scale = call.options.scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
   const std::int64_t repeats = head_dim / digits;
   const double size =
@@ -214,12 +214,13 @@ HostCall with_one_column_keys(const HostCall& call) {
 HostCall with_scaled_scores(const HostCall& call, double factor) {
   HostCall probe = call;
   const Tensors& t = probe.tensors;
-  const bool codes = is_8bit(t.q.dtype);  // stay as they are: their scale changes
-  if (codes && !t.q_scale.given()) {
+  const bool quantised = is_8bit(t.q.dtype);  // then the scale changes, not q
+  if (quantised && !t.q_scale.given()) {
     probe.place(&Tensors::q_scale, DType::f32, {1});
     store(t.q_scale.data, DType::f32, 0, 1);
   }
-  for (const TensorView* view : {codes ? &t.q_scale : &t.q, &t.bias, &t.alibi_slopes, &t.sinks}) {
+  for (const TensorView* view :
+       {quantised ? &t.q_scale : &t.q, &t.bias, &t.alibi_slopes, &t.sinks}) {
     if (!view->given()) continue;
     for_each_stored(*view, [&](std::int64_t at) {
       store(view->data, view->dtype, at, factor * reference::element(view->data, view->dtype, at));
@@ -275,10 +276,12 @@ reference::Oracle one_hot_oracle(const reference::Oracle& whole, const Problem& 
     for (std::size_t c = 0; c < v_dim; ++c) {
       const std::int64_t key = first_key + static_cast<std::int64_t>(c);
       const auto j = static_cast<std::size_t>(key);
-      if (key < 0 || j >= p.size() || std::isinf(whole.scores[r][j])) continue;  // all of it is 0
+      if (key < 0 || j >= p.size() || std::isinf(whole.scores[r][j]))
+        continue;  // all values stay 0
       const std::size_t at = r * v_dim + c;
       o.out[at] = o.spread[at] = p[j];
-      o.deviation[at] = 2 * p[j] * (1 - p[j]);  // p |1 - p| of this key, p of each other one
+      o.deviation[at] =
+          2 * p[j] * (1 - p[j]);  // p (1 - p) of this key, the same again of the others
       o.v_mass[at] = o.v_mass_in_steps[at] = std::exp(top - whole.lse[r]);
     }
   }
@@ -291,7 +294,7 @@ reference::Oracle compute_on_keys(const Problem& problem, const Tensors& tensors
   Problem part = problem;
   part.options.partial = true;
   Tensors t = tensors;
-  // Blocks of keys that share a scale need not begin where the part does.
+  // Expands block scales to one scale per key: a scale block may begin before the split.
   std::vector<float> k_scales, v_scales;
   const auto expand = [&](TensorView& scale, std::vector<float>& values) {
     if (scale.rank != 3) return;
@@ -323,7 +326,7 @@ reference::Oracle compute_on_keys(const Problem& problem, const Tensors& tensors
   t.seqused_k = view(used.data(), DType::i32, {problem.batch});
   t.q_start = view(q_start.data(), DType::i32, {problem.batch});
   t.k_start = view(k_start.data(), DType::i32, {problem.batch});
-  // Key 0 of the part is key `begin` of the whole.
+  // Key 0 of the split is key `begin` of the sequence.
   const auto advance = [&](TensorView& view, std::int64_t stride) {
     if (!view.given()) return;
     view.data = static_cast<std::byte*>(view.data) + begin * stride * size_of(view.dtype);

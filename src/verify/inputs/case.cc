@@ -12,7 +12,7 @@
 namespace flashcore::verify {
 namespace {
 
-// The streams of random numbers that pages, 8-bit types, kinds of sizes and masks are drawn from.
+// Streams of random numbers: pages, 8-bit types, kinds of sizes, masks.
 constexpr std::uint64_t kPages = 50, kStorage = 51, kSizes = 52, kTallMask = 53;
 
 std::int64_t random_dim(Random& random, std::int64_t most) {
@@ -38,7 +38,7 @@ MemoryLayout random_layout(Random& random) {
 void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
   Options& o = s.options;
   o.causal = random.chance(0.4);
-  const auto window = [&] {  // every second one hides whole tiles of keys on its side
+  const auto window = [&] {  // half of the windows hide whole KV tiles
     return random.between(0, random.chance(0.5) ? s.kv_len : std::min<std::int64_t>(s.kv_len, 16));
   };
   if (random.chance(0.25)) o.window_left = window();
@@ -79,19 +79,19 @@ void draw_options(Random& random, const KernelInfo& kernel, CaseSpec& s) {
   s.non_finite = random.chance(0.04);
 }
 
-/// Keys in pages, of every size, also odd ones.
+/// Paged KV with any page size.
 void draw_pages(Random random, CaseSpec& s) {
   if (s.kv_varlen || s.shared_kv || !random.chance(0.3)) return;
   static constexpr std::int64_t kUsual[] = {1, 2, 3, 7, 8, 16, 16, 17, 64, 100, 128, 255, 256};
   s.page_size = random.chance(0.7) ? random.pick(kUsual) : random.between(1, 256);
   s.shared_pages = random.chance(0.3);
-  // Without used lengths all pages are full: where that makes far more keys, there are some.
+  // Without used_k all pages are full. If that adds many keys, uses used_k.
   const std::int64_t full = (s.kv_len + s.page_size - 1) / s.page_size * s.page_size;
   if (random.chance(0.5) || full > s.kv_len + s.kv_len / 2) s.used_k = true;
   if (!s.used_k) s.kv_len = full;
 }
 
-/// K and V, perhaps Q too, in 8 bits.
+/// 8-bit K and V, sometimes 8-bit Q.
 void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
   if (!takes_8_bits(kernel) || (!needs_8_bits(kernel) && !random.chance(0.35))) return;
   static constexpr DType kTypes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
@@ -99,7 +99,7 @@ void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
   s.v_storage = random.chance(0.7) ? s.k_storage : random.pick(kTypes);
   if (s.dtype != DType::f32 && random.chance(0.5)) {
     s.q_storage = random.chance(0.7) ? s.k_storage : random.pick(kTypes);
-    // Of an 8-bit q only a bf16 output says that the kernel is bf16's.
+    // With 8-bit q only a bf16 output selects a bf16 kernel.
     if (s.dtype == DType::bf16) s.out_f32 = s.options.partial = false;
   }
   for (ScaleKind* kind : {&s.q_scale, &s.k_scale, &s.v_scale}) {
@@ -111,7 +111,7 @@ void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
   s.options.kv_scale_block = random.pick(kBlocks);
 }
 
-/// All codes are of one format; keys and values share scales as far as such a kernel wants.
+/// One 8-bit format for all inputs, and scale blocks that fit the tiles of the kernel.
 void fit_to_e4m3(const KernelInfo& kernel, CaseSpec& s) {
   if (s.q_storage == DType::none) s.q_scale = s.k_scale;
   s.q_storage = s.k_storage = s.v_storage = DType::e4m3;
@@ -140,10 +140,10 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
   }
   if (!kernel.uses_tma) return;
   if (needs_e4m3(kernel)) fit_to_e4m3(kernel, s);
-  const std::int64_t piece = needs_e4m3(kernel) ? 16 : 8;  // elements of 16 bytes
-  const auto pieces = [&](std::int64_t dim) { return (dim + piece - 1) / piece * piece; };
-  s.head_dim = pieces(s.head_dim);
-  s.v_dim = pieces(s.v_dim);
+  const std::int64_t vec = needs_e4m3(kernel) ? 16 : 8;  // elements in 16 bytes
+  const auto round_up = [&](std::int64_t dim) { return (dim + vec - 1) / vec * vec; };
+  s.head_dim = round_up(s.head_dim);
+  s.v_dim = round_up(s.v_dim);
   s.bias = s.mask = {};
   s.page_size = 0;
   s.shared_pages = s.shared_kv = false;
@@ -162,7 +162,7 @@ double work_of(const CaseSpec& s) {
 
 CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t index,
                      const CaseLimits& limits) {
-  std::uint64_t stream = index;  // every kernel meets problems of its own
+  std::uint64_t stream = index;  // every kernel gets different problems
   for (const char* c = kernel.id; *c != '\0'; ++c) {
     stream = mix(stream ^ static_cast<unsigned char>(*c));
   }
@@ -170,7 +170,7 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
   CaseSpec s;
   s.seed = random.bits();
   s.dtype = kernel.dtype;
-  // Half of the time the kernel's own size, so that every size class meets its largest dims.
+  // Often the head dim of the kernel itself, so that every size class gets its largest dims.
   s.head_dim = random.chance(0.3) ? kernel.head_dim : random_dim(random, kernel.head_dim);
   s.v_dim = random.chance(0.6) ? s.head_dim : random_dim(random, kernel.head_dim);
   const SizeKind kind = draw_size_kind(Random(s.seed, kSizes), kernel);
@@ -227,13 +227,13 @@ std::vector<std::string> features(const CaseSpec& s) {
   add(s.v_dim != s.head_dim, "v_dim");
   add(s.out_f32, "out_f32");
   add(o.reproducibility == Reproducibility::batch_invariant, "batch_invariant");
-  const auto arranged = [&](MemoryLayout a) {
+  const auto has_layout = [&](MemoryLayout a) {
     return s.q_layout == a || s.k_layout == a || s.v_layout == a || s.out_layout == a;
   };
-  add(arranged(MemoryLayout::rows_first), "rows_first");
-  add(arranged(MemoryLayout::padded), "padded");
-  add(arranged(MemoryLayout::misaligned), "misaligned");
-  add(arranged(MemoryLayout::strided_columns), "strided_dim");
+  add(has_layout(MemoryLayout::rows_first), "rows_first");
+  add(has_layout(MemoryLayout::padded), "padded");
+  add(has_layout(MemoryLayout::misaligned), "misaligned");
+  add(has_layout(MemoryLayout::strided_columns), "strided_dim");
   add(s.shared_kv, "broadcast_kv");
   add(s.non_finite, "non_finite");
   add(s.k_storage != DType::none, "8bit_kv");

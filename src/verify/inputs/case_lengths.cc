@@ -8,10 +8,10 @@
 namespace flashcore::verify {
 namespace {
 
-// A case either has lengths of every size, or only those that are easily forgotten.
+// A case has lengths of every size, or only the extreme ones.
 constexpr double kExtremeLengths = 0.3;
 
-/// Ends of packed sequences of up to `most` rows, of which at least one has that many.
+/// cu_seqlens of sequences of up to `most` rows; at least one has `most` rows.
 std::vector<std::int32_t> draw_ends(Random& random, std::int64_t batch, std::int64_t most) {
   std::vector<std::int32_t> ends{0};
   const std::int64_t full = batch > 0 ? random.below(batch) : 0;
@@ -26,7 +26,7 @@ std::vector<std::int32_t> draw_ends(Random& random, std::int64_t batch, std::int
   return ends;
 }
 
-/// Keys in use of `length`: none, one or all of them, or any number from half on.
+/// used_k of a sequence: none, one or all keys, or at least half of them.
 std::int64_t draw_used(Random& random, bool extreme, std::int64_t length) {
   const std::int64_t extremes[] = {0, std::min<std::int64_t>(length, 1), length};
   if (extreme) return random.pick(extremes);
@@ -38,7 +38,7 @@ std::int64_t draw_used(Random& random, bool extreme, std::int64_t length) {
 CaseLengths draw_lengths(const CaseSpec& s) {
   Random random(s.seed, kLengths);
   CaseLengths lengths;
-  // A packed tensor may hold rows past the last sequence; they belong to nobody.
+  // A varlen tensor may have unused rows after the last sequence.
   if (s.q_varlen) {
     lengths.q_ends = draw_ends(random, s.batch, s.q_len);
     lengths.total_q = lengths.q_ends.back() + random.between(0, 2);
@@ -58,7 +58,7 @@ CaseLengths draw_lengths(const CaseSpec& s) {
       used = s.used_lengths.empty() ? draw_used(random, extreme, length) : s.used_lengths[i];
     }
     lengths.used_k.push_back(static_cast<std::int32_t>(used));
-    // Far away, queries stand before the first key, or behind the last one.
+    // A far start puts queries before the first key or behind the last.
     const std::int64_t span = std::max<std::int64_t>(length, 8);
     const std::int64_t least = far ? -std::max(s.q_len, span) : -span / 4;
     lengths.q_start.push_back(static_cast<std::int32_t>(random.between(least, span)));

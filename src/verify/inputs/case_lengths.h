@@ -1,5 +1,4 @@
-// The lengths and positions of a case's sequences: drawn from its seed, the same wherever they are
-// asked for.
+// Lengths and positions of the sequences of a case, determined by its seed.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +9,10 @@
 namespace flashcore::verify {
 
 struct CaseLengths {
-  std::vector<std::int32_t> q_ends, k_ends;  ///< cu_seqlens; empty where nothing is packed
-  std::vector<std::int32_t> used_k;          ///< of each sequence; without used_k all its keys
+  std::vector<std::int32_t> q_ends, k_ends;  ///< cu_seqlens; empty if not varlen
+  std::vector<std::int32_t> used_k;          ///< per sequence; without used_k all keys
   std::vector<std::int32_t> q_start, k_start;
-  std::int64_t total_q = 0, total_k = 0;  ///< rows of a packed tensor
+  std::int64_t total_q = 0, total_k = 0;  ///< rows of a varlen tensor
   bool says_max_q_len = false, says_max_kv_len = false;
 };
 

@@ -18,11 +18,10 @@ namespace {
 constexpr std::int64_t kAlignment = 256;
 constexpr std::int64_t kGuardBytes = 256;
 
-// A tensor with more elements repeats a table of this (prime) length.
+// Larger tensors repeat a table of this (prime) length.
 constexpr std::int64_t kTableLength = 1'000'003;
 
-/// A double as a float that rounds to any format of at most 21 bits as the double itself does: what
-/// does not fit is cut off and leaves a 1 in the last place.
+/// Rounds to odd: the float then rounds to any format of at most 21 bits as the double does.
 float rounded_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   const double back = nearest;
@@ -31,10 +30,14 @@ float rounded_to_odd(double value) {
   return core::float_of_bits((core::bits_of_float(nearest) - away_from_zero) | 1u);
 }
 
-/// The codes' standard deviation: a fourth of the range where a scale brings them to size.
-double sigma_of_codes(DType dtype, ScaleKind scale, double sigma) {
+/// Standard deviation of the stored values: a quarter of the range of an 8-bit format with a scale.
+double stored_sigma(DType dtype, ScaleKind scale, double sigma) {
   if (!is_8bit(dtype) || scale == ScaleKind::none) return sigma;
   return dtype == DType::e5m2 ? 57344.0 / 4 : dtype == DType::int8 ? 127.0 / 4 : 448.0 / 4;
+}
+
+DType stored(const CaseSpec& s, DType storage) {
+  return storage == DType::none ? s.dtype : storage;
 }
 
 std::byte* address(std::vector<std::byte>& bytes, const TensorView& t) {
@@ -64,7 +67,7 @@ std::uint64_t poison(DType dtype) {
 
 std::uint8_t encode(DType dtype, double value) {
   const core::Element element = element_of(dtype);
-  // What cannot be said becomes the code that is never produced.
+  // A NaN without an encoding becomes the encoding that is never produced.
   if (std::isnan(value) && !core::has_nan(element)) return dtype == DType::int8 ? 0x80 : 0;
   if (dtype == DType::u8) value /= 448.0 / 127.0;
   return core::encode(element, rounded_to_odd(value)).bits;
@@ -92,8 +95,7 @@ void store(void* data, DType dtype, std::int64_t index, double value) {
   }
 }
 
-/// Reserves memory for a tensor. MemoryLayout::rows_first exchanges the two axes before the last in
-/// memory. Until the block is complete, data holds the offset from its beginning.
+/// Reserves memory for a tensor. Until the block is complete, `data` holds the offset in the block.
 TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape, MemoryLayout layout) {
   TensorView t;
   t.dtype = dtype;
@@ -109,7 +111,7 @@ TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape, Memor
   for (auto axis = order.rbegin(); axis != order.rend(); ++axis) {
     t.strides[*axis] = stride;
     stride *= std::max<std::int64_t>(t.shape[*axis], 1);
-    // Keeps the 16-byte alignment of rows of 16 or 8 bits.
+    // Keeps rows of 16-bit and 8-bit elements 16-byte aligned.
     if (layout == MemoryLayout::padded) stride += is_8bit(dtype) ? 16 : 8;
   }
   const std::int64_t size = size_of(dtype);
@@ -138,7 +140,7 @@ void CaseMemory::fill_normal(const TensorView& t, double sigma, std::uint64_t st
                      [&](std::int64_t at) { store(data, t.dtype, at, sigma * random.normal()); });
     return;
   }
-  std::vector<std::uint64_t> table(kTableLength);  // rounded once: then only bits are copied
+  std::vector<std::uint64_t> table(kTableLength);  // rounded once, then copied
   for (std::uint64_t& bits : table) store(&bits, t.dtype, 0, sigma * random.normal());
   std::int64_t next = 0;
   const auto size = static_cast<std::size_t>(size_of(t.dtype));
@@ -157,125 +159,42 @@ void CaseMemory::fill_scale(const TensorView& t, double typical, std::uint64_t s
   });
 }
 
+/// Derived sizes: rows of varlen tensors, capacities of score tensors and scales, pages.
+struct CaseMemory::Sizes {
+  CaseLengths lengths;
+  std::int64_t q_capacity = 0, k_capacity = 0;
+  std::int64_t pages = 0, max_pages = 0;
+  bool padded_table = false;
+};
+
 CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   CaseSpec& s = spec_;
-  const CaseLengths lengths = draw_lengths(s);
-  Random page_table(s.seed, kPageTable);
-  const std::int64_t total_q = lengths.total_q, total_k = lengths.total_k;
-  if (lengths.says_max_q_len) s.options.max_q_len = s.q_len;
-  if (lengths.says_max_kv_len) s.options.max_kv_len = s.kv_len;
-  const std::int64_t q_capacity =
-      !s.q_varlen || (s.options.max_q_len > 0 && s.q_len <= total_q) ? s.q_len : total_q;
-  const bool paged = s.page_size > 0;
-  // Spare columns of the table and spare pages belong to nobody either.
-  const std::int64_t pages_each = paged ? (s.kv_len + s.page_size - 1) / s.page_size : 0;
-  const std::int64_t max_pages = pages_each + (paged && s.used_k ? page_table.between(0, 2) : 0);
-  const std::int64_t k_capacity =
-      paged                                                               ? max_pages * s.page_size
-      : !s.kv_varlen || (s.options.max_kv_len > 0 && s.kv_len <= total_k) ? s.kv_len
-                                                                          : total_k;
-
+  Sizes sizes{draw_lengths(s)};
+  const CaseLengths& l = sizes.lengths;
+  if (l.says_max_q_len) s.options.max_q_len = s.q_len;
+  if (l.says_max_kv_len) s.options.max_kv_len = s.kv_len;
+  const bool full_q = !s.q_varlen || (s.options.max_q_len > 0 && s.q_len <= l.total_q);
+  const bool full_k = !s.kv_varlen || (s.options.max_kv_len > 0 && s.kv_len <= l.total_k);
+  sizes.q_capacity = full_q ? s.q_len : l.total_q;
+  sizes.k_capacity = full_k ? s.kv_len : l.total_k;
+  if (s.page_size > 0) {
+    // Some columns of the table and some pages stay unused.
+    Random random(s.seed, kPageTable);
+    const std::int64_t pages_each = (s.kv_len + s.page_size - 1) / s.page_size;
+    sizes.max_pages = pages_each + (s.used_k ? random.between(0, 2) : 0);
+    sizes.k_capacity = sizes.max_pages * s.page_size;
+    if (!s.kv_varlen) {
+      sizes.pages = s.batch * pages_each + random.between(1, 3);
+      sizes.padded_table = random.chance(0.5);
+    }
+  }
+  place_operands(sizes);
+  place_options(sizes);
+  place_scales(sizes);
+  fill_operands();
+  fill_lengths(sizes);
+  if (s.page_size > 0) assign_pages(l.used_k);
   Tensors& t = tensors_;
-  const auto stored = [&](DType storage) { return storage == DType::none ? s.dtype : storage; };
-  const DType q_dtype = stored(s.q_storage), k_dtype = stored(s.k_storage),
-              v_dtype = stored(s.v_storage);
-  const DType out_dtype = s.options.partial ? wide(s.dtype) : s.out_f32 ? DType::f32 : s.dtype;
-  if (s.q_varlen) {
-    t.q = place(q_dtype, {total_q, s.q_heads, s.head_dim}, s.q_layout);
-    t.out = place(out_dtype, {total_q, s.q_heads, s.v_dim}, s.out_layout);
-    if (s.lse) t.lse = place_compact(wide(s.dtype), {s.q_heads, total_q});
-  } else {
-    t.q = place(q_dtype, {s.batch, s.q_heads, s.q_len, s.head_dim}, s.q_layout);
-    t.out = place(out_dtype, {s.batch, s.q_heads, s.q_len, s.v_dim}, s.out_layout);
-    if (s.lse) t.lse = place_compact(wide(s.dtype), {s.batch, s.q_heads, s.q_len});
-  }
-  if (s.kv_varlen) {
-    t.k = place(k_dtype, {total_k, s.kv_heads, s.head_dim}, s.k_layout);
-    t.v = place(v_dtype, {total_k, s.kv_heads, s.v_dim}, s.v_layout);
-  } else if (paged) {
-    const std::int64_t pages = s.batch * pages_each + page_table.between(1, 3);
-    t.k = place(k_dtype, {pages, s.page_size, s.kv_heads, s.head_dim}, s.k_layout);
-    t.v = place(v_dtype, {pages, s.page_size, s.kv_heads, s.v_dim}, s.v_layout);
-    t.block_table =
-        place(DType::i32, {s.batch, max_pages},
-              page_table.chance(0.5) ? MemoryLayout::padded : MemoryLayout::heads_first);
-  } else {
-    const std::int64_t batches = s.shared_kv ? std::min<std::int64_t>(s.batch, 1) : s.batch;
-    t.k = place(k_dtype, {batches, s.kv_heads, s.kv_len, s.head_dim}, s.k_layout);
-    t.v = place(v_dtype, {batches, s.kv_heads, s.kv_len, s.v_dim}, s.v_layout);
-  }
-  const auto score_shape = [&](const ScoreTensorSpec& spec_of) -> std::vector<std::int64_t> {
-    return {spec_of.per_batch ? s.batch : 1, spec_of.per_head ? s.q_heads : 1,
-            spec_of.per_query ? q_capacity : 1, k_capacity};
-  };
-  if (s.bias.given) {
-    t.bias = place(s.bias_f32 ? DType::f32 : s.dtype, score_shape(s.bias), s.q_layout);
-  }
-  if (s.mask.given) t.mask = place(DType::boolean, score_shape(s.mask), s.k_layout);
-  if (s.alibi == 1) t.alibi_slopes = place_compact(DType::f32, {s.q_heads});
-  if (s.alibi == 2) t.alibi_slopes = place_compact(DType::f32, {s.batch, s.q_heads});
-  if (s.sinks) t.sinks = place_compact(DType::f32, {s.q_heads});
-  if (s.q_varlen) t.cu_seqlens_q = place_compact(DType::i32, {s.batch + 1});
-  if (s.kv_varlen) t.cu_seqlens_k = place_compact(DType::i32, {s.batch + 1});
-  if (s.used_k) t.seqused_k = place_compact(DType::i32, {s.batch});
-  if (s.q_start) t.q_start = place_compact(DType::i32, {s.batch});
-  if (s.k_start) t.k_start = place_compact(DType::i32, {s.batch});
-  const auto place_scale = [&](ScaleKind kind, std::int64_t heads, std::int64_t rows,
-                               std::int64_t block, MemoryLayout layout) -> TensorView {
-    switch (kind) {
-      case ScaleKind::none: return {};
-      case ScaleKind::per_tensor: return place_compact(DType::f32, {1});
-      case ScaleKind::per_head: return place(DType::f32, {s.batch, heads}, layout);
-      case ScaleKind::per_block: break;
-    }
-    return place(DType::f32, {s.batch, heads, (rows + block - 1) / block}, layout);
-  };
-  const Options& o = s.options;
-  t.q_scale = place_scale(s.q_scale, s.q_heads, q_capacity, o.q_scale_block, s.q_layout);
-  t.k_scale = place_scale(s.k_scale, s.kv_heads, k_capacity, o.kv_scale_block, s.k_layout);
-  t.v_scale = place_scale(s.v_scale, s.kv_heads, k_capacity, o.kv_scale_block, s.v_layout);
-
-  // Data. Outside the tensors, and in them past the used lengths, everything stays NaN.
-  fill_normal(t.q, sigma_of_codes(q_dtype, s.q_scale, s.sigma), kQ);
-  fill_normal(t.k, sigma_of_codes(k_dtype, s.k_scale, s.sigma), kK);
-  fill_normal(t.v, sigma_of_codes(v_dtype, s.v_scale, s.sigma), kV);
-  fill_scale(t.q_scale, s.sigma / sigma_of_codes(q_dtype, s.q_scale, s.sigma), kQScale);
-  fill_scale(t.k_scale, s.sigma / sigma_of_codes(k_dtype, s.k_scale, s.sigma), kKScale);
-  fill_scale(t.v_scale, s.sigma / sigma_of_codes(v_dtype, s.v_scale, s.sigma), kVScale);
-  const auto put = [&](const TensorView& view, std::int64_t at, double value) {
-    store(address(bytes_, view), view.dtype, at, value);
-  };
-  for (std::int64_t b = 0; b <= s.batch; ++b) {
-    if (s.q_varlen) put(t.cu_seqlens_q, b, lengths.q_ends[static_cast<std::size_t>(b)]);
-    if (s.kv_varlen) put(t.cu_seqlens_k, b, lengths.k_ends[static_cast<std::size_t>(b)]);
-  }
-  for (std::int64_t b = 0; b < s.batch; ++b) {
-    const auto i = static_cast<std::size_t>(b);
-    const std::int64_t first = s.kv_varlen ? lengths.k_ends[i] : 0;
-    const std::int64_t length = s.kv_varlen ? lengths.k_ends[i + 1] - first : s.kv_len;
-    if (s.used_k) {
-      const std::int64_t used = lengths.used_k[i];
-      put(t.seqused_k, b, static_cast<double>(used));
-      if (!s.shared_kv && !paged) {
-        for (TensorView* view : {&t.k, &t.v}) {
-          const int row_axis = s.kv_varlen ? 0 : 2, head_axis = 1, column_axis = view->rank - 1;
-          for (std::int64_t h = 0; h < s.kv_heads; ++h) {
-            for (std::int64_t j = used; j < length; ++j) {
-              for (std::int64_t c = 0; c < view->shape[column_axis]; ++c) {
-                put(*view,
-                    (s.kv_varlen ? 0 : b * view->strides[0]) + h * view->strides[head_axis] +
-                        (first + j) * view->strides[row_axis] + c * view->strides[column_axis],
-                    std::numeric_limits<double>::quiet_NaN());
-              }
-            }
-          }
-        }
-      }
-    }
-    if (s.q_start) put(t.q_start, b, lengths.q_start[i]);
-    if (s.k_start) put(t.k_start, b, lengths.k_start[i]);
-  }
-  if (paged) assign_pages(lengths.used_k);
   if (!s.kv_varlen && s.shared_kv) {
     for (TensorView* view : {&t.k, &t.v}) {
       view->shape[0] = s.batch;
@@ -290,12 +209,139 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   }
 }
 
+void CaseMemory::place_operands(const Sizes& sizes) {
+  const CaseSpec& s = spec_;
+  Tensors& t = tensors_;
+  const std::int64_t total_q = sizes.lengths.total_q, total_k = sizes.lengths.total_k;
+  const DType q_dtype = stored(s, s.q_storage), k_dtype = stored(s, s.k_storage),
+              v_dtype = stored(s, s.v_storage);
+  const DType out_dtype = s.options.partial ? wide(s.dtype) : s.out_f32 ? DType::f32 : s.dtype;
+  if (s.q_varlen) {
+    t.q = place(q_dtype, {total_q, s.q_heads, s.head_dim}, s.q_layout);
+    t.out = place(out_dtype, {total_q, s.q_heads, s.v_dim}, s.out_layout);
+    if (s.lse) t.lse = place_compact(wide(s.dtype), {s.q_heads, total_q});
+  } else {
+    t.q = place(q_dtype, {s.batch, s.q_heads, s.q_len, s.head_dim}, s.q_layout);
+    t.out = place(out_dtype, {s.batch, s.q_heads, s.q_len, s.v_dim}, s.out_layout);
+    if (s.lse) t.lse = place_compact(wide(s.dtype), {s.batch, s.q_heads, s.q_len});
+  }
+  if (s.kv_varlen) {
+    t.k = place(k_dtype, {total_k, s.kv_heads, s.head_dim}, s.k_layout);
+    t.v = place(v_dtype, {total_k, s.kv_heads, s.v_dim}, s.v_layout);
+  } else if (s.page_size > 0) {
+    t.k = place(k_dtype, {sizes.pages, s.page_size, s.kv_heads, s.head_dim}, s.k_layout);
+    t.v = place(v_dtype, {sizes.pages, s.page_size, s.kv_heads, s.v_dim}, s.v_layout);
+    t.block_table = place(DType::i32, {s.batch, sizes.max_pages},
+                          sizes.padded_table ? MemoryLayout::padded : MemoryLayout::heads_first);
+  } else {
+    const std::int64_t batches = s.shared_kv ? std::min<std::int64_t>(s.batch, 1) : s.batch;
+    t.k = place(k_dtype, {batches, s.kv_heads, s.kv_len, s.head_dim}, s.k_layout);
+    t.v = place(v_dtype, {batches, s.kv_heads, s.kv_len, s.v_dim}, s.v_layout);
+  }
+}
+
+void CaseMemory::place_options(const Sizes& sizes) {
+  const CaseSpec& s = spec_;
+  Tensors& t = tensors_;
+  const auto score_shape = [&](const ScoreTensorSpec& tensor) -> std::vector<std::int64_t> {
+    return {tensor.per_batch ? s.batch : 1, tensor.per_head ? s.q_heads : 1,
+            tensor.per_query ? sizes.q_capacity : 1, sizes.k_capacity};
+  };
+  if (s.bias.given) {
+    t.bias = place(s.bias_f32 ? DType::f32 : s.dtype, score_shape(s.bias), s.q_layout);
+  }
+  if (s.mask.given) t.mask = place(DType::boolean, score_shape(s.mask), s.k_layout);
+  if (s.alibi == 1) t.alibi_slopes = place_compact(DType::f32, {s.q_heads});
+  if (s.alibi == 2) t.alibi_slopes = place_compact(DType::f32, {s.batch, s.q_heads});
+  if (s.sinks) t.sinks = place_compact(DType::f32, {s.q_heads});
+  if (s.q_varlen) t.cu_seqlens_q = place_compact(DType::i32, {s.batch + 1});
+  if (s.kv_varlen) t.cu_seqlens_k = place_compact(DType::i32, {s.batch + 1});
+  if (s.used_k) t.seqused_k = place_compact(DType::i32, {s.batch});
+  if (s.q_start) t.q_start = place_compact(DType::i32, {s.batch});
+  if (s.k_start) t.k_start = place_compact(DType::i32, {s.batch});
+}
+
+void CaseMemory::place_scales(const Sizes& sizes) {
+  const CaseSpec& s = spec_;
+  const Options& o = s.options;
+  const auto place_scale = [&](ScaleKind kind, std::int64_t heads, std::int64_t rows,
+                               std::int64_t block, MemoryLayout layout) -> TensorView {
+    switch (kind) {
+      case ScaleKind::none: return {};
+      case ScaleKind::per_tensor: return place_compact(DType::f32, {1});
+      case ScaleKind::per_head: return place(DType::f32, {s.batch, heads}, layout);
+      case ScaleKind::per_block: break;
+    }
+    return place(DType::f32, {s.batch, heads, (rows + block - 1) / block}, layout);
+  };
+  Tensors& t = tensors_;
+  t.q_scale = place_scale(s.q_scale, s.q_heads, sizes.q_capacity, o.q_scale_block, s.q_layout);
+  t.k_scale = place_scale(s.k_scale, s.kv_heads, sizes.k_capacity, o.kv_scale_block, s.k_layout);
+  t.v_scale = place_scale(s.v_scale, s.kv_heads, sizes.k_capacity, o.kv_scale_block, s.v_layout);
+}
+
+void CaseMemory::fill_operands() {
+  const CaseSpec& s = spec_;
+  const double q_sigma = stored_sigma(stored(s, s.q_storage), s.q_scale, s.sigma);
+  const double k_sigma = stored_sigma(stored(s, s.k_storage), s.k_scale, s.sigma);
+  const double v_sigma = stored_sigma(stored(s, s.v_storage), s.v_scale, s.sigma);
+  fill_normal(tensors_.q, q_sigma, kQ);
+  fill_normal(tensors_.k, k_sigma, kK);
+  fill_normal(tensors_.v, v_sigma, kV);
+  fill_scale(tensors_.q_scale, s.sigma / q_sigma, kQScale);
+  fill_scale(tensors_.k_scale, s.sigma / k_sigma, kKScale);
+  fill_scale(tensors_.v_scale, s.sigma / v_sigma, kVScale);
+}
+
+void CaseMemory::fill_lengths(const Sizes& sizes) {
+  const CaseSpec& s = spec_;
+  const CaseLengths& lengths = sizes.lengths;
+  Tensors& t = tensors_;
+  const auto put = [&](const TensorView& view, std::int64_t at, double value) {
+    store(address(bytes_, view), view.dtype, at, value);
+  };
+  for (std::int64_t b = 0; b <= s.batch; ++b) {
+    if (s.q_varlen) put(t.cu_seqlens_q, b, lengths.q_ends[static_cast<std::size_t>(b)]);
+    if (s.kv_varlen) put(t.cu_seqlens_k, b, lengths.k_ends[static_cast<std::size_t>(b)]);
+  }
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    const auto i = static_cast<std::size_t>(b);
+    if (s.used_k) {
+      const std::int64_t first = s.kv_varlen ? lengths.k_ends[i] : 0;
+      const std::int64_t length = s.kv_varlen ? lengths.k_ends[i + 1] - first : s.kv_len;
+      put(t.seqused_k, b, static_cast<double>(lengths.used_k[i]));
+      if (!s.shared_kv && s.page_size == 0) hide_unused_keys(b, first, lengths.used_k[i], length);
+    }
+    if (s.q_start) put(t.q_start, b, lengths.q_start[i]);
+    if (s.k_start) put(t.k_start, b, lengths.k_start[i]);
+  }
+}
+
+/// Writes NaN to the keys of a sequence past used_k.
+void CaseMemory::hide_unused_keys(std::int64_t b, std::int64_t first, std::int64_t used,
+                                  std::int64_t length) {
+  for (const TensorView* view : {&tensors_.k, &tensors_.v}) {
+    const int row_axis = spec_.kv_varlen ? 0 : 2, head_axis = 1, column_axis = view->rank - 1;
+    const std::int64_t batch_offset = spec_.kv_varlen ? 0 : b * view->strides[0];
+    for (std::int64_t h = 0; h < spec_.kv_heads; ++h) {
+      for (std::int64_t j = used; j < length; ++j) {
+        for (std::int64_t c = 0; c < view->shape[column_axis]; ++c) {
+          store(address(bytes_, *view), view->dtype,
+                batch_offset + h * view->strides[head_axis] +
+                    (first + j) * view->strides[row_axis] + c * view->strides[column_axis],
+                std::numeric_limits<double>::quiet_NaN());
+        }
+      }
+    }
+  }
+}
+
 void CaseMemory::fill_scores() {
   const Tensors& t = tensors_;
   const double infinity = std::numeric_limits<double>::infinity();
   if (t.bias.given()) {
     Random random(spec_.seed, kBias);
-    // Masks are written as -infinity or as the lowest number there is.
+    // Callers write masks as -infinity or as the lowest finite number.
     const double largest = largest_finite(t.bias.dtype);
     const double extremes[] = {-infinity, -infinity, -infinity, -largest, -largest, largest};
     for_each_element(t.bias, [&](std::int64_t at) {

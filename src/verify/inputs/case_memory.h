@@ -1,5 +1,4 @@
-// The tensors of a case, all in one block of memory, so that a copy of the block on any device is
-// the same case there.
+// The tensors of a case in one block of memory. A copy of the block on any device is the same case.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +12,8 @@ namespace flashcore::verify {
 
 class CaseMemory {
  public:
-  /// Lays out and fills the inputs, poisons the outputs (see poison()), and fills everything
-  /// between and around the tensors with NaN: what lies there must never matter.
+  /// Places and fills the inputs, poisons the outputs (see poison()), and fills the memory between
+  /// and around the tensors with NaN, which must never affect a result.
   explicit CaseMemory(const CaseSpec& spec);
 
   const CaseSpec& spec() const { return spec_; }
@@ -25,8 +24,7 @@ class CaseMemory {
   /// The same views into a copy of bytes() at `base`, on `device`.
   Tensors at(void* base, Device device) const;
 
-  /// Whether `after`, a copy of bytes() that went through a call, differs from it only in the
-  /// elements of out and lse.
+  /// True if `after`, the bytes after a call, differs from bytes() only in elements of out and lse.
   bool only_outputs_changed(const std::vector<std::byte>& after) const;
 
  private:
@@ -35,19 +33,28 @@ class CaseMemory {
   /// Scales within a factor of two of a typical one.
   void fill_scale(const TensorView& view, double typical, std::uint64_t stream);
   void fill_normal(const TensorView& view, double sigma, std::uint64_t stream);
-  /// Fills the block table for sequences of these lengths, at random, and leaves NaN in every row
-  /// of a page that is none of their keys.
+  /// Fills the block table at random for sequences of these lengths, and writes NaN to the unused
+  /// rows of the pages.
   void assign_pages(const std::vector<std::int32_t>& lengths);
   void fill_scores();
   void poison_outputs();
   void sprinkle_non_finite();
+  // Steps of the constructor.
+  struct Sizes;
+  void place_operands(const Sizes& sizes);
+  void place_options(const Sizes& sizes);
+  void place_scales(const Sizes& sizes);
+  void fill_operands();
+  void fill_lengths(const Sizes& sizes);
+  void hide_unused_keys(std::int64_t batch, std::int64_t first_row, std::int64_t used,
+                        std::int64_t length);
 
   CaseSpec spec_;
   Tensors tensors_;
   std::vector<std::byte> bytes_;
 };
 
-/// The random numbers of a case: one stream per purpose, so that one more changes no other.
+/// Random streams of a case, one per purpose, so that a new stream changes no other data.
 enum DataStream : std::uint64_t {
   kQ = 1,
   kK,
@@ -65,7 +72,7 @@ enum DataStream : std::uint64_t {
   kPageTable
 };
 
-/// The bits an output element holds before a call: a NaN no arithmetic produces.
+/// Bits of an output element before a call: a NaN that arithmetic does not produce.
 std::uint64_t poison(DType dtype);
 
 /// Calls visit(element offset) for each element of a view.
@@ -86,8 +93,8 @@ void for_each_element(const TensorView& t, Visit visit) {
   }
 }
 
-/// The code of an 8-bit format nearest to a value (ties to even, saturating); of a NaN it cannot
-/// say the code that is never produced.
+/// The nearest encoding of an 8-bit format (ties to even, saturating). A format without NaN gets
+/// the encoding that is never produced.
 std::uint8_t encode(DType dtype, double value);
 
 /// Rounds to the format (ties to even) and stores.

@@ -1,4 +1,4 @@
-// The pages of a case: which belong to whom, and NaN wherever no key is.
+// Pages of a case: fills the block table, and writes NaN to unused rows of pages.
 #include <algorithm>
 #include <limits>
 
@@ -19,22 +19,23 @@ void CaseMemory::assign_pages(const std::vector<std::int32_t>& lengths) {
               order[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(i) + 1))]);
   }
 
-  // Entries that no key needs must never be read: nobody has such a page.
-  const double nobodys[] = {-1, static_cast<double>(pages),
-                            static_cast<double>(std::numeric_limits<std::int32_t>::max()),
-                            static_cast<double>(std::numeric_limits<std::int32_t>::min())};
+  // Unused entries must never be read, so they are invalid page ids.
+  const double invalid_ids[] = {-1, static_cast<double>(pages),
+                                static_cast<double>(std::numeric_limits<std::int32_t>::max()),
+                                static_cast<double>(std::numeric_limits<std::int32_t>::min())};
   std::vector<bool> in_use(static_cast<std::size_t>(pages * s.page_size), false);
-  std::size_t dealt = 0;
+  std::size_t assigned = 0;
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t slot = 0; slot < table.shape[1]; ++slot) {
       const std::int64_t keys = std::min<std::int64_t>(
           lengths[static_cast<std::size_t>(b)] - slot * s.page_size, s.page_size);
-      double entry = random.pick(nobodys);
+      double entry = random.pick(invalid_ids);
       if (keys > 0) {
-        const bool again = s.shared_pages && dealt > 0 && random.chance(0.4);
+        const bool again = s.shared_pages && assigned > 0 && random.chance(0.4);
         const std::int64_t page =
-            again ? order[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(dealt)))]
-                  : order[dealt++];
+            again
+                ? order[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(assigned)))]
+                : order[assigned++];
         for (std::int64_t row = 0; row < keys; ++row) {
           in_use[static_cast<std::size_t>(page * s.page_size + row)] = true;
         }

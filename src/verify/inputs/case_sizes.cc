@@ -9,12 +9,12 @@
 namespace flashcore::verify {
 namespace {
 
-constexpr double kUsualWork = 1 << 20;  // what the shares below were weighed at
+constexpr double kUsualWork = 1 << 20;  // reference work of the shares below
 constexpr std::int64_t kMostKeys = 20000;
 constexpr std::int64_t kMostScoreElements = 1 << 21;
 
-/// How often a kind comes, and the elements of q and out together that it may have: filling and
-/// comparing them is most of its time. A large problem has so many multiply-adds for each at most.
+/// Frequency of each kind, its limit of elements of q and out (filling and comparing them dominates
+/// the time), and the limit of keys per query of a large problem.
 struct Share {
   double tall, large;
   double tall_elements, large_elements;
@@ -36,7 +36,7 @@ double log_uniform(Random& random, double low, double high) {
   return low * std::pow(high / low, random.uniform());
 }
 
-/// A length: small, at a multiple of a tile or one beside it, or anything up to `most`.
+/// A small length, a multiple of the tile or one off, or any length up to `most`.
 std::int64_t boundary_length(Random& random, std::int64_t tile, std::int64_t most) {
   most = std::max<std::int64_t>(most, 1);
   const double kind = random.uniform();
@@ -59,7 +59,7 @@ void draw_heads(Random& random, CaseSpec& s) {
   s.q_heads = s.kv_heads * random.pick(kGroups);
 }
 
-/// Lengths share what work is left; one of the two may be long. Log-uniform around the target.
+/// Log-uniform work around the target; q_len and kv_len share it, and one of them may be long.
 void draw_boundary(Random& random, const KernelInfo& kernel, double target_work, CaseSpec& s) {
   const std::int64_t tile_k = key_tile(kernel, s);
   draw_heads(random, s);
@@ -73,13 +73,13 @@ void draw_boundary(Random& random, const KernelInfo& kernel, double target_work,
   s.kv_len = random.chance(0.4)
                  ? std::clamp<std::int64_t>(most_k, 1, kMostKeys)
                  : boundary_length(random, tile_k, std::min<std::int64_t>(most_k, kMostKeys));
-  if (random.chance(0.4) && s.kv_len > tile_k) {  // put the end at a tile's edge
+  if (random.chance(0.4) && s.kv_len > tile_k) {  // end at a tile edge
     s.kv_len = s.kv_len / tile_k * tile_k + random.between(-1, 1);
   }
   if (random.chance(0.01)) s.kv_len = 0;
 }
 
-/// 4 to 9 tiles of queries over at most two of keys; as many heads as its share of work allows.
+/// 4 to 9 query tiles, at most two KV tiles, and as many heads as the element limit allows.
 void draw_tall(Random& random, const KernelInfo& kernel, double scale, CaseSpec& s) {
   draw_heads(random, s);
   s.q_len = kernel.tile_q * random.between(4, 9) + random.between(-1, 1);
@@ -92,7 +92,7 @@ void draw_tall(Random& random, const KernelInfo& kernel, double scale, CaseSpec&
   if (too_many()) s.batch = 1;
 }
 
-/// Many sequences or heads, of any length. A few keys, or many of which a query sees few.
+/// Many sequences or heads of any q_len, with few keys.
 void draw_large(Random& random, const KernelInfo& kernel, double scale, CaseSpec& s) {
   constexpr double kLeastRows = 1e4, kMostRows = 1e5;
   const double row_elements = static_cast<double>(s.head_dim + s.v_dim);
@@ -134,7 +134,7 @@ void draw_tall_mask(Random random, CaseSpec& s) {
   const double kind = random.uniform();
   if (kind < 0.5) {
     o.causal = true;
-    s.q_start = s.k_start = false;  // the last query stands on the last key
+    s.q_start = s.k_start = false;  // bottom-right alignment
   } else {
     o.causal = false;
     o.window_left = random.between(0, std::min<std::int64_t>(s.kv_len, 16));

@@ -6,24 +6,23 @@
 
 namespace flashcore::verify {
 
-/// What the lengths of a problem have about them.
 enum class SizeKind {
-  boundary,  ///< at tile edges, around the work asked for
-  tall,      ///< far more queries than keys: a mask leaves tiles of them without a key
-  large,     ///< 10^4 to 10^5 query rows in all, as few keys as that takes
+  boundary,  ///< at tile edges, around the target work
+  tall,      ///< far more queries than keys: a mask leaves query tiles without keys
+  large,     ///< 10^4 to 10^5 query rows, few keys
 };
 
-/// Persistent kernels meet the last two more often: only then have their blocks several items.
+/// Persistent kernels get tall and large problems more often: only those give a CTA several tiles.
 SizeKind draw_size_kind(Random random, const KernelInfo& kernel);
 
-/// Draws batch, heads and lengths. The dims are there already.
+/// Draws batch, heads and lengths for the given dims.
 void draw_sizes(SizeKind kind, Random& random, const KernelInfo& kernel, double target_work,
                 CaseSpec& spec);
 
-/// Of a tall problem: causal, a narrow window, or one that queries leave on both sides.
+/// Mask of a tall problem: causal, or a narrow window.
 void draw_tall_mask(Random random, CaseSpec& spec);
 
-/// A bias or mask with an element for every score is dropped where that would be most of the work.
+/// Drops a bias or mask that would dominate the memory.
 void drop_large_score_tensors(CaseSpec& spec);
 
 }  // namespace flashcore::verify

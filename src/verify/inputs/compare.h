@@ -1,5 +1,5 @@
-// Is a result right? Compares it with the oracle under a bound derived from the problem itself; the
-// rule and its derivation are in docs/numerics.md.
+// Compares a result with the oracle under a bound derived from the problem. docs/numerics.md has
+// the rule and its derivation.
 #pragma once
 
 #include <string>
@@ -10,15 +10,15 @@
 
 namespace flashcore::verify {
 
-/// Unit roundoffs of an implementation: of the output, of P as stored, of the accumulation; and the
-/// spacing of the output format at 0 and of P, below which they are flushed. Our kernels keep
-/// scores in f32; an implementation that rounds them to its inputs' format has a score_unit.
+/// Unit roundoffs of an implementation (output, stored P, accumulation), and the smallest values
+/// that output and P keep. An implementation that rounds scores to the format of its inputs has a
+/// score_unit; the kernels of this library keep scores in f32.
 struct Arithmetic {
   double out_unit, p_unit, sum_unit, out_smallest, p_smallest;
   double score_unit = 0;
-  double product_unit = 0;  ///< of the largest of a score's products, that its sum may be off by
-  bool scales_p = false;    ///< P takes the scales of values before it is rounded
-  bool cuts_sums = false;   ///< tensor cores: a score's sum is cut off, not rounded
+  double product_unit = 0;      ///< error of a score, relative to its largest product
+  bool scales_p = false;        ///< P is multiplied by the scales of V before it is rounded
+  bool truncates_sums = false;  ///< tensor cores truncate the sum of a score
 };
 Arithmetic arithmetic_of(DType out, DType probability);
 
@@ -31,24 +31,24 @@ struct ElementError {
 
 struct Comparison {
   bool ok = false;
-  std::string reason;             ///< of failure: the first rule broken
+  std::string reason;             ///< the first broken rule; empty: ok
   std::int64_t elements = 0;      ///< of out
-  std::int64_t lse_elements = 0;  ///< judged like those of out, and counted below like them
+  std::int64_t lse_elements = 0;  ///< included in the counts below
   std::int64_t over_bound = 0;
   std::int64_t unwritten = 0;   ///< elements that still hold the poison
-  std::int64_t non_finite = 0;  ///< elements finite in one of the two and not in the other
+  std::int64_t non_finite = 0;  ///< elements that are finite in one of the two only
   std::int64_t sign_flips = 0;  ///< wrong sign where |want| exceeds the bound
   double max_error = 0, mean_error = 0;
   double bias = 0;              ///< mean of got - want
-  double relative_error = 0;    ///< |got - want|₂ / |want|₂: for people, not for the verdict
+  double relative_error = 0;    ///< |got - want|₂ / |want|₂, for information only
   double worst_ratio = 0;       ///< max |error| / bound
   double worst_head_ratio = 0;  ///< max over heads of |error|₂ / (½ |bound|₂)
   double max_lse_error = 0;
   ElementError worst;
-  std::vector<ElementError> samples;  ///< five elements, spread over the tensor
+  std::vector<ElementError> samples;  ///< five elements at regular distances
 };
 
-/// out and lse (may be null) are host memory laid out as the problem says.
+/// out and lse (may be null) are host memory in the layout of the problem.
 Comparison compare(const reference::Oracle& oracle, const Problem& problem, const Tensors& result,
                    const Arithmetic& arithmetic);
 
@@ -57,10 +57,10 @@ double out_bound(const reference::Oracle& oracle, std::size_t row, std::size_t c
                  const Arithmetic& arithmetic);
 double lse_bound(const reference::Oracle& oracle, std::size_t row, const Arithmetic& arithmetic);
 
-/// What a score of the row may be off by that is computed and kept in accumulators.
+/// Error bound of a score that is computed and kept in accumulators.
 double score_bound(const reference::Oracle& oracle, std::size_t row, const Arithmetic& arithmetic);
 
-/// Several lines for people: the worst element and its index, errors, shares, samples.
+/// Several lines of text: the worst element and its index, errors, counts, samples.
 std::string report(const Comparison& comparison);
 
 }  // namespace flashcore::verify

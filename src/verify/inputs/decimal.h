@@ -1,4 +1,4 @@
-// Whole numbers as text. std::to_string would make the shared library export a table of digits.
+// Integers as text. std::to_string would add a digit table to the exports of the shared library.
 #pragma once
 
 #include <concepts>

@@ -16,7 +16,7 @@ struct Named {
 constexpr Named kNames[] = {{Format::f64, "f64"},   {Format::f32, "f32"},   {Format::f16, "f16"},
                             {Format::bf16, "bf16"}, {Format::e4m3, "e4m3"}, {Format::e5m2, "e5m2"},
                             {Format::int8, "int8"}, {Format::byte8, "byte"}};
-/// Other names the same formats go by, in NumPy and torch.
+/// Names of the formats in NumPy and torch.
 constexpr Named kAliases[] = {{Format::f64, "float64"},        {Format::f32, "float32"},
                               {Format::f16, "float16"},        {Format::bf16, "bfloat16"},
                               {Format::e4m3, "float8_e4m3fn"}, {Format::e5m2, "float8_e5m2"},
@@ -40,7 +40,7 @@ using DecodeTable = std::array<double, 256>;
 constexpr auto kFirst8Bit = static_cast<std::size_t>(Format::e4m3);
 constexpr auto k8BitFormats = static_cast<std::size_t>(Format::byte8) + 1 - kFirst8Bit;
 
-/// What the oracle reads in each code of an 8-bit format, looked up: it is asked very often.
+/// Decode table of an 8-bit format, from the oracle.
 const DecodeTable& decode_table(Format format) {
   static const auto all = [] {
     std::array<DecodeTable, k8BitFormats> values{};

@@ -1,5 +1,4 @@
-// Number formats an implementation under test may take. A value of an 8-bit format is decode(code)
-// * scale.
+// Number formats of an implementation under test. An 8-bit value is decode(byte) * scale.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +20,16 @@ constexpr std::int64_t size_of(Format format) {
   return format == Format::f64 ? 8 : format == Format::f32 ? 4 : is_8bit(format) ? 1 : 2;
 }
 
-/// Unit roundoff; of f64 twice that, because the oracle rounds too. int8 and the byte format are
-/// fixed point: half a step at their largest value.
+/// Unit roundoff; twice that for f64, because the oracle rounds too. For the fixed-point formats
+/// int8 and byte: half a step at the largest value.
 double unit_of(Format format);
-/// Spacing at 0, below which values are flushed.
+/// Spacing at 0; smaller values may be flushed.
 double smallest_of(Format format);
 
-/// Of an 8-bit format.
+/// Value of one encoding of an 8-bit format.
 double decode_byte(Format format, std::uint8_t code);
 
-/// Of formats narrower than f32.
+/// For formats narrower than f32.
 double decode_narrow(Format format, const void* data, std::int64_t index);
 void encode_narrow(Format format, void* data, std::int64_t index, double value);
 
@@ -49,7 +48,7 @@ inline void encode(Format format, void* data, std::int64_t index, double value) 
     encode_narrow(format, data, index, value);
   }
 }
-/// What encode() leaves of a value.
+/// The value after encode() and decode().
 double rounded(Format format, double value);
 
 }  // namespace flashcore::verify

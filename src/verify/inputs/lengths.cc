@@ -30,11 +30,11 @@ LengthVerdict judge_lengths(const LengthResults& results, const std::string& nam
   if (failing.empty()) return verdict;
   verdict.failed = true;
   verdict.first = failing.front();
-  std::int64_t step = 0;  // of the lengths that pass beyond the first that fails
+  std::int64_t step = 0;  // common divisor of the lengths that pass after the first failure
   for (const auto& [n, passed] : results) {
     if (passed && n > verdict.first) step = std::gcd(step, n);
   }
-  // One length that passes by chance is none: of a tile every multiple does.
+  // Every multiple of a tile passes. A single length that passes is chance.
   verdict.depends_on_length =
       step == 1 || (step > 1 && std::all_of(results.begin(), results.end(), [&](const auto& r) {
                       return r.second || r.first <= verdict.first || r.first % step != 0;

@@ -1,4 +1,4 @@
-// Which lengths to try, and what the set of those that fail says.
+// The lengths to try, and the conclusion from the lengths that fail.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,21 @@
 
 namespace flashcore::verify {
 
-/// 1 to 130 and both sides of the powers of two above (quick: fewer), multiples of `step`.
+/// 1 to 130 and both sides of larger powers of two (quick: fewer), rounded up to multiples of
+/// `step`.
 std::vector<std::int64_t> lengths_to_try(bool quick, std::int64_t step);
 
-/// A call that ends its process costs a new one, one that hangs costs its limit: after so many a
-/// sweep over lengths stops.
-inline constexpr int kMostDeaths = 3;
+/// A sweep over lengths stops after this many calls that end their process: each costs a new
+/// process, and a hang costs the deadline.
+inline constexpr int kMaxDeaths = 3;
 
-/// Results by length: true where it passed.
+/// Pass or fail by length.
 using LengthResults = std::map<std::int64_t, bool>;
 
 struct LengthVerdict {
   bool failed = false;
-  /// Longer ones pass where a shorter one fails: the length itself decides, as where the last tile
-  /// is not full. Otherwise all fail from the first on, or all but a few that pass by chance.
+  /// A longer length passes and a shorter one fails: the remainder of the length decides, as with a
+  /// partial last tile. Otherwise all lengths fail from the first on, except a few by chance.
   bool depends_on_length = false;
   std::int64_t first = 0;  ///< the smallest that fails
   std::string text;        ///< "fails unless kv_len is a multiple of 64"

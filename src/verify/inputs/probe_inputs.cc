@@ -6,7 +6,7 @@
 namespace flashcore::verify {
 namespace {
 
-/// The score of the keys that hold the maximum: the others' are below it by several deviations.
+/// Score of the top keys, several standard deviations above the others.
 constexpr double kTopScore = 2.5;
 
 double scale_of(const HostCall& call) {
@@ -44,8 +44,8 @@ void fill_flat_maximum(HostCall& call, double sigma, std::uint64_t seed) {
   const Tensors& t = call.tensors;
   const std::int64_t d = t.q.shape[3], n = t.k.shape[2];
   const double scale = scale_of(call);
-  // Half of a query points along (1, ..., 1), and the top keys too; the rest is random. Scores
-  // above 90 % of the top one are cut off by drawing again (smaller).
+  // Queries have a component along (1, ..., 1), the direction of the top keys; the rest is random.
+  // A key that scores above 90 % of a top key is drawn again, smaller.
   const double amplitude =
       std::sqrt(sigma / (std::fabs(scale) * std::sqrt(static_cast<double>(d))));
   Random random(seed, 21);
@@ -84,7 +84,7 @@ void fill_flat_maximum(HostCall& call, double sigma, std::uint64_t seed) {
 void fill_one_dimension_per_row(HostCall& call, std::uint64_t seed) {
   const Tensors& t = call.tensors;
   const std::int64_t d = t.q.shape[3], n = t.k.shape[2];
-  // Scores from -2 to 2; a step of 1/8 in k is exact in every format but the largest 8-bit ones.
+  // Scores from -2 to 2 in steps of 1/8, which are exact in 16 bits and nearly so in 8 bits.
   const double size = std::exp2(std::round(std::log2(1.0 / std::fabs(scale_of(call)))));
   fill(t.q, [&](auto, auto, std::int64_t i, std::int64_t c) { return i % d == c ? size : 0.0; });
   Random random(seed, 23);

@@ -1,5 +1,4 @@
-// Inputs of the verifier's ladder that no call of a user stands behind: dense f64 calls, filled by
-// formulas. What changes an existing call is in probes.h.
+// Inputs of the probes: dense f64 calls filled by formulas. call_variants.h changes existing calls.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +9,7 @@
 
 namespace flashcore::verify {
 
-/// A compact f64 call of that shape, q, k and v all zero.
+/// A compact f64 call of the shape with q, k and v zero.
 HostCall blank_call(const Shape& shape, const Options& options);
 
 /// Sets every element of q, k or v: value(batch, head, row, column).
@@ -29,18 +28,18 @@ void fill(const TensorView& t, Value value) {
 /// Independent normal numbers.
 void fill_random(const TensorView& t, double sigma, std::uint64_t seed, std::uint64_t stream);
 
-/// V[j][c] is 1 where (j + 1) mod v_dim = c: a row's output is its P, folded to v_dim columns and
-/// turned by one, so that V is not its own transpose at any length.
+/// V[j][c] is 1 if (j + 1) mod v_dim = c: a row of the output is P folded to v_dim columns. The
+/// rotation by one makes V differ from its transpose at any length.
 void fill_folded_one_hot(HostCall& call);
 
-/// Every query's score of key j is score(j), up to rounding: q and k have one dimension that
-/// matters, `dimension`.
+/// The score of key j is score(j) for every query, up to rounding: q and k are nonzero in one
+/// dimension only.
 template <typename Score>
 void fill_scores_by_key(HostCall& call, std::int64_t dimension, Score score) {
   const Tensors& t = call.tensors;
   const double d = static_cast<double>(t.q.shape[3]);
   const double scale = call.options.scale.value_or(1.0 / std::sqrt(d));
-  // Both factors alike in size, so that neither leaves a narrow format's range.
+  // Factors of similar size stay in the range of narrow formats.
   double largest = 1;
   for (std::int64_t j = 0; j < t.k.shape[2]; ++j) {
     largest = std::max(largest, std::fabs(score(j)));
@@ -52,13 +51,13 @@ void fill_scores_by_key(HostCall& call, std::int64_t dimension, Score score) {
   });
 }
 
-/// Keys of which the first, the last and every fourth are alike and have every row's largest score:
-/// no tile, range or order of them changes a running maximum. The others are random, scores of
+/// The first, last and every fourth key are equal and have the largest score of every row, so that
+/// the running maximum is the same for any tile, split or order. The other scores are random with
 /// standard deviation `sigma`.
 void fill_flat_maximum(HostCall& call, double sigma, std::uint64_t seed);
 
-/// Row i of q has one dimension, i mod head_dim. The first, last and every fourth key have the
-/// largest score of every row.
+/// Row i of q is nonzero in dimension i mod head_dim only. The first, last and every fourth key
+/// have the largest score of every row.
 void fill_one_dimension_per_row(HostCall& call, std::uint64_t seed);
 
 constexpr bool is_top_key(std::int64_t j, std::int64_t kv_len) {

@@ -1,11 +1,11 @@
-// Random numbers that are the same on every machine and can be drawn in any order.
+// Random numbers that are equal on every machine and independent of the order of streams.
 #pragma once
 
 #include <cstdint>
 
 namespace flashcore::verify {
 
-/// A well-mixed hash of 64 bits.
+/// Hash of 64 bits (splitmix64).
 constexpr std::uint64_t mix(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -32,8 +32,8 @@ class Random {
     return choices[below(static_cast<std::int64_t>(kCount))];
   }
 
-  /// Mean 0, variance 1: the sum of four uniform 16-bit numbers, one in 64 times four so that the
-  /// tails are not too thin.
+  /// Mean 0, variance 1: the sum of four uniform 16-bit numbers. One in 64 is multiplied by four to
+  /// thicken the tails.
   double normal() {
     const std::uint64_t x = bits();
     const double sum =

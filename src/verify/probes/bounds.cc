@@ -1,5 +1,5 @@
-// Probe 10: what lies around the tensors and in the slack of their strides must not matter, and
-// must not be written.
+// Probe bounds: memory around the tensors and in the padding of their strides must not affect the
+// result and must not be written.
 #include <cmath>
 #include <limits>
 
@@ -32,7 +32,7 @@ Finding probe_bounds(ProbeSequence& probes, std::int64_t head_dim) {
         if (auto f = failure_of(probes, clean, FaultStage::bounds)) return *f;
         if (!clean.ok()) continue;
         for (const double guard : guards) {
-          // The 8-bit formats without a NaN have their largest value there instead.
+          // 8-bit formats without a NaN get their largest value.
           setting.guard = guard;
           const CallResult result = probes.impl.run(call, setting);
           if (auto f = failure_of(probes, result, FaultStage::bounds)) return *f;
@@ -43,17 +43,17 @@ Finding probe_bounds(ProbeSequence& probes, std::int64_t head_dim) {
           }
           return probes.finding(
               FaultStage::bounds,
-              std::string(layout == MemoryLayout::padded ? "slack in the strides: " : "") +
+              std::string(layout == MemoryLayout::padded ? "padded rows and heads: " : "") +
                   "with " + number(guard) + " around the tensors " +
                   row_name(call, at / static_cast<std::size_t>(call.tensors.v.shape[3])) +
                   " becomes " + number(result.out[at]) + " instead of " + number(clean.out[at]) +
-                  ": something outside of them is read");
+                  ": memory outside the tensors is read");
         }
       }
     }
   }
   if (!probes.impl.first_stray().empty()) {
-    Finding f = probes.finding(FaultStage::bounds, "something is written besides the outputs: at " +
+    Finding f = probes.finding(FaultStage::bounds, "memory is written outside the outputs: at " +
                                                        probes.impl.first_stray());
     f.call = probes.impl.first_stray_call();
     return f;

@@ -1,5 +1,5 @@
-// Probe 9: keys split into ranges that are computed apart. One range is right by now, so what is
-// wrong with several is the joining.
+// Probe combine: several KV splits. Earlier probes have cleared one split, so a fault with several
+// splits is in the combine step.
 #include <cmath>
 
 #include "verify/inputs/decimal.h"
@@ -43,11 +43,11 @@ Finding check(ProbeSequence& probes, const Shape& shape, int splits, Weights wei
                          : row_name(call, row) + " is " + number(result.out[judged.worst_at]) +
                                " instead of " + number(judged.oracle.out[judged.worst_at]);
   const double sum = result.out[row * v_dim];
-  if (std::fabs(sum - 1) > 0.01) seen += ", and the weights add up to " + number(sum);
+  if (std::fabs(sum - 1) > 0.01) seen += ", and the weights sum to " + number(sum);
   return probes.finding(
       FaultStage::combine,
-      decimal(splits) + " splits, " + name_of(weights) + ": " + seen + "; one split is right", call,
-      result, judged);
+      decimal(splits) + " splits, " + name_of(weights) + ": " + seen + "; one split is correct",
+      call, result, judged);
 }
 
 }  // namespace
@@ -62,7 +62,7 @@ Finding probe_combine(ProbeSequence& probes, std::int64_t head_dim) {
         if (Finding f = check(probes, shape, splits, w, false); f.found()) return f;
       }
       if (!probes.can.causal) continue;
-      // Ranges that a row does not see at all.
+      // Splits without a visible key for some rows.
       const Shape square = probes.shape(kv_len, kv_len, head_dim, false);
       if (kv_len > 130) continue;
       if (Finding f = check(probes, square, splits, Weights::random, true); f.found()) return f;

@@ -1,4 +1,5 @@
-// Rungs 0 and 1: is every output written, from a clean start, and always alike?
+// Probes coverage and determinism: every output is written, and the same call returns the same
+// bits.
 #include <algorithm>
 #include <cmath>
 
@@ -17,9 +18,9 @@ HostCall constant_value_call(const ProbeSequence& probes, const Shape& shape, do
   return call;
 }
 
-/// What one q_len showed.
+/// Coverage at one q_len.
 struct Covered {
-  std::size_t unwritten = 0;     ///< elements that still hold what was there before
+  std::size_t unwritten = 0;     ///< elements that keep their old content
   std::size_t stale = 0;         ///< V = 0, but the output is a number other than 0
   std::size_t empty = 0;         ///< V = 1, but the output is exactly 0
   std::size_t not_a_number = 0;  ///< V = 0 gives NaN where V = 1 gives a number
@@ -32,7 +33,7 @@ std::string element_name(const HostCall& call, std::size_t at) {
   return row_name(call, at / v_dim) + ", column " + decimal(at % v_dim);
 }
 
-Covered look_at(const HostCall& call, const CallResult& ones, const CallResult& zeros) {
+Covered inspect_coverage(const HostCall& call, const CallResult& ones, const CallResult& zeros) {
   Covered c;
   const auto note = [&](std::size_t& count, std::size_t at) {
     if (c.ok()) c.where = element_name(call, at);
@@ -54,8 +55,8 @@ Covered look_at(const HostCall& call, const CallResult& ones, const CallResult& 
   return c;
 }
 
-/// The same call again: does it give the same bits?
-bool repeats(ProbeSequence& probes, HostCall& call, int times) {
+/// True if repeated calls return the same bits.
+bool is_repeatable(ProbeSequence& probes, HostCall& call, int times) {
   const CallResult first = probes.impl.run(call);
   for (int i = 1; i < times; ++i) {
     if (probes.impl.run(call).bits != first.bits) return false;
@@ -65,30 +66,30 @@ bool repeats(ProbeSequence& probes, HostCall& call, int times) {
 
 Finding explain(ProbeSequence& probes, const Covered& c, const LengthVerdict& lengths,
                 HostCall& zeros) {
-  if (!repeats(probes, zeros, 4)) {
+  if (!is_repeatable(probes, zeros, 4)) {
     return probes.finding(FaultStage::determinism,
-                          "the same call leaves other bits each time: which elements are written "
-                          "depends on chance");
+                          "the same call returns different bits: the set of written elements "
+                          "changes from run to run");
   }
   if (c.not_a_number > 0) {
     return probes.finding(FaultStage::dequant,
-                          "an all-zero V gives NaN where V = 1 gives a number: a scale of 0 is "
-                          "divided by; the scale of an all-zero tensor must be 1");
+                          "an all-zero V gives NaN, V = 1 does not: the code divides by a scale of "
+                          "0; use a scale of 1 for an all-zero tensor");
   }
-  // What is left of an earlier call depends on that call, so the lengths say nothing.
+  // Content of an earlier call depends on that call, so the lengths carry no information.
   if (c.stale > 0 && c.unwritten == 0) {
     fill(zeros.tensors.k, [](auto, auto, auto, auto) { return 0.0; });
     const CallResult result = probes.impl.run(zeros);
     if (result.ok() &&
         std::all_of(result.out.begin(), result.out.end(), [](double x) { return x == 0; })) {
       return probes.finding(FaultStage::layout, "V = 0, but " + decimal(c.stale) +
-                                                    " outputs are 0 only where K is too: K is read "
-                                                    "in place of V (first at " +
+                                                    " outputs are 0 only if K is 0: K is read "
+                                                    "instead of V (first at " +
                                                     c.where + ")");
     }
     return probes.finding(FaultStage::coverage,
                           "V = 0, but " + decimal(c.stale) +
-                              " outputs are not 0: something from before the call is in them "
+                              " outputs are not 0: they contain values from before the call "
                               "(first at " +
                               c.where + ")");
   }
@@ -115,15 +116,15 @@ Finding probe_coverage(ProbeSequence& probes, std::int64_t head_dim) {
   const bool main = head_dim == probes.main_dim();
   for (const std::int64_t q_len : lengths_to_try(true, probes.can.length_step)) {
     if (q_len > 130 && probes.quick) continue;
-    // Edges of tiles were tried at the main head dim: others have their own columns to miss.
+    // The main head dim covers the tile edges; other head dims may miss columns of their own.
     if (!main && probes.quick && q_len > 4 && q_len % 16 != 1) continue;
     const Shape shape = probes.shape(q_len, 1, head_dim, q_len <= 3 || q_len == 17);
     if (results.contains(shape.q_len)) continue;
-    // Ones before zeros: what a call leaves behind then shows in the next.
+    // Ones before zeros: values left by the first call show in the second.
     HostCall ones = constant_value_call(probes, shape, 1),
              zeros = constant_value_call(probes, shape, 0);
     const CallResult with_ones = probes.impl.run(ones);
-    // A number in the output beforehand: what is added to it then shows as a number too.
+    // A number in the output before the call shows additions to old content.
     Setting filled = probes.impl.default_setting();
     filled.out_before = 777;
     const CallResult with_zeros = probes.impl.run(zeros, filled);
@@ -134,9 +135,9 @@ Finding probe_coverage(ProbeSequence& probes, std::int64_t head_dim) {
       if (!failure) failure = f;
       if (result->kind == CallResult::Kind::died) ++deaths;
     }
-    if (deaths >= kMostDeaths) break;
+    if (deaths >= kMaxDeaths) break;
     if (!with_ones.ok() || !with_zeros.ok()) continue;
-    const Covered covered = look_at(zeros, with_ones, with_zeros);
+    const Covered covered = inspect_coverage(zeros, with_ones, with_zeros);
     results[shape.q_len] = covered.ok();
     if (!covered.ok() && !first) first = {shape.q_len, covered};
   }

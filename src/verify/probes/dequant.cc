@@ -1,5 +1,6 @@
-// Probe 11: 8-bit inputs. Every code of V is read where nothing else can matter (first of all);
-// codes of q and k, and scales one tensor at a time, once the scores are cleared.
+// Probes codes and scales: 8-bit inputs. The first probe decodes every encoding of V with one key,
+// independent of all other stages. Encodings of q and k, and per-head scales, follow after the
+// scores.
 #include <cmath>
 
 #include "verify/inputs/decimal.h"
@@ -17,7 +18,7 @@ std::vector<double> factors_of(std::int64_t batch, std::int64_t heads, bool vari
   return factors;
 }
 
-/// The straight line through (value, what was read for it), by least squares.
+/// Least-squares line through the points (value, value read).
 class AffineFit {
  public:
   void add(double x, double y, double bound) {
@@ -25,14 +26,14 @@ class AffineFit {
     bound_ = std::max(bound_, bound);
     points_.push_back({x, y});
   }
-  /// Its height at 0, if it passes all points and does not pass 0; else 0.
+  /// The line at 0 if it fits all points, else 0.
   double at_zero() const {
     const double slope = (n_ * xy_ - x_ * y_) / (n_ * xx_ - x_ * x_);
-    const double height = (y_ - slope * x_) / n_;
+    const double intercept = (y_ - slope * x_) / n_;
     for (const auto& [x, y] : points_) {
-      if (!(std::fabs(slope * x + height - y) <= bound_)) return 0;
+      if (!(std::fabs(slope * x + intercept - y) <= bound_)) return 0;
     }
-    return std::fabs(height) > bound_ ? height : 0;
+    return std::fabs(intercept) > bound_ ? intercept : 0;
   }
 
  private:
@@ -40,7 +41,7 @@ class AffineFit {
   std::vector<std::pair<double, double>> points_;
 };
 
-/// Multiplies a tensor's values by its heads' factors: the codes stay, the scales change.
+/// Multiplies values by the factor of their head: the encodings stay, the scales change.
 void apply_factors(const TensorView& t, const std::vector<double>& factors) {
   if (factors.empty()) return;
   auto* data = static_cast<double*>(t.data);
@@ -52,7 +53,7 @@ void apply_factors(const TensorView& t, const std::vector<double>& factors) {
 
 }  // namespace
 
-/// One key, and all of V is one code: the output is its value, whatever the layout.
+/// One key, and all of V is one encoding: the output is its value in any layout.
 Finding probe_encodings(ProbeSequence& probes, std::int64_t head_dim) {
   const Format format = probes.impl.formats().dtype;
   const Arithmetic a = probes.impl.arithmetic();
@@ -61,7 +62,8 @@ Finding probe_encodings(ProbeSequence& probes, std::int64_t head_dim) {
   AffineFit line;
   for (int code = 0; code < 256; code += probes.quick ? 3 : 1) {
     const double value = decode_byte(format, static_cast<std::uint8_t>(code));
-    if (!std::isfinite(value) || rounded(format, value) != value) continue;  // never produced
+    if (!std::isfinite(value) || rounded(format, value) != value)
+      continue;  // no quantiser produces it
     HostCall call = probes.call(probes.shape(2, 1, head_dim, false));
     fill_random(call.tensors.q, 1, probes.seed, 101);
     fill_random(call.tensors.k, 1, probes.seed, 102);
@@ -78,30 +80,30 @@ Finding probe_encodings(ProbeSequence& probes, std::int64_t head_dim) {
     line.add(value, result.out[0], bound);
     if (all_right) continue;
     if (wrong++ == 0) {
-      first = "code " + decimal(code) + " is read as " + number(result.out[0]) + " instead of " +
-              number(value);
+      first = "encoding " + decimal(code) + " decodes to " + number(result.out[0]) +
+              " instead of " + number(value);
     }
   }
   if (wrong == 0) return {};
-  // Everything wrong is not the table: something else gets in the way of reading it. But a factor
-  // leaves 0 alone.
+  // If every encoding is wrong, the decode table is not the cause. A wrong zero point is: unlike a
+  // factor it moves 0.
   if (wrong == tried && tried > 1) {
     const double zero = line.at_zero();
     if (zero == 0) return {};
-    return probes.finding(FaultStage::dequant, "every code of V is read as if 0 were " +
-                                                   number(zero) +
-                                                   ": a zero point that is not there, or not used");
+    return probes.finding(FaultStage::dequant, "V decodes as if 0 were " + number(zero) +
+                                                   ": a zero point is missing or superfluous");
   }
-  return probes.finding(FaultStage::dequant, decimal(wrong) + " of " + decimal(tried) +
-                                                 " codes of V are wrong: " + first);
+  return probes.finding(FaultStage::dequant,
+                        decimal(wrong) + " of " + decimal(tried) +
+                            " encodings of V decode to a wrong value: " + first);
 }
 
 Finding probe_scales(ProbeSequence& probes, std::int64_t head_dim) {
   const char* names[] = {"q", "k", "v"};
   for (const bool of_q : {false, true}) {
-    const ScoreEncodings codes(probes, head_dim, of_q);
-    if (codes.wrong().empty()) continue;
-    return probes.finding(FaultStage::dequant, codes.wrong());
+    const ScoreEncodings encodings(probes, head_dim, of_q);
+    if (encodings.wrong().empty()) continue;
+    return probes.finding(FaultStage::dequant, encodings.wrong());
   }
   for (int tensor = 0; tensor < 3; ++tensor) {
     const Shape shape = probes.shape(20, 48, head_dim);
@@ -122,9 +124,9 @@ Finding probe_scales(ProbeSequence& probes, std::int64_t head_dim) {
     if (judged.ok()) continue;
     return probes.finding(
         FaultStage::dequant,
-        std::string("with another ") + names[tensor] + "_scale for every head " +
+        std::string("with a different ") + names[tensor] + "_scale per head, " +
             row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) +
-            " is wrong; with one for all heads it is right",
+            " is wrong; with one scale for all heads it is correct",
         call, result, judged);
   }
   return {};

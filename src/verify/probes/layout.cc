@@ -1,4 +1,4 @@
-// Probe 2: with one key O = V whatever the scores, so V can say where it was read from.
+// Probes layout and key_layout: with one key O = V at any score, so V encodes its own address.
 #include <algorithm>
 #include <cmath>
 
@@ -23,8 +23,7 @@ const Field kFields[] = {
     {"column", [](std::int64_t, std::int64_t, std::int64_t c) { return c / kBase / kBase; }}};
 constexpr std::size_t kFirstColumnField = 2;
 
-/// How far a value that should be v may be off: roundings of P and of the output. P is 1, or adds
-/// up to it, so an 8-bit P is exact here.
+/// Tolerance of an output v: roundings of P and of the output. P sums to 1, so 8-bit P is exact.
 double tolerance(const ProbeSequence& probes, double v) {
   const Arithmetic a = probes.impl.arithmetic();
   return v * (2 * a.out_unit + 4 * std::min(a.p_unit, 0x1p-8) + 0x1p-20);
@@ -37,8 +36,8 @@ HostCall one_key_call(const ProbeSequence& probes, const Shape& shape) {
   return call;
 }
 
-/// V = 1: the output is 1, wherever it was read from. Where it is not, one key is too few to say
-/// why: the rung that looks at P for all lengths does.
+/// V = 1: the output is 1, whatever address V is read from. One key is too few to explain another
+/// value, so probe_uniform explains it.
 Finding check_ones(ProbeSequence& probes, const Shape& shape) {
   HostCall call = one_key_call(probes, shape);
   fill(call.tensors.v, [](auto, auto, auto, auto) { return 1.0; });
@@ -49,10 +48,9 @@ Finding check_ones(ProbeSequence& probes, const Shape& shape) {
     if (std::fabs(result.out[at] - 1) <= tolerance(probes, 1)) continue;
     if (Finding f = probe_uniform(probes, shape.head_dim); f.found()) return f;
     const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
-    return probes.finding(FaultStage::sum, "one key, V = 1: the output is " +
-                                               number(result.out[at]) + " at " +
-                                               row_name(call, at / v_dim) +
-                                               " instead of 1: P is not normalised to 1");
+    return probes.finding(FaultStage::sum,
+                          "one key, V = 1: the output is " + number(result.out[at]) + " at " +
+                              row_name(call, at / v_dim) + " instead of 1: P is not normalised");
   }
   return {};
 }
@@ -60,13 +58,13 @@ Finding check_ones(ProbeSequence& probes, const Shape& shape) {
 std::string strides_name(MemoryLayout layout) {
   switch (layout) {
     case MemoryLayout::rows_first: return "[batch, len, heads, dim] memory: ";
-    case MemoryLayout::padded: return "slack after every row and head: ";
+    case MemoryLayout::padded: return "padded rows and heads: ";
     default: return "";
   }
 }
 
-/// Columns came back in the wrong places, source[row][c] instead of c. Strides move a whole row
-/// alike; exchanged fragments of the P·V product differ from row to row and within a row.
+/// Stage of a wrong column order (column c holds source[row][c]). Wrong strides move all rows in
+/// the same way; exchanged fragments of P·V differ between and within rows.
 FaultStage column_stage(const std::vector<std::vector<std::int64_t>>& source, std::int64_t v_dim) {
   bool same_in_all_rows = true, shifted = true;
   for (const std::vector<std::int64_t>& row : source) {
@@ -79,7 +77,7 @@ FaultStage column_stage(const std::vector<std::vector<std::int64_t>>& source, st
   return same_in_all_rows || shifted ? FaultStage::layout : FaultStage::pv;
 }
 
-/// Reads all fields in one layout.
+/// Reads all fields in one memory layout.
 Finding check_fields(ProbeSequence& probes, const Shape& shape, const Setting& setting) {
   std::vector<std::vector<std::int64_t>> digits;  // per field, per output element
   std::int64_t group = shape.q_heads / shape.kv_heads;
@@ -108,7 +106,7 @@ Finding check_fields(ProbeSequence& probes, const Shape& shape, const Setting& s
       if (is_digit && (read[at] == want || f >= kFirstColumnField)) continue;
       const std::string seen =
           is_digit ? "is " + std::string(kFields[f].name) + " " + decimal(read[at]) + "'s"
-                   : "is " + number(result.out[at]) + ", no value of V";
+                   : "is " + number(result.out[at]) + ", which is not a value of V";
       return probes.finding(FaultStage::layout, prefix + "V of " + row_name(call, row) + " " +
                                                     seen + "; wanted " + kFields[f].name + " " +
                                                     decimal(want) + "'s");
@@ -126,11 +124,11 @@ Finding check_fields(ProbeSequence& probes, const Shape& shape, const Setting& s
   const FaultStage stage = column_stage(source, shape.v_dim);
   return probes.finding(
       stage, prefix + "output column " + decimal(*wrong % v_dim) + " of " +
-                 row_name(call, *wrong / v_dim) + " holds V's column " +
+                 row_name(call, *wrong / v_dim) + " holds column " +
                  decimal(source[*wrong / v_dim][*wrong % v_dim]) +
-                 (stage == FaultStage::pv ? ", and other rows differ: fragments of the P·V product "
-                                            "are exchanged"
-                                          : ""));
+                 (stage == FaultStage::pv ? " of V, other rows differ: fragments of P·V are "
+                                            "exchanged"
+                                          : " of V"));
 }
 
 }  // namespace
@@ -142,21 +140,21 @@ Finding probe_layout(ProbeSequence& probes, std::int64_t head_dim) {
   if (Finding f = check_fields(probes, shape, native); f.found()) return f;
   if (Finding f = check_fields(probes, probes.shape(1, 1, head_dim), native); f.found()) return f;
   if (!probes.can.strides) return {};
-  const Shape few_rows = probes.shape(9, 1, head_dim);
+  const Shape short_shape = probes.shape(9, 1, head_dim);
   for (const MemoryLayout layout :
        {MemoryLayout::heads_first, MemoryLayout::rows_first, MemoryLayout::padded}) {
     for (const bool of_out : {false, true}) {
       Setting setting = native;
       (of_out ? setting.out : setting.inputs) = layout;
       if (layout == native.inputs) continue;
-      if (Finding f = check_fields(probes, few_rows, setting); f.found()) return f;
+      if (Finding f = check_fields(probes, short_shape, setting); f.found()) return f;
     }
   }
   return {};
 }
 
-/// Several keys, Q = 0: every key of a head has the same V, so O = V again, if all keys of a row
-/// were read from its own head.
+/// Q = 0 and several keys with the same V within a head: O = V if all keys come from the right
+/// head.
 Finding probe_key_layout(ProbeSequence& probes, std::int64_t head_dim) {
   std::vector<Setting> settings{probes.impl.default_setting()};
   if (probes.can.strides) {
@@ -182,7 +180,8 @@ Finding probe_key_layout(ProbeSequence& probes, std::int64_t head_dim) {
         strides_name(setting.inputs) + "V is the same for all keys of a head, but " +
             row_name(call, judged.worst_at / static_cast<std::size_t>(shape.v_dim)) + " has " +
             number(result.out[judged.worst_at]) + " instead of " +
-            number(judged.oracle.out[judged.worst_at]) + ": keys of other heads or places are read",
+            number(judged.oracle.out[judged.worst_at]) +
+            ": keys are read from other heads or addresses",
         call, result, judged);
   }
   return {};

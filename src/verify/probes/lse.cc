@@ -1,4 +1,4 @@
-// Probe 12: the log-sum-exp, now that the scores and the sums behind it are known to be right.
+// Probe lse: the log-sum-exp. Earlier probes have cleared the scores and sums it is made of.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,7 +9,7 @@
 namespace flashcore::verify {
 namespace {
 
-/// What else the numbers would be right as.
+/// Names a known mistake that explains all values; empty: none.
 std::string explain(const Judged& judged, const CallResult& result, double head_dim) {
   const auto all = [&](auto candidate) {
     std::size_t agree = 0, count = 0;
@@ -24,7 +24,7 @@ std::string explain(const Judged& judged, const CallResult& result, double head_
   const auto& o = judged.oracle;
   const double ln2 = std::log(2.0);
   if (all([&](std::size_t r) { return o.lse[r] / ln2; })) {
-    return "it is in base 2; if that is meant, declare lse_base = 2";
+    return "it is in base 2; if that is intended, declare lse_base = 2";
   }
   if (all([&](std::size_t r) { return o.lse[r] * ln2; })) return "it is multiplied by ln(2)";
   if (all([&](std::size_t r) { return -o.lse[r]; })) return "its sign is wrong";
@@ -38,7 +38,7 @@ std::string explain(const Judged& judged, const CallResult& result, double head_
     return "the maximum is subtracted, not added";
   }
   if (all([&](std::size_t r) { return o.lse[r] - o.max[r] + o.max[r] * std::sqrt(head_dim); })) {
-    return "its maximum is that of unscaled scores";
+    return "its maximum is taken over unscaled scores";
   }
   return "";
 }
@@ -66,8 +66,8 @@ Finding check(ProbeSequence& probes, const Shape& shape, const Options& options,
   const Judged judged = probes.judge(call, result);
   for (std::size_t r = 0; r < result.lse.size(); ++r) {
     if (std::isinf(judged.oracle.lse[r]) && std::isnan(result.lse[r])) {
-      return probes.finding(FaultStage::lse,
-                            "the LSE of " + row_name(call, r) + ", which sees no key, is NaN");
+      return probes.finding(FaultStage::lse, "the LSE of " + row_name(call, r) +
+                                                 ", which has no visible key, is NaN");
     }
   }
   if (judged.lse_wrong == 0) return {};

@@ -1,4 +1,4 @@
-// Probe 8: Q = 0, so P is 1/n over the keys a query sees: which keys are those?
+// Probes mask and window: with Q = 0, P is 1/n over the visible keys, so P shows which those are.
 #include <algorithm>
 #include <cmath>
 
@@ -21,25 +21,25 @@ std::string options_name(const Options& o) {
   return text;
 }
 
-/// How many keys each wrong row seems to see.
-std::string sight(const HostCall& call, const CallResult& result, const Judged& judged) {
+/// Describes the worst row by the number of keys it seems to see.
+std::string describe_visible_keys(const HostCall& call, const CallResult& result,
+                                  const Judged& judged) {
   const auto v_dim = static_cast<std::size_t>(call.tensors.v.shape[3]);
   const std::size_t row = judged.worst_at / v_dim;
   double sum = 0;
   for (std::size_t c = 0; c < v_dim; ++c) sum += result.out[row * v_dim + c];
   const std::string name = row_name(call, row);
   if (!std::isfinite(sum)) return name + " is not finite";
-  if (std::isinf(judged.oracle.lse[row])) return name + " sees no key, but its output is not 0";
-  double least = 1e300;  // a key's weight: one over how many there are
-  std::size_t wrong = 0;
+  if (std::isinf(judged.oracle.lse[row]))
+    return name + " has no visible key, but its output is not 0";
+  double least = 1e300;  // weight of one key: 1 / (number of keys)
   for (std::size_t c = 0; c < v_dim; ++c) {
     const double p = result.out[row * v_dim + c];
     if (p > 0) least = std::min(least, p);
-    if (judged.ratio[row * v_dim + c] > 1) ++wrong;
   }
   return name + " sees about " + number(least < 1e300 ? sum / least : 0) + " keys instead of " +
          number(std::exp(judged.oracle.lse[row])) +
-         (std::fabs(sum - 1) > 0.01 ? " (its weights add up to " + number(sum) + ")" : "");
+         (std::fabs(sum - 1) > 0.01 ? " (its weights sum to " + number(sum) + ")" : "");
 }
 
 Finding check(ProbeSequence& probes, const Case& c, const Options& options, std::int64_t head_dim) {
@@ -52,22 +52,22 @@ Finding check(ProbeSequence& probes, const Case& c, const Options& options, std:
   const Judged judged = probes.judge(call, result);
   if (judged.ok()) return {};
   return probes.finding(FaultStage::mask,
-                        options_name(options) + ": " + sight(call, result, judged), call, result,
-                        judged);
+                        options_name(options) + ": " + describe_visible_keys(call, result, judged),
+                        call, result, judged);
 }
 
-/// Values that hidden keys must not disturb.
+/// Scores under which hidden keys must not change the output.
 struct Hidden {
-  double first, step;  ///< scores: of key 0, and from key to key
+  double first, step;  ///< score of key 0, and its increment per key
   FaultStage stage;
   const char* change;
 };
-/// Scores that grow with the key: what is hidden is always larger than what is seen, first by
-/// little, then by so much that nothing is left of the visible ones where the maximum counts the
-/// hidden too. And scores below what hidden ones may be set to.
+/// Scores that grow with the key, so that hidden keys score above visible ones: first by a little,
+/// then by so much that a maximum over hidden keys flushes all visible weights. Between them,
+/// scores below any finite value that a kernel may give to hidden keys.
 constexpr Hidden kHidden[] = {
     {-30, 0.75, FaultStage::mask, ": hidden keys that score higher than visible ones change "},
-    {-2000, 0, FaultStage::mask, ": with scores of -2000 hidden keys have a weight in "},
+    {-2000, 0, FaultStage::mask, ": with scores of -2000, hidden keys get weight in "},
     {-2000, 50, FaultStage::max, ": hidden keys that score far above the visible ones wipe out "},
 };
 
@@ -123,7 +123,7 @@ Finding probe_window(ProbeSequence& probes, std::int64_t head_dim) {
     options.window_left = w.left;
     options.window_right = w.right;
     for (const Case& c : {Case{33, 33}, {130, 130}, {20, 150}, {90, 40}}) {
-      if (probes.quick && c.q_len > 100 && w.left < 63) continue;  // it has all in view
+      if (probes.quick && c.q_len > 100 && w.left < 63) continue;  // the window covers all keys
       if (Finding f = check(probes, c, options, head_dim); f.found()) return f;
     }
   }

@@ -1,5 +1,5 @@
-// Probe 13: random problems of many shapes against the oracle. What fails here is first taken back
-// down the ladder, at its own shape; only what no rung then explains is unlocalised.
+// Probe random: random problems of many shapes against the oracle. A failing problem is shrunk, and
+// the earlier probes run again at its shape. The stage is unlocalised only if none of them fails.
 #include <algorithm>
 #include <cmath>
 
@@ -9,8 +9,8 @@
 namespace flashcore::verify {
 namespace {
 
-/// Of P, in a quick run's random calls.
-constexpr std::int64_t kMostWeights = 1 << 16;
+/// Elements of P per call of a quick run.
+constexpr std::int64_t kMaxWeights = 1 << 16;
 constexpr double kSigmas[] = {1, 10, 1, 0.01};
 
 struct Drawn {
@@ -20,8 +20,8 @@ struct Drawn {
   std::uint64_t seed = 1;
 };
 
-/// Options that are used alone and together, two and two, before chance decides: what is right
-/// alone may be wrong in the order of things with another.
+/// Options tested alone and in pairs before the random draws: two options may be correct alone and
+/// wrong together.
 enum Feature { kCausal, kWindow, kScale, kSoftcap, kSplits, kGroups, kValueDim, kFeatures };
 
 bool can_use(const Capabilities& can, int feature) {
@@ -73,8 +73,8 @@ Drawn draw(const ProbeSequence& probes, std::uint64_t index) {
   d.shape.kv_heads = random.between(1, 3);
   d.shape.q_heads = d.shape.kv_heads * (can.gqa ? random.between(1, 4) : 1);
   const std::int64_t weights = d.shape.batch * d.shape.q_heads * d.shape.q_len * d.shape.kv_len;
-  if (probes.quick && can.cross && can.length_step == 1 && weights > kMostWeights) {
-    d.shape.q_len = std::max<std::int64_t>(d.shape.q_len * kMostWeights / weights, 1);
+  if (probes.quick && can.cross && can.length_step == 1 && weights > kMaxWeights) {
+    d.shape.q_len = std::max<std::int64_t>(d.shape.q_len * kMaxWeights / weights, 1);
   }
   if (can.v_dim && random.chance(0.2)) d.shape.v_dim = random.between(1, 2) * dim / 2;
   d.options = probes.base();
@@ -118,7 +118,7 @@ Ran run(ProbeSequence& probes, const Drawn& d) {
   return r;
 }
 
-/// A smaller call that still fails: options dropped, sizes shrunk, one at a time.
+/// A smaller call that still fails: drops options and shrinks sizes one at a time.
 Drawn smallest(ProbeSequence& probes, Drawn d) {
   const auto keep = [&](auto change) {
     Drawn smaller = d;
@@ -127,10 +127,10 @@ Drawn smallest(ProbeSequence& probes, Drawn d) {
     if (!probes.can.cross) smaller.shape.q_len = smaller.shape.kv_len;
     if (run(probes, smaller).failed(probes)) d = smaller;
   };
-  // Sizes first: what follows is then cheap.
+  // Sizes first, so that the later steps are cheap.
   keep([](Drawn& s) { s.shape.batch = 1; });
   keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads = 1; });
-  for (int round = 0; round < 6 && probes.can.length_step == 1; ++round) {
+  for (int step = 0; step < 6 && probes.can.length_step == 1; ++step) {
     keep([](Drawn& s) { s.shape.q_len = (s.shape.q_len + 1) / 2; });
     keep([](Drawn& s) { s.shape.kv_len = (s.shape.kv_len + 1) / 2; });
   }
@@ -144,7 +144,7 @@ Drawn smallest(ProbeSequence& probes, Drawn d) {
   return d;
 }
 
-/// The stage of a failing call by what about it matters, once it is as small as it gets.
+/// Stage of a shrunk failing call, by the options it still needs.
 FaultStage stage_of(const ProbeSequence& probes, const Drawn& d, const Ran& ran) {
   if (ran.judged && ran.judged->ok() && ran.judged->lse_wrong > 0) return FaultStage::lse;
   const Options base = probes.base();
@@ -166,7 +166,7 @@ FaultStage stage_of(const ProbeSequence& probes, const Drawn& d, const Ran& ran)
   return FaultStage::unlocalised;
 }
 
-/// The rungs again, with this shape's batch, heads, q_len and v_dim.
+/// Runs the earlier probes with the batch, heads, q_len and v_dim of this shape.
 Finding run_probes_at(ProbeSequence& probes, const Shape& shape) {
   ProbeSequence here = probes;
   here.pinned = shape;
@@ -174,7 +174,7 @@ Finding run_probes_at(ProbeSequence& probes, const Shape& shape) {
                            probe_scores, probe_rescale, probe_max}) {
     Finding f = probe(here, shape.head_dim);
     if (!f.found()) continue;
-    f.detail += " (only with some batches, heads, lengths or v_dims)";
+    f.detail += " (only at some batch sizes, heads, lengths or v_dims)";
     return f;
   }
   return {};
@@ -196,7 +196,7 @@ Finding probe_random(ProbeSequence& probes, std::int64_t) {
     }
     if (const Ran again = run(probes, d); again.result.bits != ran.result.bits) {
       return probes.finding(FaultStage::determinism,
-                            "random inputs: the same call gives other bits the second time");
+                            "random inputs: the same call returns different bits the second time");
     }
     const FaultStage stage = stage_of(probes, d, ran);
     if (stage == FaultStage::unlocalised || d.shape.v_dim != d.shape.head_dim) {
@@ -209,12 +209,12 @@ Finding probe_random(ProbeSequence& probes, std::int64_t) {
                                        number(j.oracle.lse[j.lse_worst_at])
                                  : decimal(j.wrong) + " of " + decimal(ran.result.out.size()) +
                                        " outputs are wrong, by up to " + number(j.worst) +
-                                       " times what rounding allows (relative error " +
+                                       " times the rounding bound (relative error " +
                                        number(j.relative_error) + ")";
-    Finding f = probes.finding(
-        stage,
-        "random inputs of deviation " + number(d.sigma) + ", seed " + decimal(d.seed) + ": " + seen,
-        ran.call, ran.result, j);
+    Finding f = probes.finding(stage,
+                               "random inputs of standard deviation " + number(d.sigma) +
+                                   ", seed " + decimal(d.seed) + ": " + seen,
+                               ran.call, ran.result, j);
     return f;
   }
   return {};

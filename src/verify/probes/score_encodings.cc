@@ -10,29 +10,29 @@
 namespace flashcore::verify {
 namespace {
 
-/// |score| of the codes of a group: from half of it up to it.
+/// Largest |score| of a group; its smallest is half of it.
 constexpr double kLargestScore = 4;
-/// Codes of one call: all in dimensions of their own, of the smallest head dims too.
-constexpr std::size_t kMostCodes = 15;
+/// Encodings per call: each has its own dimension, also at the smallest head dim.
+constexpr std::size_t kMaxGroup = 15;
 
-/// Codes in groups of one size of value, which share the other factor of their products.
+/// Groups encodings by binary exponent, so that a group shares the other factor of its products.
 std::vector<std::vector<int>> groups_of(Format format) {
   const auto value_of = [&](int code) {
     return decode_byte(format, static_cast<std::uint8_t>(code));
   };
   const auto size_of = [&](int code) { return std::ilogb(value_of(code)); };
-  std::vector<int> codes;
+  std::vector<int> encodings;
   for (int code = 0; code < 256; ++code) {
     const double value = value_of(code);
     if (std::isfinite(value) && value != 0 && rounded(format, value) == value) {
-      codes.push_back(code);
+      encodings.push_back(code);
     }
   }
-  std::stable_sort(codes.begin(), codes.end(),
+  std::stable_sort(encodings.begin(), encodings.end(),
                    [&](int a, int b) { return size_of(a) < size_of(b); });
   std::vector<std::vector<int>> groups;
-  for (const int code : codes) {
-    if (groups.empty() || groups.back().size() == kMostCodes ||
+  for (const int code : encodings) {
+    if (groups.empty() || groups.back().size() == kMaxGroup ||
         size_of(groups.back().front()) != size_of(code)) {
       groups.emplace_back();
     }
@@ -53,19 +53,19 @@ std::map<int, ScoreEncodings::Read> ScoreEncodings::read_all(ProbeSequence& prob
   Setting setting = probes.impl.default_setting();
   (of_q ? setting.q_unit_scale : setting.k_unit_scale) = true;
   std::map<int, Read> all;
-  for (const std::vector<int>& codes : groups_of(format)) {
+  for (const std::vector<int>& group : groups_of(format)) {
     const auto code_at = [&](std::int64_t row) {
-      return codes[static_cast<std::size_t>(row - 1 + turn) % codes.size()];
+      return group[static_cast<std::size_t>(row - 1 + turn) % group.size()];
     };
-    const auto value = [&](std::int64_t row) {  // of row 0: none, it scores 0
-      if (row == 0 || row > static_cast<std::int64_t>(codes.size())) return 0.0;
+    const auto value = [&](std::int64_t row) {  // row 0 scores 0
+      if (row == 0 || row > static_cast<std::int64_t>(group.size())) return 0.0;
       return decode_byte(format, static_cast<std::uint8_t>(code_at(row)));
     };
-    const double size_of_codes = std::exp2(std::ilogb(value(1)));
-    const auto rows = static_cast<std::int64_t>(codes.size()) + 1;
+    const double group_size = std::exp2(std::ilogb(value(1)));
+    const auto rows = static_cast<std::int64_t>(group.size()) + 1;
     HostCall call = probes.call(probes.shape(rows, rows, head_dim, false));
-    // A power of two, so that it is exact in any format.
-    const double per_score = std::sqrt(static_cast<double>(head_dim)) / size_of_codes;
+    // A power of two is exact in any format.
+    const double per_score = std::sqrt(static_cast<double>(head_dim)) / group_size;
     const double other = std::exp2(std::floor(std::log2(kLargestScore * per_score)) - 1);
     const auto dimension = [&](std::int64_t row) { return (row - 1 + turn) % head_dim; };
     const Tensors& t = call.tensors;
@@ -104,7 +104,7 @@ ScoreEncodings::ScoreEncodings(ProbeSequence& probes, std::int64_t head_dim, boo
   };
   const std::map<int, Read> here = read_all(probes, head_dim, of_q, 0);
   if (!any_wrong(here)) return;
-  // At other keys and in other dimensions, to tell the code from the place.
+  // Again at other keys and dimensions, to separate the encoding from its position.
   const std::map<int, Read> there = read_all(probes, head_dim, of_q, 5);
   int wrong = 0, alike = 0;
   double least = std::numeric_limits<double>::infinity(), most = -least, least_tolerance = 0;
@@ -122,11 +122,11 @@ ScoreEncodings::ScoreEncodings(ProbeSequence& probes, std::int64_t head_dim, boo
     }
     if (r.right() || s.right()) continue;
     if (wrong++ == 0) {
-      wrong_ = std::string("a code ") + decimal(code) + " of " + (of_q ? "q" : "k") +
-               " gives a score of " + number(r.score) + " instead of " + number(r.want);
+      wrong_ = std::string("encoding ") + decimal(code) + " of " + (of_q ? "q" : "k") +
+               " gives the score " + number(r.score) + " instead of " + number(r.want);
     }
   }
-  if (wrong > 1) wrong_ += ", and " + decimal(wrong - 1) + " other codes do alike";
+  if (wrong > 1) wrong_ += ", and " + decimal(wrong - 1) + " more encodings are wrong";
   other_table_ = alike == static_cast<int>(here.size()) && wrong > 0 &&
                  most - least > 2 * least_tolerance + 0.1;
 }

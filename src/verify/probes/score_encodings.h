@@ -1,5 +1,5 @@
-// 8-bit codes of q or k read back from the scores: every query has one key whose score is one code,
-// known factors aside, and another that scores 0.
+// Decodes the 8-bit encodings of q or k from the scores: every query has one key whose score is one
+// encoding times a known factor, and one key with score 0.
 #pragma once
 
 #include <map>
@@ -11,13 +11,13 @@ namespace flashcore::verify {
 
 class ScoreEncodings {
  public:
-  /// Reads all codes of k, or of q.
+  /// Reads all encodings of k, or of q.
   ScoreEncodings(ProbeSequence& probes, std::int64_t head_dim, bool of_q);
 
-  /// The codes that are not their values, in a sentence; empty: none.
+  /// Describes the wrong encodings; empty: none.
   const std::string& wrong() const { return wrong_; }
-  /// Codes are off by different factors, each by the same in two places: a table, not the scale and
-  /// not the product of some dimensions.
+  /// Encodings are off by different factors, each by the same factor in two places: the decode
+  /// table is wrong, not the scale or some dimension.
   bool is_other_table() const { return other_table_; }
 
  private:
@@ -26,7 +26,7 @@ class ScoreEncodings {
     bool right() const;
     double factor() const { return score / want; }
   };
-  /// Codes by their number. `turn` moves those of a group on, to other keys and dimensions.
+  /// Scores by encoding. `turn` moves the encodings of a group to other keys and dimensions.
   std::map<int, Read> read_all(ProbeSequence& probes, std::int64_t head_dim, bool of_q,
                                std::int64_t turn) const;
 

@@ -8,12 +8,19 @@
 namespace flashcore::verify {
 namespace {
 
-/// A share of the signal below which a fit counts as exact, beyond the tolerance's own share.
+/// Relative distance below which a fit is exact, in addition to the tolerance.
 constexpr double kExact = 0.02;
-/// And the most that tolerance may add: in 8-bit formats everything would be close otherwise.
-constexpr double kCloseAtMost = 0.15;
+/// Limit of the tolerance term: with 8-bit formats everything would be close otherwise.
+constexpr double kMaxTolerance = 0.15;
 
 }  // namespace
+
+/// Sums over the readable keys of one row.
+struct ScoreReading::RowErrors {
+  double score_error = 0, rounding = 0;  ///< tolerances of every weight of the row
+  double sum = 0, mean_got = 0, mean_want = 0, mean_tolerance = 0, count = 0;
+  std::vector<double> variance;  ///< of each weight
+};
 
 ScoreReading::ScoreReading(ProbeSequence& probes, const HostCall& call) : call_(call) {
   const Tensors& t = call_.tensors;
@@ -21,7 +28,7 @@ ScoreReading::ScoreReading(ProbeSequence& probes, const HostCall& call) : call_(
   rows_per_head_ = static_cast<std::size_t>(t.q.shape[2]);
   q_heads_ = static_cast<std::size_t>(t.q.shape[1]);
   kv_heads_ = static_cast<std::size_t>(t.k.shape[1]);
-  // Rounds q and k as the implementation will see them.
+  // Rounds q and k in call_ to the format of the implementation.
   const CallResult result = probes.impl.run(call_);
   failure_ = failure_of(probes, result, FaultStage::scores);
   if (!result.ok()) return;
@@ -30,98 +37,106 @@ ScoreReading::ScoreReading(ProbeSequence& probes, const HostCall& call) : call_(
   if (p_.empty()) return;
   const reference::Oracle oracle = probes.oracle(call_, true);
   rows_ = oracle.rows.size();
-  centre(probes, oracle);
-}
-
-void ScoreReading::centre(const ProbeSequence& probes, const reference::Oracle& oracle) {
-  const Arithmetic a = probes.impl.arithmetic();
+  const Arithmetic arithmetic = probes.impl.arithmetic();
   got_.assign(rows_ * keys_, 0.0);
   want_ = tolerance_ = got_;
   used_.assign(rows_ * keys_, 0);
-  double signal2 = 0, noise2 = 0, ratio2 = 0, judged = 0;
-  std::vector<double> deviation2(keys_);  // of each weight of a row, squared
   for (std::size_t r = 0; r < rows_; ++r) {
-    double sum = 0, mean_got = 0, mean_want = 0, mean_tolerance = 0, count = 0;
-    const double kept = score_bound(oracle, r, a);
-    const double score_error =
-        kept + a.score_unit * oracle.magnitude[r] + a.product_unit * oracle.largest_product[r];
-    const double rounding =
-        2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(keys_)));
-    for (std::size_t j = 0; j < keys_; ++j) {
-      const std::size_t at = r * keys_ + j;
-      const double p = oracle.probabilities[r][j];
-      sum += p_[at];
-      if (p == 0) continue;
-      const double flushed =
-          a.out_smallest + a.p_smallest * std::exp(oracle.max[r] - oracle.lse[r]);
-      const double relative = rounding + 2 * score_error + flushed / p;
-      if (relative > 0.5) continue;  // too small a weight to be read in this format
-      if (!(p_[at] > 0) || !std::isfinite(p_[at])) {
-        if (lost_++ == 0) {
-          worst_row_ = r;
-          worst_key_ = j;
-        }
-        continue;
-      }
-      used_[at] = 1;
-      got_[at] = std::log(p_[at]);
-      want_[at] = oracle.scores[r][j];
-      tolerance_[at] = -std::log(1 - relative);
-      // Roundings are independent, each spread evenly over at most a unit to either side: a third
-      // of the unit squared. At most six are a weight's own (docs/verify.md).
-      const double s = oracle.scores[r][j], below_max = s - oracle.max[r];
-      deviation2[j] = (a.out_unit * a.out_unit + 2 * a.p_unit * a.p_unit +
-                       a.score_unit * a.score_unit * (2 * s * s + below_max * below_max) +
-                       std::pow(kept, 2) + std::pow(flushed / p, 2)) /
-                      3;
-      mean_got += got_[at];
-      mean_want += want_[at];
-      mean_tolerance += tolerance_[at];
-      ++count;
-    }
-    // The means again, of what is left: the first ones lost digits to the size of their sums, more
-    // than f64 inputs allow.
-    double mean_deviation2 = 0, rest_got = 0, rest_want = 0;
-    for (std::size_t j = 0; j < keys_; ++j) {
-      const std::size_t at = r * keys_ + j;
-      if (used_[at] == 0) continue;
-      mean_deviation2 += deviation2[j] / (count * count);
-      got_[at] -= mean_got / count;
-      want_[at] -= mean_want / count;
-      rest_got += got_[at];
-      rest_want += want_[at];
-    }
-    for (std::size_t j = 0; j < keys_ && count > 0; ++j) {
-      const std::size_t at = r * keys_ + j;
-      if (used_[at] == 0) continue;
-      got_[at] -= rest_got / count;
-      want_[at] -= rest_want / count;
-      tolerance_[at] += mean_tolerance / count;
-      signal2 += want_[at] * want_[at];
-      noise2 += tolerance_[at] * tolerance_[at];
-      const double ratio = std::fabs(got_[at] - want_[at]) / tolerance_[at];
-      if (ratio > 1) ++wrong_;
-      ratio2 += std::pow(got_[at] - want_[at], 2) / (deviation2[j] + mean_deviation2);
-      ++judged;
-      if (ratio > worst_ && lost_ == 0) {
-        worst_ = ratio;
+    RowErrors errors;
+    read_row(arithmetic, oracle, r, errors);
+    judge_row(errors, r);
+    judge_sum(arithmetic, oracle, errors, r);
+  }
+  noise_ = signal2_ > 0 ? std::sqrt(noise2_ / signal2_) : 0;
+  rms_ratio_ = judged_ > 0 ? std::sqrt(ratio2_ / judged_) : 0;
+}
+
+/// Takes log P and the scores of the row's readable keys.
+void ScoreReading::read_row(const Arithmetic& a, const reference::Oracle& oracle, std::size_t r,
+                            RowErrors& e) {
+  const double kept = score_bound(oracle, r, a);
+  e.score_error =
+      kept + a.score_unit * oracle.magnitude[r] + a.product_unit * oracle.largest_product[r];
+  e.rounding = 2 * a.out_unit + 4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(keys_)));
+  e.variance.assign(keys_, 0.0);
+  for (std::size_t j = 0; j < keys_; ++j) {
+    const std::size_t at = r * keys_ + j;
+    const double p = oracle.probabilities[r][j];
+    e.sum += p_[at];
+    if (p == 0) continue;
+    const double flushed = a.out_smallest + a.p_smallest * std::exp(oracle.max[r] - oracle.lse[r]);
+    const double relative = e.rounding + 2 * e.score_error + flushed / p;
+    if (relative > 0.5) continue;  // the weight is too small for this format
+    if (!(p_[at] > 0) || !std::isfinite(p_[at])) {
+      if (lost_++ == 0) {
         worst_row_ = r;
         worst_key_ = j;
       }
+      continue;
     }
-    least_sum_ = std::min(least_sum_, sum);
-    most_sum_ = std::max(most_sum_, sum);
-    // Every weight rounds by itself, and those too small to be read may be flushed together.
-    const double sum_bound =
-        rounding + 2 * score_error +
-        a.p_smallest * static_cast<double>(keys_) * std::exp(oracle.max[r] - oracle.lse[r]);
-    if (!(std::fabs(sum - 1) <= sum_bound) && oracle.lse[r] > -1e300) {
-      sums_wrong_ = true;
-      if (!(std::fabs(sum - 1) <= std::fabs(worst_sum_ - 1))) worst_sum_ = sum;
+    used_[at] = 1;
+    got_[at] = std::log(p_[at]);
+    want_[at] = oracle.scores[r][j];
+    tolerance_[at] = -std::log(1 - relative);
+    // Each rounding is independent and uniform within one unit: its variance is a third of the unit
+    // squared. A weight is rounded at most six times (docs/verify.md).
+    const double s = oracle.scores[r][j], below_max = s - oracle.max[r];
+    e.variance[j] = (a.out_unit * a.out_unit + 2 * a.p_unit * a.p_unit +
+                     a.score_unit * a.score_unit * (2 * s * s + below_max * below_max) +
+                     std::pow(kept, 2) + std::pow(flushed / p, 2)) /
+                    3;
+    e.mean_got += got_[at];
+    e.mean_want += want_[at];
+    e.mean_tolerance += tolerance_[at];
+    ++e.count;
+  }
+}
+
+/// Subtracts the row means, which are not measurable, and compares the scores.
+void ScoreReading::judge_row(const RowErrors& e, std::size_t r) {
+  // The means of the centred values again: the first ones lose digits that f64 inputs need.
+  double mean_variance = 0, rest_got = 0, rest_want = 0;
+  for (std::size_t j = 0; j < keys_; ++j) {
+    const std::size_t at = r * keys_ + j;
+    if (used_[at] == 0) continue;
+    mean_variance += e.variance[j] / (e.count * e.count);
+    got_[at] -= e.mean_got / e.count;
+    want_[at] -= e.mean_want / e.count;
+    rest_got += got_[at];
+    rest_want += want_[at];
+  }
+  for (std::size_t j = 0; j < keys_ && e.count > 0; ++j) {
+    const std::size_t at = r * keys_ + j;
+    if (used_[at] == 0) continue;
+    got_[at] -= rest_got / e.count;
+    want_[at] -= rest_want / e.count;
+    tolerance_[at] += e.mean_tolerance / e.count;
+    signal2_ += want_[at] * want_[at];
+    noise2_ += tolerance_[at] * tolerance_[at];
+    const double ratio = std::fabs(got_[at] - want_[at]) / tolerance_[at];
+    if (ratio > 1) ++wrong_;
+    ratio2_ += std::pow(got_[at] - want_[at], 2) / (e.variance[j] + mean_variance);
+    ++judged_;
+    if (ratio > worst_ && lost_ == 0) {
+      worst_ = ratio;
+      worst_row_ = r;
+      worst_key_ = j;
     }
   }
-  noise_ = signal2 > 0 ? std::sqrt(noise2 / signal2) : 0;
-  rms_ratio_ = judged > 0 ? std::sqrt(ratio2 / judged) : 0;
+}
+
+void ScoreReading::judge_sum(const Arithmetic& a, const reference::Oracle& oracle,
+                             const RowErrors& e, std::size_t r) {
+  least_sum_ = std::min(least_sum_, e.sum);
+  most_sum_ = std::max(most_sum_, e.sum);
+  // Weights round independently; those too small to be read may all be flushed.
+  const double bound =
+      e.rounding + 2 * e.score_error +
+      a.p_smallest * static_cast<double>(keys_) * std::exp(oracle.max[r] - oracle.lse[r]);
+  if (!(std::fabs(e.sum - 1) <= bound) && oracle.lse[r] > -1e300) {
+    sums_wrong_ = true;
+    if (!(std::fabs(e.sum - 1) <= std::fabs(worst_sum_ - 1))) worst_sum_ = e.sum;
+  }
 }
 
 ScoreReading::Fit ScoreReading::fit() const {
@@ -164,7 +179,7 @@ double ScoreReading::product(std::size_t row, std::size_t head_of_k, std::size_t
 }
 
 std::string ScoreReading::other_rows() const {
-  // A row of scores belongs to the row whose oracle it is closest to, if it is close at all.
+  // A row of scores belongs to the row with the closest expected scores, if it is close enough.
   std::size_t moved = 0;
   std::string example;
   for (std::size_t r = 0; r < rows_; ++r) {
@@ -214,12 +229,12 @@ std::vector<std::size_t> ScoreReading::sources(std::size_t head) const {
       signal += std::pow(want(first_row + i, j), 2);
     }
   }
-  const double close = std::pow(kExact + std::min(2 * noise_, kCloseAtMost), 2) * signal /
+  const double close = std::pow(kExact + std::min(2 * noise_, kMaxTolerance), 2) * signal /
                        static_cast<double>(keys_);
   const std::size_t own =
       (head / q_heads_ * kv_heads_ + head % q_heads_ / (q_heads_ / kv_heads_)) * keys_;
-  // The constant of each row is not known: take column 0 for each candidate in turn, where it
-  // should be from first of all.
+  // The constant of each row is unknown: assume each candidate for column 0 in turn, starting with
+  // the expected one.
   for (std::size_t turn = 0; turn < candidates; ++turn) {
     const std::size_t anchor = (own + turn) % candidates;
     std::vector<std::size_t> found{anchor};
@@ -262,7 +277,7 @@ std::string ScoreReading::other_heads() const {
                 decimal(found[j] / keys_ % kv_heads_);
     }
   }
-  // A few keys that look like another head's are none: of a head that is read wrongly most do.
+  // A few matching keys are chance: if the head mapping is wrong, most keys match another head.
   return 2 * most_moved > keys_ / 2 ? example : "";
 }
 
@@ -270,7 +285,7 @@ bool ScoreReading::is_other_table() const {
   struct Group {
     double sum = 0, sum2 = 0, count = 0;
   };
-  std::map<std::int64_t, Group> groups;  // by the score it should be, beside the first key's
+  std::map<std::int64_t, Group> groups;  // by expected score relative to key 0
   double signal2 = 0, within2 = 0, count = 0;
   for (std::size_t r = 0; r < rows_; ++r) {
     for (std::size_t j = 1; j < keys_; ++j) {
@@ -286,7 +301,7 @@ bool ScoreReading::is_other_table() const {
   }
   for (const auto& [want, g] : groups) within2 += g.sum2 - g.sum * g.sum / g.count;
   return groups.size() > 4 && count > 8 * static_cast<double>(groups.size()) &&
-         within2 < std::pow(0.05 + std::min(2 * noise_, kCloseAtMost), 2) * signal2;
+         within2 < std::pow(0.05 + std::min(2 * noise_, kMaxTolerance), 2) * signal2;
 }
 
 std::vector<std::int64_t> ScoreReading::key_order() const {

@@ -1,4 +1,4 @@
-// Probe 5: scores read back from P. First one head-dim at a time, then all of them.
+// Probes scores and softcap: scores read back from P, first one head dimension at a time, then all.
 #include <algorithm>
 #include <cmath>
 
@@ -11,11 +11,11 @@
 namespace flashcore::verify {
 namespace {
 
-/// Errors below this share of the scores, with no structure, are a matter of precision.
+/// Unstructured errors below this fraction of the scores belong to stage precision.
 constexpr double kNoise = 0x1p-4;
 constexpr std::int64_t kManyKeys = 300;
 
-/// Other head dims of a quick run: that heads are found was seen at the first.
+/// A quick run tests the head mapping at the first head dim only.
 bool is_brief(const ProbeSequence& probes, std::int64_t head_dim) {
   return probes.quick && head_dim != probes.main_dim();
 }
@@ -28,8 +28,8 @@ HostCall dimension_call(const ProbeSequence& probes, std::int64_t head_dim,
   return call;
 }
 
-/// 20 queries, or one, where implementations often go another way; few on many keys, where tiles
-/// come round again.
+/// 20 queries; one, which many implementations handle separately; or four on many keys, so that the
+/// pipeline stages wrap around.
 HostCall dense_call(const ProbeSequence& probes, std::int64_t head_dim, std::int64_t kv_len,
                     const Options& options) {
   const bool wide = !is_brief(probes, head_dim);
@@ -40,8 +40,7 @@ HostCall dense_call(const ProbeSequence& probes, std::int64_t head_dim, std::int
   return call;
 }
 
-/// Reads scores; where weights were lost (scores far too large), with q so much smaller that they
-/// can be read.
+/// Reads scores. If weights are lost because scores are far too large, reads them with a smaller q.
 ScoreReading read(ProbeSequence& probes, const HostCall& call) {
   ScoreReading reading(probes, call);
   for (double factor = 0x1p-2; reading.readable() && reading.lost() > 0 && factor >= 0x1p-6;
@@ -70,7 +69,7 @@ std::string named_factor(double slope, double head_dim) {
   return "";
 }
 
-/// Whether 8-bit scales explain a slope: one left out, doubled, or taken from another tensor.
+/// True if 8-bit scales explain the slope: one is missing, applied twice, or from another tensor.
 bool is_ratio_of_scales(const std::vector<double>& s, double slope) {
   const auto near = [&](double value) {
     return std::fabs(slope / value - 1) < 0.03 && std::fabs(value - 1) > 0.03;
@@ -82,9 +81,9 @@ bool is_ratio_of_scales(const std::vector<double>& s, double slope) {
          near(s[2] * s[2] / (s[0] * s[1]));
 }
 
-/// Keys stand in another order. With Q = 0 and a causal mask the weights say whose order it is: the
-/// mask goes by the scores' order, so if V is in another one, the visible keys look scattered.
-FaultStage side_of_order(ProbeSequence& probes, std::int64_t head_dim) {
+/// Keys are permuted, in K or in V. With Q = 0 the causal mask follows the order of the scores, so
+/// a permuted V makes the visible keys look scattered.
+FaultStage permuted_operand(ProbeSequence& probes, std::int64_t head_dim) {
   if (!probes.can.causal) return FaultStage::scores;
   Options options = probes.base();
   options.causal = true;
@@ -93,10 +92,10 @@ FaultStage side_of_order(ProbeSequence& probes, std::int64_t head_dim) {
   if (p.empty()) return FaultStage::scores;
   const auto n = static_cast<std::size_t>(call.tensors.k.shape[2]);
   for (std::size_t r = 0; r < p.size() / n; ++r) {
-    bool ended = false;
+    bool zero_before = false;
     for (std::size_t j = 0; j < n; ++j) {
-      if (p[r * n + j] == 0) ended = true;
-      if (p[r * n + j] > 0 && ended) return FaultStage::pv;
+      if (p[r * n + j] == 0) zero_before = true;
+      if (p[r * n + j] > 0 && zero_before) return FaultStage::pv;
     }
   }
   return FaultStage::scores;
@@ -115,31 +114,30 @@ std::string wrong_dimensions(const ScoreReading& one, std::int64_t head_dim) {
   }
   if (!missing.empty()) {
     return decimal(missing.size()) + " of " + decimal(head_dim) +
-           " dimensions do not count in q·k, the first is " + decimal(missing.front());
+           " dimensions are missing in q·k; the first is " + decimal(missing.front());
   }
   if (!others.empty()) {
     return decimal(others.size()) + " of " + decimal(head_dim) +
-           " dimensions are multiplied with something else in q·k, the first is " +
-           decimal(others.front());
+           " dimensions have wrong factors in q·k; the first is " + decimal(others.front());
   }
   return "";
 }
 
 Finding slope_finding(ProbeSequence& probes, const ScoreReading& r, double slope,
                       std::int64_t head_dim) {
-  const std::string seen = "scores are " + number(slope) + " times what they should be" +
+  const std::string seen = "scores are " + number(slope) + " times the expected ones" +
                            named_factor(slope, static_cast<double>(head_dim));
   FaultStage stage = FaultStage::scale;
   if (is_8bit(probes.impl.formats().dtype) && is_ratio_of_scales(r.scales(), slope)) {
     stage = FaultStage::dequant;
   }
   Finding f = probes.finding(
-      stage, seen + (stage == FaultStage::dequant ? ": a ratio of the tensors' own scales" : ""));
+      stage, seen + (stage == FaultStage::dequant ? ": a ratio of the quantisation scales" : ""));
   f.evidence = r.evidence();
   return f;
 }
 
-/// One common factor explains what is wrong.
+/// True if one common factor explains the errors.
 bool is_slope(const ScoreReading& r, ScoreReading::Fit fit) {
   const double tight =
       0.02 + 2 * r.noise() * std::max(1.0, 1 / std::max(std::fabs(fit.slope), 1e-3));
@@ -160,11 +158,11 @@ Finding explain(ProbeSequence& probes, const ScoreReading& one, const ScoreReadi
   if (wrong.lost() == 0 && std::fabs(fit.slope) < 0.02) {
     return found(FaultStage::scores, "P does not depend on q and k");
   }
-  // Codes that are off by a factor each look like a common one where tolerances are wide.
+  // With wide tolerances, encodings that are off by a factor each look like a common factor.
   for (const bool of_q : {false, true}) {
     if (!is_8bit(probes.impl.formats().dtype)) break;
-    const ScoreEncodings codes(probes, head_dim, of_q);
-    if (codes.is_other_table()) return found(FaultStage::dequant, codes.wrong());
+    const ScoreEncodings encodings(probes, head_dim, of_q);
+    if (encodings.is_other_table()) return found(FaultStage::dequant, encodings.wrong());
   }
   if (wrong.lost() == 0 && is_slope(wrong, fit)) {
     return slope_finding(probes, wrong, fit.slope, head_dim);
@@ -174,7 +172,7 @@ Finding explain(ProbeSequence& probes, const ScoreReading& one, const ScoreReadi
     if (const std::string heads = r->other_heads(); !heads.empty()) {
       return found(FaultStage::layout, heads);
     }
-    if (r == &dense) {  // in the other one a row is a dimension
+    if (r == &dense) {  // in `one` a row is a dimension
       if (const std::string rows = r->other_rows(); !rows.empty()) {
         return found(FaultStage::layout, rows);
       }
@@ -183,9 +181,9 @@ Finding explain(ProbeSequence& probes, const ScoreReading& one, const ScoreReadi
     if (!order.empty()) {
       std::size_t j = 0;
       while (order[j] == static_cast<std::int64_t>(j)) ++j;
-      return found(side_of_order(probes, head_dim), "keys are exchanged: the weight of key " +
-                                                        decimal(order[j]) + " stands at key " +
-                                                        decimal(j));
+      return found(
+          permuted_operand(probes, head_dim),
+          "keys are permuted: the weight of key " + decimal(order[j]) + " is at key " + decimal(j));
     }
   }
   const bool table = is_8bit(probes.impl.formats().dtype) && one.readable() && one.is_other_table();
@@ -194,41 +192,43 @@ Finding explain(ProbeSequence& probes, const ScoreReading& one, const ScoreReadi
       return found(FaultStage::scores, dims);
     }
   }
-  // Simple codes first (one dimension at a time), then all of them.
+  // `one` has few different values, `dense` many.
   const bool eight_bit = is_8bit(probes.impl.formats().dtype);
   if (eight_bit && wrong.lost() == 0 && (&wrong == &dense || one.is_other_table())) {
     return found(FaultStage::dequant,
-                 &wrong == &dense ? "scores are right for simple codes of q and k, wrong for others"
-                                  : "scores depend on k's codes alone, but not as they should");
+                 &wrong == &dense
+                     ? "scores are correct for a few values of q and k, wrong for others"
+                     : "scores are a wrong function of the encodings of k");
   }
   if (wrong.lost() == 0 && fit.residual < kNoise && std::fabs(fit.slope - 1) < kNoise) {
     return found(FaultStage::precision,
                  "scores read back from P are off by " + number(fit.residual) +
-                     " of their size, all over: too much for this format's arithmetic");
+                     " of their size in all rows: more than this format allows");
   }
   const std::size_t r = wrong.worst_row(), j = wrong.worst_key();
   if (wrong.lost() > 0) {
     return found(FaultStage::scores, "P is 0 or not finite at " + row_name(shown, r) + ", key " +
                                          decimal(j) +
-                                         ", where its score is no smaller than "
+                                         ", although its score is not smaller than "
                                          "others");
   }
   return found(FaultStage::scores, row_name(shown, r) + ", key " + decimal(j) + ": the score is " +
-                                       number(wrong.got(r, j)) + " from the row's mean, wanted " +
+                                       number(wrong.got(r, j)) +
+                                       " above the mean of the row; wanted " +
                                        number(wrong.want(r, j)));
 }
 
 Finding check_sums(ProbeSequence& probes, const ScoreReading& r) {
   if (!r.readable() || !r.ok() || !r.sums_are_wrong()) return {};
-  // Too much in some rows, too little in others, and by less than a unit of bf16: not a key.
+  // Sums on both sides of 1, off by less than a unit of bf16: rounding, not a missing key.
   if (r.sums_scatter() && std::fabs(r.worst_sum() - 1) < unit_of(Format::bf16)) {
     return probes.finding(FaultStage::precision,
-                          "scores are right, but rows of P add up to more and to less than 1, by "
+                          "scores are correct, but the rows of P sum to values around 1, off by "
                           "up to " +
                               number(std::fabs(r.worst_sum() - 1)) +
-                              ": the sum is kept in too narrow a format");
+                              ": the format of the row sum is too narrow");
   }
-  return probes.finding(FaultStage::sum, "scores are right, but a row of P adds up to " +
+  return probes.finding(FaultStage::sum, "scores are correct, but a row of P sums to " +
                                              number(r.worst_sum()) + " instead of 1");
 }
 
@@ -258,7 +258,7 @@ Finding probe_scores(ProbeSequence& probes, std::int64_t head_dim) {
         continue;
       }
       Finding f = explain(probes, one, dense, one_ok ? dense_one : one_call, head_dim);
-      if (options.scale && f.stage == FaultStage::scale) f.detail += "; scale was given";
+      if (options.scale && f.stage == FaultStage::scale) f.detail += " (with an explicit scale)";
       return f;
     }
   }
@@ -272,8 +272,9 @@ Finding probe_softcap(ProbeSequence& probes, std::int64_t head_dim) {
   const ScoreReading reading(probes, call);
   if (reading.failure()) return *reading.failure();
   if (!reading.readable() || reading.ok()) return {};
-  Finding f = probes.finding(FaultStage::scores,
-                             "softcap 1.5: scores are not c·tanh(s/c), though right without it");
+  Finding f =
+      probes.finding(FaultStage::scores,
+                     "softcap 1.5: scores are not c·tanh(s/c); without softcap they are correct");
   f.evidence = reading.evidence();
   return f;
 }

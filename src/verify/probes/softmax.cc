@@ -1,4 +1,5 @@
-// Rungs 6 and 7: what only an online softmax does (rescaling), and what keeps exp() in range.
+// Probes rescale and max: the rescaling of the online softmax, and the maximum that keeps exp() in
+// range.
 #include <algorithm>
 #include <cmath>
 
@@ -9,7 +10,7 @@
 namespace flashcore::verify {
 namespace {
 
-/// Column 0 of V is 1: there the output is the sum of P.
+/// Column 0 of V is 1, so column 0 of the output is the sum of P.
 void fill_values(HostCall& call, std::uint64_t seed) {
   Random random(seed, 61);
   fill(call.tensors.v,
@@ -18,11 +19,11 @@ void fill_values(HostCall& call, std::uint64_t seed) {
 
 struct Order {
   const char* name;
-  /// From 0 to 1 over the keys of a query: 1 is the largest score.
+  /// Relative score, 0 to 1, where 1 is the largest.
   double (*height)(double position, std::int64_t j, std::int64_t query);
 };
-/// In the last one neighbouring queries need different factors: one that is taken from another
-/// query shows there alone.
+/// In the last order neighbouring queries need different factors, so only it shows a factor taken
+/// from another query.
 const Order kOrders[] = {
     {"ascending", [](double x, std::int64_t, std::int64_t) { return x; }},
     {"descending", [](double x, std::int64_t, std::int64_t) { return 1 - x; }},
@@ -30,25 +31,25 @@ const Order kOrders[] = {
      [](double, std::int64_t j, std::int64_t) {
        return static_cast<double>(mix(static_cast<std::uint64_t>(j)) % 1024) / 1024.0;
      }},
-    {"by turns ascending and descending",
+    {"alternately ascending and descending",
      [](double x, std::int64_t, std::int64_t query) { return query % 2 == 0 ? 1 - x : x; }},
 };
 
-/// Scores that depend on the query too, of at most two kinds: even and odd queries have a dimension
-/// of their own.
+/// Scores by key and parity of the query: even and odd queries use one dimension each.
 template <typename Score>
 void fill_scores_by_parity(HostCall& call, Score score) {
   const Tensors& t = call.tensors;
   const double d = static_cast<double>(t.q.shape[3]);
-  const double size = std::exp2(std::round(0.5 * std::log2(d)));  // of q; the default scale is 1/√d
+  const double size =
+      std::exp2(std::round(0.5 * std::log2(d)));  // of q, for the default scale 1/√d
   fill(t.q, [&](auto, auto, std::int64_t i, std::int64_t c) { return c == i % 2 ? size : 0.0; });
   fill(t.k, [&](auto, auto, std::int64_t j, std::int64_t c) {
     return c < 2 ? score(j, c) * std::sqrt(d) / size : 0.0;
   });
 }
 
-/// Keys whose weights are off by the same factor as their neighbour's: nothing that rounds each
-/// weight by itself leaves such ranges.
+/// True if runs of neighbouring keys are off by the same factor. Independent rounding of each
+/// weight cannot cause that.
 bool is_off_by_ranges(ProbeSequence& probes, const HostCall& call) {
   const std::vector<double> p = read_probabilities(probes, call);
   if (p.empty()) return false;
@@ -63,7 +64,7 @@ bool is_off_by_ranges(ProbeSequence& probes, const HostCall& call) {
     const double score_error = (16 * a.sum_unit + a.score_unit) * oracle.magnitude[0];
     const double tolerance =
         2 * a.out_unit + 2 * a.p_unit + 2 * score_error + (a.out_smallest + a.p_smallest) / want;
-    if (tolerance > 0x1p-6) continue;  // too small a weight to tell
+    if (tolerance > 0x1p-6) continue;  // the weight is too small
     const double ratio = p[j] / want;
     if (keys++ == 0 || std::fabs(ratio / before - 1) > 2 * tolerance) ++runs;
     before = ratio;
@@ -77,7 +78,7 @@ struct Ordered {
   Finding finding;
 };
 
-/// Scores from -range up to 0: no exp() of them overflows, whatever is or is not subtracted.
+/// Scores from -range to 0: exp() cannot overflow, with or without the maximum subtracted.
 Ordered run_order(ProbeSequence& probes, const Order& order, double range, std::int64_t kv_len,
                   std::int64_t head_dim) {
   HostCall call = probes.call(probes.shape(3, kv_len, head_dim, false));
@@ -106,9 +107,9 @@ Ordered run_order(ProbeSequence& probes, const Order& order, double range, std::
     ordered.text += decimal(judged.non_finite) + " outputs are not finite";
   } else if (std::fabs(sum - 1) > 0.01) {
     ordered.text +=
-        "P adds up to " + number(sum) + ": the accumulator and the row sum are not rescaled alike";
+        "P sums to " + number(sum) + ": accumulator and row sum are rescaled differently";
   } else {
-    ordered.text += "P adds up to 1 but keys weigh wrongly (relative error " +
+    ordered.text += "P sums to 1 but the weights are wrong (relative error " +
                     number(judged.relative_error) + ")";
   }
   const bool noise =
@@ -133,17 +134,21 @@ Finding probe_rescale(ProbeSequence& probes, std::int64_t head_dim) {
       for (const Ordered& r : results) {
         if (!r.failed) continue;
         Finding f = r.finding;
-        if (&r == &results[std::size(kOrders) - 1]) {  // the first to fail
+        if (&r == &results[std::size(kOrders) - 1]) {  // the only order that fails
           f.stage = FaultStage::rescale;
-          f.detail += "; where all queries have one order it is right: the factor is another's";
+          f.detail +=
+              "; it is correct if all queries have the same order: the rescale factor belongs to "
+              "another "
+              "query";
         } else if (up != down) {
-          f.stage = FaultStage::rescale;  // rounding does not ask for the order
-          f.detail += up ? "; descending scores, which never raise the maximum, are right"
-                         : "; ascending scores are right";
+          f.stage = FaultStage::rescale;  // rounding does not depend on the order
+          f.detail += up ? "; descending scores, which never raise the maximum, are correct"
+                         : "; ascending scores are correct";
         } else if (up && f.stage == FaultStage::rescale && !probes.can.splits) {
-          // A running maximum rises in one of the two orders only; partial results do not care.
+          // A running maximum rises in one of the two orders only, unlike a combine of splits.
           f.stage = FaultStage::combine;
-          f.detail += "; so are descending scores: partial results are joined with wrong weights";
+          f.detail +=
+              "; descending scores are wrong too: partial results are combined with wrong weights";
         }
         return f;
       }
@@ -178,7 +183,7 @@ Finding probe_max(ProbeSequence& probes, std::int64_t head_dim) {
     f.stage = FaultStage::max;
     return f;
   }
-  // Queries far apart: a maximum that is not each query's own leaves some of them nothing.
+  // Queries with distant scores: a maximum of another query flushes all weights of some rows.
   {
     HostCall call = probes.call(probes.shape(6, 100, head_dim, false));
     fill_scores_by_parity(call, [](std::int64_t j, std::int64_t query) {
@@ -190,16 +195,17 @@ Finding probe_max(ProbeSequence& probes, std::int64_t head_dim) {
     if (result.ok()) {
       const Judged judged = probes.judge(call, result);
       if (!judged.ok()) {
-        return explain(call, result, judged, "queries with scores of 200 beside others with -200");
+        return explain(call, result, judged,
+                       "queries with scores of 200 next to queries with -200");
       }
     }
   }
-  // Every query has one key far above the others, each somewhere else: a maximum over some of the
-  // keys only misses it.
+  // Every query has one key far above the others, each at another position: a maximum over part of
+  // the keys misses it.
   for (const std::int64_t kv_len : {40, 200}) {
-    HostCall plain = probes.call(probes.shape(64, kv_len, head_dim, false));
-    fill_values(plain, probes.seed);
-    HostCall call = with_selected_keys(plain);
+    HostCall base = probes.call(probes.shape(64, kv_len, head_dim, false));
+    fill_values(base, probes.seed);
+    HostCall call = with_selected_keys(base);
     const CallResult result = probes.impl.run(call);
     if (auto f = failure_of(probes, result, FaultStage::max)) return *f;
     if (!result.ok()) continue;

@@ -1,5 +1,5 @@
-// Rungs 3 and 4: Q = 0, so P is 1/n over the visible keys. Which keys are missing, how the row is
-// normalised, and at which lengths.
+// Probe uniform: with Q = 0, P is 1/n over the visible keys. Shows missing keys, wrong row sums,
+// and the lengths at which they occur.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -18,16 +18,16 @@ HostCall uniform_call(const ProbeSequence& probes, const Shape& shape) {
   return call;
 }
 
-/// P of the first row that is wrong, beside what it should be.
+/// P of the first wrong row, and the expected P.
 struct Row {
   std::vector<double> got, want;
 };
 
-/// A row's P as got / want: all alike, or not.
+/// Summary of got / want over a row.
 struct Content {
   bool finite = true, uniform = true, keys_missing = false, keys_doubled = false;
-  double factor = 1;          ///< got / want, where uniform
-  std::int64_t last_key = 0;  ///< the last that has weight
+  double factor = 1;          ///< got / want, if uniform
+  std::int64_t last_key = 0;  ///< the last key with weight
 };
 
 Content content_of(const Row& row, double tolerance) {
@@ -51,12 +51,12 @@ Content content_of(const Row& row, double tolerance) {
   return c;
 }
 
-/// Neighbouring keys that weigh alike: how much each, and how many.
+/// A run of neighbouring keys with equal weights.
 struct Run {
   double weight = 0, keys = 0;
 };
 
-/// Empty where a key has no weight.
+/// Empty if a key has no weight.
 std::vector<Run> runs_of(const Row& row, double tolerance) {
   std::vector<Run> runs;
   for (std::size_t j = 0; j < row.got.size(); ++j) {
@@ -70,9 +70,9 @@ std::vector<Run> runs_of(const Row& row, double tolerance) {
   return runs;
 }
 
-/// Whole ranges of keys that score alike weigh differently, though P adds up to 1; or each by its
-/// own length, whatever it adds up to: partial results, joined with wrong weights.
-bool weighs_ranges_differently(const Row& row, double tolerance) {
+/// True if runs of keys have different weights although P sums to 1, or weights that depend on the
+/// length of the run: partial results are combined with wrong weights.
+bool runs_differ(const Row& row, double tolerance) {
   const std::vector<Run> runs = runs_of(row, 2 * tolerance);
   if (runs.size() < 2 || 4 * runs.size() > row.got.size()) return false;
   const double least = std::min_element(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
@@ -89,17 +89,17 @@ bool weighs_ranges_differently(const Row& row, double tolerance) {
   return constant(1) || constant(-1);
 }
 
-/// Keys that weigh otherwise than most: those before the last key that weighs as most do.
+/// Keys whose weight differs from the median, up to the last key with the median weight.
 std::vector<std::size_t> odd_keys(const Row& row, double tolerance) {
   std::vector<double> weights = row.got;
   std::nth_element(weights.begin(),
                    weights.begin() + static_cast<std::ptrdiff_t>(weights.size() / 2),
                    weights.end());
-  const double usual = weights[weights.size() / 2];
+  const double median = weights[weights.size() / 2];
   std::vector<std::size_t> odd;
   std::size_t last = 0;
   for (std::size_t j = 0; j < row.got.size(); ++j) {
-    if (std::fabs(row.got[j] - usual) > 2 * tolerance * usual) {
+    if (std::fabs(row.got[j] - median) > 2 * tolerance * median) {
       odd.push_back(j);
     } else {
       last = j;
@@ -132,7 +132,7 @@ std::optional<Row> first_wrong_row(ProbeSequence& probes, std::int64_t n, std::i
   return std::nullopt;
 }
 
-/// An all-zero Q may be the trouble itself: a score of 0 with Q and K other than 0 tells.
+/// True if scores of 0 with nonzero Q and K are correct: then an all-zero Q is the cause.
 bool zero_queries_alone_fail(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
   HostCall call = uniform_call(probes, probes.shape(3, n, head_dim, false));
   fill(call.tensors.q, [](auto, auto, auto, std::int64_t c) { return c == 0 ? 1.0 : 0.0; });
@@ -141,7 +141,7 @@ bool zero_queries_alone_fail(ProbeSequence& probes, std::int64_t n, std::int64_t
   return result.ok() && probes.judge(call, result).ok();
 }
 
-/// Whether what lies around the tensors matters.
+/// True if memory around the tensors changes the result.
 bool reads_outside(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
   HostCall call = uniform_call(probes, probes.shape(3, n, head_dim, false));
   Setting other = probes.impl.default_setting();
@@ -151,8 +151,8 @@ bool reads_outside(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim)
   return before.ok() && after.ok() && before.bits != after.bits;
 }
 
-/// 8-bit: with a V scale of 1 the output is right, so what is wrong by a factor is V's scale.
-bool unit_v_scale_is_right(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
+/// 8-bit: true if the output is correct with v_scale = 1. A wrong factor is then v_scale.
+bool is_correct_with_unit_v_scale(ProbeSequence& probes, std::int64_t n, std::int64_t head_dim) {
   const Format format = probes.impl.formats().dtype;
   if (!is_8bit(format)) return false;
   const double value = rounded(format, 4);
@@ -164,8 +164,8 @@ bool unit_v_scale_is_right(ProbeSequence& probes, std::int64_t n, std::int64_t h
   return result.ok() && probes.judge(call, result).ok();
 }
 
-/// Off by less than a unit of bf16, and never where 1/n is exact in every binary format: too little
-/// for a key too many or too few, and nothing but rounding leaves powers of two alone.
+/// True if the factor is off by less than a unit of bf16, and never at powers of two, where 1/n is
+/// exact: only rounding does that.
 bool is_rounding(const LengthResults& results, double factor) {
   const auto exact = [](std::int64_t n) { return (n & (n - 1)) == 0; };
   return std::fabs(factor - 1) < unit_of(Format::bf16) &&
@@ -173,8 +173,8 @@ bool is_rounding(const LengthResults& results, double factor) {
                      [&](const auto& r) { return r.second || !exact(r.first); });
 }
 
-/// Keys too heavy or too light stand elsewhere in a longer row: not at the edges of tiles, but of
-/// ranges that grow with it.
+/// True if the keys with odd weights move in a longer row: they are at the edges of KV splits,
+/// which grow with the row, not of tiles.
 bool odd_keys_move(ProbeSequence& probes, const Row& row, std::int64_t n, std::int64_t head_dim) {
   const double tolerance = p_tolerance(probes, n);
   const std::vector<std::size_t> odd = odd_keys(row, tolerance);
@@ -187,15 +187,15 @@ bool odd_keys_move(ProbeSequence& probes, const Row& row, std::int64_t n, std::i
   return !moved.empty() && !std::includes(moved.begin(), moved.end(), odd.begin(), odd.end());
 }
 
-/// The row sum stops growing at 2^11 (f16) or 2^8 (bf16): it is kept in that format.
+/// True if the row sum stops growing at 2^11 (f16) or 2^8 (bf16).
 bool sum_saturates(const LengthVerdict& lengths, const Content& c, std::int64_t n) {
   const double sum = static_cast<double>(n) / c.factor;
   const bool at_limit = std::fabs(sum - 2048) < 2 || std::fabs(sum - 256) < 0.5;
   return c.uniform && c.factor > 1 && at_limit && lengths.first > 250;
 }
 
-/// Keys weigh differently, but by whole numbers: rows of V are left out or taken twice. Weights of
-/// other kinds that still add up to 1 were different before they were normalised.
+/// Weights that are integer multiples of 1/n mean that rows of V are dropped or doubled. Other
+/// weights that still sum to 1 differed before the normalisation.
 FaultStage stage_of_weights(const Row& row, double tolerance) {
   double sum = 0;
   bool whole = true;
@@ -208,8 +208,8 @@ FaultStage stage_of_weights(const Row& row, double tolerance) {
   return !whole && std::fabs(sum - 1) <= 2 * tolerance ? FaultStage::scores : FaultStage::pv;
 }
 
-/// Whether lengths that pass do so with other values of V too: the mean of folded one-hot ones is
-/// the same for many wrong V.
+/// True if a length that passes does so with random V too. Folded one-hot V has the same mean as
+/// many wrong V.
 bool passes_with_random_values(ProbeSequence& probes, const LengthResults& results,
                                std::int64_t first, std::int64_t head_dim) {
   for (const auto& [n, passed] : results) {
@@ -222,8 +222,7 @@ bool passes_with_random_values(ProbeSequence& probes, const LengthResults& resul
   return true;
 }
 
-/// A row sum that is off by so many keys is lost in the rounding of long rows: those that pass say
-/// nothing then.
+/// Judges only the lengths at which a row sum that is off by `off_by` keys exceeds the tolerance.
 LengthVerdict judge_informative(const ProbeSequence& probes, const LengthResults& results,
                                 double off_by) {
   LengthResults informative;
@@ -234,9 +233,19 @@ LengthVerdict judge_informative(const ProbeSequence& probes, const LengthResults
   return judge_lengths(informative, "kv_len");
 }
 
+std::string describe_content(const Content& c, std::int64_t n) {
+  if (!c.finite) return "P is not finite";
+  if (c.uniform) {
+    return "every weight is " + number(c.factor) + " times the expected one: the row sum is " +
+           number(static_cast<double>(n) / c.factor) + " instead of " + decimal(n);
+  }
+  if (c.keys_missing) return "some keys have no weight";
+  return "keys with equal scores have different weights";
+}
+
 Finding explain(ProbeSequence& probes, const LengthResults& results, LengthVerdict lengths,
                 std::int64_t head_dim) {
-  // The first failing length past 1 says more: with one key there is little to get wrong.
+  // Prefers a length above 1: one key shows little.
   std::int64_t n = std::max<std::int64_t>(lengths.first, 2);
   std::optional<Row> row = first_wrong_row(probes, n, head_dim);
   if (!row && n > lengths.first) row = first_wrong_row(probes, n = lengths.first, head_dim);
@@ -256,34 +265,24 @@ Finding explain(ProbeSequence& probes, const LengthResults& results, LengthVerdi
     const auto keys = static_cast<double>(n);
     lengths = judge_informative(probes, results, std::fabs(keys / c.factor - keys));
   }
-  std::string seen;
-  if (!c.finite) {
-    if (zero_queries_alone_fail(probes, n, head_dim)) {
-      return found(FaultStage::dequant,
-                   "an all-zero Q gives NaN, scores of 0 by other inputs do not: a scale of 0 is "
-                   "divided by; the scale of an all-zero tensor must be 1");
-    }
-    seen = "P is not finite";
-  } else if (c.uniform) {
-    seen = "every key weighs " + number(c.factor) + " times what it should: the row sum is " +
-           number(static_cast<double>(n) / c.factor) + " instead of " + decimal(n);
-  } else if (c.keys_missing) {
-    seen = "some keys have no weight at all";
-  } else {
-    seen = "keys that score alike weigh differently";
-  }
-  if (c.finite && weighs_ranges_differently(*row, p_tolerance(probes, n))) {
-    return found(FaultStage::combine,
-                 "whole ranges of keys weigh differently, though all keys score alike: partial "
-                 "results are joined with wrong weights");
-  }
-  if (c.finite && c.uniform && unit_v_scale_is_right(probes, n, head_dim)) {
+  if (!c.finite && zero_queries_alone_fail(probes, n, head_dim)) {
     return found(FaultStage::dequant,
-                 "outputs are " + number(c.factor) +
-                     " times what they should be, and right where V's scale is 1");
+                 "an all-zero Q gives NaN, other inputs with scores of 0 do not: the code divides "
+                 "by a scale of 0; use a scale of 1 for an all-zero tensor");
+  }
+  const std::string seen = describe_content(c, n);
+  if (c.finite && runs_differ(*row, p_tolerance(probes, n))) {
+    return found(FaultStage::combine,
+                 "runs of keys have different weights, although all scores are equal: partial "
+                 "results are combined with wrong weights");
+  }
+  if (c.finite && c.uniform && is_correct_with_unit_v_scale(probes, n, head_dim)) {
+    return found(FaultStage::dequant, "outputs are " + number(c.factor) +
+                                          " times the expected ones, and correct with v_scale = 1");
   }
   if (c.finite && c.uniform && is_rounding(results, c.factor)) {
-    return found(FaultStage::precision, seen + ": too little for a key, so it is rounding");
+    return found(FaultStage::precision,
+                 seen + ": rounding, since the error is smaller than one key");
   }
   if (lengths.depends_on_length &&
       passes_with_random_values(probes, results, lengths.first, head_dim)) {
@@ -291,32 +290,30 @@ Finding explain(ProbeSequence& probes, const LengthResults& results, LengthVerdi
   }
   if (!c.keys_missing && reads_outside(probes, n, head_dim)) {
     return found(FaultStage::bounds, seen +
-                                         ", and differently when other values lie around the "
-                                         "tensors: keys outside of them are read");
+                                         "; other values around the tensors change the "
+                                         "result: keys outside the tensors are read");
   }
   if (sum_saturates(lengths, c, n)) {
-    return found(FaultStage::precision, seen + ": the sum is kept in too narrow a format");
+    return found(FaultStage::precision, seen + ": the format of the row sum is too narrow");
   }
   if (!c.finite || c.uniform) return found(FaultStage::sum, seen);
   if (odd_keys_move(probes, *row, n, head_dim)) {
     return found(FaultStage::combine,
-                 seen +
-                     ", and others in a longer row: at the edges of ranges that are computed "
-                     "apart");
+                 seen + "; other keys in a longer row: the edges of the KV splits are wrong");
   }
-  // Keys beyond a limit are left out: also of a longer row, where holes would not end it.
+  // Keys beyond a fixed limit are missing if a longer row ends at the same key.
   if (const std::optional<Row> longer = first_wrong_row(probes, 2 * n + 40, head_dim);
       c.keys_missing && longer) {
     const Content more = content_of(*longer, p_tolerance(probes, 2 * n + 40));
     if (more.finite && c.last_key + 2 == lengths.first && more.last_key == c.last_key) {
       return found(FaultStage::tail,
-                   lengths.text + ": keys from " + decimal(c.last_key + 1) + " on are left out");
+                   lengths.text + ": keys from " + decimal(c.last_key + 1) + " on are missing");
     }
   }
   return found(stage_of_weights(*row, p_tolerance(probes, n)), seen);
 }
 
-/// Many keys of equal weight, V positive: a narrow accumulator stops growing.
+/// Many keys of equal weight and positive V: an accumulator of a narrow format stops growing.
 Finding check_long_sums(ProbeSequence& probes, std::int64_t head_dim) {
   for (const std::int64_t n : {1000, 2500, 5000}) {
     if (probes.quick && n > 2500) break;
@@ -330,11 +327,12 @@ Finding check_long_sums(ProbeSequence& probes, std::int64_t head_dim) {
     const Judged judged = probes.judge(call, result);
     if (judged.ok()) continue;
     const double got = result.out[judged.worst_at], want = judged.oracle.out[judged.worst_at];
-    return probes.finding(FaultStage::precision,
-                          "the mean of " + decimal(n) + " values between 1 and 2 is " +
-                              number(got) + " instead of " + number(want) +
-                              ", right for fewer: sums are kept in too narrow a format",
-                          call, result, judged);
+    return probes.finding(
+        FaultStage::precision,
+        "the mean of " + decimal(n) + " values between 1 and 2 is " + number(got) + " instead of " +
+            number(want) +
+            "; shorter rows are correct: the format of the accumulator is too narrow",
+        call, result, judged);
   }
   return {};
 }
@@ -354,7 +352,7 @@ Finding probe_uniform(ProbeSequence& probes, std::int64_t head_dim) {
     if (auto f = failure_of(probes, result, FaultStage::sum)) {
       results[n] = false;
       if (!failure) failure = f;
-      if (result.kind == CallResult::Kind::died && ++deaths == kMostDeaths) break;
+      if (result.kind == CallResult::Kind::died && ++deaths == kMaxDeaths) break;
     }
     if (result.ok()) results[n] = probes.judge(call, result).ok();
   }
