@@ -1,9 +1,9 @@
-# The CUDA part: is there an nvcc that can build it, and which kernels does it build?
+# The CUDA part: finds an nvcc that can build it, and generates the kernels of src/cuda/kernels.def.
 #
-# Sets FLASHCORE_HAS_CUDA and, where it is off, FLASHCORE_NO_CUDA_REASON. Writes
-# generated/compiled_kernels.inc (one FLASHCORE_COMPILED(id) per kernel) and one instantiation file
-# per family and head dim (more of them would take longer: each has to read CUDA's headers, for every
-# architecture); defines the object library flashcore_cuda.
+# Sets FLASHCORE_HAS_CUDA and, if it is off, FLASHCORE_NO_CUDA_REASON. Writes
+# generated/compiled_kernels.inc (one FLASHCORE_COMPILED(id) per kernel) and one instantiation file per
+# family, inputs and head dim; more files would take longer, because nvcc reads CUDA's headers for each
+# file and architecture. Defines the object library flashcore_cuda.
 
 set(FLASHCORE_MIN_NVCC 12.8)
 set(FLASHCORE_HAS_CUDA OFF)
@@ -11,7 +11,7 @@ set(FLASHCORE_NO_CUDA_REASON "CUDA was switched off when this library was config
 cuda has it)")
 if(NOT FLASHCORE_CUDA STREQUAL "OFF")
   include(CheckLanguage)
-  # Decided per object library below; CMake only wants some value to test the compiler with.
+  # Object libraries set their own architectures below; CMake needs one to test the compiler.
   if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 90)
   endif()
@@ -37,33 +37,26 @@ else()
   message(STATUS "CUDA kernels: no, ${FLASHCORE_NO_CUDA_REASON}")
 endif()
 
-# Which family runs where, and the C++ types of its dtypes.
-set(FLASHCORE_ARCHITECTURES_simt 75-real 80-real 90)  # 90: machine code and PTX for what comes after
-set(FLASHCORE_ARCHITECTURES_sm80 80 90-real)  # 80: machine code, and PTX for 86, 89 and what comes after
-set(FLASHCORE_ARCHITECTURES_sm90 90a-real)  # wgmma and setmaxnreg are of this architecture alone
-set(FLASHCORE_ARCHITECTURES_sm80_8bit ${FLASHCORE_ARCHITECTURES_sm80})
-set(FLASHCORE_ARCHITECTURES_sm90_e4m3 ${FLASHCORE_ARCHITECTURES_sm90})
+# The architectures of each family.
+set(FLASHCORE_ARCHITECTURES_simt 75-real 80-real 90)  # 90: SASS, and PTX for later GPUs
+set(FLASHCORE_ARCHITECTURES_sm80 80 90-real)  # 80: SASS, and PTX for 86, 89 and later GPUs
+set(FLASHCORE_ARCHITECTURES_sm90 90a-real)  # wgmma and setmaxnreg exist in 90a alone
 if(FLASHCORE_ONLY_ARCHITECTURE)
   set(FLASHCORE_ARCHITECTURES_simt ${FLASHCORE_ONLY_ARCHITECTURE}-real)
   set(FLASHCORE_ARCHITECTURES_sm80 ${FLASHCORE_ONLY_ARCHITECTURE}-real)
-  set(FLASHCORE_ARCHITECTURES_sm80_8bit ${FLASHCORE_ONLY_ARCHITECTURE}-real)
 endif()
-# Families that ask for the dtype at run time: their kernels differ by shape only, and rows that
-# differ by dtype only have one kernel in common.
-set(FLASHCORE_ANY_DTYPE simt sm80_8bit)
-# Where a family's sources are, and the template of its shapes.
-foreach(family simt sm80 sm90)
-  set(FLASHCORE_FOLDER_${family} ${family})
-  set(FLASHCORE_CONFIG_${family} Config)
-endforeach()
+# A family's folder has its name, which is its namespace too, and a kernel fwd_kernel<Config> in this
+# header.
+set(FLASHCORE_HEADER fwd_kernel)
 set(FLASHCORE_HEADER_simt fwd)
-foreach(family sm80 sm80_8bit sm90 sm90_e4m3)
-  set(FLASHCORE_HEADER_${family} fwd_kernel)
-endforeach()
-set(FLASHCORE_FOLDER_sm80_8bit sm80)
-set(FLASHCORE_CONFIG_sm80_8bit Kv8Config)
-set(FLASHCORE_FOLDER_sm90_e4m3 sm90)
-set(FLASHCORE_CONFIG_sm90_e4m3 Fp8Config)
+# The template that takes a kernel's shape, by the column `inputs`.
+set(FLASHCORE_CONFIG_native Config)
+set(FLASHCORE_CONFIG_kv8 Kv8Config)
+set(FLASHCORE_CONFIG_fp8 Fp8Config)
+# Kernels that read the dtype at run time: rows that differ by dtype only share one kernel.
+set(FLASHCORE_ANY_DTYPE simt_native sm80_kv8)
+# Kernels that may spill registers.
+set(FLASHCORE_MAY_SPILL simt)
 set(FLASHCORE_ELEMENT_f32 float)
 set(FLASHCORE_ELEMENT_f16 __half)
 set(FLASHCORE_ELEMENT_bf16 __nv_bfloat16)
@@ -81,31 +74,29 @@ if(FLASHCORE_HAS_CUDA)
     if(NOT id MATCHES "${FLASHCORE_KERNELS}")
       continue()
     endif()
-    list(GET row 1 family)
-    list(GET row 2 dtype)
-    list(GET row 3 head_dim)
-    list(GET row 4 tile_q)
-    list(GET row 5 tile_k)
-    list(GET row 6 stages)
-    list(GET row 7 warp_rows)
-    list(GET row 8 threads)
-    list(GET row 9 smem)
+    list(POP_FRONT row id op family inputs dtype head_dim v_dim tile_q tile_k stages warp_rows threads
+         smem)
+    if(NOT op STREQUAL "fwd" OR NOT v_dim EQUAL head_dim)
+      message(FATAL_ERROR "${id}: no kernel template takes op ${op} with dims ${head_dim}/${v_dim}")
+    endif()
     string(APPEND compiled "FLASHCORE_COMPILED(${id})\n")
     set(shape ${head_dim} ${tile_q} ${tile_k} ${stages} ${warp_rows} ${threads})
-    if(NOT family IN_LIST FLASHCORE_ANY_DTYPE)
+    if(NOT ${family}_${inputs} IN_LIST FLASHCORE_ANY_DTYPE)
       list(PREPEND shape ${FLASHCORE_ELEMENT_${dtype}})
     endif()
     list(JOIN shape ", " shape)
     set(group ${family}_d${head_dim})
+    if(NOT inputs STREQUAL "native")
+      set(group ${family}_${inputs}_d${head_dim})
+    endif()
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
-    set(folder ${FLASHCORE_FOLDER_${family}})  # which is the namespace too
     string(APPEND group_text_${group} "
-using Config_${id} = ${folder}::${FLASHCORE_CONFIG_${family}}<${shape}>;
-static_assert(sizeof(${folder}::SharedStorage<Config_${id}>) == ${smem},
+using Config_${id} = ${family}::${FLASHCORE_CONFIG_${inputs}}<${shape}>;
+static_assert(sizeof(${family}::SharedStorage<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
 const void* entry_${id}() {
-  return reinterpret_cast<const void*>(&${folder}::fwd_kernel<Config_${id}>);
+  return reinterpret_cast<const void*>(&${family}::fwd_kernel<Config_${id}>);
 }
 ")
   endforeach()
@@ -113,8 +104,8 @@ endif()
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/compiled_kernels.inc CONTENT "${compiled}")
 
 if(FLASHCORE_HAS_CUDA)
-  # Kernels for several architectures are the bulk of the library, and packed in nvcc's own way it is
-  # more than three times as large. A kernel is unpacked once, when it is loaded.
+  # Kernels for several architectures are the bulk of the library; without this mode it is more than
+  # three times as large. The driver unpacks a kernel once, when it loads it.
   target_compile_options(flashcore_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   add_library(flashcore_cuda OBJECT
@@ -134,10 +125,14 @@ if(FLASHCORE_HAS_CUDA)
   list(REMOVE_DUPLICATES groups)
   foreach(group IN LISTS groups)
     set(family ${group_family_${group}})
+    set(header ${FLASHCORE_HEADER})
+    if(DEFINED FLASHCORE_HEADER_${family})
+      set(header ${FLASHCORE_HEADER_${family}})
+    endif()
     set(source ${PROJECT_BINARY_DIR}/generated/${group}.cu)
     file(CONFIGURE OUTPUT ${source} CONTENT
 "// Written by cmake/cuda_kernels.cmake from src/cuda/kernels.def.
-#include \"cuda/${FLASHCORE_FOLDER_${family}}/${FLASHCORE_HEADER_${family}}.cuh\"
+#include \"cuda/${family}/${header}.cuh\"
 
 namespace flashcore::cuda {
 ${group_text_${group}}
@@ -146,8 +141,8 @@ ${group_text_${group}}
     add_library(flashcore_${group} OBJECT ${source})
     set_target_properties(flashcore_${group} PROPERTIES
       CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_${family}}")
-    target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)  # registers, spills: in the log
-    if(NOT family STREQUAL "simt" AND NOT FLASHCORE_ASSERTS AND NOT FLASHCORE_FAULTS)
+    target_compile_options(flashcore_${group} PRIVATE -Xptxas=-v)  # logs registers and spills
+    if(NOT family IN_LIST FLASHCORE_MAY_SPILL AND NOT FLASHCORE_ASSERTS AND NOT FLASHCORE_FAULTS)
       target_compile_options(flashcore_${group} PRIVATE "SHELL:-Xptxas -warn-spills,-Werror")
     endif()
     target_link_libraries(flashcore_${group} PRIVATE flashcore_flags)

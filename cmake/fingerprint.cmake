@@ -10,5 +10,5 @@ add_custom_command(
           -DOUTPUT=${FLASHCORE_FINGERPRINT}
           -P ${PROJECT_SOURCE_DIR}/cmake/write_fingerprint.cmake
   DEPENDS ${FLASHCORE_SOURCES} ${PROJECT_SOURCE_DIR}/CMakeLists.txt
-          ${PROJECT_SOURCE_DIR}/scripts/fingerprint
+          ${PROJECT_SOURCE_DIR}/scripts/fingerprint ${PROJECT_SOURCE_DIR}/scripts/lib/families
   COMMENT "Fingerprint of the sources" VERBATIM)

@@ -1,3 +1,6 @@
+# One cycle model per kernel family, and what they share.
+file(GLOB FLASHCORE_MODELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/plan/model/*.cc)
+
 # libflashcore: shared (exports the public API) and static (for the tools and tests, which also see
 # the inside). The objects are compiled once.
 add_library(flashcore_objects OBJECT
@@ -26,16 +29,16 @@ add_library(flashcore_objects OBJECT
   src/cpu/cpu_info.cc
   src/cpu/quantize.cc
   src/cpu/thread_pool.cc
+  src/plan/cost.cc
   src/plan/devices.cc
   src/plan/explain.cc
   src/plan/kernel_table.cc
-  src/plan/model/cpu.cc
-  src/plan/model/simt.cc
-  src/plan/model/sm80.cc
-  src/plan/model/sm90.cc
   src/plan/planner.cc
   src/plan/problem_line.cc
+  src/plan/select.cc
   src/plan/split_kv.cc
+  src/plan/workspace.cc
+  ${FLASHCORE_MODELS}
   src/reference/oracle.cc
   src/verify/api.cc
   src/verify/discover.cc

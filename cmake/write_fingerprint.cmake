@@ -2,12 +2,14 @@
 execute_process(COMMAND ${SCRIPT} --families OUTPUT_VARIABLE lines COMMAND_ERROR_IS_FATAL ANY
                 OUTPUT_STRIP_TRAILING_WHITESPACE)
 string(REPLACE "\n" ";" lines "${lines}")
-set(text "// Written by cmake/write_fingerprint.cmake.\n#pragma once\n")
+set(rows "")
 foreach(line IN LISTS lines)
   string(REPLACE " " ";" words "${line}")
   list(GET words 0 family)
   list(GET words 1 hash)
-  string(TOUPPER ${family} family)
-  string(APPEND text "#define FLASHCORE_FINGERPRINT_${family} \"${hash}\"\n")
+  string(APPEND rows " \\\n  {\"${family}\", \"${hash}\"},")
 endforeach()
-file(WRITE ${OUTPUT} "${text}")
+file(WRITE ${OUTPUT} "// Written by cmake/write_fingerprint.cmake.
+#pragma once
+#define FLASHCORE_FINGERPRINTS${rows}
+")

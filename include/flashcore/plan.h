@@ -1,5 +1,5 @@
-// Planning: a pure function of a Problem and a DeviceInfo. It needs no GPU, so a plan for any GPU
-// can be made, read and tested on any machine.
+// Planning: a pure function of a Problem and a DeviceInfo. It needs no GPU: a plan for any GPU can
+// be made, printed and tested on any machine.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace flashcore {
 
-/// CPU instruction sets a kernel may be compiled for. Plain C++ is always there.
+/// CPU instruction sets with kernels. `generic` is portable C++ and always available.
 enum class Isa : std::int32_t {
   generic = 0,
   neon,
@@ -22,14 +22,14 @@ enum class Isa : std::int32_t {
 
 FLASHCORE_API const char* to_string(Isa isa) noexcept;
 
-/// What the planner knows of a device. Rates are vendors' figures or measurements; they feed
-/// explain()'s floors, never a decision about correctness.
+/// The properties of a device that the planner uses. Rates are datasheet figures or measurements.
+/// They feed the roofline bounds of explain() and the cycle models, never a correctness decision.
 struct DeviceInfo {
   Device device;
   char name[64] = {};
   double memory_gbs = 0;       ///< main memory bandwidth, GB/s
   double f32_tflops = 0;       ///< FMA units, all cores or SMs
-  double tensor16_tflops = 0;  ///< dense f16/bf16 matrix units; 0: none
+  double tensor16_tflops = 0;  ///< dense f16/bf16 tensor cores; 0: none
 
   // CPU
   std::int32_t threads = 0;
@@ -38,83 +38,146 @@ struct DeviceInfo {
   // GPU
   std::int32_t compute_capability = 0;  ///< 90 for sm_90
   std::int32_t sm_count = 0;
-  std::int32_t smem_per_block_bytes = 0;  ///< the opt-in limit
+  std::int32_t smem_per_block_bytes = 0;  ///< opt-in limit of a CTA
   std::int32_t smem_per_sm_bytes = 0;
   std::int32_t registers_per_sm = 65536;
   std::int32_t threads_per_sm = 0;
   std::int64_t l2_bytes = 0;
 };
 
-/// The device as found on this machine.
+/// A device of this machine.
 FLASHCORE_API Result<DeviceInfo> device_info(Device device) noexcept;
 
-/// Fills in the rates of a device of this machine that are still 0, by measuring: about a quarter
-/// of a second on a CPU.
+/// Measures the rates of a device of this machine that are still 0. Takes about a quarter of a
+/// second on a CPU.
 FLASHCORE_API Status measure_rates(DeviceInfo& info) noexcept;
 
-/// How many CUDA devices can be used, and when none, why in words a user can act on.
+/// The number of usable CUDA devices. If it is 0, `reason` says why.
 struct CudaAvailability {
   int device_count = 0;
   std::string reason;
 };
 FLASHCORE_API CudaAvailability cuda_availability() noexcept;
 
-/// A device described by name: "h200", "h100", "a100", "l4", "t4", "cpu" (this machine's),
+/// A device by name: "h200", "h100", "a100", "l4", "t4", "cpu" (the CPU of this machine),
 /// "cpu-neon", "cpu-avx2", "cpu-avx512", "cpu-generic".
 FLASHCORE_API Result<DeviceInfo> named_device(const char* name) noexcept;
 
+enum class Operation : std::int32_t { fwd, bwd };
+
+/// A group of kernels that share sources and hardware requirements.
+enum class Family : std::int32_t { cpu, simt, sm80, sm90 };
+
+/// The element formats of q, k and v that a kernel is compiled for.
+enum class Inputs : std::int32_t {
+  native,  ///< q, k and v in the kernel's dtype; kernels without tensor cores also dequantize
+  kv8,     ///< 8-bit k and v, dequantized to f16; q in the kernel's dtype or 8-bit
+  fp8,     ///< e4m3 q, k and v, multiplied by 8-bit tensor cores
+};
+
+/// Options and layouts that a problem needs or a kernel implements: a bit set.
+enum class Features : std::uint32_t {
+  none = 0,
+  bias = 1u << 0,
+  mask = 1u << 1,  ///< a boolean mask tensor
+  alibi = 1u << 2,
+  softcap = 1u << 3,
+  sinks = 1u << 4,
+  window = 1u << 5,
+  varlen = 1u << 6,
+  paged = 1u << 7,
+  any_stride = 1u << 8,  ///< rows that TMA cannot read or 8-byte stores cannot write
+  f32_out = 1u << 9,     ///< an f32 output of 16-bit inputs
+  partial = 1u << 10,
+  num_splits = 1u << 11,              ///< more than one split, requested by the caller
+  block_scales = 1u << 12,            ///< one scale per block of rows of an 8-bit tensor
+  batch_invariant_scales = 1u << 13,  ///< block scales of v in a batch-invariant call
+};
+constexpr Features operator|(Features a, Features b) noexcept {
+  return static_cast<Features>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
+}
+constexpr Features operator&(Features a, Features b) noexcept {
+  return static_cast<Features>(static_cast<std::uint32_t>(a) & static_cast<std::uint32_t>(b));
+}
+constexpr Features operator~(Features a) noexcept {
+  return static_cast<Features>(~static_cast<std::uint32_t>(a));
+}
+constexpr bool any(Features features) noexcept { return features != Features::none; }
+
 /// One row of the kernel lists (src/cuda/kernels.def, src/cpu/kernels.def).
 struct KernelInfo {
-  const char* id;      ///< e.g. "fwd_simt_f16_d64_q64": registry, filter, test and bench row name
-  const char* family;  ///< "cpu", "simt", "sm80", "sm80_8bit" (k and v are 8-bit), "sm90",
-                       ///< "sm90_e4m3" (q, k and v are): whose sources its fingerprint covers
+  const char* id;  ///< "fwd_simt_f16_d64_q64": its name in --kernel, tests and benchmark rows
+  Operation op;
+  Family family;
+  Inputs inputs;
   DeviceType device;
-  DType dtype;              ///< of q, k and v
-  DType probability_dtype;  ///< how P is stored: decides the error bound
-  Isa isa;                  ///< CPU kernels
+  DType dtype;              ///< compute type: of native q, k and v
+  DType probability_dtype;  ///< storage type of P; it sets the error bound
+  Isa isa;                  ///< of CPU kernels
   std::int32_t min_compute_capability;
-  std::int32_t head_dim;  ///< the largest head_dim and v_dim it takes
+  std::int32_t head_dim;  ///< largest head_dim
+  std::int32_t v_dim;     ///< largest v_dim
   std::int32_t tile_q;
-  std::int32_t tile_k;
+  std::int32_t tile_k;  ///< 0: chosen by the plan
   std::int32_t threads;
   std::int32_t smem_bytes;
-  std::int32_t blocks_per_sm;  ///< its registers leave room for
-  bool packs_heads;  ///< a work item takes rows of a whole GQA group, not of one query head
-  bool uses_tma;     ///< no bias, mask tensor, pages, splits; rows in 16-byte pieces
-  bool compiled;     ///< part of this build
+  std::int32_t blocks_per_sm;  ///< CTAs that the kernel's registers allow on an SM
+  Features features;
+  bool compiled;  ///< part of this build
+
+  /// "cpu", "simt", "sm80", "sm80_8bit" (kv8), "sm90" or "sm90_e4m3" (fp8): the name in JSON,
+  /// benchmark rows and source_fingerprint().
+  FLASHCORE_API const char* family_name() const noexcept;
 };
 
 FLASHCORE_API std::span<const KernelInfo> kernels() noexcept;
 FLASHCORE_API const KernelInfo* find_kernel(const char* id) noexcept;
 
-/// Every workspace begins with this many bytes of counters and the error slot: zeroed once by
-/// workspace_init(), left zero by every kernel.
+/// Size of the workspace header: counters and the error slot. workspace_init() zeroes it once, and
+/// every kernel leaves it zero.
 inline constexpr std::size_t kWorkspaceHeaderBytes = 64 * 1024;
+
+/// How the partial results of KV splits become the output.
+enum class CombineMode : std::int32_t {
+  none,      ///< one split
+  kernel,    ///< a second kernel combines them
+  last_cta,  ///< the last CTA of a tile to finish combines them
+  cluster,   ///< a cluster of CTAs exchanges them in shared memory; last_cta if it does not fit
+};
 
 struct Plan {
   Problem problem;
   DeviceInfo device;
   const KernelInfo* kernel = nullptr;
-  std::int32_t tile_q = 0;  ///< query rows per work item (CPU: rows of a GQA group together)
-  std::int32_t tile_k = 0;  ///< keys per step of the online softmax
-  /// Query heads, sharing K and V, that have rows in one work item.
-  std::int32_t heads_in_tile = 1;
-  std::int32_t splits = 1;  ///< key ranges computed apart
+  std::int32_t tile_q = 0;         ///< query rows per work tile
+  std::int32_t tile_k = 0;         ///< keys per step of the online softmax
+  std::int32_t heads_in_tile = 1;  ///< PackGQA: query heads whose rows share a work tile
+  std::int32_t splits = 1;         ///< split-KV: key ranges computed independently
   std::int64_t keys_per_split = 0;
-  bool combines_itself = false;  ///< the kernel joins its splits; no second kernel
-  bool combines_in_cluster =
-      false;                    ///< and does so among neighbouring SMs, if they fit one (sm_90)
-  std::int64_t num_tiles = 0;   ///< independent (batch, head, query tile, split) units
-  std::int64_t tail_tiles = 0;  ///< of them, at the end, that are cut into parts along the keys, so
-                                ///< that no SM is idle while others do a last one (sm_90)
-  std::int32_t tail_splits = 1;  ///< into so many
-  std::int64_t keys_per_tail_split = 0;
+  CombineMode combine = CombineMode::none;
+  union {
+    std::int64_t num_tiles = 0;  ///< work tiles: (batch, head, query tile, split)
+    [[deprecated("use num_tiles")]] std::int64_t work_items;
+  };
+  union {
+    /// Tiles of the last partial wave that are split along the keys (sm_90).
+    std::int64_t tail_tiles = 0;
+    [[deprecated("use tail_tiles")]] std::int64_t cut_items;
+  };
+  union {
+    std::int32_t tail_splits = 1;  ///< splits of each of them
+    [[deprecated("use tail_splits")]] std::int32_t item_parts;
+  };
+  union {
+    std::int64_t keys_per_tail_split = 0;
+    [[deprecated("use keys_per_tail_split")]] std::int64_t keys_per_part;
+  };
 
-  // Byte offsets into the workspace; the header comes first.
-  std::size_t scratch_offset = 0;  ///< CPU: per-thread tiles
+  // Byte offsets into the workspace. The header comes first.
+  std::size_t scratch_offset = 0;  ///< CPU: tiles of each thread
   std::size_t scratch_bytes_per_thread = 0;
-  std::size_t partial_out_offset = 0;  ///< [splits, batch, q_heads, q_len, v_dim]; or what the
-                                       ///< parts of cut items leave
+  /// [splits, batch, q_heads, q_len, v_dim], or the partial results of tail splits.
+  std::size_t partial_out_offset = 0;
   std::size_t partial_lse_offset = 0;  ///< [splits, batch, q_heads, q_len]
   std::size_t workspace_bytes = kWorkspaceHeaderBytes;
 };
@@ -124,16 +187,16 @@ FLASHCORE_API Result<Plan> make_plan(const Problem& problem, const DeviceInfo& d
 /// Bytes run() needs for this plan, at 256-byte alignment.
 inline std::size_t workspace_bytes(const Plan& plan) noexcept { return plan.workspace_bytes; }
 
-/// Whether run() reads or writes the workspace's header: to count, or to report what a checked call
-/// finds. Where it does not, the header may hold anything, and is left as it is.
+/// True if run() reads or writes the workspace header: for counters, or for errors of a checked
+/// call. Otherwise the header may hold anything and stays as it is.
 FLASHCORE_API bool uses_header(const Plan& plan) noexcept;
 
-/// The plan in words: kernel, tiles, splits, workspace, why not the other kernels, arithmetic and
-/// memory floor on the device, and which of the two bounds it.
+/// The plan as text: kernel, tiles, splits, workspace, roofline bounds, and the reason against
+/// every other kernel.
 FLASHCORE_API std::string explain(const Plan& plan);
 
-/// Arithmetic and traffic of a problem, counted on visible (query, key) pairs where lengths are
-/// fixed, on capacities otherwise.
+/// Arithmetic and memory traffic of a problem. Counts visible (query, key) pairs; variable lengths
+/// count with their capacities.
 struct Cost {
   double visible_pairs = 0;  ///< over all batches and query heads
   double flops = 0;          ///< 2 * (head_dim + v_dim) per pair

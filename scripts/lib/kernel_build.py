@@ -24,21 +24,26 @@ class Failure(Exception):
 class Kernel:
     id: str
     device: str  # "cuda" or "cpu"
-    family: str  # of a CPU kernel: its instruction set
+    family: str  # a name of src/plan/kernel_traits.h
     dtype: str
     head_dim: int = 576
     tile_q: int = 64
+    inputs: str = "native"  # "kv8": 8-bit k and v; "fp8": e4m3 q, k and v
+    isa: str = ""  # of a CPU kernel
+    shape: tuple = ()  # of a CUDA kernel: the numbers that its template takes
 
 
 def read_kernels(root=ROOT):
     """All kernels of the two lists."""
     gpu = (root / "src" / "cuda" / "kernels.def").read_text(encoding="utf-8")
     cpu = (root / "src" / "cpu" / "kernels.def").read_text(encoding="utf-8")
-    found = [Kernel(id_, "cuda", family, dtype, int(head_dim), int(tile_q))
-             for id_, family, dtype, head_dim, tile_q in re.findall(
-                 r"^FLASHCORE_KERNEL\((\w+), (\w+), (\w+), (\d+), (\d+),", gpu, re.MULTILINE)]
-    found += [Kernel(f"fwd_{isa}_{dtype}", "cpu", isa, dtype) for isa, dtype in re.findall(
-        r"^FLASHCORE_CPU_KERNEL\((\w+), (\w+)\)", cpu, re.MULTILINE)]
+    found = []
+    for row in re.findall(r"^FLASHCORE_KERNEL\((.*)\)$", gpu, re.MULTILINE):
+        id_, _, family, inputs, dtype, head_dim, _, *shape, _ = row.split(", ")
+        found.append(Kernel(id_, "cuda", family, dtype, int(head_dim), int(shape[0]), inputs,
+                            shape=(int(head_dim), *map(int, shape))))
+    for op, isa, dtype in re.findall(r"^FLASHCORE_CPU_KERNEL\((\w+), (\w+), (\w+)\)$", cpu, re.MULTILINE):
+        found.append(Kernel(f"{op}_{isa}_{dtype}", "cpu", "cpu", dtype, isa=isa))
     return found
 
 
@@ -54,7 +59,7 @@ def find_kernel(id_, kernels):
 
 def case_dtype(kernel):
     """The dtype of a case that the kernel takes; after a slash that of K and V."""
-    return f"{kernel.dtype}/e4m3" if kernel.family.endswith("_8bit") else kernel.dtype
+    return f"{kernel.dtype}/e4m3" if kernel.inputs == "kv8" else kernel.dtype
 
 
 def cases_for(kernel, kernels, cases):
@@ -64,7 +69,8 @@ def cases_for(kernel, kernels, cases):
     if kernel.device == "cpu":
         wanted = [case for case in cases if case["suite"] == "cpu"]
         return distinct({**case, "dtype": kernel.dtype} for case in wanted)
-    family = [one for one in kernels if one.family == kernel.family and one.dtype == kernel.dtype]
+    family = [one for one in kernels if (one.family, one.inputs, one.dtype)
+              == (kernel.family, kernel.inputs, kernel.dtype)]
     smaller = max((one.head_dim for one in family if one.head_dim < kernel.head_dim), default=0)
     tiles = sorted(one.tile_q for one in family if one.head_dim == kernel.head_dim)
     gpu = [case for case in cases if case["kind"] == "fwd" and case["suite"] in ("anchors", "simt")

@@ -65,7 +65,7 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
     FLASHCORE_RETURN_IF_ERROR((*backend)->launch(plan, params, stream, cancel));
 
     // 3. The splits are combined, unless the kernel did that itself.
-    if (plan.splits == 1 || plan.combines_itself) return {};
+    if (plan.combine != CombineMode::kernel) return {};
     FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
     return (*backend)->combine(make_combine_params(plan, params), plan.problem.dtype,
                                plan.problem.device, plan.device.threads, stream, cancel);

@@ -129,7 +129,7 @@ std::int32_t flashcore_plan(const flashcore_params* params, flashcore_plan_info*
     if (!call.ok()) return call.status();
     const Result<Plan> plan = plan_of(*call);
     if (!plan.ok()) return plan.status();
-    *info = {sizeof *info,          plan->kernel->id, plan->kernel->family,
+    *info = {sizeof *info,          plan->kernel->id, plan->kernel->family_name(),
              plan->workspace_bytes, plan->num_tiles,  plan->tile_q,
              plan->tile_k,          plan->splits,     uses_header(*plan) ? 1 : 0};
     return {};

@@ -1,20 +1,38 @@
-#include <cstring>
+#include <string_view>
 
 #include "flashcore/attention.h"
 #include "generated/fingerprint.h"  // written by cmake/fingerprint.cmake from scripts/fingerprint
+#include "plan/kernel_traits.h"
 
 namespace flashcore {
+namespace {
+
+struct Fingerprint {
+  std::string_view name;
+  const char* hash;
+};
+constexpr Fingerprint kFingerprints[] = {FLASHCORE_FINGERPRINTS};
+
+const char* fingerprint_of(std::string_view name) noexcept {
+  for (const Fingerprint& fingerprint : kFingerprints) {
+    if (fingerprint.name == name) return fingerprint.hash;
+  }
+  return nullptr;
+}
+
+}  // namespace
 
 const char* version() noexcept { return FLASHCORE_VERSION; }
 
 const char* source_fingerprint(const char* family) noexcept {
-  if (family == nullptr || *family == '\0') return FLASHCORE_FINGERPRINT_TREE;
-  if (std::strcmp(family, "cpu") == 0) return FLASHCORE_FINGERPRINT_CPU;
-  if (std::strcmp(family, "simt") == 0) return FLASHCORE_FINGERPRINT_SIMT;
-  if (std::strcmp(family, "sm80") == 0) return FLASHCORE_FINGERPRINT_SM80;
-  if (std::strcmp(family, "sm80_8bit") == 0) return FLASHCORE_FINGERPRINT_SM80;  // the same files
-  if (std::strcmp(family, "sm90_e4m3") == 0) return FLASHCORE_FINGERPRINT_SM90;
-  if (std::strcmp(family, "sm90") == 0) return FLASHCORE_FINGERPRINT_SM90;
+  if (family == nullptr || *family == '\0') return fingerprint_of("tree");
+  for (const FamilyTraits& traits : kFamilies) {
+    for (const char* name : traits.names) {
+      if (name != nullptr && std::string_view(name) == family) {
+        return fingerprint_of(traits.names[0]);  // all inputs of a family share its sources
+      }
+    }
+  }
   return nullptr;
 }
 

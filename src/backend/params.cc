@@ -191,7 +191,9 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   };
   p.partial_out = partials(plan.partial_out_offset);
   p.partial_lse = partials(plan.partial_lse_offset);
-  if (plan.combines_itself) p.counters = address<std::uint32_t>(header, core::kCountersOffset);
+  if (plan.combine == CombineMode::last_cta || plan.combine == CombineMode::cluster) {
+    p.counters = address<std::uint32_t>(header, core::kCountersOffset);
+  }
   p.error = address<core::ErrorSlot>(header, 0);
   p.fault = planted_bug();
 #if defined(FLASHCORE_ASSERTS)

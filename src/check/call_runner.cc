@@ -80,10 +80,10 @@ Status CallRunner::prepare(const HostCall& call, RanCall& ran) {
   ran.problem = *problem;
   const Result<Plan> made = make_plan(*problem, plan_for_);
   if (!made.ok()) return made.status();
-  // Joined in a cluster, partial results never leave the SMs; joined by the last block, which gives
-  // the same up to rounding, they pass through the workspace, where they can be looked at.
+  // A cluster exchanges partial results in shared memory, where they cannot be read. The last CTA
+  // combines them in the workspace, with the same result up to rounding.
   ran.plan = *made;
-  ran.plan.combines_in_cluster = false;
+  if (ran.plan.combine == CombineMode::cluster) ran.plan.combine = CombineMode::last_cta;
   const Plan* plan = &ran.plan;
   FLASHCORE_RETURN_IF_ERROR(reserve(workspace_.data, workspace_capacity_, plan->workspace_bytes));
   workspace_.bytes = workspace_capacity_;

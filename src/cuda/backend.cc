@@ -1,4 +1,4 @@
-// CUDA behind backend.h: the launcher, and memory and timing for the tools.
+// The CUDA backend: launches, and memory and timing for the tools.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -17,6 +17,7 @@
 #include "cuda/device.h"
 #include "cuda/registry.h"
 #include "cuda/sm90/make_params.h"
+#include "plan/kernel_traits.h"
 
 namespace flashcore {
 namespace {
@@ -26,15 +27,15 @@ using cuda::DeviceScope;
 constexpr std::int64_t kMaxGrid = INT32_MAX;
 constexpr int kMaxDevices = 64;
 
-/// Where no GPU can be used, why: in the words of a build without CUDA.
+/// OK if a GPU is usable, else the reason, in the words of a build without CUDA.
 Status any_device() noexcept {
   const CudaAvailability available = cuda_availability();
   if (available.device_count > 0) return {};
   return unsupported("device is cuda, but %s", available.reason.c_str());
 }
 
-/// More than 48 KiB of shared memory must be asked for, once per kernel and device: we ask for as
-/// much as a block can have.
+/// CUDA requires an opt-in above 48 KiB of shared memory, once per kernel and device. Requests all
+/// that a CTA can have.
 Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int device) noexcept {
   static std::array<std::atomic<std::uint64_t>, 256> allowed{};  // bit d: done for device d
   auto& devices = allowed[static_cast<std::size_t>(&kernel - kernels().data())];
@@ -50,24 +51,22 @@ Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int devi
   return {};
 }
 
-/// How a kernel is launched beyond its parameters.
 struct LaunchOptions {
-  std::int64_t blocks = 1;
+  std::int64_t ctas = 1;
   int threads = 0;
   int smem_bytes = 0;
-  bool programmatic_launch = false;  // its blocks wait by themselves for the kernel before (sm_90)
-  int cluster = 1;                   // blocks of a cluster
-  bool balance_clusters =
-      false;  // clusters that need more blocks than SMs: they are to share them evenly
+  bool programmatic_launch = false;  // PDL: its CTAs wait for the previous kernel by themselves
+  int cluster = 1;                   // CTAs of a cluster
+  bool balance_clusters = false;     // spreads clusters evenly if they have more CTAs than SMs
 };
 
-/// A launch as CUDA wants it described. It points into itself.
+/// The launch configuration for CUDA. It points into itself.
 struct LaunchConfig {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[3];
 
   LaunchConfig(const LaunchOptions& options, Stream stream) noexcept {
-    config.gridDim = dim3(static_cast<unsigned>(std::min(options.blocks, kMaxGrid)));
+    config.gridDim = dim3(static_cast<unsigned>(std::min(options.ctas, kMaxGrid)));
     config.blockDim = dim3(static_cast<unsigned>(options.threads));
     config.dynamicSmemBytes = static_cast<std::size_t>(options.smem_bytes);
     config.stream = static_cast<cudaStream_t>(stream);
@@ -104,11 +103,11 @@ Status launch_kernel(const void* entry, const Params& params, const LaunchOption
   return {};
 }
 
-/// How many of these clusters run on the device at a time: none where a slice of a GPU has too few
-/// SMs side by side. Asked once per kernel, device and size of a cluster.
+/// The number of these clusters that the device runs at a time; 0 if a slice of a GPU has too few
+/// adjacent SMs. Cached per kernel and cluster size for device 0.
 int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
                         LaunchOptions options) noexcept {
-  constexpr int kSizes = 16, kUnknown = 0;  // else one more than the answer
+  constexpr int kSizes = 16, kUnknown = 0;  // known: the answer plus 1
   static std::array<std::atomic<std::uint16_t>, 256 * kSizes> known{};
   auto& answer = known[static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
                        static_cast<std::size_t>(options.cluster % kSizes)];
@@ -127,14 +126,14 @@ int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
   return clusters;
 }
 
-/// CUDA calls it when the graph that is watched is gone.
+/// CUDA calls this when the watched graph is destroyed.
 void CUDART_CB note_end(void* graph_ended) {
   std::atomic_ref<std::int32_t>(*static_cast<std::int32_t*>(graph_ended))
       .store(1, std::memory_order_release);
 }
 
-/// Lets this thread wait while another one captures a graph: by default CUDA takes any wait for a
-/// mistake then.
+/// Lets this thread wait while another thread captures a graph. By default CUDA treats such a wait
+/// as an error.
 class WaitsDuringCaptures {
  public:
   WaitsDuringCaptures() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -153,7 +152,7 @@ class CudaBackend final : public Backend {
     const KernelInfo& kernel = *plan.kernel;
     const void* entry = cuda::entry_of(kernel);
     if (entry == nullptr) {
-      return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS left it out)",
+      return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
                          kernel.id);
     }
     const int device = plan.problem.device.index;
@@ -161,17 +160,16 @@ class CudaBackend final : public Backend {
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
     LaunchOptions options{params.num_tiles, kernel.threads, kernel.smem_bytes};
-    // Of kernels for tensor cores, machine code for sm_90 alone waits for the kernel before: later
-    // GPUs run sm_80's PTX.
-    options.programmatic_launch =
-        plan.device.compute_capability == 90 && kernel.min_compute_capability >= 80;
-    if (kernel.min_compute_capability >= 90) {
+    const FamilyTraits& traits = traits_of(kernel);
+    // Only sm_90 SASS uses PDL. Later GPUs run the sm_80 PTX, which has no griddepcontrol.
+    options.programmatic_launch = traits.pdl && plan.device.compute_capability == 90;
+    if (traits.loads == Loads::tma) {
       cuda::sm90::Params hopper;
       FLASHCORE_RETURN_IF_ERROR(cuda::make_sm90_params(plan, params, hopper));
-      options.blocks = std::min(hopper.num_scheduled, plan.device.sm_count);
+      options.ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
       return launch_kernel(entry, hopper, options, stream);
     }
-    if (plan.combines_in_cluster) {
+    if (plan.combine == CombineMode::cluster) {
       LaunchOptions in_clusters = options;
       in_clusters.smem_bytes +=
           core::ClusterBuffer::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
@@ -195,9 +193,8 @@ class CudaBackend final : public Backend {
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const std::int64_t rows =
         static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
-    const std::int64_t blocks =
-        (rows + cuda::kCombineRowsPerBlock - 1) / cuda::kCombineRowsPerBlock;
-    return launch_kernel(cuda::combine_entry(), params, {blocks, cuda::kCombineThreads}, stream);
+    const std::int64_t ctas = (rows + cuda::kCombineRowsPerBlock - 1) / cuda::kCombineRowsPerBlock;
+    return launch_kernel(cuda::combine_entry(), params, {ctas, cuda::kCombineThreads}, stream);
   }
 
   Status append(const core::AppendParams& params, Device device, Stream stream,
@@ -205,8 +202,8 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const std::int64_t rows = core::append_rows(params);
-    const std::int64_t blocks = (rows + cuda::kAppendRowsPerBlock - 1) / cuda::kAppendRowsPerBlock;
-    return launch_kernel(cuda::append_entry(), params, {blocks, cuda::kAppendThreads}, stream);
+    const std::int64_t ctas = (rows + cuda::kAppendRowsPerBlock - 1) / cuda::kAppendRowsPerBlock;
+    return launch_kernel(cuda::append_entry(), params, {ctas, cuda::kAppendThreads}, stream);
   }
 
   Status quantize(const core::QuantParams& params, Device device, Stream stream,
@@ -215,10 +212,10 @@ class CudaBackend final : public Backend {
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const std::int64_t slots =
         static_cast<std::int64_t>(params.slots_batch) * params.slots_heads * params.slots_blocks;
-    const std::int64_t slot_blocks = (slots + cuda::kQuantThreads - 1) / cuda::kQuantThreads;
+    const std::int64_t slot_ctas = (slots + cuda::kQuantThreads - 1) / cuda::kQuantThreads;
     const auto on_slots = [&](const void* entry) {
       return slots == 0 ? Status{}
-                        : launch_kernel(entry, params, {slot_blocks, cuda::kQuantThreads}, stream);
+                        : launch_kernel(entry, params, {slot_ctas, cuda::kQuantThreads}, stream);
     };
     if (!params.given_scale || params.saturated != nullptr) {
       FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::clear_scales_entry()));
@@ -270,9 +267,9 @@ class CudaBackend final : public Backend {
 #endif
     if (status != cudaStreamCaptureStatusActive) return std::uint64_t{0};
     if (graph_ended != nullptr) {
-      // The graph owns the only reference, everything instantiated from it a copy; CUDA keeps those
-      // of a graph that still runs until it has ended. If the graph does not take it, it is left
-      // over: released, it would say that the graph has ended.
+      // The graph owns the only reference, and every graph instantiated from it owns a copy, which
+      // CUDA keeps until that graph has ended. If the graph does not accept the watcher, the
+      // watcher leaks: releasing it would report that the graph has ended.
       cudaUserObject_t watcher = nullptr;
       FLASHCORE_CUDA(
           cudaUserObjectCreate(&watcher, graph_ended, note_end, 1, cudaUserObjectNoDestructorSync));
@@ -282,7 +279,7 @@ class CudaBackend final : public Backend {
   }
 
   Result<DeviceInfo> device_info(int index) const override {
-    // Asking the driver takes a millisecond: once per device is enough.
+    // A driver query takes a millisecond. Query each device once.
     static std::mutex mutex;
     static std::array<std::optional<DeviceInfo>, kMaxDevices> known;
     if (index < 0 || index >= kMaxDevices) {
@@ -300,7 +297,7 @@ class CudaBackend final : public Backend {
   }
 
   Status measure_rates(DeviceInfo&) const override {
-    return any_device();  // the rates are known: query_device() has them
+    return any_device();  // query_device() has set the rates
   }
 
   Result<KernelResources> resources(const KernelInfo& kernel, int device) const override {
@@ -358,20 +355,21 @@ class CudaBackend final : public Backend {
                                    int samples, int device) const override;
 
  private:
-  /// More blocks than can be resident, so that all SMs end together, each for several units.
+  /// Launches more CTAs than can be resident, so that all SMs finish together. A CTA processes
+  /// several units.
   Status on_units(const void* entry, const core::QuantParams& params, Device device,
                   Stream stream) const {
-    constexpr std::int64_t kBlocksPerSm = 32;
+    constexpr std::int64_t kCtasPerSm = 32;
     const std::int64_t units = core::quant_units(params);
     if (units == 0 || params.columns == 0) return {};
     const Result<DeviceInfo> info = device_info(device.index);
     if (!info.ok()) return info.status();
-    const std::int64_t blocks = std::min(units, kBlocksPerSm * info->sm_count);
-    return launch_kernel(entry, params, {blocks, cuda::kQuantThreads}, stream);
+    const std::int64_t ctas = std::min(units, kCtasPerSm * info->sm_count);
+    return launch_kernel(entry, params, {ctas, cuda::kQuantThreads}, stream);
   }
 };
 
-/// Owns what a timing needs and gives it back on every path.
+/// Owns the CUDA objects of a timing.
 struct TimingResources {
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;

@@ -9,12 +9,12 @@ namespace flashcore::cuda {
 
 inline Status cuda_status(cudaError_t code, const char* what) noexcept {
   if (code == cudaSuccess) return {};
-  cudaGetLastError();  // it is reported here, and must not meet the caller's next error check again
+  cudaGetLastError();  // clears the error: it is reported here, not by the caller's next check
   return error(code == cudaErrorMemoryAllocation ? StatusCode::out_of_memory : StatusCode::cuda,
                "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code));
 }
 
-/// Makes `device` current for a scope. Does nothing where it already is.
+/// Makes `device` the current device for a scope.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) noexcept {

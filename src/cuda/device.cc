@@ -12,7 +12,7 @@ namespace flashcore {
 namespace cuda {
 namespace {
 
-// Per SM and clock: f32 lanes and dense 16-bit tensor FLOPs of each architecture.
+// f32 lanes and dense 16-bit tensor FLOPs per SM and clock, by architecture.
 struct ArchitectureRates {
   int compute_capability, f32_lanes, tensor16_flops;
 };

@@ -1,4 +1,4 @@
-// What the CUDA runtime tells of a device.
+// Device properties from the CUDA runtime.
 #pragma once
 
 #include "flashcore/plan.h"

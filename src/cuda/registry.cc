@@ -7,7 +7,7 @@
 
 namespace flashcore::cuda {
 
-// One function per compiled kernel, defined in the instantiation files CMake writes.
+// One function per compiled kernel. The generated instantiation files define them.
 #define FLASHCORE_COMPILED(name) const void* entry_##name();
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED

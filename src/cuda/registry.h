@@ -1,33 +1,33 @@
-// Which kernels of kernels.def are compiled in, and where they are.
+// The entry points of the kernels that this build has.
 #pragma once
 
 #include "core/quantize.h"
 
 namespace flashcore {
-struct KernelInfo;  // flashcore/plan.h, whose standard headers would cost every .cu file a second
+struct KernelInfo;  // flashcore/plan.h: its standard headers would cost each .cu file a second
 }
 
 namespace flashcore::cuda {
 
-/// The kernel's entry for cudaLaunchKernel, or null where it is not compiled. `kernel` is an
-/// element of kernels().
+/// The entry point for cudaLaunchKernel; null if the kernel is not compiled. `kernel` is an element
+/// of kernels().
 const void* entry_of(const KernelInfo& kernel) noexcept;
 
-/// The kernel that joins partial results (common/combine.cu).
+/// Combines partial results (common/combine.cu).
 const void* combine_entry() noexcept;
 inline constexpr int kCombineThreads = 128;
 inline constexpr int kCombineRowsPerBlock = kCombineThreads / 32;
 
-/// The kernel that appends to a cache (common/append.cu).
+/// Appends to a cache (common/append.cu).
 const void* append_entry() noexcept;
 inline constexpr int kAppendThreads = 128;
 inline constexpr int kAppendRowsPerBlock = kAppendThreads / 32;
 
-/// The kernels of common/quantize.cu, in the order in which they run.
-const void* clear_scales_entry() noexcept;  // scales (if they are to be found) and counts are 0
-const void* find_largest_entry(
-    const core::QuantParams& p) noexcept;    // scale: its elements' largest magnitude
-const void* finish_scales_entry() noexcept;  // scale: what makes that the largest code
+/// The kernels of common/quantize.cu, in launch order.
+const void* clear_scales_entry() noexcept;  // sets counts, and scales that are computed, to 0
+/// Sets a scale to the largest magnitude of its elements.
+const void* find_largest_entry(const core::QuantParams& p) noexcept;
+const void* finish_scales_entry() noexcept;  // divides it by the largest value of the format
 const void* encode_entry(const core::QuantParams& p) noexcept;
 const void* decode_entry(const core::QuantParams& p) noexcept;
 inline constexpr int kQuantThreads = 256;

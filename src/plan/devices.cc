@@ -37,7 +37,7 @@ DeviceInfo cpu(const char* name, Isa isa, int threads, double memory_gbs, double
 
 }  // namespace
 
-// GPU figures are the vendor's datasheets'; the CPU rows describe typical servers.
+// GPU figures are from datasheets; the CPU rows describe typical servers.
 std::span<const NamedDevice> named_devices() noexcept {
   static const NamedDevice devices[] = {
       {"h200", gpu("NVIDIA H200", 90, 132, 227, 228, 2048, 60, 4800, 67, 989)},
@@ -55,7 +55,7 @@ std::span<const NamedDevice> named_devices() noexcept {
 
 Result<DeviceInfo> named_device(const char* name) noexcept {
   if (name != nullptr && std::strcmp(name, "cpu") == 0) return device_info(Device{});
-  if (name != nullptr && std::strcmp(name, "cpu-plain") == 0) name = "cpu-generic";  // its 0.1 name
+  if (name != nullptr && std::strcmp(name, "cpu-plain") == 0) name = "cpu-generic";  // name in 0.1
   for (const NamedDevice& device : named_devices()) {
     if (name != nullptr && std::strcmp(device.name, name) == 0) return device.info;
   }

@@ -1,4 +1,4 @@
-// Devices described by name, for planning without them.
+// Named devices: planning for a device needs its description only.
 #pragma once
 
 #include <span>

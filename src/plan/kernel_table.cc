@@ -1,17 +1,16 @@
-// All kernels there are, from the two lists, whether or not this build or machine can run them.
+// All kernels of the two lists, also those that this build or machine cannot run.
 #include <array>
-#include <cstring>
 #include <string_view>
 
 #include "core/sm80_traits.h"
-#include "flashcore/plan.h"
+#include "plan/kernel_traits.h"
 #include "plan/planner.h"
 
 namespace flashcore {
 namespace {
 
 constexpr std::string_view kCompiledCudaKernels[] = {
-    "",  // a build without CUDA leaves the list empty
+    "",  // the list of a build without CUDA is empty
 #define FLASHCORE_COMPILED(id) #id,
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED
@@ -34,112 +33,127 @@ constexpr bool compiled_for_cpu(Isa isa) {
 #endif
 }
 
-constexpr int kMaxCpuHeadDim = 576;
-constexpr int kCpuTileQ = 64;  // rows of one work item: a multiple of every panel
+constexpr int kMaxCpuDim = 576;
+constexpr int kCpuTileQ = 64;  // a multiple of every panel
 
-/// Work items of simt and Hopper kernels belong to one query head.
-constexpr bool packs_heads(std::string_view family) {
-  return family == "sm80" || family == "sm80_8bit";
+/// Tensor cores take P in their operand format.
+constexpr DType probability_dtype(const FamilyTraits& traits, Inputs inputs, DType dtype) {
+  if (!uses_tensor_cores(traits)) return dtype == DType::f64 ? DType::f64 : DType::f32;
+  return inputs == Inputs::fp8 ? DType::e4m3 : inputs == Inputs::kv8 ? DType::f16 : dtype;
 }
 
-constexpr int min_compute_capability(std::string_view family) {
-  return family == "simt" ? 75 : packs_heads(family) ? 80 : 90;
-}
+/// The columns of kernels.def that shape the kernel only.
+struct Shape {
+  int head_dim, tile_q, tile_k, stages, warp_rows, threads;
+};
 
-/// Tensor cores take P in the format they multiply in.
-constexpr DType probability_dtype(std::string_view family, DType dtype) {
-  return family == "simt"        ? DType::f32
-         : family == "sm90_e4m3" ? DType::e4m3
-         : family == "sm80_8bit" ? DType::f16
-                                 : dtype;
-}
-
-constexpr bool uses_tma(std::string_view family) { return family.substr(0, 4) == "sm90"; }
-
-constexpr std::int32_t blocks_per_sm(std::string_view family, int head_dim, int tile_q, int tile_k,
-                                     int stages, int warp_rows, int threads) {
-  if (family == "simt") return 2;
-  if (uses_tma(family)) return 1;
-  const int key_bytes = family == "sm80_8bit" ? 1 : 2;
-  return core::Sm80Traits{head_dim, tile_q, tile_k, stages, warp_rows, threads, key_bytes}
+constexpr std::int32_t blocks_per_sm(const FamilyTraits& traits, Inputs inputs, const Shape& s) {
+  if (traits.persistent) return 1;
+  if (traits.math != Math::mma) return 2;
+  const int key_bytes = inputs == Inputs::kv8 ? 1 : 2;
+  return core::Sm80Traits{s.head_dim,  s.tile_q,  s.tile_k, s.stages,
+                          s.warp_rows, s.threads, key_bytes}
       .blocks_per_sm();
 }
 
+constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, Inputs inputs,
+                                 DType dtype, int v_dim, const Shape& shape, int smem) {
+  const FamilyTraits& traits = traits_of(family);
+  return {.id = id,
+          .op = op,
+          .family = family,
+          .inputs = inputs,
+          .device = traits.device,
+          .dtype = dtype,
+          .probability_dtype = probability_dtype(traits, inputs, dtype),
+          .isa = Isa::generic,
+          .min_compute_capability = traits.min_cc,
+          .head_dim = shape.head_dim,
+          .v_dim = v_dim,
+          .tile_q = shape.tile_q,
+          .tile_k = shape.tile_k,
+          .threads = shape.threads,
+          .smem_bytes = smem,
+          .blocks_per_sm = blocks_per_sm(traits, inputs, shape),
+          .features = features_of_kernel(traits, inputs),
+          .compiled = compiled_for_cuda(id)};
+}
+
+constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dtype) {
+  const FamilyTraits& traits = traits_of(Family::cpu);
+  return {.id = id,
+          .op = op,
+          .family = Family::cpu,
+          .inputs = Inputs::native,
+          .device = DeviceType::cpu,
+          .dtype = dtype,
+          .probability_dtype = probability_dtype(traits, Inputs::native, dtype),
+          .isa = isa,
+          .min_compute_capability = 0,
+          .head_dim = kMaxCpuDim,
+          .v_dim = kMaxCpuDim,
+          .tile_q = kCpuTileQ,
+          .tile_k = 0,
+          .threads = 0,
+          .smem_bytes = 0,
+          .blocks_per_sm = 0,
+          .features = features_of_kernel(traits, Inputs::native),
+          .compiled = compiled_for_cpu(isa)};
+}
+
 constexpr KernelInfo kKernels[] = {
-#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, stages, warp_rows, threads, \
-                         smem)                                                                    \
-  {#id,                                                                                           \
-   #family,                                                                                       \
-   DeviceType::cuda,                                                                              \
-   DType::dtype,                                                                                  \
-   probability_dtype(#family, DType::dtype),                                                      \
-   Isa::generic,                                                                                  \
-   min_compute_capability(#family),                                                               \
-   head_dim,                                                                                      \
-   tile_q,                                                                                        \
-   tile_k,                                                                                        \
-   threads,                                                                                       \
-   smem,                                                                                          \
-   blocks_per_sm(#family, head_dim, tile_q, tile_k, stages, warp_rows, threads),                  \
-   packs_heads(#family),                                                                          \
-   uses_tma(#family),                                                                             \
-   compiled_for_cuda(#id)},
+#define FLASHCORE_KERNEL(id, op, family, inputs, dtype, head_dim, v_dim, tile_q, tile_k, stages, \
+                         warp_rows, threads, smem)                                               \
+  cuda_kernel(#id, Operation::op, Family::family, Inputs::inputs, DType::dtype, v_dim,           \
+              {head_dim, tile_q, tile_k, stages, warp_rows, threads}, smem),
 #include "cuda/kernels.def"
 #undef FLASHCORE_KERNEL
-#define FLASHCORE_CPU_KERNEL(isa, dtype)                 \
-  {"fwd_" #isa "_" #dtype,                               \
-   "cpu",                                                \
-   DeviceType::cpu,                                      \
-   DType::dtype,                                         \
-   DType::dtype == DType::f64 ? DType::f64 : DType::f32, \
-   Isa::isa,                                             \
-   0,                                                    \
-   kMaxCpuHeadDim,                                       \
-   kCpuTileQ,                                            \
-   0,                                                    \
-   0,                                                    \
-   0,                                                    \
-   0,                                                    \
-   true,                                                 \
-   false,                                                \
-   compiled_for_cpu(Isa::isa)},
+#define FLASHCORE_CPU_KERNEL(op, isa, dtype) \
+  cpu_kernel(#op "_" #isa "_" #dtype, Operation::op, Isa::isa, DType::dtype),
 #include "cpu/kernels.def"
 #undef FLASHCORE_CPU_KERNEL
 };
 
-/// The lists have the kernels of a family and dtype in one piece; where such a piece that begins
-/// here ends.
-constexpr auto kEndsOfGroups = [] {
+constexpr bool same_group(const KernelInfo& a, const KernelInfo& b) {
+  return a.op == b.op && a.family == b.family && a.inputs == b.inputs && a.dtype == b.dtype;
+}
+
+/// The lists keep the kernels of one operation, family, inputs and dtype together. For each kernel,
+/// the end of its group.
+constexpr auto kGroupEnds = [] {
   std::array<std::uint8_t, std::size(kKernels)> ends{};
   std::size_t end = std::size(kKernels);
   for (std::size_t i = std::size(kKernels); i-- > 0;) {
-    const bool last = i + 1 == std::size(kKernels) || kKernels[i].dtype != kKernels[i + 1].dtype ||
-                      std::string_view(kKernels[i].family) != kKernels[i + 1].family;
-    if (last) end = i + 1;
+    if (i + 1 == std::size(kKernels) || !same_group(kKernels[i], kKernels[i + 1])) end = i + 1;
     ends[i] = static_cast<std::uint8_t>(end);
   }
   return ends;
 }();
 static_assert(std::size(kKernels) < 256);
 
-std::size_t end_of_group(std::size_t begin) { return kEndsOfGroups[begin]; }
-
 }  // namespace
+
+const char* KernelInfo::family_name() const noexcept {
+  return flashcore::family_name(family, inputs);
+}
 
 std::span<const KernelInfo> kernels() noexcept { return kKernels; }
 
-std::span<const KernelInfo> kernels_of(const char* family, DType dtype) noexcept {
-  for (std::size_t begin = 0; begin < std::size(kKernels); begin = end_of_group(begin)) {
-    if (kKernels[begin].dtype != dtype || std::strcmp(kKernels[begin].family, family) != 0)
-      continue;
-    return std::span(kKernels).subspan(begin, end_of_group(begin) - begin);
+std::span<const KernelInfo> kernels_of(Operation op, Family family, Inputs inputs,
+                                       DType dtype) noexcept {
+  for (std::size_t begin = 0; begin < std::size(kKernels); begin = kGroupEnds[begin]) {
+    const KernelInfo& first = kKernels[begin];
+    if (first.op == op && first.family == family && first.inputs == inputs &&
+        first.dtype == dtype) {
+      return std::span(kKernels).subspan(begin, kGroupEnds[begin] - begin);
+    }
   }
   return {};
 }
 
 const KernelInfo* find_kernel(const char* id) noexcept {
   if (id == nullptr) return nullptr;
-  // fwd_plain_* is the name that 0.1 gave the kernels fwd_generic_*.
+  // Version 0.1 named the kernels fwd_generic_* fwd_plain_*.
   constexpr std::string_view kOldPrefix = "fwd_plain_", kPrefix = "fwd_generic_";
   const std::string_view name = id;
   const bool old = name.starts_with(kOldPrefix);

@@ -1,65 +1,97 @@
-// The planner's reasons, shared by make_plan() and explain().
+// Parts of the planner that explain(), the checks and the tools use too.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "flashcore/plan.h"
+#include "plan/kernel_traits.h"
 
 namespace flashcore {
 
-/// Why a kernel cannot, or should not, take a problem on a device.
+/// Why a kernel cannot run a problem on a device, or why the planner prefers another one.
 enum class Reject {
   none,
-  other_device,        // made for a CPU, or for a GPU
+  other_device,        // runs on a CPU, or on a GPU
   not_compiled,        // not part of this build
-  isa,                 // an instruction set this CPU lacks
-  compute_capability,  // a newer GPU
-  shared_memory,       // more shared memory than a block can have here
+  isa,                 // the CPU lacks the instruction set
+  compute_capability,  // outside the family's range
+  shared_memory,       // needs more than a CTA can have on this GPU
   dtype,
   head_dim,         // the problem's dims are larger
-  wrong_size,       // made for larger dims: a smaller kernel wastes less
-  grid_too_small,   // many rows per block would leave SMs idle
-  grid_too_large,   // few rows per block would read K and V too often
-  missing_feature,  // what only other kernels know: bias, mask, pages, splits
-  strides,          // of q, k or v, that the copy engine cannot follow
+  wrong_size,       // a kernel of smaller dims wastes less
+  grid_too_small,   // large tiles would leave SMs idle
+  grid_too_large,   // small tiles would read K and V too often
+  missing_feature,  // see missing_features()
+  strides,          // TMA cannot read q, k or v, or out is not contiguous
   input_format,     // 8-bit q, k or v, or 16-bit ones
-  scales,           // of smaller blocks of k or v than its steps
-  too_many_rows,    // more rows or items than its 32-bit counters hold
-  softcap,          // larger than it computes exactly
-  slower_family,    // tensor cores take it
-  slower_isa,       // a wider instruction set is there
+  scales,           // scale blocks of k or v do not fit its tiles
+  too_many_rows,    // more rows or tiles than its 32-bit counters hold
+  softcap,          // above the largest cap that it computes exactly
+  slower_family,
+  slower_isa,
 };
 
-/// The kernels of a family for a dtype: of small head dims first. Empty where there are none.
-std::span<const KernelInfo> kernels_of(const char* family, DType dtype) noexcept;
+/// The kernels of one operation, family, inputs and dtype: small head dims first. May be empty.
+std::span<const KernelInfo> kernels_of(Operation op, Family family, Inputs inputs,
+                                       DType dtype) noexcept;
 
-/// Whether q, k and v may be 8-bit, and whether k and v must be. In which format is a run-time
-/// switch inside a kernel, but where tensor cores read codes as they are: those are e4m3, all
-/// three.
+/// True if q, k and v may be 8-bit.
 bool takes_8_bits(const KernelInfo& kernel) noexcept;
-bool needs_8_bits(const KernelInfo& kernel) noexcept;
-bool needs_e4m3(const KernelInfo& kernel) noexcept;
-inline constexpr std::int64_t kKeysOfAScale = 8;  // at least, in such a kernel; of values a tile's
+/// True if k and v must be 8-bit.
+constexpr bool needs_8_bits(const KernelInfo& kernel) noexcept {
+  return kernel.inputs != Inputs::native;
+}
+/// True if q, k and v must be e4m3.
+constexpr bool needs_e4m3(const KernelInfo& kernel) noexcept {
+  return kernel.inputs == Inputs::fp8;
+}
+/// fp8 kernels: a scale block of k holds a multiple of this many rows, one of v of tile_k rows.
+inline constexpr std::int64_t kMinKeysPerScale = 8;
 
-/// Whether a launch has at most one block an SM, each of which works through many items.
-bool is_persistent(const KernelInfo& kernel) noexcept;
+/// True if a launch has at most one CTA per SM, which loops over work tiles.
+constexpr bool is_persistent(const KernelInfo& kernel) noexcept {
+  return traits_of(kernel).persistent;
+}
 
-/// Whether the kernel can run the problem at all.
-Reject supports(const KernelInfo& kernel, const Problem& problem,
-                const DeviceInfo& device) noexcept;
+/// The features that a problem needs.
+Features features_of(const Problem& problem) noexcept;
 
-/// Why `kernel`, which supports the problem, is not the planner's choice; none for the chosen one.
+/// The features that a problem needs and a kernel lacks.
+Features missing_features(const KernelInfo& kernel, const Problem& problem) noexcept;
+
+/// "bias", "paged KV", ...: the names of a set of features.
+std::vector<std::string> feature_names(Features features);
+
+/// The first reason why a kernel cannot run a problem. `needed` is features_of(problem).
+Reject supports(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
+                Features needed) noexcept;
+inline Reject supports(const KernelInfo& kernel, const Problem& problem,
+                       const DeviceInfo& device) noexcept {
+  return supports(kernel, problem, device, features_of(problem));
+}
+
+/// The planner's choice for a problem that names no kernel; null if no kernel supports it.
+const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept;
+
+/// Why the planner prefers another kernel to `kernel`, which supports the problem; none if it does
+/// not.
 Reject preference(const KernelInfo& kernel, const Problem& problem,
                   const DeviceInfo& device) noexcept;
 
-/// Whether a kernel can cut items of the problem into parts along the keys: items are then all of
-/// one length, every part has keys, and which items are cut may depend on the batch.
+/// Sets the workspace offsets and size of a plan from its tiles and splits.
+Status plan_workspace(Plan& plan) noexcept;
+
+/// True if a kernel can split the tiles of a last partial wave along the keys: all tiles have the
+/// same length, every split has keys, and the result may depend on the batch.
 bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept;
 
-/// Lets a plan, whose kernel does so, cut its last items into parts; as many parts as asked for, or
-/// as there are steps. The workspace grows.
-Status apply_tail_split(Plan& plan, std::int64_t items, std::int64_t parts) noexcept;
+/// Splits the last `tiles` tiles of a plan whose kernel can do so, each into `splits` (fewer if
+/// there are fewer KV tiles). The workspace grows.
+Status apply_tail_split(Plan& plan, std::int64_t tiles, std::int64_t splits) noexcept;
 
-/// In words, about this kernel.
-std::string describe(Reject reject, const KernelInfo& kernel, const Problem& problem,
-                     const DeviceInfo& device);
+/// The reason as text, with the numbers of this kernel, problem and device.
+std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& problem,
+                       const DeviceInfo& device);
 
 }  // namespace flashcore

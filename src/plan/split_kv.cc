@@ -11,14 +11,14 @@ Splits split_keys(std::int64_t kv_len, std::int64_t count, std::int32_t tile_k) 
   return {static_cast<std::int32_t>(ceil_div(tiles, tiles_each)), tiles_each * tile_k};
 }
 
-Splits choose_splits(const Problem& problem, std::int64_t items, std::int64_t wanted_items,
+Splits choose_splits(const Problem& problem, std::int64_t tiles, std::int64_t wanted_tiles,
                      std::int64_t min_keys, std::int32_t tile_k) noexcept {
   std::int64_t count = 1;
   if (problem.options.num_splits > 0) {
     count = problem.options.num_splits;
-  } else if (problem.options.reproducibility == Reproducibility::deterministic && items > 0) {
-    // Chosen from shapes alone. Batch-invariant plans keep one range that starts at key 0.
-    count = std::min(wanted_items / items, problem.kv_len / min_keys);
+  } else if (problem.options.reproducibility == Reproducibility::deterministic && tiles > 0) {
+    // Depends on shapes alone. A batch-invariant plan has one split, which starts at key 0.
+    count = std::min(wanted_tiles / tiles, problem.kv_len / min_keys);
   }
   return split_keys(problem.kv_len, count, tile_k);
 }

@@ -21,14 +21,14 @@ class Explain(CommandTest):
     def test_words(self):
         text = self.call("explain", "--shape", "1,32/8,1/65536,128", "--dtype", "bf16", "--plan-for",
                          "h200").stdout
-        for word in ("problem ", "device ", "kernel ", "tiles ", "splits ", "workspace ", "floor ",
+        for word in ("problem ", "device ", "kernel ", "tiles ", "splits ", "workspace ", "roofline ",
                      "bound ", "not used"):
             self.assertIn(word, text)
         self.assertIn("NVIDIA H200", text)
 
     def test_this_machine_is_measured(self):
         text = self.call("explain", "--shape", "1,8,512,64", "--device", "cpu").stdout
-        self.assertIn("floor      arithmetic", text)
+        self.assertIn("roofline   arithmetic", text)
 
     def test_problems_too_large_to_exist_here(self):
         plan = self.call_json("explain", "--shape", "64,128,1048576,128", "--plan-for", "h200")

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "flashcore/plan.h"
 #include "sm80_cluster.h"
 #include "sm80_split.h"
 
@@ -79,19 +80,20 @@ void add_model(std::map<std::string, Model>& models) {
   model.split = draw_and_run_split<kShape>;
 }
 
+/// Adds a row of kernels.def if it is an sm80 kernel.
+template <Family kFamily, int... kShape>
+void add_kernel(std::map<std::string, Model>& models) {
+  if constexpr (kFamily == Family::sm80) add_model<core::Sm80Traits{kShape...}>(models);
+}
+
 /// The shapes of all sm80 kernels; f16 and bf16 share them.
 const std::map<std::string, Model>& models() {
   static const std::map<std::string, Model> models = [] {
     std::map<std::string, Model> found;
-#define FLASHCORE_MODEL(...) add_model<core::Sm80Traits{__VA_ARGS__}>(found);
-#define FLASHCORE_KERNEL_simt(...)
-#define FLASHCORE_KERNEL_sm80(...) FLASHCORE_MODEL(__VA_ARGS__, 2)
-#define FLASHCORE_KERNEL_sm80_8bit(...) FLASHCORE_MODEL(__VA_ARGS__, 1)
-#define FLASHCORE_KERNEL_sm90(...)
-#define FLASHCORE_KERNEL_sm90_e4m3(...)
-#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, stages, warp_rows, threads, \
-                         smem)                                                                    \
-  FLASHCORE_KERNEL_##family(head_dim, tile_q, tile_k, stages, warp_rows, threads)
+#define FLASHCORE_KERNEL(id, op, family, inputs, dtype, head_dim, v_dim, tile_q, tile_k, stages, \
+                         warp_rows, threads, smem)                                               \
+  add_kernel<Family::family, head_dim, tile_q, tile_k, stages, warp_rows, threads,               \
+             Inputs::inputs == Inputs::kv8 ? 1 : 2>(found);
 #include "cuda/kernels.def"
     return found;
   }();

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "flashcore/plan.h"
 #include "sm90_cta.h"
 
 namespace flashcore::protocol {
@@ -35,24 +36,25 @@ void draw_and_run(std::uint64_t seed, InjectedFault fault) {
   }
 }
 
-/// The shapes of all Hopper kernels; f16 and bf16 share them.
+/// Adds a row of kernels.def if it is an sm90 kernel.
+template <Family kFamily, int... kShape>
+void add_kernel(std::map<std::string, Model>& models) {
+  if constexpr (kFamily == Family::sm90) {
+    constexpr core::Sm90Traits kTraits{kShape...};
+    models[std::string(kTraits.is_fp8() ? "e4m3_" : "") + "d" + std::to_string(kTraits.head_dim) +
+           "_q" + std::to_string(kTraits.tile_q) + "_k" + std::to_string(kTraits.tile_k)] = {
+        kTraits, draw_and_run<kTraits>};
+  }
+}
+
+/// The shapes of all sm90 kernels; f16 and bf16 share them.
 const std::map<std::string, Model>& models() {
   static const std::map<std::string, Model> models = [] {
     std::map<std::string, Model> found;
-#define FLASHCORE_HOPPER(bytes, head_dim, tile_q, tile_k, stages)                             \
-  found[std::string(bytes == 1 ? "e4m3_" : "") + "d" #head_dim "_q" #tile_q "_k" #tile_k] = { \
-      {head_dim, tile_q, tile_k, stages, bytes},                                              \
-      draw_and_run<core::Sm90Traits{head_dim, tile_q, tile_k, stages, bytes}>};
-#define FLASHCORE_KERNEL_simt(...)
-#define FLASHCORE_KERNEL_sm80(...)
-#define FLASHCORE_KERNEL_sm80_8bit(...)
-#define FLASHCORE_KERNEL_sm90(head_dim, tile_q, tile_k, stages) \
-  FLASHCORE_HOPPER(2, head_dim, tile_q, tile_k, stages)
-#define FLASHCORE_KERNEL_sm90_e4m3(head_dim, tile_q, tile_k, stages) \
-  FLASHCORE_HOPPER(1, head_dim, tile_q, tile_k, stages)
-#define FLASHCORE_KERNEL(id, family, dtype, head_dim, tile_q, tile_k, stages, warp_rows, threads, \
-                         smem)                                                                    \
-  FLASHCORE_KERNEL_##family(head_dim, tile_q, tile_k, stages)
+#define FLASHCORE_KERNEL(id, op, family, inputs, dtype, head_dim, v_dim, tile_q, tile_k, stages, \
+                         warp_rows, threads, smem)                                               \
+  add_kernel<Family::family, head_dim, tile_q, tile_k, stages,                                   \
+             Inputs::inputs == Inputs::fp8 ? 1 : 2>(found);
 #include "cuda/kernels.def"
     return found;
   }();

@@ -53,7 +53,7 @@ class Lists(unittest.TestCase):
             chosen = build.cases_for(kernel, self.kernels, cases)
             self.assertTrue(1 <= len(chosen) <= 5, kernel)
             for case in chosen:
-                eight_bit = "_8bit_" in kernel.id
+                eight_bit = kernel.inputs == "kv8"
                 self.assertEqual(case["dtype"], kernel.dtype + "/e4m3" * eight_bit)
                 self.assertLessEqual(case["head_dim"], kernel.head_dim)
                 self.assertEqual(case["suite"], "kernel")

@@ -5,16 +5,30 @@
 namespace flashcore {
 namespace {
 
-// K and V tiles should stay in the first-level cache together with one panel of scores; x86 tiles
-// are multiples of the 12 and 6 keys its register tiles hold.
-constexpr CpuTuningRow kByFour[] = {{64, 128}, {128, 64}, {256, 32}, {576, 16}};
-constexpr CpuTuningRow kByTwelve[] = {{64, 96}, {128, 48}, {256, 24}, {576, 12}};
+// A K tile, a V tile and one panel of scores stay in the L1 cache together. x86 tiles are multiples
+// of the 12 and 6 keys of its register tiles.
+constexpr CpuTuningRow kMultiplesOf4[] = {{64, 128}, {128, 64}, {256, 32}, {576, 16}};
+constexpr CpuTuningRow kMultiplesOf12[] = {{64, 96}, {128, 48}, {256, 24}, {576, 12}};
+
+// The number of work tiles that split-KV aims at. It does not depend on the number of threads, so
+// neither do the bits of the result.
+constexpr std::int64_t kWantedTiles = 64;
+constexpr std::int64_t kMinKeysPerSplit = 512;
+
+/// The list begins with the widest instruction set, and a tie goes to the first kernel.
+double estimate(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept { return 0; }
+
+SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
+                      const DeviceInfo&) noexcept {
+  return {choose_splits(problem, tile_count(kernel, problem), kWantedTiles, kMinKeysPerSplit,
+                        key_tile(kernel, problem))};
+}
 
 }  // namespace
 
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept {
-  if (isa == Isa::avx2 || isa == Isa::avx512) return kByTwelve;
-  return kByFour;
+  if (isa == Isa::avx2 || isa == Isa::avx512) return kMultiplesOf12;
+  return kMultiplesOf4;
 }
 
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept {
@@ -24,5 +38,8 @@ std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noex
   }
   return cpu_tuning(isa).back().tile_k;
 }
+
+extern const FamilyModel kCpuModel;
+constinit const FamilyModel kCpuModel{estimate, plan_splits, no_tail, EstimateUnit::rank};
 
 }  // namespace flashcore

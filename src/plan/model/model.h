@@ -1,4 +1,5 @@
-// Tuning as data: pure functions from a problem's dims and a device to tile sizes and splits.
+// Cycle models: pure functions of a kernel, a problem and a device that estimate time and choose
+// tile sizes and splits. One FamilyModel per family.
 #pragma once
 
 #include <cstdint>
@@ -16,53 +17,62 @@ struct CpuTuningRow {
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept;
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept;
 
-/// Whether a simt kernel's blocks of tile_q rows keep the device busy, or fewer rows per block
-/// would do better: `rows` per head, `items` blocks in all.
-bool fills_device(const KernelInfo& kernel, std::int64_t rows, std::int64_t items,
-                  const DeviceInfo& device) noexcept;
-
 struct Splits {
   std::int32_t count = 1;
   std::int64_t keys_each = 0;  // a multiple of tile_k
 };
 
-/// `count` key ranges of whole tiles, fewer where the keys are.
+/// Cuts the keys into `count` ranges of whole tiles, or fewer if there are fewer tiles.
 Splits split_keys(std::int64_t kv_len, std::int64_t count, std::int32_t tile_k) noexcept;
 
-/// How many key ranges, for `items` work items before splitting. `wanted_items` would fill the
-/// device; a range is never shorter than min_keys. options.num_splits overrides.
-Splits choose_splits(const Problem& problem, std::int64_t items, std::int64_t wanted_items,
+/// Chooses a number of splits for `tiles` work tiles. `wanted_tiles` fill the device; a split has
+/// at least min_keys keys. options.num_splits overrides.
+Splits choose_splits(const Problem& problem, std::int64_t tiles, std::int64_t wanted_tiles,
                      std::int64_t min_keys, std::int32_t tile_k) noexcept;
 
-/// What a tensor-core kernel makes of a problem.
-struct Sm80Schedule {
+struct SplitPlan {
   Splits splits;
-  bool in_cluster = false;  // the splits of an item are joined among neighbouring SMs
-  double cycles = 0;        // an estimate, to compare kernels with
+  bool cluster = false;  // a cluster combines the splits of a tile
 };
-Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
-                           const DeviceInfo& device) noexcept;
 
-/// An estimate of a Hopper kernel's SM cycles. masked: as if the problem were causal, to choose
-/// among them; else as if nothing were masked, to be compared with schedule_sm80()'s.
-double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
-                   bool masked) noexcept;
-
-/// The items that are cut into parts because they would be a round of their own that leaves SMs
-/// idle: the last ones, all of one length. None where that cannot be done or does not pay.
-struct Tail {
-  std::int64_t items = 0;
-  std::int64_t parts = 1;
-  double cycles = 0;  // of these items, expected
+/// The tiles of the last partial wave, all of one length, that are split along the keys because
+/// they would leave SMs idle. No tiles: it is impossible or does not pay.
+struct TailPlan {
+  std::int64_t tiles = 0;
+  std::int64_t splits = 1;
+  double cycles = 0;  // estimate for these tiles
 };
-Tail plan_tail_split(const KernelInfo& kernel, const Problem& problem,
-                     const DeviceInfo& device) noexcept;
 
-/// Query heads, sharing K and V, whose rows a kernel puts into one tile.
+/// The kernels that an estimate is compared with.
+enum class Rivals { own_family, other_families };
+
+/// What the estimates of a model mean to other families.
+enum class EstimateUnit {
+  rank,             // nothing: they order the family's own kernels
+  cycles,           // SM cycles, the same for all rivals
+  cycles_by_rivals  // SM cycles that depend on the rivals
+};
+
+struct FamilyModel {
+  /// The cost of a kernel; the planner takes the kernel with the smallest.
+  double (*estimate)(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept;
+  SplitPlan (*plan_splits)(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
+  TailPlan (*plan_tail)(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
+  EstimateUnit unit;
+};
+
+const FamilyModel& model_of(Family family) noexcept;  // plan/model/model.cc lists them
+
+/// The plan_tail of families without tail splits.
+TailPlan no_tail(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
+
+/// Keys per step: the kernel's, or the CPU table's.
+std::int32_t key_tile(const KernelInfo& kernel, const Problem& problem) noexcept;
+/// PackGQA: query heads, sharing K and V, with rows in one tile.
 std::int64_t heads_in_tile(const KernelInfo& kernel, const Problem& problem) noexcept;
-/// Rows a kernel's tiles are cut from: those of that many heads.
+/// The rows of these heads: tiles are cut from them.
 std::int64_t packed_rows(const KernelInfo& kernel, const Problem& problem) noexcept;
-/// Work items of a kernel before the keys are split.
+/// Work tiles of a kernel before split-KV.
 std::int64_t tile_count(const KernelInfo& kernel, const Problem& problem) noexcept;
 
 }  // namespace flashcore

@@ -1,6 +1,6 @@
-// Which tensor-core kernel, and how many key ranges: a small model of time, in SM cycles. Its
-// constants were read off timelines of the kernels on an H200, those of joins and of copies from
-// memory fitted to the times of 848 plans there (docs/performance.md).
+// Cycle model of the sm80 kernels: chooses the kernel and the number of KV splits. Step costs were
+// read off kernel timelines on an H200; the costs of combining and of loads from memory were fitted
+// to the times of 848 plans there (docs/performance.md).
 #include <algorithm>
 #include <cmath>
 
@@ -8,204 +8,243 @@
 #include "core/params.h"
 #include "core/sm80_traits.h"
 #include "plan/divide.h"
+#include "plan/kernel_traits.h"
 #include "plan/model/model.h"
-#include "plan/planner.h"
 
 namespace flashcore {
 namespace {
 
+// Cycles unless noted.
 constexpr double kClockGhz = 1.8;
-constexpr double kStart = 2500;            // until a block's first copies are under way
-constexpr double kFinish = 2500;           // from its last product to its last store
-constexpr double kFinishRow = 25;          // more for each row of its tile
-constexpr double kStep = 1500;             // latencies of a step that nothing hides
-constexpr double kProductOverhead = 1.65;  // a step's time over that of its products alone
-constexpr double kCodeCycles = 8;          // more for an instruction's 64 codes to become operands
-constexpr double kCodesAlone = 1.85;       // a block that has an SM for itself, in blocks' products
-constexpr double kMemoryShare = 0.93;      // of the datasheet's bandwidth
-constexpr double kLatency = 1500;          // from a copy's begin until its first bytes are there
-constexpr double kLatencyOther = 2100;     // the same, of head dims other than 64 and 128
-constexpr double kSmBytesPerCycle = 43;    // that then come to one SM from memory
-constexpr double kL2BytesPerCycle = 40;    // from the L2 cache
-// Splits joined by the last block to arrive: where rows are many, where a tile has all rows that
-// read its keys, and there of 8-bit keys or of a head_dim above 128.
-constexpr double kJoinLast = 2300, kJoinLastFew = 4400, kJoinLastCodes = 6400, kJoinLastWide = 9500;
-constexpr double kJoinCluster = 500;     // in a cluster
-constexpr double kJoinWarps = 300;       // there, by warps (core::ClusterBuffer)
-constexpr double kJoinRow = 20;          // of few rows, more for each row of each split
-constexpr double kWrongTilePenalty = 8;  // other tiles are there, and take less
-constexpr double kAsGood = 1 - 1e-9;     // of two equal times, which rounding may tell apart
+constexpr double kPrologue = 2500;       // until a CTA's first loads are in flight
+constexpr double kEpilogue = 2500;       // from a CTA's last MMA to its last store
+constexpr double kEpilogueRow = 25;      // for each row of the tile
+constexpr double kStep = 1500;           // exposed latency of a step
+constexpr double kMmaOverhead = 1.65;    // time of a step over the time of its MMAs
+constexpr double kDequantCycles = 8;     // to dequantize the 64 elements of an operand
+constexpr double kKv8Alone = 1.85;       // MMA time of a kv8 CTA alone on its SM, in CTAs
+constexpr double kMemoryShare = 0.93;    // of the datasheet bandwidth
+constexpr double kLatency = 1500;        // from a load's issue to its first bytes
+constexpr double kLatencyOther = 2100;   // for head dims other than 64 and 128
+constexpr double kSmBytesPerCycle = 43;  // memory to one SM
+constexpr double kL2BytesPerCycle = 40;  // L2 cache to one SM
+// Combine by the last CTA: large tiles; tiles that hold all rows of their keys; of these, kv8 and
+// head_dim above 128.
+constexpr double kLastCta = 2300, kLastCtaSmall = 4400, kLastCtaKv8 = 6400, kLastCtaWide = 9500;
+constexpr double kCluster = 500;         // combine in a cluster
+constexpr double kClusterWarps = 300;    // combine in a cluster, by warps (core::ClusterBuffer)
+constexpr double kCombineRow = 20;       // small tiles: for each row of each split
+constexpr double kWrongTilePenalty = 8;  // factor: another tile size fits better
+constexpr double kTie = 1 - 1e-9;        // ratio of two equal times that rounding tells apart
 
 constexpr std::int64_t kMaxCluster = core::ClusterBuffer::kMaxSplits;
-constexpr std::int32_t kSmsPerGpc = 16;  // SMs of which clusters are made, in most GPUs' groups
-constexpr double kClusterPlaces = 0.9;   // of all places for blocks, those that clusters can take
-// Clusters that share SMs: the places they must take at least, how many they take without loss,
-// what they lose below that, and what they may read.
-constexpr double kSharedPlaces = 0.7, kAmplePlaces = 0.85, kSharedRate = 0.99, kSharedLoss = 0.85;
-constexpr double kSharedCycles = 120000;  // then ranges of one length matter more than the join
-constexpr std::int64_t kMinKeysManyRows = 1024;  // that are worth splitting tiles of many rows
-constexpr std::int64_t kRaggedKeys = 1024;       // of a range, where lengths are not known
+constexpr std::int32_t kSmsPerGpc = 16;  // SMs from which clusters are formed on most GPUs
+constexpr double kClusterSlots = 0.9;    // share of all CTA slots that clusters can use
+// Clusters that share SMs: the least share of slots, the share without loss, the rate there, the
+// loss below it, and the most cycles of reading. Beyond these, equal splits matter more than a fast
+// combine.
+constexpr double kSharedSlots = 0.7, kAmpleSlots = 0.85, kSharedRate = 0.99, kSharedLoss = 0.85;
+constexpr double kSharedCycles = 120000;
+constexpr std::int64_t kMinKeysLargeTiles = 1024;  // per split
+constexpr std::int64_t kRaggedKeys = 1024;  // per split, if lengths are known at run time only
 
-/// Counts, as most of what follows, are doubles: they are multiplied with times.
-double rounds(double count, double places) noexcept {
-  return count <= places ? 1 : std::ceil(count / places);
+double waves_of(double ctas, double slots) noexcept {
+  return ctas <= slots ? 1 : std::ceil(ctas / slots);
 }
 
-/// A kernel's time on a problem. What does not depend on the splits is worked out once.
+/// Estimates a kernel's time on a problem. Counts are doubles, because they are multiplied by
+/// times. The constructor computes everything that does not depend on the splits.
 class Model {
  public:
   Model(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device) noexcept
-      : items(static_cast<double>(tile_count(kernel, problem))),
+      : tiles(static_cast<double>(tile_count(kernel, problem))),
         sms(std::max(device.sm_count, 1)),
-        blocks_per_sm(std::clamp(
+        ctas_per_sm(std::clamp(
             std::min(device.smem_per_sm_bytes / (kernel.smem_bytes + 1024), kernel.blocks_per_sm),
             1, 8)),
-        tiles(std::max<std::int64_t>(ceil_div(problem.kv_len, kernel.tile_k), 1)),
-        slots_(sms * blocks_per_sm) {
-    const double memory_rate = kMemoryShare * device.memory_gbs / kClockGhz;
-    const bool codes = needs_8_bits(kernel);
-    const double key_bytes = (codes ? 2.0 : 4.0) * kernel.head_dim;  // of K and V
-    const std::int64_t rows = packed_rows(kernel, problem);
-    from_memory_ = rows <= kernel.tile_q;
-    reading_ = items * static_cast<double>(problem.kv_len) * key_bytes / memory_rate;
-    const double tile_bytes = key_bytes * kernel.tile_k;
-    copy_ = tile_bytes / (from_memory_ ? memory_rate : kL2BytesPerCycle);
-    const bool usual = kernel.head_dim == 64 || kernel.head_dim == 128;
-    // Steps that are under way share it.
-    latency_ = (usual ? kLatency : kLatencyOther) * tile_bytes / kernel.smem_bytes;
-    receive_ = tile_bytes / kSmBytesPerCycle;
-    // An only range may end within a tile.
-    fill_ = static_cast<double>(problem.kv_len) / static_cast<double>(tiles * kernel.tile_k);
-    // mma.m16n8k16 on one of an SM's four tensor cores: 8 cycles, on Hopper measured 5.9.
-    const double one = device.compute_capability >= 90 ? 5.93 : 8.0;
-    // A warp's codes become operands once for all of its rows.
-    const double more = codes ? kCodeCycles * 16 / (kernel.tile_q > 64 ? 32 : 16) : 0.0;
-    products_ = kProductOverhead * 2.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / 2048 /
-                4 * (one + more);
-    ends_ = kStart + kFinish + kFinishRow * kernel.tile_q;
-    if (from_memory_ && kernel.tile_q <= 16) {
-      join_last_ = kernel.head_dim > 128 ? kJoinLastWide : codes ? kJoinLastCodes : kJoinLastFew;
-      join_rows_ = kJoinRow * static_cast<double>(rows);
-      if (codes) alone_ = kCodesAlone;
+        kv_tiles(std::max<std::int64_t>(ceil_div(problem.kv_len, kernel.tile_k), 1)),
+        rows_(packed_rows(kernel, problem)),
+        slots_(sms * ctas_per_sm),
+        from_memory_(rows_ <= kernel.tile_q) {
+    set_loads(kernel, problem, device);
+    set_math(kernel, device);
+    set_combine(kernel, problem, device);
+    swap_ab_ = kernel.tile_q < 16;
+    wrong_tile_ =
+        swap_ab_ ? rows_ > kernel.tile_q : kernel.tile_q > 16 && 2 * rows_ <= kernel.tile_q;
+  }
+
+  /// Clusters that wait for memory need SMs of their own, or must share nearly all of them. In
+  /// between, the next call's CTAs find room beside them, and some SMs get two CTAs, others none.
+  bool in_cluster(std::int32_t splits) const noexcept {
+    if (!has_clusters_ || splits < 2 || splits > kMaxCluster) return false;
+    const double ctas = tiles * splits;
+    if (ctas > kClusterSlots * cluster_slots_) return false;
+    if (!from_memory_) return true;
+    const int usable_sms = kSmsPerGpc - kSmsPerGpc % splits;
+    return ctas <= kClusterSlots * sms * usable_sms / kSmsPerGpc ||
+           (ctas > sms && ctas >= kSharedSlots * cluster_slots_ && reading_ <= kSharedCycles);
+  }
+
+  double cycles(std::int32_t splits, std::int64_t steps, bool cluster) const noexcept {
+    const double ctas = tiles * splits;
+    const double together = std::min(waves_of(ctas, sms), ctas_per_sm);  // on one SM
+    const double waves = ctas > 4 * slots_ ? ctas / slots_ : waves_of(ctas, slots_);
+    const bool shares_sms = cluster && from_memory_ && ctas > sms;
+    const double fill = splits == 1 ? fill_ : 1;
+    const double step =
+        std::max(kStep + mma_ * std::max(together, alone_), load_cycles(ctas, together, fill));
+    double loop = static_cast<double>(steps) * step;
+    if (shares_sms) {
+      // Splits of unequal length even out: a CTA that reads longest has the bandwidth to itself.
+      const double missing = std::max(kAmpleSlots - ctas / cluster_slots_, 0.0);
+      loop = reading_ * (kSharedRate + kSharedLoss * missing);
     }
-    few_rows_ = kernel.tile_q < 16;
-    misplaced_ = few_rows_ ? rows > kernel.tile_q : kernel.tile_q > 16 && 2 * rows <= kernel.tile_q;
-    // Only machine code for sm_90 joins in clusters: later GPUs run sm_80's PTX.
+    const double combine = shares_sms ? kCluster : cluster ? cluster_combine_ : last_cta_combine_;
+    const double combines = splits == 1 ? 0 : combine + combine_rows_ * splits;
+    const double cycles = waves * (ends_ + loop) + combines;
+    // swap_ab tiles shorten the epilogue. Several waves hide that, and their four warps read more
+    // slowly than eight.
+    return wrong_tile_ || (swap_ab_ && !cluster) ? kWrongTilePenalty * cycles : cycles;
+  }
+
+  double tiles, sms, ctas_per_sm;
+  std::int64_t kv_tiles;
+
+ private:
+  void set_loads(const KernelInfo& kernel, const Problem& problem,
+                 const DeviceInfo& device) noexcept {
+    const double memory_rate = kMemoryShare * device.memory_gbs / kClockGhz;
+    const bool kv8 = kernel.inputs == Inputs::kv8;
+    const double key_bytes = (kv8 ? 2.0 : 4.0) * kernel.head_dim;  // of K and V
+    reading_ = tiles * static_cast<double>(problem.kv_len) * key_bytes / memory_rate;
+    const double tile_bytes = key_bytes * kernel.tile_k;
+    load_ = tile_bytes / (from_memory_ ? memory_rate : kL2BytesPerCycle);
+    const bool tuned_dim = kernel.head_dim == 64 || kernel.head_dim == 128;
+    // The steps in flight share the latency.
+    latency_ = (tuned_dim ? kLatency : kLatencyOther) * tile_bytes / kernel.smem_bytes;
+    receive_ = tile_bytes / kSmBytesPerCycle;
+    // A single split may end within a tile.
+    fill_ = static_cast<double>(problem.kv_len) / static_cast<double>(kv_tiles * kernel.tile_k);
+  }
+
+  void set_math(const KernelInfo& kernel, const DeviceInfo& device) noexcept {
+    // mma.m16n8k16 on one of the four tensor cores of an SM: 8 cycles; 5.9 measured on Hopper.
+    const double mma = device.compute_capability >= 90 ? 5.93 : 8.0;
+    // A warp dequantizes K and V once for all of its rows.
+    const double dequant =
+        kernel.inputs == Inputs::kv8 ? kDequantCycles * 16 / (kernel.tile_q > 64 ? 32 : 16) : 0.0;
+    mma_ = kMmaOverhead * 2.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / 2048 / 4 *
+           (mma + dequant);
+    ends_ = kPrologue + kEpilogue + kEpilogueRow * kernel.tile_q;
+  }
+
+  void set_combine(const KernelInfo& kernel, const Problem& problem,
+                   const DeviceInfo& device) noexcept {
+    const bool kv8 = kernel.inputs == Inputs::kv8;
+    if (from_memory_ && kernel.tile_q <= 16) {
+      last_cta_combine_ = kernel.head_dim > 128 ? kLastCtaWide : kv8 ? kLastCtaKv8 : kLastCtaSmall;
+      combine_rows_ = kCombineRow * static_cast<double>(rows_);
+      if (kv8) alone_ = kKv8Alone;
+    }
+    // Only sm_90 SASS combines in clusters. Later GPUs run the sm_80 PTX.
     has_clusters_ = device.compute_capability == 90 && kernel.tile_q <= 16 &&
                     problem.options.reproducibility == Reproducibility::deterministic;
     if (!has_clusters_) return;
     const int cluster_bytes =
         kernel.smem_bytes +
         core::ClusterBuffer::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
-    cluster_places_ = sms * std::clamp<double>(device.smem_per_sm_bytes / (cluster_bytes + 1024), 1,
-                                               blocks_per_sm);
+    cluster_slots_ =
+        sms * std::clamp<double>(device.smem_per_sm_bytes / (cluster_bytes + 1024), 1, ctas_per_sm);
     const bool by_warps =
-        rows <= core::ClusterBuffer::rows_from_warps(kernel.tile_q, kernel.head_dim);
-    join_cluster_ = by_warps ? kJoinWarps : kJoinCluster;
+        rows_ <= core::ClusterBuffer::rows_from_warps(kernel.tile_q, kernel.head_dim);
+    cluster_combine_ = by_warps ? kClusterWarps : kCluster;
   }
 
-  /// Clusters that wait for memory have SMs of their own, or share nearly all of them: where the
-  /// next call's blocks find room beside these, some SMs come to have two and others none.
-  bool in_cluster(std::int32_t splits) const noexcept {
-    if (!has_clusters_ || splits < 2 || splits > kMaxCluster) return false;
-    const double blocks = items * splits;
-    if (blocks > kClusterPlaces * cluster_places_) return false;
-    if (!from_memory_) return true;
-    const int neighbours = kSmsPerGpc - kSmsPerGpc % splits;
-    return blocks <= kClusterPlaces * sms * neighbours / kSmsPerGpc ||
-           (blocks > sms && blocks >= kSharedPlaces * cluster_places_ && reading_ <= kSharedCycles);
-  }
-
-  /// clusters: whether the splits are joined in clusters.
-  double cycles(std::int32_t splits, std::int64_t steps, bool clusters) const noexcept {
-    const double blocks = items * splits;
-    const double together = std::min(rounds(blocks, sms), blocks_per_sm);  // on one SM
-    const double waves = blocks > 4 * slots_ ? blocks / slots_ : rounds(blocks, slots_);
-    const bool shares_sms = clusters && from_memory_ && blocks > sms;
-    const double fill = splits == 1 ? fill_ : 1;
-    const double step =
-        std::max(kStep + products_ * std::max(together, alone_), copies(blocks, together, fill));
-    double loop = static_cast<double>(steps) * step;
-    if (shares_sms) {
-      // Ranges need not be of one length: whoever reads longest has the memory to itself.
-      const double missing = std::max(kAmplePlaces - blocks / cluster_places_, 0.0);
-      loop = reading_ * (kSharedRate + kSharedLoss * missing);
-    }
-    const double join = shares_sms ? kJoinCluster : clusters ? join_cluster_ : join_last_;
-    const double joins = splits == 1 ? 0 : join + join_rows_ * splits;
-    const double cycles = waves * (ends_ + loop) + joins;
-    // Tiles of few rows shorten what is behind the last keys. Where blocks come in rounds that does
-    // not show, and four warps a block read more slowly than eight.
-    return misplaced_ || (few_rows_ && !clusters) ? kWrongTilePenalty * cycles : cycles;
-  }
-
-  double items, sms, blocks_per_sm;
-  std::int64_t tiles;  // of keys
-
- private:
-  /// Until a step's keys and values are there, for all blocks of an SM. Where one block alone reads
-  /// them they come from memory, which all blocks share; else from the L2 cache. A second block on
-  /// the SM hides what one waits for. Without one, a block's own time adds to what it takes at the
-  /// datasheet's bandwidth, the more the closer they are.
-  double copies(double blocks, double together, double fill) const noexcept {
-    if (!from_memory_) return copy_ * together;
+  /// Cycles until K and V of one step have arrived, for all CTAs of an SM. Keys that one CTA alone
+  /// reads come from memory, whose bandwidth all CTAs share; others come from the L2 cache. A
+  /// second CTA on the SM hides the latency of the first. Without one, the own latency adds to the
+  /// share of the bandwidth, the more the closer the two are.
+  double load_cycles(double ctas, double together, double fill) const noexcept {
+    if (!from_memory_) return load_ * together;
     const double own = latency_ + receive_ * together * fill;
-    const double share = copy_ * std::min(blocks, sms) * together * fill;
+    const double share = load_ * std::min(ctas, sms) * together * fill;
     if (together > 1) return std::max(own, share);
     const double own2 = own * own, share2 = kMemoryShare * kMemoryShare * share * share;
     return std::max(share, std::sqrt(std::sqrt(own2 * own2 + share2 * share2)));
   }
 
-  double slots_, reading_, copy_, latency_, receive_, fill_, products_, ends_;
-  double cluster_places_ = 0;
-  double alone_ = 1, join_last_ = kJoinLast, join_cluster_ = 0, join_rows_ = 0;
-  bool from_memory_, few_rows_, misplaced_, has_clusters_;
+  std::int64_t rows_;
+  double slots_;
+  bool from_memory_, swap_ab_ = false, wrong_tile_ = false, has_clusters_ = false;
+  double reading_ = 0, load_ = 0, latency_ = 0, receive_ = 0, fill_ = 0, mma_ = 0, ends_ = 0;
+  double cluster_slots_ = 0;
+  double alone_ = 1, last_cta_combine_ = kLastCta, cluster_combine_ = 0, combine_rows_ = 0;
 };
 
-}  // namespace
+struct Schedule {
+  SplitPlan plan;
+  double cycles = 0;
+};
 
-Sm80Schedule schedule_sm80(const KernelInfo& kernel, const Problem& problem,
-                           const DeviceInfo& device) noexcept {
+/// Tries the promising numbers of splits and keeps the fastest.
+Schedule schedule(const KernelInfo& kernel, const Problem& problem,
+                  const DeviceInfo& device) noexcept {
   const Model model(kernel, problem, device);
-  Sm80Schedule best;
+  Schedule best;
   const auto consider = [&](std::int64_t count) {
     const std::int64_t steps =
-        ceil_div(model.tiles, std::clamp<std::int64_t>(count, 1, model.tiles));
-    const auto splits = static_cast<std::int32_t>(ceil_div(model.tiles, steps));
-    if (splits == best.splits.count && best.cycles != 0) return;
-    const bool clusters = model.in_cluster(splits);
-    const double cycles = model.cycles(splits, steps, clusters);
-    if (best.cycles != 0 && cycles >= kAsGood * best.cycles) return;
-    best = {{splits, steps * kernel.tile_k}, clusters, cycles};
+        ceil_div(model.kv_tiles, std::clamp<std::int64_t>(count, 1, model.kv_tiles));
+    const auto splits = static_cast<std::int32_t>(ceil_div(model.kv_tiles, steps));
+    if (splits == best.plan.splits.count && best.cycles != 0) return;
+    const bool cluster = model.in_cluster(splits);
+    const double cycles = model.cycles(splits, steps, cluster);
+    if (best.cycles != 0 && cycles >= kTie * best.cycles) return;
+    best = {{{splits, steps * kernel.tile_k}, cluster}, cycles};
   };
   if (problem.options.num_splits > 0) {
     consider(problem.options.num_splits);
     return best;
   }
   const bool may_split =
-      problem.options.reproducibility == Reproducibility::deterministic && model.items > 0;
-  const std::int64_t min_keys = kernel.tile_q <= 16 ? kernel.tile_k : kMinKeysManyRows;
+      problem.options.reproducibility == Reproducibility::deterministic && model.tiles > 0;
+  const std::int64_t min_keys = kernel.tile_q <= 16 ? kernel.tile_k : kMinKeysLargeTiles;
   const std::int64_t most =
       may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxJoinedSplits)
                 : 1;
   if (most > 1 && kernel.tile_q <= 16 && (problem.seqused_k.given() || problem.kv_varlen)) {
-    // Some sequences may be far shorter than others: ranges of one length keep the SMs even.
+    // Some sequences may be far shorter than others. Splits of one length balance the SMs.
     const std::int64_t ragged = ceil_div(problem.kv_len, kRaggedKeys);
-    if (model.items * static_cast<double>(ragged) > model.sms) {
+    if (model.tiles * static_cast<double>(ragged) > model.sms) {
       consider(std::min(ragged, most));
       return best;
     }
   }
-  const auto fill = static_cast<std::int64_t>(model.sms / std::max(model.items, 1.0));
+  const auto fill = static_cast<std::int64_t>(model.sms / std::max(model.tiles, 1.0));
   for (std::int64_t count = 1; count <= std::min(most, kMaxCluster); ++count) {
     consider(count);
-    if (count > 2 * fill * static_cast<std::int64_t>(model.blocks_per_sm)) break;
+    if (count > 2 * fill * static_cast<std::int64_t>(model.ctas_per_sm)) break;
   }
-  for (const std::int64_t count : {fill, fill * static_cast<std::int64_t>(model.blocks_per_sm)}) {
+  for (const std::int64_t count : {fill, fill * static_cast<std::int64_t>(model.ctas_per_sm)}) {
     if (count > kMaxCluster && count <= most) consider(count);
   }
   if (fill > most) consider(most);
   return best;
 }
+
+double estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
+                Rivals) noexcept {
+  return schedule(kernel, problem, device).cycles;
+}
+
+SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
+                      const DeviceInfo& device) noexcept {
+  return schedule(kernel, problem, device).plan;
+}
+
+}  // namespace
+
+extern const FamilyModel kSm80Model;
+constinit const FamilyModel kSm80Model{estimate, plan_splits, no_tail, EstimateUnit::cycles};
 
 }  // namespace flashcore

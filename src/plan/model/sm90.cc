@@ -1,62 +1,63 @@
-// Which Hopper kernel, and when it is worth it: the same kind of model as tuning_sm80.cc. Its
-// constants were fitted to times on an H200 (docs/performance.md).
+// Cycle model of the sm90 kernels: chooses the kernel and plans tail splits. The constants were
+// fitted to times on an H200 (docs/performance.md).
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include "plan/divide.h"
+#include "plan/kernel_traits.h"
 #include "plan/model/model.h"
 #include "plan/planner.h"
 
 namespace flashcore {
 namespace {
 
-constexpr double kStart = 4700;            // until the first products, and the host's work for them
-constexpr double kItem = 500;              // of an item, beside its first products
-constexpr double kStep = 1270;             // of a step, whatever its size
-constexpr double kProductOverhead = 0.92;  // and for each cycle of its products
-constexpr double kFlopsPerCycle = 4096;    // of an SM
-// Of 16-bit kernels at head_dim 128 both were measured, an item with its first products: how their
-// times at 512 to 16,384 keys compare.
-constexpr double kItemOf128 = 2550;
+constexpr double kStart = 4700;          // until the first GEMMs, with the host's work for them
+constexpr double kTile = 500;            // per tile, without its first GEMMs
+constexpr double kStep = 1270;           // per step, whatever its size
+constexpr double kGemmOverhead = 0.92;   // per cycle of a step's GEMMs
+constexpr double kFlopsPerCycle = 4096;  // of an SM
+// 16-bit kernels of head_dim 128: a tile with its first GEMMs, and a step, measured at 512 to
+// 16,384 keys.
+constexpr double kTileOf128 = 2550;
 struct StepOf128 {
   int tile_k;
   double cycles;
 };
 constexpr StepOf128 kStepsOf128[] = {{128, 2857}, {160, 3454}, {176, 3772}};
-// Or, where that is more, of a step whose softmax takes longer than its products, as at head_dim
-// 64: for each of its scores, where two warpgroups overlap, or three.
-constexpr double kShortStep = 400;
+// A step whose softmax takes longer than its GEMMs, as at head_dim 64: a constant, and for each
+// score, with two or three overlapping warpgroups.
+constexpr double kSoftmaxStep = 400;
 constexpr double kScoreOfTwo = 0.108;
 constexpr double kScoreOfThree = 0.09;
-// Of e4m3 kernels, whose warpgroups do not overlap their own products with their softmax: a step,
-// each of its scores, and each cycle of its products.
-constexpr double kCodeStep = 950;
-constexpr double kCodeScore = 0.043;
-constexpr double kCodeProduct = 0.97;
-constexpr double kMostlyPadding = 8;
+// fp8 kernels, whose warpgroups do not overlap their own GEMMs with their softmax: per step, per
+// score, per cycle of the GEMMs.
+constexpr double kFp8Step = 950;
+constexpr double kFp8Score = 0.043;
+constexpr double kFp8Gemm = 0.97;
+constexpr double kMostlyPadding = 8;  // factor: another family packs heads and splits keys
 constexpr std::int64_t kCountedTiles = 16;
-// Of a step: what lies behind an item's last key, and what masks cost more where tiles of keys do
-// not end where tiles of rows do. (At head_dim 128 the first is counted.)
-constexpr double kBehindLastKey = 0.25;
+// In steps: the padding past a tile's last key, and the cost of masks if KV tiles do not end with
+// query tiles. (The padding is computed at head_dim 128.)
+constexpr double kPadding = 0.25;
 constexpr double kUnaligned = 0.75;
 constexpr double kUnalignedOf128 = 0.15;
-// Of items cut into parts: until the last part knows that it is, and what the others left has come.
-constexpr double kJoin = 3000;
-constexpr double kPartBytesPerCycle = 25;
-constexpr double kLeastGain = 0.01;  // of all the time
-constexpr std::int64_t kMostParts = 16;
+// Tail splits: until the last split of a tile knows that it is the last, then reading the others.
+constexpr double kReduce = 3000;
+constexpr double kPartialBytesPerCycle = 25;
+constexpr double kLeastGain = 0.01;  // of the total time
+constexpr std::int64_t kMaxTailSplits = 16;
 
-/// Null where there is none.
+/// The measured step of a 16-bit kernel of head_dim 128; null for others.
 const StepOf128* step_of_128(const KernelInfo& kernel) noexcept {
-  if (kernel.head_dim != 128 || needs_e4m3(kernel)) return nullptr;
+  if (kernel.head_dim != 128 || kernel.inputs == Inputs::fp8) return nullptr;
   for (const StepOf128& step : kStepsOf128) {
     if (step.tile_k == kernel.tile_k) return &step;
   }
   return nullptr;
 }
 
-/// Steps of an average item, whose tile has so many queries of each head.
+/// Steps of an average tile with `tile_queries` queries of each head.
 double steps_of(const KernelInfo& kernel, const Problem& problem, std::int64_t tile_queries,
                 bool masked) noexcept {
   const std::int64_t keys = problem.kv_len, rows = problem.q_len;
@@ -65,11 +66,11 @@ double steps_of(const KernelInfo& kernel, const Problem& problem, std::int64_t t
   const std::int64_t tiles = std::max<std::int64_t>(ceil_div(rows, tile_queries), 1);
   const std::int64_t left = problem.options.window_left;
   if (tiles > kCountedTiles && left < 0) {
-    // Ends of items are multiples of the largest number that divides both tiles.
+    // Tiles end at multiples of the greatest common divisor of both tile sizes.
     const auto common = static_cast<double>(std::gcd(tile_queries, kernel.tile_k));
-    const double behind =
-        step_of_128(kernel) != nullptr ? 0.5 - common / (2.0 * kernel.tile_k) : kBehindLastKey;
-    return static_cast<double>(keys + tile_queries) / 2 / kernel.tile_k + behind;
+    const double padding =
+        step_of_128(kernel) != nullptr ? 0.5 - common / (2.0 * kernel.tile_k) : kPadding;
+    return static_cast<double>(keys + tile_queries) / 2 / kernel.tile_k + padding;
   }
   const std::int64_t counted = std::min(tiles, kCountedTiles);
   std::int64_t steps = 0;
@@ -85,84 +86,106 @@ double steps_of(const KernelInfo& kernel, const Problem& problem, std::int64_t t
   return static_cast<double>(steps) / static_cast<double>(counted);
 }
 
-/// What an item takes.
-struct ItemCycles {
-  double start;  // what does not depend on its keys
+struct TileCycles {
+  double start;  // independent of the number of keys
   double step;
-  double unaligned;  // in steps, where masks need it
+  double unaligned;  // in steps, added where masks need it
 };
 
-ItemCycles item_cycles(const KernelInfo& kernel) noexcept {
+TileCycles tile_cycles(const KernelInfo& kernel) noexcept {
   if (const StepOf128* known = step_of_128(kernel); known != nullptr) {
-    return {kItemOf128, known->cycles, kUnalignedOf128};
+    return {kTileOf128, known->cycles, kUnalignedOf128};
   }
-  const int element_bytes = needs_e4m3(kernel) ? 1 : 2;
-  const double products =
+  const bool fp8 = kernel.inputs == Inputs::fp8;
+  const int element_bytes = fp8 ? 1 : 2;
+  const double gemms =
       4.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / (kFlopsPerCycle * 2 / element_bytes);
   const double scores = static_cast<double>(kernel.tile_q) * kernel.tile_k;
-  const double of_score = kernel.tile_q > 128 ? kScoreOfThree : kScoreOfTwo;
-  const double step = needs_e4m3(kernel) ? kCodeStep + kCodeScore * scores + kCodeProduct * products
-                                         : std::max(kStep + kProductOverhead * products,
-                                                    kShortStep + of_score * scores);
-  return {kItem + products, step, kUnaligned};
+  const double score = kernel.tile_q > 128 ? kScoreOfThree : kScoreOfTwo;
+  const double step = fp8 ? kFp8Step + kFp8Score * scores + kFp8Gemm * gemms
+                          : std::max(kStep + kGemmOverhead * gemms, kSoftmaxStep + score * scores);
+  return {kTile + gemms, step, kUnaligned};
 }
 
-/// Of the items at the end, all of them as long, that are fewer than SMs.
-double tail_cycles(const KernelInfo& kernel, const ItemCycles& item, std::int64_t items,
-                   const Splits& parts, std::int64_t sms) noexcept {
-  const double rounds =
-      std::ceil(static_cast<double>(items * parts.count) / static_cast<double>(sms));
-  const double steps = static_cast<double>(parts.keys_each) / kernel.tile_k;
-  const double computed = rounds * (item.start + steps * item.step);
-  if (parts.count == 1) return computed;
-  const double part_bytes = 4.0 * kernel.tile_q * kernel.head_dim;
-  return computed + kJoin + (rounds + parts.count) * part_bytes / kPartBytesPerCycle;
+/// Cycles of the `tiles` tiles of a last partial wave, all of one length.
+double tail_cycles(const KernelInfo& kernel, const TileCycles& tile, std::int64_t tiles,
+                   const Splits& splits, std::int64_t sms) noexcept {
+  const double waves =
+      std::ceil(static_cast<double>(tiles * splits.count) / static_cast<double>(sms));
+  const double steps = static_cast<double>(splits.keys_each) / kernel.tile_k;
+  const double computed = waves * (tile.start + steps * tile.step);
+  if (splits.count == 1) return computed;
+  const double partial_bytes = 4.0 * kernel.tile_q * kernel.head_dim;
+  return computed + kReduce + (waves + splits.count) * partial_bytes / kPartialBytesPerCycle;
 }
 
-}  // namespace
-
-Tail plan_tail_split(const KernelInfo& kernel, const Problem& problem,
-                     const DeviceInfo& device) noexcept {
+TailPlan plan_tail(const KernelInfo& kernel, const Problem& problem,
+                   const DeviceInfo& device) noexcept {
   if (!can_split_tail(kernel, problem)) return {};
-  const std::int64_t items = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
-  const std::int64_t last = items % sms;
+  const std::int64_t tiles = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
+  const std::int64_t last = tiles % sms;
   if (last == 0) return {};
-  const ItemCycles item = item_cycles(kernel);
-  const auto cycles = [&](const Splits& parts) {
-    return tail_cycles(kernel, item, last, parts, sms);
+  const TileCycles tile = tile_cycles(kernel);
+  const auto cycles = [&](const Splits& splits) {
+    return tail_cycles(kernel, tile, last, splits, sms);
   };
-  Tail best;
+  TailPlan best;
   best.cycles = cycles(split_keys(problem.kv_len, 1, kernel.tile_k)) *
-                (1 - kLeastGain * static_cast<double>(items / sms + 1));
-  for (std::int64_t count = 2; count <= kMostParts; ++count) {
-    const Splits parts = split_keys(problem.kv_len, count, kernel.tile_k);
-    if (parts.count == count && cycles(parts) < best.cycles) best = {last, count, cycles(parts)};
+                (1 - kLeastGain * static_cast<double>(tiles / sms + 1));
+  for (std::int64_t count = 2; count <= kMaxTailSplits; ++count) {
+    const Splits splits = split_keys(problem.kv_len, count, kernel.tile_k);
+    if (splits.count == count && cycles(splits) < best.cycles) {
+      best = {last, count, cycles(splits)};
+    }
   }
   return best;
 }
 
-double cycles_sm90(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
-                   bool masked) noexcept {
-  const std::int64_t items = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
-  const ItemCycles item = item_cycles(kernel);
+/// Within the family a causal mask counts. Other models ignore it.
+double estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
+                Rivals rivals) noexcept {
+  const bool masked = rivals == Rivals::own_family && problem.options.causal;
+  const std::int64_t tiles = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
+  const TileCycles tile = tile_cycles(kernel);
   const std::int64_t tile_queries = divide(kernel.tile_q, heads_in_tile(kernel, problem));
   double steps = steps_of(kernel, problem, tile_queries, masked);
-  const auto tile = static_cast<std::int32_t>(tile_queries);
-  if (masked && kernel.tile_k % tile != 0 && tile % kernel.tile_k != 0) {
-    steps += item.unaligned;
+  const auto queries = static_cast<std::int32_t>(tile_queries);
+  if (masked && kernel.tile_k % queries != 0 && queries % kernel.tile_k != 0) {
+    steps += tile.unaligned;
   }
-  const double each = item.start + steps * item.step;
-  // Many items of several lengths leave no SM idle for long. (Of equal ones the constants know.)
+  const double each = tile.start + steps * tile.step;
+  // Many tiles of several lengths leave no SM idle for long. (The constants of head_dim 128 were
+  // fitted to tiles of one length in whole waves.)
   const bool equal = !masked && step_of_128(kernel) != nullptr;
-  const double rounds = static_cast<double>(items) / static_cast<double>(sms);
-  // Few rows are for kernels that pack heads and split keys.
+  const double waves = static_cast<double>(tiles) / static_cast<double>(sms);
   const bool mostly_padding = 2 * packed_rows(kernel, problem) <= kernel.tile_q;
-  const Tail tail = mostly_padding ? Tail{} : plan_tail_split(kernel, problem, device);
-  const double all = tail.items > 0 ? static_cast<double>(items / sms) * each + tail.cycles
-                     : items > 4 * sms && !equal ? rounds * each
-                                                 : std::ceil(rounds) * each;
+  const TailPlan tail = mostly_padding ? TailPlan{} : plan_tail(kernel, problem, device);
+  const double all = tail.tiles > 0 ? static_cast<double>(tiles / sms) * each + tail.cycles
+                     : tiles > 4 * sms && !equal ? waves * each
+                                                 : std::ceil(waves) * each;
   const double cycles = kStart + all;
   return mostly_padding ? kMostlyPadding * cycles : cycles;
 }
+
+SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
+                      const DeviceInfo&) noexcept {
+  return {split_keys(problem.kv_len, 1, kernel.tile_k)};
+}
+
+}  // namespace
+
+bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept {
+  const Options& options = problem.options;
+  const bool masked = options.causal || options.window_left >= 0 || options.window_right >= 0;
+  const bool is_varlen = problem.q_varlen || problem.kv_varlen || problem.seqused_k.given() ||
+                         problem.q_start.given() || problem.k_start.given();
+  return traits_of(kernel).gqa_packing == GqaPacking::power_of_two &&
+         sm90_shape(kernel).packs_gqa() && !masked && !is_varlen && problem.kv_len > 0 &&
+         options.reproducibility == Reproducibility::deterministic;
+}
+
+extern const FamilyModel kSm90Model;
+constinit const FamilyModel kSm90Model{estimate, plan_splits, plan_tail,
+                                       EstimateUnit::cycles_by_rivals};
 
 }  // namespace flashcore

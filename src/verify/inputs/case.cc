@@ -111,48 +111,58 @@ void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
   s.options.kv_scale_block = random.pick(kBlocks);
 }
 
-/// One 8-bit format for all inputs, and scale blocks that fit the tiles of the kernel.
-void fit_to_e4m3(const KernelInfo& kernel, CaseSpec& s) {
+/// Makes all inputs e4m3, and scale blocks as large as an fp8 kernel needs.
+void fit_to_fp8(const KernelInfo& kernel, CaseSpec& s) {
   if (s.q_storage == DType::none) s.q_scale = s.k_scale;
   s.q_storage = s.k_storage = s.v_storage = DType::e4m3;
   std::int64_t& block = s.options.kv_scale_block;
   if (s.k_scale == ScaleKind::per_block) {
-    block = (block + kKeysOfAScale - 1) / kKeysOfAScale * kKeysOfAScale;
+    block = (block + kMinKeysPerScale - 1) / kMinKeysPerScale * kMinKeysPerScale;
   }
   if (s.v_scale == ScaleKind::per_block) {
     block = (block + kernel.tile_k - 1) / kernel.tile_k * kernel.tile_k;
   }
 }
 
+/// Layouts that TMA can read: contiguous 16-byte rows without broadcasts.
+void fit_to_tma(const KernelInfo& kernel, CaseSpec& s) {
+  const std::int64_t elements = needs_e4m3(kernel) ? 16 : 8;  // of 16 bytes
+  const auto padded = [&](std::int64_t dim) { return (dim + elements - 1) / elements * elements; };
+  s.head_dim = padded(s.head_dim);
+  s.v_dim = padded(s.v_dim);
+  s.shared_kv = false;
+  for (MemoryLayout* a :
+       {&s.q_layout, &s.k_layout, &s.v_layout, &s.out_layout}) {
+    if (*a == MemoryLayout::misaligned) *a = MemoryLayout::rows_first;
+    if (*a == MemoryLayout::strided_columns) *a = MemoryLayout::padded;
+  }
+}
+
 }  // namespace
 
 void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
-  const bool on_tensor_cores =
-      kernel.device == DeviceType::cuda && (kernel.packs_heads || kernel.uses_tma);
-  if (on_tensor_cores && s.options.softcap > core::kLargestShortCap) s.options.softcap = 50;
+  const auto lacks = [&](Features feature) { return !any(kernel.features & feature); };
+  if (uses_tensor_cores(traits_of(kernel)) && s.options.softcap > core::kLargestShortCap)
+    s.options.softcap = 50;
   if (needs_8_bits(kernel) && s.k_storage == DType::none) {
     s.k_storage = s.v_storage = DType::e4m3;
     s.k_scale = s.v_scale = ScaleKind::per_head;
   }
-  if (needs_8_bits(kernel) && !kernel.uses_tma && s.v_scale == ScaleKind::per_block &&
+  if (lacks(Features::batch_invariant_scales) && s.v_scale == ScaleKind::per_block &&
       s.options.reproducibility == Reproducibility::batch_invariant) {
     s.v_scale = ScaleKind::per_head;
   }
-  if (!kernel.uses_tma) return;
-  if (needs_e4m3(kernel)) fit_to_e4m3(kernel, s);
-  const std::int64_t vec = needs_e4m3(kernel) ? 16 : 8;  // elements in 16 bytes
-  const auto round_up = [&](std::int64_t dim) { return (dim + vec - 1) / vec * vec; };
-  s.head_dim = round_up(s.head_dim);
-  s.v_dim = round_up(s.v_dim);
-  s.bias = s.mask = {};
-  s.page_size = 0;
-  s.shared_pages = s.shared_kv = false;
-  s.options.num_splits = std::min(s.options.num_splits, 1);
-  s.out_f32 = s.options.partial = false;
-  for (MemoryLayout* a : {&s.q_layout, &s.k_layout, &s.v_layout, &s.out_layout}) {
-    if (*a == MemoryLayout::misaligned) *a = MemoryLayout::rows_first;
-    if (*a == MemoryLayout::strided_columns) *a = MemoryLayout::padded;
+  if (needs_e4m3(kernel)) fit_to_fp8(kernel, s);
+  if (lacks(Features::bias)) s.bias = {};
+  if (lacks(Features::mask)) s.mask = {};
+  if (lacks(Features::paged)) {
+    s.page_size = 0;
+    s.shared_pages = false;
   }
+  if (lacks(Features::num_splits)) s.options.num_splits = std::min(s.options.num_splits, 1);
+  if (lacks(Features::f32_out)) s.out_f32 = false;
+  if (lacks(Features::partial)) s.options.partial = false;
+  if (lacks(Features::any_stride)) fit_to_tma(kernel, s);
 }
 
 double work_of(const CaseSpec& s) {

@@ -65,7 +65,8 @@ std::vector<std::string> features(const CaseSpec& spec);
 /// Sizes and features in one line.
 std::string to_string(const CaseSpec& spec);
 
-/// Replaces options that the kernel does not support (see KernelInfo::uses_tma and needs_8_bits()).
+/// Replaces the options, formats and layouts that a kernel does not support (KernelInfo::features
+/// and inputs) by supported ones.
 void fit_to_kernel(const KernelInfo& kernel, CaseSpec& spec);
 
 /// Random problem `index` of `seed` for one kernel. Sizes favour the tile edges of the kernel and

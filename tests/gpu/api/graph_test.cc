@@ -92,8 +92,8 @@ verify::CaseSpec dealt_out() {
   verify::CaseSpec spec = dense(DType::bf16, 5, 40, 20, 129, 300, 128);
   spec.options.causal = spec.lse = true;
   for (const KernelInfo* kernel : runnable_kernels()) {
-    if (kernel->uses_tma && kernel->dtype == DType::bf16 && kernel->head_dim == 128 &&
-        std::string(kernel->family) == "sm90") {
+    if (kernel->family == Family::sm90 && kernel->inputs == Inputs::native &&
+        kernel->dtype == DType::bf16 && kernel->head_dim == 128) {
       spec.options.kernel = kernel->id;
       verify::fit_to_kernel(*kernel, spec);
       break;
@@ -128,7 +128,7 @@ TEST_P(GraphReplay, FollowsTheData) {
   gpu.load(first);
   const CapturedGraph graph(stream, [&] { return gpu.run(stream); });
   EXPECT_EQ(gpu.block(), first.bytes()) << "capturing must not run anything";
-  EXPECT_EQ(graph.nodes(), gpu.plan().splits > 1 && !gpu.plan().combines_itself ? 2u : 1u);
+  EXPECT_EQ(graph.nodes(), gpu.plan().combine == CombineMode::kernel ? 2u : 1u);
   for (const bool use_second : {false, true, true, false}) {
     gpu.load(use_second ? second : first);
     graph.replay(stream);
@@ -226,7 +226,7 @@ TEST_F(Graph, HasAKernelForEachCallAndNoMemset) {
       }
       return {};
     });
-    const bool two = gpu.plan().splits > 1 && !gpu.plan().combines_itself;
+    const bool two = gpu.plan().combine == CombineMode::kernel;
     EXPECT_EQ(graph.nodes(cudaGraphNodeTypeKernel), two ? 2u * kCalls : 1u * kCalls);
     EXPECT_EQ(graph.nodes(cudaGraphNodeTypeMemset), 0u);
     EXPECT_EQ(graph.nodes(), graph.nodes(cudaGraphNodeTypeKernel));

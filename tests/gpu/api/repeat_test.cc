@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "gpu/support.h"
+#include "plan/planner.h"
 
 namespace flashcore::gpu_test {
 namespace {
@@ -44,7 +45,7 @@ TEST_F(Repeats, DecodeWithSplitsJoinedInTheKernel) {
     gpu.load(memory);
     EXPECT_GT(gpu.plan().splits, 1);
     if (require(device_info(kGpu)).compute_capability >= 80) {
-      EXPECT_TRUE(gpu.plan().combines_itself) << gpu.plan().kernel->id;
+      EXPECT_NE(gpu.plan().combine, CombineMode::kernel) << gpu.plan().kernel->id;
     }
     expect_same_bits(memory, gpu);
   }
@@ -56,7 +57,7 @@ TEST_F(Repeats, DecodeOnCudaCoresAndTheCombineKernel) {
   GpuCase gpu(memory);
   gpu.load(memory);
   EXPECT_GT(gpu.plan().splits, 1);
-  EXPECT_FALSE(gpu.plan().combines_itself);
+  EXPECT_EQ(gpu.plan().combine, CombineMode::kernel);
   expect_same_bits(memory, gpu);
 }
 
@@ -74,7 +75,7 @@ TEST_F(Repeats, Prefill) {
 TEST_F(Repeats, ItemsDealtOutByTicket) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     // Kernels of f16 have the shapes, and so the barriers, of bf16's.
-    if (!kernel->uses_tma || kernel->dtype == DType::f16) continue;
+    if (!is_persistent(*kernel) || kernel->dtype == DType::f16) continue;
     verify::CaseSpec spec = dense(kernel->dtype, 7, 40, 20, 3, 300, kernel->head_dim);
     spec.options.kernel = kernel->id;
     spec.options.causal = true;

@@ -44,7 +44,8 @@ std::vector<verify::CaseSpec> specs(const KernelInfo& kernel) {
 /// Stages are read through masks, pages and f32 outputs, which Hopper's kernels leave to others.
 std::vector<const KernelInfo*> kernels_with_stages() {
   std::vector<const KernelInfo*> found = runnable_kernels();
-  std::erase_if(found, [](const KernelInfo* kernel) { return kernel->uses_tma; });
+  std::erase_if(found,
+                [](const KernelInfo* kernel) { return !any(kernel->features & Features::mask); });
   return found;
 }
 

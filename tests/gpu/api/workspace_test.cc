@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "gpu/support.h"
+#include "plan/planner.h"
 
 namespace flashcore::gpu_test {
 namespace {
@@ -20,7 +21,7 @@ TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
         spec.options.num_splits = splits;
         spec.options.checked = checked;
         spec.lse = spec.used_k = true;
-        if (splits > 1 && kernel->uses_tma) continue;  // it takes no splits
+        if (splits > 1 && !any(kernel->features & Features::num_splits)) continue;
         verify::fit_to_kernel(*kernel, spec);
         const verify::CaseMemory memory(spec);
         GpuCase gpu(memory);  // its workspace held only ones before workspace_init()
@@ -44,7 +45,7 @@ TEST_F(WorkspaceUse, AHeaderThatIsNotUsedIsLeftAlone) {
       spec.options.kernel = kernel->id;
       spec.options.num_splits = splits;
       spec.lse = spec.used_k = true;
-      if (splits > 1 && kernel->uses_tma) continue;  // it takes no splits
+      if (splits > 1 && !any(kernel->features & Features::num_splits)) continue;
       verify::fit_to_kernel(*kernel, spec);
       const verify::CaseMemory memory(spec);
       GpuCase gpu(memory);
@@ -82,7 +83,7 @@ TEST_F(WorkspaceUse, AHeaderFullOfOnesIsNoticed) {
 // after every call, also where some of the items turn out to be empty.
 TEST_F(WorkspaceUse, TicketsAreGivenBack) {
   for (const KernelInfo* kernel : runnable_kernels()) {
-    if (!kernel->uses_tma) continue;
+    if (!is_persistent(*kernel)) continue;
     for (const bool packed : {false, true}) {
       verify::CaseSpec spec =
           dense(kernel->dtype, 5, 40, 20, kernel->tile_q + 1, 70, kernel->head_dim);

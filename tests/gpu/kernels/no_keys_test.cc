@@ -2,10 +2,10 @@
 // and kernels end, however such rows are spread over the work of a CTA.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "gpu/support.h"
+#include "plan/planner.h"
 
 namespace flashcore::gpu_test {
 namespace {
@@ -56,8 +56,6 @@ void shorten(const verify::CaseMemory& memory) {
   used[1] = 0;
   used[3] = std::min(used[3], 1);
 }
-
-bool is_persistent(const KernelInfo& kernel) { return kernel.uses_tma; }
 
 TEST_F(NoKeys, PersistentKernelsEndWithRightResults) {
   const DeviceInfo device = require(device_info(kGpu));

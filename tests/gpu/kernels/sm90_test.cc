@@ -4,7 +4,6 @@
 // last key does not matter.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "core/mma_layout.h"
@@ -21,7 +20,9 @@ using Hopper = HopperTest;
 
 constexpr int kPanelColumns = core::PanelTile<64, 64>::kPanelColumns;
 
-bool is_hopper(const KernelInfo& kernel) { return std::strcmp(kernel.family, "sm90") == 0; }
+bool is_hopper(const KernelInfo& kernel) {
+  return kernel.family == Family::sm90 && kernel.inputs == Inputs::native;
+}
 
 // ---------------------------------------------------------------------------------------------
 // TMA

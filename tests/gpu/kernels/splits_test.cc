@@ -69,7 +69,7 @@ class Splits : public GpuTest {
     std::vector<const KernelInfo*> found;
     for (const KernelInfo& kernel : kernels()) {
       if (kernel.device == DeviceType::cuda && kernel.compiled && kernel.dtype == dtype &&
-          !kernel.uses_tma && !needs_8_bits(kernel) &&
+          any(kernel.features & Features::num_splits) && !needs_8_bits(kernel) &&
           kernel.min_compute_capability <= device_.compute_capability &&
           kernel.smem_bytes <= device_.smem_per_block_bytes) {
         found.push_back(&kernel);
@@ -117,7 +117,7 @@ TEST_F(Splits, ManyClustersAtOnce) {
         if (kernel->tile_q > 16 || kernel->head_dim < dim) continue;
         for (const int splits : {4, 6, 7}) {
           const Plan plan = judge.plan(*kernel, splits, device_);
-          shared += plan.combines_in_cluster && plan.num_tiles > device_.sm_count;
+          shared += plan.combine == CombineMode::cluster && plan.num_tiles > device_.sm_count;
           judge.run_and_compare(plan);
           if (HasFailure()) return;
         }

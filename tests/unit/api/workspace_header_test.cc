@@ -34,12 +34,12 @@ Plan plan_of(const char* device, DType dtype, const Shape& shape, const Options&
 
 TEST(UsesHeader, OfHopperWhereWorkIsDealtOut) {
   const Plan many = plan_of("h200", DType::bf16, {4, 32, 32, 2048, 2048, 128}, {.causal = true});
-  EXPECT_STREQ(many.kernel->family, "sm90");
+  EXPECT_STREQ(many.kernel->family_name(), "sm90");
   EXPECT_GT(many.num_tiles, many.device.sm_count);
   EXPECT_TRUE(uses_header(many));
 
   const Plan as_many_as_sms = plan_of("h200", DType::bf16, {1, 132, 132, 128, 128, 128});
-  EXPECT_STREQ(as_many_as_sms.kernel->family, "sm90");
+  EXPECT_STREQ(as_many_as_sms.kernel->family_name(), "sm90");
   EXPECT_EQ(as_many_as_sms.num_tiles, as_many_as_sms.device.sm_count);
   EXPECT_EQ(as_many_as_sms.tail_tiles, 0);
   EXPECT_FALSE(uses_header(as_many_as_sms));
@@ -49,7 +49,7 @@ TEST(UsesHeader, OfHopperWhereWorkIsDealtOut) {
   EXPECT_TRUE(uses_header(one_more));
 
   const Plan codes = plan_of("h200", DType::e4m3, {4, 32, 32, 2048, 2048, 128});
-  EXPECT_STREQ(codes.kernel->family, "sm90_e4m3");
+  EXPECT_STREQ(codes.kernel->family_name(), "sm90_e4m3");
   EXPECT_TRUE(uses_header(codes));
 }
 
@@ -67,11 +67,11 @@ TEST(UsesHeader, OfHopperWhereItemsAreCut) {
 TEST(UsesHeader, WhereAKernelJoinsItsSplits) {
   const Shape decode{1, 32, 8, 1, 8192, 128};
   const Plan in_cluster = plan_of("h200", DType::bf16, {1, 32, 32, 1, 8192, 64});
-  EXPECT_TRUE(in_cluster.combines_in_cluster);
+  EXPECT_EQ(in_cluster.combine, CombineMode::cluster);
   EXPECT_TRUE(uses_header(in_cluster)) << "where no cluster fits, blocks count";
   const Plan by_blocks = plan_of("a100", DType::bf16, decode);
   EXPECT_GT(by_blocks.splits, 1);
-  EXPECT_TRUE(by_blocks.combines_itself);
+  EXPECT_EQ(by_blocks.combine, CombineMode::last_cta);
   EXPECT_TRUE(uses_header(by_blocks));
   EXPECT_TRUE(uses_header(plan_of("a100", DType::e4m3, decode, {.num_splits = 4})));
 
@@ -80,7 +80,7 @@ TEST(UsesHeader, WhereAKernelJoinsItsSplits) {
   EXPECT_GT(by_a_second_kernel.splits, core::kMaxJoinedSplits);
   EXPECT_FALSE(uses_header(by_a_second_kernel));
   const Plan simt = plan_of("h200", DType::f32, decode, {.num_splits = 4});
-  EXPECT_STREQ(simt.kernel->family, "simt");
+  EXPECT_STREQ(simt.kernel->family_name(), "simt");
   EXPECT_EQ(simt.splits, 4);
   EXPECT_FALSE(uses_header(simt));
 }
@@ -113,15 +113,13 @@ TEST(UsesHeader, IsWhatTheLaunchDoes) {
       for (const int splits : {0, 1, 3, 129}) {
         for (const bool checked : {false, true}) {
           Options options{.checked = checked, .num_splits = splits, .kernel = kernel.id};
-          const bool codes =
-              std::string(kernel.family).find("8bit") != std::string::npos || needs_e4m3(kernel);
-          const Result<Plan> plan =
-              try_plan("h200", codes ? DType::e4m3 : kernel.dtype, shape, options);
+          const DType dtype = needs_8_bits(kernel) ? DType::e4m3 : kernel.dtype;
+          const Result<Plan> plan = try_plan("h200", dtype, shape, options);
           if (!plan.ok()) continue;
           std::byte memory[1];
           const core::AttentionParams p = make_params(*plan, {}, {memory, 0, plan->problem.device});
           bool counts = p.counters != nullptr;
-          if (kernel.uses_tma) {
+          if (is_persistent(kernel)) {
             const core::TileScheduler order =
                 core::make_tile_scheduler(p.batch, p.q_heads / plan->heads_in_tile,
                                           p.group / plan->heads_in_tile, p.q_tiles, 0);
@@ -133,7 +131,7 @@ TEST(UsesHeader, IsWhatTheLaunchDoes) {
           EXPECT_EQ(uses_header(*plan), counts || p.checked)
               << kernel.id << " splits " << splits << " q_len " << shape.q_len;
           (uses_header(*plan) ? used : unused) += 1;
-          families.insert(kernel.family);
+          families.insert(kernel.family_name());
         }
       }
     }

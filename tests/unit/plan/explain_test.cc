@@ -42,7 +42,7 @@ void expect_facts(const Plan& plan) {
                   text_of("q_len %lld  kv_len %lld", (long long)p.q_len, (long long)p.kv_len));
   const std::string heads =
       plan.heads_in_tile > 1 ? text_of(" of %d heads", plan.heads_in_tile) : std::string();
-  expect_contains(text, text_of("%d rows%s x %d keys, %lld work items", plan.tile_q, heads.c_str(),
+  expect_contains(text, text_of("%d rows%s x %d keys, %lld work tiles", plan.tile_q, heads.c_str(),
                                 plan.tile_k, (long long)plan.num_tiles));
   expect_contains(text, text_of("splits     %d", plan.splits));
   if (plan.splits > 1) {
@@ -51,8 +51,7 @@ void expect_facts(const Plan& plan) {
   expect_contains(text, text_of("workspace  %zu bytes", plan.workspace_bytes));
 
   const Cost c = cost(p);
-  const bool tensor_cores =
-      std::string(plan.kernel->family) != "simt" && plan.kernel->device == DeviceType::cuda;
+  const bool tensor_cores = uses_tensor_cores(traits_of(*plan.kernel));
   const double tflops = tensor_cores ? plan.device.tensor16_tflops : plan.device.f32_tflops;
   const double arithmetic_us = c.flops / tflops / 1e6;
   const double memory_us = c.bytes / plan.device.memory_gbs / 1e3;
@@ -81,7 +80,7 @@ void expect_facts(const Plan& plan) {
       expect_contains(rest, std::to_string(plan.device.smem_per_block_bytes));
     }
     if (reject == Reject::isa) expect_contains(rest, to_string(kernel.isa));
-    EXPECT_EQ(rest.find("could be used"), std::string::npos) << rest;
+    EXPECT_EQ(rest.find("can run the problem"), std::string::npos) << rest;
   }
 }
 
@@ -106,7 +105,8 @@ TEST(Explain, SaysWhyThisKernel) {
                   "widest instruction set of this CPU with kernels is avx2");
   Options options;
   options.kernel = "fwd_simt_f16_d576_q16";
-  expect_contains(explain(plan_for(h200, DType::f16, 64, 64, 64, options)), "asked for by name");
+  expect_contains(explain(plan_for(h200, DType::f16, 64, 64, 64, options)),
+                  "requested by the caller");
 }
 
 TEST(Explain, NamesTheOptions) {

@@ -48,7 +48,7 @@ TEST(PlannerSplits, FewRowsInClustersHaveTilesOfTheirOwn) {
   const auto rows_in_tile = [](const char* device, std::int64_t batch, std::int64_t group,
                                std::int64_t q_len, std::int64_t dim, std::int64_t keys = 8192) {
     const Plan plan = planned(*named_device(device), batch, 32 * group, 32, q_len, keys, dim);
-    EXPECT_EQ(plan.tile_q == 8 && !plan.combines_in_cluster, false);
+    EXPECT_EQ(plan.tile_q == 8 && plan.combine != CombineMode::cluster, false);
     return plan.tile_q;
   };
   for (const std::int64_t dim : {40, 64, 100, 128}) {
@@ -65,7 +65,7 @@ TEST(PlannerSplits, FewRowsInClustersHaveTilesOfTheirOwn) {
 TEST(PlannerSplits, ClustersAreForHopperAlone) {
   DeviceInfo device = *named_device("h200");
   const auto combines_in_cluster = [&] {
-    return planned(device, 1, 32, 32, 1, 8192, 64).combines_in_cluster;
+    return planned(device, 1, 32, 32, 1, 8192, 64).combine == CombineMode::cluster;
   };
   EXPECT_TRUE(combines_in_cluster());
   for (const int other : {80, 89, 100, 103, 120}) {
@@ -97,7 +97,7 @@ TEST(PlannerSplits, ClustersThatReadMemoryHaveSmsOfTheirOwnOrNearlyAll) {
     for (const std::int64_t heads : {1, 8, 32}) {
       for (const std::int64_t keys : {1024, 4096, 8192, 65536}) {
         const Plan plan = planned(device, batch, heads, heads, 1, keys, 64);
-        if (!plan.combines_in_cluster) continue;
+        if (plan.combine != CombineMode::cluster) continue;
         const std::int64_t blocks = batch * heads * plan.splits;
         if (blocks <= device.sm_count) continue;
         const KernelInfo& kernel = *plan.kernel;  // whose blocks keep more in a cluster
@@ -118,7 +118,7 @@ TEST(PlannerSplits, OfShortDecode) {
   const auto in_cluster = [](std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
                              std::int64_t keys, std::int64_t dim) {
     const Plan plan = planned(*named_device("h200"), batch, q_heads, kv_heads, 1, keys, dim);
-    return plan.combines_in_cluster ? plan.splits : -plan.splits;
+    return plan.combine == CombineMode::cluster ? plan.splits : -plan.splits;
   };
   EXPECT_EQ(in_cluster(4, 32, 8, 4096, 128), 7);
   EXPECT_EQ(in_cluster(1, 32, 32, 8192, 64), 7);
@@ -144,7 +144,8 @@ TEST(PlannerSplits, ShortRangesAreNotWorthAJoinByTheLastBlock) {
     const Plan plan = *make_plan(
         *dense_problem(dtype, batch, q_heads, kv_heads, 1, keys, dim, dim, {}, device.device),
         device);
-    EXPECT_EQ(plan.combines_in_cluster, plan.splits > 1) << plan.kernel->id;
+    EXPECT_EQ(plan.combine, plan.splits > 1 ? CombineMode::cluster : CombineMode::none)
+        << plan.kernel->id;
     return plan.splits;
   };
   EXPECT_EQ(splits(DType::bf16, 1, 16, 1, 4096, 64), 8);
@@ -168,8 +169,7 @@ TEST(PlannerSplits, OfUnknownLengthsAreEven) {
   ASSERT_TRUE(plan.ok());
   EXPECT_EQ(plan->tile_q, 16);
   EXPECT_EQ(plan->keys_per_split, 1024);
-  EXPECT_TRUE(plan->combines_itself);
-  EXPECT_FALSE(plan->combines_in_cluster);
+  EXPECT_EQ(plan->combine, CombineMode::last_cta);
 }
 
 }  // namespace

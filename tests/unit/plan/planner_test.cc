@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <set>
 #include <string>
+#include <tuple>
 
 #include "plan/devices.h"
 #include "plan/planner.h"
@@ -104,7 +104,7 @@ TEST(Planner, ChoosesFamilyAndSizeForEveryGpu) {
         plan_for(w.device, w.dtype, w.batch, w.heads, w.q_len, w.kv_len, w.head_dim, w.v_dim);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     SCOPED_TRACE(std::string(w.device) + " got " + plan->kernel->id);
-    EXPECT_STREQ(plan->kernel->family, w.family);
+    EXPECT_STREQ(plan->kernel->family_name(), w.family);
     EXPECT_EQ(plan->kernel->head_dim, w.size);
     EXPECT_EQ(plan->tile_q, plan->kernel->tile_q);
     EXPECT_EQ(plan->tile_k, plan->kernel->tile_k);
@@ -115,7 +115,7 @@ TEST(Planner, ChoosesFamilyAndSizeForEveryGpu) {
 std::set<std::int32_t> tiles_to_choose_from(const Plan& plan) {
   std::set<std::int32_t> tiles;
   for (const KernelInfo& kernel : kernels()) {
-    if (std::strcmp(kernel.family, plan.kernel->family) == 0 &&
+    if (kernel.family == plan.kernel->family && kernel.inputs == plan.kernel->inputs &&
         kernel.head_dim == plan.kernel->head_dim &&
         supports(kernel, plan.problem, plan.device) == Reject::none) {
       tiles.insert(kernel.tile_q);
@@ -167,7 +167,7 @@ TEST(Planner, HeadsThatShareKeysHaveRowsInOneTile) {
       const Result<Plan> plan = planned(DType::bf16, 8, group, dim);
       ASSERT_TRUE(plan.ok());
       SCOPED_TRACE(testing::Message() << plan->kernel->id << ", group " << group);
-      EXPECT_TRUE(plan->kernel->uses_tma);
+      EXPECT_EQ(plan->kernel->family, Family::sm90);
       EXPECT_EQ(plan->heads_in_tile, dim == 128 ? heads : 1);
       const std::int64_t rows = 2048 * plan->heads_in_tile;
       EXPECT_EQ(plan->num_tiles,
@@ -187,7 +187,7 @@ void expect_family_at_every_dim(const char* device, const char* family, std::int
           if (batch_invariant) options.reproducibility = Reproducibility::batch_invariant;
           const Result<Plan> plan = plan_for(device, dtype, 2, 8, q_len, 4096, dim, dim, options);
           ASSERT_TRUE(plan.ok()) << plan.status().message();
-          ASSERT_STREQ(plan->kernel->family, family)
+          ASSERT_STREQ(plan->kernel->family_name(), family)
               << device << ' ' << to_string(dtype) << " dim " << dim << " q_len " << q_len
               << " got " << plan->kernel->id;
           ASSERT_GE(plan->kernel->head_dim, dim);
@@ -208,21 +208,21 @@ TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
   const DeviceInfo device = *named_device("h200");
   const Problem plain =
       *dense_problem(DType::bf16, 2, 8, 4, 4096, 4096, 128, 128, {}, device.device);
-  EXPECT_STREQ(make_plan(plain, device)->kernel->family, "sm90");
+  EXPECT_STREQ(make_plan(plain, device)->kernel->family_name(), "sm90");
   const auto expect_reject = [&](const char* what, Reject why, auto change) {
     SCOPED_TRACE(what);
     Problem problem = plain;
     change(problem);
     const Result<Plan> plan = make_plan(problem, device);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
-    EXPECT_STREQ(plan->kernel->family, "sm80");
+    EXPECT_STREQ(plan->kernel->family_name(), "sm80");
     for (const KernelInfo& kernel : kernels()) {
-      if (std::strcmp(kernel.family, "sm90") != 0 || kernel.dtype != DType::bf16 ||
-          kernel.head_dim < 128) {
+      if (kernel.family != Family::sm90 || kernel.inputs != Inputs::native ||
+          kernel.dtype != DType::bf16 || kernel.head_dim < 128) {
         continue;
       }
       EXPECT_EQ(supports(kernel, problem, device), why) << kernel.id;
-      EXPECT_NE(explain(*plan).find(describe(why, kernel, problem, device)), std::string::npos);
+      EXPECT_NE(explain(*plan).find(to_message(why, kernel, problem, device)), std::string::npos);
     }
   };
   expect_reject("bias", Reject::missing_feature, [](Problem& p) { p.bias = p.q; });
@@ -274,19 +274,20 @@ TEST(Planner, BatchInvariantPlansDoNotWeighFamilies) {
     const Problem problem =
         *dense_problem(DType::bf16, 2, 8, 4, q_len, 8192, 128, 128,
                        {.reproducibility = Reproducibility::batch_invariant}, device.device);
-    EXPECT_STREQ(make_plan(problem, device)->kernel->family, "sm80") << q_len;
+    EXPECT_STREQ(make_plan(problem, device)->kernel->family_name(), "sm80") << q_len;
   }
 }
 
 // The lists are searched by their groups, small head dims first.
 TEST(Planner, KernelsOfAFamilyAndTypeAreInOnePieceAndInOrder) {
-  std::set<std::pair<std::string, DType>> groups;
+  std::set<std::tuple<Operation, Family, Inputs, DType>> groups;
   std::size_t found = 0;
   for (const KernelInfo& kernel : kernels()) {
-    if (!groups.insert({kernel.family, kernel.dtype}).second) continue;
+    if (!groups.insert({kernel.op, kernel.family, kernel.inputs, kernel.dtype}).second) continue;
     std::int32_t head_dim = 0;
-    for (const KernelInfo& one : kernels_of(kernel.family, kernel.dtype)) {
-      EXPECT_STREQ(one.family, kernel.family);
+    for (const KernelInfo& one :
+         kernels_of(kernel.op, kernel.family, kernel.inputs, kernel.dtype)) {
+      EXPECT_STREQ(one.family_name(), kernel.family_name());
       EXPECT_EQ(one.dtype, kernel.dtype);
       EXPECT_GE(one.head_dim, head_dim) << one.id;
       head_dim = one.head_dim;
@@ -294,7 +295,7 @@ TEST(Planner, KernelsOfAFamilyAndTypeAreInOnePieceAndInOrder) {
     }
   }
   EXPECT_EQ(found, kernels().size());
-  EXPECT_TRUE(kernels_of("sm90", DType::f32).empty());
+  EXPECT_TRUE(kernels_of(Operation::fwd, Family::sm90, Inputs::native, DType::f32).empty());
 }
 
 // 99 KiB.
@@ -314,10 +315,10 @@ TEST(Planner, EightBitKernelsTakeEightBitKeysAndValuesOnly) {
   p.k.dtype = DType::e4m3;
   EXPECT_EQ(supports(eight, p, device), Reject::input_format);
   EXPECT_EQ(supports(sixteen, p, device), Reject::input_format);
-  EXPECT_STREQ(make_plan(p, device)->kernel->family, "simt");
+  EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "simt");
   p.v.dtype = DType::int8;
   EXPECT_EQ(supports(eight, p, device), Reject::none);
-  EXPECT_STREQ(make_plan(p, device)->kernel->family, "sm80_8bit");
+  EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "sm80_8bit");
 }
 
 // Where tensor cores read codes as they are, all are e4m3, and a step's values have one scale.
@@ -328,7 +329,7 @@ TEST(Planner, HopperTakesCodesOfOneFormatAndScalesOfWholeSteps) {
   EXPECT_EQ(supports(kernel, p, device), Reject::input_format);
   p.k.dtype = p.v.dtype = DType::e4m3;
   EXPECT_EQ(supports(kernel, p, device), Reject::input_format);
-  EXPECT_STREQ(make_plan(p, device)->kernel->family, "sm80_8bit");
+  EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "sm80_8bit");
   p.q.dtype = DType::e4m3;
   EXPECT_EQ(make_plan(p, device)->kernel, &kernel);
   p.k_scale.row = 1;  // blocks
@@ -340,9 +341,10 @@ TEST(Planner, HopperTakesCodesOfOneFormatAndScalesOfWholeSteps) {
   for (const auto& [block, fits] : {std::pair{128, true}, {384, true}, {64, false}, {192, false}}) {
     p.options.kv_scale_block = block;
     EXPECT_EQ(supports(kernel, p, device), fits ? Reject::none : Reject::scales) << block;
-    EXPECT_STREQ(make_plan(p, device)->kernel->family, fits ? "sm90_e4m3" : "sm80_8bit") << block;
+    EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), fits ? "sm90_e4m3" : "sm80_8bit")
+        << block;
   }
-  EXPECT_NE(describe(Reject::scales, kernel, p, device).find("of v's of 128"), std::string::npos);
+  EXPECT_NE(to_message(Reject::scales, kernel, p, device).find("128 rows of v"), std::string::npos);
 }
 
 TEST(Planner, LargeSoftcapsGoToThePlainKernels) {
@@ -353,13 +355,13 @@ TEST(Planner, LargeSoftcapsGoToThePlainKernels) {
     const Problem p =
         *dense_problem(DType::bf16, 4, 8, 8, 4096, 4096, 128, 128, options, device.device);
     const Plan plan = *make_plan(p, device);
-    EXPECT_STREQ(plan.kernel->family, family) << cap;
+    EXPECT_STREQ(plan.kernel->family_name(), family) << cap;
   }
   const Problem p =
       *dense_problem(DType::bf16, 4, 8, 8, 4096, 4096, 128, 128, options, device.device);
   const KernelInfo& kernel = *find_kernel("fwd_sm80_bf16_d128_q128");
   EXPECT_EQ(supports(kernel, p, device), Reject::softcap);
-  EXPECT_NE(describe(Reject::softcap, kernel, p, device).find("at most 256"), std::string::npos);
+  EXPECT_NE(to_message(Reject::softcap, kernel, p, device).find("at most 256"), std::string::npos);
 }
 
 TEST(Planner, BatchInvariantMeansOneScaleOfValues) {
@@ -369,9 +371,9 @@ TEST(Planner, BatchInvariantMeansOneScaleOfValues) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     Problem p = *dense_problem(dtype, 2, 8, 4, 64, 4096, 128, 128, options, device.device);
     p.k.dtype = p.v.dtype = DType::e4m3;
-    EXPECT_STREQ(make_plan(p, device)->kernel->family, "sm80_8bit");
+    EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "sm80_8bit");
     p.v_scale.row = 1;  // blocks
-    EXPECT_STREQ(make_plan(p, device)->kernel->family, "simt");
+    EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "simt");
   }
 }
 
@@ -389,7 +391,7 @@ void expect_consistent(const Plan& plan) {
     EXPECT_LT((plan.splits - 1) * plan.keys_per_split, p.kv_len) << "a split has no key";
   }
   const bool cpu = plan.kernel->device == DeviceType::cpu;
-  const bool packs = plan.kernel->packs_heads;
+  const bool packs = traits_of(*plan.kernel).gqa_packing == GqaPacking::group;
   const std::int64_t rows = packs ? p.q_len * (p.q_heads / p.kv_heads) : p.q_len;
   const std::int64_t heads = packs ? p.kv_heads : p.q_heads;
   EXPECT_EQ(plan.num_tiles,

@@ -107,7 +107,9 @@ TEST(Library, VersionAndFingerprints) {
   EXPECT_STREQ(source_fingerprint("sm80_8bit"), source_fingerprint("sm80"));
   EXPECT_STREQ(source_fingerprint("sm90_e4m3"), source_fingerprint("sm90"));
   EXPECT_STREQ(source_fingerprint(nullptr), source_fingerprint(""));
-  EXPECT_EQ(source_fingerprint("sm123"), nullptr);
+  for (const char* unknown : {"sm123", "cpu_8bit", "sm80_e4m3", "tree"}) {
+    EXPECT_EQ(source_fingerprint(unknown), nullptr) << unknown;
+  }
 }
 
 TEST(Kernels, IdsAreUniqueAndFindable) {
@@ -115,9 +117,9 @@ TEST(Kernels, IdsAreUniqueAndFindable) {
   for (const KernelInfo& kernel : kernels()) {
     EXPECT_TRUE(ids.insert(kernel.id).second) << kernel.id;
     EXPECT_EQ(find_kernel(kernel.id), &kernel);
-    EXPECT_NE(source_fingerprint(kernel.family), nullptr);
+    EXPECT_NE(source_fingerprint(kernel.family_name()), nullptr);
     if (kernel.isa == Isa::generic && kernel.device == DeviceType::cpu) {
-      EXPECT_TRUE(kernel.compiled) << kernel.id << ": plain C++ is always built";
+      EXPECT_TRUE(kernel.compiled) << kernel.id << ": the generic C++ kernel is always built";
     }
   }
   EXPECT_EQ(find_kernel("nothing"), nullptr);

@@ -5,6 +5,8 @@
 #include <fstream>
 #include <string>
 
+#include "plan/planner.h"
+
 namespace flashcore::tool {
 namespace {
 
@@ -30,6 +32,15 @@ std::string driver_version() {
     }
   }
   return {};
+}
+
+const char* inputs_name(Inputs inputs) {
+  switch (inputs) {
+    case Inputs::native: break;
+    case Inputs::kv8: return "kv8";
+    case Inputs::fp8: return "fp8";
+  }
+  return "native";
 }
 
 }  // namespace
@@ -59,12 +70,17 @@ Json to_json(const DeviceInfo& d) {
 
 Json to_json(const KernelInfo& k) {
   Json json = {{"id", k.id},
-               {"family", k.family},
-               {"fingerprint", source_fingerprint(k.family)},
+               {"op", k.op == Operation::fwd ? "fwd" : "bwd"},
+               {"family", k.family_name()},
+               {"fingerprint", source_fingerprint(k.family_name())},
                {"device", to_string(k.device)},
+               {"inputs", inputs_name(k.inputs)},
                {"dtype", to_string(k.dtype)},
+               {"probability_dtype", to_string(k.probability_dtype)},
                {"max_dim", k.head_dim},
+               {"max_v_dim", k.v_dim},
                {"tile_q", k.tile_q},
+               {"features", feature_names(k.features)},
                {"compiled", k.compiled}};
   if (k.device == DeviceType::cpu) {
     json["isa"] = to_string(k.isa);

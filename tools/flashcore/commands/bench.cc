@@ -37,7 +37,7 @@ Json row_json(const BenchRow& row) {
   const Cost needed = cost(row.plan.problem);
   Json json = *row.bench_case.fields;
   json["kernel"] = row.plan.kernel->id;
-  json["kernel_fingerprint"] = source_fingerprint(row.plan.kernel->family);
+  json["kernel_fingerprint"] = source_fingerprint(row.plan.kernel->family_name());
   json["splits"] = row.plan.splits;
   if (row.plan.problem.page_size > 0) json["page_size"] = row.plan.problem.page_size;
   json["us"] = row.timing.median;

@@ -26,7 +26,7 @@ using Fingerprints = std::map<std::string, std::string>;  // "tree" and families
 Fingerprints own_fingerprints() {
   Fingerprints found{{"tree", source_fingerprint()}};
   for (const KernelInfo& kernel : kernels()) {
-    found[kernel.family] = source_fingerprint(kernel.family);
+    found[kernel.family_name()] = source_fingerprint(kernel.family_name());
   }
   return found;
 }

@@ -1,0 +1,163 @@
+// Kernel families as data: one row per family. The planner, the launcher and the scripts ask this
+// table, not a family's name. scripts/lib/families reads names and source_dirs from it.
+#pragma once
+
+#include <cstddef>
+
+#include "core/sm90_traits.h"
+#include "flashcore/plan.h"
+
+namespace flashcore {
+
+enum class Loads { scalar, cp_async, tma };  // global memory to shared memory
+enum class Math { fma, mma, wgmma };
+
+enum class GqaPacking {
+  none,          // a tile has rows of one query head
+  group,         // of all query heads that share K and V
+  power_of_two,  // of a power of two of them, in shapes that enable it (Sm90Traits::packs_gqa)
+};
+
+/// A bit set of CombineMode.
+constexpr unsigned modes(CombineMode mode) noexcept { return 1u << static_cast<unsigned>(mode); }
+template <typename... Modes>
+constexpr unsigned modes(CombineMode mode, Modes... others) noexcept {
+  return modes(mode) | modes(others...);
+}
+
+inline constexpr int kAnyCc = 1 << 16;  // no upper limit: later GPUs run the PTX
+inline constexpr Features kAllFeatures = ~Features::none;
+
+struct FamilyTraits {
+  Family family;
+  const char* names[3];  // printed name, by Inputs; null: the family has no such kernels
+  DeviceType device;
+  int min_cc, max_cc;  // compute capabilities it runs on; 0 on a CPU
+  Loads loads;
+  Math math;
+  Features features;  // of its kernels; see features_of_kernel()
+  unsigned combine_modes;
+  GqaPacking gqa_packing;
+  bool pdl;               // sm_90 SASS waits by griddepcontrol (programmatic dependent launch)
+  bool persistent;        // at most one CTA per SM, which loops over work tiles
+  bool only_if_faster;    // chosen by comparing estimates only, so never for batch-invariant plans
+  int index_bits;         // of its row and tile counters
+  Features general_mods;  // score options that take the general path
+  const char* source_dirs;  // sources of its fingerprint; "dir/*" means the files of dir alone
+};
+
+inline constexpr FamilyTraits kFamilies[] = {
+    {.family = Family::cpu,
+     .names = {"cpu", nullptr, nullptr},
+     .device = DeviceType::cpu,
+     .min_cc = 0,
+     .max_cc = 0,
+     .loads = Loads::scalar,
+     .math = Math::fma,
+     .features = kAllFeatures,
+     .combine_modes = modes(CombineMode::kernel),
+     .gqa_packing = GqaPacking::group,
+     .pdl = false,
+     .persistent = false,
+     .only_if_faster = false,
+     .index_bits = 64,
+     .general_mods = Features::none,
+     .source_dirs = "src/cpu src/core"},
+    {.family = Family::simt,
+     .names = {"simt", nullptr, nullptr},
+     .device = DeviceType::cuda,
+     .min_cc = 75,
+     .max_cc = kAnyCc,
+     .loads = Loads::scalar,
+     .math = Math::fma,
+     .features = kAllFeatures,
+     .combine_modes = modes(CombineMode::kernel),
+     .gqa_packing = GqaPacking::none,
+     .pdl = false,
+     .persistent = false,
+     .only_if_faster = false,
+     .index_bits = 64,
+     .general_mods = Features::none,
+     .source_dirs = "src/cuda/simt src/cuda/* src/cuda/common src/cuda/primitives src/core"},
+    {.family = Family::sm80,
+     .names = {"sm80", "sm80_8bit", nullptr},
+     .device = DeviceType::cuda,
+     .min_cc = 80,
+     .max_cc = kAnyCc,
+     .loads = Loads::cp_async,
+     .math = Math::mma,
+     .features = kAllFeatures,
+     .combine_modes = modes(CombineMode::kernel, CombineMode::last_cta, CombineMode::cluster),
+     .gqa_packing = GqaPacking::group,
+     .pdl = true,
+     .persistent = false,
+     .only_if_faster = false,
+     .index_bits = 32,
+     .general_mods = Features::bias | Features::mask | Features::alibi | Features::softcap,
+     .source_dirs = "src/cuda/sm80 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
+    {.family = Family::sm90,
+     .names = {"sm90", nullptr, "sm90_e4m3"},
+     .device = DeviceType::cuda,
+     .min_cc = 90,
+     .max_cc = 90,  // wgmma and setmaxnreg exist in sm_90a alone
+     .loads = Loads::tma,
+     .math = Math::wgmma,
+     .features =
+         kAllFeatures & ~(Features::bias | Features::mask | Features::paged | Features::any_stride |
+                          Features::f32_out | Features::partial | Features::num_splits),
+     .combine_modes = modes(CombineMode::none),
+     .gqa_packing = GqaPacking::power_of_two,
+     .pdl = true,
+     .persistent = true,
+     .only_if_faster = true,
+     .index_bits = 32,
+     .general_mods = Features::alibi | Features::softcap | Features::block_scales,
+     .source_dirs = "src/cuda/sm90 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
+};
+
+/// The families of a device in the order in which the planner tries them. A tie goes to the first.
+inline constexpr Family kCpuFamilies[] = {Family::cpu};
+inline constexpr Family kCudaFamilies[] = {Family::sm80, Family::sm90, Family::simt};
+
+constexpr const FamilyTraits& traits_of(Family family) noexcept {
+  return kFamilies[static_cast<std::size_t>(family)];
+}
+constexpr const FamilyTraits& traits_of(const KernelInfo& kernel) noexcept {
+  return traits_of(kernel.family);
+}
+static_assert(
+    [] {
+      std::size_t row = 0;
+      for (const FamilyTraits& traits : kFamilies) {
+        if (static_cast<std::size_t>(traits.family) != row++) return false;
+      }
+      return true;
+    }(),
+    "kFamilies is indexed by Family");
+
+constexpr const char* family_name(Family family, Inputs inputs) noexcept {
+  return traits_of(family).names[static_cast<std::size_t>(inputs)];
+}
+
+constexpr bool uses_tensor_cores(const FamilyTraits& traits) noexcept {
+  return traits.math != Math::fma;
+}
+
+/// Kernels of 16-bit inputs see no scales. kv8 kernels fold V's block scales into f16 P, relative
+/// to the largest scale of the keys they read: other keys change that scale, so the result is not
+/// batch-invariant.
+constexpr Features features_of_kernel(const FamilyTraits& traits, Inputs inputs) noexcept {
+  Features missing = Features::none;
+  if (inputs == Inputs::kv8) missing = Features::batch_invariant_scales;
+  if (inputs == Inputs::native && uses_tensor_cores(traits)) {
+    missing = Features::block_scales | Features::batch_invariant_scales;
+  }
+  return traits.features & ~missing;
+}
+
+/// The shape of an sm90 kernel without its pipeline depth.
+constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
+  return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, kernel.inputs == Inputs::fp8 ? 1 : 2};
+}
+
+}  // namespace flashcore

@@ -1,0 +1,225 @@
+// Which kernels support a problem, and which of them the planner chooses.
+#include <algorithm>
+
+#include "core/softcap.h"
+#include "plan/divide.h"
+#include "plan/model/model.h"
+#include "plan/planner.h"
+
+namespace flashcore {
+namespace {
+
+constexpr double kMaxTilesIn32Bits = 0x1p30;
+
+bool runs_on(Isa kernel, Isa cpu) {
+  return kernel == Isa::generic || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
+}
+
+/// A build with CUDA offers only its own kernels. A build without CUDA plans for any GPU.
+bool excluded_from_build(const KernelInfo& kernel) noexcept {
+  static const bool build_has_cuda =
+      std::any_of(kernels().begin(), kernels().end(),
+                  [](const KernelInfo& k) { return k.device == DeviceType::cuda && k.compiled; });
+  return build_has_cuda && kernel.device == DeviceType::cuda && !kernel.compiled;
+}
+
+bool is_stored_in_8_bits(const Problem& p) noexcept {
+  return is_8bit(p.q.dtype) || is_8bit(p.k.dtype) || is_8bit(p.v.dtype);
+}
+
+/// True if TMA can read the tensor: 16-byte aligned contiguous rows, and no broadcast dimension.
+bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
+                    std::int64_t batch) noexcept {
+  constexpr std::int64_t kMaxStride = std::int64_t{1} << 39;  // elements: below 2^40 bytes
+  const auto fits = [](std::int64_t stride, std::int64_t extent) {
+    return extent <= 1 || (stride > 0 && stride < kMaxStride);
+  };
+  return layout.column == 1 && layout.alignment_bytes >= 16 && fits(layout.row, rows) &&
+         fits(layout.head, heads) && fits(layout.batch, batch);
+}
+
+bool has_tma_layout(const Problem& p) noexcept {
+  const std::int64_t q_rows = p.q_varlen ? p.total_q : p.q_len;
+  const std::int64_t kv_rows = p.kv_varlen ? p.total_k : p.kv_len;
+  const std::int64_t kv_batch = p.kv_varlen ? 1 : p.batch;
+  return p.out.column == 1 && p.out.alignment_bytes >= 8 && p.v_dim % 4 == 0 &&
+         has_tensor_map(p.q, q_rows, p.q_heads, p.q_varlen ? 1 : p.batch) &&
+         has_tensor_map(p.k, kv_rows, p.kv_heads, kv_batch) &&
+         has_tensor_map(p.v, kv_rows, p.kv_heads, kv_batch);
+}
+
+Reject check_device(const KernelInfo& kernel, const DeviceInfo& device) noexcept {
+  if (kernel.device != device.device.type) return Reject::other_device;
+  if (kernel.device == DeviceType::cpu && !runs_on(kernel.isa, device.isa)) return Reject::isa;
+  if (excluded_from_build(kernel)) return Reject::not_compiled;
+  if (kernel.device == DeviceType::cpu) return Reject::none;
+  const FamilyTraits& traits = traits_of(kernel);
+  if (device.compute_capability < traits.min_cc || device.compute_capability > traits.max_cc) {
+    return Reject::compute_capability;
+  }
+  return device.smem_per_block_bytes < kernel.smem_bytes ? Reject::shared_memory : Reject::none;
+}
+
+/// True if the rows and tiles of the problem fit the kernel's counters.
+bool can_count(const KernelInfo& kernel, const Problem& p) noexcept {
+  if (traits_of(kernel).index_bits > 32) return true;
+  const std::int64_t heads = heads_in_tile(kernel, p);
+  const auto at_least_1 = [](std::int64_t count) {
+    return static_cast<double>(std::max<std::int64_t>(count, 1));
+  };
+  return at_least_1(p.q_len * heads) * at_least_1(p.batch * divide(p.q_heads, heads)) *
+             at_least_1(p.options.num_splits) <=
+         kMaxTilesIn32Bits;
+}
+
+/// fp8 kernels: one format, and scale blocks that do not end within a group of keys or a tile.
+Reject check_fp8(const KernelInfo& kernel, const Problem& p) noexcept {
+  for (const Layout& layout : {p.q, p.k, p.v}) {
+    if (layout.dtype != DType::e4m3) return Reject::input_format;
+  }
+  const std::int64_t block = p.options.kv_scale_block;
+  const bool k_fits = p.k_scale.row == 0 || block % kMinKeysPerScale == 0;
+  const bool v_fits = p.v_scale.row == 0 || block % kernel.tile_k == 0;
+  return k_fits && v_fits ? Reject::none : Reject::scales;
+}
+
+bool fits_dims(const KernelInfo& kernel, const Problem& p) noexcept {
+  return p.head_dim <= kernel.head_dim && p.v_dim <= kernel.v_dim;
+}
+
+struct Choice {
+  const KernelInfo* kernel = nullptr;
+  double cost = 0;  // FamilyModel::estimate among the family's own kernels
+};
+
+/// The family's kernel for a problem: of the smallest size that fits, the one with the smallest
+/// estimate. A batch-invariant plan may not depend on q_len or batch: it takes the first.
+Choice choose_in_family(Family family, Inputs inputs, const Problem& problem,
+                        const DeviceInfo& device, Features needed) noexcept {
+  const FamilyModel& model = model_of(family);
+  const bool first = problem.options.reproducibility == Reproducibility::batch_invariant;
+  Choice best;
+  for (const KernelInfo& kernel : kernels_of(Operation::fwd, family, inputs, problem.dtype)) {
+    if (!fits_dims(kernel, problem)) continue;
+    if (best.kernel != nullptr && (first || kernel.head_dim > best.kernel->head_dim)) break;
+    if (supports(kernel, problem, device, needed) != Reject::none) continue;
+    const double cost = first ? 0 : model.estimate(kernel, problem, device, Rivals::own_family);
+    if (best.kernel == nullptr || cost < best.cost) best = {&kernel, cost};
+  }
+  return best;
+}
+
+/// The inputs whose kernels of a family may serve the problem.
+Inputs inputs_for(const FamilyTraits& traits, const Problem& problem) noexcept {
+  if (!is_stored_in_8_bits(problem)) return Inputs::native;
+  for (const Inputs inputs : {Inputs::kv8, Inputs::fp8}) {
+    if (family_name(traits.family, inputs) != nullptr) return inputs;
+  }
+  return Inputs::native;
+}
+
+std::span<const Family> families_of(DeviceType device) noexcept {
+  if (device == DeviceType::cpu) return kCpuFamilies;
+  return kCudaFamilies;
+}
+
+}  // namespace
+
+bool takes_8_bits(const KernelInfo& kernel) noexcept {
+  return needs_8_bits(kernel) ||
+         (kernel.dtype != DType::f64 && !uses_tensor_cores(traits_of(kernel)));
+}
+
+Features features_of(const Problem& p) noexcept {
+  const Options& o = p.options;
+  Features needed = Features::none;
+  const auto add = [&](bool condition, Features feature) {
+    if (condition) needed = needed | feature;
+  };
+  add(p.bias.given(), Features::bias);
+  add(p.mask.given(), Features::mask);
+  add(p.alibi_slopes.given(), Features::alibi);
+  add(o.softcap > 0, Features::softcap);
+  add(p.sinks.given(), Features::sinks);
+  add(o.window_left >= 0 || o.window_right >= 0, Features::window);
+  add(p.q_varlen || p.kv_varlen || p.seqused_k.given(), Features::varlen);
+  add(p.page_size > 0, Features::paged);
+  add(!has_tma_layout(p), Features::any_stride);
+  add(p.out.dtype != p.dtype, Features::f32_out);
+  add(o.partial, Features::partial);
+  add(o.num_splits > 1, Features::num_splits);
+  add(p.q_scale.row != 0 || p.k_scale.row != 0 || p.v_scale.row != 0, Features::block_scales);
+  add(p.v_scale.row != 0 && o.reproducibility == Reproducibility::batch_invariant,
+      Features::batch_invariant_scales);
+  return needed;
+}
+
+Features missing_features(const KernelInfo& kernel, const Problem& problem) noexcept {
+  return features_of(problem) & ~kernel.features;
+}
+
+Reject supports(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
+                Features needed) noexcept {
+  const Reject on_device = check_device(kernel, device);
+  if (on_device != Reject::none) return on_device;
+  if (!can_count(kernel, problem)) return Reject::too_many_rows;
+  if (kernel.dtype != problem.dtype) return Reject::dtype;
+  if (!fits_dims(kernel, problem)) return Reject::head_dim;
+  if (is_stored_in_8_bits(problem) && !takes_8_bits(kernel)) return Reject::input_format;
+  if (needs_8_bits(kernel) && !(is_8bit(problem.k.dtype) && is_8bit(problem.v.dtype))) {
+    return Reject::input_format;
+  }
+  const Features missing = needed & ~kernel.features;
+  if (any(missing & Features::batch_invariant_scales)) return Reject::missing_feature;
+  if (uses_tensor_cores(traits_of(kernel)) && problem.options.softcap > core::kLargestShortCap) {
+    return Reject::softcap;
+  }
+  if (kernel.inputs == Inputs::fp8) {
+    const Reject fp8 = check_fp8(kernel, problem);
+    if (fp8 != Reject::none) return fp8;
+  }
+  if (any(missing & ~Features::any_stride)) return Reject::missing_feature;
+  return any(missing) ? Reject::strides : Reject::none;
+}
+
+const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
+  const Features needed = features_of(problem);
+  // Comparing families would make a batch-invariant plan depend on the batch.
+  const bool compare = problem.options.reproducibility == Reproducibility::deterministic;
+  Choice best;
+  for (const Family family : families_of(device.device.type)) {
+    const FamilyTraits& traits = traits_of(family);
+    const FamilyModel& model = model_of(family);
+    if (traits.only_if_faster && !compare) continue;
+    // An estimate that is no time cannot beat the choice so far.
+    if (best.kernel != nullptr && !(compare && model.unit != EstimateUnit::rank)) continue;
+    const Choice found =
+        choose_in_family(family, inputs_for(traits, problem), problem, device, needed);
+    if (found.kernel == nullptr) continue;
+    if (best.kernel == nullptr) {
+      best = found;
+      continue;
+    }
+    const auto cycles = [&](const Choice& choice) {
+      const FamilyModel& own = model_of(choice.kernel->family);
+      if (own.unit == EstimateUnit::cycles) return choice.cost;
+      return own.estimate(*choice.kernel, problem, device, Rivals::other_families);
+    };
+    if (cycles(found) < cycles(best)) best = found;
+  }
+  return best.kernel;
+}
+
+Reject preference(const KernelInfo& kernel, const Problem& problem,
+                  const DeviceInfo& device) noexcept {
+  const KernelInfo* chosen = choose_kernel(problem, device);
+  if (&kernel == chosen) return Reject::none;
+  if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
+  if (kernel.family != chosen->family || kernel.inputs != chosen->inputs) {
+    return Reject::slower_family;
+  }
+  if (kernel.head_dim != chosen->head_dim) return Reject::wrong_size;
+  return kernel.tile_q > chosen->tile_q ? Reject::grid_too_small : Reject::grid_too_large;
+}
+
+}  // namespace flashcore
