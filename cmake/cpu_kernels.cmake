@@ -2,8 +2,8 @@
 # Only these objects get such flags, and nothing in them is visible to other code: see
 # src/cpu/kernels/simd.h and scripts/checks/isa_leaks.
 set(FLASHCORE_ISAS generic)
-# Lanes of the plain kernel are ordinary loops: the compiler would fuse multiply and add in some
-# instantiations and not in others, and a row's bits would depend on how many rows are beside it.
+# The lanes of the generic kernel are ordinary loops. The compiler would fuse multiply and add in some
+# instantiations only, and a row's bits would depend on the number of rows beside it.
 set(FLASHCORE_ISA_FLAGS_generic -ffp-contract=off)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   list(APPEND FLASHCORE_ISAS neon)
@@ -14,12 +14,16 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(FLASHCORE_ISA_FLAGS_avx512
     -mavx2 -mfma -mf16c -mavx512f -mavx512vl -mavx512bw -mavx512dq -mprefer-vector-width=512)
 endif()
+# flashcore_add_cpu_kernel(<target> <isa> <flags>): the object library of one instruction set.
+function(flashcore_add_cpu_kernel target isa flags)
+  add_library(${target} OBJECT ${PROJECT_SOURCE_DIR}/src/cpu/kernels/target_${isa}.cc)
+  # Optimised in every build type: at -O0 a test of 20,000 problems would take a day.
+  target_compile_options(${target} PRIVATE -O3 -ffp-contract=fast ${FLASHCORE_ISA_FLAGS_${isa}})
+  target_link_libraries(${target} PRIVATE ${flags})
+endfunction()
+
 set(FLASHCORE_CPU_OBJECTS "")
 foreach(isa IN LISTS FLASHCORE_ISAS)
-  add_library(flashcore_cpu_${isa} OBJECT ${PROJECT_SOURCE_DIR}/src/cpu/kernels/target_${isa}.cc)
-  # Optimised in every build type: at -O0 a test of 20,000 problems would take a day.
-  target_compile_options(flashcore_cpu_${isa} PRIVATE
-    -O3 -ffp-contract=fast ${FLASHCORE_ISA_FLAGS_${isa}})
-  target_link_libraries(flashcore_cpu_${isa} PRIVATE flashcore_flags)
+  flashcore_add_cpu_kernel(flashcore_cpu_${isa} ${isa} flashcore_flags)
   list(APPEND FLASHCORE_CPU_OBJECTS $<TARGET_OBJECTS:flashcore_cpu_${isa}>)
 endforeach()

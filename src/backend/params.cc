@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "backend/backend.h"
+#include "core/assert.h"
 #include "core/numeric.h"
 #include "core/softcap.h"
 
@@ -22,7 +23,7 @@ T* address(void* base, std::size_t offset) noexcept {
   return reinterpret_cast<T*>(static_cast<char*>(base) + offset);
 }
 
-core::Fault planted_bug() noexcept {
+core::Fault injected_fault() noexcept {
 #if defined(FLASHCORE_FAULTS)
   static const int id = [] {
     const char* text = std::getenv("FLASHCORE_FAULT");
@@ -165,7 +166,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
                 p.head_dim == plan.kernel->head_dim && p.v_dim == plan.kernel->head_dim &&
                 problem.out.dtype == problem.dtype &&
                 (tensors.block_table.data == nullptr || plan.tile_q <= core::kMaxPagedPlainRows) &&
-                !planted_bug().is(core::InjectedFault::head_dim_truncated);
+                !injected_fault().is(core::InjectedFault::head_dim_truncated);
   p.is_varlen = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||
                 p.q_start != nullptr || p.k_start != nullptr;
 
@@ -195,9 +196,9 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
     p.counters = address<std::uint32_t>(header, core::kCountersOffset);
   }
   p.error = address<core::ErrorSlot>(header, 0);
-  p.fault = planted_bug();
+  p.fault = injected_fault();
 #if defined(FLASHCORE_ASSERTS)
-  std::snprintf(p.kernel, sizeof p.kernel, "%s", plan.kernel->id);
+  if (core::assertions_enabled()) std::snprintf(p.kernel, sizeof p.kernel, "%s", plan.kernel->id);
 #endif
   return p;
 }

@@ -1,10 +1,10 @@
-// Assertions inside kernels, for a build with -DFLASHCORE_ASSERTS=ON (preset assert). A kernel
-// hands over what it is about to store; a value that cannot be right ends the program with the
-// kernel's name and the row: abort() on a CPU, a trap after a printf on a GPU. In any other build
-// all of this is empty.
+// Assertions inside kernels, for code compiled with FLASHCORE_ASSERTS; FLASHCORE_ASSERT=1 in the
+// environment switches them on. A kernel passes the values it is about to store. An impossible
+// value ends the program with the kernel's name and the row: abort() on a CPU, a trap after a
+// printf on a GPU. In all other code these functions are empty.
 //
-// NaN among the inputs is legal and reaches the output. So only when a NaN shows up are the row's
-// inputs read again, all of them: slow, and never done while all is well.
+// NaN among the inputs is legal and reaches the output. A NaN in the output therefore makes the
+// assertion read all inputs of the row again. That is slow, and happens only on a NaN.
 #pragma once
 
 #include "core/combine.h"
@@ -25,7 +25,10 @@
 
 namespace flashcore::core {
 
-/// Writes the message to standard error and aborts; src/cpu/assert.cc.
+/// True if FLASHCORE_ASSERT=1. AttentionParams::kernel is empty otherwise. (src/cpu/assert.cc)
+bool assertions_enabled() noexcept;
+
+/// Writes the message to standard error and aborts. (src/cpu/assert.cc)
 [[noreturn]] void assertion_failed(const char* kernel, std::int32_t b, std::int32_t h,
                                    std::int64_t row, const char* what) noexcept;
 
@@ -41,7 +44,7 @@ namespace flashcore::core {
   ::flashcore::core::assertion_failed(kernel, b, h, row, what)
 #endif
 
-/// `what` says in words what was found, e.g. "the sum is negative".
+/// `what` describes the value, e.g. "the sum is negative".
 #define FLASHCORE_KERNEL_ASSERT(condition, kernel, b, h, row, what)   \
   do {                                                                \
     if (!(condition)) FLASHCORE_KERNEL_FAIL(kernel, b, h, row, what); \
@@ -79,7 +82,7 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInf
                                           std::int32_t b, std::int32_t h, std::int32_t i) {
   constexpr T kMost = T(1e37);
   const std::int32_t kv_head = kv_head_of(p, h);
-  const std::int64_t q_row = static_cast<std::int64_t>(sequence.q_row) + i;
+  const std::int64_t q_row = static_cast<std::int64_t>(seq.q_row) + i;
   const T q = largest_of<T>(p.q, p.q_element,
                             b * p.q_strides.batch + h * p.q_strides.head + q_row * p.q_strides.row,
                             p.q_strides.column, p.head_dim) *
@@ -87,8 +90,8 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInf
   const double score_scale = p.score_scale < 0 ? -p.score_scale : p.score_scale;
   const T products =
       q * static_cast<T>(p.head_dim) * static_cast<T>(score_scale < 1 ? 1 : score_scale);
-  const KvRowMap rows = kv_row_map(p, sequence, b);
-  for (std::int32_t j = 0; j < sequence.kv_len; ++j) {
+  const KvRowMap rows = kv_row_map(p, seq, b);
+  for (std::int32_t j = 0; j < seq.kv_len; ++j) {
     const KvLocation place = rows.at(j);
     const auto offset = [&](const Strides& strides) {
       return place.block * strides.batch + kv_head * strides.head + place.row * strides.row;
@@ -99,7 +102,7 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInf
     const T v = largest_of<T>(p.v, p.v_element, offset(p.v_strides), p.v_strides.column, p.v_dim) *
                 magnitude_of<T>(p.v_scale.at(b, kv_head, j));
     // A kernel may let weights grow to 2^8 before it rescales.
-    if (!(products * k < kMost && v * T(256) * static_cast<T>(sequence.kv_len) < kMost)) {
+    if (!(products * k < kMost && v * T(256) * static_cast<T>(seq.kv_len) < kMost)) {
       return false;
     }
     if (p.bias != nullptr) {
@@ -121,28 +124,33 @@ template <typename T>
 FLASHCORE_HD void assert_row_state(const AttentionParams& p, const SeqInfo& seq, std::int32_t b,
                                    std::int32_t h, std::int32_t i, const SoftmaxState<T>& state,
                                    T lse) {
+  if (p.kernel[0] == '\0') return;
   FLASHCORE_KERNEL_ASSERT(state.max == state.max, p.kernel, b, h, i,
                           "the maximum is NaN, which it never may be");
   FLASHCORE_KERNEL_ASSERT(!(state.sum < T(0)), p.kernel, b, h, i, "the sum is negative");
-  FLASHCORE_KERNEL_ASSERT(state.sum == state.sum || !row_inputs_are_finite<T>(p, sequence, b, h, i),
+  FLASHCORE_KERNEL_ASSERT(state.sum == state.sum || !row_inputs_are_finite<T>(p, seq, b, h, i),
                           p.kernel, b, h, i, "the sum is NaN though every input is finite");
-  FLASHCORE_KERNEL_ASSERT(lse == lse || !row_inputs_are_finite<T>(p, sequence, b, h, i), p.kernel,
-                          b, h, i, "the LSE is NaN though every input is finite");
+  FLASHCORE_KERNEL_ASSERT(lse == lse || !row_inputs_are_finite<T>(p, seq, b, h, i), p.kernel, b, h,
+                          i, "the LSE is NaN though every input is finite");
 }
 
 /// One element of the row's output.
 template <typename T>
 FLASHCORE_HD void assert_output(const AttentionParams& p, const SeqInfo& seq, std::int32_t b,
                                 std::int32_t h, std::int32_t i, T out) {
-  FLASHCORE_KERNEL_ASSERT(out == out || !row_inputs_are_finite<T>(p, sequence, b, h, i), p.kernel,
-                          b, h, i, "the output is NaN though every input is finite");
+  if (p.kernel[0] == '\0') return;
+  FLASHCORE_KERNEL_ASSERT(out == out || !row_inputs_are_finite<T>(p, seq, b, h, i), p.kernel, b, h,
+                          i, "the output is NaN though every input is finite");
 }
 
-/// The state partial results are joined with. A NaN or infinity among the LSEs was reported, or
-/// rightly not, by the kernel that left them.
+/// The state that combines partial results. The kernel that stored the partial LSEs has already
+/// checked them for NaN and infinity. On a GPU this assertion is always on.
 template <typename T>
 FLASHCORE_HD void assert_combined(const CombineParams& p, const SoftmaxState<T>& state,
                                   std::int64_t b, std::int64_t h, std::int64_t row) {
+#if !defined(__CUDA_ARCH__)
+  if (!assertions_enabled()) return;
+#endif
   FLASHCORE_KERNEL_ASSERT(!(state.sum < T(0)), "combine", static_cast<std::int32_t>(b),
                           static_cast<std::int32_t>(h), row, "the sum is negative");
   if (state.sum == state.sum) return;

@@ -1,13 +1,22 @@
-// How a failed assertion of a kernel (core/assert.h) ends: the only place in src that prints, and
-// only in a build that asks for it.
+// Ends the program at a failed assertion of a kernel (core/assert.h). This is the only file in src
+// that prints.
 #include "core/assert.h"
 
 #if defined(FLASHCORE_ASSERTS)
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 namespace flashcore::core {
+
+bool assertions_enabled() noexcept {
+  static const bool enabled = [] {
+    const char* text = std::getenv("FLASHCORE_ASSERT");
+    return text != nullptr && std::strcmp(text, "") != 0 && std::strcmp(text, "0") != 0;
+  }();
+  return enabled;
+}
 
 void assertion_failed(const char* kernel, std::int32_t b, std::int32_t h, std::int64_t row,
                       const char* what) noexcept {

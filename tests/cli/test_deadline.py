@@ -1,4 +1,4 @@
-"""Kernels that never end (the planted bug never_ends): reported, counted, and the run goes on."""
+"""Kernels that never end (the injected fault never_ends): reported, counted, and the run goes on."""
 
 import json
 import os
@@ -17,7 +17,7 @@ CHECK = ("check", "--device", "cpu", "--kernel", "^fwd_generic_f32$", "--quiet")
 
 
 def spins(problem):
-    """Whether the planted bug makes this problem (as the reports write it) spin."""
+    """True if the injected fault makes this problem (as the reports write it) spin."""
     return int(re.search(r" q(\d+) ", problem)[1]) % 7 == 3
 
 

@@ -1,4 +1,4 @@
-"""A build with planted bugs (FLASHCORE_FAULTS): every one is caught, reported and can be replayed."""
+"""Injected faults in the instrumented program: every one is caught, reported and can be replayed."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import unittest
 from flashcore_command import FAILED, PROGRAM, SOURCE, CommandTest, write_npy
 
 
-# How warps and CTAs of GPU kernels wait for each other is broken by these; tests/protocol finds them.
+# These break the synchronisation of GPU kernels; tests/protocol finds them.
 SYNCHRONISATION = range(19, 28)
 
 
@@ -21,17 +21,17 @@ def faults():
                 if number != "0" and int(number) not in SYNCHRONISATION]
 
 
-class Planted(CommandTest):
+class Injected(CommandTest):
     def broken(self, number):
         return {"FLASHCORE_FAULT": str(number)}
 
     def test_there_are_enough(self):
         self.assertGreaterEqual(len(faults()), 10)
 
-    def test_none_planted_none_found(self):
+    def test_no_fault_no_failure(self):
         self.call("check", "--device", "cpu", "--problems", 200, env=self.broken(0))
 
-    def test_every_plant_is_caught(self):
+    def test_every_fault_is_caught(self):
         for number, name in faults():
             with self.subTest(name):
                 deadline = ("--deadline", 3) if name == "never_ends" else ()

@@ -525,7 +525,7 @@ void attend(const Block<T>& block) {
 template <typename T, typename Storage>
 void attention_item(const AttentionParams& params, std::int64_t item, void* scratch,
                     const std::int32_t* cancel) {
-  core::spin_if_planted(params.fault, params.q_len);
+  core::spin_if_injected(params.fault, params.q_len);
   const std::int32_t split = static_cast<std::int32_t>(item % params.splits);
   item /= params.splits;
   const std::int32_t tile = params.q_tiles - 1 - static_cast<std::int32_t>(item % params.q_tiles);

@@ -551,7 +551,7 @@ __global__ void __launch_bounds__(C::kThreads, 2)
     fwd_kernel(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(16) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
-  core::spin_if_planted(p.fault, p.q_len);
+  core::spin_if_injected(p.fault, p.q_len);
   for (std::int64_t index = blockIdx.x; index < p.num_tiles; index += gridDim.x) {
     __syncthreads();  // nobody still reads the last item
     if (threadIdx.x == 0) {
