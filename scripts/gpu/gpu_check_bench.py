@@ -1,23 +1,23 @@
-"""The stages of scripts/gpu_check that measure; their bars are in bench/bars.json."""
+"""The stages of scripts/gpu_check that measure. Their targets are in bench/targets.json."""
 
 import json
 
-import gpu_check_bars
+import gpu_check_targets
 from flashcore.bench import results
 from gpu_check_context import from_command, python_with_torch
 from gpu_check_runner import FAILED, PASSED, TIMED_OUT, Outcome
 
-# All the benchmark knows but torch's math backend, which is never the fastest and takes the most time.
+# All peers but torch's math backend, which is never the fastest and takes the most time.
 PEERS = "cudnn,fa2,eff,fa3,flash_attn,flashinfer,xformers"
 
-def bars_for(context):
-    return gpu_check_bars.load(context.root / "bench" / "bars.json",
+def targets_for(context):
+    return gpu_check_targets.load(context.root / "bench" / "targets.json",
                                context.runner.report.result["gpu"])
 
 
 def host_cost(context, limit_s):
-    """Host time of make_plan + run, from the command's own bench: no Python in between. Judged is
-    what it adds to the launch of an empty kernel, which is the driver's and the machine's."""
+    """Host time of make_plan + run, from the command's own bench: no Python in between. The target
+    is on the time above the launch of an empty kernel, which belongs to driver and machine."""
     done = context.run("host", [context.cli, "bench", "--device", "cuda", "--suite", "simt",
                                 "--json", "--time-limit", str(int(limit_s - 5))], limit_s)
     try:
@@ -27,11 +27,11 @@ def host_cost(context, limit_s):
         return from_command(done, "flashcore bench --json") if done.code != 0 else \
             Outcome(FAILED, "flashcore bench printed no host_us and launch_us")
     context.runner.report.result.update(details)
-    bars = bars_for(context)
+    targets = targets_for(context)
     own = details["host_us"] - details["launch_us"]
-    if bars is not None and not own <= bars["host_us_above_launch"]:
+    if targets is not None and not own <= targets["host_us_above_launch"]:
         return Outcome(FAILED, f"make_plan + run take {own:.2f} us of host time more than an empty "
-                       f"launch; the bar is {bars['host_us_above_launch']:g}", details)
+                       f"launch; the target is {targets['host_us_above_launch']:g}", details)
     return Outcome(PASSED, "", details)
 
 
@@ -47,29 +47,29 @@ def bench(context, limit_s):
     else:
         done = context.run("bench", [context.cli, "bench", "--device", "cuda", "--output", output,
                                      "--time-limit", time_limit], limit_s)
-    excused = gpu_check_bars.explained(context.root / "docs" / "performance.md")
-    return take_rows(context.runner.report, output, done, bars_for(context), excused,
+    excused = gpu_check_targets.explained(context.root / "docs" / "performance.md")
+    return take_rows(context.runner.report, output, done, targets_for(context), excused,
                      context.runner.say)
 
 
-def take_rows(report, output, done, bars=None, excused=frozenset(), say=print):
-    """Moves the rows measured so far into the report, however the command ended, each with its bar;
-    says the table of bars."""
+def take_rows(report, output, done, targets=None, excused=frozenset(), say=print):
+    """Moves the rows measured so far into the report, however the command ended, each with its
+    target; prints the table of targets."""
     measured = results.read(output) or {}
     rows = measured.get("rows", [])
-    judged = gpu_check_bars.put_bars(rows, bars) if bars is not None else []
+    judged = gpu_check_targets.put_targets(rows, targets) if targets is not None else []
     if "peers" in measured:
         report.result["peers"] = measured["peers"]
     report.result["rows"] = rows or report.result["rows"]
     report.result["skipped"] = measured.get("skipped", [])
     details = {"rows": len(rows), "skipped": len(measured.get("skipped", [])),
-               "failed": measured.get("failed", []), **gpu_check_bars.summary_of(judged)}
+               "failed": measured.get("failed", []), **gpu_check_targets.summary_of(judged)}
     if judged:
-        say(gpu_check_bars.table(judged))
+        say(gpu_check_targets.table(judged))
     outcome = from_command(done, "the benchmark", details)
     late = [one["name"] for one in measured.get("skipped", [])
             if "time limit" in one.get("reason", "")]
-    missed = gpu_check_bars.failures(judged, excused)
+    missed = gpu_check_targets.failures(judged, excused)
     if outcome.status != PASSED:
         return outcome
     if not rows:
@@ -77,8 +77,8 @@ def take_rows(report, output, done, bars=None, excused=frozenset(), say=print):
     if late:
         return Outcome(TIMED_OUT, f"{len(late)} cases were not reached", details)
     if missed:
-        worst = "; ".join(f"{gpu_check_bars.label(one.row)} at {one.ratio:.2f}" for one in missed)
-        return Outcome(FAILED, f"{len(missed)} rows below {gpu_check_bars.TOLERANCE:g} of their bar "
-                       f"and without a reason in docs/performance.md, \"{gpu_check_bars.SHORT_HEADING}"
+        worst = "; ".join(f"{gpu_check_targets.label(one.row)} at {one.ratio:.2f}" for one in missed)
+        return Outcome(FAILED, f"{len(missed)} rows below {gpu_check_targets.TOLERANCE:g} of their target "
+                       f"and without a reason in docs/performance.md, \"{gpu_check_targets.GAPS_HEADING}"
                        f"\": {worst}", details)
     return outcome

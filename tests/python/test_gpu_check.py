@@ -301,8 +301,8 @@ class Verdicts(WithFolder):
         self.assertEqual(outcome.status, "timed out")
         self.assertIn("1 cases", outcome.reason)
 
-    def test_bars(self):
-        bars = {"gpu": "NVIDIA H200", "bars": [{"name": "tiny", "peer": "fa2", "time_share": 1.0}]}
+    def test_targets(self):
+        targets = {"gpu": "NVIDIA H200", "targets": [{"name": "tiny", "peer": "fa2", "time_share": 1.0}]}
         said = []
 
         def bench(us, excused=()):
@@ -311,21 +311,21 @@ class Verdicts(WithFolder):
             results.write(output, {"rows": [row]})
             report = Report(self.folder / "h200.json", {"gpu": "NVIDIA H200"})
             done = self.run_command("exit 0")
-            outcome = gpu_check_bench.take_rows(report, output, done, bars, excused, said.append)
-            return outcome, report.result["rows"][0]["bar"]
+            outcome = gpu_check_bench.take_rows(report, output, done, targets, excused, said.append)
+            return outcome, report.result["rows"][0]["target"]
 
-        outcome, bar = bench(8.0)
+        outcome, target = bench(8.0)
         self.assertEqual(outcome.status, "passed")
-        self.assertEqual(outcome.details["bars"]["passed"], 1)
-        self.assertEqual(bar, {"bar_us": 10.0, "ratio": 1.25})
+        self.assertEqual(outcome.details["targets"]["passed"], 1)
+        self.assertEqual(target, {"target_us": 10.0, "ratio": 1.25})
         self.assertIn("| tiny 1,2/1,5x9,8 f32 | 8 |  | 10 |", said[-1])
         outcome, _ = bench(10.4)  # short, but within the tolerance
         self.assertEqual(outcome.status, "passed")
-        self.assertIn("tiny 1,2/1,5x9,8 f32", outcome.details["bars"]["short"])
-        outcome, bar = bench(12.5)
+        self.assertIn("tiny 1,2/1,5x9,8 f32", outcome.details["targets"]["short"])
+        outcome, target = bench(12.5)
         self.assertEqual(outcome.status, "failed")
         self.assertIn("tiny 1,2/1,5x9,8 f32 at 0.80", outcome.reason)
-        self.assertAlmostEqual(bar["ratio"], 0.8)
+        self.assertAlmostEqual(target["ratio"], 0.8)
         self.assertEqual(bench(12.5, {"tiny"})[0].status, "passed")
 
 

@@ -1,12 +1,12 @@
-"""Bars: what each kind asks for, which way round a ratio is, which rows fail, and that
-bench/bars.json is about cases there are."""
+"""Targets: what each kind asks for, which way round a ratio is, which rows fail, and that
+bench/targets.json is about cases there are."""
 
 import shutil
 import tempfile
 import unittest
 from pathlib import Path
 
-import gpu_check_bars as bars
+import gpu_check_targets as targets
 from flashcore.bench import cases, results
 from support import case
 
@@ -20,60 +20,60 @@ def row(us=10.0, peers=None, **fields):
 
 
 def content(*wanted):
-    return {"gpu": "X", "bars": list(wanted)}
+    return {"gpu": "X", "targets": list(wanted)}
 
 
 def judged(one, *wanted, others=()):
-    return bars.judge([one, *others], content(*wanted))[0]
+    return targets.judge([one, *others], content(*wanted))[0]
 
 
 class Limits(unittest.TestCase):
     def test_a_share_of_a_peers_time(self):
-        bar = {"name": "tiny", "peer": "fa2", "time_share": 0.75}
-        found = judged(row(6.0, {"fa2": 10.0, "cudnn": 4.0}), bar)
-        self.assertAlmostEqual(found.bar_us, 7.5)
+        target = {"name": "tiny", "peer": "fa2", "time_share": 0.75}
+        found = judged(row(6.0, {"fa2": 10.0, "cudnn": 4.0}), target)
+        self.assertAlmostEqual(found.target_us, 7.5)
         self.assertAlmostEqual(found.ratio, 1.25)
         self.assertEqual(found.verdict, "pass")
-        self.assertEqual(judged(row(8.0, {"fa2": 10.0}), bar).verdict, "short")
+        self.assertEqual(judged(row(8.0, {"fa2": 10.0}), target).verdict, "short")
 
     def test_a_speedup_over_the_best_peer(self):
-        bar = {"name": "tiny", "peer": "best", "speedup": 1.25}
-        found = judged(row(8.1, {"fa2": 12.0, "cudnn": 10.0}), bar)
-        self.assertAlmostEqual(found.bar_us, 8.0)
+        target = {"name": "tiny", "peer": "best", "speedup": 1.25}
+        found = judged(row(8.1, {"fa2": 12.0, "cudnn": 10.0}), target)
+        self.assertAlmostEqual(found.target_us, 8.0)
         self.assertEqual(found.verdict, "short")
-        self.assertEqual(judged(row(7.9, {"fa2": 12.0, "cudnn": 10.0}), bar).verdict, "pass")
+        self.assertEqual(judged(row(7.9, {"fa2": 12.0, "cudnn": 10.0}), target).verdict, "pass")
 
     def test_figures(self):
         one = row(10.0, dtype="f16", batch=2, q_heads=4, kv_heads=2, q_len=3, kv_len=5, head_dim=8)
         flops, kv_bytes = 4 * 2 * 4 * 15 * 8, 2 * 2 * 2 * 5 * 8 * 2
-        self.assertEqual(judged(one, {"name": "tiny", "us": 9.0}).bar_us, 9.0)
-        self.assertAlmostEqual(judged(one, {"name": "tiny", "tflops": 2.0}).bar_us, flops / 2e6)
+        self.assertEqual(judged(one, {"name": "tiny", "us": 9.0}).target_us, 9.0)
+        self.assertAlmostEqual(judged(one, {"name": "tiny", "tflops": 2.0}).target_us, flops / 2e6)
         wide = {"name": "tiny", "kv_tbs": 4.0, "above_kv_mb": 0}
-        self.assertAlmostEqual(judged(one, wide).bar_us, kv_bytes / 4e6)
-        self.assertIsNone(judged(one, {**wide, "above_kv_mb": 1}).bar_us)
+        self.assertAlmostEqual(judged(one, wide).target_us, kv_bytes / 4e6)
+        self.assertIsNone(judged(one, {**wide, "above_kv_mb": 1}).target_us)
 
     def test_another_row(self):
-        bar = {"name": "tiny", "row": {"name": "whole", "batch": 3}, "speedup": 0.9}
+        target = {"name": "tiny", "row": {"name": "whole", "batch": 3}, "speedup": 0.9}
         others = [row(100.0, name="whole", batch=1), row(9.0, name="whole", batch=3)]
-        found = judged(row(10.5), bar, others=others)
-        self.assertAlmostEqual(found.bar_us, 10.0)
+        found = judged(row(10.5), target, others=others)
+        self.assertAlmostEqual(found.target_us, 10.0)
         self.assertEqual(found.verdict, "short")
-        self.assertEqual(judged(row(10.5), bar).verdict, "not judged: no row whole")
+        self.assertEqual(judged(row(10.5), target).verdict, "not judged: no row whole")
 
     def test_the_strictest_of_several(self):
         found = judged(row(7.0, {"cudnn": 10.0}), {"name": "tiny", "peer": "best", "speedup": 1.0},
                        {"name": "tiny", "us": 6.0})
-        self.assertEqual(found.bar_us, 6.0)
+        self.assertEqual(found.target_us, 6.0)
 
     def test_only_rows_that_are_meant(self):
-        bar = {"name": "tiny", "batch": 4, "us": 1.0}
-        self.assertEqual(judged(row(), bar).verdict, "")
-        self.assertEqual(judged(row(batch=4), bar).verdict, "short")
+        target = {"name": "tiny", "batch": 4, "us": 1.0}
+        self.assertEqual(judged(row(), target).verdict, "")
+        self.assertEqual(judged(row(batch=4), target).verdict, "short")
 
     def test_a_peer_counts_where_it_was_timed(self):
-        bar = {"name": "tiny", "peer": "best", "time_share": 1.0}
-        self.assertAlmostEqual(judged(row(6.1, {"cudnn": 8.0, "fa3": 6.0}), bar).bar_us, 6.0)
-        self.assertAlmostEqual(judged(row(6.1, {"cudnn": 8.0}), bar).bar_us, 8.0)
+        target = {"name": "tiny", "peer": "best", "time_share": 1.0}
+        self.assertAlmostEqual(judged(row(6.1, {"cudnn": 8.0, "fa3": 6.0}), target).target_us, 6.0)
+        self.assertAlmostEqual(judged(row(6.1, {"cudnn": 8.0}), target).target_us, 8.0)
 
     def test_without_peers_nothing_is_claimed(self):
         found = judged(row(), {"name": "tiny", "peer": "fa2", "time_share": 1.0})
@@ -84,98 +84,98 @@ class Limits(unittest.TestCase):
 
 class Failures(unittest.TestCase):
     def setUp(self):
-        bar = {"name": "tiny", "us": 10.0}
-        self.rows = [judged(row(us), bar) for us in (9.0, 10.4, 10.6)]
+        target = {"name": "tiny", "us": 10.0}
+        self.rows = [judged(row(us), target) for us in (9.0, 10.4, 10.6)]
 
     def test_the_tolerance(self):
-        self.assertEqual([one.row["us"] for one in bars.failures(self.rows, set())], [10.6])
+        self.assertEqual([one.row["us"] for one in targets.failures(self.rows, set())], [10.6])
 
     def test_reasons_in_the_documents(self):
-        self.assertEqual(bars.failures(self.rows, {"tiny"}), [])
-        self.assertEqual(bars.failures(self.rows, {"tiny 1,2/1,5x9,8 f32"}), [])
-        self.assertEqual(len(bars.failures(self.rows, {"tin", "tiny 1"})), 1)
+        self.assertEqual(targets.failures(self.rows, {"tiny"}), [])
+        self.assertEqual(targets.failures(self.rows, {"tiny 1,2/1,5x9,8 f32"}), [])
+        self.assertEqual(len(targets.failures(self.rows, {"tin", "tiny 1"})), 1)
 
     def test_the_table_of_the_documents(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "performance.md"
-            self.assertEqual(bars.explained(path), set())
-            path.write_text("# P\n\n| case | x |\n|-|-|\n| other | 1 |\n\n## Rows below their bar\n\n"
+            self.assertEqual(targets.explained(path), set())
+            path.write_text("# P\n\n| case | x |\n|-|-|\n| other | 1 |\n\n## Open gaps\n\n"
                             "Words.\n\n| case | reason |\n|-|-|\n| `long` | one |\n"
                             "| prefill 1,8,64,64 bf16 | two |\n\n## Next\n\n| a | b |\n|-|-|\n| c | d |\n",
                             encoding="utf-8")
-            self.assertEqual(bars.explained(path), {"long", "prefill 1,8,64,64 bf16"})
+            self.assertEqual(targets.explained(path), {"long", "prefill 1,8,64,64 bf16"})
             path.write_text("# P\n", encoding="utf-8")
-            self.assertEqual(bars.explained(path), set())
+            self.assertEqual(targets.explained(path), set())
 
     def test_the_printed_table(self):
         one = row(8.0, {"fa2": 12.0, "cudnn": 10.0})
-        lines = bars.table(bars.judge([one, row(name="free")], content(
+        lines = targets.table(targets.judge([one, row(name="free")], content(
             {"name": "tiny", "peer": "best", "speedup": 1.0}))).splitlines()
-        self.assertEqual(len(lines), 3)  # a row without a bar is not there
+        self.assertEqual(len(lines), 3)  # a row without a target is not there
         self.assertEqual(lines[2], "| tiny 1,2/1,5x9,8 f32 | 8 |  | 12 | 10 | cudnn 10 | 10 | 1.25 | pass |")
 
 
 class Again(unittest.TestCase):
     def test_a_file_is_judged_by_the_bars_of_now(self):
-        """What was measured stays; a bar that is no more goes, also from the stage."""
-        rows = [{**row(8.0, {"cudnn": 10.0}), "bar": {"bar_us": 1.0, "ratio": 0.125}},
-                {**row(5.0, name="free"), "bar": {"bar_us": 1.0, "ratio": 0.2}}]
+        """What was measured stays; a target that is no more goes, also from the stage."""
+        rows = [{**row(8.0, {"cudnn": 10.0}), "target": {"target_us": 1.0, "ratio": 0.125}},
+                {**row(5.0, name="free"), "target": {"target_us": 1.0, "ratio": 0.2}}]
         given = {"gpu": "X", "rows": rows, "stages": {"bench": {"status": "passed", "seconds": 1.0, "details": {
-            "rows": 2, "bars": {"passed": 0, "short": {"x": 0.1}, "not judged": {}}}}}}
+            "rows": 2, "targets": {"passed": 0, "short": {"x": 0.1}, "not judged": {}}}}}}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "x.json"
             results.write(path, given)
-            bars.judge_again(path, content({"name": "tiny", "peer": "best", "speedup": 1.0}))
+            targets.judge_again(path, content({"name": "tiny", "peer": "best", "speedup": 1.0}))
             found = results.read(path)
-        self.assertEqual(found["rows"][0], {**rows[0], "bar": {"bar_us": 10.0, "ratio": 1.25}})
-        self.assertNotIn("bar", found["rows"][1])
+        self.assertEqual(found["rows"][0], {**rows[0], "target": {"target_us": 10.0, "ratio": 1.25}})
+        self.assertNotIn("target", found["rows"][1])
         self.assertEqual(found["stages"]["bench"]["details"],
-                         {"rows": 2, "bars": {"passed": 1, "short": {}, "not judged": {}}})
+                         {"rows": 2, "targets": {"passed": 1, "short": {}, "not judged": {}}})
 
 
 class TheFile(unittest.TestCase):
     def setUp(self):
-        self.bars = bars.load(ROOT / "bench" / "bars.json", "NVIDIA H200")
+        self.targets = targets.load(ROOT / "bench" / "targets.json", "NVIDIA H200")
         self.cases = cases.load(ROOT / "bench" / "cases.json")
 
     def test_it_is_about_cases_there_are(self):
-        self.assertEqual(bars.mistakes(self.bars, self.cases), [])
+        self.assertEqual(targets.mistakes(self.targets, self.cases), [])
 
     def test_mistakes_are_found(self):
         broken = content({"name": "nobody", "us": 1.0}, {"name": "mission"},
                          {"name": "mission", "us": 1.0, "tflops": 2.0},
                          {"name": "mission", "speedup": 2.0})
-        self.assertEqual(len(bars.mistakes(broken, self.cases)), 4)
+        self.assertEqual(len(targets.mistakes(broken, self.cases)), 4)
 
-    def test_no_bar_is_a_peers_time_of_another_run(self):
-        self.assertEqual(set(self.bars), {"gpu", "host_us_above_launch", "bars"})
-        for bar in self.bars["bars"]:
-            if bar["name"] in ("prefill", "gqa-prefill", "long", "fp8"):
-                self.assertNotIn("us", bar)
+    def test_no_target_is_a_peers_time_of_another_run(self):
+        self.assertEqual(set(self.targets), {"gpu", "host_us_above_launch", "targets"})
+        for target in self.targets["targets"]:
+            if target["name"] in ("prefill", "gqa-prefill", "long", "fp8"):
+                self.assertNotIn("us", target)
 
-    def test_the_committed_rows_have_these_bars(self):
-        """`python3 scripts/gpu/gpu_check_bars.py bench/results/*.json` after bars have changed."""
+    def test_the_committed_rows_have_these_targets(self):
+        """`python3 scripts/gpu/gpu_check_targets.py bench/results/*.json` after targets have changed."""
         for path in sorted((ROOT / "bench" / "results").glob("*.json")):
             with tempfile.TemporaryDirectory() as folder:
                 result = results.read(path)
-                wanted = bars.load(ROOT / "bench" / "bars.json", result["gpu"])
+                wanted = targets.load(ROOT / "bench" / "targets.json", result["gpu"])
                 if wanted is None:
                     continue
                 copy = Path(folder) / path.name
                 shutil.copy(path, copy)
-                bars.judge_again(copy, wanted)
+                targets.judge_again(copy, wanted)
                 self.assertEqual(results.read(copy), result)
 
-    def test_every_row_that_needs_a_bar_has_one(self):
+    def test_every_row_that_needs_a_target_has_one(self):
         for name in ("prefill", "seed-c", "mission", "small", "decode", "decode-mha", "spec",
                      "ragged", "paged"):
             for one in (one for one in self.cases if one.name == name):
-                found = [bar for bar in self.bars["bars"] if bars.matches(bar, one.fields())]
+                found = [target for target in self.targets["targets"] if targets.matches(target, one.fields())]
                 self.assertTrue(found, one)
         self.assertEqual(len([one for one in self.cases if one.name == "prefill"]), 24)
 
-    def test_other_gpus_have_no_bars(self):
-        self.assertIsNone(bars.load(ROOT / "bench" / "bars.json", "NVIDIA L4"))
+    def test_other_gpus_have_no_targets(self):
+        self.assertIsNone(targets.load(ROOT / "bench" / "targets.json", "NVIDIA L4"))
 
     def test_ragged_and_uniform_read_the_same_bytes(self):
         ragged = next(one for one in self.cases if one.name == "ragged")
