@@ -15,7 +15,7 @@ class Context:
         self.root, self.options = Path(root), options
         self.runner = None  # set once there is a report
         self.build = self.root / "build" / "cuda"
-        self.plants_build = self.root / "build" / "faults-cuda"
+        self.faults_build = self.root / "build" / "faults-cuda"
         self.cli = self.build / "bin" / "flashcore"
         self.logs = self.root / "build" / "gpu-check"
         self.env = command_environment(self.root)

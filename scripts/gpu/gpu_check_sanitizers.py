@@ -1,5 +1,5 @@
 """compute-sanitizer on a small set of problems. A tool is believed only after it has found a fault
-planted for it (tests/gpu/sanitizer_faults.cu) and has found nothing in a clean program; where that
+injected for it (tests/gpu/sanitizer_faults.cu) and has found nothing in a clean program; where that
 fails, on a machine that refuses it for instance, the result is "not run", never "passed"."""
 
 import json
@@ -14,7 +14,7 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 _FOUND_CODE = 99  # exit code of a run in which the tool found something
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 _PROOF_LIMIT_S = 40
-# What each tool calls the fault that is planted for it: an error of another kind proves nothing.
+# What each tool calls the fault injected for it: an error of another kind proves nothing.
 _FAULT_WORDS = {
     "memcheck": re.compile(r"Invalid __global__ write"),
     "racecheck": re.compile(r"[Rr]ace|hazard"),
@@ -65,7 +65,7 @@ class Sanitizer:
         refused = self._prove(deadline)
         if refused is not None:
             return Outcome(NOT_RUN, refused)
-        details = {"proved_on_a_planted_fault": True}
+        details = {"proved_on_an_injected_fault": True}
         for name, arguments in self.programs.items():
             done = self.start(name, arguments).wait(deadline - time.monotonic())
             errors = errors_found(done.output)
@@ -82,7 +82,7 @@ class Sanitizer:
         return Outcome(PASSED, "", details)
 
     def _prove(self, deadline):
-        """None where the tool finds its planted fault and nothing in a clean program."""
+        """None where the tool finds its injected fault and nothing in a clean program."""
         for fault, wanted in ((self.tool, True), ("none", False)):
             limit = min(_PROOF_LIMIT_S, deadline - time.monotonic())
             done = self.start(f"proof_{fault}", [str(self.faults), fault]).wait(limit)
@@ -92,7 +92,7 @@ class Sanitizer:
             if errors is None:
                 return f"{self.tool} does not work here: {reason_in(done.output)}"
             if wanted and errors == 0:
-                return f"{self.tool} did not find the fault planted for it"
+                return f"{self.tool} did not find the fault injected for it"
             if wanted and _FAULT_WORDS[self.tool].search(_without_summary(done.output)) is None:
                 return f"{self.tool} found something else: {reason_in(done.output)}"
             if not wanted and errors > 0:

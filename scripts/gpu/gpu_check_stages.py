@@ -17,7 +17,7 @@ from kernel_build import read_kernels
 _MIN_PROBLEMS = 20000
 _MIN_TENSOR_CORE_PROBLEMS = 50000
 # A few kernels of each family are enough to show that the check catches bugs.
-_PLANTED_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128|8)",
+_FAULT_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128|8)",
                     "sm80_8bit": "fwd_sm80_8bit_bf16_d64_q(128|16)",
                     "sm90": "fwd_sm90_bf16_d64_q(192|128_k208|64)",
                     "sm90_e4m3": "fwd_sm90_e4m3_bf16_d64_q(64|192_k128)"}
@@ -75,12 +75,12 @@ def build(context, limit_s):
 
 
 def start_faults_build(context):
-    """The build with planted bugs, on the side while the GPU is busy with other stages."""
-    kernels = "|".join(_PLANTED_KERNELS.values())
+    """The build with injected faults, on the side while the GPU is busy with other stages."""
+    kernels = "|".join(_FAULT_KERNELS.values())
     script = (f"cmake --preset faults-cuda -DFLASHCORE_KERNELS='{kernels}' "
               "-DFLASHCORE_BUILD_TESTS=OFF && nice cmake --build --preset faults-cuda "
               f"-j {context.jobs} --target flashcore_cli")
-    context.faults = context.start("plants_build", ["sh", "-c", script])
+    context.faults = context.start("faults_build", ["sh", "-c", script])
 
 
 def tests(context, limit_s):
@@ -167,29 +167,29 @@ def shortened(value, most=8):
     return value
 
 
-def planted_command(context, limit_s):
-    """(the command of the build with planted bugs, None), or (None, why there is none)."""
+def faulty_command(context, limit_s):
+    """(the command of the build with injected faults, None), or (None, why there is none)."""
     if not hasattr(context, "faults"):
         start_faults_build(context)
     built = context.faults.wait(limit_s)
     if built.code != 0:
-        return None, from_command(built, "the build with planted bugs")
-    return context.plants_build / "bin" / "flashcore", None
+        return None, from_command(built, "the build with injected faults")
+    return context.faults_build / "bin" / "flashcore", None
 
 
 def faults(context, limit_s):
     begin = time.monotonic()
-    command, failed = planted_command(context, limit_s)
+    command, failed = faulty_command(context, limit_s)
     if failed is not None:
         return failed
     caught = {}
-    for family, kernels in _PLANTED_KERNELS.items():
+    for family, kernels in _FAULT_KERNELS.items():
         left = limit_s - (time.monotonic() - begin)
         hunt = [sys.executable, "scripts/checks/faults", command, "--device", "cuda",
                 "--time-limit", str(int(left))]
         if family != "simt":  # whose f32 kernel the stages are read from
             hunt += ["--kernel", kernels]
-        done = context.run(f"plants_{family}", hunt, left)
+        done = context.run(f"faults_{family}", hunt, left)
         bugs = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)
         details = {verdict.lower(): {name: words.strip() for name, one, words in bugs
                                      if one == verdict} for verdict in ("caught", "MISSED")}
@@ -197,16 +197,16 @@ def faults(context, limit_s):
         if outcome.status != PASSED:
             return outcome
         if not details["caught"]:
-            return Outcome(FAILED, f"scripts/checks/faults named no planted bug in {family}", details)
+            return Outcome(FAILED, f"scripts/checks/faults named no injected fault in {family}", details)
         caught[family] = details["caught"]
-    return Outcome(PASSED, "every planted bug was caught", {"caught": caught})
+    return Outcome(PASSED, "every injected fault was caught", {"caught": caught})
 
 
 def deadline(context, limit_s):
-    """A kernel that never ends, in the build with planted bugs: `flashcore check` must name its
+    """A kernel that never ends, in the build with injected faults: `flashcore check` must name its
     problems within their deadline and go on with the others."""
     begin = time.monotonic()
-    command, failed = planted_command(context, limit_s)
+    command, failed = faulty_command(context, limit_s)
     if failed is not None:
         return failed
     done = context.run("deadline", [

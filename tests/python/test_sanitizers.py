@@ -8,12 +8,12 @@ from pathlib import Path
 
 import gpu_check_sanitizers as sanitizers
 
-# Plays the tool: `words` for its planted fault, `clean` for a program without one, `check` for the
+# Plays the tool: `words` for its injected fault, `clean` for a program without one, `check` for the
 # checks. Each is a shell command.
 _FAKE = """#!/bin/sh
 for last; do :; done
 case "$last" in
-  memcheck|racecheck|initcheck|synccheck) {planted} ;;
+  memcheck|racecheck|initcheck|synccheck) {injected} ;;
   none) {clean} ;;
   *) {check} ;;
 esac
@@ -27,10 +27,10 @@ _REFUSED = ("echo '========= COMPUTE-SANITIZER'; echo '========= Error: Device n
 
 
 class Verdicts(unittest.TestCase):
-    def outcome(self, planted=_FOUND, clean=_NOTHING, check=_NOTHING, tool="memcheck", limit_s=20):
+    def outcome(self, injected=_FOUND, clean=_NOTHING, check=_NOTHING, tool="memcheck", limit_s=20):
         with tempfile.TemporaryDirectory() as folder:
             fake = Path(folder) / "compute-sanitizer"
-            fake.write_text(_FAKE.format(planted=planted, clean=clean, check=check))
+            fake.write_text(_FAKE.format(injected=injected, clean=clean, check=check))
             os.chmod(fake, stat.S_IRWXU)
             one = sanitizers.Sanitizer(tool, str(fake), "sanitizer_faults",
                                        {"check": ["flashcore", "check"]}, Path(folder), folder)
@@ -39,7 +39,7 @@ class Verdicts(unittest.TestCase):
     def test_passed_only_after_the_proof(self):
         outcome = self.outcome()
         self.assertEqual(outcome.status, "passed", outcome.reason)
-        self.assertTrue(outcome.details["proved_on_a_planted_fault"])
+        self.assertTrue(outcome.details["proved_on_an_injected_fault"])
         self.assertEqual(outcome.details["check"], {"errors": 0, "problems": 63})
 
     def expect_not_run(self, words, **faults):
@@ -48,7 +48,7 @@ class Verdicts(unittest.TestCase):
         self.assertIn(words, outcome.reason)
 
     def test_a_tool_that_finds_nothing_is_not_believed(self):
-        self.expect_not_run("did not find the fault", planted=_NOTHING)
+        self.expect_not_run("did not find the fault", injected=_NOTHING)
 
     def test_a_tool_that_always_complains_is_not_believed(self):
         self.expect_not_run("in a program that has none", clean=_FOUND)
@@ -56,10 +56,10 @@ class Verdicts(unittest.TestCase):
     def test_an_error_of_another_kind_proves_nothing(self):
         other = ("echo '========= Program hit error 999 on CUDA API call to cudaMalloc'; "
                  "echo '========= ERROR SUMMARY: 1 error'; exit 99")
-        self.expect_not_run("found something else: Program hit error 999", planted=other)
+        self.expect_not_run("found something else: Program hit error 999", injected=other)
 
     def test_a_machine_that_refuses(self):
-        self.expect_not_run("Error: Device not supported", planted=_REFUSED)
+        self.expect_not_run("Error: Device not supported", injected=_REFUSED)
 
     def test_a_tool_that_breaks_later(self):
         self.expect_not_run("Error: Device not supported", check=_REFUSED)
@@ -67,7 +67,7 @@ class Verdicts(unittest.TestCase):
 
     def test_timeouts(self):
         self.expect_not_run("did not end within", check="sleep 30", limit_s=1.5)
-        self.expect_not_run("did not end within", planted="sleep 30", limit_s=0.5)
+        self.expect_not_run("did not end within", injected="sleep 30", limit_s=0.5)
 
     def test_errors_in_the_check_fail(self):
         outcome = self.outcome(check=_FOUND)
@@ -84,9 +84,9 @@ class Verdicts(unittest.TestCase):
                  "echo '========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)'; "
                  "exit 99")
         clean = "echo '========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)'"
-        outcome = self.outcome(planted=found, clean=clean, check=clean, tool="racecheck")
+        outcome = self.outcome(injected=found, clean=clean, check=clean, tool="racecheck")
         self.assertEqual(outcome.status, "passed", outcome.reason)
-        outcome = self.outcome(planted=found, clean=clean, check=found, tool="racecheck")
+        outcome = self.outcome(injected=found, clean=clean, check=found, tool="racecheck")
         self.assertEqual(outcome.status, "failed")
 
     def test_all_tools_at_once(self):
