@@ -1,4 +1,4 @@
-# FlashCore's front door. `make` alone lists the targets.
+# FlashCore's entry points. `make` alone lists the targets.
 
 PREFIX ?= /usr/local
 
@@ -10,22 +10,23 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 	  awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
 	@echo "Missing packages are listed, then installed (apt, or pip into .venv); NO_INSTALL=1 only lists."
-	@echo "PRESET=cpu leaves nvcc out of it; JOBS=n limits the compilers running at once;"
-	@echo "TORCH=0 leaves torch out of the tests."
+	@echo "JOBS=n limits the compilers that run at once. TORCH=0 leaves torch out of the tests."
+	@echo "STAGES=\"build tests\" runs these stages alone; scripts/test --list names them."
+	@echo "ALLOW_SKIP=\"name ...\" lets make test-all pass without these."
 
 demo: ## set up, build, compute attention, check it, explain it, time it (3 minutes)
 	@scripts/setup build
 	@scripts/demo
 
-test: ## set up and run every test that needs no GPU (36 minutes on 2 cores)
+test: ## set up and run the tests for every push, no GPU needed (12 minutes on 2 cores, 6 once built)
 	@scripts/setup test
 	@scripts/test $(STAGES)
 
-test-all: ## test, and the differential suite (torch, ONNX, transformers) and both fuzzers (7 minutes more on 2 cores)
+test-all: ## test, sanitizers, all CUDA kernels, wheel, frameworks, fuzzers (45 minutes on 2 cores)
 	@scripts/setup test
 	@scripts/test --all $(STAGES)
 
-quick: ## the tests for daily work, CPU only (2 minutes)
+quick: ## the tests for daily work (90 seconds once built)
 	@TORCH=0 scripts/setup test
 	@scripts/test --quick $(STAGES)
 
@@ -41,15 +42,15 @@ gpu-check: ## on a machine with a GPU: every kernel against the oracle, sanitize
 	@TORCH=0 scripts/setup test
 	@scripts/gpu_check
 
-release-check: ## before a release: 1,000,000 random problems, long shapes, longer fuzzing (hours)
+release-check: ## before a release: 1,000,000 random problems, long shapes, long fuzzing (hours)
 	@scripts/setup test
 	@scripts/release_check
 
-lint: ## layout (clang-format 14) and static checks (mypy, clang-tidy)
+lint: ## check layout (clang-format 14), types (mypy) and code (clang-tidy)
 	@scripts/setup dev
 	@scripts/lint
 
-format: ## lay all sources out with clang-format 14
+format: ## format all sources with clang-format 14
 	@scripts/setup dev
 	@scripts/lint --fix
 
@@ -57,7 +58,7 @@ install: ## build and install into PREFIX (default /usr/local)
 	@scripts/setup build
 	@scripts/install "$(PREFIX)"
 
-setup: ## install what the tests and linters need, nothing else
+setup: ## install the packages that tests and linters need, nothing else
 	@scripts/setup dev
 
 clean: ## remove build/ (the .venv stays)

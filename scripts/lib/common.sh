@@ -1,18 +1,20 @@
-# Shared by the shell scripts of this folder, which source it: where things are, and how to say so.
+# Paths, versions and helpers shared by the scripts. Source it.
 # shellcheck shell=bash
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-LOGS=$ROOT/build/logs
+LOGS=${LOGS:-$ROOT/build/logs}
 MIN_CMAKE=3.25
 MIN_NVCC=12.8
 
-# What scripts/setup puts into .venv comes first.
+# Programs that scripts/setup put into .venv come first.
 if [ -d "$ROOT/.venv/bin" ]; then PATH=$ROOT/.venv/bin:$PATH; fi
-# nvcc's usual place is on nobody's PATH by default; CMake looks at CUDACXX.
+# nvcc is usually not on PATH; CMake looks at CUDACXX.
 if [ -z "${CUDACXX:-}" ] && ! command -v nvcc >/dev/null && [ -x /usr/local/cuda/bin/nvcc ]; then
   export CUDACXX=/usr/local/cuda/bin/nvcc
 fi
 export PATH
+# ccache must accept precompiled headers.
+export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}
 
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
   BOLD=$(printf '\033[1m') RED=$(printf '\033[31m') GREEN=$(printf '\033[32m') PLAIN=$(printf '\033[0m')
@@ -36,10 +38,10 @@ jobs() { echo "${JOBS:-$(nproc)}"; }
 
 cmake_version() { cmake --version 2>/dev/null | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p' || true; }
 
-# The nvcc CMake would use; empty where there is none.
+# The nvcc CMake would use; empty if there is none.
 nvcc_path() { echo "${CUDACXX:-$(command -v nvcc || true)}"; }
 
-# Why no CUDA code can be compiled here; empty where it can.
+# The reason why no CUDA code can be compiled here; empty if it can.
 no_nvcc_reason() {
   local nvcc version
   nvcc=$(nvcc_path)
@@ -57,7 +59,7 @@ no_nvcc_reason() {
   fi
 }
 
-# The preset everything is built with: PRESET where it is set, else cuda where nvcc works, else cpu.
+# The preset of a build for use: PRESET if it is set, else cuda if nvcc works, else cpu.
 main_preset() {
   if [ -n "${PRESET:-}" ]; then
     echo "$PRESET"
@@ -68,17 +70,66 @@ main_preset() {
   fi
 }
 
-# configure PRESET [CMAKE ARGUMENT...]: the tests' Python is the one of .venv where there is one.
+# configure PRESET [CMAKE ARGUMENT...]: with ccache if it is installed, and with .venv's Python.
 configure() {
   local preset=$1
   shift
-  # Let CMake look for nvcc too: `flashcore info` then says why there is no CUDA, not that nobody
-  # wanted it.
+  # Let CMake look for nvcc too: `flashcore info` then says why there is no CUDA.
   if [ "$preset" = cpu ] && [ -n "$(no_nvcc_reason)" ]; then set -- -DFLASHCORE_CUDA=AUTO "$@"; fi
   if [ -x "$ROOT/.venv/bin/python" ]; then
     set -- "-DPython3_EXECUTABLE=$ROOT/.venv/bin/python" "$@"
   fi
+  if have ccache; then
+    set -- -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
+      -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache "$@"
+  fi
   cmake -S "$ROOT" --preset "$preset" "$@"
+}
+
+# quietly LOG COMMAND...: writes the output to the log, and its end to the screen on a failure.
+quietly() {
+  local log=$LOGS/$1
+  shift
+  mkdir -p "$LOGS"
+  "$@" >"$log" 2>&1 && return 0
+  local code=$?
+  tail -60 "$log"
+  echo "failed: $* (all of its output: ${log#"$ROOT"/})"
+  return $code
+}
+
+# progress LOG COMMAND...: the same for a build; ninja's counters stay on the screen.
+progress() {
+  local log=$LOGS/$1 code=0
+  shift
+  mkdir -p "$LOGS"
+  "$@" 2>&1 | tee "$log" | sed -unE 's/^(\[[0-9]+\/[0-9]+\] ).*/\1/p' || code=${PIPESTATUS[0]}
+  [ "$code" = 0 ] && return 0
+  tail -60 "$log"
+  echo "failed: $* (all of its output: ${log#"$ROOT"/})"
+  return "$code"
+}
+
+# build_preset PRESET [BUILD ARGUMENT...]: configures and builds it with its tests.
+build_preset() {
+  local preset=$1
+  shift
+  quietly "configure-$preset.log" configure "$preset" -DFLASHCORE_BUILD_TESTS=ON
+  progress "build-$preset.log" cmake --build --preset "$preset" -j "$(jobs)" "$@"
+}
+
+# run_ctest PRESET ARGUMENT...: an empty selection is an error. Prints failures, skips and the total;
+# all of the output is in ctest-PRESET.log.
+run_ctest() {
+  local preset=$1 report code=0
+  shift
+  report=$(mktemp "$LOGS/ctest.XXXXXX.xml")
+  ctest --preset "$preset" --no-tests=error -j "$(jobs)" --timeout 900 --output-junit "$report" \
+    "$@" 2>&1 | tee -a "$LOGS/ctest-$preset.log" |
+    grep -vE '^ *(Start +[0-9]+: |[0-9]+/[0-9]+ Test +#[0-9]+: .* Passed )' || code=${PIPESTATUS[0]}
+  python3 "$ROOT/scripts/lib/ctest_skips.py" "$report"
+  rm -f "$report"
+  return "$code"
 }
 
 cli_of() { echo "$ROOT/build/$1/bin/flashcore"; }

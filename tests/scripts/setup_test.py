@@ -24,6 +24,7 @@ class Setup(unittest.TestCase):
         # A copy, so that a .venv of the tree does not count.
         self.setup = os.path.join(folder.name, "scripts", "setup")
         shutil.copytree(os.path.join(TREE, "scripts"), os.path.dirname(self.setup))
+        shutil.copy(os.path.join(TREE, "requirements-dev.txt"), folder.name)
 
     def command(self, name, text):
         path = os.path.join(self.bin, name)
@@ -53,10 +54,23 @@ class Setup(unittest.TestCase):
         self.assertNotIn("clang-tidy", self.run_setup("test")[1])
         self.assertIn("clang-tidy", self.run_setup("dev")[1])
 
+    def test_formatter_and_type_checker_come_with_the_tests(self):
+        self.assertNotIn("clang-format", self.run_setup("build")[1])
+        said = self.run_setup("test", TORCH="0")[1]
+        self.assertRegex(said, r"pip into .venv: clang-format==14\.\S+ mypy==\S+")
+        self.command("apt-cache", "echo '  Candidate: 1:14.0.6-12'\n")
+        said = self.run_setup("test", TORCH="0")[1]
+        self.assertRegex(said, r"apt-get: .*\bclang-format-14\b")
+        self.assertRegex(said, r"pip into .venv: mypy==\S+")
+        self.command("clang-format", "echo clang-format version 15.0.1\n")
+        self.assertIn("clang-format 14", self.run_setup("test", TORCH="0")[1])
+        self.command("clang-format-14", "echo Debian clang-format version 14.0.6\n")
+        self.assertNotIn("clang-format 14", self.run_setup("test", TORCH="0")[1])
+
     def test_torch_can_be_left_out(self):
         code, said = self.run_setup("test")
         for package in ("torch", "numpy", "transformers", "scikit-build-core", "onnx",
-                        "expecttest", "hypothesis"):
+                        "expecttest", "hypothesis", "jax"):
             self.assertRegex(said, f"pip into .venv:.* {package}")
         self.assertNotIn("torch", self.run_setup("build")[1])
         self.assertNotIn("torch", self.run_setup("test", TORCH="0")[1])
