@@ -1,11 +1,9 @@
-"""The quick starts of docs/c_and_cpp.md, as printed: the code blocks are the examples, and the
-commands install, compile and run them.
+"""Runs the quick starts of docs/c_and_cpp.md as printed: installs, compiles and runs them.
 
     readme_test.py TREE BUILD_DIR
 
-A block is marked by a comment before it: "file PATH" (saved under its name, and equal to PATH),
-"run in the source tree" or "run beside the files". Links to files of the tree are checked in every
-document.
+A comment marks each block: "file PATH" (the block equals PATH and is saved under its name), "run in
+the source tree" or "run beside the files". scripts/checks/doc_links checks the links.
 """
 import os
 import re
@@ -32,29 +30,8 @@ def run(script, folder, home, build):
     return done.stdout
 
 
-def documents(tree):
-    """Every Markdown file that a reader is led to."""
-    folders = [tree, *(folder for folder, _, _ in os.walk(os.path.join(tree, "docs")))]
-    return [os.path.join(folder, name) for folder in folders for name in sorted(os.listdir(folder))
-            if name.endswith(".md")]
-
-
-def check_links(tree):
-    missing, count = [], 0
-    for path in documents(tree):
-        with open(path, encoding="utf-8") as source:
-            targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", source.read())
-        count += len(targets)
-        missing += [f"{os.path.relpath(path, tree)}: {target}" for target in targets
-                    if "://" not in target
-                    and not os.path.exists(os.path.join(os.path.dirname(path), target))]
-    if count < 50 or missing:
-        raise SystemExit(f"{count} links; to files that are not there: {missing}")
-
-
 def main():
     tree, build = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2])
-    check_links(tree)
     if os.path.dirname(build) != os.path.join(tree, "build"):
         print(f"not run: {build} is not a preset's folder, which the commands use")
         sys.exit(77)
