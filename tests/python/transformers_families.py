@@ -18,6 +18,7 @@ import dataclasses
 import multiprocessing
 import os
 import sys
+import textwrap
 import time
 import warnings
 
@@ -438,7 +439,15 @@ def table(results, device):
             lines += [f"- {one.name} ({one.kind})" + (f": {one.why}" if one.why else "") for one in chosen]
     if notes:
         lines += ["", "Cells in bold:", "", *notes]
-    return "\n".join(lines) + "\n"
+    return "\n".join(_wrapped(line) for line in lines) + "\n"
+
+
+def _wrapped(line):
+    """Documents have at most 120 characters a line outside tables."""
+    if line.startswith("|"):
+        return line
+    return textwrap.fill(line, 120, subsequent_indent="  " if line.startswith("- ") else "",
+                         break_long_words=False, break_on_hyphens=False)
 
 
 def write_table(path, text):
