@@ -7,11 +7,15 @@ import json
 import re
 import tempfile
 import unittest
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+from flashcore.bench import chart as chart_module
 from flashcore.bench import command, report, table
+from flashcore.bench.narrow_speed_chart import NarrowSpeedChart
 from flashcore.bench.speed_chart import SpeedChart, bars_of
 
+SVG = "{http://www.w3.org/2000/svg}"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -50,7 +54,7 @@ class Report(unittest.TestCase):
     def test_the_page_is_whole_and_needs_nothing(self):
         text = report.to_html(result())
         tags = Tags(text)
-        self.assertEqual(tags.found.count("svg"), 2)  # bars, one group of lengths
+        self.assertEqual(tags.found.count("svg"), 3)  # bars for wide and narrow screens, one group of lengths
         # ours, the peer where it has a time; and both in the legend
         self.assertEqual(tags.found.count("circle"), 3 + 2 + 2)
         self.assertFalse(set(tags.found) & {"script", "link", "img", "iframe"})
@@ -67,6 +71,22 @@ class Report(unittest.TestCase):
         self.assertIn(drawn, page)
         self.assertEqual(page.index("<svg"), page.index(drawn))
         self.assertLess(page.index(drawn), page.index("<h2>"))
+        self.assertIn(NarrowSpeedChart(given, bars_of(given)).svg(), page)
+
+    def test_the_narrow_chart_has_the_same_bars(self):
+        given = result()
+        wide, narrow = (ElementTree.fromstring(one(given, bars_of(given)).svg())
+                        for one in (SpeedChart, NarrowSpeedChart))
+        self.assertEqual((narrow.get("width"), wide.get("width")), ("360", "800"))
+        figures = []
+        for picture in (wide, narrow):
+            bars = [one for one in picture.iter(SVG + "rect") if one.find(SVG + "title") is not None]
+            line, = [one for one in picture.iter(SVG + "line") if one.get("class") == "one"]
+            unit = float(line.get("x1")) - float(bars[0].get("x"))
+            figures.append([(one.get("class"), one.find(SVG + "title").text,
+                             round(float(one.get("width")) / unit, 2)) for one in bars])
+        self.assertEqual(*figures)
+        self.assertEqual([speed for _, _, speed in figures[0]], [2.0, 2.0])
 
     def test_both_calls_of_ours(self):
         """A row of flashcore.attention has the C call beside it; an older row is of the C call."""
@@ -93,6 +113,28 @@ class Report(unittest.TestCase):
         self.assertLess(distances.pop(), 0)  # SVG counts downwards
         for x, y, _ in chart.series["ours"]:
             self.assertTrue(0 < chart.x(x) < 640 and 0 < chart.y(y) < 400)
+        self.assertEqual(chart.x_ticks, [512, 2048, 8192])
+        self.assertEqual(chart.y_ticks, [10, 20, 50, 100, 200, 500, 1000, 2000])
+
+    def test_ticks_enclose_every_value(self):
+        for low, high in ((1, 1), (0.3, 0.31), (9.99, 10.01), (3, 7000), (100, 1000)):
+            ticks = chart_module._ticks([low, high])
+            self.assertTrue(len(ticks) >= 2 and ticks[0] <= low and high <= ticks[-1], (low, high, ticks))
+            self.assertEqual(ticks, sorted(set(ticks)))
+
+    def test_several_batches_of_one_length_have_their_own_charts(self):
+        given = result()
+        for row in result()["rows"]:
+            given["rows"].append({**row, "batch": 4})
+        titles = [title for title, _ in report.latency_charts(given)]
+        self.assertEqual(titles, ["prefill f16, heads 8, dim 64, batch 1", "prefill f16, heads 8, dim 64, batch 4"])
+
+    def test_only_dense_cases_of_one_suite_share_a_chart(self):
+        for change in ({"suite": "y"}, {"window": 128}, {"page_size": 16}, {"v_dim": 32}, {"used_k": [3]}):
+            given = result()
+            given["rows"].append({**given["rows"][0], "q_len": 4096, "kv_len": 4096, **change})
+            (_, chart), = report.latency_charts(given)
+            self.assertEqual(chart.x_ticks, [512, 2048, 8192], change)
 
     def test_no_gpu_and_no_rows(self):
         page = report.to_html({"gpu": "", "threads": 2, "rows": []})

@@ -8,19 +8,32 @@ from typing import Any
 
 from flashcore.bench.cases import FIELDS, Case
 from flashcore.bench.chart import Chart
-from flashcore.bench.speed_chart import SpeedChart, bars_of
+from flashcore.bench.narrow_speed_chart import NarrowSpeedChart
+from flashcore.bench.speed_chart import SpeedChart, bars_of, shown_suites
 from flashcore.bench.table import c_call, device
 
+# Wide tables scroll inside their box, so that the page itself never does.
 _STYLE = """
 :root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-svg.speed { max-width: 100%; height: auto; }
-.charts svg { width: 100%; max-width: 46rem; font: 11px system-ui, sans-serif; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 1.5rem auto; padding: 0 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2rem; } h3 { font-size: 1rem; margin-bottom: .3rem; }
+svg { display: block; } svg.speed { max-width: 100%; height: auto; }
+.narrow { display: none; } .narrow svg.speed { width: 100%; }
+.narrow svg.speed text { paint-order: stroke; stroke: #ffffff; stroke-width: 3px; }
+.charts svg { width: 100%; max-width: 46rem; font: 13px system-ui, sans-serif; }
 .charts text { fill: currentColor; } .grid { stroke: #8886; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(26rem, 1fr)); gap: 1rem; }
-table { border-collapse: collapse; font-size: 13px; } td, th { padding: .15rem .6rem; text-align: right; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(26rem, 100%), 1fr)); gap: 1rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; white-space: nowrap; }
+td, th { padding: .15rem .6rem; text-align: right; }
 td:nth-child(-n+3), th:nth-child(-n+3) { text-align: left; } tr:nth-child(even) { background: #8882; }
 td.faster { color: #2f81c7; } td.slower { color: #d06f28; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; font-size: 13px; }
+dt { opacity: .7; } dd { margin: 0; overflow-wrap: anywhere; }
+@media (max-width: 640px) { .wide { display: none; } .narrow { display: block; } }
+@media (prefers-color-scheme: dark) {
+body { background: #0d1117; } .narrow svg.speed text { stroke: #0d1117; }
+}
 """
 
 
@@ -49,33 +62,52 @@ def _times(row):
     return {"ours": row["us"], **row["peers_us"]}
 
 
+def _group(case):
+    """The title of a case's chart. Cases with the same title differ in length and batch only."""
+    phase = "decode" if case.q_len == 1 else "prefill"
+    heads = case.shape_text().split(",")[1]
+    return f"{phase} {case.dtype}, heads {heads}, dim {case.head_dim}" + (", causal" if case.causal else "")
+
+
+def _is_dense(case):
+    return not (case.used_k or case.packed or case.page_size or case.window or case.v_dim)
+
+
 def latency_charts(result):
-    """[(title, chart)]: one chart per group of cases that differ only in length and batch."""
-    groups: dict[str, list[tuple[Any, Any]]] = {}
+    """[(title, chart)]: one chart per suite and group of dense cases that differ only in length and batch.
+
+    If a group has several batches of one length, each batch has its own chart."""
+    shown = shown_suites(result["rows"])
+    groups: dict[tuple[str, str], list[tuple[Any, Any]]] = {}
     for row in result["rows"]:
         case = Case.of(row)
-        phase = "decode" if case.q_len == 1 else "prefill"
-        heads = case.shape_text().split(",")[1]
-        title = f"{phase} {case.dtype}, heads {heads}, dim {case.head_dim}" + \
-            (", causal" if case.causal else "")
-        groups.setdefault(title, []).append((case, row))
+        if case.suite in shown and _is_dense(case):
+            groups.setdefault((case.suite, _group(case)), []).append((case, row))
     charts = []
-    for title, members in groups.items():
-        if len({case.kv_len for case, _ in members}) < 2:
+    for (_, title), members in groups.items():
+        lengths = [case.kv_len for case, _ in members]
+        if len(set(lengths)) == len(lengths):
+            charts.append((title, members))
             continue
-        series: dict[str, list[tuple[float, float, str]]] = {}
-        for case, row in members:
-            for name, us in _times(row).items():
-                series.setdefault(name, []).append(
-                    (case.kv_len, us, f"{case.name} {case.shape_text()}: {us:.4g} us"))
-        batches = {case.batch for case, _ in members}
-        charts.append((title, Chart("keys", "us per call", series, lines=len(batches) == 1)))
-    return charts
+        for batch in sorted({case.batch for case, _ in members}):
+            charts.append((f"{title}, batch {batch}",
+                           [(case, row) for case, row in members if case.batch == batch]))
+    return [(title, _latency_chart(members)) for title, members in charts
+            if len({case.kv_len for case, _ in members}) > 1]
+
+
+def _latency_chart(members):
+    series: dict[str, list[tuple[float, float, str]]] = {}
+    for case, row in members:
+        for name, us in _times(row).items():
+            series.setdefault(name, []).append(
+                (case.kv_len, us, f"{case.name} {case.shape_text()}: {us:.4g} us"))
+    return Chart("keys", "us per call", series)
 
 
 def _table(result):
     peers = _peers(result["rows"])
-    yield ("<table><tr><th>case<th>batch, heads, len, dim<th>kernel<th>us<th>C call us<th>TFLOP/s"
+    yield ("<div class=\"scroll\"><table><tr><th>case<th>batch, heads, len, dim<th>kernel<th>us<th>C call us<th>TFLOP/s"
            "<th>error")
     yield "".join(f"<th>{escape(name)} us<th>ours / {escape(name)}" for name in peers) + "</tr>"
     for row in result["rows"]:
@@ -92,7 +124,7 @@ def _table(result):
             kind = "faster" if ratio < 1 else "slower"
             yield f"<td>{row['peers_us'][name]:.4g}<td class=\"{kind}\">{ratio:.2f}"
         yield "</tr>"
-    yield "</table>"
+    yield "</table></div>"
 
 
 def to_html(result):
@@ -103,12 +135,15 @@ def to_html(result):
              "sources": result.get("fingerprint"), "measured": result.get("date"),
              "command": result.get("command")}
     parts = ["<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">",
+             "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">",
              f"<title>FlashCore on {escape(machine)}</title><style>{_STYLE}</style>",
-             f"<h1>FlashCore on {escape(machine)}</h1>",
-             "<p>" + "; ".join(f"{name} {escape(str(value))}" for name, value in facts.items()
-                               if value) + "</p>"]
+             f"<h1>FlashCore on {escape(machine)}</h1>"]
     bars = bars_of(result)
-    parts.append(SpeedChart(result, bars).svg() if bars else "<p>No case has a peer's time.</p>")
+    if bars:
+        parts += ["<div class=\"wide\">", SpeedChart(result, bars).svg(), "</div><div class=\"narrow\">",
+                  NarrowSpeedChart(result, bars).svg(), "</div>"]
+    else:
+        parts.append("<p>No case has a peer's time.</p>")
     charts = latency_charts(result)
     if charts:
         parts.append("<h2>Latency by length</h2><div class=\"charts\">")
@@ -118,7 +153,9 @@ def to_html(result):
     parts += ["<h2>Cases</h2><p>Medians. A ratio below 1 means that ours takes less time. In rows with "
               "a C call time, us is the time of <code>flashcore.attention</code>; in other rows it is "
               "the time of the C call.</p>",
-              *_table(result), "</html>\n"]
+              *_table(result), "<h2>Setup</h2><dl>",
+              *(f"<dt>{name}<dd>{escape(str(value))}" for name, value in facts.items() if value),
+              "</dl></html>\n"]
     return "\n".join(parts)
 
 

@@ -54,7 +54,7 @@ class Bar:
         return f"{self.speed:.3f} {PEER_NAMES.get(self.peer, self.peer)}" + (" *" if self.note else "")
 
 
-def _shown_suites(rows: list[dict[str, Any]]) -> set[str]:
+def shown_suites(rows: list[dict[str, Any]]) -> set[str]:
     """All suites but the diagnostic ones. A file with only diagnostic suites shows them."""
     there = {row["suite"] for row in rows}
     return there.difference(DIAGNOSTIC_SUITES) or there
@@ -64,7 +64,7 @@ def bars_of(result: dict[str, Any], suites: Collection[str] = (), names: Collect
     """One bar per row with a peer's time, grouped by case name, in the order of the file."""
     groups: dict[str, list[Bar]] = {}
     rows = result.get("rows", [])
-    shown = suites or _shown_suites(rows)
+    shown = suites or shown_suites(rows)
     for row in rows:
         peer = best_peer(row)
         if peer is None or row["suite"] not in shown or (names and row["name"] not in names):
@@ -94,10 +94,11 @@ class SpeedChart:
         self.left = self.label_x + _GAP + _CHARACTER * max(len(bar.label) for bar in bars)
         right = _RIGHT_GAP + _MARGIN + _CHARACTER * max(len(bar.figure) for bar in bars)
         self.plot = max(_LEAST_PLOT, _WIDTH - self.left - right)
-        self.width = self.left + self.plot + right
+        self.width: float = self.left + self.plot + right
         self.figure_x = self.left + self.plot + _RIGHT_GAP
         self.end, self.step = _axis(max(bar.speed for bar in bars))
         self.tops = self._tops()
+        self.top = _HEAD + _AXIS
         self.bottom = self.tops[-1] + _ROW + _GROUP_GAP
         self.notes = sorted({bar.note for bar in bars if bar.note})
         self.height = self.bottom + _AXIS + _ROW * len(self.notes)
@@ -146,7 +147,7 @@ class SpeedChart:
 
     def _vertical(self, kind: str, speed: float) -> str:
         at = self.x(speed)
-        return (f'<line class="{kind}" x1="{at:.1f}" y1="{_HEAD + _AXIS}" x2="{at:.1f}" '
+        return (f'<line class="{kind}" x1="{at:.1f}" y1="{self.top}" x2="{at:.1f}" '
                 f'y2="{self.bottom}"/>')
 
     def _grid(self) -> Iterator[str]:
@@ -154,7 +155,7 @@ class SpeedChart:
         for speed in sorted(speeds | {1.0}):
             yield self._vertical("tick", speed)
             kind = "group" if speed == 1 else "faint"
-            for y in (_HEAD + _AXIS - 8, self.bottom + 15):
+            for y in (self.top - 8, self.bottom + 15):
                 yield (f'<text class="{kind}" x="{self.x(speed):.1f}" y="{y}" text-anchor="middle">'
                        f"{f'{speed:.2f}' if self.step < 1 else f'{speed:g}'}</text>")
 
