@@ -1,5 +1,5 @@
 // Models of the objects that warps share: mbarriers, named barriers, pipeline slots, wrapping
-// counters. Each throws Violation where the hardware would silently do something else.
+// counters. Each throws Violation on misuse that the hardware accepts silently.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace flashcore::protocol {
 
-/// Bit of a fiber among those that meet at a barrier: at most 64, with consecutive numbers.
+/// Bit of a fiber in an arrival mask. At most 64 fibers, with consecutive indices, share a barrier.
 inline std::uint64_t bit_of(int fiber) { return std::uint64_t{1} << (fiber % 64); }
 
-/// mbarrier: a phase completes when all arrivals and all expected bytes have come.
+/// mbarrier: a phase completes after all expected arrivals and bytes.
 class Mbarrier {
  public:
   Mbarrier() = default;
@@ -36,8 +36,8 @@ class Mbarrier {
     end_phase();
   }
 
-  /// The hardware's answer to a wait for `phases` phases. It compares parities only; throws where
-  /// that gives the wrong answer.
+  /// Result of the hardware's test for `phases` completed phases. The hardware compares parities
+  /// only; throws if that gives the wrong result.
   bool passed(std::uint32_t phases) const {
     const bool skips_last_tile = (phases_ ^ phases) % 2 == 0;
     if (skips_last_tile ? phases_ != phases : phases_ + 1 != phases) {
@@ -66,10 +66,10 @@ class Mbarrier {
   int expected_ = 0, pending_ = 0;
   std::int64_t bytes_ = 0;
   std::uint32_t phases_ = 0;
-  std::uint64_t arrived_ = 0;  // fibers, in this phase
+  std::uint64_t arrived_ = 0;  // mask of the fibers that arrived in this phase
 };
 
-/// bar.arrive and bar.sync of warps.
+/// Named barrier: bar.arrive and bar.sync of whole warps.
 class NamedBarrier {
  public:
   NamedBarrier() = default;
@@ -100,7 +100,7 @@ class NamedBarrier {
   std::uint64_t arrived_ = 0;
 };
 
-/// Content of a slot: KV tile `tile` of a work tile of the CTA, or the Q tile of a warpgroup.
+/// Content of a slot: KV tile `tile` of work tile `item`, or the Q tile of a warpgroup.
 struct Tag {
   std::int64_t item = -1;
   std::int32_t tile = -1;
@@ -130,7 +130,7 @@ class Slot {
   void end_write() {
     if (--writers_ == 0) content_ = coming_;
   }
-  /// Writes one of several parts of a tile.
+  /// Writes the share of one of several writers of a tile.
   void write_part(Fibers& fibers, const Tag& tag, int writers) {
     if (writers_ == 0) {
       begin_write(tag, writers);
@@ -159,7 +159,7 @@ class Slot {
   int readers_ = 0, writers_ = 0;
 };
 
-/// atomicInc: counts to `last`, then from 0; returns the old count.
+/// atomicInc: counts up to `last`, wraps to 0, returns the old count.
 inline std::uint32_t count_and_wrap(std::uint32_t& counter, std::uint32_t last) {
   const std::uint32_t before = counter;
   counter = before >= last ? 0 : before + 1;

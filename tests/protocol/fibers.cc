@@ -8,9 +8,9 @@ namespace flashcore::protocol {
 namespace {
 
 constexpr std::size_t kStackBytes = 128 * 1024;
-constexpr std::int64_t kPauseOneIn = 3;  // chances to pause that are taken
+constexpr std::int64_t kPauseOneIn = 3;  // a fiber pauses at one of this many calls of may_pause()
 
-/// Stacks are used again by the next Fibers: fresh ones cost page faults.
+/// The next Fibers reuses the stacks: new ones cost page faults.
 std::vector<std::unique_ptr<char[]>>& free_stacks() {
   static std::vector<std::unique_ptr<char[]>> stacks;
   return stacks;
@@ -31,7 +31,7 @@ struct Fibers::Fiber {
   std::function<void()> body;
   std::unique_ptr<char[]> stack = take_stack();
   ucontext_t context{};
-  const std::function<bool()>* ready = nullptr;  // null: nothing is waited for
+  const std::function<bool()>* ready = nullptr;  // null: not waiting
   const std::string* waiting_for = nullptr;
   bool begun = false, final_stats = false;
 };
@@ -106,7 +106,7 @@ void Fibers::wait_until(const std::function<bool()>& ready, const std::string& w
   fiber.ready = nullptr;
 }
 
-/// One fiber that can go on, or one event, drawn at random.
+/// Runs one random event or one random fiber that is ready.
 void Fibers::step() {
   const auto fibers = static_cast<std::int64_t>(fibers_.size());
   const std::int64_t choices = fibers + static_cast<std::int64_t>(events_.size());

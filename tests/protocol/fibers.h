@@ -1,5 +1,5 @@
-// Fibers: functions that run in turns on stacks of their own, so that code which waits can be run
-// in any order without threads. Who runs next is drawn from a seed.
+// Fibers: functions on separate stacks that switch cooperatively. Code that blocks can run in any
+// order without threads. A seeded generator picks the next fiber.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace flashcore::protocol {
 
-/// What went wrong in a model, in words.
+/// A protocol error in a model, as text.
 struct Violation {
   std::string words;
 };
@@ -24,23 +24,23 @@ class Fibers {
   Fibers(const Fibers&) = delete;
   Fibers& operator=(const Fibers&) = delete;
 
-  /// A fiber that begins when run() is called. Its number counts from 0.
+  /// Adds a fiber that starts in run(). Returns its index, counted from 0.
   int add(std::string name, std::function<void()> body);
 
-  /// Something that happens at any later time, in no fiber: a copy that arrives.
+  /// Schedules an event at a random later time, outside any fiber: the completion of a copy.
   void later(std::function<void()> event);
 
-  /// Runs everything to its end. Throws Violation where a fiber did, or where all wait.
+  /// Runs all fibers and events to completion. Throws Violation if a fiber threw it or all wait.
   void run();
 
-  // For fibers.
+  // Called by fibers.
 
-  /// The number of the fiber that runs now.
+  /// Index of the running fiber.
   int current() const { return current_; }
   const std::string& name(int fiber) const;
-  /// Lets others run, now and then.
+  /// Yields to other fibers at random.
   void may_pause();
-  /// Lets others run until ready() holds. waiting_for: for the report of a deadlock.
+  /// Blocks the fiber until ready() is true. The deadlock report prints `waiting_for`.
   void wait_until(const std::function<bool()>& ready, const std::string& waiting_for);
 
  private:

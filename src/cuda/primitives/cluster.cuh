@@ -1,4 +1,4 @@
-// Thread block clusters (sm_90): CTAs that run together and write to each other's shared memory.
+// Thread block clusters (sm_90): co-scheduled CTAs that write to each other's shared memory.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ inline constexpr bool kHasClusters = true;
 inline constexpr bool kHasClusters = false;
 #endif
 
-/// Relaxed: it publishes initialised and fenced mbarriers, no other writes of this thread.
+/// Relaxed: publishes initialized and fenced mbarriers, but no other writes of this thread.
 __device__ __forceinline__ void arrive_at_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -32,8 +32,8 @@ __device__ __forceinline__ std::uint32_t cluster_address(const void* s_data, int
   return address;
 }
 
-// Stores to another CTA that count towards one of its mbarriers. A wait on it sees them, and the
-// storing CTA may exit.
+// Asynchronous stores to another CTA. Their bytes count towards an mbarrier of that CTA; a wait on
+// it makes the data visible. The storing CTA may exit before.
 
 __device__ __forceinline__ void store_cluster(std::uint32_t to, const float (&x)[4],
                                               std::uint32_t barrier) {

@@ -1,31 +1,31 @@
-// Fences for the compiler: where it may move code, and what it may assume.
+// Compiler fences: they restrict code motion or give the compiler a fact. Most emit no instruction.
 #pragma once
 
 #include <cstdint>
 
 namespace flashcore::cuda {
 
-/// The same value, opaque to the compiler: code that depends on it is not hoisted out of a loop.
-/// Addresses kept in registers across a loop cost more than computing them again.
+/// Hides the value's origin from the compiler, which then cannot hoist code that depends on it out
+/// of a loop. Recomputing addresses is cheaper than keeping them in registers across the loop.
 __device__ __forceinline__ int opaque(int value) {
   asm volatile("" : "+r"(value));
   return value;
 }
 
-/// x of lane 0, known to the compiler as equal in all lanes: values that depend on it, above all
-/// matrix descriptors, stay in uniform registers.
+/// Broadcasts x from lane 0. The compiler then knows that it is warp-uniform and keeps dependent
+/// values, such as matrix descriptors, in uniform registers.
 __device__ __forceinline__ std::int32_t warp_uniform(std::int32_t x) {
   return __shfl_sync(0xffffffffu, x, 0);
 }
 
-/// Keeps the wgmma wait that follows below the code above it. ptxas would hoist the wait over
-/// arithmetic that does not touch the accumulators and should overlap the GEMM. It moves nothing
-/// across a loop that may not end; `never` is false, which no compiler can know.
+/// Keeps the next wgmma wait below the code above this call. ptxas would hoist the wait over
+/// arithmetic that should overlap the GEMM, but it moves nothing across a potentially infinite
+/// loop. `never` is a runtime value that is always false.
 __device__ __forceinline__ void keep_wait_below(bool never) {
   while (never) __nanosleep(1);
 }
 
-/// The compiler does not move accesses to these registers across this point.
+/// Prevents the compiler from moving accesses to these registers across this point.
 template <typename R, int kCount>
 __device__ __forceinline__ void fence_registers(R (&r)[kCount]) {
 #pragma unroll

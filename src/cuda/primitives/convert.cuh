@@ -1,4 +1,4 @@
-// 16-bit floats on the device: four elements at a time or one, to and from f32.
+// Conversions between f32 and the 16-bit and 8-bit formats, and vec4 loads and stores.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,7 +20,7 @@ __device__ __forceinline__ void from_float(__nv_bfloat16& to, float x) {
   to = __float2bfloat16_rn(x);
 }
 
-/// Two floats as 16-bit elements in one register, `low` in the lower half.
+/// Packs two floats as 16-bit elements into one register, `low` in the lower half.
 template <typename T>
 __device__ __forceinline__ std::uint32_t pack(float low, float high);
 
@@ -36,8 +36,8 @@ __device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float hi
   return reinterpret_cast<const std::uint32_t&>(both);
 }
 
-/// What a code of an 8-bit format stands for, in steps (core/quant_formats.h). By way of f16, which
-/// has e5m2's exponents, and e4m3's but for a factor of 2^8.
+/// Decodes an 8-bit value, without its scale (core/quant_formats.h). Goes through f16: e5m2 has the
+/// same exponent range, and e4m3's differs by a factor of 2^8.
 __device__ __forceinline__ float code_to_float(core::Element element, std::uint32_t code) {
   if (element == core::Element::int8) return static_cast<float>(static_cast<std::int8_t>(code));
   if (element == core::Element::u8) return static_cast<float>(static_cast<int>(code) - 128);
@@ -50,21 +50,21 @@ __device__ __forceinline__ float code_to_float(core::Element element, std::uint3
   return magnitude == 0x7fu ? __int_as_float(0x7fffffff) : value;
 }
 
-/// Four codes, from the lowest byte on.
+/// Decodes four 8-bit values, lowest byte first.
 __device__ __forceinline__ float4 codes_to_floats(core::Element element, std::uint32_t codes) {
   return make_float4(
       code_to_float(element, codes & 0xffu), code_to_float(element, codes >> 8 & 0xffu),
       code_to_float(element, codes >> 16 & 0xffu), code_to_float(element, codes >> 24));
 }
 
-/// The codes nearest to four values in steps, from the lowest byte on: what core::encode() gives
-/// for values below core::saturates_from(). Finite, that is, and nothing saturates. The byte format
-/// is int8's with the sign bit turned over.
+/// Rounds four values, already divided by their scale, to the 8-bit format, lowest byte first.
+/// Equals core::encode() for magnitudes below core::saturates_from(): inputs are finite and do not
+/// saturate. For u8, callers flip the sign bit of the int8 result.
 template <core::Element kCode>
 __device__ __forceinline__ std::uint32_t codes_of_floats(float x0, float x1, float x2, float x3) {
   static_assert(kCode != core::Element::u8);
   if constexpr (kCode == core::Element::int8) {
-    // Beside 1.5 * 2^23 a float's last bit is 1: the adder rounds, and leaves the integer there.
+    // At 1.5 * 2^23 a float's ulp is 1: the addition rounds to an integer in the low mantissa bits.
     const auto integer = [](float x) { return __float_as_uint(__fadd_rn(x, 12582912.f)); };
     const std::uint32_t low = __byte_perm(integer(x0), integer(x1), 0x0040);
     const std::uint32_t high = __byte_perm(integer(x2), integer(x3), 0x0040);
@@ -89,7 +89,7 @@ __device__ __forceinline__ std::uint32_t codes_of_floats(float x0, float x1, flo
   }
 }
 
-/// Four neighbours, as one access. The address is aligned to four elements.
+/// Four adjacent elements, loaded or stored as one vector. Aligned to four elements.
 template <typename T>
 struct alignas(4 * sizeof(T)) Four {
   T x[4];
@@ -106,7 +106,7 @@ __device__ __forceinline__ float4 load_four(const T* g_from) {
   return to_floats(*reinterpret_cast<const Four<T>*>(g_from));
 }
 
-/// Four that were loaded as bits, before anybody asked whether they are f16 or bf16.
+/// Converts a vec4 loaded as raw bits. T selects f16 or bf16 after the load.
 template <typename T>
 __device__ __forceinline__ float4 bits_to_floats(const Four<std::uint16_t>& bits) {
   return to_floats(reinterpret_cast<const Four<T>&>(bits));
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_four(T* g_to, float4 value) {
   *reinterpret_cast<Four<T>*>(g_to) = four;
 }
 
-/// Four columns of a contiguous row, fewer at the right edge, past the L1 cache.
+/// Loads four columns of a contiguous row, zero past the right edge, bypassing L1.
 __device__ __forceinline__ float4 load_columns(const float* g_row, int column, int columns) {
   if (columns % 4 == 0) return __ldcg(reinterpret_cast<const float4*>(g_row + column));
   float x[4];
@@ -131,7 +131,7 @@ __device__ __forceinline__ float4 load_columns(const float* g_row, int column, i
   return make_float4(x[0], x[1], x[2], x[3]);
 }
 
-/// Four columns of one row, fewer at the right edge.
+/// Stores four columns of a row, fewer at the right edge.
 template <typename T>
 __device__ __forceinline__ void store_columns(T* g_row, std::int64_t column_stride, int column,
                                               int columns, const float (&x)[4], bool vector_rows) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void store_columns(T* g_row, std::int64_t column_stri
   }
 }
 
-/// The same, in a format known at run time: f32, f16 or bf16. The row begins at element `first`.
+/// The same for a runtime format: f32, f16 or bf16. The row starts at element `first`.
 __device__ __forceinline__ void store_columns(void* g_data, core::Element element,
                                               std::int64_t first, std::int64_t column_stride,
                                               int column, int columns, const float (&x)[4],

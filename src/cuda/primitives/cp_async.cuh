@@ -1,4 +1,4 @@
-// cp.async: copies from global to shared memory (sm_80).
+// cp.async: asynchronous copies from global to shared memory (sm_80).
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ __device__ __forceinline__ void cp_async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/// Waits until at most `kPending` of this thread's latest groups are in flight.
+/// Waits until at most `kPending` groups of this thread are in flight.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

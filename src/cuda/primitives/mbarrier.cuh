@@ -1,5 +1,4 @@
-// mbarriers in shared memory (sm_90): a phase completes when all expected arrivals and all expected
-// bytes have come.
+// mbarriers in shared memory (sm_90): a phase completes after all expected arrivals and bytes.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@ __device__ __forceinline__ void init_barrier(std::uint64_t& s_barrier, int arriv
                : "memory");
 }
 
-/// Makes initialised barriers visible to TMA.
+/// Makes initialized barriers visible to TMA.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -24,7 +23,7 @@ __device__ __forceinline__ void arrive(std::uint64_t& s_barrier) {
                : "memory");
 }
 
-/// Arrives and expects this many bytes of copies.
+/// Arrives and adds `bytes` of asynchronous copies to the phase.
 __device__ __forceinline__ void arrive_expect_tx(std::uint64_t& s_barrier, int bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&s_barrier)),
@@ -32,14 +31,14 @@ __device__ __forceinline__ void arrive_expect_tx(std::uint64_t& s_barrier, int b
       : "memory");
 }
 
-/// One arrival for the warp, after all its lanes.
+/// Arrives once for the warp, after all of its lanes.
 __device__ __forceinline__ void arrive_once_per_warp(std::uint64_t& s_barrier, int lane) {
   __syncwarp();
   if (lane == 0) arrive(s_barrier);
 }
 
-/// Waits until the phase of this parity completes. A fresh barrier is in phase 0: a wait for parity
-/// 1 returns at once.
+/// Waits until the phase with this parity completes. A new barrier is in phase 0: a wait for parity
+/// 1 returns immediately.
 __device__ __forceinline__ void wait(std::uint64_t& s_barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
@@ -52,8 +51,8 @@ __device__ __forceinline__ void wait(std::uint64_t& s_barrier, std::uint32_t par
       : "memory");
 }
 
-/// True if that phase is complete. An early test, with a wait only where it fails, hides the
-/// latency of the answer.
+/// Tests without blocking whether that phase is complete. An early test, followed by wait() only if
+/// it fails, hides the latency of the query.
 __device__ __forceinline__ bool test_wait(std::uint64_t& s_barrier, std::uint32_t parity) {
   std::uint32_t complete;
   asm volatile(

@@ -1,4 +1,4 @@
-// Shared memory addresses and stores, and the ordered counter in global memory.
+// Shared memory addresses and stores; an acquire-release counter in global memory.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,9 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t s_to, const std::u
                : "memory");
 }
 
-/// atomicInc with acquire and release: counts up to `last`, then from 0; returns the old count. A
-/// later caller sees all writes before this call, by this thread and by those it met at a barrier.
-/// Far cheaper than two __threadfence().
+/// atomicInc with acquire-release order: counts up to `last`, wraps to 0, returns the old count. A
+/// later caller sees all earlier writes of this thread and of the threads that it synchronized with
+/// at a barrier. Much cheaper than two __threadfence().
 __device__ __forceinline__ std::uint32_t atomic_inc_acq_rel(std::uint32_t* g_counter,
                                                             std::uint32_t last) {
   std::uint32_t before;

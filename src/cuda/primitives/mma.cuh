@@ -9,7 +9,7 @@
 
 namespace flashcore::cuda {
 
-/// Four 8×8 matrices of 16-bit elements; see core/mma_layout.h for the addresses.
+/// Loads four 8×8 matrices of 16-bit elements; core/mma_layout.h has the row addresses.
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t s_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -24,7 +24,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::ui
                : "memory");
 }
 
-/// Four 8×8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
+/// Stores four 8×8 matrices; lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void stmatrix_x4(std::uint32_t s_row, const std::uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                :
@@ -32,7 +32,7 @@ __device__ __forceinline__ void stmatrix_x4(std::uint32_t s_row, const std::uint
                : "memory");
 }
 
-/// An 8×8 matrix of 16-bit elements, a row in each quad of lanes, transposed.
+/// Transposes an 8×8 matrix of 16-bit elements; each quad of lanes holds one row.
 __device__ __forceinline__ std::uint32_t movmatrix_trans(std::uint32_t r) {
   std::uint32_t transposed;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(r));

@@ -1,5 +1,5 @@
-// Named barriers: bar.sync and bar.arrive among some threads of a CTA. Each kernel family numbers
-// its own in an enum.
+// Named barriers: bar.sync and bar.arrive for a subset of a CTA's threads. Each kernel family
+// enumerates its barriers.
 #pragma once
 
 namespace flashcore::cuda {

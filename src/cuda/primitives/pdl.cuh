@@ -1,5 +1,5 @@
 // Programmatic dependent launch (sm_90): a kernel starts while its predecessor in the stream still
-// runs, and waits before it touches memory.
+// runs, and waits before it reads data of earlier kernels.
 #pragma once
 
 namespace flashcore::cuda {

@@ -1,5 +1,5 @@
 // Reductions over the lanes that share a row of scores: half a warp (simt), a quad, the same lane
-// of all 8 quads (sm80) or of the 4 octets (combine). And fast exponentials and reciprocals.
+// of all 8 quads (sm80) or of all 4 octets (combine). Also fast exponentials and reciprocals.
 #pragma once
 
 #include "core/numeric.h"
@@ -8,10 +8,10 @@ namespace flashcore::cuda {
 
 inline constexpr int kRowLanes = 16;
 
-/// The larger one, ignoring NaN (core/softmax.h). One instruction.
+/// Maximum that ignores NaN (core/softmax.h). One instruction.
 __device__ __forceinline__ float max_ignore_nan(float a, float b) { return fmaxf(a, b); }
 
-/// The largest of a thread's own values, as a tree: a chain would serialise.
+/// Maximum of a thread's own values. A tree, because a chain has a longer latency.
 template <int kCount>
 __device__ __forceinline__ float largest(const float (&x)[kCount]) {
   float left[kCount];
@@ -25,7 +25,7 @@ __device__ __forceinline__ float largest(const float (&x)[kCount]) {
   return left[0];
 }
 
-/// Every lane gets the result. All rows add in the same order.
+/// All lanes get the result. Every row adds in the same order.
 __device__ __forceinline__ float half_warp_max(float x) {
 #pragma unroll
   for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/// Over the lanes with the same lane % 4.
+/// Reduces over the lanes with the same lane % 4.
 __device__ __forceinline__ float cross_quad_max(float x) {
 #pragma unroll
   for (int offset = 4; offset < 32; offset *= 2) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ float cross_quad_sum(float x) {
   return x;
 }
 
-/// Over the lanes with the same lane % 8.
+/// Reduces over the lanes with the same lane % 8.
 __device__ __forceinline__ float cross_octet_max(float x) {
   x = max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, 8));
   return max_ignore_nan(x, __shfl_xor_sync(0xffffffffu, x, 16));
@@ -107,7 +107,7 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
-/// core::output_factor() with a one-instruction reciprocal (relative error 2^-23). Sums are 0 or at
+/// core::output_factor() with a one-instruction reciprocal (relative error 2^-23). A sum is 0 or at
 /// least 2^-8.
 __device__ __forceinline__ float fast_output_factor(float sum) {
   float y;
@@ -119,7 +119,7 @@ __device__ __forceinline__ float fast_exp(float x) {
   return fast_exp2(x * static_cast<float>(core::kLog2E));
 }
 
-/// core::capped_short() in few instructions.
+/// core::capped_short() with approximate instructions.
 __device__ __forceinline__ float capped_short(float argument, float cap) {
   return cap * (1.f - __fdividef(2.f, 1.f + fast_exp2(argument)));
 }

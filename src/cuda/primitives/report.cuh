@@ -1,4 +1,4 @@
-// Checked mode: the first bad length, start or page id that any block finds goes to the error slot.
+// Checked mode: writes the first bad length, start or page id that any CTA finds to the error slot.
 #pragma once
 
 #include "core/params.h"
@@ -6,10 +6,10 @@
 
 namespace flashcore::cuda {
 
-/// Does nothing where slot is null or nothing was found.
+/// Does nothing if the slot is null or `found` holds no error.
 __device__ __forceinline__ void report(core::ErrorSlot* slot, const core::ErrorSlot& found) {
   if (slot == nullptr || found.code == 0) return;
-  if (atomicCAS(&slot->code, 0, found.code) != 0) return;  // the first report stays
+  if (atomicCAS(&slot->code, 0, found.code) != 0) return;  // keep the first report
   slot->batch = found.batch;
   slot->index = found.index;
   slot->value = found.value;
@@ -20,8 +20,8 @@ __device__ __forceinline__ void report(const core::AttentionParams& p,
   if (p.checked) report(p.error, found);
 }
 
-/// Looks through sequence b's page ids, all threads of the block together. One block per sequence
-/// is enough; a kernel calls it for the first of a sequence's items.
+/// Checks the page ids of sequence b with all threads of the CTA. One CTA per sequence is enough: a
+/// kernel calls it for the first work tile of a sequence.
 __device__ __forceinline__ void report_pages(const core::AttentionParams& p,
                                              const core::SeqInfo& seq, std::int32_t b) {
   if (!p.checked) return;

@@ -1,5 +1,5 @@
 // TMA (sm_90): one thread loads a box of a tensor into shared memory, with the swizzle of
-// core/wgmma_layout.h. Elements outside of the tensor are zero.
+// core/wgmma_layout.h. Elements outside the tensor are zero-filled.
 #pragma once
 
 #include <cuda.h>
@@ -25,7 +25,7 @@ __device__ __forceinline__ void tma_load_4d(std::uint32_t s_to, const CUtensorMa
       : "memory");
 }
 
-/// Makes earlier ordinary stores to shared memory visible to wgmma and TMA.
+/// Makes earlier generic-proxy stores to shared memory visible to wgmma and TMA.
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -11,22 +11,22 @@
 
 namespace flashcore::cuda {
 
-// wgmma is asynchronous: its registers belong to it from issue to wait.
+// wgmma is asynchronous: no other instruction may touch its registers between issue and wait.
 
-/// Orders earlier accesses to registers before the wgmma that follow.
+/// Orders earlier register accesses before the following wgmma.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/// Waits until at most kPending of the latest groups are in flight.
+/// Waits until at most kPending groups are in flight.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-/// A warpgroup gives registers back, or takes them.
+/// Releases (dec) or requests (inc) registers of a warpgroup.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -39,7 +39,7 @@ __device__ __forceinline__ void setmaxnreg_inc() {
 template <int kN>
 struct Wgmma;
 
-// Assembly has no loops: operand lists are built from groups of eight accumulators.
+// Inline assembly has no loops: macros build operand lists from groups of eight accumulators.
 #define FLASHCORE_R0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define FLASHCORE_R1 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define FLASHCORE_R2 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -92,7 +92,7 @@ struct Wgmma;
 #define FLASHCORE_NAMES16 FLASHCORE_NAMES15 ", " FLASHCORE_R15
 #define FLASHCORE_ACCUMULATORS16(how) FLASHCORE_ACCUMULATORS15(how), FLASHCORE_C(how, 15)
 
-// i0 … i5 are the numbers of the operands after the accumulators; how: "=f", "+f".
+// i0 … i5: operand numbers after the accumulators; how: "=f" or "+f".
 #define FLASHCORE_WGMMA_SS(shape, groups, how, accumulate, orders, i0, i1)        \
   asm volatile("wgmma.mma_async.sync.aligned." shape " {" FLASHCORE_NAMES##groups \
                "}, %" #i0 ", %" #i1 ", " accumulate ", 1, 1" orders ";"           \
@@ -115,7 +115,7 @@ struct Wgmma;
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b)                \
                : "memory")
 
-/// Names the format of 8-bit operands.
+/// Tag type of e4m3 operands.
 struct E4m3 {};
 
 // kAccumulate = false: c = a b, and the old c need not stay in registers.
