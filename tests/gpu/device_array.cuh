@@ -1,5 +1,5 @@
-// An array on the GPU for the tests of single device functions: filled from a vector and read back
-// into one. CUDA's errors become exceptions, which GoogleTest reports.
+// Device array for tests of single device functions: filled from a vector, read back into one. CUDA
+// errors become exceptions, which GoogleTest reports.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,7 +17,7 @@ inline void require_cuda(cudaError_t code) {
 template <typename T>
 class Array {
  public:
-  /// Full of ones: what no kernel wrote is recognised.
+  /// All bits are 1, so that unwritten elements are visible.
   explicit Array(std::size_t count) : count_(count) {
     require_cuda(cudaMalloc(reinterpret_cast<void**>(&g_data_), count * sizeof(T)));
     require_cuda(cudaMemset(g_data_, 0xff, count * sizeof(T)));

@@ -1,4 +1,4 @@
-// The two 16-bit formats of the tensor cores, chosen at run time.
+// The two 16-bit tensor-core formats as a runtime value.
 #pragma once
 
 #include <cstdint>

@@ -1,14 +1,13 @@
-// One fault for each tool of compute-sanitizer, so that a tool which finds nothing is known to
-// look.
+// One deliberate fault per compute-sanitizer tool. A tool that reports its fault here can be
+// trusted when it reports nothing elsewhere.
 //
-//   sanitizer_faults memcheck    writes behind an allocation
-//   sanitizer_faults racecheck   reads shared memory another warp is writing
-//   sanitizer_faults initcheck   reads memory nobody wrote
-//   sanitizer_faults synccheck   has the threads of one warp at two barriers
-//   sanitizer_faults none        does none of this
+//   sanitizer_faults memcheck    writes past the end of an allocation
+//   sanitizer_faults racecheck   reads shared memory while another warp writes it
+//   sanitizer_faults initcheck   reads uninitialized memory
+//   sanitizer_faults synccheck   splits a warp over two barriers
+//   sanitizer_faults none        has no fault
 //
-// Without the tool every one of them ends by itself, with exit code 0. 2: wrong use; 3: CUDA
-// failed.
+// Exit code without a tool: 0 in every case, 2 for wrong usage, 3 for a CUDA error.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -17,14 +16,14 @@
 namespace {
 
 constexpr int kThreads = 64;
-constexpr int kElements = 100;  // 400 bytes: the next byte is still mapped, only not ours
+constexpr int kElements = 100;  // 400 bytes: the next byte is mapped, but not allocated
 
-__global__ void write_behind(int* g_data) { g_data[kElements + threadIdx.x % 4] = 1; }
+__global__ void write_past_end(int* g_data) { g_data[kElements + threadIdx.x % 4] = 1; }
 
 __global__ void race(int* g_data) {
   __shared__ int s_data[kThreads];
   s_data[threadIdx.x] = static_cast<int>(threadIdx.x);
-  // A barrier is missing here: the value comes from the other warp.
+  // The barrier is missing on purpose: the other warp writes the value.
   g_data[threadIdx.x] = s_data[kThreads - 1 - threadIdx.x];
 }
 
@@ -65,7 +64,7 @@ int main(int argc, char** argv) {
     return 3;
   }
   if (std::strcmp(fault, "memcheck") == 0) {
-    write_behind<<<1, kThreads>>>(g_data);
+    write_past_end<<<1, kThreads>>>(g_data);
   } else if (std::strcmp(fault, "racecheck") == 0) {
     race<<<1, kThreads>>>(g_data);
   } else if (std::strcmp(fault, "initcheck") == 0) {

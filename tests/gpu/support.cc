@@ -26,14 +26,14 @@ void GpuTest::SetUp() {
 void GpuTest::TearDown() {
   if (IsSkipped()) return;
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-  EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "the test left an error behind";
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "the test left a CUDA error";
 }
 
 DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
   require(cudaMalloc(reinterpret_cast<void**>(&data_), std::max<std::size_t>(bytes, 1)),
           "cudaMalloc");
   require(cudaMemset(data_, 0xff, bytes), "cudaMemset");
-  // A memset of device memory may return early; a non-blocking stream would not wait for it.
+  // cudaMemset may return before it ends, and a non-blocking stream does not wait for it.
   require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
@@ -101,7 +101,7 @@ GpuCase::GpuCase(const verify::CaseMemory& memory)
       workspace_(plan_.workspace_bytes) {}
 
 void GpuCase::load(const verify::CaseMemory& memory) {
-  if (memory.bytes().size() != block_.bytes()) throw std::runtime_error("not the same shape");
+  if (memory.bytes().size() != block_.bytes()) throw std::runtime_error("the shapes differ");
   block_.upload(memory.bytes().data(), memory.bytes().size());
 }
 

@@ -1,5 +1,5 @@
-// What the GPU tests share: skipping without a GPU, memory and streams that give themselves back,
-// and a random case laid out on the device.
+// Shared by the GPU tests: skip without a GPU, RAII device memory and streams, random cases in
+// device memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,7 +17,7 @@ namespace flashcore::gpu_test {
 
 inline constexpr Device kGpu{DeviceType::cuda, 0};
 
-/// Throws std::runtime_error, which GoogleTest reports as a failure, unless all is well.
+/// Throws std::runtime_error on an error. GoogleTest reports it as a failure.
 void require(cudaError_t code, const char* what);
 void require(const Status& status);
 template <typename T>
@@ -29,13 +29,13 @@ T require(Result<T> result) {
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override;
-  /// No test may leave an error for the next one, or for the caller's own error check.
+  /// Fails if the test leaves a CUDA error behind: a caller's own error check would find it.
   void TearDown() override;
 };
 
 class DeviceBuffer {
  public:
-  /// Full of ones: NaN in every float format.
+  /// All bits are 1: NaN in every float format.
   explicit DeviceBuffer(std::size_t bytes);
   explicit DeviceBuffer(const std::vector<std::byte>& host);
   ~DeviceBuffer();
@@ -66,23 +66,23 @@ class TestStream {
   cudaStream_t stream_ = nullptr;
 };
 
-/// A workspace for a plan, full of ones and then initialised.
+/// A plan's workspace: all bits 1, then workspace_init().
 class TestWorkspace {
  public:
   explicit TestWorkspace(std::size_t bytes);
   Workspace get() const { return {buffer_.data(), buffer_.bytes(), kGpu}; }
-  /// Whether the whole header is zero, as every kernel must leave it.
+  /// True if the whole header is zero. Every kernel must leave it so.
   bool header_is_zero() const;
 
  private:
   DeviceBuffer buffer_;
 };
 
-/// A compact [batch, heads, len, dim] problem without options.
+/// A contiguous [batch, heads, len, dim] problem with default options.
 verify::CaseSpec dense(DType dtype, std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
                        std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim);
 
-/// A case on the GPU with its plan and workspace.
+/// A case in device memory with its plan and workspace.
 class GpuCase {
  public:
   explicit GpuCase(const verify::CaseMemory& memory);
@@ -91,12 +91,12 @@ class GpuCase {
   const Tensors& tensors() const { return tensors_; }
   const TestWorkspace& workspace() const { return workspace_; }
 
-  /// Another draw of the same shape; outputs are poisoned again. Waits until it is there.
+  /// Uploads other data of the same shape, with poisoned outputs. Synchronizes.
   void load(const verify::CaseMemory& memory);
   Status run(Stream stream) const {
     return flashcore::run(plan_, tensors_, workspace_.get(), stream);
   }
-  /// All tensors as they are now, once the device is idle.
+  /// Synchronizes and downloads the memory of all tensors.
   std::vector<std::byte> block() const;
   /// load(), run(), block().
   std::vector<std::byte> direct(const verify::CaseMemory& memory, Stream stream);
@@ -108,18 +108,18 @@ class GpuCase {
   TestWorkspace workspace_;
 };
 
-/// The outputs in `block`, a copy of the case's memory after a call, against the oracle.
+/// Compares outputs with the oracle. `block` is a copy of the case's memory after a call.
 verify::Comparison compare_with_oracle(const verify::CaseMemory& memory,
                                        const std::vector<std::byte>& block, const Plan& plan);
 
-/// EXPECT_TRUE with a report.
+/// Expects correct outputs and unchanged inputs; prints a report otherwise.
 void expect_right(const verify::CaseMemory& memory, const std::vector<std::byte>& block,
                   const Plan& plan);
 
-/// Every CUDA kernel of this build that this GPU can run.
+/// All CUDA kernels of this build that run on this GPU.
 std::vector<const KernelInfo*> runnable_kernels();
 
-/// The plan of this machine's GPU for these tensors.
+/// Plans the call for this machine's GPU.
 Plan plan_for(const Tensors& tensors, const Options& options);
 
 }  // namespace flashcore::gpu_test

@@ -26,10 +26,10 @@ __global__ void copy_async(const std::uint8_t* g_source, const int* g_bytes, uin
   cuda::cp_async_commit();
   cuda::cp_async_wait<0>();
   __syncthreads();
-  g_out[i] = s_data[blockDim.x - 1 - i];  // another thread's copy, so that the barrier counts
+  g_out[i] = s_data[blockDim.x - 1 - i];  // reads another thread's copy, so a missing barrier fails
 }
 
-__global__ void copy_ring(const uint4* g_source, uint4* g_out, int blocks) {
+__global__ void copy_pipeline(const uint4* g_source, uint4* g_out, int blocks) {
   __shared__ uint4 s_ring[2][kLanes];
   const int lane = threadIdx.x;
   const auto start = [&](int block) {
@@ -37,14 +37,14 @@ __global__ void copy_ring(const uint4* g_source, uint4* g_out, int blocks) {
       cuda::cp_async_16(cuda::shared_address(&s_ring[block % 2][lane]),
                         g_source + block * kLanes + lane, 16);
     }
-    cuda::cp_async_commit();  // also an empty group counts
+    cuda::cp_async_commit();  // an empty group counts, too
   };
   start(0);
   for (int block = 0; block < blocks; ++block) {
     start(block + 1);
     cuda::cp_async_wait<1>();
     __syncwarp();
-    g_out[block * kLanes + lane] = s_ring[block % 2][lane ^ 1];  // a neighbour's copy
+    g_out[block * kLanes + lane] = s_ring[block % 2][lane ^ 1];  // another lane's copy
     __syncwarp();
   }
 }
@@ -89,8 +89,8 @@ __global__ void pack(const float* g_low, const float* g_high, std::uint32_t* g_o
 }
 
 template <core::Element kReader>
-__global__ void read_codes(core::Element format, const std::uint32_t* g_codes, std::uint32_t* g_out,
-                           unsigned n) {
+__global__ void dequantize_words(core::Element format, const std::uint32_t* g_codes,
+                                 std::uint32_t* g_out, unsigned n) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   const core::F16x2Pair pairs = core::Dequantizer<kReader>(format)(g_codes[i]);
@@ -173,8 +173,8 @@ TileResult tile_of(const TileCall& call) {
 }
 
 template <typename T>
-std::vector<float> multiply_all(const std::vector<std::uint32_t>& a,
-                                const std::vector<std::uint32_t>& b, const std::vector<float>& c) {
+std::vector<float> mma_all(const std::vector<std::uint32_t>& a, const std::vector<std::uint32_t>& b,
+                           const std::vector<float>& c) {
   const Array<std::uint32_t> in_a(a), in_b(b);
   const Array<float> in_c(c), d(c.size());
   mma_m16n8k16<T><<<static_cast<unsigned>(c.size() / 4 / kLanes), kLanes>>>(in_a.get(), in_b.get(),
@@ -203,17 +203,16 @@ std::vector<std::uint8_t> run_copy_async(const std::vector<std::uint8_t>& source
   return out.host();
 }
 
-std::vector<std::uint8_t> run_copy_ring(const std::vector<std::uint8_t>& source) {
+std::vector<std::uint8_t> run_copy_pipeline(const std::vector<std::uint8_t>& source) {
   const Array<std::uint8_t> in(source), out(source.size());
-  copy_ring<<<1, kLanes>>>(reinterpret_cast<const uint4*>(in.get()),
-                           reinterpret_cast<uint4*>(out.get()),
-                           static_cast<int>(source.size() / (16 * kLanes)));
+  copy_pipeline<<<1, kLanes>>>(reinterpret_cast<const uint4*>(in.get()),
+                               reinterpret_cast<uint4*>(out.get()),
+                               static_cast<int>(source.size() / (16 * kLanes)));
   return out.host();
 }
 
-std::vector<std::uint32_t> run_load_matrices(const std::vector<std::uint16_t>& tile,
-                                             const std::vector<int>& offset_bytes,
-                                             bool transposed) {
+std::vector<std::uint32_t> run_ldmatrix(const std::vector<std::uint16_t>& tile,
+                                        const std::vector<int>& offset_bytes, bool transposed) {
   const Array<std::uint16_t> in(tile);
   const Array<int> offsets(offset_bytes);
   const Array<std::uint32_t> out(4 * kLanes);
@@ -221,17 +220,15 @@ std::vector<std::uint32_t> run_load_matrices(const std::vector<std::uint16_t>& t
   return out.host();
 }
 
-std::vector<std::uint32_t> run_transpose_matrix(const std::vector<std::uint32_t>& lanes) {
+std::vector<std::uint32_t> run_movmatrix(const std::vector<std::uint32_t>& lanes) {
   const Array<std::uint32_t> in(lanes), out(kLanes);
   movmatrix_trans<<<1, kLanes>>>(in.get(), out.get());
   return out.host();
 }
 
-std::vector<float> run_multiply_add(HalfFormat format, const std::vector<std::uint32_t>& a,
-                                    const std::vector<std::uint32_t>& b,
-                                    const std::vector<float>& c) {
-  return format == HalfFormat::f16 ? multiply_all<__half>(a, b, c)
-                                   : multiply_all<__nv_bfloat16>(a, b, c);
+std::vector<float> run_mma(HalfFormat format, const std::vector<std::uint32_t>& a,
+                           const std::vector<std::uint32_t>& b, const std::vector<float>& c) {
+  return format == HalfFormat::f16 ? mma_all<__half>(a, b, c) : mma_all<__nv_bfloat16>(a, b, c);
 }
 
 std::vector<std::uint32_t> run_pack(HalfFormat format, const std::vector<float>& low,
@@ -240,12 +237,12 @@ std::vector<std::uint32_t> run_pack(HalfFormat format, const std::vector<float>&
                                    : pack_all<__nv_bfloat16>(low, high);
 }
 
-std::vector<std::uint32_t> run_code_pairs(core::Element format,
+std::vector<std::uint32_t> run_dequantize(core::Element format,
                                           const std::vector<std::uint32_t>& codes) {
   const Array<std::uint32_t> in(codes), out(2 * codes.size());
-  const auto kernel = format == core::Element::e4m3   ? read_codes<core::Element::e4m3>
-                      : format == core::Element::e5m2 ? read_codes<core::Element::e5m2>
-                                                      : read_codes<core::Element::int8>;
+  const auto kernel = format == core::Element::e4m3   ? dequantize_words<core::Element::e4m3>
+                      : format == core::Element::e5m2 ? dequantize_words<core::Element::e5m2>
+                                                      : dequantize_words<core::Element::int8>;
   const auto n = static_cast<unsigned>(codes.size());
   kernel<<<(n + 255) / 256, 256>>>(format, in.get(), out.get(), n);
   return out.host();

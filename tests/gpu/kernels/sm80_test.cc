@@ -1,6 +1,6 @@
-// What the tensor-core kernels are made of, each alone: background copies, ldmatrix, mma.sync,
-// packing, and a swizzled tile from copies to registers. Fragments are laid out by
-// core/mma_layout.h, so these tests hold its maps against the hardware.
+// Primitives of the tensor-core kernels in isolation: cp.async, ldmatrix, mma.sync, packing,
+// dequantization, and a swizzled tile from cp.async to registers. The fragments follow
+// core/mma_layout.h, so these tests compare its layouts with the hardware.
 #include "sm80_kernels.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ class TensorCores : public GpuTest {
     GpuTest::SetUp();
     if (IsSkipped()) return;
     const int capability = require(device_info(kGpu)).compute_capability;
-    if (capability < 80) GTEST_SKIP() << "this GPU is sm_" << capability << "; sm_80 is needed";
+    if (capability < 80) GTEST_SKIP() << "needs sm_80; this GPU is sm_" << capability;
   }
 };
 
@@ -37,8 +37,8 @@ std::vector<std::uint8_t> random_bytes(std::size_t count, std::uint64_t seed) {
 // ---------------------------------------------------------------------------------------------
 // Copies
 
-TEST_F(TensorCores, CopyFillsWithZerosWhatItDoesNotCopy) {
-  constexpr std::size_t kCopies = 17 * 7;  // every size in every place of a quarter-warp
+TEST_F(TensorCores, CpAsyncZeroFillsTheRest) {
+  constexpr std::size_t kCopies = 17 * 7;  // every size at every lane of a quarter-warp
   const std::vector<std::uint8_t> source = random_bytes(16 * kCopies, 1);
   std::vector<int> bytes;
   for (std::size_t i = 0; i < kCopies; ++i) bytes.push_back(static_cast<int>(i % 17));
@@ -53,11 +53,11 @@ TEST_F(TensorCores, CopyFillsWithZerosWhatItDoesNotCopy) {
   }
 }
 
-TEST_F(TensorCores, WaitingForAllGroupsButOneLeavesTheOthersDone) {
+TEST_F(TensorCores, CpAsyncWaitLeavesOnlyTheLastGroupPending) {
   const std::vector<std::uint8_t> source = random_bytes(512 * 1000, 2);
-  const std::vector<std::uint8_t> got = run_copy_ring(source);
+  const std::vector<std::uint8_t> got = run_copy_pipeline(source);
   for (std::size_t i = 0; i < source.size(); ++i) {
-    ASSERT_EQ(got[i], source[i ^ 16]) << "byte " << i;  // a lane reads its neighbour's 16 bytes
+    ASSERT_EQ(got[i], source[i ^ 16]) << "byte " << i;  // lane l reads the 16 bytes of lane l ^ 1
   }
 }
 
@@ -72,18 +72,18 @@ struct Element {
   int row, column;
 };
 
-/// Loads from a 16 × 16 tile whose elements are their own index, and compares every one with
-/// wanted(lane, reg, half).
-template <typename Named, typename Wanted>
-void check_load(Named named, bool transposed, Wanted wanted) {
+/// Loads from a 16 × 16 tile in which each element is its own index, and compares every loaded
+/// element with wanted(lane, reg, half). address(lane) is the row address that the lane passes.
+template <typename Address, typename Wanted>
+void check_load(Address address, bool transposed, Wanted wanted) {
   std::vector<std::uint16_t> tile;
   for (int i = 0; i < 16 * 16; ++i) tile.push_back(static_cast<std::uint16_t>(i));
   std::vector<int> offset_bytes;
   for (int lane = 0; lane < kLanes; ++lane) {
-    const core::Coordinate c = named(lane);
+    const core::Coordinate c = address(lane);
     offset_bytes.push_back(2 * (16 * c.row + 8 * c.column));
   }
-  const std::vector<std::uint32_t> got = run_load_matrices(tile, offset_bytes, transposed);
+  const std::vector<std::uint32_t> got = run_ldmatrix(tile, offset_bytes, transposed);
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int reg = 0; reg < 4; ++reg) {
       for (int half = 0; half < 2; ++half) {
@@ -101,14 +101,14 @@ Element element_a(int lane, int reg, int half) {
   return {c.row, c.column};
 }
 
-/// Registers 0, 1 are the B operand of n-tile 0, registers 2, 3 of n-tile 1; the tile has keys (n)
-/// as rows.
+/// Registers 0, 1 are the B operand of n-tile 0, registers 2, 3 of n-tile 1; keys (n) are
+/// the rows of the tile.
 Element element_b(int lane, int reg, int half) {
   const core::Coordinate c = core::mma_b(lane, reg % 2, half);
   return {8 * (reg / 2) + c.column, c.row};
 }
 
-/// The same from a tile that has keys (k) as rows.
+/// The same from a tile with keys (k) as rows.
 Element element_b_transposed(int lane, int reg, int half) {
   const core::Coordinate c = core::mma_b(lane, reg % 2, half);
   return {c.row, 8 * (reg / 2) + c.column};
@@ -120,7 +120,7 @@ Element element_b_two_steps(int lane, int reg, int half) {
   return {c.column, 16 * (reg / 2) + c.row};
 }
 
-/// From a tile that has A's columns (k) as rows.
+/// A operand from a tile with A's columns (k) as rows.
 Element element_a_transposed(int lane, int reg, int half) {
   const core::Coordinate c = core::mma_a(lane, reg, half);
   return {c.column, c.row};
@@ -134,20 +134,20 @@ TEST_F(TensorCores, LdmatrixTransposedLoadsTheBOperands) {
   check_load(core::ldmatrix_b_trans, true, element_b_transposed);
 }
 
-TEST_F(TensorCores, LdmatrixLoadsTheOperandsOfFewRows) {
+TEST_F(TensorCores, LdmatrixLoadsTheOperandsOfSwapAB) {
   check_load(core::ldmatrix_b_two_steps, false, element_b_two_steps);
   check_load(core::ldmatrix_a_trans, true, element_a_transposed);
 }
 
-// A quad of lanes holds a row of eight elements: of the transposed matrix, a column.
-TEST_F(TensorCores, TransposedMatrix) {
+// A quad of lanes holds a row of eight elements, after movmatrix a column.
+TEST_F(TensorCores, MovmatrixTransposes) {
   const auto element = [](int row, int column) { return std::uint32_t(100 * row + column); };
   std::vector<std::uint32_t> matrix;
   for (int lane = 0; lane < kLanes; ++lane) {
     const int row = lane / 4, column = 2 * (lane % 4);
     matrix.push_back(element(row, column) | element(row, column + 1) << 16);
   }
-  const std::vector<std::uint32_t> got = run_transpose_matrix(matrix);
+  const std::vector<std::uint32_t> got = run_movmatrix(matrix);
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int half = 0; half < 2; ++half) {
       ASSERT_EQ(half_of(got[static_cast<std::size_t>(lane)], half),
@@ -160,12 +160,12 @@ TEST_F(TensorCores, TransposedMatrix) {
 // ---------------------------------------------------------------------------------------------
 // mma.sync
 
-/// Many products D = A B + C, laid out as fragments.
-class Products {
+/// A batch of independent D = A B + C, stored as fragments.
+class MmaBatch {
  public:
-  explicit Products(HalfFormat format) : format_(format) {}
+  explicit MmaBatch(HalfFormat format) : format_(format) {}
 
-  /// Values at (row, column); what the format cannot hold is rounded.
+  /// a, b and c return the value at (row, column), which is rounded to the format.
   template <typename A, typename B, typename C>
   void add(A a, B b, C c) {
     for (int lane = 0; lane < kLanes; ++lane) {
@@ -192,9 +192,9 @@ class Products {
     }
   }
 
-  void run() { d_ = run_multiply_add(format_, a_, b_, c_); }
+  void run() { d_ = run_mma(format_, a_, b_, c_); }
 
-  /// D of product n at (row, column).
+  /// D of the n-th product at (row, column).
   float result(std::size_t n, int row, int column) const {
     for (int lane = 0; lane < kLanes; ++lane) {
       for (int reg = 0; reg < 4; ++reg) {
@@ -214,15 +214,15 @@ class Products {
   std::vector<float> c_, d_;
 };
 
-/// Integers small enough for both formats, no two of a row or column alike.
+/// Integers that both formats hold exactly, distinct within each row and column.
 float full_a(int i, int k) { return static_cast<float>((5 * i + 3 * k) % 67 - 33); }
 float full_b(int k, int n) { return static_cast<float>((7 * k + 11 * n) % 61 - 30); }
 float full_c(int i, int n) { return static_cast<float>(100 * i + n); }
 
-// Every element of A alone against a full B, then every element of B alone against a full A.
-TEST_F(TensorCores, EveryElementOfAnOperandMeetsItsRowOrColumn) {
+// Each single non-zero element of A times a full B, then a full A times each single element of B.
+TEST_F(TensorCores, EveryOperandElementContributesToItsRowOrColumn) {
   for (const HalfFormat format : {HalfFormat::f16, HalfFormat::bf16}) {
-    Products one_of_a(format), one_of_b(format);
+    MmaBatch one_of_a(format), one_of_b(format);
     for (int i = 0; i < 16; ++i) {
       for (int k = 0; k < 16; ++k) {
         one_of_a.add([&](int row, int column) { return row == i && column == k ? 2.f : 0.f; },
@@ -259,14 +259,14 @@ TEST_F(TensorCores, EveryElementOfAnOperandMeetsItsRowOrColumn) {
   }
 }
 
-// Products of 16-bit numbers are exact in f32; the hardware may cut each of the 17 terms of a sum
-// at 2^-23 of the largest value it meets on the way, which is at most the sum of the magnitudes.
-TEST_F(TensorCores, RandomProductsAreThoseOfF64) {
+// Products of 16-bit values are exact in f32. The hardware may truncate each of the 17 terms of a
+// sum at 2^-23 of the largest intermediate value, which is at most the sum of the magnitudes.
+TEST_F(TensorCores, RandomMmaMatchesF64) {
   constexpr int kProducts = 200;
   for (const HalfFormat format : {HalfFormat::f16, HalfFormat::bf16}) {
     for (const double sigma : {0.01, 1.0, 10.0}) {
       verify::Random random(7);
-      Products products(format);
+      MmaBatch batch(format);
       struct Inputs {
         double a[16][16], b[16][8], c[16][8];
       };
@@ -281,11 +281,11 @@ TEST_F(TensorCores, RandomProductsAreThoseOfF64) {
         for (auto& row : in.c) {
           for (double& x : row) x = static_cast<double>(static_cast<float>(random.normal()));
         }
-        products.add([&](int i, int k) { return static_cast<float>(in.a[i][k]); },
-                     [&](int k, int n) { return static_cast<float>(in.b[k][n]); },
-                     [&](int i, int n) { return static_cast<float>(in.c[i][n]); });
+        batch.add([&](int i, int k) { return static_cast<float>(in.a[i][k]); },
+                  [&](int k, int n) { return static_cast<float>(in.b[k][n]); },
+                  [&](int i, int n) { return static_cast<float>(in.c[i][n]); });
       }
-      products.run();
+      batch.run();
       for (std::size_t number = 0; number < all.size(); ++number) {
         const Inputs& in = all[number];
         for (int i = 0; i < 16; ++i) {
@@ -295,7 +295,7 @@ TEST_F(TensorCores, RandomProductsAreThoseOfF64) {
               want += in.a[i][k] * in.b[k][n];
               magnitude += std::fabs(in.a[i][k] * in.b[k][n]);
             }
-            ASSERT_NEAR(static_cast<double>(products.result(number, i, n)), want,
+            ASSERT_NEAR(static_cast<double>(batch.result(number, i, n)), want,
                         17 * 0x1p-23 * magnitude)
                 << "sigma " << sigma << " D[" << i << "][" << n << ']';
           }
@@ -305,20 +305,19 @@ TEST_F(TensorCores, RandomProductsAreThoseOfF64) {
   }
 }
 
-// NaN reaches the row of A and the column of B it stands in, and no other element.
-TEST_F(TensorCores, NanReachesItsRowAndItsColumn) {
+// A NaN affects its row of A or its column of B, and no other element.
+TEST_F(TensorCores, NanAffectsItsRowOrColumnOnly) {
   for (const HalfFormat format : {HalfFormat::f16, HalfFormat::bf16}) {
-    Products products(format);
+    MmaBatch batch(format);
     const float nan = std::nanf("");
-    products.add([&](int i, int k) { return i == 3 && k == 9 ? nan : full_a(i, k); }, full_b,
-                 full_c);
-    products.add(
+    batch.add([&](int i, int k) { return i == 3 && k == 9 ? nan : full_a(i, k); }, full_b, full_c);
+    batch.add(
         full_a, [&](int k, int n) { return k == 13 && n == 6 ? nan : full_b(k, n); }, full_c);
-    products.run();
+    batch.run();
     for (int i = 0; i < 16; ++i) {
       for (int n = 0; n < 8; ++n) {
-        EXPECT_EQ(std::isnan(products.result(0, i, n)), i == 3);
-        EXPECT_EQ(std::isnan(products.result(1, i, n)), n == 6);
+        EXPECT_EQ(std::isnan(batch.result(0, i, n)), i == 3);
+        EXPECT_EQ(std::isnan(batch.result(1, i, n)), n == 6);
       }
     }
   }
@@ -356,13 +355,13 @@ TEST_F(TensorCores, PackRoundsAsTheHostDoesLowHalfFirst) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// A swizzled tile, from copies to registers
+// A swizzled tile, from cp.async to registers
 
 std::uint16_t matrix_value(int row, int column) {
-  return static_cast<std::uint16_t>(1 + row * 256 + column);  // never 0, no two alike
+  return static_cast<std::uint16_t>(1 + row * 256 + column);  // non-zero and distinct
 }
 
-/// Each element a lane finds, against the matrix; past its edges 0.
+/// Compares each loaded element with the matrix; zero past its edges.
 template <typename ElementOf>
 void check_blocks(const TileCall& call, const std::vector<std::uint32_t>& got,
                   ElementOf element_of) {
@@ -382,7 +381,7 @@ void check_blocks(const TileCall& call, const std::vector<std::uint32_t>& got,
   }
 }
 
-TEST_F(TensorCores, ATileGoesFromCopiesToRegistersAndItsPaddingIsZero) {
+TEST_F(TensorCores, SwizzledTileReachesRegistersWithZeroPadding) {
   for (const int tile_rows : kTestedRows) {
     for (const int tile_columns : kTestedColumns) {
       const int given_rows[] = {tile_rows, tile_rows - 1, 1, 0};
@@ -390,7 +389,7 @@ TEST_F(TensorCores, ATileGoesFromCopiesToRegistersAndItsPaddingIsZero) {
       for (const int rows : given_rows) {
         for (const int columns : given_columns) {
           TileCall call{tile_rows, tile_columns, {}, rows, columns, tile_columns + 8};
-          // Everything outside the given part is something else than zero.
+          // Elements outside the given rows and columns are non-zero.
           call.matrix.assign(static_cast<std::size_t>(tile_rows * call.row_stride), 0xffff);
           for (int r = 0; r < rows; ++r) {
             for (int c = 0; c < columns; ++c) {
@@ -409,33 +408,33 @@ TEST_F(TensorCores, ATileGoesFromCopiesToRegistersAndItsPaddingIsZero) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 8-bit codes
+// 8-bit values
 
-// Every code in every place of a register, beside codes of every kind: what the host makes of it
-// (tests/unit/core/dequant_f16_test.cc) is what the formats say.
-TEST_F(TensorCores, EveryCodeBecomesItsValue) {
+// Every 8-bit pattern in every byte of a register, next to various other bytes.
+// tests/unit/core/dequant_f16_test.cc checks the host version.
+TEST_F(TensorCores, DequantizesEveryPatternInEveryByte) {
   std::vector<std::uint32_t> words;
-  for (std::uint32_t code = 0; code < 256; ++code) {
+  for (std::uint32_t pattern = 0; pattern < 256; ++pattern) {
     for (const std::uint32_t others : {0x00000000u, 0xffffffffu, 0x7f7f7f7fu, 0x80808080u}) {
-      for (int place = 0; place < 4; ++place) {
-        words.push_back((others & ~(0xffu << (8 * place))) | code << (8 * place));
+      for (int byte = 0; byte < 4; ++byte) {
+        words.push_back((others & ~(0xffu << (8 * byte))) | pattern << (8 * byte));
       }
     }
   }
-  // Machine code is there for sm_80 and sm_90.
+  // The test has SASS for sm_80 and sm_90; only sm_90 has conversion instructions.
   const bool converts = require(device_info(kGpu)).compute_capability >= 90;
   for (const core::Element format :
        {core::Element::e4m3, core::Element::e5m2, core::Element::int8, core::Element::u8}) {
-    const std::vector<std::uint32_t> got = run_code_pairs(format, words);
+    const std::vector<std::uint32_t> got = run_dequantize(format, words);
     for (std::size_t i = 0; i < words.size(); ++i) {
-      for (int place = 0; place < 4; ++place) {
-        const std::uint16_t bits = half_of(got[2 * i + place % 2], place / 2);
+      for (int byte = 0; byte < 4; ++byte) {
+        const std::uint16_t bits = half_of(got[2 * i + byte % 2], byte / 2);
         const float value = core::float_of_f16(bits) * core::code_unit(format, converts);
-        const auto code = static_cast<std::uint8_t>(words[i] >> (8 * place));
-        const float want = core::decode(format, code);
+        const auto pattern = static_cast<std::uint8_t>(words[i] >> (8 * byte));
+        const float want = core::decode(format, pattern);
         ASSERT_TRUE(std::isnan(want) ? std::isnan(value) : value == want)
-            << "format " << static_cast<int>(format) << " code " << int{code} << " place " << place
-            << " got " << value << " want " << want;
+            << "format " << static_cast<int>(format) << " pattern " << int{pattern} << " byte "
+            << byte << " got " << value << " want " << want;
       }
     }
   }

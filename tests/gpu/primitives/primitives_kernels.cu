@@ -17,7 +17,7 @@ struct LaneGroupPointers {
 
 __global__ void lanes(const float* g_in, float* g_max, float* g_sum, float* g_exp2) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
-  // As the kernels do: a lane's own maximum begins with the state's, which is never NaN.
+  // As in the kernels: a lane's maximum starts from the running row max, which is never NaN.
   const float own = cuda::max_ignore_nan(-__builtin_inff(), g_in[i]);
   g_max[i] = cuda::half_warp_max(own);
   g_sum[i] = cuda::half_warp_sum(g_in[i]);
@@ -48,8 +48,8 @@ __device__ void largest_of_first(const float* g_in, float* g_out) {
 }
 
 __global__ void largest(const float* g_in, float* g_out) {
-  const unsigned first = threadIdx.x * kMostOfThread;
-  largest_of_first<kMostOfThread>(g_in + first, g_out + first);
+  const unsigned first = threadIdx.x * kMaxValuesPerThread;
+  largest_of_first<kMaxValuesPerThread>(g_in + first, g_out + first);
 }
 
 __global__ void max_ignore_nan(const float* g_a, const float* g_b, float* g_out) {
@@ -82,7 +82,7 @@ template <int kRows, typename T>
 __global__ void load_chunk(float* g_tile, const T* g_matrix, core::Strides strides,
                            std::int32_t columns, std::int32_t first_row, int rows, int first_column,
                            float factor, bool vector_rows) {
-  const core::AttentionParams params{};  // which only 8-bit matrices look at
+  const core::AttentionParams params{};  // used by 8-bit matrices only
   const core::Scales scales{};
   const cuda::simt::WorkTile item{};
   const cuda::simt::Matrix matrix{
@@ -177,11 +177,11 @@ LaneGroupResults run_lane_groups(const std::vector<float>& values) {
 
 std::vector<float> run_largest(const std::vector<float>& values) {
   const Array<float> in(values), out(values.size());
-  largest<<<1, static_cast<unsigned>(values.size()) / kMostOfThread>>>(in.get(), out.get());
+  largest<<<1, static_cast<unsigned>(values.size()) / kMaxValuesPerThread>>>(in.get(), out.get());
   return out.host();
 }
 
-std::vector<float> run_max_passing_nan(const std::vector<float>& a, const std::vector<float>& b) {
+std::vector<float> run_max_ignore_nan(const std::vector<float>& a, const std::vector<float>& b) {
   const Array<float> in_a(a), in_b(b), out(a.size());
   max_ignore_nan<<<1, static_cast<unsigned>(a.size())>>>(in_a.get(), in_b.get(), out.get());
   return out.host();

@@ -1,5 +1,5 @@
-// The device primitives alone: reductions in every lane, the NaN rules, exp2's accuracy, 16-bit
-// conversions of every pattern, and the loader of shared-memory tiles at every edge.
+// Device primitives in isolation: reductions in every lane, NaN rules, accuracy of exp2, 16-bit
+// conversions of every bit pattern, and load_chunk() at every edge of a tile.
 #include "primitives_kernels.h"
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace flashcore::gpu_test {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr std::size_t kRowLanes = 16;  // neighbouring lanes that share a row
+constexpr std::size_t kRowLanes = 16;  // adjacent lanes that share a row
 
 class Primitives : public GpuTest {};
 
@@ -23,10 +23,10 @@ TEST_F(Primitives, RowReductionsReachEveryLane) {
   verify::Random random(1);
   std::vector<float> in(256 * 64);
   for (float& x : in) x = static_cast<float>(random.normal());
-  // Rows of special values among the others.
+  // Some rows hold special values.
   for (std::size_t i = 0; i < kRowLanes; ++i) in[i] = -kInfinity;
   in[1 * kRowLanes + 5] = kInfinity;
-  for (std::size_t lane = 0; lane < kRowLanes; ++lane) {  // the maximum in each lane once
+  for (std::size_t lane = 0; lane < kRowLanes; ++lane) {  // one row per position of the maximum
     in[(2 + lane) * kRowLanes + lane] = 100.f + static_cast<float>(lane);
   }
   const LaneResults got = run_lanes(in);
@@ -41,7 +41,7 @@ TEST_F(Primitives, RowReductionsReachEveryLane) {
     for (std::size_t i = 0; i < kRowLanes; ++i) {
       const std::size_t at = row * kRowLanes + i;
       ASSERT_EQ(got.max[at], max) << "row " << row << " lane " << i;
-      ASSERT_EQ(got.sum[at], got.sum[row * kRowLanes]) << "lanes of a row must agree";
+      ASSERT_EQ(got.sum[at], got.sum[row * kRowLanes]) << "all lanes of a row get the same sum";
       if (std::isinf(sum)) {
         ASSERT_EQ(got.sum[at], static_cast<float>(sum));
       } else {
@@ -51,8 +51,8 @@ TEST_F(Primitives, RowReductionsReachEveryLane) {
   }
 }
 
-/// Reductions of `lanes` neighbours each: every lane has the result, a NaN is passed over by the
-/// maximum and kept by the sum, and lanes of other groups do not matter.
+/// Checks reductions over groups of `lanes` adjacent lanes: every lane has the result, the maximum
+/// ignores NaN, the sum keeps it, and other groups have no effect.
 void check_group(const std::vector<float>& in, const std::vector<float>& max,
                  const std::vector<float>& sum, std::size_t lanes) {
   for (std::size_t first = 0; first < in.size(); first += lanes) {
@@ -70,15 +70,15 @@ void check_group(const std::vector<float>& in, const std::vector<float>& max,
       } else if (std::isinf(want_sum)) {
         ASSERT_EQ(sum[i], static_cast<float>(want_sum));
       } else {
-        ASSERT_EQ(sum[i], sum[first]) << "lanes of a group must agree";
+        ASSERT_EQ(sum[i], sum[first]) << "all lanes of a group get the same sum";
         ASSERT_NEAR(sum[i], want_sum, 5 * 0x1p-24 * magnitude);
       }
     }
   }
 }
 
-/// Lanes with the same lane % width as neighbours.
-std::vector<float> by_places(const std::vector<float>& lanes, std::size_t width) {
+/// Reorders each warp so that lanes with the same lane % width are adjacent.
+std::vector<float> group_by_modulo(const std::vector<float>& lanes, std::size_t width) {
   const std::size_t groups = 32 / width;
   std::vector<float> sorted;
   for (std::size_t i = 0; i < lanes.size(); ++i) {
@@ -92,7 +92,7 @@ TEST_F(Primitives, ReductionsReachEveryLaneOfTheirGroup) {
   std::vector<float> in(128 * 64);
   for (float& x : in) x = static_cast<float>(random.normal());
   std::size_t warp = 0;
-  for (std::size_t lane = 0; lane < 32; ++lane) {  // the largest, then NaN, in each lane once
+  for (std::size_t lane = 0; lane < 32; ++lane) {  // maximum, then NaN, at each lane
     in[32 * warp++ + lane] = 100.f + static_cast<float>(lane);
     in[32 * warp++ + lane] = std::nanf("");
   }
@@ -100,14 +100,14 @@ TEST_F(Primitives, ReductionsReachEveryLaneOfTheirGroup) {
   in[32 * ++warp + 9] = kInfinity;
   const LaneGroupResults got = run_lane_groups(in);
   check_group(in, got.quad_max, got.quad_sum, 4);
-  check_group(by_places(in, 4), by_places(got.cross_quad_max, 4), by_places(got.cross_quad_sum, 4),
-              8);
-  check_group(by_places(in, 8), by_places(got.cross_octet_max, 8),
-              by_places(got.cross_octet_sum, 8), 4);
+  check_group(group_by_modulo(in, 4), group_by_modulo(got.cross_quad_max, 4),
+              group_by_modulo(got.cross_quad_sum, 4), 8);
+  check_group(group_by_modulo(in, 8), group_by_modulo(got.cross_octet_max, 8),
+              group_by_modulo(got.cross_octet_sum, 8), 4);
   check_group(in, got.warp_max, got.warp_sum, 32);
 }
 
-TEST_F(Primitives, EachOctetGetsASumOfItsOwn) {
+TEST_F(Primitives, EachOctetGetsItsOwnSum) {
   std::vector<float> in(128);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i * i % 89);
   const std::vector<float> got = run_lane_groups(in).cross_octet_sum_each;
@@ -118,10 +118,10 @@ TEST_F(Primitives, EachOctetGetsASumOfItsOwn) {
   }
 }
 
-TEST_F(Primitives, LargestOfAnyNumber) {
-  constexpr std::size_t kValues = kMostOfThread;
+TEST_F(Primitives, LargestOfAnyCount) {
+  constexpr std::size_t kValues = kMaxValuesPerThread;
   std::vector<float> in;
-  for (std::size_t largest = 0; largest < kValues; ++largest) {  // at every place once
+  for (std::size_t largest = 0; largest < kValues; ++largest) {  // one thread per position
     for (std::size_t i = 0; i < kValues; ++i) {
       in.push_back(i == largest ? 1.f : -2.f - static_cast<float>(i));
     }
@@ -135,8 +135,8 @@ TEST_F(Primitives, LargestOfAnyNumber) {
   }
 }
 
-// A NaN is passed over by the maximum and kept by the sum: that is how it reaches out and LSE.
-TEST_F(Primitives, NanPassesTheMaximumAndStaysInTheSum) {
+// The row max ignores NaN, and the row sum keeps it: NaN reaches out and LSE through the sum.
+TEST_F(Primitives, MaximumIgnoresNanAndSumKeepsIt) {
   std::vector<float> in(256, 1.f);
   for (std::size_t lane = 0; lane < kRowLanes; ++lane) {
     in[lane * kRowLanes + lane] = std::nanf("");
@@ -151,7 +151,7 @@ TEST_F(Primitives, NanPassesTheMaximumAndStaysInTheSum) {
   const float nan = std::nanf("");
   const std::vector<float> a = {1.f, 2.f, -kInfinity, 5.f, -kInfinity, nan};
   const std::vector<float> b = {2.f, 1.f, nan, nan, -kInfinity, 1.f};
-  const std::vector<float> max = run_max_passing_nan(a, b);
+  const std::vector<float> max = run_max_ignore_nan(a, b);
   const float wanted[] = {2.f, 2.f, -kInfinity, 5.f, -kInfinity, 1.f};
   for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(max[i], wanted[i]) << i;
 }
@@ -177,7 +177,7 @@ TEST_F(Primitives, FastExp2) {
   EXPECT_EQ(got[special], 0.f);
   EXPECT_EQ(got[special + 1], kInfinity);
   EXPECT_TRUE(std::isnan(got[special + 2]));
-  EXPECT_EQ(got[special + 3], 1.f) << "2^0 must be exact: a rescale by it changes nothing";
+  EXPECT_EQ(got[special + 3], 1.f) << "2^0 must be exact: a rescale by 1 changes nothing";
   EXPECT_EQ(got[special + 4], 1.f);
   EXPECT_EQ(got[special + 5], 0.f) << "subnormal results are flushed";
   EXPECT_EQ(got[special + 6], 0.f);
@@ -201,14 +201,14 @@ TEST_F(Primitives, EverySixteenBitPatternLoads) {
   }
 }
 
-// The host's conversions, tested exhaustively elsewhere, and the device's must round alike.
+// The device must round as the host does; unit tests cover the host conversions exhaustively.
 TEST_F(Primitives, StoringRoundsAsTheHostDoes) {
   std::vector<float> values;
   verify::Random random(3);
   for (int i = 0; i < 1 << 20; ++i) {
     values.push_back(core::float_of_bits(static_cast<std::uint32_t>(random.bits())));
   }
-  for (std::uint32_t half = 0; half < 65536; ++half) {  // every tie between two f16, and beside it
+  for (std::uint32_t half = 0; half < 65536; ++half) {  // ties between two f16 values, and ±1 ulp
     const float x = core::float_of_f16(static_cast<std::uint16_t>(half));
     for (const std::uint32_t step : {0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u}) {
       values.push_back(core::float_of_bits(core::bits_of_float(x) + step));
@@ -238,7 +238,7 @@ std::uint32_t bits_in(Format format, float x) {
   }
 }
 
-/// Small integers, which every format holds exactly; outside [rows, columns] the matrix is NaN.
+/// Small integers, exact in every format. The matrix is NaN outside [rows, columns].
 float value_at(std::int64_t row, std::int64_t column) {
   return static_cast<float>((row * 7 + column * 3) % 113 - 50);
 }
@@ -249,7 +249,7 @@ void check_chunk(ChunkCall call) {
   call.matrix.assign(static_cast<std::size_t>(kMatrixRows * call.row_stride),
                      bits_in(call.format, std::nanf("")));
   for (std::int64_t r = 0; r < kMatrixRows; ++r) {
-    if (r < call.first_row || r >= call.first_row + call.rows) continue;  // others must not matter
+    if (r < call.first_row || r >= call.first_row + call.rows) continue;  // other rows stay NaN
     for (std::int64_t c = 0; c < call.columns; ++c) {
       call.matrix[static_cast<std::size_t>(r * call.row_stride + c * call.column_stride)] =
           bits_in(call.format, value_at(r, c));
