@@ -1,6 +1,5 @@
-// 8-bit q, k and v on the tensor-core kernels that turn codes into 16-bit operands: every format,
-// every granularity of the scales, in one piece and in pages; and that long sequences stay as
-// accurate as short ones.
+// 8-bit q, k and v on the tensor-core kernels that dequantize to 16-bit operands: every format,
+// every scale granularity, dense and paged KV, and the accuracy of long sequences.
 #include <cmath>
 
 #include "gpu/support.h"
@@ -14,9 +13,9 @@ using verify::ScaleKind;
 
 constexpr DType kFormats[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 
-class EightBit : public GpuTest {
+class Kv8 : public GpuTest {
  protected:
-  static std::vector<const KernelInfo*> kernels_of_8_bits() {
+  static std::vector<const KernelInfo*> kv8_kernels() {
     std::vector<const KernelInfo*> found = runnable_kernels();
     std::erase_if(found, [](const KernelInfo* kernel) {
       return !needs_8_bits(*kernel) || needs_e4m3(*kernel);
@@ -32,7 +31,7 @@ class EightBit : public GpuTest {
   }
 };
 
-/// More than a tile of rows and keys; dims are the kernel's own, so that it takes its short way.
+/// More than one tile of rows and keys. head_dim is the kernel's own, which selects the fast path.
 verify::CaseSpec spec_for(const KernelInfo& kernel, DType k, DType v, bool eight_bit_q,
                           ScaleKind scales) {
   verify::CaseSpec spec =
@@ -49,8 +48,8 @@ verify::CaseSpec spec_for(const KernelInfo& kernel, DType k, DType v, bool eight
   return spec;
 }
 
-TEST_F(EightBit, EveryFormatAndGranularityIsRight) {
-  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+TEST_F(Kv8, EveryFormatAndGranularityIsRight) {
+  for (const KernelInfo* kernel : kv8_kernels()) {
     for (const DType format : kFormats) {
       for (const bool eight_bit_q : {false, true}) {
         for (const ScaleKind scales :
@@ -62,8 +61,8 @@ TEST_F(EightBit, EveryFormatAndGranularityIsRight) {
   }
 }
 
-TEST_F(EightBit, KeysAndValuesOfDifferentFormats) {
-  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+TEST_F(Kv8, KeysAndValuesInDifferentFormats) {
+  for (const KernelInfo* kernel : kv8_kernels()) {
     for (const DType k : kFormats) {
       for (const DType v : kFormats) {
         verify::CaseSpec spec = spec_for(*kernel, k, v, false, ScaleKind::per_block);
@@ -74,15 +73,15 @@ TEST_F(EightBit, KeysAndValuesOfDifferentFormats) {
   }
 }
 
-TEST_F(EightBit, InPagesAndWithOptions) {
-  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+TEST_F(Kv8, PagedKvAndScoreOptions) {
+  for (const KernelInfo* kernel : kv8_kernels()) {
     for (const DType format : kFormats) {
       for (const std::int64_t page : {16, 100}) {
         verify::CaseSpec spec = spec_for(*kernel, format, format, true, ScaleKind::per_block);
         spec.page_size = page;
         spec.used_k = true;
         expect_right_on_gpu(spec);
-        spec.head_dim -= 3;  // no whole pieces: gathered
+        spec.head_dim -= 3;  // not a multiple of 16 bytes: the kernel gathers elements
         spec.v_dim -= 5;
         spec.options.softcap = 7;
         spec.options.window_left = 90;
@@ -94,10 +93,9 @@ TEST_F(EightBit, InPagesAndWithOptions) {
   }
 }
 
-// 16-bit queries of any size: what bf16 holds and f16 does not is brought into its range row by
-// row.
-TEST_F(EightBit, LargeAndSmallQueriesAreRight) {
-  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+// 16-bit queries of any magnitude: the kernel scales each bf16 row into the range of f16.
+TEST_F(Kv8, LargeAndSmallQueriesAreRight) {
+  for (const KernelInfo* kernel : kv8_kernels()) {
     for (const int power : {-100, -30, 30, 100}) {
       if (kernel->dtype == DType::f16 && std::abs(power) > 10) continue;
       verify::CaseSpec spec =
@@ -115,9 +113,9 @@ TEST_F(EightBit, LargeAndSmallQueriesAreRight) {
   }
 }
 
-// NaN and, in e5m2, infinities among the codes.
-TEST_F(EightBit, NonFiniteCodesStandWhereTheOracleHasThem) {
-  for (const KernelInfo* kernel : kernels_of_8_bits()) {
+// NaN and, in e5m2, infinities in the inputs.
+TEST_F(Kv8, NonFiniteInputsMatchTheOracle) {
+  for (const KernelInfo* kernel : kv8_kernels()) {
     for (const DType format : {DType::e4m3, DType::e5m2}) {
       for (std::uint64_t seed = 1; seed <= 8; ++seed) {
         verify::CaseSpec spec = spec_for(*kernel, format, format, true, ScaleKind::per_head);
@@ -129,8 +127,8 @@ TEST_F(EightBit, NonFiniteCodesStandWhereTheOracleHasThem) {
   }
 }
 
-// Kernel error alone, 16-bit P: |out - ref| / |ref| stays below 1e-2 whatever the length.
-TEST_F(EightBit, LongSequencesStayAccurate) {
+// Kernel error alone, 16-bit P: |out - ref| / |ref| stays below 1e-2 at any length.
+TEST_F(Kv8, LongSequencesStayAccurate) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     for (const bool eight_bit_q : {false, true}) {
       for (const std::int64_t kv_len : {1024, 8192, 32768, 131072}) {

@@ -1,5 +1,6 @@
-// Query rows that see no key: their output is 0 and their LSE -inf, or the sink, whatever V holds;
-// and kernels end, however such rows are spread over the work of a CTA.
+// Query rows that see no key: their output is 0 and their LSE is -inf or the sink, for any content
+// of V. Persistent kernels terminate for any distribution of such rows over the work tiles of a
+// CTA.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -14,42 +15,41 @@ class NoKeys : public GpuTest {};
 
 constexpr std::int64_t kUnlimited = -1;
 
-/// What a problem hides from its rows.
-struct Hiding {
+/// A problem in which some query rows see no key.
+struct NoKeysCase {
   const char* name;
   std::int64_t q_len, kv_len;
   bool causal;
   std::int64_t left, right;
-  bool used_lengths;      // of one sequence 0, of another 1
-  bool q_varlen = false;  // some sequences have few queries or none
+  bool used_lengths;      // 0 keys in one sequence, 1 in another
+  bool q_varlen = false;  // some sequences have few or no queries
   bool kv_varlen = false;
 };
 
-constexpr Hiding kHidings[] = {
+constexpr NoKeysCase kCases[] = {
     {"more queries than keys", 600, 63, true, kUnlimited, kUnlimited, false},
     {"rows beyond a window on both sides", 700, 64, false, 20, 20, false},
     {"rows left and right of a window", 500, 300, false, 0, 30, false},
     {"short sequences in a padded batch", 400, 400, true, kUnlimited, kUnlimited, true},
     {"short sequences and a window", 400, 400, false, 100, 0, true},
-    {"empty sequences among packed ones", 500, 90, true, kUnlimited, kUnlimited, false, true, true},
+    {"empty varlen sequences", 500, 90, true, kUnlimited, kUnlimited, false, true, true},
 };
 
-verify::CaseSpec spec_of(const KernelInfo& kernel, const Hiding& hiding) {
-  verify::CaseSpec spec =
-      dense(kernel.dtype, 5, 4, 2, hiding.q_len, hiding.kv_len, kernel.head_dim);
+verify::CaseSpec spec_of(const KernelInfo& kernel, const NoKeysCase& one) {
+  verify::CaseSpec spec = dense(kernel.dtype, 5, 4, 2, one.q_len, one.kv_len, kernel.head_dim);
   spec.options.kernel = kernel.id;
-  spec.options.causal = hiding.causal;
-  spec.options.window_left = hiding.left;
-  spec.options.window_right = hiding.right;
+  spec.options.causal = one.causal;
+  spec.options.window_left = one.left;
+  spec.options.window_right = one.right;
   spec.lse = true;
-  spec.used_k = hiding.used_lengths;
-  spec.q_varlen = hiding.q_varlen;
-  spec.kv_varlen = hiding.kv_varlen;
+  spec.used_k = one.used_lengths;
+  spec.q_varlen = one.q_varlen;
+  spec.kv_varlen = one.kv_varlen;
   fit_to_kernel(kernel, spec);
   return spec;
 }
 
-/// Shorter lengths than were drawn for two sequences.
+/// Shortens two sequences to at most 0 and 1 keys.
 void shorten(const verify::CaseMemory& memory) {
   if (!memory.spec().used_k) return;
   auto* used = static_cast<std::int32_t*>(memory.tensors().seqused_k.data);
@@ -63,25 +63,25 @@ TEST_F(NoKeys, PersistentKernelsEndWithRightResults) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     if (!is_persistent(*kernel)) continue;
     ++kernels;
-    for (const Hiding& hiding : kHidings) {
-      SCOPED_TRACE(std::string(kernel->id) + ", " + hiding.name);
-      const verify::CaseMemory memory(spec_of(*kernel, hiding));
+    for (const NoKeysCase& one : kCases) {
+      SCOPED_TRACE(std::string(kernel->id) + ", " + one.name);
+      const verify::CaseMemory memory(spec_of(*kernel, one));
       shorten(memory);
       GpuCase on_gpu(memory);
       std::vector<std::byte> first;
-      for (const std::int32_t blocks : {1, 2, 3, device.sm_count}) {
+      for (const std::int32_t ctas : {1, 2, 3, device.sm_count}) {
         Plan plan = on_gpu.plan();
-        plan.device.sm_count = blocks;
+        plan.device.sm_count = ctas;
         on_gpu.load(memory);
         require(run(plan, on_gpu.tensors(), on_gpu.workspace().get()));
         const std::vector<std::byte> block = on_gpu.block();
-        EXPECT_TRUE(on_gpu.workspace().header_is_zero()) << blocks << " blocks";
+        EXPECT_TRUE(on_gpu.workspace().header_is_zero()) << ctas << " CTAs";
         if (first.empty()) {
           expect_right(memory, block, plan);
           first = block;
         }
-        // Who works on an item does not change its bits.
-        EXPECT_TRUE(block == first) << blocks << " blocks";
+        // The bits of a work tile do not depend on the CTA that computes it.
+        EXPECT_TRUE(block == first) << ctas << " CTAs";
       }
       if (HasFailure()) return;
     }
@@ -91,7 +91,7 @@ TEST_F(NoKeys, PersistentKernelsEndWithRightResults) {
   }
 }
 
-/// Whether query i of sequence b sees a key; for dense problems.
+/// True if query i of sequence b sees a key. Dense problems only.
 bool sees_key(const verify::CaseMemory& memory, std::int64_t b, std::int64_t i) {
   const verify::CaseSpec& s = memory.spec();
   const std::int64_t keys =
@@ -104,13 +104,13 @@ bool sees_key(const verify::CaseMemory& memory, std::int64_t b, std::int64_t i) 
   return begin < end;
 }
 
-TEST_F(NoKeys, OutputIsZeroWhateverVHolds) {
+TEST_F(NoKeys, OutputIsZeroForAnyV) {
   for (const KernelInfo* kernel : runnable_kernels()) {
-    for (const Hiding& hiding : kHidings) {
-      if (hiding.q_varlen) continue;
+    for (const NoKeysCase& one : kCases) {
+      if (one.q_varlen) continue;
       for (const bool sinks : {false, true}) {
-        SCOPED_TRACE(std::string(kernel->id) + ", " + hiding.name);
-        verify::CaseSpec spec = spec_of(*kernel, hiding);
+        SCOPED_TRACE(std::string(kernel->id) + ", " + one.name);
+        verify::CaseSpec spec = spec_of(*kernel, one);
         spec.sinks = sinks;
         const verify::CaseMemory memory(spec);
         shorten(memory);

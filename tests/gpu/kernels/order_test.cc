@@ -1,5 +1,5 @@
-// A kernel may start while the one before it in the stream still runs. It must read nothing that
-// one has yet to write.
+// Programmatic dependent launch: a kernel may start while its predecessor in the stream still runs.
+// It must not read data that the predecessor has yet to write.
 #include "gpu/support.h"
 #include "plan/planner.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 class Order : public GpuTest {};
 
-/// Calls in a row, of which each writes keys and values of the next: the first ones or the last.
+/// A chain of calls. Each writes the first or the last keys and values of the next call.
 class Chain {
  public:
   explicit Chain(const verify::CaseSpec& spec) : memory_(spec), gpu_(memory_) {
@@ -21,8 +21,8 @@ class Chain {
     require(cudaMemcpy(keys_.data(), t.k.data, key_bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy");
   }
 
-  /// All keys there are in the end.
-  std::vector<std::byte> run(bool apart) const {
+  /// Returns the keys of all calls.
+  std::vector<std::byte> run(bool synchronize) const {
     const DeviceBuffer from(keys_), to((kCalls + 1) * key_bytes_);
     const TestStream stream;
     for (int i = 0; i <= kCalls; ++i) {
@@ -36,7 +36,7 @@ class Chain {
       t.k.data = t.v.data = keys;
       t.out.data = keys + key_bytes_ + (i % 2 == 0 ? 0 : key_bytes_ - out_bytes_);
       require(flashcore::run(gpu_.plan(), t, gpu_.workspace().get(), stream));
-      if (apart) stream.synchronize();
+      if (synchronize) stream.synchronize();
     }
     stream.synchronize();
     return to.download();
@@ -52,15 +52,15 @@ class Chain {
   std::size_t row_bytes_, key_bytes_, out_bytes_;
 };
 
-TEST_F(Order, ACallReadsWhatTheOneBeforeItWrote) {
+TEST_F(Order, CallReadsTheOutputOfThePreviousCall) {
   for (const KernelInfo* kernel : runnable_kernels()) {
-    if (needs_8_bits(*kernel)) continue;  // their results are no keys
+    if (needs_8_bits(*kernel)) continue;  // their 16-bit output cannot be 8-bit keys
     for (const std::int64_t kv_len : {64, 4096}) {
       verify::CaseSpec spec = dense(kernel->dtype, 1, 4, 1, 16, kv_len, kernel->head_dim);
       spec.options.kernel = kernel->id;
       const Chain chain(spec);
       const std::vector<std::byte> want = chain.run(true);
-      for (int round = 0; round < 5; ++round) {
+      for (int repeat = 0; repeat < 5; ++repeat) {
         ASSERT_TRUE(chain.run(false) == want)
             << kernel->id << ", " << kv_len << " keys, " << chain.plan().splits << " splits";
       }

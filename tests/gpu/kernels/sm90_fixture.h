@@ -1,4 +1,4 @@
-// For tests of what only sm_90 has.
+// Fixture of the tests that need sm_90.
 #pragma once
 
 #include "gpu/support.h"
@@ -12,7 +12,7 @@ class HopperTest : public GpuTest {
     if (IsSkipped()) return;
     const int capability = require(device_info(kGpu)).compute_capability;
     if (capability != 90) {
-      GTEST_SKIP() << "this GPU is sm_" << capability << "; wgmma and TMA as used are of sm_90";
+      GTEST_SKIP() << "wgmma and TMA need sm_90; this GPU is sm_" << capability;
     }
   }
 };

@@ -1,6 +1,6 @@
-// Hopper kernels on e4m3 codes: what they are made of, each alone, element by element, and through
-// the public API what only they have: few bits in P, values transposed on the way, scales that
-// multiply scores and results.
+// Hopper fp8 kernels. The GEMMs and the V transpose in isolation, element by element; through the
+// public API the features that only these kernels have: e4m3 P, transposed V, scales applied to
+// scores and outputs.
 #include <cmath>
 #include <cstring>
 
@@ -17,7 +17,7 @@ namespace {
 
 using verify::ScaleKind;
 
-class HopperCodes : public HopperTest {
+class HopperFp8 : public HopperTest {
  protected:
   void SetUp() override {
     HopperTest::SetUp();
@@ -37,17 +37,17 @@ class HopperCodes : public HopperTest {
   std::vector<const KernelInfo*> kernels_;
 };
 
-std::vector<std::uint8_t> random_codes(verify::Random& random, int count) {
+std::vector<std::uint8_t> random_e4m3(verify::Random& random, int count) {
   static constexpr std::uint8_t kSmallIntegers[] = {0x00, 0x38, 0x40, 0xb8, 0xc0};  // 0, ±1, ±2
-  std::vector<std::uint8_t> codes(static_cast<std::size_t>(count));
-  for (std::uint8_t& code : codes) code = random.pick(kSmallIntegers);
-  return codes;
+  std::vector<std::uint8_t> values(static_cast<std::size_t>(count));
+  for (std::uint8_t& x : values) x = random.pick(kSmallIntegers);
+  return values;
 }
 
-float value_of(std::uint8_t code) { return core::float_of_e4m3(code); }
+float value_of(std::uint8_t x) { return core::float_of_e4m3(x); }
 
-// Sums of small integers are exact in however few bits.
-TEST_F(HopperCodes, ProductsAndTheTransposedTileAreExact) {
+// Small integers: every value and every sum is exact.
+TEST_F(HopperFp8, GemmsAndTransposedVAreExact) {
   for (const KernelInfo* kernel : kernels_) {
     SCOPED_TRACE(kernel->id);
     const int rows = kernel->tile_q, keys = kernel->tile_k, dim = kernel->head_dim;
@@ -55,19 +55,19 @@ TEST_F(HopperCodes, ProductsAndTheTransposedTileAreExact) {
       return matrix[static_cast<std::size_t>(row * columns + column)];
     };
     verify::Random random(5);
-    const std::vector<std::uint8_t> q = random_codes(random, rows * dim);
-    const std::vector<std::uint8_t> k = random_codes(random, keys * dim);
-    std::vector<std::uint8_t> v = random_codes(random, keys * dim);
+    const std::vector<std::uint8_t> q = random_e4m3(random, rows * dim);
+    const std::vector<std::uint8_t> k = random_e4m3(random, keys * dim);
+    std::vector<std::uint8_t> v = random_e4m3(random, keys * dim);
     std::vector<float> p;
-    for (const std::uint8_t code : random_codes(random, rows * keys)) p.push_back(value_of(code));
+    for (const std::uint8_t x : random_e4m3(random, rows * keys)) p.push_back(value_of(x));
     for (const int used : {keys, keys - 1, keys - 23, 16, 1}) {
       for (int i = used * dim; i < keys * dim; ++i) v[static_cast<std::size_t>(i)] = 0x7f;  // NaN
       const Fp8Gemms got = run_fp8_gemms(*kernel, q, k, v, p, used);
       for (int row = 0; row < dim; ++row) {
-        for (int state = 0; state < keys; ++state) {
-          const int key = state / 16 * 16 + core::key_at(state);
+        for (int slot = 0; slot < keys; ++slot) {
+          const int key = slot / 16 * 16 + core::key_at(slot);
           const std::uint8_t want = key < used ? at(v, key, dim, core::column_of_row(row)) : 0;
-          ASSERT_EQ(at(got.transposed, row, keys, state), want) << row << ", " << state;
+          ASSERT_EQ(at(got.transposed, row, keys, slot), want) << row << ", " << slot;
         }
       }
       for (int row = 0; row < rows; ++row) {
@@ -90,7 +90,7 @@ TEST_F(HopperCodes, ProductsAndTheTransposedTileAreExact) {
   }
 }
 
-/// More than a tile of rows and of keys.
+/// More than one tile of rows and of keys.
 verify::CaseSpec spec_for(const KernelInfo& kernel, ScaleKind scales) {
   verify::CaseSpec spec =
       dense(kernel.dtype, 2, 4, 2, kernel.tile_q + 3, 3 * kernel.tile_k + 5, kernel.head_dim);
@@ -103,7 +103,7 @@ verify::CaseSpec spec_for(const KernelInfo& kernel, ScaleKind scales) {
   return spec;
 }
 
-TEST_F(HopperCodes, EveryGranularityIsRight) {
+TEST_F(HopperFp8, EveryGranularityIsRight) {
   for (const KernelInfo* kernel : kernels_) {
     for (const ScaleKind scales :
          {ScaleKind::none, ScaleKind::per_tensor, ScaleKind::per_head, ScaleKind::per_block}) {
@@ -124,8 +124,8 @@ TEST_F(HopperCodes, EveryGranularityIsRight) {
   }
 }
 
-// A scale that is not positive is no reason to be wrong.
-TEST_F(HopperCodes, NegativeAndZeroScalesAreRight) {
+// Scales need not be positive.
+TEST_F(HopperFp8, NegativeAndZeroScalesAreRight) {
   for (const KernelInfo* kernel : kernels_) {
     for (const double scale : {-0.25, 0.0}) {
       const verify::CaseMemory memory(spec_for(*kernel, ScaleKind::per_head));
@@ -139,7 +139,7 @@ TEST_F(HopperCodes, NegativeAndZeroScalesAreRight) {
   }
 }
 
-TEST_F(HopperCodes, NonFiniteCodesStandWhereTheOracleHasThem) {
+TEST_F(HopperFp8, NonFiniteInputsMatchTheOracle) {
   for (const KernelInfo* kernel : kernels_) {
     for (std::uint64_t seed = 1; seed <= 8; ++seed) {
       verify::CaseSpec spec = spec_for(*kernel, ScaleKind::per_head);
@@ -151,9 +151,9 @@ TEST_F(HopperCodes, NonFiniteCodesStandWhereTheOracleHasThem) {
   }
 }
 
-// Kernel error alone, e4m3 P: |out - ref| / |ref| stays below 4e-2 whatever the length, because a
-// step's products are added up in f32.
-TEST_F(HopperCodes, LongSequencesStayAccurate) {
+// Kernel error alone, e4m3 P: |out - ref| / |ref| stays below 4e-2 at any length, because the
+// GEMMs of each step accumulate into f32 registers.
+TEST_F(HopperFp8, LongSequencesStayAccurate) {
   for (const KernelInfo* kernel : kernels_) {
     for (const std::int64_t kv_len : {1024, 16384, 131072}) {
       verify::CaseSpec spec = dense(kernel->dtype, 1, 1, 1, 4, kv_len, kernel->head_dim);

@@ -4,13 +4,13 @@
 namespace flashcore::gpu_test {
 namespace {
 
-/// Slot of a warpgroup's Q tile, of the CTA's second work tile.
+/// Slot of a warpgroup's Q tile in the CTA's second work tile.
 template <typename C>
 __device__ int q_slot(int group) {
   return static_cast<int>(typename C::Pipeline::QStage{1, group}.slot());
 }
 
-/// All Q tiles of a work tile.
+/// Fills all Q tiles of a work tile.
 template <typename C, typename T>
 __device__ void fill_queries(cuda::sm90::SharedStorage<C>& s, const T* g_q) {
   for (int group = 0; group < C::kConsumers; ++group) {
@@ -118,7 +118,7 @@ bool is_config_of(const KernelInfo& kernel) {
          kernel.smem_bytes == int{sizeof(cuda::sm90::SharedStorage<C>)};
 }
 
-/// Runs the one of the configurations that is the kernel's.
+/// Runs the configuration that matches the kernel.
 template <typename C, typename... Others>
 std::vector<float> two_gemms_of(const KernelInfo& kernel, const std::vector<std::uint16_t>& q,
                                 const std::vector<std::uint16_t>& k,

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMostBlocks = 8;
 
-/// Nobody waits for anybody to be done: a block ends when it has what it was sent.
+/// No cluster barrier at the end: a CTA exits as soon as its mbarrier has counted all bytes.
 __global__ void store_to_all(float* g_out, int blocks) {
   __shared__ __align__(16) float s_fours[kMostBlocks][kClusterThreads][4];
   __shared__ __align__(8) float s_twos[kMostBlocks][kClusterThreads][2];
@@ -46,7 +46,7 @@ __global__ void store_to_all(float* g_out, int blocks) {
 // ---------------------------------------------------------------------------------------------
 // TMA
 
-/// The library's map of a tensor of f16; its boxes have the rows of a tile.
+/// Tensor map of an f16 tensor from the library's encoder, with boxes of a tile's rows.
 CUtensorMap map_of(const Array<std::uint16_t>& tensor, const core::Strides& strides,
                    const cuda::MapShape& shape, int box_rows) {
   CUtensorMap map{};
@@ -102,7 +102,7 @@ CUtensorMap pipeline_map(const Array<std::uint16_t>& matrix, std::size_t element
   return map_of(matrix, {0, 0, kPanelColumns, 1}, {kPanelColumns, rows, 1, 1}, kPipelineRows);
 }
 
-/// Whether the phase of this parity has ended: wait() without waiting.
+/// Tests without blocking whether the phase of this parity is complete.
 __device__ bool has_ended(std::uint64_t& s_barrier, std::uint32_t parity) {
   std::uint32_t final_stats;
   asm volatile(
@@ -117,7 +117,7 @@ __device__ bool has_ended(std::uint64_t& s_barrier, std::uint32_t parity) {
   return final_stats != 0;
 }
 
-/// One thread. Its copies come after the arrivals and, in odd rounds, before them.
+/// A single thread. Its copy follows the arrivals in even phases and precedes them in odd ones.
 __global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int rounds, int* g_out) {
   auto& s = shared_storage<CopiedTile<PipelineTile>>();
   cuda::init_barrier(s.full, 3);
@@ -158,10 +158,10 @@ struct alignas(core::kSwizzleBytes) TilePipeline {
   std::uint64_t full[kStages], empty[kStages];
 };
 
-/// Late enough for the other side to be there first.
-__device__ void be_late() { __nanosleep(20000); }
+/// Delays long enough for the other side to arrive first.
+__device__ void delay() { __nanosleep(20000); }
 
-/// Four warps read, the fifth loads.
+/// Four consumer warps read, the fifth warp is the producer.
 template <int kStages>
 __global__ void through_pipeline(const __grid_constant__ CUtensorMap map, int tiles,
                                  std::uint16_t* g_out) {
@@ -184,7 +184,7 @@ __global__ void through_pipeline(const __grid_constant__ CUtensorMap map, int ti
     if (lane != 0) return;
     for (int tile = 0; tile < tiles; ++tile, state.advance()) {
       cuda::wait(s.empty[state.stage()], parity(true));
-      if (tile % 5 == 3) be_late();
+      if (tile % 5 == 3) delay();
       cuda::sm90::load_tile<PipelineTile>(s.tile[state.stage()], map, tile * kPipelineRows, 0, 0,
                                           s.full[state.stage()]);
     }
@@ -193,7 +193,7 @@ __global__ void through_pipeline(const __grid_constant__ CUtensorMap map, int ti
   constexpr int kElements = PipelineTile::kBytes / 2;
   for (int tile = 0; tile < tiles; ++tile, state.advance()) {
     cuda::wait(s.full[state.stage()], parity(false));
-    if ((tile + warp) % 7 == 2) be_late();
+    if ((tile + warp) % 7 == 2) delay();
     for (int i = threadIdx.x; i < kElements; i += 32 * kReaders) {
       const int row = i / kPanelColumns, column = i % kPanelColumns;
       g_out[tile * kElements + i] = *reinterpret_cast<const std::uint16_t*>(
@@ -235,9 +235,9 @@ struct alignas(core::kSwizzleBytes) BothOperands {
   unsigned char b[B::kBytes];
 };
 
-/// c + a b or, where the first product does not add, a b.
+/// c = c + a b or, without kAccumulate, c = a b.
 template <typename T, bool kAccumulate, int kColumns, int kDepth>
-__device__ void multiply_ss(float (&c)[kColumns / 2], const BothOperands<kColumns, kDepth>& s) {
+__device__ void gemm_ss(float (&c)[kColumns / 2], const BothOperands<kColumns, kDepth>& s) {
   using Operands = BothOperands<kColumns, kDepth>;
   using Product = cuda::Wgmma<kColumns>;
   const std::uint64_t a = core::matrix_descriptor(cuda::shared_address(s.a), 0);
@@ -265,9 +265,9 @@ __global__ void __launch_bounds__(kGroupThreads)
   publish_tiles();
   float c[kColumns / 2];
   load_accumulators(c, g_c);
-  multiply_ss<T, true, kColumns, kDepth>(c, s);
+  gemm_ss<T, true, kColumns, kDepth>(c, s);
   store_accumulators(c, g_added);
-  multiply_ss<T, false, kColumns, kDepth>(c, s);
+  gemm_ss<T, false, kColumns, kDepth>(c, s);
   store_accumulators(c, g_alone);
 }
 

@@ -1,4 +1,4 @@
-// Helpers of the sm_90a test kernels: launches with one shared storage, tiles filled by hand.
+// Helpers of the sm_90a test kernels: launch with a shared memory struct, fill tiles without TMA.
 #pragma once
 
 #include <iterator>
@@ -30,13 +30,13 @@ void launch(void (*kernel)(Parameters...), int threads, const Arguments&... argu
   kernel<<<1, static_cast<unsigned>(threads), kBytes>>>(arguments...);
 }
 
-/// f(std::integral_constant of the choice that is `value`).
+/// Calls f with `value` as a std::integral_constant; `value` must be in kChoices.
 template <const auto& kChoices, std::size_t kIndex = 0, typename F>
 auto with_constant(int value, F f) {
   if constexpr (kIndex + 1 < std::size(kChoices)) {
     if (value != kChoices[kIndex]) return with_constant<kChoices, kIndex + 1>(value, f);
   } else {
-    if (value != kChoices[kIndex]) throw std::runtime_error("a size that is not tested");
+    if (value != kChoices[kIndex]) throw std::runtime_error("size not in the list of tested sizes");
   }
   return f(std::integral_constant<int, kChoices[kIndex]>{});
 }
@@ -46,7 +46,8 @@ auto with_element(HalfFormat format, F f) {
   return format == HalfFormat::f16 ? f(__half{}) : f(__nv_bfloat16{});
 }
 
-/// Writes a row-major matrix into a tile; the rest of the tile is NaN. publish_tiles() must follow.
+/// Writes a row-major matrix into a tile; the rest of the tile is NaN. Call publish_tiles() after
+/// it.
 template <typename Tile, typename Bits>
 __device__ void fill_tile(unsigned char* s_tile, const Bits* g_matrix, int rows, int columns) {
   for (int i = threadIdx.x; i < Tile::kBytes; i += blockDim.x) s_tile[i] = 0xff;

@@ -1,7 +1,6 @@
-// What the Hopper kernels are made of, each alone: tensor copies (TMA), barriers, the products of
-// wgmma, and the two products of a step together. The results hold core/wgmma_layout.h and
-// core/mma_layout.h against the hardware. At the end, through the public API: what lies behind the
-// last key does not matter.
+// Primitives of the Hopper kernels in isolation: TMA loads, mbarriers, wgmma, and both GEMMs of a
+// mainloop step. The results compare core/wgmma_layout.h and core/mma_layout.h with the hardware.
+// Then, through the public API: data past the last key and extreme scores.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -27,10 +26,10 @@ bool is_hopper(const KernelInfo& kernel) {
 // ---------------------------------------------------------------------------------------------
 // TMA
 
-/// Never 0 or 0xffff, and alike only where indices are 65521 apart.
+/// Never 0 or 0xffff; equal values are a multiple of 65521 indices apart.
 std::uint16_t value_at(std::size_t index) { return static_cast<std::uint16_t>(index % 65521 + 1); }
 
-/// A tensor in which everything that is no element of it is 0xffff.
+/// A tensor with 0xffff in all padding.
 TileCopy tensor_of(int columns, int rows, int heads, int batch, bool rows_first) {
   constexpr int kSlack = 8;  // elements after a row
   TileCopy call{};
@@ -57,7 +56,7 @@ TileCopy tensor_of(int columns, int rows, int heads, int batch, bool rows_first)
   return call;
 }
 
-/// Every element of the tile, those past the tensor's edges 0.
+/// Checks every element of the tile; those past the tensor's edges are 0.
 void check_copy(const TileCopy& call) {
   SCOPED_TRACE(testing::Message() << "tile " << call.tile_rows << " x " << call.tile_columns
                                   << " of " << call.rows << " x " << call.columns << ", from row "
@@ -78,13 +77,13 @@ void check_copy(const TileCopy& call) {
   }
 }
 
-TEST_F(Hopper, TmaCopiesATileToWhereItsLayoutSays) {
+TEST_F(Hopper, TmaLoadsATileInItsLayout) {
   for (const int tile_rows : kCopiedRows) {
     for (const int tile_columns : kCopiedColumns) {
       TileCopy call = tensor_of(tile_columns, tile_rows + 7, 2, 2, false);
       call.tile_rows = tile_rows;
       call.tile_columns = tile_columns;
-      for (const int corner : {0, 1}) {  // the first tile, and one from the middle
+      for (const int corner : {0, 1}) {  // the first tile and an inner one
         call.row = 5 * corner;
         call.head = call.b = corner;
         check_copy(call);
@@ -94,16 +93,16 @@ TEST_F(Hopper, TmaCopiesATileToWhereItsLayoutSays) {
   }
 }
 
-TEST_F(Hopper, TmaWritesZerosPastTheEdges) {
+TEST_F(Hopper, TmaZeroFillsPastTheEdges) {
   for (const int tile_rows : kCopiedRows) {
     for (const int tile_columns : kCopiedColumns) {
-      // The last one leaves whole panels outside, where there are several.
+      // With 40 columns, all panels but the first lie outside the tensor.
       for (const int columns : {tile_columns - 8, tile_columns - 24, 40}) {
         for (const bool rows_first : {false, true}) {
           TileCopy call = tensor_of(columns, tile_rows + 3, 3, 2, rows_first);
           call.tile_rows = tile_rows;
           call.tile_columns = tile_columns;
-          call.head = call.b = 1;  // what follows in memory belongs to another head
+          call.head = call.b = 1;  // another head follows in memory
           for (const int row : {0, 4, tile_rows + 2, tile_rows + 3, 2 * tile_rows}) {
             call.row = row;
             check_copy(call);
@@ -118,36 +117,37 @@ TEST_F(Hopper, TmaWritesZerosPastTheEdges) {
 // ---------------------------------------------------------------------------------------------
 // Barriers
 
-TEST_F(Hopper, APhaseEndsWithItsLastArrivalAndItsLastByte) {
-  constexpr int kRounds = 9;
-  const std::vector<int> got = run_barrier_phases(kRounds);
-  ASSERT_EQ(got.size(), static_cast<std::size_t>(kRounds * kBarrierEvents));
-  for (int round = 0; round < kRounds; ++round) {
+TEST_F(Hopper, PhaseCompletesWithItsLastArrivalAndByte) {
+  constexpr int kPhases = 9;
+  const std::vector<int> got = run_barrier_phases(kPhases);
+  ASSERT_EQ(got.size(), static_cast<std::size_t>(kPhases * kBarrierEvents));
+  for (int phase = 0; phase < kPhases; ++phase) {
     for (int event = 0; event < kBarrierEvents; ++event) {
-      const bool final_stats = event == kBarrierEvents - 1;
-      EXPECT_EQ(got[static_cast<std::size_t>(round * kBarrierEvents + event)],
-                final_stats ? kOwnPhaseEnded : kPhaseBeforeEnded)
-          << "round " << round << " event " << event;
+      const bool complete = event == kBarrierEvents - 1;
+      EXPECT_EQ(got[static_cast<std::size_t>(phase * kBarrierEvents + event)],
+                complete ? kOwnPhaseEnded : kPhaseBeforeEnded)
+          << "phase " << phase << " event " << event;
     }
   }
 }
 
-TEST_F(Hopper, BlocksOfAClusterSendEachOtherWhatTheyHave) {
-  for (const int blocks : {2, 3, 7, 8}) {
-    const std::vector<float> got = run_cluster_stores(blocks);
+TEST_F(Hopper, CtasOfAClusterExchangeData) {
+  for (const int ctas : {2, 3, 7, 8}) {
+    const std::vector<float> got = run_cluster_stores(ctas);
     std::size_t at = 0;
-    for (int to = 0; to < blocks; ++to) {
-      for (int from = 0; from < blocks; ++from) {
+    for (int to = 0; to < ctas; ++to) {
+      for (int from = 0; from < ctas; ++from) {
         for (int i = 0; i < kClusterThreads * 6; ++i) {
-          const int sent = (from * blocks + to) * kClusterThreads * 6 + i;
-          ASSERT_EQ(got[at++], static_cast<float>(sent)) << blocks << ": " << from << " to " << to;
+          const int sent = (from * ctas + to) * kClusterThreads * 6 + i;
+          ASSERT_EQ(got[at++], static_cast<float>(sent))
+              << ctas << " CTAs: " << from << " to " << to;
         }
       }
     }
   }
 }
 
-TEST_F(Hopper, ARingHandsOverEveryTileWhoeverIsLate) {
+TEST_F(Hopper, PipelineDeliversEveryTileWithDelays) {
   for (const int stages : {2, 4}) {
     for (const int tiles : {1, 2, 3, 4, 5, 8, 9, 41}) {
       std::vector<std::uint16_t> matrix(static_cast<std::size_t>(tiles) * kPipelineRows *
@@ -164,7 +164,7 @@ TEST_F(Hopper, ARingHandsOverEveryTileWhoeverIsLate) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// wgmma: integers so small that every sum is exact
+// wgmma: small integers, so that every sum is exact
 
 constexpr int kGroupRows = 64;
 constexpr int kGroupThreads = 128;
@@ -220,8 +220,8 @@ Matrix product(const Matrix& a, const Matrix& b) {
   return m;
 }
 
-/// Calls visit(index among all accumulators, row, column): warp w of the group has rows 16 w on,
-/// and register 4 n + r of a lane is register r of the n-tile n of mma.sync.
+/// Calls visit(accumulator index, row, column). Warp w of the warpgroup has rows 16 w to 16 w + 15;
+/// register 4 n + r of a lane is register r of n-tile n of mma.sync.
 template <typename Visit>
 void for_each_accumulator(int columns, Visit visit) {
   for (int thread = 0; thread < kGroupThreads; ++thread) {
@@ -264,26 +264,26 @@ Matrix sum(const Matrix& a, const Matrix& b) {
 const char* name_of(HalfFormat format) { return format == HalfFormat::f16 ? "f16" : "bf16"; }
 
 template <std::size_t kCount>
-bool lists(const int (&list)[kCount], int value) {
+bool contains(const int (&list)[kCount], int value) {
   return std::find(std::begin(list), std::end(list), value) != std::end(list);
 }
 
-TEST(HopperKernels, HaveTheTestedShapes) {
+TEST(HopperKernels, HaveTestedShapes) {
   int found = 0;
   for (const KernelInfo& kernel : kernels()) {
     if (!is_hopper(kernel)) continue;
     ++found;
-    EXPECT_TRUE(lists(kCopiedRows, kernel.tile_q)) << kernel.id;
-    EXPECT_TRUE(lists(kCopiedRows, kernel.tile_k)) << kernel.id;
-    EXPECT_TRUE(lists(kCopiedColumns, kernel.head_dim)) << kernel.id;
-    EXPECT_TRUE(lists(kScoreColumns, kernel.tile_k)) << kernel.id;
-    EXPECT_TRUE(lists(kScoreDepths, kernel.head_dim)) << kernel.id;
-    EXPECT_TRUE(lists(kOutputColumns, kernel.head_dim)) << kernel.id;
+    EXPECT_TRUE(contains(kCopiedRows, kernel.tile_q)) << kernel.id;
+    EXPECT_TRUE(contains(kCopiedRows, kernel.tile_k)) << kernel.id;
+    EXPECT_TRUE(contains(kCopiedColumns, kernel.head_dim)) << kernel.id;
+    EXPECT_TRUE(contains(kScoreColumns, kernel.tile_k)) << kernel.id;
+    EXPECT_TRUE(contains(kScoreDepths, kernel.head_dim)) << kernel.id;
+    EXPECT_TRUE(contains(kOutputColumns, kernel.head_dim)) << kernel.id;
   }
   EXPECT_GT(found, 0);
 }
 
-TEST_F(Hopper, ProductsSsAreExactAndInPlace) {
+TEST_F(Hopper, WgmmaSsIsExact) {
   for (const int columns : kScoreColumns) {
     for (const int depth : kScoreDepths) {
       const Matrix q = Matrix::random(kGroupRows, depth, 8, 1);
@@ -303,7 +303,7 @@ TEST_F(Hopper, ProductsSsAreExactAndInPlace) {
   }
 }
 
-TEST_F(Hopper, ProductsAcrossRowsAreExactAndInPlace) {
+TEST_F(Hopper, WgmmaRsIsExact) {
   for (const int columns : kOutputColumns) {
     for (const int depth : kOutputDepths) {
       const Matrix p = Matrix::random(kGroupRows, depth, 8, 4);
@@ -324,10 +324,9 @@ TEST_F(Hopper, ProductsAcrossRowsAreExactAndInPlace) {
   }
 }
 
-// Accumulators, packed in pairs, are the A operand of the next product; and both products find
-// their operands in the last stage of the kernel's own shared memory. Of numbers up to 1, scores
-// are at most 256: exact in bf16 too.
-TEST_F(Hopper, ScoresAreTheOperandOfTheOutput) {
+// The varlen accumulators of Q K^T are the A operand of P V. Both GEMMs read the last stage of the
+// kernel's own shared memory. Inputs are at most 1, so scores are at most 256: exact in bf16, too.
+TEST_F(Hopper, ScoreAccumulatorsAreTheOperandOfPV) {
   for (const KernelInfo& kernel : kernels()) {
     if (!is_hopper(kernel)) continue;
     SCOPED_TRACE(kernel.id);
@@ -350,19 +349,19 @@ TEST_F(Hopper, ScoresAreTheOperandOfTheOutput) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Behind the last key
+// Data past the last key, extreme scores
 
-/// Fills `count` rows of all heads of K or V with f(), from row `first` on; of a tensor that is not
-/// packed those of sequence b.
+/// Fills rows first … first + count - 1 of all heads of K or V with f(). In a dense tensor, these
+/// are rows of sequence b.
 template <typename F>
 void fill_rows(const TensorView& t, std::int64_t b, std::int64_t first, std::int64_t count, F f) {
-  const bool packed = t.rank == 3;  // [rows, heads, columns], otherwise [batch, heads, rows, …]
-  const int row_axis = packed ? 0 : 2, column_axis = t.rank - 1;
+  const bool varlen = t.rank == 3;  // [rows, heads, columns], otherwise [batch, heads, rows, …]
+  const int row_axis = varlen ? 0 : 2, column_axis = t.rank - 1;
   for (std::int64_t row = first; row < first + count; ++row) {
     for (std::int64_t head = 0; head < t.shape[1]; ++head) {
       for (std::int64_t column = 0; column < t.shape[column_axis]; ++column) {
         verify::store(t.data, t.dtype,
-                      (packed ? 0 : b * t.strides[0]) + head * t.strides[1] +
+                      (varlen ? 0 : b * t.strides[0]) + head * t.strides[1] +
                           row * t.strides[row_axis] + column * t.strides[column_axis],
                       f());
       }
@@ -370,8 +369,8 @@ void fill_rows(const TensorView& t, std::int64_t b, std::int64_t first, std::int
   }
 }
 
-/// The kernels that this build can run.
-std::vector<const KernelInfo*> compiled_kernels() {
+/// Kernels of family sm90 in this build.
+std::vector<const KernelInfo*> sm90_kernels() {
   std::vector<const KernelInfo*> found = runnable_kernels();
   found.erase(std::remove_if(found.begin(), found.end(),
                              [](const KernelInfo* kernel) { return !is_hopper(*kernel); }),
@@ -379,7 +378,7 @@ std::vector<const KernelInfo*> compiled_kernels() {
   return found;
 }
 
-double not_a_number() { return std::numeric_limits<double>::quiet_NaN(); }
+double quiet_nan() { return std::numeric_limits<double>::quiet_NaN(); }
 
 verify::CaseSpec tail_spec(const KernelInfo& kernel, std::int64_t batch, std::int64_t kv_len,
                            bool causal) {
@@ -396,12 +395,12 @@ void run_and_compare(const verify::CaseMemory& memory) {
   expect_right(memory, gpu.direct(memory, nullptr), gpu.plan());
 }
 
-TEST_F(Hopper, NanBehindUsedKeysDoesNotMatter) {
-  const std::vector<const KernelInfo*> found = compiled_kernels();
+TEST_F(Hopper, IgnoresNanPastUsedKeys) {
+  const std::vector<const KernelInfo*> found = sm90_kernels();
   ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
   for (const KernelInfo* kernel : found) {
     const std::int64_t tile = kernel->tile_k, capacity = 3 * tile;
-    // Around the ends of tiles, and in the middle of a group of 8 rows.
+    // Near tile boundaries, and inside a group of 8 rows.
     const std::int64_t used[] = {0,
                                  1,
                                  8,
@@ -423,7 +422,7 @@ TEST_F(Hopper, NanBehindUsedKeysDoesNotMatter) {
         verify::store(t.seqused_k.data, t.seqused_k.dtype, b, static_cast<double>(used[b]));
         for (const TensorView* view : {&t.k, &t.v}) {
           fill_rows(*view, b, 0, used[b], [&] { return random.normal(); });
-          fill_rows(*view, b, used[b], capacity - used[b], not_a_number);
+          fill_rows(*view, b, used[b], capacity - used[b], quiet_nan);
         }
       }
       run_and_compare(memory);
@@ -432,12 +431,13 @@ TEST_F(Hopper, NanBehindUsedKeysDoesNotMatter) {
   }
 }
 
-// Maxima may be found by the bits of scores, which order negative ones the other way round: rows
-// whose scores all are, whose scores all are at first, and whose largest score is 0. They are so
-// far below 0 that a maximum taken for 0 would leave no weight of them. The last product makes them
-// so, alone: tensor cores cut sums off, and many products of one sign would test that.
-TEST_F(Hopper, RowsMayHaveNoPositiveScore) {
-  const std::vector<const KernelInfo*> found = compiled_kernels();
+// Some kernels compare scores as integers, which reverses the order of negative ones. Tests rows
+// with only negative scores, with only negative scores at first, and with a largest score of 0. The
+// scores are far below 0: if the row max were wrongly 0, all probabilities would vanish. Only the
+// last column makes them negative: tensor cores truncate sums, and many products of one sign would
+// test that instead.
+TEST_F(Hopper, HandlesRowsWithoutPositiveScores) {
+  const std::vector<const KernelInfo*> found = sm90_kernels();
   ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
   for (const KernelInfo* kernel : found) {
     for (const bool causal : {false, true}) {
@@ -464,10 +464,10 @@ TEST_F(Hopper, RowsMayHaveNoPositiveScore) {
   }
 }
 
-// Tensor cores cut sums off: products of one sign lose more than random ones (docs/numerics.md,
-// Scores). On 256 columns that is more than the walk of a rounded sum.
-TEST_F(Hopper, ProductsMayHaveOneSign) {
-  const std::vector<const KernelInfo*> found = compiled_kernels();
+// Tensor cores truncate sums: products of one sign lose more than random ones (docs/numerics.md,
+// Scores). With 256 columns, the loss exceeds the random walk of a rounded sum.
+TEST_F(Hopper, HandlesProductsOfOneSign) {
+  const std::vector<const KernelInfo*> found = sm90_kernels();
   ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
   for (const KernelInfo* kernel : found) {
     for (const double sign : {1.0, -1.0}) {
@@ -475,27 +475,27 @@ TEST_F(Hopper, ProductsMayHaveOneSign) {
       const verify::CaseMemory memory(tail_spec(*kernel, 1, keys, false));
       const Tensors& t = memory.tensors();
       verify::Random random(12);
-      const auto of_sign = [&](double x) {
+      const auto with_sign = [&](double x) {
         return [&random, x] { return 8 * x * (std::fabs(random.normal()) + 0.01); };
       };
-      fill_rows(t.q, 0, 0, memory.spec().q_len, of_sign(1.0));
-      fill_rows(t.k, 0, 0, keys, of_sign(sign));
+      fill_rows(t.q, 0, 0, memory.spec().q_len, with_sign(1.0));
+      fill_rows(t.k, 0, 0, keys, with_sign(sign));
       run_and_compare(memory);
       if (HasFailure()) return;
     }
   }
 }
 
-// Behind a packed sequence lies the next one: here of NaN, in K and V, so that its own outputs are
-// NaN and those of its neighbours must not be.
-TEST_F(Hopper, NanOfTheNextPackedSequenceDoesNotMatter) {
-  const std::vector<const KernelInfo*> found = compiled_kernels();
+// Every second varlen sequence has NaN in K and V. Its outputs are NaN, those of the sequences next
+// to it must not be.
+TEST_F(Hopper, IgnoresNanOfTheNextVarlenSequence) {
+  const std::vector<const KernelInfo*> found = sm90_kernels();
   ASSERT_FALSE(found.empty()) << "this build has no kernel of family sm90";
   for (const KernelInfo* kernel : found) {
     for (const bool causal : {false, true}) {
       for (const bool q_varlen : {false, true}) {
         verify::CaseSpec spec = tail_spec(*kernel, 8, 2 * kernel->tile_k + 5, causal);
-        spec.seed = causal ? 2 : 1;  // lengths of its own
+        spec.seed = causal ? 2 : 1;  // other lengths
         spec.kv_varlen = true;
         spec.q_varlen = q_varlen;
         const verify::CaseMemory memory(spec);
@@ -503,12 +503,12 @@ TEST_F(Hopper, NanOfTheNextPackedSequenceDoesNotMatter) {
         const auto* ends = static_cast<const std::int32_t*>(t.cu_seqlens_k.data);
         for (std::int64_t b = 1; b < spec.batch; b += 2) {
           for (const TensorView* view : {&t.k, &t.v}) {
-            fill_rows(*view, b, ends[b], ends[b + 1] - ends[b], not_a_number);
+            fill_rows(*view, b, ends[b], ends[b + 1] - ends[b], quiet_nan);
           }
         }
-        // And what belongs to nobody.
+        // Rows of no sequence.
         for (const TensorView* view : {&t.k, &t.v}) {
-          fill_rows(*view, 0, ends[spec.batch], view->shape[0] - ends[spec.batch], not_a_number);
+          fill_rows(*view, 0, ends[spec.batch], view->shape[0] - ends[spec.batch], quiet_nan);
         }
         run_and_compare(memory);
         if (HasFailure()) return;

@@ -1,6 +1,5 @@
-// Keys split into every number of ranges, on every 16-bit kernel: at three scales of the inputs
-// the ancestors' Split-K shapes, which their reduction got wrong by 0.2, and one query on as many
-// tiles of keys as there are ranges, up to 64.
+// Every number of KV splits on every 16-bit kernel, at three input scales: the regression shapes of
+// split-KV, and one query with as many KV tiles as splits, up to 64.
 #include <algorithm>
 #include <iterator>
 #include <set>
@@ -12,20 +11,20 @@
 namespace flashcore::gpu_test {
 namespace {
 
-constexpr int kMostSplits = 64;
+constexpr int kMaxSplits = 64;
 constexpr double kSigmas[] = {0.01, 1.0, 10.0};
 
-/// A case with its oracle, to be run by several kernels.
-class Judge {
+/// A case with its oracle. Several kernels run it.
+class SplitCase {
  public:
-  explicit Judge(const verify::CaseSpec& spec)
+  explicit SplitCase(const verify::CaseSpec& spec)
       : memory_(spec),
         block_(memory_.bytes().size()),
         problem_(require(make_problem(memory_.tensors(), spec.options))),
         oracle_(reference::compute(problem_, memory_.tensors(),
                                    reference::all_rows(problem_, memory_.tensors()))) {}
 
-  /// The plan with that kernel and that many ranges, or as many as there are tiles.
+  /// Plans the kernel with that many KV splits, or one per KV tile if there are fewer tiles.
   Plan plan(const KernelInfo& kernel, int splits, const DeviceInfo& device) const {
     Options options = memory_.spec().options;
     options.kernel = kernel.id;
@@ -64,7 +63,7 @@ class Splits : public GpuTest {
     if (!IsSkipped()) device_ = require(device_info(kGpu));
   }
 
-  /// The kernels of the type that split 16-bit or f32 keys and that this GPU can run.
+  /// Kernels of the type that support split-KV of 16-bit or f32 keys and run on this GPU.
   std::vector<const KernelInfo*> kernels_of(DType dtype) const {
     std::vector<const KernelInfo*> found;
     for (const KernelInfo& kernel : kernels()) {
@@ -82,20 +81,20 @@ class Splits : public GpuTest {
   DeviceInfo device_;
 };
 
-TEST_F(Splits, TheAncestorsShapes) {
+TEST_F(Splits, RegressionShapes) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     for (const double sigma : kSigmas) {
       for (const std::int64_t length : {4, 64, 65, 128, 192, 256, 512}) {
         verify::CaseSpec spec = dense(dtype, 1, 1, 1, length, length, length == 4 ? 4 : 64);
         spec.options.causal = spec.lse = true;
         spec.sigma = sigma;
-        Judge judge(spec);
+        SplitCase split_case(spec);
         for (const KernelInfo* kernel : kernels_of(dtype)) {
           std::set<std::int32_t> tried;
-          for (int splits = 1; splits <= kMostSplits; ++splits) {
-            const Plan plan = judge.plan(*kernel, splits, device_);
-            if (!tried.insert(plan.splits).second) continue;  // there are no more tiles
-            judge.run_and_compare(plan);
+          for (int splits = 1; splits <= kMaxSplits; ++splits) {
+            const Plan plan = split_case.plan(*kernel, splits, device_);
+            if (!tried.insert(plan.splits).second) continue;  // no more KV tiles
+            split_case.run_and_compare(plan);
             if (HasFailure()) return;
           }
         }
@@ -104,52 +103,52 @@ TEST_F(Splits, TheAncestorsShapes) {
   }
 }
 
-// Clusters that share SMs, and results of 1 to 16 rows sent between their blocks.
-TEST_F(Splits, ManyClustersAtOnce) {
+// More clusters than fit at once, and results of 1 to 16 rows exchanged between their CTAs.
+TEST_F(Splits, ManyConcurrentClusters) {
   if (device_.compute_capability < 90) GTEST_SKIP() << "clusters need compute capability 9.0";
-  int shared = 0;
+  int oversubscribed = 0;
   for (const auto& [heads, kv_heads] : {std::pair{32, 32}, {64, 32}, {160, 32}, {512, 32}}) {
     for (const std::int64_t dim : {64, 80, 128, 256}) {
       verify::CaseSpec spec = dense(DType::bf16, 1, heads, kv_heads, 1, 1500, dim);
       spec.lse = true;
-      Judge judge(spec);
+      SplitCase split_case(spec);
       for (const KernelInfo* kernel : kernels_of(DType::bf16)) {
         if (kernel->tile_q > 16 || kernel->head_dim < dim) continue;
         for (const int splits : {4, 6, 7}) {
-          const Plan plan = judge.plan(*kernel, splits, device_);
-          shared += plan.combine == CombineMode::cluster && plan.num_tiles > device_.sm_count;
-          judge.run_and_compare(plan);
+          const Plan plan = split_case.plan(*kernel, splits, device_);
+          oversubscribed += plan.combine == CombineMode::cluster && plan.num_tiles > device_.sm_count;
+          split_case.run_and_compare(plan);
           if (HasFailure()) return;
         }
       }
     }
   }
-  EXPECT_GT(shared, 0);
+  EXPECT_GT(oversubscribed, 0);
 }
 
-// One tile of keys a range, the last one not full: the number asked for is the number there is.
-// Each number meets all three scales, but a kernel one of them at each number: that takes 45 s
-// beside the other tests, and a test may take 120.
-TEST_F(Splits, EveryNumberUpTo64) {
+// One KV tile per split, the last one partial: the plan has exactly the requested number of splits.
+// Every split count runs at all three scales, but each kernel at only one of them per count, to
+// stay far below the 120 s limit.
+TEST_F(Splits, EveryCountUpTo64) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     const std::vector<const KernelInfo*> all = kernels_of(dtype);
     std::set<std::int32_t> tiles;
     for (const KernelInfo* kernel : all) tiles.insert(kernel->tile_k);
     ASSERT_GE(tiles.size(), std::size(kSigmas));
-    int turn = 0;
+    int offset = 0;
     for (const std::int32_t tile_k : tiles) {
-      ++turn;
-      for (int splits = 1; splits <= kMostSplits; ++splits) {
+      ++offset;
+      for (int splits = 1; splits <= kMaxSplits; ++splits) {
         verify::CaseSpec spec = dense(dtype, 1, 2, 1, 1, splits * tile_k - splits % 3, 64);
         spec.lse = true;
-        spec.sigma = kSigmas[(splits + turn) % std::size(kSigmas)];
+        spec.sigma = kSigmas[(splits + offset) % std::size(kSigmas)];
         spec.seed = static_cast<std::uint64_t>(splits);
-        Judge judge(spec);
+        SplitCase split_case(spec);
         for (const KernelInfo* kernel : all) {
           if (kernel->tile_k != tile_k) continue;
-          const Plan plan = judge.plan(*kernel, splits, device_);
+          const Plan plan = split_case.plan(*kernel, splits, device_);
           ASSERT_EQ(plan.splits, splits) << kernel->id;
-          judge.run_and_compare(plan);
+          split_case.run_and_compare(plan);
           if (HasFailure()) return;
         }
       }

@@ -1,5 +1,5 @@
-// Hopper kernels whose last items are cut into parts: any number of items, and of parts, on random
-// problems; the planner cuts where it pays, which small problems do not tell.
+// Tail split of the Hopper kernels: any number of tail tiles and of splits on random problems. The
+// planner splits the tail only where that is faster, which small problems rarely show.
 #include <algorithm>
 
 #include "gpu/support.h"
@@ -9,12 +9,12 @@
 namespace flashcore::gpu_test {
 namespace {
 
-class Parts : public GpuTest {};
+class TailSplit : public GpuTest {};
 
-/// The kernel's random problems that it can cut.
-class CutCase {
+/// A random problem of the kernel, usable if the kernel can split its tail.
+class TailSplitCase {
  public:
-  CutCase(const KernelInfo& kernel, std::uint64_t index, const DeviceInfo& device)
+  TailSplitCase(const KernelInfo& kernel, std::uint64_t index, const DeviceInfo& device)
       : memory_(spec_of(kernel, index)), block_(memory_.bytes().size()) {
     const Problem problem =
         require(make_problem(memory_.at(block_.data(), kGpu), memory_.spec().options));
@@ -25,23 +25,23 @@ class CutCase {
   }
 
   bool usable() const { return usable_; }
-  std::int64_t items() const { return plan_.num_tiles; }
+  std::int64_t tiles() const { return plan_.num_tiles; }
 
-  /// Cut into parts, on so many SMs; true if there were any parts.
-  bool run_cut(std::int64_t items, std::int64_t parts, std::int32_t sms) {
+  /// Splits the last `tiles` tiles and runs on `sms` SMs. Returns true if a tile was split.
+  bool run_split(std::int64_t tiles, std::int64_t splits, std::int32_t sms) {
     Plan plan = plan_;
     plan.device.sm_count = sms;
-    require(apply_tail_split(plan, items, parts));
+    require(apply_tail_split(plan, tiles, splits));
     block_.upload(memory_.bytes().data(), memory_.bytes().size());
     const TestWorkspace workspace(plan.workspace_bytes);
-    for (int repeat = 0; repeat < 2; ++repeat) {  // counters are 0 again
+    for (int repeat = 0; repeat < 2; ++repeat) {  // the first run must reset the counters
       require(run(plan, memory_.at(block_.data(), kGpu), workspace.get()));
       expect_right(memory_, block_.download(), plan);
       EXPECT_TRUE(workspace.header_is_zero()) << plan.kernel->id;
     }
     if (::testing::Test::HasFailure()) {
-      ADD_FAILURE() << "the last " << plan.tail_tiles << " of " << plan.num_tiles << " items in "
-                    << plan.tail_splits << " parts, " << sms << " SMs";
+      ADD_FAILURE() << "the last " << plan.tail_tiles << " of " << plan.num_tiles << " tiles in "
+                    << plan.tail_splits << " splits each, " << sms << " SMs";
     }
     return plan.tail_splits > 1;
   }
@@ -63,32 +63,32 @@ class CutCase {
   bool usable_ = false;
 };
 
-TEST_F(Parts, OfRandomProblems) {
-  constexpr int kProblems = 25;  // of each kernel
+TEST_F(TailSplit, RandomProblems) {
+  constexpr int kProblems = 25;  // per kernel
   const DeviceInfo device = require(device_info(kGpu));
   verify::Random random(5);
   for (const KernelInfo* kernel : runnable_kernels()) {
     const Result<Problem> dense =
         dense_problem(kernel->dtype, 1, 1, 1, 64, 64, kernel->head_dim, kernel->head_dim, {}, kGpu);
     if (!can_split_tail(*kernel, require(dense))) continue;
-    int cut = 0;
-    for (std::uint64_t index = 0; cut < kProblems; ++index) {
-      ASSERT_LT(index, 40U * kProblems) << kernel->id << " cut " << cut << " problems only";
-      CutCase problem(*kernel, index, device);
+    int split = 0;
+    for (std::uint64_t index = 0; split < kProblems; ++index) {
+      ASSERT_LT(index, 40U * kProblems) << kernel->id << " split only " << split << " problems";
+      TailSplitCase problem(*kernel, index, device);
       if (!problem.usable()) continue;
-      const auto sms = static_cast<std::int32_t>(random.between(1, 2 * problem.items()));
-      const bool had_parts = problem.run_cut(random.between(1, problem.items()),
-                                             random.between(2, 9), std::min(sms, device.sm_count));
-      cut += had_parts ? 1 : 0;
+      const auto sms = static_cast<std::int32_t>(random.between(1, 2 * problem.tiles()));
+      const bool was_split = problem.run_split(
+          random.between(1, problem.tiles()), random.between(2, 9), std::min(sms, device.sm_count));
+      split += was_split ? 1 : 0;
       if (HasFailure()) return;
     }
   }
 }
 
-// What the planner cuts by itself: a few items more than a round.
-TEST_F(Parts, OfTheLastItems) {
+// The planner splits the tail if there are a few more tiles than a wave.
+TEST_F(TailSplit, ChosenByThePlanner) {
   const DeviceInfo device = require(device_info(kGpu));
-  if (device.compute_capability != 90) GTEST_SKIP() << "the kernels are Hopper's";
+  if (device.compute_capability != 90) GTEST_SKIP() << "tail split needs sm_90";
   const std::int64_t heads = (device.sm_count + 7) / 8;
   const verify::CaseMemory memory(dense(DType::bf16, 1, heads, heads, 1024, 2000, 128));
   GpuCase gpu(memory);
