@@ -1,5 +1,5 @@
-// Checked mode: a bad length or start is clamped, never followed, and reported with its place and
-// value. Run under compute-sanitizer as well: memcheck sees what a clamp would miss.
+// Checked mode: kernels clamp a bad length or start and report its index and value. gpu_check also
+// runs these tests under compute-sanitizer: memcheck finds an access that a clamp misses.
 #include <cstring>
 #include <functional>
 
@@ -10,13 +10,13 @@ namespace {
 
 constexpr std::int64_t kBatch = 3, kQ = 8, kK = 24;
 
-/// What is damaged before the call, and what the report must say.
+/// A tensor with bad values and the expected report.
 struct BadInput {
   const char* name;
   verify::CaseSpec spec;
   std::function<const TensorView&(const Tensors&)> tensor;
   std::vector<std::int32_t> values;  // the whole tensor
-  const char* wanted;                // part of the message
+  const char* wanted;                // substring of the message
 };
 
 void PrintTo(const BadInput& input, std::ostream* out) { *out << input.name; }
@@ -28,13 +28,13 @@ verify::CaseSpec base() {
   return spec;
 }
 
-verify::CaseSpec packed_q() {
+verify::CaseSpec varlen_q() {
   verify::CaseSpec spec = base();
   spec.q_varlen = true;
   return spec;
 }
 
-verify::CaseSpec packed_k() {
+verify::CaseSpec varlen_k() {
   verify::CaseSpec spec = base();
   spec.kv_varlen = true;
   return spec;
@@ -52,21 +52,21 @@ std::vector<BadInput> bad_inputs() {
   verify::CaseSpec split_used = with_used;
   split_used.options.num_splits = 3;
   split_used.kv_len = 200;
-  // The last entry of cu_seqlens belongs to one sequence only, so the report is exact.
+  // The last entry of cu_seqlens bounds one sequence only, so the report is deterministic.
   return {
       {"cu_q_past_the_end",
-       packed_q(),
+       varlen_q(),
        cu_q,
        {0, 1, 2, 100000},
        "cu_seqlens_q[3] is 100000 (sequence 2)"},
-      {"cu_q_decreasing", packed_q(), cu_q, {0, 1, 2, 1}, "cu_seqlens_q[3] is 1 (sequence 2)"},
-      {"cu_q_negative", packed_q(), cu_q, {-5, 1, 2, 3}, "cu_seqlens_q[0] is -5 (sequence 0)"},
+      {"cu_q_decreasing", varlen_q(), cu_q, {0, 1, 2, 1}, "cu_seqlens_q[3] is 1 (sequence 2)"},
+      {"cu_q_negative", varlen_q(), cu_q, {-5, 1, 2, 3}, "cu_seqlens_q[0] is -5 (sequence 0)"},
       {"cu_k_past_the_end",
-       packed_k(),
+       varlen_k(),
        cu_k,
        {0, 1, 2, 2000000000},
        "cu_seqlens_k[3] is 2000000000 (sequence 2)"},
-      {"cu_k_decreasing", packed_k(), cu_k, {0, 2, 3, -7}, "cu_seqlens_k[3] is -7 (sequence 2)"},
+      {"cu_k_decreasing", varlen_k(), cu_k, {0, 2, 3, -7}, "cu_seqlens_k[3] is -7 (sequence 2)"},
       {"used_k_too_long", with_used, used_k, {3, 24, 25}, "seqused_k[2] is 25 (sequence 2)"},
       {"used_k_negative", with_used, used_k, {3, -1, 4}, "seqused_k[1] is -1 (sequence 1)"},
       {"used_k_in_a_split_plan",
@@ -110,11 +110,11 @@ TEST_P(Checked, ReportsAndClamps) {
   EXPECT_EQ(status.code(), StatusCode::invalid_argument);
   EXPECT_NE(status.message().find(input.wanted), std::string::npos) << status.message();
 
-  // Reported once, and the workspace is as good as new.
+  // The error is reported once, and reading it resets the workspace.
   EXPECT_TRUE(workspace_status(workspace, stream).ok());
   EXPECT_TRUE(gpu.workspace().header_is_zero());
 
-  // Nothing but the outputs was written.
+  // Only outputs changed.
   std::vector<std::byte> block = gpu.block();
   const TensorView& original = input.tensor(memory.tensors());
   const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(original.data) -
@@ -122,7 +122,7 @@ TEST_P(Checked, ReportsAndClamps) {
   std::memcpy(block.data() + offset, original.data, input.values.size() * sizeof(std::int32_t));
   EXPECT_TRUE(memory.only_outputs_changed(block));
 
-  // The next call, on good data, is right.
+  // The next call with valid data is correct.
   expect_right(memory, gpu.direct(memory, stream), gpu.plan());
   EXPECT_TRUE(workspace_status(workspace, stream).ok());
 }
@@ -132,9 +132,9 @@ INSTANTIATE_TEST_SUITE_P(BadInputs, Checked, ::testing::ValuesIn(bad_inputs()),
 
 class CheckedMode : public GpuTest {};
 
-// Two sequences meet at a bad inner entry; either may be the first to report it.
+// An inner entry bounds two sequences; either may report it first.
 TEST_F(CheckedMode, NamesAnInnerEntry) {
-  const verify::CaseMemory memory(packed_q());
+  const verify::CaseMemory memory(varlen_q());
   GpuCase gpu(memory);
   const std::int32_t values[] = {0, 1, 70000, 3};
   require(
@@ -146,7 +146,7 @@ TEST_F(CheckedMode, NamesAnInnerEntry) {
       << status.message();
 }
 
-// Unchecked calls clamp all the same, and leave the slot alone.
+// Unchecked calls clamp too, but do not write the error slot.
 TEST_F(CheckedMode, UncheckedCallsReportNothing) {
   verify::CaseSpec spec = base();
   spec.options.checked = false;

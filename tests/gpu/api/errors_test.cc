@@ -1,5 +1,5 @@
-// What goes wrong outside the kernels: devices that are not there, streams that cannot be used,
-// pointers that are not the GPU's. Each comes back as a Status, and nothing stays broken.
+// Errors outside the kernels: missing devices, unusable streams, host pointers. Each returns a
+// Status, and later calls work.
 #include <cstdlib>
 
 #include "gpu/support.h"
@@ -14,7 +14,7 @@ class Errors : public GpuTest {
     require(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
     return count;
   }
-  /// A call that must still work after whatever the test did.
+  /// Expects that a call still works.
   static void expect_usable() {
     const verify::CaseMemory memory(dense(DType::f16, 1, 2, 2, 40, 100, 64));
     GpuCase gpu(memory);
@@ -34,7 +34,7 @@ TEST_F(Errors, UnknownDeviceIsNamed) {
   expect_usable();
 }
 
-TEST_F(Errors, TensorsOnADeviceThatIsNotThere) {
+TEST_F(Errors, TensorsOnAMissingDevice) {
   const verify::CaseMemory memory(dense(DType::f16, 1, 1, 1, 16, 16, 64));
   GpuCase gpu(memory);
   const Device missing{DeviceType::cuda, device_count()};
@@ -81,7 +81,7 @@ TEST_F(Errors, DoublePrecisionIsRefused) {
   EXPECT_EQ(problem.status().code(), StatusCode::unsupported);
 }
 
-TEST_F(Errors, PlanOfAnotherKindOfDevice) {
+TEST_F(Errors, PlanForAnotherDeviceType) {
   const verify::CaseMemory memory(dense(DType::f16, 1, 1, 1, 16, 16, 64));
   const GpuCase gpu(memory);
   const Result<Plan> plan = make_plan(gpu.plan().problem, require(device_info(Device{})));
@@ -89,8 +89,8 @@ TEST_F(Errors, PlanOfAnotherKindOfDevice) {
   EXPECT_EQ(plan.status().code(), StatusCode::invalid_argument);
 }
 
-// Synchronising is forbidden while a stream is captured, and spoils the capture. Both calls say
-// so; the stream and the GPU stay usable.
+// Synchronization is not allowed during stream capture and invalidates the capture. Both calls
+// return an error; the stream and the GPU stay usable.
 TEST_F(Errors, StreamBeingCaptured) {
   const verify::CaseMemory memory(dense(DType::f16, 1, 2, 2, 40, 100, 64));
   GpuCase gpu(memory);
@@ -101,18 +101,18 @@ TEST_F(Errors, StreamBeingCaptured) {
   const Status status = workspace_status(gpu.workspace().get(), stream);
   EXPECT_EQ(status.code(), StatusCode::cuda) << status.message();
   EXPECT_NE(status.message().find("captur"), std::string::npos) << status.message();
-  const Status spoilt = gpu.run(stream);
-  EXPECT_EQ(spoilt.code(), StatusCode::cuda) << spoilt.message();
-  EXPECT_NE(spoilt.message().find("captur"), std::string::npos) << spoilt.message();
+  const Status invalidated = gpu.run(stream);
+  EXPECT_EQ(invalidated.code(), StatusCode::cuda) << invalidated.message();
+  EXPECT_NE(invalidated.message().find("captur"), std::string::npos) << invalidated.message();
   cudaGraph_t graph = nullptr;
   EXPECT_NE(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  cudaGetLastError();  // of the line above, which is the test's own call
+  cudaGetLastError();  // clears the expected error of the line above
   EXPECT_EQ(gpu.direct(memory, stream), want);
 }
 
-/// Calls with pageable host memory where device memory belongs. A GPU without access to such memory
-/// faults, which ends its context: the fault must arrive as a Status. Where the GPU does reach host
-/// memory the call must simply be right. Exit code 0: one of the two happened.
+/// Passes pageable host memory as device memory. A GPU without access to it faults and loses its
+/// context: the call must return the fault as a Status. On a GPU with access, the result must be
+/// correct. Exit code 0 means one of the two.
 [[noreturn]] void call_with_host_memory() {
   const verify::CaseMemory memory(dense(DType::f16, 1, 2, 2, 40, 100, 64));
   GpuCase gpu(memory);
@@ -127,7 +127,7 @@ TEST_F(Errors, StreamBeingCaptured) {
 }
 
 TEST_F(Errors, HostMemoryAsDeviceMemory) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process: CUDA cannot fork
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: CUDA does not survive fork
   EXPECT_EXIT(call_with_host_memory(), ::testing::ExitedWithCode(0), "");
   expect_usable();
 }

@@ -1,4 +1,4 @@
-// Biases, sinks and softcaps as large as numbers get, on every kernel that takes them.
+// Extreme biases, sinks and softcaps on every kernel that supports them.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -70,17 +70,18 @@ TEST_F(Extremes, Biases) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     for (const std::int32_t splits : {1, 3}) {
       verify::CaseSpec spec = spec_of(*kernel, true, false);
-      if (!spec.bias.given) continue;  // not a kernel that takes one
+      if (!spec.bias.given) continue;  // the kernel has no bias
       SCOPED_TRACE(kernel->id);
       spec.options.num_splits = splits;
       ++kernels;
       const Written lowest = run_with_bias(spec, [](std::int64_t) { return -kLargest; });
       for (const float lse : lowest.lse) ASSERT_EQ(lse, -kLargest);
-      if (splits == 1) {  // an LSE so large does not tell how many keys a split has
+      if (splits == 1) {  // at this magnitude, LSE loses the number of keys of a split
         verify::CaseSpec mean = spec;
         mean.options.scale = 0.0;
         const Written uniform = run_with_bias(mean, [](std::int64_t) { return 0.0; });
-        EXPECT_TRUE(lowest.out == uniform.out) << "a row at the lowest number is the mean of V";
+        EXPECT_TRUE(lowest.out == uniform.out)
+            << "with the lowest bias on all keys, out is the mean of V";
       }
 
       const auto every_third = [](double value) {
@@ -88,14 +89,14 @@ TEST_F(Extremes, Biases) {
       };
       EXPECT_TRUE(run_with_bias(spec, every_third(-kLargest)) ==
                   run_with_bias(spec, every_third(-kInfinity)))
-          << "a key at the lowest number is a hidden one";
+          << "the lowest bias hides a key";
 
       const auto one_key = [](double its, double others) {
         return [=](std::int64_t key) { return key == 5 ? its : others; };
       };
       EXPECT_TRUE(run_with_bias(spec, one_key(kLargest, 0)).out ==
                   run_with_bias(spec, one_key(0, -kInfinity)).out)
-          << "a key at the largest number is the only one";
+          << "the largest bias hides all other keys";
     }
   }
   EXPECT_GT(kernels, 0);

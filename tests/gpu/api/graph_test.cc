@@ -1,5 +1,5 @@
-// A call captured in a CUDA graph: replays follow the data and lengths on the device, and nothing
-// but the data decides the bits.
+// Calls captured in a CUDA graph: replays use the current data and lengths on the device, and the
+// bits depend on the data only.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -47,7 +47,7 @@ class CapturedGraph {
           return type == wanted;
         }));
   }
-  /// What was instantiated lives on.
+  /// Destroys the graph; the executable graph stays.
   void destroy_graph() {
     require(cudaGraphDestroy(graph_), "cudaGraphDestroy");
     graph_ = nullptr;
@@ -65,7 +65,7 @@ struct GraphCase {
 
 void PrintTo(const GraphCase& c, std::ostream* out) { *out << c.name; }
 
-verify::CaseSpec plain() {
+verify::CaseSpec causal() {
   verify::CaseSpec spec = dense(DType::f16, 1, 4, 4, 200, 200, 64);
   spec.options.causal = spec.lse = true;
   return spec;
@@ -78,7 +78,7 @@ verify::CaseSpec split() {
   return spec;
 }
 
-/// One step of a decode loop: the lengths change from replay to replay.
+/// One step of a decode loop: lengths differ between replays.
 verify::CaseSpec decode() {
   verify::CaseSpec spec = dense(DType::bf16, 3, 8, 2, 1, 2000, 128);
   spec.used_k = true;
@@ -87,8 +87,8 @@ verify::CaseSpec decode() {
   return spec;
 }
 
-/// More items than SMs, which a Hopper kernel deals out by the header's tile_counter.
-verify::CaseSpec dealt_out() {
+/// More tiles than SMs: a Hopper kernel schedules them dynamically by the header's tile_counter.
+verify::CaseSpec dynamically_scheduled() {
   verify::CaseSpec spec = dense(DType::bf16, 5, 40, 20, 129, 300, 128);
   spec.options.causal = spec.lse = true;
   for (const KernelInfo* kernel : runnable_kernels()) {
@@ -102,17 +102,17 @@ verify::CaseSpec dealt_out() {
   return spec;
 }
 
-/// Joined by the last block that arrives.
-verify::CaseSpec tree_reduce() {
+/// The last CTA to arrive combines the splits.
+verify::CaseSpec combined_by_last_cta() {
   verify::CaseSpec spec = dense(DType::bf16, 2, 32, 8, 1, 3000, 128);
-  spec.options.num_splits = 20;  // more than a cluster has
+  spec.options.num_splits = 20;  // more than the CTAs of a cluster
   spec.lse = true;
   return spec;
 }
 
 class GraphReplay : public GpuTest, public ::testing::WithParamInterface<GraphCase> {};
 
-TEST_P(GraphReplay, FollowsTheData) {
+TEST_P(GraphReplay, UsesCurrentData) {
   verify::CaseSpec spec = GetParam().spec;
   const verify::CaseMemory first(spec);
   spec.seed += 1;
@@ -139,7 +139,7 @@ TEST_P(GraphReplay, FollowsTheData) {
 
 TEST_P(GraphReplay, ThousandReplaysGiveTheSameBits) {
   verify::CaseSpec spec = GetParam().spec;
-  spec.batch = 1;  // a small block: it is compared a thousand times
+  spec.batch = 1;  // a small case: the test compares it a thousand times
   spec.kv_len = std::min<std::int64_t>(spec.kv_len, 300);
   const verify::CaseMemory memory(spec);
   GpuCase gpu(memory);
@@ -154,13 +154,14 @@ TEST_P(GraphReplay, ThousandReplaysGiveTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GraphReplay,
-                         ::testing::Values(GraphCase{"plain", plain()}, GraphCase{"split", split()},
+                         ::testing::Values(GraphCase{"causal", causal()},
+                                           GraphCase{"split", split()},
                                            GraphCase{"decode", decode()}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 class Graph : public GpuTest {};
 
-// Under ctest this is the process's first call of the kernel: capture must not need a warm-up.
+// Under ctest, this is the first call of the process: capture must not need a warm-up.
 TEST_F(Graph, FirstCallMayBeCaptured) {
   const verify::CaseMemory memory(dense(DType::f32, 1, 1, 1, 20, 100, 300));
   GpuCase gpu(memory);
@@ -170,7 +171,7 @@ TEST_F(Graph, FirstCallMayBeCaptured) {
   expect_right(memory, gpu.block(), gpu.plan());
 }
 
-// Calls in one graph follow each other, so they may share a workspace.
+// Calls of one graph run in order, so they may share a workspace.
 TEST_F(Graph, ManyCallsShareAWorkspace) {
   verify::CaseSpec spec = split();
   const verify::CaseMemory first(spec);
@@ -212,10 +213,11 @@ TEST_F(Graph, WorkspaceInitMayBeCaptured) {
   EXPECT_TRUE(gpu.workspace().header_is_zero());
 }
 
-// Initialised once before the capture, a workspace needs nothing in the graph.
+// A workspace that is initialized before the capture needs no node in the graph.
 TEST_F(Graph, HasAKernelForEachCallAndNoMemset) {
   constexpr int kCalls = 5;
-  for (const verify::CaseSpec& spec : {plain(), split(), decode(), tree_reduce(), dealt_out()}) {
+  for (const verify::CaseSpec& spec :
+       {causal(), split(), decode(), combined_by_last_cta(), dynamically_scheduled()}) {
     const verify::CaseMemory memory(spec);
     GpuCase gpu(memory);
     const TestStream stream;
@@ -239,9 +241,10 @@ TEST_F(Graph, HasAKernelForEachCallAndNoMemset) {
   }
 }
 
-// The header lies elsewhere, and what follows it is exactly as long as it must be.
-TEST_F(Graph, TheHeaderMayLieApart) {
-  for (const verify::CaseSpec& spec : {plain(), split(), decode(), tree_reduce(), dealt_out()}) {
+// The header is in a separate buffer, and the rest of the workspace has its minimum size.
+TEST_F(Graph, HeaderMayBeSeparate) {
+  for (const verify::CaseSpec& spec :
+       {causal(), split(), decode(), combined_by_last_cta(), dynamically_scheduled()}) {
     const verify::CaseMemory memory(spec);
     GpuCase gpu(memory);
     const TestStream stream;
@@ -268,9 +271,9 @@ TEST_F(Graph, TheHeaderMayLieApart) {
   }
 }
 
-// Each graph with its own workspace, none of them zeroed in it.
-TEST_F(Graph, TwoGraphsAndCallsBesideThemDoNotClash) {
-  for (const verify::CaseSpec& spec : {tree_reduce(), dealt_out()}) {
+// Each graph has its own workspace and does not reset it.
+TEST_F(Graph, ConcurrentGraphsAndCallsDoNotInterfere) {
+  for (const verify::CaseSpec& spec : {combined_by_last_cta(), dynamically_scheduled()}) {
     verify::CaseSpec other = spec;
     other.seed += 1;
     const verify::CaseMemory first(spec), second(other);
@@ -313,7 +316,7 @@ class Capture : public GpuTest {
   static std::uint64_t id_of(cudaStream_t stream, std::int32_t* ended = nullptr) {
     return require(capture_id(kGpu, stream, ended));
   }
-  /// CUDA tells in its own time.
+  /// Waits: CUDA sets the flag asynchronously.
   static bool becomes_one(std::int32_t& flag) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (std::atomic_ref<std::int32_t>(flag).load() == 0) {
@@ -324,8 +327,8 @@ class Capture : public GpuTest {
   }
 };
 
-TEST_F(Capture, IsKnownByANumber) {
-  const verify::CaseMemory memory(plain());
+TEST_F(Capture, HasAnId) {
+  const verify::CaseMemory memory(causal());
   const GpuCase gpu(memory);
   const TestStream stream, forked;
   EXPECT_EQ(id_of(stream), 0u);
@@ -360,25 +363,27 @@ TEST_F(Capture, IsKnownByANumber) {
   EXPECT_EQ(id_of(stream), 0u);
 }
 
-TEST_F(Capture, TellsWhenTheGraphIsGone) {
-  const verify::CaseMemory memory(plain());
+TEST_F(Capture, ReportsTheEndOfTheGraph) {
+  const verify::CaseMemory memory(causal());
   GpuCase gpu(memory);
   const TestStream stream;
   const std::vector<std::byte> want = gpu.direct(memory, stream);
-  static std::int32_t ended;  // CUDA could write it late
+  static std::int32_t ended;  // static: CUDA may write it after the test
   ended = 0;
   {
     CapturedGraph graph(stream, [&] {
       EXPECT_NE(id_of(stream, &ended), 0u);
       return gpu.run(stream);
     });
-    EXPECT_EQ(graph.nodes(), graph.nodes(cudaGraphNodeTypeKernel)) << "watching adds no node";
+    EXPECT_EQ(graph.nodes(), graph.nodes(cudaGraphNodeTypeKernel))
+        << "the notification adds no node";
     gpu.load(memory);
     graph.replay(stream);
     EXPECT_EQ(gpu.block(), want);
     graph.destroy_graph();
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    EXPECT_EQ(std::atomic_ref<std::int32_t>(ended).load(), 0) << "what is instantiated uses it";
+    EXPECT_EQ(std::atomic_ref<std::int32_t>(ended).load(), 0)
+        << "the executable graph still exists";
     gpu.load(memory);
     graph.replay(stream);
     EXPECT_EQ(gpu.block(), want);
@@ -387,10 +392,10 @@ TEST_F(Capture, TellsWhenTheGraphIsGone) {
   EXPECT_TRUE(becomes_one(ended));
 }
 
-// Another thread prepares a workspace and waits for it: that must not break the capture, in the
-// mode that forbids most.
-TEST_F(Capture, OthersMayWaitMeanwhile) {
-  const verify::CaseMemory memory(plain());
+// Another thread initializes a workspace and synchronizes: that must not break a capture, even in
+// the most restrictive mode.
+TEST_F(Capture, OtherThreadsMaySynchronize) {
+  const verify::CaseMemory memory(causal());
   GpuCase gpu(memory);
   const TestStream stream, other;
   const DeviceBuffer buffer(kWorkspaceHeaderBytes);
@@ -416,13 +421,13 @@ TEST_F(Capture, OthersMayWaitMeanwhile) {
   require(cudaGraphDestroy(graph), "cudaGraphDestroy");
 }
 
-TEST_F(Capture, ThatFailsIsGoneToo) {
+TEST_F(Capture, ReportsTheEndOfAFailedCapture) {
   const TestStream stream;
   static std::int32_t ended;
   ended = 0;
   require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin capture");
   EXPECT_NE(id_of(stream, &ended), 0u);
-  EXPECT_NE(cudaStreamSynchronize(stream), cudaSuccess);  // not while it is captured
+  EXPECT_NE(cudaStreamSynchronize(stream), cudaSuccess);  // invalidates the capture
   cudaGraph_t graph = nullptr;
   EXPECT_NE(cudaStreamEndCapture(stream, &graph), cudaSuccess);
   static_cast<void>(cudaGetLastError());

@@ -1,7 +1,6 @@
-// Batch-invariant plans on the GPU: a row's bits depend on that row's own data alone. One block of
-// memory is read through many views (alone, in another batch, permuted, packed, padded, in chunks)
-// by the kernel the planner takes and by every other 16-bit kernel; those of 8-bit
-// keys get e4m3.
+// Batch-invariant plans on the GPU: the bits of a row depend only on its own data. The planner's
+// kernel and every other 16-bit kernel read the same memory through many views: alone, in another
+// batch, permuted, varlen, padded, in chunks. Kernels for 8-bit keys get e4m3.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -15,7 +14,7 @@ namespace flashcore::gpu_test {
 namespace {
 
 constexpr std::int64_t kBatch = 3, kQHeads = 4, kKvHeads = 2, kQLen = 150, kKvLen = 333;
-constexpr std::int64_t kSlack = 40;  // keys past the used ones: NaN
+constexpr std::int64_t kSlack = 40;  // NaN keys past the used ones
 
 using Bits = std::vector<std::uint16_t>;  // of out, [batch, q_heads, q_len, dim]
 
@@ -26,19 +25,19 @@ std::vector<std::byte> bytes_of(const std::vector<T>& values) {
   return bytes;
 }
 
-TensorView part(TensorView t, int axis, std::int64_t first, std::int64_t count) {
+TensorView narrow(TensorView t, int axis, std::int64_t first, std::int64_t count) {
   t.data = static_cast<std::byte*>(t.data) + first * t.strides[axis] * size_of(t.dtype);
   t.shape[axis] = count;
   return t;
 }
 
-TensorView keys(const TensorView& t) { return part(t, 2, 0, kKvLen); }
+TensorView keys(const TensorView& t) { return narrow(t, 2, 0, kKvLen); }
 
-/// One problem for one kernel, and its whole result.
-class Implementation {
+/// One problem for one kernel, and its result as a single call.
+class KernelCase {
  public:
   /// kernel: null for the planner's choice.
-  explicit Implementation(const KernelInfo* kernel)
+  explicit KernelCase(const KernelInfo* kernel)
       : dtype_(kernel == nullptr ? DType::bf16 : kernel->dtype),
         q_dtype_(kernel != nullptr && needs_e4m3(*kernel) ? DType::e4m3 : dtype_),
         kv_dtype_(kernel != nullptr && needs_8_bits(*kernel) ? DType::e4m3 : dtype_),
@@ -91,11 +90,11 @@ class Implementation {
   Options options;
   Bits whole;
 
-  TensorView packed_q() const {
+  TensorView varlen_q() const {
     return view(q_memory_.data(), q_dtype_, {kBatch * kQLen, kQHeads, dim_}, kGpu);
   }
 
-  /// Runs the views with a compact out and returns its bits.
+  /// Runs the views with a contiguous out and returns its bits.
   Bits run_rows(Tensors t) const {
     std::int64_t elements = 1;
     for (int i = 0; i < t.q.rank; ++i) elements *= t.q.shape[i];
@@ -113,7 +112,7 @@ class Implementation {
     return bits;
   }
 
-  /// The sequences `order`, copied one behind the other into memory of their own.
+  /// Runs a batch of the sequences `order`, copied to contiguous memory.
   Bits run_batch(const std::vector<std::int64_t>& order) const {
     const auto gathered = [&](const Bytes& rows) {
       const std::size_t sequence = rows.size() / kBatch;
@@ -146,7 +145,8 @@ class Implementation {
 
 class BatchInvariance : public GpuTest {
  protected:
-  /// body(subject) for the planner's choice and for every 16-bit or 8-bit kernel this GPU can run.
+  /// body(kernel_case) for the planner's choice and for every 16-bit or 8-bit kernel this GPU can
+  /// run.
   template <typename Body>
   static void for_each_kernel(Body body) {
     std::vector<const KernelInfo*> all{nullptr};
@@ -161,18 +161,19 @@ class BatchInvariance : public GpuTest {
     ASSERT_GT(all.size(), 1u);
     for (const KernelInfo* kernel : all) {
       SCOPED_TRACE(kernel == nullptr ? "the planner's choice" : kernel->id);
-      Implementation subject(kernel);
-      body(subject);
+      KernelCase kernel_case(kernel);
+      body(kernel_case);
       if (HasFatalFailure()) return;
     }
   }
 };
 
 TEST_F(BatchInvariance, SequencesAlone) {
-  for_each_kernel([](const Implementation& s) {
+  for_each_kernel([](const KernelCase& s) {
     for (std::int64_t b = 0; b < kBatch; ++b) {
-      const Bits alone = s.run_rows(
-          {.q = part(s.q, 0, b, 1), .k = part(keys(s.k), 0, b, 1), .v = part(keys(s.v), 0, b, 1)});
+      const Bits alone = s.run_rows({.q = narrow(s.q, 0, b, 1),
+                                     .k = narrow(keys(s.k), 0, b, 1),
+                                     .v = narrow(keys(s.v), 0, b, 1)});
       for (std::int64_t h = 0; h < kQHeads; ++h) {
         ASSERT_EQ(s.slice(alone, h * kQLen, kQLen), s.expected(b, h, 0, kQLen)) << b << ' ' << h;
       }
@@ -182,14 +183,14 @@ TEST_F(BatchInvariance, SequencesAlone) {
 
 TEST_F(BatchInvariance, OtherBatchesAndOrders) {
   const std::vector<std::int64_t> orders[] = {{2, 0, 1}, {1, 1, 0, 2, 0, 2, 1, 0, 0, 2, 1}};
-  for_each_kernel([&](const Implementation& s) {
+  for_each_kernel([&](const KernelCase& s) {
     for (const std::vector<std::int64_t>& order : orders) {
       const Bits rows = s.run_batch(order);
       for (std::size_t i = 0; i < order.size(); ++i) {
         const auto first = static_cast<std::int64_t>(i) * kQHeads * kQLen;
         ASSERT_EQ(s.slice(rows, first, kQHeads * kQLen),
                   s.slice(s.whole, order[i] * kQHeads * kQLen, kQHeads * kQLen))
-            << "place " << i << " of " << order.size();
+            << "sequence " << i << " of " << order.size();
       }
     }
   });
@@ -197,11 +198,11 @@ TEST_F(BatchInvariance, OtherBatchesAndOrders) {
 
 TEST_F(BatchInvariance, HeadsAlone) {
   const std::int64_t group = kQHeads / kKvHeads;
-  for_each_kernel([&](const Implementation& s) {
+  for_each_kernel([&](const KernelCase& s) {
     for (std::int64_t h = 0; h < kQHeads; ++h) {
-      const Bits alone = s.run_rows({.q = part(s.q, 1, h, 1),
-                                     .k = part(keys(s.k), 1, h / group, 1),
-                                     .v = part(keys(s.v), 1, h / group, 1)});
+      const Bits alone = s.run_rows({.q = narrow(s.q, 1, h, 1),
+                                     .k = narrow(keys(s.k), 1, h / group, 1),
+                                     .v = narrow(keys(s.v), 1, h / group, 1)});
       for (std::int64_t b = 0; b < kBatch; ++b) {
         ASSERT_EQ(s.slice(alone, b * kQLen, kQLen), s.expected(b, h, 0, kQLen)) << b << ' ' << h;
       }
@@ -211,7 +212,7 @@ TEST_F(BatchInvariance, HeadsAlone) {
 
 TEST_F(BatchInvariance, PaddedCache) {
   const DeviceBuffer used(bytes_of(std::vector<std::int32_t>(kBatch, kKvLen)));
-  for_each_kernel([&](const Implementation& s) {
+  for_each_kernel([&](const KernelCase& s) {
     ASSERT_EQ(s.run_rows({.q = s.q,
                           .k = s.k,
                           .v = s.v,
@@ -221,13 +222,13 @@ TEST_F(BatchInvariance, PaddedCache) {
 }
 
 TEST_F(BatchInvariance, ChunkedPrefillAndDecode) {
-  for_each_kernel([](const Implementation& s) {
+  for_each_kernel([](const KernelCase& s) {
     for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{17}, std::int64_t{64}, kQLen}) {
       for (std::int64_t first = 0; first < kQLen; first += chunk == 1 ? 37 : chunk) {
         const std::int64_t count = std::min(chunk, kQLen - first);
         const auto start = static_cast<std::int32_t>(kKvLen - kQLen + first);
         const DeviceBuffer q_start(bytes_of(std::vector<std::int32_t>(kBatch, start)));
-        const Bits rows = s.run_rows({.q = part(s.q, 2, first, count),
+        const Bits rows = s.run_rows({.q = narrow(s.q, 2, first, count),
                                       .k = keys(s.k),
                                       .v = keys(s.v),
                                       .q_start = view(q_start.data(), DType::i32, {kBatch}, kGpu)});
@@ -243,14 +244,14 @@ TEST_F(BatchInvariance, ChunkedPrefillAndDecode) {
   });
 }
 
-// A chunk of a prefill as a server runs it: the keys after the chunk are not there yet.
+// Chunked prefill of a server: the cache does not yet have the keys after the chunk.
 TEST_F(BatchInvariance, ChunksOfAGrowingCache) {
-  for_each_kernel([](const Implementation& s) {
+  for_each_kernel([](const KernelCase& s) {
     for (std::int64_t first = 0; first < kQLen; first += 50) {
-      const std::int64_t seen = kKvLen - kQLen + first + 50;
+      const std::int64_t visible = kKvLen - kQLen + first + 50;
       const DeviceBuffer used(
-          bytes_of(std::vector<std::int32_t>(kBatch, static_cast<std::int32_t>(seen))));
-      const Bits rows = s.run_rows({.q = part(s.q, 2, first, 50),
+          bytes_of(std::vector<std::int32_t>(kBatch, static_cast<std::int32_t>(visible))));
+      const Bits rows = s.run_rows({.q = narrow(s.q, 2, first, 50),
                                     .k = s.k,
                                     .v = s.v,
                                     .seqused_k = view(used.data(), DType::i32, {kBatch}, kGpu)});
@@ -264,14 +265,14 @@ TEST_F(BatchInvariance, ChunksOfAGrowingCache) {
   });
 }
 
-TEST_F(BatchInvariance, PackedSequences) {
+TEST_F(BatchInvariance, VarlenSequences) {
   std::vector<std::int32_t> q_ends;
   for (std::int32_t b = 0; b <= kBatch; ++b) q_ends.push_back(b * static_cast<std::int32_t>(kQLen));
   const DeviceBuffer cu_q(bytes_of(q_ends));
-  for_each_kernel([&](Implementation& s) {
+  for_each_kernel([&](KernelCase& s) {
     s.options.max_q_len = kQLen;
     const Bits rows =
-        s.run_rows({.q = s.packed_q(),
+        s.run_rows({.q = s.varlen_q(),
                     .k = keys(s.k),
                     .v = keys(s.v),
                     .cu_seqlens_q = view(cu_q.data(), DType::i32, {kBatch + 1}, kGpu)});

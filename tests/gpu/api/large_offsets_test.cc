@@ -1,5 +1,5 @@
-// Element offsets past 2^31 (and byte offsets past 2^33): small tensors with huge strides, spread
-// over one large allocation, give the bits of compact ones.
+// Element offsets past 2^31 and byte offsets past 2^33: small tensors with huge strides in one
+// large allocation give the same bits as contiguous ones.
 #include <cstring>
 #include <stdexcept>
 
@@ -8,8 +8,8 @@
 namespace flashcore::gpu_test {
 namespace {
 
-// Two slices this far apart: the second begins past element 2^31. Odd multiples of a page, so that
-// a dropped high word would land somewhere else in the arena and not on the right data.
+// Distance of two slices: the second begins past element 2^31. Not a power of two, so that an
+// offset without its high word addresses other data in the arena.
 constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 12288;
 constexpr std::size_t kSlotBytes = std::size_t{4} << 20;  // room for one slice of one tensor
 constexpr std::size_t kSlots = 6;
@@ -17,7 +17,7 @@ constexpr std::size_t kArenaBytes = static_cast<std::size_t>(kFar) * 4 + kSlots 
 
 struct FarCase {
   const char* name;
-  int axis;  // of [batch, heads, rows, ...]: the one with the huge stride
+  int axis;  // axis of [batch, heads, rows, ...] with the huge stride
   verify::CaseSpec spec;
 };
 
@@ -38,9 +38,9 @@ std::vector<FarCase> far_cases() {
 
 class LargeOffsets : public GpuTest, public ::testing::WithParamInterface<FarCase> {};
 
-/// Puts a compact tensor of two slices along `axis` into the arena, the second one kFar elements
-/// after the first, and returns its new view.
-TensorView spread(const TensorView& compact, int axis, std::byte* slot) {
+/// Copies a contiguous tensor of two slices along `axis` into the arena, the second slice kFar
+/// elements after the first, and returns the new view.
+TensorView copy_far(const TensorView& compact, int axis, std::byte* slot) {
   TensorView far = compact;
   far.data = slot;
   std::int64_t outer = 1;
@@ -90,13 +90,13 @@ TEST_P(LargeOffsets, GiveTheBitsOfCompactTensors) {
   Tensors far = gpu.tensors();
   std::size_t slot = 0;
   const auto next_slot = [&] { return arena.data() + kSlotBytes * slot++; };
-  far.out = spread(far.out, axis, next_slot());
-  far.lse = spread(far.lse, axis, next_slot());
-  far.q = spread(far.q, axis, next_slot());
-  far.k = spread(far.k, axis, next_slot());
-  far.v = spread(far.v, axis, next_slot());
-  if (far.bias.given()) far.bias = spread(far.bias, axis, next_slot());
-  if (far.mask.given()) far.mask = spread(far.mask, axis, next_slot());
+  far.out = copy_far(far.out, axis, next_slot());
+  far.lse = copy_far(far.lse, axis, next_slot());
+  far.q = copy_far(far.q, axis, next_slot());
+  far.k = copy_far(far.k, axis, next_slot());
+  far.v = copy_far(far.v, axis, next_slot());
+  if (far.bias.given()) far.bias = copy_far(far.bias, axis, next_slot());
+  if (far.mask.given()) far.mask = copy_far(far.mask, axis, next_slot());
   ASSERT_LE(slot, kSlots);
   const Plan plan = plan_for(far, memory.spec().options);
   EXPECT_EQ(plan.kernel, gpu.plan().kernel);
@@ -104,10 +104,10 @@ TEST_P(LargeOffsets, GiveTheBitsOfCompactTensors) {
   require(run(plan, far, workspace.get()));
   require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 
-  for (const auto& [spread_view, compact_view] :
+  for (const auto& [far_view, compact_view] :
        {std::pair{far.out, memory.tensors().out}, std::pair{far.lse, memory.tensors().lse}}) {
     const auto elements = static_cast<std::size_t>(compact_view.strides[axis]);
-    const std::vector<std::byte> got = gather(spread_view, axis, elements);
+    const std::vector<std::byte> got = gather(far_view, axis, elements);
     const std::byte* want =
         compact_block.data() +
         (static_cast<const std::byte*>(compact_view.data) - memory.bytes().data());

@@ -1,5 +1,5 @@
-// merge() on the GPU: against the definition in f64, against the CPU's merge, and in its place
-// after partial calls.
+// merge() on the GPU, compared with the definition in f64, with merge() on the CPU, and with whole
+// calls after partial ones.
 #include <cmath>
 #include <cstring>
 #include <iterator>
@@ -17,20 +17,20 @@ namespace {
 constexpr std::int64_t kBatch = 2, kHeads = 3, kRows = 7, kDim = 80;
 constexpr std::int64_t kOutElements = kBatch * kHeads * kRows * kDim;
 constexpr std::int64_t kLseElements = kBatch * kHeads * kRows;
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kEmptyLse = -std::numeric_limits<float>::infinity();
 
-/// Partial results as calls would leave them: where a part saw no key its out was never written.
-struct Parts {
+/// Random partial results. If a row of a partial saw no key, its out is unwritten: NaN here.
+struct Partials {
   std::vector<std::vector<float>> out, lse;
   std::vector<float> sinks;
 
-  Parts(int count, std::uint64_t seed) {
+  Partials(int count, std::uint64_t seed) {
     verify::Random random(seed);
     for (int part = 0; part < count; ++part) {
       std::vector<float> o, l;
       for (std::int64_t row = 0; row < kLseElements; ++row) {
         const bool empty = random.chance(0.2);
-        l.push_back(empty ? kNothing : static_cast<float>(4 * random.normal()));
+        l.push_back(empty ? kEmptyLse : static_cast<float>(4 * random.normal()));
         for (std::int64_t c = 0; c < kDim; ++c) {
           o.push_back(empty ? std::nanf("") : static_cast<float>(random.normal()));
         }
@@ -39,7 +39,7 @@ struct Parts {
       lse.push_back(std::move(l));
     }
     for (std::int64_t h = 0; h < kHeads; ++h) {
-      sinks.push_back(h == 1 ? kNothing : static_cast<float>(random.normal()));
+      sinks.push_back(h == 1 ? kEmptyLse : static_cast<float>(random.normal()));
     }
   }
 };
@@ -48,28 +48,28 @@ struct Merged {
   std::vector<double> out, lse;
 };
 
-/// out = Σ exp(lse_i) out_i / (Σ exp(lse_i) + exp(sink)), straight from docs/numerics.md. `bound`
-/// becomes the error f32 arithmetic may make: each term is off by the rounding of its exponent
-/// (which grows with the distance from the maximum), of exp2, of the sum and of the products.
-Merged definition(const Parts& parts, bool with_sinks, std::vector<double>& bound) {
+/// out = Σ exp(lse_i) out_i / (Σ exp(lse_i) + exp(sink)), as in docs/numerics.md. `bound`
+/// receives the error bound of f32 arithmetic: each term has rounding errors of its exponent (which
+/// grow with the distance from the maximum), of exp2, of the sum and of the products.
+Merged definition(const Partials& partials, bool with_sinks, std::vector<double>& bound) {
   Merged merged;
-  const auto roundings = static_cast<double>(8 + parts.out.size());
+  const auto roundings = static_cast<double>(8 + partials.out.size());
   for (std::int64_t row = 0; row < kLseElements; ++row) {
     const auto r = static_cast<std::size_t>(row);
     double sum = 0;
-    for (const auto& lse : parts.lse) sum += std::exp(static_cast<double>(lse[r]));
+    for (const auto& lse : partials.lse) sum += std::exp(static_cast<double>(lse[r]));
     if (with_sinks) {
       const auto h = static_cast<std::size_t>(row / kRows % kHeads);
-      sum += std::exp(static_cast<double>(parts.sinks[h]));
+      sum += std::exp(static_cast<double>(partials.sinks[h]));
     }
     merged.lse.push_back(std::log(sum));
     for (std::int64_t c = 0; c < kDim; ++c) {
       const auto at = static_cast<std::size_t>(row * kDim + c);
       double value = 0, error = 0;
-      for (std::size_t i = 0; i < parts.out.size(); ++i) {
-        if (parts.lse[i][r] == kNothing) continue;
-        const double exponent = static_cast<double>(parts.lse[i][r]) - merged.lse.back();
-        const double term = std::exp(exponent) * static_cast<double>(parts.out[i][at]);
+      for (std::size_t i = 0; i < partials.out.size(); ++i) {
+        if (partials.lse[i][r] == kEmptyLse) continue;
+        const double exponent = static_cast<double>(partials.lse[i][r]) - merged.lse.back();
+        const double term = std::exp(exponent) * static_cast<double>(partials.out[i][at]);
         value += term;
         error += 0x1p-24 * (roundings + 2 * std::fabs(exponent)) * std::fabs(term);
       }
@@ -80,17 +80,17 @@ Merged definition(const Parts& parts, bool with_sinks, std::vector<double>& boun
   return merged;
 }
 
-/// The parts in one device's memory, and where the result goes.
+/// Partials and results in the memory of one device.
 class MergeCall {
  public:
-  MergeCall(const Parts& parts, DType out_dtype, Device device)
+  MergeCall(const Partials& partials, DType out_dtype, Device device)
       : device_(device), out_dtype_(out_dtype) {
-    for (std::size_t i = 0; i < parts.out.size(); ++i) {
+    for (std::size_t i = 0; i < partials.out.size(); ++i) {
       partials_.push_back(
-          {view(place(parts.out[i]), DType::f32, {kBatch, kHeads, kRows, kDim}, device_),
-           view(place(parts.lse[i]), DType::f32, {kBatch, kHeads, kRows}, device_)});
+          {view(place(partials.out[i]), DType::f32, {kBatch, kHeads, kRows, kDim}, device_),
+           view(place(partials.lse[i]), DType::f32, {kBatch, kHeads, kRows}, device_)});
     }
-    sinks_ = view(place(parts.sinks), DType::f32, {kHeads}, device_);
+    sinks_ = view(place(partials.sinks), DType::f32, {kHeads}, device_);
     out_ = view(place(std::vector<float>(kOutElements, std::nanf(""))), out_dtype,
                 {kBatch, kHeads, kRows, kDim}, device_);
     lse_ = view(place(std::vector<float>(kLseElements, std::nanf(""))), DType::f32,
@@ -152,16 +152,16 @@ TEST_F(Merge, AgreesWithTheDefinitionAndTheCpu) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const int count : {1, 2, 5, 32}) {
       for (const bool with_sinks : {false, true}) {
-        const Parts parts(count, static_cast<std::uint64_t>(10 * count + with_sinks));
+        const Partials partials(count, static_cast<std::uint64_t>(10 * count + with_sinks));
         std::vector<double> arithmetic;
-        const Merged want = definition(parts, with_sinks, arithmetic);
-        const Merged gpu = MergeCall(parts, dtype, kGpu).run(with_sinks);
-        const Merged cpu = MergeCall(parts, dtype, Device{}).run(with_sinks);
+        const Merged want = definition(partials, with_sinks, arithmetic);
+        const Merged gpu = MergeCall(partials, dtype, kGpu).run(with_sinks);
+        const Merged cpu = MergeCall(partials, dtype, Device{}).run(with_sinks);
         for (std::size_t i = 0; i < want.out.size(); ++i) {
           const double bound =
               arithmetic[i] + unit_of(dtype) * std::fabs(want.out[i]) + smallest_of(dtype) / 2;
           ASSERT_NEAR(gpu.out[i], want.out[i], bound)
-              << to_string(dtype) << ' ' << count << " parts";
+              << to_string(dtype) << ' ' << count << " partials";
           ASSERT_NEAR(gpu.out[i], cpu.out[i], 2 * bound);
         }
         for (std::size_t i = 0; i < want.lse.size(); ++i) {
@@ -176,23 +176,23 @@ TEST_F(Merge, AgreesWithTheDefinitionAndTheCpu) {
   }
 }
 
-TEST_F(Merge, WithNothingIsExact) {
-  Parts parts(3, 5);
-  for (std::size_t i : {std::size_t{0}, std::size_t{2}}) {  // only the middle part saw keys
-    parts.lse[i].assign(parts.lse[i].size(), kNothing);
-    parts.out[i].assign(parts.out[i].size(), std::nanf(""));
+TEST_F(Merge, WithEmptyPartialsIsExact) {
+  Partials partials(3, 5);
+  for (std::size_t i : {std::size_t{0}, std::size_t{2}}) {  // only the middle partial saw keys
+    partials.lse[i].assign(partials.lse[i].size(), kEmptyLse);
+    partials.out[i].assign(partials.out[i].size(), std::nanf(""));
   }
-  const Merged merged = MergeCall(parts, DType::f32, kGpu).run(false);
+  const Merged merged = MergeCall(partials, DType::f32, kGpu).run(false);
   for (std::size_t i = 0; i < merged.out.size(); ++i) {
-    const bool empty = parts.lse[1][i / static_cast<std::size_t>(kDim)] == kNothing;
-    ASSERT_EQ(merged.out[i], empty ? 0.0 : static_cast<double>(parts.out[1][i]));
+    const bool empty = partials.lse[1][i / static_cast<std::size_t>(kDim)] == kEmptyLse;
+    ASSERT_EQ(merged.out[i], empty ? 0.0 : static_cast<double>(partials.out[1][i]));
   }
   for (std::size_t i = 0; i < merged.lse.size(); ++i) {
-    ASSERT_EQ(merged.lse[i], static_cast<double>(parts.lse[1][i]));
+    ASSERT_EQ(merged.lse[i], static_cast<double>(partials.lse[1][i]));
   }
 }
 
-// Keys in three uneven ranges, each a partial call, then one merge that also adds the sinks.
+// Three partial calls on uneven key ranges, then one merge that also adds the sinks.
 TEST_F(Merge, PartialCallsMakeTheWhole) {
   verify::CaseSpec spec = dense(DType::f16, 2, 4, 2, 50, 300, 64);
   spec.lse = spec.sinks = true;
@@ -227,10 +227,10 @@ TEST_F(Merge, PartialCallsMakeTheWhole) {
   expect_right(memory, gpu.block(), gpu.plan());
 }
 
-// The combine alone, without any attention kernel: partial results computed by the oracle, joined
-// on the GPU, against the oracle's whole. In f32 throughout, so the bound leaves no room for a
-// wrong weight. Early queries see none of the last keys: those parts are empty and hold NaN.
-TEST_F(Merge, PartialsOfTheOracleMakeTheOracle) {
+// merge() without an attention kernel: the oracle computes the partials, the GPU merges them. All
+// data is f32, so the tight bound exposes a wrong weight. Early queries see none of the last keys:
+// their partials are empty and hold NaN.
+TEST_F(Merge, OraclePartialsGiveTheOracleResult) {
   for (const double sigma : {0.01, 1.0, 10.0}) {
     verify::CaseSpec spec = dense(DType::f32, 2, 4, 2, 50, 300, 64);
     spec.lse = spec.sinks = spec.options.causal = true;
@@ -266,7 +266,7 @@ TEST_F(Merge, PartialsOfTheOracleMakeTheOracle) {
       for (std::size_t row = 0; row < kPartRows; ++row) {
         lse[row] = static_cast<float>(oracle.lse[row]);
         for (std::size_t c = row * 64; c < (row + 1) * 64; ++c) {
-          out[c] = lse[row] == kNothing ? std::nanf("") : static_cast<float>(oracle.out[c]);
+          out[c] = lse[row] == kEmptyLse ? std::nanf("") : static_cast<float>(oracle.out[c]);
         }
       }
       const auto place = [&](const std::vector<float>& values) {

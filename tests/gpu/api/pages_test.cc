@@ -1,4 +1,4 @@
-// PageTable on the GPU: the bits of the same keys in one piece, bad page ids, and append().
+// Paged KV on the GPU: the same bits as contiguous KV, bad page ids, and append().
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -40,8 +40,8 @@ std::vector<std::int32_t> shuffled(std::int64_t count, std::uint64_t seed) {
   return order;
 }
 
-/// Runs the views with a compact out and returns its bytes.
-std::vector<std::byte> attend(Tensors t, const Options& options) {
+/// Runs the views with a contiguous out and returns its bytes.
+std::vector<std::byte> run_attention(Tensors t, const Options& options) {
   std::int64_t elements = 1;
   for (int i = 0; i < 4; ++i) elements *= t.q.shape[i];
   const DeviceBuffer out(static_cast<std::size_t>(elements) * 2);
@@ -80,9 +80,9 @@ struct Cache {
   std::unique_ptr<DeviceBuffer> shuffled;
 };
 
-class PagesOnGpu : public GpuTest {};
+class PagedKvOnGpu : public GpuTest {};
 
-TEST_F(PagesOnGpu, SameBitsAsInOnePiece) {
+TEST_F(PagedKvOnGpu, SameBitsAsContiguousKv) {
   Cache k(2), v(3);
   const DeviceBuffer used(bytes_of(std::vector<std::int32_t>(kUsed, kUsed + kBatch)));
   const TensorView used_k = view(used.data(), DType::i32, {kBatch}, kGpu);
@@ -99,7 +99,7 @@ TEST_F(PagesOnGpu, SameBitsAsInOnePiece) {
                   .k = k.whole(),
                   .v = v.whole(),
                   .seqused_k = used_k};
-        const std::vector<std::byte> want = attend(t, options);
+        const std::vector<std::byte> want = run_attention(t, options);
         for (const std::int64_t page_size : {1, 3, 8, 16, 24, 64, 128, 192}) {
           const std::int64_t each = kKeys / page_size;
           const std::vector<std::int32_t> order = shuffled(kBatch * each, 4);
@@ -107,7 +107,7 @@ TEST_F(PagesOnGpu, SameBitsAsInOnePiece) {
           t.k = k.pages(page_size, order);
           t.v = v.pages(page_size, order);
           t.block_table = view(table.data(), DType::i32, {kBatch, each}, kGpu);
-          EXPECT_TRUE(attend(t, options) == want)
+          EXPECT_TRUE(run_attention(t, options) == want)
               << page_size << " keys a page, " << q_len << " queries, " << splits << " splits, "
               << (kernel == nullptr ? "planner's kernel" : kernel);
         }
@@ -116,7 +116,7 @@ TEST_F(PagesOnGpu, SameBitsAsInOnePiece) {
   }
 }
 
-TEST_F(PagesOnGpu, BadIdsAreReportedAndNeverFollowed) {
+TEST_F(PagedKvOnGpu, BadIdsAreReportedAndNeverFollowed) {
   for (const std::int64_t q_len : {1, 70}) {
     for (const std::int32_t bad : {-1, INT32_MAX, INT32_MIN, 1 << 20}) {
       verify::CaseSpec spec = dense(DType::f16, 3, 4, 2, q_len, 96, 64);
@@ -132,20 +132,19 @@ TEST_F(PagesOnGpu, BadIdsAreReportedAndNeverFollowed) {
       const std::string wanted = "block_table[1, 4] is " + std::to_string(bad);
       EXPECT_NE(status.message().find(wanted), std::string::npos) << status.message();
       EXPECT_TRUE(gpu.workspace().header_is_zero());
-      // The next call, on good data, is right.
+      // The next call with valid data is correct.
       expect_right(memory, gpu.direct(memory, nullptr), gpu.plan());
       EXPECT_TRUE(workspace_status(gpu.workspace().get()).ok());
     }
   }
 }
 
-/// A cache of nine keys for each of three sequences, and up to four new ones, on the host and on
-/// the GPU: both must end up with the same bytes. An 8-bit cache (`stored`) has scales for blocks
-/// of two keys.
+/// A cache of nine keys for each of three sequences and up to four new keys, on the host and on the
+/// GPU. Both must end with the same bytes. An 8-bit cache (`stored`) has a scale per two keys.
 struct AppendPair {
-  AppendPair(DType dtype, std::int64_t dim, bool paged, bool packed, DType stored = DType::none) {
-    const bool codes = stored != DType::none;
-    const DType cached = codes ? stored : dtype;
+  AppendPair(DType dtype, std::int64_t dim, bool paged, bool varlen, DType stored = DType::none) {
+    const bool eight_bit = stored != DType::none;
+    const DType cached = eight_bit ? stored : dtype;
     verify::Random random(5);
     const auto add = [&](TensorView AppendTensors::*member, const TensorView& shape) {
       TensorView t = shape;
@@ -159,14 +158,14 @@ struct AppendPair {
       return paged ? view(nullptr, cached, {8, 3, 2, d}) : view(nullptr, cached, {3, 2, 9, d});
     };
     const auto rows = [&](std::int64_t d) {
-      return packed ? view(nullptr, dtype, {8, 2, d}) : view(nullptr, dtype, {3, 2, 4, d});
+      return varlen ? view(nullptr, dtype, {8, 2, d}) : view(nullptr, dtype, {3, 2, 4, d});
     };
     add(&AppendTensors::k, cache(dim));
     add(&AppendTensors::v, cache(dim + 8));
     add(&AppendTensors::k_new, rows(dim));
     add(&AppendTensors::v_new, rows(dim + 8));
     for (std::byte& x : host) x = static_cast<std::byte>(random.bits());
-    if (codes) {  // random bits may be NaN
+    if (eight_bit) {  // random bits may be NaN
       for (const TensorView* t : {&offsets.k_new, &offsets.v_new}) {
         TensorView on_host = *t;
         on_host.data = host.data() + reinterpret_cast<std::uintptr_t>(t->data);
@@ -187,10 +186,10 @@ struct AppendPair {
     }
     add(&AppendTensors::seqused_k, view(nullptr, DType::i32, {3}));
     if (paged) add(&AppendTensors::block_table, view(nullptr, DType::i32, {3, 3}));
-    if (packed) add(&AppendTensors::cu_seqlens_new, view(nullptr, DType::i32, {4}));
+    if (varlen) add(&AppendTensors::cu_seqlens_new, view(nullptr, DType::i32, {4}));
     set(&AppendTensors::seqused_k, {0, 5, 3});
     if (paged) set(&AppendTensors::block_table, {7, 0, 99, 6, 2, 5, 3, 1, 4});
-    if (packed) set(&AppendTensors::cu_seqlens_new, {0, 3, 3, 7});
+    if (varlen) set(&AppendTensors::cu_seqlens_new, {0, 3, 3, 7});
   }
 
   void set(TensorView AppendTensors::*member, const std::vector<std::int32_t>& values) {
@@ -209,15 +208,15 @@ struct AppendPair {
   }
 
   std::vector<std::byte> host;
-  AppendTensors offsets;  // data: bytes from the beginning
+  AppendTensors offsets;  // data holds the byte offset
 };
 
-TEST_F(PagesOnGpu, AppendWritesWhatTheCpuWrites) {
+TEST_F(PagedKvOnGpu, AppendMatchesTheCpu) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
     for (const std::int64_t dim : {1, 5, 64, 128, 576}) {
       for (const bool paged : {false, true}) {
-        for (const bool packed : {false, true}) {
-          AppendPair pair(dtype, dim, paged, packed);
+        for (const bool varlen : {false, true}) {
+          AppendPair pair(dtype, dim, paged, varlen);
           const DeviceBuffer gpu(pair.host);
           const TestWorkspace workspace(kWorkspaceHeaderBytes);
           require(append(pair.at(gpu.data(), kGpu), workspace.get()));
@@ -228,19 +227,19 @@ TEST_F(PagesOnGpu, AppendWritesWhatTheCpuWrites) {
           EXPECT_TRUE(want != pair.host);
           EXPECT_TRUE(gpu.download() == want)
               << to_string(dtype) << " dim " << dim << (paged ? " paged" : "")
-              << (packed ? " packed" : "");
+              << (varlen ? " varlen" : "");
         }
       }
     }
   }
 }
 
-TEST_F(PagesOnGpu, AppendQuantizesAsTheCpuDoes) {
+TEST_F(PagedKvOnGpu, AppendQuantizesAsTheCpuDoes) {
   for (const DType stored : {DType::e4m3, DType::e5m2, DType::int8, DType::u8}) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
       for (const std::int64_t dim : {5, 64, 128}) {
-        for (const bool packed : {false, true}) {
-          const AppendPair pair(dtype, dim, true, packed, stored);
+        for (const bool varlen : {false, true}) {
+          const AppendPair pair(dtype, dim, true, varlen, stored);
           const DeviceBuffer gpu(pair.host);
           const TestWorkspace workspace(kWorkspaceHeaderBytes);
           require(append(pair.at(gpu.data(), kGpu), workspace.get()));
@@ -249,14 +248,14 @@ TEST_F(PagesOnGpu, AppendQuantizesAsTheCpuDoes) {
           require(append(pair.at(want.data(), Device{})));
           EXPECT_TRUE(want != pair.host);
           EXPECT_TRUE(gpu.download() == want) << to_string(dtype) << " to " << to_string(stored)
-                                              << " dim " << dim << (packed ? " packed" : "");
+                                              << " dim " << dim << (varlen ? " varlen" : "");
         }
       }
     }
   }
 }
 
-TEST_F(PagesOnGpu, AppendReportsWhatHasNoCode) {
+TEST_F(PagedKvOnGpu, AppendReportsValuesThatCannotBeQuantized) {
   AppendPair pair(DType::f32, 64, true, false, DType::int8);
   const auto at = [&](const TensorView& t, std::int64_t index) {
     return reinterpret_cast<float*>(pair.host.data() + reinterpret_cast<std::uintptr_t>(t.data)) +
@@ -276,11 +275,11 @@ TEST_F(PagesOnGpu, AppendReportsWhatHasNoCode) {
   EXPECT_NE(reported().find("v_scale: the scale of key "), std::string::npos) << reported();
 }
 
-TEST_F(PagesOnGpu, AppendLeavesOutAndReportsWhatHasNoPlace) {
+TEST_F(PagedKvOnGpu, AppendSkipsAndReportsRowsThatDoNotFit) {
   struct Row {
     TensorView AppendTensors::*member;
     std::vector<std::int32_t> values;
-    bool packed;
+    bool varlen;
     const char* wanted;
   };
   const auto used = &AppendTensors::seqused_k;
@@ -296,7 +295,7 @@ TEST_F(PagesOnGpu, AppendLeavesOutAndReportsWhatHasNoPlace) {
                       {ends, {0, 3, 3, -2}, true, "cu_seqlens_new[3] is -2"}};
   for (const Row& row : rows) {
     SCOPED_TRACE(row.wanted);
-    AppendPair pair(DType::f16, 64, true, row.packed);
+    AppendPair pair(DType::f16, 64, true, row.varlen);
     pair.set(row.member, row.values);
     const DeviceBuffer gpu(pair.host);
     const TestWorkspace workspace(kWorkspaceHeaderBytes);
@@ -304,12 +303,12 @@ TEST_F(PagesOnGpu, AppendLeavesOutAndReportsWhatHasNoPlace) {
     const Status status = workspace_status(workspace.get());
     EXPECT_NE(status.message().find(row.wanted), std::string::npos) << status.message();
     EXPECT_TRUE(workspace.header_is_zero());
-    // The inputs, which follow the cache, are as they were.
+    // The inputs, which follow the cache, are unchanged.
     const std::vector<std::byte> after = gpu.download();
     const auto first_input = reinterpret_cast<std::uintptr_t>(pair.offsets.k_new.data);
     EXPECT_TRUE(std::equal(after.begin() + static_cast<std::ptrdiff_t>(first_input), after.end(),
                            pair.host.begin() + static_cast<std::ptrdiff_t>(first_input)));
-    // Without a workspace nobody is told, and the same rows are written.
+    // Without a workspace there is no report, and append() writes the same rows.
     const DeviceBuffer quiet(pair.host);
     require(append(pair.at(quiet.data(), kGpu)));
     EXPECT_TRUE(quiet.download() == after);
@@ -318,7 +317,7 @@ TEST_F(PagesOnGpu, AppendLeavesOutAndReportsWhatHasNoPlace) {
 
 // Each step appends one key and attends with one query, in one stream: row by row one causal
 // attention over all keys.
-TEST_F(PagesOnGpu, ADecodeLoopIsOneAttention) {
+TEST_F(PagedKvOnGpu, ADecodeLoopIsOneAttention) {
   constexpr std::int64_t kSteps = 70, kPage = 16, kEach = 5;
   const std::int64_t row = kKvHeads * kDim;
   Options options;
@@ -336,7 +335,7 @@ TEST_F(PagesOnGpu, ADecodeLoopIsOneAttention) {
     return t;
   };
   const std::vector<std::byte> want =
-      attend({.q = all(q, kQHeads), .k = all(k, kKvHeads), .v = all(v, kKvHeads)}, options);
+      run_attention({.q = all(q, kQHeads), .k = all(k, kKvHeads), .v = all(v, kKvHeads)}, options);
 
   const std::vector<std::int32_t> order = shuffled(kBatch * kEach, 14);
   const DeviceBuffer table(bytes_of(order));
@@ -357,7 +356,7 @@ TEST_F(PagesOnGpu, ADecodeLoopIsOneAttention) {
                     .block_table = t.block_table}));
     t.q = step_of(all(q, kQHeads), step);
     t.seqused_k = view(now.data(), DType::i32, {kBatch}, kGpu);
-    const std::vector<std::byte> got = attend(t, options);
+    const std::vector<std::byte> got = run_attention(t, options);
     for (std::int64_t head = 0; head < kBatch * kQHeads; ++head) {
       ASSERT_EQ(std::memcmp(got.data() + head * kDim * 2,
                             want.data() + (head * kSteps + step) * kDim * 2, kDim * 2),

@@ -1,5 +1,5 @@
-// quantize() and dequantize() on the GPU give the CPU's bits, which tests/unit/api/quantize_test.cc
-// compares with the definition; and what only a GPU does: report a NaN without waiting.
+// quantize() and dequantize() on the GPU give the bits of the CPU, which
+// tests/unit/api/quantize_test.cc compares with the definition. Also the asynchronous NaN report.
 #include "flashcore/quant.h"
 
 #include <cmath>
@@ -14,7 +14,7 @@
 namespace flashcore::gpu_test {
 namespace {
 
-constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
+constexpr DType kQuantized[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 constexpr DType kWide[] = {DType::f32, DType::f16, DType::bf16};
 
 struct Granularity {
@@ -24,7 +24,7 @@ struct Granularity {
 };
 constexpr Granularity kGranularities[] = {{"tensor", 1, 0}, {"head", 2, 0}, {"block", 3, 8}};
 
-/// All tensors of a call in one block, so that a copy of it on any device is the same call.
+/// All tensors of a call in one buffer, so that a copy on another device is the same call.
 struct Block {
   std::vector<std::byte> bytes;
   QuantTensors offsets;  ///< data is the offset
@@ -83,17 +83,17 @@ struct Columns {
   std::int64_t count, slack;
 };
 
-/// The other way round.
+/// The arguments of the inverse call.
 QuantTensors back(QuantTensors t) {
   std::swap(t.from, t.to);
   t.saturated = {};
   return t;
 }
 
-/// The same call on both devices, and back, into where the values came from.
+/// Quantizes and dequantizes on both devices; dequantize() overwrites the inputs.
 void expect_bits_of_the_cpu(std::initializer_list<Columns> all_columns, bool rotate) {
   for (const DType wide : kWide) {
-    for (const DType code : kCodes) {
+    for (const DType code : kQuantized) {
       for (const Granularity& g : kGranularities) {
         for (const Columns& columns : all_columns) {
           SCOPED_TRACE(std::string(to_string(wide)) + " " + to_string(code) + " per " + g.name +
@@ -109,7 +109,7 @@ void expect_bits_of_the_cpu(std::initializer_list<Columns> all_columns, bool rot
             EXPECT_EQ(device.download(), block.bytes) << what;
           };
           run("scales found", [&](const QuantTensors& t) { return quantize(t, options); });
-          // With a scale that makes the values above half the largest saturate.
+          // Half the scale: values above half of the maximum saturate.
           options.given_scale = true;
           verify::for_each_element(block.offsets.scale, [&](std::int64_t at) {
             std::byte* scale =
@@ -147,7 +147,7 @@ TEST_F(Quantize, RotatedGivesTheBitsOfTheCpu) {
                          true);
 }
 
-TEST_F(Quantize, WhatIsNotFiniteTakesItsRotatedBlockWithIt) {
+TEST_F(Quantize, NonFiniteValueSpoilsItsRotatedBlock) {
   for (const std::int64_t slack : {0, 1}) {  // in registers, and in shared memory
     for (const DType code : {DType::e4m3, DType::e5m2}) {
       Block block(DType::bf16, code, kGranularities[1], 96, slack);
@@ -173,8 +173,8 @@ TEST_F(Quantize, WhatIsNotFiniteTakesItsRotatedBlockWithIt) {
   }
 }
 
-TEST_F(Quantize, EveryFiniteCodeComesBack) {
-  for (const DType code : kCodes) {
+TEST_F(Quantize, EveryFiniteValueRoundTrips) {
+  for (const DType code : kQuantized) {
     for (const DType wide : kWide) {
       std::vector<std::byte> codes(256), scale(4);
       for (int i = 0; i < 256; ++i) codes[static_cast<std::size_t>(i)] = static_cast<std::byte>(i);
@@ -202,7 +202,7 @@ TEST_F(Quantize, EveryFiniteCodeComesBack) {
 }
 
 TEST_F(Quantize, RoundsEvery16BitValueAsTheCpuDoes) {
-  for (const DType code : kCodes) {
+  for (const DType code : kQuantized) {
     for (const DType wide : {DType::f16, DType::bf16}) {
       for (const float scale : {1.f, 0.37f}) {
         SCOPED_TRACE(std::string(to_string(code)) + " from " + to_string(wide));
@@ -230,7 +230,7 @@ TEST_F(Quantize, RoundsEvery16BitValueAsTheCpuDoes) {
   }
 }
 
-TEST_F(Quantize, ReportsANanThatHasNoCode) {
+TEST_F(Quantize, ReportsNanThatTheFormatCannotHold) {
   Block block(DType::f32, DType::int8, kGranularities[0], 64, 0);
   verify::store(block.bytes.data(), DType::f32, 777, std::nan(""));
   DeviceBuffer device(block.bytes);
@@ -242,7 +242,7 @@ TEST_F(Quantize, ReportsANanThatHasNoCode) {
   EXPECT_TRUE(workspace_status(workspace.get()).ok());  // cleared
 }
 
-TEST_F(Quantize, ReportsTheElementThatHasNoRotation) {
+TEST_F(Quantize, ReportsTheElementThatCannotBeRotated) {
   for (const std::int64_t columns : {64, 36}) {  // in registers, and in shared memory
     for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
       Block block(DType::f32, DType::u8, kGranularities[0], columns, 0, false);

@@ -1,5 +1,5 @@
-// The same call gives the same bits, ten thousand times: also where the blocks of a decode arrive
-// in any order and the last one joins their results.
+// The same call gives the same bits ten thousand times, even if the CTAs of a split decode finish
+// in any order and the last one combines their results.
 #include <algorithm>
 
 #include "gpu/support.h"
@@ -16,7 +16,7 @@ class Repeats : public GpuTest {
   static void expect_same_bits(const verify::CaseMemory& memory, const GpuCase& gpu) {
     const TestStream stream;
     const Tensors& t = gpu.tensors();
-    // A compact out, so that its bytes are one range.
+    // A contiguous out: its bytes are one range.
     const auto bytes =
         static_cast<std::size_t>(t.out.shape[0] * t.out.strides[0] * size_of(t.out.dtype));
     std::vector<std::byte> first(bytes), now(bytes);
@@ -38,7 +38,7 @@ class Repeats : public GpuTest {
   }
 };
 
-TEST_F(Repeats, DecodeWithSplitsJoinedInTheKernel) {
+TEST_F(Repeats, DecodeWithSplitsCombinedInTheKernel) {
   for (const std::int64_t batch : {1, 5}) {
     const verify::CaseMemory memory(dense(DType::bf16, batch, 32, 8, 1, 4096, 128));
     GpuCase gpu(memory);
@@ -72,9 +72,9 @@ TEST_F(Repeats, Prefill) {
   }
 }
 
-TEST_F(Repeats, ItemsDealtOutByTicket) {
+TEST_F(Repeats, DynamicallyScheduledTiles) {
   for (const KernelInfo* kernel : runnable_kernels()) {
-    // Kernels of f16 have the shapes, and so the barriers, of bf16's.
+    // f16 kernels have the same shapes and barriers as bf16 kernels.
     if (!is_persistent(*kernel) || kernel->dtype == DType::f16) continue;
     verify::CaseSpec spec = dense(kernel->dtype, 7, 40, 20, 3, 300, kernel->head_dim);
     spec.options.kernel = kernel->id;

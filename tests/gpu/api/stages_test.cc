@@ -1,4 +1,4 @@
-// Every stage of every CUDA kernel, read out through the probes, over the whole tensor.
+// Every stage of every CUDA kernel, read through the probes, over the whole tensor.
 #include "check/stages.h"
 
 #include "check/trace.h"
@@ -12,13 +12,13 @@ using verify::Stage;
 
 class GpuStages : public GpuTest {
  protected:
-  /// Made by the tests, not before: where there is no GPU they are skipped.
+  /// Called by the tests only, because it needs a GPU.
   static verify::CallRunner runner_for(const KernelInfo& kernel) {
     return {**backend_for(DeviceType::cuda), kGpu, require(device_info(kGpu)), kernel.id};
   }
 };
 
-/// Several tiles of keys and of rows, head dims below the kernel's own.
+/// Several tiles of keys and rows, v_dim below the kernel's head_dim.
 verify::CaseSpec several_tiles(const KernelInfo& kernel) {
   verify::CaseSpec spec =
       dense(kernel.dtype, 2, 4, 2, kernel.tile_q + 3, 4 * kernel.tile_k + 5, kernel.head_dim);
@@ -30,7 +30,7 @@ verify::CaseSpec several_tiles(const KernelInfo& kernel) {
 std::vector<verify::CaseSpec> specs(const KernelInfo& kernel) {
   std::vector<verify::CaseSpec> all(3, several_tiles(kernel));
   all[1].options.causal = true;
-  all[1].kv_len = 2 * kernel.tile_k - 1;  // tall tiles have rows that see no key
+  all[1].kv_len = 2 * kernel.tile_k - 1;  // with large query tiles, some rows see no key
   all[1].sinks = true;
   all[1].sigma = 10;
   all[2].bias = all[2].mask = {true, true, true, true};
@@ -41,7 +41,7 @@ std::vector<verify::CaseSpec> specs(const KernelInfo& kernel) {
   return all;
 }
 
-/// Stages are read through masks, pages and f32 outputs, which Hopper's kernels leave to others.
+/// The probes need masks, pages and f32 outputs, which the Hopper kernels do not support.
 std::vector<const KernelInfo*> kernels_with_stages() {
   std::vector<const KernelInfo*> found = runnable_kernels();
   std::erase_if(found,

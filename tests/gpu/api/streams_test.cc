@@ -1,5 +1,5 @@
-// Calls at once: on several streams, from several host threads, under load. The bits are those of
-// a quiet machine.
+// Concurrent calls on several streams, from several host threads, under load. The bits equal those
+// of an idle GPU.
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -11,7 +11,7 @@ namespace {
 
 class Streams : public GpuTest {};
 
-/// Different kernels, with and without splits; none fills the GPU, so they do run at once.
+/// Different kernels, with and without splits. None fills the GPU, so they run concurrently.
 std::vector<verify::CaseSpec> mixed_cases() {
   std::vector<verify::CaseSpec> specs;
   specs.push_back(dense(DType::f16, 1, 8, 8, 512, 512, 64));
@@ -28,7 +28,7 @@ std::vector<verify::CaseSpec> mixed_cases() {
   return specs;
 }
 
-/// A case, its memory and what a call on a quiet GPU made of it.
+/// A case, its memory and its result on an idle GPU.
 struct Known {
   explicit Known(const verify::CaseSpec& spec)
       : memory(spec), gpu(memory), want(gpu.direct(memory, nullptr)) {}
@@ -37,13 +37,13 @@ struct Known {
   std::vector<std::byte> want;
 };
 
-TEST_F(Streams, TwoAtOnceEqualSerialResults) {
+TEST_F(Streams, TwoConcurrentStreamsEqualSerialResults) {
   const std::vector<verify::CaseSpec> specs = mixed_cases();
   for (std::size_t i = 0; i < specs.size(); ++i) {
     Known a(specs[i]), b(specs[(i + 1) % specs.size()]);
     expect_right(a.memory, a.want, a.gpu.plan());
     const TestStream stream_a, stream_b;
-    for (int round = 0; round < 5; ++round) {
+    for (int repeat = 0; repeat < 5; ++repeat) {
       a.gpu.load(a.memory);
       b.gpu.load(b.memory);
       for (int call = 0; call < 20; ++call) {
@@ -58,7 +58,7 @@ TEST_F(Streams, TwoAtOnceEqualSerialResults) {
   }
 }
 
-TEST_F(Streams, TheStreamDoesNotDecideTheBits) {
+TEST_F(Streams, BitsDoNotDependOnTheStream) {
   int least = 0, greatest = 0;
   require(cudaDeviceGetStreamPriorityRange(&least, &greatest), "priorities");
   const TestStream low(least), high(greatest), load_stream;
@@ -95,7 +95,7 @@ TEST_F(Streams, SeveralHostThreads) {
       try {
         const TestStream stream;
         for (int call = 0; call < 100; ++call) {
-          // Everything a caller does, not only the launch, happens in every thread.
+          // Every thread also plans, as a caller would.
           const Plan plan = plan_for(one->gpu.tensors(), one->memory.spec().options);
           require(run(plan, one->gpu.tensors(), one->gpu.workspace().get(), stream));
         }

@@ -1,4 +1,4 @@
-// The workspace: whatever it held before, whoever used it before, and what a call leaves in it.
+// The workspace: independence of its previous content and users, and its state after a call.
 #include <algorithm>
 
 #include "gpu/support.h"
@@ -21,10 +21,10 @@ TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
         spec.options.num_splits = splits;
         spec.options.checked = checked;
         spec.lse = spec.used_k = true;
-        if (splits > 1 && !any(kernel->features & Features::num_splits)) continue;
+        if (splits > 1 && !any(kernel->features & Features::num_splits)) continue;  // no split-KV
         verify::fit_to_kernel(*kernel, spec);
         const verify::CaseMemory memory(spec);
-        GpuCase gpu(memory);  // its workspace held only ones before workspace_init()
+        GpuCase gpu(memory);  // all bits of its workspace were 1 before workspace_init()
         EXPECT_EQ(gpu.plan().splits, splits);
         const std::vector<std::byte> block = gpu.direct(memory, nullptr);
         expect_right(memory, block, gpu.plan());
@@ -35,9 +35,9 @@ TEST_F(WorkspaceUse, EveryKernelIsRightAndLeavesTheHeaderZero) {
   }
 }
 
-// What a plan says of the header holds: one that it does not use may hold anything, and stays.
-TEST_F(WorkspaceUse, AHeaderThatIsNotUsedIsLeftAlone) {
-  std::size_t looked_at = 0;
+// uses_header() is correct: a plan that does not use the header ignores and keeps its content.
+TEST_F(WorkspaceUse, UnusedHeaderIsUntouched) {
+  std::size_t tested = 0;
   for (const KernelInfo* kernel : runnable_kernels()) {
     for (const int splits : {1, 3}) {
       verify::CaseSpec spec = dense(kernel->dtype, 2, 2, 1, kernel->tile_q + 3,
@@ -45,12 +45,12 @@ TEST_F(WorkspaceUse, AHeaderThatIsNotUsedIsLeftAlone) {
       spec.options.kernel = kernel->id;
       spec.options.num_splits = splits;
       spec.lse = spec.used_k = true;
-      if (splits > 1 && !any(kernel->features & Features::num_splits)) continue;
+      if (splits > 1 && !any(kernel->features & Features::num_splits)) continue;  // no split-KV
       verify::fit_to_kernel(*kernel, spec);
       const verify::CaseMemory memory(spec);
       GpuCase gpu(memory);
       if (uses_header(gpu.plan())) continue;
-      ++looked_at;
+      ++tested;
       const Workspace workspace = gpu.workspace().get();
       require(cudaMemset(workspace.data, 0xff, workspace.bytes), "cudaMemset");
       expect_right(memory, gpu.direct(memory, nullptr), gpu.plan());
@@ -62,11 +62,11 @@ TEST_F(WorkspaceUse, AHeaderThatIsNotUsedIsLeftAlone) {
           << kernel->id << " splits " << splits;
     }
   }
-  EXPECT_GT(looked_at, runnable_kernels().size() / 2);
+  EXPECT_GT(tested, runnable_kernels().size() / 2);
 }
 
-// A checked call notices a header that nobody initialised.
-TEST_F(WorkspaceUse, AHeaderFullOfOnesIsNoticed) {
+// A checked call detects an uninitialized header.
+TEST_F(WorkspaceUse, UninitializedHeaderIsDetected) {
   verify::CaseSpec spec = dense(DType::f16, 1, 2, 2, 40, 100, 64);
   spec.options.checked = true;
   const verify::CaseMemory memory(spec);
@@ -79,17 +79,17 @@ TEST_F(WorkspaceUse, AHeaderFullOfOnesIsNoticed) {
   EXPECT_NE(status.message().find("workspace_init"), std::string::npos) << status.message();
 }
 
-// More items than blocks: they are dealt out by a tile_counter in the header, which must be 0 again
-// after every call, also where some of the items turn out to be empty.
-TEST_F(WorkspaceUse, TicketsAreGivenBack) {
+// More tiles than CTAs: the kernel schedules them by the header's tile_counter, which must be 0
+// after every call, even if some tiles are empty.
+TEST_F(WorkspaceUse, TileCounterIsReset) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     if (!is_persistent(*kernel)) continue;
-    for (const bool packed : {false, true}) {
+    for (const bool varlen : {false, true}) {
       verify::CaseSpec spec =
           dense(kernel->dtype, 5, 40, 20, kernel->tile_q + 1, 70, kernel->head_dim);
       spec.options.kernel = kernel->id;
       spec.options.causal = spec.lse = true;
-      spec.q_varlen = spec.kv_varlen = packed;
+      spec.q_varlen = spec.kv_varlen = varlen;
       verify::fit_to_kernel(*kernel, spec);
       const verify::CaseMemory memory(spec);
       GpuCase gpu(memory);
@@ -132,7 +132,7 @@ TEST_F(WorkspaceUse, PlansTakeTurns) {
   }
 }
 
-// Rows and splits that see no key at all: their partials are never written and must not be read.
+// Rows and splits that see no key do not write their partials; the combine must not read them.
 TEST_F(WorkspaceUse, EmptySplitsReadNothing) {
   verify::CaseSpec spec = dense(DType::f32, 2, 2, 2, 70, 400, 64);
   spec.options.num_splits = 6;
@@ -147,7 +147,7 @@ TEST_F(WorkspaceUse, EmptySplitsReadNothing) {
   }
 }
 
-TEST_F(WorkspaceUse, TooSmallIsRefusedAndOutputsStay) {
+TEST_F(WorkspaceUse, TooSmallIsRefusedAndOutputsAreUntouched) {
   verify::CaseSpec spec = dense(DType::f32, 1, 2, 2, 20, 400, 64);
   spec.options.num_splits = 3;
   const verify::CaseMemory memory(spec);

@@ -49,7 +49,7 @@ verify::CaseSpec spec_of(const KernelInfo& kernel, const NoKeysCase& one) {
   return spec;
 }
 
-/// Shortens two sequences to at most 0 and 1 keys.
+/// Shortens one sequence to 0 keys and one to at most 1.
 void shorten(const verify::CaseMemory& memory) {
   if (!memory.spec().used_k) return;
   auto* used = static_cast<std::int32_t*>(memory.tensors().seqused_k.data);

@@ -324,7 +324,7 @@ TEST_F(Hopper, WgmmaRsIsExact) {
   }
 }
 
-// The varlen accumulators of Q K^T are the A operand of P V. Both GEMMs read the last stage of the
+// The packed accumulators of Q K^T are the A operand of P V. Both GEMMs read the last stage of the
 // kernel's own shared memory. Inputs are at most 1, so scores are at most 256: exact in bf16, too.
 TEST_F(Hopper, ScoreAccumulatorsAreTheOperandOfPV) {
   for (const KernelInfo& kernel : kernels()) {
