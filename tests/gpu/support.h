@@ -29,7 +29,7 @@ T require(Result<T> result) {
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override;
-  /// Fails if the test leaves a CUDA error behind: a caller's own error check would find it.
+  /// Fails if the test leaves a CUDA error: a caller's own error check would find it.
   void TearDown() override;
 };
 

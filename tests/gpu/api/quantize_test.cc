@@ -29,7 +29,7 @@ struct Block {
   std::vector<std::byte> bytes;
   QuantTensors offsets;  ///< data is the offset
 
-  Block(DType wide, DType code, const Granularity& g, std::int64_t columns, std::int64_t slack,
+  Block(DType wide, DType stored, const Granularity& g, std::int64_t columns, std::int64_t slack,
         bool infinities = true) {
     const std::int64_t batch = 2, heads = 3, rows = 37;
     const auto place = [&](DType dtype, std::initializer_list<std::int64_t> shape) {
@@ -46,7 +46,7 @@ struct Block {
       return t;
     };
     offsets.from = place(wide, {batch, heads, rows, columns});
-    offsets.to = place(code, {batch, heads, rows, columns});
+    offsets.to = place(stored, {batch, heads, rows, columns});
     const std::int64_t blocks = (rows + 7) / 8;
     const auto slots = [&](DType dtype) {
       if (g.rank == 1) return place(dtype, {1});
@@ -93,20 +93,20 @@ QuantTensors back(QuantTensors t) {
 /// Quantizes and dequantizes on both devices; dequantize() overwrites the inputs.
 void expect_bits_of_the_cpu(std::initializer_list<Columns> all_columns, bool rotate) {
   for (const DType wide : kWide) {
-    for (const DType code : kQuantized) {
+    for (const DType stored : kQuantized) {
       for (const Granularity& g : kGranularities) {
         for (const Columns& columns : all_columns) {
-          SCOPED_TRACE(std::string(to_string(wide)) + " " + to_string(code) + " per " + g.name +
+          SCOPED_TRACE(std::string(to_string(wide)) + " " + to_string(stored) + " per " + g.name +
                        ", " + std::to_string(columns.count) + " columns, slack " +
                        std::to_string(columns.slack));
-          Block block(wide, code, g, columns.count, columns.slack, !rotate);
+          Block block(wide, stored, g, columns.count, columns.slack, !rotate);
           DeviceBuffer device(block.bytes);
           QuantOptions options{.block_rows = g.block_rows, .rotate = rotate};
-          const auto run = [&](const char* what, auto call) {
+          const auto run = [&](const char* step, auto call) {
             require(call(block.at(device.data(), kGpu)));
             require(call(block.at(block.bytes.data(), {})));
-            require(cudaDeviceSynchronize(), what);
-            EXPECT_EQ(device.download(), block.bytes) << what;
+            require(cudaDeviceSynchronize(), step);
+            EXPECT_EQ(device.download(), block.bytes) << step;
           };
           run("scales found", [&](const QuantTensors& t) { return quantize(t, options); });
           // Half the scale: values above half of the maximum saturate.
@@ -149,8 +149,8 @@ TEST_F(Quantize, RotatedGivesTheBitsOfTheCpu) {
 
 TEST_F(Quantize, NonFiniteValueSpoilsItsRotatedBlock) {
   for (const std::int64_t slack : {0, 1}) {  // in registers, and in shared memory
-    for (const DType code : {DType::e4m3, DType::e5m2}) {
-      Block block(DType::bf16, code, kGranularities[1], 96, slack);
+    for (const DType stored : {DType::e4m3, DType::e5m2}) {
+      Block block(DType::bf16, stored, kGranularities[1], 96, slack);
       DeviceBuffer device(block.bytes);
       const QuantOptions options{.rotate = true};
       require(quantize(block.at(device.data(), kGpu), options));
@@ -174,27 +174,28 @@ TEST_F(Quantize, NonFiniteValueSpoilsItsRotatedBlock) {
 }
 
 TEST_F(Quantize, EveryFiniteValueRoundTrips) {
-  for (const DType code : kQuantized) {
+  for (const DType stored : kQuantized) {
     for (const DType wide : kWide) {
-      std::vector<std::byte> codes(256), scale(4);
-      for (int i = 0; i < 256; ++i) codes[static_cast<std::size_t>(i)] = static_cast<std::byte>(i);
+      std::vector<std::byte> patterns(256), scale(4);
+      for (std::size_t i = 0; i < 256; ++i) patterns[i] = static_cast<std::byte>(i);
       verify::store(scale.data(), DType::f32, 0, 0.0371);
-      const DeviceBuffer g_codes(codes), g_scale(scale), g_back(codes), g_wide(1024);
+      const DeviceBuffer g_patterns(patterns), g_scale(scale), g_back(patterns), g_wide(1024);
       const auto tensor = [](const DeviceBuffer& buffer, DType dtype) {
         return view(buffer.data(), dtype, {1, 1, 16, 16}, kGpu);
       };
       const TensorView s = view(g_scale.data(), DType::f32, {1}, kGpu);
-      require(dequantize({tensor(g_codes, code), tensor(g_wide, wide), s, {}}));
-      require(quantize({tensor(g_wide, wide), tensor(g_back, code), s, {}},
+      require(dequantize({tensor(g_patterns, stored), tensor(g_wide, wide), s, {}}));
+      require(quantize({tensor(g_wide, wide), tensor(g_back, stored), s, {}},
                        {.block_rows = 0, .given_scale = true}));
       require(cudaDeviceSynchronize(), "quantize");
       const std::vector<std::byte> back = g_back.download();
       for (std::size_t i = 0; i < 256; ++i) {
-        const double value = reference::element(codes.data(), code, static_cast<std::int64_t>(i));
+        const double value =
+            reference::element(patterns.data(), stored, static_cast<std::int64_t>(i));
         const bool never_produced =
-            (code == DType::int8 && i == 128) || (code == DType::u8 && i == 0);
+            (stored == DType::int8 && i == 128) || (stored == DType::u8 && i == 0);
         if (std::isfinite(value) && !never_produced) {
-          EXPECT_EQ(back[i], codes[i]) << to_string(code) << " by " << to_string(wide);
+          EXPECT_EQ(back[i], patterns[i]) << to_string(stored) << " by " << to_string(wide);
         }
       }
     }
@@ -202,10 +203,10 @@ TEST_F(Quantize, EveryFiniteValueRoundTrips) {
 }
 
 TEST_F(Quantize, RoundsEvery16BitValueAsTheCpuDoes) {
-  for (const DType code : kQuantized) {
+  for (const DType stored : kQuantized) {
     for (const DType wide : {DType::f16, DType::bf16}) {
       for (const float scale : {1.f, 0.37f}) {
-        SCOPED_TRACE(std::string(to_string(code)) + " from " + to_string(wide));
+        SCOPED_TRACE(std::string(to_string(stored)) + " from " + to_string(wide));
         std::vector<std::byte> bytes(3 * 65536 + 8);
         for (std::size_t i = 0; i < 65536; ++i) {
           const auto bits = static_cast<std::uint16_t>(i);
@@ -216,7 +217,7 @@ TEST_F(Quantize, RoundsEvery16BitValueAsTheCpuDoes) {
         DeviceBuffer device(bytes);
         const auto call = [&](std::byte* base, Device place) {
           require(quantize({view(base, wide, {1, 1, 512, 128}, place),
-                            view(base + 2 * 65536, code, {1, 1, 512, 128}, place),
+                            view(base + 2 * 65536, stored, {1, 1, 512, 128}, place),
                             view(base + 3 * 65536, DType::f32, {1}, place),
                             view(base + 3 * 65536 + 4, DType::i32, {1}, place)},
                            {.given_scale = true}));
