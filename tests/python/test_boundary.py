@@ -118,7 +118,7 @@ class Codes(Refusals):
         fixed.flags.writeable = False
         self.refused(ValueError, "out: is read-only", flashcore.dequantize,
                      flashcore.quantize(self.q), out=fixed)
-        self.refused(ValueError, "out: has another shape than x.codes", flashcore.dequantize,
+        self.refused(ValueError, "out: its shape differs from that of x.codes", flashcore.dequantize,
                      flashcore.quantize(self.q), out=zeros(1, 1, 4, 7, dtype=F32))
 
 

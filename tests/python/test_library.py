@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def copy_of_the_tree(folder):
     """What the fingerprint covers, and the script that makes it."""
-    for name in ("include", "src", "cmake", "scripts"):
+    for name in ("bindings", "include", "src", "cmake", "scripts"):
         shutil.copytree(ROOT / name, Path(folder) / name)
     shutil.copy(ROOT / "CMakeLists.txt", folder)
 
