@@ -10,6 +10,13 @@ namespace {
 
 using ll = long long;
 
+/// std::to_string would add symbols to the library's exports.
+std::string decimal(std::int64_t value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%lld", ll{value});
+  return text;
+}
+
 /// Appends words to a line, each once.
 class Words {
  public:
@@ -52,7 +59,7 @@ std::string sizes(const Problem& p) {
       types.c_str(), ll{p.batch}, ll{p.q_heads}, ll{p.kv_heads}, ll{p.q_len}, ll{p.kv_len},
       ll{p.head_dim});
   std::string line = text;
-  if (p.v_dim != p.head_dim) line += "  v_dim " + std::to_string(p.v_dim);
+  if (p.v_dim != p.head_dim) line += "  v_dim " + decimal(p.v_dim);
   return line;
 }
 
@@ -62,10 +69,9 @@ std::string problem_line(const Problem& p) {
   Words words(sizes(p));
   const Options& o = p.options;
   if (o.window_left >= 0 || o.window_right >= 0) {
-    words.add("window (" + std::to_string(o.window_left) + ", " + std::to_string(o.window_right) +
-              ")");
+    words.add("window (" + decimal(o.window_left) + ", " + decimal(o.window_right) + ")");
   }
-  if (p.page_size > 0) words.add("pages of " + std::to_string(p.page_size) + " keys");
+  if (p.page_size > 0) words.add("pages of " + decimal(p.page_size) + " keys");
   if (o.reproducibility == Reproducibility::batch_invariant) words.add("batch-invariant");
   if (p.q_varlen || p.kv_varlen) words.add("variable lengths");  // offsets have no Layout
 

@@ -65,7 +65,7 @@ class Info(CommandTest):
 class Tree(CommandTest):
     def copy_of_sources(self):
         tree = self.path("a tree; with 'odd' name")
-        for part in ("include", "src", "cmake", "scripts"):
+        for part in ("bindings", "include", "src", "cmake", "scripts"):
             shutil.copytree(os.path.join(SOURCE, part), os.path.join(tree, part))
         shutil.copy(os.path.join(SOURCE, "CMakeLists.txt"), tree)
         return tree
