@@ -70,7 +70,8 @@ add_library(flashcore_objects OBJECT
   src/verify/probes/softmax.cc
   src/verify/probes/uniform.cc
   src/verify/report/html.cc
-  src/verify/report/report.cc
+  src/verify/report/json.cc
+  src/verify/report/text.cc
   ${FLASHCORE_FINGERPRINT})
 target_link_libraries(flashcore_objects PRIVATE flashcore_flags)
 # The bindings' headers are not installed: bindings/python/fastcall.h.

@@ -53,7 +53,7 @@ class Tally {
     note(e, probe,
          right    ? ""
          : finite ? "errors exceed their bounds"
-                  : "non-finite values stand at other places",
+                  : "non-finite values are at other places than in the oracle",
          ratio);
   }
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// sign, `exponent_bits` and `mantissa_bits` of a small IEEE format, by the book.
+/// Decodes a small IEEE format by its definition.
 double small_float(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const std::uint32_t mantissa = bits & ((1u << mantissa_bits) - 1);
@@ -164,7 +164,7 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
       x = o.softcap * std::tanh(x / o.softcap);
       const bool finite = std::isfinite(magnitude);
       if (!finite) magnitude = 0.0;  // tanh(inf) is exact
-      // Kernels may compute a small cap's tanh with the error of a score as large as the cap.
+      // With a small cap, kernels may compute tanh with the error of a score of the cap's size.
       if (o.softcap <= kSmallCap || !finite) magnitude += o.softcap;
     }
     if (t.alibi_slopes.given()) {
@@ -187,60 +187,74 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
   }
 }
 
-void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& head, RowScores& s,
-                 Oracle& result) {
-  const RowId& row = result.rows[r];
-  compute_scores(p, t, row, head, s);
-  const std::size_t n = s.score.size();
-  const auto v_dim = static_cast<std::size_t>(p.v_dim);
-  double max = -kInfinity, magnitude = 0, largest_product = 0, largest_sum = 0;
-  for (std::size_t j = 0; j < n; ++j) {
-    max = std::max(max, s.score[j]);  // std::max keeps its first argument when the second is NaN
-  }
-  for (std::size_t j = 0; j < n; ++j) {
-    if (!std::isfinite(s.score[j])) continue;
-    // A score far below the maximum counts for nothing, however wrong it is.
-    if (s.score[j] + 1e-3 * s.magnitude[j] < max - 1000) continue;
-    magnitude = std::max(magnitude, s.magnitude[j]);
-    // A softcap hides what is not finite.
-    const double product = std::fabs(p.scale) * s.largest_product[j];
-    if (std::isfinite(product)) largest_product = std::max(largest_product, product);
-    const double sum = std::fabs(p.scale) * s.largest_sum[j];
-    if (std::isfinite(sum)) largest_sum = std::max(largest_sum, sum);
-  }
-  double sink = -kInfinity;
-  if (t.sinks.given() && !p.options.partial) {
-    sink = static_cast<const float*>(t.sinks.data)[row.h * p.sinks.head];
-  }
-  const double top = std::max(max, sink);
-  const double base = top == -kInfinity ? 0.0 : top;
-  std::vector<double> weight(n);
-  double sum = 0, lost = 0;  // Kahan: thousands of equal small terms would round alike
-  for (std::size_t j = 0; j < n; ++j) {
-    weight[j] = std::exp(s.score[j] - base);
-    const double term = weight[j] - lost;
-    const double next = sum + term;
-    lost = (next - sum) - term;
-    sum = next;
-  }
-  const double keys_sum = sum;
-  double sink_weight = 0;
-  if (t.sinks.given() && !p.options.partial) {
-    sink_weight = std::exp(sink - base);
-    sum += sink_weight;
-    if (std::fabs(sink) > magnitude && std::isfinite(sink)) magnitude = std::fabs(sink);
-  }
-  constexpr double kMostMagnitude = 1e100;  // keeps bounds and their squares finite
-  magnitude = std::min(magnitude, kMostMagnitude);
-  const double factor = sum == 0 ? 0.0 : 1.0 / sum;
+/// Softmax of one row: weights, their sum, and the magnitudes that the error bound needs.
+struct RowSoftmax {
+  double max = -kInfinity, base = 0;   ///< largest score; the value subtracted before exp()
+  double sum = 0, keys_sum = 0;        ///< with and without the sink
+  double sink_weight = 0, factor = 0;  ///< factor: 1 / sum
+  double magnitude = 0, largest_product = 0, largest_sum = 0;
+  std::vector<double> weight;  ///< exp(score - base)
+};
 
+void find_magnitudes(const Problem& p, const RowScores& s, RowSoftmax& x) {
+  for (std::size_t j = 0; j < s.score.size(); ++j) {
+    if (!std::isfinite(s.score[j])) continue;
+    // A score far below the maximum has no weight, however wrong it is.
+    if (s.score[j] + 1e-3 * s.magnitude[j] < x.max - 1000) continue;
+    x.magnitude = std::max(x.magnitude, s.magnitude[j]);
+    // Behind a softcap these may be infinite.
+    const double product = std::fabs(p.scale) * s.largest_product[j];
+    if (std::isfinite(product)) x.largest_product = std::max(x.largest_product, product);
+    const double sum = std::fabs(p.scale) * s.largest_sum[j];
+    if (std::isfinite(sum)) x.largest_sum = std::max(x.largest_sum, sum);
+  }
+}
+
+RowSoftmax softmax(const Problem& p, const Tensors& t, const RowId& row, const RowScores& s) {
+  RowSoftmax x;
+  for (const double score : s.score) {
+    x.max = std::max(x.max, score);  // std::max keeps its first argument if the second is NaN
+  }
+  find_magnitudes(p, s, x);
+  const bool has_sink = t.sinks.given() && !p.options.partial;
+  const double sink =
+      has_sink ? static_cast<const float*>(t.sinks.data)[row.h * p.sinks.head] : -kInfinity;
+  const double top = std::max(x.max, sink);
+  x.base = top == -kInfinity ? 0.0 : top;
+  x.weight.resize(s.score.size());
+  double lost = 0;  // Kahan: thousands of equal small terms round in the same direction
+  for (std::size_t j = 0; j < s.score.size(); ++j) {
+    x.weight[j] = std::exp(s.score[j] - x.base);
+    const double term = x.weight[j] - lost;
+    const double next = x.sum + term;
+    lost = (next - x.sum) - term;
+    x.sum = next;
+  }
+  x.keys_sum = x.sum;
+  if (has_sink) {
+    x.sink_weight = std::exp(sink - x.base);
+    x.sum += x.sink_weight;
+    if (std::fabs(sink) > x.magnitude && std::isfinite(sink)) x.magnitude = std::fabs(sink);
+  }
+  constexpr double kMaxMagnitude = 1e100;  // keeps bounds and their squares finite
+  x.magnitude = std::min(x.magnitude, kMaxMagnitude);
+  x.factor = x.sum == 0 ? 0.0 : 1.0 / x.sum;
+  return x;
+}
+
+/// O = P V and the sums over V of the error bound. Normalises the weights. Returns true if a hidden
+/// key has a non-finite V.
+bool multiply_values(const Head& head, const RowScores& s, std::size_t r, RowSoftmax& x,
+                     Oracle& result) {
+  const std::size_t n = s.score.size();
+  const auto v_dim = static_cast<std::size_t>(result.v_dim);
   double* out = result.out.data() + r * v_dim;
   double* spread = result.spread.data() + r * v_dim;
   double* deviation = result.deviation.data() + r * v_dim;
   double* v_mass = result.v_mass.data() + r * v_dim;
   double* v_mass_in_steps = result.v_mass_in_steps.data() + r * v_dim;
   bool poisoned = false;
-  constexpr std::size_t kBlock = 64;  // sums of blocks, then their sum: less rounding
+  constexpr std::size_t kBlock = 64;  // sums over blocks, then over their results: less rounding
   std::vector<double> block_out(v_dim, 0.0);
   for (std::size_t j = 0; j < n; ++j) {
     if (j % kBlock == 0) {
@@ -253,12 +267,12 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
     if (s.visible[j] == 0 || s.score[j] == -kInfinity) {
       if (!head.v_finite) {
         poisoned =
-            poisoned || std::any_of(v, v + v_dim, [](double x) { return !std::isfinite(x); });
+            poisoned || std::any_of(v, v + v_dim, [](double e) { return !std::isfinite(e); });
       }
       continue;
     }
-    const double w = weight[j] * factor;
-    weight[j] = w;
+    const double w = x.weight[j] * x.factor;
+    x.weight[j] = w;
     for (std::size_t c = 0; c < v_dim; ++c) {
       block_out[c] += w * v[c];
       spread[c] += w * v[c] * w * v[c];
@@ -270,28 +284,37 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   for (std::size_t j = 0; j < n; ++j) {
     if (s.visible[j] == 0 || s.score[j] == -kInfinity) continue;
     const double* v = head.v.data() + j * v_dim;
-    for (std::size_t c = 0; c < v_dim; ++c) deviation[c] += weight[j] * std::fabs(v[c] - out[c]);
+    for (std::size_t c = 0; c < v_dim; ++c) deviation[c] += x.weight[j] * std::fabs(v[c] - out[c]);
   }
   for (std::size_t c = 0; c < v_dim; ++c) {
     spread[c] = std::sqrt(spread[c]);
-    v_mass[c] *= factor;
-    v_mass_in_steps[c] *= factor;
-    deviation[c] += sink_weight * factor * std::fabs(out[c]);  // the sink is a key whose V is 0
+    v_mass[c] *= x.factor;
+    v_mass_in_steps[c] *= x.factor;
+    deviation[c] += x.sink_weight * x.factor * std::fabs(out[c]);  // the sink is a key with V = 0
   }
-  result.lse[r] = sum == 0 ? -kInfinity : base + std::log(sum);
-  result.max[r] = max;
-  result.sum[r] = max == -kInfinity ? 0.0 : keys_sum * std::exp(base - max);
-  result.magnitude[r] = magnitude;
-  result.largest_product[r] = largest_product;
-  result.largest_sum[r] = largest_sum;
-  result.kv_len[r] = static_cast<std::int32_t>(n);
+  return poisoned;
+}
+
+void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& head, RowScores& s,
+                 Oracle& result) {
+  const RowId& row = result.rows[r];
+  compute_scores(p, t, row, head, s);
+  RowSoftmax x = softmax(p, t, row, s);
+  const bool poisoned = multiply_values(head, s, r, x, result);
+  result.lse[r] = x.sum == 0 ? -kInfinity : x.base + std::log(x.sum);
+  result.max[r] = x.max;
+  result.sum[r] = x.max == -kInfinity ? 0.0 : x.keys_sum * std::exp(x.base - x.max);
+  result.magnitude[r] = x.magnitude;
+  result.largest_product[r] = x.largest_product;
+  result.largest_sum[r] = x.largest_sum;
+  result.kv_len[r] = static_cast<std::int32_t>(s.score.size());
   result.may_be_poisoned[r] = poisoned ? 1 : 0;
   if (!result.scores.empty()) {
-    for (std::size_t j = 0; j < n; ++j) {
-      if (s.score[j] == -kInfinity) weight[j] = 0.0;
+    for (std::size_t j = 0; j < s.score.size(); ++j) {
+      if (s.score[j] == -kInfinity) x.weight[j] = 0.0;
     }
     result.scores[r] = s.score;
-    result.probabilities[r] = std::move(weight);
+    result.probabilities[r] = std::move(x.weight);
   }
 }
 
@@ -366,7 +389,7 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
     result.probabilities.resize(count);
   }
 
-  // Neighbouring rows share a head, so each thread takes one run of rows.
+  // Neighbouring rows share a head, so each thread takes consecutive rows.
   const auto work = [&](std::size_t begin, std::size_t end) {
     Head head;
     RowScores scores;
@@ -381,14 +404,14 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
   // A thread costs about as much as this many multiply-adds.
   const double work_estimate = static_cast<double>(elements) * static_cast<double>(problem.kv_len);
   threads = std::clamp(static_cast<int>(work_estimate / 1e6), 1, threads);
-  std::vector<std::thread> helpers;
+  std::vector<std::thread> workers;
   for (int i = 1; i < threads; ++i) {
-    helpers.emplace_back(
+    workers.emplace_back(
         work, count * static_cast<std::size_t>(i) / static_cast<std::size_t>(threads),
         count * static_cast<std::size_t>(i + 1) / static_cast<std::size_t>(threads));
   }
   work(0, count / static_cast<std::size_t>(threads));
-  for (std::thread& helper : helpers) helper.join();
+  for (std::thread& worker : workers) worker.join();
   return result;
 }
 

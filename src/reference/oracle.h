@@ -1,6 +1,6 @@
-// The fp64 oracle: attention from its definition (docs/numerics.md), one row at a time, no tiles,
-// no online anything. It shares no code with any kernel: not the masks, not the conversions, not
-// the index arithmetic. All tensors must be in host memory, whatever device the problem names.
+// The fp64 oracle: attention by definition (docs/numerics.md), one row at a time, without tiles or
+// online softmax. It shares no code with any kernel: masks, conversions and index arithmetic are
+// its own. All tensors must be in host memory, whatever the device of the problem.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@ struct RowId {
   bool operator==(const RowId&) const = default;
 };
 
-/// Lengths and positions of one sequence, and its first rows where q, k and v are packed.
+/// Lengths and positions of one sequence, and its first rows in varlen q, k and v.
 struct Lengths {
   std::int64_t q_len, kv_len, q_row, k_row, q_start, k_start;
 };
 Lengths lengths_of(const Problem& problem, const Tensors& tensors, std::int64_t b);
 
-/// Results for some rows of a problem, and what the error bound is made of (verify/bound.h).
+/// Results for some rows of a problem, and the terms of the error bound (verify/inputs/compare.h).
 struct Oracle {
   std::vector<RowId> rows;
   std::int64_t head_dim = 0, v_dim = 0;
   std::vector<double> out;  ///< [rows, v_dim]
   std::vector<double> lse;  ///< [rows]; with the sink, unless the problem is partial
-  std::vector<double> max;  ///< [rows]: largest visible score, -inf where there is none
+  std::vector<double> max;  ///< [rows]: largest visible score; -inf: none
   std::vector<double> sum;  ///< [rows]: Σ exp(score - max) over visible keys, without the sink
 
   // Ingredients of the bound.
@@ -40,26 +40,26 @@ struct Oracle {
   std::vector<double> spread;       ///< [rows, v_dim]: sqrt(Σ p² v²)
   std::vector<double> deviation;    ///< [rows, v_dim]: Σ p·|v - out|
   std::vector<double> v_mass;       ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)
-  std::vector<double> v_mass_in_steps;  ///< likewise, each v in steps of its scale times the
-                                        ///< largest one; v_mass where values share a scale
+  std::vector<double> v_mass_in_steps;  ///< likewise, each v relative to its scale, times the
+                                        ///< largest scale; v_mass if all keys share a scale
   std::vector<std::int32_t> kv_len;     ///< [rows]: keys of the row's sequence
 
-  /// [rows]: a key hidden from the row has a non-finite V, so 0·NaN may poison the row.
+  /// [rows]: a hidden key has a non-finite V, so 0·NaN may poison the row.
   std::vector<std::uint8_t> may_be_poisoned;
 
-  // Stages, only on request: per row one value per key of its sequence.
-  std::vector<std::vector<double>> scores;         ///< finished scores, -inf where hidden
+  // Stages, on request only: one value per row and key of its sequence.
+  std::vector<std::vector<double>> scores;         ///< final scores; -inf: hidden
   std::vector<std::vector<double>> probabilities;  ///< normalised over all keys (and the sink)
 };
 
-/// All rows of the problem in order of batch, head, query. Lengths are read from the tensors.
+/// All rows of the problem in order of batch, head, query. Reads the lengths from the tensors.
 std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors);
 
 /// Computes the given rows on `threads` threads (0: as many as the machine has).
 Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
                bool keep_stages = false, int threads = 0);
 
-/// One element as a double: the oracle's own reading of every format; of 8-bit ones without scale.
+/// One element as a double, 8-bit formats without scale. The oracle has its own decoders.
 double element(const void* data, DType dtype, std::int64_t index);
 
 }  // namespace flashcore::reference

@@ -45,7 +45,7 @@ class VerifyTest(CommandTest):
         command = report["reproducer"].split()
         self.assertEqual(command[0], "flashcore")
         again = self.call(*command[1:], "--quiet", code=FAILED)
-        self.assertIn("first at combine", again.stdout)
+        self.assertIn("first at stage combine", again.stdout)
 
     def test_crash(self):
         report = self.verdict(FAULTS, "crashes")
@@ -111,7 +111,7 @@ class TutorialTest(CommandTest):
         self.assertEqual(len(verdicts), 3)
         for command, verdict in zip(commands, verdicts):
             arguments = command.replace("./libverify_me.so", ME).split()
-            done = self.call(*arguments, "--quiet", code=0 if "right" in verdict else FAILED)
+            done = self.call(*arguments, "--quiet", code=0 if "correct" in verdict else FAILED)
             self.assertIn(f"(f32): {verdict}", done.stdout)
 
 

@@ -59,7 +59,7 @@ class NumpyTest(unittest.TestCase):
             path = os.path.join(folder, "report.html")
             report.to_html(path)
             with open(path, encoding="utf-8") as page:
-                self.assertIn("wrong, first at scale", page.read())
+                self.assertIn("wrong, first at stage scale", page.read())
 
     def test_wrong_mask(self):
         def wrong(q, k, v, *, causal=False):
@@ -129,7 +129,7 @@ class NumpyTest(unittest.TestCase):
 
         report = flashcore.verify(in_place, quick=True)
         self.assertEqual(report.stage, "bounds")
-        self.assertIn("besides the outputs: at q", report.detail)
+        self.assertIn("outside the outputs: at q", report.detail)
 
     def test_returns_a_view(self):
         kept = {}

@@ -1,4 +1,4 @@
-// One self-contained page: the verdict, the probes, and pictures of where the errors sit.
+// The report as one self-contained HTML page: verdict, probes, and maps of the errors.
 #include <algorithm>
 #include <cmath>
 
@@ -36,7 +36,7 @@ figcaption { color: #555; font-size: .85rem; } pre { background: #f5f5f5; paddin
        overflow-x: auto; white-space: pre-wrap; }
 )css";
 
-/// Draws what the JSON holds: canvases, so that the page needs nothing from elsewhere.
+/// Draws the JSON on canvases, so that the page loads nothing.
 constexpr const char* kScript = R"js(
 const report = JSON.parse(document.getElementById('report').textContent), e = report.evidence;
 const mix = (a, b, t) => a.map((x, i) => Math.round(x + (b[i] - x) * t));
@@ -72,16 +72,15 @@ std::string list(const char* title, const std::vector<std::string>& items) {
 std::string figures(const Evidence& e) {
   if (e.heads == 0) return "";
   const std::string columns = e.columns_are_keys ? "key position" : "output column";
-  return "<h2>Where the errors sit</h2>\n<p>" + escaped(e.title) +
-         ". Pale green: within what rounding allows; yellow to dark red: beyond it, up to a "
-         "million "
+  return "<h2>Location of the errors</h2>\n<p>" + escaped(e.title) +
+         ". Pale green: within the rounding bound; yellow to dark red: above it, up to a million "
          "times; purple: not a number.</p>\n"
          "<figure><canvas id=\"rows\"></canvas><figcaption>heads (down) × query rows "
          "(across)</figcaption></figure>\n"
          "<figure><canvas id=\"columns\"></canvas><figcaption>error by " +
          columns + "</figcaption></figure>\n<h2>" +
          (e.columns_are_keys ? "Scores read back from P" : "Output (with one-hot V: P)") +
-         "</h2>\n<div class=\"pair\"><figure><canvas id=\"got\"></canvas><figcaption>got, of the "
+         "</h2>\n<div class=\"pair\"><figure><canvas id=\"got\"></canvas><figcaption>result of the "
          "worst head</figcaption></figure><figure><canvas id=\"want\"></canvas>"
          "<figcaption>expected</figcaption></figure></div>\n";
 }
@@ -90,18 +89,18 @@ std::string figures(const Evidence& e) {
 
 std::string to_html(const VerifyReport& r) {
   std::string h = "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>" +
-                  escaped(r.name) + ": " + (r.ok ? "right" : to_string(r.stage)) +
+                  escaped(r.name) + ": " + (r.ok ? "correct" : to_string(r.stage)) +
                   "</title>\n<style>" + kStyle + "</style>\n<h1>" + escaped(r.name) + " (" +
                   escaped(r.dtype) + "): ";
   if (r.ok) {
-    h += "<span class=\"right\">right, as far as it was probed</span></h1>\n";
+    h += "<span class=\"right\">correct, as far as it was probed</span></h1>\n";
   } else {
-    h += "<span class=\"wrong\">wrong, first at " + std::string(to_string(r.stage)) +
+    h += "<span class=\"wrong\">wrong, first at stage " + std::string(to_string(r.stage)) +
          "</span></h1>\n<p>" + escaped(r.detail) + "</p>\n<pre>" + escaped(r.call) + "\n" +
          escaped(r.reproducer) + "</pre>\n";
   }
   h += figures(r.evidence);
-  h += "<h2>Probes</h2>\n<table>\n<tr><th>probe<th>result<th>calls<th>asks\n";
+  h += "<h2>Probes</h2>\n<table>\n<tr><th>probe<th>result<th>calls<th>question\n";
   for (const ProbeResult& p : r.probes) {
     const bool failed = p.status == ProbeResult::Status::failed;
     const bool passed = p.status == ProbeResult::Status::passed;
@@ -116,9 +115,9 @@ std::string to_html(const VerifyReport& r) {
          "<td>" + verify::decimal(p.calls) + "<td>" +
          escaped(passed || failed ? p.asks : p.detail) + "\n";
   }
-  h += "</table>\n" + list("Can do", r.capabilities) + list("Conventions", r.conventions) +
+  h += "</table>\n" + list("Supports", r.capabilities) + list("Conventions", r.conventions) +
        list("Not probed", r.not_probed);
-  // "</" would end the script element, wherever it stands.
+  // "</" would end the script element.
   std::string json = to_json(r);
   for (std::size_t at = 0; (at = json.find("</", at)) != std::string::npos; at += 3) {
     json.replace(at, 2, "<\\/");

@@ -1,4 +1,4 @@
-// Shared by the two writers of reports.
+// Shared by the writers of reports: text, JSON, HTML.
 #pragma once
 
 #include <string>
@@ -9,5 +9,8 @@ namespace flashcore::verify {
 
 /// Quoted and escaped for JSON.
 std::string json_text(const std::string& text);
+
+/// "passed", "failed" or "not probed".
+const char* status_name(ProbeResult::Status status);
 
 }  // namespace flashcore::verify

@@ -1,14 +1,15 @@
-// A verdict for people and for programs. The page with pictures is in report_html.cc.
-#include "verify/report/report.h"
-#include "verify/inputs/decimal.h"
-
+// The report as JSON.
 #include <cmath>
 #include <cstdio>
+
+#include "verify/inputs/decimal.h"
+#include "verify/report/report.h"
 
 namespace flashcore {
 namespace {
 
 using verify::json_text;
+using verify::status_name;
 
 std::string json_number(double x) {
   if (!std::isfinite(x)) return "null";
@@ -30,37 +31,17 @@ std::string json_list(const std::vector<double>& items) {
   return text + "]";
 }
 
-const char* name_of(ProbeResult::Status status) {
+}  // namespace
+
+namespace verify {
+
+const char* status_name(ProbeResult::Status status) {
   switch (status) {
     case ProbeResult::Status::passed: return "passed";
     case ProbeResult::Status::failed: return "failed";
     default: return "not probed";
   }
 }
-
-/// Folds text at spaces to `width`, further lines indented.
-std::string folded(const std::string& text, std::size_t indent, std::size_t width = 100) {
-  std::string result;
-  std::size_t column = indent;
-  for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = std::min(text.find(' ', at), text.size());
-    if (column + (end - at) > width && column > indent) {
-      result.append("\n").append(indent, ' ');
-      column = indent;
-    } else if (column > indent) {
-      result += " ";
-      ++column;
-    }
-    result += text.substr(at, end - at);
-    column += end - at;
-    at = end + 1;
-  }
-  return result;
-}
-
-}  // namespace
-
-namespace verify {
 
 std::string json_text(const std::string& text) {
   std::string quoted = "\"";
@@ -96,7 +77,7 @@ std::string to_json(const VerifyReport& r) {
   for (std::size_t i = 0; i < r.probes.size(); ++i) {
     const ProbeResult& p = r.probes[i];
     j += std::string(i == 0 ? "" : ",") + "\n    {\"name\": " + json_text(p.name) +
-         ", \"asks\": " + json_text(p.asks) + ", \"status\": " + json_text(name_of(p.status)) +
+         ", \"asks\": " + json_text(p.asks) + ", \"status\": " + json_text(status_name(p.status)) +
          ", \"detail\": " + json_text(p.detail) + ", \"calls\": " + verify::decimal(p.calls) +
          ", \"seconds\": " + json_number(p.seconds) + "}";
   }
@@ -109,44 +90,6 @@ std::string to_json(const VerifyReport& r) {
        ", \"p_columns\": " + verify::decimal(e.p_columns) + ", \"p_got\": " + json_list(e.p_got) +
        ", \"p_want\": " + json_list(e.p_want) + "}\n}\n";
   return j;
-}
-
-std::string to_text(const VerifyReport& r) {
-  std::string t = r.name + " (" + r.dtype + "): ";
-  if (r.ok) {
-    t += "right, as far as it was probed\n";
-  } else {
-    t += "WRONG, first at " + std::string(to_string(r.stage)) + "\n";
-    t += "  what        " + folded(r.detail, 14) + "\n";
-    t += "  call        " + folded(r.call, 14) + "\n";
-    t += "  see again   " + folded(r.reproducer, 14) + "\n";
-  }
-  t += "\n";
-  for (const ProbeResult& p : r.probes) {
-    char line[128];
-    std::snprintf(line, sizeof line, "  %-12s %-10s %5lld calls %7.2f s  ", p.name.c_str(),
-                  p.status == ProbeResult::Status::failed ? "FAILED" : name_of(p.status),
-                  static_cast<long long>(p.calls), p.seconds);
-    t += line +
-         (p.status == ProbeResult::Status::passed   ? p.asks
-          : p.status == ProbeResult::Status::failed ? p.asks
-                                                    : p.detail) +
-         "\n";
-  }
-  const auto add = [&](const char* name, const std::vector<std::string>& items) {
-    std::string all;
-    for (const std::string& item : items) all += (all.empty() ? "" : "; ") + item;
-    if (!all.empty()) t += std::string(name) + folded(all, 14) + "\n";
-  };
-  t += "\n";
-  add("  can do      ", r.capabilities);
-  add("  conventions ", r.conventions);
-  add("  not probed  ", r.not_probed);
-  char line[96];
-  std::snprintf(line, sizeof line, "  %lld calls in %.2f s, seed %llu\n",
-                static_cast<long long>(r.calls), r.seconds,
-                static_cast<unsigned long long>(r.seed));
-  return t + line;
 }
 
 }  // namespace flashcore
