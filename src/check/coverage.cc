@@ -9,7 +9,7 @@
 namespace flashcore::verify {
 namespace {
 
-/// All names features() knows: those of two specs that between them use everything.
+/// All names of features(), from two specs that use every option between them.
 std::vector<std::string> all_features() {
   CaseSpec s;
   s.q_heads = 2;
@@ -44,11 +44,11 @@ std::vector<std::string> all_features() {
   return names;
 }
 
-/// Options of which a problem can have one only, in either order.
+/// Pairs of options that exclude each other.
 constexpr std::pair<const char*, const char*> kExclusive[] = {
     {"alibi", "alibi_per_batch"},     {"partial", "out_f32"},  // a partial result is f32 anyway
-    {"splits", "batch_invariant"},                             // that mode fixes its own splits
-    {"cu_seqlens_k", "broadcast_kv"},                          // packed keys have no batch stride
+    {"splits", "batch_invariant"},                             // the mode fixes the splits
+    {"cu_seqlens_k", "broadcast_kv"},                          // varlen keys have no batch stride
     {"cu_seqlens_k", "pages"},                                 // nor pages
     {"cu_seqlens_k", "shared_pages"}, {"broadcast_kv", "pages"}, {"broadcast_kv", "shared_pages"},
 };
@@ -67,7 +67,7 @@ std::string edge_name(const KernelInfo& kernel, const char* what, std::int64_t t
                      : "n");
 }
 
-/// -1, 0 or 1 where `length` is that far from a multiple of the tile (1 or more); 2 elsewhere.
+/// Distance -1, 0 or 1 of `length` to a positive multiple of the tile; 2: farther.
 int edge_of(std::int64_t length, std::int64_t tile) {
   for (const int edge : {-1, 0, 1}) {
     const std::int64_t multiple = length - edge;
@@ -81,13 +81,13 @@ struct NamedFact {
   bool WorkFacts::*fact;
 };
 constexpr NamedFact kWorkFacts[] = {
-    {"three items in a block", &WorkFacts::three_items},
-    {"no keys between items with keys", &WorkFacts::keyless_between},
-    {"three items without keys after one with keys", &WorkFacts::three_keyless},
+    {"three tiles in a CTA", &WorkFacts::three_tiles},
+    {"tiles without keys between tiles with keys", &WorkFacts::keyless_between},
+    {"three tiles without keys after one with keys", &WorkFacts::three_keyless},
     {"a warpgroup without keys beside one with keys", &WorkFacts::idle_warpgroup},
 };
 
-/// A tile of one warpgroup's rows has none beside it.
+/// A tile of one warpgroup has no other warpgroup.
 bool can_be(const NamedFact& fact, const KernelInfo& kernel) {
   return is_persistent(kernel) &&
          (fact.fact != &WorkFacts::idle_warpgroup || kernel.tile_q > core::kQTileRows);
@@ -97,7 +97,7 @@ std::string fact_name(const KernelInfo& kernel, const NamedFact& fact) {
   return std::string(kernel.id) + " " + fact.name;
 }
 
-/// Counts those of `met` among the possible ones, each given once.
+/// Counts how many of the possible names are in `met`.
 class Counting {
  public:
   explicit Counting(const std::set<std::string>& met) : met_(met) {}
@@ -133,7 +133,7 @@ void Coverage::add(const CaseSpec& spec, const Plan& plan, const WorkFacts& fact
     options_.insert(names[i]);
     for (std::size_t j = i + 1; j < names.size(); ++j) pairs_.insert({names[i], names[j]});
   }
-  // A CPU item holds the rows of a whole GQA group.
+  // A CPU tile holds the rows of a whole GQA group.
   const bool cpu = plan.kernel->device == DeviceType::cpu;
   const std::int64_t group = spec.q_heads / std::max<std::int64_t>(spec.kv_heads, 1);
   const std::int64_t rows = cpu ? spec.q_len * group : spec.q_len;
@@ -142,7 +142,7 @@ void Coverage::add(const CaseSpec& spec, const Plan& plan, const WorkFacts& fact
     if (edge <= 1) edges_.insert(edge_name(*plan.kernel, what, tile, edge));
   };
   note("rows", rows, plan.tile_q);
-  // used_k shortens every sequence to a length not known here.
+  // With used_k the lengths are unknown here.
   if (!spec.used_k) note("keys", spec.kv_len, plan.tile_k);
   for (const NamedFact& fact : kWorkFacts) {
     if (facts.*fact.fact) lists_.insert(fact_name(*plan.kernel, fact));

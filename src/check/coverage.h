@@ -1,5 +1,5 @@
-// What a set of checked problems has covered: kernels, pairs of options, tile edges. Counted from
-// the specs and plans that really ran, so that "everything was tested" is a figure, not a hope.
+// Coverage of a set of checked problems: kernels, pairs of options, tile edges. Counts the specs
+// and plans that really ran.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,14 @@
 
 namespace flashcore::verify {
 
-/// Some of a known set.
 struct Covered {
   std::size_t covered = 0, possible = 0;
-  std::vector<std::string> missing;  ///< by name
+  std::vector<std::string> missing;  ///< names
 };
 
 class Coverage {
  public:
-  /// `kernels` are those that were to be checked.
+  /// `kernels`: the kernels under test.
   explicit Coverage(std::vector<const KernelInfo*> kernels);
 
   void add(const CaseSpec& spec, const Plan& plan, const WorkFacts& facts = {});
@@ -32,17 +31,16 @@ class Coverage {
   std::vector<std::pair<const KernelInfo*, std::int64_t>> per_kernel() const;
   std::int64_t fewest_per_kernel() const;
 
-  /// Every option (features() in case.h) and every two of them in one problem, except those that
-  /// exclude each other. "splits" counts where the plan really had more than one key range.
+  /// Every option (features() in case.h), and every compatible pair in one problem. "splits" counts
+  /// if the plan has more than one KV split.
   Covered options() const;
   Covered option_pairs() const;
 
-  /// Per kernel and tile size: lengths of a multiple of the tile and one less and one more, of
-  /// query rows and of keys. A CPU kernel has one key tile per row of its tuning table.
+  /// Per kernel and tile size: query rows and keys at a multiple of the tile, one less and one
+  /// more. A CPU kernel has one KV tile size per row of its tuning table.
   Covered tile_edges() const;
 
-  /// Per persistent kernel: what its blocks' lists of items were certain to have (WorkFacts). Where
-  /// no kernel is persistent there is nothing to cover.
+  /// Per persistent kernel: the tile sequences that its CTAs were certain to process (WorkFacts).
   Covered work_lists() const;
 
  private:
@@ -54,7 +52,7 @@ class Coverage {
   std::map<const KernelInfo*, std::int64_t> problems_;
   std::set<std::string> options_;
   std::set<Pair> pairs_;
-  std::set<std::string> edges_, lists_;  ///< by the names under which missing ones are reported
+  std::set<std::string> edges_, lists_;  ///< names as reported
 };
 
 }  // namespace flashcore::verify

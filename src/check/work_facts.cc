@@ -12,8 +12,8 @@
 namespace flashcore::verify {
 namespace {
 
-/// The query rows of an item, as a Hopper kernel finds them.
-struct ItemRows {
+/// Query rows of a tile, computed as the sm90 kernels do.
+struct TileRows {
   core::Mask mask;
   std::int32_t first, end;  // end <= first: none
 
@@ -22,7 +22,7 @@ struct ItemRows {
   }
 };
 
-ItemRows rows_of(const core::AttentionParams& params, const WorkList& work, std::int32_t piece) {
+TileRows rows_of(const core::AttentionParams& params, const WorkList& work, std::int32_t piece) {
   const core::TileCoord item =
       core::coord_of(work.order, core::scheduled_tile(work.tail, piece).tile);
   const core::SeqInfo sequence =
@@ -32,7 +32,7 @@ ItemRows rows_of(const core::AttentionParams& params, const WorkList& work, std:
   return {sequence.mask, first, std::min(first + queries, sequence.q_len)};
 }
 
-bool has_idle_warpgroup(const ItemRows& rows, std::int32_t piece_queries) {
+bool has_idle_warpgroup(const TileRows& rows, std::int32_t piece_queries) {
   bool idle = false, busy = false;
   for (std::int32_t from = rows.first; from < rows.end; from += piece_queries) {
     (rows.sees_keys(from, std::min(from + piece_queries, rows.end)) ? busy : idle) = true;
@@ -45,28 +45,28 @@ bool has_idle_warpgroup(const ItemRows& rows, std::int32_t piece_queries) {
 WorkFacts work_facts(const Plan& plan, const Tensors& tensors) {
   WorkFacts facts;
   if (!is_persistent(*plan.kernel) || plan.num_tiles == 0) return facts;
-  std::byte nobodys{};  // addresses in a workspace are made from its own, and never followed here
+  std::byte dummy{};  // the addresses in the params are not dereferenced
   const core::AttentionParams params =
-      make_params(plan, tensors, {&nobodys, plan.workspace_bytes, plan.problem.device});
+      make_params(plan, tensors, {&dummy, plan.workspace_bytes, plan.problem.device});
   const WorkList work = make_work_list(plan, params);
-  const std::int32_t blocks = std::min(work.num_scheduled, plan.device.sm_count);
-  std::int64_t items = 0;
-  int keyless = -1;  // since the last item with keys; -1: there was none yet
+  const std::int32_t ctas = std::min(work.num_scheduled, plan.device.sm_count);
+  std::int64_t tiles = 0;
+  int keyless = -1;  // tiles since the last one with keys; -1: none yet
   for (std::int32_t piece = 0; piece < work.num_scheduled; ++piece) {
-    const ItemRows rows = rows_of(params, work, piece);
+    const TileRows rows = rows_of(params, work, piece);
     if (rows.end <= rows.first) continue;
-    ++items;
+    ++tiles;
     if (has_idle_warpgroup(rows, work.heads.queries())) facts.idle_warpgroup = true;
     const bool has_keys = rows.sees_keys(rows.first, rows.end);
-    if (blocks == 1 && has_keys && keyless > 0) facts.keyless_between = true;
+    if (ctas == 1 && has_keys && keyless > 0) facts.keyless_between = true;
     if (has_keys) {
       keyless = 0;
     } else if (keyless >= 0) {
       ++keyless;
     }
-    if (blocks == 1 && keyless >= 3) facts.three_keyless = true;
+    if (ctas == 1 && keyless >= 3) facts.three_keyless = true;
   }
-  facts.three_items = items > 2 * static_cast<std::int64_t>(blocks);
+  facts.three_tiles = tiles > 2 * static_cast<std::int64_t>(ctas);
   return facts;
 }
 

@@ -1,5 +1,5 @@
-// What the blocks of a persistent kernel are certain to meet in a call. Such a block works through
-// a list of items; a kernel can be right on every single item and still hang on some lists.
+// Sequences of tiles that the CTAs of a persistent kernel are certain to process in a call. A
+// kernel can be correct on every tile and still hang on some sequences.
 #pragma once
 
 #include "flashcore/attention.h"
@@ -7,19 +7,17 @@
 
 namespace flashcore::verify {
 
-/// An item has keys where its mask leaves it a tile of them. Items without query rows, of packed
-/// sequences that are shorter than others, are in no block's list. Blocks take items as they become
-/// free: which block has which item is known only where there is one block, whose list is the work
-/// order itself. The two facts about neighbours are therefore claimed of one block only.
+/// A tile has keys if its mask leaves at least one KV tile. Tiles without query rows (short varlen
+/// sequences) do not count. CTAs fetch tiles dynamically, so the order within a CTA is known only
+/// if there is one CTA. The two facts about neighbours are therefore limited to one CTA.
 struct WorkFacts {
-  bool three_items = false;      ///< more than two items per block: some block has three
-  bool keyless_between = false;  ///< one block: items without keys between two that have some
-  bool three_keyless = false;    ///< one block: three in a row without keys after one that has some
-  bool idle_warpgroup = false;   ///< the rows of one warpgroup see no key, those beside it do
+  bool three_tiles = false;      ///< more than two tiles per CTA: some CTA has three
+  bool keyless_between = false;  ///< one CTA: tiles without keys between two with keys
+  bool three_keyless = false;    ///< one CTA: three without keys after one with keys
+  bool idle_warpgroup = false;   ///< one warpgroup of a tile sees no key, another does
 };
 
-/// All false but for persistent kernels. `tensors` are on the host; only lengths and starts are
-/// read.
+/// All false for non-persistent kernels. Reads lengths and starts from `tensors`, on the host.
 WorkFacts work_facts(const Plan& plan, const Tensors& tensors);
 
 }  // namespace flashcore::verify

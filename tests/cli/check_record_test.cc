@@ -27,9 +27,9 @@ CheckRecord compared(double ratio, double error) {
 
 TEST(CheckRecord, KeepsWhatCoverageCounts) {
   CheckRecord before = compared(0.1, 1.0 / 3);
-  before.outcome.facts.three_items = before.outcome.facts.idle_warpgroup = true;
+  before.outcome.facts.three_tiles = before.outcome.facts.idle_warpgroup = true;
   const CheckRecord record = after_the_pipe(before);
-  EXPECT_TRUE(record.outcome.facts.three_items);
+  EXPECT_TRUE(record.outcome.facts.three_tiles);
   EXPECT_FALSE(record.outcome.facts.keyless_between);
   EXPECT_FALSE(record.outcome.facts.three_keyless);
   EXPECT_TRUE(record.outcome.facts.idle_warpgroup);

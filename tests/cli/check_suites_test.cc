@@ -98,7 +98,7 @@ TEST(Regressions, HaveItemsWithoutKeys) {
   const CheckArgs args = args_with({});
   DeviceArgs cpu;
   cpu.device = "cpu";
-  const CheckSuite suite = regression_suite(args, {find_target(cpu)});
+  const CheckSuite suite = keyless_tiles_suite(args, {find_target(cpu)});
   int problems = 0, keyless = 0;
   for (std::uint64_t i = 0; i < suite.count; ++i) {
     verify::CaseSpec spec = suite.item(i).spec;

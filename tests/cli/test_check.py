@@ -91,11 +91,11 @@ class Check(CommandTest):
         for bad in ("-1", "70000", "1,x", "1,,2"):
             self.refuse("check", "--device", "cpu", f"--blocks={bad}", about="--blocks")
 
-    def test_regressions(self):
-        found = self.call_json("check", "--suite", "regressions", "--device", "cpu", "--index", 0)
+    def test_keyless_tiles(self):
+        found = self.call_json("check", "--suite", "keyless-tiles", "--device", "cpu", "--index", 0)
         self.assertEqual(found["problems"], 1)
         self.assertTrue(found["passed"])
-        self.refuse("check", "--suite", "regressions", "--device", "cpu", "--index", 44, "--json",
+        self.refuse("check", "--suite", "keyless-tiles", "--device", "cpu", "--index", 44, "--json",
                     about="problems 0 to 43")
 
     def test_no_cpu_kernel_works_through_lists(self):
@@ -106,7 +106,7 @@ class Check(CommandTest):
         self.assertNotIn("work lists", text)
 
     def test_refusals(self):
-        self.refuse("check", "--suite", "nope", about="known are anchors, lineage, cpu, serving, simt")
+        self.refuse("check", "--suite", "nope", about="known are anchors, regression, cpu, serving, simt")
         self.refuse("check", "--case", "nope", about="known are")
         self.refuse("check", "--kernel", "nope", about="info --kernels")
         self.refuse("check", "--problems", "0", about="--problems")
@@ -145,18 +145,18 @@ class Blocks(CommandTest):
     def test_with_all_blocks_neighbours_are_not_known(self):
         found = self.call_json(*self.CHECK, "--blocks", 0)
         missing = found["coverage"]["work_lists"]["missing"]
-        for fact in ("no keys between items with keys",
-                     "three items without keys after one with keys"):
+        for fact in ("tiles without keys between tiles with keys",
+                     "three tiles without keys after one with keys"):
             self.assertIn(f"fwd_sm90_f16_d64_q128 {fact}", missing)
 
 
-class Lineage(CommandTest):
+class RegressionSuite(CommandTest):
     CASES = ("lineage-mission", "lineage-one-tile", "lineage-fp8-check", "lineage-split-k")
 
     def test_the_table(self):
         names = [part for name in self.CASES for part in ("--case", name)]
-        text = self.call("check", "--suite", "lineage", "--device", "cpu", *names).stdout
-        table = text[text.index("ancestor "):text.index("\n\n", text.index("ancestor "))]
+        text = self.call("check", "--suite", "regression", "--device", "cpu", *names).stdout
+        table = text[text.index("earlier kernel "):text.index("\n\n", text.index("earlier kernel "))]
         rows = table.splitlines()
         self.assertEqual(len(rows), 1 + 1 + 2 + 1 + 7)
         self.assertLessEqual(max(map(len, text.splitlines())), 100)
@@ -166,7 +166,7 @@ class Lineage(CommandTest):
         self.assertIn("8-bit inputs", text)
 
     def test_numbers(self):
-        found = self.call_json("check", "--suite", "lineage", "--device", "cpu", "--case",
+        found = self.call_json("check", "--suite", "regression", "--device", "cpu", "--case",
                                "lineage-split-k")
         self.assertEqual([case["q_len"] for case in found["cases"]],
                          [64, 65, 128, 192, 256, 512, 4])

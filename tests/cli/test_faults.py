@@ -87,11 +87,11 @@ class Injected(CommandTest):
         self.replay(1, "--suite", "regressions", "--max-failures", 1)
 
     def test_a_lineage_problem_replays(self):
-        self.replay(10, "--suite", "lineage", "--case", "lineage-split-k")
+        self.replay(10, "--suite", "regression", "--case", "lineage-split-k")
 
     def test_the_double_counting_ancestor(self):
         """Split-K's own bug: the table shows it."""
-        done = self.call("check", "--suite", "lineage", "--case", "lineage-split-k", "--device",
+        done = self.call("check", "--suite", "regression", "--case", "lineage-split-k", "--device",
                          "cpu", code=FAILED, env=self.broken(10))
         self.assertRegex(done.stdout, r"\(1,1,512,64\) .* FAILED")
 

@@ -80,10 +80,10 @@ class Random(CommandTest):
         both = self.call_json("run", "--case", "lineage-one-tile", "--device", "cpu")
         self.assertEqual([r["case"] for r in both["results"]],
                          ["lineage-one-tile#1", "lineage-one-tile#2"])
-        few = self.call("run", "--suite", "lineage", "--device", "cpu", "--time-limit", "0.001")
+        few = self.call("run", "--suite", "regression", "--device", "cpu", "--time-limit", "0.001")
         self.assertIn("the time limit of 0.001 s was reached", few.stderr)
         self.refuse("run", "--case", "nope", about="known are seed-c")
-        self.refuse("run", "--suite", "nope", about="known are anchors, lineage, cpu, serving, simt")
+        self.refuse("run", "--suite", "nope", about="known are anchors, regression, cpu, serving, simt")
 
     def test_large_problems_are_sampled(self):
         result = self.call_json("run", "--shape", "1,8,4096,64", "--device", "cpu", "--samples", 0)

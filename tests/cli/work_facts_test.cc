@@ -70,11 +70,11 @@ WorkFacts facts_of_used(std::vector<std::int64_t> used) {
 
 TEST(WorkFacts, FarMoreQueriesThanKeys) {
   const WorkFacts one = facts_of(spec_of(7, 7, 1, 1025, 63), 1);
-  EXPECT_TRUE(one.three_items && one.keyless_between && one.three_keyless && one.idle_warpgroup);
+  EXPECT_TRUE(one.three_tiles && one.keyless_between && one.three_keyless && one.idle_warpgroup);
   CaseSpec visible = spec_of(7, 7, 1, 1025, 63);
   visible.options.causal = false;
   const WorkFacts all_see = facts_of(visible, 1);
-  EXPECT_TRUE(all_see.three_items);
+  EXPECT_TRUE(all_see.three_tiles);
   EXPECT_FALSE(all_see.keyless_between || all_see.three_keyless || all_see.idle_warpgroup);
   // A single head has its items with keys first: nothing with keys follows.
   const WorkFacts head = facts_of(spec_of(1, 1, 1, 1025, 63), 1);
@@ -84,16 +84,16 @@ TEST(WorkFacts, FarMoreQueriesThanKeys) {
 
 TEST(WorkFacts, NeighboursAreKnownOfOneBlockOnly) {
   const WorkFacts two = facts_of(spec_of(7, 7, 1, 1025, 63), 2);
-  EXPECT_TRUE(two.three_items && two.idle_warpgroup);
+  EXPECT_TRUE(two.three_tiles && two.idle_warpgroup);
   EXPECT_FALSE(two.keyless_between || two.three_keyless);
 }
 
 TEST(WorkFacts, ThreeItemsNeedMoreThanTwoABlock) {
-  EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 2 * 128, 64), 1).three_items);
-  EXPECT_TRUE(facts_of(spec_of(1, 1, 1, 2 * 128 + 1, 64), 1).three_items);
-  EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 4 * 128, 64), 2).three_items);
-  EXPECT_TRUE(facts_of(spec_of(1, 1, 1, 4 * 128 + 1, 64), 2).three_items);
-  EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 4 * 128 + 1, 64), 0).three_items);  // all SMs
+  EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 2 * 128, 64), 1).three_tiles);
+  EXPECT_TRUE(facts_of(spec_of(1, 1, 1, 2 * 128 + 1, 64), 1).three_tiles);
+  EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 4 * 128, 64), 2).three_tiles);
+  EXPECT_TRUE(facts_of(spec_of(1, 1, 1, 4 * 128 + 1, 64), 2).three_tiles);
+  EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 4 * 128 + 1, 64), 0).three_tiles);  // all SMs
 }
 
 TEST(WorkFacts, ItemsWithoutQueriesAreNone) {
@@ -101,9 +101,9 @@ TEST(WorkFacts, ItemsWithoutQueriesAreNone) {
   spec.q_varlen = true;
   CaseLengths lengths = draw_lengths(spec);
   lengths.q_ends = {0, 256, 256, 256};
-  EXPECT_FALSE(facts_of(spec, 1, lengths).three_items);
+  EXPECT_FALSE(facts_of(spec, 1, lengths).three_tiles);
   lengths.q_ends = {0, 256, 256, 257};
-  EXPECT_TRUE(facts_of(spec, 1, lengths).three_items);
+  EXPECT_TRUE(facts_of(spec, 1, lengths).three_tiles);
 }
 
 TEST(WorkFacts, TheOrderOfItemsWithoutKeysMatters) {
@@ -130,7 +130,7 @@ TEST(WorkFacts, AWarpgroupWithoutKeys) {
 
 TEST(WorkFacts, OtherKernelsHaveNone) {
   const WorkFacts facts = facts_of(spec_of(7, 7, 1, 1025, 63, "fwd_sm80_f16_d64_q128"), 1);
-  EXPECT_FALSE(facts.three_items || facts.keyless_between || facts.three_keyless ||
+  EXPECT_FALSE(facts.three_tiles || facts.keyless_between || facts.three_keyless ||
                facts.idle_warpgroup);
 }
 
@@ -146,7 +146,7 @@ TEST(WorkFacts, CoverageDemandsThemOfPersistentKernelsOnly) {
   coverage.add(spec, plan_of(spec, 1), facts_of(spec, 1));
   ASSERT_EQ(coverage.work_lists().missing.size(), 1u);
   EXPECT_EQ(coverage.work_lists().missing.front(),
-            std::string(kKernel) + " no keys between items with keys");
+            std::string(kKernel) + " tiles without keys between tiles with keys");
 }
 
 TEST(WorkFacts, RandomProblemsMeetAllOfThem) {

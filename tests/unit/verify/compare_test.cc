@@ -207,7 +207,7 @@ TEST(CompareRejects, AHeadThatIsOffEverywhereWithinItsBounds) {
     }
     const verify::Comparison c = judged.compare();
     EXPECT_EQ(c.over_bound, 0) << to_string(dtype);
-    expect_rejected(judged, "a head's error");
+    expect_rejected(judged, "RMS error of a head");
     EXPECT_GT(c.bias, 0);
   }
 }

@@ -43,7 +43,7 @@ Json to_json(const CheckRecord& record) {
   if (o.plan.kernel != nullptr) {
     json["kernel"] = o.plan.kernel->id;
     json["plan"] = {o.plan.splits, o.plan.tile_q, o.plan.tile_k};
-    json["facts"] = {o.facts.three_items, o.facts.keyless_between, o.facts.three_keyless,
+    json["facts"] = {o.facts.three_tiles, o.facts.keyless_between, o.facts.three_keyless,
                      o.facts.idle_warpgroup};
   }
   if (!o.status.ok()) {

@@ -19,7 +19,7 @@ std::string first_names(const std::vector<std::string>& names) {
   return text;
 }
 
-/// An error as a share of its bound; a wrong result can make it astronomic.
+/// error / bound; a wrong result can make it very large.
 std::string share(double ratio) {
   return ratio < 1000 ? formatted("{:.2f}", ratio) : formatted("{:.0e}", ratio);
 }
@@ -74,11 +74,11 @@ void print_coverage(const verify::Coverage& coverage) {
               c.missing.empty() ? "" : yellow("; missing: " + first_names(c.missing)));
   };
   line("options", coverage.options(), "alone");
-  line("pairs", coverage.option_pairs(), "pairs of options that can stand together");
+  line("pairs", coverage.option_pairs(), "pairs of compatible options");
   line("tile edges", coverage.tile_edges(),
        "(kernel, tile, one less / exact / one more) of query rows and keys");
   if (const verify::Covered lists = coverage.work_lists(); lists.possible > 0) {
-    line("work lists", lists, "(persistent kernel, items that one block works through)");
+    line("work lists", lists, "(persistent kernel, sequence of tiles of one CTA)");
   }
 }
 
@@ -95,7 +95,7 @@ Json to_json(const verify::Coverage& coverage) {
 
 std::string lacking(const verify::Coverage& coverage, std::int64_t per_kernel) {
   if (coverage.fewest_per_kernel() < per_kernel) {
-    return formatted("a kernel has {} problems, {} are required", coverage.fewest_per_kernel(),
+    return formatted("a kernel has {} problems; {} are required", coverage.fewest_per_kernel(),
                      per_kernel);
   }
   for (const verify::Covered& c : {coverage.options(), coverage.option_pairs(),
@@ -105,8 +105,8 @@ std::string lacking(const verify::Coverage& coverage, std::int64_t per_kernel) {
   return {};
 }
 
-void print_lineage(const std::vector<CaseRow>& rows) {
-  Table table({"ancestor", "shape", "mask", "its error", ">f16", ">bf16", ">f32", ">splits",
+void print_regression(const std::vector<CaseRow>& rows) {
+  Table table({"earlier kernel", "shape", "mask", "its error", ">f16", ">bf16", ">f32", ">splits",
                ">bound", "check"});
   const bool one_device = rows.front().device == rows.back().device;
   for (const CaseRow& row : rows) {
@@ -118,10 +118,10 @@ void print_lineage(const std::vector<CaseRow>& rows) {
                share(row.worst_ratio), verdict(row)});
   }
   print_out(
-      "{}\nf16, bf16, f32: this build's largest |out - oracle|, inputs of unit variance; bound: "
-      "the "
-      "largest\nerror as a share of what its element may have. FP8: its shape in the types above;\n"
-      "8-bit inputs are among those of --suite random.\n",
+      "{}\nf16, bf16, f32: largest |out - oracle| of this build, for inputs of unit variance; "
+      "bound: "
+      "largest\nerror / bound of an element. FP8: its shape in the dtypes above; --suite random "
+      "has 8-bit inputs.\n",
       table.text());
 }
 

@@ -16,7 +16,7 @@
 namespace flashcore::tool {
 namespace {
 
-/// The command that runs problem `index` of a suite again, and nothing else.
+/// The command that repeats one problem of a suite.
 std::string replay_command(const CheckArgs& args, const std::string& suite,
                            const std::string& kernel_pattern, std::uint64_t index) {
   std::string text = quoted(args.program) + " check";
@@ -68,8 +68,8 @@ struct SizeClass {
   std::int64_t smallest, largest, tile_k;
 };
 
-/// The dims a kernel's tuning tells apart: on a CPU the rows of its table, on a GPU the sizes
-/// kernels are made for, since a larger kernel can be forced onto smaller dims.
+/// Head dims that the tuning distinguishes: the rows of the table on a CPU, the head dims of all
+/// kernels on a GPU, where a kernel can be forced onto smaller dims.
 std::vector<SizeClass> size_classes(const KernelInfo& kernel) {
   std::vector<SizeClass> classes;
   std::int64_t smallest = 1;
@@ -112,7 +112,7 @@ CheckItem tuning_item(const CheckArgs& args, const RunnableKernel& r, const Size
   return item;
 }
 
-/// Numbers of splits a case is tried with; 0: the planner chooses.
+/// Split counts of a case; 0: the planner chooses.
 std::vector<int> splits_of(const CheckArgs& args, const BenchCase& c, const verify::CaseSpec& spec,
                            const Target& target) {
   if (args.control.splits) return {*args.control.splits};
@@ -132,7 +132,7 @@ int blocks_of(const CheckArgs& args, std::uint64_t index, bool persistent) {
   static const std::vector<int> few{0, 1, 1, 2, 3, 7};
   const std::vector<int>& limits = args.blocks.empty() && persistent ? few : args.blocks;
   if (limits.empty()) return 0;
-  // Not in turn: where kernels take turns too, each could meet one entry only.
+  // Hashed, not round robin: kernels are round robin too, and each could get one entry only.
   return limits[verify::mix(args.control.seed ^ verify::mix(index)) % limits.size()];
 }
 
@@ -175,8 +175,7 @@ CheckSuite tuning_suite(const CheckArgs& args, const std::vector<RunnableKernel>
   CheckSuite suite = list_suite(args, "tuning", items);
   suite.summary = formatted(
       "{} rows (kernel, size class), {} problems each: both ends of the class, {} split counts, "
-      "full "
-      "and\ncausal, whether or not the planner would choose the row",
+      "full and\ncausal, even if the planner would choose another row",
       rows, rows == 0 ? 0 : items->size() / rows, splits.size());
   return suite;
 }
@@ -187,15 +186,15 @@ std::unique_ptr<CaseSuite> case_suite(const CheckArgs& args, const std::vector<T
   auto made = std::make_unique<CaseSuite>();
   auto items = std::make_shared<std::vector<CheckItem>>();
   std::vector<std::size_t> row_of_item;
-  std::vector<std::string> dtype_of_item;  // as the case says it
+  std::vector<std::string> dtype_of_item;  // as in the case
   for (std::size_t t = 0; t < targets.size(); ++t) {
     for (const BenchCase& c : cases) {
       CaseRow row;
       row.bench_case = c;
       row.device = to_string(targets[t].device.type);
       row.skipped = why_not(c);
-      row.dtypes = c.suite == "lineage" ? std::vector<std::string>{"f16", "bf16", "f32"}
-                                        : std::vector<std::string>{c.dtype};
+      row.dtypes = c.suite == kRegressionSuite ? std::vector<std::string>{"f16", "bf16", "f32"}
+                                               : std::vector<std::string>{c.dtype};
       for (const std::string& dtype :
            row.skipped.empty() ? row.dtypes : std::vector<std::string>{}) {
         verify::CaseSpec spec = spec_of(c, args.control);

@@ -1,4 +1,4 @@
-// The problems `flashcore check` goes through: random ones, every tuning row, named cases.
+// The suites of `flashcore check`: random problems, every tuning row, named cases.
 #pragma once
 
 #include <map>
@@ -11,36 +11,37 @@
 
 namespace flashcore::tool {
 
-/// Random boundary-biased problems, taking the kernels in turn.
+/// Random problems that favour tile edges, round robin over the kernels.
 CheckSuite random_suite(const CheckArgs& args, const std::vector<RunnableKernel>& kernels);
 
-/// Of problem `index`, by seed and index alone: an entry of --blocks. Where that is not given,
-/// persistent kernels have few blocks too, since small problems give many blocks an item each.
+/// CTA limit of problem `index`, an entry of --blocks that depends on seed and index only. Without
+/// --blocks, persistent kernels also get few CTAs, because small problems give each CTA one tile.
 int blocks_of(const CheckArgs& args, std::uint64_t index, bool persistent);
 
 /// Every kernel at every size class of its tuning, with the dims at both ends of the class and
-/// several numbers of splits, whether or not the planner would choose it there.
+/// several numbers of splits, even if the planner would choose another kernel.
 CheckSuite tuning_suite(const CheckArgs& args, const std::vector<RunnableKernel>& kernels);
 
-/// The problems of bugs that were found late, in every type, on every kernel that takes them; of
-/// CPU kernels on the one the planner chooses, since they are large.
-CheckSuite regression_suite(const CheckArgs& args, const std::vector<Target>& targets);
+/// Problems with query tiles that see no key, several per CTA, in every dtype, on every GPU kernel
+/// that supports them, and on the CPU kernel that the planner chooses.
+inline constexpr const char* kKeylessTiles = "keyless-tiles";
+CheckSuite keyless_tiles_suite(const CheckArgs& args, const std::vector<Target>& targets);
 
-/// A suite that is a list. Its replay repeats the options the list was made with.
+/// A suite from a list. Its replay command repeats the options of this run.
 CheckSuite list_suite(const CheckArgs& args, const std::string& name,
                       const std::shared_ptr<const std::vector<CheckItem>>& items);
 
-/// What the oracle may do for a case of a list of large ones.
+/// Work limit of the oracle for large cases.
 inline constexpr double kCaseOracleWork = 2e8;
 
-/// The name of a suite of cases that --case alone selects.
+/// Name of the suite of cases selected by --case alone.
 inline constexpr const char* kNamedCases = "cases";
 
-/// What a suite of cases found, one row per case and device.
+/// Results of a suite of cases, one row per case and device.
 struct CaseRow {
   BenchCase bench_case;
   std::string device;
-  std::string skipped;                   ///< why nothing was run
+  std::string skipped;                   ///< reason; empty: run
   std::vector<std::string> dtypes;       ///< in the order tried
   std::map<std::string, double> errors;  ///< by dtype: the largest, NaN where one is missing
   double worst_ratio = 0;
@@ -53,8 +54,8 @@ struct CaseSuite {
   std::vector<CaseRow> rows;  ///< filled in while the suite runs
 };
 
-/// Cases of the file. Those of the suite "lineage" are tried in f16, bf16 and f32, and its Split-K
-/// part with every number of splits. The result must stay where it is while the suite runs.
+/// Cases of the file. Suite regression runs in f16, bf16 and f32, and its Split-K cases with every
+/// number of splits. The result must not move while the suite runs.
 std::unique_ptr<CaseSuite> case_suite(const CheckArgs& args, const std::vector<Target>& targets,
                                       const std::vector<BenchCase>& cases, const std::string& name);
 

@@ -34,21 +34,24 @@ class Check {
     });
     if (!args.blocks.empty() && !gpu) {
       throw CommandError(
-          "--blocks limits the blocks of a GPU's kernels, and only the CPU is checked here; say "
-          "--threads for a CPU, or --device cuda");
+          "--blocks limits the CTAs of GPU kernels, but only the CPU is checked; use --threads for "
+          "a "
+          "CPU, or --device cuda");
     }
   }
 
   int run() {
     std::string suite = args_.suite;
     if (suite.empty()) suite = args_.selection.cases.empty() ? "random" : kNamedCases;
+    if (suite == "lineage") suite = kRegressionSuite;
+    if (suite == "regressions") suite = kKeylessTiles;
     const bool all = suite == "all";
-    if (args_.index && all) throw CommandError("--index needs one suite; say --suite random");
+    if (args_.index && all) throw CommandError("--index needs one suite; use --suite random");
     covers_options_ = all || suite == "random";
     if (covers_options_) suites_.push_back(random_suite(args_, kernels_));
     if (all || suite == "tuning") suites_.push_back(tuning_suite(args_, kernels_));
-    if (all || suite == "regressions") suites_.push_back(regression_suite(args_, targets_));
-    if (all || suites_.empty()) suites_.push_back(select(all ? "lineage" : suite));
+    if (all || suite == kKeylessTiles) suites_.push_back(keyless_tiles_suite(args_, targets_));
+    if (all || suites_.empty()) suites_.push_back(select(all ? kRegressionSuite : suite));
 
     if (!args_.json && !WorkerLink::here().takes_over()) print_heading();
     for (const CheckSuite& chosen : suites_) {
@@ -69,7 +72,7 @@ class Check {
     }
     print_out("{} kernel{} on {}, seed {}\n\n", kernels_.size(), kernels_.size() == 1 ? "" : "s",
               devices, args_.control.seed);
-    std::fflush(stdout);  // or it would be lost with a process that is ended
+    std::fflush(stdout);  // a worker may be killed later
   }
 
   /// The cases of a suite of the cases file.
@@ -104,8 +107,8 @@ class Check {
                   const std::string& lack) const {
     const CheckTotals& totals = engine_.totals();
     if (cases_ != nullptr) {
-      const bool lineage = cases_->suite.name == "lineage";
-      lineage ? print_lineage(cases_->rows) : print_cases(cases_->rows);
+      const bool regression = cases_->suite.name == kRegressionSuite;
+      regression ? print_regression(cases_->rows) : print_cases(cases_->rows);
       print_out("\n");
     }
     print_out("{}", kernel_table(totals));

@@ -14,6 +14,9 @@ namespace flashcore::tool {
 
 using Json = nlohmann::ordered_json;
 
+/// Shapes at which earlier kernels failed. The cases file calls the suite "lineage".
+inline constexpr const char* kRegressionSuite = "regression";
+
 struct BenchCase {
   std::shared_ptr<const Json> fields;  ///< as in the file: what a result row repeats
   std::string kind, suite, name, dtype;
@@ -24,7 +27,7 @@ struct BenchCase {
   bool causal = false, cold_l2 = false;
   bool ragged = false;               ///< used_k or packed gives each sequence's length
   std::string needs;                 ///< what else the case needs, e.g. "pages"
-  std::string part, ancestor_error;  ///< of the suite "lineage": what it was, what it did
+  std::string part, ancestor_error;  ///< suite regression: earlier kernel, its error
 
   /// NAME#2
   std::string label() const;

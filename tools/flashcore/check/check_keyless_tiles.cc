@@ -1,4 +1,4 @@
-// The problems of bugs that random problems were too small, or too alike, to meet.
+// Suite keyless-tiles: large problems in which many query tiles see no key.
 #include <memory>
 #include <utility>
 
@@ -27,9 +27,9 @@ verify::CaseSpec with_used(verify::CaseSpec spec, std::vector<std::int64_t> used
   return spec;
 }
 
-/// Items of which most see no key, several to each block of a persistent kernel: an item with keys
-/// that three without follow was waited for by those it waited for.
-std::vector<verify::CaseSpec> items_without_keys() {
+/// Most query tiles see no key, and a CTA of a persistent kernel has several tiles. A tile with
+/// keys followed by three without can deadlock the tile queue.
+std::vector<verify::CaseSpec> problems_without_keys() {
   const std::vector<std::int64_t> used{1024, 40, 1024, 64, 0, 500, 129};
   return {
       spec_of("7,7/1,1025/63,64", ""),
@@ -53,7 +53,7 @@ void set_type(const std::string& type, verify::CaseSpec& spec) {
   if (space != std::string::npos) spec.dtype = dtype_named(type.substr(space + 1));
 }
 
-/// Null: the planner's choice.
+/// A null kernel means the choice of the planner.
 std::vector<const KernelInfo*> kernels_taking(const CheckArgs& args, const Target& target,
                                               const verify::CaseSpec& spec) {
   const bool every = target.device.type == DeviceType::cuda && args.selection.kernel.empty();
@@ -70,10 +70,10 @@ std::vector<const KernelInfo*> kernels_taking(const CheckArgs& args, const Targe
 
 }  // namespace
 
-CheckSuite regression_suite(const CheckArgs& args, const std::vector<Target>& targets) {
+CheckSuite keyless_tiles_suite(const CheckArgs& args, const std::vector<Target>& targets) {
   auto items = std::make_shared<std::vector<CheckItem>>();
   for (std::size_t t = 0; t < targets.size(); ++t) {
-    for (verify::CaseSpec spec : items_without_keys()) {
+    for (verify::CaseSpec spec : problems_without_keys()) {
       spec.seed = args.control.seed;
       spec.sigma = args.control.sigma.value_or(1.0);
       spec.options.num_splits = args.control.splits.value_or(0);
@@ -87,11 +87,12 @@ CheckSuite regression_suite(const CheckArgs& args, const std::vector<Target>& ta
       }
     }
   }
-  if (items->empty()) throw CommandError("suite regressions: no case can be checked here");
-  CheckSuite suite = list_suite(args, "regressions", items);
+  if (items->empty()) throw CommandError("suite keyless-tiles: no problem can be checked here");
+  CheckSuite suite = list_suite(args, kKeylessTiles, items);
   suite.large = true;
   suite.oracle_work = kCaseOracleWork;
-  suite.summary = "items without keys among others, many to each block of a persistent kernel";
+  suite.summary =
+      "query tiles with and without visible keys, several per CTA of a persistent kernel";
   return suite;
 }
 
