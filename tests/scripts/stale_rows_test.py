@@ -1,4 +1,5 @@
-"""scripts/checks/stale_rows lists rows of other sources, and only those."""
+"""scripts/checks/stale_rows lists rows of other sources, and only those. --carry updates the rows whose
+machine code is proven to be the same, and only those."""
 import json
 import os
 import subprocess
@@ -17,14 +18,46 @@ def row(name, kernel, fingerprint):
     return {"name": name, "kernel": kernel, "kernel_fingerprint": fingerprint}
 
 
+OLD = "0123456789abcdef"
+# The names of three kernels in all architectures of their families, and of the combine kernel.
+SIMT = [f"simt/{sm}/64,64,64,1,0,256" for sm in ("sm75", "sm80", "sm90")]
+SM80 = [f"sm80/{sm}/__half,64,16,128,1,16,128" for sm in ("sm80", "sm90")]
+KV8 = [f"sm80/{sm}/void,64,16,256,2,16,256" for sm in ("sm80", "sm90")]
+SM90 = ["sm90/sm90/__nv_bfloat16,64,64,128,4,16,256,false"]
+FP8 = ["sm90/sm90/__nv_bfloat16,64,64,128,4,16,256,true"]
+COMBINE = [f"common/{sm}/combine" for sm in ("sm75", "sm80", "sm90")]
+ALL = [*SIMT, *SM80, *KV8, *SM90, *FP8, *COMBINE]
+KERNELS = {"simt": "fwd_simt_f32_d64_q64", "sm80": "fwd_sm80_f16_d64_q16_k128",
+           "kv8": "fwd_sm80_8bit_bf16_d64_q16", "sm90": "fwd_sm90_bf16_d64_q64",
+           "fp8": "fwd_sm90_e4m3_bf16_d64_q64"}
+
+
+def proof(same=ALL, changed=(), missing=(), old=(OLD,), new=tuple(HASHES.values())):
+    return {"same": [name for name in same if name not in {*changed, *missing}],
+            "changed": list(changed), "missing": list(missing), "new": [],
+            "old_fingerprints": list(old), "new_fingerprints": list(new)}
+
+
 class StaleRows(unittest.TestCase):
-    def list(self, text):
+    def list(self, text, *arguments):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "gpu.json")
             with open(path, "w", encoding="utf-8") as out:
                 out.write(text)
-            done = subprocess.run([sys.executable, SCRIPT, path], capture_output=True, text=True)
+            done = subprocess.run([sys.executable, SCRIPT, *arguments, path], capture_output=True, text=True)
+            with open(path, encoding="utf-8") as after:
+                self.after = after.read()
+        self.assertTrue(arguments or self.after == text)
         return done.returncode, done.stdout
+
+    def carry(self, rows, lists):
+        """The fingerprints of the rows after --carry, and the output."""
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(lists, file)
+            file.flush()
+            code, said = self.list(json.dumps({"rows": rows}, indent=3), "--carry", file.name)
+        self.assertEqual(code, 0, said)
+        return [row["kernel_fingerprint"] for row in json.loads(self.after)["rows"]], said
 
     def test_current_rows_are_not_listed(self):
         code, said = self.list(json.dumps({"rows": [
@@ -53,6 +86,64 @@ class StaleRows(unittest.TestCase):
                 code, said = self.list(text)
                 self.assertEqual(code, 1, said)
                 self.assertIn("not a result file", said)
+
+    def test_carries_rows_of_the_same_machine_code(self):
+        rows = [row(name, kernel, OLD) for name, kernel in KERNELS.items()]
+        after, said = self.carry(rows, proof())
+        self.assertEqual(after, [HASHES[name] for name in ("simt", "sm80", "sm80", "sm90", "sm90")], said)
+        self.assertIn("0 of 5 rows are stale, 5 carried", said)
+        self.assertEqual(self.after, json.dumps({"rows": json.loads(self.after)["rows"]}, indent=3))
+
+    def test_a_changed_kernel_holds_back_its_own_rows_only(self):
+        rows = [row(name, kernel, OLD) for name, kernel in KERNELS.items()]
+        for family, names in (("simt", SIMT), ("sm80", SM80), ("kv8", KV8), ("sm90", SM90), ("fp8", FP8)):
+            for kind in ("changed", "missing"):
+                with self.subTest(family=family, kind=kind):
+                    after, said = self.carry(rows, proof(**{kind: names[-1:]}))
+                    for name, fingerprint in zip(KERNELS, after, strict=True):
+                        self.assertEqual(fingerprint == OLD, name == family, said)
+                    self.assertIn(f"not carried: {names[-1]} is {kind}", said)
+                    self.assertIn("1 of 5 rows are stale, 4 carried", said)
+
+    def test_splits_need_the_combine_kernel(self):
+        rows = [dict(row("one", KERNELS["sm80"], OLD), splits=1),
+                dict(row("four", KERNELS["sm80"], OLD), splits=4)]
+        after, _ = self.carry(rows, proof())
+        self.assertEqual(after, [HASHES["sm80"]] * 2)
+        after, said = self.carry(rows, proof(changed=["common/sm90/combine"]))
+        self.assertEqual(after, [HASHES["sm80"], OLD])
+        self.assertIn("four: ", said)
+        self.assertIn("common/sm90/combine is changed", said)
+
+    def test_an_incomplete_proof_carries_nothing(self):
+        rows = [row("a", KERNELS["sm80"], OLD)]
+        for lists, reason in ((proof(same=SM80[1:]), "found 0 kernels sm80/sm80/"),
+                              (proof(same=KV8), "found 0 kernels"), (proof(same=[]), "found 0 kernels"),
+                              (proof(old=[]), "OLD was not built from the sources of this row"),
+                              (proof(new=[OLD]), "NEW was not built from this tree")):
+            with self.subTest(reason=reason):
+                after, said = self.carry(rows, lists)
+                self.assertEqual(after, [OLD])
+                self.assertIn(reason, said)
+
+    def test_rows_without_sass_are_not_carried(self):
+        rows = [row("cpu", "fwd_avx2_f32", OLD), row("gone", "fwd_wmma_f16_d64", OLD),
+                row("unmarked", KERNELS["simt"], None)]
+        after, said = self.carry(rows, proof())
+        self.assertEqual(after, [OLD, OLD, None])
+        self.assertIn("3 of 3 rows are stale, 0 carried", said)
+        self.assertIn("a CPU kernel has no SASS", said)
+
+    def test_a_broken_proof_fails(self):
+        for text in ("", "[]", "{}", '{"same": []}'):
+            with self.subTest(text=text), tempfile.NamedTemporaryFile("w") as file:
+                file.write(text)
+                file.flush()
+                rows = json.dumps({"rows": [row("a", KERNELS["sm80"], OLD)]})
+                code, said = self.list(rows, "--carry", file.name)
+                self.assertEqual(code, 1, said)
+                self.assertIn("not written by same_sass", said)
+                self.assertEqual(self.after, rows)
 
 
 if __name__ == "__main__":
