@@ -57,6 +57,9 @@ class Info(CommandTest):
         for kernel in kernels:
             self.assertTrue(kernel["compiled"] or not kernel["runs_here"])
             self.assertRegex(kernel["fingerprint"], r"\A[0-9a-f]{16}\Z")
+            self.assertIn(kernel["inputs"], ("native", "kv8", "fp8"))
+            self.assertIn(kernel["probability_dtype"], ("f64", "f32", "f16", "bf16", "e4m3"))
+            self.assertEqual("paged KV" in kernel["features"], not kernel["id"].startswith("fwd_sm90_"))
         text = self.call("info", "--kernels").stdout
         for name in wanted:
             self.assertIn(name, text)

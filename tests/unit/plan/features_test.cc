@@ -1,0 +1,72 @@
+// Features: the needs of a problem, and the kernels that lack them.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "plan/planner.h"
+
+namespace flashcore {
+namespace {
+
+Problem dense(const DeviceInfo& device, const Options& options = {}) {
+  return *dense_problem(DType::bf16, 2, 8, 4, 512, 512, 128, 128, options, device.device);
+}
+
+TEST(Features, OfAPlainProblemAreNone) {
+  EXPECT_EQ(features_of(dense(*named_device("h200"))), Features::none);
+}
+
+TEST(Features, OfEachOptionAreOneBit) {
+  const DeviceInfo device = *named_device("h200");
+  const auto expect = [&](Features wanted, auto change) {
+    Problem problem = dense(device);
+    change(problem);
+    EXPECT_EQ(features_of(problem), wanted) << feature_names(wanted).front();
+  };
+  expect(Features::bias, [](Problem& p) { p.bias = p.q; });
+  expect(Features::mask, [](Problem& p) { p.mask = p.q; });
+  expect(Features::alibi, [](Problem& p) { p.alibi_slopes.dtype = DType::f32; });
+  expect(Features::softcap, [](Problem& p) { p.options.softcap = 5; });
+  expect(Features::sinks, [](Problem& p) { p.sinks.dtype = DType::f32; });
+  expect(Features::window, [](Problem& p) { p.options.window_right = 0; });
+  expect(Features::varlen, [](Problem& p) { p.used_k.dtype = DType::i32; });
+  expect(Features::paged, [](Problem& p) { p.page_size = 16; });
+  expect(Features::any_stride, [](Problem& p) { p.v.column = 2; });
+  expect(Features::f32_out, [](Problem& p) { p.out.dtype = DType::f32; });
+  expect(Features::partial, [](Problem& p) { p.options.partial = true; });
+  expect(Features::num_splits, [](Problem& p) { p.options.num_splits = 2; });
+  expect(Features::block_scales, [](Problem& p) { p.k_scale.row = 1; });
+  expect(Features::block_scales | Features::batch_invariant_scales, [](Problem& p) {
+    p.v_scale.row = 1;
+    p.options.reproducibility = Reproducibility::batch_invariant;
+  });
+}
+
+TEST(Features, ExplainListsExactlyTheMissingOnes) {
+  const DeviceInfo device = *named_device("h200");
+  Problem problem = dense(device);
+  problem.bias = problem.q;
+  problem.page_size = 16;
+  problem.options.softcap = 5;
+  const KernelInfo& kernel = *find_kernel("fwd_sm90_bf16_d128_k128");
+  EXPECT_EQ(missing_features(kernel, problem), Features::bias | Features::paged);
+  EXPECT_EQ(to_message(supports(kernel, problem, device), kernel, problem, device),
+            "lacks bias, paged KV");
+}
+
+TEST(Features, EveryKernelBelongsToItsFamily) {
+  for (const KernelInfo& kernel : kernels()) {
+    const FamilyTraits& traits = traits_of(kernel);
+    EXPECT_EQ(traits.family, kernel.family);
+    EXPECT_EQ(traits.device, kernel.device) << kernel.id;
+    ASSERT_NE(kernel.family_name(), nullptr) << kernel.id;
+    EXPECT_EQ(kernel.features & traits.features, kernel.features) << kernel.id;
+    if (kernel.device == DeviceType::cuda) {
+      EXPECT_NE(std::string(kernel.id).find(kernel.family_name()), std::string::npos) << kernel.id;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace flashcore
