@@ -12,7 +12,7 @@ from flashcore.bench import results as bench_results
 from gpu_check_context import from_command, python_with_torch
 from gpu_check_runner import FAILED, NOT_RUN, PASSED, TIMED_OUT, Outcome, Stage
 from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
-from kernel_build import read_kernels
+from kernel_build import persistent_kernels, read_kernels
 
 _MIN_PROBLEMS = 20000
 _MIN_TENSOR_CORE_PROBLEMS = 50000
@@ -21,7 +21,7 @@ _FAULT_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128
                     "sm80_8bit": "fwd_sm80_8bit_bf16_d64_q(128|16)",
                     "sm90": "fwd_sm90_bf16_d64_q(192|128_k208|64)",
                     "sm90_e4m3": "fwd_sm90_e4m3_bf16_d64_q(64|192_k128)"}
-_PERSISTENT_KERNELS = {"sm90": "^fwd_sm90_(f16|bf16)_", "sm90_e4m3": "^fwd_sm90_e4m3_"}
+_PERSISTENT_KERNELS = persistent_kernels(read_kernels())
 _NEVER_ENDS = 30  # src/core/fault.h
 _HUNG_KERNELS = "^fwd_simt_f32_d64_"
 _HUNG_PROBLEMS = 24

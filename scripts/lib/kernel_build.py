@@ -47,6 +47,22 @@ def read_kernels(root=ROOT):
     return found
 
 
+def persistent_kernels(kernels, root=ROOT):
+    """{printed name of a group of kernels: regular expression of their ids} of the persistent families."""
+    table = (root / "src" / "plan" / "kernel_traits.h").read_text(encoding="utf-8")
+    groups = {}
+    for row in re.findall(r"\{\.family = .*?\.source_dirs", table, re.DOTALL):
+        if ".persistent = true" not in row:
+            continue
+        names = re.search(r"\.names = \{(.*)\}", row)[1].split(", ")
+        family = names[0].strip('"')
+        for name, inputs in zip(names, ("native", "kv8", "fp8"), strict=True):
+            ids = [one.id for one in kernels if (one.family, one.inputs) == (family, inputs)]
+            if ids:
+                groups[name.strip('"')] = f"^({'|'.join(ids)})$"
+    return groups
+
+
 def find_kernel(id_, kernels):
     for kernel in kernels:
         if kernel.id == id_:

@@ -1,5 +1,6 @@
 """scripts/kernel: the lists it reads, the cases it chooses, what it makes of ptxas's words."""
 
+import re
 import subprocess
 import sys
 import unittest
@@ -38,6 +39,14 @@ class Lists(unittest.TestCase):
             wanted = sum(line.startswith(prefix) for line in lines)
             self.assertEqual(sum(one.device == name for one in self.kernels), wanted)
             self.assertGreater(wanted, 0)
+
+    def test_persistent_kernels_are_grouped_by_inputs(self):
+        groups = build.persistent_kernels(self.kernels)
+        self.assertEqual(set(groups), {"sm90", "sm90_e4m3"})
+        for name, inputs in (("sm90", "native"), ("sm90_e4m3", "fp8")):
+            matched = {one.id for one in self.kernels if re.search(groups[name], one.id)}
+            self.assertEqual(matched, {one.id for one in self.kernels
+                                       if one.family == "sm90" and one.inputs == inputs})
 
     def test_by_name(self):
         for kernel in self.kernels:
