@@ -17,8 +17,14 @@ endif()
 # flashcore_add_cpu_kernel(<target> <isa> <flags>): the object library of one instruction set.
 function(flashcore_add_cpu_kernel target isa flags)
   add_library(${target} OBJECT ${PROJECT_SOURCE_DIR}/src/cpu/kernels/target_${isa}.cc)
-  # Optimised in every build type: at -O0 a test of 20,000 problems would take a day.
-  target_compile_options(${target} PRIVATE -O3 -ffp-contract=fast ${FLASHCORE_ISA_FLAGS_${isa}})
+  # Optimised in every build type: at -O0 a test of 20,000 problems would take a day. With a sanitizer
+  # -O3 takes minutes to compile.
+  set(optimize -O3)
+  if(FLASHCORE_SANITIZE)
+    set(optimize -O1)
+  endif()
+  target_compile_options(${target} PRIVATE
+    ${optimize} -ffp-contract=fast ${FLASHCORE_ISA_FLAGS_${isa}})
   target_link_libraries(${target} PRIVATE ${flags})
 endfunction()
 
