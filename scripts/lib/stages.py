@@ -25,7 +25,7 @@ SKIPPED = 77
 LANES = ("compile", "test")
 PROGRESS_S = 20  # between two lines about running stages
 PART = re.compile(r"NOT RUN: (\S+): (.*)")
-NINJA = re.compile(r"\[\d+/\d+\] ")
+NINJA = re.compile(r"\[\d+/\d+\](?: |$)")
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,7 @@ class Helpers(unittest.TestCase):
         passed, said = run(Stage("a", "progress x.log sh -c 'echo [1/2] one; echo fine'"))
         self.assertTrue(passed)
         self.assertNotIn("fine", said)
+        self.assertNotIn("[1/2]", said)
 
     def test_a_missing_command_is_named(self):
         passed, said = run(Stage("a", '"$(need_cli no_such_preset)" info'))
