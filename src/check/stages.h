@@ -1,6 +1,6 @@
-// Which stage of a fused kernel is wrong? A stage is read out through inputs (probes.h) under which
-// the outputs show it, over the whole tensor, and compared with that stage's own reference. The
-// bounds are those of every other check (compare.h).
+// Finds the faulty stage of a fused kernel. Probe inputs make a stage visible in the outputs, over the
+// whole tensor; it is compared with the reference of that stage, within the bounds of
+// verify/inputs/compare.h.
 #pragma once
 
 #include <array>

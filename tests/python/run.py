@@ -1,5 +1,5 @@
 """Runs test modules of this folder: python3 run.py [MODULE...], default those of the package. `torch`
-stands for test_torch.py or all of test_torch_*.py.
+stands for all of test_torch_*.py.
 
 Without arguments every module has a process of its own, several at a time. A module that needs a
 framework which is not installed raises SkipTest when imported; its reason is printed, and named in the

@@ -44,7 +44,7 @@ TYPED_TEST(Panels, HoldEveryElementOnceAndNothingElse) {
   EXPECT_EQ(2 * offsets.size(), static_cast<std::size_t>(Tile::kBytes));
 }
 
-// TMA, wgmma and clear_tail() move 16 bytes at a time.
+// TMA, wgmma and zero_v_tail() move 16 bytes at a time.
 TYPED_TEST(Panels, EightColumnsStayTogether) {
   using Tile = typename TypeParam::Tile;
   for (int row = 0; row < TypeParam::kRows; ++row) {

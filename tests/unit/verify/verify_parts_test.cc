@@ -1,4 +1,4 @@
-// Parts of the verifier that its zoo does not show one by one: formats, and what lengths say.
+// Parts of the verifier that the mutants do not cover one by one: formats and lengths.
 #include <gtest/gtest.h>
 
 #include <cmath>
