@@ -1,51 +1,52 @@
-// How the CTAs of a cluster join the results of split KV: who sends what to whom, where it lies in
-// the receiver's shared memory, and how many bytes the receiver waits for. The kernels
-// (cuda/sm80/combine.cuh, warp_join.cuh), the planner and the model (tests/protocol) read it.
+// How the CTAs of a cluster combine split KV: which CTA sends what to which, where it lies in the
+// receiver's shared memory, and how many bytes the receiver expects. The kernels
+// (cuda/sm80/cluster_combine.cuh, cluster_combine_warps.cuh), the planner and the model
+// (tests/protocol) read it.
 #pragma once
 
 #include "core/config.h"
 
 namespace flashcore::core {
 
-/// The inbox lies in shared memory, behind everything else: barriers, outputs, then row states. A
-/// piece is four columns of a row, and 32 pieces are a chunk. The CTAs of a cluster join the chunks
-/// of an item in turns: a turn has one chunk for each of them.
+/// The buffer lies behind SharedStorage: mbarriers, outputs, then row statistics (maximum and sum).
+/// The unit of exchange is a vec4, four columns of a row; 32 of them are a chunk. The CTAs of a
+/// cluster combine the chunks of a work tile in passes; a pass has one chunk for each CTA.
 ///
-/// Either CTAs send pieces, each with its row's state; or, of tiles of 8 rows, warps send theirs,
-/// with one state for each row.
+/// Either CTAs send, each vec4 with its row's statistics. Or, for tiles of 8 rows, warps send, with
+/// one set of statistics for each row.
 struct ClusterBuffer {
-  static constexpr int kChunk = 32;
-  static constexpr int kOutBytes = 16;   // a piece: four columns
-  static constexpr int kStateBytes = 8;  // maximum and sum
-  static constexpr int kPieceBytes = kOutBytes + kStateBytes;
-  static constexpr int kBarrierBytes = 16;  // in front
-  static constexpr int kMaxSplits = 8;      // what every sm_90 can place
-  static constexpr int kWarpColumns = 512;  // of all rows, that warps send
+  static constexpr int kChunk = 32;                                 // vec4s
+  static constexpr int kOutBytes = 16;                              // of a vec4
+  static constexpr int kRowStatsBytes = 8;                          // maximum and sum
+  static constexpr int kMessageBytes = kOutBytes + kRowStatsBytes;  // a vec4 from a CTA
+  static constexpr int kBarrierBytes = 16;                          // in front
+  static constexpr int kMaxSplits = 8;      // portable cluster size of sm_90
+  static constexpr int kWarpColumns = 512;  // limit on rows * head_dim for sends by warps
 
-  /// A CTA receives these at most, if each split has one sender: turns × splits.
+  /// Chunks a CTA receives at most if each split has one sender: passes × splits.
   static constexpr int chunks(int rows, int head_dim) {
     return (rows * head_dim / 4 + kChunk - 1) / kChunk + kMaxSplits - 1;
   }
-  /// Warps send the results of items of so many rows or fewer.
+  /// Warps send the results of work tiles with at most this many rows.
   static constexpr int rows_from_warps(int tile_rows, int head_dim) {
     const int rows = tile_rows == 8 ? kWarpColumns / head_dim : 0;
     return rows < tile_rows ? rows : tile_rows;
   }
 
-  /// Bytes from the start of the inbox.
+  /// Byte offsets in the buffer.
   struct Layout {
-    int outputs, states, end;
+    int outputs, row_stats, end;
   };
   static constexpr Layout layout_of_ctas(int tile_rows, int head_dim) {
-    const int pieces = chunks(tile_rows, head_dim) * kChunk;
-    const int states = kBarrierBytes + pieces * kOutBytes;
-    return {kBarrierBytes, states, states + pieces * kStateBytes};
+    const int vec4s = chunks(tile_rows, head_dim) * kChunk;
+    const int row_stats = kBarrierBytes + vec4s * kOutBytes;
+    return {kBarrierBytes, row_stats, row_stats + vec4s * kRowStatsBytes};
   }
   static constexpr Layout layout_of_warps(int tile_rows, int head_dim, int warps_n) {
     const int rows = rows_from_warps(tile_rows, head_dim);
-    const int pieces = warps_n * chunks(rows, head_dim) * kChunk;
-    const int states = kBarrierBytes + pieces * kOutBytes;
-    return {kBarrierBytes, states, states + 4 * pieces / head_dim * kStateBytes};
+    const int vec4s = warps_n * chunks(rows, head_dim) * kChunk;
+    const int row_stats = kBarrierBytes + vec4s * kOutBytes;
+    return {kBarrierBytes, row_stats, row_stats + 4 * vec4s / head_dim * kRowStatsBytes};
   }
   static constexpr int bytes(int tile_rows, int head_dim, int threads) {
     const int of_ctas = layout_of_ctas(tile_rows, head_dim).end;
@@ -55,87 +56,88 @@ struct ClusterBuffer {
   }
 };
 
-/// The mbarriers of an inbox. Each has one phase: thread 0 arrives and announces the bytes.
+/// The mbarriers of a buffer. Each has one phase: thread 0 arrives with the expected bytes.
 enum class BufferBarrier : int {
-  pieces,   // from CTAs: outputs and states
-  states,   // from warps
-  outputs,  // from warps
+  vec4s,      // from CTAs: outputs and row statistics
+  row_stats,  // from warps
+  outputs,    // from warps
 };
-inline constexpr int kInboxArrivals = 1;
-inline constexpr int kMaxExpectedBytes = (1 << 20) - 1;  // that an mbarrier can count
+inline constexpr int kBufferArrivals = 1;
+inline constexpr int kMaxExpectedBytes = (1 << 20) - 1;  // limit of an mbarrier
 
-/// The barrier's index among the two at the front of the inbox.
+/// Index of the barrier among the two at the front of the buffer.
 FLASHCORE_HD constexpr int mbarrier_index(BufferBarrier barrier) {
   return barrier == BufferBarrier::outputs ? 1 : 0;
 }
 
-/// The CTA that joins the n-th chunk of a turn. It is its own inverse: CTA n joins this chunk. The
-/// last CTA gets the first chunk, because its key range may be the shortest.
+/// The CTA that combines the n-th chunk of a pass; and, as its own inverse, the chunk that CTA n
+/// combines. The last CTA gets the first chunk, because its split may be the shortest.
 FLASHCORE_HD constexpr int chunk_owner(int splits, int n) { return splits - 1 - n; }
 
-/// A place in the inbox of CTA `rank`: of a piece, or of a row.
+/// A slot of CTA `rank`'s buffer, for a vec4 or for a row's statistics.
 struct ClusterSlot {
   int rank, index;
 };
 
-/// Slots of the `lane`-th piece that CTA `sender` sends in a turn.
-FLASHCORE_HD constexpr int piece_slot(int turn, int splits, int sender, int lane) {
-  return (turn * splits + sender) * ClusterBuffer::kChunk + lane;
+/// Slot of the `lane`-th vec4 that CTA `sender` sends in a pass.
+FLASHCORE_HD constexpr int vec4_slot(int pass, int splits, int sender, int lane) {
+  return (pass * splits + sender) * ClusterBuffer::kChunk + lane;
 }
 
-/// The recipient, and its slot, of a piece that CTA `sender` sends.
-FLASHCORE_HD constexpr ClusterSlot recipient_of_piece(int piece, int splits, int sender) {
-  const int chunk = piece / ClusterBuffer::kChunk, turn = chunk / splits;
-  return {chunk_owner(splits, chunk - turn * splits),
-          piece_slot(turn, splits, sender, piece % ClusterBuffer::kChunk)};
+/// Destination of a vec4 that CTA `sender` sends.
+FLASHCORE_HD constexpr ClusterSlot peer_slot_of_vec4(int vec4, int splits, int sender) {
+  const int chunk = vec4 / ClusterBuffer::kChunk, pass = chunk / splits;
+  return {chunk_owner(splits, chunk - pass * splits),
+          vec4_slot(pass, splits, sender, vec4 % ClusterBuffer::kChunk)};
 }
 
-/// The `lane`-th piece of the item that CTA `rank` joins in a turn; past the last one: none.
-FLASHCORE_HD constexpr int combined_piece(int turn, int splits, int rank, int lane) {
-  return (turn * splits + chunk_owner(splits, rank)) * ClusterBuffer::kChunk + lane;
+/// The `lane`-th vec4 of the work tile that CTA `rank` combines in a pass; the CTA has none left if
+/// it is past the last one.
+FLASHCORE_HD constexpr int combined_vec4(int pass, int splits, int rank, int lane) {
+  return (pass * splits + chunk_owner(splits, rank)) * ClusterBuffer::kChunk + lane;
 }
 
-/// How many of an item's pieces CTA `rank` joins.
-FLASHCORE_HD constexpr int pieces_to_join(int pieces, int splits, int rank) {
+/// How many of a work tile's vec4s CTA `rank` combines.
+FLASHCORE_HD constexpr int vec4s_to_combine(int vec4s, int splits, int rank) {
   int mine = 0;
-  for (int first = combined_piece(0, splits, rank, 0); first < pieces;
+  for (int first = combined_vec4(0, splits, rank, 0); first < vec4s;
        first += splits * ClusterBuffer::kChunk) {
-    mine += pieces - first < ClusterBuffer::kChunk ? pieces - first : ClusterBuffer::kChunk;
+    mine += vec4s - first < ClusterBuffer::kChunk ? vec4s - first : ClusterBuffer::kChunk;
   }
   return mine;
 }
 
-/// Warps send whole rows of a chunk.
-template <int kHeadDim, int kKeyWarps_>
-struct WarpParts {
-  static constexpr int kWarpsN = kKeyWarps_;
-  static constexpr int kRowPieces = kHeadDim / 4;
-  static constexpr int kChunkRows = ClusterBuffer::kChunk / kRowPieces;
+/// Slots of what warps send: whole rows of a chunk.
+template <int kHeadDim, int kWarpsN_>
+struct WarpPartials {
+  static constexpr int kWarpsN = kWarpsN_;
+  static constexpr int kRowVec4s = kHeadDim / 4;
+  static constexpr int kChunkRows = ClusterBuffer::kChunk / kRowVec4s;
 
-  /// The part of a chunk that a key warp of CTA `sender` sends. Parts have kChunkRows states and
-  /// kChunk pieces each.
-  static FLASHCORE_HD constexpr int part(int turn, int splits, int sender, int warp_n) {
-    return (turn * splits + sender) * kWarpsN + warp_n;
+  /// Index of the partial chunk that a warp of CTA `sender` sends. A partial chunk has kChunkRows
+  /// row statistics and kChunk vec4s.
+  static FLASHCORE_HD constexpr int partial_index(int pass, int splits, int sender, int warp_n) {
+    return (pass * splits + sender) * kWarpsN + warp_n;
   }
-  /// Where a key warp of CTA `sender` sends a row's state. The row's pieces begin at slot
-  /// index * kRowPieces.
-  static FLASHCORE_HD constexpr ClusterSlot recipient_of_row(int row, int splits, int sender,
+  /// Destination of a row's statistics from a warp of CTA `sender`. The row's vec4s begin at slot
+  /// index * kRowVec4s.
+  static FLASHCORE_HD constexpr ClusterSlot peer_slot_of_row(int row, int splits, int sender,
                                                              int warp_n) {
-    const int chunk = row / kChunkRows, turn = chunk / splits;
-    return {chunk_owner(splits, chunk - turn * splits),
-            part(turn, splits, sender, warp_n) * kChunkRows + row % kChunkRows};
+    const int chunk = row / kChunkRows, pass = chunk / splits;
+    return {chunk_owner(splits, chunk - pass * splits),
+            partial_index(pass, splits, sender, warp_n) * kChunkRows + row % kChunkRows};
   }
 };
 
-/// The bytes that a barrier of the inbox expects, where the CTA joins `pieces` of the item.
+/// Bytes that a barrier expects if the CTA combines `vec4s` of the work tile.
 template <BufferBarrier kBarrier>
-FLASHCORE_HD constexpr int expected_bytes(int pieces, int row_pieces, int splits, int warps_n,
+FLASHCORE_HD constexpr int expected_bytes(int vec4s, int row_vec4s, int splits, int warps_n,
                                           bool one_short) {
-  const int unit = kBarrier == BufferBarrier::pieces   ? ClusterBuffer::kPieceBytes
-                   : kBarrier == BufferBarrier::states ? ClusterBuffer::kStateBytes
-                                                       : ClusterBuffer::kOutBytes;
-  const int senders = kBarrier == BufferBarrier::pieces ? splits : splits * warps_n;
-  const int sent = (kBarrier == BufferBarrier::states ? pieces / row_pieces : pieces) * senders;
+  const int unit = kBarrier == BufferBarrier::vec4s       ? ClusterBuffer::kMessageBytes
+                   : kBarrier == BufferBarrier::row_stats ? ClusterBuffer::kRowStatsBytes
+                                                          : ClusterBuffer::kOutBytes;
+  const int senders = kBarrier == BufferBarrier::vec4s ? splits : splits * warps_n;
+  const int sent = (kBarrier == BufferBarrier::row_stats ? vec4s / row_vec4s : vec4s) * senders;
   return (one_short && sent > 0 ? sent - 1 : sent) * unit;
 }
 

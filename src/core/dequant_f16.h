@@ -1,11 +1,10 @@
-// 8-bit codes as operands of 16-bit tensor cores: four codes of a register become two registers of
-// two f16 each, without a table and without shuffles. Exact for every code of every format, NaN and
-// infinities included.
+// Dequantizes 8-bit K/V to f16 MMA operands in registers: the four bytes of a register become two
+// registers of two f16 each, without a table or shuffles. The conversion is exact for every code of
+// every format, including NaN and infinities.
 //
-// The pairs are codes 0 and 2, and codes 1 and 3: bytes that stand in the same half of a 16-bit
-// element, so that nothing has to be moved across. Sixteen codes so stand in the order of
-// even_odd_index() (mma_layout.h): who multiplies them brings the other operand into that order or,
-// where they are columns of the result, undoes it when that is written.
+// The pairs are bytes 0 and 2, and bytes 1 and 3, so that no byte changes its half of the register.
+// Sixteen elements come out in the order of even_odd_index() (mma_layout.h). The other operand of
+// the GEMM follows that order; for columns of the result, the epilogue undoes it.
 #pragma once
 
 #include "core/quant_formats.h"
@@ -13,31 +12,30 @@
 namespace flashcore::core {
 
 struct F16x2Pair {
-  std::uint32_t even;  // codes 0 (lower half) and 2
-  std::uint32_t odd;   // codes 1 and 3
+  std::uint32_t even;  // bytes 0 (lower half) and 2
+  std::uint32_t odd;   // bytes 1 and 3
 };
 
-// GPUs from sm_89 on turn e4m3 into f16 in one instruction for two; others, and this code on a CPU,
-// shift bits.
+// From sm_89 on, one instruction converts two e4m3 to f16. Other GPUs and the host shift bits.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 inline constexpr bool kConvertsE4m3 = true;
 #else
 inline constexpr bool kConvertsE4m3 = false;
 #endif
 
-/// What the values of Dequantizer must be multiplied by to be decode()s. f16 has e4m3's values
-/// but for a factor: shifted into place, its exponents are read with f16's bias.
+/// Factor from the values of Dequantizer to those of decode(). Bits of e4m3 shifted into an f16
+/// keep their exponent, which f16 reads with another bias.
 FLASHCORE_HD constexpr float code_unit(Element element, bool converts = kConvertsE4m3) {
   return element == Element::e4m3 && !converts ? 256.f : 1.f;
 }
 
-/// Four codes of 0.
+/// Four encoded zeros.
 FLASHCORE_HD constexpr std::uint32_t zero_codes(Element element) {
   return element == Element::u8 ? 0x80808080u : 0u;
 }
 
-/// The largest power of two that is not above a positive value, as far as its reciprocal is a
-/// normal number too; the nearest such one for any other value.
+/// The largest power of two not above a positive value, clamped so that it and its reciprocal are
+/// normal numbers. Other values give the nearest of these powers.
 FLASHCORE_HD float power_of_two_near(float value) {
   constexpr std::uint32_t kSmallest = 0x00800000u, kLargest = 0x7e800000u;  // 2^-126, 2^126
   const std::uint32_t power = bits_of_float(value) & 0x7f800000u;
@@ -57,7 +55,7 @@ inline std::uint32_t one_fma(std::uint32_t a, std::uint32_t b, std::uint32_t c) 
 }
 #endif
 
-/// a · b + c of both halves, rounded once; subnormals are kept.
+/// a · b + c of both halves, rounded once, with subnormals.
 FLASHCORE_HD std::uint32_t fma_halves(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
 #if defined(__CUDA_ARCH__)
   std::uint32_t d;
@@ -70,29 +68,29 @@ FLASHCORE_HD std::uint32_t fma_halves(std::uint32_t a, std::uint32_t b, std::uin
 
 }  // namespace detail
 
-/// Reads codes of one format. int8 and byte are one: `flip` tells them apart.
+/// Converts four bytes of one format to f16. int8 stands for u8 too; `flip` tells them apart.
 template <Element kElement>
 struct Dequantizer {
   static_assert(kElement == Element::e4m3 || kElement == Element::e5m2 ||
                 kElement == Element::int8);
-  std::uint32_t flip;  // of integers: what makes them excess 128
+  std::uint32_t flip;  // XOR that gives integers a zero point of 128
 
   FLASHCORE_HD explicit Dequantizer(Element element)
       : flip(element == Element::u8 ? 0u : 0x80808080u) {}
 
-  FLASHCORE_HD F16x2Pair operator()(std::uint32_t codes) const {
+  FLASHCORE_HD F16x2Pair operator()(std::uint32_t bytes) const {
     if constexpr (kElement == Element::e4m3 && kConvertsE4m3) {
-      return converted(codes);
+      return converted(bytes);
     } else if constexpr (kElement == Element::int8) {
-      codes ^= flip;
-      return {integers(codes), integers(codes >> 8)};
+      bytes ^= flip;
+      return {integers(bytes), integers(bytes >> 8)};
     } else {
-      return {floats(codes << 8), floats(codes)};
+      return {floats(bytes << 8), floats(bytes)};
     }
   }
 
  private:
-  FLASHCORE_HD static F16x2Pair converted(std::uint32_t codes) {
+  FLASHCORE_HD static F16x2Pair converted(std::uint32_t bytes) {
     F16x2Pair pairs{};
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     asm("{\n.reg .b16 even, odd;\n"
@@ -100,31 +98,32 @@ struct Dequantizer {
         "cvt.rn.f16x2.e4m3x2 %0, even;\n"
         "cvt.rn.f16x2.e4m3x2 %1, odd;\n}\n"
         : "=r"(pairs.even), "=r"(pairs.odd)
-        : "r"(__byte_perm(codes, 0, 0x3120)));
+        : "r"(__byte_perm(bytes, 0, 0x3120)));
 #else
-    static_cast<void>(codes);
+    static_cast<void>(bytes);
 #endif
     return pairs;
   }
 
-  /// Of the codes in the lower bytes of both halves: 1024 + code, less 1024 + 128.
-  FLASHCORE_HD static std::uint32_t integers(std::uint32_t codes) {
+  /// Integers in the lower bytes of both halves: (1024 + byte) - (1024 + 128).
+  FLASHCORE_HD static std::uint32_t integers(std::uint32_t bytes) {
     using detail::both_halves;
-    const std::uint32_t shifted = (codes & both_halves(0xff)) | both_halves(0x6400);
+    const std::uint32_t shifted = (bytes & both_halves(0xff)) | both_halves(0x6400);
     return detail::fma_halves(shifted, both_halves(0x3c00), both_halves(0xe480));
   }
 
-  /// Of the codes in the upper bytes of both halves; what the lower bytes hold does not matter.
-  FLASHCORE_HD static std::uint32_t floats(std::uint32_t codes) {
+  /// Floats in the upper bytes of both halves. The lower bytes are ignored.
+  FLASHCORE_HD static std::uint32_t floats(std::uint32_t bytes) {
     using detail::both_halves;
     using detail::fma_halves;
     if constexpr (kElement == Element::e5m2) {
-      return codes & both_halves(0xff00);  // f16's upper byte is e5m2
+      return bytes & both_halves(0xff00);  // e5m2 is the upper byte of f16
     } else {
-      // Times 144 · 2^8 a NaN's 480 overflows, and no other code; infinity times 0 is NaN.
+      // NaN reads as 480 · 2^-8, the only value that overflows times 144 · 2^8; infinity
+      // times 0 is NaN.
       constexpr std::uint32_t kNegativeZero = both_halves(0x8000), kZero = 0;
       const std::uint32_t value =
-          (codes & both_halves(0x8000)) | (codes >> 1 & both_halves(0x3f80));
+          (bytes & both_halves(0x8000)) | (bytes >> 1 & both_halves(0x3f80));
       const std::uint32_t large = fma_halves(value, both_halves(0x7880), kNegativeZero);
       return fma_halves(large, kZero, value);
     }

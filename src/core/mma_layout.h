@@ -1,6 +1,5 @@
-// Where the operands of tensor-core instructions lie: fragments of mma.m16n8k16, the addresses
-// ldmatrix wants, and the swizzle of tiles in shared memory. All of it is arithmetic on small
-// integers, so it is tested exhaustively on the host.
+// Layouts of mma.sync operands: the fragments of mma.m16n8k16, the row addresses of ldmatrix, and
+// the swizzle of tiles in shared memory. Host tests cover every coordinate.
 #pragma once
 
 #include "core/config.h"
@@ -13,8 +12,7 @@ struct Coordinate {
 };
 
 // ---------------------------------------------------------------------------------------------
-// Fragments of mma.m16n8k16: D[16][8] = A[16][16] B[16][8] + C[16][8]. A lane belongs to the group
-// lane / 4 and is its member lane % 4.
+// Fragments of mma.m16n8k16: D[16][8] = A[16][16] B[16][8] + C[16][8].
 
 /// A (16 × 16): element `half` (0, 1) of register `reg` (0 … 3).
 FLASHCORE_HD constexpr Coordinate mma_a(int lane, int reg, int half) {
@@ -32,24 +30,23 @@ FLASHCORE_HD constexpr Coordinate mma_c(int lane, int reg) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// ldmatrix.x4: lane l gives the address of one 16-byte row (8 elements). Lanes 0-7 name matrix 0,
-// and so on; register i of the result comes from matrix i. row: of the tile, column: in chunks of 8
-// elements.
+// ldmatrix.x4: lane l supplies the address of one 16-byte row (8 elements); lanes 8 i to 8 i + 7
+// address matrix i, which goes to register i. row: of the tile; column: in chunks of 8 elements.
 
 /// A operand, 16 rows × 16 columns of a row-major tile.
 FLASHCORE_HD constexpr Coordinate ldmatrix_a(int lane) { return {lane % 16, lane / 16}; }
 
-/// B operand of two neighbouring n-tiles from a tile that holds B transposed (keys as rows): 16
+/// B operand of two adjacent n-tiles from a tile that holds B transposed (keys as rows): 16
 /// rows n × 16 columns k. Registers 0, 1: n-tile 0; 2, 3: n-tile 1.
 FLASHCORE_HD constexpr Coordinate ldmatrix_b(int lane) {
   return {lane % 8 + 8 * (lane / 16), lane / 8 % 2};
 }
 
-/// B operand of two neighbouring n-tiles from a row-major tile, by ldmatrix.trans: 16 rows k × 16
+/// B operand of two adjacent n-tiles from a row-major tile, by ldmatrix.trans: 16 rows k × 16
 /// columns n.
 FLASHCORE_HD constexpr Coordinate ldmatrix_b_trans(int lane) { return {lane % 16, lane / 16}; }
 
-/// B operand of one n-tile and two neighbouring k-steps from a tile that holds B transposed: 8 rows
+/// B operand of one n-tile and two adjacent k-steps from a tile that holds B transposed: 8 rows
 /// n × 32 columns k. Registers 0, 1: the first k-step; 2, 3: the second.
 FLASHCORE_HD constexpr Coordinate ldmatrix_b_two_steps(int lane) { return {lane % 8, lane / 8}; }
 
@@ -59,19 +56,20 @@ FLASHCORE_HD constexpr Coordinate ldmatrix_a_trans(int lane) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// 8-bit codes (code_pairs.h). ldmatrix moves them two by two, as if they were 16-bit elements, with
-// the same coordinates as above; a chunk then holds 16 of them.
+// 8-bit elements (dequant_f16.h). ldmatrix moves pairs of them as 16-bit elements, with the
+// coordinates above; a chunk holds 16 of them.
 
-/// Which of 16 codes stands at place `place` of an operand's k or n: first the even ones, then the
-/// odd ones. A chunk of K so becomes one k-step, a chunk of V two n-tiles.
+/// Index of the 8-bit element that becomes k or n index `place` of an operand: first the even
+/// elements of a chunk, then the odd ones. A chunk of K becomes one k-step, a chunk of V two
+/// n-tiles.
 FLASHCORE_HD constexpr int even_odd_index(int place) { return 2 * (place % 8) + place / 8; }
 
 // ---------------------------------------------------------------------------------------------
 
-/// A tile of 16-bit elements in shared memory, for ldmatrix without bank conflicts: eight
-/// neighbouring rows of one 16-byte chunk lie in different banks. The tile is cut into panels of 64
-/// columns (128-byte rows) or, where its width is an odd multiple of 32, of 32; inside a panel the
-/// chunks of a row are exchanged by XOR. The tile begins at a multiple of 128 bytes.
+/// A swizzled tile of 16-bit elements in shared memory. ldmatrix reads it without bank conflicts:
+/// eight adjacent rows of one 16-byte chunk lie in different banks. The tile consists of panels of
+/// 64 columns (128-byte rows), or of 32 columns if its width is an odd multiple of 32. XOR permutes
+/// the chunks of a row within a panel. The tile is aligned to 128 bytes.
 template <int kRows, int kColumns>
 struct SwizzledTile {
   static_assert(kColumns % 32 == 0);
@@ -81,24 +79,24 @@ struct SwizzledTile {
   static constexpr int kPanelBytes = kRows * kPanelColumns * 2;
   static constexpr int kElements = kRows * kColumns;
 
-  /// Bytes from the tile's beginning to chunk `chunk` (of kColumns / 8) of row `row`. Rows of 128
-  /// bytes all begin at one bank: eight rows need eight places. Rows of 64 bytes begin half a line
-  /// apart, and four places do.
+  /// Byte offset of chunk `chunk` (of kColumns / 8) of row `row`. Rows of 128 bytes all begin at
+  /// the same bank, so eight rows use eight permutations. Rows of 64 bytes begin at two banks, so
+  /// four permutations suffice.
   FLASHCORE_HD static constexpr int offset(int row, int chunk) {
     const int swap = kPanelColumns == 64 ? row % 8 : row / 2 % 4;
     return chunk / kPanelChunks * kPanelBytes + row * kPanelColumns * 2 +
            16 * ((chunk % kPanelChunks) ^ swap);
   }
 
-  /// The address 2 n chunks to the right of `address`, which is that of chunk 0 or 1 of a row (or,
-  /// where n is even, of chunk 0 to 3). One XOR: it changes no bit that such a chunk has.
+  /// The address 2 n chunks to the right of `address`, the address of chunk 0 or 1 of a row (or of
+  /// chunk 0 to 3 if n is even). One XOR: such a chunk has none of the bits it changes.
   FLASHCORE_HD static constexpr unsigned advance_k(unsigned address, int n) {
     constexpr int kPairs = kPanelChunks / 2;
     return (address ^ static_cast<unsigned>(32 * (n % kPairs))) +
            static_cast<unsigned>(n / kPairs * kPanelBytes);
   }
 
-  /// The address 4 n rows below `address`, which is that of one of the first four rows of eight.
+  /// The address 4 n rows below `address`, the address of one of the first four rows of eight.
   FLASHCORE_HD static constexpr unsigned advance_rows4(unsigned address, int n) {
     static_assert(kPanelColumns == 64);
     return (n % 2 == 0 ? address : address ^ 64u) + static_cast<unsigned>(4 * n * 128);

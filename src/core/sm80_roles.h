@@ -1,14 +1,14 @@
-// How the CTAs of an sm80 kernel join the results of split KV, as far as they wait for each other.
-// A role is a template over the warp that plays it: the kernel's (cuda/sm80/combine.cuh,
-// warp_join.cuh), which sends and adds numbers, or the model's (tests/protocol), which checks every
-// access. Both run these very lines.
+// How the CTAs of an sm80 kernel combine split KV, as far as they synchronise. A role is a template
+// over the warp that plays it: the kernel's warp (cuda/sm80/combine.cuh, cluster_combine.cuh,
+// cluster_combine_warps.cuh), which sends and adds numbers, or the model's (tests/protocol), which
+// checks every access. Both run these lines.
 //
 // CTAs of a cluster (core/cluster_buffer.h):
-//   open_buffer       every warp, before its mainloop
-//   combine_from_ctas  afterwards, where CTAs send their results; or
-//   combine_from_warps   where warps send theirs
-// Other CTAs:
-//   finish_split     the last CTA joins what all have left in the workspace
+//   open_buffer          every warp, before its mainloop; then
+//   combine_from_ctas    after the mainloop if CTAs send their results, or
+//   combine_from_warps   if warps send theirs
+// Without a cluster:
+//   combine_in_last_cta  the last CTA combines the partial results in the workspace
 #pragma once
 
 #include "core/cluster_buffer.h"
@@ -17,90 +17,90 @@
 
 namespace flashcore::core {
 
-/// Key ranges of an item that are joined: those that hold keys of its sequence, and at least one.
+/// Splits that hold keys of a sequence, and at least one. Only these are combined.
 FLASHCORE_HD constexpr std::int32_t splits_with_keys(std::int32_t kv_len,
                                                      const FastDivmod& split_keys_divmod) {
   return div((kv_len > 1 ? kv_len : 1) - 1, split_keys_divmod) + 1;
 }
 
-/// Whether a CTA has a range to compute. Otherwise nobody waits for it.
+/// True if a CTA has a split to compute. No other CTA waits for it otherwise.
 FLASHCORE_HD constexpr bool has_split(std::int32_t rows, std::int32_t split, std::int32_t splits) {
   return rows > 0 && split < splits;
 }
 
 template <BufferBarrier kBarrier, typename Warp>
-FLASHCORE_ROLE void expect_bytes(Warp& warp, int pieces) {
+FLASHCORE_ROLE void expect_bytes(Warp& warp, int vec4s) {
   warp.template arrive_expect_tx<kBarrier>(
-      expected_bytes<kBarrier>(pieces, Warp::kRowPieces, warp.splits(), Warp::kWarpsN,
+      expected_bytes<kBarrier>(vec4s, Warp::kRowVec4s, warp.splits(), Warp::kWarpsN,
                                warp.has_fault(InjectedFault::expected_bytes_short)));
 }
 
-/// Nobody sends before all inboxes of the cluster are open. Runs while the first keys are loaded:
-/// the wait is hidden.
+/// Opens the CTA's buffer and waits until all buffers of the cluster are open. The loads of the
+/// first tiles hide the wait.
 template <typename Warp>
-FLASHCORE_ROLE void open_buffer(Warp& warp, bool by_warps) {
+FLASHCORE_ROLE void open_buffer(Warp& warp, bool from_warps) {
   if constexpr (Warp::kSwapAB) {
-    if (warp.has_first_thread() && by_warps) {
-      const int pieces = pieces_to_join(warp.pieces(), warp.splits(), warp.rank());
-      warp.template init<BufferBarrier::states>(kInboxArrivals);
-      warp.template init<BufferBarrier::outputs>(kInboxArrivals);
+    if (warp.has_first_thread() && from_warps) {
+      const int vec4s = vec4s_to_combine(warp.vec4s(), warp.splits(), warp.rank());
+      warp.template init<BufferBarrier::row_stats>(kBufferArrivals);
+      warp.template init<BufferBarrier::outputs>(kBufferArrivals);
       warp.fence_init();
-      expect_bytes<BufferBarrier::states>(warp, pieces);
-      expect_bytes<BufferBarrier::outputs>(warp, pieces);
+      expect_bytes<BufferBarrier::row_stats>(warp, vec4s);
+      expect_bytes<BufferBarrier::outputs>(warp, vec4s);
     }
   }
-  if (warp.has_first_thread() && !by_warps) {
-    warp.template init<BufferBarrier::pieces>(kInboxArrivals);
+  if (warp.has_first_thread() && !from_warps) {
+    warp.template init<BufferBarrier::vec4s>(kBufferArrivals);
     warp.fence_init();
-    expect_bytes<BufferBarrier::pieces>(warp,
-                                        pieces_to_join(warp.pieces(), warp.splits(), warp.rank()));
+    expect_bytes<BufferBarrier::vec4s>(warp,
+                                       vec4s_to_combine(warp.vec4s(), warp.splits(), warp.rank()));
   }
   warp.arrive_at_cluster();
   if (!warp.has_fault(InjectedFault::sent_before_open)) warp.wait_for_cluster();
 }
 
-/// Sends the CTA's results to the CTAs that join them, and joins what this CTA was sent. The CTA
-/// may end then: all bytes that others send to it have come. `to` and `joined` are of the warp's
-/// first piece and turn.
+/// Sends the CTA's results to the CTAs that combine them, and combines what this CTA received. The
+/// CTA may exit then: it has received everything that others send to it. `to` and `combined` are
+/// those of the warp's first vec4 and first pass.
 template <typename Warp>
 FLASHCORE_ROLE void combine_from_ctas(Warp& warp, typename Warp::PeerSlot to,
-                                      typename Warp::Joined joined) {
-  const int pieces = warp.pieces();
-  for (int piece = warp.first_piece(); piece < pieces;) {
-    warp.send_piece(to, piece);
-    piece += Warp::kThreads;
-    if (piece < pieces) to = warp.recipient(piece);
+                                      typename Warp::CombinedVec4 combined) {
+  const int vec4s = warp.vec4s();
+  for (int vec4 = warp.first_vec4(); vec4 < vec4s;) {
+    warp.send_vec4(to, vec4);
+    vec4 += Warp::kThreads;
+    if (vec4 < vec4s) to = warp.peer_slot(vec4);
   }
   FLASHCORE_LOOP
-  for (int turn = warp.index(); pieces > joined.piece;) {
-    warp.template wait<BufferBarrier::pieces>();
-    warp.combine_piece(turn, joined);
-    turn += Warp::kThreads / 32;
-    joined = warp.joined_in(turn);
+  for (int pass = warp.index(); vec4s > combined.vec4;) {
+    warp.template wait<BufferBarrier::vec4s>();
+    warp.combine_vec4(pass, combined);
+    pass += Warp::kThreads / 32;
+    combined = warp.combined_in(pass);
   }
 }
 
-/// The same where warps send their results. States go ahead of outputs, in the mainloop: with the
-/// last scores. A warp without steps sends them here.
+/// The same if warps send their results. The mainloop sends the row statistics ahead of the
+/// outputs, right after the last softmax; a warp without KV tiles sends them here.
 template <typename Warp>
-FLASHCORE_ROLE void combine_from_warps(Warp& warp, bool had_steps) {
-  if (!had_steps) warp.send_row_stats();
+FLASHCORE_ROLE void combine_from_warps(Warp& warp, bool has_tiles) {
+  if (!has_tiles) warp.send_row_stats();
   warp.send_outputs();
   FLASHCORE_LOOP
-  for (int turn = 0;; ++turn) {
-    typename Warp::Turn joined = warp.turn(turn);
-    if (joined.row >= warp.rows()) return;
-    warp.template wait<BufferBarrier::states>();
-    warp.combine_row_stats(joined);
+  for (int pass = 0;; ++pass) {
+    typename Warp::CombinedSlice slice = warp.combined_in(pass);
+    if (slice.row >= warp.rows()) return;
+    warp.template wait<BufferBarrier::row_stats>();
+    warp.combine_row_stats(slice);
     warp.template wait<BufferBarrier::outputs>();
-    warp.combine_outputs(joined);
+    warp.combine_outputs(slice);
   }
 }
 
-/// Counts the item's CTAs, when the warp has written its part of the CTA's results. The last CTA
-/// joins the rows of all. The counter wraps, so it is 0 again after the last.
+/// Counts the CTAs of a work tile, after the warp has stored its share of the CTA's partial result.
+/// The last CTA combines all rows. The counter wraps, so it is 0 again afterwards.
 template <typename Warp>
-FLASHCORE_ROLE void finish_split(Warp& warp) {
+FLASHCORE_ROLE void combine_in_last_cta(Warp& warp) {
   warp.sync_cta();
   if (warp.has_first_thread()) {
     const int last = warp.splits() - 1;

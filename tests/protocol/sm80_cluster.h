@@ -1,6 +1,6 @@
-// CTAs of a cluster that join split KV, as a model: the roles of core/sm80_roles.h, one fiber for
-// each warp, over modelled inboxes. A store arrives at any later time. Warps check where they send,
-// and that what they read is there and is what they take it for.
+// Model of a cluster that combines split KV: the roles of core/sm80_roles.h, one fiber for each
+// warp, over modelled buffers. A store arrives at any later time. Warps check their destinations,
+// and that every slot they read has arrived and holds the expected value.
 #pragma once
 
 #include <array>
@@ -18,18 +18,18 @@ namespace flashcore::protocol {
 using core::BufferBarrier;
 using core::InjectedFault;
 
-/// An item and the CTAs that share its keys.
+/// A work tile and the CTAs that share its keys.
 struct ClusterProblem {
   int rows, splits;
-  std::vector<bool> has_steps;  // of each CTA: some of its keys are seen
+  std::vector<bool> has_tiles;  // of each CTA: some of its keys are visible
 
   std::string words() const {
     return std::to_string(rows) + " rows, " + std::to_string(splits) + " CTAs";
   }
 };
 
-/// What a slot of the inbox holds: columns first, first + stride, ... of a row, or with stride 0
-/// its state.
+/// Content of a slot: columns first_column, first_column + stride, ... of a row, or with stride 0
+/// its statistics.
 struct Sent {
   int split = -1, warp_n = -1, row = -1, first_column = -1, stride = -1;
 
@@ -40,10 +40,11 @@ inline std::string to_string(const Sent& sent) {
   if (sent.split < 0) return "nothing";
   return "(split " + std::to_string(sent.split) + ", warp " + std::to_string(sent.warp_n) +
          ", row " + std::to_string(sent.row) +
-         (sent.stride == 0 ? ", state)" : ", column " + std::to_string(sent.first_column) + ")");
+         (sent.stride == 0 ? ", statistics)"
+                           : ", column " + std::to_string(sent.first_column) + ")");
 }
 
-/// All threads of a cluster meet once.
+/// Barrier of all threads of a cluster, used once.
 class ClusterBarrier {
  public:
   explicit ClusterBarrier(int warps) : missing_(warps) {}
@@ -61,10 +62,10 @@ class ClusterBarrier {
   std::string name_ = "the cluster barrier";
 };
 
-/// The inbox of a CTA, in units of 8 bytes.
-class ModelInbox {
+/// The buffer of a CTA, in units of 8 bytes.
+class ModelBuffer {
  public:
-  ModelInbox(std::string name, int bytes)
+  ModelBuffer(std::string name, int bytes)
       : name_(std::move(name)), units_(static_cast<std::size_t>(bytes / kUnit)) {}
 
   void init(BufferBarrier barrier, int arrivals) {
@@ -79,7 +80,7 @@ class ModelInbox {
       if (entry.state == BarrierState::initialised) entry.state = BarrierState::fenced;
     }
   }
-  /// The cluster barrier makes fenced barriers known to others, and no more.
+  /// The cluster barrier publishes fenced mbarriers only.
   void check_fenced() const {
     for (const Entry& entry : entries_) {
       if (entry.state == BarrierState::initialised) {
@@ -95,7 +96,7 @@ class ModelInbox {
   }
   void wait(Fibers& fibers, BufferBarrier barrier) { entry_of(barrier).barrier.wait(fibers, 1); }
 
-  /// A store by another CTA, which counts towards a barrier of this one.
+  /// A store by another CTA, which counts towards this CTA's barrier.
   void store(Fibers& fibers, int offset, int bytes, const Sent& sent, BufferBarrier barrier) {
     Entry& entry = entry_of(barrier);
     if (entry.state != BarrierState::fenced) throw Violation{name_ + " is not open yet"};
@@ -129,7 +130,7 @@ class ModelInbox {
 
   void end_cta() { ended_ = true; }
 
-  /// All that came was used: outputs once.
+  /// Everything received was read: outputs exactly once.
   void check_end() const {
     for (const Unit& unit : units_) {
       if (unit.content.split < 0) continue;
@@ -150,7 +151,7 @@ class ModelInbox {
   struct Unit {
     bool claimed = false;
     int reads = 0;
-    Sent content;  // of the slot that begins here, once it has come
+    Sent content;  // of the slot that begins here, after its arrival
   };
 
   Entry& entry_of(BufferBarrier barrier) {
@@ -163,7 +164,7 @@ class ModelInbox {
   bool ended_ = false;
 };
 
-/// What the CTAs of a cluster share.
+/// State that the CTAs of a cluster share.
 template <core::Sm80Traits kShape>
 struct ModelCluster {
   static constexpr int kWarps = kShape.threads / 32;
@@ -171,7 +172,7 @@ struct ModelCluster {
   Fibers& fibers;
   InjectedFault fault;
   ClusterBarrier barrier;
-  std::deque<ModelInbox> inboxes;
+  std::deque<ModelBuffer> buffers;
   std::vector<int> running;  // warps of each CTA
   std::vector<int> written;  // times, of each element of the output
 
@@ -183,21 +184,21 @@ struct ModelCluster {
         running(static_cast<std::size_t>(problem_.splits), kWarps),
         written(static_cast<std::size_t>(problem_.rows * kShape.head_dim)) {
     for (int rank = 0; rank < problem.splits; ++rank) {
-      inboxes.emplace_back(
-          "inbox " + std::to_string(rank),
+      buffers.emplace_back(
+          "buffer " + std::to_string(rank),
           core::ClusterBuffer::bytes(kShape.tile_q, kShape.head_dim, kShape.threads));
     }
   }
 
-  ModelInbox& inbox(int rank) { return inboxes[static_cast<std::size_t>(rank)]; }
+  ModelBuffer& buffer(int rank) { return buffers[static_cast<std::size_t>(rank)]; }
   void write(int row, int column) {
     ++written[static_cast<std::size_t>(row * kShape.head_dim + column)];
   }
   void end_warp(int rank) {
-    if (--running[static_cast<std::size_t>(rank)] == 0) inbox(rank).end_cta();
+    if (--running[static_cast<std::size_t>(rank)] == 0) buffer(rank).end_cta();
   }
   void check_end() const {
-    for (const ModelInbox& inbox : inboxes) inbox.check_end();
+    for (const ModelBuffer& buffer : buffers) buffer.check_end();
     for (std::size_t i = 0; i < written.size(); ++i) {
       if (written[i] != 1) {
         throw Violation{"row " + std::to_string(i / kShape.head_dim) + ", column " +
@@ -208,41 +209,41 @@ struct ModelCluster {
   }
 };
 
-/// What warps of both kinds have.
+/// Base of both kinds of warps.
 template <core::Sm80Traits kShape>
 struct ModelClusterWarp {
   static constexpr bool kSwapAB = kShape.warp_rows == 8;
   static constexpr int kThreads = kShape.threads;
   static constexpr int kWarpsN = kShape.warps_n();
-  static constexpr int kRowPieces = kShape.head_dim / 4;
+  static constexpr int kRowVec4s = kShape.head_dim / 4;
   ModelCluster<kShape>& cluster;
   int cta, warp;
 
-  bool has_fault(InjectedFault bug) const { return cluster.fault == bug; }
+  bool has_fault(InjectedFault wanted) const { return cluster.fault == wanted; }
   bool has_first_thread() const { return warp == 0; }
   int index() const { return warp; }
   int rank() const { return cta; }
   int splits() const { return cluster.problem.splits; }
   int rows() const { return cluster.problem.rows; }
-  int pieces() const { return rows() * kRowPieces; }
-  ModelInbox& inbox() const { return cluster.inbox(cta); }
+  int vec4s() const { return rows() * kRowVec4s; }
+  ModelBuffer& buffer() const { return cluster.buffer(cta); }
 
   template <BufferBarrier kBarrier>
   void init(int arrivals) const {
     cluster.fibers.may_pause();
-    inbox().init(kBarrier, arrivals);
+    buffer().init(kBarrier, arrivals);
   }
-  void fence_init() const { inbox().fence(); }
+  void fence_init() const { buffer().fence(); }
   template <BufferBarrier kBarrier>
   void arrive_expect_tx(int bytes) const {
-    inbox().expect(cluster.fibers, kBarrier, bytes);
+    buffer().expect(cluster.fibers, kBarrier, bytes);
   }
   template <BufferBarrier kBarrier>
   void wait() const {
-    inbox().wait(cluster.fibers, kBarrier);
+    buffer().wait(cluster.fibers, kBarrier);
   }
   void arrive_at_cluster() const {
-    if (has_first_thread()) inbox().check_fenced();
+    if (has_first_thread()) buffer().check_fenced();
     cluster.barrier.arrive(cluster.fibers);
   }
   void wait_for_cluster() const { cluster.barrier.wait(cluster.fibers); }
@@ -251,80 +252,81 @@ struct ModelClusterWarp {
   static int out_at(const core::ClusterBuffer::Layout& layout, int slot) {
     return layout.outputs + slot * core::ClusterBuffer::kOutBytes;
   }
-  static int state_at(const core::ClusterBuffer::Layout& layout, int slot) {
-    return layout.states + slot * core::ClusterBuffer::kStateBytes;
+  static int row_stats_at(const core::ClusterBuffer::Layout& layout, int slot) {
+    return layout.row_stats + slot * core::ClusterBuffer::kRowStatsBytes;
   }
 };
 
-/// A warp of CTAs that send pieces. The role runs once for its 32 lanes, with lane 0's numbers.
+/// A warp of CTAs that send their results as a whole. The role runs once for its 32 lanes, with
+/// lane 0's numbers.
 template <core::Sm80Traits kShape>
-struct ModelPieceWarp : ModelClusterWarp<kShape> {
+struct ModelCtaExchangeWarp : ModelClusterWarp<kShape> {
   using Base = ModelClusterWarp<kShape>;
   static constexpr core::ClusterBuffer::Layout kLayout =
       core::ClusterBuffer::layout_of_ctas(kShape.tile_q, kShape.head_dim);
   struct PeerSlot {
-    int piece;
+    int vec4;
   };
-  struct Joined {
-    int piece, turn;
+  struct CombinedVec4 {
+    int vec4, pass;
   };
 
-  int first_piece() const { return 32 * this->warp; }
-  PeerSlot recipient(int piece) const { return {piece}; }
-  Joined joined_in(int turn) const {
-    return {core::combined_piece(turn, this->splits(), this->cta, 0), turn};
+  int first_vec4() const { return 32 * this->warp; }
+  PeerSlot peer_slot(int vec4) const { return {vec4}; }
+  CombinedVec4 combined_in(int pass) const {
+    return {core::combined_vec4(pass, this->splits(), this->cta, 0), pass};
   }
 
-  void send_piece(const PeerSlot& to, int first) const {
-    if (to.piece != first) throw Violation{"sends a piece to another piece's recipient"};
+  void send_vec4(const PeerSlot& to, int first) const {
+    if (to.vec4 != first) throw Violation{"sends a vec4 to the slot of another vec4"};
     this->cluster.fibers.may_pause();
-    for (int piece = first; piece < first + 32 && piece < this->pieces(); ++piece) {
-      const core::ClusterSlot slot = core::recipient_of_piece(piece, this->splits(), this->cta);
-      ModelInbox& inbox = this->cluster.inbox(slot.rank);
-      inbox.store(this->cluster.fibers, Base::out_at(kLayout, slot.index),
-                  core::ClusterBuffer::kOutBytes, output(piece, this->cta), BufferBarrier::pieces);
-      inbox.store(this->cluster.fibers, Base::state_at(kLayout, slot.index),
-                  core::ClusterBuffer::kStateBytes, state(piece, this->cta), BufferBarrier::pieces);
+    for (int vec4 = first; vec4 < first + 32 && vec4 < this->vec4s(); ++vec4) {
+      const core::ClusterSlot slot = core::peer_slot_of_vec4(vec4, this->splits(), this->cta);
+      ModelBuffer& buffer = this->cluster.buffer(slot.rank);
+      buffer.store(this->cluster.fibers, Base::out_at(kLayout, slot.index),
+                   core::ClusterBuffer::kOutBytes, output(vec4, this->cta), BufferBarrier::vec4s);
+      buffer.store(this->cluster.fibers, Base::row_stats_at(kLayout, slot.index),
+                   core::ClusterBuffer::kRowStatsBytes, state(vec4, this->cta),
+                   BufferBarrier::vec4s);
     }
   }
 
-  void combine_piece(int turn, const Joined& joined) const {
-    if (joined.turn != turn) throw Violation{"joins pieces of another turn"};
+  void combine_vec4(int pass, const CombinedVec4& combined) const {
+    if (combined.pass != pass) throw Violation{"combines vec4s of another pass"};
     this->cluster.fibers.may_pause();
-    for (int lane = 0; lane < 32 && joined.piece + lane < this->pieces(); ++lane) {
-      const int piece = joined.piece + lane;
+    for (int lane = 0; lane < 32 && combined.vec4 + lane < this->vec4s(); ++lane) {
+      const int vec4 = combined.vec4 + lane;
       for (int split = 0; split < this->splits(); ++split) {
-        const int slot = core::piece_slot(turn, this->splits(), split, lane);
-        this->inbox().read(Base::out_at(kLayout, slot), output(piece, split),
-                           BufferBarrier::pieces);
-        this->inbox().read(Base::state_at(kLayout, slot), state(piece, split),
-                           BufferBarrier::pieces);
+        const int slot = core::vec4_slot(pass, this->splits(), split, lane);
+        this->buffer().read(Base::out_at(kLayout, slot), output(vec4, split), BufferBarrier::vec4s);
+        this->buffer().read(Base::row_stats_at(kLayout, slot), state(vec4, split),
+                            BufferBarrier::vec4s);
       }
       for (int i = 0; i < 4; ++i) {
-        this->cluster.write(piece / Base::kRowPieces, 4 * (piece % Base::kRowPieces) + i);
+        this->cluster.write(vec4 / Base::kRowVec4s, 4 * (vec4 % Base::kRowVec4s) + i);
       }
     }
   }
 
  private:
-  static Sent output(int piece, int split) {
-    return {split, -1, piece / Base::kRowPieces, 4 * (piece % Base::kRowPieces), 1};
+  static Sent output(int vec4, int split) {
+    return {split, -1, vec4 / Base::kRowVec4s, 4 * (vec4 % Base::kRowVec4s), 1};
   }
-  static Sent state(int piece, int split) { return {split, -1, piece / Base::kRowPieces, -1, 0}; }
+  static Sent state(int vec4, int split) { return {split, -1, vec4 / Base::kRowVec4s, -1, 0}; }
 };
 
 /// A warp that sends its own results.
 template <core::Sm80Traits kShape>
-struct ModelPartWarp : ModelClusterWarp<kShape> {
+struct ModelWarpExchangeWarp : ModelClusterWarp<kShape> {
   using Base = ModelClusterWarp<kShape>;
-  using Parts = core::WarpParts<kShape.head_dim, kShape.warps_n()>;
+  using Partials = core::WarpPartials<kShape.head_dim, kShape.warps_n()>;
   static constexpr core::ClusterBuffer::Layout kLayout =
       core::ClusterBuffer::layout_of_warps(kShape.tile_q, kShape.head_dim, kShape.warps_n());
   static constexpr int kOctet = 8;
 
-  struct Turn {
-    int row, turn, first;
-    bool has_states = false;
+  struct CombinedSlice {
+    int row, pass, first;
+    bool has_weights = false;
   };
 
   void send_row_stats() const {
@@ -333,26 +335,26 @@ struct ModelPartWarp : ModelClusterWarp<kShape> {
       for (int half = 0; half < 2; ++half) {
         const int row = core::mma_c(lane, half).column;
         if (row >= this->rows()) continue;
-        const core::ClusterSlot slot = recipient(row);
-        this->cluster.inbox(slot.rank).store(
-            this->cluster.fibers, Base::state_at(kLayout, slot.index),
-            core::ClusterBuffer::kStateBytes, {this->cta, this->warp, row, -1, 0},
-            BufferBarrier::states);
+        const core::ClusterSlot slot = peer_slot(row);
+        this->cluster.buffer(slot.rank).store(
+            this->cluster.fibers, Base::row_stats_at(kLayout, slot.index),
+            core::ClusterBuffer::kRowStatsBytes, {this->cta, this->warp, row, -1, 0},
+            BufferBarrier::row_stats);
       }
     }
   }
 
-  // A thread's four columns of two accumulator tiles of V^T P^T, which lie 8 apart.
+  // A vec4 is four columns of a thread's accumulators of V^T P^T, 8 apart.
   void send_outputs() const {
     for (int lane = 0; lane < 32; ++lane) {
       for (int half = 0; half < 2; ++half) {
         const core::Coordinate c = core::mma_c(lane, half);
         if (c.column >= this->rows()) continue;
-        const core::ClusterSlot slot = recipient(c.column);
+        const core::ClusterSlot slot = peer_slot(c.column);
         for (int n = 0; n < kShape.head_dim / 16; n += 2) {
-          const int piece = slot.index * Parts::kRowPieces + c.row + n / 2 * kOctet;
-          this->cluster.inbox(slot.rank).store(
-              this->cluster.fibers, Base::out_at(kLayout, piece), core::ClusterBuffer::kOutBytes,
+          const int vec4 = slot.index * Partials::kRowVec4s + c.row + n / 2 * kOctet;
+          this->cluster.buffer(slot.rank).store(
+              this->cluster.fibers, Base::out_at(kLayout, vec4), core::ClusterBuffer::kOutBytes,
               {this->cta, this->warp, c.column, 16 * n + c.row, 8}, BufferBarrier::outputs);
         }
       }
@@ -360,69 +362,71 @@ struct ModelPartWarp : ModelClusterWarp<kShape> {
     }
   }
 
-  Turn turn(int turn) const {
-    const int first = core::combined_piece(turn, this->splits(), this->cta, kOctet * this->warp);
-    return {first / Parts::kRowPieces, turn, first};
+  CombinedSlice combined_in(int pass) const {
+    const int first = core::combined_vec4(pass, this->splits(), this->cta, kOctet * this->warp);
+    return {first / Partials::kRowVec4s, pass, first};
   }
 
-  // Octet w of a warp's lanes reads what the warps w of all splits have sent.
-  void combine_row_stats(Turn& joined) const {
+  // Octet w of a warp's lanes reads the results of warps w of all splits.
+  void combine_row_stats(CombinedSlice& slice) const {
     this->cluster.fibers.may_pause();
     for (int sender = 0; sender < Base::kWarpsN; ++sender) {
       for (int split = 0; split < this->splits(); ++split) {
-        const int part = Parts::part(joined.turn, this->splits(), split, sender);
-        const int slot = part * Parts::kChunkRows + kOctet * this->warp / Parts::kRowPieces;
-        this->inbox().read(Base::state_at(kLayout, slot), {split, sender, joined.row, -1, 0},
-                           BufferBarrier::states);
+        const int partial = Partials::partial_index(slice.pass, this->splits(), split, sender);
+        const int slot = partial * Partials::kChunkRows + kOctet * this->warp / Partials::kRowVec4s;
+        this->buffer().read(Base::row_stats_at(kLayout, slot), {split, sender, slice.row, -1, 0},
+                            BufferBarrier::row_stats);
       }
     }
-    joined.has_states = true;
+    slice.has_weights = true;
   }
-  void combine_outputs(const Turn& joined) const {
-    if (!joined.has_states) throw Violation{"joins outputs without their weights"};
+  void combine_outputs(const CombinedSlice& slice) const {
+    if (!slice.has_weights) throw Violation{"combines outputs without their weights"};
     this->cluster.fibers.may_pause();
-    const int first_column = 4 * (joined.first % Parts::kRowPieces);
+    const int first_column = 4 * (slice.first % Partials::kRowVec4s);
     for (int lane = 0; lane < 32; ++lane) {
       for (int split = 0; split < this->splits(); ++split) {
-        const int part = Parts::part(joined.turn, this->splits(), split, lane / kOctet);
-        const int slot = part * core::ClusterBuffer::kChunk + kOctet * this->warp + lane % kOctet;
-        this->inbox().read(Base::out_at(kLayout, slot),
-                           {split, lane / kOctet, joined.row, first_column + lane % kOctet, 8},
-                           BufferBarrier::outputs);
+        const int partial =
+            Partials::partial_index(slice.pass, this->splits(), split, lane / kOctet);
+        const int slot =
+            partial * core::ClusterBuffer::kChunk + kOctet * this->warp + lane % kOctet;
+        this->buffer().read(Base::out_at(kLayout, slot),
+                            {split, lane / kOctet, slice.row, first_column + lane % kOctet, 8},
+                            BufferBarrier::outputs);
       }
-      this->cluster.write(joined.row, first_column + lane);
+      this->cluster.write(slice.row, first_column + lane);
     }
   }
 
  private:
-  core::ClusterSlot recipient(int row) const {
-    return Parts::recipient_of_row(row, this->splits(), this->cta, this->warp);
+  core::ClusterSlot peer_slot(int row) const {
+    return Partials::peer_slot_of_row(row, this->splits(), this->cta, this->warp);
   }
 };
 
-/// Whether warps send the item's results themselves.
+/// True if warps, not CTAs, send the results of the work tile.
 constexpr bool warps_send(const core::Sm80Traits& shape, int rows) {
   return rows <= core::ClusterBuffer::rows_from_warps(shape.tile_q, shape.head_dim);
 }
 
 template <core::Sm80Traits kShape>
 void run_warp(ModelCluster<kShape>& cluster, int cta, int warp) {
-  const bool by_warps = warps_send(kShape, cluster.problem.rows);
-  ModelPieceWarp<kShape> piece_warp{{cluster, cta, warp}};
-  core::open_buffer(piece_warp, by_warps);
+  const bool from_warps = warps_send(kShape, cluster.problem.rows);
+  ModelCtaExchangeWarp<kShape> cta_warp{{cluster, cta, warp}};
+  core::open_buffer(cta_warp, from_warps);
   cluster.fibers.may_pause();
   if constexpr (ModelClusterWarp<kShape>::kSwapAB) {
-    if (by_warps) {
-      ModelPartWarp<kShape> part_warp{{cluster, cta, warp}};
-      const bool has_steps = cluster.problem.has_steps[static_cast<std::size_t>(cta)];
-      if (has_steps) part_warp.send_row_stats();  // with the last scores
-      core::combine_from_warps(part_warp, has_steps);
+    if (from_warps) {
+      ModelWarpExchangeWarp<kShape> exchange_warp{{cluster, cta, warp}};
+      const bool has_tiles = cluster.problem.has_tiles[static_cast<std::size_t>(cta)];
+      if (has_tiles) exchange_warp.send_row_stats();  // after the last softmax
+      core::combine_from_warps(exchange_warp, has_tiles);
       cluster.end_warp(cta);
       return;
     }
   }
-  core::combine_from_ctas(piece_warp, piece_warp.recipient(piece_warp.first_piece()),
-                          piece_warp.joined_in(warp));
+  core::combine_from_ctas(cta_warp, cta_warp.peer_slot(cta_warp.first_vec4()),
+                          cta_warp.combined_in(warp));
   cluster.end_warp(cta);
 }
 

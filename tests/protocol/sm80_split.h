@@ -1,6 +1,6 @@
-// CTAs that leave the results of split KV in the workspace, and the last of which joins them, as a
-// model: the role of core/sm80_roles.h, one fiber for each warp. The model follows who can see what
-// has been written: a CTA's barrier passes it on within the CTA, the counter between CTAs.
+// Model of CTAs that store partial results of split KV in the workspace, where the last CTA
+// combines them: the role of core/sm80_roles.h, one fiber for each warp. The model tracks the
+// visibility of writes: a CTA barrier publishes them within the CTA, the counter between CTAs.
 #pragma once
 
 #include <algorithm>
@@ -17,35 +17,35 @@ namespace flashcore::protocol {
 
 using core::InjectedFault;
 
-/// Items whose keys are cut into the same number of ranges. Short sequences have none in the last.
+/// Work tiles with the same number of KV splits. Short sequences have no keys in the last ones.
 struct SplitProblem {
   int splits, keys_per_split;
   bool is_varlen;
   struct WorkTile {
     int rows, kv_len;
   };
-  std::vector<WorkTile> items;
+  std::vector<WorkTile> tiles;
 
-  int joined_splits(const WorkTile& item) const {
-    return is_varlen ? core::splits_with_keys(item.kv_len, core::make_fast_divmod(keys_per_split))
+  int combined_splits(const WorkTile& work) const {
+    return is_varlen ? core::splits_with_keys(work.kv_len, core::make_fast_divmod(keys_per_split))
                      : splits;
   }
-  /// Ranges with keys are joined, and no others but the first.
-  void check_ranges(const WorkTile& item) const {
-    const int joined = joined_splits(item);
+  /// The first split and every split with keys are combined, and no others.
+  void check_splits(const WorkTile& work) const {
+    const int combined = combined_splits(work);
     for (int split = 1; split <= splits; ++split) {
       const bool has_keys =
-          split < splits && !core::split_keys(split, keys_per_split, item.kv_len).empty();
-      if (is_varlen && has_keys != (split < joined)) {
-        throw Violation{std::to_string(joined) + " ranges are joined; range " +
+          split < splits && !core::split_keys(split, keys_per_split, work.kv_len).empty();
+      if (is_varlen && has_keys != (split < combined)) {
+        throw Violation{std::to_string(combined) + " splits are combined; split " +
                         std::to_string(split) + (has_keys ? " has keys" : " has none")};
       }
     }
   }
   std::string words() const {
     std::string words = std::to_string(splits) + " splits of " + std::to_string(keys_per_split);
-    for (const WorkTile& item : items) {
-      words += "; " + std::to_string(item.rows) + " rows, " + std::to_string(item.kv_len) + " keys";
+    for (const WorkTile& work : tiles) {
+      words += "; " + std::to_string(work.rows) + " rows, " + std::to_string(work.kv_len) + " keys";
     }
     return words;
   }
@@ -53,21 +53,21 @@ struct SplitProblem {
 
 /// Results of 32 threads, four columns each, in the workspace.
 struct Written {
-  int cta = -1;     // who wrote it
-  int syncs = -1;   // that the writing warp had passed
-  int counted = 0;  // which count published it; 0: none
+  int cta = -1;     // that wrote it
+  int syncs = -1;   // CTA barriers that the writing warp had passed
+  int counted = 0;  // the count that published it; 0: none
 };
 
-struct SplitItem {
-  int rows, splits, ranges;  // of the launch, and those that are joined
+struct SplitTile {
+  int rows, splits, combined_splits;  // splits of the launch; those that are combined
   std::uint32_t counter = 0;
   int counts = 0;                             // so far
   std::vector<std::vector<Written>> results;  // [split][group of 32 threads]
-  std::vector<int> joined;                    // times, of each row
+  std::vector<int> combined;                  // times, of each row
 };
 
 struct SplitCta {
-  SplitItem& item;
+  SplitTile& tile;
   int split;
   NamedBarrier barrier;
   bool last = false;
@@ -78,7 +78,7 @@ struct SplitCta {
 template <core::Sm80Traits kShape>
 struct ModelSplitWarp {
   static constexpr int kThreads = kShape.threads;
-  static constexpr int kRowPieces = kShape.head_dim / 4;
+  static constexpr int kRowVec4s = kShape.head_dim / 4;
   Fibers& fibers;
   InjectedFault fault;
   SplitCta& cta;
@@ -86,12 +86,12 @@ struct ModelSplitWarp {
   int syncs = 0;
 
   std::vector<Written>& results(int split) const {
-    return cta.item.results[static_cast<std::size_t>(split)];
+    return cta.tile.results[static_cast<std::size_t>(split)];
   }
 
-  /// The warp's share of the CTA's results.
+  /// Stores the warp's share of the CTA's results.
   void store_output() const {
-    for (int first = 32 * warp; first < rows() * kRowPieces; first += kThreads) {
+    for (int first = 32 * warp; first < rows() * kRowVec4s; first += kThreads) {
       fibers.may_pause();
       Written& written = results(cta.split)[static_cast<std::size_t>(first / 32)];
       if (written.cta >= 0) throw Violation{"a partial result is written twice"};
@@ -99,25 +99,25 @@ struct ModelSplitWarp {
     }
   }
 
-  bool has_fault(InjectedFault bug) const { return fault == bug; }
+  bool has_fault(InjectedFault wanted) const { return fault == wanted; }
   bool has_first_thread() const { return warp == 0; }
   int index() const { return warp; }
-  int splits() const { return cta.item.ranges; }
-  int rows() const { return cta.item.rows; }
+  int splits() const { return cta.tile.combined_splits; }
+  int rows() const { return cta.tile.rows; }
 
   void sync_cta() {
     cta.barrier.sync(fibers);
     ++syncs;
   }
-  /// Publishes what warps wrote before a barrier that this one has passed too, and sees what all
-  /// earlier counts have published.
+  /// Publishes what the CTA's warps wrote before a barrier that this warp has passed, and sees what
+  /// all earlier counts published.
   std::uint32_t count(int wraps_at) {
     fibers.may_pause();
-    cta.sees = ++cta.item.counts;
+    cta.sees = ++cta.tile.counts;
     for (Written& written : results(cta.split)) {
       if (written.cta == cta.split && written.syncs < syncs) written.counted = cta.sees;
     }
-    return count_and_wrap(cta.item.counter, static_cast<std::uint32_t>(wraps_at));
+    return count_and_wrap(cta.tile.counter, static_cast<std::uint32_t>(wraps_at));
   }
   void set_last(bool last) {
     cta.last = last;
@@ -125,24 +125,24 @@ struct ModelSplitWarp {
   }
   bool is_last() const {
     if (cta.counted_at < 0 || cta.counted_at >= syncs) {
-      throw Violation{"reads whether it is last before that is known"};
+      throw Violation{"reads is_last() before it is known"};
     }
     return cta.last;
   }
 
   void combine_row(int row) const {
     fibers.may_pause();
-    const int first = row * kRowPieces / 32, last = ((row + 1) * kRowPieces - 1) / 32;
+    const int first = row * kRowVec4s / 32, last = ((row + 1) * kRowVec4s - 1) / 32;
     for (int split = 0; split < splits(); ++split) {
       for (int i = first; i <= last; ++i) {
         const Written& written = results(split)[static_cast<std::size_t>(i)];
         if (written.counted == 0 || written.counted > cta.sees) {
           throw Violation{"row " + std::to_string(row) + " of split " + std::to_string(split) +
-                          " is read before it is there"};
+                          " is read before it is visible"};
         }
       }
     }
-    ++cta.item.joined[static_cast<std::size_t>(row)];
+    ++cta.tile.combined[static_cast<std::size_t>(row)];
   }
 };
 
@@ -150,41 +150,42 @@ struct ModelSplitWarp {
 template <core::Sm80Traits kShape>
 void run_split(const SplitProblem& problem, InjectedFault fault, std::uint64_t seed) {
   Fibers fibers(seed);
-  std::deque<SplitItem> items;
+  std::deque<SplitTile> tiles;
   std::deque<SplitCta> ctas;
   constexpr int kWarps = kShape.threads / 32;
-  for (const SplitProblem::WorkTile& described : problem.items) {
-    problem.check_ranges(described);
-    SplitItem& item = items.emplace_back(
-        SplitItem{described.rows, problem.splits, problem.joined_splits(described), 0, 0, {}, {}});
-    const int groups = (item.rows * kShape.head_dim / 4 + 31) / 32;
-    item.results.assign(static_cast<std::size_t>(item.splits),
+  for (const SplitProblem::WorkTile& described : problem.tiles) {
+    problem.check_splits(described);
+    SplitTile& tile = tiles.emplace_back(SplitTile{
+        described.rows, problem.splits, problem.combined_splits(described), 0, 0, {}, {}});
+    const int groups = (tile.rows * kShape.head_dim / 4 + 31) / 32;
+    tile.results.assign(static_cast<std::size_t>(tile.splits),
                         std::vector<Written>(static_cast<std::size_t>(groups)));
-    item.joined.resize(static_cast<std::size_t>(item.rows));
+    tile.combined.resize(static_cast<std::size_t>(tile.rows));
     for (int split = 0; split < problem.splits; ++split) {
-      if (!core::has_split(item.rows, split, item.ranges)) continue;  // such a CTA counts nowhere
+      if (!core::has_split(tile.rows, split, tile.combined_splits))
+        continue;  // such a CTA does not count
       SplitCta& cta =
-          ctas.emplace_back(SplitCta{item, split, {"__syncthreads", kShape.threads}, false, -1, 0});
+          ctas.emplace_back(SplitCta{tile, split, {"__syncthreads", kShape.threads}, false, -1, 0});
       for (int warp = 0; warp < kWarps; ++warp) {
-        fibers.add("item " + std::to_string(items.size() - 1) + ", split " + std::to_string(split) +
+        fibers.add("tile " + std::to_string(tiles.size() - 1) + ", split " + std::to_string(split) +
                        ", warp " + std::to_string(warp),
                    [&fibers, &cta, fault, warp] {
                      ModelSplitWarp<kShape> role{fibers, fault, cta, warp};
                      role.store_output();
-                     core::finish_split(role);
+                     core::combine_in_last_cta(role);
                    });
       }
     }
   }
   fibers.run();
-  for (const SplitItem& item : items) {
-    if (item.counter != 0) {
-      throw Violation{"a counter is left at " + std::to_string(item.counter)};
+  for (const SplitTile& tile : tiles) {
+    if (tile.counter != 0) {
+      throw Violation{"a counter is left at " + std::to_string(tile.counter)};
     }
-    for (std::size_t row = 0; row < item.joined.size(); ++row) {
-      if (item.joined[row] != 1) {
-        throw Violation{"row " + std::to_string(row) + ": joined " +
-                        std::to_string(item.joined[row]) + " times"};
+    for (std::size_t row = 0; row < tile.combined.size(); ++row) {
+      if (tile.combined[row] != 1) {
+        throw Violation{"row " + std::to_string(row) + ": combined " +
+                        std::to_string(tile.combined[row]) + " times"};
       }
     }
   }

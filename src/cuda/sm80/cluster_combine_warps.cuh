@@ -1,155 +1,157 @@
-// Joining the key ranges of few rows in a cluster. A step's K and V leave little to compute then,
-// so most of what follows the last of them would be the join: here warps send their results
-// straight to the block that joins them, not to their own block first, and a row's maximum and sum
-// go ahead while V is still waited for. Whoever joins has all weights when the outputs come. That
-// is four times as much to send: with more than core::ClusterBuffer::kWarpColumns it takes longer
-// than it saves.
+// Split-KV of small tiles in a cluster: warps send their results straight to the CTA that combines
+// them, without the reduction in their own CTA. The mainloop of a small tile computes little, so
+// the combine is most of what follows the last loads. Row statistics go ahead while V is still in
+// flight, so the weights are ready when the outputs arrive. Sending by warps quadruples the bytes:
+// above core::ClusterBuffer::kWarpColumns that takes longer than it saves.
 #pragma once
 
 #include "cuda/primitives/cluster.cuh"
-#include "cuda/sm80/combine.cuh"
+#include "cuda/sm80/cluster_combine.cuh"
 
 namespace flashcore::cuda::sm80 {
 
-/// Whether warps send the item's results themselves.
+/// True if warps, not CTAs, send the results of the work tile.
 template <typename C>
 __device__ __forceinline__ bool combines_from_warps(const AttentionParams& p,
-                                                    const WorkTile& item) {
+                                                    const WorkTile& work) {
   constexpr int kMost = core::ClusterBuffer::rows_from_warps(C::kTileQ, C::kHeadDim);
   return C::kSwapAB && kHasClusters && p.cluster_combine &&
-         (kMost == C::kTileQ || item.rows <= kMost);
+         (kMost == C::kTileQ || work.rows <= kMost);
 }
 
-/// The inbox behind a block's shared memory, as in core::ClusterBuffer, filled by warps; but a
-/// piece is four columns that a thread has in its accumulators, which lie 8 apart.
+/// The buffer behind a CTA's SharedStorage (core::ClusterBuffer), filled by warps. Its vec4s are
+/// four columns of a thread's accumulators, which are 8 apart.
 template <typename C>
-struct WarpInbox : core::WarpParts<C::kHeadDim, C::kWarpsN> {
+struct WarpBuffer : core::WarpPartials<C::kHeadDim, C::kWarpsN> {
   static constexpr int kChunk = core::ClusterBuffer::kChunk;
-  float4* s_out;    // [turn][split][warp][kChunk]
-  float2* s_state;  // [turn][split][warp][kChunkRows]
+  float4* s_out;        // [pass][split][warp][kChunk]
+  float2* s_row_stats;  // [pass][split][warp][kChunkRows]
 
-  __device__ __forceinline__ explicit WarpInbox(SharedStorage<C>& s)
+  __device__ __forceinline__ explicit WarpBuffer(SharedStorage<C>& s)
       : s_out(ClusterBuffer<C>::template at<float4>(s, kLayout.outputs)),
-        s_state(ClusterBuffer<C>::template at<float2>(s, kLayout.states)) {}
+        s_row_stats(ClusterBuffer<C>::template at<float2>(s, kLayout.row_stats)) {}
 
  private:
   static constexpr core::ClusterBuffer::Layout kLayout =
       core::ClusterBuffer::layout_of_warps(C::kTileQ, C::kHeadDim, C::kWarpsN);
-  static_assert(WarpInbox::kChunkRows * WarpInbox::kRowPieces == kChunk);
+  static_assert(WarpBuffer::kChunkRows * WarpBuffer::kRowVec4s == kChunk);
 };
 
-/// Where a thread's results of its two rows go, in the cluster's addresses. Found before the loop:
-/// nothing then stands between the last product and its way to the others.
+/// Destinations of a thread's two rows, as cluster addresses. Computed before the mainloop, so that
+/// nothing delays the sends after the last GEMM.
 template <typename C>
-struct WarpRoute {
+struct WarpExchange {
   struct {
-    std::uint32_t state, states_full, out, out_full;
+    std::uint32_t row_stats, row_stats_full, out, out_full;
   } of_row[2];
 
-  __device__ __forceinline__ void find(SharedStorage<C>& s, const AttentionParams& p,
-                                       const WorkTile& item, const Thread<C>& t) {
-    const WarpInbox<C> inbox(s);
+  __device__ __forceinline__ void init(SharedStorage<C>& s, const AttentionParams& p,
+                                       const WorkTile& work, const Thread<C>& t) {
+    const WarpBuffer<C> buffer(s);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const core::ClusterSlot to =
-          inbox.recipient_of_row(t.row(0, half), p.splits, item.split, t.warp_n);
+          buffer.peer_slot_of_row(t.row(0, half), p.splits, work.split, t.warp_n);
       of_row[half].out =
-          cluster_address(inbox.s_out + to.index * inbox.kRowPieces + t.column(0, 0), to.rank);
-      of_row[half].state = cluster_address(inbox.s_state + to.index, to.rank);
-      of_row[half].states_full =
-          cluster_address(&ClusterBuffer<C>::barrier(s, BufferBarrier::states), to.rank);
+          cluster_address(buffer.s_out + to.index * buffer.kRowVec4s + t.column(0, 0), to.rank);
+      of_row[half].row_stats = cluster_address(buffer.s_row_stats + to.index, to.rank);
+      of_row[half].row_stats_full =
+          cluster_address(&ClusterBuffer<C>::barrier(s, BufferBarrier::row_stats), to.rank);
       of_row[half].out_full =
           cluster_address(&ClusterBuffer<C>::barrier(s, BufferBarrier::outputs), to.rank);
     }
   }
 };
 
-/// When a row's last probabilities are known.
+/// Sends maximum and sum of the warp's rows, after its last softmax.
 template <typename C>
-__device__ __forceinline__ void send_row_stats(const WarpRoute<C>& route, const RowStats<C>& states,
-                                               const WorkTile& item, const Thread<C>& t) {
+__device__ __forceinline__ void send_row_stats(const WarpExchange<C>& exchange,
+                                               const RowStats<C>& row_stats, const WorkTile& work,
+                                               const Thread<C>& t) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const core::SoftmaxState<float>& state = states.of[0][half];
+    const core::SoftmaxState<float>& state = row_stats.of[0][half];
     const float sum = row_reduce_sum<C>(state.sum);
-    if (!t.is_row_leader() || t.row(0, half) >= item.rows) continue;
-    store_cluster(route.of_row[half].state, {state.max * item.unit, sum},
-                  route.of_row[half].states_full);
+    if (!t.is_row_leader() || t.row(0, half) >= work.rows) continue;
+    store_cluster(exchange.of_row[half].row_stats, {state.max * work.unit, sum},
+                  exchange.of_row[half].row_stats_full);
   }
 }
 
 template <typename C>
-__device__ __forceinline__ void send_outputs(const WarpRoute<C>& route, const AccO<C>& acc_o,
-                                             const WorkTile& item, const Thread<C>& t) {
+__device__ __forceinline__ void send_outputs(const WarpExchange<C>& exchange, const AccO<C>& acc_o,
+                                             const WorkTile& work, const Thread<C>& t) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (t.row(0, half) >= item.rows) continue;
+    if (t.row(0, half) >= work.rows) continue;
     const int low = C::reg_of(half, 0), high = C::reg_of(half, 1);
 #pragma unroll
     for (int n = 0; n < C::kColumnTiles; n += 2) {
       store_cluster(
-          route.of_row[half].out + n / 2 * 8 * sizeof(float4),
+          exchange.of_row[half].out + n / 2 * 8 * sizeof(float4),
           {acc_o[0][n][low], acc_o[0][n][high], acc_o[0][n + 1][low], acc_o[0][n + 1][high]},
-          route.of_row[half].out_full);
+          exchange.of_row[half].out_full);
     }
   }
 }
 
-/// A thread of a block whose warps send their results.
+/// A thread of a CTA whose warps send their results.
 template <typename C, bool kFastPath>
-struct PartThread : ClusterThread<C> {
-  static_assert(C::kWarpsN == 4);  // octets
+struct WarpExchangeThread : ClusterThread<C> {
+  static_assert(C::kWarpsN == 4);  // one for each octet of lanes
   static constexpr int kMaxSplits = core::ClusterBuffer::kMaxSplits;
-  const WarpRoute<C>& route;
-  const RowStats<C>& states;
+  const WarpExchange<C>& exchange;
+  const RowStats<C>& row_stats;
   const AccO<C>& acc_o;
   const Thread<C>& t;
 
   __device__ __forceinline__ void send_row_stats() const {
-    sm80::send_row_stats<C>(route, states, this->item, t);
+    sm80::send_row_stats<C>(exchange, row_stats, this->work, t);
   }
   __device__ __forceinline__ void send_outputs() const {
-    sm80::send_outputs<C>(route, acc_o, this->item, t);
+    sm80::send_outputs<C>(exchange, acc_o, this->work, t);
   }
 
-  /// What a warp joins in a turn: 8 pieces of a chunk, which are 32 columns of a row. Octet w of
-  /// its lanes joins what the warps w of all splits have sent, then the octets each other's, so
-  /// that a lane ends up with one column.
-  struct Turn {
+  /// The part of a chunk that a warp combines in a pass: 8 vec4s, which are 32 columns of a row.
+  /// Octet w of its lanes combines what warps w of all splits have sent. A reduction over the
+  /// octets follows, after which each lane has one column.
+  struct CombinedSlice {
     int row, column;
     Row output_row;
     std::int64_t offset;
-    const float2* s_state;
+    const float2* s_row_stats;
     const float4* s_out;
     float weight[kMaxSplits];
     core::SoftmaxState<float> all;
     float sum_of_keys, factor;
   };
 
-  __device__ __forceinline__ Turn turn(int turn) const {
-    const WarpInbox<C> inbox(this->s);
+  __device__ __forceinline__ CombinedSlice combined_in(int pass) const {
+    const WarpBuffer<C> buffer(this->s);
     const int lane = threadIdx.x % 32, sender = lane / 8;
-    const int s_first = this->index() * 8;  // its pieces of a chunk
-    const int first = core::combined_piece(turn, this->p.splits, this->item.split, s_first);
-    Turn joined;
-    joined.row = first / inbox.kRowPieces;
-    joined.output_row = row_of(this->p, this->item, joined.row);
-    joined.offset = output_offset(this->p, this->item, joined.output_row);
-    joined.column = 4 * (first % inbox.kRowPieces) + lane;
-    const int part = inbox.part(turn, this->p.splits, 0, sender);
-    joined.s_state = inbox.s_state + part * inbox.kChunkRows + s_first / inbox.kRowPieces;
-    joined.s_out = inbox.s_out + part * inbox.kChunk + s_first + lane % 8;
-    return joined;
+    const int s_first = this->index() * 8;  // first vec4 in the chunk
+    const int first = core::combined_vec4(pass, this->p.splits, this->work.split, s_first);
+    CombinedSlice slice;
+    slice.row = first / buffer.kRowVec4s;
+    slice.output_row = row_of(this->p, this->work, slice.row);
+    slice.offset = output_offset(this->p, this->work, slice.output_row);
+    slice.column = 4 * (first % buffer.kRowVec4s) + lane;
+    const int partial = buffer.partial_index(pass, this->p.splits, 0, sender);
+    slice.s_row_stats =
+        buffer.s_row_stats + partial * buffer.kChunkRows + s_first / buffer.kRowVec4s;
+    slice.s_out = buffer.s_out + partial * buffer.kChunk + s_first + lane % 8;
+    return slice;
   }
 
-  __device__ __forceinline__ void combine_row_stats(Turn& joined) const {
-    constexpr int kStride = C::kWarpsN * WarpInbox<C>::kChunkRows;  // from split to split
-    core::SoftmaxState<float>& all = joined.all;
-    float(&weight)[kMaxSplits] = joined.weight;
+  /// Weights of the splits and the row's combined statistics.
+  __device__ __forceinline__ void combine_row_stats(CombinedSlice& slice) const {
+    constexpr int kStride = C::kWarpsN * WarpBuffer<C>::kChunkRows;  // from split to split
+    core::SoftmaxState<float>& all = slice.all;
+    float(&weight)[kMaxSplits] = slice.weight;
     float sum[kMaxSplits];
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
-      const float2 state = i < this->p.splits ? joined.s_state[i * kStride]
+      const float2 state = i < this->p.splits ? slice.s_row_stats[i * kStride]
                                               : make_float2(core::negative_infinity<float>(), 0.f);
       weight[i] = state.x;
       sum[i] = state.y;
@@ -163,33 +165,33 @@ struct PartThread : ClusterThread<C> {
       if (this->p.fault.is(InjectedFault::combine_double_counts)) weight[i] *= weight[i];
     }
     all.sum = cross_octet_sum(all.sum);
-    joined.sum_of_keys = all.sum;
-    joined.factor = finalize_stats(this->p, joined.output_row, all);
+    slice.sum_of_keys = all.sum;
+    slice.factor = finalize_stats(this->p, slice.output_row, all);
   }
 
-  __device__ __forceinline__ void combine_outputs(const Turn& joined) const {
-    constexpr int kStride = C::kWarpsN * WarpInbox<C>::kChunk;
+  /// Combines the outputs and stores one column.
+  __device__ __forceinline__ void combine_outputs(const CombinedSlice& slice) const {
+    constexpr int kStride = C::kWarpsN * WarpBuffer<C>::kChunk;
     const AttentionParams& p = this->p;
     float x[4] = {};
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
-      const float4 out = i < p.splits ? joined.s_out[i * kStride] : make_float4(0.f, 0.f, 0.f, 0.f);
-      x[0] = fmaf(out.x, joined.weight[i], x[0]);
-      x[1] = fmaf(out.y, joined.weight[i], x[1]);
-      x[2] = fmaf(out.z, joined.weight[i], x[2]);
-      x[3] = fmaf(out.w, joined.weight[i], x[3]);
+      const float4 out = i < p.splits ? slice.s_out[i * kStride] : make_float4(0.f, 0.f, 0.f, 0.f);
+      x[0] = fmaf(out.x, slice.weight[i], x[0]);
+      x[1] = fmaf(out.y, slice.weight[i], x[1]);
+      x[2] = fmaf(out.z, slice.weight[i], x[2]);
+      x[3] = fmaf(out.w, slice.weight[i], x[3]);
     }
-    const float y = core::output_of_keys(cross_octet_sum_each(x), joined.sum_of_keys) * joined.factor;
-    const Row& row = joined.output_row;
-    if (fault_skips_row(p, this->item, row)) return;
-    assert_row(p, this->item, row, joined.all, {y});
-    if (joined.column == 0 && p.lse != nullptr) {
-      store_lse(p, this->item, row, lse_of(p, joined.all));
+    const float y = core::output_of_keys(cross_octet_sum_each(x), slice.sum_of_keys) * slice.factor;
+    const Row& row = slice.output_row;
+    if (fault_skips_row(p, this->work, row)) return;
+    assert_row(p, this->work, row, slice.all, {y});
+    if (slice.column == 0 && p.lse != nullptr) {
+      store_lse(p, this->work, row, lse_of(p, slice.all));
     }
-    if (kFastPath || joined.column < p.v_dim) {
+    if (kFastPath || slice.column < p.v_dim) {
       with_output<C, kFastPath>(p, [&](auto* g_out) {
-        from_float(g_out[joined.offset + joined.column * (kFastPath ? 1 : p.out_strides.column)],
-                   y);
+        from_float(g_out[slice.offset + slice.column * (kFastPath ? 1 : p.out_strides.column)], y);
       });
     }
   }

@@ -1,4 +1,5 @@
-// The shape of a tensor-core kernel and what its block keeps in shared memory.
+// Compile-time configuration of an sm80 kernel, its shared memory, and the map from threads to
+// accumulator elements.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,8 +15,8 @@
 
 namespace flashcore::cuda::sm80 {
 
-/// How an element of K and V is stored, and the type products are computed in. Codes are exact in
-/// f16, and become it in fewer instructions than bf16.
+/// How K and V are stored, and the type of the MMA operands. 8-bit K/V become f16: every value is
+/// exact in it, and the conversion takes fewer instructions than to bf16.
 template <typename Element>
 struct Storage {
   static constexpr bool kKv8 = false;
@@ -29,8 +30,8 @@ struct Storage<void> {
   using Operand = __half;
 };
 
-/// Element is the type of Q, K, V and the output. void: K and V are stored in 8 bits (kCodes), and
-/// their format, Q's (8-bit too, f16 or bf16) and the output's are known at run time.
+/// Element is the type of Q, K, V and the output. void: K and V are 8-bit (kKv8), and their format,
+/// Q's (8-bit, f16 or bf16) and the output's are known at run time.
 template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows_,
           int kThreads_>
 struct Config {
@@ -49,26 +50,27 @@ struct Config {
   static constexpr int kWarpsM = kShape.warps_m();
   static constexpr int kWarpsN = kShape.warps_n();
   static constexpr int kWarpKeys = kShape.warp_keys();
-  // Of which the scores are computed at once, without and with options, which need registers.
+  // Keys per pass of a mainloop step. Score modifications need registers, so the general path takes
+  // fewer keys at once.
   static constexpr int kFastPathKeys = kShape.keys_per_pass();
   static constexpr int kGeneralPathKeys =
       kWarpKeys % 32 == 0 && !(kKv8 && kShape.sm_threads() > 384 && kHeadDim > 64) ? 32 : 16;
-  // With few rows the products are transposed (few_rows.cuh): an accumulator tile then has 16 keys
-  // or columns of V and 8 rows, else 8 and 16.
+  // Up to 8 rows: the MMAs swap their operands (mma.cuh). An accumulator tile then has 16 keys or
+  // columns of V and 8 rows, otherwise 8 and 16.
   static constexpr bool kSwapAB = kWarpRows == 8;
   static constexpr int kTileWidth = kSwapAB ? 16 : 8;
-  static constexpr int kRowTiles = kSwapAB ? 1 : kWarpRows / 16;  // accumulator tiles below others
-  static constexpr int kColumnTiles = kHeadDim / kTileWidth;      // and beside others, of output
-  static constexpr int kSteps = kHeadDim / 16;                    // k-steps of Q K^T
+  static constexpr int kRowTiles = kSwapAB ? 1 : kWarpRows / 16;  // accumulator tiles along rows
+  static constexpr int kColumnTiles = kHeadDim / kTileWidth;      // and along columns of O
+  static constexpr int kGemmSteps = kHeadDim / 16;                // k-steps of Q K^T
   static constexpr bool kWarpPrivateKv = kShape.warp_private_kv();
   static constexpr bool kQInRegisters = kShape.q_in_registers();
-  static constexpr int kMinBlocks = kShape.blocks_per_sm();
+  static constexpr int kMinCtas = kShape.blocks_per_sm();  // per SM
   using QueryTile = core::SwizzledTile<kTileQ, kHeadDim>;
-  // Of K and of V, counted in 16-bit elements: two codes are one.
+  // K and V in units of 16 bits: two 8-bit elements are one unit.
   using KeyTile = core::SwizzledTile<kTileK, kHeadDim * sizeof(Stored) / 2>;
   static_assert(kWarpsM * kWarpsN * 32 == kThreads && kWarpKeys % 16 == 0 && kHeadDim % 32 == 0 &&
                 !(kSwapAB && kKv8));
-  /// A thread has two rows of an accumulator tile: the registers of row `half`, of i = 0, 1.
+  /// Registers i = 0, 1 of row `half` of a thread's two rows of an accumulator tile.
   static constexpr __device__ int reg_of(int half, int i) {
     return kSwapAB ? half + 2 * i : 2 * half + i;
   }
@@ -77,8 +79,8 @@ struct Config {
 template <int... kShape>
 using Kv8Config = Config<void, kShape...>;
 
-/// use(T()) with the 16-bit type of Q, the output or the bias: the kernel's own, or what `element`
-/// says where it has none.
+/// use(T()) with the 16-bit type of Q, the output or the bias: the kernel's Element, or the type
+/// `element` names in kernels for 8-bit K/V.
 template <typename C, typename Use>
 __device__ __forceinline__ void with_element(core::Element element, Use use) {
   if constexpr (!C::kKv8) {
@@ -90,30 +92,38 @@ __device__ __forceinline__ void with_element(core::Element element, Use use) {
   }
 }
 
-/// What a block passes around when its loop is over. Rows of o are padded so that the lanes of a
-/// warp write to different banks.
+/// The warps' unnormalized outputs and row statistics, after the mainloop. Rows of O are padded, so
+/// that the lanes of a warp write to different banks.
 template <typename C>
-struct Results {
-  float acc_o[C::kWarpsN][C::kTileQ][C::kHeadDim + 8];
-  core::SoftmaxState<float> state[C::kWarpsN][C::kTileQ];
+struct StagedOutput {
+  float acc_o[C::kWarpsN][C::kTileQ][C::kHeadDim + 8];         // [warps_n][tile_q, head_dim + 8]
+  core::SoftmaxState<float> row_stats[C::kWarpsN][C::kTileQ];  // [warps_n][tile_q]
 };
 
-/// A thread's softmax states, of its row `half` of accumulator tile m. A row's sum is spread over
-/// the lanes that have some of its scores until the end. They are looked at once per step: in
-/// registers they would displace scores.
+/// Row statistics of a thread: of its row `half` of accumulator tile m. Each lane of a row keeps
+/// its own partial sum until the epilogue. They live in shared memory: a step reads them once, and
+/// in registers they would displace scores.
 template <typename C>
 struct alignas(16) RowStats {
   core::SoftmaxState<float> of[C::kRowTiles][2];
 };
 
-/// What the products of 8-bit tensors are multiplied by.
+template <typename C>
+__device__ __forceinline__ void init_row_stats(RowStats<C>& row_stats) {
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+    row_stats.of[m][0] = row_stats.of[m][1] = {core::negative_infinity<float>(), 0.f};
+  }
+}
+
+/// Scales of 8-bit tensors.
 template <typename C, bool kKv8 = C::kKv8>
 struct Kv8Scales {
-  alignas(16) float k_of_key[C::kStages][C::kTileK];  // of scores, where keys have scales
-  alignas(16) float v_of_key[C::kStages][C::kTileK];  // of probabilities, likewise, in units of v
-  float of_row[C::kTileQ];                            // of scores: everything else
-  float v_unit_inverse;
-  float of_output;
+  alignas(16) float k_scale[C::kStages][C::kTileK];  // [kStages][tile_k], if per block
+  alignas(16) float v_scale[C::kStages][C::kTileK];  // [kStages][tile_k], if per block
+  float row_scale[C::kTileQ];                        // [tile_q]: every other factor of the scores
+  float v_unit_inverse;                              // v_scale is folded into P in these units
+  float output_scale;
 };
 template <typename C>
 struct Kv8Scales<C, false> {};
@@ -125,19 +135,19 @@ struct alignas(128) SharedStorage : Kv8Scales<C> {
   static constexpr int kKeyElements = C::kTileK * C::kHeadDim;
   union {
     struct {
-      alignas(128) Operand q[C::QueryTile::kElements];
-      alignas(128) Stored k[C::kStages][kKeyElements];
-      alignas(128) Stored v[C::kStages][kKeyElements];
+      alignas(128) Operand q[C::QueryTile::kElements];  // [tile_q, head_dim], swizzled
+      alignas(128) Stored k[C::kStages][kKeyElements];  // [kStages][tile_k, head_dim], swizzled
+      alignas(128) Stored v[C::kStages][kKeyElements];  // [kStages][tile_k, head_dim], swizzled
     };
-    Results<C> results;
+    StagedOutput<C> staged;
   };
-  RowStats<C> states[C::kSwapAB ? 1 : C::kThreads];  // those of few rows stay in registers
-  WarpKeys warp_keys[C::kWarpsM];
-  WorkTile item;
-  bool last;  // of the blocks of an item
+  RowStats<C> row_stats[C::kSwapAB ? 1 : C::kThreads];  // [threads]; swap-AB: in registers
+  WarpKeys warp_keys[C::kWarpsM];                       // [warps_m]
+  WorkTile work;
+  bool last;  // this CTA is the last of the work tile
 };
 
-/// A thread's place in its block and in the fragments of its warp.
+/// A thread's position in its CTA and in the fragments of its warp.
 template <typename C>
 struct Thread {
   int lane, warp_m, warp_n;
@@ -158,13 +168,13 @@ struct Thread {
     const core::Coordinate c = core::mma_c(lane, reg);
     return C::kTileWidth * n + (C::kSwapAB ? c.row : c.column);
   }
-  /// Of the lanes that share its rows, the first one.
+  /// True for the first of the lanes that share the thread's rows.
   __device__ __forceinline__ bool is_row_leader() const {
     return C::kSwapAB ? lane < 4 : lane % 4 == 0;
   }
 };
 
-/// The largest value and the sum over the lanes that share a thread's rows.
+/// Reductions over the lanes that share a thread's rows.
 template <typename C>
 __device__ __forceinline__ float row_reduce_max(float x) {
   return C::kSwapAB ? cross_quad_max(x) : quad_max(x);
@@ -174,7 +184,7 @@ __device__ __forceinline__ float row_reduce_sum(float x) {
   return C::kSwapAB ? cross_quad_sum(x) : quad_sum(x);
 }
 
-// Accumulators of a warp: the scores of kKeys keys and the output.
+// A thread's accumulators of S [warp_rows, kKeys] and O [warp_rows, head_dim].
 template <typename C, int kKeys>
 using AccS = float[C::kRowTiles][kKeys / C::kTileWidth][4];
 template <typename C>

@@ -1,6 +1,6 @@
-// Copies of Q, K and V into swizzled tiles, in the background. Past the end of a sequence and past
-// head_dim a tile becomes zero, so that padding never matters. (8-bit zeros may mean something
-// else, but a finite value: it meets zeros in Q or a probability of 0.)
+// Loads Q, K and V into swizzled shared memory tiles by cp.async. Rows past the sequence and
+// columns past head_dim become zero bytes, so padding never matters. In 8-bit formats a zero byte
+// may stand for another finite value; it only meets zeros of Q or P.
 #pragma once
 
 #include "cuda/primitives/compiler.cuh"
@@ -11,16 +11,16 @@
 
 namespace flashcore::cuda::sm80 {
 
-/// Which chunks of a tile a thread of kThreads copies: chunk `chunk` of every panel, of the rows
+/// The part of a tile that one of kThreads threads copies: chunk `chunk` of every panel, of rows
 /// `row`, row + kRowStep, …
 template <typename Tile, int kThreads>
-struct Copies {
+struct ThreadCopies {
   static constexpr int kRowStep = kThreads / Tile::kPanelChunks;
   static_assert(kRowStep % 8 == 0 || (kRowStep == 4 && Tile::kPanelColumns == 64));
   int row, chunk;
-  __device__ __forceinline__ explicit Copies(int index)
+  __device__ __forceinline__ explicit ThreadCopies(int index)
       : row(index / Tile::kPanelChunks), chunk(index % Tile::kPanelChunks) {}
-  /// The address of the thread's n-th row, from that of its first.
+  /// Address of the thread's n-th row, from the address of its first.
   __device__ static __forceinline__ std::uint32_t nth_row(std::uint32_t s_first, int n) {
     if constexpr (kRowStep % 8 == 0) {
       return Tile::advance_rows8(s_first, n * (kRowStep / 8));
@@ -36,8 +36,7 @@ __device__ __forceinline__ std::uint32_t bits_of(T x) {
   return reinterpret_cast<const std::uint16_t&>(x);
 }
 
-/// A word of `count` elements (at most as many as it holds) that lie `stride` apart; the rest of it
-/// comes from `filling`.
+/// Packs `count` elements, `stride` apart, into a word; the rest of it comes from `filling`.
 template <typename T>
 __device__ __forceinline__ std::uint32_t gather_word(const T* g_from, int count,
                                                      std::int64_t stride,
@@ -52,72 +51,73 @@ __device__ __forceinline__ std::uint32_t gather_word(const T* g_from, int count,
   return word;
 }
 
-/// One chunk that may be cut off at `columns`, or whose row cannot be reached by copies (then it is
-/// gathered at once).
+/// Copies one chunk, truncated at `columns`. Rows that cp.async cannot read are gathered
+/// synchronously.
 template <typename T>
 __device__ __forceinline__ void copy_chunk(std::uint32_t s_to, const T* g_row, int chunk,
                                            int columns, std::int64_t column_stride, bool async) {
-  constexpr int kSize = sizeof(T), kPiece = 16 / kSize;
-  const int left = columns - kPiece * chunk;  // may be <= 0
+  constexpr int kSize = sizeof(T), kElements = 16 / kSize;
+  const int left = columns - kElements * chunk;  // may be <= 0
   if (async) {
-    cp_async_16(s_to, g_row + kPiece * chunk, max(min(kSize * left, 16), 0));
+    cp_async_16(s_to, g_row + kElements * chunk, max(min(kSize * left, 16), 0));
     return;
   }
-  g_row += kPiece * chunk * column_stride;
-#pragma unroll(kSize == 1 ? 1 : 4)  // a loop of bytes would take many registers
-  for (int i = 0; i < kPiece; i += kPiece / 4) {
+  g_row += kElements * chunk * column_stride;
+#pragma unroll(kSize == 1 ? 1 : 4)  // unrolled over bytes it takes many registers
+  for (int i = 0; i < kElements; i += kElements / 4) {
     store_shared_4(s_to + i * kSize,
                    gather_word(g_row + i * column_stride, left - i, column_stride));
   }
 }
 
+/// q [tile_q, head_dim].
 template <typename C, bool kFastPath>
-__device__ __forceinline__ void load_queries(SharedStorage<C>& s, const AttentionParams& p,
-                                             const WorkTile& item) {
+__device__ __forceinline__ void load_q(SharedStorage<C>& s, const AttentionParams& p,
+                                       const WorkTile& work) {
   using T = typename C::Element;
   using Tile = typename C::QueryTile;
-  using Mine = Copies<Tile, C::kThreads>;
+  using Mine = ThreadCopies<Tile, C::kThreads>;
   const Mine mine(threadIdx.x);
   const T* g_q =
-      static_cast<const T*>(p.q) + item.b * p.q_strides.batch + item.seq.q_row * p.q_strides.row;
+      static_cast<const T*>(p.q) + work.b * p.q_strides.batch + work.seq.q_row * p.q_strides.row;
   const int columns = kFastPath ? C::kHeadDim : p.head_dim;
   constexpr int kMyRows = (C::kTileQ + Mine::kRowStep - 1) / Mine::kRowStep;
   if (C::kTileQ < Mine::kRowStep && mine.row >= C::kTileQ) return;
 #pragma unroll(kFastPath ? kMyRows : 1)
   for (int n = 0; n < kMyRows; ++n) {
     const int r = mine.row + n * Mine::kRowStep;
-    const Row row = row_of(p, item, r);
+    const Row row = row_of(p, work, r);
     const T* g_row = g_q + row.head * p.q_strides.head + row.query * p.q_strides.row;
     const std::uint32_t s_row = shared_address(s.q) + Tile::offset(r, mine.chunk);
 #pragma unroll(kFastPath ? Tile::kPanels : 1)
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       copy_chunk(s_row + panel * Tile::kPanelBytes, g_row, panel * Tile::kPanelChunks + mine.chunk,
-                 r < item.rows ? columns : 0, p.q_strides.column, kFastPath || p.async_rows);
+                 r < work.rows ? columns : 0, p.q_strides.column, kFastPath || p.async_rows);
     }
   }
 }
 
-// What copies of K or V may wait for, once it is known what goes where.
-struct ForNothing {
+// The wait that load_kv_tile() runs between address computation and copies.
+struct NoWait {
   static constexpr bool kWaits = false;
   __device__ __forceinline__ void operator()() const {}
 };
-struct ForPreviousKernel {
+struct PdlWait {
   static constexpr bool kWaits = true;
   __device__ __forceinline__ void operator()() const { pdl_wait(); }
 };
 
-/// Copies K or V of the step that begins at first_key: all of it or, where keys belong to warps,
-/// the warp's share. Keys past those seen become zero. `wait` is called when it is known what goes
-/// where, before anything is read.
-template <typename C, bool kFastPath, typename Wait = ForNothing>
-__device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const AttentionParams& p,
-                                          const WorkTile& item, const void* g_data,
-                                          const core::Strides& strides, int columns,
-                                          std::int32_t first_key, Wait wait = {}) {
+/// Loads the K or V tile [tile_k, head_dim] that begins at first_key: all of it, or with
+/// warp-private K/V the warp's share. Keys past the visible ones become zero. `wait` runs after the
+/// address computation and before the first read.
+template <typename C, bool kFastPath, typename Wait = NoWait>
+__device__ __forceinline__ void load_kv_tile(typename C::Stored* s_tile, const AttentionParams& p,
+                                             const WorkTile& work, const void* g_data,
+                                             const core::Strides& strides, int columns,
+                                             std::int32_t first_key, Wait wait = {}) {
   using T = typename C::Stored;
   using Tile = typename C::KeyTile;
-  using Mine = Copies<Tile, C::kWarpPrivateKv ? 32 : C::kThreads>;
+  using Mine = ThreadCopies<Tile, C::kWarpPrivateKv ? 32 : C::kThreads>;
   constexpr int kRows = C::kWarpPrivateKv ? C::kWarpKeys : C::kTileK;
   constexpr int kMyRows = (kRows + Mine::kRowStep - 1) / Mine::kRowStep;
   static_assert(kRows % Mine::kRowStep == 0 || kRows < Mine::kRowStep);
@@ -125,32 +125,33 @@ __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const Atte
   const Mine mine(C::kWarpPrivateKv ? index % 32 : index);
   const int row = mine.row + (C::kWarpPrivateKv ? index / 32 * C::kWarpKeys : 0);
   std::uint32_t s_row = shared_address(s_tile) + Tile::offset(row, mine.chunk);
-  const std::int32_t key = first_key + row, end = item.visible.end;
-  // Tiles of many rows have no registers for pages: they go the long way (AttentionParams::plain),
-  // which finds the rows of other keys like that too.
-  const bool finds_rows = !kFastPath || (C::kWarpPrivateKv && item.g_table != nullptr);
-  const T* g_rows = static_cast<const T*>(g_data) + (finds_rows ? 0 : key * strides.row);
+  const std::int32_t key = first_key + row, end = work.visible.end;
+  // Large query tiles have no registers for page lookups: paged K/V take the general path there,
+  // which looks up the rows of other layouts too.
+  const bool looks_up_rows = !kFastPath || (C::kWarpPrivateKv && work.g_table != nullptr);
+  const T* g_rows = static_cast<const T*>(g_data) + (looks_up_rows ? 0 : key * strides.row);
   if constexpr (Wait::kWaits) {
-    // Never null. Asked so that all of it is found out by now: ptxas would move the wait up.
+    // Always true. The condition makes the wait depend on the addresses; otherwise ptxas would
+    // hoist it above their computation.
     asm volatile("" : "+l"(g_rows), "+r"(s_row));
     if ((reinterpret_cast<std::uintptr_t>(g_rows) | s_row) != 0) wait();
   }
   if (kRows < Mine::kRowStep && mine.row >= kRows) return;
   const auto copy_row = [&](int n, const T* g_row) {
-    const bool given = key + n * Mine::kRowStep < end;
-#pragma unroll(kFastPath ? Tile::kPanels : 1)  // the long way is long: once is enough to compile it
+    const bool in_range = key + n * Mine::kRowStep < end;
+#pragma unroll(kFastPath ? Tile::kPanels : 1)  // general path: keeps the code small
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       const std::uint32_t s_to = Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes;
       const int chunk = panel * Tile::kPanelChunks + mine.chunk;
       if constexpr (kFastPath) {
-        cp_async_16(s_to, g_row + 16 / sizeof(T) * chunk, given ? 16 : 0);
+        cp_async_16(s_to, g_row + 16 / sizeof(T) * chunk, in_range ? 16 : 0);
       } else {
-        copy_chunk(s_to, g_row, chunk, given ? columns : 0, strides.column, p.async_rows);
+        copy_chunk(s_to, g_row, chunk, in_range ? columns : 0, strides.column, p.async_rows);
       }
     }
   };
   constexpr int kUnroll = kFastPath ? kMyRows : 1;
-  if (!finds_rows) {
+  if (!looks_up_rows) {
 #pragma unroll(kUnroll)
     for (int n = 0; n < kMyRows; ++n) {
       copy_row(n, g_rows);
@@ -158,7 +159,7 @@ __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const Atte
     }
     return;
   }
-  const core::KvRowMap rows{p.pages, item.g_table, 0, 0};
+  const core::KvRowMap rows{p.pages, work.g_table, 0, 0};
 #pragma unroll(kUnroll)
   for (int n = 0; n < kMyRows; ++n) {
     const core::KvLocation at = rows.at(min(key + n * Mine::kRowStep, end - 1));
@@ -166,11 +167,11 @@ __device__ __forceinline__ void load_tile(typename C::Stored* s_tile, const Atte
   }
 }
 
-/// Scales of the keys of a step, where these have some.
+/// Loads the scales of a tile's keys, if K or V have scales per block.
 template <typename C>
-__device__ __forceinline__ void load_scales(float* s_scales, const AttentionParams& p,
-                                            const WorkTile& item, const core::Scales& scales,
-                                            std::int32_t first_key) {
+__device__ __forceinline__ void load_kv_scales(float* s_scales, const AttentionParams& p,
+                                               const WorkTile& work, const core::Scales& scales,
+                                               std::int32_t first_key) {
   if (!scales.is_per_block()) return;
   constexpr int kRows = C::kWarpPrivateKv ? C::kWarpKeys : C::kTileK;
   constexpr int kThreads = C::kWarpPrivateKv ? 32 : C::kThreads;
@@ -179,43 +180,43 @@ __device__ __forceinline__ void load_scales(float* s_scales, const AttentionPara
 #pragma unroll 1
   for (int row = first + index % kThreads; row < first + kRows; row += kThreads) {
     const std::int32_t key = first_key + row;
-    const bool given = key < item.visible.end;
+    const bool in_range = key < work.visible.end;
     cp_async_4(shared_address(s_scales + row),
-               scales.address(item.b, item.kv_head, given ? core::scaled_as(p, key) : 0),
-               given ? 4 : 0);
+               scales.address(work.b, work.kv_head, in_range ? core::scaled_as(p, key) : 0),
+               in_range ? 4 : 0);
   }
 }
 
-template <typename C, bool kFastPath, typename Wait = ForNothing>
-__device__ __forceinline__ void copy_keys(SharedStorage<C>& s, const AttentionParams& p,
-                                          const WorkTile& item, int stage, std::int32_t first_key,
-                                          Wait wait = {}) {
-  if (first_key >= item.visible.end) {
+template <typename C, bool kFastPath, typename Wait = NoWait>
+__device__ __forceinline__ void copy_k(SharedStorage<C>& s, const AttentionParams& p,
+                                       const WorkTile& work, int stage, std::int32_t first_key,
+                                       Wait wait = {}) {
+  if (first_key >= work.visible.end) {
     wait();
     return;
   }
   const bool truncated = p.fault.is(InjectedFault::head_dim_truncated);
-  load_tile<C, kFastPath>(s.k[stage], p, item, item.g_k, p.k_strides,
-                          truncated ? p.head_dim - 1 : p.head_dim, first_key, wait);
-  if constexpr (C::kKv8) load_scales<C>(s.k_of_key[stage], p, item, p.k_scale, first_key);
+  load_kv_tile<C, kFastPath>(s.k[stage], p, work, work.g_k, p.k_strides,
+                             truncated ? p.head_dim - 1 : p.head_dim, first_key, wait);
+  if constexpr (C::kKv8) load_kv_scales<C>(s.k_scale[stage], p, work, p.k_scale, first_key);
 }
 
-// Every step has its groups of copies, be they empty.
+// Every step commits one cp.async group for K and one for V, even if empty, so that
+// cp_async_wait<n>() can count groups.
 
 template <typename C, bool kFastPath>
-__device__ __forceinline__ void load_keys(SharedStorage<C>& s, const AttentionParams& p,
-                                          const WorkTile& item, int stage, std::int32_t first_key) {
-  copy_keys<C, kFastPath>(s, p, item, stage, first_key);
+__device__ __forceinline__ void load_k(SharedStorage<C>& s, const AttentionParams& p,
+                                       const WorkTile& work, int stage, std::int32_t first_key) {
+  copy_k<C, kFastPath>(s, p, work, stage, first_key);
   cp_async_commit();
 }
 
 template <typename C, bool kFastPath>
-__device__ __forceinline__ void load_values(SharedStorage<C>& s, const AttentionParams& p,
-                                            const WorkTile& item, int stage,
-                                            std::int32_t first_key) {
-  if (first_key < item.visible.end) {
-    load_tile<C, kFastPath>(s.v[stage], p, item, item.g_v, p.v_strides, p.v_dim, first_key);
-    if constexpr (C::kKv8) load_scales<C>(s.v_of_key[stage], p, item, p.v_scale, first_key);
+__device__ __forceinline__ void load_v(SharedStorage<C>& s, const AttentionParams& p,
+                                       const WorkTile& work, int stage, std::int32_t first_key) {
+  if (first_key < work.visible.end) {
+    load_kv_tile<C, kFastPath>(s.v[stage], p, work, work.g_v, p.v_strides, p.v_dim, first_key);
+    if constexpr (C::kKv8) load_kv_scales<C>(s.v_scale[stage], p, work, p.v_scale, first_key);
   }
   cp_async_commit();
 }

@@ -1,5 +1,6 @@
-// How CTAs of the sm80 kernels join split KV, run on the CPU: no interleaving may deadlock, send
-// into a closed inbox or an ended CTA, read what is not there, or join a row other than once.
+// How CTAs of the sm80 kernels combine split KV, as a model on the CPU: no interleaving may
+// deadlock, send to a closed buffer or an exited CTA, read a missing value, or combine a row other
+// than once.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -18,7 +19,7 @@ ClusterProblem draw_cluster(const core::Sm80Traits& shape, verify::Random& rando
   ClusterProblem problem{};
   problem.rows = static_cast<int>(random.between(1, shape.tile_q));
   problem.splits = static_cast<int>(random.between(2, core::ClusterBuffer::kMaxSplits));
-  for (int i = 0; i < problem.splits; ++i) problem.has_steps.push_back(random.chance(0.7));
+  for (int i = 0; i < problem.splits; ++i) problem.has_tiles.push_back(random.chance(0.7));
   return problem;
 }
 
@@ -27,13 +28,13 @@ SplitProblem draw_split(const core::Sm80Traits& shape, verify::Random& random) {
   problem.splits = static_cast<int>(random.between(2, random.chance(0.1) ? 64 : 8));
   problem.keys_per_split = shape.tile_k * static_cast<int>(random.between(1, 3));
   problem.is_varlen = random.chance(0.7);
-  const std::int64_t items = problem.splits > 8 ? 1 : random.between(1, 3);
-  for (std::int64_t i = 0; i < items; ++i) {
+  const std::int64_t tiles = problem.splits > 8 ? 1 : random.between(1, 3);
+  for (std::int64_t i = 0; i < tiles; ++i) {
     const int rows = random.chance(0.1) ? 0 : static_cast<int>(random.between(1, shape.tile_q));
     std::int64_t kv_len = random.between(0, problem.splits * problem.keys_per_split);
-    if (random.chance(0.3)) kv_len -= kv_len % problem.keys_per_split;  // whole ranges, or none
+    if (random.chance(0.3)) kv_len -= kv_len % problem.keys_per_split;  // whole splits
     if (!problem.is_varlen) kv_len = problem.splits * problem.keys_per_split;
-    problem.items.push_back({rows, static_cast<int>(kv_len)});
+    problem.tiles.push_back({rows, static_cast<int>(kv_len)});
   }
   return problem;
 }
@@ -66,7 +67,7 @@ void draw_and_run_split(std::uint64_t seed, InjectedFault fault) {
 }
 
 struct Model {
-  Run cluster;  // empty: the kernel does not join in clusters
+  Run cluster;  // empty: the kernel does not combine in clusters
   Run split;
 };
 
@@ -103,7 +104,7 @@ const std::map<std::string, Model>& models() {
 constexpr std::uint64_t kProblems = 600 / FLASHCORE_TEST_DIVISOR;  // of each shape
 constexpr std::uint64_t kFaultProblems = 50;                       // within which a fault must show
 
-/// Runs a part of all models that have it; returns how many have.
+/// Runs one part of all models that have it; returns their number.
 int run_all(Run Model::*part) {
   int shapes = 0;
   for (const auto& [name, model] : models()) {
@@ -121,15 +122,15 @@ int run_all(Run Model::*part) {
   return shapes;
 }
 
-TEST(Sm80Join, EveryInterleavingOfAClusterJoinsEveryPieceOnce) {
+TEST(Sm80Combine, EveryInterleavingOfAClusterCombinesEveryVec4Once) {
   EXPECT_GE(run_all(&Model::cluster), 12);
 }
 
-TEST(Sm80Join, TheLastCtaSeesAllResultsAndLeavesCountersAtZero) {
+TEST(Sm80Combine, TheLastCtaSeesAllResultsAndLeavesCountersAtZero) {
   EXPECT_GE(run_all(&Model::split), 20);
 }
 
-/// The first problem on which a fault shows, and how; or an empty text.
+/// The violation of the first problem that shows a fault, or an empty text.
 std::string find_fault(const Run& run, InjectedFault fault) {
   for (std::uint64_t seed = 0; seed < kFaultProblems; ++seed) {
     try {
@@ -153,14 +154,16 @@ void expect_found(InjectedFault fault, Run Model::*part) {
   }
 }
 
-TEST(Sm80Join, FindsTooFewExpectedBytes) {
+TEST(Sm80Combine, FindsTooFewExpectedBytes) {
   expect_found(InjectedFault::expected_bytes_short, &Model::cluster);
 }
-TEST(Sm80Join, FindsASendBeforeAllInboxesAreOpen) {
+TEST(Sm80Combine, FindsASendBeforeAllBuffersAreOpen) {
   expect_found(InjectedFault::sent_before_open, &Model::cluster);
 }
-TEST(Sm80Join, FindsAWrongLastCount) { expect_found(InjectedFault::counted_wrong, &Model::split); }
-TEST(Sm80Join, FindsACounterThatIsLeft) {
+TEST(Sm80Combine, FindsAWrongLastCount) {
+  expect_found(InjectedFault::counted_wrong, &Model::split);
+}
+TEST(Sm80Combine, FindsACounterThatIsLeft) {
   expect_found(InjectedFault::counter_left, &Model::split);
 }
 

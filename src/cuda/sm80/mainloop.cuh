@@ -1,0 +1,105 @@
+// The mainloop: KV tiles of a work tile through the K and V pipelines, one step for each tile.
+#pragma once
+
+#include "cuda/primitives/compiler.cuh"
+#include "cuda/sm80/dequant.cuh"
+#include "cuda/sm80/epilogue.cuh"
+#include "cuda/sm80/load.cuh"
+#include "cuda/sm80/mma.cuh"
+#include "cuda/sm80/score.cuh"
+#include "cuda/sm80/softmax.cuh"
+
+namespace flashcore::cuda::sm80 {
+
+/// Barrier of the threads that read a tile: their copies have arrived, and no thread reads the
+/// previous contents any more.
+template <typename C>
+__device__ __forceinline__ void sync_tile() {
+  if constexpr (C::kWarpPrivateKv) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+/// kKeys keys of a step, the n-th of the warp's share on: S = Q K^T, softmax, O += P V. Between the
+/// GEMMs it waits for V and refills the stage of K.
+template <typename C, bool kFastPath, int kKeys>
+__device__ __forceinline__ void mainloop_step(SharedStorage<C>& s, AccO<C>& acc_o,
+                                              RowStats<C>& row_stats,
+                                              const QFragments<C, kFastPath>& q,
+                                              const AttentionParams& p, const Thread<C>& t,
+                                              const WarpKeys& keys, int stage, std::int32_t tile,
+                                              int n) {
+  const int s_key = t.warp_n * C::kWarpKeys + n;
+  const std::int32_t first_key = tile + s_key;
+  const bool visible = first_key < keys.visible.end && first_key + kKeys > keys.visible.begin;
+  AccS<C, kKeys> acc_s = {};
+  if (visible) {
+    if constexpr (C::kKv8) {
+      gemm_qk_kv8<C, kFastPath, kKeys>(acc_s, q, s, p, stage, s_key, t);
+      scale_scores<C, kKeys>(acc_s, s, p, stage, s_key, t);
+    } else {
+      gemm_qk<C, kFastPath, kKeys>(acc_s, q, s, s.k[stage], s_key, t);
+    }
+    apply_mods_and_mask<C, kFastPath, kKeys>(acc_s, t, p, s.work, keys, first_key);
+  }
+  const bool is_first = n == 0, is_last = n + kKeys == C::kWarpKeys;
+  if (is_first) cp_async_wait<2 * C::kStages - 2>();
+  if (is_first || is_last) sync_tile<C>();
+  if (is_last) load_k<C, kFastPath>(s, p, s.work, stage, tile + C::kStages * C::kTileK);
+  if (!visible) return;
+  online_softmax<C, kFastPath, kKeys>(acc_s, acc_o, row_stats, s.work.unit_log2, p.fault);
+  if constexpr (C::kKv8) {
+    scale_p<C, kKeys>(acc_s, s, p, stage, s_key, t);
+    gemm_pv_kv8<C, kKeys>(acc_o, acc_s, s, p, stage, s_key, t);
+  } else {
+    gemm_pv<C, kKeys>(acc_o, acc_s, s.v[stage], s_key, t);
+  }
+}
+
+/// begin: first key of the first KV tile.
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionParams& p,
+                                         std::int32_t begin) {
+  constexpr int kKeys = kFastPath ? C::kFastPathKeys : C::kGeneralPathKeys;
+  AccO<C> acc_o = {};
+  QFragments<C, kFastPath> q;
+  RowStats<C>& row_stats = s.row_stats[threadIdx.x];
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+    row_stats.of[m][0] = row_stats.of[m][1] = {core::negative_infinity<float>(), 0.f};
+  }
+  int stage = 0;
+#pragma unroll 1
+  for (std::int32_t tile = begin; tile < s.work.visible.end; tile += C::kTileK) {
+    if (tile == begin) {
+      cp_async_wait<2 * C::kStages - 1>();
+      __syncthreads();  // other warps have loaded Q too
+      load_q_fragments<C, kFastPath>(q, s);
+    } else {
+      cp_async_wait<2 * C::kStages - 2>();
+      sync_tile<C>();
+      const int last_stage = stage == 0 ? C::kStages - 1 : stage - 1;
+      load_v<C, kFastPath>(s, p, s.work, last_stage, tile + (C::kStages - 1) * C::kTileK);
+    }
+#pragma unroll 1
+    for (int n = 0; n < C::kWarpKeys; n += kKeys) {
+      const Thread<C> t(opaque(threadIdx.x));
+      mainloop_step<C, kFastPath, kKeys>(s, acc_o, row_stats, q, p, t, s.warp_keys[t.warp_m], stage,
+                                         tile, n);
+    }
+    stage = stage == C::kStages - 1 ? 0 : stage + 1;
+  }
+  cp_async_wait<0>();
+  const Thread<C> t(threadIdx.x);
+  if constexpr (C::kWarpsN == 1) {
+    if (stores_from_accumulators<C, kFastPath>(p)) {
+      store_accumulators<C, kFastPath>(acc_o, row_stats, s, p, s.work, t);
+      return;
+    }
+  }
+  epilogue_cta<C, kFastPath>(s, p, acc_o, row_stats, t);
+}
+
+}  // namespace flashcore::cuda::sm80

@@ -1,0 +1,84 @@
+// One work tile: prologue, mainloop and epilogue.
+#pragma once
+
+#include "cuda/primitives/pdl.cuh"
+#include "cuda/primitives/report.cuh"
+#include "cuda/sm80/load_kv8.cuh"
+#include "cuda/sm80/mainloop.cuh"
+#include "cuda/sm80/mainloop_swap_ab.cuh"
+
+namespace flashcore::cuda::sm80 {
+
+/// Writes the key ranges of the warps to shared memory.
+template <typename C>
+__device__ __forceinline__ void publish_warp_keys(SharedStorage<C>& s, const AttentionParams& p,
+                                                  const WorkTile& work) {
+  if (C::kWarpsM == 1) {
+    if (threadIdx.x == 0) s.warp_keys[0] = {work.visible, work.fully_visible};
+  } else if (threadIdx.x < C::kWarpsM) {
+    const int first = threadIdx.x * C::kWarpRows;
+    s.warp_keys[threadIdx.x] =
+        first < work.rows ? keys_of_rows(p, work, first, min(first + C::kWarpRows, work.rows) - 1)
+                          : WarpKeys{};
+  }
+}
+
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void process_tile(SharedStorage<C>& s, const AttentionParams& p) {
+  if (p.is_varlen) pdl_wait();
+  // Every thread decodes the tile for its first loads; later it reads thread 0's copy.
+  const WorkTile work = decode_work_tile<C, kFastPath>(p, blockIdx.x);
+  if (p.is_varlen && threadIdx.x == 0) report(p, work.seq.error);
+  if (!core::has_split(work.rows, work.split, work.splits)) {
+    pdl_wait();
+    if (work.rows > 0) store_empty_partials(p, work);
+    return;
+  }
+  const std::int32_t begin = core::tile_begin(work.visible.begin, C::kTileK);
+  copy_k<C, kFastPath>(s, p, work, 0, begin, PdlWait());
+  if constexpr (!C::kKv8) load_q<C, kFastPath>(s, p, work);
+  cp_async_commit();
+  load_v<C, kFastPath>(s, p, work, 0, begin);
+#pragma unroll 1
+  for (int stage = 1; stage < C::kStages; ++stage) {
+    load_k<C, kFastPath>(s, p, work, stage, begin + stage * C::kTileK);
+    load_v<C, kFastPath>(s, p, work, stage, begin + stage * C::kTileK);
+  }
+  if constexpr (C::kKv8) {  // overlaps the copies
+    const TileScales scales = load_tile_scales<C>(p, work);
+    load_paired_q<C, kFastPath>(s, p, work, scales.row);
+    store_scales<C>(s, scales, p, work);
+  }
+  if (threadIdx.x == 0) s.work = work;
+  if (work.split == 0 && work.kv_head == 0 && work.first_row == 0) {
+    report_pages(p, work.seq, work.b);
+  }
+  if (C::kWarpsM == 1) {
+    if (threadIdx.x == 0) s.warp_keys[0] = {work.visible, work.fully_visible};
+  } else if (threadIdx.x < C::kWarpsM) {
+    const int first = threadIdx.x * C::kWarpRows;
+    s.warp_keys[threadIdx.x] =
+        first < work.rows ? keys_of_rows(p, work, first, min(first + C::kWarpRows, work.rows) - 1)
+                          : WarpKeys{};
+  }
+  __syncthreads();
+  if constexpr (C::kWarpPrivateKv && kHasClusters) {
+    if (p.cluster_combine) {
+      const ClusterThread<C> thread{s, p, work};
+      core::open_buffer(thread, combines_from_warps<C>(p, work));
+    }
+  }
+  if constexpr (C::kSwapAB) {
+    mainloop_swap_ab<C, kFastPath>(s, p, begin);
+  } else {
+    mainloop<C, kFastPath>(s, p, begin);
+  }
+}
+
+/// Not inlined: ptxas would merge common code of the two paths and spill registers.
+template <typename C>
+__device__ __noinline__ void process_general(SharedStorage<C>& s, const AttentionParams& p) {
+  process_tile<C, false>(s, p);
+}
+
+}  // namespace flashcore::cuda::sm80
