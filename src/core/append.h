@@ -5,6 +5,7 @@
 
 #include "core/element.h"
 #include "core/quant_formats.h"
+#include "core/row_offset.h"
 #include "core/seq_info.h"
 
 namespace flashcore::core {
@@ -139,10 +140,6 @@ FLASHCORE_HD ErrorSlot append_scale_error(const AppendTensor& t, const AppendRow
 FLASHCORE_HD ErrorSlot append_nan_error(const AppendRow& row, bool of_v) {
   return {static_cast<std::int32_t>(of_v ? ErrorCode::appended_v_nan : ErrorCode::appended_k_nan),
           row.b, row.key, row.head};
-}
-
-FLASHCORE_HD std::int64_t row_offset(const Strides& strides, KvLocation place, std::int32_t head) {
-  return place.block * strides.batch + head * strides.head + place.row * strides.row;
 }
 
 }  // namespace flashcore::core

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/params.h"
+#include "core/row_offset.h"
 #include "core/softmax.h"
 
 namespace flashcore::core {
@@ -40,8 +41,7 @@ FLASHCORE_HD T partial_lse(const CombineParams& p, std::int32_t part, std::int64
                            std::int64_t h, std::int64_t row) {
   const PartialResult& r = p.table[p.stacked ? 0 : part];
   return static_cast<const T*>(
-      r.lse)[(p.stacked ? part * p.stacked_lse_stride : 0) + b * r.lse_strides.batch +
-             h * r.lse_strides.head + row * r.lse_strides.row];
+      r.lse)[(p.stacked ? part * p.stacked_lse_stride : 0) + row_offset(r.lse_strides, b, h, row)];
 }
 
 /// The row of one partial's out; element c is at [c * column_stride].
@@ -52,7 +52,7 @@ FLASHCORE_HD const T* partial_out_row(const CombineParams& p, std::int32_t part,
   const PartialResult& r = p.table[p.stacked ? 0 : part];
   column_stride = r.out_strides.column;
   return static_cast<const T*>(r.out) + (p.stacked ? part * p.stacked_out_stride : 0) +
-         b * r.out_strides.batch + h * r.out_strides.head + row * r.out_strides.row;
+         row_offset(r.out_strides, b, h, row);
 }
 
 FLASHCORE_HD bool combine_skips_row(const CombineParams& p, std::int64_t row) {

@@ -4,6 +4,7 @@
 
 #include "core/quant_formats.h"
 #include "core/rotation.h"
+#include "core/row_offset.h"
 
 namespace flashcore::core {
 
@@ -48,14 +49,9 @@ FLASHCORE_HD QuantUnit quant_unit(const QuantParams& p, std::int64_t index) {
           first, rest < p.unit_rows ? rest : p.unit_rows};
 }
 
-FLASHCORE_HD std::int64_t offset_of(const Strides& s, std::int32_t b, std::int32_t h,
-                                    std::int32_t row) {
-  return b * s.batch + h * s.head + row * s.row;
-}
-
 /// Where the scale (and the count) of a unit lies.
 FLASHCORE_HD std::int64_t slot_of(const QuantParams& p, const Strides& s, const QuantUnit& unit) {
-  return offset_of(s, unit.b, unit.h, unit.first_row / p.block_rows);
+  return row_offset(s, unit.b, unit.h, unit.first_row / p.block_rows);
 }
 
 /// An element's place, counted row by row over the whole tensor: what messages name.

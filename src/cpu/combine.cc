@@ -5,6 +5,7 @@
 #include "core/assert.h"
 #include "core/cancel.h"
 #include "core/element.h"
+#include "core/row_offset.h"
 #include "cpu/thread_pool.h"
 
 namespace flashcore::cpu {
@@ -23,8 +24,7 @@ void combine_row(const Combination& job, std::int64_t b, std::int64_t h, std::in
   const core::CombineParams& p = job.params;
   const core::SoftmaxState<T> state = core::combine_state<T>(p, b, h, row);
   core::assert_combined(p, state, b, h, row);
-  const std::int64_t base =
-      b * p.out_strides.batch + h * p.out_strides.head + row * p.out_strides.row;
+  const std::int64_t base = core::row_offset(p.out_strides, b, h, row);
   for (std::int32_t first = 0; first < p.v_dim; first += kColumnsAtOnce) {
     if (core::is_set(job.cancel)) return;
     const std::int32_t columns = std::min(kColumnsAtOnce, p.v_dim - first);
@@ -41,9 +41,7 @@ void combine_row(const Combination& job, std::int64_t b, std::int64_t h, std::in
     }
   }
   if (p.lse != nullptr) {
-    static_cast<T*>(
-        p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head + row * p.lse_strides.row] =
-        core::log_sum_exp(state);
+    static_cast<T*>(p.lse)[core::row_offset(p.lse_strides, b, h, row)] = core::log_sum_exp(state);
   }
 }
 

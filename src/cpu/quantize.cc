@@ -52,8 +52,8 @@ void for_each_value(const Task& task, const QuantUnit& unit, Load load, Rotate r
   const QuantParams& p = task.params;
   for (std::int32_t row = 0; row < unit.rows && !core::is_set(task.cancel); ++row) {
     const std::int32_t at = unit.first_row + row;
-    const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, at);
-    const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, at);
+    const std::int64_t from = core::row_offset(p.from_strides, unit.b, unit.h, at);
+    const std::int64_t to = core::row_offset(p.to_strides, unit.b, unit.h, at);
     const auto load_column = [&](std::int32_t c) { return load(from + c * p.from_strides.column); };
     if (!p.rotate) {
       for_each_column(p.columns, task.cancel, [&](std::int32_t c) {
@@ -148,7 +148,7 @@ Status nan_error(const QuantParams& p, std::int64_t i) {
 /// Element i of what the rotation makes of from is NaN: names what in from is to blame.
 Status rotated_nan_error(const QuantParams& p, std::int64_t i) {
   const auto [b, h, row, column] = place_of(p, i);
-  const std::int64_t from = core::offset_of(p.from_strides, b, h, row);
+  const std::int64_t from = core::row_offset(p.from_strides, b, h, row);
   const char* const code = p.code == Element::int8 ? "int8" : "byte";
   for (std::int32_t c = 0; c < p.columns; ++c) {
     const auto x = core::load_element<float>(p.from, p.wide, from + c * p.from_strides.column);
@@ -176,7 +176,7 @@ void for_each_slot(const QuantParams& p, Visit visit) {
 Status check_given_scales(const QuantParams& p) {
   Status status;
   for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
-    const float scale = p.scale[core::offset_of(p.scale_strides, b, h, block)];
+    const float scale = p.scale[core::row_offset(p.scale_strides, b, h, block)];
     if (!status.ok() || (std::isfinite(scale) && scale > 0)) return;
     status = invalid_argument("scale[%d, %d, %d] is %g; wanted a positive, finite number", b, h,
                               block, static_cast<double>(scale));
@@ -191,13 +191,13 @@ void write_scales(const QuantParams& p, const Survey& found) {
     return p.scale[core::slot_of(p, p.scale_strides, core::quant_unit(p, i))];
   };
   for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
-    p.scale[core::offset_of(p.scale_strides, b, h, block)] = 0.f;
+    p.scale[core::row_offset(p.scale_strides, b, h, block)] = 0.f;
   });
   for (std::int64_t i = 0; i < units; ++i) {
     slot_of_unit(i) = std::max(slot_of_unit(i), found.largest[static_cast<std::size_t>(i)]);
   }
   for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
-    float& slot = p.scale[core::offset_of(p.scale_strides, b, h, block)];
+    float& slot = p.scale[core::row_offset(p.scale_strides, b, h, block)];
     slot = core::scale_of_largest(p.code, slot);
   });
 }
@@ -241,7 +241,7 @@ Status quantize(const QuantParams& p, int threads, const std::int32_t* cancel) {
   FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
   if (p.saturated == nullptr) return {};
   for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
-    p.saturated[core::offset_of(p.saturated_strides, b, h, block)] = 0;
+    p.saturated[core::row_offset(p.saturated_strides, b, h, block)] = 0;
   });
   for (std::size_t i = 0; i < units; ++i) {
     const QuantUnit unit = core::quant_unit(p, static_cast<std::int64_t>(i));

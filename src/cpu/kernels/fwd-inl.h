@@ -18,6 +18,7 @@
 #include "core/mask.h"
 #include "core/params.h"
 #include "core/quant_formats.h"
+#include "core/row_offset.h"
 #include "core/scratch.h"
 #include "core/seq_info.h"
 #include "core/softcap.h"
@@ -167,8 +168,8 @@ void load_queries(const Block<T>& block, int panel_rows) {
       continue;
     }
     const std::int32_t head = block.head_of(row), query = block.query_of(row);
-    const std::int64_t at = block.b * p.q_strides.batch + head * p.q_strides.head +
-                            (block.sequence.q_row + query) * p.q_strides.row;
+    const std::int64_t at =
+        core::row_offset(p.q_strides, block.b, head, block.sequence.q_row + query);
     if (core::is_8bit(p.q_element)) {
       const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
       const float* values = values_of(p.q_element);
@@ -266,9 +267,8 @@ void add_bias(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange
   const AttentionParams& p = block.params;
   constexpr int kRows = V * kLanes<T>;
   for (int r = 0; r < kRows && panel_row + r < block.rows; ++r) {
-    const std::int64_t base = block.b * p.bias_strides.batch +
-                              block.head_of(panel_row + r) * p.bias_strides.head +
-                              block.query_of(panel_row + r) * p.bias_strides.row;
+    const std::int64_t base = core::row_offset(
+        p.bias_strides, block.b, block.head_of(panel_row + r), block.query_of(panel_row + r));
     for (std::int32_t key = tile.begin; key < tile.end; ++key) {
       scores[(key - tile.begin) * kRows + r] +=
           core::load_element<T>(p.bias, p.bias_element, base + key * p.bias_strides.column);
@@ -282,9 +282,9 @@ void apply_boolean_mask(const Block<T>& block, T* scores, std::int32_t panel_row
   constexpr int kRows = V * kLanes<T>;
   const std::int64_t b = p.fault.is(InjectedFault::mask_batch_ignored) ? 0 : block.b;
   for (int r = 0; r < kRows && panel_row + r < block.rows; ++r) {
-    const std::uint8_t* row = p.mask + b * p.mask_strides.batch +
-                              block.head_of(panel_row + r) * p.mask_strides.head +
-                              block.query_of(panel_row + r) * p.mask_strides.row;
+    const std::uint8_t* row =
+        p.mask + core::row_offset(p.mask_strides, b, block.head_of(panel_row + r),
+                                  block.query_of(panel_row + r));
     for (std::int32_t key = tile.begin; key < tile.end; ++key) {
       if (row[key * p.mask_strides.column] == 0) {
         scores[(key - tile.begin) * kRows + r] = core::negative_infinity<T>();
@@ -455,15 +455,12 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
     for (std::int32_t c = 0; c < p.v_dim; ++c) out[c] = output(c) * factor;
     return;
   }
-  const std::int64_t base =
-      block.b * p.out_strides.batch + h * p.out_strides.head + q_row * p.out_strides.row;
+  const std::int64_t base = core::row_offset(p.out_strides, block.b, h, q_row);
   for (std::int32_t c = 0; c < p.v_dim; ++c) {
     core::store_element(p.out, p.out_element, base + c * p.out_strides.column, output(c) * factor);
   }
   if (p.lse != nullptr) {
-    static_cast<T*>(
-        p.lse)[block.b * p.lse_strides.batch + h * p.lse_strides.head + q_row * p.lse_strides.row] =
-        lse;
+    static_cast<T*>(p.lse)[core::row_offset(p.lse_strides, block.b, h, q_row)] = lse;
   }
 }
 

@@ -7,6 +7,7 @@
 #include "core/assert.h"
 #include "core/combine.h"
 #include "core/element.h"
+#include "core/row_offset.h"
 #include "cuda/registry.h"
 
 namespace flashcore::cuda {
@@ -26,8 +27,7 @@ __global__ void __launch_bounds__(kCombineThreads)
     if (core::combine_skips_row(p, row)) continue;
     const core::SoftmaxState<float> state = core::combine_state<float>(p, b, h, row);
     core::assert_combined(p, state, b, h, row);
-    const std::int64_t base =
-        b * p.out_strides.batch + h * p.out_strides.head + row * p.out_strides.row;
+    const std::int64_t base = core::row_offset(p.out_strides, b, h, row);
     for (int c = lane; c < p.v_dim; c += 32) {
       float sum = 0.f;
       for (int part = 0; part < p.parts; ++part) {
@@ -40,8 +40,7 @@ __global__ void __launch_bounds__(kCombineThreads)
       core::store_element(p.out, p.out_element, base + c * p.out_strides.column, sum);
     }
     if (lane == 0 && p.lse != nullptr) {
-      static_cast<float*>(
-          p.lse)[b * p.lse_strides.batch + h * p.lse_strides.head + row * p.lse_strides.row] =
+      static_cast<float*>(p.lse)[core::row_offset(p.lse_strides, b, h, row)] =
           core::log_sum_exp(state);
     }
   }

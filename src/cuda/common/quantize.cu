@@ -45,9 +45,9 @@ __global__ void __launch_bounds__(kQuantThreads)
                block)) {
     return;
   }
-  if (!p.given_scale) p.scale[core::offset_of(p.scale_strides, b, h, block)] = 0.f;
+  if (!p.given_scale) p.scale[core::row_offset(p.scale_strides, b, h, block)] = 0.f;
   if (p.saturated != nullptr) {
-    p.saturated[core::offset_of(p.saturated_strides, b, h, block)] = 0;
+    p.saturated[core::row_offset(p.saturated_strides, b, h, block)] = 0;
   }
 }
 
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kQuantThreads)
                block)) {
     return;
   }
-  float& g_slot = p.scale[core::offset_of(p.scale_strides, b, h, block)];
+  float& g_slot = p.scale[core::row_offset(p.scale_strides, b, h, block)];
   g_slot = core::scale_of_largest(p.code, g_slot);
 }
 

@@ -33,8 +33,8 @@ template <typename Load, typename Visit>
 __device__ __forceinline__ void for_each_piece(const QuantParams& p, const QuantUnit& unit,
                                                Load load, Visit visit) {
   const auto per_row = static_cast<std::uint32_t>(p.columns / kPiece);
-  const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, unit.first_row);
-  const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t from = core::row_offset(p.from_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t to = core::row_offset(p.to_strides, unit.b, unit.h, unit.first_row);
   const std::int64_t pieces = static_cast<std::int64_t>(unit.rows) * per_row;
   const auto place = [&](std::uint32_t row, std::uint32_t piece) {
     const std::uint32_t there = min(row, static_cast<std::uint32_t>(unit.rows - 1));
@@ -64,8 +64,8 @@ __device__ __forceinline__ void for_each_piece(const QuantParams& p, const Quant
 template <typename Visit>
 __device__ __forceinline__ void for_each_element(const QuantParams& p, const QuantUnit& unit,
                                                  Visit visit) {
-  const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, unit.first_row);
-  const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t from = core::row_offset(p.from_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t to = core::row_offset(p.to_strides, unit.b, unit.h, unit.first_row);
   const std::int64_t elements = static_cast<std::int64_t>(unit.rows) * p.columns;
   for (std::int64_t i = threadIdx.x; i < elements; i += kQuantThreads) {
     const auto row = static_cast<std::int32_t>(i / p.columns);
@@ -89,8 +89,8 @@ __device__ __forceinline__ void for_each_sum(const QuantParams& p, const QuantUn
   float* s_row = shared_row();
   const auto lane = static_cast<std::int32_t>(threadIdx.x % 32);
   const std::int32_t order = core::rotation_order(p.columns);
-  const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, unit.first_row);
-  const std::int64_t to = core::offset_of(p.to_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t from = core::row_offset(p.from_strides, unit.b, unit.h, unit.first_row);
+  const std::int64_t to = core::row_offset(p.to_strides, unit.b, unit.h, unit.first_row);
   for (std::int64_t r = threadIdx.x / 32; r < unit.rows; r += kQuantWarps) {
     const auto at = [&](std::int32_t c) {
       return At{from + r * p.from_strides.row + c * p.from_strides.column,
@@ -124,7 +124,8 @@ __device__ __forceinline__ void report_nan(const QuantParams& p, const QuantUnit
                                            std::int32_t row, std::int32_t column) {
   if (p.error == nullptr) return;
   if constexpr (kRotate) {
-    const std::int64_t from = core::offset_of(p.from_strides, unit.b, unit.h, unit.first_row + row);
+    const std::int64_t from =
+        core::row_offset(p.from_strides, unit.b, unit.h, unit.first_row + row);
     const std::int32_t order = core::rotation_order(p.columns);
     const std::int32_t first = column / order * order;
     for (std::int32_t c = first + order - 1; c >= first; --c) {

@@ -18,6 +18,7 @@
 #include "core/element.h"
 #include "core/mask.h"
 #include "core/params.h"
+#include "core/row_offset.h"
 #include "core/seq_info.h"
 #include "core/softcap.h"
 #include "core/softmax.h"
@@ -257,9 +258,9 @@ __device__ __forceinline__ float finish_score(float score, const AttentionParams
                                               std::int32_t key, float slope) {
   float bias = 0.f;
   if (p.bias != nullptr) {
-    bias = core::load_element<float>(p.bias, p.bias_element,
-                                     item.b * p.bias_strides.batch + item.h * p.bias_strides.head +
-                                         i * p.bias_strides.row + key * p.bias_strides.column);
+    bias = core::load_element<float>(
+        p.bias, p.bias_element,
+        core::row_offset(p.bias_strides, item.b, item.h, i) + key * p.bias_strides.column);
   }
   const bool bias_first = p.fault.is(InjectedFault::softcap_after_bias);
   if (bias_first) score += bias;
@@ -271,8 +272,7 @@ __device__ __forceinline__ float finish_score(float score, const AttentionParams
   if (!bias_first) score += bias;
   if (p.mask != nullptr) {
     const std::int64_t b = p.fault.is(InjectedFault::mask_batch_ignored) ? 0 : item.b;
-    if (p.mask[b * p.mask_strides.batch + item.h * p.mask_strides.head + i * p.mask_strides.row +
-               key * p.mask_strides.column] == 0) {
+    if (p.mask[core::row_offset(p.mask_strides, b, item.h, i) + key * p.mask_strides.column] == 0) {
       score = core::negative_infinity<float>();
     }
   }
@@ -419,12 +419,10 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p,
       if (to_partial) {
         static_cast<float*>(p.partial_lse)[partial] = lse;
       } else if (p.lse != nullptr) {
-        static_cast<float*>(p.lse)[item.b * p.lse_strides.batch + item.h * p.lse_strides.head +
-                                   q_row * p.lse_strides.row] = lse;
+        static_cast<float*>(p.lse)[core::row_offset(p.lse_strides, item.b, item.h, q_row)] = lse;
       }
     }
-    const std::int64_t offset =
-        item.b * p.out_strides.batch + item.h * p.out_strides.head + q_row * p.out_strides.row;
+    const std::int64_t offset = core::row_offset(p.out_strides, item.b, item.h, q_row);
 #pragma unroll
     for (int chunk = 0; chunk < C::kChunks; ++chunk) {
       const int column = chunk * C::kChunk + 4 * tx;
