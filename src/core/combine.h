@@ -68,12 +68,6 @@ FLASHCORE_HD bool partial_is_empty(const CombineParams& p, std::int32_t part, st
   return partial_lse<T>(p, part, b, h, row) == negative_infinity<T>();
 }
 
-/// exp(lse - max), exactly 1 where they are equal: merging with nothing changes no bit.
-template <typename T>
-FLASHCORE_HD T combine_exp(T lse, T max) {
-  return exp_scalar(lse - softmax_base(max));
-}
-
 /// Σ exp(lse_i) over the partials in ascending order, and the sink, as (max, sum).
 template <typename T>
 FLASHCORE_HD SoftmaxState<T> combine_state(const CombineParams& p, std::int64_t b, std::int64_t h,
@@ -89,9 +83,9 @@ FLASHCORE_HD SoftmaxState<T> combine_state(const CombineParams& p, std::int64_t 
     if (sink > state.max) state.max = sink;
   }
   for (std::int32_t part = 0; part < p.parts; ++part) {
-    state.sum += combine_exp(partial_lse<T>(p, part, b, h, row), state.max);
+    state.sum += partial_weight(partial_lse<T>(p, part, b, h, row), state.max);
   }
-  if (p.sinks != nullptr) state.sum += combine_exp(sink, state.max);
+  if (p.sinks != nullptr) state.sum += partial_weight(sink, state.max);
   return state;
 }
 
@@ -99,7 +93,7 @@ FLASHCORE_HD SoftmaxState<T> combine_state(const CombineParams& p, std::int64_t 
 template <typename T>
 FLASHCORE_HD T combine_weight(const CombineParams& p, const SoftmaxState<T>& state,
                               std::int32_t part, std::int64_t b, std::int64_t h, std::int64_t row) {
-  const T weight = combine_exp(partial_lse<T>(p, part, b, h, row), state.max);
+  const T weight = partial_weight(partial_lse<T>(p, part, b, h, row), state.max);
   if (p.fault.is(InjectedFault::combine_double_counts)) return weight * weight;
   return weight * output_factor(state.sum);
 }

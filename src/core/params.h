@@ -7,6 +7,7 @@
 #include "core/fast_divmod.h"
 #include "core/fault.h"
 #include "core/paged_kv.h"
+#include "core/softmax.h"
 
 namespace flashcore::core {
 
@@ -143,6 +144,11 @@ struct AttentionParams {
   char kernel[48];  // its id
 #endif
 };
+
+/// The sink of query head h in a kernel that does (`adds_sink`) or does not add it.
+FLASHCORE_HD Sink sink_of(const AttentionParams& params, std::int32_t h, bool adds_sink) {
+  return {params.sinks != nullptr && adds_sink, params.sinks, h, params.sinks_stride};
+}
 
 /// Rows of one split's partial result. A packed q has total_q rows per head in all.
 FLASHCORE_HD std::int64_t partial_rows(const AttentionParams& params) {

@@ -427,21 +427,15 @@ void store_row(const Block<T>& block, std::int32_t row, const T* out_column, int
   const AttentionParams& p = block.params;
   const std::int32_t i = block.query_of(row), h = block.head_of(row);
   const std::int64_t q_row = static_cast<std::int64_t>(block.sequence.q_row) + i;
-  core::SoftmaxState<T> state{block.max[row], block.sum[row]};
   const bool to_partial = p.splits > 1;
   const auto output = [&](std::int32_t column) {
     return core::output_of_keys(out_column[column * panel_rows], block.sum[row]);
   };
-  T factor = T(1);
-  const bool sink_here = !to_partial || p.fault.is(InjectedFault::sink_in_every_split);
-  if (p.sinks != nullptr && sink_here) {
-    factor = core::add_sink(state, static_cast<T>(p.sinks[h * p.sinks_stride]));
-  }
-  factor *= p.fault.is(InjectedFault::empty_row_is_nan) ? T(1) / state.sum
-                                                        : core::output_factor(state.sum);
-  T lse = core::log_sum_exp(state);
-  if (p.fault.is(InjectedFault::lse_in_base_2)) lse *= static_cast<T>(core::kLog2E);
-  core::assert_row_state(p, block.sequence, block.b, h, i, state, lse);
+  const bool adds_sink = !to_partial || p.fault.is(InjectedFault::sink_in_every_split);
+  const auto final = core::finalize_row(core::SoftmaxState<T>{block.max[row], block.sum[row]},
+                                        core::sink_of(p, h, adds_sink), p.fault);
+  const T factor = final.factor, lse = final.lse(p.fault);
+  core::assert_row_state(p, block.sequence, block.b, h, i, final.state, lse);
   for (std::int32_t c = 0; c < p.v_dim; ++c) {
     core::assert_output(p, block.sequence, block.b, h, i, output(c) * factor);
   }

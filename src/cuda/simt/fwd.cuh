@@ -399,16 +399,11 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p,
     if (ty + 16 * r >= item.queries) continue;
     const std::int32_t i = item.first_query + ty + 16 * r;
     const std::int64_t q_row = static_cast<std::int64_t>(item.seq.q_row) + i;
-    core::SoftmaxState<float> state = rows.state[r];
-    float factor = 1.f;
-    if (p.sinks != nullptr && (!to_partial || p.fault.is(InjectedFault::sink_in_every_split))) {
-      factor = core::add_sink(state, p.sinks[item.h * p.sinks_stride]);
-    }
-    factor *= p.fault.is(InjectedFault::empty_row_is_nan) ? 1.f / state.sum
-                                                          : core::output_factor(state.sum);
-    float lse = core::log_sum_exp(state);
-    if (p.fault.is(InjectedFault::lse_in_base_2)) lse *= static_cast<float>(core::kLog2E);
-    core::assert_row_state(p, item.seq, item.b, item.h, i, state, lse);
+    const bool adds_sink = !to_partial || p.fault.is(InjectedFault::sink_in_every_split);
+    const auto final =
+        core::finalize_row(rows.state[r], core::sink_of(p, item.h, adds_sink), p.fault);
+    const float factor = final.factor, lse = final.lse(p.fault);
+    core::assert_row_state(p, item.seq, item.b, item.h, i, final.state, lse);
     if (p.fault.is(InjectedFault::row_not_written) && i == item.seq.q_len - 1) continue;
 
     const std::int64_t partial = to_partial

@@ -12,6 +12,8 @@
 namespace flashcore::core {
 namespace {
 
+constexpr Sink kNoSink{};
+
 template <typename T>
 class SoftmaxStateTest : public testing::Test {
  public:
@@ -104,7 +106,55 @@ TYPED_TEST(SoftmaxStateTest, NanSinkMakesTheRowNan) {
   EXPECT_TRUE(std::isnan(state.sum));
 }
 
-TYPED_TEST(SoftmaxStateTest, TileSumsJoinWithOneRescale) {
+TYPED_TEST(SoftmaxStateTest, WeightIsOneForEqualMaxima) {
+  for (const TypeParam max : {TypeParam(-80), TypeParam(0.3), TypeParam(700)}) {
+    EXPECT_EQ(partial_weight(max, max), TypeParam(1));
+    EXPECT_EQ(partial_weight(-this->kInfinity, max), TypeParam(0));
+    EXPECT_NEAR(partial_weight(max - TypeParam(2), max), std::exp(-2.0), this->kTolerance);
+  }
+  EXPECT_EQ(partial_weight(-this->kInfinity, -this->kInfinity), TypeParam(0));
+}
+
+TYPED_TEST(SoftmaxStateTest, FinalRowHasFactorAndLse) {
+  const SoftmaxState<TypeParam> state{TypeParam(2), TypeParam(2.5)};
+  const FinalRow<TypeParam> plain = finalize_row(state, kNoSink, Fault{});
+  EXPECT_EQ(plain.factor, TypeParam(1) / TypeParam(2.5));
+  EXPECT_EQ(plain.lse(Fault{}), log_sum_exp(state));
+
+  const float sink = 3;
+  const FinalRow<TypeParam> sunk = finalize_row(state, Sink{true, &sink, 0, 1}, Fault{});
+  const double total = 2.5 * std::exp(2.0) + std::exp(3.0);
+  EXPECT_NEAR(sunk.factor, std::exp(2.0) / total, this->kTolerance);
+  EXPECT_NEAR(sunk.lse(Fault{}), std::log(total), this->kTolerance);
+}
+
+TYPED_TEST(SoftmaxStateTest, FinalRowWithoutKeysIsZero) {
+  const SoftmaxState<TypeParam> none{-this->kInfinity, TypeParam(0)};
+  EXPECT_EQ(finalize_row(none, kNoSink, Fault{}).factor, TypeParam(0));
+  EXPECT_EQ(finalize_row(none, kNoSink, Fault{}).lse(Fault{}), -this->kInfinity);
+  const float sink = 1.5f;
+  EXPECT_EQ(finalize_row(none, Sink{true, &sink, 0, 1}, Fault{}).factor, TypeParam(0));
+  EXPECT_EQ(finalize_row(none, Sink{true, &sink, 0, 1}, Fault{}).lse(Fault{}), TypeParam(1.5));
+}
+
+struct HalvingMath : AccurateMath {
+  template <typename T>
+  static T exp(T x) {
+    return x / 2;
+  }
+  template <typename T>
+  static T output_factor(T sum) {
+    return sum / 2;
+  }
+};
+
+TYPED_TEST(SoftmaxStateTest, MathIsAPolicy) {
+  EXPECT_EQ(partial_weight<HalvingMath>(TypeParam(5), TypeParam(3)), TypeParam(1));
+  const SoftmaxState<TypeParam> state{TypeParam(2), TypeParam(8)};
+  EXPECT_EQ(finalize_row<HalvingMath>(state, kNoSink, Fault{}).factor, TypeParam(4));
+}
+
+TYPED_TEST(SoftmaxStateTest, TileSumsAddWithOneRescale) {
   EXPECT_EQ(add_tile_sum(TypeParam(2), TypeParam(0.5), TypeParam(3)), TypeParam(4));
   EXPECT_EQ(add_tile_sum(TypeParam(0), TypeParam(0), TypeParam(3)), TypeParam(3));
 }
