@@ -19,9 +19,9 @@
 #include "core/params.h"
 #include "core/quant_formats.h"
 #include "core/row_offset.h"
+#include "core/score.h"
 #include "core/scratch.h"
 #include "core/seq_info.h"
-#include "core/softcap.h"
 #include "core/softmax.h"
 #include "cpu/kernel.h"
 #include "cpu/kernels/simd.h"
@@ -157,8 +157,7 @@ void load_tile(T* tile, const KeyTensor& t, const Block<T>& block, const core::K
 template <typename T, typename Storage>
 void load_queries(const Block<T>& block, int panel_rows) {
   const AttentionParams& p = block.params;
-  T factor = static_cast<T>(p.score_scale);
-  if (p.fault.is(InjectedFault::scale_ignored)) factor = T(1);
+  const T factor = core::score_scale<T>(p);
   for (std::int32_t row = 0; row < p.tile_q; ++row) {
     T* to = block.q_tile + static_cast<std::int64_t>(row / panel_rows) * panel_rows * p.head_dim +
             row % panel_rows;
@@ -261,77 +260,110 @@ void value_panel(T* out_panel, const T* v_tile, const T* probabilities, const Ve
 // ---------------------------------------------------------------------------------------------
 // Scores: softcap, ALiBi, bias, masks. Order and meaning are in docs/numerics.md.
 
-/// scores += bias, a row at a time.
-template <int V, typename T>
-void add_bias(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
-  const AttentionParams& p = block.params;
-  constexpr int kRows = V * kLanes<T>;
-  for (int r = 0; r < kRows && panel_row + r < block.rows; ++r) {
-    const std::int64_t base = core::row_offset(
-        p.bias_strides, block.b, block.head_of(panel_row + r), block.query_of(panel_row + r));
-    for (std::int32_t key = tile.begin; key < tile.end; ++key) {
-      scores[(key - tile.begin) * kRows + r] +=
-          core::load_element<T>(p.bias, p.bias_element, base + key * p.bias_strides.column);
-    }
-  }
-}
+/// Softcap and absolute value of vectors.
+template <typename T>
+struct VecScoreMath {
+  FLASHCORE_HD static Vec<T> absolute(Vec<T> x) { return cpu::absolute(x); }
 
-template <int V, typename T>
-void apply_boolean_mask(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
-  const AttentionParams& p = block.params;
-  constexpr int kRows = V * kLanes<T>;
-  const std::int64_t b = p.fault.is(InjectedFault::mask_batch_ignored) ? 0 : block.b;
-  for (int r = 0; r < kRows && panel_row + r < block.rows; ++r) {
-    const std::uint8_t* row =
-        p.mask + core::row_offset(p.mask_strides, b, block.head_of(panel_row + r),
-                                  block.query_of(panel_row + r));
-    for (std::int32_t key = tile.begin; key < tile.end; ++key) {
-      if (row[key * p.mask_strides.column] == 0) {
-        scores[(key - tile.begin) * kRows + r] = core::negative_infinity<T>();
+  FLASHCORE_HD static Vec<T> softcap(Vec<T> argument, T cap) {
+    if (cap > T(core::kLargestShortCap)) {
+      T lane[kLanes<T>];
+      store(lane, argument);
+      for (T& x : lane) x = core::capped(x, cap);
+      return load(lane);
+    }
+    const Vec<T> one = splat(T(1)), two = splat(T(2)), zero = splat(T(0));
+    const Vec<T> limit = splat(T(100));  // of exp2; tanh is ±1 to the last bit long before
+    Vec<T> x = select_less(limit, argument, limit, argument);
+    x = select_less(x, zero - limit, zero - limit, x);
+    return splat(cap) * (one - two / (one + exp2(x)));
+  }
+};
+
+/// core::ScoreRow of a vector of rows.
+template <typename T>
+struct ScoreRowVec {
+  T cap;
+  Vec<T> slope;
+  bool has_alibi;
+  const void* bias;
+  core::Element bias_element;
+  std::int64_t bias_stride;
+  const std::uint8_t* mask;
+  std::int64_t mask_stride;
+  core::Fault fault;
+  std::int64_t bias_offset[kLanes<T>], mask_offset[kLanes<T>];
+
+  /// Rows first_row and following of the block. Lanes past its end repeat the last row.
+  ScoreRowVec(const Block<T>& block, std::int32_t first_row) {
+    T slopes[kLanes<T>];
+    for (int lane = 0; lane < kLanes<T>; ++lane) {
+      const std::int32_t row = first_row + lane < block.rows ? first_row + lane : block.rows - 1;
+      const core::ScoreRow<T> one =
+          core::score_row<T>(block.params, block.b, block.head_of(row), block.query_of(row));
+      if (lane == 0) {
+        cap = one.cap, has_alibi = one.has_alibi;
+        bias = one.bias, bias_element = one.bias_element, bias_stride = one.bias_stride;
+        mask = one.mask, mask_stride = one.mask_stride;
+        fault = one.fault;
       }
+      slopes[lane] = one.slope;
+      bias_offset[lane] = one.bias_offset;
+      mask_offset[lane] = one.mask_offset;
     }
+    slope = load(slopes);
   }
-}
 
-/// core::capped().
-template <int V, typename T>
-void apply_softcap(T* scores, std::int32_t keys, T softcap) {
-  if (softcap > T(core::kLargestShortCap)) {
-    for (std::int32_t i = 0; i < keys * V * kLanes<T>; ++i) {
-      scores[i] = core::capped(scores[i], softcap);
-    }
-    return;
-  }
-  const Vec<T> one = splat(T(1)), two = splat(T(2)), cap = splat(softcap);
-  const Vec<T> limit = splat(T(100));  // tanh is ±1 to the last bit long before
-  for (std::int32_t i = 0; i < keys * V; ++i) {
-    Vec<T> x = load(scores + i * kLanes<T>);
-    x = select_less(limit, x, limit, x);
-    x = select_less(x, splat(T(0)) - limit, splat(T(0)) - limit, x);
-    store(scores + i * kLanes<T>, cap * (one - two / (one + exp2(x))));
-  }
-}
+  FLASHCORE_HD bool has_softcap() const { return cap > T(0); }
+  FLASHCORE_HD bool has_bias() const { return bias != nullptr; }
+  FLASHCORE_HD bool has_mask() const { return mask != nullptr; }
 
-/// scores -= slope[row] * |position(row) - position(key)|.
-template <int V, typename T>
-void apply_alibi(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
-  const AttentionParams& p = block.params;
-  constexpr int kRows = V * kLanes<T>;
-  T slope[kRows] = {}, distance[kRows] = {};  // distance of the tile's first key, signed
-  for (int r = 0; r < kRows && panel_row + r < block.rows; ++r) {
-    slope[r] = static_cast<T>(p.alibi_slopes[block.b * p.alibi_batch_stride +
-                                             block.head_of(panel_row + r) * p.alibi_head_stride]);
-    distance[r] =
-        static_cast<T>(block.query_of(panel_row + r) + block.sequence.mask.diagonal - tile.begin);
-  }
-  for (std::int32_t key = 0; key < tile.end - tile.begin; ++key) {
-    for (int v = 0; v < V; ++v) {
-      T* s = scores + (key * V + v) * kLanes<T>;
-      Vec<T> d = load(distance + v * kLanes<T>) - splat(static_cast<T>(key));
-      if (!p.fault.is(InjectedFault::alibi_signed)) d = absolute(d);
-      store(s, load(s) - load(slope + v * kLanes<T>) * d);
+  template <typename Use>
+  FLASHCORE_HD void with_bias(Use use) const {
+    const auto gather = [this]<core::Element kElement>(std::int32_t key) {
+      T lane[kLanes<T>];
+      for (int i = 0; i < kLanes<T>; ++i) {
+        lane[i] = core::load_element<T>(bias, kElement, bias_offset[i] + key * bias_stride);
+      }
+      return load(lane);
+    };
+    const auto use_format = [&]<core::Element kElement>() {
+      use([&](std::int32_t key) { return gather.template operator()<kElement>(key); });
+    };
+    switch (bias_element) {
+      case core::Element::f64: return use_format.template operator()<core::Element::f64>();
+      case core::Element::f32: return use_format.template operator()<core::Element::f32>();
+      case core::Element::f16: return use_format.template operator()<core::Element::f16>();
+      default: return use_format.template operator()<core::Element::bf16>();
     }
   }
+  FLASHCORE_HD Vec<T> masked(Vec<T> score, std::int32_t key) const {
+    T visible[kLanes<T>];
+    for (int i = 0; i < kLanes<T>; ++i) {
+      visible[i] = static_cast<T>(mask[mask_offset[i] + key * mask_stride]);
+    }
+    return select_less(splat(T(0)), load(visible), score, splat(core::negative_infinity<T>()));
+  }
+};
+
+/// Modifies the scores of one vector of rows, from first_row on: scores[key * stride].
+template <typename T>
+void modify_vector(const Block<T>& block, T* scores, std::int32_t stride, std::int32_t first_row,
+                   KeyRange tile) {
+  const ScoreRowVec<T> row(block, first_row);
+  T distances[kLanes<T>];  // of the tile's first key
+  for (int lane = 0; lane < kLanes<T>; ++lane) {
+    distances[lane] = static_cast<T>(block.query_of(first_row + lane) +
+                                     block.sequence.mask.diagonal - tile.begin);
+  }
+  const Vec<T> first_distance = load(distances);
+  core::modify_scores<VecScoreMath<T>, core::ScoreInput::scaled>(row, [&](auto change) {
+    for (std::int32_t key = 0; key < tile.end - tile.begin; ++key) {
+      Vec<T> score = load(scores + key * stride);
+      change(score, tile.begin + key, first_distance - splat(static_cast<T>(key)));
+      store(scores + key * stride, score);
+    }
+  });
 }
 
 /// -inf outside each row's interval of visible keys.
@@ -362,14 +394,11 @@ void apply_key_ranges(const Block<T>& block, T* scores, std::int32_t panel_row, 
 template <int V, typename T>
 void apply_mods_and_mask(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
   const AttentionParams& p = block.params;
-  const bool bias_first = p.fault.is(InjectedFault::softcap_after_bias) && p.bias != nullptr;
-  if (bias_first) add_bias<V>(block, scores, panel_row, tile);
-  if (p.softcap > 0) {
-    apply_softcap<V>(scores, tile.end - tile.begin, static_cast<T>(p.softcap));
+  if (p.softcap > 0 || p.alibi_slopes != nullptr || p.bias != nullptr || p.mask != nullptr) {
+    for (int v = 0; v < V; ++v) {
+      modify_vector(block, scores + v * kLanes<T>, V * kLanes<T>, panel_row + v * kLanes<T>, tile);
+    }
   }
-  if (p.alibi_slopes != nullptr) apply_alibi<V>(block, scores, panel_row, tile);
-  if (p.bias != nullptr && !bias_first) add_bias<V>(block, scores, panel_row, tile);
-  if (p.mask != nullptr) apply_boolean_mask<V>(block, scores, panel_row, tile);
 
   const std::int32_t last_row =
       (panel_row + V * kLanes<T> < block.rows ? panel_row + V * kLanes<T> : block.rows) - 1;

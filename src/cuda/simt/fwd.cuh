@@ -19,8 +19,8 @@
 #include "core/mask.h"
 #include "core/params.h"
 #include "core/row_offset.h"
+#include "core/score.h"
 #include "core/seq_info.h"
-#include "core/softcap.h"
 #include "core/softmax.h"
 #include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/compiler.cuh"
@@ -212,8 +212,7 @@ __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const Attentio
                  p,
                  item,
                  false};
-  const float factor =
-      p.fault.is(InjectedFault::scale_ignored) ? 1.f : static_cast<float>(p.score_scale);
+  const float factor = core::score_scale<float>(p);
   for (int chunk = 0; chunk < C::kChunks; ++chunk) {
     load_chunk<C::kTileQ>(s.q, chunk * C::kChunk, q, item.first_query, item.queries,
                           chunk * C::kChunk, factor, p.vector_rows);
@@ -252,33 +251,6 @@ __device__ __forceinline__ void multiply_chunk(float (&score)[C::kRows][C::kKeys
   }
 }
 
-/// Softcap, ALiBi, bias and boolean mask of one score; the interval of visible keys comes after.
-__device__ __forceinline__ float finish_score(float score, const AttentionParams& p,
-                                              const WorkTile& item, std::int32_t i,
-                                              std::int32_t key, float slope) {
-  float bias = 0.f;
-  if (p.bias != nullptr) {
-    bias = core::load_element<float>(
-        p.bias, p.bias_element,
-        core::row_offset(p.bias_strides, item.b, item.h, i) + key * p.bias_strides.column);
-  }
-  const bool bias_first = p.fault.is(InjectedFault::softcap_after_bias);
-  if (bias_first) score += bias;
-  if (p.softcap > 0) score = core::capped(score, static_cast<float>(p.softcap));
-  if (p.alibi_slopes != nullptr) {
-    const float distance = static_cast<float>(i + item.seq.mask.diagonal - key);
-    score -= slope * (p.fault.is(InjectedFault::alibi_signed) ? distance : fabsf(distance));
-  }
-  if (!bias_first) score += bias;
-  if (p.mask != nullptr) {
-    const std::int64_t b = p.fault.is(InjectedFault::mask_batch_ignored) ? 0 : item.b;
-    if (p.mask[core::row_offset(p.mask_strides, b, item.h, i) + key * p.mask_strides.column] == 0) {
-      score = core::negative_infinity<float>();
-    }
-  }
-  return score;
-}
-
 /// Applies options and masks where a tile needs them: tiles inside every row's interval, without
 /// options, are left alone. The scores go through shared memory (P's place, free once K is read),
 /// where a rolled loop can index them: in registers the unrolled code would cost occupancy.
@@ -297,21 +269,21 @@ __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::
 #pragma unroll
     for (int c = 0; c < C::kKeys; ++c) s.p[ty + 16 * r][tx + 16 * c] = score[r][c];
   }
-  float slope = 0.f;
-  if (p.alibi_slopes != nullptr) {
-    slope = p.alibi_slopes[item.b * p.alibi_batch_stride + item.h * p.alibi_head_stride];
-  }
 #pragma unroll 1
   for (int r = ty; r < item.queries; r += 16) {
     const std::int32_t i = item.first_query + r;
     const KeyRange range = core::intersect(core::visible_keys(item.seq.mask, i), item.seen);
+    const auto row = core::score_row<float>(p, item.b, item.h, i);
 #pragma unroll 1
     for (int c = tx; c < C::kTileK; c += 16) {
       float& x = s.p[r][c];  // this thread's own: no other reads it before the next sync
       if (!range.contains(first_key + c)) {
         x = core::negative_infinity<float>();
       } else if (!plain_scores) {
-        x = finish_score(x, p, item, i, first_key + c, slope);
+        const std::int32_t key = first_key + c;
+        const auto distance = static_cast<float>(i + item.seq.mask.diagonal - key);
+        x = core::modify_score<core::ScalarScoreMath, core::ScoreInput::scaled>(x, row, distance,
+                                                                                key);
       }
     }
   }
