@@ -52,6 +52,29 @@ bool rows_are_async(const Problem& problem) noexcept {
   return async(problem.q) && async(problem.k) && async(problem.v);
 }
 
+std::uint8_t score_mods_of(const core::AttentionParams& p) noexcept {
+  unsigned mods = 0;
+  if (p.softcap != 0) mods |= core::kSoftcapMod;
+  if (p.alibi_slopes != nullptr) mods |= core::kAlibiMod;
+  if (p.bias != nullptr) mods |= core::kBiasMod;
+  if (p.mask != nullptr) mods |= core::kMaskMod;
+  if (!(p.score_scale > 0)) mods |= core::kNonPositiveScaleMod;
+  if (p.q_scale.is_per_block() || p.k_scale.is_per_block() || p.v_scale.is_per_block()) {
+    mods |= core::kBlockScalesMod;
+  }
+  return static_cast<std::uint8_t>(mods);
+}
+
+/// AttentionParams::fast_layout.
+bool has_fast_layout(const Plan& plan, const core::AttentionParams& p) noexcept {
+  const Problem& problem = plan.problem;
+  return problem.options.reproducibility == Reproducibility::deterministic && p.async_rows &&
+         p.vector_rows && p.head_dim == plan.kernel->head_dim && p.v_dim == plan.kernel->head_dim &&
+         problem.out.dtype == problem.dtype &&
+         (p.pages.table == nullptr || plan.tile_q <= core::kMaxPagedFastPathRows) &&
+         !injected_fault().is(core::InjectedFault::head_dim_truncated);
+}
+
 }  // namespace
 
 core::Element element_of(DType dtype) noexcept {
@@ -159,14 +182,9 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.vector_rows = rows_are_vectors(problem);
   p.async_rows = rows_are_async(problem);
   p.checked = options.checked;
-  // A batch-invariant plan goes one way, whatever the layout: the two differ in rounding.
-  p.fast_path = options.reproducibility == Reproducibility::deterministic && p.async_rows &&
-                p.vector_rows && p.bias == nullptr && p.mask == nullptr &&
-                p.alibi_slopes == nullptr && p.softcap == 0 && p.score_scale > 0 &&
-                p.head_dim == plan.kernel->head_dim && p.v_dim == plan.kernel->head_dim &&
-                problem.out.dtype == problem.dtype &&
-                (tensors.block_table.data == nullptr || plan.tile_q <= core::kMaxPagedPlainRows) &&
-                !injected_fault().is(core::InjectedFault::head_dim_truncated);
+  p.score_mods = score_mods_of(p);
+  p.fast_layout = has_fast_layout(plan, p);
+  p.fast_path = p.fast_layout && !core::needs_general_path(p, core::kSm80GeneralMods);
   p.is_varlen = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||
                 p.q_start != nullptr || p.k_start != nullptr;
 

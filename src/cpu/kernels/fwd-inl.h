@@ -394,7 +394,7 @@ void apply_key_ranges(const Block<T>& block, T* scores, std::int32_t panel_row, 
 template <int V, typename T>
 void apply_mods_and_mask(const Block<T>& block, T* scores, std::int32_t panel_row, KeyRange tile) {
   const AttentionParams& p = block.params;
-  if (p.softcap > 0 || p.alibi_slopes != nullptr || p.bias != nullptr || p.mask != nullptr) {
+  if (core::needs_general_path(p, core::kElementMods)) {
     for (int v = 0; v < V; ++v) {
       modify_vector(block, scores + v * kLanes<T>, V * kLanes<T>, panel_row + v * kLanes<T>, tile);
     }
