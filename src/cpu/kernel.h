@@ -17,7 +17,7 @@ using ItemFunction = void (*)(const core::AttentionParams& params, std::int64_t 
 /// floating-point operations that was: the measure of the cores' peak.
 using PeakFunction = double (*)(std::int64_t iterations, float* sink);
 
-/// One per instruction set, defined in kernel_<isa>.cc.
+/// One per instruction set, defined in target_<isa>.cc.
 struct IsaKernels {
   ItemFunction f32, f16, bf16, f64;
   PeakFunction peak;

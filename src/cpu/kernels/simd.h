@@ -1,5 +1,5 @@
 // A thin vector layer: Vec<T> holds kLanes<T> numbers. Built on the compilers' vector extension,
-// so one source serves every instruction set; FLASHCORE_SIMD_BYTES (set by the kernel_<isa>.cc
+// so one source serves every instruction set; FLASHCORE_SIMD_BYTES (set by the target_<isa>.cc
 // that includes this) is the register width, and 0 means plain arrays and loops.
 //
 // Everything is in an anonymous namespace and nothing of the standard library is used: no symbol
@@ -141,7 +141,7 @@ FLASHCORE_FOR_EACH_FLOAT(FLASHCORE_DEFINE)
 
 #endif
 
-/// b where b > a, else a: a NaN in b is passed over, as softmax_state.h wants.
+/// b where b > a, else a: a NaN in b is passed over, as core/softmax.h requires.
 template <typename T>
 FLASHCORE_HD Vec<T> max_ignore_nan(Vec<T> a, Vec<T> b) {
   return select_less(a, b, b, a);

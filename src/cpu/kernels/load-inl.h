@@ -1,0 +1,157 @@
+// One work tile of the CPU kernel, and the loads of its Q, K and V tiles: widening to the compute
+// type and dequantisation.
+#pragma once
+
+#include "core/params.h"
+#include "core/quant_formats.h"
+#include "core/row_offset.h"
+#include "core/score.h"
+#include "core/seq_info.h"
+#include "cpu/kernels/simd.h"
+
+namespace flashcore::cpu {
+namespace {
+
+using core::AttentionParams;
+using core::InjectedFault;
+using core::KeyRange;
+
+/// A work tile: its coordinates and its scratch memory.
+template <typename T>
+struct WorkTile {
+  const AttentionParams& params;
+  const std::int32_t* cancel;
+  core::SeqInfo sequence;
+  std::int32_t b, kv_head, split;
+  std::int64_t first_row;  // of the q_len * group rows of a KV head
+  std::int32_t rows;
+  // core/scratch.h. A panel of rows is contiguous: [head_dim][rows of a panel].
+  T* q_tile;
+  T* k_tile;
+  T* v_tile;
+  T* scores;
+  T* out_tile;
+  T* max;
+  T* sum;
+
+  std::int32_t query_of(std::int32_t row) const {
+    return static_cast<std::int32_t>((first_row + row) / params.group);
+  }
+  std::int32_t head_of(std::int32_t row) const {
+    const auto in_group = static_cast<std::int32_t>((first_row + row) % params.group);
+    if (params.fault.is(InjectedFault::gqa_map_wrong)) return in_group * params.kv_heads + kv_head;
+    return kv_head * params.group + in_group;
+  }
+};
+
+// decode() of all codes.
+inline constexpr core::CodeTable kE4m3Values = core::code_table(core::Element::e4m3);
+inline constexpr core::CodeTable kE5m2Values = core::code_table(core::Element::e5m2);
+inline constexpr core::CodeTable kInt8Values = core::code_table(core::Element::int8);
+inline constexpr core::CodeTable kByteValues = core::code_table(core::Element::u8);
+
+const float* values_of(core::Element element) {
+  switch (element) {
+    case core::Element::e4m3: return kE4m3Values.value;
+    case core::Element::e5m2: return kE5m2Values.value;
+    case core::Element::int8: return kInt8Values.value;
+    default: return kByteValues.value;
+  }
+}
+
+/// Calls copy_row(tile row, row in memory, key) for the keys [first, first + count) of one head's K
+/// or V.
+template <typename T, typename Storage, typename CopyRow>
+void for_each_key(T* tile, const Storage* g_head, const core::Strides& strides,
+                  const core::KvRowMap& kv_row_map, std::int32_t first, std::int32_t count,
+                  std::int32_t columns, CopyRow copy_row) {
+  const Storage* from = g_head;
+  std::int32_t run_end = 0;  // the rows before it are adjacent
+  for (std::int32_t r = 0; r < count; ++r, from += strides.row) {
+    if (r == run_end) {
+      const core::KvLocation place = kv_row_map.at(first + r);
+      from = g_head + place.block * strides.batch + place.row * strides.row;
+      const std::int32_t run = kv_row_map.run_from(first + r);
+      run_end = run < count - r ? r + run : count;
+    }
+    copy_row(tile + static_cast<std::int64_t>(r) * columns, from, first + r);
+  }
+}
+
+/// K or V as stored: of the kernel's type, or 8-bit with scales.
+struct KeyTensor {
+  const void* g_data;
+  const core::Strides& strides;
+  core::Element element;
+  const core::Scales& scales;
+  std::int32_t columns;
+};
+
+/// Copies the keys of a KV tile to tile[keys][columns], dequantised and in the compute type.
+template <typename T, typename Storage>
+void load_tile(T* tile, const KeyTensor& t, const WorkTile<T>& work,
+               const core::KvRowMap& kv_row_map, KeyRange keys) {
+  const core::Strides& strides = t.strides;
+  const std::int32_t columns = t.columns, count = keys.end - keys.begin;
+  const std::int64_t head = work.kv_head * strides.head;
+  if (core::is_8bit(t.element)) {
+    const float* values = values_of(t.element);
+    const std::uint32_t mask = core::code_mask(work.params) & 0xff;
+    for_each_key(tile, static_cast<const std::uint8_t*>(t.g_data) + head, strides, kv_row_map,
+                 keys.begin, count, columns,
+                 [&](T* to, const std::uint8_t* from, std::int32_t key) {
+                   const float step =
+                       core::row_scale(work.params, t.element, t.scales, work.b, work.kv_head, key);
+                   for (std::int32_t c = 0; c < columns; ++c) {
+                     to[c] = static_cast<T>(values[from[c * strides.column] & mask] * step);
+                   }
+                 });
+    return;
+  }
+  for_each_key(tile, static_cast<const Storage*>(t.g_data) + head, strides, kv_row_map, keys.begin,
+               count, columns, [&](T* to, const Storage* from, std::int32_t) {
+                 std::int32_t c = 0;
+                 if (strides.column == 1) {
+                   for (; c + kLanes<T> <= columns; c += kLanes<T>) widen_lanes(to + c, from + c);
+                 }
+                 for (; c < columns; ++c) to[c] = widen<T>(from[c * strides.column]);
+               });
+}
+
+/// Q of the tile, scaled and transposed: q_tile[panel][d][row in panel]. Rows past the end are 0.
+template <typename T, typename Storage>
+void load_queries(const WorkTile<T>& work, int panel_rows) {
+  const AttentionParams& p = work.params;
+  const T factor = core::score_scale<T>(p);
+  for (std::int32_t row = 0; row < p.tile_q; ++row) {
+    T* to = work.q_tile + static_cast<std::int64_t>(row / panel_rows) * panel_rows * p.head_dim +
+            row % panel_rows;
+    if (row >= work.rows) {
+      if (row % panel_rows == 0) break;  // past the last panel in use
+      for (std::int32_t d = 0; d < p.head_dim; ++d) to[d * panel_rows] = T(0);
+      continue;
+    }
+    const std::int32_t head = work.head_of(row), query = work.query_of(row);
+    const std::int64_t at =
+        core::row_offset(p.q_strides, work.b, head, work.sequence.q_row + query);
+    if (core::is_8bit(p.q_element)) {
+      const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
+      const float* values = values_of(p.q_element);
+      const float step = core::row_scale(p, p.q_element, p.q_scale, work.b, head, query);
+      const std::uint32_t mask = core::code_mask(p) & 0xff;
+      for (std::int32_t d = 0; d < p.head_dim; ++d) {
+        to[d * panel_rows] =
+            static_cast<T>(values[from[d * p.q_strides.column] & mask] * step) * factor;
+      }
+    } else {
+      const Storage* from = static_cast<const Storage*>(p.q) + at;
+      for (std::int32_t d = 0; d < p.head_dim; ++d) {
+        to[d * panel_rows] = widen<T>(from[d * p.q_strides.column]) * factor;
+      }
+    }
+    if (p.fault.is(InjectedFault::head_dim_truncated)) to[(p.head_dim - 1) * panel_rows] = T(0);
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::cpu

@@ -1,0 +1,199 @@
+// Scores of the CPU kernel: modifications (core/score.h), masks and online softmax.
+#pragma once
+
+#include "core/mask.h"
+#include "core/score.h"
+#include "core/softmax.h"
+#include "cpu/kernels/load-inl.h"
+#include "cpu/kernels/simd.h"
+
+namespace flashcore::cpu {
+namespace {
+
+/// Softcap and absolute value of vectors.
+template <typename T>
+struct VecScoreMath {
+  FLASHCORE_HD static Vec<T> absolute(Vec<T> x) { return cpu::absolute(x); }
+
+  FLASHCORE_HD static Vec<T> softcap(Vec<T> argument, T cap) {
+    if (cap > T(core::kLargestShortCap)) {
+      T lane[kLanes<T>];
+      store(lane, argument);
+      for (T& x : lane) x = core::capped(x, cap);
+      return load(lane);
+    }
+    const Vec<T> one = splat(T(1)), two = splat(T(2)), zero = splat(T(0));
+    const Vec<T> limit = splat(T(100));  // of exp2; tanh is ±1 to the last bit long before
+    Vec<T> x = select_less(limit, argument, limit, argument);
+    x = select_less(x, zero - limit, zero - limit, x);
+    return splat(cap) * (one - two / (one + exp2(x)));
+  }
+};
+
+/// core::ScoreRow of a vector of rows.
+template <typename T>
+struct ScoreRowVec {
+  T cap;
+  Vec<T> slope;
+  bool has_alibi;
+  const void* bias;
+  core::Element bias_element;
+  std::int64_t bias_stride;
+  const std::uint8_t* mask;
+  std::int64_t mask_stride;
+  core::Fault fault;
+  std::int64_t bias_offset[kLanes<T>], mask_offset[kLanes<T>];
+
+  /// Rows first_row and following of the work tile. Lanes past its end repeat the last row.
+  ScoreRowVec(const WorkTile<T>& work, std::int32_t first_row) {
+    T slopes[kLanes<T>];
+    for (int lane = 0; lane < kLanes<T>; ++lane) {
+      const std::int32_t row = first_row + lane < work.rows ? first_row + lane : work.rows - 1;
+      const core::ScoreRow<T> one =
+          core::score_row<T>(work.params, work.b, work.head_of(row), work.query_of(row));
+      if (lane == 0) {
+        cap = one.cap, has_alibi = one.has_alibi;
+        bias = one.bias, bias_element = one.bias_element, bias_stride = one.bias_stride;
+        mask = one.mask, mask_stride = one.mask_stride;
+        fault = one.fault;
+      }
+      slopes[lane] = one.slope;
+      bias_offset[lane] = one.bias_offset;
+      mask_offset[lane] = one.mask_offset;
+    }
+    slope = load(slopes);
+  }
+
+  FLASHCORE_HD bool has_softcap() const { return cap > T(0); }
+  FLASHCORE_HD bool has_bias() const { return bias != nullptr; }
+  FLASHCORE_HD bool has_mask() const { return mask != nullptr; }
+
+  template <typename Use>
+  FLASHCORE_HD void with_bias(Use use) const {
+    const auto gather = [this]<core::Element kElement>(std::int32_t key) {
+      T lane[kLanes<T>];
+      for (int i = 0; i < kLanes<T>; ++i) {
+        lane[i] = core::load_element<T>(bias, kElement, bias_offset[i] + key * bias_stride);
+      }
+      return load(lane);
+    };
+    const auto use_format = [&]<core::Element kElement>() {
+      use([&](std::int32_t key) { return gather.template operator()<kElement>(key); });
+    };
+    switch (bias_element) {
+      case core::Element::f64: return use_format.template operator()<core::Element::f64>();
+      case core::Element::f32: return use_format.template operator()<core::Element::f32>();
+      case core::Element::f16: return use_format.template operator()<core::Element::f16>();
+      default: return use_format.template operator()<core::Element::bf16>();
+    }
+  }
+  FLASHCORE_HD Vec<T> masked(Vec<T> score, std::int32_t key) const {
+    T visible[kLanes<T>];
+    for (int i = 0; i < kLanes<T>; ++i) {
+      visible[i] = static_cast<T>(mask[mask_offset[i] + key * mask_stride]);
+    }
+    return select_less(splat(T(0)), load(visible), score, splat(core::negative_infinity<T>()));
+  }
+};
+
+/// Modifies the scores of one vector of rows, from first_row on: scores[key * stride].
+template <typename T>
+void modify_vector(const WorkTile<T>& work, T* scores, std::int32_t stride, std::int32_t first_row,
+                   KeyRange tile) {
+  const ScoreRowVec<T> row(work, first_row);
+  T distances[kLanes<T>];  // of the tile's first key
+  for (int lane = 0; lane < kLanes<T>; ++lane) {
+    distances[lane] =
+        static_cast<T>(work.query_of(first_row + lane) + work.sequence.mask.diagonal - tile.begin);
+  }
+  const Vec<T> first_distance = load(distances);
+  core::modify_scores<VecScoreMath<T>, core::ScoreInput::scaled>(row, [&](auto change) {
+    for (std::int32_t key = 0; key < tile.end - tile.begin; ++key) {
+      Vec<T> score = load(scores + key * stride);
+      change(score, tile.begin + key, first_distance - splat(static_cast<T>(key)));
+      store(scores + key * stride, score);
+    }
+  });
+}
+
+/// -inf outside each row's interval of visible keys.
+template <int V, typename T>
+void apply_key_ranges(const WorkTile<T>& work, T* scores, std::int32_t panel_row, KeyRange tile) {
+  constexpr int kRows = V * kLanes<T>;
+  T begin[kRows], end[kRows];  // relative to the tile, where T is exact
+  const std::int32_t keys = tile.end - tile.begin;
+  for (int r = 0; r < kRows; ++r) {
+    begin[r] = T(0), end[r] = static_cast<T>(keys);
+    if (panel_row + r >= work.rows) continue;
+    const KeyRange seen = core::visible_keys(work.sequence.mask, work.query_of(panel_row + r));
+    const KeyRange here = core::intersect(seen, tile);
+    begin[r] = static_cast<T>(here.begin - tile.begin);
+    end[r] = static_cast<T>(here.end - tile.begin);
+  }
+  const Vec<T> hidden = splat(core::negative_infinity<T>());
+  for (std::int32_t key = 0; key < keys; ++key) {
+    const Vec<T> position = splat(static_cast<T>(key));
+    for (int v = 0; v < V; ++v) {
+      T* s = scores + (key * V + v) * kLanes<T>;
+      const Vec<T> x = select_less(position, load(begin + v * kLanes<T>), hidden, load(s));
+      store(s, select_less(position, load(end + v * kLanes<T>), x, hidden));
+    }
+  }
+}
+
+template <int V, typename T>
+void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_row,
+                         KeyRange tile) {
+  const AttentionParams& p = work.params;
+  if (core::needs_general_path(p, core::kElementMods)) {
+    for (int v = 0; v < V; ++v) {
+      modify_vector(work, scores + v * kLanes<T>, V * kLanes<T>, panel_row + v * kLanes<T>, tile);
+    }
+  }
+
+  const std::int32_t last_row =
+      (panel_row + V * kLanes<T> < work.rows ? panel_row + V * kLanes<T> : work.rows) - 1;
+  const KeyRange all =
+      core::keys_seen_by_all(work.sequence.mask, work.query_of(panel_row), work.query_of(last_row));
+  if (tile.begin < all.begin || tile.end > all.end) {
+    apply_key_ranges<V>(work, scores, panel_row, tile);
+  }
+}
+
+/// P = exp(S - max) in place. Updates max and sum and returns the rescale factor of O.
+template <int V, typename T>
+void softmax_panel(T* scores, std::int32_t keys, T* max, T* sum, Vec<T> (&rescale)[V],
+                   core::Fault fault) {
+  for (int v = 0; v < V; ++v) {
+    const T* column = scores + v * kLanes<T>;
+    const Vec<T> old_max = load(max + v * kLanes<T>);
+    // Two chains hide the latency of compare-and-select; order does not matter to a maximum.
+    Vec<T> even = old_max, odd = old_max;
+    std::int32_t key = 0;
+    for (; key + 2 <= keys; key += 2) {
+      even = max_ignore_nan<T>(even, load(column + key * V * kLanes<T>));
+      odd = max_ignore_nan<T>(odd, load(column + (key + 1) * V * kLanes<T>));
+    }
+    if (key < keys) even = max_ignore_nan<T>(even, load(column + key * V * kLanes<T>));
+    const Vec<T> new_max = max_ignore_nan<T>(even, odd);
+    // softmax_base(), lane by lane: max is never NaN, so "not above lowest" means -inf.
+    const Vec<T> lowest = splat(sizeof(T) == 4 ? T(-__FLT_MAX__) : T(-__DBL_MAX__));
+    const Vec<T> base = select_less(new_max, lowest, splat(T(0)), new_max);
+    const Vec<T> log2_e = splat(static_cast<T>(core::kLog2E));
+    rescale[v] = exp2((old_max - base) * log2_e);
+    if (fault.is(InjectedFault::rescale_forgotten)) rescale[v] = splat(T(1));
+    store(max + v * kLanes<T>, new_max);
+
+    Vec<T> tile_sum = splat(T(0));
+    for (key = 0; key < keys; ++key) {
+      T* s = scores + (key * V + v) * kLanes<T>;
+      const Vec<T> p = exp2((load(s) - base) * log2_e);
+      store(s, p);
+      tile_sum = tile_sum + p;
+    }
+    store(sum + v * kLanes<T>, load(sum + v * kLanes<T>) * rescale[v] + tile_sum);
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::cpu
