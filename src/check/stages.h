@@ -1,5 +1,5 @@
-// Finds the faulty stage of a fused kernel. Probe inputs make a stage visible in the outputs, over the
-// whole tensor; it is compared with the reference of that stage, within the bounds of
+// Finds the faulty stage of a fused kernel. Probe inputs make a stage visible in the outputs, over
+// the whole tensor; it is compared with the reference of that stage, within the bounds of
 // verify/inputs/compare.h.
 #pragma once
 

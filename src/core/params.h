@@ -107,7 +107,7 @@ struct AttentionParams {
   void* lse;      // [batch, q_heads, q_len] or null
   Strides q_strides, k_strides, v_strides, out_strides, lse_strides;
 
-  // Sizes. q_len and kv_len are capacities; sequence.h has the lengths of one sequence.
+  // Sizes. q_len and kv_len are capacities; seq_info.h has the lengths of one sequence.
   std::int32_t batch, q_heads, kv_heads, group;  // group = q_heads / kv_heads
   std::int32_t q_len, kv_len, head_dim, v_dim;
   std::int32_t total_q, total_k;

@@ -22,8 +22,8 @@
 #include "core/score.h"
 #include "core/seq_info.h"
 #include "core/softmax.h"
-#include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/compiler.cuh"
+#include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/primitives/report.cuh"
 
@@ -258,10 +258,10 @@ template <typename C>
 __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::kKeys],
                                                     SharedStorage<C>& s, const AttentionParams& p,
                                                     const WorkTile& item, std::int32_t first_key) {
-  const bool plain_scores =
+  const bool unmodified =
       p.softcap == 0 && p.alibi_slopes == nullptr && p.bias == nullptr && p.mask == nullptr;
   const bool all_visible = first_key >= item.all.begin && first_key + C::kTileK <= item.all.end;
-  if (plain_scores && all_visible) return;  // the same in every thread
+  if (unmodified && all_visible) return;  // the same in every thread
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   __syncthreads();  // K is read
 #pragma unroll
@@ -279,7 +279,7 @@ __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::
       float& x = s.p[r][c];  // this thread's own: no other reads it before the next sync
       if (!range.contains(first_key + c)) {
         x = core::negative_infinity<float>();
-      } else if (!plain_scores) {
+      } else if (!unmodified) {
         const std::int32_t key = first_key + c;
         const auto distance = static_cast<float>(i + item.seq.mask.diagonal - key);
         x = core::modify_score<core::ScalarScoreMath, core::ScoreInput::scaled>(x, row, distance,

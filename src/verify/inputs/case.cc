@@ -131,8 +131,7 @@ void fit_to_tma(const KernelInfo& kernel, CaseSpec& s) {
   s.head_dim = padded(s.head_dim);
   s.v_dim = padded(s.v_dim);
   s.shared_kv = false;
-  for (MemoryLayout* a :
-       {&s.q_layout, &s.k_layout, &s.v_layout, &s.out_layout}) {
+  for (MemoryLayout* a : {&s.q_layout, &s.k_layout, &s.v_layout, &s.out_layout}) {
     if (*a == MemoryLayout::misaligned) *a = MemoryLayout::rows_first;
     if (*a == MemoryLayout::strided_columns) *a = MemoryLayout::padded;
   }

@@ -116,7 +116,8 @@ TEST_F(Splits, ManyConcurrentClusters) {
         if (kernel->tile_q > 16 || kernel->head_dim < dim) continue;
         for (const int splits : {4, 6, 7}) {
           const Plan plan = split_case.plan(*kernel, splits, device_);
-          oversubscribed += plan.combine == CombineMode::cluster && plan.num_tiles > device_.sm_count;
+          oversubscribed +=
+              plan.combine == CombineMode::cluster && plan.num_tiles > device_.sm_count;
           split_case.run_and_compare(plan);
           if (HasFailure()) return;
         }

@@ -124,7 +124,7 @@ TEST(UsesHeader, IsWhatTheLaunchDoes) {
                 core::make_tile_scheduler(p.batch, p.q_heads / plan->heads_in_tile,
                                           p.group / plan->heads_in_tile, p.q_tiles, 0);
             const core::TailSplit tail{order.tiles - static_cast<std::int32_t>(plan->tail_tiles), 1,
-                                  core::make_fast_divmod(plan->tail_splits)};
+                                       core::make_fast_divmod(plan->tail_splits)};
             counts =
                 core::num_scheduled(order, tail) > plan->device.sm_count || plan->tail_tiles > 0;
           }

@@ -1,6 +1,5 @@
-// Products with 8-bit tiles, as a warp of the tensor-core kernels computes them, acted out on the
-// host: tiles in swizzled memory, ldmatrix, code_pairs.h, mma.m16n8k16. Small integers, so that
-// every sum is exact.
+// GEMMs with 8-bit tiles as a warp of the sm80 kernels computes them, emulated on the host:
+// swizzled tiles, ldmatrix, core/dequant_f16.h, mma.m16n8k16. Small integers make every sum exact.
 #include <gtest/gtest.h>
 
 #include <array>
