@@ -1,4 +1,4 @@
-// What the planner refuses, and in which words.
+// The planner's refusals and their messages.
 #include <gtest/gtest.h>
 
 #include <string>

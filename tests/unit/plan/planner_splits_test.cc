@@ -43,8 +43,8 @@ TEST(PlannerSplits, LastItemsOfHopperAreCutWhereSmsWouldBeIdle) {
   EXPECT_EQ(prefill(1, 4, 4, 2048, 128, invariant).tail_tiles, 0);
 }
 
-// Tiles of 8 rows are for items that are read at once and joined in clusters, and for no more rows.
-TEST(PlannerSplits, FewRowsInClustersHaveTilesOfTheirOwn) {
+// Tiles of 8 rows serve up to 8 rows whose splits a cluster combines.
+TEST(PlannerSplits, SwapAbTilesAreForClusters) {
   const auto rows_in_tile = [](const char* device, std::int64_t batch, std::int64_t group,
                                std::int64_t q_len, std::int64_t dim, std::int64_t keys = 8192) {
     const Plan plan = planned(*named_device(device), batch, 32 * group, 32, q_len, keys, dim);
@@ -61,7 +61,7 @@ TEST(PlannerSplits, FewRowsInClustersHaveTilesOfTheirOwn) {
   EXPECT_EQ(rows_in_tile("h200", 1, 1, 1, 64, 512), 8);
 }
 
-// Later GPUs run PTX that knows no clusters.
+// Later GPUs run PTX without clusters.
 TEST(PlannerSplits, ClustersAreForHopperAlone) {
   DeviceInfo device = *named_device("h200");
   const auto combines_in_cluster = [&] {
@@ -75,7 +75,7 @@ TEST(PlannerSplits, ClustersAreForHopperAlone) {
 }
 
 // Where three fitted an SM it took longer (docs/performance.md): perhaps others then have none.
-TEST(PlannerSplits, TwoBlocksOfAClusterOfFewRowsShareAnSm) {
+TEST(PlannerSplits, TwoSwapAbCtasShareAnSm) {
   const DeviceInfo device = *named_device("h200");
   int found = 0;
   for (const KernelInfo& kernel : kernels()) {
@@ -89,8 +89,7 @@ TEST(PlannerSplits, TwoBlocksOfAClusterOfFewRowsShareAnSm) {
   EXPECT_EQ(found, 4);
 }
 
-// Places for blocks beside those of clusters would let the next call's blocks come to lie two on an
-// SM.
+// Free CTA slots beside clusters would let the next call put two CTAs on one SM.
 TEST(PlannerSplits, ClustersThatReadMemoryHaveSmsOfTheirOwnOrNearlyAll) {
   const DeviceInfo device = *named_device("h200");
   for (const std::int64_t batch : {1, 2, 3, 4, 8, 16}) {
@@ -135,9 +134,9 @@ TEST(PlannerSplits, OfShortDecode) {
   EXPECT_EQ(in_cluster(5, 40, 8, 16384, 64), 5) << "two or three blocks an SM took 15 us more";
 }
 
-// The join by the last block takes longer than most of a short range's copies, and the longer the
-// more rows it joins: fewer ranges in a cluster, or one range, were 0.4 to 0.95 of its time.
-TEST(PlannerSplits, ShortRangesAreNotWorthAJoinByTheLastBlock) {
+// Combining by the last CTA takes longer than most loads of a short split, and grows with the rows:
+// fewer splits in a cluster, or one split, took 0.4 to 0.95 of its time.
+TEST(PlannerSplits, ShortSplitsDoNotPayForTheLastCta) {
   const auto splits = [](DType dtype, std::int64_t batch, std::int64_t q_heads,
                          std::int64_t kv_heads, std::int64_t keys, std::int64_t dim) {
     const DeviceInfo device = *named_device("h200");
@@ -158,8 +157,8 @@ TEST(PlannerSplits, ShortRangesAreNotWorthAJoinByTheLastBlock) {
   EXPECT_EQ(splits(DType::e4m3, 4, 16, 1, 4096, 128), 8);
 }
 
-// Lengths that only the device knows: key ranges of one length, so that a long sequence is not one
-// block's work, and no tile of mostly padding.
+// Lengths known at run time only: splits of one length, so that a long sequence is not the work of
+// one CTA, and no tile of mostly padding.
 TEST(PlannerSplits, OfUnknownLengthsAreEven) {
   const DeviceInfo device = *named_device("h200");
   Problem ragged = *dense_problem(DType::bf16, 64, 32, 8, 1, 32768, 128, 128, {}, device.device);

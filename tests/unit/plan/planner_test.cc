@@ -1,5 +1,5 @@
-// The planner: which kernel, which tiles, how many splits, for devices that need not be here. How
-// GPUs share the keys of decode and of last items: planner_splits_test.cc.
+// The planner: kernel, tiles and splits for named devices. Split-KV and tail splits on GPUs:
+// planner_splits_test.cc.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,8 +58,7 @@ TEST(Planner, ChoosesForEveryCpu) {
   }
 }
 
-/// A GPU's plan, as far as it is no matter of tuning: rows per block and splits depend on figures
-/// that are measured anew with every kernel.
+/// A GPU's plan without tuned values: rows per tile and splits depend on measured constants.
 struct WantedOnGpu {
   const char* device;
   DType dtype;
@@ -111,7 +110,7 @@ TEST(Planner, ChoosesFamilyAndSizeForEveryGpu) {
   }
 }
 
-/// Rows per block of the kernels that could run the plan's problem and have the size of its kernel.
+/// Rows per tile of the kernels that can run the plan's problem and have the size of its kernel.
 std::set<std::int32_t> tiles_to_choose_from(const Plan& plan) {
   std::set<std::int32_t> tiles;
   for (const KernelInfo& kernel : kernels()) {
@@ -126,7 +125,7 @@ std::set<std::int32_t> tiles_to_choose_from(const Plan& plan) {
 
 // Long prompts in large batches give every SM large tiles; one query of one sequence gets a tile of
 // 16 rows or fewer, and its keys are split until the SMs are busy. Many sequences need no splits.
-TEST(Planner, RowsPerBlockAndSplitsFollowTheWork) {
+TEST(Planner, RowsPerTileAndSplitsFollowTheWork) {
   for (const char* device : {"h200", "h100", "a100", "l4", "t4"}) {
     const std::int64_t sm_count = named_device(device)->sm_count;
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
@@ -203,7 +202,7 @@ TEST(Planner, AmpereHasTensorCoreKernelsForEveryDim) {
   expect_family_at_every_dim("a100", "sm80", 64, 256);
 }
 
-// What a Hopper kernel cannot take another one does, and says why this one did not.
+// Another kernel takes the problems that an sm90 kernel rejects, and explain() says why.
 TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
   const DeviceInfo device = *named_device("h200");
   const Problem plain =
@@ -237,7 +236,6 @@ TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
   expect_reject("v_dim", Reject::strides, [](Problem& p) { p.v_dim = 126; });
 }
 
-// Two invariant calls of different sizes must go the same way.
 TEST(Planner, AWindowShortensTheStepsOfHopper) {
   Options options;
   options.causal = true;
@@ -268,7 +266,7 @@ TEST(Planner, StepsOfHopperAtHeadDim128FollowTheKeys) {
   EXPECT_EQ(tile_k(32, 16, 16, 512, true), 128);
 }
 
-TEST(Planner, BatchInvariantPlansDoNotWeighFamilies) {
+TEST(Planner, BatchInvariantPlansDoNotCompareFamilies) {
   const DeviceInfo device = *named_device("h200");
   for (const std::int64_t q_len : {1, 100, 8192}) {
     const Problem problem =
@@ -279,7 +277,7 @@ TEST(Planner, BatchInvariantPlansDoNotWeighFamilies) {
 }
 
 // The lists are searched by their groups, small head dims first.
-TEST(Planner, KernelsOfAFamilyAndTypeAreInOnePieceAndInOrder) {
+TEST(Planner, KernelsOfAGroupAreAdjacentAndInOrder) {
   std::set<std::tuple<Operation, Family, Inputs, DType>> groups;
   std::size_t found = 0;
   for (const KernelInfo& kernel : kernels()) {
@@ -321,8 +319,8 @@ TEST(Planner, EightBitKernelsTakeEightBitKeysAndValuesOnly) {
   EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "sm80_8bit");
 }
 
-// Where tensor cores read codes as they are, all are e4m3, and a step's values have one scale.
-TEST(Planner, HopperTakesCodesOfOneFormatAndScalesOfWholeSteps) {
+// fp8 kernels take e4m3 only, and a KV tile of V has one scale.
+TEST(Planner, Fp8TakesOneFormatAndScalesOfWholeSteps) {
   const DeviceInfo device = *named_device("h200");
   Problem p = *dense_problem(DType::bf16, 4, 8, 8, 4096, 4096, 128, 128, {}, device.device);
   const KernelInfo& kernel = *find_kernel("fwd_sm90_e4m3_bf16_d128_q192");
@@ -347,7 +345,7 @@ TEST(Planner, HopperTakesCodesOfOneFormatAndScalesOfWholeSteps) {
   EXPECT_NE(to_message(Reject::scales, kernel, p, device).find("128 rows of v"), std::string::npos);
 }
 
-TEST(Planner, LargeSoftcapsGoToThePlainKernels) {
+TEST(Planner, LargeSoftcapsGoToTheSimtKernels) {
   const DeviceInfo device = *named_device("h200");
   Options options;
   for (const auto& [cap, family] : {std::pair{256.0, "sm90"}, {257.0, "simt"}, {1e6, "simt"}}) {
@@ -377,7 +375,7 @@ TEST(Planner, BatchInvariantMeansOneScaleOfValues) {
   }
 }
 
-TEST(Planner, TuringTakesThePlainKernels) { expect_family_at_every_dim("t4", "simt", 64, 256); }
+TEST(Planner, TuringTakesTheSimtKernels) { expect_family_at_every_dim("t4", "simt", 64, 256); }
 
 /// What must hold for any plan.
 void expect_consistent(const Plan& plan) {

@@ -12,7 +12,7 @@
 namespace flashcore::tool {
 namespace {
 
-/// An extended regular expression. (POSIX's: std::regex takes longer to compile than this file.)
+/// A POSIX extended regular expression. std::regex takes longer to compile than this file.
 class Pattern {
  public:
   explicit Pattern(const std::string& text) {
@@ -86,7 +86,7 @@ Target find_target(const DeviceArgs& args) { return target_of(device_named(args.
 std::vector<Target> find_targets(const DeviceArgs& args) {
   if (args.device != "all") return {find_target(args)};
   std::vector<Target> targets;
-  if (!args.plan_for.empty()) {  // it says which kind of device is meant
+  if (!args.plan_for.empty()) {  // its type is the type of the device
     const DeviceInfo named = value_or_throw(named_device(args.plan_for.c_str()));
     return {target_of({named.device.type, 0}, args)};
   }
@@ -120,16 +120,16 @@ std::vector<RunnableKernel> find_kernels(const std::string& pattern,
     if (!wanted.finds(kernel.id)) continue;
     known = true;
     for (std::size_t t = 0; t < targets.size(); ++t) {
-      // With --plan-for both must take it: the device that runs it and the one planned for.
+      // With --plan-for, the real device and the planned one must both support the kernel.
       if (runnable(kernel, targets[t].real) && runnable(kernel, targets[t].plan_for)) {
         found.push_back({&kernel, t});
       }
     }
   }
   if (!found.empty()) return found;
-  throw CommandError(formatted("--kernel \"{}\": {}; flashcore info --kernels lists them", pattern,
-                               known ? "no such kernel can run on this device with this build"
-                                     : "there is no kernel of that name"));
+  throw CommandError(formatted(
+      "--kernel \"{}\": {}; flashcore info --kernels lists them", pattern,
+      known ? "this device and build cannot run such a kernel" : "no kernel has such a name"));
 }
 
 std::vector<const KernelInfo*> kernels_for(const std::string& pattern, const Target& target,

@@ -1,4 +1,4 @@
-// Which device a command uses, and which kernels can run on it.
+// The device of a command, and the kernels that it can run.
 #pragma once
 
 #include <string>
@@ -13,20 +13,20 @@ namespace flashcore::tool {
 struct Target {
   Device device;
   const Backend* backend = nullptr;
-  DeviceInfo real;      ///< as found, with the number of threads asked for
-  DeviceInfo plan_for;  ///< what the planner is told: real, or --plan-for's tiles on this device
+  DeviceInfo real;      ///< of this machine, with the requested number of threads
+  DeviceInfo plan_for;  ///< for the planner: `real`, or the device of --plan-for
 };
 
-/// The device asked for; "auto" is the first GPU that can be used, else the CPU.
+/// The requested device. "auto" is the first usable GPU, else the CPU.
 Target find_target(const DeviceArgs& args);
 
-/// The same, where "all" means the CPU and, if it can be used, the first GPU.
+/// The requested devices. "all" is the CPU and the first usable GPU.
 std::vector<Target> find_targets(const DeviceArgs& args);
 
-/// A GPU of so many SMs at most (0: all it has), so that a persistent kernel has so many blocks.
+/// The device with at most `blocks` SMs (0: all): a persistent kernel then has as many CTAs.
 DeviceInfo with_blocks(DeviceInfo device, int blocks);
 
-/// Whether the kernel is part of this build and the device can execute it.
+/// True if the kernel is part of this build and the device can run it.
 bool runnable(const KernelInfo& kernel, const DeviceInfo& device);
 
 /// A kernel and the device it runs on (an index into the targets).
@@ -35,13 +35,12 @@ struct RunnableKernel {
   std::size_t target;
 };
 
-/// All runnable kernels whose id the regular expression finds (empty: all). None is an error.
+/// All runnable kernels whose id matches the regular expression (empty: all). None is an error.
 std::vector<RunnableKernel> find_kernels(const std::string& pattern,
                                          const std::vector<Target>& targets);
 
-/// The kernels that shall run a problem: the planner's choice (null) where the pattern is empty,
-/// else every runnable kernel it finds that takes the problem's dtype and dims, and 8-bit inputs
-/// where there are some.
+/// The kernels for a problem: the planner's choice (null) if the pattern is empty, else every
+/// matching runnable kernel that takes the problem's dtype, dims and 8-bit inputs.
 std::vector<const KernelInfo*> kernels_for(const std::string& pattern, const Target& target,
                                            DType dtype, bool stored_in_8_bits,
                                            std::int64_t head_dim, std::int64_t v_dim);
