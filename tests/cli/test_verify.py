@@ -18,18 +18,18 @@ class VerifyTest(CommandTest):
                                code=code)
         return found["reports"][0]
 
-    def test_our_kernel_is_right(self):
+    def test_our_kernel_is_correct(self):
         kernel = "^fwd_generic_f32$"
         done = self.call("verify", "--kernel", kernel, "--device", "cpu", "--quick", "--quiet")
-        self.assertRegex(done.stdout, r"fwd_generic_f32 +f32 +right")
+        self.assertRegex(done.stdout, r"fwd_generic_f32 +f32 +correct")
 
-    def test_the_example_is_right(self):
+    def test_the_example_is_correct(self):
         report = self.verdict(ME, "attention", code=0)
         self.assertTrue(report["ok"])
         self.assertIsNone(report["stage"])
         self.assertIn("the backward pass", report["not_probed"])
 
-    def test_the_ancestors_split_bug_is_in_combine(self):
+    def test_the_split_fault_is_in_combine(self):
         page = self.path("report.html")
         report = self.verdict(ME, "split_attention", "--html", page)
         self.assertEqual(report["stage"], "combine")

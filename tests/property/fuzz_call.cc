@@ -123,6 +123,25 @@ bool FuzzCall::fits(const Arena& arena) const {
   return true;
 }
 
+/// Fills the inputs, poisons the outputs and draws the scalar options.
+static void fill_call(Random& random, Arena& arena, DType dtype, DType out, FuzzCall& call) {
+  flashcore_params& p = call.params;
+  for (const std::size_t slot : {kQ, kK, kV, kBias, kMask, kAlibi, kSinks}) {
+    const bool is_bias_f32 = slot == kBias && call.tensors[slot].tensor.dtype.bits == 32;
+    if (*tensor_slot(p, slot) == nullptr) continue;
+    fill_slot(random, arena, slot,
+              slot == kMask                                     ? DType::boolean
+              : slot == kAlibi || slot == kSinks || is_bias_f32 ? DType::f32
+                                                                : dtype);
+  }
+  fill_poison(arena, kOut, out);
+  fill_poison(arena, kLse, wide(dtype));
+  p.causal = random.chance(0.4) ? 1 : 0;
+  if (random.chance(0.3)) p.window_left = random.between(0, 9);
+  if (random.chance(0.2)) p.softcap = 2.0;
+  if (random.chance(0.3)) p.num_splits = static_cast<std::int32_t>(random.between(1, 3));
+}
+
 void draw_call(Random& random, Arena& arena, FuzzCall& call) {
   call = {};
   flashcore_params& p = call.params;
@@ -140,13 +159,13 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
     place(random, arena, slot, call.tensors[slot], type, shape);
     *tensor_slot(p, slot) = &call.tensors[slot].tensor;
   };
-  const auto spread = [&](std::int64_t each) {  // ends of packed sequences
+  const auto draw_ends = [&](std::int64_t each) {  // cu_seqlens
     std::vector<std::int64_t> ends{0};
     for (std::int64_t b = 0; b < batch; ++b) ends.push_back(ends.back() + random.between(0, each));
     return ends;
   };
   if (q_varlen) {
-    const auto ends = spread(q_len);
+    const auto ends = draw_ends(q_len);
     tensor(kQ, dtype, {ends.back(), heads, dim});
     tensor(kOut, out, {ends.back(), heads, v_dim});
     if (p.partial != 0 || random.chance(0.7)) tensor(kLse, wide(dtype), {heads, ends.back()});
@@ -159,7 +178,7 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
     if (p.partial != 0 || random.chance(0.7)) tensor(kLse, wide(dtype), {batch, heads, q_len});
   }
   if (kv_varlen) {
-    const auto ends = spread(kv_len);
+    const auto ends = draw_ends(kv_len);
     tensor(kK, dtype, {ends.back(), kv_heads, dim});
     tensor(kV, dtype, {ends.back(), kv_heads, v_dim});
     tensor(kCuK, DType::i32, {batch + 1});
@@ -199,20 +218,7 @@ void draw_call(Random& random, Arena& arena, FuzzCall& call) {
       fill_ints(arena, slot, std::vector<std::int64_t>(static_cast<std::size_t>(batch), value));
     }
   }
-  for (const std::size_t slot : {kQ, kK, kV, kBias, kMask, kAlibi, kSinks}) {
-    const bool is_bias_f32 = slot == kBias && call.tensors[slot].tensor.dtype.bits == 32;
-    if (*tensor_slot(p, slot) == nullptr) continue;
-    fill_slot(random, arena, slot,
-              slot == kMask                                     ? DType::boolean
-              : slot == kAlibi || slot == kSinks || is_bias_f32 ? DType::f32
-                                                                : dtype);
-  }
-  fill_poison(arena, kOut, out);
-  fill_poison(arena, kLse, wide(dtype));
-  p.causal = random.chance(0.4) ? 1 : 0;
-  if (random.chance(0.3)) p.window_left = random.between(0, 9);
-  if (random.chance(0.2)) p.softcap = 2.0;
-  if (random.chance(0.3)) p.num_splits = static_cast<std::int32_t>(random.between(1, 3));
+  fill_call(random, arena, dtype, out, call);
 }
 
 const flashcore_tensor** FuzzAppend::slot(std::size_t index) {

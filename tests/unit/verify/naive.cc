@@ -50,6 +50,32 @@ long double broadcast(const Tensor& t, std::int64_t b, std::int64_t h, std::int6
   return t.at({t.size(0) == 1 ? 0 : b, t.size(1) == 1 ? 0 : h, t.size(2) == 1 ? 0 : i, j});
 }
 
+/// O = P V and the sums over V of the error bound.
+void add_outputs(const Inputs& in, std::int64_t b, std::int64_t kv_head, const Place& place,
+                 long double total, long double sink_weight, NaiveRow& row) {
+  const std::int64_t v_dim = in.v.shape().back();
+  for (std::int64_t c = 0; c < v_dim; ++c) {
+    long double out = 0, squares = 0, deviation = 0, mass = 0;
+    const auto v = [&](std::size_t j) {
+      return element(in.v, b, kv_head, static_cast<std::int64_t>(j), place.k_row, c);
+    };
+    for (std::size_t j = 0; j < row.score.size(); ++j) {
+      if (row.score[j] == -kInfinity) continue;
+      out += row.probability[j] * v(j);
+      squares += row.probability[j] * v(j) * row.probability[j] * v(j);
+      mass += std::fabs(v(j)) / total;
+    }
+    for (std::size_t j = 0; j < row.score.size(); ++j) {
+      if (row.score[j] != -kInfinity) deviation += row.probability[j] * std::fabs(v(j) - out);
+    }
+    if (total != 0) deviation += sink_weight / total * std::fabs(out);
+    row.out.push_back(out);
+    row.spread.push_back(std::sqrt(squares));
+    row.deviation.push_back(deviation);
+    row.v_mass.push_back(mass);
+  }
+}
+
 }  // namespace
 
 std::int64_t naive_q_len(const Inputs& inputs, std::int64_t b) { return place_of(inputs, b).q_len; }
@@ -57,7 +83,7 @@ std::int64_t naive_q_len(const Inputs& inputs, std::int64_t b) { return place_of
 NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i) {
   const Place place = place_of(in, b);
   const Options& o = in.options;
-  const std::int64_t head_dim = in.q.shape().back(), v_dim = in.v.shape().back();
+  const std::int64_t head_dim = in.q.shape().back();
   const std::int64_t kv_head = h / (in.q.size(1) / in.k.size(1));
   const long double scale =
       o.scale.has_value() ? static_cast<long double>(*o.scale) : 1.0L / std::sqrt(1.0L * head_dim);
@@ -128,26 +154,7 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
   total += sink_weight;
   row.lse = total == 0 ? -kInfinity : top + std::log(total);
   for (long double& p : row.probability) p = total == 0 ? 0 : p / total;
-  for (std::int64_t c = 0; c < v_dim; ++c) {
-    long double out = 0, squares = 0, deviation = 0, mass = 0;
-    const auto v = [&](std::size_t j) {
-      return element(in.v, b, kv_head, static_cast<std::int64_t>(j), place.k_row, c);
-    };
-    for (std::size_t j = 0; j < row.score.size(); ++j) {
-      if (row.score[j] == -kInfinity) continue;
-      out += row.probability[j] * v(j);
-      squares += row.probability[j] * v(j) * row.probability[j] * v(j);
-      mass += std::fabs(v(j)) / total;
-    }
-    for (std::size_t j = 0; j < row.score.size(); ++j) {
-      if (row.score[j] != -kInfinity) deviation += row.probability[j] * std::fabs(v(j) - out);
-    }
-    if (total != 0) deviation += sink_weight / total * std::fabs(out);
-    row.out.push_back(out);
-    row.spread.push_back(std::sqrt(squares));
-    row.deviation.push_back(deviation);
-    row.v_mass.push_back(mass);
-  }
+  add_outputs(in, b, kv_head, place, total, sink_weight, row);
   return row;
 }
 

@@ -21,7 +21,7 @@ namespace flashcore::tool {
 namespace {
 
 constexpr std::size_t kFullReports = 5;
-constexpr double kUsualLimitS = 20;  // of a problem on a GPU, most of it the oracle's
+constexpr double kUsualLimitS = 20;  // per problem on a GPU; the oracle takes most of it
 
 // Small problems run on one thread each, so that --jobs fills the machine; every eighth runs on
 // several, since work shared between threads must be right too.
@@ -39,9 +39,21 @@ Outcome no_memory() {
   return outcome;
 }
 
+/// Reports failures that no earlier process of this run has reported.
+void show(const std::vector<Failure>& failures,
+          const std::function<void(const Failure&)>& on_failure) {
+  WorkerLink& link = WorkerLink::here();
+  for (const Failure& failure : failures) {
+    const std::string key = key_of(failure.suite, failure.index);
+    if (link.was_shown(key)) continue;
+    on_failure(failure);
+    link.shown(key);
+  }
+}
+
 }  // namespace
 
-/// One thread's memory: a bench per device and number of threads, made when first needed.
+/// Memory of one thread: a runner per device and thread count, created on first use.
 class CheckEngine::Worker {
  public:
   Worker(const CheckEngine& engine, const CheckSuite& suite) : engine_(engine), suite_(suite) {}
@@ -54,12 +66,12 @@ class CheckEngine::Worker {
       if (target.device.type == DeviceType::cpu && !fixed && !suite_.large) {
         plan_for.threads = index % kSeveralThreadsEvery == 0 ? kSeveralThreads : 1;
       }
-      auto& bench = benches_[{item.target, plan_for.threads}];
-      if (bench == nullptr) {
-        bench = std::make_unique<verify::CheckRunner>(*target.backend, target.device, plan_for);
+      auto& runner = runners_[{item.target, plan_for.threads}];
+      if (runner == nullptr) {
+        runner = std::make_unique<verify::CheckRunner>(*target.backend, target.device, plan_for);
       }
-      bench->plan_for(with_blocks(plan_for, item.blocks));
-      return bench->check(item.spec, suite_.oracle_work, suite_.large ? engine_.jobs_ : 1);
+      runner->plan_for(with_blocks(plan_for, item.blocks));
+      return runner->check(item.spec, suite_.oracle_work, suite_.large ? engine_.jobs_ : 1);
     } catch (const std::bad_alloc&) {
       return no_memory();
     }
@@ -68,7 +80,7 @@ class CheckEngine::Worker {
  private:
   const CheckEngine& engine_;
   const CheckSuite& suite_;
-  std::map<std::pair<std::size_t, int>, std::unique_ptr<verify::CheckRunner>> benches_;
+  std::map<std::pair<std::size_t, int>, std::unique_ptr<verify::CheckRunner>> runners_;
 };
 
 CheckEngine::CheckEngine(const CheckArgs& args, const std::vector<Target>& targets,
@@ -200,7 +212,8 @@ void CheckEngine::check(const CheckSuite& suite,
     }
     link.done(key_of(suite.name, index), std::move(json));
   };
-  // Those that ran when an earlier process was ended, one at a time: who is it that does not end?
+  // Repeats the problems that ran when an earlier process was ended, one at a time, to find the
+  // one that does not end.
   const auto check_suspects = [&](Worker& worker) {
     for (std::size_t i = 0; i < link.suspects().size(); ++i) {
       const std::optional<std::uint64_t> index = index_in(suite.name, link.suspects()[i]);
@@ -237,12 +250,7 @@ void CheckEngine::check(const CheckSuite& suite,
     const std::int64_t finished_count = totals_.problems - done_before, failures = totals_.failures;
     lock.unlock();
     if (!fresh.empty()) progress.clear();
-    for (const Failure& failure : fresh) {
-      const std::string key = key_of(failure.suite, failure.index);
-      if (link.was_shown(key)) continue;
-      on_failure(failure);
-      link.shown(key);
-    }
+    show(fresh, on_failure);
     if (!ended) progress.update(finished_count, failures, stop_.elapsed_s() - begun_s);
   }
   for (std::thread& thread : threads) thread.join();

@@ -106,7 +106,7 @@ std::string lacking(const verify::Coverage& coverage, std::int64_t per_kernel) {
 }
 
 void print_regression(const std::vector<CaseRow>& rows) {
-  Table table({"earlier kernel", "shape", "mask", "its error", ">f16", ">bf16", ">f32", ">splits",
+  Table table({"earlier", "shape", "mask", "its error", ">f16", ">bf16", ">f32", ">splits",
                ">bound", "check"});
   const bool one_device = rows.front().device == rows.back().device;
   for (const CaseRow& row : rows) {

@@ -122,8 +122,8 @@ class Verification {
     report.fingerprint = source_fingerprint();
     if (!report.ok) report.reproducer = command_of(report);
     if (!args_.json && args_.library.empty() && report.ok) {
-      print_out("{:<28} {:<5} {}  {} calls, {:.1f} s\n", report.name, report.dtype, green("right"),
-                report.calls, report.seconds);
+      print_out("{:<28} {:<5} {}  {} calls, {:.1f} s\n", report.name, report.dtype,
+                green("correct"), report.calls, report.seconds);
     } else if (!args_.json) {
       print_out("{}\n", to_text(report));
     }
@@ -167,7 +167,7 @@ class Verification {
       for (const VerifyReport& r : reports_) text += (text.empty() ? "" : ",\n") + to_json(r);
       print_out("{{\"ok\": {}, \"reports\": [\n{}]}}\n", wrong == 0 ? "true" : "false", text);
     } else if (reports_.size() > 1) {
-      print_out("\n{}: {} of {} right\n", wrong == 0 ? green("passed") : red("FAILED"),
+      print_out("\n{}: {} of {} correct\n", wrong == 0 ? green("passed") : red("FAILED"),
                 static_cast<std::int64_t>(reports_.size()) - wrong, reports_.size());
     }
     return exit_code_after_interrupt(wrong == 0 ? kOk : kFailed);
