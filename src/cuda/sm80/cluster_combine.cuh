@@ -150,40 +150,6 @@ struct CtaExchangeThread : ClusterThread<C> {
     store_cluster(to.row_stats, {state.max, state.sum}, to.barrier);
   }
 
-  /// x = the weighted sum of the splits' outputs; returns the row's combined statistics.
-  __device__ __forceinline__ core::SoftmaxState<float> combine_splits(float (&x)[4],
-                                                                      int pass) const {
-    const AttentionParams& p = this->p;
-    const ClusterBuffer<C> buffer(this->s);
-    const int lane = threadIdx.x % 32;
-    float4 out[kMaxSplits];
-    float max[kMaxSplits], sum[kMaxSplits];
-#pragma unroll
-    for (int i = 0; i < kMaxSplits; ++i) {
-      const int slot = core::vec4_slot(pass, p.splits, i, lane);
-      const bool exists = i < p.splits;
-      const float2 row_stats =
-          exists ? buffer.s_row_stats[slot] : make_float2(core::negative_infinity<float>(), 0.f);
-      max[i] = row_stats.x;
-      sum[i] = row_stats.y;
-      out[i] = exists ? buffer.s_out[slot] : make_float4(0.f, 0.f, 0.f, 0.f);
-    }
-    core::SoftmaxState<float> all{largest(max), 0.f};
-    const float base = core::softmax_base(all.max);
-#pragma unroll
-    for (int i = 0; i < kMaxSplits; ++i) {
-      const float weight = fast_exp(max[i] - base);
-      all.sum = fmaf(sum[i], weight, all.sum);
-      const float applied =
-          p.fault.is(InjectedFault::combine_double_counts) ? weight * weight : weight;
-      x[0] = fmaf(out[i].x, applied, x[0]);
-      x[1] = fmaf(out[i].y, applied, x[1]);
-      x[2] = fmaf(out[i].z, applied, x[2]);
-      x[3] = fmaf(out[i].w, applied, x[3]);
-    }
-    return all;
-  }
-
   __device__ __forceinline__ void combine_vec4(int pass, const CombinedVec4& combined) const {
     const AttentionParams& p = this->p;
     const WorkTile& work = this->work;

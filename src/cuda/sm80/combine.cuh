@@ -41,25 +41,26 @@ __device__ __forceinline__ RowPartials partials_of(const AttentionParams& p, con
           static_cast<const float*>(p.partial_out) + first * p.v_dim + 4 * lane};
 }
 
-/// A warp joins a row. All that counts is how long it takes one warp: lanes find the weights of a
-/// split each while the outputs are on their way.
+/// A warp combines the splits of a row. Latency is all that counts: each lane computes the weights
+/// of some splits while the outputs are in flight. Kept in one function: split up, it compiles to
+/// other machine code.
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void combine_row(float* s_weights, const AttentionParams& p,
                                             const WorkTile& work, int r,
                                             const RowPartials& partials,
                                             const SplitStrides& strides) {
   constexpr int kLaneSplits = core::kMaxJoinedSplits / 32;
-  constexpr int kAtOnce = C::kWarpPrivateKv ? 16 : 4;
+  constexpr int kLoads = C::kWarpPrivateKv ? 16 : 4;
   const int lane = threadIdx.x % 32;
   const int columns = kFastPath ? C::kHeadDim : p.v_dim;
-  float4 part[kAtOnce];  // as many as registers allow
+  float4 out[kLoads];  // as many as registers allow
   const auto load = [&](int first_column, int split) {
     const float* g_out = partials.g_out + first_column + split * strides.out;
     const int left = columns - first_column - 4 * lane;  // may be <= 0
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i, g_out += strides.out) {
+    for (int i = 0; i < kLoads; ++i, g_out += strides.out) {
       if (split + i < work.splits && left > 0) {
-        part[i] = load_columns(g_out, 0, kFastPath || p.v_dim % 4 == 0 ? 4 : left);
+        out[i] = load_columns(g_out, 0, kFastPath || p.v_dim % 4 == 0 ? 4 : left);
       }
     }
   };
@@ -80,11 +81,11 @@ __device__ __forceinline__ void combine_row(float* s_weights, const AttentionPar
   const float base = core::softmax_base(all.max);
 #pragma unroll
   for (int k = 0; k < kLaneSplits; ++k) {
-    const bool nothing = weight[k] == core::negative_infinity<float>();
-    const float counted = fast_exp(weight[k] - base);
-    if (!nothing) all.sum += counted;
+    const bool empty = weight[k] == core::negative_infinity<float>();
+    const float applied = fast_exp(weight[k] - base);
+    if (!empty) all.sum += applied;
     const bool twice = p.fault.is(InjectedFault::combine_double_counts);
-    s_weights[lane + 32 * k] = nothing ? kNoWeight : twice ? counted * counted : counted;
+    s_weights[lane + 32 * k] = empty ? kNoWeight : twice ? applied * applied : applied;
   }
   all.sum = warp_sum(all.sum);
   if (p.sinks != nullptr) {
@@ -97,16 +98,16 @@ __device__ __forceinline__ void combine_row(float* s_weights, const AttentionPar
   for (int first_column = 0; first_column < columns; first_column += 128) {
     float x[4] = {};
 #pragma unroll 1
-    for (int split = 0; split < work.splits; split += kAtOnce) {
+    for (int split = 0; split < work.splits; split += kLoads) {
       if (first_column > 0 || split > 0) load(first_column, split);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float counted = s_weights[split + i];  // none of what lies past the splits
-        if (counted == kNoWeight) continue;
-        x[0] = fmaf(counted, part[i].x, x[0]);
-        x[1] = fmaf(counted, part[i].y, x[1]);
-        x[2] = fmaf(counted, part[i].z, x[2]);
-        x[3] = fmaf(counted, part[i].w, x[3]);
+      for (int i = 0; i < kLoads; ++i) {
+        const float applied = s_weights[split + i];  // kNoWeight past the last split
+        if (applied == kNoWeight) continue;
+        x[0] = fmaf(applied, out[i].x, x[0]);
+        x[1] = fmaf(applied, out[i].y, x[1]);
+        x[2] = fmaf(applied, out[i].z, x[2]);
+        x[3] = fmaf(applied, out[i].w, x[3]);
       }
     }
     const int column = first_column + 4 * lane;
@@ -119,7 +120,7 @@ __device__ __forceinline__ void combine_row(float* s_weights, const AttentionPar
     store_output_columns<C, kFastPath>(p, output_offset(p, work, row), column, x);
   }
   if (lane == 0 && p.lse != nullptr && written) store_lse(p, work, row, core::log_sum_exp(all));
-  __syncwarp();  // before the next row's weights
+  __syncwarp();  // before the weights of the next row
 }
 
 /// A thread of a CTA that stores its partial result in the workspace.

@@ -108,14 +108,6 @@ struct alignas(16) RowStats {
   core::SoftmaxState<float> of[C::kRowTiles][2];
 };
 
-template <typename C>
-__device__ __forceinline__ void init_row_stats(RowStats<C>& row_stats) {
-#pragma unroll
-  for (int m = 0; m < C::kRowTiles; ++m) {
-    row_stats.of[m][0] = row_stats.of[m][1] = {core::negative_infinity<float>(), 0.f};
-  }
-}
-
 /// Scales of 8-bit tensors.
 template <typename C, bool kKv8 = C::kKv8>
 struct Kv8Scales {

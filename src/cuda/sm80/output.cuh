@@ -113,37 +113,6 @@ __device__ __forceinline__ float4 adjacent_columns(const AccO<C>& acc_o, int m, 
                      acc_o[m][n + 1][2 * half + 1]);
 }
 
-/// Stages a thread's columns of row r, which is its row `half` of accumulator tile m.
-template <typename C>
-__device__ __forceinline__ void stage_row(SharedStorage<C>& s, const AccO<C>& acc_o, int m,
-                                          int half, int r, const Thread<C>& t) {
-  float(&s_row)[C::kHeadDim + 8] = s.staged.acc_o[t.warp_n][r];
-  if constexpr (C::kKv8) {
-    const float scale = output_scale<C>(s);
-#pragma unroll
-    for (int n = 0; n < C::kColumnTiles; n += 2) {
-      const float4 x = adjacent_columns<C>(acc_o, m, n, half);
-      *reinterpret_cast<float4*>(&s_row[8 * n + 4 * (t.lane % 4)]) =
-          make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
-    }
-  } else if constexpr (C::kSwapAB) {
-#pragma unroll
-    for (int n = 0; n < C::kColumnTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int reg = C::reg_of(half, i);
-        s_row[t.column(n, reg)] = acc_o[m][n][reg];
-      }
-    }
-  } else {
-#pragma unroll
-    for (int n = 0; n < C::kColumnTiles; ++n) {
-      *reinterpret_cast<float2*>(&s_row[t.column(n, 2 * half)]) =
-          make_float2(acc_o[m][n][2 * half], acc_o[m][n][2 * half + 1]);
-    }
-  }
-}
-
 /// Stages O and row statistics of the warps where Q, K and V were, for all threads of the CTA.
 template <typename C>
 __device__ __forceinline__ void stage_output(SharedStorage<C>& s, const AccO<C>& acc_o,

@@ -9,20 +9,6 @@
 
 namespace flashcore::cuda::sm80 {
 
-/// Writes the key ranges of the warps to shared memory.
-template <typename C>
-__device__ __forceinline__ void publish_warp_keys(SharedStorage<C>& s, const AttentionParams& p,
-                                                  const WorkTile& work) {
-  if (C::kWarpsM == 1) {
-    if (threadIdx.x == 0) s.warp_keys[0] = {work.visible, work.fully_visible};
-  } else if (threadIdx.x < C::kWarpsM) {
-    const int first = threadIdx.x * C::kWarpRows;
-    s.warp_keys[threadIdx.x] =
-        first < work.rows ? keys_of_rows(p, work, first, min(first + C::kWarpRows, work.rows) - 1)
-                          : WarpKeys{};
-  }
-}
-
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void process_tile(SharedStorage<C>& s, const AttentionParams& p) {
   if (p.is_varlen) pdl_wait();

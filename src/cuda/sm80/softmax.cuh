@@ -27,64 +27,6 @@ __device__ __forceinline__ float rescale_of(float before, float max, float unit_
                              : (before - max) * unit_log2);
 }
 
-/// True if a row keeps its maximum although `max` is larger.
-__device__ __forceinline__ bool keeps_max(float max, const core::SoftmaxState<float>& state,
-                                          float unit_log2) {
-  return (max - state.max) * unit_log2 <= kRescaleThresholdLog2;
-}
-
-/// Updates the maxima of a warp's rows and rescales sums and O. max: of the thread's own scores.
-template <typename C, bool kFastPath>
-__device__ __forceinline__ void rescale_rows(AccO<C>& acc_o, RowStats<C>& row_stats,
-                                             const float (&max)[C::kRowTiles][2], float unit_log2,
-                                             core::Fault fault) {
-#pragma unroll
-  for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      core::SoftmaxState<float>& state = row_stats.of[m][half];
-      const float row_max = row_reduce_max<C>(max[m][half]);
-      const float before = state.max;
-      if (!keeps_max(row_max, state, unit_log2)) state.max = row_max;
-      const float rescale =
-          fault.is(InjectedFault::rescale_forgotten)
-              ? 1.f
-              : rescale_of<kFastPath>(before, core::softmax_base(state.max), unit_log2);
-      state.sum *= rescale;
-#pragma unroll
-      for (int n = 0; n < C::kColumnTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) acc_o[m][n][C::reg_of(half, i)] *= rescale;
-      }
-    }
-  }
-}
-
-/// P = exp(S - max) in place of S, and its sums: [warp_rows, kKeys].
-template <typename C, bool kFastPath, int kKeys>
-__device__ __forceinline__ void exp_rows(AccS<C, kKeys>& acc_s, RowStats<C>& row_stats,
-                                         float unit_log2) {
-#pragma unroll
-  for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      core::SoftmaxState<float>& state = row_stats.of[m][half];
-      const float base = core::softmax_base(state.max);
-      float sum = 0.f;
-#pragma unroll
-      for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& x = acc_s[m][n][C::reg_of(half, i)];
-          x = fast_exp2(exponent<kFastPath>(x, base, unit_log2));
-          sum += x;
-        }
-      }
-      state.sum += sum;
-    }
-  }
-}
-
 /// P = softmax(S) in place of S, unnormalized: [warp_rows, kKeys]. Updates the row statistics and
 /// rescales O if a row maximum has grown enough.
 template <typename C, bool kFastPath, int kKeys>
@@ -92,7 +34,8 @@ __device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& a
                                                RowStats<C>& s_row_stats, float unit_log2,
                                                core::Fault fault) {
   RowStats<C> row_stats = s_row_stats;
-  const auto keeps_max = [&](float max, const core::SoftmaxState<float>& state, float) {
+  // True if a row keeps its maximum although `max` is larger.
+  const auto keeps_max = [&](float max, const core::SoftmaxState<float>& state) {
     return (max - state.max) * unit_log2 <= kRescaleThresholdLog2;
   };
   float max[C::kRowTiles][2];  // of the thread's own scores
@@ -107,7 +50,7 @@ __device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& a
         max[m][half] = max_ignore_nan(max[m][half], acc_s[m][n][C::reg_of(half, 0)]);
         max[m][half] = max_ignore_nan(max[m][half], acc_s[m][n][C::reg_of(half, 1)]);
       }
-      all_keep = all_keep && keeps_max(max[m][half], row_stats.of[m][half], unit_log2);
+      all_keep = all_keep && keeps_max(max[m][half], row_stats.of[m][half]);
     }
   }
   // One branch for all rows of the warp. Most steps skip it, and with it the row reductions.
@@ -119,7 +62,7 @@ __device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& a
         core::SoftmaxState<float>& state = row_stats.of[m][half];
         const float row_max = row_reduce_max<C>(max[m][half]);
         const float before = state.max;
-        if (!keeps_max(row_max, state, unit_log2)) state.max = row_max;
+        if (!keeps_max(row_max, state)) state.max = row_max;
         const float rescale =
             fault.is(InjectedFault::rescale_forgotten)
                 ? 1.f
