@@ -109,11 +109,12 @@ core::PageTable pages_of(std::int64_t page_size, std::int64_t pages,
           static_cast<std::int32_t>(pages)};
 }
 
-core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
-                                  const Workspace& workspace) noexcept {
-  const Problem& problem = plan.problem;
+namespace {
+
+/// Pointers, strides and formats.
+void set_tensors(core::AttentionParams& p, const Problem& problem,
+                 const Tensors& tensors) noexcept {
   const Options& options = problem.options;
-  core::AttentionParams p{};
   p.q = tensors.q.data;
   p.k = tensors.k.data;
   p.v = tensors.v.data;
@@ -151,6 +152,16 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.q_scale = scales_of(tensors.q_scale, problem.q_scale, options.q_scale_block);
   p.k_scale = scales_of(tensors.k_scale, problem.k_scale, options.kv_scale_block);
   p.v_scale = scales_of(tensors.v_scale, problem.v_scale, options.kv_scale_block);
+}
+
+}  // namespace
+
+core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
+                                  const Workspace& workspace) noexcept {
+  const Problem& problem = plan.problem;
+  const Options& options = problem.options;
+  core::AttentionParams p{};
+  set_tensors(p, problem, tensors);
 
   const auto narrow = [](std::int64_t extent) { return static_cast<std::int32_t>(extent); };
   p.batch = narrow(problem.batch);
