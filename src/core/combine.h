@@ -1,4 +1,4 @@
-// Joining partial results. The weights are the same everywhere; a backend only loops over them.
+// Combines partial results. The weights are the same everywhere; a backend only loops over them.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct PartialResult {
   Strides out_strides, lse_strides;
 };
 
-/// Either up to kMaxCombineTable results that lie anywhere, or (stacked) any number at equal
-/// distances from table[0]. Packed sequences appear as batch 1 with total_q rows.
+/// Either up to kMaxCombineTable results at any address, or (stacked) any number at equal distances
+/// from table[0]. A varlen q is one batch entry of total_q rows.
 struct CombineParams {
   PartialResult table[kMaxCombineTable];
   std::int64_t stacked_out_stride, stacked_lse_stride;  // elements
@@ -60,8 +60,8 @@ FLASHCORE_HD bool combine_skips_row(const CombineParams& p, std::int64_t row) {
          (row < p.cu_seqlens_q[0] || row >= p.cu_seqlens_q[p.sequences]);
 }
 
-/// A partial that saw no key: its out may never have been written and must not be read. (A weight
-/// that merely underflows to 0 is another matter: 0 · NaN must stay NaN.)
+/// True for a partial without keys: its out may be unwritten and must not be read. A weight that
+/// underflows to 0 does not skip the read, because 0 · NaN must stay NaN.
 template <typename T>
 FLASHCORE_HD bool partial_is_empty(const CombineParams& p, std::int32_t part, std::int64_t b,
                                    std::int64_t h, std::int64_t row) {

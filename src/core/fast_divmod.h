@@ -1,6 +1,5 @@
-// DivmodResult by a number that is fixed before a kernel starts: a multiplication and a shift. A
-// GPU divides integers in some thirty dependent instructions, and a block's first loads wait for
-// them.
+// Division by a number that is fixed before a kernel starts: a multiplication and a shift. A GPU
+// divides integers in about thirty dependent instructions, which delay the first loads of a CTA.
 #pragma once
 
 #include <cstdint>

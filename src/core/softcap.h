@@ -6,10 +6,10 @@
 
 namespace flashcore::core {
 
-/// Up to this cap the short formula serves: its error is that of a score as large as the cap.
+/// The largest cap of the short formula, whose error is that of a score as large as the cap.
 inline constexpr double kLargestShortCap = 256;
 
-/// What Q K^T is multiplied by to become the argument of capped(): 2·log2(e)·s/c.
+/// The factor that turns Q K^T into the argument of capped(), 2·log2(e)·s/c.
 constexpr double softcap_argument(double scale, double softcap) {
   return 2.0 * kLog2E * scale / softcap;
 }
@@ -20,8 +20,8 @@ FLASHCORE_HD T capped_short(T argument, T cap) {
   return cap * (T(1) - T(2) / (T(1) + exp2_scalar(argument)));
 }
 
-/// The same at every cap. 1 - 2 / (1 + 2^a) loses the digits of a small x, and a large cap brings
-/// the loss to light: there tanh is its series.
+/// The same for any cap. 1 - 2 / (1 + 2^a) cancels for a small x, and a large cap magnifies the
+/// error. Such a tanh is computed by its series.
 template <typename T>
 FLASHCORE_HD T capped(T argument, T cap) {
   constexpr T kSeriesUpTo = sizeof(T) == 4 ? T(0.5) : T(0.1);

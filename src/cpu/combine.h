@@ -1,4 +1,4 @@
-// Joining partial results on the CPU.
+// Combines partial results on the CPU.
 #pragma once
 
 #include "core/combine.h"

@@ -1,10 +1,10 @@
 // Attention forward on CUDA cores: softmax(Q K^T) V with online softmax, for any GPU from sm_75.
-// The plain kernel that is easy to believe: every option, every layout, f32 arithmetic throughout.
-// What is in memory may have any format: only who loads and who stores asks for it, at run time.
+// The readable baseline: every option, every layout, f32 arithmetic. Loads and stores select the
+// element format at run time.
 //
-//   grid     one block per (batch, query head, query tile, key range); blocks loop if the grid is
-//            smaller than the number of items
-//   block    256 threads = 16 rows of threads (ty) x 16 (tx). A thread owns the query rows
+//   grid     one CTA per (batch, query head, query tile, KV split); CTAs loop if the grid is smaller
+//            than the number of tiles
+//   CTA      256 threads = 16 rows of threads (ty) x 16 (tx). A thread owns the query rows
 //            ty + 16 r and, of these, the scores of keys tx + 16 c and four columns of O per chunk
 //   chunks   K and V pass through shared memory 64 columns at a time
 //   smem     Q [tile_q][head_dim + 4], K chunk or P, V chunk, all f32; rows are padded by four
