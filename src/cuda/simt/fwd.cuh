@@ -2,8 +2,8 @@
 // The readable baseline: every option, every layout, f32 arithmetic. Loads and stores select the
 // element format at run time.
 //
-//   grid     one CTA per (batch, query head, query tile, KV split); CTAs loop if the grid is smaller
-//            than the number of tiles
+//   grid     one CTA per (batch, query head, query tile, KV split); CTAs loop if the
+//            grid is smaller than the number of tiles
 //   CTA      256 threads = 16 rows of threads (ty) x 16 (tx). A thread owns the query rows
 //            ty + 16 r and, of these, the scores of keys tx + 16 c and four columns of O per chunk
 //   chunks   K and V pass through shared memory 64 columns at a time
