@@ -71,7 +71,7 @@ struct ErrorSlot {
 /// The workspace header: the error slot, then counters.
 inline constexpr std::int64_t kCountersOffset = 256;
 inline constexpr std::int64_t kMaxCounters = (64 * 1024 - kCountersOffset) / 4;
-inline constexpr int kMaxJoinedSplits = 128;      // that a kernel joins itself
+inline constexpr int kMaxCombinedSplits = 128;    // that a kernel joins itself
 inline constexpr int kMaxPagedFastPathRows = 16;  // rows of a tile whose fast path reads pages
 
 /// Bits of AttentionParams::score_mods: what a call does to scores beyond scaling and masking by

@@ -66,7 +66,8 @@ CombineMode combine_mode(const KernelInfo& kernel, const SplitPlan& plan,
   if (plan.splits.count <= 1) return CombineMode::none;
   if (plan.cluster) return CombineMode::cluster;
   const bool last_cta = (traits_of(kernel).combine_modes & modes(CombineMode::last_cta)) != 0 &&
-                        tiles <= core::kMaxCounters && plan.splits.count <= core::kMaxJoinedSplits;
+                        tiles <= core::kMaxCounters &&
+                        plan.splits.count <= core::kMaxCombinedSplits;
   return last_cta ? CombineMode::last_cta : CombineMode::kernel;
 }
 

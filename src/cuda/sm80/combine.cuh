@@ -49,7 +49,7 @@ __device__ __forceinline__ void combine_row(float* s_weights, const AttentionPar
                                             const WorkTile& work, int r,
                                             const RowPartials& partials,
                                             const SplitStrides& strides) {
-  constexpr int kLaneSplits = core::kMaxJoinedSplits / 32;
+  constexpr int kLaneSplits = core::kMaxCombinedSplits / 32;
   constexpr int kLoads = C::kWarpPrivateKv ? 16 : 4;
   const int lane = threadIdx.x % 32;
   const int columns = kFastPath ? C::kHeadDim : p.v_dim;
@@ -158,8 +158,8 @@ struct SplitThread {
   __device__ __forceinline__ bool is_last() const { return s.last; }
 
   __device__ __forceinline__ void combine_row(int r) {
-    float* s_weights = &s.staged.acc_o[0][0][0] + index() * core::kMaxJoinedSplits;
-    static_assert(sizeof(s.staged.acc_o) >= kWarps * core::kMaxJoinedSplits * sizeof(float));
+    float* s_weights = &s.staged.acc_o[0][0][0] + index() * core::kMaxCombinedSplits;
+    static_assert(sizeof(s.staged.acc_o) >= kWarps * core::kMaxCombinedSplits * sizeof(float));
     if (r != index()) partials = partials_of(p, work, r, strides);
     sm80::combine_row<C, kFastPath>(s_weights, p, work, r, partials, strides);
   }

@@ -210,7 +210,7 @@ Schedule schedule(const KernelInfo& kernel, const Problem& problem,
       problem.options.reproducibility == Reproducibility::deterministic && model.tiles > 0;
   const std::int64_t min_keys = kernel.tile_q <= 16 ? kernel.tile_k : kMinKeysLargeTiles;
   const std::int64_t most =
-      may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxJoinedSplits)
+      may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxCombinedSplits)
                 : 1;
   if (most > 1 && kernel.tile_q <= 16 && (problem.seqused_k.given() || problem.kv_varlen)) {
     // Some sequences may be far shorter than others. Splits of one length balance the SMs.

@@ -77,7 +77,7 @@ TEST(UsesHeader, WhereAKernelJoinsItsSplits) {
 
   const Plan by_a_second_kernel =
       plan_of("a100", DType::bf16, {1, 32, 8, 1, 65536, 128}, {.num_splits = 200});
-  EXPECT_GT(by_a_second_kernel.splits, core::kMaxJoinedSplits);
+  EXPECT_GT(by_a_second_kernel.splits, core::kMaxCombinedSplits);
   EXPECT_FALSE(uses_header(by_a_second_kernel));
   const Plan simt = plan_of("h200", DType::f32, decode, {.num_splits = 4});
   EXPECT_STREQ(simt.kernel->family_name(), "simt");

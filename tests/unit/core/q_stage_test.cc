@@ -99,7 +99,7 @@ TEST(QueryPlaces, AreAsManyAsFit) {
       const Sm90Traits shape{head_dim, 128, tile_k, 2};
       const int fit = shape.q_stages();
       if (fit < shape.consumers()) continue;  // no such kernel
-      const int bytes = fit * shape.tile_bytes(kQTileRows) + shape.key_bytes();
+      const int bytes = fit * shape.tile_bytes(kQTileRows) + shape.kv_bytes();
       EXPECT_LE(bytes, kSm90SharedBytes);
       if (fit < 2 * shape.consumers()) {
         EXPECT_GT(bytes + shape.tile_bytes(kQTileRows), kSm90SharedBytes - 2048);

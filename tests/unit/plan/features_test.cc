@@ -30,7 +30,7 @@ TEST(Features, OfEachOptionAreOneBit) {
   expect(Features::softcap, [](Problem& p) { p.options.softcap = 5; });
   expect(Features::sinks, [](Problem& p) { p.sinks.dtype = DType::f32; });
   expect(Features::window, [](Problem& p) { p.options.window_right = 0; });
-  expect(Features::varlen, [](Problem& p) { p.used_k.dtype = DType::i32; });
+  expect(Features::varlen, [](Problem& p) { p.seqused_k.dtype = DType::i32; });
   expect(Features::paged, [](Problem& p) { p.page_size = 16; });
   expect(Features::any_stride, [](Problem& p) { p.v.column = 2; });
   expect(Features::f32_out, [](Problem& p) { p.out.dtype = DType::f32; });
