@@ -4,7 +4,7 @@
 # The hooks change the layout of core's structs, so every file that sees them is compiled a second
 # time; all other objects are shared with the ordinary build. tests/scripts/instrumented_test.py
 # checks this list against the #include lines and against the symbols of flashcore_tool.
-set(FLASHCORE_INSTRUMENTED_SOURCES "src/(api|backend|cpu|plan)/|src/verify/inputs/case_memory")
+set(FLASHCORE_INSTRUMENTED_SOURCES "src/(api|backend|cpu|plan)/|src/verify/inputs/case(_memory)?[.]")
 
 # CUDA builds have presets of their own for faults and assertions.
 if(FLASHCORE_SANITIZE OR FLASHCORE_HAS_CUDA OR FLASHCORE_FAULTS OR FLASHCORE_ASSERTS

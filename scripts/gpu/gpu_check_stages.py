@@ -345,7 +345,7 @@ def all_stages(context):
         plain("environment", 90, environment),
         plain("build", 400, build),
         plain("tests", 400, tests),
-        checking("regressions", 150, [*cuda, "--suite", "regressions", "--kernel", "_sm90_"]),
+        checking("keyless_tiles", 150, [*cuda, "--suite", "keyless-tiles", "--kernel", "_sm90_"]),
         checking("check", 120, cuda, 21000, _MIN_PROBLEMS),
         checking("check_tensor_cores", 100, [*cuda, "--kernel", "_sm80_"], 51000,
                  _MIN_TENSOR_CORE_PROBLEMS),
