@@ -98,7 +98,7 @@ class Bench(BenchTest):
 
 
 class Compare(BenchTest):
-    """Faster means a smaller time; the ancestor of this gate had it the other way round."""
+    """Faster means a smaller time."""
 
     def setUp(self):
         super().setUp()

@@ -39,12 +39,12 @@ class Mbarrier {
   /// Result of the hardware's test for `phases` completed phases. The hardware compares parities
   /// only; throws if that gives the wrong result.
   bool passed(std::uint32_t phases) const {
-    const bool skips_last_tile = (phases_ ^ phases) % 2 == 0;
-    if (skips_last_tile ? phases_ != phases : phases_ + 1 != phases) {
+    const bool passed = (phases_ ^ phases) % 2 == 0;
+    if (passed ? phases_ != phases : phases_ + 1 != phases) {
       throw Violation{"a wait at " + name_ + " for phase " + std::to_string(phases) +
                       " finds phase " + std::to_string(phases_)};
     }
-    return skips_last_tile;
+    return passed;
   }
 
   void wait(Fibers& fibers, std::uint32_t phases) const {

@@ -33,7 +33,7 @@ struct Fibers::Fiber {
   ucontext_t context{};
   const std::function<bool()>* ready = nullptr;  // null: not waiting
   const std::string* waiting_for = nullptr;
-  bool begun = false, final_stats = false;
+  bool begun = false, ended = false;
 };
 
 struct Fibers::Main {
@@ -69,7 +69,7 @@ void Fibers::enter(unsigned high, unsigned low) {
     self->failed_ = true;
     self->violation_ = {fiber.name + ": " + violation.words};
   }
-  fiber.final_stats = true;
+  fiber.ended = true;
   --self->running_;
   self->switch_back();
 }
@@ -122,7 +122,7 @@ void Fibers::step() {
       return;
     }
     Fiber& fiber = *fibers_[static_cast<std::size_t>(choice)];
-    if (fiber.final_stats) continue;
+    if (fiber.ended) continue;
     current_ = static_cast<int>(choice);
     if (fiber.ready != nullptr && !(*fiber.ready)()) continue;
     switch_to(fiber);
@@ -141,7 +141,7 @@ void Fibers::run() {
 std::string Fibers::deadlock() const {
   std::string words = "deadlock:";
   for (const auto& fiber : fibers_) {
-    if (!fiber->final_stats && fiber->waiting_for != nullptr) {
+    if (!fiber->ended && fiber->waiting_for != nullptr) {
       words += "\n  " + fiber->name + " waits for " + *fiber->waiting_for;
     }
   }

@@ -104,17 +104,17 @@ CUtensorMap pipeline_map(const Array<std::uint16_t>& matrix, std::size_t element
 
 /// Tests without blocking whether the phase of this parity is complete.
 __device__ bool has_ended(std::uint64_t& s_barrier, std::uint32_t parity) {
-  std::uint32_t final_stats;
+  std::uint32_t ended;
   asm volatile(
       "{\n"
       ".reg .pred ended;\n"
       "mbarrier.test_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
       "selp.u32 %0, 1, 0, ended;\n"
       "}\n"
-      : "=r"(final_stats)
+      : "=r"(ended)
       : "r"(cuda::shared_address(&s_barrier)), "r"(parity)
       : "memory");
-  return final_stats != 0;
+  return ended != 0;
 }
 
 /// A single thread. Its copy follows the arrivals in even phases and precedes them in odd ones.

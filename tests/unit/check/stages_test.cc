@@ -1,5 +1,5 @@
 // Stages of right kernels are right, whatever the options, and one wrong value is found where it
-// is. (Whole planted bugs: scripts/checks/faults and tests/cli/test_faults.py.)
+// is. (Whole injected faults: scripts/checks/faults and tests/cli/test_faults.py.)
 #include "check/stages.h"
 
 #include <gtest/gtest.h>

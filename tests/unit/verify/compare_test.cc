@@ -1,4 +1,4 @@
-// The comparer must reject every planted fault, and must never reject a right result.
+// The comparer must reject every injected fault, and must never reject a right result.
 #include "verify/inputs/compare.h"
 
 #include <gtest/gtest.h>
@@ -194,7 +194,7 @@ TEST(CompareRejects, SwappedHeadsRowsAndColumns) {
 
 TEST(CompareRejects, AHeadThatIsOffEverywhereWithinItsBounds) {
   for (const DType dtype : kTypes) {
-    // A wide output, so that its own rounding does not matter beside the planted error.
+    // A wide output, so that its own rounding does not matter beside the injected error.
     Judged judged(usual_inputs(1, dtype), wide(dtype));
     for (std::size_t r = 0; r < judged.oracle.rows.size(); ++r) {
       const auto [b, h, i] = judged.oracle.rows[r];
