@@ -171,7 +171,7 @@ class Verify(CommandTest):
 
     def test_a_kernel_that_ends_is_right_in_a_child_too(self):
         arguments = ("verify", "--device", "cpu", "--kernel", "^fwd_generic_f32$", "--quick")
-        calls = [re.search(r"right +(\d+) calls", self.call(*arguments, "--deadline", limit).stdout)[1]
+        calls = [re.search(r"correct +(\d+) calls", self.call(*arguments, "--deadline", limit).stdout)[1]
                  for limit in (0, 20)]
         self.assertEqual(calls[0], calls[1])
 
