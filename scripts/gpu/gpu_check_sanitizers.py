@@ -14,7 +14,7 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 _FOUND_CODE = 99  # exit code of a run in which the tool found something
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 _PROOF_LIMIT_S = 40
-# What each tool calls the fault injected for it: an error of another kind proves nothing.
+# The error that each tool must report for its injected fault. Another error proves nothing.
 _FAULT_WORDS = {
     "memcheck": re.compile(r"Invalid __global__ write"),
     "racecheck": re.compile(r"[Rr]ace|hazard"),

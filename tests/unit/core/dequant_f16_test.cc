@@ -55,8 +55,8 @@ TEST(F16x2Pair, TheCodeOfZeroIsZero) {
   }
 }
 
-// What ldmatrix_x4() leaves in a lane of 8 rows × 16 codes, plain: four codes of row lane / 4.
-// As the B operand of one k-step they are codes even_odd_index(k) of their row.
+// ldmatrix_x4() of 8 rows × 16 bytes gives a lane four bytes of row lane / 4. As the B operand of
+// one k-step they are bytes even_odd_index(k) of their row.
 TEST(F16x2Pair, AChunkOfKeysIsOneStep) {
   for (int lane = 0; lane < 32; ++lane) {
     for (int reg = 0; reg < 2; ++reg) {
@@ -70,9 +70,9 @@ TEST(F16x2Pair, AChunkOfKeysIsOneStep) {
   }
 }
 
-// What ldmatrix_x4_trans() leaves: codes 2 g and 2 g + 1 (g = lane / 4) of rows 2 t and
-// 2 t + 1 (t = lane % 4), the row's two side by side. Its even codes are the B operand of an n-tile
-// whose column n is code even_odd_index(n), its odd ones of the next.
+// ldmatrix_x4_trans() gives a lane bytes 2 g and 2 g + 1 (g = lane / 4) of rows 2 t and 2 t + 1
+// (t = lane % 4), those of a row side by side. The even bytes are the B operand of the n-tile whose
+// column n is byte even_odd_index(n), the odd ones that of the next n-tile.
 TEST(F16x2Pair, AChunkOfValuesIsTwoColumnTiles) {
   for (int lane = 0; lane < 32; ++lane) {
     for (int tile = 0; tile < 2; ++tile) {
