@@ -10,6 +10,7 @@
 #include "core/assert.h"
 #include "core/numeric.h"
 #include "core/softcap.h"
+#include "plan/kernel_traits.h"
 
 namespace flashcore {
 namespace {
@@ -63,6 +64,11 @@ std::uint8_t score_mods_of(const core::AttentionParams& p) noexcept {
     mods |= core::kBlockScalesMod;
   }
   return static_cast<std::uint8_t>(mods);
+}
+
+/// True if the fast path of the kernel family lacks a modification or layout of this call.
+bool needs_general_path(const FamilyTraits& family, const core::AttentionParams& p) noexcept {
+  return (p.score_mods & family.general_mods) != 0 || (family.general_layouts && !p.fast_layout);
 }
 
 /// AttentionParams::fast_layout.
@@ -195,7 +201,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.checked = options.checked;
   p.score_mods = score_mods_of(p);
   p.fast_layout = has_fast_layout(plan, p);
-  p.fast_path = p.fast_layout && !core::needs_general_path(p, core::kSm80GeneralMods);
+  p.fast_path = !needs_general_path(traits_of(*plan.kernel), p);
   p.is_varlen = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||
                 p.q_start != nullptr || p.k_start != nullptr;
 

@@ -7,6 +7,7 @@
 #include "core/fast_divmod.h"
 #include "core/fault.h"
 #include "core/paged_kv.h"
+#include "core/score_mods.h"
 #include "core/softmax.h"
 
 namespace flashcore::core {
@@ -74,25 +75,6 @@ inline constexpr std::int64_t kMaxCounters = (64 * 1024 - kCountersOffset) / 4;
 inline constexpr int kMaxCombinedSplits = 128;    // that a kernel joins itself
 inline constexpr int kMaxPagedFastPathRows = 16;  // rows of a tile whose fast path reads pages
 
-/// Bits of AttentionParams::score_mods: what a call does to scores beyond scaling and masking by
-/// position.
-enum ScoreMods : std::uint8_t {
-  kSoftcapMod = 1,
-  kAlibiMod = 2,
-  kBiasMod = 4,
-  kMaskMod = 8,
-  kNonPositiveScaleMod = 16,  // the row maximum cannot be found before scaling
-  kBlockScalesMod = 32,       // 8-bit rows of a head have several scales
-};
-
-/// Modifications of single scores: core/score.h.
-inline constexpr std::uint8_t kElementMods = kSoftcapMod | kAlibiMod | kBiasMod | kMaskMod;
-/// Modifications that a family's fast path does not have. SIMT and CPU kernels scale Q.
-inline constexpr std::uint8_t kSimtGeneralMods = kElementMods;
-inline constexpr std::uint8_t kSm80GeneralMods = kElementMods | kNonPositiveScaleMod;
-inline constexpr std::uint8_t kSm90GeneralMods =
-    kElementMods | kNonPositiveScaleMod | kBlockScalesMod;
-
 /// Positions must fit 31 bits together with any length.
 inline constexpr std::int32_t kMaxStart = 1 << 30;
 
@@ -129,7 +111,7 @@ struct AttentionParams {
   bool vector_rows;  // q, k, v, out rows are contiguous, 16-byte aligned, a multiple of 4 long
   bool async_rows;   // q, k, v rows are contiguous and 16-byte aligned: cp.async can fetch them
   bool checked;
-  bool fast_path;  // of sm80 kernels: !needs_general_path(), and fast_layout
+  bool fast_path;  // the kernel family has a fast path for these scores and this layout
   bool is_varlen;  // sequences have lengths or starts of their own
   // Rows are 16-byte aligned and fill the kernel's head_dim, out is 16-bit, and only small tiles
   // have pages. False for a batch-invariant call: the two paths round differently.
@@ -165,12 +147,6 @@ struct AttentionParams {
   char kernel[48];  // its id
 #endif
 };
-
-/// Whether a call modifies scores in a way that the fast path of a family does not have.
-FLASHCORE_HD constexpr bool needs_general_path(const AttentionParams& params,
-                                               std::uint8_t general_mods) {
-  return (params.score_mods & general_mods) != 0;
-}
 
 /// The sink of query head h in a kernel that does (`adds_sink`) or does not add it.
 FLASHCORE_HD Sink sink_of(const AttentionParams& params, std::int32_t h, bool adds_sink) {

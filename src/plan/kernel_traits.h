@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "core/score_mods.h"
 #include "core/sm90_traits.h"
 #include "flashcore/plan.h"
 
@@ -38,12 +39,13 @@ struct FamilyTraits {
   Features features;  // of its kernels; see features_of_kernel()
   unsigned combine_modes;
   GqaPacking gqa_packing;
-  bool pdl;               // sm_90 SASS waits by griddepcontrol (programmatic dependent launch)
-  bool persistent;        // at most one CTA per SM, which loops over work tiles
-  bool only_if_faster;    // chosen by comparing estimates only, so never for batch-invariant plans
-  int index_bits;         // of its row and tile counters
-  Features general_mods;  // score options that take the general path
-  const char* source_dirs;  // sources of its fingerprint; "dir/*" means the files of dir alone
+  bool pdl;             // sm_90 SASS waits by griddepcontrol (programmatic dependent launch)
+  bool persistent;      // at most one CTA per SM, which loops over work tiles
+  bool only_if_faster;  // chosen by comparing estimates only, so never for batch-invariant plans
+  int index_bits;       // of its row and tile counters
+  std::uint8_t general_mods;  // core::ScoreMods that take the general path
+  bool general_layouts;       // calls without AttentionParams::fast_layout take it, too
+  const char* source_dirs;    // sources of its fingerprint; "dir/*" means the files of dir alone
 };
 
 inline constexpr FamilyTraits kFamilies[] = {
@@ -61,7 +63,8 @@ inline constexpr FamilyTraits kFamilies[] = {
      .persistent = false,
      .only_if_faster = false,
      .index_bits = 64,
-     .general_mods = Features::none,
+     .general_mods = core::kElementMods,  // Q is scaled when it is loaded
+     .general_layouts = false,
      .source_dirs = "src/cpu src/core"},
     {.family = Family::simt,
      .names = {"simt", nullptr, nullptr},
@@ -77,7 +80,8 @@ inline constexpr FamilyTraits kFamilies[] = {
      .persistent = false,
      .only_if_faster = false,
      .index_bits = 64,
-     .general_mods = Features::none,
+     .general_mods = core::kElementMods,  // Q is scaled when it is loaded
+     .general_layouts = false,
      .source_dirs = "src/cuda/simt src/cuda/* src/cuda/common src/cuda/primitives src/core"},
     {.family = Family::sm80,
      .names = {"sm80", "sm80_8bit", nullptr},
@@ -93,7 +97,8 @@ inline constexpr FamilyTraits kFamilies[] = {
      .persistent = false,
      .only_if_faster = false,
      .index_bits = 32,
-     .general_mods = Features::bias | Features::mask | Features::alibi | Features::softcap,
+     .general_mods = core::kElementMods | core::kNonPositiveScaleMod,
+     .general_layouts = true,
      .source_dirs = "src/cuda/sm80 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
     {.family = Family::sm90,
      .names = {"sm90", nullptr, "sm90_e4m3"},
@@ -111,7 +116,8 @@ inline constexpr FamilyTraits kFamilies[] = {
      .persistent = true,
      .only_if_faster = true,
      .index_bits = 32,
-     .general_mods = Features::alibi | Features::softcap | Features::block_scales,
+     .general_mods = core::kElementMods | core::kNonPositiveScaleMod | core::kBlockScalesMod,
+     .general_layouts = false,
      .source_dirs = "src/cuda/sm90 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
 };
 

@@ -30,69 +30,62 @@ struct VecScoreMath {
   }
 };
 
-/// core::ScoreRow of a vector of rows.
+/// core::ScoreRow of a vector of rows: first_row and following of the work tile. Lanes past its end
+/// repeat the last row.
 template <typename T>
 struct ScoreRowVec {
-  T cap;
-  Vec<T> slope;
-  bool has_alibi;
-  const void* bias;
-  core::Element bias_element;
-  std::int64_t bias_stride;
-  const std::uint8_t* mask;
-  std::int64_t mask_stride;
-  core::Fault fault;
-  std::int64_t bias_offset[kLanes<T>], mask_offset[kLanes<T>];
+  const WorkTile<T>& work;
+  std::int32_t first_row;
 
-  /// Rows first_row and following of the work tile. Lanes past its end repeat the last row.
-  ScoreRowVec(const WorkTile<T>& work, std::int32_t first_row) {
+  core::ScoreRow<T> lane(int i) const {
+    const std::int32_t row = first_row + i < work.rows ? first_row + i : work.rows - 1;
+    return {work.params, work.b, work.head_of(row), work.query_of(row)};
+  }
+  bool has_softcap() const { return lane(0).has_softcap(); }
+  bool has_alibi() const { return lane(0).has_alibi(); }
+  bool has_bias() const { return lane(0).has_bias(); }
+  bool has_mask() const { return lane(0).has_mask(); }
+  core::Fault fault() const { return work.params.fault; }
+  T cap() const { return lane(0).cap(); }
+  Vec<T> slope() const {
     T slopes[kLanes<T>];
-    for (int lane = 0; lane < kLanes<T>; ++lane) {
-      const std::int32_t row = first_row + lane < work.rows ? first_row + lane : work.rows - 1;
-      const core::ScoreRow<T> one =
-          core::score_row<T>(work.params, work.b, work.head_of(row), work.query_of(row));
-      if (lane == 0) {
-        cap = one.cap, has_alibi = one.has_alibi;
-        bias = one.bias, bias_element = one.bias_element, bias_stride = one.bias_stride;
-        mask = one.mask, mask_stride = one.mask_stride;
-        fault = one.fault;
-      }
-      slopes[lane] = one.slope;
-      bias_offset[lane] = one.bias_offset;
-      mask_offset[lane] = one.mask_offset;
-    }
-    slope = load(slopes);
+    for (int i = 0; i < kLanes<T>; ++i) slopes[i] = lane(i).slope();
+    return load(slopes);
   }
 
-  FLASHCORE_HD bool has_softcap() const { return cap > T(0); }
-  FLASHCORE_HD bool has_bias() const { return bias != nullptr; }
-  FLASHCORE_HD bool has_mask() const { return mask != nullptr; }
-
   template <typename Use>
-  FLASHCORE_HD void with_bias(Use use) const {
-    const auto gather = [this]<core::Element kElement>(std::int32_t key) {
-      T lane[kLanes<T>];
-      for (int i = 0; i < kLanes<T>; ++i) {
-        lane[i] = core::load_element<T>(bias, kElement, bias_offset[i] + key * bias_stride);
-      }
-      return load(lane);
-    };
+  void with_bias(Use use) const {
+    std::int64_t offset[kLanes<T>];
+    for (int i = 0; i < kLanes<T>; ++i) offset[i] = lane(i).bias_offset();
+    const AttentionParams& p = work.params;
     const auto use_format = [&]<core::Element kElement>() {
-      use([&](std::int32_t key) { return gather.template operator()<kElement>(key); });
+      use([&](std::int32_t key) {
+        T bias[kLanes<T>];
+        for (int i = 0; i < kLanes<T>; ++i) {
+          bias[i] =
+              core::load_element<T>(p.bias, kElement, offset[i] + key * p.bias_strides.column);
+        }
+        return load(bias);
+      });
     };
-    switch (bias_element) {
+    switch (p.bias_element) {
       case core::Element::f64: return use_format.template operator()<core::Element::f64>();
       case core::Element::f32: return use_format.template operator()<core::Element::f32>();
       case core::Element::f16: return use_format.template operator()<core::Element::f16>();
       default: return use_format.template operator()<core::Element::bf16>();
     }
   }
-  FLASHCORE_HD Vec<T> masked(Vec<T> score, std::int32_t key) const {
-    T visible[kLanes<T>];
-    for (int i = 0; i < kLanes<T>; ++i) {
-      visible[i] = static_cast<T>(mask[mask_offset[i] + key * mask_stride]);
-    }
-    return select_less(splat(T(0)), load(visible), score, splat(core::negative_infinity<T>()));
+  template <typename Use>
+  void with_mask(Use use) const {
+    const std::uint8_t* rows[kLanes<T>];
+    for (int i = 0; i < kLanes<T>; ++i) rows[i] = work.params.mask + lane(i).mask_offset();
+    use([&](Vec<T> score, std::int32_t key) {
+      T visible[kLanes<T>];
+      for (int i = 0; i < kLanes<T>; ++i) {
+        visible[i] = static_cast<T>(rows[i][key * work.params.mask_strides.column]);
+      }
+      return select_less(splat(T(0)), load(visible), score, splat(core::negative_infinity<T>()));
+    });
   }
 };
 
@@ -100,7 +93,7 @@ struct ScoreRowVec {
 template <typename T>
 void modify_vector(const WorkTile<T>& work, T* scores, std::int32_t stride, std::int32_t first_row,
                    KeyRange tile) {
-  const ScoreRowVec<T> row(work, first_row);
+  const ScoreRowVec<T> row{work, first_row};
   T distances[kLanes<T>];  // of the tile's first key
   for (int lane = 0; lane < kLanes<T>; ++lane) {
     distances[lane] =
@@ -145,7 +138,7 @@ template <int V, typename T>
 void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_row,
                          KeyRange tile) {
   const AttentionParams& p = work.params;
-  if (core::needs_general_path(p, core::kElementMods)) {
+  if (!p.fast_path) {
     for (int v = 0; v < V; ++v) {
       modify_vector(work, scores + v * kLanes<T>, V * kLanes<T>, panel_row + v * kLanes<T>, tile);
     }

@@ -258,10 +258,8 @@ template <typename C>
 __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::kKeys],
                                                     SharedStorage<C>& s, const AttentionParams& p,
                                                     const WorkTile& item, std::int32_t first_key) {
-  const bool unmodified =
-      p.softcap == 0 && p.alibi_slopes == nullptr && p.bias == nullptr && p.mask == nullptr;
   const bool all_visible = first_key >= item.all.begin && first_key + C::kTileK <= item.all.end;
-  if (unmodified && all_visible) return;  // the same in every thread
+  if (p.fast_path && all_visible) return;  // the same in every thread
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   __syncthreads();  // K is read
 #pragma unroll
@@ -273,13 +271,13 @@ __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::
   for (int r = ty; r < item.queries; r += 16) {
     const std::int32_t i = item.first_query + r;
     const KeyRange range = core::intersect(core::visible_keys(item.seq.mask, i), item.seen);
-    const auto row = core::score_row<float>(p, item.b, item.h, i);
+    const core::ScoreRow<float> row{p, item.b, item.h, i};
 #pragma unroll 1
     for (int c = tx; c < C::kTileK; c += 16) {
       float& x = s.p[r][c];  // this thread's own: no other reads it before the next sync
       if (!range.contains(first_key + c)) {
         x = core::negative_infinity<float>();
-      } else if (!unmodified) {
+      } else if (!p.fast_path) {
         const std::int32_t key = first_key + c;
         const auto distance = static_cast<float>(i + item.seq.mask.diagonal - key);
         x = core::modify_score<core::ScalarScoreMath, core::ScoreInput::scaled>(x, row, distance,

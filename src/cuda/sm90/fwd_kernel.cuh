@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
   } else {
     setmaxnreg_inc<C::kConsumerRegisters>();
-    if (params.fast_path) {
+    if (params.call.fast_path) {
       consume<C, true>(s, params);
     } else {
       consume<C, false>(s, params);

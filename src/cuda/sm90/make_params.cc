@@ -16,7 +16,6 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   const std::int32_t heads = plan.heads_in_tile;
   params.heads = work.heads;
   params.order = work.order;
-  params.fast_path = !core::needs_general_path(call, core::kSm90GeneralMods);
   params.v_tail_dirty = kv_varlen || call.used_k != nullptr;
   params.tile_counter =
       reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) + core::kCountersOffset);

@@ -12,7 +12,6 @@ struct Params {
   core::AttentionParams call;
   core::TileScheduler order;
   core::PackGqa heads;          // one head in a tile unless the kernel packs GQA
-  bool fast_path;               // scores are only scaled and masked by position
   bool v_tail_dirty;            // memory past a sequence's last key is not the end of the tensor
   std::uint32_t* tile_counter;  // next tile of the dynamic scheduler; 0 between calls
   core::TailSplit tail;

@@ -40,7 +40,7 @@ struct Call {
 
 template <ScoreInput kInput = ScoreInput::qk>
 float modify(const AttentionParams& p, int b, int h, int i, int key, float distance) {
-  return modify_score<ScalarScoreMath, kInput>(kScore, score_row<float>(p, b, h, i), distance, key);
+  return modify_score<ScalarScoreMath, kInput>(kScore, ScoreRow<float>{p, b, h, i}, distance, key);
 }
 
 TEST(Score, AppliesEveryOptionInOrder) {
@@ -104,7 +104,7 @@ TEST(Score, EachOptionAlone) {
 
 TEST(Score, ARowAtOnceEqualsOneScoreAtATime) {
   const Call call;
-  const auto row = score_row<double>(call.p, 1, 1, 2);
+  const auto row = ScoreRow<double>{call.p, 1, 1, 2};
   double scores[kKeys];
   for (int key = 0; key < kKeys; ++key) scores[key] = 0.1 * key;
   modify_scores<ScalarScoreMath, ScoreInput::qk>(row, [&](auto change) {
@@ -126,7 +126,7 @@ TEST(Score, MathIsAPolicy) {
   Call call;
   call.p.bias = nullptr;
   call.p.mask = nullptr;
-  const auto row = score_row<float>(call.p, 0, 0, 0);
+  const auto row = ScoreRow<float>{call.p, 0, 0, 0};
   EXPECT_EQ((modify_score<ConstantMath, ScoreInput::qk>(kScore, row, 1.f, 0)),
             100.f - call.slopes[0] * 10.f);
 }
