@@ -124,4 +124,16 @@ __device__ __forceinline__ float capped_short(float argument, float cap) {
   return cap * (1.f - __fdividef(2.f, 1.f + fast_exp2(argument)));
 }
 
+/// Math policy of core/softmax.h and core/score.h: approximate instructions.
+struct FastMath {
+  __device__ __forceinline__ static float exp(float x) { return fast_exp(x); }
+  __device__ __forceinline__ static float output_factor(float sum) {
+    return fast_output_factor(sum);
+  }
+  __device__ __forceinline__ static float softcap(float argument, float cap) {
+    return capped_short(argument, cap);
+  }
+  __device__ __forceinline__ static float absolute(float x) { return fabsf(x); }
+};
+
 }  // namespace flashcore::cuda

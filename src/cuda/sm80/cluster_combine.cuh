@@ -170,10 +170,9 @@ struct CtaExchangeThread : ClusterThread<C> {
       out[i] = exists ? buffer.s_out[slot] : make_float4(0.f, 0.f, 0.f, 0.f);
     }
     core::SoftmaxState<float> all{largest(max), 0.f};
-    const float base = core::softmax_base(all.max);
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
-      const float weight = fast_exp(max[i] - base);
+      const float weight = core::partial_weight<FastMath>(max[i], all.max);
       all.sum = fmaf(sum[i], weight, all.sum);
       const float applied =
           p.fault.is(InjectedFault::combine_double_counts) ? weight * weight : weight;
@@ -182,10 +181,10 @@ struct CtaExchangeThread : ClusterThread<C> {
       x[2] = fmaf(out[i].z, applied, x[2]);
       x[3] = fmaf(out[i].w, applied, x[3]);
     }
-    finalize_row(p, combined.row, all, x);
+    const FinalRow final = finalize_row(p, combined.row, all, x);
     if (!fault_skips_row(p, work, combined.row)) {
-      assert_row(p, work, combined.row, all, x);
-      if (column == 0 && p.lse != nullptr) store_lse(p, work, combined.row, lse_of(p, all));
+      assert_row(p, work, combined.row, final, x);
+      if (column == 0 && p.lse != nullptr) store_lse(p, work, combined.row, final.lse(p.fault));
       if (kFastPath || column < p.v_dim) {
         store_output_columns<C, kFastPath>(p, combined.offset, column, x);
       }

@@ -122,8 +122,8 @@ struct WarpExchangeThread : ClusterThread<C> {
     const float2* s_row_stats;
     const float4* s_out;
     float weight[kMaxSplits];
-    core::SoftmaxState<float> all;
-    float sum_of_keys, factor;
+    float sum_of_keys;
+    FinalRow final;
   };
 
   __device__ __forceinline__ CombinedSlice combined_in(int pass) const {
@@ -146,7 +146,6 @@ struct WarpExchangeThread : ClusterThread<C> {
   /// Weights of the splits and the row's combined statistics.
   __device__ __forceinline__ void combine_row_stats(CombinedSlice& slice) const {
     constexpr int kStride = C::kWarpsN * WarpBuffer<C>::kChunkRows;  // from split to split
-    core::SoftmaxState<float>& all = slice.all;
     float(&weight)[kMaxSplits] = slice.weight;
     float sum[kMaxSplits];
 #pragma unroll
@@ -156,17 +155,16 @@ struct WarpExchangeThread : ClusterThread<C> {
       weight[i] = state.x;
       sum[i] = state.y;
     }
-    all = {cross_octet_max(largest(weight)), 0.f};
-    const float base = core::softmax_base(all.max);
+    core::SoftmaxState<float> all{cross_octet_max(largest(weight)), 0.f};
 #pragma unroll
     for (int i = 0; i < kMaxSplits; ++i) {
-      weight[i] = fast_exp(weight[i] - base);
+      weight[i] = core::partial_weight<FastMath>(weight[i], all.max);
       all.sum = fmaf(sum[i], weight[i], all.sum);
       if (this->p.fault.is(InjectedFault::combine_double_counts)) weight[i] *= weight[i];
     }
     all.sum = cross_octet_sum(all.sum);
     slice.sum_of_keys = all.sum;
-    slice.factor = finalize_stats(this->p, slice.output_row, all);
+    slice.final = finalize_row(this->p, slice.output_row, all);
   }
 
   /// Combines the outputs and stores one column.
@@ -182,12 +180,13 @@ struct WarpExchangeThread : ClusterThread<C> {
       x[2] = fmaf(out.z, slice.weight[i], x[2]);
       x[3] = fmaf(out.w, slice.weight[i], x[3]);
     }
-    const float y = core::output_of_keys(cross_octet_sum_each(x), slice.sum_of_keys) * slice.factor;
+    const float y =
+        core::output_of_keys(cross_octet_sum_each(x), slice.sum_of_keys) * slice.final.factor;
     const Row& row = slice.output_row;
     if (fault_skips_row(p, this->work, row)) return;
-    assert_row(p, this->work, row, slice.all, {y});
+    assert_row(p, this->work, row, slice.final, {y});
     if (slice.column == 0 && p.lse != nullptr) {
-      store_lse(p, this->work, row, lse_of(p, slice.all));
+      store_lse(p, this->work, row, slice.final.lse(p.fault));
     }
     if (kFastPath || slice.column < p.v_dim) {
       with_output<C, kFastPath>(p, [&](auto* g_out) {

@@ -78,18 +78,17 @@ __device__ __forceinline__ void combine_row(float* s_weights, const AttentionPar
 #pragma unroll
   for (const float lse : weight) all.max = max_ignore_nan(all.max, lse);
   all.max = warp_max(all.max);
-  const float base = core::softmax_base(all.max);
 #pragma unroll
   for (int k = 0; k < kLaneSplits; ++k) {
     const bool empty = weight[k] == core::negative_infinity<float>();
-    const float applied = fast_exp(weight[k] - base);
+    const float applied = core::partial_weight<FastMath>(weight[k], all.max);
     if (!empty) all.sum += applied;
     const bool twice = p.fault.is(InjectedFault::combine_double_counts);
     s_weights[lane + 32 * k] = empty ? kNoWeight : twice ? applied * applied : applied;
   }
   all.sum = warp_sum(all.sum);
   if (p.sinks != nullptr) {
-    all.sum += fast_exp(sink - base);
+    all.sum += core::partial_weight<FastMath>(sink, all.max);
   }
   const float factor = fast_output_factor(all.sum);
   __syncwarp();

@@ -33,8 +33,8 @@ __device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStat
     for (int half = 0; half < 2; ++half) {
       const int r = t.row(m, half);
       const Row row = row_of(p, work, min(r, work.rows - 1));
-      core::SoftmaxState<float> state{row_stats.of[m][half].max * work.unit,
-                                      quad_sum(row_stats.of[m][half].sum)};
+      const core::SoftmaxState<float> state{row_stats.of[m][half].max * work.unit,
+                                            quad_sum(row_stats.of[m][half].sum)};
       if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rare; one branch for the warp
 #pragma unroll
         for (int n = 0; n < C::kColumnTiles; ++n) {
@@ -45,10 +45,11 @@ __device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStat
           }
         }
       }
-      const float factor = finalize_stats(p, row, state) * output_scale<C>(scales);
+      const FinalRow final = finalize_row(p, row, state);
+      const float factor = final.factor * output_scale<C>(scales);
       const bool written = r < work.rows && !fault_skips_row(p, work, row);
       if (written && p.lse != nullptr && t.lane % 4 == 0) {
-        store_lse(p, work, row, lse_of(p, state));
+        store_lse(p, work, row, final.lse(p.fault));
       }
       // Lanes 0 and 2 of a quad take columns 0-3 and 4-7 of the first n-tile, lanes 1 and 3 those
       // of the second.
@@ -57,7 +58,7 @@ __device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStat
 #pragma unroll
       for (int n = 0; n < C::kColumnTiles; n += 2) {
         if (written) {
-          assert_row(p, work, row, state,
+          assert_row(p, work, row, final,
                      {acc_o[m][n][2 * half] * factor, acc_o[m][n][2 * half + 1] * factor,
                       acc_o[m][n + 1][2 * half] * factor, acc_o[m][n + 1][2 * half + 1] * factor});
         }
@@ -98,18 +99,17 @@ __device__ __forceinline__ void store_output(const StagedOutput<C>& s, const Att
     const Row row = row_of(p, work, r);
     if (fault_skips_row(p, work, row)) continue;
     float x[4] = {};
-    core::SoftmaxState<float> state = reduce_key_warps<C>(s, r, column, x);
-    finalize_row(p, row, state, x);
-    assert_row(p, work, row, state, x);
+    const FinalRow final = finalize_row(p, row, reduce_key_warps<C>(s, r, column, x), x);
+    assert_row(p, work, row, final, x);
     if (p.splits > 1) {
       const std::int64_t partial = partial_of(p, work, row, work.split);
-      if (column == 0) static_cast<float*>(p.partial_lse)[partial] = lse_of(p, state);
+      if (column == 0) static_cast<float*>(p.partial_lse)[partial] = final.lse(p.fault);
       if (kFastPath || column < p.v_dim) {
         store_columns(static_cast<float*>(p.partial_out) + partial * p.v_dim, 1, column, p.v_dim, x,
                       kFastPath || p.v_dim % 4 == 0);
       }
     } else {
-      if (column == 0 && p.lse != nullptr) store_lse(p, work, row, lse_of(p, state));
+      if (column == 0 && p.lse != nullptr) store_lse(p, work, row, final.lse(p.fault));
       if (kFastPath || column < p.v_dim) {
         store_output_columns<C, kFastPath>(p, output_offset(p, work, row), column, x);
       }

@@ -2,17 +2,23 @@
 #pragma once
 
 #include "core/assert.h"
+#include "core/row_offset.h"
 #include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm80/config.cuh"
 
 namespace flashcore::cuda::sm80 {
 
-/// Offset of a row of the caller's output, in elements.
+/// Offset of a query's row in the caller's output or LSE, in elements.
+__device__ __forceinline__ std::int64_t query_offset(const core::Strides& strides,
+                                                     const WorkTile& work, const Row& row) {
+  return core::row_offset(strides, work.b, row.head,
+                          static_cast<std::int64_t>(work.seq.q_row) + row.query);
+}
+
 __device__ __forceinline__ std::int64_t output_offset(const AttentionParams& p,
                                                       const WorkTile& work, const Row& row) {
-  const std::int64_t q_row = static_cast<std::int64_t>(work.seq.q_row) + row.query;
-  return work.b * p.out_strides.batch + row.head * p.out_strides.head + q_row * p.out_strides.row;
+  return query_offset(p.out_strides, work, row);
 }
 
 /// Row index of a split's partial result in the workspace.
@@ -44,9 +50,7 @@ __device__ __forceinline__ void store_output_columns(const AttentionParams& p, s
 
 __device__ __forceinline__ void store_lse(const AttentionParams& p, const WorkTile& work,
                                           const Row& row, float lse) {
-  const std::int64_t q_row = static_cast<std::int64_t>(work.seq.q_row) + row.query;
-  static_cast<float*>(p.lse)[work.b * p.lse_strides.batch + row.head * p.lse_strides.head +
-                             q_row * p.lse_strides.row] = lse;
+  static_cast<float*>(p.lse)[query_offset(p.lse_strides, work, row)] = lse;
 }
 
 __device__ __forceinline__ bool fault_skips_row(const AttentionParams& p, const WorkTile& work,
@@ -54,42 +58,33 @@ __device__ __forceinline__ bool fault_skips_row(const AttentionParams& p, const 
   return p.fault.is(InjectedFault::row_not_written) && row.query == work.seq.q_len - 1;
 }
 
-/// Adds the sink to a row's statistics, unless a combine of splits adds it later; returns the
-/// factor that normalises the row's O.
-__device__ __forceinline__ float finalize_stats(const AttentionParams& p, const Row& row,
-                                                core::SoftmaxState<float>& state) {
-  float factor = 1.f;
-  if (p.sinks != nullptr &&
-      (p.splits == 1 || p.cluster_combine || p.fault.is(InjectedFault::sink_in_every_split))) {
-    factor = core::add_sink(state, p.sinks[row.head * p.sinks_stride]);
-  }
-  return factor * (p.fault.is(InjectedFault::empty_row_is_nan) ? 1.f / state.sum
-                                                               : fast_output_factor(state.sum));
+using FinalRow = core::FinalRow<float>;
+
+/// A row after its last key. The sink is added here, unless a later combine of splits adds it.
+__device__ __forceinline__ FinalRow finalize_row(const AttentionParams& p, const Row& row,
+                                                 const core::SoftmaxState<float>& state) {
+  const bool adds_sink =
+      p.splits == 1 || p.cluster_combine || p.fault.is(InjectedFault::sink_in_every_split);
+  return core::finalize_row<FastMath>(state, core::sink_of(p, row.head, adds_sink), p.fault);
 }
 
-/// Normalises columns of a row, accumulated over all keys of `state`.
+/// The same, and normalises columns of the row, accumulated over all keys of `state`.
 template <int kColumns>
-__device__ __forceinline__ void finalize_row(const AttentionParams& p, const Row& row,
-                                             core::SoftmaxState<float>& state,
-                                             float (&x)[kColumns]) {
-  const float sum = state.sum;
-  const float factor = finalize_stats(p, row, state);
+__device__ __forceinline__ FinalRow finalize_row(const AttentionParams& p, const Row& row,
+                                                 const core::SoftmaxState<float>& state,
+                                                 float (&x)[kColumns]) {
+  const FinalRow final = finalize_row(p, row, state);
 #pragma unroll
-  for (float& column : x) column = core::output_of_keys(column, sum) * factor;
-}
-
-__device__ __forceinline__ float lse_of(const AttentionParams& p,
-                                        const core::SoftmaxState<float>& state) {
-  const float lse = core::log_sum_exp(state);
-  return p.fault.is(InjectedFault::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
+  for (float& column : x) column = core::output_of_keys(column, state.sum) * final.factor;
+  return final;
 }
 
 /// Does nothing outside of assertion builds.
 template <int kColumns>
 __device__ __forceinline__ void assert_row(const AttentionParams& p, const WorkTile& work,
-                                           const Row& row, const core::SoftmaxState<float>& state,
+                                           const Row& row, const FinalRow& final,
                                            const float (&x)[kColumns]) {
-  core::assert_row_state(p, work.seq, work.b, row.head, row.query, state, lse_of(p, state));
+  core::assert_row_state(p, work.seq, work.b, row.head, row.query, final.state, final.lse(p.fault));
   for (const float out : x) {
     core::assert_output(p, work.seq, work.b, row.head, row.query, out);
   }
@@ -174,10 +169,9 @@ __device__ __forceinline__ core::SoftmaxState<float> reduce_key_warps(const Stag
 #pragma unroll
   for (int w = 0; w < C::kWarpsN; ++w) max[w] = s.row_stats[w][r].max;
   core::SoftmaxState<float> all{largest(max), 0.f};
-  const float base = core::softmax_base(all.max);
 #pragma unroll
   for (int w = 0; w < C::kWarpsN; ++w) {
-    const float weight = C::kWarpsN == 1 ? 1.f : fast_exp(max[w] - base);
+    const float weight = C::kWarpsN == 1 ? 1.f : core::partial_weight<FastMath>(max[w], all.max);
     const float4 acc_o = *reinterpret_cast<const float4*>(&s.acc_o[w][r][column]);
     all.sum = fmaf(s.row_stats[w][r].sum, weight, all.sum);
     x[0] = fmaf(acc_o.x, weight, x[0]);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/assert.h"
+#include "core/row_offset.h"
 #include "cuda/primitives/compiler.cuh"
 #include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/reduce.cuh"
@@ -9,41 +10,13 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// Adds the sink to a row's statistics; returns the factor that normalises its O.
+/// Offset of a query's row in the output or the LSE, in elements.
 template <typename C>
-__device__ __forceinline__ float finalize_stats(const AttentionParams& p, const WorkTile& work,
-                                                const Thread<C>& t,
-                                                core::SoftmaxState<float>& state) {
-  float factor = 1.f;
-  if (p.sinks != nullptr) {
-    factor = core::add_sink(state, p.sinks[head_of(work, t) * p.sinks_stride]);
-  }
-  return factor * (p.fault.is(InjectedFault::empty_row_is_nan) ? 1.f / state.sum
-                                                               : fast_output_factor(state.sum));
-}
-
-__device__ __forceinline__ float lse_of(const AttentionParams& p,
-                                        const core::SoftmaxState<float>& state) {
-  const float lse = core::log_sum_exp(state);
-  return p.fault.is(InjectedFault::lse_in_base_2) ? lse * static_cast<float>(core::kLog2E) : lse;
-}
-
-/// First element of a query's output.
-template <typename C>
-__device__ __forceinline__ typename C::Element* output_row(const AttentionParams& p,
-                                                           const WorkTile& work, const Thread<C>& t,
-                                                           std::int32_t query) {
-  const std::int64_t row = static_cast<std::int64_t>(work.seq.q_row) + query;
-  return static_cast<typename C::Element*>(p.out) + work.b * p.out_strides.batch +
-         head_of(work, t) * p.out_strides.head + row * p.out_strides.row;
-}
-
-template <typename C>
-__device__ __forceinline__ void store_lse(const AttentionParams& p, const WorkTile& work,
-                                          const Thread<C>& t, std::int32_t query, float lse) {
-  const std::int64_t row = static_cast<std::int64_t>(work.seq.q_row) + query;
-  static_cast<float*>(p.lse)[work.b * p.lse_strides.batch + head_of(work, t) * p.lse_strides.head +
-                             row * p.lse_strides.row] = lse;
+__device__ __forceinline__ std::int64_t query_offset(const core::Strides& strides,
+                                                     const WorkTile& work, const Thread<C>& t,
+                                                     std::int32_t query) {
+  return core::row_offset(strides, work.b, head_of(work, t),
+                          static_cast<std::int64_t>(work.seq.q_row) + query);
 }
 
 /// Stores a row of head_dim columns if `written`.
@@ -89,7 +62,7 @@ __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage
   for (int half = 0; half < 2; ++half) {
     const int r = t.row(half);
     const std::int32_t query = query_of(work, t, half);
-    core::SoftmaxState<float> state = s.final_stats[r];
+    const core::SoftmaxState<float> state = s.final_stats[r];
     if (__any_sync(0xffffffffu, state.sum == 0.f)) {  // rare; one branch for the warp
 #pragma unroll
       for (int n = 0; n < C::kHeadDim / 8; ++n) {
@@ -100,16 +73,22 @@ __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage
         }
       }
     }
-    const float factor = finalize_stats(p, work, t, state) * v_scale;
+    const auto final =
+        core::finalize_row<FastMath>(state, core::sink_of(p, head_of(work, t), true), p.fault);
+    const float factor = final.factor * v_scale;
     const bool fault_skips_row =
         p.fault.is(InjectedFault::row_not_written) && query == work.seq.q_len - 1;
     const bool written = has_row(work, t, half) && !fault_skips_row;
     if (written) {
-      const float lse = p.lse != nullptr ? lse_of(p, state) : 0.f;
-      core::assert_row_state(p, work.seq, work.b, head_of(work, t), query, state, lse);
-      if (p.lse != nullptr && t.lane % 4 == 0) store_lse(p, work, t, query, lse);
+      const float lse = p.lse != nullptr ? final.lse(p.fault) : 0.f;
+      core::assert_row_state(p, work.seq, work.b, head_of(work, t), query, final.state, lse);
+      if (p.lse != nullptr && t.lane % 4 == 0) {
+        static_cast<float*>(p.lse)[query_offset(p.lse_strides, work, t, query)] = lse;
+      }
     }
-    store_row<C>(output_row(p, work, t, query), written, p.v_dim, t, [&](int n, int i) {
+    auto* g_row =
+        static_cast<typename C::Element*>(p.out) + query_offset(p.out_strides, work, t, query);
+    store_row<C>(g_row, written, p.v_dim, t, [&](int n, int i) {
       const float x = acc_o[4 * n + 2 * half + i] * factor;
       if (written) {
         core::assert_output(p, work.seq, work.b, head_of(work, t), query, x);

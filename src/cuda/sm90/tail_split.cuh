@@ -76,7 +76,7 @@ __device__ __forceinline__ bool reduce_tail_splits(AccO<C>& acc_o, SharedStorage
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const core::SoftmaxState<float> own = g_partial.row_stats[row + 8 * half];
-      weight[half] = core::exp_scalar(own.max - core::softmax_base(all[half].max));
+      weight[half] = core::partial_weight(own.max, all[half].max);
       all[half].sum = core::add_tile_sum(own.sum, weight[half], all[half].sum);
     }
 #pragma unroll
