@@ -140,7 +140,7 @@ __device__ __forceinline__ TileScales load_tile_scales(const AttentionParams& p,
            (scales.is_per_block() ? core::format_step(element)
                                   : core::row_scale(p, element, scales, work.b, work.kv_head, 0));
   };
-  TileScales tile{score_scale(p) * of_head(p.k_element, p.k_scale),
+  TileScales tile{core::score_scale<float>(p) * of_head(p.k_element, p.k_scale),
                   of_head(p.v_element, p.v_scale)};
   if (core::is_8bit(p.q_element)) {
     const Row row = row_of(p, work, min(static_cast<int>(threadIdx.x), work.rows - 1));

@@ -3,6 +3,7 @@
 
 #include "core/mask.h"
 #include "core/params.h"
+#include "core/score.h"
 #include "core/seq_info.h"
 #include "core/sm80_roles.h"
 
@@ -43,10 +44,6 @@ struct Row {
 __device__ __forceinline__ Row row_of(const AttentionParams& p, const WorkTile& work, int r) {
   const core::DivmodResult d = core::divmod(work.first_row + r, p.group_divmod);
   return {d.quotient, work.kv_head * p.group + d.remainder};
-}
-
-__device__ __forceinline__ float score_scale(const AttentionParams& p) {
-  return p.fault.is(InjectedFault::scale_ignored) ? 1.f : static_cast<float>(p.score_scale);
 }
 
 __device__ __forceinline__ KeyRange normalize_empty(KeyRange range) {
@@ -101,7 +98,7 @@ __device__ __forceinline__ WorkTile decode_work_tile(const AttentionParams& p, s
   work.g_v = rows_of(p.v, p.v_strides);
   // Score modifications and 8-bit scales leave scaled scores in acc_s.
   constexpr bool kScaled = !kFastPath || C::kKv8;
-  work.unit = kScaled ? 1.f : score_scale(p);
+  work.unit = kScaled ? 1.f : core::score_scale<float>(p);
   work.unit_log2 = kScaled || p.fault.is(InjectedFault::scale_ignored)
                        ? static_cast<float>(core::kLog2E)
                        : p.softmax_scale_log2;

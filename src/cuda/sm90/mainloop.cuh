@@ -111,7 +111,7 @@ struct Consumer : ConsumerWarp<C> {
   __device__ __forceinline__ void softmax(const Iterator& it, bool needs_mask) {
     const AttentionParams& p = this->params.call;
     apply_mods_and_mask<C, kFastPath>(this->acc_s, this->t, p, this->work(it.queue), it.tile,
-                                      needs_mask, [&](int) { return score_scale(p); });
+                                      needs_mask, [&](int) { return core::score_scale<float>(p); });
     online_softmax<C, kFastPath>(this->acc_s, this->row_stats, this->rescale, unit_log2, p.fault);
   }
   __device__ __forceinline__ void pack_p() { sm90::pack_p<C>(p_frag, this->acc_s); }
@@ -152,7 +152,7 @@ struct Consumer : ConsumerWarp<C> {
 
   __device__ __forceinline__ void stash_row_stats() {
     sm90::stash_row_stats<C>(this->s, this->row_stats, this->t,
-                             kFastPath ? score_scale(this->params.call) : 1.f);
+                             kFastPath ? core::score_scale<float>(this->params.call) : 1.f);
   }
   __device__ __forceinline__ void reset_row_stats() { this->row_stats = init_row_stats(); }
 

@@ -2,6 +2,7 @@
 // into the tile queue (core::schedule_tiles).
 #pragma once
 
+#include "core/score.h"
 #include "cuda/primitives/report.cuh"
 #include "cuda/sm90/barriers.cuh"
 #include "cuda/sm90/score.cuh"
@@ -16,8 +17,8 @@ __device__ __forceinline__ void find_scales(SharedStorage<C>& s, const Attention
   const auto of_head = [&](const core::Scales& scales, int head) {
     return scales.is_per_block() ? 1.f : scales.at(work.b, head, 0);
   };
-  s.score_scale[stage] =
-      score_scale(p) * of_head(p.q_scale, work.head) * of_head(p.k_scale, work.kv_head);
+  s.score_scale[stage] = core::score_scale<float>(p) * of_head(p.q_scale, work.head) *
+                         of_head(p.k_scale, work.kv_head);
   s.output_scale[stage] = of_head(p.v_scale, work.kv_head);
 }
 

@@ -1,14 +1,21 @@
 // Score modifications and the positional mask of a step.
 #pragma once
 
+#include "core/score.h"
 #include "cuda/primitives/reduce.cuh"
 #include "cuda/sm90/config.cuh"
 
 namespace flashcore::cuda::sm90 {
 
-__device__ __forceinline__ float score_scale(const AttentionParams& p) {
-  return p.fault.is(InjectedFault::scale_ignored) ? 1.f : static_cast<float>(p.score_scale);
-}
+/// A row with its own scale (fp8 block scales). The planner sends calls with a bias or a boolean
+/// mask to other families, so their code is not compiled here.
+struct ScaledScoreRow : core::ScoreRow<float> {
+  float factor;
+
+  __device__ __forceinline__ float scale() const { return factor; }
+  static constexpr bool has_bias() { return false; }
+  static constexpr bool has_mask() { return false; }
+};
 
 /// Scale, softcap and ALiBi of one row of S.
 template <typename C>
@@ -16,29 +23,21 @@ __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, int half, const
                                                  const AttentionParams& p, const WorkTile& work,
                                                  std::int32_t query, std::int32_t first_key,
                                                  float factor) {
-  const float cap = static_cast<float>(p.softcap);
-  const bool has_slope = p.alibi_slopes != nullptr;
-  const float slope =
-      has_slope
-          ? p.alibi_slopes[work.b * p.alibi_batch_stride + head_of(work, t) * p.alibi_head_stride]
-          : 0.f;
+  const ScaledScoreRow row{{p, work.b, head_of(work, t), query}, factor};
   // Distances count from the thread's first key, in f32: exact below 2^24, one rounding more
   // beyond.
   const auto first_distance =
       static_cast<float>(query + work.seq.mask.diagonal - first_key - t.column(0, 0));
+  core::modify_scores<FastMath, core::ScoreInput::qk>(row, [&](auto change) {
 #pragma unroll
-  for (int n = 0; n < C::kTileK / 8; ++n) {
+    for (int n = 0; n < C::kTileK / 8; ++n) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float& x = acc_s[4 * n + 2 * half + i];
-      x *= factor;
-      if (p.softcap > 0) x = capped_short(x, cap);
-      if (has_slope) {
-        const float distance = first_distance - static_cast<float>(8 * n + i);
-        x -= slope * (p.fault.is(InjectedFault::alibi_signed) ? distance : fabsf(distance));
+      for (int i = 0; i < 2; ++i) {
+        change(acc_s[4 * n + 2 * half + i], first_key + t.column(0, 0) + 8 * n + i,
+               first_distance - static_cast<float>(8 * n + i));
       }
     }
-  }
+  });
 }
 
 /// Applies score modifications and the mask to a tile of S. The fast path leaves the scale to the
