@@ -213,11 +213,11 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.keys_per_split = plan.keys_per_split;
   p.num_tiles = plan.num_tiles;
   p.group_divmod = core::make_fast_divmod(p.group);
-  p.by_q_tiles = core::make_fast_divmod(p.q_tiles);
-  p.by_kv_heads = core::make_fast_divmod(p.kv_heads);
+  p.q_tiles_divmod = core::make_fast_divmod(p.q_tiles);
+  p.kv_heads_divmod = core::make_fast_divmod(p.kv_heads);
   p.split_keys_divmod = core::make_fast_divmod(
       narrow(std::min<std::int64_t>(p.keys_per_split, std::numeric_limits<std::int32_t>::max())));
-  p.by_items = core::make_fast_divmod(narrow(plan.num_tiles / plan.splits));
+  p.cta_divmod = core::make_fast_divmod(narrow(plan.num_tiles / plan.splits));
   // The plan's offsets count from the header, which may lie elsewhere; no partials: null.
   const bool apart = workspace.header != nullptr;
   void* const header = apart ? workspace.header : workspace.data;

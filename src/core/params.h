@@ -98,9 +98,10 @@ struct AttentionParams {
   std::int32_t tile_q, tile_k, q_tiles, splits;
   std::int64_t keys_per_split;  // a multiple of tile_k
   std::int64_t num_tiles;
-  FastDivmod group_divmod, by_q_tiles, by_kv_heads, split_keys_divmod;
-  FastDivmod by_items;   // num_tiles / splits: blocks of one split are neighbours; or, where
-                         // clusters join them, the splits: blocks of one item are
+  FastDivmod group_divmod, q_tiles_divmod, kv_heads_divmod, split_keys_divmod;
+  // Divides a CTA index by num_tiles / splits, so that CTAs of one split are adjacent; with
+  // cluster_combine by splits, so that CTAs of one work tile are adjacent.
+  FastDivmod cta_divmod;
   bool cluster_combine;  // the splits of an item are a cluster's blocks
 
   // Scores: Q K^T times score_scale is the score, or with a softcap what core::capped() takes.

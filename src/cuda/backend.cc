@@ -179,7 +179,7 @@ class CudaBackend final : public Backend {
           params.num_tiles) {
         core::AttentionParams clustered = params;
         clustered.cluster_combine = true;
-        clustered.by_items = core::make_fast_divmod(plan.splits);
+        clustered.cta_divmod = core::make_fast_divmod(plan.splits);
         return launch_kernel(entry, clustered, in_clusters, stream);
       }
     }

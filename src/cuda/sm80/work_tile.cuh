@@ -68,11 +68,11 @@ template <typename C, bool kFastPath>
 __device__ __forceinline__ WorkTile decode_work_tile(const AttentionParams& p, std::int32_t cta) {
   static_assert(C::kTileQ <= core::kEdgeReach);
   WorkTile work;
-  const core::DivmodResult of_tiles = core::divmod(cta, p.by_items);
+  const core::DivmodResult of_tiles = core::divmod(cta, p.cta_divmod);
   work.split = p.cluster_combine ? of_tiles.remainder : of_tiles.quotient;
   work.index = p.cluster_combine ? of_tiles.quotient : of_tiles.remainder;
-  const core::DivmodResult of_q_tile = core::divmod(work.index, p.by_q_tiles);
-  const core::DivmodResult of_head = core::divmod(of_q_tile.quotient, p.by_kv_heads);
+  const core::DivmodResult of_q_tile = core::divmod(work.index, p.q_tiles_divmod);
+  const core::DivmodResult of_head = core::divmod(of_q_tile.quotient, p.kv_heads_divmod);
   work.kv_head = of_head.remainder;
   work.b = of_head.quotient;
   work.seq = p.is_varlen ? core::seq_info_of(p, work.b) : core::dense_seq_info(p);
