@@ -1,6 +1,6 @@
-// Appending keys and values to a cache: what goes where, and as which codes where the cache is
-// 8-bit and the new rows are not. The CPU loop (cpu/append.cc) and the CUDA kernel
-// (cuda/common/append.cu) only walk over the rows.
+// Appends keys and values to a KV cache: the destination of each new row, and its quantization if
+// the cache is 8-bit and the new rows are not. The CPU loop (cpu/append.cc) and the CUDA kernel
+// (cuda/common/append.cu) only iterate over the rows.
 #pragma once
 
 #include "core/element.h"
@@ -10,17 +10,18 @@
 
 namespace flashcore::core {
 
-/// New rows of K or of V, and the cache they go to.
+/// New rows of K or V, and the cache that they go to.
 struct AppendTensor {
-  const void*
-      from;  // [batch, kv_heads, new_len, columns], or packed [total_new, kv_heads, columns]
-  void* to;  // [batch, kv_heads, capacity, columns], or pages of it
-  Strides from_strides, to_strides;  // packed: batch stride 0
+  // from: [batch, kv_heads, new_len, columns], or varlen [total_new, kv_heads, columns].
+  // to: [batch, kv_heads, capacity, columns], or pages.
+  const void* from;
+  void* to;
+  Strides from_strides, to_strides;  // varlen: batch stride 0
   std::int32_t columns;
-  bool vectors;        // rows are contiguous in both, 16-byte aligned and of whole 16-byte pieces
-  bool quantizes;      // from is f32, f16 or bf16, to is 8-bit; else both are of one type
-  std::int32_t bytes;  // of an element of to
-  Element wide, code;  // where it quantizes
+  bool vectors;        // rows of both: contiguous, 16-byte aligned, a multiple of 16 bytes long
+  bool quantizes;      // from is f32, f16 or bf16, to is 8-bit; false: both have one type
+  std::int32_t bytes;  // per element of to
+  Element wide, code;  // formats of from and to, if it quantizes
   Scales scales;       // of to
 };
 
@@ -31,17 +32,17 @@ struct AppendParams {
   std::int64_t used_k_stride;
   PageTable pages;
   std::int32_t batch, kv_heads;
-  std::int32_t new_len;   // new keys of each sequence; packed: total_new
-  std::int32_t capacity;  // keys a sequence can have
-  ErrorSlot* error;       // null: what is wrong is skipped and nobody told
+  std::int32_t new_len;   // new keys of each sequence; varlen: total_new
+  std::int32_t capacity;  // keys that a sequence can have
+  ErrorSlot* error;       // null: invalid rows are skipped without a report
 };
 
-/// Sequence b's part of an append, of which nothing lies outside the cache.
+/// The new keys of one sequence that fit into the cache.
 struct AppendRange {
-  std::int32_t used;     // the cache's first new key
+  std::int32_t used;     // keys before the append: index of the first new key
   std::int32_t count;    // new keys that fit
-  std::int32_t new_row;  // packed: the first of them in the new rows
-  ErrorSlot error;       // code 0: all was well
+  std::int32_t new_row;  // varlen: row of the first new key
+  ErrorSlot error;       // code 0: no error
 };
 
 FLASHCORE_HD AppendRange append_range(const AppendParams& p, std::int32_t b) {
@@ -54,7 +55,7 @@ FLASHCORE_HD AppendRange append_range(const AppendParams& p, std::int32_t b) {
                                   ErrorCode::cu_seqlens_new_invalid, b, b + 1) -
              r.new_row;
   }
-  // Rows at a clamped position would overwrite what the caller meant to keep: none is written.
+  // A sequence with an invalid length gets no rows: a clamped position would overwrite valid keys.
   const std::int32_t used = p.used_k[b * p.used_k_stride];
   r.used = detail::clamp_noting(used, 0, p.capacity, r.error, ErrorCode::used_k_out_of_range, b, b);
   if (r.used != used) return r;
@@ -66,23 +67,23 @@ FLASHCORE_HD AppendRange append_range(const AppendParams& p, std::int32_t b) {
   return r;
 }
 
-/// Rows of work: one for each new key and KV head of the batch.
+/// Number of rows to append: one for each new key and KV head of the batch.
 FLASHCORE_HD std::int64_t append_rows(const AppendParams& p) {
   const std::int64_t keys =
       p.cu_seqlens_new != nullptr ? p.new_len : static_cast<std::int64_t>(p.batch) * p.new_len;
   return keys * p.kv_heads;
 }
 
-/// Where one row of work comes from and goes to.
+/// Source and destination of one row.
 struct AppendRow {
-  bool skipped;  // belongs to no sequence, or has no place in the cache
+  bool skipped;  // belongs to no sequence, or has no valid destination
   std::int32_t head;
-  std::int32_t b, key;  // its sequence, and which key of it it becomes
+  std::int32_t b, key;  // its sequence, and its key index in the sequence
   KvLocation from, to;
   ErrorSlot error;
 };
 
-/// The sequence that holds a packed row: the last one that begins at or before it.
+/// The sequence of a varlen row: the last one that begins at or before it.
 FLASHCORE_HD std::int32_t sequence_of_row(const std::int32_t* cu_seqlens, std::int32_t batch,
                                           std::int32_t row) {
   std::int32_t low = 0, high = batch;
@@ -121,12 +122,12 @@ FLASHCORE_HD AppendRow append_row(const AppendParams& p, std::int64_t index) {
   return row;
 }
 
-/// What a new row is multiplied by before encode().
+/// The factor of a new row before encode().
 FLASHCORE_HD float append_factor(const AppendTensor& t, const AppendRow& row) {
   return inverse_step(t.code, t.scales.at(row.b, row.head, row.key));
 }
 
-/// What is wrong with a row's scale; code 0: nothing. of_v: it is V's.
+/// The error of a row's scale; code 0: none. of_v: the row is V's.
 FLASHCORE_HD ErrorSlot append_scale_error(const AppendTensor& t, const AppendRow& row, bool of_v) {
   if (!t.quantizes) return {};
   const float scale = t.scales.at(row.b, row.head, row.key);
@@ -136,7 +137,7 @@ FLASHCORE_HD ErrorSlot append_scale_error(const AppendTensor& t, const AppendRow
       row.b, row.key, row.head};
 }
 
-/// A row that holds a NaN for which there is no code.
+/// The error of a row with a NaN that the cache's format cannot represent.
 FLASHCORE_HD ErrorSlot append_nan_error(const AppendRow& row, bool of_v) {
   return {static_cast<std::int32_t>(of_v ? ErrorCode::appended_v_nan : ErrorCode::appended_k_nan),
           row.b, row.key, row.head};

@@ -52,7 +52,7 @@ bool assertions_enabled() noexcept;
 
 namespace flashcore::core {
 
-/// The largest |x| of a row of `columns` elements, or, where one is not finite, infinity.
+/// The largest |x| of a row of `columns` elements; infinity if one is not finite.
 template <typename T>
 FLASHCORE_COLD T largest_of(const void* base, Element element, std::int64_t offset,
                             std::int64_t stride, std::int32_t columns) {
@@ -63,7 +63,7 @@ FLASHCORE_COLD T largest_of(const void* base, Element element, std::int64_t offs
                     ? static_cast<T>(decode(element, static_cast<const std::uint8_t*>(base)[at]) *
                                      format_step(element))
                     : load_element<T>(base, element, at);
-    if (!(x - x == T(0))) return -negative_infinity<T>();  // NaN and infinities alike
+    if (!(x - x == T(0))) return -negative_infinity<T>();  // NaN or infinity
     const T magnitude = x < T(0) ? -x : x;
     if (magnitude > largest) largest = magnitude;
   }
@@ -75,8 +75,8 @@ FLASHCORE_COLD T magnitude_of(float scale) {
   return static_cast<T>(scale < 0.f ? -scale : scale);
 }
 
-/// Whether everything that row i of (batch b, head h) can meet is finite, and so small that no
-/// product or sum of it overflows f32: then nothing excuses a NaN. Bias and sinks may be -inf.
+/// True if all inputs of row i of (batch b, head h) are finite and so small that no product or sum
+/// of them overflows f32: a NaN in the result is then an error. Bias and sinks may be -inf.
 template <typename T>
 FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInfo& seq,
                                           std::int32_t b, std::int32_t h, std::int32_t i) {
@@ -101,7 +101,7 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInf
         magnitude_of<T>(p.k_scale.at(b, kv_head, j));
     const T v = largest_of<T>(p.v, p.v_element, offset(p.v_strides), p.v_strides.column, p.v_dim) *
                 magnitude_of<T>(p.v_scale.at(b, kv_head, j));
-    // A kernel may let weights grow to 2^8 before it rescales.
+    // Weights can grow to 2^8 before a kernel rescales them.
     if (!(products * k < kMost && v * T(256) * static_cast<T>(seq.kv_len) < kMost)) {
       return false;
     }
@@ -119,7 +119,7 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInf
   return p.sinks == nullptr || p.sinks[h * p.sinks_stride] < -negative_infinity<float>();
 }
 
-/// The state and the LSE a row ends with.
+/// Checks the final state and the LSE of a row.
 template <typename T>
 FLASHCORE_HD void assert_row_state(const AttentionParams& p, const SeqInfo& seq, std::int32_t b,
                                    std::int32_t h, std::int32_t i, const SoftmaxState<T>& state,
@@ -134,7 +134,7 @@ FLASHCORE_HD void assert_row_state(const AttentionParams& p, const SeqInfo& seq,
                           i, "the LSE is NaN though every input is finite");
 }
 
-/// One element of the row's output.
+/// Checks one element of the row's output.
 template <typename T>
 FLASHCORE_HD void assert_output(const AttentionParams& p, const SeqInfo& seq, std::int32_t b,
                                 std::int32_t h, std::int32_t i, T out) {
@@ -143,8 +143,8 @@ FLASHCORE_HD void assert_output(const AttentionParams& p, const SeqInfo& seq, st
                           i, "the output is NaN though every input is finite");
 }
 
-/// The state that combines partial results. The kernel that stored the partial LSEs has already
-/// checked them for NaN and infinity. On a GPU this assertion is always on.
+/// Checks the state that combines partial results. The kernel that stored the partial LSEs has
+/// already checked them for NaN and infinity. On a GPU this assertion is always on.
 template <typename T>
 FLASHCORE_HD void assert_combined(const CombineParams& p, const SoftmaxState<T>& state,
                                   std::int64_t b, std::int64_t h, std::int64_t row) {

@@ -1,6 +1,6 @@
-// How the CTAs of a cluster combine split KV: which CTA sends what to which, where it lies in the
-// receiver's shared memory, and how many bytes the receiver expects. The kernels
-// (cuda/sm80/cluster_combine.cuh, cluster_combine_warps.cuh), the planner and the model
+// The exchange of partial results in a cluster whose CTAs combine split KV: sender and receiver of
+// each part, its location in the receiver's shared memory, and the bytes that a receiver expects.
+// The kernels (cuda/sm80/cluster_combine.cuh, cluster_combine_warps.cuh), the planner and the model
 // (tests/protocol) read it.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace flashcore::core {
 
-/// The buffer lies behind SharedStorage: mbarriers, outputs, then row statistics (maximum and sum).
+/// The buffer follows SharedStorage: mbarriers, outputs, then row statistics (maximum and sum).
 /// The unit of exchange is a vec4, four columns of a row; 32 of them are a chunk. The CTAs of a
 /// cluster combine the chunks of a work tile in passes; a pass has one chunk for each CTA.
 ///
@@ -19,11 +19,11 @@ struct ClusterBuffer {
   static constexpr int kOutBytes = 16;                              // of a vec4
   static constexpr int kRowStatsBytes = 8;                          // maximum and sum
   static constexpr int kMessageBytes = kOutBytes + kRowStatsBytes;  // a vec4 from a CTA
-  static constexpr int kBarrierBytes = 16;                          // in front
+  static constexpr int kBarrierBytes = 16;                          // at the front
   static constexpr int kMaxSplits = 8;      // portable cluster size of sm_90
   static constexpr int kWarpColumns = 512;  // limit on rows * head_dim for sends by warps
 
-  /// Chunks a CTA receives at most if each split has one sender: passes × splits.
+  /// Limit on the chunks that a CTA receives if each split has one sender: passes × splits.
   static constexpr int chunks(int rows, int head_dim) {
     return (rows * head_dim / 4 + kChunk - 1) / kChunk + kMaxSplits - 1;
   }
@@ -97,7 +97,7 @@ FLASHCORE_HD constexpr int combined_vec4(int pass, int splits, int rank, int lan
   return (pass * splits + chunk_owner(splits, rank)) * ClusterBuffer::kChunk + lane;
 }
 
-/// How many of a work tile's vec4s CTA `rank` combines.
+/// The number of a work tile's vec4s that CTA `rank` combines.
 FLASHCORE_HD constexpr int vec4s_to_combine(int vec4s, int splits, int rank) {
   int mine = 0;
   for (int first = combined_vec4(0, splits, rank, 0); first < vec4s;
@@ -107,7 +107,7 @@ FLASHCORE_HD constexpr int vec4s_to_combine(int vec4s, int splits, int rank) {
   return mine;
 }
 
-/// Slots of what warps send: whole rows of a chunk.
+/// Slots of the partial results that warps send: whole rows of a chunk.
 template <int kHeadDim, int kWarpsN_>
 struct WarpPartials {
   static constexpr int kWarpsN = kWarpsN_;

@@ -1,4 +1,4 @@
-// Combines partial results. The weights are the same everywhere; a backend only loops over them.
+// The weights of partial results in their combination. The backends only iterate over them.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct CombineParams {
   bool stacked;
   std::int32_t parts;
   std::int32_t batch, q_heads, rows, v_dim;
-  const std::int32_t* cu_seqlens_q;  // or null: rows outside [cu[0], cu[sequences]) are left alone
+  const std::int32_t* cu_seqlens_q;  // or null; rows outside [cu[0], cu[sequences]) are skipped
   std::int32_t sequences;
   void* out;  // [batch, q_heads, rows, v_dim]
   void* lse;  // [batch, q_heads, rows] or null; the type of the partials

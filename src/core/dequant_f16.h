@@ -1,6 +1,6 @@
 // Dequantizes 8-bit K/V to f16 MMA operands in registers: the four bytes of a register become two
-// registers of two f16 each, without a table or shuffles. The conversion is exact for every code of
-// every format, including NaN and infinities.
+// registers of two f16 each, without a table or shuffles. The conversion is exact for every value
+// of every format, including NaN and infinities.
 //
 // The pairs are bytes 0 and 2, and bytes 1 and 3, so that no byte changes its half of the register.
 // Sixteen elements come out in the order of even_odd_index() (mma_layout.h). The other operand of
@@ -68,7 +68,8 @@ FLASHCORE_HD std::uint32_t fma_halves(std::uint32_t a, std::uint32_t b, std::uin
 
 }  // namespace detail
 
-/// Converts four bytes of one format to f16. int8 stands for u8 too; `flip` tells them apart.
+/// Converts four bytes of one format to f16. int8 includes u8, which differs in
+/// `flip`.
 template <Element kElement>
 struct Dequantizer {
   static_assert(kElement == Element::e4m3 || kElement == Element::e5m2 ||

@@ -1,5 +1,5 @@
-// Host only: making a Status with printf's formatting. Never throws; if even the message finds no
-// memory, the code becomes out_of_memory.
+// Host only: creates a Status with a printf-style message. Never throws. If memory for the message
+// is lacking, the code is out_of_memory.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ Status out_of_memory() noexcept;
 
 Status cancelled() noexcept;
 
-/// cancelled() where the flag of a call (it may be null) is set.
+/// cancelled() if the cancellation flag of a call is set. The flag may be null.
 Status check_cancel(const std::int32_t* cancel) noexcept;
 
 }  // namespace flashcore

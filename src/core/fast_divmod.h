@@ -1,4 +1,4 @@
-// Division by a number that is fixed before a kernel starts: a multiplication and a shift. A GPU
+// Division by a number that is known before a kernel starts, by a multiplication and a shift. A GPU
 // divides integers in about thirty dependent instructions, which delay the first loads of a CTA.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace flashcore::core {
 
 struct FastDivmod {
   std::uint32_t value;
-  std::uint32_t multiplier;  // ceil(2^(32 + shift) / value); 0 where value is 1
+  std::uint32_t multiplier;  // ceil(2^(32 + shift) / value); 0 if value is 1
   std::uint32_t shift;       // 2^shift < value <= 2^(shift + 1)
 };
 
@@ -23,8 +23,8 @@ FLASHCORE_HD constexpr FastDivmod make_fast_divmod(std::int32_t value) {
   return {d, static_cast<std::uint32_t>(multiplier), shift};
 }
 
-/// n / value, for 0 <= n < 2^31: the multiplier is too large by less than value / 2^(32 + shift),
-/// which n times is less than 1 / value.
+/// n / value, for 0 <= n < 2^31. Exact, because multiplier / 2^(32 + shift) exceeds 1 / value by
+/// less than 2^-(32 + shift), and n times that is less than 1 / value.
 FLASHCORE_HD constexpr std::int32_t div(std::int32_t n, const FastDivmod& by) {
   if (by.multiplier == 0) return n;
   const std::uint64_t product =

@@ -1,6 +1,6 @@
-// Which keys a query sees. Causal order, windows and sequence lengths together always leave one
-// interval of keys per query, whose ends never move left as the query index grows. Everything a
-// kernel asks about masks is therefore a question about intervals.
+// The keys that a query sees. Causal masks, windows and sequence lengths leave one interval of keys
+// per query. Its ends never move left as the query index grows, so the intervals of a tile follow
+// from those of its first and last query.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace flashcore::core {
 
-/// Keys begin <= j < end; empty where end <= begin.
+/// Keys begin <= j < end; empty if end <= begin.
 struct KeyRange {
   std::int32_t begin;
   std::int32_t end;
@@ -26,12 +26,12 @@ FLASHCORE_HD constexpr KeyRange intersect(KeyRange a, KeyRange b) {
   return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
 }
 
-/// The mask of one sequence. Query i stands on key `i + diagonal`
+/// The mask of one sequence. Query i has the position of key `i + diagonal`
 /// (diagonal = q_start - k_start).
 struct Mask {
   std::int64_t diagonal;
-  std::int64_t left;   // keys kept left of the diagonal; -1: all
-  std::int64_t right;  // keys kept right of it; -1: all; causal is 0
+  std::int64_t left;   // visible keys left of the diagonal; -1: all
+  std::int64_t right;  // visible keys right of the diagonal; -1: all; 0: causal
   std::int32_t kv_len;
   Fault fault;
 };
@@ -53,8 +53,8 @@ FLASHCORE_HD constexpr KeyRange visible_keys(const Mask& mask, std::int64_t i) {
   return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
 }
 
-/// The same for queries first + i, i < kEdgeReach, of which this is what 32 bits need to know: they
-/// see the keys of [begin + i, min(end + i, last)).
+/// visible_keys() in 32-bit arithmetic: query first + i, 0 <= i < kEdgeReach, sees the keys
+/// [begin + i, min(end + i, last)), where begin + i may be negative.
 struct MaskEdges {
   std::int32_t begin, end, last;
 };
@@ -72,25 +72,25 @@ FLASHCORE_HD constexpr MaskEdges mask_edges(const Mask& mask, std::int64_t first
           mask.kv_len - (mask.fault.is(InjectedFault::tail_key_dropped) ? 1 : 0)};
 }
 
-/// The smallest interval holding every key that some query of [first, last] sees.
+/// The smallest interval that contains every key that some query of [first, last] sees.
 FLASHCORE_HD constexpr KeyRange keys_seen_by_any(const Mask& mask, std::int64_t first,
                                                  std::int64_t last) {
   return {visible_keys(mask, first).begin, visible_keys(mask, last).end};
 }
 
-/// The keys that every query of [first, last] sees: tiles inside need no masking.
+/// The keys that every query of [first, last] sees. KV tiles inside it need no mask.
 FLASHCORE_HD constexpr KeyRange keys_seen_by_all(const Mask& mask, std::int64_t first,
                                                  std::int64_t last) {
   return {visible_keys(mask, last).begin, visible_keys(mask, first).end};
 }
 
-/// The first key of the tile that holds `key`. Tiles always start at multiples of tile_k from key
-/// 0, so the tiles of a row do not depend on which of them its neighbours can skip.
+/// The first key of the KV tile that contains `key`. Tiles start at multiples of tile_k from key 0,
+/// so the tiles of a row do not depend on the tiles that other rows skip.
 FLASHCORE_HD constexpr std::int32_t tile_begin(std::int32_t key, std::int32_t tile_k) {
   return key / tile_k * tile_k;
 }
 
-/// The keys of split `split`; the last ones may be empty.
+/// The keys of split `split`. The last splits may be empty.
 FLASHCORE_HD constexpr KeyRange split_keys(std::int32_t split, std::int64_t keys_per_split,
                                            std::int32_t kv_len) {
   const std::int64_t begin = min64(split * keys_per_split, kv_len);

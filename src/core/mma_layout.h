@@ -67,7 +67,7 @@ FLASHCORE_HD constexpr int even_odd_index(int place) { return 2 * (place % 8) + 
 // ---------------------------------------------------------------------------------------------
 
 /// A swizzled tile of 16-bit elements in shared memory. ldmatrix reads it without bank conflicts:
-/// eight adjacent rows of one 16-byte chunk lie in different banks. The tile consists of panels of
+/// the 16-byte chunks of eight adjacent rows are in different banks. The tile consists of panels of
 /// 64 columns (128-byte rows), or of 32 columns if its width is an odd multiple of 32. XOR permutes
 /// the chunks of a row within a panel. The tile is aligned to 128 bytes.
 template <int kRows, int kColumns>
@@ -89,7 +89,8 @@ struct SwizzledTile {
   }
 
   /// The address 2 n chunks to the right of `address`, the address of chunk 0 or 1 of a row (or of
-  /// chunk 0 to 3 if n is even). One XOR: such a chunk has none of the bits it changes.
+  /// chunk 0 to 3 if n is even). One XOR suffices: the bits that it changes are 0 in the chunk
+  /// index.
   FLASHCORE_HD static constexpr unsigned advance_k(unsigned address, int n) {
     constexpr int kPairs = kPanelChunks / 2;
     return (address ^ static_cast<unsigned>(32 * (n % kPairs))) +

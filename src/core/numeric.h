@@ -1,4 +1,4 @@
-// Constants and 16-bit float conversions, exact and free of the standard library.
+// Constants and exact 16-bit float conversions, without the standard library.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace flashcore::core {
 inline constexpr double kLog2E = 1.4426950408889634074;
 inline constexpr double kLn2 = 0.69314718055994530942;
 
-/// The float with these bits, and back. (std::bit_cast is an inline std function: see config.h.)
+/// Bit casts. std::bit_cast is an inline function of the standard library: see config.h.
 FLASHCORE_HD float float_of_bits(std::uint32_t bits) {
   float value;
   __builtin_memcpy(&value, &bits, sizeof value);
@@ -36,11 +36,11 @@ FLASHCORE_HD std::uint16_t bf16_of_float(float value) {
 FLASHCORE_HD float float_of_f16(std::uint16_t bits) {
   const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16;
   const std::uint32_t magnitude = bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) {  // infinity or NaN: all exponent bits, mantissa kept
+  if (magnitude >= 0x7c00u) {  // infinity or NaN: all exponent bits, same mantissa
     return float_of_bits(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
   }
-  // Shifted into place the exponent is 112 too small; one multiplication corrects it and
-  // normalises subnormals on the way.
+  // After the shift the exponent is 112 too small. One multiplication corrects it and normalises
+  // subnormals.
   const float scaled = float_of_bits(magnitude << 13) * float_of_bits(0x77800000u);  // 2^112
   return float_of_bits(bits_of_float(scaled) | sign);
 }
@@ -55,7 +55,7 @@ FLASHCORE_HD std::uint16_t f16_of_float(float value) {
     half = 0x7e00u;
   } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
     half = 0x7c00u;
-  } else if (magnitude < 0x38800000u) {  // below 2^-14: let the float adder round at 2^-24
+  } else if (magnitude < 0x38800000u) {  // below 2^-14: the addition rounds at 2^-24
     const float aligned = float_of_bits(magnitude) + float_of_bits(0x3f000000u);  // + 0.5
     half = bits_of_float(aligned) - 0x3f000000u;
   } else {

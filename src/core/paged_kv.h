@@ -1,6 +1,7 @@
-// Where the keys of a sequence lie. K and V are one block of rows per sequence, one packed block
-// for all, or pages: blocks of a few rows each that belong to a sequence in the order of its row
-// in the block table. Everybody who reads or writes a cache asks here.
+// Locations of a sequence's keys. Dense K and V have one block of rows per sequence, varlen K and V
+// one block for all sequences. Paged K and V have blocks of a few rows; a sequence's row of the
+// block table lists its pages in order. All code that reads or writes a KV cache uses these
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +10,18 @@
 
 namespace flashcore::core {
 
-/// The pages of K and V. Ids are never trusted: valid() decides before one is used.
+/// The pages of K and V. Page ids are checked with valid() before use.
 struct PageTable {
-  const std::int32_t* table;  // [batch, max_pages] page ids, or null: K and V have no pages
-  std::int64_t table_stride;  // from one sequence's row to the next
-  std::int32_t size;          // keys of a page
+  const std::int32_t* table;  // [batch, max_pages] page ids; null: K and V are not paged
+  std::int64_t table_stride;  // between the rows of two sequences
+  std::int32_t size;          // keys per page
   std::int32_t shift;         // log2(size), or -1: not a power of two
-  std::int32_t count;         // pages there are
+  std::int32_t count;         // number of pages
 
   FLASHCORE_HD constexpr bool valid(std::int32_t id) const {
     return static_cast<std::uint32_t>(id) < static_cast<std::uint32_t>(count);
   }
-  /// Which of its sequence's pages holds a key. A division costs a GPU some twenty instructions.
+  /// Index of a key's page in its sequence. A division takes a GPU about twenty instructions.
   FLASHCORE_HD constexpr std::int32_t page_index(std::int32_t key) const {
     return shift >= 0 ? key >> shift : key / size;
   }
@@ -33,21 +34,21 @@ FLASHCORE_HD constexpr std::int32_t page_shift(std::int32_t size) {
   return -1;
 }
 
-/// A key's place: the same for K and V, whose strides differ.
+/// Location of a key. K and V share it and differ in strides.
 struct KvLocation {
-  std::int32_t block;  // times Strides::batch: a page, else the sequence
-  std::int32_t row;    // times Strides::row
+  std::int32_t block;  // multiplies Strides::batch: the page, or the sequence if not paged
+  std::int32_t row;    // multiplies Strides::row
 };
 
-/// The keys of one sequence.
+/// Maps the keys of one sequence to their locations.
 struct KvRowMap {
   PageTable pages;
-  const std::int32_t* table;  // this sequence's row of the block table, or null
-  std::int32_t block;         // where there are no pages: of all keys
-  std::int32_t first_row;     // and the row of key 0
+  const std::int32_t* table;  // the sequence's row of the block table; null: not paged
+  std::int32_t block;         // of all keys, if not paged
+  std::int32_t first_row;     // row of key 0, if not paged
 
-  /// Key `key` of those below the sequence's length: other entries of the table are not read. A
-  /// bad page id counts as page 0, which exists.
+  /// Location of a key below the sequence's length. Table entries past that length are not read.
+  /// An invalid page id counts as page 0, which exists.
   FLASHCORE_HD constexpr KvLocation at(std::int32_t key) const {
     if (table == nullptr) return {block, first_row + key};
     const std::int32_t slot = pages.page_index(key);
@@ -55,7 +56,7 @@ struct KvRowMap {
     return {pages.valid(id) ? id : 0, key - slot * pages.size};
   }
 
-  /// How many keys from `key` on lie in one block, at least one: for who copies rows in a run.
+  /// Number of keys from `key` on in the same block, at least one. For copies of several rows.
   FLASHCORE_HD constexpr std::int32_t run_from(std::int32_t key) const {
     if (table == nullptr) return INT32_MAX;
     return pages.size - (key - pages.page_index(key) * pages.size);

@@ -1,5 +1,5 @@
-// Quantising: which elements share a scale, and what is done with one. The CPU loop
-// (cpu/quantize.cc) and the CUDA kernels (cuda/common/quantize.cu) only walk over them.
+// Quantization of a tensor: its units of work and their scales. The CPU loop (cpu/quantize.cc) and
+// the CUDA kernels (cuda/common/quantize.cu) only iterate over them.
 #pragma once
 
 #include "core/quant_formats.h"
@@ -8,22 +8,22 @@
 
 namespace flashcore::core {
 
-/// The rows of work. [batch, heads, rows, columns] is cut into units of unit_rows rows of one head,
-/// which never straddle two scales.
+/// A tensor [batch, heads, rows, columns], divided into units of unit_rows rows of one head. All
+/// rows of a unit have the same scale.
 struct QuantParams {
   const void* from;
   void* to;
   Strides from_strides, to_strides;
-  Element wide, code;                        // the formats, whichever way it goes
+  Element wide, code;                        // f32, f16 or bf16; 8-bit. For both directions
   float* scale;                              // [batch, heads, blocks]
-  std::int32_t* saturated;                   // like scale, or null
-  Strides scale_strides, saturated_strides;  // .row steps from block to block; 0: one for all
+  std::int32_t* saturated;                   // shape of scale, or null
+  Strides scale_strides, saturated_strides;  // .row: from block to block; 0 repeats
   std::int32_t batch, heads, rows, columns;
-  std::int32_t block_rows;  // rows that share a scale; not 0
+  std::int32_t block_rows;  // rows per scale; not 0
   std::int32_t unit_rows;
-  std::int32_t slots_batch, slots_heads, slots_blocks;  // extents of scale, as it is stored
+  std::int32_t slots_batch, slots_heads, slots_blocks;  // extents of scale as stored
   bool given_scale;
-  bool rotate;       // rows of from are rotated first, those of to last (core/rotation.h)
+  bool rotate;       // quantize: rotate from first; dequantize: rotate to last (core/rotation.h)
   bool vectors;      // rows of from and to are contiguous, 16-byte aligned and multiples of 16 long
   ErrorSlot* error;  // or null
 };
@@ -49,12 +49,12 @@ FLASHCORE_HD QuantUnit quant_unit(const QuantParams& p, std::int64_t index) {
           first, rest < p.unit_rows ? rest : p.unit_rows};
 }
 
-/// Where the scale (and the count) of a unit lies.
+/// Index of a unit's scale or saturation count, by the strides of that tensor.
 FLASHCORE_HD std::int64_t slot_of(const QuantParams& p, const Strides& s, const QuantUnit& unit) {
   return row_offset(s, unit.b, unit.h, unit.first_row / p.block_rows);
 }
 
-/// An element's place, counted row by row over the whole tensor: what messages name.
+/// Row-major index of an element in the whole tensor, for messages.
 FLASHCORE_HD std::int64_t element_index(const QuantParams& p, const QuantUnit& unit,
                                         std::int32_t row, std::int32_t column) {
   const std::int64_t head = static_cast<std::int64_t>(unit.b) * p.heads + unit.h;

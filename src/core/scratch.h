@@ -1,4 +1,4 @@
-// The CPU kernel's scratch memory: the planner sizes it and the kernel cuts it up, both from here.
+// Layout of the CPU kernel's scratch memory. The planner reads its size, the kernel its offsets.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace flashcore::core {
 
 /// Offsets in elements of the compute type, each a multiple of 64.
 struct ScratchLayout {
-  std::int64_t q_tile;    // [head_dim, tile_q] in panels of rows: see cpu/kernels/load-inl.h
+  std::int64_t q_tile;    // [head_dim, tile_q] in panels of rows (cpu/kernels/load-inl.h)
   std::int64_t k_tile;    // [tile_k, head_dim]
   std::int64_t v_tile;    // [tile_k, v_dim]
   std::int64_t scores;    // [tile_k, rows of one panel]

@@ -9,15 +9,15 @@ namespace flashcore::core {
 struct SeqInfo {
   std::int32_t q_len;
   std::int32_t kv_len;
-  std::int32_t q_row;  // first row in a packed q, out and lse; 0 otherwise
-  std::int32_t k_row;  // first row in packed k and v; 0 otherwise
+  std::int32_t q_row;  // first row in varlen q, out and lse; 0 if they are dense
+  std::int32_t k_row;  // first row in varlen k and v; 0 if they are not varlen
   Mask mask;
-  ErrorSlot error;  // code 0: all was well. Only checked calls look.
+  ErrorSlot error;  // code 0: no error. Only checked calls read it.
 };
 
 namespace detail {
 
-/// Clamps value into [low, high]; the first value that had to move is noted in slot.
+/// Clamps value to [low, high]. Records the first value out of range in slot.
 FLASHCORE_HD std::int32_t clamp_noting(std::int64_t value, std::int64_t low, std::int64_t high,
                                        ErrorSlot& slot, ErrorCode code, std::int32_t batch,
                                        std::int64_t index) {
@@ -28,7 +28,7 @@ FLASHCORE_HD std::int32_t clamp_noting(std::int64_t value, std::int64_t low, std
 
 }  // namespace detail
 
-/// A sequence where no lengths or starts are given.
+/// Every sequence of a call without lengths and starts.
 FLASHCORE_HD SeqInfo dense_seq_info(const AttentionParams& params) {
   SeqInfo s{};
   s.q_len = params.q_len;
@@ -38,8 +38,8 @@ FLASHCORE_HD SeqInfo dense_seq_info(const AttentionParams& params) {
   return s;
 }
 
-/// Reads sequence b's lengths and starts. Whatever they hold, the result stays inside the
-/// capacities; with valid input nothing is changed.
+/// Reads the lengths and starts of sequence b. Clamps invalid input, so that the result is always
+/// inside the capacities. Valid input is unchanged.
 FLASHCORE_HD SeqInfo seq_info_of(const AttentionParams& params, std::int32_t b) {
   SeqInfo s{};
   s.q_len = params.q_len;
@@ -82,7 +82,7 @@ FLASHCORE_HD SeqInfo seq_info_of(const AttentionParams& params, std::int32_t b) 
   return s;
 }
 
-/// Where sequence b's keys lie in K and V.
+/// The locations of sequence b's keys in K and V.
 FLASHCORE_HD KvRowMap kv_row_map(const AttentionParams& params, const SeqInfo& s, std::int32_t b) {
   if (params.fault.is(InjectedFault::pages_of_first) && params.pages.table != nullptr) {
     return kv_row_map(params.pages, 0, s.k_row);
@@ -90,12 +90,12 @@ FLASHCORE_HD KvRowMap kv_row_map(const AttentionParams& params, const SeqInfo& s
   return kv_row_map(params.pages, b, s.k_row);
 }
 
-/// How many entries of its row of the block table a sequence of `keys` keys needs.
+/// The number of entries that a sequence of `keys` keys uses in its row of the block table.
 FLASHCORE_HD std::int32_t slots_in_use(const PageTable& pages, std::int32_t keys) {
   return pages.table == nullptr || keys == 0 ? 0 : pages.page_index(keys - 1) + 1;
 }
 
-/// What is wrong with entry `slot` of sequence b's row of the block table; code 0: nothing.
+/// The error of entry `slot` in sequence b's row of the block table; code 0: none.
 FLASHCORE_HD ErrorSlot page_error(const PageTable& pages, std::int32_t b, std::int32_t slot) {
   const std::int32_t id = pages.table[b * pages.table_stride + slot];
   if (pages.valid(id)) return {};

@@ -1,7 +1,7 @@
-// How the CTAs of an sm80 kernel combine split KV, as far as they synchronise. A role is a template
-// over the warp that plays it: the kernel's warp (cuda/sm80/combine.cuh, cluster_combine.cuh,
-// cluster_combine_warps.cuh), which sends and adds numbers, or the model's (tests/protocol), which
-// checks every access. Both run these lines.
+// Synchronisation of sm80 CTAs that combine split KV. A role is a template over the type of the
+// warp that runs it: the kernel's warp (cuda/sm80/combine.cuh, cluster_combine.cuh,
+// cluster_combine_warps.cuh) sends and adds numbers, the model's (tests/protocol) checks every
+// access. Both run the same code.
 //
 // CTAs of a cluster (core/cluster_buffer.h):
 //   open_buffer          every warp, before its mainloop; then
@@ -23,7 +23,7 @@ FLASHCORE_HD constexpr std::int32_t splits_with_keys(std::int32_t kv_len,
   return div((kv_len > 1 ? kv_len : 1) - 1, split_keys_divmod) + 1;
 }
 
-/// True if a CTA has a split to compute. No other CTA waits for it otherwise.
+/// True if a CTA has a split to compute. Other CTAs do not wait for a CTA without one.
 FLASHCORE_HD constexpr bool has_split(std::int32_t rows, std::int32_t split, std::int32_t splits) {
   return rows > 0 && split < splits;
 }
@@ -59,9 +59,9 @@ FLASHCORE_ROLE void open_buffer(Warp& warp, bool from_warps) {
   if (!warp.has_fault(InjectedFault::sent_before_open)) warp.wait_for_cluster();
 }
 
-/// Sends the CTA's results to the CTAs that combine them, and combines what this CTA received. The
-/// CTA may exit then: it has received everything that others send to it. `to` and `combined` are
-/// those of the warp's first vec4 and first pass.
+/// Sends the CTA's results to the CTAs that combine them, and combines the vec4s that this CTA
+/// receives. The CTA may exit afterwards: it has received everything that others send to it. `to`
+/// and `combined` belong to the warp's first vec4 and first pass.
 template <typename Warp>
 FLASHCORE_ROLE void combine_from_ctas(Warp& warp, typename Warp::PeerSlot to,
                                       typename Warp::CombinedVec4 combined) {

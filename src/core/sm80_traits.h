@@ -1,5 +1,5 @@
-// The shape of an sm80 kernel and everything that follows from it. The kernel and the planner,
-// which needs no CUDA, both read it.
+// The shape of an sm80 kernel and its derived properties. The kernel reads them, and so does the
+// planner, which needs no CUDA.
 #pragma once
 
 namespace flashcore::core {
@@ -9,7 +9,7 @@ struct Sm80Traits {
   int tile_q;
   int tile_k;
   int stages;     // of the K and V pipelines
-  int warp_rows;  // 16; 32 halves the shared memory reads of K and V per MMA where registers allow;
+  int warp_rows;  // 16; 32 halves the shared memory reads of K and V per MMA if registers allow;
                   // 8 swaps the operands of the MMAs (sm80/mma.cuh)
   int threads;
   int key_bytes = 2;  // of an element of K and V
@@ -20,13 +20,14 @@ struct Sm80Traits {
   /// Each warp loads the keys it reads, so no CTA barrier is needed in the mainloop.
   constexpr bool warp_private_kv() const { return warps_m() == 1; }
 
-  /// Registers of a thread's S and O accumulators, and of its Q fragments if they are kept.
+  /// Registers of a thread's S and O accumulators, and of its Q fragments if they stay in
+  /// registers.
   constexpr int accumulators() const { return accumulators(warp_keys()); }
   constexpr int accumulators(int keys) const { return warp_rows / 4 * (keys / 8 + head_dim / 8); }
   constexpr int query_registers() const { return warp_rows / 4 * (head_dim / 16); }
 
-  /// Keys whose scores a warp computes at once: all of its share of a tile. 8-bit K/V take fewer,
-  /// because dequantization needs registers.
+  /// Keys whose scores a warp computes at once: its whole share of a tile. Kernels with 8-bit K/V
+  /// take fewer keys, because dequantization needs registers.
   constexpr int keys_per_pass() const {
     int keys = warp_keys();
     while (key_bytes == 1 && keys % 32 == 0 && accumulators(keys) > 160) keys /= 2;
@@ -40,7 +41,8 @@ struct Sm80Traits {
     return tiles > staged ? tiles : staged;
   }
 
-  /// Resident threads of an SM, as shared memory and accumulators allow. More hide more latency.
+  /// Resident threads of an SM, as shared memory and accumulators allow. More threads hide more
+  /// latency.
   constexpr int sm_threads() const {
     const int most_for_512 = key_bytes == 1 ? 80 : 72;
     const int by_registers = accumulators() <= most_for_512 ? 512

@@ -7,7 +7,7 @@
 
 namespace flashcore::core {
 
-/// Slots of the tile queue: the tile that ends, the one that begins, and the next ones.
+/// Slots of the tile queue: for the tile that ends, the tile that begins, and the next two.
 ///
 /// A consumer holds the slot of the ending tile while it waits for the next tile: the last P V
 /// overlaps the first Q K^T of the next tile. So it may wait for one tile at a time only, and every
@@ -35,8 +35,8 @@ inline constexpr int kSm90Barriers = 11;
 struct Sm90BarrierRow {
   const char* name;
   int slots;     // an mbarrier each; 0: the kernel has no such barrier
-  int arrivals;  // that complete a phase, together with all expected bytes
-  bool empty;    // waited on before a slot is filled: in the first round the slot is free
+  int arrivals;  // per phase, besides the expected bytes
+  bool empty;    // waited on before a slot is filled; the first wait returns at once
 };
 
 /// Barrier           completed by                                waited on by
@@ -83,8 +83,8 @@ constexpr int mbarrier_count(const Sm90Traits& shape) {
   return first_mbarrier(shape, static_cast<Sm90Barrier>(kSm90Barriers));
 }
 
-/// Phases of an mbarrier that must be complete before a wait returns, in the round-th use of its
-/// slot. mbarrier.try_wait.parity takes the parity of the last of them.
+/// Phases of an mbarrier that must be complete before a wait returns. round: earlier uses of its
+/// slot. mbarrier.try_wait.parity takes the parity of the last of these phases.
 FLASHCORE_HD constexpr std::uint32_t phases_before(bool empty, std::uint32_t round) {
   return round + (empty ? 0 : 1);
 }

@@ -1,7 +1,6 @@
-// The roles of a Hopper CTA: scheduler, producer, transposer and consumer, as far as they
-// synchronise. A role is a template over the warp that plays it: the kernel's warp (cuda/sm90),
-// which loads and multiplies, or the model's (tests/protocol), which checks every access. Both run
-// these lines.
+// Synchronisation of the roles of a Hopper CTA: scheduler, producer, transposer and consumer. A
+// role is a template over the type of the warp that runs it: the kernel's warp (cuda/sm90) loads
+// and multiplies, the model's (tests/protocol) checks every access. Both run the same code.
 //
 //   scheduler   one thread: fetches work tiles and writes them to the tile queue
 //   producer    one thread: fills the Q, K and V pipelines by TMA
@@ -70,13 +69,14 @@ FLASHCORE_ROLE void produce(Warp& warp) {
       }
     };
     const std::int32_t end_tile = work.first_tile + work.tiles;
-    // The loads whose slots become free first go first: Q tiles that need not wait for the previous
-    // work tile's, then the first K tile.
+    // Slots that become free first are loaded first: those of Q tiles that need not wait for the
+    // previous work tile, then that of the first K tile, then those of the other Q tiles.
     constexpr int kFreeQStages = P::kQStages - P::kConsumers;
     load_q(0, kFreeQStages);
     load_k(work.first_tile);
     load_q(kFreeQStages, P::kConsumers);
-    // Then in the order of use: Q K^T of a step is issued before P V of the previous step.
+    // K and V tiles follow in the order of use: Q K^T of a step is issued before P V of the
+    // previous step.
     if (work.tiles <= kTilesAhead) {
       warp.template arrive<Sm90Barrier::tile_requested>(PipelineState<1>{});
     }
@@ -148,7 +148,7 @@ FLASHCORE_ROLE bool next_work_tile(Warp& warp, KvTileIterator<typename Warp::Pip
   return true;
 }
 
-/// Releases a K tile unread that only other warpgroups need, and passes the ping-pong turn on.
+/// Skips a K tile that only other warpgroups need: releases it and passes the ping-pong turn on.
 template <typename Warp, typename State>
 FLASHCORE_ROLE void release_k(Warp& warp, const State& state) {
   warp.template wait<Sm90Barrier::k_full>(state);
@@ -177,7 +177,7 @@ FLASHCORE_ROLE void softmax_step(Warp& warp, const KvTileIterator<typename Warp:
   warp.softmax(it, needs_mask);
 }
 
-/// Zero-fills the V rows past the last key of the step's tile, where they may hold NaN.
+/// Zero-fills the V rows past the last key of the step's tile if they may contain NaN.
 template <typename Warp>
 FLASHCORE_ROLE void clean_v_tail(Warp& warp, const KvTileIterator<typename Warp::Pipeline>& it) {
   if (warp.v_tail_dirty()) {
@@ -278,7 +278,7 @@ FLASHCORE_ROLE void consume(Warp& warp) {
   }
 }
 
-/// fp8 consumer. A step runs in sequence; other warpgroups fill its waits. kQkAhead: the next
+/// fp8 consumer. A step runs in sequence; other warpgroups run while it waits. kQkAhead: the next
 /// step's Q K^T is issued at the end of this one.
 template <typename Warp>
 FLASHCORE_ROLE void consume_fp8(Warp& warp) {

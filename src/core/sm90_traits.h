@@ -1,5 +1,5 @@
-// The shape of a Hopper kernel and everything that follows from it. The kernel and the planner,
-// which needs no CUDA, both read it.
+// The shape of a Hopper kernel and its derived properties. The kernel reads them, and so does the
+// planner, which needs no CUDA.
 #pragma once
 
 #include <cstdint>
@@ -33,16 +33,16 @@ struct Sm90Traits {
     return stages * (tile_bytes(tile_k) + (is_fp8() ? transposed_bytes() : tile_bytes(tile_k))) +
            v_staging_stages() * tile_bytes(tile_k);
   }
-  /// 64-row Q tiles that fit beside K and V, at most those of two work tiles. More than one work
-  /// tile's hide the latency of the next Q load.
+  /// 64-row Q tiles that fit beside K and V, at most those of two work tiles. Space for more than
+  /// one work tile hides the latency of the next Q load.
   constexpr int q_stages() const {
     constexpr int kOther = 2048;  // mbarriers and the tile queue
     const int fit = (kSm90SharedBytes - kOther - kv_bytes()) / tile_bytes(kQTileRows);
     return fit < 2 * consumers() ? fit : 2 * consumers();
   }
-  /// Q tiles that arrive at one barrier. Where two work tiles' Q do not fit, each Q tile is loaded
-  /// as soon as a warpgroup has released its slot. fp8 consumers do not run ahead into the next
-  /// work tile, so single loads would gain them nothing.
+  /// Q tiles that arrive at one barrier. If the Q tiles of two work tiles do not fit, each one is
+  /// loaded as soon as a warpgroup has released its slot. fp8 consumers do not run ahead into the
+  /// next work tile, so they would gain nothing from single loads.
   constexpr int q_tiles_per_stage() const {
     return is_fp8() || q_stages() == 2 * consumers() ? consumers() : 1;
   }
@@ -55,7 +55,7 @@ struct Sm90Traits {
   constexpr bool packs_gqa() const { return !is_fp8() && head_dim == 128 && tile_k == 160; }
   /// Workspace of a tail split: the f32 output and two numbers for each row.
   constexpr int part_bytes() const { return tile_q * (head_dim + 2) * 4; }
-  /// The producer warpgroup gives registers away; consumers take them.
+  /// Registers of a thread after setmaxnreg: the producer warpgroup gives some to the consumers.
   constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
   constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }
 };
@@ -64,15 +64,15 @@ struct Sm90Traits {
 ///
 /// Q tiles that are loaded together share a barrier. For single loads each warpgroup has two
 /// barriers of its own and alternates between them, so that it waits for every phase of its
-/// barriers. A shared barrier would not do: a wait compares the phase parity only, and a warpgroup
-/// one tile ahead could take an early phase for its own.
+/// barriers. A shared barrier would be wrong: a wait compares the phase parity only, so a warpgroup
+/// one tile ahead could mistake an earlier phase for its own.
 template <int kConsumers, int kSlots, int kTogether>
 struct QStage {
   static constexpr int kOwnBarriers = 2;
   static constexpr int kBarriers = kTogether == 1 ? kConsumers * kOwnBarriers : kSlots / kTogether;
   static_assert(kTogether == 1 || (kTogether == kConsumers && kSlots % kConsumers == 0));
   static_assert(kSlots >= kConsumers && kSlots <= kOwnBarriers * kConsumers);
-  std::uint32_t count;  // work tiles of this CTA before this one
+  std::uint32_t count;  // earlier work tiles of this CTA
   std::int32_t group;   // warpgroup
 
   FLASHCORE_HD constexpr std::uint32_t stage() const {  // index of the barrier pair

@@ -1,4 +1,4 @@
-// The KV tiles of a Hopper work tile: which there are, and which of them each warpgroup reads.
+// The KV tiles of a Hopper work tile, and the share of them that each warpgroup reads.
 #pragma once
 
 #include "core/mask.h"
@@ -13,9 +13,9 @@ struct TileSteps {
   std::int32_t first_tile;  // first KV tile
   std::int32_t tiles;       // KV tiles, at least one
   // Per warpgroup:
-  KeyRange unmasked_tiles[kMaxConsumers];  // KV tiles that all its rows see whole
-  std::int32_t kv_tiles[kMaxConsumers];    // KV tiles that some of its rows see
-  bool skips_last_tile[kMaxConsumers];     // the last KV tile is for other warpgroups only
+  KeyRange unmasked_tiles[kMaxConsumers];  // KV tiles fully visible to all its rows
+  std::int32_t kv_tiles[kMaxConsumers];    // KV tiles visible to some of its rows
+  bool skips_last_tile[kMaxConsumers];     // the last KV tile is visible to other warpgroups only
 };
 
 /// The range of a tail split; split < 0: the whole tile.
@@ -25,8 +25,8 @@ struct TailRange {
 };
 
 /// Finds the KV tiles of work.queries queries from `first` on, rows_each of each head in a
-/// warpgroup. Writes field by field and reads the mask anew: the scheduler thread has few
-/// registers.
+/// warpgroup. Writes field by field and reads the mask again for each, because the scheduler thread
+/// has few registers.
 FLASHCORE_HD void find_kv_tiles(TileSteps& work, const Mask& mask, std::int32_t first,
                                 std::int32_t rows_each, TailRange range, int consumers,
                                 int tile_k) {

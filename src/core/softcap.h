@@ -6,7 +6,7 @@
 
 namespace flashcore::core {
 
-/// The largest cap of the short formula, whose error is that of a score as large as the cap.
+/// The largest cap of the short formula. Its error is that of a score as large as the cap.
 inline constexpr double kLargestShortCap = 256;
 
 /// The factor that turns Q K^T into the argument of capped(), 2·log2(e)·s/c.
@@ -21,7 +21,7 @@ FLASHCORE_HD T capped_short(T argument, T cap) {
 }
 
 /// The same for any cap. 1 - 2 / (1 + 2^a) cancels for a small x, and a large cap magnifies the
-/// error. Such a tanh is computed by its series.
+/// error. The power series of tanh replaces it there.
 template <typename T>
 FLASHCORE_HD T capped(T argument, T cap) {
   constexpr T kSeriesUpTo = sizeof(T) == 4 ? T(0.5) : T(0.1);

@@ -32,15 +32,15 @@ struct TileCoord {
   std::int32_t batch, head, q_tile;
 };
 
-/// The order of the tiles. Heads that share K and V are adjacent, so that neighbouring CTAs read
-/// the same keys at the same time from L2. Within these heads, and among the last heads of all
-/// together, the last query tile comes first: it is the longest under a causal mask, and the
-/// longest tiles must not start last.
+/// The order of the tiles. Heads that share K and V form a group and are adjacent, so that
+/// neighbouring CTAs read the same keys at the same time from L2. Within a group the last query
+/// tile comes first: it is the longest under a causal mask. The last groups are ordered as one, so
+/// that no long tile starts last.
 struct TileScheduler {
   std::int32_t tiles;
   std::int32_t q_tiles;
   std::int32_t group;         // query heads that share K and V
-  std::int32_t whole_groups;  // groups in sequence; the heads of the others are interleaved
+  std::int32_t whole_groups;  // groups in sequence; the others are ordered as one
   FastDivmod group_tiles_divmod, group_divmod, last_heads_divmod, q_heads_divmod;
 };
 
