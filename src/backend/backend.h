@@ -12,7 +12,7 @@
 
 namespace flashcore {
 
-// Few files need the layout of the launch arguments: backend/params.h has it.
+// Forward declarations, because few files need the layouts. backend/params.h has them.
 namespace core {
 struct AppendParams;
 struct AttentionParams;
@@ -36,8 +36,8 @@ class Backend {
   virtual ~Backend() = default;
 
   // The pipeline. These functions allocate nothing. Only read_error() synchronises.
-  /// `cancel`, here and below: as for run(). A backend that returns before the work is done need
-  /// not read it.
+  /// `cancel`, here and below: as for run(). A backend that returns before the work is done may
+  /// ignore it.
   virtual Status launch(const Plan& plan, const core::AttentionParams& params, Stream stream,
                         const std::int32_t* cancel) const = 0;
   /// `partials` is f64 for f64 problems, else f32. `threads`: CPU threads; 0: all.
@@ -45,7 +45,7 @@ class Backend {
                          int threads, Stream stream, const std::int32_t* cancel) const = 0;
   virtual Status append(const core::AppendParams& params, Device device, Stream stream,
                         const std::int32_t* cancel) const = 0;
-  /// Also for a tensor without elements, which still has scales.
+  /// Also called for a tensor without elements, because it has scales to write.
   virtual Status quantize(const core::QuantParams& params, Device device, Stream stream,
                           const std::int32_t* cancel) const = 0;
   virtual Status dequantize(const core::QuantParams& params, Device device, Stream stream,
@@ -54,13 +54,13 @@ class Backend {
   /// Synchronises the stream and copies the error slot to the host.
   virtual Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,
                             Stream stream) const = 0;
-  /// flashcore::capture_id(). A CPU captures nothing.
+  /// See flashcore::capture_id(). A CPU has no graph capture.
   virtual Result<std::uint64_t> capture_id(Device, Stream, std::int32_t*) const {
     return std::uint64_t{0};
   }
 
   virtual Result<DeviceInfo> device_info(int index) const = 0;
-  /// Checks that the device can be used and measures its unknown rates.
+  /// Checks that the device is usable and measures its unknown rates.
   virtual Status measure_rates(DeviceInfo& info) const = 0;
   virtual Result<KernelResources> resources(const KernelInfo& kernel, int device) const = 0;
 
@@ -83,7 +83,7 @@ const Backend& cpu_backend() noexcept;
 /// Null in a build without CUDA.
 const Backend* cuda_backend() noexcept;
 
-/// The backend of a device type, or the reason why there is none.
+/// The backend of a device type. The error says why it is not available.
 Result<const Backend*> backend_for(DeviceType type) noexcept;
 
 /// The error of a checked call as a Status; ok if the slot is empty.

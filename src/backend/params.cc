@@ -36,7 +36,7 @@ core::Fault injected_fault() noexcept {
 #endif
 }
 
-/// Vector loads and stores reach whole rows.
+/// True if vector loads and stores can access whole rows.
 bool rows_are_vectors(const Problem& problem) noexcept {
   const auto vector = [](const Layout& layout) {
     return layout.column == 1 && layout.alignment_bytes >= 16;
@@ -45,7 +45,7 @@ bool rows_are_vectors(const Problem& problem) noexcept {
          vector(problem.k) && vector(problem.v) && vector(problem.out);
 }
 
-/// cp.async reaches the rows of q, k and v.
+/// True if cp.async can load the rows of q, k and v.
 bool rows_are_async(const Problem& problem) noexcept {
   const auto async = [](const Layout& layout) {
     return layout.column == 1 && layout.alignment_bytes >= 16;
@@ -101,7 +101,8 @@ core::Scales scales_of(const TensorView& scale, const Layout& layout,
                        std::int64_t block_rows) noexcept {
   constexpr std::int64_t kAllRows = std::numeric_limits<std::int32_t>::max();
   const std::int64_t rows = scale.rank == 3 ? std::min(block_rows, kAllRows) : kAllRows;
-  if (scale.rank == 3 && scale.shape[2] == 0) return {nullptr, 0, 0, 0, 1};  // of no rows
+  if (scale.rank == 3 && scale.shape[2] == 0)
+    return {nullptr, 0, 0, 0, 1};  // a tensor without rows
   return {static_cast<const float*>(scale.data), layout.batch, layout.head, layout.row,
           static_cast<std::int32_t>(rows)};
 }
@@ -129,7 +130,7 @@ void set_tensors(core::AttentionParams& p, const Problem& problem,
   p.bias = tensors.bias.data;
   p.mask = static_cast<const std::uint8_t*>(tensors.mask.data);
   p.alibi_slopes = static_cast<const float*>(tensors.alibi_slopes.data);
-  // A partial result leaves the sinks to the merge.
+  // merge() adds the sinks to partial results.
   p.sinks = options.partial ? nullptr : static_cast<const float*>(tensors.sinks.data);
   p.cu_seqlens_q = static_cast<const std::int32_t*>(tensors.cu_seqlens_q.data);
   p.cu_seqlens_k = static_cast<const std::int32_t*>(tensors.cu_seqlens_k.data);
@@ -181,7 +182,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.total_q = narrow(problem.total_q);
   p.total_k = narrow(problem.total_k);
 
-  // A cap beyond this is none: scores of f32 that it changes have overflowed long before.
+  // A larger cap has no effect in f32: scores that it would change have overflowed.
   constexpr double kNoCap = 1e30;
   if (options.softcap > 0 && (options.softcap <= kNoCap || problem.dtype == DType::f64)) {
     p.score_scale = core::softcap_argument(problem.scale, options.softcap);
@@ -190,7 +191,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
     p.score_scale = problem.scale;
   }
   p.softmax_scale_log2 = static_cast<float>(problem.scale * core::kLog2E);
-  // A window wider than any distance between positions is no limit; adding it could overflow.
+  // A window wider than any distance between positions has no effect, and adding it could overflow.
   const auto window = [](std::int64_t keys) {
     return keys > std::int64_t{4} * core::kMaxStart ? -1 : keys;
   };
@@ -218,12 +219,12 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.split_keys_divmod = core::make_fast_divmod(
       narrow(std::min<std::int64_t>(p.keys_per_split, std::numeric_limits<std::int32_t>::max())));
   p.cta_divmod = core::make_fast_divmod(narrow(plan.num_tiles / plan.splits));
-  // The plan's offsets count from the header, which may lie elsewhere; no partials: null.
-  const bool apart = workspace.header != nullptr;
-  void* const header = apart ? workspace.header : workspace.data;
+  // Offsets of the plan include the header, also if it is separate. Offset 0: no partial results.
+  const bool separate_header = workspace.header != nullptr;
+  void* const header = separate_header ? workspace.header : workspace.data;
   const auto partials = [&](std::size_t offset) -> void* {
     if (offset == 0) return nullptr;
-    return address<void>(workspace.data, apart ? offset - kWorkspaceHeaderBytes : offset);
+    return address<void>(workspace.data, separate_header ? offset - kWorkspaceHeaderBytes : offset);
   };
   p.partial_out = partials(plan.partial_out_offset);
   p.partial_lse = partials(plan.partial_lse_offset);
@@ -239,16 +240,16 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
 }
 
 WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) noexcept {
-  constexpr std::int32_t kLastRounds = 4;  // of items that are dealt out by length, under a mask
-  const bool equal_items = params.window_right < 0 && params.window_left < 0 && !params.is_varlen;
+  constexpr std::int32_t kSortedWaves = 4;  // last waves whose tiles are sorted by length
+  const bool equal_tiles = params.window_right < 0 && params.window_left < 0 && !params.is_varlen;
   const std::int32_t heads = plan.heads_in_tile;
-  const auto cut = static_cast<std::int32_t>(plan.tail_tiles);
+  const auto tail_tiles = static_cast<std::int32_t>(plan.tail_tiles);
   WorkList work{};
   work.heads = {std::countr_zero(static_cast<std::uint32_t>(heads))};
   work.order = core::make_tile_scheduler(params.batch, params.q_heads / heads, params.group / heads,
                                          params.q_tiles,
-                                         equal_items ? 0 : kLastRounds * plan.device.sm_count);
-  work.tail = {work.order.tiles - cut,
+                                         equal_tiles ? 0 : kSortedWaves * plan.device.sm_count);
+  work.tail = {work.order.tiles - tail_tiles,
                static_cast<std::int32_t>(plan.keys_per_tail_split) / plan.tile_k,
                core::make_fast_divmod(plan.tail_splits)};
   work.num_scheduled = core::num_scheduled(work.order, work.tail);
@@ -263,7 +264,7 @@ core::CombineParams make_combine_params(const Plan& plan,
   c.parts = plan.splits;
   c.q_heads = params.q_heads;
   c.v_dim = params.v_dim;
-  // Packed sequences are one batch of total_q rows: see core::partial_row().
+  // A varlen q is one batch entry of total_q rows: see core::partial_row().
   c.batch = problem.q_varlen ? 1 : params.batch;
   c.rows = problem.q_varlen ? params.total_q : params.q_len;
   c.cu_seqlens_q = params.cu_seqlens_q;

@@ -1,5 +1,5 @@
-// The launch arguments of kernels, made from a plan and the caller's tensors. They only copy:
-// pointers, strides and sizes; every decision is the plan's.
+// Makes the launch arguments of kernels from a plan and the caller's tensors. These functions copy
+// pointers, strides and sizes. The plan has made all decisions.
 #pragma once
 
 #include "core/combine.h"
@@ -25,11 +25,11 @@ struct WorkList {
 };
 WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) noexcept;
 
-/// The page table of a paged KV; empty if block_table is not given.
+/// The page table of paged K and V; empty if block_table is not given.
 core::PageTable pages_of(std::int64_t page_size, std::int64_t pages,
                          const TensorView& block_table) noexcept;
 
-/// The scales of an 8-bit tensor, block_rows rows per scale if it has blocks; 1 if not given.
+/// The scales of an 8-bit tensor: block_rows rows per scale if `scale` has blocks; 1 if not given.
 core::Scales scales_of(const TensorView& scale, const Layout& layout,
                        std::int64_t block_rows) noexcept;
 

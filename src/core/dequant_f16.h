@@ -68,8 +68,7 @@ FLASHCORE_HD std::uint32_t fma_halves(std::uint32_t a, std::uint32_t b, std::uin
 
 }  // namespace detail
 
-/// Converts four bytes of one format to f16. int8 includes u8, which differs in
-/// `flip`.
+/// Converts four bytes of one format to f16. int8 includes u8, which differs in `flip`.
 template <Element kElement>
 struct Dequantizer {
   static_assert(kElement == Element::e4m3 || kElement == Element::e5m2 ||

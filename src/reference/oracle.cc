@@ -25,7 +25,7 @@ double small_float(std::uint32_t bits, int exponent_bits, int mantissa_bits) {
   return sign * std::ldexp(1.0 + fraction, exponent - bias);
 }
 
-/// value = code * scale; OCP's e4m3 has no infinity, one NaN, and otherwise IEEE's rules.
+/// Decodes OCP's e4m3: no infinity, one NaN of each sign, otherwise IEEE's rules.
 double e4m3(std::uint32_t bits) {
   if ((bits & 0x7f) == 0x7f) return std::numeric_limits<double>::quiet_NaN();
   const double sign = (bits & 0x80) != 0 ? -1.0 : 1.0;
@@ -35,7 +35,7 @@ double e4m3(std::uint32_t bits) {
          (exponent == 0 ? std::ldexp(fraction, -6) : std::ldexp(1.0 + fraction, exponent - 7));
 }
 
-/// The scale of a row of a sequence, or of a key.
+/// The scale of row (or key) `row` of a sequence.
 double scale_at(const TensorView& scale, std::int64_t b, std::int64_t h, std::int64_t row,
                 std::int64_t block_rows) {
   if (!scale.given()) return 1.0;
@@ -56,7 +56,7 @@ bool is_visible(const Options& o, std::int64_t q_position, std::int64_t k_positi
   return true;
 }
 
-/// A [batch, heads, rows, columns] operand, packed or not, as the layouts in Problem describe it.
+/// A [batch, heads, rows, columns] operand, dense or varlen, with its layout in Problem.
 struct Operand {
   const void* data;
   const Layout& layout;
@@ -66,7 +66,7 @@ struct Operand {
   }
 };
 
-/// Key j of a sequence in K or V: in its batch entry, in the packed rows, or in a page.
+/// An element of key j of a sequence, in dense, varlen or paged K or V.
 double key_element(const Problem& p, const Tensors& t, const Operand& operand, std::int64_t b,
                    std::int64_t kv_head, const Lengths& lengths, std::int64_t j,
                    std::int64_t column) {
@@ -83,7 +83,7 @@ struct Head {
   std::int64_t b = -1, kv_head = -1;
   Lengths lengths{};
   std::vector<double> k, v;
-  std::vector<double> v_steps;  // the largest scale of V over each key's
+  std::vector<double> v_scale_ratio;  // [kv_len]: V's largest scale over the key's scale
   bool v_finite = true;
 };
 
@@ -96,14 +96,14 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
   const std::int64_t n = head.lengths.kv_len;
   head.k.assign(static_cast<std::size_t>(n * p.head_dim), 0.0);
   head.v.assign(static_cast<std::size_t>(n * p.v_dim), 0.0);
-  head.v_steps.assign(static_cast<std::size_t>(n), 1.0);
+  head.v_scale_ratio.assign(static_cast<std::size_t>(n), 1.0);
   head.v_finite = true;
   double largest = 0;
   const Operand k{t.k.data, p.k}, v{t.v.data, p.v};
   for (std::int64_t j = 0; j < n; ++j) {
     const double k_scale = scale_at(t.k_scale, b, kv_head, j, p.options.kv_scale_block);
     const double v_scale = scale_at(t.v_scale, b, kv_head, j, p.options.kv_scale_block);
-    head.v_steps[static_cast<std::size_t>(j)] = std::fabs(v_scale);
+    head.v_scale_ratio[static_cast<std::size_t>(j)] = std::fabs(v_scale);
     largest = std::max(largest, std::fabs(v_scale));
     for (std::int64_t d = 0; d < p.head_dim; ++d) {
       head.k[static_cast<std::size_t>(d * n + j)] =
@@ -115,7 +115,7 @@ void load_head(const Problem& p, const Tensors& t, std::int64_t b, std::int64_t 
       if (!std::isfinite(x)) head.v_finite = false;
     }
   }
-  for (double& scale : head.v_steps) scale = scale > 0 ? largest / scale : 1.0;
+  for (double& scale : head.v_scale_ratio) scale = scale > 0 ? largest / scale : 1.0;
 }
 
 constexpr double kSmallCap = 256;  // docs/numerics.md
@@ -199,10 +199,10 @@ struct RowSoftmax {
 void find_magnitudes(const Problem& p, const RowScores& s, RowSoftmax& x) {
   for (std::size_t j = 0; j < s.score.size(); ++j) {
     if (!std::isfinite(s.score[j])) continue;
-    // A score far below the maximum has no weight, however wrong it is.
+    // A score far below the maximum has no weight, whatever its error.
     if (s.score[j] + 1e-3 * s.magnitude[j] < x.max - 1000) continue;
     x.magnitude = std::max(x.magnitude, s.magnitude[j]);
-    // Behind a softcap these may be infinite.
+    // With a softcap these may be infinite.
     const double product = std::fabs(p.scale) * s.largest_product[j];
     if (std::isfinite(product)) x.largest_product = std::max(x.largest_product, product);
     const double sum = std::fabs(p.scale) * s.largest_sum[j];
@@ -254,7 +254,7 @@ bool multiply_values(const Head& head, const RowScores& s, std::size_t r, RowSof
   double* v_mass = result.v_mass.data() + r * v_dim;
   double* v_mass_in_steps = result.v_mass_in_steps.data() + r * v_dim;
   bool poisoned = false;
-  constexpr std::size_t kBlock = 64;  // sums over blocks, then over their results: less rounding
+  constexpr std::size_t kBlock = 64;  // sums of blocks, then the sum of these: less rounding
   std::vector<double> block_out(v_dim, 0.0);
   for (std::size_t j = 0; j < n; ++j) {
     if (j % kBlock == 0) {
@@ -277,7 +277,7 @@ bool multiply_values(const Head& head, const RowScores& s, std::size_t r, RowSof
       block_out[c] += w * v[c];
       spread[c] += w * v[c] * w * v[c];
       v_mass[c] += std::fabs(v[c]);
-      v_mass_in_steps[c] += std::fabs(v[c]) * head.v_steps[j];
+      v_mass_in_steps[c] += std::fabs(v[c]) * head.v_scale_ratio[j];
     }
   }
   for (std::size_t c = 0; c < v_dim; ++c) out[c] += block_out[c];
@@ -401,7 +401,7 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
     }
   };
   if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  // A thread costs about as much as this many multiply-adds.
+  // A thread costs about as much as 1e6 multiply-adds.
   const double work_estimate = static_cast<double>(elements) * static_cast<double>(problem.kv_len);
   threads = std::clamp(static_cast<int>(work_estimate / 1e6), 1, threads);
   std::vector<std::thread> workers;

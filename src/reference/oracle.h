@@ -1,6 +1,6 @@
 // The fp64 oracle: attention by definition (docs/numerics.md), one row at a time, without tiles or
-// online softmax. It shares no code with any kernel: masks, conversions and index arithmetic are
-// its own. All tensors must be in host memory, whatever the device of the problem.
+// online softmax. It shares no code with the kernels: it has its own masks, conversions and
+// index arithmetic. All tensors must be in host memory, whatever the device of the problem.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct Oracle {
   std::vector<double> max;  ///< [rows]: largest visible score; -inf: none
   std::vector<double> sum;  ///< [rows]: Σ exp(score - max) over visible keys, without the sink
 
-  // Ingredients of the bound.
+  // Terms of the error bound.
   std::vector<double> magnitude;  ///< [rows]: max_j |scale|·Σ|q_d k_d| + |alibi| + |bias| +
                                   ///< softcap, over keys with a finite score; at least |sink|
   std::vector<double>
@@ -40,7 +40,7 @@ struct Oracle {
   std::vector<double> spread;       ///< [rows, v_dim]: sqrt(Σ p² v²)
   std::vector<double> deviation;    ///< [rows, v_dim]: Σ p·|v - out|
   std::vector<double> v_mass;       ///< [rows, v_dim]: Σ |v| / (sum of the softmax, sink included)
-  std::vector<double> v_mass_in_steps;  ///< likewise, each v relative to its scale, times the
+  std::vector<double> v_mass_in_steps;  ///< likewise, with each v divided by its scale, times the
                                         ///< largest scale; v_mass if all keys share a scale
   std::vector<std::int32_t> kv_len;     ///< [rows]: keys of the row's sequence
 
@@ -59,7 +59,7 @@ std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors);
 Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
                bool keep_stages = false, int threads = 0);
 
-/// One element as a double, 8-bit formats without scale. The oracle has its own decoders.
+/// One element as a double; 8-bit formats without scale. Does not use the kernels' decoders.
 double element(const void* data, DType dtype, std::int64_t index);
 
 }  // namespace flashcore::reference
