@@ -9,7 +9,7 @@
 // run() allocates nothing, does not synchronise and copies nothing to the host, so CUDA graphs can
 // capture it. Every function may be called from any thread. A workspace serves one call at a time.
 //
-// CUDA graphs: initialise the workspace before the capture and capture run() alone. Kernels leave
+// CUDA graphs: initialise the workspace before the capture and capture only run(). Kernels leave
 // the header zero, so the graph needs no memset. It has one kernel per call, and a second one if
 // the plan combines its splits in a separate kernel. Calls that are captured on one stream may
 // share a workspace. Each other stream of the capture, each other graph, and calls outside of
@@ -102,8 +102,8 @@ struct AppendTensors {
 /// to the attention call that follows. A page that several sequences share must not be written:
 /// copy it for the writer first.
 ///
-/// An 8-bit cache takes new rows in f32, f16 or bf16, which are quantized with the scales of their
-/// keys like in quantize(), or in its own type.
+/// An 8-bit cache takes new rows in its own type, or in f32, f16 or bf16. The latter are quantized
+/// as in quantize(), with the scales of their keys.
 ///
 /// Invalid input: a row beyond the cache's capacity, an invalid length or page id, a NaN for int8
 /// or byte, a scale that is not positive and finite. On the CPU append() then fails and writes

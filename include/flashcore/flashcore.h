@@ -33,7 +33,7 @@ extern "C" {
 enum {
   FLASHCORE_OK = 0,
   FLASHCORE_INVALID_ARGUMENT = 1, /* the caller's mistake; the message says what to change */
-  FLASHCORE_UNSUPPORTED = 2,      /* no kernel supports the call; the message says what is */
+  FLASHCORE_UNSUPPORTED = 2, /* no kernel supports the call; the message says what is supported */
   FLASHCORE_OUT_OF_MEMORY = 3,
   FLASHCORE_CUDA_ERROR = 4, /* the CUDA runtime failed; the message has its text */
   FLASHCORE_INTERNAL = 5,
@@ -122,8 +122,8 @@ typedef struct flashcore_params {
   const flashcore_tensor* v_scale;
   int64_t q_scale_block; /* rows (keys) per scale block */
   int64_t kv_scale_block;
-  /* NULL: the workspace begins with the header. Otherwise the header, in GPU memory; `workspace` is
-   * then the part behind it. See Workspace::header in attention.h. */
+  /* NULL: the workspace begins with the header. Otherwise a separate header, in GPU memory; the
+   * workspace then has none. See Workspace::header in attention.h. */
   void* workspace_header;
   /* A flag that another thread sets to nonzero, atomically, to end the call early; NULL: none. See
    * flashcore::run() in attention.h. */

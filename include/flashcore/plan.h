@@ -137,12 +137,12 @@ FLASHCORE_API const KernelInfo* find_kernel(const char* id) noexcept;
 /// every kernel leaves it zero.
 inline constexpr std::size_t kWorkspaceHeaderBytes = 64 * 1024;
 
-/// How the partial results of KV splits become the output.
+/// The method that combines the partial results of KV splits.
 enum class CombineMode : std::int32_t {
-  none,      ///< one split
+  none,      ///< one split: nothing to combine
   kernel,    ///< a second kernel combines them
   last_cta,  ///< the last CTA of a tile to finish combines them
-  cluster,   ///< a cluster of CTAs exchanges them in shared memory; last_cta if it does not fit
+  cluster,   ///< the CTAs of a cluster exchange them in shared memory; last_cta if it does not fit
 };
 
 struct Plan {

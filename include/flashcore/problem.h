@@ -12,14 +12,14 @@ namespace flashcore {
 enum class Reproducibility : std::int32_t {
   /// Same call, build, GPU model and SM count: same bits.
   deterministic = 0,
-  /// The bits of a row depend on its own data alone, not on batch, padding or chunking.
+  /// The bits of a row depend only on its own data, not on batch, padding or chunking.
   batch_invariant = 1,
 };
 
 struct Options {
   bool causal = false;
-  std::int64_t window_left = -1;   ///< keys kept to the left of the query's position; -1: all
-  std::int64_t window_right = -1;  ///< keys kept to the right; -1: all
+  std::int64_t window_left = -1;   ///< visible keys left of the query's position; -1: all
+  std::int64_t window_right = -1;  ///< visible keys right of it; -1: all
   std::optional<double> scale{};   ///< default 1 / sqrt(head_dim); at most 1e30 (f64: any finite)
   double softcap = 0.0;  ///< c > 0: scores become c * tanh(score / c); a large c has no effect
   bool partial = false;  ///< f32 out and LSE without sinks, for merge()

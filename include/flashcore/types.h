@@ -46,7 +46,7 @@ constexpr std::int64_t size_of(DType dtype) noexcept {
   return 0;
 }
 
-/// True for types whose values are codes times a scale.
+/// True for the 8-bit types, whose values are codes times a scale.
 constexpr bool is_8bit(DType dtype) noexcept { return dtype >= DType::e4m3; }
 
 enum class DeviceType : std::int32_t { cpu = 0, cuda = 1 };

@@ -40,7 +40,7 @@ FLASHCORE_API const char* to_string(FaultStage stage) noexcept;
 struct ProbeResult {
   enum class Status : std::int32_t { passed, failed, not_probed };
   std::string name;  ///< "mask"; a value of flashcore_verify_options::only
-  std::string asks;  ///< the question that it answers, in a few words
+  std::string asks;  ///< the question that the probe answers, in a few words
   Status status = Status::not_probed;
   std::string detail;  ///< the failure, or the reason why it did not run
   std::int64_t calls = 0;
