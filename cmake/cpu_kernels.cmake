@@ -1,5 +1,5 @@
-# The CPU kernels: one source, compiled once per instruction set of the target's architecture.
-# Only these objects get such flags, and nothing in them is visible to other code: see
+# The CPU kernels: one source, compiled once per instruction set of the target architecture.
+# Only these objects get such flags, and they export nothing that other code could call: see
 # src/cpu/kernels/simd.h and scripts/checks/isa_leaks.
 set(FLASHCORE_ISAS generic)
 # The lanes of the generic kernel are ordinary loops. The compiler would fuse multiply and add in some

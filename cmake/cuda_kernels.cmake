@@ -1,9 +1,9 @@
-# The CUDA part: finds an nvcc that can build it, and generates the kernels of src/cuda/kernels.def.
+# CUDA: finds an nvcc that can compile the kernels, and generates them from src/cuda/kernels.def.
 #
 # Sets FLASHCORE_HAS_CUDA and, if it is off, FLASHCORE_NO_CUDA_REASON. Writes
 # generated/compiled_kernels.inc (one FLASHCORE_COMPILED(id) per kernel) and one instantiation file per
-# family, inputs and head dim; more files would take longer, because nvcc reads CUDA's headers for each
-# file and architecture. Defines the object library flashcore_cuda.
+# family, inputs and head dim. More files would take longer to compile, because nvcc reads CUDA's
+# headers for each file and architecture. Defines the object library flashcore_cuda.
 
 set(FLASHCORE_MIN_NVCC 12.8)
 set(FLASHCORE_HAS_CUDA OFF)
@@ -40,13 +40,13 @@ endif()
 # The architectures of each family.
 set(FLASHCORE_ARCHITECTURES_simt 75-real 80-real 90)  # 90: SASS, and PTX for later GPUs
 set(FLASHCORE_ARCHITECTURES_sm80 80 90-real)  # 80: SASS, and PTX for 86, 89 and later GPUs
-set(FLASHCORE_ARCHITECTURES_sm90 90a-real)  # wgmma and setmaxnreg exist in 90a alone
+set(FLASHCORE_ARCHITECTURES_sm90 90a-real)  # only 90a has wgmma and setmaxnreg
 if(FLASHCORE_ONLY_ARCHITECTURE)
   set(FLASHCORE_ARCHITECTURES_simt ${FLASHCORE_ONLY_ARCHITECTURE}-real)
   set(FLASHCORE_ARCHITECTURES_sm80 ${FLASHCORE_ONLY_ARCHITECTURE}-real)
 endif()
-# A family's folder has its name, which is its namespace too, and a kernel fwd_kernel<Config> in this
-# header.
+# A family's folder and namespace have the family's name. This header in the folder defines
+# fwd_kernel<Config>.
 set(FLASHCORE_HEADER fwd_kernel)
 set(FLASHCORE_HEADER_simt fwd)
 # The template that takes a kernel's shape, by the column `inputs`.
@@ -104,8 +104,8 @@ endif()
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/generated/compiled_kernels.inc CONTENT "${compiled}")
 
 if(FLASHCORE_HAS_CUDA)
-  # Kernels for several architectures are the bulk of the library; without this mode it is more than
-  # three times as large. The driver unpacks a kernel once, when it loads it.
+  # Kernels for several architectures are most of the library. Without compression it is more than
+  # three times as large. The driver decompresses a kernel once, when it loads it.
   target_compile_options(flashcore_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
   add_library(flashcore_cuda OBJECT

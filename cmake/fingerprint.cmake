@@ -1,5 +1,5 @@
-# generated/fingerprint.h: the hash of the sources this build is made from, renewed whenever one of
-# them changes. scripts/fingerprint is the only place that knows how the hash is made.
+# generated/fingerprint.h: the hash of the sources of this build, written again when one of them
+# changes. scripts/fingerprint alone defines the hash.
 file(GLOB_RECURSE FLASHCORE_SOURCES CONFIGURE_DEPENDS
   ${PROJECT_SOURCE_DIR}/bindings/* ${PROJECT_SOURCE_DIR}/include/* ${PROJECT_SOURCE_DIR}/src/*
   ${PROJECT_SOURCE_DIR}/cmake/*)

@@ -2,8 +2,8 @@
 # Everything is relative to the prefix, so an installed tree can be moved.
 include(CMakePackageConfigHelpers)
 
-# libflashcore.so and libflashcore.a. What the shared one takes from static libraries (the CUDA
-# runtime) stays its own.
+# libflashcore.so and libflashcore.a. The shared library does not export the symbols of the static
+# libraries that it links (the CUDA runtime).
 set_target_properties(flashcore_static PROPERTIES OUTPUT_NAME flashcore)
 target_link_options(flashcore PRIVATE LINKER:--exclude-libs,ALL)
 
@@ -12,7 +12,7 @@ install(DIRECTORY include/flashcore TYPE INCLUDE FILES_MATCHING PATTERN "*.h")
 install(FILES README.md LICENSE CHANGELOG.md TYPE DOC)
 install(DIRECTORY docs/ TYPE DOC FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
 
-# The tools are configured after this file.
+# Deferred, because the tools are configured after this file.
 function(flashcore_install_tools)
   if(TARGET flashcore_cli)
     install(TARGETS flashcore_cli RUNTIME)
@@ -31,7 +31,7 @@ install(FILES ${PROJECT_BINARY_DIR}/generated/flashcoreConfig.cmake
               ${PROJECT_BINARY_DIR}/generated/flashcoreConfigVersion.cmake
         DESTINATION ${package_dir})
 
-# pkg-config: flashcore (shared) and flashcore-static. ${pcfiledir} keeps them relocatable.
+# pkg-config: flashcore (shared) and flashcore-static. ${pcfiledir} makes them relocatable.
 set(pc_dir ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
   set(pc_prefix ${CMAKE_INSTALL_PREFIX})

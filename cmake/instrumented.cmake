@@ -1,12 +1,12 @@
 # bin/flashcore_instrumented: the command with fault injection (core/fault.h) and assertions
 # (core/assert.h) compiled in. FLASHCORE_FAULT=n and FLASHCORE_ASSERT=1 switch them on at run time.
 #
-# The hooks change the layout of core's structs, so every file that sees them is compiled a second
-# time; all other objects are shared with the ordinary build. tests/scripts/instrumented_test.py
-# checks this list against the #include lines and against the symbols of flashcore_tool.
+# The hooks change the layout of core's structs, so every file that includes them is compiled a second
+# time. The normal build provides all other objects. tests/scripts/instrumented_test.py checks this
+# list against the #include lines and against the symbols of flashcore_tool.
 set(FLASHCORE_INSTRUMENTED_SOURCES "src/(api|backend|cpu|plan)/|src/verify/inputs/case(_memory)?[.]")
 
-# CUDA builds have presets of their own for faults and assertions.
+# CUDA builds have their own presets for faults and assertions.
 if(FLASHCORE_SANITIZE OR FLASHCORE_HAS_CUDA OR FLASHCORE_FAULTS OR FLASHCORE_ASSERTS
    OR NOT TARGET flashcore_cli)
   return()
@@ -31,8 +31,8 @@ add_executable(flashcore_instrumented
   tools/flashcore/main.cc $<TARGET_OBJECTS:flashcore_instrumented_objects> ${kernels})
 target_include_directories(flashcore_instrumented PRIVATE
   ${PROJECT_SOURCE_DIR}/tools/flashcore)
-# The linker takes from the archives only the files that are not compiled a second time: a file in
-# both would be a multiple definition. Archives, not targets, which would bring their own libraries.
+# From the archives the linker takes only files that are not compiled a second time: a file in both
+# would be a multiple definition. Targets instead of archives would add the libraries that they link.
 target_link_libraries(flashcore_instrumented PRIVATE flashcore_instrumented_flags
   $<TARGET_FILE:flashcore_tool> $<TARGET_FILE:flashcore_static> ${CMAKE_DL_LIBS})
 add_dependencies(flashcore_instrumented flashcore_tool flashcore_static)

@@ -1,8 +1,8 @@
-# One cycle model per kernel family, and what they share.
+# One cycle model per kernel family, and their shared code.
 file(GLOB FLASHCORE_MODELS CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/plan/model/*.cc)
 
-# libflashcore: shared (exports the public API) and static (for the tools and tests, which also see
-# the inside). The objects are compiled once.
+# libflashcore: shared (exports the public API) and static (for the tools and tests, which also use
+# internal functions). The objects are compiled once.
 add_library(flashcore_objects OBJECT
   bindings/python/fastcall.cc
   bindings/python/polled_call.cc
@@ -74,11 +74,11 @@ add_library(flashcore_objects OBJECT
   src/verify/report/text.cc
   ${FLASHCORE_FINGERPRINT})
 target_link_libraries(flashcore_objects PRIVATE flashcore_flags)
-# The bindings' headers are not installed: bindings/python/fastcall.h.
+# For bindings/python/fastcall.h, which is not installed.
 target_include_directories(flashcore_objects PRIVATE ${PROJECT_SOURCE_DIR})
 if(NOT FLASHCORE_HAS_CUDA)
   target_sources(flashcore_objects PRIVATE src/backend/no_cuda.cc)
-  # The text must not contain a semicolon: it would end the definition.
+  # The text must not contain a semicolon, which would end the definition.
   set_source_files_properties(src/backend/no_cuda.cc PROPERTIES
     COMPILE_DEFINITIONS "FLASHCORE_NO_CUDA_REASON=\"${FLASHCORE_NO_CUDA_REASON}\"")
 endif()
@@ -101,7 +101,7 @@ foreach(library flashcore flashcore_static)
   endif()
 endforeach()
 
-# Checks of our own kernels from the inside: for the tools and tests, not part of the library.
+# Checks of FlashCore's kernels by internal functions. For the tools and tests, not in the library.
 add_library(flashcore_check STATIC
   src/check/call_runner.cc
   src/check/check.cc

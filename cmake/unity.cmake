@@ -1,8 +1,9 @@
-# Shorter compile times for builds that only have to work: the wheel and the sanitizers. The ordinary
-# build compiles every file alone and without a precompiled header, so that a missing #include shows.
+# Unity groups and precompiled headers shorten the compile time of the wheel and of the sanitizer
+# builds. The normal build compiles every file alone and without them, so that it fails on a missing
+# #include.
 
-# flashcore_compile_together(<target> <group> <files>): compiles the files the regular expression
-# matches as one. Files with private names in common must be in different groups.
+# flashcore_compile_together(<target> <group> <files>): compiles all files that match the regular
+# expression as one. Files with equal private names must be in different groups.
 function(flashcore_compile_together target group files)
   get_target_property(directory ${target} SOURCE_DIR)
   get_target_property(sources ${target} SOURCES)
