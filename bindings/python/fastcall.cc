@@ -130,7 +130,7 @@ std::int32_t run_described(const flashcore_python_call& call, const Arrays& arra
   return code;
 }
 
-/// The code of flashcore_attention, or -1 if an array could not be described.
+/// Returns the code of flashcore_attention, or -1 if an array could not be described.
 std::int32_t run_arrays(const flashcore_python_call& call, void* const* given,
                         std::ptrdiff_t count) {
   if (count != call.count) return -1;
@@ -145,7 +145,8 @@ bool have_same_width(const flashcore_tensor& a, const flashcore_tensor& b) {
   return a.ndim > 0 && b.ndim > 0 && a.shape[a.ndim - 1] == b.shape[b.ndim - 1];
 }
 
-/// A new array with the result, owned by the caller; null if the call failed or did not run.
+/// Returns a new array with the result, which the caller owns; null if the call failed or did not
+/// run.
 void* run_to_new(const flashcore_python_call& call, void* const* given, std::ptrdiff_t count) {
   constexpr std::ptrdiff_t kInputs = 3;  // q, k, v; out is the fourth field
   if (count != kInputs || call.count != kInputs + 1) return nullptr;

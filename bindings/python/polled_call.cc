@@ -18,7 +18,7 @@ namespace {
 constexpr auto kPollInterval = std::chrono::milliseconds(10);
 constexpr std::size_t kWorkspaceAlignment = 256;
 constexpr double kLongFlopsPerThread = 1e9;  // about 20 ms
-constexpr double kLongBytes = 16 << 20;      // about 20 ms on one thread, without arithmetic
+constexpr double kLongBytes = 16 << 20;      // about 20 ms on one thread, without GEMMs
 constexpr std::int32_t kMaxRank = 4;
 constexpr std::int32_t kPinnedHost = 3;  // kDLCUDAHost
 
@@ -57,7 +57,7 @@ class RunningCall {
     return done_.wait_for(lock, time, [this] { return is_done_; });
   }
   void cancel() { __atomic_store_n(&cancel_, 1, __ATOMIC_RELAXED); }
-  /// After the call has ended.
+  /// Requires that the call has ended.
   std::int32_t result(flashcore_error* error) const {
     if (error != nullptr) *error = error_;
     return code_;
@@ -70,7 +70,7 @@ class RunningCall {
   std::condition_variable done_;
   bool is_done_ = false;
   std::int32_t code_ = 0;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;  // the last member: the thread uses the others
 };
 
 std::int32_t run_on_thread(const PolledCall& call, const Stop& stop, flashcore_error* error) {
@@ -102,7 +102,7 @@ double last_extent(const flashcore_tensor& t) noexcept {
   return static_cast<double>(t.shape[t.ndim - 1]);
 }
 
-/// Keys of a sequence: its capacity.
+/// Capacity of a sequence in keys.
 double keys_of(const flashcore_params& p) noexcept {
   const flashcore_tensor& k = *p.k;
   if (is_described(p.block_table) && k.ndim == 4) {
@@ -114,8 +114,9 @@ double keys_of(const flashcore_params& p) noexcept {
   return k.ndim == 4 ? static_cast<double>(k.shape[p.layout == 1 ? 1 : 2]) : 0;
 }
 
-bool walks_long(const flashcore_tensor* on, double bytes) noexcept {
-  return is_described(on) && is_cpu(on->device) && bytes > kLongBytes;
+/// True for a CPU call that reads and writes many bytes. `tensor`: one that has the call's device.
+bool moves_many_bytes(const flashcore_tensor* tensor, double bytes) noexcept {
+  return is_described(tensor) && is_cpu(tensor->device) && bytes > kLongBytes;
 }
 
 }  // namespace
@@ -148,11 +149,11 @@ std::int32_t run_attention_polled(const flashcore_params& params, const Stop& st
       code != FLASHCORE_OK) {
     return code;
   }
-  const auto attend = [&own](const std::int32_t* cancel, flashcore_error* failed) {
+  const auto call = [&own](const std::int32_t* cancel, flashcore_error* failed) {
     own.cancel = cancel;
     return flashcore_attention(&own, failed);
   };
-  return run_polled(attend, stop, error);
+  return run_polled(call, stop, error);
 }
 
 bool is_cpu(const flashcore_device& device) noexcept {
@@ -173,15 +174,15 @@ bool is_long(const flashcore_params& p) noexcept {
 }
 
 bool is_long(const flashcore_merge_params& p) noexcept {
-  return walks_long(p.out, bytes_of(p.out) * static_cast<double>(p.parts + 1));
+  return moves_many_bytes(p.out, bytes_of(p.out) * static_cast<double>(p.parts + 1));
 }
 
 bool is_long(const flashcore_append_params& p) noexcept {
-  return walks_long(p.k, bytes_of(p.k_new) + bytes_of(p.v_new));
+  return moves_many_bytes(p.k, bytes_of(p.k_new) + bytes_of(p.v_new));
 }
 
 bool is_long(const flashcore_quant_params& p) noexcept {
-  return walks_long(p.from, bytes_of(p.from) + bytes_of(p.to));
+  return moves_many_bytes(p.from, bytes_of(p.from) + bytes_of(p.to));
 }
 
 }  // namespace flashcore::python

@@ -8,7 +8,7 @@
 
 namespace flashcore::python {
 
-/// True ends the call.
+/// Returns true to end the call.
 using Stop = std::function<bool()>;
 
 /// A call of the C API that ends early when *cancel becomes nonzero.
@@ -24,7 +24,7 @@ std::int32_t run_polled(const PolledCall& call, const Stop& stop, flashcore_erro
 std::int32_t run_attention_polled(const flashcore_params& params, const Stop& stop,
                                   flashcore_error* error) noexcept;
 
-/// True for calls that take 20 ms or more on the CPU. They are worth a thread of their own.
+/// True for calls that take 20 ms or more on the CPU. They are worth their own thread.
 /// The estimate ignores masks.
 bool is_long(const flashcore_params& params) noexcept;
 bool is_long(const flashcore_merge_params& params) noexcept;
