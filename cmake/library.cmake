@@ -85,7 +85,7 @@ endif()
 set(objects $<TARGET_OBJECTS:flashcore_objects> ${FLASHCORE_CPU_OBJECTS} ${FLASHCORE_CUDA_OBJECTS})
 
 add_library(flashcore SHARED ${objects})
-# The SOVERSION follows the C ABI, which has not changed since 0.1: C programs of 0.1 keep running
+# The SOVERSION is the version of the C ABI: C programs of 0.1 run with this library
 # (tests/consumer/abi_0_1). C++ programs must be compiled again for each minor version.
 set_target_properties(flashcore PROPERTIES
   VERSION ${PROJECT_VERSION} SOVERSION 0.1 LINKER_LANGUAGE CXX)

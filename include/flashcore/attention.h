@@ -7,7 +7,7 @@
 //   flashcore::run(*plan, tensors, workspace);       // any number of times
 //
 // run() allocates nothing, does not synchronise and copies nothing to the host, so CUDA graphs can
-// capture it. Every function may be called from any thread. A workspace serves one call at a time.
+// capture it. Every function may be called from any thread. A workspace is for one call at a time.
 //
 // CUDA graphs: initialise the workspace before the capture and capture only run(). Kernels leave
 // the header zero, so the graph needs no memset. It has one kernel per call, and a second one if

@@ -52,7 +52,7 @@ FLASHCORE_HD constexpr int key_at(int index) {
   return 2 * (index % 16 / 4) + index % 2 + 8 * (index / 2 % 2);
 }
 
-/// The column of V in a row of the transposed tile: of 16 columns the even ones come first. A lane
+/// The column of V in a row of the transposed tile. The even columns of 16 come first. A lane
 /// then holds four adjacent columns of the output, in two n-tiles.
 FLASHCORE_HD constexpr int column_of_row(int row) {
   return row / 16 * 16 + 2 * (row % 8) + row / 8 % 2;
