@@ -1,6 +1,7 @@
 import copy
 import json
 import os
+import re
 import unittest
 
 from flashcore_command import FAILED, SOURCE, CommandTest
@@ -178,8 +179,21 @@ class TheCases(CommandTest):
         count = {}
         for row in self.cases:
             count[row["suite"]] = count.get(row["suite"], 0) + 1
-        self.assertEqual(count, {"anchors": 75, "lineage": 16, "cpu": 9, "serving": 9,
+        self.assertEqual(count, {"anchors": 75, "regression": 16, "cpu": 9, "serving": 9,
                                  "simt": 2})
+
+    def test_names(self):
+        """A name is in one suite, and its shape is the case's."""
+        letters = {"b": ("batch",), "h": ("q_heads", "kv_heads"), "s": ("q_len", "kv_len"),
+                   "d": ("head_dim",)}
+        suites = {}
+        for row in self.cases:
+            self.assertEqual(suites.setdefault(row["name"], row["suite"]), row["suite"])
+            if row["suite"] in ("cpu", "simt", "regression"):
+                self.assertTrue(row["name"].startswith(row["suite"] + "-"), row["name"])
+            for letter, extent in re.findall(r"-([bhsd])(\d+)\b", row["name"]):
+                for field in letters[letter]:
+                    self.assertEqual(row[field], int(extent), row)
 
     def test_they_are_built_in(self):
         """Outside the source tree the program knows the same cases."""

@@ -80,7 +80,7 @@ class Check(CommandTest):
                     "--index", 80, "--json", about="problems 0 to 79")
 
     def test_cases_by_name(self):
-        found = self.call_json("check", "--case", "lineage-one-tile", "--device", "cpu")
+        found = self.call_json("check", "--case", "regression-one-tile", "--device", "cpu")
         self.assertEqual(len(found["cases"]), 2)
         found = self.call_json("check", "--case", "simt-small", "--device", "cpu", "--kernel",
                                "generic")
@@ -151,7 +151,7 @@ class Blocks(CommandTest):
 
 
 class RegressionSuite(CommandTest):
-    CASES = ("lineage-mission", "lineage-one-tile", "lineage-fp8-check", "lineage-split-k")
+    CASES = ("regression-b1-s512", "regression-one-tile", "regression-h4-s128", "regression-split-kv")
 
     def test_the_table(self):
         names = [part for name in self.CASES for part in ("--case", name)]
@@ -165,9 +165,17 @@ class RegressionSuite(CommandTest):
         self.assertRegex(table, r"\(1,1,65,64\) +causal +NaN; 0.19-0.23 +\S+e-0\d ")
         self.assertIn("8-bit inputs", text)
 
+    def test_the_old_name_of_the_suite(self):
+        found = self.call_json("check", "--suite", "lineage", "--device", "cpu", "--case",
+                               "regression-one-tile")
+        self.assertEqual([case["suite"] for case in found["cases"]], ["regression"] * 2)
+        planned = [self.call_json("explain", "--suite", name, "--plan-for", "h200")
+                   for name in ("lineage", "regression")]
+        self.assertEqual(*planned)
+
     def test_numbers(self):
         found = self.call_json("check", "--suite", "regression", "--device", "cpu", "--case",
-                               "lineage-split-k")
+                               "regression-split-kv")
         self.assertEqual([case["q_len"] for case in found["cases"]],
                          [64, 65, 128, 192, 256, 512, 4])
         for case in found["cases"]:

@@ -110,7 +110,7 @@ class Check(CommandTest):
 
 class BenchAndRun(CommandTest):
     # Of its seven cases the fourth has 192 queries.
-    CASES = ("--device", "cpu", "--case", "lineage-split-k", "--deadline", 3, "--samples", 3)
+    CASES = ("--device", "cpu", "--case", "regression-split-kv", "--deadline", 3, "--samples", 3)
 
     def test_bench_goes_on(self):
         output = self.path("new.json")
@@ -120,13 +120,13 @@ class BenchAndRun(CommandTest):
         (failed,) = found["failed"]
         self.assertEqual((failed["q_len"], failed["hung"]), (192, True))
         self.assertIn("did not end within 3 s", failed["reason"])
-        self.assertIn("lineage-split-k#4", failed["replay"])
+        self.assertIn("regression-split-kv#4", failed["replay"])
         with open(output) as file:
             written = json.load(file)
         self.assertEqual(written["rows"], found["rows"])
         self.assertEqual(written["failed"], found["failed"])
         text = self.call("bench", *self.CASES, code=FAILED, env=NEVER_ENDS).stdout
-        self.assertEqual(len(re.findall("^lineage-split-k ", text, re.M)), 7)
+        self.assertEqual(len(re.findall("^regression-split-kv ", text, re.M)), 7)
         self.assertEqual(text.count("NOT TIMED: it did not end within 3 s"), 1)
         self.assertEqual(text.count("samples a row"), 1)
 

@@ -86,22 +86,21 @@ class Injected(CommandTest):
     def test_a_regression_replays(self):
         self.replay(1, "--suite", "regressions", "--max-failures", 1)
 
-    def test_a_lineage_problem_replays(self):
-        self.replay(10, "--suite", "regression", "--case", "lineage-split-k")
+    def test_a_regression_case_replays(self):
+        self.replay(10, "--suite", "regression", "--case", "regression-split-kv")
 
-    def test_the_double_counting_ancestor(self):
-        """Split-K's own bug: the table shows it."""
-        done = self.call("check", "--suite", "regression", "--case", "lineage-split-k", "--device",
-                         "cpu", code=FAILED, env=self.broken(10))
+    def test_the_table_shows_a_partial_counted_twice(self):
+        done = self.call("check", "--suite", "regression", "--case", "regression-split-kv",
+                         "--device", "cpu", code=FAILED, env=self.broken(10))
         self.assertRegex(done.stdout, r"\(1,1,512,64\) .* FAILED")
 
     def test_nothing_wrong_is_timed(self):
-        result = self.call_json("bench", "--case", "cpu-mission", "--device", "cpu", "--quiet",
+        result = self.call_json("bench", "--case", "cpu-prefill-s512", "--device", "cpu", "--quiet",
                                 code=FAILED, env=self.broken(13))
         self.assertEqual(result["rows"], [])
         self.assertEqual(len(result["failed"]), 2)
         self.assertIn("never written", result["failed"][0]["reason"])
-        text = self.call("bench", "--case", "cpu-mission#1", "--device", "cpu", code=FAILED,
+        text = self.call("bench", "--case", "cpu-prefill-s512#1", "--device", "cpu", code=FAILED,
                          env=self.broken(13)).stdout
         self.assertIn("NOT TIMED, its check failed", text)
 

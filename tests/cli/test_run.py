@@ -75,14 +75,14 @@ class Random(CommandTest):
         self.assertNotEqual(outputs[0], outputs[2])
 
     def test_cases_and_suites(self):
-        one = self.call_json("run", "--case", "lineage-one-tile#2", "--device", "cpu")
-        self.assertEqual(one["case"], "lineage-one-tile#2")
-        both = self.call_json("run", "--case", "lineage-one-tile", "--device", "cpu")
+        one = self.call_json("run", "--case", "regression-one-tile#2", "--device", "cpu")
+        self.assertEqual(one["case"], "regression-one-tile#2")
+        both = self.call_json("run", "--case", "regression-one-tile", "--device", "cpu")
         self.assertEqual([r["case"] for r in both["results"]],
-                         ["lineage-one-tile#1", "lineage-one-tile#2"])
+                         ["regression-one-tile#1", "regression-one-tile#2"])
         few = self.call("run", "--suite", "regression", "--device", "cpu", "--time-limit", "0.001")
         self.assertIn("the time limit of 0.001 s was reached", few.stderr)
-        self.refuse("run", "--case", "nope", about="known are seed-c")
+        self.refuse("run", "--case", "nope", about="known are prefill-b1-h1")
         self.refuse("run", "--suite", "nope", about="known are anchors, regression, cpu, serving, simt")
 
     def test_large_problems_are_sampled(self):

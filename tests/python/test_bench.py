@@ -213,17 +213,21 @@ class Bench(unittest.TestCase):
 class Selection(unittest.TestCase):
     def test_defaults_follow_the_device(self):
         cases = [case(name="a", suite="cpu"), case(name="b", suite="anchors"),
-                 case(name="c", suite="lineage")]
+                 case(name="c", suite="regression")]
 
         def names(*arguments, **options):
             return [one.name for one in bench_cases.select(cases, *arguments, **options)]
 
         self.assertEqual(names("cpu"), ["a"])
         self.assertEqual(names("cuda"), ["b", "c"])
-        self.assertEqual(names("cuda", suites=["cpu", "lineage"]), ["a", "c"])
+        self.assertEqual(names("cuda", suites=["cpu", "regression"]), ["a", "c"])
         self.assertEqual(names("cpu", names=["b"]), ["b"])
         with self.assertRaisesRegex(ValueError, "known are a, b, c"):
             names("cpu", names=["d"])
+
+    def test_the_old_name_of_a_suite(self):
+        options = command.parse_arguments(["--suite", "lineage", "--suite", "cpu"])
+        self.assertEqual(options.suite, ["regression", "cpu"])
 
     def test_the_file_is_checked(self):
         good = case().fields()

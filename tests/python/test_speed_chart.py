@@ -68,12 +68,12 @@ class Bars(unittest.TestCase):
         self.assertEqual([bar.group for bar in bars_of(result(row("a"), row("b", fa3=9.0)))], ["b"])
 
     def test_suites(self):
-        given = result(row("a", suite="anchors", fa3=9.0), row("b", suite="lineage", fa3=9.0),
+        given = result(row("a", suite="anchors", fa3=9.0), row("b", suite="regression", fa3=9.0),
                        row("c", suite="simt", fa3=9.0))
         self.assertEqual([bar.group for bar in bars_of(given)], ["a"])
-        self.assertEqual([bar.group for bar in bars_of(given, suites=["lineage", "simt"])], ["b", "c"])
+        self.assertEqual([bar.group for bar in bars_of(given, suites=["regression", "simt"])], ["b", "c"])
         self.assertEqual([bar.group for bar in bars_of(given, names=["c"])], [])
-        only = result(row("b", suite="lineage", fa3=9.0))
+        only = result(row("b", suite="regression", fa3=9.0))
         self.assertEqual([bar.group for bar in bars_of(only)], ["b"])
 
 
@@ -142,10 +142,10 @@ class Command(unittest.TestCase):
         return run("--chart", str(self.picture), "--results", str(self.folder / "one.json"), *arguments)
 
     def test_a_picture_of_what_was_asked_for(self):
-        given = result(row("a", suite="anchors", fa3=9.0), row("b", suite="lineage", fa3=9.0))
+        given = result(row("a", suite="anchors", fa3=9.0), row("b", suite="regression", fa3=9.0))
         self.assertEqual(self.chart(given), (0, f"written: {self.picture}\n", ""))
         self.assertEqual(self.picture.read_text(), SpeedChart(given, bars_of(given)).svg() + "\n")
-        self.assertEqual(self.chart(given, "--suite", "lineage")[0], 0)
+        self.assertEqual(self.chart(given, "--suite", "regression")[0], 0)
         self.assertIn(">b</text>", self.picture.read_text())
 
     def test_what_cannot_be_drawn(self):

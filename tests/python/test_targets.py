@@ -142,9 +142,9 @@ class TheFile(unittest.TestCase):
         self.assertEqual(targets.mistakes(self.targets, self.cases), [])
 
     def test_mistakes_are_found(self):
-        broken = content({"name": "nobody", "us": 1.0}, {"name": "mission"},
-                         {"name": "mission", "us": 1.0, "tflops": 2.0},
-                         {"name": "mission", "speedup": 2.0})
+        broken = content({"name": "nobody", "us": 1.0}, {"name": "prefill-b1-s512"},
+                         {"name": "prefill-b1-s512", "us": 1.0, "tflops": 2.0},
+                         {"name": "prefill-b1-s512", "speedup": 2.0})
         self.assertEqual(len(targets.mistakes(broken, self.cases)), 4)
 
     def test_no_target_is_a_peers_time_of_another_run(self):
@@ -167,7 +167,7 @@ class TheFile(unittest.TestCase):
                 self.assertEqual(results.read(copy), result)
 
     def test_every_row_that_needs_a_target_has_one(self):
-        for name in ("prefill", "seed-c", "mission", "small", "decode", "decode-mha", "spec",
+        for name in ("prefill", "prefill-b1-h1", "prefill-b1-s512", "small", "decode", "decode-mha", "spec",
                      "ragged", "paged"):
             for one in (one for one in self.cases if one.name == name):
                 found = [target for target in self.targets["targets"] if targets.matches(target, one.fields())]

@@ -107,14 +107,14 @@ class Script(unittest.TestCase):
         self.assertIn("there is no kernel", self.refused("nobody", "decode"))
         self.assertIn("runs on a CPU", self.refused("fwd_generic_f32", "decode"))
         self.assertIn("known are", self.refused("fwd_simt_bf16_d64_q64", "nobody"))
-        self.assertIn("has 1,", self.refused("fwd_simt_f16_d64_q64", "mission#2"))
-        self.assertIn("takes bf16", self.refused("fwd_simt_bf16_d64_q64", "mission"))
+        self.assertIn("has 1,", self.refused("fwd_simt_f16_d64_q64", "prefill-b1-s512#2"))
+        self.assertIn("takes bf16", self.refused("fwd_simt_bf16_d64_q64", "prefill-b1-s512"))
         self.assertIn("up to head_dim 64", self.refused("fwd_simt_bf16_d64_q64", "decode"))
 
     @unittest.skipIf(os.path.exists("/usr/local/cuda/bin/ncu"), "ncu is there whatever the PATH")
     def test_without_ncu_it_says_what_to_do(self):
         with tempfile.TemporaryDirectory() as empty:
-            said = self.refused("fwd_simt_f16_d64_q64", "mission", PATH=empty)
+            said = self.refused("fwd_simt_f16_d64_q64", "prefill-b1-s512", PATH=empty)
         self.assertIn("nsight-compute", said)
 
 

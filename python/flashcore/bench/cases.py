@@ -225,6 +225,11 @@ def load(path):
         return parse(file.read(), str(path))
 
 
+def current_suite(name):
+    """Maps the old name of a suite to the current one; "lineage" is the old name of "regression"."""
+    return "regression" if name == "lineage" else name
+
+
 def select(cases, device, suites=(), names=()):
     """The cases with these suites and names. Default: suite "cpu" on a CPU, all other suites on a GPU.
     An unknown name raises an error that lists the known names."""

@@ -15,9 +15,9 @@ _DESCRIPTION = "Times FlashCore against every installed attention library, in on
 
 _EXAMPLES = """examples:
   python3 -m flashcore.bench                             all GPU cases, into bench/results/<gpu>.json
-  python3 -m flashcore.bench --suite lineage
+  python3 -m flashcore.bench --suite regression
   python3 -m flashcore.bench --device cpu --threads 2    suite "cpu" against torch on the CPU
-  python3 -m flashcore.bench --case mission --kernel fwd_simt_f16_d64_q16 --output /tmp/one.json
+  python3 -m flashcore.bench --case prefill-b1-s512 --kernel fwd_simt_f16_d64_q16 --output /tmp/one.json
   python3 -m flashcore.bench --show bench/results/h200.json   the table of docs/benchmarks.md
   python3 -m flashcore.bench --report bench/results/h200.json CSV and HTML page with plots
   python3 -m flashcore.bench --chart docs/images/speed_h200.svg --results bench/results/h200.json
@@ -36,7 +36,7 @@ def parse_arguments(argv):
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--cases", type=Path, help="file of cases (default: bench/cases.json)")
-    add("--suite", action="append", default=[], help="only this suite; may be repeated")
+    add("--suite", action="append", default=[], type=bench_cases.current_suite, help="only this suite; may be repeated")
     add("--case", action="append", default=[], help="only cases of this name; may be repeated")
     add("--kernel", help="use exactly this kernel; cases that it does not support are skipped")
     add("--peers", default=None,

@@ -82,7 +82,7 @@ class Bench:
                 reason = self.measure(case)
             if reason is not None:
                 self.skipped.append({**case.fields(), "reason": reason})
-                print(f"{case.name:<16} {case.shape_text():<30} skipped: {reason}", flush=True)
+                print(f"{case.name:<19} {case.shape_text():<30} skipped: {reason}", flush=True)
             self.save()
 
     def measure(self, case):
@@ -114,7 +114,7 @@ class Bench:
     def fail(self, case, reason, subject=None):
         kernel = subject.plan.kernel.decode() if subject is not None else ""
         self.failed.append({**case.fields(), "kernel": kernel, "reason": reason})
-        print(f"{case.name:<16} {case.shape_text():<30} FAILED: {reason}", flush=True)
+        print(f"{case.name:<19} {case.shape_text():<30} FAILED: {reason}", flush=True)
 
     def make(self, case):
         options = self.options

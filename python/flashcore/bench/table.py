@@ -13,7 +13,7 @@ def print_heading() -> None:
 def print_row(case: Case, row: dict[str, Any]) -> None:
     peers = "  ".join(f"{name} {us:.4g} ({row['ratios'][name]:.2f})"
                       for name, us in row["peers_us"].items())
-    print(f"{case.name:<16} {case.shape_text():<30} {row['kernel']:<22} {row['us']:>9.4g} "
+    print(f"{case.name:<19} {case.shape_text():<30} {row['kernel']:<22} {row['us']:>9.4g} "
           f"{100 * row['spread']:>6.1f}% {c_call(row):>9} {row['tflops']:>8.3g} "
           f"{row['error']:>8.2g}  {peers}", flush=True)
 

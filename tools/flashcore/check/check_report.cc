@@ -112,7 +112,7 @@ void print_regression(const std::vector<CaseRow>& rows) {
   for (const CaseRow& row : rows) {
     const BenchCase& c = row.bench_case;
     table.add({c.part + (one_device ? "" : " " + row.device), c.shape(), c.causal ? "causal" : "",
-               c.ancestor_error, error_cell(row, "f16"), error_cell(row, "bf16"),
+               c.earlier_error, error_cell(row, "f16"), error_cell(row, "bf16"),
                error_cell(row, "f32"),
                row.most_splits > 1 ? formatted("1-{}", row.most_splits) : "1",
                share(row.worst_ratio), verdict(row)});

@@ -79,7 +79,7 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
       examples("  flashcore run --shape 1,8,512,64 --dtype f16 --causal\n"
                "  flashcore run --shape 2,32/8,1/4096,128 --dtype bf16 --splits 4\n"
                "  flashcore run --q q.npy --k k.npy --v v.npy --out out.npy\n"
-               "  flashcore run --case mission --device cpu --json\n"
+               "  flashcore run --case prefill-b1-s512 --device cpu --json\n"
                "  flashcore run --shape 1,8,512,64 --dtype f16 --causal --stage all\n"
                "  flashcore run --shape 1,2,256,64 --kernel generic --splits 3 --stage partials\n"
                "  flashcore run --shape 1,2,256,64 --causal --trace 0,1,255\n"));

@@ -41,9 +41,8 @@ class Check {
   }
 
   int run() {
-    std::string suite = args_.suite;
+    std::string suite = current_suite(args_.suite);
     if (suite.empty()) suite = args_.selection.cases.empty() ? "random" : kNamedCases;
-    if (suite == "lineage") suite = kRegressionSuite;
     if (suite == "regressions") suite = kKeylessTiles;
     const bool all = suite == "all";
     if (args_.index && all) throw CommandError("--index needs one suite; use --suite random");

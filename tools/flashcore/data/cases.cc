@@ -26,7 +26,6 @@ BenchCase case_of(const Json& row) {
   c.fields = std::make_shared<const Json>(row);
   row.at("kind").get_to(c.kind);
   row.at("suite").get_to(c.suite);
-  if (c.suite == "lineage") c.suite = kRegressionSuite;  // its name in result files
   row.at("name").get_to(c.name);
   row.at("dtype").get_to(c.dtype);
   for (const auto& [name, extent] : {std::pair{"batch", &c.batch},
@@ -47,7 +46,7 @@ BenchCase case_of(const Json& row) {
   c.v_dim = row.value("v_dim", c.head_dim);
   c.needs = row.value("requires", "");
   c.part = row.value("part", "");
-  c.ancestor_error = row.value("ancestor_error", "");
+  c.earlier_error = row.value("earlier_error", "");
   return c;
 }
 
@@ -76,13 +75,17 @@ void require_one(const std::vector<BenchCase>& cases, const std::vector<std::str
 }
 
 bool in_suite(const BenchCase& c, const std::string& suite) {
-  return c.suite == suite || (c.suite == kRegressionSuite && suite == "lineage");
+  return c.suite == current_suite(suite);
 }
 bool has_name(const BenchCase& c, const std::string& name) {
   return c.name == name || c.label() == name;
 }
 
 }  // namespace
+
+std::string current_suite(const std::string& name) {
+  return name == "lineage" ? kRegressionSuite : name;
+}
 
 std::string BenchCase::label() const { return formatted("{}#{}", name, ordinal); }
 

@@ -14,8 +14,11 @@ namespace flashcore::tool {
 
 using Json = nlohmann::ordered_json;
 
-/// Shapes at which earlier kernels failed. The cases file calls the suite "lineage".
+/// Shapes at which earlier kernels failed.
 inline constexpr const char* kRegressionSuite = "regression";
+
+/// Maps the old name of a suite to the current one; "lineage" is the old name of "regression".
+std::string current_suite(const std::string& name);
 
 struct BenchCase {
   std::shared_ptr<const Json> fields;  ///< as in the file: what a result row repeats
@@ -25,9 +28,9 @@ struct BenchCase {
   std::int64_t v_dim = 0;
   std::int64_t window = -1;  ///< keys a query sees before its own; -1: all
   bool causal = false, cold_l2 = false;
-  bool ragged = false;               ///< used_k or packed gives each sequence's length
-  std::string needs;                 ///< what else the case needs, e.g. "pages"
-  std::string part, ancestor_error;  ///< suite regression: earlier kernel, its error
+  bool ragged = false;              ///< used_k or packed gives each sequence's length
+  std::string needs;                ///< what else the case needs, e.g. "pages"
+  std::string part, earlier_error;  ///< suite regression: earlier kernel, its error
 
   /// NAME#2
   std::string label() const;
