@@ -10,6 +10,7 @@
 #include "core/combine.h"
 #include "core/element.h"
 #include "core/quant_formats.h"
+#include "core/row_offset.h"
 #include "core/seq_info.h"
 #include "core/softmax.h"
 
@@ -83,8 +84,7 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInf
   constexpr T kMost = T(1e37);
   const std::int32_t kv_head = kv_head_of(p, h);
   const std::int64_t q_row = static_cast<std::int64_t>(seq.q_row) + i;
-  const T q = largest_of<T>(p.q, p.q_element,
-                            b * p.q_strides.batch + h * p.q_strides.head + q_row * p.q_strides.row,
+  const T q = largest_of<T>(p.q, p.q_element, row_offset(p.q_strides, b, h, q_row),
                             p.q_strides.column, p.head_dim) *
               magnitude_of<T>(p.q_scale.at(b, h, i));
   const double score_scale = p.score_scale < 0 ? -p.score_scale : p.score_scale;
@@ -92,9 +92,8 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInf
       q * static_cast<T>(p.head_dim) * static_cast<T>(score_scale < 1 ? 1 : score_scale);
   const KvRowMap rows = kv_row_map(p, seq, b);
   for (std::int32_t j = 0; j < seq.kv_len; ++j) {
-    const KvLocation place = rows.at(j);
     const auto offset = [&](const Strides& strides) {
-      return place.block * strides.batch + kv_head * strides.head + place.row * strides.row;
+      return row_offset(strides, rows.at(j), kv_head);
     };
     const T k =
         largest_of<T>(p.k, p.k_element, offset(p.k_strides), p.k_strides.column, p.head_dim) *
@@ -106,9 +105,8 @@ FLASHCORE_COLD bool row_inputs_are_finite(const AttentionParams& p, const SeqInf
       return false;
     }
     if (p.bias != nullptr) {
-      const T bias = load_element<T>(p.bias, p.bias_element,
-                                     b * p.bias_strides.batch + h * p.bias_strides.head +
-                                         i * p.bias_strides.row + j * p.bias_strides.column);
+      const T bias = load_element<T>(
+          p.bias, p.bias_element, row_offset(p.bias_strides, b, h, i) + j * p.bias_strides.column);
       if (!(bias < T(3e38))) return false;
     }
   }
