@@ -11,12 +11,15 @@ except ImportError:
 
 import boundary_fuzz
 
-SECONDS = 10
+SECONDS = (10, 30, 90)  # a busy machine gets a longer run
 
 
 class Fuzz(unittest.TestCase):
     def test_no_call_breaks_a_promise(self):
-        done, findings = boundary_fuzz.run(SECONDS, 1)
+        for seconds in SECONDS:
+            done, findings = boundary_fuzz.run(seconds, 1)
+            if findings or done > 100:
+                break
         self.assertEqual(findings, [], "\n".join(findings))
         self.assertGreater(done, 100)
 
