@@ -111,7 +111,9 @@ if(FLASHCORE_HAS_CUDA)
   add_library(flashcore_cuda OBJECT
     ${PROJECT_SOURCE_DIR}/src/cuda/backend.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/device.cc
+    ${PROJECT_SOURCE_DIR}/src/cuda/launch.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/registry.cc
+    ${PROJECT_SOURCE_DIR}/src/cuda/timing.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/sm90/make_params.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/sm90/tensor_map.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/common/combine.cu

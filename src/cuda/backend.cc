@@ -1,4 +1,4 @@
-// The CUDA backend: launches, and memory and timing for the tools.
+// The CUDA backend. launch.h and timing.h have the launches and timings.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -8,122 +8,27 @@
 #include <optional>
 
 #include "backend/backend.h"
-#include "backend/params.h"
 #include "core/append.h"
-#include "core/cluster_buffer.h"
 #include "core/combine.h"
 #include "core/quantize.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
+#include "cuda/launch.h"
 #include "cuda/registry.h"
-#include "cuda/sm90/make_params.h"
-#include "plan/kernel_traits.h"
+#include "cuda/timing.h"
 
 namespace flashcore {
 namespace {
 
 using cuda::DeviceScope;
-
-constexpr std::int64_t kMaxGrid = INT32_MAX;
-constexpr int kMaxDevices = 64;
+using cuda::kMaxDevices;
+using cuda::launch_kernel;
 
 /// OK if a GPU is usable, else the reason, in the words of a build without CUDA.
 Status any_device() noexcept {
   const CudaAvailability available = cuda_availability();
   if (available.device_count > 0) return {};
   return unsupported("device is cuda, but %s", available.reason.c_str());
-}
-
-/// CUDA requires an opt-in above 48 KiB of shared memory, once per kernel and device. Requests all
-/// that a CTA can have.
-Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int device) noexcept {
-  static std::array<std::atomic<std::uint64_t>, 256> allowed{};  // bit d: done for device d
-  auto& devices = allowed[static_cast<std::size_t>(&kernel - kernels().data())];
-  const std::uint64_t bit = std::uint64_t{1} << (device % kMaxDevices);
-  if ((devices.load(std::memory_order_acquire) & bit) != 0) return {};
-  cudaFuncAttributes attributes;
-  FLASHCORE_CUDA(cudaFuncGetAttributes(&attributes, entry));
-  int most = 0;
-  FLASHCORE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  FLASHCORE_CUDA(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      most - static_cast<int>(attributes.sharedSizeBytes)));
-  devices.fetch_or(bit, std::memory_order_release);
-  return {};
-}
-
-struct LaunchOptions {
-  std::int64_t ctas = 1;
-  int threads = 0;
-  int smem_bytes = 0;
-  bool programmatic_launch = false;  // PDL: its CTAs wait for the previous kernel by themselves
-  int cluster = 1;                   // CTAs of a cluster
-  bool balance_clusters = false;     // spreads clusters evenly if they have more CTAs than SMs
-};
-
-/// The launch configuration for CUDA. It points into itself.
-struct LaunchConfig {
-  cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attributes[3];
-
-  LaunchConfig(const LaunchOptions& options, Stream stream) noexcept {
-    config.gridDim = dim3(static_cast<unsigned>(std::min(options.ctas, kMaxGrid)));
-    config.blockDim = dim3(static_cast<unsigned>(options.threads));
-    config.dynamicSmemBytes = static_cast<std::size_t>(options.smem_bytes);
-    config.stream = static_cast<cudaStream_t>(stream);
-    config.attrs = attributes;
-    if (options.programmatic_launch) {
-      add(cudaLaunchAttributeProgrammaticStreamSerialization)
-          .programmaticStreamSerializationAllowed = 1;
-    }
-    if (options.cluster > 1) {
-      add(cudaLaunchAttributeClusterDimension).clusterDim = {static_cast<unsigned>(options.cluster),
-                                                             1, 1};
-    }
-    if (options.balance_clusters) {
-      add(cudaLaunchAttributeClusterSchedulingPolicyPreference).clusterSchedulingPolicyPreference =
-          cudaClusterSchedulingPolicyLoadBalancing;
-    }
-  }
-  LaunchConfig(const LaunchConfig&) = delete;
-
- private:
-  cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) noexcept {
-    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
-    attribute.id = id;
-    return attribute.val;
-  }
-};
-
-template <typename Params>
-Status launch_kernel(const void* entry, const Params& params, const LaunchOptions& options,
-                     Stream stream) noexcept {
-  void* arguments[] = {const_cast<Params*>(&params)};
-  const LaunchConfig launch(options, stream);
-  FLASHCORE_CUDA(cudaLaunchKernelExC(&launch.config, entry, arguments));
-  return {};
-}
-
-/// The number of these clusters that the device runs at a time; 0 if a slice of a GPU has too few
-/// adjacent SMs. Cached per kernel and cluster size for device 0.
-int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
-                        LaunchOptions options) noexcept {
-  constexpr int kSizes = 16, kUnknown = 0;  // known: the answer plus 1
-  static std::array<std::atomic<std::uint16_t>, 256 * kSizes> known{};
-  auto& answer = known[static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
-                       static_cast<std::size_t>(options.cluster % kSizes)];
-  if (device == 0) {
-    if (const int before = answer.load(std::memory_order_relaxed); before != kUnknown) {
-      return before - 1;
-    }
-  }
-  int clusters = 0;
-  options.programmatic_launch = options.balance_clusters = false;
-  const LaunchConfig launch(options, nullptr);
-  if (cudaOccupancyMaxActiveClusters(&clusters, entry, &launch.config) != cudaSuccess) clusters = 0;
-  if (device == 0) {
-    answer.store(static_cast<std::uint16_t>(clusters + 1), std::memory_order_relaxed);
-  }
-  return clusters;
 }
 
 /// CUDA calls this when the watched graph is destroyed.
@@ -149,41 +54,7 @@ class CudaBackend final : public Backend {
  public:
   Status launch(const Plan& plan, const core::AttentionParams& params, Stream stream,
                 const std::int32_t*) const override {
-    const KernelInfo& kernel = *plan.kernel;
-    const void* entry = cuda::entry_of(kernel);
-    if (entry == nullptr) {
-      return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
-                         kernel.id);
-    }
-    const int device = plan.problem.device.index;
-    const DeviceScope scope(device);
-    FLASHCORE_RETURN_IF_ERROR(scope.status());
-    FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
-    LaunchOptions options{params.num_tiles, kernel.threads, kernel.smem_bytes};
-    const FamilyTraits& traits = traits_of(kernel);
-    // Only sm_90 SASS uses PDL. Later GPUs run the sm_80 PTX, which has no griddepcontrol.
-    options.programmatic_launch = traits.pdl && plan.device.compute_capability == 90;
-    if (traits.loads == Loads::tma) {
-      cuda::sm90::Params hopper;
-      FLASHCORE_RETURN_IF_ERROR(cuda::make_sm90_params(plan, params, hopper));
-      options.ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
-      return launch_kernel(entry, hopper, options, stream);
-    }
-    if (plan.combine == CombineMode::cluster) {
-      LaunchOptions in_clusters = options;
-      in_clusters.smem_bytes +=
-          core::ClusterBuffer::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
-      in_clusters.cluster = plan.splits;
-      in_clusters.balance_clusters = params.num_tiles > plan.device.sm_count;
-      if (max_active_clusters(kernel, entry, device, in_clusters) * plan.splits >=
-          params.num_tiles) {
-        core::AttentionParams clustered = params;
-        clustered.cluster_combine = true;
-        clustered.cta_divmod = core::make_fast_divmod(plan.splits);
-        return launch_kernel(entry, clustered, in_clusters, stream);
-      }
-    }
-    return launch_kernel(entry, params, options, stream);
+    return cuda::launch_attention(plan, params, stream);
   }
 
   Status combine(const core::CombineParams& params, DType partials, Device device, int,
@@ -305,7 +176,7 @@ class CudaBackend final : public Backend {
     if (entry == nullptr) return unsupported("kernel %s is not part of this build", kernel.id);
     const DeviceScope scope(device);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
-    FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
+    FLASHCORE_RETURN_IF_ERROR(cuda::allow_shared_memory(kernel, entry, device));
     cudaFuncAttributes attributes;
     FLASHCORE_CUDA(cudaFuncGetAttributes(&attributes, entry));
     KernelResources found;
@@ -322,10 +193,7 @@ class CudaBackend final : public Backend {
   }
 
   Status launch_empty(Device device, Stream stream) const override {
-    const DeviceScope scope(device.index);
-    FLASHCORE_RETURN_IF_ERROR(scope.status());
-    const core::CombineParams no_rows{};
-    return launch_kernel(cuda::combine_entry(), no_rows, {1, cuda::kCombineThreads}, stream);
+    return cuda::launch_empty(device, stream);
   }
 
   Result<void*> allocate(std::size_t bytes, int device) const override {
@@ -352,7 +220,9 @@ class CudaBackend final : public Backend {
   }
 
   Result<std::vector<double>> time(const std::function<Status(int, Stream)>& call, int calls,
-                                   int samples, int device) const override;
+                                   int samples, int device) const override {
+    return cuda::time_calls(call, calls, samples, device);
+  }
 
  private:
   /// Launches more CTAs than can be resident, so that all SMs finish together. A CTA processes
@@ -368,50 +238,6 @@ class CudaBackend final : public Backend {
     return launch_kernel(entry, params, {ctas, cuda::kQuantThreads}, stream);
   }
 };
-
-/// Owns the CUDA objects of a timing.
-struct TimingResources {
-  cudaStream_t stream = nullptr;
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t executable = nullptr;
-  cudaEvent_t begin = nullptr, end = nullptr;
-  ~TimingResources() {
-    if (end != nullptr) cudaEventDestroy(end);
-    if (begin != nullptr) cudaEventDestroy(begin);
-    if (executable != nullptr) cudaGraphExecDestroy(executable);
-    if (graph != nullptr) cudaGraphDestroy(graph);
-    if (stream != nullptr) cudaStreamDestroy(stream);
-  }
-};
-
-Result<std::vector<double>> CudaBackend::time(const std::function<Status(int, Stream)>& call,
-                                              int calls, int samples, int device) const {
-  const DeviceScope scope(device);
-  FLASHCORE_RETURN_IF_ERROR(scope.status());
-  TimingResources r;
-  FLASHCORE_CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
-  FLASHCORE_CUDA(cudaStreamBeginCapture(r.stream, cudaStreamCaptureModeThreadLocal));
-  Status status;
-  for (int i = 0; i < calls && status.ok(); ++i) status = call(i, r.stream);
-  const cudaError_t captured = cudaStreamEndCapture(r.stream, &r.graph);
-  if (!status.ok()) return status;
-  FLASHCORE_CUDA(captured);
-  FLASHCORE_CUDA(cudaGraphInstantiate(&r.executable, r.graph, 0));
-  FLASHCORE_CUDA(cudaEventCreate(&r.begin));
-  FLASHCORE_CUDA(cudaEventCreate(&r.end));
-  for (int warm = 0; warm < 3; ++warm) FLASHCORE_CUDA(cudaGraphLaunch(r.executable, r.stream));
-  std::vector<double> microseconds;
-  for (int sample = 0; sample < samples; ++sample) {
-    FLASHCORE_CUDA(cudaEventRecord(r.begin, r.stream));
-    FLASHCORE_CUDA(cudaGraphLaunch(r.executable, r.stream));
-    FLASHCORE_CUDA(cudaEventRecord(r.end, r.stream));
-    FLASHCORE_CUDA(cudaEventSynchronize(r.end));
-    float milliseconds = 0;
-    FLASHCORE_CUDA(cudaEventElapsedTime(&milliseconds, r.begin, r.end));
-    microseconds.push_back(1e3 * static_cast<double>(milliseconds) / calls);
-  }
-  return microseconds;
-}
 
 }  // namespace
 

@@ -5,6 +5,8 @@
 
 namespace flashcore::cuda {
 
+inline constexpr int kMaxDevices = 64;
+
 Result<DeviceInfo> query_device(int index) noexcept;
 
 }  // namespace flashcore::cuda

@@ -1,0 +1,150 @@
+#include "cuda/launch.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "core/cluster_buffer.h"
+#include "core/combine.h"
+#include "core/params.h"
+#include "cuda/check.h"
+#include "cuda/device.h"
+#include "cuda/registry.h"
+#include "cuda/sm90/make_params.h"
+#include "plan/kernel_traits.h"
+
+namespace flashcore::cuda {
+namespace {
+
+constexpr std::int64_t kMaxGrid = INT32_MAX;
+
+/// The launch configuration for CUDA. Not copyable: it points to its own attributes.
+struct LaunchConfig {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[3];
+
+  LaunchConfig(const LaunchOptions& options, Stream stream) noexcept {
+    config.gridDim = dim3(static_cast<unsigned>(std::min(options.ctas, kMaxGrid)));
+    config.blockDim = dim3(static_cast<unsigned>(options.threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(options.smem_bytes);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+    if (options.programmatic_launch) {
+      add(cudaLaunchAttributeProgrammaticStreamSerialization)
+          .programmaticStreamSerializationAllowed = 1;
+    }
+    if (options.cluster > 1) {
+      add(cudaLaunchAttributeClusterDimension).clusterDim = {static_cast<unsigned>(options.cluster),
+                                                             1, 1};
+    }
+    if (options.balance_clusters) {
+      add(cudaLaunchAttributeClusterSchedulingPolicyPreference).clusterSchedulingPolicyPreference =
+          cudaClusterSchedulingPolicyLoadBalancing;
+    }
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+
+ private:
+  cudaLaunchAttributeValue& add(cudaLaunchAttributeID id) noexcept {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = id;
+    return attribute.val;
+  }
+};
+
+/// The number of clusters that fit on the device at the same time. 0 if the device, such as a slice
+/// of a GPU, has too few adjacent SMs. Cached per kernel and cluster size for device 0.
+int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
+                        LaunchOptions options) noexcept {
+  constexpr int kSizes = 16, kUnknown = 0;  // cache entries: the number plus 1
+  static std::array<std::atomic<std::uint16_t>, 256 * kSizes> cache{};
+  auto& cached = cache[static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
+                       static_cast<std::size_t>(options.cluster % kSizes)];
+  if (device == 0) {
+    if (const int known = cached.load(std::memory_order_relaxed); known != kUnknown) {
+      return known - 1;
+    }
+  }
+  int clusters = 0;
+  options.programmatic_launch = options.balance_clusters = false;
+  const LaunchConfig launch(options, nullptr);
+  if (cudaOccupancyMaxActiveClusters(&clusters, entry, &launch.config) != cudaSuccess) clusters = 0;
+  if (device == 0) {
+    cached.store(static_cast<std::uint16_t>(clusters + 1), std::memory_order_relaxed);
+  }
+  return clusters;
+}
+
+}  // namespace
+
+Status launch_entry(const void* entry, void* params, const LaunchOptions& options,
+                    Stream stream) noexcept {
+  void* arguments[] = {params};
+  const LaunchConfig launch(options, stream);
+  FLASHCORE_CUDA(cudaLaunchKernelExC(&launch.config, entry, arguments));
+  return {};
+}
+
+Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int device) noexcept {
+  static std::array<std::atomic<std::uint64_t>, 256> allowed{};  // bit d: done for device d
+  auto& devices = allowed[static_cast<std::size_t>(&kernel - kernels().data())];
+  const std::uint64_t bit = std::uint64_t{1} << (device % kMaxDevices);
+  if ((devices.load(std::memory_order_acquire) & bit) != 0) return {};
+  cudaFuncAttributes attributes;
+  FLASHCORE_CUDA(cudaFuncGetAttributes(&attributes, entry));
+  int max_bytes = 0;
+  FLASHCORE_CUDA(
+      cudaDeviceGetAttribute(&max_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  FLASHCORE_CUDA(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      max_bytes - static_cast<int>(attributes.sharedSizeBytes)));
+  devices.fetch_or(bit, std::memory_order_release);
+  return {};
+}
+
+Status launch_attention(const Plan& plan, const core::AttentionParams& params, Stream stream) {
+  const KernelInfo& kernel = *plan.kernel;
+  const void* entry = entry_of(kernel);
+  if (entry == nullptr) {
+    return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
+                       kernel.id);
+  }
+  const int device = plan.problem.device.index;
+  const DeviceScope scope(device);
+  FLASHCORE_RETURN_IF_ERROR(scope.status());
+  FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
+  LaunchOptions options{params.num_tiles, kernel.threads, kernel.smem_bytes};
+  const FamilyTraits& traits = traits_of(kernel);
+  // Only sm_90 SASS uses PDL. Later GPUs run the sm_80 PTX, which has no griddepcontrol.
+  options.programmatic_launch = traits.pdl && plan.device.compute_capability == 90;
+  if (traits.loads == Loads::tma) {
+    sm90::Params hopper;
+    FLASHCORE_RETURN_IF_ERROR(make_sm90_params(plan, params, hopper));
+    options.ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
+    return launch_kernel(entry, hopper, options, stream);
+  }
+  if (plan.combine == CombineMode::cluster) {
+    LaunchOptions in_clusters = options;
+    in_clusters.smem_bytes +=
+        core::ClusterBuffer::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
+    in_clusters.cluster = plan.splits;
+    in_clusters.balance_clusters = params.num_tiles > plan.device.sm_count;
+    if (max_active_clusters(kernel, entry, device, in_clusters) * plan.splits >= params.num_tiles) {
+      core::AttentionParams clustered = params;
+      clustered.cluster_combine = true;
+      clustered.cta_divmod = core::make_fast_divmod(plan.splits);
+      return launch_kernel(entry, clustered, in_clusters, stream);
+    }
+  }
+  return launch_kernel(entry, params, options, stream);
+}
+
+Status launch_empty(Device device, Stream stream) {
+  const DeviceScope scope(device.index);
+  FLASHCORE_RETURN_IF_ERROR(scope.status());
+  const core::CombineParams no_rows{};
+  return launch_kernel(combine_entry(), no_rows, {1, kCombineThreads}, stream);
+}
+
+}  // namespace flashcore::cuda
