@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kQuantThreads, 2)
   for_each_unit(p, [&](const QuantUnit& unit) {
     const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
     const auto value_at = [&](const At& at) {
-      return code_to_float(p.code, static_cast<const std::uint8_t*>(p.from)[at.from]);
+      return decode_8bit(p.code, static_cast<const std::uint8_t*>(p.from)[at.from]);
     };
     if constexpr (kRotate) {
       const float norm = core::rotation_norm(core::rotation_order(p.columns));

@@ -166,7 +166,7 @@ __device__ __forceinline__ void decode_piece(float (&x)[kPiece], const uint4& co
   const auto decode = [&](Element element, std::uint32_t offset) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float4 four = codes_to_floats(element, words[i] ^ offset);
+      const float4 four = decode_8bit_x4(element, words[i] ^ offset);
       x[4 * i] = four.x, x[4 * i + 1] = four.y, x[4 * i + 2] = four.z, x[4 * i + 3] = four.w;
     }
   };

@@ -38,7 +38,7 @@ __device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float hi
 
 /// Decodes an 8-bit value, without its scale (core/quant_formats.h). Goes through f16: e5m2 has the
 /// same exponent range, and e4m3's differs by a factor of 2^8.
-__device__ __forceinline__ float code_to_float(core::Element element, std::uint32_t code) {
+__device__ __forceinline__ float decode_8bit(core::Element element, std::uint32_t code) {
   if (element == core::Element::int8) return static_cast<float>(static_cast<std::int8_t>(code));
   if (element == core::Element::u8) return static_cast<float>(static_cast<int>(code) - 128);
   if (element == core::Element::e5m2) {
@@ -51,10 +51,9 @@ __device__ __forceinline__ float code_to_float(core::Element element, std::uint3
 }
 
 /// Decodes four 8-bit values, lowest byte first.
-__device__ __forceinline__ float4 codes_to_floats(core::Element element, std::uint32_t codes) {
-  return make_float4(
-      code_to_float(element, codes & 0xffu), code_to_float(element, codes >> 8 & 0xffu),
-      code_to_float(element, codes >> 16 & 0xffu), code_to_float(element, codes >> 24));
+__device__ __forceinline__ float4 decode_8bit_x4(core::Element element, std::uint32_t codes) {
+  return make_float4(decode_8bit(element, codes & 0xffu), decode_8bit(element, codes >> 8 & 0xffu),
+                     decode_8bit(element, codes >> 16 & 0xffu), decode_8bit(element, codes >> 24));
 }
 
 /// Rounds four values, already divided by their scale, to the 8-bit format, lowest byte first.

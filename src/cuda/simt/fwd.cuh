@@ -168,7 +168,7 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
         float x = 0.f;
         if (i < count) {
           const std::uint32_t code = g_row[(column + i) * matrix.strides.column];
-          x = code_to_float(element, code & core::code_mask(matrix.params) & 0xff) * step;
+          x = decode_8bit(element, code & core::code_mask(matrix.params) & 0xff) * step;
         }
         s_tile[r][s_column + 4 * tx + i] = x * factor;
       }
