@@ -1,10 +1,9 @@
-// Appends keys and values to a cache: core/append.h says what goes where, this copies it, or turns
-// it into 8-bit codes on the way.
+// Appends keys and values to a cache: copies or quantises rows. core/append.h maps rows to the
+// cache.
 //
-//   grid   one warp per new key and KV head, K and V both; warps loop if the grid is smaller
-//   lanes  16-byte pieces of a row (four elements, where they become codes), or its elements where
-//   a
-//          row is no whole number of pieces
+//   grid   one warp per new key and KV head, for both K and V; warps loop if the grid is smaller
+//   lanes  16-byte vectors of a row, or four elements if the row is quantised; single elements if
+//          the row is not whole vectors
 #include <cuda_runtime.h>
 
 #include "core/append.h"
@@ -26,7 +25,7 @@ __device__ __forceinline__ void copy_pieces(const core::AppendTensor& t, std::in
   }
 }
 
-/// Four neighbouring elements of a row.
+/// Loads four adjacent elements of a row.
 __device__ __forceinline__ float4 load_wide(const core::AppendTensor& t, std::int64_t at) {
   switch (t.wide) {
     case core::Element::f16: return load_four(static_cast<const __half*>(t.from) + at);
@@ -35,7 +34,7 @@ __device__ __forceinline__ float4 load_wide(const core::AppendTensor& t, std::in
   }
 }
 
-/// Writes a row's codes; whether it holds a NaN is for its lanes to say together.
+/// Quantises a row. Returns true if this lane has seen a NaN.
 __device__ __forceinline__ bool quantize_row(const core::AppendTensor& t,
                                              const core::AppendRow& row) {
   const float factor = core::append_factor(t, row);
@@ -67,7 +66,7 @@ __device__ __forceinline__ void copy_row(const core::AppendTensor& t, const core
   const std::int32_t element_bytes = t.bytes;
   const std::int64_t from = core::row_offset(t.from_strides, row.from, row.head);
   const std::int64_t to = core::row_offset(t.to_strides, row.to, row.head);
-  if (t.vectors) {  // offsets and row are multiples of a piece
+  if (t.vectors) {  // offsets and the row's length are multiples of 16 bytes
     const std::int32_t per_piece = 16 / element_bytes;
     copy_pieces<uint4>(t, from / per_piece, to / per_piece, t.columns / per_piece, 1, 1);
   } else if (element_bytes == 1) {
@@ -81,7 +80,7 @@ __device__ __forceinline__ void copy_row(const core::AppendTensor& t, const core
   }
 }
 
-/// K's or V's part of a row. Its warp is here as a whole.
+/// Writes a row of K or V. All lanes of the warp call this function.
 __device__ __forceinline__ void write_row(const core::AppendParams& p, const core::AppendTensor& t,
                                           const core::AppendRow& row, bool of_v) {
   if (!t.quantizes) {
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(kAppendThreads)
   const std::int64_t first =
       static_cast<std::int64_t>(blockIdx.x) * kAppendRowsPerBlock + threadIdx.x / 32;
   const bool reports = threadIdx.x % 32 == 0;
-  // A sequence with bad lengths may own no row of work: they are looked at by themselves.
+  // A sequence with invalid lengths may have no rows: check the lengths separately.
   if (reports && p.error != nullptr) {
     for (std::int64_t b = first; b < p.batch; b += step) {
       report(p.error, core::append_range(p, static_cast<std::int32_t>(b)).error);

@@ -1,7 +1,7 @@
-// Combines partial results: out = Σ weight_i O_i, LSE = log Σ exp(LSE_i), see core/combine.h.
+// Combines partial results: out = Σ weight_i O_i, LSE = log Σ exp(LSE_i) (core/combine.h).
 //
 //   grid   one warp per row of (batch, head, query); warps loop if the grid is smaller
-//   lanes  columns of v, 32 apart
+//   lanes  columns of V with a stride of 32
 #include <cuda_runtime.h>
 
 #include "core/assert.h"

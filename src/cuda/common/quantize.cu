@@ -1,12 +1,14 @@
-// Quantising and dequantising: core/quantize.h says what shares a scale, this streams through it.
+// Quantising and dequantising. core/quantize.h defines units and scales.
 //
-//   grid      blocks that take one unit (rows of one head with one scale) after another
-//   threads   pieces of 16 elements: 16 bytes of codes, 32 or 64 of wide values, all loads first.
-//             Single elements where rows are no whole pieces
-//   passes    where scales are to be found: clear, largest magnitude (an atomic maximum per unit
-//             of floats >= 0 as integers: the order does not matter), scale from it, codes
-//   rotation  in each pass that reads values, in registers and between lanes; in shared memory
-//             where rows are no whole pieces
+//   grid      CTAs loop over units: rows of one head that share a scale
+//   threads   vectors of 16 elements: 16 bytes of 8-bit values, 32 or 64 bytes of wide values. The
+//             next vector is loaded before the current one is processed. Single elements if rows
+//             are not whole vectors
+//   passes    if scales are computed: clear, largest magnitude, scale, encode. The largest
+//   magnitude
+//             is an atomic integer maximum on the bits of floats >= 0: order does not matter
+//   rotation  in every pass that reads wide values: in registers and between lanes, or in shared
+//             memory if rows are not whole vectors
 #include "core/quantize.h"
 
 #include "core/element.h"
@@ -17,8 +19,8 @@
 namespace flashcore::cuda {
 namespace {
 
-// Blocks that an SM must have room for, which bounds their registers: as many as need no spilling
-// on any architecture (and 1024 threads, which sm_75 has).
+// Minimum CTAs per SM for __launch_bounds__, which limits registers: the largest number that spills
+// on no architecture. At most 1024 threads, sm_75's limit.
 constexpr int kFindBlocks = 4;
 constexpr int encode_blocks(bool f32, bool rotate) { return f32 ? 2 : rotate ? 3 : 4; }
 constexpr int decode_blocks(bool rotate) { return rotate ? 3 : 4; }
@@ -28,7 +30,7 @@ constexpr std::uint32_t kInfinityBits = 0x7f800000u;
 // ---------------------------------------------------------------------------------------------
 // Scales
 
-/// The place of scale number `index`, or -1 past the last.
+/// The coordinates of scale number `index`. Returns false past the last scale.
 __device__ __forceinline__ bool slot_at(const QuantParams& p, std::int64_t index, std::int32_t& b,
                                         std::int32_t& h, std::int32_t& block) {
   block = static_cast<std::int32_t>(index % p.slots_blocks);
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(kQuantThreads)
   }
 }
 
-/// largest_of(unit): what this thread finds.
+/// Takes the maximum of largest_of(unit) over the CTA's threads into the scale of each unit.
 template <typename LargestOf>
 __device__ __forceinline__ void find_largest(const QuantParams& p, LargestOf largest_of) {
   for_each_unit(p, [&](const QuantUnit& unit) {
@@ -71,10 +73,10 @@ __global__ void __launch_bounds__(kQuantThreads, kFindBlocks)
   find_largest(p, [&](const QuantUnit& unit) {
     std::uint32_t bits = 0;
     float largest = 0.f;
-    bool carefully = false;  // the second time, where something is not finite
+    bool carefully = false;  // second pass, after a non-finite value: it skips such values
 #pragma unroll 1
     do {
-      for_each_piece(  // one that is seen twice does not matter
+      for_each_piece(  // repeated vectors do not change a maximum
           p, unit, [&](std::int64_t from) { return load_wide<kF32>(p.from, from); },
           [&](const At& at, const WidePiece<kF32>& piece, bool) {
             float x[kPiece];
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(kQuantThreads, kFindBlocks)
   });
 }
 
-/// visit(at, value) for what becomes codes, element by element.
+/// Calls visit(at, value) for each wide value of the unit, rotated if kRotate.
 template <bool kRotate, typename Visit>
 __device__ __forceinline__ void for_each_wide(const QuantParams& p, const QuantUnit& unit,
                                               Visit visit) {
@@ -134,14 +136,15 @@ __global__ void __launch_bounds__(kQuantThreads)
 }
 
 // ---------------------------------------------------------------------------------------------
-// Codes
+// Encoding
 
-/// encode(unit): how many of this thread's elements saturated.
+/// Calls encode(unit) for each unit. It returns the number of this thread's elements that
+/// saturated; their sum goes to p.saturated.
 template <typename Encode>
 __device__ __forceinline__ void encode_units(const QuantParams& p, Encode encode) {
   for_each_unit(p, [&](const QuantUnit& unit) {
     int saturated = encode(unit);
-    if (p.saturated == nullptr) return;  // the same in every thread
+    if (p.saturated == nullptr) return;  // uniform over the CTA
     saturated = join_block(saturated, [](int a, int c) { return a + c; });
     if (threadIdx.x == 0 && saturated > 0) {
       atomicAdd(p.saturated + core::slot_of(p, p.saturated_strides, unit), saturated);
@@ -198,7 +201,7 @@ __global__ void __launch_bounds__(kQuantThreads, 2)
 }
 
 // ---------------------------------------------------------------------------------------------
-// And back
+// Decoding
 
 template <bool kF32, bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, decode_blocks(kRotate))
@@ -244,7 +247,7 @@ __global__ void __launch_bounds__(kQuantThreads, 2)
 }
 
 // ---------------------------------------------------------------------------------------------
-// Which of them a call needs
+// Kernel selection
 
 template <typename Kernel>
 const void* address(Kernel* kernel) noexcept {

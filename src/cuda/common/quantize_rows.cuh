@@ -1,5 +1,5 @@
-// How the kernels of common/quantize.cu walk over a unit's rows: in pieces, element by element, or
-// (where rows are rotated that are no whole pieces) row by row; and what a block finds on the way.
+// Loops over the rows of a unit for common/quantize.cu: by vectors of 16 elements, by elements, or
+// by rows (rotated rows that are not whole vectors). Also CTA-wide reductions and error reports.
 #pragma once
 
 #include "cuda/common/quantize_vec16.cuh"
@@ -18,17 +18,17 @@ __device__ __forceinline__ void for_each_unit(const QuantParams& p, Body body) {
   for (std::int64_t i = blockIdx.x; i < units; i += gridDim.x) body(core::quant_unit(p, i));
 }
 
-/// Where an element or the first one of a piece lies.
+/// The location of an element, or of the first element of a vector.
 struct At {
   std::int64_t from, to;     // offsets
-  std::int32_t row, column;  // of the unit
+  std::int32_t row, column;  // in the unit
 };
 
-/// visit(at, load(offset in from), whether there is such a piece) for the unit's pieces, in every
-/// thread of the block equally often, so that warps can exchange values; a thread that has no piece
-/// left sees the last row's. The next piece is loaded before one is looked at. The pieces of a
-/// block of columns that are rotated together lie in neighbouring lanes of one warp: rows consist
-/// of whole blocks, and a block is a power of two of at most 32 pieces.
+/// Calls visit(at, load(offset in from), valid) for the unit's vectors. Every thread of the CTA
+/// makes the same number of calls, so that warps can exchange values. A thread without a vector
+/// left gets one of the last row, with valid = false. The next vector is loaded before the current
+/// one is visited. Adjacent lanes of one warp hold the vectors of a rotation block: rows are whole
+/// blocks, and a block is a power of two of at most 32 vectors.
 template <typename Load, typename Visit>
 __device__ __forceinline__ void for_each_piece(const QuantParams& p, const QuantUnit& unit,
                                                Load load, Visit visit) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void for_each_piece(const QuantParams& p, const Quant
     return At{from + there * p.from_strides.row + column, to + there * p.to_strides.row + column,
               static_cast<std::int32_t>(there), column};
   };
-  // The place is stepped forward: a division for every piece would take longer than its memory.
+  // Row and column advance by additions: a division per vector takes longer than its memory access.
   const std::uint32_t more_rows = kQuantThreads / per_row, more_pieces = kQuantThreads % per_row;
   std::uint32_t row = threadIdx.x / per_row, piece = threadIdx.x % per_row;
   At at = place(row, piece);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void for_each_piece(const QuantParams& p, const Quant
   }
 }
 
-/// visit(at) for each of the unit's elements, shared out over the block's threads.
+/// Calls visit(at) for each element of the unit, distributed over the CTA's threads.
 template <typename Visit>
 __device__ __forceinline__ void for_each_element(const QuantParams& p, const QuantUnit& unit,
                                                  Visit visit) {
@@ -75,14 +75,14 @@ __device__ __forceinline__ void for_each_element(const QuantParams& p, const Qua
   }
 }
 
-/// Memory for a row, one per warp. (Not in a template, each instance of which would have its own.)
+/// The warp's row in shared memory. Not in a template, because each instance would have its own.
 __device__ __forceinline__ float* shared_row() {
   __shared__ float s_rows[kQuantWarps][core::kMaxRotatedColumns];
   return s_rows[threadIdx.x / 32];
 }
 
-/// Where rows are no whole pieces: a warp takes a row, in shared memory. load(at) gives what is to
-/// be added up, visit(at, sum) gets the sums.
+/// Rotation of rows that are not whole vectors, one row per warp, in shared memory. load(at)
+/// returns an input of the butterflies; visit(at, sum) gets their sums.
 template <typename Load, typename Visit>
 __device__ __forceinline__ void for_each_sum(const QuantParams& p, const QuantUnit& unit, Load load,
                                              Visit visit) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ void for_each_sum(const QuantParams& p, const QuantUn
     }
     __syncwarp();
     for (std::int32_t c = lane; c < p.columns; c += 32) visit(at(c), s_row[c]);
-    __syncwarp();  // the row is read
+    __syncwarp();  // all lanes have read the row
   }
 }
 
@@ -117,8 +117,9 @@ __device__ __forceinline__ bool is_finite(float x) {
   return (__float_as_uint(x) & 0x7fffffffu) < 0x7f800000u;
 }
 
-/// A NaN has no code. Of a rotated row the first element is named that is not finite and is rotated
-/// together with this one; this one itself, if all are finite and sums were too large.
+/// Reports a NaN that the format cannot represent. In a rotated row the report names the first
+/// non-finite element of the same rotation block, or this element if all are finite and their sum
+/// overflowed.
 template <bool kRotate>
 __device__ __forceinline__ void report_nan(const QuantParams& p, const QuantUnit& unit,
                                            std::int32_t row, std::int32_t column) {
@@ -137,7 +138,7 @@ __device__ __forceinline__ void report_nan(const QuantParams& p, const QuantUnit
                    core::element_index(p, unit, row, column), kRotate ? 1 : 0});
 }
 
-/// Adds or takes the maximum over the block; thread 0 has the result.
+/// Reduces x over the CTA. Thread 0 gets the result.
 template <typename T, typename Join>
 __device__ __forceinline__ T join_block(T x, Join join) {
   __shared__ T s_warps[kQuantWarps];
@@ -145,7 +146,7 @@ __device__ __forceinline__ T join_block(T x, Join join) {
   for (int offset = 16; offset > 0; offset /= 2) {
     x = join(x, __shfl_xor_sync(0xffffffffu, x, offset));
   }
-  __syncthreads();  // the last unit's results are read
+  __syncthreads();  // thread 0 has read s_warps of the previous unit
   if (threadIdx.x % 32 == 0) s_warps[threadIdx.x / 32] = x;
   __syncthreads();
   if (threadIdx.x == 0) {

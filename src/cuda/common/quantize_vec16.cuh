@@ -1,5 +1,5 @@
-// 16 neighbouring elements of a row, in one thread's registers: loaded, stored, rotated, turned
-// into codes and back.
+// Vectors of 16 adjacent elements of a row, in the registers of one thread: loads, stores, 8-bit
+// encoding and decoding, rotation.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,18 +13,18 @@ namespace flashcore::cuda {
 using core::Element;
 using core::QuantParams;
 
-inline constexpr int kPiece = 16;  // elements
+inline constexpr int kPiece = 16;  // elements of a vector
 
-/// 16 wide values as they lie in memory: f32, or 16-bit of a format known at run time. (So are the
-/// formats of codes: one branch for a whole piece costs nothing beside its memory, while a kernel
-/// for every pair of formats takes its time to compile.)
+/// The bits of 16 wide values: f32, or a 16-bit format known at run time. The 8-bit format is a
+/// runtime value too: one branch per vector is free next to its memory access, while a kernel for
+/// every pair of formats costs compile time.
 template <bool kF32>
 struct WidePiece {
   static constexpr int kLoads = kF32 ? 4 : 2;
   uint4 words[kLoads];
 };
 
-/// The address is aligned to 16 bytes.
+/// Loads 16 wide values. The address is 16-byte aligned.
 template <bool kF32>
 __device__ __forceinline__ WidePiece<kF32> load_wide(const void* g_from, std::int64_t at) {
   constexpr int kBytes = kF32 ? 4 : 2;
@@ -84,9 +84,9 @@ __device__ __forceinline__ void store_wide(void* g_to, std::int64_t at, const fl
 }
 
 // ---------------------------------------------------------------------------------------------
-// Codes
+// Encoding and decoding
 
-/// The largest magnitude as bits; those of infinities and NaN are larger than of what is finite.
+/// The bits of the largest magnitude. Infinities and NaN have larger bits than all finite values.
 __device__ __forceinline__ std::uint32_t largest_bits(const float (&x)[kPiece]) {
   std::uint32_t largest = 0;
 #pragma unroll
@@ -94,13 +94,14 @@ __device__ __forceinline__ std::uint32_t largest_bits(const float (&x)[kPiece]) 
   return largest;
 }
 
-/// The codes of 16 values, how many saturated, and the first of them that is NaN, or kPiece.
+/// 16 encoded values, the number that saturated, and the index of the first NaN, or kPiece.
 struct EncodedSpecials {
   uint4 codes;
   int saturated, first_nan;
 };
 
-/// Where something saturates or is NaN: a rolled loop, whose array therefore is in memory.
+/// Encodes 16 values, some of which saturate or are NaN. The loop is rolled, so its array is in
+/// local memory.
 template <bool kRotate>
 __device__ __forceinline__ EncodedSpecials encode_specials(const float (&x)[kPiece], float inverse,
                                                            Element code) {
@@ -114,7 +115,7 @@ __device__ __forceinline__ EncodedSpecials encode_specials(const float (&x)[kPie
 #pragma unroll 1
   for (int i = kPiece - 1; i >= 0; --i) {
     const core::Code made = core::encode(code, steps[i]);
-    // The codes move up by a byte: what comes first ends as the last.
+    // Shift all bytes up by one. The loop runs backwards, so value 0 ends in the lowest byte.
     words[3] = __funnelshift_l(words[2], words[3], 8);
     words[2] = __funnelshift_l(words[1], words[2], 8);
     words[1] = __funnelshift_l(words[0], words[1], 8);
@@ -125,20 +126,21 @@ __device__ __forceinline__ EncodedSpecials encode_specials(const float (&x)[kPie
   return {make_uint4(words[0], words[1], words[2], words[3]), saturated, first_nan};
 }
 
-/// What turns signed codes into those of the byte format, four at a time, and back.
+/// The XOR mask between int8 and u8 (zero point 128), four values at a time.
 __device__ __forceinline__ std::uint32_t byte_offset(Element code) {
   return code == Element::u8 ? 0x80808080u : 0u;
 }
 
-/// Whether something saturates or is NaN.
+/// True if any value saturates or is NaN.
 __device__ __forceinline__ bool has_specials(const float (&x)[kPiece], float inverse,
                                              Element code) {
-  // Rounding keeps the order, so the largest becomes the largest. What is not finite stays so.
+  // Rounding is monotonic: the largest magnitude stays the largest. Infinities and NaN stay
+  // non-finite.
   const float largest = __fmul_rn(__uint_as_float(largest_bits(x)), inverse);
   return __float_as_uint(largest) >= core::saturates_from(code);
 }
 
-/// The codes of 16 values none of which is special.
+/// Encodes 16 values. None of them saturates or is NaN.
 __device__ __forceinline__ uint4 encode_piece(const float (&x)[kPiece], float inverse,
                                               Element code) {
   std::uint32_t words[4];
@@ -160,7 +162,7 @@ __device__ __forceinline__ uint4 encode_piece(const float (&x)[kPiece], float in
   return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/// What 16 codes stand for, in steps.
+/// Decodes 16 values, without their scale.
 __device__ __forceinline__ void decode_piece(float (&x)[kPiece], const uint4& codes, Element code) {
   const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
   const auto decode = [&](Element element, std::uint32_t offset) {
@@ -182,7 +184,7 @@ __device__ __forceinline__ void decode_piece(float (&x)[kPiece], const uint4& co
 // ---------------------------------------------------------------------------------------------
 // Rotation (core/rotation.h)
 
-/// What is the same for all pieces.
+/// The constants of a rotation.
 struct Rotation {
   std::int32_t order;
   float norm;
@@ -190,7 +192,7 @@ struct Rotation {
       : order(core::rotation_order(columns)), norm(core::rotation_norm(order)) {}
 };
 
-/// The butterflies over blocks of `order` columns, which lie as pieces in neighbouring lanes.
+/// The butterflies over blocks of `order` columns. Adjacent lanes hold adjacent vectors of a block.
 __device__ __forceinline__ void add_butterflies(float (&x)[kPiece], std::int32_t order) {
 #pragma unroll
   for (int distance = 1; distance < kPiece; distance *= 2) {
@@ -211,8 +213,9 @@ __device__ __forceinline__ void add_butterflies(float (&x)[kPiece], std::int32_t
   }
 }
 
-/// Elements with the signs of their columns. Of the pairs of neighbouring ones in a column's number
-/// some lie in its last four bits, which are known here, some above, and one may lie across.
+/// Multiplies the elements by the signs of their columns. A sign is the parity of the adjacent
+/// 1-bit pairs in the column's number: pairs in its low four bits (compile-time constants), pairs
+/// above them, and the pair of bits 3 and 4.
 __device__ __forceinline__ void set_signs(float (&x)[kPiece], std::int32_t column) {
   static_assert(kPiece == 16);
   const std::int32_t piece = column / kPiece;
@@ -225,7 +228,8 @@ __device__ __forceinline__ void set_signs(float (&x)[kPiece], std::int32_t colum
   }
 }
 
-/// All lanes of the warp call it. What is not finite need not be NaN yet: see encode_specials().
+/// All lanes of the warp call this function. Non-finite results may still be infinities:
+/// encode_specials() turns them into NaN.
 __device__ __forceinline__ void rotate_piece(const Rotation& rotation, float (&x)[kPiece],
                                              std::int32_t column) {
   set_signs(x, column);
