@@ -4,11 +4,10 @@
 //   threads   vectors of 16 elements: 16 bytes of 8-bit values, 32 or 64 bytes of wide values. The
 //             next vector is loaded before the current one is processed. Single elements if rows
 //             are not whole vectors
-//   passes    if scales are computed: clear, largest magnitude, scale, encode. The largest
-//   magnitude
+//   passes    if scales are computed: clear, largest magnitude, scale, encode. The largest value
 //             is an atomic integer maximum on the bits of floats >= 0: order does not matter
-//   rotation  in every pass that reads wide values: in registers and between lanes, or in shared
-//             memory if rows are not whole vectors
+//   rotation  in every pass that reads values: in registers and between lanes, or in shared memory
+//             if rows are not whole vectors
 #include "core/quantize.h"
 
 #include "core/element.h"

@@ -33,7 +33,7 @@ __device__ __forceinline__ std::uint32_t cluster_address(const void* s_data, int
 }
 
 // Asynchronous stores to another CTA. Their bytes count towards an mbarrier of that CTA; a wait on
-// it makes the data visible. The storing CTA may exit before.
+// it makes the data visible. The storing CTA may exit before they complete.
 
 __device__ __forceinline__ void store_cluster(std::uint32_t to, const float (&x)[4],
                                               std::uint32_t barrier) {

@@ -57,8 +57,8 @@ __device__ __forceinline__ float4 decode_8bit_x4(core::Element element, std::uin
 }
 
 /// Rounds four values, already divided by their scale, to the 8-bit format, lowest byte first.
-/// Equals core::encode() for magnitudes below core::saturates_from(): inputs are finite and do not
-/// saturate. For u8, callers flip the sign bit of the int8 result.
+/// Requires magnitudes below core::saturates_from() (finite, no saturation); the result then equals
+/// core::encode(). For u8, callers flip the sign bit of the int8 result.
 template <core::Element kCode>
 __device__ __forceinline__ std::uint32_t codes_of_floats(float x0, float x1, float x2, float x3) {
   static_assert(kCode != core::Element::u8);
@@ -88,7 +88,7 @@ __device__ __forceinline__ std::uint32_t codes_of_floats(float x0, float x1, flo
   }
 }
 
-/// Four adjacent elements, loaded or stored as one vector. Aligned to four elements.
+/// Four adjacent elements, aligned to their size: loaded or stored as one vector.
 template <typename T>
 struct alignas(4 * sizeof(T)) Four {
   T x[4];

@@ -31,7 +31,7 @@ __device__ __forceinline__ void arrive_expect_tx(std::uint64_t& s_barrier, int b
       : "memory");
 }
 
-/// Arrives once for the warp, after all of its lanes.
+/// Arrives once for the warp, after all of its lanes have reached this call.
 __device__ __forceinline__ void arrive_once_per_warp(std::uint64_t& s_barrier, int lane) {
   __syncwarp();
   if (lane == 0) arrive(s_barrier);
@@ -51,8 +51,8 @@ __device__ __forceinline__ void wait(std::uint64_t& s_barrier, std::uint32_t par
       : "memory");
 }
 
-/// Tests without blocking whether that phase is complete. An early test, followed by wait() only if
-/// it fails, hides the latency of the query.
+/// Tests without blocking whether the phase with this parity is complete. An early test, followed
+/// by wait() only if it fails, hides the latency of the query.
 __device__ __forceinline__ bool test_wait(std::uint64_t& s_barrier, std::uint32_t parity) {
   std::uint32_t complete;
   asm volatile(

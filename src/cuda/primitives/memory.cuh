@@ -21,8 +21,8 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t s_to, const std::u
 }
 
 /// atomicInc with acquire-release order: counts up to `last`, wraps to 0, returns the old count. A
-/// later caller sees all earlier writes of this thread and of the threads that it synchronized with
-/// at a barrier. Much cheaper than two __threadfence().
+/// later caller sees all earlier writes of this thread, and of the threads that this thread
+/// synchronized with at a barrier. Much cheaper than two __threadfence().
 __device__ __forceinline__ std::uint32_t atomic_inc_acq_rel(std::uint32_t* g_counter,
                                                             std::uint32_t last) {
   std::uint32_t before;

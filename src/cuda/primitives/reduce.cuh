@@ -25,7 +25,8 @@ __device__ __forceinline__ float largest(const float (&x)[kCount]) {
   return left[0];
 }
 
-/// All lanes get the result. Every row adds in the same order.
+// Every lane gets the result. The order of additions is the same for every row.
+
 __device__ __forceinline__ float half_warp_max(float x) {
 #pragma unroll
   for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {

@@ -1,4 +1,5 @@
-// Checked mode: writes the first bad length, start or page id that any CTA finds to the error slot.
+// Checked mode: the first invalid length, start or page id that any CTA finds goes to the error
+// slot.
 #pragma once
 
 #include "core/params.h"
@@ -21,7 +22,7 @@ __device__ __forceinline__ void report(const core::AttentionParams& p,
 }
 
 /// Checks the page ids of sequence b with all threads of the CTA. One CTA per sequence is enough: a
-/// kernel calls it for the first work tile of a sequence.
+/// kernel calls this function for the first work tile of a sequence.
 __device__ __forceinline__ void report_pages(const core::AttentionParams& p,
                                              const core::SeqInfo& seq, std::int32_t b) {
   if (!p.checked) return;

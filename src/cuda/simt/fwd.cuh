@@ -2,14 +2,14 @@
 // The readable baseline: every option, every layout, f32 arithmetic. Loads and stores select the
 // element format at run time.
 //
-//   grid     one CTA per (batch, query head, query tile, KV split); CTAs loop if the
-//            grid is smaller than the number of tiles
-//   CTA      256 threads = 16 rows of threads (ty) x 16 (tx). A thread owns the query rows
-//            ty + 16 r and, of these, the scores of keys tx + 16 c and four columns of O per chunk
+//   grid     one CTA per work tile (batch, query head, query tile, KV split); CTAs loop if the grid
+//            is smaller than the number of tiles
+//   CTA      256 threads = 16 rows (ty) x 16 columns (tx). A thread owns query rows ty + 16 r. Per
+//            row it holds the scores of keys tx + 16 c and four columns of O per chunk
 //   chunks   K and V pass through shared memory 64 columns at a time
-//   smem     Q [tile_q][head_dim + 4], K chunk or P, V chunk, all f32; rows are padded by four
-//            floats so that 16-byte accesses of neighbouring rows fall into different banks
-//   syncs    before a chunk is overwritten and after it is filled; see the loop
+//   smem     Q [tile_q][head_dim + 4], K chunk or P, V chunk, all f32. Rows are padded by four
+//            floats, so that 16-byte accesses to adjacent rows hit different banks
+//   syncs    before a chunk is overwritten and after it is filled
 #pragma once
 
 #include <cuda_runtime.h>
@@ -48,13 +48,13 @@ struct Config {
   static_assert(kStages_ == 1 && kWarpRows_ == 0 && kThreads == 256);
 };
 
-/// What one block works on, written by one thread and read by all.
+/// A work tile. One thread writes it, all threads of the CTA read it.
 struct alignas(16) WorkTile {
   core::SeqInfo seq;
   std::int32_t b, h, split;
   std::int32_t first_query, queries;
-  KeyRange seen;  // keys some query of the tile sees, within the split
-  KeyRange all;   // keys every query of the tile sees
+  KeyRange seen;  // keys of the split that any query of the tile sees
+  KeyRange all;   // keys of the split that all queries of the tile see
 };
 
 template <typename C>
@@ -71,11 +71,10 @@ struct alignas(16) SharedStorage {
 // ---------------------------------------------------------------------------------------------
 // Loading
 
-/// A strided matrix of one head in global memory: the queries or the keys of one sequence. What
-/// only the 8-bit way needs is found anew there, from memory that is read anyway: kept in registers
-/// it would make them spill.
+/// A strided matrix in global memory: Q, K or V of one sequence and head. The 8-bit path recomputes
+/// its head and scale for every row from params and item: values kept in registers would spill.
 struct Matrix {
-  const void* g_head;  // of batch 0 or page 0
+  const void* g_head;  // the head's first element in batch 0 or page 0
   core::KvRowMap rows;
   core::Strides strides;
   std::int32_t columns;
@@ -85,28 +84,28 @@ struct Matrix {
   const WorkTile& item;
   bool of_keys;
 
-  /// Row i, where elements are stored as T.
+  /// Row i. T is as wide as an element.
   template <typename T>
   __device__ __forceinline__ const T* row(std::int32_t i) const {
     const core::KvLocation place = rows.at(i);
     return static_cast<const T*>(g_head) + place.block * strides.batch + place.row * strides.row;
   }
-  /// What the codes of row i are multiplied by: where the matrix is 8-bit.
+  /// The scale of row i of an 8-bit matrix.
   __device__ __forceinline__ float step_of_row(std::int32_t i) const {
     const std::int32_t head = of_keys ? core::kv_head_of(params, item.h) : item.h;
     return core::row_scale(params, element, scales, item.b, head, i);
   }
 };
 
-/// The head's first element.
+/// The address of element `offset`: the head's first element.
 __device__ __forceinline__ const void* head_of(const void* g_data, core::Element element,
                                                std::int64_t offset) {
   const int bytes_log2 = core::is_8bit(element) ? 0 : element == core::Element::f32 ? 2 : 1;
   return static_cast<const std::uint8_t*>(g_data) + (offset << bytes_log2);
 }
 
-/// Four columns of rows threadIdx.x / 16 + 16 n, from `column` on: zero where there is no such row
-/// or column. T is as wide as an element.
+/// Loads four columns, from `column` on, of rows threadIdx.x / 16 + 16 n. Rows and columns past the
+/// end are zero. T is as wide as an element.
 template <typename T, int kCount>
 __device__ __forceinline__ void load_fours(Four<T> (&x)[kCount], const Matrix& matrix,
                                            std::int32_t first_row, int rows, int column) {
@@ -120,7 +119,7 @@ __device__ __forceinline__ void load_fours(Four<T> (&x)[kCount], const Matrix& m
   }
 }
 
-/// Four columns of one row that may end before, or whose elements do not lie side by side.
+/// Loads up to four columns of a row, with any column stride. Columns past the end are zero.
 template <typename T>
 __device__ __forceinline__ Four<T> gather_four(const Matrix& matrix, std::int32_t row, int column) {
   const T* g_row = matrix.row<T>(row);
@@ -132,15 +131,15 @@ __device__ __forceinline__ Four<T> gather_four(const Matrix& matrix, std::int32_
   return x;
 }
 
-/// s_tile[r][c] = factor * matrix[first_row + r][first_column + c] for r < kRows, c < 64; zero
-/// where r >= rows or the column is past the matrix: such keys and columns must never matter.
+/// s_tile[r][c] = factor * matrix[first_row + r][first_column + c] for r < kRows, c < 64. Rows from
+/// `rows` on and columns past the end are zero, so that they never affect the result.
 template <int kRows, int kStride>
 __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_column,
                                            const Matrix& matrix, std::int32_t first_row, int rows,
                                            int first_column, float factor, bool vector_rows) {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int column = first_column + 4 * tx;
-  // Asked for anew each time: kept in registers the answers would make others spill.
+  // opaque(): compares the format for every chunk. Results kept in registers would cause spills.
   const auto element = static_cast<core::Element>(opaque(static_cast<int>(matrix.element)));
   const bool is_f32 = element == core::Element::f32;
   const bool is_f16 = element == core::Element::f16;
@@ -153,7 +152,8 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
     for (int n = 0; n < kRows / 16; ++n) store(ty + 16 * n, floats_of(x[n]));
   };
   if (core::is_8bit(element)) {
-    // Rolled loops: this way is for any layout and format, and must not cost the other registers.
+    // Rolled loops: this path handles any layout and format, and must not cost the other paths
+    // registers.
 #pragma unroll 1
     for (int r = ty; r < kRows; r += 16) {
       const int count = r < rows ? min(4, matrix.columns - column) : 0;
@@ -173,7 +173,7 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
         s_tile[r][s_column + 4 * tx + i] = x * factor;
       }
     }
-  } else if (vector_rows && is_f32) {  // columns come in fours
+  } else if (vector_rows && is_f32) {  // the number of columns is a multiple of four
     Four<float> x[kRows / 16];
     load_fours(x, matrix, first_row, rows, column);
     store_all(x, [](const Four<float>& four) { return to_floats(four); });
@@ -251,17 +251,17 @@ __device__ __forceinline__ void multiply_chunk(float (&score)[C::kRows][C::kKeys
   }
 }
 
-/// Applies options and masks where a tile needs them: tiles inside every row's interval, without
-/// options, are left alone. The scores go through shared memory (P's place, free once K is read),
+/// Applies score modifications and masks. Returns early if all rows see all keys of the tile and
+/// the call has no modification. The scores pass through shared memory (s.p, free once K is read),
 /// where a rolled loop can index them: in registers the unrolled code would cost occupancy.
 template <typename C>
 __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::kKeys],
                                                     SharedStorage<C>& s, const AttentionParams& p,
                                                     const WorkTile& item, std::int32_t first_key) {
   const bool all_visible = first_key >= item.all.begin && first_key + C::kTileK <= item.all.end;
-  if (p.fast_path && all_visible) return;  // the same in every thread
+  if (p.fast_path && all_visible) return;  // uniform over the CTA
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-  __syncthreads();  // K is read
+  __syncthreads();  // all threads have read K
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
 #pragma unroll
@@ -274,7 +274,7 @@ __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::
     const core::ScoreRow<float> row{p, item.b, item.h, i};
 #pragma unroll 1
     for (int c = tx; c < C::kTileK; c += 16) {
-      float& x = s.p[r][c];  // this thread's own: no other reads it before the next sync
+      float& x = s.p[r][c];  // private to this thread until the next sync
       if (!range.contains(first_key + c)) {
         x = core::negative_infinity<float>();
       } else if (!p.fast_path) {
@@ -295,14 +295,15 @@ __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::
 // ---------------------------------------------------------------------------------------------
 // Online softmax and output
 
-/// A thread's rows: O columns 64 chunk + 4 tx + {0 … 3}, and the softmax state (same in a row).
+/// A thread's rows: columns 64 chunk + 4 tx + {0 … 3} of O, and the softmax state, which is
+/// equal in all threads of a row.
 template <typename C>
 struct Rows {
   float o[C::kChunks][C::kRows][4];
   core::SoftmaxState<float> state[C::kRows];
 };
 
-/// Turns scores into probabilities and updates the state; rescale is what earlier results lose.
+/// Turns scores into probabilities and updates the state. rescale is the factor of O so far.
 template <typename C>
 __device__ __forceinline__ void softmax(float (&score)[C::kRows][C::kKeys], Rows<C>& rows,
                                         float (&rescale)[C::kRows], core::Fault fault) {
@@ -326,7 +327,7 @@ __device__ __forceinline__ void softmax(float (&score)[C::kRows][C::kKeys], Rows
   }
 }
 
-/// O = O * rescale + P V over one chunk of columns; the tile's own sum is formed first.
+/// O = O * rescale + P V over one chunk of columns. P V is summed before it is added to O.
 template <typename C>
 __device__ __forceinline__ void accumulate_chunk(float (&o)[C::kRows][4], const SharedStorage<C>& s,
                                                  const float (&rescale)[C::kRows]) {
@@ -410,10 +411,10 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p,
 }
 
 // ---------------------------------------------------------------------------------------------
-// One item
+// Work tiles
 
-/// Items in order: key range fastest, then query tiles from the last (longest, if causal) to the
-/// first, then heads, then batches.
+/// Order of tiles: split fastest, then query tiles from the last (longest, if causal) to the first,
+/// then head, then batch.
 template <typename C>
 __device__ __forceinline__ WorkTile item_of(const AttentionParams& p, std::int64_t index) {
   WorkTile item;
@@ -471,17 +472,17 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
     // S = Q K^T
     float score[C::kRows][C::kKeys] = {};
     for (int column = 0; column < p.head_dim; column += C::kChunk) {
-      __syncthreads();  // the last reader of K, P and V is done
+      __syncthreads();  // all threads have read K, P and V
       load_chunk<C::kTileK>(s.k, 0, k, first_key, keys, column, 1.f, p.vector_rows);
       if (column == 0) load_chunk<C::kTileK>(s.v, 0, v, first_key, keys, 0, 1.f, p.vector_rows);
-      __syncthreads();  // K chunk, V chunk 0 and (the first time) Q are there
+      __syncthreads();  // K chunk, V chunk 0 and, the first time, Q are complete
       multiply_chunk<C>(score, s, column);
     }
     apply_mods_and_mask<C>(score, s, p, item, first_key);
     float rescale[C::kRows];
     softmax<C>(score, rows, rescale, p.fault);
 
-    // P takes K's place.
+    // P overwrites K.
     __syncthreads();
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
 #pragma unroll
@@ -499,7 +500,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
         load_chunk<C::kTileK>(s.v, 0, v, first_key, keys, chunk * C::kChunk, 1.f, p.vector_rows);
         __syncthreads();
       }
-      // Registers have no index: one of these is it.
+      // Registers cannot be indexed at run time: unroll and select the chunk.
 #pragma unroll
       for (int c = 0; c < C::kChunks; ++c) {
         if (c == chunk) accumulate_chunk<C>(rows.o[c], s, rescale);
@@ -516,14 +517,14 @@ __global__ void __launch_bounds__(C::kThreads, 2)
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
   core::spin_if_injected(p.fault, p.q_len);
   for (std::int64_t index = blockIdx.x; index < p.num_tiles; index += gridDim.x) {
-    __syncthreads();  // nobody still reads the last item
+    __syncthreads();  // all threads have read the previous tile's s.item
     if (threadIdx.x == 0) {
       s.item = item_of<C>(p, index);
       report(p, s.item.seq.error);
     }
     __syncthreads();
     if (index % (p.num_tiles / p.batch) == 0) report_pages(p, s.item.seq, s.item.b);
-    if (s.item.queries > 0) attend<C>(s, p, s.item);  // the same in every thread
+    if (s.item.queries > 0) attend<C>(s, p, s.item);  // uniform over the CTA
   }
 }
 
