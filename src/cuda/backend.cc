@@ -1,4 +1,4 @@
-// The CUDA backend. launch.h and timing.h have the launches and timings.
+// The CUDA backend: calls of the pipeline, error slots, graph capture, device info and memory.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -24,27 +24,27 @@ using cuda::DeviceScope;
 using cuda::kMaxDevices;
 using cuda::launch_kernel;
 
-/// OK if a GPU is usable, else the reason, in the words of a build without CUDA.
+/// OK if a GPU is usable, else the reason, worded as in a build without CUDA.
 Status any_device() noexcept {
   const CudaAvailability available = cuda_availability();
   if (available.device_count > 0) return {};
   return unsupported("device is cuda, but %s", available.reason.c_str());
 }
 
-/// CUDA calls this when the watched graph is destroyed.
-void CUDART_CB note_end(void* graph_ended) {
+/// CUDA calls this function when the watched graph is destroyed.
+void CUDART_CB on_graph_destroyed(void* graph_ended) {
   std::atomic_ref<std::int32_t>(*static_cast<std::int32_t*>(graph_ended))
       .store(1, std::memory_order_release);
 }
 
-/// Lets this thread wait while another thread captures a graph. By default CUDA treats such a wait
-/// as an error.
-class WaitsDuringCaptures {
+/// Allows this thread to wait while another thread captures a graph. By default CUDA treats such a
+/// wait as an error.
+class AllowWaitsDuringCapture {
  public:
-  WaitsDuringCaptures() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~WaitsDuringCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-  WaitsDuringCaptures(const WaitsDuringCaptures&) = delete;
-  WaitsDuringCaptures& operator=(const WaitsDuringCaptures&) = delete;
+  AllowWaitsDuringCapture() noexcept { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~AllowWaitsDuringCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AllowWaitsDuringCapture(const AllowWaitsDuringCapture&) = delete;
+  AllowWaitsDuringCapture& operator=(const AllowWaitsDuringCapture&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
@@ -84,25 +84,26 @@ class CudaBackend final : public Backend {
     const std::int64_t slots =
         static_cast<std::int64_t>(params.slots_batch) * params.slots_heads * params.slots_blocks;
     const std::int64_t slot_ctas = (slots + cuda::kQuantThreads - 1) / cuda::kQuantThreads;
-    const auto on_slots = [&](const void* entry) {
+    const auto launch_on_slots = [&](const void* entry) {
       return slots == 0 ? Status{}
                         : launch_kernel(entry, params, {slot_ctas, cuda::kQuantThreads}, stream);
     };
     if (!params.given_scale || params.saturated != nullptr) {
-      FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::clear_scales_entry()));
+      FLASHCORE_RETURN_IF_ERROR(launch_on_slots(cuda::clear_scales_entry()));
     }
     if (!params.given_scale) {
-      FLASHCORE_RETURN_IF_ERROR(on_units(cuda::find_largest_entry(params), params, device, stream));
-      FLASHCORE_RETURN_IF_ERROR(on_slots(cuda::finish_scales_entry()));
+      FLASHCORE_RETURN_IF_ERROR(
+          launch_on_units(cuda::find_largest_entry(params), params, device, stream));
+      FLASHCORE_RETURN_IF_ERROR(launch_on_slots(cuda::finish_scales_entry()));
     }
-    return on_units(cuda::encode_entry(params), params, device, stream);
+    return launch_on_units(cuda::encode_entry(params), params, device, stream);
   }
 
   Status dequantize(const core::QuantParams& params, Device device, Stream stream,
                     const std::int32_t*) const override {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
-    return on_units(cuda::decode_entry(params), params, device, stream);
+    return launch_on_units(cuda::decode_entry(params), params, device, stream);
   }
 
   Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
@@ -117,7 +118,7 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const auto s = static_cast<cudaStream_t>(stream);
-    const WaitsDuringCaptures guard;
+    const AllowWaitsDuringCapture guard;
     FLASHCORE_CUDA(cudaMemcpyAsync(host, slot, sizeof *slot, cudaMemcpyDeviceToHost, s));
     FLASHCORE_CUDA(cudaStreamSynchronize(s));
     return {};
@@ -138,19 +139,19 @@ class CudaBackend final : public Backend {
 #endif
     if (status != cudaStreamCaptureStatusActive) return std::uint64_t{0};
     if (graph_ended != nullptr) {
-      // The graph owns the only reference, and every graph instantiated from it owns a copy, which
-      // CUDA keeps until that graph has ended. If the graph does not accept the watcher, the
-      // watcher leaks: releasing it would report that the graph has ended.
+      // The graph owns the only reference. Every graph instantiated from it owns a copy, which
+      // CUDA releases when that graph is destroyed. If cudaGraphRetainUserObject() fails, the
+      // watcher leaks: releasing it would report that the graph is destroyed.
       cudaUserObject_t watcher = nullptr;
-      FLASHCORE_CUDA(
-          cudaUserObjectCreate(&watcher, graph_ended, note_end, 1, cudaUserObjectNoDestructorSync));
+      FLASHCORE_CUDA(cudaUserObjectCreate(&watcher, graph_ended, on_graph_destroyed, 1,
+                                          cudaUserObjectNoDestructorSync));
       FLASHCORE_CUDA(cudaGraphRetainUserObject(graph, watcher, 1, cudaGraphUserObjectMove));
     }
     return static_cast<std::uint64_t>(id);
   }
 
   Result<DeviceInfo> device_info(int index) const override {
-    // A driver query takes a millisecond. Query each device once.
+    // A driver query takes a millisecond, so each device is queried once.
     static std::mutex mutex;
     static std::array<std::optional<DeviceInfo>, kMaxDevices> known;
     if (index < 0 || index >= kMaxDevices) {
@@ -160,9 +161,9 @@ class CudaBackend final : public Backend {
     std::optional<DeviceInfo>& info = known[static_cast<std::size_t>(index)];
     if (!info.has_value()) {
       FLASHCORE_RETURN_IF_ERROR(any_device());
-      Result<DeviceInfo> asked = cuda::query_device(index);
-      if (!asked.ok()) return asked;
-      info = *asked;
+      Result<DeviceInfo> queried = cuda::query_device(index);
+      if (!queried.ok()) return queried;
+      info = *queried;
     }
     return *info;
   }
@@ -225,10 +226,10 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  /// Launches more CTAs than can be resident, so that all SMs finish together. A CTA processes
-  /// several units.
-  Status on_units(const void* entry, const core::QuantParams& params, Device device,
-                  Stream stream) const {
+  /// Launches a kernel whose CTAs loop over units. The grid has more CTAs than can be resident, so
+  /// that all SMs finish at the same time.
+  Status launch_on_units(const void* entry, const core::QuantParams& params, Device device,
+                         Stream stream) const {
     constexpr std::int64_t kCtasPerSm = 32;
     const std::int64_t units = core::quant_units(params);
     if (units == 0 || params.columns == 0) return {};

@@ -59,10 +59,10 @@ CudaAvailability cuda_availability() noexcept {
     result.device_count = 0;
     result.reason =
         code == cudaErrorInsufficientDriver
-            ? "no NVIDIA driver was found, or one older than the CUDA runtime of this build"
+            ? "no NVIDIA driver was found, or it is older than the CUDA runtime of this build"
         : code == cudaSuccess || code == cudaErrorNoDevice
-            ? "the driver shows no GPU (is CUDA_VISIBLE_DEVICES empty?)"
-            : std::string("the CUDA runtime refused: ") + cudaGetErrorString(code);
+            ? "the driver reports no GPU (is CUDA_VISIBLE_DEVICES empty?)"
+            : std::string("the CUDA runtime failed: ") + cudaGetErrorString(code);
   } catch (const std::bad_alloc&) {
     result.device_count = 0;
   }

@@ -5,6 +5,7 @@
 
 namespace flashcore::cuda {
 
+/// Device indices are below this number.
 inline constexpr int kMaxDevices = 64;
 
 Result<DeviceInfo> query_device(int index) noexcept;

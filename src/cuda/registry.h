@@ -1,4 +1,4 @@
-// The entry points of the kernels that this build has.
+// Entry points of the kernels in this build.
 #pragma once
 
 #include "core/quantize.h"
@@ -23,11 +23,13 @@ const void* append_entry() noexcept;
 inline constexpr int kAppendThreads = 128;
 inline constexpr int kAppendRowsPerBlock = kAppendThreads / 32;
 
-/// The kernels of common/quantize.cu, in launch order.
-const void* clear_scales_entry() noexcept;  // sets counts, and scales that are computed, to 0
-/// Sets a scale to the largest magnitude of its elements.
+// The kernels of common/quantize.cu, in launch order.
+/// Zeroes the saturation counts, and the scales unless the caller gives them.
+const void* clear_scales_entry() noexcept;
+/// Sets each scale to the largest magnitude of its elements.
 const void* find_largest_entry(const core::QuantParams& p) noexcept;
-const void* finish_scales_entry() noexcept;  // divides it by the largest value of the format
+/// Divides each scale by the largest value of the format.
+const void* finish_scales_entry() noexcept;
 const void* encode_entry(const core::QuantParams& p) noexcept;
 const void* decode_entry(const core::QuantParams& p) noexcept;
 inline constexpr int kQuantThreads = 256;

@@ -25,8 +25,7 @@ __device__ __forceinline__ float largest(const float (&x)[kCount]) {
   return left[0];
 }
 
-// Every lane gets the result. The order of additions is the same for every row.
-
+/// Reduces over half a warp. Every lane gets the result, and every row adds in the same order.
 __device__ __forceinline__ float half_warp_max(float x) {
 #pragma unroll
   for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
