@@ -8,7 +8,8 @@
 namespace flashcore::cpu {
 namespace {
 
-core::ErrorSlot first_fault(const core::AppendParams& p) noexcept {
+/// The first invalid length or page id.
+core::ErrorSlot first_length_error(const core::AppendParams& p) noexcept {
   for (std::int32_t b = 0; b < p.batch; ++b) {
     const core::AppendRange range = core::append_range(p, b);
     if (range.error.code != 0) return range.error;
@@ -22,9 +23,9 @@ core::ErrorSlot first_fault(const core::AppendParams& p) noexcept {
   return {};
 }
 
-/// Why a row cannot be quantised: then none is.
-core::ErrorSlot fault_of(const core::AppendTensor& t, const core::AppendRow& row, bool of_v,
-                         const std::int32_t* cancel) noexcept {
+/// An invalid scale, or a NaN that the format cannot represent.
+core::ErrorSlot quantize_error(const core::AppendTensor& t, const core::AppendRow& row, bool of_v,
+                               const std::int32_t* cancel) noexcept {
   if (!t.quantizes) return {};
   const core::ErrorSlot found = core::append_scale_error(t, row, of_v);
   if (found.code != 0 || core::has_nan(t.code)) return found;
@@ -76,19 +77,18 @@ void write_row(const core::AppendTensor& t, const core::AppendRow& row,
 }  // namespace
 
 core::ErrorSlot append(const core::AppendParams& params, const std::int32_t* cancel) noexcept {
-  const core::ErrorSlot fault = first_fault(params);
-  if (fault.code != 0) return fault;
+  core::ErrorSlot found = first_length_error(params);
+  if (found.code != 0) return found;
   const std::int64_t rows = core::append_rows(params);
   const auto each_row = [&](auto visit) {
     for (std::int64_t index = 0; index < rows && !core::is_set(cancel); ++index) {
       const core::AppendRow row = core::append_row(params, index);
-      if (!row.skipped) visit(row);  // a packed row may belong to no sequence
+      if (!row.skipped) visit(row);  // a varlen row may belong to no sequence
     }
   };
-  core::ErrorSlot found{};
   each_row([&](const core::AppendRow& row) {
-    if (found.code == 0) found = fault_of(params.k, row, false, cancel);
-    if (found.code == 0) found = fault_of(params.v, row, true, cancel);
+    if (found.code == 0) found = quantize_error(params.k, row, false, cancel);
+    if (found.code == 0) found = quantize_error(params.v, row, true, cancel);
   });
   if (found.code != 0) return found;
   each_row([&](const core::AppendRow& row) {

@@ -1,5 +1,5 @@
-// Ends the program at a failed assertion of a kernel (core/assert.h). This is the only file in src
-// that prints.
+// Prints the message of a failed kernel assertion (core/assert.h) and aborts. No other file in src
+// prints.
 #include "core/assert.h"
 
 #if defined(FLASHCORE_ASSERTS)

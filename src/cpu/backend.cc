@@ -1,4 +1,4 @@
-// The CPU behind backend.h: launching is a loop over work items on the thread pool.
+// The CPU backend. A launch is a loop over work tiles on the thread pool.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -22,12 +22,12 @@
 namespace flashcore {
 namespace {
 
-// Below this much arithmetic waking other threads costs more than it saves.
+// Below this amount of arithmetic, waking other threads costs more time than it saves.
 constexpr double kInlineFlops = 2e5;
 
 constexpr std::size_t kAlignment = 256;
 
-cpu::ItemFunction item_function(const KernelInfo& kernel) noexcept {
+cpu::TileFunction tile_function(const KernelInfo& kernel) noexcept {
   const cpu::IsaKernels* kernels = cpu::isa_kernels(kernel.isa);
   if (kernels == nullptr || !cpu::isa_available(kernel.isa)) return nullptr;
   switch (kernel.dtype) {
@@ -44,20 +44,19 @@ class CpuBackend final : public Backend {
   Status launch(const Plan& plan, const core::AttentionParams& params, Stream,
                 const std::int32_t* cancel) const override {
     struct Job {
-      cpu::ItemFunction function;
+      cpu::TileFunction function;
       const core::AttentionParams* params;
       char* scratch;
       std::size_t scratch_stride;
       const std::int32_t* cancel;
-    } job{item_function(*plan.kernel), &params,
+    } job{tile_function(*plan.kernel), &params,
           reinterpret_cast<char*>(params.error) + plan.scratch_offset,
           plan.scratch_bytes_per_thread, cancel};
     if (job.function == nullptr) {
       return Status(StatusCode::unsupported,
                     std::string("kernel ") + plan.kernel->id + ": this CPU cannot execute it");
     }
-    // Lengths, starts and page ids lie in host memory here, so a bad one is refused before
-    // anything is written.
+    // Lengths, starts and page ids are in host memory: check all of them before any write.
     for (std::int32_t b = 0; b < params.batch; ++b) {
       const core::SeqInfo sequence = core::seq_info_of(params, b);
       core::ErrorSlot found = sequence.error;
@@ -72,10 +71,10 @@ class CpuBackend final : public Backend {
     const int threads = cost(plan.problem).flops < kInlineFlops ? 1 : plan.device.threads;
     cpu::parallel_for(
         threads, params.num_tiles,
-        [](void* context, std::int64_t item, int slot) {
+        [](void* context, std::int64_t index, int slot) {
           const Job& j = *static_cast<const Job*>(context);
-          j.function(*j.params, item, j.scratch + static_cast<std::size_t>(slot) * j.scratch_stride,
-                     j.cancel);
+          j.function(*j.params, index,
+                     j.scratch + static_cast<std::size_t>(slot) * j.scratch_stride, j.cancel);
         },
         &job, cancel);
     return check_cancel(cancel);
@@ -120,7 +119,7 @@ class CpuBackend final : public Backend {
   }
 
   Result<DeviceInfo> device_info(int) const override {
-    static const DeviceInfo info = cpu::query_cpu();  // reads files: once
+    static const DeviceInfo info = cpu::query_cpu();  // reads files, so only once
     return info;
   }
 
@@ -128,7 +127,7 @@ class CpuBackend final : public Backend {
 
   Result<KernelResources> resources(const KernelInfo&, int) const override {
     return Status(StatusCode::unsupported,
-                  "CPU kernels have no registers or shared memory to list");
+                  "CPU kernels have no registers or shared memory to report");
   }
 
   Status launch_empty(Device, Stream) const override { return {}; }

@@ -1,4 +1,4 @@
-// A row whose length is the caller's: it may be most of the tensor.
+// Cancellable loops over the columns of a row, which may be most of the tensor.
 #pragma once
 
 #include <algorithm>
@@ -8,13 +8,13 @@
 
 namespace flashcore::cpu {
 
-/// visit(c) for the columns of a row, in pieces of well under a millisecond. No piece begins while
-/// `cancel` (it may be null) is set.
+/// Calls visit(c) for every column. Reads `cancel`, which may be null, every kColumnsPerCheck
+/// columns, which take well under a millisecond, and stops if it is set.
 template <typename Visit>
 void for_each_column(std::int32_t columns, const std::int32_t* cancel, Visit visit) {
-  constexpr std::int32_t kPiece = 16384;
+  constexpr std::int32_t kColumnsPerCheck = 16384;
   for (std::int32_t first = 0, end = 0; first < columns && !core::is_set(cancel); first = end) {
-    end = first + std::min(kPiece, columns - first);
+    end = first + std::min(kColumnsPerCheck, columns - first);
     for (std::int32_t c = first; c < end; ++c) visit(c);
   }
 }

@@ -11,29 +11,29 @@
 namespace flashcore::cpu {
 namespace {
 
-constexpr std::int64_t kRowsPerItem = 16;
-constexpr std::int32_t kColumnsAtOnce = 64;
+constexpr std::int64_t kRowsPerTask = 16;
+constexpr std::int32_t kColumnsPerPass = 64;
 
-struct Combination {
+struct CombineJob {
   const core::CombineParams& params;
   const std::int32_t* cancel;
 };
 
 template <typename T>
-void combine_row(const Combination& job, std::int64_t b, std::int64_t h, std::int64_t row) {
+void combine_row(const CombineJob& job, std::int64_t b, std::int64_t h, std::int64_t row) {
   const core::CombineParams& p = job.params;
   const core::SoftmaxState<T> state = core::combine_state<T>(p, b, h, row);
   core::assert_combined(p, state, b, h, row);
   const std::int64_t base = core::row_offset(p.out_strides, b, h, row);
-  for (std::int32_t first = 0; first < p.v_dim; first += kColumnsAtOnce) {
+  for (std::int32_t first = 0; first < p.v_dim; first += kColumnsPerPass) {
     if (core::is_set(job.cancel)) return;
-    const std::int32_t columns = std::min(kColumnsAtOnce, p.v_dim - first);
-    T sum[kColumnsAtOnce] = {};
-    for (std::int32_t part = 0; part < p.parts; ++part) {
-      if (core::partial_is_empty<T>(p, part, b, h, row)) continue;
-      const T weight = core::combine_weight(p, state, part, b, h, row);
+    const std::int32_t columns = std::min(kColumnsPerPass, p.v_dim - first);
+    T sum[kColumnsPerPass] = {};
+    for (std::int32_t partial = 0; partial < p.parts; ++partial) {
+      if (core::partial_is_empty<T>(p, partial, b, h, row)) continue;
+      const T weight = core::combine_weight(p, state, partial, b, h, row);
       std::int64_t stride;
-      const T* out = core::partial_out_row<T>(p, part, b, h, row, stride) + first * stride;
+      const T* out = core::partial_out_row<T>(p, partial, b, h, row, stride) + first * stride;
       for (std::int32_t c = 0; c < columns; ++c) sum[c] += weight * out[c * stride];
     }
     for (std::int32_t c = 0; c < columns; ++c) {
@@ -46,12 +46,12 @@ void combine_row(const Combination& job, std::int64_t b, std::int64_t h, std::in
 }
 
 template <typename T>
-void combine_item(void* context, std::int64_t item, int /*slot*/) {
-  const Combination& job = *static_cast<const Combination*>(context);
+void combine_rows(void* context, std::int64_t task, int /*slot*/) {
+  const CombineJob& job = *static_cast<const CombineJob*>(context);
   const core::CombineParams& p = job.params;
   const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.q_heads * p.rows;
-  const std::int64_t end = std::min((item + 1) * kRowsPerItem, rows);
-  for (std::int64_t r = item * kRowsPerItem; r < end; ++r) {
+  const std::int64_t end = std::min((task + 1) * kRowsPerTask, rows);
+  for (std::int64_t r = task * kRowsPerTask; r < end; ++r) {
     const std::int64_t row = r % p.rows;
     if (core::combine_skips_row(p, row)) continue;
     combine_row<T>(job, r / p.rows / p.q_heads, r / p.rows % p.q_heads, row);
@@ -63,9 +63,9 @@ void combine_item(void* context, std::int64_t item, int /*slot*/) {
 void combine(const core::CombineParams& params, DType partials, int threads,
              const std::int32_t* cancel) noexcept {
   const std::int64_t rows = static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
-  const std::int64_t items = (rows + kRowsPerItem - 1) / kRowsPerItem;
-  Combination job{params, cancel};
-  parallel_for(threads, items, partials == DType::f64 ? combine_item<double> : combine_item<float>,
+  const std::int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
+  CombineJob job{params, cancel};
+  parallel_for(threads, tasks, partials == DType::f64 ? combine_rows<double> : combine_rows<float>,
                &job, cancel);
 }
 

@@ -6,8 +6,8 @@
 
 namespace flashcore::cpu {
 
-/// Splits the rows over up to `threads` threads. partials: f64, else f32. Leaves off soon after
-/// `cancel` (it may be null) is set.
+/// Distributes the rows over up to `threads` threads. `partials` is f64 or f32. Stops soon after
+/// `cancel` is set; `cancel` may be null.
 void combine(const core::CombineParams& params, DType partials, int threads,
              const std::int32_t* cancel) noexcept;
 

@@ -28,9 +28,9 @@ int affinity_threads() {
   return std::max(1, CPU_COUNT(&set));
 }
 
-/// CPUs the cgroup's quota allows, or a large number where there is none.
+/// CPUs that the cgroup's quota allows; kMaxThreads without a quota.
 int cgroup_threads() {
-  // Version 2: this process's own group, and every group above it.
+  // Version 2: the group of this process and all groups above it.
   std::string group;
   std::ifstream membership("/proc/self/cgroup");
   for (std::string line; std::getline(membership, line);) {
@@ -86,15 +86,16 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Rate of `task` over all threads: the best of several rounds, each long enough to be timed.
+/// The rate of `task` over all threads: the best of five repetitions, each long enough to time.
 template <typename Task>
 double best_rate(int threads, double amount_per_thread, Task task) {
   double best = 0;
-  for (int round = 0; round < 5; ++round) {
+  for (int repetition = 0; repetition < 5; ++repetition) {
     const auto start = std::chrono::steady_clock::now();
     parallel_for(
         threads, threads,
-        [](void* context, std::int64_t item, int) { (*static_cast<Task*>(context))(item); }, &task);
+        [](void* context, std::int64_t index, int) { (*static_cast<Task*>(context))(index); },
+        &task);
     best = std::max(best, amount_per_thread * threads / seconds_since(start));
   }
   return best;
@@ -154,7 +155,7 @@ Status measure_rates(DeviceInfo& info) noexcept {
                                 }) /
                       1e12;
 
-    // A read stream well past the last-level cache; each thread sums its own part.
+    // A read stream much larger than the last-level cache; each thread sums its own words.
     constexpr std::int64_t kWords = 4 << 20;  // 32 MiB per thread
     const std::int64_t threads = std::min(info.threads, 16);
     std::vector<std::uint64_t> data(static_cast<std::size_t>(threads * kWords), 1);
@@ -169,7 +170,7 @@ Status measure_rates(DeviceInfo& info) noexcept {
                       1e9;
     for (const std::uint64_t sum : sums) {
       if (sum != static_cast<std::uint64_t>(kWords)) {
-        return Status(StatusCode::internal, "measure_rates: the stream summed wrongly");
+        return Status(StatusCode::internal, "measure_rates: the sum of the read stream is wrong");
       }
     }
     return {};

@@ -1,4 +1,4 @@
-// How the launcher sees a CPU kernel: a function that does one work item.
+// The interface of a CPU kernel: a function that computes one work tile.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,19 @@
 
 namespace flashcore::cpu {
 
-/// Computes work item `item` of params.num_tiles. `scratch` holds core::scratch_layout().total
-/// elements of the compute type, 64-byte aligned, owned by the calling thread. Returns early, with
-/// nothing stored, once `cancel` is set.
-using ItemFunction = void (*)(const core::AttentionParams& params, std::int64_t item, void* scratch,
-                              const std::int32_t* cancel);
+/// Computes work tile `index` of params.num_tiles. `scratch` holds core::scratch_layout().total
+/// elements of the compute type, 64-byte aligned; the calling thread owns it. Once `cancel` is set,
+/// returns early and stores nothing.
+using TileFunction = void (*)(const core::AttentionParams& params, std::int64_t index,
+                              void* scratch, const std::int32_t* cancel);
 
-/// Runs `iterations` rounds of independent multiply-adds on registers and returns how many
-/// floating-point operations that was: the measure of the cores' peak.
+/// Measures peak arithmetic: runs `iterations` iterations of independent multiply-adds on registers
+/// and returns the number of floating-point operations.
 using PeakFunction = double (*)(std::int64_t iterations, float* sink);
 
-/// One per instruction set, defined in target_<isa>.cc.
+/// The kernels of one instruction set, defined in target_<isa>.cc.
 struct IsaKernels {
-  ItemFunction f32, f16, bf16, f64;
+  TileFunction f32, f16, bf16, f64;
   PeakFunction peak;
 };
 

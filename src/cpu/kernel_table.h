@@ -6,7 +6,7 @@
 
 namespace flashcore::cpu {
 
-/// Null where this build has no kernels for the instruction set.
+/// Null if this build has no kernels for the instruction set.
 inline const IsaKernels* isa_kernels(Isa isa) noexcept {
   switch (isa) {
     case Isa::generic: return &kGenericKernels;

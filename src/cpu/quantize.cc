@@ -21,14 +21,14 @@ using core::QuantUnit;
 
 constexpr std::int64_t kNoIndex = std::numeric_limits<std::int64_t>::max();
 
-/// The work, and how it is done.
+/// One call.
 struct Task {
   const QuantParams& params;
   int threads;
   const std::int32_t* cancel;
 };
 
-/// Runs body(unit number, unit) for all units.
+/// Calls body(unit number, unit) for all units, in parallel.
 template <typename Body>
 void for_each_unit(const Task& task, Body& body) noexcept {
   struct Job {
@@ -44,8 +44,8 @@ void for_each_unit(const Task& task, Body& body) noexcept {
       &job, task.cancel);
 }
 
-/// visit(row of the unit, column, value, offset in to): what load(offset in from) returns, or that
-/// with its row rotated by rotate(row, columns) where there is a rotation.
+/// Calls visit(row of the unit, column, value, offset in to) for every element. The value is
+/// load(offset in from). With a rotation, rotate(row, columns) transforms the loaded row first.
 template <typename Load, typename Rotate, typename Visit>
 void for_each_value(const Task& task, const QuantUnit& unit, Load load, Rotate rotate,
                     Visit visit) {
@@ -70,7 +70,7 @@ void for_each_value(const Task& task, const QuantUnit& unit, Load load, Rotate r
   }
 }
 
-/// visit(row of the unit, column, value, offset in to) for what becomes codes.
+/// Calls visit(row of the unit, column, value, offset in to) for every value to encode.
 template <Element kWide, typename Visit>
 void for_each_wide(const Task& task, const QuantUnit& unit, Visit visit) {
   const void* const all = task.params.from;
@@ -79,7 +79,7 @@ void for_each_wide(const Task& task, const QuantUnit& unit, Visit visit) {
       core::rotate_row, visit);
 }
 
-/// Calls body.operator()<wide>(): inside the loops the format is a constant.
+/// Calls body.operator()<wide>(), which makes the format a constant inside the loops.
 template <typename Body>
 void with_wide(Element wide, Body body) {
   switch (wide) {
@@ -98,18 +98,18 @@ void with_code(Element code, Body body) {
   }
 }
 
-/// What the first look at the values finds, unit by unit.
-struct Survey {
+/// Statistics of the values, per unit.
+struct UnitStats {
   std::vector<float> largest;           // finite magnitude
-  std::vector<std::int64_t> first_nan;  // or kNoIndex
+  std::vector<std::int64_t> first_nan;  // element index, or kNoIndex
 };
 
-Survey survey(const Task& task) {
+UnitStats compute_stats(const Task& task) {
   const QuantParams& p = task.params;
   const auto units = static_cast<std::size_t>(core::quant_units(p));
-  Survey found{std::vector<float>(units, 0.f), std::vector<std::int64_t>(units, kNoIndex)};
+  UnitStats stats{std::vector<float>(units, 0.f), std::vector<std::int64_t>(units, kNoIndex)};
   with_wide(p.wide, [&]<Element kWide>() {
-    const auto look = [&](std::size_t index, const QuantUnit& unit) {
+    const auto visit_unit = [&](std::size_t index, const QuantUnit& unit) {
       float largest = 0.f;
       std::int64_t first_nan = kNoIndex;
       for_each_wide<kWide>(
@@ -118,52 +118,55 @@ Survey survey(const Task& task) {
             if (std::isnan(x))
               first_nan = std::min(first_nan, core::element_index(p, unit, row, c));
           });
-      found.largest[index] = largest;
-      found.first_nan[index] = first_nan;
+      stats.largest[index] = largest;
+      stats.first_nan[index] = first_nan;
     };
-    for_each_unit(task, look);
+    for_each_unit(task, visit_unit);
   });
-  return found;
+  return stats;
 }
 
-/// The place of element i of the tensor, counted row by row.
-struct Place {
+/// The coordinates of element i of the tensor, counted row by row.
+struct Coordinates {
   std::int32_t b, h, row, column;
 };
-Place place_of(const QuantParams& p, std::int64_t i) {
-  const auto at = [&](std::int64_t step, std::int32_t extent) {
-    return static_cast<std::int32_t>(i / step % extent);
+Coordinates coordinates_of(const QuantParams& p, std::int64_t i) {
+  const auto at = [&](std::int64_t stride, std::int32_t extent) {
+    return static_cast<std::int32_t>(i / stride % extent);
   };
   const std::int64_t row = p.columns, head = row * p.rows, batch = head * p.heads;
   return {at(batch, p.batch), at(head, p.heads), at(row, p.rows), at(1, p.columns)};
 }
 
-/// Element i is NaN.
+/// The error for element i, a NaN.
 Status nan_error(const QuantParams& p, std::int64_t i) {
-  const auto [b, h, row, column] = place_of(p, i);
-  return invalid_argument("from[%d, %d, %d, %d] is NaN, which %s cannot say; e4m3 and e5m2 can", b,
-                          h, row, column, p.code == Element::int8 ? "int8" : "byte");
+  const auto [b, h, row, column] = coordinates_of(p, i);
+  return invalid_argument(
+      "from[%d, %d, %d, %d] is NaN, which %s cannot represent; e4m3 and e5m2 can", b, h, row,
+      column, p.code == Element::int8 ? "int8" : "byte");
 }
 
-/// Element i of what the rotation makes of from is NaN: names what in from is to blame.
+/// The error for element i of the rotated tensor, a NaN. Names the element or row of `from` that
+/// causes it.
 Status rotated_nan_error(const QuantParams& p, std::int64_t i) {
-  const auto [b, h, row, column] = place_of(p, i);
+  const auto [b, h, row, column] = coordinates_of(p, i);
   const std::int64_t from = core::row_offset(p.from_strides, b, h, row);
   const char* const code = p.code == Element::int8 ? "int8" : "byte";
   for (std::int32_t c = 0; c < p.columns; ++c) {
     const auto x = core::load_element<float>(p.from, p.wide, from + c * p.from_strides.column);
     if (std::isfinite(x)) continue;
     return invalid_argument(
-        "from[%d, %d, %d, %d] is %g: it has no rotation that %s can say; e4m3 and e5m2 can say NaN",
+        "from[%d, %d, %d, %d] is %g: it has no rotation that %s can represent; e4m3 and e5m2 have "
+        "NaN",
         b, h, row, c, static_cast<double>(x), code);
   }
   return invalid_argument(
-      "from[%d, %d, %d, :] is too large: the sums of its rotation are beyond f32, which %s cannot "
-      "say; quantise it without, or divide it first",
+      "from[%d, %d, %d, :] is too large: the sums of its rotation overflow f32, which %s cannot "
+      "represent; quantise it without rotation, or divide it first",
       b, h, row, code);
 }
 
-/// visit(batch, head, block) for each scale.
+/// Calls visit(batch, head, block) for each scale.
 template <typename Visit>
 void for_each_slot(const QuantParams& p, Visit visit) {
   for (std::int32_t b = 0; b < p.slots_batch; ++b) {
@@ -184,8 +187,8 @@ Status check_given_scales(const QuantParams& p) {
   return status;
 }
 
-/// Turns the units' largest values into scales.
-void write_scales(const QuantParams& p, const Survey& found) {
+/// Computes the scales from the units' largest values.
+void write_scales(const QuantParams& p, const UnitStats& stats) {
   const std::int64_t units = core::quant_units(p);
   const auto slot_of_unit = [&](std::int64_t i) -> float& {
     return p.scale[core::slot_of(p, p.scale_strides, core::quant_unit(p, i))];
@@ -194,7 +197,7 @@ void write_scales(const QuantParams& p, const Survey& found) {
     p.scale[core::row_offset(p.scale_strides, b, h, block)] = 0.f;
   });
   for (std::int64_t i = 0; i < units; ++i) {
-    slot_of_unit(i) = std::max(slot_of_unit(i), found.largest[static_cast<std::size_t>(i)]);
+    slot_of_unit(i) = std::max(slot_of_unit(i), stats.largest[static_cast<std::size_t>(i)]);
   }
   for_each_slot(p, [&](std::int32_t b, std::int32_t h, std::int32_t block) {
     float& slot = p.scale[core::row_offset(p.scale_strides, b, h, block)];
@@ -206,32 +209,32 @@ void write_scales(const QuantParams& p, const Survey& found) {
 
 Status quantize(const QuantParams& p, int threads, const std::int32_t* cancel) {
   const Task task{p, threads, cancel};
-  const Survey found = survey(task);
-  FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));  // what was found is not all there is
+  const UnitStats stats = compute_stats(task);
+  FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));  // stats of a cancelled call are incomplete
   if (!core::has_nan(p.code)) {
     std::int64_t first = kNoIndex;
-    for (const std::int64_t index : found.first_nan) first = std::min(first, index);
+    for (const std::int64_t index : stats.first_nan) first = std::min(first, index);
     if (first != kNoIndex) return p.rotate ? rotated_nan_error(p, first) : nan_error(p, first);
   }
   if (p.given_scale) {
     FLASHCORE_RETURN_IF_ERROR(check_given_scales(p));
   } else {
-    write_scales(p, found);
+    write_scales(p, stats);
   }
   const auto units = static_cast<std::size_t>(core::quant_units(p));
   std::vector<std::int64_t> saturated(units, 0);
-  auto* codes = static_cast<std::uint8_t*>(p.to);
+  auto* encoded = static_cast<std::uint8_t*>(p.to);
   const auto encode_all = [&]<Element kWide, Element kCode>() {
     const auto encode = [&](std::size_t index, const QuantUnit& unit) {
       const float inverse =
           core::inverse_step(kCode, p.scale[core::slot_of(p, p.scale_strides, unit)]);
-      std::int64_t beyond = 0;
+      std::int64_t count = 0;
       for_each_wide<kWide>(task, unit, [&](std::int32_t, std::int32_t, float x, std::int64_t to) {
         const core::Code code = core::encode(kCode, x * inverse);
-        codes[to] = code.bits;
-        beyond += code.saturated ? 1 : 0;
+        encoded[to] = code.bits;
+        count += code.saturated ? 1 : 0;
       });
-      saturated[index] = beyond;
+      saturated[index] = count;
     };
     for_each_unit(task, encode);
   };
@@ -246,8 +249,8 @@ Status quantize(const QuantParams& p, int threads, const std::int32_t* cancel) {
   for (std::size_t i = 0; i < units; ++i) {
     const QuantUnit unit = core::quant_unit(p, static_cast<std::int64_t>(i));
     std::int32_t& slot = p.saturated[core::slot_of(p, p.saturated_strides, unit)];
-    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-    slot = static_cast<std::int32_t>(std::min(slot + saturated[i], kMost));
+    constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
+    slot = static_cast<std::int32_t>(std::min(slot + saturated[i], kMaxCount));
   }
   return {};
 }
@@ -258,14 +261,15 @@ void dequantize(const QuantParams& p, int threads, const std::int32_t* cancel) n
       core::code_table(Element::e4m3), core::code_table(Element::e5m2),
       core::code_table(Element::int8), core::code_table(Element::u8)};
   const float* values = kTables[static_cast<int>(p.code) - static_cast<int>(Element::e4m3)].value;
-  const auto* codes = static_cast<const std::uint8_t*>(p.from);
+  const auto* encoded = static_cast<const std::uint8_t*>(p.from);
   with_wide(p.wide, [&]<Element kWide>() {
     const auto decode = [&](std::size_t, const QuantUnit& unit) {
-      const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
+      const float scale = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
       for_each_value(
-          task, unit, [&](std::int64_t from) { return values[codes[from]]; }, core::rotate_row_back,
+          task, unit, [&](std::int64_t from) { return values[encoded[from]]; },
+          core::rotate_row_back,
           [&](std::int32_t, std::int32_t, float x, std::int64_t to) {
-            core::store_element(p.to, kWide, to, x * step);
+            core::store_element(p.to, kWide, to, x * scale);
           });
     };
     for_each_unit(task, decode);

@@ -1,4 +1,4 @@
-// Quantising and dequantising in host memory.
+// Quantises and dequantises in host memory.
 #pragma once
 
 #include "core/quantize.h"
@@ -6,9 +6,9 @@
 
 namespace flashcore::cpu {
 
-// Both leave off soon after `cancel` (it may be null) is set.
+// Both functions stop soon after `cancel` is set; `cancel` may be null.
 
-/// Nothing is written where anything is wrong. Throws std::bad_alloc.
+/// Writes nothing if a value or scale is invalid. Throws std::bad_alloc.
 Status quantize(const core::QuantParams& params, int threads, const std::int32_t* cancel);
 
 void dequantize(const core::QuantParams& params, int threads, const std::int32_t* cancel) noexcept;

@@ -19,16 +19,16 @@ namespace {
 constexpr auto kSpinTime = std::chrono::microseconds(50);
 
 struct Job {
-  ItemTask task = nullptr;
+  TaskFunction task = nullptr;
   void* context = nullptr;
   std::int64_t count = 0;
   int threads = 0;  // slots 1 … threads - 1 belong to workers
   const std::int32_t* cancel = nullptr;
 };
 
-void do_all_items(const Job& job) noexcept {
-  for (std::int64_t item = 0; item < job.count && !core::is_set(job.cancel); ++item) {
-    job.task(job.context, item, 0);
+void run_all_tasks(const Job& job) noexcept {
+  for (std::int64_t index = 0; index < job.count && !core::is_set(job.cancel); ++index) {
+    job.task(job.context, index, 0);
   }
 }
 
@@ -48,7 +48,7 @@ class ThreadPool {
     Job job = requested;
     bool idle = false;
     if (job.threads <= 1 || !busy_.compare_exchange_strong(idle, true)) {
-      return do_all_items(job);
+      return run_all_tasks(job);
     }
     {
       const std::lock_guard lock(mutex_);
@@ -60,7 +60,7 @@ class ThreadPool {
       epoch_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
-    do_items(job, 0);
+    run_tasks(job, 0);
     wait_until([this] { return unfinished_.load(std::memory_order_acquire) == 0; }, finished_);
     busy_.store(false);
   }
@@ -73,15 +73,15 @@ class ThreadPool {
         workers_.emplace_back([this, slot, seen = epoch_.load()] { work(slot, seen); });
       }
     } catch (...) {
-      // No thread or no memory for one: the threads there are do all the work.
+      // Out of threads or memory: the existing threads do all the work.
     }
   }
 
-  void do_items(const Job& job, int slot) noexcept {
+  void run_tasks(const Job& job, int slot) noexcept {
     for (;;) {
-      const std::int64_t item = next_.fetch_add(1, std::memory_order_relaxed);
-      if (item >= job.count || core::is_set(job.cancel)) return;
-      job.task(job.context, item, slot);
+      const std::int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
+      if (index >= job.count || core::is_set(job.cancel)) return;
+      job.task(job.context, index, slot);
     }
   }
 
@@ -107,9 +107,10 @@ class ThreadPool {
         job = job_;
       }
       if (slot >= job.threads) continue;
-      do_items(job, slot);
+      run_tasks(job, slot);
       if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        const std::lock_guard lock(mutex_);  // the caller is past its check, or asleep
+        // With the mutex, the caller is not between its check and its sleep: no lost wake-up.
+        const std::lock_guard lock(mutex_);
         finished_.notify_one();
       }
     }
@@ -119,15 +120,15 @@ class ThreadPool {
   std::atomic<std::int64_t> next_{0};
   std::atomic<int> unfinished_{0};
   std::atomic<std::uint64_t> epoch_{0};
-  std::mutex mutex_;  // guards job_, workers_, stopping_ and the sleepers
+  std::mutex mutex_;  // guards job_, workers_, stopping_ and the condition variables
   std::condition_variable wake_, finished_;
   Job job_;
   bool stopping_ = false;
   std::vector<std::thread> workers_;
 };
 
-// The pool is made by the first call that wants threads, and joined at exit. In a forked child its
-// threads do not exist: the child forgets the old pool (which cannot be destroyed without them).
+// The first call with more than one thread creates the pool; its threads are joined at exit. A
+// forked child has no copies of these threads, so it drops the pool without destroying it.
 std::atomic<ThreadPool*> g_pool{nullptr};
 std::mutex g_pool_mutex;
 
@@ -146,19 +147,19 @@ ThreadPool* pool() noexcept {
                        g_pool_mutex.unlock();
                      });
   static_cast<void>(registered);
-  ThreadPool* made = new (std::nothrow) ThreadPool;
-  g_pool.store(made, std::memory_order_release);
-  return made;
+  ThreadPool* created = new (std::nothrow) ThreadPool;
+  g_pool.store(created, std::memory_order_release);
+  return created;
 }
 
 }  // namespace
 
-void parallel_for(int threads, std::int64_t count, ItemTask task, void* context,
+void parallel_for(int threads, std::int64_t count, TaskFunction task, void* context,
                   const std::int32_t* cancel) noexcept {
   const Job job{task, context, count, static_cast<int>(std::min<std::int64_t>(threads, count)),
                 cancel};
   ThreadPool* shared = job.threads > 1 ? pool() : nullptr;
-  shared != nullptr ? shared->run(job) : do_all_items(job);
+  shared != nullptr ? shared->run(job) : run_all_tasks(job);
 }
 
 }  // namespace flashcore::cpu

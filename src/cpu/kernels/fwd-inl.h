@@ -2,14 +2,14 @@
 //
 //   tile    (batch, KV head, tile_q rows, KV split). The rows are the queries of all heads of the
 //           GQA group, query-major, so K and V are read once per group.
-//   lanes   are query rows. Scores are transposed, S^T[key][row], so a row's maximum, sum and
-//           rescale are lane-wise and nothing is reduced across lanes.
-//   panel   V vectors of rows: the rows whose accumulators fit in registers.
+//   lanes   query rows. Scores are transposed, S^T[key][row], so a row's maximum, sum and rescale
+//           are lane-wise and nothing is reduced across lanes.
+//   panel   V vectors of rows, whose accumulators fit in registers.
 //   files   load-inl.h loads tiles, gemm-inl.h multiplies, score-inl.h modifies scores and applies
 //           the softmax; this file has the mainloop and the epilogue.
 //
-// Included by target_<isa>.cc, once per instruction set. simd.h says why nothing here may come from
-// the standard library or have external linkage.
+// target_<isa>.cc includes this file once per instruction set. Nothing here may have external
+// linkage or come from the standard library: simd.h gives the reason.
 #pragma once
 
 #include "core/assert.h"
@@ -62,7 +62,7 @@ void store_row(const WorkTile<T>& work, std::int32_t row, const T* out_column, i
   }
 }
 
-/// V vectors of rows at a time: kPanelVecs, or 1 for a tile with few rows.
+/// V: vectors of rows per panel. kPanelVecs, or 1 for a tile whose rows fit in one vector.
 template <int V, typename T, typename Storage>
 void mainloop(const WorkTile<T>& work) {
   const AttentionParams& p = work.params;
@@ -77,7 +77,7 @@ void mainloop(const WorkTile<T>& work) {
     work.out_tile[i] = T(0);
   }
 
-  const KeyRange seen = core::intersect(
+  const KeyRange visible = core::intersect(
       core::keys_seen_by_any(work.sequence.mask, work.query_of(0), work.query_of(work.rows - 1)),
       core::split_keys(work.split, p.keys_per_split, work.sequence.kv_len));
   const core::KvRowMap kv_row_map = core::kv_row_map(p, work.sequence, work.b);
@@ -86,10 +86,11 @@ void mainloop(const WorkTile<T>& work) {
 
   // KV tiles begin at multiples of tile_k for every row. Keys that no row of the tile sees are
   // skipped at both ends; their P is exactly 0, so no bit changes.
-  for (std::int32_t first_key = seen.empty() ? seen.end : core::tile_begin(seen.begin, p.tile_k);
-       first_key < seen.end; first_key += p.tile_k) {
+  for (std::int32_t first_key = visible.empty() ? visible.end
+                                                : core::tile_begin(visible.begin, p.tile_k);
+       first_key < visible.end; first_key += p.tile_k) {
     if (core::is_set(work.cancel)) return;
-    const KeyRange tile = core::intersect(seen, {first_key, first_key + p.tile_k});
+    const KeyRange tile = core::intersect(visible, {first_key, first_key + p.tile_k});
     const std::int32_t keys = tile.end - tile.begin;
     load_tile<T, Storage>(work.k_tile, k, work, kv_row_map, tile);
     load_tile<T, Storage>(work.v_tile, v, work, kv_row_map, tile);
@@ -114,15 +115,15 @@ void mainloop(const WorkTile<T>& work) {
 /// Order of tiles: split fastest, then rows from the last (longest, if causal) to the first, then
 /// KV head, then batch.
 template <typename T, typename Storage>
-void process_tile(const AttentionParams& params, std::int64_t item, void* scratch,
+void process_tile(const AttentionParams& params, std::int64_t index, void* scratch,
                   const std::int32_t* cancel) {
   core::spin_if_injected(params.fault, params.q_len);
-  const std::int32_t split = static_cast<std::int32_t>(item % params.splits);
-  item /= params.splits;
-  const std::int32_t tile = params.q_tiles - 1 - static_cast<std::int32_t>(item % params.q_tiles);
-  item /= params.q_tiles;
-  const std::int32_t kv_head = static_cast<std::int32_t>(item % params.kv_heads);
-  const std::int32_t b = static_cast<std::int32_t>(item / params.kv_heads);
+  const std::int32_t split = static_cast<std::int32_t>(index % params.splits);
+  index /= params.splits;
+  const std::int32_t tile = params.q_tiles - 1 - static_cast<std::int32_t>(index % params.q_tiles);
+  index /= params.q_tiles;
+  const std::int32_t kv_head = static_cast<std::int32_t>(index % params.kv_heads);
+  const std::int32_t b = static_cast<std::int32_t>(index / params.kv_heads);
 
   const core::SeqInfo sequence = core::seq_info_of(params, b);
   const std::int64_t group_rows = static_cast<std::int64_t>(sequence.q_len) * params.group;
@@ -156,9 +157,10 @@ void process_tile(const AttentionParams& params, std::int64_t item, void* scratc
   }
 }
 
-/// `buffer` holds 2 vectors. A load per iteration keeps the compiler from hoisting the product.
+/// The PeakFunction. `buffer` holds 2 vectors. A load per iteration keeps the compiler from
+/// hoisting the product.
 double multiply_add_peak(std::int64_t iterations, float* buffer) {
-  constexpr int kChains = 12;  // two pipes times the latency of an FMA, and a little more
+  constexpr int kChains = 12;  // more than two pipes times the latency of an FMA
   Vec<float> acc[kChains];
 #pragma GCC unroll 16
   for (int c = 0; c < kChains; ++c) acc[c] = splat(static_cast<float>(c));

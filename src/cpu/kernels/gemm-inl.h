@@ -1,6 +1,6 @@
 // The GEMMs of the CPU kernel: S^T = K Q^T and O^T += V^T P^T for one panel of rows.
 //
-// Both multiply a scalar of K or V by vectors of rows, so neither operand is packed beyond the
+// Both multiply a scalar of K or V by vectors of rows, so K and V need no packing beyond the
 // widening in load-inl.h. An instruction set with its own tile shapes or operand formats replaces
 // score_panel() and value_panel(), and with them the layout that load-inl.h writes.
 #pragma once
@@ -21,7 +21,8 @@ inline constexpr int kPanelVecs = 4, kBroadcasts = 4;
 inline constexpr int kPanelVecs = 2, kBroadcasts = 4;
 #endif
 
-/// One vector of rows leaves registers for more keys, which hides the latency of the additions.
+/// Keys per register tile. With one vector of rows there are registers for 12 keys, which hide the
+/// latency of the additions.
 template <int V>
 inline constexpr int kBroadcastsOf = V == 1 ? 12 : kBroadcasts;
 

@@ -1,5 +1,5 @@
-// One work tile of the CPU kernel, and the loads of its Q, K and V tiles: widening to the compute
-// type and dequantisation.
+// The work tile of the CPU kernel and the loads of its Q, K and V tiles, which widen to the compute
+// type and dequantise.
 #pragma once
 
 #include "core/params.h"
@@ -25,7 +25,7 @@ struct WorkTile {
   std::int32_t b, kv_head, split;
   std::int64_t first_row;  // of the q_len * group rows of a KV head
   std::int32_t rows;
-  // core/scratch.h. A panel of rows is contiguous: [head_dim][rows of a panel].
+  // Scratch memory (core/scratch.h). A panel of rows is contiguous: [head_dim][rows of a panel].
   T* q_tile;
   T* k_tile;
   T* v_tile;
@@ -44,7 +44,7 @@ struct WorkTile {
   }
 };
 
-// decode() of all codes.
+// core::decode() of every 8-bit value.
 inline constexpr core::CodeTable kE4m3Values = core::code_table(core::Element::e4m3);
 inline constexpr core::CodeTable kE5m2Values = core::code_table(core::Element::e5m2);
 inline constexpr core::CodeTable kInt8Values = core::code_table(core::Element::int8);
@@ -66,11 +66,11 @@ void for_each_key(T* tile, const Storage* g_head, const core::Strides& strides,
                   const core::KvRowMap& kv_row_map, std::int32_t first, std::int32_t count,
                   std::int32_t columns, CopyRow copy_row) {
   const Storage* from = g_head;
-  std::int32_t run_end = 0;  // the rows before it are adjacent
+  std::int32_t run_end = 0;  // end of the current run of adjacent rows
   for (std::int32_t r = 0; r < count; ++r, from += strides.row) {
     if (r == run_end) {
-      const core::KvLocation place = kv_row_map.at(first + r);
-      from = g_head + place.block * strides.batch + place.row * strides.row;
+      const core::KvLocation location = kv_row_map.at(first + r);
+      from = g_head + location.block * strides.batch + location.row * strides.row;
       const std::int32_t run = kv_row_map.run_from(first + r);
       run_end = run < count - r ? r + run : count;
     }
@@ -78,7 +78,7 @@ void for_each_key(T* tile, const Storage* g_head, const core::Strides& strides,
   }
 }
 
-/// K or V as stored: of the kernel's type, or 8-bit with scales.
+/// K or V as stored: in the kernel's type, or in 8 bits with scales.
 struct KeyTensor {
   const void* g_data;
   const core::Strides& strides;
@@ -100,10 +100,10 @@ void load_tile(T* tile, const KeyTensor& t, const WorkTile<T>& work,
     for_each_key(tile, static_cast<const std::uint8_t*>(t.g_data) + head, strides, kv_row_map,
                  keys.begin, count, columns,
                  [&](T* to, const std::uint8_t* from, std::int32_t key) {
-                   const float step =
+                   const float scale =
                        core::row_scale(work.params, t.element, t.scales, work.b, work.kv_head, key);
                    for (std::int32_t c = 0; c < columns; ++c) {
-                     to[c] = static_cast<T>(values[from[c * strides.column] & mask] * step);
+                     to[c] = static_cast<T>(values[from[c * strides.column] & mask] * scale);
                    }
                  });
     return;
@@ -118,7 +118,8 @@ void load_tile(T* tile, const KeyTensor& t, const WorkTile<T>& work,
                });
 }
 
-/// Q of the tile, scaled and transposed: q_tile[panel][d][row in panel]. Rows past the end are 0.
+/// Loads Q of the tile, scaled and transposed: q_tile[panel][d][row in panel]. Rows past the end
+/// are 0.
 template <typename T, typename Storage>
 void load_queries(const WorkTile<T>& work, int panel_rows) {
   const AttentionParams& p = work.params;
@@ -137,11 +138,11 @@ void load_queries(const WorkTile<T>& work, int panel_rows) {
     if (core::is_8bit(p.q_element)) {
       const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
       const float* values = values_of(p.q_element);
-      const float step = core::row_scale(p, p.q_element, p.q_scale, work.b, head, query);
+      const float scale = core::row_scale(p, p.q_element, p.q_scale, work.b, head, query);
       const std::uint32_t mask = core::code_mask(p) & 0xff;
       for (std::int32_t d = 0; d < p.head_dim; ++d) {
         to[d * panel_rows] =
-            static_cast<T>(values[from[d * p.q_strides.column] & mask] * step) * factor;
+            static_cast<T>(values[from[d * p.q_strides.column] & mask] * scale) * factor;
       }
     } else {
       const Storage* from = static_cast<const Storage*>(p.q) + at;

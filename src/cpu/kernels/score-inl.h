@@ -23,7 +23,7 @@ struct VecScoreMath {
       return load(lane);
     }
     const Vec<T> one = splat(T(1)), two = splat(T(2)), zero = splat(T(0));
-    const Vec<T> limit = splat(T(100));  // of exp2; tanh is ±1 to the last bit long before
+    const Vec<T> limit = splat(T(100));  // exp2() accepts up to 100; tanh rounds to ±1 far below
     Vec<T> x = select_less(limit, argument, limit, argument);
     x = select_less(x, zero - limit, zero - limit, x);
     return splat(cap) * (one - two / (one + exp2(x)));
@@ -94,7 +94,7 @@ template <typename T>
 void modify_vector(const WorkTile<T>& work, T* scores, std::int32_t stride, std::int32_t first_row,
                    KeyRange tile) {
   const ScoreRowVec<T> row{work, first_row};
-  T distances[kLanes<T>];  // of the tile's first key
+  T distances[kLanes<T>];  // to the tile's first key
   for (int lane = 0; lane < kLanes<T>; ++lane) {
     distances[lane] =
         static_cast<T>(work.query_of(first_row + lane) + work.sequence.mask.diagonal - tile.begin);
@@ -109,17 +109,17 @@ void modify_vector(const WorkTile<T>& work, T* scores, std::int32_t stride, std:
   });
 }
 
-/// -inf outside each row's interval of visible keys.
+/// Sets the scores outside each row's interval of visible keys to -inf.
 template <int V, typename T>
 void apply_key_ranges(const WorkTile<T>& work, T* scores, std::int32_t panel_row, KeyRange tile) {
   constexpr int kRows = V * kLanes<T>;
-  T begin[kRows], end[kRows];  // relative to the tile, where T is exact
+  T begin[kRows], end[kRows];  // relative to the tile, so that T holds them exactly
   const std::int32_t keys = tile.end - tile.begin;
   for (int r = 0; r < kRows; ++r) {
     begin[r] = T(0), end[r] = static_cast<T>(keys);
     if (panel_row + r >= work.rows) continue;
-    const KeyRange seen = core::visible_keys(work.sequence.mask, work.query_of(panel_row + r));
-    const KeyRange here = core::intersect(seen, tile);
+    const KeyRange visible = core::visible_keys(work.sequence.mask, work.query_of(panel_row + r));
+    const KeyRange here = core::intersect(visible, tile);
     begin[r] = static_cast<T>(here.begin - tile.begin);
     end[r] = static_cast<T>(here.end - tile.begin);
   }
@@ -146,21 +146,21 @@ void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_
 
   const std::int32_t last_row =
       (panel_row + V * kLanes<T> < work.rows ? panel_row + V * kLanes<T> : work.rows) - 1;
-  const KeyRange all =
+  const KeyRange fully_visible =
       core::keys_seen_by_all(work.sequence.mask, work.query_of(panel_row), work.query_of(last_row));
-  if (tile.begin < all.begin || tile.end > all.end) {
+  if (tile.begin < fully_visible.begin || tile.end > fully_visible.end) {
     apply_key_ranges<V>(work, scores, panel_row, tile);
   }
 }
 
-/// P = exp(S - max) in place. Updates max and sum and returns the rescale factor of O.
+/// P = exp(S - max) in place. Updates max and sum, and sets the rescale factor of O.
 template <int V, typename T>
 void softmax_panel(T* scores, std::int32_t keys, T* max, T* sum, Vec<T> (&rescale)[V],
                    core::Fault fault) {
   for (int v = 0; v < V; ++v) {
     const T* column = scores + v * kLanes<T>;
     const Vec<T> old_max = load(max + v * kLanes<T>);
-    // Two chains hide the latency of compare-and-select; order does not matter to a maximum.
+    // Two chains hide the latency of compare-and-select. A maximum does not depend on the order.
     Vec<T> even = old_max, odd = old_max;
     std::int32_t key = 0;
     for (; key + 2 <= keys; key += 2) {
@@ -169,7 +169,7 @@ void softmax_panel(T* scores, std::int32_t keys, T* max, T* sum, Vec<T> (&rescal
     }
     if (key < keys) even = max_ignore_nan<T>(even, load(column + key * V * kLanes<T>));
     const Vec<T> new_max = max_ignore_nan<T>(even, odd);
-    // softmax_base(), lane by lane: max is never NaN, so "not above lowest" means -inf.
+    // softmax_base() for every lane. max is never NaN, so below `lowest` there is only -inf.
     const Vec<T> lowest = splat(sizeof(T) == 4 ? T(-__FLT_MAX__) : T(-__DBL_MAX__));
     const Vec<T> base = select_less(new_max, lowest, splat(T(0)), new_max);
     const Vec<T> log2_e = splat(static_cast<T>(core::kLog2E));

@@ -1,8 +1,8 @@
-// A thin vector layer: Vec<T> holds kLanes<T> numbers. Built on the compilers' vector extension,
-// so one source serves every instruction set; FLASHCORE_SIMD_BYTES (set by the target_<isa>.cc
-// that includes this) is the register width, and 0 means plain arrays and loops.
+// A thin vector layer: Vec<T> holds kLanes<T> numbers. It uses the compilers' vector extension, so
+// one source serves every instruction set. target_<isa>.cc defines FLASHCORE_SIMD_BYTES, the
+// register width; 0 selects arrays and loops.
 //
-// Everything is in an anonymous namespace and nothing of the standard library is used: no symbol
+// Everything is in an anonymous namespace and uses nothing of the standard library: no symbol
 // compiled for one instruction set may be visible to code compiled for another.
 #pragma once
 
@@ -76,12 +76,12 @@ template <typename T>
 FLASHCORE_HD void store(T* p, Vec<T> x) {
   for (int i = 0; i < kLanes<T>; ++i) p[i] = x.lane[i];
 }
-/// a < b ? x : y. False where a or b is NaN.
+/// a < b ? x : y, per lane. The comparison with a NaN is false.
 template <typename T>
 FLASHCORE_HD Vec<T> select_less(Vec<T> a, Vec<T> b, Vec<T> x, Vec<T> y) {
   FLASHCORE_LANEWISE(a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i]);
 }
-/// 2^n for an integer-valued n held as `n + magic`: the low bits of the sum are n.
+/// 2^n for an integer n, given as `shifted` = n + magic, whose low bits are n.
 template <typename T>
 FLASHCORE_HD Vec<T> power_of_two(Vec<T> shifted, int mantissa_bits, int exponent_bias) {
   Vec<T> r;
@@ -106,7 +106,7 @@ template <typename T>
 struct VecOf {
   typedef T Type __attribute__((vector_size(FLASHCORE_SIMD_BYTES)));
   typedef typename IntOf<T>::Type Bits __attribute__((vector_size(FLASHCORE_SIMD_BYTES)));
-  // In memory: aligned like one element only.
+  // For loads and stores: aligned like one element.
   typedef T InMemory
       __attribute__((vector_size(FLASHCORE_SIMD_BYTES), aligned(sizeof(T)), may_alias));
 };
@@ -141,13 +141,13 @@ FLASHCORE_FOR_EACH_FLOAT(FLASHCORE_DEFINE)
 
 #endif
 
-/// b where b > a, else a: a NaN in b is passed over, as core/softmax.h requires.
+/// b if b > a, else a. Ignores a NaN in b, as core/softmax.h requires.
 template <typename T>
 FLASHCORE_HD Vec<T> max_ignore_nan(Vec<T> a, Vec<T> b) {
   return select_less(a, b, b, a);
 }
 
-/// 2^x for x <= 100. Below the normal range the result is exactly 0; NaN stays NaN.
+/// 2^x for x <= 100. Results below the normal range are exactly 0; NaN stays NaN.
 /// Relative error of the polynomials on [-1/2, 1/2]: 2.6e-9 (float), 1.8e-17 (double).
 FLASHCORE_HD Vec<float> exp2(Vec<float> x) {
   const Vec<float> magic = splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits hold round(x)
@@ -189,7 +189,7 @@ FLASHCORE_HD Vec<double> absolute(Vec<double> x) {
   return select_less(x, splat(0.0), splat(0.0) - x, x);
 }
 
-// 16-bit floats as they lie in memory.
+// 16-bit floats as stored.
 struct F16 {
   std::uint16_t bits;
 };

@@ -1,5 +1,4 @@
-// The CPU kernel for AVX2 with FMA and F16C: compiled with that instruction set's flags
-// (cmake/cpu_kernels.cmake).
+// The CPU kernel for AVX2 with FMA and F16C. cmake/cpu_kernels.cmake sets the compiler flags.
 #define FLASHCORE_SIMD_BYTES 32
 #include "cpu/kernels/fwd-inl.h"
 

@@ -1,5 +1,4 @@
-// The CPU kernel for AVX-512 (F, VL, BW, DQ): compiled with that instruction set's flags
-// (cmake/cpu_kernels.cmake).
+// The CPU kernel for AVX-512 (F, VL, BW, DQ). cmake/cpu_kernels.cmake sets the compiler flags.
 #define FLASHCORE_SIMD_BYTES 64
 #include "cpu/kernels/fwd-inl.h"
 

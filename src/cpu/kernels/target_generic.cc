@@ -1,4 +1,4 @@
-// The CPU kernel in plain C++: the baseline that every machine can run and every test includes.
+// The CPU kernel in portable C++: the baseline, which runs on every machine and in every test.
 #define FLASHCORE_SIMD_BYTES 0
 #include "cpu/kernels/fwd-inl.h"
 

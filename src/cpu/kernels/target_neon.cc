@@ -1,4 +1,4 @@
-// The CPU kernel for NEON: compiled with that instruction set's flags (cmake/cpu_kernels.cmake).
+// The CPU kernel for NEON. cmake/cpu_kernels.cmake sets the compiler flags.
 #define FLASHCORE_SIMD_BYTES 16
 #include "cpu/kernels/fwd-inl.h"
 
