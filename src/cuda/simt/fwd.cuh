@@ -53,13 +53,13 @@ struct alignas(16) WorkTile {
   core::SeqInfo seq;
   std::int32_t b, h, split;
   std::int32_t first_query, queries;
-  KeyRange seen;  // keys of the split that any query of the tile sees
-  KeyRange all;   // keys of the split that all queries of the tile see
+  KeyRange visible;        // keys of the split that any query of the tile sees
+  KeyRange fully_visible;  // keys of the split that all queries of the tile see
 };
 
 template <typename C>
 struct alignas(16) SharedStorage {
-  WorkTile item;
+  WorkTile work;
   float q[C::kTileQ][C::kHeadDim + C::kPad];  // scaled by score_scale
   union {
     float k[C::kTileK][C::kChunk + C::kPad];
@@ -72,7 +72,7 @@ struct alignas(16) SharedStorage {
 // Loading
 
 /// A strided matrix in global memory: Q, K or V of one sequence and head. The 8-bit path recomputes
-/// its head and scale for every row from params and item: values kept in registers would spill.
+/// its head and scale for every row from params and work: values kept in registers would spill.
 struct Matrix {
   const void* g_head;  // the head's first element in batch 0 or page 0
   core::KvRowMap rows;
@@ -81,7 +81,7 @@ struct Matrix {
   core::Element element;
   const core::Scales& scales;
   const AttentionParams& params;
-  const WorkTile& item;
+  const WorkTile& work;
   bool of_keys;
 
   /// Row i. T is as wide as an element.
@@ -91,9 +91,9 @@ struct Matrix {
     return static_cast<const T*>(g_head) + place.block * strides.batch + place.row * strides.row;
   }
   /// The scale of row i of an 8-bit matrix.
-  __device__ __forceinline__ float step_of_row(std::int32_t i) const {
-    const std::int32_t head = of_keys ? core::kv_head_of(params, item.h) : item.h;
-    return core::row_scale(params, element, scales, item.b, head, i);
+  __device__ __forceinline__ float row_scale_of(std::int32_t i) const {
+    const std::int32_t head = of_keys ? core::kv_head_of(params, work.h) : work.h;
+    return core::row_scale(params, element, scales, work.b, head, i);
   }
 };
 
@@ -158,17 +158,17 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
     for (int r = ty; r < kRows; r += 16) {
       const int count = r < rows ? min(4, matrix.columns - column) : 0;
       const std::uint8_t* g_row = nullptr;
-      float step = 0.f;
+      float scale = 0.f;
       if (count > 0) {
         g_row = matrix.row<std::uint8_t>(first_row + r);
-        step = matrix.step_of_row(first_row + r);
+        scale = matrix.row_scale_of(first_row + r);
       }
 #pragma unroll 1
       for (int i = 0; i < 4; ++i) {
         float x = 0.f;
         if (i < count) {
           const std::uint32_t code = g_row[(column + i) * matrix.strides.column];
-          x = decode_8bit(element, code & core::code_mask(matrix.params) & 0xff) * step;
+          x = decode_8bit(element, code & core::code_mask(matrix.params) & 0xff) * scale;
         }
         s_tile[r][s_column + 4 * tx + i] = x * factor;
       }
@@ -202,19 +202,19 @@ __device__ __forceinline__ void load_chunk(float (*s_tile)[kStride], int s_colum
 
 template <typename C>
 __device__ __forceinline__ void load_queries(SharedStorage<C>& s, const AttentionParams& p,
-                                             const WorkTile& item) {
-  const Matrix q{head_of(p.q, p.q_element, item.h * p.q_strides.head),
-                 core::kv_row_map({}, item.b, item.seq.q_row),
+                                             const WorkTile& work) {
+  const Matrix q{head_of(p.q, p.q_element, work.h * p.q_strides.head),
+                 core::kv_row_map({}, work.b, work.seq.q_row),
                  p.q_strides,
                  p.fault.is(InjectedFault::head_dim_truncated) ? p.head_dim - 1 : p.head_dim,
                  p.q_element,
                  p.q_scale,
                  p,
-                 item,
+                 work,
                  false};
   const float factor = core::score_scale<float>(p);
   for (int chunk = 0; chunk < C::kChunks; ++chunk) {
-    load_chunk<C::kTileQ>(s.q, chunk * C::kChunk, q, item.first_query, item.queries,
+    load_chunk<C::kTileQ>(s.q, chunk * C::kChunk, q, work.first_query, work.queries,
                           chunk * C::kChunk, factor, p.vector_rows);
   }
 }
@@ -257,8 +257,9 @@ __device__ __forceinline__ void multiply_chunk(float (&score)[C::kRows][C::kKeys
 template <typename C>
 __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::kKeys],
                                                     SharedStorage<C>& s, const AttentionParams& p,
-                                                    const WorkTile& item, std::int32_t first_key) {
-  const bool all_visible = first_key >= item.all.begin && first_key + C::kTileK <= item.all.end;
+                                                    const WorkTile& work, std::int32_t first_key) {
+  const bool all_visible =
+      first_key >= work.fully_visible.begin && first_key + C::kTileK <= work.fully_visible.end;
   if (p.fast_path && all_visible) return;  // uniform over the CTA
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   __syncthreads();  // all threads have read K
@@ -268,10 +269,10 @@ __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::
     for (int c = 0; c < C::kKeys; ++c) s.p[ty + 16 * r][tx + 16 * c] = score[r][c];
   }
 #pragma unroll 1
-  for (int r = ty; r < item.queries; r += 16) {
-    const std::int32_t i = item.first_query + r;
-    const KeyRange range = core::intersect(core::visible_keys(item.seq.mask, i), item.seen);
-    const core::ScoreRow<float> row{p, item.b, item.h, i};
+  for (int r = ty; r < work.queries; r += 16) {
+    const std::int32_t i = work.first_query + r;
+    const KeyRange range = core::intersect(core::visible_keys(work.seq.mask, i), work.visible);
+    const core::ScoreRow<float> row{p, work.b, work.h, i};
 #pragma unroll 1
     for (int c = tx; c < C::kTileK; c += 16) {
       float& x = s.p[r][c];  // private to this thread until the next sync
@@ -279,7 +280,7 @@ __device__ __forceinline__ void apply_mods_and_mask(float (&score)[C::kRows][C::
         x = core::negative_infinity<float>();
       } else if (!p.fast_path) {
         const std::int32_t key = first_key + c;
-        const auto distance = static_cast<float>(i + item.seq.mask.diagonal - key);
+        const auto distance = static_cast<float>(i + work.seq.mask.diagonal - key);
         x = core::modify_score<core::ScalarScoreMath, core::ScoreInput::scaled>(x, row, distance,
                                                                                 key);
       }
@@ -362,33 +363,33 @@ __device__ __forceinline__ void accumulate_chunk(float (&o)[C::kRows][4], const 
 
 template <typename C>
 __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p,
-                                       const WorkTile& item) {
+                                       const WorkTile& work) {
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const bool to_partial = p.splits > 1;
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
-    if (ty + 16 * r >= item.queries) continue;
-    const std::int32_t i = item.first_query + ty + 16 * r;
-    const std::int64_t q_row = static_cast<std::int64_t>(item.seq.q_row) + i;
+    if (ty + 16 * r >= work.queries) continue;
+    const std::int32_t i = work.first_query + ty + 16 * r;
+    const std::int64_t q_row = static_cast<std::int64_t>(work.seq.q_row) + i;
     const bool adds_sink = !to_partial || p.fault.is(InjectedFault::sink_in_every_split);
     const auto final =
-        core::finalize_row(rows.state[r], core::sink_of(p, item.h, adds_sink), p.fault);
+        core::finalize_row(rows.state[r], core::sink_of(p, work.h, adds_sink), p.fault);
     const float factor = final.factor, lse = final.lse(p.fault);
-    core::assert_row_state(p, item.seq, item.b, item.h, i, final.state, lse);
-    if (p.fault.is(InjectedFault::row_not_written) && i == item.seq.q_len - 1) continue;
+    core::assert_row_state(p, work.seq, work.b, work.h, i, final.state, lse);
+    if (p.fault.is(InjectedFault::row_not_written) && i == work.seq.q_len - 1) continue;
 
     const std::int64_t partial = to_partial
-                                     ? item.split * core::partial_rows(p) +
-                                           core::partial_row(p, item.b, item.h, item.seq.q_row, i)
+                                     ? work.split * core::partial_rows(p) +
+                                           core::partial_row(p, work.b, work.h, work.seq.q_row, i)
                                      : 0;
     if (tx == 0) {
       if (to_partial) {
         static_cast<float*>(p.partial_lse)[partial] = lse;
       } else if (p.lse != nullptr) {
-        static_cast<float*>(p.lse)[core::row_offset(p.lse_strides, item.b, item.h, q_row)] = lse;
+        static_cast<float*>(p.lse)[core::row_offset(p.lse_strides, work.b, work.h, q_row)] = lse;
       }
     }
-    const std::int64_t offset = core::row_offset(p.out_strides, item.b, item.h, q_row);
+    const std::int64_t offset = core::row_offset(p.out_strides, work.b, work.h, q_row);
 #pragma unroll
     for (int chunk = 0; chunk < C::kChunks; ++chunk) {
       const int column = chunk * C::kChunk + 4 * tx;
@@ -397,7 +398,7 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p,
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         x[c] = core::output_of_keys(rows.o[chunk][r][c], rows.state[r].sum) * factor;
-        core::assert_output(p, item.seq, item.b, item.h, i, x[c]);
+        core::assert_output(p, work.seq, work.b, work.h, i, x[c]);
       }
       if (to_partial) {
         store_columns(p.partial_out, core::Element::f32, partial * p.v_dim, 1, column, p.v_dim, x,
@@ -416,31 +417,32 @@ __device__ __forceinline__ void finish(Rows<C>& rows, const AttentionParams& p,
 /// Order of tiles: split fastest, then query tiles from the last (longest, if causal) to the first,
 /// then head, then batch.
 template <typename C>
-__device__ __forceinline__ WorkTile item_of(const AttentionParams& p, std::int64_t index) {
-  WorkTile item;
-  item.split = static_cast<std::int32_t>(index % p.splits);
+__device__ __forceinline__ WorkTile decode_work_tile(const AttentionParams& p, std::int64_t index) {
+  WorkTile work;
+  work.split = static_cast<std::int32_t>(index % p.splits);
   index /= p.splits;
   const std::int32_t tile = p.q_tiles - 1 - static_cast<std::int32_t>(index % p.q_tiles);
   index /= p.q_tiles;
-  item.h = static_cast<std::int32_t>(index % p.q_heads);
-  item.b = static_cast<std::int32_t>(index / p.q_heads);
-  item.seq = core::seq_info_of(p, item.b);
-  item.first_query = tile * C::kTileQ;
-  item.queries = min(C::kTileQ, item.seq.q_len - item.first_query);
-  if (item.queries <= 0) return item;
-  const std::int32_t last_query = item.first_query + item.queries - 1;
-  item.seen = core::intersect(core::keys_seen_by_any(item.seq.mask, item.first_query, last_query),
-                              core::split_keys(item.split, p.keys_per_split, item.seq.kv_len));
-  item.all = core::intersect(core::keys_seen_by_all(item.seq.mask, item.first_query, last_query),
-                             item.seen);
-  return item;
+  work.h = static_cast<std::int32_t>(index % p.q_heads);
+  work.b = static_cast<std::int32_t>(index / p.q_heads);
+  work.seq = core::seq_info_of(p, work.b);
+  work.first_query = tile * C::kTileQ;
+  work.queries = min(C::kTileQ, work.seq.q_len - work.first_query);
+  if (work.queries <= 0) return work;
+  const std::int32_t last_query = work.first_query + work.queries - 1;
+  work.visible =
+      core::intersect(core::keys_seen_by_any(work.seq.mask, work.first_query, last_query),
+                      core::split_keys(work.split, p.keys_per_split, work.seq.kv_len));
+  work.fully_visible = core::intersect(
+      core::keys_seen_by_all(work.seq.mask, work.first_query, last_query), work.visible);
+  return work;
 }
 
 template <typename C>
-__device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParams& p,
-                                       const WorkTile& item) {
-  const std::int32_t kv_head = core::kv_head_of(p, item.h);
-  const core::KvRowMap kv_row_map = core::kv_row_map(p, item.seq, item.b);
+__device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionParams& p,
+                                         const WorkTile& work) {
+  const std::int32_t kv_head = core::kv_head_of(p, work.h);
+  const core::KvRowMap kv_row_map = core::kv_row_map(p, work.seq, work.b);
   const Matrix k{head_of(p.k, p.k_element, kv_head * p.k_strides.head),
                  kv_row_map,
                  p.k_strides,
@@ -448,7 +450,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
                  p.k_element,
                  p.k_scale,
                  p,
-                 item,
+                 work,
                  true};
   const Matrix v{head_of(p.v, p.v_element, kv_head * p.v_strides.head),
                  kv_row_map,
@@ -457,17 +459,18 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
                  p.v_element,
                  p.v_scale,
                  p,
-                 item,
+                 work,
                  true};
   Rows<C> rows = {};
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) rows.state[r].max = core::negative_infinity<float>();
 
-  load_queries<C>(s, p, item);
-  for (std::int32_t first_key = item.seen.empty() ? item.seen.end
-                                                  : core::tile_begin(item.seen.begin, C::kTileK);
-       first_key < item.seen.end; first_key += C::kTileK) {
-    const int keys = min(C::kTileK, item.seen.end - first_key);
+  load_queries<C>(s, p, work);
+  for (std::int32_t first_key = work.visible.empty()
+                                    ? work.visible.end
+                                    : core::tile_begin(work.visible.begin, C::kTileK);
+       first_key < work.visible.end; first_key += C::kTileK) {
+    const int keys = min(C::kTileK, work.visible.end - first_key);
 
     // S = Q K^T
     float score[C::kRows][C::kKeys] = {};
@@ -478,7 +481,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
       __syncthreads();  // K chunk, V chunk 0 and, the first time, Q are complete
       multiply_chunk<C>(score, s, column);
     }
-    apply_mods_and_mask<C>(score, s, p, item, first_key);
+    apply_mods_and_mask<C>(score, s, p, work, first_key);
     float rescale[C::kRows];
     softmax<C>(score, rows, rescale, p.fault);
 
@@ -507,7 +510,7 @@ __device__ __forceinline__ void attend(SharedStorage<C>& s, const AttentionParam
       }
     }
   }
-  finish<C>(rows, p, item);
+  finish<C>(rows, p, work);
 }
 
 template <typename C>
@@ -517,14 +520,14 @@ __global__ void __launch_bounds__(C::kThreads, 2)
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
   core::spin_if_injected(p.fault, p.q_len);
   for (std::int64_t index = blockIdx.x; index < p.num_tiles; index += gridDim.x) {
-    __syncthreads();  // all threads have read the previous tile's s.item
+    __syncthreads();  // all threads have read the previous tile's s.work
     if (threadIdx.x == 0) {
-      s.item = item_of<C>(p, index);
-      report(p, s.item.seq.error);
+      s.work = decode_work_tile<C>(p, index);
+      report(p, s.work.seq.error);
     }
     __syncthreads();
-    if (index % (p.num_tiles / p.batch) == 0) report_pages(p, s.item.seq, s.item.b);
-    if (s.item.queries > 0) attend<C>(s, p, s.item);  // uniform over the CTA
+    if (index % (p.num_tiles / p.batch) == 0) report_pages(p, s.work.seq, s.work.b);
+    if (s.work.queries > 0) mainloop<C>(s, p, s.work);  // uniform over the CTA
   }
 }
 
