@@ -12,15 +12,12 @@ from flashcore.bench import results as bench_results
 from gpu_check_context import from_command, python_with_torch
 from gpu_check_runner import FAILED, NOT_RUN, PASSED, TIMED_OUT, Outcome, Stage
 from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
-from kernel_build import persistent_kernels, read_kernels
+from kernel_build import fault_kernels, persistent_kernels, read_kernels
 
 _MIN_PROBLEMS = 20000
 _MIN_TENSOR_CORE_PROBLEMS = 50000
-# A few kernels of each family are enough to show that the check catches bugs.
-_FAULT_KERNELS = {"simt": "fwd_simt_.*_d64_.*", "sm80": "fwd_sm80_bf16_d64_q(128|16_k128|8)",
-                    "sm80_8bit": "fwd_sm80_8bit_bf16_d64_q(128|16)",
-                    "sm90": "fwd_sm90_bf16_d64_q(192|128_k208|64)",
-                    "sm90_e4m3": "fwd_sm90_e4m3_bf16_d64_q(64|192_k128)"}
+# A few kernels of each family are enough to show that the check catches faults.
+_FAULT_KERNELS = fault_kernels(read_kernels())
 _PERSISTENT_KERNELS = persistent_kernels(read_kernels())
 _NEVER_ENDS = 30  # src/core/fault.h
 _HUNG_KERNELS = "^fwd_simt_f32_d64_"
@@ -187,7 +184,7 @@ def faults(context, limit_s):
         left = limit_s - (time.monotonic() - begin)
         hunt = [sys.executable, "scripts/checks/faults", command, "--device", "cuda",
                 "--time-limit", str(int(left))]
-        if family != "simt":  # whose f32 kernel the stages are read from
+        if family != "simt":  # without --kernel, the stages are checked too; they need an f32 kernel
             hunt += ["--kernel", kernels]
         done = context.run(f"faults_{family}", hunt, left)
         bugs = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)

@@ -47,19 +47,40 @@ def read_kernels(root=ROOT):
     return found
 
 
-def persistent_kernels(kernels, root=ROOT):
-    """{printed name of a group of kernels: regular expression of their ids} of the persistent families."""
+def cuda_groups(kernels, root=ROOT):
+    """(printed name, row of kFamilies as text, kernels) of each CUDA family and kind of inputs."""
     table = (root / "src" / "plan" / "kernel_traits.h").read_text(encoding="utf-8")
-    groups = {}
     for row in re.findall(r"\{\.family = .*?\.source_dirs", table, re.DOTALL):
-        if ".persistent = true" not in row:
-            continue
         names = re.search(r"\.names = \{(.*)\}", row)[1].split(", ")
         family = names[0].strip('"')
         for name, inputs in zip(names, ("native", "kv8", "fp8"), strict=True):
-            ids = [one.id for one in kernels if (one.family, one.inputs) == (family, inputs)]
-            if ids:
-                groups[name.strip('"')] = f"^({'|'.join(ids)})$"
+            found = [one for one in kernels
+                     if (one.device, one.family, one.inputs) == ("cuda", family, inputs)]
+            if found:
+                yield name.strip('"'), row, found
+
+
+def only(kernels):
+    """A regular expression that matches the ids of these kernels and no others."""
+    return f"^({'|'.join(one.id for one in kernels)})$"
+
+
+def persistent_kernels(kernels, root=ROOT):
+    """{printed family name: regular expression of kernel ids} of the persistent families."""
+    return {name: only(found) for name, row, found in cuda_groups(kernels, root)
+            if ".persistent = true" in row}
+
+
+def fault_kernels(kernels, root=ROOT):
+    """{printed family name: regular expression of kernel ids} for fault injection. Each family gives the
+    last kernel of each tile_q, with head_dim 64. A family with f32 kernels gives them in all dtypes,
+    the others in bf16."""
+    groups = {}
+    for name, _, found in cuda_groups(kernels, root):
+        every_dtype = any(one.dtype == "f32" for one in found)
+        last = {(one.dtype, one.tile_q): one for one in found
+                if one.head_dim == 64 and (every_dtype or one.dtype == "bf16")}
+        groups[name] = only(last.values())
     return groups
 
 

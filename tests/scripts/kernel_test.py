@@ -48,6 +48,19 @@ class Lists(unittest.TestCase):
             self.assertEqual(matched, {one.id for one in self.kernels
                                        if one.family == "sm90" and one.inputs == inputs})
 
+    def test_faults_are_injected_into_every_tile_size_of_every_family(self):
+        groups = build.fault_kernels(self.kernels)
+        self.assertEqual(set(groups), {"simt", "sm80", "sm80_8bit", "sm90", "sm90_e4m3"})
+        matched = [one for one in self.kernels if any(re.search(group, one.id) for group in groups.values())]
+        small = [one for one in self.kernels if one.device == "cuda" and one.head_dim == 64]
+
+        def sizes(kernels):
+            return {(one.family, one.inputs, one.tile_q) for one in kernels}
+
+        self.assertEqual(sizes(matched), sizes(small))
+        self.assertEqual({one.dtype for one in matched if one.family == "simt"}, {"f32", "f16", "bf16"})
+        self.assertEqual({one.dtype for one in matched if one.family != "simt"}, {"bf16"})
+
     def test_by_name(self):
         for kernel in self.kernels:
             self.assertIs(build.find_kernel(kernel.id, self.kernels), kernel)
