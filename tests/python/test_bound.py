@@ -1,8 +1,12 @@
 """The verdict on a result: right ones pass at every scale, wrong ones do not."""
 
 import copy
+import json
 import math
+import os
+import subprocess
 import unittest
+from pathlib import Path
 
 from flashcore.bench import reference as bench_reference, tolerance
 from support import Drawn, case, reference, rounded
@@ -109,6 +113,17 @@ class Bound(unittest.TestCase):
         for probability in ("f16", "bf16"):
             more = bound(2.0, probability) - bound(0.25, probability)
             self.assertAlmostEqual(more / (2.0**-24 * (32 - 16) * 2.0), 1, delta=1e-9)
+
+    def test_the_table_agrees_with_the_kernel_list(self):
+        command = Path(os.environ.get("FLASHCORE_LIBRARY", "")).parent / "bin" / "flashcore"
+        if not command.is_file():
+            self.skipTest("the command flashcore is not beside FLASHCORE_LIBRARY")
+        listed = json.loads(subprocess.run([command, "info", "--kernels", "--json"], check=True, text=True,
+                                           stdout=subprocess.PIPE).stdout)["kernels"]
+        self.assertEqual({kernel["family"] for kernel in listed}, set(tolerance._PROBABILITY_DTYPES))
+        for kernel in listed:
+            self.assertEqual(tolerance.probability_dtype(kernel["family"], kernel["dtype"]),
+                             kernel["probability_dtype"], kernel["id"])
 
     def test_tensor_cores_store_p_in_the_inputs_format(self):
         self.assertEqual(tolerance.probability_dtype("simt", "bf16"), "f32")
