@@ -1,4 +1,4 @@
-"""The stages of scripts/gpu_check that measure. Their targets are in bench/targets.json."""
+"""Benchmark stages of scripts/gpu_check. Their targets are in bench/targets.json."""
 
 import json
 
@@ -7,8 +7,9 @@ from flashcore.bench import results
 from gpu_check_context import from_command, python_with_torch
 from gpu_check_runner import FAILED, PASSED, TIMED_OUT, Outcome
 
-# All peers but torch's math backend, which is never the fastest and takes the most time.
+# All peers except torch's math backend, which is never the fastest and takes the most time.
 PEERS = "cudnn,fa2,eff,fa3,flash_attn,flashinfer,xformers"
+
 
 def targets_for(context):
     return gpu_check_targets.load(context.root / "bench" / "targets.json",
@@ -16,8 +17,8 @@ def targets_for(context):
 
 
 def host_cost(context, limit_s):
-    """Host time of make_plan + run, from the command's own bench: no Python in between. The target
-    is on the time above the launch of an empty kernel, which belongs to driver and machine."""
+    """Measures the host time of make_plan + run with `flashcore bench`, without Python. The target
+    excludes the launch time of an empty kernel, which depends on driver and machine."""
     done = context.run("host", [context.cli, "bench", "--device", "cuda", "--suite", "simt",
                                 "--json", "--time-limit", str(int(limit_s - 5))], limit_s)
     try:
@@ -36,7 +37,7 @@ def host_cost(context, limit_s):
 
 
 def bench(context, limit_s):
-    """python3 -m flashcore.bench, or without torch the command's bench, which has no peers."""
+    """Runs python3 -m flashcore.bench. Without torch runs `flashcore bench`, which has no peers."""
     output = context.logs / "bench.json"
     output.unlink(missing_ok=True)
     python = getattr(context, "python", None) or python_with_torch(context)
@@ -53,8 +54,8 @@ def bench(context, limit_s):
 
 
 def take_rows(report, output, done, targets=None, excused=frozenset(), say=print):
-    """Moves the rows measured so far into the report, however the command ended, each with its
-    target; prints the table of targets."""
+    """Moves the measured rows with their targets into the report, even if the command failed. Prints
+    the table of targets."""
     measured = results.read(output) or {}
     rows = measured.get("rows", [])
     judged = gpu_check_targets.put_targets(rows, targets) if targets is not None else []

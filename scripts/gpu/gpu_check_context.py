@@ -1,4 +1,4 @@
-"""Where things are on the machine that scripts/gpu_check runs on, and how commands are run there."""
+"""Paths and environment of the commands that scripts/gpu_check runs."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from gpu_check_runner import FAILED, PASSED, Command, Outcome
 
 
 class Context:
-    """Where things are, and how commands are run."""
+    """Paths, options and environment of a run."""
 
     def __init__(self, root, options):
         self.root, self.options = Path(root), options
@@ -29,15 +29,14 @@ class Context:
 
 
 def command_environment(root):
-    """The caller's environment; what scripts/setup put into .venv comes first, nvcc's usual place
-    last."""
+    """The caller's environment with .venv first on the PATH and the usual folder of nvcc last."""
     env = dict(os.environ)
     folders = [str(root / ".venv" / "bin"), env.get("PATH", ""), "/usr/local/cuda/bin"]
     env["PATH"] = os.pathsep.join(folder for folder in folders if folder)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root / "python"),
                                                       env.get("PYTHONPATH", "")]))
     env["PYTHONUNBUFFERED"] = "1"
-    env.pop("FLASHCORE_LIBRARY", None)  # the build of this tree is what is measured
+    env.pop("FLASHCORE_LIBRARY", None)  # measure the build of this tree
     return env
 
 
@@ -49,7 +48,7 @@ def from_command(done, what, details=None):
 
 
 def python_with_torch(context):
-    """The first Python that can import torch; None where none can."""
+    """The first Python that can import torch, or None."""
     candidates = [os.environ.get("FLASHCORE_PYTHON"), sys.executable, shutil.which("python3"),
                   shutil.which("python3", path=context.env["PATH"])]
     for number, python in enumerate(dict.fromkeys(filter(None, candidates))):

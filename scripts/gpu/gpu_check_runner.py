@@ -1,5 +1,5 @@
-"""Runs the stages of scripts/gpu_check: each with a time limit of its own, each result written to
-the result file before the next stage begins."""
+"""Runs the stages of scripts/gpu_check. Each stage has a time limit, and its result is written to the
+result file before the next stage begins."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ PASSED, FAILED, NOT_RUN, TIMED_OUT = bench_results.STATUSES
 
 @dataclass
 class Outcome:
-    """What a stage came to. Everything but "passed" has a reason."""
+    """Result of a stage. Every status except "passed" has a reason."""
 
     status: str
     reason: str = ""
@@ -24,33 +24,33 @@ class Outcome:
 
 @dataclass
 class Done:
-    """A command that ended, or was ended. code is None where it timed out or could not start."""
+    """A finished command. code is None if it timed out or could not start."""
 
     code: int | None
     timed_out: bool
     seconds: float
     output: str  # standard output
     log: Path  # standard error; standard output is in the same file with suffix .out
-    shown: str  # the log as seen from the tree: results are the same wherever the tree lies
+    shown: str  # path of the log, relative to the tree, so that result files do not depend on its path
 
     def last_lines(self, count=12):
         text = self.log.read_text(encoding="utf-8", errors="replace")
         return "\n".join((text + self.output).strip().splitlines()[-count:])
 
     def failure(self, what):
-        """A sentence on why this was no success."""
+        """The reason of a failure, as a sentence."""
         if self.timed_out:
             return f"hung: {what} did not end within {self.seconds:.0f} s; see {self.shown}"
         return f"{what} ended with exit code {self.code}; see {self.shown}"
 
 
 def members(session):
-    """The processes of a session, whatever their process groups."""
+    """The processes of a session, in all process groups."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(stat.parent.name))
@@ -58,8 +58,8 @@ def members(session):
 
 
 class Command:
-    """A process in a session of its own, so that its children end with it, also those that are in
-    process groups of their own (ctest's, and the workers of the command `flashcore`)."""
+    """A process in its own session. Its children end with it, also those in other process groups
+    (children of ctest, workers of the command `flashcore`)."""
 
     _running = set()
 
@@ -79,7 +79,7 @@ class Command:
                 self._process = None
 
     def wait(self, timeout):
-        """Waits, at most `timeout` seconds from now; a command still running then is ended."""
+        """Waits for the command, and ends it after `timeout` seconds."""
         code, timed_out = None, False
         if self._process is not None:
             try:
@@ -94,14 +94,14 @@ class Command:
 
     @classmethod
     def end_all(cls):
-        """Ends every command that is still running: nothing outlives the run."""
+        """Ends every command that is still running."""
         for command in list(cls._running):
             command.end()
         cls._running.clear()
 
     def end(self):
-        """Ends the whole session: asked first, then forced. A process that waits for a GPU that
-        hangs may outlive even that; nobody waits for it."""
+        """Ends the whole session, by SIGTERM and then by SIGKILL. A process that waits for a hung GPU
+        may survive both, so the wait for it is limited."""
         if self._process is None or self._process.poll() is not None:
             return
         self._signal([self._process.pid], os.killpg, signal.SIGTERM)
@@ -115,7 +115,7 @@ class Command:
         for pid in pids:
             try:
                 kill(pid, number)
-            except ProcessLookupError:  # it has just ended
+            except ProcessLookupError:  # the process has just ended
                 pass
 
     def _wait(self, patience):
@@ -127,25 +127,25 @@ class Command:
 
 @dataclass
 class Stage:
-    """run(limit_s) returns an Outcome, or several by name where a stage is a group."""
+    """run(limit_s) returns an Outcome; for a group of results it returns {name: Outcome}."""
 
     name: str
     limit_s: float
     run: object
-    may_be_missing: bool = False  # "not run" is reported, and is no failure
-    results: tuple = ()  # the names of a group's outcomes; empty: the stage's own
+    may_be_missing: bool = False  # "not run" is reported, but does not fail the run
+    results: tuple = ()  # names of a group's results; empty: the name of the stage
 
     def passed_in(self, recorded):
-        """Whether the stages of a result file say that this one passed."""
+        """Whether this stage passed according to the stages of a result file."""
         return all(recorded.get(name, {}).get("status") == PASSED
                    for name in self.results or (self.name,))
 
 
 class Report:
-    """The result file, written again after every change."""
+    """The result file. It is rewritten after every change."""
 
     def __init__(self, path, header, keep=None):
-        """keep: an earlier result of the same sources, whose other stages and rows stay."""
+        """keep: an earlier result of the same sources; its other stages and rows are retained."""
         self.path = Path(path)
         kept = keep or {}
         self.result = {**kept, **header, "stages": dict(kept.get("stages", {})),
@@ -188,7 +188,7 @@ class Runner:
             except KeyboardInterrupt:
                 self._note(stage, stage.name, Outcome(FAILED, "interrupted"), begin)
                 raise
-            except Exception as error:  # a broken stage is a failed one, and the rest still runs
+            except Exception as error:  # an error in a stage fails it; the other stages still run
                 result = Outcome(FAILED, f"{type(error).__name__}: {error}")
         several = result if isinstance(result, dict) else {stage.name: result}
         for name, outcome in several.items():
@@ -202,7 +202,7 @@ class Runner:
                  + (f"; {outcome.reason}" if outcome.reason else ""))
 
     def ok(self):
-        """Whether every stage passed; one that may be missing may also be "not run"."""
+        """Whether every stage passed. A stage with may_be_missing may also be "not run"."""
         return bool(self.outcomes) and all(
             outcome.status == PASSED or (stage.may_be_missing and outcome.status == NOT_RUN)
             for stage, _, outcome, _ in self.outcomes)

@@ -1,6 +1,6 @@
-"""compute-sanitizer on a small set of problems. A tool is believed only after it has found a fault
-injected for it (tests/gpu/sanitizer_faults.cu) and has found nothing in a clean program; where that
-fails, on a machine that refuses it for instance, the result is "not run", never "passed"."""
+"""Runs compute-sanitizer on a small set of problems. A tool counts only after it has found a fault
+injected for it (tests/gpu/sanitizer_faults.cu) and nothing in a clean program. Otherwise, for example
+on a machine that refuses the tool, the result is "not run", never "passed"."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from gpu_check_runner import FAILED, NOT_RUN, PASSED, Command, Outcome
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
-_FOUND_CODE = 99  # exit code of a run in which the tool found something
+_FOUND_CODE = 99  # exit code of a run with findings
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)")
 _PROOF_LIMIT_S = 40
 # The error that each tool must report for its injected fault. Another error proves nothing.
@@ -29,13 +29,13 @@ def find_tool():
 
 
 def errors_found(output):
-    """How many errors the tool counted; None where it printed no summary, so did not finish."""
+    """Number of errors the tool counted; None if it printed no summary and so did not finish."""
     counts = _SUMMARY.findall(output)
     return sum(map(int, counts)) if counts else None
 
 
 def reason_in(output):
-    """The tool's own words on why it did not work."""
+    """The tool's message about its failure."""
     lines = [line.strip("= \t") for line in output.splitlines() if line.startswith("=====")]
     lines = [line for line in lines if line and "COMPUTE-SANITIZER" not in line
              and "SUMMARY" not in line]
@@ -43,7 +43,7 @@ def reason_in(output):
 
 
 class Sanitizer:
-    """One tool. `programs` maps a name to a command line that must be clean under it."""
+    """One tool. `programs` maps names to command lines in which the tool must find nothing."""
 
     def __init__(self, tool, program, faults, programs, logs, cwd, env=None):
         self.tool, self.program, self.faults = tool, program, faults
@@ -82,7 +82,7 @@ class Sanitizer:
         return Outcome(PASSED, "", details)
 
     def _prove(self, deadline):
-        """None where the tool finds its injected fault and nothing in a clean program."""
+        """None if the tool finds its injected fault and nothing in a clean program, else a reason."""
         for fault, wanted in ((self.tool, True), ("none", False)):
             limit = min(_PROOF_LIMIT_S, deadline - time.monotonic())
             done = self.start(f"proof_{fault}", [str(self.faults), fault]).wait(limit)
@@ -107,8 +107,8 @@ def _without_summary(output):
 
 
 def _problems(output):
-    """{"problems": n} where the program was `flashcore check --json`: its JSON stands alone on its
-    lines among those of the tool, which begin with =."""
+    """{"problems": n} if the program was `flashcore check --json`, else {}. Lines of the tool start
+    with "="; all others are the program's JSON."""
     text = "\n".join(line for line in output.splitlines() if not line.startswith("="))
     try:
         return {"problems": json.loads(text)["problems"]}
@@ -117,12 +117,12 @@ def _problems(output):
 
 
 def run_all(sanitizers, limit_s):
-    """All tools at once, each in its own processes: {stage name: Outcome}."""
+    """Runs all tools concurrently. Returns {stage name: Outcome}."""
     with ThreadPoolExecutor(len(sanitizers)) as pool:
         futures = {f"sanitizer_{one.tool}": pool.submit(one.outcome, limit_s)
                    for one in sanitizers}
         try:
             return {name: future.result() for name, future in futures.items()}
         except BaseException:
-            Command.end_all()  # or leaving the pool would wait for them
+            Command.end_all()  # otherwise leaving the pool waits for them
             raise

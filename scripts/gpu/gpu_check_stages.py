@@ -1,4 +1,4 @@
-"""The stages of scripts/gpu_check: what is run, and when it counts as passed."""
+"""Stages of scripts/gpu_check: the commands they run and the conditions for passing."""
 
 import json
 import os
@@ -23,7 +23,7 @@ _NEVER_ENDS = 30  # src/core/fault.h
 _HUNG_KERNELS = "^fwd_simt_f32_d64_"
 _HUNG_PROBLEMS = 24
 _SANITIZER_PROBLEMS = 63
-_LONG = 10  # times as many random problems with --long, in as many times the limit
+_LONG = 10  # factor of --long for random problems and time limits
 _VERIFIERS = 8  # processes
 
 
@@ -48,7 +48,7 @@ def environment(context, limit_s):
 
 
 def fresh(context, limit_s):
-    """None where the command was built from this tree; else why it cannot be used."""
+    """None if the command was built from this tree, else the reason why it cannot be used."""
     if not context.cli.is_file():
         return f"{context.cli.relative_to(context.root)} is missing; run the stage build"
     done = context.run("stale", [context.cli, "info", "--tree", "."], limit_s)
@@ -72,7 +72,7 @@ def build(context, limit_s):
 
 
 def start_faults_build(context):
-    """The build with injected faults, on the side while the GPU is busy with other stages."""
+    """Starts the build with injected faults in the background, while other stages use the GPU."""
     kernels = "|".join(_FAULT_KERNELS.values())
     script = (f"cmake --preset faults-cuda -DFLASHCORE_KERNELS='{kernels}' "
               "-DFLASHCORE_BUILD_TESTS=OFF && nice cmake --build --preset faults-cuda "
@@ -90,7 +90,8 @@ def tests(context, limit_s):
 
 
 def judge_tests(done, report):
-    """Each test has a time limit of its own (tests/gpu/CMakeLists.txt): one that hangs is named."""
+    """Outcome of ctest. Each test has its own time limit (tests/gpu/CMakeLists.txt), so the reason
+    names the tests that hang."""
     if not report.is_file():
         return from_command(done, "ctest") if done.code != 0 else Outcome(FAILED, "ctest left no report")
     suite = ElementTree.parse(report).getroot()
@@ -108,17 +109,17 @@ def judge_tests(done, report):
 
 
 def check(context, name, arguments, limit_s, least_problems, covered=()):
-    """One `flashcore check --json`; passed only if it says so and ran enough problems."""
+    """Runs `flashcore check --json`. Passes only if the check passed and ran enough problems."""
     done = context.run(name, [
         context.cli, "check", "--json", "--jobs", str(context.jobs), "--seed",
         str(context.options.seed), "--time-limit", str(int(max(limit_s - 30, limit_s / 2))),
-        *arguments], limit_s)  # a problem that hangs takes its deadline besides
+        *arguments], limit_s)  # the margin is for the deadline of a problem that hangs
     return judge_check(done, least_problems, covered)
 
 
 def judge_check(done, least_problems, covered=()):
-    """covered: the parts of the coverage that must be whole. (--require-coverage also wants options
-    that one family of kernels alone does not take.)"""
+    """covered: the parts of the coverage that must be complete. --require-coverage does not fit here:
+    it requires options that some kernel families do not support."""
     try:
         result = json.loads(done.output)
     except ValueError:
@@ -136,7 +137,7 @@ def judge_check(done, least_problems, covered=()):
         details["coverage"] = shortened(result["coverage"])
     if result.get("reports"):
         report = result["reports"][0]
-        if "replay" in report:  # to be typed in any tree
+        if "replay" in report:  # make the command independent of this tree's path
             report["replay"] = re.sub(r"^\S*/(?=build/)", "", report["replay"])
         details["first_report"] = report
     if done.timed_out:
@@ -156,7 +157,7 @@ def judge_check(done, least_problems, covered=()):
 
 
 def shortened(value, most=8):
-    """The same with long lists cut: a result file is read by people."""
+    """The value with long lists truncated, to keep result files readable."""
     if isinstance(value, dict):
         return {name: shortened(one, most) for name, one in value.items()}
     if isinstance(value, list) and len(value) > most:
@@ -165,7 +166,7 @@ def shortened(value, most=8):
 
 
 def faulty_command(context, limit_s):
-    """(the command of the build with injected faults, None), or (None, why there is none)."""
+    """(command of the build with injected faults, None), or (None, Outcome of the failed build)."""
     if not hasattr(context, "faults"):
         start_faults_build(context)
     built = context.faults.wait(limit_s)
@@ -182,26 +183,26 @@ def faults(context, limit_s):
     caught = {}
     for family, kernels in _FAULT_KERNELS.items():
         left = limit_s - (time.monotonic() - begin)
-        hunt = [sys.executable, "scripts/checks/faults", command, "--device", "cuda",
-                "--time-limit", str(int(left))]
+        arguments = [sys.executable, "scripts/checks/faults", command, "--device", "cuda",
+                     "--time-limit", str(int(left))]
         if family != "simt":  # without --kernel, the stages are checked too; they need an f32 kernel
-            hunt += ["--kernel", kernels]
-        done = context.run(f"faults_{family}", hunt, left)
-        bugs = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)
-        details = {verdict.lower(): {name: words.strip() for name, one, words in bugs
+            arguments += ["--kernel", kernels]
+        done = context.run(f"faults_{family}", arguments, left)
+        found = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)
+        details = {verdict.lower(): {name: words.strip() for name, one, words in found
                                      if one == verdict} for verdict in ("caught", "MISSED")}
         outcome = from_command(done, f"scripts/checks/faults on {family}", details)
         if outcome.status != PASSED:
             return outcome
         if not details["caught"]:
-            return Outcome(FAILED, f"scripts/checks/faults named no injected fault in {family}", details)
+            return Outcome(FAILED, f"scripts/checks/faults listed no injected fault in {family}", details)
         caught[family] = details["caught"]
     return Outcome(PASSED, "every injected fault was caught", {"caught": caught})
 
 
 def deadline(context, limit_s):
-    """A kernel that never ends, in the build with injected faults: `flashcore check` must name its
-    problems within their deadline and go on with the others."""
+    """Runs a kernel with an injected endless loop. `flashcore check` must report each problem that
+    hangs within its deadline and continue with the others."""
     begin = time.monotonic()
     command, failed = faulty_command(context, limit_s)
     if failed is not None:
@@ -214,7 +215,7 @@ def deadline(context, limit_s):
 
 
 def judge_deadline(done, problems):
-    """Some problems hung, each was reported as that, and every other one was counted as right."""
+    """Passes if some problems hung, each of them was reported as hung, and all others passed."""
     try:
         result = json.loads(done.output)
     except ValueError:
@@ -231,7 +232,7 @@ def judge_deadline(done, problems):
                        f"{other}", details)
     if result["problems"] != problems or result["failures"] == problems:
         return Outcome(FAILED, f"{result['problems']} of {problems} problems were done, "
-                       f"{result['failures']} of them hung: it did not go on", details)
+                       f"{result['failures']} of them hung: the check did not continue", details)
     return Outcome(PASSED, "", details)
 
 
@@ -255,12 +256,12 @@ def sanitizers(context, limit_s):
 
 
 def chosen_python(context):
-    """The one that the first stage found; looked for now where that stage was left out."""
+    """The Python with torch that the first stage found. Searches now if that stage did not run."""
     return getattr(context, "python", None) or python_with_torch(context)
 
 
 def python_tests(context, limit_s):
-    """tests/python/run.py with CUDA tensors, on the Python that has torch."""
+    """Runs tests/python/run.py with CUDA tensors, in the Python that has torch."""
     python = chosen_python(context)
     if python is None:
         return Outcome(NOT_RUN, "no Python here can import torch")
@@ -270,7 +271,7 @@ def python_tests(context, limit_s):
 
 
 def judge_python(done):
-    """Passed only if tests ran on CUDA tensors: all of them skipped would look the same."""
+    """Fails if tests were skipped for lack of a GPU: run.py itself succeeds then."""
     last = (done.output.strip().splitlines() or [""])[-1]
     counts = re.match(r"(\d+) tests run, (\d+) failed(?:; NOT TESTED: (.*))?$", last)
     details = {}
@@ -278,7 +279,7 @@ def judge_python(done):
         details = {"tests": int(counts[1]), "failed": int(counts[2]), "not_tested": counts[3] or ""}
     outcome = from_command(done, "tests/python/run.py", details)
     if outcome.status == PASSED and not counts:
-        return Outcome(FAILED, f"tests/python/run.py did not say what it ran; see {done.shown}")
+        return Outcome(FAILED, f"tests/python/run.py printed no summary; see {done.shown}")
     skipped = re.search(r"^(\d+ tests skipped: .*GPU.*)$", done.output, re.MULTILINE)
     if outcome.status == PASSED and skipped:
         return Outcome(FAILED, skipped[1], details)
@@ -286,7 +287,7 @@ def judge_python(done):
 
 
 def verify_kernels(context, limit_s):
-    """Every kernel of ours on the GPU under the verifier, several at a time."""
+    """Runs the verifier on every CUDA kernel, in several processes at a time."""
     kernels = [kernel.id for kernel in read_kernels() if kernel.device == "cuda"]
     commands = [context.start(
         f"verify_{number}", [str(context.cli), "verify", "--device", "cuda", "--quick", "--json",
@@ -307,7 +308,8 @@ def verify_kernels(context, limit_s):
 
 
 def verify_torch(context, limit_s):
-    """torch's flash, cuDNN, memory-efficient and plain attention under the verifier: no false alarm."""
+    """Runs the verifier on torch's flash, cuDNN, memory-efficient and math attention. It must accept
+    all of them."""
     python = chosen_python(context)
     if python is None:
         return Outcome(NOT_RUN, "torch is not installed")
@@ -318,17 +320,17 @@ def verify_torch(context, limit_s):
     found = json.loads(done.output.strip().splitlines()[-1])
     wrong = {name: verdict for name, verdict in found["verdicts"].items() if verdict != "right"}
     if done.code != 0 or wrong:
-        return Outcome(FAILED, f"called wrong: {wrong}", found)
+        return Outcome(FAILED, f"rejected: {wrong}", found)
     return Outcome(PASSED, f"{len(found['verdicts'])} of torch's kernels are right", found)
 
 
 def all_stages(context):
-    """Every stage, in order. The limits leave room; none is over eight minutes, but with --long."""
+    """All stages, in order. Without --long no limit exceeds eight minutes."""
     cuda = ["--device", "cuda"]
     times = _LONG if getattr(context.options, "long", False) else 1
 
     def checking(name, limit, arguments, problems=0, least=None, covered=()):
-        """At least so many problems; None: all that the check planned."""
+        """least: problems that must run; None: all that the check planned."""
         if problems:
             arguments = [*arguments, "--problems", str(problems * times)]
         return Stage(name, limit * times, lambda limit_s: check(

@@ -3,13 +3,13 @@
 
     python3 scripts/gpu/gpu_check_targets.py RESULT.json...
 
-judges the rows of result files again after targets have changed; measured values stay as they are.
+rewrites the verdicts in result files after targets have changed. Measured values do not change.
 
-A target limits the time of a row: against a peer that was timed in the same process ("time_share" of
-its time, or "speedup" over it; "best" is the fastest peer), against another of our rows, or by a
-figure ("us", "tflops", "kv_tbs"). Each becomes a time, `target_us`; the row's ratio is target_us / us,
-and a ratio below 1 is an open gap. The strictest target of a row counts. A peer that was not timed in
-the same process does not count: the other peers judge the row, or nobody does.
+A target limits the time of a row. It is relative to a peer that was timed in the same process
+("time_share" of its time, or "speedup" over it; "best" is the fastest peer), relative to another row, or
+absolute ("us", "tflops", "kv_tbs"). Each target becomes a time, `target_us`. The row's ratio is
+target_us / us; a ratio below 1 is an open gap. The strictest target of a row counts. Peers that were
+not timed in the same process are ignored. A row without any target_us is not judged.
 """
 
 import json
@@ -27,11 +27,11 @@ TOLERANCE = 0.95  # a lower ratio fails, unless docs/performance.md has the reas
 GAPS_HEADING = "Open gaps"
 _SELECTORS = ("name", "batch", "kv_len", "head_dim", "causal")
 _FIGURES = ("us", "tflops", "kv_tbs")
-_SHOWN = ("fa3", "fa2", "cudnn")  # peers with a column of their own
+_SHOWN = ("fa3", "fa2", "cudnn")  # peers with their own column
 
 
 def load(path, gpu):
-    """The file's content if it is about this GPU, else None."""
+    """The content of the file if it is for this GPU, else None."""
     content = json.loads(Path(path).read_text(encoding="utf-8"))
     return content if content["gpu"] == gpu else None
 
@@ -46,8 +46,8 @@ def label(row):
 
 @dataclass
 class Judged:
-    """A row and its target. target_us is None if the row has no target, or if the run lacks a time
-    that the target needs (`missing`)."""
+    """A row and its target. target_us is None if the row has no target, or if the run has no time for
+    the peer or row of the target (`missing`)."""
 
     row: dict
     peers_us: dict
@@ -66,13 +66,13 @@ class Judged:
 
 
 def peer_times(row):
-    """{peer: us} as the rounds saw them: ours over the median ratio of the rounds, so that a machine
-    that slows down for a moment does not change who is ahead."""
+    """{peer: us}: the row's time divided by the median ratio over all repetitions. A short slowdown of
+    the machine then does not change the order."""
     return {name: row["us"] / ratio for name, ratio in row.get("ratios", {}).items()}
 
 
 def limit_of(target, row, times, rows):
-    """(us, missing time) of one target for one row; (None, "") if it does not apply."""
+    """(us, description of a missing time) of one target for one row; (None, "") if it does not apply."""
     case = Case.of(row)
     if "us" in target:
         return target["us"], ""
@@ -107,7 +107,7 @@ def judge(rows, content):
 
 
 def put_targets(rows, content):
-    """Judges the rows and writes each one's target into it; the Judged."""
+    """Judges the rows and writes the targets into them. Returns the Judged."""
     judged = judge(rows, content)
     for one in judged:
         one.row.pop("target", None)
@@ -117,7 +117,7 @@ def put_targets(rows, content):
 
 
 def summary_of(judged):
-    """The targets' part of the stage `bench` in a result file."""
+    """The "targets" entry of the stage `bench` in a result file."""
     if not judged:
         return {}
     return {"targets": {
@@ -128,7 +128,7 @@ def summary_of(judged):
 
 
 def table(judged):
-    """For people: | row | ours | some peers | best peer | target | ratio to target | |."""
+    """Markdown table: | row | ours | some peers | best peer | target | ratio to target | |."""
     lines = [f"| row | ours us | {' | '.join(_SHOWN)} | best peer | target us | ratio to target | |",
              f"|-|-:|{'-:|' * len(_SHOWN)}-|-:|-:|-|"]
     for one in judged:
@@ -146,8 +146,8 @@ def table(judged):
 
 
 def explained(path):
-    """The first column of the table under the heading "Open gaps": names of cases, or whole labels,
-    that have a reason there."""
+    """The first column of the table under the heading "Open gaps": names of cases, or full labels,
+    with a reason there."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -156,7 +156,7 @@ def explained(path):
     if section is None:
         return set()
     cells = re.findall(r"^\|([^|]*)\|", section.group(1), re.MULTILINE)
-    names = {cell.strip().strip("`") for cell in cells[2:]}  # past heading and rule
+    names = {cell.strip().strip("`") for cell in cells[2:]}  # without the table's header
     return names - {""}
 
 
@@ -167,25 +167,25 @@ def failures(judged, excused):
 
 
 def mistakes(content, cases):
-    """The mistakes in a targets file, as sentences: every target must select some case and set one
+    """The mistakes in a targets file, as sentences. Every target must select a case and set one
     limit."""
     found = []
     selectors = [(target, "target") for target in content["targets"]] + \
         [(target["row"], "row of a target") for target in content["targets"] if "row" in target]
     for selector, what in selectors:
         if not any(matches(selector, case.fields()) for case in cases):
-            found.append(f"{what} {selector}: no case is like that")
+            found.append(f"{what} {selector}: no case matches")
     for target in content["targets"]:
         said = [name for name in (*_FIGURES, "time_share", "speedup") if name in target]
         if len(said) != 1:
             found.append(f"target {target}: wanted one of {', '.join(_FIGURES)}, time_share, speedup")
         elif said[0] not in _FIGURES and ("peer" in target) == ("row" in target):
-            found.append(f"target {target}: {said[0]} of what? wanted a peer or a row")
+            found.append(f"target {target}: {said[0]} needs either a peer or a row")
     return found
 
 
 def judge_again(path, content):
-    """Judges the rows of a result file by these targets and replaces what it said about others."""
+    """Judges the rows of a result file by these targets and replaces its former verdicts."""
     result = results.read(path)
     judged = put_targets(result["rows"], content)
     details = result.get("stages", {}).get("bench", {}).get("details")
@@ -202,7 +202,7 @@ def main(paths):
     for path in paths:
         content = load(ROOT / "bench" / "targets.json", results.read(path)["gpu"])
         if content is None:
-            print(f"{path}: bench/targets.json has no targets for its GPU; left as it is")
+            print(f"{path}: unchanged; bench/targets.json has no targets for its GPU")
             continue
         print(table(judge_again(path, content)))
     return 0

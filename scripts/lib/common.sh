@@ -6,9 +6,9 @@ LOGS=${LOGS:-$ROOT/build/logs}
 MIN_CMAKE=3.25
 MIN_NVCC=12.8
 
-# Programs that scripts/setup put into .venv come first.
+# Programs in .venv, which scripts/setup fills, take precedence.
 if [ -d "$ROOT/.venv/bin" ]; then PATH=$ROOT/.venv/bin:$PATH; fi
-# nvcc is usually not on PATH; CMake looks at CUDACXX.
+# nvcc is usually not on PATH. CMake reads CUDACXX.
 if [ -z "${CUDACXX:-}" ] && ! command -v nvcc >/dev/null && [ -x /usr/local/cuda/bin/nvcc ]; then
   export CUDACXX=/usr/local/cuda/bin/nvcc
 fi
@@ -38,7 +38,7 @@ jobs() { echo "${JOBS:-$(nproc)}"; }
 
 cmake_version() { cmake --version 2>/dev/null | sed -n '1s/[^0-9]*\([0-9.]*\).*/\1/p' || true; }
 
-# The nvcc CMake would use; empty if there is none.
+# The nvcc that CMake uses; empty if there is none.
 nvcc_path() { echo "${CUDACXX:-$(command -v nvcc || true)}"; }
 
 # The reason why no CUDA code can be compiled here; empty if it can.
@@ -59,7 +59,7 @@ no_nvcc_reason() {
   fi
 }
 
-# The preset of a build for use: PRESET if it is set, else cuda if nvcc works, else cpu.
+# The main preset: PRESET if it is set, else cuda if nvcc works, else cpu.
 main_preset() {
   if [ -n "${PRESET:-}" ]; then
     echo "$PRESET"
@@ -70,11 +70,11 @@ main_preset() {
   fi
 }
 
-# configure PRESET [CMAKE ARGUMENT...]: with ccache if it is installed, and with .venv's Python.
+# configure PRESET [CMAKE ARGUMENT...]: uses ccache if it is installed, and .venv's Python.
 configure() {
   local preset=$1
   shift
-  # Let CMake look for nvcc too: `flashcore info` then says why there is no CUDA.
+  # AUTO makes CMake search for nvcc, so that `flashcore info` gives the reason for missing CUDA.
   if [ "$preset" = cpu ] && [ -n "$(no_nvcc_reason)" ]; then set -- -DFLASHCORE_CUDA=AUTO "$@"; fi
   if [ -x "$ROOT/.venv/bin/python" ]; then
     set -- "-DPython3_EXECUTABLE=$ROOT/.venv/bin/python" "$@"
@@ -86,7 +86,7 @@ configure() {
   cmake -S "$ROOT" --preset "$preset" "$@"
 }
 
-# quietly LOG COMMAND...: writes the output to the log, and its end to the screen on a failure.
+# quietly LOG COMMAND...: writes the output to the log. On a failure, prints the end of it.
 quietly() {
   local log=$LOGS/$1
   shift
@@ -98,7 +98,7 @@ quietly() {
   return $code
 }
 
-# progress LOG COMMAND...: the same for a build; ninja's counters stay on the screen.
+# progress LOG COMMAND...: like quietly, for a build. Prints ninja's counters.
 progress() {
   local log=$LOGS/$1 code=0
   shift
@@ -110,7 +110,7 @@ progress() {
   return "$code"
 }
 
-# build_preset PRESET [BUILD ARGUMENT...]: configures and builds it with its tests.
+# build_preset PRESET [BUILD ARGUMENT...]: configures and builds the preset with its tests.
 build_preset() {
   local preset=$1
   shift
@@ -118,8 +118,8 @@ build_preset() {
   progress "build-$preset.log" cmake --build --preset "$preset" -j "$(jobs)" "$@"
 }
 
-# run_ctest PRESET ARGUMENT...: an empty selection is an error. Prints failures, skips and the total;
-# all of the output is in ctest-PRESET.log.
+# run_ctest PRESET ARGUMENT...: an empty selection is an error. Prints failures, skips and the total.
+# The full output is in ctest-PRESET.log.
 run_ctest() {
   local preset=$1 report code=0
   shift
@@ -134,7 +134,7 @@ run_ctest() {
 
 cli_of() { echo "$ROOT/build/$1/bin/flashcore"; }
 
-# need_cli PRESET: the command, or an error that says what is missing.
+# need_cli PRESET: prints the path of the command, or fails if it is not built.
 need_cli() {
   local cli
   cli=$(cli_of "$1")

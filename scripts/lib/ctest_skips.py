@@ -1,4 +1,4 @@
-"""Prints `NOT RUN: test: reason` for every test that a JUnit report of ctest calls skipped.
+"""Prints `NOT RUN: test: reason` for every test that is skipped in a JUnit report of ctest.
 
     python3 scripts/lib/ctest_skips.py REPORT.xml
 """

@@ -1,5 +1,5 @@
-"""What `make kernel` and `make profile` share: the lists of kernels, a build with one of them only,
-and the bench cases it is meant for."""
+"""Shared code of `make kernel` and `make profile`: the lists of kernels, a build with one kernel only,
+and the bench cases of a kernel's size."""
 
 import json
 import os
@@ -12,12 +12,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build" / "logs"
 _MOST_CASES = 5
-_MOST_ELEMENTS = 1.4e8  # of q, k and v: more take the host longer to draw than the kernel to read
-_PROXY_ARCHITECTURE = "90"  # compiled for where there is no GPU to ask
+_MOST_ELEMENTS = 1.4e8  # in q, k and v; drawing more takes the host longer than the kernel takes
+_PROXY_ARCHITECTURE = "90"  # target of a machine without a GPU
 
 
 class Failure(Exception):
-    """What went wrong, and what to do."""
+    """An error with a message for the user."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Kernel:
     head_dim: int = 576
     tile_q: int = 64
     inputs: str = "native"  # "kv8": 8-bit k and v; "fp8": e4m3 q, k and v
-    isa: str = ""  # of a CPU kernel
-    shape: tuple = ()  # of a CUDA kernel: the numbers that its template takes
+    isa: str = ""  # CPU kernels only
+    shape: tuple = ()  # CUDA kernels only: the numbers of the template arguments
 
 
 def read_kernels(root=ROOT):
-    """All kernels of the two lists."""
+    """All kernels of src/cuda/kernels.def and src/cpu/kernels.def."""
     gpu = (root / "src" / "cuda" / "kernels.def").read_text(encoding="utf-8")
     cpu = (root / "src" / "cpu" / "kernels.def").read_text(encoding="utf-8")
     found = []
@@ -95,14 +95,14 @@ def find_kernel(id_, kernels):
 
 
 def case_dtype(kernel):
-    """The dtype of a case that the kernel takes; after a slash that of K and V."""
+    """The dtype of a case for this kernel. A dtype after a slash is that of K and V."""
     return f"{kernel.dtype}/e4m3" if kernel.inputs == "kv8" else kernel.dtype
 
 
 def cases_for(kernel, kernels, cases):
-    """The cases a kernel is meant for, in its own type, the smallest first: those of its size class
-    with rows enough for its tiles (or, for the smallest tile, few). Where no case has such a head
-    dim, the cases of 128 with the kernel's own."""
+    """The cases of a kernel's size class in its dtype, smallest first. They have enough rows to fill the
+    kernel's tiles; those of the smallest tile have few rows. If no case has a suitable head dim, the
+    cases of head dim 128 are used with the kernel's."""
     if kernel.device == "cpu":
         wanted = [case for case in cases if case["suite"] == "cpu"]
         return distinct({**case, "dtype": kernel.dtype} for case in wanted)
@@ -131,7 +131,7 @@ def elements_of(case):
 
 
 def distinct(cases):
-    """Without doubles, from the smallest to the largest, some of many."""
+    """Cases without duplicates, sorted by work, at most _MOST_CASES, evenly sampled."""
     by_work = sorted(cases, key=lambda case: case["batch"] * case["q_heads"] * case["q_len"]
                      * case["kv_len"] * case["head_dim"])
     chosen = []
@@ -149,7 +149,7 @@ def load_cases(root=ROOT):
     return json.loads((root / "bench" / "cases.json").read_text(encoding="utf-8"))["cases"]
 
 
-# ptxas -v: one block per kernel and architecture.
+# ptxas -v prints one such paragraph per kernel and architecture.
 _PTXAS = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\w+)'.*?"
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
@@ -157,14 +157,14 @@ _PTXAS = re.compile(
 
 
 def ptxas_lines(log):
-    """What ptxas says about each attention kernel it compiled, as sentences."""
+    """One line with registers, spills and stack for each attention kernel in a build log."""
     return [f"sm_{one['arch']}: {one['registers']} registers, spills {one['stores']} bytes stored "
             f"and {one['loads']} loaded, stack {one['stack']} bytes"
             for one in _PTXAS.finditer(log) if "attention" in one["name"]]
 
 
 def gpu_architecture():
-    """The compute capability of GPU 0 without its point, "90"; "" where there is none."""
+    """The compute capability of GPU 0 without its point, like "90"; "" without a GPU."""
     if shutil.which("nvidia-smi") is None:
         return ""
     asked = subprocess.run(["nvidia-smi", "--id=0", "--query-gpu=compute_cap",
@@ -174,13 +174,13 @@ def gpu_architecture():
 
 
 def environment():
-    """What scripts/setup put into .venv first, nvcc's usual place last."""
+    """The environment with .venv first on the PATH and the usual folder of nvcc last."""
     folders = [str(ROOT / ".venv" / "bin"), os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
     return {**os.environ, "PATH": os.pathsep.join(folders)}
 
 
 def run_logged(arguments, log):
-    """Runs a command into a log; its end is in the error where it fails."""
+    """Runs a command with its output in a log. Returns the output; a Failure holds the end of it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "w", encoding="utf-8") as file:
         done = subprocess.run([str(one) for one in arguments], stdout=file,
@@ -188,13 +188,13 @@ def run_logged(arguments, log):
     text = log.read_text(encoding="utf-8", errors="replace")
     if done.returncode != 0:
         tail = "\n".join(text.splitlines()[-30:])
-        raise Failure(f"{tail}\n{' '.join(str(one) for one in arguments[:3])} failed; all of it is "
-                      f"in {log.relative_to(ROOT)}")
+        raise Failure(f"{tail}\n{' '.join(str(one) for one in arguments[:3])} failed; full output: "
+                      f"{log.relative_to(ROOT)}")
     return text
 
 
 def build(kernel, jobs):
-    """Builds the command with this kernel only; returns (its path, ptxas's words)."""
+    """Builds the command with this kernel only. Returns (path, ptxas_lines)."""
     folder = ROOT / "build" / ("kernel-cpu" if kernel.device == "cpu" else "kernel")
     options = ["-DCMAKE_BUILD_TYPE=Release", "-DFLASHCORE_BUILD_TESTS=OFF"]
     if kernel.device == "cpu":
@@ -207,7 +207,7 @@ def build(kernel, jobs):
                LOGS / "configure-kernel.log")
     text = run_logged(["cmake", "--build", folder, "-j", str(jobs), "--target", "flashcore_cli"],
                       LOGS / "build-kernel.log")
-    # Where nothing had to be compiled, ptxas said it last time.
+    # ptxas prints nothing if the kernel was up to date, so keep the lines of the last compilation.
     remembered = folder / f"ptxas-{kernel.id}.txt"
     lines = ptxas_lines(text)
     if lines:

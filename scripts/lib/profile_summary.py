@@ -1,10 +1,10 @@
-"""From what ncu counted to twenty lines for people. Reads the raw page of a report as CSV: a line of
-column names, a line of units, a line per kernel; anything printed before the names is passed over."""
+"""Summarizes an ncu report in twenty lines. Reads its raw page as CSV: a line of column names, a line of
+units, a line per kernel. Ignores any output before the column names."""
 
 import csv
 import re
 
-# What is shown: (words, unit, the metric's names, the first that is there counts). Names differ
+# (printed name, unit, names of the metric). The first metric in the report counts: names differ
 # between architectures and versions of ncu.
 _FIGURES = (
     ("duration", "us", ("gpu__time_duration.sum",)),
@@ -26,8 +26,8 @@ _FIGURES = (
     ("issue slots", "%", ("sm__inst_issued.avg.pct_of_peak_sustained_active",
                           "smsp__issue_active.avg.pct_of_peak_sustained_active")),
     ("occupancy", "%", ("sm__warps_active.avg.pct_of_peak_sustained_active",)),
-    ("registers a thread", "", ("launch__registers_per_thread",)),
-    ("shared memory a block", "bytes", ("launch__shared_mem_per_block_dynamic",)),
+    ("registers per thread", "", ("launch__registers_per_thread",)),
+    ("shared memory per CTA", "bytes", ("launch__shared_mem_per_block_dynamic",)),
 )
 SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "MemoryWorkloadAnalysis",
             "MemoryWorkloadAnalysis_Tables", "LaunchStats", "Occupancy", "SchedulerStats",
@@ -39,7 +39,7 @@ _TO_US = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1.0, "us": 1.0, "msecond": 1e3
 
 
 class NoKernel(Exception):
-    """The report has no kernel in it, or is no report."""
+    """The text is not a report, or it has no kernel."""
 
 
 def parse(text):
@@ -57,7 +57,7 @@ def parse(text):
 
 
 def number(text):
-    """1,234.5 -> 1234.5; None for what is no number ("n/a", "")."""
+    """1,234.5 -> 1234.5; None for other text ("n/a", "")."""
     try:
         return float(text.replace(",", ""))
     except ValueError:
@@ -65,7 +65,7 @@ def number(text):
 
 
 def figure(kernel, units, names):
-    """(value, unit) of the first of the metrics that is there; None where none is."""
+    """(value, unit) of the first metric in the report; None if none is there."""
     for name in names:
         value = number(kernel.get(name, ""))
         if value is not None:
@@ -74,7 +74,7 @@ def figure(kernel, units, names):
 
 
 def stalls(kernel):
-    """[(reason, warps waiting for it per issued instruction)], the largest first."""
+    """[(stall reason, stalled warps per issued instruction)], largest first."""
     found = []
     for name, text in kernel.items():
         match, value = _STALL.fullmatch(name), number(text)
@@ -84,7 +84,7 @@ def stalls(kernel):
 
 
 def summary(text):
-    """The table of the first kernel, as lines."""
+    """The summary of the first kernel, as text."""
     kernels, units = parse(text)
     kernel = kernels[0]
     lines = [f"{'kernel':<24} {kernel.get('Kernel Name', '?').split('(')[0][:120]}",
@@ -92,7 +92,7 @@ def summary(text):
     for words, shown_unit, names in _FIGURES:
         found = figure(kernel, units, names)
         if found is None:
-            lines.append(f"{words:<24} not given by this ncu")
+            lines.append(f"{words:<24} not reported by this ncu")
             continue
         value, unit = found
         if shown_unit == "us":
@@ -100,6 +100,6 @@ def summary(text):
         elif shown_unit == "bytes" and unit.lower().startswith("kbyte"):
             value *= 1000
         lines.append(f"{words:<24} {value:10.4g} {shown_unit}".rstrip())
-    lines.append("top stalls, in warps waiting per instruction issued:")
+    lines.append("top stalls, in stalled warps per issued instruction:")
     lines += [f"  {reason:<22} {value:10.2f}" for reason, value in stalls(kernel)[:_MOST_STALLS]]
     return "\n".join(lines)

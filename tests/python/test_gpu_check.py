@@ -246,8 +246,8 @@ class Verdicts(WithFolder):
         self.assertIn("1 named", judge(good, [3]).reason)
         self.assertIn("2 named", judge({**good, "failures": 1}, [3, 3]).reason)
         self.assertIn("wrong", judge({**good, "reports": [report, {"reason": "wrong"}]}, [3, 7]).reason)
-        self.assertIn("did not go on", judge({**good, "problems": 4}, [3, 7]).reason)
-        self.assertIn("did not go on", judge(good, [3, 7], problems=2).reason)
+        self.assertIn("did not continue", judge({**good, "problems": 4}, [3, 7]).reason)
+        self.assertIn("did not continue", judge(good, [3, 7], problems=2).reason)
         self.assertEqual(stages.judge_deadline(self.run_command("sleep 30", 0.2), 24).reason[:6],
                          "hung: ")
 

@@ -71,10 +71,10 @@ class Summary(unittest.TestCase):
         self.assertEqual(shown["DRAM"], "12.5 %")
         self.assertEqual(shown["issue slots"], "55.5 %")  # the first name has no number
         self.assertEqual(shown["occupancy"], "12.4 %")
-        self.assertEqual(shown["registers a thread"], "206")
+        self.assertEqual(shown["registers per thread"], "206")
 
     def test_what_is_missing_is_said(self):
-        self.assertEqual(self.shown()["FMA pipe"], "not given by this ncu")
+        self.assertEqual(self.shown()["FMA pipe"], "not reported by this ncu")
 
     def test_stalls_from_the_largest(self):
         kernels, _ = profile_summary.parse(SAMPLE)
