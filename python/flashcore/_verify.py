@@ -135,7 +135,7 @@ def _out_dtype(result: Any, dtype: str) -> str | None:
 
 
 def _declared(supports: dict[str, Any] | Iterable[str] | None) -> dict[str, Any]:
-    """`supports` as a dict. It may be a collection of names; the verifier then finds out the others."""
+    """`supports` as a dict. For a collection of names, the verifier discovers the other properties."""
     if supports is None:
         return {}
     if not isinstance(supports, dict):

@@ -42,7 +42,7 @@ class JaxAdapter(ArrayAdapter):
         wanted = numpy.dtype(like.dtype if dtype is None else NEW_DTYPES[dtype])
         if like.device.platform == "cpu":
             return numpy.empty(shape, wanted)
-        # Writing into this buffer is safe: no one else holds it yet.
+        # Writing into this buffer is safe: nothing else refers to it yet.
         return jax.device_put(jax.numpy.zeros(shape, wanted), like.device)
 
     def fill(self, array, value):

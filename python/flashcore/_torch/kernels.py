@@ -23,7 +23,7 @@ class _ShortCall(threading.local):
 
     def prepare(self, adapter):
         self.adapter = adapter
-        self.call = PreparedCall(adapter, from_schema(), ())  # no one else uses it, so it is never busy
+        self.call = PreparedCall(adapter, from_schema(), ())  # used here only, so it is never busy
         self.new = self.call.run_new or (lambda q, k, v: None)
 
 

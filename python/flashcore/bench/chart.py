@@ -36,7 +36,7 @@ class Chart:
 
     @staticmethod
     def _share(value, ticks):
-        """Where value is between the first and the last tick, from 0 to 1."""
+        """The position of value between the first (0) and the last tick (1)."""
         width = math.log10(ticks[-1] / ticks[0])
         return math.log10(value / ticks[0]) / width if width else 0.5
 

@@ -42,14 +42,15 @@ def arithmetic_of(out, probability):
                       score_unit, 32 * score_unit, probability in ("f16", "bf16"))
 
 
-# By the name of the family; None: the kernel's dtype. `flashcore info --kernels --json` prints the same
-# as probability_dtype.
+# Printed family name -> dtype of P; None: the kernel's dtype. `flashcore info --kernels --json` prints it
+# as probability_dtype; tests/python/test_bound.py compares both.
 _PROBABILITY_DTYPES = {"cpu": "f32", "simt": "f32", "sm80": None, "sm80_8bit": "f16", "sm90": None,
                        "sm90_e4m3": "e4m3"}
 
 
 def probability_dtype(family, dtype):
-    """The dtype in which the kernels of a family store P. Tensor cores take it in their operand format."""
+    """The dtype in which the kernels of a family store P. Tensor-core kernels store it in their operand
+    format."""
     return _PROBABILITY_DTYPES[family] or dtype if dtype != "f64" else "f64"
 
 
