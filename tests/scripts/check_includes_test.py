@@ -1,4 +1,4 @@
-"""scripts/checks/includes accepts a clean tree and rejects one planted violation of each rule."""
+"""Tests scripts/checks/includes: a clean tree is accepted, and a violation of each rule is rejected."""
 import importlib.machinery
 import importlib.util
 import os
@@ -10,7 +10,7 @@ import unittest
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 SCRIPT = os.path.join(TREE, "scripts", "checks", "includes")
 
-# A small tree that uses every permission.
+# A small tree with every allowed include.
 CLEAN = {
     "bindings/python/fastcall.h": '#include "flashcore/plan.h"\n',
     "bindings/python/fastcall.cc": '#include <thread>\n#include "bindings/python/fastcall.h"\n',
@@ -57,7 +57,7 @@ CLEAN = {
     "examples/quick_start.cc": "#include <flashcore/plan.h>\n#include <vector>\n",
 }
 
-# file that breaks a rule, the line added to it, part of what must be said
+# (file, line that breaks a rule, part of the expected message)
 VIOLATIONS = [
     ("bindings/python/fastcall.cc", '#include "core/mask.h"', "bindings/python may include"),
     ("bindings/python/fastcall.cc", "#include <Python.h>", "bindings include the standard library"),
@@ -105,7 +105,7 @@ VIOLATIONS = [
     ("src/new_folder/file.cc", "", "no include rule"),
 ]
 
-# A small package that uses every permission.
+# A small package with every allowed import.
 CLEAN_PYTHON = {
     "python/flashcore/__init__.py": "from flashcore._attention import attention\n"
                                     'LAZY = {"integrations": "flashcore.integrations"}\n'
@@ -131,7 +131,7 @@ CLEAN_PYTHON = {
                                       "from flashcore._core.abi import Params\n",
 }
 
-# module that breaks a rule, the line added to it, part of what must be said
+# (module, line that breaks a rule, part of the expected message)
 WRONG_IMPORTS = [
     ("_core/abi.py", "import flashcore.cache", "imports flashcore.cache: _core may import _core only"),
     ("_core/abi.py", "from flashcore import _attention", "_core may import"),
@@ -157,7 +157,7 @@ WRONG_IMPORTS = [
     ("new/part.py", "", "no import rule"),
 ]
 
-# (module, line added to it) of a cycle, and how it is named
+# ([(module, line that closes a cycle)], expected message)
 CYCLES = [
     ([("_core/abi.py", "from flashcore._core.arrays import adapter")],
      "import cycle: flashcore._core.abi -> flashcore._core.arrays -> flashcore._core.abi"),
@@ -175,7 +175,7 @@ CYCLES = [
 ]
 
 
-sys.dont_write_bytecode = True  # beside a script without .py it would be litter
+sys.dont_write_bytecode = True  # no __pycache__ next to the script
 loader = importlib.machinery.SourceFileLoader("check_includes", SCRIPT)
 script = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
 loader.exec_module(script)
@@ -195,7 +195,7 @@ def write(tree, files):
 
 
 class CheckIncludes(unittest.TestCase):
-    def test_this_tree_keeps_the_rules(self):
+    def test_this_tree_is_clean(self):
         self.assertEqual(script.check_tree(TREE)[2], [])
         files, imports, broken = script.check_python(TREE)
         self.assertEqual(broken, [])
@@ -253,7 +253,7 @@ class CheckIncludes(unittest.TestCase):
                 self.assertIn(words, broken[0])
                 self.assertEqual(exit_code(tree), 1)
 
-    def test_each_import_cycle_is_named(self):
+    def test_each_import_cycle_is_reported(self):
         for added, words in CYCLES:
             with self.subTest(added=added), tempfile.TemporaryDirectory() as tree:
                 self.python_tree(tree, added)
@@ -262,7 +262,7 @@ class CheckIncludes(unittest.TestCase):
                 self.assertTrue(broken[0].endswith(words), broken)
                 self.assertEqual(exit_code(tree), 1)
 
-    def test_a_violation_shows_in_the_exit_code(self):
+    def test_a_violation_sets_the_exit_code(self):
         path, line, _ = VIOLATIONS[0]
         with tempfile.TemporaryDirectory() as tree:
             write(tree, CLEAN)

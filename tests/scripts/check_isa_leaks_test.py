@@ -1,4 +1,4 @@
-"""scripts/checks/isa_leaks on small objects compiled here: clean ones pass, planted leaks do not."""
+"""Tests scripts/checks/isa_leaks on small objects compiled here: clean objects pass, leaks are found."""
 import os
 import platform
 import shlex
@@ -47,7 +47,7 @@ class CheckIsaLeaks(unittest.TestCase):
         code, said = self.check()
         self.assertEqual(code, 0, said)
 
-    def test_an_inline_function_beside_the_table(self):
+    def test_an_inline_function_next_to_the_table(self):
         self.compile("flashcore_cpu_generic", TABLE + INLINE)
         code, said = self.check()
         self.assertEqual(code, 1, said)
@@ -69,14 +69,14 @@ class CheckIsaLeaks(unittest.TestCase):
         self.assertEqual(code, 1, said)
         self.assertIn("flashcore_cpu_generic", said)
 
-    @unittest.skipUnless(platform.machine() == "x86_64", "VEX encoding is x86-64's")
+    @unittest.skipUnless(platform.machine() == "x86_64", "VEX encoding exists on x86-64 only")
     def test_a_scalar_avx_instruction(self):
         self.compile("flashcore_objects", NARROW_AVX, ["-mavx"])
         code, said = self.check()
         self.assertEqual(code, 1, said)
         self.assertIn("vaddss", said)
 
-    @unittest.skipUnless(platform.machine() == "x86_64", "EVEX encoding is x86-64's")
+    @unittest.skipUnless(platform.machine() == "x86_64", "EVEX encoding exists on x86-64 only")
     def test_avx512_in_the_avx2_kernel(self):
         self.compile("flashcore_cpu_avx2", TABLE.replace("Plain", "Avx2").replace(
             "namespace {", "namespace { " + LOOP).replace("return a + b", "scale(&a); return a + b"),

@@ -1,4 +1,4 @@
-"""scripts/checks/doc_links accepts a clean tree and rejects one planted fault of each kind."""
+"""Tests scripts/checks/doc_links: a clean tree is accepted, and each kind of error is rejected."""
 import os
 import subprocess
 import sys
@@ -21,12 +21,12 @@ CLEAN = {
                        'const char* name = "src/none.h";  /* mask.h\n tests/a_test.cc */\n',
     "src/cpu/kernels/target_neon.cc": "",
     "tests/a_test.cc": "",
-    "tests/b_test.py": '"""tests/a_test.cc, mask.h."""\nPLANTED = "src/none.h"  # src/core\n',
+    "tests/b_test.py": '"""tests/a_test.cc, mask.h."""\nINJECTED = "src/none.h"  # src/core\n',
     "scripts/test": "#!/usr/bin/env bash\n# scripts/test and docs/a.md\necho src/none.h\n",
     "CHANGELOG.md": "- `src/gone.h` is now `src/core/mask.h`\n",
 }
 
-# file, the text added to it, part of what must be said
+# (file, text added to it, part of the expected message)
 FAULTS = [
     ("README.md", "[gone](docs/gone.md)\n", "link to docs/gone.md"),
     ("README.md", "[gone](docs/a.md#three)\n", "docs/a.md has no such heading"),
@@ -75,7 +75,7 @@ class DocLinks(unittest.TestCase):
         code, said = run(self.tree)
         self.assertEqual((code, said), (0, "doc_links: 4 documents, 5 sources, 0 faults\n"))
 
-    def test_each_fault_is_found_and_named(self):
+    def test_each_error_is_reported(self):
         for path, text, words in FAULTS:
             with self.subTest(path=path, text=text):
                 self.write(path, CLEAN[path] + text)
@@ -88,7 +88,7 @@ class DocLinks(unittest.TestCase):
                 self.assertIn("1 faults", said)
                 self.write(path, CLEAN[path])
 
-    def test_a_missing_tree_is_an_error_of_its_own(self):
+    def test_a_missing_tree_exits_2(self):
         with tempfile.TemporaryDirectory() as empty:
             done = subprocess.run([sys.executable, SCRIPT, empty], stderr=subprocess.PIPE, text=True)
         self.assertEqual(done.returncode, 2)

@@ -1,4 +1,4 @@
-"""The files that scripts/lib/gen_options writes are current, and it finds one that is not."""
+"""Tests scripts/lib/gen_options: the generated files are current, and a stale file is found."""
 import importlib.machinery
 import importlib.util
 import inspect
@@ -12,7 +12,7 @@ import unittest
 TREE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 SCRIPT = os.path.join(TREE, "scripts", "lib", "gen_options")
 
-sys.dont_write_bytecode = True  # beside a script without .py it would be litter
+sys.dont_write_bytecode = True  # no __pycache__ next to the script
 sys.path.insert(0, os.path.join(TREE, "python"))
 loader = importlib.machinery.SourceFileLoader("gen_options", SCRIPT)
 script = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
@@ -50,7 +50,7 @@ class GenOptions(unittest.TestCase):
         code, said = run("--check")
         self.assertEqual(code, 0, said)
 
-    def test_a_stale_file_is_found_and_renewed(self):
+    def test_a_stale_file_is_found_and_rewritten(self):
         for path, old, new in ((script.PYTHON, "causal", "casual"), (script.DOCS, "| `softcap`", "| cap"),
                                (script.LAYOUT, "FIELD(flashcore_params, q);\n", ""),
                                (script.TABLE, "false hides the key", "hides the key"),
@@ -63,7 +63,7 @@ class GenOptions(unittest.TestCase):
                 self.assertEqual(run(self.tree)[0], 0)
                 self.assertEqual(run("--check", self.tree)[0], 0)
 
-    def test_a_new_option_reaches_all_files(self):
+    def test_a_new_option_is_written_to_all_files(self):
         replace(self.tree, script.TABLE, "FLASHCORE_OPTION(q_scale_block,",
                 'FLASHCORE_OPTION(sharpness, f64, 0.5, 0, "a number", score, "sharp", "doc of it")\n'
                 "FLASHCORE_OPTION(q_scale_block,")
@@ -84,7 +84,7 @@ class GenOptions(unittest.TestCase):
         self.assertEqual(names["from_schema"](sharpness=2.0)[-1], 2.0)
         self.assertEqual(names["to_schema"](names["from_schema"](sharpness=3.0))["sharpness"], 3.0)
 
-    def test_a_bad_row_is_named(self):
+    def test_a_bad_row_is_reported(self):
         replace(self.tree, script.TABLE, "FLASHCORE_OPTION(kernel, text,", "FLASHCORE_OPTION(kernel,")
         code, said = run(self.tree)
         self.assertNotEqual(code, 0)

@@ -1,4 +1,4 @@
-"""cmake/instrumented.cmake compiles every file a second time that sees the layout its hooks change."""
+"""Tests cmake/instrumented.cmake: it compiles every file twice whose struct layout depends on the hooks."""
 import re
 import subprocess
 import unittest
@@ -6,12 +6,12 @@ from pathlib import Path
 
 TREE = Path(__file__).resolve().parents[2]
 ROOTS = (TREE / "src", TREE / "include", TREE / "tools" / "flashcore")
-HOOKS = TREE / "src" / "core" / "fault.h"  # its struct is part of every other one
+HOOKS = TREE / "src" / "core" / "fault.h"  # its struct is a member of the launch arguments
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 def included(path):
-    """The tree's files that one file includes."""
+    """The files of the tree that a file includes."""
     for name in INCLUDE.findall(path.read_text(encoding="utf-8")):
         for root in (path.parent, *ROOTS):
             if (root / name).is_file():
@@ -30,7 +30,7 @@ def sees(path, header):
 
 
 def compiled_twice():
-    """What the list in cmake/instrumented.cmake matches."""
+    """The pattern of FLASHCORE_INSTRUMENTED_SOURCES, and src/check."""
     text = (TREE / "cmake" / "instrumented.cmake").read_text(encoding="utf-8")
     pattern = re.search(r'set\(FLASHCORE_INSTRUMENTED_SOURCES "(.*)"\)', text)[1]
     return re.compile(f"(?:{pattern})|src/check/")
@@ -41,12 +41,12 @@ class Instrumented(unittest.TestCase):
         files = [path for path in sorted((TREE / "src").rglob("*.cc")) if "cuda" not in path.parts]
         seeing = [path for path in files if sees(path, HOOKS)]
         self.assertGreater(len(seeing), 10)
-        left_out = [str(path.relative_to(TREE)) for path in seeing
+        missing = [str(path.relative_to(TREE)) for path in seeing
                     if not compiled_twice().match(str(path.relative_to(TREE)))]
-        self.assertEqual(left_out, [], "add these to FLASHCORE_INSTRUMENTED_SOURCES")
+        self.assertEqual(missing, [], "add these to FLASHCORE_INSTRUMENTED_SOURCES")
 
     def test_the_command_has_no_code_of_core(self):
-        """flashcore_tool sees core's structs and is compiled once: it must hold no function on them."""
+        """flashcore_tool is compiled once, so it must contain no function that depends on core's structs."""
         archive = TREE / "build" / "cpu" / "tools" / "flashcore" / "libflashcore_tool.a"
         if not archive.is_file():
             self.skipTest("the CPU preset is not built")

@@ -1,4 +1,4 @@
-"""scripts/kernel: the lists it reads, the cases it chooses, what it makes of ptxas's words."""
+"""Tests scripts/kernel: kernel lists, choice of cases, summary of ptxas output."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "lib"))
 
 import kernel_build as build  # noqa: E402
 
-# As nvcc 13.0 prints it for two architectures, and for a kernel that is not attention.
+# Output of nvcc 13.0 for two architectures, with a kernel that is not attention.
 PTXAS = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '_ZN9flashcore4cuda4sm809attentionINS1_6ConfigIfEEEvv' for 'sm_80'
 ptxas info    : Function properties for _ZN9flashcore4cuda4sm809attentionINS1_6ConfigIfEEEvv
@@ -80,7 +80,7 @@ class Lists(unittest.TestCase):
                 self.assertLessEqual(case["head_dim"], kernel.head_dim)
                 self.assertEqual(case["suite"], "kernel")
 
-    def test_tiles_of_many_rows_get_prefill_and_tiles_of_few_get_decode(self):
+    def test_large_tiles_get_prefill_and_small_tiles_decode(self):
         kernels = [build.Kernel(f"k{tile}", "cuda", "sm80", "bf16", 128, tile) for tile in (128, 16)]
         smaller = build.Kernel("k", "cuda", "sm80", "bf16", 64, 16)
         cases = build.load_cases()
@@ -91,14 +91,14 @@ class Lists(unittest.TestCase):
         self.assertTrue(all(case["q_len"] <= 64 for case in few))
 
 
-class Words(unittest.TestCase):
+class Output(unittest.TestCase):
     def test_ptxas(self):
         self.assertEqual(build.ptxas_lines(PTXAS), [
             "sm_80: 255 registers, spills 12 bytes stored and 16 loaded, stack 8 bytes",
             "sm_90: 206 registers, spills 0 bytes stored and 0 loaded, stack 0 bytes"])
         self.assertEqual(build.ptxas_lines("ninja: no work to do.\n"), [])
 
-    def test_an_unknown_kernel_is_refused_before_anything_is_built(self):
+    def test_an_unknown_kernel_is_refused_before_the_build(self):
         done = subprocess.run([ROOT / "scripts" / "kernel", "fwd_nobody"], capture_output=True,
                               text=True)
         self.assertEqual(done.returncode, 2)

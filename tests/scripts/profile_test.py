@@ -1,7 +1,7 @@
-"""scripts/profile: its reading of ncu's raw page, and what it says where ncu or a case is missing.
+"""Tests scripts/profile: parsing of ncu's raw page, and messages about a missing ncu or case.
 
-SAMPLE is a test of the parser and no measurement: it follows the documented format of
-`ncu --csv --page raw` (names, units, one line per kernel), and its figures are made up.
+SAMPLE tests the parser and is not a measurement. It has the documented format of
+`ncu --csv --page raw` (names, units, one line per kernel) with invented figures.
 """
 
 import os
@@ -65,18 +65,18 @@ class Summary(unittest.TestCase):
         self.assertEqual(shown["kernel"], "attention")
         self.assertEqual(shown["grid, block"], "(264, 1, 1), (128, 1, 1)")
         self.assertEqual(shown["duration"], "1234 us")
-        self.assertEqual(shown["tensor pipe"], "71.5 %")  # the first of its names
+        self.assertEqual(shown["tensor pipe"], "71.5 %")  # the first metric counts
         self.assertEqual(shown["XU (exp2, reciprocal)"], "44 %")
         self.assertEqual(shown["L2"], "31.25 %")
         self.assertEqual(shown["DRAM"], "12.5 %")
-        self.assertEqual(shown["issue slots"], "55.5 %")  # the first name has no number
+        self.assertEqual(shown["issue slots"], "55.5 %")  # the first metric has no number
         self.assertEqual(shown["occupancy"], "12.4 %")
         self.assertEqual(shown["registers per thread"], "206")
 
-    def test_what_is_missing_is_said(self):
+    def test_missing_metrics_are_reported(self):
         self.assertEqual(self.shown()["FMA pipe"], "not reported by this ncu")
 
-    def test_stalls_from_the_largest(self):
+    def test_stalls_are_sorted(self):
         kernels, _ = profile_summary.parse(SAMPLE)
         self.assertEqual([reason for reason, _ in profile_summary.stalls(kernels[0])],
                          ["math pipe throttle", "selected", "wait", "long scoreboard", "barrier",
@@ -111,8 +111,8 @@ class Script(unittest.TestCase):
         self.assertIn("takes bf16", self.refused("fwd_simt_bf16_d64_q64", "prefill-b1-s512"))
         self.assertIn("up to head_dim 64", self.refused("fwd_simt_bf16_d64_q64", "decode"))
 
-    @unittest.skipIf(os.path.exists("/usr/local/cuda/bin/ncu"), "ncu is there whatever the PATH")
-    def test_without_ncu_it_says_what_to_do(self):
+    @unittest.skipIf(os.path.exists("/usr/local/cuda/bin/ncu"), "ncu is installed in a fixed folder")
+    def test_without_ncu_the_message_names_the_package(self):
         with tempfile.TemporaryDirectory() as empty:
             said = self.refused("fwd_simt_f16_d64_q64", "prefill-b1-s512", PATH=empty)
         self.assertIn("nsight-compute", said)

@@ -1,5 +1,5 @@
-"""scripts/checks/same_sass: names do not count, instructions do. cuobjdump is replaced by a script
-that prints a dump, so that the test needs no CUDA."""
+"""Tests scripts/checks/same_sass: names are ignored, instructions are compared. A script that prints a
+dump replaces cuobjdump, so the test needs no CUDA."""
 import json
 import os
 import subprocess
@@ -39,11 +39,11 @@ class SameSass(unittest.TestCase):
             with open(lists, encoding="utf-8") as file:
                 return done.returncode, json.load(file)
 
-    def test_names_do_not_count(self):
+    def test_names_are_ignored(self):
         code, lists = self.compare(dump(OLD_NAME), dump(NEW_NAME, called="new_name"))
         self.assertEqual((code, len(lists["same"]), lists["changed"]), (0, 1, []))
 
-    def test_another_instruction_counts(self):
+    def test_a_changed_instruction_is_reported(self):
         code, lists = self.compare(dump(OLD_NAME), dump(NEW_NAME, "MOV R1, R3 ;"))
         self.assertEqual((code, lists["same"], len(lists["changed"])), (1, [], 1))
 

@@ -1,4 +1,4 @@
-"""scripts/setup lists what is missing without touching anything, and is quick where nothing is."""
+"""Tests scripts/setup: it lists missing packages without installing them, and is fast if none is missing."""
 import os
 import shutil
 import subprocess
@@ -8,7 +8,7 @@ import unittest
 
 TREE = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 SETUP = os.path.join(TREE, "scripts", "setup")
-# What the script itself needs; any Debian has them.
+# Programs that the script itself needs. Every Debian system has them.
 BASICS = ["bash", "basename", "cat", "dirname", "env", "grep", "head", "id", "mkdir", "nproc",
           "printf", "sed", "sort", "tail"]
 
@@ -21,7 +21,7 @@ class Setup(unittest.TestCase):
         os.mkdir(self.bin)
         for name in BASICS:
             os.symlink(shutil.which(name), os.path.join(self.bin, name))
-        # A copy, so that a .venv of the tree does not count.
+        # A copy, so that the tree's .venv is not used.
         self.setup = os.path.join(folder.name, "scripts", "setup")
         shutil.copytree(os.path.join(TREE, "scripts"), os.path.dirname(self.setup))
         shutil.copy(os.path.join(TREE, "requirements-dev.txt"), folder.name)
@@ -67,7 +67,7 @@ class Setup(unittest.TestCase):
         self.command("clang-format-14", "echo Debian clang-format version 14.0.6\n")
         self.assertNotIn("clang-format 14", self.run_setup("test", TORCH="0")[1])
 
-    def test_torch_can_be_left_out(self):
+    def test_torch_can_be_excluded(self):
         code, said = self.run_setup("test")
         for package in ("torch", "numpy", "transformers", "scikit-build-core", "onnx",
                         "expecttest", "hypothesis", "jax"):
@@ -81,7 +81,7 @@ class Setup(unittest.TestCase):
         self.command("cmake", "echo cmake version 3.25.1\n")
         self.assertNotIn("cmake >= 3.25", self.run_setup("build")[1])
 
-    def test_where_the_distribution_has_only_an_old_cmake(self):
+    def test_cmake_comes_from_pip_if_the_distribution_has_an_old_one(self):
         self.command("apt-cache", "echo '  Candidate: 3.22.1-1ubuntu1'\n")
         code, said = self.run_setup("build")
         self.assertIn("pip into .venv: cmake>=3.25", said)
@@ -94,11 +94,11 @@ class Setup(unittest.TestCase):
     def test_an_unknown_level(self):
         self.assertEqual(self.run_setup("everything")[0], 2)
 
-    def test_quick_where_nothing_is_missing(self):
+    def test_fast_if_nothing_is_missing(self):
         start = time.monotonic()
         code, said = self.run_setup("build", path=os.environ["PATH"], script=SETUP)
-        self.assertEqual(code, 0, said)  # or these tests could not have been built
-        # 2 seconds are the aim; a loaded machine gets some more.
+        self.assertEqual(code, 0, said)  # this tree was built, so nothing is missing
+        # The target is 2 seconds; the margin is for a loaded machine.
         self.assertLess(time.monotonic() - start, 10)
 
 

@@ -1,5 +1,5 @@
-"""scripts/checks/stale_rows lists rows of other sources, and only those. --carry updates the rows whose
-machine code is proven to be the same, and only those."""
+"""Tests scripts/checks/stale_rows: it lists rows measured with other sources, and only those. --carry
+updates the rows whose machine code is proven to be the same, and only those."""
 import json
 import os
 import subprocess
@@ -94,7 +94,7 @@ class StaleRows(unittest.TestCase):
         self.assertIn("0 of 5 rows are stale, 5 carried", said)
         self.assertEqual(self.after, json.dumps({"rows": json.loads(self.after)["rows"]}, indent=3))
 
-    def test_a_changed_kernel_holds_back_its_own_rows_only(self):
+    def test_a_changed_kernel_keeps_only_its_own_rows_stale(self):
         rows = [row(name, kernel, OLD) for name, kernel in KERNELS.items()]
         for family, names in (("simt", SIMT), ("sm80", SM80), ("kv8", KV8), ("sm90", SM90), ("fp8", FP8)):
             for kind in ("changed", "missing"):

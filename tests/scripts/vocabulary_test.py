@@ -1,4 +1,4 @@
-"""scripts/checks/vocabulary finds an old identifier, as a whole word, in the files it is wrong in."""
+"""Tests scripts/checks/vocabulary: it finds old identifiers, as whole words, in the files of their prefix."""
 import importlib.machinery
 import importlib.util
 import subprocess
@@ -24,7 +24,7 @@ class Vocabulary(unittest.TestCase):
             file.write_text(text, encoding="utf-8")
             return script.check(Path(tree), WORDS)[1]
 
-    def test_an_old_word_is_named_with_its_line(self):
+    def test_an_old_word_is_reported_with_its_line(self):
         self.assertEqual(self.found("int a;\nRingPlace at;\n"),
                          ["src/cuda/sm90/mainloop.cuh:2: RingPlace is now PipelineState"])
         self.assertEqual(len(self.found('#include "cuda/sm80/codes.cuh"\n')), 1)
@@ -37,7 +37,7 @@ class Vocabulary(unittest.TestCase):
         self.assertEqual(len(self.found("few_rows\n")), 1)
         self.assertEqual(self.found("few_rows\n", "src/verify/layout.cc"), [])
 
-    def test_history_keeps_its_words(self):
+    def test_experiments_are_exempt(self):
         self.assertEqual(self.found("RingPlace\n", "docs/experiments/2026-01-01-ring.md"), [])
 
     def test_the_list_is_well_formed(self):
