@@ -1,5 +1,5 @@
-"""Arguments of random calls: buffers that end at guard pages and numbers, mostly right, and spoilt here
-and there."""
+"""Arguments of random calls: buffers that end at guard pages, and numbers. Most are valid, some are
+not."""
 
 INTEGERS = (-2**64, -2**63 - 1, -2**63, -2**32, -2**31, -2, -1, 0, 1, 2, 3, 7, 2**31 - 1, 2**31, 2**32,
             2**32 + 3, 2**63 - 1, 2**63, 2**64, 10**400, True, 1.0, 2.5, "3", None, float("nan"), [1], ())
@@ -10,8 +10,8 @@ WORDS = ("bhsd", "bshd", "sbhd", "", "batch_invariant", "deterministic", "fwd_ge
 
 
 class Buffers:
-    """Arguments of one case. `choose` has the methods of random.Random: Hypothesis has such objects too,
-    and then knows every choice."""
+    """Arguments of one case. `choose` has the methods of random.Random. It may come from Hypothesis, which
+    then records every choice."""
 
     def __init__(self, choose, torch):
         import numpy as np
@@ -20,9 +20,9 @@ class Buffers:
         self.np, self.fc, self.guarded, self.torch = np, flashcore, guarded, torch
         self.choose = choose
         self.values = np.random.default_rng(self.choose.getrandbits(32))
-        # How much is spoilt: mostly one thing, behind which nothing else hides.
+        # Number of invalid arguments: mostly one, so that it is not hidden by another.
         self.spoils = self.choose.choice((0, 0, 1, 1, 1, 100))
-        self.inputs, self.outputs = [], []  # (array, its bytes before)
+        self.inputs, self.outputs = [], []  # (array, its bytes before the call)
 
     def sometimes(self, chance=0.06):
         if self.spoils == 0 or self.choose.random() >= chance:
@@ -72,7 +72,7 @@ class Buffers:
         return self.given(made, written)
 
     def layout(self, shape, dtype):
-        """An array of this shape: compact, or with strides of its own."""
+        """An array of this shape, compact or strided."""
         np, kind = self.np, self.choose.random()
         at_start = self.choose.random() < 0.3
         if kind < 0.6 or not shape:
@@ -93,7 +93,7 @@ class Buffers:
         return made[(slice(None),) * axis + (slice(None, None, step),)]
 
     def lengths(self, good):
-        """int32 numbers, mostly those."""
+        """int32 numbers, mostly the given ones."""
         np = self.np
         good = list(good)
         if self.sometimes(0.1) and good:
@@ -126,7 +126,7 @@ class Buffers:
             return made
         try:
             return self.torch.from_numpy(made)
-        except (TypeError, ValueError):  # strides or types that torch has not
+        except (TypeError, ValueError):  # torch does not support these strides or this type
             return made
 
     uses_torch = False

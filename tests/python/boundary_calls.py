@@ -1,4 +1,4 @@
-"""Random calls of everything public, for boundary_fuzz.py."""
+"""Random calls of all public functions, for boundary_fuzz.py."""
 
 from boundary_buffers import FLAGS, FLOATS, INTEGERS, WORDS, Buffers
 
@@ -6,7 +6,7 @@ PROMISED = (ValueError, TypeError, NotImplementedError, MemoryError)
 
 
 class Maker(Buffers):
-    """One call: call() gives the function, its arguments and its options."""
+    """One call. call() returns the function, its arguments and its options."""
 
     def options(self):
         given = {}
@@ -187,11 +187,11 @@ class Maker(Buffers):
         given["cache_seqlens"] = self.pick(self.lengths([3, 4]), INTEGERS)
         if choose.random() < 0.5:
             given.update({name: self.array(self.shape(2, 2, 2, 8), "f4") for name in "kv"})
-            self.inputs.clear()  # among them the cache, which is written before q is looked at
+            self.inputs.clear()  # they include the cache, which is written before q is checked
         return flash_attn.flash_attn_with_kvcache, (q, k, v), given
 
     def op(self):
-        """torch.ops.flashcore; torch's own check of the schema raises RuntimeError."""
+        """A call of torch.ops.flashcore. torch's check of the schema raises RuntimeError."""
         import flashcore.ops as ops
         choose = self.choose
         new, cache = (2, 2, 3, 8), (2, 2, 9, 8)

@@ -1,14 +1,14 @@
-"""Random calls of everything public with buffers that end at guard pages:
+"""Random calls of all public functions, with buffers that end at guard pages:
 
     python3 boundary_fuzz.py [--seconds 300] [--seed 1]             # new cases until the time is over
-    python3 boundary_fuzz.py --seed 1 --first 4000 --case 17        # one of them again, in this process
+    python3 boundary_fuzz.py --seed 1 --first 4000 --case 17        # replays one case in this process
 
-A call is mostly right, and spoilt here and there: a type, a shape, strides, a length, a number. It must
-return, or raise what docs/python.md promises with a message that names an argument. Inputs must stay as
-they were, outputs too where it raised. Cases run in children, a batch each: what kills one is reported
-with its seed and arguments. In every other batch Hypothesis makes the choices, where it is installed: it
-prefers extremes and makes a call that breaks a promise smaller. In the others random.Random does, which
-takes a tenth of the time."""
+A call is valid except for a few mistakes: a type, a shape, strides, a length, a number. It must return, or
+raise an exception that docs/python.md documents, with a message that names an argument. Inputs must not
+change, and neither must outputs if the call raises. Child processes run a batch of cases each; a case that
+kills its process is reported with its seed and arguments. In every other batch Hypothesis makes the
+choices, if it is installed: it prefers extremes and minimizes a failing call. In the other batches
+random.Random makes them, in a tenth of the time."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ except ImportError:
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 BATCH = 4000
 HYPOTHESIS_BATCH = 500  # takes about as long
-# Names that an argument has in some message; one of them must be in every refusal.
+# Names of arguments in messages. Every refusal must contain one of them.
 NAMES = re.compile(
     r"\b(q|k|v|x|out|outs|lse|lses|sinks|alibi_slopes|bias|mask|q_start|k_start|cu_seqlens_q|"
     r"cu_seqlens_k|cu_seqlens_new|cu_seqlens|seqused_k|block_table|layout|num_splits|reproducibility|"
@@ -43,7 +43,7 @@ NAMES = re.compile(
 
 
 def words(value):
-    """An argument, short."""
+    """A short description of an argument."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         strides = value.stride() if callable(getattr(value, "stride", None)) else value.strides
         return f"{type(value).__name__}({tuple(value.shape)}, {value.dtype}, strides {tuple(strides)})"
@@ -73,7 +73,7 @@ def unchanged(np, pairs):
 
 
 def run_case(choose, number, torch, say, really=True):
-    """None, or what is wrong. really=False only makes the choices."""
+    """A description of a failure, or None. really=False only makes the choices."""
     maker = Maker(choose, torch)
     function, arguments, options = maker.call()
     if not really:
@@ -91,7 +91,7 @@ def run_case(choose, number, torch, say, really=True):
             return f"names no argument: {type(error).__name__}: {error}"
         if not unchanged(maker.np, maker.outputs):
             return f"wrote, and raised {type(error).__name__}: {error}"
-    except Exception as error:  # noqa: BLE001: that is what is looked for
+    except Exception as error:  # noqa: BLE001: any other exception is a finding
         return f"raised {type(error).__name__}: {error}"
     if not unchanged(maker.np, maker.inputs):
         return "changed an input"
@@ -99,17 +99,17 @@ def run_case(choose, number, torch, say, really=True):
 
 
 class BrokenPromise(Exception):
-    """Tells Hypothesis to make the case smaller."""
+    """Tells Hypothesis to minimize the case."""
 
 
 def each_case(seed, first, check, count=None):
-    """check(choose, number) for a batch of cases, which depend on the other arguments only. It raises
-    BrokenPromise where a case is wrong."""
+    """Calls check(choose, number) for a batch of cases, which depend on the other arguments only. check()
+    raises BrokenPromise if a case fails."""
     if hypothesis is None or first // BATCH % 2 == 1:
         for number in range(count or BATCH):
             check(random.Random(f"{seed}:{first}:{number}"), number)
         return
-    numbers = iter(range(10**9))  # Hypothesis tries more once it has found something
+    numbers = iter(range(10**9))  # Hypothesis tries more cases once one has failed
 
     @hypothesis.seed(seed * 10**9 + first)
     @hypothesis.settings(max_examples=count or HYPOTHESIS_BATCH, database=None, deadline=None,
@@ -123,7 +123,7 @@ def each_case(seed, first, check, count=None):
 
 
 def child(seed, first):
-    """A batch; every case and everything wrong is a line. The last wrong one is the smallest."""
+    """Runs a batch. Prints a line for every case and for every failure. The last failure is the smallest."""
     torch = torch_or_none()
 
     def say(line):
@@ -142,7 +142,7 @@ def child(seed, first):
 
 
 def replay(seed, first, number):
-    """What is wrong with one case; the others of its batch are only drawn."""
+    """The failure of one case, or None. The other cases of its batch are drawn, but not run."""
     torch, found = torch_or_none(), []
 
     def check(choose, one):
@@ -155,7 +155,7 @@ def replay(seed, first, number):
 
 
 def findings_of(lines, seed, first):
-    """What is wrong in a child's output, with the case to run again, and the smallest like it."""
+    """The failures in a child's output, each with its case and the minimized case."""
     at = [number for number, line in enumerate(lines) if line.startswith("WRONG ") and number > 0]
     if not at:
         return []
@@ -165,7 +165,7 @@ def findings_of(lines, seed, first):
 
 
 def run(seconds, seed):
-    """(cases run, findings): children until the time is over."""
+    """Runs child processes until the time is over. Returns (number of cases, findings)."""
     ends, first, findings, done = time.monotonic() + seconds, 0, [], 0
     while time.monotonic() < ends and len(findings) < 20:
         left = max(ends - time.monotonic(), 1)

@@ -1,5 +1,5 @@
-"""Attention from its definition in f64 NumPy, one sequence at a time, with every option; and how far
-a result may be from it."""
+"""Attention from its definition in f64 NumPy, one sequence at a time, with every option; and tolerances
+for results."""
 
 import math
 
@@ -11,7 +11,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 1e-3, "bfloat16": 6e-
 
 def one_sequence(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=0.0, sinks=None,
                  slopes=None, bias=None, mask=None, q_start=None, k_start=0):
-    """q [heads, q_len, dim], k and v [kv_heads, kv_len, dim]; out and lse in f64."""
+    """(out, lse) in f64 for q [heads, q_len, dim], k and v [kv_heads, kv_len, dim]."""
     q, k, v = (np.asarray(one, np.float64) for one in (q, k, v))
     group = q.shape[0] // k.shape[0]
     k, v = np.repeat(k, group, 0), np.repeat(v, group, 0)
@@ -47,7 +47,7 @@ def one_sequence(q, k, v, *, causal=False, window=(-1, -1), scale=None, softcap=
 
 
 def batch(q, k, v, **options):
-    """The same for [batch, heads, len, dim]; options of a sequence are taken from its row."""
+    """(out, lse) for [batch, heads, len, dim]. Row b of an option belongs to sequence b."""
     per_row = {name: options.pop(name) for name in ("bias", "mask", "q_start", "k_start", "used")
                if options.get(name) is not None}
     outs, lses = [], []
@@ -64,7 +64,7 @@ def batch(q, k, v, **options):
 
 
 def error(got, want):
-    """|got - want| / |want|; infinite where non-finite values stand at other places."""
+    """|got - want| / |want|; infinite if non-finite values are at different positions."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     if got.shape != want.shape or not np.array_equal(np.isfinite(got), np.isfinite(want)):
         return math.inf

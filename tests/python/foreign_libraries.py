@@ -1,7 +1,7 @@
-"""Stand-ins for attention libraries that are not installed here: the functions the benchmark's adapters
-call, with the arguments of the real ones (FlashAttention-3 3.0, FlashInfer 0.3, xFormers 0.0.30), computed
-by dense torch. They show that an adapter hands over the right problem in the right layout; they say
-nothing about the libraries."""
+"""Stand-ins for attention libraries that are not installed: the functions that the benchmark's adapters
+call, with the parameters of the real ones (FlashAttention-3 3.0, FlashInfer 0.3, xFormers 0.0.30),
+computed by dense torch. They show that an adapter passes the right problem in the right layout. They do
+not test the libraries."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ import torch
 
 
 def dense(q, k, v, causal=False, window=(-1, -1), scale=None):
-    """[len, heads, dim] of one sequence, in f32; masks are aligned to the last key."""
+    """Attention of one sequence, [len, heads, dim], in f32. Masks are aligned to the last key."""
     group = q.shape[1] // k.shape[1]
     q, k, v = (one.float().transpose(0, 1) for one in (q, k, v))
     k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
@@ -85,7 +85,7 @@ def _fa3_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=N
                      softmax_scale, causal, None, *(None if one is None else one[b:b + 1] for one in (
                          q_descale, k_descale, v_descale)), window_size)
            for b, n in enumerate(lengths)]
-    assert bool(torch.isfinite(k_cache.float()).all()), "FlashAttention multiplies what is masked"
+    assert bool(torch.isfinite(k_cache.float()).all()), "masked values must be finite"
     return torch.cat(out)
 
 
@@ -165,7 +165,7 @@ def _memory_efficient_attention(query, key, value, attn_bias=None, p=0.0, scale=
 def _module(name, **contents):
     module = types.ModuleType(name)
     module.__dict__.update(contents)
-    module.__spec__ = types.SimpleNamespace(name=name)  # as find_spec wants it of what is imported
+    module.__spec__ = types.SimpleNamespace(name=name)  # find_spec requires it of imported modules
     return module
 
 

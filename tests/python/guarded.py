@@ -1,4 +1,4 @@
-"""NumPy arrays in memory whose next byte is not there: who reads or writes past an end is killed."""
+"""NumPy arrays next to guard pages: an access past an end kills the process."""
 
 import ctypes
 import mmap
@@ -15,7 +15,7 @@ _NOTHING = 0  # PROT_NONE
 
 
 class _Pages:
-    """So many bytes between two pages that nobody may touch; unmapped with the last array on them."""
+    """Memory between two inaccessible pages. It is unmapped with the last array on it."""
 
     def __init__(self, size):
         page = mmap.PAGESIZE
@@ -35,12 +35,12 @@ class _Pages:
     def at(self, size, at_start):
         offset = mmap.PAGESIZE + (0 if at_start else self.inner - size)
         view = (ctypes.c_uint8 * size).from_address(self.start + offset)
-        view.pages = self  # arrays keep the view, and the view its pages
+        view.pages = self  # arrays keep the view alive, and the view its pages
         return view
 
 
 def empty(shape, dtype=np.float32, at_start=False):
-    """An array against the guard behind it, or against the one before it."""
+    """An array that ends at the guard page after it, or begins at the guard page before it."""
     dtype = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     if size == 0:

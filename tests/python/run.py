@@ -1,11 +1,10 @@
-"""Runs test modules of this folder: python3 run.py [MODULE...], default those of the package. `torch`
-stands for all of test_torch_*.py.
+"""Runs test modules of this folder: python3 run.py [MODULE...]. The default is all modules of the package.
+`torch` means all of test_torch_*.py.
 
-Without arguments every module has a process of its own, several at a time. A module that needs a
-framework which is not installed raises SkipTest when imported; its reason is printed, and named in the
-last line. Exit codes: 0 passed, 1 failed, 77 everything was skipped. Needs no installation: the
-package is the tree's, the library that of $FLASHCORE_LIBRARY or of build/. --not-tested only says which
-frameworks are missing. TORCH=0 leaves out torch and what needs it."""
+Without arguments every module runs in its own process, several at a time. A module raises SkipTest on
+import if its framework is not installed; the last line lists such modules. Exit codes: 0 passed, 1 failed,
+77 everything was skipped. It uses the tree's package, and the library of $FLASHCORE_LIBRARY or of build/.
+--not-tested only prints the missing frameworks. TORCH=0 excludes torch and all tests that need it."""
 
 import importlib
 import importlib.util
@@ -19,7 +18,7 @@ from pathlib import Path
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 TREE = os.path.dirname(os.path.dirname(FOLDER))
-# The slowest first: the others fit in beside them.
+# Slowest first, so that the others run in parallel with them.
 PACKAGE_TESTS = ("transformers_families", "torch_op", "torch_gradients", "transformers", "drop_ins",
                  "torch_values", "torch_sdpa", "differential", "torch_boundary", "torch_direct",
                  "torch_cuda", "torch_graphs", "peers", "examples", "readme", "attention", "quant",
@@ -27,13 +26,13 @@ PACKAGE_TESTS = ("transformers_families", "torch_op", "torch_gradients", "transf
 ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
 MAX_AT_ONCE = 8
-# The tensors are tiny: more threads, or processes that compile, only cost time.
+# The tensors are tiny: more threads, or processes that compile, would only take longer.
 FEW_THREADS = {"OMP_NUM_THREADS": "2", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 LAST_LINE = re.compile(r"(\d+) tests run, (\d+) failed(?:; NOT TESTED: (.*))?")
 
 
 def not_tested():
-    """Frameworks whose tests cannot run here."""
+    """Frameworks that are not installed, as the last line prints them."""
     without_torch = os.environ.get("TORCH") == "0"
     return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None
             or (without_torch and name in ("torch", "transformers"))]
@@ -51,30 +50,30 @@ def modules_of(name):
 
 
 def load(names):
-    """(suite, {module: why it was left out})."""
-    suite, left_out = unittest.TestSuite(), {}
+    """(suite, {module: reason why it is skipped})."""
+    suite, skipped = unittest.TestSuite(), {}
     for name in names:
         try:
             module = importlib.import_module(name)
         except unittest.SkipTest as reason:
-            left_out[name] = str(reason)
+            skipped[name] = str(reason)
             continue
         suite.addTests(unittest.defaultTestLoader.loadTestsFromModule(module))
-    return suite, left_out
+    return suite, skipped
 
 
-def last_line(done, failed, left_out):
-    words = [f"{name.removeprefix('test_')} ({why})" for name, why in left_out.items()]
+def last_line(done, failed, skipped):
+    words = [f"{name.removeprefix('test_')} ({why})" for name, why in skipped.items()]
     return (f"{done} tests run, {failed} failed"
             + (f"; NOT TESTED: {', '.join(words)}" if words else ""))
 
 
 def run_here(names):
     sys.path[:0] = [FOLDER, os.path.join(TREE, "python"), os.path.join(TREE, "scripts", "gpu"), os.path.join(TREE, "scripts", "lib")]
-    suite, left_out = load(names)
+    suite, skipped = load(names)
     if suite.countTestCases() == 0:
-        print(last_line(0, 0, left_out) if left_out else "there are no tests")
-        return 77 if left_out else 1
+        print(last_line(0, 0, skipped) if skipped else "there are no tests")
+        return 77 if skipped else 1
     result = unittest.TextTestRunner(verbosity=2).run(suite)
     reasons = {}
     for test, why in result.skipped:
@@ -82,26 +81,26 @@ def run_here(names):
     for why, tests in reasons.items():
         print(f"{len(tests)} tests skipped: {why}")
     done = result.testsRun - len(result.skipped)
-    print(last_line(done, len(result.failures) + len(result.errors), left_out))
+    print(last_line(done, len(result.failures) + len(result.errors), skipped))
     if not result.wasSuccessful():
         return 1
     return 0 if done else 77
 
 
-def run_apart(name):
-    """One module in a process of its own: (name, exit code, its output)."""
+def run_in_process(name):
+    """Runs one module in its own process. Returns (name, exit code, output)."""
     done = subprocess.run([sys.executable, os.path.abspath(__file__), name], text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return name, done.returncode, done.stdout
 
 
 def run_package():
-    """All of the package's; how many at a time depends on the processor's cores."""
+    """Runs all modules of the package, several at a time, at most one per two cores."""
     at_once = min(MAX_AT_ONCE, max(1, len(os.sched_getaffinity(0)) // 2))
-    tests, failed, left_out, broken = 0, 0, [], []
+    tests, failed, skipped, broken = 0, 0, [], []
     with ThreadPoolExecutor(at_once) as pool:
-        results = [*pool.map(run_apart, PACKAGE_TESTS)]
-    results += [run_apart(name) for name in ALONE]
+        results = [*pool.map(run_in_process, PACKAGE_TESTS)]
+    results += [run_in_process(name) for name in ALONE]
     for name, code, output in results:
         print(f"--- {name}\n{output.rstrip()}", flush=True)
         counts = LAST_LINE.fullmatch(output.rstrip().rpartition("\n")[2])
@@ -109,12 +108,12 @@ def run_package():
             broken.append(f"{name} ended with exit code {code}")
             continue
         tests, failed = tests + int(counts[1]), failed + int(counts[2])
-        left_out += [counts[3]] if counts[3] else []
+        skipped += [counts[3]] if counts[3] else []
     for one in broken:
         print(one)
     failed += len(broken)
     print(f"{tests} tests run, {failed} failed"
-          + (f"; NOT TESTED: {', '.join(left_out)}" if left_out else ""))
+          + (f"; NOT TESTED: {', '.join(skipped)}" if skipped else ""))
     if failed:
         return 1
     return 0 if tests else 77

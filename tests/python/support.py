@@ -40,5 +40,5 @@ def reference(one, sigma=1.0, seed=3):
 
 
 def rounded(rows, dtype):
-    """The reference itself in the output's format: the best a kernel can give."""
+    """The reference rounded to the output's format: the best possible result."""
     return [decode(encode(row.out, dtype), dtype) for row in rows]

@@ -1,4 +1,4 @@
-"""The ctypes structs are those of flashcore.h, to the byte."""
+"""The ctypes structs have the sizes and offsets of flashcore.h."""
 
 import ctypes
 import json
@@ -39,7 +39,7 @@ class Layout(unittest.TestCase):
 
     def test_a_tensor_keeps_its_shape_alive(self):
         tensor = abi.tensor(0x1000, (2, 3, 4, 5), "bf16", abi.CUDA, 1, strides=(60, 20, 5, 1))
-        scratch = [bytes(1000) for _ in range(100)]  # would reuse memory that was given back
+        scratch = [bytes(1000) for _ in range(100)]  # would reuse freed memory
         self.assertEqual(tensor.shape[:4], [2, 3, 4, 5])
         self.assertEqual(tensor.strides[:4], [60, 20, 5, 1])
         self.assertEqual((tensor.dtype.code, tensor.dtype.bits), (4, 16))

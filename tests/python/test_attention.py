@@ -1,5 +1,5 @@
-"""flashcore.attention, merge, append and explain on NumPy arrays: against the definition in f64, and
-every mistake as an exception that says what to do."""
+"""flashcore.attention, merge, append and explain on NumPy arrays, compared with the definition in f64.
+Every mistake raises an exception that names the argument."""
 
 import doctest
 import gc
@@ -82,7 +82,7 @@ class Values(unittest.TestCase):
                 self.both(q, k, v, dict(bias=np.broadcast_to(bias, whole)), bias=bias)
                 self.both(q, k, v, dict(mask=np.broadcast_to(mask, whole)), mask=mask)
 
-    def test_a_row_that_sees_nothing(self):
+    def test_a_row_that_sees_no_key(self):
         q, k, v = inputs(q_len=3, kv_len=2)
         out, lse = flashcore.attention(q, k, v, causal=True, return_lse=True)
         self.assertTrue((out[:, :, 0] == 0).all() and (lse[:, :, 0] == -np.inf).all())
@@ -107,7 +107,7 @@ class Values(unittest.TestCase):
         self.check(out, want.swapaxes(1, 2))
         self.check(lse, want_lse)
 
-    def test_packed_sequences(self):
+    def test_varlen_sequences(self):
         q_lens, k_lens = (3, 0, 5), (4, 2, 5)
         q, k, v = draw(8, 4, 16, seed=1), draw(11, 2, 16, seed=2), draw(11, 2, 8, seed=3)
         cu_q, cu_k = (np.cumsum((0, *lens)).astype(np.int32) for lens in (q_lens, k_lens))
@@ -132,7 +132,7 @@ class Values(unittest.TestCase):
         used = np.array([12, 7], np.int32)
         out = flashcore.attention(q, *pages, block_table=table, seqused_k=used, causal=True)
         self.check(out, reference.batch(q, k, v, used=used, causal=True)[0])
-        bias = draw(1, 1, 5, 1)  # its column is repeated for all keys of the table
+        bias = draw(1, 1, 5, 1)  # one column for all keys of the table
         out = flashcore.attention(q, *pages, block_table=table, seqused_k=used, bias=bias)
         self.check(out, reference.batch(q, k, v, used=used,
                                         bias=np.broadcast_to(bias, (1, 1, 5, 12)))[0])
@@ -267,7 +267,7 @@ class Mistakes(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "seqused_k"):
             flashcore.append(k, v, k.copy(), v.copy(), np.array([0, 5], np.int32))
 
-    def test_explain_knows_attention_s_arguments(self):
+    def test_explain_has_the_arguments_of_attention(self):
         q, k, v = inputs()
         words = flashcore.explain(q, k, v, causal=True, num_splits=2)
         self.assertRegex(words, "kernel +fwd_.*\n(.*\n)*splits +[12]")
@@ -277,7 +277,7 @@ class Mistakes(unittest.TestCase):
 
 class Calls(unittest.TestCase):
     def test_threads(self):
-        """Threads share nothing: each gets its own result, whatever the others compute."""
+        """Concurrent calls of several threads do not affect each other's results."""
         cases = [inputs(q_len=2 + n, kv_len=100 * (n + 1)) for n in range(4)]
         wants = [flashcore.attention(*case) for case in cases]
         wrong = []
@@ -294,8 +294,8 @@ class Calls(unittest.TestCase):
             thread.join()
         self.assertEqual(wrong, [])
 
-    def test_numbers_of_numpy(self):
-        """As good as Python's, also in arrays, which are read at every call."""
+    def test_numpy_scalars(self):
+        """NumPy scalars and 0-d arrays are accepted as numbers. Arrays are read at every call."""
         q, k, v = inputs()
         want = flashcore.attention(q, k, v, scale=0.25, window=(3, 0), q_start=4)
         scale, window = np.array(0.25, np.float32), np.array([3, 0])
@@ -307,14 +307,14 @@ class Calls(unittest.TestCase):
                                       flashcore.attention(q, k, v, scale=scale))
 
     def test_a_call_inside_a_call(self):
-        """A prepared call that is in use is not used again."""
+        """A prepared call that is in use is not reused."""
         q, k, v = inputs()
         want = flashcore.attention(q, k, v)
         for call in call_cache.thread_state.calls.values():
             call.busy = True
         np.testing.assert_array_equal(flashcore.attention(q, k, v), want)
 
-    def test_arrays_are_let_go(self):
+    def test_arrays_are_released(self):
         q, k, v = inputs()
         flashcore.attention(q, k, v, seqused_k=np.array([9, 9], np.int32))
         watched = weakref.ref(q)
@@ -328,8 +328,8 @@ class Calls(unittest.TestCase):
             flashcore.attention(q, k, v, scale=float(number))
         self.assertLessEqual(len(call_cache.thread_state.calls), call_cache.MAX_CALLS)
 
-    def test_a_framework_of_its_own(self):
-        """Anything with __dlpack__ will do; the result is NumPy's."""
+    def test_an_unknown_framework_with_dlpack(self):
+        """Any array with __dlpack__ is accepted. The result is a NumPy array."""
         class Other:
             def __init__(self, array):
                 self.array = array

@@ -1,5 +1,5 @@
-"""The benchmark on the CPU: a tiny case from beginning to end, with and without torch; nothing that
-fails its check is timed; what is done is kept."""
+"""The benchmark on the CPU: a tiny case from beginning to end, with and without torch. A case that fails
+its check is not timed, and finished rows are kept."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ class Bench(unittest.TestCase):
         file = Path(self.folder.name) / "cases.json"
         file.write_text(json.dumps({"cases": [one.fields() for one in cases]}))
         out, err = io.StringIO(), io.StringIO()
-        without = {} if self.with_torch else {"torch": None}  # as if it were not installed
+        without = {} if self.with_torch else {"torch": None}  # hides an installed torch
         with mock.patch.dict(sys.modules, without), contextlib.redirect_stdout(out), \
                 contextlib.redirect_stderr(err):
             code = command.main(["--device", "cpu", "--cases", str(file), "--output",
@@ -58,7 +58,7 @@ class Bench(unittest.TestCase):
             self.assertIn(row["kernel"], out)
 
     @unittest.skipIf(torch is None, "torch is not installed")
-    def test_torch_is_measured_beside_ours(self):
+    def test_torch_is_measured_in_the_same_run(self):
         self.with_torch = True
         code, out, err = self.run_bench([case(q_len=9), case(name="top-left", causal=True),
                                          case(name="causal", q_len=9, causal=True)])
@@ -70,7 +70,7 @@ class Bench(unittest.TestCase):
         self.assertIn("not the same problem", other["peers_note"]["torch"])
         self.assertEqual(other["peers_us"], {})
 
-    def test_what_fails_its_check_is_not_timed(self):
+    def test_a_case_that_fails_its_check_is_not_timed(self):
         real = core_library.Library.attention
 
         def broken(library, params):
@@ -121,7 +121,7 @@ class Bench(unittest.TestCase):
         self.assertIn("out of memory", self.result()["failed"][0]["reason"])
         self.assertEqual([row["name"] for row in self.result()["rows"]], ["next"])
 
-    def test_what_cannot_be_measured_is_skipped_with_its_reason(self):
+    def test_unsupported_cases_are_skipped_with_a_reason(self):
         code, out, _ = self.run_bench([case(dtype="e4m3"), case(name="both", dtype="f16/e4m3"),
                                        case(name="back", kind="bwd"),
                                        case(name="ragged", used_k=(3,)),
@@ -147,7 +147,7 @@ class Bench(unittest.TestCase):
         self.assertEqual(len(self.result()["skipped"]), 2)
         self.assertIn("time limit", self.result()["skipped"][0]["reason"])
 
-    def test_an_interrupt_keeps_what_is_done(self):
+    def test_an_interrupt_keeps_finished_rows(self):
         real, calls = CpuCase.check, []
 
         def check(self):
@@ -269,7 +269,7 @@ class Selection(unittest.TestCase):
 
 
 class Samples(unittest.TestCase):
-    """What a sample on a GPU asks of it; torch's graphs and events are stand-ins that write it down."""
+    """The order of operations in a GPU sample. Stand-ins for torch's graphs and events record it."""
 
     def runner(self, ms):
         log = []
@@ -284,16 +284,16 @@ class Samples(unittest.TestCase):
         runner.begin.elapsed_time.side_effect = lambda end: ms
         return runner, log
 
-    def test_none_is_timed_right_behind_the_pause(self):
-        """Each sample has its own rest: as long as the two replays of the one before, 2 ms at least."""
-        for ms, second_rest in ((0.2, 2000), (5.0, 10000)):
+    def test_the_second_replay_after_the_pause_is_timed(self):
+        """Before each sample the GPU idles as long as the previous one took, at least 2 ms."""
+        for ms, second_idle in ((0.2, 2000), (5.0, 10000)):
             runner, log = self.runner(ms)
             with mock.patch.object(cuda.time, "sleep",
-                                   lambda seconds: log.append(f"rest {1e6 * seconds:.0f} us")):
+                                   lambda seconds: log.append(f"idle {1e6 * seconds:.0f} us")):
                 self.assertAlmostEqual(runner.sample(), 500 * ms)
                 self.assertAlmostEqual(runner.sample(), 500 * ms)
             timed = ["pause", "replay", "begin", "replay", "end"]
-            self.assertEqual(log, ["rest 2000 us", *timed, f"rest {second_rest} us", *timed])
+            self.assertEqual(log, ["idle 2000 us", *timed, f"idle {second_idle} us", *timed])
 
     def test_a_captured_result_is_computed_again(self):
         runner, log = self.runner(1.0)

@@ -1,4 +1,4 @@
-"""The verdict on a result: right ones pass at every scale, wrong ones do not."""
+"""The error bound: correct results pass at every scale of the inputs, wrong results fail."""
 
 import copy
 import json
@@ -81,7 +81,7 @@ class Rejects(unittest.TestCase):
         self.assertTrue(judge(one, rows, rounded(rows, "f32")).ok)
         self.assertFalse(judge(one, rows, rounded(dropped, "f32")).ok)
 
-    def test_nothing(self):
+    def test_an_empty_result(self):
         self.assertFalse(judge(self.case, [], []).ok)
 
 
@@ -100,8 +100,8 @@ class Bound(unittest.TestCase):
         lse = 2e-6 + u * (4 + 12 * 2.0 + 6.0)
         self.assertAlmostEqual(tolerance.lse_bound(row, 64, a) / lse, 1, delta=1e-12)
 
-    def test_tensor_cores_cut_sums_off(self):
-        """Where products have one sign their errors add up; where they have not, nothing changes."""
+    def test_tensor_cores_truncate_sums(self):
+        """Errors add up if all products have one sign. Otherwise the bound does not change."""
         def bound(largest_sum, probability, head_dim=256):
             row = tolerance.ReferenceRow(0, 0, 0, out=[0.5], lse=3.0, magnitude=2.0,
                                       largest_product=1.0, largest_sum=largest_sum, spread=[0.25],
@@ -117,7 +117,7 @@ class Bound(unittest.TestCase):
     def test_the_table_agrees_with_the_kernel_list(self):
         command = Path(os.environ.get("FLASHCORE_LIBRARY", "")).parent / "bin" / "flashcore"
         if not command.is_file():
-            self.skipTest("the command flashcore is not beside FLASHCORE_LIBRARY")
+            self.skipTest("FLASHCORE_LIBRARY has no bin/flashcore next to it")
         listed = json.loads(subprocess.run([command, "info", "--kernels", "--json"], check=True, text=True,
                                            stdout=subprocess.PIPE).stdout)["kernels"]
         self.assertEqual({kernel["family"] for kernel in listed}, set(tolerance._PROBABILITY_DTYPES))

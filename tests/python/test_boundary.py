@@ -1,5 +1,5 @@
-"""What must not reach the library: types, sizes and numbers that are not what they claim to be. Buffers
-end at a guard page, so a read or write behind one kills the process."""
+"""Invalid types, sizes and numbers are refused before they reach the library. Buffers end at a guard page,
+so an access past the end kills the process."""
 
 import unittest
 
@@ -31,7 +31,7 @@ class Refusals(unittest.TestCase):
 
 
 class Codes(Refusals):
-    """A Quantized is believed only as far as its array agrees."""
+    """The dtype of a Quantized must agree with its array."""
 
     def setUp(self):
         self.q, self.new = draw(1, 1, 4, 8), draw(1, 1, 3, 8)
@@ -48,7 +48,7 @@ class Codes(Refusals):
         yield "k_new", flashcore.append, (bad, good, good, good, self.used), {}
         yield "x", flashcore.dequantize, (bad,), {}
 
-    def test_a_dtype_that_the_codes_are_not(self):
+    def test_a_dtype_that_does_not_match_the_array(self):
         for stored, claims in ((np.uint8, ("f64", "f32", "f16", "bf16", "i32", "bool", "int64")),
                                (np.int8, ("f32",))):
             codes = zeros(1, 1, 512, 8, dtype=stored)
@@ -66,14 +66,14 @@ class Codes(Refusals):
                         self.refused(ValueError, rf"{name}.codes: dtype is .*; wanted an 8-bit type",
                                      function, *arguments, **options)
 
-    def test_8_bits_of_another_kind(self):
+    def test_other_8_bit_dtypes(self):
         for claim, stored in (("int8", np.uint8), ("byte", np.int8), ("e4m3", np.int8)):
             bad = Quantized(zeros(1, 1, 512, 8, dtype=stored), None, claim)
             for name, function, arguments, options in self.every_call(bad):
                 self.refused(ValueError, rf"{name}.dtype is '{claim}', {name}.codes are ", function,
                              *arguments, **options)
 
-    def test_codes_that_are_what_they_claim(self):
+    def test_matching_dtypes(self):
         for claim, stored in EIGHT_BIT.items():
             one = Quantized(zeros(1, 1, 512, 8, dtype=stored), np.ones(1, F32), claim)
             self.assertEqual(flashcore.attention(self.q, one, one).shape, (1, 1, 4, 8))
@@ -90,15 +90,15 @@ class Codes(Refusals):
                     Quantized(codes, None, "int8", rows)):
                 self.refused(kind, rf"{name}.block_rows is ", function, *arguments, **options)
 
-    def test_one_block_of_more_rows_than_there_can_be(self):
-        """The number of blocks was computed by a sum that overflows, to none."""
+    def test_a_block_with_a_huge_number_of_rows(self):
+        """The computation of the number of blocks must not overflow to 0."""
         k = Quantized(zeros(1, 1, 5, 8, dtype=np.int8), np.empty((1, 1, 0), F32), "int8", 2**63 - 1)
         self.refused(ValueError, "k.scale: has 0 blocks; 5 rows", flashcore.attention, self.q, k, k)
         self.refused(ValueError, "x.scale: has 0 blocks; 5 rows", flashcore.dequantize, k)
         self.refused(ValueError, "k.scale: has 0 blocks; 5 rows", flashcore.append, self.new, self.new,
                      k, k._replace(codes=k.codes.copy()), self.used)
 
-    def test_no_quantized_at_all(self):
+    def test_arguments_that_are_not_quantized(self):
         self.refused(TypeError, "x: is a ndarray; wanted a flashcore.Quantized", flashcore.dequantize,
                      self.q)
         self.refused(TypeError, "k.codes: is a list; wanted an array", flashcore.attention, self.q,
@@ -107,7 +107,7 @@ class Codes(Refusals):
                      Quantized(zeros(1, 1, 4, 8, dtype=np.int8)), self.q, self.q)
 
     def test_plain_8_bit_arrays(self):
-        """As with torch: the result is float16."""
+        """The result is float16, as for torch tensors."""
         q = guarded.copy(np.random.default_rng(0).integers(-3, 4, (1, 1, 4, 8), np.int8))
         want = flashcore.attention(Quantized(q), Quantized(q), Quantized(q))
         np.testing.assert_array_equal(flashcore.attention(q, q, q), want)
@@ -123,7 +123,7 @@ class Codes(Refusals):
 
 
 class Numbers(Refusals):
-    """Numbers that do not fit their C type wrap no more."""
+    """Numbers that do not fit their C type raise instead of wrapping."""
 
     def setUp(self):
         self.q = draw(1, 2, 4, 8)
@@ -139,7 +139,7 @@ class Numbers(Refusals):
                 ("max_q_len", lambda x: dict(max_q_len=x)),
                 ("max_kv_len", lambda x: dict(max_kv_len=x)),
                 ("q_start", lambda x: dict(q_start=x)), ("k_start", lambda x: dict(k_start=x))):
-            self.call(**options(1))  # so that what is equal to 1 is prepared
+            self.call(**options(1))  # prepares a call whose key equals True and 1.0
             self.call(**options(np.int64(1)))
             for bad in (2**64, -2**64, 2**63, 10**400):
                 with self.subTest(f"{name} {bad:.3e}" if bad < 10**300 else name):
@@ -213,7 +213,7 @@ class Arrays(Refusals):
         self.q = draw(1, 2, 4, 8)
 
     def test_arrays_without_dimensions(self):
-        """Their first extent was looked for in memory that is not theirs."""
+        """0-d arrays are refused. Their first extent must not be read."""
         one = np.array(3, np.int32)
         bias = draw(4, 1)
         for options, name in ((dict(cu_seqlens_q=one, q_start=0), "cu_seqlens_q"),
@@ -231,7 +231,7 @@ class Arrays(Refusals):
                              bias=bias)
 
     def test_checked_calls(self):
-        """Neither the first one nor one after a mistake has anything to report."""
+        """The first checked call and one after a mistake report no error."""
         used, wrong = np.array([4], np.int32), np.array([5], np.int32)
         for _ in range(2):
             for scale in (None, 0.7):
@@ -262,7 +262,7 @@ class Arrays(Refusals):
 
 
 class UnownedRows(unittest.TestCase):
-    """Rows of a packed q that belong to no sequence: 0 and -inf in what is new, untouched in out."""
+    """Rows of a varlen q that belong to no sequence: 0 and -inf in new results, unchanged in `out`."""
 
     def test_attention(self):
         k = draw(6, 2, 8, seed=1)
@@ -276,7 +276,7 @@ class UnownedRows(unittest.TestCase):
                     options = dict(cu_seqlens_q=np.array(starts, np.int32), max_q_len=longest,
                                    cu_seqlens_k=ends[:len(starts)], causal=True)
                     for partial in (False, True):
-                        for _ in range(3):  # memory that was used before
+                        for _ in range(3):  # results may reuse dirty memory
                             out, lse = flashcore.attention(q, values, values, return_lse=True,
                                                            partial=partial, **options)
                             rest = np.setdiff1d(np.arange(8), owned)
@@ -286,7 +286,7 @@ class UnownedRows(unittest.TestCase):
                             del out, lse
                             np.full((8, 2, 8), np.nan, dtype), np.full((2, 8), np.nan, dtype)
 
-    def test_out_is_left_alone(self):
+    def test_out_is_unchanged(self):
         q = draw(8, 2, 8)
         out = np.full((8, 2, 8), 7, F32)
         starts = np.array([2, 5], np.int32)

@@ -59,7 +59,7 @@ class Cupy(unittest.TestCase):
         self.check(flashcore.merge(*zip(*parts)),
                    reference.batch(*map(cupy.asnumpy, (q, k, v)))[0])
 
-    def test_a_call_with_arrays_on_both(self):
+    def test_a_call_with_arrays_on_cpu_and_gpu(self):
         q, k, v = self.inputs()
         with self.assertRaisesRegex(ValueError, "k: is on cpu:0, q is on cuda"):
             flashcore.attention(q, cupy.asnumpy(k), v)

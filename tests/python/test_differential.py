@@ -1,5 +1,5 @@
-"""The differential suite finds a function that is a little wrong, and a case that has gone. The suite
-itself runs in make test-all: tests/differential/run.py."""
+"""The differential suite finds a slightly wrong function and a missing case. The suite itself runs in
+make test-all: tests/differential/run.py."""
 
 import contextlib
 import io
@@ -27,21 +27,21 @@ def findings(function):
 
 
 def scaled(share):
-    """sdpa with a scale that is off."""
+    """sdpa with a wrong scale."""
     def sdpa(query, *others, **options):
         return flashcore.sdpa(query * share, *others, **options)
     return sdpa
 
 
 class Faults(unittest.TestCase):
-    def test_a_right_function_has_no_findings(self):
+    def test_a_correct_function_has_no_findings(self):
         self.assertEqual(findings(flashcore.sdpa), [])
 
     def test_a_scale_that_is_off_by_a_hundredth(self):
         self.assertGreater(len(findings(scaled(1.01))), 20)
 
     def test_a_wrong_gradient(self):
-        """Right results, and a gradient that is off by a hundredth."""
+        """Correct results, and a gradient that is off by a hundredth."""
         class Off(torch.autograd.Function):
             @staticmethod
             def forward(context, one):

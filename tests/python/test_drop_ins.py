@@ -1,5 +1,5 @@
-"""flashcore.sdpa, flashcore.flash_attn and torch's own attention served by FlashCore, each against
-what it stands in for."""
+"""flashcore.sdpa, flashcore.flash_attn and FlashCore as torch's flash backend, each compared with the
+function that it replaces."""
 
 import doctest
 import inspect
@@ -177,7 +177,7 @@ class FlashAttn(Case):
                                                    caches[1][:1], cache_seqlens=9, causal=True)
         self.check(again, out[:1])
 
-    def test_what_is_not_there_raises(self):
+    def test_unsupported_arguments_raise(self):
         q, k, v = self.swapped(*self.inputs())
         with self.assertRaisesRegex(NotImplementedError, "dropout_p is 0.5"):
             flash_attn.flash_attn_func(q, k, v, 0.5)
@@ -196,13 +196,13 @@ class FlashAttn(Case):
                      f"torch {torch.__version__} cannot replace its attention")
 @on_every_device
 class TorchsOwn(Case):
-    """activate_flash_attention_impl("flashcore") serves F.scaled_dot_product_attention."""
+    """activate_flash_attention_impl("flashcore") replaces the backend of F.scaled_dot_product_attention."""
 
     def setUp(self):
         super().setUp()
         integration.register()
         self.assertIn("flashcore", torch.nn.attention.list_flash_attention_impls())
-        if _RESTORE is None:  # torch 2.10 can activate, but not take it back
+        if _RESTORE is None:  # torch 2.10 can activate, but not restore
             self.addCleanup(integration._Handle().remove)
         else:
             torch.nn.attention.activate_flash_attention_impl("flashcore")
@@ -217,7 +217,7 @@ class TorchsOwn(Case):
             return torch_sdpa(*arguments, **options)
 
     def counted(self, function):
-        """The result, and how often FlashCore was called for it."""
+        """(result, number of calls of FlashCore)."""
         calls = []
         original = integration.attention
 
@@ -239,7 +239,7 @@ class TorchsOwn(Case):
         dtype = q.dtype
         layer = torch.nn.MultiheadAttention(32, 2, batch_first=True, device=self.device, dtype=dtype)
         x = self.draw(2, 7, 32, dtype=dtype)
-        # Left to itself, torch prefers cuDNN to its flash backend on some GPUs.
+        # By default torch prefers cuDNN to its flash backend on some GPUs.
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
             got, calls = self.counted(lambda: layer(x, x, x, need_weights=False)[0])
         self.assertEqual(calls, 1)
@@ -276,7 +276,7 @@ class TorchsOwn(Case):
             out, calls = self.counted(lambda: self.flash(q, k, v, is_causal=True))
         self.assertEqual(calls, 0)
         self.check(out, self.expected(q, k, v, causal=True)[0])
-        integration._Handle().remove()  # a second time, as the registry will
+        integration._Handle().remove()  # a second time, as the registry does
 
     def test_compiled(self):
         torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""The Python programs of examples/ run, and compute what they say."""
+"""The Python programs of examples/ run and compute the documented results."""
 
 import os
 import runpy
@@ -7,7 +7,7 @@ import sys
 import tempfile
 import unittest
 
-import torch_support  # noqa: F401 (skips where there is no torch)
+import torch_support  # noqa: F401 (skips without torch)
 
 import torch
 
@@ -22,7 +22,7 @@ def run(name, *arguments, cwd=None):
 
 
 class Examples(unittest.TestCase):
-    def test_paged_generation_gives_what_no_cache_gives(self):
+    def test_paged_generation_matches_generation_without_a_cache(self):
         names = runpy.run_path(os.path.join(FOLDER, "generate_paged.py"))
         tokens, dim = names["tokens"], names["dim"]
         self.assertEqual(tokens.shape, (names["batch"], 5 + names["steps"]))
@@ -33,7 +33,7 @@ class Examples(unittest.TestCase):
                                                                enable_gqa=True)
         logits = (x + out.transpose(1, 2).flatten(2) @ names["to_out"]) @ names["head"]
         self.assertTrue(torch.equal(tokens[:, 5:], logits[:, 4:].argmax(-1)))
-        self.assertGreater(len(set(tokens[:, 5:].flatten().tolist())), 5)  # not one token for ever
+        self.assertGreater(len(set(tokens[:, 5:].flatten().tolist())), 5)  # not one token repeated
 
     def test_error_by_dtype(self):
         with tempfile.TemporaryDirectory() as folder:

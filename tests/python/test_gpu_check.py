@@ -1,5 +1,5 @@
-"""The stage runner of scripts/gpu_check with small commands in place of the real ones: time limits,
-results written stage by stage, what counts as passed."""
+"""The stage runner of scripts/gpu_check with small commands instead of the real ones: time limits,
+results after each stage, conditions for passing."""
 
 import importlib.machinery
 import importlib.util
@@ -62,18 +62,18 @@ class Commands(WithFolder):
         self.assertTrue(done.timed_out)
         self.assertIsNone(done.code)
         self.assertIn("did not end within", done.failure("it"))
-        begun, pid = done.output.split()  # what was printed before is kept
+        begun, pid = done.output.split()  # output before the end is kept
         self.assertEqual(begun, "begun")
         deadline = time.monotonic() + 5
         while alive(int(pid)) and time.monotonic() < deadline:
             time.sleep(0.01)
         self.assertFalse(alive(int(pid)))
 
-    def test_a_deaf_command_is_forced(self):
+    def test_a_command_that_ignores_sigterm_is_killed(self):
         done = self.run_command("trap '' TERM; while :; do sleep 0.1; done", 0.3)
         self.assertTrue(done.timed_out)
 
-    def test_children_in_groups_of_their_own_end_too(self):
+    def test_children_in_other_process_groups_end_too(self):
         script = ("import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
                   "if os.fork() == 0: os.setpgid(0, 0)\n"
                   "print(os.getpid(), flush=True); time.sleep(60)")
@@ -91,7 +91,7 @@ class Commands(WithFolder):
         self.assertIsNone(done.code)
         self.assertIn("/no/such/program", done.last_lines())
 
-    def test_nothing_outlives_the_run(self):
+    def test_end_all_ends_every_command(self):
         command = Command(["sleep", "60"], self.folder / "x.log", self.folder)
         Command.end_all()
         self.assertIsNotNone(command._process.poll())
@@ -151,7 +151,7 @@ class Stages(WithFolder):
         self.assertEqual(self.written()["stages"]["late"]["status"], "timed out")
         self.assertFalse(runner.ok())
 
-    def test_an_interrupt_is_written_down(self):
+    def test_an_interrupt_is_recorded(self):
         runner = self.runner()
 
         def interrupted(limit):
@@ -161,7 +161,7 @@ class Stages(WithFolder):
             runner.run(Stage("one", 5, interrupted))
         self.assertEqual(self.written()["stages"]["one"]["reason"], "interrupted")
 
-    def test_not_run_is_reported_and_passes_only_where_it_may(self):
+    def test_not_run_passes_only_if_the_stage_may_be_missing(self):
         group = {"sanitizer_a": Outcome("passed"), "sanitizer_b": Outcome("not run", "refused")}
         for may_be_missing, ok in ((True, True), (False, False)):
             runner = self.runner()
@@ -172,10 +172,10 @@ class Stages(WithFolder):
         runner.run(Stage("sanitizers", 5, lambda limit: {"a": Outcome("failed", "x")}, True))
         self.assertFalse(runner.ok())
 
-    def test_no_stage_at_all_is_no_success(self):
+    def test_a_run_without_stages_fails(self):
         self.assertFalse(self.runner().ok())
 
-    def test_an_earlier_result_is_kept_where_asked(self):
+    def test_an_earlier_result_is_kept_on_request(self):
         runner = self.runner()
         runner.run(Stage("build", 5, lambda limit: Outcome("passed")))
         report = Report(self.path, {"date": "later"}, keep=self.written())
@@ -204,13 +204,13 @@ class Verdicts(WithFolder):
         failed = self.judge({**good, "failures": 1, "reports": [report]})
         self.assertEqual(failed.details["first_report"]["replay"],
                          "build/cuda/bin/flashcore check --index 3")
-        for planned, status in ((20, "passed"), (21, "timed out")):  # all of a suite
+        for planned, status in ((20, "passed"), (21, "timed out")):  # a suite must run completely
             self.assertEqual(self.judge({**good, "planned": planned}, least=None).status, status)
         few = self.judge(good, least=21)
         self.assertEqual(few.status, "timed out")
         self.assertIn("20 problems", few.reason)
 
-    def test_a_test_that_hangs_is_named(self):
+    def test_a_test_that_hangs_is_reported(self):
         report = self.folder / "tests.xml"
         report.write_text('<testsuite tests="3"><testcase name="A.Spins" status="fail"/></testsuite>')
         done = self.run_command(r"printf 'The following tests FAILED:\n\t  1 - A.Spins (Timeout)\n"
@@ -258,14 +258,14 @@ class Verdicts(WithFolder):
         outcome = stages.judge_check(done, 1)
         self.assertEqual(outcome.status, "failed")
         self.assertRegex(outcome.reason, r"^hung: flashcore check did not end within \d+ s; see ")
-        # One that could still print what it had found is no better.
+        # A command that prints its result after SIGTERM fails too.
         done = self.run_command("trap 'echo \"{\\\"passed\\\": true, \\\"failures\\\": 0, "
                                 "\\\"problems\\\": 5}\"; exit 0' TERM; sleep 30 & wait", 0.2)
         self.assertEqual(json.loads(done.output)["problems"], 5)
         self.assertRegex(stages.judge_check(done, 1).reason, "^hung: ")
 
     def test_python_tests(self):
-        """Passing without having touched the GPU is no pass."""
+        """A run fails if its tests were skipped for lack of a GPU."""
         def judge(*lines, code=0):
             words = "; ".join(f"echo '{line}'" for line in lines)
             return stages.judge_python(self.run_command(f"{words}; exit {code}"))
@@ -289,12 +289,12 @@ class Verdicts(WithFolder):
         report.save()
         return outcome, json.loads((self.folder / "h200.json").read_text())
 
-    def test_a_bench_that_is_cut_off_keeps_its_rows(self):
+    def test_a_bench_that_times_out_keeps_its_rows(self):
         outcome, written = self.bench({"rows": [{"name": "a", "us": 1.0}]}, "sleep 30")
         self.assertEqual((outcome.status, outcome.reason[:6]), ("failed", "hung: "))
         self.assertEqual(written["rows"], [{"name": "a", "us": 1.0}])
 
-    def test_a_bench_without_rows_or_with_cases_left_fails(self):
+    def test_a_bench_without_rows_or_with_missing_cases_fails(self):
         self.assertEqual(self.bench(None)[0].status, "failed")
         outcome, _ = self.bench({"rows": [{"name": "a", "us": 1.0}], "skipped": [
             {"name": "b", "reason": "the time limit of 5 s was over"}, {"name": "c", "reason": "f8"}]})
@@ -338,7 +338,7 @@ class Script(WithFolder):
         with self.assertRaisesRegex(ValueError, "known are a, b"):
             script.choose(known, ["c"])
 
-    def test_resume_leaves_out_what_has_passed(self):
+    def test_resume_skips_stages_that_passed(self):
         script = load_script()
         known = [Stage(name, 1, None) for name in ("environment", "build", "tests", "check", "new")]
         known.append(Stage("group", 1, None, results=("group_a", "group_b")))
@@ -354,7 +354,7 @@ class Script(WithFolder):
         recorded["group_b"]["status"] = "passed"
         self.assertEqual(left(True), ["environment", "check", "new"])
 
-    def test_resume_believes_results_of_these_sources_alone(self):
+    def test_resume_uses_only_results_of_the_same_sources(self):
         script = load_script()
         options = script.parse_arguments(["--resume", "--results", str(self.folder)])
         machine = {"gpu": "NVIDIA H200", "driver": "1", "cuda": "1", "clocks": {}}
@@ -366,7 +366,7 @@ class Script(WithFolder):
             report = script.make_report(options, machine, "gpu_check")
             self.assertEqual(list(report.result["stages"]), kept)
 
-    def test_without_a_gpu_it_says_so(self):
+    def test_without_a_gpu_the_message_says_so(self):
         env = {**os.environ, "PATH": str(self.folder)}  # no nvidia-smi there
         command = Command([sys.executable, ROOT / "scripts" / "gpu_check", "--results",
                            self.folder / "results"], self.folder / "x.log", self.folder, env)

@@ -1,12 +1,12 @@
-"""The headers that calls captured in CUDA graphs take: which share one, when they come back. What
-CUDA does to the flags is done here by hand; test_torch_graphs.py has real graphs."""
+"""Headers of calls captured in CUDA graphs: which calls share a header, and when a header becomes free.
+The tests set the flags that CUDA sets; test_torch_graphs.py has real graphs."""
 
 import ctypes
 import threading
 import unittest
 import weakref
 
-import torch_support  # noqa: F401 (skips where there is no torch)
+import torch_support  # noqa: F401 (skips without torch)
 
 from flashcore._core import abi
 from flashcore._torch.graph_headers import HEADERS_AT_ONCE, GraphHeaders
@@ -18,7 +18,7 @@ class Headers(unittest.TestCase):
     def setUp(self):
         self.headers = GraphHeaders()
         self.headers.add(_FIRST, None)
-        self.flags = {}  # header -> what CUDA would set
+        self.flags = {}  # header -> flag that CUDA sets
 
     def take(self, capture, stream=1):
         seen = []
@@ -30,37 +30,37 @@ class Headers(unittest.TestCase):
         return header
 
     def end(self, header):
-        """As the library's note_end() does, through the address alone."""
+        """Sets the flag by its address, as the library's note_end() does."""
         ctypes.c_int32.from_address(ctypes.addressof(self.flags[header])).value = 1
 
-    def test_who_shares_one(self):
+    def test_calls_that_share_a_header(self):
         first = self.take(5)
         self.assertEqual(self.take(5), first)
-        self.assertEqual(len(self.flags), 1)  # watched once
+        self.assertEqual(len(self.flags), 1)  # watch() is called once
         others = {self.take(5, stream=2), self.take(6), self.take(6, stream=2), self.take(6, None)}
         self.assertEqual(len(others | {first}), 5)
         self.assertEqual(self.take(5), first)
 
-    def test_where_they_lie(self):
+    def test_addresses(self):
         taken = {self.take(i) for i in range(HEADERS_AT_ONCE)}
         self.assertEqual(taken, {_FIRST + i * abi.WORKSPACE_HEADER_BYTES
                                  for i in range(HEADERS_AT_ONCE)})
 
-    def test_none_is_left(self):
+    def test_no_free_header(self):
         taken = [self.take(i) for i in range(HEADERS_AT_ONCE)]
         self.assertIsNone(self.take(1000))
-        self.assertEqual(self.take(3), taken[3])  # which has one
+        self.assertEqual(self.take(3), taken[3])  # this capture already has one
         second = 1 << 30
         self.headers.add(second, None)
         self.assertGreaterEqual(self.take(1000), second)
 
-    def test_they_come_back_when_the_graph_is_gone(self):
+    def test_headers_of_destroyed_graphs_are_reused(self):
         taken = [self.take(i) for i in range(HEADERS_AT_ONCE)]
         self.end(taken[7])
         self.assertEqual(self.take(1000), taken[7])
-        self.assertEqual(self.flags[taken[7]].value, 0)  # it is watched anew
+        self.assertEqual(self.flags[taken[7]].value, 0)  # it is watched again
         self.assertIsNone(self.take(1001))
-        self.assertIsNone(self.take(7))  # of a capture that is over: nobody asks again
+        self.assertIsNone(self.take(7))  # a capture that has ended has no header
         self.end(taken[7])
         self.assertEqual(self.take(1001), taken[7])
 
@@ -94,17 +94,17 @@ class Headers(unittest.TestCase):
         self.assertEqual(gone, [])
 
     def test_flags_outlive_everything(self):
-        """CUDA may write one when the program ends."""
+        """CUDA may write a flag when the program ends."""
         flag = ctypes.addressof(self.headers._ended[_FIRST])
         self.take(1)
         del self.headers
         self.flags.clear()
         scratch = [(ctypes.c_int32 * HEADERS_AT_ONCE)(*[3] * HEADERS_AT_ONCE) for _ in range(100)]
-        self.assertEqual(ctypes.c_int32.from_address(flag).value, 0)  # nobody has got its memory
+        self.assertEqual(ctypes.c_int32.from_address(flag).value, 0)  # its memory is not reused
         del scratch
 
     def test_threads(self):
-        """Every capture gets one of its own, whoever asks at the same time."""
+        """Concurrent captures get different headers."""
         taken, start = [], threading.Barrier(8)
 
         def ask(thread):

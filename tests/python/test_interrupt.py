@@ -1,5 +1,5 @@
-"""Ctrl-C during a call of many seconds on the CPU: it ends at once, and the next call is right. Every case
-is a process of its own, which gets the signal."""
+"""Ctrl-C during a CPU call of many seconds: the call ends at once, and the next call is correct. Every case
+runs in its own process, which gets the signal."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ try:
 except ImportError:
     raise unittest.SkipTest("numpy is not installed")
 try:
-    import torch_support  # noqa: F401: asks whether torch may be used
+    import torch_support  # noqa: F401: raises SkipTest if torch must not be used
     NO_TORCH = ""
 except unittest.SkipTest as why:
     NO_TORCH = str(why)
@@ -21,8 +21,8 @@ needs_torch = unittest.skipIf(NO_TORCH, NO_TORCH)
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "python")
 
-# All keys are one row of memory: the call is long and needs little of it. The signal comes 0.3 s after
-# `long` begins. Each program prints how many seconds later it has ended, and by which exception.
+# All keys share one row of memory, so the call is long and needs little memory. The signal comes 0.3 s
+# after `long` begins. Each program prints the exception that ended the call, and after how many seconds.
 PRELUDE = """
 import os, signal, threading, time
 import numpy as np
@@ -53,7 +53,7 @@ def interrupt(long, delay=0.3):
         print(type(error).__name__, time.perf_counter() - sent[-1])
     assert np.array_equal(flashcore.attention(small, small, small, causal=True), want)
 """
-# As long on every machine, and again of little memory: results are only touched where written.
+# Two threads on every machine, so that the time is similar. Memory of results is only mapped when written.
 WALKS = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 x = np.broadcast_to(np.ones((1, 1, 1, 64), np.float32), (1, 1, 1 << 23, 64))
@@ -93,7 +93,7 @@ class Interrupt(unittest.TestCase):
             self.assertLess(float(after), 1.0)
 
     def test_numpy(self):
-        """The first call is described in Python, the second by the library."""
+        """Python describes the arrays of the first call, the library those of the second."""
         self.check("""
             interrupt(lambda: flashcore.attention(q, k, k))
             interrupt(lambda: flashcore.attention(q, k, k))
@@ -115,7 +115,7 @@ class Interrupt(unittest.TestCase):
             """)
 
     def check_walk(self, program):
-        """A call that walks over its arrays: 1 to 3 s on two threads."""
+        """Checks a call that reads its arrays once: 1 to 3 s on two threads."""
         self.check(WALKS + textwrap.dedent(program) + "check_small()", count=2)
 
     def test_quantize(self):
@@ -161,7 +161,7 @@ class Interrupt(unittest.TestCase):
 
     @needs_torch
     def test_gradients(self):
-        """The forward, and the backward, which is a loop of short operations of torch."""
+        """The forward pass, and the backward pass, which is a loop of short torch operations."""
         self.check(TORCH + textwrap.dedent("""
             tq.requires_grad_()
             interrupt(lambda: flashcore.attention(tq, tk, tk))
@@ -170,8 +170,8 @@ class Interrupt(unittest.TestCase):
             interrupt(lambda: out.sum().backward())
             """), count=2)
 
-    def test_a_handler_of_its_own(self):
-        """Its exception is raised; one that raises nothing lets the call go on, and may call itself."""
+    def test_another_signal_handler(self):
+        """The handler may call FlashCore. Its exception ends the call; without one the call continues."""
         self.check("""
             calls = []
 
@@ -190,7 +190,7 @@ class Interrupt(unittest.TestCase):
             assert len(calls) == 3
             """, exception="Stop")
 
-    def test_a_call_during_a_call_keeps_both_right(self):
+    def test_a_call_inside_a_handler_gives_correct_results(self):
         done = self.run_program("""
             draw = np.random.default_rng(1).standard_normal
             keys = 4096 * len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""flashcore on JAX arrays: eagerly, and inside jit through the host."""
+"""flashcore on JAX arrays: outside jit, and inside jit through the host."""
 
 import os
 import unittest

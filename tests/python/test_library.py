@@ -1,4 +1,4 @@
-"""Finding and loading the library, refusing a stale one, errors as exceptions."""
+"""Finding and loading the library, refusing a stale library, errors as exceptions."""
 
 import ctypes
 import inspect
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def copy_of_the_tree(folder):
-    """What the fingerprint covers, and the script that makes it."""
+    """Copies the files that the fingerprint covers, and the script that computes it."""
     for name in ("bindings", "include", "src", "cmake", "scripts"):
         shutil.copytree(ROOT / name, Path(folder) / name)
     shutil.copy(ROOT / "CMakeLists.txt", folder)
@@ -42,7 +42,7 @@ class Loading(unittest.TestCase):
             with self.assertRaisesRegex(flashcore.StaleLibraryError, "other sources.*build it"):
                 flashcore.load(root=folder)
 
-    def test_outside_a_tree_there_is_nothing_to_compare_with(self):
+    def test_outside_a_tree_the_fingerprint_is_not_compared(self):
         with mock.patch.object(core_library, "tree_root", return_value=None):
             self.assertEqual(flashcore.load().version, flashcore.__version__)
 
@@ -53,12 +53,12 @@ class Loading(unittest.TestCase):
                                         "has version 0.*Python files have version 9.9.9; install both"):
                 flashcore.load()
 
-    def test_the_version_is_cmake_s(self):
-        """pip takes its version from there too."""
+    def test_the_version_equals_that_of_cmake(self):
+        """pip reads its version from there too."""
         text = (ROOT / "CMakeLists.txt").read_text()
         self.assertIn(f"project(flashcore VERSION {flashcore.__version__} ", text)
 
-    def test_search_order_passes_over_stale_builds(self):
+    def test_the_search_skips_stale_builds(self):
         built = os.environ["FLASHCORE_LIBRARY"]
         with tempfile.TemporaryDirectory() as folder, \
                 mock.patch.dict(os.environ, {"FLASHCORE_LIBRARY": ""}), \
@@ -84,7 +84,7 @@ class Loading(unittest.TestCase):
                 self.assertEqual((library.path, library.fingerprint()), (str(second), wanted))
                 self.assertEqual(library.stale_paths, [str(first)])
 
-    def test_a_missing_file_is_named(self):
+    def test_a_missing_file_is_reported(self):
         with mock.patch.dict(os.environ, {"FLASHCORE_LIBRARY": "/no/such/libflashcore.so"}):
             with self.assertRaisesRegex(FileNotFoundError, "/no/such/libflashcore.so"):
                 flashcore.load()
@@ -166,7 +166,7 @@ class Calls(unittest.TestCase):
         for got, want in zip(self.out, (2, 4, 6, 8)):
             self.assertAlmostEqual(got, want, delta=1e-5)
 
-    def test_the_gpu_is_there_or_the_reason(self):
+    def test_a_missing_gpu_has_a_reason(self):
         count, reason = self.library.cuda_device_count()
         self.assertTrue(count > 0 or len(reason) > 10)
 

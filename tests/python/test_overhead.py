@@ -1,5 +1,5 @@
-"""python3 -m flashcore.bench --overhead. Its bars are for an idle machine; here a wide margin only
-shows that nothing has grown tenfold."""
+"""python3 -m flashcore.bench --overhead. Its targets are for an idle machine; the wide margin here only
+detects a tenfold increase."""
 
 import unittest
 

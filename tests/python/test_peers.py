@@ -1,5 +1,5 @@
-"""The benchmark's peers: an adapter hands over the case's problem or says why not, and a peer that
-raises, or is wrong, has a reason instead of a time. And flashcore.attention as the benchmark calls it."""
+"""The benchmark's peers: an adapter passes the case's problem to its library or gives a reason. A peer that
+raises or is wrong has a reason instead of a time. Also flashcore.attention as the benchmark calls it."""
 
 import importlib
 import sys
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def shaped(**fields):
-    """A case with head dims every library takes."""
+    """A case with head dims that every library supports."""
     values = dict(dtype="bf16", batch=2, q_heads=4, kv_heads=2, q_len=12, kv_len=12, head_dim=64)
     return case(**{**values, **fields})
 
@@ -43,14 +43,14 @@ OTHER_V = shaped(head_dim=192, v_dim=128)
 
 
 def drawn(one, sets=1):
-    """(inputs, sampled rows, what they must be)."""
+    """(inputs, sampled rows, their reference)."""
     inputs = Inputs(torch, one, "cpu", sets)
     rows = reference.sample_rows(one)
     return inputs, rows, reference.torch_rows(torch, one, *inputs.readable(0), rows)
 
 
 def offered(peer, one):
-    """What the benchmark makes of a peer and a case: (function or None, note)."""
+    """(function or None, note) of a peer for a case, as the benchmark gets them."""
     return peers_base.usable(peer, *drawn(one), lambda call: call(0))
 
 
@@ -64,7 +64,7 @@ class Ours(unittest.TestCase):
                 self.assertEqual(out.dtype, peers_base.torch_dtype(torch, one.out_dtype))
                 self.assertLess(peers_base.relative_error(inputs, out, rows, want), 6e-3)
 
-    def test_the_kernel_asked_for(self):
+    def test_the_requested_kernel(self):
         inputs, _, _ = drawn(shaped(dtype="f32"))
         with self.assertRaisesRegex(ValueError, "no_such_kernel"):
             cuda.public_call(inputs, 0, "no_such_kernel")
@@ -77,8 +77,7 @@ class Ours(unittest.TestCase):
 
 
 class Adapters(unittest.TestCase):
-    """Against stand-ins with the libraries' signatures; FlashAttention-2 against flashcore.flash_attn,
-    which has its calls."""
+    """Uses stand-ins with the libraries' signatures, and flashcore.flash_attn for FlashAttention-2."""
 
     def setUp(self):
         two = importlib.import_module("flashcore.flash_attn")
@@ -88,7 +87,7 @@ class Adapters(unittest.TestCase):
         self.peers = bench_peers.known()
 
     def check(self, name, takes, refuses):
-        """refuses: {case: words of the reason}."""
+        """refuses: {case: part of the reason}."""
         for one in takes:
             with self.subTest(one.shape_text()):
                 call, note = offered(self.peers[name], one)
@@ -134,13 +133,13 @@ class Adapters(unittest.TestCase):
         self.assertIsNotNone(call)
         self.assertEqual(note, "on the same values in f16")
 
-    def test_a_refused_case_is_not_handed_over(self):
+    def test_a_refused_case_is_not_passed_on(self):
         with mock.patch.object(type(self.peers["fa3"]), "bind", side_effect=AssertionError("called")):
             call, note = offered(self.peers["fa3"], MIXED)
         self.assertIsNone(call)
         self.assertIn("dtype is bf16/e4m3", note)
 
-    def test_each_set_is_handed_over(self):
+    def test_each_input_set_is_passed_on(self):
         for name in ("fa3", "flash_attn", "flashinfer", "xformers", "math"):
             inputs, _, _ = drawn(FULL, sets=2)
             call = self.peers[name].bind(inputs)
@@ -149,7 +148,7 @@ class Adapters(unittest.TestCase):
                 want = cuda.public_call(inputs, index).float()
                 self.assertLess(float((got - want).norm() / want.norm()), 6e-3, name)
 
-    def test_every_case_is_taken_or_refused_with_words(self):
+    def test_every_case_is_taken_or_refused_with_a_reason(self):
         for one in cases.load(ROOT / "bench" / "cases.json"):
             for name, peer in self.peers.items():
                 reason = peer.refusal(one)
@@ -159,11 +158,11 @@ class Adapters(unittest.TestCase):
         found = bench_peers.versions(["flashinfer", "xformers", "math", "fa3"])
         self.assertEqual((found["flashinfer"], found["xformers"]), ("0.3", "0.0.30"))
         self.assertEqual(found["math"], torch.__version__)
-        self.assertEqual(found["fa3"], "unknown")  # the stand-in has none
+        self.assertEqual(found["fa3"], "unknown")  # the stand-in has no version
 
 
 class Broken(peers_base.Peer):
-    """Reference results, spoilt."""
+    """A peer that returns the reference result changed by `spoil`."""
 
     module = "torch"
 
@@ -183,11 +182,11 @@ class Reasons(unittest.TestCase):
         self.assertIsNone(call)
         return reason
 
-    def test_a_right_one_is_taken(self):
+    def test_a_correct_peer_is_taken(self):
         call, note = offered(Broken(lambda out: out), CAUSAL)
         self.assertEqual((call is None, note), (False, None))
 
-    def test_one_that_is_wrong(self):
+    def test_a_wrong_peer(self):
         self.assertRegex(self.reason(lambda out: 1.1 * out), r"off by 0\.1 .*not timed")
         self.assertIn("off by", self.reason(lambda out: out.flip(2)))
         self.assertIn("off by nan", self.reason(lambda out: out * float("nan")))
@@ -195,11 +194,11 @@ class Reasons(unittest.TestCase):
         top_left = shaped(q_len=3, kv_len=48, causal=True)
         self.assertIn("off by", self.reason(lambda out: out.roll(1, 2), top_left))
 
-    def test_a_wrong_one_in_8_bits(self):
-        """The tolerance of e4m3 does not hide an error of a scale or a mask."""
+    def test_a_wrong_peer_in_8_bits(self):
+        """The tolerance of e4m3 still detects a wrong scale or mask."""
         self.assertIn("off by", self.reason(lambda out: 1.1 * out, CODES))
 
-    def test_one_that_raises(self):
+    def test_a_peer_that_raises(self):
         def refuse(out):
             raise AssertionError("only supports Hopper\nand more")
 
@@ -210,7 +209,7 @@ class Reasons(unittest.TestCase):
 
         self.assertEqual(self.reason(silent), "KeyError")
 
-    def test_a_warning_says_more_than_the_error(self):
+    def test_the_reason_comes_from_the_warning(self):
         def refuse(out):
             import warnings
             warnings.warn("Flash attention kernel not used because:")
@@ -219,7 +218,7 @@ class Reasons(unittest.TestCase):
 
         self.assertEqual(self.reason(refuse), "head_dim should be below 8")
 
-    def test_what_is_not_installed(self):
+    def test_a_library_that_is_not_installed(self):
         class Absent(Broken):
             module = "no_such_library.ops"
 
@@ -227,7 +226,7 @@ class Reasons(unittest.TestCase):
         with mock.patch.object(bench_peers, "known", lambda: {"absent": Absent(None)}):
             self.assertEqual(bench_peers.versions(["absent"]), {"absent": "not installed"})
 
-    def test_what_does_not_load(self):
+    def test_a_library_that_does_not_load(self):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "flash_attn_interface.py").write_text(
                 "raise ImportError('libcudart.so.13: no such file')\n")
@@ -237,16 +236,16 @@ class Reasons(unittest.TestCase):
         self.assertIsNone(call)
         self.assertEqual(reason, "cannot be imported: libcudart.so.13: no such file")
 
-    def test_a_backend_this_torch_has_not(self):
+    def test_a_backend_that_torch_does_not_have(self):
         from flashcore.bench.peers_torch import Sdpa
         self.assertIn("SDPBackend.NEXT", offered(Sdpa("NEXT"), FULL)[1])
 
 
 class Captured(unittest.TestCase):
-    """What becomes of peers in a case on a GPU. The calls are real, on the CPU; graphs are not there, so
-    capturing one is running it."""
+    """Peers of a GPU case. The calls run on the CPU. There are no graphs, so capturing a call means running
+    it."""
 
-    def subject(self, peers):
+    def gpu_case(self, peers):
         one = CAUSAL
         subject = cuda.CudaCase.__new__(cuda.CudaCase)
         subject.case, subject.torch, subject.peers, subject.peers_note = one, torch, tuple(peers), {}
@@ -267,13 +266,13 @@ class Captured(unittest.TestCase):
             runner.recomputed = lambda: (capture or (lambda result: result))(call(1))
             return runner
 
-        subject = self.subject(peers)
+        subject = self.gpu_case(peers)
         with mock.patch.object(bench_peers, "known", lambda: peers), \
                 mock.patch.object(subject, "_capture", run):
             subject.prepare()
         return list(subject._runners), subject.peers_note
 
-    def test_who_is_timed(self):
+    def test_timed_peers(self):
         def refuse(out):
             raise RuntimeError("no kernel")
 
@@ -285,7 +284,7 @@ class Captured(unittest.TestCase):
         self.assertIn("off by 1 ", notes["wrong"])
         self.assertEqual(set(notes), {"bad", "wrong"})
 
-    def test_a_graph_without_the_work(self):
+    def test_an_empty_graph(self):
         timed, notes = self.prepared({"other-stream": Broken(lambda out: out)},
                                      lambda result: torch.full_like(result, float("nan")))
         self.assertEqual(timed, ["ours", "bare"])
@@ -304,7 +303,7 @@ class Captured(unittest.TestCase):
 @unittest.skipUnless(torch.cuda.is_available(), "torch finds no GPU")
 class OnAGpu(unittest.TestCase):
     def test_a_case_from_beginning_to_end(self):
-        """Checked, captured, timed; whatever peers there are have a time or a reason."""
+        """A case is checked, captured and timed. Every peer has a time or a reason."""
         names = list(bench_peers.known())
         for one in (FULL, CAUSAL, shaped(q_len=1, kv_len=48, cold_l2=True), WINDOW, PACKED, RAGGED,
                     PAGED, CODES, MIXED, shaped(dtype="f32")):
@@ -323,8 +322,8 @@ class OnAGpu(unittest.TestCase):
                 if one in (FULL, CAUSAL):
                     self.assertIn("math", row["peers_us"], subject.peers_note)
 
-    def test_a_graph_without_the_work_is_noticed(self):
-        """A library that launches on a stream of its own leaves nothing in the graph."""
+    def test_an_empty_graph_is_detected(self):
+        """The graph of a library that launches on its own stream is empty."""
         class Elsewhere(Broken):
             def bind(self, inputs):
                 once = {index: cuda.public_call(inputs, index) for index in range(len(inputs))}

@@ -1,4 +1,4 @@
-"""quantize(), dequantize() and attention on 8-bit arrays, of NumPy and (where it is there) torch."""
+"""quantize(), dequantize() and attention on 8-bit arrays of NumPy and, if installed, torch."""
 
 import unittest
 
@@ -56,7 +56,7 @@ class Quantize(unittest.TestCase):
                     self.assertTrue((np.abs(back - x) <= allowed).all())
                     self.assertGreater(np.abs(back - x).max(), 0)
 
-    def test_rotation_is_the_matrix_of_the_documentation(self):
+    def test_rotation_equals_the_documented_matrix(self):
         for dim in (16, 20, 96, 128):
             x = self.normal(2, 3, 9, dim)
             x[..., 3] *= 30
@@ -75,7 +75,7 @@ class Quantize(unittest.TestCase):
                         back = flashcore.dequantize(made)
                         self.assertLess(np.abs(back - got @ rotation(dim).T).max(), 1e-4)
 
-    def test_rotation_makes_outliers_cheaper(self):
+    def test_rotation_reduces_the_error_of_outliers(self):
         q, k = self.normal(1, 2, 20, 64), self.normal(1, 2, 30, 64)
         k[..., 7] *= 30
         scores = q @ k.swapaxes(2, 3)
@@ -186,12 +186,12 @@ class Torch(unittest.TestCase):
             if dtype != "int8":
                 want = (x * (1 / made.scale)).to(native)
                 self.assertTrue(torch.equal(made.codes.view(torch.uint8), want.view(torch.uint8)))
-            again = flashcore.Quantized(made.codes, made.scale)  # the tensor knows its type
+            again = flashcore.Quantized(made.codes, made.scale)  # the tensor has the dtype
             self.assertTrue(torch.equal(flashcore.attention(x, again, again),
                                         flashcore.attention(x, made, made)))
 
     def test_native_types_alone(self):
-        """8-bit tensors without scales; the result is float16 unless `out` says otherwise."""
+        """8-bit tensors without scales. The result is float16 unless `out` is given."""
         try:
             import torch
         except ImportError:
@@ -223,21 +223,21 @@ class Torch(unittest.TestCase):
 
 
 class Append(unittest.TestCase):
-    """append() into a cache of codes; what the library does with them is tests/unit's matter."""
+    """append() into an 8-bit cache. tests/unit checks the values that the library writes."""
 
     def setUp(self):
         self.random = np.random.default_rng(3)
-        self.new = self.random.standard_normal((2, 2, 3, 3, 16)).astype(np.float32)  # K's and V's
+        self.new = self.random.standard_normal((2, 2, 3, 3, 16)).astype(np.float32)  # K and V
         self.used = np.array([4, 1], np.int32)
 
     def cache(self, dtype):
-        """Two sequences with two heads and room for eight keys, a scale for every four."""
+        """Two sequences with two heads and a capacity of eight keys, one scale for every four."""
         codes = np.full((2, 2, 8, 16), 128 if dtype == "byte" else 0,
                         {"int8": np.int8}.get(dtype, np.uint8))
         scale = np.linspace(0.01, 0.08, 8, dtype=np.float32).reshape(2, 2, 2)
         return flashcore.Quantized(codes, scale, dtype, 4)
 
-    def test_new_rows_become_codes(self):
+    def test_new_rows_are_quantized(self):
         new_k, new_v = self.new[0][:, :2], self.new[1][:, :2]
         for dtype in LARGEST:
             k, v = self.cache(dtype), self.cache(dtype)
@@ -252,7 +252,7 @@ class Append(unittest.TestCase):
                             want.codes[b, h, used + i] = row.codes
                 self.assertEqual(cache.codes.tolist(), want.codes.tolist())
 
-    def test_pages_and_codes_as_they_are(self):
+    def test_pages_and_quantized_rows(self):
         k, v = self.cache("int8"), self.cache("int8")
         pages = [one._replace(codes=np.zeros((4, 4, 2, 16), np.int8)) for one in (k, v)]
         table = np.array([[3, 1], [0, 2]], np.int32)
@@ -269,7 +269,7 @@ class Append(unittest.TestCase):
         flashcore.append(part, part, again, other, self.used)
         self.assertEqual(again.codes.tolist(), k.codes.tolist())
 
-    def test_a_rotated_cache_takes_rotated_codes(self):
+    def test_a_rotated_cache_takes_rotated_rows(self):
         k, v = self.cache("int8")._replace(rotated=True), self.cache("int8")
         new_k, new_v = self.new[0][:, :2], self.new[1][:, :2]
         with self.assertRaisesRegex(ValueError, "k_new: is not rotated, k is; .*rotate=True"):
@@ -297,7 +297,7 @@ class Append(unittest.TestCase):
 
 
 class Gpu(unittest.TestCase):
-    """What Python does besides calling the library, whose results tests/gpu compares."""
+    """The Python part of the calls. tests/gpu compares the results of the library."""
 
     def setUp(self):
         import torch_support
@@ -330,14 +330,14 @@ class Gpu(unittest.TestCase):
         self.assertTrue(self.torch.equal(flashcore.dequantize(got).cpu(),
                                          flashcore.dequantize(want)))
 
-    def test_a_nan_is_reported_where_that_is_asked_for(self):
+    def test_a_nan_is_reported_by_checked_calls(self):
         self.x[1, 2, 3, 4] = float("nan")
         there = self.x.cuda()
         with self.assertRaisesRegex(ValueError, "NaN"):
             flashcore.quantize(there, "int8", checked=True)
         made = flashcore.quantize(there, "int8")
         self.assertEqual(made.codes[1, 2, 3, 4].item(), 0)
-        flashcore.quantize(there.nan_to_num(), "int8", checked=True)  # nothing is left of it
+        flashcore.quantize(there.nan_to_num(), "int8", checked=True)  # the error does not persist
         flashcore.quantize(there, "e4m3", checked=True)
 
 

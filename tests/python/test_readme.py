@@ -1,5 +1,5 @@
-"""README's Python program as printed, on the tree's package; wheel_test.py runs it on the installed
-one, after README's own line for installing. And a README that says something else is noticed."""
+"""README's Python program as printed, with the tree's package. wheel_test.py runs it with the installed
+package. A README that differs from the example is detected."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ import wheel_test
 
 
 def copy_of_tree(folder, change):
-    """What readme_blocks() reads, with README changed."""
+    """Copies the files that readme_blocks() reads, with a changed README."""
     os.mkdir(os.path.join(folder, "examples"))
     for path in ("README.md", os.path.join("examples", "quick_start.py")):
         with open(os.path.join(wheel_test.TREE, path), encoding="utf-8") as file:
@@ -40,7 +40,7 @@ class Readme(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, wheel_test.SAYS)
 
-    def test_a_readme_that_says_something_else(self):
+    def test_a_readme_that_differs_is_rejected(self):
         for change, complaint in (
                 (lambda text: text.replace("causal=True", "causal=False"), "copy it there"),
                 (lambda text: text.replace("<!-- python run in the source tree -->", ""), "wanted"),

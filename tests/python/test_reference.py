@@ -1,4 +1,4 @@
-"""The reference rows: hand-computed values, both implementations alike, and which rows are taken."""
+"""The reference rows: hand-computed values, agreement of both implementations, choice of rows."""
 
 import math
 import unittest
@@ -57,7 +57,7 @@ class Values(unittest.TestCase):
 
 
 class Rows(unittest.TestCase):
-    def test_first_and_last_are_always_there(self):
+    def test_first_and_last_rows_are_always_included(self):
         one = case(batch=3, q_heads=8, kv_heads=8, q_len=1000)
         rows = reference.sample_rows(one)
         self.assertEqual(len(rows), 64)
@@ -65,7 +65,7 @@ class Rows(unittest.TestCase):
         self.assertEqual((rows[0], rows[-1]), ((0, 0, 0), (2, 7, 999)))
         self.assertNotEqual(rows, reference.sample_rows(one, seed=2))
 
-    def test_small_problems_are_taken_whole(self):
+    def test_small_problems_are_computed_completely(self):
         one = case(q_len=3)
         self.assertEqual(reference.sample_rows(one),
                          [(0, h, i) for h in range(2) for i in range(3)])
@@ -80,7 +80,7 @@ class Formats(unittest.TestCase):
                          [1.0, -2.5, 2.0**100])
 
     def test_bf16_rounds_to_even(self):
-        unit = 2.0**-8  # half the distance between two neighbours at 1
+        unit = 2.0**-8  # half the spacing at 1
         self.assertEqual(decode(encode([1 + unit, 1 + 3 * unit, 1 + 1.01 * unit], "bf16"), "bf16"),
                          [1.0, 1 + 4 * unit, 1 + 2 * unit])
 

@@ -51,11 +51,11 @@ class Report(unittest.TestCase):
         self.assertEqual(rows[0]["cudnn_us"], "")
         self.assertAlmostEqual(float(rows[1]["tflops"]), 4 * 8 * 2048**2 * 64 / 100 / 1e6)
 
-    def test_the_page_is_whole_and_needs_nothing(self):
+    def test_the_page_is_self_contained(self):
         text = report.to_html(result())
         tags = Tags(text)
         self.assertEqual(tags.found.count("svg"), 3)  # bars for wide and narrow screens, one group of lengths
-        # ours, the peer where it has a time; and both in the legend
+        # Points of FlashCore and of the peer if it has a time; and both in the legend.
         self.assertEqual(tags.found.count("circle"), 3 + 2 + 2)
         self.assertFalse(set(tags.found) & {"script", "link", "img", "iframe"})
         self.assertFalse([one for _, one in tags.attributes if "src" in one or "href" in one])
@@ -88,8 +88,8 @@ class Report(unittest.TestCase):
         self.assertEqual(*figures)
         self.assertEqual([speed for _, _, speed in figures[0]], [2.0, 2.0])
 
-    def test_both_calls_of_ours(self):
-        """A row of flashcore.attention has the C call beside it; an older row is of the C call."""
+    def test_times_of_both_calls(self):
+        """A row of flashcore.attention also has the C call's time; an older row has only that time."""
         given = result(peers={"fa3": "3.0.0", "xformers": "not installed"})
         given["rows"][1].update(call="flashcore.attention", bare_us=90.0)
         rows = list(csv.DictReader(io.StringIO(report.to_csv(given))))
@@ -104,13 +104,13 @@ class Report(unittest.TestCase):
         self.assertIn("| 10 |  | 1.0 % |", old)
         self.assertIn("| 100 | 90 | 1.0 % |", new)
 
-    def test_points_stand_where_they_should(self):
-        """Twice the time is higher by the same distance everywhere: the axes are logarithmic."""
+    def test_positions_of_points(self):
+        """The axes are logarithmic: doubling the time moves a point by the same distance everywhere."""
         (_, chart), = report.latency_charts(result())
         distances = {round(chart.y(b[1]) - chart.y(a[1]), 6)
                      for a, b in zip(chart.series["ours"][1:], chart.series["cudnn"])}
         self.assertEqual(len(distances), 1)
-        self.assertLess(distances.pop(), 0)  # SVG counts downwards
+        self.assertLess(distances.pop(), 0)  # y grows downwards in SVG
         for x, y, _ in chart.series["ours"]:
             self.assertTrue(0 < chart.x(x) < 640 and 0 < chart.y(y) < 400)
         self.assertEqual(chart.x_ticks, [512, 2048, 8192])

@@ -1,7 +1,7 @@
 """The HTML page of a result file in a headless Chromium, at two widths.
 
-Nothing may overflow the page, all bars must be in sight with lengths in proportion to the speeds, and
-labels must be legible and apart from each other. Faults planted by CSS show that each rule can fail.
+Nothing may overflow the page, all bars must be visible with lengths proportional to the speeds, and labels
+must be legible and must not overlap. Faults injected by CSS show that each rule can fail.
 FLASHCORE_BROWSER names the browser; without one, the page is NOT TESTED.
 """
 
@@ -27,7 +27,7 @@ if BROWSER is None:
 WIDTHS = (1280, 420)
 SMALLEST_TEXT = 8  # pixels
 
-# Runs in the page and leaves its findings in the document around it, as JSON.
+# Runs in the page and writes its findings as JSON into the enclosing document.
 MEASURE = """
 <script>
 const all = selector => [...document.querySelectorAll(selector)].filter(one => one.getClientRects().length);
@@ -45,8 +45,8 @@ frameElement.nextElementSibling.textContent = JSON.stringify(found);
 
 
 def measure(page, views):
-    """The findings of MEASURE for each (width, more CSS). Each view is a frame of one document: a window
-    of Chromium is at least 500 pixels wide, a frame may be narrower."""
+    """The findings of MEASURE for each (width, more CSS). Each view is a frame of one document, because a
+    window of Chromium is at least 500 pixels wide."""
     frames = []
     for width, style in views:
         inside = html.escape(page.replace("</html>", f"<style>{style}</style>{MEASURE}</html>"))
@@ -83,7 +83,7 @@ def overlapping(texts):
 
 
 def faults(found, bars):
-    """What is wrong with the page, as sentences."""
+    """The faults of the page, as sentences."""
     width = found["width"]
     if found["scroll"] > width:
         yield f"the page is {found['scroll']} pixels wide in a window of {width}"
@@ -93,25 +93,25 @@ def faults(found, bars):
     unit = found["one"][0][0] - found["bars"][0][0]
     for bar, (left, _, right, _) in zip(bars, found["bars"]):
         if left < 0 or right > width:
-            yield f"bar {bar.group} {bar.label} is out of sight"
+            yield f"bar {bar.group} {bar.label} is not visible"
         if abs((right - left) - bar.speed * unit) > 1:
             yield f"bar {bar.group} {bar.label} is {right - left:.1f} long; wanted {bar.speed * unit:.1f}"
     for picture in found["pictures"]:
         for text in picture["texts"]:
             left, top, right, bottom = text["box"]
             if left < 0 or right > width:
-                yield f"label {text['words']!r} is out of sight"
+                yield f"label {text['words']!r} is not visible"
             if min(bottom - top, right - left) < SMALLEST_TEXT and len(text["words"]) > 1:
                 yield f"label {text['words']!r} is {min(bottom - top, right - left):.1f} pixels high"
         for one, other in overlapping(picture["texts"]):
             yield f"labels {one!r} and {other!r} overlap"
 
 
-# width, CSS that breaks a rule, part of what must be said
+# (width, CSS that breaks a rule, part of the expected message)
 PLANTED = [
     (420, ".scroll { overflow-x: visible; }", "the page is"),
     (420, ".wide { display: block !important; } .narrow { display: none !important; }", "pixels high"),
-    (420, ".narrow { margin-left: 60px; width: 388px; }", "is out of sight"),
+    (420, ".narrow { margin-left: 60px; width: 388px; }", "is not visible"),
     (1280, "svg.speed text { font-size: 16px; }", "overlap"),
     (1280, ".charts text { font-size: 40px; }", "overlap"),
     (1280, "svg.speed rect { transform: scaleX(1.1); }", "long; wanted"),
@@ -133,7 +133,7 @@ class Page(unittest.TestCase):
                 self.assertEqual(found["width"], width)
                 self.assertEqual([*faults(found, self.bars)], [])
 
-    def test_planted_faults_are_found(self):
+    def test_injected_faults_are_found(self):
         for (width, style, words), found in zip(PLANTED, self.found[len(WIDTHS):]):
             with self.subTest(style=style):
                 self.assertEqual(found["width"], width)

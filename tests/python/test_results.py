@@ -1,4 +1,4 @@
-"""Result files: their fields, how they are written, and every one that is committed."""
+"""Result files: their fields, atomic writing, and all committed files."""
 
 import json
 import os
@@ -36,11 +36,11 @@ class Schema(unittest.TestCase):
             result(fingerprint="stale"),
             {name: value for name, value in result().items() if name != "driver"},
             result(stages={"build": {"status": "great", "seconds": 1}}),
-            result(stages={"build": {"status": "failed", "seconds": 1}}),  # and no reason
+            result(stages={"build": {"status": "failed", "seconds": 1}}),  # without a reason
             result(stages={"build": {"status": "passed"}}),
             result(rows=[row(us=0)]),
             result(rows=[row(us="fast")]),
-            result(rows=[row(call="flashcore.attention")]),  # and no time of the C call
+            result(rows=[row(call="flashcore.attention")]),  # without the time of the C call
             result(rows=[row(call="flashcore.attention", bare_us=0)]),
             result(rows=[row(spread=float("nan"))]),
             result(rows=[row(error=-1)]),
@@ -76,7 +76,7 @@ class Files(unittest.TestCase):
                           ("../../etc", "etc"), ("", "unknown")):
             self.assertEqual(results.file_name(gpu), f"{name}.json")
 
-    def test_writing_replaces_at_once(self):
+    def test_writing_is_atomic(self):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "new" / "one.json"
             results.write(path, {"rows": [1]})

@@ -1,5 +1,5 @@
-"""run.py over several modules: what it adds up, and that a module which fails, breaks or is left out is
-never lost among those that pass."""
+"""run.py over several modules: its counts, and that a module which fails, crashes or is skipped is always
+reported."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ class Run(unittest.TestCase):
         return done.returncode, done.stdout.rstrip().splitlines()
 
     def package(self, *names):
-        """(exit code, lines) of run.py without arguments, were these the package's tests."""
+        """(exit code, lines) of run.py without arguments, with these as the package's tests."""
         return self.python("-c", f"import sys, run; run.PACKAGE_TESTS = {names[:-1]}; "
                                  f"run.ALONE = {names[-1:]}; sys.exit(run.main([]))")
 
@@ -47,7 +47,7 @@ class Run(unittest.TestCase):
         code, lines = self.package("good", "group_a", "group_b")
         self.assertEqual((code, lines[-1]), (0, "4 tests run, 0 failed"))
 
-    def test_skipped_and_left_out(self):
+    def test_skipped_tests_and_modules(self):
         code, lines = self.package("missing", "skips", "good")
         self.assertEqual((code, lines[-1]),
                          (0, "2 tests run, 0 failed; NOT TESTED: missing (jax is not installed)"))

@@ -1,4 +1,4 @@
-"""When a sanitizer is believed: a fake compute-sanitizer plays every way it can go."""
+"""Conditions under which a sanitizer's result counts. A fake compute-sanitizer plays every outcome."""
 
 import os
 import stat
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import gpu_check_sanitizers as sanitizers
 
-# Plays the tool: `words` for its injected fault, `clean` for a program without one, `check` for the
-# checks. Each is a shell command.
+# Fake tool. `injected`, `clean` and `check` are the shell commands for its injected fault, for a program
+# without a fault, and for the checks.
 _FAKE = """#!/bin/sh
 for last; do :; done
 case "$last" in
@@ -47,10 +47,10 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(outcome.status, "not run")
         self.assertIn(words, outcome.reason)
 
-    def test_a_tool_that_finds_nothing_is_not_believed(self):
+    def test_a_tool_that_finds_nothing_does_not_count(self):
         self.expect_not_run("did not find the fault", injected=_NOTHING)
 
-    def test_a_tool_that_always_complains_is_not_believed(self):
+    def test_a_tool_that_always_finds_errors_does_not_count(self):
         self.expect_not_run("in a program that has none", clean=_FOUND)
 
     def test_an_error_of_another_kind_proves_nothing(self):

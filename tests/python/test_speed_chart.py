@@ -1,4 +1,4 @@
-"""The bars of our speed relative to the best peer: what is drawn, where, and README's picture."""
+"""The chart of the speed relative to the best peer: its bars and labels, and README's picture."""
 
 import contextlib
 import io
@@ -33,7 +33,7 @@ def draw(given):
 
 
 def drawn_bars(picture):
-    """Those of cases: the legend's have no title."""
+    """The bars of cases. Bars of the legend have no title."""
     return [one for one in picture.iter(SVG + "rect") if one.find(SVG + "title") is not None]
 
 
@@ -58,13 +58,13 @@ class Bars(unittest.TestCase):
         tops = [float(one.get("y")) for one in drawn_bars(picture)]
         self.assertEqual(tops, sorted(tops))
         names = [one for one in texts(picture, "group") if one in "ab"]
-        self.assertEqual(names, ["b", "a"])  # once each
+        self.assertEqual(names, ["b", "a"])  # each once
 
     def test_the_best_peer_counts(self):
         bar, = bars_of(result(row("a", fa2=30.0, cudnn=12.5, eff=20.0)))
         self.assertEqual((bar.peer, bar.speed, bar.figure), ("cudnn", 1.25, "1.250 cuDNN"))
 
-    def test_a_case_without_peers_is_left_out(self):
+    def test_a_case_without_peers_is_omitted(self):
         self.assertEqual([bar.group for bar in bars_of(result(row("a"), row("b", fa3=9.0)))], ["b"])
 
     def test_suites(self):
@@ -109,7 +109,7 @@ class Drawing(unittest.TestCase):
             self.assertIn(text, texts(picture))
         self.assertIn("G<1>", picture.find(SVG + "title").text)
 
-    def test_it_says_what_it_is(self):
+    def test_title_and_description(self):
         _, picture = draw(result(row("a", fa3=9.0), row("a", fa3=12.0)))
         self.assertEqual(picture.get("role"), "img")
         self.assertIn("NVIDIA H200", picture.find(SVG + "title").text)
@@ -141,14 +141,14 @@ class Command(unittest.TestCase):
         results.write(self.folder / "one.json", given)
         return run("--chart", str(self.picture), "--results", str(self.folder / "one.json"), *arguments)
 
-    def test_a_picture_of_what_was_asked_for(self):
+    def test_selected_cases(self):
         given = result(row("a", suite="anchors", fa3=9.0), row("b", suite="regression", fa3=9.0))
         self.assertEqual(self.chart(given), (0, f"written: {self.picture}\n", ""))
         self.assertEqual(self.picture.read_text(), SpeedChart(given, bars_of(given)).svg() + "\n")
         self.assertEqual(self.chart(given, "--suite", "regression")[0], 0)
         self.assertIn(">b</text>", self.picture.read_text())
 
-    def test_what_cannot_be_drawn(self):
+    def test_invalid_input(self):
         for given in (result(), result(row("a")), {"gpu": "x"}):
             code, _, err = self.chart(given)
             self.assertEqual(code, 2)
@@ -161,7 +161,7 @@ class Command(unittest.TestCase):
             command.main(["--results", "one.json"])
         self.assertIn("--chart OUT.svg", err.getvalue())
 
-    def test_the_file_must_be_named_where_there_are_several(self):
+    def test_the_file_must_be_given_if_there_are_several(self):
         folder = self.folder / "bench" / "results"
         results.write(folder / "a.json", result())
         self.assertEqual(command.default_results(self.folder), folder / "a.json")
@@ -172,7 +172,7 @@ class Command(unittest.TestCase):
 
 
 class ReadmePicture(unittest.TestCase):
-    def test_it_is_what_the_command_makes_of_the_result_file(self):
+    def test_it_equals_the_output_of_the_command(self):
         committed = ROOT / "docs" / "images" / "speed_h200.svg"
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "speed.svg"

@@ -1,5 +1,5 @@
-"""Targets: what each kind asks for, which way round a ratio is, which rows fail, and that
-bench/targets.json is about cases there are."""
+"""Targets: each kind of target, the direction of ratios, the rows that fail, and that bench/targets.json
+matches existing cases."""
 
 import shutil
 import tempfile
@@ -65,12 +65,12 @@ class Limits(unittest.TestCase):
                        {"name": "tiny", "us": 6.0})
         self.assertEqual(found.target_us, 6.0)
 
-    def test_only_rows_that_are_meant(self):
+    def test_only_selected_rows(self):
         target = {"name": "tiny", "batch": 4, "us": 1.0}
         self.assertEqual(judged(row(), target).verdict, "")
         self.assertEqual(judged(row(batch=4), target).verdict, "short")
 
-    def test_a_peer_counts_where_it_was_timed(self):
+    def test_a_peer_counts_if_it_was_timed(self):
         target = {"name": "tiny", "peer": "best", "time_share": 1.0}
         self.assertAlmostEqual(judged(row(6.1, {"cudnn": 8.0, "fa3": 6.0}), target).target_us, 6.0)
         self.assertAlmostEqual(judged(row(6.1, {"cudnn": 8.0}), target).target_us, 8.0)
@@ -111,13 +111,13 @@ class Failures(unittest.TestCase):
         one = row(8.0, {"fa2": 12.0, "cudnn": 10.0})
         lines = targets.table(targets.judge([one, row(name="free")], content(
             {"name": "tiny", "peer": "best", "speedup": 1.0}))).splitlines()
-        self.assertEqual(len(lines), 3)  # a row without a target is not there
+        self.assertEqual(len(lines), 3)  # a row without a target is omitted
         self.assertEqual(lines[2], "| tiny 1,2/1,5x9,8 f32 | 8 |  | 12 | 10 | cudnn 10 | 10 | 1.25 | pass |")
 
 
 class Again(unittest.TestCase):
-    def test_a_file_is_judged_by_the_bars_of_now(self):
-        """What was measured stays; a target that is no more goes, also from the stage."""
+    def test_a_file_is_judged_by_new_targets(self):
+        """Measured values do not change. Removed targets disappear, also from the stage."""
         rows = [{**row(8.0, {"cudnn": 10.0}), "target": {"target_us": 1.0, "ratio": 0.125}},
                 {**row(5.0, name="free"), "target": {"target_us": 1.0, "ratio": 0.2}}]
         given = {"gpu": "X", "rows": rows, "stages": {"bench": {"status": "passed", "seconds": 1.0, "details": {
@@ -138,7 +138,7 @@ class TheFile(unittest.TestCase):
         self.targets = targets.load(ROOT / "bench" / "targets.json", "NVIDIA H200")
         self.cases = cases.load(ROOT / "bench" / "cases.json")
 
-    def test_it_is_about_cases_there_are(self):
+    def test_targets_match_cases(self):
         self.assertEqual(targets.mistakes(self.targets, self.cases), [])
 
     def test_mistakes_are_found(self):

@@ -1,4 +1,4 @@
-"""From samples to a row: faster must mean a smaller time, in both directions."""
+"""The summary of samples: a faster call has a smaller time and ratio."""
 
 import time
 import unittest
@@ -11,7 +11,7 @@ def rounds(ours, peer):
 
 
 class Summary(unittest.TestCase):
-    def test_a_planted_speed_up_and_slow_down(self):
+    def test_a_simulated_speed_up_and_slow_down(self):
         base = [10.0, 10.1, 9.9, 10.0, 10.05]
         for factor in (0.5, 2.0):
             row = timing.summarise(rounds([factor * x for x in base], base))
@@ -20,17 +20,17 @@ class Summary(unittest.TestCase):
             self.assertAlmostEqual(row["ratios"]["peer"], factor)
 
     def test_the_ratio_is_that_of_the_pairs(self):
-        """A machine that slows down during the run slows both: the pairs do not care."""
+        """A machine that slows down during the run slows both, so the ratio of pairs does not change."""
         ours = [10.0, 20.0, 40.0, 80.0, 160.0]
         row = timing.summarise(rounds(ours, [2 * x for x in ours]))
         self.assertEqual(row["ratios"]["peer"], 0.5)
         self.assertGreater(row["spread"], 0.5)
 
-    def test_one_outlier_moves_nothing(self):
+    def test_one_outlier_changes_nothing(self):
         row = timing.summarise(rounds([10.0] * 9 + [1e6], [5.0] * 10))
         self.assertEqual((row["us"], row["spread"], row["ratios"]["peer"]), (10.0, 0.0, 2.0))
 
-    def test_the_bare_call_is_no_peer(self):
+    def test_the_bare_call_is_not_a_peer(self):
         row = timing.summarise([{"ours": 4.0, "bare": 3.0, "peer": 8.0}] * 3)
         self.assertEqual((row["us"], row["bare_us"], row["bare_spread"]), (4.0, 3.0, 0.0))
         self.assertEqual((row["peers_us"], row["ratios"]), ({"peer": 8.0}, {"peer": 0.5}))
@@ -41,7 +41,7 @@ class Summary(unittest.TestCase):
 
 
 class Rounds(unittest.TestCase):
-    """In turns, on functions that take time."""
+    """Functions that take time, called in turns."""
 
     def setUp(self):
         self.log = []
@@ -54,13 +54,13 @@ class Rounds(unittest.TestCase):
             return 1e6 * (time.perf_counter() - begin)
         return sample
 
-    def test_every_second_round_is_the_other_way_round(self):
+    def test_every_second_round_is_reversed(self):
         timers = {name: self.timer(name, 0.0) for name in ("ours", "bare", "peer")}
         rounds = [timing.one_round(timers, reverse=number % 2 == 1) for number in range(4)]
         self.assertEqual(self.log, 2 * ["ours", "bare", "peer", "peer", "bare", "ours"])
         self.assertTrue(all(list(one) == ["ours", "bare", "peer"] for one in rounds))
 
-    def test_the_slower_one_is_the_slower_one(self):
+    def test_the_slower_function_has_the_larger_time(self):
         timers = {"ours": self.timer("ours", 0.002), "peer": self.timer("peer", 0.010)}
         row = timing.summarise([timing.one_round(timers, bool(number % 2)) for number in range(5)])
         self.assertGreaterEqual(row["us"], 2000)
@@ -69,7 +69,7 @@ class Rounds(unittest.TestCase):
 
 
 class Counts(unittest.TestCase):
-    def test_slow_cases_get_fewer_samples_and_say_so(self):
+    def test_slow_cases_get_fewer_samples_with_a_note(self):
         self.assertEqual(timing.sample_count(20, 0.01, 2.0), (20, None))
         count, note = timing.sample_count(20, 0.2, 2.0)
         self.assertEqual(count, 10)

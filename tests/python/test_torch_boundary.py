@@ -1,5 +1,5 @@
-"""What torch must be told, and what its tensors must not hide: writes that a gradient depends on,
-gradients that would be lost, outputs of the wrong kind, negative views, tensors without memory."""
+"""The boundary to torch: writes that a gradient depends on, gradients that would be lost, invalid outputs,
+negative views, tensors without memory."""
 
 import unittest
 
@@ -10,15 +10,15 @@ from flashcore import Quantized
 
 
 def negative(tensor):
-    """The same values, in memory that holds their opposites."""
+    """A negative view with the same values: its memory holds the negated values."""
     return torch._neg_view(-tensor)
 
 
 @on_every_device
 class Writes(Case):
-    """A write moves a tensor's version, so that torch refuses gradients computed from old values."""
+    """A write increases a tensor's version, so that torch refuses gradients that need the old values."""
 
-    def moves(self, tensor, call):
+    def check_version(self, tensor, call):
         before = tensor._version
         call()
         self.assertGreater(tensor._version, before)
@@ -26,25 +26,25 @@ class Writes(Case):
     def test_every_tensor_that_is_written(self):
         q, k, v = self.inputs()
         out = self.draw(2, 4, 5, 8)
-        self.moves(out, lambda: flashcore.attention(q, k, v, out=out))
-        self.moves(out, lambda: flashcore.attention(q, k, v, out=out, causal=True, return_lse=True))
-        self.moves(out, lambda: flashcore.merge(*[[one] for one in flashcore.attention(
+        self.check_version(out, lambda: flashcore.attention(q, k, v, out=out))
+        self.check_version(out, lambda: flashcore.attention(q, k, v, out=out, causal=True, return_lse=True))
+        self.check_version(out, lambda: flashcore.merge(*[[one] for one in flashcore.attention(
             q, k, v, partial=True)], out=out))
         codes = flashcore.quantize(k)
-        self.moves(out, lambda: flashcore.attention(q, codes, flashcore.quantize(v), out=out))
+        self.check_version(out, lambda: flashcore.attention(q, codes, flashcore.quantize(v), out=out))
         wide = torch.empty_like(k)
-        self.moves(wide, lambda: flashcore.dequantize(codes, out=wide))
+        self.check_version(wide, lambda: flashcore.dequantize(codes, out=wide))
         used = self.ints(0, 0)
         new_k, new_v = k[:, :, :2], v[:, :, :2]
         for append in (flashcore.append, torch.ops.flashcore.append):
             caches = k.clone(), v.clone()
             for cache in caches:
-                self.moves(cache, lambda: append(new_k, new_v, *caches, used))
+                self.check_version(cache, lambda: append(new_k, new_v, *caches, used))
         caches = flashcore.quantize(k), flashcore.quantize(v)
         for cache in caches:
-            self.moves(cache.codes, lambda: flashcore.append(new_k, new_v, *caches, used))
+            self.check_version(cache.codes, lambda: flashcore.append(new_k, new_v, *caches, used))
 
-    def test_a_gradient_from_what_was_overwritten_raises(self):
+    def test_a_gradient_that_needs_overwritten_values_raises(self):
         k, v = self.draw(1, 1, 4, 8), self.draw(1, 1, 4, 8)
         w = self.draw(1, 1, 4, 8, grad=True)
         new = self.draw(1, 1, 2, 8)
@@ -63,9 +63,9 @@ class Writes(Case):
 
 
 class Gradients(Case):
-    """A gradient is served or refused, never lost."""
+    """A gradient is computed or refused, never lost."""
 
-    def test_arrays_of_numpy_beside_a_tensor_that_wants_one(self):
+    def test_numpy_arrays_with_a_tensor_that_requires_grad(self):
         q, k, v = self.inputs(grad=True)
         want = torch.autograd.grad(flashcore.attention(q, k, v, causal=True).sum(), q)[0]
         fixed = array(v).astype(np.float32)
@@ -86,7 +86,7 @@ class Gradients(Case):
             self.check(torch.from_numpy(flashcore.attention(array(q).astype(np.float32), k, v)),
                        flashcore.attention(q, k, v))
 
-    def test_calls_that_have_none(self):
+    def test_calls_without_gradients(self):
         q, k, v = self.inputs()
         out, lse = flashcore.attention(q, k, v, partial=True)
         wants = out.clone().requires_grad_()
@@ -104,17 +104,17 @@ class Gradients(Case):
 
 @on_every_device
 class Outputs(Case):
-    """`out` is checked the same on every way into the library."""
+    """Every path into the library checks `out` in the same way."""
 
-    def ways(self):
-        """Contexts and inputs that go straight, or through torch's dispatcher."""
+    def paths(self):
+        """(name, context, inputs) of the direct path and of the paths through torch's dispatcher."""
         q, k, v = self.inputs()
         yield "straight", torch.no_grad, (q, k, v)
         yield "autocast", lambda: torch.autocast(self.device, dtype=torch.bfloat16), (q, k, v)
         yield "negative", torch.no_grad, (negative(q), k, v)
 
     def test_mistakes(self):
-        for way, context, inputs in self.ways():
+        for path, context, inputs in self.paths():
             for out, words in ((torch.zeros(2, 4, 5, 8, dtype=torch.int32), "out: dtype is (i|int)32"),
                                (torch.zeros(2, 4, 5, 8, dtype=torch.float64), "out: dtype is "),
                                (torch.zeros(3, 2, 4, 5, 8), "out: (shape|ndim|rank) is"),
@@ -122,24 +122,24 @@ class Outputs(Case):
                                (torch.zeros(1, 4, 5, 8, device=self.device).expand(2, 4, 5, 8),
                                 "out: its strides")):
                 out = out.to(self.device)
-                with self.subTest(f"{way} {words}"), context(), self.assertRaisesRegex(
+                with self.subTest(f"{path} {words}"), context(), self.assertRaisesRegex(
                         ValueError, words):
                     flashcore.attention(*inputs, out=out)
                 self.assertFalse(bool(out.any()))
 
     def test_values(self):
-        for way, context, inputs in self.ways():
+        for path, context, inputs in self.paths():
             want = flashcore.attention(*[one.resolve_neg() for one in inputs])
-            tolerance = torch.bfloat16 if way == "autocast" else torch.float32
+            tolerance = torch.bfloat16 if path == "autocast" else torch.float32
             for out in (torch.zeros_like(want), negative(torch.zeros_like(want))):
-                with self.subTest(way), context():
+                with self.subTest(path), context():
                     self.assertIs(flashcore.attention(*inputs, out=out), out)
                 self.check(out.resolve_neg(), want, tolerance)
 
-    def test_an_array_of_numpy(self):
+    def test_a_numpy_array(self):
         if self.device != "cpu":
-            self.skipTest("arrays of NumPy are on the CPU")
-        for way, context, inputs in self.ways():
+            self.skipTest("NumPy arrays are on the CPU")
+        for path, context, inputs in self.paths():
             out = np.zeros((2, 4, 5, 8), np.float32)
             with context():
                 self.assertIs(flashcore.attention(*inputs, out=out), out)
@@ -169,9 +169,9 @@ class NegativeViews(Case):
         with self.assertRaisesRegex(ValueError, "out: is a negative view"):
             flashcore.merge([out], [lse], out=negative(out))
 
-    def test_beside_numpy(self):
+    def test_with_numpy_arrays(self):
         if self.device != "cpu":
-            self.skipTest("arrays of NumPy are on the CPU")
+            self.skipTest("NumPy arrays are on the CPU")
         q, k, v = self.inputs()
         other = array(v).astype(np.float32)
         want = flashcore.attention(q, k, v)
@@ -181,7 +181,7 @@ class NegativeViews(Case):
 
 
 class WithoutMemory(Case):
-    def test_the_argument_is_named(self):
+    def test_the_message_names_the_argument(self):
         import warnings
         q, k, v = self.inputs()
         with warnings.catch_warnings():
@@ -211,7 +211,7 @@ class WithoutMemory(Case):
 
 
 class Numbers(Case):
-    """On the way through torch's dispatcher too."""
+    """Numbers are checked on the path through torch's dispatcher too."""
 
     def test_refusals(self):
         q, k, v = self.inputs(grad=True)
@@ -232,7 +232,7 @@ class Numbers(Case):
 
 
 class FlashAttnNames(Case):
-    """The calls of flash_attn speak of their own arguments."""
+    """Messages of the flash_attn functions use their argument names."""
 
     def test_refusals(self):
         from flashcore.flash_attn import flash_attn_func, flash_attn_with_kvcache
@@ -257,7 +257,7 @@ class FlashAttnNames(Case):
 
 @on_every_device
 class UnownedRows(Case):
-    def test_packed(self):
+    def test_varlen(self):
         q, k = self.draw(8, 2, 8, grad=True), self.draw(6, 2, 8)
         options = dict(cu_seqlens_q=self.ints(2, 3, 5), cu_seqlens_k=self.ints(0, 3, 6))
         for grad in (True, False):

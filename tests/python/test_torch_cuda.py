@@ -16,19 +16,19 @@ from flashcore._core import arrays
 class CudaOnly(Case):
     device = "cuda"
 
-    def test_a_call_with_tensors_on_both(self):
+    def test_a_call_with_tensors_on_cpu_and_gpu(self):
         q, k, v = self.inputs()
         with self.assertRaisesRegex(ValueError, "k: is on cpu:0, q is on cuda:0"):
             flashcore.attention(q, k.cpu(), v)
         with self.assertRaisesRegex(ValueError, "k: is on cuda:0, q is on cpu:0"):
             flashcore.attention(q.cpu(), k, v)
 
-    def test_f64_says_where_it_runs(self):
+    def test_f64_is_refused(self):
         with self.assertRaisesRegex(NotImplementedError, "f64 runs on the CPU only"):
             flashcore.attention(*self.inputs(torch.float64))
 
     def test_streams(self):
-        """Each call runs on the current stream: what was queued before it there is done first."""
+        """Each call runs on the current stream, after the work queued there."""
         q, k, v = self.inputs(torch.float16, q_len=64, kv_len=4096, head_dim=64, v_dim=64)
         want = flashcore.attention(q, k, v)
         torch.cuda.synchronize()
@@ -44,7 +44,7 @@ class CudaOnly(Case):
             self.assertTrue(torch.equal(got, want))
 
     def test_graphs(self):
-        """Captured once, replayed on new data; split keys use the workspace's counters."""
+        """A graph is captured once and replayed on new data. Splits use the workspace's counters."""
         q, k, v = self.inputs(torch.bfloat16, q_len=1, kv_len=8192, head_dim=128, v_dim=128)
         used = self.ints(8192, 100)
         call = dict(seqused_k=used, causal=True, q_start=None)
@@ -58,14 +58,14 @@ class CudaOnly(Case):
             used.copy_(self.ints(*lengths))
             q.copy_(self.draw(*q.shape, dtype=q.dtype))
             graph.replay()
-            other = flashcore.attention(q, k, v, **call)  # between replays, on the same memory
+            other = flashcore.attention(q, k, v, **call)  # between replays, with the same memory
             torch.cuda.synchronize()
             self.assertTrue(torch.equal(first, other))
             self.assertTrue(torch.equal(second, flashcore.attention(other, k, v, **call)))
 
-    def test_torch_s_own_capture(self):
-        """mode="reduce-overhead" captures the op, after it has run it in the graph's own pool, where
-        nothing that FlashCore keeps may lie. Split keys need a workspace of more than its header."""
+    def test_reduce_overhead(self):
+        """mode="reduce-overhead" runs the op once in the graph's own pool before it captures it. FlashCore
+        must not keep memory of that pool. Splits need a workspace that is larger than its header."""
         if not has_triton():
             self.skipTest("torch's inductor needs Triton for CUDA")
         for q_len, kv_len in ((32, 32), (1, 8192)):
@@ -78,8 +78,8 @@ class CudaOnly(Case):
                 torch.compiler.cudagraph_mark_step_begin()
                 self.assertTrue(torch.equal(compiled(*inputs), want))
 
-    def test_what_is_kept_lies_outside_of_pools(self):
-        """A thread may allocate in a pool of its own for a while, as torch does before a capture."""
+    def test_kept_memory_is_outside_of_pools(self):
+        """A thread may temporarily allocate in its own pool, as torch does before a capture."""
         q, k, v = self.inputs(torch.float16, q_len=1, kv_len=8192, head_dim=64, v_dim=64)
         want = flashcore.attention(q, k, v, causal=True, q_start=8191)
         adapter = arrays.adapter_of("q", q)
@@ -104,7 +104,7 @@ class CudaOnly(Case):
 
     def test_a_gpu_that_is_not_current(self):
         if torch.cuda.device_count() < 2:
-            self.skipTest("a second device is missing")
+            self.skipTest("there is no second device")
         inputs = self.inputs(torch.float16, q_len=1, kv_len=8192, head_dim=64, v_dim=64)
         want = flashcore.attention(*inputs, causal=True)
         there = [one.to("cuda:1") for one in inputs]

@@ -1,5 +1,5 @@
-"""The short ways from a torch tensor into the library: results made by it, calls that need no gradient.
-Each must give what the long way gives, and must not be taken where it does not lead there."""
+"""Fast paths from a torch tensor into the library: results that the library allocates, and calls without
+gradients. Each must give the result of the general path, and must not be taken for unsupported calls."""
 
 import threading
 import unittest
@@ -20,7 +20,7 @@ _DEFAULTS = tuple(DEFAULTS[name] for name in OPTIONS)
 
 
 @on_every_device
-class MadeByTheLibrary(Case):
+class AllocatedByTheLibrary(Case):
     def setUp(self):
         super().setUp()
         self.q, self.k, self.v = self.inputs(v_dim=16)
@@ -28,7 +28,7 @@ class MadeByTheLibrary(Case):
         if self.adapter.reader is None:
             self.skipTest("this torch has no C exchange API of DLPack")
         self.want = self.expected(self.q, self.k, self.v)[0]
-        flashcore.attention(self.q, self.k, self.v)  # from now on there is a workspace
+        flashcore.attention(self.q, self.k, self.v)  # makes a workspace
 
     def run_new(self, q, k, v):
         call = execute.prepared_call(self.adapter, _DEFAULTS)
@@ -45,17 +45,17 @@ class MadeByTheLibrary(Case):
     def test_not_taken(self):
         q, k, v = self.q, self.k, self.v
         self.assertIsNone(self.run_new(q, k, v[..., :8]))  # the result is not like q
-        self.assertIsNone(self.run_new(q, k[..., :8], v))  # refused: Python finds out why
+        self.assertIsNone(self.run_new(q, k[..., :8], v))  # invalid: Python reports the error
         self.assertIsNone(self.run_new(q, k.cpu().numpy(), v))
         self.assertIsNone(self.run_new(q, None, v))
         call = execute.prepared_call(self.adapter, _DEFAULTS)
         call.busy = True
         self.addCleanup(setattr, call, "busy", False)
         self.assertIsNone(execute.run_new(self.adapter, call, q, k, v))
-        self.check(flashcore.attention(q, k, v), self.want)  # with another one
+        self.check(flashcore.attention(q, k, v), self.want)  # with another prepared call
 
     def test_after_a_captured_call(self):
-        """Its header is the graph's alone."""
+        """A later call must not use the header of the captured call."""
         call = execute.prepared_call(self.adapter, _DEFAULTS)
         call._use((None, None, 0, 1 << 20, None))
         call._workspace = None  # as PreparedCall.run() leaves it
@@ -64,7 +64,7 @@ class MadeByTheLibrary(Case):
         self.check(made, self.want)
 
     def test_a_larger_workspace(self):
-        """A call that was prepared while the workspace was small sees the one that replaced it."""
+        """A call prepared with a small workspace uses the larger one that replaced it."""
         with mock.patch.object(call_cache.thread_state, "workspace", call_cache._CpuWorkspace()), \
                 mock.patch.object(call_cache.thread_state, "calls", {}):
             for kv_len in (9, 5000, 9):
@@ -72,8 +72,8 @@ class MadeByTheLibrary(Case):
                 for _ in range(2):
                     self.check(flashcore.attention(q, k, v), self.expected(q, k, v)[0])
 
-    def test_another_call_while_the_result_is_made(self):
-        """As from a finaliser: it uses the same prepared call."""
+    def test_another_call_during_the_allocation(self):
+        """A nested call, as from a finalizer, needs the same prepared call."""
         read, empty_like = self.adapter.reader
         other = self.draw(*self.q.shape)
         inner = []
@@ -92,7 +92,7 @@ class MadeByTheLibrary(Case):
         self.check(outer, self.want)
         self.check(inner[0], self.expected(other, self.k, self.v)[0])
 
-    def test_a_result_that_cannot_be_made(self):
+    def test_a_failed_allocation(self):
         read, _ = self.adapter.reader
 
         def fail(q):
@@ -104,7 +104,7 @@ class MadeByTheLibrary(Case):
                 self.check(flashcore.attention(self.q, self.k, self.v), self.want)
 
     def test_the_op_in_another_thread(self):
-        """Each thread prepares the op's call for itself, and goes the long way where it must."""
+        """Each thread prepares its own call of the op, and takes the general path if needed."""
         def through_op():
             made.append(_op(self.q, self.k, self.v))
             new.append(kernels._short_call.new)
@@ -127,7 +127,7 @@ class MadeByTheLibrary(Case):
 
 @on_every_device
 class WithoutGradients(Case):
-    def test_torch_s_kernel_is_called_for_gradients_alone(self):
+    def test_the_autograd_kernel_is_called_for_gradients_only(self):
         self.assertTrue(torch_library.DIRECT_KEYSETS)
         recorded = []
 
@@ -156,7 +156,7 @@ class WithoutGradients(Case):
         self.assertEqual(recorded, [])
         library._destroy()
 
-    def test_both_ways_give_the_same(self):
+    def test_both_paths_give_the_same_result(self):
         q, k, v = self.inputs()
         bias = self.draw(1, 1, 5, 9)
         for keysets in (torch_library.DIRECT_KEYSETS, frozenset()):

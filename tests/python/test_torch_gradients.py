@@ -1,4 +1,4 @@
-"""Gradients of flashcore.attention: against torch's math backend, and by finite differences."""
+"""Gradients of flashcore.attention, compared with torch's math backend and with finite differences."""
 
 import unittest
 
@@ -18,7 +18,7 @@ _op = torch.ops.flashcore.attention.options
 
 @on_every_device
 class Gradients(Case):
-    def torch_s(self, q, k, v, mask=None, **options):
+    def torch_math(self, q, k, v, mask=None, **options):
         """torch's math backend, in f64."""
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             return torch_sdpa(q, k, v, attn_mask=mask, enable_gqa=True, **options)
@@ -43,13 +43,13 @@ class Gradients(Case):
     def test_causal_and_mask(self):
         inputs = self.inputs(q_len=9, grad=True)
         self.compare(flashcore.attention(*inputs, causal=True),
-                     lambda *a: self.torch_s(*a, is_causal=True), inputs)
+                     lambda *a: self.torch_math(*a, is_causal=True), inputs)
         mask = self.draw(1, 4, 9, 9) > -1
         mask[..., 0] = True
         for one in inputs:
             one.grad = None
         self.compare(flashcore.attention(*inputs, mask=mask),
-                     lambda *a: self.torch_s(*a, mask=mask), inputs)
+                     lambda *a: self.torch_math(*a, mask=mask), inputs)
 
     def hidden_keys(self):
         """Options under which key 7 of 8 is hidden from every query, or from all but the last."""
@@ -65,15 +65,15 @@ class Gradients(Case):
             limits = torch.finfo(dtype)
             inputs = self.inputs(dtype, q_len=6, grad=True)
             bias = torch.zeros(1, 1, 6, inputs[1].shape[2], dtype=dtype, device=inputs[0].device)
-            bias[:, :, 1] = limits.min  # a row hidden as a whole: the mean of V
+            bias[:, :, 1] = limits.min  # the lowest number for all keys of a row: the mean of V
             bias[:, :, 2, ::2] = limits.min
             bias[:, :, 3, 4] = limits.max
             with self.subTest(str(dtype)):
                 self.compare(flashcore.attention(*inputs, bias=bias),
-                             lambda *a: self.torch_s(*a, mask=bias.double()), inputs)
+                             lambda *a: self.torch_math(*a, mask=bias.double()), inputs)
 
-    def test_what_is_hidden_does_not_matter(self):
-        """NaN and infinities at a hidden key leave the gradients of rows that do not see it alone."""
+    def test_hidden_keys_do_not_affect_gradients(self):
+        """NaN and infinities at a hidden key do not change the gradients of rows that do not see it."""
         for name, options, rows in self.hidden_keys():
             for bad in (float("nan"), float("inf")):
                 with self.subTest(f"{name} {bad}"):
@@ -82,21 +82,21 @@ class Gradients(Case):
                     for value in (0.0, bad):
                         inputs = [one.clone() for one in (q, k, v)]
                         inputs[1][:, :, 7] = value
-                        if name == "seqused_k":  # such a V below the length may reach `out`
+                        if name == "seqused_k":  # otherwise a non-finite V may affect `out`
                             inputs[2][:, :, 7] = value
                         inputs = [one.requires_grad_() for one in inputs]
                         out = flashcore.attention(*inputs, **options)
                         out[:, :, :rows].sum().backward()
                         grads.append([inputs[0].grad[:, :, :rows], inputs[1].grad[:, :, :7],
                                       inputs[2].grad[:, :, :7]])
-                    if rows == 6:  # nobody sees the key
+                    if rows == 6:  # no row sees the key
                         for got, want in zip(grads[1], grads[0]):
                             self.assertTrue(torch.equal(got, want))
-                    else:  # the last row does, and its gradient of out is 0
+                    else:  # the last row sees it, with a zero gradient of `out`
                         self.assertTrue(torch.equal(grads[1][0], grads[0][0]))
 
-    def test_rows_without_keys_do_not_matter(self):
-        """Their output is 0 whatever they hold, and so is all that flows back through them."""
+    def test_rows_without_keys_do_not_affect_gradients(self):
+        """Rows without keys have output 0 and contribute no gradient, whatever their values."""
         q, k, v = (one.detach() for one in self.inputs(q_len=9, kv_len=4))  # rows 0 to 4 see none
         grads = []
         for value in (1.0, float("nan")):
@@ -111,7 +111,7 @@ class Gradients(Case):
             self.assertTrue(torch.equal(got, want))
 
     def test_blocks_of_rows(self):
-        """Several blocks give what one gives."""
+        """Several blocks give the result of one block."""
         inputs = self.inputs(q_len=40, kv_len=50, grad=True)
         flashcore.attention(*inputs, causal=True).sum().backward()
         whole = [one.grad.clone() for one in inputs]
@@ -125,8 +125,8 @@ class Gradients(Case):
         for one, want in zip(inputs, whole):
             self.check(one.grad, want)
 
-    def test_memory_grows_with_the_length(self):
-        """No tensor of the backward is larger than a block, however long the sequence."""
+    def test_memory_is_linear_in_the_length(self):
+        """No tensor of the backward pass is larger than a block, whatever the length."""
         largest = []
 
         class Watch(TorchDispatchMode):
@@ -147,21 +147,21 @@ class Gradients(Case):
         self.assertGreater(length * length, backward._BLOCK_ELEMENTS)
         self.assertLessEqual(max(largest), backward._BLOCK_ELEMENTS)
 
-    def test_of_the_ops_that_have_no_lse(self):
+    def test_ops_without_lse(self):
         for op in (_op_plain, _op):
             inputs = self.inputs(grad=True)
             self.compare(op(*inputs, causal=True),
-                         lambda q, k, v: self.torch_s(q, k, v, mask=torch.ones(
+                         lambda q, k, v: self.torch_math(q, k, v, mask=torch.ones(
                              5, 9, dtype=torch.bool, device=self.device).tril(4)), inputs)
 
-    def test_only_what_is_asked_for(self):
+    def test_only_requested_gradients(self):
         q, k, v = self.inputs()
         k.requires_grad_()
         flashcore.attention(q, k, v).sum().backward()
         self.assertIsNone(q.grad)
         self.assertTrue(bool(k.grad.abs().sum() > 0))
 
-    def test_packed(self):
+    def test_varlen(self):
         lengths = (3, 0, 6)
         total = sum(lengths)
         q, k, v = (self.draw(total, heads, 16, grad=True) for heads in (4, 2, 2))
@@ -169,7 +169,7 @@ class Gradients(Case):
         ours = flashcore.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, causal=True)
 
         def theirs(q, k, v):
-            parts = [self.torch_s(*(one[begin:end].transpose(0, 1)[None] for one in (q, k, v)),
+            parts = [self.torch_math(*(one[begin:end].transpose(0, 1)[None] for one in (q, k, v)),
                                   is_causal=True)[0].transpose(0, 1)
                      for begin, end in ((0, 3), (3, 9))]
             return torch.cat(parts)
@@ -201,8 +201,8 @@ class Gradients(Case):
 
 
 class GradcheckF64(Case):
-    """Every option by finite differences, on the CPU, where f64 is. Two calls for each element of each
-    input: the shapes are the smallest that have several of everything."""
+    """Compares every option with finite differences, on the CPU in f64. That takes two calls per element
+    of each input, so the shapes are the smallest with more than one of everything."""
 
     SMALL = dict(q_heads=2, kv_heads=1, q_len=3, kv_len=4, head_dim=3, v_dim=2)
 
@@ -225,7 +225,7 @@ class GradcheckF64(Case):
             self.gradcheck(lambda q, k, v, b: flashcore.attention(q, k, v, bias=b, softcap=2.0),
                            *inputs, one)
 
-    def test_rows_that_see_nothing(self):
+    def test_rows_that_see_no_key(self):
         q, k, v = self.inputs(torch.float64, grad=True, **{**self.SMALL, "q_len": 4, "kv_len": 2})
         self.gradcheck(lambda *a: flashcore.attention(*a, causal=True), q, k, v)
 
@@ -234,14 +234,14 @@ class GradcheckF64(Case):
         self.gradcheck(lambda *a: flashcore.attention(*a, layout="bshd", causal=True), q, k, v)
         self.gradcheck(lambda *a: flashcore.attention(*a, partial=True), q, k, v)
 
-    def test_packed(self):
+    def test_varlen(self):
         q, k, v = (self.draw(5, 2, 4, dtype=torch.float64, grad=True) for _ in range(3))
         cu = self.ints(0, 2, 5)
         self.gradcheck(lambda *a: flashcore.attention(*a, cu_seqlens_q=cu, cu_seqlens_k=cu,
                                                       return_lse=True), q, k, v)
 
     def test_sinks(self):
-        """They are f32, too coarse for finite differences: against autograd of the definition."""
+        """Sinks are f32, too coarse for finite differences. Compares with autograd of the definition."""
         q, k, v = self.inputs(torch.float64, q_heads=2, grad=True)
         sinks = self.draw(2, grad=True)
         flashcore.attention(q, k, v, sinks=sinks).square().sum().backward()

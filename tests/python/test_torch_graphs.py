@@ -1,5 +1,5 @@
-"""flashcore.attention captured in CUDA graphs: nothing but kernels in them, and no two that run at the
-same time share counters."""
+"""flashcore.attention captured in CUDA graphs. Graphs contain kernels only, and graphs that may run
+concurrently do not share counters."""
 
 import ctypes
 import gc
@@ -22,7 +22,7 @@ _KERNEL, _MEMSET = 0, 2  # CU_GRAPH_NODE_TYPE_*
 
 
 def node_types(graph):
-    """Of a graph that was captured with keep_graph=True, in no order."""
+    """The node types of a graph that was captured with keep_graph=True, unordered."""
     driver = ctypes.CDLL("libcuda.so.1")
     handle, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t()
     if driver.cuGraphGetNodes(handle, None, ctypes.byref(count)) != 0:
@@ -42,7 +42,7 @@ def node_types(graph):
 class Problem(NamedTuple):
     inputs: tuple
     options: dict
-    counts: bool  # in the header, on Hopper
+    counts: bool  # uses counters in the header on Hopper
     kernels: int = 1  # launches of one call
 
     def run(self):
@@ -50,7 +50,7 @@ class Problem(NamedTuple):
 
 
 class Captured:
-    """`calls` calls of each problem, one after the other."""
+    """A graph of `calls` successive calls of each problem."""
 
     def __init__(self, *problems, calls=1):
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -68,8 +68,8 @@ class Captured:
 
 
 class Workspaces(unittest.TestCase):
-    """What a captured call is given, decided without a GPU: memory is the CPU's, and `capture` stands
-    for what CUDA says of the stream."""
+    """Workspaces of captured calls, tested without a GPU: memory is on the CPU, and `capture` replaces
+    CUDA's capture id of the stream."""
 
     capture = 0
 
@@ -93,7 +93,7 @@ class Workspaces(unittest.TestCase):
             raise torch.cuda.OutOfMemoryError("none")
         return torch.zeros(HEADERS_AT_ONCE * abi.WORKSPACE_HEADER_BYTES, dtype=torch.uint8)
 
-    # Of the library, and of a prepared call.
+    # Methods of the library and of a prepared call.
     def capture_id(self, gpu, stream, graph_ended=None):
         return self.capture
 
@@ -130,7 +130,7 @@ class Workspaces(unittest.TestCase):
         size = abi.WORKSPACE_HEADER_BYTES + 256
         found = self.give(size, True)
         self.assertEqual((found[2:4], self.initialised), ((size, None), [found[1]]))
-        found = self.give(size, False)  # nothing to initialise
+        found = self.give(size, False)  # needs no initialization
         self.assertEqual((found[2:4], len(self.initialised)), ((size, None), 1))
 
     def test_more_captures_than_headers(self):
@@ -143,9 +143,9 @@ class Workspaces(unittest.TestCase):
         self.assertEqual(len(set(found)), HEADERS_AT_ONCE + 1)
         self.assertEqual(len(self.initialised), 2)
         self.capture, self.memory = 0, False
-        self.assertIsNone(self.adapter.ready_workspace(0))  # more are wanted
+        self.assertIsNone(self.adapter.ready_workspace(0))  # more headers are needed
         self.give(size, True)
-        self.assertIsNotNone(self.adapter.ready_workspace(0))  # there is no memory: go on without
+        self.assertIsNotNone(self.adapter.ready_workspace(0))  # out of memory: continues without headers
         self.capture = 1000
         self.assertIsNone(self.give(size, True)[3])
         self.capture, self.memory = 0, True
@@ -164,7 +164,7 @@ class Graphs(Case):
         self.addCleanup(torch.cuda.synchronize)
 
     def fresh_headers(self):
-        """As in a process that has not called yet."""
+        """Restores the state of a process before its first call."""
         for name in ("_graph_headers", "_workspaces"):
             patch = mock.patch.object(self.adapter, name, {})
             patch.start()
@@ -173,39 +173,40 @@ class Graphs(Case):
     def headers(self):
         return self.adapter._graph_headers[torch.cuda.current_device()]
 
-    def dealt_out(self):
-        """More items than SMs: on Hopper blocks ask for the next by a counter in the header."""
+    def scheduled(self):
+        """More work tiles than SMs: on Hopper, CTAs fetch tiles by a counter in the header."""
         return Problem(self.inputs(torch.bfloat16, batch=2, q_heads=32, kv_heads=32, q_len=2048,
                                    kv_len=2048, head_dim=128, v_dim=128), {"causal": True}, True)
 
-    def joined(self):
-        """Splits that the last block to arrive joins, more than a cluster has."""
+    def last_cta_combined(self):
+        """More splits than a cluster has CTAs: the last CTA combines them."""
         return Problem(self.inputs(torch.bfloat16, batch=2, q_heads=32, kv_heads=8, q_len=1,
                                    kv_len=8192, head_dim=128, v_dim=128), {"num_splits": 24}, True)
 
-    def cut(self):
-        """On Hopper items are cut along the keys, and the parts counted."""
+    def tail_split(self):
+        """On Hopper, tiles of the last wave are split along the keys, and arrivals are counted."""
         return Problem(self.inputs(torch.bfloat16, batch=1, q_heads=4, kv_heads=4, q_len=2048,
                                    kv_len=2048, head_dim=128, v_dim=128), {}, True)
 
-    def combined(self):
-        """Splits that a second kernel joins: partial results, and no counters."""
+    def kernel_combined(self):
+        """Splits that a second kernel combines: partial results and no counters."""
         return Problem(self.inputs(torch.float32, q_len=33, kv_len=700, head_dim=64, v_dim=64),
                        {"num_splits": 5}, False, kernels=2)
 
     def small(self):
-        """Nothing of a workspace."""
+        """A call that needs no workspace."""
         return Problem(self.inputs(torch.float16, head_dim=64, v_dim=64), {"num_splits": 1}, False)
 
     def problems(self):
-        return self.dealt_out(), self.joined(), self.cut(), self.combined(), self.small()
+        return (self.scheduled(), self.last_cta_combined(), self.tail_split(), self.kernel_combined(),
+                self.small())
 
     def expect(self, captured, wanted):
         for results, want in zip(captured.results, wanted, strict=True):
             for one in results:
                 self.assertTrue(torch.equal(one, want))
 
-    def test_nodes_are_the_calls_own_kernels(self):
+    def test_graphs_contain_kernels_only(self):
         for problem in self.problems():
             want = problem.run()
             captured = Captured(problem, calls=4)
@@ -216,8 +217,8 @@ class Graphs(Case):
                 self.expect(captured, [want])
 
     def test_one_warm_up_is_enough(self):
-        """Of any call."""
-        problem = self.dealt_out()
+        """Any call serves as the warm-up."""
+        problem = self.scheduled()
         want = problem.run()
         self.fresh_headers()
         self.small().run()
@@ -228,7 +229,7 @@ class Graphs(Case):
         self.expect(captured, [want])
 
     def test_without_a_warm_up(self):
-        """Right all the same: what needs a header zeroes it in the graph."""
+        """Results are correct: calls that need a header zero it in the graph."""
         for problem in self.problems():
             want = problem.run()
             with self.subTest(str(problem.options)):
@@ -246,14 +247,14 @@ class Graphs(Case):
 
     def test_a_plan_without_counters_never_needs_a_memset(self):
         self.fresh_headers()
-        for problem in (self.combined(), self.small()):
+        for problem in (self.kernel_combined(), self.small()):
             captured = Captured(problem)
             self.assertEqual(node_types(captured.graph), [_KERNEL] * problem.kernels)
             captured.replay()
             self.expect(captured, [problem.run()])
 
     def test_two_graphs_at_once(self):
-        for make in (self.dealt_out, self.joined, self.cut):
+        for make in (self.scheduled, self.last_cta_combined, self.tail_split):
             problems = make(), make()
             wanted = [one.run() for one in problems]
             graphs = [Captured(one, calls=10) for one in problems]
@@ -269,9 +270,9 @@ class Graphs(Case):
                 for one, want in zip(graphs, wanted):
                     self.expect(one, [want])
 
-    def test_beside_calls_outside_of_graphs(self):
-        """On another stream, and on the one that the graph was captured on."""
-        for make in (self.dealt_out, self.joined, self.cut):
+    def test_concurrent_calls_outside_of_graphs(self):
+        """Calls on another stream, and on the stream of the capture."""
+        for make in (self.scheduled, self.last_cta_combined, self.tail_split):
             inside, outside = make(), make()
             wanted = inside.run(), outside.run()
             captured = Captured(inside, calls=10)
@@ -291,7 +292,7 @@ class Graphs(Case):
                         self.assertTrue(torch.equal(one, wanted[1]))
 
     def test_streams_that_fork_inside_a_capture(self):
-        for make in (self.dealt_out, self.joined):
+        for make in (self.scheduled, self.last_cta_combined):
             here, there = make(), make()
             wanted = here.run(), there.run()
             torch.cuda.synchronize()
@@ -307,7 +308,7 @@ class Graphs(Case):
                 torch.cuda.current_stream().wait_stream(side)
             self.assertEqual(node_types(graph).count(_MEMSET), 0)
             captures = [capture for capture, _ in set(self.headers()._taken) - before]
-            self.assertEqual(captures, captures[:1] * 2)  # one for each stream
+            self.assertEqual(captures, captures[:1] * 2)  # one header for each stream
             for _ in range(20):
                 for one in (*results[0], *results[1]):
                     one.fill_(float("nan"))
@@ -318,14 +319,14 @@ class Graphs(Case):
                         self.assertTrue(torch.equal(one, want))
 
     def wait_for(self, condition):
-        """CUDA tells of graphs that are gone in its own time."""
+        """Waits for a condition: CUDA reports destroyed graphs asynchronously."""
         until = time.monotonic() + 20
         while not condition() and time.monotonic() < until:
             time.sleep(0.01)
         self.assertTrue(condition())
 
     def test_a_graph_destroyed_and_another_captured(self):
-        problem = self.dealt_out()
+        problem = self.scheduled()
         self.fresh_headers()
         want = problem.run()
         first = Captured(problem, calls=3)
@@ -337,19 +338,19 @@ class Graphs(Case):
         gc.collect()
         torch.cuda.synchronize()
         self.wait_for(lambda: self.headers()._ended[header].value == 1)
-        other = self.joined()
+        other = self.last_cta_combined()
         wanted = problem.run(), other.run()
         second = Captured(problem, other, calls=3)
         self.assertEqual(node_types(second.graph), [_KERNEL] * 6)
-        self.assertEqual(list(self.headers()._taken.values()), [header])  # the same again
+        self.assertEqual(list(self.headers()._taken.values()), [header])  # the header is reused
         for _ in range(20):
             second.forget_results()
             second.replay()
             self.expect(second, wanted)
 
-    def test_a_graph_that_lives_keeps_its_header(self):
-        """Also when the graph it was instantiated from is gone, as by default."""
-        problem = self.joined()
+    def test_a_live_graph_keeps_its_header(self):
+        """An executable graph keeps the header after the captured graph is destroyed, as by default."""
+        problem = self.last_cta_combined()
         want = problem.run()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -363,8 +364,8 @@ class Graphs(Case):
         self.assertEqual(self.headers()._ended[header].value, 0)
 
     def test_more_graphs_than_headers(self):
-        """Those that find none zero in the graph; the next call outside adds some."""
-        problem = self.joined()
+        """Graphs without a header zero their own. The next call outside a capture adds headers."""
+        problem = self.last_cta_combined()
         self.fresh_headers()
         want = problem.run()
         graphs = [Captured(problem) for _ in range(HEADERS_AT_ONCE + 2)]
@@ -391,7 +392,7 @@ class Graphs(Case):
         graphs.clear()
 
     def test_headers_stay_zero(self):
-        problems = self.dealt_out(), self.joined(), self.cut()
+        problems = self.scheduled(), self.last_cta_combined(), self.tail_split()
         self.fresh_headers()
         for one in problems:
             one.run()

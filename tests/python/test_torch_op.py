@@ -1,4 +1,4 @@
-"""What torch asks of an op: opcheck, torch.compile, export, autocast, vmap, tracing."""
+"""The ops under torch: opcheck, torch.compile, export, autocast, vmap, tracing."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ class Op(Case):
         for op in (_op, _op_lse):
             torch.library.opcheck(op, (*packed, None, None, None, None, None, None, cu, cu))
 
-    def test_the_overload_that_knows_the_arguments(self):
+    def test_the_overload_that_has_the_arguments(self):
         class Model(torch.nn.Module):
             def __init__(self, **options):
                 super().__init__()
@@ -63,8 +63,8 @@ class Op(Case):
         self.check(packet(q, k, v, mask=mask), self.expected(
             q, k, v, mask=mask.expand(2, 1, 5, 9))[0])
 
-    def test_none_in_place_of_a_tensor(self):
-        """After a right call too: then the op has a call prepared."""
+    def test_none_instead_of_a_tensor(self):
+        """None is refused also after a valid call, when the op has a prepared call."""
         one = self.draw(1, 1, 3, 8)
         torch.ops.flashcore.attention(one, one, one)
         for position, name in enumerate("qkv"):
@@ -103,7 +103,7 @@ class Op(Case):
             self.check(one, want.grad)
 
     def test_compile_before_anything_else(self):
-        """In a process where the first call ever is a compiled one, flashcore imported first."""
+        """The first call of a process is a compiled one, and flashcore is imported before torch."""
         program = """
 import flashcore
 import torch
@@ -128,7 +128,7 @@ assert torch.equal(call(q), q)
         self.assertTrue(torch.equal(ours[0], theirs[0]))
 
     def backend(self):
-        """aot_eager traces, decomposes and functionalises like inductor, but needs no compiler."""
+        """aot_eager traces, decomposes and functionalizes like inductor, but needs no compiler."""
         return "aot_eager"
 
     def test_autocast(self):
@@ -172,10 +172,10 @@ assert torch.equal(call(q), q)
             dual = forward_ad.make_dual(q, q)
             with self.assertRaisesRegex(NotImplementedError, "forward-mode derivatives"):
                 flashcore.attention(dual, k, v)
-            flashcore.attention(q, k, v)  # without a tangent it goes
+            flashcore.attention(q, k, v)  # works without a tangent
 
     def test_traced_by_torch_jit(self):
-        """The call is in the traced program, not its result."""
+        """The traced program contains the call, not its result."""
         q, k, v = self.inputs()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,5 +1,5 @@
-"""flashcore.sdpa against torch's own math path: every mixture of ranks, of dimensions that broadcast, of
-masks and grouped heads. Whatever torch takes must be taken, with its shape and values."""
+"""flashcore.sdpa compared with torch's math backend: random combinations of ranks, broadcast dimensions,
+masks and grouped heads. Every call that torch accepts must give the same shape and values."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ def both(**arguments):
         try:
             with context:
                 results.append(function(**arguments))
-        except Exception as error:  # noqa: BLE001: what it raises is compared
+        except Exception as error:  # noqa: BLE001: exceptions are compared
             results.append(error)
     return results
 
@@ -42,7 +42,7 @@ class Broadcasting(Case):
         self.assertLessEqual(float((got - want).abs().max()) if want.numel() else 0.0, 1e-5, words)
 
     def leading(self, choose):
-        """Leading dimensions, mostly such that others of the kind broadcast with them."""
+        """Random leading dimensions. Most pairs of them broadcast."""
         sizes = [choose.choice((1, size)) for size in (2, 3, 4)]
         return tuple(sizes[choose.randrange(4):])
 
@@ -75,7 +75,7 @@ class Broadcasting(Case):
             served += not isinstance(want, Exception)
         self.assertGreater(served, CASES // 2)
 
-    def test_these_too(self):
+    def test_selected_cases(self):
         def draw(*shapes):
             return dict(zip(("query", "key", "value"), (self.draw(*one) for one in shapes)))
 
@@ -99,7 +99,7 @@ class Broadcasting(Case):
             self.compare(want, got, str({name: getattr(one, "shape", one)
                                          for name, one in arguments.items()}))
 
-    def test_gradients_of_what_broadcasts(self):
+    def test_gradients_of_broadcast_inputs(self):
         shapes = (2, 1, 3, 8), (4, 5, 8), (2, 4, 5, 8), (4, 1, 5)
         inputs = [self.draw(*one, grad=True) for one in shapes]
         q, k, v, mask = inputs

@@ -1,4 +1,4 @@
-"""flashcore.attention on torch tensors: values, options, shapes, what it takes and refuses."""
+"""flashcore.attention on torch tensors: values, options, shapes, refusals."""
 
 import unittest
 from unittest import mock
@@ -29,8 +29,8 @@ class Values(Case):
                 self.check(lse, want_lse)
                 self.assertEqual((out.dtype, out.device, lse.device), (dtype, q.device, q.device))
 
-    def test_options_through_both_ways(self):
-        """Straight to the library, and through the op."""
+    def test_options_on_both_paths(self):
+        """Options on the direct path to the library, and through the op."""
         q, k, v = self.inputs()
         mask = self.draw(2, 1, 5, 9) > -0.5
         bias = self.draw(1, 4, 5, 9)
@@ -46,13 +46,13 @@ class Values(Case):
             with self.subTest(str(sorted(options))):
                 want = self.expected(q, k, v, **expected)[0]
                 self.check(flashcore.attention(q, k, v, **options), want)
-                torch.compiler.reset()  # each is another program; torch keeps eight of a function
+                torch.compiler.reset()  # torch keeps at most eight programs of a function
                 through_op = torch.compile(lambda *a: flashcore.attention(*a, **options),
                                            fullgraph=True, backend="eager")(q, k, v)
                 self.check(through_op, want)
 
-    def test_without_dlpack_s_exchange_api(self):
-        """As with a torch that has none."""
+    def test_without_the_dlpack_exchange_api(self):
+        """A torch version without the API."""
         q, k, v = self.inputs()
         want = flashcore.attention(q, k, v, causal=True, seqused_k=self.ints(9, 4))
         adapter = arrays.adapter_of("q", q)
@@ -69,7 +69,7 @@ class Values(Case):
             self.skipTest("NumPy arrays are on the CPU")
         q, k, v = self.inputs()
         want = flashcore.attention(q, k, v)
-        for _ in range(2):  # the second time in the call that the first has prepared
+        for _ in range(2):  # the second call reuses the prepared call of the first
             self.assertTrue(torch.equal(flashcore.attention(q, k.numpy(), v), want))
             self.assertTrue(torch.equal(flashcore.attention(q, k, v), want))
 
@@ -111,7 +111,7 @@ class Values(Case):
         self.check(lse, want_lse)
 
     def test_negative_views(self):
-        """Their memory holds the opposite of their values."""
+        """The memory of a negative view holds the negated values."""
         q, k, v = self.inputs()
         seen = torch.complex(q, q + 1).conj().imag
         bias = torch.complex(self.draw(2, 4, 5, 9), self.draw(2, 4, 5, 9)).conj().imag
@@ -146,7 +146,7 @@ class Values(Case):
         for _ in range(2):
             got = flashcore.attention(q, k, v, scale=scale, window=torch.tensor([3, 0]))
             self.assertTrue(torch.equal(got, want))
-            scale.mul_(2)  # it is read at every call
+            scale.mul_(2)  # the array is read at every call
             want = flashcore.attention(q, k, v, scale=0.5, window=(3, 0))
         with self.assertRaisesRegex(ValueError, "scale: requires grad"):
             flashcore.attention(q, k, v, scale=torch.tensor(0.5, requires_grad=True))
@@ -202,7 +202,7 @@ class Values(Case):
 
 
 class Reasons(unittest.TestCase):
-    def test_the_reason_for_leaving_cuda_out_is_said(self):
+    def test_the_reason_for_skipping_cuda_is_printed(self):
         self.assertEqual(bool(NO_CUDA), not (torch.cuda.is_available()
                                              and flashcore.load().cuda_device_count()[0] > 0))
 

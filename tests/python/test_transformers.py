@@ -1,4 +1,4 @@
-"""attn_implementation="flashcore": tiny random models give the logits of "eager", with their masks."""
+"""attn_implementation="flashcore": tiny random models give the logits of "eager", with all masks."""
 
 import copy
 import os
@@ -30,7 +30,7 @@ class Models(Case):
         integration.register()
 
     def pair(self, config, model_class):
-        """The same model twice: ours and eager."""
+        """The same model with "flashcore" and with "eager"."""
         made = []
         for name in ("flashcore", "eager"):
             torch.manual_seed(1)
@@ -62,7 +62,7 @@ class Models(Case):
     def same_logits(self, pair, tokens, mask=None):
         with torch.no_grad():
             ours, eager = (model(tokens, attention_mask=mask).logits for model in pair)
-        rows = slice(None) if mask is None else mask.bool()  # what stands on padding means nothing
+        rows = slice(None) if mask is None else mask.bool()  # logits of padding are undefined
         self.check(ours[rows], eager[rows], factor=8)
         return ours
 
@@ -74,7 +74,7 @@ class Models(Case):
         pair, tokens = self.llama(), self.tokens()
         masked = self.same_logits(pair, tokens, self.left_padding(tokens))
         whole = self.same_logits(pair, tokens)
-        self.assertGreater(float((masked - whole)[1, -1].abs().max()), 1e-3)  # it does matter
+        self.assertGreater(float((masked - whole)[1, -1].abs().max()), 1e-3)  # the mask has an effect
 
     def test_gemma_with_window_softcap_and_padding(self):
         pair, tokens = self.gemma(), self.tokens()
@@ -98,7 +98,7 @@ class Models(Case):
                     self.check(torch.stack(ours.logits), torch.stack(eager.logits), factor=8)
 
     def test_static_cache_without_mask(self):
-        """transformers then relies on a causal mask aligned top-left."""
+        """Without a mask, transformers expects top-left causal alignment."""
         pair, tokens = self.llama(), self.tokens(length=6)
         options = dict(max_new_tokens=4, do_sample=False, cache_implementation="static",
                        return_dict_in_generate=True, output_logits=True)
@@ -115,7 +115,7 @@ class Models(Case):
                      "model.layers.0.self_attn.k_proj.weight", "model.embed_tokens.weight"):
             self.check(ours[name].grad, eager[name].grad, factor=16)
 
-    def test_packed_sequences_of_vision_models(self):
+    def test_varlen_sequences_of_vision_models(self):
         q, k, v = (self.draw(1, 4, 7, 16) for _ in range(3))
         cu = self.ints(0, 3, 7)
         out, _ = integration.attend(torch.nn.Module(), q, k, v, None, is_causal=False,
@@ -125,8 +125,8 @@ class Models(Case):
             self.check(out[:, rows].transpose(1, 2),
                        self.expected(*(one[:, :, rows] for one in (q, k, v)))[0])
 
-    def packed(self, **options):
-        """attend() on two sequences in one row: q, k, v, what it gives, and the rows of each."""
+    def varlen(self, **options):
+        """attend() on two sequences in one row. Returns q, k, v, the result, and the rows of each sequence."""
         q, k, v = self.draw(1, 4, 17, 16), self.draw(1, 2, 17, 16), self.draw(1, 2, 17, 16)
         cu = self.ints(0, 7, 17)
         mask = options.pop("attention_mask", None)
@@ -134,51 +134,51 @@ class Models(Case):
                                     max_length_q=10, max_length_k=10, **options)
         return q, k, v, out.transpose(1, 2), (slice(0, 7), slice(7, 17))
 
-    def check_packed(self, options, wanted):
-        """wanted(rows): what the reference is given for these rows."""
-        q, k, v, out, sequences = self.packed(**options)
+    def check_varlen(self, options, wanted):
+        """wanted(rows): options of the reference for these rows."""
+        q, k, v, out, sequences = self.varlen(**options)
         for rows in sequences:
             self.check(out[:, :, rows], self.expected(*(one[:, :, rows] for one in (q, k, v)),
                                                       **wanted(rows))[0])
 
-    def test_packed_sinks(self):
+    def test_varlen_sinks(self):
         sinks = self.draw(4)
         for causal in (False, True):
-            self.check_packed(dict(is_causal=causal, s_aux=sinks),
+            self.check_varlen(dict(is_causal=causal, s_aux=sinks),
                               lambda rows: dict(causal=causal, sinks=sinks))
 
-    def test_packed_windows(self):
-        """A window of a model that is not causal has two sides."""
-        self.check_packed(dict(is_causal=False, sliding_window=3), lambda rows: dict(window=(2, 2)))
-        self.check_packed(dict(is_causal=True, sliding_window=3),
+    def test_varlen_windows(self):
+        """The window of a non-causal model has two sides."""
+        self.check_varlen(dict(is_causal=False, sliding_window=3), lambda rows: dict(window=(2, 2)))
+        self.check_varlen(dict(is_causal=True, sliding_window=3),
                           lambda rows: dict(causal=True, window=(2, -1)))
 
-    def test_packed_position_bias(self):
+    def test_varlen_position_bias(self):
         bias = self.draw(1, 4, 17, 17)
         for causal in (False, True):
-            self.check_packed(dict(is_causal=causal, position_bias=bias, sliding_window=4),
+            self.check_varlen(dict(is_causal=causal, position_bias=bias, sliding_window=4),
                               lambda rows: dict(bias=bias[:, :, rows, rows], causal=causal,
                                                 window=(3, -1 if causal else 3)))
 
-    def test_packed_with_a_mask(self):
+    def test_varlen_with_a_mask(self):
         keep = torch.rand(1, 1, 17, 17, device=self.device) > 0.4
         keep |= torch.eye(17, dtype=torch.bool, device=self.device)
         for options in (dict(is_causal=False), dict(is_causal=True, sliding_window=2)):
-            self.check_packed(dict(attention_mask=keep, **options),  # it holds causality and windows
+            self.check_varlen(dict(attention_mask=keep, **options),  # it includes causality and windows
                               lambda rows: dict(mask=keep[:, :, rows, rows]))
         added = torch.where(keep, 0.5, -1e30)
-        self.check_packed(dict(is_causal=False, attention_mask=added),
+        self.check_varlen(dict(is_causal=False, attention_mask=added),
                           lambda rows: dict(mask=keep[:, :, rows, rows]))
         q, cu = self.draw(2, 4, 5, 16), self.ints(0, 5, 10)
-        for query, key in ((q, q), (q[:1], self.draw(1, 4, 7, 16))):  # keys that no sequence has
+        for query, key in ((q, q), (q[:1], self.draw(1, 4, 7, 16))):  # keys outside of all sequences
             with self.assertRaisesRegex(NotImplementedError, "wanted a batch of 1 and as many keys"):
                 integration.attend(torch.nn.Module(), query, key, key, None, cu_seq_lens_q=cu,
                                    cu_seq_lens_k=cu, position_bias=self.draw(1, 4, 5, key.shape[2]))
 
-    def test_packed_gradients(self):
-        """Of sinks and of a position bias, against the same sequences alone."""
+    def test_varlen_gradients(self):
+        """Gradients of sinks and of a position bias, compared with the sequences alone."""
         sinks, bias = self.draw(4, grad=True), self.draw(1, 4, 17, 17, grad=True)
-        q, k, v, out, sequences = self.packed(is_causal=False, s_aux=sinks, position_bias=bias)
+        q, k, v, out, sequences = self.varlen(is_causal=False, s_aux=sinks, position_bias=bias)
         ours = torch.autograd.grad(out.square().sum(), (sinks, bias))
         total = 0.0
         for rows in sequences:
@@ -212,10 +212,10 @@ class Models(Case):
     def refused(self, config, auto=transformers.AutoModelForCausalLM):
         with self.assertRaisesRegex(ValueError, "cannot use attn_implementation=\"flashcore\""):
             auto.from_config(config, attn_implementation="flashcore")
-        return auto.from_config(config, attn_implementation="eager")  # nothing else is wrong with it
+        return auto.from_config(config, attn_implementation="eager")  # the config itself is valid
 
     def test_models_that_never_call_the_attention(self):
-        """They would add our boolean masks to their scores."""
+        """These models would add our boolean masks to their scores."""
         self.refused(transformers.BloomConfig(vocab_size=64, hidden_size=64, n_layer=2, n_head=4))
         self.refused(transformers.CodeGenConfig(vocab_size=64, n_embd=64, n_layer=2, n_head=4, rotary_dim=8))
         self.refused(transformers.MptConfig(vocab_size=64, d_model=64, n_layers=2, n_heads=4))
@@ -233,7 +233,7 @@ class Models(Case):
                                                                num_attention_heads=4)))
 
     def test_falcon_with_alibi(self):
-        """Its module for flash_attn has none."""
+        """Falcon's module for flash_attn does not support ALiBi."""
         model = transformers.AutoModelForCausalLM.from_config(transformers.FalconConfig(
             vocab_size=64, hidden_size=64, num_hidden_layers=1, num_attention_heads=4, alibi=True,
             bos_token_id=1, eos_token_id=None), attn_implementation="flashcore").to(self.device)
@@ -241,7 +241,7 @@ class Models(Case):
             model(self.tokens())
 
     def test_set_attn_implementation(self):
-        """On a model that is there already: by the same rules."""
+        """The same rules apply to an existing model."""
         ours, eager = self.llama()
         eager.set_attn_implementation("flashcore")
         self.assertEqual(eager.config._attn_implementation, integration.PLAIN_NAME)
@@ -253,7 +253,7 @@ class Models(Case):
             pegasus.set_attn_implementation("flashcore")
 
     def same_outputs(self, make, inputs, read):
-        """make(implementation) is a model; the same weights under "eager" give the same."""
+        """make(implementation) returns a model. The same weights must give the output of "eager"."""
         found = []
         for name in ("flashcore", "eager"):
             torch.manual_seed(3)
@@ -263,7 +263,7 @@ class Models(Case):
         self.check(found[0], found[1], factor=16)
 
     def test_bark(self):
-        """It has a module of its own for flash_attn, which wants that package's masks."""
+        """Bark has its own module for flash_attn, which needs that package's masks."""
         sizes = dict(block_size=64, input_vocab_size=64, output_vocab_size=64, num_layers=2, num_heads=4,
                      hidden_size=64, dropout=0.0)
         tokens = self.tokens()
@@ -280,7 +280,7 @@ class Models(Case):
                     {**inputs, "attention_mask": mask}, lambda out: out.logits[rows])
 
     def test_vision_tower_with_two_images(self):
-        """Their patches stand in one row, in a packed call."""
+        """The patches of both images are one row of a varlen call."""
         config = transformers.Qwen2VLConfig(vision_config=dict(depth=2, embed_dim=32, hidden_size=64,
                                                                num_heads=2)).vision_config
         from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
@@ -297,7 +297,7 @@ class Models(Case):
         self.assertEqual(len(calls), 2)  # one for each layer
 
     def test_names(self):
-        """The plain name, unless the model keeps packed sequences for names with "flash" in them."""
+        """Models run under PLAIN_NAME unless they pass varlen sequences only to names with "flash"."""
         vision = transformers.Qwen2VLConfig(text_config=dict(**{**_SIZES, "num_hidden_layers": 1}),
                                             vision_config=dict(depth=1, embed_dim=32, hidden_size=64,
                                                                num_heads=2))
@@ -309,13 +309,13 @@ class Models(Case):
                                                                   attn_implementation=asked)
             self.assertEqual(llama.config._attn_implementation, integration.PLAIN_NAME)
 
-    def test_other_implementations_are_left_alone(self):
+    def test_other_implementations_are_unchanged(self):
         integration.register()  # again
         from transformers import modeling_flash_attention_utils as utils
         with self.assertRaises((ImportError, ValueError)):
             utils._lazy_imports("flash_no_such_implementation")
 
-    def test_sinks_and_what_cannot_be_honoured(self):
+    def test_sinks_and_refused_options(self):
         q, k, v = self.inputs(v_dim=16)
         sinks = self.draw(4)
         out, _ = integration.attend(torch.nn.Module(), q, k, v, None, is_causal=False, s_aux=sinks)

@@ -1,5 +1,5 @@
-"""A dozen families of transformers against "eager", each for a mechanism of its own. The table of all
-families is in docs/transformers.md; transformers_families.py makes it."""
+"""A dozen families of transformers compared with "eager", each for a different mechanism. The table of all
+families is in docs/transformers.md; transformers_families.py writes it."""
 
 import unittest
 
@@ -20,11 +20,11 @@ RIGHT = {
     "gemma2": "sliding windows, softcap",
     "gpt_oss": "sinks; transformers would replace a name with flash in it",
     "llama4_text": "chunks, which transformers refuses to names with flash in them",
-    "gpt_neo": "local layers of a module in a table",
-    "falcon": "a module of its own for flash_attn",
-    "modernbert": "packed sequences with windows of two sides",
+    "gpt_neo": "local layers, and a table of attention modules",
+    "falcon": "its own module for flash_attn",
+    "modernbert": "varlen sequences with two-sided windows",
     "deepseek_v32": "latent attention, keys chosen by an indexer",
-    "deepseek_v4": "no masks but eager's, which it adds keys of its own to; not packed",
+    "deepseek_v4": "eager masks only, extended by its own keys; no varlen",
     "minimax_m3_vl_text": "blocks of keys chosen by an indexer",
     "t5": "position bias, cross attention",
     "pegasus_x": "modules that rely on the mask to be causal",
@@ -55,7 +55,7 @@ class Families(unittest.TestCase):
                 verdict = "right, with refusals" if name == "deepseek_v4" else "right"
                 self.assertEqual(found.verdict, verdict, f"{found.why} {found.cells}")
                 self.assertGreater(found.calls, 0)
-                if name in PACKED:  # "-" would be right too
+                if name in PACKED:  # otherwise "-" is correct too
                     self.assertEqual(found.cells["packed"], "yes")
 
     def test_refused(self):

@@ -1,4 +1,4 @@
-"""flashcore.verify(): right functions come out right, wrong ones with their stage."""
+"""flashcore.verify(): correct functions pass, wrong functions are reported with their stage."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ if HAVE_NUMPY:
 
 
 def attention(q, k, v, *, causal=False, scale=None, return_lse=False, scale_factor=1.0, shift=0):
-    """Plain attention in NumPy, causal from the bottom right; the last two are bugs."""
+    """Attention in NumPy, bottom-right causal. scale_factor and shift inject faults."""
     if k.shape[1] != q.shape[1]:
         k, v = (np.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale

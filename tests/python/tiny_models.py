@@ -1,4 +1,4 @@
-"""Every family of transformers at tiny size, from its config class alone; nothing is downloaded.
+"""Every family of transformers at tiny size, from its config class alone, without downloads.
 
 A family is (kind, model type): "causal", "encoder", "seq2seq" or "vision"."""
 
@@ -24,7 +24,7 @@ KINDS = {
                "AutoModelForImageClassification"),
 }
 
-# Where a config has the attribute, it gets this value.
+# Values of config attributes, if the config has them.
 _SIZES = (
     (64, "hidden_size d_model n_embd dim emb_dim embedding_size embed_dim word_embed_proj_dim model_dim "
         "hidden_dim decoder_hidden_size rnn_hidden_size lru_width hidden_size_per_layer_input "
@@ -59,7 +59,7 @@ _TOKENS = {"bos_token_id": 1, "decoder_start_token_id": 1, "eos_token_id": None,
            "cls_token_id": 1, "mask_token_id": 3, "forced_eos_token_id": None,
            "forced_bos_token_id": None, "suppress_tokens": None, "begin_suppress_tokens": None}
 
-# What the sizes above do not make of a config.
+# Values that single families need in addition.
 _SPECIAL = {
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
     "reformer": {"axial_pos_shape": [8, 16], "axial_pos_embds_dim": [32, 32], "is_decoder": True,
@@ -72,7 +72,7 @@ _SPECIAL = {
     "xlnet": {"d_inner": 96}, "prophetnet": {"num_encoder_attention_heads": 4,
                                              "num_decoder_attention_heads": 4},
     "funnel": {"d_head": 16, "block_sizes": [1, 1], "num_decoder_layers": 1, "d_inner": 96},
-    # Random weights without norms grow until float32 means nothing.
+    # Activations of random weights without norms exceed the precision of float32.
     "mobilebert": {"intra_bottleneck_size": 64, "true_hidden_size": 64, "embedding_size": 64,
                    "normalization_type": "layer_norm"},
     "modernbert": {"local_attention": 8}, "modernbert-decoder": {"local_attention": 8},
@@ -92,7 +92,7 @@ _SPECIAL = {
 
 
 def families():
-    """[(kind, model type)], sorted; a model type stands in the first kind that knows it."""
+    """Sorted [(kind, model type)]. A model type has the first kind that lists it."""
     found, seen = [], set()
     for kind, (names, _) in KINDS.items():
         for name in sorted(names):
@@ -107,7 +107,7 @@ def _has(config, name, value):
         default = getattr(config, name)
     except AttributeError:
         return False
-    except Exception:  # transformers says that it has one for each layer
+    except Exception:  # transformers raises for values that differ by layer
         return True
     return not isinstance(default, (list, tuple)) or isinstance(value, (list, tuple))
 
@@ -124,14 +124,14 @@ def _values(defaults, extra):
         if "dropout" in name and isinstance(value, float):
             made[name] = 0.0
         elif name.startswith(("mlp_layer_types", "layer_types")) and isinstance(value, (list, tuple)):
-            # Every kind of layer in turn.
+            # Cycle through all kinds of layers.
             kinds = list(dict.fromkeys(value))
             made[name] = (kinds * LAYERS)[:LAYERS]
     return made | extra
 
 
 def tiny_config(model_type):
-    """A small config of the family; raises whatever its class raises."""
+    """A small config of the family. Exceptions of its class propagate."""
     config_class = transformers.CONFIG_MAPPING[model_type]
     defaults = config_class()
     extra = _SPECIAL.get(model_type, {})
@@ -157,7 +157,7 @@ def tiny_part(config):
 
 
 def build(kind, config, implementation, state=None):
-    """The model under one attention implementation; random weights, or those of `state`."""
+    """The model with one attention implementation, with random weights or those of `state`."""
     auto = getattr(transformers, KINDS[kind][1])
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -168,7 +168,7 @@ def build(kind, config, implementation, state=None):
         model.load_state_dict(state)
         return model
     generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():  # what starts as a constant, as sinks and biases do, must matter too
+    with torch.no_grad():  # randomize constants too, such as sinks and biases
         for one in model.parameters():
             if one.numel() and one.is_floating_point() and float(one.max()) == float(one.min()):
                 one.add_(0.1 * torch.randn(one.shape, generator=generator))

@@ -1,11 +1,11 @@
-"""What the tests on torch tensors share: the devices they run on, and the reference."""
+"""Shared code of the tests on torch tensors: devices, inputs, and the reference."""
 
 import os
 import sys
 import unittest
 
 if os.environ.get("TORCH") == "0":
-    raise unittest.SkipTest("TORCH=0 leaves torch out")
+    raise unittest.SkipTest("TORCH=0 excludes torch")
 try:
     import numpy as np
     import torch
@@ -17,7 +17,7 @@ import flashcore
 
 
 def why_no_cuda():
-    """Why there is nothing to test on a GPU; empty where there is."""
+    """The reason why no test can run on a GPU; empty if tests can."""
     if not torch.cuda.is_available():
         return "torch finds no GPU"
     count, why = flashcore.load().cuda_device_count()
@@ -50,7 +50,7 @@ class Case(unittest.TestCase):
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def check(self, got, want, dtype=None, factor=1.0):
-        """got against want (a tensor or an f64 array), at the precision of dtype, default got's."""
+        """Compares got with want (a tensor or an f64 array) at the precision of dtype; default: got's."""
         name = str(dtype or got.dtype).removeprefix("torch.")
         self.assertLessEqual(reference.error(array(got), array(want)),
                              factor * reference.TOLERANCE[name])
@@ -70,8 +70,8 @@ def array(one):
 
 
 def on_every_device(case):
-    """Class decorator: the same tests on CUDA tensors, skipped with a reason where there are none.
-    The CUDA class is put beside the CPU one."""
+    """Class decorator: adds a class with the same tests on CUDA tensors to the module. They are skipped
+    with a reason if there is no GPU."""
     name = case.__name__ + "Cuda"
     made = needs_cuda(type(name, (case,), {"device": "cuda", "__module__": case.__module__}))
     setattr(sys.modules[case.__module__], name, made)

@@ -7,9 +7,9 @@ Each family is built at tiny size with random weights. The columns of the table:
   plain, left, right   logits without padding, with padding on one side
   packed               sequences in one row with cu_seq_lens, against each sequence alone
   grad                 gradients of all weights, with padding
-  cache, no cache, static   logits of greedy generation, step by step
+  cache, no cache, static   logits of each step of greedy generation
   bf16                 logits in bfloat16 against eager's in float32; at most twice eager's own error
-"sdpa": as sdpa does, which is as far from eager. "-": eager itself cannot do it. Exit code 1 where a
+"sdpa": sdpa differs from eager as much as FlashCore does. "-": eager does not support it. Exits 1 if a
 family is wrong."""
 
 import argparse
@@ -35,8 +35,8 @@ import transformers  # noqa: E402
 from flashcore.compat import flash_attn  # noqa: E402
 from flashcore.integrations import transformers as integration  # noqa: E402
 
-TOLERANCE = 2e-4  # of the largest value; float32
-ROUNDING = 1e-3  # what float32 may come to in a model that repeats its layers, if sdpa's does too
+TOLERANCE = 2e-4  # relative to the largest value, in float32
+ROUNDING = 1e-3  # limit for models that repeat their layers, if sdpa has such an error too
 LENGTH, PADDING, STEPS = 19, 4, 6
 COLUMNS = ("plain", "left", "right", "packed", "grad", "cache", "no cache", "static", "bf16")
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
@@ -55,7 +55,7 @@ class Result:
 
 
 class Calls:
-    """Counts what reaches FlashCore."""
+    """Counts calls of FlashCore."""
 
     def __init__(self):
         self.count, self.packed = 0, False
@@ -76,7 +76,7 @@ class Family:
         self.device, self.listed = device, kind
         self.config = tiny_models.tiny_config(name)
         self.eager = tiny_models.build(kind, self.config, "eager").to(device)
-        # transformers lists decoders that take sound among the encoder-decoders.
+        # transformers lists audio decoders among the encoder-decoders.
         self.kind = "causal" if kind == "seq2seq" and not self.config.is_encoder_decoder else kind
         if sum(one.numel() for one in self.eager.parameters()) > 50e6:
             raise ValueError("more than 50 million weights at tiny size")
@@ -112,7 +112,7 @@ class Family:
     def logits(self, model, side=None):
         out = model(**self.inputs(side)).logits
         if side is not None and self.kind in ("causal", "encoder") and out.shape[1] == LENGTH:
-            out = out[self.mask(side).bool()]  # what stands on padding means nothing
+            out = out[self.mask(side).bool()]  # logits of padding are undefined
         return out
 
     def gradients(self, model):
@@ -130,7 +130,7 @@ class Family:
         return {"decoder_start_token_id": 1} if self.kind == "seq2seq" else {}
 
     def generated(self, model, **options):
-        length = 8  # fewer than window and steps together
+        length = 8  # less than window plus steps
         inputs = {"input_ids": self.tokens[:, :length], "attention_mask": self.mask("left")[:, :length]}
         made = model.generate(**inputs, max_new_tokens=STEPS + 4, min_new_tokens=STEPS + 4, do_sample=False,
                               num_beams=1, return_dict_in_generate=True, output_logits=True,
@@ -138,14 +138,14 @@ class Family:
         return made.sequences, torch.stack(made.logits).float()
 
     def one_row(self):
-        """The two sequences one after the other, each with positions of its own."""
+        """Both sequences concatenated in one row. Positions start at 0 in each."""
         lengths = (LENGTH, LENGTH - PADDING)
         tokens = torch.cat([self.tokens[row, :length] for row, length in enumerate(lengths)])[None]
         positions = torch.cat([torch.arange(length) for length in lengths])[None].to(self.device)
         return dict(input_ids=tokens, position_ids=positions, use_cache=False)
 
     def packed(self, model):
-        """None where the model does not hand cu_seq_lens on."""
+        """Logits of both sequences in one row; None if the model does not pass cu_seq_lens on."""
         cu = torch.tensor([0, LENGTH, 2 * LENGTH - PADDING], dtype=torch.int32, device=self.device)
         seen = []
         original = integration._varlen, integration._varlen_mask
@@ -165,16 +165,16 @@ class Family:
                                    if counted else {})).logits[0] for row, length in lengths])
 
     def counted(self, model):
-        """For models that would count positions from another number than 0."""
+        """alone() with explicit positions, for models whose positions do not start at 0."""
         return self.alone(model, counted=True)
 
     def is_causal(self):
-        """Whether later tokens matter; a decoder's class may hold an encoder."""
+        """True if later tokens have no effect. A decoder class may contain an encoder."""
         whole, part = (self.eager(input_ids=one).logits[:, :5] for one in (self.tokens, self.tokens[:, :5]))
         return error(part, whole) <= TOLERANCE
 
-    def apart(self, model):
-        """One row with a mask that keeps the sequences apart: for models that count positions on."""
+    def masked(self, model):
+        """One row with a mask that separates the sequences, for models that continue to count positions."""
         inputs = self.one_row()
         length = inputs["input_ids"].shape[1]
         row = torch.arange(length, device=self.device)
@@ -185,14 +185,14 @@ class Family:
         return model(**inputs, attention_mask=mask).logits[0]
 
     def by_positions(self, model):
-        """One row as eager takes it: for models with layers that run on over the end of a sequence."""
+        """One row under eager, for models with layers that mix adjacent sequences."""
         if not self.is_causal():
             return torch.zeros(())
         return model(**self.one_row()).logits[0]
 
 
 def error(got, want):
-    """The largest difference, as a share of the largest value."""
+    """The largest difference relative to the largest value."""
     got, want = got.float(), want.float()
     if not bool(torch.isfinite(got).all()):
         return float("inf")
@@ -200,7 +200,7 @@ def error(got, want):
 
 
 def mean_error(got, want):
-    """Euclidean, of the whole: a router that decides otherwise in one row does not decide all."""
+    """The relative Euclidean error. A different router decision in one row does not dominate it."""
     return float((got.float() - want).norm() / want.norm())
 
 
@@ -215,7 +215,7 @@ def gradient_error(got, want):
 
 
 def generation_error(got, want):
-    """Until the tokens part, which they may only at a tie within the tolerance."""
+    """The error of the logits up to the first different token, which only a tie may cause."""
     steps = want[1].shape[0]
     start = want[0].shape[1] - steps
     same = (got[0] == want[0]).all(0)[start:].long().cumprod(0).sum()
@@ -223,7 +223,7 @@ def generation_error(got, want):
 
 
 def _checks(family):
-    """{column: (what a model gives, the error of it)}."""
+    """{column: (function of a model, error function of its result)}."""
     checks = {"plain": (lambda model: family.logits(model), error)}
     if family.kind != "vision":
         for side in ("left", "right"):
@@ -240,13 +240,13 @@ def _checks(family):
 def _run(function, model, gradients=False):
     with torch.set_grad_enabled(gradients), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.manual_seed(4)  # some models draw hashes
+        torch.manual_seed(4)  # some models draw random hashes
         return function(model)
 
 
 def _bf16(family, ours, want):
-    """Our error in bfloat16 over what it may be; None where eager cannot. Where a router decides
-    otherwise the error is that decision's, ours or eager's, so more inputs are then drawn."""
+    """Our error in bfloat16 divided by its limit; None if eager does not support bfloat16. A different
+    router decision, in FlashCore or in eager, dominates the error, so more inputs are drawn then."""
     tokens, made, theirs = family.tokens, 0.0, 0.0
     try:
         for draw in range(8):
@@ -268,7 +268,7 @@ def _bf16(family, ours, want):
 
 
 def examine(kind, name, device="cpu"):
-    """One family's Result."""
+    """The Result of one family."""
     result, start = Result(kind, name), time.monotonic()
     calls = examine.calls = getattr(examine, "calls", None) or Calls()
     transformers.logging.set_verbosity_error()
@@ -313,8 +313,8 @@ def examine(kind, name, device="cpu"):
 
 
 def _off_for_other_inputs(function, difference, eager, ours):
-    """A ReLU whose input is 0 but for rounding may decide otherwise, and the gradients then differ by
-    all that it lets through. It does not do so for these tokens and for others too."""
+    """The error of the gradients for other inputs. A ReLU whose input is 0 up to rounding may switch for some
+    tokens, which changes gradients a lot, but not for these inputs too."""
     family = function.__self__
     tokens, image = family.tokens, family.image
     family.tokens, family.image = tokens.flip(1), image.flip(-1)
@@ -340,7 +340,7 @@ def _one_check(result, column, function, difference, eager, ours, other, dynamic
     except Exception as failure:
         result.cells[column] = _word(failure)
         return
-    if off > TOLERANCE and column == "static":  # some models' eager errs there: same as without it
+    if off > TOLERANCE and column == "static":  # eager is wrong there for some models: compare with a dynamic cache
         off = difference(_run(function, ours), _run(dynamic, eager))
     if off > TOLERANCE and gradients:
         off = _off_for_other_inputs(function, difference, eager, ours)
@@ -369,17 +369,17 @@ def _packed_check(result, family, ours):
         result.cells["packed"] = _word(failure)
         return
     except (TypeError, IndexError, AttributeError, ValueError, RuntimeError):
-        got = None  # the model knows no such arguments
+        got = None  # the model does not accept these arguments
     if got is None:
         result.cells["packed"] = "-"
     else:
         off = error(got, want)
         limit = ROUNDING if result.cells.get("plain") == "sdpa" else TOLERANCE
-        for other in (family.counted, family.apart, family.by_positions):
+        for other in (family.counted, family.masked, family.by_positions):
             if off > limit:
                 try:
                     off = min(off, error(got, _run(other, family.eager)))
-                except Exception:  # no such mask for this model
+                except Exception:  # the model does not support this mask
                     pass
         result.cells["packed"] = "yes" if off <= limit else f"wrong ({off:.1e})"
 
@@ -410,7 +410,7 @@ def _judge(result):
 # ---------------------------------------------------------------- the table
 
 def table(results, device):
-    """Markdown: the counts, the families, the refusals and what could not be built."""
+    """Markdown text: counts, families, refusals, and families that could not be built."""
     counts = collections.Counter(one.verdict for one in results)
     words = ", ".join(f"{counts[name]} {name}" for name in
                       ("right", "right, with refusals", "wrong", "refused", "no attention", "not built")
@@ -443,7 +443,7 @@ def table(results, device):
 
 
 def _wrapped(line):
-    """Documents have at most 120 characters a line outside tables."""
+    """The line wrapped at 120 characters, the limit of documents outside tables."""
     if line.startswith("|"):
         return line
     return textwrap.fill(line, 120, subsequent_indent="  " if line.startswith("- ") else "",
@@ -451,7 +451,7 @@ def _wrapped(line):
 
 
 def write_table(path, text):
-    """Between the two marks of the file, or at its end."""
+    """Writes the text between BEGIN and END of the file, or at its end."""
     whole = open(path, encoding="utf-8").read() if os.path.exists(path) else ""
     head, _, rest = whole.partition(BEGIN)
     tail = rest.partition(END)[2] if rest else "\n"
@@ -463,7 +463,7 @@ def _job(arguments):
     torch.set_num_threads(1)
     try:
         return examine(*arguments)
-    except Exception as failure:  # a run goes on
+    except Exception as failure:  # the run continues with the other families
         return Result(*arguments[:2], verdict="wrong", why=_short(failure))
 
 
@@ -484,7 +484,7 @@ def main():
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=40) as pool:
         for one in pool.imap(_job, [(*family, options.device) for family in chosen]):
             results.append(one)
-            if options.table:  # a run that is cut leaves what it had
+            if options.table:  # written after each family, so that an interrupted run keeps its results
                 write_table(options.table, table(results, options.device))
             says = "".join(f"\n    {column}: {cell}" for column, cell in one.cells.items()
                            if cell not in ("yes", "-"))

@@ -1,5 +1,5 @@
-"""A program that uses what FlashCore offers; `scripts/lint --types` reads it as a user's type checker
-would. It is never run."""
+"""A program that uses the public interface of FlashCore. `scripts/lint --types` checks it as a user's type
+checker would. It is never run."""
 
 from typing import Any
 

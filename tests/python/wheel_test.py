@@ -1,5 +1,5 @@
-"""README's Python quick start exactly as printed: `pip install .`, then the program; and what is then
-installed. In a venv of its own, offline, with the build tools of the Python that runs this.
+"""Runs README's Python quick start exactly as printed: `pip install .`, then the program. Checks the
+installed files. Uses a new venv, offline, with the build tools of the Python that runs this.
 
     wheel_test.py      exit code 77: it cannot be built here
 """
@@ -14,8 +14,8 @@ import time
 TREE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BLOCK = re.compile(r"<!-- python (file|run) ([^>]*?) -->\n```(\w+)\n(.*?)```\n", re.DOTALL)
 MAX_BYTES = 25e6
-SAYS = r"kernel +fwd_\w+_f32.*\n.* differs by 0\.0\n"  # the program, where all is right
-# What must hold in the installed package, whichever folder it is called from.
+SAYS = r"kernel +fwd_\w+_f32.*\n.* differs by 0\.0\n"  # output of the program
+# Checks of the installed package, independent of the working folder.
 CHECKS = """
 import doctest, pathlib, sys
 import flashcore, flashcore._attention, flashcore.cache
@@ -35,7 +35,7 @@ def fail(words):
 
 
 def readme_blocks(tree=TREE):
-    """What README prints: how to install, the program, how to start it."""
+    """(install command, program, run command) as README prints them."""
     with open(os.path.join(tree, "README.md"), encoding="utf-8") as readme:
         blocks = BLOCK.findall(readme.read())
     kinds = [f"{kind} {what}" for kind, what, _, _ in blocks]
@@ -49,7 +49,7 @@ def readme_blocks(tree=TREE):
 
 
 class Installation:
-    """A fresh venv whose Python also sees the packages of the one that runs this."""
+    """A new venv that also sees the packages of the Python that runs this."""
 
     def __init__(self, home):
         self.home = home
@@ -58,13 +58,13 @@ class Installation:
             **os.environ,
             "HOME": home,
             "PATH": os.path.join(home, "venv", "bin") + os.pathsep + os.environ["PATH"],
-            # Of a venv that shares its system's packages: those too.
+            # If that is a venv with system packages, these are included.
             "PYTHONPATH": os.pathsep.join(
                 path for path in sys.path if path.endswith(("site-packages", "dist-packages"))),
-            "PIP_NO_BUILD_ISOLATION": "0",  # pip's way to say: use the tools that are here
+            "PIP_NO_BUILD_ISOLATION": "0",  # "0" makes pip use the installed build tools
             "PIP_NO_INDEX": "1",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            # CUDA code is compiled and tested elsewhere; here it would only take long.
+            # Other tests compile CUDA code; here it would only take time.
             "CMAKE_ARGS": "-DFLASHCORE_CUDA=OFF",
         }
         for name in ("FLASHCORE_LIBRARY", "VIRTUAL_ENV"):
@@ -82,7 +82,7 @@ class Installation:
 
 def main():
     if os.environ.get("TORCH") == "0":
-        print("TORCH=0 leaves out Python packages, scikit-build-core among them")
+        print("TORCH=0 excludes Python packages, among them scikit-build-core")
         return 77
     for module in ("scikit_build_core", "numpy"):
         if importlib.util.find_spec(module) is None:
@@ -100,7 +100,7 @@ def main():
             file.write(program)
         said = venv.run(start, work)
         if not re.search(SAYS, said):
-            fail("the quick start said something else than expected")
+            fail("the quick start printed unexpected output")
         size = int(re.search(r"bytes (\d+)", venv.run(f"python3 - <<'PY'{CHECKS}PY", work)).group(1))
         command = venv.run("command -v flashcore", work).strip()
         if command != os.path.join(home, "venv", "bin", "flashcore"):
@@ -108,7 +108,7 @@ def main():
         venv.run("flashcore info && flashcore run --shape 1,2,64,32", work)
         size += os.path.getsize(command)
         if size > MAX_BYTES:
-            fail(f"{size} bytes are installed; at most {MAX_BYTES:.0f} are wanted")
+            fail(f"{size} bytes are installed; at most {MAX_BYTES:.0f} are allowed")
     print(f"installed in {seconds:.0f} s, {size / 1e6:.1f} MB unpacked; README's quick start ran as "
           "printed")
     return 0
