@@ -65,7 +65,7 @@ def number(text):
 
 
 def figure(kernel, units, names):
-    """(value, unit) of the first metric in the report; None if none is there."""
+    """(value, unit) of the first metric that the report has, or None."""
     for name in names:
         value = number(kernel.get(name, ""))
         if value is not None:

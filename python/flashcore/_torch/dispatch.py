@@ -126,7 +126,7 @@ def _tensor_of(name, one, written=False):
                 raise
             return torch.from_dlpack(one.copy())
     except (AttributeError, BufferError, TypeError, RuntimeError) as error:  # no dtype of torch
-        raise TypeError(f"{name}: is a {type(one).__name__} that torch cannot read beside the tensors "
+        raise TypeError(f"{name}: is a {type(one).__name__} that torch cannot read with the tensors "
                         f"of this call ({error}); give a tensor") from None
 
 

@@ -88,31 +88,31 @@ class Bench:
     def measure(self, case):
         """Checks and times one case. Returns the reason if the case was skipped, otherwise None."""
         try:
-            subject = self.make(case)
+            loaded = self.make(case)
             try:
-                self.check_and_time(case, subject)
+                self.check_and_time(case, loaded)
             finally:
-                subject.close()
+                loaded.close()
         except NotImplementedError as error:
             return str(error)
         except (RuntimeError, MemoryError, ValueError) as error:  # continue with the other cases
             self.fail(case, f"{type(error).__name__}: {error}")
         return None
 
-    def check_and_time(self, case, subject):
-        verdict = subject.check()
+    def check_and_time(self, case, loaded):
+        verdict = loaded.check()
         if not verdict.ok:
-            self.fail(case, f"{verdict.reason}; {verdict.worst}", subject)
+            self.fail(case, f"{verdict.reason}; {verdict.worst}", loaded)
             return
-        row = self.time(case, subject, verdict)
-        if not subject.unchanged():
-            self.fail(case, "the timed calls gave a result that differs from the checked one", subject)
+        row = self.time(case, loaded, verdict)
+        if not loaded.unchanged():
+            self.fail(case, "the timed calls gave a result that differs from the checked one", loaded)
             return
         self.rows.append(row)
         table.print_row(case, row)
 
-    def fail(self, case, reason, subject=None):
-        kernel = subject.plan.kernel.decode() if subject is not None else ""
+    def fail(self, case, reason, loaded=None):
+        kernel = loaded.plan.kernel.decode() if loaded is not None else ""
         self.failed.append({**case.fields(), "kernel": kernel, "reason": reason})
         print(f"{case.name:<19} {case.shape_text():<30} FAILED: {reason}", flush=True)
 
@@ -124,26 +124,26 @@ class Bench:
         return cuda.CudaCase(self.library, case, self.torch, options.seed, options.kernel,
                              options.peers)
 
-    def time(self, case, subject, verdict):
-        subject.prepare()
+    def time(self, case, loaded, verdict):
+        loaded.prepare()
         begin = time.monotonic()
-        subject.sample()  # discarded; it only measures how long a round takes
+        loaded.sample()  # discarded; it only measures how long a round takes
         count, note = timing.sample_count(self.options.samples, time.monotonic() - begin,
                                           self.options.case_seconds)
-        rounds = [subject.sample(reverse=number % 2 == 1) for number in range(count)]
-        family = subject.plan.family.decode()
+        rounds = [loaded.sample(reverse=number % 2 == 1) for number in range(count)]
+        family = loaded.plan.family.decode()
         row = {
             **case.fields(),
-            "kernel": subject.plan.kernel.decode(),
+            "kernel": loaded.plan.kernel.decode(),
             "kernel_fingerprint": self.library.fingerprint(family),
-            "splits": subject.plan.splits,
+            "splits": loaded.plan.splits,
             "error": verdict.relative_error,
             "error_to_bound": verdict.worst_ratio,
             **timing.summarise(rounds),
-            "peers_note": subject.peers_note,
+            "peers_note": loaded.peers_note,
         }
-        if subject.call is not None:
-            row["call"] = subject.call
+        if loaded.call is not None:
+            row["call"] = loaded.call
         row["tflops"] = case.flops() / row["us"] / 1e6
         row["kv_gbs"] = case.kv_bytes() / row["us"] / 1e3
         if note is not None:
