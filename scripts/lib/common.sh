@@ -94,7 +94,7 @@ quietly() {
   "$@" >"$log" 2>&1 && return 0
   local code=$?
   tail -60 "$log"
-  echo "failed: $* (all of its output: ${log#"$ROOT"/})"
+  echo "failed: $* (full output: ${log#"$ROOT"/})"
   return $code
 }
 
@@ -106,7 +106,7 @@ progress() {
   "$@" 2>&1 | tee "$log" | sed -unE 's/^(\[[0-9]+\/[0-9]+\] ).*/\1/p' || code=${PIPESTATUS[0]}
   [ "$code" = 0 ] && return 0
   tail -60 "$log"
-  echo "failed: $* (all of its output: ${log#"$ROOT"/})"
+  echo "failed: $* (full output: ${log#"$ROOT"/})"
   return "$code"
 }
 
