@@ -304,7 +304,7 @@ def verify_kernels(context, limit_s):
     values = {"kernels": len(reports), "wrong": wrong}
     if wrong or not reports:
         return Outcome(FAILED, f"{len(wrong)} of {len(reports)} kernels are wrong: {wrong}", values)
-    return Outcome(PASSED, f"{len(reports)} kernels are right", values)
+    return Outcome(PASSED, f"{len(reports)} kernels are correct", values)
 
 
 def verify_torch(context, limit_s):
@@ -318,10 +318,10 @@ def verify_torch(context, limit_s):
     if done.code not in (0, 1):
         return from_command(done, "flashcore._torch.verify")
     found = json.loads(done.output.strip().splitlines()[-1])
-    wrong = {name: verdict for name, verdict in found["verdicts"].items() if verdict != "right"}
+    wrong = {name: verdict for name, verdict in found["verdicts"].items() if verdict != "correct"}
     if done.code != 0 or wrong:
         return Outcome(FAILED, f"rejected: {wrong}", found)
-    return Outcome(PASSED, f"{len(found['verdicts'])} of torch's kernels are right", found)
+    return Outcome(PASSED, f"{len(found['verdicts'])} of torch's kernels are correct", found)
 
 
 def all_stages(context):

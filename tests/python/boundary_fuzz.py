@@ -206,7 +206,7 @@ def main():
     options = parser.parse_args()
     if options.case is not None:
         wrong = replay(options.seed, options.first, options.case)
-        print(wrong or "right")
+        print(wrong or "correct")
         return 1 if wrong else 0
     done, findings = run(options.seconds, options.seed)
     print("\n".join(findings + [f"seed {options.seed}: {done} calls, {len(findings)} findings"]))

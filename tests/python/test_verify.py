@@ -36,7 +36,7 @@ def attention(q, k, v, *, causal=False, scale=None, return_lse=False, scale_fact
 
 @unittest.skipUnless(HAVE_NUMPY, "NumPy is not installed")
 class NumpyTest(unittest.TestCase):
-    def test_right(self):
+    def test_correct(self):
         for dtype in ("float32", "float16"):
             report = flashcore.verify(attention, dtype=dtype, quick=True)
             self.assertTrue(report.ok, str(report))
@@ -165,7 +165,7 @@ class NumpyTest(unittest.TestCase):
 
 @unittest.skipUnless(HAVE_TORCH, "torch is not installed")
 class TorchTest(unittest.TestCase):
-    def test_sdpa_is_right(self):
+    def test_sdpa_is_correct(self):
         from torch.nn.functional import scaled_dot_product_attention
 
         for dtype in ("float32", "float16", "bfloat16"):
@@ -173,7 +173,7 @@ class TorchTest(unittest.TestCase):
             self.assertTrue(report.ok, str(report))
             self.assertTrue(any("top-left" in line for line in report.conventions))
 
-    def test_sdpa_backends_are_right(self):
+    def test_sdpa_backends_are_correct(self):
         from flashcore._torch import verify
 
         for name, report in verify.verify_backends("cpu", quick=True):

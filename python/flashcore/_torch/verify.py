@@ -2,7 +2,7 @@
 
     python3 -m flashcore._torch.verify [--device cuda] [--quick]
 
-Exits 0 if all backends that can run are right. A backend that does not support a dtype is reported and
+Exits 0 if all backends that can run are correct. A backend that does not support a dtype is reported and
 skipped.
 """
 
@@ -60,8 +60,8 @@ def main(argv=None):
     refused: list[str] = []
     verdicts = {}
     for name, report in verify_backends(options.device, options.quick, refused):
-        verdicts[name] = "right" if report.ok else report.stage
-        print(f"{name:<32} {'right' if report.ok else report.stage}  {report.calls} calls, "
+        verdicts[name] = "correct" if report.ok else report.stage
+        print(f"{name:<32} {'correct' if report.ok else report.stage}  {report.calls} calls, "
               f"{report.seconds:.1f} s", flush=True)
         if not report.ok:
             print(report)
@@ -69,7 +69,7 @@ def main(argv=None):
         print(f"{name:<32} does not support a plain call here")
     if options.json:
         print(json.dumps({"verdicts": verdicts, "refused": refused}))
-    wrong = [name for name, verdict in verdicts.items() if verdict != "right"]
+    wrong = [name for name, verdict in verdicts.items() if verdict != "correct"]
     return 0 if verdicts and not wrong else 1
 
 
