@@ -1,4 +1,4 @@
-// Faster means a smaller time: planted changes in both directions.
+// compare_results(): faster means a smaller time. Tests changes in both directions.
 #include "bench/bench_compare.h"
 
 #include <gtest/gtest.h>
@@ -26,11 +26,9 @@ Verdict verdict(double old_us, double old_spread, double new_us, double new_spre
   return changes.rows.at(0).verdict;
 }
 
-TEST(Compare, PlantedSlowDownIsSlower) {
-  EXPECT_EQ(verdict(100, 0.01, 120, 0.01), Verdict::slower);
-}
-TEST(Compare, PlantedSpeedUpIsFaster) { EXPECT_EQ(verdict(100, 0.01, 80, 0.01), Verdict::faster); }
-TEST(Compare, TheSameIsNoise) { EXPECT_EQ(verdict(100, 0.01, 100, 0.01), Verdict::noise); }
+TEST(Compare, LargerTimeIsSlower) { EXPECT_EQ(verdict(100, 0.01, 120, 0.01), Verdict::slower); }
+TEST(Compare, SmallerTimeIsFaster) { EXPECT_EQ(verdict(100, 0.01, 80, 0.01), Verdict::faster); }
+TEST(Compare, SameTimeIsNoise) { EXPECT_EQ(verdict(100, 0.01, 100, 0.01), Verdict::noise); }
 TEST(Compare, ThreePercentIsNoise) {
   EXPECT_EQ(verdict(100, 0, 102.9, 0), Verdict::noise);
   EXPECT_EQ(verdict(100, 0, 97.1, 0), Verdict::noise);
@@ -42,7 +40,7 @@ TEST(Compare, EitherSpreadHidesAChange) {
   EXPECT_EQ(verdict(100, 0.01, 120, 0.3), Verdict::noise);
 }
 
-TEST(Compare, AnotherKernelForTheSameCase) {
+TEST(Compare, KernelOfACaseMayChange) {
   const BenchChanges changes =
       compare_results(result({row("a", 100, 0, "old")}), result({row("a", 50, 0, "new")}));
   ASSERT_EQ(changes.rows.size(), 1u);
@@ -51,7 +49,7 @@ TEST(Compare, AnotherKernelForTheSameCase) {
   EXPECT_EQ(changes.rows[0].new_kernel, "new");
 }
 
-TEST(Compare, SeveralKernelsMatchByName) {
+TEST(Compare, RowsOfSeveralKernelsMatchByKernel) {
   const BenchChanges changes =
       compare_results(result({row("a", 100, 0, "x"), row("a", 200, 0, "y")}),
                       result({row("a", 200, 0, "y"), row("a", 50, 0, "x"), row("a", 1, 0, "z")}));
@@ -61,7 +59,7 @@ TEST(Compare, SeveralKernelsMatchByName) {
   EXPECT_EQ(changes.only_new.size(), 1u);
 }
 
-TEST(Compare, ListsWhatHasNoPartner) {
+TEST(Compare, ListsUnmatchedRows) {
   const BenchChanges changes =
       compare_results(result({row("gone", 1, 0)}), result({row("fresh", 1, 0)}));
   EXPECT_TRUE(changes.rows.empty());
@@ -69,13 +67,13 @@ TEST(Compare, ListsWhatHasNoPartner) {
   EXPECT_EQ(changes.only_new.size(), 1u);
 }
 
-TEST(Compare, WarnsOfAnotherDevice) {
+TEST(Compare, WarnsIfDevicesDiffer) {
   Json other = result({row("a", 1, 0)});
   other["device"] = "e";
   EXPECT_FALSE(compare_results(result({row("a", 1, 0)}), other).warning.empty());
 }
 
-TEST(Compare, RefusesTimesThatAreNone) {
+TEST(Compare, RejectsTimesThatAreNotPositive) {
   for (const double us : {0.0, -1.0}) {
     EXPECT_THROW(compare_results(result({row("a", us, 0)}), result({row("a", 1, 0)})),
                  CommandError);

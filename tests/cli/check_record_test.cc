@@ -1,4 +1,4 @@
-// An outcome must count the same after it went from one process to another.
+// A record keeps everything that another process needs to count an outcome.
 #include "check/check_record.h"
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 namespace flashcore::tool {
 namespace {
 
-CheckRecord after_the_pipe(const CheckRecord& record) {
+CheckRecord round_trip(const CheckRecord& record) {
   return check_record_of(Json::parse(to_json(record).dump()));
 }
 
@@ -25,10 +25,10 @@ CheckRecord compared(double ratio, double error) {
   return record;
 }
 
-TEST(CheckRecord, KeepsWhatCoverageCounts) {
+TEST(CheckRecord, KeepsCoverageFacts) {
   CheckRecord before = compared(0.1, 1.0 / 3);
   before.outcome.facts.three_tiles = before.outcome.facts.idle_warpgroup = true;
-  const CheckRecord record = after_the_pipe(before);
+  const CheckRecord record = round_trip(before);
   EXPECT_TRUE(record.outcome.facts.three_tiles);
   EXPECT_FALSE(record.outcome.facts.keyless_between);
   EXPECT_FALSE(record.outcome.facts.three_keyless);
@@ -42,14 +42,14 @@ TEST(CheckRecord, KeepsWhatCoverageCounts) {
   EXPECT_EQ(record.outcome.comparison.max_error, 1.0 / 3);
 }
 
-TEST(CheckRecord, KeepsNumbersThatJsonLacks) {
+TEST(CheckRecord, KeepsNonFiniteNumbers) {
   const double infinity = std::numeric_limits<double>::infinity();
   CheckRecord record = compared(infinity, std::nan(""));
   record.outcome.comparison.ok = false;
   record.outcome.comparison.reason = "errors exceed their bounds";
   record.outcome.comparison.non_finite = 7;
   record.outcome.comparison.unwritten = 2;
-  record = after_the_pipe(record);
+  record = round_trip(record);
   EXPECT_FALSE(record.passed());
   EXPECT_EQ(record.failure(), "errors exceed their bounds");
   EXPECT_EQ(record.outcome.comparison.worst_ratio, infinity);
@@ -61,23 +61,23 @@ TEST(CheckRecord, KeepsNumbersThatJsonLacks) {
 TEST(CheckRecord, KeepsStrayWritesAndErrors) {
   CheckRecord record = compared(0.1, 0.1);
   record.outcome.stray_writes = true;
-  EXPECT_EQ(after_the_pipe(record).failure(), record.failure());
+  EXPECT_EQ(round_trip(record).failure(), record.failure());
   record.outcome.status = {StatusCode::out_of_memory, "not enough"};
-  const CheckRecord same = after_the_pipe(record);
+  const CheckRecord same = round_trip(record);
   EXPECT_EQ(same.outcome.status.code(), StatusCode::out_of_memory);
   EXPECT_EQ(same.failure(), record.failure());
 }
 
-TEST(CheckRecord, WhatHungWasNotCompared) {
+TEST(CheckRecord, HungProblemHasNoComparison) {
   CheckRecord record;
   record.hung = "it did not end within 20 s";
-  record = after_the_pipe(record);
+  record = round_trip(record);
   EXPECT_FALSE(record.passed());
   EXPECT_FALSE(record.outcome.status.ok());
   EXPECT_EQ(record.failure(), "it did not end within 20 s");
 }
 
-TEST(CheckRecord, Keys) {
+TEST(CheckRecord, KeysRoundTrip) {
   EXPECT_EQ(index_in("random", key_of("random", 17)), 17u);
   EXPECT_EQ(index_in("tuning", key_of("random", 17)), std::nullopt);
   EXPECT_EQ(index_in("a/b", key_of("a/b", 3)), 3u);

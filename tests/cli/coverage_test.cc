@@ -1,4 +1,4 @@
-// Coverage must count what ran, and name what did not.
+// Coverage counts the problems that ran, and names the missing ones.
 #include "check/coverage.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ TEST(Coverage, CountsOptionsAndPairs) {
   EXPECT_TRUE(misses(coverage.option_pairs(), "causal+softcap"));
 }
 
-TEST(Coverage, LeavesOutWhatCannotBe) {
+TEST(Coverage, ExcludesIncompatiblePairs) {
   const Coverage narrow({&kernel_named("fwd_generic_f16")}),
       f32({&kernel_named("fwd_generic_f32")});
   EXPECT_FALSE(misses(narrow.option_pairs(), "alibi+alibi_per_batch"));
@@ -60,7 +60,7 @@ TEST(Coverage, LeavesOutWhatCannotBe) {
   EXPECT_FALSE(misses(f32.options(), "out_f32"));
 }
 
-TEST(Coverage, SplitsCountWhereThePlanHasThem) {
+TEST(Coverage, CountsSplitsOfThePlan) {
   Coverage coverage({&kernel_named("fwd_generic_f32")});
   CaseSpec spec;
   spec.options.num_splits = 2;
@@ -88,16 +88,16 @@ TEST(Coverage, TileEdges) {
   add(63, 65, false);
   EXPECT_FALSE(misses(coverage.tile_edges(), "fwd_simt_f16_d64_q64 rows 64n-1"));
   EXPECT_FALSE(misses(coverage.tile_edges(), "fwd_simt_f16_d64_q64 keys 64n+1"));
-  add(128, 128, true);  // the keys in use are fewer, and how many is not known
+  add(128, 128, true);  // fewer keys are in use, and their number is unknown
   EXPECT_FALSE(misses(coverage.tile_edges(), "fwd_simt_f16_d64_q64 rows 64n"));
   EXPECT_TRUE(misses(coverage.tile_edges(), "fwd_simt_f16_d64_q64 keys 64n"));
   EXPECT_EQ(coverage.tile_edges().covered, 3u);
 }
 
-TEST(Coverage, CpuItemsHoldAGroupOfHeads) {
+TEST(Coverage, CpuTilesPackTheHeadsOfAGroup) {
   Coverage coverage({&kernel_named("fwd_generic_f32")});
   CaseSpec spec;
-  spec.q_heads = 4;  // over one KV head: 4 rows for each query
+  spec.q_heads = 4;  // on one KV head: 4 rows per query
   spec.q_len = 16;
   coverage.add(spec, plan_of(spec, "fwd_generic_f32", "cpu-generic"));
   EXPECT_FALSE(misses(coverage.tile_edges(), "fwd_generic_f32 rows 64n"));

@@ -1,4 +1,4 @@
-"""Calling the real program, for all tests of the command line."""
+"""Runs the program, for all tests of the command line."""
 
 import json
 import os
@@ -9,14 +9,14 @@ import unittest
 
 PROGRAM = os.environ["FLASHCORE_CLI"]
 SOURCE = os.environ["FLASHCORE_SOURCE"]
-# Sanitizers make everything slower: fewer problems, the same tests.
+# Sanitizers are slow: the same tests run with fewer problems.
 SANITIZED = bool(os.environ.get("FLASHCORE_SANITIZE"))
 
 OK, FAILED, COULD_NOT_RUN, INTERRUPTED = 0, 1, 2, 130
 
 
 class CommandTest(unittest.TestCase):
-    """Runs in a folder of its own, where there is no bench/cases.json."""
+    """Each test runs in an empty folder, without bench/cases.json."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -27,7 +27,7 @@ class CommandTest(unittest.TestCase):
         return os.path.join(self.folder, name)
 
     def call(self, *arguments, code=OK, cwd=None, env=None):
-        """The finished process; its exit code must be `code`."""
+        """Returns the finished process; its exit code must be `code`."""
         done = subprocess.run(
             [PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300,
             cwd=cwd or self.folder, env={**os.environ, **(env or {})})
@@ -35,11 +35,11 @@ class CommandTest(unittest.TestCase):
         return done
 
     def call_json(self, *arguments, code=OK, **keywords):
-        """What --json prints, which must be one JSON value and nothing else."""
+        """Returns the output of --json, which must be one JSON value and nothing else."""
         return json.loads(self.call(*arguments, "--json", code=code, **keywords).stdout)
 
     def refuse(self, *arguments, about=""):
-        """The one line a call that cannot be done must answer with."""
+        """Returns the one-line error of a call that must be rejected."""
         done = self.call(*arguments, code=COULD_NOT_RUN)
         self.assertEqual(done.stdout, "")
         self.assertRegex(done.stderr, r"\Aflashcore: [^\n]+\n\Z")
@@ -48,7 +48,7 @@ class CommandTest(unittest.TestCase):
 
 
 def write_npy(path, descr, shape, values, fortran=False):
-    """A .npy file from a flat list, written independently of the program's own writer."""
+    """Writes a .npy file from a flat list, independently of the program's own writer."""
     code = {"<f4": "f", "<f8": "d", "<f2": "e", "<i4": "i", "|b1": "?", "<u2": "H", "<i8": "q"}
     data = struct.pack(f"<{len(values)}{code[descr]}", *values)
     text = f"{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': {tuple(shape)!r}, }}"
@@ -58,7 +58,7 @@ def write_npy(path, descr, shape, values, fortran=False):
 
 
 def read_npy(path):
-    """(descr, shape, flat list) of a file the program wrote."""
+    """Returns (descr, shape, flat list) of a file that the program wrote."""
     with open(path, "rb") as file:
         content = file.read()
     assert content[:8] == b"\x93NUMPY\x01\x00"

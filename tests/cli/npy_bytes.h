@@ -1,4 +1,4 @@
-// Writing .npy files by hand, for tests of the reader.
+// Makes .npy files, for tests of the reader.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace flashcore::tool {
 
-/// A file of the given version with this header text and so many bytes of data, counting up.
+/// A file of the given version with this header text. The data bytes count up.
 inline std::vector<std::byte> npy_bytes(const std::string& header, std::size_t data_bytes,
                                         int major = 1) {
   std::string file = std::string("\x93NUMPY") + static_cast<char>(major) + '\0';

@@ -1,6 +1,6 @@
-// A bounded fuzz of the .npy reader. Every input lies at the end of its own allocation, so that a
-// sanitizer sees the first byte read too far; without one, an accepted array is still held against
-// the bytes there are.
+// A bounded fuzz of the .npy reader. Every input ends its own allocation, so that a sanitizer sees
+// the first byte that is read past it. Without a sanitizer, the test still compares an accepted
+// array with the size of the file.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,8 +23,8 @@ std::vector<std::vector<std::byte>> seeds() {
           npy_bytes(npy_header("<f8", "(2147483647, 2147483647, 2147483647, 1)"), 8, 1)};
 }
 
-/// Pieces a hostile header is made of.
-constexpr const char* kPieces[] = {"(",
+/// Tokens of a hostile header.
+constexpr const char* kTokens[] = {"(",
                                    ")",
                                    ",",
                                    "{",
@@ -59,24 +59,24 @@ void mutate(verify::Random& random, std::vector<std::byte>& file) {
     const std::size_t at = place();
     const auto begin = file.begin() + static_cast<std::ptrdiff_t>(at);
     switch (random.below(5)) {
-      case 0:  // another byte
+      case 0:  // change a byte
         if (at < file.size()) file[at] = static_cast<std::byte>(random.bits());
         break;
-      case 1:  // cut off
+      case 1:  // truncate
         file.resize(at);
         break;
-      case 2: {  // a piece of a header put in
-        const std::string piece = random.pick(kPieces);
-        const auto* bytes = reinterpret_cast<const std::byte*>(piece.data());
-        file.insert(begin, bytes, bytes + piece.size());
+      case 2: {  // insert a token
+        const std::string token = random.pick(kTokens);
+        const auto* bytes = reinterpret_cast<const std::byte*>(token.data());
+        file.insert(begin, bytes, bytes + token.size());
         break;
       }
-      case 3:  // some bytes taken out
+      case 3:  // erase some bytes
         file.erase(begin,
                    begin + static_cast<std::ptrdiff_t>(std::min<std::size_t>(
                                static_cast<std::size_t>(random.between(1, 8)), file.size() - at)));
         break;
-      default:  // the length of the header
+      default:  // change the length of the header
         if (file.size() > 11) {
           file[static_cast<std::size_t>(random.between(8, 11))] =
               static_cast<std::byte>(random.bits());
@@ -85,7 +85,7 @@ void mutate(verify::Random& random, std::vector<std::byte>& file) {
   }
 }
 
-/// An accepted array must be exactly inside the file, strides included.
+/// Checks that an accepted array, with its strides, is exactly inside the file.
 void check_inside(const NpyArray& array, const std::byte* file, std::size_t size) {
   ASSERT_GE(array.rank, 1);
   ASSERT_LE(array.rank, TensorView::kMaxRank);
@@ -106,11 +106,11 @@ void check_inside(const NpyArray& array, const std::byte* file, std::size_t size
   ASSERT_GE(array.data.data(), file);
   ASSERT_EQ(array.data.data() + array.data.size(), file + size);
   ASSERT_LT(last, count);
-  volatile unsigned sum = 0;  // read all of it, for the sanitizer
+  volatile unsigned sum = 0;  // reads all bytes, for the sanitizer
   for (const std::byte b : array.data) sum = sum + static_cast<unsigned>(b);
 }
 
-TEST(NpyFuzz, MutatedFilesAreReadOrRefused) {
+TEST(NpyFuzz, AcceptsOrRejectsMutatedFiles) {
   const auto originals = seeds();
   const int inputs = test::rounds(400'000);
   int accepted = 0;
@@ -130,12 +130,12 @@ TEST(NpyFuzz, MutatedFilesAreReadOrRefused) {
       ASSERT_FALSE(array.status().message().empty()) << "input " << i;
     }
   }
-  // The fuzz is worth something only if it also gets past the header.
+  // The fuzz is useful only if some inputs get past the header.
   EXPECT_GT(accepted, inputs / 100);
   EXPECT_LT(accepted, inputs / 2);
 }
 
-TEST(NpyFuzz, EveryPrefixOfAFile) {
+TEST(NpyFuzz, AcceptsOrRejectsEveryPrefix) {
   for (const auto& file : seeds()) {
     for (std::size_t size = 0; size < file.size(); ++size) {
       const auto exact = std::make_unique<std::byte[]>(size);

@@ -1,4 +1,4 @@
-// What the .npy reader takes, and what it refuses in which words.
+// The .npy reader: accepted files, and the messages for rejected ones.
 #include "data/npy.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ TEST(Npy, ReadsEveryType) {
   EXPECT_EQ(parse_npy(two_bytes, true)->dtype, DType::bf16);
 }
 
-TEST(Npy, FortranOrderBecomesStrides) {
+TEST(Npy, ReadsFortranOrderAsStrides) {
   const auto file = npy_bytes(npy_header("<f4", "(2, 3, 4)", true), 96);
   const Result<NpyArray> array = parse_npy(file);
   ASSERT_TRUE(array.ok());
@@ -63,7 +63,7 @@ TEST(Npy, FortranOrderBecomesStrides) {
   EXPECT_EQ(array->strides[2], 6);
 }
 
-TEST(Npy, HeadersOtherWritersMake) {
+TEST(Npy, ReadsHeadersOfOtherWriters) {
   for (const char* header : {"{\"shape\": (3,), \"fortran_order\": False, \"descr\": \"<f4\"}",
                              "{ 'fortran_order' :False,'descr':'<f4','shape':(3L,),}      \n",
                              "\t{'descr':'<f4','fortran_order':False,'shape':(3)}\r\n"}) {
@@ -72,13 +72,13 @@ TEST(Npy, HeadersOtherWritersMake) {
   }
 }
 
-TEST(Npy, EmptyArraysAreArrays) {
+TEST(Npy, ReadsEmptyArrays) {
   const Result<NpyArray> array = parse_npy(npy_bytes(npy_header("<f4", "(2, 0, 5)"), 0));
   ASSERT_TRUE(array.ok()) << array.status().message();
   EXPECT_TRUE(array->data.empty());
 }
 
-TEST(Npy, RefusesWithReasons) {
+TEST(Npy, RejectsWithReasons) {
   const auto with = [](const std::string& header, std::size_t bytes) {
     return refusal(npy_bytes(header, bytes));
   };
@@ -107,12 +107,12 @@ TEST(Npy, RefusesWithReasons) {
   EXPECT_NE(with("[1]", 4).find("dictionary"), std::string::npos);
 }
 
-TEST(Npy, ATypeNameCannotReachTheTerminal) {
+TEST(Npy, MessagesHaveNoControlCharacters) {
   const std::string message = refusal(npy_bytes(npy_header("<\033[2J", "(1,)"), 4));
   EXPECT_EQ(message.find('\033'), std::string::npos);
 }
 
-TEST(Npy, HeaderLongerThanTheFile) {
+TEST(Npy, RejectsHeadersLongerThanTheFile) {
   auto file = npy_bytes(npy_header("<f4", "(1,)"), 4, 2);
   file[8] = file[9] = file[10] = file[11] = std::byte{0xff};
   EXPECT_NE(refusal(file).find("inside its header"), std::string::npos);
@@ -120,7 +120,7 @@ TEST(Npy, HeaderLongerThanTheFile) {
   EXPECT_NE(refusal(file).find("inside its header"), std::string::npos);
 }
 
-TEST(Npy, WritesWhatItReads) {
+TEST(Npy, RoundTripsEveryType) {
   for (const DType dtype :
        {DType::f64, DType::f32, DType::f16, DType::bf16, DType::i32, DType::boolean}) {
     std::vector<std::byte> data(static_cast<std::size_t>(24 * size_of(dtype)));
@@ -135,7 +135,7 @@ TEST(Npy, WritesWhatItReads) {
   }
 }
 
-TEST(Npy, WritesStridedTensorsInOrder) {
+TEST(Npy, WritesStridedTensorsInCOrder) {
   float data[12];
   std::iota(data, data + 12, 0.0f);
   const std::vector<std::byte> file =
@@ -148,14 +148,14 @@ TEST(Npy, WritesStridedTensorsInOrder) {
   EXPECT_EQ(second, 4.0f);
 }
 
-TEST(Npy, OneDimensionKeepsItsComma) {
+TEST(Npy, WritesATrailingCommaForOneDimension) {
   const float data[3] = {1, 2, 3};
   const std::vector<std::byte> file = to_npy(view(data, DType::f32, {3}));
   const std::string text(reinterpret_cast<const char*>(file.data()), file.size());
   EXPECT_NE(text.find("'shape': (3, ), "), std::string::npos);
 }
 
-TEST(Files, SayWhatIsWrong) {
+TEST(Files, ThrowIfThePathIsInvalid) {
   EXPECT_THROW(read_file("/nonexistent/file.npy"), CommandError);
   EXPECT_THROW(write_file("/nonexistent/file.npy", {}), CommandError);
 }

@@ -1,4 +1,4 @@
-// What `flashcore quantize` says of its codes: right ones pass, and a single wrong one is found.
+// The check of `flashcore quantize`: correct values pass, and a single wrong value is found.
 #include "data/quantize_data.h"
 
 #include <gtest/gtest.h>
@@ -11,22 +11,24 @@
 namespace flashcore::tool {
 namespace {
 
-QuantizeFound judge_after(const QuantizeArgs& args,
-                          const std::function<void(std::uint8_t*)>& change) {
+QuantizeErrors check_after(const QuantizeArgs& args,
+                           const std::function<void(std::uint8_t*)>& change) {
   const QuantizeData data(args);
   const QuantOptions options{args.block_rows, false, args.rotate};
-  EXPECT_TRUE(quantize({data.here(data.wide), data.here(data.codes), data.here(data.scale),
+  EXPECT_TRUE(quantize({data.here(data.wide), data.here(data.quantized), data.here(data.scale),
                         data.here(data.saturated)},
                        options)
                   .ok());
   EXPECT_TRUE(
-      dequantize({data.here(data.codes), data.here(data.back), data.here(data.scale), {}}, options)
+      dequantize(
+          {data.here(data.quantized), data.here(data.dequantized), data.here(data.scale), {}},
+          options)
           .ok());
-  change(static_cast<std::uint8_t*>(data.here(data.codes).data));
-  return judge(args, data);
+  change(static_cast<std::uint8_t*>(data.here(data.quantized).data));
+  return check_quantized(args, data);
 }
 
-TEST(QuantizeData, OneWrongCodeIsFound) {
+TEST(QuantizeData, FindsOneWrongValue) {
   for (const char* dtype : {"e4m3", "e5m2", "int8", "byte"}) {
     for (const bool rotate : {false, true}) {
       for (const char* per : {"tensor", "head", "block"}) {
@@ -36,33 +38,35 @@ TEST(QuantizeData, OneWrongCodeIsFound) {
         args.dtype = dtype;
         args.per = per;
         args.rotate = rotate;
-        const QuantizeFound right = judge_after(args, [](std::uint8_t*) {});
-        EXPECT_EQ(right.not_nearest, 0);
-        EXPECT_GT(right.relative_error, 0);
+        const QuantizeErrors correct = check_after(args, [](std::uint8_t*) {});
+        EXPECT_EQ(correct.not_nearest, 0);
+        EXPECT_GT(correct.relative_error, 0);
         for (const std::size_t at : {std::size_t{0}, std::size_t{40000}, std::size_t{86399}}) {
-          const auto off_by_one = [&](std::uint8_t* codes) { codes[at] ^= 1; };
-          EXPECT_EQ(judge_after(args, off_by_one).not_nearest, 1) << at;
+          const auto off_by_one = [&](std::uint8_t* values) { values[at] ^= 1; };
+          EXPECT_EQ(check_after(args, off_by_one).not_nearest, 1) << at;
         }
-        EXPECT_GT(judge_after(args, [](std::uint8_t* codes) { codes[77] ^= 0x80; }).not_nearest, 0);
+        EXPECT_GT(check_after(args, [](std::uint8_t* values) { values[77] ^= 0x80; }).not_nearest,
+                  0);
       }
     }
   }
 }
 
-TEST(QuantizeData, RotatedCodesAreNotThoseOfPlainRows) {
+TEST(QuantizeData, FindsAMissingRotation) {
   QuantizeArgs args;
   args.shape = "1,1,10,64";
   args.rotate = true;
   const QuantizeData data(args);
-  // Made without the rotation, judged with it.
-  ASSERT_TRUE(quantize({data.here(data.wide), data.here(data.codes), data.here(data.scale),
+  // Quantized without the rotation, checked with it.
+  ASSERT_TRUE(quantize({data.here(data.wide), data.here(data.quantized), data.here(data.scale),
                         data.here(data.saturated)},
                        {})
                   .ok());
   ASSERT_TRUE(
-      dequantize({data.here(data.codes), data.here(data.back), data.here(data.scale), {}}, {})
+      dequantize(
+          {data.here(data.quantized), data.here(data.dequantized), data.here(data.scale), {}}, {})
           .ok());
-  EXPECT_GT(judge(args, data).not_nearest, 500);
+  EXPECT_GT(check_quantized(args, data).not_nearest, 500);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ def case(name, dtype="f32", q_len=16, causal=False, **others):
 
 
 class BenchTest(CommandTest):
-    """A file of tiny cases."""
+    """Tests with a file of tiny cases."""
 
     def setUp(self):
         super().setUp()
@@ -56,26 +56,26 @@ class Bench(BenchTest):
         self.assertEqual(result["rows"][0]["us"], sorted(result["rows"][0]["samples"])[9] / 2 +
                          sorted(result["rows"][0]["samples"])[10] / 2)
 
-    def test_what_cannot_be_done_is_said(self):
+    def test_skipped_cases_have_reasons(self):
         skipped = {row["name"]: row["reason"] for row in self.bench("--samples", 5)["skipped"]}
         self.assertIn("only forward", skipped["d"])
-        self.assertIn("lengths in use: timed by", skipped["e"])
+        self.assertIn("variable lengths: timed by", skipped["e"])
         self.assertIn("pages: timed by", skipped["f"])
 
     def test_text(self):
         text = self.call("bench", "--cases", self.file, "--suite", "tiny", "--device", "cpu").stdout
-        self.assertRegex(text, r"case +shape +dtype +kernel +us +spread +TFLOP/s +GB/s +floor")
+        self.assertRegex(text, r"case +shape +dtype +kernel +us +spread +TFLOP/s +GB/s +roofline")
         self.assertRegex(text, r"a +\(1,2/1,16,8\) +f32 +fwd_\w+_f32 +\S+ +\S+% ")
         self.assertRegex(text, r"c +\(1,2/1,16,8\) +e4m3 +fwd_\w+_f16 ")
         self.assertIn("skipped: bwd: only forward", text)
-        self.assertRegex(text, r"host cost of make_plan \+ run: \S+ us a call")
+        self.assertRegex(text, r"host cost of make_plan \+ run: \S+ us per call")
 
-    def test_every_kernel_asked_for(self):
+    def test_every_matching_kernel(self):
         result = self.bench("--kernel", "generic", "--case", "a", "--samples", 5, "--splits", 1)
         self.assertEqual([row["kernel"] for row in result["rows"]], ["fwd_generic_f32"])
         result = self.bench("--kernel", "generic_f64", "--case", "a")
         self.assertEqual(result["rows"], [])
-        self.assertIn("none of the kernels", result["skipped"][0]["reason"])
+        self.assertIn("no matching kernel supports", result["skipped"][0]["reason"])
 
     def test_time_limit(self):
         result = self.bench("--time-limit", "0.000001")
@@ -85,8 +85,8 @@ class Bench(BenchTest):
     def test_refusals(self):
         refuse = lambda *a, about: self.refuse("bench", "--device", "cpu", *a, about=about)
         refuse("--cases", self.path("none.json"), about="No such file")
-        refuse("--cases", self.file, "--suite", "nope", about="known are tiny")
-        refuse("--cases", self.file, "--case", "nope", about="known are a, b, c, g, d, e, f")
+        refuse("--cases", self.file, "--suite", "nope", about="known: tiny")
+        refuse("--cases", self.file, "--case", "nope", about="known: a, b, c, g, d, e, f")
         refuse("--compare", self.path("none.json"), about="No such file")
         refuse("--results", self.file, about="--compare")
         for content in ("", "{}", "[1", '{"cases": [{}]}', '{"cases": 7}',
@@ -121,25 +121,25 @@ class Compare(BenchTest):
                                *arguments, code=code)
         return {row["verdict"] for row in found["comparison"]["rows"]}
 
-    def test_the_old_one_was_slower(self):
+    def test_smaller_time_is_faster(self):
         old = self.save("old.json", 1.5)
         self.assertEqual(self.verdicts(old, "--fail-on-slower"), {"faster"})
 
-    def test_the_old_one_was_faster(self):
+    def test_larger_time_is_slower(self):
         old = self.save("old.json", 0.5)
         self.assertEqual(self.verdicts(old), {"slower"})
         self.assertEqual(self.verdicts(old, "--fail-on-slower", code=FAILED), {"slower"})
 
-    def test_the_same(self):
+    def test_same_time_is_noise(self):
         old = self.save("old.json", 1)
         self.assertEqual(self.verdicts(old, "--fail-on-slower"), {"noise"})
 
-    def test_a_small_change_is_noise(self):
+    def test_small_change_is_noise(self):
         for factor in (0.98, 1.02):
             self.assertEqual(self.verdicts(self.save("old.json", factor)), {"noise"})
 
-    def test_a_wide_spread(self):
-        """On a busy machine: what is far beyond it counts, in both directions alike."""
+    def test_wide_spread(self):
+        """A change far beyond the spread of a busy machine counts, in both directions."""
         for row in self.result["rows"]:
             row["spread"] = 2.0
         self.save("now.json", 1)
@@ -147,8 +147,8 @@ class Compare(BenchTest):
                                 (0.25, "slower"), (0.001, "slower")):
             self.assertEqual(self.verdicts(self.save("old.json", factor)), {verdict}, factor)
 
-    def test_against_a_new_run(self):
-        """Planted far beyond any noise of the machine, in both directions."""
+    def test_compare_with_a_new_run(self):
+        """The changes exceed any noise of the machine, in both directions."""
         for factor, verdict, code in ((1000, "faster", 0), (0.001, "slower", FAILED)):
             found = self.bench("--case", "a", "--fail-on-slower", "--compare",
                                self.save("old.json", factor), code=code)
@@ -162,8 +162,8 @@ class Compare(BenchTest):
         self.assertRegex(text, r"-50.0 % +faster")
 
 
-class TheCases(CommandTest):
-    """bench/cases.json itself."""
+class CasesFile(CommandTest):
+    """Tests of bench/cases.json."""
 
     def setUp(self):
         super().setUp()
@@ -195,8 +195,8 @@ class TheCases(CommandTest):
                 for field in letters[letter]:
                     self.assertEqual(row[field], int(extent), row)
 
-    def test_they_are_built_in(self):
-        """Outside the source tree the program knows the same cases."""
+    def test_built_in_copy(self):
+        """Outside the source tree the program has the same cases."""
         inside = self.call_json("explain", "--suite", "simt", "--plan-for", "h200", cwd=SOURCE)
         outside = self.call_json("explain", "--suite", "simt", "--plan-for", "h200")
         self.assertEqual(inside, outside)

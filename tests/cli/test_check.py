@@ -36,7 +36,7 @@ class Check(CommandTest):
             self.assertGreater(covered["covered"], 0)
         self.assertEqual(found["reports"], [])
 
-    def test_the_number_of_jobs_changes_nothing(self):
+    def test_jobs_do_not_change_the_result(self):
         one, three = (self.call_json("check", "--device", "cpu", "--problems", 48, "--jobs", jobs,
                                      "--seed", 5) for jobs in (1, 3))
         self.assertEqual(one["kernels"], three["kernels"])
@@ -44,13 +44,13 @@ class Check(CommandTest):
         other = self.call_json("check", "--device", "cpu", "--problems", 48, "--seed", 6)
         self.assertNotEqual(one["kernels"], other["kernels"])
 
-    def test_one_problem_again(self):
+    def test_index_repeats_a_problem(self):
         arguments = ("check", "--device", "cpu", "--kernel", "^fwd_generic_f32$")
-        all_of_them = self.call_json(*arguments, "--problems", 20)["kernels"]["fwd_generic_f32"]
-        again = self.call_json(*arguments, "--index", all_of_them["worst_index"])
+        whole = self.call_json(*arguments, "--problems", 20)["kernels"]["fwd_generic_f32"]
+        again = self.call_json(*arguments, "--index", whole["worst_index"])
         self.assertEqual(again["problems"], 1)
         self.assertEqual(again["kernels"]["fwd_generic_f32"]["worst_ratio"],
-                         all_of_them["worst_ratio"])
+                         whole["worst_ratio"])
 
     def test_kernel_sigma_splits_and_work(self):
         found = self.call_json("check", "--device", "cpu", "--kernel", "generic_(f32|f64)",
@@ -59,7 +59,7 @@ class Check(CommandTest):
         self.assertEqual(set(found["kernels"]), {"fwd_generic_f32", "fwd_generic_f64"})
         self.assertNotIn("splits", found["coverage"]["options"]["missing"])
 
-    def test_coverage_can_be_required(self):
+    def test_require_coverage(self):
         done = self.call("check", "--device", "cpu", "--problems", 8, "--require-coverage", 200,
                          code=FAILED)
         self.assertIn("200 are required", done.stdout)
@@ -98,7 +98,7 @@ class Check(CommandTest):
         self.refuse("check", "--suite", "keyless-tiles", "--device", "cpu", "--index", 44, "--json",
                     about="problems 0 to 43")
 
-    def test_no_cpu_kernel_works_through_lists(self):
+    def test_cpu_kernels_have_no_work_lists(self):
         found = self.call_json("check", "--device", "cpu", "--problems", 8)
         self.assertEqual(found["coverage"]["work_lists"],
                          {"covered": 0, "possible": 0, "missing": []})
@@ -106,8 +106,8 @@ class Check(CommandTest):
         self.assertNotIn("work lists", text)
 
     def test_refusals(self):
-        self.refuse("check", "--suite", "nope", about="known are anchors, regression, cpu, serving, simt")
-        self.refuse("check", "--case", "nope", about="known are")
+        self.refuse("check", "--suite", "nope", about="known: anchors, regression, cpu, serving, simt")
+        self.refuse("check", "--case", "nope", about="known: ")
         self.refuse("check", "--kernel", "nope", about="info --kernels")
         self.refuse("check", "--problems", "0", about="--problems")
         self.refuse("check", "--index", "1", "--suite", "all", about="--suite random")
@@ -127,7 +127,7 @@ class Check(CommandTest):
 
 
 class Blocks(CommandTest):
-    """What really ran: facts are counted from the plans that were launched."""
+    """Facts are counted from the plans that were launched."""
     CHECK = ("check", "--device", "cuda", "--kernel", "^fwd_sm90_f16_d64_q128$", "--problems", 200)
 
     def setUp(self):
@@ -136,13 +136,13 @@ class Blocks(CommandTest):
         if not any(d.get("compute_capability") == 90 for d in devices):
             self.skipTest("there is no Hopper GPU")
 
-    def test_one_block_meets_every_list(self):
+    def test_one_cta_covers_every_work_list(self):
         found = self.call_json(*self.CHECK, "--blocks", 1)
         self.assertEqual(found["blocks"], [1])
         self.assertEqual(found["coverage"]["work_lists"],
                          {"covered": 4, "possible": 4, "missing": []})
 
-    def test_with_all_blocks_neighbours_are_not_known(self):
+    def test_sequences_are_unknown_with_all_ctas(self):
         found = self.call_json(*self.CHECK, "--blocks", 0)
         missing = found["coverage"]["work_lists"]["missing"]
         for fact in ("tiles without keys between tiles with keys",
@@ -153,7 +153,7 @@ class Blocks(CommandTest):
 class RegressionSuite(CommandTest):
     CASES = ("regression-b1-s512", "regression-one-tile", "regression-h4-s128", "regression-split-kv")
 
-    def test_the_table(self):
+    def test_table(self):
         names = [part for name in self.CASES for part in ("--case", name)]
         text = self.call("check", "--suite", "regression", "--device", "cpu", *names).stdout
         table = text[text.index("earlier "):text.index("\n\n", text.index("earlier "))]
@@ -187,7 +187,7 @@ class RegressionSuite(CommandTest):
 
 class Interrupted(CommandTest):
     def interrupt(self, signal_number, *arguments):
-        """Starts a check that would take for ever and stops it when it has begun."""
+        """Starts a check that would run for ever and stops it after two seconds."""
         process = subprocess.Popen([PROGRAM, "check", "--device", "cpu", "--problems", "1000000000",
                                     *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    text=True, env={**os.environ})
@@ -196,7 +196,7 @@ class Interrupted(CommandTest):
         out, err = process.communicate(timeout=60)
         return process.returncode, out, err
 
-    def test_prints_what_was_done(self):
+    def test_prints_the_results_so_far(self):
         code, out, _ = self.interrupt(signal.SIGINT)
         self.assertEqual(code, INTERRUPTED)
         done = re.search(r"passed: (\d+) problems in .*; (\d+) of 1000000000 done, interrupted\n\Z",
@@ -205,7 +205,7 @@ class Interrupted(CommandTest):
         self.assertGreater(int(done[1]), 0)
         self.assertIn("coverage", out)
 
-    def test_json_too(self):
+    def test_json(self):
         code, out, _ = self.interrupt(signal.SIGINT, "--json")
         self.assertEqual(code, INTERRUPTED)
         found = json.loads(out)

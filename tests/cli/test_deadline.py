@@ -1,4 +1,4 @@
-"""Kernels that never end (the injected fault never_ends): reported, counted, and the run goes on."""
+"""Kernels that never end (injected fault never_ends) are reported and counted, and the run continues."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def spins(problem):
 
 
 def children(pid):
-    """Processes whose parent is this one."""
+    """Returns the child processes of this one."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -36,13 +36,13 @@ def children(pid):
 
 class Check(CommandTest):
     def hung_in(self, done):
-        """{index: replay command} of what was said not to have ended."""
+        """Returns {index: replay command} of the problems reported as hung."""
         rows = re.findall(r"^flashcore: random/(\d+): kernel fwd_generic_f32: it did not end within "
-                          r"\S+ s; its process was ended\n  (.*)\n  replay +(.*)$", done.stderr, re.M)
+                          r"\S+ s; its process was killed\n  (.*)\n  replay +(.*)$", done.stderr, re.M)
         self.assertTrue(all(spins(problem) for _, problem, _ in rows), done.stderr)
         return {int(index): replay for index, _, replay in rows}
 
-    def test_everything_is_counted_once(self):
+    def test_every_problem_counts_once(self):
         problems = 24
         arguments = (*CHECK, "--problems", problems)
         for jobs in (1, 3):
@@ -56,7 +56,7 @@ class Check(CommandTest):
             self.assertEqual(found["first_failure"], {"suite": "random", "index": min(hung)})
             self.assertTrue(all(report["hung"] for report in found["reports"]))
             self.assertEqual(found["coverage"]["fewest_per_kernel"], problems - len(hung))
-            # Without the bug: what a run would find that leaves the hung ones out.
+            # Without the fault, a run that skips the hung problems finds the same.
             healthy = [self.call_json(*CHECK, "--index", index) for index in range(problems)
                        if index not in hung]
             tally = found["kernels"]["fwd_generic_f32"]
@@ -67,23 +67,23 @@ class Check(CommandTest):
                                              for one in healthy))
                 self.assertEqual(set(found["coverage"][part]["missing"]), missing)
 
-    def test_the_text(self):
+    def test_text(self):
         done = self.call(*CHECK, "--problems", 9, "--jobs", 2, "--deadline", 1, code=FAILED,
                          env=NEVER_ENDS)
         hung = self.hung_in(done)
         self.assertEqual(done.stdout.count("1 kernel on "), 1)
         self.assertEqual(sorted(map(int, re.findall(r"^FAILED  problem (\d+) of suite random, ",
                                                     done.stdout, re.M))), sorted(hung))
-        self.assertIn("  it did not end within 1 s; its process was ended\n  replay ", done.stdout)
+        self.assertIn("  it did not end within 1 s; its process was killed\n  replay ", done.stdout)
         self.assertRegex(done.stdout, rf"FAILED: 9 problems in \S+ s, {len(hung)} failures\n\Z")
-        # The command given repeats it.
+        # The replay command repeats the hang.
         index, replay = min(hung.items())
         again = subprocess.run(shlex.split(replay), capture_output=True, text=True, timeout=60,
                                env={**os.environ, **NEVER_ENDS})
         self.assertEqual(again.returncode, FAILED)
         self.assertEqual(list(self.hung_in(again)), [index])
 
-    def test_it_stops_where_asked(self):
+    def test_max_failures_and_time_limit(self):
         begin = time.monotonic()
         found = self.call_json(*CHECK, "--problems", 1000, "--jobs", 3, "--deadline", 1,
                                "--max-failures", 1, code=FAILED, env=NEVER_ENDS)
@@ -94,12 +94,12 @@ class Check(CommandTest):
         self.assertFalse(found["complete"])
         self.assertLess(time.monotonic() - begin, 30)
 
-    def test_lists_and_tables(self):
+    def test_list_suite_without_a_hang(self):
         found = self.call_json("check", "--suite", "tuning", "--device", "cpu", "--kernel",
                                "^fwd_generic_f32$", "--deadline", 1, "--max-failures", 1)
-        self.assertEqual(found["problems"], 80)  # tile edges of 64 rows: none spins
+        self.assertEqual(found["problems"], 80)  # rows at the edges of 64-row tiles: none spins
 
-    def test_no_deadline_no_worker(self):
+    def test_no_worker_without_a_deadline(self):
         process = subprocess.Popen([PROGRAM, *CHECK, "--problems", "1000000000"],
                                    stdout=subprocess.PIPE, text=True)
         time.sleep(0.5)
@@ -109,10 +109,10 @@ class Check(CommandTest):
 
 
 class BenchAndRun(CommandTest):
-    # Of its seven cases the fourth has 192 queries.
+    # The fourth of the seven cases has 192 queries and hangs.
     CASES = ("--device", "cpu", "--case", "regression-split-kv", "--deadline", 3, "--samples", 3)
 
-    def test_bench_goes_on(self):
+    def test_bench_continues_after_a_hang(self):
         output = self.path("new.json")
         found = self.call_json("bench", *self.CASES, "--quiet", "--output", output, code=FAILED,
                                env=NEVER_ENDS)
@@ -128,23 +128,23 @@ class BenchAndRun(CommandTest):
         text = self.call("bench", *self.CASES, code=FAILED, env=NEVER_ENDS).stdout
         self.assertEqual(len(re.findall("^regression-split-kv ", text, re.M)), 7)
         self.assertEqual(text.count("NOT TIMED: it did not end within 3 s"), 1)
-        self.assertEqual(text.count("samples a row"), 1)
+        self.assertEqual(text.count("samples per row"), 1)
 
-    def test_bench_without_a_hang_is_as_ever(self):
+    def test_bench_without_a_hang(self):
         found = self.call_json("bench", *self.CASES, "--quiet")
         self.assertEqual((len(found["rows"]), found["failed"], found["complete"]), (7, [], True))
         self.assertIn("host_us", found)
 
-    def test_run_goes_on(self):
+    def test_run_continues_after_a_hang(self):
         found = self.call_json("run", *self.CASES, code=FAILED, env=NEVER_ENDS)
         self.assertEqual([one.get("hung", False) for one in found["results"]],
                          [False] * 3 + [True] + [False] * 3)
         self.assertEqual([one["passed"] for one in found["results"]], [True] * 3 + [False] + [True] * 3)
 
-    def test_run_says_how_to_repeat_it(self):
+    def test_run_prints_the_replay_command(self):
         done = self.call("run", "--device", "cpu", "--shape", "1,2,10,16", "--deadline", 1, code=FAILED,
                          env=NEVER_ENDS)
-        self.assertIn("FAILED: it did not end within 1 s; its process was ended", done.stdout)
+        self.assertIn("FAILED: it did not end within 1 s; its process was killed", done.stdout)
         replay = re.search("^  replay +(.*)$", done.stderr, re.M)[1]
         self.assertEqual(shlex.split(replay)[1:], ["run", "--device", "cpu", "--shape", "1,2,10,16",
                                                    "--deadline", "1"])
@@ -157,7 +157,7 @@ class BenchAndRun(CommandTest):
 
 
 class Verify(CommandTest):
-    def test_a_kernel_that_never_ends_and_the_next(self):
+    def test_verify_continues_after_a_hang(self):
         found = self.call_json("verify", "--device", "cpu", "--kernel", "^fwd_generic_f(16|32)$",
                                "--dtype", "f16", "--dtype", "f32", "--quick", "--deadline", 1,
                                "--quiet", code=FAILED, env=NEVER_ENDS)
@@ -165,18 +165,18 @@ class Verify(CommandTest):
                          ["fwd_generic_f32", "fwd_generic_f16"])
         for report in found["reports"]:
             self.assertFalse(report["ok"])
-            self.assertEqual(report["detail"], "it did not return within 1 s; its process was ended")
+            self.assertEqual(report["detail"], "it did not return within 1 s; its process was killed")
             self.assertEqual(int(re.search(r"q_len (\d+)", json.dumps(report))[1]) % 7, 3)
             self.assertIn("--deadline 1", report["reproducer"])
 
-    def test_a_kernel_that_ends_is_right_in_a_child_too(self):
+    def test_child_process_makes_the_same_calls(self):
         arguments = ("verify", "--device", "cpu", "--kernel", "^fwd_generic_f32$", "--quick")
         calls = [re.search(r"correct +(\d+) calls", self.call(*arguments, "--deadline", limit).stdout)[1]
                  for limit in (0, 20)]
         self.assertEqual(calls[0], calls[1])
 
 
-class Ends(CommandTest):
+class Interrupted(CommandTest):
     def start(self, *arguments, env=NEVER_ENDS):
         process = subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, text=True, env={**os.environ, **env})
@@ -193,7 +193,7 @@ class Ends(CommandTest):
             time.sleep(0.05)
         return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
-    def test_an_interrupt_prints_what_was_found(self):
+    def test_interrupt_prints_the_results_so_far(self):
         process = self.start(*CHECK, "--problems", 40, "--jobs", 2, "--deadline", 100)
         workers = children(process.pid)
         process.send_signal(signal.SIGINT)
@@ -206,7 +206,7 @@ class Ends(CommandTest):
         self.assertRegex(err, r"random/\d+: kernel fwd_generic_f32: had not ended after")
         self.assertTrue(self.gone(workers))
 
-    def test_an_interrupt_ends_the_verifiers_child(self):
+    def test_interrupt_ends_the_child_of_verify(self):
         process = self.start("verify", "--device", "cpu", "--kernel", "^fwd_generic_f(16|32)$", "--quick",
                              "--deadline", 100)
         workers = children(process.pid)
@@ -219,7 +219,7 @@ class Ends(CommandTest):
         self.assertIn("interrupted; 0 reports so far", err)
         self.assertTrue(self.gone(workers))
 
-    def test_a_killed_supervisor_takes_its_worker_along(self):
+    def test_worker_ends_with_its_supervisor(self):
         process = self.start(*CHECK, "--problems", 40, "--deadline", 100)
         workers = children(process.pid)
         self.assertEqual(len(workers), 1)
@@ -227,8 +227,8 @@ class Ends(CommandTest):
         process.communicate(timeout=20)
         self.assertTrue(self.gone(workers))
 
-    def test_a_hang_that_does_not_repeat_is_a_failure_still(self):
-        """A worker that dies beside several problems, each of which is well alone."""
+    def test_crash_that_does_not_repeat_counts_as_a_failure(self):
+        """The worker is killed while several problems run; each one passes alone."""
         process = self.start(*CHECK, "--problems", 3000, "--jobs", 3, "--deadline", 100, "--json",
                              env={})
         os.kill(children(process.pid)[0], signal.SIGSEGV)
@@ -237,22 +237,23 @@ class Ends(CommandTest):
         found = json.loads(out)
         self.assertEqual((found["problems"], found["failures"]), (3000, 1))
         self.assertRegex(found["reports"][0]["reason"],
-                         r"its process ended by SIGSEGV .* beside \d other problems?; alone it ended")
+                         r"its process ended by SIGSEGV .* while \d other problems? ran; "
+                         r"it ended when run alone")
 
-    def test_failures_found_before_are_kept(self):
+    def test_new_worker_keeps_earlier_failures(self):
         arguments = (*CHECK, "--problems", 2000, "--jobs", 2, "--deadline", 100)
         env = {"FLASHCORE_FAULT": "1"}
         process = self.start(*arguments, env=env)
         os.kill(children(process.pid)[0], signal.SIGSEGV)
         text, _ = process.communicate(timeout=200)
-        self.assertEqual(text.count("  replay "), 5)  # printed once each
+        self.assertEqual(text.count("  replay "), 5)  # each one is printed once
         self.assertEqual(len(re.findall(r"^  worst  ", text, re.M)), 5)
         process = self.start(*arguments, "--json", env=env)
         os.kill(children(process.pid)[0], signal.SIGSEGV)
         found = json.loads(process.communicate(timeout=200)[0])
         self.assertTrue(all(one["comparison"]["over_bound"] for one in found["reports"]))
         whole = self.call_json(*arguments, code=FAILED, env=env)
-        self.assertIn(found["failures"] - whole["failures"], (0, 1))  # 1: the one blamed was right
+        self.assertIn(found["failures"] - whole["failures"], (0, 1))  # 1: the suspect itself passes
         self.assertEqual(found["first_failure"], whole["first_failure"])
 
 

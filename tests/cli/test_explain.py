@@ -18,7 +18,7 @@ class Explain(CommandTest):
             self.assertIn(plan["kernel"], plan["text"])
             self.assertIn("not used", plan["text"])
 
-    def test_words(self):
+    def test_text(self):
         text = self.call("explain", "--shape", "1,32/8,1/65536,128", "--dtype", "bf16", "--plan-for",
                          "h200").stdout
         for word in ("problem ", "device ", "kernel ", "tiles ", "splits ", "workspace ", "roofline ",
@@ -26,15 +26,15 @@ class Explain(CommandTest):
             self.assertIn(word, text)
         self.assertIn("NVIDIA H200", text)
 
-    def test_this_machine_is_measured(self):
+    def test_measures_this_machine(self):
         text = self.call("explain", "--shape", "1,8,512,64", "--device", "cpu").stdout
         self.assertIn("roofline   arithmetic", text)
 
-    def test_problems_too_large_to_exist_here(self):
+    def test_plans_problems_larger_than_memory(self):
         plan = self.call_json("explain", "--shape", "64,128,1048576,128", "--plan-for", "h200")
         self.assertGreater(plan["flops"], 1e18)
 
-    def test_options_reach_the_plan(self):
+    def test_options(self):
         plan = self.call_json("explain", "--shape", "1,1,1/4096,64", "--plan-for", "cpu-generic",
                               "--splits", 4)
         self.assertEqual(plan["splits"], 4)
@@ -51,7 +51,7 @@ class Explain(CommandTest):
                          "--page-size", 16).stdout
         self.assertIn("pages of 16 keys", text)
 
-    def test_a_kernel_by_name(self):
+    def test_kernel_by_id(self):
         plan = self.call_json("explain", "--shape", "1,1,64,64", "--dtype", "f16", "--plan-for",
                               "h200", "--kernel", "fwd_simt_f16_d256_q32")
         self.assertEqual(plan["kernel"], "fwd_simt_f16_d256_q32")

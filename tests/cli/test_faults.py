@@ -1,4 +1,4 @@
-"""Injected faults in the instrumented program: every one is caught, reported and can be replayed."""
+"""Injected faults in the instrumented program: each one is found, reported and replayable."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import unittest
 from flashcore_command import FAILED, PROGRAM, SOURCE, CommandTest, write_npy
 
 
-# These break the synchronisation of GPU kernels; tests/protocol finds them.
+# These break the synchronization of GPU kernels; tests/protocol finds them.
 SYNCHRONISATION = range(19, 28)
 
 
@@ -25,10 +25,10 @@ class Injected(CommandTest):
     def broken(self, number):
         return {"FLASHCORE_FAULT": str(number)}
 
-    def test_there_are_enough(self):
+    def test_number_of_faults(self):
         self.assertGreaterEqual(len(faults()), 10)
 
-    def test_no_fault_no_failure(self):
+    def test_passes_without_a_fault(self):
         self.call("check", "--device", "cpu", "--problems", 200, env=self.broken(0))
 
     def test_every_fault_is_caught(self):
@@ -43,7 +43,7 @@ class Injected(CommandTest):
                 self.assertTrue(found["first_failure"])
                 self.assertTrue(found["reports"][0]["reason"])
 
-    def test_the_report_says_all(self):
+    def test_report(self):
         done = self.call("check", "--device", "cpu", "--problems", 60, "--kernel", "generic_f32",
                          code=FAILED, env=self.broken(1))
         report = done.stdout[done.stdout.index("FAILED"):]
@@ -57,7 +57,7 @@ class Injected(CommandTest):
         self.assertRegex(done.stdout, r"FAILED: 60 problems in \S+ s, \d+ failures\n\Z")
 
     def replay(self, number, *arguments):
-        """Runs a check, then the command its first report gives; both must say the same."""
+        """Runs a check, then the replay command of its first report; both must report the same."""
         done = self.call("check", "--device", "cpu", *arguments, code=FAILED,
                          env=self.broken(number))
         line = re.search(r"^  replay +(.*)$", done.stdout, re.M)[1]
@@ -73,28 +73,29 @@ class Injected(CommandTest):
                                  cwd=self.folder, env={**os.environ, **self.broken(0)})
         self.assertEqual(healthy.returncode, 0, healthy.stdout)
 
-    def test_a_random_problem_replays(self):
+    def test_replay_of_a_random_problem(self):
         self.replay(1, "--problems", 100, "--seed", 42)
 
-    def test_with_every_option_that_matters(self):
+    def test_replay_with_every_option(self):
         self.replay(10, "--problems", 200, "--sigma", 2, "--splits", 3, "--work", 200000,
                     "--threads", 2, "--kernel", "f32|f16")
 
-    def test_a_tuning_problem_replays(self):
+    def test_replay_of_a_tuning_problem(self):
         self.replay(4, "--suite", "tuning", "--kernel", "generic")
 
-    def test_a_regression_replays(self):
-        self.replay(1, "--suite", "regressions", "--max-failures", 1)
+    def test_replay_of_a_keyless_tiles_problem(self):
+        self.replay(1, "--suite", "regressions", "--max-failures", 1)  # its other name
 
-    def test_a_regression_case_replays(self):
+    def test_replay_of_a_regression_problem(self):
         self.replay(10, "--suite", "regression", "--case", "regression-split-kv")
 
-    def test_the_table_shows_a_partial_counted_twice(self):
-        done = self.call("check", "--suite", "regression", "--case", "regression-split-kv",
-                         "--device", "cpu", code=FAILED, env=self.broken(10))
+    def test_regression_table_shows_a_double_count(self):
+        """The fault that the Split-K cases were added for."""
+        done = self.call("check", "--suite", "regression", "--case", "regression-split-kv", "--device",
+                         "cpu", code=FAILED, env=self.broken(10))
         self.assertRegex(done.stdout, r"\(1,1,512,64\) .* FAILED")
 
-    def test_nothing_wrong_is_timed(self):
+    def test_wrong_results_are_not_timed(self):
         result = self.call_json("bench", "--case", "cpu-prefill-s512", "--device", "cpu", "--quiet",
                                 code=FAILED, env=self.broken(13))
         self.assertEqual(result["rows"], [])
@@ -102,65 +103,65 @@ class Injected(CommandTest):
         self.assertIn("never written", result["failed"][0]["reason"])
         text = self.call("bench", "--case", "cpu-prefill-s512#1", "--device", "cpu", code=FAILED,
                          env=self.broken(13)).stdout
-        self.assertIn("NOT TIMED, its check failed", text)
+        self.assertIn("NOT TIMED, check failed", text)
 
     def stages(self, number, *arguments):
-        """{stage: its report} of a run with bug `number`."""
+        """Returns {stage: report} of a run with fault `number`, and its first wrong stage."""
         result = self.call_json("run", "--shape", "2,4/2,40/300,16", "--device", "cpu", "--stage",
                                 "all", *arguments, code=FAILED, env=self.broken(number))
         self.assertFalse(result["passed"])
         return {stage["stage"]: stage for stage in result["stages"]}, result["first_wrong"]
 
-    def test_every_plant_is_seen_at_its_stage(self):
-        """scripts/checks/faults knows each bug's stages; here the real script says so."""
+    def test_every_fault_shows_in_its_stages(self):
+        """Runs scripts/checks/faults, which lists the stages of each fault."""
         done = subprocess.run([os.path.join(SOURCE, "scripts/checks/faults"), PROGRAM],
                               capture_output=True, text=True, timeout=900)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("0 seen in other stages than expected", done.stdout)
 
-    def test_a_wrong_scale_is_a_wrong_score(self):
+    def test_wrong_scale_shows_in_scores(self):
         stages, first = self.stages(3)
         self.assertEqual(first, "scores")
         self.assertTrue(stages["pv"]["passed"] and stages["combine"]["passed"])
         self.assertGreater(stages["scores"]["wrong"], 1000)
         self.assertGreater(stages["scores"]["worst_ratio"], 100)
 
-    def test_a_forgotten_rescale_leaves_scores_alone(self):
+    def test_missing_rescale_shows_in_probabilities(self):
         stages, first = self.stages(4)
         self.assertEqual(first, "probabilities")
         self.assertIn("carried from tile to tile", stages["scores"]["note"])
         self.assertEqual(stages["pv"]["worst"]["probe"], "P one key per query")
 
-    def test_a_dropped_key_is_named(self):
+    def test_dropped_key_is_named(self):
         stages, _ = self.stages(5)
         self.assertEqual(stages["scores"]["worst"]["key"], 299)
-        self.assertGreaterEqual(stages["scores"]["wrong"], 2 * 4 * 40)  # the LSEs may be, too
+        self.assertGreaterEqual(stages["scores"]["wrong"], 2 * 4 * 40)  # LSEs may be wrong too
 
-    def test_a_wrong_lse_is_told_from_wrong_scores(self):
+    def test_wrong_lse_is_not_a_wrong_score(self):
         stages, _ = self.stages(11)
         self.assertIn("P is right", stages["scores"]["note"])
         self.assertTrue(stages["probabilities"]["passed"])
 
-    def test_double_counting_is_in_combine_alone(self):
+    def test_double_count_shows_in_combine_only(self):
         stages, first = self.stages(10)
         self.assertEqual(first, "combine")
         self.assertEqual([name for name in stages if not stages[name]["passed"]], ["combine"])
 
-    def test_the_text_names_the_place(self):
+    def test_text_names_the_worst_element(self):
         text = self.call("run", "--shape", "1,2,8/300,16", "--device", "cpu", "--stage", "all",
                          "--causal", code=FAILED, env=self.broken(1)).stdout
         self.assertRegex(text, r"(?m)^scores +WRONG +\d+ +\d+ ")
         self.assertRegex(text, r"worst +batch \d+, head \d+, row \d+, key \d+: got \S+, want")
-        self.assertRegex(text, r"elements +\d+ of \d+ wrong; error over bound not finite")
+        self.assertRegex(text, r"elements +\d+ of \d+ wrong; error/bound not finite")
 
-    def test_a_trace_shows_the_first_wrong_tile(self):
+    def test_trace_shows_the_first_wrong_tile(self):
         trace = self.call_json("run", "--shape", "1,2,8/300,16", "--sigma", 3, "--device", "cpu",
                                "--trace", "0,1,5", code=FAILED, env=self.broken(4))["trace"]
         ratios = [tile["worst_ratio"] for tile in trace["tiles"]]
         self.assertLess(ratios[0], 1)
         self.assertGreater(max(ratios), 1)
 
-    def test_run_fails_too(self):
+    def test_run_fails(self):
         result = self.call_json("run", "--shape", "1,1,8,8", "--device", "cpu", code=FAILED,
                                 env=self.broken(13))
         self.assertFalse(result["passed"])

@@ -12,15 +12,15 @@ class Info(CommandTest):
 
     def test_help_has_examples_and_exit_codes(self):
         self.assertIn("130 interrupted", self.call("--help").stdout)
-        for command in ("info", "run", "explain", "check", "bench"):
+        for command in ("info", "run", "explain", "check", "verify", "quantize", "bench"):
             text = self.call(command, "--help").stdout
             self.assertIn("Examples:", text)
             self.assertIn("Exit codes:", text)
             self.assertIn(f"  flashcore {command}", text)
 
     def test_wrong_usage(self):
-        said = self.refuse("frobnicate", about='there is no command "frobnicate"; known are ')
-        known = re.split(", | and ", said.strip().partition("known are ")[2])
+        message = self.refuse("frobnicate", about='unknown command "frobnicate"; known: ')
+        known = re.split(", | and ", message.strip().partition("known: ")[2])
         shown = re.findall(r"^  (\w+)  ", self.call("--help").stdout.partition("Subcommands:")[2], re.M)
         self.assertEqual(known, shown)
         self.assertIn("quantize", known)
@@ -29,7 +29,7 @@ class Info(CommandTest):
         done = self.call(code=2)
         self.assertIn("Usage", done.stderr)
 
-    def test_says_what_it_can_use(self):
+    def test_devices(self):
         text = self.call("info").stdout
         self.assertRegex(text, r"cpu +\S.*, \d+ threads?, instruction set (neon|avx2|avx512|generic)")
         self.assertRegex(text, r"cuda(:\d+| +not used: \S)")
@@ -44,7 +44,7 @@ class Info(CommandTest):
         self.assertGreater(info["cpu"]["memory_gbs"], 0)
         self.assertTrue(info["cuda"]["device_count"] > 0 or info["cuda"]["reason"])
 
-    def test_kernels_are_those_of_the_lists(self):
+    def test_lists_the_kernels_of_the_def_files(self):
         wanted = set()
         with open(os.path.join(SOURCE, "src/cuda/kernels.def")) as file:
             wanted |= set(re.findall(r"^FLASHCORE_KERNEL\((\w+)", file.read(), re.M))
@@ -74,27 +74,27 @@ class Tree(CommandTest):
         return tree
 
     def test_fresh(self):
-        self.assertIn("is what this binary was built from",
+        self.assertIn("matches this binary",
                       self.call("info", "--tree", SOURCE).stdout)
         self.assertFalse(self.call_json("info", "--tree", SOURCE)["tree"]["stale"])
 
-    def test_a_changed_source_makes_it_stale(self):
+    def test_stale_after_a_change(self):
         tree = self.copy_of_sources()
         self.call("info", "--tree", tree)
         with open(os.path.join(tree, "src/core/mask.h"), "a") as file:
             file.write("// one more line\n")
         done = self.call("info", "--tree", tree, code=FAILED)
-        self.assertRegex(done.stderr, r"flashcore: stale: .*changed: cpu, simt, sm80, sm90, tree.*build it again")
+        self.assertRegex(done.stderr, r"flashcore: stale: .*changed: cpu, simt, sm80, sm90, tree.*rebuild it")
         found = self.call_json("info", "--tree", tree, code=FAILED)["tree"]
         self.assertTrue(found["stale"])
 
-    def test_a_file_more_makes_it_stale(self):
+    def test_stale_after_a_new_file(self):
         tree = self.copy_of_sources()
         with open(os.path.join(tree, "src/plan/new.cc"), "w"):
             pass
         self.call("info", "--tree", tree, code=FAILED)
 
-    def test_what_is_no_tree(self):
+    def test_rejects_other_folders(self):
         self.refuse("info", "--tree", self.folder, about="is --tree a FlashCore source tree?")
 
 

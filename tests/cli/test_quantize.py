@@ -34,7 +34,7 @@ class Quantize(CommandTest):
                 self.assertEqual((found["passed"], found["not_nearest"]), (True, 0))
                 self.assertTrue(0.001 < found["relative_error"] < 0.1, found)
 
-    def test_the_same_data_and_sums_for_any_number_of_threads(self):
+    def test_threads_do_not_change_the_result(self):
         found = [self.call_json("quantize", "--shape", "1,3,500,32", "--device", "cpu", "--samples",
                                 0, "--threads", threads)["relative_error"] for threads in (1, 2, 3)]
         self.assertEqual(found, found[:1] * 3)
@@ -54,10 +54,10 @@ class Quantize(CommandTest):
     def test_times(self):
         found = self.call_json("quantize", "--shape", "1,1,64,64", "--device", "cpu", "--samples", 2)
         self.assertEqual([one["what"] for one in found["times"]],
-                         ["quantize, scales found", "quantize, scales given", "dequantize"])
+                         ["quantize, scales computed", "quantize, scales given", "dequantize"])
         self.assertTrue(all(one["gbs"] > 0 for one in found["times"]))
 
-    def test_mistakes(self):
+    def test_refusals(self):
         self.refuse("quantize", about="--in FILE")
         self.refuse("quantize", "--shape", "1,1,4,4", "--dtype", "f16", about="--dtype")
         write_npy(self.path("nan"), "<f4", (1, 1, 1, 2), [1, float("nan")])

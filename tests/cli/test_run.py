@@ -6,7 +6,7 @@ from flashcore_command import COULD_NOT_RUN, CommandTest, read_npy, write_npy
 
 
 def attention(q, k, v, shape_q, shape_k, v_dim, causal):
-    """From the definition, on flat lists of [heads, len, dim]."""
+    """Attention by its definition, on flat lists of [heads, len, dim]."""
     heads, q_len, dim = shape_q
     kv_len = shape_k[1]
     out, lse = [], []
@@ -56,7 +56,7 @@ class Random(CommandTest):
             self.assertTrue(result["passed"], options)
             self.assertNotIn("us", result)
 
-    def test_sizes_one_by_one(self):
+    def test_separate_sizes(self):
         result = self.call_json("run", "--batch", 2, "--q-heads", 4, "--kv-heads", 2, "--q-len", 3,
                                 "--kv-len", 7, "--head-dim", 5, "--v-dim", 6, "--device", "cpu",
                                 "--seed", 7)
@@ -65,7 +65,7 @@ class Random(CommandTest):
         self.assertEqual(len(result["samples"]), 10)
         self.assertGreater(result["us"], 0)
 
-    def test_the_seed_decides_the_data(self):
+    def test_seed_determines_the_data(self):
         outputs = []
         for seed in (1, 1, 2):
             self.call("run", "--shape", "1,1,4,8", "--device", "cpu", "--samples", 0, "--seed",
@@ -82,8 +82,8 @@ class Random(CommandTest):
                          ["regression-one-tile#1", "regression-one-tile#2"])
         few = self.call("run", "--suite", "regression", "--device", "cpu", "--time-limit", "0.001")
         self.assertIn("the time limit of 0.001 s was reached", few.stderr)
-        self.refuse("run", "--case", "nope", about="known are prefill-b1-h1")
-        self.refuse("run", "--suite", "nope", about="known are anchors, regression, cpu, serving, simt")
+        self.refuse("run", "--case", "nope", about="known: prefill-b1-h1")
+        self.refuse("run", "--suite", "nope", about="known: anchors, regression, cpu, serving, simt")
 
     def test_large_problems_are_sampled(self):
         result = self.call_json("run", "--shape", "1,8,4096,64", "--device", "cpu", "--samples", 0)
@@ -112,10 +112,10 @@ class Random(CommandTest):
         self.refuse("run", "--shape", "1,1,4,8", "--device", "cpu", "--out",
                     self.path("no/such/folder.npy"), about="cannot be written")
 
-    def test_no_gpu_is_said_plainly(self):
+    def test_missing_gpu(self):
         if self.call_json("info")["cuda"]["device_count"] > 0:
             self.skipTest("there is a GPU")
-        self.refuse("run", "--shape", "1,1,4,8", "--device", "cuda", about="say --device cpu")
+        self.refuse("run", "--shape", "1,1,4,8", "--device", "cuda", about="use --device cpu")
 
 
 class Files(CommandTest):
@@ -169,14 +169,14 @@ class Files(CommandTest):
         values = [struct.unpack("<f", struct.pack("<I", b << 16))[0] for b in bits]
         self.assert_close(values, self.want()[0], 0.05)
 
-    def test_uint16_is_bf16_where_said(self):
+    def test_uint16_with_dtype_bf16(self):
         files = self.save()
         ones = [0x3f80] * (self.HEADS * self.Q_LEN * self.DIM)
         write_npy(self.path("q.npy"), "<u2", (1, self.HEADS, self.Q_LEN, self.DIM), ones)
         self.refuse("run", *files, about="--dtype bf16")
         self.call("run", *files, "--device", "cpu", "--dtype", "bf16")
 
-    def test_rows_before_heads(self):
+    def test_layout_bshd(self):
         files = self.save()
         self.call("run", *files, "--device", "cpu", "--out", self.path("a.npy"))
         for name, length, dim in (("q", self.Q_LEN, self.DIM), ("k", self.KV_LEN, self.DIM),
@@ -208,7 +208,7 @@ class Files(CommandTest):
         self.assertTrue(result["passed"])
 
     def test_pages(self):
-        """The keys again, in pages of two that lie in another order."""
+        """The same keys, in shuffled pages of two."""
         files = self.save()
         self.call("run", *files, "--device", "cpu", "--out", self.path("a.npy"))
         table = [3, 0, 2]
@@ -232,7 +232,7 @@ class Files(CommandTest):
             write_npy(self.path("table.npy"), "<i4", (1, 3), [3, bad, 2])
             self.refuse("run", *paged, about=f"block_table[0, 1] is {bad}")
 
-    def test_lengths_from_files_are_not_believed(self):
+    def test_lengths_from_files_are_checked(self):
         files = self.save()
         for length in (-1, self.KV_LEN + 1, 2**31 - 1):
             write_npy(self.path("used.npy"), "<i4", (1,), [length])
@@ -254,11 +254,11 @@ class Files(CommandTest):
                 file.write(content)
             self.refuse("run", *files, about="--v ")
 
-    def test_a_large_claim_in_a_small_file(self):
+    def test_small_file_with_a_large_shape(self):
         files = self.save()
         write_npy(self.path("v.npy"), "<f4", (2147483647, 2147483647, 1, 1), [1.0])
         self.refuse("run", *files, about="its shape needs")
-        for name in ("q", "k", "v"):  # nothing in it, but what an output it would make
+        for name in ("q", "k", "v"):  # no elements, but a huge output
             write_npy(self.path(f"{name}.npy"), "<f4", (2147483647, 2147483647, 1, 0), [])
         write_npy(self.path("v.npy"), "<f4", (0, 1, 1, 2147483647), [])
         done = self.call("run", *files, code=COULD_NOT_RUN)

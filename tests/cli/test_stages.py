@@ -1,4 +1,4 @@
-"""flashcore run --stage and --trace on right kernels. Wrong ones: test_faults.py."""
+"""flashcore run --stage and --trace on correct kernels. test_faults.py has wrong ones."""
 
 import math
 import unittest
@@ -61,14 +61,14 @@ class Stages(CommandTest):
         text = self.call("run", "--shape", "1,2,8/300,16", "--device", "cpu", "--stage",
                          "all").stdout
         for stage in STAGES:
-            self.assertRegex(text, rf"(?m)^{stage} +right +\d+ +0 ")
+            self.assertRegex(text, rf"(?m)^{stage} +correct +\d+ +0 ")
 
     def test_one_stage(self):
         result = self.call_json("run", "--shape", "1,2,8,16", "--device", "cpu", "--stage", "pv")
         self.assertEqual([stage["stage"] for stage in result["stages"]], ["pv"])
 
-    def test_a_stage_that_is_not_there(self):
-        """In the list it is skipped with a reason; asked for by name it cannot be run."""
+    def test_missing_stage(self):
+        """--stage all skips it with a reason; requested by name, it is an error."""
         result = self.call_json("run", "--shape", "1,2,8,16", "--device", "cpu", "--stage", "all")
         self.assertTrue(result["passed"])
         skipped = {s["stage"]: s["skipped"] for s in result["stages"] if "skipped" in s}
@@ -86,14 +86,14 @@ class Stages(CommandTest):
         write_npy(self.path("q"), "<f4", (1, 2, 40, 8), [math.nan] + values[1:])
         self.refuse("run", *files, "--device", "cpu", "--stage", "scores", about="finite inputs")
 
-    def test_what_cannot_be(self):
+    def test_refusals(self):
         self.refuse("run", "--shape", "1,2,8,16", "--stage", "softmax", about="--stage")
         self.refuse("run", "--shape", "1,2,8,16", "--device", "cpu", "--stage", "pv", "--out",
                     self.path("out.npy"), about="--out")
         self.refuse("run", "--shape", "1,64,4096,8", "--device", "cpu", "--stage", "scores",
                     about="fewer heads or shorter lengths")
 
-    def test_num_splits_is_splits(self):
+    def test_num_splits_is_an_alias(self):
         result = self.call_json("run", "--shape", "1,2,8/300,16", "--device", "cpu", "--num-splits",
                                 2, "--stage", "partials")
         self.assertEqual(result["plan"]["splits"], 2)
@@ -120,7 +120,7 @@ class Trace(CommandTest):
             self.assertAlmostEqual(tile["max"]["got"] + math.log(tile["sum"]["got"]),
                                    tile["lse"]["got"], places=9)
             self.assertEqual(len(tile["out"]), 16)
-        # The maximum never falls within a split.
+        # Within a split the maximum never decreases.
         seen = [tile["max"]["want"] for tile in trace["tiles"]]
         self.assertEqual(seen, sorted(seen))
 
@@ -136,7 +136,7 @@ class Trace(CommandTest):
         self.assertIn("measured: ", text)
         self.assertNotIn("WRONG", text)
 
-    def test_with_stages(self):
+    def test_stage_and_trace(self):
         result = self.call_json("run", "--shape", "1,2,8/300,16", "--device", "cpu", "--stage",
                                 "scores", "--trace", "0,1,5")
         self.assertIn("stages", result)

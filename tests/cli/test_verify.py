@@ -1,4 +1,4 @@
-"""flashcore verify: our kernels, somebody's library, and libraries that misbehave."""
+"""flashcore verify: our kernels, a library, and libraries that misbehave."""
 
 import json
 import os
@@ -23,24 +23,24 @@ class VerifyTest(CommandTest):
         done = self.call("verify", "--kernel", kernel, "--device", "cpu", "--quick", "--quiet")
         self.assertRegex(done.stdout, r"fwd_generic_f32 +f32 +correct")
 
-    def test_the_example_is_correct(self):
+    def test_example_is_correct(self):
         report = self.verdict(ME, "attention", code=0)
         self.assertTrue(report["ok"])
         self.assertIsNone(report["stage"])
         self.assertIn("the backward pass", report["not_probed"])
 
-    def test_the_split_fault_is_in_combine(self):
+    def test_split_fault_is_in_combine(self):
         page = self.path("report.html")
         report = self.verdict(ME, "split_attention", "--html", page)
         self.assertEqual(report["stage"], "combine")
         self.assertRegex(report["detail"], "splits")
         with open(page, encoding="utf-8") as file:
             text = file.read()
-        self.assertNotRegex(text, r"(src|href)=")  # nothing from elsewhere
+        self.assertNotRegex(text, r"(src|href)=")  # loads nothing
         data = re.search(r'id="report">(.*?)</script>', text, re.DOTALL).group(1)
         self.assertEqual(json.loads(data)["stage"], "combine")
 
-    def test_the_reproducer_reproduces(self):
+    def test_reproducer(self):
         report = self.verdict(ME, "split_attention")
         command = report["reproducer"].split()
         self.assertEqual(command[0], "flashcore")
@@ -67,8 +67,8 @@ class VerifyTest(CommandTest):
         report = self.verdict(FAULTS, "overflows_its_stack")
         self.assertIn("SIGSEGV", report["detail"])
 
-    def test_what_it_prints_is_not_in_the_report(self):
-        report = self.verdict(FAULTS, "talks", code=0)  # --json: stdout was parsed
+    def test_its_output_is_not_in_the_report(self):
+        report = self.verdict(FAULTS, "talks", code=0)  # --json: standard output was parsed
         self.assertTrue(report["ok"])
 
     def test_closes_its_files(self):
@@ -93,7 +93,7 @@ class VerifyTest(CommandTest):
         self.assertEqual(report["stage"], "bounds")
         self.assertIn("out, 1 elements past its end", report["detail"])
 
-    def test_what_cannot_be_run(self):
+    def test_refusals(self):
         self.refuse("verify", "--lib", FAULTS, "--symbol", "refuses_everything", about="not today")
         self.refuse("verify", "--lib", ME, "--symbol", "nothing", about="no function nothing")
         self.refuse("verify", "--lib", "./none.so", "--symbol", "attention", about="none.so")
@@ -102,7 +102,7 @@ class VerifyTest(CommandTest):
 
 
 class TutorialTest(CommandTest):
-    def test_its_commands_do_what_it_says(self):
+    def test_commands_print_the_shown_verdicts(self):
         with open(os.path.join(SOURCE, "docs", "verify.md"), encoding="utf-8") as file:
             tutorial = file.read().split("## Tutorial")[1].split("\n## ")[0]
         commands = re.findall(r"^    \$ flashcore (.*)$", tutorial, re.MULTILINE)
@@ -115,7 +115,7 @@ class TutorialTest(CommandTest):
             self.assertIn(f"(f32): {verdict}", done.stdout)
 
 
-if SANITIZED:  # a child that loads a library without the sanitizer's runtime proves nothing
+if SANITIZED:  # the child would load a library without the sanitizer's runtime
     del VerifyTest, TutorialTest
 
 if __name__ == "__main__":

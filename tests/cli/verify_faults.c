@@ -1,4 +1,4 @@
-/* Functions that must not take the verifier's report down with them. */
+/* Functions that misbehave. The verifier must still write its report. */
 #include <flashcore/verify_c.h>
 #include <signal.h>
 #include <stdio.h>
@@ -40,7 +40,7 @@ int32_t overflows_its_stack(const flashcore_verify_call* call, void* user) {
   return attention(call, user);
 }
 
-/* Right, but it talks, and reads what nobody says. */
+/* Correct, but writes to standard output and reads standard input. */
 int32_t talks(const flashcore_verify_call* call, void* user) {
   char line[16];
   printf("{\"ok\": false} garbage\n");
@@ -49,7 +49,7 @@ int32_t talks(const flashcore_verify_call* call, void* user) {
   return attention(call, user);
 }
 
-/* The pipe it answers through, the memory, and all else. */
+/* Closes the reply pipe, the shared memory and all other descriptors. */
 int32_t closes_everything(const flashcore_verify_call* call, void* user) {
   if (call->k->shape[2] >= 65) {
     for (int fd = 3; fd < 64; ++fd) close(fd);
@@ -63,7 +63,7 @@ int32_t zeroes_its_inputs(const flashcore_verify_call* call, void* user) {
   return code;
 }
 
-/* Past the guard bands, and past everything else too. */
+/* Writes far outside of the guard bands. */
 int32_t writes_far_away(const flashcore_verify_call* call, void* user) {
   memset((char*)call->out->data - (1 << 30), 0, 64);
   return attention(call, user);

@@ -1,4 +1,4 @@
-/* A library that can be loaded and called, but never lets its process end. */
+/* A library whose destructor keeps its process from ending. */
 #include <flashcore/verify_c.h>
 
 int32_t attention(const flashcore_verify_call* call, void* user); /* examples/verify_me.c */

@@ -1,4 +1,4 @@
-// What the blocks of a persistent kernel meet, known from a plan: no GPU is needed.
+// The tile sequences of the CTAs of a persistent kernel, derived from a plan without a GPU.
 #include "check/work_facts.h"
 
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ CaseSpec spec_of(std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads
   return spec;
 }
 
-/// One tile of queries for each sequence, the keys in use given.
+/// One query tile per sequence, with the given numbers of keys in use.
 WorkFacts facts_of_used(std::vector<std::int64_t> used) {
   CaseSpec spec = spec_of(static_cast<std::int64_t>(used.size()), 1, 1, 128, 64);
   spec.used_k = true;
@@ -76,19 +76,19 @@ TEST(WorkFacts, FarMoreQueriesThanKeys) {
   const WorkFacts all_see = facts_of(visible, 1);
   EXPECT_TRUE(all_see.three_tiles);
   EXPECT_FALSE(all_see.keyless_between || all_see.three_keyless || all_see.idle_warpgroup);
-  // A single head has its items with keys first: nothing with keys follows.
+  // A single head has its tiles with keys first, so no tile with keys follows.
   const WorkFacts head = facts_of(spec_of(1, 1, 1, 1025, 63), 1);
   EXPECT_TRUE(head.three_keyless);
   EXPECT_FALSE(head.keyless_between);
 }
 
-TEST(WorkFacts, NeighboursAreKnownOfOneBlockOnly) {
+TEST(WorkFacts, SequencesAreKnownForOneCtaOnly) {
   const WorkFacts two = facts_of(spec_of(7, 7, 1, 1025, 63), 2);
   EXPECT_TRUE(two.three_tiles && two.idle_warpgroup);
   EXPECT_FALSE(two.keyless_between || two.three_keyless);
 }
 
-TEST(WorkFacts, ThreeItemsNeedMoreThanTwoABlock) {
+TEST(WorkFacts, ThreeTilesNeedMoreThanTwoPerCta) {
   EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 2 * 128, 64), 1).three_tiles);
   EXPECT_TRUE(facts_of(spec_of(1, 1, 1, 2 * 128 + 1, 64), 1).three_tiles);
   EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 4 * 128, 64), 2).three_tiles);
@@ -96,7 +96,7 @@ TEST(WorkFacts, ThreeItemsNeedMoreThanTwoABlock) {
   EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 4 * 128 + 1, 64), 0).three_tiles);  // all SMs
 }
 
-TEST(WorkFacts, ItemsWithoutQueriesAreNone) {
+TEST(WorkFacts, TilesWithoutQueriesDoNotCount) {
   CaseSpec spec = spec_of(3, 1, 1, 256, 64);
   spec.q_varlen = true;
   CaseLengths lengths = draw_lengths(spec);
@@ -106,7 +106,7 @@ TEST(WorkFacts, ItemsWithoutQueriesAreNone) {
   EXPECT_TRUE(facts_of(spec, 1, lengths).three_tiles);
 }
 
-TEST(WorkFacts, TheOrderOfItemsWithoutKeysMatters) {
+TEST(WorkFacts, OrderOfKeylessTilesMatters) {
   const WorkFacts between = facts_of_used({64, 0, 64});
   EXPECT_TRUE(between.keyless_between);
   EXPECT_FALSE(between.three_keyless);
@@ -118,23 +118,23 @@ TEST(WorkFacts, TheOrderOfItemsWithoutKeysMatters) {
   EXPECT_FALSE(facts_of_used({64, 0, 0, 64, 0}).three_keyless);
 }
 
-TEST(WorkFacts, AWarpgroupWithoutKeys) {
+TEST(WorkFacts, WarpgroupWithoutKeys) {
   EXPECT_TRUE(facts_of(spec_of(1, 1, 1, 128, 64), 1).idle_warpgroup);   // rows 0 to 63 see none
   EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 128, 65), 1).idle_warpgroup);  // row 63 sees one
   EXPECT_FALSE(facts_of(spec_of(1, 1, 1, 64, 32), 1).idle_warpgroup);   // one warpgroup has rows
-  // Four heads in a tile: a warpgroup has 16 queries of each.
-  constexpr const char* kSpreads = "fwd_sm90_f16_d128_k160";
-  EXPECT_TRUE(facts_of(spec_of(1, 4, 1, 32, 16, kSpreads), 1).idle_warpgroup);
-  EXPECT_FALSE(facts_of(spec_of(1, 4, 1, 32, 17, kSpreads), 1).idle_warpgroup);
+  // PackGQA, four heads in a tile: a warpgroup has 16 queries of each.
+  constexpr const char* kPacksGqa = "fwd_sm90_f16_d128_k160";
+  EXPECT_TRUE(facts_of(spec_of(1, 4, 1, 32, 16, kPacksGqa), 1).idle_warpgroup);
+  EXPECT_FALSE(facts_of(spec_of(1, 4, 1, 32, 17, kPacksGqa), 1).idle_warpgroup);
 }
 
-TEST(WorkFacts, OtherKernelsHaveNone) {
+TEST(WorkFacts, EmptyForOtherKernels) {
   const WorkFacts facts = facts_of(spec_of(7, 7, 1, 1025, 63, "fwd_sm80_f16_d64_q128"), 1);
   EXPECT_FALSE(facts.three_tiles || facts.keyless_between || facts.three_keyless ||
                facts.idle_warpgroup);
 }
 
-TEST(WorkFacts, CoverageDemandsThemOfPersistentKernelsOnly) {
+TEST(WorkFacts, CoverageRequiresThemForPersistentKernelsOnly) {
   EXPECT_EQ(Coverage({find_kernel("fwd_generic_f32"), find_kernel("fwd_sm80_f16_d64_q128")})
                 .work_lists()
                 .possible,
@@ -149,7 +149,7 @@ TEST(WorkFacts, CoverageDemandsThemOfPersistentKernelsOnly) {
             std::string(kKernel) + " tiles without keys between tiles with keys");
 }
 
-TEST(WorkFacts, RandomProblemsMeetAllOfThem) {
+TEST(WorkFacts, RandomProblemsCoverAll) {
   const tool::CheckArgs args;
   std::vector<const KernelInfo*> persistent;
   for (const KernelInfo& kernel : kernels()) {
@@ -159,7 +159,7 @@ TEST(WorkFacts, RandomProblemsMeetAllOfThem) {
   for (const KernelInfo* kernel : persistent) {
     for (std::uint64_t i = 0; i < 200; ++i) {
       const CaseSpec spec = random_case(*kernel, 1, i);
-      if (spec.kv_len == 0) continue;  // tensors that do not exist have no strides then
+      if (spec.kv_len == 0) continue;  // no strides without keys
       const int blocks = tool::blocks_of(args, i, true);
       coverage.add(spec, plan_of(spec, blocks), facts_of(spec, blocks));
     }

@@ -234,7 +234,7 @@ class Verdicts(WithFolder):
     def test_a_kernel_that_never_ends(self):
         def judge(result, named, code=1, problems=24):
             words = "".join(f"echo 'flashcore: random/{index}: kernel k: it did not end within 5 s; "
-                            "its process was ended' >&2; " for index in named)
+                            "its process was killed' >&2; " for index in named)
             return stages.judge_deadline(
                 self.run_command(f"{words} echo '{json.dumps(result)}'; exit {code}"), problems)
 

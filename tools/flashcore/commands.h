@@ -1,5 +1,5 @@
-// The subcommands. Each returns the process's exit code and throws CommandError for what makes it
-// impossible.
+// The subcommands. Each returns the exit code of the process, or throws CommandError if it cannot
+// run.
 #pragma once
 
 #include "cli/args.h"

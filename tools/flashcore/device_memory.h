@@ -1,4 +1,4 @@
-// Memory on any device, given back on every path.
+// Device memory that its destructor releases.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// flashcore: the command. See docs/cli.md.
+// Entry point of the command `flashcore`. See docs/cli.md.
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -39,12 +39,12 @@ int run_command(int argc, char** argv) {
     note_interrupts();
     WorkerLink& link = WorkerLink::here();
     link.open();
-    if (!link.open_to_supervisor() && needs_supervisor(std::get<Command>(parsed))) {
+    if (!link.has_supervisor() && needs_supervisor(std::get<Command>(parsed))) {
       return supervise(argc, argv);
     }
     const int code = execute(std::get<Command>(parsed));
     if (std::fflush(stdout) == 0) return code;
-    say("standard output cannot be written");
+    say("cannot write to standard output");
   } catch (const CommandError& error) {
     say(error.what());
   } catch (const std::bad_alloc&) {
@@ -57,7 +57,7 @@ int run_command(int argc, char** argv) {
 
 int main_function(int argc, char** argv) {
   const int code = run_command(argc, argv);
-  WorkerLink::here().exits(code);  // in words too: a hung device can keep a process from exiting
+  WorkerLink::here().exits(code);  // a hung device can keep the process from exiting
   return code;
 }
 

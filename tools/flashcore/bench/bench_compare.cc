@@ -26,7 +26,7 @@ std::vector<ResultRow> rows_of(const Json& result) {
   for (const Json& row : result.at("rows")) {
     ResultRow r;
     for (const char* field : kCaseFields) r.key += row.at(field).dump() + " ";
-    r.key += std::to_string(row.value("page_size", 0));  // pages are another problem
+    r.key += std::to_string(row.value("page_size", 0));  // paged KV is another problem
     row.at("kernel").get_to(r.kernel);
     row.at("name").get_to(r.name);
     row.at("dtype").get_to(r.dtype);
@@ -37,15 +37,15 @@ std::vector<ResultRow> rows_of(const Json& result) {
     row.at("spread").get_to(r.spread);
     if (!(r.us > 0) || !std::isfinite(r.us) || !(r.spread >= 0)) {
       throw CommandError(
-          formatted("row {} {}: us and spread must be numbers above 0", r.name, r.shape));
+          formatted("row {} {}: us must be positive, and spread not negative", r.name, r.shape));
     }
     rows.push_back(std::move(r));
   }
   return rows;
 }
 
-/// The row of the same case and kernel, or, where both results have just one row for the case, that
-/// one; its kernel may have changed.
+/// The row of the same case and kernel. If both results have a single row for the case, the kernels
+/// may differ.
 const ResultRow* partner(const ResultRow& row, const std::vector<ResultRow>& own,
                          const std::vector<ResultRow>& others) {
   const ResultRow* found = nullptr;
@@ -82,11 +82,10 @@ const char* to_string(Verdict verdict) {
   return "noise";
 }
 
-Verdict judge(double change, double old_spread, double new_spread) {
-  // Of the smaller time, whichever it is: a change of the old one's is never more than 100 %
-  // downwards.
-  const double apart = change < 0 ? 1 / (1 + change) - 1 : change;
-  if (apart <= std::max({old_spread, new_spread, kSmallestChange})) {
+Verdict classify(double change, double old_spread, double new_spread) {
+  // Relative to the smaller time: relative to the old one, a speedup is never above 100 %.
+  const double difference = change < 0 ? 1 / (1 + change) - 1 : change;
+  if (difference <= std::max({old_spread, new_spread, kSmallestChange})) {
     return Verdict::noise;
   }
   return change < 0 ? Verdict::faster : Verdict::slower;
@@ -104,7 +103,7 @@ BenchChanges compare_results(const Json& old_result, const Json& new_result) {
     RowChange change{now.name,      now.shape,  now.dtype, before->kernel,
                      now.kernel,    before->us, now.us,    now.us / before->us - 1,
                      Verdict::noise};
-    change.verdict = judge(change.change, before->spread, now.spread);
+    change.verdict = classify(change.change, before->spread, now.spread);
     changes.rows.push_back(std::move(change));
   }
   for (const ResultRow& before : old_rows) {
@@ -115,7 +114,7 @@ BenchChanges compare_results(const Json& old_result, const Json& new_result) {
   const std::string old_device = device_of(old_result), new_device = device_of(new_result);
   if (old_device != new_device) {
     changes.warning =
-        formatted("the old result is of \"{}\", the new one of \"{}\"", old_device, new_device);
+        formatted("the old result is from \"{}\", the new one from \"{}\"", old_device, new_device);
   }
   return changes;
 }
@@ -152,12 +151,12 @@ std::string to_text(const BenchChanges& changes) {
                r.old_kernel == r.new_kernel ? r.new_kernel : r.old_kernel + " -> " + r.new_kernel});
   }
   std::string text = table.text();
-  text +=
-      formatted("{} faster, {} slower, {} noise (a change counts beyond both spreads and {:g} %)\n",
-                counts[0], counts[1], counts[2], 100 * kSmallestChange);
+  text += formatted(
+      "{} faster, {} slower, {} noise (a change counts if it exceeds both spreads and {:g} %)\n",
+      counts[0], counts[1], counts[2], 100 * kSmallestChange);
   for (const std::string& name : changes.only_old) text += "only in the old result: " + name + "\n";
   for (const std::string& name : changes.only_new) text += "only in the new result: " + name + "\n";
-  if (!changes.warning.empty()) text += yellow("careful: " + changes.warning) + "\n";
+  if (!changes.warning.empty()) text += yellow("warning: " + changes.warning) + "\n";
   return text;
 }
 
@@ -169,7 +168,7 @@ Json load_result(const std::string& path) {
     rows_of(result);
     return result;
   } catch (const Json::exception& error) {
-    throw CommandError(formatted("{}: is not a benchmark result: {}", path, error.what()));
+    throw CommandError(formatted("{}: not a benchmark result: {}", path, error.what()));
   } catch (const CommandError& error) {
     throw CommandError(formatted("{}: {}", path, error.what()));
   }

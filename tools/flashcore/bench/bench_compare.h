@@ -1,4 +1,4 @@
-// Two benchmark results against each other. Faster means a smaller time.
+// Compares two benchmark results. Faster means a smaller time.
 #pragma once
 
 #include <string>
@@ -12,11 +12,11 @@ enum class Verdict { faster, slower, noise };
 
 const char* to_string(Verdict verdict);
 
-/// A change counts when it exceeds both spreads and this.
+/// A change counts if it exceeds both spreads and this.
 inline constexpr double kSmallestChange = 0.03;
 
 /// `change` is new time over old time, minus 1: negative is faster.
-Verdict judge(double change, double old_spread, double new_spread);
+Verdict classify(double change, double old_spread, double new_spread);
 
 struct RowChange {
   std::string name, shape, dtype;
@@ -27,18 +27,18 @@ struct RowChange {
 
 struct BenchChanges {
   std::vector<RowChange> rows;
-  std::vector<std::string> only_old, only_new;  ///< cases one of the results lacks
-  std::string warning;                          ///< results of different devices
+  std::vector<std::string> only_old, only_new;  ///< rows that the other result lacks
+  std::string warning;                          ///< the results are from different devices
 };
 
-/// Rows belong together when their cases are the same and, where a case has several rows, their
-/// kernels. Throws CommandError where a file is not a benchmark result.
+/// Rows match if their cases are the same and, if a case has several rows, their kernels. Throws
+/// CommandError if an argument is not a benchmark result.
 BenchChanges compare_results(const Json& old_result, const Json& new_result);
 
 Json to_json(const BenchChanges& changes);
 std::string to_text(const BenchChanges& changes);
 
-/// Reads a result file.
+/// Reads a result file. Throws CommandError.
 Json load_result(const std::string& path);
 
 }  // namespace flashcore::tool

@@ -14,13 +14,13 @@ namespace flashcore::tool {
 namespace {
 
 constexpr double kOracleWork = 2e8;
-constexpr double kColdBytes = 3e8;  // several times the largest cache of a GPU
+constexpr double kColdBytes = 3e8;  // several times the largest L2 of a GPU
 constexpr double kMaxCopies = 1024;
-constexpr std::size_t kMinSamples = 5;  // fewer say nothing about the spread
+constexpr std::size_t kMinSamples = 5;  // for a meaningful spread
 
 std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-/// Copies of a case's block on the device, taken in turn by successive calls.
+/// Copies of the tensors of a case on the device. Successive calls use them in turn.
 class Rotation {
  public:
   Rotation(const verify::CaseSpec& spec, const Target& target, int copies)
@@ -58,8 +58,8 @@ BenchOutcome check_and_time(const BenchCase& c, const KernelInfo* kernel, const 
   BenchOutcome result;
   verify::CaseSpec spec = spec_of(c, args.control);
   spec.options.kernel = kernel == nullptr ? nullptr : kernel->id;
-  verify::CheckRunner bench(*target.backend, target.device, target.plan_for);
-  const auto checked = bench.check(spec, kOracleWork, /*oracle_threads=*/0);
+  verify::CheckRunner runner(*target.backend, target.device, target.plan_for);
+  const auto checked = runner.check(spec, kOracleWork, /*oracle_threads=*/0);
   if (!checked.passed()) {
     result.check_failure = checked.failure();
     if (checked.status.ok()) result.report = verify::report(checked.comparison);
@@ -69,15 +69,15 @@ BenchOutcome check_and_time(const BenchCase& c, const KernelInfo* kernel, const 
   row.bench_case = c;
   row.plan = checked.plan;
   row.comparison = checked.comparison;
-  row.floor_us = floor_us(checked.plan.problem, target.real);
+  row.roofline_us = roofline_us(checked.plan.problem, target.real);
   row.copies = copies_for(c, checked.plan, target);
   std::optional<Rotation> rotation;
   if (row.copies > 1) rotation.emplace(spec, target, row.copies);
   row.timing = value_or_throw(time_calls(
       *target.backend, target.device,
       [&](int call, Stream stream) {
-        return run(row.plan, rotation ? rotation->tensors(call) : bench.tensors(),
-                   bench.workspace(), stream);
+        return run(row.plan, rotation ? rotation->tensors(call) : runner.tensors(),
+                   runner.workspace(), stream);
       },
       row.copies, args.samples, stop));
   if (row.timing.samples.size() < std::min(kMinSamples, static_cast<std::size_t>(args.samples))) {
@@ -106,17 +106,17 @@ BenchOutcome bench_case_on(const BenchCase& c, const KernelInfo* kernel, const T
 }
 
 HostCost host_cost(const verify::CaseSpec& given, const Target& target) {
-  // A batch is short enough that its launches fit the device's queue: a full one would make the
-  // host wait, and that is not the host's cost.
+  // The launches of a batch fit the device's queue: a full queue blocks the host, which is not host
+  // cost.
   constexpr int kBatches = 50, kCallsPerBatch = 200;
-  constexpr int kWarmUpBatches = 200;  // half a second beside a GPU: an idle core is slow at first
+  constexpr int kWarmUpBatches = 200;  // half a second with a GPU: an idle core is slow at first
   verify::CaseSpec spec = given;
   if (target.device.type == DeviceType::cpu) {
     spec.batch = spec.q_heads = spec.kv_heads = spec.q_len = 1;
     spec.kv_len = std::max<std::int64_t>(spec.page_size, 1);
   }
-  verify::CheckRunner bench(*target.backend, target.device, target.plan_for);
-  const auto checked = bench.check(spec, kOracleWork);
+  verify::CheckRunner runner(*target.backend, target.device, target.plan_for);
+  const auto checked = runner.check(spec, kOracleWork);
   if (!checked.passed()) throw CommandError("host cost: the check failed: " + checked.failure());
   const Problem problem = checked.plan.problem;
   const DeviceInfo device = checked.plan.device;
@@ -128,26 +128,26 @@ HostCost host_cost(const verify::CaseSpec& given, const Target& target) {
     }
     const std::chrono::duration<double, std::micro> elapsed =
         std::chrono::steady_clock::now() - start;
-    const Status status = workspace_status(bench.workspace());  // synchronises
+    const Status status = workspace_status(runner.workspace());  // synchronizes
     if (!status.ok()) throw CommandError(status);
     return elapsed.count() / kCallsPerBatch;
   };
-  // In turns, so that a clock that changes its mind changes both figures.
-  Timing ours, launches;
+  // Alternate the two, so that a change of the clock affects both.
+  Timing calls, launches;
   for (int batch = -kWarmUpBatches; batch < kBatches; ++batch) {
     const double us = batch_of([&] {
       const Plan plan = value_or_throw(make_plan(problem, device));
-      return run(plan, bench.tensors(), bench.workspace());
+      return run(plan, runner.tensors(), runner.workspace());
     });
     const double launch_us =
         batch_of([&] { return target.backend->launch_empty(target.device, Stream{}); });
     if (batch < 0) continue;
-    ours.samples.push_back(us);
+    calls.samples.push_back(us);
     launches.samples.push_back(launch_us);
   }
-  summarise(ours);
+  summarise(calls);
   summarise(launches);
-  return {ours.median, launches.median,
+  return {calls.median, launches.median,
           formatted("{} ({})", to_string(spec.dtype), shape_text(spec))};
 }
 

@@ -1,4 +1,4 @@
-// One row of a benchmark: a case on a kernel, checked and only then timed.
+// One row of a benchmark: a case on a kernel, timed only after it passed its check.
 #pragma once
 
 #include <optional>
@@ -16,32 +16,32 @@ struct BenchRow {
   Plan plan;
   verify::Comparison comparison;
   Timing timing;
-  double floor_us = 0;
-  int copies = 1;  ///< of the inputs, taken in turn
+  double roofline_us = 0;
+  int copies = 1;  ///< of the inputs, used in turn
 };
 
-/// What came of a case: a row, or why there is none.
+/// Outcome of a case: a row, or the reason why there is none.
 struct BenchOutcome {
   std::optional<BenchRow> row;
-  std::string check_failure;  ///< the check failed: nothing was timed
-  std::string report;         ///< of the failure, for people
-  std::string skipped;        ///< could not be run here
+  std::string check_failure;  ///< why the check failed; nothing was timed
+  std::string report;         ///< text of the failed check
+  std::string skipped;        ///< why it could not run here
 };
 
-/// `kernel` null: the planner's choice. Where the case says cold_l2, calls on a GPU rotate over
-/// copies of the inputs that do not fit its cache.
+/// Checks and times a case. A null kernel is the planner's choice. With cold_l2, calls on a GPU
+/// rotate over copies of the inputs that exceed its L2.
 BenchOutcome bench_case_on(const BenchCase& bench_case, const KernelInfo* kernel,
                            const Target& target, const BenchArgs& args, const Stop& stop);
 
-/// What one make_plan() + run() costs the calling thread.
+/// Time that one make_plan() + run() takes on the calling thread.
 struct HostCost {
   double us = 0;
-  double launch_us = 0;  ///< of it, what a kernel that does nothing costs here; 0 on a CPU
-  std::string problem;   ///< of which it was measured
+  double launch_us = 0;  ///< the part of an empty kernel's launch; 0 on a CPU
+  std::string problem;   ///< the problem it was measured with
 };
 
-/// On a GPU of the given problem, which the device computes meanwhile; on a CPU, where run()
-/// computes itself, of one query and one key, so that next to no arithmetic is in it.
+/// On a GPU, measures the given problem, which the device computes meanwhile. On a CPU, run()
+/// itself computes, so it measures one query and one key, which need almost no arithmetic.
 HostCost host_cost(const verify::CaseSpec& spec, const Target& target);
 
 }  // namespace flashcore::tool

@@ -7,9 +7,9 @@ namespace flashcore::tool {
 namespace {
 
 constexpr int kMaxCalls = 1000;
-constexpr int kSamplesPerRound = 10;  // between two looks at `stop`
+constexpr int kSamplesPerBatch = 10;  // between two checks of `stop`
 
-/// Long enough that clocks and, on a CPU, the scheduler's ticks do not matter.
+/// Long enough to hide the resolution of clocks and, on a CPU, scheduler ticks.
 double wanted_sample_us(DeviceType type) { return type == DeviceType::cpu ? 5000 : 1000; }
 
 double quantile(const std::vector<double>& sorted, double share) {
@@ -42,8 +42,8 @@ Result<Timing> time_calls(const Backend& backend, Device device,
   timing.calls =
       std::max(min_calls, static_cast<int>(std::min(wanted, static_cast<double>(kMaxCalls))));
   while (static_cast<int>(timing.samples.size()) < samples && !stop.now()) {
-    const int round = std::min(kSamplesPerRound, samples - static_cast<int>(timing.samples.size()));
-    const Result<std::vector<double>> more = backend.time(call, timing.calls, round, device.index);
+    const int batch = std::min(kSamplesPerBatch, samples - static_cast<int>(timing.samples.size()));
+    const Result<std::vector<double>> more = backend.time(call, timing.calls, batch, device.index);
     if (!more.ok()) return more.status();
     timing.samples.insert(timing.samples.end(), more->begin(), more->end());
   }
@@ -51,7 +51,7 @@ Result<Timing> time_calls(const Backend& backend, Device device,
   return timing;
 }
 
-double floor_us(const Problem& problem, const DeviceInfo& device) {
+double roofline_us(const Problem& problem, const DeviceInfo& device) {
   if (device.f32_tflops <= 0 || device.memory_gbs <= 0) return 0;
   const bool narrow = problem.dtype == DType::f16 || problem.dtype == DType::bf16;
   double tflops = narrow && device.tensor16_tflops > 0 ? device.tensor16_tflops : device.f32_tflops;

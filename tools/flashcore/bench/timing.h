@@ -1,4 +1,4 @@
-// Timing calls on a device: calibration, samples, median and spread.
+// Times calls on a device: calibration, samples, median and spread.
 #pragma once
 
 #include <functional>
@@ -16,20 +16,20 @@ struct Timing {
   double spread = 0;  ///< interquartile range over median
 };
 
-/// Times `call`. A sample takes `min_calls` calls or as many as make it long enough to be measured.
-/// Ends early, with fewer samples, where `stop` says so.
+/// Times `call`. A sample has `min_calls` calls, or more if it would be too short to measure.
+/// Returns fewer samples if `stop` ends it.
 Result<Timing> time_calls(const Backend& backend, Device device,
                           const std::function<Status(int call, Stream stream)>& call, int min_calls,
                           int samples, const Stop& stop);
 
-/// Seconds that checking and timing a problem may take on a GPU, where it usually takes a few.
-inline double usual_limit_s(int samples) { return 60 + 0.5 * samples; }
+/// Default limit in seconds for checking and timing a problem on a GPU, which usually takes a few.
+inline double default_limit_s(int samples) { return 60 + 0.5 * samples; }
 
-/// Median and spread of the samples there are.
+/// Computes median and spread of the samples.
 void summarise(Timing& timing);
 
-/// The larger of what arithmetic and memory need on the device, in microseconds; 0 where its rates
-/// are not known. 16-bit problems are held against a GPU's matrix units, used or not.
-double floor_us(const Problem& problem, const DeviceInfo& device);
+/// Roofline bound in microseconds: the larger of arithmetic and memory time on the device; 0 if its
+/// rates are unknown. For 16-bit problems on a GPU, the tensor cores count, used or not.
+double roofline_us(const Problem& problem, const DeviceInfo& device);
 
 }  // namespace flashcore::tool

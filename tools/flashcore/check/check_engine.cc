@@ -21,16 +21,16 @@ namespace flashcore::tool {
 namespace {
 
 constexpr std::size_t kFullReports = 5;
-constexpr double kUsualLimitS = 20;  // per problem on a GPU; the oracle takes most of it
+constexpr double kDefaultLimitS = 20;  // per problem on a GPU; the oracle takes most of it
 
-// Small problems run on one thread each, so that --jobs fills the machine; every eighth runs on
-// several, since work shared between threads must be right too.
+// Small problems run on one thread each, so that --jobs fills the machine. Every eighth runs on
+// several threads, to check work that is split between threads.
 constexpr std::uint64_t kSeveralThreadsEvery = 8;
 constexpr int kSeveralThreads = 4;
 
-std::string problem_text(const CheckItem& item) {
-  const std::string blocks = item.blocks > 0 ? formatted(" blocks {}", item.blocks) : "";
-  return verify::to_string(item.spec) + blocks;
+std::string problem_text(const CheckProblem& problem) {
+  const std::string blocks = problem.blocks > 0 ? formatted(" blocks {}", problem.blocks) : "";
+  return verify::to_string(problem.spec) + blocks;
 }
 
 Outcome no_memory() {
@@ -39,7 +39,7 @@ Outcome no_memory() {
   return outcome;
 }
 
-/// Reports failures that no earlier process of this run has reported.
+/// Reports the failures that no earlier worker of this run has reported.
 void show(const std::vector<Failure>& failures,
           const std::function<void(const Failure&)>& on_failure) {
   WorkerLink& link = WorkerLink::here();
@@ -53,25 +53,25 @@ void show(const std::vector<Failure>& failures,
 
 }  // namespace
 
-/// Memory of one thread: a runner per device and thread count, created on first use.
+/// State of one thread: a runner per device and thread count, created on first use.
 class CheckEngine::Worker {
  public:
   Worker(const CheckEngine& engine, const CheckSuite& suite) : engine_(engine), suite_(suite) {}
 
-  Outcome check(const CheckItem& item, std::uint64_t index) {
+  Outcome check(const CheckProblem& problem, std::uint64_t index) {
     try {
-      const Target& target = engine_.targets_[item.target];
+      const Target& target = engine_.targets_[problem.target];
       DeviceInfo plan_for = target.plan_for;
       const bool fixed = engine_.args_.device.threads > 0;
       if (target.device.type == DeviceType::cpu && !fixed && !suite_.large) {
         plan_for.threads = index % kSeveralThreadsEvery == 0 ? kSeveralThreads : 1;
       }
-      auto& runner = runners_[{item.target, plan_for.threads}];
+      auto& runner = runners_[{problem.target, plan_for.threads}];
       if (runner == nullptr) {
         runner = std::make_unique<verify::CheckRunner>(*target.backend, target.device, plan_for);
       }
-      runner->plan_for(with_blocks(plan_for, item.blocks));
-      return runner->check(item.spec, suite_.oracle_work, suite_.large ? engine_.jobs_ : 1);
+      runner->plan_for(with_blocks(plan_for, problem.blocks));
+      return runner->check(problem.spec, suite_.oracle_work, suite_.large ? engine_.jobs_ : 1);
     } catch (const std::bad_alloc&) {
       return no_memory();
     }
@@ -102,25 +102,25 @@ bool CheckEngine::enough() const {
   return args_.max_failures > 0 && totals_.failures >= args_.max_failures;
 }
 
-Failure* CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const CheckItem& item,
-                           const CheckRecord& record) {
+Failure* CheckEngine::note(const CheckSuite& suite, std::uint64_t index,
+                           const CheckProblem& problem, const CheckRecord& record) {
   const Outcome& outcome = record.outcome;
   const std::string kernel =
       outcome.plan.kernel
           ? outcome.plan.kernel->id
-          : kernel_of(item.spec, with_blocks(targets_[item.target].plan_for, item.blocks));
+          : kernel_of(problem.spec, with_blocks(targets_[problem.target].plan_for, problem.blocks));
   KernelTally& tally = totals_.kernels[kernel];
   ++totals_.problems;
   ++tally.problems;
   if (outcome.status.ok()) {
-    coverage_.add(item.spec, outcome.plan, outcome.facts);
+    coverage_.add(problem.spec, outcome.plan, outcome.facts);
     const double ratio = outcome.comparison.worst_ratio;
     if (ratio > tally.worst_ratio) {
       tally.worst_ratio = ratio;
       tally.worst_index = index;
     }
   }
-  if (suite.observe) suite.observe(index, item, outcome);
+  if (suite.observe) suite.observe(index, problem, outcome);
   if (record.passed()) return nullptr;
   ++totals_.failures;
   ++tally.failures;
@@ -132,9 +132,9 @@ Failure* CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const C
   Failure failure{.suite = suite.name,
                   .index = index,
                   .kernel = kernel,
-                  .problem = problem_text(item),
+                  .problem = problem_text(problem),
                   .reason = record.failure(),
-                  .replay = suite.replay(index, item),
+                  .replay = suite.replay(index, problem),
                   .comparison = {},
                   .report = {},
                   .hung = !record.hung.empty()};
@@ -147,14 +147,14 @@ Failure* CheckEngine::note(const CheckSuite& suite, std::uint64_t index, const C
 }
 
 void CheckEngine::tell_begin(const CheckSuite& suite, std::uint64_t index,
-                             const CheckItem& item) const {
+                             const CheckProblem& problem) const {
   WorkerLink& link = WorkerLink::here();
-  if (!link.open_to_supervisor()) return;
-  const Target& target = targets_[item.target];
+  if (!link.has_supervisor()) return;
+  const Target& target = targets_[problem.target];
   link.begin({key_of(suite.name, index),
-              kernel_of(item.spec, with_blocks(target.plan_for, item.blocks)), problem_text(item),
-              suite.replay(index, item),
-              task_limit_s(args_.control.deadline_s, target.device, kUsualLimitS)});
+              kernel_of(problem.spec, with_blocks(target.plan_for, problem.blocks)),
+              problem_text(problem), suite.replay(index, problem),
+              task_limit_s(args_.control.deadline_s, target.device, kDefaultLimitS)});
 }
 
 std::set<std::uint64_t> CheckEngine::note_recorded(const CheckSuite& suite) {
@@ -163,7 +163,7 @@ std::set<std::uint64_t> CheckEngine::note_recorded(const CheckSuite& suite) {
     const std::optional<std::uint64_t> index = index_in(suite.name, key);
     if (!index) continue;
     done.insert(*index);
-    Failure* failure = note(suite, *index, suite.item(*index), check_record_of(json));
+    Failure* failure = note(suite, *index, suite.problem(*index), check_record_of(json));
     if (failure == nullptr || failure->hung) continue;
     failure->comparison = json.value("comparison", "");
     failure->report = json.value("report", "");
@@ -190,7 +190,7 @@ void CheckEngine::check(const CheckSuite& suite,
   std::set<std::uint64_t> done = note_recorded(suite);
 
   std::atomic<std::uint64_t> next{range.begin};
-  std::mutex mutex;  // guards totals_, coverage_, what observe() touches, running
+  std::mutex mutex;  // guards totals_, coverage_, the data of observe(), running
   std::condition_variable finished;
   int running = workers;
   const auto stops = [&] {
@@ -198,13 +198,13 @@ void CheckEngine::check(const CheckSuite& suite,
     return enough() || stop_.now();
   };
   const auto check_one = [&](Worker& worker, std::uint64_t index, const std::string& hung) {
-    const CheckItem item = suite.item(index);
-    tell_begin(suite, index, item);
-    CheckRecord record{worker.check(item, index), {}};
+    const CheckProblem problem = suite.problem(index);
+    tell_begin(suite, index, problem);
+    CheckRecord record{worker.check(problem, index), {}};
     if (!hung.empty()) record = check_record_of({{"hung", hung}});
     const std::lock_guard lock(mutex);
-    const Failure* failure = note(suite, index, item, record);
-    if (!link.open_to_supervisor()) return;
+    const Failure* failure = note(suite, index, problem, record);
+    if (!link.has_supervisor()) return;
     Json json = to_json(record);
     if (failure != nullptr) {
       json["comparison"] = failure->comparison;
@@ -212,8 +212,8 @@ void CheckEngine::check(const CheckSuite& suite,
     }
     link.done(key_of(suite.name, index), std::move(json));
   };
-  // Repeats the problems that ran when an earlier process was ended, one at a time, to find the
-  // one that does not end.
+  // Repeats, one at a time, the problems that were running when an earlier worker ended, to find
+  // the one that does not end.
   const auto check_suspects = [&](Worker& worker) {
     for (std::size_t i = 0; i < link.suspects().size(); ++i) {
       const std::optional<std::uint64_t> index = index_in(suite.name, link.suspects()[i]);

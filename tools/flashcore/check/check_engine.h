@@ -1,4 +1,4 @@
-// Running many checks on several threads and keeping count.
+// Checks many problems on several threads and counts the results.
 #pragma once
 
 #include <cstdint>
@@ -20,33 +20,33 @@ namespace flashcore::tool {
 struct CheckRecord;
 using Outcome = verify::CheckRunner::Outcome;
 
-struct CheckItem {
-  verify::CaseSpec
-      spec;  ///< its options.kernel forces a kernel, or is null for the planner's choice
-  std::size_t target = 0;
-  int blocks = 0;  ///< planned for a GPU of so many SMs at most; 0: all of them
+struct CheckProblem {
+  verify::CaseSpec spec;   ///< options.kernel forces a kernel; null: the planner's choice
+  std::size_t target = 0;  ///< index into the targets
+  int blocks = 0;          ///< plan for a GPU with at most this many SMs; 0: all
 };
 
-/// A numbered set of problems. item(i) is a pure function, so that a number replays a problem.
+/// A numbered set of problems. problem(i) is a pure function, so that an index replays a problem.
 struct CheckSuite {
   std::string name;
   std::uint64_t count = 0;
-  std::function<CheckItem(std::uint64_t index)> item;
-  std::function<std::string(std::uint64_t index, const CheckItem& item)> replay;
-  std::string summary;  ///< what the problems are, for people; may be empty
-  bool large = false;   ///< one problem at a time, all threads on it; else one thread each
+  std::function<CheckProblem(std::uint64_t index)> problem;
+  std::function<std::string(std::uint64_t index, const CheckProblem& problem)> replay;
+  std::string summary;  ///< describes the problems, for people; may be empty
+  bool large = false;   ///< one problem at a time on all threads; else one thread each
   double oracle_work = 1e9;
   /// Called for every outcome, never by two threads at once.
-  std::function<void(std::uint64_t index, const CheckItem& item, const Outcome& outcome)> observe;
+  std::function<void(std::uint64_t index, const CheckProblem& problem, const Outcome& outcome)>
+      observe;
 };
 
 struct Failure {
   std::string suite;
   std::uint64_t index = 0;
   std::string kernel, problem, reason, replay;
-  std::string comparison;  ///< as JSON; empty where the call itself failed
-  std::string report;      ///< of the comparison, for people
-  bool hung = false;       ///< it did not end, or ended its process
+  std::string comparison;  ///< as JSON; empty if the call itself failed
+  std::string report;      ///< text of the comparison
+  bool hung = false;       ///< it did not end, or its process crashed
 };
 
 struct KernelTally {
@@ -67,11 +67,11 @@ class CheckEngine {
   CheckEngine(const CheckArgs& args, const std::vector<Target>& targets, verify::Coverage& coverage,
               const Stop& stop);
 
-  /// Checks the suite's problems, or the one of --index, until all are done or `stop` says so.
-  /// on_failure is called, on the calling thread, for each failure that is reported in full.
+  /// Checks the problems of the suite, or the one of --index, until all are done or `stop` ends it.
+  /// Calls on_failure, on the calling thread, for each failure that is reported in full.
   void check(const CheckSuite& suite, const std::function<void(const Failure&)>& on_failure);
 
-  /// Whether an earlier process of this run has begun this suite.
+  /// True if an earlier worker of this run has begun this suite.
   bool has_records(const CheckSuite& suite) const;
 
   const CheckTotals& totals() const { return totals_; }
@@ -83,12 +83,12 @@ class CheckEngine {
   };
 
   Range range_of(const CheckSuite& suite) const;
-  /// Returns the failure if it is one to be reported.
-  Failure* note(const CheckSuite& suite, std::uint64_t index, const CheckItem& item,
+  /// Counts an outcome. Returns the failure if it is to be reported.
+  Failure* note(const CheckSuite& suite, std::uint64_t index, const CheckProblem& problem,
                 const CheckRecord& record);
-  /// Notes what earlier processes of this run have done; their indices.
+  /// Counts the outcomes of earlier workers of this run. Returns their indices.
   std::set<std::uint64_t> note_recorded(const CheckSuite& suite);
-  void tell_begin(const CheckSuite& suite, std::uint64_t index, const CheckItem& item) const;
+  void tell_begin(const CheckSuite& suite, std::uint64_t index, const CheckProblem& problem) const;
   bool enough() const;
 
   const CheckArgs& args_;

@@ -53,7 +53,7 @@ void set_type(const std::string& type, verify::CaseSpec& spec) {
   if (space != std::string::npos) spec.dtype = dtype_named(type.substr(space + 1));
 }
 
-/// A null kernel means the choice of the planner.
+/// The kernels that support the problem; null: the planner's choice.
 std::vector<const KernelInfo*> kernels_taking(const CheckArgs& args, const Target& target,
                                               const verify::CaseSpec& spec) {
   const bool every = target.device.type == DeviceType::cuda && args.selection.kernel.empty();
@@ -71,7 +71,7 @@ std::vector<const KernelInfo*> kernels_taking(const CheckArgs& args, const Targe
 }  // namespace
 
 CheckSuite keyless_tiles_suite(const CheckArgs& args, const std::vector<Target>& targets) {
-  auto items = std::make_shared<std::vector<CheckItem>>();
+  auto problems = std::make_shared<std::vector<CheckProblem>>();
   for (std::size_t t = 0; t < targets.size(); ++t) {
     for (verify::CaseSpec spec : problems_without_keys()) {
       spec.seed = args.control.seed;
@@ -82,13 +82,13 @@ CheckSuite keyless_tiles_suite(const CheckArgs& args, const std::vector<Target>&
         set_type(type, typed);
         for (const KernelInfo* kernel : kernels_taking(args, targets[t], typed)) {
           typed.options.kernel = kernel == nullptr ? nullptr : kernel->id;
-          items->push_back({typed, t, 0});
+          problems->push_back({typed, t, 0});
         }
       }
     }
   }
-  if (items->empty()) throw CommandError("suite keyless-tiles: no problem can be checked here");
-  CheckSuite suite = list_suite(args, kKeylessTiles, items);
+  if (problems->empty()) throw CommandError("suite keyless-tiles: no problem can be checked here");
+  CheckSuite suite = list_suite(args, kKeylessTiles, problems);
   suite.large = true;
   suite.oracle_work = kCaseOracleWork;
   suite.summary =

@@ -1,4 +1,4 @@
-// The outcome of a problem as it goes from a worker process to the one that takes over.
+// The outcome of a problem as JSON, for a worker process that takes over from another.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@ using Outcome = verify::CheckRunner::Outcome;
 
 struct CheckRecord {
   Outcome outcome;
-  std::string hung;  ///< why there is no outcome
+  std::string hung;  ///< why there is no outcome; empty: there is one
   bool passed() const { return hung.empty() && outcome.passed(); }
   std::string failure() const { return hung.empty() ? outcome.failure() : hung; }
 };
 
-/// "random/17", and back: the index where the key is one of this suite.
+/// The key "random/17", and its index if it belongs to the suite.
 std::string key_of(const std::string& suite, std::uint64_t index);
 std::optional<std::uint64_t> index_in(const std::string& suite, const std::string& key);
 
-/// The parts that totals, coverage and tables of cases are made of.
+/// Converts the fields that totals, coverage and tables of cases use.
 Json to_json(const CheckRecord& record);
 CheckRecord check_record_of(const Json& json);
 

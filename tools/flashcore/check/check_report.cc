@@ -19,7 +19,7 @@ std::string first_names(const std::vector<std::string>& names) {
   return text;
 }
 
-/// error / bound; a wrong result can make it very large.
+/// error / bound, which a wrong result can make very large.
 std::string share(double ratio) {
   return ratio < 1000 ? formatted("{:.2f}", ratio) : formatted("{:.0e}", ratio);
 }
@@ -93,7 +93,7 @@ Json to_json(const verify::Coverage& coverage) {
           {"work_lists", part(coverage.work_lists())}};
 }
 
-std::string lacking(const verify::Coverage& coverage, std::int64_t per_kernel) {
+std::string missing_coverage(const verify::Coverage& coverage, std::int64_t per_kernel) {
   if (coverage.fewest_per_kernel() < per_kernel) {
     return formatted("a kernel has {} problems; {} are required", coverage.fewest_per_kernel(),
                      per_kernel);
@@ -118,10 +118,9 @@ void print_regression(const std::vector<CaseRow>& rows) {
                share(row.worst_ratio), verdict(row)});
   }
   print_out(
-      "{}\nf16, bf16, f32: largest |out - oracle| of this build, for inputs of unit variance; "
-      "bound: "
-      "largest\nerror / bound of an element. FP8: its shape in the dtypes above; --suite random "
-      "has 8-bit inputs.\n",
+      "{}\nf16, bf16, f32: largest |out - oracle| of this build, for inputs of unit variance. "
+      "bound: largest\nerror / bound of an element. FP8: its shape in the dtypes above; --suite "
+      "random has 8-bit inputs.\n",
       table.text());
 }
 

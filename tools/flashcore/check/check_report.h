@@ -15,7 +15,7 @@ void print_failure(const Failure& failure);
 /// Per kernel, in registry order: problems, failures, worst error.
 std::string kernel_table(const CheckTotals& totals);
 void print_coverage(const verify::Coverage& coverage);
-/// Suite regression: errors of earlier kernels at these shapes, and of this build.
+/// Suite regression: errors of earlier kernels and of this build at the same shapes.
 void print_regression(const std::vector<CaseRow>& rows);
 void print_cases(const std::vector<CaseRow>& rows);
 
@@ -23,7 +23,7 @@ Json to_json(const Failure& failure);
 Json to_json(const verify::Coverage& coverage);
 Json to_json(const CaseRow& row);
 
-/// The coverage that --require-coverage misses; empty: none.
-std::string lacking(const verify::Coverage& coverage, std::int64_t per_kernel);
+/// The coverage that --require-coverage demands and the run lacks; empty: none.
+std::string missing_coverage(const verify::Coverage& coverage, std::int64_t per_kernel);
 
 }  // namespace flashcore::tool

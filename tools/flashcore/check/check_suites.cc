@@ -47,16 +47,16 @@ std::string replay_command(const CheckArgs& args, const std::string& suite,
 }  // namespace
 
 CheckSuite list_suite(const CheckArgs& args, const std::string& name,
-                      const std::shared_ptr<const std::vector<CheckItem>>& items) {
+                      const std::shared_ptr<const std::vector<CheckProblem>>& problems) {
   CheckSuite suite;
   suite.name = name;
-  suite.count = items->size();
-  suite.item = [&args, items](std::uint64_t index) {
-    CheckItem item = (*items)[index];
-    item.blocks = blocks_of(args, index, false);
-    return item;
+  suite.count = problems->size();
+  suite.problem = [&args, problems](std::uint64_t index) {
+    CheckProblem problem = (*problems)[index];
+    problem.blocks = blocks_of(args, index, false);
+    return problem;
   };
-  suite.replay = [&args, name](std::uint64_t index, const CheckItem&) {
+  suite.replay = [&args, name](std::uint64_t index, const CheckProblem&) {
     return replay_command(args, name, args.selection.kernel, index);
   };
   return suite;
@@ -91,11 +91,11 @@ std::vector<SizeClass> size_classes(const KernelInfo& kernel) {
   return classes;
 }
 
-CheckItem tuning_item(const CheckArgs& args, const RunnableKernel& r, const SizeClass& size,
-                      std::int64_t dim, int splits, bool causal) {
-  CheckItem item;
-  item.target = r.target;
-  verify::CaseSpec& s = item.spec;
+CheckProblem tuning_problem(const CheckArgs& args, const RunnableKernel& r, const SizeClass& size,
+                            std::int64_t dim, int splits, bool causal) {
+  CheckProblem problem;
+  problem.target = r.target;
+  verify::CaseSpec& s = problem.spec;
   s.dtype = r.kernel->dtype;
   s.head_dim = s.v_dim = dim;
   s.kv_heads = 1;
@@ -109,7 +109,7 @@ CheckItem tuning_item(const CheckArgs& args, const RunnableKernel& r, const Size
   s.options.num_splits = splits;
   s.options.kernel = r.kernel->id;
   verify::fit_to_kernel(*r.kernel, s);
-  return item;
+  return problem;
 }
 
 /// Split counts of a case; 0: the planner chooses.
@@ -129,10 +129,10 @@ std::vector<int> splits_of(const CheckArgs& args, const BenchCase& c, const veri
 }  // namespace
 
 int blocks_of(const CheckArgs& args, std::uint64_t index, bool persistent) {
-  static const std::vector<int> few{0, 1, 1, 2, 3, 7};
-  const std::vector<int>& limits = args.blocks.empty() && persistent ? few : args.blocks;
+  static const std::vector<int> few_ctas{0, 1, 1, 2, 3, 7};
+  const std::vector<int>& limits = args.blocks.empty() && persistent ? few_ctas : args.blocks;
   if (limits.empty()) return 0;
-  // Hashed, not round robin: kernels are round robin too, and each could get one entry only.
+  // Hashed, not round robin: the kernels are round robin, so each could get the same entry always.
   return limits[verify::mix(args.control.seed ^ verify::mix(index)) % limits.size()];
 }
 
@@ -140,23 +140,23 @@ CheckSuite random_suite(const CheckArgs& args, const std::vector<RunnableKernel>
   CheckSuite suite;
   suite.name = "random";
   suite.count = static_cast<std::uint64_t>(args.problems);
-  suite.item = [&args, kernels](std::uint64_t index) {
+  suite.problem = [&args, kernels](std::uint64_t index) {
     const RunnableKernel& r = kernels[index % kernels.size()];
     verify::CaseLimits limits;
     limits.target_work = args.work;
     limits.sigma = args.control.sigma;
     limits.splits = args.control.splits;
-    return CheckItem{verify::random_case(*r.kernel, args.control.seed, index, limits), r.target,
-                     blocks_of(args, index, is_persistent(*r.kernel))};
+    return CheckProblem{verify::random_case(*r.kernel, args.control.seed, index, limits), r.target,
+                        blocks_of(args, index, is_persistent(*r.kernel))};
   };
-  suite.replay = [&args](std::uint64_t index, const CheckItem& item) {
-    return replay_command(args, "random", formatted("^{}$", item.spec.options.kernel), index);
+  suite.replay = [&args](std::uint64_t index, const CheckProblem& problem) {
+    return replay_command(args, "random", formatted("^{}$", problem.spec.options.kernel), index);
   };
   return suite;
 }
 
 CheckSuite tuning_suite(const CheckArgs& args, const std::vector<RunnableKernel>& kernels) {
-  auto items = std::make_shared<std::vector<CheckItem>>();
+  auto problems = std::make_shared<std::vector<CheckProblem>>();
   const std::vector<int> splits = args.control.splits ? std::vector<int>{*args.control.splits}
                                                       : std::vector<int>{0, 1, 2, 3, 5};
   std::size_t rows = 0;
@@ -166,17 +166,17 @@ CheckSuite tuning_suite(const CheckArgs& args, const std::vector<RunnableKernel>
       for (const std::int64_t dim : {size.smallest, size.largest}) {
         for (const int n : splits) {
           for (const bool causal : {false, true}) {
-            items->push_back(tuning_item(args, r, size, dim, n, causal));
+            problems->push_back(tuning_problem(args, r, size, dim, n, causal));
           }
         }
       }
     }
   }
-  CheckSuite suite = list_suite(args, "tuning", items);
+  CheckSuite suite = list_suite(args, "tuning", problems);
   suite.summary = formatted(
       "{} rows (kernel, size class), {} problems each: both ends of the class, {} split counts, "
       "full and\ncausal, even if the planner would choose another row",
-      rows, rows == 0 ? 0 : items->size() / rows, splits.size());
+      rows, rows == 0 ? 0 : problems->size() / rows, splits.size());
   return suite;
 }
 
@@ -184,9 +184,9 @@ std::unique_ptr<CaseSuite> case_suite(const CheckArgs& args, const std::vector<T
                                       const std::vector<BenchCase>& cases,
                                       const std::string& name) {
   auto made = std::make_unique<CaseSuite>();
-  auto items = std::make_shared<std::vector<CheckItem>>();
-  std::vector<std::size_t> row_of_item;
-  std::vector<std::string> dtype_of_item;  // as in the case
+  auto problems = std::make_shared<std::vector<CheckProblem>>();
+  std::vector<std::size_t> row_of_problem;
+  std::vector<std::string> dtype_of_problem;  // as in the case
   for (std::size_t t = 0; t < targets.size(); ++t) {
     for (const BenchCase& c : cases) {
       CaseRow row;
@@ -204,29 +204,29 @@ std::unique_ptr<CaseSuite> case_suite(const CheckArgs& args, const std::vector<T
           spec.options.kernel = kernel == nullptr ? nullptr : kernel->id;
           for (const int splits : splits_of(args, c, spec, targets[t])) {
             spec.options.num_splits = splits;
-            items->push_back({spec, t, 0});
-            row_of_item.push_back(made->rows.size());
-            dtype_of_item.push_back(dtype);
+            problems->push_back({spec, t, 0});
+            row_of_problem.push_back(made->rows.size());
+            dtype_of_problem.push_back(dtype);
           }
         }
       }
       made->rows.push_back(std::move(row));
     }
   }
-  made->suite = list_suite(args, name, items);
+  made->suite = list_suite(args, name, problems);
   made->suite.large = true;
   made->suite.oracle_work = kCaseOracleWork;
-  made->suite.observe = [rows = &made->rows, row_of_item, dtype_of_item](
-                            std::uint64_t index, const CheckItem&, const Outcome& outcome) {
-    CaseRow& row = (*rows)[row_of_item[index]];
+  made->suite.observe = [rows = &made->rows, row_of_problem, dtype_of_problem](
+                            std::uint64_t index, const CheckProblem&, const Outcome& outcome) {
+    CaseRow& row = (*rows)[row_of_problem[index]];
     ++row.problems;
     if (!outcome.passed()) ++row.failures;
     const bool finite = outcome.status.ok() && outcome.comparison.non_finite == 0 &&
                         outcome.comparison.unwritten == 0;
     const double error =
         finite ? outcome.comparison.max_error : std::numeric_limits<double>::quiet_NaN();
-    const auto [found, fresh] = row.errors.emplace(dtype_of_item[index], error);
-    const bool larger = !std::isnan(found->second) && !(error <= found->second);  // NaN stays
+    const auto [found, fresh] = row.errors.emplace(dtype_of_problem[index], error);
+    const bool larger = !std::isnan(found->second) && !(error <= found->second);  // keeps NaN
     if (!fresh && larger) found->second = error;
     row.worst_ratio = std::max(row.worst_ratio, outcome.comparison.worst_ratio);
     row.most_splits = std::max(row.most_splits, outcome.plan.splits);

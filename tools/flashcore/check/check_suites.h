@@ -29,7 +29,7 @@ CheckSuite keyless_tiles_suite(const CheckArgs& args, const std::vector<Target>&
 
 /// A suite from a list. Its replay command repeats the options of this run.
 CheckSuite list_suite(const CheckArgs& args, const std::string& name,
-                      const std::shared_ptr<const std::vector<CheckItem>>& items);
+                      const std::shared_ptr<const std::vector<CheckProblem>>& problems);
 
 /// Work limit of the oracle for large cases.
 inline constexpr double kCaseOracleWork = 2e8;
@@ -41,9 +41,9 @@ inline constexpr const char* kNamedCases = "cases";
 struct CaseRow {
   BenchCase bench_case;
   std::string device;
-  std::string skipped;                   ///< reason; empty: run
+  std::string skipped;                   ///< why it was skipped; empty: it ran
   std::vector<std::string> dtypes;       ///< in the order tried
-  std::map<std::string, double> errors;  ///< by dtype: the largest, NaN where one is missing
+  std::map<std::string, double> errors;  ///< largest by dtype; NaN if a result is missing
   double worst_ratio = 0;
   int most_splits = 0;
   std::int64_t problems = 0, failures = 0;

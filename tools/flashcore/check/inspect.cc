@@ -17,15 +17,15 @@ namespace {
 using verify::Stage;
 using verify::StageReport;
 
-/// Keys a tile shows in the text: those farthest from the oracle. The JSON has all.
+/// Keys per tile in the text: those farthest from the oracle. The JSON has all.
 constexpr std::size_t kShownKeys = 4;
 
 std::string verdict(const StageReport& r) {
   if (!r.skipped.empty()) return yellow("skipped");
-  return r.ok() ? green("right") : red("WRONG");
+  return r.ok() ? green("correct") : red("WRONG");
 }
 
-/// A share of the bound, where there is one to have a share of.
+/// Error over bound, if both are finite.
 std::string share(double ratio) {
   return std::isfinite(ratio) ? formatted("{:.3g}", ratio) : "not finite";
 }
@@ -72,7 +72,7 @@ std::string details(const StageReport& r) {
   text += formatted("  worst      {}: got {:.9g}, want {:.9g}, error {:.3g}, bound {:.3g}\n",
                     verify::to_string(r.worst), r.worst.got, r.worst.want,
                     r.worst.got - r.worst.want, r.worst.bound);
-  text += formatted("  elements   {} of {} wrong; error over bound {}, of finite ones at most {}\n",
+  text += formatted("  elements   {} of {} wrong; error/bound {}, at most {} among finite ones\n",
                     r.wrong, r.elements, share(r), share(r.worst_ratio));
   text += formatted("  probe      {}\n", r.probe);
   if (!r.note.empty()) text += formatted("  note       {}\n", r.note);
@@ -85,7 +85,7 @@ void inspect_stages(const RunArgs& args, verify::CallRunner& runner, const HostC
   std::string text;
   found.json["stages"] = Json::array();
   std::vector<Stage> stages = verify::stages_of(host.tensors);
-  if (args.stage == "dequant") stages = {Stage::dequant};  // also where it says that there is none
+  if (args.stage == "dequant") stages = {Stage::dequant};  // also to report that there is none
   for (const Stage stage : stages) {
     if (args.stage != "all" && args.stage != verify::to_string(stage)) continue;
     const StageReport r = value_or_throw(verify::check_stage(stage, runner, host));
@@ -98,7 +98,7 @@ void inspect_stages(const RunArgs& args, verify::CallRunner& runner, const HostC
                measured ? verify::to_string(r.worst) : r.skipped});
     text += details(r);
     if (r.unmeasured > 0) {
-      text += formatted("{}: {} values are too small to be read\n", verify::to_string(stage),
+      text += formatted("{}: {} values are too small to measure\n", verify::to_string(stage),
                         r.unmeasured);
     }
     found.passed = found.passed && r.ok();
@@ -109,9 +109,6 @@ void inspect_stages(const RunArgs& args, verify::CallRunner& runner, const HostC
   }
   found.text += table.text() + text;
 }
-
-// ---------------------------------------------------------------------------------------------
-// Trace
 
 reference::RowId row_of(const std::string& text) {
   reference::RowId row{};
@@ -172,9 +169,9 @@ std::vector<verify::TracedKey> farthest(std::vector<verify::TracedKey> keys) {
 std::string trace_text(const verify::Trace& trace) {
   std::string text = formatted(
       "trace      batch {}, head {}, row {}: after each tile of {} keys, kernel | oracle\n"
-      "           measured: lse, O, P; computed from them: score, max, sum; without sinks\n\n",
+      "           measured: lse, O, P; derived: score, max, sum; without sinks\n\n",
       trace.row.b, trace.row.h, trace.row.i, trace.plan.tile_k);
-  Table tiles({"split", "keys", "max", "sum", "lse", "O where it is worst", ">error/bound", ""});
+  Table tiles({"split", "keys", "max", "sum", "lse", "O at its worst column", ">error/bound", ""});
   Table keys({"split", ">key", "score", "P"});
   for (const verify::TracedTile& tile : trace.tiles) {
     const std::size_t c = tile.worst_column();
@@ -189,8 +186,9 @@ std::string trace_text(const verify::Trace& trace) {
     }
   }
   return text + tiles.text() +
-         formatted("\nthe {} keys of each tile whose scores are farthest off (--json has all)\n\n",
-                   kShownKeys) +
+         formatted(
+             "\nthe {} keys of each tile with the largest score errors (--json has all keys)\n\n",
+             kShownKeys) +
          keys.text();
 }
 
@@ -199,16 +197,18 @@ std::string trace_text(const verify::Trace& trace) {
 Inspection inspect(const RunArgs& args, const HostCase& host, const KernelInfo* kernel,
                    const Target& target) {
   if (!args.out.empty() || !args.lse_out.empty()) {
-    throw CommandError("--stage and --trace run probes, not the call: leave --out and --lse-out");
+    throw CommandError(
+        "--stage and --trace run probes and write no result; remove --out and --lse-out");
   }
   if (host.tensors.block_table.given()) {
     throw CommandError(
-        "--stage and --trace replace K and V, which they can only without pages: leave --page-size "
-        "and --block-table; the same kernels read both");
+        "--stage and --trace replace K and V, which needs a layout without pages; remove "
+        "--page-size "
+        "and --block-table: the same kernels run without them");
   }
   verify::CallRunner runner(*target.backend, target.device, target.plan_for,
                             kernel == nullptr ? nullptr : kernel->id);
-  const Status known = runner.keep_kernel_of(host);  // probes must not be planned differently
+  const Status known = runner.keep_kernel_of(host);  // all probes use the kernel of the call
   if (!known.ok()) throw CommandError(known);
   const Plan plan = value_or_throw(runner.plan(host));
   Inspection found;

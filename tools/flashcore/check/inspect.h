@@ -1,4 +1,4 @@
-// flashcore run --stage and --trace: looking inside a kernel instead of at its result.
+// flashcore run --stage and --trace: checks the stages of a kernel instead of its result.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ struct Inspection {  // NOLINT(bugprone-exception-escape): moving Json does not 
   Json json;
 };
 
-/// On the given kernel, or the planner's choice where it is null. Throws CommandError where a
-/// stage that was asked for by name cannot be read.
+/// Inspects the given kernel, or the planner's choice if null. Throws CommandError if a stage that
+/// was requested by name cannot be read.
 Inspection inspect(const RunArgs& args, const HostCase& host, const KernelInfo* kernel,
                    const Target& target);
 

@@ -1,4 +1,4 @@
-// The command that does one piece of `bench` or `run` again.
+// The command that repeats one case of `bench` or `run`.
 #pragma once
 
 #include <string>
@@ -7,7 +7,8 @@
 
 namespace flashcore::tool {
 
-/// `command` ("bench", "run") on one case and one kernel, with all that decides its problem.
+/// `command` ("bench" or "run") on one case and one kernel, with all options that define its
+/// problem.
 std::string replay_case(const std::string& program, const char* command, const std::string& label,
                         const std::string& kernel, const DeviceArgs& device,
                         const std::string& cases_file, const RunControlArgs& control);

@@ -24,10 +24,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kLookEveryMs = 100;         // at the clock and at signals
-constexpr int kExitPatienceMs = 10000;    // for a worker that has said that it exits
-constexpr double kInterruptPatience = 3;  // seconds for a worker to print what it has
-constexpr double kStartPatience = 120;    // seconds for a worker to begin after one was ended
+constexpr int kPollMs = 100;            // between two checks of the clock and of signals
+constexpr int kExitLimitMs = 10000;     // for a worker that has reported its exit code
+constexpr double kInterruptLimitS = 3;  // for a worker to print the results so far
+constexpr double kStartLimitS = 120;    // for a new worker to begin after another one ended
 
 double seconds_since(Clock::time_point then) {
   return std::chrono::duration<double>(Clock::now() - then).count();
@@ -48,24 +48,24 @@ class Supervisor {
       start();
       const Event event = watch();
       if (event == Event::exited) return exit_code();
-      child_.end(event == Event::died ? kExitPatienceMs : 0);
-      read_messages();  // what it managed to say
+      child_.end(event == Event::died ? kExitLimitMs : 0);
+      read_messages();  // the last ones
       close(report_fd_);
       if (noted_signal() != 0) {
         if (finishing_) return 128 + noted_signal();
-        finishing_ = takes_over_ = true;  // another worker prints what was found and runs nothing
+        finishing_ = takes_over_ = true;  // the next worker runs nothing and prints the results
         suspects_.clear();
         for (const auto& [key, running] : in_flight_) {
-          say(words(running.task,
-                    formatted("had not ended after {:.1f} s", seconds_since(running.since))));
+          say(text_of(running.task,
+                      formatted("had not ended after {:.1f} s", seconds_since(running.since))));
         }
         continue;
       }
       if (in_flight_.empty()) {
-        say(formatted("{}; the run cannot go on", silence_));
+        say(formatted("{}; the run cannot continue", no_task_reason_));
         return hung_ > 0 ? kFailed : kCouldNotRun;
       }
-      take_suspects();
+      find_suspects();
     }
   }
 
@@ -86,24 +86,24 @@ class Supervisor {
     const std::string text = resume_text();
     if (resume < 0 || pipe2(report, O_CLOEXEC) != 0 ||
         !write_all(resume, text.data(), text.size()) || lseek(resume, 0, SEEK_SET) != 0) {
-      throw CommandError("no pipe to a worker process can be made here; say --deadline 0");
+      throw CommandError("cannot create a pipe to a worker process; use --deadline 0");
     }
     const bool started = child_.start({.arguments = arguments_,
                                        .environment = {formatted("{}=1", kWorkerVariable)},
                                        .files = {{report[1], kReportFd}, {resume, kResumeFd}}});
     close(report[1]);
     close(resume);
-    if (!started) throw CommandError("no worker process can be started; say --deadline 0");
+    if (!started) throw CommandError("cannot start a worker process; use --deadline 0");
     report_fd_ = report[0];
     fcntl(report_fd_, F_SETFL, O_NONBLOCK);
     in_flight_.clear();
     exit_code_.reset();
     partial_line_.clear();
-    heard_ = false;
+    has_message_ = false;
     started_ = Clock::now();
   }
 
-  /// What the next worker is told (see WorkerLink::open).
+  /// State for the next worker (see WorkerLink::open).
   std::string resume_text() const {
     const Json head = {
         {"takes_over", takes_over_},          {"suspects", suspects_},
@@ -122,22 +122,22 @@ class Supervisor {
         interrupted = Clock::now();
         if (!finishing_) child_.send(noted_signal());
       }
-      if (interrupted && seconds_since(*interrupted) > kInterruptPatience * (finishing_ ? 5 : 1)) {
+      if (interrupted && seconds_since(*interrupted) > kInterruptLimitS * (finishing_ ? 5 : 1)) {
         return Event::interrupted;
       }
       for (const auto& [key, running] : in_flight_) {
         if (running.overdue()) return Event::overdue;
       }
-      if (takes_over_ && !heard_ && seconds_since(started_) > kStartPatience) {
-        silence_ = formatted("a new process did not begin within {:g} s", kStartPatience);
+      if (takes_over_ && !has_message_ && seconds_since(started_) > kStartLimitS) {
+        no_task_reason_ = formatted("a new process did not begin within {:g} s", kStartLimitS);
         return Event::overdue;
       }
       pollfd waiting{report_fd_, POLLIN, 0};
-      poll(&waiting, 1, kLookEveryMs);
+      poll(&waiting, 1, kPollMs);
     }
   }
 
-  /// Everything there is to read; false at the end of the pipe.
+  /// Reads all pending messages. Returns false at the end of the pipe.
   bool read_messages() {
     char buffer[65536];
     for (;;) {
@@ -148,15 +148,15 @@ class Supervisor {
       partial_line_.append(buffer, static_cast<std::size_t>(n));
       std::size_t at = 0;
       for (std::size_t end; (end = partial_line_.find('\n', at)) != std::string::npos;) {
-        take(partial_line_.substr(at, end - at));
+        handle(partial_line_.substr(at, end - at));
         at = end + 1;
       }
       partial_line_.erase(0, at);
     }
   }
 
-  void take(const std::string& line) {
-    heard_ = true;
+  void handle(const std::string& line) {
+    has_message_ = true;
     const Json message = Json::parse(line);
     if (message.contains("begin")) {
       in_flight_[message["begin"]] = {message, Clock::now()};
@@ -173,33 +173,34 @@ class Supervisor {
     }
   }
 
-  /// The worker was ended with these tasks begun: one of them is why. Alone, it must be that one;
-  /// of several, the next worker tries each by itself, and last the one that has run longest.
-  void take_suspects() {
+  /// The worker ended while these tasks were running, because of one of them. A single task is the
+  /// cause. Of several, the next worker runs each one alone, the one that ran longest last.
+  void find_suspects() {
     takes_over_ = true;
     std::vector<std::pair<Clock::time_point, std::string>> begun;
     for (const auto& [key, running] : in_flight_) begun.emplace_back(running.since, key);
     std::sort(begun.rbegin(), begun.rend());
     const Json& oldest = in_flight_[begun.back().second].task;
-    const bool overdue = child_.how_it_ended() == "without leaving it";
+    const bool overdue = child_.was_killed();
     const std::string limit = formatted("{:g} s", oldest["limit_s"].get<double>());
     if (begun.size() == 1) {
-      blame(oldest, overdue ? formatted("it did not end within {}; its process was ended", limit)
-                            : formatted("it ended its process {}", child_.how_it_ended()));
+      record_hang(oldest, overdue
+                              ? formatted("it did not end within {}; its process was killed", limit)
+                              : formatted("its process ended {}", child_.how_it_ended()));
       return;
     }
     const std::size_t others = begun.size() - 1;
     unrepeated_ = formatted(
-        "{} beside {} other problem{}; alone it ended",
+        "{} while {} other problem{} ran; it ended when run alone",
         overdue ? "it did not end within " + limit : "its process ended " + child_.how_it_ended(),
         others, others == 1 ? "" : "s");
     suspects_.clear();
     for (const auto& [since, key] : begun) suspects_.push_back(key);
-    say(formatted("{} problems were running when one did not end; each is tried alone",
+    say(formatted("{} problems were running when one did not end; each one runs again alone",
                   begun.size()));
   }
 
-  void blame(const Json& task, const std::string& reason) {
+  void record_hang(const Json& task, const std::string& reason) {
     ++hung_;
     const std::string key = task["begin"];
     std::erase(suspects_, key);
@@ -208,19 +209,19 @@ class Supervisor {
     record["done"] = key;
     record["hung"] = reason;
     records_ += record.dump() + "\n";
-    say(words(task, reason));
+    say(text_of(task, reason));
   }
 
-  static std::string words(const Json& task, const std::string& what) {
+  static std::string text_of(const Json& task, const std::string& reason) {
     const auto text = [&](const char* name) { return task[name].get<std::string>(); };
     return formatted("{}: kernel {}: {}\n  {}\n  replay     {}", text("begin"), text("kernel"),
-                     what, text("problem"), text("replay"));
+                     reason, text("problem"), text("replay"));
   }
 
   int exit_code() {
-    child_.end(kExitPatienceMs);
+    child_.end(kExitLimitMs);
     close(report_fd_);
-    // A worker that could not go on after a hang does not make the hang undone.
+    // The hang still counts if a later worker could not run.
     return *exit_code_ == kCouldNotRun && hung_ > 0 ? kFailed : *exit_code_;
   }
 
@@ -232,9 +233,9 @@ class Supervisor {
   std::string records_;  ///< one line each
   std::vector<std::string> suspects_, shown_;
   std::string unrepeated_, partial_line_;
-  std::string silence_ = "a worker process ended before it began a problem";
+  std::string no_task_reason_ = "a worker process ended before it began a problem";
   std::optional<int> exit_code_;
-  bool takes_over_ = false, finishing_ = false, heard_ = false;
+  bool takes_over_ = false, finishing_ = false, has_message_ = false;
   int hung_ = 0;
 };
 
@@ -253,7 +254,7 @@ bool needs_supervisor(const Command& command) {
   if (const auto* run = std::get_if<RunArgs>(&command)) {
     return needed(run->control.deadline_s, run->device.device);
   }
-  return false;  // verify has a child of its own, the others run no attention
+  return false;  // verify has its own child, the other commands run no attention
 }
 
 int supervise(int argc, char** argv) { return Supervisor(argc, argv).run(); }

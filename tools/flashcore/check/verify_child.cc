@@ -1,5 +1,5 @@
-// The verifier's subject in a child process, on memory both processes share: a function of a shared
-// library, or one of our kernels where a call might never end.
+// Runs the verified implementation in a child process, with shared memory: a function of a shared
+// library, or a FlashCore kernel that might never end.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -21,14 +21,13 @@
 namespace flashcore::tool {
 namespace {
 
-/// For a child that should end by itself.
-constexpr int kPatienceMs = 500;
-constexpr int kLookEveryMs = 100;  // at the clock and at signals
+constexpr int kExitLimitMs = 500;  // for a child that should end by itself
+constexpr int kPollMs = 100;       // between two checks of the clock and of signals
 
-/// The child finds these open.
+/// Open descriptors of the child.
 constexpr int kMemoryFd = 3, kRequestFd = 4, kReplyFd = 5;
 
-/// A call as it goes through the pipe: offsets into the shared memory instead of pointers.
+/// A call in the pipe, with offsets into the shared memory instead of pointers.
 struct WireTensor {
   std::int64_t offset = -1;  ///< -1: not given
   flashcore_dtype dtype{};
@@ -41,7 +40,7 @@ struct Request {
   std::int64_t window_left = -1, window_right = -1;
   double scale = 1, softcap = 0;
   std::int32_t has_scale = 0, causal = 0, num_splits = 0;
-  char kernel[64] = {};  ///< ours; empty for a library's function
+  char kernel[64] = {};  ///< id of our kernel; empty for a library's function
 };
 struct Reply {
   std::int32_t code = 0;
@@ -56,13 +55,13 @@ constexpr const flashcore_tensor* flashcore_verify_call::*kTensors[] = {
 
 class ChildTarget final : public KernelTarget {
  public:
-  /// `what` is it, for messages; `arguments` follow "flashcore verify --serve".
-  ChildTarget(std::string what, const std::vector<std::string>& arguments, double limit_s)
-      : what_(std::move(what)), arguments_{"flashcore", "verify", "--serve"}, limit_s_(limit_s) {
+  /// `name` is for messages; `arguments` follow "flashcore verify --serve".
+  ChildTarget(std::string name, const std::vector<std::string>& arguments, double limit_s)
+      : name_(std::move(name)), arguments_{"flashcore", "verify", "--serve"}, limit_s_(limit_s) {
     arguments_.insert(arguments_.end(), arguments.begin(), arguments.end());
     memory_fd_ = memfd_create("flashcore-verify", 0);
-    if (memory_fd_ < 0) throw CommandError(what_ + ": no shared memory can be made here");
-    std::signal(SIGPIPE, SIG_IGN);  // a dead child shows in the answer, not by a signal to us
+    if (memory_fd_ < 0) throw CommandError(name_ + ": cannot create shared memory");
+    std::signal(SIGPIPE, SIG_IGN);  // write() reports a dead child
   }
   ~ChildTarget() override {
     stop();
@@ -107,12 +106,12 @@ class ChildTarget final : public KernelTarget {
     request.has_scale = c.has_scale, request.causal = c.causal, request.num_splits = c.num_splits;
     Reply reply;
     if (!write_all(to_child_, &request, sizeof request)) return lost(message);
-    if (!is_answered()) {
+    if (!has_reply()) {
       if (noted_signal() != 0) return interrupted(message);
       child_.end(0);
       close_pipes();
       died_ = true;
-      *message = formatted("it did not return within {} s; its process was ended", limit_s_);
+      *message = formatted("it did not return within {} s; its process was killed", limit_s_);
       return FLASHCORE_INTERNAL;
     }
     if (!read_all(from_child_, &reply, sizeof reply)) return lost(message);
@@ -127,49 +126,50 @@ class ChildTarget final : public KernelTarget {
   void start() {
     int request[2], reply[2];
     if (pipe2(request, O_CLOEXEC) != 0 || pipe2(reply, O_CLOEXEC) != 0) {
-      throw CommandError(what_ + ": no pipe can be made here");
+      throw CommandError(name_ + ": cannot create a pipe");
     }
     const bool started = child_.start(
         {.arguments = arguments_,
          .environment = {},
          .files = {{memory_fd_, kMemoryFd}, {request[0], kRequestFd}, {reply[1], kReplyFd}},
-         .quiet = true});  // what it prints must not get into a report, and it has nobody to ask
+         .quiet = true});  // its output must not get into a report
     close(request[0]);
     close(reply[1]);
     to_child_ = request[1];
     from_child_ = reply[0];
-    if (!started) throw CommandError(what_ + ": its process cannot be started");
+    if (!started) throw CommandError(name_ + ": cannot start its process");
     Reply hello;
-    if (!is_answered()) {
+    if (!has_reply()) {
       stop();
-      throw CommandError(formatted("{}: loading it did not end within {} s", what_, limit_s_));
+      throw CommandError(formatted("{}: loading it did not end within {} s", name_, limit_s_));
     }
     if (read_all(from_child_, &hello, sizeof hello) && hello.code == FLASHCORE_OK) return;
     hello.message[sizeof hello.message - 1] = '\0';
     const std::string how = stop();
-    throw CommandError(*hello.message != '\0' ? std::string(hello.message)
-                                              : formatted("{}: loading it ended {}", what_, how));
+    throw CommandError(*hello.message != '\0'
+                           ? std::string(hello.message)
+                           : formatted("{}: its process ended {} while loading", name_, how));
   }
 
-  /// Waits for a reply, or the end of the child. False: the time was over, or a signal came.
-  bool is_answered() const {
+  /// Waits for a reply or the end of the child. Returns false after the limit or a signal.
+  bool has_reply() const {
     const auto begin = std::chrono::steady_clock::now();
     for (;;) {
       pollfd waiting{from_child_, POLLIN, 0};
-      if (poll(&waiting, 1, kLookEveryMs) > 0) return true;
+      if (poll(&waiting, 1, kPollMs) > 0) return true;
       const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
       if (noted_signal() != 0 || (limit_s_ > 0 && waited.count() > limit_s_)) return false;
     }
   }
 
-  /// The child is gone: why?
+  /// Reports how the child ended.
   std::int32_t lost(std::string* message) {
     died_ = true;
     *message = formatted("the call ended its process {}", stop());
     return FLASHCORE_INTERNAL;
   }
 
-  /// Nothing is called any more, so that the caller comes to its end.
+  /// Fails this and all later calls, so that the caller ends soon.
   std::int32_t interrupted(std::string* message) {
     child_.end(0);
     close_pipes();
@@ -178,11 +178,11 @@ class ChildTarget final : public KernelTarget {
     return FLASHCORE_INTERNAL;
   }
 
-  /// Ends the child, by force where it does not end by itself: "by SIGSEGV (...)".
+  /// Ends the child, and kills it if it does not exit. Returns how it ended: "by SIGSEGV (...)".
   std::string stop() {
-    close_pipes();  // which ends a child that still listens
+    close_pipes();  // a child that waits for a request then exits
     if (!child_.running()) return "";
-    child_.end(kPatienceMs);
+    child_.end(kExitLimitMs);
     return child_.how_it_ended();
   }
 
@@ -199,7 +199,7 @@ class ChildTarget final : public KernelTarget {
     capacity_ = 0;
   }
 
-  std::string what_;
+  std::string name_;
   std::vector<std::string> arguments_;
   double limit_s_;
   std::string kernel_;
@@ -210,16 +210,16 @@ class ChildTarget final : public KernelTarget {
   bool died_ = false;
 };
 
-/// The child: maps the memory, calls, and on a GPU copies a library's block there and back (our
-/// kernels' own target does that itself).
+/// The child. Maps the memory and makes the calls. On a GPU it copies the memory of a library's
+/// call to the device and back; run_call() does so for our kernels.
 class Server {
  public:
-  /// Without a function, calls are of our kernels.
+  /// A null function selects our kernels.
   Server(flashcore_verify_function function, const DeviceArgs& device) : function_(function) {
     if (function == nullptr || device.device != "cpu") target_ = find_target(device);
   }
 
-  Reply answer(const Request& r) {
+  Reply serve(const Request& r) {
     Reply reply;
     map(r.bytes);
     const bool on_gpu = function_ != nullptr && target_.device.type == DeviceType::cuda;
@@ -258,7 +258,7 @@ class Server {
       std::snprintf(reply.message, sizeof reply.message, "it threw: %s", error.what());
     } catch (...) {
       reply.code = FLASHCORE_INTERNAL;
-      std::snprintf(reply.message, sizeof reply.message, "it threw something");
+      std::snprintf(reply.message, sizeof reply.message, "it threw an unknown exception");
     }
     if (on_gpu) {
       require(target_.backend->download(base_, base, mapped_, target_.device.index));
@@ -322,7 +322,7 @@ int serve_verify(const std::string& library, const std::string& symbol, const De
   };
   void* address = nullptr;
   if (!library.empty()) {
-    // A name without a slash would be looked for among the system's libraries.
+    // dlopen() looks for a name without a slash among the system's libraries.
     const std::string path = library.find('/') == std::string::npos ? "./" + library : library;
     void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) return refuse(formatted("--lib: {}", dlerror()));
@@ -336,7 +336,7 @@ int serve_verify(const std::string& library, const std::string& symbol, const De
     write_all(kReplyFd, &hello, sizeof hello);
     Request request;
     while (read_all(kRequestFd, &request, sizeof request)) {
-      const Reply reply = server.answer(request);
+      const Reply reply = server.serve(request);
       if (!write_all(kReplyFd, &reply, sizeof reply)) break;
     }
   } catch (const std::exception& error) {

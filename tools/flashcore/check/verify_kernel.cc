@@ -1,4 +1,4 @@
-// Our own kernels as the verifier's subject.
+// FlashCore kernels as the verified implementation.
 #include <cstring>
 
 #include "device_memory.h"

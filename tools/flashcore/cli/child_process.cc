@@ -17,10 +17,10 @@ extern char** environ;
 namespace flashcore::tool {
 namespace {
 
-/// Files are first copied above the numbers the child finds them at, so that none is overwritten
-/// before it is moved.
+/// Descriptors are first duplicated above the child's numbers, so that no dup2() overwrites one
+/// that is still needed.
 constexpr int kFirstCopy = 20;
-constexpr int kForcePatienceMs = 10000;
+constexpr int kKillLimitMs = 10000;
 
 std::string signal_name(int number) {
   const char* name = sigabbrev_np(number);
@@ -63,6 +63,7 @@ bool ChildProcess::start(const Setup& setup) {
   posix_spawn_file_actions_destroy(&actions);
   for (const int copy : copies) close(copy);
   how_.clear();
+  killed_ = false;
   if (code != 0) pid_ = -1;
   return code == 0;
 }
@@ -89,12 +90,13 @@ bool ChildProcess::wait_for(int milliseconds) {
   return true;
 }
 
-void ChildProcess::end(int patience_ms) {
-  if (wait_for(patience_ms)) return;
+void ChildProcess::end(int limit_ms) {
+  if (wait_for(limit_ms)) return;
   kill(-pid_, SIGKILL);
-  wait_for(kForcePatienceMs);
+  wait_for(kKillLimitMs);
   pid_ = -1;
-  how_ = "without leaving it";
+  killed_ = true;
+  how_ = "by SIGKILL, because it did not exit";
 }
 
 void end_with_parent() { prctl(PR_SET_PDEATHSIG, SIGKILL); }

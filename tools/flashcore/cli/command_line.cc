@@ -20,9 +20,10 @@ std::string examples(const char* text) { return formatted("Examples:\n{}\n{}", t
 CLI::App& add_info(CLI::App& app, InfoArgs& args) {
   CLI::App& command =
       *app.add_subcommand("info", "Show version, devices, kernels and source fingerprint");
-  command.add_flag("--kernels", args.kernels, "list all kernels and their requirements");
-  command.add_flag("--peak", args.peak, "measure the CPU's arithmetic and memory rates");
-  command.add_option("--tree", args.tree, "fail if this binary was not built from DIR's sources")
+  command.add_flag("--kernels", args.kernels, "list all kernels with their tiles and resources");
+  command.add_flag("--peak", args.peak, "measure the CPU's FMA rate and memory bandwidth");
+  command
+      .add_option("--tree", args.tree, "fail if this binary was not built from the sources in DIR")
       ->type_name("DIR");
   command.add_flag("--json", args.json, "print JSON");
   command.footer(
@@ -35,26 +36,30 @@ CLI::App& add_info(CLI::App& app, InfoArgs& args) {
 CLI::App& add_run(CLI::App& app, RunArgs& args) {
   CLI::App& command =
       *app.add_subcommand("run", "Run attention on .npy files or random data; check and time it");
-  command.add_option("--q", args.q, "queries, a .npy file")->type_name("FILE");
-  command.add_option("--k", args.k, "keys, a .npy file")->type_name("FILE");
-  command.add_option("--v", args.v, "values, a .npy file")->type_name("FILE");
+  command.add_option("--q", args.q, "queries (.npy file)")->type_name("FILE");
+  command.add_option("--k", args.k, "keys (.npy file)")->type_name("FILE");
+  command.add_option("--v", args.v, "values (.npy file)")->type_name("FILE");
   command
       .add_option("--block-table", args.block_table,
-                  "page ids, int32 [batch, max_pages]; k and v are [pages, page size, heads, dim]")
+                  "paged KV: page ids (.npy file), int32 [batch, max_pages]; k and v are then "
+                  "[pages, page size, heads, dim]")
       ->type_name("FILE");
   command.add_option("--out", args.out, "write the output to this .npy file")->type_name("FILE");
   command.add_option("--lse-out", args.lse_out, "write the LSE to this .npy file")
       ->type_name("FILE");
-  command.add_option("--suite", args.selection.suites, "all cases of a suite; may be repeated")
+  command
+      .add_option("--suite", args.selection.suites, "run all cases of this suite; may be repeated")
+      ->type_name("SUITE")
       ->allow_extra_args(false);
   add_case_options(command, args.selection);
-  command.add_option(
-      "--kernel", args.selection.kernel,
-      "run every kernel that matches this regular expression instead of the planner's choice");
+  command
+      .add_option("--kernel", args.selection.kernel,
+                  "run every kernel whose id matches, instead of the planner's choice")
+      ->type_name("REGEX");
   add_device_options(command, args.device);
   add_control_options(command, args.control);
   add_deadline_option(command, args.control.deadline_s, "a problem",
-                      "60 and half a second a sample on a GPU; with --stage or --trace 600");
+                      "60 s plus 0.5 s per sample on a GPU (600 s with --stage or --trace)");
   add_page_size_option(command, args.control.page_size);
   command.add_option("--samples", args.samples, "number of timing samples; 0: do not time")
       ->check(CLI::Range(0, 100000))
@@ -62,15 +67,15 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
   command
       .add_option(
           "--stage", args.stage,
-          "check one stage of the kernel over the whole tensor: dequant (8-bit inputs), scores, "
-          "probabilities, pv, partials, combine, or all; neither writes nor times the result")
+          "check one stage of the kernel, or all, instead of the result: dequant (8-bit inputs "
+          "only), scores, probabilities, pv, partials, combine; writes and times nothing")
       ->check(CLI::IsMember(
           {"dequant", "scores", "probabilities", "pv", "partials", "combine", "all"}));
   command
       .add_option(
           "--trace", args.trace,
-          "one row tile by tile beside the oracle. Measured, by runs in which the keys end after "
-          "the tile: LSE, out, and P of the tile's keys (one-hot V). Computed from these: "
+          "show one row after each tile, beside the oracle. Measured with runs whose keys end "
+          "after the tile: LSE, out, and P of the tile's keys (one-hot V). Derived: "
           "score = log(P) + LSE, max = largest score so far, sum = exp(LSE - max)")
       ->type_name("BATCH,HEAD,ROW");
   command.add_flag("--json", args.json, "print JSON");
@@ -79,7 +84,7 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
       examples("  flashcore run --shape 1,8,512,64 --dtype f16 --causal\n"
                "  flashcore run --shape 2,32/8,1/4096,128 --dtype bf16 --splits 4\n"
                "  flashcore run --q q.npy --k k.npy --v v.npy --out out.npy\n"
-               "  flashcore run --case prefill-b1-s512 --device cpu --json\n"
+               "  flashcore run --case simt-small --device cpu --json\n"
                "  flashcore run --shape 1,8,512,64 --dtype f16 --causal --stage all\n"
                "  flashcore run --shape 1,2,256,64 --kernel generic --splits 3 --stage partials\n"
                "  flashcore run --shape 1,2,256,64 --causal --trace 0,1,255\n"));
@@ -89,10 +94,13 @@ CLI::App& add_run(CLI::App& app, RunArgs& args) {
 CLI::App& add_explain(CLI::App& app, ExplainArgs& args) {
   CLI::App& command =
       *app.add_subcommand("explain", "Explain the plan of a problem, for any device");
-  command.add_option("--suite", args.selection.suites, "all cases of a suite; may be repeated")
+  command
+      .add_option("--suite", args.selection.suites,
+                  "explain all cases of this suite; may be repeated")
+      ->type_name("SUITE")
       ->allow_extra_args(false);
   add_case_options(command, args.selection);
-  command.add_option("--kernel", args.selection.kernel, "exactly this kernel (its id)");
+  command.add_option("--kernel", args.selection.kernel, "plan for this kernel")->type_name("ID");
   add_device_options(command, args.device);
   add_splits_option(command, args.splits);
   add_page_size_option(command, args.page_size);
@@ -110,28 +118,32 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
   command.add_option("--problems", args.problems, "number of random problems")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
-  command.add_option(
-      "--suite", args.suite,
-      "random (default), tuning, regression, keyless-tiles, all, or a suite of the cases file");
+  command
+      .add_option("--suite", args.suite,
+                  "random (default), tuning, regression, keyless-tiles, all, or a suite of the "
+                  "cases file")
+      ->type_name("SUITE");
   add_case_options(command, args.selection);
-  command.add_option("--kernel", args.selection.kernel,
-                     "only kernels that match this regular expression");
+  command.add_option("--kernel", args.selection.kernel, "check only kernels whose id matches")
+      ->type_name("REGEX");
   add_device_options(command, args.device);
-  command.get_option("--device")->description("all (default), auto, cpu, cuda or cuda:N");
+  command.get_option("--device")
+      ->description("all (the CPU and the first GPU), auto, cpu, cuda or cuda:N");
   add_control_options(command, args.control);
-  add_deadline_option(command, args.control.deadline_s, "a problem", "20 on a GPU");
-  command.add_option("--index", args.index, "run only this problem (replay)");
+  add_deadline_option(command, args.control.deadline_s, "a problem", "20 s on a GPU");
+  command.add_option("--index", args.index, "check only problem N of the suite")->type_name("N");
   command
       .add_option("--blocks", args.blocks,
-                  "limit the CTAs of a GPU, as if it had so few SMs; each problem draws one entry "
-                  "of the list; 0: no limit; default for persistent kernels: 0,1,1,2,3,7")
+                  "plan for a GPU with N SMs, so that a persistent kernel has N CTAs; each problem "
+                  "draws one entry of the list; 0: no limit; default for random problems of "
+                  "persistent kernels: 0,1,1,2,3,7")
       ->type_name("N[,N...]")
       ->delimiter(',')
       ->check(CLI::Range(0, 65535));
-  command.add_option("--work", args.work, "multiply-adds of a random problem, on average")
+  command.add_option("--work", args.work, "average multiply-adds of a random problem")
       ->check(CLI::Range(1.0, 1e12))
       ->capture_default_str();
-  command.add_option("--jobs", args.jobs, "problems in parallel; default: one per CPU")
+  command.add_option("--jobs", args.jobs, "problems to check in parallel; default: one per CPU")
       ->check(CLI::Range(1, 1024));
   command
       .add_option("--max-failures", args.max_failures, "stop after this many failures; 0: never")
@@ -139,7 +151,7 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
       ->capture_default_str();
   command
       .add_option("--require-coverage", args.require_coverage,
-                  "fail unless every kernel had N problems and all pairs of options, tile edges "
+                  "fail unless every kernel ran N problems and all pairs of options, tile edges "
                   "and tile sequences of a CTA occurred")
       ->type_name("N");
   command.add_flag("--quiet", args.quiet, "print no progress");
@@ -155,34 +167,34 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
 }
 
 CLI::App& add_bench(CLI::App& app, BenchArgs& args) {
-  CLI::App& command =
-      *app.add_subcommand("bench", "Time the cases of bench/cases.json, each after its check");
+  CLI::App& command = *app.add_subcommand("bench", "Check and time the cases of bench/cases.json");
   command
       .add_option("--suite", args.selection.suites,
-                  "cpu (default on a CPU), anchors and simt (default on a GPU), regression; may be "
-                  "repeated")
+                  "time all cases of this suite; may be repeated; default: cpu on a CPU, anchors "
+                  "and simt on a GPU")
+      ->type_name("SUITE")
       ->allow_extra_args(false);
   add_case_options(command, args.selection);
-  command.add_option(
-      "--kernel", args.selection.kernel,
-      "time every kernel that matches this regular expression instead of the planner's choice");
+  command
+      .add_option("--kernel", args.selection.kernel,
+                  "time every kernel whose id matches, instead of the planner's choice")
+      ->type_name("REGEX");
   add_device_options(command, args.device);
   add_control_options(command, args.control);
   add_deadline_option(command, args.control.deadline_s, "a row",
-                      "60 and half a second a sample on a GPU");
+                      "60 s plus 0.5 s per sample on a GPU");
   add_page_size_option(command, args.control.page_size);
-  command.add_option("--samples", args.samples, "timing samples per row")
+  command.add_option("--samples", args.samples, "number of timing samples per row")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   command
-      .add_option("--output", args.output,
-                  "write the results as JSON to this file, after every case")
+      .add_option("--output", args.output, "write the results to this JSON file after every case")
       ->type_name("FILE");
   command
       .add_option("--compare", args.compare,
-                  "report what got faster or slower since this result file")
+                  "report the rows that got faster or slower than in this result file")
       ->type_name("OLD.json");
-  command.add_option("--results", args.results, "compare this result file instead of timing")
+  command.add_option("--results", args.results, "time nothing; compare this result file")
       ->type_name("FILE")
       ->needs("--compare");
   command.add_flag("--fail-on-slower", args.fail_on_slower, "exit with code 1 if a row got slower");
@@ -197,32 +209,33 @@ CLI::App& add_bench(CLI::App& app, BenchArgs& args) {
 }
 
 CLI::App& add_quantize(CLI::App& app, QuantizeArgs& args) {
-  CLI::App& command =
-      *app.add_subcommand("quantize", "Quantize a .npy file or random data to 8 bits and back");
-  command.add_option("--in", args.in, "values, a .npy file (float16, float32, bf16)")
+  CLI::App& command = *app.add_subcommand(
+      "quantize", "Quantize .npy files or random data to 8 bits and back; check and time it");
+  command.add_option("--in", args.in, "input (.npy file: float16, float32 or bf16)")
       ->type_name("FILE");
-  command.add_option("--shape", args.shape, "batch,heads,length,dim of random values instead");
-  command.add_option("--from-dtype", args.from_dtype, "of random values: f32, f16 or bf16")
+  command.add_option("--shape", args.shape, "random input of shape batch,heads,length,dim")
+      ->type_name("B,H,S,D");
+  command.add_option("--from-dtype", args.from_dtype, "dtype of the random input")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}))
       ->capture_default_str();
-  command.add_option("--dtype", args.dtype, "e4m3, e5m2, int8 or byte")
+  command.add_option("--dtype", args.dtype, "8-bit format")
       ->check(CLI::IsMember({"e4m3", "e5m2", "int8", "byte"}))
       ->capture_default_str();
-  command.add_option("--per", args.per, "granularity of the scales: tensor, head or block")
+  command.add_option("--per", args.per, "granularity of the scales")
       ->check(CLI::IsMember({"tensor", "head", "block"}))
       ->capture_default_str();
   command.add_option("--block-rows", args.block_rows, "rows per scale block")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30))
       ->capture_default_str();
   command.add_flag("--rotate", args.rotate,
-                   "rotate rows first, which reduces the effect of outlier columns");
+                   "rotate the rows first, which reduces the effect of outlier columns");
   command
       .add_option("--out", args.out, "write the quantized values (uint8 or int8) to this .npy file")
       ->type_name("FILE");
   command.add_option("--scale-out", args.scale_out, "write the scales to this .npy file")
       ->type_name("FILE");
   add_device_options(command, args.device);
-  command.add_option("--seed", args.seed, "seed of the random numbers")->capture_default_str();
+  command.add_option("--seed", args.seed, "seed of the random data")->capture_default_str();
   command.add_option("--samples", args.samples, "number of timing samples; 0: do not time")
       ->check(CLI::Range(0, 100000))
       ->capture_default_str();
@@ -235,41 +248,50 @@ CLI::App& add_quantize(CLI::App& app, QuantizeArgs& args) {
 
 CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
   CLI::App& command = *app.add_subcommand(
-      "verify", "Find the wrong stage of an attention implementation, ours or yours");
-  command.add_option("--kernel", args.kernel,
-                     "our kernels that match this regular expression (default: all)");
+      "verify", "Find the first wrong stage of an attention implementation, ours or yours");
+  command.add_option("--kernel", args.kernel, "verify our kernels whose id matches; default: all")
+      ->type_name("REGEX");
   command
       .add_option("--lib", args.library,
                   "verify a function of this shared library, in a child process")
       ->type_name("FILE");
-  command.add_option("--symbol", args.symbol,
-                     "name of the function (type: flashcore_verify_function in verify_c.h)");
+  command
+      .add_option("--symbol", args.symbol,
+                  "the function, of type flashcore_verify_function (flashcore/verify_c.h)")
+      ->type_name("NAME");
   add_device_options(command, args.device);
-  command.add_option("--dtype", args.dtypes, "f64 f32 f16 bf16 e4m3 int8 byte; may be repeated")
+  command
+      .add_option("--dtype", args.dtypes,
+                  "dtype of the inputs; may be repeated; default: f32 with --lib, else all")
       ->allow_extra_args(false)
       ->check(CLI::IsMember({"f64", "f32", "f16", "bf16", "e4m3", "int8", "byte"}));
-  command.add_option("--out-dtype", args.out_dtype,
-                     "dtype of the output (default: dtype; f32 for 8-bit)");
-  command.add_option("--arithmetic", args.arithmetic,
-                     "format that it rounds scores and P to (default: dtype)");
-  command.add_option("--layout", args.layout, "memory order of the tensors")
+  command
+      .add_option("--out-dtype", args.out_dtype,
+                  "dtype of the output; default: dtype of the inputs, f32 for 8-bit inputs")
+      ->type_name("DTYPE");
+  command
+      .add_option("--arithmetic", args.arithmetic,
+                  "dtype to which the implementation rounds scores and P; default: dtype of the "
+                  "inputs")
+      ->type_name("DTYPE");
+  command.add_option("--layout", args.layout, "order of the axes in memory")
       ->check(CLI::IsMember({"bhsd", "bshd"}))
       ->capture_default_str();
-  command.add_option("--head-dim", args.head_dims, "only this head dim; may be repeated")
+  command.add_option("--head-dim", args.head_dims, "verify only this head dim; may be repeated")
       ->allow_extra_args(false);
-  command.add_flag("--compact", args.compact, "it accepts compact tensors only");
+  command.add_flag("--compact", args.compact, "the implementation accepts contiguous tensors only");
   command
       .add_option("--causal-alignment", args.causal_alignment,
-                  "declare the alignment instead of discovering it")
+                  "declare the alignment of the causal mask instead of discovering it")
       ->check(CLI::IsMember({"top-left", "bottom-right"}));
-  command.add_option("--lse-base", args.lse_base, "base of the LSE")
+  command.add_option("--lse-base", args.lse_base, "base of the logarithm in the LSE")
       ->check(CLI::IsMember({"e", "2"}))
       ->capture_default_str();
-  command.add_option("--only", args.only, "run only this probe");
+  command.add_option("--only", args.only, "run only this probe")->type_name("PROBE");
   command.add_option("--seed", args.seed, "seed of the random inputs")->capture_default_str();
-  add_deadline_option(command, args.deadline_s, "a call", "20 on a GPU and with --lib");
+  add_deadline_option(command, args.deadline_s, "a call", "20 s on a GPU or with --lib");
   command.add_flag("--quick", args.quick, "use fewer lengths, head dims and random problems");
-  command.add_option("--html", args.html, "write an HTML report with maps of the errors")
+  command.add_option("--html", args.html, "write an HTML report with error maps")
       ->type_name("FILE");
   command.add_flag("--quiet", args.quiet, "print no progress");
   command.add_flag("--json", args.json, "print JSON");
@@ -281,7 +303,7 @@ CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
   return command;
 }
 
-/// "a, b and c": all commands that were added to the app.
+/// "a, b and c": all commands of the app.
 std::string command_names(const CLI::App& app) {
   const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
   std::string names;
@@ -294,7 +316,7 @@ std::string command_names(const CLI::App& app) {
 
 int report_error(const CLI::ParseError& error, const CLI::App& app, const std::string& first) {
   if (app.get_subcommands().empty() && !first.starts_with('-')) {
-    say(formatted("there is no command \"{}\"; known are {}", first, command_names(app)));
+    say(formatted("unknown command \"{}\"; known: {}", first, command_names(app)));
     return kCouldNotRun;
   }
   const CLI::App* command = &app;
@@ -316,8 +338,8 @@ std::variant<Command, int> parse_command_line(int argc, char** argv) {
                        formatted("flashcore {} ({})", version(), source_fingerprint()));
   app.require_subcommand(1);
   app.get_formatter()->column_width(34);
-  app.footer(formatted("flashcore COMMAND --help shows a command's options and examples.\n{}",
-                       kExitCodes));
+  app.footer(formatted(
+      "flashcore COMMAND --help shows the options of a command, with examples.\n{}", kExitCodes));
   InfoArgs info;
   RunArgs run;
   ExplainArgs explain;

@@ -1,4 +1,4 @@
-// From argv to one command's arguments.
+// Parses argv into the arguments of one command.
 #pragma once
 
 #include <variant>
@@ -10,8 +10,8 @@ namespace flashcore::tool {
 using Command =
     std::variant<InfoArgs, RunArgs, ExplainArgs, CheckArgs, BenchArgs, VerifyArgs, QuantizeArgs>;
 
-/// What to do, or, where the command line asks for help or is wrong, the exit code; what there is
-/// to say about it has then been printed.
+/// Returns the command to run. After --help, --version or wrong usage it has printed the text, and
+/// returns the exit code.
 std::variant<Command, int> parse_command_line(int argc, char** argv);
 
 }  // namespace flashcore::tool

@@ -21,8 +21,7 @@ Json to_json(const verify::ElementError& e) {
           {"bound", tool::to_json(e.bound)}};
 }
 
-/// As the kernel module says, "... Kernel Module  580.65.06  ..."; nothing of CUDA is needed for
-/// it.
+/// From the kernel module's text, "... Kernel Module  580.65.06  ...". Needs no CUDA.
 std::string driver_version() {
   std::ifstream file("/proc/driver/nvidia/version");
   for (std::string word; file >> word;) {

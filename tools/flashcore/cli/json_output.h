@@ -1,4 +1,4 @@
-// What programs read: the tool's own values as JSON.
+// JSON output of the command.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -16,13 +16,13 @@ Json to_json(const KernelInfo& kernel);
 Json to_json(const Plan& plan);
 Json to_json(const verify::Comparison& comparison);
 
-/// NaN and infinities, which JSON has no numbers for, become strings.
+/// NaN and infinities become strings, because JSON has no such numbers.
 Json to_json(double value);
 
-/// Versions of this program, its compilers and the GPU's driver.
+/// Versions of this program, its compilers and the GPU driver.
 Json versions();
 
-/// One object, two spaces deep, on standard output.
+/// Prints one object to standard output, indented by two spaces.
 void print_json(const Json& json);
 
 }  // namespace flashcore::tool

@@ -12,14 +12,14 @@ std::string flag_of(std::string name) {
   return "--" + name;
 }
 
-/// Documentation without Markdown.
+/// Removes Markdown from documentation.
 std::string help_of(std::string doc) {
   doc.erase(std::remove(doc.begin(), doc.end(), '`'), doc.end());
   return doc;
 }
 
-/// One flag per number and boolean of api/options.def. Windows, choices, splits and kernels have
-/// flags of their own, and files hold no 8-bit tensors.
+/// Adds a flag for each number and boolean of api/options.def. Windows, choices, splits and kernels
+/// have their own flags. Storage options have none, because files hold no 8-bit tensors.
 void add_table_options(CLI::App& command, Options& options, const std::string& group) {
 #define FLASHCORE_CLI_flag(name, doc) \
   command.add_flag(flag_of(#name), options.name, help_of(doc))->group(group);
@@ -42,52 +42,65 @@ void add_table_options(CLI::App& command, Options& options, const std::string& g
 }  // namespace
 
 void add_device_options(CLI::App& command, DeviceArgs& args) {
-  command.add_option("--device", args.device, "auto (a GPU if there is one), cpu, cuda or cuda:N")
+  command
+      .add_option("--device", args.device,
+                  "auto (the first usable GPU, else the CPU), cpu, cuda or cuda:N")
+      ->type_name("DEVICE")
       ->capture_default_str();
-  command.add_option("--plan-for", args.plan_for,
-                     "plan as for this device: h200, h100, a100, l4, t4, cpu, cpu-neon, cpu-avx2, "
-                     "cpu-avx512 or cpu-generic");
-  command.add_option("--threads", args.threads, "CPU threads; default: all this process may use")
+  command
+      .add_option("--plan-for", args.plan_for,
+                  "plan for this device: h200, h100, a100, l4, t4, cpu, cpu-neon, cpu-avx2, "
+                  "cpu-avx512 or cpu-generic")
+      ->type_name("DEVICE");
+  command
+      .add_option("--threads", args.threads, "CPU threads; default: all that this process may use")
       ->check(CLI::Range(1, 1024));
 }
 
 void add_case_options(CLI::App& command, SelectionArgs& args) {
   command
       .add_option("--cases", args.file,
-                  "file of cases; default: bench/cases.json here, else the one built in")
+                  "file of cases; default: bench/cases.json, else the built-in copy")
       ->type_name("FILE");
-  command.add_option("--case", args.cases, "a case by name, NAME or NAME#2; may be repeated")
+  command
+      .add_option("--case", args.cases,
+                  "a case, or NAME#2 for the second one of that name; may be repeated")
       ->type_name("NAME")
       ->allow_extra_args(false);
 }
 
 void add_splits_option(CLI::App& command, std::optional<int>& splits) {
-  command.add_option("--splits,--num-splits", splits, "KV splits; 0: the planner chooses")
+  command
+      .add_option("--splits,--num-splits", splits, "number of KV splits; 0: the planner chooses")
       ->check(CLI::Range(0, 1 << 20));
 }
 
 void add_page_size_option(CLI::App& command, std::int64_t& page_size) {
-  command.add_option("--page-size", page_size, "paged KV: shuffled pages of this many keys")
+  command
+      .add_option("--page-size", page_size,
+                  "paged KV with this many keys per page; the pages are shuffled")
       ->type_name("KEYS")
       ->check(CLI::Range(1, 256));
 }
 
 void add_control_options(CLI::App& command, RunControlArgs& args) {
-  command.add_option("--seed", args.seed, "seed of the random numbers")->capture_default_str();
-  command.add_option("--sigma", args.sigma, "standard deviation of q, k and v")
+  command.add_option("--seed", args.seed, "seed of the random data")->capture_default_str();
+  command.add_option("--sigma", args.sigma, "standard deviation of the random q, k and v")
       ->check(CLI::NonNegativeNumber);
   add_splits_option(command, args.splits);
-  command.add_option("--time-limit", args.time_limit_s, "stop after this many seconds")
+  command
+      .add_option("--time-limit", args.time_limit_s,
+                  "stop after this time and print the results so far")
       ->type_name("SECONDS")
       ->check(CLI::PositiveNumber);
 }
 
-void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s, const char* what,
-                         const char* usual) {
-  const std::string text = std::string(what) +
-                           " that takes longer is killed and counts as failed; 0: no limit; "
-                           "default: " +
-                           usual;
+void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s,
+                         const std::string& unit, const std::string& default_limit) {
+  const std::string text =
+      "kill " + unit +
+      " that takes longer and count it as failed; 0: no limit; default: " + default_limit +
+      ", else no limit";
   command.add_option("--deadline", deadline_s, text)
       ->type_name("SECONDS")
       ->check(CLI::NonNegativeNumber);
@@ -97,29 +110,31 @@ void add_problem_options(CLI::App& command, ProblemArgs& args, bool files) {
   const std::string sizes = "Sizes";
   command
       .add_option("--shape", args.shape,
-                  "batch,heads,length,dim; a slash separates queries/keys: 1,32/8,1/4096,128")
+                  "batch,heads,length,dim, with a slash where queries and keys differ: "
+                  "1,32/8,1/4096,128")
+      ->type_name("B,H,S,D")
       ->group(sizes);
   const auto size = [&](const char* name, std::optional<std::int64_t>& value, const char* text) {
     command.add_option(name, value, text)->check(CLI::NonNegativeNumber)->group(sizes);
   };
-  size("--batch", args.batch, "sequences");
-  size("--q-heads", args.q_heads, "query heads");
-  size("--kv-heads", args.kv_heads, "key and value heads; must divide the query heads");
-  size("--q-len", args.q_len, "query length of a sequence");
-  size("--kv-len", args.kv_len, "key length of a sequence");
+  size("--batch", args.batch, "number of sequences");
+  size("--q-heads", args.q_heads, "number of query heads");
+  size("--kv-heads", args.kv_heads, "number of KV heads; must divide the query heads");
+  size("--q-len", args.q_len, "queries per sequence");
+  size("--kv-len", args.kv_len, "keys per sequence");
   size("--head-dim", args.head_dim, "head dim of q and k, 1 to 576");
-  size("--v-dim", args.v_dim, "head dim of v and the output; default: head dim of q");
+  size("--v-dim", args.v_dim, "head dim of v and the output; default: that of q and k");
   command
       .add_option("--dtype", args.dtype,
-                  "f32, f16, bf16 or f64 (CPU); for random data also e4m3, e5m2, int8 or byte")
+                  "dtype of q, k and v: f64 on a CPU only, 8-bit types for random data only")
       ->check(CLI::IsMember({"f64", "f32", "f16", "bf16", "e4m3", "e5m2", "int8", "byte"}))
       ->group(sizes);
-  command.add_option("--kv-dtype", args.kv_dtype, "8-bit k and v: e4m3, e5m2, int8 or byte")
+  command.add_option("--kv-dtype", args.kv_dtype, "8-bit dtype of k and v, with a wider q")
       ->check(CLI::IsMember({"e4m3", "e5m2", "int8", "byte"}))
       ->group(sizes);
   command
       .add_option("--scales", args.scales,
-                  "scales of 8-bit tensors: none, one per tensor, per head or per block of rows")
+                  "scales of 8-bit tensors: none, or one per tensor, head or block of rows")
       ->check(CLI::IsMember({"none", "tensor", "head", "block"}))
       ->capture_default_str()
       ->group(sizes);
@@ -127,14 +142,15 @@ void add_problem_options(CLI::App& command, ProblemArgs& args, bool files) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str()
       ->group(sizes);
-  command.add_option("--layout", args.layout, "order of the axes: bhsd or bshd")
+  command.add_option("--layout", args.layout, "order of the axes")
       ->check(CLI::IsMember({"bhsd", "bshd"}))
       ->capture_default_str()
       ->group(sizes);
 
   const std::string options = "Attention";
   add_table_options(command, args.options, options);
-  command.add_option("--window", args.window, "LEFT,RIGHT keys a query sees; -1: no limit")
+  command.add_option("--window", args.window, "keys that a query sees on each side; -1: no limit")
+      ->type_name("LEFT,RIGHT")
       ->group(options);
   const char* kind = files ? "random|FILE" : "random";
   const auto tensor = [&](const char* name, std::string& value, const char* text) {
@@ -142,17 +158,19 @@ void add_problem_options(CLI::App& command, ProblemArgs& args, bool files) {
     if (!files) option->check(CLI::IsMember({"random"}));
   };
   tensor("--bias", args.bias, "added to the scores, [batch|1, heads|1, q_len|1, kv_len]");
-  tensor("--mask", args.mask, "false hides the key; same shape as the bias");
+  tensor("--mask", args.mask, "false hides the key; same shape as --bias");
   tensor("--alibi", args.alibi, "ALiBi slopes, [heads] or [batch, heads]");
   tensor("--sinks", args.sinks, "one more term per head in the softmax denominator, [heads]");
   tensor("--cu-seqlens-q", args.cu_seqlens_q, "varlen queries, int32 [batch + 1]");
   tensor("--cu-seqlens-k", args.cu_seqlens_k, "varlen keys, int32 [batch + 1]");
-  tensor("--used-k", args.used_k, "keys in use, int32 [batch]");
+  tensor("--used-k", args.used_k, "keys in use per sequence, int32 [batch]");
   tensor("--q-start", args.q_start, "position of query 0, int32 [batch]");
   tensor("--k-start", args.k_start, "position of key 0, int32 [batch]");
-  command.add_flag("--lse", args.lse, "also compute the log-sum-exp")->group(options);
+  command.add_flag("--lse", args.lse, "also compute the log-sum-exp (LSE)")->group(options);
   command.add_flag("--out-f32", args.out_f32, "f32 output for 16-bit inputs")->group(options);
-  command.add_option("--reproducibility", args.reproducibility, "deterministic or batch_invariant")
+  command
+      .add_option("--reproducibility", args.reproducibility,
+                  "batch_invariant: the bits of a row depend on its own data only")
       ->check(CLI::IsMember({"deterministic", "batch_invariant"}))
       ->capture_default_str()
       ->group(options);

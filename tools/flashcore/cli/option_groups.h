@@ -1,4 +1,4 @@
-// Options that several subcommands share.
+// Options shared by several commands.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,12 +11,12 @@ void add_device_options(CLI::App& command, DeviceArgs& args);
 void add_case_options(CLI::App& command, SelectionArgs& args);
 void add_control_options(CLI::App& command, RunControlArgs& args);
 void add_splits_option(CLI::App& command, std::optional<int>& splits);
-/// `what` is limited by the deadline; `usual` describes the default.
-void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s, const char* what,
-                         const char* usual);
+/// `unit` is the work that the deadline limits, "a problem".
+void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s,
+                         const std::string& unit, const std::string& default_limit);
 void add_page_size_option(CLI::App& command, std::int64_t& page_size);
 
-/// Sizes, dtype and the options of the library. `files`: tensor options may name files.
+/// Sizes, dtype and the options of the library. With `files`, tensor options may name files.
 void add_problem_options(CLI::App& command, ProblemArgs& args, bool files);
 
 }  // namespace flashcore::tool

@@ -14,7 +14,7 @@ void in_parallel(std::int64_t count, int threads, const std::function<void(std::
   const auto work = [&] {
     for (std::int64_t i = next++; i < count; i = next++) body(i);
   };
-  std::vector<std::jthread> helpers;  // joined at the end
+  std::vector<std::jthread> helpers;  // joined by their destructors
   for (int i = 1; i < threads; ++i) helpers.emplace_back(work);
   work();
 }

@@ -9,11 +9,11 @@ namespace flashcore::tool {
 namespace {
 
 std::atomic<int> g_signal{0};
-static_assert(std::atomic<int>::is_always_lock_free, "a signal handler may only touch such");
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler needs a lock-free atomic");
 
 void note(int signal) { g_signal.store(signal); }
 
-double g_begun_before_s = 0;
+double g_earlier_s = 0;
 
 }  // namespace
 
@@ -28,13 +28,13 @@ void note_interrupts() {
 
 int noted_signal() { return g_signal.load(); }
 void note_signal(int number) { note(number); }
-void begun_before(double seconds) { g_begun_before_s = seconds; }
+void count_earlier_time(double seconds) { g_earlier_s = seconds; }
 
 Stop::Stop(double limit_s) : limit_s_(limit_s), start_(std::chrono::steady_clock::now()) {}
 
 double Stop::elapsed_s() const {
   const std::chrono::duration<double> here = std::chrono::steady_clock::now() - start_;
-  return g_begun_before_s + here.count();
+  return g_earlier_s + here.count();
 }
 
 bool Stop::expired() const { return limit_s_ > 0 && elapsed_s() >= limit_s_; }

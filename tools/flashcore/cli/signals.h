@@ -1,5 +1,5 @@
-// When to stop early: Ctrl-C, SIGTERM or a time limit. Loops ask between two pieces of work, so
-// that what was done so far can still be printed.
+// Early stop by Ctrl-C, SIGTERM or a time limit. Loops poll between two problems, so that they can
+// still print the results so far.
 #pragma once
 
 #include <chrono>
@@ -7,15 +7,15 @@
 
 namespace flashcore::tool {
 
-/// From now on the first SIGINT or SIGTERM is only noted; a second one ends the process as usual.
+/// From now on the first SIGINT or SIGTERM is only noted. A second one ends the process.
 void note_interrupts();
 
-/// The signal that came, 0: none. note_signal() is for one that came to another process.
+/// The signal received so far; 0: none. note_signal() is for one that another process received.
 int noted_signal();
 void note_signal(int number);
 
-/// This process goes on with what began so many seconds before it.
-void begun_before(double seconds);
+/// Adds the time of the earlier processes of this run to Stop::elapsed_s().
+void count_earlier_time(double seconds);
 
 class Stop {
  public:
@@ -23,7 +23,7 @@ class Stop {
   explicit Stop(double limit_s);
 
   bool now() const;
-  /// "interrupted", "the time limit of 10 s was reached", or nothing.
+  /// "interrupted" or "the time limit of 10 s was reached"; empty: neither.
   std::string reason() const;
   double elapsed_s() const;
 
@@ -34,7 +34,7 @@ class Stop {
   std::chrono::steady_clock::time_point start_;
 };
 
-/// `code`, or 128 + the signal's number where one came: 130 for Ctrl-C.
+/// Returns `code`, or 128 + the signal number after a signal: 130 for Ctrl-C.
 int exit_code_after_interrupt(int code);
 
 }  // namespace flashcore::tool

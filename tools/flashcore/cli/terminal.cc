@@ -93,8 +93,8 @@ std::string number(double value) {
   return size >= 0.001 && size < 1e5 ? formatted("{:.3g}", value) : formatted("{:.1e}", value);
 }
 
-Progress::Progress(std::string what, std::int64_t total, bool quiet)
-    : what_(std::move(what)), total_(total), terminal_(isatty(STDERR_FILENO) != 0), quiet_(quiet) {}
+Progress::Progress(std::string unit, std::int64_t total, bool quiet)
+    : unit_(std::move(unit)), total_(total), terminal_(isatty(STDERR_FILENO) != 0), quiet_(quiet) {}
 
 Progress::~Progress() { clear(); }
 
@@ -106,7 +106,7 @@ void Progress::update(std::int64_t done, std::int64_t failures, double elapsed_s
       total_ > 0 ? std::min(1.0, static_cast<double>(done) / static_cast<double>(total_)) : 1.0;
   const double left_s = done > 0 ? elapsed_s * (1 - share) / share : 0;
   const std::string state =
-      formatted("{}/{} {}, {:.0f} s, about {:.0f} s left{}", done, total_, what_, elapsed_s, left_s,
+      formatted("{}/{} {}, {:.0f} s, about {:.0f} s left{}", done, total_, unit_, elapsed_s, left_s,
                 failures > 0 ? formatted(", {} FAILED", failures) : "");
   if (!terminal_) {
     print_error("flashcore: {}\n", state);

@@ -1,5 +1,5 @@
-// Formatting, by fmt. Only text.cc compiles fmt itself: in every file it would take longer than the
-// file.
+// Formatting with fmt. Only text.cc compiles fmt's implementation, because that takes longer than
+// the rest of a file.
 #pragma once
 
 #include <fmt/core.h>
@@ -18,21 +18,21 @@ std::string formatted(fmt::format_string<Args...> format, Args&&... args) {
   return format_arguments(format, fmt::make_format_args(args...));
 }
 
-/// On standard output.
+/// Prints to standard output.
 template <typename... Args>
 void print_out(fmt::format_string<Args...> format, Args&&... args) {
   const std::string text = format_arguments(format, fmt::make_format_args(args...));
   std::fwrite(text.data(), 1, text.size(), stdout);
 }
 
-/// On standard error.
+/// Prints to standard error.
 template <typename... Args>
 void print_error(fmt::format_string<Args...> format, Args&&... args) {
   const std::string text = format_arguments(format, fmt::make_format_args(args...));
   std::fwrite(text.data(), 1, text.size(), stderr);
 }
 
-/// A word as a POSIX shell takes it.
+/// A word quoted for a POSIX shell.
 std::string quoted(const std::string& word);
 
 /// "a, b, c"

@@ -20,9 +20,9 @@ std::string line_of(const Json& json) {
 
 }  // namespace
 
-double task_limit_s(const std::optional<double>& deadline_s, Device device, double usual_s) {
+double task_limit_s(const std::optional<double>& deadline_s, Device device, double default_s) {
   if (deadline_s) return *deadline_s;
-  return device.type == DeviceType::cuda ? usual_s : 0;
+  return device.type == DeviceType::cuda ? default_s : 0;
 }
 
 WorkerLink& WorkerLink::here() {
@@ -35,12 +35,13 @@ void WorkerLink::open() {
   unsetenv(kWorkerVariable);
   open_ = true;
   end_with_parent();
-  signal(SIGTTOU, SIG_IGN);  // not the terminal's group, and yet it may write there
+  signal(SIGTTOU, SIG_IGN);  // a background process group may write to the terminal
   struct stat file {};
-  if (fstat(kResumeFd, &file) != 0) throw CommandError("a worker is started by flashcore alone");
+  if (fstat(kResumeFd, &file) != 0)
+    throw CommandError("FLASHCORE_WORKER is set, but no supervisor started this process");
   std::string text(static_cast<std::size_t>(file.st_size), '\0');
   if (!read_all(kResumeFd, text.data(), text.size())) {
-    throw CommandError("the supervisor's file cannot be read");
+    throw CommandError("cannot read the supervisor's file");
   }
   close(kResumeFd);
   std::size_t at = text.find('\n');
@@ -49,7 +50,7 @@ void WorkerLink::open() {
   suspects_ = head["suspects"].get<std::vector<std::string>>();
   unrepeated_ = head["unrepeated"];
   shown_ = head["shown"].get<std::set<std::string>>();
-  begun_before(head["elapsed_s"]);
+  count_earlier_time(head["elapsed_s"]);
   if (const int number = head["signal"]; number != 0) note_signal(number);
   while (++at < text.size()) {
     const std::size_t end = text.find('\n', at);

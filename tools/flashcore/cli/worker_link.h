@@ -1,10 +1,10 @@
-// What a worker process tells its supervisor (supervise.h), and what it learns of the workers
-// before it. A line of JSON each:
+// The connection of a worker process to its supervisor (supervise.h). A worker sends these
+// messages, one line of JSON each:
 //   {"begin": KEY, "kernel": ..., "problem": ..., "replay": ..., "limit_s": ...}
-//   {"done": KEY, ...}      a record: whatever the command needs to count this task again
-//   {"shown": KEY}          its failure has been printed
+//   {"done": KEY, ...}      a record, from which a later worker can count the task again
+//   {"shown": KEY}          the failure of this task has been printed
 //   {"exit": CODE}
-// A worker that takes over gets all records, and passes over the tasks they belong to.
+// A worker that takes over receives all records and skips the tasks that they belong to.
 #pragma once
 
 #include <mutex>
@@ -21,41 +21,42 @@ namespace flashcore::tool {
 
 using Json = nlohmann::ordered_json;
 
-/// A piece of work that might never end.
+/// A unit of work that might never end.
 struct Task {
-  std::string key;  ///< unique in the command
+  std::string key;  ///< unique within the command
   std::string kernel, problem, replay;
-  double limit_s = 0;  ///< 0: as long as it takes
+  double limit_s = 0;  ///< 0: no limit
 };
 
-/// The time a task has: --deadline's, else `usual_s` on a GPU; a CPU's kernels end.
-double task_limit_s(const std::optional<double>& deadline_s, Device device, double usual_s);
+/// Time limit of a task: --deadline if given, else `default_s` on a GPU and none on a CPU, whose
+/// kernels always end.
+double task_limit_s(const std::optional<double>& deadline_s, Device device, double default_s);
 
 class WorkerLink {
  public:
-  /// This process's. Without a supervisor nothing is told and nothing was done before.
+  /// The link of this process. Without a supervisor it sends nothing and has no records.
   static WorkerLink& here();
 
-  /// Opens what the supervisor left open. Called once, before anything else.
+  /// Connects to the supervisor, if there is one. Call once, first.
   void open();
-  bool open_to_supervisor() const { return open_; }
+  bool has_supervisor() const { return open_; }
 
   void begin(const Task& task) { tell(to_json(task)); }
   void done(const std::string& key, Json record);
   void shown(const std::string& key);
   void exits(int code) { tell({{"exit", code}}); }
 
-  /// Whether an earlier worker of this run was ended.
+  /// True if an earlier worker of this run was killed or crashed.
   bool takes_over() const { return takes_over_; }
-  /// Of all tasks that are done, with their keys, in the order they were done.
+  /// Records of all tasks that are done, by key, in the order of completion.
   const std::vector<std::pair<std::string, Json>>& records() const { return records_; }
-  /// The record of a task; null where it is not done.
+  /// The record of a task; null if it is not done.
   const Json* record(const std::string& key) const;
   bool was_shown(const std::string& key) const { return shown_.contains(key); }
-  /// Tasks that ran when the last worker was ended: to be run first, one at a time.
+  /// Tasks that were running when the last worker ended. Run these first, one at a time.
   const std::vector<std::string>& suspects() const { return suspects_; }
-  /// If every suspect ends, the last of them failed, by this reason: it was overdue beside the
-  /// others. Empty where one that does not end is known already.
+  /// If every suspect ends when run alone, the last one counts as failed, for this reason. Empty if
+  /// the task that does not end is already known.
   const std::string& unrepeated() const { return unrepeated_; }
 
   static Json to_json(const Task& task);
@@ -71,7 +72,7 @@ class WorkerLink {
   std::string unrepeated_;
 };
 
-/// What the supervisor starts a worker with.
+/// Environment variable and descriptors of a worker.
 inline constexpr const char* kWorkerVariable = "FLASHCORE_WORKER";
 inline constexpr int kReportFd = 3, kResumeFd = 4;
 

@@ -1,4 +1,4 @@
-// flashcore bench: the cases of bench/cases.json, checked, timed, written down and compared.
+// flashcore bench: checks and times the cases of bench/cases.json, and compares results.
 #include <algorithm>
 #include <ctime>
 
@@ -26,7 +26,7 @@ std::string now_utc() {
   return text;
 }
 
-/// Without --suite and --case: what the device is meant for.
+/// The suites of --suite, or the default suites of the device.
 std::vector<std::string> suites_of(const BenchArgs& args, const Target& target) {
   if (!args.selection.suites.empty() || !args.selection.cases.empty()) return args.selection.suites;
   if (target.device.type == DeviceType::cpu) return {"cpu"};
@@ -49,7 +49,7 @@ Json row_json(const BenchRow& row) {
   json["worst_ratio"] = row.comparison.worst_ratio;
   json["tflops"] = needed.flops / row.timing.median / 1e6;
   json["gbs"] = needed.bytes / row.timing.median / 1e3;
-  if (row.floor_us > 0) json["floor_us"] = row.floor_us;
+  if (row.roofline_us > 0) json["floor_us"] = row.roofline_us;
   json["peers_us"] = Json::object();
   return json;
 }
@@ -79,7 +79,7 @@ class Bench {
                {"failed", Json::array()}};
   }
 
-  /// Whether every check passed.
+  /// Returns true if every check passed.
   bool run() {
     if (!args_.json && !link_.takes_over()) print_heading();
     for (std::size_t i = 0; i < cases_.size(); ++i) {
@@ -90,7 +90,7 @@ class Bench {
       run_case(cases_[i]);
       save();
     }
-    if (const Json* record = link_.record(kHostCost)) take(kHostCost, *record, nullptr);
+    if (const Json* record = link_.record(kHostCost)) restore(kHostCost, *record, nullptr);
     if (result_["failed"].empty() && !stop_.now()) measure_host_cost();
     const std::string reason = stop_.reason();
     result_["complete"] = reason.empty();
@@ -108,12 +108,12 @@ class Bench {
  private:
   void print_heading() const {
     const DeviceInfo& d = target_.real;
-    print_out("{}, {:.4g} TFLOP/s f32, {:.4g} GB/s; at least {} samples a row, seed {}\n\n",
+    print_out("{}, {:.4g} TFLOP/s f32, {:.4g} GB/s; {} samples per row, seed {}\n\n",
               describe(target_), d.f32_tflops, d.memory_gbs, args_.samples, args_.control.seed);
     print_line("case", "shape", "dtype",
-               formatted("{:22} {:>9} {:>6} {:>7} {:>6} {:>6}", "kernel", "us", "spread", "TFLOP/s",
-                         "GB/s", "floor"));
-    std::fflush(stdout);  // or it would be lost with a process that is ended
+               formatted("{:22} {:>9} {:>6} {:>7} {:>6} {:>8}", "kernel", "us", "spread", "TFLOP/s",
+                         "GB/s", "roofline"));
+    std::fflush(stdout);  // a worker may be killed later
   }
 
   void measure_host_cost() {
@@ -138,15 +138,15 @@ class Bench {
       chosen = kernels_for(args_.selection.kernel, target_, spec_of(c, args_.control));
     }
     if (chosen.empty() && link_.record(c.label()) != nullptr) {
-      take(c.label(), *link_.record(c.label()), &c);
+      restore(c.label(), *link_.record(c.label()), &c);
     } else if (chosen.empty() && !stop_.now()) {
-      keep(c.label(), skip(c, "none of the kernels asked for takes this case"));
+      record_entry(c.label(), skip(c, "no matching kernel supports this case"));
     }
     for (const KernelInfo* kernel : chosen) {
       const std::string key =
           kernel == nullptr ? c.label() : formatted("{} {}", c.label(), kernel->id);
       if (const Json* record = link_.record(key)) {
-        take(key, *record, &c);
+        restore(key, *record, &c);
         continue;
       }
       if (stop_.now()) return;
@@ -154,11 +154,11 @@ class Bench {
       const BenchOutcome outcome = bench_case_on(c, kernel, target_, args_, stop_);
       if (outcome.row) {
         if (!args_.json) print_row(*outcome.row);
-        keep(key, {{"list", "rows"}, {"entry", row_json(*outcome.row)}});
+        record_entry(key, {{"list", "rows"}, {"entry", row_json(*outcome.row)}});
       } else if (!outcome.check_failure.empty()) {
-        keep(key, fail(c, kernel == nullptr ? "" : kernel->id, outcome));
+        record_entry(key, fail(c, kernel == nullptr ? "" : kernel->id, outcome));
       } else {
-        keep(key, skip(c, outcome.skipped));
+        record_entry(key, skip(c, outcome.skipped));
       }
     }
   }
@@ -171,18 +171,18 @@ class Bench {
         {key, name, verify::to_string(spec),
          replay_case(args_.program, "bench", c.label(), name, args_.device, args_.selection.file,
                      args_.control),
-         task_limit_s(args_.control.deadline_s, target_.device, usual_limit_s(args_.samples))});
+         task_limit_s(args_.control.deadline_s, target_.device, default_limit_s(args_.samples))});
   }
 
-  /// Into the result, and into the hands of a process that might have to take over.
-  void keep(const std::string& key, const Json& record) {
+  /// Adds an entry to the result, and records it for a worker that may take over.
+  void record_entry(const std::string& key, const Json& record) {
     result_[record["list"].get<std::string>()].push_back(record["entry"]);
     std::fflush(stdout);
     link_.done(key, record);
   }
 
-  /// What an earlier process of this run left; a row that did not end is a failed one.
-  void take(const std::string& key, const Json& record, const BenchCase* c) {
+  /// Adds the record of an earlier worker of this run. A row that did not end counts as failed.
+  void restore(const std::string& key, const Json& record, const BenchCase* c) {
     if (record.contains("list")) {
       result_[record["list"].get<std::string>()].push_back(record["entry"]);
     }
@@ -200,7 +200,7 @@ class Bench {
     link_.shown(key);
   }
 
-  /// Rows appear as they are done, so the widths are known beforehand.
+  /// Prints a row as soon as it is done, so the widths do not depend on the rows.
   void print_line(const std::string& name, const std::string& shape, const std::string& dtype,
                   const std::string& rest) const {
     std::size_t width = 4;
@@ -214,11 +214,12 @@ class Bench {
   void print_row(const BenchRow& row) const {
     const Cost needed = cost(row.plan.problem);
     const double us = row.timing.median;
-    print_line(row.bench_case,
-               formatted("{:22} {:>9} {:>5.1f}% {:7.3g} {:6.4g} {:>6}", row.plan.kernel->id,
-                         microseconds(us), 100 * row.timing.spread, needed.flops / us / 1e6,
-                         needed.bytes / us / 1e3,
-                         row.floor_us > 0 ? formatted("{:.1f}%", 100 * row.floor_us / us) : "-"));
+    print_line(
+        row.bench_case,
+        formatted("{:22} {:>9} {:>5.1f}% {:7.3g} {:6.4g} {:>8}", row.plan.kernel->id,
+                  microseconds(us), 100 * row.timing.spread, needed.flops / us / 1e6,
+                  needed.bytes / us / 1e3,
+                  row.roofline_us > 0 ? formatted("{:.1f}%", 100 * row.roofline_us / us) : "-"));
   }
 
   Json skip(const BenchCase& c, const std::string& reason) const {
@@ -233,7 +234,7 @@ class Bench {
     json["kernel"] = kernel;
     json["reason"] = outcome.check_failure;
     if (!args_.json) {
-      print_line(c, red("NOT TIMED, its check failed: " + outcome.check_failure));
+      print_line(c, red("NOT TIMED, check failed: " + outcome.check_failure));
       print_out("{}", outcome.report);
     }
     return {{"list", "failed"}, {"entry", std::move(json)}};
@@ -257,9 +258,9 @@ class Bench {
 
 void print_host_cost(const Json& result) {
   const double launch_us = result["launch_us"];
-  print_out("\nhost cost of make_plan + run: {:.2f} us a call{}, {}\n",
+  print_out("\nhost cost of make_plan + run: {:.2f} us per call{}, {}\n",
             result["host_us"].get<double>(),
-            launch_us > 0.01 ? formatted(" ({:.2f} us of it an empty launch)", launch_us) : "",
+            launch_us > 0.01 ? formatted(" ({:.2f} us of it for an empty launch)", launch_us) : "",
             result["host_problem"].get<std::string>());
 }
 

@@ -1,4 +1,4 @@
-// flashcore check: every kernel against the oracle, with the coverage and a way to replay.
+// flashcore check: checks every kernel against the oracle, reports coverage and replay commands.
 #include <algorithm>
 
 #include "check/check_report.h"
@@ -19,7 +19,7 @@ std::vector<const KernelInfo*> infos(const std::vector<RunnableKernel>& kernels)
   return list;
 }
 
-/// The check as a whole: which suites, run them, say what came out.
+/// Selects the suites, checks them and prints the results.
 class Check {
  public:
   explicit Check(const CheckArgs& args)
@@ -35,8 +35,7 @@ class Check {
     if (!args.blocks.empty() && !gpu) {
       throw CommandError(
           "--blocks limits the CTAs of GPU kernels, but only the CPU is checked; use --threads for "
-          "a "
-          "CPU, or --device cuda");
+          "a CPU, or --device cuda");
     }
   }
 
@@ -74,7 +73,7 @@ class Check {
     std::fflush(stdout);  // a worker may be killed later
   }
 
-  /// The cases of a suite of the cases file.
+  /// Selects cases of the cases file.
   CheckSuite select(const std::string& suite) {
     const std::vector<BenchCase> known =
         args_.selection.file.empty() ? built_in_cases() : load_cases(args_.selection.file);
@@ -90,20 +89,20 @@ class Check {
   int finish() {
     const CheckTotals& totals = engine_.totals();
     const std::string ended_by = stop_.reason();
-    const std::string lack =
-        args_.require_coverage ? lacking(coverage_, *args_.require_coverage) : "";
-    const bool passed = totals.failures == 0 && totals.problems > 0 && lack.empty();
+    const std::string missing =
+        args_.require_coverage ? missing_coverage(coverage_, *args_.require_coverage) : "";
+    const bool passed = totals.failures == 0 && totals.problems > 0 && missing.empty();
     const bool complete = totals.problems == totals.planned && suites_done_ == suites_.size();
     if (args_.json) {
-      print_json(passed, complete, ended_by, lack);
+      print_json(passed, complete, ended_by, missing);
     } else {
-      print_text(passed, complete, ended_by, lack);
+      print_text(passed, complete, ended_by, missing);
     }
     return exit_code_after_interrupt(passed ? kOk : kFailed);
   }
 
   void print_text(bool passed, bool complete, const std::string& ended_by,
-                  const std::string& lack) const {
+                  const std::string& missing) const {
     const CheckTotals& totals = engine_.totals();
     if (cases_ != nullptr) {
       const bool regression = cases_->suite.name == kRegressionSuite;
@@ -115,7 +114,7 @@ class Check {
       if (!suite.summary.empty()) print_out("\n{}: {}\n", suite.name, suite.summary);
     }
     if (covers_options_) print_coverage(coverage_);
-    if (!lack.empty()) print_out("{}\n", red("coverage    " + lack));
+    if (!missing.empty()) print_out("{}\n", red("coverage    " + missing));
     const std::size_t more =
         static_cast<std::size_t>(totals.failures) -
         std::min<std::size_t>(static_cast<std::size_t>(totals.failures), totals.reports.size());
@@ -126,11 +125,11 @@ class Check {
               totals.failures == 1 ? "" : "s",
               complete ? ""
                        : formatted("; {} of {} done, {}", totals.problems, totals.planned,
-                                   ended_by.empty() ? "enough failures" : ended_by));
+                                   ended_by.empty() ? "--max-failures reached" : ended_by));
   }
 
   void print_json(bool passed, bool complete, const std::string& ended_by,
-                  const std::string& lack) const {
+                  const std::string& missing) const {
     const CheckTotals& totals = engine_.totals();
     Json kernels = Json::object();
     for (const auto& [id, t] : totals.kernels) {
@@ -153,7 +152,7 @@ class Check {
     for (const Target& target : targets_) json["devices"].push_back(tool::to_json(target.real));
     if (!args_.blocks.empty()) json["blocks"] = args_.blocks;
     if (!ended_by.empty()) json["stopped"] = ended_by;
-    if (!lack.empty()) json["coverage"]["lacking"] = lack;
+    if (!missing.empty()) json["coverage"]["lacking"] = missing;
     if (totals.first_failure) {
       json["first_failure"] = {{"suite", totals.first_failure->first},
                                {"index", totals.first_failure->second}};

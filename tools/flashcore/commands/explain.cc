@@ -1,4 +1,4 @@
-// flashcore explain: the plan of a problem in words, for this machine or any named device.
+// flashcore explain: prints the plan of a problem, for this machine or any named device.
 #include "bench/timing.h"
 #include "cli/json_output.h"
 #include "cli/text.h"
@@ -11,7 +11,7 @@
 namespace flashcore::tool {
 namespace {
 
-/// The named device, else the one of --device; a CPU of this machine is measured, for the floors.
+/// The device of --plan-for, else of --device. Measures this machine's CPU for the roofline bounds.
 DeviceInfo planned_device(const DeviceArgs& args) {
   DeviceInfo info;
   if (args.plan_for.empty()) {
@@ -36,14 +36,14 @@ std::vector<Named> wanted_problems(const ExplainArgs& args) {
   const SelectionArgs& s = args.selection;
   if (s.cases.empty() && s.suites.empty()) {
     if (!gives_sizes(args.problem)) {
-      throw CommandError("what should be explained? Give --shape 1,8,512,64 or --case NAME");
+      throw CommandError("give a problem to explain: --shape 1,8,512,64 or --case NAME");
     }
     Named one{"", spec_of(args.problem)};
     one.spec.options.num_splits = args.splits.value_or(0);
     put_in_pages(one.spec, args.page_size);
     return {one};
   }
-  if (gives_sizes(args.problem)) throw CommandError("give either sizes or --case and --suite");
+  if (gives_sizes(args.problem)) throw CommandError("give either sizes, or --case and --suite");
   std::vector<Named> problems;
   for (const BenchCase& c : select_cases(load_cases(s.file), s.suites, s.cases)) {
     const std::string reason = why_not(c);
@@ -71,7 +71,7 @@ int run_explain(const ExplainArgs& args) {
       if (!wanted.name.empty()) json["case"] = wanted.name;
       json["shape"] = shape_text(wanted.spec);
       json["dtype"] = to_string(wanted.spec.dtype);
-      json["floor_us"] = floor_us(problem, device);
+      json["floor_us"] = roofline_us(problem, device);
       json["text"] = explain(plan);
       plans.push_back(std::move(json));
       continue;

@@ -1,4 +1,4 @@
-// flashcore info: what this binary is, and what it can use here.
+// flashcore info: prints version, devices, kernels and source fingerprints.
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -21,7 +21,7 @@
 namespace flashcore::tool {
 namespace {
 
-using Fingerprints = std::map<std::string, std::string>;  // "tree" and families
+using Fingerprints = std::map<std::string, std::string>;  // by name: "tree" or a family
 
 Fingerprints own_fingerprints() {
   Fingerprints found{{"tree", source_fingerprint()}};
@@ -31,10 +31,11 @@ Fingerprints own_fingerprints() {
   return found;
 }
 
-/// Standard output of a program, which must succeed. No shell is involved: a path is a path.
+/// Runs a program, which must succeed, and returns its standard output. Uses no shell, so that the
+/// path needs no quoting.
 std::string output_of(const std::string& program, const char* argument) {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw CommandError("no pipe could be made");
+  if (pipe2(ends, O_CLOEXEC) != 0) throw CommandError("cannot create a pipe");
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
@@ -45,10 +46,10 @@ std::string output_of(const std::string& program, const char* argument) {
   posix_spawn_file_actions_destroy(&actions);
   close(ends[1]);
   std::string text;
-  char piece[4096];
+  char buffer[4096];
   ssize_t got = 0;
-  while ((got = read(ends[0], piece, sizeof piece)) > 0 || (got < 0 && errno == EINTR)) {
-    if (got > 0) text.append(piece, static_cast<std::size_t>(got));
+  while ((got = read(ends[0], buffer, sizeof buffer)) > 0 || (got < 0 && errno == EINTR)) {
+    if (got > 0) text.append(buffer, static_cast<std::size_t>(got));
   }
   close(ends[0]);
   int status = -1;
@@ -57,9 +58,8 @@ std::string output_of(const std::string& program, const char* argument) {
     }
   }
   if (error != 0 || !WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    throw CommandError(formatted("{} cannot be run{}{}; is --tree a FlashCore source tree?",
-                                 program, error != 0 ? ": " : "",
-                                 error != 0 ? std::strerror(error) : ""));
+    throw CommandError(formatted("cannot run {}{}{}; is --tree a FlashCore source tree?", program,
+                                 error != 0 ? ": " : "", error != 0 ? std::strerror(error) : ""));
   }
   return text;
 }
@@ -74,7 +74,7 @@ Fingerprints fingerprints_of_tree(const std::string& tree) {
   return found;
 }
 
-/// Names whose hashes differ; "tree" among them means that this binary is stale.
+/// Names whose hashes differ. This binary is stale if "tree" is one of them.
 std::vector<std::string> differences(const Fingerprints& own, const Fingerprints& tree) {
   std::vector<std::string> names;
   for (const auto& [name, hash] : tree) {
@@ -84,7 +84,7 @@ std::vector<std::string> differences(const Fingerprints& own, const Fingerprints
   return names;
 }
 
-/// What the driver says of a CUDA kernel, where it runs here.
+/// Resources of a CUDA kernel from the driver; none if the kernel does not run here.
 std::optional<KernelResources> resources_of(const KernelInfo& kernel,
                                             const std::vector<Target>& targets) {
   for (const Target& target : targets) {
@@ -104,7 +104,7 @@ bool runs_here(const KernelInfo& kernel, const std::vector<Target>& targets) {
 
 std::string kernel_table(const std::vector<Target>& targets) {
   Table table({"kernel", "device", "dtype", ">dims", ">tile", ">smem", "built", "runs", ">regs",
-               ">spill", ">blocks/SM", ">occupancy"});
+               ">spill", ">CTAs/SM", ">occupancy"});
   for (const KernelInfo& k : kernels()) {
     const bool gpu = k.device == DeviceType::cuda;
     std::vector<std::string> cells = {
@@ -126,8 +126,8 @@ std::string kernel_table(const std::vector<Target>& targets) {
     table.add(std::move(cells));
   }
   return table.text() +
-         "tile: query rows x keys; on a CPU the keys depend on the dims (x*). smem, regs and spill "
-         "in\nbytes, registers and bytes per thread, as the driver reports them.\n";
+         "tile: query rows x keys; on a CPU the keys depend on the dims (x*). smem: bytes per CTA. "
+         "regs,\nspill: registers and bytes per thread, from the driver.\n";
 }
 
 Json kernel_list(const std::vector<Target>& targets) {
@@ -152,7 +152,8 @@ Json kernel_list(const std::vector<Target>& targets) {
 std::string rates_line(const DeviceInfo& d) {
   std::string text =
       formatted("{:.4g} TFLOP/s f32 FMA, {:.4g} GB/s memory", d.f32_tflops, d.memory_gbs);
-  if (d.tensor16_tflops > 0) text += formatted(", {:.4g} TFLOP/s 16-bit matrix", d.tensor16_tflops);
+  if (d.tensor16_tflops > 0)
+    text += formatted(", {:.4g} TFLOP/s 16-bit tensor cores", d.tensor16_tflops);
   return text;
 }
 
@@ -183,7 +184,7 @@ void print_text(const InfoArgs& args, const std::vector<Target>& targets,
       print_out("cpu         {}, {} thread{}, instruction set {}\n", d.name, d.threads,
                 d.threads == 1 ? "" : "s", to_string(d.isa));
     } else {
-      print_out("cuda:{}      {}, sm_{}, {} SMs, {} KiB shared memory per block\n", d.device.index,
+      print_out("cuda:{}      {}, sm_{}, {} SMs, {} KiB shared memory per CTA\n", d.device.index,
                 d.name, d.compute_capability, d.sm_count, d.smem_per_block_bytes / 1024);
     }
     if (args.peak) print_out("  peak      {}\n", rates_line(d));
@@ -229,11 +230,11 @@ int run_info(const InfoArgs& args) {
   } else {
     print_text(args, targets, own);
     if (!args.tree.empty() && !stale) {
-      print_out("tree        {} {}\n", args.tree, green("is what this binary was built from"));
+      print_out("tree        {} {}\n", args.tree, green("matches this binary"));
     }
   }
   if (!stale) return kOk;
-  say(formatted("stale: this binary was built from {}, {} is {} (changed: {}); build it again",
+  say(formatted("stale: this binary was built from {}, {} is {} (changed: {}); rebuild it",
                 own.at("tree"), args.tree, tree.at("tree"), joined(changed)));
   return kFailed;
 }

@@ -1,4 +1,4 @@
-// flashcore quantize: a .npy file or random data to 8 bits and back, checked and timed.
+// flashcore quantize: quantizes .npy files or random data to 8 bits and back, checks and times it.
 #include "bench/timing.h"
 #include "cli/json_output.h"
 #include "cli/terminal.h"
@@ -26,18 +26,19 @@ int run_quantize(const QuantizeArgs& args) {
   const auto view = [&](const TensorView& t) {
     return QuantizeData::at(t, memory.data(), target.device);
   };
-  const QuantTensors to{view(data.wide), view(data.codes), view(data.scale), view(data.saturated)};
-  const QuantTensors from{view(data.codes), view(data.back), view(data.scale), {}};
+  const QuantTensors to{view(data.wide), view(data.quantized), view(data.scale),
+                        view(data.saturated)};
+  const QuantTensors from{view(data.quantized), view(data.dequantized), view(data.scale), {}};
   const QuantOptions options{args.block_rows, false, args.rotate};
   const QuantOptions given{args.block_rows, true, args.rotate};
   require(quantize(to, options));
   require(dequantize(from, options));
   require(backend.download(data.bytes() + data.input_bytes(), memory.data() + data.input_bytes(),
                            data.size() - data.input_bytes(), target.device.index));
-  const QuantizeFound found = judge(args, data);
+  const QuantizeErrors found = check_quantized(args, data);
   const bool passed = found.not_nearest == 0;
   if (!args.out.empty()) {
-    write_file(args.out, to_npy(data.here(data.codes)));
+    write_file(args.out, to_npy(data.here(data.quantized)));
   }
   if (!args.scale_out.empty()) {
     write_file(args.scale_out, to_npy(data.here(data.scale)));
@@ -45,19 +46,19 @@ int run_quantize(const QuantizeArgs& args) {
   Json json = {{"passed", passed},
                {"device", describe(target)},
                {"from", to_string(data.wide.dtype)},
-               {"to", to_string(data.codes.dtype)},
+               {"to", to_string(data.quantized.dtype)},
                {"rotate", args.rotate},
                {"relative_error", found.relative_error},
                {"saturated", found.saturated},
                {"not_nearest", found.not_nearest}};
   std::string text = formatted(
-      "device     {}\nvalues     {} to {}, a scale per {}{}\nerror      relative {:.3g}, {} "
+      "device     {}\nvalues     {} to {}, one scale per {}{}\nerror      relative {:.3g}, {} "
       "saturated\n"
       "check      {}\n",
-      describe(target), to_string(data.wide.dtype), to_string(data.codes.dtype), args.per,
+      describe(target), to_string(data.wide.dtype), to_string(data.quantized.dtype), args.per,
       args.rotate ? ", rows rotated" : "", found.relative_error, found.saturated,
-      passed ? green("passed, every code is the nearest")
-             : red(formatted("FAILED, {} codes are not the nearest", found.not_nearest)));
+      passed ? green("passed, every value is the nearest")
+             : red(formatted("FAILED, {} values are not the nearest", found.not_nearest)));
   if (passed && args.samples > 0) {
     double elements = 1;
     for (int i = 0; i < data.wide.rank; ++i) elements *= static_cast<double>(data.wide.shape[i]);
@@ -73,7 +74,7 @@ int run_quantize(const QuantizeArgs& args) {
       json["times"].push_back({{"what", name}, {"us", t.median}, {"gbs", rate}});
     };
     const double again = elements * static_cast<double>(size_of(data.wide.dtype));
-    timed("quantize, scales found", bytes + again,
+    timed("quantize, scales computed", bytes + again,
           [&](Stream s) { return quantize(to, options, {}, s); });
     timed("quantize, scales given", bytes, [&](Stream s) { return quantize(to, given, {}, s); });
     timed("dequantize", bytes, [&](Stream s) { return dequantize(from, options, s); });

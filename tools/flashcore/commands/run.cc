@@ -1,4 +1,5 @@
-// flashcore run: attention on .npy files or random data, checked against the oracle and timed.
+// flashcore run: runs attention on .npy files or random data, checks it against the oracle and
+// times it.
 #include "bench/timing.h"
 #include "check/check.h"
 #include "check/inspect.h"
@@ -20,9 +21,9 @@
 namespace flashcore::tool {
 namespace {
 
-/// The oracle computes all rows up to this many multiply-adds, beyond that a sample of them.
+/// The oracle computes all rows up to this many multiply-adds, and a sample of them beyond.
 constexpr double kOracleWork = 2e9;
-/// Of --stage and --trace, which run a kernel many times and the oracle on every row.
+/// Default limit of --stage and --trace, which run a kernel many times and the oracle on every row.
 constexpr double kInspectionLimitS = 600;
 
 struct RunResult {
@@ -31,7 +32,7 @@ struct RunResult {
   verify::Comparison comparison;
   std::size_t rows_checked = 0, rows = 0;
   Timing timing;
-  std::vector<std::byte> after;  ///< the case's block with its outputs
+  std::vector<std::byte> after;  ///< the block of the case, with its outputs
 };
 
 Status calculate(const Plan& plan, const Tensors& tensors, Workspace workspace) {
@@ -77,7 +78,7 @@ RunResult run_one(const HostCase& host, const char* kernel, const Target& target
   return result;
 }
 
-/// Cases one after the other, each only when it is its turn: they may be large.
+/// Visits the cases. Holds one at a time, because they may be large.
 template <typename Visit>
 void for_each_case(const RunArgs& args, const Stop& stop, Visit visit) {
   const bool files = !args.q.empty() || !args.k.empty() || !args.v.empty();
@@ -85,17 +86,17 @@ void for_each_case(const RunArgs& args, const Stop& stop, Visit visit) {
   const bool sizes = gives_sizes(args.problem);
   if (files + selected + sizes != 1) {
     throw CommandError(
-        "give one of --shape (random data), --case or --suite (random data), --q, --k and --v "
+        "give one of --shape (random data), --case or --suite (random data), or --q, --k and --v "
         "(.npy files)");
   }
   if (files && (args.q.empty() || args.k.empty() || args.v.empty())) {
     throw CommandError("--q, --k and --v belong together; give all three files");
   }
   if (!files && !args.block_table.empty()) {
-    throw CommandError("--block-table: random data has none; say --page-size KEYS");
+    throw CommandError("--block-table needs .npy files; use --page-size KEYS with random data");
   }
   if (files && args.control.page_size > 0) {
-    throw CommandError("--page-size: q, k and v are files; give their --block-table FILE");
+    throw CommandError("--page-size needs random data; use --block-table FILE with .npy files");
   }
   if (files) {
     HostCase host = file_host_case(args);
@@ -109,7 +110,7 @@ void for_each_case(const RunArgs& args, const Stop& stop, Visit visit) {
     spec.seed = args.control.seed;
     spec.lse = spec.lse || !args.lse_out.empty();
     put_in_pages(spec, args.control.page_size);
-    value_or_throw(problem_of(spec, Device{}));  // refuses what could not be allocated
+    value_or_throw(problem_of(spec, Device{}));  // rejects sizes too large to allocate
     return visit(random_host_case(spec));
   }
   for (const BenchCase& c :
@@ -150,7 +151,7 @@ void print_text(const RunResult& r, const std::string& device) {
             r.plan.splits == 1 ? "" : "s");
   print_out("error      max {}, relative {}, LSE {}; worst error is {:.3g} of its bound\n",
             number(r.comparison.max_error), number(r.comparison.relative_error),
-            r.plan.problem.lse.given() ? number(r.comparison.max_lse_error) : "not asked for",
+            r.plan.problem.lse.given() ? number(r.comparison.max_lse_error) : "not requested",
             r.comparison.worst_ratio);
   print_out("check      {} ({} of {} rows against the fp64 oracle)\n",
             r.comparison.ok ? green("passed") : red("FAILED"), r.rows_checked, r.rows);
@@ -162,14 +163,14 @@ void print_text(const RunResult& r, const std::string& device) {
             needed.bytes / r.timing.median / 1e3);
 }
 
-/// One run of a kernel, as the supervisor is told of it.
+/// Describes one run of a kernel to the supervisor.
 Task task_of(const RunArgs& args, const HostCase& host, const KernelInfo* kernel,
              const Target& target) {
   Options options = host.options;
   if (kernel != nullptr) options.kernel = kernel->id;
   Task task;
   task.kernel = kernel != nullptr ? kernel->id : "(no plan)";
-  // Planning needs a device's pointers, not its memory.
+  // Planning needs pointers of the device, not its memory.
   auto* base = const_cast<std::byte*>(host.bytes.data());
   const Result<Problem> problem = make_problem(host.at(base, target.device), options);
   if (problem.ok()) {
@@ -186,7 +187,7 @@ Task task_of(const RunArgs& args, const HostCase& host, const KernelInfo* kernel
                                   : replay_case(args.program, "run", host.name, task.kernel,
                                                 args.device, args.selection.file, args.control);
   task.limit_s = task_limit_s(args.control.deadline_s, target.device,
-                              inspects(args) ? kInspectionLimitS : usual_limit_s(args.samples));
+                              inspects(args) ? kInspectionLimitS : default_limit_s(args.samples));
   return task;
 }
 
@@ -198,7 +199,7 @@ Json hung_json(const Json& record, const std::string& device) {
   return json;
 }
 
-/// In the layout the inputs have.
+/// Writes the outputs in the layout of the inputs.
 void write_outputs(const RunArgs& args, const HostCase& host, RunResult& result) {
   const Tensors outputs = host.at(result.after.data(), Device{});
   if (!args.out.empty()) {
@@ -228,9 +229,9 @@ int run_run(const RunArgs& args) {
     const auto chosen = kernels_for(args.selection.kernel, target, computes, is_8bit(t.k.dtype),
                                     dim(t.q), dim(t.v));
     if (chosen.empty()) {
-      throw CommandError(formatted("--kernel \"{}\": none of these takes {} with dims {}/{}",
-                                   args.selection.kernel, to_string(t.q.dtype), dim(t.q),
-                                   dim(t.v)));
+      throw CommandError(
+          formatted("--kernel \"{}\": no matching kernel supports {} with dims {}/{}",
+                    args.selection.kernel, to_string(t.q.dtype), dim(t.q), dim(t.v)));
     }
     for (const KernelInfo* kernel : chosen) {
       const Task task = task_of(args, host, kernel, target);
@@ -249,7 +250,7 @@ int run_run(const RunArgs& args) {
       }
       if (stop.now()) return;
       link.begin(task);
-      const auto keep = [&](bool ok, Json json) {
+      const auto record_result = [&](bool ok, Json json) {
         std::fflush(stdout);
         link.done(task.key, {{"passed", ok}, {"result", json}});
         results.push_back(std::move(json));
@@ -259,7 +260,7 @@ int run_run(const RunArgs& args) {
       if (inspects(args)) {
         const Inspection found = inspect(args, host, kernel, target);
         if (!args.json) print_out("{}{}", done > 0 ? "\n" : "", found.text);
-        keep(found.passed, found.json);
+        record_result(found.passed, found.json);
         continue;
       }
       RunResult result = run_one(host, kernel == nullptr ? nullptr : kernel->id, target,
@@ -272,7 +273,7 @@ int run_run(const RunArgs& args) {
         if (!args.out.empty()) print_out("out        written to {}\n", args.out);
         if (!args.lse_out.empty()) print_out("lse        written to {}\n", args.lse_out);
       }
-      keep(result.comparison.ok, to_json(result, device));
+      record_result(result.comparison.ok, to_json(result, device));
     }
   };
   for_each_case(args, stop, visit);

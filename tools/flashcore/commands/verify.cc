@@ -1,4 +1,4 @@
-// flashcore verify: which stage of an attention implementation is wrong?
+// flashcore verify: finds the first wrong stage of an attention implementation.
 #include <algorithm>
 #include <fstream>
 
@@ -16,7 +16,7 @@
 namespace flashcore::tool {
 namespace {
 
-constexpr double kUsualLimitS = 20;  // of one call
+constexpr double kDefaultLimitS = 20;  // per call
 
 class Verification {
  public:
@@ -37,14 +37,14 @@ class Verification {
          args_.dtypes.empty() ? std::vector<std::string>{"f32"} : args_.dtypes) {
       if (noted_signal() != 0) return;
       const auto target = library_target(args_.library, args_.symbol, device,
-                                         args_.deadline_s.value_or(kUsualLimitS));
+                                         args_.deadline_s.value_or(kDefaultLimitS));
       verify_one(args_.symbol, dtype, *target, args_.out_dtype, args_.arithmetic);
     }
   }
 
   void verify_kernels() {
     const std::vector<Target> targets{find_target(args_.device)};
-    const double limit_s = task_limit_s(args_.deadline_s, targets[0].device, kUsualLimitS);
+    const double limit_s = task_limit_s(args_.deadline_s, targets[0].device, kDefaultLimitS);
     const std::unique_ptr<KernelTarget> calls =
         limit_s > 0 ? kernel_child(args_.device, limit_s) : kernels_here(targets[0]);
     for (const RunnableKernel& runnable : find_kernels(args_.kernel, targets)) {
@@ -61,10 +61,10 @@ class Verification {
       }
     }
     if (reports_.empty() && noted_signal() == 0)
-      throw CommandError("--dtype: no kernel chosen takes it");
+      throw CommandError("--dtype: no matching kernel supports it");
   }
 
-  /// The inputs a kernel takes. 8-bit ones with an f32 output are f16 kernels' matter.
+  /// Input dtypes of a kernel. 8-bit inputs with an f32 output belong to the f16 kernels.
   static std::vector<DType> dtypes_of(const KernelInfo& kernel) {
     std::vector<DType> dtypes;
     if (needs_e4m3(kernel)) return {DType::e4m3};
@@ -75,14 +75,15 @@ class Verification {
     return dtypes;
   }
 
-  /// Of an 8-bit q only a bf16 output says that the kernel is bf16's; those that need e4m3 write no
+  /// With an 8-bit q, only a bf16 output selects a bf16 kernel. Kernels that need e4m3 write no
   /// f32.
   std::string out_dtype_of(const KernelInfo& kernel) const {
-    const bool says = needs_8_bits(kernel) && (kernel.dtype == DType::bf16 || needs_e4m3(kernel));
-    return args_.out_dtype.empty() && says ? to_string(kernel.dtype) : args_.out_dtype;
+    const bool needs_own =
+        needs_8_bits(kernel) && (kernel.dtype == DType::bf16 || needs_e4m3(kernel));
+    return args_.out_dtype.empty() && needs_own ? to_string(kernel.dtype) : args_.out_dtype;
   }
 
-  /// Codes are exact in any of our kernels: what they round to is P's format.
+  /// All our kernels represent 8-bit values exactly; they round P only.
   std::string arithmetic_of(const KernelInfo& kernel, DType dtype) const {
     if (!args_.arithmetic.empty() || !is_8bit(dtype)) return args_.arithmetic;
     return to_string(kernel.probability_dtype);
@@ -116,7 +117,7 @@ class Verification {
     };
     Result<VerifyReport> result = verify::run_probes(options, target);
     progress.clear();
-    if (noted_signal() != 0) return;  // its last calls may have been left out
+    if (noted_signal() != 0) return;  // the last calls may not have run
     if (!result.ok()) throw CommandError(formatted("{}: {}", name, result.status().message()));
     VerifyReport report = *result;
     report.fingerprint = source_fingerprint();
@@ -130,7 +131,7 @@ class Verification {
     reports_.push_back(std::move(report));
   }
 
-  /// The command that shows just this again.
+  /// The command that reproduces the failure.
   std::string command_of(const VerifyReport& report) const {
     std::string probe;
     for (const ProbeResult& p : report.probes) {
@@ -155,7 +156,7 @@ class Verification {
                     reports_.size() == 1 ? "" : "s"));
     }
     if (!args_.html.empty() && !reports_.empty()) {
-      // The page of the first that is wrong, or of the last.
+      // The first wrong report, else the last one.
       const auto first = std::find_if(reports_.begin(), reports_.end(),
                                       [](const VerifyReport& r) { return !r.ok; });
       std::ofstream file(args_.html);

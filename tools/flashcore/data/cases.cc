@@ -9,7 +9,7 @@
 #include "command_error.h"
 #include "data/npy.h"
 #include "data/problem.h"
-#include "generated/cases_json.h"  // bench/cases.json as it was when this program was built
+#include "generated/cases_json.h"  // bench/cases.json at build time
 
 namespace flashcore::tool {
 namespace {
@@ -50,7 +50,7 @@ BenchCase case_of(const Json& row) {
   return c;
 }
 
-/// The distinct values of a field, in order of appearance.
+/// Distinct values of a field, in order of appearance.
 template <typename Field>
 std::string known(const std::vector<BenchCase>& cases, Field field) {
   std::vector<std::string> values;
@@ -63,13 +63,12 @@ std::string known(const std::vector<BenchCase>& cases, Field field) {
 }
 
 template <typename Matches>
-void require_one(const std::vector<BenchCase>& cases, const std::vector<std::string>& wanted,
-                 Matches matches, const char* what, const std::string& known_values) {
+void require_known(const std::vector<BenchCase>& cases, const std::vector<std::string>& wanted,
+                   Matches matches, const char* what, const std::string& known_values) {
   for (const std::string& name : wanted) {
     if (std::none_of(cases.begin(), cases.end(),
                      [&](const BenchCase& c) { return matches(c, name); })) {
-      throw CommandError(
-          formatted("there is no {} \"{}\"; known are {}", what, name, known_values));
+      throw CommandError(formatted("unknown {} \"{}\"; known: {}", what, name, known_values));
     }
   }
 }
@@ -123,7 +122,7 @@ std::vector<BenchCase> load_cases(const std::string& file) {
 std::vector<BenchCase> select_cases(const std::vector<BenchCase>& cases,
                                     const std::vector<std::string>& suites,
                                     const std::vector<std::string>& names) {
-  require_one(cases, suites, in_suite, "suite", known(cases, [](auto& c) { return c.suite; }));
+  require_known(cases, suites, in_suite, "suite", known(cases, [](auto& c) { return c.suite; }));
   std::vector<BenchCase> selected;
   for (const BenchCase& c : cases) {
     if (!suites.empty() && std::none_of(suites.begin(), suites.end(),
@@ -132,7 +131,7 @@ std::vector<BenchCase> select_cases(const std::vector<BenchCase>& cases,
     }
     selected.push_back(c);
   }
-  require_one(selected, names, has_name, "case", known(selected, [](auto& c) { return c.name; }));
+  require_known(selected, names, has_name, "case", known(selected, [](auto& c) { return c.name; }));
   std::erase_if(selected, [&](const BenchCase& c) {
     return !names.empty() && std::none_of(names.begin(), names.end(),
                                           [&](const std::string& n) { return has_name(c, n); });
@@ -141,8 +140,8 @@ std::vector<BenchCase> select_cases(const std::vector<BenchCase>& cases,
 }
 
 std::string why_not(const BenchCase& c) {
-  if (c.kind != "fwd") return formatted("{}: only forward attention is part of this build", c.kind);
-  if (c.ragged) return "lengths in use: timed by python3 -m flashcore.bench";
+  if (c.kind != "fwd") return formatted("{}: only forward attention is built", c.kind);
+  if (c.ragged) return "variable lengths: timed by python3 -m flashcore.bench";
   if (!c.needs.empty()) return formatted("{}: timed by python3 -m flashcore.bench", c.needs);
   return {};
 }

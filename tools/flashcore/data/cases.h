@@ -21,15 +21,15 @@ inline constexpr const char* kRegressionSuite = "regression";
 std::string current_suite(const std::string& name);
 
 struct BenchCase {
-  std::shared_ptr<const Json> fields;  ///< as in the file: what a result row repeats
+  std::shared_ptr<const Json> fields;  ///< as in the file; a result row repeats them
   std::string kind, suite, name, dtype;
-  int ordinal = 1;  ///< among the file's cases of that name: --case NAME#2 is the second
+  int ordinal = 1;  ///< among the cases of that name: --case NAME#2 is the second
   std::int64_t batch = 0, q_heads = 0, kv_heads = 0, q_len = 0, kv_len = 0, head_dim = 0;
   std::int64_t v_dim = 0;
   std::int64_t window = -1;  ///< keys a query sees before its own; -1: all
   bool causal = false, cold_l2 = false;
-  bool ragged = false;              ///< used_k or packed gives each sequence's length
-  std::string needs;                ///< what else the case needs, e.g. "pages"
+  bool ragged = false;              ///< the file gives a length per sequence: used_k or packed
+  std::string needs;                ///< another requirement, e.g. "pages"
   std::string part, earlier_error;  ///< suite regression: earlier kernel, its error
 
   /// NAME#2
@@ -38,29 +38,30 @@ struct BenchCase {
   std::string shape() const;
 };
 
-/// --cases FILE, else bench/cases.json in the working directory, else the copy that was built in.
+/// --cases FILE, else bench/cases.json in the working directory, else the built-in copy.
 std::vector<BenchCase> load_cases(const std::string& file);
 std::vector<BenchCase> built_in_cases();
 
-/// Reads the text of a cases file; `name` is for messages. Throws CommandError.
+/// Parses the text of a cases file; `name` is for messages. Throws CommandError.
 std::vector<BenchCase> parse_cases(const std::string& text, const std::string& name);
 
-/// Those of the given suites (empty: of any) and names (NAME or NAME#2; empty: all). A suite or
-/// name that is not there is an error that lists the known ones.
+/// Selects cases by suite (empty: all) and name (NAME or NAME#2; empty: all). The error for an
+/// unknown suite or name lists the known ones.
 std::vector<BenchCase> select_cases(const std::vector<BenchCase>& cases,
                                     const std::vector<std::string>& suites,
                                     const std::vector<std::string>& names);
 
-/// Why this build cannot do the case; empty where it can.
+/// The reason why this build cannot run the case; empty if it can.
 std::string why_not(const BenchCase& bench_case);
 
-/// Only for cases this build can do.
+/// Requires a case that this build can run.
 verify::CaseSpec spec_of(const BenchCase& bench_case, const RunControlArgs& control);
 
-/// f16; e4m3: 8-bit q, k and v with a scale for each head, computed in f16; f16/e4m3: k and v only.
+/// "f16"; "e4m3": 8-bit q, k and v with a scale per head, computed in f16; "f16/e4m3": k and v
+/// only.
 void set_dtype(const std::string& name, verify::CaseSpec& spec);
 
-/// Also 8-bit ones. Throws CommandError for an unknown name.
+/// Accepts 8-bit types too. Throws CommandError for an unknown name.
 DType dtype_named(const std::string& name);
 
 /// "1,32/8,1/8192,128": a slash where queries and keys, or head_dim and v_dim, differ.

@@ -12,12 +12,12 @@
 namespace flashcore::tool {
 namespace {
 
-/// A POSIX extended regular expression. std::regex takes longer to compile than this file.
+/// A POSIX extended regular expression: std::regex takes longer to compile than this file.
 class Pattern {
  public:
   explicit Pattern(const std::string& text) {
     if (regcomp(&expression_, text.c_str(), REG_EXTENDED | REG_NOSUB) != 0) {
-      throw CommandError(formatted("--kernel is \"{}\"; that is not a regular expression", text));
+      throw CommandError(formatted("--kernel is \"{}\"; wanted a regular expression", text));
     }
   }
   ~Pattern() { regfree(&expression_); }
@@ -52,10 +52,10 @@ Target target_of(Device device, const DeviceArgs& args) {
   if (device.type == DeviceType::cuda) {
     const CudaAvailability cuda = cuda_availability();
     if (cuda.device_count == 0) {
-      throw CommandError(formatted("no GPU can be used: {}; say --device cpu", cuda.reason));
+      throw CommandError(formatted("no GPU can be used: {}; use --device cpu", cuda.reason));
     }
     if (device.index >= cuda.device_count) {
-      throw CommandError(formatted("--device is cuda:{}; this machine's last is cuda:{}",
+      throw CommandError(formatted("--device is cuda:{}; the last GPU here is cuda:{}",
                                    device.index, cuda.device_count - 1));
     }
   }
@@ -70,7 +70,7 @@ Target target_of(Device device, const DeviceArgs& args) {
   const DeviceInfo named = value_or_throw(named_device(args.plan_for.c_str()));
   if (named.device.type != device.type) {
     throw CommandError(formatted(
-        "--plan-for {} describes a {} device, the problem runs on {}; explain needs no device",
+        "--plan-for {} is a {} device, but the problem runs on {}; explain needs no device",
         args.plan_for, to_string(named.device.type), to_string(device.type)));
   }
   target.plan_for = named;
@@ -86,7 +86,7 @@ Target find_target(const DeviceArgs& args) { return target_of(device_named(args.
 std::vector<Target> find_targets(const DeviceArgs& args) {
   if (args.device != "all") return {find_target(args)};
   std::vector<Target> targets;
-  if (!args.plan_for.empty()) {  // its type is the type of the device
+  if (!args.plan_for.empty()) {  // it selects the type of the device
     const DeviceInfo named = value_or_throw(named_device(args.plan_for.c_str()));
     return {target_of({named.device.type, 0}, args)};
   }
@@ -128,8 +128,8 @@ std::vector<RunnableKernel> find_kernels(const std::string& pattern,
   }
   if (!found.empty()) return found;
   throw CommandError(formatted(
-      "--kernel \"{}\": {}; flashcore info --kernels lists them", pattern,
-      known ? "this device and build cannot run such a kernel" : "no kernel has such a name"));
+      "--kernel \"{}\": {}; flashcore info --kernels lists all kernels", pattern,
+      known ? "no matching kernel runs in this build and on this device" : "no kernel id matches"));
 }
 
 std::vector<const KernelInfo*> kernels_for(const std::string& pattern, const Target& target,

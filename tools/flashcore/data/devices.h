@@ -13,7 +13,7 @@ namespace flashcore::tool {
 struct Target {
   Device device;
   const Backend* backend = nullptr;
-  DeviceInfo real;      ///< of this machine, with the requested number of threads
+  DeviceInfo real;      ///< this machine's device, with the requested number of threads
   DeviceInfo plan_for;  ///< for the planner: `real`, or the device of --plan-for
 };
 
@@ -23,7 +23,7 @@ Target find_target(const DeviceArgs& args);
 /// The requested devices. "all" is the CPU and the first usable GPU.
 std::vector<Target> find_targets(const DeviceArgs& args);
 
-/// The device with at most `blocks` SMs (0: all): a persistent kernel then has as many CTAs.
+/// The device with at most `blocks` SMs (0: all). A persistent kernel then has as many CTAs.
 DeviceInfo with_blocks(DeviceInfo device, int blocks);
 
 /// True if the kernel is part of this build and the device can run it.
@@ -35,7 +35,8 @@ struct RunnableKernel {
   std::size_t target;
 };
 
-/// All runnable kernels whose id matches the regular expression (empty: all). None is an error.
+/// All runnable kernels whose id matches the regular expression (empty: all). Throws CommandError
+/// if there is none.
 std::vector<RunnableKernel> find_kernels(const std::string& pattern,
                                          const std::vector<Target>& targets);
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kAlignment = 256;
 
-/// Collects tensors; until finish() a view's data is its offset in the block.
+/// Loads the tensors of a case. While it builds, a view's data is its offset in the block.
 class Builder {
  public:
   explicit Builder(const RunArgs& args) : args_(args) {
@@ -46,7 +46,7 @@ class Builder {
     t.k_start = optional("k-start", p.k_start, DType::i32);
     place_outputs();
     case_.options = options_of(p);
-    // What a file says about lengths is not believed: the oracle would read where it points.
+    // Lengths, positions and page ids from files are always checked: the oracle trusts them.
     case_.options.checked = p.options.checked || t.cu_seqlens_q.given() || t.cu_seqlens_k.given() ||
                             t.seqused_k.given() || t.block_table.given() || t.q_start.given() ||
                             t.k_start.given();
@@ -77,8 +77,8 @@ class Builder {
     return load(name, file, wanted, also == DType::none ? wanted : also);
   }
 
-  /// A file's array, converted between float formats where it is neither `wanted` nor `also`
-  /// (none: anything goes).
+  /// Loads an array from a file. Converts a float array to `wanted` unless it has that dtype or
+  /// `also` (none: any dtype).
   TensorView load(const char* name, const std::string& file, DType wanted, DType also) {
     const std::vector<std::byte> bytes = read_file(file);
     const Result<NpyArray> array = parse_npy(bytes, dtype_ == DType::bf16);
@@ -111,7 +111,7 @@ class Builder {
     return tensor;
   }
 
-  /// Memory for `count` elements; the tensor's data becomes its offset.
+  /// Reserves memory for `count` elements; the tensor's data becomes its offset.
   std::byte* reserve(TensorView& tensor, std::size_t count) {
     const std::size_t offset = (case_.bytes.size() + kAlignment - 1) / kAlignment * kAlignment;
     tensor.data = reinterpret_cast<void*>(offset);
@@ -125,7 +125,7 @@ class Builder {
     std::size_t count = 1, bytes = size;
     for (const std::int64_t extent : shape) {
       if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(extent), &bytes)) {
-        throw CommandError("q and v ask for an output larger than memory can be");
+        throw CommandError("q and v need an output larger than the address space");
       }
       count *= static_cast<std::size_t>(extent);
     }
@@ -139,7 +139,7 @@ class Builder {
   void place_outputs() {
     const ProblemArgs& p = args_.problem;
     Tensors& t = case_.tensors;
-    if (t.q.rank < 3 || t.v.rank < 1) return;  // the library's message says what is wrong
+    if (t.q.rank < 3 || t.v.rank < 1) return;  // the library reports the error
     const DType wide = verify::wide(dtype_);
     const DType dtype = p.options.partial ? wide : p.out_f32 ? DType::f32 : dtype_;
     const std::int64_t v_dim = t.v.shape[t.v.rank - 1];

@@ -1,5 +1,4 @@
-// One attention call's tensors in host memory, random or from files, ready to be copied to a
-// device.
+// The tensors of one attention call in host memory, random or from files.
 #pragma once
 
 #include <string>
@@ -9,14 +8,15 @@
 
 namespace flashcore::tool {
 
-/// Outputs hold the checks' poison.
+/// The outputs are filled with poison values.
 struct HostCase : verify::HostCall {
-  std::string name;  ///< of the case; empty: none
+  std::string name;  ///< name of the case; empty: none
 };
 
 HostCase random_host_case(const verify::CaseSpec& spec);
 
-/// q, k, v and whatever else the arguments name, from .npy files. Throws CommandError.
+/// Loads q, k, v and the optional tensors from the .npy files of the arguments. Throws
+/// CommandError.
 HostCase file_host_case(const RunArgs& args);
 
 }  // namespace flashcore::tool

@@ -17,7 +17,7 @@ namespace flashcore::tool {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::int64_t kMaxExtent = INT32_MAX;  // what the library takes
+constexpr std::int64_t kMaxExtent = INT32_MAX;  // limit of the library
 
 Status bad(std::string message) { return {StatusCode::invalid_argument, std::move(message)}; }
 
@@ -27,7 +27,7 @@ struct Header {
   std::optional<std::vector<std::int64_t>> shape;
 };
 
-/// The header is a Python dictionary with three known keys; this reads just that.
+/// Parses the header, a Python dictionary with three known keys.
 class HeaderParser {
  public:
   explicit HeaderParser(std::string_view text) : text_(text) {}
@@ -42,7 +42,7 @@ class HeaderParser {
       if (!take(',') && peek() != '}') return bad("the header lacks a comma or a closing brace");
     }
     skip_spaces();
-    if (!text_.empty()) return bad("the header goes on after its dictionary");
+    if (!text_.empty()) return bad("the header continues after its dictionary");
     if (!header.descr || !header.fortran_order || !header.shape) {
       return bad("the header lacks one of descr, fortran_order and shape");
     }
@@ -74,7 +74,7 @@ class HeaderParser {
       if (extents.size() > TensorView::kMaxRank) {
         return bad(formatted("the array has more than {} dimensions", TensorView::kMaxRank));
       }
-      if (!take(',') && peek() != ')') return bad("shape lacks a comma or its parenthesis");
+      if (!take(',') && peek() != ')') return bad("shape lacks a comma or a closing parenthesis");
     }
     header.shape = std::move(extents);
     return {};
@@ -116,7 +116,7 @@ class HeaderParser {
     return std::nullopt;
   }
 
-  /// 0 … kMaxExtent; Python 2 wrote an L behind.
+  /// 0 … kMaxExtent. Python 2 appended an L.
   std::optional<std::int64_t> integer() {
     skip_spaces();
     std::int64_t value = 0;
@@ -148,16 +148,16 @@ Result<DType> dtype_of(std::string_view descr, bool two_bytes_are_bf16) {
   if (type == "i4") return DType::i32;
   if (type == "b1" || type == "u1") return DType::boolean;
   if (type == "V2" || (type == "u2" && two_bytes_are_bf16)) return DType::bf16;
-  if (type == "u2") return bad("the array is uint16; say --dtype bf16 if these are bf16 bits");
+  if (type == "u2") return bad("the array is uint16; use --dtype bf16 if these are bf16 bits");
   if (type == "i8") return bad("the array is int64; save it as a.astype(\"int32\")");
   std::string shown(descr.substr(0, 16));
-  for (char& c : shown) c = c >= ' ' && c <= '~' ? c : '?';  // it may hold anything
+  for (char& c : shown) c = c >= ' ' && c <= '~' ? c : '?';  // no control characters
   return bad(formatted(
       "the type is \"{}\"; wanted float16, float32, float64, int32, bool, uint8 or bf16 (V2)",
       shown));
 }
 
-/// Strides in elements, and how many there are.
+/// Sets the strides, in elements, and returns the number of elements.
 Result<std::int64_t> lay_out(bool fortran_order, NpyArray& array) {
   std::int64_t count = 1, reach = 1;
   for (int i = 0; i < array.rank; ++i) {
@@ -199,7 +199,7 @@ Result<NpyArray> parse_npy(std::span<const std::byte> file, bool two_bytes_are_b
     return bad("not a .npy file; write one with numpy.save()");
   }
   const std::size_t major = byte(6);
-  if (major < 1 || major > 3) return bad(formatted(".npy version {} is not known", major));
+  if (major < 1 || major > 3) return bad(formatted(".npy version {} is not supported", major));
   const std::size_t begin = major == 1 ? 10 : 12;
   if (file.size() < begin) return bad("the file ends inside its header");
   std::size_t length = byte(8) | byte(9) << 8;
@@ -258,11 +258,11 @@ std::vector<std::byte> read_file(const std::string& path) {
   if (!file) throw CommandError(formatted("{}: {}", path, std::strerror(errno)));
   std::vector<std::byte> bytes;
   std::size_t got = 0;
-  do {  // in pieces, so that only what is really there is allocated
-    constexpr std::size_t kPiece = 4 << 20;
+  do {  // in chunks, so that it allocates only for bytes that exist
+    constexpr std::size_t kChunk = 4 << 20;
     const std::size_t end = bytes.size();
-    bytes.resize(end + kPiece);
-    got = std::fread(bytes.data() + end, 1, kPiece, file.get());
+    bytes.resize(end + kChunk);
+    got = std::fread(bytes.data() + end, 1, kChunk, file.get());
     bytes.resize(end + got);
   } while (got > 0);
   if (std::ferror(file.get()) != 0) {
@@ -272,20 +272,20 @@ std::vector<std::byte> read_file(const std::string& path) {
 }
 
 void write_file(const std::string& path, std::span<const std::byte> bytes) {
-  // Written beside and renamed: whoever reads the file sees all of it or the one before. Links,
-  // pipes and devices are written to directly.
+  // Writes a temporary file and renames it, so that a reader sees the old or the new content, never
+  // a part. Links, pipes and devices are written to directly.
   std::error_code ignored;
   const auto type = std::filesystem::symlink_status(path, ignored).type();
-  const bool plain =
+  const bool regular =
       type == std::filesystem::file_type::not_found || type == std::filesystem::file_type::regular;
-  const std::string target = plain ? path + ".part" : path;
+  const std::string target = regular ? path + ".part" : path;
   File file(std::fopen(target.c_str(), "wb"));
   bool ok = file && std::fwrite(bytes.data(), 1, bytes.size(), file.get()) == bytes.size();
   if (file) ok = std::fclose(file.release()) == 0 && ok;
-  if (ok && plain) ok = std::rename(target.c_str(), path.c_str()) == 0;
+  if (ok && regular) ok = std::rename(target.c_str(), path.c_str()) == 0;
   if (!ok) {
     const int error = errno;
-    if (plain) std::remove(target.c_str());
+    if (regular) std::remove(target.c_str());
     throw CommandError(formatted("{}: cannot be written: {}", path, std::strerror(error)));
   }
 }

@@ -59,7 +59,7 @@ void set_shape(const std::string& text, verify::CaseSpec& spec) {
       text));
 }
 
-/// 8-bit types of q, k and v, and their scales. An 8-bit q computes in f16.
+/// Sets the 8-bit types of q, k and v and their scales. An 8-bit q is computed in f16.
 void set_storage(const ProblemArgs& args, verify::CaseSpec& spec) {
   if (is_8bit(spec.dtype)) {
     spec.q_storage = spec.k_storage = spec.v_storage = spec.dtype;
@@ -76,7 +76,7 @@ void set_storage(const ProblemArgs& args, verify::CaseSpec& spec) {
   spec.options.q_scale_block = spec.options.kv_scale_block = args.scale_block;
 }
 
-/// A tensor that is not there, of some shape.
+/// A tensor without memory: planning needs its shape only.
 TensorView absent(DType dtype, std::initializer_list<std::int64_t> shape, Device device) {
   return view(nullptr, dtype, shape, device);
 }
@@ -128,7 +128,7 @@ verify::CaseSpec spec_of(const ProblemArgs& args) {
   const auto random = [](const char* name, const std::string& given) {
     if (given.empty() || given == "random") return !given.empty();
     throw CommandError(
-        formatted("--{} {}: a file needs --q, --k and --v; random data takes --{} random", name,
+        formatted("--{} {}: a file needs --q, --k and --v; use --{} random with random data", name,
                   given, name));
   };
   const verify::ScoreTensorSpec full{true, true, true, true};
@@ -152,7 +152,7 @@ void put_in_pages(verify::CaseSpec& spec, std::int64_t page_size) {
                   page_size, spec.kv_len));
   }
   spec.page_size = page_size;
-  // As engines have it: [pages, page size, heads, dim], whatever the order of the others.
+  // Pages are [pages, page size, heads, dim] for every --layout, as in serving engines.
   spec.k_layout = spec.v_layout = verify::MemoryLayout::heads_first;
 }
 
@@ -160,9 +160,9 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   const DType wide = s.dtype == DType::f64 ? DType::f64 : DType::f32;
   const DType out = s.options.partial ? wide : s.out_f32 ? DType::f32 : s.dtype;
   const bool rows_first = s.q_layout == verify::MemoryLayout::rows_first;
-  const auto operand = [&](DType dtype, bool packed, std::int64_t heads, std::int64_t len,
+  const auto operand = [&](DType dtype, bool varlen, std::int64_t heads, std::int64_t len,
                            std::int64_t dim) {
-    if (packed) return absent(dtype, {s.batch * len, heads, dim}, device);
+    if (varlen) return absent(dtype, {s.batch * len, heads, dim}, device);
     if (!rows_first) return absent(dtype, {s.batch, heads, len, dim}, device);
     return swap_axes(absent(dtype, {s.batch, len, heads, dim}, device), 1, 2);
   };

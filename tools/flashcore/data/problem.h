@@ -1,4 +1,4 @@
-// From the command line's sizes and options to a case.
+// Converts the sizes and options of a command line to a case.
 #pragma once
 
 #include <string>
@@ -10,23 +10,23 @@
 
 namespace flashcore::tool {
 
-/// Tensor options ("random" or a file) become "given". Throws CommandError for what makes no sense.
+/// The case of random data. Throws CommandError for invalid arguments and for tensors from files.
 verify::CaseSpec spec_of(const ProblemArgs& args);
 
-/// The options alone, which also apply to tensors from files.
+/// The options, which also apply to tensors from files.
 Options options_of(const ProblemArgs& args);
 
-/// Whether sizes are given at all.
+/// True if any size is given.
 bool gives_sizes(const ProblemArgs& args);
 
-/// Its keys in shuffled pages of so many (0: as they are). Without used lengths they must be whole
-/// pages: throws CommandError.
+/// Puts K and V into shuffled pages of `page_size` keys (0: no pages). Throws CommandError if
+/// kv_len is not a multiple of it and there are no used lengths.
 void put_in_pages(verify::CaseSpec& spec, std::int64_t page_size);
 
-/// The problem of a case whose tensors need not exist: for planning any size.
+/// The problem of a case without its tensors, so that any size can be planned.
 Result<Problem> problem_of(const verify::CaseSpec& spec, Device device);
 
-/// The kernel a case forces, or the one the planner takes for it; "(no plan)" where none does.
+/// The kernel that the case forces or the planner chooses; "(no plan)" if there is none.
 std::string kernel_of(const verify::CaseSpec& spec, const DeviceInfo& plan_for);
 
 }  // namespace flashcore::tool

@@ -19,7 +19,7 @@
 namespace flashcore::tool {
 namespace {
 
-/// [batch, heads, rows, columns], whatever the rank.
+/// [batch, heads, rows, columns] of a tensor of any rank.
 struct Extents {
   std::int64_t batch, heads, rows, columns;
 
@@ -31,24 +31,24 @@ struct Extents {
   std::int64_t all_rows() const { return batch * heads * rows; }
 };
 
-/// Rows that a thread takes at a time.
-constexpr std::int64_t kRowsPerPart = 256;
+/// Rows that a thread processes at a time.
+constexpr std::int64_t kRowsPerChunk = 256;
 
-std::int64_t parts_of(std::int64_t rows) { return (rows + kRowsPerPart - 1) / kRowsPerPart; }
+std::int64_t chunks_of(std::int64_t rows) { return (rows + kRowsPerChunk - 1) / kRowsPerChunk; }
 
-/// body(row) for the rows of a part.
+/// Calls body(row) for the rows of a chunk.
 template <typename Body>
-void for_each_row(std::int64_t part, std::int64_t rows, Body body) {
-  const std::int64_t end = std::min((part + 1) * kRowsPerPart, rows);
-  for (std::int64_t row = part * kRowsPerPart; row < end; ++row) body(row);
+void for_each_row(std::int64_t chunk, std::int64_t rows, Body body) {
+  const std::int64_t end = std::min((chunk + 1) * kRowsPerChunk, rows);
+  for (std::int64_t row = chunk * kRowsPerChunk; row < end; ++row) body(row);
 }
 
-/// A code's value and those of the codes beside it, infinite where there is none: it is the nearest
-/// to a number if neither of them is nearer.
-struct CodeValue {
+/// The value of an 8-bit code and its neighbours in the format, infinite beyond the ends. A value
+/// is the nearest to a number if neither neighbour is nearer.
+struct FormatValue {
   double value, below, above;
 };
-std::vector<CodeValue> code_values(DType dtype) {
+std::vector<FormatValue> format_values(DType dtype) {
   std::vector<double> finite;
   const auto value_of = [&](int code) {
     const auto byte = static_cast<std::uint8_t>(code);
@@ -59,18 +59,18 @@ std::vector<CodeValue> code_values(DType dtype) {
   }
   std::sort(finite.begin(), finite.end());
   constexpr double kNone = std::numeric_limits<double>::infinity();
-  std::vector<CodeValue> codes;
+  std::vector<FormatValue> values;
   for (int code = 0; code < 256; ++code) {
     const double value = value_of(code);
     const auto below = std::lower_bound(finite.begin(), finite.end(), value);
     const auto above = std::upper_bound(finite.begin(), finite.end(), value);
-    codes.push_back({value, below == finite.begin() ? -kNone : below[-1],
-                     above == finite.end() ? kNone : *above});
+    values.push_back({value, below == finite.begin() ? -kNone : below[-1],
+                      above == finite.end() ? kNone : *above});
   }
-  return codes;
+  return values;
 }
 
-/// The elements of a wide tensor. There are only so many 16-bit ones.
+/// Converts elements of a wide tensor; 16-bit ones by a table.
 class WideValues {
  public:
   explicit WideValues(DType dtype) : dtype_(dtype) {
@@ -90,27 +90,27 @@ class WideValues {
   std::vector<double> table_;
 };
 
-/// What the codes of a row stand for, over its scale, and how far f32 may have been off on the way.
-struct WantedRow {
+/// The values of a row before the division by its scale, and a bound on the error of f32.
+struct ExpectedRow {
   std::vector<double> values;
   double absolute_error = 0;
 };
-void find_wanted(const std::vector<double>& x, bool rotate, WantedRow& wanted) {
-  wanted.values = x;
-  wanted.absolute_error = 0;
+void compute_expected(const std::vector<double>& x, bool rotate, ExpectedRow& expected) {
+  expected.values = x;
+  expected.absolute_error = 0;
   if (!rotate) return;
   const auto columns = static_cast<std::int32_t>(x.size());
   const double order = core::rotation_order(columns), norm = 1 / std::sqrt(order);
   double sum = 0;
   for (std::int32_t c = 0; c < columns; ++c) {
-    double& y = wanted.values[static_cast<std::size_t>(c)];
+    double& y = expected.values[static_cast<std::size_t>(c)];
     y *= static_cast<double>(core::with_rotation_sign(1.f, c));
     sum += std::fabs(y);
   }
-  core::add_butterflies(wanted.values.data(), columns);
-  for (double& y : wanted.values) y *= norm;
-  // A rounding for each addition that an element passes through, and of the factor.
-  wanted.absolute_error = (std::log2(order) + 3) * 0x1p-24 * sum * norm;
+  core::add_butterflies(expected.values.data(), columns);
+  for (double& y : expected.values) y *= norm;
+  // One rounding for each addition on the path of an element, and those of the factor.
+  expected.absolute_error = (std::log2(order) + 3) * 0x1p-24 * sum * norm;
 }
 
 }  // namespace
@@ -141,24 +141,24 @@ TensorView QuantizeData::at(TensorView t, void* base, Device device) {
 void QuantizeData::place_outputs(const QuantizeArgs& args) {
   const Extents extents(wide);
   const bool blocks = args.per == "block";
-  const std::int64_t slots[] = {
+  const std::int64_t counts[] = {
       extents.batch, extents.heads,
       blocks ? (extents.rows + args.block_rows - 1) / args.block_rows : 1};
   const std::int64_t one[] = {1};
   const int rank = args.per == "tensor" ? 1 : blocks ? 3 : 2;
-  const std::int64_t* shape = rank == 1 ? one : slots;
-  codes = place(dtype_named(args.dtype), wide.shape, wide.rank);
+  const std::int64_t* shape = rank == 1 ? one : counts;
+  quantized = place(dtype_named(args.dtype), wide.shape, wide.rank);
   scale = place(DType::f32, shape, rank);
   saturated = place(DType::i32, shape, rank);
-  back = place(wide.dtype, wide.shape, wide.rank);
-  bytes_.reset(new std::byte[size_]);  // not touched here: it may be large
+  dequantized = place(wide.dtype, wide.shape, wide.rank);
+  bytes_.reset(new std::byte[size_]);  // not initialized: it may be large
 }
 
 void QuantizeData::draw_input(const QuantizeArgs& args) {
   const TensorView to = here(wide);
   const Extents extents(wide);
-  in_parallel(parts_of(extents.all_rows()), args.device.threads, [&](std::int64_t part) {
-    for_each_row(part, extents.all_rows(), [&](std::int64_t row) {
+  in_parallel(chunks_of(extents.all_rows()), args.device.threads, [&](std::int64_t chunk) {
+    for_each_row(chunk, extents.all_rows(), [&](std::int64_t row) {
       verify::Random random(args.seed, static_cast<std::uint64_t>(row));
       for (std::int64_t c = 0; c < extents.columns; ++c) {
         verify::store(to.data, to.dtype, row * extents.columns + c, random.normal());
@@ -194,59 +194,59 @@ QuantizeData::QuantizeData(const QuantizeArgs& args) {
   });
 }
 
-QuantizeFound judge(const QuantizeArgs& args, const QuantizeData& data) {
+QuantizeErrors check_quantized(const QuantizeArgs& args, const QuantizeData& data) {
   const Extents extents(data.wide);
   const std::int64_t rows = extents.all_rows(), columns = extents.columns;
-  const std::vector<CodeValue> decode = code_values(data.codes.dtype);
+  const std::vector<FormatValue> decode = format_values(data.quantized.dtype);
   const WideValues value_of(data.wide.dtype);
   const void* const wide = data.here(data.wide).data;
-  const void* const back = data.here(data.back).data;
-  const auto* codes = static_cast<const std::uint8_t*>(data.here(data.codes).data);
+  const void* const dequantized = data.here(data.dequantized).data;
+  const auto* values = static_cast<const std::uint8_t*>(data.here(data.quantized).data);
   const auto* scales = static_cast<const float*>(data.here(data.scale).data);
-  const auto slot_of = [&](std::int64_t row) {
+  const auto scale_index = [&](std::int64_t row) {
     if (args.per == "tensor") return std::int64_t{0};
     const std::int64_t head = row / extents.rows;
     if (args.per == "head") return head;
     return head * data.scale.shape[2] + row % extents.rows / args.block_rows;
   };
-  struct Part {  // added up in their order, so that the sums do not depend on the threads
+  struct Chunk {  // summed in order, so that the result does not depend on the threads
     double error2 = 0, want2 = 0;
     std::int64_t not_nearest = 0;
   };
-  std::vector<Part> parts(static_cast<std::size_t>(parts_of(rows)));
-  in_parallel(parts_of(rows), args.device.threads, [&](std::int64_t index) {
-    Part& part = parts[static_cast<std::size_t>(index)];
+  std::vector<Chunk> chunks(static_cast<std::size_t>(chunks_of(rows)));
+  in_parallel(chunks_of(rows), args.device.threads, [&](std::int64_t index) {
+    Chunk& chunk = chunks[static_cast<std::size_t>(index)];
     std::vector<double> x(static_cast<std::size_t>(columns));
-    WantedRow wanted;
+    ExpectedRow expected;
     for_each_row(index, rows, [&](std::int64_t row) {
       for (std::int64_t c = 0; c < columns; ++c) {
         const double value = value_of(wide, row * columns + c);
         x[static_cast<std::size_t>(c)] = value;
         if (!std::isfinite(value)) continue;
-        const double error = value_of(back, row * columns + c) - value;
-        // One element that is not finite takes others with it where rows are rotated.
+        const double error = value_of(dequantized, row * columns + c) - value;
+        // A rotation spreads one non-finite element over its row.
         if (args.rotate && std::isnan(error)) continue;
-        part.error2 += error * error;
-        part.want2 += value * value;
+        chunk.error2 += error * error;
+        chunk.want2 += value * value;
       }
-      find_wanted(x, args.rotate, wanted);
-      const auto scale = static_cast<double>(scales[slot_of(row)]);
+      compute_expected(x, args.rotate, expected);
+      const auto scale = static_cast<double>(scales[scale_index(row)]);
       for (std::int64_t c = 0; c < columns; ++c) {
-        const double want = wanted.values[static_cast<std::size_t>(c)] / scale;
+        const double want = expected.values[static_cast<std::size_t>(c)] / scale;
         if (!std::isfinite(want)) continue;
-        const CodeValue& got = decode[codes[row * columns + c]];
+        const FormatValue& got = decode[values[row * columns + c]];
         const double nearest = std::min(std::fabs(want - got.below), std::fabs(got.above - want));
-        const double rounding = 4 * 0x1p-24 * std::fabs(want) + wanted.absolute_error / scale;
-        if (!(std::fabs(got.value - want) <= nearest + rounding)) ++part.not_nearest;
+        const double rounding = 4 * 0x1p-24 * std::fabs(want) + expected.absolute_error / scale;
+        if (!(std::fabs(got.value - want) <= nearest + rounding)) ++chunk.not_nearest;
       }
     });
   });
-  QuantizeFound found;
+  QuantizeErrors found;
   double error2 = 0, want2 = 0;
-  for (const Part& part : parts) {
-    error2 += part.error2;
-    want2 += part.want2;
-    found.not_nearest += part.not_nearest;
+  for (const Chunk& chunk : chunks) {
+    error2 += chunk.error2;
+    want2 += chunk.want2;
+    found.not_nearest += chunk.not_nearest;
   }
   found.relative_error = want2 > 0 ? std::sqrt(error2 / want2) : 0;
   const auto* saturated = static_cast<const std::int32_t*>(data.here(data.saturated).data);

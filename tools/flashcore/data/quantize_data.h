@@ -1,5 +1,5 @@
-// The tensors of `flashcore quantize`: all in one block of memory, so that a copy of it on any
-// device is the same call there; and whether the codes in it are right.
+// The tensors of `flashcore quantize` and the check of its result. All tensors are in one block of
+// memory, so that one copy moves them to a device.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,19 @@ namespace flashcore::tool {
 
 class QuantizeData {
  public:
-  /// Reads or draws the input, and lays out what is made of it. Throws CommandError.
+  /// Reads or draws the input and reserves the outputs. Throws CommandError.
   explicit QuantizeData(const QuantizeArgs& args);
 
   std::byte* bytes() const { return bytes_.get(); }
-  std::size_t input_bytes() const { return reinterpret_cast<std::uintptr_t>(codes.data); }
+  std::size_t input_bytes() const { return reinterpret_cast<std::uintptr_t>(quantized.data); }
   std::size_t size() const { return size_; }
 
-  /// A view into a copy of the block.
+  /// A view into the copy of the block at `base`.
   static TensorView at(TensorView t, void* base, Device device);
   TensorView here(const TensorView& t) const { return at(t, bytes(), {}); }
 
-  // A view's data is its offset in the block. The input comes first.
-  TensorView wide, codes, scale, saturated, back;
+  // The data of a view is its offset in the block. The input is first.
+  TensorView wide, quantized, scale, saturated, dequantized;
 
  private:
   TensorView place(DType dtype, const std::int64_t* shape, int rank);
@@ -35,12 +35,13 @@ class QuantizeData {
   std::unique_ptr<std::byte[]> bytes_;
 };
 
-struct QuantizeFound {
-  double relative_error = 0;  ///< of the values that came back
+struct QuantizeErrors {
+  double relative_error = 0;  ///< of the dequantized values
   std::int64_t saturated = 0, not_nearest = 0;
 };
 
-/// Is every code the nearest one to its value, rotated if they are? By the definition, in f64.
-QuantizeFound judge(const QuantizeArgs& args, const QuantizeData& data);
+/// Counts the quantized values that are not the nearest ones to their (rotated) inputs, by the
+/// definition in f64.
+QuantizeErrors check_quantized(const QuantizeArgs& args, const QuantizeData& data);
 
 }  // namespace flashcore::tool
