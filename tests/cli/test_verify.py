@@ -23,6 +23,12 @@ class VerifyTest(CommandTest):
         done = self.call("verify", "--kernel", kernel, "--device", "cpu", "--quick", "--quiet")
         self.assertRegex(done.stdout, r"fwd_generic_f32 +f32 +correct")
 
+    def test_every_8_bit_dtype(self):
+        for dtype in ("e4m3", "e5m2", "int8", "byte"):
+            found = self.call_json("verify", "--kernel", "^fwd_generic_f16$", "--device", "cpu", "--dtype",
+                                   dtype, "--only", "scales", "--quick")
+            self.assertEqual([report["dtype"] for report in found["reports"]], [dtype])
+
     def test_example_is_correct(self):
         report = self.verdict(ME, "attention", code=0)
         self.assertTrue(report["ok"])

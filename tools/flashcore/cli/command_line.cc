@@ -264,7 +264,7 @@ CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
       .add_option("--dtype", args.dtypes,
                   "dtype of the inputs; may be repeated; default: f32 with --lib, else all")
       ->allow_extra_args(false)
-      ->check(CLI::IsMember({"f64", "f32", "f16", "bf16", "e4m3", "int8", "byte"}));
+      ->check(CLI::IsMember({"f64", "f32", "f16", "bf16", "e4m3", "e5m2", "int8", "byte"}));
   command
       .add_option("--out-dtype", args.out_dtype,
                   "dtype of the output; default: dtype of the inputs, f32 for 8-bit inputs")
