@@ -31,8 +31,8 @@ Partials::Partials(const Plan& plan) {
 }
 
 std::int64_t Partials::row_of(const Problem& p, std::int64_t split, std::int64_t b, std::int64_t h,
-                              std::int64_t packed_row) const {
-  return split * rows + (p.q_varlen ? h * p.total_q : (b * p.q_heads + h) * p.q_len) + packed_row;
+                              std::int64_t q_row) const {
+  return split * rows + (p.q_varlen ? h * p.total_q : (b * p.q_heads + h) * p.q_len) + q_row;
 }
 
 CallRunner::CallRunner(const Backend& backend, Device device, const DeviceInfo& plan_for,
@@ -80,8 +80,8 @@ Status CallRunner::prepare(const HostCall& call, RanCall& ran) {
   ran.problem = *problem;
   const Result<Plan> made = make_plan(*problem, plan_for_);
   if (!made.ok()) return made.status();
-  // A cluster exchanges partial results in shared memory, where they cannot be read. The last CTA
-  // combines them in the workspace, with the same result up to rounding.
+  // A cluster exchanges partial results in shared memory, which cannot be read back. The last-CTA
+  // mode combines them in the workspace, with the same result up to rounding.
   ran.plan = *made;
   if (ran.plan.combine == CombineMode::cluster) ran.plan.combine = CombineMode::last_cta;
   const Plan* plan = &ran.plan;

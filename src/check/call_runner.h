@@ -1,5 +1,5 @@
-// Runs calls on one kernel of one device and brings back everything they left: the outputs, and
-// where keys are split the partial results in the workspace.
+// Runs calls on one kernel of one device. Returns the outputs and, with split-KV, the partial
+// results in the workspace.
 #pragma once
 
 #include <cstddef>
@@ -10,48 +10,49 @@
 
 namespace flashcore::verify {
 
-/// The partial results of a split plan, [splits, rows, v_dim] and [splits, rows]; rows are
-/// (batch, head, query) or, packed, (head, packed query).
+/// Partial results of a plan with KV splits: out [splits, rows, v_dim] and lse [splits, rows]. A
+/// row is (batch, head, query), or (head, row of the varlen q).
 struct Partials {
   DType dtype = DType::f32;
   std::int64_t splits = 0, rows = 0, v_dim = 0;
   std::vector<std::byte> out, lse;
 
   Partials() = default;
-  /// Poisoned.
+  /// Fills both arrays with poison.
   explicit Partials(const Plan& plan);
-  /// Where split `split` of a row lies; `packed_row` counts from the first row of a packed q.
+  /// Index of a row of split `split`. `q_row` is the row within q's sequence dimension (varlen:
+  /// counted over all sequences).
   std::int64_t row_of(const Problem& problem, std::int64_t split, std::int64_t b, std::int64_t h,
-                      std::int64_t packed_row) const;
+                      std::int64_t q_row) const;
 };
 
 struct RanCall {
   Problem problem;
   Plan plan;
   HostCall after;     ///< the call with its outputs
-  Partials partials;  ///< splits is 0 where the plan has one key range
+  Partials partials;  ///< splits is 0 if the plan has one split
 };
 
 class CallRunner {
  public:
-  /// `plan_for` is the device the planner is told of; the kernel runs on `device`. A null `kernel`
-  /// is whichever the planner takes for each call.
+  /// Plans for `plan_for` and runs on `device`. If `kernel` is null, the planner chooses one for
+  /// every call.
   CallRunner(const Backend& backend, Device device, const DeviceInfo& plan_for, const char* kernel);
   ~CallRunner();
   CallRunner(const CallRunner&) = delete;
   CallRunner& operator=(const CallRunner&) = delete;
 
-  /// From here on always the kernel the planner takes for this call.
+  /// Fixes the kernel of all later calls to the planner's choice for this call.
   Status keep_kernel_of(const HostCall& call);
 
-  /// The plan alone.
+  /// Plans the call without running it.
   Result<Plan> plan(const HostCall& call);
   Result<RanCall> run(const HostCall& call);
-  /// Only the step that joins partial results, on these.
+  /// Runs only the combine step, on the given partial results.
   Result<RanCall> combine(const HostCall& call, const Partials& partials);
 
  private:
-  /// Makes room on the device, uploads the call and the partial results, plans.
+  /// Plans the call, allocates device memory, uploads the call and poisons the partial results.
   Status prepare(const HostCall& call, RanCall& ran);
   Status upload_partials(const RanCall& ran);
   Status collect(RanCall& ran);
@@ -61,8 +62,8 @@ class CallRunner {
   Device device_;
   DeviceInfo plan_for_;
   const char* kernel_;
-  Tensors tensors_;  ///< of the call prepared, on the device
-  void* block_ = nullptr;
+  Tensors tensors_;        ///< the prepared call, on the device
+  void* block_ = nullptr;  ///< memory of all its tensors
   std::size_t block_bytes_ = 0;
   Workspace workspace_;
   std::size_t workspace_capacity_ = 0;

@@ -53,7 +53,7 @@ CheckRunner::Outcome CheckRunner::check(const CaseSpec& spec, double oracle_work
     outcome.plan = *plan;
     outcome.facts = work_facts(*plan, memory.tensors());
 
-    // A fresh workspace is full of ones, as bad as memory can be, and is initialised once.
+    // A new workspace is filled with 0xff (NaN in every float format), then initialised once.
     const bool fresh = workspace_capacity_ < plan->workspace_bytes;
     FLASHCORE_RETURN_IF_ERROR(reserve(workspace_.data, workspace_capacity_, plan->workspace_bytes));
     workspace_.bytes = workspace_capacity_;
@@ -96,7 +96,6 @@ std::vector<reference::RowId> rows_to_check(const Problem& problem, const Tensor
       static_cast<double>(problem.kv_len) * static_cast<double>(problem.head_dim + problem.v_dim);
   const auto affordable = static_cast<std::size_t>(std::max(work / std::max(per_row, 1.0), 64.0));
   if (rows.size() <= affordable) return rows;
-  // Keep the first and last row of everything and a random choice of the rest, in order.
   Random random(seed, 99);
   const double keep = static_cast<double>(affordable) / static_cast<double>(rows.size());
   const std::size_t last = rows.size() - 1;

@@ -1,4 +1,4 @@
-// Running a case on a kernel and judging the result: the one way the tools and tests do it.
+// Runs a case on a kernel and compares the result with the oracle. All tools and tests use it.
 #pragma once
 
 #include <string>
@@ -10,34 +10,34 @@
 
 namespace flashcore::verify {
 
-/// Memory for one case at a time on one device, reused from case to case. Not for several threads.
+/// Owns the device memory of one case and reuses it for the next. Not thread-safe.
 class CheckRunner {
  public:
-  /// `plan_for` is the device the planner is told of; the kernels run on `device`.
+  /// Plans for `plan_for` and runs on `device`.
   CheckRunner(const Backend& backend, Device device, const DeviceInfo& plan_for);
   ~CheckRunner();
   CheckRunner(const CheckRunner&) = delete;
   CheckRunner& operator=(const CheckRunner&) = delete;
 
   struct Outcome {
-    Status status;          ///< of the calls
-    Comparison comparison;  ///< meaningful where status is ok
-    bool stray_writes = false;
+    Status status;              ///< first error of any library call
+    Comparison comparison;      ///< valid only if status is ok
+    bool stray_writes = false;  ///< the kernel wrote memory outside out and lse
     Plan plan;
-    WorkFacts facts;  ///< of the plan and this case's lengths
+    WorkFacts facts;  ///< from the plan and this case's lengths
     bool passed() const { return status.ok() && comparison.ok && !stray_writes; }
-    std::string failure() const;  ///< one line; empty where passed
+    std::string failure() const;  ///< one line; empty if passed
   };
 
-  /// From now on the planner is told of another device.
+  /// Plans later cases for another device.
   void plan_for(const DeviceInfo& device);
 
-  /// Builds the case, runs it and compares. The oracle computes all rows up to `oracle_work`
-  /// multiply-adds, beyond that a sample of rows that always has the first and the last.
+  /// Builds the case, runs it and compares. The oracle computes the rows of rows_to_check() for
+  /// `oracle_work` multiply-adds.
   Outcome check(const CaseSpec& spec, double oracle_work = 1e9, int oracle_threads = 1,
                 Stream stream = nullptr);
 
-  /// As check(), and leaves the case in memory, ready to be run again (for timing).
+  /// The case of the last check(), still in device memory. Timing runs it again.
   const Tensors& tensors() const { return tensors_; }
   Workspace workspace() const { return workspace_; }
 
@@ -54,7 +54,8 @@ class CheckRunner {
   std::size_t workspace_capacity_ = 0;
 };
 
-/// Rows to check: all of them while rows * kv_len * dims stays below `work`, else a sample.
+/// All rows if they need at most `work` multiply-adds. Otherwise a random sample of at least about
+/// 64 rows that includes the first and the last.
 std::vector<reference::RowId> rows_to_check(const Problem& problem, const Tensors& tensors,
                                             double work, std::uint64_t seed);
 

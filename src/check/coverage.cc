@@ -49,7 +49,7 @@ constexpr std::pair<const char*, const char*> kExclusive[] = {
     {"alibi", "alibi_per_batch"},     {"partial", "out_f32"},  // a partial result is f32 anyway
     {"splits", "batch_invariant"},                             // the mode fixes the splits
     {"cu_seqlens_k", "broadcast_kv"},                          // varlen keys have no batch stride
-    {"cu_seqlens_k", "pages"},                                 // nor pages
+    {"cu_seqlens_k", "pages"},                                 // and no pages
     {"cu_seqlens_k", "shared_pages"}, {"broadcast_kv", "pages"}, {"broadcast_kv", "shared_pages"},
 };
 
@@ -67,7 +67,7 @@ std::string edge_name(const KernelInfo& kernel, const char* what, std::int64_t t
                      : "n");
 }
 
-/// Distance -1, 0 or 1 of `length` to a positive multiple of the tile; 2: farther.
+/// Distance (-1, 0 or 1) of `length` from a positive multiple of the tile; 2 if it is larger.
 int edge_of(std::int64_t length, std::int64_t tile) {
   for (const int edge : {-1, 0, 1}) {
     const std::int64_t multiple = length - edge;
@@ -87,7 +87,7 @@ constexpr NamedFact kWorkFacts[] = {
     {"a warpgroup without keys beside one with keys", &WorkFacts::idle_warpgroup},
 };
 
-/// A tile of one warpgroup has no other warpgroup.
+/// idle_warpgroup needs a tile of at least two warpgroups.
 bool can_be(const NamedFact& fact, const KernelInfo& kernel) {
   return is_persistent(kernel) &&
          (fact.fact != &WorkFacts::idle_warpgroup || kernel.tile_q > core::kQTileRows);
@@ -97,7 +97,7 @@ std::string fact_name(const KernelInfo& kernel, const NamedFact& fact) {
   return std::string(kernel.id) + " " + fact.name;
 }
 
-/// Counts how many of the possible names are in `met`.
+/// Counts the possible names that are in `met`, and lists the others.
 class Counting {
  public:
   explicit Counting(const std::set<std::string>& met) : met_(met) {}
@@ -133,7 +133,7 @@ void Coverage::add(const CaseSpec& spec, const Plan& plan, const WorkFacts& fact
     options_.insert(names[i]);
     for (std::size_t j = i + 1; j < names.size(); ++j) pairs_.insert({names[i], names[j]});
   }
-  // A CPU tile holds the rows of a whole GQA group.
+  // A CPU tile contains the rows of a whole GQA group.
   const bool cpu = plan.kernel->device == DeviceType::cpu;
   const std::int64_t group = spec.q_heads / std::max<std::int64_t>(spec.kv_heads, 1);
   const std::int64_t rows = cpu ? spec.q_len * group : spec.q_len;
@@ -142,7 +142,7 @@ void Coverage::add(const CaseSpec& spec, const Plan& plan, const WorkFacts& fact
     if (edge <= 1) edges_.insert(edge_name(*plan.kernel, what, tile, edge));
   };
   note("rows", rows, plan.tile_q);
-  // With used_k the lengths are unknown here.
+  // used_k replaces kv_len by per-sequence lengths that are not in the spec.
   if (!spec.used_k) note("keys", spec.kv_len, plan.tile_k);
   for (const NamedFact& fact : kWorkFacts) {
     if (facts.*fact.fact) lists_.insert(fact_name(*plan.kernel, fact));
@@ -166,13 +166,13 @@ bool Coverage::possible(const std::string& a, const std::string& b) const {
       std::any_of(kernels_.begin(), kernels_.end(),
                   [](const KernelInfo* kernel) { return kernel->dtype != DType::f32; });
   if (!narrow_kernel && (a == "out_f32" || b == "out_f32")) return false;
-  const auto taken = [&](const std::string& name) {
+  const auto supported = [&](const std::string& name) {
     if (name.find("8bit_") != 0 && name.find("scale_per_") != 0) return true;
     return std::any_of(kernels_.begin(), kernels_.end(), [&](const KernelInfo* kernel) {
       return takes_8_bits(*kernel) && (name != "8bit_q" || kernel->dtype != DType::f32);
     });
   };
-  if (!taken(a) || !taken(b)) return false;
+  if (!supported(a) || !supported(b)) return false;
   return std::none_of(std::begin(kExclusive), std::end(kExclusive), [&](const auto& pair) {
     return (a == pair.first && b == pair.second) || (a == pair.second && b == pair.first);
   });

@@ -1,5 +1,5 @@
-// Coverage of a set of checked problems: kernels, pairs of options, tile edges. Counts the specs
-// and plans that really ran.
+// Coverage of a set of checked problems: kernels, pairs of options, tile edges. Counts only specs
+// and plans that ran.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace flashcore::verify {
 
 struct Covered {
   std::size_t covered = 0, possible = 0;
-  std::vector<std::string> missing;  ///< names
+  std::vector<std::string> missing;  ///< names of those not covered
 };
 
 class Coverage {

@@ -1,9 +1,9 @@
-// Scores, read as log(P) + LSE.
+// Stage::scores: reads a score as log(P) + LSE.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "check/stage_parts.h"
+#include "check/stage_checks.h"
 #include "verify/inputs/call_variants.h"
 
 namespace flashcore::verify {
@@ -11,11 +11,11 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// The power of two that keeps every weight exp(score - max) in the upper half of the exponents of
-/// P's format, where it can be read back.
+/// The power of two, at most 1, that brings every weight exp(score - max) into the upper half of
+/// the exponent range of P's format. Smaller weights cannot be read back.
 double readable_scale(const reference::Oracle& oracle, const Problem& problem,
                       const Tensors& tensors, const Arithmetic& arithmetic) {
-  double spread = 0;
+  double range = 0;
   for (std::size_t r = 0; r < oracle.rows.size(); ++r) {
     double top = oracle.max[r];
     if (top == -kInfinity) continue;
@@ -24,15 +24,15 @@ double readable_scale(const reference::Oracle& oracle, const Problem& problem,
                                              oracle.rows[r].h * problem.sinks.head));
     }
     for (const double score : oracle.scores[r]) {
-      if (score != -kInfinity) spread = std::max(spread, top - score);
+      if (score != -kInfinity) range = std::max(range, top - score);
     }
   }
   const double limit = -0.5 * std::log(arithmetic.p_smallest);
-  return spread <= limit ? 1.0 : std::exp2(std::floor(std::log2(limit / spread)));
+  return range <= limit ? 1.0 : std::exp2(std::floor(std::log2(limit / range)));
 }
 
-/// Judges the score of one key, log(P) + LSE, whose bound is theirs together. `columns` is the
-/// one-hot oracle the key is column `c` of.
+/// Checks the score of one key, log(P) + LSE, against the sum of the bounds of both. The key is
+/// column `c` of the one-hot oracle `columns`.
 struct ScoreJudge {
   Tally& tally;
   const Arithmetic& arithmetic;
@@ -58,7 +58,7 @@ struct ScoreJudge {
   }
 };
 
-/// Scores read over all keys at once.
+/// Reads all scores of a row from calls over all keys.
 Result<StageReport> check_scores_at_once(CallRunner& runner, const HostCall& probe,
                                          const Problem& problem, const reference::Oracle& oracle,
                                          const Arithmetic& arithmetic, const std::string& name) {
@@ -85,23 +85,24 @@ Result<StageReport> check_scores_at_once(CallRunner& runner, const HostCall& pro
       }
     }
   }
-  tally.join(lse, scores.wrong_p == 0);  // wrong scores make a wrong LSE: then a key is named
+  // A wrong score makes the LSE wrong too. Then the report names the key, not the LSE.
+  tally.add(lse, scores.wrong_p == 0);
   StageReport& report = tally.report();
   if (report.wrong > 0 && scores.wrong_p == 0) {
     report.note =
-        "P is right: either the LSE is wrong, or all scores of a row are off by the same number";
+        "P is correct: the LSE is wrong, or all scores of a row are off by the same number";
   }
   return report;
 }
 
-/// Scores read tile by tile, each tile a key range of its own: no maximum is carried from one to
-/// the next. Skipped where keys cannot be split like that.
+/// Reads the scores of every KV tile from its own split, so that no maximum is carried from tile to
+/// tile. Skipped if the keys cannot be split into single tiles.
 Result<StageReport> check_scores_by_tile(CallRunner& runner, HostCall probe, const Plan& single,
                                          const Arithmetic& arithmetic, const std::string& name) {
   Tally tally(Stage::scores);
   const std::int64_t tiles = (single.problem.kv_len + single.tile_k - 1) / single.tile_k;
   if (tiles < 2 || probe.options.reproducibility == Reproducibility::batch_invariant) {
-    tally.report().skipped = "there is one tile, or keys may not be split";
+    tally.report().skipped = "the keys fill one tile, or the call is batch-invariant";
     return tally.report();
   }
   probe.options.num_splits = static_cast<std::int32_t>(tiles);
@@ -113,11 +114,11 @@ Result<StageReport> check_scores_by_tile(CallRunner& runner, HostCall probe, con
     const Result<RanCall> ran = runner.run(*one_hot);
     if (!ran.ok()) return ran.status();
     if (ran->plan.keys_per_split != single.tile_k || ran->partials.splits < tiles) {
-      tally.report().skipped = "the plan does not make every tile a key range";
+      tally.report().skipped = "the plan does not make every tile a split";
       return tally.report();
     }
     Problem part = ran->problem;
-    part.options.partial = true;  // key ranges are without sinks
+    part.options.partial = true;  // the combine step adds the sinks
     for (std::int64_t split = first / single.tile_k;
          split < tiles && split * single.tile_k < first + part.v_dim; ++split) {
       const std::int64_t begin = split * single.tile_k;
@@ -133,7 +134,7 @@ Result<StageReport> check_scores_by_tile(CallRunner& runner, HostCall probe, con
         if (tile.lse[r] == -kInfinity) continue;
         const reference::RowId& row = tile.rows[r];
         const Partials& partials = ran->partials;
-        const std::int64_t at = partials.row_of(part, split, row.b, row.h, packed_row(*ran, row));
+        const std::int64_t at = partials.row_of(part, split, row.b, row.h, q_row_of(*ran, row));
         const double got_lse = reference::element(partials.lse.data(), partials.dtype, at);
         const std::int64_t end = begin + static_cast<std::int64_t>(tile.scores[r].size());
         for (std::int64_t j = std::max(first, begin); j < std::min(first + part.v_dim, end); ++j) {
@@ -175,9 +176,9 @@ Result<StageReport> check_scores(CallRunner& runner, const HostCall& call) {
   Result<StageReport> by_tile = check_scores_by_tile(runner, probe, *plan, arithmetic, name);
   if (!by_tile.ok() || !by_tile->skipped.empty() || !by_tile->ok()) return at_once;
   StageReport report = *by_tile;
-  report.note = "right within every tile, but " + std::to_string(at_once->wrong) + " of " +
+  report.note = "correct within every tile, but " + std::to_string(at_once->wrong) + " of " +
                 std::to_string(at_once->elements) +
-                " read wrong over all tiles: what is carried from tile to tile is wrong";
+                " are wrong over all tiles: a value carried from tile to tile is wrong";
   return report;
 }
 

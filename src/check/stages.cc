@@ -6,7 +6,7 @@
 #include <functional>
 #include <limits>
 
-#include "check/stage_parts.h"
+#include "check/stage_checks.h"
 #include "core/error.h"
 #include "verify/inputs/call_variants.h"
 
@@ -14,14 +14,14 @@ namespace flashcore::verify {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-/// Scores and probabilities of the whole tensor are kept, 8 bytes each: 1 GiB of each at most.
-constexpr double kMostScores = 1 << 27;
+/// The oracle stores scores and probabilities of all rows in 8 bytes each: at most 1 GiB each.
+constexpr double kMaxScores = 1 << 27;
 
 Arithmetic arithmetic_of(const RanCall& ran) {
   return verify::arithmetic_of(ran.problem.out.dtype, ran.plan.kernel->probability_dtype);
 }
 
-/// compare() of the output alone: the LSE is the scores' matter.
+/// compare() of the output only. Stage::scores checks the LSE.
 Comparison compare_out(const reference::Oracle& oracle, const RanCall& ran) {
   Tensors result = ran.after.tensors;
   result.lse = {};
@@ -65,8 +65,8 @@ Result<StageReport> check_pv(CallRunner& runner, const HostCall& call) {
   return tally.report();
 }
 
-/// Another probe's report joins that of the stage.
-void join(StageReport& all, const StageReport& one, const char* probe) {
+/// Adds the report of one probe to the report of the stage.
+void add_report(StageReport& all, const StageReport& one, const char* probe) {
   all.elements += one.elements;
   all.wrong += one.wrong;
   all.unmeasured += one.unmeasured;
@@ -98,17 +98,17 @@ Result<StageReport> check_dequant(CallRunner& runner, const HostCall& call) {
     if (Status status = require_finite(oracle); !status.ok()) return status;
     Tally tally(Stage::dequant);
     tally.add(compare_out(oracle, *ran), "P one key per query", [](StageElement&) {});
-    join(all, tally.report(), "V");
+    add_report(all, tally.report(), "V");
   }
   if (is_8bit(t.k.dtype)) {
     const Result<StageReport> keys = check_scores(runner, with_one_column_queries(single));
     if (!keys.ok()) return keys;
-    join(all, *keys, "K, one column per query");
+    add_report(all, *keys, "K, one column per query");
   }
   if (is_8bit(t.q.dtype)) {
     const Result<StageReport> queries = check_scores(runner, with_one_column_keys(single));
     if (!queries.ok()) return queries;
-    join(all, *queries, "Q, one column per key");
+    add_report(all, *queries, "Q, one column per key");
   }
   return all;
 }
@@ -129,18 +129,18 @@ HostCall with_splits(const HostCall& call, std::int32_t splits) {
   return probe;
 }
 
-std::int64_t packed_row(const RanCall& ran, const reference::RowId& row) {
+std::int64_t q_row_of(const RanCall& ran, const reference::RowId& row) {
   return reference::lengths_of(ran.problem, ran.after.tensors, row.b).q_row + row.i;
 }
 
 Result<reference::Oracle> stages_of(const Problem& problem, const HostCall& call) {
   std::vector<reference::RowId> rows = reference::all_rows(problem, call.tensors);
   const double scores = static_cast<double>(rows.size()) * static_cast<double>(problem.kv_len);
-  if (scores > kMostScores) {
+  if (scores > kMaxScores) {
     return unsupported(
-        "%zu rows of %lld keys are %.3g scores, and stages keep all of them, at most %.3g; give "
-        "fewer heads or shorter lengths",
-        rows.size(), static_cast<long long>(problem.kv_len), scores, kMostScores);
+        "%zu rows of %lld keys have %.3g scores; a stage check stores all of them, at most %.3g; "
+        "give fewer heads or shorter lengths",
+        rows.size(), static_cast<long long>(problem.kv_len), scores, kMaxScores);
   }
   reference::Oracle oracle = reference::compute(problem, call.tensors, std::move(rows), true);
   if (Status status = require_finite(oracle); !status.ok()) return status;
@@ -185,8 +185,8 @@ Status require_finite(const reference::Oracle& oracle) {
         std::all_of(out, out + v_dim, [](double x) { return std::isfinite(x); });
     if (out_finite && (std::isfinite(oracle.lse[r]) || oracle.lse[r] == -kInfinity)) continue;
     return invalid_argument(
-        "batch %d, head %d, row %d sees NaN or an infinity in q, k, v, bias or sinks; a stage can "
-        "be read with finite inputs only",
+        "batch %d, head %d, row %d reads NaN or an infinity from q, k, v, bias or sinks; stages "
+        "can be read with finite inputs only",
         oracle.rows[r].b, oracle.rows[r].h, oracle.rows[r].i);
   }
   return {};
@@ -198,7 +198,7 @@ Result<ReadProbabilities> read_probabilities(
   ReadProbabilities read;
   read.p.resize(rows.size());
   read.lse.resize(rows.size());
-  std::int64_t first = 0, keys = 1;  // at least one run, also where there is no key
+  std::int64_t first = 0, keys = 1;  // at least one run, even without keys
   while (first < keys) {
     const Result<HostCall> probe = with_one_hot_values(call, first);
     if (!probe.ok()) return probe.status();
@@ -208,7 +208,7 @@ Result<ReadProbabilities> read_probabilities(
     keys = p.kv_len;
     for (std::size_t r = 0; r < rows.size(); ++r) {
       const reference::RowId& row = rows[r];
-      const std::int64_t q_row = packed_row(*ran, row);
+      const std::int64_t q_row = q_row_of(*ran, row);
       const std::int64_t kv_len = reference::lengths_of(p, call.tensors, row.b).kv_len;
       const std::int64_t out = row.b * p.out.batch + row.h * p.out.head + q_row * p.out.row;
       read.p[r].resize(static_cast<std::size_t>(kv_len));
@@ -235,7 +235,7 @@ Result<StageReport> check_stage(Stage stage, CallRunner& runner, const HostCall&
     case Stage::combine: return check_combine(runner, call);
     case Stage::dequant: return check_dequant(runner, call);
   }
-  return invalid_argument("stage %d: there is no such stage", static_cast<int>(stage));
+  return invalid_argument("stage %d does not exist", static_cast<int>(stage));
 }
 
 }  // namespace flashcore::verify

@@ -1,5 +1,5 @@
-// Finds the faulty stage of a fused kernel. Probe inputs make a stage visible in the outputs, over
-// the whole tensor; it is compared with the reference of that stage, within the bounds of
+// Finds the faulty stage of a fused kernel. Probe inputs make the output equal one stage of the
+// kernel, over the whole tensor. The stage is compared with the oracle's, within the bounds of
 // verify/inputs/compare.h.
 #pragma once
 
@@ -15,67 +15,68 @@
 
 namespace flashcore::verify {
 
-/// In the order in which a kernel goes through them. The first three are read from plans with one
-/// key range, so that a fault in joining does not show in them.
+/// In the order of a kernel, except dequant. The first three use plans with one split, so that a
+/// fault in the combine step does not affect them.
 enum class Stage {
   scores,         ///< log(P) + LSE, with V one-hot: scale, softcap, ALiBi, bias, mask; and the LSE
   probabilities,  ///< P, with V one-hot: the online softmax
-  pv,             ///< out, where P is known: uniform, and one key per query
-  partials,       ///< out and LSE of each key range, from the workspace
-  combine,        ///< joining partial results: the oracle's, and those the kernel left
-  dequant,        ///< values of 8-bit q, k and v, each where nothing else can matter
+  pv,             ///< out with a known P: uniform, then one key per query
+  partials,       ///< out and LSE of each KV split, from the workspace
+  combine,        ///< combined partial results: the oracle's, then the kernel's own
+  dequant,        ///< values of 8-bit q, k and v, with inputs that isolate each of them
 };
-/// Of any call; one with 8-bit tensors has dequant before them.
+/// The stages of every call. A call with 8-bit tensors has dequant before them.
 inline constexpr std::array kStages = {Stage::scores, Stage::probabilities, Stage::pv,
                                        Stage::partials, Stage::combine};
 
-/// kStages, and dequant first where q, k or v is 8-bit.
+/// kStages, preceded by dequant if q, k or v is 8-bit.
 std::vector<Stage> stages_of(const Tensors& tensors);
 
 const char* to_string(Stage stage);
 std::optional<Stage> stage_named(std::string_view name);
 
-/// One value of a stage and its place.
+/// One value of a stage and its coordinates.
 struct StageElement {
   reference::RowId row{};
-  std::int64_t split = -1;   ///< -1: of the whole
-  std::int64_t key = -1;     ///< where the stage has a value per key,
-  std::int64_t column = -1;  ///< or per column of V; neither: the LSE
+  std::int64_t split = -1;   ///< -1: result over all keys
+  std::int64_t key = -1;     ///< set if the stage has a value per key
+  std::int64_t column = -1;  ///< set if it has a value per column of V; neither set: the LSE
   double got = 0, want = 0, bound = 0;
 };
 
-/// "row [b=0, h=1, i=3], key 17"
+/// "batch 0, head 1, row 3, key 17"
 std::string to_string(const StageElement& element);
 
 struct StageReport {
   Stage stage{};
-  std::string skipped;          ///< why this stage cannot be read here; empty: it was
-  std::string probe;            ///< of the worst element: under which inputs
-  std::string reason;           ///< the first rule broken; empty: none
-  std::string note;             ///< what else the errors show
-  std::int64_t elements = 0;    ///< compared
-  std::int64_t wrong = 0;       ///< over their bound, never written, or wrongly (not) finite
-  std::int64_t unmeasured = 0;  ///< too small to be read
-  double worst_ratio = 0;       ///< largest |error| over bound
+  std::string skipped;          ///< reason why the stage cannot be read; empty if it was read
+  std::string probe;            ///< inputs of the worst element
+  std::string reason;           ///< first rule that is broken; empty if the stage is correct
+  std::string note;             ///< a further conclusion from the errors
+  std::int64_t elements = 0;    ///< compared elements
+  std::int64_t wrong = 0;       ///< over the bound, never written, or finite on one side only
+  std::int64_t unmeasured = 0;  ///< P too small to read a score from it
+  double worst_ratio = 0;       ///< largest |error| / bound
   StageElement worst;
 
   bool ok() const { return reason.empty(); }
 };
 
-/// Needs finite inputs. Fails where the call cannot be run or its stages would not fit memory.
+/// Needs finite inputs. Fails if the call cannot run or has too many scores (2^27).
 Result<StageReport> check_stage(Stage stage, CallRunner& runner, const HostCall& call);
 
-/// Whether stages can be read: every score finite or -inf, every reference output finite.
+/// Fails unless every output of the oracle is finite and every LSE is finite or -inf. Other stages
+/// cannot be read.
 Status require_finite(const reference::Oracle& oracle);
 
-/// Where a probe's P was read back.
+/// P and LSE that were read with one-hot V.
 struct ReadProbabilities {
   std::vector<std::vector<double>> p;  ///< [rows][kv_len of the row]
   std::vector<double> lse;             ///< [rows]
 };
 
-/// Runs the call (with wide outputs) once per block of v_dim keys and reads P and the LSE of
-/// `rows`. `each`, where given, sees every run.
+/// Runs the call, which has wide outputs, once per v_dim keys. Returns P and the LSE of `rows`.
+/// Calls `each`, if given, after every run.
 Result<ReadProbabilities> read_probabilities(
     CallRunner& runner, const HostCall& call, const std::vector<reference::RowId>& rows,
     const std::function<void(std::int64_t first_key, const RanCall&)>& each = {});

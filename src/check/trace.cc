@@ -19,7 +19,7 @@ double ratio_of(double got, double want, double bound) {
   return std::fabs(got - want) / bound;
 }
 
-/// Reads what a run left of one row: of one key range where there are several.
+/// Reads out and lse of one row after a run, or of split `tile.split` if there are several.
 void read_state(const RanCall& ran, const reference::RowId& row, TracedTile& tile) {
   const Problem& p = ran.problem;
   const std::int64_t q_row = reference::lengths_of(p, ran.after.tensors, row.b).q_row + row.i;
@@ -49,16 +49,17 @@ void compare_state(const RanCall& ran, const reference::Oracle& oracle, TracedTi
   tile.want_out = oracle.out;
   for (std::size_t c = 0; c < tile.out.size(); ++c) {
     tile.out_bounds.push_back(out_bound(oracle, 0, c, arithmetic));
-    // A key range without keys for the row has no out: nobody reads what lies there.
+    // The out of a split without keys for the row is undefined.
     if (tile.lse.want == -kInfinity && ran.partials.splits > 1) tile.out[c] = 0;
   }
 }
 
-/// P and scores of the tile's keys, among the keys so far. Key `first` is the oracle's key 0.
-Status read_keys(CallRunner& runner, const HostCall& so_far, const reference::RowId& row,
+/// Reads P and scores of the tile's keys from `truncated`, whose keys end with the tile. The
+/// oracle's key 0 is key `first`.
+Status read_keys(CallRunner& runner, const HostCall& truncated, const reference::RowId& row,
                  const reference::Oracle& oracle, std::int64_t first, TracedTile& tile) {
   for (std::int64_t begin = tile.begin; begin < tile.end;) {
-    const Result<HostCall> probe = with_one_hot_values(so_far, begin);
+    const Result<HostCall> probe = with_one_hot_values(truncated, begin);
     if (!probe.ok()) return probe.status();
     const Result<RanCall> ran = runner.run(*probe);
     if (!ran.ok()) return ran.status();
@@ -72,7 +73,7 @@ Status read_keys(CallRunner& runner, const HostCall& so_far, const reference::Ro
       key.key = j;
       key.score.want = oracle.scores[0][at];
       key.probability.want = oracle.probabilities[0][at];
-      // A row without keys so far has no P: in the workspace nobody reads what lies there.
+      // A row without visible keys up to here has no P; in the workspace its out is undefined.
       key.probability.got =
           oracle.lse[0] == -kInfinity ? 0.0 : read.out[static_cast<std::size_t>(j - begin)];
       key.score.got =
@@ -121,7 +122,7 @@ Result<Trace> trace_row(CallRunner& runner, const HostCall& call, reference::Row
   const Result<Plan> plan = runner.plan(base);
   if (!plan.ok()) return plan.status();
   trace.plan = *plan;
-  base.options.num_splits = plan->splits;  // the same key ranges, however few keys are left
+  base.options.num_splits = plan->splits;  // the same splits for every truncated call
   const Problem& p = plan->problem;
   const auto is_below = [](std::int32_t value, std::int64_t end) {
     return value >= 0 && value < end;
@@ -129,8 +130,8 @@ Result<Trace> trace_row(CallRunner& runner, const HostCall& call, reference::Row
   if (!is_below(row.b, p.batch) || !is_below(row.h, p.q_heads) ||
       !is_below(row.i, reference::lengths_of(p, base.tensors, row.b).q_len)) {
     return invalid_argument(
-        "there is no row %d,%d,%d: the call has %lld sequences, %lld heads%s", row.b, row.h, row.i,
-        static_cast<long long>(p.batch), static_cast<long long>(p.q_heads),
+        "row %d,%d,%d does not exist: the call has %lld sequences, %lld heads%s", row.b, row.h,
+        row.i, static_cast<long long>(p.batch), static_cast<long long>(p.q_heads),
         is_below(row.b, p.batch)
             ? (", " + std::to_string(reference::lengths_of(p, base.tensors, row.b).q_len) +
                " queries in that sequence")
@@ -151,14 +152,14 @@ Result<Trace> trace_row(CallRunner& runner, const HostCall& call, reference::Row
       tile.split = split;
       tile.begin = begin;
       tile.end = std::min(begin + plan->tile_k, last);
-      const HostCall so_far = with_keys_up_to(base, p, tile.end);
-      const Result<RanCall> ran = runner.run(so_far);
+      const HostCall truncated = with_keys_up_to(base, p, tile.end);
+      const Result<RanCall> ran = runner.run(truncated);
       if (!ran.ok()) return ran.status();
       const reference::Oracle oracle =
           compute_on_keys(p, base.tensors, {row}, first, tile.end, true);
       read_state(*ran, row, tile);
       compare_state(*ran, oracle, tile);
-      if (Status s = read_keys(runner, so_far, row, oracle, first, tile); !s.ok()) return s;
+      if (Status s = read_keys(runner, truncated, row, oracle, first, tile); !s.ok()) return s;
       for (const TracedKey& key : tile.keys) {
         if (key.score.got > max) max = key.score.got;
       }

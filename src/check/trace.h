@@ -1,10 +1,10 @@
-// One row of a kernel, tile by tile, beside the oracle.
+// Traces one row of a kernel, KV tile by KV tile, next to the oracle.
 //
-// Measured: the LSE, out and (by one-hot V) the tile's P after each tile, by runs in which the keys
-// end there (used_k) while every position and the plan stay the same; from the workspace where keys
-// are split. Computed from these: a score is log(P) + LSE, the running maximum is the largest score
-// so far, the running sum exp(LSE - maximum). Sinks are left out: a kernel adds them after the last
-// tile.
+// Measured after each tile: LSE, out and, with one-hot V, the tile's P. Each measurement is a run
+// whose keys end with that tile (used_k), with the same positions and the same plan. With split-KV
+// the values come from the workspace. Derived: a score is log(P) + LSE, the running maximum is the
+// largest score so far, the running sum is exp(LSE - maximum). The trace has no sinks: a kernel
+// adds them after the last tile.
 #pragma once
 
 #include <vector>
@@ -22,20 +22,20 @@ struct Pair {
 struct TracedKey {
   std::int64_t key = 0;
   Pair score;        ///< -inf: hidden
-  Pair probability;  ///< normalised over the keys of the split up to this tile
+  Pair probability;  ///< normalised over the keys of the split up to and with this tile
 };
 
-/// The state after a tile, over the keys of its split so far.
+/// State after a tile, over the keys of its split up to and with this tile.
 struct TracedTile {
   std::int64_t split = 0, begin = 0, end = 0;  ///< keys begin <= j < end
   Pair max, sum, lse;
   double lse_bound = 0;
-  std::vector<double> out, want_out, out_bounds;  ///< [v_dim], normalised over the keys so far
+  std::vector<double> out, want_out, out_bounds;  ///< [v_dim], normalised over those keys
   std::vector<TracedKey> keys;
 
-  /// Largest error over bound of lse and out; infinity where one is wrongly (not) finite.
+  /// Largest error / bound of lse and out; infinity if a value is finite on one side only.
   double worst_ratio() const;
-  /// Column of out with the largest error over bound.
+  /// Column of out with the largest error / bound.
   std::size_t worst_column() const;
 };
 

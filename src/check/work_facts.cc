@@ -22,20 +22,21 @@ struct TileRows {
   }
 };
 
-TileRows rows_of(const core::AttentionParams& params, const WorkList& work, std::int32_t piece) {
-  const core::TileCoord item =
-      core::coord_of(work.order, core::scheduled_tile(work.tail, piece).tile);
+TileRows rows_of(const core::AttentionParams& params, const WorkList& work,
+                 std::int32_t scheduled) {
+  const core::TileCoord coord =
+      core::coord_of(work.order, core::scheduled_tile(work.tail, scheduled).tile);
   const core::SeqInfo sequence =
-      params.is_varlen ? core::seq_info_of(params, item.batch) : core::dense_seq_info(params);
+      params.is_varlen ? core::seq_info_of(params, coord.batch) : core::dense_seq_info(params);
   const std::int32_t queries = params.tile_q >> work.heads.log2;
-  const std::int32_t first = item.q_tile * queries;
+  const std::int32_t first = coord.q_tile * queries;
   return {sequence.mask, first, std::min(first + queries, sequence.q_len)};
 }
 
-bool has_idle_warpgroup(const TileRows& rows, std::int32_t piece_queries) {
+bool has_idle_warpgroup(const TileRows& rows, std::int32_t warpgroup_queries) {
   bool idle = false, busy = false;
-  for (std::int32_t from = rows.first; from < rows.end; from += piece_queries) {
-    (rows.sees_keys(from, std::min(from + piece_queries, rows.end)) ? busy : idle) = true;
+  for (std::int32_t from = rows.first; from < rows.end; from += warpgroup_queries) {
+    (rows.sees_keys(from, std::min(from + warpgroup_queries, rows.end)) ? busy : idle) = true;
   }
   return idle && busy;
 }
@@ -52,8 +53,8 @@ WorkFacts work_facts(const Plan& plan, const Tensors& tensors) {
   const std::int32_t ctas = std::min(work.num_scheduled, plan.device.sm_count);
   std::int64_t tiles = 0;
   int keyless = -1;  // tiles since the last one with keys; -1: none yet
-  for (std::int32_t piece = 0; piece < work.num_scheduled; ++piece) {
-    const TileRows rows = rows_of(params, work, piece);
+  for (std::int32_t scheduled = 0; scheduled < work.num_scheduled; ++scheduled) {
+    const TileRows rows = rows_of(params, work, scheduled);
     if (rows.end <= rows.first) continue;
     ++tiles;
     if (has_idle_warpgroup(rows, work.heads.queries())) facts.idle_warpgroup = true;

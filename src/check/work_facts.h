@@ -9,7 +9,7 @@ namespace flashcore::verify {
 
 /// A tile has keys if its mask leaves at least one KV tile. Tiles without query rows (short varlen
 /// sequences) do not count. CTAs fetch tiles dynamically, so the order within a CTA is known only
-/// if there is one CTA. The two facts about neighbours are therefore limited to one CTA.
+/// if there is one CTA. The two facts about successive tiles are therefore limited to one CTA.
 struct WorkFacts {
   bool three_tiles = false;      ///< more than two tiles per CTA: some CTA has three
   bool keyless_between = false;  ///< one CTA: tiles without keys between two with keys

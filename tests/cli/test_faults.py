@@ -139,7 +139,7 @@ class Injected(CommandTest):
 
     def test_wrong_lse_is_not_a_wrong_score(self):
         stages, _ = self.stages(11)
-        self.assertIn("P is right", stages["scores"]["note"])
+        self.assertIn("P is correct", stages["scores"]["note"])
         self.assertTrue(stages["probabilities"]["passed"])
 
     def test_double_count_shows_in_combine_only(self):

@@ -150,7 +150,7 @@ class Trace(CommandTest):
     def test_no_such_row(self):
         for row in ("0,2,0", "1,0,0", "0,0,8", "0,0,-1"):
             self.refuse("run", "--shape", "1,2,8,16", "--device", "cpu", f"--trace={row}",
-                        about="no row")
+                        about="does not exist")
         for row in ("0,0", "a,b,c", "0,0,0,0"):
             self.refuse("run", "--shape", "1,2,8,16", "--device", "cpu", f"--trace={row}",
                         about="wanted batch,head,row")

@@ -1,5 +1,5 @@
-// Stages of right kernels are right, whatever the options, and one wrong value is found where it
-// is. (Whole injected faults: scripts/checks/faults and tests/cli/test_faults.py.)
+// Stages of correct kernels pass with every option, and a single wrong value is located.
+// scripts/checks/faults and tests/cli/test_faults.py cover injected faults.
 #include "check/stages.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using verify::HostCall;
 using verify::Stage;
 using verify::StageReport;
 
-/// Keys enough for several tiles of every kernel.
+/// Enough keys for several tiles of every kernel.
 verify::CaseSpec several_tiles(DType dtype) {
   verify::CaseSpec spec;
   spec.dtype = dtype;
@@ -31,7 +31,7 @@ std::vector<verify::CaseSpec> specs(DType dtype) {
   all[1].options.causal = true;
   all[1].q_len = 300;  // the first queries see no key
   all[1].sinks = true;
-  all[1].sigma = 10;  // P must be scaled to be read
+  all[1].sigma = 10;  // P is readable only with scaled scores
   all[2].bias = all[2].mask = {true, true, true, true};
   all[2].alibi = 1;
   all[2].options.softcap = 3;
@@ -51,7 +51,7 @@ StageReport check(Stage stage, const Backend& backend, const char* kernel, const
 
 class StagesOf : public KernelTest {};
 
-TEST_P(StagesOf, AreRight) {
+TEST_P(StagesOf, AreCorrect) {
   for (const verify::CaseSpec& spec : specs(dtype())) {
     const HostCall call = verify::random_call(spec);
     for (const Stage stage : verify::kStages) {
@@ -62,18 +62,18 @@ TEST_P(StagesOf, AreRight) {
       EXPECT_GT(r.elements, 0);
       EXPECT_EQ(r.wrong, 0);
       EXPECT_LE(r.worst_ratio, 1);
-      EXPECT_EQ(r.unmeasured, 0) << "inputs were to be scaled so that P can be read";
+      EXPECT_EQ(r.unmeasured, 0) << "P is too small to read although scores are scaled";
     }
   }
 }
 
-TEST_P(StagesOf, TracesAreRight) {
+TEST_P(StagesOf, TracesAreCorrect) {
   for (const verify::CaseSpec& spec : specs(dtype())) {
     for (const int splits : {1, 2}) {
       HostCall call = verify::random_call(spec);
       call.options.num_splits = splits;
       verify::CallRunner runner(cpu_backend(), {}, *device_info({}), kernel().id);
-      // Of the packed case, a sequence may have no query.
+      // A sequence of the varlen case may have no queries.
       const reference::RowId row =
           spec.q_varlen ? reference::RowId{0, 3, 0} : reference::RowId{1, 3, 8};
       const Result<verify::Trace> trace = verify::trace_row(runner, call, row);
@@ -82,7 +82,7 @@ TEST_P(StagesOf, TracesAreRight) {
       EXPECT_TRUE(trace->ok());
       std::int64_t next = 0;
       for (const verify::TracedTile& tile : trace->tiles) {
-        EXPECT_EQ(tile.begin, next) << "tiles follow each other";
+        EXPECT_EQ(tile.begin, next) << "tiles are adjacent";
         EXPECT_EQ(tile.keys.size(), static_cast<std::size_t>(tile.end - tile.begin));
         next = tile.end;
       }
@@ -92,8 +92,8 @@ TEST_P(StagesOf, TracesAreRight) {
 
 FLASHCORE_FOR_EACH_KERNEL(StagesOf);
 
-/// One block of keys, so that a value is read once.
-verify::CaseSpec one_block() {
+/// kv_len equals v_dim, so that one-hot V needs one run and reads each value once.
+verify::CaseSpec one_run() {
   verify::CaseSpec spec;
   spec.batch = 2, spec.q_heads = 2, spec.kv_heads = 1;
   spec.q_len = 7, spec.kv_len = 40, spec.head_dim = 16, spec.v_dim = 40;
@@ -101,8 +101,8 @@ verify::CaseSpec one_block() {
   return spec;
 }
 
-/// Element (1, 0, 5, 33) of the call's out, which lies at the same place in every probe of an f32
-/// call, is off by a little.
+/// Adds 0.01 to element (1, 0, 5, 33) of out. It has the same address in every probe of an f32
+/// call.
 FaultyBackend one_wrong_output(const HostCall& call) {
   const auto* out = static_cast<const std::byte*>(call.tensors.out.data);
   const std::int64_t element = ((1 * 2 + 0) * 7 + 5) * 40 + 33;
@@ -111,17 +111,17 @@ FaultyBackend one_wrong_output(const HostCall& call) {
                         .add = 0.01f});
 }
 
-void expect_place(const StageReport& r) {
+void expect_row(const StageReport& r) {
   EXPECT_FALSE(r.ok());
   EXPECT_GT(r.worst_ratio, 1);
   EXPECT_EQ(r.worst.row, (reference::RowId{1, 0, 5}));
 }
 
 TEST(Stages, OneWrongProbabilityIsFound) {
-  const HostCall call = verify::random_call(one_block());
+  const HostCall call = verify::random_call(one_run());
   const FaultyBackend backend = one_wrong_output(call);
   const StageReport r = check(Stage::probabilities, backend, "fwd_generic_f32", call);
-  expect_place(r);
+  expect_row(r);
   EXPECT_EQ(r.wrong, 1);
   EXPECT_EQ(r.worst.key, 33);
   EXPECT_EQ(r.reason, "errors exceed their bounds");
@@ -129,34 +129,34 @@ TEST(Stages, OneWrongProbabilityIsFound) {
 }
 
 TEST(Stages, OneWrongScoreIsFound) {
-  const HostCall call = verify::random_call(one_block());
+  const HostCall call = verify::random_call(one_run());
   const FaultyBackend backend = one_wrong_output(call);
   const StageReport r = check(Stage::scores, backend, "fwd_generic_f32", call);
-  expect_place(r);
+  expect_row(r);
   EXPECT_EQ(r.wrong, 1);
   EXPECT_EQ(r.worst.key, 33);
 }
 
-TEST(Stages, OneWrongLseIsNoWrongScore) {
-  const HostCall call = verify::random_call(one_block());
+TEST(Stages, OneWrongLseIsNotReportedAsAScore) {
+  const HostCall call = verify::random_call(one_run());
   const auto* lse = static_cast<const std::byte*>(call.tensors.lse.data);
   const FaultyBackend backend(
       {.block_bytes = call.bytes.size(),
        .offset = static_cast<std::size_t>(lse - call.bytes.data() + ((1 * 2 + 0) * 7 + 5) * 4),
        .add = 0.01f});
   const StageReport r = check(Stage::scores, backend, "fwd_generic_f32", call);
-  expect_place(r);
-  EXPECT_EQ(r.wrong, 1 + 40) << "the LSE and what is computed from it";
-  EXPECT_NE(r.note.find("P is right"), std::string::npos);
+  expect_row(r);
+  EXPECT_EQ(r.wrong, 1 + 40) << "the LSE and the 40 scores computed from it";
+  EXPECT_NE(r.note.find("P is correct"), std::string::npos);
   EXPECT_TRUE(check(Stage::probabilities, backend, "fwd_generic_f32", call).ok());
   EXPECT_TRUE(check(Stage::pv, backend, "fwd_generic_f32", call).ok());
 }
 
 TEST(Stages, OneWrongOutputIsFoundInBothProbes) {
-  const HostCall call = verify::random_call(one_block());
+  const HostCall call = verify::random_call(one_run());
   const FaultyBackend backend = one_wrong_output(call);
   const StageReport r = check(Stage::pv, backend, "fwd_generic_f32", call);
-  expect_place(r);
+  expect_row(r);
   EXPECT_EQ(r.wrong, 2);
   EXPECT_EQ(r.worst.column, 33);
 }
@@ -174,22 +174,22 @@ TEST(Stages, OneWrongPartialIsFound) {
   EXPECT_EQ(verify::to_string(r.worst), "batch 1, head 2, row 3, split 1, LSE");
 }
 
-TEST(Stages, AWrongJoinIsFound) {
+TEST(Stages, AWrongCombineIsFound) {
   verify::CaseSpec spec = several_tiles(DType::f32);
   spec.sinks = true;
   const HostCall call = verify::random_call(spec);
   const FaultyBackend backend({.forget_sinks = true});
   const StageReport r = check(Stage::combine, backend, "fwd_generic_f32", call);
   EXPECT_FALSE(r.ok());
-  EXPECT_EQ(r.probe, "the oracle's partial results joined");
+  EXPECT_EQ(r.probe, "the oracle's partial results combined");
   for (const Stage stage : {Stage::scores, Stage::probabilities, Stage::pv, Stage::partials}) {
     EXPECT_TRUE(check(stage, backend, "fwd_generic_f32", call).ok()) << verify::to_string(stage);
   }
 }
 
-TEST(Stages, ATraceShowsTheTile) {
-  const HostCall call = verify::random_call(one_block());
-  // The trace adds used_k, q_start and k_start behind the call: a larger block.
+TEST(Stages, ATraceLocatesTheTile) {
+  const HostCall call = verify::random_call(one_run());
+  // The trace appends used_k, q_start and k_start to the call's memory.
   const HostCall longer = [&] {
     HostCall copy = call;
     for (const auto tensor : {&Tensors::seqused_k, &Tensors::q_start, &Tensors::k_start}) {
@@ -208,23 +208,23 @@ TEST(Stages, ATraceShowsTheTile) {
   ASSERT_TRUE(wrong.ok()) << wrong.status().message();
   EXPECT_FALSE(wrong->ok());
   EXPECT_EQ(wrong->tiles.back().worst_column(), 33u);
-  const Result<verify::Trace> right = verify::trace_row(runner, call, {1, 0, 4});
-  ASSERT_TRUE(right.ok()) << right.status().message();
-  EXPECT_TRUE(right->ok());
+  const Result<verify::Trace> correct = verify::trace_row(runner, call, {1, 0, 4});
+  ASSERT_TRUE(correct.ok()) << correct.status().message();
+  EXPECT_TRUE(correct->ok());
   EXPECT_FALSE(verify::trace_row(runner, call, {2, 0, 0}).ok());
   EXPECT_FALSE(verify::trace_row(runner, call, {0, -1, 0}).ok());
   EXPECT_FALSE(verify::trace_row(runner, call, {0, 0, 7}).ok());
 }
 
-TEST(Stages, WhatCannotBeReadSaysWhy) {
-  verify::CaseSpec spec = one_block();
+TEST(Stages, ASkippedStageSaysWhy) {
+  verify::CaseSpec spec = one_run();
   const auto skipped = [](Stage stage, const HostCall& call) {
     return check(stage, cpu_backend(), "fwd_generic_f32", call).skipped;
   };
   EXPECT_NE(skipped(Stage::partials, verify::random_call(spec)).find("one tile"),
             std::string::npos);
   spec.options.num_splits = 1;
-  EXPECT_NE(skipped(Stage::combine, verify::random_call(spec)).find("one key range"),
+  EXPECT_NE(skipped(Stage::combine, verify::random_call(spec)).find("num_splits is 1"),
             std::string::npos);
   spec.options.num_splits = 0;
   spec.options.reproducibility = Reproducibility::batch_invariant;
@@ -232,8 +232,8 @@ TEST(Stages, WhatCannotBeReadSaysWhy) {
             std::string::npos);
 }
 
-TEST(Stages, NanIsRefused) {
-  verify::CaseSpec spec = one_block();
+TEST(Stages, RejectNan) {
+  verify::CaseSpec spec = one_run();
   HostCall call = verify::random_call(spec);
   static_cast<float*>(call.tensors.q.data)[0] = std::nanf("");
   verify::CallRunner runner(cpu_backend(), {}, *device_info({}), "fwd_generic_f32");
@@ -242,25 +242,25 @@ TEST(Stages, NanIsRefused) {
   EXPECT_NE(report.status().message().find("finite inputs"), std::string::npos);
 }
 
-/// 8-bit inputs, with scales that differ from head to head and from block to block.
-verify::CaseSpec eight_bit(DType code, verify::ScaleKind scales) {
+/// 8-bit inputs with different scales in every head and block.
+verify::CaseSpec eight_bit(DType format, verify::ScaleKind scales) {
   verify::CaseSpec spec = several_tiles(DType::f16);
-  spec.q_storage = spec.k_storage = spec.v_storage = code;
+  spec.q_storage = spec.k_storage = spec.v_storage = format;
   spec.q_scale = spec.k_scale = spec.v_scale = scales;
   spec.options.q_scale_block = 4, spec.options.kv_scale_block = 50;
   return spec;
 }
 
-constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
+constexpr DType k8BitFormats[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 
-TEST(Stages, OfEightBitInputsAreRight) {
-  for (const DType code : kCodes) {
+TEST(Stages, OfEightBitInputsAreCorrect) {
+  for (const DType format : k8BitFormats) {
     for (const auto scales : {verify::ScaleKind::none, verify::ScaleKind::per_block}) {
-      const HostCall call = verify::random_call(eight_bit(code, scales));
+      const HostCall call = verify::random_call(eight_bit(format, scales));
       const std::vector<Stage> stages = verify::stages_of(call.tensors);
       ASSERT_EQ(stages.front(), Stage::dequant);
       for (const Stage stage : stages) {
-        SCOPED_TRACE(std::string(to_string(code)) + ", " + verify::to_string(stage));
+        SCOPED_TRACE(std::string(to_string(format)) + ", " + verify::to_string(stage));
         const StageReport r = check(stage, cpu_backend(), "fwd_generic_f16", call);
         EXPECT_TRUE(r.ok()) << r.reason << ", " << verify::to_string(r.worst) << ", " << r.probe;
         EXPECT_EQ(r.skipped, "");
@@ -270,14 +270,14 @@ TEST(Stages, OfEightBitInputsAreRight) {
   }
 }
 
-/// One scale of one block is wrong: dequant says so, and the worst element is one of that block.
+/// The scale of one block is wrong. Dequant fails, and its worst element is in that block.
 TEST(Stages, OneWrongScaleShowsInDequant) {
-  for (const DType code : kCodes) {
-    const HostCall call = verify::random_call(eight_bit(code, verify::ScaleKind::per_block));
+  for (const DType format : k8BitFormats) {
+    const HostCall call = verify::random_call(eight_bit(format, verify::ScaleKind::per_block));
     const std::pair<const char*, const TensorView*> scales[] = {
         {"Q", &call.tensors.q_scale}, {"K", &call.tensors.k_scale}, {"V", &call.tensors.v_scale}};
     for (const auto& [name, scale] : scales) {
-      SCOPED_TRACE(std::string(to_string(code)) + ", " + name);
+      SCOPED_TRACE(std::string(to_string(format)) + ", " + name);
       Fault fault;
       fault.doubled_from_bytes = call.bytes.size();
       // Batch 1, head 1, block 1.
@@ -296,8 +296,8 @@ TEST(Stages, OneWrongScaleShowsInDequant) {
   }
 }
 
-TEST(Stages, NothingToDequantise) {
-  const HostCall call = verify::random_call(one_block());
+TEST(Stages, DequantIsSkippedWithout8BitInputs) {
+  const HostCall call = verify::random_call(one_run());
   EXPECT_NE(check(Stage::dequant, cpu_backend(), "fwd_generic_f32", call).skipped, "");
 }
 

@@ -1,4 +1,4 @@
-// What the stages' checks share; for stages.cc, stage_scores.cc and stage_splits.cc.
+// Shared by the checks of single stages: stages.cc, stage_scores.cc and stage_splits.cc.
 #pragma once
 
 #include <algorithm>
@@ -14,28 +14,28 @@ Result<StageReport> check_scores(CallRunner& runner, const HostCall& call);
 Result<StageReport> check_partials(CallRunner& runner, const HostCall& call);
 Result<StageReport> check_combine(CallRunner& runner, const HostCall& call);
 
-/// The call with this many key ranges.
+/// The call with `splits` KV splits.
 HostCall with_splits(const HostCall& call, std::int32_t splits);
 
-/// The row's place in out and lse: counted over all sequences where q is packed.
-std::int64_t packed_row(const RanCall& ran, const reference::RowId& row);
+/// The row's index in out and lse. Varlen rows count over all sequences.
+std::int64_t q_row_of(const RanCall& ran, const reference::RowId& row);
 
-/// The oracle with its stages, of a call that was planned but need not have run.
+/// The oracle of a planned call, with scores and probabilities. The call need not have run.
 Result<reference::Oracle> stages_of(const Problem& problem, const HostCall& call);
 
-/// Collects the elements of one stage.
+/// Counts the elements of one stage and records the worst one.
 class Tally {
  public:
   explicit Tally(Stage stage) { report_.stage = stage; }
 
-  /// `place` turns compare()'s element (row, column) into the stage's.
-  template <typename Place>
-  void add(const Comparison& c, const std::string& probe, Place place) {
+  /// `relabel` turns compare()'s coordinates (row, column) into those of the stage.
+  template <typename Relabel>
+  void add(const Comparison& c, const std::string& probe, Relabel relabel) {
     report_.elements += c.elements + c.lse_elements;
     report_.wrong += c.over_bound + c.unwritten + c.non_finite;
     report_.worst_ratio = std::max(report_.worst_ratio, c.worst_ratio);
     StageElement e{c.worst.row, -1, -1, c.worst.column, c.worst.got, c.worst.want, c.worst.bound};
-    place(e);
+    relabel(e);
     note(e, probe, c.reason,
          c.unwritten > 0    ? kUnwritten
          : c.non_finite > 0 ? kNotFinite
@@ -48,17 +48,17 @@ class Tally {
     if (!finite && e.got == e.want) return;  // both -inf
     const double ratio = finite ? std::fabs(e.got - e.want) / e.bound : kNotFinite;
     if (finite) report_.worst_ratio = std::max(report_.worst_ratio, ratio);
-    const bool right = ratio <= 1;
-    if (!right) ++report_.wrong;
+    const bool correct = ratio <= 1;
+    if (!correct) ++report_.wrong;
     note(e, probe,
-         right    ? ""
+         correct  ? ""
          : finite ? "errors exceed their bounds"
                   : "non-finite values are at other places than in the oracle",
          ratio);
   }
 
-  /// Counts another tally's elements too; its worst one only where `with_worst` is set.
-  void join(const Tally& other, bool with_worst) {
+  /// Adds the counts of another tally. Its worst element competes only if `with_worst` is set.
+  void add(const Tally& other, bool with_worst) {
     report_.elements += other.report_.elements;
     report_.wrong += other.report_.wrong;
     if (with_worst) {
@@ -72,10 +72,11 @@ class Tally {
   StageReport& report() { return report_; }
 
  private:
-  /// What is worse than any error, in compare()'s order.
+  /// Severities above any ratio, in compare()'s order.
   static constexpr double kUnwritten = 4e300, kNotFinite = 2e300;
 
-  /// The reason is that of the worst element, or of any where the worst one alone is no fault.
+  /// The reason is that of the worst element. If the worst element has none, any other reason is
+  /// used.
   void note(const StageElement& e, const std::string& probe, const std::string& reason,
             double severity) {
     const bool worse = severity > worst_severity_;
