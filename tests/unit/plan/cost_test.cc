@@ -1,4 +1,4 @@
-// cost() against counting visible pairs one by one, and adding up the bytes of the tensors.
+// cost() against a brute-force count of visible pairs and the sum of the tensors' bytes.
 #include <gtest/gtest.h>
 
 #include "flashcore/plan.h"
@@ -45,7 +45,7 @@ TEST(Cost, CountsVisiblePairs) {
   }
 }
 
-TEST(Cost, LargeNumbersKeepTheirPrecision) {
+TEST(Cost, LargeCountsAreExact) {
   Options options;
   options.causal = true;
   const std::int64_t n = 1 << 20;

@@ -8,8 +8,8 @@
 namespace flashcore {
 namespace {
 
-// On both sides of where 32 bits end.
-TEST(Divide, IsWhat64BitsSay) {
+// Operands on both sides of the limit of 32-bit division.
+TEST(Divide, EqualsDivisionIn64Bits) {
   constexpr std::int64_t k32 = std::int64_t{1} << 32, kMost = INT64_MAX / 2;
   for (const std::int64_t a : {std::int64_t{0}, std::int64_t{1}, std::int64_t{4095}, k32 - 1, k32,
                                k32 + 1, 3 * k32 + 5, kMost}) {

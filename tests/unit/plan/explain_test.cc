@@ -1,4 +1,4 @@
-// explain(): the facts a reader looks for, for every device there is a description of.
+// explain(): its text contains the plan's numbers and reasons, for every named device.
 #include <gtest/gtest.h>
 
 #include <cstdarg>
@@ -31,7 +31,7 @@ void expect_contains(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in\n" << text;
 }
 
-/// Every fact that is in any explanation.
+/// Checks the lines that every explanation has.
 void expect_facts(const Plan& plan) {
   const std::string text = explain(plan);
   const Problem& p = plan.problem;
@@ -84,7 +84,7 @@ void expect_facts(const Plan& plan) {
   }
 }
 
-TEST(Explain, HasTheFactsForEveryDevice) {
+TEST(Explain, IsCompleteForEveryDevice) {
   for (const NamedDevice& device : named_devices()) {
     SCOPED_TRACE(device.name);
     for (const std::int64_t q_len : {1, 512, 4096}) {
@@ -97,7 +97,7 @@ TEST(Explain, HasTheFactsForEveryDevice) {
   }
 }
 
-TEST(Explain, SaysWhyThisKernel) {
+TEST(Explain, GivesTheReasonForTheKernel) {
   const DeviceInfo h200 = *named_device("h200");
   expect_contains(explain(plan_for(h200, DType::f16, 4096, 4096, 64)), "fill the SMs");
   expect_contains(explain(plan_for(h200, DType::f16, 64, 4096, 64)), "as many SMs as possible");
@@ -132,8 +132,8 @@ TEST(Explain, NamesTensorsAndAccess) {
   inputs.sinks = test::Tensor(DType::f32, {2});
   inputs.used_k = test::ints({4});
   inputs.q_start = test::ints({0});
-  const auto explained = [&](test::MemoryLayout arrangement) {
-    const test::Output output = test::make_output(inputs, {.out_layout = arrangement});
+  const auto explained = [&](test::MemoryLayout layout) {
+    const test::Output output = test::make_output(inputs, {.out_layout = layout});
     const Problem problem =
         *make_problem(test::tensors_of(inputs, output.out, output.lse), inputs.options);
     return explain(*make_plan(problem, *named_device("cpu-neon")));
@@ -147,13 +147,13 @@ TEST(Explain, NamesTensorsAndAccess) {
   expect_contains(explained(test::MemoryLayout::misaligned), "not 16-byte aligned");
 }
 
-TEST(Explain, UnknownRatesAreSaidToBeUnknown) {
+TEST(Explain, ReportsUnknownRates) {
   DeviceInfo device = *named_device("cpu-neon");
   device.f32_tflops = device.memory_gbs = 0;
   expect_contains(explain(plan_for(device, DType::f32, 64, 64, 64)), "unknown");
 }
 
-TEST(Explain, AnEmptyPlanIsSaidToBeEmpty) { expect_contains(explain(Plan{}), "make_plan()"); }
+TEST(Explain, ReportsAnEmptyPlan) { expect_contains(explain(Plan{}), "make_plan()"); }
 
 }  // namespace
 }  // namespace flashcore

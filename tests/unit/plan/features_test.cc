@@ -1,4 +1,4 @@
-// Features: the needs of a problem, and the kernels that lack them.
+// Features: those that a problem needs, and those that a kernel lacks.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -13,7 +13,7 @@ Problem dense(const DeviceInfo& device, const Options& options = {}) {
   return *dense_problem(DType::bf16, 2, 8, 4, 512, 512, 128, 128, options, device.device);
 }
 
-TEST(Features, OfAPlainProblemAreNone) {
+TEST(Features, OfADefaultProblemAreNone) {
   EXPECT_EQ(features_of(dense(*named_device("h200"))), Features::none);
 }
 

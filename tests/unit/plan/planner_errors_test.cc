@@ -1,4 +1,4 @@
-// The planner's refusals and their messages.
+// Error messages of the planner.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -30,7 +30,7 @@ void expect_refused(const Result<Plan>& plan, StatusCode code,
   }
 }
 
-TEST(ForcedKernel, IsUsedWhereItCan) {
+TEST(ForcedKernel, IsUsedIfItSupportsTheProblem) {
   const Result<Plan> plan = forced("fwd_simt_f32_d576_q16", *named_device("h200"));
   ASSERT_TRUE(plan.ok()) << plan.status().message();
   EXPECT_STREQ(plan->kernel->id, "fwd_simt_f32_d576_q16");
@@ -43,7 +43,7 @@ TEST(ForcedKernel, IsUsedWhereItCan) {
   }
 }
 
-TEST(ForcedKernel, ThePlanDoesNotKeepTheCallersString) {
+TEST(ForcedKernel, ThePlanDoesNotReferToTheCallersString) {
   std::string name = "fwd_generic_f32";
   const Result<Plan> plan = forced(name.c_str(), *named_device("cpu-generic"));
   ASSERT_TRUE(plan.ok());
@@ -51,10 +51,10 @@ TEST(ForcedKernel, ThePlanDoesNotKeepTheCallersString) {
   EXPECT_STREQ(plan->problem.options.kernel, "fwd_generic_f32");
 }
 
-TEST(ForcedKernel, RefusalsNameTheReasonAndItsNumbers) {
+TEST(ForcedKernel, ErrorsGiveTheReasonWithItsNumbers) {
   const DeviceInfo h200 = *named_device("h200"), neon = *named_device("cpu-neon");
-  expect_refused(forced("fwd_of_dreams", neon), StatusCode::invalid_argument,
-                 {"kernel", "fwd_of_dreams", "info --kernels"});
+  expect_refused(forced("fwd_unknown_f32", neon), StatusCode::invalid_argument,
+                 {"kernel", "fwd_unknown_f32", "info --kernels"});
   expect_refused(forced("", neon), StatusCode::invalid_argument, {"kernel", "\"\""});
   expect_refused(forced("fwd_simt_f32_d64_q64", neon), StatusCode::unsupported,
                  {"fwd_simt_f32_d64_q64", "runs on cuda"});
@@ -73,20 +73,20 @@ TEST(ForcedKernel, RefusalsNameTheReasonAndItsNumbers) {
                  {"sm_75", "sm_61"});
 }
 
-TEST(Planner, SaysWhatWouldBeSupported) {
+TEST(Planner, ErrorsListSupportedProblems) {
   DeviceInfo pascal = *named_device("h200");
   pascal.compute_capability = 61;
   const Problem problem = *dense_problem(DType::f16, 1, 2, 2, 5, 7, 64, 64, {}, pascal.device);
   expect_refused(make_plan(problem, pascal), StatusCode::unsupported, {"f16", "64", "sm_75"});
 }
 
-TEST(Planner, TensorsAndDeviceMustBelongTogether) {
+TEST(Planner, RejectsTensorsOnAnotherDeviceType) {
   const Problem on_cpu = *dense_problem(DType::f32, 1, 1, 1, 1, 1, 8, 8);
   expect_refused(make_plan(on_cpu, *named_device("h200")), StatusCode::invalid_argument,
                  {"cpu", "cuda"});
 }
 
-TEST(NamedDevice, ListsTheNamesItKnows) {
+TEST(NamedDevice, ErrorsListTheKnownNames) {
   for (const char* name : {"h300", "", static_cast<const char*>(nullptr)}) {
     const Result<DeviceInfo> info = named_device(name);
     ASSERT_FALSE(info.ok());
@@ -101,7 +101,7 @@ TEST(NamedDevice, ListsTheNamesItKnows) {
   EXPECT_GT(std::string(here->name).size(), 0u);
 }
 
-TEST(DeviceInfo, AGpuThatIsNotThereIsExplained) {
+TEST(DeviceInfo, AMissingGpuIsExplained) {
   if (cuda_availability().device_count > 0) GTEST_SKIP() << "this machine has a GPU";
   const Result<DeviceInfo> info = device_info({DeviceType::cuda, 0});
   ASSERT_FALSE(info.ok());
@@ -110,7 +110,7 @@ TEST(DeviceInfo, AGpuThatIsNotThereIsExplained) {
   EXPECT_NE(info.status().message().find(cuda_availability().reason), std::string::npos);
 }
 
-TEST(DenseProblem, RefusesSizesThatCannotBe) {
+TEST(DenseProblem, RejectsInvalidSizes) {
   struct Row {
     std::int64_t sizes[7];
     const char* word;
@@ -143,8 +143,8 @@ TEST(DenseProblem, RefusesSizesThatCannotBe) {
       StatusCode::unsupported);
 }
 
-TEST(Plan, HugeWorkspacesAreRefusedNotWrapped) {
-  // 2^30 rows in as many splits as there are tiles: more bytes than an address can count.
+TEST(Plan, RejectsWorkspacesThatOverflow) {
+  // 2^45 rows with one split per KV tile need more bytes than an address space has.
   Options options;
   options.num_splits = 1 << 30;
   const Result<Problem> problem =

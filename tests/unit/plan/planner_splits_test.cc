@@ -1,4 +1,4 @@
-// How GPUs share keys: splits of decode, clusters that join them, last items that are cut.
+// KV splits on GPUs: split-KV of decode, the cluster combine, and tail splits.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,8 +17,8 @@ Plan planned(const DeviceInfo& device, std::int64_t batch, std::int64_t q_heads,
                     device);
 }
 
-// A last round of fewer items than SMs is cut along the keys, where that pays.
-TEST(PlannerSplits, LastItemsOfHopperAreCutWhereSmsWouldBeIdle) {
+// The tiles of a last partial wave are split along the keys if that is faster.
+TEST(PlannerSplits, HopperSplitsTheTailIfSmsWouldBeIdle) {
   const DeviceInfo device = *named_device("h200");
   const auto prefill = [&](std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
                            std::int64_t length, std::int64_t dim, const Options& options) {
@@ -36,9 +36,10 @@ TEST(PlannerSplits, LastItemsOfHopperAreCutWhereSmsWouldBeIdle) {
   EXPECT_EQ(many.tail_tiles, 4096 % device.sm_count);
   EXPECT_GT(many.tail_splits, 2);
 
-  EXPECT_EQ(prefill(1, 4, 4, 2048, 128, {.causal = true}).tail_tiles, 0) << "not of one length";
+  EXPECT_EQ(prefill(1, 4, 4, 2048, 128, {.causal = true}).tail_tiles, 0)
+      << "tiles differ in length";
   EXPECT_EQ(prefill(1, 132, 132, 128, 128, {}).tail_tiles, 0) << "no SM is idle";
-  EXPECT_EQ(prefill(1, 4, 4, 2048, 64, {}).tail_tiles, 0) << "no way for it";
+  EXPECT_EQ(prefill(1, 4, 4, 2048, 64, {}).tail_tiles, 0) << "d64 kernels have no tail splits";
   const Options invariant{.reproducibility = Reproducibility::batch_invariant};
   EXPECT_EQ(prefill(1, 4, 4, 2048, 128, invariant).tail_tiles, 0);
 }
@@ -61,8 +62,8 @@ TEST(PlannerSplits, SwapAbTilesAreForClusters) {
   EXPECT_EQ(rows_in_tile("h200", 1, 1, 1, 64, 512), 8);
 }
 
-// Later GPUs run PTX without clusters.
-TEST(PlannerSplits, ClustersAreForHopperAlone) {
+// Later GPUs run the sm_80 PTX, which has no clusters.
+TEST(PlannerSplits, OnlyHopperCombinesInClusters) {
   DeviceInfo device = *named_device("h200");
   const auto combines_in_cluster = [&] {
     return planned(device, 1, 32, 32, 1, 8192, 64).combine == CombineMode::cluster;
@@ -74,7 +75,7 @@ TEST(PlannerSplits, ClustersAreForHopperAlone) {
   }
 }
 
-// Where three fitted an SM it took longer (docs/performance.md): perhaps others then have none.
+// Three CTAs per SM were slower (docs/performance.md), perhaps because other SMs then have none.
 TEST(PlannerSplits, TwoSwapAbCtasShareAnSm) {
   const DeviceInfo device = *named_device("h200");
   int found = 0;
@@ -89,31 +90,33 @@ TEST(PlannerSplits, TwoSwapAbCtasShareAnSm) {
   EXPECT_EQ(found, 4);
 }
 
-// Free CTA slots beside clusters would let the next call put two CTAs on one SM.
-TEST(PlannerSplits, ClustersThatReadMemoryHaveSmsOfTheirOwnOrNearlyAll) {
+// With more CTAs than SMs, clusters use 70 to 90 % of all CTA slots. With more free slots, the next
+// call would put two CTAs on one SM.
+TEST(PlannerSplits, ClustersShareSmsOnlyIfTheyFillMostSlots) {
   const DeviceInfo device = *named_device("h200");
   for (const std::int64_t batch : {1, 2, 3, 4, 8, 16}) {
     for (const std::int64_t heads : {1, 8, 32}) {
       for (const std::int64_t keys : {1024, 4096, 8192, 65536}) {
         const Plan plan = planned(device, batch, heads, heads, 1, keys, 64);
         if (plan.combine != CombineMode::cluster) continue;
-        const std::int64_t blocks = batch * heads * plan.splits;
-        if (blocks <= device.sm_count) continue;
-        const KernelInfo& kernel = *plan.kernel;  // whose blocks keep more in a cluster
+        const std::int64_t ctas = batch * heads * plan.splits;
+        if (ctas <= device.sm_count) continue;
+        const KernelInfo& kernel = *plan.kernel;
+        // A CTA of a cluster also has the cluster buffer.
         const int bytes = kernel.smem_bytes + core::ClusterBuffer::bytes(
                                                   kernel.tile_q, kernel.head_dim, kernel.threads);
-        const std::int64_t places =
+        const std::int64_t slots =
             device.sm_count *
             std::min(kernel.blocks_per_sm, device.smem_per_sm_bytes / (bytes + 1024));
-        EXPECT_GE(10 * blocks, 7 * places) << batch << " x " << heads << " heads, " << keys;
-        EXPECT_LE(10 * blocks, 9 * places) << batch << " x " << heads << " heads, " << keys;
+        EXPECT_GE(10 * ctas, 7 * slots) << batch << " x " << heads << " heads, " << keys;
+        EXPECT_LE(10 * ctas, 9 * slots) << batch << " x " << heads << " heads, " << keys;
       }
     }
   }
 }
 
-// As timed: docs/performance.md, Tensor-core kernel.
-TEST(PlannerSplits, OfShortDecode) {
+// The fastest measured splits (docs/performance.md). Positive: combined in a cluster.
+TEST(PlannerSplits, OfShortDecodeAreTheFastestMeasured) {
   const auto in_cluster = [](std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
                              std::int64_t keys, std::int64_t dim) {
     const Plan plan = planned(*named_device("h200"), batch, q_heads, kv_heads, 1, keys, dim);
@@ -130,13 +133,13 @@ TEST(PlannerSplits, OfShortDecode) {
   EXPECT_EQ(in_cluster(1, 32, 8, 8192, 128), -16);
   EXPECT_EQ(in_cluster(1, 32, 32, 65536, 64), -8);
   EXPECT_EQ(in_cluster(1, 32, 8, 65536, 128), -16);
-  EXPECT_EQ(in_cluster(2, 64, 8, 16384, 128), -8) << "five in a cluster took 4 us more";
-  EXPECT_EQ(in_cluster(5, 40, 8, 16384, 64), 5) << "two or three blocks an SM took 15 us more";
+  EXPECT_EQ(in_cluster(2, 64, 8, 16384, 128), -8) << "5 splits in a cluster are 4 us slower";
+  EXPECT_EQ(in_cluster(5, 40, 8, 16384, 64), 5) << "2 or 3 CTAs per SM are 15 us slower";
 }
 
-// Combining by the last CTA takes longer than most loads of a short split, and grows with the rows:
-// fewer splits in a cluster, or one split, took 0.4 to 0.95 of its time.
-TEST(PlannerSplits, ShortSplitsDoNotPayForTheLastCta) {
+// The combine by the last CTA takes longer than most loads of a short split, and its time grows
+// with the rows. Fewer splits in a cluster, or one split, take 0.4 to 0.95 of that time.
+TEST(PlannerSplits, ShortSplitsDoNotUseTheLastCtaCombine) {
   const auto splits = [](DType dtype, std::int64_t batch, std::int64_t q_heads,
                          std::int64_t kv_heads, std::int64_t keys, std::int64_t dim) {
     const DeviceInfo device = *named_device("h200");
@@ -157,9 +160,9 @@ TEST(PlannerSplits, ShortSplitsDoNotPayForTheLastCta) {
   EXPECT_EQ(splits(DType::e4m3, 4, 16, 1, 4096, 128), 8);
 }
 
-// Lengths known at run time only: splits of one length, so that a long sequence is not the work of
-// one CTA, and no tile of mostly padding.
-TEST(PlannerSplits, OfUnknownLengthsAreEven) {
+// If lengths are known at run time only, all splits have one length, so that several CTAs share a
+// long sequence. The tile has 16 rows: larger ones would be mostly padding.
+TEST(PlannerSplits, OfUnknownLengthsHaveOneLength) {
   const DeviceInfo device = *named_device("h200");
   Problem ragged = *dense_problem(DType::bf16, 64, 32, 8, 1, 32768, 128, 128, {}, device.device);
   ragged.seqused_k.dtype = DType::i32;

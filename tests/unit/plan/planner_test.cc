@@ -1,5 +1,5 @@
-// The planner: kernel, tiles and splits for named devices. Split-KV and tail splits on GPUs:
-// planner_splits_test.cc.
+// The planner: kernel, tiles and splits for named devices. planner_splits_test.cc tests split-KV
+// and tail splits on GPUs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace flashcore {
 namespace {
 
-struct Wanted {
+struct CpuPlan {
   const char* device;
   DType dtype;
   std::int64_t batch, heads, q_len, kv_len, head_dim, v_dim;
@@ -34,8 +34,8 @@ Result<Plan> plan_for(const char* device, DType dtype, std::int64_t batch, std::
   return make_plan(*problem, *info);
 }
 
-// CPUs: the widest instruction set; tiles by dims.
-const Wanted kWanted[] = {
+// CPUs: the widest instruction set, and tile sizes that depend on the dims.
+const CpuPlan kCpuPlans[] = {
     {"cpu-neon", DType::f32, 1, 8, 512, 512, 64, 64, "fwd_neon_f32", 64, 128, 1},
     {"cpu-neon", DType::f64, 1, 8, 512, 512, 64, 128, "fwd_neon_f64", 64, 64, 1},
     {"cpu-avx2", DType::bf16, 1, 8, 512, 512, 128, 128, "fwd_avx2_bf16", 64, 48, 1},
@@ -45,8 +45,8 @@ const Wanted kWanted[] = {
     {"cpu-neon", DType::f32, 1, 8, 1, 32768, 64, 64, "fwd_neon_f32", 64, 128, 8},
 };
 
-TEST(Planner, ChoosesForEveryCpu) {
-  for (const Wanted& w : kWanted) {
+TEST(Planner, ChoosesKernelAndTilesForEveryCpu) {
+  for (const CpuPlan& w : kCpuPlans) {
     SCOPED_TRACE(std::string(w.device) + " wants " + w.kernel);
     const Result<Plan> plan =
         plan_for(w.device, w.dtype, w.batch, w.heads, w.q_len, w.kv_len, w.head_dim, w.v_dim);
@@ -58,8 +58,9 @@ TEST(Planner, ChoosesForEveryCpu) {
   }
 }
 
-/// A GPU's plan without tuned values: rows per tile and splits depend on measured constants.
-struct WantedOnGpu {
+/// The part of a GPU plan that does not depend on measured constants, unlike rows per tile and
+/// splits.
+struct GpuPlan {
   const char* device;
   DType dtype;
   std::int64_t batch, heads, q_len, kv_len, head_dim, v_dim;
@@ -67,7 +68,7 @@ struct WantedOnGpu {
   std::int32_t size;  // head_dim of the kernel
 };
 
-const WantedOnGpu kWantedOnGpu[] = {
+const GpuPlan kGpuPlans[] = {
     {"h200", DType::f16, 4, 8, 2048, 2048, 64, 64, "sm90", 64},
     {"h100", DType::bf16, 4, 8, 2048, 2048, 192, 128, "sm90", 192},
     {"h100", DType::bf16, 1, 8, 1, 32768, 128, 128, "sm80", 128},
@@ -77,7 +78,7 @@ const WantedOnGpu kWantedOnGpu[] = {
     {"a100", DType::f16, 8, 16, 1024, 1024, 64, 65, "sm80", 96},
     {"a100", DType::f16, 8, 16, 1024, 1024, 192, 128, "sm80", 192},
     {"a100", DType::f32, 8, 16, 1024, 1024, 64, 65, "simt", 128},
-    // What tensor cores do not take: f32, dims past 256, GPUs before sm_80.
+    // No tensor-core kernels exist for f32, dims above 256 and GPUs before sm_80.
     {"h200", DType::f32, 4, 8, 2048, 2048, 64, 64, "simt", 64},
     {"a100", DType::f32, 1, 8, 512, 512, 64, 64, "simt", 64},
     {"a100", DType::f16, 8, 16, 1024, 1024, 576, 512, "simt", 576},
@@ -85,7 +86,7 @@ const WantedOnGpu kWantedOnGpu[] = {
     {"t4", DType::f16, 1, 8, 512, 512, 64, 64, "simt", 64},
     {"t4", DType::f32, 8, 16, 1024, 1024, 128, 128, "simt", 128},
     {"t4", DType::f32, 8, 16, 1024, 1024, 200, 200, "simt", 256},
-    // 8-bit tensors have kernels of their own, of three sizes.
+    // Kernels for 8-bit inputs have three sizes: 64, 128 and 256.
     {"h200", DType::e4m3, 16, 8, 1, 8192, 128, 128, "sm80_8bit", 128},
     {"h200", DType::e4m3, 4, 8, 4096, 4096, 128, 128, "sm90_e4m3", 128},
     {"h200", DType::e4m3, 4, 8, 4096, 4096, 192, 128, "sm90_e4m3", 256},
@@ -98,7 +99,7 @@ const WantedOnGpu kWantedOnGpu[] = {
 };
 
 TEST(Planner, ChoosesFamilyAndSizeForEveryGpu) {
-  for (const WantedOnGpu& w : kWantedOnGpu) {
+  for (const GpuPlan& w : kGpuPlans) {
     const Result<Plan> plan =
         plan_for(w.device, w.dtype, w.batch, w.heads, w.q_len, w.kv_len, w.head_dim, w.v_dim);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
@@ -110,8 +111,8 @@ TEST(Planner, ChoosesFamilyAndSizeForEveryGpu) {
   }
 }
 
-/// Rows per tile of the kernels that can run the plan's problem and have the size of its kernel.
-std::set<std::int32_t> tiles_to_choose_from(const Plan& plan) {
+/// tile_q of all kernels that support the plan's problem and have the head_dim of its kernel.
+std::set<std::int32_t> available_tile_q(const Plan& plan) {
   std::set<std::int32_t> tiles;
   for (const KernelInfo& kernel : kernels()) {
     if (kernel.family == plan.kernel->family && kernel.inputs == plan.kernel->inputs &&
@@ -123,8 +124,8 @@ std::set<std::int32_t> tiles_to_choose_from(const Plan& plan) {
   return tiles;
 }
 
-// Long prompts in large batches give every SM large tiles; one query of one sequence gets a tile of
-// 16 rows or fewer, and its keys are split until the SMs are busy. Many sequences need no splits.
+// Prefill of large batches uses the largest tiles. Decode of one sequence uses tiles of at most 16
+// rows and enough splits to keep the SMs busy. Decode of many sequences needs no splits.
 TEST(Planner, RowsPerTileAndSplitsFollowTheWork) {
   for (const char* device : {"h200", "h100", "a100", "l4", "t4"}) {
     const std::int64_t sm_count = named_device(device)->sm_count;
@@ -132,26 +133,26 @@ TEST(Planner, RowsPerTileAndSplitsFollowTheWork) {
       for (const std::int64_t dim : {64, 128, 256}) {
         const Result<Plan> prefill = plan_for(device, dtype, 16, 16, 4096, 4096, dim, dim);
         const Result<Plan> decode = plan_for(device, dtype, 1, 8, 1, 65536, dim, dim);
-        const Result<Plan> crowd = plan_for(device, dtype, 128, 32, 1, 4096, dim, dim);
-        ASSERT_TRUE(prefill.ok() && decode.ok() && crowd.ok());
+        const Result<Plan> large_batch = plan_for(device, dtype, 128, 32, 1, 4096, dim, dim);
+        ASSERT_TRUE(prefill.ok() && decode.ok() && large_batch.ok());
         SCOPED_TRACE(std::string(device) + ' ' + prefill->kernel->id + ' ' + decode->kernel->id);
-        EXPECT_EQ(prefill->tile_q, *tiles_to_choose_from(*prefill).rbegin());
+        EXPECT_EQ(prefill->tile_q, *available_tile_q(*prefill).rbegin());
         EXPECT_EQ(prefill->splits, 1);
         EXPECT_LE(decode->tile_q, 16);
-        if (sm_count >= 100) {  // a few blocks keep a small GPU's memory busy
+        if (sm_count >= 100) {  // on a small GPU, a few CTAs saturate the memory bandwidth
           EXPECT_GT(decode->splits, 1);
-          EXPECT_GE(4 * decode->num_tiles, sm_count) << "most SMs have nothing to do";
+          EXPECT_GE(4 * decode->num_tiles, sm_count) << "most SMs are idle";
         }
-        EXPECT_EQ(crowd->tile_q, 16);
-        EXPECT_EQ(crowd->splits, 1);
+        EXPECT_EQ(large_batch->tile_q, 16);
+        EXPECT_EQ(large_batch->splits, 1);
       }
     }
   }
 }
 
-// On Hopper, at head_dim 128, as many heads that share K and V as are a power of two, four at most,
-// have rows in one tile; elsewhere one has.
-TEST(Planner, HeadsThatShareKeysHaveRowsInOneTile) {
+// sm90 kernels of head_dim 128 pack the largest power of two that divides the GQA group, at most
+// four heads. Other kernels pack one.
+TEST(Planner, HopperPacksGqaHeads) {
   const Result<DeviceInfo> info = named_device("h200");
   const auto planned = [&](DType dtype, std::int64_t kv_heads, std::int64_t group,
                            std::int64_t dim) {
@@ -197,20 +198,20 @@ void expect_family_at_every_dim(const char* device, const char* family, std::int
   }
 }
 
-// 227 and 163 KiB of shared memory per block.
+// 163 KiB of shared memory per CTA.
 TEST(Planner, AmpereHasTensorCoreKernelsForEveryDim) {
   expect_family_at_every_dim("a100", "sm80", 64, 256);
 }
 
-// Another kernel takes the problems that an sm90 kernel rejects, and explain() says why.
-TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
+// sm80 kernels run the problems that sm90 kernels reject, and explain() gives the reason.
+TEST(Planner, Sm80RunsProblemsThatSm90Rejects) {
   const DeviceInfo device = *named_device("h200");
-  const Problem plain =
+  const Problem supported =
       *dense_problem(DType::bf16, 2, 8, 4, 4096, 4096, 128, 128, {}, device.device);
-  EXPECT_STREQ(make_plan(plain, device)->kernel->family_name(), "sm90");
+  EXPECT_STREQ(make_plan(supported, device)->kernel->family_name(), "sm90");
   const auto expect_reject = [&](const char* what, Reject why, auto change) {
     SCOPED_TRACE(what);
-    Problem problem = plain;
+    Problem problem = supported;
     change(problem);
     const Result<Plan> plan = make_plan(problem, device);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
@@ -229,14 +230,15 @@ TEST(Planner, HopperLeavesWhatItCannotTakeToOthers) {
   expect_reject("pages", Reject::missing_feature, [](Problem& p) { p.page_size = 16; });
   expect_reject("splits", Reject::missing_feature, [](Problem& p) { p.options.num_splits = 2; });
   expect_reject("f32 out", Reject::missing_feature, [](Problem& p) { p.out.dtype = DType::f32; });
-  expect_reject("columns apart", Reject::strides, [](Problem& p) { p.q.column = 2; });
+  expect_reject("strided columns", Reject::strides, [](Problem& p) { p.q.column = 2; });
   expect_reject("misaligned", Reject::strides, [](Problem& p) { p.k.alignment_bytes = 8; });
-  expect_reject("repeated", Reject::strides, [](Problem& p) { p.v.batch = 0; });
-  expect_reject("far apart", Reject::strides, [](Problem& p) { p.v.head = std::int64_t{1} << 40; });
+  expect_reject("broadcast", Reject::strides, [](Problem& p) { p.v.batch = 0; });
+  expect_reject("huge stride", Reject::strides,
+                [](Problem& p) { p.v.head = std::int64_t{1} << 40; });
   expect_reject("v_dim", Reject::strides, [](Problem& p) { p.v_dim = 126; });
 }
 
-TEST(Planner, AWindowShortensTheStepsOfHopper) {
+TEST(Planner, AWindowSelectsASmallerTileKOnHopper) {
   Options options;
   options.causal = true;
   const Result<Plan> whole = plan_for("h200", DType::bf16, 1, 16, 16384, 16384, 128, 128, options);
@@ -244,11 +246,11 @@ TEST(Planner, AWindowShortensTheStepsOfHopper) {
   const Result<Plan> window = plan_for("h200", DType::bf16, 1, 16, 16384, 16384, 128, 128, options);
   ASSERT_TRUE(whole.ok() && window.ok());
   EXPECT_EQ(whole->tile_k, 176);
-  EXPECT_EQ(window->tile_k, 128) << "1,152 keys are nine whole steps of 128";
+  EXPECT_EQ(window->tile_k, 128) << "1,152 keys are exactly nine tiles of 128";
 }
 
-// The tile that is fastest, measured on an H200 (docs/performance.md).
-TEST(Planner, StepsOfHopperAtHeadDim128FollowTheKeys) {
+// The fastest tile_k measured on an H200 (docs/performance.md).
+TEST(Planner, TileKOfHopperAtHeadDim128DependsOnTheKeys) {
   const auto tile_k = [](std::int64_t batch, std::int64_t q_heads, std::int64_t kv_heads,
                          std::int64_t keys, bool causal) {
     const DeviceInfo device = *named_device("h200");
@@ -276,7 +278,7 @@ TEST(Planner, BatchInvariantPlansDoNotCompareFamilies) {
   }
 }
 
-// The lists are searched by their groups, small head dims first.
+// kernels_of() relies on this order.
 TEST(Planner, KernelsOfAGroupAreAdjacentAndInOrder) {
   std::set<std::tuple<Operation, Family, Inputs, DType>> groups;
   std::size_t found = 0;
@@ -296,14 +298,14 @@ TEST(Planner, KernelsOfAGroupAreAdjacentAndInOrder) {
   EXPECT_TRUE(kernels_of(Operation::fwd, Family::sm90, Inputs::native, DType::f32).empty());
 }
 
-// 99 KiB.
+// 99 KiB of shared memory per CTA.
 TEST(Planner, AdaHasTensorCoreKernelsForEveryDim) {
   expect_family_at_every_dim("l4", "sm80", 64, 256);
 }
 
-// sm_75 has neither cp.async nor bf16 matrix products.
-// 16-bit kernels leave 8-bit tensors to others, and the other way round; a mixture goes to simt.
-TEST(Planner, EightBitKernelsTakeEightBitKeysAndValuesOnly) {
+// 16-bit kernels reject 8-bit k and v, kv8 kernels reject 16-bit ones. The simt kernels run
+// mixtures.
+TEST(Planner, Kv8KernelsNeedEightBitKAndV) {
   const DeviceInfo device = *named_device("a100");
   Problem p = *dense_problem(DType::bf16, 2, 8, 4, 64, 4096, 128, 128, {}, device.device);
   const KernelInfo& eight = *find_kernel("fwd_sm80_8bit_bf16_d128_q16");
@@ -319,8 +321,8 @@ TEST(Planner, EightBitKernelsTakeEightBitKeysAndValuesOnly) {
   EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "sm80_8bit");
 }
 
-// fp8 kernels take e4m3 only, and a KV tile of V has one scale.
-TEST(Planner, Fp8TakesOneFormatAndScalesOfWholeSteps) {
+// fp8 kernels need e4m3 inputs and one scale per KV tile of V.
+TEST(Planner, Fp8KernelsNeedE4m3AndScaleBlocksOfWholeTiles) {
   const DeviceInfo device = *named_device("h200");
   Problem p = *dense_problem(DType::bf16, 4, 8, 8, 4096, 4096, 128, 128, {}, device.device);
   const KernelInfo& kernel = *find_kernel("fwd_sm90_e4m3_bf16_d128_q192");
@@ -330,7 +332,7 @@ TEST(Planner, Fp8TakesOneFormatAndScalesOfWholeSteps) {
   EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "sm80_8bit");
   p.q.dtype = DType::e4m3;
   EXPECT_EQ(make_plan(p, device)->kernel, &kernel);
-  p.k_scale.row = 1;  // blocks
+  p.k_scale.row = 1;  // block scales
   for (const auto& [block, fits] : {std::pair{8, true}, {64, true}, {12, false}, {1, false}}) {
     p.options.kv_scale_block = block;
     EXPECT_EQ(supports(kernel, p, device), fits ? Reject::none : Reject::scales) << block;
@@ -362,7 +364,8 @@ TEST(Planner, LargeSoftcapsGoToTheSimtKernels) {
   EXPECT_NE(to_message(Reject::softcap, kernel, p, device).find("at most 256"), std::string::npos);
 }
 
-TEST(Planner, BatchInvariantMeansOneScaleOfValues) {
+// Block scales of V: see features_of_kernel().
+TEST(Planner, BatchInvariantBlockScalesOfVGoToTheSimtKernels) {
   const DeviceInfo device = *named_device("a100");
   Options options;
   options.reproducibility = Reproducibility::batch_invariant;
@@ -370,14 +373,15 @@ TEST(Planner, BatchInvariantMeansOneScaleOfValues) {
     Problem p = *dense_problem(dtype, 2, 8, 4, 64, 4096, 128, 128, options, device.device);
     p.k.dtype = p.v.dtype = DType::e4m3;
     EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "sm80_8bit");
-    p.v_scale.row = 1;  // blocks
+    p.v_scale.row = 1;  // block scales
     EXPECT_STREQ(make_plan(p, device)->kernel->family_name(), "simt");
   }
 }
 
-TEST(Planner, TuringTakesTheSimtKernels) { expect_family_at_every_dim("t4", "simt", 64, 256); }
+// sm_75 has neither cp.async nor bf16 MMA.
+TEST(Planner, TuringUsesTheSimtKernels) { expect_family_at_every_dim("t4", "simt", 64, 256); }
 
-/// What must hold for any plan.
+/// Checks the invariants of every plan.
 void expect_consistent(const Plan& plan) {
   const Problem& p = plan.problem;
   ASSERT_NE(plan.kernel, nullptr);
@@ -395,7 +399,7 @@ void expect_consistent(const Plan& plan) {
   EXPECT_EQ(plan.num_tiles,
             p.batch * heads * ((rows + plan.tile_q - 1) / plan.tile_q) * plan.splits);
 
-  // The workspace: header, then scratch (CPU), then partial out and lse (splits), nothing shared.
+  // Workspace: header, scratch (CPU), partial out and partial lse (splits), without overlap.
   const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
   std::size_t end = kWorkspaceHeaderBytes;
   if (cpu) {
@@ -448,7 +452,7 @@ TEST(Planner, AnyPlanIsConsistent) {
   }
 }
 
-TEST(Planner, SplitsAreThoseAskedForWhereTheTilesAllow) {
+TEST(Planner, NumSplitsIsRespectedIfThereAreEnoughTiles) {
   for (const char* device : {"h200", "cpu-neon", "cpu-avx512"}) {
     for (std::int32_t splits = 1; splits <= 12; ++splits) {
       Options options;
@@ -461,7 +465,7 @@ TEST(Planner, SplitsAreThoseAskedForWhereTheTilesAllow) {
       }
     }
     Options many;
-    many.num_splits = 1000;  // more than there are tiles: one tile each
+    many.num_splits = 1000;  // more than tiles: one tile per split
     const Result<Plan> plan = plan_for(device, DType::f16, 1, 2, 1, 1000, 64, 64, many);
     ASSERT_TRUE(plan.ok());
     EXPECT_EQ(plan->splits, (1000 + plan->tile_k - 1) / plan->tile_k);
@@ -494,7 +498,7 @@ TEST(Planner, ABatchInvariantPlanDependsOnTypesDimsAndOptionsOnly) {
   }
 }
 
-TEST(Planner, ACpuPlanDoesNotDependOnTheThreads) {
+TEST(Planner, ACpuPlanDoesNotDependOnTheNumberOfThreads) {
   DeviceInfo info = *named_device("cpu-neon");
   for (const std::int64_t kv_len : {100, 5000, 100000}) {
     const Problem problem = *dense_problem(DType::f32, 1, 4, 4, 3, kv_len, 64, 64);

@@ -1,4 +1,4 @@
-// Status, Result and the small enums' names.
+// Status, Result, views, names of enum values, fingerprints and kernel ids.
 #include "flashcore/status.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ TEST(Status, FormatsItsMessage) {
   EXPECT_EQ(out_of_memory().message(), "out of memory");
 }
 
-TEST(Status, LongMessagesAreCutNotDropped) {
+TEST(Status, LongMessagesAreTruncated) {
   const std::string long_text(5000, 'y');
   const Status status = invalid_argument("begins %s", long_text.c_str());
   EXPECT_EQ(status.message().substr(0, 9), "begins yy");
@@ -72,7 +72,7 @@ TEST(Names, AreDistinctAndNeverUnknown) {
   EXPECT_STREQ(to_string(DeviceType::cuda), "cuda");
 }
 
-TEST(Names, SizesOfTypes) {
+TEST(DTypes, HaveTheRightSizes) {
   EXPECT_EQ(size_of(DType::f64), 8);
   EXPECT_EQ(size_of(DType::f32), 4);
   EXPECT_EQ(size_of(DType::i32), 4);
@@ -82,7 +82,7 @@ TEST(Names, SizesOfTypes) {
   EXPECT_EQ(size_of(DType::none), 0);
 }
 
-TEST(Views, CompactStridesAndExchangedAxes) {
+TEST(Views, CompactStridesAndSwappedAxes) {
   float data[2 * 3 * 4 * 5];
   const TensorView v = view(data, DType::f32, {2, 3, 4, 5});
   EXPECT_EQ(v.rank, 4);
@@ -119,7 +119,7 @@ TEST(Kernels, IdsAreUniqueAndFindable) {
     EXPECT_EQ(find_kernel(kernel.id), &kernel);
     EXPECT_NE(source_fingerprint(kernel.family_name()), nullptr);
     if (kernel.isa == Isa::generic && kernel.device == DeviceType::cpu) {
-      EXPECT_TRUE(kernel.compiled) << kernel.id << ": the generic C++ kernel is always built";
+      EXPECT_TRUE(kernel.compiled) << kernel.id << ": every build has the generic C++ kernel";
     }
   }
   EXPECT_EQ(find_kernel("nothing"), nullptr);
