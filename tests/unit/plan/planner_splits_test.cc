@@ -39,7 +39,7 @@ TEST(PlannerSplits, HopperSplitsTheTailIfSmsWouldBeIdle) {
   EXPECT_EQ(prefill(1, 4, 4, 2048, 128, {.causal = true}).tail_tiles, 0)
       << "tiles differ in length";
   EXPECT_EQ(prefill(1, 132, 132, 128, 128, {}).tail_tiles, 0) << "no SM is idle";
-  EXPECT_EQ(prefill(1, 4, 4, 2048, 64, {}).tail_tiles, 0) << "d64 kernels have no tail splits";
+  EXPECT_EQ(prefill(1, 4, 4, 2048, 64, {}).tail_tiles, 0) << "d64 has no tail splits";
   const Options invariant{.reproducibility = Reproducibility::batch_invariant};
   EXPECT_EQ(prefill(1, 4, 4, 2048, 128, invariant).tail_tiles, 0);
 }

@@ -150,8 +150,8 @@ TEST(Planner, RowsPerTileAndSplitsFollowTheWork) {
   }
 }
 
-// sm90 kernels of head_dim 128 pack the largest power of two that divides the GQA group, at most
-// four heads. Other kernels pack one.
+// The sm90 kernel of head_dim 128 with 160-key tiles packs a power of two of heads: the largest one
+// that divides the GQA group, at most four. Other kernels do not pack heads here.
 TEST(Planner, HopperPacksGqaHeads) {
   const Result<DeviceInfo> info = named_device("h200");
   const auto planned = [&](DType dtype, std::int64_t kv_heads, std::int64_t group,

@@ -1,4 +1,4 @@
-// The error bound: the formula of docs/numerics.md, and no false alarm on right results.
+// The error bound equals the formula of docs/numerics.md and accepts correct results.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,12 +26,12 @@ double smallest(DType dtype) {
   return std::ldexp(1.0, dtype == DType::f64 ? -1022 : dtype == DType::f16 ? -24 : -126);
 }
 
-TEST(Bound, IsTheFormulaOfTheDocumentation) {
+TEST(Bound, EqualsTheDocumentedFormula) {
   Random random(31);
   for (int n = 0; n < rounds(60); ++n) {
     static constexpr DType kTypes[] = {DType::f64, DType::f32, DType::f16, DType::bf16};
     const DType dtype = random.pick(kTypes);
-    Inputs inputs = usual_inputs(random.bits(), dtype, random.chance(0.5) ? 1.0 : 10.0, 17);
+    Inputs inputs = default_inputs(random.bits(), dtype, random.chance(0.5) ? 1.0 : 10.0, 17);
     add_score_options(random, inputs);
     add_masks(random, inputs);
     const Judged judged(inputs, random.chance(0.3) ? DType::f32 : DType::none);
@@ -58,9 +58,9 @@ TEST(Bound, IsTheFormulaOfTheDocumentation) {
   }
 }
 
-// Kernels that keep P in 16 bits are tensor cores'.
-TEST(Bound, SumsThatAreCutOffMayLoseMore) {
-  Judged judged(usual_inputs(7));
+// A 16-bit P means tensor cores, which truncate the sums of scores.
+TEST(Bound, IsLargerForTruncatedSums) {
+  Judged judged(default_inputs(7));
   reference::Oracle& o = judged.oracle;
   o.head_dim = 256;
   o.magnitude[3] = 2;
@@ -87,48 +87,49 @@ Tensor scaled(const Tensor& tensor, double factor) {
   return tensor_of(tensor.dtype(), tensor.shape(), values);
 }
 
-TEST(Bound, ReactsToEachIngredient) {
-  const Inputs usual = usual_inputs(12);
-  const double bound = bound_of(usual);
-  Inputs changed = usual;
-  changed.v = scaled(usual.v, 1024.0);  // errors scale with V
+TEST(Bound, DependsOnEachInput) {
+  const Inputs base = default_inputs(12);
+  const double bound = bound_of(base);
+  Inputs changed = base;
+  changed.v = scaled(base.v, 1024.0);  // errors scale with V
   EXPECT_NEAR(bound_of(changed) / bound, 1024.0, 1e-6);
-  changed = usual;
-  changed.q = scaled(usual.q, 16.0);  // larger scores are less certain
+  changed = base;
+  changed.q = scaled(base.q, 16.0);  // larger scores have larger errors
   EXPECT_GT(verify::lse_bound(Judged(changed).oracle, 5, Judged(changed).arithmetic),
-            4 * verify::lse_bound(Judged(usual).oracle, 5, Judged(usual).arithmetic));
-  changed = usual;
-  changed.options.softcap = 250;  // a cap too high to matter still costs its own roundings
+            4 * verify::lse_bound(Judged(base).oracle, 5, Judged(base).arithmetic));
+  changed = base;
+  changed.options.softcap = 250;  // a cap far above the scores still adds its roundings
   EXPECT_GT(bound_of(changed), 10 * bound);
-  changed.options.softcap = 1e6;  // a larger one is computed another way
+  changed.options.softcap = 1e6;  // a larger cap uses another formula
   EXPECT_NEAR(bound_of(changed) / bound, 1, 1e-3);
-  changed = usual;
+  changed = base;
   changed.bias = Tensor(DType::f32, {1, 1, 1, 40});
-  changed.bias.fill(1000);  // shifts all scores: the same result, less certain
+  changed.bias.fill(1000);  // shifts all scores: the same result with a larger error
   EXPECT_GT(bound_of(changed), 10 * bound);
-  changed = usual;
+  changed = base;
   changed.alibi_slopes = tensor_of(DType::f32, {4}, {20, 20, 20, 20});
   EXPECT_GT(Judged(changed).oracle.magnitude[0], 20 * 30);
   changed.alibi_slopes = tensor_of(DType::f32, {4}, {5e3, 5e3, 5e3, 5e3});
-  EXPECT_LT(Judged(changed).oracle.magnitude[0], 5e3);  // keys without weight do not count
-  EXPECT_LT(bound, bound_of(usual_inputs(12, DType::f16)));
-  EXPECT_LT(bound_of(usual_inputs(12, DType::f16)), bound_of(usual_inputs(12, DType::bf16)));
-  EXPECT_LT(bound_of(usual_inputs(12, DType::f64)), 1e-7 * bound);
-  // A narrow input with f32 output is judged as f32.
-  EXPECT_LT(bound_of(usual_inputs(12, DType::bf16), DType::f32),
-            0.1 * bound_of(usual_inputs(12, DType::bf16)));
+  EXPECT_LT(Judged(changed).oracle.magnitude[0], 5e3);  // ignores keys without weight
+  EXPECT_LT(bound, bound_of(default_inputs(12, DType::f16)));
+  EXPECT_LT(bound_of(default_inputs(12, DType::f16)), bound_of(default_inputs(12, DType::bf16)));
+  EXPECT_LT(bound_of(default_inputs(12, DType::f64)), 1e-7 * bound);
+  // A narrow input with f32 output has the bound of f32.
+  EXPECT_LT(bound_of(default_inputs(12, DType::bf16), DType::f32),
+            0.1 * bound_of(default_inputs(12, DType::bf16)));
 }
 
-TEST(Bound, ConstantValuesDoNotFeelTheScores) {
-  Inputs inputs = usual_inputs(13, DType::f32, 10.0);
+TEST(Bound, OfConstantVDoesNotDependOnTheScores) {
+  Inputs inputs = default_inputs(13, DType::f32, 10.0);
   inputs.v.fill(3.0);
   const double bound = bound_of(inputs);
   inputs.q = scaled(inputs.q, 100.0);
   EXPECT_NEAR(bound_of(inputs) / bound, 1.0, 1e-3);
 }
 
-// An f16 weight below 2^-24 of the largest scale is lost, however small the scale of its own value.
-TEST(Bound, WeightsThatTakeScalesCountInTheLargest) {
+// P times the scale of V is rounded to f16, relative to the largest scale. A product below 2^-24 of
+// that is lost, even if the scale of its own value is small.
+TEST(Bound, OfScaledWeightsDependsOnTheLargestScale) {
   Tensor q(DType::f16, {1, 1, 1, 16}), out(DType::f16, {1, 1, 1, 16});
   Tensor k(DType::e4m3, {1, 1, 2, 16}), v(DType::e4m3, {1, 1, 2, 16});
   q.fill(0.0);
@@ -154,10 +155,10 @@ TEST(Bound, WeightsThatTakeScalesCountInTheLargest) {
   const double scaled = verify::out_bound(oracle, 0, 3, arithmetic);
   arithmetic.scales_p = false;
   EXPECT_NEAR(scaled - verify::out_bound(oracle, 0, 3, arithmetic), std::ldexp(0.4375, -24), 1e-12);
-  EXPECT_FALSE(verify::arithmetic_of(DType::f16, DType::e4m3).scales_p);  // the output takes them
+  EXPECT_FALSE(verify::arithmetic_of(DType::f16, DType::e4m3).scales_p);  // scales the output
 }
 
-/// The oracle's result, rounded into a copy of the case's memory.
+/// Rounds the oracle's result to the format of the outputs and stores it there.
 void store_result(const reference::Oracle& oracle, const Problem& p, const Tensors& result) {
   for (std::size_t r = 0; r < oracle.rows.size(); ++r) {
     const auto [b, h, i] = oracle.rows[r];
@@ -176,8 +177,8 @@ void store_result(const reference::Oracle& oracle, const Problem& p, const Tenso
   }
 }
 
-TEST(Bound, AcceptsTheOraclesOwnResultWhateverTheProblem) {
-  const int problems = std::max(rounds(150), 60);  // enough to meet every option below
+TEST(Bound, AcceptsTheRoundedOracleOnRandomProblems) {
+  const int problems = std::max(rounds(150), 60);  // enough to draw every option below
   std::map<std::string, int> seen;
   for (const char* id :
        {"fwd_generic_f64", "fwd_generic_f32", "fwd_generic_f16", "fwd_generic_bf16"}) {

@@ -1,4 +1,4 @@
-// The probes' inputs do what they promise: judged by the oracle, no kernel involved.
+// Call variants have the documented effect. The oracle computes them; no kernel runs.
 #include "verify/inputs/call_variants.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ verify::CaseSpec small_case() {
   return spec;
 }
 
-/// Everything that makes a score.
+/// All options that change scores.
 verify::CaseSpec every_score_option() {
   verify::CaseSpec spec = small_case();
   spec.options.softcap = 4;
@@ -47,7 +47,7 @@ verify::CaseSpec every_score_option() {
   return spec;
 }
 
-verify::CaseSpec packed_case() {
+verify::CaseSpec varlen_case() {
   verify::CaseSpec spec = every_score_option();
   spec.q_varlen = spec.kv_varlen = spec.used_k = true;
   spec.q_start = spec.k_start = true;
@@ -60,21 +60,22 @@ std::vector<verify::CaseSpec> cases() {
   verify::CaseSpec shared = small_case();
   shared.shared_kv = true;
   shared.v_layout = verify::MemoryLayout::strided_columns;
-  return {small_case(), every_score_option(), packed_case(), partial, shared};
+  return {small_case(), every_score_option(), varlen_case(), partial, shared};
 }
 
-TEST(Probes, CopiesOfACallAreApart) {
+TEST(CallVariants, CopiesOfACallShareNoMemory) {
   const HostCall call = verify::random_call(small_case());
   HostCall copy = call;
   verify::store(copy.tensors.q.data, DType::f32, 0, 123);
   EXPECT_NE(reference::element(call.tensors.q.data, DType::f32, 0), 123);
   copy.place(&Tensors::seqused_k, DType::i32, {2});
-  EXPECT_EQ(reference::element(copy.tensors.q.data, DType::f32, 0), 123) << "moved with its block";
+  EXPECT_EQ(reference::element(copy.tensors.q.data, DType::f32, 0), 123)
+      << "place() keeps the other tensors";
   EXPECT_FALSE(call.tensors.seqused_k.given());
 }
 
-TEST(Probes, WideOutputsComeWithAnLse) {
-  verify::CaseSpec spec = packed_case();
+TEST(CallVariants, WideOutputsAddAnLse) {
+  verify::CaseSpec spec = varlen_case();
   spec.dtype = DType::f16;
   spec.lse = false;
   const HostCall wide = verify::with_wide_outputs(verify::random_call(spec));
@@ -82,7 +83,7 @@ TEST(Probes, WideOutputsComeWithAnLse) {
   EXPECT_EQ(problem_of(wide).lse.dtype, DType::f32);
 }
 
-TEST(Probes, OneHotValuesReadProbabilities) {
+TEST(CallVariants, OneHotValuesReturnProbabilities) {
   for (const verify::CaseSpec& spec : cases()) {
     SCOPED_TRACE(to_string(spec));
     const HostCall call = verify::random_call(spec);
@@ -112,7 +113,7 @@ TEST(Probes, OneHotValuesReadProbabilities) {
   }
 }
 
-TEST(Probes, OneHotValuesNeedMemoryOfTheirOwn) {
+TEST(CallVariants, OneHotValuesRejectABroadcastV) {
   HostCall call = verify::random_call(small_case());
   call.tensors.v.strides[2] = 0;
   const Result<HostCall> probe = verify::with_one_hot_values(call, 0);
@@ -120,7 +121,7 @@ TEST(Probes, OneHotValuesNeedMemoryOfTheirOwn) {
   EXPECT_NE(probe.status().message().find("stride of 0"), std::string::npos);
 }
 
-TEST(Probes, UniformProbabilities) {
+TEST(CallVariants, UniformProbabilitiesAreOneOverTheVisibleKeys) {
   for (const verify::CaseSpec& spec : cases()) {
     const reference::Oracle o =
         oracle_of(verify::with_uniform_probabilities(verify::random_call(spec)));
@@ -139,30 +140,30 @@ TEST(Probes, UniformProbabilities) {
   }
 }
 
-TEST(Probes, SelectedKeysGetAllOfTheWeight) {
+TEST(CallVariants, SelectedKeysGetTheWholeWeight) {
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
     for (const double scale : {0.25, -2.0}) {
       verify::CaseSpec spec = small_case();
       spec.dtype = dtype;
       spec.options.scale = scale;
       const reference::Oracle o = oracle_of(verify::with_selected_keys(verify::random_call(spec)));
-      std::size_t met = 0;
+      std::size_t selected_keys = 0;
       for (std::size_t j = 0; j < 19; ++j) {
         bool selected = false;
         for (const auto& p : o.probabilities) {
           EXPECT_TRUE(p[j] == 0 || p[j] == 1) << p[j];
           selected = selected || p[j] == 1;
         }
-        met += selected;
+        selected_keys += selected;
       }
-      EXPECT_GT(met, 10u) << "queries must not all find the same few keys";
+      EXPECT_GT(selected_keys, 10u) << "too few different keys are selected";
     }
   }
 }
 
-TEST(Probes, TooFewDigitsShareTheWeight) {
+TEST(CallVariants, SelectedKeysShareTheWeightIfDigitsAreMissing) {
   verify::CaseSpec spec = small_case();
-  spec.head_dim = 2;  // 19 keys have five digits
+  spec.head_dim = 2;  // 19 keys need five binary digits
   const reference::Oracle o = oracle_of(verify::with_selected_keys(verify::random_call(spec)));
   for (const auto& p : o.probabilities) {
     double largest = 0;
@@ -172,7 +173,7 @@ TEST(Probes, TooFewDigitsShareTheWeight) {
   }
 }
 
-TEST(Probes, ScaledScores) {
+TEST(CallVariants, ScaledScoresAreMultiples) {
   for (const verify::CaseSpec& spec : cases()) {
     const HostCall call = verify::random_call(spec);
     const reference::Oracle whole = oracle_of(call);
@@ -189,25 +190,26 @@ TEST(Probes, ScaledScores) {
   }
 }
 
-/// out and LSE over just these keys, summed up from the scores and V.
+/// out and LSE over keys begin <= j < end, summed from the scores and V.
 reference::Oracle sums_over(const HostCall& call, std::int64_t begin, std::int64_t end) {
-  HostCall plain = call;
-  plain.options.partial = false;
-  plain.tensors.sinks = {};
-  const Problem problem = problem_of(plain);
-  reference::Oracle o = oracle_of(plain);
+  HostCall without_sinks = call;
+  without_sinks.options.partial = false;
+  without_sinks.tensors.sinks = {};
+  const Tensors& tensors = without_sinks.tensors;
+  const Problem problem = problem_of(without_sinks);
+  reference::Oracle o = oracle_of(without_sinks);
   const auto v_dim = static_cast<std::size_t>(problem.v_dim);
   for (std::size_t r = 0; r < o.rows.size(); ++r) {
     double sum = 0;
     std::vector<double> out(v_dim, 0.0);
-    const reference::Lengths l = reference::lengths_of(problem, plain.tensors, o.rows[r].b);
+    const reference::Lengths l = reference::lengths_of(problem, tensors, o.rows[r].b);
     for (std::int64_t j = begin; j < std::min(end, l.kv_len); ++j) {
       const double weight = std::exp(o.scores[r][static_cast<std::size_t>(j)]);
       sum += weight;
       for (std::size_t c = 0; c < v_dim && weight > 0; ++c) {
         const std::int64_t kv_head = o.rows[r].h / (problem.q_heads / problem.kv_heads);
         out[c] +=
-            weight * reference::element(plain.tensors.v.data, problem.v.dtype,
+            weight * reference::element(tensors.v.data, problem.v.dtype,
                                         o.rows[r].b * problem.v.batch + kv_head * problem.v.head +
                                             (l.k_row + j) * problem.v.row +
                                             static_cast<std::int64_t>(c) * problem.v.column);
@@ -219,7 +221,7 @@ reference::Oracle sums_over(const HostCall& call, std::int64_t begin, std::int64
   return o;
 }
 
-TEST(Probes, OracleOfSomeKeys) {
+TEST(CallVariants, TheOracleOnSomeKeysIsTheirPartialResult) {
   for (const verify::CaseSpec& spec : cases()) {
     SCOPED_TRACE(to_string(spec));
     const HostCall call = verify::random_call(spec);
@@ -243,7 +245,7 @@ TEST(Probes, OracleOfSomeKeys) {
   }
 }
 
-TEST(Probes, FewerKeysAtTheSamePlaces) {
+TEST(CallVariants, FewerKeysKeepTheirPositions) {
   for (const verify::CaseSpec& spec : cases()) {
     const HostCall call = verify::random_call(spec);
     const reference::Oracle whole = oracle_of(call);

@@ -1,4 +1,5 @@
-// Random problems must look like real ones, not only like small ones.
+// Random problems include tall and large shapes, empty sequences and hidden tiles.
+// tiles.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,11 +13,11 @@
 namespace flashcore::verify {
 namespace {
 
-/// What a problem has of all that the draws are to bring about.
+/// The kinds of problems, out of those that the draws must produce, that this problem belongs to.
 std::vector<std::string> kinds_of(const CaseSpec& s, const KernelInfo& kernel) {
   std::vector<std::string> kinds;
-  const auto add = [&](bool met, const char* kind) {
-    if (met) kinds.emplace_back(kind);
+  const auto add = [&](bool applies, const char* kind) {
+    if (applies) kinds.emplace_back(kind);
   };
   const Options& o = s.options;
   const bool tall = s.kv_len > 0 && s.q_len >= 4 * s.kv_len && s.q_len > 3 * kernel.tile_q;
@@ -34,47 +35,46 @@ std::vector<std::string> kinds_of(const CaseSpec& s, const KernelInfo& kernel) {
   };
   if (s.used_k && !s.kv_varlen && s.kv_len > 1) {
     const bool full = has(lengths.used_k, s.kv_len);
-    add(full && has(lengths.used_k, 0), "no key in use beside all");
-    add(full && has(lengths.used_k, 1), "one key in use beside all");
+    add(full && has(lengths.used_k, 0), "sequences with no and with all keys in use");
+    add(full && has(lengths.used_k, 1), "sequences with one and with all keys in use");
   }
   const auto has_empty = [](const std::vector<std::int32_t>& ends) {
     return std::adjacent_find(ends.begin(), ends.end()) != ends.end() && ends.back() > 0;
   };
-  add(has_empty(lengths.q_ends), "an empty sequence of queries among others");
-  add(has_empty(lengths.k_ends), "an empty sequence of keys among others");
+  add(has_empty(lengths.q_ends), "an empty query sequence among others");
+  add(has_empty(lengths.k_ends), "an empty key sequence among others");
   if (s.q_start && !s.q_varlen && tall) {
     const std::int64_t start = lengths.q_start.front();
-    add(start < -kernel.tile_q, "a tile of queries before the first key");
+    add(start < -kernel.tile_q, "a query tile before the first key");
     add(start + s.q_len > s.kv_len + kernel.tile_q && o.window_left >= 0,
-        "a tile of queries behind the last key's window");
+        "a query tile whose window is past the last key");
   }
   return kinds;
 }
 
 void expect_every_kind(const char* id, std::uint64_t problems) {
   const KernelInfo& kernel = *find_kernel(id);
-  std::map<std::string, int> met;
+  std::map<std::string, int> counts;
   for (std::uint64_t i = 0; i < problems; ++i) {
-    for (const std::string& kind : kinds_of(random_case(kernel, 1, i), kernel)) ++met[kind];
+    for (const std::string& kind : kinds_of(random_case(kernel, 1, i), kernel)) ++counts[kind];
   }
   for (const char* kind :
        {"tall and causal", "tall with a window on both sides", "large",
         "tiles hidden left of a window", "tiles hidden right of a window",
-        "no key in use beside all", "one key in use beside all",
-        "an empty sequence of queries among others", "an empty sequence of keys among others",
-        "a tile of queries before the first key",
-        "a tile of queries behind the last key's window"}) {
-    EXPECT_GT(met[kind], 0) << id << ": " << kind;
+        "sequences with no and with all keys in use", "sequences with one and with all keys in use",
+        "an empty query sequence among others", "an empty key sequence among others",
+        "a query tile before the first key", "a query tile whose window is past the last key"}) {
+    EXPECT_GT(counts[kind], 0) << id << ": " << kind;
   }
 }
 
-TEST(CaseDraws, EveryKindOfAPersistentKernel) { expect_every_kind("fwd_sm90_f16_d64_q128", 1000); }
-TEST(CaseDraws, EveryKindOfOtherKernels) {
+TEST(CaseDraws, PersistentKernelsGetEveryKind) { expect_every_kind("fwd_sm90_f16_d64_q128", 1000); }
+TEST(CaseDraws, OtherKernelsGetEveryKind) {
   expect_every_kind("fwd_generic_f32", 4000);
   expect_every_kind("fwd_sm80_bf16_d128_q128", 4000);
 }
 
-TEST(CaseDraws, LittleWorkMeansFewRows) {
+TEST(CaseDraws, ALowWorkTargetLimitsTheRows) {
   const KernelInfo& kernel = *find_kernel("fwd_generic_f32");
   for (std::uint64_t i = 0; i < 4000; ++i) {
     const CaseSpec s =
@@ -83,9 +83,9 @@ TEST(CaseDraws, LittleWorkMeansFewRows) {
   }
 }
 
-TEST(CaseDraws, TheMemoryHoldsTheLengths) {
+TEST(CaseDraws, TheTensorsContainTheLengths) {
   const KernelInfo& kernel = *find_kernel("fwd_generic_f32");
-  int used = 0, packed = 0;
+  int used = 0, varlen = 0;
   for (std::uint64_t i = 0; i < 200; ++i) {
     const CaseSpec s =
         random_case(kernel, 3, i, {.target_work = 1 << 12, .sigma = {}, .splits = {}});
@@ -97,16 +97,16 @@ TEST(CaseDraws, TheMemoryHoldsTheLengths) {
     };
     const Tensors& t = memory.tensors();
     if (s.used_k) expect(t.seqused_k, lengths.used_k), ++used;
-    if (s.q_varlen) expect(t.cu_seqlens_q, lengths.q_ends), ++packed;
-    if (s.kv_varlen) expect(t.cu_seqlens_k, lengths.k_ends), ++packed;
+    if (s.q_varlen) expect(t.cu_seqlens_q, lengths.q_ends), ++varlen;
+    if (s.kv_varlen) expect(t.cu_seqlens_k, lengths.k_ends), ++varlen;
     if (s.q_start) expect(t.q_start, lengths.q_start);
     if (s.k_start) expect(t.k_start, lengths.k_start);
   }
   EXPECT_GT(used, 0);
-  EXPECT_GT(packed, 0);
+  EXPECT_GT(varlen, 0);
 }
 
-TEST(CaseDraws, GivenLengthsAreTaken) {
+TEST(CaseDraws, UsedLengthsOfTheSpecAreUsed) {
   CaseSpec s;
   s.batch = 3;
   s.kv_len = 70;

@@ -1,4 +1,4 @@
-// The comparer must reject every injected fault, and must never reject a right result.
+// compare() rejects every injected fault and accepts correct results.
 #include "verify/inputs/compare.h"
 
 #include <gtest/gtest.h>
@@ -25,13 +25,13 @@ void expect_rejected(const Judged& judged, const char* reason) {
   EXPECT_NE(c.reason.find(reason), std::string::npos) << c.reason;
 }
 
-/// Calls body(judged) for every type and every size of the inputs.
+/// Calls body(judged) for every dtype and every standard deviation of the inputs.
 template <typename Body>
 void for_each_kind(Body body) {
   for (const DType dtype : kTypes) {
     for (const double sigma : kSigmas) {
       SCOPED_TRACE(std::string(to_string(dtype)) + " sigma " + std::to_string(sigma));
-      Judged judged(usual_inputs(1, dtype, sigma));
+      Judged judged(default_inputs(1, dtype, sigma));
       ASSERT_TRUE(judged.compare().ok) << verify::report(judged.compare());
       body(judged);
     }
@@ -56,7 +56,7 @@ TEST(CompareRejects, NanAndInfinity) {
 TEST(CompareRejects, AScaledOutput) {
   for (const double sigma : kSigmas) {
     for (const double factor : {1.001, 0.999}) {
-      Judged judged(usual_inputs(2, DType::f32, sigma));
+      Judged judged(default_inputs(2, DType::f32, sigma));
       Tensor& out = judged.output.out;
       for (const reference::RowId& r : judged.oracle.rows) {
         for (std::int64_t c = 0; c < 16; ++c) {
@@ -93,15 +93,15 @@ TEST(CompareRejects, OneWrongElementInAMillion) {
     ASSERT_TRUE(c.ok) << verify::report(c);
     ASSERT_GE(c.elements, 1'000'000);
     for (const Shape& index : {Shape{0, 0, 0, 0}, Shape{0, 7, 999, 127}, Shape{0, 3, 500, 64}}) {
-      const double right = judged.output.out.at(index);
-      judged.output.out.set(index, right * 1.05 + 0.01);
+      const double correct = judged.output.out.at(index);
+      judged.output.out.set(index, correct * 1.05 + 0.01);
       c = judged.compare();
       EXPECT_FALSE(c.ok);
       EXPECT_EQ(c.over_bound, 1);
       EXPECT_EQ(c.worst.row,
                 (reference::RowId{0, static_cast<int>(index[1]), static_cast<int>(index[2])}));
       EXPECT_EQ(c.worst.column, index[3]);
-      judged.output.out.set(index, right);
+      judged.output.out.set(index, correct);
     }
   }
 }
@@ -126,8 +126,8 @@ TEST(CompareRejects, AnUnwrittenRowOrElement) {
   });
 }
 
-TEST(CompareRejects, AnUnwrittenRowEvenWhereNanIsRight) {
-  Inputs inputs = usual_inputs(4);
+TEST(CompareRejects, AnUnwrittenElementOfARowThatIsNan) {
+  Inputs inputs = default_inputs(4);
   for (std::int64_t d = 0; d < 16; ++d) inputs.q.set({0, 0, 2, d}, kNan);
   Judged judged(inputs);
   EXPECT_TRUE(judged.compare().ok) << verify::report(judged.compare());
@@ -151,7 +151,7 @@ TEST(CompareRejects, OneDroppedKeyOf2048) {
     for (const double sigma : {0.01, 1.0}) {
       for (const std::int64_t dropped : {0, 1000, 2047}) {
         SCOPED_TRACE(std::string(to_string(dtype)) + " sigma " + std::to_string(sigma));
-        Judged judged(usual_inputs(static_cast<std::uint64_t>(dropped) + 5, dtype, sigma, 2048));
+        Judged judged(default_inputs(static_cast<std::uint64_t>(dropped) + 5, dtype, sigma, 2048));
         ASSERT_TRUE(judged.compare().ok);
         Inputs without = judged.inputs;
         without.mask = Tensor(DType::boolean, {1, 1, 1, 2048});
@@ -171,31 +171,32 @@ TEST(CompareRejects, OneDroppedKeyOf2048) {
 
 TEST(CompareRejects, SwappedHeadsRowsAndColumns) {
   for_each_kind([](Judged& judged) {
-    const Tensor right = judged.output.out;
-    judged.output.out = take(right, 1, {2, 1, 0, 3});
+    const Tensor correct = judged.output.out;
+    judged.output.out = take(correct, 1, {2, 1, 0, 3});
     expect_rejected(judged, "exceed");
     std::vector<std::int64_t> columns = range(0, 16);
     std::swap(columns[14], columns[15]);
-    judged.output.out = take(right, 3, columns);
+    judged.output.out = take(correct, 3, columns);
     expect_rejected(judged, "exceed");
-    judged.output.out = take(right, 0, {1, 0});
+    judged.output.out = take(correct, 0, {1, 0});
     expect_rejected(judged, "exceed");
   });
-  // Rows over the same keys differ only where the scores do: at sigma 0.01 they do not, in bf16.
+  // Rows over the same keys differ only in their scores. At sigma 0.01 bf16 rounds those to the
+  // same output.
   for (const DType dtype : kTypes) {
-    Judged judged(usual_inputs(1, dtype, 1.0));
-    const Tensor right = judged.output.out;
-    judged.output.out = take(right, 2, {0, 1, 3, 2, 4, 5});
+    Judged judged(default_inputs(1, dtype, 1.0));
+    const Tensor correct = judged.output.out;
+    judged.output.out = take(correct, 2, {0, 1, 3, 2, 4, 5});
     expect_rejected(judged, "exceed");
-    judged.output.out = take(right, 1, {1, 0, 2, 3});
+    judged.output.out = take(correct, 1, {1, 0, 2, 3});
     expect_rejected(judged, "exceed");
   }
 }
 
-TEST(CompareRejects, AHeadThatIsOffEverywhereWithinItsBounds) {
+TEST(CompareRejects, AHeadWithASystematicErrorWithinItsBounds) {
   for (const DType dtype : kTypes) {
-    // A wide output, so that its own rounding does not matter beside the injected error.
-    Judged judged(usual_inputs(1, dtype), wide(dtype));
+    // A wide output, whose rounding is negligible against the injected error.
+    Judged judged(default_inputs(1, dtype), wide(dtype));
     for (std::size_t r = 0; r < judged.oracle.rows.size(); ++r) {
       const auto [b, h, i] = judged.oracle.rows[r];
       if (h != 2) continue;
@@ -212,27 +213,27 @@ TEST(CompareRejects, AHeadThatIsOffEverywhereWithinItsBounds) {
   }
 }
 
-TEST(CompareRejects, RowsWithoutKeysThatAreNotExactlyThat) {
-  Inputs inputs = usual_inputs(6);
+TEST(CompareRejects, RowsWithoutKeysUnlessZeroAndMinusInfinity) {
+  Inputs inputs = default_inputs(6);
   inputs.used_k = ints({40, 0});
-  const Judged right(inputs);
-  ASSERT_TRUE(right.compare().ok) << verify::report(right.compare());
-  Judged judged = right;
+  const Judged correct(inputs);
+  ASSERT_TRUE(correct.compare().ok) << verify::report(correct.compare());
+  Judged judged = correct;
   judged.output.out.set({1, 0, 0, 0}, 1e-30);
   expect_rejected(judged, "exceed");
-  judged = right;
+  judged = correct;
   judged.output.lse.set({1, 0, 0}, -1e30);
   expect_rejected(judged, "non-finite");
-  judged = right;
+  judged = correct;
   judged.output.lse.set({1, 0, 0}, kNan);
   expect_rejected(judged, "non-finite");
-  judged = right;
+  judged = correct;
   judged.output.lse.set({0, 0, 0}, -kInfinity);
   expect_rejected(judged, "non-finite");
 }
 
-TEST(CompareRejects, ASwallowedNan) {
-  Inputs inputs = usual_inputs(7);
+TEST(CompareRejects, ALostNan) {
+  Inputs inputs = default_inputs(7);
   inputs.k.set({0, 1, 5, 0}, kNan);  // seen by every row of heads 2 and 3
   Judged judged(inputs);
   EXPECT_TRUE(judged.compare().ok);
@@ -242,12 +243,12 @@ TEST(CompareRejects, ASwallowedNan) {
   judged.output.lse.set({0, 3, 1}, 0.25);
   expect_rejected(judged, "non-finite");
   judged = Judged(inputs);
-  judged.output.lse.set({0, 3, 1}, -kInfinity);  // it would say that the row saw no key
+  judged.output.lse.set({0, 3, 1}, -kInfinity);  // would mean a row without keys
   expect_rejected(judged, "non-finite");
 }
 
-TEST(Compare, AHiddenNonFiniteValueExcusesNanButNoWrongNumber) {
-  Inputs inputs = usual_inputs(8);
+TEST(Compare, AHiddenNanAllowsNanButNoWrongNumber) {
+  Inputs inputs = default_inputs(8);
   inputs.options.causal = true;
   inputs.v.set({0, 0, 39, 3}, kNan);  // only the last query sees it
   Judged judged(inputs);
@@ -260,13 +261,13 @@ TEST(Compare, AHiddenNonFiniteValueExcusesNanButNoWrongNumber) {
   judged.output.lse.set({0, 0, 0}, kNan);
   EXPECT_FALSE(judged.compare().ok);
   judged = Judged(inputs);
-  judged.output.out.set({0, 2, 0, 3}, kNan);  // another KV head: no excuse
+  judged.output.out.set({0, 2, 0, 3}, kNan);  // the hidden NaN is in another KV head
   EXPECT_FALSE(judged.compare().ok);
 }
 
-TEST(Compare, TheEndOfTheFormatsRange) {
+TEST(Compare, ValuesAtTheLimitOfTheFormatMayOverflow) {
   for (const DType dtype : {DType::f16, DType::bf16, DType::f32}) {
-    Inputs inputs = usual_inputs(9, dtype);
+    Inputs inputs = default_inputs(9, dtype);
     const double largest = dtype == DType::f16    ? 65504.0
                            : dtype == DType::bf16 ? 0x1p128 - 0x1p120
                                                   : 0x1p128 - 0x1p104;
@@ -274,7 +275,7 @@ TEST(Compare, TheEndOfTheFormatsRange) {
     Judged judged(inputs);
     EXPECT_TRUE(judged.compare().ok) << verify::report(judged.compare());
     judged.output.out.set({0, 0, 0, 0}, -kInfinity);
-    EXPECT_TRUE(judged.compare().ok) << "an output's infinity is judged by its place";
+    EXPECT_TRUE(judged.compare().ok) << "the sign of an infinity is not compared";
     inputs.v.fill(0.9 * largest);
     judged = Judged(inputs);
     judged.output.out.set({0, 0, 0, 0}, kInfinity);
@@ -284,12 +285,12 @@ TEST(Compare, TheEndOfTheFormatsRange) {
   }
 }
 
-TEST(Compare, CountsWhatItReports) {
-  Judged judged(usual_inputs(10));
-  const Tensor right = judged.output.out;
+TEST(Compare, ReportsCountsAndErrors) {
+  Judged judged(default_inputs(10));
+  const Tensor correct = judged.output.out;
   const Shape at[] = {{0, 1, 2, 3}, {1, 2, 3, 4}};
-  judged.output.out.set(at[0], right.at(at[0]) + 1.0);
-  judged.output.out.set(at[1], right.at(at[1]) - 3.0);
+  judged.output.out.set(at[0], correct.at(at[0]) + 1.0);
+  judged.output.out.set(at[1], correct.at(at[1]) - 3.0);
   const verify::Comparison c = judged.compare();
   EXPECT_EQ(c.elements, 2 * 4 * 6 * 16);
   EXPECT_EQ(c.over_bound, 2);

@@ -27,7 +27,7 @@ verify::Comparison Judged::compare() const {
                          arithmetic);
 }
 
-Inputs usual_inputs(std::uint64_t seed, DType dtype, double sigma, std::int64_t kv_len) {
+Inputs default_inputs(std::uint64_t seed, DType dtype, double sigma, std::int64_t kv_len) {
   Random random(seed);
   const std::string kernel = std::string("fwd_generic_") + to_string(dtype);
   Inputs inputs = draw_inputs(random, *find_kernel(kernel.c_str()),

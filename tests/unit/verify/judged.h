@@ -1,4 +1,4 @@
-// A problem, its oracle, and a result that a test spoils before it is compared.
+// A problem, its oracle, and a correct result. Tests change the result, then compare.
 #pragma once
 
 #include "support/draw.h"
@@ -7,7 +7,7 @@
 namespace flashcore::test {
 
 struct Judged {
-  /// The result is the oracle's own, rounded to the output's format.
+  /// The result is the oracle's, rounded to the format of the output.
   explicit Judged(const Inputs& inputs, DType out_dtype = DType::none);
 
   verify::Comparison compare() const;
@@ -18,8 +18,8 @@ struct Judged {
   verify::Arithmetic arithmetic;
 };
 
-/// (2, 4 heads on 2, 6 x `kv_len`, 16/16) in f32 unless told otherwise, normal with `sigma`.
-Inputs usual_inputs(std::uint64_t seed, DType dtype = DType::f32, double sigma = 1.0,
-                    std::int64_t kv_len = 40);
+/// batch 2, 4 query heads, 2 KV heads, q_len 6, dims 16/16, normal with standard deviation `sigma`.
+Inputs default_inputs(std::uint64_t seed, DType dtype = DType::f32, double sigma = 1.0,
+                      std::int64_t kv_len = 40);
 
 }  // namespace flashcore::test

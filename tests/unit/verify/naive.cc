@@ -9,7 +9,7 @@ namespace {
 
 constexpr long double kInfinity = std::numeric_limits<long double>::infinity();
 
-struct Place {
+struct Sequence {
   std::int64_t q_len, kv_len, q_row, k_row, q_position, k_position;
 };
 
@@ -17,8 +17,8 @@ std::int64_t integer(const Tensor& t, std::int64_t index) {
   return static_cast<std::int64_t>(t.at({index}));
 }
 
-Place place_of(const Inputs& in, std::int64_t b) {
-  Place p{};
+Sequence sequence_of(const Inputs& in, std::int64_t b) {
+  Sequence p{};
   if (in.cu_seqlens_q.given()) {
     p.q_row = integer(in.cu_seqlens_q, b);
     p.q_len = integer(in.cu_seqlens_q, b + 1) - p.q_row;
@@ -37,27 +37,27 @@ Place place_of(const Inputs& in, std::int64_t b) {
   return p;
 }
 
-/// An operand that is [batch, heads, len, dim], or packed [total, heads, dim].
+/// An element of a dense [batch, heads, len, dim] or varlen [total, heads, dim] tensor.
 long double element(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t row,
-                    std::int64_t first_packed_row, std::int64_t column) {
-  if (t.rank() == 3) return t.at({first_packed_row + row, h, column});
+                    std::int64_t first_row, std::int64_t column) {
+  if (t.rank() == 3) return t.at({first_row + row, h, column});
   return t.at({b, h, row, column});
 }
 
-/// bias or mask: an extent of 1 serves every index.
+/// An element of bias or mask, which are broadcast along axes of extent 1.
 long double broadcast(const Tensor& t, std::int64_t b, std::int64_t h, std::int64_t i,
                       std::int64_t j) {
   return t.at({t.size(0) == 1 ? 0 : b, t.size(1) == 1 ? 0 : h, t.size(2) == 1 ? 0 : i, j});
 }
 
-/// O = P V and the sums over V of the error bound.
-void add_outputs(const Inputs& in, std::int64_t b, std::int64_t kv_head, const Place& place,
+/// Computes O = P V and the sums over V that the error bound needs.
+void add_outputs(const Inputs& in, std::int64_t b, std::int64_t kv_head, const Sequence& sequence,
                  long double total, long double sink_weight, NaiveRow& row) {
   const std::int64_t v_dim = in.v.shape().back();
   for (std::int64_t c = 0; c < v_dim; ++c) {
     long double out = 0, squares = 0, deviation = 0, mass = 0;
     const auto v = [&](std::size_t j) {
-      return element(in.v, b, kv_head, static_cast<std::int64_t>(j), place.k_row, c);
+      return element(in.v, b, kv_head, static_cast<std::int64_t>(j), sequence.k_row, c);
     };
     for (std::size_t j = 0; j < row.score.size(); ++j) {
       if (row.score[j] == -kInfinity) continue;
@@ -78,10 +78,12 @@ void add_outputs(const Inputs& in, std::int64_t b, std::int64_t kv_head, const P
 
 }  // namespace
 
-std::int64_t naive_q_len(const Inputs& inputs, std::int64_t b) { return place_of(inputs, b).q_len; }
+std::int64_t naive_q_len(const Inputs& inputs, std::int64_t b) {
+  return sequence_of(inputs, b).q_len;
+}
 
 NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_t i) {
-  const Place place = place_of(in, b);
+  const Sequence sequence = sequence_of(in, b);
   const Options& o = in.options;
   const std::int64_t head_dim = in.q.shape().back();
   const std::int64_t kv_head = h / (in.q.size(1) / in.k.size(1));
@@ -91,11 +93,11 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
   row.max = -kInfinity;
   row.magnitude = row.largest_product = row.largest_sum = 0;
   std::vector<long double> sizes;
-  for (std::int64_t j = 0; j < place.kv_len; ++j) {
+  for (std::int64_t j = 0; j < sequence.kv_len; ++j) {
     long double dot = 0, size = 0, largest = 0, farthest = 0;
     for (std::int64_t d = 0; d < head_dim; ++d) {
-      const long double product =
-          element(in.q, b, h, i, place.q_row, d) * element(in.k, b, kv_head, j, place.k_row, d);
+      const long double product = element(in.q, b, h, i, sequence.q_row, d) *
+                                  element(in.k, b, kv_head, j, sequence.k_row, d);
       dot += product;
       size += std::fabs(product);
       largest = std::max(largest, std::fabs(product));
@@ -107,7 +109,7 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
       s = o.softcap * std::tanh(s / o.softcap);
       if (o.softcap <= 256) size += o.softcap;
     }
-    const std::int64_t q_position = place.q_position + i, k_position = place.k_position + j;
+    const std::int64_t q_position = sequence.q_position + i, k_position = sequence.k_position + j;
     if (in.alibi_slopes.given()) {
       const long double slope =
           in.alibi_slopes.rank() == 2 ? in.alibi_slopes.at({b, h}) : in.alibi_slopes.at({h});
@@ -135,7 +137,7 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
       if (std::isfinite(farthest)) row.largest_sum = std::max(row.largest_sum, farthest);
     }
   }
-  for (std::size_t j = 0; j < sizes.size(); ++j) {  // of keys that can have a weight
+  for (std::size_t j = 0; j < sizes.size(); ++j) {  // only keys that can have weight
     if (!std::isfinite(row.score[j]) || row.score[j] + 1e-3L * sizes[j] < row.max - 1000) continue;
     row.magnitude = std::max(row.magnitude, sizes[j]);
   }
@@ -154,7 +156,7 @@ NaiveRow naive_row(const Inputs& in, std::int64_t b, std::int64_t h, std::int64_
   total += sink_weight;
   row.lse = total == 0 ? -kInfinity : top + std::log(total);
   for (long double& p : row.probability) p = total == 0 ? 0 : p / total;
-  add_outputs(in, b, kv_head, place, total, sink_weight, row);
+  add_outputs(in, b, kv_head, sequence, total, sink_weight, row);
   return row;
 }
 

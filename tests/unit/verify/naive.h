@@ -1,5 +1,5 @@
-// Attention from its definition in long double, for the oracle to be compared with. Written from
-// docs/numerics.md on owned tensors, sharing no code with the oracle or the kernels.
+// Attention by its definition, in long double: the reference of the oracle's own tests. Follows
+// docs/numerics.md and shares no code with the oracle or the kernels.
 #pragma once
 
 #include <vector>
@@ -9,10 +9,10 @@
 namespace flashcore::test {
 
 struct NaiveRow {
-  std::vector<long double> score, probability;  ///< per key of the sequence; -inf where hidden
+  std::vector<long double> score, probability;  ///< per key of the sequence; hidden: score -inf
   std::vector<long double> out;
   long double lse, max, sum;
-  // What the error bound is made of.
+  // Terms of the error bound.
   long double magnitude;
   long double largest_product, largest_sum;
   std::vector<long double> spread, deviation, v_mass;

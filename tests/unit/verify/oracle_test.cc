@@ -1,4 +1,4 @@
-// The oracle itself: against hand-computed values, and against the definition in long double.
+// The oracle against hand-computed values and against the definition in long double.
 #include "reference/oracle.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ reference::Oracle oracle_of(const Inputs& inputs, int threads = 1) {
                             threads);
 }
 
-/// One query of 1, keys whose scores are log 1, log 2 and log 3, values 6, 12 and 18.
+/// One query, and keys with scores log 1, log 2 and log 3 and values 6, 12 and 18.
 Inputs three_keys() {
   Inputs in;
   in.q = tensor_of(DType::f64, {1, 1, 1, 1}, {1.0});
@@ -33,7 +33,7 @@ Inputs three_keys() {
   return in;
 }
 
-TEST(OracleByHand, PlainSoftmax) {
+TEST(OracleByHand, Softmax) {
   const reference::Oracle o = oracle_of(three_keys());
   EXPECT_NEAR(o.out[0], (6 + 24 + 54) / 6.0, 1e-14);
   EXPECT_NEAR(o.lse[0], std::log(6.0), 1e-15);
@@ -47,20 +47,20 @@ TEST(OracleByHand, PlainSoftmax) {
   EXPECT_EQ(o.kv_len[0], 3);
 }
 
-TEST(OracleByHand, SinkIsOneMoreTermBelow) {
+TEST(OracleByHand, SinkAddsToTheDenominator) {
   Inputs in = three_keys();
   in.sinks = tensor_of(DType::f32, {1}, {std::log(6.0)});
   const double sink = in.sinks.at({0});
   reference::Oracle o = oracle_of(in);
   EXPECT_NEAR(o.out[0], 84 / (6 + std::exp(sink)), 1e-13);
   EXPECT_NEAR(o.lse[0], std::log(6 + std::exp(sink)), 1e-14);
-  in.options.partial = true;  // leaves the sink to the merge
+  in.options.partial = true;  // merge() adds the sink
   o = oracle_of(in);
   EXPECT_NEAR(o.out[0], 14.0, 1e-13);
   EXPECT_NEAR(o.lse[0], std::log(6.0), 1e-14);
 }
 
-TEST(OracleByHand, ScaleSoftcapAlibiBiasInThatOrder) {
+TEST(OracleByHand, OrderIsScaleSoftcapAlibiBias) {
   Inputs in = three_keys();
   in.options.scale = 2.0;
   in.options.softcap = 1.5;
@@ -68,7 +68,7 @@ TEST(OracleByHand, ScaleSoftcapAlibiBiasInThatOrder) {
   in.alibi_slopes = tensor_of(DType::f32, {1}, {0.25});
   in.bias = tensor_of(DType::f32, {1, 1, 1, 3}, {0.5, -1.0, 0.0});
   const reference::Oracle o = oracle_of(in);
-  // The query stands on the last key: distances 2, 1 and 0.
+  // The query is at the position of the last key: the distances are 2, 1 and 0.
   EXPECT_NEAR(o.scores[0][0], 1.5 * std::tanh(0.0) - 0.5 + 0.5, 1e-15);
   EXPECT_NEAR(o.scores[0][1], 1.5 * std::tanh(2 * std::log(2.0) / 1.5) - 0.25 - 1.0, 1e-15);
   EXPECT_NEAR(o.scores[0][2], 1.5 * std::tanh(2 * std::log(3.0) / 1.5), 1e-15);
@@ -192,7 +192,7 @@ TEST(Oracle, AgreesWithTheDefinitionOnRandomProblems) {
   }
 }
 
-TEST(Oracle, AgreesWithTheDefinitionOnPackedSequences) {
+TEST(Oracle, AgreesWithTheDefinitionOnVarlenProblems) {
   Random random(18);
   for (int n = 0; n < rounds(30); ++n) {
     Inputs in;
@@ -208,7 +208,7 @@ TEST(Oracle, AgreesWithTheDefinitionOnPackedSequences) {
   }
 }
 
-TEST(Oracle, ThreadsChangeNothing) {
+TEST(Oracle, DoesNotDependOnTheNumberOfThreads) {
   Random random(19);
   Inputs in = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                           {.batch = 3,
@@ -224,7 +224,7 @@ TEST(Oracle, ThreadsChangeNothing) {
   EXPECT_EQ(one.deviation, four.deviation);
 }
 
-TEST(Oracle, SomeRowsAreThoseOfAll) {
+TEST(Oracle, ComputesSelectedRows) {
   Random random(20);
   Inputs in = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                           {.batch = 2,
