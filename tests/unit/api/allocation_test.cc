@@ -1,5 +1,5 @@
-// Every public call, with each of its allocations failing in turn. The call succeeds or returns
-// out_of_memory, and the library works again once there is memory.
+// Every public call with each of its allocations failing in turn. The call succeeds or returns
+// out_of_memory, and the next call works.
 #include <gtest/gtest.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -18,25 +18,25 @@ namespace flashcore::test {
 namespace {
 
 constexpr StatusCode kOk = StatusCode::ok;
-constexpr long kMostAllocations = 2000;
+constexpr long kMaxAllocations = 2000;
 
 /// Calls `call` with allocation 0, 1, 2, ... failing until none fails. `call` returns a StatusCode;
-/// `usual` is its result when no allocation fails.
+/// `expected` is its result if no allocation fails.
 template <typename Call>
-void with_every_allocation_refused(const char* name, StatusCode usual, Call call) {
+void with_every_allocation_failing(const char* name, StatusCode expected, Call call) {
   SCOPED_TRACE(name);
   for (const Failing failing : {Failing::once, Failing::from_then_on}) {
-    bool refused = true;
-    for (long n = 0; refused; ++n) {
-      ASSERT_LT(n, kMostAllocations);
+    bool failed = true;
+    for (long n = 0; failed; ++n) {
+      ASSERT_LT(n, kMaxAllocations);
       fail_allocation(n, failing);
       const StatusCode code = call();
-      refused = stop_failing();
-      if (refused) {
-        ASSERT_TRUE(code == usual || code == StatusCode::out_of_memory)
+      failed = stop_failing();
+      if (failed) {
+        ASSERT_TRUE(code == expected || code == StatusCode::out_of_memory)
             << "allocation " << n << ": " << to_string(code);
       } else {
-        ASSERT_EQ(code, usual);
+        ASSERT_EQ(code, expected);
       }
     }
   }
@@ -69,7 +69,7 @@ class Allocation : public testing::Test {
     problem_ = *make_problem(tensors_, inputs_.options);
     plan_ = *make_plan(problem_, info_);
   }
-  /// The next call is right, whichever allocation failed before.
+  /// After any failed allocation, the next call returns the correct result.
   void TearDown() override {
     output_.out.fill(0);
     ASSERT_TRUE(run(plan_, tensors_, workspace_.get()).ok());
@@ -99,39 +99,39 @@ TEST_F(Allocation, TheInjectionWorks) {
 }
 
 TEST_F(Allocation, Problems) {
-  with_every_allocation_refused("make_problem", kOk,
+  with_every_allocation_failing("make_problem", kOk,
                                 [&] { return encode(make_problem(tensors_, inputs_.options)); });
   Tensors bad = tensors_;
   bad.k.shape[3] = 17;
-  with_every_allocation_refused("make_problem: shape", StatusCode::invalid_argument,
+  with_every_allocation_failing("make_problem: shape", StatusCode::invalid_argument,
                                 [&] { return encode(make_problem(bad, inputs_.options)); });
   bad = tensors_;
   bad.out.data = bad.q.data;
-  with_every_allocation_refused("make_problem: memory", StatusCode::invalid_argument,
+  with_every_allocation_failing("make_problem: memory", StatusCode::invalid_argument,
                                 [&] { return encode(make_problem(bad, inputs_.options)); });
-  with_every_allocation_refused("dense_problem", StatusCode::unsupported, [] {
+  with_every_allocation_failing("dense_problem", StatusCode::unsupported, [] {
     return encode(dense_problem(DType::f32, 1, 1, 1, 1, 1, 1000, 1));
   });
 }
 
 TEST_F(Allocation, Plans) {
-  with_every_allocation_refused("make_plan", kOk,
+  with_every_allocation_failing("make_plan", kOk,
                                 [&] { return encode(make_plan(problem_, info_)); });
   Problem forced = problem_;
   forced.options.kernel = "fwd_of_dreams_that_are_long_enough_to_need_memory";
-  with_every_allocation_refused("make_plan: unknown kernel", StatusCode::invalid_argument,
+  with_every_allocation_failing("make_plan: unknown kernel", StatusCode::invalid_argument,
                                 [&] { return encode(make_plan(forced, info_)); });
   forced.options.kernel = "fwd_simt_f32_d64_q64";
-  with_every_allocation_refused("make_plan: wrong kernel", StatusCode::unsupported,
+  with_every_allocation_failing("make_plan: wrong kernel", StatusCode::unsupported,
                                 [&] { return encode(make_plan(forced, info_)); });
   const DeviceInfo h200 = *named_device("h200");
-  with_every_allocation_refused("make_plan: wrong device", StatusCode::invalid_argument,
+  with_every_allocation_failing("make_plan: wrong device", StatusCode::invalid_argument,
                                 [&] { return encode(make_plan(problem_, h200)); });
 }
 
 TEST_F(Allocation, Explain) {
-  // It returns a string, so it may throw bad_alloc, but nothing else.
-  with_every_allocation_refused("explain", kOk, [&] {
+  // explain() returns a string: it may throw bad_alloc, but nothing else.
+  with_every_allocation_failing("explain", kOk, [&] {
     try {
       return explain(plan_).empty() ? StatusCode::internal : kOk;
     } catch (const std::bad_alloc&) {
@@ -141,38 +141,38 @@ TEST_F(Allocation, Explain) {
 }
 
 TEST_F(Allocation, Devices) {
-  with_every_allocation_refused("device_info", kOk, [] { return encode(device_info(Device{})); });
+  with_every_allocation_failing("device_info", kOk, [] { return encode(device_info(Device{})); });
   if (cuda_availability().device_count == 0) {
-    with_every_allocation_refused("device_info: cuda", StatusCode::unsupported, [] {
+    with_every_allocation_failing("device_info: cuda", StatusCode::unsupported, [] {
       return encode(device_info({DeviceType::cuda, 0}));
     });
     DeviceInfo gpu = *named_device("h200");
-    with_every_allocation_refused("measure_rates: cuda", StatusCode::unsupported,
+    with_every_allocation_failing("measure_rates: cuda", StatusCode::unsupported,
                                   [&] { return encode(measure_rates(gpu)); });
   }
-  with_every_allocation_refused("named_device", StatusCode::invalid_argument,
+  with_every_allocation_failing("named_device", StatusCode::invalid_argument,
                                 [] { return encode(named_device("a device that is not known")); });
-  with_every_allocation_refused("cuda_availability", kOk, [] {
+  with_every_allocation_failing("cuda_availability", kOk, [] {
     static_cast<void>(cuda_availability());
     return kOk;
   });
   DeviceInfo info = info_;
   info.threads = 1;
-  with_every_allocation_refused("measure_rates", kOk, [&] { return encode(measure_rates(info)); });
+  with_every_allocation_failing("measure_rates", kOk, [&] { return encode(measure_rates(info)); });
 }
 
 TEST_F(Allocation, Run) {
-  with_every_allocation_refused("run", kOk,
+  with_every_allocation_failing("run", kOk,
                                 [&] { return encode(run(plan_, tensors_, workspace_.get())); });
   Workspace small = workspace_.get();
   small.bytes = 100;
-  with_every_allocation_refused("run: workspace", StatusCode::invalid_argument,
+  with_every_allocation_failing("run: workspace", StatusCode::invalid_argument,
                                 [&] { return encode(run(plan_, tensors_, small)); });
-  with_every_allocation_refused("run: empty plan", StatusCode::invalid_argument,
+  with_every_allocation_failing("run: empty plan", StatusCode::invalid_argument,
                                 [&] { return encode(run(Plan{}, tensors_, workspace_.get())); });
   Tensors other = tensors_;
   other.lse = {};
-  with_every_allocation_refused("run: other tensors", StatusCode::invalid_argument,
+  with_every_allocation_failing("run: other tensors", StatusCode::invalid_argument,
                                 [&] { return encode(run(plan_, other, workspace_.get())); });
   Tensor used = ints({300, 301});
   Tensors checked = tensors_;
@@ -180,21 +180,21 @@ TEST_F(Allocation, Run) {
   Options options = inputs_.options;
   options.checked = true;
   const Plan checked_plan = *make_plan(*make_problem(checked, options), info_);
-  with_every_allocation_refused("run: bad length", StatusCode::invalid_argument, [&] {
+  with_every_allocation_failing("run: bad length", StatusCode::invalid_argument, [&] {
     return encode(run(checked_plan, checked, workspace_.get()));
   });
-  with_every_allocation_refused("workspace_status", StatusCode::invalid_argument, [&] {
+  with_every_allocation_failing("workspace_status", StatusCode::invalid_argument, [&] {
     // Reading clears the slot, so each attempt needs a call that fills it.
     static_cast<void>(run(checked_plan, checked, workspace_.get()));
     return encode(workspace_status(workspace_.get()));
   });
-  with_every_allocation_refused("workspace_init", kOk,
+  with_every_allocation_failing("workspace_init", kOk,
                                 [&] { return encode(workspace_init(workspace_.get())); });
-  with_every_allocation_refused("workspace_init: null", StatusCode::invalid_argument,
+  with_every_allocation_failing("workspace_init: null", StatusCode::invalid_argument,
                                 [] { return encode(workspace_init({})); });
 }
 
-TEST_F(Allocation, RunWithMoreThreadsThanEverBefore) {
+TEST_F(Allocation, RunWithAGrowingThreadPool) {
   // Each iteration uses one thread more, so the pool grows while allocations fail.
   int threads = 5;
   for (long n = 0; n < 6; ++n) {
@@ -205,7 +205,7 @@ TEST_F(Allocation, RunWithMoreThreadsThanEverBefore) {
       fail_allocation(n, failing);
       const StatusCode code = encode(run(plan, tensors_, workspace_.get()));
       stop_failing();
-      ASSERT_EQ(code, kOk) << "run allocates nothing of its own, and does without threads";
+      ASSERT_EQ(code, kOk) << "run() allocates only for new threads and works without them";
       FLASHCORE_EXPECT_SAME(output_, want_);
     }
   }
@@ -217,8 +217,8 @@ TEST_F(Allocation, Merge) {
   const Tensor lse = draw_normal(random, DType::f32, {2, 4, 70});
   Tensor result(DType::f32, {2, 4, 70, 16});
   const PartialResult parts[] = {{out.view(), lse.view()}, {out.view(), lse.view()}};
-  with_every_allocation_refused("merge", kOk, [&] { return encode(merge(parts, result.view())); });
-  with_every_allocation_refused("merge: alias", StatusCode::invalid_argument,
+  with_every_allocation_failing("merge", kOk, [&] { return encode(merge(parts, result.view())); });
+  with_every_allocation_failing("merge: alias", StatusCode::invalid_argument,
                                 [&] { return encode(merge(parts, out.view())); });
 }
 
@@ -234,12 +234,12 @@ TEST_F(Allocation, Append) {
                   .v = v.view(),
                   .seqused_k = used.view(),
                   .block_table = table.view()};
-  with_every_allocation_refused("append", kOk, [&] { return encode(append(t)); });
+  with_every_allocation_failing("append", kOk, [&] { return encode(append(t)); });
   t.seqused_k = bad.view();
-  with_every_allocation_refused("append: past the capacity", StatusCode::invalid_argument,
+  with_every_allocation_failing("append: past the capacity", StatusCode::invalid_argument,
                                 [&] { return encode(append(t)); });
   t.v = t.k;
-  with_every_allocation_refused("append: alias", StatusCode::invalid_argument,
+  with_every_allocation_failing("append: alias", StatusCode::invalid_argument,
                                 [&] { return encode(append(t)); });
 }
 
@@ -249,39 +249,39 @@ TEST_F(Allocation, ThroughC) {
   c.params.workspace_bytes = workspace_.get().bytes;
   flashcore_error error;
   const auto as_code = [](std::int32_t code) { return static_cast<StatusCode>(code); };
-  with_every_allocation_refused("flashcore_attention", kOk,
+  with_every_allocation_failing("flashcore_attention", kOk,
                                 [&] { return as_code(flashcore_attention(&c.params, &error)); });
   flashcore_plan_info info{};
   info.struct_size = sizeof info;
-  with_every_allocation_refused("flashcore_plan", kOk,
+  with_every_allocation_failing("flashcore_plan", kOk,
                                 [&] { return as_code(flashcore_plan(&c.params, &info, &error)); });
   char text[4096];
-  with_every_allocation_refused("flashcore_explain", kOk, [&] {
+  with_every_allocation_failing("flashcore_explain", kOk, [&] {
     return as_code(flashcore_explain(&c.params, text, sizeof text, nullptr, &error));
   });
   const flashcore_device cpu = {FLASHCORE_CPU, 0};
-  with_every_allocation_refused("flashcore_workspace_init", kOk, [&] {
+  with_every_allocation_failing("flashcore_workspace_init", kOk, [&] {
     return as_code(flashcore_workspace_init(c.params.workspace, 1 << 20, cpu, nullptr, &error));
   });
-  with_every_allocation_refused("flashcore_workspace_init: device", StatusCode::unsupported, [&] {
+  with_every_allocation_failing("flashcore_workspace_init: device", StatusCode::unsupported, [&] {
     return as_code(flashcore_workspace_init(c.params.workspace, 1 << 20, {9, 9}, nullptr, &error));
   });
-  with_every_allocation_refused(
+  with_every_allocation_failing(
       "flashcore_workspace_status: small", StatusCode::invalid_argument, [&] {
         return as_code(flashcore_workspace_status(c.params.workspace, 1, cpu, nullptr, &error));
       });
-  with_every_allocation_refused("flashcore_cuda_device_count", kOk, [&] {
+  with_every_allocation_failing("flashcore_cuda_device_count", kOk, [&] {
     return flashcore_cuda_device_count(&error) >= 0 ? kOk : StatusCode::internal;
   });
   c.params.kernel = "fwd_of_dreams_that_are_long_enough_to_need_memory";
-  with_every_allocation_refused("flashcore_attention: kernel", StatusCode::invalid_argument, [&] {
+  with_every_allocation_failing("flashcore_attention: kernel", StatusCode::invalid_argument, [&] {
     const std::int32_t code = flashcore_attention(&c.params, &error);
-    // The message is terminated, even if there was no memory for it.
+    // The message is terminated even if it could not be allocated.
     return std::strlen(error.message) > 0 ? as_code(code) : StatusCode::internal;
   });
   c.params.kernel = nullptr;
   c.params.struct_size = 3;
-  with_every_allocation_refused("flashcore_attention: struct_size", StatusCode::invalid_argument,
+  with_every_allocation_failing("flashcore_attention: struct_size", StatusCode::invalid_argument,
                                 [&] { return as_code(flashcore_attention(&c.params, &error)); });
   Tensor result(DType::f32, output_.out.shape());
   const CTensor part_out(want_.out.view()), part_lse(want_.lse.view()), out(result.view());
@@ -294,16 +294,16 @@ TEST_F(Allocation, ThroughC) {
                                          nullptr,
                                          nullptr,
                                          nullptr};
-  with_every_allocation_refused("flashcore_merge", kOk,
+  with_every_allocation_failing("flashcore_merge", kOk,
                                 [&] { return as_code(flashcore_merge(&merge_params, &error)); });
   merge_params.out = &part_out.tensor;
-  with_every_allocation_refused("flashcore_merge: alias", StatusCode::invalid_argument,
+  with_every_allocation_failing("flashcore_merge: alias", StatusCode::invalid_argument,
                                 [&] { return as_code(flashcore_merge(&merge_params, &error)); });
 }
 
 // The first call of a process detects the CPU and starts the threads. It runs in its own process,
 // with allocation n failing.
-enum FirstCall : int { kRight = 0, kWrong = 1, kNothingRefused = 3 };
+enum FirstCall : int { kCorrect = 0, kWrong = 1, kNoFailure = 3 };
 
 int first_call(long n, Failing failing) {
   Random random(1);
@@ -324,21 +324,21 @@ int first_call(long n, Failing failing) {
   c.params.threads = 4;
   fail_allocation(n, failing);
   const std::int32_t code = flashcore_attention(&c.params, nullptr);
-  const bool refused = stop_failing();
+  const bool failed = stop_failing();
   if (code != FLASHCORE_OK && code != FLASHCORE_OUT_OF_MEMORY) return kWrong;
   if (flashcore_attention(&c.params, nullptr) != FLASHCORE_OK) return kWrong;
-  Output judged = attend(inputs);
-  if (!difference(judged.out, output.out).empty() || !verdict(inputs, judged).empty())
+  Output correct = attend(inputs);
+  if (!difference(correct.out, output.out).empty() || !verdict(inputs, correct).empty())
     return kWrong;
-  return refused ? kRight : kNothingRefused;
+  return failed ? kCorrect : kNoFailure;
 }
 
-TEST(FirstCallOfAProcess, SurvivesEveryRefusal) {
+TEST(FirstCallOfAProcess, SurvivesEveryFailedAllocation) {
   for (const char* failing : {"once", "on"}) {
-    int status = kRight;
+    int status = kCorrect;
     long n = 0;
-    for (; status == kRight; n += FLASHCORE_TEST_DIVISOR) {
-      ASSERT_LT(n, kMostAllocations);
+    for (; status == kCorrect; n += FLASHCORE_TEST_DIVISOR) {
+      ASSERT_LT(n, kMaxAllocations);
       const std::string option = "--first-call=" + std::to_string(n) + "," + failing;
       const char* arguments[] = {"flashcore_allocation_tests", option.c_str(), nullptr};
       pid_t child = 0;
@@ -350,14 +350,14 @@ TEST(FirstCallOfAProcess, SurvivesEveryRefusal) {
       ASSERT_TRUE(WIFEXITED(waited)) << "allocation " << n << " ended the process";
       status = WEXITSTATUS(waited);
     }
-    EXPECT_EQ(status, kNothingRefused) << "at allocation " << n - FLASHCORE_TEST_DIVISOR;
+    EXPECT_EQ(status, kNoFailure) << "at allocation " << n - FLASHCORE_TEST_DIVISOR;
     EXPECT_GT(n, 0);
   }
 }
 
 }  // namespace
 
-/// --first-call=<n>,<once|on> makes the one call and exits.
+/// --first-call=<n>,<once|on> makes one call and exits.
 int main_of_first_call(const char* text) {
   char* rest = nullptr;
   const long n = std::strtol(text, &rest, 10);

@@ -11,26 +11,27 @@
 namespace flashcore::test {
 namespace {
 
-/// Two sequences of 5 and 2 keys get three (varlen: one and two) more, in a cache of up to nine;
-/// in pages of 3 the first has pages 4, 1, 0 and the second 3, 2 and one it does not reach.
+/// Appends three keys (varlen: one and two) to two sequences of 5 and 2 keys. The capacity is nine
+/// keys. Pages have 3 keys: the first sequence has pages 4, 1, 0, the second 3 and 2; its third
+/// entry is invalid and not read.
 struct AppendCall {
-  explicit AppendCall(bool in_pages, bool in_packs = false, DType dtype = DType::f32,
-                      MemoryLayout arrangement = MemoryLayout::heads_first)
-      : paged(in_pages), packed(in_packs) {
+  explicit AppendCall(bool is_paged, bool is_varlen = false, DType dtype = DType::f32,
+                      MemoryLayout layout = MemoryLayout::heads_first)
+      : paged(is_paged), varlen(is_varlen) {
     Random random(8);
     const auto draw = [&](Shape shape, std::int64_t dim, MemoryLayout how) {
       shape.push_back(dim);
       return rearranged(draw_normal(random, dtype, shape), how);
     };
     const Shape cache = paged ? Shape{5, 3, 2} : Shape{2, 2, 9};
-    const Shape rows = packed ? Shape{3, 2} : Shape{2, 2, 3};
-    k = draw(cache, 16, arrangement);
-    v = draw(cache, 12, arrangement);
+    const Shape rows = varlen ? Shape{3, 2} : Shape{2, 2, 3};
+    k = draw(cache, 16, layout);
+    v = draw(cache, 12, layout);
     k_new = draw(rows, 16, MemoryLayout::heads_first);
-    v_new = draw(rows, 12, arrangement);
+    v_new = draw(rows, 12, layout);
     used_k = ints({5, 2});
     if (paged) block_table = tensor_of(DType::i32, {2, 3}, {4, 1, 0, 3, 2, 99});
-    if (packed) cu_seqlens_new = ints({0, 1, 3});
+    if (varlen) cu_seqlens_new = ints({0, 1, 3});
     refresh();
   }
 
@@ -47,13 +48,13 @@ struct AppendCall {
   /// The expected cache, key by key.
   void expect_appended(const Tensor& before_k, const Tensor& before_v) const {
     Tensor want_k = before_k, want_v = before_v;
-    const int counts[] = {packed ? 1 : 3, packed ? 2 : 3}, used[] = {5, 2};
+    const int counts[] = {varlen ? 1 : 3, varlen ? 2 : 3}, used[] = {5, 2};
     const int table[2][3] = {{4, 1, 0}, {3, 2, 99}};
     for (int b = 0; b < 2; ++b) {
       for (int i = 0; i < counts[b]; ++i) {
         const int key = used[b] + i;
         for (std::int64_t h = 0; h < 2; ++h) {
-          const Shape from = packed ? Shape{b + i, h, 0} : Shape{b, h, i, 0};
+          const Shape from = varlen ? Shape{b + i, h, 0} : Shape{b, h, i, 0};
           const Shape to = paged ? Shape{table[b][key / 3], key % 3, h, 0} : Shape{b, h, key, 0};
           const auto copy = [&](Tensor& cache, const Tensor& rows) {
             Shape source = from, place = to;
@@ -71,7 +72,7 @@ struct AppendCall {
     FLASHCORE_EXPECT_SAME_BITS(v, want_v);
   }
 
-  bool paged, packed;
+  bool paged, varlen;
   Tensor k, v, k_new, v_new, used_k, block_table, cu_seqlens_new;
   AppendTensors tensors;
 };
@@ -99,14 +100,14 @@ Status append_c(const AppendTensors& t, Workspace workspace) {
 
 TEST(Append, WritesTheNewRowsAndNothingElse) {
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
-    for (int arrangement = 0; arrangement < verify::kMemoryLayouts; ++arrangement) {
+    for (int layout = 0; layout < verify::kMemoryLayouts; ++layout) {
       for (const bool paged : {false, true}) {
-        for (const bool packed : {false, true}) {
+        for (const bool varlen : {false, true}) {
           for (const bool through_c : {false, true}) {
-            SCOPED_TRACE(testing::Message() << to_string(dtype) << " arrangement " << arrangement
-                                            << (paged ? " paged" : "") << (packed ? " packed" : "")
-                                            << (through_c ? " C" : ""));
-            AppendCall call(paged, packed, dtype, static_cast<MemoryLayout>(arrangement));
+            SCOPED_TRACE(testing::Message()
+                         << to_string(dtype) << " layout " << layout << (paged ? " paged" : "")
+                         << (varlen ? " varlen" : "") << (through_c ? " C" : ""));
+            AppendCall call(paged, varlen, dtype, static_cast<MemoryLayout>(layout));
             const Tensor k = call.k, v = call.v;
             const Status status = through_c ? append_c(call.tensors, {}) : append(call.tensors);
             ASSERT_TRUE(status.ok()) << status.message();
@@ -118,7 +119,7 @@ TEST(Append, WritesTheNewRowsAndNothingElse) {
   }
 }
 
-TEST(Append, NothingToAppendIsLegal) {
+TEST(Append, AcceptsEmptyTensors) {
   AppendCall call(true);
   const Tensor k = call.k, v = call.v;
   call.tensors.k_new.shape[2] = call.tensors.v_new.shape[2] = 0;
@@ -131,9 +132,9 @@ TEST(Append, NothingToAppendIsLegal) {
   FLASHCORE_EXPECT_SAME_BITS(call.v, v);
 }
 
-// Rows of a varlen tensor before the first and after the last sequence belong to no sequence. A
-// sequence may get no key.
-TEST(Append, PackedRowsOfNobody) {
+// Rows of a varlen tensor before the first and after the last sequence are ignored. A sequence may
+// get no keys.
+TEST(Append, IgnoresVarlenRowsOutsideAllSequences) {
   AppendCall call(false, true);
   call.cu_seqlens_new = ints({1, 1, 2});
   call.refresh();
@@ -148,8 +149,8 @@ TEST(Append, PackedRowsOfNobody) {
 
 struct BadAppend {
   const char* name;
-  bool paged, packed;
-  std::function<void(AppendCall&)> spoil;
+  bool paged, varlen;
+  std::function<void(AppendCall&)> corrupt;
   std::vector<std::string> words;
   StatusCode code = StatusCode::invalid_argument;
 };
@@ -159,8 +160,8 @@ void expect_refused(const std::vector<BadAppend>& rows, bool reported) {
   for (const BadAppend& row : rows) {
     for (const bool through_c : {false, true}) {
       SCOPED_TRACE(std::string(row.name) + (through_c ? " (C)" : ""));
-      AppendCall call(row.paged, row.packed);
-      row.spoil(call);
+      AppendCall call(row.paged, row.varlen);
+      row.corrupt(call);
       const Tensor k = call.k, v = call.v;
       const Status status = through_c ? append_c(call.tensors, workspace.get())
                                       : append(call.tensors, workspace.get());
@@ -182,7 +183,7 @@ void set_int(const TensorView& t, int index, std::int32_t value) {
   static_cast<std::int32_t*>(t.data)[index] = value;
 }
 
-TEST(Append, BadValuesAreRefusedAndReported) {
+TEST(Append, RejectsAndReportsBadValues) {
   expect_refused({{"a negative length",
                    false,
                    false,
@@ -193,22 +194,22 @@ TEST(Append, BadValuesAreRefusedAndReported) {
                    false,
                    [](AppendCall& c) { set_int(c.tensors.seqused_k, 0, 10); },
                    {"seqused_k[0] is 10"}},
-                  {"no room",
+                  {"new rows past the capacity",
                    false,
                    false,
                    [](AppendCall& c) { set_int(c.tensors.seqused_k, 1, 7); },
                    {"seqused_k[1]", "sequence 1 has 10", "more pages (or rows)"}},
-                  {"no room in pages",
+                  {"new rows past the last page",
                    true,
                    false,
                    [](AppendCall& c) { set_int(c.tensors.seqused_k, 0, 8); },
                    {"seqused_k[0]", "sequence 0 has 11"}},
-                  {"a bad page",
+                  {"a page id out of range",
                    true,
                    false,
                    [](AppendCall& c) { set_int(c.tensors.block_table, 2, 5); },
                    {"block_table[0, 2] is 5", "page ids"}},
-                  {"a page not dealt",
+                  {"an unassigned page",
                    true,
                    false,
                    [](AppendCall& c) { set_int(c.tensors.seqused_k, 1, 6); },
@@ -226,8 +227,8 @@ TEST(Append, BadValuesAreRefusedAndReported) {
                  true);
 }
 
-// Entries of pages that get no new key are not read.
-TEST(Append, OtherPagesDoNotMatter) {
+// append() reads only the table entries of pages that get new keys.
+TEST(Append, IgnoresOtherPages) {
   AppendCall call(true);
   set_int(call.tensors.block_table, 0, -7);
   const Tensor k = call.k, v = call.v;
@@ -235,7 +236,7 @@ TEST(Append, OtherPagesDoNotMatter) {
   call.expect_appended(k, v);
 }
 
-TEST(Append, BadTensorsAreRefused) {
+TEST(Append, RejectsBadTensors) {
   const auto unsupported = StatusCode::unsupported;
   expect_refused(
       {{"no cache", false, false, [](AppendCall& c) { c.tensors.k = {}; }, {"k: not given"}},
@@ -264,7 +265,7 @@ TEST(Append, BadTensorsAreRefused) {
         false,
         [](AppendCall& c) { c.tensors.v.dtype = DType::bf16; },
         {"v: dtype is bf16", "f32"}},
-       {"new rows of another width",
+       {"new rows with another dim",
         false,
         false,
         [](AppendCall& c) { c.tensors.v_new.shape[3] = 11; },
@@ -289,7 +290,7 @@ TEST(Append, BadTensorsAreRefused) {
         false,
         [](AppendCall& c) { c.tensors.k.shape[0] = 1; },
         {"k: batch is 1", "seqused_k"}},
-       {"packed rows without ends",
+       {"varlen rows without cu_seqlens_new",
         false,
         true,
         [](AppendCall& c) { c.tensors.cu_seqlens_new = {}; },
@@ -299,7 +300,7 @@ TEST(Append, BadTensorsAreRefused) {
         true,
         [](AppendCall& c) { c.tensors.cu_seqlens_new.shape[0] = 2; },
         {"cu_seqlens_new:", "2"}},
-       {"too large pages",
+       {"pages that are too large",
         true,
         false,
         [](AppendCall& c) { c.tensors.k.shape[1] = c.tensors.v.shape[1] = 300; },
@@ -310,12 +311,12 @@ TEST(Append, BadTensorsAreRefused) {
         false,
         [](AppendCall& c) { c.tensors.k.strides[0] = 0; },
         {"k:", "overlap"}},
-       {"k and v are one",
+       {"k and v share memory",
         false,
         false,
         [](AppendCall& c) { c.tensors.v.data = c.tensors.k.data; },
         {"v: shares memory with k"}},
-       {"new rows lie in the cache",
+       {"new rows are part of the cache",
         false,
         false,
         [](AppendCall& c) { c.tensors.k_new.data = c.tensors.k.data; },
@@ -335,7 +336,7 @@ TEST(Append, BadTensorsAreRefused) {
       false);
 }
 
-TEST(Append, BadWorkspacesAndStructs) {
+TEST(Append, RejectsBadWorkspacesAndStructs) {
   AppendCall call(true);
   WorkspaceMemory memory(kWorkspaceHeaderBytes);
   Workspace workspace = memory.get();
@@ -351,10 +352,10 @@ TEST(Append, BadWorkspacesAndStructs) {
   EXPECT_EQ(flashcore_append(nullptr, &error), FLASHCORE_INVALID_ARGUMENT);
 }
 
-// A GPU cannot return an error: for any values a row is skipped or lies inside the cache.
-TEST(Append, WildValuesStayInside) {
+// A GPU kernel cannot return an error. For any values it skips a row or writes inside the cache.
+TEST(Append, ArbitraryValuesStayInsideTheCache) {
   Random random(3);
-  const auto wild = [&](std::int64_t most) {
+  const auto arbitrary = [&](std::int64_t most) {
     const std::int32_t any[] = {INT32_MIN, -1, INT32_MAX};
     return random.chance(0.4) ? random.pick(any)
                               : static_cast<std::int32_t>(random.between(-2, most + 2));
@@ -362,14 +363,14 @@ TEST(Append, WildValuesStayInside) {
   std::int64_t written = 0;
   for (int n = 0; n < rounds(20000); ++n) {
     std::int32_t used[3], ends[4], table[12];
-    for (std::int32_t& x : used) x = wild(12);
-    for (std::int32_t& x : ends) x = wild(6);
-    for (std::int32_t& x : table) x = wild(9);
+    for (std::int32_t& x : used) x = arbitrary(12);
+    for (std::int32_t& x : ends) x = arbitrary(6);
+    for (std::int32_t& x : table) x = arbitrary(9);
     core::AppendParams p{};
     p.batch = 3, p.kv_heads = 2, p.new_len = 6;
     p.used_k = used, p.used_k_stride = 1;
-    const bool paged = random.chance(0.5), packed = random.chance(0.5);
-    if (packed) p.cu_seqlens_new = ends;
+    const bool paged = random.chance(0.5), varlen = random.chance(0.5);
+    if (varlen) p.cu_seqlens_new = ends;
     if (paged) p.pages = {table, 4, 3, core::page_shift(3), 9};
     p.capacity = 12;
     for (std::int64_t index = 0; index < core::append_rows(p); ++index) {
@@ -380,7 +381,7 @@ TEST(Append, WildValuesStayInside) {
       ASSERT_GE(row.from.row, 0);
       ASSERT_LT(row.from.row, 6);
       ASSERT_GE(row.from.block, 0);
-      ASSERT_LT(row.from.block, packed ? 1 : 3);
+      ASSERT_LT(row.from.block, varlen ? 1 : 3);
       ASSERT_GE(row.to.row, 0);
       ASSERT_LT(row.to.row, paged ? 3 : 12);
       ASSERT_GE(row.to.block, 0);

@@ -13,17 +13,17 @@ constexpr StatusCode kUnsupported = StatusCode::unsupported;
 
 }  // namespace
 
-GoodCall::GoodCall(Form form) {
+GoodCall::GoodCall(CallLayout layout) {
   Random random(21);
   const auto draw = [&](const Shape& shape) { return draw_normal(random, DType::f32, shape); };
-  if (form == Form::packed) {
+  if (layout == CallLayout::varlen) {
     inputs.q = draw({9, 4, 16});
     inputs.k = draw({14, 2, 16});
     inputs.v = draw({14, 2, 12});
     inputs.cu_seqlens_q = ints({0, 4, 9});
     inputs.cu_seqlens_k = ints({0, 7, 14});
   } else {
-    const bool paged = form == Form::paged;
+    const bool paged = layout == CallLayout::paged;
     const std::int64_t kv_len = paged ? 9 : 7;
     inputs.q = draw({2, 4, 5, 16});
     inputs.k = paged ? draw({5, 3, 2, 16}) : draw({2, 2, 7, 16});
@@ -67,10 +67,10 @@ std::vector<GoodCall::Named> GoodCall::named() const {
 
 std::vector<BadCall> bad_options() {
   std::vector<BadCall> rows;
-  const auto option = [&](const char* name, const std::function<void(Options&)>& spoil,
+  const auto option = [&](const char* name, const std::function<void(Options&)>& corrupt,
                           std::vector<std::string> words, StatusCode code = kInvalid) {
-    rows.push_back({name, Form::fixed, [spoil](GoodCall& call) { spoil(call.options); }, code,
-                    std::move(words)});
+    rows.push_back({name, CallLayout::dense, [corrupt](GoodCall& call) { corrupt(call.options); },
+                    code, std::move(words)});
   };
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();
@@ -94,12 +94,12 @@ std::vector<BadCall> bad_options() {
          {"num_splits is 3", "batch-invariant"});
   option("max_q_len negative", [](Options& o) { o.max_q_len = -1; }, {"max_q_len is -1"});
   option("max_kv_len negative", [](Options& o) { o.max_kv_len = -7; }, {"max_kv_len is -7"});
-  option("no such kernel", [](Options& o) { o.kernel = "fwd_of_dreams"; }, {"fwd_of_dreams"});
+  option("unknown kernel", [](Options& o) { o.kernel = "fwd_unknown_f32"; }, {"fwd_unknown_f32"});
   option(
       "kernel of a GPU", [](Options& o) { o.kernel = "fwd_simt_f32_d64_q64"; },
       {"fwd_simt_f32_d64_q64", "cuda"}, kUnsupported);
   rows.push_back({"partial without lse",
-                  Form::fixed,
+                  CallLayout::dense,
                   [](GoodCall& call) {
                     call.options.partial = true;
                     call.tensors.lse = {};
@@ -107,7 +107,7 @@ std::vector<BadCall> bad_options() {
                   kInvalid,
                   {"lse", "partial"}});
   rows.push_back({"partial with a narrow out",
-                  Form::fixed,
+                  CallLayout::dense,
                   [](GoodCall& call) {
                     call.options.partial = true;
                     call.tensors.out.dtype = DType::f16;
@@ -119,12 +119,12 @@ std::vector<BadCall> bad_options() {
 
 std::vector<BadCall> bad_lengths() {
   std::vector<BadCall> rows;
-  const auto value = [&](Form form, const char* name, TensorView Tensors::*member, int index,
-                         std::int32_t number, const std::vector<std::string>& words) {
+  const auto value = [&](CallLayout layout, const char* name, TensorView Tensors::*member,
+                         int index, std::int32_t number, const std::vector<std::string>& words) {
     for (const bool checked : {false, true}) {
       rows.push_back({std::string(name) + "[" + std::to_string(index) + "] is " +
                           std::to_string(number) + (checked ? " (checked)" : ""),
-                      form,
+                      layout,
                       [=](GoodCall& call) {
                         static_cast<std::int32_t*>((call.tensors.*member).data)[index] = number;
                         call.options.checked = checked;
@@ -132,43 +132,48 @@ std::vector<BadCall> bad_lengths() {
                       kInvalid, words});
     }
   };
-  value(Form::fixed, "seqused_k", &Tensors::seqused_k, 1, 8, {"seqused_k[1] is 8", "sequence 1"});
-  value(Form::fixed, "seqused_k", &Tensors::seqused_k, 0, -1, {"seqused_k[0] is -1", "sequence 0"});
-  value(Form::fixed, "q_start", &Tensors::q_start, 1, (1 << 30) + 1, {"q_start[1] is 1073741825"});
-  value(Form::fixed, "k_start", &Tensors::k_start, 0, -(1 << 30) - 1,
+  value(CallLayout::dense, "seqused_k", &Tensors::seqused_k, 1, 8,
+        {"seqused_k[1] is 8", "sequence 1"});
+  value(CallLayout::dense, "seqused_k", &Tensors::seqused_k, 0, -1,
+        {"seqused_k[0] is -1", "sequence 0"});
+  value(CallLayout::dense, "q_start", &Tensors::q_start, 1, (1 << 30) + 1,
+        {"q_start[1] is 1073741825"});
+  value(CallLayout::dense, "k_start", &Tensors::k_start, 0, -(1 << 30) - 1,
         {"k_start[0] is -1073741825"});
-  value(Form::packed, "cu_seqlens_q", &Tensors::cu_seqlens_q, 1, 10,
+  value(CallLayout::varlen, "cu_seqlens_q", &Tensors::cu_seqlens_q, 1, 10,
         {"cu_seqlens_q[1] is 10", "decrease"});
-  value(Form::packed, "cu_seqlens_q", &Tensors::cu_seqlens_q, 2, 3,
+  value(CallLayout::varlen, "cu_seqlens_q", &Tensors::cu_seqlens_q, 2, 3,
         {"cu_seqlens_q[2] is 3", "decrease"});
-  value(Form::packed, "cu_seqlens_q", &Tensors::cu_seqlens_q, 0, -1, {"cu_seqlens_q[0] is -1"});
-  value(Form::packed, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 15,
+  value(CallLayout::varlen, "cu_seqlens_q", &Tensors::cu_seqlens_q, 0, -1,
+        {"cu_seqlens_q[0] is -1"});
+  value(CallLayout::varlen, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 15,
         {"cu_seqlens_k[2] is 15", "total_k"});
-  value(Form::packed, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 6,
+  value(CallLayout::varlen, "cu_seqlens_k", &Tensors::cu_seqlens_k, 2, 6,
         {"cu_seqlens_k[2] is 6", "decrease"});
-  value(Form::packed, "seqused_k", &Tensors::seqused_k, 0, 8, {"seqused_k[0] is 8"});
-  value(Form::paged, "seqused_k", &Tensors::seqused_k, 0, 10, {"seqused_k[0] is 10"});
-  value(Form::paged, "block_table", &Tensors::block_table, 1, 5,
+  value(CallLayout::varlen, "seqused_k", &Tensors::seqused_k, 0, 8, {"seqused_k[0] is 8"});
+  value(CallLayout::paged, "seqused_k", &Tensors::seqused_k, 0, 10, {"seqused_k[0] is 10"});
+  value(CallLayout::paged, "block_table", &Tensors::block_table, 1, 5,
         {"block_table[0, 1] is 5", "page ids"});
-  value(Form::paged, "block_table", &Tensors::block_table, 2, -1, {"block_table[0, 2] is -1"});
-  value(Form::paged, "block_table", &Tensors::block_table, 4, 5, {"block_table[1, 1] is 5"});
+  value(CallLayout::paged, "block_table", &Tensors::block_table, 2, -1,
+        {"block_table[0, 2] is -1"});
+  value(CallLayout::paged, "block_table", &Tensors::block_table, 4, 5, {"block_table[1, 1] is 5"});
   rows.push_back({"a sequence longer than max_q_len",
-                  Form::packed,
+                  CallLayout::varlen,
                   [](GoodCall& call) { call.options.max_q_len = 4; },
                   kInvalid,
                   {"cu_seqlens_q[2] is 9", "max_q_len"}});
   rows.push_back({"a sequence longer than max_kv_len",
-                  Form::packed,
+                  CallLayout::varlen,
                   [](GoodCall& call) { call.options.max_kv_len = 6; },
                   kInvalid,
                   {"cu_seqlens_k[1] is 7", "max_kv_len"}});
   rows.push_back({"cu_seqlens_q has no element",
-                  Form::packed,
+                  CallLayout::varlen,
                   [](GoodCall& call) { call.tensors.cu_seqlens_q.shape[0] = 0; },
                   kInvalid,
                   {"cu_seqlens_q", "batch + 1"}});
   rows.push_back({"cu_seqlens_k has another batch",
-                  Form::packed,
+                  CallLayout::varlen,
                   [](GoodCall& call) { call.tensors.cu_seqlens_k.shape[0] = 2; },
                   kInvalid,
                   {"cu_seqlens_k: length - 1 is 1", "2"}});

@@ -1,4 +1,4 @@
-// A complete, valid call that a test then breaks in one place.
+// Valid calls, and changes that make them invalid.
 #pragma once
 
 #include <functional>
@@ -9,16 +9,16 @@
 
 namespace flashcore::test {
 
-enum class Form { fixed, packed, paged };
+enum class CallLayout { dense, varlen, paged };
 
-/// f32, batch 2, 4 query heads on 2 KV heads, 5 queries, 7 keys, dims 16/12, with every tensor; or
-/// varlen; or paged with pages of 3 keys.
+/// A valid call with every tensor its layout allows: f32, batch 2, 4 query heads, 2 KV heads, 5
+/// queries, 7 keys, dims 16/12. Paged: pages of 3 keys.
 struct GoodCall {
-  explicit GoodCall(Form form = Form::fixed);
+  explicit GoodCall(CallLayout layout = CallLayout::dense);
 
   Inputs inputs;
   Output output;
-  Tensors tensors;  ///< of the two; a test changes these views
+  Tensors tensors;  ///< views of both; tests change them
   Options options;
 
   struct Named {
@@ -31,10 +31,10 @@ struct GoodCall {
 
 struct BadCall {
   std::string name;
-  Form form;
-  std::function<void(GoodCall&)> spoil;
+  CallLayout layout;
+  std::function<void(GoodCall&)> corrupt;
   StatusCode code;
-  std::vector<std::string> words;  ///< all in the message
+  std::vector<std::string> words;  ///< the message contains all of them
 };
 
 /// One row per error.

@@ -1,4 +1,4 @@
-// Every bad input fails with the right code and a message that names it, and changes no byte;
+// Every bad input fails with the expected code and a message that names it, and no byte is written,
 // through the C++ API and the C ABI.
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace flashcore::test {
 namespace {
 
-/// The three steps of a C++ caller.
+/// make_problem(), make_plan(), run().
 Status call_cpp(const GoodCall& call, Workspace workspace) {
   const Result<Problem> problem = make_problem(call.tensors, call.options);
   if (!problem.ok()) return problem.status();
@@ -46,12 +46,12 @@ void expect_refused(const std::vector<BadCall>& rows) {
   std::set<std::string> names;
   for (const BadCall& row : rows) {
     SCOPED_TRACE(row.name);
-    EXPECT_TRUE(names.insert(row.name + std::to_string(static_cast<int>(row.form))).second)
+    EXPECT_TRUE(names.insert(row.name + std::to_string(static_cast<int>(row.layout))).second)
         << "twice";
     for (const bool through_c : {false, true}) {
       SCOPED_TRACE(through_c ? "C" : "C++");
-      GoodCall call(row.form);
-      row.spoil(call);
+      GoodCall call(row.layout);
+      row.corrupt(call);
       const auto before = all_bits(call);
       const Status status =
           through_c ? call_c(call, workspace.get()) : call_cpp(call, workspace.get());
@@ -62,7 +62,7 @@ void expect_refused(const std::vector<BadCall>& rows) {
         EXPECT_NE(status.message().find(word), std::string::npos)
             << "no \"" << word << "\" in: " << status.message();
       }
-      EXPECT_TRUE(all_bits(call) == before) << "something was written";
+      EXPECT_TRUE(all_bits(call) == before) << "a failed call wrote memory";
       if (call.options.checked) {
         const Status found = workspace_status(workspace.get());
         EXPECT_EQ(found.message(), status.message());
@@ -72,11 +72,11 @@ void expect_refused(const std::vector<BadCall>& rows) {
   }
 }
 
-TEST(BadInput, TheCallsAreGoodBeforeTheyAreSpoilt) {
+TEST(BadInput, TheUnchangedCallsAreValid) {
   WorkspaceMemory workspace(8 << 20);
-  for (const Form form : {Form::fixed, Form::packed, Form::paged}) {
+  for (const CallLayout layout : {CallLayout::dense, CallLayout::varlen, CallLayout::paged}) {
     for (const bool through_c : {false, true}) {
-      GoodCall call(form);
+      GoodCall call(layout);
       const Status status =
           through_c ? call_c(call, workspace.get()) : call_cpp(call, workspace.get());
       EXPECT_TRUE(status.ok()) << status.message();
@@ -93,7 +93,7 @@ TEST(BadInput, Memory) { expect_refused(bad_memory()); }
 TEST(BadInput, Options) { expect_refused(bad_options()); }
 TEST(BadInput, Lengths) { expect_refused(bad_lengths()); }
 
-TEST(BadInput, EmptyDimensionsAreLegal) {
+TEST(BadInput, EmptyDimensionsAreValid) {
   WorkspaceMemory workspace(8 << 20);
   struct Row {
     const char* name;

@@ -10,7 +10,7 @@
 namespace flashcore::test {
 namespace {
 
-/// Two f32 parts of (2, 3, 4, 5), out, lse and sinks.
+/// Two f32 partial results of shape [2, 3, 4, 5], with out, lse and sinks.
 struct MergeCall {
   explicit MergeCall(bool packed = false) {
     Random random(2);
@@ -66,7 +66,7 @@ Status merge_c(const MergeCall& call) {
 
 struct Row {
   const char* name;
-  std::function<void(MergeCall&)> spoil;
+  std::function<void(MergeCall&)> corrupt;
   std::vector<const char*> words;
 };
 
@@ -112,22 +112,24 @@ const Row kRows[] = {
      {"parts[1].lse", "cuda"}},
     {"out overlaps itself", [](MergeCall& c) { c.out.strides[1] = 0; }, {"out", "overlap"}},
     {"lse overlaps itself", [](MergeCall& c) { c.lse.strides[2] = 0; }, {"lse", "overlap"}},
-    {"out lies in a part",
+    {"out shares memory with a part",
      [](MergeCall& c) { c.out.data = c.parts[1].out.data; },
      {"out", "parts[1].out"}},
-    {"lse lies in a part's",
+    {"lse shares memory with the lse of a part",
      [](MergeCall& c) { c.lse.data = c.parts[0].lse.data; },
      {"lse", "parts[0].lse"}},
-    {"sinks lie in out", [](MergeCall& c) { c.sinks.data = c.out.data; }, {"out", "sinks"}},
-    {"lse lies in out", [](MergeCall& c) { c.lse.data = c.out.data; }, {"lse", "out"}},
+    {"sinks share memory with out",
+     [](MergeCall& c) { c.sinks.data = c.out.data; },
+     {"out", "sinks"}},
+    {"lse shares memory with out", [](MergeCall& c) { c.lse.data = c.out.data; }, {"lse", "out"}},
 };
 
-TEST(BadMerge, IsRefusedAndWritesNothing) {
+TEST(BadMerge, FailsAndWritesNothing) {
   for (const Row& row : kRows) {
     SCOPED_TRACE(row.name);
     for (const bool through_c : {false, true}) {
       MergeCall call;
-      row.spoil(call);
+      row.corrupt(call);
       const Status status = through_c ? merge_c(call) : merge_cpp(call);
       EXPECT_EQ(status.code(), StatusCode::invalid_argument) << status.message();
       if (!through_c || status.message().rfind("merge:", 0) == 0) {
@@ -143,14 +145,14 @@ TEST(BadMerge, IsRefusedAndWritesNothing) {
   }
 }
 
-TEST(BadMerge, NoPartsAtAll) {
+TEST(BadMerge, NoParts) {
   MergeCall call;
   const Status status = merge({}, call.out, call.lse, call.sinks);
   EXPECT_EQ(status.code(), StatusCode::invalid_argument);
   EXPECT_NE(status.message().find("0 parts"), std::string::npos) << status.message();
 }
 
-TEST(BadMerge, TheCallIsGoodBeforeItIsSpoilt) {
+TEST(BadMerge, TheUnchangedCallIsValid) {
   for (const bool packed : {false, true}) {
     MergeCall cpp(packed), c(packed);
     ASSERT_TRUE(merge_cpp(cpp).ok());
@@ -160,7 +162,7 @@ TEST(BadMerge, TheCallIsGoodBeforeItIsSpoilt) {
   }
 }
 
-TEST(BadMerge, EmptyTensorsAreLegal) {
+TEST(BadMerge, EmptyTensorsAreValid) {
   for (int axis = 0; axis < 4; ++axis) {
     MergeCall call;
     call.sinks = {};
@@ -168,7 +170,7 @@ TEST(BadMerge, EmptyTensorsAreLegal) {
     if (axis < 3) {
       for (TensorView* t : {&call.lse, &call.parts[0].lse, &call.parts[1].lse}) t->shape[axis] = 0;
     } else {
-      call.lse = {};  // without columns the LSE would still have rows
+      call.lse = {};  // out without columns is empty, its LSE is not
     }
     EXPECT_TRUE(merge_cpp(call).ok()) << axis << ": " << merge_cpp(call).message();
     EXPECT_TRUE(merge_c(call).ok()) << axis;

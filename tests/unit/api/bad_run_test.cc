@@ -1,4 +1,4 @@
-// run(): bad workspaces, and tensors that are not those of the plan.
+// run(): bad workspaces, and tensors that differ from the plan.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -71,7 +71,7 @@ TEST_F(BadRun, WorkspacesThroughC) {
   EXPECT_TRUE(attempt(data, plan_.workspace_bytes).ok());
 }
 
-TEST_F(BadRun, InitAndStatusWantAHeader) {
+TEST_F(BadRun, InitAndStatusNeedAHeader) {
   WorkspaceMemory memory(kWorkspaceHeaderBytes);
   Workspace workspace = memory.get();
   EXPECT_TRUE(workspace_init(workspace).ok());
@@ -84,7 +84,7 @@ TEST_F(BadRun, InitAndStatusWantAHeader) {
   expect_refused(workspace_init(workspace), {"workspace", "null"});
 }
 
-TEST_F(BadRun, AHeaderThatWasNeverInitialisedIsSaidToBeCorrupt) {
+TEST_F(BadRun, AnUninitialisedHeaderIsReportedAsCorrupt) {
   WorkspaceMemory memory(kWorkspaceHeaderBytes);
   std::memset(memory.get().data, 0xff, kWorkspaceHeaderBytes);
   const Status status = workspace_status(memory.get());
@@ -117,7 +117,7 @@ TEST_F(BadRun, TensorsOfAnotherCall) {
   expect_refused(changed([](Tensors& t) { t.v.data = nullptr; }), {"v:", "null"});
 }
 
-TEST_F(BadRun, BetterAlignedTensorsAreWelcomeWorseOnesAreNot) {
+TEST_F(BadRun, AcceptsBetterAlignedTensorsAndRejectsWorseOnes) {
   Inputs inputs = call_.inputs;
   const Tensor aligned = inputs.v;
   inputs.v = rearranged(inputs.v, MemoryLayout::misaligned);
@@ -133,7 +133,7 @@ TEST_F(BadRun, BetterAlignedTensorsAreWelcomeWorseOnesAreNot) {
   EXPECT_EQ(run(for_better, worse, memory.get()).code(), StatusCode::invalid_argument);
 }
 
-TEST_F(BadRun, AKernelThisCpuCannotExecute) {
+TEST_F(BadRun, RejectsAKernelThatThisCpuCannotExecute) {
   const char* device =
       to_string(device_info(Device{})->isa) == std::string("neon") ? "cpu-avx2" : "cpu-neon";
   const Result<Plan> plan =

@@ -1,4 +1,4 @@
-// Calls with a bad tensor: shape, type, memory.
+// Calls with an invalid tensor: shape, type, memory.
 #include <limits>
 #include <utility>
 
@@ -12,19 +12,20 @@ constexpr StatusCode kUnsupported = StatusCode::unsupported;
 
 std::string with_colon(const char* name) { return std::string(name) + ":"; }
 
-/// One row per tensor of the call for which `applies` holds.
-void for_each_tensor(std::vector<BadCall>& rows, Form form, const char* what, StatusCode code,
-                     const std::function<bool(const TensorView&)>& applies,
-                     const std::function<void(GoodCall&, TensorView&)>& spoil,
+/// Adds a row for each tensor of the call that `applies` accepts.
+void for_each_tensor(std::vector<BadCall>& rows, CallLayout layout, const char* what,
+                     StatusCode code, const std::function<bool(const TensorView&)>& applies,
+                     const std::function<void(GoodCall&, TensorView&)>& corrupt,
                      const std::vector<std::string>& words) {
-  const GoodCall good(form);
+  const GoodCall good(layout);
   for (const auto& [name, member] : good.named()) {
     if (!applies(good.tensors.*member)) continue;
     std::vector<std::string> all = words;
     all.push_back(with_colon(name));
-    rows.push_back({std::string(name) + " " + what, form,
-                    [member = member, spoil](GoodCall& call) { spoil(call, call.tensors.*member); },
-                    code, all});
+    rows.push_back(
+        {std::string(name) + " " + what, layout,
+         [member = member, corrupt](GoodCall& call) { corrupt(call, call.tensors.*member); }, code,
+         all});
   }
 }
 
@@ -34,36 +35,36 @@ std::vector<BadCall> bad_shapes() {
   std::vector<BadCall> rows;
   const auto any = [](const TensorView&) { return true; };
   const auto wide = [](const TensorView& t) { return t.rank > 1; };
-  for (const Form form : {Form::fixed, Form::packed, Form::paged}) {
-    for_each_tensor(rows, form, "has an axis too many", kInvalid, any,
+  for (const CallLayout layout : {CallLayout::dense, CallLayout::varlen, CallLayout::paged}) {
+    for_each_tensor(rows, layout, "has one axis too many", kInvalid, any,
                     [](GoodCall&, TensorView& t) {
                       if (t.rank < TensorView::kMaxRank) t.shape[t.rank] = t.strides[t.rank] = 1;
                       ++t.rank;
                     },
                     {});
     for_each_tensor(
-        rows, form, "has an axis too few", kInvalid,
+        rows, layout, "has one axis too few", kInvalid,
         [](const TensorView& t) { return t.rank > 1 && !(t.rank == 2 && t.shape[0] == 2); },
         [](GoodCall&, TensorView& t) { --t.rank; }, {"rank is"});
     for_each_tensor(
-        rows, form, "is of another type", kInvalid, any,
+        rows, layout, "has another type", kInvalid, any,
         [](GoodCall&, TensorView& t) { t.dtype = t.dtype == DType::i32 ? DType::f32 : DType::i32; },
         {"dtype is", "wanted"});
-    for_each_tensor(rows, form, "has a negative extent", kInvalid, any,
+    for_each_tensor(rows, layout, "has a negative extent", kInvalid, any,
                     [](GoodCall&, TensorView& t) { t.shape[t.rank - 1] = -3; }, {"-3"});
-    for_each_tensor(rows, form, "has too large an extent", kInvalid, any,
+    for_each_tensor(rows, layout, "has too large an extent", kInvalid, any,
                     [](GoodCall&, TensorView& t) { t.shape[0] = std::int64_t{1} << 31; },
                     {"2147483648"});
-    for_each_tensor(rows, form, "has a negative stride", kInvalid, wide,
+    for_each_tensor(rows, layout, "has a negative stride", kInvalid, wide,
                     [](GoodCall&, TensorView& t) { t.strides[t.rank - 2] = -16; },
                     {"stride", "-16"});
-    for_each_tensor(rows, form, "reaches past the address space", kInvalid, wide,
+    for_each_tensor(rows, layout, "reaches past the address space", kInvalid, wide,
                     [](GoodCall&, TensorView& t) {
                       t.strides[t.rank - 2] = std::numeric_limits<std::int64_t>::max();
                     },
                     {"9223372036854775807", "address space"});
     // The distance fits 64 bits, but sums of such distances overflow.
-    for_each_tensor(rows, form, "reaches 2^61 bytes", kInvalid, wide,
+    for_each_tensor(rows, layout, "reaches 2^61 bytes", kInvalid, wide,
                     [](GoodCall&, TensorView& t) {
                       const int axis = t.rank - 2;
                       t.strides[axis] =
@@ -76,8 +77,8 @@ std::vector<BadCall> bad_shapes() {
                           StatusCode code = kInvalid) {
     rows.push_back(
         {std::string(name) + " extent " + std::to_string(axis) + " is " + std::to_string(value),
-         Form::fixed, [=](GoodCall& call) { (call.tensors.*member).shape[axis] = value; }, code,
-         std::move(words)});
+         CallLayout::dense, [=](GoodCall& call) { (call.tensors.*member).shape[axis] = value; },
+         code, std::move(words)});
   };
   extent("k", &Tensors::k, 0, 3, {"k: batch is 3", "2"});
   extent("k", &Tensors::k, 3, 8, {"k: head_dim is 8", "16"});
@@ -105,13 +106,13 @@ std::vector<BadCall> bad_shapes() {
   for (const std::int64_t dim : {0, 577}) {
     rows.push_back(
         {"head_dim is " + std::to_string(dim),
-         Form::fixed,
+         CallLayout::dense,
          [dim](GoodCall& call) { call.tensors.q.shape[3] = call.tensors.k.shape[3] = dim; },
          kUnsupported,
          {"head_dim is " + std::to_string(dim), "1 to 576"}});
     rows.push_back(
         {"v_dim is " + std::to_string(dim),
-         Form::fixed,
+         CallLayout::dense,
          [dim](GoodCall& call) { call.tensors.v.shape[3] = call.tensors.out.shape[3] = dim; },
          kUnsupported,
          {"v_dim is " + std::to_string(dim), "1 to 576"}});
@@ -119,7 +120,7 @@ std::vector<BadCall> bad_shapes() {
   for (const std::int64_t heads : {0, 3}) {
     rows.push_back(
         {"kv_heads is " + std::to_string(heads),
-         Form::fixed,
+         CallLayout::dense,
          [heads](GoodCall& call) { call.tensors.k.shape[1] = call.tensors.v.shape[1] = heads; },
          kInvalid,
          {"q_heads is 4", std::to_string(heads) + " kv_heads", "multiple"}});
@@ -129,7 +130,7 @@ std::vector<BadCall> bad_shapes() {
                                      {"v", &Tensors::v},
                                      {"out", &Tensors::out}}) {
     rows.push_back({std::string(name) + " is not given",
-                    Form::fixed,
+                    CallLayout::dense,
                     [member = member](GoodCall& call) { call.tensors.*member = {}; },
                     kInvalid,
                     {with_colon(name), "not given"}});
@@ -139,10 +140,10 @@ std::vector<BadCall> bad_shapes() {
 
 std::vector<BadCall> bad_pages() {
   std::vector<BadCall> rows;
-  const auto paged = [&](const char* name, const std::function<void(Tensors&)>& spoil,
+  const auto paged = [&](const char* name, const std::function<void(Tensors&)>& corrupt,
                          std::vector<std::string> words, StatusCode code = kInvalid) {
-    rows.push_back({name, Form::paged, [spoil](GoodCall& call) { spoil(call.tensors); }, code,
-                    std::move(words)});
+    rows.push_back({name, CallLayout::paged, [corrupt](GoodCall& call) { corrupt(call.tensors); },
+                    code, std::move(words)});
   };
   paged("v has fewer pages", [](Tensors& t) { t.v.shape[0] = 4; }, {"v: pages is 4", "5"});
   paged("v has smaller pages", [](Tensors& t) { t.v.shape[1] = 2; }, {"v: page_size is 2", "3"});
@@ -160,11 +161,11 @@ std::vector<BadCall> bad_pages() {
   }
   paged("no page", [](Tensors& t) { t.k.shape[0] = t.v.shape[0] = 0; },
         {"k: has no page", "3 columns"});
-  paged("page ids apart", [](Tensors& t) { t.block_table.strides[1] = 2; },
+  paged("strided page ids", [](Tensors& t) { t.block_table.strides[1] = 2; },
         {"block_table: stride 1 is 2", "contiguous"});
   rows.push_back(
-      {"pages of packed keys",
-       Form::packed,
+      {"paged and varlen keys",
+       CallLayout::varlen,
        [](GoodCall& call) {
          call.tensors.block_table = view(call.tensors.seqused_k.data, DType::i32, {2, 1});
        },
@@ -176,19 +177,19 @@ std::vector<BadCall> bad_pages() {
 std::vector<BadCall> bad_memory() {
   std::vector<BadCall> rows;
   const auto any = [](const TensorView&) { return true; };
-  for (const Form form : {Form::fixed, Form::packed, Form::paged}) {
-    for_each_tensor(rows, form, "is null", kInvalid, any,
+  for (const CallLayout layout : {CallLayout::dense, CallLayout::varlen, CallLayout::paged}) {
+    for_each_tensor(rows, layout, "is null", kInvalid, any,
                     [](GoodCall&, TensorView& t) { t.data = nullptr; }, {"null"});
     for_each_tensor(
-        rows, form, "is misaligned", kInvalid,
+        rows, layout, "is misaligned", kInvalid,
         [](const TensorView& t) { return size_of(t.dtype) > 1; },
         [](GoodCall&, TensorView& t) { t.data = static_cast<char*>(t.data) + 1; },
         {"not aligned", "4 bytes"});
-    const GoodCall good(form);
+    const GoodCall good(layout);
     for (const auto& [name, member] : good.named()) {
       if (member != &Tensors::q) {
         rows.push_back({std::string(name) + " is on another device",
-                        form,
+                        layout,
                         [member = member](GoodCall& call) {
                           (call.tensors.*member).device = {DeviceType::cuda, 3};
                         },
@@ -199,8 +200,8 @@ std::vector<BadCall> bad_memory() {
       const std::string message = member == &Tensors::lse
                                       ? "lse: shares memory with out"
                                       : std::string("out: shares memory with the input ") + name;
-      rows.push_back({std::string(name) + " lies in out",
-                      form,
+      rows.push_back({std::string(name) + " shares memory with out",
+                      layout,
                       [member = member](GoodCall& call) {
                         (call.tensors.*member).data = call.tensors.out.data;
                       },
@@ -212,7 +213,7 @@ std::vector<BadCall> bad_memory() {
                            std::int64_t stride) {
     rows.push_back(
         {std::string(name) + " stride " + std::to_string(axis) + " is " + std::to_string(stride),
-         Form::fixed,
+         CallLayout::dense,
          [=](GoodCall& call) { (call.tensors.*member).strides[axis] = stride; },
          kInvalid,
          {with_colon(name), "overlap"}});
@@ -221,13 +222,13 @@ std::vector<BadCall> bad_memory() {
   for (int axis = 0; axis < 3; ++axis) strides("lse", &Tensors::lse, axis, 0);
   strides("out", &Tensors::out, 2, 11);  // rows of 12
   strides("lse", &Tensors::lse, 1, 4);   // rows of 5
-  rows.push_back({"lse lies in q",
-                  Form::fixed,
+  rows.push_back({"lse shares memory with q",
+                  CallLayout::dense,
                   [](GoodCall& call) { call.tensors.lse.data = call.tensors.q.data; },
                   kInvalid,
                   {"lse: shares memory with the input q"}});
   rows.push_back({"cu_seqlens_q is not contiguous",
-                  Form::packed,
+                  CallLayout::varlen,
                   [](GoodCall& call) { call.tensors.cu_seqlens_q.strides[0] = 0; },
                   kInvalid,
                   {"cu_seqlens_q:", "stride is 0", "contiguous"}});

@@ -1,4 +1,4 @@
-// The C ABI: struct sizes, descriptors, codes, the error buffer.
+// The C ABI: struct sizes, descriptors, status codes, the error buffer.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -49,7 +49,7 @@ class CApi : public testing::Test {
   flashcore_error error_{};
 };
 
-TEST_F(CApi, GivesWhatTheCppApiGives) {
+TEST_F(CApi, ReturnsTheResultOfTheCppApi) {
   ASSERT_EQ(attention(), FLASHCORE_OK) << error_.message;
   EXPECT_EQ(error_.code, FLASHCORE_OK);
   EXPECT_STREQ(error_.message, "");
@@ -67,7 +67,7 @@ TEST_F(CApi, ErrorMayBeNull) {
   EXPECT_GE(flashcore_cuda_device_count(nullptr), 0);
 }
 
-TEST_F(CApi, StructSizesOfOtherVersionsAreRefused) {
+TEST_F(CApi, RejectsStructSizesOfOtherVersions) {
   for (const std::size_t size : {std::size_t{0}, sizeof(flashcore_params) - 16,
                                  sizeof(flashcore_params) + 8, std::size_t(-1)}) {
     call_.params.struct_size = size;
@@ -83,9 +83,10 @@ TEST_F(CApi, StructSizesOfOtherVersionsAreRefused) {
   EXPECT_TRUE(message_has("info: struct_size"));
 }
 
-TEST_F(CApi, CallersWithoutACancelFlagAreServed) {
+TEST_F(CApi, AcceptsStructsWithoutACancelFlag) {
   constexpr std::size_t kOlder = offsetof(flashcore_params, cancel);
-  const auto bytes = std::make_unique<unsigned char[]>(kOlder);  // a sanitizer sees reads past it
+  // Exact size: a sanitizer detects reads past it.
+  const auto bytes = std::make_unique<unsigned char[]>(kOlder);
   auto* older = reinterpret_cast<flashcore_params*>(bytes.get());
   flashcore_params_init(older, kOlder);
   EXPECT_EQ(older->struct_size, kOlder);
@@ -94,7 +95,7 @@ TEST_F(CApi, CallersWithoutACancelFlagAreServed) {
   std::memcpy(bytes.get(), &call_.params, kOlder);
   ASSERT_EQ(flashcore_attention(older, &error_), FLASHCORE_OK) << error_.message;
   FLASHCORE_EXPECT_SAME(output_, attend(inputs_));
-  // The memory behind an older struct is not read.
+  // The memory after an older struct is not read.
   const std::int32_t set = 1;
   call_.params.cancel = &set;
   EXPECT_EQ(attention(), FLASHCORE_OK) << error_.message;
@@ -112,7 +113,7 @@ TEST_F(CApi, ASetFlagCancels) {
   EXPECT_STREQ(flashcore_status_name(FLASHCORE_CANCELLED), "cancelled");
 }
 
-TEST_F(CApi, InitSetsDefaultsAndNothingPastTheCallersStruct) {
+TEST_F(CApi, InitSetsDefaultsWithinTheCallersStruct) {
   flashcore_params params;
   std::memset(&params, 0xab, sizeof params);
   flashcore_params_init(&params, sizeof params);
@@ -123,7 +124,7 @@ TEST_F(CApi, InitSetsDefaultsAndNothingPastTheCallersStruct) {
   EXPECT_EQ(params.has_scale, 0);
   EXPECT_EQ(params.workspace, nullptr);
   EXPECT_EQ(params.cancel, nullptr);
-  // The struct of an older caller is shorter. Its size is kept, and no byte behind it is written.
+  // The struct of an older caller is shorter. Init stores its size and writes no byte after it.
   constexpr std::size_t kOlder = 64;
   unsigned char bytes[sizeof params];
   std::memset(bytes, 0xab, sizeof bytes);
@@ -182,7 +183,7 @@ TEST_F(CApi, DescriptorsAreChecked) {
 TEST_F(CApi, DtypeCodes) {
   struct Row {
     flashcore_dtype dtype;
-    const char* becomes;  // its name in the message about k, which stays f32; null: unknown
+    const char* becomes;  // q's type in the message about k, which stays f32; null: unknown
   };
   const Row rows[] = {{{FLASHCORE_FLOAT, 64, 1}, "wanted f64"},
                       {{FLASHCORE_FLOAT, 16, 1}, "wanted f16"},
@@ -211,7 +212,7 @@ TEST_F(CApi, DtypeCodes) {
   }
 }
 
-TEST_F(CApi, DtypesOfOtherTensorsSayWhatIsWanted) {
+TEST_F(CApi, DtypeErrorsOfOtherTensorsNameTheWantedType) {
   CTensor& lengths = q();  // the rank is wrong too, but types are checked first
   lengths.tensor.dtype = {FLASHCORE_INT, 64, 1};
   const std::pair<const flashcore_tensor**, const char*> rows[] = {
@@ -293,7 +294,7 @@ TEST_F(CApi, LayoutOneSwapsHeadsAndLengths) {
   FLASHCORE_EXPECT_SAME(output_, want);
 }
 
-TEST_F(CApi, LongErrorsAreCutAndTerminated) {
+TEST_F(CApi, LongErrorsAreTruncatedAndTerminated) {
   const std::string name(5000, 'z');
   call_.params.kernel = name.c_str();
   std::memset(error_.message, 'Q', sizeof error_.message);
@@ -321,7 +322,7 @@ TEST_F(CApi, PlanDescribesTheCall) {
   EXPECT_EQ(flashcore_plan(&call_.params, nullptr, &error_), FLASHCORE_INVALID_ARGUMENT);
 }
 
-TEST_F(CApi, ExplainSaysHowMuchRoomItNeeds) {
+TEST_F(CApi, ExplainReturnsTheSizeItNeeds) {
   std::size_t needed = 0;
   ASSERT_EQ(flashcore_explain(&call_.params, nullptr, 0, &needed, &error_), FLASHCORE_OK);
   ASSERT_GT(needed, 100u);
@@ -338,7 +339,7 @@ TEST_F(CApi, ExplainSaysHowMuchRoomItNeeds) {
   EXPECT_EQ(needed, text.size());
 }
 
-TEST_F(CApi, WorkspaceStatusReportsWhatCheckedCallsFind) {
+TEST_F(CApi, WorkspaceStatusReportsErrorsOfCheckedCalls) {
   const flashcore_device cpu = {FLASHCORE_CPU, 0};
   void* workspace = call_.params.workspace;
   const std::size_t bytes = call_.params.workspace_bytes;

@@ -1,4 +1,4 @@
-// Cancelled calls: code, latency, outputs, and calls after them.
+// Cancelled calls: status code, latency, outputs, and the calls after them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,11 +23,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kDelay = std::chrono::milliseconds(50);
-// One tile of the call below takes seconds.
+// Upper bound of a cancelled call. One tile of LongCall takes seconds.
 constexpr auto kSoon = std::chrono::seconds(1);
 constexpr float kNotWritten = -7.f;
 
-/// Four tiles of 64 rows and 2^23 keys for each split. All keys share one row of memory.
+/// Four tiles of 64 rows, and 2^23 keys that share one row of memory.
 struct LongCall {
   explicit LongCall(int threads = 1, int splits = 1) {
     tensors.q = view(q.data(), DType::f32, {1, 1, kRows, kDim}, {});
@@ -50,7 +50,7 @@ struct LongCall {
   Plan plan;
 };
 
-/// Sets the flag while the call runs and returns the status of the call, which must end soon.
+/// Sets the flag while the call runs. Returns its status and checks that it ends within kSoon.
 Status cancel_during(const std::function<Status(const std::int32_t* cancel)>& call,
                      Clock::duration delay = kDelay) {
   std::int32_t cancel = 0;
@@ -67,8 +67,8 @@ Status cancel_during(const std::function<Status(const std::int32_t* cancel)>& ca
   return status;
 }
 
-/// A small call with a used workspace.
-void expect_right_results(Workspace workspace) {
+/// Checks that a call in this workspace, which an earlier call has used, is correct.
+void expect_correct_call(Workspace workspace) {
   Random random(5);
   Inputs inputs = draw_inputs(random, *find_kernel("fwd_generic_f32"),
                               {.batch = 2, .q_heads = 2, .q_len = 3, .kv_len = 500});
@@ -81,7 +81,7 @@ void expect_right_results(Workspace workspace) {
   FLASHCORE_EXPECT_SAME(output, attend(inputs));
 }
 
-TEST(Cancel, BeforeTheCallNothingIsWritten) {
+TEST(Cancel, BeforeTheCallItWritesNothing) {
   const LongCall call;
   const WorkspaceMemory workspace(call.plan.workspace_bytes);
   const std::int32_t cancel = 1;
@@ -103,7 +103,7 @@ TEST(Cancel, DuringTheCallItEndsSoon) {
         return run(call.plan, call.tensors, workspace.get(), nullptr, cancel);
       });
       EXPECT_EQ(status.code(), StatusCode::cancelled) << threads << " threads, " << splits;
-      expect_right_results(workspace.get());
+      expect_correct_call(workspace.get());
     }
   }
 }
@@ -133,13 +133,13 @@ TEST(Cancel, AFlagThatStaysClearChangesNothing) {
   }
 }
 
-/// Calls on tensors of `rows` rows without attention. All rows of an input share memory; the memory
-/// of an output is touched only where it is written.
-class Walks {
+/// Calls other than attention, on tensors of `rows` rows. All rows of an input share memory. Output
+/// memory is not initialised, so that only written pages take physical memory.
+class RowCalls {
  public:
-  explicit Walks(std::int64_t rows) : rows_(rows) {
+  explicit RowCalls(std::int64_t rows) : rows_(rows) {
     std::iota(row_.begin(), row_.end(), 1.f);
-    std::iota(row_of_codes_.begin(), row_of_codes_.end(), std::uint8_t{1});
+    std::iota(int8_row_.begin(), int8_row_.end(), std::uint8_t{1});
   }
 
   /// The first `count` bytes of the output.
@@ -154,7 +154,7 @@ class Walks {
     return flashcore::quantize({input(row_.data(), DType::f32), output(DType::int8), scale},
                                {.block_rows = block_rows}, {}, nullptr, cancel);
   }
-  /// The same elements as one row.
+  /// Quantizes the same elements as one row.
   Status quantize_columns(const std::int32_t* cancel) {
     TensorView from = view(row_.data(), DType::f32, {rows_ * kDim}, {});
     from.strides[0] = 0;
@@ -168,7 +168,7 @@ class Walks {
                                {.block_rows = rows_, .rotate = true}, {}, nullptr, cancel);
   }
   Status dequantize(const std::int32_t* cancel) {
-    return flashcore::dequantize({input(row_of_codes_.data(), DType::int8), output(DType::f16),
+    return flashcore::dequantize({input(int8_row_.data(), DType::int8), output(DType::f16),
                                   view(&scale_, DType::f32, {1}, {})},
                                  {}, nullptr, cancel);
   }
@@ -201,7 +201,7 @@ class Walks {
 
   std::int64_t rows_;
   std::vector<float> row_ = std::vector<float>(kDim);
-  std::vector<std::uint8_t> row_of_codes_ = std::vector<std::uint8_t>(kDim);
+  std::vector<std::uint8_t> int8_row_ = std::vector<std::uint8_t>(kDim);
   float scale_ = 0.5f;
   std::int32_t used_ = 0;
   std::unique_ptr<std::uint8_t[]> memory_{
@@ -210,47 +210,47 @@ class Walks {
 
 const struct {
   const char* name;
-  Status (*call)(Walks&, const std::int32_t* cancel);
-} kWalks[] = {
-    {"quantize", [](Walks& w, const std::int32_t* cancel) { return w.quantize(cancel); }},
+  Status (*call)(RowCalls&, const std::int32_t* cancel);
+} kRowCalls[] = {
+    {"quantize", [](RowCalls& w, const std::int32_t* cancel) { return w.quantize(cancel); }},
     {"quantize, one block",
-     [](Walks& w, const std::int32_t* cancel) { return w.quantize(cancel, 1 << 30); }},
+     [](RowCalls& w, const std::int32_t* cancel) { return w.quantize(cancel, 1 << 30); }},
     {"quantize, one row",
-     [](Walks& w, const std::int32_t* cancel) { return w.quantize_columns(cancel); }},
+     [](RowCalls& w, const std::int32_t* cancel) { return w.quantize_columns(cancel); }},
     {"quantize, rotated",
-     [](Walks& w, const std::int32_t* cancel) { return w.quantize_rotated(cancel); }},
-    {"dequantize", [](Walks& w, const std::int32_t* cancel) { return w.dequantize(cancel); }},
-    {"append", [](Walks& w, const std::int32_t* cancel) { return w.append(cancel); }},
-    {"merge", [](Walks& w, const std::int32_t* cancel) { return w.merge(cancel); }},
+     [](RowCalls& w, const std::int32_t* cancel) { return w.quantize_rotated(cancel); }},
+    {"dequantize", [](RowCalls& w, const std::int32_t* cancel) { return w.dequantize(cancel); }},
+    {"append", [](RowCalls& w, const std::int32_t* cancel) { return w.append(cancel); }},
+    {"merge", [](RowCalls& w, const std::int32_t* cancel) { return w.merge(cancel); }},
 };
 
-TEST(Cancel, WalksEndSoon) {
-  Walks walks(1 << 23);
-  for (const auto& [name, call] : kWalks) {
+TEST(Cancel, OtherCallsEndSoon) {
+  RowCalls calls(1 << 23);
+  for (const auto& [name, call] : kRowCalls) {
     SCOPED_TRACE(name);
     const Status status =
-        cancel_during([&](const std::int32_t* cancel) { return call(walks, cancel); },
+        cancel_during([&](const std::int32_t* cancel) { return call(calls, cancel); },
                       std::chrono::milliseconds(20));
     EXPECT_EQ(status.code(), StatusCode::cancelled) << status.message();
   }
 }
 
-TEST(Cancel, WalksWriteNothingIfItWasSetBefore) {
+TEST(Cancel, OtherCallsWriteNothingIfTheFlagIsSetBefore) {
   constexpr std::int64_t kRows = 300;
-  constexpr std::int64_t kBytes = 2 * kRows * Walks::kDim;
+  constexpr std::int64_t kBytes = 2 * kRows * RowCalls::kDim;
   const std::int32_t set = 1, clear = 0;
-  for (const auto& [name, call] : kWalks) {
+  for (const auto& [name, call] : kRowCalls) {
     SCOPED_TRACE(name);
-    Walks walks(kRows);
-    walks.clear(kBytes);
-    EXPECT_EQ(call(walks, &set).code(), StatusCode::cancelled);
-    EXPECT_EQ(walks.written(kBytes), std::vector<std::uint8_t>(kBytes));
-    ASSERT_TRUE(call(walks, nullptr).ok());
-    const std::vector<std::uint8_t> right = walks.written(kBytes);
-    walks.clear(kBytes);
-    ASSERT_TRUE(call(walks, &clear).ok());
-    EXPECT_EQ(walks.written(kBytes), right);
-    EXPECT_NE(right, std::vector<std::uint8_t>(kBytes));
+    RowCalls calls(kRows);
+    calls.clear(kBytes);
+    EXPECT_EQ(call(calls, &set).code(), StatusCode::cancelled);
+    EXPECT_EQ(calls.written(kBytes), std::vector<std::uint8_t>(kBytes));
+    ASSERT_TRUE(call(calls, nullptr).ok());
+    const std::vector<std::uint8_t> correct = calls.written(kBytes);
+    calls.clear(kBytes);
+    ASSERT_TRUE(call(calls, &clear).ok());
+    EXPECT_EQ(calls.written(kBytes), correct);
+    EXPECT_NE(correct, std::vector<std::uint8_t>(kBytes));
   }
 }
 
@@ -265,12 +265,13 @@ void expect_flag_read(std::int32_t (*function)(const Params*, flashcore_error*),
   EXPECT_EQ(function(&params, &error), FLASHCORE_CANCELLED) << error.message;
   constexpr std::size_t kOlder = offsetof(Params, cancel);
   params.struct_size = kOlder;
-  const auto bytes = std::make_unique<unsigned char[]>(kOlder);  // a sanitizer sees reads past it
+  // Exact size: a sanitizer detects reads past it.
+  const auto bytes = std::make_unique<unsigned char[]>(kOlder);
   std::memcpy(bytes.get(), &params, kOlder);
   EXPECT_EQ(function(reinterpret_cast<const Params*>(bytes.get()), &error), FLASHCORE_OK)
       << error.message;
   EXPECT_EQ(function(&params, &error), FLASHCORE_OK)
-      << error.message;  // the flag is not part of an older struct
+      << error.message;  // an older struct has no flag
   params.struct_size = kOlder - 8;
   EXPECT_EQ(function(&params, &error), FLASHCORE_INVALID_ARGUMENT) << error.message;
 }
@@ -308,7 +309,7 @@ TEST(Cancel, EveryCStructHasTheFlag) {
   expect_flag_read(flashcore_merge, merge);
 }
 
-TEST(PolledCall, StopsWhenItIsAskedTo) {
+TEST(PolledCall, StopsIfThePollReturnsTrue) {
   const LongCall call;
   CCall c(call.tensors, {});
   c.params.threads = 2;
@@ -328,9 +329,9 @@ TEST(PolledCall, StopsWhenItIsAskedTo) {
 }
 
 TEST(PolledCall, StopsAnyCall) {
-  Walks walks(1 << 23);
+  RowCalls calls(1 << 23);
   const auto append = [&](const std::int32_t* cancel, flashcore_error*) {
-    return static_cast<std::int32_t>(walks.append(cancel).code());
+    return static_cast<std::int32_t>(calls.append(cancel).code());
   };
   const auto start = Clock::now();
   EXPECT_EQ(python::run_polled(
@@ -351,8 +352,8 @@ TEST(PolledCall, ReturnsTheErrorOfTheCall) {
   EXPECT_NE(std::strstr(error.message, "out"), nullptr) << error.message;
 }
 
-/// Long calls get a thread of their own, short ones do not.
-TEST(PolledCall, KnowsWhichCallsAreLong) {
+/// Only long calls run in a separate thread.
+TEST(PolledCall, DistinguishesLongCalls) {
   const LongCall call;
   CCall c(call.tensors, {});
   EXPECT_TRUE(python::is_long(c.params));

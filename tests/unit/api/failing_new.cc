@@ -12,21 +12,21 @@ constexpr long kNever = -1;
 
 std::atomic<long> g_allowed{kNever};
 std::atomic<bool> g_once{true};
-std::atomic<bool> g_refused{false};
+std::atomic<bool> g_failed{false};
 
-bool refuse() {
+bool must_fail() {
   long left = g_allowed.load();
   while (left > 0) {
     if (g_allowed.compare_exchange_weak(left, left - 1)) return false;
   }
   if (left == kNever) return false;
   if (g_once.load()) g_allowed.store(kNever);
-  g_refused.store(true);
+  g_failed.store(true);
   return true;
 }
 
 void* allocate(std::size_t bytes, std::size_t alignment) {
-  if (refuse()) return nullptr;
+  if (must_fail()) return nullptr;
   if (bytes == 0) bytes = 1;
   if (alignment <= alignof(std::max_align_t)) return std::malloc(bytes);
   return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
@@ -42,13 +42,13 @@ void* allocate_or_throw(std::size_t bytes, std::size_t alignment) {
 
 void fail_allocation(long allowed, Failing failing) {
   g_once.store(failing == Failing::once);
-  g_refused.store(false);
+  g_failed.store(false);
   g_allowed.store(allowed);
 }
 
 bool stop_failing() {
   g_allowed.store(kNever);
-  return g_refused.exchange(false);
+  return g_failed.exchange(false);
 }
 
 }  // namespace flashcore::test

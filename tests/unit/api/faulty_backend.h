@@ -1,4 +1,4 @@
-// The CPU backend with one injected fault, to show that checks detect it.
+// The CPU backend with one injected fault, which a check must detect.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ struct Fault {
   /// Adds `add` to the float at `offset` in every download of exactly this many bytes.
   std::size_t block_bytes = 0, offset = 0;
   float add = 0;
-  bool forget_sinks = false;  ///< combine() leaves them out
+  bool forget_sinks = false;  ///< combine() ignores the sinks
   /// Doubles the float at `offset` in every upload of at least this many bytes.
   std::size_t doubled_from_bytes = 0;
 };
@@ -67,10 +67,10 @@ class FaultyBackend final : public Backend {
     const Status status = real_.upload(to, from, bytes, device);
     if (fault_.doubled_from_bytes > 0 && bytes >= fault_.doubled_from_bytes) {
       float value;
-      std::byte* place = static_cast<std::byte*>(to) + fault_.offset;
-      std::memcpy(&value, place, sizeof value);
+      std::byte* address = static_cast<std::byte*>(to) + fault_.offset;
+      std::memcpy(&value, address, sizeof value);
       value *= 2;
-      std::memcpy(place, &value, sizeof value);
+      std::memcpy(address, &value, sizeof value);
     }
     return status;
   }
@@ -78,10 +78,10 @@ class FaultyBackend final : public Backend {
     const Status status = real_.download(to, from, bytes, device);
     if (bytes == fault_.block_bytes) {
       float value;
-      std::byte* place = static_cast<std::byte*>(to) + fault_.offset;
-      std::memcpy(&value, place, sizeof value);
+      std::byte* address = static_cast<std::byte*>(to) + fault_.offset;
+      std::memcpy(&value, address, sizeof value);
       value += fault_.add;
-      std::memcpy(place, &value, sizeof value);
+      std::memcpy(address, &value, sizeof value);
     }
     return status;
   }

@@ -71,7 +71,7 @@ TensorView draw_view(Random& random, std::int64_t most_extent, std::int64_t most
                  strides);
 }
 
-TEST(Overlap, SharingAgreesWithListingBytes) {
+TEST(Overlap, SharingAgreesWithTheEnumeration) {
   Random random(1);
   int shared = 0, apart = 0;
   for (int n = 0; n < test::rounds(60000); ++n) {
@@ -102,7 +102,7 @@ TEST(Overlap, SelfOverlapIsNeverMissed) {
   EXPECT_GT(clean, test::rounds(2000));
 }
 
-TEST(Overlap, NestedLayoutsAreExactlyClean) {
+TEST(Overlap, NestedLayoutsDoNotOverlapThemselves) {
   Random random(3);
   for (int n = 0; n < test::rounds(20000); ++n) {
     // A compact layout with permuted axes, padding after any axis, and any slice of it.
@@ -138,7 +138,7 @@ TEST(Overlap, ATensorWithoutElementsOverlapsNothing) {
   }
 }
 
-TEST(Overlap, InterleavedViewsOfOneBufferAreApart) {
+TEST(Overlap, InterleavedViewsOfOneBufferDoNotOverlap) {
   // q, k and v in [batch, len, 3, heads, dim] memory, the output of a fused projection.
   const std::vector<std::int64_t> shape{2, 4, 8, 16};
   const std::vector<std::int64_t> strides{8 * 3 * 4 * 16, 16, 3 * 4 * 16, 1};
@@ -158,7 +158,7 @@ TEST(Overlap, InterleavedViewsOfOneBufferAreApart) {
   EXPECT_TRUE(share_memory(even, strided(DType::f16, 2, {1}, {1})));
 }
 
-TEST(Overlap, FarApartAndNullPointers) {
+TEST(Overlap, HandlesDistantAndNullPointers) {
   const TensorView a = strided(DType::f32, 0, {8, 8}, {8, 1});
   EXPECT_FALSE(share_memory(a, strided(DType::f32, 256, {8, 8}, {8, 1})));
   EXPECT_TRUE(share_memory(a, strided(DType::f32, 252, {8, 8}, {8, 1})));

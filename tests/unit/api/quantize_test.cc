@@ -1,4 +1,4 @@
-// quantize() and dequantize() on the CPU against the definition, in f64.
+// quantize() and dequantize() on the CPU against their definition in f64.
 #include "flashcore/quant.h"
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace flashcore::test {
 namespace {
 
-TEST(Quantize, IsTheNearestCodeForEveryTypeLayoutAndGranularity) {
+TEST(Quantize, RoundsToNearestForEveryTypeLayoutAndGranularity) {
   const Shape shape = {2, 3, 37, 20};
   const Granularity all[] = {
       {"tensor", {1}, 0}, {"head", {2, 3}, 0}, {"block", {2, 3, 5}, 8}, {"row", {2, 3, 37}, 1}};
@@ -51,7 +51,7 @@ TEST(Quantize, IsTheNearestCodeForEveryTypeLayoutAndGranularity) {
   }
 }
 
-TEST(Quantize, EveryFiniteCodeComesBackFromEveryType) {
+TEST(Quantize, InvertsDequantizeForEveryFiniteEncoding) {
   for (const DType code : kCodes) {
     for (const DType wide : kWide) {
       for (const double scale_value : {1.0, 0.0371, 0x1p-12}) {
@@ -65,7 +65,7 @@ TEST(Quantize, EveryFiniteCodeComesBackFromEveryType) {
         Tensor scale = tensor_of(DType::f32, {1}, {scale_value});
         ASSERT_TRUE(dequantize({codes.view(), wide_values.view(), scale.view(), {}}).ok());
         Tensor back(code, {1, 1, 16, 16}), saturated(DType::i32, {1});
-        // NaN of e4m3 and e5m2 stay NaN; infinities of e5m2 become the largest code.
+        // NaN of e4m3 and e5m2 stay NaN; infinities of e5m2 become the largest finite value.
         const Status status =
             quantize({wide_values.view(), back.view(), scale.view(), saturated.view()},
                      {.block_rows = 0, .given_scale = true});
@@ -93,7 +93,7 @@ TEST(Quantize, EveryFiniteCodeComesBackFromEveryType) {
   }
 }
 
-TEST(Quantize, ZerosGetScaleOneAndExactZeros) {
+TEST(Quantize, ZerosGetScaleOneAndStayZero) {
   for (const DType code : kCodes) {
     Tensor from(DType::f16, {1, 2, 4, 8}), to(code, {1, 2, 4, 8}), scale(DType::f32, {1, 2});
     from.fill(0);
@@ -105,7 +105,7 @@ TEST(Quantize, ZerosGetScaleOneAndExactZeros) {
   }
 }
 
-TEST(Quantize, CountsWhatSaturates) {
+TEST(Quantize, CountsSaturatedValues) {
   for (const DType code : kCodes) {
     Tensor from(DType::f32, {1, 1, 2, 4}), to(code, {1, 1, 2, 4});
     const double top = largest_of(code);
@@ -126,7 +126,7 @@ TEST(Quantize, CountsWhatSaturates) {
   }
 }
 
-TEST(Quantize, NanIsNamedWhereItHasNoCode) {
+TEST(Quantize, ReportsNanIfTheFormatHasNone) {
   for (const DType code : kCodes) {
     Tensor from(DType::bf16, {2, 2, 3, 4}), to(code, {2, 2, 3, 4}), scale(DType::f32, {1});
     from.fill(1);
@@ -146,7 +146,7 @@ TEST(Quantize, NanIsNamedWhereItHasNoCode) {
   }
 }
 
-TEST(Quantize, RefusesWhatIsWrongAndWritesNothing) {
+TEST(Quantize, RejectsBadTensorsAndWritesNothing) {
   const Tensor from = tensor_of(DType::f32, {1, 1, 2, 2}, {1, 2, 3, 4});
   Tensor to(DType::int8, {1, 1, 2, 2}), scale(DType::f32, {1}), i32(DType::i32, {1});
   const auto refuses = [&](const QuantTensors& tensors, const QuantOptions& options,
@@ -175,7 +175,7 @@ TEST(Quantize, RefusesWhatIsWrongAndWritesNothing) {
   refuses({from.view(), repeated, scale.view(), {}}, {}, "overlap");
 }
 
-TEST(Quantize, TheCAbiDoesTheSame) {
+TEST(Quantize, TheCAbiReturnsTheSameResult) {
   const Tensor from = tensor_of(DType::f32, {2, 2}, {1, -2, 3, -4});
   Tensor to(DType::e4m3, {2, 2}), want(DType::e4m3, {2, 2}), back(DType::f32, {2, 2});
   Tensor scale(DType::f32, {1}), want_scale(DType::f32, {1});

@@ -1,4 +1,4 @@
-// The definition of quantization in f64, for tests of quantize() and dequantize().
+// Definition of quantization in f64, for tests of quantize() and dequantize().
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ inline double largest_of(DType dtype) {
   return dtype == DType::e5m2 ? 57344 : dtype == DType::int8 ? 127 : 448;
 }
 
-/// Half the distance between the codes around an unscaled value: the largest rounding error.
+/// Largest rounding error of an unscaled value: half the distance of the neighbouring 8-bit values.
 inline double half_step(DType dtype, double value) {
   if (dtype == DType::int8) return 0.5;
   if (dtype == DType::u8) return 0.5 * 448 / 127;
@@ -26,7 +26,7 @@ inline double half_step(DType dtype, double value) {
   return std::ldexp(0.5, exponent - mantissa);
 }
 
-/// C params that quantize and, after turn_round(), dequantize the result.
+/// C params that quantize `values` to `codes` and, after turn_round(), dequantize those to `again`.
 struct CQuantCall {
   CTensor from, to, scale, back;
   flashcore_quant_params params{};
@@ -51,7 +51,7 @@ struct Granularity {
   std::int64_t block_rows;
 };
 
-/// The index of the scale of a row.
+/// Index of the scale that an element uses.
 inline Shape slot_of(const Granularity& g, const Shape& index) {
   if (g.scale.size() == 1) return {0};
   if (g.scale.size() == 2) return {index[0], index[1]};

@@ -1,4 +1,4 @@
-// Valid combinations of types of q, k, v and out, and valid scales.
+// Valid and invalid combinations of the types of q, k, v and out, and of their scales.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace flashcore::test {
 namespace {
 
-/// A call that does not run; only its shapes matter.
+/// A call with shapes and addresses only. It does not run.
 struct Call {
   alignas(256) char memory[1 << 16] = {};
   Tensors tensors;
@@ -40,7 +40,7 @@ void expect_refused(const Call& call, const char* word) {
       << problem.status().message() << " has no \"" << word << "\"";
 }
 
-TEST(Scales, EightBitQueriesComputeInOutsType) {
+TEST(Scales, ProblemsWithEightBitQHaveTheTypeOfOut) {
   for (const DType out : {DType::f16, DType::bf16, DType::f32}) {
     const Result<Problem> problem = Call(DType::e4m3, DType::int8, out).problem();
     ASSERT_TRUE(problem.ok()) << problem.status().message();
@@ -51,7 +51,7 @@ TEST(Scales, EightBitQueriesComputeInOutsType) {
   }
 }
 
-TEST(Scales, OneHugeBlockStillNeedsItsScale) {
+TEST(Scales, OneHugeBlockNeedsAScale) {
   Call call(DType::e4m3, DType::int8, DType::f16);
   call.options.kv_scale_block = INT64_MAX;
   EXPECT_TRUE(call.problem().ok());
@@ -59,7 +59,7 @@ TEST(Scales, OneHugeBlockStillNeedsItsScale) {
   expect_refused(call, "v_scale: has 0 blocks; 7 rows");
 }
 
-TEST(Scales, WideQueriesOverEightBitKeys) {
+TEST(Scales, WideQAndEightBitKvAreValid) {
   for (const DType q : {DType::f32, DType::f16, DType::bf16}) {
     Call call(q, DType::u8, q);
     call.tensors.q_scale = {};
@@ -69,14 +69,14 @@ TEST(Scales, WideQueriesOverEightBitKeys) {
   }
 }
 
-TEST(Scales, KAndVMayDiffer) {
+TEST(Scales, KAndVMayHaveDifferentTypes) {
   Call call(DType::f16, DType::int8, DType::f16);
   call.tensors.q_scale = {};
   call.tensors.v.dtype = DType::e4m3;
   EXPECT_TRUE(call.problem().ok());
 }
 
-TEST(Scales, TypesThatDoNotGoTogether) {
+TEST(Scales, RejectInvalidCombinationsOfTypes) {
   Call wide_keys(DType::e4m3, DType::f16, DType::f16);
   expect_refused(wide_keys, "k: dtype is f16, q is e4m3");
   Call f64(DType::f64, DType::e4m3, DType::f64);
@@ -87,25 +87,25 @@ TEST(Scales, TypesThatDoNotGoTogether) {
   expect_refused(other, "k: dtype is bf16; wanted f16, as q has, or an 8-bit type");
 }
 
-TEST(Scales, ShapesAndTypes) {
+TEST(Scales, RejectBadShapesAndTypes) {
   const auto call = [] { return Call(DType::e4m3, DType::e4m3, DType::f16); };
-  const auto spoiled = [&](auto spoil, const char* word) {
+  const auto reject = [&](auto corrupt, const char* word) {
     Call bad = call();
-    spoil(bad);
+    corrupt(bad);
     expect_refused(bad, word);
   };
   ASSERT_TRUE(call().problem().ok());
-  spoiled([](Call& c) { c.tensors.q_scale.shape[1] = 2; }, "q_scale: heads is 2");
-  spoiled([](Call& c) { c.tensors.q_scale.shape[0] = 1; }, "q_scale: batch is 1");
-  spoiled([](Call& c) { c.tensors.k_scale.shape[0] = 2; }, "k_scale: rank is 1 and it has more");
-  spoiled([](Call& c) { c.tensors.k_scale.dtype = DType::f16; }, "k_scale: dtype is f16");
-  spoiled([](Call& c) { c.tensors.q_scale.rank = 4; }, "q_scale: rank is 4");
-  spoiled([](Call& c) { c.tensors.v_scale.shape[2] = 2; }, "v_scale: has 2 blocks");
-  spoiled([](Call& c) { c.options.kv_scale_block = 0; }, "kv_scale_block is 0");
-  spoiled([](Call& c) { c.options.q_scale_block = -1; }, "q_scale_block is -1");
-  spoiled([](Call& c) { c.tensors.q_scale.strides[1] = -1; }, "q_scale: stride 1 is -1");
-  spoiled([](Call& c) { c.tensors.v_scale.data = nullptr; }, "v_scale: the pointer is null");
-  spoiled([](Call& c) { c.tensors.v_scale.data = c.tensors.out.data; }, "shares memory");
+  reject([](Call& c) { c.tensors.q_scale.shape[1] = 2; }, "q_scale: heads is 2");
+  reject([](Call& c) { c.tensors.q_scale.shape[0] = 1; }, "q_scale: batch is 1");
+  reject([](Call& c) { c.tensors.k_scale.shape[0] = 2; }, "k_scale: rank is 1 and it has more");
+  reject([](Call& c) { c.tensors.k_scale.dtype = DType::f16; }, "k_scale: dtype is f16");
+  reject([](Call& c) { c.tensors.q_scale.rank = 4; }, "q_scale: rank is 4");
+  reject([](Call& c) { c.tensors.v_scale.shape[2] = 2; }, "v_scale: has 2 blocks");
+  reject([](Call& c) { c.options.kv_scale_block = 0; }, "kv_scale_block is 0");
+  reject([](Call& c) { c.options.q_scale_block = -1; }, "q_scale_block is -1");
+  reject([](Call& c) { c.tensors.q_scale.strides[1] = -1; }, "q_scale: stride 1 is -1");
+  reject([](Call& c) { c.tensors.v_scale.data = nullptr; }, "v_scale: the pointer is null");
+  reject([](Call& c) { c.tensors.v_scale.data = c.tensors.out.data; }, "shares memory");
   Call wide(DType::f16, DType::f16, DType::f16);
   expect_refused(wide, "q_scale: given, but q is f16");
 }

@@ -1,4 +1,4 @@
-// The workspace header: which plans use it, and its address if it is separate.
+// The workspace header: the plans that use it, and its address if it is separate.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -32,7 +32,7 @@ Plan plan_of(const char* device, DType dtype, const Shape& shape, const Options&
   return *try_plan(device, dtype, shape, options);
 }
 
-TEST(UsesHeader, OfHopperWhereWorkIsDealtOut) {
+TEST(UsesHeader, IfHopperFetchesTilesDynamically) {
   const Plan many = plan_of("h200", DType::bf16, {4, 32, 32, 2048, 2048, 128}, {.causal = true});
   EXPECT_STREQ(many.kernel->family_name(), "sm90");
   EXPECT_GT(many.num_tiles, many.device.sm_count);
@@ -48,44 +48,44 @@ TEST(UsesHeader, OfHopperWhereWorkIsDealtOut) {
   one_more.num_tiles += 1;
   EXPECT_TRUE(uses_header(one_more));
 
-  const Plan codes = plan_of("h200", DType::e4m3, {4, 32, 32, 2048, 2048, 128});
-  EXPECT_STREQ(codes.kernel->family_name(), "sm90_e4m3");
-  EXPECT_TRUE(uses_header(codes));
+  const Plan fp8 = plan_of("h200", DType::e4m3, {4, 32, 32, 2048, 2048, 128});
+  EXPECT_STREQ(fp8.kernel->family_name(), "sm90_e4m3");
+  EXPECT_TRUE(uses_header(fp8));
 }
 
-TEST(UsesHeader, OfHopperWhereItemsAreCut) {
+TEST(UsesHeader, IfHopperSplitsTheTail) {
   Plan plan = plan_of("h200", DType::bf16, {1, 4, 4, 2048, 2048, 128});
   EXPECT_GT(plan.tail_tiles, 0);
   EXPECT_LE(plan.num_tiles, plan.device.sm_count);
   EXPECT_TRUE(uses_header(plan));
   ASSERT_TRUE(apply_tail_split(plan, 0, 1).ok());
-  EXPECT_FALSE(uses_header(plan)) << "all at once, and none is cut";
+  EXPECT_FALSE(uses_header(plan)) << "one tile per CTA and no tail splits";
   ASSERT_TRUE(apply_tail_split(plan, 1, 2).ok());
   EXPECT_TRUE(uses_header(plan));
 }
 
-TEST(UsesHeader, WhereAKernelJoinsItsSplits) {
+TEST(UsesHeader, IfTheKernelCombinesItsSplits) {
   const Shape decode{1, 32, 8, 1, 8192, 128};
   const Plan in_cluster = plan_of("h200", DType::bf16, {1, 32, 32, 1, 8192, 64});
   EXPECT_EQ(in_cluster.combine, CombineMode::cluster);
-  EXPECT_TRUE(uses_header(in_cluster)) << "where no cluster fits, blocks count";
-  const Plan by_blocks = plan_of("a100", DType::bf16, decode);
-  EXPECT_GT(by_blocks.splits, 1);
-  EXPECT_EQ(by_blocks.combine, CombineMode::last_cta);
-  EXPECT_TRUE(uses_header(by_blocks));
+  EXPECT_TRUE(uses_header(in_cluster)) << "the last CTA combines if no cluster fits";
+  const Plan by_last_cta = plan_of("a100", DType::bf16, decode);
+  EXPECT_GT(by_last_cta.splits, 1);
+  EXPECT_EQ(by_last_cta.combine, CombineMode::last_cta);
+  EXPECT_TRUE(uses_header(by_last_cta));
   EXPECT_TRUE(uses_header(plan_of("a100", DType::e4m3, decode, {.num_splits = 4})));
 
-  const Plan by_a_second_kernel =
+  const Plan by_second_kernel =
       plan_of("a100", DType::bf16, {1, 32, 8, 1, 65536, 128}, {.num_splits = 200});
-  EXPECT_GT(by_a_second_kernel.splits, core::kMaxCombinedSplits);
-  EXPECT_FALSE(uses_header(by_a_second_kernel));
+  EXPECT_GT(by_second_kernel.splits, core::kMaxCombinedSplits);
+  EXPECT_FALSE(uses_header(by_second_kernel));
   const Plan simt = plan_of("h200", DType::f32, decode, {.num_splits = 4});
   EXPECT_STREQ(simt.kernel->family_name(), "simt");
   EXPECT_EQ(simt.splits, 4);
   EXPECT_FALSE(uses_header(simt));
 }
 
-TEST(UsesHeader, NotByOtherPlans) {
+TEST(UsesHeader, OtherPlansDoNot) {
   for (const char* device : {"h200", "a100", "l4", "t4"}) {
     for (const DType dtype : {DType::f32, DType::f16, DType::e4m3}) {
       const Plan plan = plan_of(device, dtype, {1, 2, 2, 64, 64, 64}, {.num_splits = 1});
@@ -97,9 +97,9 @@ TEST(UsesHeader, NotByOtherPlans) {
   EXPECT_FALSE(uses_header(Plan{}));
 }
 
-// The launch arguments of a plan, for every kernel: counters, scheduled tiles (as counted by
-// cuda/sm90/make_params.cc) and the error slot.
-TEST(UsesHeader, IsWhatTheLaunchDoes) {
+// Compares uses_header() with the launch arguments of every kernel: counters, scheduled tiles (as
+// cuda/sm90/make_params.cc counts them) and the error slot.
+TEST(UsesHeader, AgreesWithTheLaunchArguments) {
   const Shape shapes[] = {
       {1, 2, 2, 64, 64, 64},     {1, 132, 132, 128, 128, 128}, {2, 67, 67, 128, 128, 128},
       {1, 32, 8, 1, 8192, 128},  {5, 40, 20, 129, 70, 128},    {1, 4, 4, 2048, 2048, 128},
@@ -141,30 +141,31 @@ TEST(UsesHeader, IsWhatTheLaunchDoes) {
   EXPECT_GT(unused, 100);
 }
 
-class HeaderApart : public testing::Test {
+class SeparateHeader : public testing::Test {
  protected:
   alignas(256) std::byte header_[256] = {};
   alignas(256) std::byte data_[256] = {};
 
-  /// The plan's offsets count from the header, so memory behind it starts that many bytes later.
-  void expect_found(const Plan& plan) {
+  /// The plan's offsets include the header. With a separate header, data starts at that offset less
+  /// the size of the header.
+  void expect_addresses(const Plan& plan) {
     const Device gpu = plan.problem.device;
     const core::AttentionParams inside = make_params(plan, {}, {data_, 0, gpu});
-    const core::AttentionParams apart = make_params(plan, {}, {data_, 0, gpu, header_});
+    const core::AttentionParams separate = make_params(plan, {}, {data_, 0, gpu, header_});
     EXPECT_EQ(static_cast<void*>(inside.error), data_);
-    EXPECT_EQ(static_cast<void*>(apart.error), header_);
-    EXPECT_EQ(inside.counters != nullptr, apart.counters != nullptr);
-    if (apart.counters != nullptr) {
-      EXPECT_EQ(static_cast<void*>(apart.counters), header_ + core::kCountersOffset);
+    EXPECT_EQ(static_cast<void*>(separate.error), header_);
+    EXPECT_EQ(inside.counters != nullptr, separate.counters != nullptr);
+    if (separate.counters != nullptr) {
+      EXPECT_EQ(static_cast<void*>(separate.counters), header_ + core::kCountersOffset);
       EXPECT_EQ(static_cast<void*>(inside.counters), data_ + core::kCountersOffset);
     }
     const auto offset = [&](const void* address) {
       return address == nullptr ? -1 : static_cast<const std::byte*>(address) - data_;
     };
     constexpr auto kHeader = static_cast<std::ptrdiff_t>(kWorkspaceHeaderBytes);
-    EXPECT_EQ(offset(inside.partial_out) - offset(apart.partial_out),
+    EXPECT_EQ(offset(inside.partial_out) - offset(separate.partial_out),
               inside.partial_out != nullptr ? kHeader : 0);
-    EXPECT_EQ(offset(inside.partial_lse) - offset(apart.partial_lse),
+    EXPECT_EQ(offset(inside.partial_lse) - offset(separate.partial_lse),
               inside.partial_lse != nullptr ? kHeader : 0);
     EXPECT_EQ(
         offset(inside.partial_out),
@@ -172,11 +173,11 @@ class HeaderApart : public testing::Test {
   }
 };
 
-TEST_F(HeaderApart, KernelsFindItAndWhatFollows) {
-  expect_found(plan_of("a100", DType::bf16, {1, 32, 8, 1, 8192, 128}));  // combined splits
-  expect_found(plan_of("h200", DType::f32, {1, 2, 2, 33, 700, 64}, {.num_splits = 5}));
-  expect_found(plan_of("h200", DType::bf16, {1, 4, 4, 2048, 2048, 128}));  // tail splits
-  expect_found(plan_of("h200", DType::bf16, {1, 2, 2, 64, 64, 64}, {.num_splits = 1}));
+TEST_F(SeparateHeader, HasTheExpectedAddresses) {
+  expect_addresses(plan_of("a100", DType::bf16, {1, 32, 8, 1, 8192, 128}));  // combined splits
+  expect_addresses(plan_of("h200", DType::f32, {1, 2, 2, 33, 700, 64}, {.num_splits = 5}));
+  expect_addresses(plan_of("h200", DType::bf16, {1, 4, 4, 2048, 2048, 128}));  // tail splits
+  expect_addresses(plan_of("h200", DType::bf16, {1, 2, 2, 64, 64, 64}, {.num_splits = 1}));
 }
 
 /// A small call on the CPU.
@@ -196,7 +197,7 @@ class CpuHeader : public testing::Test {
   Plan plan_;
 };
 
-TEST_F(CpuHeader, IsLeftAloneWhereItIsNotUsed) {
+TEST_F(CpuHeader, IsNotWrittenIfUnused) {
   EXPECT_FALSE(uses_header(plan_));
   WorkspaceMemory memory(plan_.workspace_bytes);
   std::memset(memory.get().data, 0xff, memory.get().bytes);
@@ -206,7 +207,7 @@ TEST_F(CpuHeader, IsLeftAloneWhereItIsNotUsed) {
   for (std::size_t i = 0; i < kWorkspaceHeaderBytes; ++i) ASSERT_EQ(bytes[i], 0xff) << i;
 }
 
-TEST_F(CpuHeader, ApartIsForGpus) {
+TEST_F(CpuHeader, RejectsASeparateHeader) {
   WorkspaceMemory memory(plan_.workspace_bytes), header(kWorkspaceHeaderBytes);
   Workspace workspace = memory.get();
   workspace.header = header.get().data;
@@ -215,7 +216,7 @@ TEST_F(CpuHeader, ApartIsForGpus) {
   EXPECT_NE(status.message().find("Workspace::header"), std::string::npos) << status.message();
 }
 
-TEST_F(CpuHeader, ApartIsInitialisedAndChecked) {
+TEST_F(CpuHeader, ASeparateHeaderIsInitialisedAndChecked) {
   WorkspaceMemory header(kWorkspaceHeaderBytes);
   std::memset(header.get().data, 0xff, kWorkspaceHeaderBytes);
   Workspace workspace{nullptr, 0, Device{}, header.get().data};
@@ -226,7 +227,7 @@ TEST_F(CpuHeader, ApartIsInitialisedAndChecked) {
   EXPECT_NE(workspace_init(workspace).message().find("aligned"), std::string::npos);
 }
 
-TEST(CaptureId, IsNoneOnACpu) {
+TEST(CaptureId, IsZeroOnACpu) {
   std::int32_t ended = 0;
   const Result<std::uint64_t> id = capture_id(Device{}, nullptr, &ended);
   ASSERT_TRUE(id.ok());
