@@ -7,15 +7,15 @@ namespace flashcore {
 namespace {
 
 /// Visible pairs of one head. Query i sees keys [i + offset - left, i + offset + right] within
-/// [0, kv_len). The closed form is the pairs with key <= i + offset + right, minus those with
-/// key < i + offset - left.
+/// [0, kv_len). The count is the number of pairs with key <= i + offset + right minus the number
+/// with key < i + offset - left.
 double visible_pairs(const Problem& problem) noexcept {
   const double q_len = static_cast<double>(problem.q_len);
   const double kv_len = static_cast<double>(problem.kv_len);
   const double offset = kv_len - q_len;        // default alignment: q_start is device data
   const auto pairs_up_to = [&](double edge) {  // Σ_i clamp(i + edge + 1, 0, kv_len)
-    const double first = std::clamp(-edge, 0.0, q_len);             // rows before: no key
-    const double full = std::clamp(kv_len - 1 - edge, 0.0, q_len);  // from here: all keys
+    const double first = std::clamp(-edge, 0.0, q_len);             // earlier rows see no key
+    const double full = std::clamp(kv_len - 1 - edge, 0.0, q_len);  // later rows see all keys
     const double ramp = std::max(full - first, 0.0);
     return ramp * (first + edge + 1) + ramp * (ramp - 1) / 2 + (q_len - full) * kv_len;
   };

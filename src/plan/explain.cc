@@ -1,4 +1,4 @@
-// explain(): a plan as text, with the reason against every other kernel.
+// explain(): prints a plan, and the reason against every other kernel.
 #include <cstdarg>
 #include <cstdio>
 #include <string>
@@ -48,7 +48,7 @@ std::string choice_text(const Plan& plan) {
   return text;
 }
 
-/// How rows are loaded and stored.
+/// Describes the loads and stores of rows.
 const char* access_line(const Problem& p) {
   for (const Layout& layout : {p.q, p.k, p.v, p.out}) {
     if (layout.column != 1) {
@@ -103,7 +103,7 @@ void append_roofline(std::string& text, const Plan& plan) {
   append(text, "work       %.4g GFLOP on %.4g visible pairs, %.4g MB of tensors\n", c.flops / 1e9,
          c.visible_pairs, c.bytes / 1e6);
   const bool tensor_cores = uses_tensor_cores(traits_of(*plan.kernel));
-  // fp8 operands have twice the rate.
+  // fp8 GEMMs have twice the rate of 16-bit ones.
   const double tflops = plan.kernel->inputs == Inputs::fp8 ? 2 * d.tensor16_tflops
                         : tensor_cores                     ? d.tensor16_tflops
                                                            : d.f32_tflops;
@@ -164,7 +164,7 @@ const char* format_message(Inputs inputs) {
   return "takes q, k and v in its own dtype only, not 8-bit ones";
 }
 
-/// Why the device cannot run the kernel.
+/// The reason why the device cannot run the kernel.
 std::string device_message(Reject reject, const KernelInfo& kernel, const DeviceInfo& device) {
   std::string text;
   if (reject == Reject::other_device) append(text, "runs on %s", to_string(kernel.device));

@@ -1,4 +1,4 @@
-// All kernels of the two lists, also those that this build or machine cannot run.
+// All kernels of both kernels.def lists, including those that this build or machine cannot run.
 #include <array>
 #include <string_view>
 
@@ -36,13 +36,13 @@ constexpr bool compiled_for_cpu(Isa isa) {
 constexpr int kMaxCpuDim = 576;
 constexpr int kCpuTileQ = 64;  // a multiple of every panel
 
-/// Tensor cores take P in their operand format.
+/// The format of P. Tensor cores need P in their operand format.
 constexpr DType probability_dtype(const FamilyTraits& traits, Inputs inputs, DType dtype) {
   if (!uses_tensor_cores(traits)) return dtype == DType::f64 ? DType::f64 : DType::f32;
   return inputs == Inputs::fp8 ? DType::e4m3 : inputs == Inputs::kv8 ? DType::f16 : dtype;
 }
 
-/// The columns of kernels.def that shape the kernel only.
+/// The columns of kernels.def that only define the kernel's shape.
 struct Shape {
   int head_dim, tile_q, tile_k, stages, warp_rows, threads;
 };
@@ -118,8 +118,8 @@ constexpr bool same_group(const KernelInfo& a, const KernelInfo& b) {
   return a.op == b.op && a.family == b.family && a.inputs == b.inputs && a.dtype == b.dtype;
 }
 
-/// The lists keep the kernels of one operation, family, inputs and dtype together. For each kernel,
-/// the end of its group.
+/// For each kernel, the end of its group: kernels of one operation, family, inputs and dtype are
+/// adjacent in the lists.
 constexpr auto kGroupEnds = [] {
   std::array<std::uint8_t, std::size(kKernels)> ends{};
   std::size_t end = std::size(kKernels);
@@ -153,7 +153,7 @@ std::span<const KernelInfo> kernels_of(Operation op, Family family, Inputs input
 
 const KernelInfo* find_kernel(const char* id) noexcept {
   if (id == nullptr) return nullptr;
-  // Version 0.1 named the kernels fwd_generic_* fwd_plain_*.
+  // fwd_plain_* are the ids of the fwd_generic_* kernels in version 0.1.
   constexpr std::string_view kOldPrefix = "fwd_plain_", kPrefix = "fwd_generic_";
   const std::string_view name = id;
   const bool old = name.starts_with(kOldPrefix);

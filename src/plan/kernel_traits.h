@@ -1,5 +1,5 @@
-// Kernel families as data: one row per family. The planner, the launcher and the scripts ask this
-// table, not a family's name. scripts/lib/families reads names and source_dirs from it.
+// Kernel families as data: one row per family. The planner, the launcher and the scripts use this
+// table and never compare family names. scripts/lib/families reads names and source_dirs from it.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ enum class Math { fma, mma, wgmma };
 
 enum class GqaPacking {
   none,          // a tile has rows of one query head
-  group,         // of all query heads that share K and V
-  power_of_two,  // of a power of two of them, in shapes that enable it (Sm90Traits::packs_gqa)
+  group,         // a tile has rows of all query heads that share K and V
+  power_of_two,  // a power of two of these heads, in shapes that enable it (Sm90Traits::packs_gqa)
 };
 
 /// A bit set of CombineMode.
@@ -31,21 +31,21 @@ inline constexpr Features kAllFeatures = ~Features::none;
 
 struct FamilyTraits {
   Family family;
-  const char* names[3];  // printed name, by Inputs; null: the family has no such kernels
+  const char* names[3];  // printed name by Inputs; null if the family has no kernels for them
   DeviceType device;
-  int min_cc, max_cc;  // compute capabilities it runs on; 0 on a CPU
+  int min_cc, max_cc;  // range of compute capabilities; 0 on a CPU
   Loads loads;
   Math math;
-  Features features;  // of its kernels; see features_of_kernel()
+  Features features;  // supported by its kernels; see features_of_kernel()
   unsigned combine_modes;
   GqaPacking gqa_packing;
   bool pdl;             // sm_90 SASS waits by griddepcontrol (programmatic dependent launch)
   bool persistent;      // at most one CTA per SM, which loops over work tiles
   bool only_if_faster;  // chosen by comparing estimates only, so never for batch-invariant plans
-  int index_bits;       // of its row and tile counters
+  int index_bits;       // width of its row and tile counters
   std::uint8_t general_mods;  // core::ScoreMods that take the general path
   bool general_layouts;       // calls without AttentionParams::fast_layout take it, too
-  const char* source_dirs;    // sources of its fingerprint; "dir/*" means the files of dir alone
+  const char* source_dirs;    // sources of its fingerprint; "dir/*": without subdirectories
 };
 
 inline constexpr FamilyTraits kFamilies[] = {
@@ -104,7 +104,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .names = {"sm90", nullptr, "sm90_e4m3"},
      .device = DeviceType::cuda,
      .min_cc = 90,
-     .max_cc = 90,  // wgmma and setmaxnreg exist in sm_90a alone
+     .max_cc = 90,  // only sm_90a has wgmma and setmaxnreg
      .loads = Loads::tma,
      .math = Math::wgmma,
      .features =
@@ -121,7 +121,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .source_dirs = "src/cuda/sm90 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
 };
 
-/// The families of a device in the order in which the planner tries them. A tie goes to the first.
+/// Families of a device type in the planner's order. The first one wins a tie.
 inline constexpr Family kCpuFamilies[] = {Family::cpu};
 inline constexpr Family kCudaFamilies[] = {Family::sm80, Family::sm90, Family::simt};
 
@@ -149,9 +149,9 @@ constexpr bool uses_tensor_cores(const FamilyTraits& traits) noexcept {
   return traits.math != Math::fma;
 }
 
-/// Kernels of 16-bit inputs see no scales. kv8 kernels fold V's block scales into f16 P, relative
-/// to the largest scale of the keys they read: other keys change that scale, so the result is not
-/// batch-invariant.
+/// Kernels with native inputs have no scales. kv8 kernels fold V's block scales into f16 P,
+/// relative to the largest scale of the keys they read. Other keys change that scale, so the result
+/// is not batch-invariant.
 constexpr Features features_of_kernel(const FamilyTraits& traits, Inputs inputs) noexcept {
   Features missing = Features::none;
   if (inputs == Inputs::kv8) missing = Features::batch_invariant_scales;
@@ -161,7 +161,7 @@ constexpr Features features_of_kernel(const FamilyTraits& traits, Inputs inputs)
   return traits.features & ~missing;
 }
 
-/// The shape of an sm90 kernel without its pipeline depth.
+/// Traits of an sm90 kernel without its pipeline depth.
 constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
   return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, kernel.inputs == Inputs::fp8 ? 1 : 2};
 }

@@ -1,4 +1,4 @@
-// make_plan(): problem and device to plan. Pure: no clock, no environment, no CUDA.
+// make_plan(): makes a plan for a problem and a device. Pure: uses no clock, environment or CUDA.
 #include "plan/planner.h"
 
 #include "core/error.h"
@@ -26,7 +26,7 @@ Status check_sizes(const Problem& problem, const DeviceInfo& device) noexcept {
   return {};
 }
 
-/// The kernel that options.kernel names.
+/// Finds the kernel that options.kernel names and checks that it supports the problem.
 Status find_forced_kernel(const Problem& problem, const DeviceInfo& device,
                           const KernelInfo*& found) noexcept {
   const char* id = problem.options.kernel;
@@ -60,7 +60,7 @@ Status find_kernel_for(const Problem& problem, const DeviceInfo& device,
       static_cast<long long>(problem.v_dim), device.name);
 }
 
-/// `tiles` are those of one split: each has a counter.
+/// `tiles` counts the tiles of one split. Each needs a counter in the workspace header.
 CombineMode combine_mode(const KernelInfo& kernel, const SplitPlan& plan,
                          std::int64_t tiles) noexcept {
   if (plan.splits.count <= 1) return CombineMode::none;
@@ -80,7 +80,7 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   plan.device = device;
   FLASHCORE_RETURN_IF_ERROR(find_kernel_for(problem, device, plan.kernel));
   const KernelInfo& kernel = *plan.kernel;
-  // The caller's string need not outlive the call.
+  // The plan must not refer to the caller's string.
   if (problem.options.kernel != nullptr) plan.problem.options.kernel = kernel.id;
 
   const FamilyModel& model = model_of(kernel.family);
@@ -91,7 +91,7 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   plan.heads_in_tile = static_cast<std::int32_t>(heads_in_tile(kernel, problem));
   plan.splits = splits.splits.count;
   plan.keys_per_split = splits.splits.keys_each;
-  FLASHCORE_RETURN_IF_ERROR(plan_workspace(plan));  // refuses counts that would overflow below
+  FLASHCORE_RETURN_IF_ERROR(plan_workspace(plan));  // rejects counts that would overflow below
   plan.num_tiles = tiles * plan.splits;
   plan.combine = combine_mode(kernel, splits, tiles);
   const TailPlan tail = model.plan_tail(kernel, problem, device);

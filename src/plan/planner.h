@@ -1,4 +1,4 @@
-// Parts of the planner that explain(), the checks and the tools use too.
+// Parts of the planner that explain(), the checks and the tools share.
 #pragma once
 
 #include <string>
@@ -9,24 +9,25 @@
 
 namespace flashcore {
 
-/// Why a kernel cannot run a problem on a device, or why the planner prefers another one.
+/// The reason why a kernel cannot run a problem on a device, or why the planner prefers another
+/// one.
 enum class Reject {
   none,
-  other_device,        // runs on a CPU, or on a GPU
+  other_device,        // a GPU kernel on a CPU, or the reverse
   not_compiled,        // not part of this build
   isa,                 // the CPU lacks the instruction set
   compute_capability,  // outside the family's range
-  shared_memory,       // needs more than a CTA can have on this GPU
+  shared_memory,       // needs more than this GPU allows per CTA
   dtype,
-  head_dim,         // the problem's dims are larger
-  wrong_size,       // a kernel of smaller dims wastes less
+  head_dim,         // the problem's dims exceed the kernel's
+  wrong_size,       // a kernel with smaller dims wastes less work
   grid_too_small,   // large tiles would leave SMs idle
   grid_too_large,   // small tiles would read K and V too often
   missing_feature,  // see missing_features()
   strides,          // TMA cannot read q, k or v, or out is not contiguous
-  input_format,     // 8-bit q, k or v, or 16-bit ones
+  input_format,     // q, k or v are 8-bit and must not be, or the reverse
   scales,           // scale blocks of k or v do not fit its tiles
-  too_many_rows,    // more rows or tiles than its 32-bit counters hold
+  too_many_rows,    // its 32-bit counters would overflow
   softcap,          // above the largest cap that it computes exactly
   slower_family,
   slower_isa,
@@ -46,7 +47,8 @@ constexpr bool needs_8_bits(const KernelInfo& kernel) noexcept {
 constexpr bool needs_e4m3(const KernelInfo& kernel) noexcept {
   return kernel.inputs == Inputs::fp8;
 }
-/// fp8 kernels: a scale block of k holds a multiple of this many rows, one of v of tile_k rows.
+/// fp8 kernels: scale blocks of k have a multiple of this many rows, those of v a multiple of
+/// tile_k.
 inline constexpr std::int64_t kMinKeysPerScale = 8;
 
 /// True if a launch has at most one CTA per SM, which loops over work tiles.
@@ -74,8 +76,8 @@ inline Reject supports(const KernelInfo& kernel, const Problem& problem,
 /// The planner's choice for a problem that names no kernel; null if no kernel supports it.
 const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept;
 
-/// Why the planner prefers another kernel to `kernel`, which supports the problem; none if it does
-/// not.
+/// The reason why the planner prefers another kernel. `kernel` supports the problem. Reject::none
+/// if it is the planner's choice.
 Reject preference(const KernelInfo& kernel, const Problem& problem,
                   const DeviceInfo& device) noexcept;
 
@@ -86,8 +88,8 @@ Status plan_workspace(Plan& plan) noexcept;
 /// same length, every split has keys, and the result may depend on the batch.
 bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept;
 
-/// Splits the last `tiles` tiles of a plan whose kernel can do so, each into `splits` (fewer if
-/// there are fewer KV tiles). The workspace grows.
+/// Splits each of the last `tiles` tiles of a plan into `splits` (fewer if there are fewer KV
+/// tiles) and enlarges the workspace. The kernel must support tail splits.
 Status apply_tail_split(Plan& plan, std::int64_t tiles, std::int64_t splits) noexcept;
 
 /// The reason as text, with the numbers of this kernel, problem and device.

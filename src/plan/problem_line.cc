@@ -17,7 +17,7 @@ std::string decimal(std::int64_t value) {
   return text;
 }
 
-/// Appends words to a line, each once.
+/// A line of distinct words.
 class Words {
  public:
   explicit Words(std::string line) : line_(std::move(line)) {}
@@ -37,7 +37,7 @@ class Words {
   std::string line_;
 };
 
-// An option that has not its initial value, by its type in options.def.
+// Adds an option that differs from its initial value. One overload per option type of options.def.
 void add_option(Words& words, const char* word, bool value, bool initial) {
   if (value != initial) words.add(std::string(word));
 }

@@ -1,4 +1,4 @@
-// Which kernels support a problem, and which of them the planner chooses.
+// Decides whether a kernel supports a problem, and chooses a kernel for it.
 #include <algorithm>
 
 #include "core/softcap.h"
@@ -72,7 +72,7 @@ bool can_count(const KernelInfo& kernel, const Problem& p) noexcept {
          kMaxTilesIn32Bits;
 }
 
-/// fp8 kernels: one format, and scale blocks that do not end within a group of keys or a tile.
+/// fp8 kernels need e4m3 inputs, and scale blocks of whole key groups (K) or whole KV tiles (V).
 Reject check_fp8(const KernelInfo& kernel, const Problem& p) noexcept {
   for (const Layout& layout : {p.q, p.k, p.v}) {
     if (layout.dtype != DType::e4m3) return Reject::input_format;
@@ -92,8 +92,8 @@ struct Choice {
   double cost = 0;  // FamilyModel::estimate among the family's own kernels
 };
 
-/// The family's kernel for a problem: of the smallest size that fits, the one with the smallest
-/// estimate. A batch-invariant plan may not depend on q_len or batch: it takes the first.
+/// Chooses a kernel of one family: the smallest dims that fit, then the smallest estimate. A
+/// batch-invariant plan must not depend on q_len or batch, so it uses the first kernel that fits.
 Choice choose_in_family(Family family, Inputs inputs, const Problem& problem,
                         const DeviceInfo& device, Features needed) noexcept {
   const FamilyModel& model = model_of(family);
@@ -109,7 +109,7 @@ Choice choose_in_family(Family family, Inputs inputs, const Problem& problem,
   return best;
 }
 
-/// The inputs whose kernels of a family may serve the problem.
+/// The kind of inputs that the family's kernels for this problem have.
 Inputs inputs_for(const FamilyTraits& traits, const Problem& problem) noexcept {
   if (!is_stored_in_8_bits(problem)) return Inputs::native;
   for (const Inputs inputs : {Inputs::kv8, Inputs::fp8}) {
@@ -191,7 +191,7 @@ const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device
     const FamilyTraits& traits = traits_of(family);
     const FamilyModel& model = model_of(family);
     if (traits.only_if_faster && !compare) continue;
-    // An estimate that is no time cannot beat the choice so far.
+    // A rank is not a time and cannot be compared with other families.
     if (best.kernel != nullptr && !(compare && model.unit != EstimateUnit::rank)) continue;
     const Choice found =
         choose_in_family(family, inputs_for(traits, problem), problem, device, needed);

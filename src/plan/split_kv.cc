@@ -17,7 +17,7 @@ Splits choose_splits(const Problem& problem, std::int64_t tiles, std::int64_t wa
   if (problem.options.num_splits > 0) {
     count = problem.options.num_splits;
   } else if (problem.options.reproducibility == Reproducibility::deterministic && tiles > 0) {
-    // Depends on shapes alone. A batch-invariant plan has one split, which starts at key 0.
+    // Depends on shapes only. A batch-invariant plan has one split, which starts at key 0.
     count = std::min(wanted_tiles / tiles, problem.kv_len / min_keys);
   }
   return split_keys(problem.kv_len, count, tile_k);

@@ -1,4 +1,4 @@
-// The layout of the workspace: header, scratch of CPU threads, partial results of splits.
+// Layout of the workspace: header, scratch of CPU threads, partial results of splits.
 #include <algorithm>
 
 #include "core/error.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kWorkspaceAlignment = 256;
 
-// Element counts above this are refused long before a byte count could overflow.
+// Larger element counts are rejected, so that byte counts cannot overflow.
 constexpr double kMaxElements = 0x1p58;
 
 std::size_t aligned(std::size_t bytes) {

@@ -15,7 +15,7 @@ constexpr CpuTuningRow kMultiplesOf12[] = {{64, 96}, {128, 48}, {256, 24}, {576,
 constexpr std::int64_t kWantedTiles = 64;
 constexpr std::int64_t kMinKeysPerSplit = 512;
 
-/// The list begins with the widest instruction set, and a tie goes to the first kernel.
+/// All kernels tie, and the first one wins: the list begins with the widest instruction set.
 double estimate(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept { return 0; }
 
 SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,

@@ -22,7 +22,7 @@ struct Splits {
   std::int64_t keys_each = 0;  // a multiple of tile_k
 };
 
-/// Cuts the keys into `count` ranges of whole tiles, or fewer if there are fewer tiles.
+/// Divides the keys into `count` splits of whole tiles, or fewer if there are fewer tiles.
 Splits split_keys(std::int64_t kv_len, std::int64_t count, std::int32_t tile_k) noexcept;
 
 /// Chooses a number of splits for `tiles` work tiles. `wanted_tiles` fill the device; a split has
@@ -35,8 +35,8 @@ struct SplitPlan {
   bool cluster = false;  // a cluster combines the splits of a tile
 };
 
-/// The tiles of the last partial wave, all of one length, that are split along the keys because
-/// they would leave SMs idle. No tiles: it is impossible or does not pay.
+/// Tail split: the tiles of the last partial wave, which would leave SMs idle, are split along the
+/// keys. All tiles have one length. tiles is 0 if that is impossible or not faster.
 struct TailPlan {
   std::int64_t tiles = 0;
   std::int64_t splits = 1;
@@ -46,15 +46,15 @@ struct TailPlan {
 /// The kernels that an estimate is compared with.
 enum class Rivals { own_family, other_families };
 
-/// What the estimates of a model mean to other families.
+/// The unit of a model's estimates.
 enum class EstimateUnit {
-  rank,             // nothing: they order the family's own kernels
-  cycles,           // SM cycles, the same for all rivals
+  rank,             // orders the kernels of the family; not comparable with other families
+  cycles,           // SM cycles, independent of the rivals
   cycles_by_rivals  // SM cycles that depend on the rivals
 };
 
 struct FamilyModel {
-  /// The cost of a kernel; the planner takes the kernel with the smallest.
+  /// Estimated cost of a kernel. The planner chooses the smallest.
   double (*estimate)(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept;
   SplitPlan (*plan_splits)(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
   TailPlan (*plan_tail)(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
@@ -66,11 +66,11 @@ const FamilyModel& model_of(Family family) noexcept;  // plan/model/model.cc lis
 /// The plan_tail of families without tail splits.
 TailPlan no_tail(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
 
-/// Keys per step: the kernel's, or the CPU table's.
+/// Keys per step, from the kernel or, on a CPU, from its tuning table.
 std::int32_t key_tile(const KernelInfo& kernel, const Problem& problem) noexcept;
-/// PackGQA: query heads, sharing K and V, with rows in one tile.
+/// PackGQA: number of query heads that have rows in one tile. They share K and V.
 std::int64_t heads_in_tile(const KernelInfo& kernel, const Problem& problem) noexcept;
-/// The rows of these heads: tiles are cut from them.
+/// Rows of these heads together. Query tiles divide them.
 std::int64_t packed_rows(const KernelInfo& kernel, const Problem& problem) noexcept;
 /// Work tiles of a kernel before split-KV.
 std::int64_t tile_count(const KernelInfo& kernel, const Problem& problem) noexcept;

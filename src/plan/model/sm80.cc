@@ -16,33 +16,33 @@ namespace {
 
 // Cycles unless noted.
 constexpr double kClockGhz = 1.8;
-constexpr double kPrologue = 2500;       // until a CTA's first loads are in flight
+constexpr double kPrologue = 2500;       // from a CTA's start to its first loads
 constexpr double kEpilogue = 2500;       // from a CTA's last MMA to its last store
 constexpr double kEpilogueRow = 25;      // for each row of the tile
 constexpr double kStep = 1500;           // exposed latency of a step
-constexpr double kMmaOverhead = 1.65;    // time of a step over the time of its MMAs
+constexpr double kMmaOverhead = 1.65;    // factor: time of a step / time of its MMAs
 constexpr double kDequantCycles = 8;     // to dequantize the 64 elements of an operand
-constexpr double kKv8Alone = 1.85;       // MMA time of a kv8 CTA alone on its SM, in CTAs
-constexpr double kMemoryShare = 0.93;    // of the datasheet bandwidth
+constexpr double kKv8Alone = 1.85;       // factor: MMA time of a kv8 CTA that has an SM to itself
+constexpr double kMemoryShare = 0.93;    // reachable share of the datasheet bandwidth
 constexpr double kLatency = 1500;        // from a load's issue to its first bytes
 constexpr double kLatencyOther = 2100;   // for head dims other than 64 and 128
 constexpr double kSmBytesPerCycle = 43;  // memory to one SM
 constexpr double kL2BytesPerCycle = 40;  // L2 cache to one SM
-// Combine by the last CTA: large tiles; tiles that hold all rows of their keys; of these, kv8 and
-// head_dim above 128.
+// Combine by the last CTA: large tiles; small tiles, which contain all rows of their keys; small
+// kv8 tiles; small tiles with head_dim above 128.
 constexpr double kLastCta = 2300, kLastCtaSmall = 4400, kLastCtaKv8 = 6400, kLastCtaWide = 9500;
 constexpr double kCluster = 500;         // combine in a cluster
 constexpr double kClusterWarps = 300;    // combine in a cluster, by warps (core::ClusterBuffer)
 constexpr double kCombineRow = 20;       // small tiles: for each row of each split
 constexpr double kWrongTilePenalty = 8;  // factor: another tile size fits better
-constexpr double kTie = 1 - 1e-9;        // ratio of two equal times that rounding tells apart
+constexpr double kTie = 1 - 1e-9;        // times closer than this ratio are equal up to rounding
 
 constexpr std::int64_t kMaxCluster = core::ClusterBuffer::kMaxSplits;
-constexpr std::int32_t kSmsPerGpc = 16;  // SMs from which clusters are formed on most GPUs
+constexpr std::int32_t kSmsPerGpc = 16;  // a cluster is within one GPC; most GPCs have 16 SMs
 constexpr double kClusterSlots = 0.9;    // share of all CTA slots that clusters can use
-// Clusters that share SMs: the least share of slots, the share without loss, the rate there, the
-// loss below it, and the most cycles of reading. Beyond these, equal splits matter more than a fast
-// combine.
+// Clusters that share SMs: minimum share of the slots, share without loss, read rate at that share,
+// loss below it, and maximum read time in cycles. Outside these limits, splits of equal length save
+// more time than a fast combine.
 constexpr double kSharedSlots = 0.7, kAmpleSlots = 0.85, kSharedRate = 0.99, kSharedLoss = 0.85;
 constexpr double kSharedCycles = 120000;
 constexpr std::int64_t kMinKeysLargeTiles = 1024;  // per split
@@ -53,7 +53,7 @@ double waves_of(double ctas, double slots) noexcept {
 }
 
 /// Estimates a kernel's time on a problem. Counts are doubles, because they are multiplied by
-/// times. The constructor computes everything that does not depend on the splits.
+/// times. The constructor computes all values that do not depend on the splits.
 class Model {
  public:
   Model(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device) noexcept
@@ -74,8 +74,8 @@ class Model {
         swap_ab_ ? rows_ > kernel.tile_q : kernel.tile_q > 16 && 2 * rows_ <= kernel.tile_q;
   }
 
-  /// Clusters that wait for memory need SMs of their own, or must share nearly all of them. In
-  /// between, the next call's CTAs find room beside them, and some SMs get two CTAs, others none.
+  /// Clusters that read memory must have one CTA per SM, or share SMs and fill most slots. With
+  /// fewer CTAs, those of the next call fit next to them: some SMs get two CTAs, others none.
   bool in_cluster(std::int32_t splits) const noexcept {
     if (!has_clusters_ || splits < 2 || splits > kMaxCluster) return false;
     const double ctas = tiles * splits;
@@ -88,7 +88,7 @@ class Model {
 
   double cycles(std::int32_t splits, std::int64_t steps, bool cluster) const noexcept {
     const double ctas = tiles * splits;
-    const double together = std::min(waves_of(ctas, sms), ctas_per_sm);  // on one SM
+    const double together = std::min(waves_of(ctas, sms), ctas_per_sm);  // CTAs on one SM
     const double waves = ctas > 4 * slots_ ? ctas / slots_ : waves_of(ctas, slots_);
     const bool shares_sms = cluster && from_memory_ && ctas > sms;
     const double fill = splits == 1 ? fill_ : 1;
@@ -96,15 +96,15 @@ class Model {
         std::max(kStep + mma_ * std::max(together, alone_), load_cycles(ctas, together, fill));
     double loop = static_cast<double>(steps) * step;
     if (shares_sms) {
-      // Splits of unequal length even out: a CTA that reads longest has the bandwidth to itself.
+      // Splits of unequal length balance: the CTA that reads longest gets the whole bandwidth.
       const double missing = std::max(kAmpleSlots - ctas / cluster_slots_, 0.0);
       loop = reading_ * (kSharedRate + kSharedLoss * missing);
     }
     const double combine = shares_sms ? kCluster : cluster ? cluster_combine_ : last_cta_combine_;
     const double combines = splits == 1 ? 0 : combine + combine_rows_ * splits;
     const double cycles = waves * (ends_ + loop) + combines;
-    // swap_ab tiles shorten the epilogue. Several waves hide that, and their four warps read more
-    // slowly than eight.
+    // swap_ab tiles shorten the epilogue. Several waves hide the epilogue anyway, and the four
+    // warps of swap_ab tiles read more slowly than eight.
     return wrong_tile_ || (swap_ab_ && !cluster) ? kWrongTilePenalty * cycles : cycles;
   }
 
@@ -121,7 +121,7 @@ class Model {
     const double tile_bytes = key_bytes * kernel.tile_k;
     load_ = tile_bytes / (from_memory_ ? memory_rate : kL2BytesPerCycle);
     const bool tuned_dim = kernel.head_dim == 64 || kernel.head_dim == 128;
-    // The steps in flight share the latency.
+    // The steps in flight share the latency equally.
     latency_ = (tuned_dim ? kLatency : kLatencyOther) * tile_bytes / kernel.smem_bytes;
     receive_ = tile_bytes / kSmBytesPerCycle;
     // A single split may end within a tile.
@@ -161,10 +161,10 @@ class Model {
     cluster_combine_ = by_warps ? kClusterWarps : kCluster;
   }
 
-  /// Cycles until K and V of one step have arrived, for all CTAs of an SM. Keys that one CTA alone
-  /// reads come from memory, whose bandwidth all CTAs share; others come from the L2 cache. A
-  /// second CTA on the SM hides the latency of the first. Without one, the own latency adds to the
-  /// share of the bandwidth, the more the closer the two are.
+  /// Cycles to load K and V of one step for all CTAs of an SM. Keys that only one CTA reads come
+  /// from memory, and all CTAs share its bandwidth. Other keys come from the L2 cache. A second CTA
+  /// on the SM hides the latency of the first. Without one, latency adds to the bandwidth time,
+  /// most of all if the two are similar.
   double load_cycles(double ctas, double together, double fill) const noexcept {
     if (!from_memory_) return load_ * together;
     const double own = latency_ + receive_ * together * fill;
@@ -187,7 +187,7 @@ struct Schedule {
   double cycles = 0;
 };
 
-/// Tries the promising numbers of splits and keeps the fastest.
+/// Estimates the plausible numbers of splits and returns the fastest.
 Schedule schedule(const KernelInfo& kernel, const Problem& problem,
                   const DeviceInfo& device) noexcept {
   const Model model(kernel, problem, device);
@@ -213,7 +213,7 @@ Schedule schedule(const KernelInfo& kernel, const Problem& problem,
       may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxCombinedSplits)
                 : 1;
   if (most > 1 && kernel.tile_q <= 16 && (problem.seqused_k.given() || problem.kv_varlen)) {
-    // Some sequences may be far shorter than others. Splits of one length balance the SMs.
+    // Sequences may differ much in length. Splits of one length balance the SMs.
     const std::int64_t ragged = ceil_div(problem.kv_len, kRaggedKeys);
     if (model.tiles * static_cast<double>(ragged) > model.sms) {
       consider(std::min(ragged, most));

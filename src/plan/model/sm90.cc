@@ -12,11 +12,11 @@
 namespace flashcore {
 namespace {
 
-constexpr double kStart = 4700;          // until the first GEMMs, with the host's work for them
+constexpr double kStart = 4700;          // launch to first GEMMs, including the host's work
 constexpr double kTile = 500;            // per tile, without its first GEMMs
-constexpr double kStep = 1270;           // per step, whatever its size
+constexpr double kStep = 1270;           // constant part of a step
 constexpr double kGemmOverhead = 0.92;   // per cycle of a step's GEMMs
-constexpr double kFlopsPerCycle = 4096;  // of an SM
+constexpr double kFlopsPerCycle = 4096;  // per SM
 // 16-bit kernels of head_dim 128: a tile with its first GEMMs, and a step, measured at 512 to
 // 16,384 keys.
 constexpr double kTileOf128 = 2550;
@@ -25,27 +25,28 @@ struct StepOf128 {
   double cycles;
 };
 constexpr StepOf128 kStepsOf128[] = {{128, 2857}, {160, 3454}, {176, 3772}};
-// A step whose softmax takes longer than its GEMMs, as at head_dim 64: a constant, and for each
-// score, with two or three overlapping warpgroups.
+// A step whose softmax takes longer than its GEMMs, as at head_dim 64: a constant, and a time per
+// score with two or three overlapping warpgroups.
 constexpr double kSoftmaxStep = 400;
 constexpr double kScoreOfTwo = 0.108;
 constexpr double kScoreOfThree = 0.09;
-// fp8 kernels, whose warpgroups do not overlap their own GEMMs with their softmax: per step, per
-// score, per cycle of the GEMMs.
+// fp8 kernels: time per step, per score and per GEMM cycle. A warpgroup does not overlap its own
+// GEMMs with its softmax.
 constexpr double kFp8Step = 950;
 constexpr double kFp8Score = 0.043;
 constexpr double kFp8Gemm = 0.97;
-constexpr double kMostlyPadding = 8;  // factor: another family packs heads and splits keys
+constexpr double kMostlyPadding = 8;  // penalty factor: another family packs heads and splits keys
 constexpr std::int64_t kCountedTiles = 16;
-// In steps: the padding past a tile's last key, and the cost of masks if KV tiles do not end with
-// query tiles. (The padding is computed at head_dim 128.)
+// In steps: the padding past a tile's last key, and the cost of masks if the edges of KV tiles and
+// query tiles differ. At head_dim 128 the padding is computed instead.
 constexpr double kPadding = 0.25;
 constexpr double kUnaligned = 0.75;
 constexpr double kUnalignedOf128 = 0.15;
-// Tail splits: until the last split of a tile knows that it is the last, then reading the others.
+// Tail splits: time until the last split of a tile knows that it is the last, and its rate of
+// reading the other splits.
 constexpr double kReduce = 3000;
 constexpr double kPartialBytesPerCycle = 25;
-constexpr double kLeastGain = 0.01;  // of the total time
+constexpr double kLeastGain = 0.01;  // as a share of the total time
 constexpr std::int64_t kMaxTailSplits = 16;
 
 /// The measured step of a 16-bit kernel of head_dim 128; null for others.
@@ -89,7 +90,7 @@ double steps_of(const KernelInfo& kernel, const Problem& problem, std::int64_t t
 struct TileCycles {
   double start;  // independent of the number of keys
   double step;
-  double unaligned;  // in steps, added where masks need it
+  double unaligned;  // in steps; added for masks with unaligned tile edges
 };
 
 TileCycles tile_cycles(const KernelInfo& kernel) noexcept {
@@ -141,7 +142,8 @@ TailPlan plan_tail(const KernelInfo& kernel, const Problem& problem,
   return best;
 }
 
-/// Within the family a causal mask counts. Other models ignore it.
+/// Includes a causal mask only for comparisons within the family: the models of other families
+/// ignore masks.
 double estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                 Rivals rivals) noexcept {
   const bool masked = rivals == Rivals::own_family && problem.options.causal;
@@ -154,8 +156,8 @@ double estimate(const KernelInfo& kernel, const Problem& problem, const DeviceIn
     steps += tile.unaligned;
   }
   const double each = tile.start + steps * tile.step;
-  // Many tiles of several lengths leave no SM idle for long. (The constants of head_dim 128 were
-  // fitted to tiles of one length in whole waves.)
+  // Many tiles of different lengths balance the SMs, so waves are not rounded up. The constants of
+  // head_dim 128 were fitted to tiles of one length in whole waves.
   const bool equal = !masked && step_of_128(kernel) != nullptr;
   const double waves = static_cast<double>(tiles) / static_cast<double>(sms);
   const bool mostly_padding = 2 * packed_rows(kernel, problem) <= kernel.tile_q;
