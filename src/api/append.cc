@@ -1,4 +1,4 @@
-// append(): checks the tensors, makes the launch arguments, launches the copy.
+// append(): checks the tensors, fills the launch arguments, launches the copy.
 #include <algorithm>
 
 #include "api/guarded.h"
@@ -12,11 +12,11 @@
 namespace flashcore {
 namespace {
 
-constexpr std::int64_t kMaxCapacity = std::int64_t{1} << 30;  // as in attention
+constexpr std::int64_t kMaxCapacity = std::int64_t{1} << 30;  // the limit of attention
 
 using ll = long long;
 
-/// An append without its pointers.
+/// The sizes and layouts of an append.
 struct AppendShape {
   std::int64_t batch = 0, new_len = 0;  // varlen: total_new
   KvShape cache;

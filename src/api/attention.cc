@@ -49,7 +49,7 @@ Result<Problem> dense_problem(DType dtype, std::int64_t batch, std::int64_t q_he
 Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream stream,
            const std::int32_t* cancel) noexcept {
   return guarded([&]() -> Status {
-    // 1. The tensors are those of the plan.
+    // 1. Check the tensors against the plan.
     if (plan.kernel == nullptr) return invalid_argument("plan: is empty; use make_plan()");
     const Result<Problem> given = make_problem(tensors, plan.problem.options);
     if (!given.ok()) return given.status();
@@ -57,14 +57,14 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
     if (is_empty(plan.problem)) return {};
     FLASHCORE_RETURN_IF_ERROR(check_run_workspace(workspace, plan));
 
-    // 2. The kernel computes the result, or one partial result per split.
+    // 2. Launch the kernel. It computes the result, or one partial result per split.
     const Result<const Backend*> backend = backend_for(plan.kernel->device);
     if (!backend.ok()) return backend.status();
     const core::AttentionParams params = make_params(plan, tensors, workspace);
     FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
     FLASHCORE_RETURN_IF_ERROR((*backend)->launch(plan, params, stream, cancel));
 
-    // 3. The splits are combined, unless the kernel did that itself.
+    // 3. Combine the splits, unless the kernel combines them itself.
     if (plan.combine != CombineMode::kernel) return {};
     FLASHCORE_RETURN_IF_ERROR(check_cancel(cancel));
     return (*backend)->combine(make_combine_params(plan, params), plan.problem.dtype,

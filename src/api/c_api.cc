@@ -35,7 +35,7 @@ std::int32_t finish(const Status& status, flashcore_error* error) noexcept {
   return code;
 }
 
-/// Runs the body of an entry point. No exception leaves the C ABI.
+/// Runs the body of an entry point. Turns exceptions into a status code and fills *error.
 template <typename Body>
 std::int32_t entry(flashcore_error* error, Body body) noexcept {
   try {
@@ -59,7 +59,7 @@ Result<Plan> plan_of(const CCall& call) {
   return make_plan(*problem, info);
 }
 
-/// Runs the body of an entry point with a call and its plan.
+/// Converts and plans a call, then runs the body of an entry point with both.
 template <typename Body>
 std::int32_t planned(const flashcore_params* params, flashcore_error* error, Body body) noexcept {
   return entry(error, [&]() -> Status {
@@ -96,11 +96,11 @@ Status run_merge(const flashcore_merge_params& p) {
 }  // namespace
 }  // namespace flashcore
 
-using namespace flashcore;  // NOLINT: the C functions below are this file's purpose
+using namespace flashcore;  // NOLINT: only C functions follow
 
 void flashcore_params_init(flashcore_params* params, std::size_t struct_size) {
   if (params == nullptr) return;
-  // A caller of an unknown version gets its own size back; its calls are rejected later.
+  // Stores the caller's size even if the version is unknown. Later calls reject it.
   std::memset(params, 0, std::min(struct_size, sizeof *params));
   if (struct_size >= sizeof params->struct_size) params->struct_size = struct_size;
     // Only these types have defaults other than 0.

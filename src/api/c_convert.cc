@@ -13,7 +13,7 @@ struct TypeWords {
   char text[48];
 };
 
-/// Any DLPack dtype by its usual name: int64, complex64.
+/// The usual name of any DLPack dtype: int64, complex64.
 TypeWords words_of(const flashcore_dtype& d) {
   static constexpr const char* kFamilies[] = {"int",    "uint",    "float", "opaque handle",
                                               "bfloat", "complex", "bool"};
@@ -29,7 +29,7 @@ TypeWords words_of(const flashcore_dtype& d) {
   return words;
 }
 
-/// Null if several types are possible.
+/// The name of the required type; null if several types are possible.
 const char* wanted_type(TypeRule rule) {
   switch (rule) {
     case TypeRule::several: break;
@@ -66,8 +66,8 @@ Result<DType> dtype_of(const char* name, const flashcore_dtype& d, TypeRule rule
       got.text);
 }
 
-/// Views [batch, len, heads, dim] memory as [batch, heads, len, dim]. Varlen tensors and pages have
-/// an order of their own.
+/// Views [batch, len, heads, dim] memory as [batch, heads, len, dim]. Skips varlen tensors and
+/// pages, which have a fixed order of axes.
 void swap_heads_and_lengths(Tensors& t) {
   const bool kv_dense = !t.cu_seqlens_k.given() && !t.block_table.given();
   for (TensorView* one : {&t.q, &t.out, kv_dense ? &t.k : nullptr, kv_dense ? &t.v : nullptr}) {
@@ -175,7 +175,7 @@ Status convert(const char* name, const flashcore_tensor* from, TypeRule rule, Te
   to.device = *device;
   to.rank = from->ndim;
   if (from->data != nullptr) {
-    // Added as integers: pointer arithmetic with an arbitrary offset would be undefined.
+    // Adds integers: pointer arithmetic with an arbitrary offset would be undefined.
     to.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(from->data) +
                                       static_cast<std::uintptr_t>(from->byte_offset));
   }
@@ -183,7 +183,7 @@ Status convert(const char* name, const flashcore_tensor* from, TypeRule rule, Te
   for (int i = to.rank - 1; i >= 0; --i) {
     to.shape[i] = from->shape[i];
     to.strides[i] = from->strides != nullptr ? from->strides[i] : compact;
-    // Validation rejects negative and huge extents; here the product must not overflow.
+    // Validation rejects negative and huge extents later. The product must not overflow before.
     if (__builtin_mul_overflow(compact, std::max<std::int64_t>(to.shape[i], 1), &compact)) {
       return invalid_argument("%s: the shape overflows 64 bits", name);
     }

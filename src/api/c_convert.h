@@ -1,4 +1,4 @@
-// From the descriptors and params of the C ABI to those of the C++ API.
+// Converts descriptors and params of the C ABI to types of the C++ API.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace flashcore {
 
-/// The element type that a tensor must have, as far as its name decides it.
+/// The element type that an argument requires; several: the later checks decide.
 enum class TypeRule { several, f32, i32, boolean, wide };
 
 Status check_struct(const char* name, std::size_t got, std::size_t known);
 
-/// Copies the caller's params. `to` holds the defaults on entry and keeps them in the fields that
-/// the caller's version of the struct does not have. The first version ends before `cancel`.
+/// Copies the caller's params to `to`, which contains the defaults. Fields that the caller's
+/// version of the struct lacks keep their defaults. The first version ends before `cancel`.
 template <typename Params>
 Status copy_params(const Params* from, Params& to) {
   if (from == nullptr) return invalid_argument("params: is NULL");
@@ -31,10 +31,10 @@ Status copy_params(const Params* from, Params& to) {
 
 Result<Device> device_of(const char* name, const flashcore_device& device);
 
-/// A tensor that is not given (NULL) leaves `to` as it is.
+/// Does not change `to` if `from` is NULL.
 Status convert(const char* name, const flashcore_tensor* from, TypeRule rule, TensorView& to);
 
-/// One attention call.
+/// A converted attention call.
 struct CCall {
   flashcore_params params;
   Tensors tensors;

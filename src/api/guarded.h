@@ -11,7 +11,7 @@ namespace flashcore {
 
 inline constexpr std::size_t kWorkspaceAlignment = 256;
 
-/// Runs the body of a public call. No exception leaves it.
+/// Runs the body of a public call and turns exceptions into a Status.
 template <typename Body>
 Status guarded(Body body) noexcept {
   try {
@@ -27,7 +27,7 @@ inline void* header_of(const Workspace& workspace) noexcept {
   return workspace.header != nullptr ? workspace.header : workspace.data;
 }
 
-/// `needed` includes the header, also if it is separate.
+/// `needed` includes the header even if the workspace has a separate one.
 inline Status check_workspace(const Workspace& workspace, std::size_t needed) noexcept {
   const bool separate = workspace.header != nullptr;
   if (separate) needed -= kWorkspaceHeaderBytes;
@@ -48,12 +48,12 @@ inline Status check_workspace(const Workspace& workspace, std::size_t needed) no
   return {};
 }
 
-/// `whose` names the tensor on the device of the call.
+/// `device` is the device of the tensor `tensor_name`.
 inline Status check_workspace_device(const Workspace& workspace, Device device,
-                                     const char* whose) noexcept {
+                                     const char* tensor_name) noexcept {
   if (workspace.device == device) return {};
   return invalid_argument("workspace: is on %s:%d, %s is on %s:%d; set Workspace::device",
-                          to_string(workspace.device.type), workspace.device.index, whose,
+                          to_string(workspace.device.type), workspace.device.index, tensor_name,
                           to_string(device.type), device.index);
 }
 

@@ -1,4 +1,4 @@
-// merge(): checks the tensors, describes the combination, launches it.
+// merge(): checks the tensors, fills the launch arguments, launches the combine step.
 #include <cstdint>
 #include <span>
 
@@ -11,7 +11,7 @@
 namespace flashcore {
 namespace {
 
-// Varlen tensors, out [total_q, q_heads, v_dim] and lse [q_heads, total_q], are a batch of one.
+// Varlen tensors are a batch of one: out [total_q, q_heads, v_dim], lse [q_heads, total_q].
 
 core::Strides out_strides_of(const TensorView& t) noexcept {
   if (t.rank == 3) return {0, t.strides[1], t.strides[0], t.strides[2]};

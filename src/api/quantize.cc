@@ -1,4 +1,4 @@
-// quantize() and dequantize(): check the tensors, make the launch arguments, launch.
+// quantize() and dequantize(): check the tensors, fill the launch arguments, launch.
 #include "flashcore/quant.h"
 
 #include <algorithm>
@@ -16,21 +16,22 @@ namespace {
 
 using ll = long long;
 
-// Elements per unit of work, about: large enough to be worth a task, small enough for balance.
+// Approximate elements per task: large enough to amortise the overhead of a task, small enough to
+// balance the threads.
 constexpr std::int64_t kUnitElements = 16384;
 
-/// The tensor with leading axes of extent 1, up to four axes.
-Status four_axes(const char* name, const TensorView& t, TensorView& seen) noexcept {
+/// Views the tensor with rank 4 by adding leading axes of extent 1.
+Status four_axes(const char* name, const TensorView& t, TensorView& padded) noexcept {
   if (!t.given()) {
     return invalid_argument("%s: not given; wanted a tensor of rank 1 to 4", name);
   }
   FLASHCORE_RETURN_IF_ERROR(check_view(name, t));
-  seen = t;
-  seen.rank = 4;
+  padded = t;
+  padded.rank = 4;
   for (int i = 3; i >= 0; --i) {
     const int axis = i - (4 - t.rank);
-    seen.shape[i] = axis >= 0 ? t.shape[axis] : 1;
-    seen.strides[i] = axis >= 0 ? t.strides[axis] : 0;
+    padded.shape[i] = axis >= 0 ? t.shape[axis] : 1;
+    padded.strides[i] = axis >= 0 ? t.strides[axis] : 0;
   }
   return {};
 }
@@ -76,7 +77,7 @@ Status check_memory(const QuantTensors& t, bool quantizes, bool given_scale) noe
   return check_outputs(outputs, inputs);
 }
 
-/// Checks the tensors and makes the launch arguments.
+/// Checks the tensors and fills the launch arguments.
 Status describe(const QuantTensors& t, const QuantOptions& options, bool quantizes,
                 core::QuantParams& p) noexcept {
   TensorView from, to;

@@ -47,7 +47,8 @@ Status unsupported(const char* format, ...) noexcept {
 }
 
 Status out_of_memory() noexcept {
-  return Status(StatusCode::out_of_memory, "out of memory");  // fits std::string without allocation
+  // Short enough for std::string to allocate nothing.
+  return Status(StatusCode::out_of_memory, "out of memory");
 }
 
 Status cancelled() noexcept { return error(StatusCode::cancelled, "cancel: the flag was set"); }

@@ -20,12 +20,12 @@ std::int32_t alignment(const TensorView& t, const Layout& layout) noexcept {
   return static_cast<std::int32_t>(bits & (~bits + 1));
 }
 
-/// The axes of a layout, by index and by name.
+/// Rank, axes and their names of one layout.
 struct LayoutInfo {
   int rank;
   Axes axes;
   const char* shape;
-  const char* names[3];  // of the axes before the last
+  const char* names[3];  // names of all axes but the last
 };
 
 const LayoutInfo& info_of(KvLayout layout) noexcept {
@@ -43,11 +43,11 @@ const LayoutInfo& info_of(KvLayout layout) noexcept {
 }
 
 Status describe_pages(const TensorView& k, const TensorView& block_table, std::int64_t batch,
-                      const char* whose, KvShape& shape) noexcept {
+                      const char* batch_of, KvShape& shape) noexcept {
   FLASHCORE_RETURN_IF_ERROR(check_rank("block_table", block_table, 2, "[batch, max_pages]"));
   FLASHCORE_RETURN_IF_ERROR(check_dtype("block_table", block_table.dtype, DType::i32, DType::i32));
   FLASHCORE_RETURN_IF_ERROR(
-      check_extent("block_table", "batch", block_table.shape[0], batch, whose));
+      check_extent("block_table", "batch", block_table.shape[0], batch, batch_of));
   const std::int64_t max_pages = block_table.shape[1];
   if (max_pages > 1 && block_table.strides[1] != 1) {
     return invalid_argument(
@@ -83,20 +83,21 @@ Layout layout_of(const TensorView& t, const Axes& axes) noexcept {
   layout.batch = at(axes.batch);
   layout.head = at(axes.head);
   layout.row = at(axes.row);
-  // A single column counts as contiguous, whatever its stride.
+  // A single column counts as contiguous with any stride.
   layout.column = axes.column < 0 ? 0 : t.shape[axes.column] > 1 ? t.strides[axes.column] : 1;
   layout.alignment_bytes = alignment(t, layout);
   return layout;
 }
 
 Status parse_kv(const TensorView& k, const TensorView& v, const TensorView& block_table,
-                KvLayout layout, std::int64_t batch, const char* whose, KvShape& shape) noexcept {
+                KvLayout layout, std::int64_t batch, const char* batch_of,
+                KvShape& shape) noexcept {
   const LayoutInfo& info = info_of(layout);
   FLASHCORE_RETURN_IF_ERROR(check_rank("k", k, info.rank, info.shape));
   FLASHCORE_RETURN_IF_ERROR(check_rank("v", v, info.rank, info.shape));
   switch (layout) {
     case KvLayout::dense:
-      FLASHCORE_RETURN_IF_ERROR(check_extent("k", "batch", k.shape[0], batch, whose));
+      FLASHCORE_RETURN_IF_ERROR(check_extent("k", "batch", k.shape[0], batch, batch_of));
       shape.kv_len = k.shape[2];
       break;
     case KvLayout::varlen:
@@ -104,7 +105,7 @@ Status parse_kv(const TensorView& k, const TensorView& v, const TensorView& bloc
       shape.kv_len = shape.total_k;
       break;
     case KvLayout::paged:
-      FLASHCORE_RETURN_IF_ERROR(describe_pages(k, block_table, batch, whose, shape));
+      FLASHCORE_RETURN_IF_ERROR(describe_pages(k, block_table, batch, batch_of, shape));
       break;
   }
   for (int i = 0; i + 1 < info.rank; ++i) {

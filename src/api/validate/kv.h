@@ -1,18 +1,18 @@
-// Layouts of strided tensors, and K and V in all their layouts.
+// Layouts of strided tensors, and checks of K and V in all their layouts.
 #pragma once
 
 #include "flashcore/problem.h"
 
 namespace flashcore {
 
-/// The axes that hold batch, head, row and column; -1: no such axis.
+/// Indices of the batch, head, row and column axes; -1: the tensor has no such axis.
 struct Axes {
   int batch, head, row, column;
 };
 
 Layout layout_of(const TensorView& t, const Axes& axes) noexcept;
 
-/// How K and V are addressed.
+/// Layout of K and V.
 enum class KvLayout {
   dense,   // [batch, kv_heads, kv_len, dim]
   varlen,  // [total_k, kv_heads, dim], cu_seqlens_k
@@ -28,9 +28,9 @@ struct KvShape {
   Layout k, v, block_table;
 };
 
-/// Checks shapes and strides of k, v and block_table against each other and against `batch`, the
-/// batch size of the tensor `whose`. The caller compares types and devices.
+/// Checks shapes and strides of k, v and block_table against each other and against `batch`.
+/// Messages name `batch_of` as the tensor that has this batch. The caller checks types and devices.
 Status parse_kv(const TensorView& k, const TensorView& v, const TensorView& block_table,
-                KvLayout layout, std::int64_t batch, const char* whose, KvShape& shape) noexcept;
+                KvLayout layout, std::int64_t batch, const char* batch_of, KvShape& shape) noexcept;
 
 }  // namespace flashcore

@@ -38,7 +38,7 @@ std::int64_t floor_div(std::int64_t a, std::int64_t b) noexcept {  // b > 0
 }
 
 /// True if target is Σ index · step + slack for some indices in range and a slack in [low, high].
-/// The axes are sorted by falling step, so few indices come near the target.
+/// The axes are sorted by decreasing step, so that few indices can reach the target.
 bool reachable(std::int64_t target, const Axis* axes, int count, std::int64_t low,
                std::int64_t high, int& budget) noexcept {
   if (budget-- <= 0) return true;
@@ -48,7 +48,7 @@ bool reachable(std::int64_t target, const Axis* axes, int count, std::int64_t lo
     const std::int64_t reach = (axes[i].count - 1) * axes[i].step;
     (reach < 0 ? rest_low : rest_high) += reach;
   }
-  // index * step must fall in [target - rest_high, target - rest_low].
+  // index * step must be in [target - rest_high, target - rest_low].
   std::int64_t from = target - rest_high, to = target - rest_low;
   const std::int64_t size = std::abs(axes[0].step);
   if (axes[0].step < 0) {
@@ -86,7 +86,8 @@ bool overlaps_itself(const TensorView& tensor) noexcept {
 
 bool share_memory(const TensorView& a, const TensorView& b) noexcept {
   if (a.data == nullptr || b.data == nullptr) return false;
-  // a + Σ i·step_a + [0, size_a) meets b + Σ j·step_b + [0, size_b), i and j free in their ranges.
+  // Finds indices i and j so that a + Σ i·step_a + [0, size_a) overlaps
+  // b + Σ j·step_b + [0, size_b).
   Axis axes[2 * TensorView::kMaxRank];
   const int of_a = moving_axes(a, 1, axes);
   if (of_a < 0) return false;
@@ -96,11 +97,11 @@ bool share_memory(const TensorView& a, const TensorView& b) noexcept {
   std::int64_t target;
   if (__builtin_sub_overflow(reinterpret_cast<std::intptr_t>(b.data),
                              reinterpret_cast<std::intptr_t>(a.data), &target)) {
-    return false;  // too far apart for any tensor
+    return false;  // the distance exceeds any tensor
   }
   const std::int64_t low = 1 - size_of(b.dtype), high = size_of(a.dtype) - 1;
 
-  // Tensors that are far apart, the usual case, need no search.
+  // Usual case: the address ranges are disjoint, and no search is needed.
   std::int64_t lowest = low, highest = high;
   for (int i = 0; i < count; ++i) {
     const std::int64_t reach = (axes[i].count - 1) * axes[i].step;
@@ -108,7 +109,8 @@ bool share_memory(const TensorView& a, const TensorView& b) noexcept {
   }
   if (target < lowest || target > highest) return false;
 
-  // A step of both tensors becomes one axis over i - j. Otherwise the search tries all pairs.
+  // Merges axes of equal step of both tensors to one axis over i - j. Without that, the search
+  // would try all pairs.
   sort_by_step(axes, count);
   for (int i = 0; i + 1 < count; ++i) {
     if (axes[i].step != -axes[i + 1].step) continue;

@@ -23,7 +23,7 @@ using ll = long long;
 /// The type of LSEs and of partial results.
 DType wide_type(DType dtype) noexcept { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
-/// k and v: dense, varlen or paged.
+/// Checks k and v, which are dense, varlen or paged.
 Status describe_keys(const Tensors& t, Problem& p) noexcept {
   if (p.kv_varlen && t.block_table.given()) {
     return invalid_argument(
@@ -190,7 +190,7 @@ Status describe_options(const Tensors& t, const Options& o, Problem& p) noexcept
   return check_dtype("out", t.out.dtype, p.dtype, DType::f32);
 }
 
-/// bias or mask: [batch|1, q_heads|1, q_len|1, kv_len].
+/// Checks bias or mask: [batch|1, q_heads|1, q_len|1, kv_len].
 Status describe_score_tensor(const char* name, const TensorView& t, const Problem& p,
                              Layout& layout) noexcept {
   FLASHCORE_RETURN_IF_ERROR(
@@ -206,7 +206,7 @@ Status describe_score_tensor(const char* name, const TensorView& t, const Proble
   return {};
 }
 
-/// One i32 per sequence.
+/// Checks a tensor with one i32 per sequence.
 Status describe_per_sequence(const char* name, const TensorView& t, const Problem& p,
                              Layout& layout) noexcept {
   FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, 1, "[batch]"));
@@ -322,7 +322,7 @@ Status check_memory(const Tensors& t) noexcept {
 
 Status check_against_plan(const Problem& planned, const Problem& given) noexcept {
   if (planned == given) return {};
-  // A buffer may be better aligned than the planned one.
+  // Better alignment than planned is valid.
   Problem adjusted = given;
 #define FLASHCORE_LAYOUT_main(name) &Problem::name,
 #define FLASHCORE_LAYOUT_output(name) &Problem::name,

@@ -11,7 +11,7 @@ Result<Problem> describe(const Tensors& tensors, const Options& options) noexcep
 /// Checks pointers: null, misaligned, outputs that overlap themselves, each other or an input.
 Status check_memory(const Tensors& tensors) noexcept;
 
-/// Checks that the given problem is the planned one. Better alignment is fine.
+/// Checks that the given problem equals the planned one. Better alignment is valid.
 Status check_against_plan(const Problem& planned, const Problem& given) noexcept;
 
 /// Checks the tensors of merge().

@@ -7,7 +7,7 @@ namespace flashcore {
 namespace {
 
 constexpr std::int64_t kMaxExtent = INT32_MAX;
-// Larger than any address space; sums of a few such distances fit 64 bits.
+// Exceeds any address space. Sums of a few such distances fit 64 bits.
 constexpr std::int64_t kMaxReach = std::int64_t{1} << 60;
 
 using ll = long long;
