@@ -1,4 +1,4 @@
-// Discovers capabilities and conventions with random calls, before any result is judged.
+// Discovers capabilities and conventions with random calls. Runs before the probes.
 #include <algorithm>
 #include <cmath>
 
@@ -20,12 +20,13 @@ HostCall random_normal_call(const ProbeSequence& probes, const Shape& shape,
   return call;
 }
 
-class Asker {
+/// Tries calls and records capabilities.
+class Explorer {
  public:
-  Asker(ProbeSequence& probes, Discovery& found) : probes_(probes), found_(found) {}
+  Explorer(ProbeSequence& probes, Discovery& found) : probes_(probes), found_(found) {}
 
-  /// True if the implementation accepts the call; message() has the reason otherwise.
-  bool takes(const Shape& shape, const Options& options, const Setting* setting = nullptr) {
+  /// True if the implementation accepts the call. Otherwise message() is the reason.
+  bool accepts(const Shape& shape, const Options& options, const Setting* setting = nullptr) {
     HostCall call = random_normal_call(probes_, shape, options);
     const Setting defaults = probes_.impl.default_setting();
     last_ = probes_.impl.run(call, setting != nullptr ? *setting : defaults);
@@ -35,13 +36,13 @@ class Asker {
   bool died() const { return last_.kind == CallResult::Kind::died; }
   const CallResult& last() const { return last_; }
 
-  /// Takes the declared capability, or asks, and notes it.
-  template <typename Ask>
-  void settle(const char* name, std::int32_t declared, bool& can, Ask ask) {
+  /// Sets and records a capability: as declared, or the result of `attempt`.
+  template <typename Attempt>
+  void determine(const char* name, std::int32_t declared, bool& can, Attempt attempt) {
     last_ = {};
-    can = declared >= 0 ? declared != 0 : ask();
-    // A call that ends its process or returns another shape is a fault, not a refusal. The probe
-    // that needs the capability reports it.
+    can = declared >= 0 ? declared != 0 : attempt();
+    // A call that ends its process or returns another shape is a fault, not a refusal. The
+    // capability then counts as present, and the probe that needs it reports the fault.
     if (declared < 0 && (last_.kind == CallResult::Kind::died || last_.misshapen())) can = true;
     std::string line = std::string(name) + ": " + (can ? "yes" : "no");
     if (declared >= 0) {
@@ -59,7 +60,7 @@ class Asker {
 };
 
 /// Finds a shape and options of a call that works.
-Status find_working_call(ProbeSequence& probes, Asker& asker, Discovery& found,
+Status find_working_call(ProbeSequence& probes, Explorer& explorer, Discovery& found,
                          const flashcore_verify_options& o, Shape& shape, Options& options) {
   std::vector<std::int64_t> dims(std::begin(kCommonDims), std::end(kCommonDims));
   if (o.head_dims[0] > 0) {
@@ -76,17 +77,17 @@ Status find_working_call(ProbeSequence& probes, Asker& asker, Discovery& found,
         shape = {1, 1, 1, length, length, d, d};
         options = {};
         options.causal = causal;
-        if (asker.takes(shape, options)) {
+        if (explorer.accepts(shape, options)) {
           probes.can.full = !causal;
           return {};
         }
-        if (asker.last().misshapen()) {
-          found.fault = *failure_of(probes, asker.last(), FaultStage::layout);
+        if (explorer.last().misshapen()) {
+          found.fault = *failure_of(probes, explorer.last(), FaultStage::layout);
           probes.can.head_dims = {d};
           return {};
         }
-        if (first.empty()) first = asker.message();
-        if (asker.died() && ++deaths == kMaxDeaths) {
+        if (first.empty()) first = explorer.message();
+        if (explorer.died() && ++deaths == kMaxDeaths) {
           return {StatusCode::invalid_argument, "no call works; the first error: " + first};
         }
       }
@@ -95,7 +96,7 @@ Status find_working_call(ProbeSequence& probes, Asker& asker, Discovery& found,
   return {StatusCode::invalid_argument, "no call works; the first error: " + first};
 }
 
-void find_dims(ProbeSequence& probes, Asker& asker, Discovery& found,
+void find_dims(ProbeSequence& probes, Explorer& explorer, Discovery& found,
                const flashcore_verify_options& o, const Shape& working, const Options& options) {
   probes.can.head_dims.clear();
   std::string line = "head dims:";
@@ -105,12 +106,12 @@ void find_dims(ProbeSequence& probes, Asker& asker, Discovery& found,
     }
   } else {
     for (const std::int64_t d : kCommonDims) {
-      // A quick run takes two, and one that is not a multiple of 32.
+      // A quick run uses two head dims, and one that is not a multiple of 32.
       const std::size_t have = probes.can.head_dims.size();
       if (probes.quick && (have == 3 || (have == 2 && d % 32 == 0))) continue;
       Shape shape = working;
       shape.head_dim = shape.v_dim = d;
-      if (asker.takes(shape, options)) probes.can.head_dims.push_back(d);
+      if (explorer.accepts(shape, options)) probes.can.head_dims.push_back(d);
     }
   }
   for (const std::int64_t d : probes.can.head_dims) line.append(" ").append(decimal(d));
@@ -168,19 +169,19 @@ void find_empty_rows(ProbeSequence& probes, Discovery& found) {
 
 Discovery discover(ProbeSequence& probes, const flashcore_verify_options& o) {
   Discovery found;
-  Asker asker(probes, found);
+  Explorer explorer(probes, found);
   Shape working;
   Options options;
   probes.can.splits = false;
-  found.status = find_working_call(probes, asker, found, o, working, options);
+  found.status = find_working_call(probes, explorer, found, o, working, options);
   if (!found.status.ok() || found.fault.found()) return found;
-  find_dims(probes, asker, found, o, working, options);
+  find_dims(probes, explorer, found, o, working, options);
   Capabilities& can = probes.can;
   const auto with = [&](auto change) {
     Shape s = working;
     Options opts = options;
     change(s, opts);
-    return asker.takes(s, opts);
+    return explorer.accepts(s, opts);
   };
   for (can.length_step = 1; can.length_step < 128; can.length_step *= 2) {
     const std::int64_t step = can.length_step;
@@ -194,39 +195,40 @@ Discovery discover(ProbeSequence& probes, const flashcore_verify_options& o) {
   }
   const std::int64_t unit = std::max(can.length_step, std::int64_t{8});
   working.q_len = working.kv_len = unit;
-  asker.settle("batch", o.batch, can.batch,
-               [&] { return with([](Shape& s, Options&) { s.batch = 2; }); });
-  asker.settle("gqa", o.gqa, can.gqa,
-               [&] { return with([](Shape& s, Options&) { s.q_heads = 6, s.kv_heads = 2; }); });
-  asker.settle("cross", o.cross, can.cross, [&] {
+  explorer.determine("batch", o.batch, can.batch,
+                     [&] { return with([](Shape& s, Options&) { s.batch = 2; }); });
+  explorer.determine("gqa", o.gqa, can.gqa, [&] {
+    return with([](Shape& s, Options&) { s.q_heads = 6, s.kv_heads = 2; });
+  });
+  explorer.determine("cross", o.cross, can.cross, [&] {
     return with([&](Shape& s, Options&) { s.kv_len = 2 * unit; }) &&
            with([&](Shape& s, Options&) { s.q_len = 2 * unit; });
   });
-  asker.settle("causal", o.causal, can.causal,
-               [&] { return with([](Shape&, Options& x) { x.causal = true; }); });
-  asker.settle("window", o.window, can.window, [&] {
+  explorer.determine("causal", o.causal, can.causal,
+                     [&] { return with([](Shape&, Options& x) { x.causal = true; }); });
+  explorer.determine("window", o.window, can.window, [&] {
     return with([](Shape&, Options& x) { x.window_left = 3, x.window_right = 1; });
   });
-  asker.settle("scale", o.scale, can.scale,
-               [&] { return with([](Shape&, Options& x) { x.scale = 0.2; }); });
-  asker.settle("softcap", o.softcap, can.softcap,
-               [&] { return with([](Shape&, Options& x) { x.softcap = 5; }); });
-  asker.settle("splits", o.splits, can.splits, [&] {
+  explorer.determine("scale", o.scale, can.scale,
+                     [&] { return with([](Shape&, Options& x) { x.scale = 0.2; }); });
+  explorer.determine("softcap", o.softcap, can.softcap,
+                     [&] { return with([](Shape&, Options& x) { x.softcap = 5; }); });
+  explorer.determine("splits", o.splits, can.splits, [&] {
     return with([](Shape&, Options& x) { x.num_splits = 1; }) && with([](Shape& s, Options& x) {
              s.kv_len = std::max<std::int64_t>(s.kv_len, 64), s.q_len = s.kv_len, x.num_splits = 2;
            });
   });
-  asker.settle("v_dim", o.v_dim, can.v_dim,
-               [&] { return with([](Shape& s, Options&) { s.v_dim = s.head_dim / 2; }); });
-  asker.settle("lse", o.lse, can.lse, [&] {
+  explorer.determine("v_dim", o.v_dim, can.v_dim,
+                     [&] { return with([](Shape& s, Options&) { s.v_dim = s.head_dim / 2; }); });
+  explorer.determine("lse", o.lse, can.lse, [&] {
     Setting setting = probes.impl.default_setting();
     setting.lse = true;
-    return asker.takes(working, options, &setting);
+    return explorer.accepts(working, options, &setting);
   });
-  asker.settle("strides", o.strides, can.strides, [&] {
+  explorer.determine("strides", o.strides, can.strides, [&] {
     Setting setting = probes.impl.default_setting();
     setting.inputs = setting.out = MemoryLayout::padded;
-    return asker.takes(working, options, &setting);
+    return explorer.accepts(working, options, &setting);
   });
   probes.conventions.lse_base_2 = o.lse_base != nullptr && std::string(o.lse_base) == "2";
   if (can.lse) {

@@ -131,9 +131,9 @@ DType poisoned_dtype(Format format) {
 /// integers and powers of two are exact.
 double base_scale(Format format, double largest) {
   if (largest == 0) return 1;
-  // Rounds the largest value first: the scale then stays the same if the call is rounded again.
-  const int kept = format == Format::e4m3 ? 3 : format == Format::e5m2 ? 2 : 5;
-  const double digits = std::ldexp(1.0, kept - std::ilogb(largest));
+  // Rounds the largest value first, so that the scale does not change if the call is rounded again.
+  const int mantissa_bits = format == Format::e4m3 ? 3 : format == Format::e5m2 ? 2 : 5;
+  const double digits = std::ldexp(1.0, mantissa_bits - std::ilogb(largest));
   largest = std::nearbyint(largest * digits) / digits;
   if (format == Format::e4m3 || format == Format::e5m2) {
     return std::ldexp(1.0, std::ilogb(largest) - 7);
@@ -186,8 +186,8 @@ void poison_output(const Placed& p, std::byte* base) {
   });
 }
 
-/// Reads an output and restores the bytes before the call. A byte that still differs afterwards was
-/// written outside the outputs.
+/// Reads an output and restores its bytes to those before the call. Any byte of the block that
+/// still differs was written outside the outputs.
 void read_output(const Placed& p, std::byte* base, const std::vector<std::byte>& before,
                  std::vector<double>& values, std::vector<std::byte>& bits, std::int64_t& unwritten,
                  std::vector<std::uint8_t>* is_unwritten) {
@@ -241,7 +241,7 @@ std::string describe(const HostCall& call) {
 Arithmetic Implementation::arithmetic() const {
   const Format p = formats_.arithmetic;
   const bool wide = p == Format::f64 || p == Format::f32;
-  // See arithmetic_of(): lazy rescaling keeps weights of up to 2^8 before a factor that flushes.
+  // Lazy rescaling allows weights up to 2^8; the rescale factor may be flushed (arithmetic_of()).
   const double p_smallest = p == Format::bf16 ? 0x1p8 * smallest_of(p) : smallest_of(p);
   Arithmetic a{unit_of(formats_.out), unit_of(p), p == Format::f64 ? 0x1p-52 : 0x1p-24,
                smallest_of(formats_.out), p_smallest};

@@ -1,4 +1,4 @@
-// The implementation under test. Probes pass and receive plain values; this file handles memory:
+// The implementation under test. Probes pass and receive f64 values. This file handles memory:
 // formats, strides, guard bands and poison.
 #pragma once
 
@@ -15,14 +15,14 @@
 
 namespace flashcore::verify {
 
-/// Runs calls. All tensors of a call lie in one block of memory, so a copy of the block on a device
+/// Runs calls. All tensors of a call are in one block of memory, so a copy of the block on a device
 /// or in another process is the same call.
 class CallTarget {
  public:
   virtual ~CallTarget() = default;
   /// Memory for the next call, 256-byte aligned. Valid until the next block().
   virtual std::byte* block(std::size_t bytes) = 0;
-  /// The call's pointers lie in the block.
+  /// All pointers of the call are into the block.
   virtual std::int32_t call(const flashcore_verify_call& call, std::string* message) = 0;
   /// True if the last call ended the process of the implementation (crash or hang). Its message is
   /// then a fault, not a refusal.
@@ -56,13 +56,13 @@ struct CallResult {
   std::vector<std::byte> bits;  ///< out and lse as stored
   std::int64_t unwritten = 0, lse_unwritten = 0;
   std::vector<std::uint8_t> is_unwritten;  ///< per element of out
-  std::string stray;                       ///< place of a write outside the outputs; empty: none
+  std::string stray;                       ///< address of a write outside the outputs; empty: none
   bool ok() const { return kind == Kind::ok; }
   /// The call returned a result of another shape. This is a fault, not a refusal.
   bool misshapen() const { return kind == Kind::out_misshapen || kind == Kind::lse_misshapen; }
 };
 
-/// Number formats of the implementation, by default or as declared.
+/// Number formats of the implementation, default or declared.
 struct ImplementationFormats {
   Format dtype = Format::f32, out = Format::f32;
   Format arithmetic = Format::f32;  ///< scores and P may be rounded to this
@@ -91,7 +91,7 @@ class Implementation {
   std::int64_t deaths() const { return deaths_; }  ///< calls that ended the process
   /// Shape and options of the last call.
   const std::string& last_call() const { return last_call_; }
-  /// Calls refused since forget_refusals(); the first one with its reason.
+  /// Number of calls refused since forget_refusals(), and the first of them with its reason.
   std::int64_t refused() const { return refused_; }
   const std::string& first_refusal() const { return first_refusal_; }
   void forget_refusals() { refused_ = 0; }

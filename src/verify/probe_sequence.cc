@@ -1,4 +1,4 @@
-// The services that all probes share: shapes, calls, oracle, judgement, findings.
+// Shared by all probes: shapes, calls, oracle, comparison, findings.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,7 +13,7 @@ namespace flashcore::verify {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-/// Rows and columns of P kept for the report.
+/// Rows and columns of P in the report.
 constexpr std::int64_t kEvidenceRows = 48, kEvidenceColumns = 96;
 
 std::int64_t rounded_up(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }

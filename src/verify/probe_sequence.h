@@ -1,5 +1,5 @@
-// The probe sequence. Each probe relies only on the stages that earlier probes have cleared, so the
-// first probe that fails names the faulty stage. docs/verify.md explains the order.
+// The probe sequence. Each probe relies only on stages that earlier probes have found correct, so
+// the first probe that fails names the faulty stage. docs/verify.md explains the order.
 #pragma once
 
 #include <functional>
@@ -26,7 +26,7 @@ struct Conventions {
   bool lse_base_2 = false;
 };
 
-/// The fault a probe found: its stage and one sentence. Empty: none.
+/// The fault that a probe found: its stage and one sentence. Stage none: no fault.
 struct Finding {
   FaultStage stage = FaultStage::none;
   std::string detail, call;
@@ -59,8 +59,8 @@ struct ProbeSequence {
   /// head per query head without GQA. `wide` adds batch and heads.
   Shape shape(std::int64_t q_len, std::int64_t kv_len, std::int64_t head_dim,
               bool wide = true) const;
-  /// Options of every call: one KV split if the implementation has splits, causal if it has nothing
-  /// else.
+  /// Options of every call: one KV split if the implementation supports splits, causal if it
+  /// supports nothing else.
   Options base() const;
   HostCall call(const Shape& shape, const Options& options) const;
   HostCall call(const Shape& shape) const { return call(shape, base()); }
@@ -113,7 +113,7 @@ Finding probe_random(ProbeSequence& probes, std::int64_t head_dim);
 struct Discovery {
   std::vector<std::string> capabilities, conventions;
   Status status;  ///< not ok: no call works
-  Finding fault;  ///< of the first call that works
+  Finding fault;  ///< fault of the first call that does not fail
 };
 Discovery discover(ProbeSequence& probes, const flashcore_verify_options& options);
 

@@ -30,7 +30,7 @@ struct Probe {
   const char* name;
   const char* question;
   Finding (*run)(ProbeSequence&, std::int64_t head_dim);
-  /// Why the implementation cannot be probed; empty if it can.
+  /// Returns the reason why this probe cannot run on the implementation; empty if it can.
   std::string (*why_not)(const ProbeSequence&);
   enum class Dims { first, two_if_quick, all } dims;  ///< head dims to run at
 };
@@ -118,8 +118,8 @@ Finding run_probe(ProbeSequence& probes, const Probe& probe) {
 }
 
 /// Repeats a probe that failed: an intermittent fault belongs to stage determinism. Does not repeat
-/// probes that compare calls themselves, nor one that ended a process, which costs up to the
-/// deadline each time.
+/// a probe that compares repeated calls itself. Does not repeat one that ended a process, which may
+/// take until the deadline each time.
 Finding run_and_confirm(ProbeSequence& probes, const Probe& probe) {
   const std::int64_t deaths = probes.impl.deaths();
   const Finding first = run_probe(probes, probe);
@@ -162,7 +162,7 @@ void note_not_probed(const ProbeSequence& probes, VerifyReport& report) {
   report.not_probed.emplace_back("the backward pass");
 }
 
-/// An error if `only` names no probe.
+/// Fails if `only` names no probe.
 Status check_probe_name(const std::string& only) {
   std::string names;
   for (const Probe& probe : kProbes) {

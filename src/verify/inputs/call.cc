@@ -51,7 +51,7 @@ void HostCall::place(TensorView Tensors::*tensor, DType dtype,
                                std::byte{0xff});
   if (!bytes.empty()) std::memcpy(grown.data(), bytes.data(), bytes.size());
   tensors = at(grown.data(), Device{});
-  bytes = std::move(grown);  // keeps its address
+  bytes = std::move(grown);  // a move does not change the address
 
   TensorView view;
   view.data = bytes.data() + offset;

@@ -1,4 +1,4 @@
-// One attention call whose tensors lie in one block of host memory. A copy of the block on any
+// One attention call with all tensors in one block of host memory. A copy of the block on any
 // device is the same call, and a probe can change the inputs.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace flashcore::verify {
 
 struct HostCall {
-  std::vector<std::byte> bytes;  ///< the views move with its address
+  std::vector<std::byte> bytes;  ///< memory of all tensors; copies rebase the views
   Tensors tensors;               ///< views into bytes
   Options options;
 

@@ -13,10 +13,10 @@ namespace {
 
 /// Score difference after which exp() is exactly 0 in f32 and f64: e^-800.
 constexpr double kGap = 800;
-/// Every format holds this value, with room for sums.
+/// Every format can represent this value and sums of several of them.
 constexpr double kLargestDigit = 0x1p14;
 
-/// Visits each stored element once, also if strides of 0 repeat it.
+/// Visits each stored element once, even if strides of 0 repeat it.
 template <typename Visit>
 void for_each_stored(TensorView t, Visit visit) {
   for (int i = 0; i < t.rank; ++i) {
@@ -25,7 +25,7 @@ void for_each_stored(TensorView t, Visit visit) {
   for_each_element(t, visit);
 }
 
-/// q, k or v of a call, varlen or dense, by sequence, head, row of the sequence and column.
+/// Addresses q, k or v, varlen or dense, by sequence, head, row of the sequence and column.
 struct Operand {
   const TensorView& view;
   bool varlen;
@@ -131,7 +131,7 @@ Result<HostCall> with_one_hot_values(const HostCall& call, std::int64_t first_ke
   for (const int axis : {probe.tensors.cu_seqlens_k.given() ? 0 : 2, v.rank - 1}) {
     if (v.shape[axis] > 1 && v.strides[axis] == 0) {
       return unsupported(
-          "v has a stride of 0 along keys or columns and cannot hold one-hot rows; use a v without "
+          "v has a stride of 0 along keys or columns and cannot have one-hot rows; use a v without "
           "broadcast axes");
     }
   }
@@ -214,7 +214,7 @@ HostCall with_one_column_keys(const HostCall& call) {
 HostCall with_scaled_scores(const HostCall& call, double factor) {
   HostCall probe = call;
   const Tensors& t = probe.tensors;
-  const bool quantised = is_8bit(t.q.dtype);  // then the scale changes, not q
+  const bool quantised = is_8bit(t.q.dtype);  // 8-bit: changes the scale, not q
   if (quantised && !t.q_scale.given()) {
     probe.place(&Tensors::q_scale, DType::f32, {1});
     store(t.q_scale.data, DType::f32, 0, 1);
@@ -281,7 +281,7 @@ reference::Oracle one_hot_oracle(const reference::Oracle& whole, const Problem& 
       const std::size_t at = r * v_dim + c;
       o.out[at] = o.spread[at] = p[j];
       o.deviation[at] =
-          2 * p[j] * (1 - p[j]);  // p (1 - p) of this key, the same again of the others
+          2 * p[j] * (1 - p[j]);  // p (1 - p) for this key, and as much for the others
       o.v_mass[at] = o.v_mass_in_steps[at] = std::exp(top - whole.lse[r]);
     }
   }

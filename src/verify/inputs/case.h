@@ -31,7 +31,7 @@ struct ScoreTensorSpec {
 enum class ScaleKind : std::int32_t { none = 0, per_tensor, per_head, per_block };
 
 struct CaseSpec {
-  DType dtype = DType::f32;  ///< of the kernel, of out, and of inputs without a storage type
+  DType dtype = DType::f32;  ///< type of the kernel, of out, and of inputs without a storage type
   /// 8-bit storage types of q, k and v; none: dtype.
   DType q_storage = DType::none, k_storage = DType::none, v_storage = DType::none;
   ScaleKind q_scale{}, k_scale{}, v_scale{};  ///< the block sizes are in options
@@ -56,7 +56,7 @@ struct CaseSpec {
   bool q_start = false, k_start = false;
   double sigma = 1.0;
   bool non_finite = false;  ///< a few NaN and infinities among the inputs
-  std::uint64_t seed = 1;   ///< of the data
+  std::uint64_t seed = 1;   ///< seed of the data
 };
 
 /// Names of all options of a spec, as coverage counts them.

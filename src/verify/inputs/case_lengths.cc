@@ -8,7 +8,7 @@
 namespace flashcore::verify {
 namespace {
 
-// A case has lengths of every size, or only the extreme ones.
+// Probability that a case has only extreme lengths. Others have lengths of every size.
 constexpr double kExtremeLengths = 0.3;
 
 /// cu_seqlens of sequences of up to `most` rows; at least one has `most` rows.
@@ -42,12 +42,12 @@ CaseLengths draw_lengths(const CaseSpec& s) {
   if (s.q_varlen) {
     lengths.q_ends = draw_ends(random, s.batch, s.q_len);
     lengths.total_q = lengths.q_ends.back() + random.between(0, 2);
-    lengths.says_max_q_len = random.chance(0.5);
+    lengths.sets_max_q_len = random.chance(0.5);
   }
   if (s.kv_varlen) {
     lengths.k_ends = draw_ends(random, s.batch, s.kv_len);
     lengths.total_k = lengths.k_ends.back() + random.between(0, 2);
-    lengths.says_max_kv_len = random.chance(0.5);
+    lengths.sets_max_kv_len = random.chance(0.5);
   }
   const bool extreme = random.chance(kExtremeLengths), far = random.chance(0.3);
   for (std::int64_t b = 0; b < s.batch; ++b) {
@@ -58,7 +58,7 @@ CaseLengths draw_lengths(const CaseSpec& s) {
       used = s.used_lengths.empty() ? draw_used(random, extreme, length) : s.used_lengths[i];
     }
     lengths.used_k.push_back(static_cast<std::int32_t>(used));
-    // A far start puts queries before the first key or behind the last.
+    // A distant start puts queries before the first key or after the last.
     const std::int64_t span = std::max<std::int64_t>(length, 8);
     const std::int64_t least = far ? -std::max(s.q_len, span) : -span / 4;
     lengths.q_start.push_back(static_cast<std::int32_t>(random.between(least, span)));

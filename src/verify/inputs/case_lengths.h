@@ -10,10 +10,10 @@ namespace flashcore::verify {
 
 struct CaseLengths {
   std::vector<std::int32_t> q_ends, k_ends;  ///< cu_seqlens; empty if not varlen
-  std::vector<std::int32_t> used_k;          ///< per sequence; without used_k all keys
+  std::vector<std::int32_t> used_k;          ///< keys per sequence; all keys without used_k
   std::vector<std::int32_t> q_start, k_start;
   std::int64_t total_q = 0, total_k = 0;  ///< rows of a varlen tensor
-  bool says_max_q_len = false, says_max_kv_len = false;
+  bool sets_max_q_len = false, sets_max_kv_len = false;
 };
 
 CaseLengths draw_lengths(const CaseSpec& spec);

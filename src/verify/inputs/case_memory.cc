@@ -21,7 +21,7 @@ constexpr std::int64_t kGuardBytes = 256;
 // Larger tensors repeat a table of this (prime) length.
 constexpr std::int64_t kTableLength = 1'000'003;
 
-/// Rounds to odd: the float then rounds to any format of at most 21 bits as the double does.
+/// Rounds to odd, so that the float rounds to any format of at most 21 bits like the double.
 float rounded_to_odd(double value) {
   const auto nearest = static_cast<float>(value);
   const double back = nearest;
@@ -95,7 +95,7 @@ void store(void* data, DType dtype, std::int64_t index, double value) {
   }
 }
 
-/// Reserves memory for a tensor. Until the block is complete, `data` holds the offset in the block.
+/// Reserves memory for a tensor. Until the block is complete, `data` is the offset in the block.
 TensorView CaseMemory::place(DType dtype, std::vector<std::int64_t> shape, MemoryLayout layout) {
   TensorView t;
   t.dtype = dtype;
@@ -171,8 +171,8 @@ CaseMemory::CaseMemory(const CaseSpec& spec) : spec_(spec) {
   CaseSpec& s = spec_;
   Sizes sizes{draw_lengths(s)};
   const CaseLengths& l = sizes.lengths;
-  if (l.says_max_q_len) s.options.max_q_len = s.q_len;
-  if (l.says_max_kv_len) s.options.max_kv_len = s.kv_len;
+  if (l.sets_max_q_len) s.options.max_q_len = s.q_len;
+  if (l.sets_max_kv_len) s.options.max_kv_len = s.kv_len;
   const bool full_q = !s.q_varlen || (s.options.max_q_len > 0 && s.q_len <= l.total_q);
   const bool full_k = !s.kv_varlen || (s.options.max_kv_len > 0 && s.kv_len <= l.total_k);
   sizes.q_capacity = full_q ? s.q_len : l.total_q;
@@ -341,7 +341,7 @@ void CaseMemory::fill_scores() {
   const double infinity = std::numeric_limits<double>::infinity();
   if (t.bias.given()) {
     Random random(spec_.seed, kBias);
-    // Callers write masks as -infinity or as the lowest finite number.
+    // Callers express masks as -infinity or as the lowest finite number.
     const double largest = largest_finite(t.bias.dtype);
     const double extremes[] = {-infinity, -infinity, -infinity, -largest, -largest, largest};
     for_each_element(t.bias, [&](std::int64_t at) {

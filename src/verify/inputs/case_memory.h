@@ -72,7 +72,7 @@ enum DataStream : std::uint64_t {
   kPageTable
 };
 
-/// Bits of an output element before a call: a NaN that arithmetic does not produce.
+/// Bits of an output element before a call: a NaN that no arithmetic produces.
 std::uint64_t poison(DType dtype);
 
 /// Calls visit(element offset) for each element of a view.

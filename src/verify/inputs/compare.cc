@@ -23,7 +23,7 @@ double unit_of(DType dtype) {
   }
 }
 
-bool holds_poison(const void* data, DType dtype, std::int64_t index) {
+bool is_poison(const void* data, DType dtype, std::int64_t index) {
   std::uint64_t bits = 0;
   const auto size = static_cast<std::size_t>(size_of(dtype));
   std::memcpy(&bits, static_cast<const std::byte*>(data) + static_cast<std::size_t>(index) * size,
@@ -55,15 +55,15 @@ std::string element_name(const ElementError& e) {
 }  // namespace
 
 Arithmetic arithmetic_of(DType out, DType probability) {
-  // 16-bit formats keep subnormals; f32 and f64 arithmetic may flush them.
+  // 16-bit formats have subnormals; f32 and f64 arithmetic may flush them.
   const auto smallest = [](DType dtype) {
     return dtype == DType::f64    ? 0x1p-1022
            : dtype == DType::f16  ? 0x1p-24
            : dtype == DType::e4m3 ? 0x1p-17  // 2^-9 for P stored times 2^8
                                   : 0x1p-126;
   };
-  // Lazy rescaling lets 16-bit weights grow to 2^8 before the maximum moves. The rescale factor is
-  // flushed below 2^-126, which loses up to 2^-118 of such a weight.
+  // With lazy rescaling 16-bit weights grow to 2^8 before the maximum changes. The rescale factor
+  // is flushed below 2^-126, which loses up to 2^-118 of such a weight.
   const double p_smallest =
       probability == DType::bf16 ? 0x1p8 * smallest(probability) : smallest(probability);
   // 8-bit tensor cores truncate each of 32 products 13 bits below the largest.
@@ -157,7 +157,7 @@ class Comparer {
   std::map<std::pair<int, int>, HeadSums> heads_;
 };
 
-/// Compares with the bound; non-finite values must be at the same places.
+/// Compares finite values with the bound. Non-finite values must be at the same places.
 void Comparer::judge(const ElementError& e, bool excused, bool unwritten) {
   if (unwritten) {
     ++c_.unwritten;
@@ -170,8 +170,9 @@ void Comparer::judge(const ElementError& e, bool excused, bool unwritten) {
 }
 
 void Comparer::judge_non_finite(const ElementError& e) {
-  // Only the place counts for an output: whether inf meets a weight of 0 and becomes NaN depends on
-  // when the weight underflows. An LSE of -inf means a row without keys and must match exactly.
+  // An output may be inf or NaN if the oracle's is either: inf times a weight that underflows is
+  // NaN, and the underflow depends on the kernel. An LSE of -inf means a row without keys and must
+  // match exactly.
   const bool same_place = std::isfinite(e.want) == std::isfinite(e.got);
   constexpr double kNoKey = -std::numeric_limits<double>::infinity();
   if (!same_place || (e.column < 0 && (e.want == kNoKey) != (e.got == kNoKey))) {
@@ -250,19 +251,19 @@ Comparison compare(const reference::Oracle& oracle, const Problem& problem, cons
       ElementError e{row, col, reference::element(result.out.data, problem.out.dtype, at),
                      oracle.out[index],
                      out_bound(oracle, r, static_cast<std::size_t>(col), arithmetic)};
-      // A value at the end of the range may correctly round to infinity.
+      // A value near the largest finite one may correctly round to infinity.
       if (std::isinf(e.got) && std::isfinite(e.want) &&
           std::fabs(e.want) + e.bound >= overflow_edge(problem.out.dtype)) {
         e.want = std::copysign(std::numeric_limits<double>::infinity(), e.want);
       }
-      comparer.add_out(e, excused, holds_poison(result.out.data, problem.out.dtype, at));
+      comparer.add_out(e, excused, is_poison(result.out.data, problem.out.dtype, at));
     }
     if (result.lse.given()) {
       const std::int64_t at =
           row.b * problem.lse.batch + row.h * problem.lse.head + q_row * problem.lse.row;
       comparer.add_lse({row, -1, reference::element(result.lse.data, problem.lse.dtype, at),
                         oracle.lse[r], lse_bound(oracle, r, arithmetic)},
-                       holds_poison(result.lse.data, problem.lse.dtype, at));
+                       is_poison(result.lse.data, problem.lse.dtype, at));
     }
   }
   return comparer.finish();

@@ -10,9 +10,9 @@
 
 namespace flashcore::verify {
 
-/// Unit roundoffs of an implementation (output, stored P, accumulation), and the smallest values
-/// that output and P keep. An implementation that rounds scores to the format of its inputs has a
-/// score_unit; the kernels of this library keep scores in f32.
+/// Unit roundoffs of an implementation (output, stored P, accumulation), and the smallest values of
+/// output and P that are not flushed. score_unit is nonzero if the implementation rounds scores to
+/// the format of its inputs; the kernels of this library store scores in f32.
 struct Arithmetic {
   double out_unit, p_unit, sum_unit, out_smallest, p_smallest;
   double score_unit = 0;
@@ -31,12 +31,12 @@ struct ElementError {
 
 struct Comparison {
   bool ok = false;
-  std::string reason;             ///< the first broken rule; empty: ok
-  std::int64_t elements = 0;      ///< of out
+  std::string reason;             ///< first rule that is broken; empty: ok
+  std::int64_t elements = 0;      ///< compared elements of out
   std::int64_t lse_elements = 0;  ///< included in the counts below
   std::int64_t over_bound = 0;
-  std::int64_t unwritten = 0;   ///< elements that still hold the poison
-  std::int64_t non_finite = 0;  ///< elements that are finite in one of the two only
+  std::int64_t unwritten = 0;   ///< elements that still contain the poison
+  std::int64_t non_finite = 0;  ///< elements that are finite in only one of result and oracle
   std::int64_t sign_flips = 0;  ///< wrong sign where |want| exceeds the bound
   double max_error = 0, mean_error = 0;
   double bias = 0;              ///< mean of got - want
@@ -57,7 +57,7 @@ double out_bound(const reference::Oracle& oracle, std::size_t row, std::size_t c
                  const Arithmetic& arithmetic);
 double lse_bound(const reference::Oracle& oracle, std::size_t row, const Arithmetic& arithmetic);
 
-/// Error bound of a score that is computed and kept in accumulators.
+/// Error bound of a score in the accumulator format.
 double score_bound(const reference::Oracle& oracle, std::size_t row, const Arithmetic& arithmetic);
 
 /// Several lines of text: the worst element and its index, errors, counts, samples.

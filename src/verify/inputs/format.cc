@@ -16,7 +16,7 @@ struct Named {
 constexpr Named kNames[] = {{Format::f64, "f64"},   {Format::f32, "f32"},   {Format::f16, "f16"},
                             {Format::bf16, "bf16"}, {Format::e4m3, "e4m3"}, {Format::e5m2, "e5m2"},
                             {Format::int8, "int8"}, {Format::byte8, "byte"}};
-/// Names of the formats in NumPy and torch.
+/// Names of the formats in NumPy and torch, accepted as aliases.
 constexpr Named kAliases[] = {{Format::f64, "float64"},        {Format::f32, "float32"},
                               {Format::f16, "float16"},        {Format::bf16, "bfloat16"},
                               {Format::e4m3, "float8_e4m3fn"}, {Format::e5m2, "float8_e5m2"},

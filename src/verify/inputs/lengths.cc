@@ -34,7 +34,7 @@ LengthVerdict judge_lengths(const LengthResults& results, const std::string& nam
   for (const auto& [n, passed] : results) {
     if (passed && n > verdict.first) step = std::gcd(step, n);
   }
-  // Every multiple of a tile passes. A single length that passes is chance.
+  // A fault in partial tiles lets every multiple of the tile pass. One length may pass by chance.
   verdict.depends_on_length =
       step == 1 || (step > 1 && std::all_of(results.begin(), results.end(), [&](const auto& r) {
                       return r.second || r.first <= verdict.first || r.first % step != 0;

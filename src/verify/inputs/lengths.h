@@ -1,4 +1,4 @@
-// The lengths to try, and the conclusion from the lengths that fail.
+// Lengths of a sweep, and the conclusion from those that fail.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,9 @@ using LengthResults = std::map<std::int64_t, bool>;
 
 struct LengthVerdict {
   bool failed = false;
-  /// A longer length passes and a shorter one fails: the remainder of the length decides, as with a
-  /// partial last tile. Otherwise all lengths fail from the first on, except a few by chance.
+  /// True if a length above a failing one passes: the remainder of the length decides, as with a
+  /// partial last tile. False if all lengths from the first failure on fail, except a few by
+  /// chance.
   bool depends_on_length = false;
   std::int64_t first = 0;  ///< the smallest that fails
   std::string text;        ///< "fails unless kv_len is a multiple of 64"

@@ -1,4 +1,4 @@
-// Random numbers that are equal on every machine and independent of the order of streams.
+// Random numbers that are the same on every machine and independent of the order of streams.
 #pragma once
 
 #include <cstdint>

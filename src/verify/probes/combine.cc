@@ -1,5 +1,5 @@
-// Probe combine: several KV splits. Earlier probes have cleared one split, so a fault with several
-// splits is in the combine step.
+// Probe combine: several KV splits. Earlier probes have found one split correct, so a fault with
+// several splits is in the combine step.
 #include <cmath>
 
 #include "verify/inputs/decimal.h"

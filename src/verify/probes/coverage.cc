@@ -76,7 +76,7 @@ Finding explain(ProbeSequence& probes, const Covered& c, const LengthVerdict& le
                           "an all-zero V gives NaN, V = 1 does not: the code divides by a scale of "
                           "0; use a scale of 1 for an all-zero tensor");
   }
-  // Content of an earlier call depends on that call, so the lengths carry no information.
+  // Stale content depends on earlier calls, so the failing lengths carry no information.
   if (c.stale > 0 && c.unwritten == 0) {
     fill(zeros.tensors.k, [](auto, auto, auto, auto) { return 0.0; });
     const CallResult result = probes.impl.run(zeros);
@@ -120,11 +120,11 @@ Finding probe_coverage(ProbeSequence& probes, std::int64_t head_dim) {
     if (!main && probes.quick && q_len > 4 && q_len % 16 != 1) continue;
     const Shape shape = probes.shape(q_len, 1, head_dim, q_len <= 3 || q_len == 17);
     if (results.contains(shape.q_len)) continue;
-    // Ones before zeros: values left by the first call show in the second.
+    // V = 1 runs before V = 0, so that the second call detects values of the first.
     HostCall ones = constant_value_call(probes, shape, 1),
              zeros = constant_value_call(probes, shape, 0);
     const CallResult with_ones = probes.impl.run(ones);
-    // A number in the output before the call shows additions to old content.
+    // A number in the output before the call detects additions to old content.
     Setting filled = probes.impl.default_setting();
     filled.out_before = 777;
     const CallResult with_zeros = probes.impl.run(zeros, filled);

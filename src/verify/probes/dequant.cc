@@ -41,7 +41,7 @@ class AffineFit {
   std::vector<std::pair<double, double>> points_;
 };
 
-/// Multiplies values by the factor of their head: the encodings stay, the scales change.
+/// Multiplies values by the factor of their head. Changes the scales, not the encodings.
 void apply_factors(const TensorView& t, const std::vector<double>& factors) {
   if (factors.empty()) return;
   auto* data = static_cast<double*>(t.data);
@@ -63,7 +63,7 @@ Finding probe_encodings(ProbeSequence& probes, std::int64_t head_dim) {
   for (int code = 0; code < 256; code += probes.quick ? 3 : 1) {
     const double value = decode_byte(format, static_cast<std::uint8_t>(code));
     if (!std::isfinite(value) || rounded(format, value) != value)
-      continue;  // no quantiser produces it
+      continue;  // no quantizer produces it
     HostCall call = probes.call(probes.shape(2, 1, head_dim, false));
     fill_random(call.tensors.q, 1, probes.seed, 101);
     fill_random(call.tensors.k, 1, probes.seed, 102);

@@ -36,8 +36,8 @@ HostCall one_key_call(const ProbeSequence& probes, const Shape& shape) {
   return call;
 }
 
-/// V = 1: the output is 1, whatever address V is read from. One key is too few to explain another
-/// value, so probe_uniform explains it.
+/// V = 1: the output is 1 for any address of V. One key is too few to explain another value, so
+/// probe_uniform explains it.
 Finding check_ones(ProbeSequence& probes, const Shape& shape) {
   HostCall call = one_key_call(probes, shape);
   fill(call.tensors.v, [](auto, auto, auto, auto) { return 1.0; });
@@ -63,8 +63,8 @@ std::string strides_name(MemoryLayout layout) {
   }
 }
 
-/// Stage of a wrong column order (column c holds source[row][c]). Wrong strides move all rows in
-/// the same way; exchanged fragments of P·V differ between and within rows.
+/// Stage of a wrong column order: column c of the output is column source[row][c] of V. Wrong
+/// strides move all rows equally; exchanged fragments of P·V differ between and within rows.
 FaultStage column_stage(const std::vector<std::vector<std::int64_t>>& source, std::int64_t v_dim) {
   bool same_in_all_rows = true, shifted = true;
   for (const std::vector<std::int64_t>& row : source) {

@@ -1,4 +1,4 @@
-// Probe lse: the log-sum-exp. Earlier probes have cleared the scores and sums it is made of.
+// Probe lse: the log-sum-exp. Earlier probes have found its scores and sums correct.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -62,9 +62,9 @@ struct Hidden {
   FaultStage stage;
   const char* change;
 };
-/// Scores that grow with the key, so that hidden keys score above visible ones: first by a little,
-/// then by so much that a maximum over hidden keys flushes all visible weights. Between them,
-/// scores below any finite value that a kernel may give to hidden keys.
+/// 1: hidden keys score a little above visible ones. 2: all scores are below any finite value that
+/// a kernel may give to hidden keys. 3: hidden keys score so far above that a maximum over them
+/// flushes all visible weights.
 constexpr Hidden kHidden[] = {
     {-30, 0.75, FaultStage::mask, ": hidden keys that score higher than visible ones change "},
     {-2000, 0, FaultStage::mask, ": with scores of -2000, hidden keys get weight in "},

@@ -1,5 +1,5 @@
-// Decodes the 8-bit encodings of q or k from the scores: every query has one key whose score is one
-// encoding times a known factor, and one key with score 0.
+// Reads the decoded values of all 8-bit encodings of q or k from the scores. Every query has one
+// key with the score encoding times a known factor, and one key with score 0.
 #pragma once
 
 #include <map>
@@ -16,8 +16,8 @@ class ScoreEncodings {
 
   /// Describes the wrong encodings; empty: none.
   const std::string& wrong() const { return wrong_; }
-  /// Encodings are off by different factors, each by the same factor in two places: the decode
-  /// table is wrong, not the scale or some dimension.
+  /// True if the decode table is wrong, not the scale or some dimension: encodings are off by
+  /// different factors, each by the same factor at two positions.
   bool is_other_table() const { return other_table_; }
 
  private:

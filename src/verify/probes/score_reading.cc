@@ -10,7 +10,7 @@ namespace {
 
 /// Relative distance below which a fit is exact, in addition to the tolerance.
 constexpr double kExact = 0.02;
-/// Limit of the tolerance term: with 8-bit formats everything would be close otherwise.
+/// Limit of the tolerance term. Without it, 8-bit formats would accept any fit.
 constexpr double kMaxTolerance = 0.15;
 
 }  // namespace
@@ -51,7 +51,7 @@ ScoreReading::ScoreReading(ProbeSequence& probes, const HostCall& call) : call_(
   rms_ratio_ = judged_ > 0 ? std::sqrt(ratio2_ / judged_) : 0;
 }
 
-/// Takes log P and the scores of the row's readable keys.
+/// Reads log P and the oracle's scores of the row's readable keys.
 void ScoreReading::read_row(const Arithmetic& a, const reference::Oracle& oracle, std::size_t r,
                             RowErrors& e) {
   const double kept = score_bound(oracle, r, a);
@@ -94,7 +94,7 @@ void ScoreReading::read_row(const Arithmetic& a, const reference::Oracle& oracle
 
 /// Subtracts the row means, which are not measurable, and compares the scores.
 void ScoreReading::judge_row(const RowErrors& e, std::size_t r) {
-  // The means of the centred values again: the first ones lose digits that f64 inputs need.
+  // Subtracts the means a second time: the first subtraction loses digits that f64 inputs need.
   double mean_variance = 0, rest_got = 0, rest_want = 0;
   for (std::size_t j = 0; j < keys_; ++j) {
     const std::size_t at = r * keys_ + j;
@@ -129,7 +129,7 @@ void ScoreReading::judge_sum(const Arithmetic& a, const reference::Oracle& oracl
                              const RowErrors& e, std::size_t r) {
   least_sum_ = std::min(least_sum_, e.sum);
   most_sum_ = std::max(most_sum_, e.sum);
-  // Weights round independently; those too small to be read may all be flushed.
+  // Weights round independently. Weights that are too small to be read may all be flushed.
   const double bound =
       e.rounding + 2 * e.score_error +
       a.p_smallest * static_cast<double>(keys_) * std::exp(oracle.max[r] - oracle.lse[r]);
@@ -233,8 +233,7 @@ std::vector<std::size_t> ScoreReading::sources(std::size_t head) const {
                        static_cast<double>(keys_);
   const std::size_t own =
       (head / q_heads_ * kv_heads_ + head % q_heads_ / (q_heads_ / kv_heads_)) * keys_;
-  // The constant of each row is unknown: assume each candidate for column 0 in turn, starting with
-  // the expected one.
+  // The constant of each row is unknown. Tries each candidate for column 0, the expected one first.
   for (std::size_t turn = 0; turn < candidates; ++turn) {
     const std::size_t anchor = (own + turn) % candidates;
     std::vector<std::size_t> found{anchor};
@@ -277,7 +276,7 @@ std::string ScoreReading::other_heads() const {
                 decimal(found[j] / keys_ % kv_heads_);
     }
   }
-  // A few matching keys are chance: if the head mapping is wrong, most keys match another head.
+  // A few keys match by chance. If the head mapping is wrong, most keys match another head.
   return 2 * most_moved > keys_ / 2 ? example : "";
 }
 

@@ -1,5 +1,5 @@
-// Scores recovered from P: with one-hot V the output is P, and log P equals the scores up to a
-// constant per row. Also explains scores that differ from the oracle.
+// Reads scores from P: with one-hot V the output is P, and log P equals the scores up to a constant
+// per row. Also explains scores that differ from the oracle.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ class ScoreReading {
   const std::optional<Finding>& failure() const { return failure_; }
   /// True if all scores are within their tolerance.
   bool ok() const { return lost_ == 0 && wrong_ == 0 && rms_ratio_ <= 1; }
-  std::size_t lost() const { return lost_; }       ///< weights that are wrongly NaN or 0
+  std::size_t lost() const { return lost_; }       ///< weights that are NaN or 0 and must not be
   double worst_sum() const { return worst_sum_; }  ///< the row sum of P farthest from 1
   bool sums_are_wrong() const { return sums_wrong_; }
   bool sums_scatter() const { return least_sum_ < 1 && most_sum_ > 1; }  ///< on both sides of 1
@@ -32,13 +32,13 @@ class ScoreReading {
   Fit fit_row(std::size_t row) const;
   double noise() const { return noise_; }  ///< RMS tolerance relative to the scores
 
-  /// Describes the true source of the scores; "" if no other source fits.
+  /// Describes the actual source of the scores; "" if no other source fits.
   std::string other_rows() const;   ///< q of other rows or heads
   std::string other_heads() const;  ///< k of other heads, per key
   /// For calls in which a score depends on one element of k: true if the scores are a wrong
   /// function of that element, for example of a wrong decode table.
   bool is_other_table() const;
-  /// Permutation of the keys within a head: position j holds the scores of key [j]. Empty: none.
+  /// Permutation of the keys within a head: position j has the scores of key order[j]. Empty: none.
   std::vector<std::int64_t> key_order() const;
 
   std::size_t rows() const { return rows_; }
@@ -59,8 +59,8 @@ class ScoreReading {
                  std::size_t row);
   /// scale · q·k of any row and key, from the values of the call.
   double product(std::size_t row, std::size_t head_of_k, std::size_t key) const;
-  /// For each column of `head`, the key (head · keys + key) whose scores it shows; empty: none
-  /// fits.
+  /// For each column of `head`, the index (head · keys + key) of the key whose scores it has. Empty
+  /// if none fits.
   std::vector<std::size_t> sources(std::size_t head) const;
 
   HostCall call_;

@@ -22,8 +22,8 @@ struct Order {
   /// Relative score, 0 to 1, where 1 is the largest.
   double (*height)(double position, std::int64_t j, std::int64_t query);
 };
-/// In the last order neighbouring queries need different factors, so only it shows a factor taken
-/// from another query.
+/// In the last order neighbouring queries need different factors. Only this order detects a factor
+/// of another query.
 const Order kOrders[] = {
     {"ascending", [](double x, std::int64_t, std::int64_t) { return x; }},
     {"descending", [](double x, std::int64_t, std::int64_t) { return 1 - x; }},
@@ -41,7 +41,7 @@ void fill_scores_by_parity(HostCall& call, Score score) {
   const Tensors& t = call.tensors;
   const double d = static_cast<double>(t.q.shape[3]);
   const double size =
-      std::exp2(std::round(0.5 * std::log2(d)));  // of q, for the default scale 1/√d
+      std::exp2(std::round(0.5 * std::log2(d)));  // value of q for the default scale 1/√d
   fill(t.q, [&](auto, auto, std::int64_t i, std::int64_t c) { return c == i % 2 ? size : 0.0; });
   fill(t.k, [&](auto, auto, std::int64_t j, std::int64_t c) {
     return c < 2 ? score(j, c) * std::sqrt(d) / size : 0.0;
@@ -145,7 +145,7 @@ Finding probe_rescale(ProbeSequence& probes, std::int64_t head_dim) {
           f.detail += up ? "; descending scores, which never raise the maximum, are correct"
                          : "; ascending scores are correct";
         } else if (up && f.stage == FaultStage::rescale && !probes.can.splits) {
-          // A running maximum rises in one of the two orders only, unlike a combine of splits.
+          // A running maximum rises in only one of the two orders; a combine step is wrong in both.
           f.stage = FaultStage::combine;
           f.detail +=
               "; descending scores are wrong too: partial results are combined with wrong weights";

@@ -208,7 +208,7 @@ FaultStage stage_of_weights(const Row& row, double tolerance) {
   return !whole && std::fabs(sum - 1) <= 2 * tolerance ? FaultStage::scores : FaultStage::pv;
 }
 
-/// True if a length that passes does so with random V too. Folded one-hot V has the same mean as
+/// True if a length that passes also passes with random V. Folded one-hot V has the same mean as
 /// many wrong V.
 bool passes_with_random_values(ProbeSequence& probes, const LengthResults& results,
                                std::int64_t first, std::int64_t head_dim) {
@@ -313,7 +313,7 @@ Finding explain(ProbeSequence& probes, const LengthResults& results, LengthVerdi
   return found(stage_of_weights(*row, p_tolerance(probes, n)), seen);
 }
 
-/// Many keys of equal weight and positive V: an accumulator of a narrow format stops growing.
+/// Many keys of equal weight and positive V: an accumulator in a narrow format stops growing.
 Finding check_long_sums(ProbeSequence& probes, std::int64_t head_dim) {
   for (const std::int64_t n : {1000, 2500, 5000}) {
     if (probes.quick && n > 2500) break;

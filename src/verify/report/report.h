@@ -7,7 +7,7 @@
 
 namespace flashcore::verify {
 
-/// Quoted and escaped for JSON.
+/// The text quoted and escaped for JSON.
 std::string json_text(const std::string& text);
 
 /// "passed", "failed" or "not probed".
