@@ -1,7 +1,7 @@
 // Decoding with a KV cache: each step has one new query per sequence.
 //
-// The plan is made once, for the capacity of the cache. seqused_k holds the current lengths in
-// device memory. Planning does not read it, so the loop neither allocates nor plans.
+// The program plans once, for the capacity of the cache. seqused_k contains the current lengths in
+// device memory. A plan does not depend on them, so the loop neither allocates nor plans.
 #include <flashcore/attention.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace fc = flashcore;
 namespace {
 
 constexpr int kBatch = 2, kQueryHeads = 8, kHeads = 2, kDim = 64, kCapacity = 256;
-constexpr int kPrompt[kBatch] = {100, 37};  // tokens each sequence starts with
+constexpr int kPrompt[kBatch] = {100, 37};  // initial tokens of each sequence
 constexpr int kSteps = 48;
 
 /// Prints the message and exits. An engine would return the Status.
@@ -62,7 +62,7 @@ int main() {
   const auto all_q = random_floats(std::size_t{kBatch} * kQueryHeads * kCapacity * kDim, 1);
   const auto all_k = random_floats(kCacheSize, 2), all_v = random_floats(kCacheSize, 3);
 
-  // The cache starts full of NaN: rows past seqused_k are never read.
+  // The cache is initially NaN: rows past seqused_k are never read.
   std::vector<float> k_cache(kCacheSize, NAN), v_cache(kCacheSize, NAN);
   std::vector<std::int32_t> used(kBatch, 0);
   const auto append = [&](int b) {  // writes the next row of every head

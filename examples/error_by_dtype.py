@@ -1,4 +1,4 @@
-"""The error of attention in each dtype against f64: a script in cells, with a plot.
+"""Measures and plots the error of attention in each dtype against f64. The script is split into cells.
 
     python3 examples/error_by_dtype.py [PLOT.svg]
 """
@@ -21,7 +21,7 @@ def relative_error(dtype, length):
     return float((got - want).norm() / want.norm())
 
 
-# %% Measure: f64 attention on the CPU is the reference.
+# %% Measure. The reference is f64 attention on the CPU.
 errors = {dtype: [relative_error(dtype, length) for length in LENGTHS] for dtype in DTYPES}
 print(f"{'type':<10}" + "".join(f"{length:>10}" for length in LENGTHS))
 for dtype, row in errors.items():

@@ -1,6 +1,6 @@
 // One attention over keys on several ranks. Each rank computes a partial result over its own keys,
-// and merge() merges them. Here the ranks are a loop. Between machines, ranks would send partial
-// results (an output and one number per query) instead of keys.
+// and merge() merges them. Here a loop replaces the ranks. Real ranks would send partial results
+// (an output and one number per query) instead of keys.
 #include <flashcore/attention.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ std::vector<float> random_floats(std::size_t count, unsigned seed) {
   return values;
 }
 
-/// Plans and runs one call. A real rank would keep the plan and the workspace.
+/// Plans and runs one call. A real rank would reuse the plan and the workspace.
 void attend(const fc::Tensors& tensors, const fc::Options& options) {
   const auto problem = fc::make_problem(tensors, options);
   require(problem.status());
@@ -63,7 +63,7 @@ int main() {
   const auto query = fc::view(q.data(), fc::DType::f32, {1, kHeads, kQueries, kDim});
   const auto sink = fc::view(sinks.data(), fc::DType::f32, {kHeads});
 
-  // Positions make the causal mask hold across ranks: the queries are the last of the sequence, and
+  // The causal mask needs positions across ranks: the queries are the last of the sequence, and
   // each rank passes the position of its first key.
   const std::int32_t q_start = kKeys - kQueries;
   std::vector<std::vector<float>> outs(kRanks), lses(kRanks);
@@ -84,7 +84,7 @@ int main() {
             .k_start = fc::view(&k_start, fc::DType::i32, {1})},
            {.causal = true, .partial = true});
   }
-  // The sinks count once: in the last merge, not in the partial results.
+  // The last merge adds the sinks. Partial results have none.
   std::vector<float> merged(q.size());
   require(fc::merge(partials, fc::view(merged.data(), fc::DType::f32, {1, kHeads, kQueries, kDim}),
                     {}, sink));

@@ -1,5 +1,5 @@
-// A paged KV cache: two answers to one prompt. Both sequences share the full pages of the prompt.
-// After it, each sequence appends to its own pages, taken from a free list.
+// A paged KV cache: two completions of one prompt. Both sequences share the full pages of the
+// prompt. Then each sequence appends to its own pages, taken from a free list.
 #include <flashcore/attention.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace fc = flashcore;
 namespace {
 
 constexpr int kBatch = 2, kQueryHeads = 8, kHeads = 2, kDim = 64;
-constexpr int kPageSize = 16, kPages = 24, kMaxPages = 8;  // in all, and per sequence
+constexpr int kPageSize = 16, kPages = 24, kMaxPages = 8;  // pages in total and per sequence
 constexpr int kPrompt = 40, kSteps = 50;                   // the prompt fills 2.5 pages
 constexpr int kLength = kPrompt + kSteps;
 
@@ -25,7 +25,7 @@ void require(const fc::Status& status) {
   std::exit(1);
 }
 
-/// Plans and runs one call. An engine keeps plan and workspace: see decode_loop.cc.
+/// Plans and runs one call. An engine reuses plan and workspace: see decode_loop.cc.
 void attend(const fc::Tensors& tensors) {
   const auto problem = fc::make_problem(tensors, {.causal = true});
   require(problem.status());
@@ -69,7 +69,7 @@ int main() {
   const auto all_v = fc::view(v.data(), fc::DType::f32, {kBatch, kHeads, kLength, kDim});
   const auto all_q = fc::view(q.data(), fc::DType::f32, {kBatch, kQueryHeads, kLength, kDim});
 
-  // The pages start full of NaN: rows without a key are never read. -1: no page.
+  // The pages are initially NaN: rows without a key are never read. -1: no page.
   std::vector<float> k_pages(kPages * kPageSize * kHeads * kDim, NAN), v_pages(k_pages);
   std::vector<std::int32_t> table(kBatch * kMaxPages, -1), used(kBatch, 0), free_pages(kPages);
   for (int i = 0; i < kPages; ++i) free_pages[i] = i;

@@ -4,8 +4,8 @@
  *   flashcore verify --lib ./libverify_me.so --symbol attention
  *   flashcore verify --lib ./libverify_me.so --symbol split_attention
  *
- * `attention` is correct. `split_attention` has a bug in the combination of KV splits: it
- * multiplies each partial output by the sum of its split twice. */
+ * `attention` is correct. `split_attention` combines KV splits incorrectly: it multiplies each
+ * partial output twice by the sum of its split. */
 #include <flashcore/verify_c.h>
 #include <math.h>
 #include <stdlib.h>
