@@ -100,7 +100,7 @@ int main() {
   require(fc::append(shared));
   std::fill(used.begin(), used.end(), kShared * kPageSize);
 
-  // The rest of the prompt, then one token per step, go to pages of each sequence.
+  // Appends the rest of the prompt, then one token per step, to pages of each sequence.
   std::vector<float> out(kBatch * kQueryHeads * kLength * kDim, NAN);
   const auto all_out = fc::view(out.data(), fc::DType::f32, {kBatch, kQueryHeads, kLength, kDim});
   for (int have = used[0]; have < kLength;) {

@@ -153,8 +153,8 @@ Finding probe_layout(ProbeSequence& probes, std::int64_t head_dim) {
   return {};
 }
 
-/// Q = 0 and several keys with the same V within a head: O = V if all keys come from the right
-/// head.
+/// Q = 0 and several keys with the same V within a head: O = V if all keys are read from the
+/// correct head.
 Finding probe_key_layout(ProbeSequence& probes, std::int64_t head_dim) {
   std::vector<Setting> settings{probes.impl.default_setting()};
   if (probes.can.strides) {

@@ -1,4 +1,4 @@
-// Probes mask and window: with Q = 0, P is 1/n over the visible keys, so P shows which those are.
+// Probes mask and window: with Q = 0, P is 1/n at the visible keys and 0 elsewhere.
 #include <algorithm>
 #include <cmath>
 

@@ -12,7 +12,7 @@ namespace {
 
 /// Largest |score| of a group; its smallest is half of it.
 constexpr double kLargestScore = 4;
-/// Encodings per call: each has its own dimension, also at the smallest head dim.
+/// Encodings per call: each has its own dimension, even at the smallest head dim.
 constexpr std::size_t kMaxGroup = 15;
 
 /// Groups encodings by binary exponent, so that a group shares the other factor of its products.

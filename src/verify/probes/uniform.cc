@@ -245,7 +245,7 @@ std::string describe_content(const Content& c, std::int64_t n) {
 
 Finding explain(ProbeSequence& probes, const LengthResults& results, LengthVerdict lengths,
                 std::int64_t head_dim) {
-  // Prefers a length above 1: one key shows little.
+  // Prefers a length above 1: one key gives little evidence.
   std::int64_t n = std::max<std::int64_t>(lengths.first, 2);
   std::optional<Row> row = first_wrong_row(probes, n, head_dim);
   if (!row && n > lengths.first) row = first_wrong_row(probes, n = lengths.first, head_dim);

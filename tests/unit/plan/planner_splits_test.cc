@@ -44,7 +44,7 @@ TEST(PlannerSplits, HopperSplitsTheTailIfSmsWouldBeIdle) {
   EXPECT_EQ(prefill(1, 4, 4, 2048, 128, invariant).tail_tiles, 0);
 }
 
-// Tiles of 8 rows serve up to 8 rows whose splits a cluster combines.
+// The planner uses 8-row tiles for at most 8 rows, and only if a cluster combines the splits.
 TEST(PlannerSplits, SwapAbTilesAreForClusters) {
   const auto rows_in_tile = [](const char* device, std::int64_t batch, std::int64_t group,
                                std::int64_t q_len, std::int64_t dim, std::int64_t keys = 8192) {
