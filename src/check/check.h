@@ -54,8 +54,8 @@ class CheckRunner {
   std::size_t workspace_capacity_ = 0;
 };
 
-/// All rows if they need at most `work` multiply-adds. Otherwise a random sample of at least about
-/// 64 rows that includes the first and the last.
+/// All rows if they are at most 64 or need at most `work` multiply-adds. Otherwise a random sample
+/// of about that size, with the first and the last row.
 std::vector<reference::RowId> rows_to_check(const Problem& problem, const Tensors& tensors,
                                             double work, std::uint64_t seed);
 

@@ -65,8 +65,8 @@ struct StageReport {
 /// Needs finite inputs. Fails if the call cannot run or has too many scores (2^27).
 Result<StageReport> check_stage(Stage stage, CallRunner& runner, const HostCall& call);
 
-/// Fails unless every output of the oracle is finite and every LSE is finite or -inf. Other stages
-/// cannot be read.
+/// Fails unless every output of the oracle is finite and every LSE is finite or -inf. Otherwise
+/// stages cannot be read.
 Status require_finite(const reference::Oracle& oracle);
 
 /// P and LSE that were read with one-hot V.

@@ -22,10 +22,10 @@ struct Pair {
 struct TracedKey {
   std::int64_t key = 0;
   Pair score;        ///< -inf: hidden
-  Pair probability;  ///< normalised over the keys of the split up to and with this tile
+  Pair probability;  ///< normalised over the keys of the split up to the end of this tile
 };
 
-/// State after a tile, over the keys of its split up to and with this tile.
+/// State after a tile, over the keys of its split up to the end of this tile.
 struct TracedTile {
   std::int64_t split = 0, begin = 0, end = 0;  ///< keys begin <= j < end
   Pair max, sum, lse;
