@@ -1,4 +1,4 @@
-// Calling the library the way a user does, and judging what comes back.
+// Calls the library as a user does and checks the results against the oracle.
 #pragma once
 
 #include <string>
@@ -14,10 +14,10 @@ namespace flashcore::test {
 /// CPU kernels that this build has and this machine can execute.
 std::vector<const KernelInfo*> runnable_kernels();
 
-/// f64 for f64, else f32: the type of partial results and of the LSE.
+/// Type of partial results and of the LSE: f64 for f64, otherwise f32.
 DType wide(DType dtype);
 
-/// Everything a call reads.
+/// All inputs of a call.
 struct Inputs {
   Tensor q, k, v, bias, mask, alibi_slopes, sinks;
   Tensor cu_seqlens_q, cu_seqlens_k, used_k, block_table, q_start, k_start;
@@ -25,8 +25,8 @@ struct Inputs {
 };
 
 struct Setting {
-  int threads = 0;          ///< 0: as many as the machine has
-  DType out = DType::none;  ///< none: q's, or what a partial result needs
+  int threads = 0;          ///< 0: all threads of the machine
+  DType out = DType::none;  ///< none: the type of q, or wide(q) for a partial result
   MemoryLayout out_layout = MemoryLayout::heads_first;
 };
 
@@ -37,13 +37,13 @@ struct Output {
   Tensor out, lse;
 };
 
-/// Poisoned outputs of the right shapes.
+/// Outputs of the right shapes, filled with a poison value.
 Output make_output(const Inputs& inputs, const Setting& setting = {});
 
-/// The views of a call. `lse` may be a tensor that is not given.
+/// The views of a call. `lse` may be an absent tensor.
 Tensors tensors_of(const Inputs& inputs, const Tensor& out, const Tensor& lse);
 
-/// 256-byte aligned, exactly as long as asked for, full of 0xff and then initialised.
+/// Workspace of exactly `bytes` bytes, aligned to 256, filled with 0xff and then initialized.
 class WorkspaceMemory {
  public:
   explicit WorkspaceMemory(std::size_t bytes);
@@ -57,14 +57,13 @@ class WorkspaceMemory {
   Workspace workspace_;
 };
 
-/// make_problem, make_plan, run. The status is that of the first step that fails.
+/// Calls make_problem, make_plan and run. Returns the status of the first step that fails.
 Output attend(const Inputs& inputs, const Setting& setting = {});
 
-/// How far each element of an output may lie from the truth, in logical order. All rows, no
-/// packing.
+/// Error bound of each output element, in logical order. Requires a call without varlen Q.
 std::vector<double> out_bounds(const Inputs& inputs, const Output& output);
 
-/// Empty where the output is right: the oracle computes `inputs`, compare() decides.
+/// Compares the output with the oracle. Returns an empty text if it is right, else a report.
 std::string verdict(const Inputs& inputs, const Output& output);
 
 }  // namespace flashcore::test

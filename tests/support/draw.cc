@@ -8,7 +8,7 @@
 namespace flashcore::test {
 namespace {
 
-/// At or beside a multiple of `tile`, or anything up to `most`.
+/// A multiple of `tile` or a neighbor of one, or any length up to `most`.
 std::int64_t draw_length(Random& random, std::int64_t tile, std::int64_t most) {
   if (random.chance(0.4)) return random.between(1, most);
   const std::int64_t edge =
@@ -113,7 +113,7 @@ Inputs take_batch(const Inputs& inputs, const std::vector<std::int64_t>& indices
        {&Inputs::q, &Inputs::used_k, &Inputs::block_table, &Inputs::q_start, &Inputs::k_start}) {
     if ((inputs.*tensor).given()) result.*tensor = take(inputs.*tensor, 0, indices);
   }
-  // A single one along the batch axis of bias and mask serves all sequences.
+  // A bias or mask of batch size 1 is broadcast to all sequences.
   for (Tensor Inputs::*tensor : {&Inputs::bias, &Inputs::mask}) {
     if ((inputs.*tensor).given() && (inputs.*tensor).size(0) > 1) {
       result.*tensor = take(inputs.*tensor, 0, indices);

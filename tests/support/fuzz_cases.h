@@ -1,4 +1,4 @@
-// How many cases a fuzz test runs: a fixed number with a fixed seed, or as many as fit into a time.
+// Case count of a fuzz test: a fixed number with a fixed seed, or a time limit.
 #pragma once
 
 #include <chrono>
@@ -11,8 +11,9 @@
 
 namespace flashcore::test {
 
-/// `rounds(count)` cases of seed `fixed_seed`. Where FLASHCORE_FUZZ_SECONDS is set, new cases until
-/// `share` of that time is over; their seed is FLASHCORE_FUZZ_SEED or the clock's, and is printed.
+/// Runs `rounds(count)` cases of seed `fixed_seed`. If FLASHCORE_FUZZ_SECONDS is set, runs cases
+/// for `share` of that time instead. Their seed is FLASHCORE_FUZZ_SEED or the clock, and is
+/// printed.
 ///
 ///   for (FuzzCases cases(1000, 0.5, kSeed); cases.next();) run(cases.seed(), cases.number());
 class FuzzCases {
@@ -30,7 +31,7 @@ class FuzzCases {
     seed_ = seed != nullptr ? std::strtoull(seed, nullptr, 10)
                             : static_cast<std::uint64_t>(std::time(nullptr));
     std::printf("FLASHCORE_FUZZ_SEED=%llu\n", static_cast<unsigned long long>(seed_));
-    std::fflush(stdout);  // a case may end the program
+    std::fflush(stdout);  // a case may crash the program
   }
   FuzzCases(const FuzzCases&) = delete;
   FuzzCases& operator=(const FuzzCases&) = delete;

@@ -1,4 +1,4 @@
-// Tests that run once per CPU kernel this machine can execute.
+// Fixture for tests that run once for each CPU kernel that this machine can execute.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ class KernelTest : public testing::TestWithParam<const KernelInfo*> {
   const KernelInfo& kernel() const { return *GetParam(); }
   DType dtype() const { return kernel().dtype; }
 
-  /// Random numbers of this test's own: the same in every run.
+  /// Random numbers with a fixed seed: the same in every run.
   Random& random() { return random_; }
 
  private:

@@ -3,7 +3,7 @@
 namespace flashcore::test {
 namespace {
 
-/// A [.., .., .., kv_len] tensor with more columns, which hold ones in every bit.
+/// Widens a [.., .., .., kv_len] tensor. All bits of the new columns are 1.
 Tensor widened(const Tensor& t, std::int64_t columns) {
   if (!t.given() || t.size(3) == columns) return t;
   Tensor wide(t.dtype(), {t.size(0), t.size(1), t.size(2), columns});
@@ -27,7 +27,7 @@ Inputs paged(Random& random, const Inputs& inputs, std::int64_t page_size) {
   Inputs result = inputs;
   result.k = Tensor(inputs.k.dtype(), {pages, page_size, heads, inputs.k.size(3)});
   result.v = Tensor(inputs.v.dtype(), {pages, page_size, heads, inputs.v.size(3)});
-  result.block_table = Tensor(DType::i32, {batch, each});  // all ones: -1
+  result.block_table = Tensor(DType::i32, {batch, each});  // all bits are 1: every entry is -1
   result.bias = widened(inputs.bias, each * page_size);
   result.mask = widened(inputs.mask, each * page_size);
   std::vector<std::int64_t> lengths;

@@ -1,4 +1,4 @@
-// How often a test repeats itself.
+// Number of repetitions of a test.
 #pragma once
 
 #include <algorithm>
@@ -6,8 +6,8 @@
 
 namespace flashcore::test {
 
-/// `count`, times FLASHCORE_TEST_SCALE from the environment, and a tenth of it in a build with a
-/// sanitizer; at least 1.
+/// `count` times FLASHCORE_TEST_SCALE from the environment, a tenth of that in a build with a
+/// sanitizer, and at least 1.
 inline int rounds(int count) {
   static const int scale = [] {
     const char* text = std::getenv("FLASHCORE_TEST_SCALE");

@@ -118,7 +118,7 @@ Tensor take(const Tensor& tensor, int axis, const std::vector<std::int64_t>& ind
   Tensor result(tensor.dtype(), shape);
   const TensorView from = tensor.view(), to = result.view();
   const auto size = static_cast<std::size_t>(size_of(tensor.dtype()));
-  TensorView one = from;  // the elements that share one index along the axis
+  TensorView one = from;  // the elements with one index along the axis
   one.shape[axis] = 1;
   for (std::size_t i = 0; i < indices.size(); ++i) {
     std::vector<std::int64_t> sources, targets;
@@ -149,7 +149,7 @@ Tensor converted(const Tensor& tensor, DType dtype) {
 
 std::string difference(const Tensor& a, const Tensor& b) {
   char text[160];
-  if (a.dtype() != b.dtype() || a.shape() != b.shape()) return "another type or shape";
+  if (a.dtype() != b.dtype() || a.shape() != b.shape()) return "type or shape differs";
   const auto bits_a = a.bits(), bits_b = b.bits();
   for (std::size_t i = 0; i < bits_a.size(); ++i) {
     if (bits_a[i] == bits_b[i]) continue;

@@ -1,5 +1,5 @@
-// Owned tensors for tests. The memory of each ends exactly where its last element does, so that
-// AddressSanitizer sees a kernel that reads one byte too many.
+// Owned tensors for tests. The memory of a tensor ends with its last element, so that
+// AddressSanitizer reports a kernel that reads one byte too many.
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@ using Shape = std::vector<std::int64_t>;
 
 class Tensor {
  public:
-  /// A tensor that is not given.
+  /// An absent tensor.
   Tensor() = default;
-  /// All bytes are 0xff: a NaN in every float format.
+  /// Fills all bytes with 0xff: a NaN in every float format.
   Tensor(DType dtype, const Shape& shape, MemoryLayout layout = MemoryLayout::heads_first);
 
   bool given() const { return view_.given(); }
@@ -27,15 +27,15 @@ class Tensor {
   std::int64_t size(int axis) const { return view_.shape[axis]; }
   Shape shape() const { return {view_.shape, view_.shape + view_.rank}; }
 
-  /// Valid until the tensor is changed or gone. Copies of a Tensor own copies of the memory.
+  /// Valid until the tensor changes or is destroyed. Copies of a Tensor own copies of the memory.
   TensorView view() const;
 
-  /// Where an element lies, in elements from view().data.
+  /// Offset of an element from view().data, in elements.
   std::int64_t offset(const Shape& index) const;
   double at(const Shape& index) const;
   void set(const Shape& index, double value);
 
-  /// The elements in logical order, and back.
+  /// Read and write the elements in logical order.
   std::vector<double> values() const;
   std::vector<std::uint64_t> bits() const;
   void set_bits(const std::vector<std::uint64_t>& bits);
@@ -43,7 +43,7 @@ class Tensor {
   void fill_bits(std::uint64_t bits);
 
  private:
-  TensorView view_;             // data is null: see view()
+  TensorView view_;             // data is null; view() sets it
   std::size_t first_byte_ = 0;  // of the first element
   std::vector<std::byte> bytes_;
 };
@@ -52,17 +52,17 @@ class Tensor {
 Tensor tensor_of(DType dtype, const Shape& shape, const std::vector<double>& values);
 Tensor ints(const std::vector<std::int64_t>& values);
 
-/// The same elements laid out in another way.
+/// The same elements in another memory layout.
 Tensor rearranged(const Tensor& tensor, MemoryLayout layout);
 
-/// Element i along `axis` of the result is element indices[i]: slices, permutations, repetitions.
+/// Slices, permutes or repeats: element i along `axis` of the result is element indices[i].
 Tensor take(const Tensor& tensor, int axis, const std::vector<std::int64_t>& indices);
 std::vector<std::int64_t> range(std::int64_t begin, std::int64_t end);
 
 /// The values rounded to another format.
 Tensor converted(const Tensor& tensor, DType dtype);
 
-/// Empty where the elements of both have equal bits, otherwise the first that differ.
+/// Empty if all elements of both have equal bits, otherwise names the first that differ.
 std::string difference(const Tensor& a, const Tensor& b);
 
 }  // namespace flashcore::test

@@ -1,4 +1,4 @@
-// A C++ call as a C call, so that one test serves both interfaces.
+// Converts a C++ call to a C call, so that one test covers both interfaces.
 #pragma once
 
 #include "flashcore/attention.h"
@@ -28,7 +28,7 @@ inline constexpr int kTensors = 0
 #include "api/options.def"
     ;
 
-/// The params of a call; valid as long as this lives.
+/// The params of a call. They are valid while this object exists.
 class CCall {
  public:
   CCall(const Tensors& tensors, const Options& options);
