@@ -1,4 +1,4 @@
-// DivmodResult by multiplication against the machine's division.
+// core/fast_divmod.h: division by multiplication against the integer division of the CPU.
 #include "core/fast_divmod.h"
 
 #include <gtest/gtest.h>
@@ -16,16 +16,16 @@ void expect_right(std::int32_t n, std::int32_t by) {
   ASSERT_EQ(d.remainder, n % by) << n << " / " << by;
 }
 
-TEST(FastDivmod, SmallNumbersByEverySmallDivisor) {
+TEST(FastDivmod, SmallNumbersAndDivisorsAreExact) {
   for (std::int32_t by = 1; by <= 1024; ++by) {
     for (std::int32_t n = 0; n <= 4096; ++n) expect_right(n, by);
   }
 }
 
-TEST(FastDivmod, AroundMultiplesUpToTheLargestNumber) {
+TEST(FastDivmod, NumbersNextToMultiplesAreExact) {
   verify::Random random(1, 0);
   for (int round = 0; round < 200000; ++round) {
-    // Divisors of every size, the powers of two and their neighbours among them.
+    // Divisors of every size, among them powers of two and their neighbors.
     const int bits = static_cast<int>(random.below(31));
     std::int64_t by = (std::int64_t{1} << bits) + random.below(3) - 1;
     if (round % 2 == 0) by = 1 + random.below(std::int64_t{1} << (bits + (bits < 30 ? 1 : 0)));

@@ -1,5 +1,5 @@
-// GEMMs with 8-bit tiles as a warp of the sm80 kernels computes them, emulated on the host:
-// swizzled tiles, ldmatrix, core/dequant_f16.h, mma.m16n8k16. Small integers make every sum exact.
+// Emulates the GEMMs of a warp of the sm80 kernels with 8-bit K/V tiles on the host: swizzled
+// tiles, ldmatrix, core/dequant_f16.h, mma.m16n8k16. Small integers make every sum exact.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -32,8 +32,8 @@ double half_value(std::uint32_t word, int which) {
   return float_of_f16(bits);
 }
 
-/// ldmatrix.x4: lane l names 16 bytes; register i of a lane comes from what lanes 8 i … 8 i + 7
-/// named.
+/// ldmatrix.x4: each lane passes the address of 16 bytes. Register i of a lane comes from the
+/// addresses of lanes 8 i … 8 i + 7.
 template <typename Address>
 Registers ldmatrix_x4(const Bytes& memory, bool transposed, Address address) {
   Registers r{};
@@ -53,7 +53,7 @@ Registers ldmatrix_x4(const Bytes& memory, bool transposed, Address address) {
   return r;
 }
 
-/// c += a b; b(lane, register) are the two registers of B.
+/// c += a b. b(lane, 0) and b(lane, 1) are the registers of B.
 template <typename B>
 void mma_m16n8k16(Accumulators& c, const Registers& a, B b) {
   double left[16][16], right[16][8];
@@ -78,32 +78,32 @@ void mma_m16n8k16(Accumulators& c, const Registers& a, B b) {
   }
 }
 
-/// A code whose value is a small integer.
-std::uint8_t small_code(Element format, verify::Random& random) {
+/// A quantized small integer.
+std::uint8_t draw_small(Element format, verify::Random& random) {
   const int value = static_cast<int>(random.between(-3, 3));
   return encode(format, static_cast<float>(value)).bits;
 }
 
 template <int kDim, Element kReader>
-class Act {
+class TileGemms {
   using KeyTile = SwizzledTile<kKeys, kDim / 2>;
   using QueryTile = SwizzledTile<kRows, kDim>;
   static constexpr std::size_t kSize = std::size_t{kKeys} * kDim;
 
  public:
-  explicit Act(Element format) : format_(format), read_(format), random_(3) {
+  explicit TileGemms(Element format) : format_(format), read_(format), random_(3) {
     tile_.resize(kSize);
-    codes_.resize(kSize);
+    values_.resize(kSize);
     for (int key = 0; key < kKeys; ++key) {
       for (int d = 0; d < kDim; ++d) {
-        const std::uint8_t code = small_code(format, random_);
-        codes_[at(key, d)] = code;
-        tile_[index(KeyTile::offset(key, d / 16) + d % 16)] = code;
+        const std::uint8_t bits = draw_small(format, random_);
+        values_[at(key, d)] = bits;
+        tile_[index(KeyTile::offset(key, d / 16) + d % 16)] = bits;
       }
     }
   }
 
-  /// Q K^T of 16 rows and 32 keys.
+  /// Checks Q K^T of 16 rows and 32 keys.
   void check_scores() {
     Bytes queries(2 * kRows * kDim);
     std::vector<double> q(kRows * kDim);
@@ -152,7 +152,7 @@ class Act {
     }
   }
 
-  /// P V of 16 rows and 32 keys, and where its columns are.
+  /// Checks P V of 16 rows and 32 keys, and the order of its columns.
   void check_output() {
     double p[kRows][kKeys];
     for (auto& row : p) {
@@ -188,7 +188,7 @@ class Act {
     for (int lane = 0; lane < kLanes; ++lane) {
       for (int n = 0; n < kDim / 8; n += 2) {
         for (int half = 0; half < 2; ++half) {
-          // Four neighbours, as the kernel writes them: columns 8 n + 4 (lane % 4) and on.
+          // The kernel stores four adjacent columns, starting at 8 n + 4 (lane % 4).
           for (int i = 0; i < 4; ++i) {
             const int row = mma_c(lane, 2 * half).row, column = 8 * n + 4 * (lane % 4) + i;
             double want = 0;
@@ -205,28 +205,28 @@ class Act {
 
  private:
   static std::size_t at(int key, int d) { return index(key * kDim + d); }
-  double value(int key, int d) const { return decode(format_, codes_[at(key, d)]); }
+  double value(int key, int d) const { return decode(format_, values_[at(key, d)]); }
   double unit() const { return code_unit(format_); }
 
   Element format_;
   Dequantizer<kReader> read_;
   verify::Random random_;
-  Bytes tile_, codes_;
+  Bytes tile_, values_;  // swizzled; row-major
 };
 
 template <int kDim>
 void check_formats() {
-  const auto check = [](auto act) {
-    act.check_scores();
-    act.check_output();
+  const auto check = [](auto gemms) {
+    gemms.check_scores();
+    gemms.check_output();
   };
-  check(Act<kDim, Element::e4m3>(Element::e4m3));
-  check(Act<kDim, Element::e5m2>(Element::e5m2));
-  check(Act<kDim, Element::int8>(Element::int8));
-  check(Act<kDim, Element::int8>(Element::u8));
+  check(TileGemms<kDim, Element::e4m3>(Element::e4m3));
+  check(TileGemms<kDim, Element::e5m2>(Element::e5m2));
+  check(TileGemms<kDim, Element::int8>(Element::int8));
+  check(TileGemms<kDim, Element::int8>(Element::u8));
 }
 
-TEST(CodeTiles, ProductsOfEveryFormat) {
+TEST(Kv8Tiles, GemmsAreExactForEveryFormat) {
   check_formats<64>();
   check_formats<128>();
   check_formats<256>();

@@ -19,7 +19,7 @@ bool sees(const Mask& mask, std::int64_t i, std::int64_t key) {
   return mask.right < 0 || key <= position + mask.right;
 }
 
-/// Calls body(mask) for all lengths, windows and offsets worth telling apart.
+/// Calls body(mask) for all lengths and offsets up to a small bound, and for kWindows.
 template <typename Body>
 void for_each_mask(Body body) {
   for (std::int32_t kv_len = 0; kv_len <= kMost; ++kv_len) {
@@ -33,7 +33,7 @@ void for_each_mask(Body body) {
   }
 }
 
-TEST(Mask, VisibleKeysAreThoseOfTheDefinition) {
+TEST(Mask, VisibleKeysMatchTheDefinition) {
   for_each_mask([](const Mask& mask) {
     for (std::int64_t i = 0; i < kMost; ++i) {
       const KeyRange keys = visible_keys(mask, i);
@@ -48,12 +48,12 @@ TEST(Mask, VisibleKeysAreThoseOfTheDefinition) {
   });
 }
 
-/// Whether query i of the edges sees the key.
+/// True if query i sees the key, by the edges.
 bool inside(const MaskEdges& edges, std::int32_t i, std::int32_t key) {
   return edges.begin + i <= key && key < std::min(edges.end + i, edges.last);
 }
 
-TEST(Mask, EdgesAreTheSameKeysForEveryQuery) {
+TEST(Mask, EdgesGiveTheVisibleKeysOfEveryQuery) {
   for_each_mask([](const Mask& mask) {
     for (const std::int64_t first : {0, 3}) {
       const MaskEdges edges = mask_edges(mask, first);
@@ -93,7 +93,7 @@ TEST(Mask, EdgesOfFarPositionsDoNotOverflow) {
   }
 }
 
-TEST(Mask, EndsNeverMoveLeft) {
+TEST(Mask, RangesNeverMoveLeft) {
   for_each_mask([](const Mask& mask) {
     for (std::int64_t i = 1; i < kMost; ++i) {
       ASSERT_GE(visible_keys(mask, i).begin, visible_keys(mask, i - 1).begin);
@@ -102,7 +102,7 @@ TEST(Mask, EndsNeverMoveLeft) {
   });
 }
 
-TEST(Mask, UnionAndIntersectionOverQueries) {
+TEST(Mask, UnionAndIntersectionMatchTheDefinition) {
   for_each_mask([](const Mask& mask) {
     for (std::int64_t first = 0; first < kMost; first += 2) {
       for (std::int64_t last = first; last < kMost; ++last) {
@@ -110,10 +110,10 @@ TEST(Mask, UnionAndIntersectionOverQueries) {
         const KeyRange all = keys_seen_by_all(mask, first, last);
         std::int32_t lowest = mask.kv_len, highest = -1;
         for (std::int32_t key = 0; key < mask.kv_len; ++key) {
-          std::int64_t seers = 0;
-          for (std::int64_t i = first; i <= last; ++i) seers += sees(mask, i, key) ? 1 : 0;
-          if (seers > 0) lowest = std::min(lowest, key), highest = key;
-          ASSERT_EQ(all.contains(key), seers == last - first + 1);
+          std::int64_t viewers = 0;
+          for (std::int64_t i = first; i <= last; ++i) viewers += sees(mask, i, key) ? 1 : 0;
+          if (viewers > 0) lowest = std::min(lowest, key), highest = key;
+          ASSERT_EQ(all.contains(key), viewers == last - first + 1);
         }
         if (highest < 0) {
           ASSERT_TRUE(any.empty());
@@ -140,7 +140,7 @@ TEST(Mask, FarPositionsAndWideWindowsDoNotOverflow) {
   EXPECT_TRUE(visible_keys({kFar, 0, 0, kKeys, {}}, 5).empty());
 }
 
-TEST(Mask, Intersect) {
+TEST(Mask, IntersectHoldsCommonKeysOnly) {
   for (std::int32_t a = 0; a < 6; ++a) {
     for (std::int32_t b = 0; b < 6; ++b) {
       for (std::int32_t c = 0; c < 6; ++c) {

@@ -1,5 +1,5 @@
-// core/mma_layout.h: every coordinate of every fragment, the addresses of ldmatrix against them,
-// and the swizzled tiles of every shape a kernel may ask for.
+// core/mma_layout.h: all coordinates of all fragments, the ldmatrix addresses that load them, and
+// the swizzled tiles of all shapes in use.
 #include "core/mma_layout.h"
 
 #include <gtest/gtest.h>
@@ -17,11 +17,11 @@ constexpr int kLanes = 32;
 using Place = std::pair<int, int>;  // row, column
 Place place(Coordinate c) { return {c.row, c.column}; }
 
-/// Each of rows × columns elements stands exactly once among the places.
+/// Expects each of rows × columns elements exactly once among the places.
 void expect_each_once(const std::vector<Place>& places, int rows, int columns) {
-  const std::set<Place> different(places.begin(), places.end());
+  const std::set<Place> distinct(places.begin(), places.end());
   EXPECT_EQ(places.size(), static_cast<std::size_t>(rows * columns));
-  EXPECT_EQ(different.size(), places.size()) << "an element stands twice";
+  EXPECT_EQ(distinct.size(), places.size()) << "an element occurs twice";
   for (const auto& [row, column] : places) {
     EXPECT_TRUE(row >= 0 && row < rows && column >= 0 && column < columns)
         << "row " << row << " column " << column;
@@ -47,8 +47,8 @@ TEST(MmaFragments, HoldEveryElementOnce) {
   expect_each_once(c, 16, 8);
 }
 
-// The figures of the PTX manual ("Matrix Fragments for mma.m16n8k16"), some corners of them.
-TEST(MmaFragments, AreThoseOfTheInstruction) {
+// Some elements of the figures in the PTX manual ("Matrix Fragments for mma.m16n8k16").
+TEST(MmaFragments, MatchThePtxManual) {
   EXPECT_EQ(place(mma_a(0, 0, 1)), Place(0, 1));
   EXPECT_EQ(place(mma_a(5, 0, 0)), Place(1, 2));
   EXPECT_EQ(place(mma_a(5, 1, 0)), Place(9, 2));
@@ -64,9 +64,9 @@ TEST(MmaFragments, AreThoseOfTheInstruction) {
   EXPECT_EQ(place(mma_c(31, 3)), Place(15, 7));
 }
 
-// P V takes the scores where Q K^T left them: the accumulators of two neighbouring n-tiles, packed
-// in pairs, are one A operand.
-TEST(MmaFragments, AccumulatorsOfTwoTilesAreAnOperand) {
+// P V reads P from the accumulator registers of Q K^T: the accumulators of two adjacent n-tiles,
+// packed in pairs, are one A operand.
+TEST(MmaFragments, AccumulatorsOfTwoTilesAreTheAOperand) {
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int reg = 0; reg < 4; ++reg) {
       for (int half = 0; half < 2; ++half) {
@@ -79,14 +79,14 @@ TEST(MmaFragments, AccumulatorsOfTwoTilesAreAnOperand) {
   }
 }
 
-// With few rows the products are transposed: the accumulators of keys × rows, packed in pairs and
+// The swap-AB mainloop transposes both GEMMs: the accumulators of keys × rows, packed in pairs and
 // transposed 8 × 8, are the B operand of keys × rows.
-TEST(MmaFragments, AnAccumulatorTileTransposedIsAnOperand) {
+TEST(MmaFragments, TransposedAccumulatorsAreTheBOperand) {
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int reg = 0; reg < 2; ++reg) {
       for (int half = 0; half < 2; ++half) {
         const Coordinate b = mma_b(lane, reg, half);
-        // Transposed, the element comes from the lane whose row it was, at this lane's place.
+        // The transpose takes the element from the lane that holds its row, at this lane's column.
         const int from = 4 * (2 * (lane % 4) + half) + lane / 4 / 2;
         EXPECT_EQ(place(mma_c(from, 2 * reg + lane / 4 % 2)), place(b))
             << "lane " << lane << " register " << reg << " half " << half;
@@ -95,9 +95,9 @@ TEST(MmaFragments, AnAccumulatorTileTransposedIsAnOperand) {
   }
 }
 
-// Lanes with the same lane % 4, and no others, hold a column: what cross_quad_max() and
-// cross_quad_sum() rely on.
-TEST(MmaFragments, LanesAtOnePlaceHoldAColumn) {
+// Lanes with the same lane % 4, and no others, hold a column. cross_quad_max() and cross_quad_sum()
+// rely on this.
+TEST(MmaFragments, LanesEqualModulo4HoldAColumn) {
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int reg = 0; reg < 4; ++reg) {
       EXPECT_EQ(mma_c(lane, reg).column, mma_c(lane % 4, reg).column);
@@ -106,8 +106,8 @@ TEST(MmaFragments, LanesAtOnePlaceHoldAColumn) {
   }
 }
 
-// The four lanes of a quad, and no others, hold a row: what quad_max() and quad_sum() rely on.
-TEST(MmaFragments, AQuadHoldsARow) {
+// The four lanes of a quad, and no others, hold a row. quad_max() and quad_sum() rely on this.
+TEST(MmaFragments, LanesOfAQuadHoldARow) {
   for (int lane = 0; lane < kLanes; ++lane) {
     for (int reg = 0; reg < 4; ++reg) {
       EXPECT_EQ(mma_c(lane, reg).row, mma_c(lane / 4 * 4, reg).row);
@@ -119,14 +119,15 @@ TEST(MmaFragments, AQuadHoldsARow) {
 // ---------------------------------------------------------------------------------------------
 // ldmatrix
 
-/// What ldmatrix.x4 does: `row_of(lane)` is the 16-byte row a lane names, as (row of the tile,
-/// chunk of 8 columns). The element of the tile that a lane finds in a half of a register.
+/// Emulates ldmatrix.x4: returns the tile element that `half` of register `reg` of a lane receives.
+/// `row_of(lane)` is the 16-byte row whose address a lane passes, as (row of the tile, chunk of 8
+/// columns).
 template <typename RowOf>
 Place loaded(RowOf row_of, int lane, int reg, int half, bool transposed) {
   const int outer = lane / 4, inner = 2 * (lane % 4) + half;
   const int row = transposed ? inner : outer, column = transposed ? outer : inner;
-  const Coordinate named = row_of(8 * reg + row);
-  return {named.row, 8 * named.column + column};
+  const Coordinate source = row_of(8 * reg + row);
+  return {source.row, 8 * source.column + column};
 }
 
 template <typename Check>
@@ -142,20 +143,20 @@ void for_each_element(Check check) {
   }
 }
 
-TEST(Ldmatrix, GivesTheAOperand) {
+TEST(Ldmatrix, LoadsTheAOperand) {
   for_each_element([](int lane, int reg, int half) {
     EXPECT_EQ(loaded(ldmatrix_a, lane, reg, half, false), place(mma_a(lane, reg, half)));
   });
 }
 
-TEST(Ldmatrix, GivesTheBOperandsFromKeysAsRows) {
+TEST(Ldmatrix, LoadsTheBOperandsFromRowsOfKeys) {
   for_each_element([](int lane, int reg, int half) {
     const Coordinate b = mma_b(lane, reg % 2, half);  // row k, column n of n-tile reg / 2
     EXPECT_EQ(loaded(ldmatrix_b, lane, reg, half, false), Place(8 * (reg / 2) + b.column, b.row));
   });
 }
 
-TEST(Ldmatrix, TransposedGivesTheBOperandsFromKeysAsRows) {
+TEST(Ldmatrix, TransposedLoadsTheBOperandsFromRowsOfKeys) {
   for_each_element([](int lane, int reg, int half) {
     const Coordinate b = mma_b(lane, reg % 2, half);
     EXPECT_EQ(loaded(ldmatrix_b_trans, lane, reg, half, true),
@@ -163,7 +164,7 @@ TEST(Ldmatrix, TransposedGivesTheBOperandsFromKeysAsRows) {
   });
 }
 
-TEST(Ldmatrix, GivesTheBOperandOfTwoSteps) {
+TEST(Ldmatrix, LoadsTheBOperandsOfTwoSteps) {
   for_each_element([](int lane, int reg, int half) {
     const Coordinate b = mma_b(lane, reg % 2, half);  // row k of k-step reg / 2, column n
     EXPECT_EQ(loaded(ldmatrix_b_two_steps, lane, reg, half, false),
@@ -171,7 +172,7 @@ TEST(Ldmatrix, GivesTheBOperandOfTwoSteps) {
   });
 }
 
-TEST(Ldmatrix, TransposedGivesTheAOperandFromColumnsAsRows) {
+TEST(Ldmatrix, TransposedLoadsTheAOperand) {
   for_each_element([](int lane, int reg, int half) {
     const Coordinate a = mma_a(lane, reg, half);
     EXPECT_EQ(loaded(ldmatrix_a_trans, lane, reg, half, true), Place(a.column, a.row));
@@ -193,7 +194,7 @@ class Swizzle : public testing::Test {
   static constexpr int kRows = S::kRows;
   static constexpr int kChunks = S::kColumns / 8;
 
-  /// Of the eight 16-byte groups that the 32 banks make, the one an address lies in.
+  /// The 32 banks form eight groups of 16 bytes. Returns the group of an address.
   static int banks(std::int64_t address) { return static_cast<int>(address / 16 % 8); }
 };
 
@@ -223,7 +224,7 @@ TYPED_TEST(Swizzle, IsABijectionOntoTheTile) {
   EXPECT_EQ(static_cast<int>(offsets.size()) * 8, Tile::kElements);
 }
 
-// ldmatrix reads the eight rows of one matrix at once.
+// ldmatrix reads the eight rows of one matrix in one access.
 TYPED_TEST(Swizzle, EightRowsOfAChunkHitEightBankGroups) {
   using Tile = typename TypeParam::Tile;
   for (int first = 0; first + 8 <= this->kRows; first += 8) {
@@ -237,8 +238,8 @@ TYPED_TEST(Swizzle, EightRowsOfAChunkHitEightBankGroups) {
   }
 }
 
-// Copies are made in order of panel, row and chunk; eight lanes write their 16 bytes at once.
-TYPED_TEST(Swizzle, EightNeighbouringCopiesHitEightBankGroups) {
+// Copies go in the order of panel, row and chunk. Eight lanes write their 16 bytes in one access.
+TYPED_TEST(Swizzle, EightAdjacentCopiesHitEightBankGroups) {
   using Tile = typename TypeParam::Tile;
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
     for (int index = 0; index < this->kRows * Tile::kPanelChunks; index += 8) {
@@ -252,10 +253,10 @@ TYPED_TEST(Swizzle, EightNeighbouringCopiesHitEightBankGroups) {
   }
 }
 
-// From a lane's first address, at any row and at chunk 0 or 1 (0 to 3 for every other step), every
-// other one is reached by steps to the right and below; wherever the tile begins, as long as that
-// is a multiple of 128 bytes.
-TYPED_TEST(Swizzle, StepsToTheRightAndBelowLeadToTheOffsets) {
+// advance_k() and advance_rows8() reach every address of a lane from its first one, which may be at
+// any row and at chunk 0 or 1, or at chunk 0 to 3 if n is even. The tile may begin at any multiple
+// of 128 bytes.
+TYPED_TEST(Swizzle, AdvanceReachesEveryOffset) {
   using Tile = typename TypeParam::Tile;
   for (const unsigned base : {0u, 128u, 1024u + 384u, 99968u}) {
     for (int row = 0; row < this->kRows; ++row) {
@@ -264,14 +265,14 @@ TYPED_TEST(Swizzle, StepsToTheRightAndBelowLeadToTheOffsets) {
         for (int n = 0; 2 * n + chunk < this->kChunks; n += chunk < 2 ? 1 : 2) {
           ASSERT_EQ(Tile::advance_k(first, n),
                     base + static_cast<unsigned>(Tile::offset(row, chunk + 2 * n)))
-              << "base " << base << " row " << row << " chunk " << chunk << " right " << n;
+              << "base " << base << " row " << row << " chunk " << chunk << " advance_k " << n;
         }
         for (int n = 0; row + 8 * n < this->kRows; ++n) {
-          const unsigned there = Tile::advance_rows8(first, n);
-          ASSERT_EQ(there, base + static_cast<unsigned>(Tile::offset(row + 8 * n, chunk)))
-              << "base " << base << " row " << row << " chunk " << chunk << " below " << n;
+          const unsigned below = Tile::advance_rows8(first, n);
+          ASSERT_EQ(below, base + static_cast<unsigned>(Tile::offset(row + 8 * n, chunk)))
+              << "base " << base << " row " << row << " chunk " << chunk << " advance_rows8 " << n;
           const int last = chunk < 2 ? (this->kChunks - 1 - chunk) / 2 : 0;
-          ASSERT_EQ(Tile::advance_k(there, last),
+          ASSERT_EQ(Tile::advance_k(below, last),
                     Tile::advance_rows8(Tile::advance_k(first, last), n));
         }
       }
@@ -279,9 +280,9 @@ TYPED_TEST(Swizzle, StepsToTheRightAndBelowLeadToTheOffsets) {
   }
 }
 
-// A copy's place is given by one address per thread and the panel's size: chunk c of panel p is
-// chunk c of panel 0, kPanelBytes further on.
-TYPED_TEST(Swizzle, PanelsRepeat) {
+// A thread keeps one address for all its copies: chunk c of panel p is p * kPanelBytes after chunk
+// c of panel 0.
+TYPED_TEST(Swizzle, PanelsHaveEqualLayouts) {
   using Tile = typename TypeParam::Tile;
   for (int row = 0; row < this->kRows; ++row) {
     for (int chunk = 0; chunk < this->kChunks; ++chunk) {

@@ -21,7 +21,7 @@ struct Format {
   double largest() const { return std::ldexp(2.0 - std::ldexp(1.0, -mantissa_bits), bias()); }
 };
 
-// always_inline functions have no address of their own.
+// Lambdas, because always_inline functions have no address.
 const Format kF16{5, 10, [](std::uint16_t x) { return float_of_f16(x); },
                   [](float x) { return f16_of_float(x); }};
 const Format kBf16{8, 7, [](std::uint16_t x) { return float_of_bf16(x); },
@@ -41,17 +41,17 @@ double value_of(const Format& format, std::uint16_t bits) {
          std::ldexp(one + mantissa, std::max(exponent, 1) - format.bias() - format.mantissa_bits);
 }
 
-/// The nearest value of the format, ties to even, found in f64, where every step is exact.
+/// The nearest value of the format, ties to even. Computed in f64, where every operation is exact.
 double rounded(const Format& format, float x) {
   if (x == 0 || !std::isfinite(x)) return x;
   const int exponent = std::max(std::ilogb(x), 1 - format.bias());
-  const double step = std::ldexp(1.0, exponent - format.mantissa_bits);
-  const double nearest = std::nearbyint(x / step) * step;
+  const double ulp = std::ldexp(1.0, exponent - format.mantissa_bits);
+  const double nearest = std::nearbyint(x / ulp) * ulp;
   if (std::fabs(nearest) <= format.largest()) return nearest;
   return std::copysign(std::numeric_limits<double>::infinity(), nearest);
 }
 
-/// Returns whether x is converted as it must be.
+/// True if narrow(x) is correctly rounded.
 bool converts(const Format& format, float x) {
   const double got = value_of(format, format.narrow(x));
   const double want = rounded(format, x);
@@ -65,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Formats, NumericTest, testing::Values(&kF16, &kBf16),
                            return test.param == &kF16 ? std::string("f16") : std::string("bf16");
                          });
 
-TEST_P(NumericTest, EveryValueWidensExactlyAndComesBack) {
+TEST_P(NumericTest, EveryValueRoundTrips) {
   const Format& format = *GetParam();
   for (int bits = 0; bits < 65536; ++bits) {
     const auto narrow = static_cast<std::uint16_t>(bits);
@@ -82,7 +82,7 @@ TEST_P(NumericTest, EveryValueWidensExactlyAndComesBack) {
   }
 }
 
-TEST_P(NumericTest, TiesAndTheirNeighboursRoundToNearestEven) {
+TEST_P(NumericTest, TiesAndTheirNeighborsRoundToNearestEven) {
   const Format& format = *GetParam();
   int ties = 0;
   for (int bits = 0; bits < 65535; ++bits) {
@@ -102,25 +102,25 @@ TEST_P(NumericTest, TiesAndTheirNeighboursRoundToNearestEven) {
 
 TEST_P(NumericTest, PatternsFromTheWholeRangeRoundToNearestEven) {
   const Format& format = *GetParam();
-  // A prime step over all 2^32 patterns: every exponent, subnormals, infinities and NaN included.
-  const std::uint64_t step = 1009 * FLASHCORE_TEST_DIVISOR;
-  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += step) {
+  // A prime stride over all 2^32 patterns covers every exponent, subnormals, infinities and NaN.
+  const std::uint64_t stride = 1009 * FLASHCORE_TEST_DIVISOR;
+  for (std::uint64_t bits = 0; bits < (std::uint64_t{1} << 32); bits += stride) {
     const float x = float_of_bits(static_cast<std::uint32_t>(bits));
     ASSERT_TRUE(converts(format, x)) << std::hex << bits;
   }
 }
 
-TEST_P(NumericTest, OverflowBeginsHalfAStepPastTheLargest) {
+TEST_P(NumericTest, OverflowStartsHalfAnUlpPastTheLargest) {
   const Format& format = *GetParam();
-  const double half_step = std::ldexp(1.0, format.bias() - format.mantissa_bits - 1);
-  const auto edge = static_cast<float>(format.largest() + half_step);
+  const double half_ulp = std::ldexp(1.0, format.bias() - format.mantissa_bits - 1);
+  const auto edge = static_cast<float>(format.largest() + half_ulp);
   EXPECT_EQ(value_of(format, format.narrow(std::nextafter(edge, 0.0f))), format.largest());
   EXPECT_TRUE(std::isinf(value_of(format, format.narrow(edge))));
   EXPECT_TRUE(std::isinf(value_of(format, format.narrow(-edge))));
   EXPECT_LT(value_of(format, format.narrow(-edge)), 0);
 }
 
-TEST(Numeric, HandPickedValues) {
+TEST(Numeric, KnownValuesConvert) {
   EXPECT_EQ(f16_of_float(1.0f), 0x3c00);
   EXPECT_EQ(f16_of_float(-2.0f), 0xc000);
   EXPECT_EQ(f16_of_float(65504.0f), 0x7bff);

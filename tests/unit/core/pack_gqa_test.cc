@@ -1,4 +1,4 @@
-// core/tile_scheduler.h: rows of several heads in one tile of a Hopper kernel.
+// core/tile_scheduler.h: PackGQA puts rows of several heads into one tile of an sm90 kernel.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int32_t kMostRows = 3 * kQTileRows;
 
-TEST(PackGqa, HaveEachQueryOnce) {
+TEST(PackGqa, MapsEachQueryOnce) {
   for (std::int32_t log2 = 0; 1 << log2 <= kMaxHeadsInTile; ++log2) {
     const PackGqa heads{log2};
     SCOPED_TRACE(testing::Message() << (1 << log2) << " heads");
@@ -28,20 +28,20 @@ TEST(PackGqa, HaveEachQueryOnce) {
   }
 }
 
-// What one copy brings: a piece's rows are head after head, as a box of the tensor map is.
-TEST(PackGqa, LieInAPieceOneAfterTheOther) {
+// One TMA copy loads a 64-row Q tile. Its rows are ordered by head, like a box of the tensor map.
+TEST(PackGqa, OrdersRowsOfAQTileByHead) {
   for (std::int32_t log2 = 0; 1 << log2 <= kMaxHeadsInTile; ++log2) {
     const PackGqa heads{log2};
     for (std::int32_t row = 0; row < kMostRows; ++row) {
-      const std::int32_t piece = row / kQTileRows, within = row % kQTileRows;
+      const std::int32_t q_tile = row / kQTileRows, within = row % kQTileRows;
       EXPECT_EQ(heads.head(row), within / heads.queries());
-      EXPECT_EQ(heads.query(row), piece * heads.queries() + within % heads.queries());
+      EXPECT_EQ(heads.query(row), q_tile * heads.queries() + within % heads.queries());
     }
   }
 }
 
-// A thread has rows r and r + 8 of its warp's 16, and takes them to be of one head.
-TEST(PackGqa, LeaveAWarpOneHead) {
+// A thread holds rows r and r + 8 of the 16 rows of its warp and assumes that both have one head.
+TEST(PackGqa, GivesAWarpOneHead) {
   for (std::int32_t log2 = 0; 1 << log2 <= kMaxHeadsInTile; ++log2) {
     const PackGqa heads{log2};
     for (std::int32_t row = 0; row < kMostRows; ++row) {

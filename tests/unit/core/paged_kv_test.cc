@@ -1,4 +1,4 @@
-// core/paged_kv.h: where a key lies, for every page size, and what becomes of bad page ids.
+// core/paged_kv.h: the location of a key for every page size, and the handling of bad page ids.
 #include "core/paged_kv.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace flashcore::core {
 namespace {
 
-TEST(PageTable, EveryKeyOfEveryPageSize) {
+TEST(PageTable, LocatesEveryKeyForEveryPageSize) {
   constexpr std::int32_t kKeys = 600, kPages = 700;
   std::vector<std::int32_t> table(2 * 620);
   for (std::size_t i = 0; i < table.size(); ++i) {
@@ -20,11 +20,11 @@ TEST(PageTable, EveryKeyOfEveryPageSize) {
   for (std::int32_t size = 1; size <= 256; ++size) {
     const PageTable pages{table.data(), 620, size, page_shift(size), kPages};
     const KvRowMap rows = kv_row_map(pages, 1, 0);
-    std::int32_t slot = 0, row = 0;  // by counting
+    std::int32_t slot = 0, row = 0;  // expected, by counting
     for (std::int32_t key = 0; key < kKeys; ++key) {
-      const KvLocation place = rows.at(key);
-      ASSERT_EQ(place.block, table[static_cast<std::size_t>(620 + slot)]) << size << " " << key;
-      ASSERT_EQ(place.row, row) << size << " " << key;
+      const KvLocation location = rows.at(key);
+      ASSERT_EQ(location.block, table[static_cast<std::size_t>(620 + slot)]) << size << " " << key;
+      ASSERT_EQ(location.row, row) << size << " " << key;
       ASSERT_EQ(rows.run_from(key), size - row) << size << " " << key;
       ASSERT_EQ(slots_in_use(pages, key + 1), slot + 1) << size << " " << key;
       if (++row == size) row = 0, ++slot;
@@ -33,7 +33,7 @@ TEST(PageTable, EveryKeyOfEveryPageSize) {
   }
 }
 
-TEST(PageTable, ShiftsAreForPowersOfTwoOnly) {
+TEST(PageTable, OnlyPowersOfTwoHaveAShift) {
   for (std::int32_t size = 1; size <= 256; ++size) {
     const bool power = (size & (size - 1)) == 0;
     ASSERT_EQ(page_shift(size) >= 0, power) << size;
@@ -43,7 +43,7 @@ TEST(PageTable, ShiftsAreForPowersOfTwoOnly) {
   }
 }
 
-TEST(PageTable, WithoutPagesKeysFollowEachOther) {
+TEST(PageTable, DenseKeysAreContiguous) {
   const KvRowMap rows = kv_row_map(PageTable{}, 3, 40);
   EXPECT_EQ(rows.at(7).block, 3);
   EXPECT_EQ(rows.at(7).row, 47);
@@ -51,7 +51,7 @@ TEST(PageTable, WithoutPagesKeysFollowEachOther) {
   EXPECT_EQ(slots_in_use(PageTable{}, 1000), 0);
 }
 
-TEST(PageTable, BadIdsAreNotedAndNeverUsed) {
+TEST(PageTable, BadIdsAreReportedAndNeverUsed) {
   const std::int32_t table[] = {2, -1, 3, INT32_MAX, INT32_MIN, 0};
   const PageTable pages{table, 3, 16, page_shift(16), 3};
   const bool bad[] = {false, true, true, true, true, false};
@@ -59,14 +59,14 @@ TEST(PageTable, BadIdsAreNotedAndNeverUsed) {
     for (std::int32_t slot = 0; slot < 3; ++slot) {
       const std::int32_t id = table[b * 3 + slot];
       const ErrorSlot found = page_error(pages, b, slot);
-      const KvLocation place = kv_row_map(pages, b, 0).at(16 * slot + 5);
-      EXPECT_EQ(place.row, 5);
+      const KvLocation location = kv_row_map(pages, b, 0).at(16 * slot + 5);
+      EXPECT_EQ(location.row, 5);
       if (!bad[b * 3 + slot]) {
         EXPECT_EQ(found.code, 0);
-        EXPECT_EQ(place.block, id);
+        EXPECT_EQ(location.block, id);
         continue;
       }
-      EXPECT_EQ(place.block, 0);
+      EXPECT_EQ(location.block, 0);
       EXPECT_EQ(found.code, static_cast<std::int32_t>(ErrorCode::page_id_out_of_range));
       EXPECT_EQ(found.batch, b);
       EXPECT_EQ(found.index, slot);

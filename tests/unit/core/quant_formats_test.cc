@@ -1,5 +1,5 @@
-// The 8-bit formats of core/quant_formats.h against their definitions: every code, and every value
-// near which a code changes.
+// The 8-bit formats of core/quant_formats.h against their definitions: every bit pattern, and every
+// rounding boundary between two of them.
 #include "core/quant_formats.h"
 
 #include <gtest/gtest.h>
@@ -16,37 +16,37 @@ namespace {
 
 constexpr Element kFormats[] = {Element::e4m3, Element::e5m2, Element::int8, Element::u8};
 
-/// The value of a code in steps, by the definition of its format; NaN and infinities as such.
-double value_of(Element format, int code) {
-  if (format == Element::int8) return code < 128 ? code : code - 256;
-  if (format == Element::u8) return code - 128;
+/// The value of a bit pattern by the definition of its format, before the scale.
+double value_of(Element format, int bits) {
+  if (format == Element::int8) return bits < 128 ? bits : bits - 256;
+  if (format == Element::u8) return bits - 128;
   const bool wide = format == Element::e5m2;
   const int mantissa_bits = wide ? 2 : 3, bias = wide ? 15 : 7;
-  const int exponent = (code & 0x7f) >> mantissa_bits;
-  const int mantissa = code & ((1 << mantissa_bits) - 1);
-  const double sign = code >= 128 ? -1 : 1;
+  const int exponent = (bits & 0x7f) >> mantissa_bits;
+  const int mantissa = bits & ((1 << mantissa_bits) - 1);
+  const double sign = bits >= 128 ? -1 : 1;
   if (wide && exponent == 31) {
     return mantissa == 0 ? sign * std::numeric_limits<double>::infinity()
                          : std::numeric_limits<double>::quiet_NaN();
   }
-  if (!wide && (code & 0x7f) == 0x7f) return std::numeric_limits<double>::quiet_NaN();
+  if (!wide && (bits & 0x7f) == 0x7f) return std::numeric_limits<double>::quiet_NaN();
   const int one = exponent == 0 ? 0 : 1 << mantissa_bits;
   return sign * std::ldexp(one + mantissa, std::max(exponent, 1) - bias - mantissa_bits);
 }
 
-/// Codes that may be produced, by ascending value; of the two zeros the positive one.
-std::vector<int> producible(Element format) {
-  std::vector<int> codes;
-  for (int code = 0; code < 256; ++code) {
-    const double value = value_of(format, code);
+/// The bit patterns that encode() may return, by ascending value. Of the two zeros only +0.
+std::vector<int> encodable(Element format) {
+  std::vector<int> patterns;
+  for (int bits = 0; bits < 256; ++bits) {
+    const double value = value_of(format, bits);
     const bool integer = format == Element::int8 || format == Element::u8;
     if (!std::isfinite(value) || (integer && value == -128)) continue;
-    if (!integer && code == 0x80) continue;
-    codes.push_back(code);
+    if (!integer && bits == 0x80) continue;
+    patterns.push_back(bits);
   }
-  std::sort(codes.begin(), codes.end(),
+  std::sort(patterns.begin(), patterns.end(),
             [&](int a, int b) { return value_of(format, a) < value_of(format, b); });
-  return codes;
+  return patterns;
 }
 
 float next(float x, bool up) {
@@ -54,44 +54,45 @@ float next(float x, bool up) {
   return std::nextafter(x, up ? infinity : -infinity);
 }
 
-TEST(EightBit, EveryCodeMeansWhatItsFormatSays) {
+TEST(QuantFormats, DecodeMatchesTheDefinition) {
   for (const Element format : kFormats) {
-    for (int code = 0; code < 256; ++code) {
-      const double want = value_of(format, code);
-      const double got = decode(format, static_cast<std::uint8_t>(code));
+    for (int bits = 0; bits < 256; ++bits) {
+      const double want = value_of(format, bits);
+      const double got = decode(format, static_cast<std::uint8_t>(bits));
       EXPECT_TRUE(std::isnan(want) ? std::isnan(got) : got == want)
-          << static_cast<int>(format) << " code " << code;
-      EXPECT_EQ(std::signbit(got), std::signbit(want)) << code;
+          << static_cast<int>(format) << " bits " << bits;
+      EXPECT_EQ(std::signbit(got), std::signbit(want)) << bits;
     }
   }
 }
 
-TEST(EightBit, TablesAreMadeByTheCompiler) {
+TEST(QuantFormats, TablesAreConstexpr) {
   static constexpr CodeTable kTable = code_table(Element::e4m3);
   static_assert(kTable.value[0x7e] == 448.f && kTable.value[0x01] == 0x1p-9f);
   static_assert(decode(Element::e5m2, 0x7b) == 57344.f);
 }
 
-TEST(EightBit, EveryFiniteCodeComesBack) {
+TEST(QuantFormats, EveryFiniteValueRoundTrips) {
   for (const Element format : kFormats) {
-    for (int code = 0; code < 256; ++code) {
-      const double value = value_of(format, code);
+    for (int bits = 0; bits < 256; ++bits) {
+      const double value = value_of(format, bits);
       if (!std::isfinite(value)) continue;
       const Code back = encode(format, static_cast<float>(value));
-      const bool never_produced = !has_nan(format) && value == -128;
-      EXPECT_EQ(back.saturated, never_produced);
-      if (never_produced) continue;
-      EXPECT_EQ(back.bits, code) << static_cast<int>(format);
+      const bool never_encoded = !has_nan(format) && value == -128;
+      EXPECT_EQ(back.saturated, never_encoded);
+      if (never_encoded) continue;
+      EXPECT_EQ(back.bits, bits) << static_cast<int>(format);
     }
   }
 }
 
-/// Half-way between two neighbours, and one float below and above: nearest, ties to the even code.
-TEST(EightBit, RoundsToNearestTiesToEven) {
+/// Tests the midpoint of two neighbors and the floats next to it: nearest, ties to the even
+/// pattern.
+TEST(QuantFormats, RoundsToNearestTiesToEven) {
   for (const Element format : kFormats) {
-    const std::vector<int> codes = producible(format);
-    for (std::size_t i = 0; i + 1 < codes.size(); ++i) {
-      const double low = value_of(format, codes[i]), high = value_of(format, codes[i + 1]);
+    const std::vector<int> patterns = encodable(format);
+    for (std::size_t i = 0; i + 1 < patterns.size(); ++i) {
+      const double low = value_of(format, patterns[i]), high = value_of(format, patterns[i + 1]);
       const auto middle = static_cast<float>((low + high) / 2);  // exact: few bits
       ASSERT_EQ(static_cast<double>(middle), (low + high) / 2);
       const auto value_at = [&](float x) {
@@ -99,8 +100,8 @@ TEST(EightBit, RoundsToNearestTiesToEven) {
         EXPECT_FALSE(code.saturated);
         return value_of(format, code.bits);
       };
-      // Codes of neighbours differ by one, so one of them is even (as integers, for int8 too).
-      const bool low_is_even = codes[i] % 2 == 0;
+      // The bit patterns of neighbors differ by one, so one of them is even, for int8 too.
+      const bool low_is_even = patterns[i] % 2 == 0;
       EXPECT_EQ(value_at(middle), low_is_even ? low : high) << static_cast<int>(format) << " " << i;
       EXPECT_EQ(value_at(next(middle, false)), low);
       EXPECT_EQ(value_at(next(middle, true)), high);
@@ -108,7 +109,7 @@ TEST(EightBit, RoundsToNearestTiesToEven) {
   }
 }
 
-TEST(EightBit, SaturatesAndSaysSo) {
+TEST(QuantFormats, SaturatesAndReportsIt) {
   const struct {
     Element format;
     float last_inside, largest;
@@ -132,7 +133,7 @@ TEST(EightBit, SaturatesAndSaysSo) {
   }
 }
 
-TEST(EightBit, NanStaysWhereItCan) {
+TEST(QuantFormats, NanIsNanOrZero) {
   for (const Element format : kFormats) {
     const Code code = encode(format, std::numeric_limits<float>::quiet_NaN());
     EXPECT_FALSE(code.saturated);
@@ -141,7 +142,7 @@ TEST(EightBit, NanStaysWhereItCan) {
   }
 }
 
-TEST(EightBit, ScalesHaveReciprocals) {
+TEST(QuantFormats, ScalesHaveFiniteReciprocals) {
   for (const Element format : kFormats) {
     EXPECT_EQ(scale_of_largest(format, 0.f), 1.f);
     for (const float largest : {0x1p-149f, 1e-40f, 1e-20f, 1.f, 3e38f}) {

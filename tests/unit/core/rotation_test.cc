@@ -1,4 +1,4 @@
-// The rotation of quantize() and dequantize() against its definition: a matrix in f64.
+// The rotation of quantize() and dequantize() against its definition, a matrix in f64.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -20,7 +20,7 @@ namespace {
 using Row = std::vector<double>;
 
 constexpr std::int64_t kColumns[] = {1, 2, 3, 16, 20, 32, 48, 64, 80, 96, 128, 192, 256, 512, 576};
-constexpr double kUnit = 0x1p-24;  // of a rounding in f32
+constexpr double kUnit = 0x1p-24;  // relative error of one rounding to f32
 
 std::int64_t order_of(std::int64_t columns) {
   std::int64_t order = 1;
@@ -35,7 +35,7 @@ class Matrix {
       : order(order_of(columns)), elements_(static_cast<std::size_t>(columns * order)) {
     const double size = 1 / std::sqrt(static_cast<double>(order));
     for (std::int64_t i = 0; i < columns; ++i) {
-      int pairs = 0;  // of neighbouring ones
+      int pairs = 0;  // of adjacent 1 bits
       for (std::int64_t bits = i; bits > 1; bits /= 2) pairs += bits % 4 == 3 ? 1 : 0;
       for (std::int64_t j = 0; j < order; ++j) {
         const int signs = pairs + std::popcount(static_cast<std::uint64_t>(i % order & j));
@@ -44,7 +44,7 @@ class Matrix {
     }
   }
 
-  /// The elements of row i that are not 0: columns i / order * order and so on.
+  /// The `order` nonzero elements of row i. They start at column i / order * order.
   const double* row(std::int64_t i) const {
     return &elements_[static_cast<std::size_t>(i * order)];
   }
@@ -75,8 +75,8 @@ class Matrix {
   std::vector<double> elements_;
 };
 
-/// How far sums of a row may be off in f32: one rounding for each of log2(order) additions that an
-/// element passes through, and of the factor.
+/// Error bound of a rotated row in f32: one rounding for each of the log2(order) additions of an
+/// element, and one for the factor.
 double rotation_error(const Row& x) {
   const auto columns = static_cast<std::int64_t>(x.size());
   const auto order = static_cast<double>(order_of(columns));
@@ -96,7 +96,7 @@ void for_each_row(const Shape& shape, Visit visit) {
   for_each_index({shape[0], shape[1], shape[2], 1}, visit);
 }
 
-/// Normal, but for one column in 32 that is 20 times larger.
+/// Normal values. One column in 32 is 20 times larger.
 Tensor draw_outliers(Random& random, DType dtype, const Shape& shape) {
   Tensor x = draw_normal(random, dtype, shape);
   for_each_index(shape, [&](const Shape& at) {
@@ -105,7 +105,7 @@ Tensor draw_outliers(Random& random, DType dtype, const Shape& shape) {
   return x;
 }
 
-TEST(Rotation, IsTheMatrixAndOrthonormal) {
+TEST(Rotation, MatchesTheOrthonormalMatrix) {
   for (const std::int64_t columns : kColumns) {
     SCOPED_TRACE(columns);
     const Matrix matrix(columns);
@@ -133,7 +133,7 @@ TEST(Rotation, IsTheMatrixAndOrthonormal) {
   }
 }
 
-TEST(Rotation, LeavesScoresAsTheyAre) {
+TEST(Rotation, KeepsScores) {
   Random random(3);
   for (const std::int64_t columns : kColumns) {
     SCOPED_TRACE(columns);
@@ -157,7 +157,7 @@ TEST(Rotation, LeavesScoresAsTheyAre) {
   }
 }
 
-TEST(Rotation, SpreadsASingleElementAndARowOfEqualOnes) {
+TEST(Rotation, DistributesOneElementAndAConstantRow) {
   for (const std::int32_t columns : {64, 128, 256, 512}) {
     std::vector<float> single(static_cast<std::size_t>(columns), 0.f);
     std::vector<float> equal(static_cast<std::size_t>(columns), 1.f);
@@ -170,26 +170,26 @@ TEST(Rotation, SpreadsASingleElementAndARowOfEqualOnes) {
   }
 }
 
-TEST(Rotation, CodesAreTheNearestToWhatTheMatrixGives) {
+TEST(Rotation, QuantizedValuesAreNearestToTheRotatedRow) {
   const Granularity all[] = {
       {"tensor", {1}, 0}, {"head", {1, 2}, 0}, {"block", {1, 2, 3}, 2}, {"row", {1, 2, 5}, 1}};
   constexpr MemoryLayout kMemoryLayouts[] = {MemoryLayout::padded, MemoryLayout::heads_first,
                                              MemoryLayout::rows_first};
   Random random(17);
-  int turn = 0;
+  int variant = 0;
   for (const std::int64_t columns : kColumns) {
     const Shape shape = {1, 2, 5, columns};
     const Matrix matrix(columns);
     for (const DType code : kCodes) {
       for (const Granularity& g : all) {
-        const DType wide = kWide[turn % 3];
+        const DType wide = kWide[variant % 3];
         SCOPED_TRACE(std::to_string(columns) + " columns, " + to_string(wide) + " " +
                      to_string(code) + " per " + g.name);
         const Tensor from =
-            rearranged(draw_outliers(random, wide, shape), kMemoryLayouts[turn / 3 % 3]);
-        Tensor to(code, shape, kMemoryLayouts[turn % 2]), scale(DType::f32, g.scale);
+            rearranged(draw_outliers(random, wide, shape), kMemoryLayouts[variant / 3 % 3]);
+        Tensor to(code, shape, kMemoryLayouts[variant % 2]), scale(DType::f32, g.scale);
         Tensor saturated(DType::i32, g.scale);
-        ++turn;
+        ++variant;
         const QuantOptions options{.block_rows = g.block_rows, .rotate = true};
         const Status status =
             quantize({from.view(), to.view(), scale.view(), saturated.view()}, options);
@@ -221,16 +221,16 @@ TEST(Rotation, CodesAreTheNearestToWhatTheMatrixGives) {
           }
         });
 
-        // And back: what the transposed matrix makes of the codes' values.
-        Tensor back(DType::f32, shape, kMemoryLayouts[turn % 3]);
+        // dequantize() multiplies the decoded values by the transposed matrix.
+        Tensor back(DType::f32, shape, kMemoryLayouts[variant % 3]);
         ASSERT_TRUE(dequantize({to.view(), back.view(), scale.view(), {}}, options).ok());
         for_each_row(shape, [&](Shape at) {
-          Row codes = row_of(to, at);
-          for (double& one : codes) one *= scale.at(slot_of(g, at));
-          const Row want = matrix.times_transpose(codes);
+          Row decoded = row_of(to, at);
+          for (double& one : decoded) one *= scale.at(slot_of(g, at));
+          const Row want = matrix.times_transpose(decoded);
           for (at[3] = 0; at[3] < columns; ++at[3]) {
             ASSERT_NEAR(back.at(at), want[static_cast<std::size_t>(at[3])],
-                        2 * rotation_error(codes));
+                        2 * rotation_error(decoded));
           }
         });
       }
@@ -249,7 +249,7 @@ double relative_error(const Tensor& got, const Tensor& want) {
   return std::sqrt(error2 / want2);
 }
 
-TEST(Rotation, MakesLessOfOutliersForIntegers) {
+TEST(Rotation, ReducesTheErrorOfIntegersWithOutliers) {
   Random random(5);
   const Shape shape = {1, 2, 40, 128};
   const Tensor x = draw_outliers(random, DType::f32, shape);
@@ -266,8 +266,8 @@ TEST(Rotation, MakesLessOfOutliersForIntegers) {
   }
 }
 
-TEST(Rotation, GivenScalesAreKeptAndCountWhatSaturates) {
-  // A row of one element 16: the rotation makes every element of 16 columns +-4.
+TEST(Rotation, GivenScalesAreKeptAndSaturationIsCounted) {
+  // A row of 16 columns with one element 16 and zeros: the rotation makes every element 4 or -4.
   Tensor from(DType::bf16, {1, 1, 2, 16}), to(DType::int8, {1, 1, 2, 16});
   from.fill(0);
   from.set({0, 0, 0, 3}, 16);
@@ -283,7 +283,7 @@ TEST(Rotation, GivenScalesAreKeptAndCountWhatSaturates) {
   EXPECT_NEAR(scale.at({0, 0, 1}), 0.01, 1e-8);
 }
 
-TEST(Rotation, WhatIsNotFiniteTakesItsBlockWithIt) {
+TEST(Rotation, NonFiniteValueSpoilsItsBlock) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const double bad : {std::nan(""), kInf, -kInf}) {
     for (const DType code : kCodes) {
@@ -316,11 +316,12 @@ TEST(Rotation, WhatIsNotFiniteTakesItsBlockWithIt) {
   }
 }
 
-TEST(Rotation, SumsBeyondF32AreRefusedOrNan) {
+TEST(Rotation, OverflowIsRefusedOrNan) {
   Tensor from(DType::f32, {1, 1, 1, 64}), to(DType::e4m3, {1, 1, 1, 64}), scale(DType::f32, {1});
   const Matrix matrix(64);
   for (std::int64_t c = 0; c < 64; ++c) {
-    from.set({0, 0, 0, c}, 1e38 * matrix.row(c)[9] * 8);  // all of it in column 9
+    from.set({0, 0, 0, c},
+             1e38 * matrix.row(c)[9] * 8);  // the rotation sums all of it into column 9
   }
   ASSERT_TRUE(quantize({from.view(), to.view(), scale.view(), {}}, {.rotate = true}).ok());
   EXPECT_TRUE(std::isnan(to.at({0, 0, 0, 9})));
@@ -331,7 +332,7 @@ TEST(Rotation, SumsBeyondF32AreRefusedOrNan) {
       << status.message();
 }
 
-TEST(Rotation, TakesNoMoreColumnsThanAHeadHas) {
+TEST(Rotation, RefusesMoreColumnsThanAHeadHas) {
   const Tensor from(DType::f32, {1, 1, 1, 578});
   Tensor to(DType::int8, {1, 1, 1, 578}), scale(DType::f32, {1}), back(DType::f32, {1, 1, 1, 578});
   scale.fill(1);
@@ -344,7 +345,7 @@ TEST(Rotation, TakesNoMoreColumnsThanAHeadHas) {
   }
 }
 
-TEST(Rotation, TheCAbiDoesTheSame) {
+TEST(Rotation, CAbiGivesTheSameBits) {
   Random random(9);
   const Tensor from = draw_outliers(random, DType::f32, {1, 2, 4, 32});
   Tensor to(DType::e4m3, {1, 2, 4, 32}), want(DType::e4m3, {1, 2, 4, 32});

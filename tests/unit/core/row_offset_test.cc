@@ -5,7 +5,7 @@
 namespace flashcore::core {
 namespace {
 
-TEST(RowOffset, WeighsEveryIndexByItsStride) {
+TEST(RowOffset, MultipliesEveryIndexByItsStride) {
   constexpr Strides strides{1000, 100, 10, 1};
   EXPECT_EQ(row_offset(strides, 2, 3, 4), 2340);
   EXPECT_EQ(row_offset(strides, KvLocation{2, 4}, 3), 2340);

@@ -43,7 +43,7 @@ float modify(const AttentionParams& p, int b, int h, int i, int key, float dista
   return modify_score<ScalarScoreMath, kInput>(kScore, ScoreRow<float>{p, b, h, i}, distance, key);
 }
 
-TEST(Score, AppliesEveryOptionInOrder) {
+TEST(Score, AppliesAllOptionsInOrder) {
   const Call call;
   for (int b = 0; b < kBatch; ++b) {
     for (int h = 0; h < kHeads; ++h) {
@@ -73,7 +73,7 @@ TEST(Score, WithoutOptionsOnlyScales) {
   EXPECT_EQ(modify<ScoreInput::scaled>(p, 0, 0, 0, 0, 7.f), kScore);
 }
 
-TEST(Score, EachOptionAlone) {
+TEST(Score, AppliesEachOptionAlone) {
   const Call call;
   const auto with = [&](auto select) {
     AttentionParams p{};
@@ -102,7 +102,7 @@ TEST(Score, EachOptionAlone) {
   EXPECT_EQ(with([&](AttentionParams& p) { p.softcap = kCap; }), capped(kScore, kCap));
 }
 
-TEST(Score, ARowAtOnceEqualsOneScoreAtATime) {
+TEST(Score, ModifyScoresEqualsModifyScore) {
   const Call call;
   const auto row = ScoreRow<double>{call.p, 1, 1, 2};
   double scores[kKeys];
@@ -122,7 +122,7 @@ struct ConstantMath {
   static float absolute(float) { return 10.f; }
 };
 
-TEST(Score, MathIsAPolicy) {
+TEST(Score, UsesTheMathPolicy) {
   Call call;
   call.p.bias = nullptr;
   call.p.mask = nullptr;

@@ -21,7 +21,7 @@ void expect_disjoint(std::int64_t tile_q, std::int64_t tile_k, std::int64_t head
                                                          {s.max, tile_q},
                                                          {s.sum, tile_q}};
   for (const auto& a : parts) {
-    ASSERT_EQ(a.first % 64, 0);  // whole cache lines, and aligned for every vector
+    ASSERT_EQ(a.first % 64, 0);  // whole cache lines, aligned for all vector types
     ASSERT_GE(a.first, 0);
     ASSERT_LE(a.first + a.second, s.total);
     for (const auto& b : parts) {
@@ -43,7 +43,7 @@ TEST(Scratch, PartsAreDisjointAndInsideForEveryTuningRow) {
   }
 }
 
-TEST(Scratch, OddSizesToo) {
+TEST(Scratch, PartsAreDisjointForOddSizes) {
   for (std::int64_t tile_q : {1, 7, 64}) {
     for (std::int64_t tile_k : {1, 5, 12, 128}) {
       for (std::int64_t dim : {1, 2, 65, 576}) expect_disjoint(tile_q, tile_k, dim, 577 - dim);

@@ -1,4 +1,4 @@
-// core/seq_info.h: lengths and positions, and what becomes of bad ones.
+// core/seq_info.h: lengths and positions, and the clamping of bad values.
 #include "core/seq_info.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace flashcore::core {
 namespace {
 
-AttentionParams fixed_lengths() {
+AttentionParams dense_params() {
   AttentionParams p{};
   p.batch = 2;
   p.q_len = 4;
@@ -21,9 +21,9 @@ AttentionParams fixed_lengths() {
   return p;
 }
 
-AttentionParams packed(const std::vector<std::int32_t>& cu_q,
-                       const std::vector<std::int32_t>& cu_k) {
-  AttentionParams p = fixed_lengths();
+AttentionParams varlen_params(const std::vector<std::int32_t>& cu_q,
+                              const std::vector<std::int32_t>& cu_k) {
+  AttentionParams p = dense_params();
   p.total_q = 12;
   p.total_k = 30;
   p.q_len = 6;
@@ -41,8 +41,8 @@ void expect_error(const SeqInfo& s, ErrorCode code, std::int32_t batch, std::int
   EXPECT_EQ(s.error.value, value);
 }
 
-TEST(Sequence, FixedLengthsStandBottomRight) {
-  const SeqInfo s = seq_info_of(fixed_lengths(), 1);
+TEST(SeqInfo, DenseLengthsAlignBottomRight) {
+  const SeqInfo s = seq_info_of(dense_params(), 1);
   EXPECT_EQ(s.q_len, 4);
   EXPECT_EQ(s.kv_len, 10);
   EXPECT_EQ(s.q_row, 0);
@@ -52,9 +52,9 @@ TEST(Sequence, FixedLengthsStandBottomRight) {
   EXPECT_EQ(s.error.code, 0);
 }
 
-TEST(Sequence, PackedLengths) {
+TEST(SeqInfo, VarlenLengthsComeFromCuSeqlens) {
   const std::vector<std::int32_t> cu_q{0, 5, 11}, cu_k{0, 20, 29};
-  const SeqInfo s = seq_info_of(packed(cu_q, cu_k), 1);
+  const SeqInfo s = seq_info_of(varlen_params(cu_q, cu_k), 1);
   EXPECT_EQ(s.q_row, 5);
   EXPECT_EQ(s.q_len, 6);
   EXPECT_EQ(s.k_row, 20);
@@ -63,8 +63,8 @@ TEST(Sequence, PackedLengths) {
   EXPECT_EQ(s.error.code, 0);
 }
 
-TEST(Sequence, UsedLengthsAndStartsByStride) {
-  AttentionParams p = fixed_lengths();
+TEST(SeqInfo, UsedLengthsAndStartsFollowTheirStrides) {
+  AttentionParams p = dense_params();
   const std::int32_t used[] = {7, -1, 3}, q_start[] = {100, -1, -2, -1}, k_start[] = {1, 40};
   p.used_k = used, p.used_k_stride = 2;
   p.q_start = q_start, p.q_start_stride = 2;
@@ -76,7 +76,7 @@ TEST(Sequence, UsedLengthsAndStartsByStride) {
   EXPECT_EQ(s.error.code, 0);
 }
 
-TEST(Sequence, BadCuSeqlensQIsClampedAndNamed) {
+TEST(SeqInfo, BadCuSeqlensQIsClampedAndNamed) {
   const std::vector<std::int32_t> good{0, 20, 29};
   struct Row {
     std::vector<std::int32_t> cu;
@@ -91,29 +91,29 @@ TEST(Sequence, BadCuSeqlensQIsClampedAndNamed) {
       {{0, 4, 11}, 4, 6, 2, 11},    // longer than max_q_len
   };
   for (const Row& row : rows) {
-    const SeqInfo s = seq_info_of(packed(row.cu, good), 1);
+    const SeqInfo s = seq_info_of(varlen_params(row.cu, good), 1);
     EXPECT_EQ(s.q_row, row.q_row);
     EXPECT_EQ(s.q_len, row.q_len);
     expect_error(s, ErrorCode::cu_seqlens_q_invalid, 1, row.index, row.value);
   }
 }
 
-TEST(Sequence, BadCuSeqlensKIsClampedAndNamed) {
+TEST(SeqInfo, BadCuSeqlensKIsClampedAndNamed) {
   const std::vector<std::int32_t> good{0, 5, 11};
   const std::vector<std::int32_t> decreasing{0, 10, 4}, past{0, 20, 31}, longer{0, 1, 22};
-  SeqInfo s = seq_info_of(packed(good, decreasing), 1);
+  SeqInfo s = seq_info_of(varlen_params(good, decreasing), 1);
   EXPECT_EQ(s.kv_len, 0);
   expect_error(s, ErrorCode::cu_seqlens_k_invalid, 1, 2, 4);
-  s = seq_info_of(packed(good, past), 1);
+  s = seq_info_of(varlen_params(good, past), 1);
   EXPECT_EQ(s.kv_len, 10);
   expect_error(s, ErrorCode::cu_seqlens_k_invalid, 1, 2, 31);
-  s = seq_info_of(packed(good, longer), 1);
+  s = seq_info_of(varlen_params(good, longer), 1);
   EXPECT_EQ(s.kv_len, 20);
   expect_error(s, ErrorCode::cu_seqlens_k_invalid, 1, 2, 22);
 }
 
-TEST(Sequence, BadUsedLengthsAndStarts) {
-  AttentionParams p = fixed_lengths();
+TEST(SeqInfo, BadUsedLengthsAndStartsAreClampedAndNamed) {
+  AttentionParams p = dense_params();
   const std::int32_t used[] = {11, -1};
   p.used_k = used, p.used_k_stride = 1;
   EXPECT_EQ(seq_info_of(p, 0).kv_len, 10);
@@ -121,25 +121,25 @@ TEST(Sequence, BadUsedLengthsAndStarts) {
   EXPECT_EQ(seq_info_of(p, 1).kv_len, 0);
   expect_error(seq_info_of(p, 1), ErrorCode::used_k_out_of_range, 1, 1, -1);
 
-  p = fixed_lengths();
+  p = dense_params();
   const std::int32_t starts[] = {kMaxStart + 1, -kMaxStart - 1};
   p.q_start = starts, p.q_start_stride = 1;
   expect_error(seq_info_of(p, 0), ErrorCode::q_start_out_of_range, 0, 0, kMaxStart + 1);
   EXPECT_EQ(seq_info_of(p, 0).mask.diagonal, kMaxStart);
   expect_error(seq_info_of(p, 1), ErrorCode::q_start_out_of_range, 1, 1, -kMaxStart - 1);
 
-  p = fixed_lengths();
+  p = dense_params();
   p.k_start = starts, p.k_start_stride = 1;
   expect_error(seq_info_of(p, 0), ErrorCode::k_start_out_of_range, 0, 0, kMaxStart + 1);
   EXPECT_EQ(seq_info_of(p, 1).mask.diagonal, 6 + kMaxStart);
 }
 
-TEST(Sequence, TheFirstErrorIsKept) {
+TEST(SeqInfo, ReportsTheFirstError) {
   const std::vector<std::int32_t> cu_q{0, 5, 3}, cu_k{0, 10, 4};
-  expect_error(seq_info_of(packed(cu_q, cu_k), 1), ErrorCode::cu_seqlens_q_invalid, 1, 2, 3);
+  expect_error(seq_info_of(varlen_params(cu_q, cu_k), 1), ErrorCode::cu_seqlens_q_invalid, 1, 2, 3);
 }
 
-TEST(Sequence, WhateverTheIntegersHoldEverythingStaysInsideTheCapacities) {
+TEST(SeqInfo, ArbitraryIntegersStayWithinCapacity) {
   verify::Random random(7);
   const auto any = [&]() -> std::int32_t {
     static constexpr std::int32_t kSpecial[] = {INT32_MIN, INT32_MAX, -1, 0, 1, 12, 13, 30, 31};
@@ -151,7 +151,7 @@ TEST(Sequence, WhateverTheIntegersHoldEverythingStaysInsideTheCapacities) {
     const std::vector<std::int32_t> cu_q{any(), any(), any()}, cu_k{any(), any(), any()};
     const std::int32_t used[] = {any(), any()}, q_start[] = {any(), any()},
                        k_start[] = {any(), any()};
-    AttentionParams p = packed(cu_q, cu_k);
+    AttentionParams p = varlen_params(cu_q, cu_k);
     p.used_k = used, p.used_k_stride = 1;
     p.q_start = q_start, p.q_start_stride = 1;
     p.k_start = k_start, p.k_start_stride = 1;
@@ -173,7 +173,7 @@ TEST(Sequence, WhateverTheIntegersHoldEverythingStaysInsideTheCapacities) {
   EXPECT_GT(errors, 0);
 }
 
-TEST(Sequence, QueryHeadsShareKvHeadsInGroups) {
+TEST(SeqInfo, QueryHeadsShareKvHeadsInGroups) {
   AttentionParams p{};
   p.q_heads = 6;
   p.kv_heads = 2;

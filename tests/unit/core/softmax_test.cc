@@ -1,4 +1,4 @@
-// core/softmax.h: the algebra of online softmax at its edges.
+// core/softmax.h: online softmax, and its edge cases.
 #include "core/softmax.h"
 
 #include <gtest/gtest.h>
@@ -24,19 +24,19 @@ class SoftmaxStateTest : public testing::Test {
 using Types = testing::Types<float, double>;
 TYPED_TEST_SUITE(SoftmaxStateTest, Types);
 
-TYPED_TEST(SoftmaxStateTest, BaseIsTheMaximumUnlessThereIsNone) {
+TYPED_TEST(SoftmaxStateTest, BaseIsTheMaximumOrZero) {
   EXPECT_EQ(softmax_base<TypeParam>(TypeParam(-3.5)), TypeParam(-3.5));
   EXPECT_EQ(softmax_base<TypeParam>(-this->kInfinity), TypeParam(0));
   EXPECT_EQ(softmax_base<TypeParam>(this->kInfinity), this->kInfinity);
 }
 
-TYPED_TEST(SoftmaxStateTest, ARowWithoutKeys) {
+TYPED_TEST(SoftmaxStateTest, RowWithoutKeysIsZeroAndMinusInfinity) {
   const SoftmaxState<TypeParam> none{-this->kInfinity, TypeParam(0)};
   EXPECT_EQ(output_factor(none.sum), TypeParam(0));
   EXPECT_EQ(log_sum_exp(none), -this->kInfinity);
 }
 
-TYPED_TEST(SoftmaxStateTest, NanSumReachesBothResults) {
+TYPED_TEST(SoftmaxStateTest, NanSumReachesFactorAndLse) {
   const SoftmaxState<TypeParam> bad{TypeParam(1), this->kNan};
   EXPECT_TRUE(std::isnan(output_factor(bad.sum)));
   EXPECT_TRUE(std::isnan(log_sum_exp(bad)));
@@ -48,7 +48,7 @@ TYPED_TEST(SoftmaxStateTest, LogSumExpIsNatural) {
   EXPECT_NEAR(log_sum_exp(state), 2 + std::log(2.5), this->kTolerance);
 }
 
-TYPED_TEST(SoftmaxStateTest, SinkAlone) {
+TYPED_TEST(SoftmaxStateTest, SinkAloneIsTheLse) {
   SoftmaxState<TypeParam> state{-this->kInfinity, TypeParam(0)};
   const TypeParam rescale = add_sink(state, TypeParam(3));
   EXPECT_EQ(rescale, TypeParam(0));
@@ -82,14 +82,14 @@ TYPED_TEST(SoftmaxStateTest, SinkAddsToTheDenominatorOnly) {
     const double want = before + std::exp(static_cast<double>(rounded_sink));
     const double got = std::exp(static_cast<double>(state.max)) * state.sum;
     ASSERT_NEAR(got / want, 1.0, this->kTolerance);
-    // What was accumulated relative to the old maximum is brought to the new one.
+    // `rescale` converts accumulators from the old maximum to the new one.
     ASSERT_NEAR(rescale, std::exp(static_cast<double>(static_cast<TypeParam>(max)) - state.max),
                 this->kTolerance);
     ASSERT_GE(state.max, rounded_sink);
   }
 }
 
-TYPED_TEST(SoftmaxStateTest, TheLargestNumbersDoNotOverflow) {
+TYPED_TEST(SoftmaxStateTest, LargestNumbersDoNotOverflow) {
   const TypeParam largest = std::numeric_limits<TypeParam>::max();
   SoftmaxState<TypeParam> low{-largest, TypeParam(4)};
   EXPECT_EQ(log_sum_exp(low), -largest);
@@ -117,15 +117,15 @@ TYPED_TEST(SoftmaxStateTest, WeightIsOneForEqualMaxima) {
 
 TYPED_TEST(SoftmaxStateTest, FinalRowHasFactorAndLse) {
   const SoftmaxState<TypeParam> state{TypeParam(2), TypeParam(2.5)};
-  const FinalRow<TypeParam> plain = finalize_row(state, kNoSink, Fault{});
-  EXPECT_EQ(plain.factor, TypeParam(1) / TypeParam(2.5));
-  EXPECT_EQ(plain.lse(Fault{}), log_sum_exp(state));
+  const FinalRow<TypeParam> without_sink = finalize_row(state, kNoSink, Fault{});
+  EXPECT_EQ(without_sink.factor, TypeParam(1) / TypeParam(2.5));
+  EXPECT_EQ(without_sink.lse(Fault{}), log_sum_exp(state));
 
   const float sink = 3;
-  const FinalRow<TypeParam> sunk = finalize_row(state, Sink{true, &sink, 0, 1}, Fault{});
+  const FinalRow<TypeParam> with_sink = finalize_row(state, Sink{true, &sink, 0, 1}, Fault{});
   const double total = 2.5 * std::exp(2.0) + std::exp(3.0);
-  EXPECT_NEAR(sunk.factor, std::exp(2.0) / total, this->kTolerance);
-  EXPECT_NEAR(sunk.lse(Fault{}), std::log(total), this->kTolerance);
+  EXPECT_NEAR(with_sink.factor, std::exp(2.0) / total, this->kTolerance);
+  EXPECT_NEAR(with_sink.lse(Fault{}), std::log(total), this->kTolerance);
 }
 
 TYPED_TEST(SoftmaxStateTest, FinalRowWithoutKeysIsZero) {
@@ -148,7 +148,7 @@ struct HalvingMath : AccurateMath {
   }
 };
 
-TYPED_TEST(SoftmaxStateTest, MathIsAPolicy) {
+TYPED_TEST(SoftmaxStateTest, UsesTheMathPolicy) {
   EXPECT_EQ(partial_weight<HalvingMath>(TypeParam(5), TypeParam(3)), TypeParam(1));
   const SoftmaxState<TypeParam> state{TypeParam(2), TypeParam(8)};
   EXPECT_EQ(finalize_row<HalvingMath>(state, kNoSink, Fault{}).factor, TypeParam(4));

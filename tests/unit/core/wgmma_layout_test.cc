@@ -1,4 +1,4 @@
-// core/wgmma_layout.h: where every element of a tile lies, and what a matrix descriptor says.
+// core/wgmma_layout.h: the offset of every tile element, and the fields of matrix descriptors.
 #include "core/wgmma_layout.h"
 
 #include <gtest/gtest.h>
@@ -45,19 +45,19 @@ TYPED_TEST(Panels, HoldEveryElementOnceAndNothingElse) {
 }
 
 // TMA, wgmma and zero_v_tail() move 16 bytes at a time.
-TYPED_TEST(Panels, EightColumnsStayTogether) {
+TYPED_TEST(Panels, EightColumnsAreContiguous) {
   using Tile = typename TypeParam::Tile;
   for (int row = 0; row < TypeParam::kRows; ++row) {
     for (int column = 0; column < TypeParam::kStoredColumns; ++column) {
-      const std::uint32_t piece = Tile::offset(row, column / 8 * 8);
-      EXPECT_EQ(piece % 16, 0u);
-      EXPECT_EQ(Tile::offset(row, column), piece + static_cast<std::uint32_t>(column % 8 * 2))
+      const std::uint32_t chunk = Tile::offset(row, column / 8 * 8);
+      EXPECT_EQ(chunk % 16, 0u);
+      EXPECT_EQ(Tile::offset(row, column), chunk + static_cast<std::uint32_t>(column % 8 * 2))
           << "row " << row << " column " << column;
     }
   }
 }
 
-TYPED_TEST(Panels, EightRowsOfAPieceHitEightBankGroups) {
+TYPED_TEST(Panels, EightRowsOfAChunkHitEightBankGroups) {
   using Tile = typename TypeParam::Tile;
   for (int first = 0; first < TypeParam::kRows; first += 8) {
     for (int column = 0; column < TypeParam::kStoredColumns; column += 8) {
@@ -70,8 +70,8 @@ TYPED_TEST(Panels, EightRowsOfAPieceHitEightBankGroups) {
   }
 }
 
-// A row of a panel is 128 bytes of its own: what lies behind the last key is cleared row by row.
-TYPED_TEST(Panels, ARowOfAPanelIsOneLine) {
+// A row of a panel is one 128-byte line, so zero_v_tail() can clear rows past the last key.
+TYPED_TEST(Panels, RowOfAPanelIsOneLine) {
   using Tile = typename TypeParam::Tile;
   for (int row = 0; row < TypeParam::kRows; ++row) {
     for (int column = 0; column < TypeParam::kStoredColumns; ++column) {
@@ -81,16 +81,17 @@ TYPED_TEST(Panels, ARowOfAPanelIsOneLine) {
   }
 }
 
-// The swizzle is one of address bits: bits 4-6 change by bits 7-9, whatever the tile. That is what
-// the hardware undoes, from the start address of an operand on, so that start is not swizzled.
-TYPED_TEST(Panels, OperandsStartWhereTheHardwareUndoesTheSwizzle) {
+// The swizzle XORs address bits 4-6 with bits 7-9, for every tile. The hardware applies it to
+// addresses computed from the start address of an operand, so the start address is not swizzled.
+TYPED_TEST(Panels, OperandOffsetsMatchTheHardwareSwizzle) {
   using Tile = typename TypeParam::Tile;
   const auto swizzled = [](std::uint32_t address) { return address ^ (address >> 3 & 0x70); };
   for (int step = 0; step < TypeParam::kColumns / 16; ++step) {
     for (int row = 0; row < TypeParam::kRows; ++row) {
       for (int k = 0; k < 16; ++k) {
-        const auto plain = Tile::k_offset(step) + static_cast<std::uint32_t>(128 * row + 2 * k);
-        EXPECT_EQ(swizzled(plain), Tile::offset(row, 16 * step + k))
+        const auto unswizzled =
+            Tile::k_offset(step) + static_cast<std::uint32_t>(128 * row + 2 * k);
+        EXPECT_EQ(swizzled(unswizzled), Tile::offset(row, 16 * step + k))
             << "step " << step << " row " << row << " k " << k;
       }
     }
@@ -98,18 +99,18 @@ TYPED_TEST(Panels, OperandsStartWhereTheHardwareUndoesTheSwizzle) {
   for (int step = 0; step < TypeParam::kRows / 16; ++step) {
     for (int k = 0; k < 16; ++k) {
       for (int n = 0; n < TypeParam::kColumns; ++n) {
-        const auto plain =
+        const auto unswizzled =
             Tile::mn_offset(step) +
             static_cast<std::uint32_t>(n / 64 * Tile::kPanelBytes + 128 * k + n % 64 * 2);
-        EXPECT_EQ(swizzled(plain), Tile::offset(16 * step + k, n))
+        EXPECT_EQ(swizzled(unswizzled), Tile::offset(16 * step + k, n))
             << "step " << step << " k " << k << " column " << n;
       }
     }
   }
 }
 
-// Where an element lies depends on the rows of its tile, not on its columns.
-TEST(PanelTiles, OfEqualHeightAgree) {
+// The offset of an element depends on the rows of its tile, not on the columns.
+TEST(PanelTiles, OffsetsDependOnRowsOnly) {
   for (int row = 0; row < 80; ++row) {
     for (int column = 0; column < 96; ++column) {
       const std::uint32_t offset = PanelTile<80, 256>::offset(row, column);
@@ -119,8 +120,8 @@ TEST(PanelTiles, OfEqualHeightAgree) {
   }
 }
 
-/// The fields of a matrix descriptor as the PTX manual numbers its bits ("Matrix Descriptor
-/// Format"); sizes are in bytes.
+/// The fields of a matrix descriptor, after "Matrix Descriptor Format" in the PTX manual. Sizes are
+/// in bytes.
 struct Fields {
   std::uint32_t start, leading, stride, base_offset, swizzle, unused;
 };
@@ -137,7 +138,7 @@ Fields decoded(std::uint64_t descriptor) {
 
 constexpr std::uint32_t kSharedBytes = 228 * 1024;  // of an SM
 
-TEST(MatrixDescriptor, HoldsItsFields) {
+TEST(MatrixDescriptor, EncodesItsFields) {
   for (std::uint32_t address = 0; address < kSharedBytes; address += 1024) {
     for (const int rows : {0, 64, 80, 96, 112, 128, 160, 176, 192, 208, 256}) {
       const auto panel_bytes = static_cast<std::uint32_t>(rows * kPanelRowBytes);
@@ -152,7 +153,7 @@ TEST(MatrixDescriptor, HoldsItsFields) {
   }
 }
 
-TEST(MatrixDescriptor, AdvancesItsAddressAlone) {
+TEST(MatrixDescriptor, AdvanceChangesTheAddressOnly) {
   for (std::uint32_t address = 0; address < kSharedBytes; address += 1024) {
     const std::uint64_t descriptor = matrix_descriptor(address, 176 * kPanelRowBytes);
     for (std::uint32_t bytes = 0; address + bytes < kSharedBytes; bytes += 16) {
@@ -163,8 +164,8 @@ TEST(MatrixDescriptor, AdvancesItsAddressAlone) {
   }
 }
 
-// 8-bit tiles are the same panels, of twice the columns.
-TEST(CodePanels, AreBytesOfTheSamePanels) {
+// 8-bit tiles use the same panels with twice the columns.
+TEST(Fp8Panels, UseThe16BitLayout) {
   using Tile = PanelTile<192, 256, 1>;
   using Halves = PanelTile<192, 128>;
   static_assert(Tile::kBytes == Halves::kBytes && Tile::kPanelColumns == 128);
@@ -177,14 +178,14 @@ TEST(CodePanels, AreBytesOfTheSamePanels) {
   for (int step = 0; step < 8; ++step) EXPECT_EQ(Tile::k_offset(step), Halves::k_offset(step));
 }
 
-// A lane's operand of 32 keys holds what its accumulators of four n-tiles do: register r, byte i.
-TEST(CodePlaces, AreThoseOfTheLanesOwnScores) {
+// The A operand of 32 keys in a lane holds the lane's own accumulators of four n-tiles.
+TEST(Fp8Operands, OperandOfPHoldsTheScoresOfItsLane) {
   std::set<int> keys;
   for (int place = 0; place < 16; ++place) keys.insert(key_at(place));
   EXPECT_EQ(keys.size(), 16u);
   for (int lane = 0; lane < 32; ++lane) {
     for (int i = 0; i < 4; ++i) {
-      const int place = 4 * (lane % 4) + i;  // of mma.m16n8k32's A operand, registers 0 and 1
+      const int place = 4 * (lane % 4) + i;  // A operand of mma.m16n8k32, registers 0 and 1
       const int n_tile = i / 2, in_tile = 2 * (lane % 4) + i % 2;
       EXPECT_EQ(key_at(place), 8 * n_tile + in_tile);
       EXPECT_EQ(key_at(16 + place), key_at(place));
@@ -192,8 +193,9 @@ TEST(CodePlaces, AreThoseOfTheLanesOwnScores) {
   }
 }
 
-// A lane has columns 2 (lane % 4) and the next of every n-tile: of V, four in a row from two tiles.
-TEST(CodePlaces, RowsOfTheTransposedTileGiveFourNeighbours) {
+// A lane holds columns 2 (lane % 4) and the next one of every n-tile. The transposed V maps two
+// n-tiles to four adjacent columns of V.
+TEST(Fp8Operands, TransposedVGivesFourAdjacentColumns) {
   std::set<int> columns;
   for (int row = 0; row < 64; ++row) columns.insert(column_of_row(row));
   EXPECT_EQ(columns.size(), 64u);
