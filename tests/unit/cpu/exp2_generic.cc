@@ -1,3 +1,3 @@
 #define FLASHCORE_SIMD_BYTES 0
-#define FLASHCORE_EXP2_PROBE kExp2Plain
+#define FLASHCORE_EXP2_PROBE kExp2Generic
 #include "unit/cpu/exp2_probe-inl.h"

@@ -1,6 +1,6 @@
-// cpu/kernels/simd.h's exp2 as a plain function, once per instruction set. Included by
-// exp2_<isa>.cc with FLASHCORE_SIMD_BYTES and FLASHCORE_EXP2_PROBE set. Nothing here may come from
-// the standard library: see simd.h.
+// exp2 of cpu/kernels/simd.h as an ordinary function, once per instruction set. exp2_<isa>.cc sets
+// FLASHCORE_SIMD_BYTES and FLASHCORE_EXP2_PROBE and includes this file. The standard library is not
+// allowed here; simd.h explains why.
 #pragma once
 
 #include "cpu/kernels/simd.h"

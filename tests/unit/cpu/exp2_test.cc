@@ -24,7 +24,7 @@ struct Named {
 };
 
 const Named kProbes[] = {
-    {Isa::generic, &kExp2Plain},
+    {Isa::generic, &kExp2Generic},
 #if defined(__aarch64__)
     {Isa::neon, &kExp2Neon},
 #elif defined(__x86_64__)
@@ -54,7 +54,7 @@ class Exp2Test : public testing::TestWithParam<Named> {
 INSTANTIATE_TEST_SUITE_P(Isas, Exp2Test, testing::ValuesIn(kProbes),
                          [](const auto& test) { return std::string(to_string(test.param.isa)); });
 
-TEST_P(Exp2Test, SpecialValues) {
+TEST_P(Exp2Test, SpecialValuesAreExact) {
   const float inf = std::numeric_limits<float>::infinity();
   EXPECT_EQ(of(-inf), 0.0f);
   EXPECT_FALSE(std::signbit(of(-inf)));
@@ -72,7 +72,7 @@ TEST_P(Exp2Test, SpecialValues) {
 }
 
 TEST_P(Exp2Test, PowersOfTwoAreExact) {
-  // A rescale by 2^0 must be exactly 1, or merging with nothing would change bits.
+  // A rescale by 2^0 must be exactly 1, or a merge with an empty partial result would change bits.
   for (int n = -126; n <= 100; ++n) {
     ASSERT_EQ(of(static_cast<float>(n)), std::ldexp(1.0f, n)) << n;
   }
@@ -81,11 +81,11 @@ TEST_P(Exp2Test, PowersOfTwoAreExact) {
   }
 }
 
-TEST_P(Exp2Test, FloatsAreWithinOneAndAQuarterUnits) {
+TEST_P(Exp2Test, FloatErrorIsAtMost1Point25Ulp) {
   double worst = 0;
   std::vector<float> x(kBlock), y(kBlock);
-  // Bit patterns from 2^-30 to 126 (all of [-126, 0] that is not 1 within rounding), a prime step
-  // apart, and their negatives' mirror up to +100 for the softcap.
+  // Magnitudes from 2^-30 to 126 with a prime stride of bit patterns: all of [-126, 0] whose exp2
+  // is not 1 after rounding. Values up to +100 are for the softcap.
   const std::uint32_t first = core::bits_of_float(0x1p-30f), last = core::bits_of_float(126.0f);
   std::uint32_t bits = first;
   const auto step = static_cast<std::uint32_t>(211 * FLASHCORE_TEST_DIVISOR);
@@ -103,10 +103,10 @@ TEST_P(Exp2Test, FloatsAreWithinOneAndAQuarterUnits) {
     }
   }
   EXPECT_LE(worst, 1.25 * 0x1p-23);
-  EXPECT_GT(worst, 0x1p-26);  // a comparison of a thing with itself would give 0
+  EXPECT_GT(worst, 0x1p-26);  // 0 would mean that exp2 is compared with itself
 }
 
-TEST_P(Exp2Test, DoublesAreWithinOneAndAQuarterUnits) {
+TEST_P(Exp2Test, DoubleErrorIsAtMost1Point25Ulp) {
   double worst = 0;
   verify::Random random(9);
   std::vector<double> x(kBlock), y(kBlock);
@@ -115,7 +115,7 @@ TEST_P(Exp2Test, DoublesAreWithinOneAndAQuarterUnits) {
     for (double& value : x) value = std::clamp(-scale * random.uniform(), -1022.0, 100.0);
     GetParam().probe->doubles(x.data(), y.data(), kBlock);
     for (std::size_t i = 0; i < kBlock; ++i) {
-      // exp2(x) = exp2(round(x)) * exp2(rest) in long double keeps the reference's error out.
+      // long double, so that the error of the reference does not count.
       const long double want = std::exp2(static_cast<long double>(x[i]));
       worst = std::max(worst, static_cast<double>(std::fabs((y[i] - want) / want)));
     }
@@ -124,11 +124,12 @@ TEST_P(Exp2Test, DoublesAreWithinOneAndAQuarterUnits) {
   EXPECT_GT(worst, 0x1p-56);
 }
 
-TEST_P(Exp2Test, NeverFallsWhereItsArgumentRises) {
-  // Not needed bit by bit, but a break between the polynomial's pieces would show here.
+TEST_P(Exp2Test, IsStrictlyIncreasing) {
+  // The kernels do not need strict monotonicity, but it exposes a jump between two intervals of the
+  // polynomial.
   std::vector<float> x(kBlock), y(kBlock);
-  for (int piece = -20; piece < 0; ++piece) {
-    const float first = static_cast<float>(piece) + 0.5f - 0x1p-13f * kBlock;
+  for (int interval = -20; interval < 0; ++interval) {
+    const float first = static_cast<float>(interval) + 0.5f - 0x1p-13f * kBlock;
     for (std::size_t i = 0; i < kBlock; ++i) {
       x[i] = first + static_cast<float>(i) * 0x1p-12f;
     }

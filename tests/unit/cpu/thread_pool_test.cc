@@ -1,4 +1,4 @@
-// cpu/thread_pool.h: every item exactly once, whoever calls and however many threads there are.
+// cpu/thread_pool.h: parallel_for() runs every item exactly once, for any caller and thread count.
 #include "cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
@@ -12,14 +12,14 @@
 
 #include "support/call.h"
 
-// A child forked from a program with threads may start its own here: that is what is tested.
+// One test starts threads in a forked child; die_after_fork=0 allows that.
 // NOLINTNEXTLINE(bugprone-reserved-identifier): ThreadSanitizer looks for this name.
 extern "C" const char* __tsan_default_options() { return "die_after_fork=0"; }
 
 namespace flashcore::cpu {
 namespace {
 
-/// Counts how often each item ran and which slots ran them.
+/// Counts the runs of each item, and records the largest slot.
 struct Counts {
   explicit Counts(std::int64_t count_of_items) : items(static_cast<std::size_t>(count_of_items)) {}
   std::vector<std::atomic<int>> items;
@@ -40,7 +40,7 @@ struct Counts {
   }
 };
 
-TEST(ThreadPool, EveryItemExactlyOnce) {
+TEST(ThreadPool, RunsEveryItemOnce) {
   for (int round = 0; round < test::rounds(200); ++round) {
     for (const int threads : {1, 2, 3, 8}) {
       for (const std::int64_t items : {0, 1, 2, 7, 64, 1000}) {
@@ -53,14 +53,14 @@ TEST(ThreadPool, EveryItemExactlyOnce) {
   }
 }
 
-TEST(ThreadPool, MoreThreadsThanItems) {
+TEST(ThreadPool, ThreadsAreLimitedToItems) {
   Counts counts(3);
   parallel_for(50, 3, Counts::count, &counts);
   EXPECT_TRUE(counts.each_once());
   EXPECT_LT(counts.largest_slot.load(), 3);
 }
 
-TEST(ThreadPool, NoThreadsMeansTheCaller) {
+TEST(ThreadPool, ZeroThreadsUseTheCaller) {
   for (const int threads : {0, -5}) {
     Counts counts(10);
     parallel_for(threads, 10, Counts::count, &counts);
@@ -69,7 +69,7 @@ TEST(ThreadPool, NoThreadsMeansTheCaller) {
   }
 }
 
-TEST(ThreadPool, ASlotBelongsToOneThreadAtATime) {
+TEST(ThreadPool, SlotBelongsToOneThreadAtATime) {
   struct Slots {
     std::atomic<int> users[8] = {};
     std::atomic<int> clashes{0};
@@ -88,7 +88,8 @@ TEST(ThreadPool, ASlotBelongsToOneThreadAtATime) {
   EXPECT_EQ(slots.clashes.load(), 0);
 }
 
-/// Two items that wait for each other can only finish on two threads. Returns how many came.
+/// Runs two items that wait for each other, so they can end only on two threads. Returns the number
+/// of items that ran.
 int meet_on_two_threads() {
   std::atomic<int> arrived{0};
   parallel_for(
@@ -102,9 +103,9 @@ int meet_on_two_threads() {
   return arrived.load();
 }
 
-TEST(ThreadPool, SeveralThreadsReallyWork) { EXPECT_EQ(meet_on_two_threads(), 2); }
+TEST(ThreadPool, SeveralThreadsRunItems) { EXPECT_EQ(meet_on_two_threads(), 2); }
 
-TEST(ThreadPool, NestedCalls) {
+TEST(ThreadPool, NestedCallsRunEveryItemOnce) {
   Counts inner(4 * 100);
   parallel_for(
       4, 4,
@@ -125,7 +126,7 @@ TEST(ThreadPool, NestedCalls) {
   EXPECT_TRUE(inner.each_once());
 }
 
-TEST(ThreadPool, ConcurrentCallers) {
+TEST(ThreadPool, ConcurrentCallersRunEveryItemOnce) {
   std::vector<std::thread> callers;
   std::atomic<int> failures{0};
   for (int caller = 0; caller < 4; ++caller) {
@@ -141,7 +142,7 @@ TEST(ThreadPool, ConcurrentCallers) {
   EXPECT_EQ(failures.load(), 0);
 }
 
-TEST(ThreadPool, BackToBackAndAfterSleeping) {
+TEST(ThreadPool, WorksBackToBackAndAfterSleep) {
   for (int round = 0; round < test::rounds(2000); ++round) {
     Counts counts(5);
     parallel_for(4, 5, Counts::count, &counts);
@@ -153,13 +154,13 @@ TEST(ThreadPool, BackToBackAndAfterSleeping) {
   EXPECT_TRUE(counts.each_once());
 }
 
-TEST(ThreadPool, AForkedChildStartsItsOwnWorkers) {
+TEST(ThreadPool, ForkedChildStartsItsOwnWorkers) {
   Counts before(10);
   parallel_for(4, 10, Counts::count, &before);  // the parent's pool exists
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(60);  // a child that waits for workers it does not have must not wait for ever
+    alarm(60);  // ends a child that waits for workers of its parent
     bool good = true;
     for (int round = 0; round < 20; ++round) {
       Counts counts(100);

@@ -1,5 +1,5 @@
-// A machine that gives no more threads: the ones there are do the work. pthread_create is replaced
-// in this program by one that refuses on demand, as it does at a process limit.
+// The thread pool on a machine without free threads: the existing threads do the work. This program
+// replaces pthread_create with one that fails on demand, as at a process limit.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -43,13 +43,13 @@ void expect_each_once(int threads) {
   for (const auto& count : counts) ASSERT_EQ(count.load(), 1);
 }
 
-// One test, because the pool is the process's: how many workers it has grows from step to step.
-TEST(ThreadStart, RefusedThreadsAreDoneWithout) {
+// One test, because the process has one pool and its number of workers grows from step to step.
+TEST(ThreadStart, WorksWithRefusedThreads) {
   g_threads_left = 0;
   expect_each_once(6);
-  EXPECT_GT(g_refused.load(), 0) << "the replacement of pthread_create was never asked";
+  EXPECT_GT(g_refused.load(), 0) << "the replacement of pthread_create was never called";
 
-  // A whole call of the library gives the same bits with no worker, with some and with all.
+  // A call of the library gives the same bits with no worker, some workers and all workers.
   verify::Random random(1);
   test::Inputs inputs = test::draw_inputs(random, *test::runnable_kernels().front(),
                                           {.batch = 2,
