@@ -1,4 +1,4 @@
-// reproducibility = batch_invariant: a row's bits depend on that row's own data alone.
+// reproducibility = batch_invariant: the bits of a row depend on the data of that row only.
 #include "support/kernel_test.h"
 
 namespace flashcore::test {
@@ -19,7 +19,7 @@ class BatchInvariant : public KernelTest {
 };
 FLASHCORE_FOR_EACH_KERNEL(BatchInvariant);
 
-TEST_P(BatchInvariant, RebatchedAndPermuted) {
+TEST_P(BatchInvariant, OtherBatchesGiveTheSameBits) {
   for (int n = 0; n < rounds(5); ++n) {
     const Inputs inputs = draw(4, random().chance(0.3) ? 2100 : 0);
     const Output together = attend(inputs);
@@ -34,14 +34,14 @@ TEST_P(BatchInvariant, RebatchedAndPermuted) {
   }
 }
 
-TEST_P(BatchInvariant, PaddedKeysAndQueries) {
+TEST_P(BatchInvariant, PaddingGivesTheSameBits) {
   for (int n = 0; n < rounds(10); ++n) {
     Inputs inputs = draw(2);
     inputs.bias = inputs.mask = {};
     const std::int64_t q_len = inputs.q.size(2), kv_len = inputs.k.size(2);
     const Output want = attend(inputs);
     ASSERT_TRUE(want.status.ok()) << want.status.message();
-    // The same sequences in a longer buffer: more queries after them, more room behind the keys.
+    // The same sequences in longer buffers: extra queries and extra capacity after the keys.
     Inputs padded = inputs;
     const auto longer = [](std::int64_t length, std::int64_t extra) {
       std::vector<std::int64_t> indices = range(0, length);
@@ -60,12 +60,12 @@ TEST_P(BatchInvariant, PaddedKeysAndQueries) {
   }
 }
 
-TEST_P(BatchInvariant, ChunkedPrefill) {
+TEST_P(BatchInvariant, ChunkedPrefillGivesTheSameBits) {
   for (int n = 0; n < rounds(10); ++n) {
     Inputs inputs = draw(2);
     inputs.options.causal = true;
     inputs.options.window_right = -1;
-    // The whole prompt at once: as many queries as keys.
+    // The whole prompt in one call: as many queries as keys.
     const std::int64_t length = std::min<std::int64_t>(inputs.k.size(2), 150);
     inputs.k = take(inputs.k, 2, range(0, length));
     inputs.v = take(inputs.v, 2, range(0, length));
@@ -75,7 +75,7 @@ TEST_P(BatchInvariant, ChunkedPrefill) {
     ASSERT_TRUE(whole.status.ok()) << whole.status.message();
     for (std::int64_t begin = 0; begin < length;) {
       const std::int64_t end = std::min(length, begin + random().between(1, 70));
-      // A chunk sees the keys so far (a cache), or all of them with positions given.
+      // A chunk gets the keys up to its end, like a cache, or all keys. q_start gives its position.
       Inputs chunk = inputs;
       chunk.q = take(inputs.q, 2, range(begin, end));
       chunk.q_start = ints({begin, begin});
@@ -92,15 +92,15 @@ TEST_P(BatchInvariant, ChunkedPrefill) {
   }
 }
 
-TEST_P(BatchInvariant, PackedOrNot) {
+TEST_P(BatchInvariant, VarlenGivesTheSameBits) {
   for (int n = 0; n < rounds(10); ++n) {
     Inputs inputs = draw(1, random().chance(0.5) ? 1500 : 0);
     inputs.bias = inputs.mask = {};
     if (inputs.alibi_slopes.rank() == 2) inputs.alibi_slopes = {};
     const std::int64_t q_len = inputs.q.size(2), kv_len = inputs.k.size(2);
     const Output want = attend(inputs);
-    // The same sequence as the second of two packed ones: exchange the axes of a batch of 1.
-    const auto packed = [&](const Tensor& t, std::int64_t before) {
+    // The same sequence as the second of two varlen sequences.
+    const auto to_varlen = [&](const Tensor& t, std::int64_t before) {
       Tensor rows(t.dtype(), {before + t.size(2), t.size(1), t.size(3)});
       rows.fill(0.25);
       for (std::int64_t h = 0; h < t.size(1); ++h) {
@@ -113,9 +113,9 @@ TEST_P(BatchInvariant, PackedOrNot) {
       return rows;
     };
     Inputs both = inputs;
-    both.q = packed(inputs.q, 3);
-    both.k = packed(inputs.k, 11);
-    both.v = packed(inputs.v, 11);
+    both.q = to_varlen(inputs.q, 3);
+    both.k = to_varlen(inputs.k, 11);
+    both.v = to_varlen(inputs.v, 11);
     both.cu_seqlens_q = ints({0, 3, 3 + q_len});
     both.cu_seqlens_k = ints({0, 11, 11 + kv_len});
     const Output output = attend(both);

@@ -1,5 +1,6 @@
-// The C ABI under random and damaged calls: it never crashes, a refusal changes nothing, and what
-// it accepts it computes rightly. Seeds are fixed; the number in a failure replays it.
+// The C ABI under random and damaged calls: it never crashes, a refused call changes no memory, and
+// an accepted call gives the right result. Seeds are fixed, so the case number in a failure message
+// reproduces it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -18,7 +19,8 @@ namespace {
 constexpr std::uint64_t kSeed = 0xf1a5;
 constexpr std::size_t kWorkspaceBytes = 2 << 20;
 
-/// Whether f32 arithmetic can follow the oracle: damaged calls may read bits as another type.
+/// True if the values are small enough for f32 arithmetic. Damaged calls may read bits as another
+/// type.
 bool is_moderate(const Tensors& t, const Options& o) {
   if (o.scale.has_value() && std::fabs(*o.scale) > 10) return false;
   if (o.softcap != 0 && (o.softcap < 0.01 || o.softcap > 1e4)) return false;
@@ -33,14 +35,15 @@ bool is_moderate(const Tensors& t, const Options& o) {
   return true;
 }
 
-/// A call without output is accepted without a look at its lengths, which the oracle would trust.
+/// The library accepts a call without output elements and does not check its lengths. The oracle
+/// trusts the lengths, so such a call is not compared.
 bool has_elements(const TensorView& t) {
   std::int64_t count = 1;
   for (int i = 0; i < t.rank; ++i) count *= t.shape[i];
   return count > 0;
 }
 
-/// Whether only elements of the outputs differ between the arena and the copy from before.
+/// True if the arena differs from `before` only in elements of the outputs.
 bool only_outputs_changed(Arena& arena, std::vector<std::byte> before, const Tensors& t) {
   for (const TensorView* view : {&t.out, &t.lse}) {
     if (!view->given()) continue;
@@ -54,9 +57,10 @@ bool only_outputs_changed(Arena& arena, std::vector<std::byte> before, const Ten
   return arena == before;
 }
 
-std::string judge(const Tensors& tensors, const Options& options, const char* kernel) {
+std::string compare_with_oracle(const Tensors& tensors, const Options& options,
+                                const char* kernel) {
   const Result<Problem> problem = make_problem(tensors, options);
-  if (!problem.ok()) return "the C++ API refuses it: " + problem.status().message();
+  if (!problem.ok()) return "the C++ API refuses the call: " + problem.status().message();
   const reference::Oracle oracle =
       reference::compute(*problem, tensors, reference::all_rows(*problem, tensors), false, 1);
   const verify::Comparison c = verify::compare(
@@ -71,7 +75,7 @@ TEST(CAbiFuzz, Attention) {
   WorkspaceMemory workspace(kWorkspaceBytes);
   flashcore_error error{};
   std::map<std::int32_t, int> outcomes;
-  int judged = 0, not_called = 0;
+  int compared = 0, not_called = 0;
   char text[256];
   FuzzCases fuzz(180000, 0.5, kSeed);
   while (fuzz.next()) {
@@ -104,7 +108,7 @@ TEST(CAbiFuzz, Attention) {
     ASSERT_EQ(std::strlen(error.message) == 0, code == FLASHCORE_OK) << "case " << n;
     ASSERT_TRUE(planned == FLASHCORE_OK || planned == code) << "case " << n;
     if (code != FLASHCORE_OK) {
-      ASSERT_TRUE(arena == before) << "case " << n << " wrote, though refused: " << error.message;
+      ASSERT_TRUE(arena == before) << "case " << n << " was refused but wrote: " << error.message;
       continue;
     }
     if (n % 4 != 0) continue;
@@ -112,22 +116,23 @@ TEST(CAbiFuzz, Attention) {
     const Options options = options_of(call);
     ASSERT_TRUE(only_outputs_changed(arena, before, tensors)) << "case " << n;
     if (!has_elements(tensors.out) || !is_moderate(tensors, options)) continue;
-    ASSERT_EQ(judge(tensors, options, info.kernel), "") << "case " << n;
-    ++judged;
+    ASSERT_EQ(compare_with_oracle(tensors, options, info.kernel), "") << "case " << n;
+    ++compared;
   }
   const int cases = fuzz.done();
   EXPECT_GT(outcomes[FLASHCORE_OK], cases / 5);
   EXPECT_GT(outcomes[FLASHCORE_INVALID_ARGUMENT], cases / 10);
   EXPECT_GT(outcomes[FLASHCORE_UNSUPPORTED], cases / 200);
-  EXPECT_EQ(outcomes.size(), 3u) << "no other code has a reason to appear";
-  EXPECT_GT(judged, cases / 20);
+  EXPECT_EQ(outcomes.size(), 3u) << "unexpected status code";
+  EXPECT_GT(compared, cases / 20);
   EXPECT_LT(not_called, cases / 4);
   RecordProperty("accepted", outcomes[FLASHCORE_OK]);
-  RecordProperty("judged", judged);
+  RecordProperty("compared", compared);
 }
 
-/// The merged result by its definition, in f64; empty where the library's is within rounding.
-std::string judge_merge(const FuzzMerge& merge) {
+/// Computes the merge by its definition in f64. Returns an empty text if the result of the library
+/// is within rounding of it.
+std::string compare_merge(const FuzzMerge& merge) {
   const auto at = [](const flashcore_tensor& t, std::initializer_list<std::int64_t> index) {
     std::int64_t offset = 0, compact = 1;
     for (int i = t.ndim - 1; i >= 0; --i) {
@@ -141,9 +146,9 @@ std::string judge_merge(const FuzzMerge& merge) {
     return reference::element(static_cast<std::byte*>(t.data) + t.byte_offset, dtype, offset);
   };
   const flashcore_tensor& out = *merge.params.out;
-  const bool packed = out.ndim == 3;
-  const std::int64_t batch = packed ? 1 : out.shape[0], heads = out.shape[1];
-  const std::int64_t rows = out.shape[packed ? 0 : 2], dim = out.shape[out.ndim - 1];
+  const bool varlen = out.ndim == 3;
+  const std::int64_t batch = varlen ? 1 : out.shape[0], heads = out.shape[1];
+  const std::int64_t rows = out.shape[varlen ? 0 : 2], dim = out.shape[out.ndim - 1];
   const double unit = out.dtype.code == FLASHCORE_BFLOAT ? 0x1p-8
                       : out.dtype.bits == 16             ? 0x1p-11
                                                          : 0x1p-23;
@@ -151,7 +156,7 @@ std::string judge_merge(const FuzzMerge& merge) {
     for (std::int64_t h = 0; h < heads; ++h) {
       for (std::int64_t i = 0; i < rows; ++i) {
         const auto lse_of = [&](const flashcore_tensor& t) {
-          return packed ? at(t, {h, i}) : at(t, {b, h, i});
+          return varlen ? at(t, {h, i}) : at(t, {b, h, i});
         };
         double total = 0;
         if (merge.params.sinks != nullptr) total += std::exp(at(*merge.params.sinks, {h}));
@@ -160,7 +165,7 @@ std::string judge_merge(const FuzzMerge& merge) {
         for (std::int64_t c = 0; c < dim; ++c) {
           double want = 0, size = 0;
           const auto out_of = [&](const flashcore_tensor& t) {
-            return packed ? at(t, {i, h, c}) : at(t, {b, h, i, c});
+            return varlen ? at(t, {i, h, c}) : at(t, {b, h, i, c});
           };
           for (std::size_t p = 0; p < merge.params.parts; ++p) {
             const double term =
@@ -170,12 +175,12 @@ std::string judge_merge(const FuzzMerge& merge) {
           }
           const double error = std::fabs(out_of(out) - want);
           if (!(error <= unit * std::fabs(want) + 32 * 0x1p-23 * size + 0x1p-24)) {
-            return "out is " + std::to_string(out_of(out)) + ", wanted " + std::to_string(want);
+            return "out is " + std::to_string(out_of(out)) + ", expected " + std::to_string(want);
           }
         }
         if (merge.params.lse != nullptr &&
             !(std::fabs(lse_of(*merge.params.lse) - std::log(total)) < 1e-5)) {
-          return "lse";
+          return "lse differs";
         }
       }
     }
@@ -193,8 +198,8 @@ TEST(CAbiFuzz, Merge) {
     const int n = fuzz.number();
     verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(n));
     draw_merge(random, arena, merge);
-    const bool whole = random.chance(0.25);
-    for (std::int64_t i = whole ? 0 : random.between(1, 3); i > 0; --i) damage(random, merge);
+    const bool valid = random.chance(0.25);
+    for (std::int64_t i = valid ? 0 : random.between(1, 3); i > 0; --i) damage(random, merge);
     merge.gather();
     if (!merge.fits(arena)) continue;
     const std::vector<std::byte> before = arena.copy();
@@ -202,15 +207,15 @@ TEST(CAbiFuzz, Merge) {
     ++outcomes[code];
     ASSERT_EQ(error.code, code);
     if (code != FLASHCORE_OK) {
-      ASSERT_TRUE(arena == before) << "case " << n << " wrote, though refused: " << error.message;
-    } else if (whole) {
-      ASSERT_EQ(judge_merge(merge), "") << "case " << n;
+      ASSERT_TRUE(arena == before) << "case " << n << " was refused but wrote: " << error.message;
+    } else if (valid) {
+      ASSERT_EQ(compare_merge(merge), "") << "case " << n;
     }
   }
   const int cases = fuzz.done();
   EXPECT_GT(outcomes[FLASHCORE_OK], cases / 5);
   EXPECT_GT(outcomes[FLASHCORE_INVALID_ARGUMENT], cases / 10);
-  EXPECT_EQ(outcomes.size(), 3u);  // and unsupported dtypes and devices
+  EXPECT_EQ(outcomes.size(), 3u);  // the third is unsupported: dtypes and devices
 }
 
 TEST(CAbiFuzz, Append) {
@@ -225,8 +230,8 @@ TEST(CAbiFuzz, Append) {
     const int n = fuzz.number();
     verify::Random random(fuzz.seed(), static_cast<std::uint64_t>(n));
     draw_append(random, arena, append);
-    const bool whole = random.chance(0.25);
-    for (std::int64_t i = whole ? 0 : random.between(1, 3); i > 0; --i) {
+    const bool valid = random.chance(0.25);
+    for (std::int64_t i = valid ? 0 : random.between(1, 3); i > 0; --i) {
       damage(random, arena, append);
     }
     if (random.chance(0.5)) {
@@ -238,16 +243,16 @@ TEST(CAbiFuzz, Append) {
     const std::int32_t code = flashcore_append(&append.params, &error);
     ++outcomes[code];
     ASSERT_EQ(error.code, code);
-    if (whole) {
+    if (valid) {
       ASSERT_EQ(code, FLASHCORE_OK) << "case " << n << ": " << error.message;
     }
     if (code != FLASHCORE_OK) {
-      ASSERT_TRUE(arena == before) << "case " << n << " wrote, though refused: " << error.message;
+      ASSERT_TRUE(arena == before) << "case " << n << " was refused but wrote: " << error.message;
       static_cast<void>(workspace_status(workspace.get()));
       continue;
     }
     wrote += arena == before ? 0 : 1;
-    // What it wrote lies in the cache.
+    // All changed bytes are in the cache.
     std::vector<std::byte> expected = before;
     for (const flashcore_tensor* t : {append.params.k, append.params.v}) {
       TensorView cache = view(static_cast<std::byte*>(t->data) + t->byte_offset,
@@ -270,10 +275,10 @@ TEST(CAbiFuzz, Append) {
   EXPECT_GT(outcomes[FLASHCORE_OK], cases / 5);
   EXPECT_GT(wrote, cases / 6);
   EXPECT_GT(outcomes[FLASHCORE_INVALID_ARGUMENT], cases / 10);
-  EXPECT_EQ(outcomes.size(), 3u);  // and unsupported dtypes, devices and pages
+  EXPECT_EQ(outcomes.size(), 3u);  // the third is unsupported: dtypes, devices and pages
 }
 
-TEST(CAbiFuzz, TheSmallFunctions) {
+TEST(CAbiFuzz, SmallFunctions) {
   WorkspaceMemory workspace(kWorkspaceHeaderBytes);
   flashcore_error error{};
   alignas(8) unsigned char bytes[sizeof(flashcore_params)];

@@ -1,4 +1,4 @@
-// Scores, biases, sinks and softcaps as large as numbers get.
+// Scores, biases, sinks and softcaps near the largest finite number.
 #include <cmath>
 #include <limits>
 
@@ -23,7 +23,7 @@ class Extremes : public KernelTest {
                         .v_dim = 24});
   }
 
-  /// The types a bias may have, with their largest numbers.
+  /// The types of a bias, with their largest numbers.
   std::vector<std::pair<DType, double>> biases() const {
     std::vector<std::pair<DType, double>> all = {{DType::f32, std::numeric_limits<float>::max()}};
     if (dtype() == DType::bf16) all.emplace_back(DType::bf16, std::ldexp(255.0, 120));
@@ -40,9 +40,9 @@ class Extremes : public KernelTest {
 };
 FLASHCORE_FOR_EACH_KERNEL(Extremes);
 
-TEST_P(Extremes, ARowAtTheLowestNumberIsTheMeanOfV) {
+TEST_P(Extremes, LowestBiasInAllKeysGivesTheMeanOfV) {
   for (const auto& [type, largest] : biases()) {
-    if (type == DType::f16) continue;  // scores still count beside 65504
+    if (type == DType::f16) continue;  // 65504 does not absorb the scores
     Inputs all = inputs();
     all.options.num_splits = 1;
     Inputs mean = all;
@@ -51,14 +51,14 @@ TEST_P(Extremes, ARowAtTheLowestNumberIsTheMeanOfV) {
     const Output got = attend(all), want = attend(mean);
     FLASHCORE_EXPECT_SAME_BITS(got.out, want.out);
     for (const double lse : got.lse.values()) EXPECT_EQ(lse, -largest);
-    // An LSE so large does not tell how many keys a split has: splits count alike.
+    // An LSE of this size loses log(keys) to rounding, so all splits get the same weight.
     all.options.num_splits = 3;
     all.v.fill(0.75);
     for (const double x : attend(all).out.values()) EXPECT_NEAR(x, 0.75, 1e-6);
   }
 }
 
-TEST_P(Extremes, AKeyAtTheLowestNumberIsAHiddenOne) {
+TEST_P(Extremes, LowestBiasHidesItsKey) {
   for (const auto& [type, largest] : biases()) {
     for (const std::int32_t splits : {1, 3}) {
       Inputs low = inputs();
@@ -74,7 +74,7 @@ TEST_P(Extremes, AKeyAtTheLowestNumberIsAHiddenOne) {
   }
 }
 
-TEST_P(Extremes, AKeyAtTheLargestNumberIsTheOnlyOne) {
+TEST_P(Extremes, LargestBiasSelectsItsKey) {
   for (const auto& [type, largest] : biases()) {
     for (const std::int32_t splits : {1, 3}) {
       Inputs high = inputs();
@@ -90,8 +90,8 @@ TEST_P(Extremes, AKeyAtTheLargestNumberIsTheOnlyOne) {
   }
 }
 
-TEST_P(Extremes, ScoresNearTheLargestNumber) {
-  if (dtype() == DType::f16) return;  // cannot hold such q and k
+TEST_P(Extremes, ScoresNearTheLargestNumberAreRight) {
+  if (dtype() == DType::f16) return;  // q and k overflow
   const double size = dtype() == DType::f64 ? 1e154 : 0x1p64;
   for (const double sign : {1.0, -1.0}) {
     Inputs large = draw_inputs(random(), kernel(),
@@ -121,7 +121,7 @@ TEST_P(Extremes, ScoresNearTheLargestNumber) {
   }
 }
 
-TEST_P(Extremes, Sinks) {
+TEST_P(Extremes, LargestSinksTakeAllOrNothing) {
   const double largest = std::numeric_limits<float>::max();
   for (const std::int32_t splits : {1, 3}) {
     Inputs with = inputs();
@@ -137,7 +137,7 @@ TEST_P(Extremes, Sinks) {
   }
 }
 
-TEST_P(Extremes, EverySoftcap) {
+TEST_P(Extremes, EverySoftcapIsRight) {
   for (const double cap : {0.01, 255.0, 257.0, 1e3, 1e4, 1e6, 1e8, 1e15, 1e30, 1e39, 1e300}) {
     for (const double sigma : {1.0, 10.0}) {
       Inputs capped = draw_inputs(random(), kernel(), draw_sizes(random(), kernel()), sigma);

@@ -15,10 +15,10 @@ using verify::Random;
 
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16, DType::f64};
 
-// More elements (by strides of 0) would be legal, and take too long.
+// Strides of 0 allow more elements, but such a call takes too long.
 constexpr std::int64_t kMostElements = 1 << 14;
 
-/// Normal numbers (or booleans) of a type, drawn once and copied from any place.
+/// Normal numbers or booleans of a type. Drawn once; tensors copy them from a random offset.
 const std::vector<std::byte>& table_of(DType dtype) {
   static const std::vector<std::vector<std::byte>> tables = [] {
     std::vector<std::vector<std::byte>> all;
@@ -111,7 +111,7 @@ bool Arena::holds(const flashcore_tensor& t) const {
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes_.data());
   const __int128 first =
       static_cast<__int128>(reinterpret_cast<std::uintptr_t>(t.data)) + t.byte_offset;
-  // A negative stride is refused by the library; a dtype of unknown width too.
+  // The library refuses negative strides and dtypes of unknown width.
   return first >= begin && first + (reach + 1) * (t.dtype.bits / 8) <= begin + bytes_.size();
 }
 
@@ -243,7 +243,7 @@ void draw_append(Random& random, Arena& arena, FuzzAppend& append) {
   const std::int64_t batch = random.between(1, 2), heads = random.between(1, 2);
   const std::int64_t dim = random.between(1, 6), v_dim = random.between(1, 6);
   const std::int64_t capacity = random.between(1, 8);
-  const bool paged = random.chance(0.6), packed = random.chance(0.4);
+  const bool paged = random.chance(0.6), varlen = random.chance(0.4);
   const auto tensor = [&](std::size_t slot, DType type, std::initializer_list<std::int64_t> shape) {
     place(random, arena, slot, append.tensors[slot], type, shape);
     *append.slot(slot) = &append.tensors[slot].tensor;
@@ -254,7 +254,7 @@ void draw_append(Random& random, Arena& arena, FuzzAppend& append) {
     append.tensors[slot].tensor.strides = nullptr;
     fill_ints(arena, slot, values);
   };
-  std::int64_t room = capacity;  // of every sequence
+  std::int64_t room = capacity;  // rows of each sequence
   if (paged) {
     const std::int64_t page_size = random.between(1, 5), each = (capacity - 1) / page_size + 1;
     const std::int64_t pages = batch * each + random.between(0, 2);
@@ -274,7 +274,7 @@ void draw_append(Random& random, Arena& arena, FuzzAppend& append) {
     used.push_back(random.between(0, room - new_len));
     ends.push_back(ends.back() + random.between(0, new_len));
   }
-  if (packed) {
+  if (varlen) {
     tensor(0, dtype, {ends.back(), heads, dim});
     tensor(1, dtype, {ends.back(), heads, v_dim});
     numbers(6, {batch + 1}, ends);
@@ -291,8 +291,8 @@ void draw_append(Random& random, Arena& arena, FuzzAppend& append) {
 
 void FuzzMerge::gather() {
   for (std::size_t i = 0; i < 3; ++i) {
-    outs[i] = parts[2 * i].tensor;
-    lses[i] = parts[2 * i + 1].tensor;
+    outs[i] = partials[2 * i].tensor;
+    lses[i] = partials[2 * i + 1].tensor;
   }
 }
 
@@ -305,24 +305,24 @@ bool FuzzMerge::fits(const Arena& arena) const {
   for (const flashcore_tensor* t : {params.out, params.lse, params.sinks}) {
     if (t != nullptr && !arena.holds(*t)) return false;
   }
-  return params.parts <= 3 || params.parts > 32;  // 4 to 32 would read past our arrays
+  return params.parts <= 3 || params.parts > 32;  // 4 to 32 would read past the arrays
 }
 
 void draw_merge(Random& random, Arena& arena, FuzzMerge& merge) {
   merge = {};
   const DType dtype = random.chance(0.3) ? DType::f64 : DType::f32;
-  const bool packed = random.chance(0.3);
+  const bool varlen = random.chance(0.3);
   const std::int64_t batch = random.between(1, 2), heads = random.between(1, 3);
   const std::int64_t rows = random.between(1, 5), dim = random.between(1, 9);
   const auto place_out = [&](std::size_t slot, FuzzTensor& t, DType type) {
-    if (packed) {
+    if (varlen) {
       place(random, arena, slot, t, type, {rows, heads, dim});
     } else {
       place(random, arena, slot, t, type, {batch, heads, rows, dim});
     }
   };
   const auto place_lse = [&](std::size_t slot, FuzzTensor& t) {
-    if (packed) {
+    if (varlen) {
       place(random, arena, slot, t, dtype, {heads, rows});
     } else {
       place(random, arena, slot, t, dtype, {batch, heads, rows});
@@ -331,8 +331,8 @@ void draw_merge(Random& random, Arena& arena, FuzzMerge& merge) {
   merge.params.struct_size = sizeof merge.params;
   merge.params.parts = static_cast<std::size_t>(random.between(1, 3));
   for (std::size_t i = 0; i < 3; ++i) {
-    place_out(2 * i, merge.parts[2 * i], dtype);
-    place_lse(2 * i + 1, merge.parts[2 * i + 1]);
+    place_out(2 * i, merge.partials[2 * i], dtype);
+    place_lse(2 * i + 1, merge.partials[2 * i + 1]);
     fill_slot(random, arena, 2 * i, dtype);
     fill_slot(random, arena, 2 * i + 1, dtype);
   }
@@ -368,7 +368,7 @@ TensorView view_of(const flashcore_tensor* t) {
 
 Tensors tensors_of(const FuzzCall& call) {
   const flashcore_params& p = call.params;
-  // Layout 1 says [batch, len, heads, dim] where a tensor is neither packed nor paged.
+  // Layout 1 means [batch, len, heads, dim] for tensors that are neither varlen nor paged.
   const auto main_view = [&](const flashcore_tensor* t, bool has_layout) {
     TensorView view = view_of(t);
     if (p.layout == 1 && has_layout && view.rank == 4) {

@@ -1,5 +1,5 @@
-// Random and damaged calls of the C ABI. All data lies in one arena; what the library could not
-// know (that a tensor reaches past its buffer) is found out here, before the call.
+// Random and damaged calls of the C ABI. All data is in one arena. The library cannot see that a
+// tensor exceeds its buffer, so the arena checks that before the call.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace flashcore::test {
 
-/// A descriptor with room for more axes than the library takes.
+/// A descriptor with room for more axes than the library supports.
 struct FuzzTensor {
   flashcore_tensor tensor{};
   std::int64_t shape[8] = {};
@@ -33,9 +33,8 @@ class Arena {
   void restore(const std::vector<std::byte>& copy) { bytes_ = copy; }
   bool operator==(const std::vector<std::byte>& copy) const { return bytes_ == copy; }
 
-  /// Whether every element the descriptor speaks of lies in the arena, and they are not too many to
-  /// compute with. Descriptors the library
-  /// must refuse anyway (no data, no shape, no axes) count as inside.
+  /// True if all elements of the tensor are in the arena and are few enough for a fast test. Also
+  /// true for descriptors that the library must refuse: no data, no shape, no axes.
   bool holds(const flashcore_tensor& tensor) const;
 
  private:
@@ -62,17 +61,17 @@ enum Slot : std::size_t {
 };
 const flashcore_tensor** tensor_slot(flashcore_params& params, std::size_t slot);
 
-/// A compact tensor at the beginning of a slot, sometimes with slack after its rows.
+/// Places a compact tensor at the start of a slot, sometimes with padded rows.
 void place(verify::Random& random, Arena& arena, std::size_t slot, FuzzTensor& t, DType dtype,
            std::initializer_list<std::int64_t> shape);
 
 void fill_slot(verify::Random& random, Arena& arena, std::size_t slot, DType dtype);
 void fill_ints(Arena& arena, std::size_t slot, const std::vector<std::int64_t>& values);
 
-/// Edges of number ranges, small numbers, or any bits.
+/// A boundary of an integer range, a small number, or random bits.
 std::int64_t any_number(verify::Random& random);
 
-/// Damages a descriptor. `memory` is where its data pointer may be moved to.
+/// Damages a descriptor. Its data pointer may move to any byte of `memory`.
 void damage_tensor(verify::Random& random, std::byte* memory, std::size_t bytes, FuzzTensor& t);
 
 /// One call of flashcore_attention. Tensors are in the order of flashcore_params.
@@ -84,20 +83,20 @@ struct FuzzCall {
   bool fits(const Arena& arena) const;
 };
 
-/// A small valid call whose data is freshly drawn into the arena.
+/// Draws a small valid call, with its data in the arena.
 void draw_call(verify::Random& random, Arena& arena, FuzzCall& call);
 
-/// Changes one thing, anywhere, to anything. Pointers stay null or inside the arena.
+/// Changes one argument to an arbitrary value. Pointers stay null or inside the arena.
 void damage(verify::Random& random, Arena& arena, FuzzCall& call);
 
-/// One call of flashcore_merge with up to three parts.
+/// One call of flashcore_merge with up to three partial results.
 struct FuzzMerge {
   flashcore_merge_params params{};
-  FuzzTensor parts[6];  ///< out, lse, out, lse, ...
+  FuzzTensor partials[6];  ///< out, lse, out, lse, ...
   flashcore_tensor outs[3]{}, lses[3]{};
   FuzzTensor out, lse, sinks;
 
-  /// Copies the parts' descriptors into the two arrays, as the call wants them.
+  /// Copies the descriptors of `partials` into the two arrays of the call.
   void gather();
   bool fits(const Arena& arena) const;
 };
@@ -115,14 +114,14 @@ struct FuzzAppend {
   bool fits(const Arena& arena) const;
 };
 
-/// A small valid append; the cache is poisoned.
+/// Draws a small valid append to a poisoned cache.
 void draw_append(verify::Random& random, Arena& arena, FuzzAppend& append);
 void damage(verify::Random& random, Arena& arena, FuzzAppend& append);
 
-/// A descriptor for the C++ API; dtype none where that has no such type.
+/// Converts a descriptor to the C++ API. The dtype is none if the C++ API has no such type.
 TensorView view_of(const flashcore_tensor* t);
 
-/// The same call for the C++ API, for the oracle. Only for calls the library accepted.
+/// The same call for the C++ API and the oracle. Requires a call that the library accepted.
 Tensors tensors_of(const FuzzCall& call);
 Options options_of(const FuzzCall& call);
 

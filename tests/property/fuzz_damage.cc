@@ -1,4 +1,4 @@
-// Damage to calls: one thing changed, anywhere, to anything.
+// Damages calls: changes one argument to an arbitrary value.
 #include <algorithm>
 #include <limits>
 
@@ -132,10 +132,10 @@ void damage(Random& random, Arena& arena, FuzzCall& call) {
   const flashcore_tensor** slot = tensor_slot(call.params, index);
   switch (random.below(8)) {
     case 0: *slot = nullptr; break;
-    case 1:  // some other tensor's descriptor
+    case 1:  // the descriptor of another tensor
       *slot = *tensor_slot(call.params, static_cast<std::size_t>(random.below(Arena::kSlots)));
       break;
-    case 2:  // a wild integer among the lengths and starts
+    case 2:  // an arbitrary integer among the lengths and starts
       fill_ints(arena, kCuQ + static_cast<std::size_t>(random.below(6)),
                 {random.between(-3, 30), any_number(random) & INT32_MAX, random.between(0, 9)});
       break;
@@ -154,7 +154,7 @@ void damage(Random& random, Arena& arena, FuzzAppend& append) {
     case 0: *append.slot(index) = nullptr; break;
     case 1: *append.slot(index) = *append.slot(any_slot()); break;
     case 2:
-    case 3:  // a wild integer among lengths, page ids and ends
+    case 3:  // an arbitrary integer among lengths, page ids and cu_seqlens
       fill_ints(arena, 4 + static_cast<std::size_t>(random.below(3)),
                 {random.between(-3, 30), any_number(random) & INT32_MAX, random.between(0, 9)});
       break;
@@ -164,9 +164,9 @@ void damage(Random& random, Arena& arena, FuzzAppend& append) {
 }
 
 void damage(Random& random, FuzzMerge& merge) {
-  FuzzTensor* all[] = {&merge.parts[0], &merge.parts[1], &merge.parts[2],
-                       &merge.parts[3], &merge.parts[4], &merge.parts[5],
-                       &merge.out,      &merge.lse,      &merge.sinks};
+  FuzzTensor* all[] = {&merge.partials[0], &merge.partials[1], &merge.partials[2],
+                       &merge.partials[3], &merge.partials[4], &merge.partials[5],
+                       &merge.out,         &merge.lse,         &merge.sinks};
   FuzzTensor& t = *random.pick(all);
   auto* memory = static_cast<std::byte*>(merge.out.tensor.data);
   switch (random.below(8)) {

@@ -1,4 +1,4 @@
-// Heads, batches and threads: what a row's neighbours may not change.
+// Other heads, other sequences and the number of threads do not change a row.
 #include "support/kernel_test.h"
 
 namespace flashcore::test {
@@ -15,7 +15,7 @@ std::vector<std::int64_t> repeated(std::int64_t heads, std::int64_t times) {
   return indices;
 }
 
-TEST_P(Heads, GroupedQueriesEqualRepeatedKeysAndValues) {
+TEST_P(Heads, GqaEqualsRepeatedKv) {
   for (int n = 0; n < rounds(12); ++n) {
     Sizes sizes = draw_sizes(random(), kernel());
     sizes.q_heads = sizes.kv_heads * random().between(2, 5);
@@ -68,7 +68,7 @@ TEST_P(Heads, PermutedBatchesGivePermutedResults) {
 
 TEST_P(Heads, ThreadsChangeNoBit) {
   for (int n = 0; n < rounds(8); ++n) {
-    // Enough work that the threads are really used, with and without splits.
+    // Enough work to use several threads, with and without splits.
     Sizes sizes = draw_sizes(random(), kernel());
     sizes.batch = 2;
     sizes.q_len = random().between(30, 80);
@@ -86,7 +86,7 @@ TEST_P(Heads, ThreadsChangeNoBit) {
   }
 }
 
-TEST_P(Heads, TheSameCallGivesTheSameBits) {
+TEST_P(Heads, SameCallGivesTheSameBits) {
   Inputs inputs = draw_call(random(), kernel());
   const Output first = attend(inputs);
   for (int n = 0; n < rounds(20); ++n) {

@@ -1,5 +1,5 @@
-// Offsets past 2^31 elements and 2^32 bytes, on sparse mappings with huge strides: the result must
-// be that of compact tensors, bit for bit.
+// Offsets past 2^31 elements and 2^32 bytes, on sparse mappings with huge strides. The result must
+// equal that of compact tensors bit for bit.
 #include <cstring>
 #include <memory>
 
@@ -10,8 +10,8 @@
 namespace flashcore::test {
 namespace {
 
-// More than 2^31 elements from one index to the next, and more than 2^32 bytes even of one byte
-// each. Odd, so that a lost high part lands somewhere else.
+// The stride is above 2^31 elements, and above 2^32 bytes even for 1-byte elements. It is odd, so
+// that an offset truncated to 32 bits points to other memory.
 constexpr std::int64_t kHuge = (std::int64_t{1} << 32) + 4097;
 
 /// A copy of a tensor in which one axis has a stride of kHuge elements.
@@ -62,7 +62,7 @@ class HugeTensor {
 
 constexpr const char* kRefused =
     "the system refuses a sparse mapping of 256 GiB: an address space limit, or a sanitizer that "
-    "keeps the addresses for itself";
+    "reserves the addresses";
 
 bool sparse_memory_works() { return SparseMemory(std::size_t{1} << 38).data() != nullptr; }
 
@@ -102,7 +102,8 @@ void run_call(const Tensors& tensors, const Options& options) {
   ASSERT_TRUE(status.ok()) << status.message();
 }
 
-/// Runs the call once per tensor and axis, that one huge, and compares with the compact result.
+/// Runs the call once per tensor and axis, with a huge stride of that axis, and compares with the
+/// compact result.
 void expect_same_with_each_axis_huge(const Inputs& inputs) {
   const Output want = attend(inputs);
   ASSERT_TRUE(want.status.ok()) << want.status.message();
@@ -133,7 +134,7 @@ void expect_same_with_each_axis_huge(const Inputs& inputs) {
   EXPECT_GT(tried, 15);
 }
 
-TEST_P(HugeOffsets, EveryTensorAlongEveryAxis) {
+TEST_P(HugeOffsets, EveryTensorAndAxisGivesTheSameBits) {
   Inputs inputs = draw_inputs(random(), kernel(),
                               {.batch = 2,
                                .q_heads = 4,
@@ -168,7 +169,7 @@ TEST_P(HugeOffsets, EveryTensorAlongEveryAxis) {
   FLASHCORE_EXPECT_SAME_BITS(lse.compact(), want.lse);
 }
 
-TEST_P(HugeOffsets, PackedSequences) {
+TEST_P(HugeOffsets, VarlenGivesTheSameBits) {
   Inputs inputs;
   inputs.q = draw_normal(random(), dtype(), {6, 2, 4});
   inputs.k = draw_normal(random(), dtype(), {9, 2, 4});
@@ -181,27 +182,27 @@ TEST_P(HugeOffsets, PackedSequences) {
   expect_same_with_each_axis_huge(inputs);
 }
 
-TEST(HugeOffsetsOfMerge, EveryAxis) {
+TEST(HugeOffsetsOfMerge, EveryAxisGivesTheSameBits) {
   if (!sparse_memory_works()) GTEST_SKIP() << kRefused;
   Random random(8);
   for (const DType dtype : {DType::f32, DType::f64}) {
-    const Tensor part_out = draw_normal(random, dtype, {2, 2, 3, 5});
-    const Tensor part_lse = draw_normal(random, dtype, {2, 2, 3});
+    const Tensor first_out = draw_normal(random, dtype, {2, 2, 3, 5});
+    const Tensor first_lse = draw_normal(random, dtype, {2, 2, 3});
     const Tensor other_out = draw_normal(random, dtype, {2, 2, 3, 5});
     const Tensor other_lse = draw_normal(random, dtype, {2, 2, 3});
     const Tensor out(dtype, {2, 2, 3, 5}), lse(dtype, {2, 2, 3});
-    const PartialResult compact[] = {{part_out.view(), part_lse.view()},
+    const PartialResult compact[] = {{first_out.view(), first_lse.view()},
                                      {other_out.view(), other_lse.view()}};
     ASSERT_TRUE(merge(compact, out.view(), lse.view()).ok());
     for (int axis = 0; axis < 3; ++axis) {
-      const HugeTensor huge_part(part_out, axis), huge_part_lse(part_lse, axis);
+      const HugeTensor huge_first(first_out, axis), huge_first_lse(first_lse, axis);
       const HugeTensor huge_out(Tensor(dtype, {2, 2, 3, 5}), axis);
       const HugeTensor huge_lse(Tensor(dtype, {2, 2, 3}), axis);
-      ASSERT_TRUE(huge_part.exists() && huge_part_lse.exists() && huge_out.exists() &&
+      ASSERT_TRUE(huge_first.exists() && huge_first_lse.exists() && huge_out.exists() &&
                   huge_lse.exists());
-      const PartialResult parts[] = {{huge_part.view(), huge_part_lse.view()},
-                                     {other_out.view(), other_lse.view()}};
-      const Status status = merge(parts, huge_out.view(), huge_lse.view());
+      const PartialResult partials[] = {{huge_first.view(), huge_first_lse.view()},
+                                        {other_out.view(), other_lse.view()}};
+      const Status status = merge(partials, huge_out.view(), huge_lse.view());
       ASSERT_TRUE(status.ok()) << status.message();
       FLASHCORE_EXPECT_SAME_BITS(huge_out.compact(), out);
       FLASHCORE_EXPECT_SAME_BITS(huge_lse.compact(), lse);

@@ -1,4 +1,4 @@
-// Keys and values: their order, how they are split, and that the output is linear in V.
+// The order of keys, split-KV, and the linearity of the output in V.
 #include <cmath>
 
 #include "support/kernel_test.h"
@@ -15,11 +15,11 @@ Tensor doubled_values(const Tensor& tensor) {
   return tensor_of(tensor.dtype(), tensor.shape(), values);
 }
 
-TEST_P(Keys, TheirOrderDoesNotMatter) {
+TEST_P(Keys, OrderDoesNotMatter) {
   for (int n = 0; n < rounds(10); ++n) {
     const Sizes sizes = draw_sizes(random(), kernel());
     Inputs inputs = draw_inputs(random(), kernel(), sizes);
-    // Options without positions; bias and mask move with their keys.
+    // Only options that do not depend on positions. Bias and mask are permuted with the keys.
     if (random().chance(0.5)) inputs.options.softcap = 5;
     if (random().chance(0.5)) {
       inputs.bias =
@@ -35,13 +35,13 @@ TEST_P(Keys, TheirOrderDoesNotMatter) {
     if (inputs.bias.given()) permuted.bias = take(inputs.bias, 3, order);
     if (inputs.mask.given()) permuted.mask = take(inputs.mask, 3, order);
     const Output output = attend(permuted);
-    // Judged as a result of the keys in their old order.
+    // The oracle gets the keys in their original order.
     EXPECT_EQ(verdict(inputs, output), "");
     EXPECT_EQ(verdict(inputs, attend(inputs)), "");
   }
 }
 
-TEST_P(Keys, EverySplitCountGivesARightResult) {
+TEST_P(Keys, EverySplitCountIsRight) {
   for (int n = 0; n < rounds(6); ++n) {
     Inputs inputs = draw_call(random(), kernel());
     Output whole = attend(inputs);
@@ -57,13 +57,13 @@ TEST_P(Keys, EverySplitCountGivesARightResult) {
   }
 }
 
-TEST_P(Keys, MoreSplitsThanKeysAreClamped) {
+TEST_P(Keys, SplitCountAboveKeysIsClamped) {
   Inputs inputs = draw_call(random(), kernel());
   inputs.options.num_splits = 1 << 20;
   EXPECT_EQ(verdict(inputs, attend(inputs)), "");
 }
 
-TEST_P(Keys, LongRowsAreSplitByThePlanner) {
+TEST_P(Keys, PlannerSplitsLongSequences) {
   Sizes sizes{.batch = 1,
               .q_heads = 2,
               .kv_heads = 1,
@@ -77,7 +77,7 @@ TEST_P(Keys, LongRowsAreSplitByThePlanner) {
   EXPECT_EQ(verdict(inputs, output), "");
 }
 
-TEST_P(Keys, AConstantValueComesBack) {
+TEST_P(Keys, ConstantVIsReturned) {
   for (int n = 0; n < rounds(20); ++n) {
     const Sizes sizes = draw_sizes(random(), kernel());
     Inputs inputs = draw_inputs(random(), kernel(), sizes, random().chance(0.3) ? 10.0 : 1.0);
@@ -98,7 +98,7 @@ TEST_P(Keys, AConstantValueComesBack) {
   }
 }
 
-TEST_P(Keys, TwiceTheValuesGiveTwiceTheOutputBitForBit) {
+TEST_P(Keys, DoubledVDoublesTheOutputBitForBit) {
   for (int n = 0; n < rounds(20); ++n) {
     Inputs inputs = draw_call(random(), kernel());
     inputs.options.num_splits = static_cast<std::int32_t>(random().between(1, 3));
@@ -113,7 +113,7 @@ TEST_P(Keys, TwiceTheValuesGiveTwiceTheOutputBitForBit) {
   }
 }
 
-TEST_P(Keys, OutputsOfAddedValuesAreAdded) {
+TEST_P(Keys, OutputIsAdditiveInV) {
   for (int n = 0; n < rounds(15); ++n) {
     Inputs inputs = draw_call(random(), kernel());
     // Small integers: their sum is exact in every format.
@@ -132,7 +132,7 @@ TEST_P(Keys, OutputsOfAddedValuesAreAdded) {
     const Output of_b = attend(second, {.out = wide(dtype())});
     const Output of_sum = attend(sum, {.out = wide(dtype())});
     ASSERT_TRUE(of_sum.status.ok()) << of_sum.status.message();
-    // Each lies within its bound of the truth, and the truth is linear.
+    // Each output is within its bound of the exact result, and the exact result is linear.
     const auto bound_a = out_bounds(first, of_a), bound_b = out_bounds(second, of_b),
                bound = out_bounds(sum, of_sum);
     const auto out_a = of_a.out.values(), out_b = of_b.out.values(), out = of_sum.out.values();

@@ -9,7 +9,7 @@ namespace {
 class Layouts : public KernelTest {};
 FLASHCORE_FOR_EACH_KERNEL(Layouts);
 
-/// Plans and runs a call on these very views.
+/// Plans and runs a call on the given views.
 void run_views(const Tensors& tensors, const Options& options) {
   const Result<Problem> problem = make_problem(tensors, options);
   ASSERT_TRUE(problem.ok()) << problem.status().message();
@@ -22,7 +22,7 @@ constexpr MemoryLayout kMemoryLayouts[] = {MemoryLayout::heads_first, MemoryLayo
                                            MemoryLayout::padded, MemoryLayout::misaligned,
                                            MemoryLayout::strided_columns};
 
-TEST_P(Layouts, EveryArrangementEqualsTheCompactOne) {
+TEST_P(Layouts, EveryLayoutGivesTheCompactBits) {
   for (int n = 0; n < rounds(4); ++n) {
     Inputs compact = draw_call(random(), kernel());
     compact.options.num_splits = static_cast<std::int32_t>(random().between(1, 2));
@@ -44,7 +44,7 @@ TEST_P(Layouts, EveryArrangementEqualsTheCompactOne) {
   }
 }
 
-TEST_P(Layouts, AllArrangementsAtOnce) {
+TEST_P(Layouts, MixedLayoutsGiveTheCompactBits) {
   for (int n = 0; n < rounds(30); ++n) {
     const Inputs compact = draw_call(random(), kernel());
     const Output want = attend(compact);
@@ -59,8 +59,8 @@ TEST_P(Layouts, AllArrangementsAtOnce) {
   }
 }
 
-TEST_P(Layouts, SequenceMajorMemoryThroughSwapAxes) {
-  // [batch, len, heads, dim] memory as most frameworks keep it, read through views.
+TEST_P(Layouts, SwapAxesReadsSequenceMajorMemory) {
+  // Most frameworks store [batch, len, heads, dim]. swap_axes() makes views of that memory.
   const Inputs compact = draw_inputs(random(), kernel(), draw_sizes(random(), kernel()));
   const Output want = attend(compact);
   const auto sequence_major = [](const Tensor& t) {
@@ -91,12 +91,12 @@ TEST_P(Layouts, SequenceMajorMemoryThroughSwapAxes) {
   FLASHCORE_EXPECT_SAME_BITS(lse, want.lse);
 }
 
-TEST_P(Layouts, RepeatedInputsByStrideZero) {
+TEST_P(Layouts, StrideZeroRepeatsInputs) {
   for (int n = 0; n < rounds(10); ++n) {
     Sizes sizes = draw_sizes(random(), kernel());
     sizes.batch = 3;
     Inputs inputs = draw_inputs(random(), kernel(), sizes);
-    // One sequence's keys and values for all, one head's queries for all.
+    // All sequences share K and V of one sequence, all heads share Q of one head.
     inputs.k = take(inputs.k, 0, {1, 1, 1});
     inputs.v = take(inputs.v, 0, {1, 1, 1});
     inputs.q =
@@ -111,7 +111,7 @@ TEST_P(Layouts, RepeatedInputsByStrideZero) {
   }
 }
 
-TEST_P(Layouts, StridesOfSingleIndicesAreIgnored) {
+TEST_P(Layouts, StridesOfSize1AxesAreIgnored) {
   Inputs inputs = draw_inputs(random(), kernel(),
                               {.batch = 1,
                                .q_heads = 1,
@@ -132,13 +132,13 @@ TEST_P(Layouts, StridesOfSingleIndicesAreIgnored) {
   FLASHCORE_EXPECT_SAME(output, want);
 }
 
-TEST_P(Layouts, GapsBetweenOutputsKeepTheirBytes) {
+TEST_P(Layouts, GapsBetweenOutputsAreNotWritten) {
   for (const MemoryLayout layout : {MemoryLayout::padded, MemoryLayout::strided_columns}) {
     const Inputs inputs = draw_call(random(), kernel());
     Output output = make_output(inputs, {.out_layout = layout});
     const Tensors tensors = tensors_of(inputs, output.out, output.lse);
     ASSERT_NO_FATAL_FAILURE(run_views(tensors, inputs.options));
-    // Between the elements all bytes are 0xff, as Tensor made them.
+    // The constructor of Tensor fills the gaps with 0xff.
     const auto elements = output.out.bits();
     output.out.fill_bits(~std::uint64_t{0});
     const TensorView view = output.out.view();

@@ -1,4 +1,4 @@
-// Lengths and positions: packed sequences, used lengths, starts.
+// Lengths and positions: varlen sequences, used lengths, starts.
 #include <limits>
 
 #include "support/kernel_test.h"
@@ -8,7 +8,7 @@ namespace {
 
 class Lengths : public KernelTest {
  protected:
-  /// One sequence of a batch, cut to its lengths, as a call of its own.
+  /// A separate call for one sequence of a batch, truncated to its lengths.
   Inputs single(const Inputs& inputs, std::int64_t b, std::int64_t q_len, std::int64_t kv_len) {
     Inputs one = take_batch(inputs, {b});
     one.q = take(one.q, 2, range(0, q_len));
@@ -24,37 +24,37 @@ class Lengths : public KernelTest {
     return one;
   }
 
-  /// Rows [first, first + count) of a packed output, as [1, heads, count, dim] and [1, heads,
+  /// Rows [first, first + count) of a varlen output, as [1, heads, count, dim] and [1, heads,
   /// count].
-  static Output unpacked(const Output& packed, std::int64_t first, std::int64_t count) {
+  static Output dense_rows(const Output& varlen, std::int64_t first, std::int64_t count) {
     Output one;
-    const std::int64_t heads = packed.out.size(1), dim = packed.out.size(2);
-    one.out = Tensor(packed.out.dtype(), {1, heads, count, dim});
-    one.lse = Tensor(packed.lse.dtype(), {1, heads, count});
+    const std::int64_t heads = varlen.out.size(1), dim = varlen.out.size(2);
+    one.out = Tensor(varlen.out.dtype(), {1, heads, count, dim});
+    one.lse = Tensor(varlen.lse.dtype(), {1, heads, count});
     for (std::int64_t h = 0; h < heads; ++h) {
       for (std::int64_t i = 0; i < count; ++i) {
-        one.lse.set({0, h, i}, packed.lse.at({h, first + i}));
+        one.lse.set({0, h, i}, varlen.lse.at({h, first + i}));
         for (std::int64_t d = 0; d < dim; ++d) {
-          one.out.set({0, h, i, d}, packed.out.at({first + i, h, d}));
+          one.out.set({0, h, i, d}, varlen.out.at({first + i, h, d}));
         }
       }
     }
     return one;
   }
 
-  /// The sequences' rows one after the other: [batch, heads, len, dim] to [total, heads, dim].
-  static Tensor pack(const Tensor& t, const std::vector<std::int64_t>& ends) {
-    Tensor packed(t.dtype(), {ends.back(), t.size(1), t.size(3)});
+  /// Concatenates the sequences: [batch, heads, len, dim] to [total, heads, dim].
+  static Tensor to_varlen(const Tensor& t, const std::vector<std::int64_t>& ends) {
+    Tensor varlen(t.dtype(), {ends.back(), t.size(1), t.size(3)});
     for (std::size_t b = 0; b + 1 < ends.size(); ++b) {
       for (std::int64_t row = ends[b]; row < ends[b + 1]; ++row) {
         for (std::int64_t h = 0; h < t.size(1); ++h) {
           for (std::int64_t d = 0; d < t.size(3); ++d) {
-            packed.set({row, h, d}, t.at({static_cast<std::int64_t>(b), h, row - ends[b], d}));
+            varlen.set({row, h, d}, t.at({static_cast<std::int64_t>(b), h, row - ends[b], d}));
           }
         }
       }
     }
-    return packed;
+    return varlen;
   }
 
   std::vector<std::int64_t> draw_ends(std::int64_t batch, std::int64_t most) {
@@ -67,7 +67,7 @@ class Lengths : public KernelTest {
 };
 FLASHCORE_FOR_EACH_KERNEL(Lengths);
 
-TEST_P(Lengths, PackedSequencesEqualCallsOfTheirOwn) {
+TEST_P(Lengths, VarlenSequencesEqualSeparateCalls) {
   for (int n = 0; n < rounds(15); ++n) {
     Sizes sizes = draw_sizes(random(), kernel());
     sizes.batch = 4;
@@ -76,33 +76,33 @@ TEST_P(Lengths, PackedSequencesEqualCallsOfTheirOwn) {
     padded.bias = {};
     padded.options.causal = random().chance(0.5);
     if (random().chance(0.3)) padded.options.window_left = random().between(0, sizes.kv_len);
-    padded.options.num_splits = 1;  // splits are cut by capacity, which differs
+    padded.options.num_splits = 1;  // split boundaries depend on the capacity, which differs
     const auto q_ends = draw_ends(4, sizes.q_len), k_ends = draw_ends(4, sizes.kv_len);
-    const bool pack_q = random().chance(0.7), pack_k = !pack_q || random().chance(0.7);
-    Inputs packed = padded;
-    if (pack_q) {
-      packed.q = pack(padded.q, q_ends);
-      packed.cu_seqlens_q = ints(q_ends);
-      if (random().chance(0.5)) packed.options.max_q_len = sizes.q_len;
+    const bool varlen_q = random().chance(0.7), varlen_k = !varlen_q || random().chance(0.7);
+    Inputs varlen = padded;
+    if (varlen_q) {
+      varlen.q = to_varlen(padded.q, q_ends);
+      varlen.cu_seqlens_q = ints(q_ends);
+      if (random().chance(0.5)) varlen.options.max_q_len = sizes.q_len;
     }
-    if (pack_k) {
-      packed.k = pack(padded.k, k_ends);
-      packed.v = pack(padded.v, k_ends);
-      packed.cu_seqlens_k = ints(k_ends);
-      if (random().chance(0.5)) packed.options.max_kv_len = sizes.kv_len;
+    if (varlen_k) {
+      varlen.k = to_varlen(padded.k, k_ends);
+      varlen.v = to_varlen(padded.v, k_ends);
+      varlen.cu_seqlens_k = ints(k_ends);
+      if (random().chance(0.5)) varlen.options.max_kv_len = sizes.kv_len;
     }
-    const Output output = attend(packed);
+    const Output output = attend(varlen);
     ASSERT_TRUE(output.status.ok()) << output.status.message();
-    EXPECT_EQ(verdict(packed, output), "");
+    EXPECT_EQ(verdict(varlen, output), "");
     for (std::size_t b = 0; b < 4; ++b) {
       const auto sequence = static_cast<std::int64_t>(b);
-      const std::int64_t q_len = pack_q ? q_ends[b + 1] - q_ends[b] : sizes.q_len;
-      const std::int64_t kv_len = pack_k ? k_ends[b + 1] - k_ends[b] : sizes.kv_len;
+      const std::int64_t q_len = varlen_q ? q_ends[b + 1] - q_ends[b] : sizes.q_len;
+      const std::int64_t kv_len = varlen_k ? k_ends[b + 1] - k_ends[b] : sizes.kv_len;
       if (q_len == 0) continue;
       const Output want = attend(single(padded, sequence, q_len, kv_len));
       ASSERT_TRUE(want.status.ok()) << want.status.message();
-      if (pack_q) {
-        const Output got = unpacked(output, q_ends[b], q_len);
+      if (varlen_q) {
+        const Output got = dense_rows(output, q_ends[b], q_len);
         FLASHCORE_EXPECT_SAME(got, want);
       } else {
         FLASHCORE_EXPECT_SAME_BITS(take(output.out, 0, {sequence}), want.out);
@@ -112,21 +112,21 @@ TEST_P(Lengths, PackedSequencesEqualCallsOfTheirOwn) {
   }
 }
 
-TEST_P(Lengths, PackedSequencesMayBeSplit) {
+TEST_P(Lengths, VarlenSequencesMayBeSplit) {
   for (int n = 0; n < rounds(10); ++n) {
     Sizes sizes = draw_sizes(random(), kernel());
     sizes.batch = 3;
     const Inputs padded = draw_inputs(random(), kernel(), sizes);
     const auto q_ends = draw_ends(3, sizes.q_len), k_ends = draw_ends(3, sizes.kv_len);
-    Inputs packed = padded;
-    packed.q = pack(padded.q, q_ends);
-    packed.k = pack(padded.k, k_ends);
-    packed.v = pack(padded.v, k_ends);
-    packed.cu_seqlens_q = ints(q_ends);
-    packed.cu_seqlens_k = ints(k_ends);
-    packed.sinks = draw_normal(random(), DType::f32, {sizes.q_heads});
-    packed.options.num_splits = static_cast<std::int32_t>(random().between(2, 4));
-    EXPECT_EQ(verdict(packed, attend(packed)), "");
+    Inputs varlen = padded;
+    varlen.q = to_varlen(padded.q, q_ends);
+    varlen.k = to_varlen(padded.k, k_ends);
+    varlen.v = to_varlen(padded.v, k_ends);
+    varlen.cu_seqlens_q = ints(q_ends);
+    varlen.cu_seqlens_k = ints(k_ends);
+    varlen.sinks = draw_normal(random(), DType::f32, {sizes.q_heads});
+    varlen.options.num_splits = static_cast<std::int32_t>(random().between(2, 4));
+    EXPECT_EQ(verdict(varlen, attend(varlen)), "");
   }
 }
 
@@ -141,7 +141,7 @@ TEST_P(Lengths, UsedLengthsEqualShorterTensors) {
     std::vector<std::int64_t> used;
     for (int b = 0; b < 3; ++b) used.push_back(random().between(0, sizes.kv_len));
     inputs.used_k = ints(used);
-    // Slack past the used lengths holds NaN, which must never matter.
+    // Rows past the used lengths hold NaN and infinity, which must not matter.
     for (std::int64_t b = 0; b < 3; ++b) {
       for (std::int64_t h = 0; h < sizes.kv_heads; ++h) {
         for (std::int64_t j = used[static_cast<std::size_t>(b)]; j < sizes.kv_len; ++j) {
@@ -205,7 +205,7 @@ TEST_P(Lengths, DefaultPositionsAreBottomRight) {
   }
 }
 
-TEST_P(Lengths, PackedRowsOfNobodyAreLeftAlone) {
+TEST_P(Lengths, RowsOutsideVarlenSequencesAreNotWritten) {
   Inputs inputs;
   inputs.q = draw_normal(random(), dtype(), {10, 2, 8});
   inputs.k = draw_normal(random(), dtype(), {2, 2, 9, 8});

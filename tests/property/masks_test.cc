@@ -1,4 +1,4 @@
-// Masks: what is hidden stays hidden, however it was hidden.
+// Masks: all options that hide a key agree, and a hidden key has no effect.
 #include <cmath>
 #include <limits>
 
@@ -20,34 +20,34 @@ class Masks : public KernelTest {
 };
 FLASHCORE_FOR_EACH_KERNEL(Masks);
 
-TEST_P(Masks, CausalAndWindowsEqualTheSameBooleanTensor) {
+TEST_P(Masks, CausalAndWindowsEqualABooleanMask) {
   for (int n = 0; n < rounds(15); ++n) {
-    Inputs ruled = draw();
-    const std::int64_t q_len = ruled.q.size(2), kv_len = ruled.k.size(2);
+    Inputs by_rule = draw();
+    const std::int64_t q_len = by_rule.q.size(2), kv_len = by_rule.k.size(2);
     const bool causal = random().chance(0.5);
     const std::int64_t left = random().chance(0.6) ? random().between(0, kv_len) : -1;
     const std::int64_t right = random().chance(0.4) ? random().between(0, kv_len) : -1;
-    Inputs tensor = ruled;
-    ruled.options.causal = causal;
-    ruled.options.window_left = left;
-    ruled.options.window_right = right;
-    tensor.mask = Tensor(DType::boolean, {1, 1, q_len, kv_len});
+    Inputs by_mask = by_rule;
+    by_rule.options.causal = causal;
+    by_rule.options.window_left = left;
+    by_rule.options.window_right = right;
+    by_mask.mask = Tensor(DType::boolean, {1, 1, q_len, kv_len});
     for (std::int64_t i = 0; i < q_len; ++i) {
       for (std::int64_t j = 0; j < kv_len; ++j) {
         const std::int64_t position = kv_len - q_len + i;
         const bool visible = (!causal || j <= position) && (left < 0 || j >= position - left) &&
                              (right < 0 || j <= position + right);
-        tensor.mask.set({0, 0, i, j}, visible ? 1 : 0);
+        by_mask.mask.set({0, 0, i, j}, visible ? 1 : 0);
       }
     }
-    const Output a = attend(ruled), b = attend(tensor);
+    const Output a = attend(by_rule), b = attend(by_mask);
     ASSERT_TRUE(a.status.ok()) << a.status.message();
     FLASHCORE_EXPECT_SAME(a, b);
-    EXPECT_EQ(verdict(ruled, a), "");
+    EXPECT_EQ(verdict(by_rule, a), "");
   }
 }
 
-TEST_P(Masks, ABooleanMaskEqualsABiasOfMinusInfinity) {
+TEST_P(Masks, BooleanMaskEqualsABiasOfMinusInfinity) {
   for (int n = 0; n < rounds(25); ++n) {
     Inputs masked = draw();
     masked.bias = {};
@@ -67,7 +67,7 @@ TEST_P(Masks, ABooleanMaskEqualsABiasOfMinusInfinity) {
   }
 }
 
-TEST_P(Masks, ABroadcastMaskOrBiasEqualsItsExpansion) {
+TEST_P(Masks, BroadcastMaskAndBiasEqualTheirExpansion) {
   for (int n = 0; n < rounds(15); ++n) {
     Inputs inputs = draw();
     inputs.mask = draw_mask(random(), {1, 1, 1, inputs.k.size(2)});
@@ -83,58 +83,58 @@ TEST_P(Masks, ABroadcastMaskOrBiasEqualsItsExpansion) {
   }
 }
 
-TEST_P(Masks, RowsThatSeeNothingAreZeroAndMinusInfinity) {
+TEST_P(Masks, RowsWithoutVisibleKeysAreZeroAndMinusInfinity) {
   for (int n = 0; n < rounds(15); ++n) {
     Inputs inputs = draw();
     inputs.sinks = {};
     const std::int64_t q_len = inputs.q.size(2), kv_len = inputs.k.size(2);
     inputs.mask = draw_mask(random(), {1, 1, q_len, kv_len});
-    const std::int64_t blind = random().below(q_len);
-    for (std::int64_t j = 0; j < kv_len; ++j) inputs.mask.set({0, 0, blind, j}, 0);
+    const std::int64_t hidden = random().below(q_len);
+    for (std::int64_t j = 0; j < kv_len; ++j) inputs.mask.set({0, 0, hidden, j}, 0);
     const Output output = attend(inputs);
     ASSERT_TRUE(output.status.ok()) << output.status.message();
     for (std::int64_t h = 0; h < inputs.q.size(1); ++h) {
-      ASSERT_EQ(output.lse.at({0, h, blind}), -kInfinity);
+      ASSERT_EQ(output.lse.at({0, h, hidden}), -kInfinity);
       for (std::int64_t c = 0; c < inputs.v.size(3); ++c) {
-        ASSERT_EQ(output.out.at({0, h, blind, c}), 0.0);
+        ASSERT_EQ(output.out.at({0, h, hidden, c}), 0.0);
       }
     }
     EXPECT_EQ(verdict(inputs, output), "");
   }
 }
 
-TEST_P(Masks, EveryWayToSeeNothing) {
+TEST_P(Masks, EveryOptionThatHidesAllKeysGivesZero) {
   Inputs base = draw();
   base.sinks = {};
   const auto batch = static_cast<std::size_t>(base.q.size(0));
-  std::vector<Inputs> blind(5, base);
-  blind[0].used_k = ints(std::vector<std::int64_t>(batch, 0));
-  blind[1].options.causal = true;
-  blind[1].q_start = ints(std::vector<std::int64_t>(batch, -1000));
-  blind[2].options.window_left = 5;
-  blind[2].q_start = ints(std::vector<std::int64_t>(batch, 1 << 30));
-  blind[3].bias = Tensor(DType::f32, {1, 1, 1, base.k.size(2)});
-  blind[3].bias.fill(-kInfinity);
-  blind[4].options.window_right = 0;
-  blind[4].k_start = ints(std::vector<std::int64_t>(batch, 1 << 30));
-  for (std::size_t i = 0; i < blind.size(); ++i) {
+  std::vector<Inputs> hidden(5, base);
+  hidden[0].used_k = ints(std::vector<std::int64_t>(batch, 0));
+  hidden[1].options.causal = true;
+  hidden[1].q_start = ints(std::vector<std::int64_t>(batch, -1000));
+  hidden[2].options.window_left = 5;
+  hidden[2].q_start = ints(std::vector<std::int64_t>(batch, 1 << 30));
+  hidden[3].bias = Tensor(DType::f32, {1, 1, 1, base.k.size(2)});
+  hidden[3].bias.fill(-kInfinity);
+  hidden[4].options.window_right = 0;
+  hidden[4].k_start = ints(std::vector<std::int64_t>(batch, 1 << 30));
+  for (std::size_t i = 0; i < hidden.size(); ++i) {
     SCOPED_TRACE(i);
-    const Output output = attend(blind[i]);
+    const Output output = attend(hidden[i]);
     ASSERT_TRUE(output.status.ok()) << output.status.message();
     for (const double x : output.out.values()) ASSERT_EQ(x, 0.0);
     for (const double x : output.lse.values()) ASSERT_EQ(x, -kInfinity);
-    // With a sink the LSE is the sink's and the output still 0.
-    blind[i].sinks = draw_normal(random(), DType::f32, {base.q.size(1)});
-    const Output with_sink = attend(blind[i]);
+    // With a sink the LSE equals the sink and the output is still 0.
+    hidden[i].sinks = draw_normal(random(), DType::f32, {base.q.size(1)});
+    const Output with_sink = attend(hidden[i]);
     for (const double x : with_sink.out.values()) ASSERT_EQ(x, 0.0);
-    EXPECT_EQ(verdict(blind[i], with_sink), "");
+    EXPECT_EQ(verdict(hidden[i], with_sink), "");
     for (std::int64_t h = 0; h < base.q.size(1); ++h) {
-      ASSERT_NEAR(with_sink.lse.at({0, h, 0}), blind[i].sinks.at({h}), 1e-6);
+      ASSERT_NEAR(with_sink.lse.at({0, h, 0}), hidden[i].sinks.at({h}), 1e-6);
     }
   }
 }
 
-TEST_P(Masks, WindowsWiderThanAnythingHideNothing) {
+TEST_P(Masks, VeryWideWindowsHideNothing) {
   const Inputs inputs = draw();
   const Output want = attend(inputs);
   for (const std::int64_t wide_window : {inputs.q.size(2) + inputs.k.size(2), std::int64_t{1} << 40,
@@ -154,7 +154,7 @@ TEST_P(Masks, HiddenKeysMayHoldAnything) {
     const std::int64_t kv_len = inputs.k.size(2);
     inputs.mask = draw_mask(random(), {1, 1, 1, kv_len}, 0.6);
     const Output want = attend(inputs);
-    // Any K, and any finite V, at keys that nobody sees.
+    // A hidden key may have any K and any finite V.
     for (std::int64_t j = 0; j < kv_len; ++j) {
       if (inputs.mask.at({0, 0, 0, j}) != 0) continue;
       for (std::int64_t d = 0; d < inputs.k.size(3); ++d) {

@@ -9,7 +9,7 @@ namespace {
 
 class Merge : public KernelTest {
  protected:
-  /// The same call over keys [begin, end) only, as a partial result. Positions stay what they were.
+  /// The partial result of keys [begin, end). Positions do not change.
   Output partial(const Inputs& inputs, std::int64_t begin, std::int64_t end) {
     Inputs part = inputs;
     part.options.partial = true;
@@ -26,14 +26,14 @@ class Merge : public KernelTest {
     return output;
   }
 
-  /// Cuts the keys at random places; some ranges may be empty.
+  /// Partial results of `count` random key ranges. Some ranges may be empty.
   std::vector<Output> partials(const Inputs& inputs, std::int64_t count) {
-    std::vector<std::int64_t> cuts{0, inputs.k.size(2)};
-    for (std::int64_t i = 1; i < count; ++i) cuts.push_back(random().between(0, cuts[1]));
-    std::sort(cuts.begin(), cuts.end());
+    std::vector<std::int64_t> bounds{0, inputs.k.size(2)};
+    for (std::int64_t i = 1; i < count; ++i) bounds.push_back(random().between(0, bounds[1]));
+    std::sort(bounds.begin(), bounds.end());
     std::vector<Output> parts;
-    for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
-      parts.push_back(partial(inputs, cuts[i], cuts[i + 1]));
+    for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+      parts.push_back(partial(inputs, bounds[i], bounds[i + 1]));
     }
     return parts;
   }
@@ -60,29 +60,29 @@ class Merge : public KernelTest {
     return inputs;
   }
 
-  /// The tests judge merged results as if one call had made them.
-  Output as_call(const Inputs& inputs, const Output& joined) {
-    Output output = attend(inputs, {.out = joined.out.dtype()});
-    output.out = joined.out;
-    output.lse = joined.lse;
+  /// A merged result in the form of one call, for verdict().
+  Output as_call(const Inputs& inputs, const Output& merged_result) {
+    Output output = attend(inputs, {.out = merged_result.out.dtype()});
+    output.out = merged_result.out;
+    output.lse = merged_result.lse;
     return output;
   }
 };
 FLASHCORE_FOR_EACH_KERNEL(Merge);
 
-TEST_P(Merge, PartsOfTheKeysEqualOneCall) {
+TEST_P(Merge, PartialsOfKeyRangesEqualOneCall) {
   for (int n = 0; n < rounds(12); ++n) {
     const Inputs inputs = draw();
-    const Output joined = all_merged(partials(inputs, random().between(1, 6)), dtype());
-    EXPECT_EQ(verdict(inputs, as_call(inputs, joined)), "");
+    const Output merged_result = all_merged(partials(inputs, random().between(1, 6)), dtype());
+    EXPECT_EQ(verdict(inputs, as_call(inputs, merged_result)), "");
   }
 }
 
-TEST_P(Merge, SinksJoinInTheLastMergeOnly) {
+TEST_P(Merge, SinksCountInTheLastMergeOnly) {
   for (int n = 0; n < rounds(8); ++n) {
     Inputs inputs = draw();
     inputs.sinks = draw_normal(random(), DType::f32, {inputs.q.size(1)}, 3.0);
-    const std::vector<Output> parts = partials(inputs, 3);  // sinks given, and left out
+    const std::vector<Output> parts = partials(inputs, 3);  // partial calls ignore the sinks
     Inputs without = inputs;
     without.sinks = {};
     EXPECT_EQ(verdict(without, as_call(without, all_merged(parts, dtype()))), "");
@@ -93,14 +93,14 @@ TEST_P(Merge, SinksJoinInTheLastMergeOnly) {
   }
 }
 
-TEST_P(Merge, OnePartComesBackBitForBit) {
+TEST_P(Merge, OnePartialIsReturnedBitForBit) {
   const Inputs inputs = draw();
   const Output part = partial(inputs, 0, inputs.k.size(2));
-  const Output joined = merged({&part}, wide(dtype()));
-  FLASHCORE_EXPECT_SAME(joined, part);
+  const Output merged_result = merged({&part}, wide(dtype()));
+  FLASHCORE_EXPECT_SAME(merged_result, part);
 }
 
-TEST_P(Merge, EmptyPartsChangeNoBit) {
+TEST_P(Merge, EmptyPartialsChangeNoBit) {
   for (int n = 0; n < rounds(10); ++n) {
     const Inputs inputs = draw();
     const std::vector<Output> parts = partials(inputs, 2);
@@ -109,7 +109,8 @@ TEST_P(Merge, EmptyPartsChangeNoBit) {
       ASSERT_EQ(lse, -std::numeric_limits<double>::infinity());
     }
     for (const double x : empty.out.values()) ASSERT_EQ(x, 0.0);
-    empty.out.fill(std::numeric_limits<double>::quiet_NaN());  // it may never have been written
+    empty.out.fill(std::numeric_limits<double>::quiet_NaN());  // out of an empty partial result
+                                                               // must not be read
     const Output both = merged({&parts[0], &parts[1]}, wide(dtype()));
     const Output first = merged({&empty, &parts[0], &parts[1]}, wide(dtype()));
     const Output middle = merged({&parts[0], &empty, &empty, &parts[1]}, wide(dtype()));
@@ -128,8 +129,8 @@ TEST_P(Merge, IsAssociativeWithinRounding) {
     const Output bc = merged({&p[1], &p[2]}, wide(dtype()));
     const Output left = merged({&ab, &p[2]}, wide(dtype()));
     const Output right = merged({&p[0], &bc}, wide(dtype()));
-    for (const Output* joined : {&left, &right}) {
-      EXPECT_EQ(verdict(inputs, as_call(inputs, *joined)), "");
+    for (const Output* merged_result : {&left, &right}) {
+      EXPECT_EQ(verdict(inputs, as_call(inputs, *merged_result)), "");
     }
     const double unit = dtype() == DType::f64 ? 0x1p-52 : 0x1p-24;
     const auto a = left.out.values(), b = right.out.values();
@@ -145,7 +146,7 @@ TEST_P(Merge, IsAssociativeWithinRounding) {
   }
 }
 
-TEST_P(Merge, NarrowResultsAreRoundedWideOnes) {
+TEST_P(Merge, NarrowResultsAreRoundedWideResults) {
   const Inputs inputs = draw();
   const std::vector<Output> parts = partials(inputs, 4);
   const Output exact = all_merged(parts, wide(dtype()));
@@ -156,7 +157,7 @@ TEST_P(Merge, NarrowResultsAreRoundedWideOnes) {
   }
 }
 
-TEST_P(Merge, PackedAndStridedTensors) {
+TEST_P(Merge, VarlenAndStridedTensorsGiveTheSameBits) {
   const Inputs inputs = draw();
   const std::vector<Output> parts = partials(inputs, 2);
   const Output want = all_merged(parts, wide(dtype()));
@@ -167,13 +168,13 @@ TEST_P(Merge, PackedAndStridedTensors) {
       part.out = rearranged(part.out, layout);
       part.lse = rearranged(part.lse, layout);
     }
-    const Output joined = all_merged(arranged, wide(dtype()));
-    FLASHCORE_EXPECT_SAME(joined, want);
+    const Output merged_result = all_merged(arranged, wide(dtype()));
+    FLASHCORE_EXPECT_SAME(merged_result, want);
   }
-  // [batch, heads, len, dim] of a batch of 1 is packed [len, heads, dim] with axes exchanged.
-  Output packed;
-  packed.out = Tensor(wide(dtype()), {inputs.q.size(2), inputs.q.size(1), inputs.v.size(3)});
-  packed.lse = Tensor(wide(dtype()), {inputs.q.size(1), inputs.q.size(2)});
+  // [batch, heads, len, dim] of a batch of 1 is varlen [len, heads, dim] with swapped axes.
+  Output varlen;
+  varlen.out = Tensor(wide(dtype()), {inputs.q.size(2), inputs.q.size(1), inputs.v.size(3)});
+  varlen.lse = Tensor(wide(dtype()), {inputs.q.size(1), inputs.q.size(2)});
   std::vector<PartialResult> views;
   for (const Output& part : parts) {
     PartialResult view{part.out.view(), part.lse.view()};
@@ -192,12 +193,12 @@ TEST_P(Merge, PackedAndStridedTensors) {
     }
     views.push_back(view);
   }
-  const Status status = merge(views, packed.out.view(), packed.lse.view());
+  const Status status = merge(views, varlen.out.view(), varlen.lse.view());
   ASSERT_TRUE(status.ok()) << status.message();
   for (std::int64_t h = 0; h < inputs.q.size(1); ++h) {
     for (std::int64_t i = 0; i < inputs.q.size(2); ++i) {
-      ASSERT_EQ(packed.lse.at({h, i}), want.lse.at({0, h, i}));
-      ASSERT_EQ(packed.out.at({i, h, 0}), want.out.at({0, h, i, 0}));
+      ASSERT_EQ(varlen.lse.at({h, i}), want.lse.at({0, h, i}));
+      ASSERT_EQ(varlen.out.at({i, h, 0}), want.out.at({0, h, i, 0}));
     }
   }
 }

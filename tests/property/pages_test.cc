@@ -1,4 +1,4 @@
-// Keys in pages: the bits of the same keys in one piece, whatever the pages; and a cache that
+// Paged KV gives the bits of dense KV for all page sizes and page orders, also in a cache that
 // append() fills step by step.
 #include "support/pages.h"
 #include "support/kernel_test.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::int64_t kPageSizes[] = {1, 2, 3, 5, 8, 16, 33, 64, 100, 256};
 
-class InPages : public KernelTest {
+class PagedKv : public KernelTest {
  protected:
   Inputs draw(std::int64_t kv_len = 0) {
     Sizes sizes = draw_sizes(random(), kernel());
@@ -18,7 +18,7 @@ class InPages : public KernelTest {
     add_masks(random(), inputs);
     return inputs;
   }
-  void use_some(Inputs& inputs) {
+  void draw_used_lengths(Inputs& inputs) {
     std::vector<std::int64_t> lengths;
     for (std::int64_t b = 0; b < inputs.k.size(0); ++b) {
       lengths.push_back(random().between(0, inputs.k.size(2)));
@@ -26,14 +26,14 @@ class InPages : public KernelTest {
     inputs.used_k = ints(lengths);
   }
 };
-FLASHCORE_FOR_EACH_KERNEL(InPages);
+FLASHCORE_FOR_EACH_KERNEL(PagedKv);
 
-// With as many keys per sequence the plan is the same, splits included: so are the bits.
-TEST_P(InPages, SameBitsAsInOnePiece) {
+// With the same capacity per sequence the plan and its splits are the same, so the bits are equal.
+TEST_P(PagedKv, SameBitsAsDenseKv) {
   for (int n = 0; n < rounds(12); ++n) {
     const std::int64_t page_size = random().pick(kPageSizes);
     Inputs inputs = draw(page_size * random().between(1, 200 / page_size + 2));
-    use_some(inputs);
+    draw_used_lengths(inputs);
     inputs.options.num_splits = static_cast<std::int32_t>(random().between(0, 3));
     const Output want = attend(inputs);
     ASSERT_TRUE(want.status.ok()) << want.status.message();
@@ -46,7 +46,7 @@ TEST_P(InPages, SameBitsAsInOnePiece) {
   }
 }
 
-TEST_P(InPages, WithoutUsedLengthsAllPagesAreFull) {
+TEST_P(PagedKv, WithoutUsedLengthsAllPagesAreFull) {
   for (int n = 0; n < rounds(6); ++n) {
     const std::int64_t page_size = random().pick(kPageSizes);
     const Inputs inputs = draw(page_size * random().between(1, 100 / page_size + 2));
@@ -59,11 +59,11 @@ TEST_P(InPages, WithoutUsedLengthsAllPagesAreFull) {
   }
 }
 
-TEST_P(InPages, BatchInvariantWhateverThePages) {
+TEST_P(PagedKv, BatchInvariantForAllPageSizes) {
   for (int n = 0; n < rounds(6); ++n) {
     Inputs inputs = draw(random().between(1, 300));
     inputs.options.reproducibility = Reproducibility::batch_invariant;
-    if (random().chance(0.5)) use_some(inputs);
+    if (random().chance(0.5)) draw_used_lengths(inputs);
     const Output want = attend(inputs);
     ASSERT_TRUE(want.status.ok()) << want.status.message();
     for (int pages = 0; pages < 3; ++pages) {
@@ -74,16 +74,16 @@ TEST_P(InPages, BatchInvariantWhateverThePages) {
   }
 }
 
-TEST_P(InPages, SequencesMayShareTheirPages) {
+TEST_P(PagedKv, SequencesMaySharePages) {
   for (int n = 0; n < rounds(6); ++n) {
     const std::int64_t page_size = random().pick(kPageSizes);
     const std::int64_t pages = random().between(1, 5);
     Inputs inputs = draw(page_size * pages);
-    // All sequences have the keys of the first, each up to a length of its own.
+    // All sequences share the keys of the first one. Each has its own length.
     const std::int64_t batch = inputs.q.size(0);
     inputs.k = take(inputs.k, 0, std::vector<std::int64_t>(static_cast<std::size_t>(batch), 0));
     inputs.v = take(inputs.v, 0, std::vector<std::int64_t>(static_cast<std::size_t>(batch), 0));
-    use_some(inputs);
+    draw_used_lengths(inputs);
     const Output want = attend(inputs);
     Inputs first = take_batch(inputs, {0});
     first.used_k = {};
@@ -99,9 +99,9 @@ TEST_P(InPages, SequencesMayShareTheirPages) {
   }
 }
 
-// A decode loop: each step appends a few keys and attends with the last queries. Row by row that is
-// one causal attention over all keys at once.
-TEST_P(InPages, AppendingStepByStepIsOneAttention) {
+// A decode loop: each step appends a few keys and runs attention with the last queries. All rows
+// together equal one causal call over all keys.
+TEST_P(PagedKv, AppendInStepsEqualsOneCall) {
   for (const bool in_pages : {false, true}) {
     for (int n = 0; n < rounds(3); ++n) {
       Sizes sizes = draw_sizes(random(), kernel());
@@ -114,16 +114,16 @@ TEST_P(InPages, AppendingStepByStepIsOneAttention) {
       const Output want = attend(inputs);
       ASSERT_TRUE(want.status.ok()) << want.status.message();
 
-      // An empty cache: the places of all keys are dealt, nothing is in them.
+      // An empty cache: all pages are assigned, but hold no keys.
       const std::int64_t page_size = random().pick(kPageSizes);
       Inputs cache = in_pages ? paged(random(), inputs, page_size) : inputs;
       cache.k = Tensor(cache.k.dtype(), cache.k.shape());
       cache.v = Tensor(cache.v.dtype(), cache.v.shape());
-      for (std::int64_t have = 0; have < sizes.kv_len;) {
-        const std::int64_t now = std::min(sizes.kv_len, have + random().between(1, 5));
-        const Tensor k_new = take(inputs.k, 2, range(have, now));
-        const Tensor v_new = take(inputs.v, 2, range(have, now));
-        const Tensor before = ints({have, have});
+      for (std::int64_t used = 0; used < sizes.kv_len;) {
+        const std::int64_t now = std::min(sizes.kv_len, used + random().between(1, 5));
+        const Tensor k_new = take(inputs.k, 2, range(used, now));
+        const Tensor v_new = take(inputs.v, 2, range(used, now));
+        const Tensor before = ints({used, used});
         const Status status = append({.k_new = k_new.view(),
                                       .v_new = v_new.view(),
                                       .k = cache.k.view(),
@@ -131,13 +131,13 @@ TEST_P(InPages, AppendingStepByStepIsOneAttention) {
                                       .seqused_k = before.view(),
                                       .block_table = cache.block_table.view()});
         ASSERT_TRUE(status.ok()) << status.message();
-        cache.q = take(inputs.q, 2, range(have, now));
+        cache.q = take(inputs.q, 2, range(used, now));
         cache.used_k = ints({now, now});
         const Output got = attend(cache);
         ASSERT_TRUE(got.status.ok()) << got.status.message();
-        FLASHCORE_EXPECT_SAME_BITS(got.out, take(want.out, 2, range(have, now)));
-        FLASHCORE_EXPECT_SAME_BITS(got.lse, take(want.lse, 2, range(have, now)));
-        have = now;
+        FLASHCORE_EXPECT_SAME_BITS(got.out, take(want.out, 2, range(used, now)));
+        FLASHCORE_EXPECT_SAME_BITS(got.lse, take(want.lse, 2, range(used, now)));
+        used = now;
       }
     }
   }

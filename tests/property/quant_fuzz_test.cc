@@ -1,5 +1,5 @@
-// flashcore_quantize and flashcore_dequantize under random and damaged calls: no crash, a refusal
-// changes nothing, and an accepted call writes its outputs only.
+// flashcore_quantize and flashcore_dequantize under random and damaged calls: they never crash, a
+// refused call changes no memory, and an accepted call writes its outputs only.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -17,13 +17,13 @@ using verify::Random;
 
 constexpr std::uint64_t kSeed = 0xf1a9;
 constexpr DType kWide[] = {DType::f32, DType::f16, DType::bf16};
-constexpr DType kCodes[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
+constexpr DType kFormats[] = {DType::e4m3, DType::e5m2, DType::int8, DType::u8};
 
 struct FuzzQuant {
   enum Tensor : std::size_t { kFrom, kTo, kScale, kSaturated, kCount };
   flashcore_quant_params params{};
   FuzzTensor tensors[kCount];
-  bool to_codes = false;
+  bool quantizes = false;
 
   const flashcore_tensor** slot(std::size_t index) {
     const flashcore_tensor** slots[] = {&params.from, &params.to, &params.scale, &params.saturated};
@@ -36,12 +36,12 @@ struct FuzzQuant {
     return true;
   }
   bool writes(std::size_t index) const {
-    return index == kTo || (to_codes && index == kScale && params.given_scale == 0) ||
-           (to_codes && index == kSaturated);
+    return index == kTo || (quantizes && index == kScale && params.given_scale == 0) ||
+           (quantizes && index == kSaturated);
   }
 };
 
-/// Scales are positive; other ones are refused.
+/// Makes the scales positive. The library refuses other scales.
 void make_positive(Arena& arena, std::size_t slot) {
   for (std::size_t at = 0; at < Arena::kSlotBytes; at += sizeof(float)) {
     float scale = 0;
@@ -53,21 +53,21 @@ void make_positive(Arena& arena, std::size_t slot) {
 
 void draw(Random& random, Arena& arena, FuzzQuant& quant) {
   quant = {};
-  quant.to_codes = random.chance(0.5);
+  quant.quantizes = random.chance(0.5);
   quant.params.struct_size = sizeof quant.params;
   const std::int64_t batch = random.between(1, 2), heads = random.between(1, 3);
   const std::int64_t rows = random.between(1, 9), dim = random.between(1, 9);
-  const DType wide = random.pick(kWide), codes = random.pick(kCodes);
+  const DType wide = random.pick(kWide), format = random.pick(kFormats);
   const auto tensor = [&](std::size_t index, DType dtype,
                           std::initializer_list<std::int64_t> shape) {
     place(random, arena, index, quant.tensors[index], dtype, shape);
     fill_slot(random, arena, index, dtype);
     *quant.slot(index) = &quant.tensors[index].tensor;
   };
-  tensor(FuzzQuant::kFrom, quant.to_codes ? wide : codes, {batch, heads, rows, dim});
-  tensor(FuzzQuant::kTo, quant.to_codes ? codes : wide, {batch, heads, rows, dim});
+  tensor(FuzzQuant::kFrom, quant.quantizes ? wide : format, {batch, heads, rows, dim});
+  tensor(FuzzQuant::kTo, quant.quantizes ? format : wide, {batch, heads, rows, dim});
   const std::int64_t per = random.below(3), block = random.between(1, 4);
-  const bool counts = quant.to_codes && random.chance(0.3);
+  const bool counts = quant.quantizes && random.chance(0.3);
   for (const std::size_t index : {FuzzQuant::kScale, FuzzQuant::kSaturated}) {
     if (index == FuzzQuant::kSaturated && !counts) continue;
     const DType dtype = index == FuzzQuant::kScale ? DType::f32 : DType::i32;
@@ -77,7 +77,7 @@ void draw(Random& random, Arena& arena, FuzzQuant& quant) {
   }
   make_positive(arena, FuzzQuant::kScale);
   if (per == 2) quant.params.block_rows = block;
-  quant.params.given_scale = quant.to_codes && random.chance(0.3) ? 1 : 0;
+  quant.params.given_scale = quant.quantizes && random.chance(0.3) ? 1 : 0;
 }
 
 void damage(Random& random, Arena& arena, FuzzQuant& quant) {
@@ -95,7 +95,7 @@ void damage(Random& random, Arena& arena, FuzzQuant& quant) {
   }
 }
 
-/// `before` with the elements of the outputs as they are now.
+/// Returns `before` with the current elements of the outputs.
 std::vector<std::byte> with_outputs(std::vector<std::byte> before, Arena& arena, FuzzQuant& quant) {
   for (std::size_t i = 0; i < FuzzQuant::kCount; ++i) {
     if (*quant.slot(i) == nullptr || !quant.writes(i)) continue;
@@ -120,25 +120,25 @@ TEST(CAbiFuzz, Quantize) {
     const int n = fuzz.number();
     Random random(fuzz.seed(), static_cast<std::uint64_t>(n));
     draw(random, arena, quant);
-    const bool whole = random.chance(0.25);
-    for (std::int64_t i = whole ? 0 : random.between(1, 3); i > 0; --i) {
+    const bool valid = random.chance(0.25);
+    for (std::int64_t i = valid ? 0 : random.between(1, 3); i > 0; --i) {
       damage(random, arena, quant);
     }
     if (!quant.fits(arena)) continue;
     const std::vector<std::byte> before = arena.copy();
-    const std::int32_t code = quant.to_codes ? flashcore_quantize(&quant.params, &error)
-                                             : flashcore_dequantize(&quant.params, &error);
+    const std::int32_t code = quant.quantizes ? flashcore_quantize(&quant.params, &error)
+                                              : flashcore_dequantize(&quant.params, &error);
     ++outcomes[code];
     ASSERT_EQ(error.code, code) << "case " << n;
     ASSERT_EQ(std::strlen(error.message) == 0, code == FLASHCORE_OK) << "case " << n;
-    if (whole) {
+    if (valid) {
       ASSERT_EQ(code, FLASHCORE_OK) << "case " << n << ": " << error.message;
     }
     if (code != FLASHCORE_OK) {
-      ASSERT_TRUE(arena == before) << "case " << n << " wrote, though refused: " << error.message;
+      ASSERT_TRUE(arena == before) << "case " << n << " was refused but wrote: " << error.message;
     } else {
       ASSERT_TRUE(arena == with_outputs(before, arena, quant))
-          << "case " << n << " wrote elsewhere";
+          << "case " << n << " wrote outside its outputs";
     }
   }
   EXPECT_GT(outcomes[FLASHCORE_OK], fuzz.done() / 5);

@@ -1,4 +1,4 @@
-// Address space without memory: pages exist once they are written.
+// Address space without memory: the system allocates a page when it is written.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,7 +12,7 @@ namespace flashcore::test {
 class SparseMemory {
  public:
   explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
-    // The system call itself: a sanitizer's mmap would touch shadow memory for every byte.
+    // A raw system call, because the mmap of a sanitizer touches shadow memory for every byte.
     const long result = syscall(SYS_mmap, nullptr, bytes, PROT_READ | PROT_WRITE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = result == -1 ? nullptr : reinterpret_cast<std::byte*>(result);
@@ -23,7 +23,7 @@ class SparseMemory {
   SparseMemory(const SparseMemory&) = delete;
   SparseMemory& operator=(const SparseMemory&) = delete;
 
-  /// Null where the system refuses so much address space.
+  /// Null if the system refuses that much address space.
   std::byte* data() const { return data_; }
 
  private:

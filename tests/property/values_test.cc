@@ -1,4 +1,4 @@
-// Values: rounding, non-finite numbers, extremes, and the precision of f64.
+// Rounding, non-finite values, large scores, and the precision of f64.
 #include <cmath>
 #include <limits>
 #include <map>
@@ -13,7 +13,7 @@ namespace {
 class Values : public KernelTest {};
 FLASHCORE_FOR_EACH_KERNEL(Values);
 
-TEST_P(Values, RightAtEverySizeOfTheInputs) {
+TEST_P(Values, RightForInputsOfEveryMagnitude) {
   for (const double sigma : {0.01, 1.0, 10.0}) {
     for (int n = 0; n < rounds(15); ++n) {
       Inputs inputs = draw_inputs(random(), kernel(), draw_sizes(random(), kernel()), sigma);
@@ -26,7 +26,7 @@ TEST_P(Values, RightAtEverySizeOfTheInputs) {
   }
 }
 
-TEST_P(Values, ANarrowOutputIsTheWideOneRounded) {
+TEST_P(Values, NarrowOutputIsTheRoundedWideOutput) {
   for (int n = 0; n < rounds(15); ++n) {
     Inputs inputs = draw_call(random(), kernel());
     inputs.options.num_splits = static_cast<std::int32_t>(random().between(1, 3));
@@ -42,7 +42,7 @@ TEST_P(Values, ANarrowOutputIsTheWideOneRounded) {
   }
 }
 
-TEST_P(Values, LseDoesNotDependOnTheOutput) {
+TEST_P(Values, OutputDoesNotDependOnTheLse) {
   const Inputs inputs = draw_call(random(), kernel());
   const Output with_lse = attend(inputs);
   Output without = make_output(inputs);
@@ -54,14 +54,14 @@ TEST_P(Values, LseDoesNotDependOnTheOutput) {
 }
 
 TEST_P(Values, NonFiniteInputsPropagateAsInTheOracle) {
-  verify::CheckRunner bench(cpu_backend(), Device{}, *device_info(Device{}));
+  verify::CheckRunner runner(cpu_backend(), Device{}, *device_info(Device{}));
   int non_finite = 0;
   for (int n = 0; n < rounds(150); ++n) {
     verify::CaseSpec spec =
         verify::random_case(kernel(), 5, static_cast<std::uint64_t>(n),
                             {.target_work = 1 << 15, .sigma = {}, .splits = {}});
     spec.non_finite = true;
-    const verify::CheckRunner::Outcome outcome = bench.check(spec);
+    const verify::CheckRunner::Outcome outcome = runner.check(spec);
     ASSERT_TRUE(outcome.passed()) << to_string(spec) << "\n" << outcome.failure();
     ++non_finite;
   }
@@ -80,7 +80,7 @@ TEST_P(Values, OneNanReachesExactlyTheRowsThatSeeIt) {
                                .v_dim = 8});
   inputs.options.causal = true;
   const Output clean = attend(inputs);
-  // K: key 40 of (batch 1, head 0) is seen by queries 40 and later of that head.
+  // NaN in K: queries 40 and later of (batch 1, head 0) see key 40.
   Inputs bad = inputs;
   bad.k.set({1, 0, 40, 3}, nan);
   const Output output = attend(bad);
@@ -101,7 +101,7 @@ TEST_P(Values, OneNanReachesExactlyTheRowsThatSeeIt) {
       }
     }
   }
-  // Q: one row.
+  // NaN in Q affects its own row.
   bad = inputs;
   bad.q.set({0, 1, 5, 0}, nan);
   const Output of_q = attend(bad);
@@ -111,7 +111,7 @@ TEST_P(Values, OneNanReachesExactlyTheRowsThatSeeIt) {
   }
 }
 
-TEST_P(Values, RowsWithoutKeysAreZeroWhateverVHolds) {
+TEST_P(Values, RowsWithoutKeysAreZeroForAnyV) {
   for (const bool sinks : {false, true}) {
     for (const std::int32_t splits : {1, 3}) {
       Inputs inputs = draw_inputs(random(), kernel(),
@@ -122,7 +122,7 @@ TEST_P(Values, RowsWithoutKeysAreZeroWhateverVHolds) {
                                    .kv_len = 70,
                                    .head_dim = 16,
                                    .v_dim = 24});
-      inputs.options.causal = true;  // the first 80 queries stand left of all keys
+      inputs.options.causal = true;  // hides all keys from the first 80 queries
       inputs.options.num_splits = splits;
       inputs.v.fill(std::numeric_limits<double>::quiet_NaN());
       if (sinks) inputs.sinks = draw_normal(random(), DType::f32, {4});
@@ -147,8 +147,8 @@ TEST_P(Values, RowsWithoutKeysAreZeroWhateverVHolds) {
   }
 }
 
-TEST_P(Values, ScoresFarApartDoNotOverflow) {
-  // One key dominates by far more than any exponent can hold.
+TEST_P(Values, DistantScoresDoNotOverflow) {
+  // The weights of all keys but one underflow to 0 in every format.
   Inputs inputs = draw_inputs(random(), kernel(),
                               {.batch = 1,
                                .q_heads = 1,
@@ -172,7 +172,7 @@ TEST_P(Values, ScoresFarApartDoNotOverflow) {
 }
 
 TEST_P(Values, LongSumsDoNotDrift) {
-  // 40,000 equal weights: a single running sum in f32 would be off by thousands of units.
+  // 40,000 equal weights: one running f32 sum would have an error of thousands of ulps.
   Inputs inputs = draw_inputs(random(), kernel(),
                               {.batch = 1,
                                .q_heads = 1,
@@ -192,7 +192,7 @@ TEST_P(Values, LongSumsDoNotDrift) {
   }
 }
 
-TEST_P(Values, ScaleZeroAveragesAndNegativeScalesInvert) {
+TEST_P(Values, ZeroAndNegativeScalesAreRight) {
   Inputs inputs = draw_inputs(random(), kernel(), draw_sizes(random(), kernel()));
   inputs.options.scale = 0.0;
   Output output = attend(inputs);
@@ -210,7 +210,7 @@ TEST_P(Values, ScaleZeroAveragesAndNegativeScalesInvert) {
   FLASHCORE_EXPECT_SAME(output, same);
 }
 
-TEST(ValuesF64, AreRightToTheLastDigits) {
+TEST(ValuesF64, ErrorIsBelow1em12) {
   Random random(3);
   for (const KernelInfo* kernel : runnable_kernels()) {
     if (kernel->dtype != DType::f64) continue;
@@ -219,7 +219,7 @@ TEST(ValuesF64, AreRightToTheLastDigits) {
       inputs.options.num_splits = static_cast<std::int32_t>(random.between(1, 3));
       const Output output = attend(inputs);
       EXPECT_EQ(verdict(inputs, output), "");
-      // The same problem with nothing wider than f32 inside would be off by 1e-8 at least.
+      // Arithmetic in f32 would have an error of at least 1e-8.
       const auto bounds = out_bounds(inputs, output);
       for (const double bound : bounds) ASSERT_LT(bound, 1e-12);
     }

@@ -15,9 +15,9 @@ class Workspaces : public KernelTest {
     Output output;
     Tensors tensors;
     Plan plan;
-    Tensor right;  // the output once it has been judged
+    Tensor right;  // the first output, after its comparison with the oracle
   };
-  /// A call that is planned and not yet run.
+  /// Plans a call without running it.
   Call planned(const Sizes& sizes, std::int32_t splits, int threads = 2) {
     Call call;
     call.inputs = draw_inputs(random(), kernel(), sizes);
@@ -51,7 +51,7 @@ constexpr Sizes kLarge{.batch = 2,
                        .head_dim = 48,
                        .v_dim = 65};
 
-TEST_P(Workspaces, WhatTheyHeldBeforeDoesNotMatter) {
+TEST_P(Workspaces, EarlierContentsDoNotMatter) {
   for (const std::int32_t splits : {1, 3}) {
     Call call = planned(kLarge, splits);
     WorkspaceMemory memory(call.plan.workspace_bytes);
@@ -69,11 +69,11 @@ TEST_P(Workspaces, WhatTheyHeldBeforeDoesNotMatter) {
   }
 }
 
-TEST_P(Workspaces, OneServesPlanAfterPlan) {
+TEST_P(Workspaces, PlansMayShareAWorkspace) {
   Call a = planned(kLarge, 3), b = planned(kSmall, 1), c = planned(kSmall, 2);
   const std::size_t bytes =
       std::max({a.plan.workspace_bytes, b.plan.workspace_bytes, c.plan.workspace_bytes});
-  WorkspaceMemory memory(bytes);  // initialised once
+  WorkspaceMemory memory(bytes);  // initialized once
   for (int n = 0; n < 3; ++n) {
     for (Call* call : {&a, &b, &c, &a}) {
       call->output.out.fill(0);
@@ -91,12 +91,12 @@ TEST_P(Workspaces, OneServesPlanAfterPlan) {
   }
 }
 
-TEST_P(Workspaces, ChangedDataGivesTheNewResult) {
+TEST_P(Workspaces, RunReadsCurrentData) {
   Call call = planned(kSmall, 2);
   WorkspaceMemory memory(call.plan.workspace_bytes);
   for (int n = 0; n < 3; ++n) {
     const Tensor q = draw_normal(random(), dtype(), call.inputs.q.shape());
-    call.inputs.q.set_bits(q.bits());  // in place: the plan's tensors stay where they are
+    call.inputs.q.set_bits(q.bits());  // in place, so that the views of the plan stay valid
     ASSERT_TRUE(run(call.plan, call.tensors, memory.get()).ok());
     call.output.problem = call.plan.problem;
     call.output.plan = call.plan;
@@ -104,7 +104,7 @@ TEST_P(Workspaces, ChangedDataGivesTheNewResult) {
   }
 }
 
-TEST_P(Workspaces, CallsFromSeveralThreadsAtOnce) {
+TEST_P(Workspaces, SeveralThreadsRunDifferentPlans) {
   constexpr int kCallers = 4;
   std::vector<Call> calls;
   std::vector<Output> want;
@@ -112,7 +112,7 @@ TEST_P(Workspaces, CallsFromSeveralThreadsAtOnce) {
     calls.push_back(planned(i % 2 == 0 ? kLarge : kSmall, i % 3, 3));
   }
   for (Call& call : calls) {
-    // Only now do the tensors stay where they are.
+    // push_back() moved the calls, so the views are made again.
     call.tensors = tensors_of(call.inputs, call.output.out, call.output.lse);
     WorkspaceMemory memory(call.plan.workspace_bytes);
     ASSERT_TRUE(run(call.plan, call.tensors, memory.get()).ok());
@@ -137,7 +137,7 @@ TEST_P(Workspaces, CallsFromSeveralThreadsAtOnce) {
   EXPECT_EQ(failures.load(), 0);
 }
 
-TEST_P(Workspaces, OnePlanServesSeveralThreads) {
+TEST_P(Workspaces, SeveralThreadsShareAPlan) {
   const Call call = planned(kLarge, 2, 2);
   WorkspaceMemory alone(call.plan.workspace_bytes);
   const Tensors tensors = tensors_of(call.inputs, call.output.out, call.output.lse);
