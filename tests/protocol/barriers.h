@@ -36,8 +36,8 @@ class Mbarrier {
     end_phase();
   }
 
-  /// Result of the hardware's test for `phases` completed phases. The hardware compares parities
-  /// only; throws if that gives the wrong result.
+  /// True if `phases` phases are complete. The hardware compares parities only. Throws if that
+  /// gives the wrong result.
   bool passed(std::uint32_t phases) const {
     const bool passed = (phases_ ^ phases) % 2 == 0;
     if (passed ? phases_ != phases : phases_ + 1 != phases) {
@@ -100,18 +100,17 @@ class NamedBarrier {
   std::uint64_t arrived_ = 0;
 };
 
-/// Content of a slot: KV tile `tile` of work tile `item`, or the Q tile of a warpgroup.
+/// Content of a slot: KV tile `tile` of work tile `work_tile`, or the Q tile of warpgroup `tile`.
 struct Tag {
-  std::int64_t item = -1;
+  std::int64_t work_tile = -1;
   std::int32_t tile = -1;
 
   bool operator==(const Tag&) const = default;
 };
 
 inline std::string to_string(const Tag& tag) {
-  return tag.item < 0
-             ? "nothing"
-             : "(item " + std::to_string(tag.item) + ", tile " + std::to_string(tag.tile) + ")";
+  if (tag.work_tile < 0) return "nothing";
+  return "(work tile " + std::to_string(tag.work_tile) + ", tile " + std::to_string(tag.tile) + ")";
 }
 
 /// A tile in shared memory.
@@ -122,7 +121,7 @@ class Slot {
 
   void begin_write(const Tag& tag, int writers) {
     if (readers_ > 0) throw Violation{name_ + " is overwritten while it is read"};
-    if (writers_ > 0) throw Violation{name_ + " is written twice at once"};
+    if (writers_ > 0) throw Violation{name_ + " has two writers at a time"};
     writers_ = writers;
     coming_ = tag;
     content_ = {};
@@ -130,7 +129,7 @@ class Slot {
   void end_write() {
     if (--writers_ == 0) content_ = coming_;
   }
-  /// Writes the share of one of several writers of a tile.
+  /// One of several writers of a tile writes its share.
   void write_part(Fibers& fibers, const Tag& tag, int writers) {
     if (writers_ == 0) {
       begin_write(tag, writers);

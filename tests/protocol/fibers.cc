@@ -8,9 +8,9 @@ namespace flashcore::protocol {
 namespace {
 
 constexpr std::size_t kStackBytes = 128 * 1024;
-constexpr std::int64_t kPauseOneIn = 3;  // a fiber pauses at one of this many calls of may_pause()
+constexpr std::int64_t kPauseOneIn = 3;  // one in this many calls of may_pause() pauses
 
-/// The next Fibers reuses the stacks: new ones cost page faults.
+/// Stacks for the next Fibers object. New stacks cost page faults.
 std::vector<std::unique_ptr<char[]>>& free_stacks() {
   static std::vector<std::unique_ptr<char[]>> stacks;
   return stacks;
@@ -67,7 +67,7 @@ void Fibers::enter(unsigned high, unsigned low) {
     fiber.body();
   } catch (const Violation& violation) {
     self->failed_ = true;
-    self->violation_ = {fiber.name + ": " + violation.words};
+    self->violation_ = {fiber.name + ": " + violation.message};
   }
   fiber.ended = true;
   --self->running_;
@@ -139,13 +139,13 @@ void Fibers::run() {
 }
 
 std::string Fibers::deadlock() const {
-  std::string words = "deadlock:";
+  std::string text = "deadlock:";
   for (const auto& fiber : fibers_) {
     if (!fiber->ended && fiber->waiting_for != nullptr) {
-      words += "\n  " + fiber->name + " waits for " + *fiber->waiting_for;
+      text += "\n  " + fiber->name + " waits for " + *fiber->waiting_for;
     }
   }
-  return words;
+  return text;
 }
 
 }  // namespace flashcore::protocol

@@ -1,4 +1,4 @@
-// Fibers: functions on separate stacks that switch cooperatively. Code that blocks can run in any
+// Fibers: functions on separate stacks that switch cooperatively. Code that num_ctas can run in any
 // order without threads. A seeded generator picks the next fiber.
 #pragma once
 
@@ -12,9 +12,9 @@
 
 namespace flashcore::protocol {
 
-/// A protocol error in a model, as text.
+/// A protocol error in a model.
 struct Violation {
-  std::string words;
+  std::string message;
 };
 
 class Fibers {

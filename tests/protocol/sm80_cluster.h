@@ -1,6 +1,6 @@
-// Model of a cluster that combines split KV: the roles of core/sm80_roles.h, one fiber for each
-// warp, over modelled buffers. A store arrives at any later time. Warps check their destinations,
-// and that every slot they read has arrived and holds the expected value.
+// Model of a cluster that combines KV splits: the roles of core/sm80_roles.h over modelled buffers,
+// one fiber for each warp. A store arrives at a random later time. The model checks the destination
+// of every store, and that every slot holds the expected value before a warp reads it.
 #pragma once
 
 #include <array>
@@ -21,9 +21,9 @@ using core::InjectedFault;
 /// A work tile and the CTAs that share its keys.
 struct ClusterProblem {
   int rows, splits;
-  std::vector<bool> has_tiles;  // of each CTA: some of its keys are visible
+  std::vector<bool> has_tiles;  // for each CTA: some of its keys are visible
 
-  std::string words() const {
+  std::string describe() const {
     return std::to_string(rows) + " rows, " + std::to_string(splits) + " CTAs";
   }
 };
@@ -51,7 +51,8 @@ class ClusterBarrier {
 
   void arrive(Fibers& fibers) {
     fibers.may_pause();
-    if (missing_-- == 0) throw Violation{name_ + " gets more arrivals than there are threads"};
+    if (missing_-- == 0)
+      throw Violation{name_ + " gets more arrivals than the cluster has threads"};
   }
   void wait(Fibers& fibers) const {
     fibers.wait_until([&] { return missing_ == 0; }, name_);
@@ -73,17 +74,17 @@ class ModelBuffer {
     if (entry.state != BarrierState::raw) throw Violation{name_ + ": a barrier is set up twice"};
     entry.barrier = Mbarrier(
         "barrier " + std::to_string(core::mbarrier_index(barrier)) + " of " + name_, arrivals);
-    entry.state = BarrierState::initialised;
+    entry.state = BarrierState::initialized;
   }
   void fence() {
     for (Entry& entry : entries_) {
-      if (entry.state == BarrierState::initialised) entry.state = BarrierState::fenced;
+      if (entry.state == BarrierState::initialized) entry.state = BarrierState::fenced;
     }
   }
   /// The cluster barrier publishes fenced mbarriers only.
   void check_fenced() const {
     for (const Entry& entry : entries_) {
-      if (entry.state == BarrierState::initialised) {
+      if (entry.state == BarrierState::initialized) {
         throw Violation{name_ + ": a barrier is not fenced"};
       }
     }
@@ -96,7 +97,7 @@ class ModelBuffer {
   }
   void wait(Fibers& fibers, BufferBarrier barrier) { entry_of(barrier).barrier.wait(fibers, 1); }
 
-  /// A store by another CTA, which counts towards this CTA's barrier.
+  /// A store by another CTA, which completes bytes on the barrier of this CTA.
   void store(Fibers& fibers, int offset, int bytes, const Sent& sent, BufferBarrier barrier) {
     Entry& entry = entry_of(barrier);
     if (entry.state != BarrierState::fenced) throw Violation{name_ + " is not open yet"};
@@ -130,7 +131,7 @@ class ModelBuffer {
 
   void end_cta() { ended_ = true; }
 
-  /// Everything received was read: outputs exactly once.
+  /// Throws unless every received slot was read, outputs exactly once.
   void check_end() const {
     for (const Unit& unit : units_) {
       if (unit.content.split < 0) continue;
@@ -143,7 +144,7 @@ class ModelBuffer {
 
  private:
   static constexpr int kUnit = 8;
-  enum class BarrierState { raw, initialised, fenced };
+  enum class BarrierState { raw, initialized, fenced };
   struct Entry {
     Mbarrier barrier;
     BarrierState state = BarrierState::raw;
@@ -173,8 +174,8 @@ struct ModelCluster {
   InjectedFault fault;
   ClusterBarrier barrier;
   std::deque<ModelBuffer> buffers;
-  std::vector<int> running;  // warps of each CTA
-  std::vector<int> written;  // times, of each element of the output
+  std::vector<int> running;  // running warps of each CTA
+  std::vector<int> written;  // number of writes of each output element
 
   ModelCluster(const ClusterProblem& problem_, Fibers& fibers_, InjectedFault fault_)
       : problem(problem_),
@@ -257,8 +258,8 @@ struct ModelClusterWarp {
   }
 };
 
-/// A warp of CTAs that send their results as a whole. The role runs once for its 32 lanes, with
-/// lane 0's numbers.
+/// A warp of a CTA that sends the results of the whole CTA. The role runs once for all 32 lanes,
+/// with the indices of lane 0.
 template <core::Sm80Traits kShape>
 struct ModelCtaExchangeWarp : ModelClusterWarp<kShape> {
   using Base = ModelClusterWarp<kShape>;
@@ -344,7 +345,7 @@ struct ModelWarpExchangeWarp : ModelClusterWarp<kShape> {
     }
   }
 
-  // A vec4 is four columns of a thread's accumulators of V^T P^T, 8 apart.
+  // A vec4 is four accumulators of V^T P^T of one thread, with a column stride of 8.
   void send_outputs() const {
     for (int lane = 0; lane < 32; ++lane) {
       for (int half = 0; half < 2; ++half) {
@@ -367,7 +368,7 @@ struct ModelWarpExchangeWarp : ModelClusterWarp<kShape> {
     return {first / Partials::kRowVec4s, pass, first};
   }
 
-  // Octet w of a warp's lanes reads the results of warps w of all splits.
+  // Octet w of the lanes reads the results of warp w of every split.
   void combine_row_stats(CombinedSlice& slice) const {
     this->cluster.fibers.may_pause();
     for (int sender = 0; sender < Base::kWarpsN; ++sender) {
@@ -430,7 +431,7 @@ void run_warp(ModelCluster<kShape>& cluster, int cta, int warp) {
   cluster.end_warp(cta);
 }
 
-/// Runs a cluster to its end; throws Violation.
+/// Runs a cluster to its end. Throws Violation.
 template <core::Sm80Traits kShape>
 void run_cluster(const ClusterProblem& problem, InjectedFault fault, std::uint64_t seed) {
   Fibers fibers(seed);

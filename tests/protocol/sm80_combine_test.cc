@@ -1,6 +1,6 @@
-// How CTAs of the sm80 kernels combine split KV, as a model on the CPU: no interleaving may
-// deadlock, send to a closed buffer or an exited CTA, read a missing value, or combine a row other
-// than once.
+// The combination of KV splits in the sm80 kernels, as a model on the CPU. No interleaving may
+// deadlock, send to a closed buffer or an exited CTA, or read a missing value. Every row is
+// combined exactly once.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -48,7 +48,8 @@ void describe_violations(const Problem& problem, std::uint64_t seed,
   try {
     run();
   } catch (const Violation& violation) {
-    throw Violation{violation.words + "\nseed " + std::to_string(seed) + ", " + problem.words()};
+    throw Violation{violation.message + "\nseed " + std::to_string(seed) + ", " +
+                    problem.describe()};
   }
 }
 
@@ -87,7 +88,7 @@ void add_kernel(std::map<std::string, Model>& models) {
   if constexpr (kFamily == Family::sm80) add_model<core::Sm80Traits{kShape...}>(models);
 }
 
-/// The shapes of all sm80 kernels; f16 and bf16 share them.
+/// The shapes of all sm80 kernels. f16 and bf16 share them.
 const std::map<std::string, Model>& models() {
   static const std::map<std::string, Model> models = [] {
     std::map<std::string, Model> found;
@@ -101,10 +102,10 @@ const std::map<std::string, Model>& models() {
   return models;
 }
 
-constexpr std::uint64_t kProblems = 600 / FLASHCORE_TEST_DIVISOR;  // of each shape
-constexpr std::uint64_t kFaultProblems = 50;                       // within which a fault must show
+constexpr std::uint64_t kProblems = 600 / FLASHCORE_TEST_DIVISOR;  // for each shape
+constexpr std::uint64_t kFaultProblems = 50;                       // one of them must show a fault
 
-/// Runs one part of all models that have it; returns their number.
+/// Runs `part` of all models that have it. Returns the number of these models.
 int run_all(Run Model::*part) {
   int shapes = 0;
   for (const auto& [name, model] : models()) {
@@ -114,7 +115,7 @@ int run_all(Run Model::*part) {
       try {
         (model.*part)(seed, InjectedFault::none);
       } catch (const Violation& violation) {
-        ADD_FAILURE() << name << ": " << violation.words;
+        ADD_FAILURE() << name << ": " << violation.message;
         return shapes;
       }
     }
@@ -126,9 +127,7 @@ TEST(Sm80Combine, EveryInterleavingOfAClusterCombinesEveryVec4Once) {
   EXPECT_GE(run_all(&Model::cluster), 12);
 }
 
-TEST(Sm80Combine, TheLastCtaSeesAllResultsAndLeavesCountersAtZero) {
-  EXPECT_GE(run_all(&Model::split), 20);
-}
+TEST(Sm80Combine, LastCtaSeesAllResultsAndResetsCounters) { EXPECT_GE(run_all(&Model::split), 20); }
 
 /// The violation of the first problem that shows a fault, or an empty text.
 std::string find_fault(const Run& run, InjectedFault fault) {
@@ -136,13 +135,13 @@ std::string find_fault(const Run& run, InjectedFault fault) {
     try {
       run(seed, fault);
     } catch (const Violation& violation) {
-      return violation.words;
+      return violation.message;
     }
   }
   return "";
 }
 
-/// A fault shows in every shape. Prints how it shows in the first one.
+/// Expects a violation in every shape. Prints the violation of the first one.
 void expect_found(InjectedFault fault, Run Model::*part) {
   bool first = true;
   for (const auto& [name, model] : models()) {
@@ -157,13 +156,13 @@ void expect_found(InjectedFault fault, Run Model::*part) {
 TEST(Sm80Combine, FindsTooFewExpectedBytes) {
   expect_found(InjectedFault::expected_bytes_short, &Model::cluster);
 }
-TEST(Sm80Combine, FindsASendBeforeAllBuffersAreOpen) {
+TEST(Sm80Combine, FindsASendToAClosedBuffer) {
   expect_found(InjectedFault::sent_before_open, &Model::cluster);
 }
 TEST(Sm80Combine, FindsAWrongLastCount) {
   expect_found(InjectedFault::counted_wrong, &Model::split);
 }
-TEST(Sm80Combine, FindsACounterThatIsLeft) {
+TEST(Sm80Combine, FindsACounterThatIsNotReset) {
   expect_found(InjectedFault::counter_left, &Model::split);
 }
 

@@ -1,4 +1,4 @@
-// Model of CTAs that store partial results of split KV in the workspace, where the last CTA
+// Model of CTAs that store partial results of KV splits in the workspace, where the last CTA
 // combines them: the role of core/sm80_roles.h, one fiber for each warp. The model tracks the
 // visibility of writes: a CTA barrier publishes them within the CTA, the counter between CTAs.
 #pragma once
@@ -17,7 +17,7 @@ namespace flashcore::protocol {
 
 using core::InjectedFault;
 
-/// Work tiles with the same number of KV splits. Short sequences have no keys in the last ones.
+/// Work tiles with the same number of KV splits. Short sequences have no keys in the last splits.
 struct SplitProblem {
   int splits, keys_per_split;
   bool is_varlen;
@@ -30,7 +30,7 @@ struct SplitProblem {
     return is_varlen ? core::splits_with_keys(work.kv_len, core::make_fast_divmod(keys_per_split))
                      : splits;
   }
-  /// The first split and every split with keys are combined, and no others.
+  /// Throws unless exactly the first split and every split with keys are combined.
   void check_splits(const WorkTile& work) const {
     const int combined = combined_splits(work);
     for (int split = 1; split <= splits; ++split) {
@@ -42,28 +42,28 @@ struct SplitProblem {
       }
     }
   }
-  std::string words() const {
-    std::string words = std::to_string(splits) + " splits of " + std::to_string(keys_per_split);
+  std::string describe() const {
+    std::string text = std::to_string(splits) + " splits of " + std::to_string(keys_per_split);
     for (const WorkTile& work : tiles) {
-      words += "; " + std::to_string(work.rows) + " rows, " + std::to_string(work.kv_len) + " keys";
+      text += "; " + std::to_string(work.rows) + " rows, " + std::to_string(work.kv_len) + " keys";
     }
-    return words;
+    return text;
   }
 };
 
 /// Results of 32 threads, four columns each, in the workspace.
 struct Written {
-  int cta = -1;     // that wrote it
+  int cta = -1;     // the CTA that wrote it
   int syncs = -1;   // CTA barriers that the writing warp had passed
-  int counted = 0;  // the count that published it; 0: none
+  int counted = 0;  // the count that published it; 0: not published
 };
 
 struct SplitTile {
-  int rows, splits, combined_splits;  // splits of the launch; those that are combined
+  int rows, splits, combined_splits;
   std::uint32_t counter = 0;
   int counts = 0;                             // so far
   std::vector<std::vector<Written>> results;  // [split][group of 32 threads]
-  std::vector<int> combined;                  // times, of each row
+  std::vector<int> combined;                  // number of combinations of each row
 };
 
 struct SplitCta {
@@ -89,7 +89,7 @@ struct ModelSplitWarp {
     return cta.tile.results[static_cast<std::size_t>(split)];
   }
 
-  /// Stores the warp's share of the CTA's results.
+  /// Stores the results of this warp.
   void store_output() const {
     for (int first = 32 * warp; first < rows() * kRowVec4s; first += kThreads) {
       fibers.may_pause();
@@ -109,8 +109,8 @@ struct ModelSplitWarp {
     cta.barrier.sync(fibers);
     ++syncs;
   }
-  /// Publishes what the CTA's warps wrote before a barrier that this warp has passed, and sees what
-  /// all earlier counts published.
+  /// Publishes the writes of this CTA before the last CTA barrier that this warp has passed. Makes
+  /// the writes that earlier counts published visible to this CTA.
   std::uint32_t count(int wraps_at) {
     fibers.may_pause();
     cta.sees = ++cta.tile.counts;
@@ -146,7 +146,7 @@ struct ModelSplitWarp {
   }
 };
 
-/// Runs a launch to its end; throws Violation.
+/// Runs a launch to its end. Throws Violation.
 template <core::Sm80Traits kShape>
 void run_split(const SplitProblem& problem, InjectedFault fault, std::uint64_t seed) {
   Fibers fibers(seed);
@@ -162,8 +162,8 @@ void run_split(const SplitProblem& problem, InjectedFault fault, std::uint64_t s
                         std::vector<Written>(static_cast<std::size_t>(groups)));
     tile.combined.resize(static_cast<std::size_t>(tile.rows));
     for (int split = 0; split < problem.splits; ++split) {
-      if (!core::has_split(tile.rows, split, tile.combined_splits))
-        continue;  // such a CTA does not count
+      // A CTA without a split does not count.
+      if (!core::has_split(tile.rows, split, tile.combined_splits)) continue;
       SplitCta& cta =
           ctas.emplace_back(SplitCta{tile, split, {"__syncthreads", kShape.threads}, false, -1, 0});
       for (int warp = 0; warp < kWarps; ++warp) {

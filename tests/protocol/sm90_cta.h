@@ -1,5 +1,5 @@
-// Model of a Hopper CTA: the roles of core/sm90_roles.h, one fiber per warp, over modelled barriers
-// and tiles. Warps check their reads, the order of their steps and their writes.
+// Model of an sm90 CTA: the roles of core/sm90_roles.h over modelled barriers and tiles, one fiber
+// for each warp. The model checks the reads, the writes and the order of the steps.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ using core::Sm90Barrier;
 using core::TileQueueState;
 
 struct ModelTile : core::TileSteps {
-  std::int64_t serial = -1;  // counted from the CTA's first
+  std::int64_t serial = -1;  // number within the CTA
   std::int32_t index = -1;
 };
 
@@ -39,7 +39,7 @@ struct ModelCta {
   Launch& launch;
   Fibers& fibers;
   InjectedFault fault;
-  std::int32_t block;
+  std::int32_t cta_index;
   std::vector<Mbarrier> mbarriers;
   std::array<NamedBarrier, 16> named;
   std::array<ModelTile, core::kTileSlots> work_tiles;
@@ -49,8 +49,8 @@ struct ModelCta {
   std::vector<Slot> v = make_slots("V", kShape.stages);
   std::vector<Slot> v_staging = make_slots("staged V", kShape.v_staging_stages());
 
-  ModelCta(Launch& launch_, InjectedFault fault_, std::int32_t block_)
-      : launch(launch_), fibers(launch_.fibers()), fault(fault_), block(block_) {
+  ModelCta(Launch& launch_, InjectedFault fault_, std::int32_t cta_index_)
+      : launch(launch_), fibers(launch_.fibers()), fault(fault_), cta_index(cta_index_) {
     for (int i = 0; i < core::kSm90Barriers; ++i) {
       const auto barrier = static_cast<Sm90Barrier>(i);
       const core::Sm90BarrierRow row = core::sm90_barrier(kShape, barrier);
@@ -62,8 +62,8 @@ struct ModelCta {
     }
     for (int group = 0; group < kShape.consumers(); ++group) {
       const auto index = [](core::NamedBarrier id) { return static_cast<std::size_t>(id); };
-      named[index(core::ping_pong_barrier(group))] = {"turn of warpgroup " + std::to_string(group),
-                                                      core::kPingPongThreads};
+      named[index(core::ping_pong_barrier(group))] = {
+          "ping-pong of warpgroup " + std::to_string(group), core::kPingPongThreads};
       named[index(core::v_tail_barrier(group))] = {"V tail of warpgroup " + std::to_string(group),
                                                    core::kVTailThreads};
     }
@@ -74,7 +74,7 @@ struct ModelCta {
     return mbarriers[static_cast<std::size_t>(core::first_mbarrier(kShape, barrier)) + slot];
   }
 
-  /// A TMA load into a slot, in two boxes that arrive at any later time.
+  /// A TMA load into a slot, as two boxes that arrive at random later times.
   void copy(Slot& slot, const Tag& tag, Sm90Barrier full, std::uint32_t stage, bool arrives = true,
             int tiles = 1) {
     constexpr int kBoxes = 2, kBoxBytes = 64;
@@ -95,9 +95,9 @@ template <core::Sm90Traits kShape>
 struct ModelWarp {
   using Pipeline = core::Sm90Pipeline<kShape>;
   ModelCta<kShape>& cta;
-  int reader = -1;  // of the tile queue; the scheduler is none
+  int reader = -1;  // index among the readers of the tile queue; -1 for the scheduler
 
-  bool has_fault(InjectedFault bug) const { return cta.fault == bug; }
+  bool has_fault(InjectedFault wanted) const { return cta.fault == wanted; }
 
   template <Sm90Barrier kBarrier, typename State>
   static std::uint32_t phases(const State& state) {
@@ -118,7 +118,8 @@ struct ModelWarp {
     if (kBarrier == Sm90Barrier::tile_empty) ++cta.released[static_cast<std::size_t>(reader)];
   }
 
-  /// A work tile that is in the queue and that this warp has not released.
+  /// The work tile of a queue slot. Throws unless it is in the queue and this warp has not released
+  /// it.
   const ModelTile& work(TileQueueState state) const {
     const ModelTile& work = cta.work_tiles[state.stage()];
     if (work.serial != state.count) {
@@ -134,7 +135,7 @@ struct ModelWarp {
 
 template <core::Sm90Traits kShape>
 struct ModelScheduler : ModelWarp<kShape> {
-  std::int32_t first_index() const { return this->cta.block; }
+  std::int32_t first_index() const { return this->cta.cta_index; }
   std::int32_t num_scheduled() const { return this->cta.launch.problem().num_scheduled(); }
   std::int32_t fetch_tile() const { return this->cta.launch.next_index(); }
 
@@ -156,7 +157,7 @@ struct ModelScheduler : ModelWarp<kShape> {
   ModelTile& reuse(TileQueueState state) {
     for (const std::int64_t released : this->cta.released) {
       if (released + core::kTileSlots <= state.count) {
-        throw Violation{"a work tile is overwritten before all have released it"};
+        throw Violation{"a work tile is overwritten before all readers have released it"};
       }
     }
     ModelTile& work = this->cta.work_tiles[state.stage()];
@@ -212,10 +213,10 @@ struct ModelConsumer : ModelWarp<kShape> {
   static constexpr bool kProbesVEarly = kSchedule.probe_v_early;
   static constexpr bool kQkAhead = kShape.issues_qk_ahead();
 
-  int warp;                            // of the CTA's consumers
-  Tag scores, probabilities, stashed;  // stashed: of the row statistics
+  int warp;                            // index among the consumer warps of the CTA
+  Tag scores, probabilities, stashed;  // stashed: tag of the row statistics
   std::vector<Tag> output;
-  std::deque<std::vector<Slot*>> products;  // GEMMs in flight, and the tiles they read
+  std::deque<std::vector<Slot*>> gemms;  // GEMMs in flight, and the tiles they read
 
   int group() const { return warp / 4; }
 
@@ -241,14 +242,15 @@ struct ModelConsumer : ModelWarp<kShape> {
   template <int kPending>
   void wgmma_wait() {
     this->cta.fibers.may_pause();
-    while (products.size() > kPending) {
-      for (Slot* slot : products.front()) slot->end_read();
-      products.pop_front();
+    while (gemms.size() > kPending) {
+      for (Slot* slot : gemms.front()) slot->end_read();
+      gemms.pop_front();
     }
   }
   void fence_acc_s() {}
   void softmax(const Iterator& it, bool) {
-    expect(scores == Tag{this->work(it.queue).serial, it.tile}, "softmax of another step's scores");
+    expect(scores == Tag{this->work(it.queue).serial, it.tile},
+           "softmax of the scores of another step");
   }
   void pack_p() { probabilities = scores; }
 
@@ -271,24 +273,25 @@ struct ModelConsumer : ModelWarp<kShape> {
     issue_pv(state, true);
     wgmma_wait<0>();
   }
-  void fence_acc_o() { expect(products.empty(), "reads an output that is not there"); }
+  void fence_acc_o() { expect(gemms.empty(), "reads an output before its GEMM ends"); }
   bool rescales_any() const { return true; }
   void keep_wait_below() const {}
   void rescale_o() { fence_acc_o(); }
 
   void begin_tile(TileQueueState) { output.clear(); }
-  // The statistics cover the scores up to P's; those of S come after its softmax.
+  // The statistics cover the scores up to those of P. The softmax of S adds its own later.
   void stash_row_stats() { stashed = probabilities; }
   void reset_row_stats() {}
 
   void store_tile(TileQueueState state) {
     const ModelTile& work = this->work(state);
     const std::int32_t tiles = work.kv_tiles[group()];
-    expect(stashed == Tag{work.serial, work.first_tile + tiles - 1}, "stores other row statistics");
-    expect(output.size() == static_cast<std::size_t>(tiles), "stores an output of other tiles");
+    expect(stashed == Tag{work.serial, work.first_tile + tiles - 1},
+           "stores row statistics of another tile");
+    expect(output.size() == static_cast<std::size_t>(tiles), "stores an output of other KV tiles");
     for (std::int32_t i = 0; i < tiles; ++i) {
       expect(output[static_cast<std::size_t>(i)] == Tag{work.serial, work.first_tile + i},
-             "stores an output of other tiles");
+             "stores an output of other KV tiles");
     }
     this->cta.launch.write(work.index, warp);
   }
@@ -305,22 +308,23 @@ struct ModelConsumer : ModelWarp<kShape> {
       read.slot->begin_read(read.tag);
       slots.push_back(read.slot);
     }
-    products.push_back(std::move(slots));
+    gemms.push_back(std::move(slots));
   }
-  static void expect(bool right, const char* words) {
-    if (!right) throw Violation{words};
+  static void expect(bool right, const char* text) {
+    if (!right) throw Violation{text};
   }
 };
 
-/// Runs a launch to its end; throws Violation.
+/// Runs a launch to its end. Throws Violation.
 template <core::Sm90Traits kShape>
 void run_model(const ModelProblem& problem, InjectedFault fault, std::uint64_t seed) {
   Fibers fibers(seed);
   Launch launch(problem, fibers);
   std::deque<ModelCta<kShape>> ctas;
-  for (std::int32_t block = 0; block < std::min(problem.blocks, problem.num_scheduled()); ++block) {
-    ModelCta<kShape>& cta = ctas.emplace_back(launch, fault, block);
-    const std::string name = "CTA " + std::to_string(block) + " ";
+  for (std::int32_t cta_index = 0; cta_index < std::min(problem.num_ctas, problem.num_scheduled());
+       ++cta_index) {
+    ModelCta<kShape>& cta = ctas.emplace_back(launch, fault, cta_index);
+    const std::string name = "CTA " + std::to_string(cta_index) + " ";
     fibers.add(name + "scheduler", [&cta] {
       ModelScheduler<kShape> warp{{cta}};
       core::schedule_tiles(warp);

@@ -18,7 +18,7 @@ ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed) {
   verify::Random random(seed);
   ModelProblem p{};
   p.shape = shape;
-  p.blocks = static_cast<std::int32_t>(random.between(1, 3));
+  p.num_ctas = static_cast<std::int32_t>(random.between(1, 3));
   p.dirty_tail = random.chance(0.5);
   const bool equal = random.chance(0.2);  // no lengths, no mask
   const auto batch = static_cast<std::int32_t>(random.between(1, equal ? 3 : 8));
@@ -43,7 +43,7 @@ ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed) {
   group >>= p.heads.log2;
   const auto kv_heads = static_cast<std::int32_t>(random.between(1, 2));
   p.order = core::make_tile_scheduler(batch, kv_heads * group, group, most_tiles,
-                                      equal ? 0 : 4 * p.blocks);
+                                      equal ? 0 : 4 * p.num_ctas);
   p.tail = {p.order.tiles, 0, core::make_fast_divmod(1)};
   const std::int32_t tiles = (equal_keys + shape.tile_k - 1) / shape.tile_k;
   if (equal && shape.packs_gqa() && tiles > 1 && random.chance(0.6)) {
@@ -55,15 +55,15 @@ ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed) {
 }
 
 std::string to_string(const ModelProblem& p) {
-  std::string words = "head_dim " + std::to_string(p.shape.head_dim) + ", tile " +
-                      std::to_string(p.shape.tile_q) + " x " + std::to_string(p.shape.tile_k) +
-                      ", " + std::to_string(p.shape.stages) + " stages, " +
-                      std::to_string(p.blocks) + " CTAs; KV tiles of the scheduled tiles:";
+  std::string text = "head_dim " + std::to_string(p.shape.head_dim) + ", tile " +
+                     std::to_string(p.shape.tile_q) + " x " + std::to_string(p.shape.tile_k) +
+                     ", " + std::to_string(p.shape.stages) + " stages, " +
+                     std::to_string(p.num_ctas) + " CTAs; KV tiles of the scheduled tiles:";
   for (std::int32_t index = 0; index < p.num_scheduled(); ++index) {
     core::TileSteps work{};
-    words += decode_work_tile(p, index, work) ? " " + std::to_string(work.tiles) : " -";
+    text += decode_work_tile(p, index, work) ? " " + std::to_string(work.tiles) : " -";
   }
-  return words;
+  return text;
 }
 
 bool decode_work_tile(const ModelProblem& p, std::int32_t index, core::TileSteps& work) {
@@ -88,9 +88,9 @@ Launch::Launch(const ModelProblem& problem, Fibers& fibers) : problem_(problem),
 std::int32_t Launch::next_index() {
   fibers_.may_pause();
   const std::int32_t scheduled = problem_.num_scheduled();
-  if (scheduled <= problem_.blocks) return scheduled;
-  return problem_.blocks + static_cast<std::int32_t>(count_and_wrap(
-                               tile_counter_, static_cast<std::uint32_t>(scheduled - 1)));
+  if (scheduled <= problem_.num_ctas) return scheduled;
+  return problem_.num_ctas + static_cast<std::int32_t>(count_and_wrap(
+                                 tile_counter_, static_cast<std::uint32_t>(scheduled - 1)));
 }
 
 void Launch::write(std::int32_t index, int warp) {

@@ -1,4 +1,4 @@
-// Model of a Hopper launch: its scheduled tiles, who fetches them, and what has been written.
+// Model of an sm90 launch: its scheduled tiles, the tile counter, and the number of writes.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +17,26 @@ struct ModelSequence {
   core::Mask mask;
 };
 
-/// The launch parameters, made by the functions that make the kernels'.
+/// The launch parameters. The functions of core that make them are those of the kernels.
 struct ModelProblem {
   core::Sm90Traits shape;
   std::vector<ModelSequence> sequences;
   core::TileScheduler order;
   core::PackGqa heads{};
   core::TailSplit tail;
-  std::int32_t blocks;
+  std::int32_t num_ctas;
   bool dirty_tail;  // V rows past the last key are zero-filled
 
   std::int32_t num_scheduled() const { return core::num_scheduled(order, tail); }
 };
 
-/// Problems with few keys and many work tiles: sequences of any length beside empty ones, q_len far
-/// above kv_len, causal or with windows on either side, PackGQA and tail splits where the kernel
-/// has them.
+/// Draws a problem with few keys and many work tiles: sequences of any length, also empty, q_len
+/// far above kv_len, causal masks and windows, PackGQA and tail splits if the kernel has them.
 ModelProblem draw_problem(const core::Sm90Traits& shape, std::uint64_t seed);
 
 std::string to_string(const ModelProblem& problem);
 
-/// Decodes a work tile as the scheduler does. False if it has no query.
+/// Decodes a work tile as the scheduler does. Returns false if it has no query.
 bool decode_work_tile(const ModelProblem& problem, std::int32_t index, core::TileSteps& work);
 
 /// State that the CTAs of a launch share.
@@ -61,7 +60,7 @@ class Launch {
   Fibers& fibers_;
   std::uint32_t tile_counter_ = 0;
   std::vector<std::uint32_t> tail_arrivals_;  // finished splits of a tail tile, for each warp
-  std::vector<int> written_;                  // tiles, for each warp
+  std::vector<int> written_;                  // number of writes of each tile and warp
 };
 
 }  // namespace flashcore::protocol

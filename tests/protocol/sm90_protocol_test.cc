@@ -1,6 +1,6 @@
-// The synchronisation of the Hopper kernels, run on the CPU. No interleaving of their roles may
-// deadlock, read a tile before it is loaded, overwrite one in use, or write a row twice or not at
-// all.
+// The synchronization of the sm90 kernels, as a model on the CPU. No interleaving of the roles may
+// deadlock, read a tile before it is loaded, overwrite a tile in use, or write a row twice or not
+// at all.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -15,13 +15,13 @@
 namespace flashcore::protocol {
 namespace {
 
-/// A kernel's shape, and how to run a random problem on it.
+/// The shape of a kernel, and a function that runs a random problem on its model.
 struct Model {
   core::Sm90Traits shape;
   std::function<void(std::uint64_t seed, InjectedFault fault)> run;
 
   bool has_several_warpgroups() const { return shape.consumers() > 1; }
-  bool takes_turns() const {
+  bool has_ping_pong() const {
     return core::schedule_for(shape.is_fp8(), shape.head_dim, shape.tile_q, shape.tile_k).ping_pong;
   }
 };
@@ -32,7 +32,8 @@ void draw_and_run(std::uint64_t seed, InjectedFault fault) {
   try {
     run_model<kShape>(problem, fault, seed);
   } catch (const Violation& violation) {
-    throw Violation{violation.words + "\nseed " + std::to_string(seed) + ", " + to_string(problem)};
+    throw Violation{violation.message + "\nseed " + std::to_string(seed) + ", " +
+                    to_string(problem)};
   }
 }
 
@@ -47,7 +48,7 @@ void add_kernel(std::map<std::string, Model>& models) {
   }
 }
 
-/// The shapes of all sm90 kernels; f16 and bf16 share them.
+/// The shapes of all sm90 kernels. f16 and bf16 share them.
 const std::map<std::string, Model>& models() {
   static const std::map<std::string, Model> models = [] {
     std::map<std::string, Model> found;
@@ -61,8 +62,8 @@ const std::map<std::string, Model>& models() {
   return models;
 }
 
-constexpr std::uint64_t kProblems = 600 / FLASHCORE_TEST_DIVISOR;  // of each shape
-constexpr std::uint64_t kFaultProblems = 100;                      // within which a fault must show
+constexpr std::uint64_t kProblems = 600 / FLASHCORE_TEST_DIVISOR;  // for each shape
+constexpr std::uint64_t kFaultProblems = 100;                      // one of them must show a fault
 
 TEST(Sm90Protocol, EveryInterleavingEndsWithEveryRowWrittenOnce) {
   EXPECT_GE(models().size(), 15u);
@@ -71,25 +72,25 @@ TEST(Sm90Protocol, EveryInterleavingEndsWithEveryRowWrittenOnce) {
       try {
         model.run(seed, InjectedFault::none);
       } catch (const Violation& violation) {
-        FAIL() << name << ": " << violation.words;
+        FAIL() << name << ": " << violation.message;
       }
     }
   }
 }
 
-/// The first problem on which a fault shows, and how; or an empty text.
+/// The violation of the first problem that shows a fault, or an empty text.
 std::string find_fault(const Model& model, InjectedFault fault) {
   for (std::uint64_t seed = 0; seed < kFaultProblems; ++seed) {
     try {
       model.run(seed, fault);
     } catch (const Violation& violation) {
-      return violation.words;
+      return violation.message;
     }
   }
   return "";
 }
 
-/// A fault shows in every shape that has what it breaks. Prints how it shows in the first one.
+/// Expects a violation in every shape for which has(model) is true. Prints the first violation.
 void expect_found(InjectedFault fault, const std::function<bool(const Model&)>& has) {
   int shapes = 0;
   for (const auto& [name, model] : models()) {
@@ -108,14 +109,14 @@ TEST(Sm90Protocol, FindsAMissingArrival) {
 }
 TEST(Sm90Protocol, FindsAWrongExpectedCount) { expect_found(InjectedFault::arrivals_too_few, any); }
 TEST(Sm90Protocol, FindsAWrongParity) { expect_found(InjectedFault::parity_wrong, any); }
-TEST(Sm90Protocol, FindsASkippedTurn) {
-  expect_found(InjectedFault::turn_skipped, &Model::takes_turns);
+TEST(Sm90Protocol, FindsASkippedPingPongTurn) {
+  expect_found(InjectedFault::turn_skipped, &Model::has_ping_pong);
 }
 TEST(Sm90Protocol, FindsAStageReleasedTwice) {
   expect_found(InjectedFault::stage_released_twice, any);
 }
 
-// The hardware has 16 named barriers, of which 0 is __syncthreads's.
+// The hardware has 16 named barriers. __syncthreads uses barrier 0.
 TEST(Sm90Protocol, NamedBarriersAreDistinct) {
   std::set<int> ids{0};
   for (int group = 0; group < core::kMaxConsumers; ++group) {
