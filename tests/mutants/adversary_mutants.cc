@@ -41,7 +41,7 @@ std::function<VerifyFunction()> factor_of_row(std::int64_t (*other)(std::int64_t
   });
 }
 
-/// An implementation that splits long rows on its own: num_splits is not a parameter of it.
+/// An implementation that chooses its own split count for long sequences and refuses num_splits.
 template <typename Change>
 std::function<VerifyFunction()> splits_by_itself(Change change) {
   return [change]() -> VerifyFunction {
@@ -63,12 +63,12 @@ std::pair<std::int64_t, std::int64_t> even_split(const Work& w, int split, int s
 
 std::vector<Mutant> softmax_faults() {
   return {
-      {"factor_of_the_neighbour_row", rescale, "f32 f16",
+      {"factor_of_the_adjacent_row", rescale, "f32 f16",
        factor_of_row([](std::int64_t i) { return i ^ 1; }), "", false},
       {"factor_of_the_first_row", rescale, "f32 bf16",
        factor_of_row([](std::int64_t) { return std::int64_t{0}; }), "", false},
       {"factor_never_above_one", rescale, "f32", mutant([](Parts& p) {
-         // Each tile has its own maximum, so the accumulator may have to grow.
+         // Each tile uses its own maximum, so a correct factor may be above 1.
          p.new_max = [](const Work&, const Tile& t, std::int64_t i, float) {
            const auto row = t.s.begin() + i * t.width();
            return *std::max_element(row, row + t.width());
@@ -90,7 +90,7 @@ std::vector<Mutant> softmax_faults() {
                before == kNoKey ? 1.0f : std::exp(before - now);
            return now;
          };
-         p.weighed = [=](const Work& w, Tile& t) {
+         p.exp_done = [=](const Work& w, Tile& t) {
            for (std::int64_t i = 0; i < w.m; ++i) {
              for (std::int64_t j = 0; j < t.width(); ++j) {
                t.s[at(i, t.width(), j)] *= (*factors)[static_cast<std::size_t>(i)];
@@ -134,7 +134,7 @@ std::vector<Mutant> combine_faults() {
          };
        }),
        "", false},
-      {"split_edges_left_out", combine, "f32 bf16", splits_by_itself([](Parts& p) {
+      {"split_edges_skipped", combine, "f32 bf16", splits_by_itself([](Parts& p) {
          p.split_range = [](const Work& w, int split, int splits) {
            auto [begin, end] = even_split(w, split, splits);
            return std::pair{begin > 0 ? std::min(begin + 1, end) : begin, end};
@@ -218,12 +218,12 @@ std::vector<Mutant> score_faults() {
   return {
       {"softmax_over_queries", sum, "f32 bf16", mutant([](Parts& p) {
          p.tile = 1;  // one column of P per tile
-         p.weighed = [](const Work& w, Tile& t) {
+         p.exp_done = [](const Work& w, Tile& t) {
            float sum = 0;
            for (std::int64_t i = 0; i < w.m; ++i) sum += t.s[at(i, 1, 0)];
            for (std::int64_t i = 0; i < w.m && sum > 0; ++i) t.s[at(i, 1, 0)] /= sum;
          };
-         p.normalise = [](const Work&, std::int64_t, float acc, float) { return acc; };
+         p.normalize = [](const Work&, std::int64_t, float acc, float) { return acc; };
          p.new_max = [](const Work&, const Tile& t, std::int64_t, float) {
            return *std::max_element(t.s.begin(), t.s.end());
          };
@@ -311,12 +311,12 @@ std::vector<Mutant> precision_faults() {
   };
 }
 
-/// Keeps V of the first call with each shape for all later calls.
-VerifyFunction keeps_v() {
-  auto kept = std::make_shared<std::map<std::vector<std::int64_t>, std::vector<float>>>();
+/// Caches V of the first call with each shape and reads it in later calls.
+VerifyFunction caches_v() {
+  auto cached = std::make_shared<std::map<std::vector<std::int64_t>, std::vector<float>>>();
   Parts p = default_parts();
-  p.loaded = [kept](Work& w) {
-    std::vector<float>& v = (*kept)[{w.b, w.h, w.batch, w.q_heads, w.m, w.n, w.dv}];
+  p.loaded = [cached](Work& w) {
+    std::vector<float>& v = (*cached)[{w.b, w.h, w.batch, w.q_heads, w.m, w.n, w.dv}];
     if (v.empty()) v = w.v;
     w.v = v;
   };
@@ -335,7 +335,7 @@ std::function<VerifyFunction()> decoded_k(double (*change)(double)) {
 
 std::vector<Mutant> memory_and_8bit_faults() {
   return {
-      {"v_of_an_earlier_call", coverage, "f32 f16", keeps_v, "", false},
+      {"v_of_an_earlier_call", coverage, "f32 f16", caches_v, "", false},
       {"lse_of_the_last_split", lse, "f32 f16", mutant([](Parts& p) {
          auto last = std::make_shared<State>();
          p.split_done = [last](const Work&, State& s) {
@@ -369,8 +369,8 @@ std::vector<Mutant> memory_and_8bit_faults() {
          };
        }),
        "", false},
-      {"k_codes_unsigned", dequant, "int8", decoded_k([](double x) { return x < 0 ? x + 256 : x; }),
-       "", false},
+      {"k_read_as_unsigned", dequant, "int8",
+       decoded_k([](double x) { return x < 0 ? x + 256 : x; }), "", false},
       {"k_subnormals_halved", dequant, "e4m3",
        decoded_k([](double x) { return std::fabs(x) < 0x1p-6 ? x / 2 : x; }), "", false},
       {"k_saturates_at_240", dequant, "e4m3",
@@ -380,8 +380,8 @@ std::vector<Mutant> memory_and_8bit_faults() {
          if (x == 0) return 0.0;
          const int exponent = std::ilogb(x);
          const double mantissa = std::fabs(x) / std::exp2(exponent) - 1;
-         const int code = std::max(exponent + 7, 0) * 8 + static_cast<int>(mantissa * 8);
-         return std::copysign((1 + code % 4 / 4.0) * std::exp2(code / 4 - 15), x);
+         const int bits = std::max(exponent + 7, 0) * 8 + static_cast<int>(mantissa * 8);
+         return std::copysign((1 + bits % 4 / 4.0) * std::exp2(bits / 4 - 15), x);
        }),
        "", false},
   };

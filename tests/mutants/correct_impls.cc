@@ -10,7 +10,7 @@ namespace {
 using verify::Format;
 using enum FaultStage;
 
-/// Attention by definition, in f64, without tiles; causal top-left if `top_left`.
+/// Attention by its definition, in f64, without tiles. `top_left` aligns the causal mask top-left.
 std::int32_t attend_by_definition(const flashcore_verify_call& call, bool top_left,
                                   bool refuse_extras) {
   if (refuse_extras && (call.window_left >= 0 || call.window_right >= 0 || call.softcap > 0 ||
@@ -139,7 +139,7 @@ std::vector<Mutant> correct_impls() {
          };
        }),
        "", false},
-      {"tiled_dequantised", none, narrow, mutant([](Parts& p) { p.tile = 64; }), "", false},
+      {"tiled_64_8bit", none, narrow, mutant([](Parts& p) { p.tile = 64; }), "", false},
   };
 }
 

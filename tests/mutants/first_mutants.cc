@@ -1,4 +1,4 @@
-// Mutants written together with the probes: the regression faults, and some of each stage.
+// Mutants written together with the probes: regression faults, and some faults of each stage.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -54,7 +54,7 @@ std::vector<Mutant> regression_faults() {
          };
        }),
        "", true},
-      {"code_table_half_filled", dequant, "byte", mutant([](Parts& p) {
+      {"decode_table_half_filled", dequant, "byte", mutant([](Parts& p) {
          p.load = [](const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t i,
                      std::int64_t c) {
            const double x = read(t, b, h, i, c);
@@ -74,7 +74,7 @@ std::vector<Mutant> regression_faults() {
          };
        }),
        "", true},
-      {"lanes_keep_own_columns", scores, "e4m3 byte f32", mutant([](Parts& p) {
+      {"score_of_another_lane", scores, "e4m3 byte f32", mutant([](Parts& p) {
          p.scored = [](const Work& w, Tile& t) {
            for (std::int64_t i = 0; i < w.m; ++i) {
              for (std::int64_t j = 0; j < t.width(); ++j) {
@@ -85,7 +85,7 @@ std::vector<Mutant> regression_faults() {
          };
        }),
        "", true},
-      {"quantiser_divides_by_zero", dequant, "f32 f16", mutant([](Parts& p) {
+      {"quantizer_divides_by_zero", dequant, "f32 f16", mutant([](Parts& p) {
          p.loaded = [](Work& w) {
            for (std::vector<float>* x : {&w.q, &w.k, &w.v}) {
              float largest = 0;
@@ -102,8 +102,8 @@ std::vector<Mutant> regression_faults() {
        true},
       {"padding_wipes_q_rows", scores, "f16 f32",
        mutant([](Parts& p) { p.loaded = [](Work& w) { zero_rows(w.q, w.d, 16, 13); }; }), "", true},
-      {"normalised_twice", sum, "f32 f16 bf16", mutant([](Parts& p) {
-         p.normalise = [](const Work&, std::int64_t, float acc, float sum) {
+      {"normalized_twice", sum, "f32 f16 bf16", mutant([](Parts& p) {
+         p.normalize = [](const Work&, std::int64_t, float acc, float sum) {
            return sum == 0 ? 0.0f : acc / sum / sum;
          };
        }),
@@ -214,11 +214,11 @@ std::vector<Mutant> memory_faults() {
 std::vector<Mutant> sum_faults() {
   return {
       {"not_divided_by_sum", sum, "f32 f16", mutant([](Parts& p) {
-         p.normalise = [](const Work&, std::int64_t, float acc, float) { return acc; };
+         p.normalize = [](const Work&, std::int64_t, float acc, float) { return acc; };
        }),
        "", false},
       {"one_added_to_sum", sum, "f32 bf16", mutant([](Parts& p) {
-         p.normalise = [](const Work&, std::int64_t, float acc, float s) { return acc / (s + 1); };
+         p.normalize = [](const Work&, std::int64_t, float acc, float s) { return acc / (s + 1); };
        }),
        "", false},
       {"v_row_of_next_key", pv, "f32 f16", mutant([](Parts& p) {
@@ -229,7 +229,7 @@ std::vector<Mutant> sum_faults() {
        }),
        "", false},
       {"last_key_of_tile_dropped_in_pv", pv, "f16 f32", mutant([](Parts& p) {
-         p.weighed = [](const Work& w, Tile& t) {
+         p.exp_done = [](const Work& w, Tile& t) {
            if (t.width() < 32) return;
            for (std::int64_t i = 0; i < w.m; ++i) t.s[static_cast<std::size_t>(i * 32 + 31)] = 0;
          };
@@ -349,7 +349,7 @@ std::vector<Mutant> softmax_faults() {
          };
        }),
        "", false},
-      {"splits_weigh_alike", combine, "f32 f16",
+      {"splits_have_equal_weights", combine, "f32 f16",
        mutant([](Parts& p) { p.combine_weight = [](float, float, float) { return 1.0f; }; }), "",
        false},
       {"splits_overlap", combine, "f32 bf16", mutant([](Parts& p) {

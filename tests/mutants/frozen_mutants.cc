@@ -13,7 +13,7 @@ using enum FaultStage;
 
 float rounded(Format format, float x) { return static_cast<float>(verify::rounded(format, x)); }
 
-VerifyFunction every_third_call_skips_a_head() {
+VerifyFunction every_third_call_differs() {
   auto calls = std::make_shared<int>(0);
   Parts p = default_parts();
   p.called = [calls](const flashcore_verify_call&) { ++*calls; };
@@ -25,7 +25,7 @@ VerifyFunction every_third_call_skips_a_head() {
 
 std::vector<Mutant> memory_faults() {
   return {
-      {"one_in_three_calls_differs", determinism, "f32", every_third_call_skips_a_head, "", false},
+      {"one_in_three_calls_differs", determinism, "f32", every_third_call_differs, "", false},
       {"last_head_unwritten", coverage, "f32 f16", mutant([](Parts& p) {
          p.store = [](const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t i,
                       std::int64_t c, double x) {
@@ -74,13 +74,14 @@ std::vector<Mutant> memory_faults() {
          };
        }),
        "", false},
-      {"scribbles_over_q", bounds, "f32 f16", mutant([](Parts& p) {
+      {"writes_to_q", bounds, "f32 f16", mutant([](Parts& p) {
          p.returned = [](const flashcore_verify_call& c) { write(*c.q, 0, 0, 0, 0, 0.5); };
        }),
        "", false},
-      {"slack_added_to_the_last_row", bounds, "f32", mutant([](Parts& p) {
+      {"element_past_v_added", bounds, "f32", mutant([](Parts& p) {
          p.loaded = [](Work& w) {
-           // Reads one element past the end of the last key, which is 0 without guard values.
+           // Reads one element past the last row of V. It is 0 unless the verifier puts a guard
+           // there.
            w.v[0] += 1e-3f * static_cast<float>(
                                  read(*w.call->v, w.batch - 1, w.kv_heads - 1, w.n - 1, w.dv));
          };
@@ -92,7 +93,7 @@ std::vector<Mutant> memory_faults() {
 std::vector<Mutant> sum_faults() {
   return {
       {"divided_by_key_count", sum, "f32 f16", mutant([](Parts& p) {
-         p.normalise = [](const Work& w, std::int64_t, float acc, float) {
+         p.normalize = [](const Work& w, std::int64_t, float acc, float) {
            return acc / static_cast<float>(w.n + 1);
          };
        }),
@@ -107,7 +108,7 @@ std::vector<Mutant> sum_faults() {
        }),
        "", false},
       {"first_key_of_tile_twice_in_pv", pv, "f32 f16", mutant([](Parts& p) {
-         p.weighed = [](const Work& w, Tile& t) {
+         p.exp_done = [](const Work& w, Tile& t) {
            for (std::int64_t i = 0; i < w.m; ++i) t.s[at(i, t.width(), 0)] *= 2;
          };
        }),
@@ -255,7 +256,7 @@ std::vector<Mutant> softmax_faults() {
        }),
        "", false},
       {"rescaled_only_beyond_8", rescale, "f32", mutant([](Parts& p) {
-         // The maximum moves at once; the accumulator is rescaled only after a large step.
+         // The maximum always moves, but the accumulator is rescaled only after a large change.
          p.rescale = p.rescale_sum = [](float before, float now) {
            return before == kNoKey ? 0.0f : now - before < 8 ? 1.0f : std::exp(before - now);
          };
@@ -318,7 +319,7 @@ std::vector<Mutant> mask_faults() {
       {"hidden_keys_in_the_sum", mask, "f32", mutant([](Parts& p) {
          const auto right = p.visible;
          p.visible = [](const Work&, std::int64_t, std::int64_t) { return true; };
-         p.weighed = [right](const Work& w, Tile& t) {
+         p.exp_done = [right](const Work& w, Tile& t) {
            for (std::int64_t i = 0; i < w.m; ++i) {
              for (std::int64_t j = 0; j < t.width(); ++j) {
                if (!right(w, i, t.begin + j)) t.s[at(i, t.width(), j)] = 0;
@@ -344,7 +345,7 @@ std::vector<Mutant> combine_faults() {
          };
        }),
        "", false},
-      {"last_split_left_out", combine, "f32 bf16", mutant([](Parts& p) {
+      {"last_split_skipped", combine, "f32 bf16", mutant([](Parts& p) {
          const auto right = p.split_range;
          p.split_range = [right](const Work& w, int split, int splits) {
            return splits > 1 && split == splits - 1 ? std::pair{w.n, w.n} : right(w, split, splits);
@@ -368,7 +369,7 @@ std::vector<Mutant> dequant_and_lse_faults() {
          };
        }),
        "", false},
-      {"negative_codes_off_by_one", dequant, "int8", mutant([](Parts& p) {
+      {"negative_values_off_by_one", dequant, "int8", mutant([](Parts& p) {
          p.load = [](const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t i,
                      std::int64_t c) {
            const double x = read(t, b, h, i, c);
@@ -376,7 +377,7 @@ std::vector<Mutant> dequant_and_lse_faults() {
          };
        }),
        "", false},
-      {"subnormal_codes_as_zero", dequant, "e4m3", mutant([](Parts& p) {
+      {"subnormals_as_zero", dequant, "e4m3", mutant([](Parts& p) {
          p.load = [](const flashcore_tensor& t, std::int64_t b, std::int64_t h, std::int64_t i,
                      std::int64_t c) {
            const double x = read(t, b, h, i, c);

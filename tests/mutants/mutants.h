@@ -11,16 +11,16 @@ namespace flashcore::mutants {
 
 struct Mutant {
   std::string name;
-  FaultStage stage = FaultStage::none;  ///< of the fault; none: a correct implementation
-  std::string dtypes;                   ///< to run in; without --all only the first
+  FaultStage stage = FaultStage::none;  ///< stage of the fault; none: a correct implementation
+  std::string dtypes;                   ///< dtypes to run; without --all only the first
   std::function<VerifyFunction()> make;
-  std::string arithmetic;   ///< declared; empty: the dtype's own
-  bool regression = false;  ///< a fault seen in earlier kernels
+  std::string arithmetic;   ///< declared arithmetic; empty: that of the dtype
+  bool regression = false;  ///< true for a fault of a real kernel
 };
 
 /// Written together with the probes.
 std::vector<Mutant> first_mutants();
-/// Written after the probes were frozen: no probe was tuned for them.
+/// Written after the probes were frozen, so that no probe is tuned for them.
 std::vector<Mutant> frozen_mutants();
 /// Designed to get past the probes.
 std::vector<Mutant> adversary_mutants();

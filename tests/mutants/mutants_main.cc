@@ -5,9 +5,10 @@
 //   flashcore_mutants [--full] [--all] [--seeds N] [--part first|frozen|adversary|correct]
 //                     [--only NAME] [--show]
 //
-// --full runs all probes in full instead of the quick ones, --all every dtype of a mutant, --show
-// prints each report. Exit 0 means: every mutant was found, 90 % of each table with its stage,
-// every correct implementation passed, and no mutant took more than two seconds of CPU time.
+// --full runs the full probes instead of the quick ones, --all runs every dtype of a mutant, --show
+// prints each report. The exit status is 0 if every mutant is found, 90 % of each table with the
+// expected stage, every correct implementation passes, and no mutant takes more than two seconds of
+// CPU time.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -47,15 +48,16 @@ bool is_timed(const Args& args, const Mutant& e) {
   return !args.full && e.stage != FaultStage::none;
 }
 
-/// CPU time of this thread, which a busy machine hardly changes.
+/// CPU time of this thread. Load on the machine hardly changes it.
 double cpu_seconds() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// CPU time per mutant. Other threads slow a core down (1.2 to 2.2 s for the same mutant), so a run
-/// above the limit is timed again without our own threads. Too slow means: every repeat is.
+/// Limits of the CPU time per mutant. Other threads slow a core down: the same mutant takes 1.2 to
+/// 2.2 s. So a run above the limit is repeated without the other threads. It is too slow if all
+/// repeats are.
 constexpr double kGoalSeconds = 1, kMostSeconds = 2;
 constexpr int kTimesAlone = 3;
 
@@ -88,7 +90,7 @@ bool too_slow_alone(const Args& args, const Job& job) {
   return least >= kMostSeconds;
 }
 
-/// Runs in parallel; the lock covers output and tally.
+/// Runs in parallel. The lock protects output and tally.
 void run(const Args& args, const Job& job, std::mutex& mutex, Tally& tally) {
   const Mutant& e = *job.mutant;
   const std::string& dtype = job.dtype;
@@ -102,7 +104,7 @@ void run(const Args& args, const Job& job, std::mutex& mutex, Tally& tally) {
     tally.slowest = e.name + " " + dtype;
   }
   if (!report.ok()) {
-    std::printf("  %-32s %-5s could not be run: %s\n", e.name.c_str(), dtype.c_str(),
+    std::printf("  %-32s %-5s cannot run: %s\n", e.name.c_str(), dtype.c_str(),
                 report.status().message().c_str());
     return;
   }
@@ -110,8 +112,8 @@ void run(const Args& args, const Job& job, std::mutex& mutex, Tally& tally) {
   tally.found += report->ok == correct ? 1 : 0;
   tally.named += report->stage == e.stage ? 1 : 0;
   const char* mark = report->stage == e.stage ? ""
-                     : correct || report->ok  ? "  <-- WRONG"
-                                              : "  <-- another stage";
+                     : correct || report->ok  ? "  <-- WRONG VERDICT"
+                                              : "  <-- wrong stage";
   std::printf("  %-32s %-5s %-12s %-12s %5.2f s%s\n", e.name.c_str(), dtype.c_str(),
               correct ? "correct" : to_string(e.stage),
               report->ok ? "passed" : to_string(report->stage), s, mark);

@@ -25,8 +25,8 @@ const double* values_of(verify::Format format) {
   static const auto tables = [] {
     std::map<Format, std::array<double, 256>> all;
     for (const Format narrow : {Format::e4m3, Format::e5m2, Format::int8, Format::byte8}) {
-      for (int code = 0; code < 256; ++code) {
-        const auto byte = static_cast<std::uint8_t>(code);
+      for (int bits = 0; bits < 256; ++bits) {
+        const auto byte = static_cast<std::uint8_t>(bits);
         all[narrow][byte] = verify::decode_byte(narrow, byte);
       }
     }
@@ -68,7 +68,7 @@ void score(const Work& w, Tile& t) {
     const float* q = w.q.data() + i * w.d;
     for (std::int64_t j = t.begin; j < t.end; ++j) {
       const float* k = w.k.data() + j * w.d;
-      float sums[4] = {};  // independent chains hide the latency of the additions
+      float sums[4] = {};  // four independent chains hide the latency of the additions
       std::int64_t c = 0;
       for (; c + 3 < w.d; c += 4) {
         for (int chain = 0; chain < 4; ++chain) sums[chain] += q[c + chain] * k[c + chain];
@@ -103,7 +103,7 @@ void update(const Parts& parts, const Work& w, Tile& t, State& state) {
       state.acc[static_cast<std::size_t>(i * w.dv + c)] *= factor;
     state.max[at] = now;
   }
-  if (parts.weighed) parts.weighed(w, t);
+  if (parts.exp_done) parts.exp_done(w, t);
   parts.multiply(w, t, state);
 }
 
@@ -229,7 +229,7 @@ Parts default_parts() {
     const std::int64_t size = (w.n + splits - 1) / splits;
     return std::pair{std::min(split * size, w.n), std::min((split + 1) * size, w.n)};
   };
-  p.normalise = [](const Work&, std::int64_t, float acc, float sum) {
+  p.normalize = [](const Work&, std::int64_t, float acc, float sum) {
     return sum == 0 ? 0.0f : acc / sum;
   };
   p.log_sum = [](const Work&, std::int64_t, float max, float sum) {
@@ -281,7 +281,7 @@ std::int32_t attend(const Parts& given, const flashcore_verify_call& call) {
         w.lse[at] = parts.log_sum(w, i, all.max[at], all.sum[at]);
         for (std::int64_t c = 0; c < w.dv; ++c) {
           const auto element = static_cast<std::size_t>(i * w.dv + c);
-          w.out[element] = parts.normalise(w, i, all.acc[element], all.sum[at]);
+          w.out[element] = parts.normalize(w, i, all.acc[element], all.sum[at]);
         }
       }
       if (parts.done) parts.done(w);
