@@ -1,4 +1,4 @@
-"""What the parts of the differential suite share: where the package is, and how results are counted."""
+"""Shared by the parts of the differential suite: the path of the package, and the count of results."""
 
 import collections
 import os
@@ -10,12 +10,12 @@ for one in (os.path.join(TREE, "tests", "python"), os.path.join(TREE, "python"))
     if one not in sys.path:
         sys.path.insert(0, one)
 
-SHOWN = 20  # findings in full; the rest is counted
+SHOWN = 20  # findings to print; further ones are only counted
 
 
 class Tally:
-    """Counts of one part. It prints one line and passes only where nothing is wrong and nothing has
-    gone: `at_least` holds the numbers of right results that must be reached, by kind."""
+    """Counts the results of one part and prints them as one line. A part passes if no result is wrong
+    and every kind in `at_least` has at least that number of right results."""
 
     def __init__(self, name, at_least):
         self.name, self.at_least = name, at_least
@@ -26,34 +26,34 @@ class Tally:
         self.counts[kind] += 1
 
     def refused(self, reason):
-        """FlashCore raised, and docs/python.md says that it does."""
+        """FlashCore raises an exception that docs/python.md documents."""
         self.refusals[reason] += 1
 
     def omitted(self, reason):
-        """A result that FlashCore does not give; the others of the same case are compared."""
+        """FlashCore does not compute this result. The other results of the case are compared."""
         self.omissions[reason] += 1
 
     def wrong(self, what):
         self.findings.append(what)
 
     def judge(self, kind, what, error, limit):
-        """A comparison: right up to the limit. NaN is wrong."""
+        """Counts a comparison: right if the error is at most the limit. NaN is wrong."""
         if error <= limit:
             self.right(kind)
         else:
-            self.wrong(f"{what}: error {error:.2e}, may be {limit:.1e}")
+            self.wrong(f"{what}: error {error:.2e}, limit {limit:.1e}")
 
     def line(self):
-        def words(counts):
+        def detail(counts):
             return f" ({', '.join(f'{name} {count}' for name, count in counts.items())})" if counts else ""
-        text = (f"{self.name}: {self.counts.total()} right{words(self.counts)}, "
-                f"{self.refusals.total()} refused{words(self.refusals)}")
+        text = (f"{self.name}: {self.counts.total()} right{detail(self.counts)}, "
+                f"{self.refusals.total()} refused{detail(self.refusals)}")
         if self.omissions:
-            text += f", {self.omissions.total()} omitted{words(self.omissions)}"
+            text += f", {self.omissions.total()} omitted{detail(self.omissions)}"
         return f"{text}, {len(self.findings)} wrong"
 
     def finish(self):
-        """The exit code, after the findings and the line."""
+        """Prints the findings and the line. Returns the exit code."""
         for kind, count in self.at_least.items():
             if self.counts[kind] < count:
                 self.wrong(f"{kind}: {self.counts[kind]} right results; there were {count} or more")

@@ -1,6 +1,6 @@
-"""Calls that torch refuses: OpInfo's error inputs of the op where this torch has some, and every sample
-spoilt in each of the ways below. What torch refuses, FlashCore must refuse. Where torch takes a spoilt
-call, FlashCore must give its result or one of the refusals of DELIBERATE."""
+"""Invalid calls: the error inputs that OpInfo has for the op, and every sample with each of the changes
+in INVALID. FlashCore must refuse every call that torch refuses. If torch accepts a call, FlashCore must
+give the same result or a refusal of DELIBERATE."""
 
 import contextlib
 
@@ -10,33 +10,33 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 PROMISED = (ValueError, TypeError, RuntimeError)  # NotImplementedError is a RuntimeError
-AT_LEAST = 416  # with torch 2.13, whose OpInfo has none of its own for this op
-# Words of refusals that docs/python.md states, by the reason they are counted under.
+AT_LEAST = 416  # with torch 2.13, whose OpInfo has no error inputs for this op
+# Refusals that docs/python.md documents: {name of the count: text of the message}.
 DELIBERATE = {"dropout_p": "FlashCore has no dropout"}
 
 
 def _with(position, change):
-    """Spoils one of query, key and value."""
-    def spoil(arguments, options):
+    """Changes query, key or value."""
+    def change_call(arguments, options):
         arguments[position] = change(arguments[position])
-    return spoil
+    return change_call
 
 
 def _option(name, value):
-    def spoil(arguments, options):
+    def change_call(arguments, options):
         options[name] = value(arguments) if callable(value) else value
-    return spoil
+    return change_call
 
 
 def _mask(shape=None, dtype=torch.float32, **others):
-    """A mask, by default of the right shape."""
-    def spoil(arguments, options):
+    """Adds a mask, by default of the right shape."""
+    def change_call(arguments, options):
         size = shape or (arguments[0].shape[-2], arguments[1].shape[-2])
         options.update(is_causal=False, attn_mask=torch.ones(size, dtype=dtype), **others)
-    return spoil
+    return change_call
 
 
-SPOILT = {
+INVALID = {
     "query of rank 1": _with(0, lambda one: one.flatten()),
     "query of another width": _with(0, lambda one: one[..., :5]),
     "key of another width": _with(1, lambda one: one[..., :5]),
@@ -69,15 +69,15 @@ SPOILT = {
     "scale is a list": _option("scale", [1.0]),
     "is_causal is a word": _option("is_causal", "yes"),
     "enable_gqa is a word": _option("enable_gqa", "yes"),
-    "an argument nobody knows": _option("window", 3),
-    "three heads for four": lambda arguments, options: (
+    "unknown argument": _option("window", 3),
+    "three KV heads for four query heads": lambda arguments, options: (
         options.update(enable_gqa=True), _with(1, lambda one: one[..., :3, :, :])(arguments, options),
         _with(2, lambda one: one[..., :3, :, :])(arguments, options)),
 }
 
 
 def calls(op):
-    """(words, arguments, options) of every call, in f32."""
+    """(label, arguments, options) of every call, in f32."""
     if op.error_inputs_func is not None:
         for one in op.error_inputs("cpu"):
             sample = one.sample_input
@@ -85,48 +85,48 @@ def calls(op):
     for number, sample in enumerate(op.sample_inputs("cpu", torch.float32)):
         if sample.kwargs.get("dropout_p", 0.0) != 0.0:
             continue
-        for words, spoil in SPOILT.items():
+        for label, change_call in INVALID.items():
             arguments, options = [sample.input, *sample.args], dict(sample.kwargs)
-            spoil(arguments, options)
-            yield f"sample {number}, {words}", arguments, options
+            change_call(arguments, options)
+            yield f"sample {number}, {label}", arguments, options
 
 
 def _result(function, context, arguments, options):
     try:
         with context:
             return function(*arguments, **options)
-    except Exception as raised:  # noqa: BLE001: what it raises is compared
+    except Exception as raised:  # noqa: BLE001: the exception is compared
         return raised
 
 
-def _judge(words, theirs, ours, tally):
+def _judge(label, theirs, ours, tally):
     if isinstance(theirs, Exception):
         if isinstance(ours, PROMISED):
             tally.right("errors")
         elif isinstance(ours, Exception):
-            tally.wrong(f"{words}: raises {common.short(ours)}")
+            tally.wrong(f"{label}: raises {common.short(ours)}")
         else:
-            tally.wrong(f"{words}: taken; torch says {common.short(theirs)}")
+            tally.wrong(f"{label}: accepted; torch raises {common.short(theirs)}")
         return
     if not isinstance(ours, Exception):
         distance = dense_reference.error(ours.numpy(), theirs.numpy())
-        # Both compute in f32, so both may be as far from the truth.
-        tally.judge("taken by both", words, distance, 2 * dense_reference.TOLERANCE["float32"])
+        # Both compute in f32, so the errors of both count.
+        tally.judge("accepted by both", label, distance, 2 * dense_reference.TOLERANCE["float32"])
         return
     for reason, text in DELIBERATE.items():
         if isinstance(ours, PROMISED) and text in str(ours):
             tally.refused(reason)
             return
-    tally.wrong(f"{words}: torch gives {tuple(theirs.shape)}, FlashCore {common.short(ours)}")
+    tally.wrong(f"{label}: torch gives {tuple(theirs.shape)}, FlashCore raises {common.short(ours)}")
 
 
 def compare(sdpa, op, tally):
-    for words, arguments, options in calls(op):
-        kept = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
+    for label, arguments, options in calls(op):
+        copies = [one.clone() if isinstance(one, torch.Tensor) else one for one in arguments]
         theirs = _result(torch.nn.functional.scaled_dot_product_attention,
                          sdpa_kernel(SDPBackend.MATH), arguments, options)
         ours = _result(sdpa, contextlib.nullcontext(), arguments, options)
-        _judge(words, theirs, ours, tally)
-        for one, before in zip(arguments, kept):
+        _judge(label, theirs, ours, tally)
+        for one, before in zip(arguments, copies):
             if isinstance(one, torch.Tensor) and not one.is_sparse and not torch.equal(one, before):
-                tally.wrong(f"{words}: changed an input")
+                tally.wrong(f"{label}: an input has changed")

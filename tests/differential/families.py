@@ -1,5 +1,5 @@
-"""Every family of transformers under attn_implementation="flashcore": runs
-tests/python/transformers_families.py over its whole list, and holds its counts to those there were.
+"""Every model family of transformers with attn_implementation="flashcore": runs
+tests/python/transformers_families.py over its whole list and checks that no count has dropped.
 
     python3 tests/differential/families.py [--jobs 2] [NAME...]"""
 
@@ -13,7 +13,7 @@ CELL = re.compile(r"    [\w ]+: (?:wrong|fails)")
 PROGRAM = f"{common.TREE}/tests/python/transformers_families.py"
 LINE = re.compile(r"(?:causal|seq2seq|encoder|vision) (\S+): "
                   r"(right, with refusals|right|wrong|refused|no attention|not built) ")
-# With transformers 5.23; a newer one has more.
+# With transformers 5.23. Newer versions have more families.
 AT_LEAST = {"right": 195}
 
 
@@ -25,7 +25,7 @@ def main(arguments):
     for line in process.stdout:
         found = LINE.match(line)
         if found is None:
-            if CELL.match(line) and tally.findings:  # the line above says which family
+            if CELL.match(line) and tally.findings:  # belongs to the family of the last finding
                 tally.findings[-1] += " " + line.strip()
             continue
         name, verdict = found.groups()
@@ -38,7 +38,7 @@ def main(arguments):
         else:
             tally.right(verdict)
     if process.wait() not in (0, 1):
-        tally.wrong(f"transformers_families.py ended with exit code {process.returncode}")
+        tally.wrong(f"transformers_families.py exited with code {process.returncode}")
     return tally.finish()
 
 

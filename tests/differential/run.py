@@ -1,9 +1,9 @@
-"""The differential suite: FlashCore against torch's math path, ONNX and transformers.
+"""The differential suite: FlashCore against the math backend of torch, ONNX and transformers.
 
     python3 tests/differential/run.py [opinfo|onnx|families]...      default: all three
 
-Each part has a process of its own and prints one line: right, refused, omitted, wrong. Exit code 1 where
-a part is wrong, a count has dropped or a package is missing; PACKAGES says which each needs."""
+Each part runs in its own process and prints one line: right, refused, omitted, wrong. The exit code is 1
+if a result is wrong, a count has dropped or a package of PACKAGES is missing."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ PACKAGES = {"opinfo": ("numpy", "torch", "expecttest"), "onnx": ("numpy", "onnx"
 def run(part):
     missing = [name for name in PACKAGES[part] if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"{part}: NOT TESTED, there is no {', '.join(missing)}; scripts/setup installs it")
+        print(f"{part}: NOT TESTED, {', '.join(missing)} not installed; scripts/setup installs it")
         return 1
     return subprocess.run([sys.executable, os.path.join(common.FOLDER, PARTS[part])]).returncode
 
@@ -28,7 +28,7 @@ def run(part):
 def main(names):
     unknown = set(names) - set(PARTS)
     if unknown:
-        print(f"run.py: there is no {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+        print(f"run.py: unknown part {', '.join(sorted(unknown))}; the parts are {', '.join(PARTS)}")
         return 2
     return int(any([run(one) for one in names or PARTS]))
 
