@@ -1,8 +1,8 @@
-"""The old names of 0.1 compile, and the warning names the new one.
+"""The deprecated names of 0.1 compile, and the warning names the replacement.
 
     deprecated_names_test.py INCLUDE_DIR
 
-CXX in the environment is the compiler; default: c++.
+The environment variable CXX selects the compiler. The default is c++.
 """
 import os
 import subprocess
@@ -30,13 +30,13 @@ def main():
     clean = compile_(include, "return 0;", "-Wextra", "-Werror")
     if clean.returncode != 0:
         wrong.append(f"the header alone does not compile: {clean.stderr}")
-    for body, words in NAMES.items():
+    for body, warning in NAMES.items():
         done = compile_(include, body)
-        if done.returncode != 0 or words not in done.stderr:
-            wrong.append(f"{body} exit {done.returncode}, without \"{words}\": {done.stderr}")
+        if done.returncode != 0 or warning not in done.stderr:
+            wrong.append(f"{body} exit {done.returncode}, without \"{warning}\": {done.stderr}")
     for line in wrong:
         print(line)
-    print(f"{len(NAMES)} old names")
+    print(f"{len(NAMES)} deprecated names")
     return 1 if wrong else 0
 
 

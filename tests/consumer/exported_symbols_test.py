@@ -1,4 +1,4 @@
-"""The shared library exports the public API, all of it and nothing else.
+"""The shared library exports exactly the public API.
 
     exported_symbols_test.py LIBFLASHCORE_SO
 """
@@ -13,7 +13,7 @@ INCLUDE, BINDINGS = os.path.join(TREE, "include"), os.path.join(TREE, "bindings"
 
 
 def exported(library):
-    """Unmangled names, without parameters."""
+    """Demangled names without parameters."""
     text = subprocess.run(["nm", "-D", "--defined-only", "-C", library], check=True,
                           capture_output=True, text=True).stdout
     names = []
@@ -30,7 +30,7 @@ def declared(mark, pattern, *folders):
         for name in (name for name in files if name.endswith(".h")):
             with open(os.path.join(directory, name), encoding="utf-8") as text:
                 code = re.sub(r"^#.*$", "", text.read(), flags=re.MULTILINE)
-                # The name stands before the first parenthesis.
+                # The name precedes the first parenthesis.
                 found |= set(re.findall(mark + r"\s[^(;{]*?\b(" + pattern + r")\(", code))
     return found
 
@@ -41,20 +41,20 @@ def main():
     glue = declared("FLASHCORE_C_API", r"flashcore_python_\w+", BINDINGS)
     cxx_api = {"flashcore::" + name for name in declared("FLASHCORE_API", r"\w+", INCLUDE)}
     if not c_api or not cxx_api or not glue:
-        print("found no declaration in the headers", file=sys.stderr)
+        print("the headers have no declarations", file=sys.stderr)
         return 1
     if c_api & glue:
-        print(f"public headers declare the bindings' {', '.join(sorted(c_api & glue))}")
+        print(f"public headers declare functions of the bindings: {', '.join(sorted(c_api & glue))}")
         return 1
     c_api |= glue
-    strangers = [name for name in names if name not in c_api | cxx_api]
+    undeclared = [name for name in names if name not in c_api | cxx_api]
     missing = sorted((c_api | cxx_api) - set(names))
-    for name in strangers:
+    for name in undeclared:
         print(f"exported, but not part of the public API: {name}")
     for name in missing:
         print(f"part of the public API, but not exported: {name}")
     print(f"{len(names)} symbols exported, {len(c_api)} C and {len(cxx_api)} C++ names declared")
-    return 1 if strangers or missing else 0
+    return 1 if undeclared or missing else 0
 
 
 if __name__ == "__main__":

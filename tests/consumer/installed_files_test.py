@@ -1,4 +1,4 @@
-"""An install has all its parts, and none of them names the folder it was built in.
+"""An installed tree is complete, and none of its files names the source tree.
 
     installed_files_test.py PREFIX
 """
@@ -42,7 +42,7 @@ def main():
         if path.startswith(os.path.join(prefix, "include") + "/"):
             with open(path, encoding="utf-8") as text:
                 if re.search(r"python", text.read(), re.IGNORECASE):
-                    wrong.append(f"{path} mentions Python, whose glue is in bindings/python")
+                    wrong.append(f"{path} mentions Python; its functions belong in bindings/python")
         if path.endswith((".cmake", ".pc")):
             with open(path, encoding="utf-8") as text:
                 if TREE in text.read():

@@ -1,5 +1,6 @@
-/* A program compiled against the header of 0.1.0 (flashcore/flashcore.h in this folder), linked
- * with today's library: every C function still takes the structs of 0.1.0 and computes the same. */
+/* A program compiled against the header of 0.1.0 (flashcore/flashcore.h in this folder) and linked
+ * with the current library. Every C function accepts the structs of 0.1.0 and gives the same
+ * results. */
 #include <flashcore/flashcore.h>
 #include <math.h>
 #include <stdint.h>
@@ -41,7 +42,7 @@ static flashcore_tensor tensor(void* data, int code, int bits, int rank, int64_t
   return t;
 }
 
-/* Causal attention with softcap 3 and the head's sink. */
+/* Causal attention with softcap 3 and the sink of the head. */
 static double expected(int head, int query, int column) {
   double sum = exp(sinks[head]), weighted = 0;
   int key, d;
@@ -133,7 +134,7 @@ static void test_attention(const flashcore_params* base, const flashcore_tensor*
   check(largest_error(out) < 1e-6, "attention computes the formula");
 }
 
-/* A partial result has no sinks; the merge adds them. */
+/* A partial result has no sinks. The merge adds them. */
 static void test_merge(const flashcore_params* base, const flashcore_tensor* ts) {
   int64_t shape[4] = {1, HEADS, LENGTH, DIM}, rows[3] = {1, HEADS, LENGTH};
   flashcore_tensor part = tensor(partial_out, FLASHCORE_FLOAT, 32, 4, shape);
@@ -160,10 +161,10 @@ static void test_merge(const flashcore_params* base, const flashcore_tensor* ts)
 
 static void test_quantize(void) {
   static float from[64], back[64], scale[1];
-  static int8_t codes[64];
+  static int8_t quantized[64];
   int64_t shape[2] = {8, 8}, one[1] = {1};
   flashcore_tensor wide = tensor(from, FLASHCORE_FLOAT, 32, 2, shape);
-  flashcore_tensor narrow = tensor(codes, FLASHCORE_INT, 8, 2, shape);
+  flashcore_tensor narrow = tensor(quantized, FLASHCORE_INT, 8, 2, shape);
   flashcore_tensor again = tensor(back, FLASHCORE_FLOAT, 32, 2, shape);
   flashcore_tensor factor = tensor(scale, FLASHCORE_FLOAT, 32, 1, one);
   flashcore_quant_params p;
@@ -193,7 +194,7 @@ static void test_errors(const flashcore_params* base) {
   p.cancel = &set;
   check(flashcore_attention(&p, &error) == FLASHCORE_CANCELLED, "cancel");
   check(strcmp(flashcore_status_name(FLASHCORE_CANCELLED), "cancelled") == 0, "status_name");
-  /* A program that was compiled before `cancel` existed. */
+  /* The struct_size of a program compiled before `cancel` was added. */
   p.struct_size = offsetof(flashcore_params, cancel);
   check(flashcore_attention(&p, &error) == FLASHCORE_OK, "params without cancel");
 }
@@ -231,7 +232,7 @@ int main(void) {
       "capture_id");
   check(flashcore_source_fingerprint("cpu") != NULL && flashcore_cuda_device_count(NULL) >= 0,
         "fingerprint, device count");
-  /* Python's functions are still exported. */
+  /* The functions for Python are exported. */
   check(flashcore_python_run != NULL && flashcore_python_new != NULL &&
             flashcore_python_attention != NULL && flashcore_python_merge != NULL &&
             flashcore_python_append != NULL && flashcore_python_quantize != NULL &&

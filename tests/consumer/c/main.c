@@ -1,4 +1,5 @@
-/* A C99 user of an installed FlashCore: compares one call with the formula written out. */
+/* A C99 user of an installed FlashCore. Compares one call with a direct evaluation of the formula.
+ */
 #include <flashcore/flashcore.h>
 #include <math.h>
 #include <stdio.h>
@@ -66,7 +67,7 @@ int main(void) {
   plan.struct_size = sizeof plan;
   if (flashcore_plan(&params, &plan, &error) != FLASHCORE_INVALID_ARGUMENT ||
       strstr(error.message, "out") == NULL) {
-    return fail("a call without out must be refused and say so", &error);
+    return fail("a call without out must be refused with a message that names out", &error);
   }
   params.out = &to;
   if (flashcore_plan(&params, &plan, &error) != FLASHCORE_OK) return fail("plan", &error);

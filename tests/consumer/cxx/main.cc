@@ -1,4 +1,4 @@
-// A C++ user of an installed FlashCore: compares one call with the formula written out.
+// A C++ user of an installed FlashCore. Compares one call with a direct evaluation of the formula.
 #include <flashcore/attention.h>
 #include <flashcore/flashcore.h>
 
