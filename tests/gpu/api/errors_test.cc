@@ -34,7 +34,7 @@ TEST_F(Errors, UnknownDeviceIsNamed) {
   expect_usable();
 }
 
-TEST_F(Errors, TensorsOnAMissingDevice) {
+TEST_F(Errors, TensorsOnAMissingDeviceAreRefused) {
   const verify::CaseMemory memory(dense(DType::f16, 1, 1, 1, 16, 16, 64));
   GpuCase gpu(memory);
   const Device missing{DeviceType::cuda, device_count()};
@@ -59,7 +59,7 @@ TEST_F(Errors, TensorsOnAMissingDevice) {
   expect_usable();
 }
 
-TEST_F(Errors, TensorsOnTwoDevices) {
+TEST_F(Errors, TensorsOnTwoDevicesAreRefused) {
   const verify::CaseMemory memory(dense(DType::f16, 1, 1, 1, 16, 16, 64));
   const GpuCase gpu(memory);
   Tensors mixed = gpu.tensors();
@@ -81,7 +81,7 @@ TEST_F(Errors, DoublePrecisionIsRefused) {
   EXPECT_EQ(problem.status().code(), StatusCode::unsupported);
 }
 
-TEST_F(Errors, PlanForAnotherDeviceType) {
+TEST_F(Errors, PlanForAnotherDeviceTypeIsRefused) {
   const verify::CaseMemory memory(dense(DType::f16, 1, 1, 1, 16, 16, 64));
   const GpuCase gpu(memory);
   const Result<Plan> plan = make_plan(gpu.plan().problem, require(device_info(Device{})));
@@ -91,7 +91,7 @@ TEST_F(Errors, PlanForAnotherDeviceType) {
 
 // Synchronization is not allowed during stream capture and invalidates the capture. Both calls
 // return an error; the stream and the GPU stay usable.
-TEST_F(Errors, StreamBeingCaptured) {
+TEST_F(Errors, SynchronizationDuringCaptureIsRefused) {
   const verify::CaseMemory memory(dense(DType::f16, 1, 2, 2, 40, 100, 64));
   GpuCase gpu(memory);
   const TestStream stream;
@@ -126,7 +126,7 @@ TEST_F(Errors, StreamBeingCaptured) {
   std::_Exit(status.code() == StatusCode::cuda && !status.message().empty() ? 0 : 2);
 }
 
-TEST_F(Errors, HostMemoryAsDeviceMemory) {
+TEST_F(Errors, HostMemoryGivesAStatusOrARightResult) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a new process: CUDA does not survive fork
   EXPECT_EXIT(call_with_host_memory(), ::testing::ExitedWithCode(0), "");
   expect_usable();

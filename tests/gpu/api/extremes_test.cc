@@ -65,7 +65,7 @@ Written run_with_sinks(const verify::CaseSpec& spec, double value) {
   return run_with(memory);
 }
 
-TEST_F(Extremes, Biases) {
+TEST_F(Extremes, LowestAndLargestBiasesAreRight) {
   int kernels = 0;
   for (const KernelInfo* kernel : runnable_kernels()) {
     for (const std::int32_t splits : {1, 3}) {
@@ -76,7 +76,7 @@ TEST_F(Extremes, Biases) {
       ++kernels;
       const Written lowest = run_with_bias(spec, [](std::int64_t) { return -kLargest; });
       for (const float lse : lowest.lse) ASSERT_EQ(lse, -kLargest);
-      if (splits == 1) {  // at this magnitude, LSE loses the number of keys of a split
+      if (splits == 1) {  // an LSE of this magnitude loses log(keys) of a split to rounding
         verify::CaseSpec mean = spec;
         mean.options.scale = 0.0;
         const Written uniform = run_with_bias(mean, [](std::int64_t) { return 0.0; });
@@ -102,7 +102,7 @@ TEST_F(Extremes, Biases) {
   EXPECT_GT(kernels, 0);
 }
 
-TEST_F(Extremes, Sinks) {
+TEST_F(Extremes, LargestSinksTakeAllOrNothing) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     SCOPED_TRACE(kernel->id);
     const verify::CaseSpec with = spec_of(*kernel, false, true);
@@ -114,7 +114,7 @@ TEST_F(Extremes, Sinks) {
   }
 }
 
-TEST_F(Extremes, EverySoftcap) {
+TEST_F(Extremes, EverySoftcapIsRight) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     for (const double cap : {0.01, 255.0, 257.0, 1e6, 1e30, 1e300}) {
       verify::CaseSpec spec = spec_of(*kernel, false, false);

@@ -168,7 +168,7 @@ class BatchInvariance : public GpuTest {
   }
 };
 
-TEST_F(BatchInvariance, SequencesAlone) {
+TEST_F(BatchInvariance, SeparateSequencesGiveTheSameBits) {
   for_each_kernel([](const KernelCase& s) {
     for (std::int64_t b = 0; b < kBatch; ++b) {
       const Bits alone = s.run_rows({.q = narrow(s.q, 0, b, 1),
@@ -181,7 +181,7 @@ TEST_F(BatchInvariance, SequencesAlone) {
   });
 }
 
-TEST_F(BatchInvariance, OtherBatchesAndOrders) {
+TEST_F(BatchInvariance, OtherBatchesGiveTheSameBits) {
   const std::vector<std::int64_t> orders[] = {{2, 0, 1}, {1, 1, 0, 2, 0, 2, 1, 0, 0, 2, 1}};
   for_each_kernel([&](const KernelCase& s) {
     for (const std::vector<std::int64_t>& order : orders) {
@@ -196,7 +196,7 @@ TEST_F(BatchInvariance, OtherBatchesAndOrders) {
   });
 }
 
-TEST_F(BatchInvariance, HeadsAlone) {
+TEST_F(BatchInvariance, SeparateHeadsGiveTheSameBits) {
   const std::int64_t group = kQHeads / kKvHeads;
   for_each_kernel([&](const KernelCase& s) {
     for (std::int64_t h = 0; h < kQHeads; ++h) {
@@ -210,7 +210,7 @@ TEST_F(BatchInvariance, HeadsAlone) {
   });
 }
 
-TEST_F(BatchInvariance, PaddedCache) {
+TEST_F(BatchInvariance, PaddedCacheGivesTheSameBits) {
   const DeviceBuffer used(bytes_of(std::vector<std::int32_t>(kBatch, kKvLen)));
   for_each_kernel([&](const KernelCase& s) {
     ASSERT_EQ(s.run_rows({.q = s.q,
@@ -221,7 +221,7 @@ TEST_F(BatchInvariance, PaddedCache) {
   });
 }
 
-TEST_F(BatchInvariance, ChunkedPrefillAndDecode) {
+TEST_F(BatchInvariance, ChunkedPrefillAndDecodeGiveTheSameBits) {
   for_each_kernel([](const KernelCase& s) {
     for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{17}, std::int64_t{64}, kQLen}) {
       for (std::int64_t first = 0; first < kQLen; first += chunk == 1 ? 37 : chunk) {
@@ -245,7 +245,7 @@ TEST_F(BatchInvariance, ChunkedPrefillAndDecode) {
 }
 
 // Chunked prefill of a server: the cache does not yet have the keys after the chunk.
-TEST_F(BatchInvariance, ChunksOfAGrowingCache) {
+TEST_F(BatchInvariance, GrowingCacheGivesTheSameBits) {
   for_each_kernel([](const KernelCase& s) {
     for (std::int64_t first = 0; first < kQLen; first += 50) {
       const std::int64_t visible = kKvLen - kQLen + first + 50;
@@ -265,7 +265,7 @@ TEST_F(BatchInvariance, ChunksOfAGrowingCache) {
   });
 }
 
-TEST_F(BatchInvariance, VarlenSequences) {
+TEST_F(BatchInvariance, VarlenGivesTheSameBits) {
   std::vector<std::int32_t> q_ends;
   for (std::int32_t b = 0; b <= kBatch; ++b) q_ends.push_back(b * static_cast<std::int32_t>(kQLen));
   const DeviceBuffer cu_q(bytes_of(q_ends));

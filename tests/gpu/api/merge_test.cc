@@ -193,7 +193,7 @@ TEST_F(Merge, WithEmptyPartialsIsExact) {
 }
 
 // Three partial calls on uneven key ranges, then one merge that also adds the sinks.
-TEST_F(Merge, PartialCallsMakeTheWhole) {
+TEST_F(Merge, PartialCallsEqualOneCall) {
   verify::CaseSpec spec = dense(DType::f16, 2, 4, 2, 50, 300, 64);
   spec.lse = spec.sinks = true;
   const verify::CaseMemory memory(spec);

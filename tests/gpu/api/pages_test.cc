@@ -116,7 +116,7 @@ TEST_F(PagedKvOnGpu, SameBitsAsContiguousKv) {
   }
 }
 
-TEST_F(PagedKvOnGpu, BadIdsAreReportedAndNeverFollowed) {
+TEST_F(PagedKvOnGpu, BadIdsAreReportedAndNeverUsed) {
   for (const std::int64_t q_len : {1, 70}) {
     for (const std::int32_t bad : {-1, INT32_MAX, INT32_MIN, 1 << 20}) {
       verify::CaseSpec spec = dense(DType::f16, 3, 4, 2, q_len, 96, 64);
@@ -315,9 +315,9 @@ TEST_F(PagedKvOnGpu, AppendSkipsAndReportsRowsThatDoNotFit) {
   }
 }
 
-// Each step appends one key and attends with one query, in one stream: row by row one causal
-// attention over all keys.
-TEST_F(PagedKvOnGpu, ADecodeLoopIsOneAttention) {
+// Each step appends one key and runs attention with one query, in one stream. All rows together
+// equal one causal call over all keys.
+TEST_F(PagedKvOnGpu, DecodeLoopEqualsOneCall) {
   constexpr std::int64_t kSteps = 70, kPage = 16, kEach = 5;
   const std::int64_t row = kKvHeads * kDim;
   Options options;

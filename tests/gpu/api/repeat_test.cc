@@ -38,7 +38,7 @@ class Repeats : public GpuTest {
   }
 };
 
-TEST_F(Repeats, DecodeWithSplitsCombinedInTheKernel) {
+TEST_F(Repeats, DecodeCombinedInTheKernelGivesTheSameBits) {
   for (const std::int64_t batch : {1, 5}) {
     const verify::CaseMemory memory(dense(DType::bf16, batch, 32, 8, 1, 4096, 128));
     GpuCase gpu(memory);
@@ -51,7 +51,7 @@ TEST_F(Repeats, DecodeWithSplitsCombinedInTheKernel) {
   }
 }
 
-TEST_F(Repeats, DecodeOnCudaCoresAndTheCombineKernel) {
+TEST_F(Repeats, DecodeWithTheCombineKernelGivesTheSameBits) {
   verify::CaseSpec spec = dense(DType::f32, 1, 8, 8, 1, 4096, 64);
   const verify::CaseMemory memory(spec);
   GpuCase gpu(memory);
@@ -61,7 +61,7 @@ TEST_F(Repeats, DecodeOnCudaCoresAndTheCombineKernel) {
   expect_same_bits(memory, gpu);
 }
 
-TEST_F(Repeats, Prefill) {
+TEST_F(Repeats, PrefillGivesTheSameBits) {
   verify::CaseSpec causal = dense(DType::f16, 2, 4, 2, 300, 300, 128);
   causal.options.causal = true;
   for (const verify::CaseSpec& spec : {dense(DType::f16, 1, 8, 8, 256, 256, 64), causal}) {
@@ -72,7 +72,7 @@ TEST_F(Repeats, Prefill) {
   }
 }
 
-TEST_F(Repeats, DynamicallyScheduledTiles) {
+TEST_F(Repeats, DynamicSchedulingGivesTheSameBits) {
   for (const KernelInfo* kernel : runnable_kernels()) {
     // f16 kernels have the same shapes and barriers as bf16 kernels.
     if (!is_persistent(*kernel) || kernel->dtype == DType::f16) continue;

@@ -49,7 +49,7 @@ std::vector<const KernelInfo*> kernels_with_stages() {
   return found;
 }
 
-TEST_F(GpuStages, AreRight) {
+TEST_F(GpuStages, EveryStageIsRight) {
   const std::vector<const KernelInfo*> found = kernels_with_stages();
   ASSERT_FALSE(found.empty());
   for (const KernelInfo* kernel : found) {
@@ -70,7 +70,7 @@ TEST_F(GpuStages, AreRight) {
   }
 }
 
-TEST_F(GpuStages, TracesAreRight) {
+TEST_F(GpuStages, EveryTraceIsRight) {
   for (const KernelInfo* kernel : kernels_with_stages()) {
     for (const int splits : {1, 3}) {
       verify::CaseSpec spec = several_tiles(*kernel);

@@ -79,7 +79,7 @@ TEST_F(Streams, BitsDoNotDependOnTheStream) {
   EXPECT_EQ(load.gpu.block(), load.want);
 }
 
-TEST_F(Streams, SeveralHostThreads) {
+TEST_F(Streams, SeveralHostThreadsGiveTheSameBits) {
   const std::vector<verify::CaseSpec> specs = mixed_cases();
   std::vector<std::unique_ptr<Known>> known;
   for (int i = 0; i < 8; ++i) {

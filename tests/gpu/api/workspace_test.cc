@@ -106,7 +106,7 @@ TEST_F(WorkspaceUse, TileCounterIsReset) {
   }
 }
 
-TEST_F(WorkspaceUse, PlansTakeTurns) {
+TEST_F(WorkspaceUse, PlansMayShareAWorkspace) {
   std::vector<verify::CaseSpec> specs = {dense(DType::f32, 1, 2, 2, 40, 900, 128),
                                          dense(DType::f16, 2, 4, 2, 100, 70, 64),
                                          dense(DType::bf16, 1, 8, 1, 1, 5000, 64)};

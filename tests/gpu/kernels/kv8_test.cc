@@ -61,7 +61,7 @@ TEST_F(Kv8, EveryFormatAndGranularityIsRight) {
   }
 }
 
-TEST_F(Kv8, KeysAndValuesInDifferentFormats) {
+TEST_F(Kv8, DifferentFormatsOfKAndVAreRight) {
   for (const KernelInfo* kernel : kv8_kernels()) {
     for (const DType k : kFormats) {
       for (const DType v : kFormats) {
@@ -73,7 +73,7 @@ TEST_F(Kv8, KeysAndValuesInDifferentFormats) {
   }
 }
 
-TEST_F(Kv8, PagedKvAndScoreOptions) {
+TEST_F(Kv8, PagedKvAndScoreOptionsAreRight) {
   for (const KernelInfo* kernel : kv8_kernels()) {
     for (const DType format : kFormats) {
       for (const std::int64_t page : {16, 100}) {

@@ -30,11 +30,11 @@ __global__ void copy_async(const std::uint8_t* g_source, const int* g_bytes, uin
 }
 
 __global__ void copy_pipeline(const uint4* g_source, uint4* g_out, int blocks) {
-  __shared__ uint4 s_ring[2][kLanes];
+  __shared__ uint4 s_stages[2][kLanes];
   const int lane = threadIdx.x;
   const auto start = [&](int block) {
     if (block < blocks) {
-      cuda::cp_async_16(cuda::shared_address(&s_ring[block % 2][lane]),
+      cuda::cp_async_16(cuda::shared_address(&s_stages[block % 2][lane]),
                         g_source + block * kLanes + lane, 16);
     }
     cuda::cp_async_commit();  // an empty group counts, too
@@ -44,7 +44,7 @@ __global__ void copy_pipeline(const uint4* g_source, uint4* g_out, int blocks) {
     start(block + 1);
     cuda::cp_async_wait<1>();
     __syncwarp();
-    g_out[block * kLanes + lane] = s_ring[block % 2][lane ^ 1];  // another lane's copy
+    g_out[block * kLanes + lane] = s_stages[block % 2][lane ^ 1];  // the copy of another lane
     __syncwarp();
   }
 }

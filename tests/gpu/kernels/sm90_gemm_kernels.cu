@@ -180,7 +180,7 @@ std::vector<float> run_two_gemms(const KernelInfo& kernel, const std::vector<std
 Fp8Gemms run_fp8_gemms(const KernelInfo& kernel, const std::vector<std::uint8_t>& q,
                        const std::vector<std::uint8_t>& k, const std::vector<std::uint8_t>& v,
                        const std::vector<float>& p, int keys) {
-  using T = __half;  // the output's, which these products do not have
+  using T = __half;  // type of the output, which this test does not use
   return fp8_gemms_of<cuda::sm90::Fp8Config<T, 64, 192, 192, 2, 16, 512>,
                       cuda::sm90::Fp8Config<T, 64, 192, 128, 4, 16, 512>,
                       cuda::sm90::Fp8Config<T, 64, 64, 128, 4, 16, 256>,

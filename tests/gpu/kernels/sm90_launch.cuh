@@ -13,7 +13,7 @@
 
 namespace flashcore::gpu_test {
 
-inline constexpr int kGroupThreads = 128;  // of a warpgroup
+inline constexpr int kGroupThreads = 128;  // threads of a warpgroup
 inline constexpr int kPanelColumns = core::PanelTile<64, 64>::kPanelColumns;
 
 /// A kernel's shared memory as one struct, whose alignment places the tiles.

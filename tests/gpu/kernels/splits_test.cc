@@ -81,7 +81,7 @@ class Splits : public GpuTest {
   DeviceInfo device_;
 };
 
-TEST_F(Splits, RegressionShapes) {
+TEST_F(Splits, RegressionShapesAreRight) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     for (const double sigma : kSigmas) {
       for (const std::int64_t length : {4, 64, 65, 128, 192, 256, 512}) {
@@ -104,7 +104,7 @@ TEST_F(Splits, RegressionShapes) {
 }
 
 // More clusters than fit at once, and results of 1 to 16 rows exchanged between their CTAs.
-TEST_F(Splits, ManyConcurrentClusters) {
+TEST_F(Splits, ManyConcurrentClustersAreRight) {
   if (device_.compute_capability < 90) GTEST_SKIP() << "clusters need compute capability 9.0";
   int oversubscribed = 0;
   for (const auto& [heads, kv_heads] : {std::pair{32, 32}, {64, 32}, {160, 32}, {512, 32}}) {
@@ -130,7 +130,7 @@ TEST_F(Splits, ManyConcurrentClusters) {
 // One KV tile per split, the last one partial: the plan has exactly the requested number of splits.
 // Every split count runs at all three scales, but each kernel at only one of them per count, to
 // stay far below the 120 s limit.
-TEST_F(Splits, EveryCountUpTo64) {
+TEST_F(Splits, EveryCountUpTo64IsRight) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     const std::vector<const KernelInfo*> all = kernels_of(dtype);
     std::set<std::int32_t> tiles;

@@ -63,7 +63,7 @@ class TailSplitCase {
   bool usable_ = false;
 };
 
-TEST_F(TailSplit, RandomProblems) {
+TEST_F(TailSplit, RandomSplitsAreRight) {
   constexpr int kProblems = 25;  // per kernel
   const DeviceInfo device = require(device_info(kGpu));
   verify::Random random(5);
@@ -86,7 +86,7 @@ TEST_F(TailSplit, RandomProblems) {
 }
 
 // The planner splits the tail if there are a few more tiles than a wave.
-TEST_F(TailSplit, ChosenByThePlanner) {
+TEST_F(TailSplit, PlannerSplitsAPartialWave) {
   const DeviceInfo device = require(device_info(kGpu));
   if (device.compute_capability != 90) GTEST_SKIP() << "tail split needs sm_90";
   const std::int64_t heads = (device.sm_count + 7) / 8;

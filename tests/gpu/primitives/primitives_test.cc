@@ -118,7 +118,7 @@ TEST_F(Primitives, EachOctetGetsItsOwnSum) {
   }
 }
 
-TEST_F(Primitives, LargestOfAnyCount) {
+TEST_F(Primitives, LargestIsRightForEveryCount) {
   constexpr std::size_t kValues = kMaxValuesPerThread;
   std::vector<float> in;
   for (std::size_t largest = 0; largest < kValues; ++largest) {  // one thread per position
@@ -156,7 +156,7 @@ TEST_F(Primitives, MaximumIgnoresNanAndSumKeepsIt) {
   for (std::size_t i = 0; i < 6; ++i) EXPECT_EQ(max[i], wanted[i]) << i;
 }
 
-TEST_F(Primitives, FastExp2) {
+TEST_F(Primitives, FastExp2IsAccurate) {
   std::vector<float> in;
   for (int i = -125 * 512; i < 128 * 512; ++i) in.push_back(static_cast<float>(i) / 512.f);
   verify::Random random(2);
@@ -272,7 +272,7 @@ void check_chunk(ChunkCall call) {
   }
 }
 
-TEST_F(Primitives, LoadChunkAtEveryEdge) {
+TEST_F(Primitives, LoadChunkIsRightAtEveryEdge) {
   for (const Format format : {Format::f32, Format::f16, Format::bf16}) {
     for (const int tile_rows : {16, 32, 64}) {
       for (const int rows : {0, 1, 15, 16, 17, tile_rows - 1, tile_rows}) {
