@@ -1,4 +1,4 @@
-// Fibers: functions on separate stacks that switch cooperatively. Code that num_ctas can run in any
+// Fibers: functions on separate stacks that switch cooperatively. Code that blocks can run in any
 // order without threads. A seeded generator picks the next fiber.
 #pragma once
 

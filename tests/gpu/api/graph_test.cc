@@ -294,7 +294,7 @@ TEST_F(Graph, ConcurrentGraphsAndCallsDoNotInterfere) {
     };
     const CapturedGraph graph_a(stream_a, twenty(a, stream_a));
     const CapturedGraph graph_b(stream_b, twenty(b, stream_b));
-    for (int round = 0; round < 10; ++round) {
+    for (int repeat = 0; repeat < 10; ++repeat) {
       a.load(first);
       b.load(second);
       c.load(first);
@@ -303,9 +303,9 @@ TEST_F(Graph, ConcurrentGraphsAndCallsDoNotInterfere) {
         graph_b.replay(stream_b);
         require(twenty(c, stream_c)());
       }
-      ASSERT_EQ(a.block(), want_a) << round;
-      ASSERT_EQ(b.block(), want_b) << round;
-      ASSERT_EQ(c.block(), want_a) << round;
+      ASSERT_EQ(a.block(), want_a) << repeat;
+      ASSERT_EQ(b.block(), want_b) << repeat;
+      ASSERT_EQ(c.block(), want_a) << repeat;
     }
     for (const GpuCase* one : {&a, &b, &c}) EXPECT_TRUE(one->workspace().header_is_zero());
   }

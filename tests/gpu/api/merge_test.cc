@@ -26,7 +26,7 @@ struct Partials {
 
   Partials(int count, std::uint64_t seed) {
     verify::Random random(seed);
-    for (int part = 0; part < count; ++part) {
+    for (int i = 0; i < count; ++i) {
       std::vector<float> o, l;
       for (std::int64_t row = 0; row < kLseElements; ++row) {
         const bool empty = random.chance(0.2);

@@ -119,8 +119,8 @@ TEST_F(WorkspaceUse, PlansMayShareAWorkspace) {
   }
   const TestWorkspace shared(bytes);
   const TestStream stream;
-  for (const int turn : {0, 1, 0, 2, 1, 2, 0}) {
-    const verify::CaseSpec& spec = specs[static_cast<std::size_t>(turn)];
+  for (const int index : {0, 1, 0, 2, 1, 2, 0}) {
+    const verify::CaseSpec& spec = specs[static_cast<std::size_t>(index)];
     const verify::CaseMemory memory(spec);
     GpuCase gpu(memory);
     const std::vector<std::byte> want = gpu.direct(memory, stream);  // with its own workspace

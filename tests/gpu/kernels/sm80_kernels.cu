@@ -26,25 +26,25 @@ __global__ void copy_async(const std::uint8_t* g_source, const int* g_bytes, uin
   cuda::cp_async_commit();
   cuda::cp_async_wait<0>();
   __syncthreads();
-  g_out[i] = s_data[blockDim.x - 1 - i];  // reads another thread's copy, so a missing barrier fails
+  g_out[i] = s_data[blockDim.x - 1 - i];  // the copy of another thread: finds a missing barrier
 }
 
-__global__ void copy_pipeline(const uint4* g_source, uint4* g_out, int blocks) {
+__global__ void copy_pipeline(const uint4* g_source, uint4* g_out, int chunks) {
   __shared__ uint4 s_stages[2][kLanes];
   const int lane = threadIdx.x;
-  const auto start = [&](int block) {
-    if (block < blocks) {
-      cuda::cp_async_16(cuda::shared_address(&s_stages[block % 2][lane]),
-                        g_source + block * kLanes + lane, 16);
+  const auto start = [&](int chunk) {
+    if (chunk < chunks) {
+      cuda::cp_async_16(cuda::shared_address(&s_stages[chunk % 2][lane]),
+                        g_source + chunk * kLanes + lane, 16);
     }
     cuda::cp_async_commit();  // an empty group counts, too
   };
   start(0);
-  for (int block = 0; block < blocks; ++block) {
-    start(block + 1);
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    start(chunk + 1);
     cuda::cp_async_wait<1>();
     __syncwarp();
-    g_out[block * kLanes + lane] = s_stages[block % 2][lane ^ 1];  // the copy of another lane
+    g_out[chunk * kLanes + lane] = s_stages[chunk % 2][lane ^ 1];  // the copy of another lane
     __syncwarp();
   }
 }
@@ -89,11 +89,11 @@ __global__ void pack(const float* g_low, const float* g_high, std::uint32_t* g_o
 }
 
 template <core::Element kReader>
-__global__ void dequantize_words(core::Element format, const std::uint32_t* g_codes,
+__global__ void dequantize_words(core::Element format, const std::uint32_t* g_words,
                                  std::uint32_t* g_out, unsigned n) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  const core::F16x2Pair pairs = core::Dequantizer<kReader>(format)(g_codes[i]);
+  const core::F16x2Pair pairs = core::Dequantizer<kReader>(format)(g_words[i]);
   g_out[2 * i] = pairs.even;
   g_out[2 * i + 1] = pairs.odd;
 }
@@ -133,16 +133,18 @@ __global__ void through_tile(const std::uint16_t* g_matrix, int rows, int column
   cuda::cp_async_wait<0>();
   __syncthreads();
   if (threadIdx.x >= kLanes) return;
-  const auto first = [&](core::Coordinate named) {
-    return s_base + static_cast<std::uint32_t>(Tile::offset(named.row, named.column));
+  const auto first = [&](core::Coordinate at) {
+    return s_base + static_cast<std::uint32_t>(Tile::offset(at.row, at.column));
   };
   const int lane = threadIdx.x;
-  const auto plain = [](std::uint32_t(&r)[4], std::uint32_t s_row) { cuda::ldmatrix_x4(r, s_row); };
+  const auto direct = [](std::uint32_t(&r)[4], std::uint32_t s_row) {
+    cuda::ldmatrix_x4(r, s_row);
+  };
   const auto transposed = [](std::uint32_t(&r)[4], std::uint32_t s_row) {
     cuda::ldmatrix_x4_trans(r, s_row);
   };
-  read_blocks<Tile>(first(core::ldmatrix_a(lane)), kRows / 16, kColumns / 16, g_a, plain);
-  read_blocks<Tile>(first(core::ldmatrix_b(lane)), kRows / 16, kColumns / 16, g_b, plain);
+  read_blocks<Tile>(first(core::ldmatrix_a(lane)), kRows / 16, kColumns / 16, g_a, direct);
+  read_blocks<Tile>(first(core::ldmatrix_b(lane)), kRows / 16, kColumns / 16, g_b, direct);
   read_blocks<Tile>(first(core::ldmatrix_b_trans(lane)), kRows / 16, kColumns / 16, g_b_trans,
                     transposed);
 }
@@ -168,7 +170,7 @@ TileResult tile_of(const TileCall& call) {
     case 128: return tile_of<kRows, 128>(call);
     case 192: return tile_of<kRows, 192>(call);
     case 256: return tile_of<kRows, 256>(call);
-    default: throw std::runtime_error("a width that is not tested");
+    default: throw std::runtime_error("untested tile width");
   }
 }
 
@@ -238,12 +240,12 @@ std::vector<std::uint32_t> run_pack(HalfFormat format, const std::vector<float>&
 }
 
 std::vector<std::uint32_t> run_dequantize(core::Element format,
-                                          const std::vector<std::uint32_t>& codes) {
-  const Array<std::uint32_t> in(codes), out(2 * codes.size());
+                                          const std::vector<std::uint32_t>& words) {
+  const Array<std::uint32_t> in(words), out(2 * words.size());
   const auto kernel = format == core::Element::e4m3   ? dequantize_words<core::Element::e4m3>
                       : format == core::Element::e5m2 ? dequantize_words<core::Element::e5m2>
                                                       : dequantize_words<core::Element::int8>;
-  const auto n = static_cast<unsigned>(codes.size());
+  const auto n = static_cast<unsigned>(words.size());
   kernel<<<(n + 255) / 256, 256>>>(format, in.get(), out.get(), n);
   return out.host();
 }
@@ -255,7 +257,7 @@ TileResult run_tile(const TileCall& call) {
     case 48: return tile_of<48>(call);
     case 64: return tile_of<64>(call);
     case 128: return tile_of<128>(call);
-    default: throw std::runtime_error("a height that is not tested");
+    default: throw std::runtime_error("untested tile height");
   }
 }
 

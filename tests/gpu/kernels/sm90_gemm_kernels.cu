@@ -98,15 +98,15 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   sm90::pack_p_fp8<C>(a, acc_s);
 #pragma unroll
   for (int first = 0; first < C::kHeadDim; first += kColumns) {
-    float part[kColumns / 2];
+    float slice[kColumns / 2];
     cuda::wgmma_fence();
-    sm90::issue_pv_slice<C, kColumns>(part, a, s, kStage, first);
+    sm90::issue_pv_slice<C, kColumns>(slice, a, s, kStage, first);
     cuda::wgmma_wait<0>();
-    cuda::fence_registers(part);
+    cuda::fence_registers(slice);
 #pragma unroll
     for (int i = 0; i < kColumns / 2; ++i) {
       const int column = core::column_of_row(first + t.column(i / 4, i % 2));
-      g_out[t.row(i / 2 % 2) * C::kHeadDim + column] = part[i];
+      g_out[t.row(i / 2 % 2) * C::kHeadDim + column] = slice[i];
     }
   }
 }

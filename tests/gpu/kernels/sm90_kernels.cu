@@ -10,24 +10,24 @@ namespace {
 // ---------------------------------------------------------------------------------------------
 // Clusters
 
-constexpr int kMostBlocks = 8;
+constexpr int kMaxCtas = 8;
 
 /// No cluster barrier at the end: a CTA exits as soon as its mbarrier has counted all bytes.
-__global__ void store_to_all(float* g_out, int blocks) {
-  __shared__ __align__(16) float s_fours[kMostBlocks][kClusterThreads][4];
-  __shared__ __align__(8) float s_twos[kMostBlocks][kClusterThreads][2];
+__global__ void store_to_all(float* g_out, int ctas) {
+  __shared__ __align__(16) float s_fours[kMaxCtas][kClusterThreads][4];
+  __shared__ __align__(8) float s_twos[kMaxCtas][kClusterThreads][2];
   __shared__ std::uint64_t s_full;
   const auto rank = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   if (thread == 0) {
     cuda::init_barrier(s_full, 1);
     cuda::fence_barrier_init();
-    cuda::arrive_expect_tx(s_full, blocks * kClusterThreads * 6 * 4);
+    cuda::arrive_expect_tx(s_full, ctas * kClusterThreads * 6 * 4);
   }
   cuda::arrive_at_cluster();
   cuda::wait_for_cluster();
-  for (int to = 0; to < blocks; ++to) {
+  for (int to = 0; to < ctas; ++to) {
     const auto value = [&](int i) {
-      return static_cast<float>(((rank * blocks + to) * kClusterThreads + thread) * 6 + i);
+      return static_cast<float>(((rank * ctas + to) * kClusterThreads + thread) * 6 + i);
     };
     const std::uint32_t barrier = cuda::cluster_address(&s_full, to);
     cuda::store_cluster(cuda::cluster_address(s_fours[rank][thread], to),
@@ -36,8 +36,8 @@ __global__ void store_to_all(float* g_out, int blocks) {
                         barrier);
   }
   cuda::wait(s_full, 0);
-  for (int from = 0; from < blocks; ++from) {
-    float* g_to = g_out + ((rank * blocks + from) * kClusterThreads + thread) * 6;
+  for (int from = 0; from < ctas; ++from) {
+    float* g_to = g_out + ((rank * ctas + from) * kClusterThreads + thread) * 6;
     for (int i = 0; i < 4; ++i) g_to[i] = s_fours[from][thread][i];
     for (int i = 0; i < 2; ++i) g_to[4 + i] = s_twos[from][thread][i];
   }
@@ -118,21 +118,21 @@ __device__ bool has_ended(std::uint64_t& s_barrier, std::uint32_t parity) {
 }
 
 /// A single thread. Its copy follows the arrivals in even phases and precedes them in odd ones.
-__global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int rounds, int* g_out) {
+__global__ void barrier_phases(const __grid_constant__ CUtensorMap map, int phases, int* g_out) {
   auto& s = shared_storage<CopiedTile<PipelineTile>>();
   cuda::init_barrier(s.full, 3);
   cuda::fence_barrier_init();
   const auto copy = [&] {
     cuda::tma_load_4d(cuda::shared_address(s.tile), map, 0, 0, 0, 0, s.full);
   };
-  for (int round = 0; round < rounds; ++round) {
-    const std::uint32_t parity = round % 2;
+  for (int phase = 0; phase < phases; ++phase) {
+    const std::uint32_t parity = phase % 2;
     const auto note = [&] {
       *g_out++ = (has_ended(s.full, parity) ? kOwnPhaseEnded : 0) +
                  (has_ended(s.full, parity ^ 1) ? kPhaseBeforeEnded : 0);
     };
     note();
-    if (round % 2 == 0) {
+    if (phase % 2 == 0) {
       cuda::arrive(s.full);
       cuda::arrive(s.full);
       note();
@@ -313,17 +313,17 @@ __global__ void __launch_bounds__(kGroupThreads)
 
 }  // namespace
 
-std::vector<float> run_cluster_stores(int blocks) {
-  const Array<float> out(static_cast<std::size_t>(blocks * blocks * kClusterThreads * 6));
+std::vector<float> run_cluster_stores(int ctas) {
+  const Array<float> out(static_cast<std::size_t>(ctas * ctas * kClusterThreads * 6));
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  attribute.val.clusterDim = {static_cast<unsigned>(ctas), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.gridDim = dim3(static_cast<unsigned>(ctas));
   config.blockDim = dim3(kClusterThreads);
   config.attrs = &attribute;
   config.numAttrs = 1;
-  require_cuda(cudaLaunchKernelEx(&config, store_to_all, out.get(), blocks));
+  require_cuda(cudaLaunchKernelEx(&config, store_to_all, out.get(), ctas));
   return out.host();
 }
 
@@ -335,11 +335,11 @@ std::vector<std::uint16_t> run_copy_tile(const TileCopy& call) {
   });
 }
 
-std::vector<int> run_barrier_phases(int rounds) {
+std::vector<int> run_barrier_phases(int phases) {
   const std::vector<std::uint16_t> matrix(PipelineTile::kBytes / 2);
   const Array<std::uint16_t> in(matrix);
-  const Array<int> out(static_cast<std::size_t>(rounds * kBarrierEvents));
-  launch<CopiedTile<PipelineTile>>(barrier_phases, 1, pipeline_map(in, matrix.size()), rounds,
+  const Array<int> out(static_cast<std::size_t>(phases * kBarrierEvents));
+  launch<CopiedTile<PipelineTile>>(barrier_phases, 1, pipeline_map(in, matrix.size()), phases,
                                    out.get());
   return out.host();
 }

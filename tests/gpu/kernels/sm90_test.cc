@@ -26,7 +26,7 @@ bool is_hopper(const KernelInfo& kernel) {
 // ---------------------------------------------------------------------------------------------
 // TMA
 
-/// Never 0 or 0xffff; equal values are a multiple of 65521 indices apart.
+/// Never 0 or 0xffff. The indices of equal values differ by a multiple of 65521.
 std::uint16_t value_at(std::size_t index) { return static_cast<std::uint16_t>(index % 65521 + 1); }
 
 /// A tensor with 0xffff in all padding.
@@ -96,7 +96,7 @@ TEST_F(Hopper, TmaLoadsATileInItsLayout) {
 TEST_F(Hopper, TmaZeroFillsPastTheEdges) {
   for (const int tile_rows : kCopiedRows) {
     for (const int tile_columns : kCopiedColumns) {
-      // With 40 columns, all panels but the first lie outside the tensor.
+      // With 40 columns, all panels but the first are outside the tensor.
       for (const int columns : {tile_columns - 8, tile_columns - 24, 40}) {
         for (const bool rows_first : {false, true}) {
           TileCopy call = tensor_of(columns, tile_rows + 3, 3, 2, rows_first);

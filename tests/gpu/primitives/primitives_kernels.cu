@@ -84,9 +84,9 @@ __global__ void load_chunk(float* g_tile, const T* g_matrix, core::Strides strid
                            float factor, bool vector_rows) {
   const core::AttentionParams params{};  // used by 8-bit matrices only
   const core::Scales scales{};
-  const cuda::simt::WorkTile item{};
+  const cuda::simt::WorkTile tile{};
   const cuda::simt::Matrix matrix{
-      g_matrix, core::kv_row_map({}, 0, 0), strides, columns, kElementOf<T>, scales, params, item,
+      g_matrix, core::kv_row_map({}, 0, 0), strides, columns, kElementOf<T>, scales, params, tile,
       false};
   __shared__ __align__(16) float s_tile[kRows][kChunk + kPad];
   for (int i = threadIdx.x; i < kRows * (kChunk + kPad); i += blockDim.x) {

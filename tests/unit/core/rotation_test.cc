@@ -180,14 +180,14 @@ TEST(Rotation, QuantizedValuesAreNearestToTheRotatedRow) {
   for (const std::int64_t columns : kColumns) {
     const Shape shape = {1, 2, 5, columns};
     const Matrix matrix(columns);
-    for (const DType code : kCodes) {
+    for (const DType format : kCodes) {
       for (const Granularity& g : all) {
         const DType wide = kWide[variant % 3];
         SCOPED_TRACE(std::to_string(columns) + " columns, " + to_string(wide) + " " +
-                     to_string(code) + " per " + g.name);
+                     to_string(format) + " per " + g.name);
         const Tensor from =
             rearranged(draw_outliers(random, wide, shape), kMemoryLayouts[variant / 3 % 3]);
-        Tensor to(code, shape, kMemoryLayouts[variant % 2]), scale(DType::f32, g.scale);
+        Tensor to(format, shape, kMemoryLayouts[variant % 2]), scale(DType::f32, g.scale);
         Tensor saturated(DType::i32, g.scale);
         ++variant;
         const QuantOptions options{.block_rows = g.block_rows, .rotate = true};
@@ -209,13 +209,13 @@ TEST(Rotation, QuantizedValuesAreNearestToTheRotatedRow) {
           const Row x = row_of(from, at), y = *next_rotated++;
           const Shape slot = slot_of(g, at);
           const double s = scale.at(slot);
-          ASSERT_NEAR(s, largest.at(slot) / largest_of(code),
-                      1e-6 * s + error.at(slot) / largest_of(code));
+          ASSERT_NEAR(s, largest.at(slot) / largest_of(format),
+                      1e-6 * s + error.at(slot) / largest_of(format));
           ASSERT_EQ(saturated.at(slot), 0);
           for (at[3] = 0; at[3] < columns; ++at[3]) {
             const double want = y[static_cast<std::size_t>(at[3])] / s;
             ASSERT_LE(std::fabs(to.at(at) - want),
-                      half_step(code, std::fabs(want) + rotation_error(x) / s) +
+                      half_step(format, std::fabs(want) + rotation_error(x) / s) +
                           3 * kUnit * std::fabs(want) + rotation_error(x) / s)
                 << at[3];
           }
@@ -253,16 +253,16 @@ TEST(Rotation, ReducesTheErrorOfIntegersWithOutliers) {
   Random random(5);
   const Shape shape = {1, 2, 40, 128};
   const Tensor x = draw_outliers(random, DType::f32, shape);
-  for (const DType code : {DType::int8, DType::u8}) {
+  for (const DType format : {DType::int8, DType::u8}) {
     double error[2];
     for (const bool rotate : {false, true}) {
-      Tensor to(code, shape), scale(DType::f32, {1, 2}), back(DType::f32, shape);
+      Tensor to(format, shape), scale(DType::f32, {1, 2}), back(DType::f32, shape);
       const QuantOptions options{.rotate = rotate};
       ASSERT_TRUE(quantize({x.view(), to.view(), scale.view(), {}}, options).ok());
       ASSERT_TRUE(dequantize({to.view(), back.view(), scale.view(), {}}, options).ok());
       error[rotate] = relative_error(back, x);
     }
-    EXPECT_LT(error[1], 0.6 * error[0]) << to_string(code);
+    EXPECT_LT(error[1], 0.6 * error[0]) << to_string(format);
   }
 }
 
@@ -286,15 +286,15 @@ TEST(Rotation, GivenScalesAreKeptAndSaturationIsCounted) {
 TEST(Rotation, NonFiniteValueSpoilsItsBlock) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   for (const double bad : {std::nan(""), kInf, -kInf}) {
-    for (const DType code : kCodes) {
+    for (const DType format : kCodes) {
       const Shape shape = {2, 2, 3, 48};  // blocks of 16
-      Tensor from(DType::f16, shape), to(code, shape), scale(DType::f32, {2, 2});
+      Tensor from(DType::f16, shape), to(format, shape), scale(DType::f32, {2, 2});
       from.fill(1);
       from.set({1, 0, 2, 20}, bad);
       from.set({1, 0, 2, 30}, bad);
       const Tensor to_before = to, scale_before = scale;
       const Status status = quantize({from.view(), to.view(), scale.view(), {}}, {.rotate = true});
-      if (code == DType::e4m3 || code == DType::e5m2) {
+      if (format == DType::e4m3 || format == DType::e5m2) {
         ASSERT_TRUE(status.ok()) << status.message();
         for_each_index(shape, [&](const Shape& at) {
           const bool hit = at[0] == 1 && at[1] == 0 && at[2] == 2 && at[3] / 16 == 1;
