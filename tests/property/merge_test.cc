@@ -109,8 +109,7 @@ TEST_P(Merge, EmptyPartialsChangeNoBit) {
       ASSERT_EQ(lse, -std::numeric_limits<double>::infinity());
     }
     for (const double x : empty.out.values()) ASSERT_EQ(x, 0.0);
-    empty.out.fill(std::numeric_limits<double>::quiet_NaN());  // out of an empty partial result
-                                                               // must not be read
+    empty.out.fill(std::numeric_limits<double>::quiet_NaN());  // must not be read
     const Output both = merged({&parts[0], &parts[1]}, wide(dtype()));
     const Output first = merged({&empty, &parts[0], &parts[1]}, wide(dtype()));
     const Output middle = merged({&parts[0], &empty, &empty, &parts[1]}, wide(dtype()));
