@@ -23,15 +23,30 @@ def exported(library):
     return names
 
 
+SCOPE = re.compile(r"\b(?:struct|class)\s+(?:FLASHCORE_\w+\s+)?(\w+)[^;{}()]*\{|[{}]")
+
+
+def class_at(code, position):
+    """The prefix "Name::" of the class around a position of a header, or an empty text."""
+    scopes = []
+    for token in SCOPE.finditer(code[:position]):
+        if token[0] == "}":
+            scopes.pop()
+        else:
+            scopes.append(f"{token[1]}::" if token[1] else "")
+    return "".join(scopes)
+
+
 def declared(mark, pattern, *folders):
-    """Names that follow the export mark in the headers of the folders."""
+    """Names that follow the export mark in the headers of the folders, with their classes."""
     found = set()
     for directory, _, files in (step for folder in folders for step in os.walk(folder)):
         for name in (name for name in files if name.endswith(".h")):
             with open(os.path.join(directory, name), encoding="utf-8") as text:
-                code = re.sub(r"^#.*$", "", text.read(), flags=re.MULTILINE)
+                code = re.sub(r"^#.*$|//.*$", "", text.read(), flags=re.MULTILINE)
                 # The name precedes the first parenthesis.
-                found |= set(re.findall(mark + r"\s[^(;{]*?\b(" + pattern + r")\(", code))
+                for match in re.finditer(mark + r"\s[^(;{]*?\b(" + pattern + r")\(", code):
+                    found.add(class_at(code, match.start()) + match[1])
     return found
 
 
