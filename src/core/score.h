@@ -46,13 +46,13 @@ struct ScoreRow {
     return row_offset(p.mask_strides, batch, h, query);
   }
 
-  /// use(bias_at), where bias_at(key) is the bias of a key. A row type that knows more about the
-  /// format of the bias selects the load here, outside the loop over keys.
+  /// use(biased), where biased(score, key) is the score plus the key's bias. A row type that knows
+  /// more about the format of the bias selects the load here, outside the loop over keys.
   template <typename Use>
   FLASHCORE_HD void with_bias(Use use) const {
     const std::int64_t offset = bias_offset();
-    use([&](std::int32_t key) {
-      return load_element<T>(p.bias, p.bias_element, offset + key * p.bias_strides.column);
+    use([&](T score, std::int32_t key) {
+      return score + load_element<T>(p.bias, p.bias_element, offset + key * p.bias_strides.column);
     });
   }
   /// use(masked), where masked(score, key) is the score, or -inf if the boolean mask hides the key.
@@ -83,8 +83,8 @@ struct ScalarScoreMath {
 template <typename Math, ScoreInput kInput, typename Row, typename Each>
 FLASHCORE_HD void modify_scores(const Row& row, Each each) {
   const auto add_bias = [&] {
-    row.with_bias([&](auto bias_at) {
-      each([&](auto& score, std::int32_t key, const auto&) { score = score + bias_at(key); });
+    row.with_bias([&](auto biased) {
+      each([&](auto& score, std::int32_t key, const auto&) { score = biased(score, key); });
     });
   };
   const bool bias_first = row.fault().is(InjectedFault::softcap_after_bias);

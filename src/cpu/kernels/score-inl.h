@@ -59,13 +59,13 @@ struct ScoreRowVec {
     for (int i = 0; i < kLanes<T>; ++i) offset[i] = lane(i).bias_offset();
     const AttentionParams& p = work.params;
     const auto use_format = [&]<core::Element kElement>() {
-      use([&](std::int32_t key) {
+      use([&](Vec<T> score, std::int32_t key) {
         T bias[kLanes<T>];
         for (int i = 0; i < kLanes<T>; ++i) {
           bias[i] =
               core::load_element<T>(p.bias, kElement, offset[i] + key * p.bias_strides.column);
         }
-        return load(bias);
+        return score + load(bias);
       });
     };
     switch (p.bias_element) {

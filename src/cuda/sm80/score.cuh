@@ -18,8 +18,10 @@ struct TileScoreRow : core::ScoreRow<float> {
   __device__ __forceinline__ void with_bias(Use use) const {
     const auto read_as = [&](auto zero) {
       const auto* g_row = static_cast<const decltype(zero)*>(p.bias) + bias_offset();
-      use([&](std::int32_t key) {
-        return range.contains(key) ? to_float(g_row[key * p.bias_strides.column]) : 0.f;
+      const std::int64_t stride = p.bias_strides.column;
+      use([&](float score, std::int32_t key) {
+        if (range.contains(key)) score += to_float(g_row[key * stride]);
+        return score;
       });
     };
     if (p.bias_element == core::Element::f32) {
