@@ -76,11 +76,11 @@ FLASHCORE_HD constexpr std::uint32_t saturates_from(Element element) {
 }
 
 /// The decoded values of all codes, for loops over many elements.
-struct CodeTable {
+struct DecodeTable {
   float value[256];
 };
-constexpr CodeTable code_table(Element element) {
-  CodeTable table{};
+constexpr DecodeTable decode_table(Element element) {
+  DecodeTable table{};
   for (int code = 0; code < 256; ++code) {
     table.value[code] = decode(element, static_cast<std::uint8_t>(code));
   }

@@ -54,7 +54,7 @@ struct Sm90Traits {
   /// PackGQA and the tail split are compiled into one kernel only; they slow the others down.
   constexpr bool packs_gqa() const { return !is_fp8() && head_dim == 128 && tile_k == 160; }
   /// Workspace of a tail split: the f32 output and two numbers for each row.
-  constexpr int part_bytes() const { return tile_q * (head_dim + 2) * 4; }
+  constexpr int partial_bytes() const { return tile_q * (head_dim + 2) * 4; }
   /// Registers of a thread after setmaxnreg: the producer warpgroup gives some to the consumers.
   constexpr int consumer_registers() const { return consumers() == 3 ? 160 : 232; }
   constexpr int producer_registers() const { return consumers() == 3 ? 32 : 40; }

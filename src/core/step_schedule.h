@@ -36,7 +36,7 @@ inline constexpr TunedSchedule kTunedSchedules[] = {
     {false, 256, 128, 64, {true, true, 1, 1, false, true, false}},
     {true, 64, 192, 192, {false, true, 1, 1, false, false, false}},
     {true, 64, 192, 128, {false, false, 1, 2, true, false, false}},
-    {true, 64, 64, 128, {false, false, 4, 2, true, false, false}},
+    {true, 64, 64, 128, {false, false, 4, 2, true, true, false}},
     {true, 128, 192, 128, {false, true, 1, 4, false, true, false}},
     {true, 256, 128, 128, {false, false, 1, 1, true, false, false}},
 };

@@ -257,9 +257,9 @@ Status quantize(const QuantParams& p, int threads, const std::int32_t* cancel) {
 
 void dequantize(const QuantParams& p, int threads, const std::int32_t* cancel) noexcept {
   const Task task{p, threads, cancel};
-  static constexpr core::CodeTable kTables[] = {
-      core::code_table(Element::e4m3), core::code_table(Element::e5m2),
-      core::code_table(Element::int8), core::code_table(Element::u8)};
+  static constexpr core::DecodeTable kTables[] = {
+      core::decode_table(Element::e4m3), core::decode_table(Element::e5m2),
+      core::decode_table(Element::int8), core::decode_table(Element::u8)};
   const float* values = kTables[static_cast<int>(p.code) - static_cast<int>(Element::e4m3)].value;
   const auto* encoded = static_cast<const std::uint8_t*>(p.from);
   with_wide(p.wide, [&]<Element kWide>() {

@@ -64,7 +64,7 @@ class CudaBackend final : public Backend {
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const std::int64_t rows =
         static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
-    const std::int64_t ctas = (rows + cuda::kCombineRowsPerBlock - 1) / cuda::kCombineRowsPerBlock;
+    const std::int64_t ctas = (rows + cuda::kCombineRowsPerCta - 1) / cuda::kCombineRowsPerCta;
     return launch_kernel(cuda::combine_entry(), params, {ctas, cuda::kCombineThreads}, stream);
   }
 
@@ -73,7 +73,7 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     const std::int64_t rows = core::append_rows(params);
-    const std::int64_t ctas = (rows + cuda::kAppendRowsPerBlock - 1) / cuda::kAppendRowsPerBlock;
+    const std::int64_t ctas = (rows + cuda::kAppendRowsPerCta - 1) / cuda::kAppendRowsPerCta;
     return launch_kernel(cuda::append_entry(), params, {ctas, cuda::kAppendThreads}, stream);
   }
 

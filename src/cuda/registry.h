@@ -16,12 +16,12 @@ const void* entry_of(const KernelInfo& kernel) noexcept;
 /// Combines partial results (common/combine.cu).
 const void* combine_entry() noexcept;
 inline constexpr int kCombineThreads = 128;
-inline constexpr int kCombineRowsPerBlock = kCombineThreads / 32;
+inline constexpr int kCombineRowsPerCta = kCombineThreads / 32;
 
 /// Appends to a cache (common/append.cu).
 const void* append_entry() noexcept;
 inline constexpr int kAppendThreads = 128;
-inline constexpr int kAppendRowsPerBlock = kAppendThreads / 32;
+inline constexpr int kAppendRowsPerCta = kAppendThreads / 32;
 
 // The kernels of common/quantize.cu, in launch order.
 /// Zeroes the saturation counts, and the scales unless the caller gives them.

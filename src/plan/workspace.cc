@@ -48,7 +48,7 @@ Status plan_workspace(Plan& plan) noexcept {
   if (plan.tail_tiles > 0) {
     const auto partials = static_cast<std::size_t>(plan.tail_tiles * plan.tail_splits);
     plan.partial_out_offset = end;
-    end += aligned(partials * static_cast<std::size_t>(sm90_shape(*plan.kernel).part_bytes()));
+    end += aligned(partials * static_cast<std::size_t>(sm90_shape(*plan.kernel).partial_bytes()));
   }
   plan.workspace_bytes = end;
   return {};

@@ -45,10 +45,10 @@ struct WorkTile {
 };
 
 // core::decode() of every 8-bit value.
-inline constexpr core::CodeTable kE4m3Values = core::code_table(core::Element::e4m3);
-inline constexpr core::CodeTable kE5m2Values = core::code_table(core::Element::e5m2);
-inline constexpr core::CodeTable kInt8Values = core::code_table(core::Element::int8);
-inline constexpr core::CodeTable kByteValues = core::code_table(core::Element::u8);
+inline constexpr core::DecodeTable kE4m3Values = core::decode_table(core::Element::e4m3);
+inline constexpr core::DecodeTable kE5m2Values = core::decode_table(core::Element::e5m2);
+inline constexpr core::DecodeTable kInt8Values = core::decode_table(core::Element::int8);
+inline constexpr core::DecodeTable kByteValues = core::decode_table(core::Element::u8);
 
 const float* values_of(core::Element element) {
   switch (element) {

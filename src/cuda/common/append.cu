@@ -15,12 +15,12 @@ namespace flashcore::cuda {
 namespace {
 
 template <typename Piece>
-__device__ __forceinline__ void copy_pieces(const core::AppendTensor& t, std::int64_t from,
-                                            std::int64_t to, std::int32_t pieces,
-                                            std::int64_t from_step, std::int64_t to_step) {
+__device__ __forceinline__ void copy_vecs(const core::AppendTensor& t, std::int64_t from,
+                                          std::int64_t to, std::int32_t vecs,
+                                          std::int64_t from_step, std::int64_t to_step) {
   const Piece* g_from = static_cast<const Piece*>(t.from) + from;
   Piece* g_to = static_cast<Piece*>(t.to) + to;
-  for (std::int32_t i = threadIdx.x % 32; i < pieces; i += 32) {
+  for (std::int32_t i = threadIdx.x % 32; i < vecs; i += 32) {
     g_to[i * to_step] = g_from[i * from_step];
   }
 }
@@ -67,16 +67,16 @@ __device__ __forceinline__ void copy_row(const core::AppendTensor& t, const core
   const std::int64_t from = core::row_offset(t.from_strides, row.from, row.head);
   const std::int64_t to = core::row_offset(t.to_strides, row.to, row.head);
   if (t.vectors) {  // offsets and the row's length are multiples of 16 bytes
-    const std::int32_t per_piece = 16 / element_bytes;
-    copy_pieces<uint4>(t, from / per_piece, to / per_piece, t.columns / per_piece, 1, 1);
+    const std::int32_t per_vec = 16 / element_bytes;
+    copy_vecs<uint4>(t, from / per_vec, to / per_vec, t.columns / per_vec, 1, 1);
   } else if (element_bytes == 1) {
-    copy_pieces<std::uint8_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
+    copy_vecs<std::uint8_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
   } else if (element_bytes == 2) {
-    copy_pieces<std::uint16_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
+    copy_vecs<std::uint16_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
   } else if (element_bytes == 4) {
-    copy_pieces<std::uint32_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
+    copy_vecs<std::uint32_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
   } else {
-    copy_pieces<std::uint64_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
+    copy_vecs<std::uint64_t>(t, from, to, t.columns, t.from_strides.column, t.to_strides.column);
   }
 }
 
@@ -95,9 +95,9 @@ __device__ __forceinline__ void write_row(const core::AppendParams& p, const cor
 
 __global__ void __launch_bounds__(kAppendThreads)
     append(const __grid_constant__ core::AppendParams p) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kAppendRowsPerBlock;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kAppendRowsPerCta;
   const std::int64_t first =
-      static_cast<std::int64_t>(blockIdx.x) * kAppendRowsPerBlock + threadIdx.x / 32;
+      static_cast<std::int64_t>(blockIdx.x) * kAppendRowsPerCta + threadIdx.x / 32;
   const bool reports = threadIdx.x % 32 == 0;
   // A sequence with invalid lengths may have no rows: check the lengths separately.
   if (reports && p.error != nullptr) {

@@ -17,9 +17,9 @@ __global__ void __launch_bounds__(kCombineThreads)
     combine(const __grid_constant__ core::CombineParams p) {
   const int lane = threadIdx.x % 32;
   const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.q_heads * p.rows;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kCombineRowsPerBlock;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kCombineRowsPerCta;
   for (std::int64_t r =
-           static_cast<std::int64_t>(blockIdx.x) * kCombineRowsPerBlock + threadIdx.x / 32;
+           static_cast<std::int64_t>(blockIdx.x) * kCombineRowsPerCta + threadIdx.x / 32;
        r < rows; r += step) {
     const std::int64_t row = r % p.rows;
     const std::int64_t h = r / p.rows % p.q_heads;

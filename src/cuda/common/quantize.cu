@@ -57,7 +57,7 @@ template <typename LargestOf>
 __device__ __forceinline__ void find_largest(const QuantParams& p, LargestOf largest_of) {
   for_each_unit(p, [&](const QuantUnit& unit) {
     const float largest =
-        join_block(largest_of(unit), [](float a, float c) { return fmaxf(a, c); });
+        reduce_cta(largest_of(unit), [](float a, float c) { return fmaxf(a, c); });
     if (threadIdx.x == 0) {
       float* g_slot = p.scale + core::slot_of(p, p.scale_strides, unit);
       atomicMax(reinterpret_cast<unsigned int*>(g_slot), __float_as_uint(largest));
@@ -67,7 +67,7 @@ __device__ __forceinline__ void find_largest(const QuantParams& p, LargestOf lar
 
 template <bool kF32, bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, kFindBlocks)
-    find_largest_in_pieces(const __grid_constant__ QuantParams p) {
+    find_largest_in_vecs(const __grid_constant__ QuantParams p) {
   [[maybe_unused]] const Rotation rotation(p.columns);
   find_largest(p, [&](const QuantUnit& unit) {
     std::uint32_t bits = 0;
@@ -75,18 +75,18 @@ __global__ void __launch_bounds__(kQuantThreads, kFindBlocks)
     bool carefully = false;  // second pass, after a non-finite value: it skips such values
 #pragma unroll 1
     do {
-      for_each_piece(  // repeated vectors do not change a maximum
+      for_each_vec(  // repeated vectors do not change a maximum
           p, unit, [&](std::int64_t from) { return load_wide<kF32>(p.from, from); },
-          [&](const At& at, const WidePiece<kF32>& piece, bool) {
-            float x[kPiece];
-            to_floats(x, piece, p.wide);
-            if constexpr (kRotate) rotate_piece(rotation, x, at.column);
+          [&](const At& at, const WideVec<kF32>& vec, bool) {
+            float x[kVec];
+            to_floats(x, vec, p.wide);
+            if constexpr (kRotate) rotate_vec(rotation, x, at.column);
             if (!carefully) {
               bits = max(bits, largest_bits(x));
               return;
             }
 #pragma unroll
-            for (int i = 0; i < kPiece; ++i) largest = core::larger_magnitude(largest, x[i]);
+            for (int i = 0; i < kVec; ++i) largest = core::larger_magnitude(largest, x[i]);
           });
       if (carefully) return largest;
       carefully = __any_sync(0xffffffffu, bits >= kInfinityBits);
@@ -144,7 +144,7 @@ __device__ __forceinline__ void encode_units(const QuantParams& p, Encode encode
   for_each_unit(p, [&](const QuantUnit& unit) {
     int saturated = encode(unit);
     if (p.saturated == nullptr) return;  // uniform over the CTA
-    saturated = join_block(saturated, [](int a, int c) { return a + c; });
+    saturated = reduce_cta(saturated, [](int a, int c) { return a + c; });
     if (threadIdx.x == 0 && saturated > 0) {
       atomicAdd(p.saturated + core::slot_of(p, p.saturated_strides, unit), saturated);
     }
@@ -153,30 +153,30 @@ __device__ __forceinline__ void encode_units(const QuantParams& p, Encode encode
 
 template <bool kF32, bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, encode_blocks(kF32, kRotate))
-    encode_pieces(const __grid_constant__ QuantParams p) {
+    encode_vecs(const __grid_constant__ QuantParams p) {
   [[maybe_unused]] const Rotation rotation(p.columns);
   encode_units(p, [&](const QuantUnit& unit) {
     const float inverse =
         core::inverse_step(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
     int saturated = 0;
-    const auto encode = [&](const At& at, const WidePiece<kF32>& piece, bool there) {
-      float x[kPiece];
-      to_floats(x, piece, p.wide);
-      if constexpr (kRotate) rotate_piece(rotation, x, at.column);
+    const auto encode = [&](const At& at, const WideVec<kF32>& vec, bool there) {
+      float x[kVec];
+      to_floats(x, vec, p.wide);
+      if constexpr (kRotate) rotate_vec(rotation, x, at.column);
       if (!there) return;
       uint4& g_codes = *reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(p.to) + at.to);
       if (!has_specials(x, inverse, p.code)) {
-        g_codes = encode_piece(x, inverse, p.code);
+        g_codes = encode_vec(x, inverse, p.code);
         return;
       }
       const EncodedSpecials made = encode_specials<kRotate>(x, inverse, p.code);
       g_codes = made.codes;
       saturated += made.saturated;
-      if (!core::has_nan(p.code) && made.first_nan < kPiece) {
+      if (!core::has_nan(p.code) && made.first_nan < kVec) {
         report_nan<kRotate>(p, unit, at.row, at.column + made.first_nan);
       }
     };
-    for_each_piece(
+    for_each_vec(
         p, unit, [&](std::int64_t from) { return load_wide<kF32>(p.from, from); }, encode);
     return saturated;
   });
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kQuantThreads, 2)
 
 template <bool kF32, bool kRotate>
 __global__ void __launch_bounds__(kQuantThreads, decode_blocks(kRotate))
-    decode_pieces(const __grid_constant__ QuantParams p) {
+    decode_vecs(const __grid_constant__ QuantParams p) {
   [[maybe_unused]] const Rotation rotation(p.columns);
   for_each_unit(p, [&](const QuantUnit& unit) {
     const float step = core::step_of(p.code, p.scale[core::slot_of(p, p.scale_strides, unit)]);
@@ -212,12 +212,12 @@ __global__ void __launch_bounds__(kQuantThreads, decode_blocks(kRotate))
       const auto* g_codes = static_cast<const std::uint8_t*>(p.from) + from;
       return __ldcs(reinterpret_cast<const uint4*>(g_codes));
     };
-    for_each_piece(p, unit, load, [&](const At& at, const uint4& codes, bool there) {
-      float x[kPiece];
-      decode_piece(x, codes, p.code);
+    for_each_vec(p, unit, load, [&](const At& at, const uint4& codes, bool there) {
+      float x[kVec];
+      decode_vec(x, codes, p.code);
       if constexpr (kRotate) rotate_piece_back(rotation, x, at.column);
 #pragma unroll
-      for (int i = 0; i < kPiece; ++i) x[i] *= step;
+      for (int i = 0; i < kVec; ++i) x[i] *= step;
       if (there) store_wide<kF32>(p.to, at.to, x, p.wide);
     });
   });
@@ -256,22 +256,22 @@ const void* address(Kernel* kernel) noexcept {
 template <bool kRotate>
 const void* find_largest_of(const QuantParams& p) noexcept {
   if (!p.vectors) return address(&find_largest_in_elements<kRotate>);
-  return p.wide == Element::f32 ? address(&find_largest_in_pieces<true, kRotate>)
-                                : address(&find_largest_in_pieces<false, kRotate>);
+  return p.wide == Element::f32 ? address(&find_largest_in_vecs<true, kRotate>)
+                                : address(&find_largest_in_vecs<false, kRotate>);
 }
 
 template <bool kRotate>
 const void* encode_of(const QuantParams& p) noexcept {
   if (!p.vectors) return address(&encode_elements<kRotate>);
-  return p.wide == Element::f32 ? address(&encode_pieces<true, kRotate>)
-                                : address(&encode_pieces<false, kRotate>);
+  return p.wide == Element::f32 ? address(&encode_vecs<true, kRotate>)
+                                : address(&encode_vecs<false, kRotate>);
 }
 
 template <bool kRotate>
 const void* decode_of(const QuantParams& p) noexcept {
   if (!p.vectors) return address(&decode_elements<kRotate>);
-  return p.wide == Element::f32 ? address(&decode_pieces<true, kRotate>)
-                                : address(&decode_pieces<false, kRotate>);
+  return p.wide == Element::f32 ? address(&decode_vecs<true, kRotate>)
+                                : address(&decode_vecs<false, kRotate>);
 }
 
 }  // namespace

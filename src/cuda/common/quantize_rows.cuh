@@ -30,32 +30,32 @@ struct At {
 /// one is visited. Adjacent lanes of one warp hold the vectors of a rotation block: rows are whole
 /// blocks, and a block is a power of two of at most 32 vectors.
 template <typename Load, typename Visit>
-__device__ __forceinline__ void for_each_piece(const QuantParams& p, const QuantUnit& unit,
-                                               Load load, Visit visit) {
-  const auto per_row = static_cast<std::uint32_t>(p.columns / kPiece);
+__device__ __forceinline__ void for_each_vec(const QuantParams& p, const QuantUnit& unit, Load load,
+                                             Visit visit) {
+  const auto per_row = static_cast<std::uint32_t>(p.columns / kVec);
   const std::int64_t from = core::row_offset(p.from_strides, unit.b, unit.h, unit.first_row);
   const std::int64_t to = core::row_offset(p.to_strides, unit.b, unit.h, unit.first_row);
-  const std::int64_t pieces = static_cast<std::int64_t>(unit.rows) * per_row;
-  const auto place = [&](std::uint32_t row, std::uint32_t piece) {
+  const std::int64_t vecs = static_cast<std::int64_t>(unit.rows) * per_row;
+  const auto place = [&](std::uint32_t row, std::uint32_t vec) {
     const std::uint32_t there = min(row, static_cast<std::uint32_t>(unit.rows - 1));
-    const std::int32_t column = static_cast<std::int32_t>(piece) * kPiece;
+    const std::int32_t column = static_cast<std::int32_t>(vec) * kVec;
     return At{from + there * p.from_strides.row + column, to + there * p.to_strides.row + column,
               static_cast<std::int32_t>(there), column};
   };
   // Row and column advance by additions: a division per vector takes longer than its memory access.
-  const std::uint32_t more_rows = kQuantThreads / per_row, more_pieces = kQuantThreads % per_row;
-  std::uint32_t row = threadIdx.x / per_row, piece = threadIdx.x % per_row;
-  At at = place(row, piece);
+  const std::uint32_t more_rows = kQuantThreads / per_row, more_vecs = kQuantThreads % per_row;
+  std::uint32_t row = threadIdx.x / per_row, vec = threadIdx.x % per_row;
+  At at = place(row, vec);
   auto loaded = load(at.from);
-  for (std::int64_t next = kQuantThreads; next - kQuantThreads < pieces; next += kQuantThreads) {
+  for (std::int64_t next = kQuantThreads; next - kQuantThreads < vecs; next += kQuantThreads) {
     const At now = at;
     const auto loaded_now = loaded;
     const bool there = row < static_cast<std::uint32_t>(unit.rows);
     row += more_rows;
-    piece += more_pieces;
-    if (piece >= per_row) piece -= per_row, ++row;
-    at = place(row, piece);
-    if (next < pieces) loaded = load(at.from);
+    vec += more_vecs;
+    if (vec >= per_row) vec -= per_row, ++row;
+    at = place(row, vec);
+    if (next < vecs) loaded = load(at.from);
     visit(now, loaded_now, there);
   }
 }
@@ -140,7 +140,7 @@ __device__ __forceinline__ void report_nan(const QuantParams& p, const QuantUnit
 
 /// Reduces x over the CTA. Thread 0 gets the result.
 template <typename T, typename Join>
-__device__ __forceinline__ T join_block(T x, Join join) {
+__device__ __forceinline__ T reduce_cta(T x, Join join) {
   __shared__ T s_warps[kQuantWarps];
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {

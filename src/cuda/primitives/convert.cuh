@@ -60,7 +60,7 @@ __device__ __forceinline__ float4 decode_8bit_x4(core::Element element, std::uin
 /// Requires magnitudes below core::saturates_from() (finite, no saturation); the result then equals
 /// core::encode(). For u8, callers flip the sign bit of the int8 result.
 template <core::Element kCode>
-__device__ __forceinline__ std::uint32_t codes_of_floats(float x0, float x1, float x2, float x3) {
+__device__ __forceinline__ std::uint32_t encode_8bit_x4(float x0, float x1, float x2, float x3) {
   static_assert(kCode != core::Element::u8);
   if constexpr (kCode == core::Element::int8) {
     // At 1.5 * 2^23 a float's ulp is 1: the addition rounds to an integer in the low mantissa bits.

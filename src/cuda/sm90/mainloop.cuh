@@ -124,11 +124,11 @@ struct Consumer : ConsumerWarp<C> {
   /// for itself, because some may skip the tile.
   __device__ __forceinline__ void zero_v_tail(TileQueueState queue, std::int32_t tile,
                                               typename Pipeline::KvState v_state) const {
-    constexpr int kPieces = core::kPanelRowBytes / 16;
+    constexpr int kVecs = core::kPanelRowBytes / 16;
     const int keys = keys_left(queue, tile);
 #pragma unroll 1
-    for (int i = threadIdx.x % 128; i < C::kTileK * kPieces; i += 128) {
-      if (i / kPieces < keys) continue;
+    for (int i = threadIdx.x % 128; i < C::kTileK * kVecs; i += 128) {
+      if (i / kVecs < keys) continue;
 #pragma unroll 1
       for (int panel = 0; panel < C::KeyTile::kPanels; ++panel) {
         unsigned char* s_panel = this->s.v[v_state.stage()] + panel * C::KeyTile::kPanelBytes;

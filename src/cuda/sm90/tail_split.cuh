@@ -25,7 +25,7 @@ template <typename C>
 __device__ __forceinline__ WarpPartial<C>& warp_partial(const Params& params, const WorkTile& work,
                                                         int split) {
   constexpr int kWarps = 4 * C::kConsumers;
-  static_assert(sizeof(WarpPartial<C>) * kWarps == C::kShape.part_bytes());
+  static_assert(sizeof(WarpPartial<C>) * kWarps == C::kShape.partial_bytes());
   const int index = (work.tail_index * params.tail.splits() + split) * kWarps + consumer_warp();
   return static_cast<WarpPartial<C>*>(params.tail_partials)[index];
 }

@@ -67,7 +67,7 @@ TEST(QuantFormats, DecodeMatchesTheDefinition) {
 }
 
 TEST(QuantFormats, TablesAreConstexpr) {
-  static constexpr CodeTable kTable = code_table(Element::e4m3);
+  static constexpr DecodeTable kTable = decode_table(Element::e4m3);
   static_assert(kTable.value[0x7e] == 448.f && kTable.value[0x01] == 0x1p-9f);
   static_assert(decode(Element::e5m2, 0x7b) == 57344.f);
 }
