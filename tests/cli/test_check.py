@@ -173,6 +173,17 @@ class RegressionSuite(CommandTest):
                    for name in ("lineage", "regression")]
         self.assertEqual(*planned)
 
+    def test_cases_of_the_working_directory(self):
+        os.mkdir(self.path("bench"))
+        case = {"kind": "fwd", "suite": "mine", "name": "tiny", "dtype": "f16", "batch": 1,
+                "q_heads": 2, "kv_heads": 1, "q_len": 3, "kv_len": 5, "head_dim": 8,
+                "causal": False, "cold_l2": False}
+        with open(self.path("bench/cases.json"), "w", encoding="utf-8") as file:
+            json.dump({"cases": [case]}, file)
+        for selection in (("--suite", "mine"), ("--case", "tiny")):
+            found = self.call_json("check", *selection, "--device", "cpu")
+            self.assertEqual([case["kv_len"] for case in found["cases"]], [5])
+
     def test_numbers(self):
         found = self.call_json("check", "--suite", "regression", "--device", "cpu", "--case",
                                "regression-split-kv")

@@ -75,8 +75,7 @@ class Check {
 
   /// Selects cases of the cases file.
   CheckSuite select(const std::string& suite) {
-    const std::vector<BenchCase> known =
-        args_.selection.file.empty() ? built_in_cases() : load_cases(args_.selection.file);
+    const std::vector<BenchCase> known = load_cases(args_.selection.file);
     const std::vector<std::string> suites =
         suite == kNamedCases ? std::vector<std::string>{} : std::vector<std::string>{suite};
     cases_ = case_suite(args_, targets_, select_cases(known, suites, args_.selection.cases), suite);

@@ -110,10 +110,10 @@ std::vector<BenchCase> parse_cases(const std::string& text, const std::string& n
   return cases;
 }
 
-std::vector<BenchCase> built_in_cases() { return parse_cases(kCasesJson, "built-in cases"); }
-
 std::vector<BenchCase> load_cases(const std::string& file) {
-  if (file.empty() && !std::filesystem::exists(kDefaultFile)) return built_in_cases();
+  if (file.empty() && !std::filesystem::exists(kDefaultFile)) {
+    return parse_cases(kCasesJson, "built-in cases");
+  }
   const std::string path = file.empty() ? kDefaultFile : file;
   const std::vector<std::byte> bytes = read_file(path);
   return parse_cases(std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()), path);

@@ -40,7 +40,6 @@ struct BenchCase {
 
 /// --cases FILE, else bench/cases.json in the working directory, else the built-in copy.
 std::vector<BenchCase> load_cases(const std::string& file);
-std::vector<BenchCase> built_in_cases();
 
 /// Parses the text of a cases file; `name` is for messages. Throws CommandError.
 std::vector<BenchCase> parse_cases(const std::string& text, const std::string& name);
