@@ -4,6 +4,11 @@
 
 #include <utility>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 namespace flashcore::protocol {
 namespace {
 
@@ -21,15 +26,45 @@ std::unique_ptr<char[]> take_stack() {
   if (stacks.empty()) return std::unique_ptr<char[]>(new char[kStackBytes]);
   std::unique_ptr<char[]> stack = std::move(stacks.back());
   stacks.pop_back();
+#if defined(__SANITIZE_ADDRESS__)
+  // A fiber that never ended has left its red zones there.
+  ASAN_UNPOISON_MEMORY_REGION(stack.get(), kStackBytes);
+#endif
   return stack;
 }
+
+// AddressSanitizer must know every change of the stack.
+struct Stack {
+  const void* bottom = nullptr;
+  std::size_t bytes = 0;
+  void* fake = nullptr;  // AddressSanitizer's frames of it
+};
+
+/// Leaves stack `from` for stack `to`. ends: for the last time.
+void begin_switch([[maybe_unused]] Stack& from, [[maybe_unused]] const Stack& to,
+                  [[maybe_unused]] bool ends) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(ends ? nullptr : &from.fake, to.bottom, to.bytes);
+#endif
+}
+
+/// Arrives on stack `to`; notes the bounds of the stack it has left.
+void end_switch([[maybe_unused]] const Stack& to, [[maybe_unused]] Stack& from) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(to.fake, &from.bottom, &from.bytes);
+#endif
+}
+
+/// Thrown in a fiber that will not run again, so that it frees what it owns.
+struct Abandoned {};
 
 }  // namespace
 
 struct Fibers::Fiber {
   std::string name;
   std::function<void()> body;
-  std::unique_ptr<char[]> stack = take_stack();
+  std::unique_ptr<char[]> memory = take_stack();
+  Stack stack{memory.get(), kStackBytes};
   ucontext_t context{};
   const std::function<bool()>* ready = nullptr;  // null: not waiting
   const std::string* waiting_for = nullptr;
@@ -37,13 +72,20 @@ struct Fibers::Fiber {
 };
 
 struct Fibers::Main {
+  Stack stack;
   ucontext_t context{};
 };
 
 Fibers::Fibers(std::uint64_t seed) : random_(seed), main_(std::make_unique<Main>()) {}
 
 Fibers::~Fibers() {
-  for (const auto& fiber : fibers_) free_stacks().push_back(std::move(fiber->stack));
+  abandoned_ = true;
+  for (std::size_t i = 0; i < fibers_.size(); ++i) {
+    if (!fibers_[i]->begun || fibers_[i]->ended) continue;
+    current_ = static_cast<int>(i);
+    switch_to(*fibers_[i]);
+  }
+  for (const auto& fiber : fibers_) free_stacks().push_back(std::move(fiber->memory));
 }
 
 int Fibers::add(std::string name, std::function<void()> body) {
@@ -63,11 +105,13 @@ const std::string& Fibers::name(int fiber) const {
 void Fibers::enter(unsigned high, unsigned low) {
   auto* self = reinterpret_cast<Fibers*>((static_cast<std::uintptr_t>(high) << 32) | low);
   Fiber& fiber = *self->fibers_[static_cast<std::size_t>(self->current_)];
+  end_switch(fiber.stack, self->main_->stack);
   try {
     fiber.body();
   } catch (const Violation& violation) {
     self->failed_ = true;
     self->violation_ = {fiber.name + ": " + violation.message};
+  } catch (const Abandoned&) {
   }
   fiber.ended = true;
   --self->running_;
@@ -78,18 +122,25 @@ void Fibers::switch_to(Fiber& fiber) {
   if (!fiber.begun) {
     fiber.begun = true;
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_sp = fiber.memory.get();
     fiber.context.uc_stack.ss_size = kStackBytes;
     fiber.context.uc_link = nullptr;
     const auto self = reinterpret_cast<std::uintptr_t>(this);
     makecontext(&fiber.context, reinterpret_cast<void (*)()>(&Fibers::enter), 2,
                 static_cast<unsigned>(self >> 32), static_cast<unsigned>(self & 0xffffffffu));
   }
+  begin_switch(main_->stack, fiber.stack, false);
   swapcontext(&main_->context, &fiber.context);
+  Stack left;
+  end_switch(main_->stack, left);
 }
 
 void Fibers::switch_back() {
-  swapcontext(&fibers_[static_cast<std::size_t>(current_)]->context, &main_->context);
+  Fiber& fiber = *fibers_[static_cast<std::size_t>(current_)];
+  begin_switch(fiber.stack, main_->stack, fiber.ended);
+  swapcontext(&fiber.context, &main_->context);
+  end_switch(fiber.stack, main_->stack);
+  if (abandoned_) throw Abandoned{};
 }
 
 void Fibers::may_pause() {

@@ -57,6 +57,7 @@ class Fibers {
   std::vector<std::function<void()>> events_;
   int current_ = -1, running_ = 0;
   bool failed_ = false;
+  bool abandoned_ = false;  // fibers that have not ended unwind their stacks
   Violation violation_;
   struct Main;
   std::unique_ptr<Main> main_;
