@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/tile_scheduler.h"
+#include "support/rounds.h"
 #include "verify/inputs/random.h"
 
 namespace flashcore::core {
@@ -92,7 +93,7 @@ TEST(TileScheduler, VisitsEveryTileOnceLongestFirst) {
   const auto draw = [&](std::int64_t most) {
     return static_cast<std::int32_t>(random.between(1, most));
   };
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < test::rounds(300); ++round) {
     Sizes sizes{draw(5), draw(8), draw(8), draw(40), 0};
     for (const std::int32_t last_tiles : kLastTiles) {
       sizes.last_tiles = last_tiles;
