@@ -54,6 +54,22 @@ class Setup(unittest.TestCase):
         self.assertNotIn("clang-tidy", self.run_setup("test")[1])
         self.assertIn("clang-tidy", self.run_setup("dev")[1])
 
+    def test_browser_comes_with_the_tests(self):
+        self.assertIn(" chromium", self.run_setup("test")[1])
+        self.assertNotIn("chromium", self.run_setup("test", TORCH="0")[1])
+        self.command("google-chrome", "exit 0\n")
+        self.assertNotIn("chromium", self.run_setup("test")[1])
+
+    def test_packages_without_a_build_are_not_asked_for_again(self):
+        logs = os.path.join(os.path.dirname(os.path.dirname(self.setup)), "build", "logs")
+        os.makedirs(logs)
+        with open(os.path.join(logs, "not_installable"), "w", encoding="utf-8") as names:
+            names.write("python.report_browser\nframeworks.jax\n")
+        said = self.run_setup("test")[1]
+        self.assertNotIn("chromium", said)
+        self.assertNotIn("jax", said)
+        self.assertIn("torch", said)
+
     def test_formatter_and_type_checker_come_with_the_tests(self):
         self.assertNotIn("clang-format", self.run_setup("build")[1])
         said = self.run_setup("test", TORCH="0")[1]
