@@ -83,9 +83,8 @@ TEST_P(StagesOf, TracesAreCorrect) {
       const auto last_batch = static_cast<std::int32_t>(spec.batch - 1);
       const auto last_head = static_cast<std::int32_t>(spec.q_heads - 1);
       // A sequence of the varlen case may have no queries.
-      const reference::RowId row = spec.q_varlen
-                                       ? reference::RowId{0, spec.q_heads - 1, 0}
-                                       : reference::RowId{spec.batch - 1, spec.q_heads - 1, 8};
+      const reference::RowId row = spec.q_varlen ? reference::RowId{0, last_head, 0}
+                                                 : reference::RowId{last_batch, last_head, 8};
       const Result<verify::Trace> trace = verify::trace_row(runner, call, row);
       if (spec.q_varlen && !trace.ok()) continue;
       ASSERT_TRUE(trace.ok()) << trace.status().message();
