@@ -35,7 +35,8 @@ class Setup(unittest.TestCase):
     def run_setup(self, *arguments, path=None, script=None, **variables):
         environment = {**os.environ, "NO_INSTALL": "1", "PATH": path or self.bin, "TORCH": "1",
                        **variables}
-        environment.pop("CXX", None)
+        for name in ("CXX", "LOGS", "FLASHCORE_BROWSER"):
+            environment.pop(name, None)
         done = subprocess.run([script or self.setup, *arguments], capture_output=True, text=True,
                               env=environment)
         return done.returncode, done.stdout + done.stderr
