@@ -114,22 +114,39 @@ constexpr KernelInfo kKernels[] = {
 #undef FLASHCORE_CPU_KERNEL
 };
 
-constexpr bool same_group(const KernelInfo& a, const KernelInfo& b) {
-  return a.op == b.op && a.family == b.family && a.inputs == b.inputs && a.dtype == b.dtype;
+/// The position of a group in kGroups.
+constexpr std::size_t group_index(Operation op, Family family, Inputs inputs, DType dtype) {
+  constexpr std::size_t kInputs = 3, kDTypes = static_cast<std::size_t>(DType::u8) + 1;
+  const auto row =
+      static_cast<std::size_t>(op) * std::size(kFamilies) + static_cast<std::size_t>(family);
+  return (row * kInputs + static_cast<std::size_t>(inputs)) * kDTypes +
+         static_cast<std::size_t>(dtype);
 }
 
-/// For each kernel, the end of its group: kernels of one operation, family, inputs and dtype are
-/// adjacent in the lists.
-constexpr auto kGroupEnds = [] {
-  std::array<std::uint8_t, std::size(kKernels)> ends{};
-  std::size_t end = std::size(kKernels);
-  for (std::size_t i = std::size(kKernels); i-- > 0;) {
-    if (i + 1 == std::size(kKernels) || !same_group(kKernels[i], kKernels[i + 1])) end = i + 1;
-    ends[i] = static_cast<std::uint8_t>(end);
+struct KernelGroup {
+  std::uint8_t begin, end;
+};
+
+/// The kernels of each operation, family, inputs and dtype, which are adjacent in the lists.
+constexpr auto kGroups = [] {
+  std::array<KernelGroup, group_index(Operation::bwd, Family::sm90, Inputs::fp8, DType::u8) + 1>
+      groups{};
+  for (std::size_t i = 0; i < std::size(kKernels); ++i) {
+    const KernelInfo& k = kKernels[i];
+    KernelGroup& group = groups[group_index(k.op, k.family, k.inputs, k.dtype)];
+    if (group.end == 0) group.begin = static_cast<std::uint8_t>(i);
+    group.end = static_cast<std::uint8_t>(i + 1);
   }
-  return ends;
+  return groups;
 }();
 static_assert(std::size(kKernels) < 256);
+static_assert(
+    [] {
+      std::size_t kernels = 0;
+      for (const KernelGroup& group : kGroups) kernels += group.end - group.begin;
+      return kernels == std::size(kKernels);
+    }(),
+    "the kernels of a group are adjacent");
 
 }  // namespace
 
@@ -141,14 +158,8 @@ std::span<const KernelInfo> kernels() noexcept { return kKernels; }
 
 std::span<const KernelInfo> kernels_of(Operation op, Family family, Inputs inputs,
                                        DType dtype) noexcept {
-  for (std::size_t begin = 0; begin < std::size(kKernels); begin = kGroupEnds[begin]) {
-    const KernelInfo& first = kKernels[begin];
-    if (first.op == op && first.family == family && first.inputs == inputs &&
-        first.dtype == dtype) {
-      return std::span(kKernels).subspan(begin, kGroupEnds[begin] - begin);
-    }
-  }
-  return {};
+  const KernelGroup group = kGroups[group_index(op, family, inputs, dtype)];
+  return {kKernels + group.begin, kKernels + group.end};
 }
 
 const KernelInfo* find_kernel(const char* id) noexcept {
