@@ -4,6 +4,7 @@
 #include "core/error.h"
 #include "core/params.h"
 #include "plan/model/model.h"
+#include "plan/tile_counts.h"
 
 namespace flashcore {
 namespace {
@@ -28,7 +29,7 @@ Status check_sizes(const Problem& problem, const DeviceInfo& device) noexcept {
 
 /// Finds the kernel that options.kernel names and checks that it supports the problem.
 Status find_forced_kernel(const Problem& problem, const DeviceInfo& device,
-                          const KernelInfo*& found) noexcept {
+                          KernelChoice& found) noexcept {
   const char* id = problem.options.kernel;
   const KernelInfo* kernel = find_kernel(id);
   if (kernel == nullptr) {
@@ -37,7 +38,7 @@ Status find_forced_kernel(const Problem& problem, const DeviceInfo& device,
   }
   const Reject reject = supports(*kernel, problem, device);
   if (reject == Reject::none) {
-    found = kernel;
+    found.kernel = kernel;
     return {};
   }
   try {
@@ -49,10 +50,10 @@ Status find_forced_kernel(const Problem& problem, const DeviceInfo& device,
 }
 
 Status find_kernel_for(const Problem& problem, const DeviceInfo& device,
-                       const KernelInfo*& found) noexcept {
+                       KernelChoice& found) noexcept {
   if (problem.options.kernel != nullptr) return find_forced_kernel(problem, device, found);
   found = choose_kernel(problem, device);
-  if (found != nullptr) return {};
+  if (found.kernel != nullptr) return {};
   return unsupported(
       "no kernel takes %s with head_dim %lld and v_dim %lld on %s; f32, f16 and bf16 with dims up "
       "to 576 run on CPUs and on GPUs from sm_75, f64 on CPUs",
@@ -75,16 +76,20 @@ CombineMode combine_mode(const KernelInfo& kernel, const SplitPlan& plan,
 
 Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcept {
   FLASHCORE_RETURN_IF_ERROR(check_sizes(problem, device));
+  KernelChoice choice;
+  FLASHCORE_RETURN_IF_ERROR(find_kernel_for(problem, device, choice));
+  const KernelInfo& kernel = *choice.kernel;
   Plan plan;
   plan.problem = problem;
   plan.device = device;
-  FLASHCORE_RETURN_IF_ERROR(find_kernel_for(problem, device, plan.kernel));
-  const KernelInfo& kernel = *plan.kernel;
+  plan.kernel = choice.kernel;
   // The plan must not refer to the caller's string.
   if (problem.options.kernel != nullptr) plan.problem.options.kernel = kernel.id;
 
   const FamilyModel& model = model_of(kernel.family);
-  const SplitPlan splits = model.plan_splits(kernel, problem, device);
+  const SplitPlan splits = choice.estimate.splits.splits.count > 0
+                               ? choice.estimate.splits
+                               : model.plan_splits(kernel, problem, device);
   const std::int64_t tiles = tile_count(kernel, problem);
   plan.tile_q = kernel.tile_q;
   plan.tile_k = key_tile(kernel, problem);

@@ -6,6 +6,7 @@
 
 #include "flashcore/plan.h"
 #include "plan/kernel_traits.h"
+#include "plan/model/model.h"
 
 namespace flashcore {
 
@@ -73,8 +74,13 @@ inline Reject supports(const KernelInfo& kernel, const Problem& problem,
   return supports(kernel, problem, device, features_of(problem));
 }
 
-/// The planner's choice for a problem that names no kernel; null if no kernel supports it.
-const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept;
+struct KernelChoice {
+  const KernelInfo* kernel = nullptr;
+  Estimate estimate{};  // among the kernels of its family
+};
+
+/// The planner's choice for a problem that names no kernel; kernel is null if none supports it.
+KernelChoice choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept;
 
 /// The reason why the planner prefers another kernel. `kernel` supports the problem. Reject::none
 /// if it is the planner's choice.

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "core/softcap.h"
-#include "plan/divide.h"
 #include "plan/model/model.h"
 #include "plan/planner.h"
+#include "plan/tile_counts.h"
 
 namespace flashcore {
 namespace {
@@ -17,10 +17,11 @@ bool runs_on(Isa kernel, Isa cpu) {
 
 /// A build with CUDA offers only its own kernels. A build without CUDA plans for any GPU.
 bool excluded_from_build(const KernelInfo& kernel) noexcept {
+  if (kernel.compiled || kernel.device != DeviceType::cuda) return false;
   static const bool build_has_cuda =
       std::any_of(kernels().begin(), kernels().end(),
                   [](const KernelInfo& k) { return k.device == DeviceType::cuda && k.compiled; });
-  return build_has_cuda && kernel.device == DeviceType::cuda && !kernel.compiled;
+  return build_has_cuda;
 }
 
 bool is_stored_in_8_bits(const Problem& p) noexcept {
@@ -48,15 +49,16 @@ bool has_tma_layout(const Problem& p) noexcept {
          has_tensor_map(p.v, kv_rows, p.kv_heads, kv_batch);
 }
 
+bool has_compute_capability(const DeviceInfo& device, const FamilyTraits& traits) noexcept {
+  return device.compute_capability >= traits.min_cc && device.compute_capability <= traits.max_cc;
+}
+
 Reject check_device(const KernelInfo& kernel, const DeviceInfo& device) noexcept {
   if (kernel.device != device.device.type) return Reject::other_device;
   if (kernel.device == DeviceType::cpu && !runs_on(kernel.isa, device.isa)) return Reject::isa;
   if (excluded_from_build(kernel)) return Reject::not_compiled;
   if (kernel.device == DeviceType::cpu) return Reject::none;
-  const FamilyTraits& traits = traits_of(kernel);
-  if (device.compute_capability < traits.min_cc || device.compute_capability > traits.max_cc) {
-    return Reject::compute_capability;
-  }
+  if (!has_compute_capability(device, traits_of(kernel))) return Reject::compute_capability;
   return device.smem_per_block_bytes < kernel.smem_bytes ? Reject::shared_memory : Reject::none;
 }
 
@@ -87,24 +89,58 @@ bool fits_dims(const KernelInfo& kernel, const Problem& p) noexcept {
   return p.head_dim <= kernel.head_dim && p.v_dim <= kernel.v_dim;
 }
 
-struct Choice {
-  const KernelInfo* kernel = nullptr;
-  double cost = 0;  // FamilyModel::estimate among the family's own kernels
-};
+/// Checks the device, the counters, the dtype and the dims.
+Reject check_size(const KernelInfo& kernel, const Problem& p, const DeviceInfo& device) noexcept {
+  const Reject on_device = check_device(kernel, device);
+  if (on_device != Reject::none) return on_device;
+  if (!can_count(kernel, p)) return Reject::too_many_rows;
+  if (kernel.dtype != p.dtype) return Reject::dtype;
+  return fits_dims(kernel, p) ? Reject::none : Reject::head_dim;
+}
+
+/// Checks the input formats and the features.
+Reject check_inputs(const KernelInfo& kernel, const Problem& problem, Features needed) noexcept {
+  if (is_stored_in_8_bits(problem) && !takes_8_bits(kernel)) return Reject::input_format;
+  if (needs_8_bits(kernel) && !(is_8bit(problem.k.dtype) && is_8bit(problem.v.dtype))) {
+    return Reject::input_format;
+  }
+  const Features missing = needed & ~kernel.features;
+  if (any(missing & Features::batch_invariant_scales)) return Reject::missing_feature;
+  if (uses_tensor_cores(traits_of(kernel)) && problem.options.softcap > core::kLargestShortCap) {
+    return Reject::softcap;
+  }
+  if (kernel.inputs == Inputs::fp8) {
+    const Reject fp8 = check_fp8(kernel, problem);
+    if (fp8 != Reject::none) return fp8;
+  }
+  if (any(missing & ~Features::any_stride)) return Reject::missing_feature;
+  return any(missing) ? Reject::strides : Reject::none;
+}
 
 /// Chooses a kernel of one family: the smallest dims that fit, then the smallest estimate. A
 /// batch-invariant plan must not depend on q_len or batch, so it uses the first kernel that fits.
-Choice choose_in_family(Family family, Inputs inputs, const Problem& problem,
-                        const DeviceInfo& device, Features needed) noexcept {
+KernelChoice choose_in_family(Family family, Inputs inputs, const Problem& problem,
+                              const DeviceInfo& device, Features needed) noexcept {
   const FamilyModel& model = model_of(family);
   const bool first = problem.options.reproducibility == Reproducibility::batch_invariant;
-  Choice best;
-  for (const KernelInfo& kernel : kernels_of(Operation::fwd, family, inputs, problem.dtype)) {
+  const auto candidates = kernels_of(Operation::fwd, family, inputs, problem.dtype);
+  // They all have the same features and input formats. Only fp8 kernels differ in their scales.
+  const bool by_kernel = inputs == Inputs::fp8;
+  if (candidates.empty() ||
+      (!by_kernel && check_inputs(candidates.front(), problem, needed) != Reject::none)) {
+    return {};
+  }
+  KernelChoice best;
+  for (const KernelInfo& kernel : candidates) {
     if (!fits_dims(kernel, problem)) continue;
     if (best.kernel != nullptr && (first || kernel.head_dim > best.kernel->head_dim)) break;
-    if (supports(kernel, problem, device, needed) != Reject::none) continue;
-    const double cost = first ? 0 : model.estimate(kernel, problem, device, Rivals::own_family);
-    if (best.kernel == nullptr || cost < best.cost) best = {&kernel, cost};
+    const Estimate estimate =
+        first ? Estimate{} : model.estimate(kernel, problem, device, Rivals::own_family);
+    if (best.kernel != nullptr && !(estimate.cost < best.estimate.cost)) continue;
+    // Checked last, because few kernels get here and most of them pass.
+    if (check_size(kernel, problem, device) != Reject::none) continue;
+    if (by_kernel && check_inputs(kernel, problem, needed) != Reject::none) continue;
+    best = {&kernel, estimate};
   }
   return best;
 }
@@ -160,59 +196,42 @@ Features missing_features(const KernelInfo& kernel, const Problem& problem) noex
 
 Reject supports(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                 Features needed) noexcept {
-  const Reject on_device = check_device(kernel, device);
-  if (on_device != Reject::none) return on_device;
-  if (!can_count(kernel, problem)) return Reject::too_many_rows;
-  if (kernel.dtype != problem.dtype) return Reject::dtype;
-  if (!fits_dims(kernel, problem)) return Reject::head_dim;
-  if (is_stored_in_8_bits(problem) && !takes_8_bits(kernel)) return Reject::input_format;
-  if (needs_8_bits(kernel) && !(is_8bit(problem.k.dtype) && is_8bit(problem.v.dtype))) {
-    return Reject::input_format;
-  }
-  const Features missing = needed & ~kernel.features;
-  if (any(missing & Features::batch_invariant_scales)) return Reject::missing_feature;
-  if (uses_tensor_cores(traits_of(kernel)) && problem.options.softcap > core::kLargestShortCap) {
-    return Reject::softcap;
-  }
-  if (kernel.inputs == Inputs::fp8) {
-    const Reject fp8 = check_fp8(kernel, problem);
-    if (fp8 != Reject::none) return fp8;
-  }
-  if (any(missing & ~Features::any_stride)) return Reject::missing_feature;
-  return any(missing) ? Reject::strides : Reject::none;
+  const Reject size = check_size(kernel, problem, device);
+  return size != Reject::none ? size : check_inputs(kernel, problem, needed);
 }
 
-const KernelInfo* choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
+KernelChoice choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
   const Features needed = features_of(problem);
   // Comparing families would make a batch-invariant plan depend on the batch.
   const bool compare = problem.options.reproducibility == Reproducibility::deterministic;
-  Choice best;
+  KernelChoice best;
   for (const Family family : families_of(device.device.type)) {
     const FamilyTraits& traits = traits_of(family);
     const FamilyModel& model = model_of(family);
     if (traits.only_if_faster && !compare) continue;
+    if (traits.device == DeviceType::cuda && !has_compute_capability(device, traits)) continue;
     // A rank is not a time and cannot be compared with other families.
     if (best.kernel != nullptr && !(compare && model.unit != EstimateUnit::rank)) continue;
-    const Choice found =
+    const KernelChoice found =
         choose_in_family(family, inputs_for(traits, problem), problem, device, needed);
     if (found.kernel == nullptr) continue;
     if (best.kernel == nullptr) {
       best = found;
       continue;
     }
-    const auto cycles = [&](const Choice& choice) {
+    const auto cycles = [&](const KernelChoice& choice) {
       const FamilyModel& own = model_of(choice.kernel->family);
-      if (own.unit == EstimateUnit::cycles) return choice.cost;
-      return own.estimate(*choice.kernel, problem, device, Rivals::other_families);
+      if (own.unit == EstimateUnit::cycles) return choice.estimate.cost;
+      return own.estimate(*choice.kernel, problem, device, Rivals::other_families).cost;
     };
     if (cycles(found) < cycles(best)) best = found;
   }
-  return best.kernel;
+  return best;
 }
 
 Reject preference(const KernelInfo& kernel, const Problem& problem,
                   const DeviceInfo& device) noexcept {
-  const KernelInfo* chosen = choose_kernel(problem, device);
+  const KernelInfo* chosen = choose_kernel(problem, device).kernel;
   if (&kernel == chosen) return Reject::none;
   if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
   if (kernel.family != chosen->family || kernel.inputs != chosen->inputs) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "plan/model/model.h"
+#include "plan/tile_counts.h"
 
 namespace flashcore {
 namespace {
@@ -16,7 +17,9 @@ constexpr std::int64_t kWantedTiles = 64;
 constexpr std::int64_t kMinKeysPerSplit = 512;
 
 /// All kernels tie, and the first one wins: the list begins with the widest instruction set.
-double estimate(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept { return 0; }
+Estimate estimate(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept {
+  return {};
+}
 
 SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
                       const DeviceInfo&) noexcept {

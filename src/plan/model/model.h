@@ -53,9 +53,14 @@ enum class EstimateUnit {
   cycles_by_rivals  // SM cycles that depend on the rivals
 };
 
+struct Estimate {
+  double cost = 0;  // the planner chooses the smallest
+  /// The result of plan_splits, if the estimate needs it; otherwise its count is 0.
+  SplitPlan splits{.splits = {.count = 0}};
+};
+
 struct FamilyModel {
-  /// Estimated cost of a kernel. The planner chooses the smallest.
-  double (*estimate)(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept;
+  Estimate (*estimate)(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept;
   SplitPlan (*plan_splits)(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
   TailPlan (*plan_tail)(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
   EstimateUnit unit;
@@ -68,11 +73,5 @@ TailPlan no_tail(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
 
 /// Keys per step, from the kernel or, on a CPU, from its tuning table.
 std::int32_t key_tile(const KernelInfo& kernel, const Problem& problem) noexcept;
-/// PackGQA: number of query heads that have rows in one tile. They share K and V.
-std::int64_t heads_in_tile(const KernelInfo& kernel, const Problem& problem) noexcept;
-/// Rows of these heads together. Query tiles divide them.
-std::int64_t packed_rows(const KernelInfo& kernel, const Problem& problem) noexcept;
-/// Work tiles of a kernel before split-KV.
-std::int64_t tile_count(const KernelInfo& kernel, const Problem& problem) noexcept;
 
 }  // namespace flashcore

@@ -1,4 +1,5 @@
 #include "plan/model/model.h"
+#include "plan/tile_counts.h"
 
 namespace flashcore {
 namespace {
@@ -18,9 +19,9 @@ bool fills_device(const KernelInfo& kernel, const Problem& problem,
 
 /// Ranks the first kernel that fills the device, else the one with the smallest tiles. The list has
 /// large tiles first.
-double estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
-                Rivals) noexcept {
-  return fills_device(kernel, problem, device) ? 0 : kernel.tile_q;
+Estimate estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
+                  Rivals) noexcept {
+  return {fills_device(kernel, problem, device) ? 0.0 : kernel.tile_q};
 }
 
 SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,

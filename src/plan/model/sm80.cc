@@ -7,9 +7,8 @@
 #include "core/cluster_buffer.h"
 #include "core/params.h"
 #include "core/sm80_traits.h"
-#include "plan/divide.h"
-#include "plan/kernel_traits.h"
 #include "plan/model/model.h"
+#include "plan/tile_counts.h"
 
 namespace flashcore {
 namespace {
@@ -53,7 +52,8 @@ double waves_of(double ctas, double slots) noexcept {
 }
 
 /// Estimates a kernel's time on a problem. Counts are doubles, because they are multiplied by
-/// times. The constructor computes all values that do not depend on the splits.
+/// times. The constructor computes all values that do not depend on the splits, and allow_splits()
+/// those that more than one split needs.
 class Model {
  public:
   Model(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device) noexcept
@@ -68,10 +68,33 @@ class Model {
         from_memory_(rows_ <= kernel.tile_q) {
     set_loads(kernel, problem, device);
     set_math(kernel, device);
-    set_combine(kernel, problem, device);
     swap_ab_ = kernel.tile_q < 16;
     wrong_tile_ =
         swap_ab_ ? rows_ > kernel.tile_q : kernel.tile_q > 16 && 2 * rows_ <= kernel.tile_q;
+  }
+
+  /// Call it before in_cluster() or cycles() of more than one split.
+  void allow_splits(const KernelInfo& kernel, const Problem& problem,
+                    const DeviceInfo& device) noexcept {
+    const bool kv8 = kernel.inputs == Inputs::kv8;
+    if (from_memory_ && kernel.tile_q <= 16) {
+      last_cta_combine_ = kernel.head_dim > 128 ? kLastCtaWide : kv8 ? kLastCtaKv8 : kLastCtaSmall;
+      combine_rows_ = kCombineRow * static_cast<double>(rows_);
+    }
+    // Only sm_90 SASS combines in clusters. Later GPUs run the sm_80 PTX.
+    has_clusters_ = device.compute_capability == 90 && kernel.tile_q <= 16 &&
+                    problem.options.reproducibility == Reproducibility::deterministic;
+    if (!has_clusters_) return;
+    reading_ =
+        tiles * static_cast<double>(problem.kv_len) * key_bytes(kernel) / memory_rate(device);
+    const int cluster_bytes =
+        kernel.smem_bytes +
+        core::ClusterBuffer::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
+    cluster_slots_ =
+        sms * std::clamp<double>(device.smem_per_sm_bytes / (cluster_bytes + 1024), 1, ctas_per_sm);
+    const bool by_warps =
+        rows_ <= core::ClusterBuffer::rows_from_warps(kernel.tile_q, kernel.head_dim);
+    cluster_combine_ = by_warps ? kClusterWarps : kCluster;
   }
 
   /// Clusters that read memory must have one CTA per SM, or share SMs and fill most slots. With
@@ -112,14 +135,19 @@ class Model {
   std::int64_t kv_tiles;
 
  private:
+  /// Bytes per cycle.
+  static double memory_rate(const DeviceInfo& device) noexcept {
+    return kMemoryShare * device.memory_gbs / kClockGhz;
+  }
+  /// Bytes of one key in K and V.
+  static double key_bytes(const KernelInfo& kernel) noexcept {
+    return (kernel.inputs == Inputs::kv8 ? 2.0 : 4.0) * kernel.head_dim;
+  }
+
   void set_loads(const KernelInfo& kernel, const Problem& problem,
                  const DeviceInfo& device) noexcept {
-    const double memory_rate = kMemoryShare * device.memory_gbs / kClockGhz;
-    const bool kv8 = kernel.inputs == Inputs::kv8;
-    const double key_bytes = (kv8 ? 2.0 : 4.0) * kernel.head_dim;  // of K and V
-    reading_ = tiles * static_cast<double>(problem.kv_len) * key_bytes / memory_rate;
-    const double tile_bytes = key_bytes * kernel.tile_k;
-    load_ = tile_bytes / (from_memory_ ? memory_rate : kL2BytesPerCycle);
+    const double tile_bytes = key_bytes(kernel) * kernel.tile_k;
+    load_ = tile_bytes / (from_memory_ ? memory_rate(device) : kL2BytesPerCycle);
     const bool tuned_dim = kernel.head_dim == 64 || kernel.head_dim == 128;
     // The steps in flight share the latency equally.
     latency_ = (tuned_dim ? kLatency : kLatencyOther) * tile_bytes / kernel.smem_bytes;
@@ -137,28 +165,7 @@ class Model {
     mma_ = kMmaOverhead * 2.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / 2048 / 4 *
            (mma + dequant);
     ends_ = kPrologue + kEpilogue + kEpilogueRow * kernel.tile_q;
-  }
-
-  void set_combine(const KernelInfo& kernel, const Problem& problem,
-                   const DeviceInfo& device) noexcept {
-    const bool kv8 = kernel.inputs == Inputs::kv8;
-    if (from_memory_ && kernel.tile_q <= 16) {
-      last_cta_combine_ = kernel.head_dim > 128 ? kLastCtaWide : kv8 ? kLastCtaKv8 : kLastCtaSmall;
-      combine_rows_ = kCombineRow * static_cast<double>(rows_);
-      if (kv8) alone_ = kKv8Alone;
-    }
-    // Only sm_90 SASS combines in clusters. Later GPUs run the sm_80 PTX.
-    has_clusters_ = device.compute_capability == 90 && kernel.tile_q <= 16 &&
-                    problem.options.reproducibility == Reproducibility::deterministic;
-    if (!has_clusters_) return;
-    const int cluster_bytes =
-        kernel.smem_bytes +
-        core::ClusterBuffer::bytes(kernel.tile_q, kernel.head_dim, kernel.threads);
-    cluster_slots_ =
-        sms * std::clamp<double>(device.smem_per_sm_bytes / (cluster_bytes + 1024), 1, ctas_per_sm);
-    const bool by_warps =
-        rows_ <= core::ClusterBuffer::rows_from_warps(kernel.tile_q, kernel.head_dim);
-    cluster_combine_ = by_warps ? kClusterWarps : kCluster;
+    if (kernel.inputs == Inputs::kv8 && from_memory_ && kernel.tile_q <= 16) alone_ = kKv8Alone;
   }
 
   /// Cycles to load K and V of one step for all CTAs of an SM. Keys that only one CTA reads come
@@ -182,27 +189,23 @@ class Model {
   double alone_ = 1, last_cta_combine_ = kLastCta, cluster_combine_ = 0, combine_rows_ = 0;
 };
 
-struct Schedule {
-  SplitPlan plan;
-  double cycles = 0;
-};
-
 /// Estimates the plausible numbers of splits and returns the fastest.
-Schedule schedule(const KernelInfo& kernel, const Problem& problem,
-                  const DeviceInfo& device) noexcept {
-  const Model model(kernel, problem, device);
-  Schedule best;
+Estimate estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
+                  Rivals) noexcept {
+  Model model(kernel, problem, device);
+  Estimate best;
   const auto consider = [&](std::int64_t count) {
     const std::int64_t steps =
         ceil_div(model.kv_tiles, std::clamp<std::int64_t>(count, 1, model.kv_tiles));
     const auto splits = static_cast<std::int32_t>(ceil_div(model.kv_tiles, steps));
-    if (splits == best.plan.splits.count && best.cycles != 0) return;
+    if (splits == best.splits.splits.count) return;
     const bool cluster = model.in_cluster(splits);
     const double cycles = model.cycles(splits, steps, cluster);
-    if (best.cycles != 0 && cycles >= kTie * best.cycles) return;
-    best = {{{splits, steps * kernel.tile_k}, cluster}, cycles};
+    if (best.cost != 0 && cycles >= kTie * best.cost) return;
+    best = {cycles, {{splits, steps * kernel.tile_k}, cluster}};
   };
   if (problem.options.num_splits > 0) {
+    model.allow_splits(kernel, problem, device);
     consider(problem.options.num_splits);
     return best;
   }
@@ -212,6 +215,7 @@ Schedule schedule(const KernelInfo& kernel, const Problem& problem,
   const std::int64_t most =
       may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxCombinedSplits)
                 : 1;
+  if (most > 1) model.allow_splits(kernel, problem, device);
   if (most > 1 && kernel.tile_q <= 16 && (problem.seqused_k.given() || problem.kv_varlen)) {
     // Sequences may differ much in length. Splits of one length balance the SMs.
     const std::int64_t ragged = ceil_div(problem.kv_len, kRaggedKeys);
@@ -221,25 +225,23 @@ Schedule schedule(const KernelInfo& kernel, const Problem& problem,
     }
   }
   const auto fill = static_cast<std::int64_t>(model.sms / std::max(model.tiles, 1.0));
+  const auto ctas_per_sm = static_cast<std::int64_t>(model.ctas_per_sm);
   for (std::int64_t count = 1; count <= std::min(most, kMaxCluster); ++count) {
     consider(count);
-    if (count > 2 * fill * static_cast<std::int64_t>(model.ctas_per_sm)) break;
+    if (count > 2 * fill * ctas_per_sm) break;
   }
-  for (const std::int64_t count : {fill, fill * static_cast<std::int64_t>(model.ctas_per_sm)}) {
+  const auto consider_large = [&](std::int64_t count) {
     if (count > kMaxCluster && count <= most) consider(count);
-  }
+  };
+  consider_large(fill);
+  consider_large(fill * ctas_per_sm);
   if (fill > most) consider(most);
   return best;
 }
 
-double estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
-                Rivals) noexcept {
-  return schedule(kernel, problem, device).cycles;
-}
-
 SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
                       const DeviceInfo& device) noexcept {
-  return schedule(kernel, problem, device).plan;
+  return estimate(kernel, problem, device, Rivals::own_family).splits;
 }
 
 }  // namespace

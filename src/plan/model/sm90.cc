@@ -4,10 +4,9 @@
 #include <cmath>
 #include <numeric>
 
-#include "plan/divide.h"
-#include "plan/kernel_traits.h"
 #include "plan/model/model.h"
 #include "plan/planner.h"
+#include "plan/tile_counts.h"
 
 namespace flashcore {
 namespace {
@@ -124,7 +123,7 @@ TailPlan plan_tail(const KernelInfo& kernel, const Problem& problem,
                    const DeviceInfo& device) noexcept {
   if (!can_split_tail(kernel, problem)) return {};
   const std::int64_t tiles = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
-  const std::int64_t last = tiles % sms;
+  const std::int64_t whole_waves = divide(tiles, sms), last = tiles - whole_waves * sms;
   if (last == 0) return {};
   const TileCycles tile = tile_cycles(kernel);
   const auto cycles = [&](const Splits& splits) {
@@ -132,20 +131,21 @@ TailPlan plan_tail(const KernelInfo& kernel, const Problem& problem,
   };
   TailPlan best;
   best.cycles = cycles(split_keys(problem.kv_len, 1, kernel.tile_k)) *
-                (1 - kLeastGain * static_cast<double>(tiles / sms + 1));
-  for (std::int64_t count = 2; count <= kMaxTailSplits; ++count) {
+                (1 - kLeastGain * static_cast<double>(whole_waves + 1));
+  const std::int64_t most = std::min(kMaxTailSplits, ceil_div(problem.kv_len, kernel.tile_k));
+  for (std::int64_t count = 2; count <= most; ++count) {
     const Splits splits = split_keys(problem.kv_len, count, kernel.tile_k);
-    if (splits.count == count && cycles(splits) < best.cycles) {
-      best = {last, count, cycles(splits)};
-    }
+    if (splits.count != count) continue;
+    const double split_cycles = cycles(splits);
+    if (split_cycles < best.cycles) best = {last, count, split_cycles};
   }
   return best;
 }
 
 /// Includes a causal mask only for comparisons within the family: the models of other families
 /// ignore masks.
-double estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
-                Rivals rivals) noexcept {
+Estimate estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
+                  Rivals rivals) noexcept {
   const bool masked = rivals == Rivals::own_family && problem.options.causal;
   const std::int64_t tiles = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
   const TileCycles tile = tile_cycles(kernel);
@@ -162,11 +162,12 @@ double estimate(const KernelInfo& kernel, const Problem& problem, const DeviceIn
   const double waves = static_cast<double>(tiles) / static_cast<double>(sms);
   const bool mostly_padding = 2 * packed_rows(kernel, problem) <= kernel.tile_q;
   const TailPlan tail = mostly_padding ? TailPlan{} : plan_tail(kernel, problem, device);
-  const double all = tail.tiles > 0 ? static_cast<double>(tiles / sms) * each + tail.cycles
+  const double all = tail.tiles > 0 ? static_cast<double>(divide(tiles, sms)) * each + tail.cycles
                      : tiles > 4 * sms && !equal ? waves * each
+                     : tiles <= sms && tiles > 0 ? each
                                                  : std::ceil(waves) * each;
   const double cycles = kStart + all;
-  return mostly_padding ? kMostlyPadding * cycles : cycles;
+  return {mostly_padding ? kMostlyPadding * cycles : cycles};
 }
 
 SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
@@ -178,11 +179,11 @@ SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
 
 bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept {
   const Options& options = problem.options;
-  const bool masked = options.causal || options.window_left >= 0 || options.window_right >= 0;
+  if (options.causal || options.window_left >= 0 || options.window_right >= 0) return false;
   const bool is_varlen = problem.q_varlen || problem.kv_varlen || problem.seqused_k.given() ||
                          problem.q_start.given() || problem.k_start.given();
   return traits_of(kernel).gqa_packing == GqaPacking::power_of_two &&
-         sm90_shape(kernel).packs_gqa() && !masked && !is_varlen && problem.kv_len > 0 &&
+         sm90_shape(kernel).packs_gqa() && !is_varlen && problem.kv_len > 0 &&
          options.reproducibility == Reproducibility::deterministic;
 }
 
