@@ -66,9 +66,34 @@ bool reachable(std::int64_t target, const Axis* axes, int count, std::int64_t lo
   return false;
 }
 
+/// True if each axis steps over all elements of the axes after it. True for compact tensors and
+/// their slices, so that they need no sorting.
+bool has_nested_strides(const TensorView& tensor) noexcept {
+  std::int64_t inner_extent = 1;  // elements
+  for (int i = tensor.rank - 1; i >= 0; --i) {
+    if (tensor.shape[i] <= 1) continue;
+    if (tensor.strides[i] < inner_extent) return false;
+    inner_extent += (tensor.shape[i] - 1) * tensor.strides[i];
+  }
+  return true;
+}
+
 }  // namespace
 
+ByteRange byte_range(const TensorView& tensor) noexcept {
+  std::int64_t low = 0, high = 0;  // elements
+  for (int i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] == 0) return {};
+    const std::int64_t reach = (tensor.shape[i] - 1) * tensor.strides[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  if (tensor.data == nullptr) return {};
+  const std::int64_t size = size_of(tensor.dtype);
+  return {reinterpret_cast<std::intptr_t>(tensor.data), low * size, (high + 1) * size};
+}
+
 bool overlaps_itself(const TensorView& tensor) noexcept {
+  if (has_nested_strides(tensor)) return false;
   Axis axes[TensorView::kMaxRank];
   const int count = moving_axes(tensor, 1, axes);
   if (count < 0) return false;
@@ -85,29 +110,16 @@ bool overlaps_itself(const TensorView& tensor) noexcept {
 }
 
 bool share_memory(const TensorView& a, const TensorView& b) noexcept {
-  if (a.data == nullptr || b.data == nullptr) return false;
+  if (are_disjoint(byte_range(a), byte_range(b))) return false;
   // Finds indices i and j so that a + Σ i·step_a + [0, size_a) overlaps
   // b + Σ j·step_b + [0, size_b).
   Axis axes[2 * TensorView::kMaxRank];
   const int of_a = moving_axes(a, 1, axes);
-  if (of_a < 0) return false;
   const int of_b = moving_axes(b, -1, axes + of_a);
-  if (of_b < 0) return false;
   int count = of_a + of_b;
-  std::int64_t target;
-  if (__builtin_sub_overflow(reinterpret_cast<std::intptr_t>(b.data),
-                             reinterpret_cast<std::intptr_t>(a.data), &target)) {
-    return false;  // the distance exceeds any tensor
-  }
+  std::int64_t target =
+      reinterpret_cast<std::intptr_t>(b.data) - reinterpret_cast<std::intptr_t>(a.data);
   const std::int64_t low = 1 - size_of(b.dtype), high = size_of(a.dtype) - 1;
-
-  // Usual case: the address ranges are disjoint, and no search is needed.
-  std::int64_t lowest = low, highest = high;
-  for (int i = 0; i < count; ++i) {
-    const std::int64_t reach = (axes[i].count - 1) * axes[i].step;
-    (reach < 0 ? lowest : highest) += reach;
-  }
-  if (target < lowest || target > highest) return false;
 
   // Merges axes of equal step of both tensors to one axis over i - j. Without that, the search
   // would try all pairs.

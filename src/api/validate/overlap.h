@@ -5,6 +5,21 @@
 
 namespace flashcore {
 
+/// The bytes from a tensor's lowest to its highest element, as offsets from its pointer.
+struct ByteRange {
+  std::intptr_t data = 0;
+  std::int64_t begin = 0, end = 0;  ///< equal if the tensor has no elements or no pointer
+};
+ByteRange byte_range(const TensorView& tensor) noexcept;
+
+/// True if the ranges have no byte in common. Two tensors are usually that far apart.
+inline bool are_disjoint(const ByteRange& a, const ByteRange& b) noexcept {
+  std::intptr_t distance;
+  if (__builtin_sub_overflow(b.data, a.data, &distance)) return true;  // exceeds any tensor
+  return distance >= a.end - b.begin || distance <= a.begin - b.end || a.begin == a.end ||
+         b.begin == b.end;
+}
+
 /// True if two elements of the tensor may have the same address. Exact for nested strides:
 /// permutations, slices and paddings of compact layouts. Other layouts count as overlapping.
 bool overlaps_itself(const TensorView& tensor) noexcept;

@@ -300,24 +300,32 @@ Result<Problem> describe(const Tensors& tensors, const Options& options) noexcep
 }
 
 Status check_memory(const Tensors& t) noexcept {
-#define FLASHCORE_INPUT_main(name) {#name, &t.name},
-#define FLASHCORE_INPUT_optional(name) {#name, &t.name},
-#define FLASHCORE_INPUT_offsets(name) {#name, &t.name},
-#define FLASHCORE_INPUT_scale(name) {#name, &t.name},
+  static constexpr struct {
+    const char* name;
+    TensorView Tensors::*tensor;
+  } kInputs[] = {
+#define FLASHCORE_INPUT_main(name) {#name, &Tensors::name},
+#define FLASHCORE_INPUT_optional(name) {#name, &Tensors::name},
+#define FLASHCORE_INPUT_offsets(name) {#name, &Tensors::name},
+#define FLASHCORE_INPUT_scale(name) {#name, &Tensors::name},
 #define FLASHCORE_INPUT_output(name)
 #define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) FLASHCORE_INPUT_##role(name)
-  const NamedView inputs[] = {
 #include "api/options.def"
   };
-  const NamedView outputs[] = {{"out", &t.out}, {"lse", &t.lse}};
-  for (const std::span<const NamedView> views : {std::span<const NamedView>(inputs), {outputs}}) {
-    for (const auto& [name, view] : views) {
-      if (!view->given()) continue;
-      FLASHCORE_RETURN_IF_ERROR(check_device(name, view->device, t.q.device));
-      FLASHCORE_RETURN_IF_ERROR(check_pointer(name, *view));
-    }
+  // The inputs that are given, then the outputs.
+  NamedView views[std::size(kInputs) + 2];
+  std::size_t count = 0;
+  for (const auto& [name, tensor] : kInputs) {
+    if ((t.*tensor).given()) views[count++] = {name, &(t.*tensor)};
   }
-  return check_outputs(outputs, inputs);
+  const std::span<const NamedView> inputs(views, count);
+  views[count++] = {"out", &t.out};
+  if (t.lse.given()) views[count++] = {"lse", &t.lse};
+  for (const auto& [name, view] : std::span(views, count)) {
+    FLASHCORE_RETURN_IF_ERROR(check_device(name, view->device, t.q.device));
+    FLASHCORE_RETURN_IF_ERROR(check_pointer(name, *view));
+  }
+  return check_outputs(std::span(views, count).subspan(inputs.size()), inputs);
 }
 
 Status check_against_plan(const Problem& planned, const Problem& given) noexcept {

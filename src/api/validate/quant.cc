@@ -80,6 +80,7 @@ Status describe_scale(const char* name, const TensorView& scale, std::int64_t ba
 Status find_scales(const Tensors& t, Problem& p) noexcept {
   FLASHCORE_RETURN_IF_ERROR(check_storage("k", t.k.dtype, t.q.dtype));
   FLASHCORE_RETURN_IF_ERROR(check_storage("v", t.v.dtype, t.q.dtype));
+  if (!t.q_scale.given() && !t.k_scale.given() && !t.v_scale.given()) return {};
   const Options& o = p.options;
   const struct {
     const char* name;

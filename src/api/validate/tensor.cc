@@ -30,6 +30,7 @@ Status check_view(const char* name, const TensorView& t) noexcept {
     return invalid_argument("%s: rank is %d; at most %d is possible", name, t.rank,
                             TensorView::kMaxRank);
   }
+  const std::int64_t size = size_of(t.dtype);
   std::int64_t reach = 0;  // bytes from the first to the last element
   for (int i = 0; i < t.rank; ++i) {
     if (t.shape[i] < 0 || t.shape[i] > kMaxExtent) {
@@ -44,7 +45,7 @@ Status check_view(const char* name, const TensorView& t) noexcept {
           name, i, ll{t.strides[i]});
     }
     std::int64_t step;
-    if (__builtin_mul_overflow(t.strides[i], (t.shape[i] - 1) * size_of(t.dtype), &step) ||
+    if (__builtin_mul_overflow(t.strides[i], (t.shape[i] - 1) * size, &step) ||
         __builtin_add_overflow(reach, step, &reach) || reach > kMaxReach) {
       return invalid_argument("%s: stride %d is %lld; the tensor would not fit the address space",
                               name, i, ll{t.strides[i]});
@@ -59,15 +60,13 @@ Status check_rank(const char* name, const TensorView& t, int rank, const char* m
   return invalid_argument("%s: rank is %d; wanted %d %s", name, t.rank, rank, meaning);
 }
 
-Status check_extent(const char* name, const char* what, std::int64_t got, std::int64_t wanted,
+Status extent_error(const char* name, const char* what, std::int64_t got, std::int64_t wanted,
                     const char* whose) noexcept {
-  if (got == wanted) return {};
   return invalid_argument("%s: %s is %lld, %s has %lld; they must match", name, what, ll{got},
                           whose, ll{wanted});
 }
 
-Status check_dtype(const char* name, DType got, DType wanted, DType alternative) noexcept {
-  if (got == wanted || got == alternative) return {};
+Status dtype_error(const char* name, DType got, DType wanted, DType alternative) noexcept {
   if (wanted == alternative) {
     return invalid_argument("%s: dtype is %s; wanted %s", name, to_string(got), to_string(wanted));
   }
@@ -75,8 +74,7 @@ Status check_dtype(const char* name, DType got, DType wanted, DType alternative)
                           to_string(wanted), to_string(alternative));
 }
 
-Status check_device(const char* name, Device got, Device wanted) noexcept {
-  if (got == wanted) return {};
+Status device_error(const char* name, Device got, Device wanted) noexcept {
   return invalid_argument("%s: is on %s:%d, q is on %s:%d; all tensors must be on one device", name,
                           to_string(got.type), got.index, to_string(wanted.type), wanted.index);
 }
@@ -84,7 +82,8 @@ Status check_device(const char* name, Device got, Device wanted) noexcept {
 Status check_pointer(const char* name, const TensorView& t) noexcept {
   if (!t.given() || !has_elements(t)) return {};
   if (t.data == nullptr) return invalid_argument("%s: the pointer is null", name);
-  if (reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::size_t>(size_of(t.dtype)) != 0) {
+  const auto size = static_cast<std::uintptr_t>(size_of(t.dtype));  // a power of two
+  if ((reinterpret_cast<std::uintptr_t>(t.data) & (size - 1)) != 0) {
     return invalid_argument("%s: the pointer %p is not aligned to its %s elements (%lld bytes)",
                             name, t.data, to_string(t.dtype), ll{size_of(t.dtype)});
   }
@@ -96,16 +95,20 @@ Status check_outputs(std::span<const NamedView> outputs,
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& [name, out] = outputs[i];
     if (!out->given()) continue;
+    const ByteRange bytes = byte_range(*out);
+    const auto overlaps = [&](const TensorView& other) {
+      return !are_disjoint(bytes, byte_range(other)) && share_memory(*out, other);
+    };
     if (overlaps_itself(*out)) {
       return invalid_argument("%s: its strides make elements overlap; an output must not", name);
     }
     for (std::size_t j = 0; j < i; ++j) {
-      if (share_memory(*out, *outputs[j].view)) {
+      if (overlaps(*outputs[j].view)) {
         return invalid_argument("%s: shares memory with %s", name, outputs[j].name);
       }
     }
     for (const auto& [input_name, input] : inputs) {
-      if (input->given() && share_memory(*out, *input)) {
+      if (input->given() && overlaps(*input)) {
         return invalid_argument("%s: shares memory with the input %s", name, input_name);
       }
     }

@@ -17,13 +17,26 @@ Status check_view(const char* name, const TensorView& t) noexcept;
 /// check_view() and a check of the rank; `meaning` names the axes.
 Status check_rank(const char* name, const TensorView& t, int rank, const char* meaning) noexcept;
 
-Status check_extent(const char* name, const char* what, std::int64_t got, std::int64_t wanted,
+// The messages of the three checks below, which are inline: run() makes about thirty of them.
+Status extent_error(const char* name, const char* what, std::int64_t got, std::int64_t wanted,
                     const char* whose) noexcept;
+Status dtype_error(const char* name, DType got, DType wanted, DType alternative) noexcept;
+Status device_error(const char* name, Device got, Device wanted) noexcept;
+
+inline Status check_extent(const char* name, const char* what, std::int64_t got,
+                           std::int64_t wanted, const char* whose) noexcept {
+  return got == wanted ? Status() : extent_error(name, what, got, wanted, whose);
+}
 
 /// Checks that the dtype is `wanted` or `alternative`; pass `wanted` twice if there is only one.
-Status check_dtype(const char* name, DType got, DType wanted, DType alternative) noexcept;
+inline Status check_dtype(const char* name, DType got, DType wanted, DType alternative) noexcept {
+  if (got == wanted || got == alternative) return {};
+  return dtype_error(name, got, wanted, alternative);
+}
 
-Status check_device(const char* name, Device got, Device wanted) noexcept;
+inline Status check_device(const char* name, Device got, Device wanted) noexcept {
+  return got == wanted ? Status() : device_error(name, got, wanted);
+}
 
 /// Checks that the pointer is not null and is aligned to the elements, if there are any.
 Status check_pointer(const char* name, const TensorView& t) noexcept;
