@@ -46,7 +46,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                   // NOLINT: implicit on purpose
+  Result(const T& value) : value_(value) {}                       // NOLINT: implicit on purpose
+  Result(T&& value) : value_(std::move(value)) {}                 // NOLINT: implicit on purpose
   Result(Status status) noexcept : status_(std::move(status)) {}  // NOLINT: implicit on purpose
 
   bool ok() const noexcept { return value_.has_value(); }

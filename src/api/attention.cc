@@ -26,9 +26,9 @@ Status check_run_workspace(const Workspace& workspace, const Plan& plan) noexcep
 }  // namespace
 
 Result<Problem> make_problem(const Tensors& tensors, const Options& options) noexcept {
-  Result<Problem> problem = describe(tensors, options);
-  if (!problem.ok()) return problem;
-  if (Status status = check_memory(tensors); !status.ok()) return status;
+  Problem problem;
+  FLASHCORE_RETURN_IF_ERROR(describe(tensors, options, problem));
+  FLASHCORE_RETURN_IF_ERROR(check_memory(tensors));
   return problem;
 }
 
@@ -43,7 +43,9 @@ Result<Problem> dense_problem(DType dtype, std::int64_t batch, std::int64_t q_he
                   .v = view(nullptr, dtype, {batch, kv_heads, kv_len, v_dim}, device),
                   .out = view(nullptr, out, {batch, q_heads, q_len, v_dim}, device)};
   if (options.partial) tensors.lse = view(nullptr, out, {batch, q_heads, q_len}, device);
-  return describe(tensors, options);
+  Problem problem;
+  FLASHCORE_RETURN_IF_ERROR(describe(tensors, options, problem));
+  return problem;
 }
 
 Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream stream,
@@ -51,9 +53,10 @@ Status run(const Plan& plan, const Tensors& tensors, Workspace workspace, Stream
   return guarded([&]() -> Status {
     // 1. Check the tensors against the plan.
     if (plan.kernel == nullptr) return invalid_argument("plan: is empty; use make_plan()");
-    const Result<Problem> given = make_problem(tensors, plan.problem.options);
-    if (!given.ok()) return given.status();
-    FLASHCORE_RETURN_IF_ERROR(check_against_plan(plan.problem, *given));
+    Problem given;
+    FLASHCORE_RETURN_IF_ERROR(describe(tensors, plan.problem.options, given));
+    FLASHCORE_RETURN_IF_ERROR(check_memory(tensors));
+    FLASHCORE_RETURN_IF_ERROR(check_against_plan(plan.problem, given));
     if (is_empty(plan.problem)) return {};
     FLASHCORE_RETURN_IF_ERROR(check_run_workspace(workspace, plan));
 

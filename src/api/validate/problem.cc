@@ -290,13 +290,11 @@ Status describe_optional(const Tensors& t, Problem& p) noexcept {
 
 }  // namespace
 
-Result<Problem> describe(const Tensors& tensors, const Options& options) noexcept {
-  Problem problem;
+Status describe(const Tensors& tensors, const Options& options, Problem& problem) noexcept {
   FLASHCORE_RETURN_IF_ERROR(describe_main(tensors, problem));
   FLASHCORE_RETURN_IF_ERROR(describe_options(tensors, options, problem));
   FLASHCORE_RETURN_IF_ERROR(find_scales(tensors, problem));
-  FLASHCORE_RETURN_IF_ERROR(describe_optional(tensors, problem));
-  return problem;
+  return describe_optional(tensors, problem);
 }
 
 Status check_memory(const Tensors& t) noexcept {

@@ -5,8 +5,9 @@
 
 namespace flashcore {
 
-/// Checks shapes, types, strides and options, but no pointers.
-Result<Problem> describe(const Tensors& tensors, const Options& options) noexcept;
+/// Checks shapes, types, strides and options, but no pointers. Fills in an empty Problem, which is
+/// too large to return by value in every run().
+Status describe(const Tensors& tensors, const Options& options, Problem& problem) noexcept;
 
 /// Checks pointers: null, misaligned, outputs that overlap themselves, each other or an input.
 Status check_memory(const Tensors& tensors) noexcept;

@@ -8,6 +8,7 @@
 #include "api/validate/problem.h"
 #include "cli/text.h"
 #include "command_error.h"
+#include "core/error.h"
 #include "data/cases.h"
 
 namespace flashcore::tool {
@@ -210,7 +211,9 @@ Result<Problem> problem_of(const verify::CaseSpec& s, Device device) {
   t.q_scale = scale(s.q_scale, s.q_heads, s.q_len, options.q_scale_block);
   t.k_scale = scale(s.k_scale, s.kv_heads, kv_len, options.kv_scale_block);
   t.v_scale = scale(s.v_scale, s.kv_heads, kv_len, options.kv_scale_block);
-  return describe(t, options);
+  Problem problem;
+  FLASHCORE_RETURN_IF_ERROR(describe(t, options, problem));
+  return problem;
 }
 
 std::string kernel_of(const verify::CaseSpec& spec, const DeviceInfo& plan_for) {
