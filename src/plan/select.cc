@@ -117,32 +117,71 @@ Reject check_inputs(const KernelInfo& kernel, const Problem& problem, Features n
   return any(missing) ? Reject::strides : Reject::none;
 }
 
-/// Chooses a kernel of one family: the smallest dims that fit, then the smallest estimate. A
-/// batch-invariant plan must not depend on q_len or batch, so it uses the first kernel that fits.
-KernelChoice choose_in_family(Family family, Inputs inputs, const Problem& problem,
-                              const DeviceInfo& device, Features needed) noexcept {
-  const FamilyModel& model = model_of(family);
-  const bool first = problem.options.reproducibility == Reproducibility::batch_invariant;
-  const auto candidates = kernels_of(Operation::fwd, family, inputs, problem.dtype);
-  // They all have the same features and input formats. Only fp8 kernels differ in their scales.
-  const bool by_kernel = inputs == Inputs::fp8;
-  if (candidates.empty() ||
-      (!by_kernel && check_inputs(candidates.front(), problem, needed) != Reject::none)) {
-    return {};
-  }
+/// The cheapest of the usable kernels; of several, the first one.
+template <typename Usable>
+KernelChoice cheapest_of(std::span<const KernelInfo> kernels, const Problem& problem,
+                         const DeviceInfo& device, Usable usable) noexcept {
+  const FamilyModel& model = model_of(kernels.front().family);
   KernelChoice best;
-  for (const KernelInfo& kernel : candidates) {
-    if (!fits_dims(kernel, problem)) continue;
-    if (best.kernel != nullptr && (first || kernel.head_dim > best.kernel->head_dim)) break;
-    const Estimate estimate =
-        first ? Estimate{} : model.estimate(kernel, problem, device, Rivals::own_family);
-    if (best.kernel != nullptr && !(estimate.cost < best.estimate.cost)) continue;
-    // Checked last, because few kernels get here and most of them pass.
-    if (check_size(kernel, problem, device) != Reject::none) continue;
-    if (by_kernel && check_inputs(kernel, problem, needed) != Reject::none) continue;
-    best = {&kernel, estimate};
+  const auto consider = [&](const KernelInfo& kernel) {
+    if (!usable(kernel)) return;
+    const Estimate estimate = model.estimate(kernel, problem, device, Rivals::own_family);
+    const bool is_best = best.kernel == nullptr || estimate.cost < best.estimate.cost ||
+                         (estimate.cost == best.estimate.cost && &kernel < best.kernel);
+    if (is_best) best = {&kernel, estimate};
+  };
+  bool any_unlikely = false;
+  for (const KernelInfo& kernel : kernels) {
+    if (model.bound(kernel, problem) > 0) {
+      any_unlikely = true;
+    } else {
+      consider(kernel);
+    }
+  }
+  if (!any_unlikely) return best;
+  for (const KernelInfo& kernel : kernels) {
+    const double bound = model.bound(kernel, problem);
+    const bool excluded = best.kernel != nullptr && bound > best.estimate.cost;
+    if (bound > 0 && !excluded) consider(kernel);
   }
   return best;
+}
+
+/// Chooses one of a family's kernels with equal dims: the smallest estimate. A batch-invariant plan
+/// must not depend on q_len or batch, so it uses the first kernel that supports the problem.
+KernelChoice choose_among(std::span<const KernelInfo> kernels, const Problem& problem,
+                          const DeviceInfo& device, Features needed) noexcept {
+  const auto is_supported = [&](const KernelInfo& kernel) {
+    return supports(kernel, problem, device, needed) == Reject::none;
+  };
+  if (problem.options.reproducibility == Reproducibility::batch_invariant) {
+    const auto first = std::find_if(kernels.begin(), kernels.end(), is_supported);
+    return {first == kernels.end() ? nullptr : &*first};
+  }
+  // Usually the problem is supported by all of them or none, so one check is enough.
+  const KernelChoice best =
+      cheapest_of(kernels, problem, device, [](const KernelInfo&) { return true; });
+  if (is_supported(*best.kernel)) return best;
+  return cheapest_of(kernels, problem, device, is_supported);
+}
+
+/// Chooses a kernel of one family, with the smallest dims that fit.
+KernelChoice choose_in_family(Family family, Inputs inputs, const Problem& problem,
+                              const DeviceInfo& device, Features needed) noexcept {
+  const auto kernels = kernels_of(Operation::fwd, family, inputs, problem.dtype);
+  if (kernels.empty()) return {};
+  // All of them have the same features and input formats. Only fp8 kernels differ in scales.
+  if (inputs != Inputs::fp8 && check_inputs(kernels.front(), problem, needed) != Reject::none) {
+    return {};
+  }
+  for (std::size_t begin = 0, end = 0; begin < kernels.size(); begin = end) {
+    while (end < kernels.size() && kernels[end].head_dim == kernels[begin].head_dim) ++end;
+    if (problem.head_dim > kernels[begin].head_dim) continue;
+    const KernelChoice choice =
+        choose_among(kernels.subspan(begin, end - begin), problem, device, needed);
+    if (choice.kernel != nullptr) return choice;
+  }
+  return {};
 }
 
 /// The kind of inputs that the family's kernels for this problem have.

@@ -43,6 +43,6 @@ std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noex
 }
 
 extern const FamilyModel kCpuModel;
-constinit const FamilyModel kCpuModel{estimate, plan_splits, no_tail, EstimateUnit::rank};
+constinit const FamilyModel kCpuModel{estimate, no_bound, plan_splits, no_tail, EstimateUnit::rank};
 
 }  // namespace flashcore

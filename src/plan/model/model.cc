@@ -15,6 +15,8 @@ const FamilyModel& model_of(Family family) noexcept {
   return *kModels[static_cast<std::size_t>(family)];
 }
 
+double no_bound(const KernelInfo&, const Problem&) noexcept { return 0; }
+
 TailPlan no_tail(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept { return {}; }
 
 std::int32_t key_tile(const KernelInfo& kernel, const Problem& problem) noexcept {

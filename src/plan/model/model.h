@@ -61,6 +61,8 @@ struct Estimate {
 
 struct FamilyModel {
   Estimate (*estimate)(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept;
+  /// A positive lower bound of the cost, if the kernel is unlikely to be the best one; otherwise 0.
+  double (*bound)(const KernelInfo&, const Problem&) noexcept;
   SplitPlan (*plan_splits)(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
   TailPlan (*plan_tail)(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
   EstimateUnit unit;
@@ -68,6 +70,8 @@ struct FamilyModel {
 
 const FamilyModel& model_of(Family family) noexcept;  // plan/model/model.cc lists them
 
+/// The bound of families whose estimates take little time.
+double no_bound(const KernelInfo&, const Problem&) noexcept;
 /// The plan_tail of families without tail splits.
 TailPlan no_tail(const KernelInfo&, const Problem&, const DeviceInfo&) noexcept;
 

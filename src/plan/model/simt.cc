@@ -33,6 +33,7 @@ SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
 }  // namespace
 
 extern const FamilyModel kSimtModel;
-constinit const FamilyModel kSimtModel{estimate, plan_splits, no_tail, EstimateUnit::rank};
+constinit const FamilyModel kSimtModel{estimate, no_bound, plan_splits, no_tail,
+                                       EstimateUnit::rank};
 
 }  // namespace flashcore

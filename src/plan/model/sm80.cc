@@ -51,6 +51,17 @@ double waves_of(double ctas, double slots) noexcept {
   return ctas <= slots ? 1 : std::ceil(ctas / slots);
 }
 
+/// True if another tile size fits the rows of a group better.
+bool has_wrong_tile(const KernelInfo& kernel, std::int64_t rows) noexcept {
+  if (kernel.tile_q < 16) return rows > kernel.tile_q;
+  return kernel.tile_q > 16 && 2 * rows <= kernel.tile_q;
+}
+
+/// Cycles of a CTA before its first step and after its last one.
+double ends_of(const KernelInfo& kernel) noexcept {
+  return kPrologue + kEpilogue + kEpilogueRow * kernel.tile_q;
+}
+
 /// Estimates a kernel's time on a problem. Counts are doubles, because they are multiplied by
 /// times. The constructor computes all values that do not depend on the splits, and allow_splits()
 /// those that more than one split needs.
@@ -69,8 +80,7 @@ class Model {
     set_loads(kernel, problem, device);
     set_math(kernel, device);
     swap_ab_ = kernel.tile_q < 16;
-    wrong_tile_ =
-        swap_ab_ ? rows_ > kernel.tile_q : kernel.tile_q > 16 && 2 * rows_ <= kernel.tile_q;
+    wrong_tile_ = has_wrong_tile(kernel, rows_);
   }
 
   /// Call it before in_cluster() or cycles() of more than one split.
@@ -164,7 +174,7 @@ class Model {
         kernel.inputs == Inputs::kv8 ? kDequantCycles * 16 / (kernel.tile_q > 64 ? 32 : 16) : 0.0;
     mma_ = kMmaOverhead * 2.0 * kernel.tile_q * kernel.tile_k * kernel.head_dim / 2048 / 4 *
            (mma + dequant);
-    ends_ = kPrologue + kEpilogue + kEpilogueRow * kernel.tile_q;
+    ends_ = ends_of(kernel);
     if (kernel.inputs == Inputs::kv8 && from_memory_ && kernel.tile_q <= 16) alone_ = kKv8Alone;
   }
 
@@ -194,11 +204,14 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
                   Rivals) noexcept {
   Model model(kernel, problem, device);
   Estimate best;
+  std::int32_t last = 0;  // splits
   const auto consider = [&](std::int64_t count) {
+    const bool split = count > 1 && model.kv_tiles > 1;
     const std::int64_t steps =
-        ceil_div(model.kv_tiles, std::clamp<std::int64_t>(count, 1, model.kv_tiles));
-    const auto splits = static_cast<std::int32_t>(ceil_div(model.kv_tiles, steps));
-    if (splits == best.splits.splits.count) return;
+        split ? ceil_div(model.kv_tiles, std::min(count, model.kv_tiles)) : model.kv_tiles;
+    const auto splits = split ? static_cast<std::int32_t>(ceil_div(model.kv_tiles, steps)) : 1;
+    if (splits == last) return;
+    last = splits;
     const bool cluster = model.in_cluster(splits);
     const double cycles = model.cycles(splits, steps, cluster);
     if (best.cost != 0 && cycles >= kTie * best.cost) return;
@@ -212,9 +225,9 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
   const bool may_split =
       problem.options.reproducibility == Reproducibility::deterministic && model.tiles > 0;
   const std::int64_t min_keys = kernel.tile_q <= 16 ? kernel.tile_k : kMinKeysLargeTiles;
-  const std::int64_t most =
-      may_split ? std::clamp<std::int64_t>(problem.kv_len / min_keys, 1, core::kMaxCombinedSplits)
-                : 1;
+  const std::int64_t most = may_split ? std::clamp<std::int64_t>(divide(problem.kv_len, min_keys),
+                                                                 1, core::kMaxCombinedSplits)
+                                      : 1;
   if (most > 1) model.allow_splits(kernel, problem, device);
   if (most > 1 && kernel.tile_q <= 16 && (problem.seqused_k.given() || problem.kv_varlen)) {
     // Sequences may differ much in length. Splits of one length balance the SMs.
@@ -235,8 +248,13 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
   };
   consider_large(fill);
   consider_large(fill * ctas_per_sm);
-  if (fill > most) consider(most);
+  if (fill > most && most > kMaxCluster) consider(most);
   return best;
+}
+
+double bound(const KernelInfo& kernel, const Problem& problem) noexcept {
+  if (!has_wrong_tile(kernel, packed_rows(kernel, problem))) return 0;
+  return kWrongTilePenalty * ends_of(kernel);
 }
 
 SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
@@ -247,6 +265,6 @@ SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
 }  // namespace
 
 extern const FamilyModel kSm80Model;
-constinit const FamilyModel kSm80Model{estimate, plan_splits, no_tail, EstimateUnit::cycles};
+constinit const FamilyModel kSm80Model{estimate, bound, plan_splits, no_tail, EstimateUnit::cycles};
 
 }  // namespace flashcore

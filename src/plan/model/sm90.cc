@@ -188,7 +188,7 @@ bool can_split_tail(const KernelInfo& kernel, const Problem& problem) noexcept {
 }
 
 extern const FamilyModel kSm90Model;
-constinit const FamilyModel kSm90Model{estimate, plan_splits, plan_tail,
+constinit const FamilyModel kSm90Model{estimate, no_bound, plan_splits, plan_tail,
                                        EstimateUnit::cycles_by_rivals};
 
 }  // namespace flashcore
