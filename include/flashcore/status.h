@@ -46,8 +46,10 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(const T& value) : value_(value) {}                       // NOLINT: implicit on purpose
-  Result(T&& value) : value_(std::move(value)) {}                 // NOLINT: implicit on purpose
+  Result(const T& value) : value_(value) {}        // NOLINT: implicit on purpose
+  Result(T&& value) : value_(std::move(value)) {}  // NOLINT: implicit on purpose
+  /// A default value, to be filled in: for values that are large to copy.
+  explicit Result(std::in_place_t) : value_(std::in_place) {}
   Result(Status status) noexcept : status_(std::move(status)) {}  // NOLINT: implicit on purpose
 
   bool ok() const noexcept { return value_.has_value(); }
@@ -56,6 +58,7 @@ class [[nodiscard]] Result {
   /// Requires ok().
   const T& value() const& { return *value_; }
   T&& value() && { return *std::move(value_); }
+  T& operator*() { return *value_; }
   const T& operator*() const { return *value_; }
   const T* operator->() const { return &*value_; }
 

@@ -1,6 +1,8 @@
 // make_plan(): makes a plan for a problem and a device. Pure: uses no clock, environment or CUDA.
 #include "plan/planner.h"
 
+#include <utility>
+
 #include "core/error.h"
 #include "core/params.h"
 #include "plan/model/model.h"
@@ -72,14 +74,12 @@ CombineMode combine_mode(const KernelInfo& kernel, const SplitPlan& plan,
   return last_cta ? CombineMode::last_cta : CombineMode::kernel;
 }
 
-}  // namespace
-
-Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcept {
+/// Fills in an empty plan.
+Status plan_problem(const Problem& problem, const DeviceInfo& device, Plan& plan) noexcept {
   FLASHCORE_RETURN_IF_ERROR(check_sizes(problem, device));
   KernelChoice choice;
   FLASHCORE_RETURN_IF_ERROR(find_kernel_for(problem, device, choice));
   const KernelInfo& kernel = *choice.kernel;
-  Plan plan;
   plan.problem = problem;
   plan.device = device;
   plan.kernel = choice.kernel;
@@ -100,7 +100,15 @@ Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcep
   plan.num_tiles = tiles * plan.splits;
   plan.combine = combine_mode(kernel, splits, tiles);
   const TailPlan tail = model.plan_tail(kernel, problem, device);
-  if (tail.tiles > 0) FLASHCORE_RETURN_IF_ERROR(apply_tail_split(plan, tail.tiles, tail.splits));
+  return tail.tiles > 0 ? apply_tail_split(plan, tail.tiles, tail.splits) : Status();
+}
+
+}  // namespace
+
+Result<Plan> make_plan(const Problem& problem, const DeviceInfo& device) noexcept {
+  Result<Plan> plan(std::in_place);
+  Status status = plan_problem(problem, device, *plan);
+  if (!status.ok()) plan = std::move(status);
   return plan;
 }
 
