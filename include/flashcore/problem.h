@@ -74,7 +74,12 @@ struct Layout {
   std::int64_t column = 0;
 
   bool given() const noexcept { return dtype != DType::none; }
-  bool operator==(const Layout&) const = default;
+  /// Without branches: run() compares every layout with the plan's, and they are usually equal.
+  constexpr bool operator==(const Layout& other) const noexcept {
+    const std::int64_t strides =
+        (batch ^ other.batch) | (head ^ other.head) | (row ^ other.row) | (column ^ other.column);
+    return (strides == 0) & (dtype == other.dtype) & (alignment_bytes == other.alignment_bytes);
+  }
 };
 
 struct Problem {

@@ -80,18 +80,6 @@ bool has_nested_strides(const TensorView& tensor) noexcept {
 
 }  // namespace
 
-ByteRange byte_range(const TensorView& tensor) noexcept {
-  std::int64_t low = 0, high = 0;  // elements
-  for (int i = 0; i < tensor.rank; ++i) {
-    if (tensor.shape[i] == 0) return {};
-    const std::int64_t reach = (tensor.shape[i] - 1) * tensor.strides[i];
-    (reach < 0 ? low : high) += reach;
-  }
-  if (tensor.data == nullptr) return {};
-  const std::int64_t size = size_of(tensor.dtype);
-  return {reinterpret_cast<std::intptr_t>(tensor.data), low * size, (high + 1) * size};
-}
-
 bool overlaps_itself(const TensorView& tensor) noexcept {
   if (has_nested_strides(tensor)) return false;
   Axis axes[TensorView::kMaxRank];

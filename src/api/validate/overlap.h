@@ -10,7 +10,18 @@ struct ByteRange {
   std::intptr_t data = 0;
   std::int64_t begin = 0, end = 0;  ///< equal if the tensor has no elements or no pointer
 };
-ByteRange byte_range(const TensorView& tensor) noexcept;
+inline ByteRange byte_range(const TensorView& tensor) noexcept {
+  std::int64_t low = 0, high = 0;  // elements
+  for (int i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[i] == 0) return {};
+    const std::int64_t reach = (tensor.shape[i] - 1) * tensor.strides[i];
+    low += reach < 0 ? reach : 0;
+    high += reach > 0 ? reach : 0;
+  }
+  if (tensor.data == nullptr) return {};
+  const std::int64_t size = size_of(tensor.dtype);
+  return {reinterpret_cast<std::intptr_t>(tensor.data), low * size, (high + 1) * size};
+}
 
 /// True if the ranges have no byte in common. Two tensors are usually that far apart.
 inline bool are_disjoint(const ByteRange& a, const ByteRange& b) noexcept {
