@@ -55,10 +55,9 @@ bool rows_are_async(const Problem& problem) noexcept {
 
 std::uint8_t score_mods_of(const core::AttentionParams& p) noexcept {
   unsigned mods = 0;
-  if (p.softcap != 0) mods |= core::kSoftcapMod;
-  if (p.alibi_slopes != nullptr) mods |= core::kAlibiMod;
-  if (p.bias != nullptr) mods |= core::kBiasMod;
-  if (p.mask != nullptr) mods |= core::kMaskMod;
+  if (p.softcap != 0 || p.alibi_slopes != nullptr || p.bias != nullptr || p.mask != nullptr) {
+    mods |= core::kElementMods;
+  }
   if (!(p.score_scale > 0)) mods |= core::kNonPositiveScaleMod;
   if (p.q_scale.is_per_block() || p.k_scale.is_per_block() || p.v_scale.is_per_block()) {
     mods |= core::kBlockScalesMod;

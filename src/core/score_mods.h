@@ -7,15 +7,9 @@ namespace flashcore::core {
 
 /// Modifications beyond a positive scale and a mask by position.
 enum ScoreMods : std::uint8_t {
-  kSoftcapMod = 1,
-  kAlibiMod = 2,
-  kBiasMod = 4,
-  kMaskMod = 8,
-  kNonPositiveScaleMod = 16,  // the row maximum cannot be found before scaling
-  kBlockScalesMod = 32,       // 8-bit rows of a head have several scales
+  kElementMods = 1,          // of single scores (core/score.h): softcap, ALiBi, bias, boolean mask
+  kNonPositiveScaleMod = 2,  // the row maximum cannot be found before scaling
+  kBlockScalesMod = 4,       // 8-bit rows of a head have several scales
 };
-
-/// Modifications of single scores: core/score.h.
-inline constexpr std::uint8_t kElementMods = kSoftcapMod | kAlibiMod | kBiasMod | kMaskMod;
 
 }  // namespace flashcore::core

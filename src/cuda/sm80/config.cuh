@@ -15,7 +15,7 @@
 
 namespace flashcore::cuda::sm80 {
 
-/// How K and V are stored, and the type of the MMA operands. 8-bit K/V become f16: every value is
+/// Stored type of K and V, and type of the MMA operands. 8-bit K/V become f16: every value is
 /// exact in it, and the conversion takes fewer instructions than to bf16.
 template <typename Element>
 struct Storage {

@@ -1,4 +1,4 @@
-// How the warps of a Hopper CTA wait for each other. core/sm90_pipeline.h has the table of
+// Waits and arrivals of the warps of a Hopper CTA. core/sm90_pipeline.h has the table of
 // mbarriers and the enum of named barriers, core/sm90_roles.h the roles that use them.
 #pragma once
 
