@@ -42,8 +42,7 @@ __device__ __forceinline__ RowPartials partials_of(const AttentionParams& p, con
 }
 
 /// A warp combines the splits of a row. Latency is all that counts: each lane computes the weights
-/// of some splits while the outputs are in flight. Kept in one function: split up, it compiles to
-/// other machine code.
+/// of some splits while the outputs are in flight.
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void combine_row(float* s_weights, const AttentionParams& p,
                                             const WorkTile& work, int r,

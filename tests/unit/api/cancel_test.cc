@@ -54,11 +54,11 @@ struct LongCall {
 Status cancel_during(const std::function<Status(const std::int32_t* cancel)>& call,
                      Clock::duration delay = kDelay) {
   std::int32_t cancel = 0;
+  const auto start = Clock::now();  // before the other thread starts to wait
   std::thread other([&] {
     std::this_thread::sleep_for(delay);
     __atomic_store_n(&cancel, 1, __ATOMIC_RELAXED);
   });
-  const auto start = Clock::now();
   Status status = call(&cancel);
   const auto elapsed = Clock::now() - start;
   other.join();
