@@ -34,6 +34,16 @@ FLASHCORE_HD constexpr std::int32_t page_shift(std::int32_t size) {
   return -1;
 }
 
+/// TMA loads boxes of rows of one page into a tile with the 128B swizzle, whose pattern repeats
+/// every 8 rows.
+inline constexpr int kMinPageBoxRows = 8;
+
+/// log2 of the rows of a box: the largest power of two that divides page size and tile.
+FLASHCORE_HD constexpr int page_box_log2(int page_size, int tile_k) {
+  const int both = page_size | tile_k;
+  return page_shift(both & -both);
+}
+
 /// Location of a key. K and V share it and differ in strides.
 struct KvLocation {
   std::int32_t block;  // multiplies Strides::batch: the page, or the sequence if not paged

@@ -108,8 +108,8 @@ inline constexpr FamilyTraits kFamilies[] = {
      .loads = Loads::tma,
      .math = Math::wgmma,
      .features =
-         kAllFeatures & ~(Features::bias | Features::mask | Features::paged | Features::any_stride |
-                          Features::f32_out | Features::partial | Features::num_splits),
+         kAllFeatures & ~(Features::bias | Features::mask | Features::any_stride |
+                          Features::num_splits | Features::unaligned_pages),
      .combine_modes = modes(CombineMode::none),
      .gqa_packing = GqaPacking::power_of_two,
      .pdl = true,

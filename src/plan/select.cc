@@ -1,6 +1,7 @@
 // Decides whether a kernel supports a problem, and chooses a kernel for it.
 #include <algorithm>
 
+#include "core/paged_kv.h"
 #include "core/softcap.h"
 #include "plan/model/model.h"
 #include "plan/planner.h"
@@ -41,8 +42,9 @@ bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
 
 bool has_tma_layout(const Problem& p) noexcept {
   const std::int64_t q_rows = p.q_varlen ? p.total_q : p.q_len;
-  const std::int64_t kv_rows = p.kv_varlen ? p.total_k : p.kv_len;
-  const std::int64_t kv_batch = p.kv_varlen ? 1 : p.batch;
+  const bool paged = p.page_size > 0;
+  const std::int64_t kv_rows = paged ? p.page_size : p.kv_varlen ? p.total_k : p.kv_len;
+  const std::int64_t kv_batch = paged ? p.pages : p.kv_varlen ? 1 : p.batch;
   return p.out.column == 1 && p.out.alignment_bytes >= 8 && p.v_dim % 4 == 0 &&
          has_tensor_map(p.q, q_rows, p.q_heads, p.q_varlen ? 1 : p.batch) &&
          has_tensor_map(p.k, kv_rows, p.kv_heads, kv_batch) &&
@@ -219,6 +221,7 @@ Features features_of(const Problem& p) noexcept {
   add(o.window_left >= 0 || o.window_right >= 0, Features::window);
   add(p.q_varlen || p.kv_varlen || p.seqused_k.given(), Features::varlen);
   add(p.page_size > 0, Features::paged);
+  add(p.page_size % core::kMinPageBoxRows != 0, Features::unaligned_pages);
   add(!has_tma_layout(p), Features::any_stride);
   add(p.out.dtype != p.dtype, Features::f32_out);
   add(o.partial, Features::partial);

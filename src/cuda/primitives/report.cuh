@@ -21,13 +21,14 @@ __device__ __forceinline__ void report(const core::AttentionParams& p,
   if (p.checked) report(p.error, found);
 }
 
-/// Checks the page ids of sequence b with all threads of the CTA. One CTA per sequence is enough: a
-/// kernel calls this function for the first work tile of a sequence.
+/// Checks the page ids of sequence b. One CTA per sequence is enough: a kernel calls this function
+/// for the first work tile of a sequence, with `threads` threads of the CTA.
 __device__ __forceinline__ void report_pages(const core::AttentionParams& p,
-                                             const core::SeqInfo& seq, std::int32_t b) {
+                                             const core::SeqInfo& seq, std::int32_t b,
+                                             std::int32_t thread, std::int32_t threads) {
   if (!p.checked) return;
   const std::int32_t slots = core::slots_in_use(p.pages, seq.kv_len);
-  for (std::int32_t slot = threadIdx.x; slot < slots; slot += blockDim.x) {
+  for (std::int32_t slot = thread; slot < slots; slot += threads) {
     report(p, core::page_error(p.pages, b, slot));
   }
 }

@@ -526,7 +526,8 @@ __global__ void __launch_bounds__(C::kThreads, 2)
       report(p, s.work.seq.error);
     }
     __syncthreads();
-    if (index % (p.num_tiles / p.batch) == 0) report_pages(p, s.work.seq, s.work.b);
+    if (index % (p.num_tiles / p.batch) == 0)
+      report_pages(p, s.work.seq, s.work.b, threadIdx.x, C::kThreads);
     if (s.work.queries > 0) mainloop<C>(s, p, s.work);  // uniform over the CTA
   }
 }

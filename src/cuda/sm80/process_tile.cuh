@@ -37,7 +37,7 @@ __device__ __forceinline__ void process_tile(SharedStorage<C>& s, const Attentio
   }
   if (threadIdx.x == 0) s.work = work;
   if (work.split == 0 && work.kv_head == 0 && work.first_row == 0) {
-    report_pages(p, work.seq, work.b);
+    report_pages(p, work.seq, work.b, threadIdx.x, C::kThreads);
   }
   if (C::kWarpsM == 1) {
     if (threadIdx.x == 0) s.warp_keys[0] = {work.visible, work.fully_visible};

@@ -19,6 +19,26 @@ __device__ __forceinline__ std::int64_t query_offset(const core::Strides& stride
                           static_cast<std::int64_t>(work.seq.q_row) + query);
 }
 
+/// Stores an f32 row of head_dim columns if `written`. A quad writes whole 32-byte sectors.
+template <typename C, typename Value>
+__device__ __forceinline__ void store_f32_row(float* g_row, bool written, int v_dim,
+                                              const Thread<C>& t, Value value) {
+  // fp8: a lane has four adjacent columns of two n-tiles (core::column_of_row).
+  const int column = opaque((C::kFp8 ? 4 : 2) * (t.lane % 4));
+#pragma unroll
+  for (int n = 0; n < C::kHeadDim / 8; n += 2) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int first = 8 * n + (C::kFp8 ? 2 : 8) * i;
+      const float2 x = C::kFp8 ? make_float2(value(n, i), value(n + 1, i))
+                               : make_float2(value(n + i, 0), value(n + i, 1));
+      if (written && first + column < v_dim) {
+        *reinterpret_cast<float2*>(g_row + first + column) = x;
+      }
+    }
+  }
+}
+
 /// Stores a row of head_dim columns if `written`.
 template <typename C, typename Value>
 __device__ __forceinline__ void store_row(typename C::Element* g_row, bool written, int v_dim,
@@ -86,15 +106,22 @@ __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage
         static_cast<float*>(p.lse)[query_offset(p.lse_strides, work, t, query)] = lse;
       }
     }
-    auto* g_row =
-        static_cast<typename C::Element*>(p.out) + query_offset(p.out_strides, work, t, query);
-    store_row<C>(g_row, written, p.v_dim, t, [&](int n, int i) {
+    const auto value = [&](int n, int i) {
       const float x = acc_o[4 * n + 2 * half + i] * factor;
       if (written) {
         core::assert_output(p, work.seq, work.b, head_of(work, t), query, x);
       }
       return x;
-    });
+    };
+    // One pointer for both types: registers are few.
+    const bool is_f32 = p.out_element == core::Element::f32;
+    char* g_row =
+        static_cast<char*>(p.out) + query_offset(p.out_strides, work, t, query) * (is_f32 ? 4 : 2);
+    if (is_f32) {
+      store_f32_row<C>(reinterpret_cast<float*>(g_row), written, p.v_dim, t, value);
+    } else {
+      store_row<C>(reinterpret_cast<typename C::Element*>(g_row), written, p.v_dim, t, value);
+    }
   }
 }
 

@@ -10,7 +10,7 @@
 //
 //   role        threads                       registers   file
 //   scheduler   thread 32 of warpgroup 0      40 (32)     scheduler.cuh: fetches work tiles
-//   producer    thread 0 of warpgroup 0       40 (32)     producer.cuh: fills the pipelines by TMA
+//   producer    warp 0 of warpgroup 0         40 (32)     producer.cuh: fills the pipelines by TMA
 //   transposer  warps 2, 3 of warpgroup 0     40 (32)     transpose_v.cuh: fp8 V
 //   consumer    2 (3) warpgroups, 64 rows each 232 (160)  mainloop.cuh, mainloop_fp8.cuh,
 //                                                         score.cuh, softmax.cuh, epilogue.cuh
@@ -55,12 +55,14 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<C::kProducerRegisters>();
-    if (threadIdx.x == 0) {
-      prefetch_tensor_map(params.q);
-      prefetch_tensor_map(params.k);
-      prefetch_tensor_map(params.v);
+    if (threadIdx.x < 32) {
+      if (threadIdx.x == 0) {
+        prefetch_tensor_map(params.q);
+        prefetch_tensor_map(params.k);
+        prefetch_tensor_map(params.v);
+      }
       pdl_wait();
-      ProducerThread<C> producer{{{s, params}}};
+      ProducerWarp<C> producer{{s, params}, static_cast<int>(threadIdx.x)};
       core::produce(producer);
     }
     if (threadIdx.x == 32) {

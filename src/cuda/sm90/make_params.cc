@@ -16,7 +16,9 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   const std::int32_t heads = plan.heads_in_tile;
   params.heads = work.heads;
   params.order = work.order;
-  params.v_tail_dirty = kv_varlen || call.used_k != nullptr;
+  const bool paged = call.pages.table != nullptr;
+  params.v_tail_dirty = kv_varlen || paged || call.used_k != nullptr;
+  if (paged) params.page_box_log2 = core::page_box_log2(call.pages.size, plan.kernel->tile_k);
   params.tile_counter =
       reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(call.error) + core::kCountersOffset);
   params.tail = work.tail;
@@ -26,8 +28,10 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   const std::int64_t q_columns =
       call.fault.is(core::InjectedFault::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
   const std::int64_t q_rows = q_varlen ? call.total_q : call.q_len;
-  const std::int64_t kv_rows = kv_varlen ? call.total_k : call.kv_len;
-  const std::int64_t q_batch = q_varlen ? 1 : call.batch, kv_batch = kv_varlen ? 1 : call.batch;
+  const std::int64_t kv_rows = paged ? call.pages.size : kv_varlen ? call.total_k : call.kv_len;
+  const std::int64_t q_batch = q_varlen ? 1 : call.batch;
+  const std::int64_t kv_batch = paged ? call.pages.count : kv_varlen ? 1 : call.batch;
+  const int kv_box = paged ? 1 << params.page_box_log2 : plan.kernel->tile_k;
   // An empty tensor has no memory: the kernel reads a row of the workspace header and masks it.
   static_assert(kWorkspaceHeaderBytes >= 2 * core::kSm90MaxHeadDim);
   const auto address = [&](const void* data, std::int64_t rows) {
@@ -36,12 +40,11 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   FLASHCORE_RETURN_IF_ERROR(make_tensor_map(
       params.q, address(call.q, q_rows * q_batch), dtype, call.q_strides,
       {q_columns, q_rows, call.q_heads, q_batch}, {params.heads.queries(), heads}, "q"));
-  FLASHCORE_RETURN_IF_ERROR(make_tensor_map(
-      params.k, address(call.k, kv_rows * kv_batch), dtype, call.k_strides,
-      {call.head_dim, kv_rows, call.kv_heads, kv_batch}, {plan.kernel->tile_k}, "k"));
+  FLASHCORE_RETURN_IF_ERROR(
+      make_tensor_map(params.k, address(call.k, kv_rows * kv_batch), dtype, call.k_strides,
+                      {call.head_dim, kv_rows, call.kv_heads, kv_batch}, {kv_box}, "k"));
   return make_tensor_map(params.v, address(call.v, kv_rows * kv_batch), dtype, call.v_strides,
-                         {call.v_dim, kv_rows, call.kv_heads, kv_batch}, {plan.kernel->tile_k},
-                         "v");
+                         {call.v_dim, kv_rows, call.kv_heads, kv_batch}, {kv_box}, "v");
 }
 
 }  // namespace flashcore::cuda

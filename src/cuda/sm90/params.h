@@ -13,6 +13,7 @@ struct Params {
   core::TileScheduler order;
   core::PackGqa heads;          // one head in a tile unless the kernel packs GQA
   bool v_tail_dirty;            // memory past a sequence's last key is not the end of the tensor
+  std::int32_t page_box_log2;   // paged KV: log2 of the rows of a TMA box
   std::uint32_t* tile_counter;  // next tile of the dynamic scheduler; 0 between calls
   core::TailSplit tail;
   std::int32_t num_scheduled;    // tiles and tail splits

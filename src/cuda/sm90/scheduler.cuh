@@ -59,6 +59,7 @@ struct SchedulerThread : RoleThread<C> {
     s_work.kv_head = core::kv_head_of(p, s_work.head);
     s_work.seq = p.is_varlen ? core::seq_info_of(p, coord.batch) : core::dense_seq_info(p);
     if (p.is_varlen) report(p, s_work.seq.error);
+    if (coord.head == 0 && coord.q_tile == 0) report_pages(p, s_work.seq, coord.batch, 0, 1);
     asm volatile("" ::: "memory");
     const std::int32_t first = s_work.first_query;
     s_work.queries = min(C::kTileQ >> heads.log2, s_work.seq.q_len - first);
