@@ -227,15 +227,27 @@ TEST(Planner, Sm80RunsProblemsThatSm90Rejects) {
   };
   expect_reject("bias", Reject::missing_feature, [](Problem& p) { p.bias = p.q; });
   expect_reject("mask", Reject::missing_feature, [](Problem& p) { p.mask = p.q; });
-  expect_reject("pages", Reject::missing_feature, [](Problem& p) { p.page_size = 16; });
+  expect_reject("pages", Reject::missing_feature, [](Problem& p) { p.page_size = 12; });
   expect_reject("splits", Reject::missing_feature, [](Problem& p) { p.options.num_splits = 2; });
-  expect_reject("f32 out", Reject::missing_feature, [](Problem& p) { p.out.dtype = DType::f32; });
   expect_reject("strided columns", Reject::strides, [](Problem& p) { p.q.column = 2; });
   expect_reject("misaligned", Reject::strides, [](Problem& p) { p.k.alignment_bytes = 8; });
   expect_reject("broadcast", Reject::strides, [](Problem& p) { p.v.batch = 0; });
   expect_reject("huge stride", Reject::strides,
                 [](Problem& p) { p.v.head = std::int64_t{1} << 40; });
   expect_reject("v_dim", Reject::strides, [](Problem& p) { p.v_dim = 126; });
+}
+
+TEST(Planner, HopperRunsPagedKvAndF32Output) {
+  const DeviceInfo device = *named_device("h200");
+  for (const std::int64_t page_size : {8, 16, 24, 64, 256}) {
+    Problem problem = *dense_problem(DType::bf16, 2, 8, 4, 4096, 4096, 128, 128, {}, device.device);
+    problem.page_size = page_size;
+    problem.pages = 1024;
+    problem.out.dtype = DType::f32;
+    const Result<Plan> plan = make_plan(problem, device);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_STREQ(plan->kernel->family_name(), "sm90") << page_size;
+  }
 }
 
 TEST(Planner, AWindowSelectsASmallerTileKOnHopper) {
