@@ -67,9 +67,10 @@ struct ScoreRow {
 
 /// Math of scalar kernels: a softcap of any size.
 struct ScalarScoreMath {
-  template <typename T>
-  FLASHCORE_HD static T softcap(T argument, T cap) {
-    return capped(argument, cap);
+  /// each(change) replaces every score by change(score).
+  template <typename T, typename Each>
+  FLASHCORE_HD static void softcap(T cap, Each each) {
+    each([&](auto argument) { return capped(argument, cap); });
   }
   template <typename T>
   FLASHCORE_HD static T absolute(T x) {
@@ -94,8 +95,9 @@ FLASHCORE_HD void modify_scores(const Row& row, Each each) {
   }
   if (row.has_bias() && bias_first) add_bias();
   if (row.has_softcap()) {
-    const auto cap = row.cap();
-    each([&](auto& score, std::int32_t, const auto&) { score = Math::softcap(score, cap); });
+    Math::softcap(row.cap(), [&](auto change) {
+      each([&](auto& score, std::int32_t, const auto&) { score = change(score); });
+    });
   }
   if (row.has_alibi()) {
     const auto slope = row.slope();

@@ -15,7 +15,13 @@ template <typename T>
 struct VecScoreMath {
   FLASHCORE_HD static Vec<T> absolute(Vec<T> x) { return cpu::absolute(x); }
 
-  FLASHCORE_HD static Vec<T> softcap(Vec<T> argument, T cap) {
+  template <typename Each>
+  static void softcap(T cap, Each each) {
+    each([&](Vec<T> argument) { return capped(argument, cap); });
+  }
+
+ private:
+  static Vec<T> capped(Vec<T> argument, T cap) {
     if (cap > T(core::kLargestShortCap)) {
       T lane[kLanes<T>];
       store(lane, argument);

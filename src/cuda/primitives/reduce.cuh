@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/numeric.h"
+#include "core/softcap.h"
 
 namespace flashcore::cuda {
 
@@ -130,8 +131,20 @@ struct FastMath {
   __device__ __forceinline__ static float output_factor(float sum) {
     return fast_output_factor(sum);
   }
-  __device__ __forceinline__ static float softcap(float argument, float cap) {
-    return capped_short(argument, cap);
+  /// Special-function units would be the bottleneck: if all scores of the warp are small, a
+  /// polynomial serves.
+  template <typename Each>
+  __device__ __forceinline__ static void softcap(float cap, Each each) {
+    float largest = 0.f;
+    each([&](float argument) {
+      largest = fmaxf(largest, fabsf(argument));
+      return argument;
+    });
+    if (__any_sync(0xffffffffu, largest > core::kPolynomialUpTo)) {
+      each([&](float argument) { return capped_short(argument, cap); });
+    } else {
+      each([&](float argument) { return core::capped_polynomial(argument, cap); });
+    }
   }
   __device__ __forceinline__ static float absolute(float x) { return fabsf(x); }
 };

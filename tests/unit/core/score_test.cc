@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -117,8 +118,23 @@ TEST(Score, ModifyScoresEqualsModifyScore) {
   }
 }
 
+TEST(Softcap, ThePolynomialIsCloseToTanh) {
+  constexpr float kStep = kPolynomialUpTo / 100000;
+  double worst = 0;
+  for (int i = -100000; i <= 100000; ++i) {
+    const float argument = kStep * static_cast<float>(i);
+    const double want = std::tanh(argument * (kLn2 / 2));
+    worst = std::max(worst, std::abs(capped_polynomial(argument, 1.f) - want));
+  }
+  EXPECT_LT(worst, 0x1p-23);
+  EXPECT_TRUE(std::isnan(capped_polynomial(std::numeric_limits<float>::quiet_NaN(), 1.f)));
+}
+
 struct ConstantMath {
-  static float softcap(float, float) { return 100.f; }
+  template <typename Each>
+  static void softcap(float, Each each) {
+    each([](float) { return 100.f; });
+  }
   static float absolute(float) { return 10.f; }
 };
 
