@@ -92,7 +92,6 @@ enum class Features : std::uint32_t {
   num_splits = 1u << 11,              ///< more than one split, requested by the caller
   block_scales = 1u << 12,            ///< one scale per block of rows of an 8-bit tensor
   batch_invariant_scales = 1u << 13,  ///< block scales of v in a batch-invariant call
-  unaligned_pages = 1u << 14,         ///< pages that are not a multiple of 8 keys
 };
 constexpr Features operator|(Features a, Features b) noexcept {
   return static_cast<Features>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));

@@ -34,11 +34,9 @@ FLASHCORE_HD constexpr std::int32_t page_shift(std::int32_t size) {
   return -1;
 }
 
-/// TMA loads boxes of rows of one page into a tile with the 128B swizzle, whose pattern repeats
-/// every 8 rows.
-inline constexpr int kMinPageBoxRows = 8;
-
-/// log2 of the rows of a box: the largest power of two that divides page size and tile.
+/// log2 of the rows of a TMA box, which are in one page and in one KV tile: the largest power of
+/// two that divides page size and tile. Boxes of any height fit together in a tile: the swizzle
+/// follows the address in shared memory.
 FLASHCORE_HD constexpr int page_box_log2(int page_size, int tile_k) {
   const int both = page_size | tile_k;
   return page_shift(both & -both);

@@ -142,7 +142,6 @@ constexpr NamedFeature kFeatureNames[] = {
     {Features::num_splits, "num_splits"},
     {Features::block_scales, "block scales"},
     {Features::batch_invariant_scales, "batch-invariant block scales of v"},
-    {Features::unaligned_pages, "pages that are not a multiple of 8 keys"},
 };
 
 std::string dtype_message(const KernelInfo& kernel, const Problem& problem) {

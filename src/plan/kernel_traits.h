@@ -6,6 +6,7 @@
 
 #include "core/score_mods.h"
 #include "core/sm90_traits.h"
+#include "core/step_schedule.h"
 #include "flashcore/plan.h"
 
 namespace flashcore {
@@ -41,7 +42,6 @@ struct FamilyTraits {
   GqaPacking gqa_packing;
   bool pdl;             // sm_90 SASS waits by griddepcontrol (programmatic dependent launch)
   bool persistent;      // at most one CTA per SM, which loops over work tiles
-  bool only_if_faster;  // chosen by comparing estimates only, so never for batch-invariant plans
   int index_bits;       // width of its row and tile counters
   std::uint8_t general_mods;  // core::ScoreMods that take the general path
   bool general_layouts;       // calls without AttentionParams::fast_layout take it, too
@@ -61,7 +61,6 @@ inline constexpr FamilyTraits kFamilies[] = {
      .gqa_packing = GqaPacking::group,
      .pdl = false,
      .persistent = false,
-     .only_if_faster = false,
      .index_bits = 64,
      .general_mods = core::kElementMods,  // Q is scaled when it is loaded
      .general_layouts = false,
@@ -78,7 +77,6 @@ inline constexpr FamilyTraits kFamilies[] = {
      .gqa_packing = GqaPacking::none,
      .pdl = false,
      .persistent = false,
-     .only_if_faster = false,
      .index_bits = 64,
      .general_mods = core::kElementMods,  // Q is scaled when it is loaded
      .general_layouts = false,
@@ -95,7 +93,6 @@ inline constexpr FamilyTraits kFamilies[] = {
      .gqa_packing = GqaPacking::group,
      .pdl = true,
      .persistent = false,
-     .only_if_faster = false,
      .index_bits = 32,
      .general_mods = core::kElementMods | core::kNonPositiveScaleMod,
      .general_layouts = true,
@@ -108,22 +105,22 @@ inline constexpr FamilyTraits kFamilies[] = {
      .loads = Loads::tma,
      .math = Math::wgmma,
      .features =
-         kAllFeatures & ~(Features::bias | Features::mask | Features::any_stride |
-                          Features::num_splits | Features::unaligned_pages),
+         kAllFeatures &
+         ~(Features::bias | Features::mask | Features::any_stride | Features::num_splits),
      .combine_modes = modes(CombineMode::none),
      .gqa_packing = GqaPacking::power_of_two,
      .pdl = true,
      .persistent = true,
-     .only_if_faster = true,
      .index_bits = 32,
      .general_mods = core::kElementMods | core::kNonPositiveScaleMod | core::kBlockScalesMod,
      .general_layouts = false,
      .source_dirs = "src/cuda/sm90 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
 };
 
-/// Families of a device type in the planner's order. The first one wins a tie.
+/// Families of a device type in the planner's order. The first one wins a tie, and a batch-invariant
+/// plan takes the first one that supports the problem.
 inline constexpr Family kCpuFamilies[] = {Family::cpu};
-inline constexpr Family kCudaFamilies[] = {Family::sm80, Family::sm90, Family::simt};
+inline constexpr Family kCudaFamilies[] = {Family::sm90, Family::sm80, Family::simt};
 
 constexpr const FamilyTraits& traits_of(Family family) noexcept {
   return kFamilies[static_cast<std::size_t>(family)];
@@ -164,6 +161,17 @@ constexpr Features features_of_kernel(const FamilyTraits& traits, Inputs inputs)
 /// Traits of an sm90 kernel without its pipeline depth.
 constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
   return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, kernel.inputs == Inputs::fp8 ? 1 : 2};
+}
+
+/// True if the kernels give a row the same bits: sm90 kernels with equal KV tiles that add up a row
+/// in the same order.
+constexpr bool round_alike(const KernelInfo& a, const KernelInfo& b) noexcept {
+  if (a.family != Family::sm90 || b.family != Family::sm90) return &a == &b;
+  const auto sum_chains = [](const KernelInfo& k) {
+    return core::schedule_for(k.inputs == Inputs::fp8, k.head_dim, k.tile_q, k.tile_k).sum_chains;
+  };
+  return a.inputs == b.inputs && a.dtype == b.dtype && a.head_dim == b.head_dim &&
+         a.tile_k == b.tile_k && sum_chains(a) == sum_chains(b);
 }
 
 }  // namespace flashcore

@@ -1,7 +1,6 @@
 // Decides whether a kernel supports a problem, and chooses a kernel for it.
 #include <algorithm>
 
-#include "core/paged_kv.h"
 #include "core/softcap.h"
 #include "plan/model/model.h"
 #include "plan/planner.h"
@@ -149,8 +148,9 @@ KernelChoice cheapest_of(std::span<const KernelInfo> kernels, const Problem& pro
   return best;
 }
 
-/// Chooses one of a family's kernels with equal dims: the smallest estimate. A batch-invariant plan
-/// must not depend on q_len or batch, so it uses the first kernel that supports the problem.
+/// Chooses one of a family's kernels with equal dims: the smallest estimate. The bits of a
+/// batch-invariant plan must not depend on q_len or batch: it chooses among the kernels that round
+/// like the first one that supports the problem.
 KernelChoice choose_among(std::span<const KernelInfo> kernels, const Problem& problem,
                           const DeviceInfo& device, Features needed) noexcept {
   const auto is_supported = [&](const KernelInfo& kernel) {
@@ -158,7 +158,10 @@ KernelChoice choose_among(std::span<const KernelInfo> kernels, const Problem& pr
   };
   if (problem.options.reproducibility == Reproducibility::batch_invariant) {
     const auto first = std::find_if(kernels.begin(), kernels.end(), is_supported);
-    return {first == kernels.end() ? nullptr : &*first};
+    if (first == kernels.end()) return {};
+    return cheapest_of(kernels, problem, device, [&](const KernelInfo& kernel) {
+      return round_alike(kernel, *first) && is_supported(kernel);
+    });
   }
   // Usually the problem is supported by all of them or none, so one check is enough.
   const KernelChoice best =
@@ -221,7 +224,6 @@ Features features_of(const Problem& p) noexcept {
   add(o.window_left >= 0 || o.window_right >= 0, Features::window);
   add(p.q_varlen || p.kv_varlen || p.seqused_k.given(), Features::varlen);
   add(p.page_size > 0, Features::paged);
-  add(p.page_size % core::kMinPageBoxRows != 0, Features::unaligned_pages);
   add(!has_tma_layout(p), Features::any_stride);
   add(p.out.dtype != p.dtype, Features::f32_out);
   add(o.partial, Features::partial);
@@ -250,7 +252,6 @@ KernelChoice choose_kernel(const Problem& problem, const DeviceInfo& device) noe
   for (const Family family : families_of(device.device.type)) {
     const FamilyTraits& traits = traits_of(family);
     const FamilyModel& model = model_of(family);
-    if (traits.only_if_faster && !compare) continue;
     if (traits.device == DeviceType::cuda && !has_compute_capability(device, traits)) continue;
     // A rank is not a time and cannot be compared with other families.
     if (best.kernel != nullptr && !(compare && model.unit != EstimateUnit::rank)) continue;

@@ -131,8 +131,19 @@ struct FastMath {
   __device__ __forceinline__ static float output_factor(float sum) {
     return fast_output_factor(sum);
   }
-  /// Special-function units would be the bottleneck: if all scores of the warp are small, a
-  /// polynomial serves.
+  /// each(change) replaces every score by change(score).
+  template <typename Each>
+  __device__ __forceinline__ static void softcap(float cap, Each each) {
+    each([&](float argument) { return capped_short(argument, cap); });
+  }
+  __device__ __forceinline__ static float absolute(float x) { return fabsf(x); }
+};
+
+/// A softcap that spares the special-function units if it can, for kernels with registers to spare.
+struct PolynomialCapMath : FastMath {
+  /// A polynomial serves small scores. Special-function units, which the others need, are the
+  /// bottleneck: a vote skips them if the whole warp has small scores. The formula follows from
+  /// the score alone, so that a row's bits do not depend on its neighbours.
   template <typename Each>
   __device__ __forceinline__ static void softcap(float cap, Each each) {
     float largest = 0.f;
@@ -141,12 +152,14 @@ struct FastMath {
       return argument;
     });
     if (__any_sync(0xffffffffu, largest > core::kPolynomialUpTo)) {
-      each([&](float argument) { return capped_short(argument, cap); });
+      each([&](float argument) {
+        return fabsf(argument) <= core::kPolynomialUpTo ? core::capped_polynomial(argument, cap)
+                                                        : capped_short(argument, cap);
+      });
     } else {
       each([&](float argument) { return core::capped_polynomial(argument, cap); });
     }
   }
-  __device__ __forceinline__ static float absolute(float x) { return fabsf(x); }
 };
 
 }  // namespace flashcore::cuda

@@ -107,7 +107,8 @@ __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage
       }
     }
     const auto value = [&](int n, int i) {
-      const float x = acc_o[4 * n + 2 * half + i] * factor;
+      // Never -0: a tile hidden from the row, which other rows may need, turns -0 into 0.
+      const float x = fmaf(acc_o[4 * n + 2 * half + i], factor, 0.f);
       if (written) {
         core::assert_output(p, work.seq, work.b, head_of(work, t), query, x);
       }

@@ -19,7 +19,7 @@ __device__ __forceinline__ void load_panels(unsigned char* s_tile, const CUtenso
 }
 
 /// The producer warp. Lane 0 loads dense tiles. The boxes of paged KV tiles are in different pages:
-/// each lane loads one. All lanes wait, and each load begins with a __syncwarp(): a lane that ran
+/// the lanes share them. All lanes wait, and each load begins with a __syncwarp(): a lane that ran
 /// ahead by two phases of a barrier would mistake one parity for the other.
 template <typename C>
 struct ProducerWarp : RoleWarp<C> {
@@ -93,11 +93,13 @@ struct ProducerWarp : RoleWarp<C> {
     const int box_bytes = core::kPanelRowBytes << log2;
     if (lane == 0) arrive_expect_tx(s_full, boxes * box_bytes * KvTile::kPanels);
     __syncwarp();
-    if (lane >= boxes) return;
-    const core::KvLocation location =
-        core::kv_row_map(this->params.call, work.seq, work.b).at(first_key + (lane << log2));
-    load_panels<KvTile>(s_tile + lane * box_bytes, map, location.row, work.kv_head, location.block,
-                        s_full);
+    const core::KvRowMap rows = core::kv_row_map(this->params.call, work.seq, work.b);
+#pragma unroll 1
+    for (int box = lane; box < boxes; box += 32) {
+      const core::KvLocation location = rows.at(first_key + (box << log2));
+      load_panels<KvTile>(s_tile + box * box_bytes, map, location.row, work.kv_head,
+                          location.block, s_full);
+    }
   }
 };
 

@@ -28,7 +28,8 @@ __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, int half, const
   // beyond.
   const auto first_distance =
       static_cast<float>(query + work.seq.mask.diagonal - first_key - t.column(0, 0));
-  core::modify_scores<FastMath, core::ScoreInput::qk>(row, [&](auto change) {
+  using Math = std::conditional_t<C::kFp8, FastMath, PolynomialCapMath>;
+  core::modify_scores<Math, core::ScoreInput::qk>(row, [&](auto change) {
 #pragma unroll
     for (int n = 0; n < C::kTileK / 8; ++n) {
 #pragma unroll

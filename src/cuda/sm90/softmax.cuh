@@ -114,7 +114,8 @@ __device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& row_stats
 #pragma unroll
     for (float& sum : chain_sum[half]) sum = 0.f;
   }
-  if constexpr (C::kSchedule.int_max3) {
+  // ALiBi makes most scores negative, for which int_row_max() takes a second pass.
+  if constexpr (C::kSchedule.int_max3 && kFastPath) {
     int_row_max<C, kFirst, kRows>(chain_max, acc_s);
   } else {
     of_rows([&](int i, int half) {

@@ -158,10 +158,6 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
     s.page_size = 0;
     s.shared_pages = false;
   }
-  if (lacks(Features::unaligned_pages)) {
-    s.page_size =
-        (s.page_size + core::kMinPageBoxRows - 1) / core::kMinPageBoxRows * core::kMinPageBoxRows;
-  }
   if (lacks(Features::num_splits)) s.options.num_splits = std::min(s.options.num_splits, 1);
   if (lacks(Features::f32_out)) s.out_f32 = false;
   if (lacks(Features::partial)) s.options.partial = false;

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "gpu/support.h"
+#include "plan/kernel_traits.h"
 #include "plan/planner.h"
 #include "verify/inputs/random.h"
 
@@ -167,6 +168,19 @@ class BatchInvariance : public GpuTest {
     }
   }
 };
+
+TEST_F(BatchInvariance, KernelsThatRoundAlikeGiveTheSameBits) {
+  int compared = 0;
+  for (const KernelInfo& kernel : kernels()) {
+    for (const KernelInfo& other : kernels()) {
+      if (&kernel >= &other || !kernel.compiled || !round_alike(kernel, other)) continue;
+      if (require(device_info(kGpu)).compute_capability != 90) continue;
+      EXPECT_EQ(KernelCase(&kernel).whole, KernelCase(&other).whole) << kernel.id << other.id;
+      ++compared;
+    }
+  }
+  if (compared == 0) GTEST_SKIP() << "this GPU has no two kernels that round alike";
+}
 
 TEST_F(BatchInvariance, SeparateSequencesGiveTheSameBits) {
   for_each_kernel([](const KernelCase& s) {

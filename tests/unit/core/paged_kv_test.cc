@@ -44,13 +44,11 @@ TEST(PageTable, OnlyPowersOfTwoHaveAShift) {
 }
 
 TEST(PageTable, ABoxIsThePowerOfTwoThatDividesPageAndTile) {
-  for (std::int32_t page = kMinPageBoxRows; page <= 256; page += kMinPageBoxRows) {
+  for (std::int32_t page = 1; page <= 256; ++page) {
     for (std::int32_t tile = 64; tile <= 208; tile += 16) {
       const std::int32_t rows = 1 << page_box_log2(page, tile);
-      ASSERT_GE(rows, kMinPageBoxRows);
       ASSERT_TRUE(page % rows == 0 && tile % rows == 0) << page << " " << tile;
       ASSERT_TRUE(page % (2 * rows) != 0 || tile % (2 * rows) != 0) << page << " " << tile;
-      ASSERT_LE(tile / rows, 32) << "each lane of a warp loads one box";
     }
   }
 }

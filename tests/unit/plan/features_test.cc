@@ -32,7 +32,6 @@ TEST(Features, OfEachOptionAreOneBit) {
   expect(Features::window, [](Problem& p) { p.options.window_right = 0; });
   expect(Features::varlen, [](Problem& p) { p.seqused_k.dtype = DType::i32; });
   expect(Features::paged, [](Problem& p) { p.page_size = 16; });
-  expect(Features::paged | Features::unaligned_pages, [](Problem& p) { p.page_size = 12; });
   expect(Features::any_stride, [](Problem& p) { p.v.column = 2; });
   expect(Features::f32_out, [](Problem& p) { p.out.dtype = DType::f32; });
   expect(Features::partial, [](Problem& p) { p.options.partial = true; });
@@ -48,12 +47,12 @@ TEST(Features, ExplainListsExactlyTheMissingOnes) {
   const DeviceInfo device = *named_device("h200");
   Problem problem = dense(device);
   problem.bias = problem.q;
-  problem.page_size = 12;
+  problem.mask = problem.q;
   problem.options.softcap = 5;
   const KernelInfo& kernel = *find_kernel("fwd_sm90_bf16_d128_k128");
-  EXPECT_EQ(missing_features(kernel, problem), Features::bias | Features::unaligned_pages);
+  EXPECT_EQ(missing_features(kernel, problem), Features::bias | Features::mask);
   EXPECT_EQ(to_message(supports(kernel, problem, device), kernel, problem, device),
-            "lacks bias, pages that are not a multiple of 8 keys");
+            "lacks bias, mask");
 }
 
 TEST(Features, EveryKernelBelongsToItsFamily) {
