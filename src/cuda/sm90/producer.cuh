@@ -18,6 +18,13 @@ __device__ __forceinline__ void load_panels(unsigned char* s_tile, const CUtenso
   }
 }
 
+template <typename Tile>
+__device__ __forceinline__ void load_tile(unsigned char* s_tile, const CUtensorMap& map, int row,
+                                          int head, int batch, std::uint64_t& s_full) {
+  arrive_expect_tx(s_full, Tile::kBytes);
+  load_panels<Tile>(s_tile, map, row, head, batch, s_full);
+}
+
 /// The producer warp. Lane 0 loads dense tiles. The boxes of paged KV tiles are in different pages:
 /// the lanes share them. All lanes wait, and each load begins with a __syncwarp(): a lane that ran
 /// ahead by two phases of a barrier would mistake one parity for the other.
@@ -76,9 +83,8 @@ struct ProducerWarp : RoleWarp<C> {
     if (this->params.call.pages.table != nullptr) {
       load_pages(s_tile, map, work, first_key, s_full);
     } else if (lane == 0) {
-      arrive_expect_tx(s_full, KvTile::kBytes);
-      load_panels<KvTile>(s_tile, map, work.seq.k_row + first_key, work.kv_head, work.k_batch,
-                          s_full);
+      load_tile<KvTile>(s_tile, map, work.seq.k_row + first_key, work.kv_head, work.k_batch,
+                        s_full);
     }
   }
 

@@ -151,7 +151,10 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
       s.options.reproducibility == Reproducibility::batch_invariant) {
     s.v_scale = ScaleKind::per_head;
   }
-  if (needs_e4m3(kernel)) fit_to_fp8(kernel, s);
+  if (needs_e4m3(kernel)) {
+    fit_to_fp8(kernel, s);
+    if (kernel.dtype != DType::f16) s.out_f32 = s.options.partial = false;  // f16 kernels store f32
+  }
   if (lacks(Features::bias)) s.bias = {};
   if (lacks(Features::mask)) s.mask = {};
   if (lacks(Features::paged)) {
