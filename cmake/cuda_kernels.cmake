@@ -118,6 +118,7 @@ if(FLASHCORE_HAS_CUDA)
     ${PROJECT_SOURCE_DIR}/src/cuda/sm90/tensor_map.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/common/combine.cu
     ${PROJECT_SOURCE_DIR}/src/cuda/common/append.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/common/pack_mask.cu
     ${PROJECT_SOURCE_DIR}/src/cuda/common/quantize.cu)
   set_target_properties(flashcore_cuda PROPERTIES
     CUDA_ARCHITECTURES "${FLASHCORE_ARCHITECTURES_simt}")

@@ -55,9 +55,8 @@ bool rows_are_async(const Problem& problem) noexcept {
 
 std::uint8_t score_mods_of(const core::AttentionParams& p) noexcept {
   unsigned mods = 0;
-  if (p.softcap != 0 || p.alibi_slopes != nullptr || p.bias != nullptr || p.mask != nullptr) {
-    mods |= core::kElementMods;
-  }
+  if (p.softcap != 0 || p.alibi_slopes != nullptr || p.bias != nullptr) mods |= core::kElementMods;
+  if (p.mask != nullptr) mods |= core::kMaskMod;
   if (!(p.score_scale > 0)) mods |= core::kNonPositiveScaleMod;
   if (p.q_scale.is_per_block() || p.k_scale.is_per_block() || p.v_scale.is_per_block()) {
     mods |= core::kBlockScalesMod;
@@ -227,6 +226,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   };
   p.partial_out = partials(plan.partial_out_offset);
   p.partial_lse = partials(plan.partial_lse_offset);
+  p.packed_mask = partials(plan.packed_mask_offset);
   if (plan.combine == CombineMode::last_cta || plan.combine == CombineMode::cluster) {
     p.counters = address<std::uint32_t>(header, core::kCountersOffset);
   }

@@ -125,7 +125,8 @@ struct AttentionParams {
   // [num_tiles / splits], all 0 between calls. A kernel that has them combines the partial results
   // itself. Null: a second kernel does (core/combine.h).
   std::uint32_t* counters;
-  ErrorSlot* error;  // in the workspace header
+  ErrorSlot* error;   // in the workspace header
+  void* packed_mask;  // space for a packed mask, if the kernel needs one (core/packed_mask.h)
 
   // Options.
   const void* bias;                  // [batch, q_heads, q_len, kv_len] or null

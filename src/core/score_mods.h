@@ -7,9 +7,10 @@ namespace flashcore::core {
 
 /// Modifications beyond a positive scale and a mask by position.
 enum ScoreMods : std::uint8_t {
-  kElementMods = 1,          // of single scores (core/score.h): softcap, ALiBi, bias, boolean mask
-  kNonPositiveScaleMod = 2,  // the row maximum cannot be found before scaling
-  kBlockScalesMod = 4,       // 8-bit rows of a head have several scales
+  kElementMods = 1,          // of single scores (core/score.h): softcap, ALiBi, bias
+  kMaskMod = 2,              // a boolean mask
+  kNonPositiveScaleMod = 4,  // the row maximum cannot be found before scaling
+  kBlockScalesMod = 8,       // 8-bit rows of a head have several scales
 };
 
 }  // namespace flashcore::core

@@ -53,6 +53,8 @@ struct Sm90Traits {
   constexpr bool issues_qk_ahead() const { return is_fp8() && head_dim == 256; }
   /// PackGQA and the tail split are compiled into one kernel only; they slow the others down.
   constexpr bool packs_gqa() const { return !is_fp8() && head_dim == 128 && tile_k == 160; }
+  /// A lane's bits of a row of a packed mask fill one word (core/packed_mask.h).
+  constexpr bool takes_mask() const { return !is_fp8() && tile_k <= 128; }
   /// Workspace of a tail split: the f32 output and two numbers for each row.
   constexpr int partial_bytes() const { return tile_q * (head_dim + 2) * 4; }
   /// Registers of a thread after setmaxnreg: the producer warpgroup gives some to the consumers.

@@ -24,19 +24,23 @@ struct TailRange {
   std::int32_t kv_tiles = 0;  // of each split; the last one may have fewer
 };
 
+inline constexpr KeyRange kAllKeys{0, 0x7fffffff};
+
 /// Finds the KV tiles of work.queries queries from `first` on, rows_each of each head in a
-/// warpgroup. Writes field by field and reads the mask again for each, because the scheduler thread
-/// has few registers.
+/// warpgroup. `limit` contains every key that a boolean mask leaves visible. Writes field by field
+/// and reads the mask again for each, because the scheduler thread has few registers.
 FLASHCORE_HD void find_kv_tiles(TileSteps& work, const Mask& mask, std::int32_t first,
-                                std::int32_t rows_each, TailRange range, int consumers,
-                                int tile_k) {
+                                std::int32_t rows_each, TailRange range, int consumers, int tile_k,
+                                KeyRange limit = kAllKeys) {
   const auto opaque = [] { asm volatile("" ::: "memory"); };
   const std::int32_t queries = work.queries;
   opaque();
-  const std::int32_t begin = visible_keys(mask, first).begin;
+  const std::int32_t seen_begin = visible_keys(mask, first).begin;
+  const std::int32_t begin = seen_begin > limit.begin ? seen_begin : limit.begin;
   work.first_tile = begin / tile_k;
   opaque();
-  const std::int32_t end = visible_keys(mask, first + (queries > 1 ? queries : 1) - 1).end;
+  const std::int32_t seen_end = visible_keys(mask, first + (queries > 1 ? queries : 1) - 1).end;
+  const std::int32_t end = seen_end < limit.end ? seen_end : limit.end;
   work.tiles = (end - 1) / tile_k + 1 - work.first_tile;
   // A tile without keys has one fully masked step: see kTileSlots.
   if (end <= begin) {

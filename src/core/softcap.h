@@ -20,21 +20,32 @@ FLASHCORE_HD T capped_short(T argument, T cap) {
   return cap * (T(1) - T(2) / (T(1) + exp2_scalar(argument)));
 }
 
-/// The largest argument of capped_polynomial(): |x| <= 0.6.
-inline constexpr float kPolynomialUpTo = static_cast<float>(2.0 * kLog2E * 0.6);
+/// c·tanh(x) as an odd polynomial of the argument, on the FMA pipe: a minimax fit up to
+/// |argument| = up_to, with an absolute error below 2^-23 c.
+template <int kTerms>
+struct CapPolynomial {
+  float up_to;
+  float coefficients[kTerms];
 
-/// c·tanh(x) of an argument 2·log2(e)·x up to kPolynomialUpTo: an odd polynomial on the FMA pipe,
-/// with an absolute error below 2^-23 c. The coefficients are a minimax fit of tanh(x) for
-/// |x| <= 0.6, in units of the argument.
-FLASHCORE_HD float capped_polynomial(float argument, float cap) {
-  const float square = argument * argument;
-  float factor = 1.0803920531543554e-06f;
-  factor = factor * square - 3.104782081209123e-05f;
-  factor = factor * square + 0.0006649716524407268f;
-  factor = factor * square - 0.01387514267116785f;
-  factor = factor * square + 0.34657347202301025f;
-  return argument * cap * factor;
-}
+  FLASHCORE_HD constexpr CapPolynomial times(float cap) const {
+    CapPolynomial scaled = *this;
+    for (float& x : scaled.coefficients) x *= cap;
+    return scaled;
+  }
+  FLASHCORE_HD constexpr float operator()(float argument) const {
+    const float square = argument * argument;
+    float factor = coefficients[kTerms - 1];
+    for (int i = kTerms - 2; i >= 0; --i) factor = factor * square + coefficients[i];
+    return argument * factor;
+  }
+};
+inline constexpr float kCapArgument = static_cast<float>(2.0 * kLog2E);  // argument of x = 1
+inline constexpr CapPolynomial<3> kShortCapPolynomial{
+    0.25f * kCapArgument, {0.34657311650916872f, -0.01386868739833586f, 0.0006381223660962555f}};
+inline constexpr CapPolynomial<5> kCapPolynomial{
+    0.6f * kCapArgument,
+    {0.34657346114960513f, -0.013875142675663884f, 0.00066497172162069819f, -3.1047842844987606e-05f,
+     1.0803956451833278e-06f}};
 
 /// The same for any cap. 1 - 2 / (1 + 2^a) cancels for a small x, and a large cap magnifies the
 /// error. The power series of tanh replaces it there.

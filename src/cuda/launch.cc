@@ -77,6 +77,14 @@ int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
   return clusters;
 }
 
+/// Packs the mask of a Hopper call.
+Status pack_mask(const core::AttentionParams& call, const core::PackedMask& packed,
+                 Stream stream) noexcept {
+  core::PackMaskParams params{call.mask, call.mask_strides, call.kv_len, packed};
+  if (call.fault.is(core::InjectedFault::mask_batch_ignored)) params.strides.batch = 0;
+  return launch_kernel(pack_mask_entry(), params, {packed.range_count(), kPackMaskThreads}, stream);
+}
+
 }  // namespace
 
 Status launch_entry(const void* entry, void* params, const LaunchOptions& options,
@@ -121,6 +129,9 @@ Status launch_attention(const Plan& plan, const core::AttentionParams& params, S
   if (traits.loads == Loads::tma) {
     sm90::Params hopper;
     FLASHCORE_RETURN_IF_ERROR(make_sm90_params(plan, params, hopper));
+    if (params.mask != nullptr) {
+      FLASHCORE_RETURN_IF_ERROR(pack_mask(params, hopper.mask, stream));
+    }
     options.ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
     return launch_kernel(entry, hopper, options, stream);
   }

@@ -18,6 +18,10 @@ const void* combine_entry() noexcept;
 inline constexpr int kCombineThreads = 128;
 inline constexpr int kCombineRowsPerCta = kCombineThreads / 32;
 
+/// Packs a boolean mask into bits (common/pack_mask.cu).
+const void* pack_mask_entry() noexcept;
+inline constexpr int kPackMaskThreads = 512;
+
 /// Appends to a cache (common/append.cu).
 const void* append_entry() noexcept;
 inline constexpr int kAppendThreads = 128;

@@ -59,7 +59,7 @@ constexpr std::int32_t blocks_per_sm(const FamilyTraits& traits, Inputs inputs, 
 constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, Inputs inputs,
                                  DType dtype, int v_dim, const Shape& shape, int smem) {
   const FamilyTraits& traits = traits_of(family);
-  return {.id = id,
+  KernelInfo kernel{.id = id,
           .op = op,
           .family = family,
           .inputs = inputs,
@@ -75,8 +75,10 @@ constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, In
           .threads = shape.threads,
           .smem_bytes = smem,
           .blocks_per_sm = blocks_per_sm(traits, inputs, shape),
-          .features = features_of_kernel(traits, inputs),
+          .features = Features::none,
           .compiled = compiled_for_cuda(id)};
+  kernel.features = features_of_kernel(traits, kernel);
+  return kernel;
 }
 
 constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dtype) {
@@ -97,7 +99,7 @@ constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dty
           .threads = 0,
           .smem_bytes = 0,
           .blocks_per_sm = 0,
-          .features = features_of_kernel(traits, Inputs::native),
+          .features = traits.features,
           .compiled = compiled_for_cpu(isa)};
 }
 

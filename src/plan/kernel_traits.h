@@ -62,7 +62,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .pdl = false,
      .persistent = false,
      .index_bits = 64,
-     .general_mods = core::kElementMods,  // Q is scaled when it is loaded
+     .general_mods = core::kElementMods | core::kMaskMod,  // Q is scaled when it is loaded
      .general_layouts = false,
      .source_dirs = "src/cpu src/core"},
     {.family = Family::simt,
@@ -78,7 +78,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .pdl = false,
      .persistent = false,
      .index_bits = 64,
-     .general_mods = core::kElementMods,  // Q is scaled when it is loaded
+     .general_mods = core::kElementMods | core::kMaskMod,  // Q is scaled when it is loaded
      .general_layouts = false,
      .source_dirs = "src/cuda/simt src/cuda/* src/cuda/common src/cuda/primitives src/core"},
     {.family = Family::sm80,
@@ -94,7 +94,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .pdl = true,
      .persistent = false,
      .index_bits = 32,
-     .general_mods = core::kElementMods | core::kNonPositiveScaleMod,
+     .general_mods = core::kElementMods | core::kMaskMod | core::kNonPositiveScaleMod,
      .general_layouts = true,
      .source_dirs = "src/cuda/sm80 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
     {.family = Family::sm90,
@@ -105,8 +105,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .loads = Loads::tma,
      .math = Math::wgmma,
      .features =
-         kAllFeatures &
-         ~(Features::bias | Features::mask | Features::any_stride | Features::num_splits),
+         kAllFeatures & ~(Features::bias | Features::any_stride | Features::num_splits),
      .combine_modes = modes(CombineMode::none),
      .gqa_packing = GqaPacking::power_of_two,
      .pdl = true,
@@ -146,21 +145,25 @@ constexpr bool uses_tensor_cores(const FamilyTraits& traits) noexcept {
   return traits.math != Math::fma;
 }
 
+/// Traits of an sm90 kernel without its pipeline depth.
+constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
+  return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, kernel.inputs == Inputs::fp8 ? 1 : 2};
+}
+
 /// Kernels with native inputs have no scales. kv8 kernels fold V's block scales into f16 P,
 /// relative to the largest scale of the keys they read. Other keys change that scale, so the result
 /// is not batch-invariant.
-constexpr Features features_of_kernel(const FamilyTraits& traits, Inputs inputs) noexcept {
+constexpr Features features_of_kernel(const FamilyTraits& traits, const KernelInfo& kernel) noexcept {
+  const Inputs inputs = kernel.inputs;
   Features missing = Features::none;
   if (inputs == Inputs::kv8) missing = Features::batch_invariant_scales;
   if (inputs == Inputs::native && uses_tensor_cores(traits)) {
     missing = Features::block_scales | Features::batch_invariant_scales;
   }
+  if (traits.loads == Loads::tma && !sm90_shape(kernel).takes_mask()) {
+    missing = missing | Features::mask;
+  }
   return traits.features & ~missing;
-}
-
-/// Traits of an sm90 kernel without its pipeline depth.
-constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
-  return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, kernel.inputs == Inputs::fp8 ? 1 : 2};
 }
 
 /// True if the kernels give a row the same bits: sm90 kernels with equal KV tiles that add up a row

@@ -1,7 +1,8 @@
-// Layout of the workspace: header, scratch of CPU threads, partial results of splits.
+// Layout of the workspace: header, scratch of CPU threads, partial results of splits, packed mask.
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/packed_mask.h"
 #include "core/params.h"
 #include "core/scratch.h"
 #include "plan/model/model.h"
@@ -49,6 +50,15 @@ Status plan_workspace(Plan& plan) noexcept {
     const auto partials = static_cast<std::size_t>(plan.tail_tiles * plan.tail_splits);
     plan.partial_out_offset = end;
     end += aligned(partials * static_cast<std::size_t>(sm90_shape(*plan.kernel).partial_bytes()));
+  }
+  if (p.mask.given() && traits_of(*plan.kernel).loads == Loads::tma) {
+    const core::PackedMask mask = core::packed_mask_of(
+        p.mask.batch, p.mask.head, p.mask.row, static_cast<std::int32_t>(p.batch),
+        static_cast<std::int32_t>(p.q_heads), static_cast<std::int32_t>(p.q_len),
+        static_cast<std::int32_t>(p.kv_len));
+    plan.packed_mask_offset = end;
+    end += aligned(static_cast<std::size_t>(mask.word_count()) * sizeof(std::uint32_t));
+    end += aligned(static_cast<std::size_t>(mask.range_count()) * sizeof(core::KeyRange));
   }
   plan.workspace_bytes = end;
   return {};

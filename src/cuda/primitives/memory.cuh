@@ -1,4 +1,4 @@
-// Shared memory addresses and stores; an acquire-release counter in global memory.
+// Shared memory addresses and stores; loads and an acquire-release counter in global memory.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,13 @@ __device__ __forceinline__ void store_shared_16(std::uint32_t s_to, const std::u
                :
                : "r"(s_to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
+}
+
+/// A load that stays where it is in program order, for example before a wait for a GEMM.
+__device__ __forceinline__ std::uint32_t load_global(const std::uint32_t* g_from) {
+  std::uint32_t x;
+  asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(g_from) : "memory");
+  return x;
 }
 
 /// atomicInc with acquire-release order: counts up to `last`, wraps to 0, returns the old count. A

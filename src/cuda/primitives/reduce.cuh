@@ -139,11 +139,9 @@ struct FastMath {
   __device__ __forceinline__ static float absolute(float x) { return fabsf(x); }
 };
 
-/// A softcap that spares the special-function units if it can, for kernels with registers to spare.
+/// A softcap that spares the special-function units: if all scores of a warp are small, polynomials
+/// serve. Rows then depend on their neighbours' scores, so a batch-invariant call cannot use it.
 struct PolynomialCapMath : FastMath {
-  /// A polynomial serves small scores. Special-function units, which the others need, are the
-  /// bottleneck: a vote skips them if the whole warp has small scores. The formula follows from
-  /// the score alone, so that a row's bits do not depend on its neighbours.
   template <typename Each>
   __device__ __forceinline__ static void softcap(float cap, Each each) {
     float largest = 0.f;
@@ -151,13 +149,17 @@ struct PolynomialCapMath : FastMath {
       largest = fmaxf(largest, fabsf(argument));
       return argument;
     });
-    if (__any_sync(0xffffffffu, largest > core::kPolynomialUpTo)) {
-      each([&](float argument) {
-        return fabsf(argument) <= core::kPolynomialUpTo ? core::capped_polynomial(argument, cap)
-                                                        : capped_short(argument, cap);
-      });
+    const auto is_below = [&](float limit) { return __all_sync(0xffffffffu, largest <= limit); };
+    constexpr auto kShort = core::kShortCapPolynomial;
+    constexpr auto kLong = core::kCapPolynomial;
+    if (is_below(kShort.up_to)) {
+      const auto polynomial = kShort.times(cap);
+      each([&](float argument) { return polynomial(argument); });
+    } else if (is_below(kLong.up_to)) {
+      const auto polynomial = kLong.times(cap);
+      each([&](float argument) { return polynomial(argument); });
     } else {
-      each([&](float argument) { return core::capped_polynomial(argument, cap); });
+      FastMath::softcap(cap, each);
     }
   }
 };

@@ -65,6 +65,7 @@ struct Config {
   // 16-bit formats can hold.
   static constexpr float kRescaleThresholdLog2 = kFp8 ? 0.f : 8.f;
   static constexpr bool kPackGqa = kShape.packs_gqa();
+  static constexpr bool kTakesMask = kShape.takes_mask();
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
 
@@ -80,6 +81,7 @@ struct TileQueries {
   std::int32_t first_query;  // of each head
   // Coordinates in the tensor maps. The scheduler finds them: the producer has few registers.
   std::int32_t q_batch, k_batch, kv_head;
+  float alibi_slopes[core::kMaxHeadsInTile];  // of its heads, if the call has slopes
 };
 
 struct alignas(16) WorkTile : TileQueries, core::TileSteps {

@@ -34,13 +34,13 @@
 
 namespace flashcore::cuda::sm90 {
 
-template <typename C, bool kFastPath>
+template <typename C, bool kFastPath, bool kMasked>
 __device__ __forceinline__ void consume(SharedStorage<C>& s, const Params& params) {
   if constexpr (C::kFp8) {
     Fp8Consumer<C, kFastPath> warp(s, params);
     core::consume_fp8(warp);
   } else {
-    Consumer<C, kFastPath> warp(s, params);
+    Consumer<C, kFastPath, kMasked> warp(s, params);
     core::consume(warp);
   }
 }
@@ -79,10 +79,12 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
   } else {
     setmaxnreg_inc<C::kConsumerRegisters>();
-    if (params.call.fast_path) {
-      consume<C, true>(s, params);
+    if (!params.call.fast_path) {
+      consume<C, false, C::kTakesMask>(s, params);
+    } else if (C::kTakesMask && params.mask.words != nullptr) {
+      consume<C, true, C::kTakesMask>(s, params);
     } else {
-      consume<C, false>(s, params);
+      consume<C, true, false>(s, params);
     }
   }
 }

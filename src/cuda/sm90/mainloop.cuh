@@ -4,6 +4,7 @@
 
 #include "cuda/primitives/tma.cuh"
 #include "cuda/sm90/barriers.cuh"
+#include "cuda/sm90/boolean_mask.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/score.cuh"
 #include "cuda/sm90/softmax.cuh"
@@ -91,14 +92,15 @@ struct ConsumerWarp : RoleWarp<C> {
   __device__ __forceinline__ void fence_acc_s() { fence_registers(acc_s); }
 };
 
-/// The 16-bit consumer warp.
-template <typename C, bool kFastPath>
+/// The 16-bit consumer warp. kMasked: the call may have a boolean mask.
+template <typename C, bool kFastPath, bool kMasked>
 struct Consumer : ConsumerWarp<C> {
   using Pipeline = typename C::Pipeline;
   using Iterator = typename ConsumerWarp<C>::Iterator;
   static constexpr bool kProbesVEarly = C::kSchedule.probe_v_early;
   const float unit_log2;  // exponent of 2 per unit of acc_s; the fast path does not scale acc_s
   std::uint32_t p_frag[C::kTileK / 16][4];
+  std::uint32_t mask_bits[kMasked ? 2 : 1];  // of the thread's rows, for the step in flight
 
   __device__ __forceinline__ Consumer(SharedStorage<C>& s, const Params& params)
       : ConsumerWarp<C>(s, params, Thread<C>(threadIdx.x, params.heads)),
@@ -108,10 +110,25 @@ struct Consumer : ConsumerWarp<C> {
     this->row_stats = init_row_stats();
   }
 
+  __device__ __forceinline__ void issue_qk(typename Pipeline::QStage q_stage,
+                                           typename Pipeline::KvState k_state, const Iterator& it) {
+    ConsumerWarp<C>::issue_qk(q_stage, k_state, it);
+    // The bits arrive while the GEMM runs.
+    if constexpr (kMasked) {
+      if (has_mask()) {
+        load_mask_bits<C>(mask_bits, this->params.mask, this->work(it.queue), this->t, it.tile);
+      }
+    }
+  }
+
   __device__ __forceinline__ void softmax(const Iterator& it, bool needs_mask) {
     const AttentionParams& p = this->params.call;
-    apply_mods_and_mask<C, kFastPath>(this->acc_s, this->t, p, this->work(it.queue), it.tile,
-                                      needs_mask, [&](int) { return core::score_scale<float>(p); });
+    apply_mods_and_mask<C, kFastPath>(this->acc_s, this->t, this->params, this->work(it.queue),
+                                      it.tile, needs_mask,
+                                      [&](int) { return this->params.score_scale; });
+    if constexpr (kMasked) {
+      if (has_mask()) hide_masked_keys<C>(this->acc_s, mask_bits);
+    }
     online_softmax<C, kFastPath>(this->acc_s, this->row_stats, this->rescale, unit_log2, p.fault);
   }
   __device__ __forceinline__ void pack_p() { sm90::pack_p<C>(p_frag, this->acc_s); }
@@ -152,7 +169,7 @@ struct Consumer : ConsumerWarp<C> {
 
   __device__ __forceinline__ void stash_row_stats() {
     sm90::stash_row_stats<C>(this->s, this->row_stats, this->t,
-                             kFastPath ? core::score_scale<float>(this->params.call) : 1.f);
+                             kFastPath ? this->params.score_scale : 1.f);
   }
   __device__ __forceinline__ void reset_row_stats() { this->row_stats = init_row_stats(); }
 
@@ -169,6 +186,10 @@ struct Consumer : ConsumerWarp<C> {
   }
 
  private:
+  /// The fast path with kMasked runs only for calls with a mask.
+  __device__ __forceinline__ bool has_mask() const {
+    return kFastPath || this->params.mask.words != nullptr;
+  }
   __device__ __forceinline__ int keys_left(TileQueueState queue, std::int32_t tile) const {
     return this->work(queue).seq.kv_len - tile * C::kTileK;
   }

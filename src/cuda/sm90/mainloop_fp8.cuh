@@ -133,15 +133,16 @@ struct Fp8TileScales {
   }
 
   __device__ __forceinline__ void softmax(AccS<C>& acc_s, RowStats& row_stats, float (&rescale)[2],
-                                          const Thread<C>& t, const AttentionParams& p,
+                                          const Thread<C>& t, const Params& params,
                                           const WorkTile& work, std::int32_t tile,
                                           bool needs_mask) const {
+    const AttentionParams& p = params.call;
     if (!kFastPath && p.k_scale.is_per_block()) scale_by_k_blocks<C>(acc_s, p, work, tile);
     if (kFastPath && !left_to_softmax) {
 #pragma unroll
       for (int i = 0; i < C::kTileK / 2; ++i) acc_s[i] *= common;
     }
-    apply_mods_and_mask<C, kFastPath>(acc_s, t, p, work, tile, needs_mask,
+    apply_mods_and_mask<C, kFastPath>(acc_s, t, params, work, tile, needs_mask,
                                       [&](int half) { return of_row[half]; });
     online_softmax<C, kFastPath>(acc_s, row_stats, rescale, unit * static_cast<float>(core::kLog2E),
                                  p.fault);
@@ -170,7 +171,7 @@ struct Fp8Consumer : ConsumerWarp<C> {
   }
 
   __device__ __forceinline__ void softmax(const Iterator& it, bool needs_mask) {
-    scales.softmax(this->acc_s, this->row_stats, this->rescale, this->t, this->params.call,
+    scales.softmax(this->acc_s, this->row_stats, this->rescale, this->t, this->params,
                    this->work(queue), it.tile, needs_mask);
   }
   __device__ __forceinline__ void pack_p() { pack_p_fp8<C>(p_frag, this->acc_s); }

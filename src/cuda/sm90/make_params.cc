@@ -3,9 +3,23 @@
 #include "backend/backend.h"
 #include "backend/params.h"
 #include "core/error.h"
+#include "core/score.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace flashcore::cuda {
+
+core::PackedMask packed_mask(const core::AttentionParams& call) noexcept {
+  if (call.mask == nullptr) return {};
+  const core::Strides& strides = call.mask_strides;
+  core::PackedMask mask =
+      core::packed_mask_of(strides.batch, strides.head, strides.row, call.batch, call.q_heads,
+                           call.q_len, call.kv_len);
+  mask.words = static_cast<std::uint32_t*>(call.packed_mask);
+  // After the words, at the workspace's alignment: plan/workspace.cc.
+  const std::int64_t words = (mask.word_count() + 63) / 64 * 64;
+  mask.ranges = reinterpret_cast<core::KeyRange*>(mask.words + words);
+  return mask;
+}
 
 Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
                         sm90::Params& params) noexcept {
@@ -25,6 +39,11 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.num_scheduled = work.num_scheduled;
   params.tail_partials = call.partial_out;
   params.tail_arrivals = params.tile_counter + 1;
+  params.mask = packed_mask(call);
+  params.score_scale = core::score_scale<float>(call);
+  params.softcap = static_cast<float>(call.softcap);
+  params.batch_invariant =
+      plan.problem.options.reproducibility == Reproducibility::batch_invariant;
   const std::int64_t q_columns =
       call.fault.is(core::InjectedFault::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
   const std::int64_t q_rows = q_varlen ? call.total_q : call.q_len;

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include "core/packed_mask.h"
 #include "core/params.h"
 #include "core/sm90_traits.h"
 
@@ -19,6 +20,9 @@ struct Params {
   std::int32_t num_scheduled;    // tiles and tail splits
   void* tail_partials;           // partial results of the tail splits
   std::uint32_t* tail_arrivals;  // per warp of a tail tile: finished splits; 0 between calls
+  core::PackedMask mask;
+  float score_scale, softcap;  // AttentionParams::score_scale and softcap
+  bool batch_invariant;
   // 4-D maps: columns, rows, heads, batch. A box has 128 bytes of columns and the rows of a tile;
   // a box of q has a 64-row Q tile, from as many heads as it packs.
   CUtensorMap q, k, v;

@@ -7,12 +7,18 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// A row with its own scale (fp8 block scales). The planner sends calls with a bias or a boolean
-/// mask to other families, so their code is not compiled here.
+/// A row with its own scale (fp8 block scales). Constants are in f32, and the slope is in shared
+/// memory: converting f64, or reading global memory, would take longer than the arithmetic. The
+/// planner sends calls with a bias to other families; boolean_mask.cuh has the boolean mask.
 struct ScaledScoreRow : core::ScoreRow<float> {
+  const Params& params;
   float factor;
+  const float& s_slope;
 
   __device__ __forceinline__ float scale() const { return factor; }
+  __device__ __forceinline__ bool has_softcap() const { return params.softcap > 0.f; }
+  __device__ __forceinline__ float cap() const { return params.softcap; }
+  __device__ __forceinline__ float slope() const { return s_slope; }
   static constexpr bool has_bias() { return false; }
   static constexpr bool has_mask() { return false; }
 };
@@ -20,16 +26,18 @@ struct ScaledScoreRow : core::ScoreRow<float> {
 /// Scale, softcap and ALiBi of one row of S.
 template <typename C>
 __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, int half, const Thread<C>& t,
-                                                 const AttentionParams& p, const WorkTile& work,
+                                                 const Params& params, const WorkTile& work,
                                                  std::int32_t query, std::int32_t first_key,
                                                  float factor) {
-  const ScaledScoreRow row{{p, work.b, head_of(work, t), query}, factor};
+  const ScaledScoreRow row{{params.call, work.b, head_of(work, t), query},
+                           params,
+                           factor,
+                           work.alibi_slopes[C::kPackGqa ? t.first_head : 0]};
   // Distances count from the thread's first key, in f32: exact below 2^24, one rounding more
   // beyond.
   const auto first_distance =
       static_cast<float>(query + work.seq.mask.diagonal - first_key - t.column(0, 0));
-  using Math = std::conditional_t<C::kFp8, FastMath, PolynomialCapMath>;
-  core::modify_scores<Math, core::ScoreInput::qk>(row, [&](auto change) {
+  const auto each = [&](auto change) {
 #pragma unroll
     for (int n = 0; n < C::kTileK / 8; ++n) {
 #pragma unroll
@@ -38,14 +46,22 @@ __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, int half, const
                first_distance - static_cast<float>(8 * n + i));
       }
     }
-  });
+  };
+  using core::ScoreInput;
+  if constexpr (C::kFp8 || C::kHeadDim == 192) {  // no registers for polynomials
+    core::modify_scores<FastMath, ScoreInput::qk>(row, each);
+  } else if (params.batch_invariant) {
+    core::modify_scores<FastMath, ScoreInput::qk>(row, each);
+  } else {
+    core::modify_scores<PolynomialCapMath, ScoreInput::qk>(row, each);
+  }
 }
 
 /// Applies score modifications and the mask to a tile of S. The fast path leaves the scale to the
 /// softmax. needs_mask: some row does not see all keys. factor(half): scale of a thread's row.
 template <typename C, bool kFastPath, typename Factor>
 __device__ __forceinline__ void apply_mods_and_mask(AccS<C>& acc_s, const Thread<C>& t,
-                                                    const AttentionParams& p, const WorkTile& work,
+                                                    const Params& params, const WorkTile& work,
                                                     std::int32_t tile, bool needs_mask,
                                                     Factor factor) {
   if (kFastPath && !needs_mask) return;
@@ -53,7 +69,7 @@ __device__ __forceinline__ void apply_mods_and_mask(AccS<C>& acc_s, const Thread
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if constexpr (!kFastPath) {
-      apply_score_mods<C>(acc_s, half, t, p, work, query_of(work, t, half), first_key,
+      apply_score_mods<C>(acc_s, half, t, params, work, query_of(work, t, half), first_key,
                           factor(half));
     }
     if (!needs_mask) continue;

@@ -114,8 +114,7 @@ __device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& row_stats
 #pragma unroll
     for (float& sum : chain_sum[half]) sum = 0.f;
   }
-  // ALiBi makes most scores negative, for which int_row_max() takes a second pass.
-  if constexpr (C::kSchedule.int_max3 && kFastPath) {
+  if constexpr (C::kSchedule.int_max3) {
     int_row_max<C, kFirst, kRows>(chain_max, acc_s);
   } else {
     of_rows([&](int i, int half) {

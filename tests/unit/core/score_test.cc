@@ -118,16 +118,24 @@ TEST(Score, ModifyScoresEqualsModifyScore) {
   }
 }
 
-TEST(Softcap, ThePolynomialIsCloseToTanh) {
-  constexpr float kStep = kPolynomialUpTo / 100000;
+template <int kTerms>
+double worst_error(const CapPolynomial<kTerms>& polynomial, double cap) {
+  const CapPolynomial<kTerms> capped = polynomial.times(static_cast<float>(cap));
   double worst = 0;
   for (int i = -100000; i <= 100000; ++i) {
-    const float argument = kStep * static_cast<float>(i);
-    const double want = std::tanh(argument * (kLn2 / 2));
-    worst = std::max(worst, std::abs(capped_polynomial(argument, 1.f) - want));
+    const float argument = polynomial.up_to / 100000 * static_cast<float>(i);
+    const double want = cap * std::tanh(argument * (kLn2 / 2));
+    worst = std::max(worst, std::abs(capped(argument) - want));
   }
-  EXPECT_LT(worst, 0x1p-23);
-  EXPECT_TRUE(std::isnan(capped_polynomial(std::numeric_limits<float>::quiet_NaN(), 1.f)));
+  EXPECT_TRUE(std::isnan(capped(std::numeric_limits<float>::quiet_NaN())));
+  return worst;
+}
+
+TEST(Softcap, PolynomialsAreCloseToTanh) {
+  for (const double cap : {1.0, 0.01, 30.0, 50.0, 256.0}) {
+    EXPECT_LT(worst_error(kShortCapPolynomial, cap), 0x1p-23 * cap);
+    EXPECT_LT(worst_error(kCapPolynomial, cap), 0x1p-23 * cap);
+  }
 }
 
 struct ConstantMath {

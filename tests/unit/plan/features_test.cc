@@ -47,12 +47,12 @@ TEST(Features, ExplainListsExactlyTheMissingOnes) {
   const DeviceInfo device = *named_device("h200");
   Problem problem = dense(device);
   problem.bias = problem.q;
-  problem.mask = problem.q;
+  problem.options.num_splits = 2;
   problem.options.softcap = 5;
   const KernelInfo& kernel = *find_kernel("fwd_sm90_bf16_d128_k128");
-  EXPECT_EQ(missing_features(kernel, problem), Features::bias | Features::mask);
+  EXPECT_EQ(missing_features(kernel, problem), Features::bias | Features::num_splits);
   EXPECT_EQ(to_message(supports(kernel, problem, device), kernel, problem, device),
-            "lacks bias, mask");
+            "lacks bias, num_splits");
 }
 
 TEST(Features, EveryKernelBelongsToItsFamily) {

@@ -227,7 +227,6 @@ TEST(Planner, Sm80RunsProblemsThatSm90Rejects) {
     }
   };
   expect_reject("bias", Reject::missing_feature, [](Problem& p) { p.bias = p.q; });
-  expect_reject("mask", Reject::missing_feature, [](Problem& p) { p.mask = p.q; });
   expect_reject("splits", Reject::missing_feature, [](Problem& p) { p.options.num_splits = 2; });
   expect_reject("strided columns", Reject::strides, [](Problem& p) { p.q.column = 2; });
   expect_reject("misaligned", Reject::strides, [](Problem& p) { p.k.alignment_bytes = 8; });
@@ -247,6 +246,24 @@ TEST(Planner, HopperRunsPagedKvAndF32Output) {
     const Result<Plan> plan = make_plan(problem, device);
     ASSERT_TRUE(plan.ok()) << plan.status().message();
     EXPECT_STREQ(plan->kernel->family_name(), "sm90") << page_size;
+  }
+}
+
+TEST(Planner, HopperTakesABooleanMaskWithSmallKvTiles) {
+  const DeviceInfo device = *named_device("h200");
+  for (const std::int64_t dim : {64, 96, 128, 192, 256}) {
+    Problem problem = *dense_problem(DType::bf16, 2, 8, 4, 4096, 4096, dim, dim, {}, device.device);
+    const std::size_t without = make_plan(problem, device)->workspace_bytes;
+    problem.mask = {.dtype = DType::u8, .row = 4096, .column = 1};  // of all heads and batches
+    const Result<Plan> plan = make_plan(problem, device);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_STREQ(plan->kernel->family_name(), "sm90") << dim;
+    EXPECT_LE(plan->tile_k, 128);
+    const std::size_t bits = 4096 * 4096 / 8, ranges = 4096 / 16 * 8;
+    EXPECT_EQ(plan->workspace_bytes, plan->packed_mask_offset + bits + ranges);
+    EXPECT_GT(plan->packed_mask_offset, 0u);
+    problem.mask.row = 0;  // of all rows
+    EXPECT_LE(make_plan(problem, device)->workspace_bytes, without + 1024);
   }
 }
 

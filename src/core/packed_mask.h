@@ -1,0 +1,82 @@
+// A boolean mask as bits, for the Hopper kernels. A kernel of its own packs it before the call
+// (cuda/common/pack_mask.cu).
+//
+// A row of 128 keys is four words, one for each lane of a quad: bit 2 n + i of word c is key
+// 8 n + 2 c + i, which is register 4 n + 2 half + i of the accumulator of S (mma_layout.h). Dims
+// along which the mask is broadcast have extent 1.
+#pragma once
+
+#include "core/mask.h"
+#include "core/params.h"
+
+namespace flashcore::core {
+
+inline constexpr int kMaskBlockKeys = 128;  // keys of four words
+inline constexpr int kMaskRangeRows = 16;   // rows with a common key range
+
+/// The word of a row that contains the key, and its bit.
+FLASHCORE_HD constexpr std::int32_t mask_word(std::int32_t key) {
+  return key / kMaskBlockKeys * 4 + key % 8 / 2;
+}
+FLASHCORE_HD constexpr int mask_bit(std::int32_t key) {
+  return key % kMaskBlockKeys / 8 * 2 + key % 2;
+}
+
+struct PackedMask {
+  std::uint32_t* words;  // [batch, heads, rows, blocks, 4]; null: no mask
+  KeyRange* ranges;      // [batch, heads, row groups]: whole blocks that contain all visible keys
+  std::int32_t batch, heads, rows, row_groups, blocks;  // extents; 1 if broadcast
+
+  FLASHCORE_HD constexpr std::int64_t plane(std::int32_t b, std::int32_t h) const {
+    return static_cast<std::int64_t>(batch > 1 ? b : 0) * heads + (heads > 1 ? h : 0);
+  }
+  FLASHCORE_HD constexpr std::int64_t row_offset(std::int32_t b, std::int32_t h,
+                                                 std::int32_t row) const {
+    return (plane(b, h) * rows + (rows > 1 ? row : 0)) * blocks * 4;
+  }
+  FLASHCORE_HD constexpr std::int64_t word_count() const {
+    return static_cast<std::int64_t>(batch) * heads * rows * blocks * 4;
+  }
+  FLASHCORE_HD constexpr std::int64_t range_count() const {
+    return static_cast<std::int64_t>(batch) * heads * row_groups;
+  }
+};
+
+/// The extents of a packed mask with these strides (bytes; 0: broadcast). At least one block.
+constexpr PackedMask packed_mask_of(std::int64_t batch_stride, std::int64_t head_stride,
+                                    std::int64_t row_stride, std::int32_t batch,
+                                    std::int32_t heads, std::int32_t q_len, std::int32_t kv_len) {
+  PackedMask mask{};
+  mask.batch = batch_stride == 0 ? 1 : batch;
+  mask.heads = head_stride == 0 ? 1 : heads;
+  mask.rows = row_stride == 0 ? 1 : q_len;
+  mask.row_groups = (mask.rows + kMaskRangeRows - 1) / kMaskRangeRows;
+  mask.blocks = kv_len > 0 ? (kv_len + kMaskBlockKeys - 1) / kMaskBlockKeys : 1;
+  return mask;
+}
+
+/// Whole blocks that contain every key visible to queries [first, first + count) of a head.
+FLASHCORE_HD KeyRange visible_blocks(const PackedMask& mask, std::int32_t b, std::int32_t h,
+                                            std::int32_t first, std::int32_t count) {
+  const KeyRange* ranges = mask.ranges + mask.plane(b, h) * mask.row_groups;
+  std::int32_t group = mask.rows > 1 ? first / kMaskRangeRows : 0;
+  const std::int32_t last = mask.rows > 1 ? (first + count - 1) / kMaskRangeRows : 0;
+  KeyRange all = ranges[group];
+  FLASHCORE_LOOP
+  while (++group <= last) {
+    const KeyRange range = ranges[group];
+    if (range.begin < all.begin) all.begin = range.begin;
+    if (range.end > all.end) all.end = range.end;
+  }
+  return all;
+}
+
+/// Arguments of the packing kernel.
+struct PackMaskParams {
+  const std::uint8_t* mask;
+  Strides strides;
+  std::int32_t kv_len;
+  PackedMask packed;
+};
+
+}  // namespace flashcore::core
