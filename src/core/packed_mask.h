@@ -11,8 +11,9 @@
 
 namespace flashcore::core {
 
-inline constexpr int kMaskBlockKeys = 128;  // keys of four words
-inline constexpr int kMaskRangeRows = 16;   // rows with a common key range
+inline constexpr int kMaskBlockKeys = 128;    // keys of four words
+inline constexpr int kMaskRangeRows = 16;     // rows with a common key range
+inline constexpr int kMaskPaddingRows = 192;  // of the largest query tile
 
 /// The word of a row that contains the key, and its bit.
 FLASHCORE_HD constexpr std::int32_t mask_word(std::int32_t key) {
@@ -23,8 +24,10 @@ FLASHCORE_HD constexpr int mask_bit(std::int32_t key) {
 }
 
 struct PackedMask {
-  std::uint32_t* words;  // [batch, heads, rows, blocks, 4]; null: no mask
-  KeyRange* ranges;      // [batch, heads, row groups]: whole blocks that contain all visible keys
+  // [batch, heads, rows, blocks, 4] and kMaskPaddingRows rows of any content, which a tile reads
+  // past the last query. Null: no mask.
+  std::uint32_t* words;
+  KeyRange* ranges;  // [batch, heads, row groups]: whole blocks that contain all visible keys
   std::int32_t batch, heads, rows, row_groups, blocks;  // extents; 1 if broadcast
 
   FLASHCORE_HD constexpr std::int64_t plane(std::int32_t b, std::int32_t h) const {
@@ -35,7 +38,8 @@ struct PackedMask {
     return (plane(b, h) * rows + (rows > 1 ? row : 0)) * blocks * 4;
   }
   FLASHCORE_HD constexpr std::int64_t word_count() const {
-    return static_cast<std::int64_t>(batch) * heads * rows * blocks * 4;
+    const std::int64_t all_rows = static_cast<std::int64_t>(batch) * heads * rows;
+    return (all_rows + (rows > 1 ? kMaskPaddingRows : 0)) * blocks * 4;
   }
   FLASHCORE_HD constexpr std::int64_t range_count() const {
     return static_cast<std::int64_t>(batch) * heads * row_groups;
@@ -44,8 +48,8 @@ struct PackedMask {
 
 /// The extents of a packed mask with these strides (bytes; 0: broadcast). At least one block.
 constexpr PackedMask packed_mask_of(std::int64_t batch_stride, std::int64_t head_stride,
-                                    std::int64_t row_stride, std::int32_t batch,
-                                    std::int32_t heads, std::int32_t q_len, std::int32_t kv_len) {
+                                    std::int64_t row_stride, std::int32_t batch, std::int32_t heads,
+                                    std::int32_t q_len, std::int32_t kv_len) {
   PackedMask mask{};
   mask.batch = batch_stride == 0 ? 1 : batch;
   mask.heads = head_stride == 0 ? 1 : heads;
@@ -57,7 +61,7 @@ constexpr PackedMask packed_mask_of(std::int64_t batch_stride, std::int64_t head
 
 /// Whole blocks that contain every key visible to queries [first, first + count) of a head.
 FLASHCORE_HD KeyRange visible_blocks(const PackedMask& mask, std::int32_t b, std::int32_t h,
-                                            std::int32_t first, std::int32_t count) {
+                                     std::int32_t first, std::int32_t count) {
   const KeyRange* ranges = mask.ranges + mask.plane(b, h) * mask.row_groups;
   std::int32_t group = mask.rows > 1 ? first / kMaskRangeRows : 0;
   const std::int32_t last = mask.rows > 1 ? (first + count - 1) / kMaskRangeRows : 0;

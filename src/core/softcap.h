@@ -44,8 +44,8 @@ inline constexpr CapPolynomial<3> kShortCapPolynomial{
     0.25f * kCapArgument, {0.34657311650916872f, -0.01386868739833586f, 0.0006381223660962555f}};
 inline constexpr CapPolynomial<5> kCapPolynomial{
     0.6f * kCapArgument,
-    {0.34657346114960513f, -0.013875142675663884f, 0.00066497172162069819f, -3.1047842844987606e-05f,
-     1.0803956451833278e-06f}};
+    {0.34657346114960513f, -0.013875142675663884f, 0.00066497172162069819f,
+     -3.1047842844987606e-05f, 1.0803956451833278e-06f}};
 
 /// The same for any cap. 1 - 2 / (1 + 2^a) cancels for a small x, and a large cap magnifies the
 /// error. The power series of tanh replaces it there.

@@ -60,23 +60,23 @@ constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, In
                                  DType dtype, int v_dim, const Shape& shape, int smem) {
   const FamilyTraits& traits = traits_of(family);
   KernelInfo kernel{.id = id,
-          .op = op,
-          .family = family,
-          .inputs = inputs,
-          .device = traits.device,
-          .dtype = dtype,
-          .probability_dtype = probability_dtype(traits, inputs, dtype),
-          .isa = Isa::generic,
-          .min_compute_capability = traits.min_cc,
-          .head_dim = shape.head_dim,
-          .v_dim = v_dim,
-          .tile_q = shape.tile_q,
-          .tile_k = shape.tile_k,
-          .threads = shape.threads,
-          .smem_bytes = smem,
-          .blocks_per_sm = blocks_per_sm(traits, inputs, shape),
-          .features = Features::none,
-          .compiled = compiled_for_cuda(id)};
+                    .op = op,
+                    .family = family,
+                    .inputs = inputs,
+                    .device = traits.device,
+                    .dtype = dtype,
+                    .probability_dtype = probability_dtype(traits, inputs, dtype),
+                    .isa = Isa::generic,
+                    .min_compute_capability = traits.min_cc,
+                    .head_dim = shape.head_dim,
+                    .v_dim = v_dim,
+                    .tile_q = shape.tile_q,
+                    .tile_k = shape.tile_k,
+                    .threads = shape.threads,
+                    .smem_bytes = smem,
+                    .blocks_per_sm = blocks_per_sm(traits, inputs, shape),
+                    .features = Features::none,
+                    .compiled = compiled_for_cuda(id)};
   kernel.features = features_of_kernel(traits, kernel);
   return kernel;
 }

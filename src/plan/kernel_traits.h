@@ -40,9 +40,9 @@ struct FamilyTraits {
   Features features;  // supported by its kernels; see features_of_kernel()
   unsigned combine_modes;
   GqaPacking gqa_packing;
-  bool pdl;             // sm_90 SASS waits by griddepcontrol (programmatic dependent launch)
-  bool persistent;      // at most one CTA per SM, which loops over work tiles
-  int index_bits;       // width of its row and tile counters
+  bool pdl;                   // sm_90 SASS waits by griddepcontrol (programmatic dependent launch)
+  bool persistent;            // at most one CTA per SM, which loops over work tiles
+  int index_bits;             // width of its row and tile counters
   std::uint8_t general_mods;  // core::ScoreMods that take the general path
   bool general_layouts;       // calls without AttentionParams::fast_layout take it, too
   const char* source_dirs;    // sources of its fingerprint; "dir/*": without subdirectories
@@ -104,8 +104,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .max_cc = 90,  // only sm_90a has wgmma and setmaxnreg
      .loads = Loads::tma,
      .math = Math::wgmma,
-     .features =
-         kAllFeatures & ~(Features::bias | Features::any_stride | Features::num_splits),
+     .features = kAllFeatures & ~(Features::bias | Features::any_stride | Features::num_splits),
      .combine_modes = modes(CombineMode::none),
      .gqa_packing = GqaPacking::power_of_two,
      .pdl = true,
@@ -116,8 +115,8 @@ inline constexpr FamilyTraits kFamilies[] = {
      .source_dirs = "src/cuda/sm90 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
 };
 
-/// Families of a device type in the planner's order. The first one wins a tie, and a batch-invariant
-/// plan takes the first one that supports the problem.
+/// Families of a device type in the planner's order. The first one wins a tie, and a
+/// batch-invariant plan takes the first one that supports the problem.
 inline constexpr Family kCpuFamilies[] = {Family::cpu};
 inline constexpr Family kCudaFamilies[] = {Family::sm90, Family::sm80, Family::simt};
 
@@ -153,7 +152,8 @@ constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
 /// Kernels with native inputs have no scales. kv8 kernels fold V's block scales into f16 P,
 /// relative to the largest scale of the keys they read. Other keys change that scale, so the result
 /// is not batch-invariant.
-constexpr Features features_of_kernel(const FamilyTraits& traits, const KernelInfo& kernel) noexcept {
+constexpr Features features_of_kernel(const FamilyTraits& traits,
+                                      const KernelInfo& kernel) noexcept {
   const Inputs inputs = kernel.inputs;
   Features missing = Features::none;
   if (inputs == Inputs::kv8) missing = Features::batch_invariant_scales;

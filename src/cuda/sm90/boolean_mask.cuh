@@ -16,16 +16,15 @@ __device__ __forceinline__ void load_mask_bits(std::uint32_t (&bits)[2],
   constexpr int kGroups = C::kTileK / 16;  // of 16 keys: four bits of a word
   const std::int32_t group = tile * kGroups;
   const std::int32_t block = group / 8;
+  const std::uint32_t* g_row =
+      mask.words + t.lane % 4 + mask.row_offset(work.b, head_of(work, t), query_of(work, t, 0));
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const std::int32_t last = work.seq.q_len - 1;  // rows past it are computed, not stored
-    const std::uint32_t* g_row =
-        mask.words +
-        mask.row_offset(work.b, head_of(work, t), min(query_of(work, t, half), last)) +
-        t.lane % 4;
-    bits[half] = load_global(g_row + 4 * block);
+    // Rows past the last one are computed, not stored: they may have any bits.
+    const std::uint32_t* g_bits = g_row + (mask.rows > 1 ? 8 * half * 4 * mask.blocks : 0);
+    bits[half] = load_global(g_bits + 4 * block);
     if constexpr (kGroups < 8) {  // a tile begins in the middle of a word and may end in the next
-      const std::uint32_t next = load_global(g_row + 4 * min(block + 1, mask.blocks - 1));
+      const std::uint32_t next = load_global(g_bits + 4 * min(block + 1, mask.blocks - 1));
       bits[half] = __funnelshift_r(bits[half], next, 4 * (group % 8));
     }
   }

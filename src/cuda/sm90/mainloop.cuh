@@ -110,15 +110,14 @@ struct Consumer : ConsumerWarp<C> {
     this->row_stats = init_row_stats();
   }
 
-  __device__ __forceinline__ void issue_qk(typename Pipeline::QStage q_stage,
-                                           typename Pipeline::KvState k_state, const Iterator& it) {
-    ConsumerWarp<C>::issue_qk(q_stage, k_state, it);
-    // The bits arrive while the GEMM runs.
+  __device__ __forceinline__ bool needs_mask(const Iterator& it) {
+    // Loads the bits of a boolean mask, which arrive while the GEMMs run.
     if constexpr (kMasked) {
       if (has_mask()) {
         load_mask_bits<C>(mask_bits, this->params.mask, this->work(it.queue), this->t, it.tile);
       }
     }
+    return ConsumerWarp<C>::needs_mask(it);
   }
 
   __device__ __forceinline__ void softmax(const Iterator& it, bool needs_mask) {

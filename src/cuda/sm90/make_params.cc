@@ -11,9 +11,8 @@ namespace flashcore::cuda {
 core::PackedMask packed_mask(const core::AttentionParams& call) noexcept {
   if (call.mask == nullptr) return {};
   const core::Strides& strides = call.mask_strides;
-  core::PackedMask mask =
-      core::packed_mask_of(strides.batch, strides.head, strides.row, call.batch, call.q_heads,
-                           call.q_len, call.kv_len);
+  core::PackedMask mask = core::packed_mask_of(strides.batch, strides.head, strides.row, call.batch,
+                                               call.q_heads, call.q_len, call.kv_len);
   mask.words = static_cast<std::uint32_t*>(call.packed_mask);
   // After the words, at the workspace's alignment: plan/workspace.cc.
   const std::int64_t words = (mask.word_count() + 63) / 64 * 64;
@@ -42,8 +41,7 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.mask = packed_mask(call);
   params.score_scale = core::score_scale<float>(call);
   params.softcap = static_cast<float>(call.softcap);
-  params.batch_invariant =
-      plan.problem.options.reproducibility == Reproducibility::batch_invariant;
+  params.batch_invariant = plan.problem.options.reproducibility == Reproducibility::batch_invariant;
   const std::int64_t q_columns =
       call.fault.is(core::InjectedFault::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
   const std::int64_t q_rows = q_varlen ? call.total_q : call.q_len;

@@ -89,7 +89,9 @@ struct ProducerWarp : RoleWarp<C> {
   }
 
   /// Loads the boxes with keys of the sequence. The rest of the tile keeps its old content: scores
-  /// of such keys are masked, and V is zero-filled there (zero_v_tail, transpose_v).
+  /// of such keys are masked, and V is zero-filled there (zero_v_tail, transpose_v). The lanes look
+  /// up pages side by side. One lane issues all boxes: lanes that issue in turn take three times as
+  /// long, but need fewer registers.
   __device__ __forceinline__ void load_pages(unsigned char* s_tile, const CUtensorMap& map,
                                              const WorkTile& work, std::int32_t first_key,
                                              std::uint64_t& s_full) const {
@@ -99,12 +101,27 @@ struct ProducerWarp : RoleWarp<C> {
     const int box_bytes = core::kPanelRowBytes << log2;
     if (lane == 0) arrive_expect_tx(s_full, boxes * box_bytes * KvTile::kPanels);
     __syncwarp();
-    const core::KvRowMap rows = core::kv_row_map(this->params.call, work.seq, work.b);
+    const auto location_of = [&](int box) {
+      return core::kv_row_map(this->params.call, work.seq, work.b).at(first_key + (box << log2));
+    };
+    const auto load_box = [&](int box, int row, int block) {
+      load_panels<KvTile>(s_tile + box * box_bytes, map, row, work.kv_head, block, s_full);
+    };
+    if constexpr (C::kFp8) {
 #pragma unroll 1
-    for (int box = lane; box < boxes; box += 32) {
-      const core::KvLocation location = rows.at(first_key + (box << log2));
-      load_panels<KvTile>(s_tile + box * box_bytes, map, location.row, work.kv_head,
-                          location.block, s_full);
+      for (int box = lane; box < boxes; box += 32) {
+        const core::KvLocation location = location_of(box);
+        load_box(box, location.row, location.block);
+      }
+    } else {
+      core::KvLocation own{};  // of the lane's box among 32
+#pragma unroll 1
+      for (int box = 0; box < boxes; ++box) {
+        if (box % 32 == 0) own = location_of(min(box + lane, boxes - 1));
+        const int row = __shfl_sync(0xffffffffu, own.row, box % 32);
+        const int block = __shfl_sync(0xffffffffu, own.block, box % 32);
+        if (lane == 0) load_box(box, row, block);
+      }
     }
   }
 };

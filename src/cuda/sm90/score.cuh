@@ -48,7 +48,22 @@ __device__ __forceinline__ void apply_score_mods(AccS<C>& acc_s, int half, const
     }
   };
   using core::ScoreInput;
-  if constexpr (C::kFp8 || C::kHeadDim == 192) {  // no registers for polynomials
+  // Keys left of the diagonal, without other modifications: two FFMAs for scale and ALiBi.
+  const bool only_alibi = row.has_alibi() && !row.has_softcap();
+  if (C::kSpareRegisters && only_alibi &&
+      __all_sync(0xffffffffu, first_distance >= static_cast<float>(C::kTileK))) {
+    const float slope = row.slope(), of_first = -slope * first_distance;
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& score = acc_s[4 * n + 2 * half + i];
+        score = fmaf(slope, static_cast<float>(8 * n + i), fmaf(score, factor, of_first));
+      }
+    }
+    return;
+  }
+  if constexpr (!C::kSpareRegisters) {
     core::modify_scores<FastMath, ScoreInput::qk>(row, each);
   } else if (params.batch_invariant) {
     core::modify_scores<FastMath, ScoreInput::qk>(row, each);

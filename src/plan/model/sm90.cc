@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/paged_kv.h"
+#include "core/wgmma_layout.h"
 #include "plan/model/model.h"
 #include "plan/planner.h"
 #include "plan/tile_counts.h"
@@ -34,6 +36,7 @@ constexpr double kScoreOfThree = 0.09;
 constexpr double kFp8Step = 950;
 constexpr double kFp8Score = 0.043;
 constexpr double kFp8Gemm = 0.97;
+constexpr double kPageBox = 10;       // per TMA box of a page
 constexpr double kMostlyPadding = 8;  // penalty factor: another family packs heads and splits keys
 constexpr std::int64_t kCountedTiles = 16;
 // In steps: the padding past a tile's last key, and the cost of masks if the edges of KV tiles and
@@ -107,6 +110,16 @@ TileCycles tile_cycles(const KernelInfo& kernel) noexcept {
   return {kTile + gemms, step, kUnaligned};
 }
 
+/// Cycles of a step that the boxes of paged K and V add.
+double page_cycles(const KernelInfo& kernel, const Problem& problem) noexcept {
+  if (problem.page_size == 0) return 0;
+  const int rows_log2 =
+      core::page_box_log2(static_cast<std::int32_t>(problem.page_size), kernel.tile_k);
+  const core::Sm90Traits shape = sm90_shape(kernel);
+  const int panels = shape.tile_bytes(1) / core::kPanelRowBytes;
+  return kPageBox * 2 * panels * (kernel.tile_k >> rows_log2);
+}
+
 /// Cycles of the `tiles` tiles of a last partial wave, all of one length.
 double tail_cycles(const KernelInfo& kernel, const TileCycles& tile, std::int64_t tiles,
                    const Splits& splits, std::int64_t sms) noexcept {
@@ -148,7 +161,8 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
                   Rivals rivals) noexcept {
   const bool masked = rivals == Rivals::own_family && problem.options.causal;
   const std::int64_t tiles = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
-  const TileCycles tile = tile_cycles(kernel);
+  TileCycles tile = tile_cycles(kernel);
+  tile.step += page_cycles(kernel, problem);
   const std::int64_t tile_queries = divide(kernel.tile_q, heads_in_tile(kernel, problem));
   double steps = steps_of(kernel, problem, tile_queries, masked);
   const auto queries = static_cast<std::int32_t>(tile_queries);
