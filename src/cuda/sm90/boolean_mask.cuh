@@ -8,19 +8,22 @@
 
 namespace flashcore::cuda::sm90 {
 
-/// Loads the bits of a thread's two rows: bit 2 n + i is key 8 n + 2 (lane % 4) + i of the tile.
+/// A thread's first row, at the words of its lane.
 template <typename C>
-__device__ __forceinline__ void load_mask_bits(std::uint32_t (&bits)[2],
-                                               const core::PackedMask& mask, const WorkTile& work,
-                                               const Thread<C>& t, std::int32_t tile) {
+__device__ __forceinline__ const std::uint32_t* mask_row(const core::PackedMask& mask,
+                                                         const WorkTile& work, const Thread<C>& t) {
+  return mask.words + t.lane % 4 + mask.row_offset(work.b, head_of(work, t), query_of(work, t, 0));
+}
+
+/// Loads the bits of a thread's two rows: bit 2 n + i is key 8 n + 2 (lane % 4) + i of the tile.
+/// Rows past the last query are computed, not stored: they may have any bits.
+template <typename C>
+__device__ __forceinline__ void load_mask_bits(std::uint32_t (&bits)[2], const std::uint32_t* g_row,
+                                               const core::PackedMask& mask, std::int32_t tile) {
   constexpr int kGroups = C::kTileK / 16;  // of 16 keys: four bits of a word
-  const std::int32_t group = tile * kGroups;
-  const std::int32_t block = group / 8;
-  const std::uint32_t* g_row =
-      mask.words + t.lane % 4 + mask.row_offset(work.b, head_of(work, t), query_of(work, t, 0));
+  const std::int32_t group = tile * kGroups, block = group / 8;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // Rows past the last one are computed, not stored: they may have any bits.
     const std::uint32_t* g_bits = g_row + (mask.rows > 1 ? 8 * half * 4 * mask.blocks : 0);
     bits[half] = load_global(g_bits + 4 * block);
     if constexpr (kGroups < 8) {  // a tile begins in the middle of a word and may end in the next

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
         prefetch_tensor_map(params.v);
       }
       pdl_wait();
-      ProducerWarp<C> producer{{s, params}, static_cast<int>(threadIdx.x)};
+      ProducerWarp<C> producer(s, params);
       core::produce(producer);
     }
     if (threadIdx.x == 32) {

@@ -100,7 +100,8 @@ struct Consumer : ConsumerWarp<C> {
   static constexpr bool kProbesVEarly = C::kSchedule.probe_v_early;
   const float unit_log2;  // exponent of 2 per unit of acc_s; the fast path does not scale acc_s
   std::uint32_t p_frag[C::kTileK / 16][4];
-  std::uint32_t mask_bits[kMasked ? 2 : 1];  // of the thread's rows, for the step in flight
+  const std::uint32_t* g_mask;  // the thread's first row of the packed mask
+  std::uint32_t mask_bits[2];   // of its two rows, for the next step
 
   __device__ __forceinline__ Consumer(SharedStorage<C>& s, const Params& params)
       : ConsumerWarp<C>(s, params, Thread<C>(threadIdx.x, params.heads)),
@@ -111,10 +112,11 @@ struct Consumer : ConsumerWarp<C> {
   }
 
   __device__ __forceinline__ bool needs_mask(const Iterator& it) {
-    // Loads the bits of a boolean mask, which arrive while the GEMMs run.
     if constexpr (kMasked) {
-      if (has_mask()) {
-        load_mask_bits<C>(mask_bits, this->params.mask, this->work(it.queue), this->t, it.tile);
+      const WorkTile& work = this->work(it.queue);
+      if (has_mask() && it.tile == work.first_tile) {
+        if (kKeepsMaskRow) g_mask = mask_row<C>(this->params.mask, work, this->t);
+        load_bits(work, it.tile);
       }
     }
     return ConsumerWarp<C>::needs_mask(it);
@@ -126,7 +128,13 @@ struct Consumer : ConsumerWarp<C> {
                                       it.tile, needs_mask,
                                       [&](int) { return this->params.score_scale; });
     if constexpr (kMasked) {
-      if (has_mask()) hide_masked_keys<C>(this->acc_s, mask_bits);
+      if (has_mask()) {
+        hide_masked_keys<C>(this->acc_s, mask_bits);
+        // The bits of the next step arrive during this one.
+        if (it.remaining > 1) {
+          load_bits(this->work(it.queue), it.tile + 1);
+        }
+      }
     }
     online_softmax<C, kFastPath>(this->acc_s, this->row_stats, this->rescale, unit_log2, p.fault);
   }
@@ -185,6 +193,12 @@ struct Consumer : ConsumerWarp<C> {
   }
 
  private:
+  static constexpr bool kKeepsMaskRow = C::kConsumers < 3;  // the others would spill
+  __device__ __forceinline__ void load_bits(const WorkTile& work, std::int32_t tile) {
+    const core::PackedMask& mask = this->params.mask;
+    load_mask_bits<C>(mask_bits, kKeepsMaskRow ? g_mask : mask_row<C>(mask, work, this->t), mask,
+                      tile);
+  }
   /// The fast path with kMasked runs only for calls with a mask.
   __device__ __forceinline__ bool has_mask() const {
     return kFastPath || this->params.mask.words != nullptr;

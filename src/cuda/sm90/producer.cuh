@@ -32,7 +32,10 @@ template <typename C>
 struct ProducerWarp : RoleWarp<C> {
   using Pipeline = typename C::Pipeline;
   using KvTile = typename C::KeyTile;
-  int lane;
+  const int lane;
+
+  __device__ __forceinline__ ProducerWarp(SharedStorage<C>& s, const Params& params)
+      : RoleWarp<C>{s, params}, lane(threadIdx.x) {}
 
   template <Sm90Barrier kBarrier, typename State>
   __device__ __forceinline__ void arrive(const State& state) const {
@@ -58,8 +61,16 @@ struct ProducerWarp : RoleWarp<C> {
 
   __device__ __forceinline__ void load_k(TileQueueState queue, typename Pipeline::KvState state,
                                          std::int32_t tile) {
-    load_kv(this->s.k[state.stage()], this->params.k, this->work(queue), tile,
-            this->s.template barrier<Sm90Barrier::k_full>(state.stage()));
+    const WorkTile& work = this->work(queue);
+    if (kKeepsPages && is_paged()) {
+      v_pages = k_pages;
+      k_pages = tile == work.first_tile ? location_of(work, tile, lane) : next_pages;
+      k_tile = tile;
+    }
+    load_kv(this->s.k[state.stage()], this->params.k, work, tile,
+            this->s.template barrier<Sm90Barrier::k_full>(state.stage()), k_pages);
+    // The page table's latency passes while the producer waits for the next free stage.
+    if (kKeepsPages && is_paged()) next_pages = location_of(work, tile + 1, lane);
   }
 
   __device__ __forceinline__ void load_v(TileQueueState queue,
@@ -70,59 +81,68 @@ struct ProducerWarp : RoleWarp<C> {
     } else {
       s_tile = this->s.v[state.stage()];
     }
+    const bool is_last = tile == k_tile;
     load_kv(s_tile, this->params.v, this->work(queue), tile,
-            this->s.template barrier<Pipeline::kLoadedVFull>(state.stage()));
+            this->s.template barrier<Pipeline::kLoadedVFull>(state.stage()),
+            {is_last ? k_pages.block : v_pages.block, is_last ? k_pages.row : v_pages.row});
   }
 
  private:
+  static constexpr bool kKeepsPages = C::kProducerRegisters >= 40;  // the others would spill
+  // Paged KV: locations of the lane's box in the K tile loaded last, in the one before, whose V
+  // tile follows, and in the next one.
+  core::KvLocation k_pages{}, v_pages{}, next_pages{};
+  std::int32_t k_tile = -1;
+
+  __device__ __forceinline__ bool is_paged() const {
+    return this->params.call.pages.table != nullptr;
+  }
+
   __device__ __forceinline__ void load_kv(unsigned char* s_tile, const CUtensorMap& map,
                                           const WorkTile& work, std::int32_t tile,
-                                          std::uint64_t& s_full) const {
+                                          std::uint64_t& s_full, core::KvLocation pages) const {
     __syncwarp();
-    const std::int32_t first_key = tile * C::kTileK;
-    if (this->params.call.pages.table != nullptr) {
-      load_pages(s_tile, map, work, first_key, s_full);
+    if (is_paged()) {
+      load_pages(s_tile, map, work, tile, s_full, pages);
     } else if (lane == 0) {
-      load_tile<KvTile>(s_tile, map, work.seq.k_row + first_key, work.kv_head, work.k_batch,
+      load_tile<KvTile>(s_tile, map, work.seq.k_row + tile * C::kTileK, work.kv_head, work.k_batch,
                         s_full);
     }
   }
 
-  /// Loads the boxes with keys of the sequence. The rest of the tile keeps its old content: scores
-  /// of such keys are masked, and V is zero-filled there (zero_v_tail, transpose_v). The lanes look
-  /// up pages side by side. One lane issues all boxes: lanes that issue in turn take three times as
-  /// long, but need fewer registers.
+  /// Loads the boxes with keys of the sequence; the lanes share them. The rest of the tile keeps
+  /// its old content: scores of such keys are masked, and V is zero-filled there (zero_v_tail,
+  /// transpose_v).
   __device__ __forceinline__ void load_pages(unsigned char* s_tile, const CUtensorMap& map,
-                                             const WorkTile& work, std::int32_t first_key,
-                                             std::uint64_t& s_full) const {
+                                             const WorkTile& work, std::int32_t tile,
+                                             std::uint64_t& s_full, core::KvLocation first) const {
     const int log2 = this->params.page_box_log2;
-    const int keys = min(max(work.seq.kv_len - first_key, 0), C::kTileK);
-    const int boxes = (keys + (1 << log2) - 1) >> log2;
+    const int boxes = box_count(work, tile);
     const int box_bytes = core::kPanelRowBytes << log2;
     if (lane == 0) arrive_expect_tx(s_full, boxes * box_bytes * KvTile::kPanels);
     __syncwarp();
-    const auto location_of = [&](int box) {
-      return core::kv_row_map(this->params.call, work.seq, work.b).at(first_key + (box << log2));
-    };
-    const auto load_box = [&](int box, int row, int block) {
-      load_panels<KvTile>(s_tile + box * box_bytes, map, row, work.kv_head, block, s_full);
-    };
-    if constexpr (C::kFp8) {
+    core::KvLocation location = first;
 #pragma unroll 1
-      for (int box = lane; box < boxes; box += 32) {
-        const core::KvLocation location = location_of(box);
-        load_box(box, location.row, location.block);
-      }
-    } else {
-      core::KvLocation own{};  // of the lane's box among 32
-#pragma unroll 1
-      for (int box = 0; box < boxes; ++box) {
-        if (box % 32 == 0) own = location_of(min(box + lane, boxes - 1));
-        const int row = __shfl_sync(0xffffffffu, own.row, box % 32);
-        const int block = __shfl_sync(0xffffffffu, own.block, box % 32);
-        if (lane == 0) load_box(box, row, block);
-      }
+    for (int box = lane; box < boxes; box += 32) {
+      if (!kKeepsPages || box >= 32) location = location_of(work, tile, box);
+      load_panels<KvTile>(s_tile + box * box_bytes, map, location.row, work.kv_head, location.block,
+                          s_full);
     }
+  }
+
+  __device__ __forceinline__ int box_count(const WorkTile& work, std::int32_t tile) const {
+    const int keys = min(max(work.seq.kv_len - tile * C::kTileK, 0), C::kTileK);
+    const int log2 = this->params.page_box_log2;
+    return (keys + (1 << log2) - 1) >> log2;
+  }
+
+  /// The page of a box, and its row in the page. Boxes past the last key have the location of key
+  /// 0.
+  __device__ __forceinline__ core::KvLocation location_of(const WorkTile& work, std::int32_t tile,
+                                                          int box) const {
+    const int key = tile * C::kTileK + (box << this->params.page_box_log2);
+    return core::kv_row_map(this->params.call, work.seq, work.b)
+        .at(key < work.seq.kv_len ? key : 0);
   }
 };
 

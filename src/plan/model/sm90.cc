@@ -36,7 +36,7 @@ constexpr double kScoreOfThree = 0.09;
 constexpr double kFp8Step = 950;
 constexpr double kFp8Score = 0.043;
 constexpr double kFp8Gemm = 0.97;
-constexpr double kPageBox = 10;       // per TMA box of a page
+constexpr double kPageBox = 50;       // per TMA box of a page; the producer issues them one by one
 constexpr double kMostlyPadding = 8;  // penalty factor: another family packs heads and splits keys
 constexpr std::int64_t kCountedTiles = 16;
 // In steps: the padding past a tile's last key, and the cost of masks if the edges of KV tiles and
@@ -110,7 +110,7 @@ TileCycles tile_cycles(const KernelInfo& kernel) noexcept {
   return {kTile + gemms, step, kUnaligned};
 }
 
-/// Cycles of a step that the boxes of paged K and V add.
+/// Cycles in which the producer issues the boxes of a step's paged K and V.
 double page_cycles(const KernelInfo& kernel, const Problem& problem) noexcept {
   if (problem.page_size == 0) return 0;
   const int rows_log2 =
@@ -162,7 +162,7 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
   const bool masked = rivals == Rivals::own_family && problem.options.causal;
   const std::int64_t tiles = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
   TileCycles tile = tile_cycles(kernel);
-  tile.step += page_cycles(kernel, problem);
+  tile.step = std::max(tile.step, page_cycles(kernel, problem));
   const std::int64_t tile_queries = divide(kernel.tile_q, heads_in_tile(kernel, problem));
   double steps = steps_of(kernel, problem, tile_queries, masked);
   const auto queries = static_cast<std::int32_t>(tile_queries);
