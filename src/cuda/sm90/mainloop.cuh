@@ -114,9 +114,9 @@ struct Consumer : ConsumerWarp<C> {
   __device__ __forceinline__ bool needs_mask(const Iterator& it) {
     if constexpr (kMasked) {
       const WorkTile& work = this->work(it.queue);
-      if (has_mask() && it.tile == work.first_tile) {
-        if (kKeepsMaskRow) g_mask = mask_row<C>(this->params.mask, work, this->t);
-        load_bits(work, it.tile);
+      if (has_mask() && (!kBitsAhead || it.tile == work.first_tile)) {
+        g_mask = mask_row<C>(this->params.mask, work, this->t);
+        load_mask_bits<C>(mask_bits, g_mask, this->params.mask, it.tile);
       }
     }
     return ConsumerWarp<C>::needs_mask(it);
@@ -131,8 +131,8 @@ struct Consumer : ConsumerWarp<C> {
       if (has_mask()) {
         hide_masked_keys<C>(this->acc_s, mask_bits);
         // The bits of the next step arrive during this one.
-        if (it.remaining > 1) {
-          load_bits(this->work(it.queue), it.tile + 1);
+        if (kBitsAhead && it.remaining > 1) {
+          load_mask_bits<C>(mask_bits, g_mask, this->params.mask, it.tile + 1);
         }
       }
     }
@@ -193,12 +193,7 @@ struct Consumer : ConsumerWarp<C> {
   }
 
  private:
-  static constexpr bool kKeepsMaskRow = C::kConsumers < 3;  // the others would spill
-  __device__ __forceinline__ void load_bits(const WorkTile& work, std::int32_t tile) {
-    const core::PackedMask& mask = this->params.mask;
-    load_mask_bits<C>(mask_bits, kKeepsMaskRow ? g_mask : mask_row<C>(mask, work, this->t), mask,
-                      tile);
-  }
+  static constexpr bool kBitsAhead = C::kConsumers < 3;  // the others would spill
   /// The fast path with kMasked runs only for calls with a mask.
   __device__ __forceinline__ bool has_mask() const {
     return kFastPath || this->params.mask.words != nullptr;
