@@ -6,7 +6,8 @@
 
 Also here: merge, append; quantize, dequantize (8-bit q, k and v); verify; for torch sdpa, flash_attn (the
 calls of that package) and ops (torch.ops.flashcore); integrations for torch's own attention,
-transformers and jax.jit; distributed (one attention over many ranks); python3 -m flashcore.bench. docs/python.md describes all of them.
+transformers and jax.jit; distributed (one attention over many ranks); python3 -m flashcore.bench.
+docs/python.md describes all of them.
 """
 
 import importlib
