@@ -6,8 +6,10 @@ import time
 import torch
 import torch.distributed as dist
 
+import distributed_support
 import flashcore
 import flashcore.distributed as fcd
+from flashcore.distributed import decode as decode_module, placement as placement_module
 
 OPTIONS = ("causal", "window", "softcap", "scale")
 
@@ -112,3 +114,89 @@ def uneven(lengths):
 def wrong_unshard(rank_of_wrong):
     mine = torch.zeros(2, 5 if dist.get_rank() == rank_of_wrong else 4, 3)
     fcd.unshard(mine, 0)
+
+
+def one_device(case):
+    """The result of one call on one device."""
+    q, k, v, sinks, *_ = draw(case)
+    options = {name: case[name] for name in (*OPTIONS, "reproducibility") if name in case}
+    if "documents" not in case:
+        out, lse = flashcore.attention(q, k, v, sinks=sinks, return_lse=True, **options)
+        return dict(out=out.numpy(), lse=lse.numpy())
+    starts = torch.tensor(case["documents"], dtype=torch.int32)
+    out, lse = flashcore.attention(*(packed(one) for one in (q, k, v)), sinks=sinks, cu_seqlens_q=starts,
+                                   cu_seqlens_k=starts, return_lse=True, **options)
+    return dict(out=out.transpose(0, 1)[None].numpy(), lse=lse[None].numpy())
+
+
+def merged_ranges(case):
+    """The ring's ranges of keys on one device: every chunk of rows over every chunk of keys it sees,
+    merged in ascending order of keys."""
+    q, k, v, sinks, *_ = draw(case)
+    length = case["length"]
+    chunks = sorted(span for some in placement_module.place(length, dist.get_world_size(), "zigzag")
+                    for span in some)
+    outs, lses = [], []
+    for begin, end in chunks:
+        parts = [flashcore.attention(q[:, :, begin:end], k[:, :, low:high], v[:, :, low:high],
+                                     q_start=begin, k_start=low, causal=True, partial=True,
+                                     reproducibility=case["reproducibility"])
+                 for low, high in chunks if low <= begin]
+        made = torch.empty((*q.shape[:2], end - begin, v.shape[-1]), dtype=q.dtype)
+        out, lse = flashcore.merge(*zip(*parts), sinks=sinks, out=made, return_lse=True)
+        outs.append(out)
+        lses.append(lse)
+    out = torch.cat(outs, 2)
+    return dict(out=out.float().numpy(), lse=torch.cat(lses, 2).numpy())
+
+
+def decode(case):
+    """(out, expected out, lse, expected lse, bytes sent, bytes said) with interleaved keys."""
+    torch.manual_seed(0)
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    dtype = getattr(torch, case.get("dtype", "float32"))
+    lengths, interleave, q_len = case["lengths"], case.get("interleave", 1), case.get("q_len", 1)
+    (q_heads, kv_heads), capacity, dim = case["heads"], max(case["lengths"]), 16
+    q = torch.randn(len(lengths), q_heads, q_len, dim).to(dtype)
+    k, v = (torch.randn(len(lengths), kv_heads, capacity, dim).to(dtype) for _ in range(2))
+    sinks = torch.randn(q_heads) if case.get("sinks") else None
+    mine = [p for p in range(capacity) if p // interleave % ranks == rank]
+    caches = [one[:, :, mine].contiguous() for one in (k, v)]
+    options, table = dict(softcap=case.get("softcap", 0.0)), None
+    if case.get("paged"):
+        caches, table = _pages(caches)
+    layout = case.get("layout", "bhsd")
+    if layout == "bshd":
+        caches = [one.transpose(1, 2) for one in caches]
+    combine = case.get("combine", "all_gather")
+    with fcd.counted() as sent:
+        out, lse = fcd.decode_attention(
+            q.transpose(1, 2) if layout == "bshd" else q, *caches, block_table=table, sinks=sinks,
+            seqused_k=torch.tensor(lengths, dtype=torch.int32), interleave=interleave, layout=layout,
+            combine=combine, return_lse=True, **options)
+    out = out.transpose(1, 2) if layout == "bshd" else out
+    want = [distributed_support.definition(
+        q[b:b + 1].double(), k[b:b + 1, :, :n].double(), v[b:b + 1, :, :n].double(), sinks=sinks,
+        causal=True, **options) for b, n in enumerate(lengths)]
+    want_out, want_lse = (torch.cat(one).numpy() for one in zip(*want))
+    if combine == "all_to_all":
+        count = q_heads // ranks
+        want_out, want_lse = (one[:, rank * count:(rank + 1) * count] for one in (want_out, want_lse))
+    said = decode_module.decode_bytes(batch=len(lengths), q_heads=q_heads, q_len=q_len, v_dim=dim,
+                                      ranks=ranks, combine=combine)
+    return (out.float().numpy(), want_out, lse.numpy(), want_lse, sum(sent.values()), said)
+
+
+def _pages(caches):
+    """The caches in pages of 4 keys, in another order, and the block table."""
+    batch, heads, length, dim = caches[0].shape
+    count = max(-(-length // 4), 1)
+    table = torch.randperm(batch * count).reshape(batch, count).to(torch.int32)
+    made = []
+    for one in caches:
+        padded = torch.nn.functional.pad(one, (0, 0, 0, 4 * count - length))
+        pages = padded.reshape(batch, heads, count, 4, dim).permute(0, 2, 3, 1, 4)
+        full = torch.empty(batch * count, 4, heads, dim, dtype=one.dtype)
+        full[table.long().flatten()] = pages.reshape(-1, 4, heads, dim)
+        made.append(full)
+    return made, table
