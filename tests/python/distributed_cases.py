@@ -9,7 +9,7 @@ import torch.distributed as dist
 import distributed_support
 import flashcore
 import flashcore.distributed as fcd
-from flashcore.distributed import decode as decode_module, placement as placement_module
+from flashcore.distributed import decode as decode_module, placement as placement_module, schemes
 
 OPTIONS = ("causal", "window", "softcap", "scale")
 
@@ -200,3 +200,15 @@ def _pages(caches):
         full[table.long().flatten()] = pages.reshape(-1, 4, heads, dim)
         made.append(full)
     return made, table
+
+
+def explain(case):
+    """(plan's text, scheme, bytes of each step of this rank: forward, backward)."""
+    q, k, v, sinks, *_ = draw(case)
+    shards = [cut(one, case) for one in (q, k, v)]
+    if "documents" in case:
+        shards = [packed(one) for one in shards]
+    plan = fcd.explain(*shards, sinks=sinks, **arguments(case))
+    said = [dict(schemes.traffic(plan.job, dist.get_rank(), backward)) for backward in (False, True)]
+    totals = [one.bytes[dist.get_rank()] for one in (plan.forward, plan.backward)]
+    return str(plan), plan.scheme, said, totals

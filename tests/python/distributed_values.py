@@ -139,6 +139,20 @@ class Values:
             self.assertEqual(sum(got["sent"].values()), shard_bytes // 4 if rank + 1 < count else 0)
 
 
+    def test_explain_says_the_bytes_that_are_sent(self):
+        for name, case in cases(len(self.ranks.pipes)):
+            if any(one in case for one in ("k_length", "layout")):
+                continue
+            with self.subTest(name):
+                plans = self.ranks.results("explain", case)
+                for (text, scheme, said, totals), got in zip(plans, self.ranks.results("run", case)):
+                    for steps, total, sent in zip(said, totals, (got["sent"], got["sent_backward"])):
+                        self.assertEqual({step: n for step, n in steps.items() if n}, sent)
+                        self.assertEqual(total, sum(sent.values()))
+                    self.assertEqual(text, plans[0][0])
+                    self.assertIn(f"scheme    {scheme}", text)
+
+
 class Decode:
     """For a unittest.TestCase with `ranks`."""
 

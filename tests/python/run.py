@@ -22,7 +22,7 @@ TREE = os.path.dirname(os.path.dirname(FOLDER))
 PACKAGE_TESTS = ("transformers_families", "torch_op", "torch_gradients", "transformers", "drop_ins",
                  "torch_values", "torch_sdpa", "differential", "torch_boundary", "torch_direct",
                  "torch_cuda", "torch_graphs", "distributed_ranks", "distributed",
-                 "distributed_placement", "peers", "examples", "readme", "attention", "quant",
+                 "distributed_placement", "distributed_explain", "peers", "examples", "readme", "attention", "quant",
                  "boundary_fuzz", "boundary", "interrupt", "jax", "cupy")
 ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")

@@ -50,10 +50,10 @@ def context_parallel_attention(
     ValueError before any data moves.
     """
     comm = Comm(group, "context_parallel_attention")
-    job, scheme_reason = make_job(comm, "attention", q, k, v, scheme=scheme, sharding=sharding,
-                                  layout=layout, cu_seqlens=cu_seqlens, causal=causal, window=window,
-                                  scale=scale, softcap=softcap, sinks=sinks,
-                                  reproducibility=reproducibility, node=node, head_ranks=head_ranks)
+    job, _, _ = make_job(comm, "attention", q, k, v, scheme=scheme, sharding=sharding, layout=layout,
+                         cu_seqlens=cu_seqlens, causal=causal, window=window, scale=scale,
+                         softcap=softcap, sinks=sinks, reproducibility=reproducibility, node=node,
+                         head_ranks=head_ranks)
     comm.scheme = job.scheme
     packed = cu_seqlens is not None
     out, lse = Attention.apply(job, comm, *(_to_bhsd(one, layout, packed) for one in (q, k, v)), sinks)
@@ -71,12 +71,11 @@ def _to_bhsd(one: Tensor, layout: str, packed: bool) -> Tensor:
 
 
 def make_job(comm: Comm, call: str, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Any = None,
-             **options: Any) -> tuple[Job, str]:
-    """(job, reason for the scheme). Collective: exchanges the headers."""
+             **options: Any) -> tuple[Job, str, int]:
+    """(job, reason for the scheme, ranks per machine). Collective: exchanges the headers."""
     fields: list[Field] = [call_field(call)]
     error: Exception | None = None
     try:
-        packed = cu_seqlens is not None
         documents = None if cu_seqlens is None else _documents(cu_seqlens)
         fields += _checked_fields(q, k, v, documents, comm.size, **options)
     except (TypeError, ValueError, NotImplementedError) as found:
@@ -87,7 +86,7 @@ def make_job(comm: Comm, call: str, q: Tensor, k: Tensor, v: Tensor, *, cu_seqle
     for r, (key_rows, value_rows) in enumerate(zip(lengths[1], lengths[2])):
         if key_rows != value_rows:
             raise ValueError(f"rank {r}: v has {value_rows} rows, k has {key_rows}; they must match")
-    return _job(headers[0], lengths, documents, packed, q, **options)
+    return (*_job(headers[0], lengths, documents, q, **options), headers[0]["node"])
 
 
 def _documents(cu_seqlens: Any) -> list[int]:
@@ -146,8 +145,8 @@ def _checked_fields(q: Tensor, k: Tensor, v: Tensor, documents: list[int] | None
         Field("head_ranks", head_ranks or 0, "head_ranks is {}")]
 
 
-def _job(header: dict[str, int], lengths: list[list[int]], documents: list[int] | None, packed: bool,
-         q: Tensor, *, scheme: str, sharding: str, causal: bool, scale: float | None, softcap: float,
+def _job(header: dict[str, int], lengths: list[list[int]], documents: list[int] | None, q: Tensor,
+         *, scheme: str, sharding: str, causal: bool, scale: float | None, softcap: float,
          reproducibility: str, head_ranks: int | None, **_: Any) -> tuple[Job, str]:
     """The job, from what all ranks know. Every rank that fails here fails with the same error."""
     q_total, k_total = sum(lengths[0]), sum(lengths[1])

@@ -91,7 +91,7 @@ class Comm:
 
     def _global(self, peer: int) -> int:
         group = dist.group.WORLD if self.group is None else self.group
-        return dist.get_global_rank(group, self.members[peer])
+        return int(dist.get_global_rank(group, self.members[peer]))
 
     def _failure(self, step: str, peer: int | None, error: Exception) -> RuntimeError:
         other = "" if peer is None or peer < 0 else f" with rank {self.members[peer]}"

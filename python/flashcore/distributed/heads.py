@@ -48,13 +48,12 @@ def rows_to_heads(job: Job, comm: Comm, group: Sequence[int], tensors: Sequence[
 def heads_to_rows(job: Job, comm: Comm, group: Sequence[int], tensors: Sequence[Tensor],
                   kinds: Kinds, step: str) -> list[Tensor]:
     """The inverse of rows_to_heads(). Heads that several ranks have are added up in order of ranks."""
-    parts = {}
-    for peer in range(comm.size):
-        parts[peer] = []
-        for one, kind in zip(tensors, kinds):
-            spans = _spans(job, group, kind)
-            parts[peer].append(take(one, 2, joined([span for some in spans for span in some]),
-                                    spans[peer]))
+    parts: dict[int, list[Tensor]] = {peer: [] for peer in range(comm.size)}
+    for one, kind in zip(tensors, kinds):
+        spans = _spans(job, group, kind)
+        whole = joined([span for some in spans for span in some])
+        for peer in range(comm.size):
+            parts[peer].append(take(one, 2, whole, spans[peer]))
     mine = parts.pop(comm.rank)
     shapes: dict[int, list[list[int]]] = {}
     for peer in parts:
@@ -80,16 +79,16 @@ def traffic(job: Job, rank: int, backward: bool) -> list[tuple[str, int]]:
     wide = 8 if job.dtype is torch.float64 else 4
     kv_size = wide if job.shares_kv_heads else size
     others = [peer for peer in range(job.head_ranks) if peer != me]
-    q_heads, k_heads = (lambda one: one.q_end - one.q_begin), (lambda one: one.k_end - one.k_begin)
+    every = [job.heads(peer) for peer in range(job.head_ranks)]
+    q_heads, k_heads = [one.q_end - one.q_begin for one in every], [one.k_end - one.k_begin for one in every]
 
     def to_heads(q_bytes: int, k_bytes: int) -> int:
-        return sum(q_heads(job.heads(peer)) * q_rows * q_bytes + k_heads(job.heads(peer)) * k_rows * k_bytes
-                   for peer in others) * job.batch
+        return job.batch * sum(q_heads[peer] * q_rows * q_bytes + k_heads[peer] * k_rows * k_bytes
+                               for peer in others)
 
     def to_rows(q_bytes: int, k_bytes: int) -> int:
-        one = job.heads(me)
-        return sum(q_heads(one) * job.q_rows(group[peer]) * q_bytes
-                   + k_heads(one) * job.k_rows(group[peer]) * k_bytes for peer in others) * job.batch
+        return job.batch * sum(q_heads[me] * job.q_rows(group[peer]) * q_bytes
+                               + k_heads[me] * job.k_rows(group[peer]) * k_bytes for peer in others)
 
     if backward:
         return [("dO by heads", to_heads(4 + job.v_dim * size, 0)),

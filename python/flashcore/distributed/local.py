@@ -35,8 +35,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], mask: M
     if not all(_is_default(one, mask) for one in segments):
         place |= dict(q_start=_ints(q, [one.q_start for one in segments]),
                       k_start=_ints(q, [one.k_start for one in segments]))
-    out, lse = attention(*(one[0].transpose(0, 1) for one in (q, k, v)), causal=mask.causal,
-                         window=mask.window, return_lse=True, **place, **options)
+    q, k, v = (one[0].transpose(0, 1) for one in (q, k, v))
+    out, lse = attention(q, k, v, causal=mask.causal, window=mask.window, return_lse=True, **place,
+                         **options)
     return out.transpose(0, 1)[None], lse[None]
 
 

@@ -4,6 +4,7 @@ At step i rank r holds the block of rank r - i. It receives the next block while
 stops at the last rank that sees one of its keys.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -17,11 +18,11 @@ from flashcore.distributed.placement import Span, offsets
 Result = tuple[Tensor, Tensor]
 
 
-def last_hops(job: Job) -> list[int]:
+@functools.lru_cache(maxsize=64)
+def last_hops(job: Job) -> tuple[int, ...]:
     """For each block, the number of hops to the last rank that sees one of its keys."""
-    return [max((hop for hop in range(job.ranks) if job.mask.pairs(
-        job.q_spans[(block + hop) % job.ranks], job.k_spans[block])), default=0)
-        for block in range(job.ranks)]
+    return tuple(next((hop for hop in range(job.ranks - 1, 0, -1) if job.mask.pairs(
+        job.q_spans[(block + hop) % job.ranks], job.k_spans[block])), 0) for block in range(job.ranks))
 
 
 def traffic(job: Job, rank: int, backward: bool) -> list[tuple[str, int]]:
@@ -119,6 +120,7 @@ def backward(job: Job, comm: Comm, tensors: Sequence[Tensor], sinks: Tensor | No
     wide = dq.wide
     dsinks = None if sinks is None else sink_gradients(sinks, out, lse, *grads)
     held: list[Tensor] | None = [k, v]
+    sums_pending: Pending | None = None
     finished: dict[int, list[Tensor]] = {}
     for step in range(comm.size):
         block, more = ring.block(step), step + 1 < comm.size
@@ -130,7 +132,8 @@ def backward(job: Job, comm: Comm, tensors: Sequence[Tensor], sinks: Tensor | No
             added.q = dq.q
             _add_block(job, added, q_spans, job.k_spans[block], (q, *held, out, lse), grads)
             sums = [added.k, added.v]
-        if step > 0 and (before := ring.arrived(sums_pending)) is not None and sums is not None:
+        before = None if sums_pending is None else ring.arrived(sums_pending)
+        if before is not None and sums is not None:
             sums = [one + own for one, own in zip(before, sums)]
         if more:
             sums_pending = ring.pass_on(step, sums, k, f"ring step {step + 1}, dK and dV", wide)

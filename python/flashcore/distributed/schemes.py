@@ -67,15 +67,14 @@ def _check_heads(count: int, q_heads: int, kv_heads: int) -> None:
 def traffic(job: Job, rank: int, backward: bool = False) -> list[tuple[str, int]]:
     """(step, bytes that this rank sends in it), in order."""
     inner = job.one_head_group(rank)
-    module = gather if job.scheme in ("gather", "halo") else ring
-    between = module.traffic(inner, rank // job.head_ranks, backward)
+    between: list[tuple[str, int]] = _module(job).traffic(inner, rank // job.head_ranks, backward)
     if job.head_ranks == 1:
         return between
     first, last = heads.traffic(job, rank, backward)
     return [first, *between, last]
 
 
-class Attention(torch.autograd.Function):
+class Attention(torch.autograd.Function):  # type: ignore[misc]
     """(out, lse) of this rank's rows, all tensors [batch, heads, rows, dim]."""
 
     @staticmethod

@@ -1,0 +1,112 @@
+"""explain() and predict(): which scheme, why, how many bytes, and how much of their time is hidden."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashcore.distributed.attention import make_job
+from flashcore.distributed.comm import Comm
+from flashcore.distributed.costs import Costs, Link, costs, find_link, sampled
+from flashcore.distributed.job import Job
+from flashcore.distributed.masks import Mask
+from flashcore.distributed.placement import place
+from flashcore.distributed.schemes import choose
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What context_parallel_attention() would do. print() shows it as a table."""
+    job: Job
+    reason: str
+    sharding: str
+    forward: Costs
+    backward: Costs
+
+    @property
+    def scheme(self) -> str:
+        return self.job.scheme
+
+    def __str__(self) -> str:
+        job = self.job
+        divided = f", {job.head_ranks} ranks divide the heads" if job.head_ranks > 1 else ""
+        shown = sampled(job.ranks)
+        lines = [f"scheme    {job.scheme}, {self.sharding}, {job.ranks} ranks{divided}",
+                 f"reason    {self.reason}",
+                 f"rows      {sum(job.q_rows(r) for r in range(job.ranks)):,}, "
+                 f"{job.q_rows(0):,} on rank 0; {job.q_heads}/{job.kv_heads} heads of {job.dim}, "
+                 f"{str(job.dtype).removeprefix('torch.')}"]
+        for name, one in (("forward", self.forward), ("backward", self.backward)):
+            lines.append(f"{name:9} {max(one.bytes):,} bytes sent by the rank that sends most (rank "
+                         f"{shown[one.bytes.index(max(one.bytes))]}), {min(one.bytes):,} by the one that "
+                         "sends least")
+            lines += [f"  {text}" for text in _steps(one)]
+            lines.append(f"  work {_time(one.work)}, messages {_time(one.transfer)}, {one.hidden:.0%} of "
+                         f"them hidden, together {_time(one.total)}")
+        return "\n".join([*lines, "times are computed from nominal speeds, not measured; the header is "
+                                  "not counted"])
+
+
+def _steps(one: Costs) -> list[str]:
+    """One line for all steps of a kind with equal numbers."""
+    lines = Counter(f"{re.sub(r' [0-9]+', '', step.name)}: {step.bytes:,} bytes, {_time(step.transfer)}, "
+                    f"{_time(step.hidden)} hidden" for step in one.steps)
+    return [line if count == 1 else f"{count} x {line}" for line, count in lines.items()]
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e3:,.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.3g} us"
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, *, group: Any = None, link: str | float | Link = "nvlink",
+            net: str | float | Link = "infiniband", device: str | None = None, **options: Any) -> Plan:
+    """The plan of context_parallel_attention() with the same arguments. Collective, moves no data.
+
+    link, net      speed inside a machine and between machines: a name of costs.LINKS, bytes per second,
+                   or a Link
+    device         a name of costs.DEVICES; default: "cpu" for CPU tensors, else "h200"
+    """
+    given = {**_DEFAULTS, **options}
+    for name in options:
+        if name not in _DEFAULTS:
+            raise TypeError(f"explain() got an unexpected keyword argument '{name}'")
+    speeds = dict(link=find_link("link", link), net=find_link("net", net))
+    job, reason, node = make_job(Comm(group, "explain"), "explain", q, k, v, **given)
+    return _plan(job, reason, given["sharding"], node=node,
+                 device=device or ("cpu" if q.device.type == "cpu" else "h200"), **speeds)
+
+
+_DEFAULTS: dict[str, Any] = dict(
+    scheme="auto", sharding="zigzag", layout="bhsd", cu_seqlens=None, causal=False, window=(-1, -1),
+    scale=None, softcap=0.0, sinks=None, reproducibility="deterministic", node=None, head_ranks=None)
+
+
+def predict(length: int, *, ranks: int, q_heads: int, kv_heads: int, head_dim: int = 128,
+            batch: int = 1, dtype: torch.dtype = torch.bfloat16, scheme: str = "auto",
+            sharding: str = "zigzag", causal: bool = True, window: tuple[int, int] = (-1, -1),
+            cu_seqlens: Any = None, node: int = 8, head_ranks: int | None = None,
+            link: str | float | Link = "nvlink", net: str | float | Link = "infiniband",
+            device: str = "h200") -> Plan:
+    """The plan for a sequence of `length` rows, without a process group and without a GPU.
+
+    >>> predict(1 << 20, ranks=64, q_heads=64, kv_heads=8).scheme
+    '2d'
+    """
+    docs = (0, length) if cu_seqlens is None else tuple(int(one) for one in cu_seqlens)
+    mask = Mask(docs, docs, causal, window)
+    chosen, count, reason = choose(scheme, ranks=ranks, node=node, q_heads=q_heads, kv_heads=kv_heads,
+                                   documents=len(docs) - 1, reach=mask.reach, head_ranks=head_ranks)
+    spans = tuple(tuple(one) for one in place(length, ranks, sharding))
+    job = Job(scheme=chosen, head_ranks=count, q_spans=spans, k_spans=spans, mask=mask, batch=batch,
+              q_heads=q_heads, kv_heads=kv_heads, dim=head_dim, v_dim=head_dim, dtype=dtype,
+              scale=head_dim ** -0.5, softcap=0.0, reproducibility="deterministic")
+    return _plan(job, reason, sharding, node=node, link=find_link("link", link),
+                 net=find_link("net", net), device=device)
+
+
+def _plan(job: Job, reason: str, sharding: str, **speeds: Any) -> Plan:
+    forward, backward = (costs(job, backward=one, **speeds) for one in (False, True))
+    return Plan(job, reason, sharding, forward, backward)
