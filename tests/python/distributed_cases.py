@@ -212,3 +212,118 @@ def explain(case):
     said = [dict(schemes.traffic(plan.job, dist.get_rank(), backward)) for backward in (False, True)]
     totals = [one.bytes[dist.get_rank()] for one in (plan.forward, plan.backward)]
     return str(plan), plan.scheme, said, totals
+
+
+def disagree(kind, wrong):
+    """A call in which the arguments of rank `wrong` differ from those of the others."""
+    odd = dist.get_rank() == wrong
+    q, k, v = torch.zeros(1, 4, 6, 16), torch.zeros(1, 2, 6, 16), torch.zeros(1, 2, 6, 8)
+    options = dict(sharding="contiguous", scheme="ring")
+    if odd and kind == "heads":
+        k, v = (torch.zeros(1, 4, 6, one.shape[-1]) for one in (k, v))
+    if odd and kind == "dtype":
+        q, k, v = (one.to(torch.bfloat16) for one in (q, k, v))
+    if odd and kind == "scheme":
+        options["scheme"] = "gather"
+    if odd and kind == "softcap":
+        options["softcap"] = 1.5
+    if odd and kind == "window":
+        options["window"] = (3, -1)
+    if odd and kind == "value rows":
+        v = v[:, :, :5]
+    if odd and kind == "gradients":
+        q.requires_grad_()
+    if odd and kind == "wrong by itself":
+        k = k[0]
+    if odd and kind == "wrong type":
+        q = q.numpy()
+    if kind == "zigzag":
+        options["sharding"] = "zigzag"
+        q, k, v = (one[:, :, :4] if odd else one for one in (q, k, v))
+    if kind == "documents":
+        q, k, v = (packed(one) for one in (q, k, v))
+        options["cu_seqlens"] = [0, 3 if odd else 4, 6 * dist.get_world_size()]
+    if kind == "length of documents":
+        q, k, v = (packed(one) for one in (q, k, v))
+        options["cu_seqlens"] = [0, 4, 5]
+    if kind == "another call" and odd:
+        fcd.unshard(q, 2)
+    with fcd.counted() as sent:
+        try:
+            fcd.context_parallel_attention(q, k, v, causal=True, **options)
+        finally:
+            assert not sent, "data moved before the error"
+
+
+def decode_disagree(wrong):
+    lengths = [5, 7 if dist.get_rank() == wrong else 6]
+    cache = torch.zeros(2, 2, 8, 16)
+    fcd.decode_attention(torch.zeros(2, 4, 1, 16), cache, cache,
+                         seqused_k=torch.tensor(lengths, dtype=torch.int32))
+
+
+def die(victim, when):
+    """Rank `victim` ends without a word: before the call, or between forward and backward."""
+    q, k, v = (torch.randn(1, 4, 64, 16, requires_grad=True) for _ in range(3))
+    if when == "forward" and dist.get_rank() == victim:
+        os._exit(9)
+    out = fcd.context_parallel_attention(q, k, v, scheme="ring", causal=True)
+    if when == "backward" and dist.get_rank() == victim:
+        os._exit(9)
+    out.sum().backward()
+
+
+def late(sleeper, seconds):
+    """Rank `sleeper` comes later than the group's timeout."""
+    if dist.get_rank() == sleeper:
+        time.sleep(seconds)
+        return None
+    q = torch.randn(1, 2, 8, 16)
+    return fcd.context_parallel_attention(q, q, q, scheme="gather")
+
+
+class Block(torch.nn.Module):
+    """One transformer layer with torch's attention."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = torch.nn.Linear(dim, 3 * dim), torch.nn.Linear(dim, dim)
+
+    def forward(self, x, is_causal=True):
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for one in self.qkv(x).chunk(3, -1))
+        made = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return x + self.out(made.transpose(1, 2).flatten(2))
+
+
+def torch_context_parallel(length, is_causal, dtype):
+    """(loss and gradients under torch's context_parallel, the same in one process, bytes sent)."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    from flashcore.distributed import torch_context_parallel as on_flashcore
+    torch.manual_seed(0)
+    model, x = Block(32, 4).to(getattr(torch, dtype)), torch.randn(2, length, 32).to(getattr(torch, dtype))
+    weight = torch.randn_like(x)
+
+    def loss_of(x, weight):
+        return (model(x, is_causal).float() * weight.float()).sum()
+
+    want_loss = loss_of(x, weight)
+    want = torch.autograd.grad(want_loss, list(model.parameters()))
+    on_flashcore.register()
+    try:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        with fcd.counted() as sent, context_parallel(mesh, buffers=[x, weight], buffer_seq_dims=[1, 1]):
+            loss = loss_of(x, weight)
+            loss.backward()
+    finally:
+        on_flashcore.unregister()
+    loss = loss.detach()
+    dist.all_reduce(loss)
+    got = [one.grad.float() for one in model.parameters()]
+    for one in got:
+        dist.all_reduce(one)
+    return (float(loss), [one.numpy() for one in got], float(want_loss.detach()),
+            [one.float().numpy() for one in want], sum(sent.values()))

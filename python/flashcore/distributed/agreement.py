@@ -63,6 +63,11 @@ def tensor_fields(name: str, one: Tensor, dims: Sequence[str], free: str) -> lis
     return made
 
 
+def device_of(*tensors: Any) -> torch.device:
+    """Where the header must be: the device of the first argument that is a tensor."""
+    return next((one.device for one in tensors if isinstance(one, Tensor)), torch.device("cpu"))
+
+
 def agree(comm: Comm, fields: Sequence[Field], device: torch.device,
           error: Exception | None = None) -> list[dict[str, int]]:
     """The fields of every rank. Raises the same ValueError on all ranks if they disagree.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flashcore._core.scalars import flag, one_of
-from flashcore.distributed.agreement import (Field, agree, call_field, choice, digest, number,
+from flashcore.distributed.agreement import (Field, agree, call_field, choice, device_of, digest, number,
                                              tensor_fields)
 from flashcore.distributed.comm import Comm
 from flashcore.distributed.job import Job
@@ -78,10 +78,9 @@ def make_job(comm: Comm, call: str, q: Tensor, k: Tensor, v: Tensor, *, cu_seqle
     try:
         documents = None if cu_seqlens is None else _documents(cu_seqlens)
         fields += _checked_fields(q, k, v, documents, comm.size, **options)
-    except (TypeError, ValueError, NotImplementedError) as found:
+    except Exception as found:  # raised below, on all ranks: the others wait for this rank's header
         error = found
-    device = q.device if isinstance(q, Tensor) else torch.device("cpu")
-    headers = agree(comm, fields, device, error)
+    headers = agree(comm, fields, device_of(q, k, v), error)
     lengths = [[one[f"{name}.rows"] for one in headers] for name in "qkv"]
     for r, (key_rows, value_rows) in enumerate(zip(lengths[1], lengths[2])):
         if key_rows != value_rows:

@@ -9,7 +9,8 @@ from torch import Tensor
 from flashcore._attention import attention
 from flashcore._core.scalars import integer, one_of
 from flashcore.cache import merge
-from flashcore.distributed.agreement import Field, agree, call_field, choice, digest, number, tensor_fields
+from flashcore.distributed.agreement import (Field, agree, call_field, choice, device_of, digest, number,
+                                             tensor_fields)
 from flashcore.distributed.comm import Comm
 
 _COMBINES = ("all_gather", "all_to_all")
@@ -108,9 +109,9 @@ def _agree(comm: Comm, q: Tensor, k: Tensor, v: Tensor, seqused_k: Tensor, block
                    number("softcap", float(softcap)),
                    Field("sinks", sinks is not None, "sinks given: {}", bool),
                    digest("seqused_k", seqused_k.tolist())]
-    except (TypeError, ValueError, AttributeError) as found:
+    except Exception as found:  # raised below, on all ranks: the others wait for this rank's header
         error = found
-    agree(comm, fields, q.device if isinstance(q, Tensor) else torch.device("cpu"), error)
+    agree(comm, fields, device_of(q, k, v), error)
 
 
 def _local(q: Tensor, k: Tensor, v: Tensor, seqused_k: Tensor, group: Any, block_table: Tensor | None,
