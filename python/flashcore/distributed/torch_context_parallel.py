@@ -75,11 +75,11 @@ def _wrapped(like: Any, tensors: Any) -> tuple[Any, ...]:
 
 
 def _forward(op_call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    q, k, v, dropout_p, is_causal = (*args, *(0.0, False)[len(args) - 3:])
-    local = [one.to_local() for one in (q, k, v)]
-    job, comm = _job(q.device_mesh, *local, dropout_p, is_causal, kwargs.get("attn_mask"),
+    q, k, v = (one.to_local() for one in args[:3])
+    dropout_p, is_causal = args[3] if len(args) > 3 else 0.0, args[4] if len(args) > 4 else False
+    job, comm = _job(args[0].device_mesh, q, k, v, dropout_p, is_causal, kwargs.get("attn_mask"),
                      kwargs.get("scale"))
-    return _wrapped(q, Attention.apply(job, comm, *local, None))
+    return _wrapped(args[0], Attention.apply(job, comm, q, k, v, None))
 
 
 def _backward(op_call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
