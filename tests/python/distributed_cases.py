@@ -327,3 +327,20 @@ def torch_context_parallel(length, is_causal, dtype):
         dist.all_reduce(one)
     return (float(loss), [one.numpy() for one in got], float(want_loss.detach()),
             [one.float().numpy() for one in want], sum(sent.values()))
+
+
+def decode_bits(dtype, combine):
+    """(equal out, equal lse): decode_attention() and one device that merges each rank's keys."""
+    torch.manual_seed(0)
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    q = torch.randn(1, 2 * ranks, 1, 16).to(getattr(torch, dtype))
+    k, v = (torch.randn(1, ranks, 37, 16).to(q.dtype) for _ in range(2))
+    options = dict(reproducibility="batch_invariant")
+    mine = [[one[:, :, r::ranks].contiguous() for one in (k, v)] for r in range(ranks)]
+    out, lse = fcd.decode_attention(q, *mine[rank], seqused_k=torch.tensor([37], dtype=torch.int32),
+                                    combine=combine, return_lse=True, **options)
+    parts = [flashcore.attention(q, *one, partial=True, **options) for one in mine]
+    want, want_lse = flashcore.merge(*zip(*parts), out=torch.empty_like(q), return_lse=True)
+    if combine == "all_to_all":
+        want, want_lse = (one[:, 2 * rank:2 * rank + 2] for one in (want, want_lse))
+    return torch.equal(out, want), torch.equal(lse, want_lse)

@@ -156,6 +156,13 @@ class Values:
 class Decode:
     """For a unittest.TestCase with `ranks`."""
 
+    def test_decode_bits(self):
+        """Batch-invariant decode gives the bits of one device that merges the same keys by ranks."""
+        for dtype in ("float32", "bfloat16"):
+            for combine in ("all_gather", "all_to_all"):
+                for equal in self.ranks.results("decode_bits", dtype, combine):
+                    self.assertEqual(equal, (True, True))
+
     def test_decode(self):
         count = len(self.ranks.pipes)
         for options in (dict(), dict(q_len=3, interleave=4), dict(paged=True), dict(paged=True, q_len=2),
