@@ -2,6 +2,7 @@
 
 import os
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,7 @@ import torch.distributed as dist
 import distributed_support
 import flashcore
 import flashcore.distributed as fcd
-from flashcore.distributed import decode as decode_module, placement as placement_module, schemes
+from flashcore.distributed import comm, decode as decode_module, placement as placement_module, schemes
 
 OPTIONS = ("causal", "window", "softcap", "scale")
 
@@ -344,3 +345,24 @@ def decode_bits(dtype, combine):
     if combine == "all_to_all":
         want, want_lse = (one[:, 2 * rank:2 * rank + 2] for one in (want, want_lse))
     return torch.equal(out, want), torch.equal(lse, want_lse)
+
+
+def plan(case):
+    """(equal bits of Plan.run and the call, no header was sent, what a wrong tensor raises)."""
+    q, k, v, sinks, *_ = draw(case)
+    shards = [cut(one, case) for one in (q, k, v)]
+    extra = {}
+    if "documents" in case:
+        shards = [packed(one) for one in shards]
+    if "layout" in case:
+        shards, extra = [one.transpose(1, 2) for one in shards], dict(layout=case["layout"])
+    made = fcd.explain(*shards, sinks=sinks, **arguments(case), **extra)
+    want = fcd.context_parallel_attention(*shards, sinks=sinks, return_lse=True, **arguments(case), **extra)
+    with mock.patch.object(comm.Comm, "all_gather", side_effect=AssertionError) as header:
+        got = made.run(*shards, sinks=sinks, return_lse=True)
+    try:
+        made.run(shards[0][..., :8], *shards[1:], sinks=sinks)
+        wrong = ""
+    except ValueError as error:
+        wrong = str(error)
+    return all(torch.equal(a, b) for a, b in zip(got, want)), not header.called, wrong

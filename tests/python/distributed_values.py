@@ -139,6 +139,15 @@ class Values:
             self.assertEqual(sum(got["sent"].values()), shard_bytes // 4 if rank + 1 < count else 0)
 
 
+    def test_a_plan_runs(self):
+        """Plan.run() gives the bits of the call, and refuses other tensors."""
+        for extra in (dict(causal=True), dict(documents=[0, 9, 31], causal=True), dict(layout="bshd")):
+            for same, without_header, wrong in self.ranks.results(
+                    "plan", dict(scheme="ring", length=31, sinks=True, **extra)):
+                self.assertTrue(same)
+                self.assertTrue(without_header)
+                self.assertIn("Make a new plan with explain() on all ranks", wrong)
+
     def test_explain_says_the_bytes_that_are_sent(self):
         for name, case in cases(len(self.ranks.pipes)):
             if any(one in case for one in ("k_length", "layout")):

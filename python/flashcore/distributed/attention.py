@@ -54,8 +54,13 @@ def context_parallel_attention(
                          cu_seqlens=cu_seqlens, causal=causal, window=window, scale=scale,
                          softcap=softcap, sinks=sinks, reproducibility=reproducibility, node=node,
                          head_ranks=head_ranks)
+    return run_job(job, comm, q, k, v, sinks, layout, cu_seqlens is not None, return_lse)
+
+
+def run_job(job: Job, comm: Comm, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, layout: str,
+            packed: bool, return_lse: bool) -> Any:
+    """The result in the caller's layout."""
     comm.scheme = job.scheme
-    packed = cu_seqlens is not None
     out, lse = Attention.apply(job, comm, *(_to_bhsd(one, layout, packed) for one in (q, k, v)), sinks)
     if packed:
         out, lse = out[0].transpose(0, 1), lse[0]
@@ -68,6 +73,21 @@ def _to_bhsd(one: Tensor, layout: str, packed: bool) -> Tensor:
     if packed:
         return one.transpose(0, 1)[None]
     return one.transpose(1, 2) if layout == "bshd" else one
+
+
+def check_fits(job: Job, rank: int, q: Tensor, k: Tensor, v: Tensor, layout: str, packed: bool) -> None:
+    """Raises if this rank's tensors are not those of the job."""
+    key_rows = job.k_rows(rank)
+    for name, one, heads, rows, dim in (("q", q, job.q_heads, job.q_rows(rank), job.dim),
+                                        ("k", k, job.kv_heads, key_rows, job.dim),
+                                        ("v", v, job.kv_heads, key_rows, job.v_dim)):
+        wanted = (rows, heads, dim) if packed else (job.batch, heads, rows, dim)
+        if layout == "bshd" and not packed:
+            wanted = (job.batch, rows, heads, dim)
+        if tuple(one.shape) != wanted or one.dtype != job.dtype:
+            raise ValueError(f"{name}: is {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}; the plan "
+                             f"is for {str(job.dtype).removeprefix('torch.')} {wanted} on this rank. Make "
+                             "a new plan with explain() on all ranks")
 
 
 def make_job(comm: Comm, call: str, q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens: Any = None,

@@ -3,12 +3,12 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashcore.distributed.attention import make_job
+from flashcore.distributed.attention import check_fits, make_job, run_job
 from flashcore.distributed.comm import Comm
 from flashcore.distributed.costs import Costs, Link, costs, find_link, sampled
 from flashcore.distributed.job import Job
@@ -17,18 +17,42 @@ from flashcore.distributed.placement import place
 from flashcore.distributed.schemes import choose
 
 
+class Call(NamedTuple):
+    """The arguments of explain() that a later run needs."""
+    group: Any
+    layout: str
+    packed: bool
+    has_sinks: bool
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What context_parallel_attention() would do. print() shows it as a table."""
+    """What context_parallel_attention() would do. print() shows it as a table; run() does it."""
     job: Job
     reason: str
     sharding: str
     forward: Costs
     backward: Costs
+    call: Call | None = None
 
     @property
     def scheme(self) -> str:
         return self.job.scheme
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, *, sinks: Tensor | None = None,
+            return_lse: bool = False) -> Any:
+        """context_parallel_attention() with the arguments of explain(), without its header.
+
+        For many calls with the same shapes, such as the layers of a model. Each rank compares its
+        tensors with the plan by itself: if one rank raises, the others wait until the group's timeout.
+        """
+        if self.call is None:
+            raise ValueError("this plan is from predict(), which has no process group; use explain()")
+        comm = Comm(self.call.group, self.scheme)
+        check_fits(self.job, comm.rank, q, k, v, self.call.layout, self.call.packed)
+        if (sinks is not None) != self.call.has_sinks:
+            raise ValueError("sinks: pass them to both explain() and run(), or to neither")
+        return run_job(self.job, comm, q, k, v, sinks, self.call.layout, self.call.packed, return_lse)
 
     def __str__(self) -> str:
         job = self.job
@@ -75,7 +99,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, group: Any = None, link: str | f
             raise TypeError(f"explain() got an unexpected keyword argument '{name}'")
     speeds = dict(link=find_link("link", link), net=find_link("net", net))
     job, reason, node = make_job(Comm(group, "explain"), "explain", q, k, v, **given)
-    return _plan(job, reason, given["sharding"], node=node,
+    call = Call(group, given["layout"], given["cu_seqlens"] is not None, given["sinks"] is not None)
+    return _plan(job, reason, given["sharding"], call, node=node,
                  device=device or ("cpu" if q.device.type == "cpu" else "h200"), **speeds)
 
 
@@ -103,10 +128,10 @@ def predict(length: int, *, ranks: int, q_heads: int, kv_heads: int, head_dim: i
     job = Job(scheme=chosen, head_ranks=count, q_spans=spans, k_spans=spans, mask=mask, batch=batch,
               q_heads=q_heads, kv_heads=kv_heads, dim=head_dim, v_dim=head_dim, dtype=dtype,
               scale=head_dim ** -0.5, softcap=0.0, reproducibility="deterministic")
-    return _plan(job, reason, sharding, node=node, link=find_link("link", link),
+    return _plan(job, reason, sharding, None, node=node, link=find_link("link", link),
                  net=find_link("net", net), device=device)
 
 
-def _plan(job: Job, reason: str, sharding: str, **speeds: Any) -> Plan:
+def _plan(job: Job, reason: str, sharding: str, call: Call | None, **speeds: Any) -> Plan:
     forward, backward = (costs(job, backward=one, **speeds) for one in (False, True))
-    return Plan(job, reason, sharding, forward, backward)
+    return Plan(job, reason, sharding, forward, backward, call)
