@@ -85,8 +85,8 @@ def check_fits(job: Job, rank: int, q: Tensor, k: Tensor, v: Tensor, layout: str
         if layout == "bshd" and not packed:
             wanted = (job.batch, rows, heads, dim)
         if tuple(one.shape) != wanted or one.dtype != job.dtype:
-            raise ValueError(f"{name}: is {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}; the plan "
-                             f"is for {str(job.dtype).removeprefix('torch.')} {wanted} on this rank. Make "
+            raise ValueError(f"{name}: is {str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}; the "
+                             f"plan is for {str(job.dtype).removeprefix('torch.')} {wanted} on this rank. Make "
                              "a new plan with explain() on all ranks")
 
 
