@@ -18,7 +18,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
 class Ranks:
     """Processes of one gloo group. call() runs a function of distributed_cases in all of them."""
 
-    def __init__(self, count, timeout=60.0):
+    def __init__(self, count, timeout=30.0):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch", "distributed_cases"])
         self.folder = tempfile.TemporaryDirectory()
