@@ -7,6 +7,7 @@
 #include <new>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "api/c_convert.h"
 #include "core/error.h"
@@ -72,25 +73,31 @@ std::int32_t planned(const flashcore_params* params, flashcore_error* error, Bod
 }
 
 Status run_merge(const flashcore_merge_params& p) {
-  if (p.parts == 0 || p.parts > kMaxMergeParts) {
-    return invalid_argument("parts is %zu; wanted 1 to %d", p.parts, kMaxMergeParts);
+  if (p.parts == 0 || p.parts > INT32_MAX) {
+    return invalid_argument("parts is %zu; wanted 1 to %d", p.parts, INT32_MAX);
   }
   if (p.outs == nullptr) return invalid_argument("outs: is NULL");
   if (p.lses == nullptr) return invalid_argument("lses: is NULL");
   if (p.out == nullptr) return invalid_argument("out: is NULL");
-  PartialResult parts[kMaxMergeParts];
+  PartialResult few[kMaxMergeParts];
+  std::vector<PartialResult> many;
+  const bool is_few = p.parts <= kMaxMergeParts;
   for (std::size_t i = 0; i < p.parts; ++i) {
-    char name[16];
+    // One after another, so that a wrong number of parts meets a wrong tensor before all memory is
+    // used up.
+    PartialResult& part = is_few ? few[i] : many.emplace_back();
+    char name[24];
     std::snprintf(name, sizeof name, "outs[%d]", static_cast<int>(i));
-    FLASHCORE_RETURN_IF_ERROR(convert(name, &p.outs[i], TypeRule::several, parts[i].out));
+    FLASHCORE_RETURN_IF_ERROR(convert(name, &p.outs[i], TypeRule::several, part.out));
     std::snprintf(name, sizeof name, "lses[%d]", static_cast<int>(i));
-    FLASHCORE_RETURN_IF_ERROR(convert(name, &p.lses[i], TypeRule::wide, parts[i].lse));
+    FLASHCORE_RETURN_IF_ERROR(convert(name, &p.lses[i], TypeRule::wide, part.lse));
   }
   TensorView out, lse, sinks;
   FLASHCORE_RETURN_IF_ERROR(convert("out", p.out, TypeRule::several, out));
   FLASHCORE_RETURN_IF_ERROR(convert("lse", p.lse, TypeRule::wide, lse));
   FLASHCORE_RETURN_IF_ERROR(convert("sinks", p.sinks, TypeRule::f32, sinks));
-  return merge(std::span(parts, p.parts), out, lse, sinks, p.stream, p.cancel);
+  return merge(is_few ? std::span(few, p.parts) : std::span(many), out, lse, sinks, p.stream,
+               p.cancel);
 }
 
 }  // namespace

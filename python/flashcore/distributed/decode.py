@@ -14,7 +14,6 @@ from flashcore.distributed.agreement import (Field, agree, call_field, choice, d
 from flashcore.distributed.comm import Comm
 
 _COMBINES = ("all_gather", "all_to_all")
-_MERGED_AT_ONCE = 32
 
 
 def decode_lengths(seqused_k: Tensor, *, group: Any = None, interleave: int = 1) -> Tensor:
@@ -136,9 +135,6 @@ def _local(q: Tensor, k: Tensor, v: Tensor, seqused_k: Tensor, group: Any, block
 def _merged(outs: list[Tensor], lses: list[Tensor], q: Tensor,
             sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """The parts of all ranks, merged in order of ranks."""
-    while len(outs) > _MERGED_AT_ONCE:
-        out, lse = merge(outs[:_MERGED_AT_ONCE], lses[:_MERGED_AT_ONCE], return_lse=True)
-        outs[:_MERGED_AT_ONCE], lses[:_MERGED_AT_ONCE] = [out], [lse]
     made = torch.empty(outs[0].shape, dtype=q.dtype, device=q.device)
     out, lse = merge(outs, lses, sinks=sinks, out=made, return_lse=True)
     return out, lse

@@ -11,8 +11,6 @@ from flashcore._torch.backward import add_gradients
 from flashcore.cache import merge
 from flashcore.distributed.masks import Mask, Segment
 
-_PARTS_AT_ONCE = 32  # that merge() takes
-
 
 def attend(q: Tensor, k: Tensor, v: Tensor, segments: Sequence[Segment], mask: Mask,
            **options: Any) -> tuple[Tensor, Tensor]:
@@ -79,8 +77,6 @@ class Partials:
             none = torch.full(shape[:3], float("-inf"), device=out.device)
             self._parts.append((0, torch.zeros(shape, device=out.device), none))
         self._parts.sort(key=lambda one: one[0])
-        while len(self._parts) > _PARTS_AT_ONCE:
-            self._merge_first(_PARTS_AT_ONCE)
         _, outs, lses = zip(*self._parts)
         made, lse = merge(outs, lses, sinks=sinks, out=out, return_lse=True)
         return made, lse
