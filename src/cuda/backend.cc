@@ -141,6 +141,16 @@ class CudaBackend final : public Backend {
     return {};
   }
 
+  Status copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                   std::size_t width, std::size_t rows, Device device,
+                   Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    FLASHCORE_CUDA(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows,
+                                     cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)));
+    return {};
+  }
+
   Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,
                     Stream stream) const override {
     const DeviceScope scope(device.index);
