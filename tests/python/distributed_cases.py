@@ -10,7 +10,7 @@ import torch.distributed as dist
 import distributed_support
 import flashcore
 import flashcore.distributed as fcd
-from flashcore.distributed import comm, decode as decode_module, placement as placement_module, schemes
+from flashcore.distributed import comm, decode as decode_module, placement as placement_module
 
 OPTIONS = ("causal", "window", "softcap", "scale")
 
@@ -210,7 +210,7 @@ def explain(case):
     if "documents" in case:
         shards = [packed(one) for one in shards]
     plan = fcd.explain(*shards, sinks=sinks, **arguments(case))
-    said = [dict(schemes.traffic(plan.job, dist.get_rank(), backward)) for backward in (False, True)]
+    said = [dict(one) for one in plan.sent(dist.get_rank())]
     totals = [one.bytes[dist.get_rank()] for one in (plan.forward, plan.backward)]
     return str(plan), plan.scheme, said, totals
 

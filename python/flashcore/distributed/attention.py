@@ -10,10 +10,11 @@ from flashcore._core.scalars import flag, one_of
 from flashcore.distributed.agreement import (Field, agree, call_field, choice, device_of, digest, number,
                                              tensor_fields)
 from flashcore.distributed.comm import Comm
+from flashcore.distributed.costs import SCHEMES, choose
 from flashcore.distributed.job import Job
 from flashcore.distributed.masks import Mask
 from flashcore.distributed.placement import SHARDINGS, place_lengths
-from flashcore.distributed.schemes import SCHEMES, Attention, choose
+from flashcore.distributed.schemes import Attention
 
 LAYOUTS = ("bhsd", "bshd")
 REPRODUCIBILITIES = ("deterministic", "batch_invariant")

@@ -1,26 +1,32 @@
-"""The cost model: seconds of work and of messages, from a small table of speeds. Nothing is measured."""
+"""The library's model of schemes: the choice of one, its bytes, and its time from nominal speeds.
 
+The model is C++ (src/distributed): `flashcore explain --ranks` prints the same numbers. Nothing is
+measured.
+"""
+
+import ctypes
+import functools
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+from flashcore._core import abi
+from flashcore._core.library import library
+from flashcore._core.scalars import one_of
 from flashcore.distributed.job import Job
-from flashcore.distributed.schemes import traffic
+from flashcore.distributed.placement import SHARDINGS
+
+SCHEMES = ("auto", "ring", "gather", "ulysses", "2d", "halo")
+_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
 
 
 class Link(NamedTuple):
     """Bytes per second in one direction, and seconds until the first byte arrives."""
     bandwidth: float
     latency: float
-
-
-# Nominal speeds of one GPU's links. Change an entry, or pass a Link, for other hardware.
-LINKS = {"nvlink": Link(450e9, 10e-6), "pcie": Link(50e9, 10e-6), "infiniband": Link(50e9, 20e-6),
-         "ethernet": Link(12.5e9, 50e-6)}
-# FLOP/s of the attention kernels, forward and backward, 16-bit.
-DEVICES = {"h200": (650e12, 450e12), "h100": (650e12, 450e12), "a100": (200e12, 140e12),
-           "cpu": (1e11, 2e10)}
-_BACKWARD_WORK = 2.5  # times the forward work
-_SAMPLED = 64  # ranks; of more, the first, the middle and the last stand for all
 
 
 class Step(NamedTuple):
@@ -33,79 +39,98 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one direction, forward or backward."""
+    """Of one direction, forward or backward. Times are in seconds."""
     steps: tuple[Step, ...]
-    bytes: tuple[int, ...]  # per rank, or of the sampled ranks
-    work: float  # seconds, of the rank with most work
+    bytes: tuple[int, ...]  # sent by each rank; of more than 64 ranks, by the first, the middle and the last
+    work: float  # of the rank with most work
+    transfer: float
+    hidden: float  # the share of `transfer` that is behind work; 1 if nothing is sent
+    total: float
 
-    @property
-    def transfer(self) -> float:
-        return sum(one.transfer for one in self.steps)
 
-    @property
-    def hidden(self) -> float:
-        """The share of the time of messages that is behind work; 1 if nothing is sent."""
-        return sum(one.hidden for one in self.steps) / self.transfer if self.transfer else 1.0
+@functools.cache
+def _speeds() -> dict[str, dict[str, Any]]:
+    """The library's tables. Callers may change them."""
+    read = json.loads(library().distributed_speeds())
+    return {"LINKS": {name: Link(*one) for name, one in read["links"].items()},
+            "DEVICES": {name: tuple(one) for name, one in read["devices"].items()}}
 
-    @property
-    def total(self) -> float:
-        return self.work + sum(one.transfer - one.hidden for one in self.steps)
+
+def __getattr__(name: str) -> Any:
+    """LINKS: {name: Link}. DEVICES: {name: (FLOP/s forward, backward)}. Change an entry, or pass a Link,
+    for other hardware."""
+    if name in ("LINKS", "DEVICES"):
+        return _speeds()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def find_link(name: str, value: str | float | Link) -> Link:
     """A Link from a name of LINKS, a number of bytes per second, or a Link."""
+    links: dict[str, Link] = _speeds()["LINKS"]
     if isinstance(value, Link):
         return value
     if isinstance(value, str):
-        if value not in LINKS:
-            raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(LINKS)}, a number of bytes "
+        if value not in links:
+            raise ValueError(f"{name} is {value!r}; wanted one of {', '.join(links)}, a number of bytes "
                              "per second, or a Link")
-        return LINKS[value]
-    return Link(float(value), LINKS["infiniband"].latency)
+        return links[value]
+    return Link(float(value), links["infiniband"].latency)
 
 
-def sampled(ranks: int) -> list[int]:
-    return list(range(ranks)) if ranks <= _SAMPLED else [0, ranks // 2, ranks - 1]
+def _ints(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
-def costs(job: Job, *, node: int, link: Link, net: Link, device: str, backward: bool) -> Costs:
-    """The costs of a job on machines of `node` ranks, with `link` inside and `net` between them."""
-    if device not in DEVICES:
-        raise ValueError(f"device is {device!r}; wanted one of {', '.join(DEVICES)}, or add it to "
-                         "flashcore.distributed.costs.DEVICES as FLOP/s of forward and backward")
-    per_rank = [traffic(job, rank, backward) for rank in sampled(job.ranks)]
-    work = _work_by_step(job, DEVICES[device][backward], backward)
-    between = link if job.ranks <= node else net
-    inside = link if job.head_ranks <= node else net
-    steps: list[Step] = []
-    computed, free = 0, 0.0  # steps of work, and the work of the last one that hides no message yet
-    for i, (name, _) in enumerate(per_rank[0]):
-        most = max(one[i][1] for one in per_rank)
-        used = inside if job.head_ranks > 1 and i in (0, len(per_rank[0]) - 1) else between
-        transfer = most / used.bandwidth + used.latency if most else 0.0
-        hidden = 0.0
-        if name.startswith("ring step"):
-            if not name.endswith("dK and dV"):
-                computed, free = computed + 1, work[computed]
-            hidden = min(transfer, free)
-            free -= hidden
-        steps.append(Step(name, most, transfer, hidden))
-    return Costs(tuple(steps), tuple(sum(n for _, n in one) for one in per_rank), sum(work))
+def choose(scheme: str, *, ranks: int, node: int, q_heads: int, kv_heads: int, documents: int,
+           reach: tuple[int, int], head_ranks: int | None = None) -> tuple[str, int, str]:
+    """(scheme, ranks that divide heads, reason). node: ranks per machine. Raises ValueError if the given
+    scheme does not fit."""
+    number = SCHEMES.index(one_of("scheme", scheme, SCHEMES))
+    code, bits = abi.DTYPES["bf16"]
+    problem = abi.DistributedProblem(
+        ranks=ranks, ranks_per_node=max(node, 1), scheme=number, head_ranks=head_ranks or 0,
+        dtype=abi.DType(code, bits, 1), q_heads=q_heads, kv_heads=max(kv_heads, 1),
+        window_left=reach[0], window_right=reach[1], documents=_ints([0] * (documents + 1)),
+        documents_count=documents + 1)
+    chosen, count, reason = library().distributed_choose(problem)
+    return SCHEMES[chosen], count, reason
 
 
-def _work_by_step(job: Job, flops: float, backward: bool) -> list[float]:
-    """Seconds of work of each step, on the rank that has most; one step for all but rings."""
-    factor = (2 * job.dim + 2 * job.v_dim) * (_BACKWARD_WORK if backward else 1) / flops
-    inner = job.one_head_group(0)
-    some = sampled(inner.ranks)
+class Model:
+    """A job with the speeds of its machines, as the library sees it."""
 
-    def of(rank: int, block: int) -> int:
-        return inner.batch * inner.q_heads * sum(
-            inner.mask.visible(q, k) for q in inner.q_spans[rank] for k in inner.k_spans[block])
+    def __init__(self, job: Job, *, scheme: str, head_ranks: int | None, sharding: str, node: int,
+                 link: Link, net: Link, device: str) -> None:
+        devices = _speeds()["DEVICES"]
+        if device not in devices:
+            raise ValueError(f"device is {device!r}; wanted one of {', '.join(devices)}, or add it to "
+                             "flashcore.distributed.costs.DEVICES as FLOP/s of forward and backward")
+        code, bits = abi.DTYPES[_DTYPES[job.dtype]]
+        packed = len(job.mask.q_docs) > 2
+        self._problem = abi.DistributedProblem(
+            ranks=job.ranks, ranks_per_node=node, scheme=SCHEMES.index(scheme),
+            sharding=SHARDINGS.index(sharding), head_ranks=head_ranks or 0, causal=job.mask.causal,
+            reproducibility=job.in_order, dtype=abi.DType(code, bits, 1), batch=job.batch,
+            q_heads=job.q_heads, kv_heads=job.kv_heads, head_dim=job.dim, v_dim=job.v_dim,
+            window_left=job.mask.window[0], window_right=job.mask.window[1],
+            q_rows=_ints([job.q_rows(r) for r in range(job.ranks)]),
+            k_rows=_ints([job.k_rows(r) for r in range(job.ranks)]),
+            documents=_ints(job.mask.q_docs) if packed else None,
+            documents_count=len(job.mask.q_docs) if packed else 0,
+            link_bandwidth=link.bandwidth, link_latency=link.latency, net_bandwidth=net.bandwidth,
+            net_latency=net.latency, forward_flops=devices[device][0],
+            backward_flops=devices[device][1])
 
-    if job.scheme in ("gather", "halo"):
-        whole = (0, inner.mask.k_docs[-1])
-        return [factor * max(inner.batch * inner.q_heads * sum(
-            inner.mask.visible(q, whole) for q in inner.q_spans[rank]) for rank in some)]
-    return [factor * max(of(rank, (rank - step) % inner.ranks) for rank in some)
-            for step in range(inner.ranks)]
+    def plan(self) -> tuple[Costs, Costs, str]:
+        """(forward, backward, text)."""
+        read = json.loads(library().distributed_plan(self._problem))
+        forward, backward = (
+            Costs(steps=tuple(Step(*step) for step in one["steps"]), bytes=tuple(one["bytes"]),
+                  work=one["work_s"], transfer=one["transfer_s"], hidden=one["hidden"],
+                  total=one["total_s"]) for one in (read["forward"], read["backward"]))
+        return forward, backward, read["text"].rstrip("\n")
+
+    def sent(self, rank: int) -> list[list[tuple[str, int]]]:
+        """(step, bytes that this rank sends in it), in order: forward, backward."""
+        read = json.loads(library().distributed_plan(self._problem, rank))
+        return [[(step, sent) for step, sent in one] for one in read["sent"]]

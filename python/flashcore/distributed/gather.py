@@ -31,17 +31,6 @@ def _message(job: Job, source: int, target: int) -> list[Span]:
     return overlap(job.k_spans[source], joined(keys_of(job, target)))
 
 
-def traffic(job: Job, rank: int, backward: bool) -> list[tuple[str, int]]:
-    """(step, bytes that this rank sends in it)."""
-    others = [r for r in range(job.ranks) if r != rank]
-    steps = [("keys and values", sum(job.kv_bytes(rows(_message(job, rank, r))) for r in others))]
-    if backward:
-        wide = 8 if job.dtype is torch.float64 else 4
-        steps.append(("dK and dV", sum(job.kv_bytes(rows(_message(job, r, rank)), wide)
-                                       for r in others)))
-    return steps
-
-
 def _gathered(job: Job, comm: Comm, k: Tensor, v: Tensor) -> tuple[list[Span], Tensor, Tensor]:
     """(spans, keys, values): all that this rank's rows see."""
     needed = joined(keys_of(job, comm.rank))

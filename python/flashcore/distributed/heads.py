@@ -69,29 +69,3 @@ def heads_to_rows(job: Job, comm: Comm, group: Sequence[int], tensors: Sequence[
             full[:, _part(job, peer, kind)] += one if peer == comm.rank else got[peer][i]
         made.append(full)
     return made
-
-
-def traffic(job: Job, rank: int, backward: bool) -> list[tuple[str, int]]:
-    """(step, bytes that this rank sends in it)."""
-    group = job.group_of(rank)
-    me, size = rank % job.head_ranks, job.dtype.itemsize
-    q_rows, k_rows = job.q_rows(rank), job.k_rows(rank)
-    wide = 8 if job.dtype is torch.float64 else 4
-    kv_size = wide if job.shares_kv_heads else size
-    others = [peer for peer in range(job.head_ranks) if peer != me]
-    every = [job.heads(peer) for peer in range(job.head_ranks)]
-    q_heads, k_heads = [one.q_end - one.q_begin for one in every], [one.k_end - one.k_begin for one in every]
-
-    def to_heads(q_bytes: int, k_bytes: int) -> int:
-        return job.batch * sum(q_heads[peer] * q_rows * q_bytes + k_heads[peer] * k_rows * k_bytes
-                               for peer in others)
-
-    def to_rows(q_bytes: int, k_bytes: int) -> int:
-        return job.batch * sum(q_heads[me] * job.q_rows(group[peer]) * q_bytes
-                               + k_heads[me] * job.k_rows(group[peer]) * k_bytes for peer in others)
-
-    if backward:
-        return [("dO by heads", to_heads(4 + job.v_dim * size, 0)),
-                ("gradients by rows", to_rows(job.dim * size, (job.dim + job.v_dim) * kv_size))]
-    return [("q, k, v by heads", to_heads(job.dim * size, (job.dim + job.v_dim) * size)),
-            ("out by rows", to_rows(4 + job.v_dim * size, 0))]

@@ -80,11 +80,6 @@ class Job:
         return replace(self, head_ranks=1, q_spans=q_spans, k_spans=k_spans,
                        q_heads=one.q_end - one.q_begin, kv_heads=one.k_end - one.k_begin)
 
-    def kv_bytes(self, key_rows: int, itemsize: int | None = None) -> int:
-        """Bytes of K and V of these rows."""
-        size = self.dtype.itemsize if itemsize is None else itemsize
-        return self.batch * self.kv_heads * key_rows * (self.dim + self.v_dim) * size
-
     def q_rows(self, rank: int) -> int:
         return rows(self.q_spans[rank])
 

@@ -60,17 +60,6 @@ class Mask:
         k_last = one.k_start + one.k_end - one.k_begin - 1
         return (left < 0 or one.q_start - k_last <= left) and (right < 0 or one.k_start - q_last <= right)
 
-    def visible(self, q_span: Span, k_span: Span) -> int:
-        """How many pairs of a row and a key the mask leaves."""
-        left, right = self.reach
-        total = 0
-        for one in self.segments(q_span, k_span):
-            n, m, first = one.q_end - one.q_begin, one.k_end - one.k_begin, one.q_start - one.k_start
-            if n > 0 and m > 0:
-                total += n * m if right < 0 else _at_least(n, m, -right - first)
-                total -= 0 if left < 0 else _at_least(n, m, left + 1 - first)
-        return total
-
     def pairs(self, q_spans: Sequence[Span], k_spans: Sequence[Span]) -> list[tuple[int, int]]:
         """Indices (i, j) of the spans of which q_spans[i] sees a key of k_spans[j]."""
         return [(i, j) for i, q in enumerate(q_spans) for j, k in enumerate(k_spans) if self.sees(q, k)]
@@ -90,13 +79,6 @@ class Mask:
             if begin < end:
                 low, high = min(low, one.k_begin + begin), max(high, one.k_begin + end)
         return (low, high) if low < high else (0, 0)
-
-
-def _at_least(n: int, m: int, a: int) -> int:
-    """How many pairs 0 <= i < n, 0 <= j < m have i - j >= a."""
-    def triangle(x: int) -> int:
-        return x * (x + 1) // 2 if x > 0 else 0
-    return triangle(n - a) - triangle(n - a - m) - triangle(-a) + triangle(-a - m)
 
 
 def _clamp(row: int, span: Span) -> int:

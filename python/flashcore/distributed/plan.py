@@ -1,8 +1,6 @@
 """explain() and predict(): which scheme, why, how many bytes, and how much of their time is hidden."""
 
-import re
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -10,11 +8,10 @@ from torch import Tensor
 
 from flashcore.distributed.attention import check_fits, make_job, run_job
 from flashcore.distributed.comm import Comm
-from flashcore.distributed.costs import Costs, Link, costs, find_link, sampled
+from flashcore.distributed.costs import Costs, Link, Model, choose, find_link
 from flashcore.distributed.job import Job
 from flashcore.distributed.masks import Mask
 from flashcore.distributed.placement import place
-from flashcore.distributed.schemes import choose
 
 
 class Call(NamedTuple):
@@ -33,6 +30,8 @@ class Plan:
     sharding: str
     forward: Costs
     backward: Costs
+    text: str
+    model: Model = field(repr=False, compare=False)
     call: Call | None = None
 
     @property
@@ -54,35 +53,12 @@ class Plan:
             raise ValueError("sinks: pass them to both explain() and run(), or to neither")
         return run_job(self.job, comm, q, k, v, sinks, self.call.layout, self.call.packed, return_lse)
 
+    def sent(self, rank: int) -> list[list[tuple[str, int]]]:
+        """(step, bytes that a rank sends in it), in order: forward, backward."""
+        return self.model.sent(rank)
+
     def __str__(self) -> str:
-        job = self.job
-        divided = f", {job.head_ranks} ranks divide the heads" if job.head_ranks > 1 else ""
-        shown = sampled(job.ranks)
-        lines = [f"scheme    {job.scheme}, {self.sharding}, {job.ranks} ranks{divided}",
-                 f"reason    {self.reason}",
-                 f"rows      {sum(job.q_rows(r) for r in range(job.ranks)):,}, "
-                 f"{job.q_rows(0):,} on rank 0; {job.q_heads}/{job.kv_heads} heads of {job.dim}, "
-                 f"{str(job.dtype).removeprefix('torch.')}"]
-        for name, one in (("forward", self.forward), ("backward", self.backward)):
-            lines.append(f"{name:9} {max(one.bytes):,} bytes sent by the rank that sends most (rank "
-                         f"{shown[one.bytes.index(max(one.bytes))]}), {min(one.bytes):,} by the one that "
-                         "sends least")
-            lines += [f"  {text}" for text in _steps(one)]
-            lines.append(f"  work {_time(one.work)}, messages {_time(one.transfer)}, {one.hidden:.0%} of "
-                         f"them hidden, together {_time(one.total)}")
-        return "\n".join([*lines, "times are computed from nominal speeds, not measured; the header is "
-                                  "not counted"])
-
-
-def _steps(one: Costs) -> list[str]:
-    """One line for all steps of a kind with equal numbers."""
-    lines = Counter(f"{re.sub(r' [0-9]+', '', step.name)}: {step.bytes:,} bytes, {_time(step.transfer)}, "
-                    f"{_time(step.hidden)} hidden" for step in one.steps)
-    return [line if count == 1 else f"{count} x {line}" for line, count in lines.items()]
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:,.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.3g} us"
+        return self.text
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, *, group: Any = None, link: str | float | Link = "nvlink",
@@ -100,7 +76,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, group: Any = None, link: str | f
     speeds = dict(link=find_link("link", link), net=find_link("net", net))
     job, reason, node = make_job(Comm(group, "explain"), "explain", q, k, v, **given)
     call = Call(group, given["layout"], given["cu_seqlens"] is not None, given["sinks"] is not None)
-    return _plan(job, reason, given["sharding"], call, node=node,
+    return _plan(job, reason, given["sharding"], call, scheme=given["scheme"],
+                 head_ranks=given["head_ranks"], node=node,
                  device=device or ("cpu" if q.device.type == "cpu" else "h200"), **speeds)
 
 
@@ -128,10 +105,10 @@ def predict(length: int, *, ranks: int, q_heads: int, kv_heads: int, head_dim: i
     job = Job(scheme=chosen, head_ranks=count, q_spans=spans, k_spans=spans, mask=mask, batch=batch,
               q_heads=q_heads, kv_heads=kv_heads, dim=head_dim, v_dim=head_dim, dtype=dtype,
               scale=head_dim ** -0.5, softcap=0.0, reproducibility="deterministic")
-    return _plan(job, reason, sharding, None, node=node, link=find_link("link", link),
-                 net=find_link("net", net), device=device)
+    return _plan(job, reason, sharding, None, scheme=scheme, head_ranks=head_ranks, node=node,
+                 link=find_link("link", link), net=find_link("net", net), device=device)
 
 
-def _plan(job: Job, reason: str, sharding: str, call: Call | None, **speeds: Any) -> Plan:
-    forward, backward = (costs(job, backward=one, **speeds) for one in (False, True))
-    return Plan(job, reason, sharding, forward, backward, call)
+def _plan(job: Job, reason: str, sharding: str, call: Call | None, **given: Any) -> Plan:
+    model = Model(job, sharding=sharding, **given)
+    return Plan(job, reason, sharding, *model.plan(), model, call)

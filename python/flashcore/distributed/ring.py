@@ -25,24 +25,6 @@ def last_hops(job: Job) -> tuple[int, ...]:
         job.q_spans[(block + hop) % job.ranks], job.k_spans[block])), 0) for block in range(job.ranks))
 
 
-def traffic(job: Job, rank: int, backward: bool) -> list[tuple[str, int]]:
-    """(step, bytes that this rank sends in it)."""
-    hops, wide = last_hops(job), 8 if job.dtype is torch.float64 else 4
-    steps: list[tuple[str, int]] = []
-    home = 0
-    for step in range(job.ranks):
-        block = (rank - step) % job.ranks
-        goes_on = step < hops[block]
-        if step + 1 < job.ranks:
-            steps.append((f"ring step {step + 1}", job.kv_bytes(job.k_rows(block)) if goes_on else 0))
-            if backward:
-                steps.append((f"ring step {step + 1}, dK and dV",
-                              job.kv_bytes(job.k_rows(block), wide) if goes_on else 0))
-        if 0 < step == hops[block]:
-            home += job.kv_bytes(job.k_rows(block), wide)
-    return steps + [("dK and dV home", home)] if backward else steps
-
-
 class _Ring:
     """The way of the blocks, as one rank sees it."""
 
