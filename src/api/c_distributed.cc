@@ -92,8 +92,10 @@ Result<std::string> sent_json(const DistributedProblem& problem, std::int32_t ra
     if (!sent.ok()) return sent.status();
     text += backward ? ", [" : "[";
     for (const SentBytes& one : *sent) {
-      text += (&one == sent->data() ? "[\"" : ", [\"") + one.step + "\", " +
-              std::to_string(one.bytes) + "]";
+      // std::to_string would add a digit table to the exports of the shared library.
+      char bytes[24];
+      std::snprintf(bytes, sizeof bytes, "%lld", static_cast<long long>(one.bytes));
+      text += (&one == sent->data() ? "[\"" : ", [\"") + one.step + "\", " + bytes + "]";
     }
     text += "]";
   }

@@ -40,7 +40,7 @@ Status Engine::sendrecv(const std::string& step, const void* send, std::int64_t 
                      static_cast<std::size_t>(recv_bytes), from, stream_);
   if (code == 0) return {};
   return failure(scheme_, step, "sendrecv", code,
-                 " to rank " + std::to_string(to) + " and from rank " + std::to_string(from));
+                 " to rank " + decimal(to) + " and from rank " + decimal(from));
 }
 
 Status Engine::all_to_all(const char* step, const void* send,

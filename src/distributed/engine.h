@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "distributed/decimal.h"
 #include "flashcore/distributed.h"
 
 namespace flashcore::distributed {
@@ -42,7 +43,7 @@ struct HeaderField {
   std::string words;  ///< "k has %s heads"
   std::int64_t value = 0;
   bool may_differ = false;
-  std::string (*show)(std::int64_t) = [](std::int64_t number) { return std::to_string(number); };
+  std::string (*show)(std::int64_t) = [](std::int64_t number) { return decimal(number); };
 };
 
 /// Compares the headers of all ranks. Every rank gets the same error if they disagree, or if `own`,

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "distributed/decimal.h"
 #include "flashcore/distributed.h"
 
 namespace flashcore {
@@ -20,7 +21,7 @@ namespace {
 
 /// 1,048,576
 std::string grouped(std::int64_t number) {
-  std::string digits = std::to_string(number);
+  std::string digits = distributed::decimal(number);
   for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > (number < 0 ? 1 : 0);
        at -= 3) {
     digits.insert(digits.begin() + at, ',');
@@ -65,7 +66,7 @@ std::string step_lines(const DistributedCosts& costs) {
   std::string text;
   for (const auto& [line, count] : lines) {
     text += "  ";
-    if (count > 1) text += std::to_string(count) + " x ";
+    if (count > 1) text += distributed::decimal(count) + " x ";
     text += line + "\n";
   }
   return text;

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "core/error.h"
+#include "distributed/decimal.h"
 #include "distributed/schemes.h"
 
 namespace flashcore::distributed {
@@ -113,7 +114,7 @@ class Ring {
     const std::int64_t send = goes_on ? job_.kv_bytes(rows_at(step)) : 0;
     const std::int64_t recv = arrives(step + 1) ? job_.kv_bytes(rows_at(step + 1)) : 0;
     const std::int32_t ranks = job_.ranks();
-    return engine_.sendrecv("ring step " + std::to_string(step + 1), held(step).data(), send,
+    return engine_.sendrecv("ring step " + decimal(step + 1), held(step).data(), send,
                             members_.global((members_.rank + 1) % ranks), held(step + 1).data(),
                             recv, members_.global((members_.rank + ranks - 1) % ranks));
   }

@@ -1,5 +1,7 @@
 #include "distributed/traffic.h"
 
+#include "distributed/decimal.h"
+
 namespace flashcore::distributed {
 namespace {
 
@@ -15,7 +17,7 @@ Steps ring_traffic(const Job& job, std::int32_t rank, bool backward) {
     const std::int32_t hops = job.last_hop(block);
     const bool goes_on = step < hops;
     if (step + 1 < job.ranks()) {
-      const std::string name = "ring step " + std::to_string(step + 1);
+      const std::string name = "ring step " + decimal(step + 1);
       steps.push_back({name, goes_on ? job.kv_bytes(rows) : 0});
       if (backward) {
         steps.push_back({name + ", dK and dV", goes_on ? job.kv_bytes(rows, true) : 0});
