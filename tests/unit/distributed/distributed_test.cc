@@ -207,10 +207,10 @@ void check_case(const Case& c, std::int32_t ranks, const DistributedOptions& how
   }
 }
 
-class DistributedAttention : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, DistributedAttention, testing::Values(1, 2, 3, 4));
+class DistributedThreads : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, DistributedThreads, testing::Values(1, 2, 3, 4));
 
-TEST_P(DistributedAttention, EverySchemeGivesTheResultOfOneDevice) {
+TEST_P(DistributedThreads, EverySchemeGivesTheResultOfOneDevice) {
   for (const Case& c : kCases) {
     for (const Scheme scheme : {Scheme::automatic, Scheme::ring, Scheme::gather, Scheme::ulysses,
                                 Scheme::two_d, Scheme::halo}) {
@@ -226,7 +226,7 @@ TEST_P(DistributedAttention, EverySchemeGivesTheResultOfOneDevice) {
   }
 }
 
-TEST_P(DistributedAttention, GatherAndUlyssesGiveTheBitsOfOneDevice) {
+TEST_P(DistributedThreads, GatherAndUlyssesGiveTheBitsOfOneDevice) {
   Case c = kCases[2];
   c.options.reproducibility = Reproducibility::batch_invariant;
   for (const Scheme scheme : {Scheme::gather, Scheme::ulysses}) {
@@ -236,7 +236,7 @@ TEST_P(DistributedAttention, GatherAndUlyssesGiveTheBitsOfOneDevice) {
   check_case(c, GetParam(), {.scheme = Scheme::ring}, false);
 }
 
-TEST(DistributedAttention2d, TwoByTwo) {
+TEST(DistributedThreads2d, TwoByTwo) {
   for (const Case& c : {kCases[1], kCases[2], kCases[4], kCases[8]}) {
     SCOPED_TRACE(c.name);
     check_case(c, 4, {.scheme = Scheme::two_d, .ranks_per_node = 2, .head_ranks = 2}, false);
@@ -246,7 +246,7 @@ TEST(DistributedAttention2d, TwoByTwo) {
   check_case(shared, 4, {.scheme = Scheme::ulysses}, false);
 }
 
-TEST(DistributedAttentionErrors, EveryRankGetsTheSameError) {
+TEST(DistributedThreadsErrors, EveryRankGetsTheSameError) {
   const Case c = kCases[1];
   const auto errors = [&](auto change) {
     ThreadComm engine(3);
@@ -278,7 +278,7 @@ TEST(DistributedAttentionErrors, EveryRankGetsTheSameError) {
          "rank 1: sharding is zigzag, rank 0 has contiguous; all ranks must pass the same");
 }
 
-TEST(DistributedAttentionErrors, AWrongRankTellsTheOthers) {
+TEST(DistributedThreadsErrors, AWrongRankTellsTheOthers) {
   ThreadComm engine(2);
   const auto results = engine.run([&](const Comm& comm) {
     Problem1 problem(kCases[0], 1);
@@ -291,7 +291,7 @@ TEST(DistributedAttentionErrors, AWrongRankTellsTheOthers) {
   }
 }
 
-TEST(DistributedAttentionErrors, ARankThatEndsIsReported) {
+TEST(DistributedThreadsErrors, ARankThatEndsIsReported) {
   ThreadComm engine(3);
   const auto results = engine.run([&](const Comm& comm) -> Status {
     if (comm.rank == 2) return {};  // never calls
@@ -306,7 +306,7 @@ TEST(DistributedAttentionErrors, ARankThatEndsIsReported) {
   }
 }
 
-TEST(DistributedAttentionErrors, ZigzagLengthsAndComm) {
+TEST(DistributedThreadsErrors, ZigzagLengthsAndComm) {
   ThreadComm engine(2);
   const auto results = engine.run([&](const Comm& comm) {
     Case c = kCases[0];
@@ -334,7 +334,7 @@ Array local_keys(const Array& all, std::int64_t rank, std::int64_t ranks, std::i
   return all.rows_of(rows);
 }
 
-TEST_P(DistributedAttention, DecodeGivesTheResultOfOneDevice) {
+TEST_P(DistributedThreads, DecodeGivesTheResultOfOneDevice) {
   const std::int32_t ranks = GetParam();
   const Case c{"decode", 3, 30, 12, 4, {.softcap = 2.0}, true};
   const std::vector<std::int32_t> lengths = {30, 17};
@@ -374,7 +374,7 @@ TEST_P(DistributedAttention, DecodeGivesTheResultOfOneDevice) {
   }
 }
 
-TEST(DistributedC, AttentionThroughTheCAbi) {
+TEST(DistributedThreadsC, AttentionThroughTheCAbi) {
   const Case c = kCases[1];
   Problem1 whole(c, 7);
   ASSERT_TRUE(attend_once(whole.tensors(), c.options).ok());
