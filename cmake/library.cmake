@@ -10,6 +10,7 @@ add_library(flashcore_objects OBJECT
   src/api/attention.cc
   src/api/c_api.cc
   src/api/c_convert.cc
+  src/api/c_distributed.cc
   src/api/merge.cc
   src/api/quantize.cc
   src/api/status.cc
@@ -29,6 +30,19 @@ add_library(flashcore_objects OBJECT
   src/cpu/cpu_info.cc
   src/cpu/quantize.cc
   src/cpu/thread_pool.cc
+  src/distributed/attention.cc
+  src/distributed/choose.cc
+  src/distributed/costs.cc
+  src/distributed/decode.cc
+  src/distributed/engine.cc
+  src/distributed/explain.cc
+  src/distributed/gather.cc
+  src/distributed/heads.cc
+  src/distributed/job.cc
+  src/distributed/local.cc
+  src/distributed/mask.cc
+  src/distributed/ring.cc
+  src/distributed/traffic.cc
   src/plan/cost.cc
   src/plan/devices.cc
   src/plan/explain.cc

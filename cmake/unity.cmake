@@ -34,7 +34,7 @@ function(flashcore_use_unity)
     flashcore_compile_together(flashcore_tool check
       "bench/bench_.*|data/(cases|host_case)|check/check_.*")
     flashcore_compile_together(flashcore_tool run
-      "data/(npy|problem)|commands/(bench|check|explain|info|verify)")
+      "data/(npy|problem)|commands/(bench|check|explain|explain_ranks|info|verify)")
     flashcore_compile_together(flashcore_tool system
       "data/devices|cli/(signals|terminal)|bench/timing|check/verify_.*")
   endif()

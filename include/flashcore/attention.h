@@ -74,10 +74,13 @@ struct PartialResult {
 };
 using Partial [[deprecated("use PartialResult")]] = PartialResult;
 
+/// Up to this many partial results, merge() allocates nothing. For more it allocates a table of
+/// their addresses, on a GPU with cudaMallocAsync.
 inline constexpr int kMaxMergeParts = 32;
 
-/// Merges up to kMaxMergeParts partial results, in the given order. `lse` and `sinks` are optional;
-/// pass the sinks to the last merge only. out may have any float type. `cancel`: as for run().
+/// Merges any number of partial results, in the given order and in one pass. `lse` and `sinks` are
+/// optional; pass the sinks to the last merge only. out may have any float type. `cancel`: as for
+/// run().
 FLASHCORE_API Status merge(std::span<const PartialResult> parts, TensorView out,
                            TensorView lse = {}, TensorView sinks = {}, Stream stream = nullptr,
                            const std::int32_t* cancel = nullptr) noexcept;

@@ -176,7 +176,8 @@ FLASHCORE_C_API int32_t flashcore_workspace_status(void* workspace, size_t works
 FLASHCORE_C_API int32_t flashcore_capture_id(flashcore_device device, void* stream, uint64_t* id,
                                              int32_t* graph_ended, flashcore_error* error);
 
-/* Merges partial results outs[i] and lses[i], i < parts (at most 32), into out and lse. */
+/* Merges partial results outs[i] and lses[i], i < parts, into out and lse. Up to 32 parts need no
+ * memory; see flashcore::merge() in attention.h. */
 typedef struct flashcore_merge_params {
   size_t struct_size; /* set by the caller: sizeof(flashcore_merge_params) */
   const flashcore_tensor* outs;

@@ -6,7 +6,8 @@
 
 Also here: merge, append; quantize, dequantize (8-bit q, k and v); verify; for torch sdpa, flash_attn (the
 calls of that package) and ops (torch.ops.flashcore); integrations for torch's own attention,
-transformers and jax.jit; python3 -m flashcore.bench. docs/python.md describes all of them.
+transformers and jax.jit; distributed (one attention over many ranks); python3 -m flashcore.bench.
+docs/python.md describes all of them.
 """
 
 import importlib
@@ -29,7 +30,8 @@ __all__ = ["CudaError", "Library", "Quantized", "StaleLibraryError", "append", "
 
 # Imported on first use: these modules need a framework, or would double the import time.
 _LAZY_MODULES = {"flash_attn": "flashcore.flash_attn", "ops": "flashcore.ops",
-                 "integrations": "flashcore.integrations"}
+                 "integrations": "flashcore.integrations",
+                 "distributed": "flashcore.distributed"}
 _LAZY_NAMES = {"Report": "flashcore._verify", "verify": "flashcore._verify"}
 
 

@@ -10,8 +10,6 @@ from flashcore._core.library import library
 from flashcore._core.scalars import flag, one_of
 from flashcore.quant import Quantized, checked_quantized, is_rotated
 
-_MAX_PARTS = 32
-
 
 def _stream(adapter: Any, like: Any) -> Any:
     gpu = adapter.gpu(like)
@@ -122,7 +120,7 @@ def _parts(name: str, many: Any) -> list[Any]:
 
 def merge(outs: Any, lses: Any, *, sinks: Any = None, out: Any = None,
           return_lse: bool = False) -> Any:
-    """Merges partial results, at most 32, in the given order. The result is attention over all keys.
+    """Merges partial results in the given order. The result is attention over all keys.
 
     outs and lses are results of attention(..., partial=True), each over a part of the keys. Pass sinks
     to the last merge only. The result is f32 like the parts, or `out`, which may have any float dtype.
@@ -141,8 +139,6 @@ def merge(outs: Any, lses: Any, *, sinks: Any = None, out: Any = None,
     if not outs or len(outs) != len(lses):
         raise ValueError(f"outs: has {len(outs)} parts, lses has {len(lses)}; wanted equal "
                          "numbers, at least one")
-    if len(outs) > _MAX_PARTS:
-        raise ValueError(f"outs: has {len(outs)} parts; at most {_MAX_PARTS} can be merged at once")
     adapter, shape = shaped("outs[0]", outs[0])
     made = adapter.empty(outs[0], shape) if out is None else out
     lse_adapter, lse_shape = shaped("lses[0]", lses[0])

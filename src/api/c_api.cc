@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <new>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "api/c_convert.h"
+#include "api/c_entry.h"
 #include "core/error.h"
 #include "flashcore/attention.h"
 #include "flashcore/flashcore.h"
@@ -25,27 +26,6 @@ static_assert(FLASHCORE_OK == static_cast<int>(StatusCode::ok) &&
               FLASHCORE_INTERNAL == static_cast<int>(StatusCode::internal) &&
               FLASHCORE_CANCELLED == static_cast<int>(StatusCode::cancelled));
 static_assert(FLASHCORE_WORKSPACE_HEADER_BYTES == kWorkspaceHeaderBytes);
-
-std::int32_t finish(const Status& status, flashcore_error* error) noexcept {
-  const auto code = static_cast<std::int32_t>(status.code());
-  if (error != nullptr) {
-    error->code = code;
-    std::snprintf(error->message, sizeof error->message, "%s", status.message().c_str());
-  }
-  return code;
-}
-
-/// Runs the body of an entry point. Turns exceptions into a status code and fills *error.
-template <typename Body>
-std::int32_t entry(flashcore_error* error, Body body) noexcept {
-  try {
-    return finish(body(), error);
-  } catch (const std::bad_alloc&) {
-    return finish(out_of_memory(), error);
-  } catch (...) {
-    return finish(Status(StatusCode::internal, "unexpected"), error);
-  }
-}
 
 Result<Plan> plan_of(const CCall& call) {
   const Result<Problem> problem = make_problem(call.tensors, call.options);
@@ -72,25 +52,31 @@ std::int32_t planned(const flashcore_params* params, flashcore_error* error, Bod
 }
 
 Status run_merge(const flashcore_merge_params& p) {
-  if (p.parts == 0 || p.parts > kMaxMergeParts) {
-    return invalid_argument("parts is %zu; wanted 1 to %d", p.parts, kMaxMergeParts);
+  if (p.parts == 0 || p.parts > INT32_MAX) {
+    return invalid_argument("parts is %zu; wanted 1 to %d", p.parts, INT32_MAX);
   }
   if (p.outs == nullptr) return invalid_argument("outs: is NULL");
   if (p.lses == nullptr) return invalid_argument("lses: is NULL");
   if (p.out == nullptr) return invalid_argument("out: is NULL");
-  PartialResult parts[kMaxMergeParts];
+  PartialResult few[kMaxMergeParts];
+  std::vector<PartialResult> many;
+  const bool is_few = p.parts <= kMaxMergeParts;
   for (std::size_t i = 0; i < p.parts; ++i) {
-    char name[16];
+    // One after another, so that a wrong number of parts meets a wrong tensor before all memory is
+    // used up.
+    PartialResult& part = is_few ? few[i] : many.emplace_back();
+    char name[24];
     std::snprintf(name, sizeof name, "outs[%d]", static_cast<int>(i));
-    FLASHCORE_RETURN_IF_ERROR(convert(name, &p.outs[i], TypeRule::several, parts[i].out));
+    FLASHCORE_RETURN_IF_ERROR(convert(name, &p.outs[i], TypeRule::several, part.out));
     std::snprintf(name, sizeof name, "lses[%d]", static_cast<int>(i));
-    FLASHCORE_RETURN_IF_ERROR(convert(name, &p.lses[i], TypeRule::wide, parts[i].lse));
+    FLASHCORE_RETURN_IF_ERROR(convert(name, &p.lses[i], TypeRule::wide, part.lse));
   }
   TensorView out, lse, sinks;
   FLASHCORE_RETURN_IF_ERROR(convert("out", p.out, TypeRule::several, out));
   FLASHCORE_RETURN_IF_ERROR(convert("lse", p.lse, TypeRule::wide, lse));
   FLASHCORE_RETURN_IF_ERROR(convert("sinks", p.sinks, TypeRule::f32, sinks));
-  return merge(std::span(parts, p.parts), out, lse, sinks, p.stream, p.cancel);
+  return merge(is_few ? std::span(few, p.parts) : std::span(many), out, lse, sinks, p.stream,
+               p.cancel);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // merge(): checks the tensors, fills the launch arguments, launches the combine step.
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "api/guarded.h"
 #include "api/validate/problem.h"
@@ -23,14 +24,21 @@ core::Strides lse_strides_of(const TensorView& t, bool varlen) noexcept {
   return {t.strides[0], t.strides[1], t.strides[2], 0};
 }
 
+/// `long_table` holds the parts if there are too many for the table of the params.
 core::CombineParams make_merge_params(std::span<const PartialResult> parts, const TensorView& out,
-                                      const TensorView& lse, const TensorView& sinks) noexcept {
+                                      const TensorView& lse, const TensorView& sinks,
+                                      std::vector<core::PartialResult>& long_table) {
   const bool varlen = out.rank == 3;
   core::CombineParams c{};
   c.parts = static_cast<std::int32_t>(parts.size());
+  core::PartialResult* table = c.table;
+  if (c.parts > core::kMaxCombineTable) {
+    long_table.resize(parts.size());
+    c.long_table = table = long_table.data();
+  }
   for (std::size_t i = 0; i < parts.size(); ++i) {
-    c.table[i] = {parts[i].out.data, parts[i].lse.data, out_strides_of(parts[i].out),
-                  lse_strides_of(parts[i].lse, varlen)};
+    table[i] = {parts[i].out.data, parts[i].lse.data, out_strides_of(parts[i].out),
+                lse_strides_of(parts[i].lse, varlen)};
   }
   c.batch = varlen ? 1 : static_cast<std::int32_t>(out.shape[0]);
   c.q_heads = static_cast<std::int32_t>(out.shape[1]);
@@ -54,7 +62,8 @@ Status merge(std::span<const PartialResult> parts, TensorView out, TensorView ls
     FLASHCORE_RETURN_IF_ERROR(check_merge(parts, out, lse, sinks));
     const Result<const Backend*> backend = backend_for(out.device.type);
     if (!backend.ok()) return backend.status();
-    const core::CombineParams params = make_merge_params(parts, out, lse, sinks);
+    std::vector<core::PartialResult> long_table;
+    const core::CombineParams params = make_merge_params(parts, out, lse, sinks, long_table);
     if (params.batch == 0 || params.q_heads == 0 || params.rows == 0 || params.v_dim == 0) {
       return {};
     }

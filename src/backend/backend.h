@@ -51,6 +51,10 @@ class Backend {
   virtual Status dequantize(const core::QuantParams& params, Device device, Stream stream,
                             const std::int32_t* cancel) const = 0;
   virtual Status zero(void* data, std::size_t bytes, Device device, Stream stream) const = 0;
+  /// Copies `rows` rows of `width` bytes that start `pitch` bytes apart, in stream order.
+  virtual Status copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                           std::size_t width, std::size_t rows, Device device,
+                           Stream stream) const = 0;
   /// Synchronises the stream and copies the error slot to the host.
   virtual Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,
                             Stream stream) const = 0;

@@ -143,9 +143,9 @@ FLASHCORE_HD void assert_output(const AttentionParams& p, const SeqInfo& seq, st
 
 /// Checks the state that combines partial results. The kernel that stored the partial LSEs has
 /// already checked them for NaN and infinity. On a GPU this assertion is always on.
-template <typename T>
-FLASHCORE_HD void assert_combined(const CombineParams& p, const SoftmaxState<T>& state,
-                                  std::int64_t b, std::int64_t h, std::int64_t row) {
+template <typename T, typename Params>
+FLASHCORE_HD void assert_combined(const Params& p, const SoftmaxState<T>& state, std::int64_t b,
+                                  std::int64_t h, std::int64_t row) {
 #if !defined(__CUDA_ARCH__)
   if (!assertions_enabled()) return;
 #endif

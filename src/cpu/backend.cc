@@ -112,6 +112,15 @@ class CpuBackend final : public Backend {
     return {};
   }
 
+  Status copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                   std::size_t width, std::size_t rows, Device, Stream) const override {
+    for (std::size_t row = 0; row < rows; ++row) {
+      std::memcpy(static_cast<std::byte*>(to) + row * to_pitch,
+                  static_cast<const std::byte*>(from) + row * from_pitch, width);
+    }
+    return {};
+  }
+
   Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device,
                     Stream) const override {
     *host = *slot;

@@ -14,14 +14,15 @@ namespace {
 constexpr std::int64_t kRowsPerTask = 16;
 constexpr std::int32_t kColumnsPerPass = 64;
 
+template <typename Params>
 struct CombineJob {
-  const core::CombineParams& params;
+  const Params& params;
   const std::int32_t* cancel;
 };
 
-template <typename T>
-void combine_row(const CombineJob& job, std::int64_t b, std::int64_t h, std::int64_t row) {
-  const core::CombineParams& p = job.params;
+template <typename T, typename Params>
+void combine_row(const CombineJob<Params>& job, std::int64_t b, std::int64_t h, std::int64_t row) {
+  const Params& p = job.params;
   const core::SoftmaxState<T> state = core::combine_state<T>(p, b, h, row);
   core::assert_combined(p, state, b, h, row);
   const std::int64_t base = core::row_offset(p.out_strides, b, h, row);
@@ -45,10 +46,10 @@ void combine_row(const CombineJob& job, std::int64_t b, std::int64_t h, std::int
   }
 }
 
-template <typename T>
+template <typename T, typename Params>
 void combine_rows(void* context, std::int64_t task, int /*slot*/) {
-  const CombineJob& job = *static_cast<const CombineJob*>(context);
-  const core::CombineParams& p = job.params;
+  const CombineJob<Params>& job = *static_cast<const CombineJob<Params>*>(context);
+  const Params& p = job.params;
   const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.q_heads * p.rows;
   const std::int64_t end = std::min((task + 1) * kRowsPerTask, rows);
   for (std::int64_t r = task * kRowsPerTask; r < end; ++r) {
@@ -58,15 +59,23 @@ void combine_rows(void* context, std::int64_t task, int /*slot*/) {
   }
 }
 
+template <typename Params>
+void combine_in_parallel(const Params& params, DType partials, int threads,
+                         const std::int32_t* cancel) noexcept {
+  const std::int64_t rows = static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
+  const std::int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
+  CombineJob<Params> job{params, cancel};
+  parallel_for(threads, tasks,
+               partials == DType::f64 ? combine_rows<double, Params> : combine_rows<float, Params>,
+               &job, cancel);
+}
+
 }  // namespace
 
 void combine(const core::CombineParams& params, DType partials, int threads,
              const std::int32_t* cancel) noexcept {
-  const std::int64_t rows = static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
-  const std::int64_t tasks = (rows + kRowsPerTask - 1) / kRowsPerTask;
-  CombineJob job{params, cancel};
-  parallel_for(threads, tasks, partials == DType::f64 ? combine_rows<double> : combine_rows<float>,
-               &job, cancel);
+  if (params.long_table == nullptr) return combine_in_parallel(params, partials, threads, cancel);
+  combine_in_parallel(core::LongCombineParams{params}, partials, threads, cancel);
 }
 
 }  // namespace flashcore::cpu

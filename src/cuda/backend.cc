@@ -31,6 +31,33 @@ Status any_device() noexcept {
   return unsupported("device is cuda, but %s", available.reason.c_str());
 }
 
+/// Combines more partial results than fit into the arguments of a kernel. Their table is allocated
+/// and freed in stream order, which a graph can capture.
+Status combine_long(const core::CombineParams& params, std::int64_t ctas, Stream stream) noexcept {
+  const auto cuda_stream = static_cast<cudaStream_t>(stream);
+  void* memory = nullptr;
+  FLASHCORE_CUDA(cudaMallocAsync(
+      &memory, static_cast<std::size_t>(params.parts) * sizeof(core::PartialResult), cuda_stream));
+  auto* const table = static_cast<core::PartialResult*>(memory);
+  Status status;
+  for (std::int32_t first = 0; first < params.parts && status.ok();
+       first += core::kMaxCombineTable) {
+    cuda::CombineTableChunk chunk{};
+    chunk.to = table + first;
+    chunk.count = std::min(core::kMaxCombineTable, params.parts - first);
+    std::copy_n(params.long_table + first, chunk.count, chunk.entries);
+    status = launch_kernel(cuda::fill_table_entry(), chunk, {1, core::kMaxCombineTable}, stream);
+  }
+  if (status.ok()) {
+    core::LongCombineParams on_gpu{params};
+    on_gpu.long_table = table;
+    status =
+        launch_kernel(cuda::combine_long_entry(), on_gpu, {ctas, cuda::kCombineThreads}, stream);
+  }
+  FLASHCORE_CUDA(cudaFreeAsync(memory, cuda_stream));
+  return status;
+}
+
 /// CUDA calls this function when the watched graph is destroyed.
 void CUDART_CB on_graph_destroyed(void* graph_ended) {
   std::atomic_ref<std::int32_t>(*static_cast<std::int32_t*>(graph_ended))
@@ -65,6 +92,7 @@ class CudaBackend final : public Backend {
     const std::int64_t rows =
         static_cast<std::int64_t>(params.batch) * params.q_heads * params.rows;
     const std::int64_t ctas = (rows + cuda::kCombineRowsPerCta - 1) / cuda::kCombineRowsPerCta;
+    if (params.long_table != nullptr) return combine_long(params, ctas, stream);
     return launch_kernel(cuda::combine_entry(), params, {ctas, cuda::kCombineThreads}, stream);
   }
 
@@ -110,6 +138,16 @@ class CudaBackend final : public Backend {
     const DeviceScope scope(device.index);
     FLASHCORE_RETURN_IF_ERROR(scope.status());
     FLASHCORE_CUDA(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream)));
+    return {};
+  }
+
+  Status copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                   std::size_t width, std::size_t rows, Device device,
+                   Stream stream) const override {
+    const DeviceScope scope(device.index);
+    FLASHCORE_RETURN_IF_ERROR(scope.status());
+    FLASHCORE_CUDA(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows,
+                                     cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)));
     return {};
   }
 

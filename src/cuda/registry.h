@@ -1,6 +1,7 @@
 // Entry points of the kernels in this build.
 #pragma once
 
+#include "core/combine.h"
 #include "core/quantize.h"
 
 namespace flashcore {
@@ -21,6 +22,14 @@ inline constexpr int kCombineRowsPerCta = kCombineThreads / 32;
 /// Packs a boolean mask into bits (common/pack_mask.cu).
 const void* pack_mask_entry() noexcept;
 inline constexpr int kPackMaskThreads = 512;
+/// Combines the partial results of a long table, which fill_table() writes chunk by chunk.
+const void* combine_long_entry() noexcept;
+struct CombineTableChunk {
+  core::PartialResult entries[core::kMaxCombineTable];
+  core::PartialResult* to;
+  std::int32_t count;
+};
+const void* fill_table_entry() noexcept;
 
 /// Appends to a cache (common/append.cu).
 const void* append_entry() noexcept;

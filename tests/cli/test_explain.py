@@ -1,6 +1,8 @@
+import os
+import subprocess
 import unittest
 
-from flashcore_command import CommandTest
+from flashcore_command import PROGRAM, SOURCE, CommandTest
 
 DEVICES = ("h200", "h100", "a100", "l4", "t4", "cpu", "cpu-neon", "cpu-avx2", "cpu-avx512",
            "cpu-generic")
@@ -66,6 +68,39 @@ class Explain(CommandTest):
             self.assertRegex(eight["kernel"], family)
         several = self.call_json("explain", "--suite", "simt", "--plan-for", "h200")
         self.assertEqual(len(several["plans"]), 2)
+
+    def test_ranks(self):
+        shape = ("--shape", "1,64/8,1048576,128", "--dtype", "bf16", "--causal")
+        text = self.call("explain", *shape, "--ranks", 64).stdout
+        for line in ("scheme    2d, zigzag, 64 ranks, 8 ranks divide the heads", "reason    several machines",
+                     "rows      1,048,576, 16,384 on rank 0; 64/8 heads of 128, bf16", "forward ",
+                     "backward ", "7 x ring step: 67,108,864 bytes", "not measured"):
+            self.assertIn(line, text)
+        ring = self.call_json("explain", *shape, "--ranks", 64, "--scheme", "ring")
+        rows = (1 << 20) // 64
+        self.assertEqual(ring["scheme"], "ring")
+        self.assertEqual(ring["forward"]["bytes"], [63 * rows * 4096] * 64)
+        self.assertEqual(ring["backward"]["bytes"], [63 * rows * 4096 + 64 * rows * 8192] * 64)
+        self.assertEqual(ring["forward"]["hidden"], 1.0)
+        self.assertEqual(len(ring["forward"]["steps"]), 63)
+
+    def test_links_of_ranks(self):
+        shape = ("--shape", "1,8,8192,64", "--ranks", 4, "--scheme", "ring")
+        slow = self.call_json("explain", *shape, "--link", "1e8,0")
+        self.assertLess(slow["forward"]["hidden"], 0.5)
+        step = slow["forward"]["steps"][0]
+        self.assertAlmostEqual(step[2], step[1] / 1e8)
+        fast = self.call_json("explain", *shape, "--link", "nvlink", "--plan-for", "cpu")
+        self.assertEqual(fast["forward"]["hidden"], 1.0)
+        self.refuse("explain", *shape, "--link", "string", about="wanted nvlink, pcie")
+        self.refuse("explain", *shape, "--plan-for", "t4", about="wanted one of h200")
+        self.refuse("explain", *shape[:4], "--scheme", "halo", about="needs a window")
+        self.refuse("explain", "--ranks", 4, about="--shape")
+
+    def test_documented_predictions(self):
+        done = subprocess.run([os.path.join(SOURCE, "scripts", "lib", "distributed_table"), "--check", PROGRAM],
+                              capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_refusals(self):
         self.refuse("explain", "--shape", "2147483647,2147483647,1073741824,576", about="fit")

@@ -120,6 +120,22 @@ TEST_P(Merge, EmptyPartialsChangeNoBit) {
   }
 }
 
+TEST_P(Merge, MorePartsThanTheTableHolds) {
+  for (int n = 0; n < rounds(3); ++n) {
+    Inputs inputs = draw();
+    inputs.sinks = draw_normal(random(), DType::f32, {inputs.q.size(1)}, 3.0);
+    const std::vector<Output> parts = partials(inputs, random().between(kMaxMergeParts + 1, 80));
+    EXPECT_EQ(verdict(inputs, as_call(inputs, all_merged(parts, dtype(), inputs.sinks))), "");
+  }
+  // Empty partials move a merge from the short table to the long one, and change no bit.
+  const Inputs inputs = draw();
+  std::vector<Output> parts = partials(inputs, kMaxMergeParts);
+  const Output short_table = all_merged(parts, wide(dtype()));
+  const Output empty = partial(inputs, 0, 0);
+  for (const std::ptrdiff_t at : {0, 7, 33}) parts.insert(parts.begin() + at, empty);
+  FLASHCORE_EXPECT_SAME(all_merged(parts, wide(dtype())), short_table);
+}
+
 TEST_P(Merge, IsAssociativeWithinRounding) {
   for (int n = 0; n < rounds(8); ++n) {
     const Inputs inputs = draw();

@@ -2,6 +2,7 @@
  * [offset, size], ...}}, and the constants. tests/python compares it with
  * python/flashcore/_core/abi.py.
  */
+#include <flashcore/distributed_c.h>
 #include <flashcore/flashcore.h>
 #include <stdio.h>
 
@@ -123,11 +124,44 @@ static void print_calls(void) {
   END();
 }
 
+static void print_distributed(void) {
+  BEGIN(flashcore_distributed_problem);
+  FIELD(flashcore_distributed_problem, struct_size);
+  FIELD(flashcore_distributed_problem, ranks);
+  FIELD(flashcore_distributed_problem, ranks_per_node);
+  FIELD(flashcore_distributed_problem, scheme);
+  FIELD(flashcore_distributed_problem, sharding);
+  FIELD(flashcore_distributed_problem, head_ranks);
+  FIELD(flashcore_distributed_problem, causal);
+  FIELD(flashcore_distributed_problem, reproducibility);
+  FIELD(flashcore_distributed_problem, dtype);
+  FIELD(flashcore_distributed_problem, batch);
+  FIELD(flashcore_distributed_problem, q_heads);
+  FIELD(flashcore_distributed_problem, kv_heads);
+  FIELD(flashcore_distributed_problem, head_dim);
+  FIELD(flashcore_distributed_problem, v_dim);
+  FIELD(flashcore_distributed_problem, window_left);
+  FIELD(flashcore_distributed_problem, window_right);
+  FIELD(flashcore_distributed_problem, length);
+  FIELD(flashcore_distributed_problem, q_rows);
+  FIELD(flashcore_distributed_problem, k_rows);
+  FIELD(flashcore_distributed_problem, documents);
+  FIELD(flashcore_distributed_problem, documents_count);
+  FIELD(flashcore_distributed_problem, link_bandwidth);
+  FIELD(flashcore_distributed_problem, link_latency);
+  FIELD(flashcore_distributed_problem, net_bandwidth);
+  FIELD(flashcore_distributed_problem, net_latency);
+  FIELD(flashcore_distributed_problem, forward_flops);
+  FIELD(flashcore_distributed_problem, backward_flops);
+  END();
+}
+
 int main(void) {
   printf("{");
   print_tensor();
   print_params();
   print_calls();
+  print_distributed();
   CONSTANT(FLASHCORE_OK);
   CONSTANT(FLASHCORE_INVALID_ARGUMENT);
   CONSTANT(FLASHCORE_UNSUPPORTED);

@@ -1,6 +1,7 @@
 """The Python programs of examples/ run and compute the documented results."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -46,6 +47,15 @@ class Examples(unittest.TestCase):
                 self.assertEqual(code, 0, said)
                 with open(os.path.join(folder, "picture.svg"), encoding="utf-8") as picture:
                     self.assertIn("<svg", picture.read())
+
+    def test_context_parallel_training(self):
+        code, said = run("context_parallel_training.py", "4")
+        self.assertEqual(code, 0, said)
+        lines = re.findall(r"step \d: loss ([0-9.]+) on 4 ranks, ([0-9.]+) on one", said)
+        self.assertEqual(len(lines), 2, said)
+        for parallel, alone in lines:
+            self.assertAlmostEqual(float(parallel), float(alone), delta=2e-5)
+        self.assertLess(float(lines[1][0]), float(lines[0][0]))  # it learns
 
 
 if __name__ == "__main__":

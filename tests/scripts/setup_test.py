@@ -61,6 +61,14 @@ class Setup(unittest.TestCase):
         self.command("google-chrome", "exit 0\n")
         self.assertNotIn("chromium", self.run_setup("test")[1])
 
+    def test_mpi_comes_with_the_tests(self):
+        self.assertIn(" openmpi-bin libopenmpi-dev", self.run_setup("test")[1])
+        self.assertNotIn("openmpi", self.run_setup("test", TORCH="0")[1])
+        self.assertNotIn("openmpi", self.run_setup("build")[1])
+        for name in ("mpirun", "mpicxx"):
+            self.command(name, "exit 0\n")
+        self.assertNotIn("openmpi", self.run_setup("test")[1])
+
     def test_packages_without_a_build_are_not_asked_for_again(self):
         logs = os.path.join(os.path.dirname(os.path.dirname(self.setup)), "build", "logs")
         os.makedirs(logs)

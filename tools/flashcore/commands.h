@@ -9,6 +9,8 @@ namespace flashcore::tool {
 int run_info(const InfoArgs& args);
 int run_run(const RunArgs& args);
 int run_explain(const ExplainArgs& args);
+/// With --ranks: the scheme, its bytes and its predicted time. Needs no device.
+int explain_ranks(const ExplainArgs& args);
 int run_check(const CheckArgs& args);
 int run_bench(const BenchArgs& args);
 int run_quantize(const QuantizeArgs& args);

@@ -150,6 +150,38 @@ class QuantParams(ctypes.Structure):
     ]
 
 
+class DistributedProblem(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("ranks", c_int32),
+        ("ranks_per_node", c_int32),
+        ("scheme", c_int32),
+        ("sharding", c_int32),
+        ("head_ranks", c_int32),
+        ("causal", c_int32),
+        ("reproducibility", c_int32),
+        ("dtype", DType),
+        ("batch", c_int64),
+        ("q_heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("v_dim", c_int64),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("length", c_int64),
+        ("q_rows", POINTER(c_int64)),
+        ("k_rows", POINTER(c_int64)),
+        ("documents", POINTER(c_int64)),
+        ("documents_count", c_size_t),
+        ("link_bandwidth", c_double),
+        ("link_latency", c_double),
+        ("net_bandwidth", c_double),
+        ("net_latency", c_double),
+        ("forward_flops", c_double),
+        ("backward_flops", c_double),
+    ]
+
+
 MAX_PYTHON_ARRAYS = 15
 
 
@@ -182,6 +214,7 @@ STRUCTS = {
     "flashcore_merge_params": MergeParams,
     "flashcore_append_params": AppendParams,
     "flashcore_quant_params": QuantParams,
+    "flashcore_distributed_problem": DistributedProblem,
     "flashcore_python_workspace": PythonWorkspace,
     "flashcore_python_call": PythonCall,
 }
@@ -200,6 +233,14 @@ FUNCTIONS = {
     "flashcore_capture_id": (
         c_int32, [Device, c_void_p, POINTER(c_uint64), POINTER(c_int32), POINTER(Error)]),
     "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
+    "flashcore_distributed_choose": (
+        c_int32, [POINTER(DistributedProblem), POINTER(c_int32), POINTER(c_int32), POINTER(c_char),
+                  c_size_t, POINTER(Error)]),
+    "flashcore_distributed_plan": (
+        c_int32, [POINTER(DistributedProblem), c_int32, POINTER(c_char), c_size_t, POINTER(c_size_t),
+                  POINTER(Error)]),
+    "flashcore_distributed_speeds": (
+        c_int32, [POINTER(c_char), c_size_t, POINTER(c_size_t), POINTER(Error)]),
     "flashcore_status_name": (c_char_p, [c_int32]),
     "flashcore_version": (c_char_p, []),
     "flashcore_source_fingerprint": (c_char_p, [c_char_p]),

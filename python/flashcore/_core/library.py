@@ -131,6 +131,30 @@ class Library:
     def dequantize(self, params: abi.QuantParams) -> None:
         self._run(self._python.flashcore_python_dequantize, params)
 
+    def distributed_choose(self, problem: abi.DistributedProblem) -> tuple[int, int, str]:
+        """(number of the scheme, ranks that divide heads, reason)."""
+        problem.struct_size = ctypes.sizeof(problem)
+        scheme, head_ranks = ctypes.c_int32(), ctypes.c_int32()
+        reason = ctypes.create_string_buffer(512)
+        self._call("flashcore_distributed_choose", ctypes.byref(problem), ctypes.byref(scheme),
+                   ctypes.byref(head_ranks), reason, len(reason))
+        return scheme.value, head_ranks.value, reason.value.decode()
+
+    def distributed_plan(self, problem: abi.DistributedProblem, rank: int = -1) -> str:
+        """The plan as JSON, with the bytes of each step of a rank if it is not negative."""
+        problem.struct_size = ctypes.sizeof(problem)
+        return self._text("flashcore_distributed_plan", ctypes.byref(problem), rank)
+
+    def distributed_speeds(self) -> str:
+        return self._text("flashcore_distributed_speeds")
+
+    def _text(self, name: str, *arguments: Any) -> str:
+        needed = ctypes.c_size_t()
+        self._call(name, *arguments, None, 0, ctypes.byref(needed))
+        text = ctypes.create_string_buffer(needed.value)
+        self._call(name, *arguments, text, needed.value, None)
+        return text.value.decode()
+
     @staticmethod
     def _run(function: Any, params: Any) -> None:
         """Runs one call. The exception of a signal handler during a long call propagates."""

@@ -3,6 +3,8 @@
 The attention matrix is recomputed in blocks of rows, so memory is linear in the length.
 """
 
+from types import SimpleNamespace
+
 import torch
 
 _BLOCK_ELEMENTS = 2**22  # elements of the attention matrix per block
@@ -30,6 +32,19 @@ def backward(grad_out, grad_lse, q, k, v, out, lse, sinks=None, alibi_slopes=Non
         _varlen(grad_out, grad_lse, q, k, v, out, grads, sinks, alibi_slopes, bias, mask,
                 q_start, k_start, cu_seqlens_q, cu_seqlens_k, seqused_k, layout, options)
     return grads.results()
+
+
+def add_gradients(main, grad_lse, *, q_start, k_start, causal, window, scale, softcap, lse=None,
+                  sinks=None, dsinks=None):
+    """Adds the gradients of some rows and keys to sums in f32 or f64, without rounding.
+
+    main is (grad_out, q, k, v, out, dq, dk, dv), each [batch, heads, len, dim]. With lse, the keys are
+    some of the keys that the rows see; out and lse cover all of them and the sinks. Without lse, the
+    keys are all that the rows see, and the gradient of sinks is added to dsinks.
+    """
+    grads = SimpleNamespace(wide=main[5].dtype, sinks=dsinks)
+    _dense(main, grad_lse, grads, None, None if lse is not None else sinks, None, None, None, q_start,
+           k_start, None, causal=causal, window=window, scale=scale, softcap=softcap, lse=lse)
 
 
 class _Grads:
@@ -165,9 +180,12 @@ def _finite(one):
     return torch.where(torch.isfinite(one), one, 0.0)
 
 
-def _probabilities(scores, sinks):
-    """(probabilities of the keys; probability of the sink, or None). The LSE of the forward pass cannot
-    be used: a large LSE is too inaccurate."""
+def _probabilities(scores, sinks, lse=None):
+    """(probabilities of the keys; probability of the sink, or None). With lse, the scores are of some of
+    the keys, and lse [..., 1] is over all keys. Otherwise the LSE of the forward pass is not used: a
+    large LSE is too inaccurate."""
+    if lse is not None:
+        return torch.where(scores == float("-inf"), 0.0, torch.exp(scores - lse)), None
     none = torch.full((*scores.shape[:-1], 1), float("-inf"), dtype=scores.dtype,
                       device=scores.device)
     terms = [scores, none if sinks is None else torch.broadcast_to(sinks, none.shape)]
@@ -181,9 +199,9 @@ def _probabilities(scores, sinks):
 
 
 def _dense(main, grad_lse, grads, bias_grad, sinks, alibi_slopes, bias, mask, q_start, k_start,
-           seqused_k, *, causal, window, scale, softcap):
+           seqused_k, *, causal, window, scale, softcap, lse=None):
     """Adds the gradients of [batch, heads, len, dim] tensors to dq, dk, dv, bias_grad and grads. `main`
-    is (grad_out, q, k, v, out, dq, dk, dv)."""
+    is (grad_out, q, k, v, out, dq, dk, dv). `lse`: see add_gradients()."""
     grad_out, q, k, v, out, dq, dk, dv = main
     wide = grads.wide
     scores = _Scores(q, k, alibi_slopes, bias, mask, q_start, k_start, seqused_k, causal=causal,
@@ -199,8 +217,9 @@ def _dense(main, grad_lse, grads, bias_grad, sinks, alibi_slopes, bias, mask, q_
         if grad_lse is not None:
             delta = delta - grad_lse[:, :, rows].to(wide)
         s, slope = scores.block(begin, end)
-        p, p_sink = _probabilities(s, None if sinks is None else sinks.to(wide).reshape(
-            1, *scores.group, 1, 1))
+        p, p_sink = _probabilities(
+            s, None if sinks is None else sinks.to(wide).reshape(1, *scores.group, 1, 1),
+            None if lse is None else scores.grouped(lse[:, :, rows].to(wide))[..., None])
         d_out, row_delta = scores.grouped(d_out), scores.grouped(delta)[..., None]
         lost = ~torch.isfinite(d_out).all(-1, keepdim=True)
         weights = torch.where(lost & (p != 0), float("nan"), p)

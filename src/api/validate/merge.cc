@@ -1,4 +1,6 @@
 // Validation of merge().
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 
 #include "api/validate/problem.h"
@@ -7,11 +9,90 @@
 
 namespace flashcore {
 
+namespace {
+
+/// The results of merge() and the type of the partial results.
+struct MergeOutputs {
+  const TensorView& out;
+  const TensorView& lse;
+  DType wide;
+
+  bool varlen() const noexcept { return out.rank == 3; }
+};
+
+Status check_merge_lse(const char* name, const TensorView& t, const MergeOutputs& to) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_rank(
+      name, t, to.out.rank - 1, to.varlen() ? "[q_heads, total_q]" : "[batch, q_heads, q_len]"));
+  for (int i = 0; i + 1 < to.out.rank; ++i) {
+    const int axis = to.varlen() ? 1 - i : i;  // varlen: lse is [q_heads, total_q]
+    FLASHCORE_RETURN_IF_ERROR(
+        check_extent(name, "an extent", t.shape[i], to.out.shape[axis], "out"));
+  }
+  FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, to.wide, to.wide));
+  FLASHCORE_RETURN_IF_ERROR(check_device(name, t.device, to.out.device));
+  return check_pointer(name, t);
+}
+
+Status check_merge_out(const char* name, const TensorView& t, const MergeOutputs& to) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_rank(name, t, to.out.rank, "like out"));
+  for (int i = 0; i < to.out.rank; ++i) {
+    FLASHCORE_RETURN_IF_ERROR(check_extent(name, "an extent", t.shape[i], to.out.shape[i], "out"));
+  }
+  FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, to.wide, to.wide));
+  FLASHCORE_RETURN_IF_ERROR(check_device(name, t.device, to.out.device));
+  return check_pointer(name, t);
+}
+
+Status check_merge_sinks(const TensorView& sinks, const TensorView& out) noexcept {
+  FLASHCORE_RETURN_IF_ERROR(check_rank("merge: sinks", sinks, 1, "[q_heads]"));
+  FLASHCORE_RETURN_IF_ERROR(
+      check_extent("merge: sinks", "length", sinks.shape[0], out.shape[1], "out's q_heads"));
+  FLASHCORE_RETURN_IF_ERROR(check_dtype("merge: sinks", sinks.dtype, DType::f32, DType::f32));
+  FLASHCORE_RETURN_IF_ERROR(check_device("merge: sinks", sinks.device, out.device));
+  return check_pointer("merge: sinks", sinks);
+}
+
+constexpr std::size_t kPartsPerCheck = 32;
+
+/// Checks up to kPartsPerCheck partial results, which begin with number `first`: their tensors, or,
+/// with `overlap`, whether a result overlaps one of them.
+Status check_merge_parts(std::span<const PartialResult> parts, std::size_t first,
+                         const MergeOutputs& to, bool overlap) noexcept {
+  NamedView inputs[2 * kPartsPerCheck];
+  char names[2 * kPartsPerCheck][32];
+  for (std::size_t n = 0; n < parts.size(); ++n) {
+    char* out_name = names[2 * n];
+    char* lse_name = names[2 * n + 1];
+    std::snprintf(out_name, sizeof names[0], "merge: parts[%zu].out", first + n);
+    std::snprintf(lse_name, sizeof names[0], "merge: parts[%zu].lse", first + n);
+    if (!overlap) {
+      FLASHCORE_RETURN_IF_ERROR(check_merge_out(out_name, parts[n].out, to));
+      FLASHCORE_RETURN_IF_ERROR(check_merge_lse(lse_name, parts[n].lse, to));
+    }
+    inputs[2 * n] = {out_name, &parts[n].out};
+    inputs[2 * n + 1] = {lse_name, &parts[n].lse};
+  }
+  if (!overlap) return {};
+  const NamedView outputs[] = {{"merge: out", &to.out}, {"merge: lse", &to.lse}};
+  return check_outputs(outputs, std::span(inputs, 2 * parts.size()));
+}
+
+/// Checks all partial results in groups, so that their names need no memory.
+Status check_merge_groups(std::span<const PartialResult> parts, const MergeOutputs& to,
+                          bool overlap) noexcept {
+  for (std::size_t first = 0; first < parts.size(); first += kPartsPerCheck) {
+    const std::size_t count = std::min(kPartsPerCheck, parts.size() - first);
+    FLASHCORE_RETURN_IF_ERROR(check_merge_parts(parts.subspan(first, count), first, to, overlap));
+  }
+  return {};
+}
+
+}  // namespace
+
 Status check_merge(std::span<const PartialResult> parts, const TensorView& out,
                    const TensorView& lse, const TensorView& sinks) noexcept {
-  if (parts.empty() || parts.size() > kMaxMergeParts) {
-    return invalid_argument("merge: got %zu parts; wanted 1 to %d (merge more in several steps)",
-                            parts.size(), kMaxMergeParts);
+  if (parts.empty() || parts.size() > INT32_MAX) {
+    return invalid_argument("merge: got %zu parts; wanted 1 to %d", parts.size(), INT32_MAX);
   }
   if (out.rank != 4 && out.rank != 3) {
     return invalid_argument(
@@ -29,53 +110,15 @@ Status check_merge(std::span<const PartialResult> parts, const TensorView& out,
     return invalid_argument("merge: parts[0].out: dtype is %s; wanted f32 (f64 for f64 problems)",
                             to_string(wide));
   }
-  const bool varlen = out.rank == 3;
-  NamedView inputs[2 * kMaxMergeParts + 1];
-  std::size_t input_count = 0;
-  char names[2 * kMaxMergeParts][32];
-  const auto check_lse = [&](const char* name, const TensorView& t) noexcept -> Status {
-    FLASHCORE_RETURN_IF_ERROR(check_rank(
-        name, t, out.rank - 1, varlen ? "[q_heads, total_q]" : "[batch, q_heads, q_len]"));
-    for (int i = 0; i + 1 < out.rank; ++i) {
-      const int axis = varlen ? 1 - i : i;  // varlen: lse is [q_heads, total_q]
-      FLASHCORE_RETURN_IF_ERROR(
-          check_extent(name, "an extent", t.shape[i], out.shape[axis], "out"));
-    }
-    FLASHCORE_RETURN_IF_ERROR(check_dtype(name, t.dtype, wide, wide));
-    FLASHCORE_RETURN_IF_ERROR(check_device(name, t.device, out.device));
-    return check_pointer(name, t);
-  };
-  for (std::size_t n = 0; n < parts.size(); ++n) {
-    const PartialResult& part = parts[n];
-    char* out_name = names[2 * n];
-    char* lse_name = names[2 * n + 1];
-    std::snprintf(out_name, sizeof names[0], "merge: parts[%zu].out", n);
-    std::snprintf(lse_name, sizeof names[0], "merge: parts[%zu].lse", n);
-    FLASHCORE_RETURN_IF_ERROR(check_rank(out_name, part.out, out.rank, "like out"));
-    for (int i = 0; i < out.rank; ++i) {
-      FLASHCORE_RETURN_IF_ERROR(
-          check_extent(out_name, "an extent", part.out.shape[i], out.shape[i], "out"));
-    }
-    FLASHCORE_RETURN_IF_ERROR(check_dtype(out_name, part.out.dtype, wide, wide));
-    FLASHCORE_RETURN_IF_ERROR(check_device(out_name, part.out.device, out.device));
-    FLASHCORE_RETURN_IF_ERROR(check_pointer(out_name, part.out));
-    FLASHCORE_RETURN_IF_ERROR(check_lse(lse_name, part.lse));
-    inputs[input_count++] = {out_name, &part.out};
-    inputs[input_count++] = {lse_name, &part.lse};
-  }
-  if (lse.given()) FLASHCORE_RETURN_IF_ERROR(check_lse("merge: lse", lse));
-  if (sinks.given()) {
-    FLASHCORE_RETURN_IF_ERROR(check_rank("merge: sinks", sinks, 1, "[q_heads]"));
-    FLASHCORE_RETURN_IF_ERROR(
-        check_extent("merge: sinks", "length", sinks.shape[0], out.shape[1], "out's q_heads"));
-    FLASHCORE_RETURN_IF_ERROR(check_dtype("merge: sinks", sinks.dtype, DType::f32, DType::f32));
-    FLASHCORE_RETURN_IF_ERROR(check_device("merge: sinks", sinks.device, out.device));
-    FLASHCORE_RETURN_IF_ERROR(check_pointer("merge: sinks", sinks));
-    inputs[input_count++] = {"sinks", &sinks};
-  }
+  const MergeOutputs to{out, lse, wide};
+  FLASHCORE_RETURN_IF_ERROR(check_merge_groups(parts, to, false));
+  if (lse.given()) FLASHCORE_RETURN_IF_ERROR(check_merge_lse("merge: lse", lse, to));
+  if (sinks.given()) FLASHCORE_RETURN_IF_ERROR(check_merge_sinks(sinks, out));
   FLASHCORE_RETURN_IF_ERROR(check_pointer("merge: out", out));
+  FLASHCORE_RETURN_IF_ERROR(check_merge_groups(parts, to, true));
   const NamedView outputs[] = {{"merge: out", &out}, {"merge: lse", &lse}};
-  return check_outputs(outputs, std::span(inputs, input_count));
+  const NamedView inputs[] = {{"sinks", &sinks}};
+  return sinks.given() ? check_outputs(outputs, inputs) : Status();
 }
 
 }  // namespace flashcore

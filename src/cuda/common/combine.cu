@@ -13,8 +13,8 @@
 namespace flashcore::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kCombineThreads)
-    combine(const __grid_constant__ core::CombineParams p) {
+template <typename Params>
+__device__ __forceinline__ void combine_rows(const Params& p) {
   const int lane = threadIdx.x % 32;
   const std::int64_t rows = static_cast<std::int64_t>(p.batch) * p.q_heads * p.rows;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kCombineRowsPerCta;
@@ -46,8 +46,27 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
 }
 
+__global__ void __launch_bounds__(kCombineThreads)
+    combine(const __grid_constant__ core::CombineParams p) {
+  combine_rows(p);
+}
+
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_long(const __grid_constant__ core::LongCombineParams p) {
+  combine_rows(p);
+}
+
+/// One thread per entry. Kernel arguments bring the entries to the GPU: unlike a copy from the
+/// host, a graph keeps their values.
+__global__ void fill_table(const __grid_constant__ CombineTableChunk chunk) {
+  const int entry = static_cast<int>(threadIdx.x);
+  if (entry < chunk.count) chunk.to[entry] = chunk.entries[entry];
+}
+
 }  // namespace
 
 const void* combine_entry() noexcept { return reinterpret_cast<const void*>(&combine); }
+const void* combine_long_entry() noexcept { return reinterpret_cast<const void*>(&combine_long); }
+const void* fill_table_entry() noexcept { return reinterpret_cast<const void*>(&fill_table); }
 
 }  // namespace flashcore::cuda

@@ -150,7 +150,7 @@ class Merge : public GpuTest {};
 
 TEST_F(Merge, AgreesWithTheDefinitionAndTheCpu) {
   for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    for (const int count : {1, 2, 5, 32}) {
+    for (const int count : {1, 2, 5, 32, 33, 100}) {
       for (const bool with_sinks : {false, true}) {
         const Partials partials(count, static_cast<std::uint64_t>(10 * count + with_sinks));
         std::vector<double> arithmetic;

@@ -71,7 +71,18 @@ struct Row {
 };
 
 const Row kRows[] = {
-    {"33 parts", [](MergeCall& c) { c.parts.resize(33, c.parts[0]); }, {"33", "32"}},
+    {"a wrong part among many",
+     [](MergeCall& c) {
+       c.parts.resize(70, c.parts[0]);
+       c.parts[69].out.shape[3] = 4;
+     },
+     {"parts[69].out", "4", "5"}},
+    {"out overlaps a part among many",
+     [](MergeCall& c) {
+       c.parts.resize(70, c.parts[0]);
+       c.out.data = c.parts[1].out.data;
+     },
+     {"out", "parts[1].out"}},
     {"out not given", [](MergeCall& c) { c.out = {}; }, {"out"}},
     {"out of rank 2", [](MergeCall& c) { c.out.rank = 2; }, {"out", "rank is 2", "4", "3"}},
     {"out of integers", [](MergeCall& c) { c.out.dtype = DType::i32; }, {"out", "i32"}},
@@ -200,7 +211,7 @@ TEST(BadMerge, NullStructsThroughC) {
   refused([](flashcore_merge_params& p) { p.lses = nullptr; }, "lses");
   refused([](flashcore_merge_params& p) { p.out = nullptr; }, "out");
   refused([](flashcore_merge_params& p) { p.parts = 0; }, "parts is 0");
-  refused([](flashcore_merge_params& p) { p.parts = 33; }, "parts is 33");
+  refused([](flashcore_merge_params& p) { p.parts = std::size_t{1} << 31; }, "parts is 2147483648");
 }
 
 }  // namespace

@@ -47,6 +47,11 @@ class FaultyBackend final : public Backend {
   Status zero(void* data, std::size_t bytes, Device device, Stream stream) const override {
     return real_.zero(data, bytes, device, stream);
   }
+  Status copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                   std::size_t width, std::size_t rows, Device device,
+                   Stream stream) const override {
+    return real_.copy_rows(to, to_pitch, from, from_pitch, width, rows, device, stream);
+  }
   Status read_error(const core::ErrorSlot* slot, core::ErrorSlot* host, Device device,
                     Stream stream) const override {
     return real_.read_error(slot, host, device, stream);

@@ -71,10 +71,20 @@ struct RunArgs {
   std::string program, command;  ///< argv[0]; the whole command line
 };
 
+/// One attention over several ranks.
+struct RanksArgs {
+  std::int32_t ranks = 0;  ///< 0: one device
+  std::int32_t node = 8;   ///< ranks per machine
+  std::int32_t head_ranks = 0;
+  std::string scheme = "auto", sharding = "zigzag";
+  std::string link = "nvlink", net = "infiniband";  ///< a name, or bytes per second
+};
+
 struct ExplainArgs {
   DeviceArgs device;
   SelectionArgs selection;
   ProblemArgs problem;
+  RanksArgs ranks;
   std::optional<int> splits;
   std::int64_t page_size = 0;
   bool json = false;

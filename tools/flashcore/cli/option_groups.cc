@@ -83,6 +83,36 @@ void add_page_size_option(CLI::App& command, std::int64_t& page_size) {
       ->check(CLI::Range(1, 256));
 }
 
+void add_ranks_options(CLI::App& command, RanksArgs& args) {
+  command
+      .add_option("--ranks", args.ranks,
+                  "divide the rows between this many ranks; print the scheme, its bytes and its "
+                  "predicted time. Needs no GPU; --plan-for is h200 (default), h100, a100 or cpu")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--node", args.node, "ranks: per machine")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  command.add_option("--scheme", args.scheme, "ranks: how they exchange keys")
+      ->check(CLI::IsMember({"auto", "ring", "gather", "ulysses", "2d", "halo"}))
+      ->capture_default_str();
+  command.add_option("--sharding", args.sharding, "ranks: which rows each holds")
+      ->check(CLI::IsMember({"zigzag", "contiguous"}))
+      ->capture_default_str();
+  command.add_option("--head-ranks", args.head_ranks, "ranks, 2d: how many divide the heads")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20));
+  const std::string speeds =
+      ": nvlink, pcie, infiniband, ethernet, or bytes per second and a latency, 50e9,20e-6";
+  command.add_option("--link", args.link, "ranks: speed inside a machine" + speeds)
+      ->type_name("SPEED")
+      ->capture_default_str();
+  command.add_option("--net", args.net, "ranks: speed between machines" + speeds)
+      ->type_name("SPEED")
+      ->capture_default_str();
+}
+
 void add_control_options(CLI::App& command, RunControlArgs& args) {
   command.add_option("--seed", args.seed, "seed of the random data")->capture_default_str();
   command.add_option("--sigma", args.sigma, "standard deviation of the random q, k and v")

@@ -16,6 +16,9 @@ void add_deadline_option(CLI::App& command, std::optional<double>& deadline_s,
                          const std::string& unit, const std::string& default_limit);
 void add_page_size_option(CLI::App& command, std::int64_t& page_size);
 
+/// Ranks, scheme and links of a distributed problem.
+void add_ranks_options(CLI::App& command, RanksArgs& args);
+
 /// Sizes, dtype and the options of the library. With `files`, tensor options may name files.
 void add_problem_options(CLI::App& command, ProblemArgs& args, bool files);
 

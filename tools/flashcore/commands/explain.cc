@@ -1,4 +1,5 @@
-// flashcore explain: prints the plan of a problem, for this machine or any named device.
+// flashcore explain: prints the plan of a problem, for this machine, any named device, or any
+// number of ranks.
 #include "bench/timing.h"
 #include "cli/json_output.h"
 #include "cli/text.h"
@@ -59,6 +60,7 @@ std::vector<Named> wanted_problems(const ExplainArgs& args) {
 }  // namespace
 
 int run_explain(const ExplainArgs& args) {
+  if (args.ranks.ranks > 0) return explain_ranks(args);
   const DeviceInfo device = planned_device(args.device);
   Json plans = Json::array();
   bool first = true;

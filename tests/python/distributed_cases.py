@@ -1,0 +1,368 @@
+"""Functions that the tests of flashcore.distributed run on every rank (see distributed_support.Ranks)."""
+
+import os
+import time
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+import distributed_support
+import flashcore
+import flashcore.distributed as fcd
+from flashcore.distributed import comm, decode as decode_module, placement as placement_module
+
+OPTIONS = ("causal", "window", "softcap", "scale")
+
+
+def draw(case):
+    """(q, k, v, sinks, weight of out, weight of lse) of the whole sequence, the same on every rank."""
+    torch.manual_seed(case.get("seed", 0))
+    dtype = getattr(torch, case.get("dtype", "float32"))
+    batch, (q_heads, kv_heads) = case.get("batch", 1), case.get("heads", (4, 2))
+    length = case["length"]
+    k_length = case.get("k_length", length)
+    dim, v_dim = case.get("dims", (16, 8))
+
+    def normal(*shape):
+        return torch.randn(shape, dtype=torch.float64).to(dtype)
+
+    return (normal(batch, q_heads, length, dim), normal(batch, kv_heads, k_length, dim),
+            normal(batch, kv_heads, k_length, v_dim),
+            torch.randn(q_heads) if case.get("sinks") else None,
+            normal(batch, q_heads, length, v_dim), torch.randn(batch, q_heads, length))
+
+
+def cut(one, case, name="lengths"):
+    """This rank's rows, by shard(), or by the case's lengths."""
+    if name in case:
+        rank = dist.get_rank()
+        begin = sum(case[name][:rank])
+        return one[:, :, begin:begin + case[name][rank]].contiguous()
+    return fcd.shard(one, 2, sharding=case.get("sharding", "zigzag"))
+
+
+def arguments(case):
+    made = {name: case[name] for name in (*OPTIONS, "reproducibility", "node", "head_ranks")
+            if name in case}
+    made |= dict(scheme=case["scheme"], sharding=case.get("sharding", "zigzag"))
+    if "documents" in case:
+        made["cu_seqlens"] = torch.tensor(case["documents"], dtype=torch.int32)
+    return made
+
+
+def packed(one):
+    """[1, heads, rows, dim] as [rows, heads, dim]."""
+    return one[0].transpose(0, 1)
+
+
+def run(case):
+    """{out, lse, dq, dk, dv, dsinks} of the whole sequence, and the bytes this rank sent."""
+    q, k, v, sinks, d_out, d_lse = draw(case)
+    shards = [cut(one, case, name).requires_grad_(case.get("backward", True)) for one, name in (
+        (q, "lengths"), (k, "k_lengths" if "k_lengths" in case else "lengths"),
+        (v, "k_lengths" if "k_lengths" in case else "lengths"))]
+    d_out, d_lse = cut(d_out, case), cut(d_lse[..., None], case)[..., 0]
+    inputs = [packed(one) for one in shards] if "documents" in case else shards
+    if case.get("layout") == "bshd":
+        inputs = [one.transpose(1, 2) for one in inputs]
+    if sinks is not None:
+        sinks.requires_grad_(case.get("backward", True))
+    extra = {"layout": case["layout"]} if "layout" in case else {}
+    with fcd.counted() as sent:
+        out, lse = fcd.context_parallel_attention(*inputs, sinks=sinks, return_lse=True, **arguments(case),
+                                                  **extra)
+    if "documents" in case:
+        out, lse = out.transpose(0, 1)[None], lse[None]
+    if case.get("layout") == "bshd":
+        out = out.transpose(1, 2)
+    whole = dict(out=out.detach(), lse=lse.detach()[..., None])
+    backward = {}
+    if case.get("backward", True):
+        with fcd.counted() as backward:
+            ((out * d_out).sum().float() + (torch.where(lse.isfinite(), lse, 0.0) * d_lse).sum()).backward()
+        whole |= dict(dq=shards[0].grad, dk=shards[1].grad, dv=shards[2].grad)
+    made = {name: fcd.unshard(one, 2, sharding=case.get("sharding", "zigzag"))
+            for name, one in whole.items()}
+    made["lse"] = made["lse"][..., 0]
+    if sinks is not None and case.get("backward", True):
+        dist.all_reduce(sinks.grad)
+        made["dsinks"] = sinks.grad
+    return {name: one.numpy() if one.dtype != torch.bfloat16 else one.float().numpy()
+            for name, one in made.items()} | dict(sent=sent, sent_backward=backward)
+
+
+def placement(length, sharding, cu_seqlens):
+    """(shard is inverted by unshard, positions of this rank, gradient of shard)."""
+    x = torch.arange(length * 3).reshape(length, 3).float().requires_grad_()
+    mine = fcd.shard(x, 0, sharding=sharding)
+    (mine * (dist.get_rank() + 1)).sum().backward()
+    back = fcd.unshard(mine.detach(), 0, sharding=sharding)
+    ids = fcd.position_ids(length, sharding=sharding, cu_seqlens=cu_seqlens)
+    rows = (x.grad[:, 0] / (dist.get_rank() + 1)).nonzero().flatten()
+    return torch.equal(back, x.detach()), ids.tolist(), rows.tolist()
+
+
+def uneven(lengths):
+    """unshard() of contiguous shards with any lengths."""
+    rank = dist.get_rank()
+    whole = torch.arange(2 * sum(lengths)).reshape(2, -1)
+    begin = sum(lengths[:rank])
+    mine = whole[:, begin:begin + lengths[rank]]
+    return torch.equal(fcd.unshard(mine, 1, sharding="contiguous"), whole)
+
+
+def wrong_unshard(rank_of_wrong):
+    mine = torch.zeros(2, 5 if dist.get_rank() == rank_of_wrong else 4, 3)
+    fcd.unshard(mine, 0)
+
+
+def one_device(case):
+    """The result of one call on one device."""
+    q, k, v, sinks, *_ = draw(case)
+    options = {name: case[name] for name in (*OPTIONS, "reproducibility") if name in case}
+    if "documents" not in case:
+        out, lse = flashcore.attention(q, k, v, sinks=sinks, return_lse=True, **options)
+        return dict(out=out.numpy(), lse=lse.numpy())
+    starts = torch.tensor(case["documents"], dtype=torch.int32)
+    out, lse = flashcore.attention(*(packed(one) for one in (q, k, v)), sinks=sinks, cu_seqlens_q=starts,
+                                   cu_seqlens_k=starts, return_lse=True, **options)
+    return dict(out=out.transpose(0, 1)[None].numpy(), lse=lse[None].numpy())
+
+
+def merged_ranges(case):
+    """The ring's ranges of keys on one device: every chunk of rows over every chunk of keys it sees,
+    merged in ascending order of keys."""
+    q, k, v, sinks, *_ = draw(case)
+    length = case["length"]
+    chunks = sorted(span for some in placement_module.place(length, dist.get_world_size(), "zigzag")
+                    for span in some)
+    outs, lses = [], []
+    for begin, end in chunks:
+        parts = [flashcore.attention(q[:, :, begin:end], k[:, :, low:high], v[:, :, low:high],
+                                     q_start=begin, k_start=low, causal=True, partial=True,
+                                     reproducibility=case["reproducibility"])
+                 for low, high in chunks if low <= begin]
+        made = torch.empty((*q.shape[:2], end - begin, v.shape[-1]), dtype=q.dtype)
+        out, lse = flashcore.merge(*zip(*parts), sinks=sinks, out=made, return_lse=True)
+        outs.append(out)
+        lses.append(lse)
+    out = torch.cat(outs, 2)
+    return dict(out=out.float().numpy(), lse=torch.cat(lses, 2).numpy())
+
+
+def decode(case):
+    """(out, expected out, lse, expected lse, bytes sent, bytes said) with interleaved keys."""
+    torch.manual_seed(0)
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    dtype = getattr(torch, case.get("dtype", "float32"))
+    lengths, interleave, q_len = case["lengths"], case.get("interleave", 1), case.get("q_len", 1)
+    (q_heads, kv_heads), capacity, dim = case["heads"], max(case["lengths"]), 16
+    q = torch.randn(len(lengths), q_heads, q_len, dim).to(dtype)
+    k, v = (torch.randn(len(lengths), kv_heads, capacity, dim).to(dtype) for _ in range(2))
+    sinks = torch.randn(q_heads) if case.get("sinks") else None
+    mine = [p for p in range(capacity) if p // interleave % ranks == rank]
+    caches = [one[:, :, mine].contiguous() for one in (k, v)]
+    options, table = dict(softcap=case.get("softcap", 0.0)), None
+    if case.get("paged"):
+        caches, table = _pages(caches)
+    layout = case.get("layout", "bhsd")
+    if layout == "bshd":
+        caches = [one.transpose(1, 2) for one in caches]
+    combine = case.get("combine", "all_gather")
+    with fcd.counted() as sent:
+        out, lse = fcd.decode_attention(
+            q.transpose(1, 2) if layout == "bshd" else q, *caches, block_table=table, sinks=sinks,
+            seqused_k=torch.tensor(lengths, dtype=torch.int32), interleave=interleave, layout=layout,
+            combine=combine, return_lse=True, **options)
+    out = out.transpose(1, 2) if layout == "bshd" else out
+    want = [distributed_support.definition(
+        q[b:b + 1].double(), k[b:b + 1, :, :n].double(), v[b:b + 1, :, :n].double(), sinks=sinks,
+        causal=True, **options) for b, n in enumerate(lengths)]
+    want_out, want_lse = (torch.cat(one).numpy() for one in zip(*want))
+    if combine == "all_to_all":
+        count = q_heads // ranks
+        want_out, want_lse = (one[:, rank * count:(rank + 1) * count] for one in (want_out, want_lse))
+    said = decode_module.decode_bytes(batch=len(lengths), q_heads=q_heads, q_len=q_len, v_dim=dim,
+                                      ranks=ranks, combine=combine)
+    return (out.float().numpy(), want_out, lse.numpy(), want_lse, sum(sent.values()), said)
+
+
+def _pages(caches):
+    """The caches in pages of 4 keys, in another order, and the block table."""
+    batch, heads, length, dim = caches[0].shape
+    count = max(-(-length // 4), 1)
+    table = torch.randperm(batch * count).reshape(batch, count).to(torch.int32)
+    made = []
+    for one in caches:
+        padded = torch.nn.functional.pad(one, (0, 0, 0, 4 * count - length))
+        pages = padded.reshape(batch, heads, count, 4, dim).permute(0, 2, 3, 1, 4)
+        full = torch.empty(batch * count, 4, heads, dim, dtype=one.dtype)
+        full[table.long().flatten()] = pages.reshape(-1, 4, heads, dim)
+        made.append(full)
+    return made, table
+
+
+def explain(case):
+    """(plan's text, scheme, bytes of each step of this rank: forward, backward)."""
+    q, k, v, sinks, *_ = draw(case)
+    shards = [cut(one, case) for one in (q, k, v)]
+    if "documents" in case:
+        shards = [packed(one) for one in shards]
+    plan = fcd.explain(*shards, sinks=sinks, **arguments(case))
+    said = [dict(one) for one in plan.sent(dist.get_rank())]
+    totals = [one.bytes[dist.get_rank()] for one in (plan.forward, plan.backward)]
+    return str(plan), plan.scheme, said, totals
+
+
+def disagree(kind, wrong):
+    """A call in which the arguments of rank `wrong` differ from those of the others."""
+    odd = dist.get_rank() == wrong
+    q, k, v = torch.zeros(1, 4, 6, 16), torch.zeros(1, 2, 6, 16), torch.zeros(1, 2, 6, 8)
+    options = dict(sharding="contiguous", scheme="ring")
+    if odd and kind == "heads":
+        k, v = (torch.zeros(1, 4, 6, one.shape[-1]) for one in (k, v))
+    if odd and kind == "dtype":
+        q, k, v = (one.to(torch.bfloat16) for one in (q, k, v))
+    if odd and kind == "scheme":
+        options["scheme"] = "gather"
+    if odd and kind == "softcap":
+        options["softcap"] = 1.5
+    if odd and kind == "window":
+        options["window"] = (3, -1)
+    if odd and kind == "value rows":
+        v = v[:, :, :5]
+    if odd and kind == "gradients":
+        q.requires_grad_()
+    if odd and kind == "wrong by itself":
+        k = k[0]
+    if odd and kind == "wrong type":
+        q = q.numpy()
+    if kind == "zigzag":
+        options["sharding"] = "zigzag"
+        q, k, v = (one[:, :, :4] if odd else one for one in (q, k, v))
+    if kind == "documents":
+        q, k, v = (packed(one) for one in (q, k, v))
+        options["cu_seqlens"] = [0, 3 if odd else 4, 6 * dist.get_world_size()]
+    if kind == "length of documents":
+        q, k, v = (packed(one) for one in (q, k, v))
+        options["cu_seqlens"] = [0, 4, 5]
+    if kind == "another call" and odd:
+        fcd.unshard(q, 2)
+    with fcd.counted() as sent:
+        try:
+            fcd.context_parallel_attention(q, k, v, causal=True, **options)
+        finally:
+            assert not sent, "data moved before the error"
+
+
+def decode_disagree(wrong):
+    lengths = [5, 7 if dist.get_rank() == wrong else 6]
+    cache = torch.zeros(2, 2, 8, 16)
+    fcd.decode_attention(torch.zeros(2, 4, 1, 16), cache, cache,
+                         seqused_k=torch.tensor(lengths, dtype=torch.int32))
+
+
+def die(victim, when):
+    """Rank `victim` ends without a word: before the call, or between forward and backward."""
+    q, k, v = (torch.randn(1, 4, 64, 16, requires_grad=True) for _ in range(3))
+    if when == "forward" and dist.get_rank() == victim:
+        os._exit(9)
+    out = fcd.context_parallel_attention(q, k, v, scheme="ring", causal=True)
+    if when == "backward" and dist.get_rank() == victim:
+        os._exit(9)
+    out.sum().backward()
+
+
+def late(sleeper, seconds):
+    """Rank `sleeper` comes later than the group's timeout."""
+    if dist.get_rank() == sleeper:
+        time.sleep(seconds)
+        return None
+    q = torch.randn(1, 2, 8, 16)
+    return fcd.context_parallel_attention(q, q, q, scheme="gather")
+
+
+class Block(torch.nn.Module):
+    """One transformer layer with torch's attention."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = torch.nn.Linear(dim, 3 * dim), torch.nn.Linear(dim, dim)
+
+    def forward(self, x, is_causal=True):
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for one in self.qkv(x).chunk(3, -1))
+        made = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        return x + self.out(made.transpose(1, 2).flatten(2))
+
+
+def torch_context_parallel(length, is_causal, dtype):
+    """(loss and gradients under torch's context_parallel, the same in one process, bytes sent)."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    from flashcore.distributed import torch_context_parallel as on_flashcore
+    torch.manual_seed(0)
+    model, x = Block(32, 4).to(getattr(torch, dtype)), torch.randn(2, length, 32).to(getattr(torch, dtype))
+    weight = torch.randn_like(x)
+
+    def loss_of(x, weight):
+        return (model(x, is_causal).float() * weight.float()).sum()
+
+    want_loss = loss_of(x, weight)
+    want = torch.autograd.grad(want_loss, list(model.parameters()))
+    on_flashcore.register()
+    try:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        with fcd.counted() as sent, context_parallel(mesh, buffers=[x, weight], buffer_seq_dims=[1, 1]):
+            loss = loss_of(x, weight)
+            loss.backward()
+    finally:
+        on_flashcore.unregister()
+    loss = loss.detach()
+    dist.all_reduce(loss)
+    got = [one.grad.float() for one in model.parameters()]
+    for one in got:
+        dist.all_reduce(one)
+    return (float(loss), [one.numpy() for one in got], float(want_loss.detach()),
+            [one.float().numpy() for one in want], sum(sent.values()))
+
+
+def decode_bits(dtype, combine):
+    """(equal out, equal lse): decode_attention() and one device that merges each rank's keys."""
+    torch.manual_seed(0)
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    q = torch.randn(1, 2 * ranks, 1, 16).to(getattr(torch, dtype))
+    k, v = (torch.randn(1, ranks, 37, 16).to(q.dtype) for _ in range(2))
+    options = dict(reproducibility="batch_invariant")
+    mine = [[one[:, :, r::ranks].contiguous() for one in (k, v)] for r in range(ranks)]
+    out, lse = fcd.decode_attention(q, *mine[rank], seqused_k=torch.tensor([37], dtype=torch.int32),
+                                    combine=combine, return_lse=True, **options)
+    parts = [flashcore.attention(q, *one, partial=True, **options) for one in mine]
+    want, want_lse = flashcore.merge(*zip(*parts), out=torch.empty_like(q), return_lse=True)
+    if combine == "all_to_all":
+        want, want_lse = (one[:, 2 * rank:2 * rank + 2] for one in (want, want_lse))
+    return torch.equal(out, want), torch.equal(lse, want_lse)
+
+
+def plan(case):
+    """(equal bits of Plan.run and the call, no header was sent, what a wrong tensor raises)."""
+    q, k, v, sinks, *_ = draw(case)
+    shards = [cut(one, case) for one in (q, k, v)]
+    extra = {}
+    if "documents" in case:
+        shards = [packed(one) for one in shards]
+    if "layout" in case:
+        shards, extra = [one.transpose(1, 2) for one in shards], dict(layout=case["layout"])
+    made = fcd.explain(*shards, sinks=sinks, **arguments(case), **extra)
+    want = fcd.context_parallel_attention(*shards, sinks=sinks, return_lse=True, **arguments(case), **extra)
+    with mock.patch.object(comm.Comm, "all_gather", side_effect=AssertionError) as header:
+        got = made.run(*shards, sinks=sinks, return_lse=True)
+    try:
+        made.run(shards[0][..., :8], *shards[1:], sinks=sinks)
+        wrong = ""
+    except ValueError as error:
+        wrong = str(error)
+    return all(torch.equal(a, b) for a, b in zip(got, want)), not header.called, wrong
