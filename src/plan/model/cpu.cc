@@ -34,6 +34,8 @@ std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept {
   return kMultiplesOf4;
 }
 
+core::CpuOperands cpu_operands(Isa) noexcept { return core::CpuOperands::compute; }
+
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept {
   const std::int64_t dim = std::max(head_dim, v_dim);
   for (const CpuTuningRow& row : cpu_tuning(isa)) {
