@@ -17,7 +17,7 @@ using TileFunction = void (*)(const core::AttentionParams& params, std::int64_t 
 /// and returns the number of floating-point operations.
 using PeakFunction = double (*)(std::int64_t iterations, float* sink);
 
-/// The kernels of one instruction set, defined in target_<isa>.cc.
+/// The kernels of one instruction set, defined in target_<isa>.cc. Null: kernels.def has no row.
 struct IsaKernels {
   TileFunction f32, f16, bf16, f64;
   PeakFunction peak;
@@ -27,5 +27,6 @@ extern const IsaKernels kGenericKernels;
 extern const IsaKernels kNeonKernels;
 extern const IsaKernels kAvx2Kernels;
 extern const IsaKernels kAvx512Kernels;
+extern const IsaKernels kAmxKernels;
 
 }  // namespace flashcore::cpu

@@ -27,14 +27,15 @@ constexpr bool compiled_for_cpu(Isa isa) {
 #if defined(__aarch64__)
   return isa == Isa::generic || isa == Isa::neon;
 #elif defined(__x86_64__)
-  return isa == Isa::generic || isa == Isa::avx2 || isa == Isa::avx512;
+  return isa == Isa::generic || isa == Isa::avx2 || isa == Isa::avx512 || isa == Isa::amx;
 #else
   return isa == Isa::generic;
 #endif
 }
 
 constexpr int kMaxCpuDim = 576;
-constexpr int kCpuTileQ = 64;  // a multiple of every panel
+constexpr int kCpuTileQ = 64;   // a multiple of every panel
+constexpr int kAmxTileQ = 128;  // V is transposed once per tile
 
 /// The format of P. Tensor cores need P in their operand format.
 constexpr DType probability_dtype(const FamilyTraits& traits, Inputs inputs, DType dtype) {
@@ -87,12 +88,13 @@ constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dty
           .inputs = Inputs::native,
           .device = DeviceType::cpu,
           .dtype = dtype,
-          .probability_dtype = probability_dtype(traits, Inputs::native, dtype),
+          .probability_dtype =
+              isa == Isa::amx ? dtype : probability_dtype(traits, Inputs::native, dtype),
           .isa = isa,
           .min_compute_capability = 0,
           .head_dim = kMaxCpuDim,
           .v_dim = kMaxCpuDim,
-          .tile_q = kCpuTileQ,
+          .tile_q = isa == Isa::amx ? kAmxTileQ : kCpuTileQ,
           .tile_k = 0,
           .threads = 0,
           .smem_bytes = 0,

@@ -11,8 +11,9 @@ namespace {
 
 constexpr double kMaxTilesIn32Bits = 0x1p30;
 
+/// On x86-64 each instruction set includes those before it in Isa.
 bool runs_on(Isa kernel, Isa cpu) {
-  return kernel == Isa::generic || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
+  return kernel == Isa::generic || kernel == cpu || (kernel >= Isa::avx2 && kernel < cpu);
 }
 
 /// A build with CUDA offers only its own kernels. A build without CUDA plans for any GPU.
@@ -201,8 +202,7 @@ std::span<const Family> families_of(DeviceType device) noexcept {
 }  // namespace
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
-  return needs_8_bits(kernel) ||
-         (kernel.dtype != DType::f64 && !uses_tensor_cores(traits_of(kernel)));
+  return needs_8_bits(kernel) || kernel.probability_dtype == DType::f32;
 }
 
 Features features_of(const Problem& p) noexcept {

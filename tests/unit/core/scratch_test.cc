@@ -39,7 +39,7 @@ void expect_disjoint(CpuOperands operands, std::int64_t tile_q, std::int64_t til
 }
 
 TEST(Scratch, PartsAreDisjointAndInsideForEveryTuningRow) {
-  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512, Isa::amx}) {
     for (const CpuTuningRow& row : cpu_tuning(isa)) {
       for (const std::int64_t d : {std::int64_t{1}, std::int64_t{63}, std::int64_t{row.max_dim}}) {
         expect_disjoint(cpu_operands(isa), 64, row.tile_k, d, row.max_dim);

@@ -41,6 +41,9 @@ const CpuPlan kCpuPlans[] = {
     {"cpu-avx2", DType::bf16, 1, 8, 512, 512, 128, 128, "fwd_avx2_bf16", 64, 48, 1},
     {"cpu-avx512", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_avx512_f16", 64, 24, 1},
     {"cpu-avx512", DType::f16, 1, 8, 512, 512, 576, 576, "fwd_avx512_f16", 64, 12, 1},
+    {"cpu-amx", DType::bf16, 1, 8, 512, 512, 64, 128, "fwd_amx_bf16", 128, 256, 1},
+    {"cpu-amx", DType::bf16, 1, 8, 512, 512, 576, 1, "fwd_amx_bf16", 128, 64, 1},
+    {"cpu-amx", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_avx512_f16", 64, 24, 1},
     {"cpu-generic", DType::f32, 1, 1, 1, 1, 1, 1, "fwd_generic_f32", 64, 128, 1},
     {"cpu-neon", DType::f32, 1, 8, 1, 32768, 64, 64, "fwd_neon_f32", 64, 128, 8},
 };
