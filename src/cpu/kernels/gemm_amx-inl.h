@@ -107,8 +107,10 @@ struct Bf16Row {
   const Bf16* data;
   std::int64_t column_stride;
 
-  /// Columns [first, first + 32), 0 from `columns` on.
+  /// Columns [first, first + 32), 0 from `columns` on. kWhole: all of them are in memory, adjacent.
+  template <bool kWhole = false>
   FLASHCORE_HD __m512i load(std::int32_t first, std::int32_t columns) const {
+    if constexpr (kWhole) return _mm512_loadu_si512(data + first);
     const std::int32_t left = columns - first;
     if (data == nullptr || left <= 0) return _mm512_setzero_si512();
     if (column_stride == 1) {
@@ -163,8 +165,25 @@ struct Bf16KeyRows {
     for_each_key(
         g_head, t.strides, kv_row_map, keys.begin, keys.end - keys.begin,
         [&](std::int32_t, const Bf16* from, std::int32_t key) { row[key - first].data = from; });
+    whole = keys.end - keys.begin == AmxGemm::kKeyStep && t.strides.column == 1 &&
+            t.columns % core::kBf16TileDim == 0;
   }
+
+  bool whole;  // no row and no column is padding
 };
+
+/// Copies 32 keys to the tiles at `to`.
+template <bool kWhole>
+void copy_keys(char* to, const Bf16KeyRows& keys, std::int64_t tiles, std::int32_t columns) {
+  for (int key = 0; key < AmxGemm::kKeyStep; ++key) {
+    char* to_row = to + key / AmxGemm::kTileRows * tiles * AmxGemm::kTileBytes +
+                   key % AmxGemm::kTileRows * AmxGemm::kRowBytes;
+    for (std::int32_t t = 0; t < tiles; ++t) {
+      _mm512_store_si512(to_row + t * AmxGemm::kTileBytes,
+                         keys.row[key].load<kWhole>(t * 32, columns));
+    }
+  }
+}
 
 void AmxGemm::pack_k(const WorkTile<float>& work, const KeyTensor& k,
                      const core::KvRowMap& kv_row_map, KeyRange tile, KeyRange visible) {
@@ -172,26 +191,22 @@ void AmxGemm::pack_k(const WorkTile<float>& work, const KeyTensor& k,
   char* to = static_cast<char*>(work.k_tile);
   for (std::int32_t first = tile.begin; first < tile.end; first += kKeyStep) {
     const Bf16KeyRows keys(work, k, kv_row_map, first, visible);
-    for (int key = 0; key < kKeyStep; ++key) {
-      char* to_row = to + key / kTileRows * tiles * kTileBytes + key % kTileRows * kRowBytes;
-      for (std::int64_t t = 0; t < tiles; ++t) {
-        _mm512_store_si512(to_row + t * kTileBytes,
-                           keys.row[key].load(static_cast<std::int32_t>(t) * 32, k.columns));
-      }
-    }
+    keys.whole ? copy_keys<true>(to, keys, tiles, k.columns)
+               : copy_keys<false>(to, keys, tiles, k.columns);
     to += 2 * tiles * kTileBytes;
   }
 }
 
 /// Transposes 32 keys and 32 columns to two tiles of V^T, `to` and tile_stride bytes behind it.
-FLASHCORE_HD void transpose_keys(char* to, std::int64_t tile_stride, const Bf16KeyRows& keys,
-                                 std::int32_t first, std::int32_t columns) {
+template <bool kWhole>
+void transpose_keys(char* to, std::int64_t tile_stride, const Bf16KeyRows& keys,
+                    std::int32_t first, std::int32_t columns) {
   for (int half = 0; half < 2; ++half) {
     __m512i m[16];  // [pair of keys][column], pairs interleaved within 128-bit lanes
 #pragma GCC unroll 16
     for (int pair = 0; pair < 16; ++pair) {
-      const __m512i even = keys.row[2 * pair].load(first, columns);
-      const __m512i odd = keys.row[2 * pair + 1].load(first, columns);
+      const __m512i even = keys.row[2 * pair].load<kWhole>(first, columns);
+      const __m512i odd = keys.row[2 * pair + 1].load<kWhole>(first, columns);
       m[pair] = half == 0 ? _mm512_unpacklo_epi16(even, odd) : _mm512_unpackhi_epi16(even, odd);
     }
     transpose_16x16(m);
@@ -211,8 +226,9 @@ void AmxGemm::pack_v(const WorkTile<float>& work, const KeyTensor& v,
     const Bf16KeyRows keys(work, v, kv_row_map,
                            tile.begin + static_cast<std::int32_t>(block) * kKeyStep, visible);
     for (std::int32_t column = 0; column < v.columns; column += 32) {
-      transpose_keys(to + column / 16 * blocks * kTileBytes, blocks * kTileBytes, keys, column,
-                     v.columns);
+      char* to_tile = to + column / 16 * blocks * kTileBytes;
+      keys.whole ? transpose_keys<true>(to_tile, blocks * kTileBytes, keys, column, v.columns)
+                 : transpose_keys<false>(to_tile, blocks * kTileBytes, keys, column, v.columns);
     }
   }
 }
