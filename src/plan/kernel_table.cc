@@ -35,7 +35,7 @@ constexpr bool compiled_for_cpu(Isa isa) {
 
 constexpr int kMaxCpuDim = 576;
 constexpr int kCpuTileQ = 64;   // a multiple of every panel
-constexpr int kAmxTileQ = 128;  // V is transposed once per tile
+constexpr int kAmxTileQ = 256;  // V is transposed once per tile
 
 /// The format of P. Tensor cores need P in their operand format.
 constexpr DType probability_dtype(const FamilyTraits& traits, Inputs inputs, DType dtype) {

@@ -8,8 +8,11 @@
 //   O^T = V^T P^T      A = V^T  [16 columns][32 keys]
 //                      B = P^T  [16 pairs of keys][16 rows][2]   lane-wise from S^T
 //
-//   q_tile  [vector of rows][head_dim / 32]     k_tile  [keys / 16][head_dim / 32]
-//   p_tile  [vector of the panel][keys / 32]    v_tile  [v_dim / 16][keys / 32]
+//   q_tile  [panel][head_dim / 32][vector]     k_tile  [keys / 32][head_dim / 32][2]
+//   p_tile  [keys / 32][vector]                v_tile  [v_dim / 32][keys / 32][2]
+//
+// A step multiplies 2 tiles of A by the tiles of a panel's vectors of B. Both are adjacent, and so
+// are those of the next step.
 //
 // Padding is 0 in every operand: P of keys past the end, V of keys that no row sees, dims up to a
 // multiple of 32.
@@ -131,7 +134,6 @@ void AmxGemm::pack_q(const WorkTile<float>& work) {
   const std::int32_t vectors = (work.rows + V * kTileRows - 1) / (V * kTileRows) * V;
   const std::int64_t tiles = dim_tiles(p.head_dim);
   const std::int32_t columns = p.head_dim - (p.fault.is(InjectedFault::head_dim_truncated) ? 1 : 0);
-  char* to = static_cast<char*>(work.q_tile);
   for (std::int32_t vector = 0; vector < vectors; ++vector) {
     Bf16Row rows[kTileRows];
     for (int r = 0; r < kTileRows; ++r) {
@@ -142,7 +144,9 @@ void AmxGemm::pack_q(const WorkTile<float>& work) {
                      core::row_offset(p.q_strides, work.b, work.head_of(row),
                                       work.sequence.q_row + work.query_of(row));
     }
-    for (std::int64_t tile = 0; tile < tiles; ++tile, to += kTileBytes) {
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      char* to = static_cast<char*>(work.q_tile) +
+                 ((vector / V * tiles + tile) * V + vector % V) * kTileBytes;
       __m512i m[kTileRows];
       for (int r = 0; r < kTileRows; ++r) {
         m[r] = rows[r].load(static_cast<std::int32_t>(tile) * 32, columns);
@@ -176,10 +180,9 @@ struct Bf16KeyRows {
 template <bool kWhole>
 void copy_keys(char* to, const Bf16KeyRows& keys, std::int64_t tiles, std::int32_t columns) {
   for (int key = 0; key < AmxGemm::kKeyStep; ++key) {
-    char* to_row = to + key / AmxGemm::kTileRows * tiles * AmxGemm::kTileBytes +
-                   key % AmxGemm::kTileRows * AmxGemm::kRowBytes;
+    char* to_row = to + key * AmxGemm::kRowBytes;
     for (std::int32_t t = 0; t < tiles; ++t) {
-      _mm512_store_si512(to_row + t * AmxGemm::kTileBytes,
+      _mm512_store_si512(to_row + t * 2 * AmxGemm::kTileBytes,
                          keys.row[key].load<kWhole>(t * 32, columns));
     }
   }
@@ -197,10 +200,9 @@ void AmxGemm::pack_k(const WorkTile<float>& work, const KeyTensor& k,
   }
 }
 
-/// Transposes 32 keys and 32 columns to two tiles of V^T, `to` and tile_stride bytes behind it.
+/// Transposes 32 keys and 32 columns to two tiles of V^T.
 template <bool kWhole>
-void transpose_keys(char* to, std::int64_t tile_stride, const Bf16KeyRows& keys,
-                    std::int32_t first, std::int32_t columns) {
+void transpose_keys(char* to, const Bf16KeyRows& keys, std::int32_t first, std::int32_t columns) {
   for (int half = 0; half < 2; ++half) {
     __m512i m[16];  // [pair of keys][column], pairs interleaved within 128-bit lanes
 #pragma GCC unroll 16
@@ -213,7 +215,7 @@ void transpose_keys(char* to, std::int64_t tile_stride, const Bf16KeyRows& keys,
 #pragma GCC unroll 16
     for (int i = 0; i < 16; ++i) {
       const int column = i / 4 * 8 + half * 4 + i % 4;  // element i % 4 of 128-bit lane i / 4
-      _mm512_store_si512(to + column / 16 * tile_stride + column % 16 * AmxGemm::kRowBytes, m[i]);
+      _mm512_store_si512(to + column * AmxGemm::kRowBytes, m[i]);
     }
   }
 }
@@ -222,13 +224,13 @@ void AmxGemm::pack_v(const WorkTile<float>& work, const KeyTensor& v,
                      const core::KvRowMap& kv_row_map, KeyRange tile, KeyRange visible) {
   const std::int64_t blocks = key_blocks(tile.end - tile.begin);
   char* to = static_cast<char*>(work.v_tile);
-  for (std::int64_t block = 0; block < blocks; ++block, to += kTileBytes) {
+  for (std::int64_t block = 0; block < blocks; ++block, to += 2 * kTileBytes) {
     const Bf16KeyRows keys(work, v, kv_row_map,
                            tile.begin + static_cast<std::int32_t>(block) * kKeyStep, visible);
     for (std::int32_t column = 0; column < v.columns; column += 32) {
-      char* to_tile = to + column / 16 * blocks * kTileBytes;
-      keys.whole ? transpose_keys<true>(to_tile, blocks * kTileBytes, keys, column, v.columns)
-                 : transpose_keys<false>(to_tile, blocks * kTileBytes, keys, column, v.columns);
+      char* to_tiles = to + column / 32 * blocks * 2 * kTileBytes;
+      keys.whole ? transpose_keys<true>(to_tiles, keys, column, v.columns)
+                 : transpose_keys<false>(to_tiles, keys, column, v.columns);
     }
   }
 }
@@ -245,15 +247,17 @@ FLASHCORE_HD void zero_accumulators() {
   }
 }
 
+/// Multiplies the 2 tiles at `a` by the V tiles at `b`.
 template <int V>
-FLASHCORE_HD void multiply_tiles(const char* a0, const char* a1, const char* b0, const char* b1) {
-  _tile_loadd(6, b0, AmxGemm::kRowBytes);
-  _tile_loadd(4, a0, AmxGemm::kRowBytes);
+FLASHCORE_HD void multiply_tiles(const char* a, const char* b) {
+  constexpr std::int64_t kTile = AmxGemm::kTileBytes;
+  _tile_loadd(6, b, AmxGemm::kRowBytes);
+  _tile_loadd(4, a, AmxGemm::kRowBytes);
   _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(5, a1, AmxGemm::kRowBytes);
+  _tile_loadd(5, a + kTile, AmxGemm::kRowBytes);
   _tile_dpbf16ps(1, 5, 6);
   if constexpr (V == 2) {
-    _tile_loadd(7, b1, AmxGemm::kRowBytes);
+    _tile_loadd(7, b + kTile, AmxGemm::kRowBytes);
     _tile_dpbf16ps(2, 4, 7);
     _tile_dpbf16ps(3, 5, 7);
   }
@@ -279,7 +283,7 @@ struct AmxPanel {
   std::int32_t index;
   std::int32_t keys;  // of the tile; behind them there is none that a row of the panel sees
   float* scores;      // [keys][V vectors]
-  char* p;            // [V][keys / 32] tiles
+  char* p;            // [keys / 32][V] tiles
   PanelSoftmax<V, float> softmax;
 
   /// The first panel from `index` on whose rows see a key of the tile. keys is 0 if there is none.
@@ -313,7 +317,7 @@ class AmxStream {
     if (pv != nullptr && pv->keys > 0) {
       const std::int64_t v_tiles = AmxGemm::dim_tiles(work.params.v_dim);
       blocks_ = AmxGemm::key_blocks(pv->keys);
-      v_stride_ = AmxGemm::key_blocks(tile_keys) * kTile;
+      v_stride_ = AmxGemm::key_blocks(tile_keys) * 2 * kTile;
       pv_left_ = v_tiles * blocks_;
       v_ = static_cast<const char*>(work.v_tile);
       p_ = pv->p;
@@ -349,18 +353,16 @@ class AmxStream {
   static constexpr std::int64_t kTile = AmxGemm::kTileBytes;
 
   FLASHCORE_HD void step_pv() {
-    multiply_tiles<V>(v_ + at_ * kTile, v_ + v_stride_ + at_ * kTile, p_ + at_ * kTile,
-                      p_ + (blocks_ + at_) * kTile);
+    multiply_tiles<V>(v_ + at_ * 2 * kTile, p_ + at_ * V * kTile);
     --pv_left_;
     if (++at_ < blocks_) return;
     at_ = 0;
-    v_ += 2 * v_stride_;
+    v_ += v_stride_;
     update_output();
     zero_accumulators<V>();
   }
   FLASHCORE_HD void step_qk() {
-    multiply_tiles<V>(k_ + at_ * kTile, k_ + (d_tiles_ + at_) * kTile, q_ + at_ * kTile,
-                      q_ + (d_tiles_ + at_) * kTile);
+    multiply_tiles<V>(k_ + at_ * 2 * kTile, q_ + at_ * V * kTile);
     --qk_left_;
     if (++at_ < d_tiles_) return;
     at_ = 0;
@@ -449,7 +451,7 @@ void pack_weights(const AmxPanel<V>& panel, float* sum, float scale, AmxStream<V
     return exp2_tile(argument[v](score));
   };
   const auto to = [&](std::int64_t pair, int v) {
-    return panel.p + (v * tile_rows + pair) * AmxGemm::kRowBytes;
+    return panel.p + (pair / 16 * V + v) * AmxGemm::kTileBytes + pair % 16 * AmxGemm::kRowBytes;
   };
   const std::int64_t pairs = keys / 2, steps = stream.left();
   std::int64_t credit = 0;
