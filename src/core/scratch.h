@@ -41,14 +41,17 @@ FLASHCORE_HD constexpr ScratchLayout scratch_layout(CpuOperands operands, std::i
   const bool bf16 = operands == CpuOperands::bf16_tiles;
   head_dim = padded_dim(operands, head_dim);
   v_dim = padded_dim(operands, v_dim);
-  const std::int64_t per_element = bf16 ? 2 : 1;  // operands in an element of the compute type
+  // Two bf16 operands fit in an element of the compute type.
+  const auto operand_size = [&](std::int64_t count) {
+    return padded(bf16 ? (count + 1) / 2 : count);
+  };
   ScratchLayout layout{};
   layout.q_tile = 0;
-  layout.k_tile = layout.q_tile + padded(head_dim * tile_q / per_element);
-  layout.v_tile = layout.k_tile + padded(tile_k * head_dim / per_element);
-  layout.scores = layout.v_tile + padded(tile_k * v_dim / per_element);
+  layout.k_tile = layout.q_tile + operand_size(head_dim * tile_q);
+  layout.v_tile = layout.k_tile + operand_size(tile_k * head_dim);
+  layout.scores = layout.v_tile + operand_size(tile_k * v_dim);
   layout.p_tile = bf16 ? layout.scores + padded(tile_k * tile_q) : layout.scores;
-  layout.out_tile = layout.p_tile + padded(tile_k * tile_q / per_element);
+  layout.out_tile = layout.p_tile + operand_size(tile_k * tile_q);
   layout.max = layout.out_tile + padded(v_dim * tile_q);
   layout.sum = layout.max + padded(tile_q);
   layout.total = layout.sum + padded(tile_q);
