@@ -128,9 +128,45 @@ struct Bf16Row {
   }
 };
 
+/// The score scale as a power of two, with its sign, times a positive rest. Q times the power is
+/// exact in bf16, so large scores overflow no earlier than they would with a scaled Q.
+struct AmxQScale {
+  float power = 0, rest = 1;
+
+  explicit AmxQScale(float scale) {
+    if (scale == 0) return;
+    constexpr std::int32_t kBias = 127, kLargest = 64;  // products stay away from the ends of f32
+    const std::uint32_t bits = core::bits_of_float(scale);
+    std::int32_t exponent = static_cast<std::int32_t>(bits >> 23 & 0xff) - kBias;
+    if (exponent > kLargest) exponent = kLargest;
+    if (exponent < -kLargest) exponent = -kLargest;
+    power = core::float_of_bits((bits & 0x80000000u) | static_cast<std::uint32_t>(exponent + kBias)
+                                                           << 23);
+    rest = scale / power;
+  }
+};
+
+/// Pairs of bf16 times a power of two.
+FLASHCORE_HD __m512i multiply_pairs(__m512i pairs, __m512 power) {
+  const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512 low = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAll16, pairs, 16));
+  const __m512 high = _mm512_castsi512_ps(_mm512_and_si512(pairs, high_half));
+  const __m512i low_bits = _mm512_castps_si512(_mm512_mul_ps(low, power));
+  const __m512i high_bits = _mm512_castps_si512(_mm512_mul_ps(high, power));
+  return _mm512_or_si512(_mm512_maskz_srli_epi32(kAll16, low_bits, 16),
+                         _mm512_and_si512(high_bits, high_half));
+}
+
+/// Hides a value's origin from the compiler.
+FLASHCORE_HD __m512 opaque(__m512 x) {
+  __asm__("" : "+v"(x));
+  return x;
+}
+
 template <int V>
 void AmxGemm::pack_q(const WorkTile<float>& work) {
   const AttentionParams& p = work.params;
+  const __m512 power = _mm512_set1_ps(AmxQScale(core::score_scale<float>(p)).power);
   const std::int32_t vectors = (work.rows + V * kTileRows - 1) / (V * kTileRows) * V;
   const std::int64_t tiles = dim_tiles(p.head_dim);
   const std::int32_t columns = p.head_dim - (p.fault.is(InjectedFault::head_dim_truncated) ? 1 : 0);
@@ -149,7 +185,7 @@ void AmxGemm::pack_q(const WorkTile<float>& work) {
                  ((vector / V * tiles + tile) * V + vector % V) * kTileBytes;
       __m512i m[kTileRows];
       for (int r = 0; r < kTileRows; ++r) {
-        m[r] = rows[r].load(static_cast<std::int32_t>(tile) * 32, columns);
+        m[r] = multiply_pairs(rows[r].load(static_cast<std::int32_t>(tile) * 32, columns), power);
       }
       transpose_16x16(m);
       for (int pair = 0; pair < 16; ++pair) _mm512_store_si512(to + pair * kRowBytes, m[pair]);
@@ -415,40 +451,23 @@ FLASHCORE_HD __m512i pack_pair(__m512 even, __m512 odd) {
   return _mm512_mask_blend_epi16(0xaaaaaaaau, low, high);
 }
 
-/// The argument of exp2 for a vector of scores. kFused: scale and log2(e) are one factor, which
-/// needs |score * scale * log2(e)| below the largest f32. Otherwise the base is subtracted first,
-/// so that a bias of any size keeps its value.
-template <bool kFused>
-struct ExponentArgument {
-  __m512 factor, base, log2_e;
-
-  ExponentArgument() = default;
-  ExponentArgument(float scale, Vec<float> softmax_base)
-      : log2_e(_mm512_set1_ps(static_cast<float>(core::kLog2E))) {
-    factor = _mm512_set1_ps(kFused ? static_cast<float>(scale * core::kLog2E) : scale);
-    base = kFused ? _mm512_mul_ps((__m512)softmax_base, log2_e) : (__m512)softmax_base;
-  }
-  FLASHCORE_HD __m512 operator()(__m512 score) const {
-    const __m512 x = _mm512_fmsub_ps(score, factor, base);
-    return kFused ? x : _mm512_mul_ps(x, log2_e);
-  }
-};
-
 /// P of a panel as tiles, and the sums of P before it is rounded. Runs `stream` in between.
-template <int V, bool kFused>
+template <int V>
 void pack_weights(const AmxPanel<V>& panel, float* sum, float scale, AmxStream<V>& stream) {
   constexpr int kRows = AmxGemm::kTileRows;
   const std::int32_t keys = panel.keys;
   const std::int64_t tile_rows = AmxGemm::key_blocks(keys) * 16;  // pairs of keys with padding
-  ExponentArgument<kFused> argument[V];
+  const __m512 factor = _mm512_set1_ps(scale);
+  const __m512 log2_e = _mm512_set1_ps(static_cast<float>(core::kLog2E));
   __m512 tile_sum[V];
-  for (int v = 0; v < V; ++v) {
-    argument[v] = ExponentArgument<kFused>(scale, panel.softmax.base[v]);
-    tile_sum[v] = _mm512_setzero_ps();
-  }
+  for (int v = 0; v < V; ++v) tile_sum[v] = _mm512_setzero_ps();
+  // The product is rounded, as in calls whose score options follow it. opaque() keeps the compiler
+  // from fusing it with the subtraction.
   const auto weight = [&](std::int64_t key, int v) {
     const __m512 score = _mm512_load_ps(panel.scores + (key * V + v) * kRows);
-    return exp2_tile(argument[v](score));
+    const __m512 scaled = opaque(_mm512_mul_ps(score, factor));
+    const __m512 x = _mm512_mul_ps(_mm512_sub_ps(scaled, (__m512)panel.softmax.base[v]), log2_e);
+    return exp2_tile(x);
   };
   const auto to = [&](std::int64_t pair, int v) {
     return panel.p + (pair / 16 * V + v) * AmxGemm::kTileBytes + pair % 16 * AmxGemm::kRowBytes;
@@ -482,23 +501,19 @@ template <int V>
 void AmxGemm::process_panels(const WorkTile<float>& work, std::int32_t panels, KeyRange tile) {
   const AttentionParams& p = work.params;
   const std::int32_t tile_keys = tile.end - tile.begin;
+  const AmxQScale q_scale(core::score_scale<float>(p));
   AmxPanel<V> current(work, 0, panels, tile, 0);
   AmxPanel<V> previous = current;
   previous.keys = 0;
   AmxStream<V>(work, tile_keys, &current, nullptr).finish();
   for (std::int64_t buffer = 1; current.keys > 0; buffer ^= 1) {
     const std::int32_t row = current.index * V * kTileRows, keys = current.keys;
-    const float scale = apply_score_scale<V>(work, current.scores, keys);
+    const float scale = apply_score_scale<V>(work, current.scores, keys, q_scale.rest);
     apply_mods_and_mask<V>(work, current.scores, row, {tile.begin, tile.begin + keys});
     current.softmax = update_max<V>(current.scores, keys, scale, work.max + row, p.fault);
     const AmxPanel<V> next(work, current.index + 1, panels, tile, buffer);
     AmxStream<V> stream(work, tile_keys, &next, &previous);
-    // One factor for scale and log2(e) must not overflow.
-    if (p.fast_path && scale < 0x1p100f) {
-      pack_weights<V, true>(current, work.sum + row, scale, stream);
-    } else {
-      pack_weights<V, false>(current, work.sum + row, scale, stream);
-    }
+    pack_weights<V>(current, work.sum + row, scale, stream);
     previous = current;
     current = next;
   }

@@ -153,12 +153,11 @@ void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_
   }
 }
 
-/// Applies the score scale to a panel of Q K^T if score options follow, and returns the positive
-/// factor that the scores still lack.
+/// Multiplies a panel's scores by `scale` > 0 if score options follow. Returns the factor that the
+/// scores still lack.
 template <int V, typename T>
-T apply_score_scale(const WorkTile<T>& work, T* scores, std::int32_t keys) {
-  const T scale = core::score_scale<T>(work.params);
-  if (work.params.fast_path && scale > T(0)) return scale;
+T apply_score_scale(const WorkTile<T>& work, T* scores, std::int32_t keys, T scale) {
+  if (work.params.fast_path) return scale;
   for (std::int32_t i = 0; i < keys * V; ++i) {
     store(scores + i * kLanes<T>, load(scores + i * kLanes<T>) * splat(scale));
   }
