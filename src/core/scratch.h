@@ -15,6 +15,9 @@ enum class CpuOperands {
 
 inline constexpr std::int64_t kBf16TileDim = 32;
 
+/// tile_q of CPU kernels for few rows. Those of other kernels are larger.
+inline constexpr std::int32_t kGemvRows = 16;
+
 /// head_dim or v_dim of packed operands.
 FLASHCORE_HD constexpr std::int64_t padded_dim(CpuOperands operands, std::int64_t dim) {
   if (operands == CpuOperands::compute) return dim;

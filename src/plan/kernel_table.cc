@@ -2,6 +2,7 @@
 #include <array>
 #include <string_view>
 
+#include "core/scratch.h"
 #include "core/sm80_traits.h"
 #include "plan/kernel_traits.h"
 #include "plan/planner.h"
@@ -80,7 +81,7 @@ constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, In
           .compiled = compiled_for_cuda(id)};
 }
 
-constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dtype) {
+constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dtype, int tile_q) {
   const FamilyTraits& traits = traits_of(Family::cpu);
   return {.id = id,
           .op = op,
@@ -94,7 +95,7 @@ constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dty
           .min_compute_capability = 0,
           .head_dim = kMaxCpuDim,
           .v_dim = kMaxCpuDim,
-          .tile_q = isa == Isa::amx ? kAmxTileQ : kCpuTileQ,
+          .tile_q = tile_q,
           .tile_k = 0,
           .threads = 0,
           .smem_bytes = 0,
@@ -110,9 +111,13 @@ constexpr KernelInfo kKernels[] = {
               {head_dim, tile_q, tile_k, stages, warp_rows, threads}, smem),
 #include "cuda/kernels.def"
 #undef FLASHCORE_KERNEL
-#define FLASHCORE_CPU_KERNEL(op, isa, dtype) \
-  cpu_kernel(#op "_" #isa "_" #dtype, Operation::op, Isa::isa, DType::dtype),
+#define FLASHCORE_CPU_KERNEL(op, isa, dtype)                                 \
+  cpu_kernel(#op "_" #isa "_" #dtype, Operation::op, Isa::isa, DType::dtype, \
+             Isa::isa == Isa::amx ? kAmxTileQ : kCpuTileQ),
+#define FLASHCORE_CPU_ROWS_KERNEL(op, isa, dtype) \
+  cpu_kernel(#op "_" #isa "_" #dtype "_q16", Operation::op, Isa::isa, DType::dtype, core::kGemvRows),
 #include "cpu/kernels.def"
+#undef FLASHCORE_CPU_ROWS_KERNEL
 #undef FLASHCORE_CPU_KERNEL
 };
 

@@ -171,8 +171,9 @@ KernelChoice choose_in_family(Family family, Inputs inputs, const Problem& probl
                               const DeviceInfo& device, Features needed) noexcept {
   const auto kernels = kernels_of(Operation::fwd, family, inputs, problem.dtype);
   if (kernels.empty()) return {};
-  // All of them have the same features and input formats. Only fp8 kernels differ in scales.
-  if (inputs != Inputs::fp8 && check_inputs(kernels.front(), problem, needed) != Reject::none) {
+  // All of them have the same features, and the last one has the input formats of all. Only fp8
+  // kernels differ in scales.
+  if (inputs != Inputs::fp8 && check_inputs(kernels.back(), problem, needed) != Reject::none) {
     return {};
   }
   for (std::size_t begin = 0, end = 0; begin < kernels.size(); begin = end) {
@@ -272,7 +273,10 @@ Reject preference(const KernelInfo& kernel, const Problem& problem,
                   const DeviceInfo& device) noexcept {
   const KernelInfo* chosen = choose_kernel(problem, device).kernel;
   if (&kernel == chosen) return Reject::none;
-  if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
+  if (kernel.device == DeviceType::cpu) {
+    return kernel.tile_q == chosen->tile_q || kernel.isa < chosen->isa ? Reject::slower_isa
+                                                                       : Reject::slower_tile;
+  }
   if (kernel.family != chosen->family || kernel.inputs != chosen->inputs) {
     return Reject::slower_family;
   }

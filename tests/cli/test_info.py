@@ -62,8 +62,8 @@ class Info(CommandTest):
         with open(os.path.join(SOURCE, "src/cuda/kernels.def")) as file:
             wanted |= set(re.findall(r"^FLASHCORE_KERNEL\((\w+)", file.read(), re.M))
         with open(os.path.join(SOURCE, "src/cpu/kernels.def")) as file:
-            wanted |= {"_".join(row) for row in
-                       re.findall(r"^FLASHCORE_CPU_KERNEL\((\w+), (\w+), (\w+)\)", file.read(), re.M)}
+            rows = re.findall(r"^FLASHCORE_CPU_(ROWS_)?KERNEL\((\w+), (\w+), (\w+)\)", file.read(), re.M)
+            wanted |= {"_".join(row) + ("_q16" if few else "") for few, *row in rows}
         kernels = self.call_json("info", "--kernels")["kernels"]
         self.assertEqual({kernel["id"] for kernel in kernels}, wanted)
         self.assertTrue(any(kernel["runs_here"] for kernel in kernels))

@@ -53,8 +53,18 @@ void store_values(void* out, core::Element element, std::int64_t base, std::int6
   }
 }
 
+/// The place and the factor of a row's output. Null: the row is not written.
 template <typename T>
-void store_row(const WorkTile<T>& work, std::int32_t row, const T* out_column, int panel_rows) {
+struct OutputRow {
+  void* out;
+  core::Element element;
+  std::int64_t base, stride;
+  T factor;
+};
+
+/// Finishes the row's state and stores its LSE.
+template <typename T>
+OutputRow<T> store_row_lse(const WorkTile<T>& work, std::int32_t row) {
   const AttentionParams& p = work.params;
   const std::int32_t i = work.query_of(row), h = work.head_of(row);
   const std::int64_t q_row = static_cast<std::int64_t>(work.sequence.q_row) + i;
@@ -62,28 +72,82 @@ void store_row(const WorkTile<T>& work, std::int32_t row, const T* out_column, i
   const bool adds_sink = !to_partial || p.fault.is(InjectedFault::sink_in_every_split);
   const auto final = core::finalize_row(core::SoftmaxState<T>{work.max[row], work.sum[row]},
                                         core::sink_of(p, h, adds_sink), p.fault);
-  const T factor = final.factor, lse = final.lse(p.fault);
+  const T lse = final.lse(p.fault);
   core::assert_row_state(p, work.sequence, work.b, h, i, final.state, lse);
-  T values[kMaxDim];
-  for (std::int32_t c = 0; c < p.v_dim; ++c) {
-    values[c] = core::output_of_keys(out_column[c * panel_rows], work.sum[row]) * factor;
-    core::assert_output(p, work.sequence, work.b, h, i, values[c]);
-  }
-  if (p.fault.is(InjectedFault::row_not_written) && i == work.sequence.q_len - 1) return;
-
+  if (p.fault.is(InjectedFault::row_not_written) && i == work.sequence.q_len - 1) return {};
   if (to_partial) {
     const std::int64_t at = work.split * core::partial_rows(p) +
                             core::partial_row(p, work.b, h, work.sequence.q_row, i);
     static_cast<T*>(p.partial_lse)[at] = lse;
-    T* out = static_cast<T*>(p.partial_out) + at * p.v_dim;
-    for (std::int32_t c = 0; c < p.v_dim; ++c) out[c] = values[c];
-    return;
+    return {p.partial_out, sizeof(T) == 8 ? core::Element::f64 : core::Element::f32, at * p.v_dim,
+            1, final.factor};
   }
-  store_values(p.out, p.out_element, core::row_offset(p.out_strides, work.b, h, q_row),
-               p.out_strides.column, values, p.v_dim);
   if (p.lse != nullptr) {
     static_cast<T*>(p.lse)[core::row_offset(p.lse_strides, work.b, h, q_row)] = lse;
   }
+  return {p.out, p.out_element, core::row_offset(p.out_strides, work.b, h, q_row),
+          p.out_strides.column, final.factor};
+}
+
+/// Stores columns [first, first + count) of a row.
+template <typename T>
+void store_columns(const WorkTile<T>& work, std::int32_t row, const OutputRow<T>& target,
+                   std::int32_t first, const T* values, std::int32_t count) {
+  for (std::int32_t c = 0; c < count; ++c) {
+    core::assert_output(work.params, work.sequence, work.b, work.head_of(row), work.query_of(row),
+                        values[c]);
+  }
+  if (target.out == nullptr) return;
+  store_values(target.out, target.element, target.base + first * target.stride, target.stride,
+               values, count);
+}
+
+/// Stores a row whose output is contiguous.
+template <typename T>
+void store_row(const WorkTile<T>& work, std::int32_t row, const T* out) {
+  const OutputRow<T> target = store_row_lse(work, row);
+  T values[kMaxDim];
+  for (std::int32_t c = 0; c < work.params.v_dim; ++c) {
+    values[c] = core::output_of_keys(out[c], work.sum[row]) * target.factor;
+  }
+  store_columns(work, row, target, 0, values, work.params.v_dim);
+}
+
+/// Stores a vector of rows from first_row on, whose output is out[column * stride].
+template <typename T>
+void store_row_vector(const WorkTile<T>& work, std::int32_t first_row, const T* out,
+                      std::int32_t stride) {
+  constexpr std::int32_t kRows = kLanes<T>;
+  const std::int32_t v_dim = work.params.v_dim;
+  const std::int32_t rows = work.rows - first_row < kRows ? work.rows - first_row : kRows;
+  OutputRow<T> target[kRows];
+  T factor[kRows] = {}, has_keys[kRows] = {};
+  for (std::int32_t r = 0; r < rows; ++r) {
+    target[r] = store_row_lse(work, first_row + r);
+    factor[r] = target[r].factor;
+    has_keys[r] = core::output_of_keys(T(1), work.sum[first_row + r]);
+  }
+  for (std::int32_t first = 0; first < v_dim; first += kRows) {
+    const std::int32_t columns = v_dim - first < kRows ? v_dim - first : kRows;
+    Vec<T> column[kRows];
+    for (std::int32_t c = 0; c < kRows; ++c) {
+      const Vec<T> sum = c < columns ? load(out + (first + c) * stride) : splat(T(0));
+      column[c] = select_less(splat(T(0)), load(has_keys), sum, splat(T(0))) * load(factor);
+    }
+    T values[kRows * kRows];
+    store_transposed<T>(values, column);
+    for (std::int32_t r = 0; r < rows; ++r) {
+      store_columns(work, first_row + r, target[r], first, values + r * kRows, columns);
+    }
+  }
+}
+
+/// The keys of the work tile's split that one of its rows sees.
+template <typename T>
+KeyRange visible_to_tile(const WorkTile<T>& work) {
+  return core::intersect(
+      core::keys_seen_by_any(work.sequence.mask, work.query_of(0), work.query_of(work.rows - 1)),
+      core::split_keys(work.split, work.params.keys_per_split, work.sequence.kv_len));
 }
 
 /// V: vectors of rows per panel. Gemm::kPanelVecs, or 1 for a tile whose rows fit in one vector.
@@ -100,9 +164,7 @@ void mainloop(const WorkTile<T>& work) {
   }
   for (std::int64_t i = 0; i < panels * panel_size; ++i) work.out_tile[i] = T(0);
 
-  const KeyRange visible = core::intersect(
-      core::keys_seen_by_any(work.sequence.mask, work.query_of(0), work.query_of(work.rows - 1)),
-      core::split_keys(work.split, p.keys_per_split, work.sequence.kv_len));
+  const KeyRange visible = visible_to_tile(work);
   const core::KvRowMap kv_row_map = core::kv_row_map(p, work.sequence, work.b);
   const KeyTensor k{p.k, p.k_strides, p.k_element, p.k_scale, p.head_dim};
   const KeyTensor v{p.v, p.v_strides, p.v_element, p.v_scale, p.v_dim};
@@ -120,17 +182,34 @@ void mainloop(const WorkTile<T>& work) {
     Gemm::pack_v(work, v, kv_row_map, tile, visible);
     Gemm::template process_panels<V>(work, panels, tile);
   }
-  for (std::int32_t row = 0; row < work.rows; ++row) {
-    store_row(work, row, work.out_tile + row / kRows * panel_size + row % kRows, kRows);
+  for (std::int32_t row = 0; row < work.rows; row += kLanes<T>) {
+    store_row_vector(work, row, work.out_tile + row / kRows * panel_size + row % kRows, kRows);
   }
 }
 
+/// The mainloop of a GEMM policy.
+template <typename Gemm>
+struct PanelLoop {
+  using Compute = typename Gemm::Compute;
+  static constexpr core::CpuOperands kOperands = Gemm::kOperands;
+
+  static void run(const WorkTile<Compute>& work) {
+    Gemm::begin();
+    if (work.rows <= kLanes<Compute>) {
+      mainloop<1, Gemm>(work);
+    } else {
+      mainloop<Gemm::kPanelVecs, Gemm>(work);
+    }
+    Gemm::end();
+  }
+};
+
 /// Order of tiles: split fastest, then rows from the last (longest, if causal) to the first, then
 /// KV head, then batch.
-template <typename Gemm>
+template <typename Loop>
 void process_tile(const AttentionParams& params, std::int64_t index, void* scratch,
                   const std::int32_t* cancel) {
-  using T = typename Gemm::Compute;
+  using T = typename Loop::Compute;
   core::spin_if_injected(params.fault, params.q_len);
   const std::int32_t split = static_cast<std::int32_t>(index % params.splits);
   index /= params.splits;
@@ -147,7 +226,7 @@ void process_tile(const AttentionParams& params, std::int64_t index, void* scrat
       group_rows - first_row < params.tile_q ? group_rows - first_row : params.tile_q;
 
   const core::ScratchLayout layout = core::scratch_layout(
-      Gemm::kOperands, params.tile_q, params.tile_k, params.head_dim, params.v_dim);
+      Loop::kOperands, params.tile_q, params.tile_k, params.head_dim, params.v_dim);
   T* s = static_cast<T*>(scratch);
   const WorkTile<T> work{params,
                          cancel,
@@ -165,14 +244,11 @@ void process_tile(const AttentionParams& params, std::int64_t index, void* scrat
                          s + layout.out_tile,
                          s + layout.max,
                          s + layout.sum};
-  Gemm::begin();
-  if (rows <= kLanes<T>) {
-    mainloop<1, Gemm>(work);
-  } else {
-    mainloop<Gemm::kPanelVecs, Gemm>(work);
-  }
-  Gemm::end();
+  Loop::run(work);
 }
+
+template <typename T, typename Storage>
+inline constexpr TileFunction kFmaTile = process_tile<PanelLoop<FmaGemm<T, Storage>>>;
 
 /// The PeakFunction. `buffer` holds 2 vectors. A load per iteration keeps the compiler from
 /// hoisting the product.
@@ -195,8 +271,12 @@ double multiply_add_peak(std::int64_t iterations, float* buffer) {
 
 /// The kernels of an instruction set with vector units only.
 inline constexpr IsaKernels kFmaKernels = {
-    process_tile<FmaGemm<float, float>>, process_tile<FmaGemm<float, F16>>,
-    process_tile<FmaGemm<float, Bf16>>, process_tile<FmaGemm<double, double>>, multiply_add_peak};
+    .f32 = kFmaTile<float, float>,
+    .f16 = kFmaTile<float, F16>,
+    .bf16 = kFmaTile<float, Bf16>,
+    .f64 = kFmaTile<double, double>,
+    .peak = multiply_add_peak,
+};
 
 }  // namespace
 }  // namespace flashcore::cpu

@@ -161,8 +161,7 @@ struct FmaGemm {
       score_panel<V>(work.scores, k_tile, static_cast<const T*>(work.q_tile) + row * p.head_dim,
                      keys, p.head_dim);
       apply_mods_and_mask<V>(work, work.scores, row, tile);
-      const PanelSoftmax<V, T> softmax =
-          update_max<V>(work.scores, keys, T(1), work.max + row, p.fault);
+      const PanelSoftmax<V, T> softmax = update_max<V>(work.scores, keys, work.max + row, p.fault);
       exponentiate_panel<V>(work.scores, keys, softmax, work.sum + row);
       value_panel<V>(work.out_tile + row * p.v_dim, v_tile, work.scores, softmax.rescale, keys,
                      p.v_dim);

@@ -72,39 +72,6 @@ void AmxGemm::begin() {
   _tile_loadconfig(&config);
 }
 
-// Full masks: GCC 12 warns of uninitialised values in the intrinsics without a mask.
-inline constexpr __mmask8 kAll8 = 0xff;
-inline constexpr __mmask16 kAll16 = 0xffff;
-
-/// Transposes a matrix of 32-bit elements, 16 x 16.
-FLASHCORE_HD void transpose_16x16(__m512i (&r)[16]) {
-  __m512i t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_maskz_unpacklo_epi32(kAll16, r[i], r[i + 1]);
-    t[i + 1] = _mm512_maskz_unpackhi_epi32(kAll16, r[i], r[i + 1]);
-  }
-  // r[4 i + c]: in each 128-bit lane L, column 4 L + c of rows 4 i … 4 i + 3.
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_maskz_unpacklo_epi64(kAll8, t[i], t[i + 2]);
-    r[i + 1] = _mm512_maskz_unpackhi_epi64(kAll8, t[i], t[i + 2]);
-    r[i + 2] = _mm512_maskz_unpacklo_epi64(kAll8, t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_maskz_unpackhi_epi64(kAll8, t[i + 1], t[i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {
-    const __m512i even_01 = _mm512_maskz_shuffle_i32x4(kAll16, r[c], r[4 + c], 0x88);
-    const __m512i odd_01 = _mm512_maskz_shuffle_i32x4(kAll16, r[c], r[4 + c], 0xdd);
-    const __m512i even_23 = _mm512_maskz_shuffle_i32x4(kAll16, r[8 + c], r[12 + c], 0x88);
-    const __m512i odd_23 = _mm512_maskz_shuffle_i32x4(kAll16, r[8 + c], r[12 + c], 0xdd);
-    r[c] = _mm512_maskz_shuffle_i32x4(kAll16, even_01, even_23, 0x88);
-    r[4 + c] = _mm512_maskz_shuffle_i32x4(kAll16, odd_01, odd_23, 0x88);
-    r[8 + c] = _mm512_maskz_shuffle_i32x4(kAll16, even_01, even_23, 0xdd);
-    r[12 + c] = _mm512_maskz_shuffle_i32x4(kAll16, odd_01, odd_23, 0xdd);
-  }
-}
-
 /// A row of bf16 in memory; null: zeros.
 struct Bf16Row {
   const Bf16* data;
@@ -209,7 +176,23 @@ struct Bf16KeyRows {
             t.columns % core::kBf16TileDim == 0;
   }
 
+  template <bool kWhole>
+  FLASHCORE_HD __m512i load(int key, std::int32_t column, std::int32_t columns) const {
+    return row[key].load<kWhole>(column, columns);
+  }
+
   bool whole;  // no row and no column is padding
+};
+
+/// 32 rows at equal distances.
+struct AdjacentRows {
+  const Bf16* first;
+  std::int64_t stride;
+
+  template <bool>
+  FLASHCORE_HD __m512i load(int key, std::int32_t column, std::int32_t) const {
+    return _mm512_loadu_si512(first + key * stride + column);
+  }
 };
 
 /// Copies 32 keys to the tiles at `to`.
@@ -224,8 +207,42 @@ void copy_keys(char* to, const Bf16KeyRows& keys, std::int64_t tiles, std::int32
   }
 }
 
+/// The tiles of K of a KV tile: those that pack_k() wrote, or K itself where its rows are adjacent.
+/// Rows of up to 256 bytes: 32 of them have 32 different sets of the L1 cache for each column.
+struct AmxKTiles {
+  const char* data;
+  std::int64_t row, half;    // bytes from a key to the next one, and from the first to the 17th
+  std::int64_t step, block;  // bytes to the next 32 columns, and to the next 32 keys
+
+  AmxKTiles(const WorkTile<float>& work, const core::KvRowMap& map, KeyRange tile,
+            KeyRange visible) {
+    constexpr std::int64_t kMaxRowBytes = 256;
+    const AttentionParams& p = work.params;
+    const core::Strides& strides = p.k_strides;
+    const std::int32_t keys = tile.end - tile.begin;
+    in_place = tile.begin >= visible.begin && keys % AmxGemm::kKeyStep == 0 &&
+               map.run_from(tile.begin) >= keys && strides.column == 1 &&
+               strides.row == p.head_dim && p.head_dim % core::kBf16TileDim == 0 &&
+               2 * p.head_dim <= kMaxRowBytes;
+    if (in_place) {
+      const core::KvLocation at = map.at(tile.begin);
+      data = reinterpret_cast<const char*>(static_cast<const Bf16*>(p.k) +
+                                           core::row_offset(strides, at, work.kv_head));
+      row = 2 * strides.row;
+      half = 16 * row, step = AmxGemm::kRowBytes, block = 32 * row;
+    } else {
+      data = static_cast<const char*>(work.k_tile);
+      row = AmxGemm::kRowBytes;
+      half = AmxGemm::kTileBytes, step = 2 * half, block = step * AmxGemm::dim_tiles(p.head_dim);
+    }
+  }
+
+  bool in_place;
+};
+
 void AmxGemm::pack_k(const WorkTile<float>& work, const KeyTensor& k,
                      const core::KvRowMap& kv_row_map, KeyRange tile, KeyRange visible) {
+  if (AmxKTiles(work, kv_row_map, tile, visible).in_place) return;
   const std::int64_t tiles = dim_tiles(k.columns);
   char* to = static_cast<char*>(work.k_tile);
   for (std::int32_t first = tile.begin; first < tile.end; first += kKeyStep) {
@@ -237,14 +254,14 @@ void AmxGemm::pack_k(const WorkTile<float>& work, const KeyTensor& k,
 }
 
 /// Transposes 32 keys and 32 columns to two tiles of V^T.
-template <bool kWhole>
-void transpose_keys(char* to, const Bf16KeyRows& keys, std::int32_t first, std::int32_t columns) {
+template <bool kWhole, typename Rows>
+void transpose_keys(char* to, const Rows& keys, std::int32_t first, std::int32_t columns) {
   for (int half = 0; half < 2; ++half) {
     __m512i m[16];  // [pair of keys][column], pairs interleaved within 128-bit lanes
 #pragma GCC unroll 16
     for (int pair = 0; pair < 16; ++pair) {
-      const __m512i even = keys.row[2 * pair].load<kWhole>(first, columns);
-      const __m512i odd = keys.row[2 * pair + 1].load<kWhole>(first, columns);
+      const __m512i even = keys.template load<kWhole>(2 * pair, first, columns);
+      const __m512i odd = keys.template load<kWhole>(2 * pair + 1, first, columns);
       m[pair] = half == 0 ? _mm512_unpacklo_epi16(even, odd) : _mm512_unpackhi_epi16(even, odd);
     }
     transpose_16x16(m);
@@ -261,12 +278,15 @@ void AmxGemm::pack_v(const WorkTile<float>& work, const KeyTensor& v,
   const std::int64_t blocks = key_blocks(tile.end - tile.begin);
   char* to = static_cast<char*>(work.v_tile);
   for (std::int64_t block = 0; block < blocks; ++block, to += 2 * kTileBytes) {
-    const Bf16KeyRows keys(work, v, kv_row_map,
-                           tile.begin + static_cast<std::int32_t>(block) * kKeyStep, visible);
+    const std::int32_t first = tile.begin + static_cast<std::int32_t>(block) * kKeyStep;
+    const Bf16KeyRows keys(work, v, kv_row_map, first, visible);
+    const AdjacentRows adjacent{keys.row[0].data, v.strides.row};
+    const bool is_adjacent = keys.whole && kv_row_map.run_from(first) >= kKeyStep;
     for (std::int32_t column = 0; column < v.columns; column += 32) {
       char* to_tiles = to + column / 32 * blocks * 2 * kTileBytes;
-      keys.whole ? transpose_keys<true>(to_tiles, keys, column, v.columns)
-                 : transpose_keys<false>(to_tiles, keys, column, v.columns);
+      is_adjacent  ? transpose_keys<true>(to_tiles, adjacent, column, v.columns)
+      : keys.whole ? transpose_keys<true>(to_tiles, keys, column, v.columns)
+                   : transpose_keys<false>(to_tiles, keys, column, v.columns);
     }
   }
 }
@@ -283,19 +303,32 @@ FLASHCORE_HD void zero_accumulators() {
   }
 }
 
-/// Multiplies the 2 tiles at `a` by the V tiles at `b`.
+/// Multiplies 2 tiles, at `a` and `a + a_half`, with rows of a_row bytes, by the V tiles at `b`.
 template <int V>
-FLASHCORE_HD void multiply_tiles(const char* a, const char* b) {
+FLASHCORE_HD void multiply_tiles(const char* a, std::int64_t a_row, std::int64_t a_half,
+                                 const char* b) {
   constexpr std::int64_t kTile = AmxGemm::kTileBytes;
   _tile_loadd(6, b, AmxGemm::kRowBytes);
-  _tile_loadd(4, a, AmxGemm::kRowBytes);
+  _tile_loadd(4, a, a_row);
   _tile_dpbf16ps(0, 4, 6);
-  _tile_loadd(5, a + kTile, AmxGemm::kRowBytes);
+  _tile_loadd(5, a + a_half, a_row);
   _tile_dpbf16ps(1, 5, 6);
   if constexpr (V == 2) {
     _tile_loadd(7, b + kTile, AmxGemm::kRowBytes);
     _tile_dpbf16ps(2, 4, 7);
     _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+/// Loads the accumulators from one matrix: 32 rows of V vectors.
+template <int V>
+FLASHCORE_HD void load_accumulators(const float* from) {
+  constexpr std::int64_t kStride = V * AmxGemm::kRowBytes;
+  _tile_loadd(0, from, kStride);
+  _tile_loadd(1, from + 16 * V * 16, kStride);
+  if constexpr (V == 2) {
+    _tile_loadd(2, from + 16, kStride);
+    _tile_loadd(3, from + 16 * V * 16 + 16, kStride);
   }
 }
 
@@ -311,122 +344,36 @@ FLASHCORE_HD void store_accumulators(float* to) {
   }
 }
 
-/// A panel's scores, P and softmax. Two panels are in flight, so scores and P have two buffers.
+/// The scores of block `block` of 32 keys: S^T = K Q^T.
 template <int V>
-struct AmxPanel {
-  static constexpr std::int32_t kRows = V * AmxGemm::kTileRows;
-
-  std::int32_t index;
-  std::int32_t keys;  // of the tile; behind them there is none that a row of the panel sees
-  float* scores;      // [keys][V vectors]
-  char* p;            // [keys / 32][V] tiles
-  PanelSoftmax<V, float> softmax;
-
-  /// The first panel from `index` on whose rows see a key of the tile. keys is 0 if there is none.
-  AmxPanel(const WorkTile<float>& work, std::int32_t first, std::int32_t panels, KeyRange tile,
-           std::int64_t buffer)
-      : index(first), keys(0) {
-    for (; index < panels; ++index) {
-      const std::int32_t row = index * kRows;
-      const std::int32_t last = (row + kRows < work.rows ? row + kRows : work.rows) - 1;
-      const KeyRange visible = core::intersect(
-          tile,
-          core::keys_seen_by_any(work.sequence.mask, work.query_of(row), work.query_of(last)));
-      if (visible.empty()) continue;
-      keys = visible.end - tile.begin;
-      break;
-    }
-    scores = work.scores + buffer * work.params.tile_k * kRows;
-    p = static_cast<char*>(work.p_tile) + buffer * work.params.tile_k * kRows * 2;
+FLASHCORE_HD void multiply_qk(float* scores, const AmxKTiles& k, std::int64_t block, const char* q,
+                              std::int64_t d_tiles) {
+  const char* keys = k.data + block * k.block;
+  zero_accumulators<V>();
+  for (std::int64_t d = 0; d < d_tiles; ++d) {
+    multiply_tiles<V>(keys + d * k.step, k.row, k.half, q + d * V * AmxGemm::kTileBytes);
   }
-};
+  store_accumulators<V>(scores);
+}
 
-/// The matrix instructions of a step of the loop over panels, one call at a time, so that the exp2
-/// of another panel can run between them: O^T of panel `pv`, then S^T of panel `qk`.
+/// Adds V^T P^T of `blocks` blocks of 32 keys to a panel's output. v_stride separates the tiles of
+/// 32 columns.
 template <int V>
-class AmxStream {
- public:
-  /// `tile_keys` is the number of packed keys. Panels without keys are left out.
-  AmxStream(const WorkTile<float>& work, std::int32_t tile_keys, const AmxPanel<V>* qk,
-            const AmxPanel<V>* pv)
-      : d_tiles_(AmxGemm::dim_tiles(work.params.head_dim)) {
-    if (pv != nullptr && pv->keys > 0) {
-      const std::int64_t v_tiles = AmxGemm::dim_tiles(work.params.v_dim);
-      blocks_ = AmxGemm::key_blocks(pv->keys);
-      v_stride_ = AmxGemm::key_blocks(tile_keys) * 2 * kTile;
-      pv_left_ = v_tiles * blocks_;
-      v_ = static_cast<const char*>(work.v_tile);
-      p_ = pv->p;
-      rescale_ = pv->softmax.rescale;
-      out_ = work.out_tile + pv->index * V * AmxGemm::kTileRows * v_tiles * 32;
+void multiply_pv(float* out, const char* v, std::int64_t v_stride, const char* p,
+                 std::int64_t blocks, std::int64_t v_tiles) {
+  constexpr std::int64_t kTile = AmxGemm::kTileBytes;
+  fence_tile_memory();
+  for (std::int64_t column = 0; column < v_tiles; ++column) {
+    load_accumulators<V>(out);
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      multiply_tiles<V>(v + i * 2 * kTile, AmxGemm::kRowBytes, kTile, p + i * V * kTile);
     }
-    if (qk != nullptr && qk->keys > 0) {
-      qk_left_ = d_tiles_ * AmxGemm::key_blocks(qk->keys);
-      k_ = static_cast<const char*>(work.k_tile);
-      q_ = static_cast<const char*>(work.q_tile) + qk->index * V * d_tiles_ * AmxGemm::kTileBytes;
-      scores_ = qk->scores;
-    }
-    fence_tile_memory();
-    zero_accumulators<V>();
+    store_accumulators<V>(out);
+    v += v_stride;
+    out += 32 * V * AmxGemm::kTileRows;
   }
-
-  std::int64_t left() const { return pv_left_ + qk_left_; }
-
-  /// Multiplies 2 A tiles by V B tiles.
-  FLASHCORE_HD void step() {
-    if (pv_left_ > 0) {
-      step_pv();
-    } else {
-      step_qk();
-    }
-  }
-  void finish() {
-    while (left() > 0) step();
-    fence_tile_memory();
-  }
-
- private:
-  static constexpr std::int64_t kTile = AmxGemm::kTileBytes;
-
-  FLASHCORE_HD void step_pv() {
-    multiply_tiles<V>(v_ + at_ * 2 * kTile, p_ + at_ * V * kTile);
-    --pv_left_;
-    if (++at_ < blocks_) return;
-    at_ = 0;
-    v_ += v_stride_;
-    update_output();
-    zero_accumulators<V>();
-  }
-  FLASHCORE_HD void step_qk() {
-    multiply_tiles<V>(k_ + at_ * 2 * kTile, q_ + at_ * V * kTile);
-    --qk_left_;
-    if (++at_ < d_tiles_) return;
-    at_ = 0;
-    k_ += 2 * d_tiles_ * kTile;
-    store_accumulators<V>(scores_);
-    scores_ += AmxGemm::kKeyStep * V * AmxGemm::kTileRows;
-    zero_accumulators<V>();
-  }
-  /// out = out * rescale + accumulators, 32 columns.
-  void update_output() {
-    alignas(64) float product[32 * V * AmxGemm::kTileRows];
-    store_accumulators<V>(product);
-    fence_tile_memory();
-    for (int i = 0; i < 32 * V; ++i, out_ += AmxGemm::kTileRows) {
-      store(out_, load(out_) * rescale_[i % V] + load(product + i * AmxGemm::kTileRows));
-    }
-  }
-
-  std::int64_t d_tiles_, blocks_ = 0, v_stride_ = 0;
-  std::int64_t pv_left_ = 0, qk_left_ = 0, at_ = 0;  // at_: in the current accumulation
-  const char* v_ = nullptr;
-  const char* p_ = nullptr;
-  const Vec<float>* rescale_ = nullptr;
-  float* out_ = nullptr;
-  const char* k_ = nullptr;
-  const char* q_ = nullptr;
-  float* scores_ = nullptr;
-};
+  fence_tile_memory();
+}
 
 /// 2^x for x <= 100, 0 for -inf, NaN for NaN. Relative error below 2e-7: P is rounded to bf16, but
 /// its sum is not.
@@ -451,73 +398,167 @@ FLASHCORE_HD __m512i pack_pair(__m512 even, __m512 odd) {
   return _mm512_mask_blend_epi16(0xaaaaaaaau, low, high);
 }
 
-/// P of a panel as tiles, and the sums of P before it is rounded. Runs `stream` in between.
+/// The row statistics of a panel while its KV tile is processed.
 template <int V>
-void pack_weights(const AmxPanel<V>& panel, float* sum, float scale, AmxStream<V>& stream) {
-  constexpr int kRows = AmxGemm::kTileRows;
-  const std::int32_t keys = panel.keys;
-  const std::int64_t tile_rows = AmxGemm::key_blocks(keys) * 16;  // pairs of keys with padding
-  const __m512 factor = _mm512_set1_ps(scale);
-  const __m512 log2_e = _mm512_set1_ps(static_cast<float>(core::kLog2E));
-  __m512 tile_sum[V];
-  for (int v = 0; v < V; ++v) tile_sum[v] = _mm512_setzero_ps();
-  // The product is rounded, as in calls whose score options follow it. opaque() keeps the compiler
-  // from fusing it with the subtraction.
-  const auto weight = [&](std::int64_t key, int v) {
-    const __m512 score = _mm512_load_ps(panel.scores + (key * V + v) * kRows);
-    const __m512 scaled = opaque(_mm512_mul_ps(score, factor));
-    const __m512 x = _mm512_mul_ps(_mm512_sub_ps(scaled, (__m512)panel.softmax.base[v]), log2_e);
-    return exp2_tile(x);
-  };
-  const auto to = [&](std::int64_t pair, int v) {
-    return panel.p + (pair / 16 * V + v) * AmxGemm::kTileBytes + pair % 16 * AmxGemm::kRowBytes;
-  };
-  const std::int64_t pairs = keys / 2, steps = stream.left();
-  std::int64_t credit = 0;
-  for (std::int64_t pair = 0; pair < pairs; ++pair) {
+struct AmxRowStats {
+  static constexpr int kRows = AmxGemm::kTileRows;
+
+  Vec<float> max[V], base[V];
+  Vec<float> sum[V], tile_sum[V];  // of the tiles before and of this one
+
+  AmxRowStats(const WorkTile<float>& work, std::int32_t row) {
     for (int v = 0; v < V; ++v) {
-      const __m512 even = weight(2 * pair, v), odd = weight(2 * pair + 1, v);
-      tile_sum[v] = _mm512_add_ps(_mm512_add_ps(tile_sum[v], even), odd);
-      _mm512_store_si512(to(pair, v), pack_pair(even, odd));
+      max[v] = load(work.max + row + v * kRows);
+      sum[v] = load(work.sum + row + v * kRows);
+      tile_sum[v] = splat(0.f);
+      set_base(v);
     }
-    for (credit += steps; credit >= pairs; credit -= pairs) stream.step();
   }
-  for (int v = 0; v < V; ++v) {
-    std::int64_t pair = pairs;
-    if (keys % 2 != 0) {
-      const __m512 even = weight(keys - 1, v);
-      tile_sum[v] = _mm512_add_ps(tile_sum[v], even);
-      _mm512_store_si512(to(pair++, v), pack_pair(even, _mm512_setzero_ps()));
+  void save(const WorkTile<float>& work, std::int32_t row) const {
+    for (int v = 0; v < V; ++v) {
+      store(work.max + row + v * kRows, max[v]);
+      store(work.sum + row + v * kRows, sum[v] + tile_sum[v]);
     }
-    for (; pair < tile_rows; ++pair) _mm512_store_si512(to(pair, v), _mm512_setzero_si512());
-    add_to_sum(sum + v * kRows, panel.softmax.rescale[v], (Vec<float>)tile_sum[v]);
   }
-  stream.finish();
+  /// core::softmax_base() of every lane. max is never NaN, so below `lowest` there is only -inf.
+  FLASHCORE_HD void set_base(int v) {
+    base[v] = select_less(max[v], splat(-__FLT_MAX__), splat(0.f), max[v]);
+  }
+
+  /// Lets the maxima grow to those of new scores, which still lack the factor `scale` > 0. Returns
+  /// true if one has grown; `rescale` are then the factors of the rows' sums and outputs.
+  FLASHCORE_HD bool grow(const float* scores, std::int32_t keys, float scale, core::Fault fault,
+                         Vec<float> (&rescale)[V]) {
+    Vec<float> even[V], odd[V];
+    for (int v = 0; v < V; ++v) even[v] = odd[v] = splat(core::negative_infinity<float>());
+    std::int32_t key = 0;
+    for (; key + 2 <= keys; key += 2) {
+      for (int v = 0; v < V; ++v) {
+        even[v] = max_ignore_nan<float>(even[v], load(scores + (key * V + v) * kRows));
+        odd[v] = max_ignore_nan<float>(odd[v], load(scores + ((key + 1) * V + v) * kRows));
+      }
+    }
+    __mmask16 grown[V], any = 0;
+    for (int v = 0; v < V; ++v) {
+      if (key < keys)
+        even[v] = max_ignore_nan<float>(even[v], load(scores + (key * V + v) * kRows));
+      even[v] = max_ignore_nan<float>(even[v], odd[v]) * splat(scale);
+      grown[v] = _mm512_cmp_ps_mask((__m512)max[v], (__m512)even[v], _CMP_LT_OQ);
+      any |= grown[v];
+    }
+    if (any == 0) return false;
+    for (int v = 0; v < V; ++v) {
+      const Vec<float> old = max[v];
+      max[v] = (Vec<float>)_mm512_mask_mov_ps((__m512)old, grown[v], (__m512)even[v]);
+      set_base(v);
+      rescale[v] = exp2((old - base[v]) * splat(static_cast<float>(core::kLog2E)));
+      if (fault.is(InjectedFault::rescale_forgotten)) rescale[v] = splat(1.f);
+      sum[v] = sum[v] * rescale[v];
+      tile_sum[v] = tile_sum[v] * rescale[v];
+    }
+    return true;
+  }
+
+  /// P of up to 32 keys as V tiles, 0 behind them. The sums add P before it is rounded.
+  FLASHCORE_HD void exponentiate(char* p, const float* scores, std::int32_t keys, float scale) {
+    const __m512 factor = _mm512_set1_ps(scale);
+    const __m512 log2_e = _mm512_set1_ps(static_cast<float>(core::kLog2E));
+    // The product is rounded, as in calls whose score options follow it. opaque() keeps the
+    // compiler from fusing it with the subtraction.
+    const auto weight = [&](std::int32_t key, int v) {
+      const __m512 score = _mm512_load_ps(scores + (key * V + v) * kRows);
+      const __m512 scaled = opaque(_mm512_mul_ps(score, factor));
+      return exp2_tile(_mm512_mul_ps(_mm512_sub_ps(scaled, (__m512)base[v]), log2_e));
+    };
+    const auto to = [&](std::int32_t pair, int v) {
+      return p + v * AmxGemm::kTileBytes + pair * AmxGemm::kRowBytes;
+    };
+    Vec<float> step_sum[V];
+    for (int v = 0; v < V; ++v) step_sum[v] = splat(0.f);
+    std::int32_t pair = 0;
+    for (; 2 * pair + 2 <= keys; ++pair) {
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) {
+        const __m512 even = weight(2 * pair, v), odd = weight(2 * pair + 1, v);
+        step_sum[v] = step_sum[v] + (Vec<float>)even + (Vec<float>)odd;
+        _mm512_store_si512(to(pair, v), pack_pair(even, odd));
+      }
+    }
+    for (int v = 0; v < V; ++v) {
+      std::int32_t rest = pair;
+      if (2 * rest < keys) {
+        const __m512 even = weight(keys - 1, v);
+        step_sum[v] = step_sum[v] + (Vec<float>)even;
+        _mm512_store_si512(to(rest++, v), pack_pair(even, _mm512_setzero_ps()));
+      }
+      for (; rest < 16; ++rest) _mm512_store_si512(to(rest, v), _mm512_setzero_si512());
+      tile_sum[v] = tile_sum[v] + step_sum[v];
+    }
+  }
+};
+
+/// Multiplies a panel's output by the factors of its rows.
+template <int V>
+void rescale_output(float* out, std::int64_t v_dim, const Vec<float> (&rescale)[V]) {
+  for (std::int64_t i = 0; i < v_dim; ++i, out += V * kLanes<float>) {
+    for (int v = 0; v < V; ++v) {
+      store(out + v * kLanes<float>, load(out + v * kLanes<float>) * rescale[v]);
+    }
+  }
 }
 
-/// While the vector units compute P of a panel, the matrix unit computes O^T of the panel before
-/// and S^T of the panel behind.
+/// A panel of a KV tile: S^T, softmax, O^T. O stays in the format of the accumulators and is only
+/// passed over if a row's maximum has grown.
+template <int V>
+void process_panel(const WorkTile<float>& work, const AmxKTiles& k, std::int32_t row, KeyRange tile,
+                   std::int32_t keys, KeyRange fully_visible, const AmxQScale& q_scale) {
+  constexpr std::int32_t kStep = AmxGemm::kKeyStep;
+  constexpr std::int64_t kTile = AmxGemm::kTileBytes, kPanelRows = V * AmxGemm::kTileRows;
+  const AttentionParams& p = work.params;
+  const std::int64_t d_tiles = AmxGemm::dim_tiles(p.head_dim),
+                     v_tiles = AmxGemm::dim_tiles(p.v_dim);
+  const std::int64_t blocks = AmxGemm::key_blocks(keys);
+  const char* q = static_cast<const char*>(work.q_tile) + row * d_tiles * AmxGemm::kRowBytes;
+  char* weights = static_cast<char*>(work.p_tile);
+  float* out = work.out_tile + row * v_tiles * 32;
+  fence_tile_memory();
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    multiply_qk<V>(work.scores + block * kStep * kPanelRows, k, block, q, d_tiles);
+  }
+  fence_tile_memory();
+  const float scale = apply_score_scale<V>(work, work.scores, keys, q_scale.rest);
+  apply_mods_and_mask<V>(work, work.scores, row, {tile.begin, tile.begin + keys}, fully_visible);
+  AmxRowStats<V> stats(work, row);
+  Vec<float> rescale[V];
+  if (stats.grow(work.scores, keys, scale, p.fault, rescale)) {
+    rescale_output<V>(out, v_tiles * 32, rescale);
+  }
+  for (std::int32_t block = 0; block < blocks; ++block) {
+    const std::int32_t left = keys - block * kStep;
+    stats.exponentiate(weights + block * V * kTile, work.scores + block * kStep * kPanelRows,
+                       left < kStep ? left : kStep, scale);
+  }
+  stats.save(work, row);
+  multiply_pv<V>(out, static_cast<const char*>(work.v_tile),
+                 AmxGemm::key_blocks(tile.end - tile.begin) * 2 * kTile, weights, blocks, v_tiles);
+}
+
 template <int V>
 void AmxGemm::process_panels(const WorkTile<float>& work, std::int32_t panels, KeyRange tile) {
-  const AttentionParams& p = work.params;
-  const std::int32_t tile_keys = tile.end - tile.begin;
-  const AmxQScale q_scale(core::score_scale<float>(p));
-  AmxPanel<V> current(work, 0, panels, tile, 0);
-  AmxPanel<V> previous = current;
-  previous.keys = 0;
-  AmxStream<V>(work, tile_keys, &current, nullptr).finish();
-  for (std::int64_t buffer = 1; current.keys > 0; buffer ^= 1) {
-    const std::int32_t row = current.index * V * kTileRows, keys = current.keys;
-    const float scale = apply_score_scale<V>(work, current.scores, keys, q_scale.rest);
-    apply_mods_and_mask<V>(work, current.scores, row, {tile.begin, tile.begin + keys});
-    current.softmax = update_max<V>(current.scores, keys, scale, work.max + row, p.fault);
-    const AmxPanel<V> next(work, current.index + 1, panels, tile, buffer);
-    AmxStream<V> stream(work, tile_keys, &next, &previous);
-    pack_weights<V>(current, work.sum + row, scale, stream);
-    previous = current;
-    current = next;
+  const AmxQScale q_scale(core::score_scale<float>(work.params));
+  const AmxKTiles k(work, core::kv_row_map(work.params, work.sequence, work.b), tile,
+                    visible_to_tile(work));
+  for (std::int32_t panel = 0; panel < panels; ++panel) {
+    const std::int32_t row = panel * V * kTileRows;
+    const std::int32_t last =
+        (row + V * kTileRows < work.rows ? row + V * kTileRows : work.rows) - 1;
+    const std::int32_t first_query = work.query_of(row), last_query = work.query_of(last);
+    const KeyRange visible =
+        core::intersect(tile, core::keys_seen_by_any(work.sequence.mask, first_query, last_query));
+    if (visible.empty()) continue;
+    process_panel<V>(work, k, row, tile, visible.end - tile.begin,
+                     core::keys_seen_by_all(work.sequence.mask, first_query, last_query), q_scale);
   }
-  AmxStream<V>(work, tile_keys, nullptr, &previous).finish();
 }
 
 }  // namespace

@@ -134,23 +134,28 @@ void apply_key_ranges(const WorkTile<T>& work, T* scores, std::int32_t panel_row
   }
 }
 
+/// `fully_visible` are the keys that all rows of the panel see.
 template <int V, typename T>
-void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_row,
-                         KeyRange tile) {
-  const AttentionParams& p = work.params;
-  if (!p.fast_path) {
+void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_row, KeyRange tile,
+                         KeyRange fully_visible) {
+  if (!work.params.fast_path) {
     for (int v = 0; v < V; ++v) {
       modify_vector(work, scores + v * kLanes<T>, V * kLanes<T>, panel_row + v * kLanes<T>, tile);
     }
   }
-
-  const std::int32_t last_row =
-      (panel_row + V * kLanes<T> < work.rows ? panel_row + V * kLanes<T> : work.rows) - 1;
-  const KeyRange fully_visible =
-      core::keys_seen_by_all(work.sequence.mask, work.query_of(panel_row), work.query_of(last_row));
   if (tile.begin < fully_visible.begin || tile.end > fully_visible.end) {
     apply_key_ranges<V>(work, scores, panel_row, tile);
   }
+}
+
+template <int V, typename T>
+void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_row,
+                         KeyRange tile) {
+  const std::int32_t last_row =
+      (panel_row + V * kLanes<T> < work.rows ? panel_row + V * kLanes<T> : work.rows) - 1;
+  apply_mods_and_mask<V>(work, scores, panel_row, tile,
+                         core::keys_seen_by_all(work.sequence.mask, work.query_of(panel_row),
+                                                work.query_of(last_row)));
 }
 
 /// Multiplies a panel's scores by `scale` > 0 if score options follow. Returns the factor that the
@@ -171,11 +176,9 @@ struct PanelSoftmax {
   Vec<T> rescale[V];  // factor of the output and sum so far
 };
 
-/// Updates the row maxima by the scores of a KV tile. `scale` > 0 is the factor that the scores
-/// still lack.
+/// Updates the row maxima by the scores of a KV tile.
 template <int V, typename T>
-PanelSoftmax<V, T> update_max(const T* scores, std::int32_t keys, T scale, T* max,
-                              core::Fault fault) {
+PanelSoftmax<V, T> update_max(const T* scores, std::int32_t keys, T* max, core::Fault fault) {
   PanelSoftmax<V, T> softmax;
   for (int v = 0; v < V; ++v) {
     const T* column = scores + v * kLanes<T>;
@@ -188,7 +191,7 @@ PanelSoftmax<V, T> update_max(const T* scores, std::int32_t keys, T scale, T* ma
       odd = max_ignore_nan<T>(odd, load(column + (key + 1) * V * kLanes<T>));
     }
     if (key < keys) even = max_ignore_nan<T>(even, load(column + key * V * kLanes<T>));
-    const Vec<T> new_max = max_ignore_nan<T>(old_max, max_ignore_nan<T>(even, odd) * splat(scale));
+    const Vec<T> new_max = max_ignore_nan<T>(old_max, max_ignore_nan<T>(even, odd));
     // softmax_base() for every lane. max is never NaN, so below `lowest` there is only -inf.
     const Vec<T> lowest = splat(sizeof(T) == 4 ? T(-__FLT_MAX__) : T(-__DBL_MAX__));
     softmax.base[v] = select_less(new_max, lowest, splat(T(0)), new_max);

@@ -4,6 +4,6 @@
 #include "cpu/kernels/gemm_amx-inl.h"
 
 namespace flashcore::cpu {
-extern const IsaKernels kAmxKernels = {nullptr, nullptr, process_tile<AmxGemm>, nullptr,
-                                       multiply_add_peak};
+extern const IsaKernels kAmxKernels = {.bf16 = process_tile<PanelLoop<AmxGemm>>,
+                                       .peak = multiply_add_peak};
 }

@@ -19,9 +19,12 @@ constexpr CpuTuningRow kAmx[] = {{128, 256}, {256, 128}, {576, 64}};
 constexpr std::int64_t kWantedTiles = 64;
 constexpr std::int64_t kMinKeysPerSplit = 512;
 
-/// All kernels tie, and the first one wins: the list begins with the widest instruction set.
-Estimate estimate(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept {
-  return {};
+/// A kernel for few rows is the best one for them and the worst for others. All others tie, and the
+/// first one wins: the list begins with the widest instruction set.
+Estimate estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo&,
+                  Rivals) noexcept {
+  if (kernel.tile_q > core::kGemvRows) return {1};
+  return {packed_rows(kernel, problem) <= core::kGemvRows ? 0.0 : 2.0};
 }
 
 SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
