@@ -17,6 +17,7 @@ enum class Isa : std::int32_t {
   neon,
   avx2,
   avx512,
+  amx,  ///< AMX bf16 on top of avx512
   plain [[deprecated("use Isa::generic")]] = generic,
 };
 
@@ -60,7 +61,7 @@ struct CudaAvailability {
 FLASHCORE_API CudaAvailability cuda_availability() noexcept;
 
 /// A device by name: "h200", "h100", "a100", "l4", "t4", "cpu" (the CPU of this machine),
-/// "cpu-neon", "cpu-avx2", "cpu-avx512", "cpu-generic".
+/// "cpu-neon", "cpu-avx2", "cpu-avx512", "cpu-amx", "cpu-generic".
 FLASHCORE_API Result<DeviceInfo> named_device(const char* name) noexcept;
 
 enum class Operation : std::int32_t { fwd, bwd };

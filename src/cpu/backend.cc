@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/params.h"
 #include "core/quantize.h"
+#include "core/scratch.h"
 #include "core/seq_info.h"
 #include "cpu/append.h"
 #include "cpu/combine.h"
@@ -30,11 +31,12 @@ constexpr std::size_t kAlignment = 256;
 cpu::TileFunction tile_function(const KernelInfo& kernel) noexcept {
   const cpu::IsaKernels* kernels = cpu::isa_kernels(kernel.isa);
   if (kernels == nullptr || !cpu::isa_available(kernel.isa)) return nullptr;
+  const bool rows = kernel.tile_q <= core::kGemvRows;
   switch (kernel.dtype) {
     case DType::f64: return kernels->f64;
-    case DType::f32: return kernels->f32;
-    case DType::f16: return kernels->f16;
-    case DType::bf16: return kernels->bf16;
+    case DType::f32: return rows ? kernels->f32_rows : kernels->f32;
+    case DType::f16: return rows ? kernels->f16_rows : kernels->f16;
+    case DType::bf16: return rows ? kernels->bf16_rows : kernels->bf16;
     default: return nullptr;
   }
 }

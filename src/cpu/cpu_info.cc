@@ -1,6 +1,10 @@
 #include "cpu/cpu_info.h"
 
 #include <sched.h>
+#if defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -101,6 +105,35 @@ double best_rate(int threads, double amount_per_thread, Task task) {
   return best;
 }
 
+#if defined(__x86_64__)
+
+/// True if the CPU has bf16 matrix tiles and the system lets this process use them. The permission
+/// holds for all threads of the process and for its children.
+bool request_amx() noexcept {
+  if (!__builtin_cpu_supports("amx-tile") || !__builtin_cpu_supports("amx-bf16")) return false;
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM, since Linux 5.16
+  constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool has_amx() noexcept {
+  static const bool available = request_amx();
+  return available;
+}
+
+#endif
+
+/// The instruction set that FLASHCORE_ISA names, if this machine has it; otherwise `best`.
+Isa requested_isa(Isa best) noexcept {
+  const char* text = std::getenv("FLASHCORE_ISA");
+  if (text == nullptr) return best;
+  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512, Isa::amx}) {
+    if (std::strcmp(text, to_string(isa)) != 0) continue;
+    return isa_available(isa) && isa_kernels(isa) != nullptr ? isa : best;
+  }
+  return best;
+}
+
 }  // namespace
 
 bool isa_available(Isa isa) noexcept {
@@ -116,6 +149,7 @@ bool isa_available(Isa isa) noexcept {
       return isa_available(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512dq");
+    case Isa::amx: return isa_available(Isa::avx512) && has_amx();
 #endif
     default: return false;
   }
@@ -125,9 +159,10 @@ DeviceInfo query_cpu() noexcept {
   DeviceInfo info;
   info.device = {DeviceType::cpu, 0};
   info.isa = Isa::generic;
-  for (const Isa isa : {Isa::neon, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : {Isa::neon, Isa::avx2, Isa::avx512, Isa::amx}) {
     if (isa_available(isa) && isa_kernels(isa) != nullptr) info.isa = isa;
   }
+  info.isa = requested_isa(info.isa);
   info.threads = 1;
   try {
     const int wanted = requested_threads();

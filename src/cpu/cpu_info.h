@@ -5,8 +5,9 @@
 
 namespace flashcore::cpu {
 
-/// The properties of the CPU. `threads` is FLASHCORE_THREADS, or the number that affinity and
-/// cgroup allow. Rates are 0 until measure_rates().
+/// The properties of the CPU. `isa` is FLASHCORE_ISA, if this machine has it, or the widest.
+/// `threads` is FLASHCORE_THREADS, or the number that affinity and cgroup allow. Rates are 0 until
+/// measure_rates().
 DeviceInfo query_cpu() noexcept;
 
 /// True if this machine can execute kernels compiled for `isa`.

@@ -17,15 +17,17 @@ using TileFunction = void (*)(const core::AttentionParams& params, std::int64_t 
 /// and returns the number of floating-point operations.
 using PeakFunction = double (*)(std::int64_t iterations, float* sink);
 
-/// The kernels of one instruction set, defined in target_<isa>.cc.
+/// The kernels of one instruction set, defined in target_<isa>.cc. Null: kernels.def has no row.
 struct IsaKernels {
-  TileFunction f32, f16, bf16, f64;
-  PeakFunction peak;
+  TileFunction f32 = nullptr, f16 = nullptr, bf16 = nullptr, f64 = nullptr;
+  TileFunction f32_rows = nullptr, f16_rows = nullptr, bf16_rows = nullptr;  // few rows
+  PeakFunction peak = nullptr;
 };
 
 extern const IsaKernels kGenericKernels;
 extern const IsaKernels kNeonKernels;
 extern const IsaKernels kAvx2Kernels;
 extern const IsaKernels kAvx512Kernels;
+extern const IsaKernels kAmxKernels;
 
 }  // namespace flashcore::cpu

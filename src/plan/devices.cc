@@ -48,6 +48,7 @@ std::span<const NamedDevice> named_devices() noexcept {
       {"cpu-neon", cpu("64 Arm Neoverse-V1 cores", Isa::neon, 64, 300, 5.3)},
       {"cpu-avx2", cpu("16 x86-64 cores with AVX2", Isa::avx2, 16, 80, 1.5)},
       {"cpu-avx512", cpu("32 x86-64 cores with AVX-512", Isa::avx512, 32, 300, 5)},
+      {"cpu-amx", cpu("32 x86-64 cores with AMX", Isa::amx, 32, 300, 5)},
       {"cpu-generic", cpu("1 core without vector kernels", Isa::generic, 1, 10, 0.01)},
   };
   return devices;
@@ -60,8 +61,8 @@ Result<DeviceInfo> named_device(const char* name) noexcept {
     if (name != nullptr && std::strcmp(device.name, name) == 0) return device.info;
   }
   return invalid_argument(
-      "device is \"%s\"; wanted cpu, h200, h100, a100, l4, t4, cpu-neon, cpu-avx2, cpu-avx512 or "
-      "cpu-generic",
+      "device is \"%s\"; wanted cpu, h200, h100, a100, l4, t4, cpu-neon, cpu-avx2, cpu-avx512, "
+      "cpu-amx or cpu-generic",
       name == nullptr ? "(null)" : name);
 }
 

@@ -239,6 +239,7 @@ std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& p
     case Reject::too_many_rows: return "counts rows and work tiles in 32 bits";
     case Reject::slower_family: return "is slower by estimate than another family";
     case Reject::slower_isa: return "uses a narrower instruction set";
+    case Reject::slower_tile: return "is slower for this number of rows";
   }
   return text;
 }

@@ -2,6 +2,7 @@
 #include <array>
 #include <string_view>
 
+#include "core/scratch.h"
 #include "core/sm80_traits.h"
 #include "plan/kernel_traits.h"
 #include "plan/planner.h"
@@ -27,14 +28,15 @@ constexpr bool compiled_for_cpu(Isa isa) {
 #if defined(__aarch64__)
   return isa == Isa::generic || isa == Isa::neon;
 #elif defined(__x86_64__)
-  return isa == Isa::generic || isa == Isa::avx2 || isa == Isa::avx512;
+  return isa == Isa::generic || isa == Isa::avx2 || isa == Isa::avx512 || isa == Isa::amx;
 #else
   return isa == Isa::generic;
 #endif
 }
 
 constexpr int kMaxCpuDim = 576;
-constexpr int kCpuTileQ = 64;  // a multiple of every panel
+constexpr int kCpuTileQ = 64;   // a multiple of every panel
+constexpr int kAmxTileQ = 256;  // V is transposed once per tile
 
 /// The format of P. Tensor cores need P in their operand format.
 constexpr DType probability_dtype(const FamilyTraits& traits, Inputs inputs, DType dtype) {
@@ -81,7 +83,7 @@ constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, In
   return kernel;
 }
 
-constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dtype) {
+constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dtype, int tile_q) {
   const FamilyTraits& traits = traits_of(Family::cpu);
   return {.id = id,
           .op = op,
@@ -89,12 +91,13 @@ constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dty
           .inputs = Inputs::native,
           .device = DeviceType::cpu,
           .dtype = dtype,
-          .probability_dtype = probability_dtype(traits, Inputs::native, dtype),
+          .probability_dtype =
+              isa == Isa::amx ? dtype : probability_dtype(traits, Inputs::native, dtype),
           .isa = isa,
           .min_compute_capability = 0,
           .head_dim = kMaxCpuDim,
           .v_dim = kMaxCpuDim,
-          .tile_q = kCpuTileQ,
+          .tile_q = tile_q,
           .tile_k = 0,
           .threads = 0,
           .smem_bytes = 0,
@@ -110,9 +113,13 @@ constexpr KernelInfo kKernels[] = {
               {head_dim, tile_q, tile_k, stages, warp_rows, threads}, smem),
 #include "cuda/kernels.def"
 #undef FLASHCORE_KERNEL
-#define FLASHCORE_CPU_KERNEL(op, isa, dtype) \
-  cpu_kernel(#op "_" #isa "_" #dtype, Operation::op, Isa::isa, DType::dtype),
+#define FLASHCORE_CPU_KERNEL(op, isa, dtype)                                 \
+  cpu_kernel(#op "_" #isa "_" #dtype, Operation::op, Isa::isa, DType::dtype, \
+             Isa::isa == Isa::amx ? kAmxTileQ : kCpuTileQ),
+#define FLASHCORE_CPU_ROWS_KERNEL(op, isa, dtype) \
+  cpu_kernel(#op "_" #isa "_" #dtype "_q16", Operation::op, Isa::isa, DType::dtype, core::kGemvRows),
 #include "cpu/kernels.def"
+#undef FLASHCORE_CPU_ROWS_KERNEL
 #undef FLASHCORE_CPU_KERNEL
 };
 

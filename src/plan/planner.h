@@ -32,6 +32,7 @@ enum class Reject {
   softcap,          // above the largest cap that it computes exactly
   slower_family,
   slower_isa,
+  slower_tile,
 };
 
 /// The kernels of one operation, family, inputs and dtype: small head dims first. May be empty.

@@ -11,8 +11,9 @@ namespace {
 
 constexpr double kMaxTilesIn32Bits = 0x1p30;
 
+/// On x86-64 each instruction set includes those before it in Isa.
 bool runs_on(Isa kernel, Isa cpu) {
-  return kernel == Isa::generic || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
+  return kernel == Isa::generic || kernel == cpu || (kernel >= Isa::avx2 && kernel < cpu);
 }
 
 /// A build with CUDA offers only its own kernels. A build without CUDA plans for any GPU.
@@ -175,8 +176,9 @@ KernelChoice choose_in_family(Family family, Inputs inputs, const Problem& probl
                               const DeviceInfo& device, Features needed) noexcept {
   const auto kernels = kernels_of(Operation::fwd, family, inputs, problem.dtype);
   if (kernels.empty()) return {};
-  // All of them have the same features and input formats. Only fp8 kernels differ in scales.
-  if (inputs != Inputs::fp8 && check_inputs(kernels.front(), problem, needed) != Reject::none) {
+  // All of them have the same features, and the last one has the input formats of all. Only fp8
+  // kernels differ in scales.
+  if (inputs != Inputs::fp8 && check_inputs(kernels.back(), problem, needed) != Reject::none) {
     return {};
   }
   for (std::size_t begin = 0, end = 0; begin < kernels.size(); begin = end) {
@@ -217,8 +219,7 @@ std::span<const Family> families_of(DeviceType device) noexcept {
 }  // namespace
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
-  return needs_8_bits(kernel) ||
-         (kernel.dtype != DType::f64 && !uses_tensor_cores(traits_of(kernel)));
+  return needs_8_bits(kernel) || kernel.probability_dtype == DType::f32;
 }
 
 Features features_of(const Problem& p) noexcept {
@@ -288,7 +289,10 @@ Reject preference(const KernelInfo& kernel, const Problem& problem,
                   const DeviceInfo& device) noexcept {
   const KernelInfo* chosen = choose_kernel(problem, device).kernel;
   if (&kernel == chosen) return Reject::none;
-  if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
+  if (kernel.device == DeviceType::cpu) {
+    return kernel.tile_q == chosen->tile_q || kernel.isa < chosen->isa ? Reject::slower_isa
+                                                                       : Reject::slower_tile;
+  }
   if (kernel.family != chosen->family || kernel.inputs != chosen->inputs) {
     return Reject::slower_family;
   }

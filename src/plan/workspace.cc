@@ -27,7 +27,9 @@ Status plan_workspace(Plan& plan) noexcept {
   const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
   std::size_t end = kWorkspaceHeaderBytes;
   if (plan.kernel->device == DeviceType::cpu) {
-    const auto scratch = core::scratch_layout(plan.tile_q, plan.tile_k, p.head_dim, p.v_dim).total;
+    const auto scratch = core::scratch_layout(cpu_operands(plan.kernel->isa), plan.tile_q,
+                                              plan.tile_k, p.head_dim, p.v_dim)
+                             .total;
     plan.scratch_offset = end;
     plan.scratch_bytes_per_thread = aligned(static_cast<std::size_t>(scratch) * element);
     end +=

@@ -5,7 +5,7 @@ import unittest
 from flashcore_command import PROGRAM, SOURCE, CommandTest
 
 DEVICES = ("h200", "h100", "a100", "l4", "t4", "cpu", "cpu-neon", "cpu-avx2", "cpu-avx512",
-           "cpu-generic")
+           "cpu-amx", "cpu-generic")
 
 
 class Explain(CommandTest):

@@ -31,7 +31,7 @@ class Info(CommandTest):
 
     def test_devices(self):
         text = self.call("info").stdout
-        self.assertRegex(text, r"cpu +\S.*, \d+ threads?, instruction set (neon|avx2|avx512|generic)")
+        self.assertRegex(text, r"cpu +\S.*, \d+ threads?, instruction set (neon|avx2|avx512|amx|generic)")
         self.assertRegex(text, r"cuda(:\d+| +not used: \S)")
         self.assertRegex(text, r"source +[0-9a-f]{16} whole library")
 
@@ -44,13 +44,26 @@ class Info(CommandTest):
         self.assertGreater(info["cpu"]["memory_gbs"], 0)
         self.assertTrue(info["cuda"]["device_count"] > 0 or info["cuda"]["reason"])
 
+    def test_flashcore_isa_limits_the_instruction_set(self):
+        widest = self.call_json("info")["cpu"]["isa"]
+        for isa in {"generic", widest}:
+            info = self.call_json("info", "--kernels", env={"FLASHCORE_ISA": isa})
+            self.assertEqual(info["cpu"]["isa"], isa)
+            used = {kernel["isa"] for kernel in info["kernels"] if kernel["runs_here"] and "isa" in kernel}
+            self.assertIn(isa, used)
+            if isa == "generic":
+                self.assertEqual(used, {"generic"})
+        other = "avx2" if widest == "neon" else "neon"
+        for wrong in (other, "sse2", ""):
+            self.assertEqual(self.call_json("info", env={"FLASHCORE_ISA": wrong})["cpu"]["isa"], widest)
+
     def test_lists_the_kernels_of_the_def_files(self):
         wanted = set()
         with open(os.path.join(SOURCE, "src/cuda/kernels.def")) as file:
             wanted |= set(re.findall(r"^FLASHCORE_KERNEL\((\w+)", file.read(), re.M))
         with open(os.path.join(SOURCE, "src/cpu/kernels.def")) as file:
-            wanted |= {"_".join(row) for row in
-                       re.findall(r"^FLASHCORE_CPU_KERNEL\((\w+), (\w+), (\w+)\)", file.read(), re.M)}
+            rows = re.findall(r"^FLASHCORE_CPU_(ROWS_)?KERNEL\((\w+), (\w+), (\w+)\)", file.read(), re.M)
+            wanted |= {"_".join(row) + ("_q16" if few else "") for few, *row in rows}
         kernels = self.call_json("info", "--kernels")["kernels"]
         self.assertEqual({kernel["id"] for kernel in kernels}, wanted)
         self.assertTrue(any(kernel["runs_here"] for kernel in kernels))

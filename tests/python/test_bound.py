@@ -122,12 +122,15 @@ class Bound(unittest.TestCase):
                                            stdout=subprocess.PIPE).stdout)["kernels"]
         self.assertEqual({kernel["family"] for kernel in listed}, set(tolerance._PROBABILITY_DTYPES))
         for kernel in listed:
-            self.assertEqual(tolerance.probability_dtype(kernel["family"], kernel["dtype"]),
+            self.assertEqual(tolerance.probability_dtype(kernel["family"], kernel["dtype"],
+                                                         kernel["id"]),
                              kernel["probability_dtype"], kernel["id"])
 
     def test_tensor_cores_store_p_in_the_inputs_format(self):
         self.assertEqual(tolerance.probability_dtype("simt", "bf16"), "f32")
         self.assertEqual(tolerance.probability_dtype("cpu", "f64"), "f64")
+        self.assertEqual(tolerance.probability_dtype("cpu", "bf16", "fwd_avx512_bf16"), "f32")
+        self.assertEqual(tolerance.probability_dtype("cpu", "bf16", "fwd_amx_bf16"), "bf16")
         self.assertEqual(tolerance.probability_dtype("sm90", "bf16"), "bf16")
         self.assertEqual(tolerance.probability_dtype("sm80_8bit", "bf16"), "f16")
         self.assertEqual(tolerance.probability_dtype("sm90_e4m3", "bf16"), "e4m3")

@@ -158,7 +158,8 @@ class CpuCase:
         verdict = compare(want, [self.out.row(*row) for row in rows],
                           [self.lse.row(*row)[0] for row in rows], case.head_dim,
                           arithmetic_of(case.dtype,
-                                        probability_dtype(self.plan.family.decode(), case.dtype)),
+                                        probability_dtype(self.plan.family.decode(), case.dtype,
+                                                          self.plan.kernel.decode())),
                           case.dtype)
         if verdict.ok and not self._all_finite():
             verdict.ok, verdict.reason = False, "an element was never written, or is not finite"

@@ -48,9 +48,11 @@ _PROBABILITY_DTYPES = {"cpu": "f32", "simt": "f32", "sm80": None, "sm80_8bit": "
                        "sm90_e4m3": "e4m3"}
 
 
-def probability_dtype(family, dtype):
-    """The dtype in which the kernels of a family store P. Tensor-core kernels store it in their operand
-    format."""
+def probability_dtype(family, dtype, kernel=""):
+    """The dtype in which a kernel of a family stores P. Kernels of tensor cores and AMX store it in their
+    operand format."""
+    if kernel.startswith("fwd_amx_"):
+        return dtype
     return _PROBABILITY_DTYPES[family] or dtype if dtype != "f64" else "f64"
 
 

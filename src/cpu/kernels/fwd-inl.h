@@ -5,8 +5,9 @@
 //   lanes   query rows. Scores are transposed, S^T[key][row], so a row's maximum, sum and rescale
 //           are lane-wise and nothing is reduced across lanes.
 //   panel   V vectors of rows, whose accumulators fit in registers.
-//   files   load-inl.h loads tiles, gemm-inl.h multiplies, score-inl.h modifies scores and applies
-//           the softmax; this file has the mainloop and the epilogue.
+//   files   gemm-inl.h packs and multiplies operands, load-inl.h reads Q, K and V, score-inl.h
+//           modifies scores and updates row statistics; this file has the mainloop and the
+//           epilogue.
 //
 // target_<isa>.cc includes this file once per instruction set. Nothing here may have external
 // linkage or come from the standard library: simd.h gives the reason.
@@ -26,97 +27,189 @@
 namespace flashcore::cpu {
 namespace {
 
+inline constexpr std::int32_t kMaxDim = 576;
+
+/// Converts and stores a row. The loops over contiguous rows have a constant format, so that the
+/// compiler vectorises them.
 template <typename T>
-void store_row(const WorkTile<T>& work, std::int32_t row, const T* out_column, int panel_rows) {
+void store_values(void* out, core::Element element, std::int64_t base, std::int64_t stride,
+                  const T* values, std::int32_t count) {
+  const auto store_all = [&]<core::Element kElement>() {
+    for (std::int32_t c = 0; c < count; ++c) {
+      core::store_element(out, kElement, base + c, values[c]);
+    }
+  };
+  if (stride != 1) {
+    for (std::int32_t c = 0; c < count; ++c) {
+      core::store_element(out, element, base + c * stride, values[c]);
+    }
+    return;
+  }
+  switch (element) {
+    case core::Element::f64: return store_all.template operator()<core::Element::f64>();
+    case core::Element::f32: return store_all.template operator()<core::Element::f32>();
+    case core::Element::f16: return store_all.template operator()<core::Element::f16>();
+    default: return store_all.template operator()<core::Element::bf16>();
+  }
+}
+
+/// The place and the factor of a row's output. Null: the row is not written.
+template <typename T>
+struct OutputRow {
+  void* out;
+  core::Element element;
+  std::int64_t base, stride;
+  T factor;
+};
+
+/// Finishes the row's state and stores its LSE.
+template <typename T>
+OutputRow<T> store_row_lse(const WorkTile<T>& work, std::int32_t row) {
   const AttentionParams& p = work.params;
   const std::int32_t i = work.query_of(row), h = work.head_of(row);
   const std::int64_t q_row = static_cast<std::int64_t>(work.sequence.q_row) + i;
   const bool to_partial = p.splits > 1;
-  const auto output = [&](std::int32_t column) {
-    return core::output_of_keys(out_column[column * panel_rows], work.sum[row]);
-  };
   const bool adds_sink = !to_partial || p.fault.is(InjectedFault::sink_in_every_split);
   const auto final = core::finalize_row(core::SoftmaxState<T>{work.max[row], work.sum[row]},
                                         core::sink_of(p, h, adds_sink), p.fault);
-  const T factor = final.factor, lse = final.lse(p.fault);
+  const T lse = final.lse(p.fault);
   core::assert_row_state(p, work.sequence, work.b, h, i, final.state, lse);
-  for (std::int32_t c = 0; c < p.v_dim; ++c) {
-    core::assert_output(p, work.sequence, work.b, h, i, output(c) * factor);
-  }
-  if (p.fault.is(InjectedFault::row_not_written) && i == work.sequence.q_len - 1) return;
-
+  if (p.fault.is(InjectedFault::row_not_written) && i == work.sequence.q_len - 1) return {};
   if (to_partial) {
     const std::int64_t at = work.split * core::partial_rows(p) +
                             core::partial_row(p, work.b, h, work.sequence.q_row, i);
     static_cast<T*>(p.partial_lse)[at] = lse;
-    T* out = static_cast<T*>(p.partial_out) + at * p.v_dim;
-    for (std::int32_t c = 0; c < p.v_dim; ++c) out[c] = output(c) * factor;
-    return;
-  }
-  const std::int64_t base = core::row_offset(p.out_strides, work.b, h, q_row);
-  for (std::int32_t c = 0; c < p.v_dim; ++c) {
-    core::store_element(p.out, p.out_element, base + c * p.out_strides.column, output(c) * factor);
+    return {p.partial_out, sizeof(T) == 8 ? core::Element::f64 : core::Element::f32, at * p.v_dim,
+            1, final.factor};
   }
   if (p.lse != nullptr) {
     static_cast<T*>(p.lse)[core::row_offset(p.lse_strides, work.b, h, q_row)] = lse;
   }
+  return {p.out, p.out_element, core::row_offset(p.out_strides, work.b, h, q_row),
+          p.out_strides.column, final.factor};
 }
 
-/// V: vectors of rows per panel. kPanelVecs, or 1 for a tile whose rows fit in one vector.
-template <int V, typename T, typename Storage>
+/// Stores columns [first, first + count) of a row.
+template <typename T>
+void store_columns(const WorkTile<T>& work, std::int32_t row, const OutputRow<T>& target,
+                   std::int32_t first, const T* values, std::int32_t count) {
+  for (std::int32_t c = 0; c < count; ++c) {
+    core::assert_output(work.params, work.sequence, work.b, work.head_of(row), work.query_of(row),
+                        values[c]);
+  }
+  if (target.out == nullptr) return;
+  store_values(target.out, target.element, target.base + first * target.stride, target.stride,
+               values, count);
+}
+
+/// Stores a row whose output is contiguous.
+template <typename T>
+void store_row(const WorkTile<T>& work, std::int32_t row, const T* out) {
+  const OutputRow<T> target = store_row_lse(work, row);
+  T values[kMaxDim];
+  for (std::int32_t c = 0; c < work.params.v_dim; ++c) {
+    values[c] = core::output_of_keys(out[c], work.sum[row]) * target.factor;
+  }
+  store_columns(work, row, target, 0, values, work.params.v_dim);
+}
+
+/// Stores a vector of rows from first_row on, whose output is out[column * stride].
+template <typename T>
+void store_row_vector(const WorkTile<T>& work, std::int32_t first_row, const T* out,
+                      std::int32_t stride) {
+  constexpr std::int32_t kRows = kLanes<T>;
+  const std::int32_t v_dim = work.params.v_dim;
+  const std::int32_t rows = work.rows - first_row < kRows ? work.rows - first_row : kRows;
+  OutputRow<T> target[kRows];
+  T factor[kRows] = {}, has_keys[kRows] = {};
+  for (std::int32_t r = 0; r < rows; ++r) {
+    target[r] = store_row_lse(work, first_row + r);
+    factor[r] = target[r].factor;
+    has_keys[r] = core::output_of_keys(T(1), work.sum[first_row + r]);
+  }
+  for (std::int32_t first = 0; first < v_dim; first += kRows) {
+    const std::int32_t columns = v_dim - first < kRows ? v_dim - first : kRows;
+    Vec<T> column[kRows];
+    for (std::int32_t c = 0; c < kRows; ++c) {
+      const Vec<T> sum = c < columns ? load(out + (first + c) * stride) : splat(T(0));
+      column[c] = select_less(splat(T(0)), load(has_keys), sum, splat(T(0))) * load(factor);
+    }
+    T values[kRows * kRows];
+    store_transposed<T>(values, column);
+    for (std::int32_t r = 0; r < rows; ++r) {
+      store_columns(work, first_row + r, target[r], first, values + r * kRows, columns);
+    }
+  }
+}
+
+/// The keys of the work tile's split that one of its rows sees.
+template <typename T>
+KeyRange visible_to_tile(const WorkTile<T>& work) {
+  return core::intersect(
+      core::keys_seen_by_any(work.sequence.mask, work.query_of(0), work.query_of(work.rows - 1)),
+      core::split_keys(work.split, work.params.keys_per_split, work.sequence.kv_len));
+}
+
+/// V: vectors of rows per panel. Gemm::kPanelVecs, or 1 for a tile whose rows fit in one vector.
+template <int V, typename Gemm, typename T>
 void mainloop(const WorkTile<T>& work) {
   const AttentionParams& p = work.params;
   constexpr int kRows = V * kLanes<T>;
   const std::int32_t panels = (work.rows + kRows - 1) / kRows;
-  load_queries<T, Storage>(work, kRows);
+  const std::int64_t panel_size = kRows * core::padded_dim(Gemm::kOperands, p.v_dim);
+  Gemm::template pack_q<V>(work);
   for (std::int32_t r = 0; r < panels * kRows; ++r) {
     work.max[r] = core::negative_infinity<T>();
     work.sum[r] = T(0);
   }
-  for (std::int64_t i = 0; i < static_cast<std::int64_t>(panels) * kRows * p.v_dim; ++i) {
-    work.out_tile[i] = T(0);
-  }
+  for (std::int64_t i = 0; i < panels * panel_size; ++i) work.out_tile[i] = T(0);
 
-  const KeyRange visible = core::intersect(
-      core::keys_seen_by_any(work.sequence.mask, work.query_of(0), work.query_of(work.rows - 1)),
-      core::split_keys(work.split, p.keys_per_split, work.sequence.kv_len));
+  const KeyRange visible = visible_to_tile(work);
   const core::KvRowMap kv_row_map = core::kv_row_map(p, work.sequence, work.b);
   const KeyTensor k{p.k, p.k_strides, p.k_element, p.k_scale, p.head_dim};
   const KeyTensor v{p.v, p.v_strides, p.v_element, p.v_scale, p.v_dim};
 
   // KV tiles begin at multiples of tile_k for every row. Keys that no row of the tile sees are
-  // skipped at both ends; their P is exactly 0, so no bit changes.
+  // skipped at both ends; their P is exactly 0, so no bit changes. A GEMM that adds groups of keys
+  // starts at a group, so that no row's groups depend on other rows.
   for (std::int32_t first_key = visible.empty() ? visible.end
                                                 : core::tile_begin(visible.begin, p.tile_k);
        first_key < visible.end; first_key += p.tile_k) {
     if (core::is_set(work.cancel)) return;
-    const KeyRange tile = core::intersect(visible, {first_key, first_key + p.tile_k});
-    const std::int32_t keys = tile.end - tile.begin;
-    load_tile<T, Storage>(work.k_tile, k, work, kv_row_map, tile);
-    load_tile<T, Storage>(work.v_tile, v, work, kv_row_map, tile);
-    for (std::int32_t panel = 0; panel < panels; ++panel) {
-      score_panel<V>(work.scores, work.k_tile, work.q_tile + panel * kRows * p.head_dim, keys,
-                     p.head_dim);
-      apply_mods_and_mask<V>(work, work.scores, panel * kRows, tile);
-      Vec<T> rescale[V];
-      softmax_panel<V>(work.scores, keys, work.max + panel * kRows, work.sum + panel * kRows,
-                       rescale, p.fault);
-      value_panel<V>(work.out_tile + panel * kRows * p.v_dim, work.v_tile, work.scores, rescale,
-                     keys, p.v_dim);
-    }
+    KeyRange tile = core::intersect(visible, {first_key, first_key + p.tile_k});
+    tile.begin = core::tile_begin(tile.begin, Gemm::kKeyStep);
+    Gemm::pack_k(work, k, kv_row_map, tile, visible);
+    Gemm::pack_v(work, v, kv_row_map, tile, visible);
+    Gemm::template process_panels<V>(work, panels, tile);
   }
-  for (std::int32_t row = 0; row < work.rows; ++row) {
-    const T* out_column =
-        work.out_tile + static_cast<std::int64_t>(row / kRows) * kRows * p.v_dim + row % kRows;
-    store_row(work, row, out_column, kRows);
+  for (std::int32_t row = 0; row < work.rows; row += kLanes<T>) {
+    store_row_vector(work, row, work.out_tile + row / kRows * panel_size + row % kRows, kRows);
   }
 }
 
+/// The mainloop of a GEMM policy.
+template <typename Gemm>
+struct PanelLoop {
+  using Compute = typename Gemm::Compute;
+  static constexpr core::CpuOperands kOperands = Gemm::kOperands;
+
+  static void run(const WorkTile<Compute>& work) {
+    Gemm::begin();
+    if (work.rows <= kLanes<Compute>) {
+      mainloop<1, Gemm>(work);
+    } else {
+      mainloop<Gemm::kPanelVecs, Gemm>(work);
+    }
+    Gemm::end();
+  }
+};
+
 /// Order of tiles: split fastest, then rows from the last (longest, if causal) to the first, then
 /// KV head, then batch.
-template <typename T, typename Storage>
+template <typename Loop>
 void process_tile(const AttentionParams& params, std::int64_t index, void* scratch,
                   const std::int32_t* cancel) {
+  using T = typename Loop::Compute;
   core::spin_if_injected(params.fault, params.q_len);
   const std::int32_t split = static_cast<std::int32_t>(index % params.splits);
   index /= params.splits;
@@ -132,8 +225,8 @@ void process_tile(const AttentionParams& params, std::int64_t index, void* scrat
   const std::int64_t rows =
       group_rows - first_row < params.tile_q ? group_rows - first_row : params.tile_q;
 
-  const core::ScratchLayout layout =
-      core::scratch_layout(params.tile_q, params.tile_k, params.head_dim, params.v_dim);
+  const core::ScratchLayout layout = core::scratch_layout(
+      Loop::kOperands, params.tile_q, params.tile_k, params.head_dim, params.v_dim);
   T* s = static_cast<T*>(scratch);
   const WorkTile<T> work{params,
                          cancel,
@@ -146,16 +239,16 @@ void process_tile(const AttentionParams& params, std::int64_t index, void* scrat
                          s + layout.q_tile,
                          s + layout.k_tile,
                          s + layout.v_tile,
+                         s + layout.p_tile,
                          s + layout.scores,
                          s + layout.out_tile,
                          s + layout.max,
                          s + layout.sum};
-  if (rows <= kLanes<T>) {
-    mainloop<1, T, Storage>(work);
-  } else {
-    mainloop<kPanelVecs, T, Storage>(work);
-  }
+  Loop::run(work);
 }
+
+template <typename T, typename Storage>
+inline constexpr TileFunction kFmaTile = process_tile<PanelLoop<FmaGemm<T, Storage>>>;
 
 /// The PeakFunction. `buffer` holds 2 vectors. A load per iteration keeps the compiler from
 /// hoisting the product.
@@ -176,9 +269,14 @@ double multiply_add_peak(std::int64_t iterations, float* buffer) {
   return 2.0 * kLanes<float> * kChains * static_cast<double>(iterations);
 }
 
-inline constexpr IsaKernels kIsaKernels = {process_tile<float, float>, process_tile<float, F16>,
-                                           process_tile<float, Bf16>, process_tile<double, double>,
-                                           multiply_add_peak};
+/// The kernels of an instruction set with vector units only.
+inline constexpr IsaKernels kFmaKernels = {
+    .f32 = kFmaTile<float, float>,
+    .f16 = kFmaTile<float, F16>,
+    .bf16 = kFmaTile<float, Bf16>,
+    .f64 = kFmaTile<double, double>,
+    .peak = multiply_add_peak,
+};
 
 }  // namespace
 }  // namespace flashcore::cpu

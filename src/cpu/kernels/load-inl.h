@@ -1,5 +1,5 @@
-// The work tile of the CPU kernel and the loads of its Q, K and V tiles, which widen to the compute
-// type and dequantise.
+// The work tile of the CPU kernel, its rows of Q, K and V in memory, and the loads of Q, K and V
+// tiles in the compute type, which widen and dequantise.
 #pragma once
 
 #include "core/params.h"
@@ -25,11 +25,13 @@ struct WorkTile {
   std::int32_t b, kv_head, split;
   std::int64_t first_row;  // of the q_len * group rows of a KV head
   std::int32_t rows;
-  // Scratch memory (core/scratch.h). A panel of rows is contiguous: [head_dim][rows of a panel].
-  T* q_tile;
-  T* k_tile;
-  T* v_tile;
-  T* scores;
+  // Scratch memory (core/scratch.h). The packed operands have the format of the GEMM
+  // (gemm-inl.h). A panel of rows is contiguous: out_tile[panel][v_dim][rows of a panel].
+  void* q_tile;
+  void* k_tile;
+  void* v_tile;
+  void* p_tile;
+  T* scores;  // S^T[key][row] of one panel
   T* out_tile;
   T* max;
   T* sum;
@@ -59,12 +61,11 @@ const float* values_of(core::Element element) {
   }
 }
 
-/// Calls copy_row(tile row, row in memory, key) for the keys [first, first + count) of one head's K
-/// or V.
-template <typename T, typename Storage, typename CopyRow>
-void for_each_key(T* tile, const Storage* g_head, const core::Strides& strides,
+/// Calls visit(r, row in memory, key) for r in [0, count): the keys first + r of one head's K or V.
+template <typename Storage, typename Visit>
+void for_each_key(const Storage* g_head, const core::Strides& strides,
                   const core::KvRowMap& kv_row_map, std::int32_t first, std::int32_t count,
-                  std::int32_t columns, CopyRow copy_row) {
+                  Visit visit) {
   const Storage* from = g_head;
   std::int32_t run_end = 0;  // end of the current run of adjacent rows
   for (std::int32_t r = 0; r < count; ++r, from += strides.row) {
@@ -74,7 +75,7 @@ void for_each_key(T* tile, const Storage* g_head, const core::Strides& strides,
       const std::int32_t run = kv_row_map.run_from(first + r);
       run_end = run < count - r ? r + run : count;
     }
-    copy_row(tile + static_cast<std::int64_t>(r) * columns, from, first + r);
+    visit(r, from, first + r);
   }
 }
 
@@ -97,9 +98,9 @@ void load_tile(T* tile, const KeyTensor& t, const WorkTile<T>& work,
   if (core::is_8bit(t.element)) {
     const float* values = values_of(t.element);
     const std::uint32_t mask = core::code_mask(work.params) & 0xff;
-    for_each_key(tile, static_cast<const std::uint8_t*>(t.g_data) + head, strides, kv_row_map,
-                 keys.begin, count, columns,
-                 [&](T* to, const std::uint8_t* from, std::int32_t key) {
+    for_each_key(static_cast<const std::uint8_t*>(t.g_data) + head, strides, kv_row_map, keys.begin,
+                 count, [&](std::int32_t r, const std::uint8_t* from, std::int32_t key) {
+                   T* to = tile + static_cast<std::int64_t>(r) * columns;
                    const float scale =
                        core::row_scale(work.params, t.element, t.scales, work.b, work.kv_head, key);
                    for (std::int32_t c = 0; c < columns; ++c) {
@@ -108,8 +109,9 @@ void load_tile(T* tile, const KeyTensor& t, const WorkTile<T>& work,
                  });
     return;
   }
-  for_each_key(tile, static_cast<const Storage*>(t.g_data) + head, strides, kv_row_map, keys.begin,
-               count, columns, [&](T* to, const Storage* from, std::int32_t) {
+  for_each_key(static_cast<const Storage*>(t.g_data) + head, strides, kv_row_map, keys.begin, count,
+               [&](std::int32_t r, const Storage* from, std::int32_t) {
+                 T* to = tile + static_cast<std::int64_t>(r) * columns;
                  std::int32_t c = 0;
                  if (strides.column == 1) {
                    for (; c + kLanes<T> <= columns; c += kLanes<T>) widen_lanes(to + c, from + c);
@@ -121,11 +123,11 @@ void load_tile(T* tile, const KeyTensor& t, const WorkTile<T>& work,
 /// Loads Q of the tile, scaled and transposed: q_tile[panel][d][row in panel]. Rows past the end
 /// are 0.
 template <typename T, typename Storage>
-void load_queries(const WorkTile<T>& work, int panel_rows) {
+void load_queries(T* q_tile, const WorkTile<T>& work, int panel_rows) {
   const AttentionParams& p = work.params;
   const T factor = core::score_scale<T>(p);
   for (std::int32_t row = 0; row < p.tile_q; ++row) {
-    T* to = work.q_tile + static_cast<std::int64_t>(row / panel_rows) * panel_rows * p.head_dim +
+    T* to = q_tile + static_cast<std::int64_t>(row / panel_rows) * panel_rows * p.head_dim +
             row % panel_rows;
     if (row >= work.rows) {
       if (row % panel_rows == 0) break;  // past the last panel in use

@@ -140,58 +140,78 @@ void apply_key_ranges(const WorkTile<T>& work, T* scores, std::int32_t panel_row
   }
 }
 
+/// `fully_visible` are the keys that all rows of the panel see.
 template <int V, typename T>
-void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_row,
-                         KeyRange tile) {
-  const AttentionParams& p = work.params;
-  if (!p.fast_path) {
+void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_row, KeyRange tile,
+                         KeyRange fully_visible) {
+  if (!work.params.fast_path) {
     for (int v = 0; v < V; ++v) {
       modify_vector(work, scores + v * kLanes<T>, V * kLanes<T>, panel_row + v * kLanes<T>, tile);
     }
   }
-
-  const std::int32_t last_row =
-      (panel_row + V * kLanes<T> < work.rows ? panel_row + V * kLanes<T> : work.rows) - 1;
-  const KeyRange fully_visible =
-      core::keys_seen_by_all(work.sequence.mask, work.query_of(panel_row), work.query_of(last_row));
   if (tile.begin < fully_visible.begin || tile.end > fully_visible.end) {
     apply_key_ranges<V>(work, scores, panel_row, tile);
   }
 }
 
-/// P = exp(S - max) in place. Updates max and sum, and sets the rescale factor of O.
 template <int V, typename T>
-void softmax_panel(T* scores, std::int32_t keys, T* max, T* sum, Vec<T> (&rescale)[V],
-                   core::Fault fault) {
+void apply_mods_and_mask(const WorkTile<T>& work, T* scores, std::int32_t panel_row,
+                         KeyRange tile) {
+  const std::int32_t last_row =
+      (panel_row + V * kLanes<T> < work.rows ? panel_row + V * kLanes<T> : work.rows) - 1;
+  apply_mods_and_mask<V>(work, scores, panel_row, tile,
+                         core::keys_seen_by_all(work.sequence.mask, work.query_of(panel_row),
+                                                work.query_of(last_row)));
+}
+
+/// Multiplies a panel's scores by `scale` > 0 if score options follow. Returns the factor that the
+/// scores still lack.
+template <int V, typename T>
+T apply_score_scale(const WorkTile<T>& work, T* scores, std::int32_t keys, T scale) {
+  if (work.params.fast_path) return scale;
+  for (std::int32_t i = 0; i < keys * V; ++i) {
+    store(scores + i * kLanes<T>, load(scores + i * kLanes<T>) * splat(scale));
+  }
+  return T(1);
+}
+
+/// Online softmax of a panel between its scores and its P.
+template <int V, typename T>
+struct PanelSoftmax {
+  Vec<T> base[V];     // subtracted from scores: core::softmax_base() of the new maximum
+  Vec<T> rescale[V];  // factor of the output and sum so far
+};
+
+/// Updates the row maxima by the scores of a KV tile.
+template <int V, typename T>
+PanelSoftmax<V, T> update_max(const T* scores, std::int32_t keys, T* max, core::Fault fault) {
+  PanelSoftmax<V, T> softmax;
   for (int v = 0; v < V; ++v) {
     const T* column = scores + v * kLanes<T>;
     const Vec<T> old_max = load(max + v * kLanes<T>);
     // Two chains hide the latency of compare-and-select. A maximum does not depend on the order.
-    Vec<T> even = old_max, odd = old_max;
+    Vec<T> even = splat(core::negative_infinity<T>()), odd = even;
     std::int32_t key = 0;
     for (; key + 2 <= keys; key += 2) {
       even = max_ignore_nan<T>(even, load(column + key * V * kLanes<T>));
       odd = max_ignore_nan<T>(odd, load(column + (key + 1) * V * kLanes<T>));
     }
     if (key < keys) even = max_ignore_nan<T>(even, load(column + key * V * kLanes<T>));
-    const Vec<T> new_max = max_ignore_nan<T>(even, odd);
+    const Vec<T> new_max = max_ignore_nan<T>(old_max, max_ignore_nan<T>(even, odd));
     // softmax_base() for every lane. max is never NaN, so below `lowest` there is only -inf.
     const Vec<T> lowest = splat(sizeof(T) == 4 ? T(-__FLT_MAX__) : T(-__DBL_MAX__));
-    const Vec<T> base = select_less(new_max, lowest, splat(T(0)), new_max);
-    const Vec<T> log2_e = splat(static_cast<T>(core::kLog2E));
-    rescale[v] = exp2((old_max - base) * log2_e);
-    if (fault.is(InjectedFault::rescale_forgotten)) rescale[v] = splat(T(1));
+    softmax.base[v] = select_less(new_max, lowest, splat(T(0)), new_max);
+    softmax.rescale[v] = exp2((old_max - softmax.base[v]) * splat(static_cast<T>(core::kLog2E)));
+    if (fault.is(InjectedFault::rescale_forgotten)) softmax.rescale[v] = splat(T(1));
     store(max + v * kLanes<T>, new_max);
-
-    Vec<T> tile_sum = splat(T(0));
-    for (key = 0; key < keys; ++key) {
-      T* s = scores + (key * V + v) * kLanes<T>;
-      const Vec<T> p = exp2((load(s) - base) * log2_e);
-      store(s, p);
-      tile_sum = tile_sum + p;
-    }
-    store(sum + v * kLanes<T>, load(sum + v * kLanes<T>) * rescale[v] + tile_sum);
   }
+  return softmax;
+}
+
+/// Adds the sum of a tile's P, one vector of rows, to the running sum.
+template <typename T>
+FLASHCORE_HD void add_to_sum(T* sum, Vec<T> rescale, Vec<T> tile_sum) {
+  store(sum, load(sum) * rescale + tile_sum);
 }
 
 }  // namespace

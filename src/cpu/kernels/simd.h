@@ -189,6 +189,62 @@ FLASHCORE_HD Vec<double> absolute(Vec<double> x) {
   return select_less(x, splat(0.0), splat(0.0) - x, x);
 }
 
+#if FLASHCORE_SIMD_BYTES == 64
+
+// Full masks: GCC 12 warns of uninitialised values in the intrinsics without a mask.
+inline constexpr __mmask8 kAll8 = 0xff;
+inline constexpr __mmask16 kAll16 = 0xffff;
+
+/// Transposes a matrix of 32-bit elements, 16 x 16.
+FLASHCORE_HD void transpose_16x16(__m512i (&r)[16]) {
+  __m512i t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_maskz_unpacklo_epi32(kAll16, r[i], r[i + 1]);
+    t[i + 1] = _mm512_maskz_unpackhi_epi32(kAll16, r[i], r[i + 1]);
+  }
+  // r[4 i + c]: in each 128-bit lane L, column 4 L + c of rows 4 i … 4 i + 3.
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_maskz_unpacklo_epi64(kAll8, t[i], t[i + 2]);
+    r[i + 1] = _mm512_maskz_unpackhi_epi64(kAll8, t[i], t[i + 2]);
+    r[i + 2] = _mm512_maskz_unpacklo_epi64(kAll8, t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_maskz_unpackhi_epi64(kAll8, t[i + 1], t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512i even_01 = _mm512_maskz_shuffle_i32x4(kAll16, r[c], r[4 + c], 0x88);
+    const __m512i odd_01 = _mm512_maskz_shuffle_i32x4(kAll16, r[c], r[4 + c], 0xdd);
+    const __m512i even_23 = _mm512_maskz_shuffle_i32x4(kAll16, r[8 + c], r[12 + c], 0x88);
+    const __m512i odd_23 = _mm512_maskz_shuffle_i32x4(kAll16, r[8 + c], r[12 + c], 0xdd);
+    r[c] = _mm512_maskz_shuffle_i32x4(kAll16, even_01, even_23, 0x88);
+    r[4 + c] = _mm512_maskz_shuffle_i32x4(kAll16, odd_01, odd_23, 0x88);
+    r[8 + c] = _mm512_maskz_shuffle_i32x4(kAll16, even_01, even_23, 0xdd);
+    r[12 + c] = _mm512_maskz_shuffle_i32x4(kAll16, odd_01, odd_23, 0xdd);
+  }
+}
+
+#endif
+
+/// Stores kLanes<T> vectors as the rows of a matrix: to[lane][vector].
+template <typename T>
+FLASHCORE_HD void store_transposed(T* to, const Vec<T> (&columns)[kLanes<T>]) {
+#if FLASHCORE_SIMD_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    __m512i m[16];
+    for (int i = 0; i < 16; ++i) m[i] = (__m512i)columns[i];
+    transpose_16x16(m);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * 16, m[i]);
+    return;
+  }
+#endif
+  T lanes[kLanes<T>];
+  for (int c = 0; c < kLanes<T>; ++c) {
+    store(lanes, columns[c]);
+    for (int r = 0; r < kLanes<T>; ++r) to[r * kLanes<T> + c] = lanes[r];
+  }
+}
+
 // 16-bit floats as stored.
 struct F16 {
   std::uint16_t bits;
@@ -211,21 +267,36 @@ FLASHCORE_HD Compute widen(Bf16 x) {
 }
 
 /// Widens kLanes<Compute> contiguous elements.
-FLASHCORE_HD void widen_lanes(float* to, const float* from) { store(to, load(from)); }
-FLASHCORE_HD void widen_lanes(double* to, const double* from) { store(to, load(from)); }
-FLASHCORE_HD void widen_lanes(float* to, const F16* from) {
+FLASHCORE_HD Vec<float> load_widened(const float* from) { return load(from); }
+FLASHCORE_HD Vec<double> load_widened(const double* from) { return load(from); }
+FLASHCORE_HD Vec<float> load_widened(const F16* from) {
 #if defined(__ARM_NEON) && FLASHCORE_SIMD_BYTES == 16
-  vst1q_f32(to, vcvt_f32_f16(vld1_f16(reinterpret_cast<const float16_t*>(from))));
+  return (Vec<float>)vcvt_f32_f16(vld1_f16(reinterpret_cast<const float16_t*>(from)));
 #elif FLASHCORE_SIMD_BYTES == 64
-  _mm512_storeu_ps(to, _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from)));
+  return (Vec<float>)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
 #elif FLASHCORE_SIMD_BYTES == 32
-  _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)));
+  return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
-  for (int i = 0; i < kLanes<float>; ++i) to[i] = core::float_of_f16(from[i].bits);
+  float lanes[kLanes<float>];
+  for (int i = 0; i < kLanes<float>; ++i) lanes[i] = core::float_of_f16(from[i].bits);
+  return load(lanes);
 #endif
 }
-FLASHCORE_HD void widen_lanes(float* to, const Bf16* from) {
-  for (int i = 0; i < kLanes<float>; ++i) to[i] = core::float_of_bf16(from[i].bits);
+FLASHCORE_HD Vec<float> load_widened(const Bf16* from) {
+#if FLASHCORE_SIMD_BYTES == 64
+  const __m512i bits =
+      _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256((const __m256i*)from));
+  return (Vec<float>)_mm512_maskz_slli_epi32(0xffff, bits, 16);
+#else
+  float lanes[kLanes<float>];
+  for (int i = 0; i < kLanes<float>; ++i) lanes[i] = core::float_of_bf16(from[i].bits);
+  return load(lanes);
+#endif
+}
+
+template <typename Compute, typename Storage>
+FLASHCORE_HD void widen_lanes(Compute* to, const Storage* from) {
+  store(to, load_widened(from));
 }
 
 }  // namespace

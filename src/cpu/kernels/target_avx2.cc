@@ -3,5 +3,5 @@
 #include "cpu/kernels/fwd-inl.h"
 
 namespace flashcore::cpu {
-extern const IsaKernels kAvx2Kernels = kIsaKernels;
+extern const IsaKernels kAvx2Kernels = kFmaKernels;
 }

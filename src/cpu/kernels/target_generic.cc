@@ -3,5 +3,5 @@
 #include "cpu/kernels/fwd-inl.h"
 
 namespace flashcore::cpu {
-extern const IsaKernels kGenericKernels = kIsaKernels;
+extern const IsaKernels kGenericKernels = kFmaKernels;
 }

@@ -10,15 +10,21 @@ namespace {
 // of the 12 and 6 keys of its register tiles.
 constexpr CpuTuningRow kMultiplesOf4[] = {{64, 128}, {128, 64}, {256, 32}, {576, 16}};
 constexpr CpuTuningRow kMultiplesOf12[] = {{64, 96}, {128, 48}, {256, 24}, {576, 12}};
+// AMX multiplies 32 keys at a time. The scores and P of a panel of 32 rows stay in the L1 cache, K
+// and V in the L2 cache.
+constexpr CpuTuningRow kAmx[] = {{128, 256}, {256, 128}, {576, 64}};
 
 // The number of work tiles that split-KV aims at. It does not depend on the number of threads, so
 // neither do the bits of the result.
 constexpr std::int64_t kWantedTiles = 64;
 constexpr std::int64_t kMinKeysPerSplit = 512;
 
-/// All kernels tie, and the first one wins: the list begins with the widest instruction set.
-Estimate estimate(const KernelInfo&, const Problem&, const DeviceInfo&, Rivals) noexcept {
-  return {};
+/// A kernel for few rows is the best one for them and the worst for others. All others tie, and the
+/// first one wins: the list begins with the widest instruction set.
+Estimate estimate(const KernelInfo& kernel, const Problem& problem, const DeviceInfo&,
+                  Rivals) noexcept {
+  if (kernel.tile_q > core::kGemvRows) return {1};
+  return {packed_rows(kernel, problem) <= core::kGemvRows ? 0.0 : 2.0};
 }
 
 SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
@@ -30,8 +36,13 @@ SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
 }  // namespace
 
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept {
+  if (isa == Isa::amx) return kAmx;
   if (isa == Isa::avx2 || isa == Isa::avx512) return kMultiplesOf12;
   return kMultiplesOf4;
+}
+
+core::CpuOperands cpu_operands(Isa isa) noexcept {
+  return isa == Isa::amx ? core::CpuOperands::bf16_tiles : core::CpuOperands::compute;
 }
 
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept {

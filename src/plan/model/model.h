@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/scratch.h"
 #include "flashcore/plan.h"
 
 namespace flashcore {
@@ -15,6 +16,8 @@ struct CpuTuningRow {
   std::int32_t tile_k;
 };
 std::span<const CpuTuningRow> cpu_tuning(Isa isa) noexcept;
+/// The operand format of the instruction set's kernels, which sizes their scratch memory.
+core::CpuOperands cpu_operands(Isa isa) noexcept;
 std::int32_t cpu_tile_k(Isa isa, std::int64_t head_dim, std::int64_t v_dim) noexcept;
 
 struct Splits {

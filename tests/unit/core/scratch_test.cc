@@ -10,22 +10,28 @@
 namespace flashcore::core {
 namespace {
 
-void expect_disjoint(std::int64_t tile_q, std::int64_t tile_k, std::int64_t head_dim,
-                     std::int64_t v_dim) {
-  const ScratchLayout s = scratch_layout(tile_q, tile_k, head_dim, v_dim);
-  const std::pair<std::int64_t, std::int64_t> parts[] = {{s.q_tile, head_dim * tile_q},
-                                                         {s.k_tile, tile_k * head_dim},
-                                                         {s.v_tile, tile_k * v_dim},
-                                                         {s.scores, tile_k * tile_q},
-                                                         {s.out_tile, v_dim * tile_q},
-                                                         {s.max, tile_q},
-                                                         {s.sum, tile_q}};
+void expect_disjoint(CpuOperands operands, std::int64_t tile_q, std::int64_t tile_k,
+                     std::int64_t head_dim, std::int64_t v_dim) {
+  const ScratchLayout s = scratch_layout(operands, tile_q, tile_k, head_dim, v_dim);
+  // Sizes in elements of 4 or 8 bytes; bf16 operands need half of one.
+  const bool bf16 = operands == CpuOperands::bf16_tiles;
+  head_dim = padded_dim(operands, head_dim), v_dim = padded_dim(operands, v_dim);
+  const auto operand = [&](std::int64_t elements) { return bf16 ? (elements + 1) / 2 : elements; };
+  const std::pair<std::int64_t, std::int64_t> parts[] = {
+      {s.q_tile, operand(head_dim * tile_q)},
+      {s.k_tile, operand(tile_k * head_dim)},
+      {s.v_tile, operand(tile_k * v_dim)},
+      {s.scores, tile_k * tile_q},
+      {s.p_tile, bf16 ? operand(tile_k * tile_q) : 0},  // P replaces the scores if not bf16
+      {s.out_tile, v_dim * tile_q},
+      {s.max, tile_q},
+      {s.sum, tile_q}};
   for (const auto& a : parts) {
     ASSERT_EQ(a.first % 64, 0);  // whole cache lines, aligned for all vector types
     ASSERT_GE(a.first, 0);
     ASSERT_LE(a.first + a.second, s.total);
     for (const auto& b : parts) {
-      if (&a == &b) continue;
+      if (&a == &b || a.second == 0 || b.second == 0) continue;
       ASSERT_TRUE(a.first + a.second <= b.first || b.first + b.second <= a.first);
     }
   }
@@ -33,20 +39,30 @@ void expect_disjoint(std::int64_t tile_q, std::int64_t tile_k, std::int64_t head
 }
 
 TEST(Scratch, PartsAreDisjointAndInsideForEveryTuningRow) {
-  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : {Isa::generic, Isa::neon, Isa::avx2, Isa::avx512, Isa::amx}) {
     for (const CpuTuningRow& row : cpu_tuning(isa)) {
       for (const std::int64_t d : {std::int64_t{1}, std::int64_t{63}, std::int64_t{row.max_dim}}) {
-        expect_disjoint(64, row.tile_k, d, row.max_dim);
-        expect_disjoint(64, row.tile_k, row.max_dim, d);
+        expect_disjoint(cpu_operands(isa), 64, row.tile_k, d, row.max_dim);
+        expect_disjoint(cpu_operands(isa), 64, row.tile_k, row.max_dim, d);
       }
     }
   }
 }
 
+TEST(Scratch, Bf16TilesHavePaddedDims) {
+  EXPECT_EQ(padded_dim(CpuOperands::compute, 33), 33);
+  EXPECT_EQ(padded_dim(CpuOperands::bf16_tiles, 1), 32);
+  EXPECT_EQ(padded_dim(CpuOperands::bf16_tiles, 64), 64);
+  EXPECT_EQ(padded_dim(CpuOperands::bf16_tiles, 65), 96);
+}
+
 TEST(Scratch, PartsAreDisjointForOddSizes) {
   for (std::int64_t tile_q : {1, 7, 64}) {
     for (std::int64_t tile_k : {1, 5, 12, 128}) {
-      for (std::int64_t dim : {1, 2, 65, 576}) expect_disjoint(tile_q, tile_k, dim, 577 - dim);
+      for (std::int64_t dim : {1, 2, 65, 576}) {
+        expect_disjoint(CpuOperands::compute, tile_q, tile_k, dim, 577 - dim);
+        expect_disjoint(CpuOperands::bf16_tiles, tile_q, tile_k, dim, 577 - dim);
+      }
     }
   }
 }

@@ -9,6 +9,6 @@ struct Exp2Probe {
   void (*doubles)(const double* x, double* result, int count);
 };
 
-extern const Exp2Probe kExp2Generic, kExp2Neon, kExp2Avx2, kExp2Avx512;
+extern const Exp2Probe kExp2Generic, kExp2Neon, kExp2Avx2, kExp2Avx512, kExp2Amx;
 
 }  // namespace flashcore::test

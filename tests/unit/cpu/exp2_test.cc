@@ -30,6 +30,7 @@ const Named kProbes[] = {
 #elif defined(__x86_64__)
     {Isa::avx2, &kExp2Avx2},
     {Isa::avx512, &kExp2Avx512},
+    {Isa::amx, &kExp2Amx},
 #endif
 };
 

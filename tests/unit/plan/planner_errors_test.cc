@@ -38,7 +38,10 @@ TEST(ForcedKernel, IsUsedIfItSupportsTheProblem) {
   const Result<Plan> avx2 = forced("fwd_avx2_f32", *named_device("cpu-avx512"));
   ASSERT_TRUE(avx2.ok()) << avx2.status().message();
   EXPECT_STREQ(avx2->kernel->id, "fwd_avx2_f32");
-  for (const char* device : {"cpu-neon", "cpu-avx2", "cpu-avx512", "cpu-generic"}) {
+  for (const char* kernel : {"fwd_avx2_f32", "fwd_avx512_f32"}) {
+    EXPECT_TRUE(forced(kernel, *named_device("cpu-amx")).ok()) << kernel;
+  }
+  for (const char* device : {"cpu-neon", "cpu-avx2", "cpu-avx512", "cpu-amx", "cpu-generic"}) {
     EXPECT_TRUE(forced("fwd_generic_f32", *named_device(device)).ok()) << device;
   }
 }
@@ -62,6 +65,8 @@ TEST(ForcedKernel, ErrorsGiveTheReasonWithItsNumbers) {
   expect_refused(forced("fwd_avx2_f32", neon), StatusCode::unsupported, {"avx2", "neon"});
   expect_refused(forced("fwd_avx512_f32", *named_device("cpu-avx2")), StatusCode::unsupported,
                  {"needs avx512", "has avx2"});
+  expect_refused(forced("fwd_amx_bf16", *named_device("cpu-avx512"), DType::bf16),
+                 StatusCode::unsupported, {"needs amx", "has avx512"});
   expect_refused(forced("fwd_simt_f16_d64_q64", h200), StatusCode::unsupported, {"f16", "f32"});
   expect_refused(forced("fwd_simt_f32_d64_q64", h200, DType::f32, 65), StatusCode::unsupported,
                  {"64", "65"});

@@ -42,6 +42,16 @@ const CpuPlan kCpuPlans[] = {
     {"cpu-avx2", DType::bf16, 1, 8, 512, 512, 128, 128, "fwd_avx2_bf16", 64, 48, 1},
     {"cpu-avx512", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_avx512_f16", 64, 24, 1},
     {"cpu-avx512", DType::f16, 1, 8, 512, 512, 576, 576, "fwd_avx512_f16", 64, 12, 1},
+    {"cpu-amx", DType::bf16, 1, 8, 512, 512, 64, 128, "fwd_amx_bf16", 256, 256, 1},
+    {"cpu-amx", DType::bf16, 1, 8, 512, 512, 576, 1, "fwd_amx_bf16", 256, 64, 1},
+    {"cpu-amx", DType::f16, 1, 8, 512, 512, 256, 64, "fwd_avx512_f16", 64, 24, 1},
+    // Up to 16 rows: AVX-512 has kernels for them.
+    {"cpu-avx512", DType::f32, 1, 8, 1, 4096, 128, 128, "fwd_avx512_f32_q16", 16, 48, 8},
+    {"cpu-avx512", DType::f16, 1, 8, 16, 512, 64, 64, "fwd_avx512_f16_q16", 16, 96, 1},
+    {"cpu-avx512", DType::f16, 1, 8, 17, 512, 64, 64, "fwd_avx512_f16", 64, 96, 1},
+    {"cpu-avx512", DType::f64, 1, 8, 1, 512, 64, 64, "fwd_avx512_f64", 64, 96, 1},
+    {"cpu-amx", DType::bf16, 1, 8, 1, 512, 64, 64, "fwd_avx512_bf16_q16", 16, 96, 1},
+    {"cpu-avx2", DType::bf16, 1, 8, 1, 512, 64, 64, "fwd_avx2_bf16", 64, 96, 1},
     {"cpu-generic", DType::f32, 1, 1, 1, 1, 1, 1, "fwd_generic_f32", 64, 128, 1},
     {"cpu-neon", DType::f32, 1, 8, 1, 32768, 64, 64, "fwd_neon_f32", 64, 128, 8},
 };
@@ -56,6 +66,28 @@ TEST(Planner, ChoosesKernelAndTilesForEveryCpu) {
     EXPECT_EQ(plan->tile_q, w.tile_q);
     EXPECT_EQ(plan->tile_k, w.tile_k);
     EXPECT_EQ(plan->splits, w.splits);
+  }
+}
+
+TEST(Planner, BatchInvariantCpuPlansDoNotDependOnTheRows) {
+  Options options;
+  options.reproducibility = Reproducibility::batch_invariant;
+  for (const std::int64_t q_len : {1, 16, 17, 512}) {
+    EXPECT_STREQ(plan_for("cpu-amx", DType::bf16, 1, 8, q_len, 512, 64, 64, options)->kernel->id,
+                 "fwd_amx_bf16");
+    EXPECT_STREQ(plan_for("cpu-amx", DType::f16, 1, 8, q_len, 512, 64, 64, options)->kernel->id,
+                 "fwd_avx512_f16");
+  }
+}
+
+TEST(Planner, KernelsThatTakeOneInputFormatLeaveOthersToTheRest) {
+  const Result<DeviceInfo> device = named_device("cpu-amx");
+  for (const std::int64_t q_len : {1, 512}) {
+    Problem problem = *dense_problem(DType::bf16, 1, 8, 8, q_len, 512, 64, 64, {}, device->device);
+    problem.k.dtype = problem.v.dtype = DType::int8;
+    const Result<Plan> plan = make_plan(problem, *device);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_STREQ(plan->kernel->id, q_len == 1 ? "fwd_avx512_bf16_q16" : "fwd_avx512_bf16");
   }
 }
 

@@ -50,7 +50,7 @@ void add_device_options(CLI::App& command, DeviceArgs& args) {
   command
       .add_option("--plan-for", args.plan_for,
                   "plan for this device: h200, h100, a100, l4, t4, cpu, cpu-neon, cpu-avx2, "
-                  "cpu-avx512 or cpu-generic")
+                  "cpu-avx512, cpu-amx or cpu-generic")
       ->type_name("DEVICE");
   command
       .add_option("--threads", args.threads, "CPU threads; default: all that this process may use")

@@ -1,0 +1,375 @@
+// The GEMMs of few rows, such as decode: dot products along the columns of K and V, whose rows are
+// read where they are. The time is that of reading K and V.
+//
+//   S^T[key][row] = K[key] · Q[row]     lanes are columns; sums of 16 lanes are reduced together
+//   O[row] = O[row] * rescale[row] + Σ_key P[key][row] V[key]     lanes are columns
+//
+// Scores have the layout of the other kernels, one vector of rows per key, so score-inl.h serves
+// both. A tile has up to 16 rows; Q and O are row-major. 8-bit values are widened in registers;
+// their scales multiply scores and P. Rows whose columns are not adjacent are first copied to the
+// scratch memory. Each element of S and O is computed by the same sequence of operations whatever
+// the number of rows.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/kernels/fwd-inl.h"
+
+namespace flashcore::cpu {
+namespace {
+
+inline constexpr int kRowLanes = kLanes<float>;
+static_assert(kRowLanes == core::kGemvRows);
+inline constexpr std::int32_t kMaxRowsTileK =
+    96;  // the largest tile_k of AVX-512 (plan/model/cpu.cc)
+
+/// 8-bit values as stored.
+template <core::Element kElement>
+struct Code {
+  std::uint8_t bits;
+};
+
+template <typename Storage>
+inline constexpr bool kHasScales = false;
+template <core::Element kElement>
+inline constexpr bool kHasScales<Code<kElement>> = true;
+
+template <typename Compute, core::Element kElement>
+FLASHCORE_HD Compute widen(Code<kElement> x) {
+  return values_of(kElement)[x.bits];
+}
+
+/// core::decode() of 16 values.
+template <core::Element kElement>
+FLASHCORE_HD Vec<float> load_widened(const Code<kElement>* from) {
+  const __m128i codes = _mm_loadu_si128((const __m128i*)from);
+  if constexpr (kElement == core::Element::int8 || kElement == core::Element::u8) {
+    const bool flips = kElement == core::Element::u8;  // the top bit
+    const __m128i bits = flips ? _mm_xor_si128(codes, _mm_set1_epi8(-128)) : codes;
+    return (Vec<float>)_mm512_maskz_cvtepi32_ps(kAll16, _mm512_maskz_cvtepi8_epi32(kAll16, bits));
+  } else if constexpr (kElement == core::Element::e5m2) {  // the high half of f16
+    const __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8);
+    return (Vec<float>)_mm512_maskz_cvtph_ps(kAll16, halves);
+  } else {
+    // f16 with the same exponent and mantissa bits is 2^-8 times the value.
+    const __m256i wide = _mm256_cvtepi8_epi16(codes);  // sign-extended: the sign is in place
+    const __m256i low = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
+    const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(-0x8000));
+    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(low, _mm256_set1_epi16(0x7f));
+    __m256i halves = _mm256_or_si256(sign, _mm256_slli_epi16(low, 7));
+    halves = _mm256_mask_mov_epi16(halves, is_nan, _mm256_set1_epi16(0x7e00));
+    return (Vec<float>)_mm512_maskz_cvtph_ps(kAll16, halves) * splat(256.f);
+  }
+}
+
+/// Columns [0, count) of a row, count < 16, widened; 0 behind them.
+template <typename Storage>
+FLASHCORE_HD Vec<float> load_tail(const Storage* from, std::int32_t count) {
+  alignas(64) float lanes[kRowLanes] = {};
+  for (std::int32_t i = 0; i < count; ++i) lanes[i] = widen<float>(from[i]);
+  return load(lanes);
+}
+
+FLASHCORE_HD __m512 add_halves(__m512 low, __m512 high) { return _mm512_add_ps(low, high); }
+
+/// The sums of the lanes of 16 vectors. Lane 4 (i % 4) + i / 4 has the sum of vector i.
+FLASHCORE_HD Vec<float> reduce_16(const Vec<float> (&acc)[16]) {
+  __m512 m[16];
+  // 256-bit halves, 128-bit quarters, pairs, elements: each vector's lanes are added in one order.
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    const __m512 a = (__m512)acc[2 * i], b = (__m512)acc[2 * i + 1];
+    m[i] = add_halves(_mm512_maskz_shuffle_f32x4(0xffff, a, b, 0x44),
+                      _mm512_maskz_shuffle_f32x4(0xffff, a, b, 0xee));
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    m[i] = add_halves(_mm512_maskz_shuffle_f32x4(0xffff, m[2 * i], m[2 * i + 1], 0x88),
+                      _mm512_maskz_shuffle_f32x4(0xffff, m[2 * i], m[2 * i + 1], 0xdd));
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    m[i] = add_halves(_mm512_shuffle_ps(m[2 * i], m[2 * i + 1], 0x44),
+                      _mm512_shuffle_ps(m[2 * i], m[2 * i + 1], 0xee));
+  }
+  return (Vec<float>)add_halves(_mm512_shuffle_ps(m[0], m[1], 0x88),
+                                _mm512_shuffle_ps(m[0], m[1], 0xdd));
+}
+
+/// The rows of K or V of a KV tile.
+template <typename Storage>
+struct TileRows {
+  const Storage* row[kMaxRowsTileK];
+  float scale[kMaxRowsTileK];  // of 8-bit rows
+
+  /// The rows in memory. Their columns are adjacent.
+  void find(const WorkTile<float>& work, const KeyTensor& t, const core::KvRowMap& map,
+            KeyRange tile) {
+    const Storage* g_head = static_cast<const Storage*>(t.g_data) + work.kv_head * t.strides.head;
+    for_each_key(g_head, t.strides, map, tile.begin, tile.end - tile.begin,
+                 [&](std::int32_t r, const Storage* from, std::int32_t key) {
+                   row[r] = from;
+                   if constexpr (kHasScales<Storage>) {
+                     scale[r] = core::row_scale(work.params, t.element, t.scales, work.b,
+                                                work.kv_head, key);
+                   }
+                 });
+  }
+  /// The rows of a copy.
+  void find(const Storage* copy, std::int32_t columns, KeyRange tile) {
+    for (std::int32_t r = 0; r < tile.end - tile.begin; ++r) row[r] = copy + r * columns;
+  }
+};
+
+/// Fetches a row to the L2 cache.
+template <typename Storage>
+FLASHCORE_HD void prefetch_row(const Storage* row, std::int32_t columns) {
+  const char* first = reinterpret_cast<const char*>(row);
+  const auto bytes = static_cast<std::int64_t>(columns * sizeof(Storage));
+  for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(first + at, 0, 2);
+}
+
+/// Scores of R rows of Q and up to 16 / R keys.
+template <int R, typename Storage>
+void score_block(float* scores, const float* q, std::int32_t head_dim, const Storage* const* k,
+                 std::int32_t keys) {
+  constexpr int kKeys = 16 / R;
+  const Storage* row[kKeys];
+  for (int i = 0; i < kKeys; ++i) row[i] = k[i < keys ? i : keys - 1];
+  Vec<float> acc[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) acc[i] = splat(0.f);
+  std::int32_t d = 0;
+  for (; d + kRowLanes <= head_dim; d += kRowLanes) {
+    Vec<float> query[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) query[r] = load(q + r * head_dim + d);
+#pragma GCC unroll 16
+    for (int i = 0; i < kKeys; ++i) {
+      const Vec<float> key = load_widened(row[i] + d);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) acc[i * R + r] = acc[i * R + r] + key * query[r];
+    }
+  }
+  if (d < head_dim) {
+    for (int i = 0; i < kKeys; ++i) {
+      const Vec<float> key = load_tail(row[i] + d, head_dim - d);
+      for (int r = 0; r < R; ++r) {
+        acc[i * R + r] = acc[i * R + r] + key * load_tail(q + r * head_dim + d, head_dim - d);
+      }
+    }
+  }
+  alignas(64) float sums[16];
+  store(sums, reduce_16(acc));
+  for (std::int32_t i = 0; i < keys; ++i) {
+    for (int r = 0; r < R; ++r) {
+      const int at = i * R + r;
+      scores[i * kRowLanes + r] = sums[at % 4 * 4 + at / 4];
+    }
+  }
+}
+
+/// C vectors of columns of the output of R rows.
+template <int R, int C, typename Storage>
+FLASHCORE_HD void output_block(float* out, std::int32_t v_dim, const float* p,
+                               const Storage* const* v, std::int32_t column, std::int32_t keys,
+                               const float* rescale) {
+  Vec<float> acc[R][C];
+#pragma GCC unroll 8
+  for (int i = 0; i < R * C; ++i) acc[i / C][i % C] = splat(0.f);
+  for (std::int32_t key = 0; key < keys; ++key) {
+    Vec<float> value[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) value[c] = load_widened(v[key] + column + c * kRowLanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const Vec<float> weight = splat(p[key * kRowLanes + r]);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) acc[r][c] = acc[r][c] + weight * value[c];
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    for (int c = 0; c < C; ++c) {
+      float* to = out + r * v_dim + column + c * kRowLanes;
+      store(to, load(to) * splat(rescale[r]) + acc[r][c]);
+    }
+  }
+}
+
+/// The output of R rows.
+template <int R, typename Storage>
+void output_rows(float* out, std::int32_t v_dim, const float* p, const Storage* const* v,
+                 std::int32_t keys, const float* rescale) {
+  constexpr int kVectors = R == 1 ? 8 : 4;
+  std::int32_t column = 0;
+  for (; column + kVectors * kRowLanes <= v_dim; column += kVectors * kRowLanes) {
+    output_block<R, kVectors>(out, v_dim, p, v, column, keys, rescale);
+  }
+  for (; column + kRowLanes <= v_dim; column += kRowLanes) {
+    output_block<R, 1>(out, v_dim, p, v, column, keys, rescale);
+  }
+  if (column == v_dim) return;
+  const std::int32_t left = v_dim - column;
+  for (int r = 0; r < R; ++r) {
+    Vec<float> acc = splat(0.f);
+    for (std::int32_t key = 0; key < keys; ++key) {
+      acc = acc + splat(p[key * kRowLanes + r]) * load_tail(v[key] + column, left);
+    }
+    float* to = out + r * v_dim + column;
+    alignas(64) float lanes[kRowLanes];
+    store(lanes, load_tail(to, left) * splat(rescale[r]) + acc);
+    for (std::int32_t i = 0; i < left; ++i) to[i] = lanes[i];
+  }
+}
+
+/// Calls use<R>(first row) for blocks of 4, 2 and 1 rows.
+template <typename Use>
+FLASHCORE_HD void for_row_blocks(std::int32_t rows, Use use) {
+  std::int32_t row = 0;
+  for (; row + 4 <= rows; row += 4) use.template operator()<4>(row);
+  for (; row + 2 <= rows; row += 2) use.template operator()<2>(row);
+  for (; row < rows; ++row) use.template operator()<1>(row);
+}
+
+/// Multiplies a tile's scores or P by the scales of its keys.
+template <typename Storage>
+void apply_scales(float* scores, const TileRows<Storage>& rows, std::int32_t keys) {
+  if constexpr (kHasScales<Storage>) {
+    for (std::int32_t key = 0; key < keys; ++key) {
+      float* s = scores + key * kRowLanes;
+      store(s, load(s) * splat(rows.scale[key]));
+    }
+  }
+}
+
+/// One KV tile. `next_k` has the rows of the next tile's K, which are fetched while this one's V is
+/// multiplied, as V is while K is.
+template <typename Storage>
+void process_rows(const WorkTile<float>& work, const TileRows<Storage>& k,
+                  const TileRows<Storage>& v, KeyRange tile, const TileRows<Storage>& next_k,
+                  std::int32_t next_keys) {
+  const AttentionParams& p = work.params;
+  const std::int32_t keys = tile.end - tile.begin;
+  const float* q = static_cast<const float*>(work.q_tile);
+  for_row_blocks(work.rows, [&]<int R>(std::int32_t row) {
+    constexpr int kKeys = 16 / R;
+    for (std::int32_t key = 0; key < keys; key += kKeys) {
+      const std::int32_t count = keys - key < kKeys ? keys - key : kKeys;
+      if (row == 0) {
+        for (std::int32_t i = 0; i < count; ++i) prefetch_row(v.row[key + i], p.v_dim);
+      }
+      score_block<R>(work.scores + key * kRowLanes + row, q + row * p.head_dim, p.head_dim,
+                     k.row + key, count);
+    }
+  });
+  apply_scales(work.scores, k, keys);
+  apply_mods_and_mask<1>(work, work.scores, 0, tile);
+  const PanelSoftmax<1, float> softmax = update_max<1>(work.scores, keys, work.max, p.fault);
+  exponentiate_panel<1>(work.scores, keys, softmax, work.sum);
+  apply_scales(work.scores, v, keys);
+  alignas(64) float rescale[kRowLanes];
+  store(rescale, softmax.rescale[0]);
+  for (std::int32_t key = 0; key < next_keys; ++key) prefetch_row(next_k.row[key], p.head_dim);
+  for_row_blocks(work.rows, [&]<int R>(std::int32_t row) {
+    output_rows<R>(work.out_tile + row * p.v_dim, p.v_dim, work.scores + row, v.row, keys,
+                   rescale + row);
+  });
+}
+
+/// The KV tiles of a work tile, whose rows are read where they are.
+template <typename Storage>
+void mainloop_in_place(const WorkTile<float>& work, KeyRange visible, const core::KvRowMap& map,
+                       const KeyTensor& k, const KeyTensor& v) {
+  const std::int32_t tile_k = work.params.tile_k;
+  const auto tile_at = [&](std::int32_t first) {
+    return core::intersect(visible, {first, first + tile_k});
+  };
+  TileRows<Storage> k_rows[2], v_rows;
+  std::int32_t first = core::tile_begin(visible.begin, tile_k);
+  k_rows[0].find(work, k, map, tile_at(first));
+  for (int buffer = 0; first < visible.end; first += tile_k, buffer ^= 1) {
+    if (core::is_set(work.cancel)) return;
+    const KeyRange tile = tile_at(first), next = tile_at(first + tile_k);
+    const std::int32_t next_keys = next.empty() ? 0 : next.end - next.begin;
+    if (next_keys > 0) k_rows[buffer ^ 1].find(work, k, map, next);
+    v_rows.find(work, v, map, tile);
+    process_rows(work, k_rows[buffer], v_rows, tile, k_rows[buffer ^ 1], next_keys);
+  }
+}
+
+/// The same with copies in the compute type.
+template <typename Storage>
+void mainloop_copied(const WorkTile<float>& work, KeyRange visible, const core::KvRowMap& map,
+                     const KeyTensor& k, const KeyTensor& v) {
+  const std::int32_t tile_k = work.params.tile_k;
+  float* k_copy = static_cast<float*>(work.k_tile);
+  float* v_copy = static_cast<float*>(work.v_tile);
+  TileRows<float> k_rows, v_rows;
+  for (std::int32_t first = core::tile_begin(visible.begin, tile_k); first < visible.end;
+       first += tile_k) {
+    if (core::is_set(work.cancel)) return;
+    const KeyRange tile = core::intersect(visible, {first, first + tile_k});
+    load_tile<float, Storage>(k_copy, k, work, map, tile);
+    load_tile<float, Storage>(v_copy, v, work, map, tile);
+    k_rows.find(k_copy, k.columns, tile);
+    v_rows.find(v_copy, v.columns, tile);
+    process_rows(work, k_rows, v_rows, tile, k_rows, 0);
+  }
+}
+
+/// The TileFunction of few rows (cpu/kernel.h).
+template <typename Storage>
+struct RowsLoop {
+  using Compute = float;
+  static constexpr core::CpuOperands kOperands = core::CpuOperands::compute;
+
+  static void run(const WorkTile<float>& work) {
+    const AttentionParams& p = work.params;
+    load_queries<float, Storage>(static_cast<float*>(work.q_tile), work, 1);
+    for (int r = 0; r < kRowLanes; ++r) {
+      work.max[r] = core::negative_infinity<float>();
+      work.sum[r] = 0.f;
+    }
+    // Lanes without a row are computed too and must be finite.
+    for (std::int32_t i = 0; i < p.tile_k * kRowLanes; ++i) work.scores[i] = 0.f;
+    for (std::int64_t i = 0; i < std::int64_t{work.rows} * p.v_dim; ++i) work.out_tile[i] = 0.f;
+    const KeyRange visible = visible_to_tile(work);
+    if (!visible.empty()) {
+      const core::KvRowMap map = core::kv_row_map(p, work.sequence, work.b);
+      const KeyTensor k{p.k, p.k_strides, p.k_element, p.k_scale, p.head_dim};
+      const KeyTensor v{p.v, p.v_strides, p.v_element, p.v_scale, p.v_dim};
+      read_keys(work, visible, map, k, v);
+      if (core::is_set(work.cancel)) return;
+    }
+    for (std::int32_t row = 0; row < work.rows; ++row) {
+      store_row(work, row, work.out_tile + row * p.v_dim);
+    }
+  }
+
+ private:
+  static void read_keys(const WorkTile<float>& work, KeyRange visible, const core::KvRowMap& map,
+                        const KeyTensor& k, const KeyTensor& v) {
+    const auto in_place = [&]<typename Row>() { mainloop_in_place<Row>(work, visible, map, k, v); };
+    const bool any_8bit = core::is_8bit(k.element) || core::is_8bit(v.element);
+    const bool all_codes = (core::code_mask(work.params) & 0xff) == 0xff;  // not under a fault
+    if (k.strides.column == 1 && v.strides.column == 1) {
+      if (!any_8bit) return in_place.template operator()<Storage>();
+      if (k.element == v.element && all_codes) {
+        switch (k.element) {
+          case core::Element::e4m3:
+            return in_place.template operator()<Code<core::Element::e4m3>>();
+          case core::Element::e5m2:
+            return in_place.template operator()<Code<core::Element::e5m2>>();
+          case core::Element::int8:
+            return in_place.template operator()<Code<core::Element::int8>>();
+          default: return in_place.template operator()<Code<core::Element::u8>>();
+        }
+      }
+    }
+    mainloop_copied<Storage>(work, visible, map, k, v);
+  }
+};
+
+}  // namespace
+}  // namespace flashcore::cpu

@@ -1,0 +1,9 @@
+// The CPU kernel for AMX bf16 with AVX-512. cmake/cpu_kernels.cmake sets the compiler flags.
+#define FLASHCORE_SIMD_BYTES 64
+#include "cpu/kernels/fwd-inl.h"
+#include "cpu/kernels/gemm_amx-inl.h"
+
+namespace flashcore::cpu {
+extern const IsaKernels kAmxKernels = {.bf16 = process_tile<PanelLoop<AmxGemm>>,
+                                       .peak = multiply_add_peak};
+}
