@@ -40,6 +40,7 @@ add_library(flashcore_objects OBJECT
   src/plan/workspace.cc
   ${FLASHCORE_MODELS}
   src/reference/oracle.cc
+  src/reference/oracle_bwd.cc
   src/verify/api.cc
   src/verify/discover.cc
   src/verify/implementation.cc
