@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <new>
 #include <span>
 #include <string>
 
 #include "api/c_convert.h"
+#include "api/c_entry.h"
 #include "core/error.h"
 #include "flashcore/attention.h"
 #include "flashcore/flashcore.h"
@@ -25,27 +25,6 @@ static_assert(FLASHCORE_OK == static_cast<int>(StatusCode::ok) &&
               FLASHCORE_INTERNAL == static_cast<int>(StatusCode::internal) &&
               FLASHCORE_CANCELLED == static_cast<int>(StatusCode::cancelled));
 static_assert(FLASHCORE_WORKSPACE_HEADER_BYTES == kWorkspaceHeaderBytes);
-
-std::int32_t finish(const Status& status, flashcore_error* error) noexcept {
-  const auto code = static_cast<std::int32_t>(status.code());
-  if (error != nullptr) {
-    error->code = code;
-    std::snprintf(error->message, sizeof error->message, "%s", status.message().c_str());
-  }
-  return code;
-}
-
-/// Runs the body of an entry point. Turns exceptions into a status code and fills *error.
-template <typename Body>
-std::int32_t entry(flashcore_error* error, Body body) noexcept {
-  try {
-    return finish(body(), error);
-  } catch (const std::bad_alloc&) {
-    return finish(out_of_memory(), error);
-  } catch (...) {
-    return finish(Status(StatusCode::internal, "unexpected"), error);
-  }
-}
 
 Result<Plan> plan_of(const CCall& call) {
   const Result<Problem> problem = make_problem(call.tensors, call.options);

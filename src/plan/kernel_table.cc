@@ -97,7 +97,8 @@ constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dty
           .threads = 0,
           .smem_bytes = 0,
           .blocks_per_sm = 0,
-          .features = features_of_kernel(traits, Inputs::native),
+          .features = features_of_kernel(traits, Inputs::native) &
+                      (op == Operation::bwd ? kBackwardFeatures : kAllFeatures),
           .compiled = compiled_for_cpu(isa)};
 }
 

@@ -32,7 +32,13 @@ enum class Reject {
   softcap,          // above the largest cap that it computes exactly
   slower_family,
   slower_isa,
+  operation,  // computes gradients and not results, or the reverse
 };
+
+/// True if a CPU with instruction set `cpu` can execute a kernel for `kernel`.
+constexpr bool runs_on(Isa kernel, Isa cpu) noexcept {
+  return kernel == Isa::generic || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
+}
 
 /// The kernels of one operation, family, inputs and dtype: small head dims first. May be empty.
 std::span<const KernelInfo> kernels_of(Operation op, Family family, Inputs inputs,
