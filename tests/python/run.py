@@ -21,7 +21,7 @@ TREE = os.path.dirname(os.path.dirname(FOLDER))
 # Slowest first, so that the others run in parallel with them.
 PACKAGE_TESTS = ("transformers_families", "torch_op", "torch_gradients", "transformers", "drop_ins",
                  "torch_values", "torch_sdpa", "differential", "torch_boundary", "torch_direct",
-                 "torch_cuda", "torch_graphs", "peers", "examples", "readme", "attention", "quant",
+                 "torch_cuda", "torch_graphs", "peers", "examples", "readme", "attention", "backward", "quant",
                  "boundary_fuzz", "boundary", "interrupt", "jax", "cupy")
 ALONE = ("overhead",)  # measures time
 FRAMEWORKS = ("numpy", "torch", "transformers", "jax", "cupy")
