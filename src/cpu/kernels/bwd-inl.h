@@ -56,7 +56,8 @@ void row_stats_from_forward(BackwardTile<T>& t, std::int32_t r, T* work) {
 template <typename T>
 bool needs_exact_stats(const BackwardTile<T>& t, std::int32_t r) {
   const T lse = t.base[r];
-  return t.factor[r] != T(0) && (lse > T(kLargestExactLse) || lse < T(-kLargestExactLse));
+  return t.factor[r] != T(0) && lse != core::negative_infinity<T>() &&
+         (lse > T(kLargestExactLse) || lse < T(-kLargestExactLse));
 }
 
 /// The maximum and sum of the rows whose LSE is too large, by the forward's online softmax.

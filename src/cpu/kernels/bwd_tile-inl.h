@@ -262,7 +262,8 @@ void compute_probabilities(BackwardTile<T>& t, std::int32_t keys) {
       const Vec<T> power = (score - base) * log2_e;
       const Vec<T> p = exp2(select_less(limit, power, limit, power)) * factor;
       // A row without keys may have scores that are NaN, because its q was replaced by 0.
-      store(at, select_less(score, lowest, zero, select_less(zero, factor, p, factor)));
+      const Vec<T> guarded = select_less(score, lowest, zero, select_less(zero, factor, p, factor));
+      store(at, t.p.fwd.fault.is(InjectedFault::empty_row_unguarded) ? p : guarded);
     }
   }
 }
