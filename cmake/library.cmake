@@ -8,12 +8,15 @@ add_library(flashcore_objects OBJECT
   bindings/python/polled_call.cc
   src/api/append.cc
   src/api/attention.cc
+  src/api/backward.cc
   src/api/c_api.cc
+  src/api/c_backward.cc
   src/api/c_convert.cc
   src/api/c_distributed.cc
   src/api/merge.cc
   src/api/quantize.cc
   src/api/status.cc
+  src/api/validate/backward.cc
   src/api/validate/kv.cc
   src/api/validate/merge.cc
   src/api/validate/overlap.cc
@@ -22,10 +25,12 @@ add_library(flashcore_objects OBJECT
   src/api/validate/tensor.cc
   src/api/version.cc
   src/backend/backend.cc
+  src/backend/backward_params.cc
   src/backend/params.cc
   src/cpu/append.cc
   src/cpu/assert.cc
   src/cpu/backend.cc
+  src/cpu/backward.cc
   src/cpu/combine.cc
   src/cpu/cpu_info.cc
   src/cpu/quantize.cc
@@ -43,6 +48,7 @@ add_library(flashcore_objects OBJECT
   src/distributed/mask.cc
   src/distributed/ring.cc
   src/distributed/traffic.cc
+  src/plan/backward.cc
   src/plan/cost.cc
   src/plan/devices.cc
   src/plan/explain.cc
@@ -54,6 +60,7 @@ add_library(flashcore_objects OBJECT
   src/plan/workspace.cc
   ${FLASHCORE_MODELS}
   src/reference/oracle.cc
+  src/reference/oracle_bwd.cc
   src/verify/api.cc
   src/verify/discover.cc
   src/verify/implementation.cc
@@ -65,6 +72,7 @@ add_library(flashcore_objects OBJECT
   src/verify/inputs/case_pages.cc
   src/verify/inputs/case_sizes.cc
   src/verify/inputs/compare.cc
+  src/verify/inputs/compare_bwd.cc
   src/verify/inputs/format.cc
   src/verify/inputs/lengths.cc
   src/verify/inputs/probe_inputs.cc
@@ -119,6 +127,7 @@ endforeach()
 add_library(flashcore_check STATIC
   src/check/call_runner.cc
   src/check/check.cc
+  src/check/check_bwd.cc
   src/check/coverage.cc
   src/check/stage_scores.cc
   src/check/stage_splits.cc

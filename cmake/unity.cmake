@@ -20,7 +20,7 @@ function(flashcore_use_unity)
     <sstream> <string> <utility> <vector>)
   flashcore_compile_together(flashcore_objects api "src/api/.*")
   flashcore_compile_together(flashcore_objects cpu
-    "src/cpu/(append|combine|backend|cpu_.*|thread_pool)")
+    "src/cpu/(append|backward|combine|backend|cpu_.*|thread_pool)")
   flashcore_compile_together(flashcore_objects verify_cases
     "src/verify/(discover|inputs/(call|case|case_pages|compare|format|lengths))")
   flashcore_compile_together(flashcore_objects verify_report

@@ -77,6 +77,11 @@ std::int32_t run_long(Function<flashcore_params>, const flashcore_params& params
   return run_attention_polled(params, stop, error);
 }
 
+std::int32_t run_long(Function<flashcore_backward_params>, const flashcore_backward_params& params,
+                      const Stop& stop, flashcore_error* error) {
+  return run_backward_polled(params, stop, error);
+}
+
 template <typename Params>
 std::int32_t run_long(Function<Params> function, const Params& params, const Stop& stop,
                       flashcore_error* error) {
@@ -208,4 +213,9 @@ std::int32_t flashcore_python_quantize(const flashcore_quant_params* params, fla
 std::int32_t flashcore_python_dequantize(const flashcore_quant_params* params,
                                          flashcore_error* error, std::int32_t interruptible) {
   return without_gil(flashcore_dequantize, params, error, interruptible != 0);
+}
+
+std::int32_t flashcore_python_backward(const flashcore_backward_params* params,
+                                       flashcore_error* error, std::int32_t interruptible) {
+  return without_gil(flashcore_attention_backward, params, error, interruptible != 0);
 }

@@ -51,6 +51,9 @@ FLASHCORE_C_API int32_t flashcore_python_quantize(const flashcore_quant_params* 
 FLASHCORE_C_API int32_t flashcore_python_dequantize(const flashcore_quant_params* params,
                                                     flashcore_error* error, int32_t interruptible);
 
+FLASHCORE_C_API int32_t flashcore_python_backward(const flashcore_backward_params* params,
+                                                  flashcore_error* error, int32_t interruptible);
+
 /* Returns the code of flashcore_attention as an int, or -1 if an array could not be described; then
  * nothing has run. Returns NULL, with an exception, if a signal handler raised. */
 FLASHCORE_C_API void* flashcore_python_run(void* self, void* const* arrays, ptrdiff_t count);

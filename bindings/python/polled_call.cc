@@ -129,6 +129,33 @@ std::int32_t run_polled(const PolledCall& call, const Stop& stop, flashcore_erro
   }
 }
 
+namespace {
+
+/// Gives `call` a new workspace of `bytes` bytes, then runs `function` with it.
+template <typename Function>
+std::int32_t run_with_workspace(flashcore_params& call, std::size_t bytes, const Stop& stop,
+                                flashcore_error* error, Function function) noexcept {
+  const std::size_t blocks = (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment;
+  const std::unique_ptr<void, Free> memory(
+      std::aligned_alloc(kWorkspaceAlignment, blocks * kWorkspaceAlignment));
+  if (memory == nullptr) return failure(FLASHCORE_OUT_OF_MEMORY, "out of memory", error);
+  call.workspace = memory.get();
+  call.workspace_bytes = bytes;
+  call.workspace_header = nullptr;
+  if (const std::int32_t code = flashcore_workspace_init(call.workspace, call.workspace_bytes,
+                                                         {FLASHCORE_CPU, 0}, nullptr, error);
+      code != FLASHCORE_OK) {
+    return code;
+  }
+  const auto cancellable = [&](const std::int32_t* cancel, flashcore_error* failed) {
+    call.cancel = cancel;
+    return function(failed);
+  };
+  return run_polled(cancellable, stop, error);
+}
+
+}  // namespace
+
 std::int32_t run_attention_polled(const flashcore_params& params, const Stop& stop,
                                   flashcore_error* error) noexcept {
   flashcore_params own = params;
@@ -137,23 +164,24 @@ std::int32_t run_attention_polled(const flashcore_params& params, const Stop& st
   if (const std::int32_t code = flashcore_plan(&own, &plan, error); code != FLASHCORE_OK) {
     return code;
   }
-  const std::size_t blocks = (plan.workspace_bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment;
-  const std::unique_ptr<void, Free> memory(
-      std::aligned_alloc(kWorkspaceAlignment, blocks * kWorkspaceAlignment));
-  if (memory == nullptr) return failure(FLASHCORE_OUT_OF_MEMORY, "out of memory", error);
-  own.workspace = memory.get();
-  own.workspace_bytes = plan.workspace_bytes;
-  own.workspace_header = nullptr;
-  if (const std::int32_t code = flashcore_workspace_init(own.workspace, own.workspace_bytes,
-                                                         {FLASHCORE_CPU, 0}, nullptr, error);
-      code != FLASHCORE_OK) {
+  return run_with_workspace(
+      own, plan.workspace_bytes, stop, error,
+      [&own](flashcore_error* failed) { return flashcore_attention(&own, failed); });
+}
+
+std::int32_t run_backward_polled(const flashcore_backward_params& params, const Stop& stop,
+                                 flashcore_error* error) noexcept {
+  flashcore_params call = *params.call;  // is_long() has checked it
+  flashcore_backward_params own = params;
+  own.call = &call;
+  flashcore_plan_info plan{};
+  plan.struct_size = sizeof plan;
+  if (const std::int32_t code = flashcore_backward_plan(&own, &plan, error); code != FLASHCORE_OK) {
     return code;
   }
-  const auto call = [&own](const std::int32_t* cancel, flashcore_error* failed) {
-    own.cancel = cancel;
-    return flashcore_attention(&own, failed);
-  };
-  return run_polled(call, stop, error);
+  return run_with_workspace(
+      call, plan.workspace_bytes, stop, error,
+      [&own](flashcore_error* failed) { return flashcore_attention_backward(&own, failed); });
 }
 
 bool is_cpu(const flashcore_device& device) noexcept {
@@ -171,6 +199,10 @@ bool is_long(const flashcore_params& p) noexcept {
   const Result<DeviceInfo> cpu = device_info(Device{});
   const std::int32_t threads = p.threads > 0 ? p.threads : cpu.ok() ? cpu->threads : 1;
   return flops > kLongFlopsPerThread * threads;
+}
+
+bool is_long(const flashcore_backward_params& p) noexcept {
+  return p.call != nullptr && p.call->struct_size == sizeof *p.call && is_long(*p.call);
 }
 
 bool is_long(const flashcore_merge_params& p) noexcept {

@@ -24,9 +24,14 @@ std::int32_t run_polled(const PolledCall& call, const Stop& stop, flashcore_erro
 std::int32_t run_attention_polled(const flashcore_params& params, const Stop& stop,
                                   flashcore_error* error) noexcept;
 
+/// The same for flashcore_attention_backward.
+std::int32_t run_backward_polled(const flashcore_backward_params& params, const Stop& stop,
+                                 flashcore_error* error) noexcept;
+
 /// True for calls that take 20 ms or more on the CPU. They are worth their own thread.
 /// The estimate ignores masks.
 bool is_long(const flashcore_params& params) noexcept;
+bool is_long(const flashcore_backward_params& params) noexcept;
 bool is_long(const flashcore_merge_params& params) noexcept;
 bool is_long(const flashcore_append_params& params) noexcept;
 bool is_long(const flashcore_quant_params& params) noexcept;

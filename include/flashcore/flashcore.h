@@ -233,6 +233,31 @@ FLASHCORE_C_API int32_t flashcore_quantize(const flashcore_quant_params* params,
 FLASHCORE_C_API int32_t flashcore_dequantize(const flashcore_quant_params* params,
                                              flashcore_error* error);
 
+/* Gradients of a call. See flashcore/backward.h. */
+typedef struct flashcore_backward_params {
+  size_t struct_size; /* set by the caller: sizeof(flashcore_backward_params) */
+  /* The forward call: its tensors, of which out and lse are inputs here, its options, and the
+   * workspace, stream and cancellation flag of this one. `layout` also applies to the gradients. */
+  const flashcore_params* call;
+  const flashcore_tensor* dout;
+  const flashcore_tensor* dlse; /* or NULL: 0 */
+  /* Written; NULL: not computed. */
+  const flashcore_tensor* dq;
+  const flashcore_tensor* dk;
+  const flashcore_tensor* dv;
+  const flashcore_tensor* dbias;
+  const flashcore_tensor* dsinks;
+} flashcore_backward_params;
+
+/* As flashcore_plan, flashcore_explain and flashcore_attention. */
+FLASHCORE_C_API int32_t flashcore_backward_plan(const flashcore_backward_params* params,
+                                                flashcore_plan_info* info, flashcore_error* error);
+FLASHCORE_C_API int32_t flashcore_backward_explain(const flashcore_backward_params* params,
+                                                   char* text, size_t capacity, size_t* needed,
+                                                   flashcore_error* error);
+FLASHCORE_C_API int32_t flashcore_attention_backward(const flashcore_backward_params* params,
+                                                     flashcore_error* error);
+
 /* The number of usable CUDA devices. If it is 0, error->message says why. */
 FLASHCORE_C_API int32_t flashcore_cuda_device_count(flashcore_error* error);
 

@@ -4,7 +4,7 @@
     out = flashcore.attention(q, k, v, causal=True)
     print(flashcore.explain(q, k, v, causal=True))
 
-Also here: merge, append; quantize, dequantize (8-bit q, k and v); verify; for torch sdpa, flash_attn (the
+Also here: attention_backward; merge, append; quantize, dequantize (8-bit q, k and v); verify; for torch sdpa, flash_attn (the
 calls of that package) and ops (torch.ops.flashcore); integrations for torch's own attention,
 transformers and jax.jit; distributed (one attention over many ranks); python3 -m flashcore.bench.
 docs/python.md describes all of them.
@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from flashcore._attention import attention, explain
+from flashcore._backward import attention_backward, explain_backward
 from flashcore._core.library import CudaError, Library, StaleLibraryError, load
 from flashcore._core.providers import provider_of
 from flashcore._core.version import VERSION
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = ["CudaError", "Library", "Quantized", "StaleLibraryError", "append", "attention",
-           "dequantize", "explain", "load", "merge", "quantize", "sdpa", "__version__"]
+           "attention_backward", "dequantize", "explain", "explain_backward", "load", "merge", "quantize", "sdpa", "__version__"]
 
 # Imported on first use: these modules need a framework, or would double the import time.
 _LAZY_MODULES = {"flash_attn": "flashcore.flash_attn", "ops": "flashcore.ops",

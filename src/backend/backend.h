@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "flashcore/attention.h"
+#include "flashcore/backward.h"
 
 namespace flashcore {
 
@@ -16,6 +17,7 @@ namespace flashcore {
 namespace core {
 struct AppendParams;
 struct AttentionParams;
+struct BackwardParams;
 struct CombineParams;
 struct ErrorSlot;
 struct QuantParams;
@@ -40,6 +42,11 @@ class Backend {
   /// ignore it.
   virtual Status launch(const Plan& plan, const core::AttentionParams& params, Stream stream,
                         const std::int32_t* cancel) const = 0;
+  /// Computes gradients.
+  virtual Status launch_backward(const BackwardPlan&, const core::BackwardParams&, Stream,
+                                 const std::int32_t*) const {
+    return Status(StatusCode::unsupported, "this device has no kernel for gradients");
+  }
   /// `partials` is f64 for f64 problems, else f32. `threads`: CPU threads; 0: all.
   virtual Status combine(const core::CombineParams& params, DType partials, Device device,
                          int threads, Stream stream, const std::int32_t* cancel) const = 0;

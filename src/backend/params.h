@@ -2,15 +2,21 @@
 // pointers, strides and sizes. The plan has made all decisions.
 #pragma once
 
+#include "core/backward_params.h"
 #include "core/combine.h"
 #include "core/params.h"
 #include "core/tile_scheduler.h"
 #include "flashcore/attention.h"
+#include "flashcore/backward.h"
 
 namespace flashcore {
 
 core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
                                   const Workspace& workspace) noexcept;
+
+core::BackwardParams make_backward_params(const BackwardPlan& plan, const Tensors& tensors,
+                                          const Gradients& gradients,
+                                          const Workspace& workspace) noexcept;
 
 /// The arguments of the kernel that combines the splits of a plan.
 core::CombineParams make_combine_params(const Plan& plan,

@@ -10,6 +10,9 @@
 
 namespace flashcore::verify {
 
+class CaseMemory;
+class GradientMemory;
+
 /// Owns the device memory of one case and reuses it for the next. Not thread-safe.
 class CheckRunner {
  public:
@@ -37,11 +40,17 @@ class CheckRunner {
   Outcome check(const CaseSpec& spec, double oracle_work = 1e9, int oracle_threads = 1,
                 Stream stream = nullptr);
 
+  /// The same for the gradients of the case. out and lse are the oracle's; the gradients are
+  /// computed twice, with another number of threads the second time.
+  Outcome check_backward(const CaseSpec& spec);
+
   /// The case of the last check(), still in device memory. Timing runs it again.
   const Tensors& tensors() const { return tensors_; }
   Workspace workspace() const { return workspace_; }
 
  private:
+  Status run_gradients(const CaseMemory& memory, GradientMemory& gradients, Outcome& outcome,
+                       BackwardProblem& problem);
   Status reserve(void*& data, std::size_t& capacity, std::size_t bytes);
 
   const Backend& backend_;

@@ -40,6 +40,21 @@ enum class InjectedFault : int {
   counter_left = 27,          // the counter wraps one CTA too late
   // Termination of a kernel.
   never_ends = 30,  // the kernel spins if a sequence has 3, 10, 17, ... queries
+  // Gradients.
+  delta_ignored = 31,            // dS is P times dP
+  delta_of_next_row = 32,        // dS uses the delta of the row below
+  dlse_ignored = 33,             // the gradient of the LSE does not reach delta
+  dq_scale_missing = 34,         // dq is not multiplied by scale
+  dk_scale_twice = 35,           // dk is multiplied by scale twice
+  softcap_slope_ignored = 36,    // dZ is dS
+  bwd_mask_ignored = 37,         // causal masks and windows are not applied again
+  last_query_tile_dropped = 38,  // dk and dv lack the last query tile
+  group_last_head_only = 39,     // dk and dv sum over the last head of a group only
+  dq_tile_twice = 40,            // the first KV tile is added to dq twice
+  dsinks_sign_wrong = 41,        // dsinks has the wrong sign
+  dbias_first_batch = 42,        // a repeated dbias sums over the first batch entry only
+  empty_row_unguarded = 43,      // an LSE of -inf is used as it is
+  dk_tail_unwritten = 44,        // dk and dv keep their values past seqused_k
 };
 
 #if defined(FLASHCORE_FAULTS)

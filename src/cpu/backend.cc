@@ -14,6 +14,7 @@
 #include "core/scratch.h"
 #include "core/seq_info.h"
 #include "cpu/append.h"
+#include "cpu/backward.h"
 #include "cpu/combine.h"
 #include "cpu/cpu_info.h"
 #include "cpu/kernel_table.h"
@@ -80,6 +81,11 @@ class CpuBackend final : public Backend {
         },
         &job, cancel);
     return check_cancel(cancel);
+  }
+
+  Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& params, Stream,
+                         const std::int32_t* cancel) const override {
+    return cpu::run_backward(plan, params, cancel);
   }
 
   Status combine(const core::CombineParams& params, DType partials, Device, int threads, Stream,

@@ -240,6 +240,9 @@ std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& p
     case Reject::slower_family: return "is slower by estimate than another family";
     case Reject::slower_isa: return "uses a narrower instruction set";
     case Reject::slower_tile: return "is slower for this number of rows";
+    case Reject::operation:
+      return kernel.op == Operation::bwd ? "computes gradients, for run_backward()"
+                                         : "computes results, for run()";
   }
   return text;
 }
@@ -257,8 +260,8 @@ std::string explain(const Plan& plan) {
   text += "not used\n";
   const Features needed = features_of(plan.problem);
   for (const KernelInfo& kernel : kernels()) {
-    if (&kernel == plan.kernel || kernel.device != plan.kernel->device ||
-        kernel.dtype != plan.problem.dtype) {
+    if (&kernel == plan.kernel || kernel.op != Operation::fwd ||
+        kernel.device != plan.kernel->device || kernel.dtype != plan.problem.dtype) {
       continue;
     }
     Reject reject = supports(kernel, plan.problem, plan.device, needed);

@@ -102,7 +102,7 @@ constexpr KernelInfo cpu_kernel(const char* id, Operation op, Isa isa, DType dty
           .threads = 0,
           .smem_bytes = 0,
           .blocks_per_sm = 0,
-          .features = traits.features,
+          .features = traits.features & (op == Operation::bwd ? kBackwardFeatures : kAllFeatures),
           .compiled = compiled_for_cpu(isa)};
 }
 
@@ -116,8 +116,9 @@ constexpr KernelInfo kKernels[] = {
 #define FLASHCORE_CPU_KERNEL(op, isa, dtype)                                 \
   cpu_kernel(#op "_" #isa "_" #dtype, Operation::op, Isa::isa, DType::dtype, \
              Isa::isa == Isa::amx ? kAmxTileQ : kCpuTileQ),
-#define FLASHCORE_CPU_ROWS_KERNEL(op, isa, dtype) \
-  cpu_kernel(#op "_" #isa "_" #dtype "_q16", Operation::op, Isa::isa, DType::dtype, core::kGemvRows),
+#define FLASHCORE_CPU_ROWS_KERNEL(op, isa, dtype)                                   \
+  cpu_kernel(#op "_" #isa "_" #dtype "_q16", Operation::op, Isa::isa, DType::dtype, \
+             core::kGemvRows),
 #include "cpu/kernels.def"
 #undef FLASHCORE_CPU_ROWS_KERNEL
 #undef FLASHCORE_CPU_KERNEL

@@ -30,6 +30,11 @@ constexpr unsigned modes(CombineMode mode, Modes... others) noexcept {
 inline constexpr int kAnyCc = 1 << 16;  // no upper limit: later GPUs run the PTX
 inline constexpr Features kAllFeatures = ~Features::none;
 
+/// Pages, 8-bit tensors and splits have no gradients.
+inline constexpr Features kBackwardFeatures =
+    kAllFeatures & ~(Features::paged | Features::num_splits | Features::block_scales |
+                     Features::batch_invariant_scales);
+
 struct FamilyTraits {
   Family family;
   const char* names[3];  // printed name by Inputs; null if the family has no kernels for them

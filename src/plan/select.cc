@@ -11,11 +11,6 @@ namespace {
 
 constexpr double kMaxTilesIn32Bits = 0x1p30;
 
-/// On x86-64 each instruction set includes those before it in Isa.
-bool runs_on(Isa kernel, Isa cpu) {
-  return kernel == Isa::generic || kernel == cpu || (kernel >= Isa::avx2 && kernel < cpu);
-}
-
 /// A build with CUDA offers only its own kernels. A build without CUDA plans for any GPU.
 bool excluded_from_build(const KernelInfo& kernel) noexcept {
   if (kernel.compiled || kernel.device != DeviceType::cuda) return false;
@@ -219,7 +214,8 @@ std::span<const Family> families_of(DeviceType device) noexcept {
 }  // namespace
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
-  return needs_8_bits(kernel) || kernel.probability_dtype == DType::f32;
+  return needs_8_bits(kernel) ||
+         (kernel.op == Operation::fwd && kernel.probability_dtype == DType::f32);
 }
 
 Features features_of(const Problem& p) noexcept {
@@ -252,6 +248,7 @@ Features missing_features(const KernelInfo& kernel, const Problem& problem) noex
 
 Reject supports(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                 Features needed) noexcept {
+  if (kernel.op != Operation::fwd) return Reject::operation;
   const Reject size = check_size(kernel, problem, device);
   return size != Reject::none ? size : check_inputs(kernel, problem, needed);
 }

@@ -75,6 +75,17 @@ static void print_calls(void) {
   FIELD(flashcore_merge_params, stream);
   FIELD(flashcore_merge_params, cancel);
   END();
+  BEGIN(flashcore_backward_params);
+  FIELD(flashcore_backward_params, struct_size);
+  FIELD(flashcore_backward_params, call);
+  FIELD(flashcore_backward_params, dout);
+  FIELD(flashcore_backward_params, dlse);
+  FIELD(flashcore_backward_params, dq);
+  FIELD(flashcore_backward_params, dk);
+  FIELD(flashcore_backward_params, dv);
+  FIELD(flashcore_backward_params, dbias);
+  FIELD(flashcore_backward_params, dsinks);
+  END();
   BEGIN(flashcore_append_params);
   FIELD(flashcore_append_params, struct_size);
   FIELD(flashcore_append_params, k_new);

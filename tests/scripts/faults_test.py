@@ -30,7 +30,7 @@ class Faults(unittest.TestCase):
     def test_every_name_is_a_fault(self):
         known = {name for name, _ in self.script.injected_faults().values()}
         tables = (self.script.STAGES, self.script.NO_STAGE, self.script.HANGS, self.script.PROTOCOL,
-                  self.script.MODEL_ONLY, self.script.NEEDS, self.script.FAMILIES)
+                  self.script.BACKWARD, self.script.MODEL_ONLY, self.script.NEEDS, self.script.FAMILIES)
         for table in tables:
             self.assertEqual(set(table) - known, set())
 

@@ -12,7 +12,8 @@ namespace flashcore::test {
 std::vector<const KernelInfo*> runnable_kernels() {
   std::vector<const KernelInfo*> found;
   for (const KernelInfo& kernel : kernels()) {
-    if (kernel.device == DeviceType::cpu && kernel.compiled && cpu::isa_available(kernel.isa)) {
+    if (kernel.op == Operation::fwd && kernel.device == DeviceType::cpu && kernel.compiled &&
+        cpu::isa_available(kernel.isa)) {
       found.push_back(&kernel);
     }
   }

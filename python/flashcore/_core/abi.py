@@ -182,6 +182,20 @@ class DistributedProblem(ctypes.Structure):
     ]
 
 
+class BackwardParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("call", POINTER(Params)),
+        ("dout", POINTER(Tensor)),
+        ("dlse", POINTER(Tensor)),
+        ("dq", POINTER(Tensor)),
+        ("dk", POINTER(Tensor)),
+        ("dv", POINTER(Tensor)),
+        ("dbias", POINTER(Tensor)),
+        ("dsinks", POINTER(Tensor)),
+    ]
+
+
 MAX_PYTHON_ARRAYS = 15
 
 
@@ -215,6 +229,7 @@ STRUCTS = {
     "flashcore_append_params": AppendParams,
     "flashcore_quant_params": QuantParams,
     "flashcore_distributed_problem": DistributedProblem,
+    "flashcore_backward_params": BackwardParams,
     "flashcore_python_workspace": PythonWorkspace,
     "flashcore_python_call": PythonCall,
 }
@@ -232,6 +247,13 @@ FUNCTIONS = {
     "flashcore_workspace_status": (c_int32, [c_void_p, c_size_t, Device, c_void_p, POINTER(Error)]),
     "flashcore_capture_id": (
         c_int32, [Device, c_void_p, POINTER(c_uint64), POINTER(c_int32), POINTER(Error)]),
+    "flashcore_backward_plan": (
+        c_int32, [POINTER(BackwardParams), POINTER(PlanInfo), POINTER(Error)]),
+    "flashcore_backward_explain": (
+        c_int32,
+        [POINTER(BackwardParams), POINTER(c_char), c_size_t, POINTER(c_size_t), POINTER(Error)],
+    ),
+    "flashcore_attention_backward": (c_int32, [POINTER(BackwardParams), POINTER(Error)]),
     "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
     "flashcore_distributed_choose": (
         c_int32, [POINTER(DistributedProblem), POINTER(c_int32), POINTER(c_int32), POINTER(c_char),

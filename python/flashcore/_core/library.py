@@ -90,10 +90,25 @@ class Library:
         return info
 
     def explain(self, params: abi.Params) -> str:
+        return self._text("flashcore_explain", params)
+
+    def backward_plan(self, params: abi.BackwardParams) -> abi.PlanInfo:
+        info = abi.PlanInfo(ctypes.sizeof(abi.PlanInfo))
+        self._call("flashcore_backward_plan", ctypes.byref(params), ctypes.byref(info))
+        return info
+
+    def backward_explain(self, params: abi.BackwardParams) -> str:
+        return self._text("flashcore_backward_explain", params)
+
+    def attention_backward(self, params: abi.BackwardParams) -> None:
+        self._run(self._python.flashcore_python_backward, params)
+
+    def _text(self, function: str, params: Any) -> str:
+        """The result of a function that writes text of any length."""
         needed = ctypes.c_size_t()
-        self._call("flashcore_explain", ctypes.byref(params), None, 0, ctypes.byref(needed))
+        self._call(function, ctypes.byref(params), None, 0, ctypes.byref(needed))
         text = ctypes.create_string_buffer(needed.value)
-        self._call("flashcore_explain", ctypes.byref(params), text, needed.value, None)
+        self._call(function, ctypes.byref(params), text, needed.value, None)
         return text.value.decode()
 
     def attention(self, params: abi.Params) -> None:

@@ -201,6 +201,7 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
     if (*limits.splits > 1) s.options.reproducibility = Reproducibility::deterministic;
   }
   fit_to_kernel(kernel, s);
+  if (kernel.op == Operation::bwd) s.lse = true;
   return s;
 }
 

@@ -43,7 +43,10 @@ double overflow_edge(DType dtype) {
 
 std::string element_name(const ElementError& e) {
   char text[128];
-  if (e.column < 0) {
+  if (e.tensor != nullptr) {
+    std::snprintf(text, sizeof text, "%s[b=%d, h=%d, row=%d, c=%lld]", e.tensor, e.row.b, e.row.h,
+                  e.row.i, static_cast<long long>(e.column));
+  } else if (e.column < 0) {
     std::snprintf(text, sizeof text, "lse[b=%d, h=%d, i=%d]", e.row.b, e.row.h, e.row.i);
   } else {
     std::snprintf(text, sizeof text, "out[b=%d, h=%d, i=%d, c=%lld]", e.row.b, e.row.h, e.row.i,

@@ -26,6 +26,7 @@ struct ElementError {
   reference::RowId row{};
   std::int64_t column = -1;  ///< -1: the LSE
   double got = 0, want = 0, bound = 0;
+  const char* tensor = nullptr;  ///< null: out or lse; else the gradient, with `row.i` its row
   double error() const { return got - want; }
 };
 

@@ -65,7 +65,10 @@ void expect_facts(const Plan& plan) {
   // Every other kernel of this device and type is named with a reason.
   const std::string not_used = text.substr(text.find("not used"));
   for (const KernelInfo& kernel : kernels()) {
-    if (kernel.device != plan.kernel->device || kernel.dtype != p.dtype) continue;
+    if (kernel.op != Operation::fwd || kernel.device != plan.kernel->device ||
+        kernel.dtype != p.dtype) {
+      continue;
+    }
     const std::size_t line = not_used.find(std::string("  ") + kernel.id + " ");
     if (&kernel == plan.kernel) {
       EXPECT_EQ(line, std::string::npos);

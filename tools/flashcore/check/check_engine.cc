@@ -71,6 +71,7 @@ class CheckEngine::Worker {
         runner = std::make_unique<verify::CheckRunner>(*target.backend, target.device, plan_for);
       }
       runner->plan_for(with_blocks(plan_for, problem.blocks));
+      if (engine_.args_.op == "backward") return runner->check_backward(problem.spec);
       return runner->check(problem.spec, suite_.oracle_work, suite_.large ? engine_.jobs_ : 1);
     } catch (const std::bad_alloc&) {
       return no_memory();

@@ -23,6 +23,7 @@ std::string replay_command(const CheckArgs& args, const std::string& suite,
   const auto option = [&](const char* name, const std::string& value) {
     if (!value.empty()) text += formatted(" --{} {}", name, quoted(value));
   };
+  if (args.op != "forward") option("op", args.op);
   if (suite != "random" && suite != kNamedCases) option("suite", suite);
   option("cases", args.selection.file);
   for (const std::string& name : args.selection.cases) option("case", name);

@@ -94,6 +94,7 @@ struct CheckArgs {
   DeviceArgs device{.device = "all", .plan_for = {}, .threads = 0};
   SelectionArgs selection;
   RunControlArgs control;
+  std::string op = "forward";  ///< or backward
   std::string suite;  ///< random, tuning, all or a suite of the file; empty: random, or --case
   std::int64_t problems = 2000;
   std::optional<std::uint64_t> index;  ///< only this problem

@@ -118,6 +118,12 @@ CLI::App& add_explain(CLI::App& app, ExplainArgs& args) {
 
 CLI::App& add_check(CLI::App& app, CheckArgs& args) {
   CLI::App& command = *app.add_subcommand("check", "Check every kernel against the fp64 oracle");
+  command
+      .add_option("--op", args.op,
+                  "forward, or backward: gradients of random problems, whose out and lse are the "
+                  "oracle's")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->capture_default_str();
   command.add_option("--problems", args.problems, "number of random problems")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40))
       ->capture_default_str();
@@ -162,6 +168,7 @@ CLI::App& add_check(CLI::App& app, CheckArgs& args) {
   command.footer(
       examples("  flashcore check\n"
                "  flashcore check --problems 20000 --require-coverage 200\n"
+               "  flashcore check --op backward --problems 20000\n"
                "  flashcore check --suite regression\n"
                "  flashcore check --device cuda --kernel sm90 --blocks 1,2,3,7\n"
                "  flashcore check --device cuda --plan-for l4 --kernel f16 --time-limit 60\n"

@@ -26,7 +26,8 @@ class Check {
       : args_(args),
         stop_(args.control.time_limit_s),
         targets_(find_targets(args.device)),
-        kernels_(find_kernels(args.selection.kernel, targets_)),
+        kernels_(find_kernels(args.selection.kernel, targets_,
+                              args.op == "backward" ? Operation::bwd : Operation::fwd)),
         coverage_(infos(kernels_)),
         engine_(args, targets_, coverage_, stop_) {
     const bool gpu = std::any_of(targets_.begin(), targets_.end(), [](const Target& target) {
@@ -44,6 +45,9 @@ class Check {
     if (suite.empty()) suite = args_.selection.cases.empty() ? "random" : kNamedCases;
     if (suite == "regressions") suite = kKeylessTiles;
     const bool all = suite == "all";
+    if (args_.op == "backward" && suite != "random") {
+      throw CommandError("--op backward checks random problems only; leave out --suite and --case");
+    }
     if (args_.index && all) throw CommandError("--index needs one suite; use --suite random");
     covers_options_ = all || suite == "random";
     if (covers_options_) suites_.push_back(random_suite(args_, kernels_));

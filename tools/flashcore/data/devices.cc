@@ -7,6 +7,7 @@
 
 #include "cli/text.h"
 #include "command_error.h"
+#include "plan/backward.h"
 #include "plan/planner.h"
 
 namespace flashcore::tool {
@@ -29,6 +30,11 @@ class Pattern {
  private:
   regex_t expression_;
 };
+
+Reject supports_forward(const KernelInfo& kernel, const Problem& problem,
+                        const DeviceInfo& device) noexcept {
+  return supports(kernel, problem, device);
+}
 
 bool has_gpu() { return cuda_availability().device_count > 0; }
 
@@ -108,16 +114,17 @@ bool runnable(const KernelInfo& kernel, const DeviceInfo& device) {
   Problem problem = *dense;
   if (needs_8_bits(kernel)) problem.k.dtype = problem.v.dtype = DType::e4m3;
   if (needs_e4m3(kernel)) problem.q.dtype = DType::e4m3;
-  return supports(kernel, problem, device) == Reject::none;
+  const bool backward = kernel.op == Operation::bwd;
+  return (backward ? supports_backward : supports_forward)(kernel, problem, device) == Reject::none;
 }
 
 std::vector<RunnableKernel> find_kernels(const std::string& pattern,
-                                         const std::vector<Target>& targets) {
+                                         const std::vector<Target>& targets, Operation op) {
   const Pattern wanted(pattern);
   std::vector<RunnableKernel> found;
   bool known = false;
   for (const KernelInfo& kernel : kernels()) {
-    if (!wanted.finds(kernel.id)) continue;
+    if (kernel.op != op || !wanted.finds(kernel.id)) continue;
     known = true;
     for (std::size_t t = 0; t < targets.size(); ++t) {
       // With --plan-for, the real device and the planned one must both support the kernel.

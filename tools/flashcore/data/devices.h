@@ -35,10 +35,11 @@ struct RunnableKernel {
   std::size_t target;
 };
 
-/// All runnable kernels whose id matches the regular expression (empty: all). Throws CommandError
-/// if there is none.
+/// All runnable kernels of an operation whose id matches the regular expression (empty: all).
+/// Throws CommandError if there is none.
 std::vector<RunnableKernel> find_kernels(const std::string& pattern,
-                                         const std::vector<Target>& targets);
+                                         const std::vector<Target>& targets,
+                                         Operation op = Operation::fwd);
 
 /// The kernels for a problem: the planner's choice (null) if the pattern is empty, else every
 /// matching runnable kernel that takes the problem's dtype, dims and 8-bit inputs.

@@ -1,0 +1,136 @@
+"""attention_backward() and explain_backward(): gradients of attention on arrays of any framework."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from flashcore._attention import DEFAULTS
+from flashcore._core import abi
+from flashcore._core.arrays import TensorDesc, adapter_of, read_descriptor
+from flashcore._core.call_cache import PreparedCall, thread_state
+from flashcore._core.descriptors import described
+from flashcore._core.execute import check_shaped, given_arrays
+from flashcore._core.library import library
+from flashcore._core.options import (NO_WINDOW, OPTIONAL, OPTIONS, normalize_options, python_name)
+from flashcore.quant import Quantized
+
+WANTED = ("q", "k", "v", "bias", "sinks")
+
+
+def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
+                       wanted: Sequence[str] = ("q", "k", "v"), causal: bool = False,
+                       window: tuple[int, int] = NO_WINDOW, scale: float | None = None,
+                       softcap: float = 0.0, sinks: Any = None, alibi_slopes: Any = None,
+                       bias: Any = None, mask: Any = None, q_start: Any = None, k_start: Any = None,
+                       cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, seqused_k: Any = None,
+                       block_table: Any = None, layout: str = "bhsd", reproducibility: str = "deterministic",
+                       max_q_len: int = 0, max_kv_len: int = 0, partial: bool = False,
+                       checked: bool = False, kernel: str | None = None) -> tuple[Any, ...]:
+    """Gradients of attention(q, k, v, ...): a tuple in the order of `wanted`.
+
+    dout is the gradient of the result `out`, dlse (optional) that of `lse`; both results are those of
+    attention(..., return_lse=True) with the same options. `wanted` names inputs: "q", "k", "v", "bias"
+    and "sinks". A gradient has the shape and dtype of its input. The bits do not depend on the number
+    of threads. Paged and 8-bit k and v have no gradients. Gradients are computed on the CPU.
+
+    >>> import numpy as np, flashcore
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 4, 8)).astype(np.float32)
+    >>> out, lse = flashcore.attention(q, k, v, causal=True, return_lse=True)
+    >>> dq, dv = flashcore.attention_backward(out, q, k, v, out, lse, causal=True, wanted=("q", "v"))
+    >>> dq.shape == q.shape and dv.dtype == v.dtype
+    True
+    """
+    arguments = dict(locals())
+    call = _Call(*(arguments.pop(name) for name in ("dout", "q", "k", "v", "out", "lse", "dlse")),
+                 arguments.pop("wanted"), arguments)
+    return call.run()
+
+
+def explain_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,
+                     wanted: Sequence[str] = ("q", "k", "v"), **arguments: Any) -> str:
+    """Describes what attention_backward() would do with the same arguments."""
+    return _Call(dout, q, k, v, out, lse, dlse, wanted, arguments).explain()
+
+
+class _Call:
+    """One call: the forward's params, and descriptors of the gradients."""
+
+    def __init__(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any,
+                 wanted: Sequence[str], arguments: dict[str, Any]) -> None:
+        for name in wanted:
+            if name not in WANTED:
+                raise ValueError(f"wanted has {name!r}; wanted names of {', '.join(WANTED)}")
+        for name, one in (("q", q), ("k", k), ("v", v)):
+            if type(one) is Quantized:
+                raise NotImplementedError(f"{name}: is a Quantized; gradients are computed for "
+                                          "float arrays, dequantize() it first")
+        for name, one in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("dout", dout)):
+            check_shaped(name, one)
+        values = {**DEFAULTS, **arguments}
+        for name in values:
+            if name not in DEFAULTS:
+                raise TypeError(f"attention_backward() got an unexpected keyword argument '{name}'")
+        self.adapter = adapter = adapter_of("q", q)
+        given = given_arrays(adapter, q, tuple(values[python_name(name)] for name in OPTIONAL))
+        options = normalize_options(*(values[name] for name in OPTIONS))
+        self.forward = PreparedCall(adapter, options, [name for name, _, _ in given])
+        self.forward.describe(adapter, q, k, v, out, lse, given)
+        self.arrays = {"q": q, "k": k, "v": v, "bias": values["bias"], "sinks": values["sinks"]}
+        self.wanted = tuple(wanted)
+        for name in ("bias", "sinks"):
+            if name in self.wanted and self.arrays[name] is None:
+                raise ValueError(f"wanted has {name!r}, but the call has no {name}")
+        self._descs: list[TensorDesc] = []
+        self.params = abi.BackwardParams(ctypes.sizeof(abi.BackwardParams),
+                                         ctypes.pointer(self.forward.params))
+        self._describe("dout", dout)
+        if dlse is not None:
+            self._describe("dlse", dlse)
+        self.made = {name: self._new(name) for name in dict.fromkeys(self.wanted)}
+
+    def _describe(self, field: str, array: Any) -> None:
+        desc = TensorDesc(field)
+        self._descs.append(desc)
+        setattr(self.params, field, ctypes.cast(described(field, array, desc),
+                                                ctypes.POINTER(abi.Tensor)))
+
+    def _new(self, name: str) -> Any:
+        """Allocates the gradient of an input. That of a bias has four dimensions and all keys."""
+        array = self.arrays[name]
+        adapter = adapter_of(name, array)
+        shape = tuple(adapter.shape(array))
+        if name == "bias":
+            full = read_descriptor(self.forward.arrays.bias, "bias").shape
+            # A bias with one column for all keys is summed over them in the wider type.
+            columns = len(shape) > 0 and shape[-1] == full[3]
+            made = adapter.empty(array, full, None if columns or adapter.is_f64(array) else "f32")
+        else:
+            made = adapter.empty(array, shape)
+        self._describe("d" + name, made)
+        return made
+
+    def run(self) -> tuple[Any, ...]:
+        gpu = self.adapter.gpu(self.arrays["q"]) if self.adapter.has_gpus else -1
+        plan = library().backward_plan(self.params)  # raises if the call is invalid
+        if gpu >= 0:
+            raise NotImplementedError("q: is on a GPU; gradients are computed on CPUs")
+        _, address, size, _ = thread_state.workspace.at_least(plan.workspace_bytes)
+        self.forward.params.workspace, self.forward.params.workspace_bytes = address, size
+        library().attention_backward(self.params)
+        results = [self._result(name) for name in self.wanted]
+        finish = self.adapter.finish
+        return tuple(results if finish is None else map(finish, results))
+
+    def _result(self, name: str) -> Any:
+        made = self.made[name]
+        if name != "bias":
+            return made
+        bias = self.arrays["bias"]
+        shape = tuple(adapter_of("bias", bias).shape(bias))
+        if shape[-1] != made.shape[3]:
+            made = made.sum(axis=3, keepdims=True)
+            made = made.to(bias.dtype) if hasattr(made, "to") else made.astype(bias.dtype)
+        return made.reshape(shape)
+
+    def explain(self) -> str:
+        return library().backward_explain(self.params)

@@ -1,0 +1,67 @@
+#include <algorithm>
+
+#include "backend/backend.h"
+#include "backend/params.h"
+
+namespace flashcore {
+namespace {
+
+core::Strides gradient_strides(const Layout& layout) noexcept {
+  return {layout.batch, layout.head, layout.row, layout.column};
+}
+
+void set_gradients(core::BackwardParams& p, const BackwardProblem& problem,
+                   const Gradients& gradients) noexcept {
+  p.dout = gradients.dout.data;
+  p.dlse = gradients.dlse.data;
+  p.dq = gradients.dq.data;
+  p.dk = gradients.dk.data;
+  p.dv = gradients.dv.data;
+  p.dbias = gradients.dbias.data;
+  p.dsinks = static_cast<float*>(gradients.dsinks.data);
+  p.dout_strides = gradient_strides(problem.dout);
+  p.dlse_strides = gradient_strides(problem.dlse);
+  p.dq_strides = gradient_strides(problem.dq);
+  p.dk_strides = gradient_strides(problem.dk);
+  p.dv_strides = gradient_strides(problem.dv);
+  p.dbias_strides = gradient_strides(problem.dbias);
+  p.dsinks_stride = problem.dsinks.head;
+  p.dout_element = element_of(problem.dout.dtype);
+  p.dq_element = element_of(problem.dq.dtype);
+  p.dk_element = element_of(problem.dk.dtype);
+  p.dv_element = element_of(problem.dv.dtype);
+  p.dbias_element = element_of(problem.dbias.dtype);
+  p.dbias_batch = static_cast<std::int32_t>(problem.dbias_batch);
+  p.dbias_heads = static_cast<std::int32_t>(problem.dbias_heads);
+  p.dbias_rows = static_cast<std::int32_t>(problem.dbias_rows);
+}
+
+}  // namespace
+
+core::BackwardParams make_backward_params(const BackwardPlan& plan, const Tensors& tensors,
+                                          const Gradients& gradients,
+                                          const Workspace& workspace) noexcept {
+  const Problem& problem = plan.problem.forward;
+  Plan forward;
+  forward.problem = problem;
+  forward.device = plan.device;
+  forward.kernel = plan.kernel;
+  forward.tile_q = plan.tile_q;
+  forward.tile_k = plan.tile_k;
+  forward.keys_per_split = problem.kv_len;
+  core::BackwardParams p{};
+  p.fwd = make_params(forward, tensors, workspace);
+  p.group = p.fwd.group;
+  p.fwd.group = 1;
+  set_gradients(p, plan.problem, gradients);
+  p.scale = problem.scale;
+  p.k_tiles = (p.fwd.kv_len + plan.tile_k - 1) / plan.tile_k;
+  char* stats = static_cast<char*>(workspace.data) + plan.row_stats_offset;
+  const std::size_t bytes = (plan.scratch_offset - plan.row_stats_offset) / 3;
+  p.row_base = stats;
+  p.row_factor = stats + bytes;
+  p.row_delta = stats + 2 * bytes;
+  return p;
+}
+
+}  // namespace flashcore

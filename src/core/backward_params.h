@@ -1,0 +1,62 @@
+// The launch arguments of the kernels that compute gradients. backend/backward_params.cc fills them
+// from a plan and the caller's tensors.
+#pragma once
+
+#include <cstdint>
+
+#include "core/params.h"
+
+namespace flashcore::core {
+
+struct BackwardParams {
+  /// The forward call. q, k, v, out and lse are inputs. `group` is 1: a work tile has rows of one
+  /// query head. `kv_heads` is the number of KV heads.
+  AttentionParams fwd;
+  std::int32_t group;  // query heads per KV head
+
+  const void* dout;  // [batch, q_heads, q_len, v_dim]
+  const void* dlse;  // [batch, q_heads, q_len] or null
+  // Null: not wanted.
+  void* dq;       // [batch, q_heads, q_len, head_dim]
+  void* dk;       // [batch, kv_heads, kv_len, head_dim]
+  void* dv;       // [batch, kv_heads, kv_len, v_dim]
+  void* dbias;    // [dbias_batch, dbias_heads, dbias_rows, kv_len]
+  float* dsinks;  // [q_heads]
+  Strides dout_strides, dlse_strides, dq_strides, dk_strides, dv_strides, dbias_strides;
+  std::int64_t dsinks_stride;
+  Element dout_element, dq_element, dk_element, dv_element, dbias_element;
+  std::int32_t dbias_batch, dbias_heads, dbias_rows;
+  double scale;  // of Q K^T; fwd.score_scale is that of the softcap's argument
+
+  // One value per row, in the workspace; f64 for f64 problems. P = exp(s - base) * factor. A row
+  // without keys has factor 0.
+  void* row_base;  // [partial_rows()]
+  void* row_factor;
+  void* row_delta;  // Σ dout·out - dlse
+
+  std::int32_t k_tiles;  // KV tiles of the longest sequence
+};
+
+/// The steps of a call, in order. Each needs the results of the first one only.
+enum class BackwardStep : std::int32_t { row_stats, dq, dkdv, dbias, dsinks };
+
+/// The number of work tiles of a step.
+FLASHCORE_HD std::int64_t backward_tiles(const BackwardParams& p, BackwardStep step) {
+  const std::int64_t batch = p.fwd.batch;
+  switch (step) {
+    case BackwardStep::row_stats: return batch * p.fwd.q_heads * p.fwd.q_tiles;
+    case BackwardStep::dq: return p.dq == nullptr ? 0 : batch * p.fwd.q_heads * p.fwd.q_tiles;
+    case BackwardStep::dkdv:
+      return p.dk == nullptr && p.dv == nullptr ? 0 : batch * p.fwd.kv_heads * p.k_tiles;
+    case BackwardStep::dbias: {
+      const std::int64_t row_tiles = (p.dbias_rows + p.fwd.tile_q - 1) / p.fwd.tile_q;
+      return p.dbias == nullptr
+                 ? 0
+                 : static_cast<std::int64_t>(p.dbias_batch) * p.dbias_heads * row_tiles * p.k_tiles;
+    }
+    case BackwardStep::dsinks: return p.dsinks == nullptr ? 0 : p.fwd.q_heads;
+  }
+  return 0;
+}
+
+}  // namespace flashcore::core

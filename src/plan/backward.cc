@@ -1,0 +1,204 @@
+// make_backward_plan(), explain() and cost() of gradients.
+#include "plan/backward.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "core/backward_scratch.h"
+#include "core/error.h"
+#include "plan/problem_line.h"
+
+namespace flashcore {
+namespace {
+
+using ll = long long;
+
+constexpr std::size_t kBackwardAlignment = 256;
+constexpr double kMaxBackwardElements = 0x1p56;
+
+std::size_t aligned_bytes(std::size_t bytes) noexcept {
+  return (bytes + kBackwardAlignment - 1) / kBackwardAlignment * kBackwardAlignment;
+}
+
+/// Rows of q, over all heads.
+std::int64_t query_rows(const Problem& p) noexcept {
+  return p.q_heads * (p.q_varlen ? p.total_q : p.batch * p.q_len);
+}
+
+Status find_forced(const Problem& problem, const DeviceInfo& device,
+                   const KernelInfo*& found) noexcept {
+  const char* id = problem.options.kernel;
+  const KernelInfo* kernel = find_kernel(id);
+  if (kernel == nullptr) {
+    return invalid_argument("kernel is \"%s\"; no kernel has this id, see flashcore info --kernels",
+                            id);
+  }
+  const Reject reject = supports_backward(*kernel, problem, device);
+  if (reject == Reject::none) {
+    found = kernel;
+    return {};
+  }
+  try {
+    return unsupported("kernel %s cannot run this problem: it %s", id,
+                       to_message(reject, *kernel, problem, device).c_str());
+  } catch (...) {
+    return out_of_memory();
+  }
+}
+
+Status find_backward_kernel(const Problem& problem, const DeviceInfo& device,
+                            const KernelInfo*& found) noexcept {
+  if (problem.options.kernel != nullptr) return find_forced(problem, device, found);
+  for (const KernelInfo& kernel : kernels()) {  // the widest instruction set comes first
+    if (supports_backward(kernel, problem, device) == Reject::none) {
+      found = &kernel;
+      return {};
+    }
+  }
+  if (device.device.type == DeviceType::cuda) {
+    return unsupported("gradients are computed on CPUs; %s has no kernel for them", device.name);
+  }
+  return unsupported("no kernel computes gradients of %s with head_dim %lld and v_dim %lld",
+                     to_string(problem.dtype), ll{problem.head_dim}, ll{problem.v_dim});
+}
+
+/// Lays out the workspace: header, row statistics, scratch of the threads.
+Status plan_backward_workspace(BackwardPlan& plan) noexcept {
+  const Problem& p = plan.problem.forward;
+  const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
+  if (static_cast<double>(p.batch) * static_cast<double>(p.q_heads) *
+          static_cast<double>(std::max(p.q_len, p.total_q)) >
+      kMaxBackwardElements) {
+    return unsupported("batch %lld, q_heads %lld and q_len %lld together have too many rows",
+                       ll{p.batch}, ll{p.q_heads}, ll{p.q_len});
+  }
+  constexpr std::size_t kStats = 3;  // base, factor, delta
+  plan.row_stats_offset = kWorkspaceHeaderBytes;
+  plan.scratch_offset = plan.row_stats_offset +
+                        kStats * aligned_bytes(static_cast<std::size_t>(query_rows(p)) * element);
+  const auto scratch = core::backward_scratch(plan.tile_q, plan.tile_k, p.head_dim, p.v_dim).total;
+  plan.scratch_bytes_per_thread = aligned_bytes(static_cast<std::size_t>(scratch) * element);
+  plan.workspace_bytes =
+      plan.scratch_offset +
+      plan.scratch_bytes_per_thread * static_cast<std::size_t>(std::max(1, plan.device.threads));
+  return {};
+}
+
+Status plan_backward(const BackwardProblem& problem, const DeviceInfo& device,
+                     BackwardPlan& plan) noexcept {
+  if (problem.forward.device.type != device.device.type) {
+    return invalid_argument("the tensors are on %s, the device is a %s device",
+                            to_string(problem.forward.device.type), to_string(device.device.type));
+  }
+  FLASHCORE_RETURN_IF_ERROR(find_backward_kernel(problem.forward, device, plan.kernel));
+  plan.problem = problem;
+  plan.device = device;
+  // The plan must not refer to the caller's string.
+  if (problem.forward.options.kernel != nullptr) {
+    plan.problem.forward.options.kernel = plan.kernel->id;
+  }
+  plan.tile_q = core::kBackwardTileQ;
+  plan.tile_k = backward_tile_k(problem.forward);
+  return plan_backward_workspace(plan);
+}
+
+double gradient_bytes(const Layout& layout, double elements) noexcept {
+  return layout.given() ? elements * static_cast<double>(size_of(layout.dtype)) : 0.0;
+}
+
+std::string wanted_gradients(const BackwardProblem& p) {
+  std::string text;
+  const auto add = [&](const Layout& layout, const char* name) {
+    if (layout.given()) text += (text.empty() ? "" : ", ") + std::string(name);
+  };
+  add(p.dq, "dq"), add(p.dk, "dk"), add(p.dv, "dv"), add(p.dbias, "dbias");
+  add(p.dsinks, "dsinks");
+  return text.empty() ? "none" : text;
+}
+
+}  // namespace
+
+std::int32_t backward_tile_k(const Problem& problem) noexcept {
+  // K, V, their gradients, P and dS of a tile stay in the L2 cache. Multiples of the 12 and 6
+  // scalars of x86's register blocks.
+  const std::int64_t dim = std::max(problem.head_dim, problem.v_dim);
+  return dim <= 128 ? 96 : dim <= 256 ? 48 : 24;
+}
+
+Reject supports_backward(const KernelInfo& kernel, const Problem& problem,
+                         const DeviceInfo& device) noexcept {
+  if (kernel.op != Operation::bwd) return Reject::operation;
+  if (kernel.device != device.device.type) return Reject::other_device;
+  if (kernel.device == DeviceType::cpu && !runs_on(kernel.isa, device.isa)) return Reject::isa;
+  if (kernel.dtype != problem.dtype) return Reject::dtype;
+  if (problem.head_dim > kernel.head_dim || problem.v_dim > kernel.v_dim) return Reject::head_dim;
+  const Features missing =
+      features_of(problem) & ~kernel.features & ~Features::num_splits;  // splits do not apply
+  return any(missing) ? Reject::missing_feature : Reject::none;
+}
+
+Result<BackwardPlan> make_backward_plan(const BackwardProblem& problem,
+                                        const DeviceInfo& device) noexcept {
+  Result<BackwardPlan> plan(std::in_place);
+  Status status = plan_backward(problem, device, *plan);
+  if (!status.ok()) plan = std::move(status);
+  return plan;
+}
+
+Cost cost(const BackwardProblem& problem) noexcept {
+  const Problem& p = problem.forward;
+  Cost result = cost(p);
+  const auto dim = [](std::int64_t n) { return static_cast<double>(n); };
+  result.flops = 2.0 * (3 * dim(p.head_dim) + 2 * dim(p.v_dim)) * result.visible_pairs;
+  const double q_rows = dim(query_rows(p));
+  const double k_rows = dim(p.kv_heads * (p.kv_varlen ? p.total_k : p.batch * p.kv_len));
+  result.bytes +=
+      gradient_bytes(problem.dout, q_rows * dim(p.v_dim)) + gradient_bytes(problem.dlse, q_rows) +
+      gradient_bytes(problem.dq, q_rows * dim(p.head_dim)) +
+      gradient_bytes(problem.dk, k_rows * dim(p.head_dim)) +
+      gradient_bytes(problem.dv, k_rows * dim(p.v_dim)) +
+      gradient_bytes(problem.dbias, dim(problem.dbias_batch) * dim(problem.dbias_heads) *
+                                        dim(problem.dbias_rows) * dim(p.kv_len)) +
+      gradient_bytes(problem.dsinks, dim(p.q_heads));
+  return result;
+}
+
+std::string explain(const BackwardPlan& plan) {
+  if (plan.kernel == nullptr) return "an empty plan; use make_backward_plan()\n";
+  const Problem& p = plan.problem.forward;
+  std::string text;
+  char line[512];
+  const auto add = [&](const char* format, auto... values) {
+    std::snprintf(line, sizeof line, format, values...);
+    text += line;
+  };
+  text += "problem    " + problem_line(p) + "\n";
+  text += "gradients  " + wanted_gradients(plan.problem) +
+          (plan.problem.dlse.given() ? "; with a gradient of lse\n" : "\n");
+  add("device     %s (%s, %d threads)\n", plan.device.name, to_string(plan.device.isa),
+      plan.device.threads);
+  add("kernel     %s: %s\n", plan.kernel->id,
+      p.options.kernel != nullptr ? "requested by the caller"
+                                  : "the widest instruction set of this CPU with kernels");
+  add("tiles      %d rows x %d keys; dq by query tiles, dk and dv by KV tiles: no atomics\n",
+      plan.tile_q, plan.tile_k);
+  add("workspace  %zu bytes (header %zu, row statistics %zu, scratch %d x %zu)\n",
+      plan.workspace_bytes, kWorkspaceHeaderBytes, plan.scratch_offset - plan.row_stats_offset,
+      plan.device.threads, plan.scratch_bytes_per_thread);
+  const Cost c = cost(plan.problem);
+  add("work       %.4g GFLOP on %.4g visible pairs, %.4g MB of tensors\n", c.flops / 1e9,
+      c.visible_pairs, c.bytes / 1e6);
+  text += "not used\n";
+  for (const KernelInfo& kernel : kernels()) {
+    if (&kernel == plan.kernel || kernel.op != Operation::bwd || kernel.dtype != p.dtype ||
+        kernel.device != plan.kernel->device) {
+      continue;
+    }
+    Reject reject = supports_backward(kernel, p, plan.device);
+    if (reject == Reject::none) reject = Reject::slower_isa;
+    add("  %-24s %s\n", kernel.id, to_message(reject, kernel, p, plan.device).c_str());
+  }
+  return text;
+}
+
+}  // namespace flashcore

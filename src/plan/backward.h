@@ -1,0 +1,17 @@
+// Parts of the planner of gradients that the tools share.
+#pragma once
+
+#include "flashcore/backward.h"
+#include "plan/planner.h"
+
+namespace flashcore {
+
+/// The first reason why a kernel cannot compute the gradients of a problem. `problem` is the
+/// forward's.
+Reject supports_backward(const KernelInfo& kernel, const Problem& problem,
+                         const DeviceInfo& device) noexcept;
+
+/// Keys per work tile of the CPU kernels.
+std::int32_t backward_tile_k(const Problem& problem) noexcept;
+
+}  // namespace flashcore
