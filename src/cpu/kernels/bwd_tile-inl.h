@@ -241,7 +241,7 @@ void compute_scores(BackwardTile<T>& t, const T* k, KeyRange keys) {
     const T cap = static_cast<T>(f.softcap);
     const Vec<T> one = splat(T(1)), over_cap = splat(T(1) / cap);
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(count) * kTileRows; i += kLanes<T>) {
-      const Vec<T> tanh = VecScoreMath<T>::softcap(load(t.prob + i), cap) * over_cap;
+      const Vec<T> tanh = VecScoreMath<T>::capped(load(t.prob + i), cap) * over_cap;
       store(t.slope + i, one - tanh * tanh);
     }
   }

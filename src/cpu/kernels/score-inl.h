@@ -20,7 +20,6 @@ struct VecScoreMath {
     each([&](Vec<T> argument) { return capped(argument, cap); });
   }
 
- private:
   static Vec<T> capped(Vec<T> argument, T cap) {
     if (cap > T(core::kLargestShortCap)) {
       T lane[kLanes<T>];
