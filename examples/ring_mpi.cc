@@ -2,10 +2,13 @@
 // call over the whole sequence.
 //
 //   mpicxx -std=c++20 examples/ring_mpi.cc -lflashcore -o ring_mpi && mpirun -n 4 ./ring_mpi 203
+//
+// With a second argument "die", the last rank ends before its call: mpirun then ends the others.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -180,6 +183,7 @@ int main(int argc, char** argv) {
   {
     MpiComm mpi(MPI_COMM_WORLD);
     const flashcore::Comm comm = mpi.callbacks();
+    if (argc > 2 && std::strcmp(argv[2], "die") == 0 && comm.rank + 1 == comm.size) std::_Exit(3);
     good = run_schemes(comm, length);
     good &= run_decode(comm, length);
     good &= run_disagreement(comm);

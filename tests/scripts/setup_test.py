@@ -73,9 +73,10 @@ class Setup(unittest.TestCase):
         logs = os.path.join(os.path.dirname(os.path.dirname(self.setup)), "build", "logs")
         os.makedirs(logs)
         with open(os.path.join(logs, "not_installable"), "w", encoding="utf-8") as names:
-            names.write("python.report_browser\nframeworks.jax\n")
+            names.write("python.report_browser\nframeworks.jax\nmpi.ring_mpi\n")
         said = self.run_setup("test")[1]
         self.assertNotIn("chromium", said)
+        self.assertNotIn("openmpi", said)
         self.assertNotIn("jax", said)
         self.assertIn("torch", said)
 
