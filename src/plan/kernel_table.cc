@@ -114,8 +114,9 @@ constexpr KernelInfo kKernels[] = {
 #define FLASHCORE_CPU_KERNEL(op, isa, dtype)                                 \
   cpu_kernel(#op "_" #isa "_" #dtype, Operation::op, Isa::isa, DType::dtype, \
              Isa::isa == Isa::amx ? kAmxTileQ : kCpuTileQ),
-#define FLASHCORE_CPU_ROWS_KERNEL(op, isa, dtype) \
-  cpu_kernel(#op "_" #isa "_" #dtype "_q16", Operation::op, Isa::isa, DType::dtype, core::kGemvRows),
+#define FLASHCORE_CPU_ROWS_KERNEL(op, isa, dtype)                                   \
+  cpu_kernel(#op "_" #isa "_" #dtype "_q16", Operation::op, Isa::isa, DType::dtype, \
+             core::kGemvRows),
 #include "cpu/kernels.def"
 #undef FLASHCORE_CPU_ROWS_KERNEL
 #undef FLASHCORE_CPU_KERNEL
