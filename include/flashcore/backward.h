@@ -49,9 +49,13 @@ struct BackwardPlan {
   const KernelInfo* kernel = nullptr;
   std::int32_t tile_q = 0;  ///< query rows per work tile
   std::int32_t tile_k = 0;  ///< keys per work tile
+  /// Ranges of KV tiles that are computed independently, for parallelism. dq is their sum.
+  std::int32_t key_chunks = 0;
+  std::int32_t tiles_per_chunk = 1;
   // Byte offsets into the workspace. The header comes first.
-  std::size_t row_stats_offset = 0;  ///< [3, batch, q_heads, q_len]: base, factor and delta
-  std::size_t scratch_offset = 0;    ///< CPU: tiles of each thread
+  std::size_t row_stats_offset = 0;    ///< [3, batch, q_heads, q_len]: base, factor and delta
+  std::size_t dq_partials_offset = 0;  ///< [key_chunks, query tiles, head_dim, tile_q]
+  std::size_t scratch_offset = 0;      ///< CPU: tiles of each thread
   std::size_t scratch_bytes_per_thread = 0;
   std::size_t workspace_bytes = kWorkspaceHeaderBytes;
 };

@@ -57,10 +57,13 @@ core::BackwardParams make_backward_params(const BackwardPlan& plan, const Tensor
   p.scale = problem.scale;
   p.k_tiles = (p.fwd.kv_len + plan.tile_k - 1) / plan.tile_k;
   char* stats = static_cast<char*>(workspace.data) + plan.row_stats_offset;
-  const std::size_t bytes = (plan.scratch_offset - plan.row_stats_offset) / 3;
+  const std::size_t bytes = (plan.dq_partials_offset - plan.row_stats_offset) / 3;
   p.row_base = stats;
   p.row_factor = stats + bytes;
   p.row_delta = stats + 2 * bytes;
+  p.dq_partials = static_cast<char*>(workspace.data) + plan.dq_partials_offset;
+  p.k_chunks = plan.key_chunks;
+  p.chunk_tiles = plan.tiles_per_chunk;
   return p;
 }
 

@@ -34,11 +34,33 @@ struct BackwardParams {
   void* row_factor;
   void* row_delta;  // Σ dout·out - dlse
 
-  std::int32_t k_tiles;  // KV tiles of the longest sequence
+  /// dq without scale, before the sum over the chunks: [k_chunks, query tiles, head_dim, tile_q].
+  void* dq_partials;
+  std::int32_t k_tiles;      // KV tiles of the longest sequence
+  std::int32_t k_chunks;     // ranges of KV tiles that are computed independently
+  std::int32_t chunk_tiles;  // KV tiles of a chunk; the last one may have fewer
 };
 
-/// The steps of a call, in order. Each needs the results of the first one only.
-enum class BackwardStep : std::int32_t { row_stats, dq, dkdv, dbias, dsinks };
+/// The steps of a call, in order. `pairs` computes dk, dv and dq_partials, `dq` sums the latter.
+enum class BackwardStep : std::int32_t { row_stats, pairs, dq, dbias, dsinks };
+
+/// Query tiles of all sequences and heads, for dq_partials. Varlen sequences need one tile more
+/// than their rows, each.
+FLASHCORE_HD constexpr std::int64_t partial_tiles(std::int64_t batch, std::int64_t q_heads,
+                                                  std::int64_t q_tiles, std::int64_t total_q,
+                                                  std::int64_t tile_q, bool varlen) {
+  return q_heads * (varlen ? total_q / tile_q + batch + 1 : batch * q_tiles);
+}
+
+/// The index of query tile `tile` of (b, h) among them. q_row: first row of a varlen sequence.
+FLASHCORE_HD std::int64_t partial_tile(const AttentionParams& f, std::int32_t b, std::int32_t h,
+                                       std::int32_t q_row, std::int32_t tile) {
+  if (f.cu_seqlens_q == nullptr) {
+    return (static_cast<std::int64_t>(b) * f.q_heads + h) * f.q_tiles + tile;
+  }
+  const std::int64_t tiles = static_cast<std::int64_t>(f.total_q) / f.tile_q + f.batch + 1;
+  return h * tiles + q_row / f.tile_q + b + tile;
+}
 
 /// The number of work tiles of a step.
 FLASHCORE_HD std::int64_t backward_tiles(const BackwardParams& p, BackwardStep step) {
@@ -46,8 +68,10 @@ FLASHCORE_HD std::int64_t backward_tiles(const BackwardParams& p, BackwardStep s
   switch (step) {
     case BackwardStep::row_stats: return batch * p.fwd.q_heads * p.fwd.q_tiles;
     case BackwardStep::dq: return p.dq == nullptr ? 0 : batch * p.fwd.q_heads * p.fwd.q_tiles;
-    case BackwardStep::dkdv:
-      return p.dk == nullptr && p.dv == nullptr ? 0 : batch * p.fwd.kv_heads * p.k_tiles;
+    case BackwardStep::pairs:
+      return p.dq == nullptr && p.dk == nullptr && p.dv == nullptr
+                 ? 0
+                 : batch * p.fwd.kv_heads * p.k_chunks;
     case BackwardStep::dbias: {
       const std::int64_t row_tiles = (p.dbias_rows + p.fwd.tile_q - 1) / p.fwd.tile_q;
       return p.dbias == nullptr

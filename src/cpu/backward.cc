@@ -95,7 +95,7 @@ Status run_backward(const BackwardPlan& plan, const core::BackwardParams& params
   }
   const int threads = cost(plan.problem).flops < kInlineBackwardFlops ? 1 : plan.device.threads;
   for (const core::BackwardStep step :
-       {core::BackwardStep::row_stats, core::BackwardStep::dq, core::BackwardStep::dkdv,
+       {core::BackwardStep::row_stats, core::BackwardStep::pairs, core::BackwardStep::dq,
         core::BackwardStep::dbias, core::BackwardStep::dsinks}) {
     job.step = step;
     parallel_for(

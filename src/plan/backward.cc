@@ -6,6 +6,7 @@
 
 #include "core/backward_scratch.h"
 #include "core/error.h"
+#include "plan/divide.h"
 #include "plan/problem_line.h"
 
 namespace flashcore {
@@ -62,20 +63,48 @@ Status find_backward_kernel(const Problem& problem, const DeviceInfo& device,
                      to_string(problem.dtype), ll{problem.head_dim}, ll{problem.v_dim});
 }
 
-/// Lays out the workspace: header, row statistics, scratch of the threads.
+/// Tiles of partial dq: see core::partial_tiles().
+std::int64_t query_tiles(const BackwardPlan& plan) noexcept {
+  const Problem& p = plan.problem.forward;
+  return p.q_heads * (p.q_varlen ? p.total_q / plan.tile_q + p.batch + 1
+                                 : p.batch * ceil_div(p.q_len, plan.tile_q));
+}
+
+/// Chooses the chunks. They do not depend on the number of threads. A batch-invariant call has one.
+void plan_chunks(BackwardPlan& plan) noexcept {
+  constexpr std::int64_t kWantedTasks = 32, kMostChunks = 8;
+  const Problem& p = plan.problem.forward;
+  const std::int64_t tiles = ceil_div(p.kv_len, plan.tile_k);
+  const std::int64_t tasks = std::max<std::int64_t>(p.batch * p.kv_heads, 1);
+  const bool invariant = p.options.reproducibility == Reproducibility::batch_invariant;
+  const std::int64_t wanted =
+      invariant ? 1 : std::clamp<std::int64_t>(ceil_div(kWantedTasks, tasks), 1, kMostChunks);
+  const std::int64_t each = std::max<std::int64_t>(ceil_div(tiles, wanted), 1);
+  plan.tiles_per_chunk = static_cast<std::int32_t>(each);
+  plan.key_chunks = static_cast<std::int32_t>(ceil_div(tiles, each));
+}
+
+/// Lays out the workspace: header, row statistics, partial dq, scratch of the threads.
 Status plan_backward_workspace(BackwardPlan& plan) noexcept {
   const Problem& p = plan.problem.forward;
   const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
-  if (static_cast<double>(p.batch) * static_cast<double>(p.q_heads) *
-          static_cast<double>(std::max(p.q_len, p.total_q)) >
+  const double rows = static_cast<double>(p.batch) * static_cast<double>(p.q_heads) *
+                      static_cast<double>(std::max(p.q_len, p.total_q) + plan.tile_q);
+  if (rows * static_cast<double>(p.head_dim) * std::max(plan.key_chunks, 1) >
       kMaxBackwardElements) {
     return unsupported("batch %lld, q_heads %lld and q_len %lld together have too many rows",
                        ll{p.batch}, ll{p.q_heads}, ll{p.q_len});
   }
   constexpr std::size_t kStats = 3;  // base, factor, delta
   plan.row_stats_offset = kWorkspaceHeaderBytes;
-  plan.scratch_offset = plan.row_stats_offset +
-                        kStats * aligned_bytes(static_cast<std::size_t>(query_rows(p)) * element);
+  plan.dq_partials_offset =
+      plan.row_stats_offset +
+      kStats * aligned_bytes(static_cast<std::size_t>(query_rows(p)) * element);
+  const std::int64_t partial_rows =
+      plan.problem.dq.given() ? plan.key_chunks * query_tiles(plan) * plan.tile_q : 0;
+  plan.scratch_offset =
+      plan.dq_partials_offset +
+      aligned_bytes(static_cast<std::size_t>(partial_rows * p.head_dim) * element);
   const auto scratch = core::backward_scratch(plan.tile_q, plan.tile_k, p.head_dim, p.v_dim).total;
   plan.scratch_bytes_per_thread = aligned_bytes(static_cast<std::size_t>(scratch) * element);
   plan.workspace_bytes =
@@ -99,6 +128,7 @@ Status plan_backward(const BackwardProblem& problem, const DeviceInfo& device,
   }
   plan.tile_q = core::kBackwardTileQ;
   plan.tile_k = backward_tile_k(problem.forward);
+  plan_chunks(plan);
   return plan_backward_workspace(plan);
 }
 
@@ -180,11 +210,12 @@ std::string explain(const BackwardPlan& plan) {
   add("kernel     %s: %s\n", plan.kernel->id,
       p.options.kernel != nullptr ? "requested by the caller"
                                   : "the widest instruction set of this CPU with kernels");
-  add("tiles      %d rows x %d keys; dq by query tiles, dk and dv by KV tiles: no atomics\n",
-      plan.tile_q, plan.tile_k);
-  add("workspace  %zu bytes (header %zu, row statistics %zu, scratch %d x %zu)\n",
-      plan.workspace_bytes, kWorkspaceHeaderBytes, plan.scratch_offset - plan.row_stats_offset,
-      plan.device.threads, plan.scratch_bytes_per_thread);
+  add("tiles      %d rows x %d keys, %d chunks of %d KV tiles\n", plan.tile_q, plan.tile_k,
+      plan.key_chunks, plan.tiles_per_chunk);
+  add("workspace  %zu bytes (header %zu, row statistics %zu, partial dq %zu, scratch %d x %zu)\n",
+      plan.workspace_bytes, kWorkspaceHeaderBytes, plan.dq_partials_offset - plan.row_stats_offset,
+      plan.scratch_offset - plan.dq_partials_offset, plan.device.threads,
+      plan.scratch_bytes_per_thread);
   const Cost c = cost(plan.problem);
   add("work       %.4g GFLOP on %.4g visible pairs, %.4g MB of tensors\n", c.flops / 1e9,
       c.visible_pairs, c.bytes / 1e6);

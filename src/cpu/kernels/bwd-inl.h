@@ -1,14 +1,15 @@
 // Gradients of attention on the CPU, in steps that each write their own results:
 //
 //   row_stats  base, factor and delta of every row (core/backward_params.h)
-//   dq         dQ = scale · Σ_j dZ_j K_j      tile: (batch, query head, 64 rows)
-//   dkdv       dK = scale · Σ_i dZ_i Q_i,     tile: (batch, KV head, tile_k keys); sums over the
-//              dV = Σ_i P_i dO_i              heads of the group and their rows, in this order
+//   pairs      dK = scale · Σ_i dZ_i Q_i,     tile: (batch, KV head, chunk of KV tiles); sums over
+//              dV = Σ_i P_i dO_i,             the heads of the group and their rows, in this order
+//              partial dQ = Σ_j dZ_j K_j      of the chunk's keys, tile by tile
+//   dq         dQ = scale · Σ partial dQ      tile: (batch, query head, 64 rows)
 //   dbias      Σ dS over the repeated axes    tile: 64 rows × tile_k keys of dbias
 //   dsinks     -Σ exp(sink - lse) · delta     tile: a query head
 //
-// Every sum has a fixed order, so the bits do not depend on the number of threads. The split form
-// computes S and dP in both dq and dkdv, and needs neither atomics nor partial results.
+// Every sum has a fixed order, and the plan fixes the chunks, so the bits do not depend on the
+// number of threads. S and dP are computed once, for all three gradients.
 //
 // target_<isa>_bwd.cc includes this file. As in fwd-inl.h, nothing here may have external linkage
 // or come from the standard library.
@@ -122,72 +123,63 @@ void row_stats_step(BackwardTile<T>& t, std::int64_t index) {
   }
 }
 
-/// dq[d][row] += Σ_key K[key][d] dZ[key][row] for one KV tile.
-template <typename T, typename Storage>
-void add_to_dq(BackwardTile<T>& t, KeyRange keys) {
-  const AttentionParams& f = t.p.fwd;
-  const std::int32_t head = t.h / t.p.group, count = keys.end - keys.begin;
-  load_keys<T, Storage>(t.k_tile, f.k, f.k_strides, t, head, keys, f.head_dim);
-  load_keys<T, Storage>(t.v_tile, f.v, f.v_strides, t, head, keys, f.v_dim);
-  compute_scores(t, t.k_tile, keys);
-  compute_probabilities(t, count);
-  compute_ds(t, t.v_tile, count, true);
-  make_finite(t.k_tile, static_cast<std::int64_t>(count) * f.head_dim);
-  gemm<true>(Rows<T>{t.dq, kTileRows}, Scalars<T>{t.k_tile, 1, f.head_dim},
-             Rows<T>{t.ds, kTileRows}, f.head_dim, t.row_vecs(), count);
+/// The keys of a chunk. The last one may be longer than the sequence.
+FLASHCORE_HD KeyRange chunk_keys(const BackwardParams& p, std::int32_t chunk) {
+  const std::int32_t keys = p.chunk_tiles * p.fwd.tile_k;
+  return {chunk * keys, (chunk + 1) * keys};
 }
 
-template <typename T, typename Storage>
-void dq_step(BackwardTile<T>& t, std::int64_t index) {
+template <typename T>
+KeyRange keys_of_rows(const BackwardTile<T>& t) {
+  return core::keys_seen_by_any(t.sequence.mask, t.first_row, t.first_row + t.rows - 1);
+}
+
+template <typename T>
+T* partial_of(const BackwardTile<T>& t, std::int32_t chunk) {
+  const AttentionParams& f = t.p.fwd;
+  const std::int64_t tiles = core::partial_tiles(f.batch, f.q_heads, f.q_tiles, f.total_q, f.tile_q,
+                                                 f.cu_seqlens_q != nullptr);
+  const std::int64_t tile =
+      chunk * tiles + core::partial_tile(f, t.b, t.h, t.sequence.q_row, t.first_row / kTileRows);
+  return static_cast<T*>(t.p.dq_partials) + tile * f.head_dim * kTileRows;
+}
+
+/// partial[d][row] (+)= Σ_key K[key][d] dZ[key][row]. The chunk's first KV tile that the rows see
+/// overwrites the partial result.
+template <typename T>
+void add_to_dq(const BackwardTile<T>& t, std::int32_t chunk, const T* k, KeyRange keys) {
   const BackwardParams& p = t.p;
   const AttentionParams& f = p.fwd;
-  // The last rows first: they are the longest, if causal.
-  const std::int32_t tile = f.q_tiles - 1 - static_cast<std::int32_t>(index % f.q_tiles);
-  index /= f.q_tiles;
-  t.b = static_cast<std::int32_t>(index / f.q_heads);
-  t.sequence = core::seq_info_of(f, t.b);
-  if (!select_rows(t, static_cast<std::int32_t>(index % f.q_heads), tile)) return;
-  load_stats(t);
-  load_queries<T, Storage>(t);
-  load_dout<T, Storage>(t);
-  fill(t.dq, static_cast<std::int64_t>(f.head_dim) * kTileRows, T(0));
-  const KeyRange visible =
-      core::keys_seen_by_any(t.sequence.mask, t.first_row, t.first_row + t.rows - 1);
-  for (std::int32_t first = visible.empty() ? visible.end
-                                            : core::tile_begin(visible.begin, f.tile_k);
-       first < visible.end; first += f.tile_k) {
-    if (core::is_set(t.cancel)) return;
-    const KeyRange keys = core::intersect(visible, {first, first + f.tile_k});
-    add_to_dq<T, Storage>(t, keys);
-    if (first == 0 && f.fault.is(InjectedFault::dq_tile_twice)) add_to_dq<T, Storage>(t, keys);
+  const std::int32_t count = keys.end - keys.begin;
+  const KeyRange seen = core::intersect(keys_of_rows(t), chunk_keys(p, chunk));
+  const bool first = keys.begin == seen.begin;
+  const Rows<T> to{partial_of(t, chunk), kTileRows};
+  const Scalars<T> a{k, 1, f.head_dim};
+  const Rows<T> dz{t.ds, kTileRows};
+  if (first) {
+    gemm<false>(to, a, dz, f.head_dim, t.row_vecs(), count);
+  } else {
+    gemm<true>(to, a, dz, f.head_dim, t.row_vecs(), count);
   }
-  const T scale = f.fault.is(InjectedFault::dq_scale_missing) ? T(1) : static_cast<T>(p.scale);
-  for (std::int32_t r = 0; r < t.rows; ++r) {
-    const std::int64_t at =
-        core::row_offset(p.dq_strides, t.b, t.h, t.sequence.q_row + t.first_row + r);
-    for (std::int32_t d = 0; d < f.head_dim; ++d) {
-      core::store_element(p.dq, p.dq_element, at + d * p.dq_strides.column,
-                          t.dq[d * kTileRows + r] * scale);
-    }
+  if (keys.begin == 0 && f.fault.is(InjectedFault::dq_tile_twice)) {
+    gemm<true>(to, a, dz, f.head_dim, t.row_vecs(), count);
   }
 }
 
-/// Adds the rows of the tile to dk and dv of the keys [first_key, ...), whose K and V are loaded.
-template <typename T, typename Storage>
-void add_to_dkdv(BackwardTile<T>& t, KeyRange tile) {
+/// Adds the rows of the tile to the gradients of the keys of one KV tile. `offset` is the first of
+/// `keys` in the block, whose K and V are loaded.
+template <typename T>
+void add_pairs(BackwardTile<T>& t, std::int32_t chunk, KeyRange keys, std::int64_t offset,
+               const T* k_clean) {
   const AttentionParams& f = t.p.fwd;
-  const KeyRange keys = core::intersect(
-      tile, core::keys_seen_by_any(t.sequence.mask, t.first_row, t.first_row + t.rows - 1));
-  if (keys.empty()) return;
-  const std::int64_t offset = keys.begin - tile.begin;
   const std::int32_t count = keys.end - keys.begin;
-  load_stats(t);
-  load_queries<T, Storage>(t);
-  load_dout<T, Storage>(t);
   compute_scores(t, t.k_tile + offset * f.head_dim, keys);
   compute_probabilities(t, count);
-  if (t.p.dk != nullptr) {
+  if (t.p.dq != nullptr || t.p.dk != nullptr) {
     compute_ds(t, t.v_tile + offset * f.v_dim, count, true);
+  }
+  if (t.p.dq != nullptr) add_to_dq(t, chunk, k_clean + offset * f.head_dim, keys);
+  if (t.p.dk != nullptr) {
     gemm<true>(Rows<T>{t.dk + offset * t.q_row, t.q_row}, Scalars<T>{t.ds, kTileRows, 1},
                Rows<T>{t.q_rows, t.q_row}, count, (f.head_dim + kLanes<T> - 1) / kLanes<T>, t.rows);
   }
@@ -195,6 +187,22 @@ void add_to_dkdv(BackwardTile<T>& t, KeyRange tile) {
     poison_probabilities(t, count);
     gemm<true>(Rows<T>{t.dv + offset * t.v_row, t.v_row}, Scalars<T>{t.prob, kTileRows, 1},
                Rows<T>{t.do_rows, t.v_row}, count, (f.v_dim + kLanes<T> - 1) / kLanes<T>, t.rows);
+  }
+}
+
+/// Adds the rows of the tile to the gradients of all KV tiles of a block.
+template <typename T, typename Storage>
+void add_rows(BackwardTile<T>& t, std::int32_t chunk, KeyRange block, const T* k_clean) {
+  const std::int32_t tile_k = t.p.fwd.tile_k;
+  const KeyRange visible = core::intersect(block, keys_of_rows(t));
+  if (visible.empty()) return;
+  load_stats(t);
+  load_queries<T, Storage>(t);
+  load_dout<T, Storage>(t);
+  for (std::int32_t first = core::tile_begin(visible.begin, tile_k); first < visible.end;
+       first += tile_k) {
+    const KeyRange keys = core::intersect(visible, {first, first + tile_k});
+    add_pairs(t, chunk, keys, keys.begin - block.begin, k_clean);
   }
 }
 
@@ -212,37 +220,46 @@ void store_keys(const BackwardTile<T>& t, void* to, core::Element element,
   }
 }
 
+/// Adds all rows of the group that see keys of a block.
 template <typename T, typename Storage>
-void dkdv_step(BackwardTile<T>& t, std::int64_t index) {
+void add_group(BackwardTile<T>& t, std::int32_t chunk, std::int32_t head, KeyRange block) {
   const BackwardParams& p = t.p;
   const AttentionParams& f = p.fwd;
-  const auto first = static_cast<std::int32_t>(index % p.k_tiles) * f.tile_k;
-  index /= p.k_tiles;
-  const auto head = static_cast<std::int32_t>(index % f.kv_heads);
-  t.b = static_cast<std::int32_t>(index / f.kv_heads);
-  t.sequence = core::seq_info_of(f, t.b);
-  const KeyRange all{first, first + f.tile_k};
-  const KeyRange tile = core::intersect(all, {0, t.sequence.kv_len});
+  const T* k_clean = t.k_tile;
+  if (!load_keys<T, Storage>(t.k_tile, f.k, f.k_strides, t, head, block, f.head_dim)) {
+    const std::int64_t count = static_cast<std::int64_t>(block.end - block.begin) * f.head_dim;
+    for (std::int64_t i = 0; i < count; ++i) t.k_clean[i] = t.k_tile[i];
+    make_finite(t.k_clean, count);
+    k_clean = t.k_clean;
+  }
+  load_keys<T, Storage>(t.v_tile, f.v, f.v_strides, t, head, block, f.v_dim);
+  const bool last_head = f.fault.is(InjectedFault::group_last_head_only);
+  const std::int32_t drops = f.fault.is(InjectedFault::last_query_tile_dropped) ? 1 : 0;
+  const std::int32_t q_tiles = (t.sequence.q_len + kTileRows - 1) / kTileRows - drops;
+  for (std::int32_t g = last_head ? p.group - 1 : 0; g < p.group; ++g) {
+    for (std::int32_t i = 0; i < q_tiles && !core::is_set(t.cancel); ++i) {
+      if (select_rows(t, head * p.group + g, i)) add_rows<T, Storage>(t, chunk, block, k_clean);
+    }
+  }
+}
+
+/// All gradients of one block of KV tiles of a chunk.
+template <typename T, typename Storage>
+void process_block(BackwardTile<T>& t, std::int32_t chunk, std::int32_t head, std::int32_t first) {
+  const BackwardParams& p = t.p;
+  const AttentionParams& f = p.fwd;
+  const std::int32_t block_k = f.tile_k * core::kBackwardBlockTiles;
+  const KeyRange all = core::intersect({first, first + block_k}, chunk_keys(p, chunk));
+  const KeyRange block = core::intersect(all, {0, t.sequence.kv_len});
   // Dense rows past the sequence's keys are written here, varlen rows were zeroed before.
   const bool varlen = f.cu_seqlens_k != nullptr;
   const bool whole = !varlen && !f.fault.is(InjectedFault::dk_tail_unwritten);
-  const KeyRange written = whole ? core::intersect(all, {0, f.kv_len}) : tile;
+  const KeyRange written = whole ? core::intersect(all, {0, f.kv_len}) : block;
   if (written.empty()) return;
-  fill(t.dk, f.tile_k * t.q_row, T(0));
-  fill(t.dv, f.tile_k * t.v_row, T(0));
-  if (!tile.empty()) {
-    load_keys<T, Storage>(t.k_tile, f.k, f.k_strides, t, head, tile, f.head_dim);
-    load_keys<T, Storage>(t.v_tile, f.v, f.v_strides, t, head, tile, f.v_dim);
-    const bool last_head = f.fault.is(InjectedFault::group_last_head_only);
-    const std::int32_t drops = f.fault.is(InjectedFault::last_query_tile_dropped) ? 1 : 0;
-    const std::int32_t q_tiles = (t.sequence.q_len + kTileRows - 1) / kTileRows - drops;
-    for (std::int32_t g = last_head ? p.group - 1 : 0; g < p.group; ++g) {
-      for (std::int32_t i = 0; i < q_tiles; ++i) {
-        if (core::is_set(t.cancel)) return;
-        if (select_rows(t, head * p.group + g, i)) add_to_dkdv<T, Storage>(t, tile);
-      }
-    }
-  }
+  fill(t.dk, block_k * t.q_row, T(0));
+  fill(t.dv, block_k * t.v_row, T(0));
+  if (!block.empty()) add_group<T, Storage>(t, chunk, head, block);
+  if (core::is_set(t.cancel)) return;
   const T scale = static_cast<T>(p.scale);
   const T dk_scale = f.fault.is(InjectedFault::dk_scale_twice) ? scale * scale : scale;
   if (p.dk != nullptr) {
@@ -251,6 +268,49 @@ void dkdv_step(BackwardTile<T>& t, std::int64_t index) {
   }
   if (p.dv != nullptr) {
     store_keys(t, p.dv, p.dv_element, p.dv_strides, head, t.dv, t.v_row, written, f.v_dim, T(1));
+  }
+}
+
+template <typename T, typename Storage>
+void pairs_step(BackwardTile<T>& t, std::int64_t index) {
+  const BackwardParams& p = t.p;
+  const auto chunk = static_cast<std::int32_t>(index % p.k_chunks);
+  index /= p.k_chunks;
+  const auto head = static_cast<std::int32_t>(index % p.fwd.kv_heads);
+  t.b = static_cast<std::int32_t>(index / p.fwd.kv_heads);
+  t.sequence = core::seq_info_of(p.fwd, t.b);
+  const KeyRange keys = core::intersect(chunk_keys(p, chunk), {0, p.fwd.kv_len});
+  for (std::int32_t first = keys.begin; first < keys.end && !core::is_set(t.cancel);
+       first += p.fwd.tile_k * core::kBackwardBlockTiles) {
+    process_block<T, Storage>(t, chunk, head, first);
+  }
+}
+
+template <typename T>
+void dq_step(BackwardTile<T>& t, std::int64_t index) {
+  const BackwardParams& p = t.p;
+  const AttentionParams& f = p.fwd;
+  const auto tile = static_cast<std::int32_t>(index % f.q_tiles);
+  index /= f.q_tiles;
+  t.b = static_cast<std::int32_t>(index / f.q_heads);
+  t.sequence = core::seq_info_of(f, t.b);
+  if (!select_rows(t, static_cast<std::int32_t>(index % f.q_heads), tile)) return;
+  T* sum = t.q_cols;  // [head_dim, kTileRows]
+  const std::int64_t count = static_cast<std::int64_t>(f.head_dim) * kTileRows;
+  fill(sum, count, T(0));
+  for (std::int32_t chunk = 0; chunk < p.k_chunks; ++chunk) {
+    if (core::intersect(keys_of_rows(t), chunk_keys(p, chunk)).empty()) continue;
+    const T* partial = partial_of(t, chunk);
+    for (std::int64_t i = 0; i < count; ++i) sum[i] += partial[i];
+  }
+  const T scale = f.fault.is(InjectedFault::dq_scale_missing) ? T(1) : static_cast<T>(p.scale);
+  for (std::int32_t r = 0; r < t.rows; ++r) {
+    const std::int64_t at =
+        core::row_offset(p.dq_strides, t.b, t.h, t.sequence.q_row + t.first_row + r);
+    for (std::int32_t d = 0; d < f.head_dim; ++d) {
+      core::store_element(p.dq, p.dq_element, at + d * p.dq_strides.column,
+                          sum[d * kTileRows + r] * scale);
+    }
   }
 }
 
@@ -352,8 +412,8 @@ void backward_tile(const BackwardParams& params, core::BackwardStep step, std::i
   BackwardTile<T> tile = make_tile<T>(params, scratch, cancel);
   switch (step) {
     case core::BackwardStep::row_stats: return row_stats_step<T, Storage>(tile, index);
-    case core::BackwardStep::dq: return dq_step<T, Storage>(tile, index);
-    case core::BackwardStep::dkdv: return dkdv_step<T, Storage>(tile, index);
+    case core::BackwardStep::pairs: return pairs_step<T, Storage>(tile, index);
+    case core::BackwardStep::dq: return dq_step<T>(tile, index);
     case core::BackwardStep::dbias: return dbias_step<T, Storage>(tile, index);
     case core::BackwardStep::dsinks: return dsinks_step<T>(tile, index);
   }

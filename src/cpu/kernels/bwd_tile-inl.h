@@ -35,7 +35,7 @@ template <typename T>
 struct BackwardTile {
   const BackwardParams& p;
   const std::int32_t* cancel;
-  T *q_rows, *q_cols, *do_rows, *do_cols, *k_tile, *v_tile, *prob, *ds, *slope, *dq, *dk, *dv;
+  T *q_rows, *q_cols, *do_rows, *do_cols, *k_tile, *v_tile, *prob, *ds, *slope, *k_clean, *dk, *dv;
   T *base, *factor, *delta, *poison;
   std::int64_t q_row, v_row;  // lengths of padded rows
   core::SeqInfo sequence{};
@@ -64,7 +64,7 @@ BackwardTile<T> make_tile(const BackwardParams& p, void* scratch, const std::int
           .prob = s + at.p,
           .ds = s + at.ds,
           .slope = s + at.slope,
-          .dq = s + at.dq,
+          .k_clean = s + at.k_clean,
           .dk = s + at.dk,
           .dv = s + at.dv,
           .base = s + at.base,
@@ -103,9 +103,15 @@ bool load_row(T* to, const Storage* from, std::int64_t stride, std::int32_t colu
   } else {
     for (std::int32_t c = 0; c < columns; ++c) to[c] = widen<T>(from[c * stride]);
   }
-  bool finite = true;
-  for (std::int32_t c = 0; c < columns; ++c) finite = finite & is_finite(to[c]);
-  return finite;
+  Vec<T> sum = splat(T(0));  // x - x is 0, or NaN if x is not finite
+  std::int32_t c = 0;
+  for (; c + kLanes<T> <= columns; c += kLanes<T>) sum = sum + (load(to + c) - load(to + c));
+  T lanes[kLanes<T>];
+  store(lanes, sum);
+  T total = T(0);
+  for (; c < columns; ++c) total += to[c] - to[c];
+  for (const T lane : lanes) total += lane;
+  return total == T(0);
 }
 
 /// load_row() of a tensor in the kernel's type or in f32.
@@ -163,8 +169,9 @@ void load_queries(BackwardTile<T>& t) {
   bool finite = true;
   for (std::int32_t r = 0; r < t.rows; ++r) {
     T* to = t.q_rows + r * t.q_row;
-    fill(to, t.q_row, T(0));
-    if (t.factor[r] == T(0)) continue;
+    const bool empty = t.factor[r] == T(0);
+    fill(to + (empty ? 0 : f.head_dim), t.q_row - (empty ? 0 : f.head_dim), T(0));
+    if (empty) continue;
     const std::int64_t at =
         core::row_offset(f.q_strides, t.b, t.h, t.sequence.q_row + t.first_row + r);
     finite &= load_row(to, static_cast<const Storage*>(f.q) + at, f.q_strides.column, f.head_dim);
@@ -182,8 +189,9 @@ void load_dout(BackwardTile<T>& t) {
   fill(t.poison, kTileRows, T(0));
   for (std::int32_t r = 0; r < t.rows; ++r) {
     T* to = t.do_rows + r * t.v_row;
-    fill(to, t.v_row, T(0));
-    if (t.factor[r] == T(0)) continue;
+    const bool empty = t.factor[r] == T(0);
+    fill(to + (empty ? 0 : f.v_dim), t.v_row - (empty ? 0 : f.v_dim), T(0));
+    if (empty) continue;
     const std::int64_t at = core::row_offset(strides, t.b, t.h, t.sequence.q_row + t.first_row + r);
     if (!load_any_row<T, Storage>(to, t.p.dout, t.p.dout_element, at, strides.column, f.v_dim)) {
       t.poison[r] = static_cast<T>(__builtin_nanf(""));
@@ -194,15 +202,17 @@ void load_dout(BackwardTile<T>& t) {
   if (t.poisoned) make_finite(t.do_rows, t.rows * t.v_row);
 }
 
-/// Loads keys of KV head `head` to tile[key][column].
+/// Loads keys of KV head `head` to tile[key][column]. Returns false if one is not finite.
 template <typename T, typename Storage>
-void load_keys(T* tile, const void* data, const core::Strides& strides, const BackwardTile<T>& t,
+bool load_keys(T* tile, const void* data, const core::Strides& strides, const BackwardTile<T>& t,
                std::int32_t head, KeyRange keys, std::int32_t columns) {
+  bool finite = true;
   for (std::int32_t key = keys.begin; key < keys.end; ++key) {
     const std::int64_t at = core::row_offset(strides, t.b, head, t.sequence.k_row + key);
-    load_row(tile + static_cast<std::int64_t>(key - keys.begin) * columns,
-             static_cast<const Storage*>(data) + at, strides.column, columns);
+    finite &= load_row(tile + static_cast<std::int64_t>(key - keys.begin) * columns,
+                       static_cast<const Storage*>(data) + at, strides.column, columns);
   }
+  return finite;
 }
 
 /// The tile as the forward's functions for scores take it.
