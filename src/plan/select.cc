@@ -1,6 +1,7 @@
 // Decides whether a kernel supports a problem, and chooses a kernel for it.
 #include <algorithm>
 
+#include "core/params.h"
 #include "core/softcap.h"
 #include "plan/model/model.h"
 #include "plan/planner.h"
