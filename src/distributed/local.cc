@@ -8,6 +8,8 @@
 namespace flashcore::distributed {
 namespace {
 
+constexpr std::size_t kKept = 4;  // partial results of a span that wait for a merge
+
 std::byte* address(const TensorView& view, std::int64_t b, std::int64_t h) noexcept {
   return static_cast<std::byte*>(view.data) +
          (b * view.strides[0] + h * view.strides[1]) * size_of(view.dtype);
@@ -191,20 +193,20 @@ Status Partials::make(Local& local, std::int64_t first_key, Part& part) {
   return {};
 }
 
-Status Partials::merge_first_two(Local& local) {
+Status Partials::merge_kept(Local& local) {
   Part made;
   FLASHCORE_RETURN_IF_ERROR(make(local, parts_[0].first_key, made));
-  const PartialResult both[] = {parts_[0].result, parts_[1].result};
-  FLASHCORE_RETURN_IF_ERROR(merge(both, made.result.out, made.result.lse, {}, local.stream()));
-  spare_.push_back(std::move(parts_[0]));
-  spare_.push_back(std::move(parts_[1]));
-  parts_.erase(parts_.begin());
-  parts_[0] = std::move(made);
+  std::vector<PartialResult> results;
+  for (const Part& part : parts_) results.push_back(part.result);
+  FLASHCORE_RETURN_IF_ERROR(merge(results, made.result.out, made.result.lse, {}, local.stream()));
+  for (Part& part : parts_) spare_.push_back(std::move(part));
+  parts_.clear();
+  parts_.push_back(std::move(made));
   return {};
 }
 
 Result<PartialResult> Partials::next(Local& local, std::int64_t first_key) {
-  if (parts_.size() > 2 && !in_order_) FLASHCORE_RETURN_IF_ERROR(merge_first_two(local));
+  if (parts_.size() >= kKept && !in_order_) FLASHCORE_RETURN_IF_ERROR(merge_kept(local));
   Part part;
   FLASHCORE_RETURN_IF_ERROR(make(local, first_key, part));
   parts_.push_back(std::move(part));

@@ -104,7 +104,7 @@ class Local {
   Buffer workspace_;
 };
 
-/// Partial results of one span of queries. They are merged as they come, so that memory does not
+/// Partial results of one span of queries. They are merged four at a time, so that memory does not
 /// grow with the number of ranks; or, in_order, kept and merged once in ascending order of keys,
 /// which gives the same bits on every rank.
 class Partials {
@@ -124,7 +124,8 @@ class Partials {
     Buffer memory;
   };
   Status make(Local& local, std::int64_t first_key, Part& part);
-  Status merge_first_two(Local& local);
+  /// Merges all parts into one.
+  Status merge_kept(Local& local);
 
   TensorView out_, lse_;
   bool in_order_;

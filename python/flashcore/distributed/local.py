@@ -51,10 +51,13 @@ def _ints(like: Tensor, values: Sequence[int]) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=like.device)
 
 
+_KEPT = 4  # partial results of a span that wait for a merge
+
+
 class Partials:
     """Partial results of one span of queries.
 
-    Merged as they come, so that memory does not grow with the number of ranks; or, if `in_order`, kept
+    Merged four at a time, so that memory does not grow with the number of ranks; or, if `in_order`, kept
     and merged once in ascending order of their keys, which gives the same bits on every rank.
     """
 
@@ -64,8 +67,9 @@ class Partials:
 
     def add(self, first_key: int, out: Tensor, lse: Tensor) -> None:
         self._parts.append((first_key, out, lse))
-        if len(self._parts) > 2 and not self._in_order:
-            self._merge_first(2)
+        if len(self._parts) > _KEPT and not self._in_order:
+            first, outs, lses = zip(*self._parts[:_KEPT])
+            self._parts[:_KEPT] = [(first[0], *merge(outs, lses, return_lse=True))]
 
     def result(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
         """(out in q's dtype, lse)."""
@@ -80,10 +84,6 @@ class Partials:
         _, outs, lses = zip(*self._parts)
         made, lse = merge(outs, lses, sinks=sinks, out=out, return_lse=True)
         return made, lse
-
-    def _merge_first(self, count: int) -> None:
-        first, outs, lses = zip(*self._parts[:count])
-        self._parts[:count] = [(first[0], *merge(outs, lses, return_lse=True))]
 
 
 class Gradients:
