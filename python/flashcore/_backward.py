@@ -40,10 +40,8 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     >>> dq.shape == q.shape and dv.dtype == v.dtype
     True
     """
-    arguments = dict(locals())
-    call = _Call(*(arguments.pop(name) for name in ("dout", "q", "k", "v", "out", "lse", "dlse")),
-                 arguments.pop("wanted"), arguments)
-    return call.run()
+    arguments = {name: one for name, one in locals().items() if name in DEFAULTS and name != "out"}
+    return _Call(dout, q, k, v, out, lse, dlse, wanted, arguments).run()
 
 
 def explain_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, dlse: Any = None,

@@ -198,7 +198,7 @@ void GradientSums::add_pair(const Row& row, std::int64_t j, const Pair& pair,
                        double operand) {
     if (excused) g.excused[at] = 1;
     g.terms[at] += 1;
-    if (weight == 0) return;  // contributes nothing, even if the operand is not finite
+    if (weight == 0) return;
     g.value[at] += weight * operand;
     if (!std::isfinite(operand)) return;
     g.noise[at] += weight * operand * weight * operand;
@@ -213,7 +213,7 @@ void GradientSums::add_pair(const Row& row, std::int64_t j, const Pair& pair,
     add(result_.dk, k_at + d, dz, dz_error, 1 + std::fabs(pair.w), row.q[d]);
     coherent[d] += pair.p * pair.slope * k[d];
     const double walk = row.delta_error * pair.p * pair.slope * row.q[d];
-    dk_walk_[k_at + d] += walk * walk;
+    if (std::isfinite(walk)) dk_walk_[k_at + d] += walk * walk;  // a slope of 0 may meet infinity
   }
   if (t_.bias.given()) add_bias(row, j, pair);
   if (t_.alibi_slopes.given()) {
@@ -264,7 +264,8 @@ void GradientSums::add_row(const Oracle& forward, std::size_t r) {
   if (!result_.delta.empty()) result_.delta[r] = row.delta;
   std::vector<double> coherent(row.q.size(), 0.0);
   for (std::size_t j = 0; j < scores.size(); ++j) {
-    if (scores[j] == kNothing) continue;
+    // A weight of 0 contributes nothing, even if its operands are not finite.
+    if (scores[j] == kNothing || forward.probabilities[r][j] == 0) continue;
     const auto key = static_cast<std::int64_t>(j);
     const Pair pair = make_pair(row, key, forward.probabilities[r][j]);
     if (!result_.ds.empty()) result_.ds[r][j] = pair.ds();
@@ -272,7 +273,7 @@ void GradientSums::add_row(const Oracle& forward, std::size_t r) {
   }
   const std::size_t at = q_order_.at(id.b, id.h, keys_.lengths.q_row + id.i);
   for (std::size_t d = 0; d < coherent.size(); ++d) {
-    if (std::isfinite(coherent[d]))
+    if (std::isfinite(coherent[d]) && coherent[d] != 0)
       result_.dq.error[at + d] += row.delta_error * std::fabs(coherent[d]);
   }
   if (t_.sinks.given() && !p_.options.partial) add_sink(row, forward.lse[r]);

@@ -36,6 +36,13 @@ class Check(CommandTest):
             self.assertGreater(covered["covered"], 0)
         self.assertEqual(found["reports"], [])
 
+    def test_gradients(self):
+        found = self.call_json("check", "--op", "backward", "--device", "cpu", "--problems", PROBLEMS)
+        self.assertIs(found["passed"], True, found["reports"])
+        self.assertEqual({kernel[:4] for kernel in found["kernels"]}, {"bwd_"})
+        self.assertEqual(sum(k["problems"] for k in found["kernels"].values()), PROBLEMS)
+        self.refuse("check", "--op", "backward", "--suite", "tuning", about="random problems only")
+
     def test_jobs_do_not_change_the_result(self):
         one, three = (self.call_json("check", "--device", "cpu", "--problems", 48, "--jobs", jobs,
                                      "--seed", 5) for jobs in (1, 3))

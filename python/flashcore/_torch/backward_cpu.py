@@ -1,13 +1,16 @@
 """Gradients of torch.ops.flashcore on the CPU, by the library's kernels."""
 
+from typing import Any
+
 from flashcore._backward import attention_backward
 from flashcore._torch.library import TENSORS
 
 _NAMES = ("q", "k", "v", "sinks", "bias")
 
 
-def backward(grad_out, grad_lse, q, k, v, out, lse, *tensors, causal, window_left, window_right, scale,
-             softcap, layout, partial, wanted):
+def backward(grad_out: Any, grad_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *tensors: Any,
+             causal: bool, window_left: int, window_right: int, scale: float | None, softcap: float,
+             layout: str, partial: bool, wanted: list[bool]) -> tuple[Any, ...]:
     """(dq, dk, dv, dsinks, dbias). Gradients that are not `wanted` are empty tensors."""
     optional = {name: one for name, one in zip(TENSORS, tensors) if one is not None}
     if "block_table" in optional:
