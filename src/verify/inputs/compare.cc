@@ -88,7 +88,9 @@ double score_bound(const reference::Oracle& o, std::size_t row, const Arithmetic
   const auto head_dim = static_cast<double>(o.head_dim);
   const double walk = std::sqrt(head_dim) * o.magnitude[row];
   const double truncation = a.truncates_sums ? head_dim / 8 * o.largest_sum[row] : 0.0;
-  return a.sum_unit * (4 * o.magnitude[row] + std::max(walk, truncation));
+  // 8-bit tensor cores truncate the sum so far each time they add 32 products.
+  const double sums = a.product_unit / 32 * (head_dim / 32) * o.largest_sum[row];
+  return a.sum_unit * (4 * o.magnitude[row] + std::max(walk, truncation)) + sums;
 }
 
 double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column,

@@ -110,6 +110,7 @@ TEST_F(PagedKvOnGpu, SameBitsAsContiguousKv) {
                   .v = v.whole(),
                   .seqused_k = used_k};
         const std::vector<std::byte> want = run_attention(t, options);
+        const KernelInfo* dense_kernel = plan_for(t, options).kernel;
         for (const std::int64_t page_size : {1, 3, 8, 16, 24, 64, 128, 192}) {
           const std::int64_t each = kKeys / page_size;
           const std::vector<std::int32_t> order = shuffled(kBatch * each, 4);
@@ -117,6 +118,11 @@ TEST_F(PagedKvOnGpu, SameBitsAsContiguousKv) {
           t.k = k.pages(page_size, order);
           t.v = v.pages(page_size, order);
           t.block_table = view(table.data(), DType::i32, {kBatch, each}, kGpu);
+          // Small pages are slow to load by TMA: the planner may choose another kernel.
+          if (plan_for(t, options).kernel != dense_kernel) {
+            EXPECT_TRUE(kernel == nullptr && q_len > 1);
+            continue;
+          }
           EXPECT_TRUE(run_attention(t, options) == want)
               << page_size << " keys a page, " << q_len << " queries, " << splits << " splits, "
               << (kernel == nullptr ? "planner's kernel" : kernel);

@@ -41,11 +41,11 @@ std::vector<verify::CaseSpec> specs(const KernelInfo& kernel) {
   return all;
 }
 
-/// The probes need masks, pages and f32 outputs, which the Hopper kernels do not support.
+/// The probes need masks, biases, f32 outputs and single splits. Hopper kernels do not split keys.
 std::vector<const KernelInfo*> kernels_with_stages() {
   std::vector<const KernelInfo*> found = runnable_kernels();
   std::erase_if(found,
-                [](const KernelInfo* kernel) { return !any(kernel->features & Features::mask); });
+                [](const KernelInfo* kernel) { return !any(kernel->features & Features::num_splits); });
   return found;
 }
 
