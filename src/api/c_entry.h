@@ -1,4 +1,4 @@
-// The frame of every entry point of the C ABI.
+// The frame of every function of the C ABI: turns exceptions into a code and fills *error.
 #pragma once
 
 #include <cstdint>

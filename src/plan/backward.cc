@@ -165,10 +165,8 @@ std::int32_t cpu_backward_tile_k(std::int64_t head_dim, std::int64_t v_dim) noex
 Reject supports_backward(const KernelInfo& kernel, const Problem& problem,
                          const DeviceInfo& device) noexcept {
   if (kernel.op != Operation::bwd) return Reject::operation;
-  if (kernel.device != device.device.type) return Reject::other_device;
-  if (kernel.device == DeviceType::cpu && !runs_on(kernel.isa, device.isa)) return Reject::isa;
-  if (kernel.dtype != problem.dtype) return Reject::dtype;
-  if (problem.head_dim > kernel.head_dim || problem.v_dim > kernel.v_dim) return Reject::head_dim;
+  const Reject forward = supports(kernel, problem, device);
+  if (forward != Reject::operation) return forward;  // the device, the type or the dims
   const Features missing =
       features_of(problem) & ~kernel.features & ~Features::num_splits;  // splits do not apply
   return any(missing) ? Reject::missing_feature : Reject::none;

@@ -207,6 +207,9 @@ std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& p
   switch (reject) {
     case Reject::none: return "can run the problem";
     case Reject::not_compiled: return "is not part of this build";
+    case Reject::operation:
+      return kernel.op == Operation::bwd ? "computes gradients, for run_backward()"
+                                         : "computes results, for run()";
     case Reject::other_device:
     case Reject::isa:
     case Reject::compute_capability:
@@ -239,9 +242,6 @@ std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& p
     case Reject::too_many_rows: return "counts rows and work tiles in 32 bits";
     case Reject::slower_family: return "is slower by estimate than another family";
     case Reject::slower_isa: return "uses a narrower instruction set";
-    case Reject::operation:
-      return kernel.op == Operation::bwd ? "computes gradients, for run_backward()"
-                                         : "computes results, for run()";
   }
   return text;
 }

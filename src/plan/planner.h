@@ -15,6 +15,7 @@ namespace flashcore {
 enum class Reject {
   none,
   other_device,        // a GPU kernel on a CPU, or the reverse
+  operation,           // computes gradients and not results, or the reverse
   not_compiled,        // not part of this build
   isa,                 // the CPU lacks the instruction set
   compute_capability,  // outside the family's range
@@ -32,13 +33,7 @@ enum class Reject {
   softcap,          // above the largest cap that it computes exactly
   slower_family,
   slower_isa,
-  operation,  // computes gradients and not results, or the reverse
 };
-
-/// True if a CPU with instruction set `cpu` can execute a kernel for `kernel`.
-constexpr bool runs_on(Isa kernel, Isa cpu) noexcept {
-  return kernel == Isa::generic || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
-}
 
 /// The kernels of one operation, family, inputs and dtype: small head dims first. May be empty.
 std::span<const KernelInfo> kernels_of(Operation op, Family family, Inputs inputs,

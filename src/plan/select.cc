@@ -11,6 +11,10 @@ namespace {
 
 constexpr double kMaxTilesIn32Bits = 0x1p30;
 
+bool runs_on(Isa kernel, Isa cpu) {
+  return kernel == Isa::generic || kernel == cpu || (kernel == Isa::avx2 && cpu == Isa::avx512);
+}
+
 /// A build with CUDA offers only its own kernels. A build without CUDA plans for any GPU.
 bool excluded_from_build(const KernelInfo& kernel) noexcept {
   if (kernel.compiled || kernel.device != DeviceType::cuda) return false;
@@ -197,8 +201,9 @@ std::span<const Family> families_of(DeviceType device) noexcept {
 }  // namespace
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
-  return needs_8_bits(kernel) || (kernel.op == Operation::fwd && kernel.dtype != DType::f64 &&
-                                  !uses_tensor_cores(traits_of(kernel)));
+  if (kernel.op != Operation::fwd) return false;
+  return needs_8_bits(kernel) ||
+         (kernel.dtype != DType::f64 && !uses_tensor_cores(traits_of(kernel)));
 }
 
 Features features_of(const Problem& p) noexcept {
@@ -231,9 +236,10 @@ Features missing_features(const KernelInfo& kernel, const Problem& problem) noex
 
 Reject supports(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                 Features needed) noexcept {
-  if (kernel.op != Operation::fwd) return Reject::operation;
   const Reject size = check_size(kernel, problem, device);
-  return size != Reject::none ? size : check_inputs(kernel, problem, needed);
+  if (size != Reject::none) return size;
+  if (kernel.op != Operation::fwd) return Reject::operation;
+  return check_inputs(kernel, problem, needed);
 }
 
 KernelChoice choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
