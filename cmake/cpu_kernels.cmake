@@ -17,11 +17,13 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
 endif()
 # flashcore_add_cpu_kernel(<target> <isa> <flags>): the object library of one instruction set.
 function(flashcore_add_cpu_kernel target isa flags)
-  set(kernels ${PROJECT_SOURCE_DIR}/src/cpu/kernels)
-  add_library(${target} OBJECT ${kernels}/target_${isa}.cc)
-  if(NOT isa STREQUAL "amx")  # gradients with AMX use the AVX-512 kernels
-    target_sources(${target} PRIVATE ${kernels}/target_${isa}_bwd.cc)
+  set(sources ${PROJECT_SOURCE_DIR}/src/cpu/kernels/target_${isa}.cc)
+  # Not every instruction set has its own kernels for gradients.
+  set(backward ${PROJECT_SOURCE_DIR}/src/cpu/kernels/target_${isa}_bwd.cc)
+  if(EXISTS ${backward})
+    list(APPEND sources ${backward})
   endif()
+  add_library(${target} OBJECT ${sources})
   # Optimised in every build type: at -O0 a test of 20,000 problems would take a day. With a sanitizer
   # -O3 takes minutes to compile.
   set(optimize -O3)

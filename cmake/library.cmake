@@ -129,6 +129,7 @@ add_library(flashcore_check STATIC
   src/check/check.cc
   src/check/check_bwd.cc
   src/check/coverage.cc
+  src/check/gradient_memory.cc
   src/check/stage_scores.cc
   src/check/stage_splits.cc
   src/check/stages.cc

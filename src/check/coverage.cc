@@ -56,7 +56,10 @@ constexpr std::pair<const char*, const char*> kExclusive[] = {
 std::vector<std::int64_t> key_tiles(const KernelInfo& kernel) {
   if (kernel.device != DeviceType::cpu) return {kernel.tile_k};
   std::vector<std::int64_t> tiles;
-  for (const CpuTuningRow& row : cpu_tuning(kernel.isa)) tiles.push_back(row.tile_k);
+  const bool backward = kernel.op == Operation::bwd;
+  for (const CpuTuningRow& row : backward ? cpu_backward_tuning() : cpu_tuning(kernel.isa)) {
+    tiles.push_back(row.tile_k);
+  }
   return tiles;
 }
 
@@ -133,8 +136,8 @@ void Coverage::add(const CaseSpec& spec, const Plan& plan, const WorkFacts& fact
     options_.insert(names[i]);
     for (std::size_t j = i + 1; j < names.size(); ++j) pairs_.insert({names[i], names[j]});
   }
-  // A CPU tile contains the rows of a whole GQA group.
-  const bool cpu = plan.kernel->device == DeviceType::cpu;
+  // A CPU tile of the forward contains the rows of a whole GQA group.
+  const bool cpu = plan.kernel->device == DeviceType::cpu && plan.kernel->op == Operation::fwd;
   const std::int64_t group = spec.q_heads / std::max<std::int64_t>(spec.kv_heads, 1);
   const std::int64_t rows = cpu ? spec.q_len * group : spec.q_len;
   const auto note = [&](const char* what, std::int64_t length, std::int64_t tile) {
@@ -166,7 +169,13 @@ bool Coverage::possible(const std::string& a, const std::string& b) const {
       std::any_of(kernels_.begin(), kernels_.end(),
                   [](const KernelInfo* kernel) { return kernel->dtype != DType::f32; });
   if (!narrow_kernel && (a == "out_f32" || b == "out_f32")) return false;
+  const auto have = [&](Features feature) {
+    return std::any_of(kernels_.begin(), kernels_.end(),
+                       [&](const KernelInfo* kernel) { return any(kernel->features & feature); });
+  };
   const auto supported = [&](const std::string& name) {
+    if (name == "splits") return have(Features::num_splits);
+    if (name == "pages" || name == "shared_pages") return have(Features::paged);
     if (name.find("8bit_") != 0 && name.find("scale_per_") != 0) return true;
     return std::any_of(kernels_.begin(), kernels_.end(), [&](const KernelInfo* kernel) {
       return takes_8_bits(*kernel) && (name != "8bit_q" || kernel->dtype != DType::f32);

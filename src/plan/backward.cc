@@ -127,7 +127,7 @@ Status plan_backward(const BackwardProblem& problem, const DeviceInfo& device,
     plan.problem.forward.options.kernel = plan.kernel->id;
   }
   plan.tile_q = core::kBackwardTileQ;
-  plan.tile_k = backward_tile_k(problem.forward);
+  plan.tile_k = cpu_backward_tile_k(problem.forward.head_dim, problem.forward.v_dim);
   plan_chunks(plan);
   return plan_backward_workspace(plan);
 }
@@ -148,20 +148,25 @@ std::string wanted_gradients(const BackwardProblem& p) {
 
 }  // namespace
 
-std::int32_t backward_tile_k(const Problem& problem) noexcept {
-  // K, V, their gradients, P and dS of a tile stay in the L2 cache. Multiples of the 12 and 6
-  // scalars of x86's register blocks.
-  const std::int64_t dim = std::max(problem.head_dim, problem.v_dim);
-  return dim <= 128 ? 96 : dim <= 256 ? 48 : 24;
+std::span<const CpuTuningRow> cpu_backward_tuning() noexcept {
+  // K, V, their gradients, P and dS of a block of tiles stay in the L2 cache. Multiples of the 12
+  // and 6 scalars of x86's register blocks.
+  static constexpr CpuTuningRow kRows[] = {{128, 96}, {256, 48}, {576, 24}};
+  return kRows;
+}
+
+std::int32_t cpu_backward_tile_k(std::int64_t head_dim, std::int64_t v_dim) noexcept {
+  for (const CpuTuningRow& row : cpu_backward_tuning()) {
+    if (std::max(head_dim, v_dim) <= row.max_dim) return row.tile_k;
+  }
+  return cpu_backward_tuning().back().tile_k;
 }
 
 Reject supports_backward(const KernelInfo& kernel, const Problem& problem,
                          const DeviceInfo& device) noexcept {
   if (kernel.op != Operation::bwd) return Reject::operation;
-  if (kernel.device != device.device.type) return Reject::other_device;
-  if (kernel.device == DeviceType::cpu && !runs_on(kernel.isa, device.isa)) return Reject::isa;
-  if (kernel.dtype != problem.dtype) return Reject::dtype;
-  if (problem.head_dim > kernel.head_dim || problem.v_dim > kernel.v_dim) return Reject::head_dim;
+  const Reject forward = supports(kernel, problem, device);
+  if (forward != Reject::operation) return forward;  // the device, the type or the dims
   const Features missing =
       features_of(problem) & ~kernel.features & ~Features::num_splits;  // splits do not apply
   return any(missing) ? Reject::missing_feature : Reject::none;

@@ -11,7 +11,4 @@ namespace flashcore {
 Reject supports_backward(const KernelInfo& kernel, const Problem& problem,
                          const DeviceInfo& device) noexcept;
 
-/// Keys per work tile of the CPU kernels.
-std::int32_t backward_tile_k(const Problem& problem) noexcept;
-
 }  // namespace flashcore

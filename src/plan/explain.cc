@@ -207,6 +207,9 @@ std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& p
   switch (reject) {
     case Reject::none: return "can run the problem";
     case Reject::not_compiled: return "is not part of this build";
+    case Reject::operation:
+      return kernel.op == Operation::bwd ? "computes gradients, for run_backward()"
+                                         : "computes results, for run()";
     case Reject::other_device:
     case Reject::isa:
     case Reject::compute_capability:
@@ -240,9 +243,6 @@ std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& p
     case Reject::slower_family: return "is slower by estimate than another family";
     case Reject::slower_isa: return "uses a narrower instruction set";
     case Reject::slower_tile: return "is slower for this number of rows";
-    case Reject::operation:
-      return kernel.op == Operation::bwd ? "computes gradients, for run_backward()"
-                                         : "computes results, for run()";
   }
   return text;
 }

@@ -15,6 +15,7 @@ namespace flashcore {
 enum class Reject {
   none,
   other_device,        // a GPU kernel on a CPU, or the reverse
+  operation,           // computes gradients and not results, or the reverse
   not_compiled,        // not part of this build
   isa,                 // the CPU lacks the instruction set
   compute_capability,  // outside the family's range
@@ -33,13 +34,7 @@ enum class Reject {
   slower_family,
   slower_isa,
   slower_tile,
-  operation,  // computes gradients and not results, or the reverse
 };
-
-/// On x86-64 each instruction set includes those before it in Isa.
-constexpr bool runs_on(Isa kernel, Isa cpu) noexcept {
-  return kernel == Isa::generic || kernel == cpu || (kernel >= Isa::avx2 && kernel < cpu);
-}
 
 /// The kernels of one operation, family, inputs and dtype: small head dims first. May be empty.
 std::span<const KernelInfo> kernels_of(Operation op, Family family, Inputs inputs,

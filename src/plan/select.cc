@@ -12,6 +12,11 @@ namespace {
 
 constexpr double kMaxTilesIn32Bits = 0x1p30;
 
+/// On x86-64 each instruction set includes those before it in Isa.
+bool runs_on(Isa kernel, Isa cpu) {
+  return kernel == Isa::generic || kernel == cpu || (kernel >= Isa::avx2 && kernel < cpu);
+}
+
 /// A build with CUDA offers only its own kernels. A build without CUDA plans for any GPU.
 bool excluded_from_build(const KernelInfo& kernel) noexcept {
   if (kernel.compiled || kernel.device != DeviceType::cuda) return false;
@@ -215,8 +220,8 @@ std::span<const Family> families_of(DeviceType device) noexcept {
 }  // namespace
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
-  return needs_8_bits(kernel) ||
-         (kernel.op == Operation::fwd && kernel.probability_dtype == DType::f32);
+  if (kernel.op != Operation::fwd) return false;
+  return needs_8_bits(kernel) || kernel.probability_dtype == DType::f32;
 }
 
 Features features_of(const Problem& p) noexcept {
@@ -249,9 +254,10 @@ Features missing_features(const KernelInfo& kernel, const Problem& problem) noex
 
 Reject supports(const KernelInfo& kernel, const Problem& problem, const DeviceInfo& device,
                 Features needed) noexcept {
-  if (kernel.op != Operation::fwd) return Reject::operation;
   const Reject size = check_size(kernel, problem, device);
-  return size != Reject::none ? size : check_inputs(kernel, problem, needed);
+  if (size != Reject::none) return size;
+  if (kernel.op != Operation::fwd) return Reject::operation;
+  return check_inputs(kernel, problem, needed);
 }
 
 KernelChoice choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {

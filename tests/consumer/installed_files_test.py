@@ -11,6 +11,7 @@ TREE = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 PARTS = [
     "bin/flashcore",
     "include/flashcore/attention.h",
+    "include/flashcore/backward.h",
     "include/flashcore/flashcore.h",
     "libflashcore.so",
     "libflashcore.a",

@@ -215,7 +215,9 @@ bool load_keys(T* tile, const void* data, const core::Strides& strides, const Ba
   return finite;
 }
 
-/// The tile as the forward's functions for scores take it.
+/// The tile as the forward's functions for scores take it. They do not use its scratch memory.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 template <typename T>
 WorkTile<T> score_tile(const BackwardTile<T>& t) {
   core::SeqInfo sequence = t.sequence;
@@ -229,15 +231,9 @@ WorkTile<T> score_tile(const BackwardTile<T>& t) {
           .kv_head = t.h,  // the group is 1
           .split = 0,
           .first_row = t.first_row,
-          .rows = t.rows,
-          .q_tile = nullptr,
-          .k_tile = nullptr,
-          .v_tile = nullptr,
-          .scores = nullptr,
-          .out_tile = nullptr,
-          .max = nullptr,
-          .sum = nullptr};
+          .rows = t.rows};
 }
+#pragma GCC diagnostic pop
 
 /// prob[key][row] = S, with all modifications; slope = 1 - tanh² with a softcap. `k` is the first
 /// of `keys` in the tile.

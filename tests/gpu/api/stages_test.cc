@@ -44,8 +44,9 @@ std::vector<verify::CaseSpec> specs(const KernelInfo& kernel) {
 /// The probes need masks, biases, f32 outputs and single splits. Hopper kernels do not split keys.
 std::vector<const KernelInfo*> kernels_with_stages() {
   std::vector<const KernelInfo*> found = runnable_kernels();
-  std::erase_if(found,
-                [](const KernelInfo* kernel) { return !any(kernel->features & Features::num_splits); });
+  std::erase_if(found, [](const KernelInfo* kernel) {
+    return !any(kernel->features & Features::num_splits);
+  });
   return found;
 }
 
