@@ -1,7 +1,6 @@
 // Decides whether a kernel supports a problem, and chooses a kernel for it.
 #include <algorithm>
 
-#include "core/params.h"
 #include "core/softcap.h"
 #include "plan/model/model.h"
 #include "plan/planner.h"
@@ -50,6 +49,15 @@ bool has_tma_layout(const Problem& p) noexcept {
          has_tensor_map(p.q, q_rows, p.q_heads, p.q_varlen ? 1 : p.batch) &&
          has_tensor_map(p.k, kv_rows, p.kv_heads, kv_batch) &&
          has_tensor_map(p.v, kv_rows, p.kv_heads, kv_batch);
+}
+
+/// True for a batch-invariant call whose contiguous rows are not 16-byte aligned. A tensor of one
+/// row would be, and the kernel must not depend on the number of rows.
+bool has_unaligned_rows(const Problem& p) noexcept {
+  constexpr std::int64_t kAlignment = 16;
+  return p.options.reproducibility == Reproducibility::batch_invariant &&
+         (p.head_dim * size_of(p.q.dtype) % kAlignment != 0 ||
+          p.v_dim * size_of(p.v.dtype) % kAlignment != 0);
 }
 
 bool has_compute_capability(const DeviceInfo& device, const FamilyTraits& traits) noexcept {
@@ -201,17 +209,6 @@ Inputs inputs_for(const FamilyTraits& traits, const Problem& problem) noexcept {
   return Inputs::native;
 }
 
-/// Time of the general path of sm80, relative to its fast path, which the model estimates: 2.0
-/// (decode) to 2.7 (prefill), measured on an H200 for (4, 32/8, 4096, 128) and (16, 32/8, 1/8192,
-/// 128).
-double general_path_factor(const Problem& problem, Features needed) noexcept {
-  constexpr double kGeneralPath = 2.0, kPagedPrefill = 2.7;
-  constexpr Features kGeneral = Features::bias | Features::mask | Features::alibi |
-                                Features::softcap | Features::f32_out | Features::any_stride;
-  if (problem.page_size > 0 && problem.q_len > core::kMaxPagedFastPathRows) return kPagedPrefill;
-  return any(needed & kGeneral) ? kGeneralPath : 1;
-}
-
 std::span<const Family> families_of(DeviceType device) noexcept {
   if (device == DeviceType::cpu) return kCpuFamilies;
   return kCudaFamilies;
@@ -238,7 +235,7 @@ Features features_of(const Problem& p) noexcept {
   add(o.window_left >= 0 || o.window_right >= 0, Features::window);
   add(p.q_varlen || p.kv_varlen || p.seqused_k.given(), Features::varlen);
   add(p.page_size > 0, Features::paged);
-  add(!has_tma_layout(p), Features::any_stride);
+  add(!has_tma_layout(p) || has_unaligned_rows(p), Features::any_stride);
   add(p.out.dtype != p.dtype, Features::f32_out);
   add(o.partial, Features::partial);
   add(o.num_splits > 1, Features::num_splits);
@@ -262,7 +259,7 @@ Reject supports(const KernelInfo& kernel, const Problem& problem, const DeviceIn
 
 KernelChoice choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
   const Features needed = features_of(problem);
-  const double general = general_path_factor(problem, needed);
+  const double general = sm80_general_path_factor(problem, needed);
   // Comparing families would make a batch-invariant plan depend on the batch.
   const bool compare = problem.options.reproducibility == Reproducibility::deterministic;
   KernelChoice best;

@@ -135,7 +135,7 @@ class Calls(unittest.TestCase):
 
     def test_a_call(self):
         plan = self.give_workspace()
-        self.assertRegex(plan.kernel.decode(), "^fwd_[a-z0-9]+_f32$")
+        self.assertRegex(plan.kernel.decode(), "^fwd_[a-z0-9]+_f32(_q16)?$")
         self.assertEqual(plan.family, b"cpu")
         self.library.attention(self.params)
         self.library.workspace_status(self.params.workspace, plan.workspace_bytes)

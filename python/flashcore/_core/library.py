@@ -98,18 +98,10 @@ class Library:
         return info
 
     def backward_explain(self, params: abi.BackwardParams) -> str:
-        return self._text("flashcore_backward_explain", params)
+        return self._text("flashcore_backward_explain", ctypes.byref(params))
 
     def attention_backward(self, params: abi.BackwardParams) -> None:
         self._run(self._python.flashcore_python_backward, params)
-
-    def _text(self, function: str, params: Any) -> str:
-        """The result of a function that writes text of any length."""
-        needed = ctypes.c_size_t()
-        self._call(function, ctypes.byref(params), None, 0, ctypes.byref(needed))
-        text = ctypes.create_string_buffer(needed.value)
-        self._call(function, ctypes.byref(params), text, needed.value, None)
-        return text.value.decode()
 
     def attention(self, params: abi.Params) -> None:
         self._call("flashcore_attention", ctypes.byref(params))
@@ -164,6 +156,7 @@ class Library:
         return self._text("flashcore_distributed_speeds")
 
     def _text(self, name: str, *arguments: Any) -> str:
+        """The result of a function that writes text of any length."""
         needed = ctypes.c_size_t()
         self._call(name, *arguments, None, 0, ctypes.byref(needed))
         text = ctypes.create_string_buffer(needed.value)

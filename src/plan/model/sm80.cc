@@ -264,6 +264,14 @@ SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
 
 }  // namespace
 
+double sm80_general_path_factor(const Problem& problem, Features needed) noexcept {
+  constexpr double kGeneralPath = 2.0, kPagedPrefill = 2.7;
+  constexpr Features kGeneral = Features::bias | Features::mask | Features::alibi |
+                                Features::softcap | Features::f32_out | Features::any_stride;
+  if (problem.page_size > 0 && problem.q_len > core::kMaxPagedFastPathRows) return kPagedPrefill;
+  return any(needed & kGeneral) ? kGeneralPath : 1;
+}
+
 extern const FamilyModel kSm80Model;
 constinit const FamilyModel kSm80Model{estimate, bound, plan_splits, no_tail, EstimateUnit::cycles};
 
