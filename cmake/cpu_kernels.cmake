@@ -2,9 +2,7 @@
 # Only these objects get such flags, and they export nothing that other code could call: see
 # src/cpu/kernels/simd.h and scripts/checks/isa_leaks.
 set(FLASHCORE_ISAS generic)
-# The lanes of the generic kernel are ordinary loops. The compiler would fuse multiply and add in some
-# instantiations only, and a row's bits would depend on the number of rows beside it.
-set(FLASHCORE_ISA_FLAGS_generic -ffp-contract=off)
+set(FLASHCORE_ISA_FLAGS_generic "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   list(APPEND FLASHCORE_ISAS neon)
   set(FLASHCORE_ISA_FLAGS_neon "")
@@ -30,8 +28,10 @@ function(flashcore_add_cpu_kernel target isa flags)
   if(FLASHCORE_SANITIZE)
     set(optimize -O1)
   endif()
+  # simd.h has explicit FMAs. The compiler would fuse other products in some instantiations only, and a
+  # row's bits would depend on the number of rows beside it.
   target_compile_options(${target} PRIVATE
-    ${optimize} -ffp-contract=fast ${FLASHCORE_ISA_FLAGS_${isa}})
+    ${optimize} -ffp-contract=off ${FLASHCORE_ISA_FLAGS_${isa}})
   target_link_libraries(${target} PRIVATE ${flags})
 endfunction()
 

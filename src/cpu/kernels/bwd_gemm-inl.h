@@ -49,7 +49,7 @@ FLASHCORE_HD void gemm_block(T* c, std::int64_t c_row, const T* a, std::int64_t 
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const Vec<T> scalar = splat(a[m * a_row]);
-      for (int v = 0; v < V; ++v) acc[m][v] = acc[m][v] + scalar * row[v];
+      for (int v = 0; v < V; ++v) acc[m][v] = mul_add(scalar, row[v], acc[m][v]);
     }
     a += a_step;
     b += b_row;

@@ -59,7 +59,7 @@ FLASHCORE_HD void multiply_accumulate(Vec<T> (&acc)[M][V], const T* scalars,
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       const Vec<T> scalar = splat(scalars[m * scalar_stride]);
-      for (int v = 0; v < V; ++v) acc[m][v] = acc[m][v] + scalar * row[v];
+      for (int v = 0; v < V; ++v) acc[m][v] = mul_add(scalar, row[v], acc[m][v]);
     }
     scalars += step_stride;
     vectors += V * kLanes<T>;
@@ -100,7 +100,7 @@ void value_panel(T* out_panel, const T* v_tile, const T* probabilities, const Ve
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < V; ++v) {
         T* out = out_panel + (column + m) * kRows + v * kLanes<T>;
-        store(out, load(out) * rescale[v] + acc[m][v]);
+        store(out, mul_add(load(out), rescale[v], acc[m][v]));
       }
     }
     column += M;

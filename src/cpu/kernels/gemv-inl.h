@@ -148,14 +148,15 @@ void score_block(float* scores, const float* q, std::int32_t head_dim, const Sto
     for (int i = 0; i < kKeys; ++i) {
       const Vec<float> key = load_widened(row[i] + d);
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) acc[i * R + r] = acc[i * R + r] + key * query[r];
+      for (int r = 0; r < R; ++r) acc[i * R + r] = mul_add(key, query[r], acc[i * R + r]);
     }
   }
   if (d < head_dim) {
     for (int i = 0; i < kKeys; ++i) {
       const Vec<float> key = load_tail(row[i] + d, head_dim - d);
       for (int r = 0; r < R; ++r) {
-        acc[i * R + r] = acc[i * R + r] + key * load_tail(q + r * head_dim + d, head_dim - d);
+        acc[i * R + r] =
+            mul_add(key, load_tail(q + r * head_dim + d, head_dim - d), acc[i * R + r]);
       }
     }
   }
@@ -185,14 +186,14 @@ FLASHCORE_HD void output_block(float* out, std::int32_t v_dim, const float* p,
     for (int r = 0; r < R; ++r) {
       const Vec<float> weight = splat(p[key * kRowLanes + r]);
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) acc[r][c] = acc[r][c] + weight * value[c];
+      for (int c = 0; c < C; ++c) acc[r][c] = mul_add(weight, value[c], acc[r][c]);
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     for (int c = 0; c < C; ++c) {
       float* to = out + r * v_dim + column + c * kRowLanes;
-      store(to, load(to) * splat(rescale[r]) + acc[r][c]);
+      store(to, mul_add(load(to), splat(rescale[r]), acc[r][c]));
     }
   }
 }
@@ -214,11 +215,11 @@ void output_rows(float* out, std::int32_t v_dim, const float* p, const Storage* 
   for (int r = 0; r < R; ++r) {
     Vec<float> acc = splat(0.f);
     for (std::int32_t key = 0; key < keys; ++key) {
-      acc = acc + splat(p[key * kRowLanes + r]) * load_tail(v[key] + column, left);
+      acc = mul_add(splat(p[key * kRowLanes + r]), load_tail(v[key] + column, left), acc);
     }
     float* to = out + r * v_dim + column;
     alignas(64) float lanes[kRowLanes];
-    store(lanes, load_tail(to, left) * splat(rescale[r]) + acc);
+    store(lanes, mul_add(load_tail(to, left), splat(rescale[r]), acc));
     for (std::int32_t i = 0; i < left; ++i) to[i] = lanes[i];
   }
 }

@@ -95,6 +95,11 @@ FLASHCORE_HD Vec<T> power_of_two(Vec<T> shifted, int mantissa_bits, int exponent
   }
   return r;
 }
+/// a * b + c, rounded twice: the lanes are ordinary loops, and compilers fuse only some of them.
+template <typename T>
+FLASHCORE_HD Vec<T> mul_add(Vec<T> a, Vec<T> b, Vec<T> c) {
+  FLASHCORE_LANEWISE(a.lane[i] * b.lane[i] + c.lane[i]);
+}
 #undef FLASHCORE_LANEWISE
 
 #else  // vector extension
@@ -139,6 +144,28 @@ FLASHCORE_FOR_EACH_FLOAT(FLASHCORE_DEFINE)
 #undef FLASHCORE_DEFINE
 #undef FLASHCORE_FOR_EACH_FLOAT
 
+/// a * b + c, rounded once. Explicit, and compilers fuse nothing else (cmake/cpu_kernels.cmake):
+/// they would in some instantiations only, and a row's bits would depend on the number of rows
+/// beside it.
+FLASHCORE_HD Vec<float> mul_add(Vec<float> a, Vec<float> b, Vec<float> c) {
+#if FLASHCORE_SIMD_BYTES == 64
+  return (Vec<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif FLASHCORE_SIMD_BYTES == 32
+  return (Vec<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return (Vec<float>)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#endif
+}
+FLASHCORE_HD Vec<double> mul_add(Vec<double> a, Vec<double> b, Vec<double> c) {
+#if FLASHCORE_SIMD_BYTES == 64
+  return (Vec<double>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif FLASHCORE_SIMD_BYTES == 32
+  return (Vec<double>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return (Vec<double>)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
+#endif
+}
+
 #endif
 
 /// b if b > a, else a. Ignores a NaN in b, as core/softmax.h requires.
@@ -154,12 +181,12 @@ FLASHCORE_HD Vec<float> exp2(Vec<float> x) {
   const Vec<float> shifted = x + magic;
   const Vec<float> f = x - (shifted - magic);
   Vec<float> p = splat(1.5594678e-4f);
-  p = p * f + splat(1.3406644e-3f);
-  p = p * f + splat(9.6176930e-3f);
-  p = p * f + splat(5.5503106e-2f);
-  p = p * f + splat(2.4022653e-1f);
-  p = p * f + splat(6.9314721e-1f);
-  p = p * f + splat(1.0f);
+  p = mul_add(p, f, splat(1.3406644e-3f));
+  p = mul_add(p, f, splat(9.6176930e-3f));
+  p = mul_add(p, f, splat(5.5503106e-2f));
+  p = mul_add(p, f, splat(2.4022653e-1f));
+  p = mul_add(p, f, splat(6.9314721e-1f));
+  p = mul_add(p, f, splat(1.0f));
   return select_less(x, splat(-126.0f), splat(0.0f), p * power_of_two(shifted, 23, 127));
 }
 
@@ -168,17 +195,17 @@ FLASHCORE_HD Vec<double> exp2(Vec<double> x) {
   const Vec<double> shifted = x + magic;
   const Vec<double> f = x - (shifted - magic);
   Vec<double> p = splat(4.078071929588336665e-10);
-  p = p * f + splat(7.0725704128144235096e-9);
-  p = p * f + splat(1.0180647659234138888e-7);
-  p = p * f + splat(1.3215442675329822143e-6);
-  p = p * f + splat(1.5252727385193868197e-5);
-  p = p * f + splat(1.540353044157213033e-4);
-  p = p * f + splat(1.3333558153439964747e-3);
-  p = p * f + splat(9.6181291076070023796e-3);
-  p = p * f + splat(5.5504108664790394552e-2);
-  p = p * f + splat(2.4022650695910098007e-1);
-  p = p * f + splat(6.9314718055994569675e-1);
-  p = p * f + splat(1.0);
+  p = mul_add(p, f, splat(7.0725704128144235096e-9));
+  p = mul_add(p, f, splat(1.0180647659234138888e-7));
+  p = mul_add(p, f, splat(1.3215442675329822143e-6));
+  p = mul_add(p, f, splat(1.5252727385193868197e-5));
+  p = mul_add(p, f, splat(1.540353044157213033e-4));
+  p = mul_add(p, f, splat(1.3333558153439964747e-3));
+  p = mul_add(p, f, splat(9.6181291076070023796e-3));
+  p = mul_add(p, f, splat(5.5504108664790394552e-2));
+  p = mul_add(p, f, splat(2.4022650695910098007e-1));
+  p = mul_add(p, f, splat(6.9314718055994569675e-1));
+  p = mul_add(p, f, splat(1.0));
   return select_less(x, splat(-1022.0), splat(0.0), p * power_of_two(shifted, 52, 1023));
 }
 
