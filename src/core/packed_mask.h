@@ -15,12 +15,9 @@ inline constexpr int kMaskBlockKeys = 128;    // keys of four words
 inline constexpr int kMaskRangeRows = 16;     // rows with a common key range
 inline constexpr int kMaskPaddingRows = 192;  // of the largest query tile
 
-/// The word of a row that contains the key, and its bit.
-FLASHCORE_HD constexpr std::int32_t mask_word(std::int32_t key) {
-  return key / kMaskBlockKeys * 4 + key % 8 / 2;
-}
-FLASHCORE_HD constexpr int mask_bit(std::int32_t key) {
-  return key % kMaskBlockKeys / 8 * 2 + key % 2;
+/// The key of a bit of one of a block's four words.
+FLASHCORE_HD constexpr std::int32_t mask_key(std::int32_t block, int word, int bit) {
+  return block * kMaskBlockKeys + bit / 2 * 8 + 2 * word + bit % 2;
 }
 
 struct PackedMask {

@@ -2,7 +2,7 @@
 // (core/packed_mask.h).
 //
 //   grid   one CTA per group of 16 rows; CTAs loop if the grid is smaller
-//   warps  one row each, 128 keys at a time; a ballot makes a word
+//   warps  one row each, 128 keys at a time; a ballot makes a word: lane l has the key of bit l
 #include <cuda_runtime.h>
 
 #include "core/packed_mask.h"
@@ -24,8 +24,7 @@ __device__ __forceinline__ core::KeyRange pack_row(const core::PackMaskParams& p
     std::uint32_t word = 0, any = 0;
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
-      // Lane l has the key of bit l of word c.
-      const std::int32_t key = block * core::kMaskBlockKeys + lane / 2 * 8 + 2 * c + lane % 2;
+      const std::int32_t key = core::mask_key(block, c, lane);
       const bool visible = key < p.kv_len && g_row[key * p.strides.column] != 0;
       const std::uint32_t bits = __ballot_sync(0xffffffffu, visible);
       any |= bits;

@@ -15,20 +15,21 @@ TEST(PackedMask, ALaneFindsTheBitsOfItsAccumulators) {
     for (int n = 0; n < kMaskBlockKeys / 8; ++n) {
       for (int i = 0; i < 2; ++i) {
         const std::int32_t key = 3 * kMaskBlockKeys + 8 * n + mma_c(lane, i).column;
-        EXPECT_EQ(mask_word(key), 3 * 4 + lane % 4);
-        EXPECT_EQ(mask_bit(key), 2 * n + i);
+        EXPECT_EQ(mask_key(3, lane % 4, 2 * n + i), key);
       }
     }
   }
 }
 
 TEST(PackedMask, EveryKeyHasABitOfItsOwn) {
-  std::set<std::pair<std::int32_t, int>> bits;
-  for (std::int32_t key = 0; key < 4 * kMaskBlockKeys; ++key) {
-    EXPECT_TRUE(bits.insert({mask_word(key), mask_bit(key)}).second) << key;
-    EXPECT_LT(mask_word(key), 16);
-    EXPECT_LT(mask_bit(key), 32);
+  std::set<std::int32_t> keys;
+  for (std::int32_t word = 0; word < 16; ++word) {
+    for (int bit = 0; bit < 32; ++bit) {
+      EXPECT_TRUE(keys.insert(mask_key(word / 4, word % 4, bit)).second) << word << ' ' << bit;
+    }
   }
+  EXPECT_EQ(*keys.begin(), 0);
+  EXPECT_EQ(*keys.rbegin(), 4 * kMaskBlockKeys - 1);
 }
 
 TEST(PackedMask, BroadcastDimsHaveExtentOne) {
