@@ -561,6 +561,41 @@ TEST(Planner, ABatchInvariantPlanDependsOnTypesDimsAndOptionsOnly) {
   }
 }
 
+// A thread remembers its last plan.
+TEST(Planner, APlanIsAlwaysOfTheGivenProblemAndDevice) {
+  const DeviceInfo h200 = *named_device("h200");
+  const Problem first = *dense_problem(DType::bf16, 2, 8, 4, 70, 4096, 128, 128, {}, h200.device);
+  const auto expect_plan_of = [](const Problem& problem, const DeviceInfo& device) {
+    const Plan plan = *make_plan(problem, device);
+    EXPECT_TRUE(plan.problem == problem);
+    EXPECT_EQ(plan.device.sm_count, device.sm_count);
+    EXPECT_EQ(plan.device.compute_capability, device.compute_capability);
+    EXPECT_EQ(plan.device.smem_per_block_bytes, device.smem_per_block_bytes);
+    EXPECT_STREQ(plan.device.name, device.name);
+    return plan.kernel;
+  };
+  std::vector<Problem> problems(6, first);
+  problems[1].q_len = 4096;
+  problems[2].options.causal = true;
+  problems[3].k.row *= 2;
+  problems[4].mask = {.dtype = DType::u8, .column = 1};
+  problems[5].scale = 3;
+  for (const Problem& problem : problems) {
+    for (const char* name : {"h200", "a100", "h100", "l4"}) {
+      const DeviceInfo device = *named_device(name);
+      const KernelInfo* kernel = expect_plan_of(problem, device);
+      EXPECT_EQ(expect_plan_of(problem, device), kernel);
+      expect_plan_of(first, h200);
+      EXPECT_EQ(expect_plan_of(problem, device), kernel);
+    }
+  }
+  Problem forced = first;
+  forced.options.kernel = "fwd_simt_bf16_d128_q64";
+  ASSERT_NE(find_kernel(forced.options.kernel), nullptr);
+  EXPECT_STREQ(make_plan(forced, h200)->kernel->id, forced.options.kernel);
+  EXPECT_STREQ(make_plan(first, h200)->kernel->id, make_plan(problems[0], h200)->kernel->id);
+}
+
 TEST(Planner, ACpuPlanDoesNotDependOnTheNumberOfThreads) {
   DeviceInfo info = *named_device("cpu-neon");
   for (const std::int64_t kv_len : {100, 5000, 100000}) {
