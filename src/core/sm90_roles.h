@@ -3,7 +3,7 @@
 // and multiplies, the model's (tests/protocol) checks every access. Both run the same code.
 //
 //   scheduler   one thread: fetches work tiles and writes them to the tile queue
-//   producer    one thread: fills the Q, K and V pipelines by TMA
+//   producer    one warp: fills the Q, K and V pipelines by TMA
 //   transposer  two warps (fp8): V from the staging buffer to the V pipeline
 //   consumer    warpgroups of four warps: mainloop and epilogue
 //

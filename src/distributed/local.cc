@@ -15,7 +15,7 @@ std::byte* address(const TensorView& view, std::int64_t b, std::int64_t h) noexc
          (b * view.strides[0] + h * view.strides[1]) * size_of(view.dtype);
 }
 
-/// Where a row of the sequence is in a tensor that holds these spans.
+/// The index of a row of the sequence in a tensor that holds these spans.
 std::int64_t offset_in(const Spans& held, std::int64_t row) noexcept {
   std::int64_t offset = 0;
   for (const Span one : held) {

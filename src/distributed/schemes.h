@@ -16,7 +16,7 @@ struct Shards {
   TensorView sinks;  ///< or not given
 };
 
-/// Which ranks of the engine take part in a job: `first`, `first + stride`, ...
+/// The ranks of the engine that take part in a job: `first`, `first + stride`, ...
 struct Members {
   std::int32_t rank = 0;  ///< this rank's place among them
   std::int32_t first = 0, stride = 1;

@@ -9,7 +9,7 @@ from flashcore.distributed.comm import Comm
 from flashcore.distributed.job import Job
 from flashcore.distributed.placement import Span, joined, put, rows, take
 
-# Which heads and which rows a tensor has: those of the queries, or those of the keys.
+# A tensor has the heads and rows of the queries, or those of the keys.
 Kinds = Sequence[str]
 
 
