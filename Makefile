@@ -14,7 +14,7 @@ help: ## this list
 	@echo "STAGES=\"build tests\" runs these stages alone; scripts/test --list names them."
 	@echo "ALLOW_SKIP=\"name ...\" lets make test-all pass without these."
 
-demo: ## set up, build, compute attention, check it, explain it, time it (2 minutes on 2 cores)
+demo: ## set up, build, compute attention, check it, explain it, time it (3 minutes on 2 cores)
 	@scripts/setup build
 	@scripts/demo
 
