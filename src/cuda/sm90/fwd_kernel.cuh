@@ -10,7 +10,7 @@
 //
 //   role        threads                       registers   file
 //   scheduler   thread 32 of warpgroup 0      40 (32)     scheduler.cuh: fetches work tiles
-//   producer    warp 0 of warpgroup 0         40 (32)     producer.cuh: fills the pipelines by TMA
+//   producer    thread 0; for pages, warp 0   40 (32)     producer.cuh: fills the pipelines by TMA
 //   transposer  warps 2, 3 of warpgroup 0     40 (32)     transpose_v.cuh: fp8 V
 //   consumer    2 (3) warpgroups, 64 rows each 232 (160)  mainloop.cuh, mainloop_fp8.cuh,
 //                                                         score.cuh, softmax.cuh, epilogue.cuh
@@ -34,6 +34,18 @@
 
 namespace flashcore::cuda::sm90 {
 
+template <typename C, bool kPaged>
+__device__ __forceinline__ void produce(SharedStorage<C>& s, const Params& params) {
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(params.q);
+    prefetch_tensor_map(params.k);
+    prefetch_tensor_map(params.v);
+  }
+  pdl_wait();
+  Producer<C, kPaged> producer(s, params);
+  core::produce(producer);
+}
+
 template <typename C, bool kFastPath, bool kMasked>
 __device__ __forceinline__ void consume(SharedStorage<C>& s, const Params& params) {
   if constexpr (C::kFp8) {
@@ -55,15 +67,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<C::kProducerRegisters>();
-    if (threadIdx.x < 32) {
-      if (threadIdx.x == 0) {
-        prefetch_tensor_map(params.q);
-        prefetch_tensor_map(params.k);
-        prefetch_tensor_map(params.v);
-      }
-      pdl_wait();
-      ProducerWarp<C> producer(s, params);
-      core::produce(producer);
+    if (params.call.pages.table != nullptr) {
+      if (threadIdx.x < 32) produce<C, true>(s, params);
+    } else {
+      if (threadIdx.x == 0) produce<C, false>(s, params);
     }
     if (threadIdx.x == 32) {
       pdl_wait();
@@ -80,9 +87,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   } else {
     setmaxnreg_inc<C::kConsumerRegisters>();
     if (!params.call.fast_path) {
-      consume<C, false, C::kTakesMask>(s, params);
+      consume<C, false, C::kTakesMask && FC_M>(s, params);
+#ifndef FC_NOMASK
     } else if (C::kTakesMask && params.mask.words != nullptr) {
       consume<C, true, C::kTakesMask>(s, params);
+#endif
     } else {
       consume<C, true, false>(s, params);
     }

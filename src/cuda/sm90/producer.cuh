@@ -1,4 +1,4 @@
-// The producer warp: fills the Q, K and V pipelines by TMA (core::produce).
+// The producer: fills the Q, K and V pipelines by TMA (core::produce).
 #pragma once
 
 #include "core/seq_info.h"
@@ -25,27 +25,34 @@ __device__ __forceinline__ void load_tile(unsigned char* s_tile, const CUtensorM
   load_panels<Tile>(s_tile, map, row, head, batch, s_full);
 }
 
-/// The producer warp. Lane 0 loads dense tiles. The boxes of paged KV tiles are in different pages:
-/// the lanes share them. All lanes wait, and each load begins with a __syncwarp(): a lane that ran
-/// ahead by two phases of a barrier would mistake one parity for the other.
-template <typename C>
-struct ProducerWarp : RoleWarp<C> {
+/// The producer: one thread, or a warp for paged KV. The boxes of a paged KV tile are in different
+/// pages, and the lanes share them. All lanes wait, and each load begins with a __syncwarp(): a lane
+/// that ran ahead by two phases of a barrier would mistake one parity for the other.
+template <typename C, bool kPaged>
+struct Producer : RoleWarp<C> {
   using Pipeline = typename C::Pipeline;
   using KvTile = typename C::KeyTile;
   const int lane;
 
-  __device__ __forceinline__ ProducerWarp(SharedStorage<C>& s, const Params& params)
+  __device__ __forceinline__ Producer(SharedStorage<C>& s, const Params& params)
       : RoleWarp<C>{s, params}, lane(threadIdx.x) {}
 
   template <Sm90Barrier kBarrier, typename State>
   __device__ __forceinline__ void arrive(const State& state) const {
-    arrive_once_per_warp(this->s.template barrier<kBarrier>(state.stage()), lane);
+    std::uint64_t& barrier = this->s.template barrier<kBarrier>(state.stage());
+    if constexpr (kPaged) {
+      arrive_once_per_warp(barrier, lane);
+    } else {
+      cuda::arrive(barrier);
+    }
   }
 
   __device__ __forceinline__ void load_q(TileQueueState queue, typename Pipeline::QStage q_stage,
                                          int group) {
-    __syncwarp();
-    if (lane != 0) return;
+    if constexpr (kPaged) {
+      __syncwarp();
+      if (lane != 0) return;
+    }
     const WorkTile& work = this->work(queue);
     using QTile = typename C::QueryTile;
     const int queries_each = C::kPackGqa ? this->params.heads.queries() : core::kQTileRows;
@@ -62,7 +69,7 @@ struct ProducerWarp : RoleWarp<C> {
   __device__ __forceinline__ void load_k(TileQueueState queue, typename Pipeline::KvState state,
                                          std::int32_t tile) {
     const WorkTile& work = this->work(queue);
-    if (kKeepsPages && is_paged()) {
+    if constexpr (kKeepsPages) {
       v_pages = k_pages;
       k_pages = tile == work.first_tile ? location_of(work, tile, lane) : next_pages;
       k_tile = tile;
@@ -70,7 +77,7 @@ struct ProducerWarp : RoleWarp<C> {
     load_kv(this->s.k[state.stage()], this->params.k, work, tile,
             this->s.template barrier<Sm90Barrier::k_full>(state.stage()), k_pages);
     // The page table's latency passes while the producer waits for the next free stage.
-    if (kKeepsPages && is_paged()) next_pages = location_of(work, tile + 1, lane);
+    if constexpr (kKeepsPages) next_pages = location_of(work, tile + 1, lane);
   }
 
   __device__ __forceinline__ void load_v(TileQueueState queue,
@@ -88,23 +95,20 @@ struct ProducerWarp : RoleWarp<C> {
   }
 
  private:
-  static constexpr bool kKeepsPages = C::kProducerRegisters >= 40;  // the others would spill
+  static constexpr bool kKeepsPages =
+      kPaged && C::kProducerRegisters >= 40;  // the others would spill
   // Paged KV: locations of the lane's box in the K tile loaded last, in the one before, whose V
   // tile follows, and in the next one.
   core::KvLocation k_pages{}, v_pages{}, next_pages{};
   std::int32_t k_tile = -1;
 
-  __device__ __forceinline__ bool is_paged() const {
-    return this->params.call.pages.table != nullptr;
-  }
-
   __device__ __forceinline__ void load_kv(unsigned char* s_tile, const CUtensorMap& map,
                                           const WorkTile& work, std::int32_t tile,
                                           std::uint64_t& s_full, core::KvLocation pages) const {
-    __syncwarp();
-    if (is_paged()) {
+    if constexpr (kPaged) {
+      __syncwarp();
       load_pages(s_tile, map, work, tile, s_full, pages);
-    } else if (lane == 0) {
+    } else {
       load_tile<KvTile>(s_tile, map, work.seq.k_row + tile * C::kTileK, work.kv_head, work.k_batch,
                         s_full);
     }
