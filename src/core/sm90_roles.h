@@ -194,7 +194,7 @@ FLASHCORE_ROLE void finish_stream(Warp& warp, const State& v_state, TileQueueSta
                                   bool accumulates) {
   warp.template wait<Sm90Barrier::v_full>(v_state);
   warp.issue_pv(v_state, accumulates);
-  warp.stash_row_stats();
+  warp.stash_row_stats(queue);
   warp.template wgmma_wait<0>();
   warp.fence_acc_o();
   warp.store_tile(queue);
@@ -246,7 +246,7 @@ FLASHCORE_ROLE void consume(Warp& warp) {
     warp.issue_pv(v_state, accumulates);
     if (Warp::kPingPong) warp.ping_pong_arrive();
     if (ends) {
-      warp.stash_row_stats();
+      warp.stash_row_stats(queue);
       warp.reset_row_stats();
     }
     // P' = softmax(S') while P V runs.
@@ -325,7 +325,7 @@ FLASHCORE_ROLE void consume_fp8(Warp& warp) {
       release_v(warp, it.kv);
       it.kv.advance();
     }
-    warp.stash_row_stats();
+    warp.stash_row_stats(it.queue);
     warp.store_tile(it.queue);
     warp.template arrive<Sm90Barrier::tile_empty>(it.queue);
   }

@@ -27,17 +27,25 @@ struct CapPolynomial {
   float up_to;
   float coefficients[kTerms];
 
-  FLASHCORE_HD constexpr CapPolynomial times(float cap) const {
-    CapPolynomial scaled = *this;
-    for (float& x : scaled.coefficients) x *= cap;
-    return scaled;
+  /// The polynomial of argument / scale, times cap. Its up_to is negative if powers of the scale or
+  /// of arguments could leave f32.
+  FLASHCORE_HD constexpr CapPolynomial scaled(double cap, double scale) const {
+    CapPolynomial to = *this;
+    double factor = cap * scale;
+    for (float& x : to.coefficients) {
+      x = static_cast<float>(x * factor);
+      factor *= scale * scale;
+    }
+    to.up_to = scale > 1e-6 && scale < 1e6 ? static_cast<float>(up_to / scale) : -1.f;
+    return to;
   }
-  FLASHCORE_HD constexpr float operator()(float argument) const {
-    const float square = argument * argument;
-    float factor = coefficients[kTerms - 1];
-    for (int i = kTerms - 2; i >= 0; --i) factor = factor * square + coefficients[i];
-    return argument * factor;
+  FLASHCORE_HD constexpr float factor(float x) const {
+    const float square = x * x;
+    float sum = coefficients[kTerms - 1];
+    for (int i = kTerms - 2; i >= 0; --i) sum = sum * square + coefficients[i];
+    return sum;
   }
+  FLASHCORE_HD constexpr float operator()(float x) const { return x * factor(x); }
 };
 inline constexpr float kCapArgument = static_cast<float>(2.0 * kLog2E);  // argument of x = 1
 inline constexpr CapPolynomial<3> kShortCapPolynomial{

@@ -280,7 +280,7 @@ struct ModelConsumer : ModelWarp<kShape> {
 
   void begin_tile(TileQueueState) { output.clear(); }
   // The statistics cover the scores up to those of P. The softmax of S adds its own later.
-  void stash_row_stats() { stashed = probabilities; }
+  void stash_row_stats(TileQueueState) { stashed = probabilities; }
   void reset_row_stats() {}
 
   void store_tile(TileQueueState state) {

@@ -139,29 +139,4 @@ struct FastMath {
   __device__ __forceinline__ static float absolute(float x) { return fabsf(x); }
 };
 
-/// A softcap that spares the special-function units: if all scores of a warp are small, polynomials
-/// serve. Rows then depend on their neighbours' scores, so a batch-invariant call cannot use it.
-struct PolynomialCapMath : FastMath {
-  template <typename Each>
-  __device__ __forceinline__ static void softcap(float cap, Each each) {
-    float largest = 0.f;
-    each([&](float argument) {
-      largest = fmaxf(largest, fabsf(argument));
-      return argument;
-    });
-    const auto is_below = [&](float limit) { return __all_sync(0xffffffffu, largest <= limit); };
-    constexpr auto kShort = core::kShortCapPolynomial;
-    constexpr auto kLong = core::kCapPolynomial;
-    if (is_below(kShort.up_to)) {
-      const auto polynomial = kShort.times(cap);
-      each([&](float argument) { return polynomial(argument); });
-    } else if (is_below(kLong.up_to)) {
-      const auto polynomial = kLong.times(cap);
-      each([&](float argument) { return polynomial(argument); });
-    } else {
-      FastMath::softcap(cap, each);
-    }
-  }
-};
-
 }  // namespace flashcore::cuda

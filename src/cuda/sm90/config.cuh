@@ -74,6 +74,7 @@ struct Config {
   // For faster score modifications. The others would spill.
   static constexpr bool kSpareRegisters =
       !kFp8 && (kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256);
+  static constexpr bool kCapsExponents = kSpareRegisters && kTileK <= 128 && kConsumers < 3;
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
 

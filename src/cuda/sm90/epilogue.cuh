@@ -114,8 +114,8 @@ __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage
       }
       return x;
     };
-    // One pointer for both types: registers are few.
-    #ifdef FC_NOF32
+// One pointer for both types: registers are few.
+#ifdef FC_NOF32
     const bool is_f32 = false;
 #else
     const bool is_f32 = p.out_element == core::Element::f32;

@@ -7,6 +7,7 @@
 #include "cuda/sm90/boolean_mask.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/score.cuh"
+#include "cuda/sm90/softcap.cuh"
 #include "cuda/sm90/softmax.cuh"
 #include "cuda/sm90/tail_split.cuh"
 
@@ -98,16 +99,16 @@ struct Consumer : ConsumerWarp<C> {
   using Pipeline = typename C::Pipeline;
   using Iterator = typename ConsumerWarp<C>::Iterator;
   static constexpr bool kProbesVEarly = C::kSchedule.probe_v_early;
-  const float unit_log2;  // exponent of 2 per unit of acc_s; the fast path does not scale acc_s
+  const float unit_log2;  // fast path: exponent of 2 per unit of acc_s
   std::uint32_t p_frag[C::kTileK / 16][4];
   const std::uint32_t* g_mask;  // the thread's first row of the packed mask
   std::uint32_t mask_bits[2];   // of its two rows, for the next step
 
   __device__ __forceinline__ Consumer(SharedStorage<C>& s, const Params& params)
       : ConsumerWarp<C>(s, params, Thread<C>(threadIdx.x, params.heads)),
-        unit_log2(kFastPath && !params.call.fault.is(InjectedFault::scale_ignored)
-                      ? params.call.softmax_scale_log2
-                      : static_cast<float>(core::kLog2E)) {
+        unit_log2(params.call.fault.is(InjectedFault::scale_ignored)
+                      ? static_cast<float>(core::kLog2E)
+                      : params.call.softmax_scale_log2) {
     this->row_stats = init_row_stats();
   }
 
@@ -123,20 +124,30 @@ struct Consumer : ConsumerWarp<C> {
   }
 
   __device__ __forceinline__ void softmax(const Iterator& it, bool needs_mask) {
-    const AttentionParams& p = this->params.call;
-    apply_mods_and_mask<C, kFastPath>(this->acc_s, this->t, this->params, this->work(it.queue),
-                                      it.tile, needs_mask,
-                                      [&](int) { return this->params.score_scale; });
-    if constexpr (kMasked) {
-      if (has_mask()) {
-        hide_masked_keys<C>(this->acc_s, mask_bits);
-        // The bits of the next step arrive during this one.
-        if (kBitsAhead && it.remaining > 1) {
-          load_mask_bits<C>(mask_bits, g_mask, this->params.mask, it.tile + 1);
-        }
-      }
+    const Params& params = this->params;
+    const core::Fault fault = params.call.fault;
+    if constexpr (kFastPath) {
+      hide_keys(it, needs_mask);
+      online_softmax<C>(this->acc_s, this->row_stats, this->rescale, LinearExponent{unit_log2},
+                        fault);
+      return;
     }
-    online_softmax<C, kFastPath>(this->acc_s, this->row_stats, this->rescale, unit_log2, p.fault);
+    const CapTier tier = cap_tier<C>(this->acc_s, params);
+    if (tier == CapTier::formula) {
+      apply_score_mods<C>(this->acc_s, this->t, params, this->work(it.queue), it.tile,
+                          [&](int) { return params.score_scale; });
+    }
+    hide_keys(it, needs_mask);
+    const auto with = [&](const auto& polynomial) {
+      softcap_softmax<C>(this->acc_s, this->row_stats, this->rescale, polynomial, fault);
+    };
+    if (C::kCapsExponents && tier == CapTier::short_polynomial) {
+      with(params.short_cap_polynomial);
+    } else if (C::kCapsExponents && tier == CapTier::polynomial) {
+      with(params.cap_polynomial);
+    } else {
+      online_softmax<C>(this->acc_s, this->row_stats, this->rescale, Log2Exponent{}, fault);
+    }
   }
   __device__ __forceinline__ void pack_p() { sm90::pack_p<C>(p_frag, this->acc_s); }
 
@@ -174,9 +185,15 @@ struct Consumer : ConsumerWarp<C> {
   }
   __device__ __forceinline__ void rescale_o() { sm90::rescale_o<C>(this->acc_o, this->rescale); }
 
-  __device__ __forceinline__ void stash_row_stats() {
-    sm90::stash_row_stats<C>(this->s, this->row_stats, this->t,
-                             kFastPath ? this->params.score_scale : 1.f);
+  __device__ __forceinline__ void stash_row_stats(TileQueueState queue) {
+    const Params& params = this->params;
+    sm90::stash_row_stats<C>(this->s, this->row_stats, this->t, [&](float max, int half) {
+      if constexpr (kFastPath) return max * params.score_scale;
+      const bool shifted = half == 1 && shares_alibi_columns<C>(params);
+      const float shift =
+          shifted ? kSecondRowDistance * tile_slope<C>(this->work(queue), this->t) : 0.f;
+      return max * static_cast<float>(core::kLn2) - shift;
+    });
   }
   __device__ __forceinline__ void reset_row_stats() { this->row_stats = init_row_stats(); }
 
@@ -193,7 +210,21 @@ struct Consumer : ConsumerWarp<C> {
   }
 
  private:
-  static constexpr bool kBitsAhead = C::kConsumers < 3;  // the others would spill
+  static constexpr bool kBitsAhead = kFastPath && C::kConsumers < 3;  // the others would spill
+
+  /// Hides keys by position and by the boolean mask.
+  __device__ __forceinline__ void hide_keys(const Iterator& it, bool needs_mask) {
+    if (needs_mask) apply_mask<C>(this->acc_s, this->t, this->work(it.queue), it.tile);
+    if constexpr (kMasked) {
+      if (has_mask()) {
+        hide_masked_keys<C>(this->acc_s, mask_bits);
+        // The bits of the next step arrive during this one.
+        if (kBitsAhead && it.remaining > 1) {
+          load_mask_bits<C>(mask_bits, g_mask, this->params.mask, it.tile + 1);
+        }
+      }
+    }
+  }
   /// The fast path with kMasked runs only for calls with a mask.
   __device__ __forceinline__ bool has_mask() const {
     return kFastPath || this->params.mask.words != nullptr;

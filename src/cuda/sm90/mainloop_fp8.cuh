@@ -113,7 +113,7 @@ struct Fp8TileScales {
   float common;          // of all scores
   float of_row[2];       // of a thread's rows, with Q's block scales
   bool left_to_softmax;  // the softmax multiplies by `common`, which must be positive
-  float unit;            // of the scores that the softmax gets
+  float unit;            // natural unit of the scores that the softmax gets
 
   Fp8TileScales() = default;
   __device__ __forceinline__ Fp8TileScales(const SharedStorage<C>& s, const AttentionParams& p,
@@ -129,7 +129,7 @@ struct Fp8TileScales {
       }
     }
     left_to_softmax = kFastPath && common > 0.f;
-    unit = left_to_softmax ? common : 1.f;
+    unit = !kFastPath ? static_cast<float>(core::kLn2) : left_to_softmax ? common : 1.f;
   }
 
   __device__ __forceinline__ void softmax(AccS<C>& acc_s, RowStats& row_stats, float (&rescale)[2],
@@ -142,10 +142,16 @@ struct Fp8TileScales {
 #pragma unroll
       for (int i = 0; i < C::kTileK / 2; ++i) acc_s[i] *= common;
     }
-    apply_mods_and_mask<C, kFastPath>(acc_s, t, params, work, tile, needs_mask,
-                                      [&](int half) { return of_row[half]; });
-    online_softmax<C, kFastPath>(acc_s, row_stats, rescale, unit * static_cast<float>(core::kLog2E),
-                                 p.fault);
+    if constexpr (!kFastPath) {
+      apply_score_mods<C>(acc_s, t, params, work, tile, [&](int half) { return of_row[half]; });
+    }
+    if (needs_mask) apply_mask<C>(acc_s, t, work, tile);
+    if constexpr (kFastPath) {
+      const LinearExponent exponent{unit * static_cast<float>(core::kLog2E)};
+      online_softmax<C>(acc_s, row_stats, rescale, exponent, p.fault);
+    } else {
+      online_softmax<C>(acc_s, row_stats, rescale, Log2Exponent{}, p.fault);
+    }
   }
 };
 
@@ -184,8 +190,9 @@ struct Fp8Consumer : ConsumerWarp<C> {
                                  v_scale);
   }
 
-  __device__ __forceinline__ void stash_row_stats() {
-    sm90::stash_row_stats<C>(this->s, this->row_stats, this->t, scales.unit);
+  __device__ __forceinline__ void stash_row_stats(TileQueueState) {
+    sm90::stash_row_stats<C>(this->s, this->row_stats, this->t,
+                             [&](float max, int) { return max * scales.unit; });
   }
   /// Epilogue.
   __device__ __forceinline__ void store_tile(TileQueueState ended) {

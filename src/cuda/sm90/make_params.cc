@@ -20,6 +20,19 @@ core::PackedMask packed_mask(const core::AttentionParams& call) noexcept {
   return mask;
 }
 
+namespace {
+
+void set_softcap(const core::AttentionParams& call, sm90::Params& params) {
+  params.softcap = static_cast<float>(call.softcap);
+  params.caps_exponents = params.softcap > 0.f && params.score_scale > 0.f &&
+                          call.alibi_slopes == nullptr && !params.batch_invariant;
+  const double cap = call.softcap * core::kLog2E, scale = params.score_scale;
+  params.short_cap_polynomial = core::kShortCapPolynomial.scaled(cap, scale);
+  params.cap_polynomial = core::kCapPolynomial.scaled(cap, scale);
+}
+
+}  // namespace
+
 Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
                         sm90::Params& params) noexcept {
   const DType dtype = plan.problem.q.dtype;  // k's and v's too
@@ -40,8 +53,8 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.tail_arrivals = params.tile_counter + 1;
   params.mask = packed_mask(call);
   params.score_scale = core::score_scale<float>(call);
-  params.softcap = static_cast<float>(call.softcap);
   params.batch_invariant = plan.problem.options.reproducibility == Reproducibility::batch_invariant;
+  set_softcap(call, params);
   const std::int64_t q_columns =
       call.fault.is(core::InjectedFault::head_dim_truncated) ? call.head_dim - 1 : call.head_dim;
   const std::int64_t q_rows = q_varlen ? call.total_q : call.q_len;

@@ -6,6 +6,7 @@
 #include "core/packed_mask.h"
 #include "core/params.h"
 #include "core/sm90_traits.h"
+#include "core/softcap.h"
 
 namespace flashcore::cuda::sm90 {
 
@@ -22,6 +23,10 @@ struct Params {
   std::uint32_t* tail_arrivals;  // per warp of a tail tile: finished splits; 0 between calls
   core::PackedMask mask;
   float score_scale, softcap;  // AttentionParams::score_scale and softcap
+  // Softcap of small raw scores, in units of log2.
+  core::CapPolynomial<3> short_cap_polynomial;
+  core::CapPolynomial<5> cap_polynomial;
+  bool caps_exponents;  // softcap.cuh may cap small scores in their exponents
   bool batch_invariant;
   // 4-D maps: columns, rows, heads, batch. A box has 128 bytes of columns and the rows of a tile;
   // a box of q has a 64-row Q tile, from as many heads as it packs.

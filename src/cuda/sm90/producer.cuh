@@ -26,8 +26,8 @@ __device__ __forceinline__ void load_tile(unsigned char* s_tile, const CUtensorM
 }
 
 /// The producer: one thread, or a warp for paged KV. The boxes of a paged KV tile are in different
-/// pages, and the lanes share them. All lanes wait, and each load begins with a __syncwarp(): a lane
-/// that ran ahead by two phases of a barrier would mistake one parity for the other.
+/// pages, and the lanes share them. All lanes wait, and each load begins with a __syncwarp(): a
+/// lane that ran ahead by two phases of a barrier would mistake one parity for the other.
 template <typename C, bool kPaged>
 struct Producer : RoleWarp<C> {
   using Pipeline = typename C::Pipeline;

@@ -20,19 +20,29 @@ __device__ __forceinline__ RowStats init_row_stats() {
 }
 
 /// Stores the final statistics of a work tile in shared memory, summed over the quad and in natural
-/// units. The next tile starts before O is complete, and registers are few.
-template <typename C>
+/// units: natural(max, half). The next tile starts before O is complete, and registers are few.
+template <typename C, typename Natural>
 __device__ __forceinline__ void stash_row_stats(SharedStorage<C>& s, const RowStats& row_stats,
-                                                const Thread<C>& t, float unit) {
+                                                const Thread<C>& t, Natural natural) {
   constexpr float kProbability = C::kPScaleLog2 * static_cast<float>(core::kLn2);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float sum = quad_sum(row_stats.of[half].sum);
     if (t.lane % 4 == 0) {
-      s.final_stats[t.row(half)] = {row_stats.of[half].max * unit - kProbability, sum};
+      s.final_stats[t.row(half)] = {natural(row_stats.of[half].max, half) - kProbability, sum};
     }
   }
   __syncwarp();
+}
+
+/// visit(i, half) for the elements i of S in a thread's rows kFirst … kFirst + kRows - 1.
+template <typename C, int kFirst, int kRows, typename Visit>
+__device__ __forceinline__ void for_rows(Visit visit) {
+#pragma unroll
+  for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2 * kRows; ++i) visit(4 * n + 2 * kFirst + i, kFirst + i / 2);
+  }
 }
 
 /// Reduces a power of two of values pairwise.
@@ -90,54 +100,67 @@ __device__ __forceinline__ void int_row_max(float (&max)[2][C::kSchedule.max_cha
   }
 }
 
-/// The online softmax of a thread's rows kFirst … kFirst + kRows - 1. On the fast path an
-/// exponential takes one FFMA. Score modifications allow scores near the largest f32, whose product
-/// with log2(e) would overflow: the general path subtracts the maximum first.
-template <typename C, bool kFastPath, int kFirst, int kRows>
-__device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& row_stats,
-                                             float (&rescale)[2], float unit_log2,
-                                             core::Fault fault) {
-  const auto of_rows = [](auto visit) {  // their scores
-#pragma unroll
-    for (int n = 0; n < C::kTileK / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2 * kRows; ++i) visit(4 * n + 2 * kFirst + i, kFirst + i / 2);
-    }
-  };
+/// Exponent of 2 of a score, for the softmax below: of(score), and minus(score, base), which is
+/// of(score) - base. This one takes a single FFMA: a unit of S counts for unit_log2.
+struct LinearExponent {
+  float unit_log2;
+
+  __device__ __forceinline__ float of(float score) const { return __fmul_rn(score, unit_log2); }
+  __device__ __forceinline__ float minus(float score, float base) const {
+    return fmaf(score, unit_log2, -base);
+  }
+};
+
+/// Scores in units of log2, after score modifications.
+struct Log2Exponent {
+  __device__ __forceinline__ float of(float score) const { return score; }
+  __device__ __forceinline__ float minus(float score, float base) const { return score - base; }
+};
+
+/// max = max(row statistics, row of S) for the rows kFirst … kFirst + kRows - 1 of a thread.
+template <typename C, int kFirst, int kRows>
+__device__ __forceinline__ void find_row_max(float (&max)[2], const AccS<C>& acc_s,
+                                             const RowStats& row_stats) {
   const auto larger = [](float x, float y) { return max_ignore_nan(x, y); };
-  const auto plus = [](float x, float y) { return x + y; };
-  float chain_max[2][C::kSchedule.max_chains], base[2], chain_sum[2][C::kSchedule.sum_chains];
+  float chain_max[2][C::kSchedule.max_chains];
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
 #pragma unroll
-    for (float& max : chain_max[half]) max = row_stats.of[half].max;
-#pragma unroll
-    for (float& sum : chain_sum[half]) sum = 0.f;
+    for (float& x : chain_max[half]) x = row_stats.of[half].max;
   }
   if constexpr (C::kSchedule.int_max3) {
     int_row_max<C, kFirst, kRows>(chain_max, acc_s);
   } else {
-    of_rows([&](int i, int half) {
-      float& max = chain_max[half][(i / 4 * 2 + i % 2) % C::kSchedule.max_chains];
-      max = larger(max, acc_s[i]);
+    for_rows<C, kFirst, kRows>([&](int i, int half) {
+      float& x = chain_max[half][(i / 4 * 2 + i % 2) % C::kSchedule.max_chains];
+      x = larger(x, acc_s[i]);
     });
   }
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
+    max[half] = quad_max(tree_reduce(chain_max[half], larger));
+  }
+}
+
+/// P = 2^(exponent - base) in place, and updates the row statistics with the new maxima.
+template <typename C, int kFirst, int kRows, typename Exponent>
+__device__ __forceinline__ void exponentials(AccS<C>& acc_s, RowStats& row_stats,
+                                             float (&rescale)[2], const float (&row_max)[2],
+                                             const Exponent& exponent, core::Fault fault) {
+  const auto plus = [](float x, float y) { return x + y; };
+  float base[2], chain_sum[2][C::kSchedule.sum_chains];
+#pragma unroll
+  for (int half = kFirst; half < kFirst + kRows; ++half) {
+#pragma unroll
+    for (float& sum : chain_sum[half]) sum = 0.f;
     core::SoftmaxState<float>& state = row_stats.of[half];
-    float max = quad_max(tree_reduce(chain_max[half], larger));
+    float max = row_max[half];
     // Per row, so that a row's bits do not depend on its neighbours.
-    if ((max - state.max) * unit_log2 <= C::kRescaleThresholdLog2) max = state.max;
-    base[half] = core::softmax_base(max);
-    if constexpr (kFastPath) {
-      // Products are rounded before they are subtracted, so that a maximum that stays gives
-      // exactly 1.
-      base[half] = __fmul_rn(base[half], unit_log2);
-      rescale[half] = fast_exp2(__fsub_rn(__fmul_rn(state.max, unit_log2), base[half]));
-      base[half] -= C::kPScaleLog2;
-    } else {
-      rescale[half] = fast_exp2((state.max - base[half]) * unit_log2);
-    }
+    if (exponent.of(max) - exponent.of(state.max) <= C::kRescaleThresholdLog2) max = state.max;
+    // of() is rounded before it is subtracted, so that a maximum that stays gives exactly 1.
+    base[half] = exponent.of(core::softmax_base(max));
+    rescale[half] = fast_exp2(__fsub_rn(exponent.of(state.max), base[half]));
+    base[half] -= C::kPScaleLog2;
     if (fault.is(InjectedFault::rescale_forgotten)) rescale[half] = 1.f;
     state.max = max;
   }
@@ -145,12 +168,11 @@ __device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& row_stats
     chain_sum[half][(C::kSchedule.sum_chains == 2 ? i : i / 4) % C::kSchedule.sum_chains] +=
         acc_s[i];
   };
-  of_rows([&](int i, int half) {
-    acc_s[i] = fast_exp2(kFastPath ? fmaf(acc_s[i], unit_log2, -base[half])
-                                   : fmaf(acc_s[i] - base[half], unit_log2, C::kPScaleLog2));
+  for_rows<C, kFirst, kRows>([&](int i, int half) {
+    acc_s[i] = fast_exp2(exponent.minus(acc_s[i], base[half]));
     if (!C::kSchedule.sum_after_exp) add(i, half);
   });
-  if (C::kSchedule.sum_after_exp) of_rows(add);
+  if (C::kSchedule.sum_after_exp) for_rows<C, kFirst, kRows>(add);
 #pragma unroll
   for (int half = kFirst; half < kFirst + kRows; ++half) {
     row_stats.of[half].sum = core::add_tile_sum(row_stats.of[half].sum, rescale[half],
@@ -158,16 +180,25 @@ __device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& row_stats
   }
 }
 
+template <typename C, int kFirst, int kRows, typename Exponent>
+__device__ __forceinline__ void softmax_rows(AccS<C>& acc_s, RowStats& row_stats,
+                                             float (&rescale)[2], const Exponent& exponent,
+                                             core::Fault fault) {
+  float max[2];
+  find_row_max<C, kFirst, kRows>(max, acc_s, row_stats);
+  exponentials<C, kFirst, kRows>(acc_s, row_stats, rescale, max, exponent, fault);
+}
+
 /// P = exp(S - max) in place, and updates the row statistics. O must be multiplied by `rescale`.
-template <typename C, bool kFastPath>
+template <typename C, typename Exponent>
 __device__ __forceinline__ void online_softmax(AccS<C>& acc_s, RowStats& row_stats,
-                                               float (&rescale)[2], float unit_log2,
+                                               float (&rescale)[2], const Exponent& exponent,
                                                core::Fault fault) {
   if constexpr (C::kSchedule.split_rows) {
-    softmax_rows<C, kFastPath, 0, 1>(acc_s, row_stats, rescale, unit_log2, fault);
-    softmax_rows<C, kFastPath, 1, 1>(acc_s, row_stats, rescale, unit_log2, fault);
+    softmax_rows<C, 0, 1>(acc_s, row_stats, rescale, exponent, fault);
+    softmax_rows<C, 1, 1>(acc_s, row_stats, rescale, exponent, fault);
   } else {
-    softmax_rows<C, kFastPath, 0, 2>(acc_s, row_stats, rescale, unit_log2, fault);
+    softmax_rows<C, 0, 2>(acc_s, row_stats, rescale, exponent, fault);
   }
 }
 

@@ -120,7 +120,7 @@ TEST(Score, ModifyScoresEqualsModifyScore) {
 
 template <int kTerms>
 double worst_error(const CapPolynomial<kTerms>& polynomial, double cap) {
-  const CapPolynomial<kTerms> capped = polynomial.times(static_cast<float>(cap));
+  const CapPolynomial<kTerms> capped = polynomial.scaled(cap, 1);
   double worst = 0;
   for (int i = -100000; i <= 100000; ++i) {
     const float argument = polynomial.up_to / 100000 * static_cast<float>(i);
