@@ -44,9 +44,10 @@ struct PackedMask {
 };
 
 /// The extents of a packed mask with these strides (bytes; 0: broadcast). At least one block.
-FLASHCORE_HD constexpr PackedMask packed_mask_of(std::int64_t batch_stride, std::int64_t head_stride,
-                                    std::int64_t row_stride, std::int32_t batch, std::int32_t heads,
-                                    std::int32_t q_len, std::int32_t kv_len) {
+FLASHCORE_HD constexpr PackedMask packed_mask_of(std::int64_t batch_stride,
+                                                 std::int64_t head_stride, std::int64_t row_stride,
+                                                 std::int32_t batch, std::int32_t heads,
+                                                 std::int32_t q_len, std::int32_t kv_len) {
   PackedMask mask{};
   mask.batch = batch_stride == 0 ? 1 : batch;
   mask.heads = head_stride == 0 ? 1 : heads;

@@ -113,7 +113,8 @@ struct AttentionParams {
   bool checked;
   bool fast_path;  // the kernel family has a fast path for these scores and this layout
   bool is_varlen;  // sequences have their own lengths or starts
-  bool fast_layout;  // vector_rows, async_rows, and rows fill the kernel's dims or its tile is large
+  bool
+      fast_layout;  // vector_rows, async_rows, and rows fill the kernel's dims or its tile is large
   std::uint8_t score_mods;  // ScoreMods
 
   // Partial results, only if splits > 1; f64 for f64 problems. LSE: natural, without sinks.

@@ -42,9 +42,8 @@ __device__ __forceinline__ void load_mask_bits(MaskBits<C>& bits, const SharedSt
       if constexpr (C::kLargeTile) {
         const std::int32_t blocks = (p.kv_len + core::kMaskBlockKeys - 1) / core::kMaskBlockKeys;
         const auto* g_words = static_cast<const std::uint32_t*>(p.packed_mask);
-        bits.row[m][half] =
-            load_global(g_words + std::int64_t{row} * (4 * blocks) +
-                        (first_key / core::kMaskBlockKeys * 4 + t.lane % 4));
+        bits.row[m][half] = load_global(g_words + std::int64_t{row} * (4 * blocks) +
+                                        (first_key / core::kMaskBlockKeys * 4 + t.lane % 4));
       } else {
         std::uint32_t word = 0;
 #pragma unroll

@@ -83,9 +83,8 @@ __device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStat
           for (int i = 0; i < 2; ++i) {
             const int first = 8 * (n + i) + 2 * (t.lane % 4);
             if (in_row(first)) {
-              *reinterpret_cast<float2*>(g_f32_row + first) =
-                  make_float2(acc_o[m][n + i][2 * half] * factor,
-                              acc_o[m][n + i][2 * half + 1] * factor);
+              *reinterpret_cast<float2*>(g_f32_row + first) = make_float2(
+                  acc_o[m][n + i][2 * half] * factor, acc_o[m][n + i][2 * half + 1] * factor);
             }
           }
         } else {

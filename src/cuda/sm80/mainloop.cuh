@@ -26,7 +26,6 @@ __device__ __forceinline__ void sync_tile() {
 /// GEMMs it waits for V and refills the stage of K.
 template <typename C, bool kFastPath, int kKeys>
 __device__ __forceinline__ void mainloop_step(SharedStorage<C>& s, AccO<C>& acc_o,
-                                              RowStats<C>& row_stats,
                                               const QFragments<C, kFastPath>& q,
                                               const AttentionParams& p, const Thread<C>& t,
                                               const WarpKeys& keys, MaskBits<C>& bits, int stage,
@@ -52,7 +51,10 @@ __device__ __forceinline__ void mainloop_step(SharedStorage<C>& s, AccO<C>& acc_
   if (is_first || is_last) sync_tile<C>();
   if (is_last) load_k<C, kFastPath>(s, p, s.work, stage, tile + C::kStages * C::kTileK);
   if (!visible) return;
+  RowStats<C> row_stats = s.row_stats[threadIdx.x];
   online_softmax<C, kFastPath, kKeys>(acc_s, acc_o, row_stats, s.work.unit_log2, p);
+  // The general path has no register for the address.
+  s.row_stats[kFastPath ? threadIdx.x : opaque(threadIdx.x)] = row_stats;
   if constexpr (C::kKv8) {
     scale_p<C, kKeys>(acc_s, s, p, stage, s_key, t);
     gemm_pv_kv8<C, kKeys>(acc_o, acc_s, s, p, stage, s_key, t);
@@ -78,7 +80,8 @@ __device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionPar
   for (std::int32_t tile = begin; tile < s.work.visible.end; tile += C::kTileK) {
     MaskBits<C> bits;
     load_early_mask<C, kFastPath>(bits, s, p, tile);
-    if (tile == begin) {
+    // The general path has no register for `begin`.
+    if (kFastPath ? tile == begin : tile <= s.work.visible.begin) {
       cp_async_wait<2 * C::kStages - 1>();
       __syncthreads();  // other warps have loaded Q too
       load_q_fragments<C, kFastPath>(q, s);
@@ -91,8 +94,8 @@ __device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionPar
 #pragma unroll 1
     for (int n = 0; n < C::kWarpKeys; n += kKeys) {
       const Thread<C> t(opaque(threadIdx.x));
-      mainloop_step<C, kFastPath, kKeys>(s, acc_o, row_stats, q, p, t, s.warp_keys[t.warp_m], bits,
-                                         stage, tile, n);
+      mainloop_step<C, kFastPath, kKeys>(s, acc_o, q, p, t, s.warp_keys[t.warp_m], bits, stage,
+                                         tile, n);
     }
     stage = stage == C::kStages - 1 ? 0 : stage + 1;
   }

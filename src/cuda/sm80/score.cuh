@@ -20,7 +20,7 @@ struct TileScoreRow : core::ScoreRow<float> {
   __device__ __forceinline__ float scale() const { return work.score_scale; }
   __device__ __forceinline__ float cap() const { return work.softcap; }
   __device__ __forceinline__ float slope() const { return s_slope; }
-  __device__ __forceinline__ bool has_softcap() const { return work.softcap > 0.f; }
+  __device__ __forceinline__ bool has_softcap() const { return work.softcap >= 0.f; }
   static constexpr bool has_mask() { return false; }  // boolean_mask.cuh
   template <typename Use>
   __device__ __forceinline__ void with_bias(Use) const {
@@ -83,7 +83,8 @@ __device__ __forceinline__ void apply_score_mods(float (&acc_s)[kKeys / C::kTile
   // Distances count from the thread's first key, in f32: exact below 2^24, one rounding more
   // beyond.
   const std::int32_t column = t.column(0, C::reg_of(half, 0));
-  const auto distance = static_cast<float>(row.query + s.work.seq.mask.diagonal - first_key - column);
+  const auto distance =
+      static_cast<float>(row.query + s.work.seq.mask.diagonal - first_key - column);
   core::modify_scores<FastMath, kInput>(score_row, [&](auto change) {
 #pragma unroll
     for (int n = 0; n < kKeys / C::kTileWidth; ++n) {

@@ -10,38 +10,48 @@ namespace flashcore::cuda::sm80 {
 /// 16-bit formats can hold.
 inline constexpr float kRescaleThresholdLog2 = 8.f;
 
-/// Base-2 exponent of a score x with row maximum `max`, both in units of unit_log2. kFused: one FMA
-/// per score. It rounds max * unit_log2 first, so that the score of the maximum gives exactly 0; a
-/// fused product would leave the same rounding error at every step. Modified scores may be close to
-/// the largest f32, whose product with log2(e) would overflow: subtract first.
-template <bool kFused>
-__device__ __forceinline__ float exponent(float x, float max, float unit_log2) {
-  return kFused ? fmaf(x, unit_log2, -__fmul_rn(max, unit_log2)) : (x - max) * unit_log2;
-}
-
 /// Factor of a row's O and sum when its maximum grows from `before` to `max`.
 __device__ __forceinline__ float rescale_of(float before, float max, float unit_log2, bool fused) {
   return fast_exp2(fused ? __fsub_rn(__fmul_rn(before, unit_log2), __fmul_rn(max, unit_log2))
                          : (before - max) * unit_log2);
 }
 
-/// P = 2^exponent in place of S, and its row sums.
-template <typename C, bool kFused, int kKeys>
+/// P = 2^((S - max) unit_log2) in place of S, and its row sums. Scores and maxima are in units of
+/// unit_log2. Fused: one FMA per score. It rounds max * unit_log2 first, so that the score of the
+/// maximum gives exactly 0; a fused product would leave the same rounding error at every step.
+/// Modified scores may be close to the largest f32, whose product with log2(e) would overflow:
+/// subtract first.
+template <typename C, int kKeys>
 __device__ __forceinline__ void exponentiate(AccS<C, kKeys>& acc_s, RowStats<C>& row_stats,
-                                             float unit_log2) {
+                                             float unit_log2, bool fused) {
+  constexpr int kTiles = kKeys / C::kTileWidth;
+  if (!fused) {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float base = core::softmax_base(row_stats.of[m][half].max);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) acc_s[m][n][C::reg_of(half, i)] -= base;
+        }
+      }
+    }
+  }
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       core::SoftmaxState<float>& state = row_stats.of[m][half];
-      const float base = core::softmax_base(state.max);
+      const float base = fused ? core::softmax_base(state.max) : 0.f;
       float sum = 0.f;
 #pragma unroll
-      for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
+      for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float& x = acc_s[m][n][C::reg_of(half, i)];
-          x = fast_exp2(exponent<kFused>(x, base, unit_log2));
+          x = fast_exp2(fmaf(x, unit_log2, -__fmul_rn(base, unit_log2)));
           sum += x;
         }
       }
@@ -54,10 +64,9 @@ __device__ __forceinline__ void exponentiate(AccS<C, kKeys>& acc_s, RowStats<C>&
 /// rescales O if a row maximum has grown enough.
 template <typename C, bool kFastPath, int kKeys>
 __device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& acc_o,
-                                               RowStats<C>& s_row_stats, float unit_log2,
+                                               RowStats<C>& row_stats, float unit_log2,
                                                const AttentionParams& p) {
   const bool fused = !has_scaled_scores<kFastPath>(p);
-  RowStats<C> row_stats = s_row_stats;
   // True if a row keeps its maximum although `max` is larger.
   const auto keeps_max = [&](float max, const core::SoftmaxState<float>& state) {
     return (max - state.max) * unit_log2 <= kRescaleThresholdLog2;
@@ -100,12 +109,7 @@ __device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& a
       }
     }
   }
-  if (fused) {
-    exponentiate<C, true, kKeys>(acc_s, row_stats, unit_log2);
-  } else {
-    exponentiate<C, false, kKeys>(acc_s, row_stats, unit_log2);
-  }
-  s_row_stats = row_stats;
+  exponentiate<C, kKeys>(acc_s, row_stats, unit_log2, fused);
 }
 
 }  // namespace flashcore::cuda::sm80

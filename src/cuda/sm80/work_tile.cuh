@@ -27,7 +27,7 @@ struct alignas(16) WorkTile {
   KeyRange fully_visible;        // keys that all its queries see
   float unit;                    // score per unit of acc_s, which the softmax gets
   float unit_log2;               // unit * log2(e)
-  float score_scale, softcap;    // of the call, in f32
+  float score_scale, softcap;    // of the call, in f32; softcap < 0: none
 };
 
 /// Keys of the split that some row of a warp sees, and keys that need no mask.
@@ -79,8 +79,8 @@ __device__ __forceinline__ KeyRange unmasked_keys(const AttentionParams& p, cons
   KeyRange all{p.kv_len, 0};
 #pragma unroll 1
   for (std::int32_t i = 0; i < heads; ++i) {
-    const KeyRange keys = core::visible_blocks(mask, work.b, work.kv_head * p.group + i, first,
-                                               last - first + 1);
+    const KeyRange keys =
+        core::visible_blocks(mask, work.b, work.kv_head * p.group + i, first, last - first + 1);
     all = {min(all.begin, keys.begin), max(all.end, keys.end)};
   }
   return all;
@@ -133,7 +133,7 @@ __device__ __forceinline__ WorkTile decode_work_tile(const AttentionParams& p, s
                        : p.softmax_scale_log2;
   if constexpr (!kFastPath) {
     work.score_scale = core::score_scale<float>(p);
-    work.softcap = static_cast<float>(p.softcap);
+    work.softcap = p.softcap > 0 ? static_cast<float>(p.softcap) : -1.f;
   }
   return work;
 }
