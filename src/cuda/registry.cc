@@ -18,7 +18,7 @@ constexpr std::size_t kMaxKernels = 256;
 
 using Entries = std::array<const void*, kMaxKernels>;
 
-Entries entries(bool fast_path) {
+Entries entries([[maybe_unused]] bool fast_path) {
   Entries table{};
   for (std::size_t i = 0; i < kernels().size(); ++i) {
 #define FLASHCORE_COMPILED(name) \
