@@ -49,6 +49,8 @@ endif()
 # fwd_kernel<Config>.
 set(FLASHCORE_HEADER fwd_kernel)
 set(FLASHCORE_HEADER_simt fwd)
+# Families whose general path (AttentionParams::fast_path) is a kernel of its own.
+set(FLASHCORE_GENERAL_sm80 fwd_kernel_general)
 # The template that takes a kernel's shape, by the column `inputs`.
 set(FLASHCORE_CONFIG_native Config)
 set(FLASHCORE_CONFIG_kv8 Kv8Config)
@@ -89,14 +91,19 @@ if(FLASHCORE_HAS_CUDA)
     if(NOT inputs STREQUAL "native")
       set(group ${family}_${inputs}_d${head_dim})
     endif()
+    set(general fwd_kernel)
+    if(DEFINED FLASHCORE_GENERAL_${family})
+      set(general ${FLASHCORE_GENERAL_${family}})
+    endif()
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
     string(APPEND group_text_${group} "
 using Config_${id} = ${family}::${FLASHCORE_CONFIG_${inputs}}<${shape}>;
 static_assert(sizeof(${family}::SharedStorage<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
-const void* entry_${id}() {
-  return reinterpret_cast<const void*>(&${family}::fwd_kernel<Config_${id}>);
+const void* entry_${id}(bool fast_path) {
+  return fast_path ? reinterpret_cast<const void*>(&${family}::fwd_kernel<Config_${id}>)
+                   : reinterpret_cast<const void*>(&${family}::${general}<Config_${id}>);
 }
 ")
   endforeach()

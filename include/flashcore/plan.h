@@ -180,7 +180,7 @@ struct Plan {
   /// [splits, batch, q_heads, q_len, v_dim], or the partial results of tail splits.
   std::size_t partial_out_offset = 0;
   std::size_t partial_lse_offset = 0;  ///< [splits, batch, q_heads, q_len]
-  std::size_t packed_mask_offset = 0;  ///< boolean mask as bits (sm_90)
+  std::size_t packed_mask_offset = 0;  ///< boolean mask as bits (large tiles)
   std::size_t workspace_bytes = kWorkspaceHeaderBytes;
 };
 

@@ -9,6 +9,7 @@
 #include "backend/backend.h"
 #include "core/assert.h"
 #include "core/numeric.h"
+#include "core/sm80_traits.h"
 #include "core/softcap.h"
 #include "plan/kernel_traits.h"
 
@@ -64,18 +65,18 @@ std::uint8_t score_mods_of(const core::AttentionParams& p) noexcept {
   return static_cast<std::uint8_t>(mods);
 }
 
-/// True if the fast path of the kernel family lacks a modification or layout of this call.
-bool needs_general_path(const FamilyTraits& family, const core::AttentionParams& p) noexcept {
-  return (p.score_mods & family.general_mods) != 0 || (family.general_layouts && !p.fast_layout);
+/// True if the kernel's fast path lacks a modification or layout of this call.
+bool needs_general_path(const KernelInfo& kernel, const core::AttentionParams& p) noexcept {
+  const FamilyTraits& family = traits_of(kernel);
+  const unsigned general = family.general_mods & (packs_mask(kernel) ? ~core::kMaskMod : ~0u);
+  return (p.score_mods & general) != 0 || (family.general_layouts && !p.fast_layout);
 }
 
 /// AttentionParams::fast_layout.
 bool has_fast_layout(const Plan& plan, const core::AttentionParams& p) noexcept {
-  const Problem& problem = plan.problem;
-  return problem.options.reproducibility == Reproducibility::deterministic && p.async_rows &&
-         p.vector_rows && p.head_dim == plan.kernel->head_dim && p.v_dim == plan.kernel->head_dim &&
-         problem.out.dtype == problem.dtype &&
-         (p.pages.table == nullptr || plan.tile_q <= core::kMaxPagedFastPathRows) &&
+  const KernelInfo& kernel = *plan.kernel;
+  const bool fills_dim = p.head_dim == kernel.head_dim && p.v_dim == kernel.head_dim;
+  return p.async_rows && p.vector_rows && (fills_dim || core::is_large_tile(kernel.tile_q)) &&
          !injected_fault().is(core::InjectedFault::head_dim_truncated);
 }
 
@@ -200,7 +201,7 @@ core::AttentionParams make_params(const Plan& plan, const Tensors& tensors,
   p.checked = options.checked;
   p.score_mods = score_mods_of(p);
   p.fast_layout = has_fast_layout(plan, p);
-  p.fast_path = !needs_general_path(traits_of(*plan.kernel), p);
+  p.fast_path = !needs_general_path(*plan.kernel, p);
   p.is_varlen = p.cu_seqlens_q != nullptr || p.cu_seqlens_k != nullptr || p.used_k != nullptr ||
                 p.q_start != nullptr || p.k_start != nullptr;
 

@@ -1,5 +1,5 @@
-// A boolean mask as bits, for the Hopper kernels. A kernel of its own packs it before the call
-// (cuda/common/pack_mask.cu).
+// A boolean mask as bits, for the kernels with large query tiles. A kernel of its own packs it
+// before the call (cuda/common/pack_mask.cu).
 //
 // A row of 128 keys is four words, one for each lane of a quad: bit 2 n + i of word c is key
 // 8 n + 2 c + i, which is register 4 n + 2 half + i of the accumulator of S (mma_layout.h). Dims
@@ -44,15 +44,29 @@ struct PackedMask {
 };
 
 /// The extents of a packed mask with these strides (bytes; 0: broadcast). At least one block.
-constexpr PackedMask packed_mask_of(std::int64_t batch_stride, std::int64_t head_stride,
-                                    std::int64_t row_stride, std::int32_t batch, std::int32_t heads,
-                                    std::int32_t q_len, std::int32_t kv_len) {
+FLASHCORE_HD constexpr PackedMask packed_mask_of(std::int64_t batch_stride,
+                                                 std::int64_t head_stride, std::int64_t row_stride,
+                                                 std::int32_t batch, std::int32_t heads,
+                                                 std::int32_t q_len, std::int32_t kv_len) {
   PackedMask mask{};
   mask.batch = batch_stride == 0 ? 1 : batch;
   mask.heads = head_stride == 0 ? 1 : heads;
   mask.rows = row_stride == 0 ? 1 : q_len;
   mask.row_groups = (mask.rows + kMaskRangeRows - 1) / kMaskRangeRows;
   mask.blocks = kv_len > 0 ? (kv_len + kMaskBlockKeys - 1) / kMaskBlockKeys : 1;
+  return mask;
+}
+
+/// The packed mask of a call, in its workspace; without words if the call has no mask.
+FLASHCORE_HD PackedMask packed_mask(const AttentionParams& call) {
+  if (call.mask == nullptr) return {};
+  const Strides& strides = call.mask_strides;
+  PackedMask mask = packed_mask_of(strides.batch, strides.head, strides.row, call.batch,
+                                   call.q_heads, call.q_len, call.kv_len);
+  mask.words = static_cast<std::uint32_t*>(call.packed_mask);
+  // After the words, at the workspace's alignment: plan/workspace.cc.
+  const std::int64_t words = (mask.word_count() + 63) / 64 * 64;
+  mask.ranges = reinterpret_cast<KeyRange*>(mask.words + words);
   return mask;
 }
 

@@ -72,8 +72,7 @@ struct ErrorSlot {
 /// The workspace header holds the error slot, then the counters.
 inline constexpr std::int64_t kCountersOffset = 256;
 inline constexpr std::int64_t kMaxCounters = (64 * 1024 - kCountersOffset) / 4;
-inline constexpr int kMaxCombinedSplits = 128;    // limit of CombineMode::last_cta
-inline constexpr int kMaxPagedFastPathRows = 16;  // largest tile_q whose fast path reads pages
+inline constexpr int kMaxCombinedSplits = 128;  // limit of CombineMode::last_cta
 
 /// Limit on |q_start| and |k_start|: a position plus any length fits in 31 bits.
 inline constexpr std::int32_t kMaxStart = 1 << 30;
@@ -114,9 +113,8 @@ struct AttentionParams {
   bool checked;
   bool fast_path;  // the kernel family has a fast path for these scores and this layout
   bool is_varlen;  // sequences have their own lengths or starts
-  // Rows are 16-byte aligned and fill the kernel's head_dim, out is 16-bit, and K and V are paged
-  // only if the tile is small. False for a batch-invariant call: the two paths round differently.
-  bool fast_layout;
+  bool
+      fast_layout;  // vector_rows, async_rows, and rows fill the kernel's dims or its tile is large
   std::uint8_t score_mods;  // ScoreMods
 
   // Partial results, only if splits > 1; f64 for f64 problems. LSE: natural, without sinks.

@@ -8,6 +8,7 @@
 
 #include "core/cluster_buffer.h"
 #include "core/combine.h"
+#include "core/packed_mask.h"
 #include "core/params.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
@@ -54,13 +55,19 @@ struct LaunchConfig {
   }
 };
 
+/// An index of the entry points of all kernels, below 2 * 256.
+std::size_t entry_index(const KernelInfo& kernel, const void* entry) noexcept {
+  const auto index = static_cast<std::size_t>(&kernel - kernels().data());
+  return 2 * index + (entry == entry_of(kernel, true) ? 0 : 1);
+}
+
 /// The number of clusters that fit on the device at the same time. 0 if the device, such as a slice
-/// of a GPU, has too few adjacent SMs. Cached per kernel and cluster size for device 0.
+/// of a GPU, has too few adjacent SMs. Cached per entry point and cluster size for device 0.
 int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
                         LaunchOptions options) noexcept {
   constexpr int kSizes = 16, kUnknown = 0;  // cache entries: the number plus 1
-  static std::array<std::atomic<std::uint16_t>, 256 * kSizes> cache{};
-  auto& cached = cache[static_cast<std::size_t>(&kernel - kernels().data()) * kSizes +
+  static std::array<std::atomic<std::uint16_t>, 2 * 256 * kSizes> cache{};
+  auto& cached = cache[entry_index(kernel, entry) * kSizes +
                        static_cast<std::size_t>(options.cluster % kSizes)];
   if (device == 0) {
     if (const int known = cached.load(std::memory_order_relaxed); known != kUnknown) {
@@ -77,7 +84,7 @@ int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
   return clusters;
 }
 
-/// Packs the mask of a Hopper call.
+/// Packs the mask of a call.
 Status pack_mask(const core::AttentionParams& call, const core::PackedMask& packed,
                  Stream stream) noexcept {
   core::PackMaskParams params{call.mask, call.mask_strides, call.kv_len, packed};
@@ -96,8 +103,8 @@ Status launch_entry(const void* entry, void* params, const LaunchOptions& option
 }
 
 Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int device) noexcept {
-  static std::array<std::atomic<std::uint64_t>, 256> allowed{};  // bit d: done for device d
-  auto& devices = allowed[static_cast<std::size_t>(&kernel - kernels().data())];
+  static std::array<std::atomic<std::uint64_t>, 2 * 256> allowed{};  // bit d: done for device d
+  auto& devices = allowed[entry_index(kernel, entry)];
   const std::uint64_t bit = std::uint64_t{1} << (device % kMaxDevices);
   if ((devices.load(std::memory_order_acquire) & bit) != 0) return {};
   cudaFuncAttributes attributes;
@@ -113,7 +120,7 @@ Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int devi
 
 Status launch_attention(const Plan& plan, const core::AttentionParams& params, Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
-  const void* entry = entry_of(kernel);
+  const void* entry = entry_of(kernel, params.fast_path);
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
                        kernel.id);
@@ -126,12 +133,12 @@ Status launch_attention(const Plan& plan, const core::AttentionParams& params, S
   const FamilyTraits& traits = traits_of(kernel);
   // Only sm_90 SASS uses PDL. Later GPUs run the sm_80 PTX, which has no griddepcontrol.
   options.programmatic_launch = traits.pdl && plan.device.compute_capability == 90;
+  if (params.packed_mask != nullptr) {
+    FLASHCORE_RETURN_IF_ERROR(pack_mask(params, core::packed_mask(params), stream));
+  }
   if (traits.loads == Loads::tma) {
     sm90::Params hopper;
     FLASHCORE_RETURN_IF_ERROR(make_sm90_params(plan, params, hopper));
-    if (params.mask != nullptr) {
-      FLASHCORE_RETURN_IF_ERROR(pack_mask(params, hopper.mask, stream));
-    }
     options.ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
     return launch_kernel(entry, hopper, options, stream);
   }

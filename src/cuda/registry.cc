@@ -8,7 +8,7 @@
 namespace flashcore::cuda {
 
 // One function per compiled kernel. The generated instantiation files define them.
-#define FLASHCORE_COMPILED(name) const void* entry_##name();
+#define FLASHCORE_COMPILED(name) const void* entry_##name(bool fast_path);
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED
 
@@ -16,11 +16,13 @@ namespace {
 
 constexpr std::size_t kMaxKernels = 256;
 
-std::array<const void*, kMaxKernels> entries() {
-  std::array<const void*, kMaxKernels> table{};
+using Entries = std::array<const void*, kMaxKernels>;
+
+Entries entries([[maybe_unused]] bool fast_path) {
+  Entries table{};
   for (std::size_t i = 0; i < kernels().size(); ++i) {
 #define FLASHCORE_COMPILED(name) \
-  if (std::strcmp(kernels()[i].id, #name) == 0) table[i] = entry_##name();
+  if (std::strcmp(kernels()[i].id, #name) == 0) table[i] = entry_##name(fast_path);
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED
   }
@@ -29,9 +31,9 @@ std::array<const void*, kMaxKernels> entries() {
 
 }  // namespace
 
-const void* entry_of(const KernelInfo& kernel) noexcept {
-  static const std::array<const void*, kMaxKernels> table = entries();
-  return table[static_cast<std::size_t>(&kernel - kernels().data())];
+const void* entry_of(const KernelInfo& kernel, bool fast_path) noexcept {
+  static const Entries tables[] = {entries(false), entries(true)};
+  return tables[fast_path ? 1 : 0][static_cast<std::size_t>(&kernel - kernels().data())];
 }
 
 }  // namespace flashcore::cuda

@@ -11,8 +11,8 @@ struct KernelInfo;  // flashcore/plan.h: its standard headers would cost each .c
 namespace flashcore::cuda {
 
 /// The entry point for cudaLaunchKernel; null if the kernel is not compiled. `kernel` is an element
-/// of kernels().
-const void* entry_of(const KernelInfo& kernel) noexcept;
+/// of kernels(). sm80 kernels have one for each path (AttentionParams::fast_path), others the same.
+const void* entry_of(const KernelInfo& kernel, bool fast_path) noexcept;
 
 /// Combines partial results (common/combine.cu).
 const void* combine_entry() noexcept;

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "core/score_mods.h"
+#include "core/sm80_traits.h"
 #include "core/sm90_traits.h"
 #include "core/step_schedule.h"
 #include "flashcore/plan.h"
@@ -152,6 +153,12 @@ constexpr bool uses_tensor_cores(const FamilyTraits& traits) noexcept {
 /// Traits of an sm90 kernel without its pipeline depth.
 constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
   return {kernel.head_dim, kernel.tile_q, kernel.tile_k, 0, kernel.inputs == Inputs::fp8 ? 1 : 2};
+}
+
+/// True if the kernel reads a boolean mask as bits (core/packed_mask.h).
+constexpr bool packs_mask(const KernelInfo& kernel) noexcept {
+  const Loads loads = traits_of(kernel).loads;
+  return loads == Loads::tma || (loads == Loads::cp_async && core::is_large_tile(kernel.tile_q));
 }
 
 /// Kernels with native inputs have no scales. kv8 kernels fold V's block scales into f16 P,

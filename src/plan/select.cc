@@ -259,7 +259,7 @@ Reject supports(const KernelInfo& kernel, const Problem& problem, const DeviceIn
 
 KernelChoice choose_kernel(const Problem& problem, const DeviceInfo& device) noexcept {
   const Features needed = features_of(problem);
-  const double general = sm80_general_path_factor(problem, needed);
+  const double options = sm80_options_factor(problem, needed);
   // Comparing families would make a batch-invariant plan depend on the batch.
   const bool compare = problem.options.reproducibility == Reproducibility::deterministic;
   KernelChoice best;
@@ -278,7 +278,7 @@ KernelChoice choose_kernel(const Problem& problem, const DeviceInfo& device) noe
     }
     const auto cycles = [&](const KernelChoice& choice) {
       const FamilyModel& own = model_of(choice.kernel->family);
-      if (own.unit == EstimateUnit::cycles) return general * choice.estimate.cost;
+      if (own.unit == EstimateUnit::cycles) return options * choice.estimate.cost;
       return own.estimate(*choice.kernel, problem, device, Rivals::other_families).cost;
     };
     if (cycles(found) < cycles(best)) best = found;

@@ -53,7 +53,7 @@ Status plan_workspace(Plan& plan) noexcept {
     plan.partial_out_offset = end;
     end += aligned(partials * static_cast<std::size_t>(sm90_shape(*plan.kernel).partial_bytes()));
   }
-  if (p.mask.given() && traits_of(*plan.kernel).loads == Loads::tma) {
+  if (p.mask.given() && packs_mask(*plan.kernel)) {
     const core::PackedMask mask = core::packed_mask_of(
         p.mask.batch, p.mask.head, p.mask.row, static_cast<std::int32_t>(p.batch),
         static_cast<std::int32_t>(p.q_heads), static_cast<std::int32_t>(p.q_len),

@@ -189,7 +189,7 @@ struct WarpExchangeThread : ClusterThread<C> {
       store_lse(p, this->work, row, slice.final.lse(p.fault));
     }
     if (kFastPath || slice.column < p.v_dim) {
-      with_output<C, kFastPath>(p, [&](auto* g_out) {
+      with_output<C>(p, [&](auto* g_out) {
         from_float(g_out[slice.offset + slice.column * (kFastPath ? 1 : p.out_strides.column)], y);
       });
     }

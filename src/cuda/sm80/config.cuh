@@ -6,6 +6,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "core/dequant_f16.h"
 #include "core/mma_layout.h"
 #include "core/sm80_traits.h"
@@ -50,11 +52,7 @@ struct Config {
   static constexpr int kWarpsM = kShape.warps_m();
   static constexpr int kWarpsN = kShape.warps_n();
   static constexpr int kWarpKeys = kShape.warp_keys();
-  // Keys per pass of a mainloop step. Score modifications need registers, so the general path takes
-  // fewer keys at once.
-  static constexpr int kFastPathKeys = kShape.keys_per_pass();
-  static constexpr int kGeneralPathKeys =
-      kWarpKeys % 32 == 0 && !(kKv8 && kShape.sm_threads() > 384 && kHeadDim > 64) ? 32 : 16;
+  static constexpr int kKeysPerPass = kShape.keys_per_pass();  // of a mainloop step
   // Up to 8 rows: the MMAs swap their operands (mma.cuh). An accumulator tile then has 16 keys or
   // columns of V and 8 rows, otherwise 8 and 16.
   static constexpr bool kSwapAB = kWarpRows == 8;
@@ -64,6 +62,16 @@ struct Config {
   static constexpr int kGemmSteps = kHeadDim / 16;                // k-steps of Q K^T
   static constexpr bool kWarpPrivateKv = kShape.warp_private_kv();
   static constexpr bool kQInRegisters = kShape.q_in_registers();
+  static constexpr bool kLargeTile = core::is_large_tile(kTileQ);
+  using MaskRow = std::conditional_t<kLargeTile, std::int32_t, std::int64_t>;
+  // Mask bytes are read before the wait for K.
+  static constexpr bool kEarlyMask = !kLargeTile && kKeysPerPass == kWarpKeys;
+  /// True if rows may be shorter than kHeadDim.
+  template <bool kFastPath>
+  static constexpr bool kAnyDim = !kFastPath || kLargeTile;
+  /// True if the path reads boolean masks.
+  template <bool kFastPath>
+  static constexpr bool kReadsMask = !kFastPath || kLargeTile;
   static constexpr int kMinCtas = kShape.blocks_per_sm();  // per SM
   using QueryTile = core::SwizzledTile<kTileQ, kHeadDim>;
   // K and V in units of 16 bits: two 8-bit elements are one unit.
@@ -74,6 +82,8 @@ struct Config {
   static constexpr __device__ int reg_of(int half, int i) {
     return kSwapAB ? half + 2 * i : 2 * half + i;
   }
+  /// Keys from register reg_of(half, 0) to reg_of(half, i).
+  static constexpr __device__ int column_step(int i) { return kSwapAB ? 8 * i : i; }
 };
 
 template <int... kShape>
@@ -135,6 +145,8 @@ struct alignas(128) SharedStorage : Kv8Scales<C> {
   };
   RowStats<C> row_stats[C::kSwapAB ? 1 : C::kThreads];  // [threads]; swap-AB: in registers
   WarpKeys warp_keys[C::kWarpsM];                       // [warps_m]
+  typename C::MaskRow mask_rows[C::kTileQ];             // [tile_q], if the call has a mask
+  float slopes[C::kTileQ];                              // [tile_q], if the call has ALiBi slopes
   WorkTile work;
   bool last;  // this CTA is the last of the work tile
 };

@@ -11,11 +11,11 @@ namespace flashcore::cuda::sm80 {
 /// True if every row of the output can be stored straight from the accumulators.
 template <typename C, bool kFastPath>
 __device__ __forceinline__ bool stores_from_accumulators(const AttentionParams& p) {
-  return p.splits == 1 && (kFastPath || (p.vector_rows && p.out_element != core::Element::f32));
+  return p.splits == 1 && (kFastPath || p.vector_rows);
 }
 
-/// Stores contiguous 16-bit rows straight from the accumulators. Neighbouring lanes exchange
-/// columns, so that each has four adjacent ones and a quad writes a whole 32-byte sector.
+/// Stores contiguous rows straight from the accumulators. For 16-bit rows, neighbouring lanes
+/// exchange columns, so that each has four adjacent ones and a quad writes a whole 32-byte sector.
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStats<C>& row_stats,
                                                    const Kv8Scales<C>& scales,
@@ -53,8 +53,14 @@ __device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStat
       }
       // Lanes 0 and 2 of a quad take columns 0-3 and 4-7 of the first n-tile, lanes 1 and 3 those
       // of the second.
-      auto* g_row = static_cast<std::uint16_t*>(p.out) + output_offset(p, work, row);
+      const std::int64_t offset = output_offset(p, work, row);
+      auto* g_row = static_cast<std::uint16_t*>(p.out) + offset;
+      auto* g_f32_row = static_cast<float*>(p.out) + offset;
+      const bool is_f32 = p.out_element == core::Element::f32;
       const int column = 8 * (t.lane % 2) + 4 * (t.lane % 4 / 2);
+      const auto in_row = [&](int first) {
+        return written && (!C::template kAnyDim<kFastPath> || first < p.v_dim);
+      };
 #pragma unroll
       for (int n = 0; n < C::kColumnTiles; n += 2) {
         if (written) {
@@ -65,9 +71,21 @@ __device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStat
         if constexpr (C::kKv8) {
           const int first = 8 * n + 4 * (t.lane % 4);
           const float4 x = adjacent_columns<C>(acc_o, m, n, half);
-          if (written && (kFastPath || first < p.v_dim)) {
+          if (is_f32 && in_row(first)) {
+            *reinterpret_cast<float4*>(g_f32_row + first) =
+                make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+          } else if (in_row(first)) {
             *reinterpret_cast<uint2*>(g_row + first) =
                 make_uint2(packed(x.x * factor, x.y * factor), packed(x.z * factor, x.w * factor));
+          }
+        } else if (is_f32) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int first = 8 * (n + i) + 2 * (t.lane % 4);
+            if (in_row(first)) {
+              *reinterpret_cast<float2*>(g_f32_row + first) = make_float2(
+                  acc_o[m][n + i][2 * half] * factor, acc_o[m][n + i][2 * half + 1] * factor);
+            }
           }
         } else {
           std::uint32_t x[2];  // of the two n-tiles
@@ -77,7 +95,7 @@ __device__ __forceinline__ void store_accumulators(AccO<C>& acc_o, const RowStat
                 packed(acc_o[m][n + i][2 * half] * factor, acc_o[m][n + i][2 * half + 1] * factor);
           }
           const std::uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? x[0] : x[1], 1);
-          if (written && (kFastPath || 8 * n + column < p.v_dim)) {
+          if (in_row(8 * n + column)) {
             *reinterpret_cast<uint2*>(g_row + 8 * n + column) =
                 odd ? make_uint2(theirs, x[1]) : make_uint2(x[0], theirs);
           }
@@ -104,13 +122,13 @@ __device__ __forceinline__ void store_output(const StagedOutput<C>& s, const Att
     if (p.splits > 1) {
       const std::int64_t partial = partial_of(p, work, row, work.split);
       if (column == 0) static_cast<float*>(p.partial_lse)[partial] = final.lse(p.fault);
-      if (kFastPath || column < p.v_dim) {
+      if (!C::template kAnyDim<kFastPath> || column < p.v_dim) {
         store_columns(static_cast<float*>(p.partial_out) + partial * p.v_dim, 1, column, p.v_dim, x,
                       kFastPath || p.v_dim % 4 == 0);
       }
     } else {
       if (column == 0 && p.lse != nullptr) store_lse(p, work, row, final.lse(p.fault));
-      if (kFastPath || column < p.v_dim) {
+      if (!C::template kAnyDim<kFastPath> || column < p.v_dim) {
         store_output_columns<C, kFastPath>(p, output_offset(p, work, row), column, x);
       }
     }

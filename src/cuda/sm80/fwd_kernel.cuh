@@ -41,17 +41,25 @@
 
 namespace flashcore::cuda::sm80 {
 
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void run_cta(const AttentionParams& p) {
+  extern __shared__ __align__(128) unsigned char s_bytes[];
+  pdl_launch_dependents();
+  process_tile<C, kFastPath>(*reinterpret_cast<SharedStorage<C>*>(s_bytes), p);
+}
+
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, C::kMinCtas)
     fwd_kernel(const __grid_constant__ AttentionParams p) {
-  extern __shared__ __align__(128) unsigned char s_bytes[];
-  SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
-  pdl_launch_dependents();
-  if (p.fast_path) {
-    process_tile<C, true>(s, p);
-  } else {
-    process_general<C>(s, p);
-  }
+  run_cta<C, true>(p);
+}
+
+/// The general path is a kernel of its own: in one kernel, ptxas would merge common code of the two
+/// paths and spill registers.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, C::kMinCtas)
+    fwd_kernel_general(const __grid_constant__ AttentionParams p) {
+  run_cta<C, false>(p);
 }
 
 }  // namespace flashcore::cuda::sm80

@@ -51,22 +51,30 @@ __device__ __forceinline__ std::uint32_t gather_word(const T* g_from, int count,
   return word;
 }
 
-/// Copies one chunk, truncated at `columns`. Rows that cp.async cannot read are gathered
-/// synchronously.
+/// Copies one chunk of a row that cp.async cannot read, truncated at `columns`.
+template <typename T>
+__device__ __forceinline__ void gather_chunk(std::uint32_t s_to, const T* g_row, int chunk,
+                                             int columns, std::int64_t column_stride) {
+  constexpr int kSize = sizeof(T), kElements = 16 / kSize;
+  const int left = columns - kElements * chunk;  // may be <= 0
+  g_row += kElements * chunk * column_stride;
+#pragma unroll 1  // unrolled it takes many registers
+  for (int i = 0; i < kElements; i += kElements / 4) {
+    store_shared_4(s_to + i * kSize,
+                   gather_word(g_row + i * column_stride, left - i, column_stride));
+  }
+}
+
+/// Copies one chunk of any row, truncated at `columns`.
 template <typename T>
 __device__ __forceinline__ void copy_chunk(std::uint32_t s_to, const T* g_row, int chunk,
                                            int columns, std::int64_t column_stride, bool async) {
   constexpr int kSize = sizeof(T), kElements = 16 / kSize;
-  const int left = columns - kElements * chunk;  // may be <= 0
   if (async) {
-    cp_async_16(s_to, g_row + kElements * chunk, max(min(kSize * left, 16), 0));
-    return;
-  }
-  g_row += kElements * chunk * column_stride;
-#pragma unroll(kSize == 1 ? 1 : 4)  // unrolled over bytes it takes many registers
-  for (int i = 0; i < kElements; i += kElements / 4) {
-    store_shared_4(s_to + i * kSize,
-                   gather_word(g_row + i * column_stride, left - i, column_stride));
+    cp_async_16(s_to, g_row + kElements * chunk,
+                max(min(kSize * (columns - kElements * chunk), 16), 0));
+  } else {
+    gather_chunk(s_to, g_row, chunk, columns, column_stride);
   }
 }
 
@@ -80,7 +88,7 @@ __device__ __forceinline__ void load_q(SharedStorage<C>& s, const AttentionParam
   const Mine mine(threadIdx.x);
   const T* g_q =
       static_cast<const T*>(p.q) + work.b * p.q_strides.batch + work.seq.q_row * p.q_strides.row;
-  const int columns = kFastPath ? C::kHeadDim : p.head_dim;
+  const int columns = C::template kAnyDim<kFastPath> ? p.head_dim : C::kHeadDim;
   constexpr int kMyRows = (C::kTileQ + Mine::kRowStep - 1) / Mine::kRowStep;
   if (C::kTileQ < Mine::kRowStep && mine.row >= C::kTileQ) return;
 #pragma unroll(kFastPath ? kMyRows : 1)
@@ -126,10 +134,8 @@ __device__ __forceinline__ void load_kv_tile(typename C::Stored* s_tile, const A
   const int row = mine.row + (C::kWarpPrivateKv ? index / 32 * C::kWarpKeys : 0);
   std::uint32_t s_row = shared_address(s_tile) + Tile::offset(row, mine.chunk);
   const std::int32_t key = first_key + row, end = work.visible.end;
-  // Large query tiles have no registers for page lookups: paged K/V take the general path there,
-  // which looks up the rows of other layouts too.
-  const bool looks_up_rows = !kFastPath || (C::kWarpPrivateKv && work.g_table != nullptr);
-  const T* g_rows = static_cast<const T*>(g_data) + (looks_up_rows ? 0 : key * strides.row);
+  const bool paged = work.g_table != nullptr;
+  const T* g_rows = static_cast<const T*>(g_data) + (paged ? 0 : key * strides.row);
   if constexpr (Wait::kWaits) {
     // Always true. The condition makes the wait depend on the addresses; otherwise ptxas would
     // hoist it above their computation.
@@ -139,31 +145,43 @@ __device__ __forceinline__ void load_kv_tile(typename C::Stored* s_tile, const A
   if (kRows < Mine::kRowStep && mine.row >= kRows) return;
   const auto copy_row = [&](int n, const T* g_row) {
     const bool in_range = key + n * Mine::kRowStep < end;
-#pragma unroll(kFastPath ? Tile::kPanels : 1)  // general path: keeps the code small
+#pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      const std::uint32_t s_to = Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes;
+      constexpr int kElements = 16 / sizeof(T);
       const int chunk = panel * Tile::kPanelChunks + mine.chunk;
-      if constexpr (kFastPath) {
-        cp_async_16(s_to, g_row + 16 / sizeof(T) * chunk, in_range ? 16 : 0);
-      } else {
-        copy_chunk(s_to, g_row, chunk, in_range ? columns : 0, strides.column, p.async_rows);
+      int bytes = 16;
+      if constexpr (C::template kAnyDim<kFastPath>) {
+        bytes = max(min(static_cast<int>(sizeof(T)) * (columns - kElements * chunk), 16), 0);
       }
+      cp_async_16(Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes, g_row + kElements * chunk,
+                  in_range ? bytes : 0);
     }
   };
-  constexpr int kUnroll = kFastPath ? kMyRows : 1;
-  if (!looks_up_rows) {
-#pragma unroll(kUnroll)
+  const core::KvRowMap rows{p.pages, work.g_table, 0, 0};
+  const auto paged_row = [&](int n) {
+    const core::KvLocation at = rows.at(min(key + n * Mine::kRowStep, end - 1));
+    return g_rows + at.block * strides.batch + at.row * strides.row;
+  };
+  if (!kFastPath && !p.async_rows) {
+#pragma unroll 1
+    for (int n = 0; n < kMyRows; ++n) {
+      const T* g_row = paged ? paged_row(n) : g_rows + n * Mine::kRowStep * strides.row;
+      const int left = key + n * Mine::kRowStep < end ? columns : 0;
+#pragma unroll 1
+      for (int panel = 0; panel < Tile::kPanels; ++panel) {
+        gather_chunk(Mine::nth_row(s_row, n) + panel * Tile::kPanelBytes, g_row,
+                     panel * Tile::kPanelChunks + mine.chunk, left, strides.column);
+      }
+    }
+  } else if (paged) {
+#pragma unroll(C::kWarpRows == 32 ? (kFastPath ? 2 : 1) : kMyRows)  // more take more registers
+    for (int n = 0; n < kMyRows; ++n) copy_row(n, paged_row(n));
+  } else {
+#pragma unroll
     for (int n = 0; n < kMyRows; ++n) {
       copy_row(n, g_rows);
       g_rows += Mine::kRowStep * strides.row;
     }
-    return;
-  }
-  const core::KvRowMap rows{p.pages, work.g_table, 0, 0};
-#pragma unroll(kUnroll)
-  for (int n = 0; n < kMyRows; ++n) {
-    const core::KvLocation at = rows.at(min(key + n * Mine::kRowStep, end - 1));
-    copy_row(n, g_rows + at.block * strides.batch + at.row * strides.row);
   }
 }
 

@@ -17,7 +17,7 @@ __device__ __forceinline__ void load_paired_columns(std::uint32_t (&even)[4],
                                                     const AttentionParams& p, std::int64_t offset,
                                                     int column) {
   const int left = p.head_dim - column;
-  const bool vectors = kFastPath || (p.async_rows && left >= 16);
+  const bool vectors = !C::template kAnyDim<kFastPath> || (p.async_rows && left >= 16);
   const std::int64_t first = offset + column * p.q_strides.column;
   if (core::is_8bit(p.q_element)) {
     const auto* g_q = static_cast<const std::uint8_t*>(p.q) + first;
@@ -107,7 +107,7 @@ __device__ __forceinline__ void load_paired_q(SharedStorage<C>& s, const Attenti
   for (int index = threadIdx.x; index < C::kTileQ * kGroups; index += C::kThreads) {
     const int r = index / kGroups, group = index % kGroups;
     std::uint32_t even[4] = {}, odd[4] = {};
-    if (r < work.rows && (kFastPath || 16 * group < p.head_dim)) {
+    if (r < work.rows && (!C::template kAnyDim<kFastPath> || 16 * group < p.head_dim)) {
       const Row row = row_of(p, work, r);
       load_paired_columns<C, kFastPath>(
           even, odd, p, sequence + row.head * p.q_strides.head + row.query * p.q_strides.row,

@@ -26,30 +26,35 @@ __device__ __forceinline__ void sync_tile() {
 /// GEMMs it waits for V and refills the stage of K.
 template <typename C, bool kFastPath, int kKeys>
 __device__ __forceinline__ void mainloop_step(SharedStorage<C>& s, AccO<C>& acc_o,
-                                              RowStats<C>& row_stats,
                                               const QFragments<C, kFastPath>& q,
                                               const AttentionParams& p, const Thread<C>& t,
-                                              const WarpKeys& keys, int stage, std::int32_t tile,
-                                              int n) {
+                                              const WarpKeys& keys, MaskBits<C>& bits, int stage,
+                                              std::int32_t tile, int n) {
   const int s_key = t.warp_n * C::kWarpKeys + n;
   const std::int32_t first_key = tile + s_key;
   const bool visible = first_key < keys.visible.end && first_key + kKeys > keys.visible.begin;
   AccS<C, kKeys> acc_s = {};
   if (visible) {
+    if constexpr (C::template kReadsMask<kFastPath> && !C::kEarlyMask) {
+      if (p.mask != nullptr) load_mask_bits<C, kKeys>(bits, s, p, t, first_key);
+    }
     if constexpr (C::kKv8) {
       gemm_qk_kv8<C, kFastPath, kKeys>(acc_s, q, s, p, stage, s_key, t);
       scale_scores<C, kKeys>(acc_s, s, p, stage, s_key, t);
     } else {
       gemm_qk<C, kFastPath, kKeys>(acc_s, q, s, s.k[stage], s_key, t);
     }
-    apply_mods_and_mask<C, kFastPath, kKeys>(acc_s, t, p, s.work, keys, first_key);
+    apply_mods_and_mask<C, kFastPath, kKeys>(acc_s, t, s, p, keys, bits, first_key);
   }
   const bool is_first = n == 0, is_last = n + kKeys == C::kWarpKeys;
   if (is_first) cp_async_wait<2 * C::kStages - 2>();
   if (is_first || is_last) sync_tile<C>();
   if (is_last) load_k<C, kFastPath>(s, p, s.work, stage, tile + C::kStages * C::kTileK);
   if (!visible) return;
-  online_softmax<C, kFastPath, kKeys>(acc_s, acc_o, row_stats, s.work.unit_log2, p.fault);
+  RowStats<C> row_stats = s.row_stats[threadIdx.x];
+  online_softmax<C, kFastPath, kKeys>(acc_s, acc_o, row_stats, s.work.unit_log2, p);
+  // The general path has no register for the address.
+  s.row_stats[kFastPath ? threadIdx.x : opaque(threadIdx.x)] = row_stats;
   if constexpr (C::kKv8) {
     scale_p<C, kKeys>(acc_s, s, p, stage, s_key, t);
     gemm_pv_kv8<C, kKeys>(acc_o, acc_s, s, p, stage, s_key, t);
@@ -62,7 +67,7 @@ __device__ __forceinline__ void mainloop_step(SharedStorage<C>& s, AccO<C>& acc_
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionParams& p,
                                          std::int32_t begin) {
-  constexpr int kKeys = kFastPath ? C::kFastPathKeys : C::kGeneralPathKeys;
+  constexpr int kKeys = C::kKeysPerPass;
   AccO<C> acc_o = {};
   QFragments<C, kFastPath> q;
   RowStats<C>& row_stats = s.row_stats[threadIdx.x];
@@ -73,7 +78,10 @@ __device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionPar
   int stage = 0;
 #pragma unroll 1
   for (std::int32_t tile = begin; tile < s.work.visible.end; tile += C::kTileK) {
-    if (tile == begin) {
+    MaskBits<C> bits;
+    load_early_mask<C, kFastPath>(bits, s, p, tile);
+    // The general path has no register for `begin`.
+    if (kFastPath ? tile == begin : tile <= s.work.visible.begin) {
       cp_async_wait<2 * C::kStages - 1>();
       __syncthreads();  // other warps have loaded Q too
       load_q_fragments<C, kFastPath>(q, s);
@@ -86,7 +94,7 @@ __device__ __forceinline__ void mainloop(SharedStorage<C>& s, const AttentionPar
 #pragma unroll 1
     for (int n = 0; n < C::kWarpKeys; n += kKeys) {
       const Thread<C> t(opaque(threadIdx.x));
-      mainloop_step<C, kFastPath, kKeys>(s, acc_o, row_stats, q, p, t, s.warp_keys[t.warp_m], stage,
+      mainloop_step<C, kFastPath, kKeys>(s, acc_o, q, p, t, s.warp_keys[t.warp_m], bits, stage,
                                          tile, n);
     }
     stage = stage == C::kStages - 1 ? 0 : stage + 1;

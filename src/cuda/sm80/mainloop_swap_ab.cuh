@@ -12,8 +12,8 @@ namespace flashcore::cuda::sm80 {
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void mainloop_swap_ab(SharedStorage<C>& s, const AttentionParams& p,
                                                  std::int32_t begin) {
-  static_assert(C::kWarpPrivateKv);
-  constexpr int kKeys = kFastPath ? C::kFastPathKeys : C::kGeneralPathKeys;
+  static_assert(C::kWarpPrivateKv && C::kEarlyMask);
+  constexpr int kKeys = C::kKeysPerPass;
   constexpr int kCopies = 2 * C::kStages;  // K and V of all stages
   const WorkTile& work = s.work;
   const Thread<C> t(threadIdx.x);
@@ -31,6 +31,8 @@ __device__ __forceinline__ void mainloop_swap_ab(SharedStorage<C>& s, const Atte
   int stage = 0;
 #pragma unroll 1
   for (std::int32_t tile = begin; tile < end; tile += C::kTileK) {
+    MaskBits<C> bits;
+    load_early_mask<C, kFastPath>(bits, s, p, tile);
     if (tile == begin) {
       cp_async_wait<kCopies - 1>();
       __syncthreads();  // other warps have loaded Q too
@@ -50,8 +52,8 @@ __device__ __forceinline__ void mainloop_swap_ab(SharedStorage<C>& s, const Atte
       AccS<C, kKeys> acc_s = {};
       if (visible) {
         gemm_qk<C, kFastPath, kKeys>(acc_s, q, s, s.k[stage], s_key, t);
-        apply_mods_and_mask<C, kFastPath, kKeys>(acc_s, t, p, work, keys, first_key);
-        online_softmax<C, kFastPath, kKeys>(acc_s, acc_o, row_stats, work.unit_log2, p.fault);
+        apply_mods_and_mask<C, kFastPath, kKeys>(acc_s, t, s, p, keys, bits, first_key);
+        online_softmax<C, kFastPath, kKeys>(acc_s, acc_o, row_stats, work.unit_log2, p);
       }
       if constexpr (kHasClusters) {
         if (from_warps && is_last && tile + C::kTileK >= end)

@@ -109,7 +109,7 @@ __device__ __forceinline__ void gemm_qk(AccS<C, kKeys>& acc_s, const QFragments<
 #pragma unroll
     for (int i = 0; i < Queries::kLoads; ++i) multiply(q.frag[i], i);
   } else {
-#pragma unroll 4  // one panel: more would need more registers for addresses
+#pragma unroll(kFastPath ? 4 : 2)  // at most one panel: more needs registers for addresses
     for (int i = 0; i < Queries::kLoads; ++i) {
       std::uint32_t q_now[C::kRowTiles][4];
       load_q_fragment<C>(q_now, s, i, t);

@@ -29,9 +29,9 @@ __device__ __forceinline__ std::int64_t partial_of(const AttentionParams& p, con
 }
 
 /// use(g_out) with the caller's output as a pointer of its type.
-template <typename C, bool kFastPath, typename Use>
+template <typename C, typename Use>
 __device__ __forceinline__ void with_output(const AttentionParams& p, Use use) {
-  if (!kFastPath && p.out_element == core::Element::f32) {
+  if (p.out_element == core::Element::f32) {
     use(static_cast<float*>(p.out));
   } else {
     with_element<C>(p.out_element, [&](auto zero) { use(static_cast<decltype(zero)*>(p.out)); });
@@ -42,7 +42,7 @@ __device__ __forceinline__ void with_output(const AttentionParams& p, Use use) {
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void store_output_columns(const AttentionParams& p, std::int64_t offset,
                                                      int column, const float (&x)[4]) {
-  with_output<C, kFastPath>(p, [&](auto* g_out) {
+  with_output<C>(p, [&](auto* g_out) {
     store_columns(g_out + offset, p.out_strides.column, column, p.v_dim, x,
                   kFastPath || p.vector_rows);
   });

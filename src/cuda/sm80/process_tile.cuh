@@ -9,9 +9,25 @@
 
 namespace flashcore::cuda::sm80 {
 
+/// Mask rows and ALiBi slopes of the tile's rows, for the steps.
+template <typename C, bool kFastPath>
+__device__ __forceinline__ void store_row_constants(SharedStorage<C>& s, const AttentionParams& p,
+                                                    const WorkTile& work) {
+  static_assert(C::kTileQ <= C::kThreads);
+  if constexpr (C::template kReadsMask<kFastPath>) {
+    const bool has_slopes = !kFastPath && p.alibi_slopes != nullptr;
+    if ((p.mask == nullptr && !has_slopes) || threadIdx.x >= C::kTileQ) return;
+    const Row row = row_of(p, work, min(static_cast<int>(threadIdx.x), work.rows - 1));
+    if (p.mask != nullptr) s.mask_rows[threadIdx.x] = mask_row_of<C>(p, work, row);
+    if (has_slopes) {
+      s.slopes[threadIdx.x] = core::ScoreRow<float>{p, work.b, row.head, row.query}.slope();
+    }
+  }
+}
+
 template <typename C, bool kFastPath>
 __device__ __forceinline__ void process_tile(SharedStorage<C>& s, const AttentionParams& p) {
-  if (p.is_varlen) pdl_wait();
+  if (p.is_varlen || (C::kLargeTile && p.packed_mask != nullptr)) pdl_wait();
   // Every thread decodes the tile for its first loads; later it reads thread 0's copy.
   const WorkTile work = decode_work_tile<C, kFastPath>(p, blockIdx.x);
   if (p.is_varlen && threadIdx.x == 0) report(p, work.seq.error);
@@ -47,6 +63,7 @@ __device__ __forceinline__ void process_tile(SharedStorage<C>& s, const Attentio
         first < work.rows ? keys_of_rows(p, work, first, min(first + C::kWarpRows, work.rows) - 1)
                           : WarpKeys{};
   }
+  store_row_constants<C, kFastPath>(s, p, work);
   __syncthreads();
   if constexpr (C::kWarpPrivateKv && kHasClusters) {
     if (p.cluster_combine) {
@@ -59,12 +76,6 @@ __device__ __forceinline__ void process_tile(SharedStorage<C>& s, const Attentio
   } else {
     mainloop<C, kFastPath>(s, p, begin);
   }
-}
-
-/// Not inlined: ptxas would merge common code of the two paths and spill registers.
-template <typename C>
-__device__ __noinline__ void process_general(SharedStorage<C>& s, const AttentionParams& p) {
-  process_tile<C, false>(s, p);
 }
 
 }  // namespace flashcore::cuda::sm80

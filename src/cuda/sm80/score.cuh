@@ -4,88 +4,117 @@
 #include "core/score.h"
 #include "cuda/primitives/convert.cuh"
 #include "cuda/primitives/reduce.cuh"
-#include "cuda/sm80/config.cuh"
+#include "cuda/sm80/boolean_mask.cuh"
 
 namespace flashcore::cuda::sm80 {
 
-/// A row of the tile. Bias and mask of keys outside `range` are not read, because they may lie past
-/// the end of the tensors.
-template <typename C>
+/// A row of the tile. Constants are in f32 and the slope is in shared memory: converting f64, or
+/// reading global memory, would take longer than the arithmetic. AddBias adds the bias to the
+/// thread's scores of the row.
+template <typename AddBias>
 struct TileScoreRow : core::ScoreRow<float> {
-  KeyRange range;
+  const WorkTile& work;
+  const float& s_slope;
+  AddBias add_bias;
 
+  __device__ __forceinline__ float scale() const { return work.score_scale; }
+  __device__ __forceinline__ float cap() const { return work.softcap; }
+  __device__ __forceinline__ float slope() const { return s_slope; }
+  __device__ __forceinline__ bool has_softcap() const { return work.softcap >= 0.f; }
+  static constexpr bool has_mask() { return false; }  // boolean_mask.cuh
   template <typename Use>
-  __device__ __forceinline__ void with_bias(Use use) const {
-    const auto read_as = [&](auto zero) {
-      const auto* g_row = static_cast<const decltype(zero)*>(p.bias) + bias_offset();
-      const std::int64_t stride = p.bias_strides.column;
-      use([&](float score, std::int32_t key) {
-        if (range.contains(key)) score += to_float(g_row[key * stride]);
-        return score;
-      });
-    };
-    if (p.bias_element == core::Element::f32) {
-      read_as(0.f);
-    } else {
-      with_element<C>(p.bias_element, read_as);
-    }
-  }
-  template <typename Use>
-  __device__ __forceinline__ void with_mask(Use use) const {
-    core::ScoreRow<float>::with_mask([&](auto masked) {
-      use([&](float score, std::int32_t key) {
-        return range.contains(key) ? masked(score, key) : score;
-      });
-    });
+  __device__ __forceinline__ void with_bias(Use) const {
+    add_bias(bias_offset());
   }
 };
 
-/// Scale, softcap, ALiBi, bias and boolean mask of one row of S (registers reg_of(half, …) of every
-/// accumulator tile).
+/// Adds the bias to one row of S. Keys past the visible ones are not read, because they may lie
+/// past the end of the tensor.
+template <typename C, int kKeys, typename T>
+__device__ __forceinline__ void add_bias(float (&acc_s)[kKeys / C::kTileWidth][4], int half,
+                                         const T* g_row, std::int64_t stride, std::int32_t end,
+                                         const Thread<C>& t, std::int32_t first_key) {
+  struct alignas(2 * sizeof(T)) Pair {
+    T x[2];
+  };
+  const std::int32_t key = first_key + t.column(0, C::reg_of(half, 0));
+  const T* g_first = g_row + key * stride;
+  const bool pairs = !C::kSwapAB && stride == 1 && first_key + kKeys <= end &&
+                     reinterpret_cast<std::uintptr_t>(g_first) % sizeof(Pair) == 0;
+#pragma unroll
+  for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
+    if (pairs) {
+      const Pair pair = *reinterpret_cast<const Pair*>(g_first + C::kTileWidth * n);
+      acc_s[n][C::reg_of(half, 0)] += to_float(pair.x[0]);
+      acc_s[n][C::reg_of(half, 1)] += to_float(pair.x[1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int more = C::kTileWidth * n + C::column_step(i);
+        if (key + more < end) acc_s[n][C::reg_of(half, i)] += to_float(g_first[more * stride]);
+      }
+    }
+  }
+}
+
+/// Scale, softcap, ALiBi and bias of one row of S (registers reg_of(half, …) of every accumulator
+/// tile).
 template <typename C, int kKeys>
 __device__ __forceinline__ void apply_score_mods(float (&acc_s)[kKeys / C::kTileWidth][4], int half,
-                                                 const Thread<C>& t, const AttentionParams& p,
-                                                 const WorkTile& work, const Row& row,
-                                                 KeyRange range, std::int32_t first_key) {
+                                                 int r, const Thread<C>& t,
+                                                 const SharedStorage<C>& s,
+                                                 const AttentionParams& p, std::int32_t first_key) {
   // scale_scores() has scaled the scores of 8-bit K.
   constexpr auto kInput = C::kKv8 ? core::ScoreInput::scaled : core::ScoreInput::qk;
-  const TileScoreRow<C> score_row{{p, work.b, row.head, row.query}, range};
-  const std::int64_t position = row.query + work.seq.mask.diagonal;
+  const Row row = row_of(p, s.work, min(r, s.work.rows - 1));
+  const auto add = [&](std::int64_t offset) {
+    const auto add_as = [&](auto zero) {
+      add_bias<C, kKeys>(acc_s, half, static_cast<const decltype(zero)*>(p.bias) + offset,
+                         p.bias_strides.column, s.work.visible.end, t, first_key);
+    };
+    if (p.bias_element == core::Element::f32) {
+      add_as(0.f);
+    } else {
+      with_element<C>(p.bias_element, add_as);
+    }
+  };
+  const TileScoreRow<decltype(add)> score_row{
+      {p, s.work.b, row.head, row.query}, s.work, s.slopes[r], add};
+  // Distances count from the thread's first key, in f32: exact below 2^24, one rounding more
+  // beyond.
+  const std::int32_t column = t.column(0, C::reg_of(half, 0));
+  const auto distance =
+      static_cast<float>(row.query + s.work.seq.mask.diagonal - first_key - column);
   core::modify_scores<FastMath, kInput>(score_row, [&](auto change) {
 #pragma unroll
     for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int reg = C::reg_of(half, i);
-        const std::int32_t key = first_key + t.column(n, reg);
-        change(acc_s[n][reg], key, static_cast<float>(position - key));
+        const int more = C::kTileWidth * n + C::column_step(i);
+        change(acc_s[n][C::reg_of(half, i)], first_key + column + more,
+               distance - static_cast<float>(more));
       }
     }
   });
 }
 
-/// Applies score modifications and masks to S. The fast path leaves the scale to the softmax.
-template <typename C, bool kFastPath, int kKeys>
-__device__ __forceinline__ void apply_mods_and_mask(AccS<C, kKeys>& acc_s, const Thread<C>& t,
-                                                    const AttentionParams& p, const WorkTile& work,
-                                                    const WarpKeys& keys, std::int32_t first_key) {
-  const bool all_visible =
-      first_key >= keys.fully_visible.begin && first_key + kKeys <= keys.fully_visible.end;
-  if (kFastPath && all_visible) return;  // warp-uniform
+/// Hides the keys outside of each row's interval (core/mask.h).
+template <typename C, int kKeys>
+__device__ __forceinline__ void hide_keys_by_position(AccS<C, kKeys>& acc_s, const Thread<C>& t,
+                                                      const AttentionParams& p,
+                                                      const WorkTile& work, const WarpKeys& keys,
+                                                      std::int32_t first_key) {
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = t.row(m, half);
       const Row row = row_of(p, work, r);
-      // Rows past the end see no key, so nothing is read for them.
+      // Rows past the end see no key.
       const KeyRange range =
           r < work.rows
               ? core::intersect(core::visible_keys(work.seq.mask, row.query), keys.visible)
               : KeyRange{0, 0};
-      if constexpr (!kFastPath) {
-        apply_score_mods<C, kKeys>(acc_s[m], half, t, p, work, row, range, first_key);
-      }
 #pragma unroll
       for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
 #pragma unroll
@@ -98,6 +127,34 @@ __device__ __forceinline__ void apply_mods_and_mask(AccS<C, kKeys>& acc_s, const
       }
     }
   }
+}
+
+/// Applies score modifications and masks to S. If no modification needs scaled scores, the scale is
+/// left to the softmax. `bits` are read if the call has a boolean mask.
+template <typename C, bool kFastPath, int kKeys>
+__device__ __forceinline__ void apply_mods_and_mask(AccS<C, kKeys>& acc_s, const Thread<C>& t,
+                                                    const SharedStorage<C>& s,
+                                                    const AttentionParams& p, const WarpKeys& keys,
+                                                    const MaskBits<C>& bits,
+                                                    std::int32_t first_key) {
+  if constexpr (!kFastPath) {
+    if (has_scaled_scores<kFastPath>(p)) {
+#pragma unroll
+      for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          apply_score_mods<C, kKeys>(acc_s[m], half, t.row(m, half), t, s, p, first_key);
+        }
+      }
+    }
+  }
+  if constexpr (C::template kReadsMask<kFastPath>) {
+    if (p.mask != nullptr) hide_masked_keys<C, kKeys>(acc_s, bits, first_key);
+  }
+  const bool all_visible =
+      first_key >= keys.fully_visible.begin && first_key + kKeys <= keys.fully_visible.end;
+  if (all_visible) return;  // warp-uniform
+  hide_keys_by_position<C, kKeys>(acc_s, t, p, s.work, keys, first_key);
 }
 
 }  // namespace flashcore::cuda::sm80

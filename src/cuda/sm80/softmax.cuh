@@ -10,30 +10,63 @@ namespace flashcore::cuda::sm80 {
 /// 16-bit formats can hold.
 inline constexpr float kRescaleThresholdLog2 = 8.f;
 
-/// Base-2 exponent of a score x with row maximum `max`, both in units of unit_log2. The fast path
-/// is one FMA per score. It rounds max * unit_log2 first, so that the score of the maximum gives
-/// exactly 0; a fused product would leave the same rounding error at every step. On the general
-/// path scores may be close to the largest f32, whose product with log2(e) would overflow: it
-/// subtracts first.
-template <bool kFastPath>
-__device__ __forceinline__ float exponent(float x, float max, float unit_log2) {
-  return kFastPath ? fmaf(x, unit_log2, -__fmul_rn(max, unit_log2)) : (x - max) * unit_log2;
+/// Factor of a row's O and sum when its maximum grows from `before` to `max`.
+__device__ __forceinline__ float rescale_of(float before, float max, float unit_log2, bool fused) {
+  return fast_exp2(fused ? __fsub_rn(__fmul_rn(before, unit_log2), __fmul_rn(max, unit_log2))
+                         : (before - max) * unit_log2);
 }
 
-/// Factor of a row's O and sum when its maximum grows from `before` to `max`.
-template <bool kFastPath>
-__device__ __forceinline__ float rescale_of(float before, float max, float unit_log2) {
-  return fast_exp2(kFastPath ? __fsub_rn(__fmul_rn(before, unit_log2), __fmul_rn(max, unit_log2))
-                             : (before - max) * unit_log2);
+/// P = 2^((S - max) unit_log2) in place of S, and its row sums. Scores and maxima are in units of
+/// unit_log2. Fused: one FMA per score. It rounds max * unit_log2 first, so that the score of the
+/// maximum gives exactly 0; a fused product would leave the same rounding error at every step.
+/// Modified scores may be close to the largest f32, whose product with log2(e) would overflow:
+/// subtract first.
+template <typename C, int kKeys>
+__device__ __forceinline__ void exponentiate(AccS<C, kKeys>& acc_s, RowStats<C>& row_stats,
+                                             float unit_log2, bool fused) {
+  constexpr int kTiles = kKeys / C::kTileWidth;
+  if (!fused) {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float base = core::softmax_base(row_stats.of[m][half].max);
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) acc_s[m][n][C::reg_of(half, i)] -= base;
+        }
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      core::SoftmaxState<float>& state = row_stats.of[m][half];
+      const float base = fused ? core::softmax_base(state.max) : 0.f;
+      float sum = 0.f;
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& x = acc_s[m][n][C::reg_of(half, i)];
+          x = fast_exp2(fmaf(x, unit_log2, -__fmul_rn(base, unit_log2)));
+          sum += x;
+        }
+      }
+      state.sum += sum;
+    }
+  }
 }
 
 /// P = softmax(S) in place of S, unnormalized: [warp_rows, kKeys]. Updates the row statistics and
 /// rescales O if a row maximum has grown enough.
 template <typename C, bool kFastPath, int kKeys>
 __device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& acc_o,
-                                               RowStats<C>& s_row_stats, float unit_log2,
-                                               core::Fault fault) {
-  RowStats<C> row_stats = s_row_stats;
+                                               RowStats<C>& row_stats, float unit_log2,
+                                               const AttentionParams& p) {
+  const bool fused = !has_scaled_scores<kFastPath>(p);
   // True if a row keeps its maximum although `max` is larger.
   const auto keeps_max = [&](float max, const core::SoftmaxState<float>& state) {
     return (max - state.max) * unit_log2 <= kRescaleThresholdLog2;
@@ -64,9 +97,9 @@ __device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& a
         const float before = state.max;
         if (!keeps_max(row_max, state)) state.max = row_max;
         const float rescale =
-            fault.is(InjectedFault::rescale_forgotten)
+            p.fault.is(InjectedFault::rescale_forgotten)
                 ? 1.f
-                : rescale_of<kFastPath>(before, core::softmax_base(state.max), unit_log2);
+                : rescale_of(before, core::softmax_base(state.max), unit_log2, fused);
         state.sum *= rescale;
 #pragma unroll
         for (int n = 0; n < C::kColumnTiles; ++n) {
@@ -76,26 +109,7 @@ __device__ __forceinline__ void online_softmax(AccS<C, kKeys>& acc_s, AccO<C>& a
       }
     }
   }
-#pragma unroll
-  for (int m = 0; m < C::kRowTiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      core::SoftmaxState<float>& state = row_stats.of[m][half];
-      const float base = core::softmax_base(state.max);
-      float sum = 0.f;
-#pragma unroll
-      for (int n = 0; n < kKeys / C::kTileWidth; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& x = acc_s[m][n][C::reg_of(half, i)];
-          x = fast_exp2(exponent<kFastPath>(x, base, unit_log2));
-          sum += x;
-        }
-      }
-      state.sum += sum;
-    }
-  }
-  s_row_stats = row_stats;
+  exponentiate<C, kKeys>(acc_s, row_stats, unit_log2, fused);
 }
 
 }  // namespace flashcore::cuda::sm80

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/mask.h"
+#include "core/packed_mask.h"
 #include "core/params.h"
 #include "core/score.h"
 #include "core/seq_info.h"
@@ -24,8 +25,9 @@ struct alignas(16) WorkTile {
   std::int32_t first_row, rows;  // of the KV head's q_len * group rows
   KeyRange visible;              // keys of the split that some query of the tile sees
   KeyRange fully_visible;        // keys that all its queries see
-  float unit;                    // score per unit of acc_s; the fast path does not scale acc_s
+  float unit;                    // score per unit of acc_s, which the softmax gets
   float unit_log2;               // unit * log2(e)
+  float score_scale, softcap;    // of the call, in f32; softcap < 0: none
 };
 
 /// Keys of the split that some row of a warp sees, and keys that need no mask.
@@ -33,6 +35,12 @@ struct alignas(16) WarpKeys {
   KeyRange visible;
   KeyRange fully_visible;
 };
+
+/// True if modifications need scaled scores. Otherwise the softmax scales.
+template <bool kFastPath>
+__device__ __forceinline__ bool has_scaled_scores(const AttentionParams& p) {
+  return !kFastPath && (p.score_mods & (core::kElementMods | core::kNonPositiveScaleMod)) != 0;
+}
 
 /// The query and query head of a row of the tile.
 struct Row {
@@ -62,6 +70,22 @@ __device__ __forceinline__ WarpKeys keys_of_rows(const AttentionParams& p, const
           core::intersect({edges.begin + more, min(edges.end, edges.last)}, split)};
 }
 
+/// Whole blocks of a packed mask that contain every key visible to the rows of the tile.
+__device__ __forceinline__ KeyRange unmasked_keys(const AttentionParams& p, const WorkTile& work) {
+  const core::PackedMask mask = core::packed_mask(p);
+  const std::int32_t first = core::div(work.first_row, p.group_divmod);
+  const std::int32_t last = core::div(work.first_row + work.rows - 1, p.group_divmod);
+  const std::int32_t heads = mask.heads > 1 ? p.group : 1;
+  KeyRange all{p.kv_len, 0};
+#pragma unroll 1
+  for (std::int32_t i = 0; i < heads; ++i) {
+    const KeyRange keys =
+        core::visible_blocks(mask, work.b, work.kv_head * p.group + i, first, last - first + 1);
+    all = {min(all.begin, keys.begin), max(all.end, keys.end)};
+  }
+  return all;
+}
+
 /// Order of the CTAs: query tiles from the last (the longest if causal) to the first, then KV
 /// heads, then batches, then splits; with a cluster combine, splits first. rows <= 0: no work.
 template <typename C, bool kFastPath>
@@ -84,6 +108,11 @@ __device__ __forceinline__ WorkTile decode_work_tile(const AttentionParams& p, s
   work.rows = min(C::kTileQ, work.seq.q_len * p.group - work.first_row);
   const WarpKeys keys = keys_of_rows(p, work, 0, max(work.rows, 1) - 1);
   work.visible = keys.visible;
+  if constexpr (C::kLargeTile) {
+    if (p.packed_mask != nullptr && work.rows > 0) {
+      work.visible = normalize_empty(core::intersect(keys.visible, unmasked_keys(p, work)));
+    }
+  }
   work.fully_visible = keys.fully_visible;
   const std::int64_t kv_head = p.fault.is(InjectedFault::gqa_map_wrong)
                                    ? core::kv_head_of(p, work.kv_head * p.group)
@@ -97,11 +126,15 @@ __device__ __forceinline__ WorkTile decode_work_tile(const AttentionParams& p, s
   work.g_k = rows_of(p.k, p.k_strides);
   work.g_v = rows_of(p.v, p.v_strides);
   // Score modifications and 8-bit scales leave scaled scores in acc_s.
-  constexpr bool kScaled = !kFastPath || C::kKv8;
-  work.unit = kScaled ? 1.f : core::score_scale<float>(p);
-  work.unit_log2 = kScaled || p.fault.is(InjectedFault::scale_ignored)
+  const bool scaled = C::kKv8 || has_scaled_scores<kFastPath>(p);
+  work.unit = scaled ? 1.f : core::score_scale<float>(p);
+  work.unit_log2 = scaled || p.fault.is(InjectedFault::scale_ignored)
                        ? static_cast<float>(core::kLog2E)
                        : p.softmax_scale_log2;
+  if constexpr (!kFastPath) {
+    work.score_scale = core::score_scale<float>(p);
+    work.softcap = p.softcap > 0 ? static_cast<float>(p.softcap) : -1.f;
+  }
   return work;
 }
 

@@ -8,18 +8,6 @@
 
 namespace flashcore::cuda {
 
-core::PackedMask packed_mask(const core::AttentionParams& call) noexcept {
-  if (call.mask == nullptr) return {};
-  const core::Strides& strides = call.mask_strides;
-  core::PackedMask mask = core::packed_mask_of(strides.batch, strides.head, strides.row, call.batch,
-                                               call.q_heads, call.q_len, call.kv_len);
-  mask.words = static_cast<std::uint32_t*>(call.packed_mask);
-  // After the words, at the workspace's alignment: plan/workspace.cc.
-  const std::int64_t words = (mask.word_count() + 63) / 64 * 64;
-  mask.ranges = reinterpret_cast<core::KeyRange*>(mask.words + words);
-  return mask;
-}
-
 namespace {
 
 void set_softcap(const core::AttentionParams& call, sm90::Params& params) {
@@ -51,7 +39,7 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
   params.num_scheduled = work.num_scheduled;
   params.tail_partials = call.partial_out;
   params.tail_arrivals = params.tile_counter + 1;
-  params.mask = packed_mask(call);
+  params.mask = core::packed_mask(call);
   params.score_scale = core::score_scale<float>(call);
   params.batch_invariant = plan.problem.options.reproducibility == Reproducibility::batch_invariant;
   set_softcap(call, params);

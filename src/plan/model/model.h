@@ -76,10 +76,9 @@ struct FamilyModel {
 
 const FamilyModel& model_of(Family family) noexcept;  // plan/model/model.cc lists them
 
-/// Time of the general path of sm80, relative to its fast path, which the model estimates: 2.0
-/// (decode) to 2.7 (prefill), measured on an H200 for (4, 32/8, 4096, 128) and (16, 32/8, 1/8192,
-/// 128).
-double sm80_general_path_factor(const Problem& problem, Features needed) noexcept;
+/// Time of an sm80 call with its options, relative to a plain call, which the model estimates.
+/// For (4, 32/8, 4096, 128) and (16, 32/8, 1/8192, 128) on an H200.
+double sm80_options_factor(const Problem& problem, Features needed) noexcept;
 
 /// The bound of families whose estimates take little time.
 double no_bound(const KernelInfo&, const Problem&) noexcept;

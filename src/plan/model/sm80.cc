@@ -264,12 +264,13 @@ SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
 
 }  // namespace
 
-double sm80_general_path_factor(const Problem& problem, Features needed) noexcept {
-  constexpr double kGeneralPath = 2.0, kPagedPrefill = 2.7;
-  constexpr Features kGeneral = Features::bias | Features::mask | Features::alibi |
-                                Features::softcap | Features::f32_out | Features::any_stride;
-  if (problem.page_size > 0 && problem.q_len > core::kMaxPagedFastPathRows) return kPagedPrefill;
-  return any(needed & kGeneral) ? kGeneralPath : 1;
+double sm80_options_factor(const Problem& problem, Features needed) noexcept {
+  constexpr double kGeneralPath = 1.4, kMask = 1.2, kPagedPrefill = 1.1;
+  constexpr Features kGeneral =
+      Features::bias | Features::alibi | Features::softcap | Features::any_stride;
+  if (any(needed & kGeneral)) return kGeneralPath;
+  if (any(needed & Features::mask)) return kMask;
+  return problem.page_size > 0 && problem.q_len > 16 ? kPagedPrefill : 1;
 }
 
 extern const FamilyModel kSm80Model;
