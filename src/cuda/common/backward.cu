@@ -5,8 +5,8 @@
 #include "core/backward_params.h"
 #include "core/score.h"
 #include "core/seq_info.h"
-#include "cuda/common/strided_rows.cuh"
 #include "cuda/primitives/report.cuh"
+#include "cuda/primitives/strided_rows.cuh"
 #include "cuda/registry.h"
 
 namespace flashcore::cuda {

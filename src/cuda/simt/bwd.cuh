@@ -22,8 +22,8 @@
 #include "core/backward_tiles.h"
 #include "core/score.h"
 #include "core/seq_info.h"
-#include "cuda/common/strided_rows.cuh"
 #include "cuda/primitives/report.cuh"
+#include "cuda/primitives/strided_rows.cuh"
 
 namespace flashcore::cuda::simt {
 
