@@ -45,12 +45,10 @@ if(FLASHCORE_ONLY_ARCHITECTURE)
   set(FLASHCORE_ARCHITECTURES_simt ${FLASHCORE_ONLY_ARCHITECTURE}-real)
   set(FLASHCORE_ARCHITECTURES_sm80 ${FLASHCORE_ONLY_ARCHITECTURE}-real)
 endif()
-# A family's folder and namespace have the family's name. This header in the folder defines
-# fwd_kernel<Config>.
-set(FLASHCORE_HEADER fwd_kernel)
-set(FLASHCORE_HEADER_simt fwd)
+# A family's folder and namespace have the family's name. The header fwd_kernel.cuh in the folder
+# defines fwd_kernel<Config>, bwd_kernel.cuh defines bwd_kernel<BwdConfig>; simt has fwd.cuh and bwd.cuh.
 # Families whose general path (AttentionParams::fast_path) is a kernel of its own.
-set(FLASHCORE_GENERAL_sm80 fwd_kernel_general)
+set(FLASHCORE_GENERAL_sm80_fwd fwd_kernel_general)
 # The template that takes a kernel's shape, by the column `inputs`.
 set(FLASHCORE_CONFIG_native Config)
 set(FLASHCORE_CONFIG_kv8 Kv8Config)
@@ -78,7 +76,7 @@ if(FLASHCORE_HAS_CUDA)
     endif()
     list(POP_FRONT row id op family inputs dtype head_dim v_dim tile_q tile_k stages warp_rows threads
          smem)
-    if(NOT op STREQUAL "fwd" OR NOT v_dim EQUAL head_dim)
+    if(NOT v_dim EQUAL head_dim OR (op STREQUAL "bwd" AND NOT inputs STREQUAL "native"))
       message(FATAL_ERROR "${id}: no kernel template takes op ${op} with dims ${head_dim}/${v_dim}")
     endif()
     string(APPEND compiled "FLASHCORE_COMPILED(${id})\n")
@@ -91,18 +89,26 @@ if(FLASHCORE_HAS_CUDA)
     if(NOT inputs STREQUAL "native")
       set(group ${family}_${inputs}_d${head_dim})
     endif()
-    set(general fwd_kernel)
-    if(DEFINED FLASHCORE_GENERAL_${family})
-      set(general ${FLASHCORE_GENERAL_${family}})
+    set(config ${FLASHCORE_CONFIG_${inputs}})
+    set(storage SharedStorage)
+    if(op STREQUAL "bwd")
+      set(group bwd_${group})
+      set(config BwdConfig)
+      set(storage BwdStorage)
+    endif()
+    set(general ${op}_kernel)
+    if(DEFINED FLASHCORE_GENERAL_${family}_${op})
+      set(general ${FLASHCORE_GENERAL_${family}_${op}})
     endif()
     list(APPEND groups ${group})
     set(group_family_${group} ${family})
+    set(group_op_${group} ${op})
     string(APPEND group_text_${group} "
-using Config_${id} = ${family}::${FLASHCORE_CONFIG_${inputs}}<${shape}>;
-static_assert(sizeof(${family}::SharedStorage<Config_${id}>) == ${smem},
+using Config_${id} = ${family}::${config}<${shape}>;
+static_assert(sizeof(${family}::${storage}<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
 const void* entry_${id}(bool fast_path) {
-  return fast_path ? reinterpret_cast<const void*>(&${family}::fwd_kernel<Config_${id}>)
+  return fast_path ? reinterpret_cast<const void*>(&${family}::${op}_kernel<Config_${id}>)
                    : reinterpret_cast<const void*>(&${family}::${general}<Config_${id}>);
 }
 ")
@@ -119,12 +125,14 @@ if(FLASHCORE_HAS_CUDA)
     ${PROJECT_SOURCE_DIR}/src/cuda/backend.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/device.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/launch.cc
+    ${PROJECT_SOURCE_DIR}/src/cuda/launch_backward.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/registry.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/timing.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/sm90/make_params.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/sm90/tensor_map.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/common/combine.cu
     ${PROJECT_SOURCE_DIR}/src/cuda/common/append.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/common/backward.cu
     ${PROJECT_SOURCE_DIR}/src/cuda/common/pack_mask.cu
     ${PROJECT_SOURCE_DIR}/src/cuda/common/quantize.cu)
   set_target_properties(flashcore_cuda PROPERTIES
@@ -135,9 +143,9 @@ if(FLASHCORE_HAS_CUDA)
   list(REMOVE_DUPLICATES groups)
   foreach(group IN LISTS groups)
     set(family ${group_family_${group}})
-    set(header ${FLASHCORE_HEADER})
-    if(DEFINED FLASHCORE_HEADER_${family})
-      set(header ${FLASHCORE_HEADER_${family}})
+    set(header ${group_op_${group}}_kernel)
+    if(family STREQUAL "simt")
+      set(header ${group_op_${group}})
     endif()
     set(source ${PROJECT_BINARY_DIR}/generated/${group}.cu)
     file(CONFIGURE OUTPUT ${source} CONTENT

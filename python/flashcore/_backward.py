@@ -7,7 +7,7 @@ from typing import Any
 from flashcore._attention import DEFAULTS
 from flashcore._core import abi
 from flashcore._core.arrays import TensorDesc, adapter_of, read_descriptor
-from flashcore._core.call_cache import PreparedCall, thread_state
+from flashcore._core.call_cache import PreparedCall
 from flashcore._core.descriptors import described
 from flashcore._core.execute import check_shaped, given_arrays
 from flashcore._core.library import library
@@ -30,8 +30,8 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
 
     dout is the gradient of the result `out`, dlse (optional) that of `lse`; both results are those of
     attention(..., return_lse=True) with the same options. `wanted` names inputs: "q", "k", "v", "bias"
-    and "sinks". A gradient has the shape and dtype of its input. The bits do not depend on the number
-    of threads. Paged and 8-bit k and v have no gradients. Gradients are computed on the CPU.
+    and "sinks". A gradient has the shape and dtype of its input. The same call
+    gives the same bits, on a CPU for any number of threads. Paged and 8-bit k and v have no gradients.
 
     >>> import numpy as np, flashcore
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 4, 8)).astype(np.float32)
@@ -110,11 +110,10 @@ class _Call:
     def run(self) -> tuple[Any, ...]:
         gpu = self.adapter.gpu(self.arrays["q"]) if self.adapter.has_gpus else -1
         plan = library().backward_plan(self.params)  # raises if the call is invalid
-        if gpu >= 0:
-            raise NotImplementedError("q: is on a GPU; gradients are computed on CPUs")
-        _, address, size, _ = thread_state.workspace.at_least(plan.workspace_bytes)
-        self.forward.params.workspace, self.forward.params.workspace_bytes = address, size
+        self.forward.use_workspace_for(self.adapter, gpu, plan)
         library().attention_backward(self.params)
+        if gpu >= 0 and (self.forward.must_wait or self.adapter.waits):
+            self.forward.wait(gpu)
         results = [self._result(name) for name in self.wanted]
         finish = self.adapter.finish
         return tuple(results if finish is None else map(finish, results))

@@ -29,9 +29,9 @@ Status run_backward(const BackwardPlan& plan, const Tensors& tensors, const Grad
     FLASHCORE_RETURN_IF_ERROR(check_against_backward_plan(plan.problem, given));
     FLASHCORE_RETURN_IF_ERROR(check_workspace(workspace, plan.workspace_bytes));
     FLASHCORE_RETURN_IF_ERROR(check_workspace_device(workspace, planned.device, "q"));
-    if (workspace.header != nullptr) {
+    if (workspace.header != nullptr && planned.device.type == DeviceType::cpu) {
       return invalid_argument(
-          "workspace: has a separate header, which run_backward() does not support; leave "
+          "workspace: has a separate header, which only GPU calls support; leave "
           "Workspace::header null");
     }
     const Result<const Backend*> backend = backend_for(plan.kernel->device);

@@ -56,12 +56,21 @@ core::BackwardParams make_backward_params(const BackwardPlan& plan, const Tensor
   set_gradients(p, plan.problem, gradients);
   p.scale = problem.scale;
   p.k_tiles = (p.fwd.kv_len + plan.tile_k - 1) / plan.tile_k;
-  char* stats = static_cast<char*>(workspace.data) + plan.row_stats_offset;
+  // Offsets of the plan include the header, also if it is separate.
+  const auto at = [&](std::size_t offset) {
+    return static_cast<char*>(workspace.data) + offset -
+           (workspace.header != nullptr ? kWorkspaceHeaderBytes : 0);
+  };
   const std::size_t bytes = (plan.dq_partials_offset - plan.row_stats_offset) / 3;
-  p.row_base = stats;
-  p.row_factor = stats + bytes;
-  p.row_delta = stats + 2 * bytes;
-  p.dq_partials = static_cast<char*>(workspace.data) + plan.dq_partials_offset;
+  p.row_base = at(plan.row_stats_offset);
+  p.row_factor = at(plan.row_stats_offset + bytes);
+  p.row_delta = at(plan.row_stats_offset + 2 * bytes);
+  p.exact_stats =
+      plan.kernel->probability_dtype != DType::f16 && plan.kernel->probability_dtype != DType::bf16;
+  if (plan.dout_largest_offset != 0) {
+    p.dout_largest = reinterpret_cast<std::uint32_t*>(at(plan.dout_largest_offset));
+  }
+  p.dq_partials = at(plan.dq_partials_offset);
   p.k_chunks = plan.key_chunks;
   p.chunk_tiles = plan.tiles_per_chunk;
   return p;

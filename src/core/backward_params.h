@@ -32,7 +32,11 @@ struct BackwardParams {
   // without keys has factor 0.
   void* row_base;  // [partial_rows()]
   void* row_factor;
-  void* row_delta;  // Σ dout·out - dlse
+  void* row_delta;   // Σ dout·out - dlse
+  bool exact_stats;  // rows with a large LSE find their maximum and sum again
+
+  /// [batch, kv_heads]: bits of the largest finite |dout| of the group's rows; null: not wanted.
+  std::uint32_t* dout_largest;
 
   /// dq without scale, before the sum over the chunks: [k_chunks, query tiles, head_dim, tile_q].
   void* dq_partials;

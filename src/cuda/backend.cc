@@ -14,6 +14,7 @@
 #include "cuda/check.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
+#include "cuda/launch_backward.h"
 #include "cuda/registry.h"
 #include "cuda/timing.h"
 
@@ -82,6 +83,11 @@ class CudaBackend final : public Backend {
   Status launch(const Plan& plan, const core::AttentionParams& params, Stream stream,
                 const std::int32_t*) const override {
     return cuda::launch_attention(plan, params, stream);
+  }
+
+  Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& params,
+                         Stream stream, const std::int32_t*) const override {
+    return cuda::launch_backward(plan, params, stream);
   }
 
   Status combine(const core::CombineParams& params, DType partials, Device device, int,

@@ -37,6 +37,17 @@ const void* append_entry() noexcept;
 inline constexpr int kAppendThreads = 128;
 inline constexpr int kAppendRowsPerCta = kAppendThreads / 32;
 
+// The kernels of common/backward.cu.
+/// Statistics of every query row, before the main kernel.
+const void* row_stats_entry() noexcept;
+inline constexpr int kRowStatsThreads = 256;
+/// Zeroes varlen gradients, because rows between the sequences belong to no work tile.
+const void* zero_rows_entry() noexcept;
+inline constexpr int kZeroRowsThreads = 256;
+/// dsinks, after the row statistics. One CTA per query head.
+const void* dsinks_entry() noexcept;
+inline constexpr int kDsinksThreads = 256;
+
 // The kernels of common/quantize.cu, in launch order.
 /// Zeroes the saturation counts, and the scales unless the caller gives them.
 const void* clear_scales_entry() noexcept;

@@ -50,14 +50,12 @@ Status find_forced(const Problem& problem, const DeviceInfo& device,
 Status find_backward_kernel(const Problem& problem, const DeviceInfo& device,
                             const KernelInfo*& found) noexcept {
   if (problem.options.kernel != nullptr) return find_forced(problem, device, found);
-  for (const KernelInfo& kernel : kernels()) {  // the widest instruction set comes first
+  // The widest instruction set comes first; on a GPU, tensor cores and small dims.
+  for (const KernelInfo& kernel : kernels()) {
     if (supports_backward(kernel, problem, device) == Reject::none) {
       found = &kernel;
       return {};
     }
-  }
-  if (device.device.type == DeviceType::cuda) {
-    return unsupported("gradients are computed on CPUs; %s has no kernel for them", device.name);
   }
   return unsupported("no kernel computes gradients of %s with head_dim %lld and v_dim %lld",
                      to_string(problem.dtype), ll{problem.head_dim}, ll{problem.v_dim});
@@ -72,6 +70,7 @@ std::int64_t query_tiles(const BackwardPlan& plan) noexcept {
 
 /// Chooses the chunks. They do not depend on the number of threads. A batch-invariant call has one.
 void plan_chunks(BackwardPlan& plan) noexcept {
+  if (plan.kernel->device == DeviceType::cuda) return;  // its dq tiles read all keys
   constexpr std::int64_t kWantedTasks = 32, kMostChunks = 8;
   const Problem& p = plan.problem.forward;
   const std::int64_t tiles = ceil_div(p.kv_len, plan.tile_k);
@@ -105,6 +104,10 @@ Status plan_backward_workspace(BackwardPlan& plan) noexcept {
   plan.scratch_offset =
       plan.dq_partials_offset +
       aligned_bytes(static_cast<std::size_t>(partial_rows * p.head_dim) * element);
+  if (plan.kernel->device == DeviceType::cuda) {
+    plan.workspace_bytes = plan.scratch_offset;
+    return {};
+  }
   const auto scratch = core::backward_scratch(plan.tile_q, plan.tile_k, p.head_dim, p.v_dim).total;
   plan.scratch_bytes_per_thread = aligned_bytes(static_cast<std::size_t>(scratch) * element);
   plan.workspace_bytes =
@@ -126,8 +129,10 @@ Status plan_backward(const BackwardProblem& problem, const DeviceInfo& device,
   if (problem.forward.options.kernel != nullptr) {
     plan.problem.forward.options.kernel = plan.kernel->id;
   }
-  plan.tile_q = core::kBackwardTileQ;
-  plan.tile_k = cpu_backward_tile_k(problem.forward.head_dim, problem.forward.v_dim);
+  const bool cuda = plan.kernel->device == DeviceType::cuda;
+  plan.tile_q = cuda ? plan.kernel->tile_q : core::kBackwardTileQ;
+  plan.tile_k = cuda ? plan.kernel->tile_k
+                     : cpu_backward_tile_k(problem.forward.head_dim, problem.forward.v_dim);
   plan_chunks(plan);
   return plan_backward_workspace(plan);
 }
@@ -210,17 +215,26 @@ std::string explain(const BackwardPlan& plan) {
   text += "problem    " + problem_line(p) + "\n";
   text += "gradients  " + wanted_gradients(plan.problem) +
           (plan.problem.dlse.given() ? "; with a gradient of lse\n" : "\n");
-  add("device     %s (%s, %d threads)\n", plan.device.name, to_string(plan.device.isa),
-      plan.device.threads);
-  add("kernel     %s: %s\n", plan.kernel->id,
+  const bool cuda = plan.kernel->device == DeviceType::cuda;
+  text += "device     " + device_line(plan.device) + "\n";
+  add("kernel     %s: %s%s\n", plan.kernel->id,
       p.options.kernel != nullptr ? "requested by the caller"
-                                  : "the widest instruction set of this CPU with kernels");
-  add("tiles      %d rows x %d keys, %d chunks of %d KV tiles\n", plan.tile_q, plan.tile_k,
-      plan.key_chunks, plan.tiles_per_chunk);
-  add("workspace  %zu bytes (header %zu, row statistics %zu, partial dq %zu, scratch %d x %zu)\n",
-      plan.workspace_bytes, kWorkspaceHeaderBytes, plan.dq_partials_offset - plan.row_stats_offset,
-      plan.scratch_offset - plan.dq_partials_offset, plan.device.threads,
-      plan.scratch_bytes_per_thread);
+      : cuda                      ? "the smallest dims that fit"
+                                  : "the widest instruction set of this CPU with kernels",
+      plan.kernel->compiled ? "" : "; not part of this build");
+  if (cuda) {
+    add("tiles      dq: %d rows; dk and dv: %d keys\n", plan.tile_q, plan.tile_k);
+    add("workspace  %zu bytes (header %zu, row statistics %zu)\n", plan.workspace_bytes,
+        kWorkspaceHeaderBytes, plan.workspace_bytes - kWorkspaceHeaderBytes);
+  } else {
+    add("tiles      %d rows x %d keys, %d chunks of %d KV tiles\n", plan.tile_q, plan.tile_k,
+        plan.key_chunks, plan.tiles_per_chunk);
+    add("workspace  %zu bytes (header %zu, row statistics %zu, partial dq %zu, scratch %d x %zu)\n",
+        plan.workspace_bytes, kWorkspaceHeaderBytes,
+        plan.dq_partials_offset - plan.row_stats_offset,
+        plan.scratch_offset - plan.dq_partials_offset, plan.device.threads,
+        plan.scratch_bytes_per_thread);
+  }
   const Cost c = cost(plan.problem);
   add("work       %.4g GFLOP on %.4g visible pairs, %.4g MB of tensors\n", c.flops / 1e9,
       c.visible_pairs, c.bytes / 1e6);
@@ -231,7 +245,7 @@ std::string explain(const BackwardPlan& plan) {
       continue;
     }
     Reject reject = supports_backward(kernel, p, plan.device);
-    if (reject == Reject::none) reject = Reject::slower_isa;
+    if (reject == Reject::none) reject = cuda ? Reject::wrong_size : Reject::slower_isa;
     add("  %-24s %s\n", kernel.id, to_message(reject, kernel, p, plan.device).c_str());
   }
   return text;

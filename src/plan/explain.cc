@@ -22,17 +22,6 @@ namespace {
 
 using ll = long long;
 
-std::string device_line(const DeviceInfo& d) {
-  std::string text = d.name;
-  if (d.device.type == DeviceType::cpu) {
-    append(text, " (%s, %d threads)", to_string(d.isa), d.threads);
-  } else {
-    append(text, " (sm_%d, %d SMs, %d KiB shared memory per CTA)", d.compute_capability, d.sm_count,
-           d.smem_per_block_bytes / 1024);
-  }
-  return text;
-}
-
 std::string choice_text(const Plan& plan) {
   const Problem& p = plan.problem;
   if (p.options.kernel != nullptr) return "requested by the caller";

@@ -80,6 +80,7 @@ constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, In
                     .features = Features::none,
                     .compiled = compiled_for_cuda(id)};
   kernel.features = features_of_kernel(traits, kernel);
+  if (op == Operation::bwd) kernel.features = kernel.features & kBackwardFeatures;
   return kernel;
 }
 

@@ -101,4 +101,15 @@ std::string problem_line(const Problem& p) {
   return words.line();
 }
 
+std::string device_line(const DeviceInfo& d) {
+  char text[128];
+  if (d.device.type == DeviceType::cpu) {
+    std::snprintf(text, sizeof text, "%s (%s, %d threads)", d.name, to_string(d.isa), d.threads);
+  } else {
+    std::snprintf(text, sizeof text, "%s (sm_%d, %d SMs, %d KiB shared memory per CTA)", d.name,
+                  d.compute_capability, d.sm_count, d.smem_per_block_bytes / 1024);
+  }
+  return text;
+}
+
 }  // namespace flashcore

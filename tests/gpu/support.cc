@@ -131,11 +131,11 @@ void expect_right(const verify::CaseMemory& memory, const std::vector<std::byte>
                              << verify::report(comparison);
 }
 
-std::vector<const KernelInfo*> runnable_kernels() {
+std::vector<const KernelInfo*> runnable_kernels(Operation op) {
   const DeviceInfo gpu = require(device_info(kGpu));
   std::vector<const KernelInfo*> found;
   for (const KernelInfo& kernel : kernels()) {
-    if (kernel.device == DeviceType::cuda && kernel.compiled &&
+    if (kernel.op == op && kernel.device == DeviceType::cuda && kernel.compiled &&
         kernel.min_compute_capability <= gpu.compute_capability &&
         kernel.smem_bytes <= gpu.smem_per_block_bytes) {
       found.push_back(&kernel);

@@ -117,7 +117,7 @@ void expect_right(const verify::CaseMemory& memory, const std::vector<std::byte>
                   const Plan& plan);
 
 /// All CUDA kernels of this build that run on this GPU.
-std::vector<const KernelInfo*> runnable_kernels();
+std::vector<const KernelInfo*> runnable_kernels(Operation op = Operation::fwd);
 
 /// Plans the call for this machine's GPU.
 Plan plan_for(const Tensors& tensors, const Options& options);

@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashcore
-from flashcore._torch import backward
 import flashcore.ops  # noqa: F401 (registers torch.ops.flashcore)
+from flashcore.distributed import block_gradients
 
 _op_plain = torch.ops.flashcore.attention.default
 _op = torch.ops.flashcore.attention.options
@@ -109,43 +109,6 @@ class Gradients(Case):
             grads.append([one.grad for one in inputs])
         for got, want in zip(grads[1], grads[0]):
             self.assertTrue(torch.equal(got, want))
-
-    def test_blocks_of_rows(self):
-        """Several blocks give the result of one block."""
-        inputs = self.inputs(q_len=40, kv_len=50, grad=True)
-        flashcore.attention(*inputs, causal=True).sum().backward()
-        whole = [one.grad.clone() for one in inputs]
-        before, backward._BLOCK_ELEMENTS = backward._BLOCK_ELEMENTS, 3 * 8 * 50
-        try:
-            for one in inputs:
-                one.grad = None
-            flashcore.attention(*inputs, causal=True).sum().backward()
-        finally:
-            backward._BLOCK_ELEMENTS = before
-        for one, want in zip(inputs, whole):
-            self.check(one.grad, want)
-
-    def test_memory_is_linear_in_the_length(self):
-        """No tensor of the backward pass is larger than a block, whatever the length."""
-        largest = []
-
-        class Watch(TorchDispatchMode):
-            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-                made = function(*args, **(kwargs or {}))
-                if isinstance(made, torch.Tensor):
-                    largest.append(made.numel())
-                return made
-
-        length = 4096
-        q, k, v = (self.draw(1, 1, length, 8) for _ in range(3))
-        out, lse = flashcore.attention(q, k, v, return_lse=True)
-        with Watch():
-            backward.backward(
-                out, None, q, k, v, out, lse, causal=False, window_left=-1, window_right=-1,
-                scale=None, softcap=0.0, layout="bhsd", partial=False,
-                wanted=[True, True, True, False, False])
-        self.assertGreater(length * length, backward._BLOCK_ELEMENTS)
-        self.assertLessEqual(max(largest), backward._BLOCK_ELEMENTS)
 
     def test_ops_without_lse(self):
         for op in (_op_plain, _op):
@@ -252,6 +215,52 @@ class GradcheckF64(Case):
         want = torch.autograd.grad((p @ v).square().sum(), (q, sinks))
         self.check(got[0], want[0], factor=1e3)
         self.check(got[1], want[1])
+
+
+@on_every_device
+class BlockGradients(Case):
+    """The gradients of some rows and keys, which flashcore.distributed adds."""
+
+    def add(self, q, k, v, out, lse, **options):
+        sums = [torch.zeros_like(one) for one in (q, k, v)]
+        block_gradients.add_gradients((out, q, k, v, out, *sums), None, q_start=None, k_start=None,
+                                      window=(-1, -1), scale=q.shape[-1] ** -0.5, softcap=0.0, lse=lse,
+                                      **options)
+        return sums
+
+    def test_blocks_of_rows(self):
+        """Several blocks give the result of one block, which is that of the kernels."""
+        q, k, v = self.inputs(q_len=40, kv_len=50)
+        out, lse = flashcore.attention(q, k, v, causal=True, return_lse=True)
+        whole = self.add(q, k, v, out, lse, causal=True)
+        before, block_gradients._BLOCK_ELEMENTS = block_gradients._BLOCK_ELEMENTS, 3 * 8 * 50
+        try:
+            blocks = self.add(q, k, v, out, lse, causal=True)
+        finally:
+            block_gradients._BLOCK_ELEMENTS = before
+        kernels = flashcore.attention_backward(out, q, k, v, out, lse, causal=True)
+        for got, want, other in zip(blocks, whole, kernels):
+            self.check(got, want)
+            self.check(other, want)
+
+    def test_memory_is_linear_in_the_length(self):
+        """No tensor is larger than a block, whatever the length."""
+        largest = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                made = function(*args, **(kwargs or {}))
+                if isinstance(made, torch.Tensor):
+                    largest.append(made.numel())
+                return made
+
+        length = 4096
+        q, k, v = (self.draw(1, 1, length, 8) for _ in range(3))
+        out, lse = flashcore.attention(q, k, v, return_lse=True)
+        with Watch():
+            self.add(q, k, v, out, lse, causal=False)
+        self.assertGreater(length * length, block_gradients._BLOCK_ELEMENTS)
+        self.assertLessEqual(max(largest), block_gradients._BLOCK_ELEMENTS)
 
 
 if __name__ == "__main__":

@@ -195,16 +195,19 @@ class PreparedCall:
          arrays.workspace_header) = found[:4]
         self._workspace = found
 
-    def run(self, adapter: Any, gpu: int) -> None:
-        """Runs the call on the described arrays, with a workspace of sufficient size."""
-        plan = library().plan(self.params)  # raises if the call is invalid
+    def use_workspace_for(self, adapter: Any, gpu: int, plan: abi.PlanInfo) -> None:
+        """Puts a workspace of the plan's size into the params."""
         if gpu < 0:
             self._use(self._cpu.at_least(plan.workspace_bytes))
-        else:
-            stream = adapter.stream(gpu)
-            self._use(adapter.captured_workspace(gpu, stream, plan, library())
-                      or adapter.workspace(gpu, stream, plan.workspace_bytes, self))
-            self._workspace = None  # the adapter keeps reusable workspaces
+            return
+        stream = adapter.stream(gpu)
+        self._use(adapter.captured_workspace(gpu, stream, plan, library())
+                  or adapter.workspace(gpu, stream, plan.workspace_bytes, self))
+        self._workspace = None  # the adapter keeps reusable workspaces
+
+    def run(self, adapter: Any, gpu: int) -> None:
+        """Runs the call on the described arrays, with a workspace of sufficient size."""
+        self.use_workspace_for(adapter, gpu, library().plan(self.params))  # raises if it is invalid
         if self._function(*self._arguments):  # a signal handler's exception propagates
             raise exception(self._error.code, self._error.message)
 

@@ -1,10 +1,8 @@
-"""Registers the gradients of torch.ops.flashcore. The library's kernels compute them on the CPU,
-flashcore._torch.backward on a GPU."""
+"""Registers the gradients of torch.ops.flashcore."""
 
 import torch
 
 from flashcore._core.options_table import SCORE_OPTIONS
-from flashcore._torch import backward_cpu
 from flashcore._torch.backward import backward
 from flashcore._torch.kernels import ATTENTION_OPS
 from flashcore._torch.library import DEFAULTS, LIBRARY, TENSORS, op_backward, op_lse
@@ -52,8 +50,8 @@ def _backward(ctx, grad_out, grad_lse=None):
 for _name in ATTENTION_OPS:  # their kernels must be in library.KERNELS by now
     torch.library.register_autograd(f"flashcore::{_name}", _backward, setup_context=_setup_context,
                                     lib=LIBRARY)
-LIBRARY.impl("attention_backward", backward_cpu.backward, "CPU")
-LIBRARY.impl("attention_backward", backward, "CUDA")  # no kernel yet: in torch operations
+for _key in ("CPU", "CUDA"):
+    LIBRARY.impl("attention_backward", backward, _key)
 
 
 def _no_second_backward(ctx, *grads):

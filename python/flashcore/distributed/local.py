@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flashcore._attention import attention
-from flashcore._torch.backward import add_gradients
+from flashcore.distributed.block_gradients import add_gradients
 from flashcore.cache import merge
 from flashcore.distributed.masks import Mask, Segment
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flashcore._attention import attention
-from flashcore._torch.backward import backward
+from flashcore._backward import attention_backward
 
 NAME = "flashcore"
 
@@ -76,13 +76,9 @@ def _forward_cpu(query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0
 def _gradients(grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
                is_causal: bool, attn_mask: Tensor | None,
                scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    start = None
-    if _top_left(query, key, is_causal) is not None:
-        start = torch.zeros(1, dtype=torch.int32, device=query.device)
-    dq, dk, dv, *_ = backward(
-        grad_out, None, query, key, value, out, lse, **_split_mask(attn_mask), q_start=start,
-        causal=is_causal, window_left=-1, window_right=-1, scale=scale, softcap=0.0, layout="bhsd",
-        partial=False, wanted=[True, True, True, False, False])
+    dq, dk, dv = attention_backward(
+        grad_out, query, key, value, out, lse, causal=is_causal, scale=scale,
+        q_start=_top_left(query, key, is_causal), **_split_mask(attn_mask))
     return dq, dk, dv
 
 

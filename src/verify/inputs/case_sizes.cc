@@ -28,9 +28,9 @@ const Share& share_of(const KernelInfo& kernel) {
 }
 
 std::int64_t key_tile(const KernelInfo& kernel, const CaseSpec& s) {
+  if (kernel.device != DeviceType::cpu) return kernel.tile_k;
   if (kernel.op == Operation::bwd) return cpu_backward_tile_k(s.head_dim, s.v_dim);
-  return kernel.device == DeviceType::cpu ? cpu_tile_k(kernel.isa, s.head_dim, s.v_dim)
-                                          : kernel.tile_k;
+  return cpu_tile_k(kernel.isa, s.head_dim, s.v_dim);
 }
 
 double log_uniform(Random& random, double low, double high) {

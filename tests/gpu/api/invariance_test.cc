@@ -153,7 +153,8 @@ class BatchInvariance : public GpuTest {
     std::vector<const KernelInfo*> all{nullptr};
     const DeviceInfo device = require(device_info(kGpu));
     for (const KernelInfo& kernel : kernels()) {
-      if (kernel.device == DeviceType::cuda && kernel.compiled && kernel.dtype != DType::f32 &&
+      if (kernel.op == Operation::fwd && kernel.device == DeviceType::cuda && kernel.compiled &&
+          kernel.dtype != DType::f32 &&
           kernel.min_compute_capability <= device.compute_capability &&
           kernel.smem_bytes <= device.smem_per_block_bytes) {
         all.push_back(&kernel);

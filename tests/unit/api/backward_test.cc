@@ -129,13 +129,26 @@ TEST_F(BackwardApi, ForwardAndBackwardKernelsAreNotMixedUp) {
       << forward.message();
 }
 
-TEST_F(BackwardApi, GpusHaveNoKernelYet) {
+TEST_F(BackwardApi, PlansForGpus) {
   const DeviceInfo h200 = *named_device("h200");
-  BackwardProblem problem;
-  problem.forward = *dense_problem(DType::bf16, 1, 8, 8, 64, 64, 64, 64, {}, h200.device);
-  const Status refused = make_backward_plan(problem, h200).status();
+  for (const std::int64_t dim : {16, 128, 200, 576}) {
+    BackwardProblem problem;
+    problem.forward = *dense_problem(DType::f32, 2, 8, 4, 64, 96, dim, dim, {}, h200.device);
+    problem.dq = problem.forward.q;
+    const Result<BackwardPlan> plan = make_backward_plan(problem, h200);
+    ASSERT_TRUE(plan.ok()) << plan.status().message();
+    EXPECT_STREQ(plan->kernel->family_name(), "simt");
+    EXPECT_GE(plan->kernel->head_dim, dim);
+    // Three statistics per row, each aligned to 256 bytes.
+    EXPECT_EQ(plan->workspace_bytes, kWorkspaceHeaderBytes + 3 * (2 * 8 * 64 * 4));
+    EXPECT_NE(explain(*plan).find("dk and dv: "), std::string::npos) << explain(*plan);
+  }
+  BackwardProblem wide;
+  wide.forward = *dense_problem(DType::f32, 1, 8, 8, 64, 64, 64, 64, {}, h200.device);
+  wide.forward.dtype = DType::f64;
+  const Status refused = make_backward_plan(wide, h200).status();
   EXPECT_EQ(refused.code(), StatusCode::unsupported);
-  EXPECT_NE(refused.message().find("gradients are computed on CPUs"), std::string::npos)
+  EXPECT_NE(refused.message().find("no kernel computes gradients of f64"), std::string::npos)
       << refused.message();
 }
 

@@ -84,7 +84,8 @@ std::vector<SizeClass> size_classes(const KernelInfo& kernel) {
   }
   std::set<std::int64_t> sizes;
   for (const KernelInfo& other : kernels()) {
-    if (other.device == kernel.device && other.head_dim <= kernel.head_dim) {
+    if (other.op == kernel.op && other.device == kernel.device &&
+        other.head_dim <= kernel.head_dim) {
       sizes.insert(other.head_dim);
     }
   }

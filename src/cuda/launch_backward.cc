@@ -1,0 +1,69 @@
+#include "cuda/launch_backward.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "core/backward_tiles.h"
+#include "cuda/check.h"
+#include "cuda/device.h"
+#include "cuda/launch.h"
+#include "cuda/registry.h"
+
+namespace flashcore::cuda {
+namespace {
+
+/// Launches a kernel whose CTAs loop over `count` units. No unit, no launch.
+Status launch_on(const void* entry, const core::BackwardParams& params, std::int64_t count,
+                 int units_per_cta, int threads, Stream stream) noexcept {
+  constexpr std::int64_t kMostCtas = 1 << 16;
+  const std::int64_t ctas = (count + units_per_cta - 1) / units_per_cta;
+  if (ctas <= 0) return {};
+  return launch_kernel(entry, params, {std::min(ctas, kMostCtas), threads}, stream);
+}
+
+Status launch_before(const core::BackwardParams& params, Stream stream) noexcept {
+  const core::AttentionParams& f = params.fwd;
+  const std::int64_t q_rows = std::int64_t{f.batch} * f.q_heads * f.q_len;
+  if (f.cu_seqlens_q != nullptr || f.cu_seqlens_k != nullptr) {
+    const std::int64_t columns = std::max(f.head_dim, f.v_dim);
+    const std::int64_t rows =
+        std::max(std::int64_t{f.q_heads} * f.total_q, std::int64_t{f.kv_heads} * f.total_k);
+    FLASHCORE_RETURN_IF_ERROR(launch_on(zero_rows_entry(), params, rows * columns, kZeroRowsThreads,
+                                        kZeroRowsThreads, stream));
+  }
+  if (params.dout_largest != nullptr) {
+    const std::size_t bytes = sizeof(std::uint32_t) * static_cast<std::size_t>(f.batch) *
+                              static_cast<std::size_t>(f.kv_heads);
+    FLASHCORE_CUDA(
+        cudaMemsetAsync(params.dout_largest, 0, bytes, static_cast<cudaStream_t>(stream)));
+  }
+  return launch_on(row_stats_entry(), params, q_rows, kRowStatsThreads / 32, kRowStatsThreads,
+                   stream);
+}
+
+}  // namespace
+
+Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& params,
+                       Stream stream) {
+  const KernelInfo& kernel = *plan.kernel;
+  const void* entry = entry_of(kernel, true);
+  if (entry == nullptr) {
+    return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
+                       kernel.id);
+  }
+  const int device = plan.problem.forward.device.index;
+  const DeviceScope scope(device);
+  FLASHCORE_RETURN_IF_ERROR(scope.status());
+  FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
+  FLASHCORE_RETURN_IF_ERROR(launch_before(params, stream));
+  const std::int64_t tiles = core::backward_grid(params).total();
+  if (tiles > 0) {
+    FLASHCORE_RETURN_IF_ERROR(
+        launch_kernel(entry, params, {tiles, kernel.threads, kernel.smem_bytes}, stream));
+  }
+  if (params.dsinks == nullptr) return {};
+  return launch_on(dsinks_entry(), params, params.fwd.q_heads, 1, kDsinksThreads, stream);
+}
+
+}  // namespace flashcore::cuda

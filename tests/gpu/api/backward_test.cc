@@ -1,0 +1,111 @@
+// Gradients on the GPU: right on random problems, the same bits at every repeat, and the same bits
+// from a graph.
+#include "flashcore/backward.h"
+
+#include "backend/backend.h"
+#include "check/check.h"
+#include "check/gradient_memory.h"
+#include "gpu/captured_graph.h"
+#include "gpu/support.h"
+#include "verify/inputs/case.h"
+
+namespace flashcore::gpu_test {
+namespace {
+
+constexpr int kRandomProblems = 40;  // for each kernel
+constexpr int kBackwardRepeats = 100;
+
+/// A call and its gradients in device memory.
+class GpuGradients {
+ public:
+  explicit GpuGradients(const verify::CaseSpec& spec, const char* kernel)
+      : memory_(spec),
+        gradients_(memory_.spec(), memory_.tensors()),
+        block_(memory_.bytes()),
+        outputs_(gradients_.bytes()),
+        tensors_(memory_.at(block_.data(), kGpu)),
+        views_(gradients_.at(outputs_.data(), kGpu)) {
+    const Options options = memory_.spec().options;
+    const Plan forward = plan_for(tensors_, options);
+    const TestWorkspace workspace(forward.workspace_bytes);
+    require(flashcore::run(forward, tensors_, workspace.get()));
+    require(cudaDeviceSynchronize(), "forward");
+    Options with_kernel = options;
+    with_kernel.kernel = kernel;
+    const BackwardProblem problem = require(make_backward_problem(tensors_, views_, with_kernel));
+    plan_ = require(make_backward_plan(problem, require(device_info(kGpu))));
+  }
+
+  const BackwardPlan& plan() const { return plan_; }
+  Status run(const Workspace& workspace, Stream stream) const {
+    return run_backward(plan_, tensors_, views_, workspace, stream);
+  }
+  void poison(cudaStream_t stream) const {
+    require(cudaMemcpyAsync(outputs_.data(), gradients_.bytes().data(), gradients_.bytes().size(),
+                            cudaMemcpyHostToDevice, stream),
+            "poison");
+  }
+  std::vector<std::byte> outputs() const { return outputs_.download(); }
+
+ private:
+  verify::CaseMemory memory_;
+  verify::GradientMemory gradients_;
+  DeviceBuffer block_, outputs_;
+  Tensors tensors_;
+  Gradients views_;
+  BackwardPlan plan_;
+};
+
+verify::CaseSpec causal_gqa(const KernelInfo& kernel, std::uint64_t seed) {
+  verify::CaseSpec spec = dense(kernel.dtype, 2, 4, 2, 300, 333, kernel.head_dim);
+  spec.options.causal = spec.lse = true;
+  spec.seed = seed;
+  return spec;
+}
+
+class GpuBackward : public GpuTest {};
+
+TEST_F(GpuBackward, EveryKernelIsRightOnRandomProblems) {
+  for (const KernelInfo* kernel : runnable_kernels(Operation::bwd)) {
+    verify::CheckRunner runner(*cuda_backend(), kGpu, require(device_info(kGpu)));
+    for (int i = 0; i < kRandomProblems; ++i) {
+      verify::CaseSpec spec = verify::random_case(*kernel, 17, static_cast<std::uint64_t>(i));
+      spec.options.kernel = kernel->id;
+      const verify::CheckRunner::Outcome outcome = runner.check_backward(spec);
+      ASSERT_TRUE(outcome.status.ok()) << kernel->id << ": " << outcome.status.message();
+      ASSERT_TRUE(outcome.comparison.ok)
+          << kernel->id << " problem " << i << ": " << verify::report(outcome.comparison);
+      ASSERT_FALSE(outcome.stray_writes) << kernel->id << " problem " << i;
+    }
+  }
+}
+
+TEST_F(GpuBackward, RepeatsAndGraphsGiveTheSameBits) {
+  for (const KernelInfo* kernel : runnable_kernels(Operation::bwd)) {
+    const GpuGradients call(causal_gqa(*kernel, 5), kernel->id);
+    ASSERT_STREQ(call.plan().kernel->id, kernel->id);
+    const TestWorkspace workspace(call.plan().workspace_bytes);
+    const TestStream stream;
+    call.poison(stream);
+    require(call.run(workspace.get(), stream));
+    stream.synchronize();
+    const std::vector<std::byte> first = call.outputs();
+    for (int repeat = 0; repeat < kBackwardRepeats; ++repeat) {
+      call.poison(stream);
+      require(call.run(workspace.get(), stream));
+      stream.synchronize();
+      ASSERT_TRUE(call.outputs() == first) << kernel->id << ": repeat " << repeat;
+    }
+    const CapturedGraph graph(stream, [&] { return call.run(workspace.get(), stream); });
+    for (int replay = 0; replay < 3; ++replay) {
+      call.poison(stream);
+      graph.replay(stream);
+      stream.synchronize();
+      ASSERT_TRUE(call.outputs() == first) << kernel->id << ": replay " << replay;
+    }
+    EXPECT_TRUE(workspace.header_is_zero());
+  }
+}
+
+}  // namespace
+}  // namespace flashcore::gpu_test
