@@ -56,7 +56,7 @@ bool rows_are_async(const Problem& problem) noexcept {
 std::uint8_t score_mods_of(const core::AttentionParams& p) noexcept {
   unsigned mods = 0;
   if (p.softcap != 0 || p.alibi_slopes != nullptr || p.bias != nullptr) mods |= core::kElementMods;
-  if (p.mask != nullptr) mods |= core::kMaskMod;
+  if (p.mask != nullptr || p.block_mask.given()) mods |= core::kMaskMod;
   if (!(p.score_scale > 0)) mods |= core::kNonPositiveScaleMod;
   if (p.q_scale.is_per_block() || p.k_scale.is_per_block() || p.v_scale.is_per_block()) {
     mods |= core::kBlockScalesMod;
@@ -105,6 +105,19 @@ core::Scales scales_of(const TensorView& scale, const Layout& layout,
           static_cast<std::int32_t>(rows)};
 }
 
+core::BlockMask block_mask_of(const Problem& problem, const Tensors& tensors) noexcept {
+  if (!tensors.mask_blocks.given()) return {};
+  const auto shift = [](std::int64_t size) {
+    return static_cast<std::int32_t>(std::bit_width(static_cast<std::uint64_t>(size))) - 1;
+  };
+  return {static_cast<const std::int32_t*>(tensors.mask_blocks.data),
+          static_cast<const std::uint32_t*>(tensors.mask_bits.data),
+          strides_of(problem.mask_blocks),
+          static_cast<std::int32_t>(tensors.mask_bits.shape[0]),
+          shift(problem.mask_block_q),
+          shift(problem.mask_block_k)};
+}
+
 core::PageTable pages_of(std::int64_t page_size, std::int64_t pages,
                          const TensorView& block_table) noexcept {
   if (!block_table.given()) return {};
@@ -142,6 +155,7 @@ void set_tensors(core::AttentionParams& p, const Problem& problem,
   p.lse_strides = strides_of(problem.lse);
   p.bias_strides = strides_of(problem.bias);
   p.mask_strides = strides_of(problem.mask);
+  p.block_mask = block_mask_of(problem, tensors);
   p.alibi_batch_stride = problem.alibi_slopes.batch;
   p.alibi_head_stride = problem.alibi_slopes.head;
   p.sinks_stride = problem.sinks.head;

@@ -1,5 +1,5 @@
-// A boolean mask as bits, for the Hopper kernels. A kernel of its own packs it before the call
-// (cuda/common/pack_mask.cu).
+// A boolean mask or block mask as bits, for the Hopper kernels. A kernel of its own packs it before
+// the call (cuda/common/pack_mask.cu).
 //
 // A row of 128 keys is four words, one for each lane of a quad: bit 2 n + i of word c is key
 // 8 n + 2 c + i, which is register 4 n + 2 half + i of the accumulator of S (mma_layout.h). Dims
@@ -43,6 +43,8 @@ struct PackedMask {
   }
 };
 
+inline constexpr std::int64_t kEveryRow = 1;  // row stride of a block mask: rows are not repeated
+
 /// The extents of a packed mask with these strides (bytes; 0: broadcast). At least one block.
 constexpr PackedMask packed_mask_of(std::int64_t batch_stride, std::int64_t head_stride,
                                     std::int64_t row_stride, std::int32_t batch, std::int32_t heads,
@@ -72,10 +74,11 @@ FLASHCORE_HD KeyRange visible_blocks(const PackedMask& mask, std::int32_t b, std
   return all;
 }
 
-/// Arguments of the packing kernel.
+/// Arguments of the packing kernels. One of the masks is given.
 struct PackMaskParams {
   const std::uint8_t* mask;
   Strides strides;
+  BlockMask block_mask;
   std::int32_t kv_len;
   PackedMask packed;
 };

@@ -80,9 +80,12 @@ int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
 /// Packs the mask of a Hopper call.
 Status pack_mask(const core::AttentionParams& call, const core::PackedMask& packed,
                  Stream stream) noexcept {
-  core::PackMaskParams params{call.mask, call.mask_strides, call.kv_len, packed};
-  if (call.fault.is(core::InjectedFault::mask_batch_ignored)) params.strides.batch = 0;
-  return launch_kernel(pack_mask_entry(), params, {packed.range_count(), kPackMaskThreads}, stream);
+  core::PackMaskParams params{call.mask, call.mask_strides, call.block_mask, call.kv_len, packed};
+  if (call.fault.is(core::InjectedFault::mask_batch_ignored)) {
+    params.strides.batch = params.block_mask.strides.batch = 0;
+  }
+  const void* entry = call.block_mask.given() ? pack_block_mask_entry() : pack_mask_entry();
+  return launch_kernel(entry, params, {packed.range_count(), kPackMaskThreads}, stream);
 }
 
 }  // namespace
@@ -129,7 +132,7 @@ Status launch_attention(const Plan& plan, const core::AttentionParams& params, S
   if (traits.loads == Loads::tma) {
     sm90::Params hopper;
     FLASHCORE_RETURN_IF_ERROR(make_sm90_params(plan, params, hopper));
-    if (params.mask != nullptr) {
+    if (hopper.mask.words != nullptr) {
       FLASHCORE_RETURN_IF_ERROR(pack_mask(params, hopper.mask, stream));
     }
     options.ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
