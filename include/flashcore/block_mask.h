@@ -2,9 +2,9 @@
 // global tokens, trees, and any block pattern. Hidden blocks cost no work on kernels that skip
 // them; explain() says how many.
 //
-// A block mask is two tensors of a call, Tensors::mask_blocks and mask_bits (problem.h). Memory is 4
-// bytes per block plus the bits of the distinct mixed blocks. It combines with causal, windows and
-// lengths by a logical "and", as a boolean mask does.
+// A block mask is two tensors of a call, Tensors::mask_blocks and mask_bits (problem.h). Memory is
+// 4 bytes per block plus the bits of the distinct mixed blocks. It combines with causal, windows
+// and lengths by a logical "and", as a boolean mask does.
 #pragma once
 
 #include <string>

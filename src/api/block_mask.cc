@@ -159,8 +159,7 @@ class MaskBuilder {
     const std::int64_t first = q_block * mask_.block_q;
     queries_ = std::min(mask_.block_q, mask_.q_len - first);
     for (std::int64_t i = 0; i < queries_; ++i) {
-      rows.read(b, h, first + i,
-                {rows_.data() + i * words_, static_cast<std::size_t>(words_)});
+      rows.read(b, h, first + i, {rows_.data() + i * words_, static_cast<std::size_t>(words_)});
     }
     for (std::int64_t k_block = 0; k_block < mask_.k_blocks(); ++k_block) {
       mask_.blocks.push_back(classify(k_block));
@@ -175,7 +174,8 @@ class MaskBuilder {
     std::fill(tile_.begin(), tile_.end(), 0u);
     for (std::int64_t i = 0; i < queries_; ++i) {
       for (std::int64_t w = 0; w < words; ++w) {
-        const std::uint32_t word = rows_[static_cast<std::size_t>(i * words_ + k_block * words + w)];
+        const std::uint32_t word =
+            rows_[static_cast<std::size_t>(i * words_ + k_block * words + w)];
         const std::int64_t here = std::clamp<std::int64_t>(keys - 32 * w, 0, 32);
         const std::uint32_t full = here == 32 ? ~0u : (1u << here) - 1;
         all = all && word == full;
@@ -226,9 +226,10 @@ Status check_tree(const BlockMaskSpec& spec) {
     for (std::int64_t i = 0; i < spec.q_len; ++i) {
       const std::int64_t parent = mask_value(spec.values, b, i);
       if (parent < i) continue;
-      return invalid_argument("values: the parent of token %lld is %lld; a parent comes before its "
-                              "children, -1: none",
-                              static_cast<long long>(i), static_cast<long long>(parent));
+      return invalid_argument(
+          "values: the parent of token %lld is %lld; a parent comes before its "
+          "children, -1: none",
+          static_cast<long long>(i), static_cast<long long>(parent));
     }
   }
   return {};
@@ -341,11 +342,11 @@ Status fill_block_mask(const BlockMaskSpec& spec, BlockMask& mask) {
       return build_from(PrefixRows(spec));
     case MaskPattern::sliding_window:
       if (spec.window_left < -1 || spec.window_right < -1 || spec.global_tokens < 0) {
-        return invalid_argument("window is (%lld, %lld) with %lld global tokens; wanted -1 (no "
-                                "limit) or a number of keys, and 0 or more tokens",
-                                static_cast<long long>(spec.window_left),
-                                static_cast<long long>(spec.window_right),
-                                static_cast<long long>(spec.global_tokens));
+        return invalid_argument(
+            "window is (%lld, %lld) with %lld global tokens; wanted -1 (no "
+            "limit) or a number of keys, and 0 or more tokens",
+            static_cast<long long>(spec.window_left), static_cast<long long>(spec.window_right),
+            static_cast<long long>(spec.global_tokens));
       }
       return build_from(WindowRows(spec));
     case MaskPattern::tree:
@@ -370,8 +371,8 @@ Status write_dense(const TensorView& blocks, const TensorView& bits, const Tenso
   FLASHCORE_RETURN_IF_ERROR(check_dtype("mask_blocks", blocks.dtype, DType::i32, DType::i32));
   FLASHCORE_RETURN_IF_ERROR(check_rank("dense", dense, 4, "[batch, heads, q_len, kv_len]"));
   FLASHCORE_RETURN_IF_ERROR(check_dtype("dense", dense.dtype, DType::boolean, DType::boolean));
-  for (const NamedView& one : {NamedView{"mask_blocks", &blocks}, {"mask_bits", &bits},
-                               {"dense", &dense}}) {
+  for (const NamedView& one :
+       {NamedView{"mask_blocks", &blocks}, {"mask_bits", &bits}, {"dense", &dense}}) {
     if (one.view->device.type != DeviceType::cpu) {
       return unsupported("%s: is on a GPU; wanted host memory", one.name);
     }

@@ -27,8 +27,13 @@ static_assert(FLASHCORE_MASK_DOCUMENTS == static_cast<int>(MaskPattern::document
 /// Describes a compact i32 array.
 flashcore_tensor describe_array(const std::vector<std::int32_t>& values, std::int64_t* shape,
                                 std::int32_t rank) {
-  return {const_cast<std::int32_t*>(values.data()), {FLASHCORE_CPU, 0}, rank,
-          {FLASHCORE_INT, 32, 1}, shape, nullptr, 0};
+  return {const_cast<std::int32_t*>(values.data()),
+          {FLASHCORE_CPU, 0},
+          rank,
+          {FLASHCORE_INT, 32, 1},
+          shape,
+          nullptr,
+          0};
 }
 
 Status create_block_mask(const flashcore_block_mask_params& p, flashcore_block_mask** made) {

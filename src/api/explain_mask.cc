@@ -53,14 +53,16 @@ class TileCounter {
   void add(std::int32_t b, std::int32_t first_head, std::int32_t last_head, MaskCounts& counts) {
     const Problem& p = plan_.problem;
     const Options& o = p.options;
-    const core::Mask by_position{p.kv_len - p.q_len, o.window_left,
+    const core::Mask by_position{p.kv_len - p.q_len,
+                                 o.window_left,
                                  o.causal ? 0 : o.window_right,
-                                 static_cast<std::int32_t>(p.kv_len), {}};
+                                 static_cast<std::int32_t>(p.kv_len),
+                                 {}};
     const std::int64_t rows = p.q_len * plan_.heads_in_tile;
     for (std::int64_t row = 0; row < rows; row += plan_.tile_q) {
       first_ = static_cast<std::int32_t>(row / plan_.heads_in_tile);
-      last_ = static_cast<std::int32_t>((std::min(row + plan_.tile_q, rows) - 1) /
-                                        plan_.heads_in_tile);
+      last_ =
+          static_cast<std::int32_t>((std::min(row + plan_.tile_q, rows) - 1) / plan_.heads_in_tile);
       const core::KeyRange range = core::keys_seen_by_any(by_position, first_, last_);
       const core::KeyRange shown = shown_range(b, first_head, last_head, range);
       for (std::int32_t key = 0; key < p.kv_len; key += plan_.tile_k) {
@@ -92,8 +94,8 @@ class TileCounter {
     core::KeyRange shown{range.end, range.begin};
     constexpr std::int32_t kKeys = core::kMaskBlockKeys;
     for (std::int32_t key = range.begin / kKeys * kKeys; key < range.end; key += kKeys) {
-      const core::KeyRange keys = core::intersect(
-          {key, key + kKeys}, {0, static_cast<std::int32_t>(plan_.problem.kv_len)});
+      const core::KeyRange keys =
+          core::intersect({key, key + kKeys}, {0, static_cast<std::int32_t>(plan_.problem.kv_len)});
       if (hides(b, first_head, last_head, keys)) continue;
       shown.begin = std::min(shown.begin, keys.begin);
       shown.end = std::max(shown.end, keys.end);

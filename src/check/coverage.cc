@@ -48,11 +48,12 @@ std::vector<std::string> all_features() {
 /// Pairs of options that exclude each other.
 constexpr std::pair<const char*, const char*> kExclusive[] = {
     {"alibi", "alibi_per_batch"},     {"mask", "block_mask"},
-    {"partial", "out_f32"},                                    // a partial result is f32 anyway
-    {"splits", "batch_invariant"},                             // the mode fixes the splits
-    {"cu_seqlens_k", "broadcast_kv"},                          // varlen keys have no batch stride
-    {"cu_seqlens_k", "pages"},                                 // and no pages
-    {"cu_seqlens_k", "shared_pages"}, {"broadcast_kv", "pages"}, {"broadcast_kv", "shared_pages"},
+    {"partial", "out_f32"},            // a partial result is f32 anyway
+    {"splits", "batch_invariant"},     // the mode fixes the splits
+    {"cu_seqlens_k", "broadcast_kv"},  // varlen keys have no batch stride
+    {"cu_seqlens_k", "pages"},         // and no pages
+    {"cu_seqlens_k", "shared_pages"}, {"broadcast_kv", "pages"},
+    {"broadcast_kv", "shared_pages"},
 };
 
 std::vector<std::int64_t> key_tiles(const KernelInfo& kernel) {

@@ -330,8 +330,10 @@ bool block_shows(const Problem& p, const Tensors& t, const RowId& row, std::int6
   if (entry < 2 || entry - 2 >= t.mask_bits.shape[0]) return false;
   const std::int64_t words = p.mask_block_k / 32;
   const std::int64_t bit = j % p.mask_block_k;
-  const std::int64_t at = ((entry - 2) * p.mask_block_q + row.i % p.mask_block_q) * words + bit / 32;
-  const auto word = static_cast<std::uint32_t>(static_cast<const std::int32_t*>(t.mask_bits.data)[at]);
+  const std::int64_t at =
+      ((entry - 2) * p.mask_block_q + row.i % p.mask_block_q) * words + bit / 32;
+  const auto word =
+      static_cast<std::uint32_t>(static_cast<const std::int32_t*>(t.mask_bits.data)[at]);
   return (word >> (bit % 32) & 1u) != 0;
 }
 

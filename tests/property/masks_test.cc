@@ -87,9 +87,9 @@ TEST_P(Masks, BroadcastMaskAndBiasEqualTheirExpansion) {
 void draw_block_mask(Random& random, Inputs& inputs, std::int64_t block_q, std::int64_t block_k) {
   const std::int64_t q_len = inputs.q.size(2), kv_len = inputs.k.size(2), tiles = 2;
   inputs.mask_blocks =
-      Tensor(DType::i32, {random.chance(0.5) ? inputs.q.size(0) : 1,
-                          random.chance(0.5) ? inputs.q.size(1) : 1,
-                          (q_len + block_q - 1) / block_q, (kv_len + block_k - 1) / block_k});
+      Tensor(DType::i32,
+             {random.chance(0.5) ? inputs.q.size(0) : 1, random.chance(0.5) ? inputs.q.size(1) : 1,
+              (q_len + block_q - 1) / block_q, (kv_len + block_k - 1) / block_k});
   inputs.mask_bits = Tensor(DType::i32, {tiles, block_q, block_k / 32});
   std::vector<std::uint64_t> entries = inputs.mask_blocks.bits();
   for (std::uint64_t& entry : entries) {
@@ -120,8 +120,8 @@ TEST_P(Masks, BlockMaskEqualsTheSameBooleanMask) {
             const double entry = blocks.at({b, h, i / block_q, j / block_k});
             bool visible = entry == 1;
             if (entry == 2 || entry == 3) {
-              const double word = bits.at({static_cast<std::int64_t>(entry) - 2, i % block_q,
-                                           j % block_k / 32});
+              const double word =
+                  bits.at({static_cast<std::int64_t>(entry) - 2, i % block_q, j % block_k / 32});
               visible = (static_cast<std::int64_t>(word) >> (j % 32) & 1) != 0;
             }
             dense.mask.set({b, h, i, j}, visible ? 1 : 0);

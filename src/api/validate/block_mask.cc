@@ -36,9 +36,9 @@ Status check_mask_bits(const TensorView& bits, std::int64_t& block_q,
                        static_cast<long long>(bits.shape[0]), static_cast<long long>(kMostTiles));
   }
   const std::int64_t rows = bits.shape[1] * bits.shape[2];
-  const bool compact =
-      (bits.shape[0] <= 1 || bits.strides[0] == rows) && bits.strides[1] == bits.shape[2] &&
-      (bits.shape[2] == 1 || bits.strides[2] == 1);
+  const bool compact = (bits.shape[0] <= 1 || bits.strides[0] == rows) &&
+                       bits.strides[1] == bits.shape[2] &&
+                       (bits.shape[2] == 1 || bits.strides[2] == 1);
   if (bits.shape[0] > 0 && !compact) {
     return invalid_argument("mask_bits: is not contiguous; copy it");
   }
@@ -75,15 +75,17 @@ Status describe_block_mask(const Tensors& t, Problem& p) noexcept {
   }
   const std::int64_t q_blocks = blocks_of(p.q_len, p.mask_block_q);
   if (shape[2] != q_blocks) {
-    return invalid_argument("mask_blocks: q_blocks is %lld; wanted %lld for %lld queries in blocks "
-                            "of %lld",
-                            ll(shape[2]), ll(q_blocks), ll(p.q_len), ll(p.mask_block_q));
+    return invalid_argument(
+        "mask_blocks: q_blocks is %lld; wanted %lld for %lld queries in blocks "
+        "of %lld",
+        ll(shape[2]), ll(q_blocks), ll(p.q_len), ll(p.mask_block_q));
   }
   const std::int64_t k_blocks = blocks_of(p.kv_len, p.mask_block_k);
   if (shape[3] != k_blocks) {
-    return invalid_argument("mask_blocks: k_blocks is %lld; wanted %lld for %lld keys in blocks of "
-                            "%lld",
-                            ll(shape[3]), ll(k_blocks), ll(p.kv_len), ll(p.mask_block_k));
+    return invalid_argument(
+        "mask_blocks: k_blocks is %lld; wanted %lld for %lld keys in blocks of "
+        "%lld",
+        ll(shape[3]), ll(k_blocks), ll(p.kv_len), ll(p.mask_block_k));
   }
   p.mask_blocks = layout_of(t.mask_blocks, {0, 1, 2, 3});
   p.mask_bits.dtype = DType::i32;

@@ -131,9 +131,8 @@ __device__ __forceinline__ void pack_groups(const core::PackMaskParams& p, Pack 
 
 __global__ void __launch_bounds__(kPackMaskThreads)
     pack_mask(const __grid_constant__ core::PackMaskParams p) {
-  pack_groups(p, [&](std::int32_t b, std::int32_t h, std::int32_t row) {
-    return pack_row(p, b, h, row);
-  });
+  pack_groups(
+      p, [&](std::int32_t b, std::int32_t h, std::int32_t row) { return pack_row(p, b, h, row); });
 }
 
 __global__ void __launch_bounds__(kPackMaskThreads)

@@ -12,9 +12,9 @@ core::PackedMask packed_mask(const core::AttentionParams& call) noexcept {
   if (call.mask == nullptr && !call.block_mask.given()) return {};
   const bool by_blocks = call.block_mask.given();
   const core::Strides& strides = by_blocks ? call.block_mask.strides : call.mask_strides;
-  core::PackedMask mask = core::packed_mask_of(strides.batch, strides.head,
-                                               by_blocks ? core::kEveryRow : strides.row,
-                                               call.batch, call.q_heads, call.q_len, call.kv_len);
+  core::PackedMask mask =
+      core::packed_mask_of(strides.batch, strides.head, by_blocks ? core::kEveryRow : strides.row,
+                           call.batch, call.q_heads, call.q_len, call.kv_len);
   mask.words = static_cast<std::uint32_t*>(call.packed_mask);
   // After the words, at the workspace's alignment: plan/workspace.cc.
   const std::int64_t words = (mask.word_count() + 63) / 64 * 64;

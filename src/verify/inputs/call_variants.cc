@@ -310,12 +310,9 @@ std::vector<std::uint8_t> densified(const Problem& problem, Tensors& t, std::int
   t.mask_blocks = t.mask_bits = {};
   t.mask = view(dense.data(), DType::boolean, {batch, heads, problem.q_len, keys});
   part.mask_blocks = part.mask_bits = {};
-  part.mask = {DType::boolean,
-               1,
-               batch > 1 ? t.mask.strides[0] : 0,
-               heads > 1 ? t.mask.strides[1] : 0,
-               t.mask.strides[2],
-               1};
+  part.mask = {
+      DType::boolean,    1, batch > 1 ? t.mask.strides[0] : 0, heads > 1 ? t.mask.strides[1] : 0,
+      t.mask.strides[2], 1};
   return dense;
 }
 

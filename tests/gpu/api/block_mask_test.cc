@@ -20,8 +20,8 @@ std::vector<std::byte> run_case(const verify::CaseMemory& memory, const BlockMas
   Tensors t = memory.at(block.data(), kGpu);
   std::vector<std::uint8_t> dense(
       static_cast<std::size_t>(mask.batch * mask.heads * mask.q_len * mask.kv_len));
-  const TensorView host = view(dense.data(), DType::boolean,
-                               {mask.batch, mask.heads, mask.q_len, mask.kv_len});
+  const TensorView host =
+      view(dense.data(), DType::boolean, {mask.batch, mask.heads, mask.q_len, mask.kv_len});
   require(expand_block_mask(mask.blocks_view(), mask.bits_view(), host));
   std::vector<std::int32_t> bits = mask.bits;
   bits.resize(std::max<std::size_t>(bits.size(), 1));

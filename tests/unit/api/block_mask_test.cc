@@ -33,8 +33,8 @@ void expect_mask(const Result<BlockMask>& mask, const Visible& visible) {
       for (std::int64_t i = 0; i < mask->q_len; ++i) {
         for (std::int64_t j = 0; j < mask->kv_len; ++j) {
           ASSERT_EQ(dense.at({b, h, i, j}) != 0, visible(b, h, i, j)) << i << " " << j;
-          const auto block = static_cast<std::size_t>(i / mask->block_q * mask->k_blocks() +
-                                                      j / mask->block_k);
+          const auto block =
+              static_cast<std::size_t>(i / mask->block_q * mask->k_blocks() + j / mask->block_k);
           ++all[block];
           if (visible(b, h, i, j)) ++shown[block];
         }
@@ -59,10 +59,10 @@ BlockMaskSpec spec_of(MaskPattern pattern, std::int64_t q_len, std::int64_t kv_l
 
 TEST(BlockMask, DocumentsSeeThemselves) {
   std::vector<std::int64_t> ids;
-  for (const int length : {40, 7, 64, 33}) ids.insert(ids.end(), static_cast<std::size_t>(length),
-                                                      static_cast<std::int64_t>(ids.size()));
-  ids[100] = ids[101] = -1;       // padding
-  ids[120] = ids[121] = ids[3];   // a document in two places
+  for (const int length : {40, 7, 64, 33})
+    ids.insert(ids.end(), static_cast<std::size_t>(length), static_cast<std::int64_t>(ids.size()));
+  ids[100] = ids[101] = -1;      // padding
+  ids[120] = ids[121] = ids[3];  // a document in two places
   const Tensor values = ints(ids);
   for (const std::int64_t q_len : {std::int64_t{144}, std::int64_t{50}, std::int64_t{150}}) {
     BlockMaskSpec spec = spec_of(MaskPattern::documents, q_len, 144);
@@ -194,15 +194,25 @@ TEST(BlockMask, InvalidTensorsAreRefused) {
               in.mask = Tensor(DType::boolean, {1, 1, 1, 100});
             }).find("given together with mask"),
             std::string::npos);
-  EXPECT_EQ(message([](Inputs& in) { in.mask_bits = Tensor(DType::i32, {0, 24, 1}); }),
+  EXPECT_EQ(message([](Inputs& in) {
+              in.mask_bits = Tensor(DType::i32, {0, 24, 1});
+            }),
             "mask_bits: block_q is 24; wanted a power of two from 16 to 1024");
-  EXPECT_EQ(message([](Inputs& in) { in.mask_blocks = Tensor(DType::i32, {1, 4, 2, 4}); }),
+  EXPECT_EQ(message([](Inputs& in) {
+              in.mask_blocks = Tensor(DType::i32, {1, 4, 2, 4});
+            }),
             "mask_blocks: q_blocks is 2; wanted 3 for 40 queries in blocks of 16");
-  EXPECT_EQ(message([](Inputs& in) { in.mask_blocks = Tensor(DType::i32, {1, 4, 3, 5}); }),
+  EXPECT_EQ(message([](Inputs& in) {
+              in.mask_blocks = Tensor(DType::i32, {1, 4, 3, 5});
+            }),
             "mask_blocks: k_blocks is 5; wanted 4 for 100 keys in blocks of 32");
-  EXPECT_EQ(message([](Inputs& in) { in.mask_blocks = Tensor(DType::i32, {3, 4, 3, 4}); }),
+  EXPECT_EQ(message([](Inputs& in) {
+              in.mask_blocks = Tensor(DType::i32, {3, 4, 3, 4});
+            }),
             "mask_blocks: batch is 3; wanted 2 or 1");
-  EXPECT_EQ(message([](Inputs& in) { in.mask_blocks = Tensor(DType::f32, {1, 4, 3, 4}); }),
+  EXPECT_EQ(message([](Inputs& in) {
+              in.mask_blocks = Tensor(DType::f32, {1, 4, 3, 4});
+            }),
             "mask_blocks: dtype is f32; wanted i32");
 }
 
@@ -212,8 +222,7 @@ TEST(BlockMask, ExplainCountsSkippedTiles) {
   const Output output = attend(inputs);
   ASSERT_TRUE(output.status.ok()) << output.status.message();
   for (const double x : output.out.values()) ASSERT_EQ(x, 0.0);
-  const std::string text =
-      explain(output.plan, tensors_of(inputs, output.out, output.lse));
+  const std::string text = explain(output.plan, tensors_of(inputs, output.out, output.lse));
   EXPECT_NE(text.find("blocks of 16 x 32: 100.0 % hidden"), std::string::npos) << text;
   EXPECT_NE(text.find("KV tiles skipped: 100.0 % (by position alone 0.0 %)"), std::string::npos)
       << text;
