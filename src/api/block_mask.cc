@@ -13,6 +13,7 @@
 #include "core/block_mask.h"
 #include "core/error.h"
 #include "core/mask.h"
+#include "plan/block_mask.h"
 
 namespace flashcore {
 namespace {
@@ -386,14 +387,7 @@ Status write_dense(const TensorView& blocks, const TensorView& bits, const Tenso
     FLASHCORE_RETURN_IF_ERROR(
         check_extent("mask_blocks", kAxes[axis], blocks.shape[axis], wanted[axis], "dense"));
   }
-  core::BlockMask mask{static_cast<const std::int32_t*>(blocks.data),
-                       static_cast<const std::uint32_t*>(bits.data),
-                       {blocks.strides[0], blocks.strides[1], blocks.strides[2], blocks.strides[3]},
-                       static_cast<std::int32_t>(bits.shape[0]),
-                       0,
-                       0};
-  while (1 << mask.q_shift < block_q) ++mask.q_shift;
-  while (1 << mask.k_shift < block_k) ++mask.k_shift;
+  const core::BlockMask mask = block_mask_of(blocks, bits);
   for (std::int64_t row = 0; row < dense.shape[0] * dense.shape[1] * rows; ++row) {
     const std::int64_t b = row / rows / dense.shape[1], h = row / rows % dense.shape[1];
     const auto i = static_cast<std::int32_t>(row % rows);

@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/params.h"
 #include "core/block_mask.h"
 #include "core/mask.h"
 #include "core/packed_mask.h"
 #include "flashcore/block_mask.h"
+#include "plan/block_mask.h"
 #include "plan/kernel_traits.h"
 
 namespace flashcore {
@@ -109,9 +109,7 @@ class TileCounter {
 };
 
 MaskCounts count_blocks(const Plan& plan, const Tensors& tensors, const TensorView& blocks) {
-  Tensors on_host = tensors;
-  on_host.mask_blocks = blocks;
-  const core::BlockMask mask = block_mask_of(plan.problem, on_host);
+  const core::BlockMask mask = block_mask_of(blocks, tensors.mask_bits);
   MaskCounts counts;
   const Problem& p = plan.problem;
   const auto batch = static_cast<std::int32_t>(std::min(blocks.shape[0], p.batch));

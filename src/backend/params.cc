@@ -10,6 +10,7 @@
 #include "core/assert.h"
 #include "core/numeric.h"
 #include "core/softcap.h"
+#include "plan/block_mask.h"
 #include "plan/kernel_traits.h"
 
 namespace flashcore {
@@ -105,19 +106,6 @@ core::Scales scales_of(const TensorView& scale, const Layout& layout,
           static_cast<std::int32_t>(rows)};
 }
 
-core::BlockMask block_mask_of(const Problem& problem, const Tensors& tensors) noexcept {
-  if (!tensors.mask_blocks.given()) return {};
-  const auto shift = [](std::int64_t size) {
-    return static_cast<std::int32_t>(std::bit_width(static_cast<std::uint64_t>(size))) - 1;
-  };
-  return {static_cast<const std::int32_t*>(tensors.mask_blocks.data),
-          static_cast<const std::uint32_t*>(tensors.mask_bits.data),
-          strides_of(problem.mask_blocks),
-          static_cast<std::int32_t>(tensors.mask_bits.shape[0]),
-          shift(problem.mask_block_q),
-          shift(problem.mask_block_k)};
-}
-
 core::PageTable pages_of(std::int64_t page_size, std::int64_t pages,
                          const TensorView& block_table) noexcept {
   if (!block_table.given()) return {};
@@ -155,7 +143,7 @@ void set_tensors(core::AttentionParams& p, const Problem& problem,
   p.lse_strides = strides_of(problem.lse);
   p.bias_strides = strides_of(problem.bias);
   p.mask_strides = strides_of(problem.mask);
-  p.block_mask = block_mask_of(problem, tensors);
+  p.block_mask = block_mask_of(tensors.mask_blocks, tensors.mask_bits);
   p.alibi_batch_stride = problem.alibi_slopes.batch;
   p.alibi_head_stride = problem.alibi_slopes.head;
   p.sinks_stride = problem.sinks.head;

@@ -35,9 +35,6 @@ WorkList make_work_list(const Plan& plan, const core::AttentionParams& params) n
 core::PageTable pages_of(std::int64_t page_size, std::int64_t pages,
                          const TensorView& block_table) noexcept;
 
-/// The block mask of a call; empty if it has none.
-core::BlockMask block_mask_of(const Problem& problem, const Tensors& tensors) noexcept;
-
 /// The scales of an 8-bit tensor: block_rows rows per scale if `scale` has blocks; 1 if not given.
 core::Scales scales_of(const TensorView& scale, const Layout& layout,
                        std::int64_t block_rows) noexcept;

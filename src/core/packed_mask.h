@@ -6,8 +6,9 @@
 // along which the mask is broadcast have extent 1.
 #pragma once
 
+#include "core/block_mask.h"
 #include "core/mask.h"
-#include "core/params.h"
+#include "core/strides.h"
 
 namespace flashcore::core {
 
