@@ -8,15 +8,19 @@ add_library(flashcore_objects OBJECT
   bindings/python/polled_call.cc
   src/api/append.cc
   src/api/attention.cc
+  src/api/block_mask.cc
   src/api/backward.cc
   src/api/c_api.cc
+  src/api/c_block_mask.cc
   src/api/c_backward.cc
   src/api/c_convert.cc
   src/api/c_distributed.cc
+  src/api/explain_mask.cc
   src/api/merge.cc
   src/api/quantize.cc
   src/api/status.cc
   src/api/validate/backward.cc
+  src/api/validate/block_mask.cc
   src/api/validate/kv.cc
   src/api/validate/merge.cc
   src/api/validate/overlap.cc

@@ -16,7 +16,7 @@ extern "C" {
 
 typedef int (*flashcore_dlpack_reader)(void* object, flashcore_tensor* tensor);
 
-enum { FLASHCORE_MAX_PYTHON_ARRAYS = 15 };
+enum { FLASHCORE_MAX_PYTHON_ARRAYS = 17 };
 
 typedef struct flashcore_python_workspace {
   void* address;

@@ -128,6 +128,10 @@ typedef struct flashcore_params {
   /* A flag that another thread sets to nonzero, atomically, to end the call early; NULL: none. See
    * flashcore::run() in attention.h. */
   const int32_t* cancel;
+  /* A block mask, instead of mask; see flashcore_block_mask_create. i32 [batch|1, q_heads|1,
+   * q_blocks, k_blocks] and i32 [tiles, block_q, block_k / 32]. */
+  const flashcore_tensor* mask_blocks;
+  const flashcore_tensor* mask_bits;
 } flashcore_params;
 
 /* Fills in the defaults. struct_size is the caller's sizeof(flashcore_params). */
@@ -175,6 +179,45 @@ FLASHCORE_C_API int32_t flashcore_workspace_status(void* workspace, size_t works
  * flashcore::capture_id() in attention.h. */
 FLASHCORE_C_API int32_t flashcore_capture_id(flashcore_device device, void* stream, uint64_t* id,
                                              int32_t* graph_ended, flashcore_error* error);
+
+/* Block masks: masks by blocks of queries and keys. See flashcore/block_mask.h. */
+enum {
+  FLASHCORE_MASK_DOCUMENTS = 0,
+  FLASHCORE_MASK_PREFIX_LM = 1,
+  FLASHCORE_MASK_SLIDING_WINDOW = 2,
+  FLASHCORE_MASK_TREE = 3,
+  FLASHCORE_MASK_DENSE = 4,
+  FLASHCORE_MASK_BSR = 5
+};
+typedef struct flashcore_block_mask_params {
+  size_t struct_size; /* set by the caller: sizeof(flashcore_block_mask_params) */
+  int64_t q_len, kv_len;
+  int64_t block_q, block_k; /* powers of two; 0: 128 */
+  int64_t window_left;      /* with FLASHCORE_MASK_SLIDING_WINDOW; -1: no limit */
+  int64_t window_right;
+  int64_t global_tokens;
+  const flashcore_tensor* values;  /* in host memory, as BlockMaskSpec::values */
+  const flashcore_tensor* columns; /* FLASHCORE_MASK_BSR only */
+  int32_t pattern;                 /* FLASHCORE_MASK_... */
+} flashcore_block_mask_params;
+typedef struct flashcore_block_mask flashcore_block_mask;
+
+/* Builds a block mask in host memory. Free it with flashcore_block_mask_free. */
+FLASHCORE_C_API int32_t flashcore_block_mask_create(const flashcore_block_mask_params* params,
+                                                    flashcore_block_mask** mask,
+                                                    flashcore_error* error);
+/* Descriptors for flashcore_params, or to be copied to a GPU. They are valid until the mask is
+ * freed. */
+FLASHCORE_C_API const flashcore_tensor* flashcore_block_mask_blocks(
+    const flashcore_block_mask* mask);
+FLASHCORE_C_API const flashcore_tensor* flashcore_block_mask_bits(const flashcore_block_mask* mask);
+FLASHCORE_C_API void flashcore_block_mask_free(flashcore_block_mask* mask);
+
+/* Writes a block mask to a boolean tensor [batch, heads, q_len, kv_len]. All in host memory. */
+FLASHCORE_C_API int32_t flashcore_block_mask_expand(const flashcore_tensor* mask_blocks,
+                                                    const flashcore_tensor* mask_bits,
+                                                    const flashcore_tensor* dense,
+                                                    flashcore_error* error);
 
 /* Merges partial results outs[i] and lses[i], i < parts, into out and lse. Up to 32 parts need no
  * memory; see flashcore::merge() in attention.h. */

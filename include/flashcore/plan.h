@@ -80,7 +80,7 @@ enum class Inputs : std::int32_t {
 enum class Features : std::uint32_t {
   none = 0,
   bias = 1u << 0,
-  mask = 1u << 1,  ///< a boolean mask tensor
+  mask = 1u << 1,  ///< a boolean mask or a block mask
   alibi = 1u << 2,
   softcap = 1u << 3,
   sinks = 1u << 4,
@@ -180,7 +180,7 @@ struct Plan {
   /// [splits, batch, q_heads, q_len, v_dim], or the partial results of tail splits.
   std::size_t partial_out_offset = 0;
   std::size_t partial_lse_offset = 0;  ///< [splits, batch, q_heads, q_len]
-  std::size_t packed_mask_offset = 0;  ///< boolean mask as bits (large tiles)
+  std::size_t packed_mask_offset = 0;  ///< boolean or block mask as bits (large tiles)
   std::size_t workspace_bytes = kWorkspaceHeaderBytes;
 };
 

@@ -62,6 +62,13 @@ struct Tensors {
   /// a sequence is in block i / Options::q_scale_block, key j in block j / Options::kv_scale_block,
   /// also if k and v are paged.
   TensorView q_scale{}, k_scale{}, v_scale{};
+  /// A mask by blocks (flashcore/block_mask.h), instead of mask. block_q and block_k are powers of
+  /// two. i32 [batch|1, q_heads|1, ceil(q_len / block_q), ceil(kv_len / block_k)]: 0 hides the
+  /// block, 1 shows it, 2 + n takes tile n of mask_bits. Other values hide it.
+  TensorView mask_blocks{};
+  /// i32 [tiles, block_q, block_k / 32], compact: bit j of word w of a row is key 32 w + j of the
+  /// block. Its shape defines the block size, so it is given even if there are no tiles.
+  TensorView mask_bits{};
 };
 
 /// The memory layout of an operand. Strides count elements; 0 repeats (inputs only).
@@ -103,6 +110,9 @@ struct Problem {
   Layout q, k, v, out, lse, bias, mask, alibi_slopes, sinks;
   Layout seqused_k, q_start, k_start, block_table;  ///< only .batch is meaningful
   Layout q_scale, k_scale, v_scale;                 ///< .row is the block stride
+  Layout mask_blocks, mask_bits;                    ///< mask_bits: strides are 0
+  std::int64_t mask_block_q = 0;                    ///< queries per block of mask_blocks
+  std::int64_t mask_block_k = 0;                    ///< keys per block
   Options options;
   double scale = 0.0;  ///< resolved: options.scale or 1 / sqrt(head_dim)
 

@@ -4,7 +4,7 @@
     out = flashcore.attention(q, k, v, causal=True)
     print(flashcore.explain(q, k, v, causal=True))
 
-Also here: attention_backward; merge, append; quantize, dequantize (8-bit q, k and v); verify; for torch sdpa, flash_attn (the
+Also here: BlockMask; attention_backward; merge, append; quantize, dequantize (8-bit q, k and v); verify; for torch sdpa, flash_attn (the
 calls of that package) and ops (torch.ops.flashcore); integrations for torch's own attention,
 transformers and jax.jit; distributed (one attention over many ranks); python3 -m flashcore.bench.
 docs/python.md describes all of them.
@@ -18,6 +18,7 @@ from flashcore._backward import attention_backward, explain_backward
 from flashcore._core.library import CudaError, Library, StaleLibraryError, load
 from flashcore._core.providers import provider_of
 from flashcore._core.version import VERSION
+from flashcore.block_mask import BlockMask
 from flashcore.cache import append, merge
 from flashcore.quant import Quantized, dequantize, quantize
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from flashcore._verify import Report as Report, verify as verify
 
 __version__ = VERSION
-__all__ = ["CudaError", "Library", "Quantized", "StaleLibraryError", "append", "attention",
+__all__ = ["BlockMask", "CudaError", "Library", "Quantized", "StaleLibraryError", "append", "attention",
            "attention_backward", "dequantize", "explain", "explain_backward", "load", "merge", "quantize", "sdpa", "__version__"]
 
 # Imported on first use: these modules need a framework, or would double the import time.

@@ -9,6 +9,7 @@ from flashcore._core.execute import check_shaped, given_arrays, make_outputs, pr
 from flashcore._core.library import library
 from flashcore._core.options import (NO_WINDOW, NONE, OPTIONAL, OPTIONS, Options, normalize_options,
                                      python_name)
+from flashcore.block_mask import BlockMask
 from flashcore.quant import Quantized, checked_quantized, is_rotated
 
 
@@ -39,7 +40,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
     sinks             f32 [q_heads]: an additional term in the softmax denominator
     alibi_slopes      f32 [q_heads] or [batch, q_heads]
     bias, mask        bias is added to the scores; mask is boolean, and False hides the key. Both
-                      broadcast to [batch, q_heads, q_len, kv_len]
+                      broadcast to [batch, q_heads, q_len, kv_len]. mask may be a flashcore.BlockMask
     q_start, k_start  positions of the first query and key: int, or i32 [batch]; q_start=0 is the
                       causal mask of torch
     cu_seqlens_q, _k  i32 [batch + 1]: q (or k and v) are varlen, [total, heads, dim], and so is out;
@@ -69,7 +70,9 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
         optional = NONE
     else:
         optional = (sinks, alibi_slopes, bias, mask, q_start, k_start, cu_seqlens_q, cu_seqlens_k,
-                    seqused_k, block_table)
+                    seqused_k, block_table, None, None)
+        if type(mask) is BlockMask:
+            optional = _with_block_mask(q, k, v, optional, out)
     if type(k) is Quantized or type(v) is Quantized or type(q) is Quantized:
         return _run_quantized(q, k, v, options, optional, out)
     adapter = ADAPTERS.get(type(q)) or adapter_of("q", q)
@@ -95,6 +98,8 @@ def explain(q: Any, k: Any, v: Any, **arguments: Any) -> str:
     problem    f32  batch 1  q_heads 8 ...
     """
     options, optional, out = _split_arguments(arguments)
+    if type(optional[_MASK]) is BlockMask:
+        optional = _block_arrays(_codes(q), optional)
     if type(k) is Quantized or type(v) is Quantized or type(q) is Quantized:
         call = _bind_quantized(q, k, v, options, optional, out)[0]
         try:
@@ -120,8 +125,29 @@ def _split_arguments(arguments: dict[str, Any]) -> tuple[Options, Options, Any]:
         if name not in DEFAULTS:
             raise TypeError(f"explain() got an unexpected keyword argument '{name}'")
     values = {**DEFAULTS, **arguments}
-    optional = tuple(values[python_name(name)] for name in OPTIONAL)
+    optional = tuple(values.get(python_name(name)) for name in OPTIONAL)
     return tuple(values[name] for name in OPTIONS), optional, values["out"]
+
+
+_MASK = OPTIONAL.index("mask")
+
+
+def _block_arrays(q: Any, optional: Options) -> Options:
+    """The optional arrays with the arrays of a BlockMask instead of it."""
+    blocks, bits = optional[_MASK].arrays(q)
+    return (*optional[:_MASK], None, *optional[_MASK + 1:-2], blocks, bits)
+
+
+def _with_block_mask(q: Any, k: Any, v: Any, optional: Options, out: Any) -> Options:
+    """_block_arrays(), or a boolean mask if the call goes through torch's dispatcher, for example for
+    gradients."""
+    array = _codes(q)
+    adapter = adapter_of("q", array)
+    others = (*optional[:_MASK], None, *optional[_MASK + 1:])
+    if adapter.dispatcher is not None and array is q and adapter.dispatcher.needed(
+            q, k, v, others, out):
+        return (*optional[:_MASK], optional[_MASK].to_dense(q), *optional[_MASK + 1:])
+    return _block_arrays(array, optional)
 
 
 def _run_quantized(q: Any, k: Any, v: Any, options: Options, optional: Options, out: Any) -> Any:

@@ -12,6 +12,7 @@ from flashcore._core.descriptors import described
 from flashcore._core.execute import check_shaped, given_arrays
 from flashcore._core.library import library
 from flashcore._core.options import (NO_WINDOW, OPTIONAL, OPTIONS, normalize_options, python_name)
+from flashcore.block_mask import BlockMask
 from flashcore.quant import Quantized
 
 WANTED = ("q", "k", "v", "bias", "sinks")
@@ -69,7 +70,9 @@ class _Call:
             if name not in DEFAULTS:
                 raise TypeError(f"attention_backward() got an unexpected keyword argument '{name}'")
         self.adapter = adapter = adapter_of("q", q)
-        given = given_arrays(adapter, q, tuple(values[python_name(name)] for name in OPTIONAL))
+        if type(values["mask"]) is BlockMask:
+            values["mask"] = values["mask"].to_dense(q)
+        given = given_arrays(adapter, q, tuple(values.get(python_name(name)) for name in OPTIONAL))
         options = normalize_options(*(values[name] for name in OPTIONS))
         self.forward = PreparedCall(adapter, options, [name for name, _, _ in given])
         self.forward.describe(adapter, q, k, v, out, lse, given)

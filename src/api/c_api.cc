@@ -12,6 +12,7 @@
 #include "api/c_entry.h"
 #include "core/error.h"
 #include "flashcore/attention.h"
+#include "flashcore/block_mask.h"
 #include "flashcore/flashcore.h"
 #include "flashcore/quant.h"
 
@@ -124,8 +125,8 @@ std::int32_t flashcore_plan(const flashcore_params* params, flashcore_plan_info*
 
 std::int32_t flashcore_explain(const flashcore_params* params, char* text, std::size_t capacity,
                                std::size_t* needed, flashcore_error* error) {
-  return planned(params, error, [&](const CCall&, const Plan& plan) -> Status {
-    const std::string words = explain(plan);
+  return planned(params, error, [&](const CCall& call, const Plan& plan) -> Status {
+    const std::string words = explain(plan, call.tensors);
     if (needed != nullptr) *needed = words.size() + 1;
     if (text != nullptr && capacity > 0) std::snprintf(text, capacity, "%s", words.c_str());
     return {};

@@ -11,6 +11,7 @@
 #include "core/numeric.h"
 #include "core/sm80_traits.h"
 #include "core/softcap.h"
+#include "plan/block_mask.h"
 #include "plan/kernel_traits.h"
 
 namespace flashcore {
@@ -57,7 +58,7 @@ bool rows_are_async(const Problem& problem) noexcept {
 std::uint8_t score_mods_of(const core::AttentionParams& p) noexcept {
   unsigned mods = 0;
   if (p.softcap != 0 || p.alibi_slopes != nullptr || p.bias != nullptr) mods |= core::kElementMods;
-  if (p.mask != nullptr) mods |= core::kMaskMod;
+  if (p.mask != nullptr || p.block_mask.given()) mods |= core::kMaskMod;
   if (!(p.score_scale > 0)) mods |= core::kNonPositiveScaleMod;
   if (p.q_scale.is_per_block() || p.k_scale.is_per_block() || p.v_scale.is_per_block()) {
     mods |= core::kBlockScalesMod;
@@ -143,6 +144,7 @@ void set_tensors(core::AttentionParams& p, const Problem& problem,
   p.lse_strides = strides_of(problem.lse);
   p.bias_strides = strides_of(problem.bias);
   p.mask_strides = strides_of(problem.mask);
+  p.block_mask = block_mask_of(tensors.mask_blocks, tensors.mask_bits);
   p.alibi_batch_stride = problem.alibi_slopes.batch;
   p.alibi_head_stride = problem.alibi_slopes.head;
   p.sinks_stride = problem.sinks.head;

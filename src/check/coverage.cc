@@ -38,6 +38,7 @@ std::vector<std::string> all_features() {
   s.alibi = 1;
   std::vector<std::string> names = features(s);
   s.alibi = 2;
+  s.mask_block_q = 16;
   for (const std::string& name : features(s)) {
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
@@ -46,11 +47,13 @@ std::vector<std::string> all_features() {
 
 /// Pairs of options that exclude each other.
 constexpr std::pair<const char*, const char*> kExclusive[] = {
-    {"alibi", "alibi_per_batch"},     {"partial", "out_f32"},  // a partial result is f32 anyway
-    {"splits", "batch_invariant"},                             // the mode fixes the splits
-    {"cu_seqlens_k", "broadcast_kv"},                          // varlen keys have no batch stride
-    {"cu_seqlens_k", "pages"},                                 // and no pages
-    {"cu_seqlens_k", "shared_pages"}, {"broadcast_kv", "pages"}, {"broadcast_kv", "shared_pages"},
+    {"alibi", "alibi_per_batch"},     {"mask", "block_mask"},
+    {"partial", "out_f32"},            // a partial result is f32 anyway
+    {"splits", "batch_invariant"},     // the mode fixes the splits
+    {"cu_seqlens_k", "broadcast_kv"},  // varlen keys have no batch stride
+    {"cu_seqlens_k", "pages"},         // and no pages
+    {"cu_seqlens_k", "shared_pages"}, {"broadcast_kv", "pages"},
+    {"broadcast_kv", "shared_pages"},
 };
 
 std::vector<std::int64_t> key_tiles(const KernelInfo& kernel) {
@@ -175,6 +178,11 @@ bool Coverage::possible(const std::string& a, const std::string& b) const {
   };
   const auto supported = [&](const std::string& name) {
     if (name == "splits") return have(Features::num_splits);
+    if (name == "block_mask") {  // gradients take boolean masks
+      return std::any_of(kernels_.begin(), kernels_.end(), [](const KernelInfo* kernel) {
+        return kernel->op == Operation::fwd && any(kernel->features & Features::mask);
+      });
+    }
     if (name == "pages" || name == "shared_pages") return have(Features::paged);
     if (name.find("8bit_") != 0 && name.find("scale_per_") != 0) return true;
     return std::any_of(kernels_.begin(), kernels_.end(), [&](const KernelInfo* kernel) {

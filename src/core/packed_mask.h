@@ -1,13 +1,14 @@
-// A boolean mask as bits, for the kernels with large query tiles. A kernel of its own packs it
-// before the call (cuda/common/pack_mask.cu).
+// A boolean mask or block mask as bits, for the kernels with large query tiles. A kernel of its own
+// packs it before the call (cuda/common/pack_mask.cu).
 //
 // A row of 128 keys is four words, one for each lane of a quad: bit 2 n + i of word c is key
 // 8 n + 2 c + i, which is register 4 n + 2 half + i of the accumulator of S (mma_layout.h). Dims
 // along which the mask is broadcast have extent 1.
 #pragma once
 
+#include "core/block_mask.h"
 #include "core/mask.h"
-#include "core/params.h"
+#include "core/strides.h"
 
 namespace flashcore::core {
 
@@ -43,6 +44,8 @@ struct PackedMask {
   }
 };
 
+inline constexpr std::int64_t kEveryRow = 1;  // row stride of a block mask: rows are not repeated
+
 /// The extents of a packed mask with these strides (bytes; 0: broadcast). At least one block.
 FLASHCORE_HD constexpr PackedMask packed_mask_of(std::int64_t batch_stride,
                                                  std::int64_t head_stride, std::int64_t row_stride,
@@ -59,10 +62,12 @@ FLASHCORE_HD constexpr PackedMask packed_mask_of(std::int64_t batch_stride,
 
 /// The packed mask of a call, in its workspace; without words if the call has no mask.
 FLASHCORE_HD PackedMask packed_mask(const AttentionParams& call) {
-  if (call.mask == nullptr) return {};
-  const Strides& strides = call.mask_strides;
-  PackedMask mask = packed_mask_of(strides.batch, strides.head, strides.row, call.batch,
-                                   call.q_heads, call.q_len, call.kv_len);
+  if (!call.has_mask()) return {};
+  const bool by_blocks = call.block_mask.given();
+  const Strides& strides = by_blocks ? call.block_mask.strides : call.mask_strides;
+  PackedMask mask =
+      packed_mask_of(strides.batch, strides.head, by_blocks ? kEveryRow : strides.row, call.batch,
+                     call.q_heads, call.q_len, call.kv_len);
   mask.words = static_cast<std::uint32_t*>(call.packed_mask);
   // After the words, at the workspace's alignment: plan/workspace.cc.
   const std::int64_t words = (mask.word_count() + 63) / 64 * 64;
@@ -86,10 +91,11 @@ FLASHCORE_HD KeyRange visible_blocks(const PackedMask& mask, std::int32_t b, std
   return all;
 }
 
-/// Arguments of the packing kernel.
+/// Arguments of the packing kernels. One of the masks is given.
 struct PackMaskParams {
   const std::uint8_t* mask;
   Strides strides;
+  BlockMask block_mask;
   std::int32_t kv_len;
   PackedMask packed;
 };

@@ -4,21 +4,15 @@
 
 #include <cstdint>
 
+#include "core/block_mask.h"
 #include "core/fast_divmod.h"
 #include "core/fault.h"
 #include "core/paged_kv.h"
 #include "core/score_mods.h"
 #include "core/softmax.h"
+#include "core/strides.h"
 
 namespace flashcore::core {
-
-/// Element strides; 0 repeats.
-struct Strides {
-  std::int64_t batch;
-  std::int64_t head;
-  std::int64_t row;
-  std::int64_t column;
-};
 
 /// Element formats that a kernel reads at run time: those of out and bias, and of 8-bit q, k and v.
 /// Wider formats of q, k and v are template parameters.
@@ -143,6 +137,8 @@ struct AttentionParams {
   PageTable pages;  // of k and v
   Element q_element, k_element, v_element;
   Scales q_scale, k_scale, v_scale;
+  BlockMask block_mask;
+  FLASHCORE_HD constexpr bool has_mask() const { return mask != nullptr || block_mask.given(); }
   Fault fault;
 #if defined(FLASHCORE_ASSERTS)
   char kernel[48];  // id

@@ -1,4 +1,4 @@
-// Score modifications: scale, softcap, ALiBi, bias and boolean mask, in the order of
+// Score modifications: scale, softcap, ALiBi, bias and mask, in the order of
 // docs/numerics.md. The interval of visible keys (core/mask.h) comes after them.
 //
 // modify_scores() defines the order. A kernel calls it once per row, with a function that visits
@@ -32,7 +32,7 @@ struct ScoreRow {
   FLASHCORE_HD bool has_softcap() const { return p.softcap > 0; }
   FLASHCORE_HD bool has_alibi() const { return p.alibi_slopes != nullptr; }
   FLASHCORE_HD bool has_bias() const { return p.bias != nullptr; }
-  FLASHCORE_HD bool has_mask() const { return p.mask != nullptr; }
+  FLASHCORE_HD bool has_mask() const { return p.has_mask(); }
   FLASHCORE_HD Fault fault() const { return p.fault; }
 
   FLASHCORE_HD T scale() const { return score_scale<T>(p); }
@@ -41,9 +41,14 @@ struct ScoreRow {
     return static_cast<T>(p.alibi_slopes[b * p.alibi_batch_stride + h * p.alibi_head_stride]);
   }
   FLASHCORE_HD std::int64_t bias_offset() const { return row_offset(p.bias_strides, b, h, query); }
+  FLASHCORE_HD std::int32_t mask_batch() const {
+    return p.fault.is(InjectedFault::mask_batch_ignored) ? 0 : b;
+  }
   FLASHCORE_HD std::int64_t mask_offset() const {
-    const std::int32_t batch = p.fault.is(InjectedFault::mask_batch_ignored) ? 0 : b;
-    return row_offset(p.mask_strides, batch, h, query);
+    return row_offset(p.mask_strides, mask_batch(), h, query);
+  }
+  FLASHCORE_HD const std::int32_t* block_mask_row() const {
+    return p.block_mask.row(mask_batch(), h, query);
   }
 
   /// use(biased), where biased(score, key) is the score plus the key's bias. A row type that knows
@@ -55,9 +60,16 @@ struct ScoreRow {
       return score + load_element<T>(p.bias, p.bias_element, offset + key * p.bias_strides.column);
     });
   }
-  /// use(masked), where masked(score, key) is the score, or -inf if the boolean mask hides the key.
+  /// use(masked), where masked(score, key) is the score, or -inf if the mask hides the key.
   template <typename Use>
   FLASHCORE_HD void with_mask(Use use) const {
+    if (p.block_mask.given()) {
+      const std::int32_t* blocks = block_mask_row();
+      use([&](T score, std::int32_t key) {
+        return p.block_mask.shows(blocks, query, key) ? score : negative_infinity<T>();
+      });
+      return;
+    }
     const std::uint8_t* row = p.mask + mask_offset();
     use([&](T score, std::int32_t key) {
       return row[key * p.mask_strides.column] == 0 ? negative_infinity<T>() : score;

@@ -87,9 +87,12 @@ int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
 /// Packs the mask of a call.
 Status pack_mask(const core::AttentionParams& call, const core::PackedMask& packed,
                  Stream stream) noexcept {
-  core::PackMaskParams params{call.mask, call.mask_strides, call.kv_len, packed};
-  if (call.fault.is(core::InjectedFault::mask_batch_ignored)) params.strides.batch = 0;
-  return launch_kernel(pack_mask_entry(), params, {packed.range_count(), kPackMaskThreads}, stream);
+  core::PackMaskParams params{call.mask, call.mask_strides, call.block_mask, call.kv_len, packed};
+  if (call.fault.is(core::InjectedFault::mask_batch_ignored)) {
+    params.strides.batch = params.block_mask.strides.batch = 0;
+  }
+  const void* entry = call.block_mask.given() ? pack_block_mask_entry() : pack_mask_entry();
+  return launch_kernel(entry, params, {packed.range_count(), kPackMaskThreads}, stream);
 }
 
 }  // namespace

@@ -22,6 +22,8 @@ inline constexpr int kCombineRowsPerCta = kCombineThreads / 32;
 /// Packs a boolean mask into bits (common/pack_mask.cu).
 const void* pack_mask_entry() noexcept;
 inline constexpr int kPackMaskThreads = 512;
+/// Packs a block mask in the same way.
+const void* pack_block_mask_entry() noexcept;
 
 /// Combines the partial results of a long table, which fill_table() writes chunk by chunk.
 const void* combine_long_entry() noexcept;

@@ -1,5 +1,6 @@
 // Arithmetic and traffic of a problem.
 #include <algorithm>
+#include <cmath>
 
 #include "flashcore/plan.h"
 
@@ -49,6 +50,12 @@ double tensor_bytes(const Problem& problem) noexcept {
     if (!score.given()) continue;
     bytes += extent(score.batch, batch) * extent(score.head, heads) * extent(score.row, q_len) *
              kv_len * static_cast<double>(size_of(score.dtype));
+  }
+  if (problem.mask_blocks.given()) {
+    const double blocks = std::ceil(q_len / static_cast<double>(problem.mask_block_q)) *
+                          std::ceil(kv_len / static_cast<double>(problem.mask_block_k));
+    bytes += extent(problem.mask_blocks.batch, batch) * extent(problem.mask_blocks.head, heads) *
+             blocks * 4.0;  // the number of mixed blocks is data
   }
   return bytes;
 }

@@ -95,6 +95,7 @@ std::string problem_line(const Problem& p) {
 #define FLASHCORE_WORD_optional(name, word) \
   if (p.name.given()) words.add(std::string(word));
 #define FLASHCORE_WORD_scale(name, word)
+#define FLASHCORE_WORD_block_mask(name, word) FLASHCORE_WORD_optional(name, word)
 #define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) \
   FLASHCORE_WORD_##role(name, word)
 #include "api/options.def"

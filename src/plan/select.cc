@@ -228,7 +228,7 @@ Features features_of(const Problem& p) noexcept {
     if (condition) needed = needed | feature;
   };
   add(p.bias.given(), Features::bias);
-  add(p.mask.given(), Features::mask);
+  add(p.mask.given() || p.mask_blocks.given(), Features::mask);
   add(p.alibi_slopes.given(), Features::alibi);
   add(o.softcap > 0, Features::softcap);
   add(p.sinks.given(), Features::sinks);

@@ -53,11 +53,13 @@ Status plan_workspace(Plan& plan) noexcept {
     plan.partial_out_offset = end;
     end += aligned(partials * static_cast<std::size_t>(sm90_shape(*plan.kernel).partial_bytes()));
   }
-  if (p.mask.given() && packs_mask(*plan.kernel)) {
+  const bool has_mask = p.mask.given() || p.mask_blocks.given();
+  if (has_mask && packs_mask(*plan.kernel)) {
+    const Layout& layout = p.mask.given() ? p.mask : p.mask_blocks;
     const core::PackedMask mask = core::packed_mask_of(
-        p.mask.batch, p.mask.head, p.mask.row, static_cast<std::int32_t>(p.batch),
-        static_cast<std::int32_t>(p.q_heads), static_cast<std::int32_t>(p.q_len),
-        static_cast<std::int32_t>(p.kv_len));
+        layout.batch, layout.head, p.mask.given() ? layout.row : core::kEveryRow,
+        static_cast<std::int32_t>(p.batch), static_cast<std::int32_t>(p.q_heads),
+        static_cast<std::int32_t>(p.q_len), static_cast<std::int32_t>(p.kv_len));
     plan.packed_mask_offset = end;
     end += aligned(static_cast<std::size_t>(mask.word_count()) * sizeof(std::uint32_t));
     end += aligned(static_cast<std::size_t>(mask.range_count()) * sizeof(core::KeyRange));

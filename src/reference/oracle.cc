@@ -181,6 +181,7 @@ void compute_scores(const Problem& p, const Tensors& t, const RowId& row, const 
     if (t.mask.given()) {
       visible = visible && Operand{t.mask.data, p.mask}.at(row.b, row.h, row.i, key) != 0;
     }
+    if (t.mask_blocks.given()) visible = visible && block_shows(p, t, row, key);
     s.visible[j] = visible ? 1 : 0;
     s.score[j] = visible ? x : -kInfinity;
     s.magnitude[j] = visible ? magnitude : 0.0;
@@ -319,6 +320,22 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
 }
 
 }  // namespace
+
+bool block_shows(const Problem& p, const Tensors& t, const RowId& row, std::int64_t j) {
+  const Layout& layout = p.mask_blocks;
+  const std::int32_t entry = static_cast<const std::int32_t*>(
+      t.mask_blocks.data)[row.b * layout.batch + row.h * layout.head +
+                          row.i / p.mask_block_q * layout.row + j / p.mask_block_k * layout.column];
+  if (entry == 1) return true;
+  if (entry < 2 || entry - 2 >= t.mask_bits.shape[0]) return false;
+  const std::int64_t words = p.mask_block_k / 32;
+  const std::int64_t bit = j % p.mask_block_k;
+  const std::int64_t at =
+      ((entry - 2) * p.mask_block_q + row.i % p.mask_block_q) * words + bit / 32;
+  const auto word =
+      static_cast<std::uint32_t>(static_cast<const std::int32_t*>(t.mask_bits.data)[at]);
+  return (word >> (bit % 32) & 1u) != 0;
+}
 
 double element(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {

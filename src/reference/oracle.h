@@ -59,6 +59,9 @@ std::vector<RowId> all_rows(const Problem& problem, const Tensors& tensors);
 Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId> rows,
                bool keep_stages = false, int threads = 0);
 
+/// Whether the block mask of the call shows key j of the sequence to a row.
+bool block_shows(const Problem& problem, const Tensors& tensors, const RowId& row, std::int64_t j);
+
 /// One element as a double; 8-bit formats without scale. Does not use the kernels' decoders.
 double element(const void* data, DType dtype, std::int64_t index);
 

@@ -12,6 +12,7 @@ from flashcore_command import FAILED, PROGRAM, SOURCE, CommandTest, write_npy
 
 # These break the synchronization of GPU kernels; tests/protocol finds them.
 SYNCHRONISATION = range(19, 28)
+GRADIENTS = range(31, 45)
 
 
 def faults():
@@ -35,7 +36,8 @@ class Injected(CommandTest):
         for number, name in faults():
             with self.subTest(name):
                 deadline = ("--deadline", 3) if name == "never_ends" else ()
-                found = self.call_json("check", "--device", "cpu", "--problems", 2000,
+                op = "backward" if number in GRADIENTS else "forward"
+                found = self.call_json("check", "--op", op, "--device", "cpu", "--problems", 2000,
                                        "--max-failures", 1, *deadline, code=FAILED,
                                        env=self.broken(number))
                 self.assertFalse(found["passed"])

@@ -83,6 +83,59 @@ TEST_P(Masks, BroadcastMaskAndBiasEqualTheirExpansion) {
   }
 }
 
+/// Blocks of all kinds, some of them invalid.
+void draw_block_mask(Random& random, Inputs& inputs, std::int64_t block_q, std::int64_t block_k) {
+  const std::int64_t q_len = inputs.q.size(2), kv_len = inputs.k.size(2), tiles = 2;
+  inputs.mask_blocks =
+      Tensor(DType::i32,
+             {random.chance(0.5) ? inputs.q.size(0) : 1, random.chance(0.5) ? inputs.q.size(1) : 1,
+              (q_len + block_q - 1) / block_q, (kv_len + block_k - 1) / block_k});
+  inputs.mask_bits = Tensor(DType::i32, {tiles, block_q, block_k / 32});
+  std::vector<std::uint64_t> entries = inputs.mask_blocks.bits();
+  for (std::uint64_t& entry : entries) {
+    entry = static_cast<std::uint32_t>(static_cast<std::int32_t>(random.between(-1, 2 + tiles)));
+  }
+  inputs.mask_blocks.set_bits(entries);
+  std::vector<std::uint64_t> words = inputs.mask_bits.bits();
+  for (std::uint64_t& word : words) word = static_cast<std::uint32_t>(random.bits());
+  inputs.mask_bits.set_bits(words);
+}
+
+TEST_P(Masks, BlockMaskEqualsTheSameBooleanMask) {
+  for (int n = 0; n < rounds(20); ++n) {
+    Inputs by_blocks = draw();
+    by_blocks.options.causal = random().chance(0.3);
+    const std::int64_t block_q = std::int64_t{16} << random().between(0, 3);
+    const std::int64_t block_k = std::int64_t{32} << random().between(0, 3);
+    draw_block_mask(random(), by_blocks, block_q, block_k);
+    Inputs dense = by_blocks;
+    dense.mask_blocks = dense.mask_bits = {};
+    const Tensor &blocks = by_blocks.mask_blocks, &bits = by_blocks.mask_bits;
+    dense.mask = Tensor(DType::boolean,
+                        {blocks.size(0), blocks.size(1), by_blocks.q.size(2), by_blocks.k.size(2)});
+    for (std::int64_t b = 0; b < blocks.size(0); ++b) {
+      for (std::int64_t h = 0; h < blocks.size(1); ++h) {
+        for (std::int64_t i = 0; i < by_blocks.q.size(2); ++i) {
+          for (std::int64_t j = 0; j < by_blocks.k.size(2); ++j) {
+            const double entry = blocks.at({b, h, i / block_q, j / block_k});
+            bool visible = entry == 1;
+            if (entry == 2 || entry == 3) {
+              const double word =
+                  bits.at({static_cast<std::int64_t>(entry) - 2, i % block_q, j % block_k / 32});
+              visible = (static_cast<std::int64_t>(word) >> (j % 32) & 1) != 0;
+            }
+            dense.mask.set({b, h, i, j}, visible ? 1 : 0);
+          }
+        }
+      }
+    }
+    const Output a = attend(by_blocks), want = attend(dense);
+    ASSERT_TRUE(a.status.ok()) << a.status.message();
+    FLASHCORE_EXPECT_SAME(a, want);
+    EXPECT_EQ(verdict(by_blocks, a), "");
+  }
+}
+
 TEST_P(Masks, RowsWithoutVisibleKeysAreZeroAndMinusInfinity) {
   for (int n = 0; n < rounds(15); ++n) {
     Inputs inputs = draw();

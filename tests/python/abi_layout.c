@@ -52,7 +52,24 @@ static void print_params(void) {
   END();
 }
 
+static void print_block_mask(void) {
+  BEGIN(flashcore_block_mask_params);
+  FIELD(flashcore_block_mask_params, struct_size);
+  FIELD(flashcore_block_mask_params, q_len);
+  FIELD(flashcore_block_mask_params, kv_len);
+  FIELD(flashcore_block_mask_params, block_q);
+  FIELD(flashcore_block_mask_params, block_k);
+  FIELD(flashcore_block_mask_params, window_left);
+  FIELD(flashcore_block_mask_params, window_right);
+  FIELD(flashcore_block_mask_params, global_tokens);
+  FIELD(flashcore_block_mask_params, values);
+  FIELD(flashcore_block_mask_params, columns);
+  FIELD(flashcore_block_mask_params, pattern);
+  END();
+}
+
 static void print_calls(void) {
+  print_block_mask();
   BEGIN(flashcore_plan_info);
   FIELD(flashcore_plan_info, struct_size);
   FIELD(flashcore_plan_info, kernel);

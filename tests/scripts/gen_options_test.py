@@ -70,8 +70,8 @@ class GenOptions(unittest.TestCase):
         code, said = run(self.tree)
         self.assertIn("flashcore_params has no field sharpness", said)
         self.assertNotEqual(code, 0)
-        replace(self.tree, script.HEADER, "  const int32_t* cancel;\n} flashcore_params;",
-                "  const int32_t* cancel;\n  double sharpness;\n} flashcore_params;")
+        replace(self.tree, script.HEADER, "mask_bits;\n} flashcore_params;",
+                "mask_bits;\n  double sharpness;\n} flashcore_params;")
         self.assertEqual(run(self.tree)[0], 0)
         self.assertIn("| `sharpness` | `0.5` | doc of it |", read(self.tree, script.DOCS))
         self.assertIn("FIELD(flashcore_params, sharpness);", read(self.tree, script.LAYOUT))

@@ -54,7 +54,9 @@ Tensors tensors_of(const Inputs& inputs, const Tensor& out, const Tensor& lse) {
           .seqused_k = inputs.used_k.view(),
           .block_table = inputs.block_table.view(),
           .q_start = inputs.q_start.view(),
-          .k_start = inputs.k_start.view()};
+          .k_start = inputs.k_start.view(),
+          .mask_blocks = inputs.mask_blocks.view(),
+          .mask_bits = inputs.mask_bits.view()};
 }
 
 WorkspaceMemory::WorkspaceMemory(std::size_t bytes) {

@@ -19,7 +19,7 @@ DType wide(DType dtype);
 
 /// All inputs of a call.
 struct Inputs {
-  Tensor q, k, v, bias, mask, alibi_slopes, sinks;
+  Tensor q, k, v, bias, mask, mask_blocks, mask_bits, alibi_slopes, sinks;
   Tensor cu_seqlens_q, cu_seqlens_k, used_k, block_table, q_start, k_start;
   Options options;
 };

@@ -150,6 +150,22 @@ class QuantParams(ctypes.Structure):
     ]
 
 
+class BlockMaskParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("q_len", c_int64),
+        ("kv_len", c_int64),
+        ("block_q", c_int64),
+        ("block_k", c_int64),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("global_tokens", c_int64),
+        ("values", POINTER(Tensor)),
+        ("columns", POINTER(Tensor)),
+        ("pattern", c_int32),
+    ]
+
+
 class DistributedProblem(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -196,7 +212,7 @@ class BackwardParams(ctypes.Structure):
     ]
 
 
-MAX_PYTHON_ARRAYS = 15
+MAX_PYTHON_ARRAYS = 17
 
 
 class PythonWorkspace(ctypes.Structure):
@@ -228,6 +244,7 @@ STRUCTS = {
     "flashcore_merge_params": MergeParams,
     "flashcore_append_params": AppendParams,
     "flashcore_quant_params": QuantParams,
+    "flashcore_block_mask_params": BlockMaskParams,
     "flashcore_distributed_problem": DistributedProblem,
     "flashcore_backward_params": BackwardParams,
     "flashcore_python_workspace": PythonWorkspace,
@@ -254,6 +271,13 @@ FUNCTIONS = {
         [POINTER(BackwardParams), POINTER(c_char), c_size_t, POINTER(c_size_t), POINTER(Error)],
     ),
     "flashcore_attention_backward": (c_int32, [POINTER(BackwardParams), POINTER(Error)]),
+    "flashcore_block_mask_create": (
+        c_int32, [POINTER(BlockMaskParams), POINTER(c_void_p), POINTER(Error)]),
+    "flashcore_block_mask_blocks": (POINTER(Tensor), [c_void_p]),
+    "flashcore_block_mask_bits": (POINTER(Tensor), [c_void_p]),
+    "flashcore_block_mask_free": (None, [c_void_p]),
+    "flashcore_block_mask_expand": (
+        c_int32, [POINTER(Tensor), POINTER(Tensor), POINTER(Tensor), POINTER(Error)]),
     "flashcore_cuda_device_count": (c_int32, [POINTER(Error)]),
     "flashcore_distributed_choose": (
         c_int32, [POINTER(DistributedProblem), POINTER(c_int32), POINTER(c_int32), POINTER(c_char),

@@ -84,6 +84,16 @@ class ArrayAdapter:
         """An int32 array that holds one number."""
         raise NotImplementedError
 
+    def from_host(self, like, memory, shape, dtype, owner=None):
+        """The ctypes array `memory` as an array on the device of `like`: "i32" or "bool". It may share
+        the memory, which `owner` then keeps alive. This class makes a NumPy array."""
+        if self.has_gpus and self.gpu(like) >= 0:
+            raise NotImplementedError("mask: a BlockMask on a GPU is for torch tensors; give "
+                                      "mask.to_dense()")
+        import numpy
+        made = numpy.ctypeslib.as_array(memory)[:_count(shape)].reshape(shape)
+        return made.view(numpy.bool_) if dtype == "bool" else made
+
     def is_f64(self, array):
         return array.dtype == "float64"
 
@@ -117,6 +127,13 @@ class ArrayAdapter:
         """(stream, address, bytes, header or None, owner) for a call that is being captured in a
         graph. It needs no work on the GPU. None: use workspace()."""
         return None
+
+
+def _count(shape):
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
 
 
 def width_of(v):

@@ -138,6 +138,24 @@ class Library:
     def dequantize(self, params: abi.QuantParams) -> None:
         self._run(self._python.flashcore_python_dequantize, params)
 
+    def block_mask_create(self, params: abi.BlockMaskParams) -> int:
+        """The handle of a new block mask in host memory."""
+        handle = ctypes.c_void_p()
+        self._call("flashcore_block_mask_create", ctypes.byref(params), ctypes.byref(handle))
+        return handle.value or 0
+
+    def block_mask_tensors(self, handle: int) -> tuple["HostTensor", "HostTensor"]:
+        """mask_blocks and mask_bits of a block mask, valid until it is freed."""
+        return (HostTensor(self._c.flashcore_block_mask_blocks(handle).contents),
+                HostTensor(self._c.flashcore_block_mask_bits(handle).contents))
+
+    def block_mask_free(self, handle: int) -> None:
+        self._c.flashcore_block_mask_free(handle)
+
+    def block_mask_expand(self, blocks: abi.Tensor, bits: abi.Tensor, dense: abi.Tensor) -> None:
+        self._call("flashcore_block_mask_expand", ctypes.byref(blocks), ctypes.byref(bits),
+                   ctypes.byref(dense))
+
     def distributed_choose(self, problem: abi.DistributedProblem) -> tuple[int, int, str]:
         """(number of the scheme, ranks that divide heads, reason)."""
         problem.struct_size = ctypes.sizeof(problem)
@@ -176,6 +194,20 @@ class Library:
         code = getattr(self._c, name)(*arguments, ctypes.byref(error))
         if code != abi.OK:
             raise exception(code, error.message)
+
+
+class HostTensor:
+    """A compact int32 tensor in host memory of the library."""
+
+    def __init__(self, tensor: abi.Tensor) -> None:
+        self.tensor = tensor
+        self.shape = tuple(tensor.shape[:tensor.ndim])
+        self.count = 1
+        for extent in self.shape:
+            self.count *= extent
+        # An empty vector has no address.
+        self.memory: Any = ((ctypes.c_int32 * self.count).from_address(tensor.data)
+                            if self.count > 0 else (ctypes.c_int32 * 1)())
 
 
 def tree_root() -> Path | None:

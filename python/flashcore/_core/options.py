@@ -8,8 +8,9 @@ from flashcore._core.options_table import ARRAYS, OPTIONS, normalize_options, se
 __all__ = ["NONE", "NO_WINDOW", "OPTIONAL", "OPTIONS", "Given", "Options", "normalize_options",
            "python_name", "set_options"]
 
-# Optional arrays in the order in which they are passed around. Names are those of the C struct.
-OPTIONAL = tuple(field for field, _ in ARRAYS)
+# Optional arrays in the order in which they are passed around. Names are those of the C struct. The
+# last two are a block mask, which Python takes as mask=.
+OPTIONAL = (*(field for field, _ in ARRAYS), "mask_blocks", "mask_bits")
 NONE = (None,) * len(OPTIONAL)
 _PYTHON_NAMES = dict(ARRAYS)
 NO_WINDOW = (-1, -1)

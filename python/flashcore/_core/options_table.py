@@ -24,7 +24,8 @@ PARAMS = (("struct_size", "size_t"), ("q", "const flashcore_tensor*"),
           ("q_scale", "const flashcore_tensor*"), ("k_scale", "const flashcore_tensor*"),
           ("v_scale", "const flashcore_tensor*"), ("q_scale_block", "int64_t"),
           ("kv_scale_block", "int64_t"), ("workspace_header", "void*"),
-          ("cancel", "const int32_t*"))
+          ("cancel", "const int32_t*"), ("mask_blocks", "const flashcore_tensor*"),
+          ("mask_bits", "const flashcore_tensor*"))
 # Optional arrays in the order in which they are passed around: (field of flashcore_params,
 # Python keyword).
 ARRAYS = (("sinks", "sinks"), ("alibi_slopes", "alibi_slopes"), ("bias", "bias"),

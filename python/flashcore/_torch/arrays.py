@@ -156,6 +156,23 @@ class TorchAdapter(ArrayAdapter):
         return torch.empty(shape, dtype=like.dtype if dtype is None else _DTYPES[dtype],
                            device=like.device)
 
+    def from_host(self, like, memory, shape, dtype, owner=None):
+        kind = torch.int32 if dtype == "i32" else torch.bool
+        count = 1
+        for extent in shape:
+            count *= extent
+        if count == 0:
+            return torch.empty(shape, dtype=kind, device=like.device)
+        made = torch.frombuffer(memory, dtype=kind, count=count).reshape(shape)
+        if not like.is_cuda:
+            return made
+        if _capturing():
+            raise RuntimeError("mask: its first use on a GPU copies it there, which a graph cannot "
+                               "capture; call attention() with it once before the capture")
+        copied = _outside_pools(like.get_device(), lambda: made.to(like.device))
+        torch.cuda.current_stream(like.device).synchronize()  # other streams read it too
+        return copied
+
     def is_f64(self, tensor):
         return tensor.dtype is torch.float64
 

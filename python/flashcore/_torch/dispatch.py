@@ -68,7 +68,11 @@ def _check_tangents(tensors):
 
 
 def attention(q, k, v, options, optional, out):
-    """flashcore.attention() through the op."""
+    """flashcore.attention() through the op, which takes no block mask."""
+    optional, blocks = optional[:len(TENSORS)], optional[len(TENSORS):]
+    if any(one is not None for one in blocks):
+        raise NotImplementedError("mask: a BlockMask inside torch.vmap or torch.func is not supported; "
+                                  "give mask.to_dense(q)")
     if not _is_compiling():  # a trace has symbolic numbers, which torch checks itself
         options = normalize_options(*options)
         q, k, v, *optional = _tensors_of(q, k, v, optional)

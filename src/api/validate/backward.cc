@@ -20,6 +20,11 @@ Status check_differentiable(const Tensors& t) noexcept {
         "block_table: gradients through pages are not supported; gather the pages into k and v "
         "first");
   }
+  if (t.mask_blocks.given()) {
+    return unsupported(
+        "mask_blocks: gradients with a block mask are not supported; give it as a boolean mask "
+        "(expand_block_mask(), in Python BlockMask.to_dense())");
+  }
   const NamedView operands[] = {{"q", &t.q}, {"k", &t.k}, {"v", &t.v}};
   for (const auto& [name, view] : operands) {
     if (is_8bit(view->dtype)) {

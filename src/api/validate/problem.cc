@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "api/validate/block_mask.h"
 #include "api/validate/kv.h"
 #include "api/validate/quant.h"
 #include "api/validate/tensor.h"
@@ -272,6 +273,7 @@ Status describe_optional(const Tensors& t, Problem& p) noexcept {
     FLASHCORE_RETURN_IF_ERROR(describe_score_tensor("mask", t.mask, p, p.mask));
     FLASHCORE_RETURN_IF_ERROR(check_dtype("mask", t.mask.dtype, DType::boolean, DType::boolean));
   }
+  FLASHCORE_RETURN_IF_ERROR(describe_block_mask(t, p));
   if (t.alibi_slopes.given()) FLASHCORE_RETURN_IF_ERROR(describe_alibi(t.alibi_slopes, p));
   if (t.sinks.given()) FLASHCORE_RETURN_IF_ERROR(describe_sinks(t.sinks, p));
   if (p.q_varlen) FLASHCORE_RETURN_IF_ERROR(check_cu_seqlens("cu_seqlens_q", t.cu_seqlens_q));
@@ -306,6 +308,7 @@ Status check_memory(const Tensors& t) noexcept {
 #define FLASHCORE_INPUT_optional(name) {#name, &Tensors::name},
 #define FLASHCORE_INPUT_offsets(name) {#name, &Tensors::name},
 #define FLASHCORE_INPUT_scale(name) {#name, &Tensors::name},
+#define FLASHCORE_INPUT_block_mask(name) {#name, &Tensors::name},
 #define FLASHCORE_INPUT_output(name)
 #define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) FLASHCORE_INPUT_##role(name)
 #include "api/options.def"
@@ -334,6 +337,7 @@ Status check_against_plan(const Problem& planned, const Problem& given) noexcept
 #define FLASHCORE_LAYOUT_output(name) &Problem::name,
 #define FLASHCORE_LAYOUT_optional(name) &Problem::name,
 #define FLASHCORE_LAYOUT_scale(name) &Problem::name,
+#define FLASHCORE_LAYOUT_block_mask(name) &Problem::name,
 #define FLASHCORE_LAYOUT_offsets(name)
 #define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) FLASHCORE_LAYOUT_##role(name)
   for (Layout Problem::*layout : {

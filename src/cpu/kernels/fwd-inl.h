@@ -178,6 +178,7 @@ void mainloop(const WorkTile<T>& work) {
     if (core::is_set(work.cancel)) return;
     KeyRange tile = core::intersect(visible, {first_key, first_key + p.tile_k});
     tile.begin = core::tile_begin(tile.begin, Gemm::kKeyStep);
+    if (is_hidden_tile(work, tile)) continue;
     Gemm::pack_k(work, k, kv_row_map, tile, visible);
     Gemm::pack_v(work, v, kv_row_map, tile, visible);
     Gemm::template process_panels<V>(work, panels, tile);

@@ -294,6 +294,7 @@ void mainloop_in_place(const WorkTile<float>& work, KeyRange visible, const core
     const KeyRange tile = tile_at(first), next = tile_at(first + tile_k);
     const std::int32_t next_keys = next.empty() ? 0 : next.end - next.begin;
     if (next_keys > 0) k_rows[buffer ^ 1].find(work, k, map, next);
+    if (is_hidden_tile(work, tile)) continue;
     v_rows.find(work, v, map, tile);
     process_rows(work, k_rows[buffer], v_rows, tile, k_rows[buffer ^ 1], next_keys);
   }
@@ -311,6 +312,7 @@ void mainloop_copied(const WorkTile<float>& work, KeyRange visible, const core::
        first += tile_k) {
     if (core::is_set(work.cancel)) return;
     const KeyRange tile = core::intersect(visible, {first, first + tile_k});
+    if (is_hidden_tile(work, tile)) continue;
     load_tile<float, Storage>(k_copy, k, work, map, tile);
     load_tile<float, Storage>(v_copy, v, work, map, tile);
     k_rows.find(k_copy, k.columns, tile);

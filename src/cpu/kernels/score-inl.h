@@ -82,6 +82,7 @@ struct ScoreRowVec {
   }
   template <typename Use>
   void with_mask(Use use) const {
+    if (work.params.block_mask.given()) return with_block_mask(use);
     const std::uint8_t* rows[kLanes<T>];
     for (int i = 0; i < kLanes<T>; ++i) rows[i] = work.params.mask + lane(i).mask_offset();
     use([&](Vec<T> score, std::int32_t key) {
@@ -92,7 +93,40 @@ struct ScoreRowVec {
       return select_less(splat(T(0)), load(visible), score, splat(core::negative_infinity<T>()));
     });
   }
+  template <typename Use>
+  void with_block_mask(Use use) const {
+    const core::BlockMask& mask = work.params.block_mask;
+    const std::int32_t* rows[kLanes<T>];
+    std::int32_t queries[kLanes<T>];
+    for (int i = 0; i < kLanes<T>; ++i) {
+      rows[i] = lane(i).block_mask_row();
+      queries[i] = lane(i).query;
+    }
+    use([&](Vec<T> score, std::int32_t key) {
+      T visible[kLanes<T>];
+      for (int i = 0; i < kLanes<T>; ++i) {
+        visible[i] = mask.shows(rows[i], queries[i], key) ? T(1) : T(0);
+      }
+      return select_less(splat(T(0)), load(visible), score, splat(core::negative_infinity<T>()));
+    });
+  }
 };
+
+/// True if a block mask hides the keys of `tile` from all rows of the work tile. The tile then adds
+/// exactly 0 to every row and may be skipped.
+template <typename T>
+bool is_hidden_tile(const WorkTile<T>& work, KeyRange tile) {
+  const AttentionParams& p = work.params;
+  if (!p.block_mask.given() || p.fault.is(InjectedFault::mask_batch_ignored)) return false;
+  const std::int32_t heads = p.block_mask.strides.head == 0 ? 1 : p.group;
+  for (std::int32_t g = 0; g < heads; ++g) {
+    if (!p.block_mask.hides(work.b, work.kv_head * p.group + g, work.query_of(0),
+                            work.query_of(work.rows - 1), tile.begin, tile.end)) {
+      return false;
+    }
+  }
+  return true;
+}
 
 /// Modifies the scores of one vector of rows, from first_row on: scores[key * stride].
 template <typename T>

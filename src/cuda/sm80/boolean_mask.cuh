@@ -16,7 +16,8 @@ struct MaskBits {
   std::uint32_t row[C::kRowTiles][2];
 };
 
-/// The mask's row of a row of the tile: its index in the packed mask, or its offset in bytes.
+/// The mask's row of a row of the tile: its index in the packed mask, or its offset in bytes. Of a
+/// block mask, the query and the offset of its block row.
 template <typename C>
 __device__ __forceinline__ typename C::MaskRow mask_row_of(const AttentionParams& p,
                                                            const WorkTile& work, const Row& row) {
@@ -25,8 +26,19 @@ __device__ __forceinline__ typename C::MaskRow mask_row_of(const AttentionParams
     return static_cast<std::int32_t>(mask.row_offset(work.b, row.head, row.query) /
                                      (4 * mask.blocks));
   } else {
-    return core::ScoreRow<float>{p, work.b, row.head, row.query}.mask_offset();
+    const core::ScoreRow<float> score_row{p, work.b, row.head, row.query};
+    if (!p.block_mask.given()) return score_row.mask_offset();
+    const auto offset = score_row.block_mask_row() - p.block_mask.blocks;
+    return std::int64_t{row.query} << 32 | static_cast<std::uint32_t>(offset);
   }
+}
+
+template <typename C>
+__device__ __forceinline__ bool shows_key(const AttentionParams& p, typename C::MaskRow row,
+                                          std::int32_t key) {
+  if (!p.block_mask.given()) return p.mask[row + key * p.mask_strides.column] != 0;
+  return p.block_mask.shows(p.block_mask.blocks + static_cast<std::uint32_t>(row),
+                            static_cast<std::int32_t>(row >> 32), key);
 }
 
 /// Loads the bits of kKeys keys from first_key on. Packed words arrive during Q K^T.
@@ -51,7 +63,7 @@ __device__ __forceinline__ void load_mask_bits(MaskBits<C>& bits, const SharedSt
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const std::int32_t key = first_key + t.column(n, C::reg_of(half, i));
-            if (key < s.work.visible.end && p.mask[row + key * p.mask_strides.column] != 0) {
+            if (key < s.work.visible.end && shows_key<C>(p, row, key)) {
               word |= 1u << (2 * n + i);
             }
           }
@@ -68,7 +80,7 @@ __device__ __forceinline__ void load_early_mask(MaskBits<C>& bits, const SharedS
                                                 const AttentionParams& p, std::int32_t tile) {
   if constexpr (C::template kReadsMask<kFastPath> && C::kEarlyMask) {
     const Thread<C> t(threadIdx.x);
-    if (p.mask != nullptr) {
+    if (p.has_mask()) {
       load_mask_bits<C, C::kWarpKeys>(bits, s, p, t, tile + t.warp_n * C::kWarpKeys);
     }
   }

@@ -36,7 +36,7 @@ __device__ __forceinline__ void mainloop_step(SharedStorage<C>& s, AccO<C>& acc_
   AccS<C, kKeys> acc_s = {};
   if (visible) {
     if constexpr (C::template kReadsMask<kFastPath> && !C::kEarlyMask) {
-      if (p.mask != nullptr) load_mask_bits<C, kKeys>(bits, s, p, t, first_key);
+      if (p.has_mask()) load_mask_bits<C, kKeys>(bits, s, p, t, first_key);
     }
     if constexpr (C::kKv8) {
       gemm_qk_kv8<C, kFastPath, kKeys>(acc_s, q, s, p, stage, s_key, t);

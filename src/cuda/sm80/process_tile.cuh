@@ -16,9 +16,9 @@ __device__ __forceinline__ void store_row_constants(SharedStorage<C>& s, const A
   static_assert(C::kTileQ <= C::kThreads);
   if constexpr (C::template kReadsMask<kFastPath>) {
     const bool has_slopes = !kFastPath && p.alibi_slopes != nullptr;
-    if ((p.mask == nullptr && !has_slopes) || threadIdx.x >= C::kTileQ) return;
+    if ((!p.has_mask() && !has_slopes) || threadIdx.x >= C::kTileQ) return;
     const Row row = row_of(p, work, min(static_cast<int>(threadIdx.x), work.rows - 1));
-    if (p.mask != nullptr) s.mask_rows[threadIdx.x] = mask_row_of<C>(p, work, row);
+    if (p.has_mask()) s.mask_rows[threadIdx.x] = mask_row_of<C>(p, work, row);
     if (has_slopes) {
       s.slopes[threadIdx.x] = core::ScoreRow<float>{p, work.b, row.head, row.query}.slope();
     }

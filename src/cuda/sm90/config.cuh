@@ -16,11 +16,6 @@
 #include "cuda/primitives/wgmma.cuh"
 #include "cuda/sm90/params.h"
 
-#ifdef FC_NOMASK
-#define FC_M 0
-#else
-#define FC_M 1
-#endif
 namespace flashcore::cuda::sm90 {
 
 using core::AttentionParams;

@@ -87,11 +87,9 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   } else {
     setmaxnreg_inc<C::kConsumerRegisters>();
     if (!params.call.fast_path) {
-      consume<C, false, C::kTakesMask && FC_M>(s, params);
-#ifndef FC_NOMASK
+      consume<C, false, C::kTakesMask>(s, params);
     } else if (C::kTakesMask && params.mask.words != nullptr) {
       consume<C, true, C::kTakesMask>(s, params);
-#endif
     } else {
       consume<C, true, false>(s, params);
     }

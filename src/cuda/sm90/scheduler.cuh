@@ -57,19 +57,15 @@ struct SchedulerThread : RoleThread<C> {
     s_work.q_batch = p.cu_seqlens_q != nullptr ? 0 : coord.batch;
     s_work.k_batch = p.cu_seqlens_k != nullptr ? 0 : coord.batch;
     s_work.kv_head = core::kv_head_of(p, s_work.head);
-#ifndef FC_NOSCHED
     if (p.alibi_slopes != nullptr) {
 #pragma unroll 1
       for (int i = 0; i < (C::kPackGqa ? 1 << heads.log2 : 1); ++i) {
         s_work.alibi_slopes[i] = core::ScoreRow<float>{p, coord.batch, s_work.head + i, 0}.slope();
       }
     }
-#endif
     s_work.seq = p.is_varlen ? core::seq_info_of(p, coord.batch) : core::dense_seq_info(p);
     if (p.is_varlen) report(p, s_work.seq.error);
-#ifndef FC_NOSCHED
     if (coord.head == 0 && coord.q_tile == 0) report_pages(p, s_work.seq, coord.batch, 0, 1);
-#endif
     asm volatile("" ::: "memory");
     const std::int32_t first = s_work.first_query;
     s_work.queries = min(C::kTileQ >> heads.log2, s_work.seq.q_len - first);
@@ -77,7 +73,7 @@ struct SchedulerThread : RoleThread<C> {
     const core::TailRange range =
         C::kPackGqa ? core::TailRange{s_work.tail_split, params.tail.kv_tiles} : core::TailRange{};
     core::KeyRange limit = core::kAllKeys;
-    if constexpr (C::kTakesMask && FC_M) {
+    if constexpr (C::kTakesMask) {
       if (params.mask.words != nullptr && s_work.queries > 0) {
         limit = core::visible_blocks(params.mask, s_work.b, s_work.head, first, s_work.queries);
       }

@@ -16,6 +16,7 @@ std::vector<TensorView*> views_of(Tensors& t) {
 #define FLASHCORE_VIEW_optional(name) &t.name,
 #define FLASHCORE_VIEW_offsets(name) &t.name,
 #define FLASHCORE_VIEW_scale(name) &t.name,
+#define FLASHCORE_VIEW_block_mask(name) &t.name,
 #define FLASHCORE_VIEW_output(name)
 #define FLASHCORE_TENSOR(field, name, shape, type, role, word, doc) FLASHCORE_VIEW_##role(name)
   return {

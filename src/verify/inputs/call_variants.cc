@@ -288,6 +288,36 @@ reference::Oracle one_hot_oracle(const reference::Oracle& whole, const Problem& 
   return o;
 }
 
+namespace {
+
+/// The block mask of keys [begin, end) as a boolean mask, which replaces it in `part` and `t`: the
+/// split may begin inside a block.
+std::vector<std::uint8_t> densified(const Problem& problem, Tensors& t, std::int64_t begin,
+                                    std::int64_t end, Problem& part) {
+  if (!t.mask_blocks.given()) return {};
+  const std::int64_t batch = t.mask_blocks.shape[0], heads = t.mask_blocks.shape[1];
+  const std::int64_t keys = std::max<std::int64_t>(std::min(end, problem.kv_len) - begin, 0);
+  std::vector<std::uint8_t> dense;
+  for (std::int64_t row = 0; row < batch * heads * problem.q_len; ++row) {
+    const std::int64_t plane = row / problem.q_len;
+    const reference::RowId id{static_cast<std::int32_t>(plane / heads),
+                              static_cast<std::int32_t>(plane % heads),
+                              static_cast<std::int32_t>(row % problem.q_len)};
+    for (std::int64_t j = begin; j < begin + keys; ++j) {
+      dense.push_back(reference::block_shows(problem, t, id, j) ? 1 : 0);
+    }
+  }
+  t.mask_blocks = t.mask_bits = {};
+  t.mask = view(dense.data(), DType::boolean, {batch, heads, problem.q_len, keys});
+  part.mask_blocks = part.mask_bits = {};
+  part.mask = {
+      DType::boolean,    1, batch > 1 ? t.mask.strides[0] : 0, heads > 1 ? t.mask.strides[1] : 0,
+      t.mask.strides[2], 1};
+  return dense;
+}
+
+}  // namespace
+
 reference::Oracle compute_on_keys(const Problem& problem, const Tensors& tensors,
                                   std::vector<reference::RowId> rows, std::int64_t begin,
                                   std::int64_t end, bool keep_stages) {
@@ -335,6 +365,7 @@ reference::Oracle compute_on_keys(const Problem& problem, const Tensors& tensors
   advance(t.v, problem.v.row);
   advance(t.bias, problem.bias.column);
   advance(t.mask, problem.mask.column);
+  const std::vector<std::uint8_t> dense = densified(problem, t, begin, end, part);
   return reference::compute(part, t, std::move(rows), keep_stages);
 }
 

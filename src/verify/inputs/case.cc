@@ -13,7 +13,7 @@ namespace flashcore::verify {
 namespace {
 
 // Streams of random numbers: pages, 8-bit types, kinds of sizes, masks.
-constexpr std::uint64_t kPages = 50, kStorage = 51, kSizes = 52, kTallMask = 53;
+constexpr std::uint64_t kPages = 50, kStorage = 51, kSizes = 52, kTallMask = 53, kBlockMask = 54;
 
 std::int64_t random_dim(Random& random, std::int64_t most) {
   static constexpr std::int64_t kUsual[] = {1,   2,   3,   4,   8,   16,  32,  40,
@@ -91,6 +91,15 @@ void draw_pages(Random random, CaseSpec& s) {
   if (!s.used_k) s.kv_len = full;
 }
 
+/// A block mask instead of a boolean mask.
+void draw_block_mask(Random random, CaseSpec& s) {
+  if (!random.chance(s.mask.given ? 0.3 : 0.15)) return;
+  static constexpr std::int64_t kQueries[] = {16, 32, 64, 128}, kKeys[] = {32, 64, 128, 256};
+  s.mask = random_score_tensor(random);
+  s.mask_block_q = random.pick(kQueries);
+  s.mask_block_k = random.pick(kKeys);
+}
+
 /// 8-bit K and V, sometimes 8-bit Q.
 void draw_storage(Random random, const KernelInfo& kernel, CaseSpec& s) {
   if (!takes_8_bits(kernel) || (!needs_8_bits(kernel) && !random.chance(0.35))) return;
@@ -157,6 +166,7 @@ void fit_to_kernel(const KernelInfo& kernel, CaseSpec& s) {
   }
   if (lacks(Features::bias)) s.bias = {};
   if (lacks(Features::mask)) s.mask = {};
+  if (!s.mask.given || kernel.op == Operation::bwd) s.mask_block_q = s.mask_block_k = 0;
   if (lacks(Features::paged)) {
     s.page_size = 0;
     s.shared_pages = false;
@@ -191,6 +201,7 @@ CaseSpec random_case(const KernelInfo& kernel, std::uint64_t seed, std::uint64_t
   if (kind == SizeKind::tall) draw_tall_mask(Random(s.seed, kTallMask), s);
   draw_pages(Random(s.seed, kPages), s);
   draw_storage(Random(s.seed, kStorage), kernel, s);
+  draw_block_mask(Random(s.seed, kBlockMask), s);
   if (kind != SizeKind::boundary) drop_large_score_tensors(s);
 
   static constexpr double kSigmas[] = {0.01, 1.0, 1.0, 10.0};
@@ -225,7 +236,8 @@ std::vector<std::string> features(const CaseSpec& s) {
   add(s.alibi == 1, "alibi");
   add(s.alibi == 2, "alibi_per_batch");
   add(s.bias.given, "bias");
-  add(s.mask.given, "mask");
+  add(s.mask.given && s.mask_block_q == 0, "mask");
+  add(s.mask_block_q > 0, "block_mask");
   add(s.sinks, "sinks");
   add(s.lse, "lse");
   add(o.num_splits > 1, "splits");

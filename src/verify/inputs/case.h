@@ -43,6 +43,8 @@ struct CaseSpec {
   MemoryLayout q_layout{}, k_layout{}, v_layout{}, out_layout{};
   bool shared_kv = false;  ///< K and V have batch stride 0
   ScoreTensorSpec bias, mask;
+  /// > 0: the mask is a block mask with blocks of this size, and is always per query.
+  std::int64_t mask_block_q = 0, mask_block_k = 0;
   bool bias_f32 = false;
   bool bias_has_infinities = false;
   int alibi = 0;  ///< 1: [q_heads], 2: [batch, q_heads]

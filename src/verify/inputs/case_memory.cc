@@ -250,7 +250,17 @@ void CaseMemory::place_options(const Sizes& sizes) {
   if (s.bias.given) {
     t.bias = place(s.bias_f32 ? DType::f32 : s.dtype, score_shape(s.bias), s.q_layout);
   }
-  if (s.mask.given) t.mask = place(DType::boolean, score_shape(s.mask), s.k_layout);
+  if (s.mask_block_q > 0) {
+    constexpr std::int64_t kTiles = 3;
+    t.mask_blocks = place(DType::i32,
+                          {s.mask.per_batch ? s.batch : 1, s.mask.per_head ? s.q_heads : 1,
+                           (sizes.q_capacity + s.mask_block_q - 1) / s.mask_block_q,
+                           (sizes.k_capacity + s.mask_block_k - 1) / s.mask_block_k},
+                          s.k_layout);
+    t.mask_bits = place_compact(DType::i32, {kTiles, s.mask_block_q, s.mask_block_k / 32});
+  } else if (s.mask.given) {
+    t.mask = place(DType::boolean, score_shape(s.mask), s.k_layout);
+  }
   if (s.alibi == 1) t.alibi_slopes = place_compact(DType::f32, {s.q_heads});
   if (s.alibi == 2) t.alibi_slopes = place_compact(DType::f32, {s.batch, s.q_heads});
   if (s.sinks) t.sinks = place_compact(DType::f32, {s.q_heads});
@@ -356,6 +366,7 @@ void CaseMemory::fill_scores() {
       store(address(bytes_, t.mask), t.mask.dtype, at, random.chance(0.8) ? 1 : 0);
     });
   }
+  fill_block_mask();
   if (t.alibi_slopes.given()) {
     Random random(spec_.seed, kAlibi);
     for_each_element(t.alibi_slopes, [&](std::int64_t at) {
@@ -371,6 +382,22 @@ void CaseMemory::fill_scores() {
             random.chance(0.1) ? random.pick(extremes) : 3.0 * random.normal());
     });
   }
+}
+
+void CaseMemory::fill_block_mask() {
+  const Tensors& t = tensors_;
+  if (!t.mask_blocks.given()) return;
+  Random random(spec_.seed, kMaskBlocks);
+  const auto tiles = static_cast<double>(t.mask_bits.shape[0]);
+  // Entries out of range hide their blocks.
+  const double entries[] = {0, 0, 0, 1, 1, 1, 2, 3, 4, 2 + tiles, -1};
+  for_each_element(t.mask_blocks, [&](std::int64_t at) {
+    store(address(bytes_, t.mask_blocks), DType::i32, at, random.pick(entries));
+  });
+  for_each_element(t.mask_bits, [&](std::int64_t at) {
+    const auto word = static_cast<std::int32_t>(random.bits() | random.bits());
+    store(address(bytes_, t.mask_bits), DType::i32, at, word);
+  });
 }
 
 void CaseMemory::sprinkle_non_finite() {

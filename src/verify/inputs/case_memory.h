@@ -37,6 +37,7 @@ class CaseMemory {
   /// rows of the pages.
   void assign_pages(const std::vector<std::int32_t>& lengths);
   void fill_scores();
+  void fill_block_mask();
   void poison_outputs();
   void sprinkle_non_finite();
   // Steps of the constructor.
@@ -69,7 +70,8 @@ enum DataStream : std::uint64_t {
   kQScale,
   kKScale,
   kVScale,
-  kPageTable
+  kPageTable,
+  kMaskBlocks
 };
 
 /// Bits of an output element before a call: a NaN that no arithmetic produces.
