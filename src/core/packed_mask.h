@@ -8,6 +8,7 @@
 
 #include "core/block_mask.h"
 #include "core/mask.h"
+#include "core/params.h"
 #include "core/strides.h"
 
 namespace flashcore::core {
@@ -65,9 +66,8 @@ FLASHCORE_HD PackedMask packed_mask(const AttentionParams& call) {
   if (!call.has_mask()) return {};
   const bool by_blocks = call.block_mask.given();
   const Strides& strides = by_blocks ? call.block_mask.strides : call.mask_strides;
-  PackedMask mask =
-      packed_mask_of(strides.batch, strides.head, by_blocks ? kEveryRow : strides.row, call.batch,
-                     call.q_heads, call.q_len, call.kv_len);
+  PackedMask mask = packed_mask_of(strides.batch, strides.head, by_blocks ? kEveryRow : strides.row,
+                                   call.batch, call.q_heads, call.q_len, call.kv_len);
   mask.words = static_cast<std::uint32_t*>(call.packed_mask);
   // After the words, at the workspace's alignment: plan/workspace.cc.
   const std::int64_t words = (mask.word_count() + 63) / 64 * 64;

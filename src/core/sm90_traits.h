@@ -55,6 +55,14 @@ struct Sm90Traits {
   constexpr bool packs_gqa() const { return !is_fp8() && head_dim == 128 && tile_k == 160; }
   /// A lane's bits of a row of a packed mask fill one word (core/packed_mask.h).
   constexpr bool takes_mask() const { return !is_fp8() && tile_k <= 128; }
+  /// Registers are left for faster score modifications.
+  constexpr bool has_spare_registers() const {
+    return !is_fp8() && (head_dim == 64 || head_dim == 128 || head_dim == 256);
+  }
+  /// The softcap of small scores is a polynomial in the exponent (cuda/sm90/softcap.cuh).
+  constexpr bool caps_exponents() const {
+    return has_spare_registers() && tile_k <= 128 && consumers() < 3;
+  }
   /// Workspace of a tail split: the f32 output and two numbers for each row.
   constexpr int partial_bytes() const { return tile_q * (head_dim + 2) * 4; }
   /// Registers of a thread after setmaxnreg: the producer warpgroup gives some to the consumers.

@@ -66,10 +66,8 @@ struct Config {
   static constexpr float kRescaleThresholdLog2 = kFp8 ? 0.f : 8.f;
   static constexpr bool kPackGqa = kShape.packs_gqa();
   static constexpr bool kTakesMask = kShape.takes_mask();
-  // For faster score modifications. The others would spill.
-  static constexpr bool kSpareRegisters =
-      !kFp8 && (kHeadDim == 64 || kHeadDim == 128 || kHeadDim == 256);
-  static constexpr bool kCapsExponents = kSpareRegisters && kTileK <= 128 && kConsumers < 3;
+  static constexpr bool kSpareRegisters = kShape.has_spare_registers();
+  static constexpr bool kCapsExponents = kShape.caps_exponents();
   static_assert(kThreads == kShape.threads() && kWarpRows == 16 && kTileK % 16 == 0);
 };
 

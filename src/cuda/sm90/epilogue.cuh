@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage
       }
       return x;
     };
-// One pointer for both types: registers are few.
+    // One pointer for both types: registers are few.
     const bool is_f32 = p.out_element == core::Element::f32;
     char* g_row =
         static_cast<char*>(p.out) + query_offset(p.out_strides, work, t, query) * (is_f32 ? 4 : 2);

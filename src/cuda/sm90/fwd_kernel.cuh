@@ -86,12 +86,17 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
   } else {
     setmaxnreg_inc<C::kConsumerRegisters>();
-    if (!params.call.fast_path) {
+    const bool masked = C::kTakesMask && params.mask.words != nullptr;
+    if (params.call.fast_path) {
+      if (masked) {
+        consume<C, true, C::kTakesMask>(s, params);
+      } else {
+        consume<C, true, false>(s, params);
+      }
+    } else if (masked) {
       consume<C, false, C::kTakesMask>(s, params);
-    } else if (C::kTakesMask && params.mask.words != nullptr) {
-      consume<C, true, C::kTakesMask>(s, params);
     } else {
-      consume<C, true, false>(s, params);
+      consume<C, false, false>(s, params);
     }
   }
 }

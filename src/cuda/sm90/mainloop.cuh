@@ -93,7 +93,7 @@ struct ConsumerWarp : RoleWarp<C> {
   __device__ __forceinline__ void fence_acc_s() { fence_registers(acc_s); }
 };
 
-/// The 16-bit consumer warp. kMasked: the call may have a boolean mask.
+/// The 16-bit consumer warp. kMasked: the call has a boolean mask.
 template <typename C, bool kFastPath, bool kMasked>
 struct Consumer : ConsumerWarp<C> {
   using Pipeline = typename C::Pipeline;
@@ -115,7 +115,7 @@ struct Consumer : ConsumerWarp<C> {
   __device__ __forceinline__ bool needs_mask(const Iterator& it) {
     if constexpr (kMasked) {
       const WorkTile& work = this->work(it.queue);
-      if (has_mask() && (!kBitsAhead || it.tile == work.first_tile)) {
+      if (!kBitsAhead || it.tile == work.first_tile) {
         g_mask = mask_row<C>(this->params.mask, work, this->t);
         load_mask_bits<C>(mask_bits, g_mask, this->params.mask, it.tile);
       }
@@ -216,18 +216,12 @@ struct Consumer : ConsumerWarp<C> {
   __device__ __forceinline__ void hide_keys(const Iterator& it, bool needs_mask) {
     if (needs_mask) apply_mask<C>(this->acc_s, this->t, this->work(it.queue), it.tile);
     if constexpr (kMasked) {
-      if (has_mask()) {
-        hide_masked_keys<C>(this->acc_s, mask_bits);
-        // The bits of the next step arrive during this one.
-        if (kBitsAhead && it.remaining > 1) {
-          load_mask_bits<C>(mask_bits, g_mask, this->params.mask, it.tile + 1);
-        }
+      hide_masked_keys<C>(this->acc_s, mask_bits);
+      // The bits of the next step arrive during this one.
+      if (kBitsAhead && it.remaining > 1) {
+        load_mask_bits<C>(mask_bits, g_mask, this->params.mask, it.tile + 1);
       }
     }
-  }
-  /// The fast path with kMasked runs only for calls with a mask.
-  __device__ __forceinline__ bool has_mask() const {
-    return kFastPath || this->params.mask.words != nullptr;
   }
   __device__ __forceinline__ int keys_left(TileQueueState queue, std::int32_t tile) const {
     return this->work(queue).seq.kv_len - tile * C::kTileK;

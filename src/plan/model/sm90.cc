@@ -36,7 +36,10 @@ constexpr double kScoreOfThree = 0.09;
 constexpr double kFp8Step = 950;
 constexpr double kFp8Score = 0.043;
 constexpr double kFp8Gemm = 0.97;
-constexpr double kPageBox = 50;       // per TMA box of a page; the producer issues them one by one
+constexpr double kPageBox = 50;  // per TMA box of a page; the producer issues them one by one
+// Softcap: a step with polynomials in the exponents, and one with the formula.
+constexpr double kPolynomialCap = 1.35;
+constexpr double kFormulaCap = 1.8;
 constexpr double kMostlyPadding = 8;  // penalty factor: another family packs heads and splits keys
 constexpr std::int64_t kCountedTiles = 16;
 // In steps: the padding past a tile's last key, and the cost of masks if the edges of KV tiles and
@@ -162,6 +165,9 @@ Estimate estimate(const KernelInfo& kernel, const Problem& problem, const Device
   const bool masked = rivals == Rivals::own_family && problem.options.causal;
   const std::int64_t tiles = tile_count(kernel, problem), sms = std::max(device.sm_count, 1);
   TileCycles tile = tile_cycles(kernel);
+  if (problem.options.softcap > 0) {
+    tile.step *= sm90_shape(kernel).caps_exponents() ? kPolynomialCap : kFormulaCap;
+  }
   tile.step = std::max(tile.step, page_cycles(kernel, problem));
   const std::int64_t tile_queries = divide(kernel.tile_q, heads_in_tile(kernel, problem));
   double steps = steps_of(kernel, problem, tile_queries, masked);
