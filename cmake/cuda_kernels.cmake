@@ -47,8 +47,9 @@ if(FLASHCORE_ONLY_ARCHITECTURE)
 endif()
 # A family's folder and namespace have the family's name. The header fwd_kernel.cuh in the folder
 # defines fwd_kernel<Config>, bwd_kernel.cuh defines bwd_kernel<BwdConfig>; simt has fwd.cuh and bwd.cuh.
-# Families whose general path (AttentionParams::fast_path) is a kernel of its own.
+# Families with a kernel of its own for calls that are not plain (cuda/registry.h).
 set(FLASHCORE_GENERAL_sm80_fwd fwd_kernel_general)
+set(FLASHCORE_GENERAL_sm90_fwd fwd_kernel_general)
 # The template that takes a kernel's shape, by the column `inputs`.
 set(FLASHCORE_CONFIG_native Config)
 set(FLASHCORE_CONFIG_kv8 Kv8Config)
@@ -107,8 +108,8 @@ if(FLASHCORE_HAS_CUDA)
 using Config_${id} = ${family}::${config}<${shape}>;
 static_assert(sizeof(${family}::${storage}<Config_${id}>) == ${smem},
               \"${id}: kernels.def states another size of shared memory\");
-const void* entry_${id}(bool fast_path) {
-  return fast_path ? reinterpret_cast<const void*>(&${family}::${op}_kernel<Config_${id}>)
+const void* entry_${id}(bool plain) {
+  return plain ? reinterpret_cast<const void*>(&${family}::${op}_kernel<Config_${id}>)
                    : reinterpret_cast<const void*>(&${family}::${general}<Config_${id}>);
 }
 ")

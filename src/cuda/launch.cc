@@ -84,6 +84,13 @@ int max_active_clusters(const KernelInfo& kernel, const void* entry, int device,
   return clusters;
 }
 
+/// True if the family's kernel for plain calls takes the call.
+bool is_plain(const FamilyTraits& traits, const core::AttentionParams& call) noexcept {
+  if (traits.loads != Loads::tma) return call.fast_path;
+  return call.fast_path && !call.has_mask() && call.pages.table == nullptr &&
+         call.out_element != core::Element::f32;
+}
+
 /// Packs the mask of a call.
 Status pack_mask(const core::AttentionParams& call, const core::PackedMask& packed,
                  Stream stream) noexcept {
@@ -123,7 +130,7 @@ Status allow_shared_memory(const KernelInfo& kernel, const void* entry, int devi
 
 Status launch_attention(const Plan& plan, const core::AttentionParams& params, Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
-  const void* entry = entry_of(kernel, params.fast_path);
+  const void* entry = entry_of(kernel, is_plain(traits_of(kernel), params));
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
                        kernel.id);

@@ -8,7 +8,7 @@
 namespace flashcore::cuda {
 
 // One function per compiled kernel. The generated instantiation files define them.
-#define FLASHCORE_COMPILED(name) const void* entry_##name(bool fast_path);
+#define FLASHCORE_COMPILED(name) const void* entry_##name(bool plain);
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED
 
@@ -18,11 +18,11 @@ constexpr std::size_t kMaxKernels = 256;
 
 using Entries = std::array<const void*, kMaxKernels>;
 
-Entries entries([[maybe_unused]] bool fast_path) {
+Entries entries([[maybe_unused]] bool plain) {
   Entries table{};
   for (std::size_t i = 0; i < kernels().size(); ++i) {
 #define FLASHCORE_COMPILED(name) \
-  if (std::strcmp(kernels()[i].id, #name) == 0) table[i] = entry_##name(fast_path);
+  if (std::strcmp(kernels()[i].id, #name) == 0) table[i] = entry_##name(plain);
 #include "generated/compiled_kernels.inc"
 #undef FLASHCORE_COMPILED
   }
@@ -31,9 +31,9 @@ Entries entries([[maybe_unused]] bool fast_path) {
 
 }  // namespace
 
-const void* entry_of(const KernelInfo& kernel, bool fast_path) noexcept {
+const void* entry_of(const KernelInfo& kernel, bool plain) noexcept {
   static const Entries tables[] = {entries(false), entries(true)};
-  return tables[fast_path ? 1 : 0][static_cast<std::size_t>(&kernel - kernels().data())];
+  return tables[plain ? 1 : 0][static_cast<std::size_t>(&kernel - kernels().data())];
 }
 
 }  // namespace flashcore::cuda

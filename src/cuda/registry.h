@@ -11,8 +11,9 @@ struct KernelInfo;  // flashcore/plan.h: its standard headers would cost each .c
 namespace flashcore::cuda {
 
 /// The entry point for cudaLaunchKernel; null if the kernel is not compiled. `kernel` is an element
-/// of kernels(). sm80 kernels have one for each path (AttentionParams::fast_path), others the same.
-const void* entry_of(const KernelInfo& kernel, bool fast_path) noexcept;
+/// of kernels(). sm80 and sm90 kernels have one for plain calls (launch.cc: is_plain) and one for
+/// all others.
+const void* entry_of(const KernelInfo& kernel, bool plain) noexcept;
 
 /// Combines partial results (common/combine.cu).
 const void* combine_entry() noexcept;

@@ -24,6 +24,20 @@ using core::kTileSlots;
 using core::Sm90Barrier;
 using core::TileQueueState;
 
+/// What a consumer warp is compiled for. A kernel with fewer paths is faster: ptxas schedules and
+/// places the code of a path differently when there is more of it.
+enum class Path {
+  plain,           // scores are only scaled and masked by position, the output has 16 bits
+  fast,            // any output
+  masked,          // and a boolean mask
+  general,         // score modifications
+  general_masked,  // and a boolean mask
+};
+constexpr bool is_fast(Path path) {
+  return path == Path::plain || path == Path::fast || path == Path::masked;
+}
+constexpr bool is_masked(Path path) { return path == Path::masked || path == Path::general_masked; }
+
 /// kFp8: q, k, v and P are e4m3; Element is the type of the output.
 template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows,
           int kThreads_, bool kFp8_ = false>

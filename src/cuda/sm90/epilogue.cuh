@@ -74,7 +74,7 @@ __device__ __forceinline__ void store_row(typename C::Element* g_row, bool writt
 }
 
 /// v_scale: per-head scale of V.
-template <typename C>
+template <typename C, Path kPath>
 __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage<C>& s,
                                              const AttentionParams& p, const WorkTile& work,
                                              const Thread<C>& t, float v_scale = 1.f) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void store_output(AccO<C>& acc_o, const SharedStorage
       return x;
     };
     // One pointer for both types: registers are few.
-    const bool is_f32 = p.out_element == core::Element::f32;
+    const bool is_f32 = kPath != Path::plain && p.out_element == core::Element::f32;
     char* g_row =
         static_cast<char*>(p.out) + query_offset(p.out_strides, work, t, query) * (is_f32 ? 4 : 2);
     if (is_f32) {

@@ -46,20 +46,32 @@ __device__ __forceinline__ void produce(SharedStorage<C>& s, const Params& param
   core::produce(producer);
 }
 
-template <typename C, bool kFastPath, bool kMasked>
+template <typename C, Path kPath>
 __device__ __forceinline__ void consume(SharedStorage<C>& s, const Params& params) {
   if constexpr (C::kFp8) {
-    Fp8Consumer<C, kFastPath> warp(s, params);
+    Fp8Consumer<C, kPath> warp(s, params);
     core::consume_fp8(warp);
   } else {
-    Consumer<C, kFastPath, kMasked> warp(s, params);
+    Consumer<C, kPath> warp(s, params);
     core::consume(warp);
   }
 }
 
+/// The path of a call with options.
 template <typename C>
-__global__ void __launch_bounds__(C::kThreads, 1)
-    fwd_kernel(const __grid_constant__ Params params) {
+__device__ __forceinline__ void consume_with_options(SharedStorage<C>& s, const Params& params) {
+  if constexpr (C::kTakesMask) {
+    if (params.mask.words != nullptr) {
+      return params.call.fast_path ? consume<C, Path::masked>(s, params)
+                                   : consume<C, Path::general_masked>(s, params);
+    }
+  }
+  return params.call.fast_path ? consume<C, Path::fast>(s, params)
+                               : consume<C, Path::general>(s, params);
+}
+
+template <typename C, bool kPlain>
+__device__ __forceinline__ void run_cta(const Params& params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
   pdl_launch_dependents();
@@ -67,7 +79,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<C::kProducerRegisters>();
-    if (params.call.pages.table != nullptr) {
+    if (!kPlain && params.call.pages.table != nullptr) {
       if (threadIdx.x < 32) produce<C, true>(s, params);
     } else {
       if (threadIdx.x == 0) produce<C, false>(s, params);
@@ -86,19 +98,26 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     }
   } else {
     setmaxnreg_inc<C::kConsumerRegisters>();
-    const bool masked = C::kTakesMask && params.mask.words != nullptr;
-    if (params.call.fast_path) {
-      if (masked) {
-        consume<C, true, C::kTakesMask>(s, params);
-      } else {
-        consume<C, true, false>(s, params);
-      }
-    } else if (masked) {
-      consume<C, false, C::kTakesMask>(s, params);
+    if constexpr (kPlain) {
+      consume<C, Path::plain>(s, params);
     } else {
-      consume<C, false, false>(s, params);
+      consume_with_options(s, params);
     }
   }
+}
+
+/// For plain calls (cuda/launch.cc: is_plain).
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    fwd_kernel(const __grid_constant__ Params params) {
+  run_cta<C, true>(params);
+}
+
+/// For calls with options: pages, masks, score modifications, f32 output.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    fwd_kernel_general(const __grid_constant__ Params params) {
+  run_cta<C, false>(params);
 }
 
 }  // namespace flashcore::cuda::sm90

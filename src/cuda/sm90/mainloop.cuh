@@ -93,9 +93,10 @@ struct ConsumerWarp : RoleWarp<C> {
   __device__ __forceinline__ void fence_acc_s() { fence_registers(acc_s); }
 };
 
-/// The 16-bit consumer warp. kMasked: the call has a boolean mask.
-template <typename C, bool kFastPath, bool kMasked>
+/// The 16-bit consumer warp.
+template <typename C, Path kPath>
 struct Consumer : ConsumerWarp<C> {
+  static constexpr bool kFastPath = is_fast(kPath), kMasked = is_masked(kPath);
   using Pipeline = typename C::Pipeline;
   using Iterator = typename ConsumerWarp<C>::Iterator;
   static constexpr bool kProbesVEarly = C::kSchedule.probe_v_early;
@@ -206,7 +207,7 @@ struct Consumer : ConsumerWarp<C> {
         return;
       }
     }
-    store_output<C>(this->acc_o, this->s, this->params.call, work, this->t);
+    store_output<C, kPath>(this->acc_o, this->s, this->params.call, work, this->t);
   }
 
  private:

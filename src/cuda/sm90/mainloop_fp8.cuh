@@ -156,8 +156,9 @@ struct Fp8TileScales {
 };
 
 /// The fp8 consumer warp.
-template <typename C, bool kFastPath>
+template <typename C, Path kPath>
 struct Fp8Consumer : ConsumerWarp<C> {
+  static constexpr bool kFastPath = is_fast(kPath);
   using Pipeline = typename C::Pipeline;
   using Iterator = typename ConsumerWarp<C>::Iterator;
   static constexpr bool kQkAhead = C::kShape.issues_qk_ahead();
@@ -196,8 +197,8 @@ struct Fp8Consumer : ConsumerWarp<C> {
   }
   /// Epilogue.
   __device__ __forceinline__ void store_tile(TileQueueState ended) {
-    store_output<C>(this->acc_o, this->s, this->params.call, this->work(ended), this->t,
-                    this->s.output_scale[ended.stage()]);
+    store_output<C, kPath>(this->acc_o, this->s, this->params.call, this->work(ended), this->t,
+                           this->s.output_scale[ended.stage()]);
   }
 };
 

@@ -98,6 +98,7 @@ TEST_F(PagedKvOnGpu, SameBitsAsContiguousKv) {
     for (const std::int64_t q_len : {1, 70, 300}) {
       if (q_len > 70 && !hopper) continue;  // the planner may choose by layout
       const DeviceBuffer q(random_bf16(kBatch * kQHeads * q_len * kDim, 1));
+      const DeviceBuffer out(random_bf16(kBatch * kQHeads * q_len * kDim, 1));
       for (const int splits : {0, 1, 3}) {
         if (hopper && splits > 1) continue;
         Options options;
@@ -110,7 +111,8 @@ TEST_F(PagedKvOnGpu, SameBitsAsContiguousKv) {
                   .v = v.whole(),
                   .seqused_k = used_k};
         const std::vector<std::byte> want = run_attention(t, options);
-        t.out = t.q;  // for the plans only: run_attention() has its own
+        // For the plans only: run_attention() has its own.
+        t.out = view(out.data(), DType::bf16, {kBatch, kQHeads, q_len, kDim}, kGpu);
         const KernelInfo* dense_kernel = plan_for(t, options).kernel;
         for (const std::int64_t page_size : {1, 3, 8, 16, 24, 64, 128, 192}) {
           const std::int64_t each = kKeys / page_size;
