@@ -147,6 +147,12 @@ class DenseRows : public MaskRows {
   const TensorView& dense_;
 };
 
+/// The words of a mixed tile. A type of its own: the library exports no instance of std::map.
+struct TileBits {
+  std::vector<std::uint32_t> words;
+  bool operator<(const TileBits& other) const { return words < other.words; }
+};
+
 /// Classifies the blocks of one block row at a time.
 class MaskBuilder {
  public:
@@ -191,7 +197,7 @@ class MaskBuilder {
   /// The index of the tile with these bits. Equal tiles are stored once.
   std::int32_t tile_index() {
     const auto next = static_cast<std::int32_t>(known_.size());
-    const auto [found, is_new] = known_.emplace(tile_, next);
+    const auto [found, is_new] = known_.emplace(TileBits{tile_}, next);
     if (is_new) {
       for (const std::uint32_t word : tile_) mask_.bits.push_back(static_cast<std::int32_t>(word));
     }
@@ -202,7 +208,7 @@ class MaskBuilder {
   std::int64_t words_;  // of a row of keys
   std::int64_t queries_ = 0;
   std::vector<std::uint32_t> rows_, tile_;
-  std::map<std::vector<std::uint32_t>, std::int32_t> known_;
+  std::map<TileBits, std::int32_t> known_;
 };
 
 /// Checks an i32 tensor [n] or [batch, n]; `wanted` < 0: any n.

@@ -68,7 +68,7 @@ TEST_F(CApi, ErrorMayBeNull) {
 }
 
 TEST_F(CApi, RejectsStructSizesOfOtherVersions) {
-  for (const std::size_t size : {std::size_t{0}, sizeof(flashcore_params) - 16,
+  for (const std::size_t size : {std::size_t{0}, offsetof(flashcore_params, cancel) - 8,
                                  sizeof(flashcore_params) + 8, std::size_t(-1)}) {
     call_.params.struct_size = size;
     expect_refused(FLASHCORE_INVALID_ARGUMENT, "struct_size");
