@@ -1,5 +1,5 @@
-// Gradients on the GPU: right on random problems, the same bits at every repeat, and the same bits
-// from a graph.
+// Gradients on the GPU: right on random problems, the same bits at every repeat and from a graph,
+// and reports of bad lengths.
 #include "flashcore/backward.h"
 
 #include "backend/backend.h"
@@ -37,6 +37,7 @@ class GpuGradients {
   }
 
   const BackwardPlan& plan() const { return plan_; }
+  const Tensors& tensors() const { return tensors_; }
   Status run(const Workspace& workspace, Stream stream) const {
     return run_backward(plan_, tensors_, views_, workspace, stream);
   }
@@ -46,6 +47,7 @@ class GpuGradients {
             "poison");
   }
   std::vector<std::byte> outputs() const { return outputs_.download(); }
+  bool only_outputs_changed() const { return gradients_.only_outputs_changed(outputs()); }
 
  private:
   verify::CaseMemory memory_;
@@ -104,6 +106,67 @@ TEST_F(GpuBackward, RepeatsAndGraphsGiveTheSameBits) {
       ASSERT_TRUE(call.outputs() == first) << kernel->id << ": replay " << replay;
     }
     EXPECT_TRUE(workspace.header_is_zero());
+  }
+}
+
+/// A length or start with bad values, and the expected report.
+struct BadLengths {
+  bool verify::CaseSpec::*given;  // makes the call have the tensor
+  TensorView Tensors::*tensor;
+  std::vector<std::int32_t> values;
+  const char* wanted;
+};
+
+std::vector<BadLengths> bad_lengths() {
+  using verify::CaseSpec;
+  return {
+      {&CaseSpec::q_varlen,
+       &Tensors::cu_seqlens_q,
+       {0, 1, 2, 100000},
+       "cu_seqlens_q[3] is 100000 (sequence 2)"},
+      {&CaseSpec::kv_varlen,
+       &Tensors::cu_seqlens_k,
+       {0, 2, 3, -7},
+       "cu_seqlens_k[3] is -7 (sequence 2)"},
+      {&CaseSpec::used_k, &Tensors::seqused_k, {3, 334, 4}, "seqused_k[1] is 334 (sequence 1)"},
+      {&CaseSpec::q_start,
+       &Tensors::q_start,
+       {0, 0, 2000000000},
+       "q_start[2] is 2000000000 (sequence 2)"},
+  };
+}
+
+// A kernel clamps bad lengths and reports them. The next call with good ones is right again.
+TEST_F(GpuBackward, CheckedCallsReportBadLengths) {
+  for (const KernelInfo* kernel : runnable_kernels(Operation::bwd)) {
+    for (const BadLengths& bad : bad_lengths()) {
+      verify::CaseSpec spec = dense(kernel->dtype, 3, 4, 2, 300, 333, kernel->head_dim);
+      spec.options.causal = spec.options.checked = spec.lse = true;
+      spec.*bad.given = true;
+      const GpuGradients call(spec, kernel->id);
+      const TestWorkspace workspace(call.plan().workspace_bytes);
+      const TensorView& lengths = call.tensors().*bad.tensor;
+      ASSERT_EQ(static_cast<std::size_t>(lengths.shape[0]), bad.values.size());
+      const std::size_t bytes = bad.values.size() * sizeof(std::int32_t);
+      std::vector<std::int32_t> good(bad.values.size());
+      require(cudaMemcpy(good.data(), lengths.data, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");
+      const auto run = [&](const std::vector<std::int32_t>& values) {
+        require(cudaMemcpy(lengths.data, values.data(), bytes, cudaMemcpyHostToDevice), "memcpy");
+        call.poison(nullptr);
+        require(call.run(workspace.get(), nullptr));
+        return workspace_status(workspace.get());
+      };
+      require(run(good));
+      const std::vector<std::byte> right = call.outputs();
+      const Status status = run(bad.values);
+      EXPECT_EQ(status.code(), StatusCode::invalid_argument) << kernel->id << ": " << bad.wanted;
+      EXPECT_NE(status.message().find(bad.wanted), std::string::npos)
+          << kernel->id << ": " << status.message();
+      EXPECT_TRUE(call.only_outputs_changed()) << kernel->id << ": " << bad.wanted;
+      EXPECT_TRUE(workspace.header_is_zero());
+      require(run(good));
+      EXPECT_TRUE(call.outputs() == right) << kernel->id << ": " << bad.wanted;
+    }
   }
 }
 
