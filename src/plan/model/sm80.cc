@@ -265,12 +265,16 @@ SplitPlan plan_splits(const KernelInfo& kernel, const Problem& problem,
 }  // namespace
 
 double sm80_options_factor(const Problem& problem, Features needed) noexcept {
-  constexpr double kGeneralPath = 1.4, kMask = 1.2, kPagedPrefill = 1.1;
+  constexpr double kBias = 2.6, kGeneralPath = 1.44, kMask = 1.11, kPaged = 1.18;
+  constexpr double kGeneralDecode = 1.05, kMaskDecode = 1.12, kPagedDecode = 1.06;
   constexpr Features kGeneral =
       Features::bias | Features::alibi | Features::softcap | Features::any_stride;
-  if (any(needed & kGeneral)) return kGeneralPath;
-  if (any(needed & Features::mask)) return kMask;
-  return problem.page_size > 0 && problem.q_len > 16 ? kPagedPrefill : 1;
+  const bool decode = problem.q_len <= 16;  // memory hides most of the arithmetic
+  if (any(needed & Features::bias) && !decode) return kBias;
+  if (any(needed & kGeneral)) return decode ? kGeneralDecode : kGeneralPath;
+  if (any(needed & Features::mask)) return decode ? kMaskDecode : kMask;
+  if (problem.page_size > 0) return decode ? kPagedDecode : kPaged;
+  return 1;
 }
 
 extern const FamilyModel kSm80Model;
