@@ -70,7 +70,7 @@ __device__ __forceinline__ void consume_with_options(SharedStorage<C>& s, const 
                                : consume<C, Path::general>(s, params);
 }
 
-template <typename C, bool kPlain>
+template <typename C, bool kHasOptions>
 __device__ __forceinline__ void run_cta(const Params& params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   SharedStorage<C>& s = *reinterpret_cast<SharedStorage<C>*>(s_bytes);
@@ -79,7 +79,7 @@ __device__ __forceinline__ void run_cta(const Params& params) {
   __syncthreads();
   if (threadIdx.x < 128) {
     setmaxnreg_dec<C::kProducerRegisters>();
-    if (!kPlain && params.call.pages.table != nullptr) {
+    if (kHasOptions && params.call.pages.table != nullptr) {
       if (threadIdx.x < 32) produce<C, true>(s, params);
     } else {
       if (threadIdx.x == 0) produce<C, false>(s, params);
@@ -98,10 +98,10 @@ __device__ __forceinline__ void run_cta(const Params& params) {
     }
   } else {
     setmaxnreg_inc<C::kConsumerRegisters>();
-    if constexpr (kPlain) {
-      consume<C, Path::plain>(s, params);
-    } else {
+    if constexpr (kHasOptions) {
       consume_with_options(s, params);
+    } else {
+      consume<C, Path::plain>(s, params);
     }
   }
 }
@@ -110,14 +110,14 @@ __device__ __forceinline__ void run_cta(const Params& params) {
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     fwd_kernel(const __grid_constant__ Params params) {
-  run_cta<C, true>(params);
+  run_cta<C, false>(params);
 }
 
 /// For calls with options: pages, masks, score modifications, f32 output.
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     fwd_kernel_general(const __grid_constant__ Params params) {
-  run_cta<C, false>(params);
+  run_cta<C, true>(params);
 }
 
 }  // namespace flashcore::cuda::sm90
