@@ -353,6 +353,7 @@ def all_stages(context):
         *(checking(f"check_blocks_{family}", 100, [*cuda, "--kernel", kernels, "--blocks", "1,2,3,7"],
                    20000, 20000, ("tile_edges", "work_lists"))
           for family, kernels in _PERSISTENT_KERNELS.items()),
+        checking("check_backward", 120, [*cuda, "--op", "backward"], 20000, 20000, ("tile_edges",)),
         checking("check_regression", 40, [*cuda, "--suite", "regression"]),
         checking("check_tuning", 60, [*cuda, "--suite", "tuning"]),
         checking("check_as_l4", 30, [*cuda, "--plan-for", "l4"], 1500, 1000),
