@@ -36,7 +36,8 @@ class GradientComparer {
 
  private:
   struct Sums {
-    double error2 = 0, bound2 = 0;
+    double ratio2 = 0;  // of errors to their bounds
+    std::int64_t elements = 0;
   };
   void judge(ElementError e, bool excused, DType dtype, Sums& sums);
   void note(const ElementError& e, double severity) {
@@ -82,15 +83,15 @@ void GradientComparer::add(const char* name, const reference::Gradient& oracle,
     }
     ++index;
   });
-  // The elements of a row share the error of its dS: a mean needs several rows. Each element is
-  // within its own bound in any case.
+  // The mean is that of errors relative to their bounds: the bounds of rows differ by orders of
+  // magnitude. The elements of a row share the error of its dS, so it needs several rows. Each
+  // element is within its own bound in any case.
   constexpr std::int64_t kRowsOfMean = 8;
   if (result.rank < 3 || shape[dense ? 2 : 1] < kRowsOfMean) return;
   for (const auto& [head, sums] : heads) {
-    const double bound = 0.5 * std::sqrt(sums.bound2);
-    if (bound > 0) {
-      c_.worst_head_ratio = std::max(c_.worst_head_ratio, std::sqrt(sums.error2) / bound);
-    }
+    if (sums.elements == 0) continue;
+    const double mean = sums.ratio2 / static_cast<double>(sums.elements);
+    c_.worst_head_ratio = std::max(c_.worst_head_ratio, 2 * std::sqrt(mean));
   }
 }
 
@@ -114,10 +115,12 @@ void GradientComparer::judge(ElementError e, bool excused, DType dtype, Sums& su
   bias_sum_ += e.error();
   error2_ += error * error;
   want2_ += e.want * e.want;
-  sums.error2 += error * error;
-  sums.bound2 += e.bound * e.bound;
   if (std::fabs(e.want) > e.bound && e.got * e.want < 0) ++c_.sign_flips;
   const double ratio = error / e.bound;
+  if (e.bound > 0) {
+    sums.ratio2 += ratio * ratio;
+    ++sums.elements;
+  }
   c_.worst_ratio = std::max(c_.worst_ratio, ratio);
   if (!(error <= e.bound)) ++c_.over_bound;
   note(e, ratio);
