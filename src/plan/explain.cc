@@ -229,6 +229,7 @@ std::string to_message(Reject reject, const KernelInfo& kernel, const Problem& p
       break;
     case Reject::strides: return "needs contiguous, 16-byte aligned rows that are not broadcast";
     case Reject::too_many_rows: return "counts rows and work tiles in 32 bits";
+    case Reject::packed_mask: return "would turn the block mask into more than 8 GiB of bits";
     case Reject::slower_family: return "is slower by estimate than another family";
     case Reject::slower_isa: return "uses a narrower instruction set";
     case Reject::slower_tile: return "is slower for this number of rows";

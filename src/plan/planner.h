@@ -30,6 +30,7 @@ enum class Reject {
   input_format,     // q, k or v are 8-bit and must not be, or the reverse
   scales,           // scale blocks of k or v do not fit its tiles
   too_many_rows,    // its 32-bit counters would overflow
+  packed_mask,      // a block mask as bits would take too much memory
   softcap,          // above the largest cap that it computes exactly
   slower_family,
   slower_isa,
@@ -91,6 +92,10 @@ Reject preference(const KernelInfo& kernel, const Problem& problem,
 
 /// Sets the workspace offsets and size of a plan from its tiles and splits.
 Status plan_workspace(Plan& plan) noexcept;
+/// Workspace of a boolean or block mask as bits (core/packed_mask.h); 0 without a mask.
+std::size_t packed_mask_bytes(const Problem& problem) noexcept;
+/// A block mask is much smaller than its bits. Kernels that pack it refuse larger ones.
+inline constexpr std::size_t kMaxPackedMaskBytes = std::size_t{1} << 33;
 
 /// True if a kernel can split the tiles of a last partial wave along the keys: all tiles have the
 /// same length, every split has keys, and the result may depend on the batch.

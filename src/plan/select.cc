@@ -105,6 +105,9 @@ Reject check_size(const KernelInfo& kernel, const Problem& p, const DeviceInfo& 
   const Reject on_device = check_device(kernel, device);
   if (on_device != Reject::none) return on_device;
   if (!can_count(kernel, p)) return Reject::too_many_rows;
+  if (p.mask_blocks.given() && packs_mask(kernel) && packed_mask_bytes(p) > kMaxPackedMaskBytes) {
+    return Reject::packed_mask;
+  }
   if (kernel.dtype != p.dtype) return Reject::dtype;
   return fits_dims(kernel, p) ? Reject::none : Reject::head_dim;
 }

@@ -22,6 +22,17 @@ std::size_t aligned(std::size_t bytes) {
 
 }  // namespace
 
+std::size_t packed_mask_bytes(const Problem& p) noexcept {
+  if (!p.mask.given() && !p.mask_blocks.given()) return 0;
+  const Layout& layout = p.mask.given() ? p.mask : p.mask_blocks;
+  const core::PackedMask mask =
+      core::packed_mask_of(layout.batch, layout.head, p.mask.given() ? layout.row : core::kEveryRow,
+                           static_cast<std::int32_t>(p.batch), static_cast<std::int32_t>(p.q_heads),
+                           static_cast<std::int32_t>(p.q_len), static_cast<std::int32_t>(p.kv_len));
+  return aligned(static_cast<std::size_t>(mask.word_count()) * sizeof(std::uint32_t)) +
+         aligned(static_cast<std::size_t>(mask.range_count()) * sizeof(core::KeyRange));
+}
+
 Status plan_workspace(Plan& plan) noexcept {
   const Problem& p = plan.problem;
   const std::size_t element = p.dtype == DType::f64 ? 8 : 4;
@@ -53,16 +64,11 @@ Status plan_workspace(Plan& plan) noexcept {
     plan.partial_out_offset = end;
     end += aligned(partials * static_cast<std::size_t>(sm90_shape(*plan.kernel).partial_bytes()));
   }
-  const bool has_mask = p.mask.given() || p.mask_blocks.given();
-  if (has_mask && packs_mask(*plan.kernel)) {
-    const Layout& layout = p.mask.given() ? p.mask : p.mask_blocks;
-    const core::PackedMask mask = core::packed_mask_of(
-        layout.batch, layout.head, p.mask.given() ? layout.row : core::kEveryRow,
-        static_cast<std::int32_t>(p.batch), static_cast<std::int32_t>(p.q_heads),
-        static_cast<std::int32_t>(p.q_len), static_cast<std::int32_t>(p.kv_len));
-    plan.packed_mask_offset = end;
-    end += aligned(static_cast<std::size_t>(mask.word_count()) * sizeof(std::uint32_t));
-    end += aligned(static_cast<std::size_t>(mask.range_count()) * sizeof(core::KeyRange));
+  if (packs_mask(*plan.kernel)) {
+    if (const std::size_t bytes = packed_mask_bytes(p); bytes > 0) {
+      plan.packed_mask_offset = end;
+      end += bytes;
+    }
   }
   plan.workspace_bytes = end;
   return {};

@@ -55,6 +55,21 @@ TEST(Features, ExplainListsExactlyTheMissingOnes) {
             "lacks bias, num_splits");
 }
 
+TEST(Features, HugeBlockMasksAreNotPacked) {
+  const DeviceInfo device = *named_device("h200");
+  const KernelInfo& kernel = *find_kernel("fwd_sm90_bf16_d128_k128");
+  Problem problem =
+      *dense_problem(DType::bf16, 967, 8, 4, 20000, 200000, 128, 128, {}, device.device);
+  problem.mask_blocks = {
+      .dtype = DType::i32, .row = 1563, .column = 1};  // of all heads and batches
+  EXPECT_EQ(supports(kernel, problem, device), Reject::none);
+  problem.mask_blocks.batch = 157 * 1563;
+  EXPECT_GT(packed_mask_bytes(problem), kMaxPackedMaskBytes);
+  EXPECT_EQ(to_message(supports(kernel, problem, device), kernel, problem, device),
+            "would turn the block mask into more than 8 GiB of bits");
+  EXPECT_FALSE(packs_mask(*make_plan(problem, device)->kernel));
+}
+
 TEST(Features, EveryKernelBelongsToItsFamily) {
   for (const KernelInfo& kernel : kernels()) {
     const FamilyTraits& traits = traits_of(kernel);
