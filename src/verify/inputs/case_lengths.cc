@@ -38,16 +38,18 @@ std::int64_t draw_used(Random& random, bool extreme, std::int64_t length) {
 CaseLengths draw_lengths(const CaseSpec& s) {
   Random random(s.seed, kLengths);
   CaseLengths lengths;
-  // A varlen tensor may have unused rows after the last sequence.
+  // A varlen tensor may have unused rows after the last sequence. Without a maximal length, all
+  // rows of the tensor count: as bits, a block mask could then exceed the memory.
+  const bool by_blocks = s.mask_block_q > 0;
   if (s.q_varlen) {
     lengths.q_ends = draw_ends(random, s.batch, s.q_len);
     lengths.total_q = lengths.q_ends.back() + random.between(0, 2);
-    lengths.sets_max_q_len = random.chance(0.5);
+    lengths.sets_max_q_len = random.chance(0.5) || by_blocks;
   }
   if (s.kv_varlen) {
     lengths.k_ends = draw_ends(random, s.batch, s.kv_len);
     lengths.total_k = lengths.k_ends.back() + random.between(0, 2);
-    lengths.sets_max_kv_len = random.chance(0.5);
+    lengths.sets_max_kv_len = random.chance(0.5) || by_blocks;
   }
   const bool extreme = random.chance(kExtremeLengths), far = random.chance(0.3);
   for (std::int64_t b = 0; b < s.batch; ++b) {
