@@ -134,12 +134,12 @@ class BlockMask:
     @property
     def hidden_share(self) -> float:
         """The share of blocks that are hidden from all their queries."""
-        return self._counts[_HIDDEN] / self._total
+        return float(self._counts[_HIDDEN] / self._total)
 
     @property
     def visible_share(self) -> float:
         """The share of blocks that all their queries see whole."""
-        return self._counts[_VISIBLE] / self._total
+        return float(self._counts[_VISIBLE] / self._total)
 
     @property
     def mixed_share(self) -> float:

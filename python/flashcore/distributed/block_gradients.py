@@ -3,13 +3,16 @@
 The attention matrix is recomputed in blocks of rows, so memory is linear in the length.
 """
 
+from typing import Any
+
 import torch
 
 _BLOCK_ELEMENTS = 2**22  # elements of the attention matrix per block
 
 
-def add_gradients(main, grad_lse, *, q_start, k_start, causal, window, scale, softcap, lse=None,
-                  sinks=None, dsinks=None):
+def add_gradients(main: tuple[Any, ...], grad_lse: Any, *, q_start: Any, k_start: Any, causal: bool,
+                  window: tuple[int, int], scale: float, softcap: float, lse: Any = None,
+                  sinks: Any = None, dsinks: Any = None) -> None:
     """Adds the gradients of some rows and keys to sums in f32 or f64, without rounding.
 
     main is (grad_out, q, k, v, out, dq, dk, dv), each [batch, heads, len, dim]. With lse, the keys are
@@ -50,7 +53,7 @@ def add_gradients(main, grad_lse, *, q_start, k_start, causal, window, scale, so
             dsinks -= (p_sink.squeeze(-1).flatten(1, 2) * delta).sum((0, 2))
 
 
-def _column(one, default, device):
+def _column(one: Any, default: int, device: Any) -> torch.Tensor:
     """One number per sequence as [batch, 1, 1, 1, 1]."""
     if one is None:
         one = default
@@ -62,7 +65,8 @@ def _column(one, default, device):
 class _Scores:
     """Scores and probabilities of a block of rows, [batch, kv_heads, group, rows, kv_len]."""
 
-    def __init__(self, q, k, q_start, k_start, *, causal, window, scale, softcap, wide):
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, q_start: Any, k_start: Any, *, causal: bool,
+                 window: tuple[int, int], scale: float, softcap: float, wide: torch.dtype) -> None:
         self.q, self.k, self.scale, self.softcap, self.wide = q, k, scale, softcap, wide
         q_heads, q_len = q.shape[1:3]
         self.group = (k.shape[1], q_heads // max(k.shape[1], 1))
@@ -71,11 +75,11 @@ class _Scores:
         self.q_first = _column(q_start, kv_len - q_len, device)
         self.causal, self.window = causal, window
 
-    def grouped(self, one):
+    def grouped(self, one: torch.Tensor) -> torch.Tensor:
         """[batch, q_heads, ...] as [batch, kv_heads, group, ...]."""
         return one.unflatten(1, self.group)
 
-    def block(self, begin, end):
+    def block(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(scores, with -inf for hidden keys; derivative of the softcap, or None)."""
         q = self.grouped(self.q[:, :, begin:end].to(self.wide))
         scores = q @ self.k.to(self.wide).unsqueeze(2).transpose(-1, -2) * self.scale
@@ -95,13 +99,14 @@ class _Scores:
         return scores.masked_fill(~visible, float("-inf")), slope
 
 
-def _finite(one):
+def _finite(one: torch.Tensor) -> torch.Tensor:
     """Replaces NaN and infinities by 0, so that their product with a zero factor is 0. Rows that see
     them still become NaN, because the other factor of the product is NaN there."""
     return torch.where(torch.isfinite(one), one, 0.0)
 
 
-def _probabilities(scores, sinks, lse=None):
+def _probabilities(scores: torch.Tensor, sinks: torch.Tensor | None,
+                   lse: torch.Tensor | None = None) -> tuple[torch.Tensor, Any]:
     """(probabilities of the keys; probability of the sink, or None). With lse, the scores are of some of
     the keys, and lse [..., 1] is over all keys. Otherwise the LSE of the forward pass is not used: a
     large LSE is too inaccurate."""
