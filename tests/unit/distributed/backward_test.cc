@@ -5,7 +5,9 @@
 #include <numeric>
 
 #include "flashcore/distributed.h"
+#include "flashcore/distributed_c.h"
 #include "support/backward.h"
+#include "support/to_c.h"
 #include "unit/distributed/thread_comm.h"
 #include "verify/inputs/case_memory.h"
 
@@ -126,9 +128,40 @@ void put(Tensor& whole, int axis, const std::vector<std::int64_t>& rows, const T
   whole.set_bits(all);
 }
 
+Status backward_in_cpp(const Comm& comm, const Tensors& tensors, const Gradients& gradients,
+                       const Options& options, const DistributedOptions& how,
+                       const Workspace& workspace) {
+  return distributed_backward(comm, tensors, gradients, options, how, workspace);
+}
+
+/// distributed_backward() through the C ABI.
+Status backward_in_c(const Comm& comm, const Tensors& tensors, const Gradients& gradients,
+                     const Options& options, const DistributedOptions& how,
+                     const Workspace& workspace) {
+  CCall call(tensors, options);
+  call.params.workspace = workspace.data;
+  call.params.workspace_bytes = workspace.bytes;
+  const CTensor dout(gradients.dout), dlse(gradients.dlse), dq(gradients.dq), dk(gradients.dk),
+      dv(gradients.dv);
+  const flashcore_backward_params params = {
+      sizeof params, &call.params, &dout.tensor, &dlse.tensor, &dq.tensor, &dk.tensor, &dv.tensor,
+      nullptr,       nullptr};
+  const flashcore_comm c_comm = {sizeof c_comm, comm.context,    comm.rank,      comm.size,
+                                 comm.sendrecv, comm.all_to_all, comm.all_gather};
+  const flashcore_distributed_options c_how = {
+      sizeof c_how,   static_cast<std::int32_t>(how.scheme), static_cast<std::int32_t>(how.sharding),
+      0,              how.head_ranks,
+      how.documents.data(), how.documents.size()};
+  flashcore_error error{};
+  const std::int32_t code = flashcore_distributed_backward(&c_comm, &params, &c_how, &error);
+  return code == FLASHCORE_OK ? Status() : Status(static_cast<StatusCode>(code), error.message);
+}
+
 /// The forward and the backward call of one case on all ranks.
 class Ranks {
  public:
+  bool in_c = false;
+
   Ranks(const Case& c, std::int32_t ranks, const DistributedOptions& how)
       : case_(c), how_(how), q_(c, 0, ranks), k_(c, c.more_keys, ranks), engine_(ranks, 2) {
     Random random(5);
@@ -250,8 +283,8 @@ class Ranks {
       const auto bytes = distributed_backward_workspace(problem_, comm.rank);
       if (!bytes.ok()) return bytes.status();
       const WorkspaceMemory memory(*bytes);
-      return distributed_backward(comm, tensors_of(mine), gradients_of(mine), case_.options, how_,
-                                  memory.get());
+      return (in_c ? backward_in_c : backward_in_cpp)(comm, tensors_of(mine), gradients_of(mine),
+                                                      case_.options, how_, memory.get());
     });
     std::vector<double> dsinks(static_cast<std::size_t>(case_.q_heads));
     for (std::size_t r = 0; r < own.size(); ++r) {
@@ -301,6 +334,142 @@ TEST(DistributedBackward2d, RanksThatShareAKvHead) {
     SCOPED_TRACE(name);
     Ranks(case_of(name), 4, {.scheme = Scheme::ulysses}).check();
   }
+}
+
+TEST(DistributedBackwardC, ThroughTheCAbi) {
+  for (const char* name : {"one rank has all rows", "large scores"}) {
+    SCOPED_TRACE(name);
+    Ranks ranks(case_of(name), 2, {.scheme = Scheme::ring});
+    ranks.in_c = true;
+    ranks.check();
+  }
+}
+
+TEST(DistributedBackwardC, TheWorkspaceIsThatOfCpp) {
+  flashcore_distributed_problem p{};
+  p.struct_size = sizeof p;
+  p.ranks = 4, p.ranks_per_node = 8;
+  p.dtype = {FLASHCORE_BFLOAT, 16, 1};
+  p.batch = 1, p.q_heads = p.kv_heads = 8, p.head_dim = p.v_dim = 64;
+  p.window_left = p.window_right = -1;
+  p.length = 100;
+  DistributedProblem same;
+  same.q_heads = same.kv_heads = 8, same.head_dim = same.v_dim = 64;
+  same.q_rows = same.k_rows = distributed_rows(100, 4, Sharding::zigzag);
+  std::size_t bytes = 0;
+  flashcore_error error{};
+  const flashcore_device cpu = {FLASHCORE_CPU, 0};
+  ASSERT_EQ(flashcore_distributed_backward_workspace(&p, 1, cpu, &bytes, &error), FLASHCORE_OK)
+      << error.message;
+  EXPECT_EQ(bytes, *distributed_backward_workspace(same, 1));
+  EXPECT_EQ(flashcore_distributed_backward_workspace(&p, 4, cpu, &bytes, &error),
+            FLASHCORE_INVALID_ARGUMENT);
+  EXPECT_STREQ(error.message, "rank is 4; wanted 0 to 3");
+  same.dtype = DType::f64;
+  EXPECT_EQ(distributed_backward_workspace(same, 1).status().message(),
+            "dtype is f64; wanted f32, f16 or bf16");
+}
+
+/// What one rank passes.
+struct Arguments {
+  Tensors tensors;
+  Gradients gradients;
+  Options options{.causal = true};
+  DistributedOptions how{.scheme = Scheme::ring, .sharding = Sharding::contiguous};
+  Workspace workspace;
+};
+
+/// The results of 3 ranks, of which rank 1 changes its arguments or, for null, does not call.
+std::vector<Status> with_wrong_rank(const std::function<void(Arguments&)>& change) {
+  Random random(3);
+  const Differentiated call =
+      draw_gradients(random, whole_inputs(case_of("no dlse"), 8, 8), false);
+  ThreadComm engine(3);
+  return engine.run([&](const Comm& comm) -> Status {
+    Differentiated mine = call;
+    Arguments a;
+    a.tensors = mine.tensors();
+    a.gradients = mine.gradients();
+    if (comm.rank == 1 && !change) return {};
+    if (comm.rank == 1) change(a);
+    const Status status =
+        distributed_backward(comm, a.tensors, a.gradients, a.options, a.how, a.workspace);
+    EXPECT_EQ(engine.sent(comm.rank) > 512 * 2, status.ok()) << "data moved before the error";
+    return status;
+  });
+}
+
+TEST(DistributedBackwardErrors, EveryRankGetsTheSameError) {
+  const auto expect = [](auto change, const char* wanted) {
+    for (const Status& one : with_wrong_rank(change)) {
+      EXPECT_NE(one.message().find(wanted), std::string::npos) << one.message();
+    }
+  };
+  expect([](Arguments& a) { a.options.softcap = 2; },
+         "rank 1: softcap is 2, rank 0 has 0; all ranks must pass the same");
+  expect([](Arguments& a) { a.tensors.lse = {}; },
+         "rank 1: lse: not given; gradients need the forward's LSE");
+  expect([](Arguments& a) { a.gradients.dq = {}; }, "rank 1: dq: is not given");
+  expect([](Arguments& a) { a.gradients.dk.dtype = DType::bf16; },
+         "rank 1: dk: dtype is bf16; wanted f32");
+  expect([](Arguments& a) { a.gradients.dout.shape[2] = 7; },
+         "rank 1: dout: extent 2 is 7, out has 8");
+  expect([](Arguments& a) { a.gradients.dv.data = a.tensors.v.data; },
+         "rank 1: dv: shares memory with the input v");
+  expect([](Arguments& a) { a.gradients.dbias = a.gradients.dq; }, "rank 1: dbias: distributed");
+  static constexpr std::int64_t kDocuments[] = {0, 4, 24}, kWrong[] = {0, 25};
+  expect([](Arguments& a) { a.how.documents = kDocuments; }, "rank 1: documents have hash ");
+  for (const Status& one : with_wrong_rank([](Arguments& a) { a.how.documents = kWrong; })) {
+    EXPECT_EQ(one.code(), StatusCode::invalid_argument);
+  }
+  const WorkspaceMemory memory(1024);
+  expect([&](Arguments& a) { a.workspace = memory.get(); },
+         "rank 1: workspace: has 1024 bytes; wanted ");
+  expect(
+      [&](Arguments& a) {
+        a.workspace = memory.get();
+        a.workspace.data = static_cast<std::byte*>(a.workspace.data) + 8;
+      },
+      "rank 1: workspace: the pointer is not a multiple of 256");
+}
+
+TEST(DistributedBackwardErrors, OtherCallsAndRanksThatEnd) {
+  const Case& c = case_of("full");
+  ThreadComm engine(2);
+  Random random(3);
+  const Differentiated call = draw_gradients(random, whole_inputs(c, 8, 8));
+  const DistributedOptions how{.scheme = Scheme::ring, .sharding = Sharding::contiguous};
+  const auto mixed = engine.run([&](const Comm& comm) {
+    Differentiated mine = call;
+    return comm.rank == 1
+               ? distributed_attention(comm, mine.tensors(), {}, how)
+               : distributed_backward(comm, mine.tensors(), mine.gradients(), {}, how);
+  });
+  for (const Status& one : mixed) {
+    EXPECT_EQ(one.message(),
+              "rank 1: calls distributed_attention, rank 0 has distributed_backward; all ranks must "
+              "pass the same");
+  }
+  const auto ended = with_wrong_rank(nullptr);
+  for (const std::size_t r : {0u, 2u}) {
+    EXPECT_EQ(ended[r].code(), StatusCode::internal);
+    EXPECT_NE(ended[r].message().find("distributed_backward, header: all_gather failed with code 7"),
+              std::string::npos)
+        << ended[r].message();
+  }
+  // A rank that ends between its headers and its messages.
+  const auto late = engine.run([&](const Comm& comm) {
+    Differentiated mine = call;
+    Comm dies = comm;
+    if (comm.rank == 1) {
+      dies.sendrecv = [](void*, const void*, std::size_t, std::int32_t, void*, std::size_t,
+                         std::int32_t, void*) { return std::int32_t{9}; };
+    }
+    return distributed_backward(dies, mine.tensors(), mine.gradients(), {}, how);
+  });
+  EXPECT_EQ(late[0].message(),
+            "ring, ring step 1: sendrecv to rank 1 and from rank 1 failed with code 7; a rank ended, "
+            "or the engine's timeout passed");
 }
 
 }  // namespace
