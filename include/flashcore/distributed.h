@@ -153,8 +153,9 @@ struct DistributedOptions {
   Sharding sharding = Sharding::zigzag;
   std::int32_t ranks_per_node = 0;  ///< 0: all ranks are in one machine
   std::int32_t head_ranks = 0;
-  /// Packed documents, in host memory: the first row of each in the whole sequence, then its length.
-  /// A document may span ranks. Every sequence of a batch has the same. Empty: one document.
+  /// Packed documents, in host memory: the first row of each in the whole sequence, then its
+  /// length. A document may span ranks. Every sequence of a batch has the same. Empty: one
+  /// document.
   std::span<const std::int64_t> documents{};
 };
 

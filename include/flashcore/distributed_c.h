@@ -1,5 +1,5 @@
-/* The C ABI of context parallelism: plans without a GPU, attention and gradients over three callbacks. See
- * flashcore/distributed.h and docs/distributed.md. */
+/* The C ABI of context parallelism: plans without a GPU, attention and gradients over three
+ * callbacks. See flashcore/distributed.h and docs/distributed.md. */
 #ifndef FLASHCORE_DISTRIBUTED_C_H_
 #define FLASHCORE_DISTRIBUTED_C_H_
 
@@ -91,15 +91,15 @@ FLASHCORE_C_API int32_t flashcore_distributed_attention(
     const flashcore_comm* comm, const flashcore_params* params,
     const flashcore_distributed_options* options, flashcore_error* error);
 
-/* The bytes of workspace that flashcore_distributed_backward needs on a rank. The problem is that of
- * the forward call; its speeds are not read. */
+/* The bytes of workspace that flashcore_distributed_backward needs on a rank. The problem is that
+ * of the forward call; its speeds are not read. */
 FLASHCORE_C_API int32_t flashcore_distributed_backward_workspace(
     const flashcore_distributed_problem* problem, int32_t rank, flashcore_device device,
     size_t* bytes, flashcore_error* error);
 
-/* Gradients of flashcore_distributed_attention: see flashcore::distributed_backward. Every rank makes
- * the call. params: the forward call with out and lse, dout, dlse (or NULL), dq, dk, dv, dsinks (or
- * NULL). Without a workspace the call allocates its buffers. */
+/* Gradients of flashcore_distributed_attention: see flashcore::distributed_backward. Every rank
+ * makes the call. params: the forward call with out and lse, dout, dlse (or NULL), dq, dk, dv,
+ * dsinks (or NULL). Without a workspace the call allocates its buffers. */
 FLASHCORE_C_API int32_t flashcore_distributed_backward(const flashcore_comm* comm,
                                                        const flashcore_backward_params* params,
                                                        const flashcore_distributed_options* options,

@@ -106,8 +106,11 @@ Result<std::string> sent_json(const DistributedProblem& problem, std::int32_t ra
 Status convert_options(const flashcore_distributed_options* from, DistributedOptions& to) {
   if (from == nullptr) return {};
   FLASHCORE_RETURN_IF_ERROR(check_struct("options", from->struct_size, sizeof *from));
-  to = {static_cast<Scheme>(from->scheme), static_cast<Sharding>(from->sharding),
-        from->ranks_per_node, from->head_ranks, {}};
+  to = {static_cast<Scheme>(from->scheme),
+        static_cast<Sharding>(from->sharding),
+        from->ranks_per_node,
+        from->head_ranks,
+        {}};
   if (from->documents != nullptr) to.documents = {from->documents, from->documents_count};
   return {};
 }

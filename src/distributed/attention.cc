@@ -58,8 +58,7 @@ Status run_by_heads(const Job& job, const Engine& engine, Local& local, const Sh
                         without_column(out[0].heads),
                         sinks_of(job, engine.rank(), shards.sinks)};
   const Job one = job.one_head_group(engine.rank());
-  FLASHCORE_RETURN_IF_ERROR(
-      run_ring(one, members_of(job, engine.rank()), engine, local, inner));
+  FLASHCORE_RETURN_IF_ERROR(run_ring(one, members_of(job, engine.rank()), engine, local, inner));
   return exchange.to_rows("out by rows", out);
 }
 

@@ -87,10 +87,9 @@ Status GatheredKeys::receive(const Shards& shards) {
     at += job_.kv_bytes(rows_of(rows));
   }
   FLASHCORE_RETURN_IF_ERROR(
-      whole_
-          ? engine_.all_gather("keys and values", send_.data(), recv_.data(), recv_bytes_)
-          : engine_.all_to_all("keys and values", send_.data(), send_bytes_, recv_.data(),
-                               recv_bytes_));
+      whole_ ? engine_.all_gather("keys and values", send_.data(), recv_.data(), recv_bytes_)
+             : engine_.all_to_all("keys and values", send_.data(), send_bytes_, recv_.data(),
+                                  recv_bytes_));
   const KeyBlock all = keys();
   at = recv_.data();
   for (std::int32_t r = 0; r < job_.ranks(); ++r) {

@@ -30,7 +30,8 @@ class GatheredKeys {
   Buffer send_, recv_, memory_;
 };
 
-/// Attends each piece of a rank's queries to all keys that it sees. `held` are the rows of the keys.
+/// Attends each piece of a rank's queries to all keys that it sees. `held` are the rows of the
+/// keys.
 Status attend_to_all(const Job& job, std::int32_t rank, Local& local, const Shards& shards,
                      const KeyBlock& keys, const Spans& held);
 

@@ -68,8 +68,8 @@ Status HeadExchange::reserve(HeadTensors& tensors) {
     const std::int64_t heads = heads_of(one, me_).count, rows = rows_of(group_spans(one));
     FLASHCORE_RETURN_IF_ERROR(
         local_.reserve(one.memory, job_.batch * heads * rows * one.dim * size_of(one.dtype)));
-    one.heads = compact(one.memory.data(), one.dtype, job_.batch, heads, rows, one.dim,
-                        local_.device());
+    one.heads =
+        compact(one.memory.data(), one.dtype, job_.batch, heads, rows, one.dim, local_.device());
   }
   return {};
 }
@@ -100,9 +100,9 @@ Status HeadExchange::to_heads(const char* step, HeadTensors& tensors) const {
       const Heads its = heads_of(one, member);
       const TensorView to =
           packed(at, one, job_.batch, its.count, rows_of(spans_of(one, me_)), device);
-      FLASHCORE_RETURN_IF_ERROR(
-          one.rows.given() ? local_.copy(to, slice(one.rows, 1, its.begin, its.count))
-                           : local_.zero(static_cast<std::byte*>(to.data), bytes_of(to)));
+      FLASHCORE_RETURN_IF_ERROR(one.rows.given()
+                                    ? local_.copy(to, slice(one.rows, 1, its.begin, its.count))
+                                    : local_.zero(static_cast<std::byte*>(to.data), bytes_of(to)));
     }
   }
   FLASHCORE_RETURN_IF_ERROR(exchange(step, tensors, true));

@@ -239,8 +239,8 @@ Status check_shards(const Tensors& t, const Options& options) {
   return {};
 }
 
-std::vector<HeaderField> header_of(const Tensors& t, const Options& o,
-                                   const DistributedOptions& d, bool backward) {
+std::vector<HeaderField> header_of(const Tensors& t, const Options& o, const DistributedOptions& d,
+                                   bool backward) {
   const double scale =
       o.scale.value_or(1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(t.q.shape[3], 1))));
   std::vector<HeaderField> fields(2);

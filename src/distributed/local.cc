@@ -204,8 +204,8 @@ Status Local::store(const TensorView& to, const TensorView& sums) const {
     round_floats(host.data(), count, to.dtype);
     FLASHCORE_RETURN_IF_ERROR(backend_->upload(data, host.data(), bytes / 2, device_.index));
   }
-  return copy(to, compact(data, to.dtype, to.shape[0], to.shape[1], to.shape[2], to.shape[3],
-                          device_));
+  return copy(to,
+              compact(data, to.dtype, to.shape[0], to.shape[1], to.shape[2], to.shape[3], device_));
 }
 
 Status Local::zero(std::byte* data, std::int64_t bytes) const {

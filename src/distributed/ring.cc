@@ -212,21 +212,20 @@ Status RingBackward::run() {
   FLASHCORE_RETURN_IF_ERROR(local_.upload(starts_, job_.batch));
   FLASHCORE_RETURN_IF_ERROR(walk_.begin(local_, shards_, held(blocks_, 0)));
   Buffer& first = held(sums_, 0);
-  FLASHCORE_RETURN_IF_ERROR(
-      local_.zero(first.data(), job_.kv_bytes(walk_.rows_at(0), true)));
+  FLASHCORE_RETURN_IF_ERROR(local_.zero(first.data(), job_.kv_bytes(walk_.rows_at(0), true)));
   FLASHCORE_RETURN_IF_ERROR(local_.zero(dq_.data(), job_.wide_q_bytes(rows_of(q_))));
   for (std::int32_t step = 0; step < job_.ranks(); ++step) {
     FLASHCORE_RETURN_IF_ERROR(
         walk_.pass_on(step, "", false, held(blocks_, step), held(blocks_, step + 1)));
     FLASHCORE_RETURN_IF_ERROR(compute(step));
     FLASHCORE_RETURN_IF_ERROR(keep_finished(step));
-    FLASHCORE_RETURN_IF_ERROR(walk_.pass_on(step, ", dK and dV", true, held(sums_, step),
-                                            held(sums_, step + 1)));
+    FLASHCORE_RETURN_IF_ERROR(
+        walk_.pass_on(step, ", dK and dV", true, held(sums_, step), held(sums_, step + 1)));
   }
   FLASHCORE_RETURN_IF_ERROR(send_home());
   const Device device = local_.device();
-  const TensorView dq = compact(dq_.data(), DType::f32, job_.batch, job_.q_heads, rows_of(q_),
-                                job_.head_dim, device);
+  const TensorView dq =
+      compact(dq_.data(), DType::f32, job_.batch, job_.q_heads, rows_of(q_), job_.head_dim, device);
   const KeyBlock own(job_, own_.data(), DType::f32, walk_.rows_at(0), device);
   FLASHCORE_RETURN_IF_ERROR(local_.store(gradients_.dq, dq));
   FLASHCORE_RETURN_IF_ERROR(local_.store(gradients_.dk, own.k));
@@ -238,8 +237,8 @@ Status RingBackward::compute(std::int32_t step) {
   const Spans k = job_.k_pieces(walk_.block(step));
   const KeyBlock keys(job_, held(blocks_, step).data(), job_.dtype, rows_of(k), device);
   const KeyBlock sums(job_, held(sums_, step).data(), DType::f32, rows_of(k), device);
-  const TensorView dq = compact(dq_.data(), DType::f32, job_.batch, job_.q_heads, rows_of(q_),
-                                job_.head_dim, device);
+  const TensorView dq =
+      compact(dq_.data(), DType::f32, job_.batch, job_.q_heads, rows_of(q_), job_.head_dim, device);
   for (const VisiblePair& pair : pairs_) {
     if (pair.step != step) continue;
     Shards part = rows_of_span(shards_, q_, pair.q);
@@ -252,10 +251,10 @@ Status RingBackward::compute(std::int32_t step) {
                         job_.head_dim, device);
     wanted.dk = term.k;
     wanted.dv = term.v;
-    FLASHCORE_RETURN_IF_ERROR(local_.differentiate(
-        local_call(part, span_of(keys.k, k, pair.k), span_of(keys.v, k, pair.k), starts_,
-                   pair.starts),
-        wanted, false, workspace_));
+    FLASHCORE_RETURN_IF_ERROR(
+        local_.differentiate(local_call(part, span_of(keys.k, k, pair.k),
+                                        span_of(keys.v, k, pair.k), starts_, pair.starts),
+                             wanted, false, workspace_));
     FLASHCORE_RETURN_IF_ERROR(local_.add(span_of(dq, q_, pair.q), wanted.dq));
     FLASHCORE_RETURN_IF_ERROR(local_.add(span_of(sums.k, k, pair.k), term.k));
     FLASHCORE_RETURN_IF_ERROR(local_.add(span_of(sums.v, k, pair.k), term.v));

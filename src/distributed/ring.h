@@ -17,7 +17,6 @@ struct Members {
   std::int32_t global(std::int32_t place) const noexcept { return first + place * stride; }
 };
 
-
 /// A pair of pieces of which the first sees keys of the second, and the step that has both.
 struct VisiblePair {
   std::int32_t step;
@@ -86,7 +85,7 @@ class RingBackward {
   Starts starts_;
   std::vector<VisiblePair> pairs_;
   std::array<Buffer, 2> blocks_, sums_;
-  Buffer dq_, own_, finished_;            // f32 sums
+  Buffer dq_, own_, finished_;             // f32 sums
   Buffer dq_term_, dkv_term_, workspace_;  // of one call
 };
 

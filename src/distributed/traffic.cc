@@ -53,8 +53,8 @@ Steps heads_traffic(const Job& job, std::int32_t rank, bool backward, const Step
   const std::int64_t kv_size = job.head_ranks > job.kv_heads ? job.wide_bytes() : size;
   const HeadRange own = job.heads(me);
   const std::int64_t q_rows = rows_of(job.q_of(rank)), k_rows = rows_of(job.k_of(rank));
-  // Bytes of one row of one head, of queries and of keys. A separate backward pass has the forward's
-  // tensors too.
+  // Bytes of one row of one head, of queries and of keys. A separate backward pass has the
+  // forward's tensors too.
   const bool forward = !backward || job.separate_backward;
   std::int64_t q_in = forward ? job.head_dim * size : 0;
   if (backward) q_in += lse + job.v_dim * size;

@@ -39,7 +39,15 @@ const Case kCases[] = {
     {"large scores", {30}, 2, 1, {.causal = true, .scale = 30.0}},
     {"documents", {31}, 4, 2, {.causal = true}, 0, true, true, DType::f32, {0, 9, 9, 20, 31}},
     {"bf16", {33}, 4, 2, {.causal = true}, 0, true, true, DType::bf16},
-    {"f16 documents", {40}, 4, 4, {.window_left = 6, .window_right = 0}, 0, false, true, DType::f16,
+    {"f16 documents",
+     {40},
+     4,
+     4,
+     {.window_left = 6, .window_right = 0},
+     0,
+     false,
+     true,
+     DType::f16,
      {0, 3, 22, 40}},
 };
 const Case& case_of(const char* name) {
@@ -143,15 +151,18 @@ Status backward_in_c(const Comm& comm, const Tensors& tensors, const Gradients& 
   call.params.workspace_bytes = workspace.bytes;
   const CTensor dout(gradients.dout), dlse(gradients.dlse), dq(gradients.dq), dk(gradients.dk),
       dv(gradients.dv);
-  const flashcore_backward_params params = {
-      sizeof params, &call.params, &dout.tensor, &dlse.tensor, &dq.tensor, &dk.tensor, &dv.tensor,
-      nullptr,       nullptr};
+  const flashcore_backward_params params = {sizeof params, &call.params, &dout.tensor,
+                                            &dlse.tensor,  &dq.tensor,   &dk.tensor,
+                                            &dv.tensor,    nullptr,      nullptr};
   const flashcore_comm c_comm = {sizeof c_comm, comm.context,    comm.rank,      comm.size,
                                  comm.sendrecv, comm.all_to_all, comm.all_gather};
-  const flashcore_distributed_options c_how = {
-      sizeof c_how,   static_cast<std::int32_t>(how.scheme), static_cast<std::int32_t>(how.sharding),
-      0,              how.head_ranks,
-      how.documents.data(), how.documents.size()};
+  const flashcore_distributed_options c_how = {sizeof c_how,
+                                               static_cast<std::int32_t>(how.scheme),
+                                               static_cast<std::int32_t>(how.sharding),
+                                               0,
+                                               how.head_ranks,
+                                               how.documents.data(),
+                                               how.documents.size()};
   flashcore_error error{};
   const std::int32_t code = flashcore_distributed_backward(&c_comm, &params, &c_how, &error);
   return code == FLASHCORE_OK ? Status() : Status(static_cast<StatusCode>(code), error.message);
@@ -237,7 +248,11 @@ class Ranks {
   }
   static TensorView lse_of(TensorView lse) {
     if (lse.rank != 2) return lse;
-    return {lse.data, lse.dtype, lse.device, 3, {1, lse.shape[0], lse.shape[1]},
+    return {lse.data,
+            lse.dtype,
+            lse.device,
+            3,
+            {1, lse.shape[0], lse.shape[1]},
             {0, lse.strides[0], lse.strides[1]}};
   }
   static Gradients gradients_of(const Differentiated& call) {
@@ -307,10 +322,10 @@ class Ranks {
   ThreadComm engine_;
 };
 
-class DistributedBackward : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, DistributedBackward, testing::Values(1, 2, 3, 4));
+class DistributedThreadsBackward : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, DistributedThreadsBackward, testing::Values(1, 2, 3, 4));
 
-TEST_P(DistributedBackward, EverySchemeGivesTheGradientsOfOneDevice) {
+TEST_P(DistributedThreadsBackward, EverySchemeGivesTheGradientsOfOneDevice) {
   for (const Case& c : kCases) {
     for (const Scheme scheme :
          {Scheme::automatic, Scheme::ring, Scheme::gather, Scheme::ulysses, Scheme::halo}) {
@@ -322,21 +337,22 @@ TEST_P(DistributedBackward, EverySchemeGivesTheGradientsOfOneDevice) {
   }
 }
 
-TEST(DistributedBackward2d, TwoByTwo) {
+TEST(DistributedThreadsBackward2d, TwoByTwo) {
   for (const char* name : {"full", "causal, grouped", "documents", "bf16", "rows without keys"}) {
     SCOPED_TRACE(name);
-    Ranks(case_of(name), 4, {.scheme = Scheme::two_d, .ranks_per_node = 2, .head_ranks = 2}).check();
+    Ranks(case_of(name), 4, {.scheme = Scheme::two_d, .ranks_per_node = 2, .head_ranks = 2})
+        .check();
   }
 }
 
-TEST(DistributedBackward2d, RanksThatShareAKvHead) {
+TEST(DistributedThreadsBackward2d, RanksThatShareAKvHead) {
   for (const char* name : {"causal, grouped", "bf16", "documents"}) {
     SCOPED_TRACE(name);
     Ranks(case_of(name), 4, {.scheme = Scheme::ulysses}).check();
   }
 }
 
-TEST(DistributedBackwardC, ThroughTheCAbi) {
+TEST(DistributedThreadsBackwardC, ThroughTheCAbi) {
   for (const char* name : {"one rank has all rows", "large scores"}) {
     SCOPED_TRACE(name);
     Ranks ranks(case_of(name), 2, {.scheme = Scheme::ring});
@@ -345,7 +361,7 @@ TEST(DistributedBackwardC, ThroughTheCAbi) {
   }
 }
 
-TEST(DistributedBackwardC, TheWorkspaceIsThatOfCpp) {
+TEST(DistributedThreadsBackwardC, TheWorkspaceIsThatOfCpp) {
   flashcore_distributed_problem p{};
   p.struct_size = sizeof p;
   p.ranks = 4, p.ranks_per_node = 8;
@@ -382,8 +398,7 @@ struct Arguments {
 /// The results of 3 ranks, of which rank 1 changes its arguments or, for null, does not call.
 std::vector<Status> with_wrong_rank(const std::function<void(Arguments&)>& change) {
   Random random(3);
-  const Differentiated call =
-      draw_gradients(random, whole_inputs(case_of("no dlse"), 8, 8), false);
+  const Differentiated call = draw_gradients(random, whole_inputs(case_of("no dlse"), 8, 8), false);
   ThreadComm engine(3);
   return engine.run([&](const Comm& comm) -> Status {
     Differentiated mine = call;
@@ -399,7 +414,7 @@ std::vector<Status> with_wrong_rank(const std::function<void(Arguments&)>& chang
   });
 }
 
-TEST(DistributedBackwardErrors, EveryRankGetsTheSameError) {
+TEST(DistributedThreadsBackwardErrors, EveryRankGetsTheSameError) {
   const auto expect = [](auto change, const char* wanted) {
     for (const Status& one : with_wrong_rank(change)) {
       EXPECT_NE(one.message().find(wanted), std::string::npos) << one.message();
@@ -433,7 +448,7 @@ TEST(DistributedBackwardErrors, EveryRankGetsTheSameError) {
       "rank 1: workspace: the pointer is not a multiple of 256");
 }
 
-TEST(DistributedBackwardErrors, OtherCallsAndRanksThatEnd) {
+TEST(DistributedThreadsBackwardErrors, OtherCallsAndRanksThatEnd) {
   const Case& c = case_of("full");
   ThreadComm engine(2);
   Random random(3);
@@ -441,20 +456,21 @@ TEST(DistributedBackwardErrors, OtherCallsAndRanksThatEnd) {
   const DistributedOptions how{.scheme = Scheme::ring, .sharding = Sharding::contiguous};
   const auto mixed = engine.run([&](const Comm& comm) {
     Differentiated mine = call;
-    return comm.rank == 1
-               ? distributed_attention(comm, mine.tensors(), {}, how)
-               : distributed_backward(comm, mine.tensors(), mine.gradients(), {}, how);
+    return comm.rank == 1 ? distributed_attention(comm, mine.tensors(), {}, how)
+                          : distributed_backward(comm, mine.tensors(), mine.gradients(), {}, how);
   });
   for (const Status& one : mixed) {
-    EXPECT_EQ(one.message(),
-              "rank 1: calls distributed_attention, rank 0 has distributed_backward; all ranks must "
-              "pass the same");
+    EXPECT_EQ(
+        one.message(),
+        "rank 1: calls distributed_attention, rank 0 has distributed_backward; all ranks must "
+        "pass the same");
   }
   const auto ended = with_wrong_rank(nullptr);
   for (const std::size_t r : {0u, 2u}) {
     EXPECT_EQ(ended[r].code(), StatusCode::internal);
-    EXPECT_NE(ended[r].message().find("distributed_backward, header: all_gather failed with code 7"),
-              std::string::npos)
+    EXPECT_NE(
+        ended[r].message().find("distributed_backward, header: all_gather failed with code 7"),
+        std::string::npos)
         << ended[r].message();
   }
   // A rank that ends between its headers and its messages.
@@ -467,9 +483,10 @@ TEST(DistributedBackwardErrors, OtherCallsAndRanksThatEnd) {
     }
     return distributed_backward(dies, mine.tensors(), mine.gradients(), {}, how);
   });
-  EXPECT_EQ(late[0].message(),
-            "ring, ring step 1: sendrecv to rank 1 and from rank 1 failed with code 7; a rank ended, "
-            "or the engine's timeout passed");
+  EXPECT_EQ(
+      late[0].message(),
+      "ring, ring step 1: sendrecv to rank 1 and from rank 1 failed with code 7; a rank ended, "
+      "or the engine's timeout passed");
 }
 
 }  // namespace
