@@ -95,7 +95,7 @@ Status attend_over_ranks(const Comm& comm, const Tensors& t, const Options& opti
   return run_scheme(*job, engine, *local, {t.q, t.k, t.v, t.out, t.lse, t.sinks});
 }
 
-/// The backward pass of one rank. Tensors are needed by run() alone.
+/// The backward pass of one rank. reserve() reads no tensor.
 class BackwardPass {
  public:
   BackwardPass(const Job& job, const Engine& engine, Local& local, const Shards& shards,
@@ -131,7 +131,9 @@ class BackwardPass {
   Status run() {
     if (gradients_.dsinks.given()) FLASHCORE_RETURN_IF_ERROR(differentiate_sinks());
     if (gather_) return gather_->run();
-    FLASHCORE_RETURN_IF_ERROR(job_.head_ranks > 1 ? bind_heads() : bind_rows());
+    inner_shards_ = shards_;
+    inner_gradients_ = gradients_;
+    if (job_.head_ranks > 1) FLASHCORE_RETURN_IF_ERROR(divide_heads());
     if (ring_) {
       FLASHCORE_RETURN_IF_ERROR(ring_->run());
     } else {
@@ -172,13 +174,7 @@ class BackwardPass {
     return local_.reserve(key_sums_, job_.kv_bytes(rows_of(job_.k_of(engine_.rank())), true));
   }
 
-  Status bind_rows() {
-    inner_shards_ = shards_;
-    inner_gradients_ = gradients_;
-    return {};
-  }
-
-  Status bind_heads() {
+  Status divide_heads() {
     FLASHCORE_RETURN_IF_ERROR(exchange_.to_heads("q, k, v, out and dO by heads", in_));
     inner_shards_ = {in_[2].heads,
                      in_[3].heads,

@@ -19,11 +19,11 @@ Status check_documents(const std::vector<std::int64_t>& documents, std::int64_t 
                        std::int64_t k_length) {
   if (documents.empty()) return {};
   if (documents.front() != 0 || !std::is_sorted(documents.begin(), documents.end())) {
-    return invalid_argument("cu_seqlens: wanted ascending numbers that start with 0");
+    return invalid_argument("documents: wanted ascending numbers that start with 0");
   }
   for (const auto& [name, length] : {std::pair{"q", q_length}, {"k", k_length}}) {
     if (documents.back() == length) continue;
-    return invalid_argument("cu_seqlens: ends with %lld; the ranks have %lld rows of %s together",
+    return invalid_argument("documents: ends with %lld; the ranks have %lld rows of %s together",
                             ll{documents.back()}, ll{length}, name);
   }
   return {};

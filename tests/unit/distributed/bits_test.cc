@@ -1,5 +1,5 @@
-// A batch-invariant ring has the bits of one device that attends to the same ranges of keys and merges
-// them in ascending order.
+// A batch-invariant ring has the bits of one device that attends to the same ranges of keys and
+// merges them in ascending order.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::int64_t kLength = 45;
 
-/// Chunk i of 2 * ranks - 1: what zigzag placement divides the rows into. The last rank has two parts
-/// that follow each other: one chunk.
+/// Chunk i of 2 * ranks - 1: what zigzag placement divides the rows into. The last rank has two
+/// parts that follow each other: one chunk.
 std::vector<std::int64_t> chunk(std::int64_t i, std::int64_t ranks) {
   const auto part = [&](std::int64_t n) { return n * kLength / (2 * ranks); };
   return range(part(i < ranks ? i : i + 1), part(i < ranks - 1 ? i + 1 : i + 2));
