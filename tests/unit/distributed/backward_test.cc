@@ -297,9 +297,16 @@ class Ranks {
       mine = shard(comm.rank);
       const auto bytes = distributed_backward_workspace(problem_, comm.rank);
       if (!bytes.ok()) return bytes.status();
-      const WorkspaceMemory memory(*bytes);
-      return (in_c ? backward_in_c : backward_in_cpp)(comm, tensors_of(mine), gradients_of(mine),
-                                                      case_.options, how_, memory.get());
+      constexpr std::size_t kGuard = 256;
+      const WorkspaceMemory memory(*bytes + kGuard);
+      Workspace workspace = memory.get();
+      workspace.bytes = *bytes;
+      const Status status = (in_c ? backward_in_c : backward_in_cpp)(
+          comm, tensors_of(mine), gradients_of(mine), case_.options, how_, workspace);
+      const auto* end = static_cast<const std::byte*>(workspace.data) + *bytes;
+      EXPECT_TRUE(std::all_of(end, end + kGuard, [](std::byte b) { return b == std::byte{0xff}; }))
+          << "wrote past the workspace";
+      return status;
     });
     std::vector<double> dsinks(static_cast<std::size_t>(case_.q_heads));
     for (std::size_t r = 0; r < own.size(); ++r) {
