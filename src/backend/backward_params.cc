@@ -65,8 +65,7 @@ core::BackwardParams make_backward_params(const BackwardPlan& plan, const Tensor
   p.row_base = at(plan.row_stats_offset);
   p.row_factor = at(plan.row_stats_offset + bytes);
   p.row_delta = at(plan.row_stats_offset + 2 * bytes);
-  p.exact_stats =
-      plan.kernel->probability_dtype != DType::f16 && plan.kernel->probability_dtype != DType::bf16;
+  p.exact_stats = plan.exact_stats;
   if (plan.dout_largest_offset != 0) {
     p.dout_largest = reinterpret_cast<std::uint32_t*>(at(plan.dout_largest_offset));
   }

@@ -134,6 +134,8 @@ Status plan_backward(const BackwardProblem& problem, const DeviceInfo& device,
   plan.tile_k = cuda ? plan.kernel->tile_k
                      : cpu_backward_tile_k(problem.forward.head_dim, problem.forward.v_dim);
   plan_chunks(plan);
+  const DType probability = plan.kernel->probability_dtype;
+  plan.exact_stats = probability != DType::f16 && probability != DType::bf16;
   return plan_backward_workspace(plan);
 }
 

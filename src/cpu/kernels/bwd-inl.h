@@ -57,7 +57,7 @@ void row_stats_from_forward(BackwardTile<T>& t, std::int32_t r, T* work) {
 template <typename T>
 bool needs_exact_stats(const BackwardTile<T>& t, std::int32_t r) {
   const T lse = t.base[r];
-  return t.factor[r] != T(0) && lse != core::negative_infinity<T>() &&
+  return t.p.exact_stats && t.factor[r] != T(0) && lse != core::negative_infinity<T>() &&
          (lse > T(kLargestExactLse) || lse < T(-kLargestExactLse));
 }
 
