@@ -19,7 +19,8 @@ namespace {
 /// Calls a function in this process.
 class FunctionTarget final : public verify::CallTarget {
  public:
-  explicit FunctionTarget(const VerifyFunction& function) : function_(function) {}
+  FunctionTarget(const VerifyFunction& function, const VerifyBackwardFunction& backward)
+      : function_(function), backward_(backward) {}
 
   std::byte* block(std::size_t bytes) override {
     memory_.reset();
@@ -34,11 +35,18 @@ class FunctionTarget final : public verify::CallTarget {
     return function_(call, message);
   }
 
+  bool has_backward() const override { return static_cast<bool>(backward_); }
+  std::int32_t call_backward(const flashcore_verify_backward_call& call,
+                             std::string* message) override {
+    return backward_(call, message);
+  }
+
  private:
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }
   };
   const VerifyFunction& function_;
+  VerifyBackwardFunction backward_;
   std::unique_ptr<std::byte, Free> memory_;
 };
 
@@ -53,8 +61,15 @@ std::int32_t finish(const Status& status, flashcore_error* error) {
 }  // namespace
 
 Result<VerifyReport> verify_attention(const flashcore_verify_options& options,
-                                      const VerifyFunction& function) {
-  FunctionTarget target(function);
+                                      const VerifyFunction& function,
+                                      const VerifyBackwardFunction& backward) {
+  VerifyBackwardFunction of_options;
+  if (options.backward != nullptr) {
+    of_options = [&](const flashcore_verify_backward_call& call, std::string*) {
+      return options.backward(&call, options.backward_user);
+    };
+  }
+  FunctionTarget target(function, backward ? backward : of_options);
   return verify::run_probes(options, target);
 }
 
@@ -68,7 +83,7 @@ void flashcore_verify_options_init(flashcore_verify_options* o, size_t struct_si
   o->struct_size = sizeof *o;
   o->seed = 1;
   o->gqa = o->batch = o->cross = o->causal = o->window = o->scale = o->softcap = o->splits =
-      o->lse = o->strides = o->v_dim = -1;
+      o->lse = o->strides = o->v_dim = o->dlse = -1;
 }
 
 int32_t flashcore_verify(const flashcore_verify_options* options,
