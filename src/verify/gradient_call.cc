@@ -6,6 +6,7 @@
 
 #include "verify/inputs/compare_bwd.h"
 #include "verify/inputs/decimal.h"
+#include "verify/inputs/lengths.h"
 
 namespace flashcore::verify {
 namespace {
@@ -105,6 +106,17 @@ GradientCall gradient_call(const ProbeSequence& probes, const Shape& shape,
   call.forward.place(&Tensors::lse, DType::f64, {shape.batch, shape.q_heads, shape.q_len});
   call.dout.assign(count_of(call.forward.tensors.out), 0.0);
   return call;
+}
+
+std::vector<std::int64_t> gradient_lengths(const ProbeSequence& probes) {
+  const std::int64_t step = probes.can.length_step;
+  std::vector<std::int64_t> lengths = lengths_to_try(probes.quick, step);
+  if (!probes.quick) return lengths;
+  std::erase_if(lengths, [&](std::int64_t n) {
+    const bool at_tile = n % 16 <= 1 || n % 16 == 15;
+    return n > 20 * step && n != 100 && (!at_tile || n > 257 * step);
+  });
+  return lengths;
 }
 
 void fill_random(std::vector<double>& values, double sigma, std::uint64_t seed,

@@ -13,6 +13,10 @@ namespace flashcore::verify {
 /// A backward call of the shape with all tensors zero.
 GradientCall gradient_call(const ProbeSequence& probes, const Shape& shape, const Options& options);
 
+/// Lengths of a sweep of gradients: fewer than of the forward pass, because the oracle visits every pair
+/// of a query and a key.
+std::vector<std::int64_t> gradient_lengths(const ProbeSequence& probes);
+
 /// Fills q, k, v and dout with independent normal numbers.
 void fill_random(GradientCall& call, double sigma, std::uint64_t seed);
 void fill_random(std::vector<double>& values, double sigma, std::uint64_t seed,

@@ -55,7 +55,7 @@ std::vector<Mutant> memory_faults() {
           write(t, b, t.shape[1] == 6 || t.shape[1] == 3 ? (h + 1) % t.shape[1] : h, i, c, x);
         };
       }),
-      backward("bwd_v_of_another_head", layout, "f32", [](BackwardParts& p) {
+      backward("bwd_dp_with_v_of_another_head", dp, "f32", [](BackwardParts& p) {
         p.loaded = [](BackwardWork& w) {
           for (std::int64_t j = 0; j < w.n; ++j) {
             for (std::int64_t c = 0; c < w.dv_dim; ++c) {

@@ -48,8 +48,7 @@ std::string uncovered(ProbeSequence& probes, const Shape& shape, std::optional<F
 }  // namespace
 
 Finding probe_grad_coverage(ProbeSequence& probes, std::int64_t head_dim) {
-  const std::vector<std::int64_t> lengths =
-      lengths_to_try(probes.quick, probes.can.length_step);
+  const std::vector<std::int64_t> lengths = gradient_lengths(probes);
   for (const bool of_keys : {false, true}) {
     if (of_keys && !probes.can.cross) break;
     LengthResults results;

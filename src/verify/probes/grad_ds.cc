@@ -15,16 +15,15 @@ GradientCall uniform_call(ProbeSequence& probes, std::int64_t q_len, std::int64_
   // Values and dout are small integers, so every dP is exact in any format.
   Random random(probes.seed, 211);
   const TensorView& v = call.forward.tensors.v;
-  std::vector<double> half;
   fill(v, [&](auto, auto, auto, auto) { return static_cast<double>(random.between(-3, 3)); });
   auto* values = static_cast<double*>(v.data);
   const std::int64_t n = v.shape[2], d = v.shape[3];
   for (std::int64_t head = 0; head < v.shape[0] * v.shape[1]; ++head) {
     double* x = values + head * n * d;
-    for (std::int64_t j = n / 2; j < n; ++j) {
-      for (std::int64_t c = 0; c < d; ++c) {
-        x[j * d + c] = n % 2 == 1 && j == n - 1 ? 0 : -x[(j - n / 2) * d + c];
-      }
+    for (std::int64_t c = 0; c < d; ++c) {
+      double sum = 0;
+      for (std::int64_t j = 0; j + 1 < n; ++j) sum += x[j * d + c];
+      x[(n - 1) * d + c] = -sum;
     }
   }
   for (double& x : call.dout) x = static_cast<double>(random.between(-1, 1));

@@ -11,7 +11,7 @@ Finding probe_grad_tail(ProbeSequence& probes, std::int64_t head_dim) {
     LengthResults results;
     std::optional<Finding> first;
     const std::int64_t deaths = probes.impl.deaths();
-    for (const std::int64_t n : lengths_to_try(probes.quick, probes.can.length_step)) {
+    for (const std::int64_t n : gradient_lengths(probes)) {
       if (probes.impl.deaths() - deaths >= kMaxDeaths) break;
       const Shape shape =
           probes.shape(of_keys ? kOther : n, of_keys ? n : kOther, head_dim, false);

@@ -190,6 +190,7 @@ Diagnosis common_factor(const Reading& r, FaultStage fallback) {
     const double error = std::fabs(r.got[e] - factor * r.want[e]);
     if (!(error <= (1 + std::fabs(factor)) * r.bound[e] + 1e-5 * std::fabs(r.got[e]))) return {};
   }
+  if (std::fabs(factor - 1) < kNoise / 4) return {};  // rounding may be the same for all entries
   const std::size_t worst = worst_entry(r);
   const std::string text = name_of(r) + " is " + number(factor) + " times as large everywhere";
   const std::string why = r.from == kDv ? "" : scale_factor(factor, r.scale);
@@ -255,7 +256,7 @@ Diagnosis score_scale(const Reading& r) {
     }
   };
   each_row([&](std::size_t, double x, double y) { xy += x * y, xx += x * x; });
-  if (xx == 0) return {};
+  if (xx < 1e-6) return {};
   const double slope = xy / xx;
   bool fits = std::fabs(slope - 1) > 1e-3;
   each_row([&](std::size_t e, double x, double y) {
@@ -267,14 +268,20 @@ Diagnosis score_scale(const Reading& r) {
           true};
 }
 
-Diagnosis without_p(const Reading& r, const std::vector<std::size_t>& wrong) {
+/// dS lacks the factor P, or has it twice.
+Diagnosis other_power_of_p(const Reading& r, const std::vector<std::size_t>& wrong) {
   if (r.from == kDv) return {};
-  const double explained = part(wrong, [&](std::size_t e) {
-    return r.visible(e) && std::fabs(r.got[e] * r.p[e] - r.want[e]) <=
-                               2 * r.bound[e] + 1e-5 * std::fabs(r.want[e]);
-  });
-  if (explained < kNearlyAll) return {};
-  return {FaultStage::ds, "the factor P of dS is missing: " + shown(r, wrong.front()), true};
+  const auto explained = [&](auto power) {
+    return part(wrong, [&](std::size_t e) {
+             return r.visible(e) && close(r, e, r.got[e], power(r.want[e], r.p[e]));
+           }) >= kNearlyAll;
+  };
+  const bool without = explained([](double want, double p) { return want / p; });
+  if (!without && !explained([](double want, double p) { return want * p; })) return {};
+  return {FaultStage::ds,
+          std::string("the factor P of dS is ") + (without ? "missing: " : "squared: ") +
+              shown(r, wrong.front()),
+          false};
 }
 
 Diagnosis noise(const Reading& r) {
@@ -317,7 +324,7 @@ Diagnosis diagnose(const Reading& r, FaultStage fallback) {
   if (Diagnosis d = hidden_pairs(r, wrong); d.structural) return d;
   if (Diagnosis d = lost_tiles(r, wrong); d.structural) return d;
   if (Diagnosis d = exchanged(r, wrong, fallback); d.stage != FaultStage::none) return d;
-  if (Diagnosis d = without_p(r, wrong); d.structural) return d;
+  if (Diagnosis d = other_power_of_p(r, wrong); d.stage != FaultStage::none) return d;
   if (Diagnosis d = common_factor(r, fallback); d.stage != FaultStage::none) return d;
   if (Diagnosis d = delta_error(r); d.structural) return d;
   if (Diagnosis d = score_scale(r); d.structural) return d;
