@@ -64,7 +64,8 @@ struct Evidence {
   std::vector<double> by_column;     ///< per key if columns_are_keys, else per output column
   bool columns_are_keys = false;
   std::int64_t p_rows = 0, p_columns = 0;
-  std::vector<double> p_got, p_want;  ///< [p_rows, p_columns]: measured output, P or dS, and expected
+  std::vector<double> p_got,
+      p_want;  ///< [p_rows, p_columns]: measured output, P or dS, and expected
 };
 
 struct VerifyReport {

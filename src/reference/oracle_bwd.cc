@@ -162,8 +162,8 @@ Row GradientSums::read_row(const Oracle& forward, std::size_t r) const {
   const double truncation = a_.truncates_sums ? head_dim / 8 * forward.largest_sum[r] : 0.0;
   row.score_error = u * (4 * a + std::max(std::sqrt(head_dim) * a, truncation)) +
                     2 * u * std::fabs(forward.lse[r]);
-  // Rounded once with each operand and once itself, a score is off by three units at most; the row's
-  // normaliser by as much again.
+  // Rounded once with each operand and once itself, a score is off by three units at most; the
+  // row's normaliser by as much again.
   row.p_error = std::min(std::expm1(6 * a_.score_unit * a), kLargestError);
   return row;
 }
@@ -190,8 +190,7 @@ Pair GradientSums::make_pair(const Row& row, std::int64_t j, double p) const {
     pair.slope = 1 - tanh * tanh;
     score_error *= 1 + 2 * std::fabs(tanh) / p_.options.softcap;
   }
-  pair.weight_error =
-      p * ((score_error + row.p_error + 4 * u) * std::fabs(pair.w) + pair.dp_error);
+  pair.weight_error = p * ((score_error + row.p_error + 4 * u) * std::fabs(pair.w) + pair.dp_error);
   return pair;
 }
 
@@ -279,8 +278,8 @@ void GradientSums::add_row(const Oracle& forward, std::size_t r) {
   for (std::size_t j = 0; j < scores.size(); ++j) {
     // A weight of 0 contributes nothing, even if its operands are not finite.
     if (scores[j] == kNothing || forward.probabilities[r][j] == 0) continue;
-    pairs.emplace_back(
-        j, make_pair(row, static_cast<std::int64_t>(j), forward.probabilities[r][j]));
+    pairs.emplace_back(j,
+                       make_pair(row, static_cast<std::int64_t>(j), forward.probabilities[r][j]));
     const Pair& pair = pairs.back().second;
     dp_mass += pair.p * std::fabs(pair.w + row.delta);
   }

@@ -96,9 +96,10 @@ Discovery discover_backward(ProbeSequence& probes, const flashcore_verify_option
     return explorer.accepts(plain(dims.front()), base, false, MemoryLayout::padded);
   });
   can.dlse = o.dlse >= 0 ? o.dlse != 0 : explorer.accepts(plain(dims.front()), base, true);
-  found.capabilities.push_back(
-      std::string("dlse: ") + (can.dlse ? "yes" : "no") +
-      (o.dlse >= 0 ? " (declared)" : can.dlse ? "" : " (" + explorer.message() + ")"));
+  found.capabilities.push_back(std::string("dlse: ") + (can.dlse ? "yes" : "no") +
+                               (o.dlse >= 0 ? " (declared)"
+                                : can.dlse  ? ""
+                                            : " (" + explorer.message() + ")"));
   probes.deterministic = o.deterministic == 1;
   return found;
 }

@@ -180,23 +180,22 @@ RanGradients run_gradients(ProbeSequence& probes, GradientCall& call, const Sett
   Gradients given;
   given.dout = like(t.out, call.dout);
   if (!call.dlse.empty()) given.dlse = like(t.lse, call.dlse);
-  ran.expected.gradients =
-      reference::compute_gradients(problem_of(call), t, given,
-                                   arithmetic_of(probes, ran.expected.forward),
-                                   ran.expected.forward, true);
+  ran.expected.gradients = reference::compute_gradients(problem_of(call), t, given,
+                                                        arithmetic_of(probes, ran.expected.forward),
+                                                        ran.expected.forward, true);
   Arithmetic arithmetic = probes.impl.arithmetic();
   arithmetic.out_unit = unit_of(probes.impl.formats().dtype);
   arithmetic.out_smallest = smallest_of(probes.impl.formats().dtype);
   for (int g = 0; g < kGradients; ++g) {
-    ran.judged[g] =
-        judge(ran.expected.of(g), ran.result.value[g], tensor_of(call, g), arithmetic);
+    ran.judged[g] = judge(ran.expected.of(g), ran.result.value[g], tensor_of(call, g), arithmetic);
   }
   return ran;
 }
 
 std::string element_name(const GradientCall& call, int gradient, std::size_t at) {
   const TensorView& t = tensor_of(call, gradient);
-  const auto heads = static_cast<std::size_t>(t.shape[1]), rows = static_cast<std::size_t>(t.shape[2]),
+  const auto heads = static_cast<std::size_t>(t.shape[1]),
+             rows = static_cast<std::size_t>(t.shape[2]),
              columns = static_cast<std::size_t>(t.shape[3]);
   return std::string(kGradientNames[gradient]) + " of batch " +
          decimal(at / columns / rows / heads) + ", head " + decimal(at / columns / rows % heads) +
@@ -227,7 +226,8 @@ Finding gradient_finding(const ProbeSequence& probes, FaultStage stage, std::str
   e.title = std::string(kGradientNames[gradient]) + ": " + f.call;
   e.heads = t.shape[0] * t.shape[1];
   e.rows = t.shape[2];
-  const auto columns = static_cast<std::size_t>(t.shape[3]), rows = static_cast<std::size_t>(e.rows);
+  const auto columns = static_cast<std::size_t>(t.shape[3]),
+             rows = static_cast<std::size_t>(e.rows);
   e.error.assign(static_cast<std::size_t>(e.heads) * rows, 0.0);
   e.by_column.assign(columns, 0.0);
   const JudgedGradient& j = ran.judged[gradient];

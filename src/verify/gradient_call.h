@@ -13,8 +13,8 @@ namespace flashcore::verify {
 /// A backward call of the shape with all tensors zero.
 GradientCall gradient_call(const ProbeSequence& probes, const Shape& shape, const Options& options);
 
-/// Lengths of a sweep of gradients: fewer than of the forward pass, because the oracle visits every pair
-/// of a query and a key.
+/// Lengths of a sweep of gradients: fewer than of the forward pass, because the oracle visits every
+/// pair of a query and a key.
 std::vector<std::int64_t> gradient_lengths(const ProbeSequence& probes);
 
 /// Fills q, k, v and dout with independent normal numbers.
@@ -52,8 +52,8 @@ struct RanGradients {
   int worst() const;
 };
 
-/// Rounds the inputs of the call to their formats and computes the forward pass of the oracle, whose
-/// results become inputs.
+/// Rounds the inputs of the call to their formats and computes the forward pass of the oracle,
+/// whose results become inputs.
 reference::Oracle prepare(const ProbeSequence& probes, GradientCall& call);
 
 /// Prepares the call and runs it without a comparison.

@@ -178,12 +178,11 @@ void Implementation::note_stray(const Block& block, const std::vector<std::byte>
 }
 
 void Implementation::note_error(std::int32_t code, CallOutcome& result) {
-  result.kind = code == FLASHCORE_UNSUPPORTED            ? CallResult::Kind::refused
-                : code == FLASHCORE_VERIFY_OUT_MISSHAPEN ? CallResult::Kind::out_misshapen
-                : code == FLASHCORE_VERIFY_LSE_MISSHAPEN ? CallResult::Kind::lse_misshapen
-                : code == FLASHCORE_VERIFY_GRADIENT_MISSHAPEN
-                    ? CallResult::Kind::gradient_misshapen
-                    : CallResult::Kind::failed;
+  result.kind = code == FLASHCORE_UNSUPPORTED                 ? CallResult::Kind::refused
+                : code == FLASHCORE_VERIFY_OUT_MISSHAPEN      ? CallResult::Kind::out_misshapen
+                : code == FLASHCORE_VERIFY_LSE_MISSHAPEN      ? CallResult::Kind::lse_misshapen
+                : code == FLASHCORE_VERIFY_GRADIENT_MISSHAPEN ? CallResult::Kind::gradient_misshapen
+                                                              : CallResult::Kind::failed;
   if (result.message.empty()) result.message = "the function returned " + decimal(code);
   if (result.kind == CallResult::Kind::refused && refused_++ == 0) {
     first_refusal_ = last_call_ + ": " + result.message;

@@ -26,7 +26,7 @@ struct Capabilities {
 struct Conventions {
   double empty_lse = -std::numeric_limits<double>::infinity();  ///< of a row that sees no key
   bool gradients_vary = false;  ///< bits of gradients differ from call to call, within rounding
-  bool top_left = false;  ///< causal alignment: query 0 at key 0
+  bool top_left = false;        ///< causal alignment: query 0 at key 0
   bool lse_base_2 = false;
 };
 

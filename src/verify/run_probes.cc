@@ -13,11 +13,10 @@ namespace flashcore {
 
 const char* to_string(FaultStage stage) noexcept {
   static constexpr const char* kNames[] = {
-      "",     "determinism", "coverage", "layout",    "sum",     "pv",
-      "tail", "scale",       "scores",   "precision", "rescale", "max",
-      "mask", "combine",     "bounds",   "dequant",   "lse",     "unlocalised",
-      "dv",   "dp",          "delta",    "ds",        "dq",      "dk",
-      "accumulate", "dlse"};
+      "",       "determinism", "coverage",  "layout",      "sum", "pv",   "tail",
+      "scale",  "scores",      "precision", "rescale",     "max", "mask", "combine",
+      "bounds", "dequant",     "lse",       "unlocalised", "dv",  "dp",   "delta",
+      "ds",     "dq",          "dk",        "accumulate",  "dlse"};
   return kNames[static_cast<int>(stage)];
 }
 
@@ -190,8 +189,7 @@ struct Run {
     }
     run_list(probes, gradient_probes(), why_not);
     if (probes.conventions.gradients_vary && report.ok) {
-      report.conventions.emplace_back(
-          "gradients: bits differ from call to call, within rounding");
+      report.conventions.emplace_back("gradients: bits differ from call to call, within rounding");
     }
   }
 };

@@ -52,7 +52,12 @@ std::function<VerifyFunction()> mutant(Change change) {
 /// The reference backward pass with some parts replaced.
 template <typename Change>
 Mutant backward(std::string name, FaultStage stage, std::string dtypes, Change change) {
-  return {std::move(name), stage, std::move(dtypes), mutant([](Parts&) {}), "", false,
+  return {std::move(name),
+          stage,
+          std::move(dtypes),
+          mutant([](Parts&) {}),
+          "",
+          false,
           [change]() -> VerifyBackwardFunction {
             BackwardParts parts = default_backward();
             change(parts);

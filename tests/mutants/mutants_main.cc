@@ -1,6 +1,6 @@
-// Runs the verifier on all mutants and prints a table for each kind: mutants written together with the
-// probes, mutants written after the probes were frozen, mutants designed to get past the probes,
-// and correct implementations; then those of the backward pass.
+// Runs the verifier on all mutants and prints a table for each kind: mutants written together with
+// the probes, mutants written after the probes were frozen, mutants designed to get past the
+// probes, and correct implementations; then those of the backward pass.
 //
 //   flashcore_mutants [--full] [--all] [--seeds N] [--only NAME] [--show]
 //                     [--part first|frozen|adversary|correct|bwd_first|bwd_frozen|bwd_correct]
@@ -106,8 +106,7 @@ Verified verify(const Args& args, const Job& job) {
   const double start = cpu_seconds();
   if (e.make_backward) {
     BackwardTarget target(e);
-    Result<VerifyReport> report =
-        verify::run_probes(options, target, verify::ProbeSet::gradients);
+    Result<VerifyReport> report = verify::run_probes(options, target, verify::ProbeSet::gradients);
     return {std::move(report), cpu_seconds() - start};
   }
   Result<VerifyReport> report = verify_attention(options, e.make());
@@ -207,10 +206,10 @@ int run_mutants(const Args& args) {
   const Tally adversary =
       part("adversary", "Mutants designed to get past the probes", adversary_mutants);
   const Tally correct = part("correct", "Correct implementations", correct_impls);
-  const Tally bwd_first = part("bwd_first", "Backward: written together with the probes",
-                               first_backward_mutants);
-  const Tally bwd_frozen = part("bwd_frozen", "Backward: written after the probes were frozen",
-                                frozen_backward_mutants);
+  const Tally bwd_first =
+      part("bwd_first", "Backward: written together with the probes", first_backward_mutants);
+  const Tally bwd_frozen =
+      part("bwd_frozen", "Backward: written after the probes were frozen", frozen_backward_mutants);
   const Tally bwd_correct = part("bwd_correct", "Backward: correct", correct_backwards);
   const auto good = [](const Tally& t) {
     return t.found == t.shown && t.named * 10 >= t.shown * 9 && t.too_slow == 0;

@@ -121,8 +121,7 @@ BackwardParts default_backward() {
   return p;
 }
 
-std::int32_t differentiate(const BackwardParts& parts,
-                           const flashcore_verify_backward_call& call) {
+std::int32_t differentiate(const BackwardParts& parts, const flashcore_verify_backward_call& call) {
   const flashcore_verify_call& f = *call.forward;
   if (call.dlse != nullptr && !parts.takes_dlse) return FLASHCORE_UNSUPPORTED;
   if (parts.called) parts.called(call);

@@ -1,5 +1,5 @@
-// A small correct backward pass of attention in tiles. A mutant replaces one of its parts. It shares no
-// code with the library.
+// A small correct backward pass of attention in tiles. A mutant replaces one of its parts. It
+// shares no code with the library.
 #pragma once
 
 #include <cstdint>

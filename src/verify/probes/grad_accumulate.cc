@@ -1,5 +1,5 @@
-// Probe grad_accumulate: sums over many tiles. P, dS and their products are correct by now for short
-// rows, so a wrong entry at a long row is a tile that is missing or counted twice.
+// Probe grad_accumulate: sums over many tiles. P, dS and their products are correct by now for
+// short rows, so a wrong entry at a long row is a tile that is missing or counted twice.
 #include <cmath>
 
 #include "verify/inputs/decimal.h"
@@ -19,13 +19,13 @@ Finding check_growth(ProbeSequence& probes, std::int64_t head_dim, std::int64_t 
   // A narrow accumulator stops at a power of two times the term, a lost tile does not.
   const double got = ran.result.value[kDv][ran.judged[kDv].worst_at];
   const double terms = std::log2(got * 8);  // P = 1/8
-  const bool small = ran.judged[kDv].non_finite == 0 &&
-                     (std::fabs(terms - std::round(terms)) < 1e-6 ||
-                      ran.judged[kDv].relative_error < 0x1p-5);
-  return gradient_finding(probes, small ? FaultStage::precision : FaultStage::accumulate,
-                          "dv sums " + decimal(length) + " equal terms: " +
-                              worst_element(call, ran, kDv),
-                          call, ran, kDv);
+  const bool small =
+      ran.judged[kDv].non_finite == 0 &&
+      (std::fabs(terms - std::round(terms)) < 1e-6 || ran.judged[kDv].relative_error < 0x1p-5);
+  return gradient_finding(
+      probes, small ? FaultStage::precision : FaultStage::accumulate,
+      "dv sums " + decimal(length) + " equal terms: " + worst_element(call, ran, kDv), call, ran,
+      kDv);
 }
 
 }  // namespace
@@ -50,8 +50,7 @@ Finding probe_grad_accumulate(ProbeSequence& probes, std::int64_t head_dim) {
                         FaultStage::accumulate, "long rows");
     if (f.found()) return f;
     const int g = ran.worst();
-    const bool small =
-        ran.judged[g].relative_error < 0x1p-5 && ran.judged[g].non_finite == 0;
+    const bool small = ran.judged[g].relative_error < 0x1p-5 && ran.judged[g].non_finite == 0;
     return gradient_finding(probes, small ? FaultStage::precision : FaultStage::accumulate,
                             "long rows: " + worst_element(call, ran, g), call, ran, g);
   }

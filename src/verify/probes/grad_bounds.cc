@@ -1,5 +1,5 @@
-// Probe grad_bounds: memory around the tensors of a backward call must not affect the gradients and must
-// not be written.
+// Probe grad_bounds: memory around the tensors of a backward call must not affect the gradients and
+// must not be written.
 #include <cmath>
 #include <limits>
 
@@ -15,8 +15,8 @@ Finding probe_grad_bounds(ProbeSequence& probes, std::int64_t head_dim) {
       const bool padded = layout != setting.inputs;
       if (padded && !probes.can.strides) continue;
       setting.inputs = setting.out = layout;
-      GradientCall call = gradient_call(
-          probes, probes.shape(q_len, kv_len, head_dim, kv_len < 20), probes.base());
+      GradientCall call =
+          gradient_call(probes, probes.shape(q_len, kv_len, head_dim, kv_len < 20), probes.base());
       fill_random(call, 1, probes.seed);
       const RanGradients clean = run_gradients(probes, call, setting);
       if (auto f = failure_of(probes, clean.result, FaultStage::bounds)) return *f;
@@ -32,12 +32,12 @@ Finding probe_grad_bounds(ProbeSequence& probes, std::int64_t head_dim) {
             // Sums in no fixed order may differ within rounding.
             const double off = std::fabs(after - before);
             if (after == before || off <= 2 * clean.judged[g].bound[at]) continue;
-            return probes.finding(
-                FaultStage::bounds,
-                std::string(padded ? "padded rows and heads: " : "") + "with " + number(guard) +
-                    " around the tensors " + element_name(call, g, at) + " becomes " +
-                    number(after) + " instead of " + number(before) +
-                    ": memory outside the tensors is read");
+            return probes.finding(FaultStage::bounds,
+                                  std::string(padded ? "padded rows and heads: " : "") + "with " +
+                                      number(guard) + " around the tensors " +
+                                      element_name(call, g, at) + " becomes " + number(after) +
+                                      " instead of " + number(before) +
+                                      ": memory outside the tensors is read");
           }
         }
       }

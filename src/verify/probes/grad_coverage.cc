@@ -1,5 +1,5 @@
-// Probes grad_coverage and grad_determinism: every element of the gradients is written, whatever was
-// there, and the same call gives the same gradients.
+// Probes grad_coverage and grad_determinism: every element of the gradients is written, whatever
+// was there, and the same call gives the same gradients.
 #include <algorithm>
 #include <cmath>
 
@@ -79,15 +79,14 @@ Finding probe_grad_determinism(ProbeSequence& probes, std::int64_t head_dim) {
   const int times = probes.quick ? 8 : 20;
   for (const auto& [q_len, kv_len] : {std::pair{9, 70}, {70, 40}, {130, 130}}) {
     if (probes.quick && q_len > 100) continue;
-    GradientCall call = gradient_call(probes, probes.shape(q_len, kv_len, head_dim, kv_len == 70),
-                                      probes.base());
+    GradientCall call =
+        gradient_call(probes, probes.shape(q_len, kv_len, head_dim, kv_len == 70), probes.base());
     fill_random(call, 1, probes.seed);
     const RanGradients first = run_gradients(probes, call);
     if (auto f = failure_of(probes, first.result, FaultStage::determinism)) return *f;
     if (!first.result.ok()) continue;
     for (int i = 1; i < times; ++i) {
-      const GradientResult again =
-          probes.impl.run_backward(call, probes.impl.default_setting());
+      const GradientResult again = probes.impl.run_backward(call, probes.impl.default_setting());
       if (auto f = failure_of(probes, again, FaultStage::determinism)) return *f;
       if (!again.ok() || again.bits == first.result.bits) continue;
       // Sums in no fixed order differ within rounding; a race does not.
@@ -97,8 +96,8 @@ Finding probe_grad_determinism(ProbeSequence& probes, std::int64_t head_dim) {
         for (std::size_t at = 0; at < again.value[g].size(); ++at) {
           const double a = first.result.value[g][at], b = again.value[g][at];
           if (a == b || (std::isnan(a) && std::isnan(b))) continue;
-          const double off = std::isnan(a - b) ? INFINITY
-                                               : std::fabs(a - b) / first.judged[g].bound[at];
+          const double off =
+              std::isnan(a - b) ? INFINITY : std::fabs(a - b) / first.judged[g].bound[at];
           if (off <= worst) continue;
           worst = off;
           text = element_name(call, g, at) + " is " + number(a) + " in the first run and " +

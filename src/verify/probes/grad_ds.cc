@@ -1,5 +1,5 @@
-// Probes grad_dp, grad_delta and grad_ds: dS is read from dq and dk. Under uniform P and with an output
-// of 0, dS is dP / n; an output that is not 0 adds delta; random scores add P.
+// Probes grad_dp, grad_delta and grad_ds: dS is read from dq and dk. Under uniform P and with an
+// output of 0, dS is dP / n; an output that is not 0 adds delta; random scores add P.
 #include "verify/probes/gradient_reading.h"
 
 namespace flashcore::verify {
@@ -10,8 +10,7 @@ constexpr std::pair<std::int64_t, std::int64_t> kShapes[] = {{3, 7}, {5, 20}};
 /// A call with P = 1/n. The values of each column sum to 0, so the output and delta are 0.
 GradientCall uniform_call(ProbeSequence& probes, std::int64_t q_len, std::int64_t kv_len,
                           std::int64_t head_dim) {
-  GradientCall call =
-      gradient_call(probes, probes.shape(q_len, kv_len, head_dim), probes.base());
+  GradientCall call = gradient_call(probes, probes.shape(q_len, kv_len, head_dim), probes.base());
   // Values and dout are small integers, so every dP is exact in any format.
   Random random(probes.seed, 211);
   const TensorView& v = call.forward.tensors.v;
@@ -65,8 +64,8 @@ Finding probe_grad_ds(ProbeSequence& probes, std::int64_t head_dim) {
       GradientCall call =
           gradient_call(probes, probes.shape(q_len, kv_len, head_dim), probes.base());
       fill_random(call, sigma, probes.seed);
-      Finding f = explain(probes, read_ds(probes, call, score_dims(head_dim)), call,
-                          FaultStage::ds, "random scores");
+      Finding f = explain(probes, read_ds(probes, call, score_dims(head_dim)), call, FaultStage::ds,
+                          "random scores");
       if (f.found()) return f;
       // All columns at once: the products beyond those that read dS.
       fill_random(call, sigma, probes.seed + 1);
@@ -74,13 +73,12 @@ Finding probe_grad_ds(ProbeSequence& probes, std::int64_t head_dim) {
       if (!ran.result.ok() || ran.ok()) continue;
       for (const int g : {kDq, kDk}) {
         if (ran.judged[g].ok()) continue;
-        const bool small = ran.judged[g].non_finite == 0 &&
-                           ran.judged[g].relative_error < 0x1p-5;
-        const FaultStage stage = small        ? FaultStage::precision
+        const bool small = ran.judged[g].non_finite == 0 && ran.judged[g].relative_error < 0x1p-5;
+        const FaultStage stage = small      ? FaultStage::precision
                                  : g == kDq ? FaultStage::dq
                                             : FaultStage::dk;
-        return gradient_finding(probes, stage,
-                                "dS is correct, but " + worst_element(call, ran, g), call, ran, g);
+        return gradient_finding(probes, stage, "dS is correct, but " + worst_element(call, ran, g),
+                                call, ran, g);
       }
     }
   }

@@ -1,4 +1,5 @@
-// Probe grad_layout: random gradients in several strides, and gradients that hold those of other heads.
+// Probe grad_layout: random gradients in several strides, and gradients that hold those of other
+// heads.
 #include <cmath>
 
 #include "verify/gradient_call.h"

@@ -1,5 +1,5 @@
-// Probes grad_mask and grad_window: hidden pairs must not count. The same call without a mask is correct
-// by now, so any error is the mask's.
+// Probes grad_mask and grad_window: hidden pairs must not count. The same call without a mask is
+// correct by now, so any error is the mask's.
 #include "verify/inputs/decimal.h"
 #include "verify/probes/gradient_reading.h"
 
@@ -15,8 +15,8 @@ Finding check(ProbeSequence& probes, const Shape& shape, const Options& options)
   const int g = ran.worst();
   if (shape.q_len * shape.kv_len < 200) {
     // Small enough to be read entry by entry; a hidden pair is the clearest evidence.
-    const Readings readings = g == kDv ? read_p(probes, call)
-                                       : read_ds(probes, call, score_dims(shape.head_dim));
+    const Readings readings =
+        g == kDv ? read_p(probes, call) : read_ds(probes, call, score_dims(shape.head_dim));
     Finding f = explain(probes, readings, call, FaultStage::mask, "masked");
     if (f.found()) {
       f.stage = f.stage == FaultStage::bounds ? f.stage : FaultStage::mask;

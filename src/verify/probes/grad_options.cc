@@ -25,8 +25,8 @@ Finding probe_grad_scale(ProbeSequence& probes, std::int64_t head_dim) {
   for (const double scale : {0.3, 0.05, 1.7}) {
     Options options = probes.base();
     options.scale = scale;
-    Finding f = check(probes, head_dim, options, 0.8, false, FaultStage::scale,
-                      "scale " + number(scale));
+    Finding f =
+        check(probes, head_dim, options, 0.8, false, FaultStage::scale, "scale " + number(scale));
     if (!f.found()) continue;
     // The default scale is correct by now.
     const bool other = f.stage == FaultStage::bounds || f.stage == FaultStage::determinism;
@@ -40,16 +40,16 @@ Finding probe_grad_softcap(ProbeSequence& probes, std::int64_t head_dim) {
   for (const double cap : {1.0, 5.0}) {
     Options options = probes.base();
     options.softcap = cap;
-    Finding f = check(probes, head_dim, options, 2, false, FaultStage::ds,
-                      "softcap " + number(cap));
+    Finding f =
+        check(probes, head_dim, options, 2, false, FaultStage::ds, "softcap " + number(cap));
     if (f.found()) return f;
   }
   return {};
 }
 
 Finding probe_grad_dlse(ProbeSequence& probes, std::int64_t head_dim) {
-  Finding f = check(probes, head_dim, probes.base(), 1, true, FaultStage::dlse,
-                    "random dlse and dout");
+  Finding f =
+      check(probes, head_dim, probes.base(), 1, true, FaultStage::dlse, "random dlse and dout");
   if (f.found() && f.stage != FaultStage::bounds) f.stage = FaultStage::dlse;
   if (f.found() || !probes.can.causal) return f;
   Options options = probes.base();

@@ -1,6 +1,6 @@
-// Probe grad_random: gradients of random problems, every option alone and with every other. A failing
-// problem is shrunk. Its stage is that of the option it still needs, or of the first product that is
-// wrong.
+// Probe grad_random: gradients of random problems, every option alone and with every other. A
+// failing problem is shrunk. Its stage is that of the option it still needs, or of the first
+// product that is wrong.
 #include <algorithm>
 #include <cmath>
 

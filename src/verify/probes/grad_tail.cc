@@ -1,5 +1,6 @@
-// Probe grad_tail: random gradients at many lengths. It reports a fault only if some lengths have it
-// and larger ones do not, which is the mark of a partial tile. Other faults have probes of their own.
+// Probe grad_tail: random gradients at many lengths. It reports a fault only if some lengths have
+// it and larger ones do not, which is the mark of a partial tile. Other faults have probes of their
+// own.
 #include "verify/gradient_call.h"
 #include "verify/inputs/lengths.h"
 
@@ -13,8 +14,7 @@ Finding probe_grad_tail(ProbeSequence& probes, std::int64_t head_dim) {
     const std::int64_t deaths = probes.impl.deaths();
     for (const std::int64_t n : gradient_lengths(probes)) {
       if (probes.impl.deaths() - deaths >= kMaxDeaths) break;
-      const Shape shape =
-          probes.shape(of_keys ? kOther : n, of_keys ? n : kOther, head_dim, false);
+      const Shape shape = probes.shape(of_keys ? kOther : n, of_keys ? n : kOther, head_dim, false);
       GradientCall call = gradient_call(probes, shape, probes.base());
       fill_random(call, 1, probes.seed + static_cast<std::uint64_t>(n));
       const RanGradients ran = run_gradients(probes, call);

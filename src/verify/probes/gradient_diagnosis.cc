@@ -1,5 +1,5 @@
-// Explains a wrong reading of P or dS by a known pattern: hidden pairs, lost or doubled tiles, exchanged
-// heads or rows, a common factor, an error of delta, noise.
+// Explains a wrong reading of P or dS by a known pattern: hidden pairs, lost or doubled tiles,
+// exchanged heads or rows, a common factor, an error of delta, noise.
 #include <algorithm>
 #include <cmath>
 
@@ -87,7 +87,8 @@ Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
   for (const std::size_t e : found) {
     if (head == SIZE_MAX) head = e / keys / rows;
     if (e / keys / rows != head) continue;
-    first_row = std::min(first_row, e / keys % rows), last_row = std::max(last_row, e / keys % rows);
+    first_row = std::min(first_row, e / keys % rows),
+    last_row = std::max(last_row, e / keys % rows);
     first_key = std::min(first_key, e % keys), last_key = std::max(last_key, e % keys);
   }
   return {FaultStage::accumulate,
@@ -99,8 +100,7 @@ Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
 }
 
 /// Heads, rows or keys in each other's place.
-Diagnosis exchanged(const Reading& r, const std::vector<std::size_t>& wrong,
-                    FaultStage fallback) {
+Diagnosis exchanged(const Reading& r, const std::vector<std::size_t>& wrong, FaultStage fallback) {
   enum Axis { kHead, kRow, kKey };
   static constexpr const char* kNames[] = {"head", "row", "key"};
   const auto keys = static_cast<std::size_t>(r.keys), rows = static_cast<std::size_t>(r.rows),
@@ -131,16 +131,16 @@ Diagnosis exchanged(const Reading& r, const std::vector<std::size_t>& wrong,
         for (; other < count; ++other) {
           bool same = other != line;
           for (std::size_t i = 0; i < length && same; ++i) {
-            same = close(r, entry(o, line, i), r.got[entry(o, line, i)],
-                         r.want[entry(o, other, i)]);
+            same =
+                close(r, entry(o, line, i), r.got[entry(o, line, i)], r.want[entry(o, other, i)]);
           }
           if (same) break;
         }
         all = other < count;
         ++explained;
         if (all && text.empty()) {
-          text = std::string(kNames[axis]) + " " + decimal(line) + " holds " + name_of(r) +
-                 " of " + kNames[axis] + " " + decimal(other);
+          text = std::string(kNames[axis]) + " " + decimal(line) + " holds " + name_of(r) + " of " +
+                 kNames[axis] + " " + decimal(other);
         }
       }
     }
@@ -292,10 +292,10 @@ Diagnosis noise(const Reading& r) {
   }
   const double relative = std::sqrt(error2 / want2);
   if (!(relative < kNoise)) return {};
-  return {FaultStage::precision,
-          name_of(r) + " has a relative error of " + number(relative) + ": " +
-              shown(r, worst_entry(r)),
-          true};
+  return {
+      FaultStage::precision,
+      name_of(r) + " has a relative error of " + number(relative) + ": " + shown(r, worst_entry(r)),
+      true};
 }
 
 /// The RMS of all errors relative to their bounds.
@@ -317,8 +317,8 @@ Diagnosis diagnose(const Reading& r, FaultStage fallback) {
   if (wrong.empty()) {
     if (rms(r) <= 0.5) return {};
     return {FaultStage::precision,
-            "the RMS error of " + name_of(r) + " is " + number(rms(r)) + " times its bound: " +
-                shown(r, worst_entry(r)),
+            "the RMS error of " + name_of(r) + " is " + number(rms(r)) +
+                " times its bound: " + shown(r, worst_entry(r)),
             true};
   }
   if (Diagnosis d = hidden_pairs(r, wrong); d.structural) return d;
@@ -329,8 +329,9 @@ Diagnosis diagnose(const Reading& r, FaultStage fallback) {
   if (Diagnosis d = delta_error(r); d.structural) return d;
   if (Diagnosis d = score_scale(r); d.structural) return d;
   if (Diagnosis d = noise(r); d.structural) return d;
-  return {fallback, shown(r, worst_entry(r)) + "; " + decimal(wrong.size()) + " of " +
-                        decimal(r.got.size()) + " entries are wrong",
+  return {fallback,
+          shown(r, worst_entry(r)) + "; " + decimal(wrong.size()) + " of " + decimal(r.got.size()) +
+              " entries are wrong",
           false};
 }
 

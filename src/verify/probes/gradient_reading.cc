@@ -83,8 +83,7 @@ Readings read_p(ProbeSequence& probes, const GradientCall& base) {
     Reading& r = readings.all[0];
     if (first == 0) take_context(ran.expected, r);
     each_slot([&](std::int64_t head, std::int64_t i, std::int64_t column) {
-      const std::int64_t kv_head =
-          head / s.q_heads * s.kv_heads + head % s.q_heads / s.group;
+      const std::int64_t kv_head = head / s.q_heads * s.kv_heads + head % s.q_heads / s.group;
       for (std::int64_t j = 0; j < s.keys; ++j) {
         const auto at = static_cast<std::size_t>((kv_head * s.keys + j) * s.v_dim + column);
         take(ran, at, r.at(head, i, j), 1, r);
@@ -97,8 +96,8 @@ Readings read_p(ProbeSequence& probes, const GradientCall& base) {
 Readings read_ds(ProbeSequence& probes, const GradientCall& base, std::int64_t score_dims) {
   const Sizes s(base);
   const std::int64_t width = (s.head_dim - score_dims) / 2;
-  const double scale = base.forward.options.scale.value_or(
-      1.0 / std::sqrt(static_cast<double>(s.head_dim)));
+  const double scale =
+      base.forward.options.scale.value_or(1.0 / std::sqrt(static_cast<double>(s.head_dim)));
   Readings readings;
   readings.all.push_back(blank_reading(kDq, s, scale));
   readings.all.push_back(blank_reading(kDk, s, scale));
@@ -124,8 +123,7 @@ Readings read_ds(ProbeSequence& probes, const GradientCall& base, std::int64_t s
     Reading &of_dq = readings.all[0], &of_dk = readings.all[1];
     if (first == 0) take_context(ran.expected, of_dq), take_context(ran.expected, of_dk);
     for (std::int64_t head = 0; head < s.batch * s.q_heads; ++head) {
-      const std::int64_t kv_head =
-          head / s.q_heads * s.kv_heads + head % s.q_heads / s.group;
+      const std::int64_t kv_head = head / s.q_heads * s.kv_heads + head % s.q_heads / s.group;
       for (std::int64_t i = 0; i < s.rows; ++i) {
         const std::int64_t slot = s.slot(head % s.q_heads, i) - first;
         for (std::int64_t j = 0; j < s.keys; ++j) {
@@ -137,8 +135,8 @@ Readings read_ds(ProbeSequence& probes, const GradientCall& base, std::int64_t s
           }
           if (slot >= 0 && slot < width) {
             const std::int64_t column = score_dims + width + slot;
-            take(ran, static_cast<std::size_t>((kv_head * s.keys + j) * s.head_dim + column),
-                 entry, scale, of_dk);
+            take(ran, static_cast<std::size_t>((kv_head * s.keys + j) * s.head_dim + column), entry,
+                 scale, of_dk);
           }
         }
       }

@@ -1,8 +1,8 @@
 // Reads P and dS back from gradients, and explains what is wrong with them.
 //
 // With dout one-hot, dv is P. With one-hot columns of k that q does not see, dq is dS times the
-// scale; with one-hot columns of q that k does not see, dk is. So the matrix between two products is
-// measured entry by entry, and by two products that share no code after it.
+// scale; with one-hot columns of q that k does not see, dk is. So the matrix between two products
+// is measured entry by entry, and by two products that share no code after it.
 #pragma once
 
 #include <string>

@@ -45,19 +45,19 @@ class OwnKernels final : public KernelTarget {
   }
 
   std::int32_t call(const flashcore_verify_call& c, std::string* message) override {
-    return code_of(run_call(target_, backward_ ? nullptr : kernel_, c, base_, bytes_), message);
+    return status_code(run_call(target_, backward_ ? nullptr : kernel_, c, base_, bytes_), message);
   }
 
   bool has_backward() const override { return backward_; }
   std::int32_t call_backward(const flashcore_verify_backward_call& c,
                              std::string* message) override {
-    return code_of(run_backward_call(target_, kernel_, c, base_, bytes_), message);
+    return status_code(run_backward_call(target_, kernel_, c, base_, bytes_), message);
   }
 
  private:
   static constexpr std::size_t kAlignment = 256;
 
-  static std::int32_t code_of(const Status& status, std::string* message) {
+  static std::int32_t status_code(const Status& status, std::string* message) {
     *message = status.message();
     return static_cast<std::int32_t>(status.code());
   }
@@ -139,9 +139,8 @@ Status run_backward_call(const Target& target, const char* kernel,
     view.device = target.device;
     return view;
   };
-  const Gradients gradients{gradient(c.dout), gradient(c.dlse), gradient(c.dq),
-                            gradient(c.dk),   gradient(c.dv),   {},
-                            {}};
+  const Gradients gradients{
+      gradient(c.dout), gradient(c.dlse), gradient(c.dq), gradient(c.dk), gradient(c.dv), {}, {}};
   const Result<BackwardProblem> problem =
       make_backward_problem(tensors, gradients, options_of(*c.forward, kernel));
   if (!problem.ok()) return problem.status();

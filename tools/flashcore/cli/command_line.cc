@@ -272,9 +272,10 @@ CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
                   "verify a function of this shared library, in a child process")
       ->type_name("FILE");
   command
-      .add_option("--symbol", args.symbol,
-                  "the function, of type flashcore_verify_function (flashcore/verify_c.h); NAME_backward "
-                  "is its backward pass, if the library has it")
+      .add_option(
+          "--symbol", args.symbol,
+          "the function, of type flashcore_verify_function (flashcore/verify_c.h); NAME_backward "
+          "is its backward pass, if the library has it")
       ->type_name("NAME");
   add_device_options(command, args.device);
   command

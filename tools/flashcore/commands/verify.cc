@@ -27,8 +27,9 @@ class Verification {
       throw CommandError("--lib and --symbol belong together");
     }
     if (!args_.library.empty() && backward()) {
-      throw CommandError("--op selects our kernels; with --lib the gradients of NAME_backward are "
-                         "probed after the forward pass");
+      throw CommandError(
+          "--op selects our kernels; with --lib the gradients of NAME_backward are "
+          "probed after the forward pass");
     }
     args_.library.empty() ? verify_kernels() : verify_library();
     return finish();
