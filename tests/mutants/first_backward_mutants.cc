@@ -1,5 +1,6 @@
 // Mutants of the backward pass, written together with the probes, and correct ones.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <memory>
 
@@ -55,6 +56,11 @@ std::vector<Mutant> memory_faults() {
                        return g == kOfDq && (k_tile + 1) * 32 > w.n;
                      });
                }),
+  };
+}
+
+std::vector<Mutant> address_faults() {
+  return {
       backward("bwd_dq_of_heads_exchanged", layout, "f32 f16",
                [](BackwardParts& p) {
                  p.store = [](const flashcore_tensor& t, std::int64_t b, std::int64_t h,
@@ -170,12 +176,17 @@ std::vector<Mutant> p_faults() {
                }),
       backward("bwd_sums_in_bf16", precision, "bf16",
                [](BackwardParts& p) {
-                 p.add = [](float sum, float term) { return rounded(Format::bf16, sum + term); };
+                 p.add = [](float sum, float term) {
+                   // rounded() is too slow for every term of a sum.
+                   const auto bits = std::bit_cast<std::uint32_t>(sum + term);
+                   const std::uint32_t even = 0x7fff + (bits >> 16 & 1);
+                   return std::bit_cast<float>((bits + even) & 0xffff0000);
+                 };
                }),
   };
 }
 
-std::vector<Mutant> ds_faults() {
+std::vector<Mutant> dp_and_delta_faults() {
   return {
       backward("bwd_dp_of_half_the_columns", dp, "f32 bf16",
                [](BackwardParts& p) {
@@ -236,6 +247,11 @@ std::vector<Mutant> ds_faults() {
                    return sum;
                  };
                }),
+  };
+}
+
+std::vector<Mutant> ds_faults() {
+  return {
       backward("bwd_ds_without_p", ds, "f32 bf16",
                [](BackwardParts& p) {
                  p.ds = [](const BackwardWork& w, const Pair& x) {
@@ -373,8 +389,8 @@ std::vector<Mutant> mask_faults() {
 
 std::vector<Mutant> first_backward_mutants() {
   std::vector<Mutant> all;
-  for (const auto& part :
-       {memory_faults(), p_faults(), ds_faults(), product_faults(), mask_faults()}) {
+  for (const auto& part : {memory_faults(), address_faults(), p_faults(), dp_and_delta_faults(),
+                           ds_faults(), product_faults(), mask_faults()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

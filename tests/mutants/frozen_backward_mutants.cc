@@ -62,6 +62,11 @@ std::vector<Mutant> memory_faults() {
                    }
                  };
                }),
+  };
+}
+
+std::vector<Mutant> address_faults() {
+  return {
       backward("bwd_batches_of_dq_exchanged", layout, "f32",
                [](BackwardParts& p) {
                  p.head_done = [](BackwardWork& w) {
@@ -178,7 +183,7 @@ std::vector<Mutant> p_faults() {
   };
 }
 
-std::vector<Mutant> ds_faults() {
+std::vector<Mutant> dp_and_delta_faults() {
   return {
       backward("bwd_dp_with_first_column_twice", dp, "f32 f16",
                [](BackwardParts& p) {
@@ -238,6 +243,11 @@ std::vector<Mutant> ds_faults() {
                    return std::max(right(w, i), 0.0f);
                  };
                }),
+  };
+}
+
+std::vector<Mutant> ds_faults() {
+  return {
       backward("bwd_negative_ds_lost", ds, "f32",
                [](BackwardParts& p) {
                  p.ds = [right = p.ds](const BackwardWork& w, const Pair& x) {
@@ -371,8 +381,8 @@ std::vector<Mutant> mask_faults() {
 
 std::vector<Mutant> frozen_backward_mutants() {
   std::vector<Mutant> all;
-  for (const auto& part :
-       {memory_faults(), p_faults(), ds_faults(), product_faults(), mask_faults()}) {
+  for (const auto& part : {memory_faults(), address_faults(), p_faults(), dp_and_delta_faults(),
+                           ds_faults(), product_faults(), mask_faults()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

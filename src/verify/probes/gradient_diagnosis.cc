@@ -14,8 +14,6 @@ constexpr double kNoise = 0x1p-5;
 /// Part of the wrong entries that a pattern explains.
 constexpr double kNearlyAll = 0.98;
 
-std::string name_of(const Reading& r) { return r.from == kDv ? "P" : "dS"; }
-
 std::string entry_name(const Reading& r, std::size_t entry) {
   const auto keys = static_cast<std::size_t>(r.keys), rows = static_cast<std::size_t>(r.rows);
   return "head " + decimal(entry / keys / rows) + ", row " + decimal(entry / keys % rows) +
@@ -26,17 +24,6 @@ std::string entry_name(const Reading& r, std::size_t entry) {
 std::string shown(const Reading& r, std::size_t entry) {
   return name_of(r) + " of " + entry_name(r, entry) + " is " + number(r.got[entry]) +
          " instead of " + number(r.want[entry]) + " in " + kGradientNames[r.from];
-}
-
-std::size_t worst_entry(const Reading& r) {
-  std::size_t worst = 0;
-  double most = -1;
-  for (std::size_t e = 0; e < r.got.size(); ++e) {
-    double ratio = std::fabs(r.got[e] - r.want[e]) / std::max(r.bound[e], 1e-300);
-    if (!std::isfinite(r.got[e])) ratio = INFINITY;
-    if (ratio > most) most = ratio, worst = e;
-  }
-  return worst;
 }
 
 std::vector<std::size_t> wrong_entries(const Reading& r) {
@@ -333,61 +320,6 @@ Diagnosis diagnose(const Reading& r, FaultStage fallback) {
           shown(r, worst_entry(r)) + "; " + decimal(wrong.size()) + " of " + decimal(r.got.size()) +
               " entries are wrong",
           false};
-}
-
-Finding explain(const ProbeSequence& probes, const Readings& readings, const GradientCall& call,
-                FaultStage fallback, const std::string& input) {
-  if (readings.failure) {
-    Finding f = *readings.failure;
-    if (f.stage == FaultStage::unlocalised) f.stage = fallback;
-    return f;
-  }
-  std::vector<std::pair<Diagnosis, const Reading*>> faults;
-  for (const Reading& r : readings.all) {
-    const Diagnosis d = diagnose(r, fallback);
-    if (d.stage != FaultStage::none) faults.emplace_back(d, &r);
-  }
-  if (faults.empty()) return {};
-  // A pattern explains more than a fallback.
-  std::stable_sort(faults.begin(), faults.end(), [](const auto& a, const auto& b) {
-    return a.first.structural && !b.first.structural;
-  });
-  // Both products cannot exchange the same rows or keys: dS itself is of another pair.
-  if (faults.size() == 2 && faults[0].first.stage == FaultStage::layout &&
-      !faults[1].first.structural) {
-    std::swap(faults[0], faults[1]);
-  }
-  const auto& [diagnosis, reading] = faults.front();
-  FaultStage stage = diagnosis.stage;
-  std::string text = diagnosis.text;
-  if (faults.size() < readings.all.size()) {
-    text += std::string("; ") + (reading->from == kDq ? "dk" : "dq") + " shows the correct dS";
-    if (!diagnosis.structural) stage = reading->from == kDq ? FaultStage::dq : FaultStage::dk;
-  }
-  Finding f = probes.finding(stage, input + ": " + text);
-  f.call = describe(call);
-  Evidence& e = f.evidence;
-  e.title = name_of(*reading) + " read from " + kGradientNames[reading->from] + ": " + f.call;
-  e.columns_are_keys = true;
-  e.heads = reading->heads, e.rows = reading->rows;
-  e.error.assign(static_cast<std::size_t>(e.heads * e.rows), 0.0);
-  e.by_column.assign(static_cast<std::size_t>(reading->keys), 0.0);
-  const auto keys = static_cast<std::size_t>(reading->keys);
-  for (std::size_t i = 0; i < reading->got.size(); ++i) {
-    const double error = std::fabs(reading->got[i] - reading->want[i]);
-    const double ratio = error == 0 ? 0 : std::min(error / reading->bound[i], 1e30);
-    const double shown = std::isnan(ratio) ? 1e30 : ratio;
-    e.error[i / keys] = std::max(e.error[i / keys], shown);
-    e.by_column[i % keys] = std::max(e.by_column[i % keys], shown);
-  }
-  e.p_rows = reading->rows, e.p_columns = reading->keys;
-  const std::size_t per_head = static_cast<std::size_t>(e.p_rows) * keys;
-  const std::size_t first = worst_entry(*reading) / per_head * per_head;
-  e.p_got.assign(reading->got.begin() + static_cast<std::ptrdiff_t>(first),
-                 reading->got.begin() + static_cast<std::ptrdiff_t>(first + per_head));
-  e.p_want.assign(reading->want.begin() + static_cast<std::ptrdiff_t>(first),
-                  reading->want.begin() + static_cast<std::ptrdiff_t>(first + per_head));
-  return f;
 }
 
 }  // namespace flashcore::verify

@@ -145,6 +145,17 @@ Readings read_ds(ProbeSequence& probes, const GradientCall& base, std::int64_t s
   return readings;
 }
 
+std::size_t worst_entry(const Reading& r) {
+  std::size_t worst = 0;
+  double most = -1;
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    double ratio = std::fabs(r.got[e] - r.want[e]) / std::max(r.bound[e], 1e-300);
+    if (!std::isfinite(r.got[e])) ratio = INFINITY;
+    if (ratio > most) most = ratio, worst = e;
+  }
+  return worst;
+}
+
 bool Reading::wrong(std::size_t entry) const {
   const double error = std::fabs(got[entry] - want[entry]);
   return !(error == 0 || error <= bound[entry]);

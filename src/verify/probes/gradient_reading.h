@@ -30,6 +30,11 @@ struct Reading {
   bool visible(std::size_t entry) const { return p[entry] > 0; }
 };
 
+/// "P" or "dS".
+inline std::string name_of(const Reading& r) { return r.from == kDv ? "P" : "dS"; }
+/// The entry with the largest error relative to its bound.
+std::size_t worst_entry(const Reading& reading);
+
 struct Readings {
   std::vector<Reading> all;
   std::optional<Finding> failure;  ///< of a call; no readings then
