@@ -324,7 +324,7 @@ class Verdicts(WithFolder):
         self.assertIn("tiny 1,2/1,5x9,8 f32", outcome.details["targets"]["short"])
         outcome, target = bench(12.5)
         self.assertEqual(outcome.status, "failed")
-        self.assertIn("tiny 1,2/1,5x9,8 f32 at 0.80", outcome.reason)
+        self.assertIn("tiny 1,2/1,5x9,8 f32 at 0.80: 1.25 of the time of fa2, wanted 1", outcome.reason)
         self.assertAlmostEqual(target["ratio"], 0.8)
         self.assertEqual(bench(12.5, {"tiny"})[0].status, "passed")
 

@@ -20,6 +20,7 @@ class Gradients:
         self.torch, self.library, self.inputs, self.place, self.kernel = torch, library, inputs, place, kernel
         self.case = inputs.case
         self.forward = []
+        place.wait()  # another stream made the inputs
         with place.on_stream(), torch.inference_mode():
             for three in zip(inputs.q, inputs.k, inputs.v):
                 self.forward.append(attention(*three, return_lse=True, **public_arguments(inputs)))
