@@ -81,15 +81,16 @@ class Judged:
         return f"{label(self.row)} at {self.ratio:.2f}: " + ", ".join(one.measured for one in self.failures())
 
 
-def judge(rows, content):
-    """One Judged per row."""
-    return [Judged(row, peer_times(row), [limit_of(target, row, rows, matches) for target in content["targets"]
+def judge(rows, content, others=()):
+    """One Judged per row. others: further rows, for targets that are relative to one."""
+    known = [*rows, *others]
+    return [Judged(row, peer_times(row), [limit_of(target, row, known, matches) for target in content["targets"]
                                           if matches(target, row)]) for row in rows]
 
 
-def put_targets(rows, content):
+def put_targets(rows, content, others=()):
     """Judges the rows and writes the targets into them. Returns the Judged."""
-    judged = judge(rows, content)
+    judged = judge(rows, content, others)
     for one in judged:
         one.row.pop("target", None)
         if one.target_us is not None:

@@ -12,6 +12,8 @@ import unittest
 from pathlib import Path
 
 import gpu_check_bench
+import gpu_check_faults
+import gpu_check_plan
 import gpu_check_stages as stages
 from gpu_check_context import Context
 from gpu_check_runner import Command, Outcome, Report, Runner, Stage
@@ -97,7 +99,7 @@ class Commands(WithFolder):
         self.assertIsNotNone(command._process.poll())
 
 
-class Stages(WithFolder):
+class WithRunner(WithFolder):
     def runner(self, time_limit_s=60):
         self.path = self.folder / "results" / "h200.json"
         header = {"fingerprint": "0123456789abcdef", "gpu": "NVIDIA H200", "driver": "1",
@@ -108,6 +110,8 @@ class Stages(WithFolder):
     def written(self):
         return json.loads(self.path.read_text())
 
+
+class Stages(WithRunner):
     def test_each_result_is_written_before_the_next_stage(self):
         runner = self.runner()
         seen = []
@@ -235,7 +239,7 @@ class Verdicts(WithFolder):
         def judge(result, named, code=1, problems=24):
             words = "".join(f"echo 'flashcore: random/{index}: kernel k: it did not end within 5 s; "
                             "its process was killed' >&2; " for index in named)
-            return stages.judge_deadline(
+            return gpu_check_faults.judge_deadline(
                 self.run_command(f"{words} echo '{json.dumps(result)}'; exit {code}"), problems)
 
         report = {"reason": "it did not end within 5 s", "hung": True}
@@ -248,8 +252,25 @@ class Verdicts(WithFolder):
         self.assertIn("wrong", judge({**good, "reports": [report, {"reason": "wrong"}]}, [3, 7]).reason)
         self.assertIn("did not continue", judge({**good, "problems": 4}, [3, 7]).reason)
         self.assertIn("did not continue", judge(good, [3, 7], problems=2).reason)
-        self.assertEqual(stages.judge_deadline(self.run_command("sleep 30", 0.2), 24).reason[:6],
+        self.assertEqual(gpu_check_faults.judge_deadline(self.run_command("sleep 30", 0.2), 24).reason[:6],
                          "hung: ")
+
+    def test_every_kernel_can_be_required(self):
+        good = {"passed": True, "problems": 20, "failures": 0, "kernels": {"a": {"problems": 20}, "b": {"problems": 0}}}
+        done = self.run_command(f"echo '{json.dumps(good)}'")
+        self.assertEqual(stages.judge_check(done, 1, (), ("a",)).status, "passed")
+        for name in ("b", "c"):
+            outcome = stages.judge_check(done, 1, (), ("a", name))
+            self.assertEqual((outcome.status, outcome.reason), ("failed", f"no problem ran on {name}"))
+
+    def test_faults_of_a_family(self):
+        def judge(text, code=0):
+            return gpu_check_faults.judge_faults(self.run_command(f"printf '{text}'; exit {code}"), "sm80")
+
+        good = judge(" 1  causal_off_by_one      caught after 3 problems     words\\n")
+        self.assertEqual((good.status, good.details["caught"]), ("passed", {"causal_off_by_one": "after 3 problems"}))
+        self.assertEqual(judge(" 1  causal_off_by_one      MISSED passed 9 problems    words\\n", 1).status, "failed")
+        self.assertIn("no injected fault", judge("").reason)
 
     def test_a_check_without_json(self):
         self.assertEqual(stages.judge_check(self.run_command("echo hello"), 1).status, "failed")
@@ -378,14 +399,14 @@ class Script(WithFolder):
     def test_limits_fit_the_total(self):
         script = load_script()
         options = script.parse_arguments(["--jobs", "1"])
-        listed = stages.all_stages(Context(ROOT, options))
+        listed = gpu_check_plan.all_stages(Context(ROOT, options))
         self.assertEqual(len({one.name for one in listed}), len(listed))
         self.assertTrue(all(0 < one.limit_s <= 8 * 60 for one in listed))
         self.assertEqual(options.time_limit, 25 * 60)
         self.assertEqual([one.name for one in listed if one.may_be_missing],
                          ["python", "sanitizers"])
         options = script.parse_arguments(["--long"])
-        long = stages.all_stages(Context(ROOT, options))
+        long = gpu_check_plan.all_stages(Context(ROOT, options))
         self.assertEqual([one.name for one in long], [one.name for one in listed])
         self.assertTrue(all(one.limit_s > other.limit_s for one, other in zip(long, listed)))
         self.assertGreater(options.time_limit, 25 * 60)
@@ -393,7 +414,8 @@ class Script(WithFolder):
     def test_the_list_shows_limits(self):
         done = Command([sys.executable, ROOT / "scripts" / "gpu_check", "--list"],
                        self.folder / "x.log", self.folder).wait(60)
-        self.assertRegex(done.output, r"(?m)^check_blocks_sm90 +at most +100 s$")
+        self.assertRegex(done.output, r"(?m)^check_blocks_sm90 +at most +150 s$")
+        self.assertRegex(done.output, r"(?m)^bench_options +at most +120 s, alone$")
         self.assertRegex(done.output, r"(?m)^all together +at most +1500 s$")
 
 
