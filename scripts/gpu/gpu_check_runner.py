@@ -99,7 +99,7 @@ class Command:
         """Ends every command that is still running."""
         for command in list(cls._running):
             command.end()
-        cls._running.clear()
+            cls._running.discard(command)  # only this one: another thread may have started a new one
 
     def end(self):
         """Ends the whole session, by SIGTERM and then by SIGKILL. A process that waits for a hung GPU
