@@ -150,7 +150,7 @@ class Forward:
         self.place.wait()
         self.checked = {index: (self.out[index].clone(),) for index in {0, last}}
         self.place.wait()  # finish the copies before a call on another stream writes
-        verdict = max(verdicts, key=lambda one: (not one.ok, one.worst_ratio))
+        verdict: Verdict = max(verdicts, key=lambda one: (not one.ok, one.worst_ratio))
         if not verdict.ok:
             return verdict
         if not all(bool(torch.isfinite(out).all()) for out in self.out):
@@ -177,4 +177,6 @@ class Forward:
         lse = self.lse[lse_at].double().tolist()
         operands = "f16" if case.q_dtype == "e4m3" else case.q_dtype
         probability = probability_dtype(self.plan.family.decode(), operands, self.plan.kernel.decode())
-        return compare(want, got, lse, case.head_dim, arithmetic_of(case.out_dtype, probability), case.out_dtype)
+        verdict: Verdict = compare(want, got, lse, case.head_dim, arithmetic_of(case.out_dtype, probability),
+                                   case.out_dtype)
+        return verdict

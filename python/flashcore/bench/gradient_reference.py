@@ -130,9 +130,9 @@ def _key_rows(heads: list[_Head], at: list[int]) -> list[GradientRows]:
             terms += seen.sum(0)[:, None]
     group = first.case.q_heads // first.case.kv_heads
     error += 4 * scale * walk.sqrt()
-    place = first.b, first.h // group, at
-    return [GradientRows("dk", *place, value, noise, error, mass, terms),
-            GradientRows("dv", *place, *sums, terms)]
+    b, h = first.b, first.h // group
+    return [GradientRows("dk", b, h, at, value, noise, error, mass, terms),
+            GradientRows("dv", b, h, at, sums[0], sums[1], sums[2], sums[3], terms)]
 
 
 def gradient_rows(torch: Any, case: Any, tensors: tuple[Any, ...], sum_unit: float,

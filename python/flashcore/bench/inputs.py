@@ -116,7 +116,8 @@ class Inputs:
 
     def reference(self, index, rows):
         """The ReferenceRows of one set."""
-        return reference.torch_rows(self.torch, self.case, *self.readable(index), rows, self.scores)
+        q, k, v = self.readable(index)
+        return reference.torch_rows(self.torch, self.case, q, k, v, rows, self.scores)
 
     def rows_of(self, out, rows):
         """The rows (b, h, i) of a result with the case's out_shape, as [rows, v_dim] in f64."""

@@ -1,6 +1,6 @@
 """The options of a benchmark case, and the cases that it is compared with."""
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 MASKS = ("padding", "random", "tree")
@@ -29,7 +29,7 @@ class CaseOptions:
     @classmethod
     def of(cls, given: dict[str, Any]) -> "CaseOptions":
         """Raises ValueError for an unknown name or a value of the wrong type."""
-        types = {one.name: type(one.default) for one in fields(cls)}
+        types: dict[str, type] = {name: type(value) for name, value in asdict(cls()).items()}
         for name, value in given.items():
             if name not in types:
                 raise ValueError(f"options: {name} is not one of {', '.join(types)}")

@@ -24,7 +24,7 @@ def by_length(torch: Any, one: Any, paged: bool) -> Any:
 
 
 class _FlashAttention(Peer):
-    kinds = ("fwd", "bwd")
+    kinds: tuple[str, ...] = ("fwd", "bwd")
     table_name = ""  # the parameter of flash_attn_with_kvcache for the block table
 
     def __init__(self, deterministic: bool = False) -> None:
