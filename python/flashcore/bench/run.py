@@ -185,6 +185,8 @@ class Bench:
         }
         if loaded.call is not None:
             row["call"] = loaded.call
+        else:
+            row["threads"] = self.options.threads
         if notes:
             row["baselines_note"] = notes
         row["tflops"] = case.flops() / row["us"] / 1e6
