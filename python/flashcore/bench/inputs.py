@@ -82,7 +82,8 @@ class Inputs:
         self.v = [self._normal(v_shape, case.kv_dtype) for _ in range(sets)]
         self.scores = ScoreOptions(torch, case, device, self._generator,
                                    getattr(torch, DTYPES[case.out_dtype if case.eight_bit else case.q_dtype]))
-        self.dout = [self._normal(case.out_shape, case.q_dtype) for _ in range(sets)] if case.kind == "bwd" else []
+        self.dout = [self._normal(case.out_shape, case.q_dtype)
+                     for _ in range(sets if case.kind == "bwd" else 0)]
         if case.packed:
             self.starts = [0, *itertools.accumulate(case.packed)]
             self.cu_seqlens = self.int32(self.starts)
