@@ -84,7 +84,7 @@ def take_rows(report, output, done, targets=None, excused=frozenset(), say=print
     report.result["rows"] = results.merge_rows(report.result["rows"], rows)
     judged = gpu_check_targets.put_targets(rows, targets, report.result["rows"]) if targets is not None else []
     if "peers" in measured:
-        report.result["peers"] = measured["peers"]
+        report.result["peers"] = {**report.result.get("peers", {}), **measured["peers"]}
     measured_now = {results.key(row) for row in rows}
     report.result["skipped"] = [
         one for one in results.merge_rows(report.result.get("skipped", []), measured.get("skipped", []))

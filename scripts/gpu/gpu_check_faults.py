@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import threading
 import time
 
 from gpu_check_context import from_command
@@ -15,6 +16,7 @@ _FREE_CORES = 4
 _NEVER_ENDS = 30  # src/core/fault.h
 _HUNG_KERNELS = "^fwd_simt_f32_d64_"
 _HUNG_PROBLEMS = 24
+_STARTING = threading.Lock()  # two stages need the same build
 
 
 def start_faults_build(context):
@@ -29,8 +31,9 @@ def start_faults_build(context):
 
 def faulty_command(context, limit_s):
     """(command of the build with injected faults, None), or (None, Outcome of the failed build)."""
-    if not hasattr(context, "faults"):
-        start_faults_build(context)
+    with _STARTING:
+        if not hasattr(context, "faults"):
+            start_faults_build(context)
     built = context.faults.wait(limit_s)
     if built.code != 0:
         return None, from_command(built, "the build with injected faults")

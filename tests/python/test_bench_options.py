@@ -197,7 +197,7 @@ class Baselines(WithFolder):
         self.assertTrue(baseline_of(tree, "causal").causal)
 
     def test_a_wrong_baseline_fails_its_case(self):
-        one = shaped(options=CaseOptions(softcap=3.0), baselines=("plain",))
+        chosen = [shaped(name=name, options=CaseOptions(softcap=3.0), baselines=("plain",)) for name in ("one", "two")]
         real = CpuTorchCase.check
 
         def check(self):
@@ -207,9 +207,10 @@ class Baselines(WithFolder):
             return verdict
 
         with mock.patch.object(CpuTorchCase, "check", check):
-            code, _, result = self.bench("--peers", "", chosen=[one])
+            code, _, result = self.bench("--peers", "", chosen=chosen)
         self.assertEqual((code, result["rows"]), (1, []))
-        self.assertIn("one/plain: wrong", result["failed"][0]["reason"])
+        for name, failed in zip(("one", "two"), result["failed"], strict=True):  # nor is it used for the next case
+            self.assertIn(f"{name}/plain: wrong", failed["reason"])
 
     def test_a_baseline_is_made_once(self):
         chosen = [shaped(name=name, options=CaseOptions(softcap=cap), baselines=("plain",))

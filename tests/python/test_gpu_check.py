@@ -315,6 +315,20 @@ class Verdicts(WithFolder):
         self.assertEqual((outcome.status, outcome.reason[:6]), ("failed", "hung: "))
         self.assertEqual(written["rows"], [{"name": "a", "us": 1.0}])
 
+    def test_stages_add_rows_and_peers_to_each_other(self):
+        report = Report(self.folder / "h200.json", {"gpu": "NVIDIA H200"})
+        done = self.run_command("exit 0")
+        for measured in ({"rows": [{"name": "a", "us": 1.0}], "peers": {"fa2": "2", "eff": "2"}, "skipped": [
+                {"name": "c", "reason": "no kernel"}]},
+                         {"rows": [{"name": "b", "us": 2.0}], "peers": {"fa3": "3", "fa2": "2.1"}},
+                         {"rows": [{"name": "a", "us": 3.0}, {"name": "c", "us": 4.0}]}):
+            results.write(self.folder / "bench.json", measured)
+            gpu_check_bench.take_rows(report, self.folder / "bench.json", done)
+        self.assertEqual([(row["name"], row["us"]) for row in report.result["rows"]],
+                         [("a", 3.0), ("b", 2.0), ("c", 4.0)])
+        self.assertEqual((report.result["peers"], report.result["skipped"]),
+                         ({"fa2": "2.1", "eff": "2", "fa3": "3"}, []))
+
     def test_a_bench_without_rows_or_with_missing_cases_fails(self):
         self.assertEqual(self.bench(None)[0].status, "failed")
         outcome, _ = self.bench({"rows": [{"name": "a", "us": 1.0}], "skipped": [

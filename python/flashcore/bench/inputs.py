@@ -58,8 +58,8 @@ class Codes:
 
 
 class Inputs:
-    """`sets` sets of q, k and v of a case (and dout), and its lengths, pages and options. Keys past a length of used_k are
-    NaN, because they must not affect the result."""
+    """`sets` sets of q, k and v of a case (and dout), and its lengths, pages and options. Keys past a length
+    of used_k are NaN, because they must not affect the result."""
 
     def __init__(self, torch, case, device, sets=1, seed=1):
         self.torch, self.case, self.device = torch, case, device

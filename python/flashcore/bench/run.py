@@ -147,16 +147,21 @@ class Bench:
         for one in [one for one in self._baselines if one not in wanted]:
             self._baselines.pop(one).close()
 
+    def checked_baseline(self, case):
+        loaded = self.make(case)
+        verdict = loaded.check()
+        if not verdict.ok:
+            loaded.close()
+            raise RuntimeError(f"{case.name}: {verdict.reason}; {verdict.worst}")
+        return loaded
+
     def add_baselines(self, case, loaded):
         """Checks what a case is compared with and adds it to its rounds. Returns {name: reason} of the others."""
         notes = {}
         for name, other in self.baselines_of(case).items():
             key = replace(other, name="")
             if key not in self._baselines:
-                self._baselines[key] = self.make(other)
-                verdict = self._baselines[key].check()
-                if not verdict.ok:
-                    raise RuntimeError(f"{other.name}: {verdict.reason}; {verdict.worst}")
+                self._baselines[key] = self.checked_baseline(other)
             runner, note = self._baselines[key].runner_of(name.partition("@")[2])
             if runner is not None:
                 loaded.compare_with(name, runner)
