@@ -20,6 +20,7 @@ class Context:
         self.logs = self.root / "build" / "gpu-check"
         self.env = command_environment(self.root)
         self.jobs = options.jobs or len(os.sched_getaffinity(0))
+        self.jobs_of_a_stage = self.jobs  # fewer while several stages run
 
     def start(self, name, arguments, **extra_env):
         return Command(arguments, self.logs / f"{name}.log", self.root, {**self.env, **extra_env})

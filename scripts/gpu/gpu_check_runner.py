@@ -4,7 +4,9 @@ result file before the next stage begins."""
 import os
 import signal
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -97,7 +99,7 @@ class Command:
         """Ends every command that is still running."""
         for command in list(cls._running):
             command.end()
-        cls._running.clear()
+            cls._running.discard(command)  # only this one: another thread may have started a new one
 
     def end(self):
         """Ends the whole session, by SIGTERM and then by SIGKILL. A process that waits for a hung GPU
@@ -134,6 +136,7 @@ class Stage:
     run: object
     may_be_missing: bool = False  # "not run" is reported, but does not fail the run
     results: tuple = ()  # names of a group's results; empty: the name of the stage
+    alone: bool = False  # it measures time, or the others need it: no other stage runs meanwhile
 
     def passed_in(self, recorded):
         """Whether this stage passed according to the stages of a result file."""
@@ -163,19 +166,50 @@ class Report:
         bench_results.write(self.path, bench_results.rounded(self.result))
 
 
+def waves(stages):
+    """Lists of successive stages that may run side by side."""
+    grouped = []
+    for stage in stages:
+        if not grouped or stage.alone or grouped[-1][-1].alone:
+            grouped.append([])
+        grouped[-1].append(stage)
+    return grouped
+
+
 class Runner:
-    """Runs stages in order. A failing stage does not stop the others; the total time limit does."""
+    """Runs stages. A failing stage does not stop the others; the total time limit does."""
 
     def __init__(self, report, time_limit_s, say=print):
         self.report, self.say = report, say
         self.begin = time.monotonic()
         self.time_limit_s = time_limit_s
         self.outcomes = []  # (stage, name, outcome, seconds)
+        self._interrupted = False
+        self._noting = threading.Lock()
 
     def left(self):
         return self.time_limit_s - (time.monotonic() - self.begin)
 
+    def run_side_by_side(self, stages, lanes):
+        """Runs stages in `lanes` threads, in order. An interrupt ends those that run."""
+        pool = ThreadPoolExecutor(lanes)
+        running = [pool.submit(self.run, stage) for stage in stages]
+        try:
+            for one in running:
+                one.result()
+        except BaseException:
+            self._interrupted = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(one.done() for one in running):  # a stage may start another command
+                Command.end_all()
+                time.sleep(0.05)
+            raise
+        finally:
+            pool.shutdown()
+
     def run(self, stage):
+        if self._interrupted:
+            return
         begin = time.monotonic()
         limit = min(stage.limit_s, self.left())
         self.say(f"== {stage.name}")
@@ -190,14 +224,17 @@ class Runner:
                 raise
             except Exception as error:  # an error in a stage fails it; the other stages still run
                 result = Outcome(FAILED, f"{type(error).__name__}: {error}")
+        if self._interrupted:  # by another thread, which has ended this stage's commands
+            result = Outcome(FAILED, "interrupted")
         several = result if isinstance(result, dict) else {stage.name: result}
         for name, outcome in several.items():
             self._note(stage, name, outcome, begin)
 
     def _note(self, stage, name, outcome, begin):
         seconds = outcome.details.pop("seconds", None) or time.monotonic() - begin
-        self.outcomes.append((stage, name, outcome, seconds))
-        self.report.add(name, outcome, seconds)
+        with self._noting:
+            self.outcomes.append((stage, name, outcome, seconds))
+            self.report.add(name, outcome, seconds)
         self.say(f"   {name}: {outcome.status} in {seconds:.1f} s"
                  + (f"; {outcome.reason}" if outcome.reason else ""))
 

@@ -3,27 +3,16 @@
 import json
 import os
 import re
-import sys
 import time
 import xml.etree.ElementTree as ElementTree
 
-import gpu_check_bench
 from flashcore.bench import results as bench_results
 from gpu_check_context import from_command, python_with_torch
-from gpu_check_runner import FAILED, NOT_RUN, PASSED, TIMED_OUT, Outcome, Stage
+from gpu_check_runner import FAILED, NOT_RUN, PASSED, TIMED_OUT, Outcome
 from gpu_check_sanitizers import TOOLS, Sanitizer, find_tool, run_all
-from kernel_build import fault_kernels, persistent_kernels, read_kernels
+from kernel_build import read_kernels
 
-_MIN_PROBLEMS = 20000
-_MIN_TENSOR_CORE_PROBLEMS = 50000
-# A few kernels of each family are enough to show that the check catches faults.
-_FAULT_KERNELS = fault_kernels(read_kernels())
-_PERSISTENT_KERNELS = persistent_kernels(read_kernels())
-_NEVER_ENDS = 30  # src/core/fault.h
-_HUNG_KERNELS = "^fwd_simt_f32_d64_"
-_HUNG_PROBLEMS = 24
 _SANITIZER_PROBLEMS = 63
-_LONG = 10  # factor of --long for random problems and time limits
 _VERIFIERS = 8  # processes
 
 
@@ -71,15 +60,6 @@ def build(context, limit_s):
     return Outcome(PASSED, "", {"fingerprint": context.runner.report.result["fingerprint"]})
 
 
-def start_faults_build(context):
-    """Starts the build with injected faults in the background, while other stages use the GPU."""
-    kernels = "|".join(_FAULT_KERNELS.values())
-    script = (f"cmake --preset faults-cuda -DFLASHCORE_KERNELS='{kernels}' "
-              "-DFLASHCORE_BUILD_TESTS=OFF && nice cmake --build --preset faults-cuda "
-              f"-j {context.jobs} --target flashcore_cli")
-    context.faults = context.start("faults_build", ["sh", "-c", script])
-
-
 def tests(context, limit_s):
     report = context.logs / "tests.xml"
     report.unlink(missing_ok=True)
@@ -108,16 +88,17 @@ def judge_tests(done, report):
     return outcome
 
 
-def check(context, name, arguments, limit_s, least_problems, covered=()):
-    """Runs `flashcore check --json`. Passes only if the check passed and ran enough problems."""
+def check(context, name, arguments, limit_s, least_problems, covered=(), kernels=()):
+    """Runs `flashcore check --json`. Passes only if the check passed and ran enough problems, some of them on
+    each of `kernels`."""
     done = context.run(name, [
-        context.cli, "check", "--json", "--jobs", str(context.jobs), "--seed",
+        context.cli, "check", "--json", "--jobs", str(context.jobs_of_a_stage), "--seed",
         str(context.options.seed), "--time-limit", str(int(max(limit_s - 30, limit_s / 2))),
         *arguments], limit_s)  # the margin is for the deadline of a problem that hangs
-    return judge_check(done, least_problems, covered)
+    return judge_check(done, least_problems, covered, kernels)
 
 
-def judge_check(done, least_problems, covered=()):
+def judge_check(done, least_problems, covered=(), kernels=()):
     """covered: the parts of the coverage that must be complete. --require-coverage does not fit here:
     it requires options that some kernel families do not support."""
     try:
@@ -128,11 +109,12 @@ def judge_check(done, least_problems, covered=()):
             return Outcome(FAILED, f"flashcore check printed no JSON; see {done.shown}")
         return outcome
     details = {name: result[name] for name in ("problems", "failures", "seed") if name in result}
+    counts = {}
     if isinstance(result.get("kernels"), dict):
-        counts = [one["problems"] if isinstance(one, dict) else one
-                  for one in result["kernels"].values()]
+        counts = {name: one["problems"] if isinstance(one, dict) else one
+                  for name, one in result["kernels"].items()}
         details["kernels"] = len(counts)
-        details["fewest_problems_of_a_kernel"] = min(counts, default=0)
+        details["fewest_problems_of_a_kernel"] = min(counts.values(), default=0)
     if "coverage" in result:
         details["coverage"] = shortened(result["coverage"])
     if result.get("reports"):
@@ -148,6 +130,9 @@ def judge_check(done, least_problems, covered=()):
                for part in covered}
     if any(lacking.values()):
         return Outcome(FAILED, f"not covered: {shortened(lacking, 4)}", details)
+    idle = [name for name in kernels if not counts.get(name)]
+    if idle:
+        return Outcome(FAILED, f"no problem ran on {', '.join(shortened(idle, 4))}", details)
     if least_problems is None:
         least_problems = result.get("planned", 1)
     if result.get("problems", 0) < least_problems:
@@ -163,77 +148,6 @@ def shortened(value, most=8):
     if isinstance(value, list) and len(value) > most:
         return [*value[:most], f"and {len(value) - most} more"]
     return value
-
-
-def faulty_command(context, limit_s):
-    """(command of the build with injected faults, None), or (None, Outcome of the failed build)."""
-    if not hasattr(context, "faults"):
-        start_faults_build(context)
-    built = context.faults.wait(limit_s)
-    if built.code != 0:
-        return None, from_command(built, "the build with injected faults")
-    return context.faults_build / "bin" / "flashcore", None
-
-
-def faults(context, limit_s):
-    begin = time.monotonic()
-    command, failed = faulty_command(context, limit_s)
-    if failed is not None:
-        return failed
-    caught = {}
-    for family, kernels in _FAULT_KERNELS.items():
-        left = limit_s - (time.monotonic() - begin)
-        arguments = [sys.executable, "scripts/checks/faults", command, "--device", "cuda",
-                     "--time-limit", str(int(left))]
-        if family != "simt":  # without --kernel, the stages are checked too; they need an f32 kernel
-            arguments += ["--kernel", kernels]
-        done = context.run(f"faults_{family}", arguments, left)
-        found = re.findall(r"^ *\d+  (\w+) +(caught|MISSED) (.*?)  ", done.output, re.MULTILINE)
-        details = {verdict.lower(): {name: words.strip() for name, one, words in found
-                                     if one == verdict} for verdict in ("caught", "MISSED")}
-        outcome = from_command(done, f"scripts/checks/faults on {family}", details)
-        if outcome.status != PASSED:
-            return outcome
-        if not details["caught"]:
-            return Outcome(FAILED, f"scripts/checks/faults listed no injected fault in {family}", details)
-        caught[family] = details["caught"]
-    return Outcome(PASSED, "every injected fault was caught", {"caught": caught})
-
-
-def deadline(context, limit_s):
-    """Runs a kernel with an injected endless loop. `flashcore check` must report each problem that
-    hangs within its deadline and continue with the others."""
-    begin = time.monotonic()
-    command, failed = faulty_command(context, limit_s)
-    if failed is not None:
-        return failed
-    done = context.run("deadline", [
-        command, "check", "--device", "cuda", "--kernel",
-        _HUNG_KERNELS, "--problems", str(_HUNG_PROBLEMS), "--jobs", "4", "--deadline", "5", "--json",
-        "--quiet"], limit_s - (time.monotonic() - begin), FLASHCORE_FAULT=str(_NEVER_ENDS))
-    return judge_deadline(done, _HUNG_PROBLEMS)
-
-
-def judge_deadline(done, problems):
-    """Passes if some problems hung, each of them was reported as hung, and all others passed."""
-    try:
-        result = json.loads(done.output)
-    except ValueError:
-        return from_command(done, "flashcore check with a kernel that never ends") if done.code != 0 \
-            else Outcome(FAILED, f"flashcore check printed no JSON; see {done.shown}")
-    named = re.findall(r"^flashcore: (\S+): kernel \S+: it did not end within .*",
-                       done.log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-    details = {"problems": result["problems"], "failures": result["failures"], "hung": named}
-    other = [one["reason"] for one in result["reports"] if not one.get("hung")]
-    if done.code != 1 or result["failures"] == 0:
-        return Outcome(FAILED, "a kernel that never ends was not reported", details)
-    if other or len(set(named)) != result["failures"] or len(named) != len(set(named)):
-        return Outcome(FAILED, f"{result['failures']} failures, {len(named)} named as hung; others: "
-                       f"{other}", details)
-    if result["problems"] != problems or result["failures"] == problems:
-        return Outcome(FAILED, f"{result['problems']} of {problems} problems were done, "
-                       f"{result['failures']} of them hung: the check did not continue", details)
-    return Outcome(PASSED, "", details)
 
 
 def sanitizers(context, limit_s):
@@ -323,52 +237,3 @@ def verify_torch(context, limit_s):
     if done.code != 0 or wrong:
         return Outcome(FAILED, f"rejected: {wrong}", found)
     return Outcome(PASSED, f"{len(found['verdicts'])} of torch's kernels are correct", found)
-
-
-def all_stages(context):
-    """All stages, in order. Without --long no limit exceeds eight minutes."""
-    cuda = ["--device", "cuda"]
-    times = _LONG if getattr(context.options, "long", False) else 1
-
-    def checking(name, limit, arguments, problems=0, least=None, covered=()):
-        """least: problems that must run; None: all that the check planned."""
-        if problems:
-            arguments = [*arguments, "--problems", str(problems * times)]
-        return Stage(name, limit * times, lambda limit_s: check(
-            context, name, arguments, limit_s, least and least * times, covered))
-
-    def plain(name, limit, function, may_be_missing=False, results=()):
-        return Stage(name, limit * times, lambda limit_s: function(context, limit_s),
-                     may_be_missing, results)
-
-    return [
-        plain("environment", 90, environment),
-        plain("build", 400, build),
-        plain("tests", 400, tests),
-        checking("keyless_tiles", 150, [*cuda, "--suite", "keyless-tiles", "--kernel", "_sm90_"]),
-        checking("check", 120, cuda, 21000, _MIN_PROBLEMS),
-        checking("check_tensor_cores", 100, [*cuda, "--kernel", "_sm80_"], 51000,
-                 _MIN_TENSOR_CORE_PROBLEMS),
-        checking("check_hopper", 160, [*cuda, "--kernel", "_sm90_"], 51000,
-                 _MIN_TENSOR_CORE_PROBLEMS),
-        *(checking(f"check_blocks_{family}", 100, [*cuda, "--kernel", kernels, "--blocks", "1,2,3,7"],
-                   20000, 20000, ("tile_edges", "work_lists"))
-          for family, kernels in _PERSISTENT_KERNELS.items()),
-        checking("check_backward", 120, [*cuda, "--op", "backward"], 20000, 20000, ("tile_edges",)),
-        checking("check_regression", 40, [*cuda, "--suite", "regression"]),
-        checking("check_tuning", 60, [*cuda, "--suite", "tuning"]),
-        checking("check_as_l4", 30, [*cuda, "--plan-for", "l4"], 1500, 1000),
-        checking("check_as_a100", 30, [*cuda, "--plan-for", "a100"], 1500, 1000),
-        checking("check_cpu", 60, ["--device", "cpu"], 5000, 5000),
-        plain("python", 400, python_tests, may_be_missing=True),
-        plain("verify", 240, verify_kernels),
-        plain("verify_backward", 240,
-              lambda context, limit_s: verify_kernels(context, limit_s, "backward")),
-        plain("verify_torch", 120, verify_torch),
-        plain("faults", 400, faults),
-        plain("deadline", 400, deadline),
-        plain("sanitizers", 240, sanitizers, may_be_missing=True,
-              results=tuple(f"sanitizer_{tool}" for tool in TOOLS)),
-        plain("host", 40, gpu_check_bench.host_cost),
-        plain("bench", 200, gpu_check_bench.bench),
-    ]

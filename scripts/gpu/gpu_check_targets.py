@@ -6,27 +6,28 @@
 rewrites the verdicts in result files after targets have changed. Measured values do not change.
 
 A target limits the time of a row. It is relative to a peer that was timed in the same process
-("time_share" of its time, or "speedup" over it; "best" is the fastest peer), relative to another row, or
-absolute ("us", "tflops", "kv_tbs"). Each target becomes a time, `target_us`. The row's ratio is
-target_us / us; a ratio below 1 is an open gap. The strictest target of a row counts. Peers that were
-not timed in the same process are ignored. A row without any target_us is not judged.
+("time_share" of its time, or "speedup" over it; "best" is the fastest peer), to one of the row's baselines
+(also "rate_share" of its FLOP/s), to another row, or absolute ("us", "tflops", "kv_tbs"). Each target becomes
+a time, `target_us`. The row's ratio is target_us / us; a ratio below 1 is an open gap. The strictest target
+of a row counts. Peers that were not timed in the same process are ignored. A row without any target_us is
+not judged. A target with "bar" has no tolerance; "goal" is what its row should reach next, which is not
+judged.
 """
 
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "python"), str(Path(__file__).resolve().parent)]
 from flashcore.bench import results  # noqa: E402
 from flashcore.bench.cases import Case  # noqa: E402
+from gpu_check_limits import limit_of, mistake_of, peer_times  # noqa: E402
 
-TOLERANCE = 0.95  # a lower ratio fails, unless docs/performance.md has the reason
 GAPS_HEADING = "Open gaps"
 _SELECTORS = ("name", "batch", "kv_len", "head_dim", "causal")
-_FIGURES = ("us", "tflops", "kv_tbs")
 _SHOWN = ("fa3", "fa2", "cudnn")  # peers with their own column
 
 
@@ -46,13 +47,21 @@ def label(row):
 
 @dataclass
 class Judged:
-    """A row and its target. target_us is None if the row has no target, or if the run has no time for
-    the peer or row of the target (`missing`)."""
+    """A row and the limits of its targets."""
 
     row: dict
     peers_us: dict
-    target_us: float | None = None
-    missing: str = ""
+    limits: list = field(default_factory=list)
+
+    @property
+    def target_us(self):
+        """The strictest time; None if the row has no target, or if the run has no time for any of them."""
+        return min((one.us for one in self.limits if one.us is not None), default=None)
+
+    @property
+    def missing(self):
+        """Why a target is not judged; empty if all are."""
+        return next((one.missing for one in self.limits if one.missing), "")
 
     @property
     def ratio(self):
@@ -64,51 +73,24 @@ class Judged:
             return f"not judged: {self.missing}" if self.missing else ""
         return "pass" if self.ratio >= 1 else "short"
 
+    def failures(self):
+        return [one for one in self.limits if one.fails(self.row["us"])]
 
-def peer_times(row):
-    """{peer: us}: the row's time divided by the median ratio over all repetitions. A short slowdown of
-    the machine then does not change the order."""
-    return {name: row["us"] / ratio for name, ratio in row.get("ratios", {}).items()}
-
-
-def limit_of(target, row, times, rows):
-    """(us, description of a missing time) of one target for one row; (None, "") if it does not apply."""
-    case = Case.of(row)
-    if "us" in target:
-        return target["us"], ""
-    if "tflops" in target:
-        return case.flops() / target["tflops"] / 1e6, ""
-    if "kv_tbs" in target:
-        if case.kv_bytes() <= 1e6 * target["above_kv_mb"]:
-            return None, ""
-        return case.kv_bytes() / target["kv_tbs"] / 1e6, ""
-    if "row" in target:
-        other = next((one["us"] for one in rows if matches(target["row"], one)), None)
-        if other is None:
-            return None, f"no row {target['row']['name']}"
-        return other / target["speedup"], ""
-    other = min(times.values(), default=None) if target["peer"] == "best" else times.get(target["peer"])
-    if other is None:
-        return None, f"no time of {'any peer' if target['peer'] == 'best' else target['peer']}"
-    return other * target["time_share"] if "time_share" in target else other / target["speedup"], ""
+    def failure(self):
+        """What fails, in words."""
+        return f"{label(self.row)} at {self.ratio:.2f}: " + ", ".join(one.measured for one in self.failures())
 
 
-def judge(rows, content):
-    """One Judged per row."""
-    judged = []
-    for row in rows:
-        one = Judged(row, peer_times(row))
-        limits = [limit_of(target, row, one.peers_us, rows) for target in content["targets"]
-                  if matches(target, row)]
-        one.missing = next((missing for _, missing in limits if missing), "")
-        one.target_us = min((us for us, _ in limits if us is not None), default=None)
-        judged.append(one)
-    return judged
+def judge(rows, content, others=()):
+    """One Judged per row. others: further rows, for targets that are relative to one."""
+    known = [*rows, *others]
+    return [Judged(row, peer_times(row), [limit_of(target, row, known, matches) for target in content["targets"]
+                                          if matches(target, row)]) for row in rows]
 
 
-def put_targets(rows, content):
+def put_targets(rows, content, others=()):
     """Judges the rows and writes the targets into them. Returns the Judged."""
-    judged = judge(rows, content)
+    judged = judge(rows, content, others)
     for one in judged:
         one.row.pop("target", None)
         if one.target_us is not None:
@@ -124,7 +106,8 @@ def summary_of(judged):
         "passed": sum(one.verdict == "pass" for one in judged),
         "short": {label(one.row): one.ratio for one in judged if one.verdict == "short"},
         "not judged": {label(one.row): one.missing for one in judged
-                       if one.verdict.startswith("not judged")}}}
+                       if one.verdict.startswith("not judged")
+                       or any(limit.missing and limit.is_bar for limit in one.limits)}}}
 
 
 def table(judged):
@@ -142,7 +125,18 @@ def table(judged):
                  "" if one.target_us is None else f"{one.target_us:.4g}",
                  "" if one.ratio is None else f"{one.ratio:.2f}", one.verdict]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines + bars(judged))
+
+
+def bars(judged):
+    """Markdown table of the bars: | row | measured | goal | |; nothing without bars."""
+    lines = ["", "| row | bar | goal | |", "|-|-|-:|-|"]
+    for one in judged:
+        for limit in (limit for limit in one.limits if limit.is_bar):
+            verdict = f"not judged: {limit.missing}" if limit.us is None else \
+                "MISSED" if limit.fails(one.row["us"]) else "pass"
+            lines.append(f"| {label(one.row)} | {limit.measured} | {limit.target.get('goal', '')} | {verdict} |")
+    return lines if len(lines) > 3 else []
 
 
 def explained(path):
@@ -161,8 +155,8 @@ def explained(path):
 
 
 def failures(judged, excused):
-    """The rows below the tolerance that have no reason in the documents."""
-    return [one for one in judged if one.ratio is not None and one.ratio < TOLERANCE
+    """The rows that fail a target and have no reason in the documents."""
+    return [one for one in judged if one.failures()
             and one.row["name"] not in excused and label(one.row) not in excused]
 
 
@@ -176,11 +170,10 @@ def mistakes(content, cases):
         if not any(matches(selector, case.fields()) for case in cases):
             found.append(f"{what} {selector}: no case matches")
     for target in content["targets"]:
-        said = [name for name in (*_FIGURES, "time_share", "speedup") if name in target]
-        if len(said) != 1:
-            found.append(f"target {target}: wanted one of {', '.join(_FIGURES)}, time_share, speedup")
-        elif said[0] not in _FIGURES and ("peer" in target) == ("row" in target):
-            found.append(f"target {target}: {said[0]} needs either a peer or a row")
+        found += filter(None, [mistake_of(target)])
+        named = target.get("baseline")
+        if named and not all(named in case.baselines for case in cases if matches(target, case.fields())):
+            found.append(f"target {target}: a case that it selects is not compared with {named}")
     return found
 
 

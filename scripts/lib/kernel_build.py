@@ -104,7 +104,7 @@ def cases_for(kernel, kernels, cases):
     kernel's tiles; those of the smallest tile have few rows. If no case has a suitable head dim, the
     cases of head dim 128 are used with the kernel's."""
     if kernel.device == "cpu":
-        wanted = [case for case in cases if case["suite"] == "cpu"]
+        wanted = [case for case in cases if case["suite"] == "cpu" and case["kind"] == "fwd"]
         return distinct({**case, "dtype": kernel.dtype} for case in wanted)
     family = [one for one in kernels if (one.family, one.inputs, one.dtype)
               == (kernel.family, kernel.inputs, kernel.dtype)]

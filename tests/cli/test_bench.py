@@ -23,7 +23,11 @@ class BenchTest(CommandTest):
         super().setUp()
         self.cases = [case("a"), case("b", "f16", causal=True), case("c", "e4m3"),
                       case("g", "f16/e4m3"), case("d", kind="bwd"), case("e", used_k=[7]),
-                      case("f", page_size=8, requires="pages")]
+                      case("f", page_size=8, requires="pages"),
+                      case("h", options={"softcap": 2.0, "alibi": True, "bias": True, "mask": "random",
+                                         "batch_invariant": True}),
+                      case("i", "f16", options={"f32_out": True}),
+                      case("j", options={"documents": 2}), case("k", requires="wings")]
         self.file = self.path("cases.json")
         with open(self.file, "w") as file:
             json.dump({"cases": self.cases}, file)
@@ -43,8 +47,13 @@ class Bench(BenchTest):
         self.assertTrue(result["device"])
         self.assertIn("flashcore", result["versions"])
         self.assertGreater(result["host_us"], 0)
-        self.assertEqual([row["name"] for row in result["rows"]], ["a", "b", "c", "g"])
-        for row, given in zip(result["rows"], self.cases):
+        self.assertEqual([row["name"] for row in result["rows"]], ["a", "b", "c", "g", "f", "h", "i"])
+        self.assertEqual(result["rows"][4]["page_size"], 8)
+        self.assertEqual(result["rows"][5]["options"]["softcap"], 2.0)
+        self.assertLess(result["rows"][6]["error"], 1e-5)  # not rounded to f16
+        given_by_name = {given["name"]: given for given in self.cases}
+        for row in result["rows"]:
+            given = given_by_name[row["name"]]
             for field in FIELDS:
                 self.assertEqual(row[field], given[field])
             self.assertEqual(row["peers_us"], {})
@@ -58,17 +67,27 @@ class Bench(BenchTest):
 
     def test_skipped_cases_have_reasons(self):
         skipped = {row["name"]: row["reason"] for row in self.bench("--samples", 5)["skipped"]}
-        self.assertIn("only forward", skipped["d"])
+        self.assertIn("gradients: timed by", skipped["d"])
         self.assertIn("variable lengths: timed by", skipped["e"])
-        self.assertIn("pages: timed by", skipped["f"])
+        self.assertIn("option documents: timed by", skipped["j"])
+        self.assertIn("wings: timed by", skipped["k"])
 
     def test_text(self):
         text = self.call("bench", "--cases", self.file, "--suite", "tiny", "--device", "cpu").stdout
         self.assertRegex(text, r"case +shape +dtype +kernel +us +spread +TFLOP/s +GB/s +roofline")
         self.assertRegex(text, r"a +\(1,2/1,16,8\) +f32 +fwd_\w+_f32 +\S+ +\S+% ")
         self.assertRegex(text, r"c +\(1,2/1,16,8\) +e4m3 +fwd_\w+_f16 ")
-        self.assertIn("skipped: bwd: only forward", text)
+        self.assertIn("skipped: gradients: timed by", text)
         self.assertRegex(text, r"host cost of make_plan \+ run: \S+ us per call")
+
+    def test_list(self):
+        text = self.call("bench", "--cases", self.file, "--list").stdout
+        self.assertEqual(len(text.splitlines()), 1 + len(self.cases), text)
+        self.assertRegex(text, r"tiny +h#1 +\(1,2/1,16,8\) +f32")
+        self.assertRegex(text, r"d#1 .* gradients: timed by python3")
+        text = self.call("bench", "--cases", self.file, "--list", "--case", "b").stdout
+        self.assertRegex(text, r"b#1 +\(1,2/1,16,8\) causal +f16")
+        self.assertNotIn("a#1", text)
 
     def test_every_matching_kernel(self):
         result = self.bench("--kernel", "generic", "--case", "a", "--samples", 5, "--splits", 1)
@@ -86,7 +105,7 @@ class Bench(BenchTest):
         refuse = lambda *a, about: self.refuse("bench", "--device", "cpu", *a, about=about)
         refuse("--cases", self.path("none.json"), about="No such file")
         refuse("--cases", self.file, "--suite", "nope", about="known: tiny")
-        refuse("--cases", self.file, "--case", "nope", about="known: a, b, c, g, d, e, f")
+        refuse("--cases", self.file, "--case", "nope", about="known: a, b, c, g, d, e, f, h, i, j, k")
         refuse("--compare", self.path("none.json"), about="No such file")
         refuse("--results", self.file, about="--compare")
         for content in ("", "{}", "[1", '{"cases": [{}]}', '{"cases": 7}',
@@ -153,12 +172,12 @@ class Compare(BenchTest):
             found = self.bench("--case", "a", "--fail-on-slower", "--compare",
                                self.save("old.json", factor), code=code)
             self.assertEqual(found["comparison"]["rows"][0]["verdict"], verdict)
-            self.assertEqual(len(found["comparison"]["only_old"]), 3)
+            self.assertEqual(len(found["comparison"]["only_old"]), 6)
 
     def test_text(self):
         text = self.call("bench", "--compare", self.save("old.json", 2), "--results",
                          self.path("now.json")).stdout
-        self.assertIn("4 faster, 0 slower, 0 noise", text)
+        self.assertIn("7 faster, 0 slower, 0 noise", text)
         self.assertRegex(text, r"-50.0 % +faster")
 
 
@@ -179,8 +198,8 @@ class CasesFile(CommandTest):
         count = {}
         for row in self.cases:
             count[row["suite"]] = count.get(row["suite"], 0) + 1
-        self.assertEqual(count, {"anchors": 75, "regression": 16, "cpu": 9, "serving": 9,
-                                 "simt": 2})
+        self.assertEqual(count, {"anchors": 75, "regression": 16, "cpu": 10, "serving": 9,
+                                 "simt": 2, "options": 27, "gradients": 14})
 
     def test_names(self):
         """A name is in one suite, and its shape is the case's."""

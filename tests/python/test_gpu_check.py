@@ -12,6 +12,8 @@ import unittest
 from pathlib import Path
 
 import gpu_check_bench
+import gpu_check_faults
+import gpu_check_plan
 import gpu_check_stages as stages
 from gpu_check_context import Context
 from gpu_check_runner import Command, Outcome, Report, Runner, Stage
@@ -97,7 +99,7 @@ class Commands(WithFolder):
         self.assertIsNotNone(command._process.poll())
 
 
-class Stages(WithFolder):
+class WithRunner(WithFolder):
     def runner(self, time_limit_s=60):
         self.path = self.folder / "results" / "h200.json"
         header = {"fingerprint": "0123456789abcdef", "gpu": "NVIDIA H200", "driver": "1",
@@ -108,6 +110,8 @@ class Stages(WithFolder):
     def written(self):
         return json.loads(self.path.read_text())
 
+
+class Stages(WithRunner):
     def test_each_result_is_written_before_the_next_stage(self):
         runner = self.runner()
         seen = []
@@ -235,7 +239,7 @@ class Verdicts(WithFolder):
         def judge(result, named, code=1, problems=24):
             words = "".join(f"echo 'flashcore: random/{index}: kernel k: it did not end within 5 s; "
                             "its process was killed' >&2; " for index in named)
-            return stages.judge_deadline(
+            return gpu_check_faults.judge_deadline(
                 self.run_command(f"{words} echo '{json.dumps(result)}'; exit {code}"), problems)
 
         report = {"reason": "it did not end within 5 s", "hung": True}
@@ -248,8 +252,25 @@ class Verdicts(WithFolder):
         self.assertIn("wrong", judge({**good, "reports": [report, {"reason": "wrong"}]}, [3, 7]).reason)
         self.assertIn("did not continue", judge({**good, "problems": 4}, [3, 7]).reason)
         self.assertIn("did not continue", judge(good, [3, 7], problems=2).reason)
-        self.assertEqual(stages.judge_deadline(self.run_command("sleep 30", 0.2), 24).reason[:6],
+        self.assertEqual(gpu_check_faults.judge_deadline(self.run_command("sleep 30", 0.2), 24).reason[:6],
                          "hung: ")
+
+    def test_every_kernel_can_be_required(self):
+        good = {"passed": True, "problems": 20, "failures": 0, "kernels": {"a": {"problems": 20}, "b": {"problems": 0}}}
+        done = self.run_command(f"echo '{json.dumps(good)}'")
+        self.assertEqual(stages.judge_check(done, 1, (), ("a",)).status, "passed")
+        for name in ("b", "c"):
+            outcome = stages.judge_check(done, 1, (), ("a", name))
+            self.assertEqual((outcome.status, outcome.reason), ("failed", f"no problem ran on {name}"))
+
+    def test_faults_of_a_family(self):
+        def judge(text, code=0):
+            return gpu_check_faults.judge_faults(self.run_command(f"printf '{text}'; exit {code}"), "sm80")
+
+        good = judge(" 1  causal_off_by_one      caught after 3 problems     words\\n")
+        self.assertEqual((good.status, good.details["caught"]), ("passed", {"causal_off_by_one": "after 3 problems"}))
+        self.assertEqual(judge(" 1  causal_off_by_one      MISSED passed 9 problems    words\\n", 1).status, "failed")
+        self.assertIn("no injected fault", judge("").reason)
 
     def test_a_check_without_json(self):
         self.assertEqual(stages.judge_check(self.run_command("echo hello"), 1).status, "failed")
@@ -294,6 +315,20 @@ class Verdicts(WithFolder):
         self.assertEqual((outcome.status, outcome.reason[:6]), ("failed", "hung: "))
         self.assertEqual(written["rows"], [{"name": "a", "us": 1.0}])
 
+    def test_stages_add_rows_and_peers_to_each_other(self):
+        report = Report(self.folder / "h200.json", {"gpu": "NVIDIA H200"})
+        done = self.run_command("exit 0")
+        for measured in ({"rows": [{"name": "a", "us": 1.0}], "peers": {"fa2": "2", "eff": "2"}, "skipped": [
+                {"name": "c", "reason": "no kernel"}]},
+                         {"rows": [{"name": "b", "us": 2.0}], "peers": {"fa3": "3", "fa2": "2.1"}},
+                         {"rows": [{"name": "a", "us": 3.0}, {"name": "c", "us": 4.0}]}):
+            results.write(self.folder / "bench.json", measured)
+            gpu_check_bench.take_rows(report, self.folder / "bench.json", done)
+        self.assertEqual([(row["name"], row["us"]) for row in report.result["rows"]],
+                         [("a", 3.0), ("b", 2.0), ("c", 4.0)])
+        self.assertEqual((report.result["peers"], report.result["skipped"]),
+                         ({"fa2": "2.1", "eff": "2", "fa3": "3"}, []))
+
     def test_a_bench_without_rows_or_with_missing_cases_fails(self):
         self.assertEqual(self.bench(None)[0].status, "failed")
         outcome, _ = self.bench({"rows": [{"name": "a", "us": 1.0}], "skipped": [
@@ -324,7 +359,7 @@ class Verdicts(WithFolder):
         self.assertIn("tiny 1,2/1,5x9,8 f32", outcome.details["targets"]["short"])
         outcome, target = bench(12.5)
         self.assertEqual(outcome.status, "failed")
-        self.assertIn("tiny 1,2/1,5x9,8 f32 at 0.80", outcome.reason)
+        self.assertIn("tiny 1,2/1,5x9,8 f32 at 0.80: 1.25 of the time of fa2, wanted 1", outcome.reason)
         self.assertAlmostEqual(target["ratio"], 0.8)
         self.assertEqual(bench(12.5, {"tiny"})[0].status, "passed")
 
@@ -378,14 +413,14 @@ class Script(WithFolder):
     def test_limits_fit_the_total(self):
         script = load_script()
         options = script.parse_arguments(["--jobs", "1"])
-        listed = stages.all_stages(Context(ROOT, options))
+        listed = gpu_check_plan.all_stages(Context(ROOT, options))
         self.assertEqual(len({one.name for one in listed}), len(listed))
         self.assertTrue(all(0 < one.limit_s <= 8 * 60 for one in listed))
         self.assertEqual(options.time_limit, 25 * 60)
         self.assertEqual([one.name for one in listed if one.may_be_missing],
                          ["python", "sanitizers"])
         options = script.parse_arguments(["--long"])
-        long = stages.all_stages(Context(ROOT, options))
+        long = gpu_check_plan.all_stages(Context(ROOT, options))
         self.assertEqual([one.name for one in long], [one.name for one in listed])
         self.assertTrue(all(one.limit_s > other.limit_s for one, other in zip(long, listed)))
         self.assertGreater(options.time_limit, 25 * 60)
@@ -393,7 +428,8 @@ class Script(WithFolder):
     def test_the_list_shows_limits(self):
         done = Command([sys.executable, ROOT / "scripts" / "gpu_check", "--list"],
                        self.folder / "x.log", self.folder).wait(60)
-        self.assertRegex(done.output, r"(?m)^check_blocks_sm90 +at most +100 s$")
+        self.assertRegex(done.output, r"(?m)^check_blocks_sm90 +at most +150 s$")
+        self.assertRegex(done.output, r"(?m)^bench_options +at most +120 s, alone$")
         self.assertRegex(done.output, r"(?m)^all together +at most +1500 s$")
 
 

@@ -15,8 +15,10 @@ except ImportError:
 
 import foreign_libraries
 from flashcore._core import library
-from flashcore.bench import cases, cuda, peers as bench_peers, peers_base, reference, timing
+from flashcore.bench import (cases, cpu, cuda, forward, peers as bench_peers, peers_base, places, reference, timing,
+                             torch_case)
 from flashcore.bench.inputs import Inputs
+from flashcore.bench.options import CaseOptions
 from support import case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,18 +62,18 @@ class Ours(unittest.TestCase):
                     DECODE_CODES, MIXED, OTHER_V):
             with self.subTest(one.shape_text()):
                 inputs, rows, want = drawn(one)
-                out = cuda.public_call(inputs, 0)
+                out = forward.public_call(inputs, 0)
                 self.assertEqual(out.dtype, peers_base.torch_dtype(torch, one.out_dtype))
                 self.assertLess(peers_base.relative_error(inputs, out, rows, want), 6e-3)
 
     def test_the_requested_kernel(self):
         inputs, _, _ = drawn(shaped(dtype="f32"))
         with self.assertRaisesRegex(ValueError, "no_such_kernel"):
-            cuda.public_call(inputs, 0, "no_such_kernel")
+            forward.public_call(inputs, 0, "no_such_kernel")
 
     def test_every_set_has_its_own_inputs(self):
         inputs, _, _ = drawn(FULL, sets=2)
-        first, second = (cuda.public_call(inputs, index) for index in range(2))
+        first, second = (forward.public_call(inputs, index) for index in range(2))
         self.assertFalse(torch.equal(first, second))
         self.assertEqual(len(inputs), 2)
 
@@ -133,6 +135,53 @@ class Adapters(unittest.TestCase):
         self.assertIsNotNone(call)
         self.assertEqual(note, "on the same values in f16")
 
+    def test_gradients(self):
+        """Every library with gradients computes those of the case, in the case's layout."""
+        names = ("fa3", "fa3_det", "flash_attn", "math")
+        for one in (shaped(kind="bwd"), shaped(kind="bwd", causal=True, kv_heads=4)):
+            subject = cpu.CpuTorchCase(library.load(), one, torch, peers=())
+            self.assertTrue(subject.check().ok)
+            for name in names:
+                with self.subTest(f"{name} {one.shape_text()}"):
+                    runner, note = subject._peer(self.peers[name])
+                    self.assertEqual((runner is None, note), (False, None))
+        self.assertEqual([name for name, peer in self.peers.items() if "bwd" in peer.kinds],
+                         ["cudnn", "fa2", "eff", "math", "fa3", "fa3_det", "flash_attn"])
+        self.assertEqual(self.peers["fa3_det"].kinds, ("bwd",))
+
+    def test_the_deterministic_mode_is_passed_on(self):
+        seen = []
+
+        def recorded(q, k, v, **options):
+            seen.append(options["deterministic"])
+            return foreign_libraries.modules()["flash_attn_interface"].flash_attn_func(q, k, v, **options)
+
+        inputs = Inputs(torch, shaped(kind="bwd"), "cpu")
+        with mock.patch.object(sys.modules["flash_attn_interface"], "flash_attn_func", recorded):
+            for name in ("fa3", "fa3_det"):
+                self.peers[name].bind_gradients(inputs)
+        self.assertEqual(seen, [False, True])
+
+    def test_wrong_gradients_are_not_timed(self):
+        subject = cpu.CpuTorchCase(library.load(), shaped(kind="bwd"), torch, peers=())
+        self.assertTrue(subject.check().ok)
+        real = peers_base.gradients_of
+        for which in range(3):
+            def spoiled(*arguments):
+                call = real(*arguments)
+                return lambda index: tuple(1.1 * one if number == which else one
+                                           for number, one in enumerate(call(index)))
+
+            with mock.patch("flashcore.bench.peers_torch.gradients_of", spoiled):
+                self.assertRegex(subject._peer(self.peers["math"])[1], r"off by 0\.1 ")
+
+    def test_options_are_refused(self):
+        for options, words in ((CaseOptions(mask="random"), "mask"), (CaseOptions(alibi=True), "alibi"),
+                               (CaseOptions(batch_invariant=True), "batch_invariant"),
+                               (CaseOptions(f32_out=True), "f32_out")):
+            call, note = offered(self.peers["math"], shaped(options=options))
+            self.assertEqual((call, note), (None, f"the adapters do not pass {words}"))
+
     def test_a_refused_case_is_not_passed_on(self):
         with mock.patch.object(type(self.peers["fa3"]), "bind", side_effect=AssertionError("called")):
             call, note = offered(self.peers["fa3"], MIXED)
@@ -145,7 +194,7 @@ class Adapters(unittest.TestCase):
             call = self.peers[name].bind(inputs)
             for index in range(2):
                 got = self.peers[name].as_ours(inputs, call(index)).float()
-                want = cuda.public_call(inputs, index).float()
+                want = forward.public_call(inputs, index).float()
                 self.assertLess(float((got - want).norm() / want.norm()), 6e-3, name)
 
     def test_every_case_is_taken_or_refused_with_a_reason(self):
@@ -173,7 +222,7 @@ class Broken(peers_base.Peer):
         return None
 
     def bind(self, inputs):
-        return lambda index: self.spoil(cuda.public_call(inputs, index))
+        return lambda index: self.spoil(forward.public_call(inputs, index))
 
 
 class Reasons(unittest.TestCase):
@@ -223,7 +272,7 @@ class Reasons(unittest.TestCase):
             module = "no_such_library.ops"
 
         self.assertEqual(offered(Absent(None), FULL), (None, "not installed"))
-        with mock.patch.object(bench_peers, "known", lambda: {"absent": Absent(None)}):
+        with mock.patch.object(bench_peers, "known", lambda *_: {"absent": Absent(None)}):
             self.assertEqual(bench_peers.versions(["absent"]), {"absent": "not installed"})
 
     def test_a_library_that_does_not_load(self):
@@ -242,33 +291,21 @@ class Reasons(unittest.TestCase):
 
 
 class Captured(unittest.TestCase):
-    """Peers of a GPU case. The calls run on the CPU. There are no graphs, so capturing a call means running
-    it."""
-
-    def gpu_case(self, peers):
-        one = CAUSAL
-        subject = cuda.CudaCase.__new__(cuda.CudaCase)
-        subject.case, subject.torch, subject.peers, subject.peers_note = one, torch, tuple(peers), {}
-        subject.inputs, subject.kernel = Inputs(torch, one, "cpu", 2), None
-        subject.params, subject._references = [None, None], {}
-        for index in range(2):
-            rows = reference.sample_rows(one, seed=index + 1)
-            q, k, v = subject.inputs.readable(index)
-            subject._references[index] = rows, reference.torch_rows(torch, one, q, k, v, rows)
-        subject._run = lambda index: None
-        subject._run_once = lambda call: call(0)
-        return subject
+    """Peers of a case on the CPU, where capturing a call means running it."""
 
     def prepared(self, peers, capture=None):
         """The names that are timed, and the notes."""
-        def run(call):
-            runner = mock.Mock()
-            runner.recomputed = lambda: (capture or (lambda result: result))(call(1))
-            return runner
+        class Subject(torch_case.TorchCase):
+            call = "flashcore.attention"
 
-        subject = self.gpu_case(peers)
-        with mock.patch.object(bench_peers, "known", lambda: peers), \
-                mock.patch.object(subject, "_capture", run):
+            def _runner(self, call):
+                runner = mock.Mock()
+                runner.recomputed = lambda: (capture or (lambda result: result))(call(1))
+                return runner
+
+        with mock.patch.object(bench_peers, "known", lambda *_: peers):
+            subject = Subject(library.load(), CAUSAL, torch, places.Cpu(), 2, 1, None, tuple(peers))
+            self.assertTrue(subject.check().ok)
             subject.prepare()
         return list(subject._runners), subject.peers_note
 
@@ -306,7 +343,10 @@ class OnAGpu(unittest.TestCase):
         """A case is checked, captured and timed. Every peer has a time or a reason."""
         names = list(bench_peers.known())
         for one in (FULL, CAUSAL, shaped(q_len=1, kv_len=48, cold_l2=True), WINDOW, PACKED, RAGGED,
-                    PAGED, CODES, MIXED, shaped(dtype="f32")):
+                    PAGED, CODES, MIXED, shaped(dtype="f32"), shaped(kind="bwd"),
+                    shaped(options=CaseOptions(mask="random", softcap=2.0, f32_out=True)),
+                    shaped(q_len=8, kv_len=48, options=CaseOptions(mask="tree")),
+                    shaped(causal=True, options=CaseOptions(documents=2, alibi=True, bias=True))):
             with self.subTest(one.shape_text()):
                 subject = cuda.CudaCase(library.load(), one, torch, peers=names)
                 self.addCleanup(subject.close)
@@ -317,7 +357,7 @@ class OnAGpu(unittest.TestCase):
                 self.assertTrue(subject.unchanged())
                 self.assertGreater(row["us"], 0.5)
                 self.assertGreater(row["bare_us"], 0.5)
-                for name in names:
+                for name in (name for name, peer in bench_peers.known().items() if one.kind in peer.kinds):
                     self.assertTrue(name in row["peers_us"] or subject.peers_note[name], name)
                 if one in (FULL, CAUSAL):
                     self.assertIn("math", row["peers_us"], subject.peers_note)
@@ -326,14 +366,14 @@ class OnAGpu(unittest.TestCase):
         """The graph of a library that launches on its own stream is empty."""
         class Elsewhere(Broken):
             def bind(self, inputs):
-                once = {index: cuda.public_call(inputs, index) for index in range(len(inputs))}
+                once = {index: forward.public_call(inputs, index) for index in range(len(inputs))}
                 return lambda index: once[index].clone() if not torch.cuda.is_current_stream_capturing() \
                     else torch.empty_like(once[index])
 
         subject = cuda.CudaCase(library.load(), CAUSAL, torch, peers=("elsewhere",))
         self.addCleanup(subject.close)
         self.assertTrue(subject.check().ok)
-        with mock.patch.object(bench_peers, "known", lambda: {"elsewhere": Elsewhere(None)}):
+        with mock.patch.object(bench_peers, "known", lambda *_: {"elsewhere": Elsewhere(None)}):
             subject.prepare()
         self.assertNotIn("elsewhere", subject._runners)
         self.assertIn("captured", subject.peers_note["elsewhere"])

@@ -30,6 +30,8 @@ class Schema(unittest.TestCase):
         self.assertEqual(results.problems_of(result()), [])
         both = row(call="flashcore.attention", bare_us=1.25)
         self.assertEqual(results.problems_of(result(rows=[both])), [])
+        compared = row(baselines_us={"plain": 2.0}, baseline_ratios={"plain": 1.1})
+        self.assertEqual(results.problems_of(result(rows=[compared])), [])
 
     def test_each_fault_is_found(self):
         faults = [
@@ -48,6 +50,8 @@ class Schema(unittest.TestCase):
             result(rows=[row(kernel_fingerprint="abc")]),
             result(rows=[row(peers_us={"cudnn": 0})]),
             result(rows=[row(peers_us=None)]),
+            result(rows=[row(baselines_us={"plain": 0})]),
+            result(rows=[row(baseline_ratios={"plain": None})]),
             result(rows=[{name: value for name, value in row().items() if name != "causal"}]),
             result(rows=[row(), row()]),
         ]

@@ -19,6 +19,11 @@ def row(us=10.0, peers=None, **fields):
             "ratios": {name: us / theirs for name, theirs in (peers or {}).items()}}
 
 
+def compared(us, **baselines):
+    """A measured row; baselines: {name: us}."""
+    return {**row(us), "baseline_ratios": {name: us / theirs for name, theirs in baselines.items()}}
+
+
 def content(*wanted):
     return {"gpu": "X", "targets": list(wanted)}
 
@@ -60,6 +65,23 @@ class Limits(unittest.TestCase):
         self.assertEqual(found.verdict, "short")
         self.assertEqual(judged(row(10.5), target).verdict, "not judged: no row whole")
 
+    def test_a_baseline(self):
+        share = {"name": "tiny", "baseline": "plain", "time_share": 1.1}
+        self.assertAlmostEqual(judged(compared(10.9, plain=10.0), share).target_us, 11.0)
+        self.assertEqual(judged(compared(11.1, plain=10.0), share).verdict, "short")
+        speed = {"name": "tiny", "baseline": "plain@fa2", "speedup": 0.8}
+        self.assertAlmostEqual(judged(compared(12.0, **{"plain@fa2": 10.0}), speed).target_us, 12.5)
+        self.assertEqual(judged(compared(12.0, plain=10.0), speed).verdict, "not judged: no time of plain@fa2")
+        refused = {**compared(12.0), "baselines_note": {"plain@fa2": "not installed"}}
+        self.assertEqual(judged(refused, speed).verdict, "not judged: not installed")
+
+    def test_the_rate_of_a_baseline(self):
+        """Queries 0 to 8 of 9 see 45 of 81 pairs: at the same rate they take 45/81 of the time."""
+        one = {**row(6.0, q_len=9, causal=True), "baseline_ratios": {"full": 0.6}}
+        found = judged(one, {"name": "tiny", "baseline": "full", "rate_share": 0.9})
+        self.assertAlmostEqual(found.target_us, 10.0 * 45 / 81 / 0.9)
+        self.assertIn("of the FLOP/s of full, wanted 0.9", found.limits[0].measured)
+
     def test_the_strictest_of_several(self):
         found = judged(row(7.0, {"cudnn": 10.0}), {"name": "tiny", "peer": "best", "speedup": 1.0},
                        {"name": "tiny", "us": 6.0})
@@ -89,6 +111,23 @@ class Failures(unittest.TestCase):
 
     def test_the_tolerance(self):
         self.assertEqual([one.row["us"] for one in targets.failures(self.rows, set())], [10.6])
+
+    def test_a_bar_has_no_tolerance(self):
+        bar = {"name": "tiny", "us": 10.0, "bar": True, "goal": 9.0}
+        rows = [judged(row(us), bar, {"name": "tiny", "us": 9.9}) for us in (9.9, 10.0, 10.1)]
+        self.assertEqual([one.row["us"] for one in targets.failures(rows, set())], [10.1])
+        self.assertEqual(rows[2].failure(), "tiny 1,2/1,5x9,8 f32 at 0.98: 10.1 us, wanted 10")
+        lines = targets.bars(rows)
+        self.assertEqual(lines[3], "| tiny 1,2/1,5x9,8 f32 | 9.9 us, wanted 10 | 9.0 | pass |")
+        self.assertIn("| MISSED |", lines[5])
+        self.assertEqual(targets.bars(self.rows), [])
+
+    def test_a_bar_that_is_not_judged_is_listed(self):
+        one = judged(row(), {"name": "tiny", "us": 20.0},
+                     {"name": "tiny", "peer": "fa3_det", "speedup": 1.1, "bar": True})
+        self.assertEqual(one.verdict, "pass")
+        self.assertIn("not judged: no time of fa3_det", targets.bars([one])[3])
+        self.assertEqual(list(targets.summary_of([one])["targets"]["not judged"].values()), ["no time of fa3_det"])
 
     def test_reasons_in_the_documents(self):
         self.assertEqual(targets.failures(self.rows, {"tiny"}), [])
@@ -144,8 +183,10 @@ class TheFile(unittest.TestCase):
     def test_mistakes_are_found(self):
         broken = content({"name": "nobody", "us": 1.0}, {"name": "prefill-b1-s512"},
                          {"name": "prefill-b1-s512", "us": 1.0, "tflops": 2.0},
-                         {"name": "prefill-b1-s512", "speedup": 2.0})
-        self.assertEqual(len(targets.mistakes(broken, self.cases)), 4)
+                         {"name": "prefill-b1-s512", "speedup": 2.0},
+                         {"name": "softcap", "baseline": "full", "time_share": 2.0},
+                         {"name": "softcap", "baseline": "plain", "peer": "fa2", "time_share": 2.0})
+        self.assertEqual(len(targets.mistakes(broken, self.cases)), 6)
 
     def test_no_target_is_a_peers_time_of_another_run(self):
         self.assertEqual(set(self.targets), {"gpu", "host_us_above_launch", "targets"})

@@ -63,18 +63,20 @@ class StaleRows(unittest.TestCase):
         code, said = self.list(json.dumps({"rows": [
             row("a", "fwd_simt_f16_d64_q64", HASHES["simt"]),
             row("b", "fwd_neon_f32", HASHES["cpu"]),
-            row("c", "fwd_avx512_f32", HASHES["cpu"])]}))
+            row("c", "fwd_avx512_f32", HASHES["cpu"]),
+            row("d", "bwd_simt_bf16_d128", HASHES["simt"])]}))
         self.assertEqual(code, 0, said)
-        self.assertIn("0 of 3 rows are stale", said)
+        self.assertIn("0 of 4 rows are stale", said)
 
     def test_stale_rows_are_listed_and_do_not_fail(self):
         code, said = self.list(json.dumps({"rows": [
             row("fresh", "fwd_simt_f16_d64_q64", HASHES["simt"]),
             row("old", "fwd_simt_f32_d64_q64", "0123456789abcdef"),
             row("gone", "fwd_wmma_f16_d64", HASHES["simt"]),
-            row("unmarked", "fwd_neon_f32", None)]}))
+            row("unmarked", "fwd_neon_f32", None), row("back", "bwd_simt_bf16_d128", OLD)]}))
         self.assertEqual(code, 0, said)
-        self.assertIn("3 of 4 rows are stale", said)
+        self.assertIn("back: bwd_simt_bf16_d128 was measured at", said)
+        self.assertIn("4 of 5 rows are stale", said)
         self.assertIn("old: fwd_simt_f32_d64_q64 was measured at 0123456789abcdef", said)
         self.assertIn("gone: fwd_wmma_f16_d64 is not a kernel of this tree", said)
         self.assertIn("unmarked", said)
@@ -125,6 +127,14 @@ class StaleRows(unittest.TestCase):
                 after, said = self.carry(rows, lists)
                 self.assertEqual(after, [OLD])
                 self.assertIn(reason, said)
+
+    def test_gradients_are_not_carried_on_the_proof_of_a_forward_kernel(self):
+        """bwd_simt_f32_d128 and fwd_simt_f32_d128_q64 have the same numbers."""
+        same = [*ALL, *(f"simt/{sm}/128,64,64,1,0,256" for sm in ("sm75", "sm80", "sm90"))]
+        rows = [row("back", "bwd_simt_f32_d128", OLD), row("forth", "fwd_simt_f32_d128_q64", OLD)]
+        after, said = self.carry(rows, proof(same=same))
+        self.assertEqual(after, [OLD, HASHES["simt"]], said)
+        self.assertIn("gradients take several kernels", said)
 
     def test_rows_without_sass_are_not_carried(self):
         rows = [row("cpu", "fwd_avx2_f32", OLD), row("gone", "fwd_wmma_f16_d64", OLD),

@@ -1,19 +1,22 @@
 """The cases of bench/cases.json, and their selection."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashcore._core import abi
+from flashcore.bench.options import CaseOptions, mistake_of_baselines
 
 FIELDS = ("kind", "name", "dtype", "batch", "q_heads", "kv_heads", "q_len", "kv_len", "head_dim",
           "causal", "cold_l2", "suite")
 # Optional fields and their defaults. used_k: keys in use per sequence (kv_len is then the capacity).
 # packed: varlen lengths (q_len and kv_len are then the longest). page_size: keys per page. window: keys
 # before its own position that a query sees, with causal. v_dim: if it differs from head_dim. requires:
-# a feature that the library must have.
+# a feature that the library must have. options: CaseOptions. baselines: what it is compared with
+# (options.BASELINES), alone or, after an @, as a peer computes it.
 OPTIONAL_FIELDS = {"used_k": (), "packed": (), "page_size": 0, "window": 0, "v_dim": 0,
-                   "requires": ""}
-_LISTS = ("used_k", "packed")
+                   "requires": "", "options": CaseOptions(), "baselines": ()}
+KINDS = ("fwd", "bwd")
+_LISTS = ("used_k", "packed", "baselines")
 _TYPES: dict[str, type] = dict.fromkeys(FIELDS, int)
 _TYPES.update(kind=str, name=str, dtype=str, suite=str, causal=bool, cold_l2=bool)
 _ELEMENT_BYTES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "e4m3": 1}
@@ -39,12 +42,15 @@ class Case:
     window: int = 0
     v_dim: int = 0
     requires: str = ""
+    options: CaseOptions = CaseOptions()
+    baselines: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, row):
         """The case of a row of the cases file or of a result file."""
         given = {name: row[name] for name in FIELDS}
         given.update({name: row.get(name, absent) for name, absent in OPTIONAL_FIELDS.items()})
+        given["options"] = CaseOptions.of(row.get("options", {}))
         return cls(**{**given, **{name: tuple(given[name]) for name in _LISTS}})
 
     def fields(self):
@@ -53,6 +59,8 @@ class Case:
         for name, absent in OPTIONAL_FIELDS.items():
             if getattr(self, name) != absent:
                 given[name] = getattr(self, name)
+        if "options" in given:
+            given["options"] = self.options.given()
         return {name: list(one) if name in _LISTS else one for name, one in given.items()}
 
     @property
@@ -66,7 +74,9 @@ class Case:
 
     @property
     def out_dtype(self):
-        """q's dtype; f16 if q is 8-bit."""
+        """q's dtype; f16 if q is 8-bit; f32 with that option."""
+        if self.options.f32_out:
+            return "f32"
         return "f16" if self.q_dtype == "e4m3" else self.q_dtype
 
     @property
@@ -82,7 +92,8 @@ class Case:
             (" causal" if self.causal else "") + \
             (f" window {self.window}" if self.window else "") + \
             (f" pages of {self.page_size}" if self.page_size else "") + \
-            (" ragged" if self.used_k else "") + (" packed" if self.packed else "")
+            (" ragged" if self.used_k else "") + (" packed" if self.packed else "") + \
+            (f" {self.options.text()}" if self.options.text() else "")
 
     def lengths(self):
         """The number of keys of each sequence."""
@@ -124,17 +135,27 @@ class Case:
         at the last key."""
         return i + self.lengths()[b] - self.q_lengths()[b]
 
+    def _document(self, b, i):
+        """(begin, end) of the keys of the document of query i."""
+        length = self.kv_len // self.options.documents
+        begin = self._position(b, i) // length * length
+        return begin, begin + length
+
     def visible_end(self, b, i):
-        """The end of the keys that query i of sequence b sees."""
+        """The end of the keys that query i of sequence b sees. A mask may hide some of them."""
         length = self.lengths()[b]
+        if self.options.documents:
+            length = self._document(b, i)[1]
         return min(max(self._position(b, i) + 1, 0), length) if self.causal else length
 
     def visible_begin(self, b, i):
         """The first key that query i of sequence b sees."""
+        if self.options.documents:
+            return self._document(b, i)[0]
         return max(self._position(b, i) - self.window, 0) if self.window else 0
 
     def visible_pairs(self):
-        """The number of visible (query, key) pairs per head, over all sequences."""
+        """The number of visible (query, key) pairs per head, over all sequences. Keys under a mask count."""
         pairs = {}
         for b, length in enumerate(self.lengths()):
             if length not in pairs:
@@ -143,7 +164,10 @@ class Case:
         return sum(pairs[length] for length in self.lengths())
 
     def flops(self):
-        return 2.0 * self.q_heads * self.visible_pairs() * (self.head_dim + self.value_dim)
+        """Of the two products of a forward call. Gradients have five: three of head_dim, two of v_dim."""
+        dims = self.head_dim + self.value_dim if self.kind == "fwd" else \
+            3 * self.head_dim + 2 * self.value_dim
+        return 2.0 * self.q_heads * self.visible_pairs() * dims
 
     def kv_bytes(self):
         """Bytes of the keys and values in use."""
@@ -160,8 +184,10 @@ class Case:
 
     def unsupported(self, device):
         """The reason why FlashCore cannot run this case on a device; None if it can."""
-        if self.kind != "fwd":
-            return f"kind is {self.kind}; only forward attention is built"
+        if self.kind not in KINDS:
+            return f"kind is {self.kind}; wanted {' or '.join(KINDS)}"
+        if self.kind == "bwd" and (self.eight_bit or self.used_k or self.packed or self.page_size):
+            return "gradients are timed without 8-bit types, lengths, varlen and pages"
         if any(one not in _ELEMENT_BYTES for one in self.dtype.split("/")) or \
                 (self.eight_bit and device == "cpu"):
             return f"dtype is {self.dtype}: timed by flashcore bench"
@@ -171,10 +197,28 @@ class Case:
             return "f64 runs on the CPU only"
         if self.requires == "pages" and not hasattr(abi.Params, "block_table"):
             return "needs pages, which this library does not have"
-        if device == "cpu" and (self.used_k or self.packed or self.page_size or self.window
-                                or self.v_dim):
-            return "lengths, pages, windows and v_dim are timed on a GPU only"
         return None
+
+    def needs_torch(self):
+        """Whether only torch can make its inputs. Without torch, a CPU runs plain cases."""
+        return bool(self.kind == "bwd" or self.used_k or self.packed or self.page_size or self.window
+                    or self.v_dim or self.options.given() or self.baselines)
+
+    def shrunk(self, longest):
+        """The same case with at most `longest` queries and keys, two sequences and two KV heads, for a
+        trial of the benchmark."""
+        scale = max(-(-max(self.q_len, self.kv_len) // longest), 1)
+        unit = max(self.page_size, self.options.documents, 1)
+        kv_len = max(self.kv_len // scale // unit, 1) * unit
+        q_len = kv_len if self.q_len == self.kv_len else min(self.q_len, max(self.q_len // scale, 16), kv_len)
+        batch, kv_heads = min(self.batch, 2), min(self.kv_heads, 2)
+        small = replace(self, batch=batch, kv_heads=kv_heads, q_heads=self.q_heads // self.kv_heads * kv_heads,
+                        q_len=q_len, kv_len=kv_len, window=self.window and max(self.window // scale, 1),
+                        used_k=tuple(min(one, kv_len) for one in self.used_k[:batch]),
+                        packed=tuple(max(one // scale, 1) for one in self.packed[:batch]))
+        if self.packed:
+            small = replace(small, q_len=max(small.packed), kv_len=max(small.packed))
+        return small
 
     def mistake(self):
         """A description of the first invalid optional field; None if all are valid."""
@@ -196,7 +240,7 @@ class Case:
             return f"page_size is {self.page_size!r}; wanted a divisor of kv_len"
         if self.requires not in ("", "pages"):
             return f"requires is {self.requires!r}; wanted \"pages\""
-        return None
+        return self.options.mistake(self) or mistake_of_baselines(self)
 
 
 def parse(text, where):
@@ -213,7 +257,10 @@ def parse(text, where):
             if type(row[name]) is not _TYPES[name]:
                 raise ValueError(f"{where}: case {number}: {name} is {row[name]!r}; wanted "
                                  f"{_TYPES[name].__name__}")
-        cases.append(Case.of(row))
+        try:
+            cases.append(Case.of(row))
+        except ValueError as error:
+            raise ValueError(f"{where}: case {number}: {error}") from None
         problem = cases[-1].mistake()
         if problem is not None:
             raise ValueError(f"{where}: case {number}: {problem}")

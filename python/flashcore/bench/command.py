@@ -15,7 +15,11 @@ _DESCRIPTION = "Times FlashCore against every installed attention library, in on
 
 _EXAMPLES = """examples:
   python3 -m flashcore.bench                             all GPU cases, into bench/results/<gpu>.json
-  python3 -m flashcore.bench --suite regression
+  python3 -m flashcore.bench --suite options --suite gradients
+                                                         what options cost, and gradients beside peers
+  python3 -m flashcore.bench --list                      the cases by suite
+  python3 -m flashcore.bench --device cpu --suite options --longest 128
+                                                         tries the GPU suites, on small shapes
   python3 -m flashcore.bench --device cpu --threads 2    suite "cpu" against torch on the CPU
   python3 -m flashcore.bench --case prefill-b1-s512 --kernel fwd_simt_f16_d64_q16 --output /tmp/one.json
   python3 -m flashcore.bench --show bench/results/h200.json   the table of docs/benchmarks.md
@@ -48,13 +52,16 @@ def parse_arguments(argv):
         help="start no further case after this time")
     add("--threads", type=int, default=0, help="CPU threads of FlashCore and torch (default: all)")
     add("--seed", type=int, default=1)
+    add("--longest", type=int, default=0, metavar="KEYS",
+        help="try the benchmark: shrink every case to so many keys, on any device")
+    add("--list", action="store_true", help="print the cases by suite, with their baselines, and measure nothing")
     add("--output", type=Path, help="result file (default: bench/results/<gpu>.json; with "
         "--device cpu build/bench-cpu.json)")
     add("--report", type=Path, metavar="FILE",
         help="write the CSV and HTML page of FILE next to it, and measure nothing")
     add("--chart", type=Path, metavar="OUT.svg",
         help="draw our speed relative to the best peer, one bar per case, and measure nothing; "
-        f"--suite and --case select cases (default: all suites but {' and '.join(speed_chart.DIAGNOSTIC_SUITES)})")
+        f"--suite and --case select cases (default: all suites but {', '.join(speed_chart.DIAGNOSTIC_SUITES)})")
     add("--results", type=Path, metavar="FILE",
         help="result file that --chart draws (default: the only one in bench/results)")
     add("--overhead", action="store_true", help="measure only the overhead of a call on a tiny shape")
@@ -123,6 +130,18 @@ def write_chart(result, options):
     print("written:", speed_chart.write(result, options.chart, options.suite, options.case))
 
 
+def list_cases(options, root):
+    """Prints the selected cases. Returns the exit code: 0, or 2 on an error."""
+    try:
+        cases = bench_cases.load(options.cases or default_cases(root))
+        chosen = bench_cases.select(cases, options.device, options.suite, options.case)
+    except (OSError, ValueError) as error:
+        print(f"flashcore.bench: {error}", file=sys.stderr)
+        return 2
+    print(table.listing(chosen))
+    return 0
+
+
 def chart(options):
     """Draws a result file. Returns the exit code: 0, or 2 on an error."""
     try:
@@ -146,6 +165,8 @@ def main(argv=None):
     if options.threads == 0:
         options.threads = len(os.sched_getaffinity(0))
     root = core_library.tree_root()
+    if options.list:
+        return list_cases(options, root)
     try:
         library = core_library.load()
         if options.device == "cuda":

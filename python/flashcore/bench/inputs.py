@@ -3,6 +3,9 @@
 import itertools
 from typing import Any
 
+from flashcore.bench import reference
+from flashcore.bench.score_options import ScoreOptions
+
 DTYPES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",
           "e4m3": "float8_e4m3fn"}
 _LARGEST_E4M3 = 448.0
@@ -55,8 +58,8 @@ class Codes:
 
 
 class Inputs:
-    """`sets` sets of q, k and v of a case, and its lengths and pages. Keys past a length of used_k are
-    NaN, because they must not affect the result."""
+    """`sets` sets of q, k and v of a case (and dout), and its lengths, pages and options. Keys past a length
+    of used_k are NaN, because they must not affect the result."""
 
     def __init__(self, torch, case, device, sets=1, seed=1):
         self.torch, self.case, self.device = torch, case, device
@@ -77,6 +80,10 @@ class Inputs:
         self.q = [self._normal(case.q_shape, case.q_dtype, group) for _ in range(sets)]
         self.k = [self._normal(k_shape, case.kv_dtype) for _ in range(sets)]
         self.v = [self._normal(v_shape, case.kv_dtype) for _ in range(sets)]
+        self.scores = ScoreOptions(torch, case, device, self._generator,
+                                   getattr(torch, DTYPES[case.out_dtype if case.eight_bit else case.q_dtype]))
+        self.dout = [self._normal(case.out_shape, case.q_dtype)
+                     for _ in range(sets if case.kind == "bwd" else 0)]
         if case.packed:
             self.starts = [0, *itertools.accumulate(case.packed)]
             self.cu_seqlens = self.int32(self.starts)
@@ -107,6 +114,11 @@ class Inputs:
         if self.case.packed:
             return tuple(Packed(memory, self.starts) for memory in (q, k, v))
         return q, k, v
+
+    def reference(self, index, rows):
+        """The ReferenceRows of one set."""
+        q, k, v = self.readable(index)
+        return reference.torch_rows(self.torch, self.case, q, k, v, rows, self.scores)
 
     def rows_of(self, out, rows):
         """The rows (b, h, i) of a result with the case's out_shape, as [rows, v_dim] in f64."""

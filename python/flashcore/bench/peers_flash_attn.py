@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 from flashcore.bench.inputs import Codes
-from flashcore.bench.peers_base import Peer
+from flashcore.bench.peers_base import Peer, gradients_of
 
 
 def by_length(torch: Any, one: Any, paged: bool) -> Any:
@@ -24,7 +24,14 @@ def by_length(torch: Any, one: Any, paged: bool) -> Any:
 
 
 class _FlashAttention(Peer):
+    kinds: tuple[str, ...] = ("fwd", "bwd")
     table_name = ""  # the parameter of flash_attn_with_kvcache for the block table
+
+    def __init__(self, deterministic: bool = False) -> None:
+        """deterministic: the mode of the gradients. Forward calls always are."""
+        self.deterministic = deterministic
+        if deterministic:
+            self.kinds = ("bwd",)
 
     def refusal(self, case: Any) -> str | None:
         if case.head_dim > 256 or case.head_dim % 8:
@@ -69,6 +76,18 @@ class _FlashAttention(Peer):
                 return function(*sets[index], *lengths, **options[index])
 
         return call
+
+    def bind_gradients(self, inputs: Any) -> Any:
+        library = importlib.import_module(self.module)
+
+        def native(*tensors: Any) -> list[Any]:
+            return [by_length(inputs.torch, one, False) for one in tensors]
+
+        def forward(q: Any, k: Any, v: Any) -> Any:
+            return library.flash_attn_func(q, k, v, causal=inputs.case.causal, deterministic=self.deterministic)
+
+        leaves = [native(*three) for three in zip(inputs.q, inputs.k, inputs.v)]
+        return gradients_of(forward, inputs, leaves, native(*inputs.dout))
 
     def as_ours(self, inputs: Any, result: Any) -> Any:
         out = result[0] if isinstance(result, tuple) else result

@@ -1,9 +1,10 @@
-"""torch's scaled_dot_product_attention with one fixed backend."""
+"""torch's scaled_dot_product_attention with one fixed backend, or torch's choice."""
 
+import contextlib
 from typing import Any
 
 from flashcore.bench.inputs import Codes
-from flashcore.bench.peers_base import Peer, torch_dtype
+from flashcore.bench.peers_base import Peer, gradients_of, torch_dtype
 
 _MATH_BYTES = 4e9  # limit of its attention matrix; larger cases take too long
 _WIDENED_FLOPS = 1e10  # limit of 8-bit cases that torch runs in 16 bits; larger ones have 8-bit peers
@@ -11,13 +12,14 @@ _WIDENED_FLOPS = 1e10  # limit of 8-bit cases that torch runs in 16 bits; larger
 
 class Sdpa(Peer):
     module = distribution = "torch"
+    kinds = ("fwd", "bwd")
 
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
+    def __init__(self, backend: str = "", math_bytes: float = _MATH_BYTES) -> None:
+        self.backend, self.math_bytes = backend, math_bytes
 
     def missing(self) -> str | None:
         reason = super().missing()
-        if reason is None:
+        if reason is None and self.backend:
             from torch.nn.attention import SDPBackend
             if not hasattr(SDPBackend, self.backend):
                 reason = f"this torch has no SDPBackend.{self.backend}"
@@ -29,7 +31,7 @@ class Sdpa(Peer):
         if case.used_k or case.packed or case.page_size or case.window:
             return "torch's SDPA takes neither lengths nor pages nor windows"
         matrix_bytes = 4.0 * case.batch * case.q_heads * case.q_len * case.kv_len
-        if self.backend == "MATH" and matrix_bytes > _MATH_BYTES:
+        if self.backend == "MATH" and matrix_bytes > self.math_bytes:
             return f"its matrix would have {matrix_bytes / 1e9:.0f} GB: not timed"
         if case.eight_bit and (case.cold_l2 or case.flops() > _WIDENED_FLOPS):
             return "torch's SDPA takes no 8-bit tensors"
@@ -41,18 +43,25 @@ class Sdpa(Peer):
     def note(self, case: Any) -> str | None:
         return f"on the same values in {case.out_dtype}" if case.eight_bit else None
 
+    def _attention(self, inputs: Any, q: Any, k: Any, v: Any) -> Any:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        chosen = sdpa_kernel([getattr(SDPBackend, self.backend)]) if self.backend else contextlib.nullcontext()
+        with chosen:
+            return inputs.torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=inputs.case.causal, enable_gqa=inputs.case.q_heads != inputs.case.kv_heads)
+
+    def bind_gradients(self, inputs: Any) -> Any:
+        leaves = [[one.clone() for one in three] for three in zip(inputs.q, inputs.k, inputs.v)]
+        return gradients_of(lambda *three: self._attention(inputs, *three), inputs, leaves, inputs.dout)
+
     def bind(self, inputs: Any) -> Any:
         torch, case = inputs.torch, inputs.case
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-        backend = getattr(SDPBackend, self.backend)
         dtype = torch_dtype(torch, case.out_dtype)
         sets = [[one.widened(dtype) if isinstance(one, Codes) else one for one in three]
                 for three in zip(inputs.q, inputs.k, inputs.v)]
 
         def call(index: int) -> Any:
-            with torch.inference_mode(), sdpa_kernel([backend]):
-                return torch.nn.functional.scaled_dot_product_attention(
-                    *sets[index], is_causal=case.causal,
-                    enable_gqa=case.q_heads != case.kv_heads)
+            with torch.inference_mode():
+                return self._attention(inputs, *sets[index])
 
         return call

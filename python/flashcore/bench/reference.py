@@ -35,10 +35,10 @@ def sample_rows(case: Case, heads: int = 8, rows_per_head: int = 8,
     return rows
 
 
-def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any,
-               rows: Sequence[tuple[int, int, int]]) -> list[ReferenceRow]:
+def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any, rows: Sequence[tuple[int, int, int]],
+               scores: Any = None) -> list[ReferenceRow]:
     """Reference rows with torch. q, k and v are [batch, heads, len, dim] tensors, or objects with the
-    indexing [b, h] -> [len, dim] and [b, h, i] -> [dim]."""
+    indexing [b, h] -> [len, dim] and [b, h, i] -> [dim]. scores: the case's ScoreOptions."""
     scale = 1.0 / math.sqrt(case.head_dim)
     group = case.q_heads // case.kv_heads
     result = []
@@ -47,29 +47,41 @@ def torch_rows(torch: Any, case: Case, q: Any, k: Any, v: Any,
         if loaded != (b, h // group):  # adjacent rows share a head
             loaded = (b, h // group)
             keys, values = k[b, h // group].double(), v[b, h // group].double()
-        begin, end = case.visible_begin(b, i), case.visible_end(b, i)
-        query = q[b, h, i].double()
-        products = keys[begin:end] * query
-        score = scale * products.sum(-1)
+        visible = slice(case.visible_begin(b, i), case.visible_end(b, i))
+        products = keys[visible] * q[b, h, i].double()
+        score, magnitude = scale * products.sum(-1), scale * products.abs().sum(-1)
+        if scores is not None:
+            score, magnitude = scores.modified((b, h, i), visible, score, magnitude)
+        shown = score > -math.inf
+        if not bool(shown.any()):
+            result.append(_row_without_keys(case, b, h, i))
+            continue
+        score, products, seen = score[shown], products[shown], values[visible][shown]
         top = score.max()
         weight = torch.exp(score - top)
         total = weight.sum()
         p = (weight / total).unsqueeze(-1)
-        visible = values[begin:end]
-        out = (p * visible).sum(0)
+        out = (p * seen).sum(0)
         result.append(ReferenceRow(
             b=b, h=h, i=i,
             out=out.tolist(),
             lse=float(top + torch.log(total)),
-            magnitude=float(scale * products.abs().sum(-1).max()),
+            magnitude=float(magnitude.max()),
             largest_product=float(scale * products.abs().max()),
             largest_sum=float(scale * products.cumsum(-1).abs().max()),
-            spread=(p * visible).square().sum(0).sqrt().tolist(),
-            deviation=(p * (visible - out).abs()).sum(0).tolist(),
-            v_mass=(visible.abs().sum(0) / total).tolist(),
+            spread=(p * seen).square().sum(0).sqrt().tolist(),
+            deviation=(p * (seen - out).abs()).sum(0).tolist(),
+            v_mass=(seen.abs().sum(0) / total).tolist(),
             kv_len=case.lengths()[b],
         ))
     return result
+
+
+def _row_without_keys(case: Case, b: int, h: int, i: int) -> ReferenceRow:
+    zeros = [0.0] * case.value_dim
+    return ReferenceRow(b=b, h=h, i=i, out=zeros, lse=-math.inf, magnitude=0.0, largest_product=0.0,
+                        largest_sum=0.0, spread=zeros, deviation=zeros, v_mass=zeros,
+                        kv_len=case.lengths()[b])
 
 
 def plain_rows(case: Case, q: Row, k: Row, v: Row,

@@ -10,7 +10,7 @@ from flashcore.bench.cases import FIELDS, Case
 from flashcore.bench.chart import Chart
 from flashcore.bench.narrow_speed_chart import NarrowSpeedChart
 from flashcore.bench.speed_chart import SpeedChart, bars_of, shown_suites
-from flashcore.bench.table import c_call, device
+from flashcore.bench.table import baselines, c_call, device
 
 # Wide tables scroll inside their box, so that the page itself never does.
 _STYLE = """
@@ -46,13 +46,16 @@ def to_csv(result):
     rows, peers = result["rows"], _peers(result["rows"])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
+    compared = sorted({name for row in rows for name in row.get("baseline_ratios", {})})
     writer.writerow([*FIELDS, "kernel", "splits", "call", "us", "bare_us", "spread", "tflops", "error",
+                     *(f"ours_over_{name}" for name in compared),
                      *(f"{name}_us" for name in peers), *(f"ours_over_{name}" for name in peers)])
     for row in rows:
         case = Case.of(row)
         writer.writerow([*(row[name] for name in FIELDS), row["kernel"], row.get("splits", ""),
                          row.get("call", ""), row["us"], row.get("bare_us", ""), row["spread"],
                          case.flops() / row["us"] / 1e6, row["error"],
+                         *(row.get("baseline_ratios", {}).get(name, "") for name in compared),
                          *(row["peers_us"].get(name, "") for name in peers),
                          *(row.get("ratios", {}).get(name, "") for name in peers)])
     return text.getvalue()
@@ -64,13 +67,14 @@ def _times(row):
 
 def _group(case):
     """The title of a case's chart. Cases with the same title differ in length and batch only."""
-    phase = "decode" if case.q_len == 1 else "prefill"
+    phase = "gradients" if case.kind == "bwd" else "decode" if case.q_len == 1 else "prefill"
     heads = case.shape_text().split(",")[1]
     return f"{phase} {case.dtype}, heads {heads}, dim {case.head_dim}" + (", causal" if case.causal else "")
 
 
 def _is_dense(case):
-    return not (case.used_k or case.packed or case.page_size or case.window or case.v_dim)
+    return not (case.used_k or case.packed or case.page_size or case.window or case.v_dim
+                or case.options.given())
 
 
 def latency_charts(result):
@@ -108,13 +112,13 @@ def _latency_chart(members):
 def _table(result):
     peers = _peers(result["rows"])
     yield ("<div class=\"scroll\"><table><tr><th>case<th>batch, heads, len, dim<th>kernel<th>us<th>C call us<th>TFLOP/s"
-           "<th>error")
+           "<th>error<th>ours / baselines")
     yield "".join(f"<th>{escape(name)} us<th>ours / {escape(name)}" for name in peers) + "</tr>"
     for row in result["rows"]:
         case = Case.of(row)
         cells = [escape(case.name), escape(case.shape_text()), escape(row["kernel"]),
                  f"{row['us']:.4g}", c_call(row), f"{case.flops() / row['us'] / 1e6:.3g}",
-                 f"{row['error']:.2g}"]
+                 f"{row['error']:.2g}", escape(baselines(row))]
         yield "<tr>" + "".join(f"<td>{cell}" for cell in cells)
         for name in peers:
             if name not in row["peers_us"]:
@@ -152,7 +156,8 @@ def to_html(result):
         parts.append("</div>")
     parts += ["<h2>Cases</h2><p>Medians. A ratio below 1 means that ours takes less time. In rows with "
               "a C call time, us is the time of <code>flashcore.attention</code>; in other rows it is "
-              "the time of the C call.</p>",
+              "the time of the C call. Baselines are other calls in the same rounds: "
+              "<code>plain</code> is the case without its options.</p>",
               *_table(result), "<h2>Setup</h2><dl>",
               *(f"<dt>{name}<dd>{escape(str(value))}" for name, value in facts.items() if value),
               "</dl></html>\n"]

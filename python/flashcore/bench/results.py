@@ -141,6 +141,9 @@ def problems_of_row(row):
     peers = row.get("peers_us")
     if not isinstance(peers, dict) or not all(_is_number(us) and us > 0 for us in peers.values()):
         problems.append("peers_us is not a table of times")
+    for name in ("baselines_us", "baseline_ratios"):
+        if not all(_is_number(one) and one > 0 for one in row.get(name, {}).values()):
+            problems.append(f"{name} is not a table of positive numbers")
     return problems
 
 

@@ -4,19 +4,23 @@ Each case is checked against an fp64 reference before it is timed, and so is eac
 peers then run in turns. On a GPU all of them are called as a user of torch calls them, captured in CUDA
 graphs; the C call below flashcore.attention has its own column. A row holds the median of the rounds and,
 for each peer, the median of the rounds' ratios. The file is written after every case, so Ctrl-C keeps the
-finished rows.
+finished rows. The baselines of a case (options.py) run in the same rounds.
 """
 
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from flashcore.bench import cpu, cuda, peers, results, table, timing
+from flashcore.bench.options import baseline_of
 
 
-def default_output(device, gpu, root):
+def default_output(device, gpu, root, longest=0):
     """The result file of a run without --output."""
     base = root if root is not None else Path()
+    if longest:
+        return base / "build" / "bench-trial.json"
     if device == "cpu":
         return base / "build" / "bench-cpu.json"
     return base / "bench" / "results" / results.file_name(gpu)
@@ -33,7 +37,8 @@ class Bench:
         if options.device == "cuda":
             environment["gpu"] = torch.cuda.get_device_name(0)
             environment["cuda"] = environment["cuda"] or str(torch.version.cuda)
-        self.output = options.output or default_output(options.device, environment["gpu"], root)
+        self.output = options.output or default_output(options.device, environment["gpu"], root,
+                                                       options.longest)
         self.result = {
             "fingerprint": library.fingerprint(),
             **environment,
@@ -45,7 +50,10 @@ class Bench:
             self.result["threads"] = options.threads
         else:
             self.result["peers"] = peers.versions(options.peers)
+        if options.longest:
+            self.result["longest"] = options.longest
         self.rows, self.skipped, self.failed = [], [], []
+        self._baselines = {}  # {Case: loaded case}, of the present case
 
     def adopt(self, whole):
         """Keeps rows of an earlier run that has the same sources. New rows replace rows of the same case."""
@@ -75,6 +83,8 @@ class Bench:
             print(f"peer {name}: {found}", flush=True)
         table.print_heading()
         for case in cases:
+            if self.options.longest:
+                case = case.shrunk(self.options.longest)
             reason = case.unsupported(self.options.device)
             if reason is None and time.monotonic() - self.begin > self.options.time_limit:
                 reason = f"the time limit of {self.options.time_limit:g} s was over"
@@ -84,11 +94,13 @@ class Bench:
                 self.skipped.append({**case.fields(), "reason": reason})
                 print(f"{case.name:<19} {case.shape_text():<30} skipped: {reason}", flush=True)
             self.save()
+        self.keep_baselines(())
 
     def measure(self, case):
         """Checks and times one case. Returns the reason if the case was skipped, otherwise None."""
         try:
-            loaded = self.make(case)
+            self.keep_baselines(self.baselines_of(case).values())
+            loaded = self.make(case, self.options.kernel, self.options.peers)
             try:
                 self.check_and_time(case, loaded)
             finally:
@@ -116,16 +128,50 @@ class Bench:
         self.failed.append({**case.fields(), "kernel": kernel, "reason": reason})
         print(f"{case.name:<19} {case.shape_text():<30} FAILED: {reason}", flush=True)
 
-    def make(self, case):
+    def make(self, case, kernel=None, peers=()):
         options = self.options
-        if options.device == "cpu":
-            return cpu.CpuCase(self.library, case, self.torch, options.threads, options.seed,
-                               options.kernel, options.peers)
-        return cuda.CudaCase(self.library, case, self.torch, options.seed, options.kernel,
-                             options.peers)
+        if options.device == "cuda":
+            return cuda.CudaCase(self.library, case, self.torch, options.seed, kernel, peers)
+        if self.torch is None:
+            return cpu.CpuCase(self.library, case, options.threads, options.seed, kernel)
+        return cpu.CpuTorchCase(self.library, case, self.torch, options.threads, options.seed, kernel, peers)
+
+    @staticmethod
+    def baselines_of(case):
+        """{entry of case.baselines: the case that it is}."""
+        return {name: baseline_of(case, name.partition("@")[0]) for name in case.baselines}
+
+    def keep_baselines(self, wanted):
+        """Frees the baselines of earlier cases that are not among `wanted`. Names do not count."""
+        wanted = {replace(one, name="") for one in wanted}
+        for one in [one for one in self._baselines if one not in wanted]:
+            self._baselines.pop(one).close()
+
+    def checked_baseline(self, case):
+        loaded = self.make(case)
+        verdict = loaded.check()
+        if not verdict.ok:
+            loaded.close()
+            raise RuntimeError(f"{case.name}: {verdict.reason}; {verdict.worst}")
+        return loaded
+
+    def add_baselines(self, case, loaded):
+        """Checks what a case is compared with and adds it to its rounds. Returns {name: reason} of the others."""
+        notes = {}
+        for name, other in self.baselines_of(case).items():
+            key = replace(other, name="")
+            if key not in self._baselines:
+                self._baselines[key] = self.checked_baseline(other)
+            runner, note = self._baselines[key].runner_of(name.partition("@")[2])
+            if runner is not None:
+                loaded.compare_with(name, runner)
+            if note is not None:
+                notes[name] = note
+        return notes
 
     def time(self, case, loaded, verdict):
         loaded.prepare()
+        notes = self.add_baselines(case, loaded)
         begin = time.monotonic()
         loaded.sample()  # discarded; it only measures how long a round takes
         count, note = timing.sample_count(self.options.samples, time.monotonic() - begin,
@@ -144,6 +190,10 @@ class Bench:
         }
         if loaded.call is not None:
             row["call"] = loaded.call
+        else:
+            row["threads"] = self.options.threads
+        if notes:
+            row["baselines_note"] = notes
         row["tflops"] = case.flops() / row["us"] / 1e6
         row["kv_gbs"] = case.kv_bytes() / row["us"] / 1e3
         if note is not None:

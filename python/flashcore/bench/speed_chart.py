@@ -13,8 +13,8 @@ from typing import Any
 from flashcore.bench.cases import Case
 from flashcore.bench.table import best_peer, device
 
-# Suites of old shapes and of the fallback kernel, which users do not compare libraries by.
-DIAGNOSTIC_SUITES = ("regression", "simt")
+# Suites of old shapes, of the fallback kernel, of the CPU, and of options, whose baselines are our own calls.
+DIAGNOSTIC_SUITES = ("regression", "simt", "cpu", "options")
 PEER_NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "eff": "torch efficient",
               "math": "torch math", "flash_attn": "flash_attn", "flashinfer": "FlashInfer",
               "xformers": "xFormers"}

@@ -7,6 +7,7 @@ from typing import Any
 MIN_SAMPLES = 5
 # Our two timers of a round: the call that is compared with the peers, and the bare C call.
 OURS, BARE = "ours", "bare"
+BASELINE = "baseline:"  # begins the names of what a case is compared with
 
 
 def one_round(timers: Mapping[str, Callable[[], float]], reverse: bool = False) -> dict[str, float]:
@@ -49,7 +50,8 @@ def whole_turns(calls: int, sets: int) -> int:
 
 def summarise(samples: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Summarizes samples, one {name: us per call} per round, which include "ours". The ratio of a peer
-    is the median over rounds of ours / peer; below 1, ours takes less time. "bare" is not a peer."""
+    is the median over rounds of ours / peer; below 1, ours takes less time. "bare" and baselines are not
+    peers; baselines, if there are any, have entries like those of peers."""
     ours = [round_[OURS] for round_ in samples]
     summary: dict[str, Any] = {
         "us": statistics.median(ours),
@@ -66,8 +68,12 @@ def summarise(samples: Sequence[dict[str, float]]) -> dict[str, Any]:
         if name == BARE:
             summary["bare_us"], summary["bare_spread"] = statistics.median(theirs), spread(theirs)
             continue
+        ratio = statistics.median(mine / other for mine, other in zip(ours, theirs))
+        if name.startswith(BASELINE):
+            summary.setdefault("baselines_us", {})[name.removeprefix(BASELINE)] = statistics.median(theirs)
+            summary.setdefault("baseline_ratios", {})[name.removeprefix(BASELINE)] = ratio
+            continue
         summary["peers_us"][name] = statistics.median(theirs)
         summary["peers_spread"][name] = spread(theirs)
-        summary["ratios"][name] = statistics.median(
-            mine / other for mine, other in zip(ours, theirs))
+        summary["ratios"][name] = ratio
     return summary

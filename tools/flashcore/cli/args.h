@@ -113,7 +113,7 @@ struct BenchArgs {
   RunControlArgs control;
   int samples = 20;
   std::string output, compare, results;
-  bool fail_on_slower = false, quiet = false, json = false;
+  bool fail_on_slower = false, list = false, quiet = false, json = false;
   std::string program;  ///< argv[0]
   std::string command;  ///< the whole command line, for the result file
 };

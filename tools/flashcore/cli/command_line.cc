@@ -207,11 +207,15 @@ CLI::App& add_bench(CLI::App& app, BenchArgs& args) {
   command.add_option("--results", args.results, "time nothing; compare this result file")
       ->type_name("FILE")
       ->needs("--compare");
+  command.add_flag("--list", args.list,
+                   "print the cases of all suites, or the selected ones, and stop");
   command.add_flag("--fail-on-slower", args.fail_on_slower, "exit with code 1 if a row got slower");
   command.add_flag("--quiet", args.quiet, "print no progress");
   command.add_flag("--json", args.json, "print JSON");
   command.footer(
       examples("  flashcore bench\n"
+               "  flashcore bench --suite options      # what options cost\n"
+               "  flashcore bench --list\n"
                "  flashcore bench --suite simt --device cuda --output new.json\n"
                "  flashcore bench --compare old.json --fail-on-slower\n"
                "  flashcore bench --compare old.json --results new.json\n"));

@@ -256,6 +256,17 @@ class Bench {
   Json result_;
 };
 
+/// The cases of all suites, or the selected ones, and why this program does not time some of them.
+void print_cases(const BenchArgs& args) {
+  const SelectionArgs& selected = args.selection;
+  Table table({"suite", "case", "shape", "dtype", "not timed here"});
+  for (const BenchCase& c :
+       select_cases(load_cases(selected.file), selected.suites, selected.cases)) {
+    table.add({c.suite, c.label(), c.shape() + (c.causal ? " causal" : ""), c.dtype, why_not(c)});
+  }
+  print_out("{}", table.text());
+}
+
 void print_host_cost(const Json& result) {
   const double launch_us = result["launch_us"];
   print_out("\nhost cost of make_plan + run: {:.2f} us per call{}, {}\n",
@@ -267,6 +278,10 @@ void print_host_cost(const Json& result) {
 }  // namespace
 
 int run_bench(const BenchArgs& args) {
+  if (args.list) {
+    print_cases(args);
+    return kOk;
+  }
   const Json old = args.compare.empty() ? Json() : load_result(args.compare);
   Json result;
   bool passed = true;

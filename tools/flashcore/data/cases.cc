@@ -21,6 +21,26 @@ std::string pair_text(std::int64_t first, std::int64_t second) {
   return first == second ? formatted("{}", first) : formatted("{}/{}", first, second);
 }
 
+void read_options(const Json& options, BenchCase& c) {
+  for (const auto& [name, value] : options.items()) {
+    if (name == "softcap") {
+      value.get_to(c.softcap);
+    } else if (name == "alibi") {
+      value.get_to(c.alibi);
+    } else if (name == "bias") {
+      value.get_to(c.bias);
+    } else if (name == "batch_invariant") {
+      value.get_to(c.batch_invariant);
+    } else if (name == "f32_out") {
+      value.get_to(c.out_f32);
+    } else if (name == "mask" && value == "random") {
+      c.random_mask = true;
+    } else {
+      c.other_option = name;
+    }
+  }
+}
+
 BenchCase case_of(const Json& row) {
   BenchCase c;
   c.fields = std::make_shared<const Json>(row);
@@ -44,6 +64,8 @@ BenchCase case_of(const Json& row) {
   c.ragged = row.contains("used_k") || row.contains("packed");
   c.window = row.value("window", std::int64_t{-1});
   c.v_dim = row.value("v_dim", c.head_dim);
+  c.page_size = row.value("page_size", std::int64_t{0});
+  if (row.contains("options")) read_options(row.at("options"), c);
   c.needs = row.value("requires", "");
   c.part = row.value("part", "");
   c.earlier_error = row.value("earlier_error", "");
@@ -140,9 +162,14 @@ std::vector<BenchCase> select_cases(const std::vector<BenchCase>& cases,
 }
 
 std::string why_not(const BenchCase& c) {
-  if (c.kind != "fwd") return formatted("{}: only forward attention is built", c.kind);
-  if (c.ragged) return "variable lengths: timed by python3 -m flashcore.bench";
-  if (!c.needs.empty()) return formatted("{}: timed by python3 -m flashcore.bench", c.needs);
+  const auto by_python = [](const std::string& what) {
+    return formatted("{}: timed by python3 -m flashcore.bench", what);
+  };
+  if (c.kind == "bwd") return by_python("gradients");
+  if (c.kind != "fwd") return formatted("{}: wanted fwd or bwd", c.kind);
+  if (c.ragged) return by_python("variable lengths");
+  if (!c.other_option.empty()) return by_python("option " + c.other_option);
+  if (!c.needs.empty() && c.needs != "pages") return by_python(c.needs);
   return {};
 }
 
@@ -158,10 +185,16 @@ verify::CaseSpec spec_of(const BenchCase& c, const RunControlArgs& control) {
   spec.v_dim = c.v_dim;
   spec.options.causal = c.causal;
   spec.options.window_left = c.window;
+  spec.options.softcap = c.softcap;
+  if (c.batch_invariant) spec.options.reproducibility = Reproducibility::batch_invariant;
+  spec.out_f32 = c.out_f32;
+  spec.alibi = c.alibi ? 1 : 0;
+  spec.bias.given = spec.bias.per_query = c.bias;
+  spec.mask.given = spec.mask.per_query = c.random_mask;
   spec.options.num_splits = control.splits.value_or(0);
   spec.sigma = control.sigma.value_or(1.0);
   spec.seed = control.seed;
-  put_in_pages(spec, control.page_size);
+  put_in_pages(spec, control.page_size > 0 ? control.page_size : c.page_size);
   return spec;
 }
 

@@ -28,7 +28,13 @@ struct BenchCase {
   std::int64_t v_dim = 0;
   std::int64_t window = -1;  ///< keys a query sees before its own; -1: all
   bool causal = false, cold_l2 = false;
+  std::int64_t page_size = 0;
+  double softcap = 0;
+  bool alibi = false, bias = false,
+       random_mask = false;  ///< bias and mask are [1, 1, q_len, kv_len]
+  bool batch_invariant = false, out_f32 = false;
   bool ragged = false;              ///< the file gives a length per sequence: used_k or packed
+  std::string other_option;         ///< an option that only the Python benchmark has
   std::string needs;                ///< another requirement, e.g. "pages"
   std::string part, earlier_error;  ///< suite regression: earlier kernel, its error
 
