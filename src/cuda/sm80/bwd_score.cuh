@@ -186,12 +186,14 @@ __device__ __forceinline__ void clean_operands(BwdStorage<C>& s) {
   const int row = threadIdx.x;
   if (row >= C::kStep) return;
   clean_row<C>(s.b1, row);
-  if (!kKeysAreRows || !clean_row<C>(s.b2, row)) return;
+  if constexpr (kKeysAreRows) {
+    if (!clean_row<C>(s.b2, row)) return;
 #pragma unroll 1
-  for (int a = 0; a < C::kTile; ++a) {
-    const int at = C::Weights::offset(a, row / 8) / 2 + row % 8;
-    auto* s_bits = reinterpret_cast<std::uint16_t*>(s.p) + at;
-    if ((*s_bits & 0x7fff) != 0) *s_bits = 0x7fff;
+    for (int a = 0; a < C::kTile; ++a) {
+      const int at = C::Weights::offset(a, row / 8) / 2 + row % 8;
+      auto* s_bits = reinterpret_cast<std::uint16_t*>(s.p) + at;
+      if ((*s_bits & 0x7fff) != 0) *s_bits = 0x7fff;
+    }
   }
 }
 
