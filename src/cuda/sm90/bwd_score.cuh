@@ -1,0 +1,101 @@
+// P and dZ of a step, from S and dP: options, masks by position, the derivative of the softcap.
+#pragma once
+
+#include "core/score.h"
+#include "cuda/primitives/convert.cuh"
+#include "cuda/primitives/reduce.cuh"
+#include "cuda/sm90/bwd_config.cuh"
+
+namespace flashcore::cuda::sm90 {
+
+/// The rows of B that a thread's two rows of A see, relative to its first column of the step.
+struct BwdVisible {
+  std::int32_t begin[2], end[2];
+
+  __device__ __forceinline__ bool operator()(int half, int column) const {
+    return column >= begin[half] && column < end[half];
+  }
+};
+
+template <typename C, typename Steps>
+__device__ __forceinline__ BwdVisible visible_rows(const BwdWorkTile& work, const Thread<C>& t,
+                                                   std::int32_t tile) {
+  BwdVisible visible;
+  const std::int32_t origin = tile * Steps::kRows + t.column(0, 0);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int32_t row = t.row(half);
+    visible.begin[half] = work.edges.begin + row - origin;
+    visible.end[half] = min(work.edges.end + row, work.edges.last) - origin;
+  }
+  return visible;
+}
+
+/// visit(i, half, column) for the accumulators of a step of kRows rows of B: element i is in row
+/// `half` of the thread's rows of A and in `column` of the step, relative to the thread's first.
+template <int kRows, typename Visit>
+__device__ __forceinline__ void for_pairs(Visit visit) {
+#pragma unroll
+  for (int n = 0; n < kRows / 8; ++n) {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) visit(4 * n + r, r / 2, 8 * n + r % 2);
+  }
+}
+
+/// A score in units of log2 and its derivative with respect to Q K^T times scale.
+struct BwdScore {
+  float value, slope;
+};
+
+/// Scores of plain calls.
+struct PlainScore {
+  float unit_log2;
+  static constexpr bool kHasSlope = false;
+
+  __device__ __forceinline__ BwdScore operator()(float qk, float) const {
+    return {qk * unit_log2, 1.f};
+  }
+  /// log2 of P.
+  __device__ __forceinline__ float minus(float qk, float, float base) const {
+    return fmaf(qk, unit_log2, -base);
+  }
+};
+
+/// Scores with ALiBi and a softcap. slope: of ALiBi, times log2(e); 0: none.
+template <bool kCapped>
+struct OptionScore {
+  float unit;      // kCapped: Q K^T times it is the argument of core::capped(); else log2 units
+  float cap_log2;  // cap times log2(e)
+  float alibi_slope;
+  static constexpr bool kHasSlope = kCapped;
+
+  __device__ __forceinline__ BwdScore operator()(float qk, float distance) const {
+    BwdScore score{qk * unit, 1.f};
+    if constexpr (kCapped) {  // tanh = 1 - r, and its derivative 1 - tanh² = r (2 - r)
+      const float r = __fdividef(2.f, 1.f + fast_exp2(score.value));
+      score = {cap_log2 * (1.f - r), r * (2.f - r)};
+    }
+    score.value -= alibi_slope * fabsf(distance);
+    return score;
+  }
+};
+
+/// dZ of a pair from P (times the softcap's derivative), dP and delta, times 2^t in f16 kernels.
+/// There, delta is scaled already.
+template <typename C>
+__device__ __forceinline__ float score_gradient(float p, float dp, float delta, float ds_scale) {
+  if constexpr (C::kScalesDs) return p * fmaf(dp, ds_scale, -delta);
+  return p * (dp - delta);
+}
+
+/// Accumulators of a step as A fragments of 16 columns: two n-tiles each.
+template <typename C, int kRows>
+__device__ __forceinline__ void pack_pairs(std::uint32_t (&frag)[kRows / 16][4],
+                                           const float (&acc)[kRows / 2]) {
+#pragma unroll
+  for (int i = 0; i < kRows / 4; ++i) {
+    frag[i / 4][i % 4] = pack<typename C::Element>(acc[2 * i], acc[2 * i + 1]);
+  }
+}
+
+}  // namespace flashcore::cuda::sm90
