@@ -45,7 +45,7 @@ inline constexpr int kSm90BwdBarriers = 17;
 /// tile_requested         producer                                   scheduler
 constexpr Sm90BarrierRow sm90_barrier(const Sm90BwdTraits& shape, Sm90BwdBarrier barrier) {
   constexpr int kWarps = 4 * kBwdConsumers;
-  const int queries = shape.stages, keys = shape.dq_stages();
+  const int queries = shape.dkdv_stages(), keys = shape.dq_stages();
   switch (barrier) {
     case Sm90BwdBarrier::a1_full: return {"a1_full", 1, 1, false};
     case Sm90BwdBarrier::a1_empty: return {"a1_empty", 1, kWarps, true};
@@ -89,7 +89,7 @@ template <Sm90BwdTraits kShape>
 struct DkDvSteps {
   static constexpr BackwardOutput kOutput = BackwardOutput::dkdv;
   static constexpr int kRows = kShape.dkdv_step();  // of B
-  static constexpr int kStages = kShape.stages;
+  static constexpr int kStages = kShape.dkdv_stages();
   using State = PipelineState<kStages>;
   static constexpr auto kB1Full = Sm90BwdBarrier::q_full, kB1Empty = Sm90BwdBarrier::q_empty,
                         kB2Full = Sm90BwdBarrier::dout_full, kB2Empty = Sm90BwdBarrier::dout_empty,

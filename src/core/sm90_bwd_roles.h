@@ -114,13 +114,13 @@ FLASHCORE_ROLE void skip_bwd_steps(Warp& warp, typename Steps::State& b, std::in
   }
 }
 
-/// The steps of a warpgroup in a work tile. In flight at the top of the loop: S, then dP.
+/// The steps of a warpgroup in a work tile. In flight at the top of the loop: S, then dP. Bounds are
+/// read again where they are needed, because registers are few.
 template <typename Steps, typename Warp>
 FLASHCORE_ROLE void consume_bwd_steps(Warp& warp, BwdQueueState queue, BwdTileState a,
-                                      typename Steps::State& b, BwdStep step, std::int32_t steps) {
+                                      typename Steps::State& b) {
   using B = Sm90BwdBarrier;
   constexpr bool kDkDv = Steps::kOutput == BackwardOutput::dkdv;
-  const std::int32_t heads = warp.work(queue).heads;
   const auto issue_s = [&] {
     warp.template wait<Steps::kB1Full>(b);
     warp.template wait<Steps::kReady>(b);
@@ -130,23 +130,23 @@ FLASHCORE_ROLE void consume_bwd_steps(Warp& warp, BwdQueueState queue, BwdTileSt
     warp.template wait<Steps::kB2Full>(b);
     warp.issue_dp(b);
   };
+  BwdStep step{warp.work(queue).own_tiles[warp.group()].begin, 0};
   warp.template wait<B::a1_full>(a);
   issue_s();
   warp.template wait<B::a2_full>(a);
   issue_dp();
   for (bool first = true;; first = false) {
-    const bool last = --steps == 0;
+    const bool last = warp.work(queue).is_last(step, warp.group());
     const bool needs_mask = warp.needs_mask(queue, step.tile);
     warp.template wgmma_wait<1>();
     if (last) warp.template arrive<B::a1_empty>(a);
     warp.probabilities(queue, b, step, needs_mask);
-    // dV += Pᵀ dO
-    if constexpr (kDkDv) warp.issue_dv(b, !first);
-    warp.template wgmma_wait<kDkDv ? 1 : 0>();
+    warp.template wgmma_wait<0>();
     if (last) warp.template arrive<B::a2_empty>(a);
     if constexpr (!kDkDv) warp.template arrive<Steps::kB2Empty>(b);
-    // dK += dZᵀ Q, or dQ += dZ K
     warp.score_gradients(queue, b, step, needs_mask);
+    // dV += Pᵀ dO, then dK += dZᵀ Q, or dQ += dZ K
+    if constexpr (kDkDv) warp.issue_dv(b, !first);
     warp.issue_dx(b, !first);
     const typename Steps::State used = b;
     b.advance();
@@ -156,7 +156,7 @@ FLASHCORE_ROLE void consume_bwd_steps(Warp& warp, BwdQueueState queue, BwdTileSt
       if constexpr (kDkDv) warp.template arrive<Steps::kB2Empty>(used);
       return;
     }
-    step.advance(heads);
+    step.advance(warp.work(queue).heads);
     issue_s();
     warp.template wgmma_wait<1>();
     warp.template arrive<Steps::kB1Empty>(used);
@@ -169,14 +169,11 @@ template <typename Steps, typename Warp>
 FLASHCORE_ROLE void consume_bwd_tiles(Warp& warp, BwdQueueState& queue, BwdTileState& a) {
   typename Steps::State b;
   for (; next_bwd_tile<Steps>(warp, queue); queue.advance()) {
-    const BwdSteps& work = warp.work(queue);
     warp.begin_tile(queue);
-    if (work.tiles > 0) {
-      const KeyRange own = work.own_tiles[warp.group()];
-      const std::int32_t heads = work.heads, end_tile = work.first_tile + work.tiles;
-      skip_bwd_steps<Steps>(warp, b, (own.begin - work.first_tile) * heads);
-      consume_bwd_steps<Steps>(warp, queue, a, b, {own.begin, 0}, (own.end - own.begin) * heads);
-      skip_bwd_steps<Steps>(warp, b, (end_tile - own.end) * heads);
+    if (warp.work(queue).tiles > 0) {
+      skip_bwd_steps<Steps>(warp, b, warp.work(queue).steps_before(warp.group()));
+      consume_bwd_steps<Steps>(warp, queue, a, b);
+      skip_bwd_steps<Steps>(warp, b, warp.work(queue).steps_after(warp.group()));
       a.advance();
     }
     warp.store_tile(queue);

@@ -6,6 +6,19 @@
 
 namespace flashcore::core {
 
+/// A position among the steps of a work tile.
+struct BwdStep {
+  std::int32_t tile;  // of B
+  std::int32_t head;  // of the work tile's heads
+
+  FLASHCORE_HD void advance(std::int32_t heads) {
+    if (++head == heads) {
+      head = 0;
+      ++tile;
+    }
+  }
+};
+
 /// Steps go through the tiles of B and, for each tile, through the query heads of the group (dkdv)
 /// or one head (dq).
 struct BwdSteps {
@@ -17,6 +30,16 @@ struct BwdSteps {
   KeyRange unmasked_tiles[kBwdConsumers];  // every row of A sees every row of B
 
   FLASHCORE_HD std::int32_t steps() const { return tiles * heads; }
+  FLASHCORE_HD bool is_last(const BwdStep& step, int group) const {
+    return step.tile + 1 == own_tiles[group].end && step.head + 1 == heads;
+  }
+  /// Steps before and after those of a warpgroup.
+  FLASHCORE_HD std::int32_t steps_before(int group) const {
+    return (own_tiles[group].begin - first_tile) * heads;
+  }
+  FLASHCORE_HD std::int32_t steps_after(int group) const {
+    return (first_tile + tiles - own_tiles[group].end) * heads;
+  }
 };
 inline constexpr auto kBwdQueueEnd = static_cast<BackwardOutput>(-1);
 
@@ -52,18 +75,5 @@ FLASHCORE_HD void find_bwd_tiles(BwdSteps& work, const Mask& mask, std::int32_t 
     if (tiles.end <= tiles.begin) tiles.end = tiles.begin + 1;
   }
 }
-
-/// A position among the steps of a work tile.
-struct BwdStep {
-  std::int32_t tile;  // of B
-  std::int32_t head;  // of the work tile's heads
-
-  FLASHCORE_HD void advance(std::int32_t heads) {
-    if (++head == heads) {
-      head = 0;
-      ++tile;
-    }
-  }
-};
 
 }  // namespace flashcore::core

@@ -21,11 +21,15 @@ using core::BwdQueueState;
 using core::BwdStep;
 using core::Sm90BwdBarrier;
 
+/// kOptions: the call has score modifications.
 template <typename Element_, int kHeadDim_, int kTileQ_, int kTileK_, int kStages_, int kWarpRows,
-          int kThreads_>
+          int kThreads_, bool kOptions_ = false>
 struct BwdConfig {
   using Element = Element_;
-  static constexpr core::Sm90BwdTraits kShape{kHeadDim_, kStages_};
+  using WithOptions =
+      BwdConfig<Element, kHeadDim_, kTileQ_, kTileK_, kStages_, kWarpRows, kThreads_, true>;
+  static constexpr bool kOptions = kOptions_;
+  static constexpr core::Sm90BwdTraits kShape{kHeadDim_, kStages_, kOptions};
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kThreads = kThreads_;
   using DkDv = core::DkDvSteps<kShape>;

@@ -33,15 +33,15 @@
 namespace flashcore::cuda::sm90 {
 
 /// The consumers' side of all work tiles.
-template <typename C, bool kGeneral>
+template <typename C>
 __device__ __forceinline__ void consume_bwd(BwdStorage<C>& s, const BwdParams& params) {
   BwdQueueState queue;
   core::BwdTileState a;
   {
-    DkDvConsumer<C, kGeneral> warp(s, params);
+    DkDvConsumer<C> warp(s, params);
     core::consume_bwd_tiles<typename C::DkDv>(warp, queue, a);
   }
-  DqConsumer<C, kGeneral> warp(s, params);
+  DqConsumer<C> warp(s, params);
   core::consume_bwd_tiles<typename C::Dq>(warp, queue, a);
 }
 
@@ -61,7 +61,7 @@ __device__ __forceinline__ void feed_bwd(BwdStorage<C>& s, const BwdParams& para
   }
 }
 
-template <typename C, bool kGeneral>
+template <typename C>
 __device__ __forceinline__ void run_bwd_cta(const BwdParams& params) {
   extern __shared__ __align__(1024) unsigned char s_bytes[];
   BwdStorage<C>& s = *reinterpret_cast<BwdStorage<C>*>(s_bytes);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void run_bwd_cta(const BwdParams& params) {
     feed_bwd<C>(s, params);
   } else {
     setmaxnreg_inc<C::kShape.consumer_registers()>();
-    consume_bwd<C, kGeneral>(s, params);
+    consume_bwd<C>(s, params);
   }
 }
 
@@ -80,14 +80,14 @@ __device__ __forceinline__ void run_bwd_cta(const BwdParams& params) {
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     bwd_kernel(const __grid_constant__ BwdParams params) {
-  run_bwd_cta<C, false>(params);
+  run_bwd_cta<C>(params);
 }
 
-/// For calls with a softcap or ALiBi.
+/// For calls with a softcap, ALiBi or a scale that is not positive.
 template <typename C>
 __global__ void __launch_bounds__(C::kThreads, 1)
     bwd_kernel_general(const __grid_constant__ BwdParams params) {
-  run_bwd_cta<C, true>(params);
+  run_bwd_cta<typename C::WithOptions>(params);
 }
 
 }  // namespace flashcore::cuda::sm90

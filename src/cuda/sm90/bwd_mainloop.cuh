@@ -52,15 +52,15 @@ __device__ __forceinline__ void issue_sum(float (&acc)[C::kHeadDim / 2],
   wgmma_commit();
 }
 
-/// Base of the consumer warps. kGeneral: the call has score modifications.
-template <typename C, typename Steps_, bool kGeneral>
+/// Base of the consumer warps.
+template <typename C, typename Steps_>
 struct BwdConsumerWarp : BwdRoleLanes<C> {
   using Steps = Steps_;
   using State = typename Steps::State;
   static constexpr int kPairs = Steps::kRows / 2;  // of a thread
   static constexpr float kLog2E = static_cast<float>(core::kLog2E);
   const Thread<C> t;
-  float acc_s[kPairs];   // S, then P, times the softcap's derivative once P is packed
+  float acc_s[kPairs];   // S, then P
   float acc_dp[kPairs];  // dP, then dZ
   float ds_scale;        // 2^t
 
@@ -86,36 +86,48 @@ struct BwdConsumerWarp : BwdRoleLanes<C> {
   }
 
  protected:
-  /// with(score): the scores of the call. alibi_slope: of the query's head.
+  /// with(score): the score of a call with options. alibi_slope: of the query's head.
   template <typename With>
-  __device__ __forceinline__ void with_scores(float alibi_slope, With with) const {
-    if constexpr (kGeneral) {
-      const float slope = alibi_slope * kLog2E;
-      if (this->params.softcap > 0.f) {
-        return with(
-            OptionScore<true>{this->params.score_scale, this->params.softcap * kLog2E, slope});
-      }
-      return with(OptionScore<false>{this->params.score_scale * kLog2E, 0.f, slope});
+  __device__ __forceinline__ void with_options(float alibi_slope, With with) const {
+    const float slope = alibi_slope * kLog2E;
+    if (this->params.softcap > 0.f) {
+      with(OptionScore<true>{this->params.score_scale, this->params.softcap * kLog2E, slope});
     } else {
-      with(PlainScore{this->params.call.fwd.softmax_scale_log2});
+      with(OptionScore<false>{this->params.score_scale * kLog2E, 0.f, slope});
     }
   }
-  /// visible(i, half, column) of a step.
-  template <typename With>
-  __device__ __forceinline__ void with_mask(BwdQueueState queue, std::int32_t tile,
-                                            bool needs_mask, With with) const {
-    if (needs_mask) {
-      with(visible_rows<C, Steps>(this->work(queue), t, tile));
-    } else {
-      with([](int, int) { return true; });
+  /// Pairs that are not visible get the score -inf, so that P is 0.
+  __device__ __forceinline__ void hide_scores(BwdQueueState queue, std::int32_t tile) {
+    hide_pairs<Steps::kRows>(acc_s, visible_rows<C, Steps>(this->work(queue), t, tile),
+                             core::negative_infinity<float>());
+  }
+  /// Their dZ is 0, whatever dP is.
+  __device__ __forceinline__ void hide_dz(BwdQueueState queue, std::int32_t tile) {
+    hide_pairs<Steps::kRows>(acc_dp, visible_rows<C, Steps>(this->work(queue), t, tile), 0.f);
+  }
+  /// Accumulators as A fragments of 16 columns: two n-tiles each.
+  static __device__ __forceinline__ void pack_pairs(std::uint32_t (&frag)[Steps::kRows / 16][4],
+                                                    const float (&acc)[kPairs]) {
+#pragma unroll
+    for (int i = 0; i < kPairs / 2; ++i) {
+      frag[i / 4][i % 4] = pack<typename C::Element>(acc[2 * i], acc[2 * i + 1]);
     }
+  }
+  /// P and dZ of a pair of a call with options. A hidden pair has qk = -inf.
+  __device__ __forceinline__ BwdPair with_score(const BwdScore& score, float qk, float dp,
+                                                float base, float delta) const {
+    const bool hidden = qk == core::negative_infinity<float>();
+    const float p = hidden ? 0.f : fast_exp2(score.value - base);
+    const float slope =
+        this->has_fault(InjectedFault::softcap_slope_ignored) ? 1.f : score.slope;
+    return {p, score_gradient<C>(p, dp, delta, ds_scale) * slope};
   }
 };
 
 /// Consumer of dkdv tiles: rows are keys, columns queries.
-template <typename C, bool kGeneral>
-struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv, kGeneral> {
-  using Base = BwdConsumerWarp<C, typename C::DkDv, kGeneral>;
+template <typename C>
+struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
+  using Base = BwdConsumerWarp<C, typename C::DkDv>;
   using Steps = typename C::DkDv;
   using State = typename Steps::State;
   using Base::Base;
@@ -129,39 +141,35 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv, kGeneral> {
     }
   }
 
-  /// P of a step, packed. Base and slope of column c are at s_rows.base[c] and s_rows.slope.
+  /// P of a step. With options, score_gradients() computes it: registers are few.
   __device__ __forceinline__ void probabilities(BwdQueueState queue, State b, const BwdStep& step,
                                                 bool needs_mask) {
     fence_registers(this->acc_s);
-    const BwdRows<Steps::kRows>& s_rows = this->s.rows[b.stage()];
-    const BwdWorkTile& work = this->work(queue);
-    const int first_column = this->t.column(0, 0);
-    // Distance of the thread's first query of the step from its first key.
-    const float distance =
-        kGeneral ? static_cast<float>(step.tile * Steps::kRows + first_column +
-                                      work.seq.mask.diagonal - work.first_row - this->t.row(0))
-                 : 0.f;
-    this->with_mask(queue, step.tile, needs_mask, [&](auto visible) {
-      this->with_scores(kGeneral ? s_rows.slope : 0.f, [&](const auto& score) {
-        probabilities_of(s_rows, first_column, distance, visible, score);
-      });
+    if (needs_mask) this->hide_scores(queue, step.tile);
+    if constexpr (C::kOptions) return;
+    const float unit_log2 = this->params.call.fwd.softmax_scale_log2;
+    each_with(this->s.rows[b.stage()].base, [&](int i, float base) {
+      this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base));
     });
   }
-  /// dZ of a step, packed.
+  /// dZ of a step. Packs it and P.
   __device__ __forceinline__ void score_gradients(BwdQueueState queue, State b, const BwdStep& step,
                                                   bool needs_mask) {
     fence_registers(this->acc_dp);
-    const float* s_delta = this->s.rows[b.stage()].delta + this->t.column(0, 0);
-    this->with_mask(queue, step.tile, needs_mask, [&](auto visible) {
-      float2 delta{};
-      for_pairs<Steps::kRows>([&](int i, int half, int column) {
-        if (i % 4 == 0) delta = *reinterpret_cast<const float2*>(s_delta + column);
-        const float dz = score_gradient<C>(this->acc_s[i], this->acc_dp[i],
-                                           i % 2 == 0 ? delta.x : delta.y, this->ds_scale);
-        this->acc_dp[i] = visible(half, column) ? dz : 0.f;
+    if constexpr (C::kOptions) {
+      this->with_options(this->s.rows[b.stage()].slope, [&](const auto& score) {
+        dz_with_options(queue, b, step, score);
       });
-    });
-    pack_pairs<C, Steps::kRows>(dz_frag, this->acc_dp);
+      Base::pack_pairs(p_frag, this->acc_s);
+    } else {
+      Base::pack_pairs(p_frag, this->acc_s);
+      each_with(this->s.rows[b.stage()].delta, [&](int i, float delta) {
+        this->acc_dp[i] =
+            score_gradient<C>(this->acc_s[i], this->acc_dp[i], delta, this->ds_scale);
+      });
+    }
+    if (needs_mask) this->hide_dz(queue, step.tile);
+    Base::pack_pairs(dz_frag, this->acc_dp);
   }
 
   /// dV += Pᵀ dO.
@@ -179,42 +187,42 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv, kGeneral> {
   }
 
  private:
-  template <typename Visible, typename Score>
-  __device__ __forceinline__ void probabilities_of(const BwdRows<Steps::kRows>& s_rows,
-                                                   int first_column, float distance,
-                                                   const Visible& visible, const Score& score) {
-    const float* s_base = s_rows.base + first_column;
-    float2 base{};
-    float pair[2];
-    for_pairs<Steps::kRows>([&](int i, int half, int column) {
-      if (i % 4 == 0) base = *reinterpret_cast<const float2*>(s_base + column);
-      const float own_base = i % 2 == 0 ? base.x : base.y;
-      const BwdScore z = score(this->acc_s[i], distance + static_cast<float>(column - 8 * half));
-      float p;
-      if constexpr (kGeneral) {
-        p = fast_exp2(z.value - own_base);
-      } else {
-        p = fast_exp2(score.minus(this->acc_s[i], 0.f, own_base));
-      }
-      p = visible(half, column) ? p : 0.f;
-      pair[i % 2] = p;
-      this->acc_s[i] = with_slope(p, z.slope, score);
-      if (i % 2 == 1) {
-        p_frag[i / 8][i / 2 % 4] = pack<typename C::Element>(pair[0], pair[1]);
-      }
+  /// visit(i, x): x is the number of the pair's query in s_of_query.
+  template <typename Visit>
+  __device__ __forceinline__ void each_with(const float* s_of_query, Visit visit) const {
+    const float* s_own = s_of_query + this->t.column(0, 0);
+    float2 x{};
+    for_pairs<Steps::kRows>([&](int i, int, int column) {
+      if (i % 4 == 0) x = *reinterpret_cast<const float2*>(s_own + column);
+      visit(i, i % 2 == 0 ? x.x : x.y);
     });
   }
+  /// P and dZ from S and dP.
   template <typename Score>
-  __device__ __forceinline__ float with_slope(float p, float slope, const Score&) const {
-    if (!Score::kHasSlope || this->has_fault(InjectedFault::softcap_slope_ignored)) return p;
-    return p * slope;
+  __device__ __forceinline__ void dz_with_options(BwdQueueState queue, State b,
+                                                  const BwdStep& step, const Score& score) {
+    const BwdRows<Steps::kRows>& s_rows = this->s.rows[b.stage()];
+    const BwdWorkTile& work = this->work(queue);
+    const int first_column = this->t.column(0, 0);
+    // Of the thread's first query of the step from its first key.
+    const auto distance =
+        static_cast<float>(step.tile * Steps::kRows + first_column + work.seq.mask.diagonal -
+                           work.first_row - this->t.row(0));
+    for_pairs<Steps::kRows>([&](int i, int half, int column) {
+      const BwdPair pair = this->with_score(
+          score(this->acc_s[i], distance + static_cast<float>(column - 8 * half)), this->acc_s[i],
+          this->acc_dp[i], s_rows.base[first_column + column],
+          s_rows.delta[first_column + column]);
+      this->acc_s[i] = pair.p;
+      this->acc_dp[i] = pair.dz;
+    });
   }
 };
 
 /// Consumer of dq tiles: rows are queries, columns keys.
-template <typename C, bool kGeneral>
-struct DqConsumer : BwdConsumerWarp<C, typename C::Dq, kGeneral> {
-  using Base = BwdConsumerWarp<C, typename C::Dq, kGeneral>;
+template <typename C>
+struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
+  using Base = BwdConsumerWarp<C, typename C::Dq>;
   using Steps = typename C::Dq;
   using State = typename Steps::State;
   using Base::Base;
@@ -235,53 +243,39 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq, kGeneral> {
       base[half] = log2_base(p, at);
       delta[half] = row_delta(p, at, query + 1 < work.seq.q_len) * this->ds_scale;
     }
-    if (kGeneral) {
+    if (C::kOptions) {
       alibi_slope = p.fwd.alibi_slopes == nullptr
                         ? 0.f
                         : core::ScoreRow<float>{p.fwd, work.b, work.head, 0}.slope();
     }
   }
 
+  /// P of a step. With options, score_gradients() computes it: registers are few.
   __device__ __forceinline__ void probabilities(BwdQueueState queue, State, const BwdStep& step,
                                                 bool needs_mask) {
     fence_registers(this->acc_s);
-    const BwdWorkTile& work = this->work(queue);
-    const float distance =
-        kGeneral ? static_cast<float>(work.first_row + this->t.row(0) + work.seq.mask.diagonal -
-                                      step.tile * Steps::kRows - this->t.column(0, 0))
-                 : 0.f;
-    this->with_mask(queue, step.tile, needs_mask, [&](auto visible) {
-      this->with_scores(kGeneral ? alibi_slope : 0.f, [&](const auto& score) {
-        using Score = std::decay_t<decltype(score)>;
-        const bool has_slope =
-            Score::kHasSlope && !this->has_fault(InjectedFault::softcap_slope_ignored);
-        for_pairs<Steps::kRows>([&](int i, int half, int column) {
-          float& x = this->acc_s[i];
-          float p, slope = 1.f;
-          if constexpr (kGeneral) {
-            const BwdScore z = score(x, distance + static_cast<float>(8 * half - column));
-            p = fast_exp2(z.value - base[half]);
-            slope = z.slope;
-          } else {
-            p = fast_exp2(score.minus(x, 0.f, base[half]));
-          }
-          p = visible(half, column) ? p : 0.f;
-          x = has_slope ? p * slope : p;
-        });
-      });
+    if (needs_mask) this->hide_scores(queue, step.tile);
+    if constexpr (C::kOptions) return;
+    const float unit_log2 = this->params.call.fwd.softmax_scale_log2;
+    for_pairs<Steps::kRows>([&](int i, int half, int) {
+      this->acc_s[i] = fast_exp2(fmaf(this->acc_s[i], unit_log2, -base[half]));
     });
   }
+  /// dZ of a step, packed.
   __device__ __forceinline__ void score_gradients(BwdQueueState queue, State, const BwdStep& step,
                                                   bool needs_mask) {
     fence_registers(this->acc_dp);
-    this->with_mask(queue, step.tile, needs_mask, [&](auto visible) {
-      for_pairs<Steps::kRows>([&](int i, int half, int column) {
-        const float dz =
+    if constexpr (C::kOptions) {
+      this->with_options(alibi_slope,
+                         [&](const auto& score) { dz_with_options(queue, step, score); });
+    } else {
+      for_pairs<Steps::kRows>([&](int i, int half, int) {
+        this->acc_dp[i] =
             score_gradient<C>(this->acc_s[i], this->acc_dp[i], delta[half], this->ds_scale);
-        this->acc_dp[i] = visible(half, column) ? dz : 0.f;
       });
-    });
-    pack_pairs<C, Steps::kRows>(dz_frag, this->acc_dp);
+    }
+    if (needs_mask) this->hide_dz(queue, step.tile);
+    Base::pack_pairs(dz_frag, this->acc_dp);
   }
 
   /// dQ += dZ K.
@@ -291,6 +285,23 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq, kGeneral> {
   __device__ __forceinline__ void store_tile(BwdQueueState queue) {
     fence_registers(acc_dq);
     store_dq<C>(acc_dq, this->params.call, this->work(queue), this->t, this->ds_scale);
+  }
+
+ private:
+  template <typename Score>
+  __device__ __forceinline__ void dz_with_options(BwdQueueState queue, const BwdStep& step,
+                                                  const Score& score) {
+    const BwdWorkTile& work = this->work(queue);
+    // Of the thread's first query from its first key of the step.
+    const auto distance =
+        static_cast<float>(work.first_row + this->t.row(0) + work.seq.mask.diagonal -
+                           step.tile * Steps::kRows - this->t.column(0, 0));
+    for_pairs<Steps::kRows>([&](int i, int half, int column) {
+      const BwdPair pair = this->with_score(
+          score(this->acc_s[i], distance + static_cast<float>(8 * half - column)), this->acc_s[i],
+          this->acc_dp[i], base[half], delta[half]);
+      this->acc_dp[i] = pair.dz;
+    });
   }
 };
 

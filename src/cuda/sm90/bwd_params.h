@@ -17,7 +17,8 @@ struct BwdParams {
   // Memory past a sequence's last row is not the end of the tensor.
   bool q_tail_dirty, k_tail_dirty;
   float score_scale, softcap;  // AttentionParams::score_scale and softcap
-  // 4-D maps: columns, rows, heads, batch. A box has 128 bytes of columns and kBwdBoxRows rows.
+  // 4-D maps: columns, rows, heads, batch. A box has 128 bytes of columns and
+  // Sm90BwdTraits::box_rows() rows.
   CUtensorMap q, k, v, dout;
 };
 

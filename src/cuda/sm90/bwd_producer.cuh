@@ -154,7 +154,7 @@ struct BwdProducer : BwdRoleThread<C> {
                                                    std::uint64_t& s_full) {
     arrive_expect_tx(s_full, Tile::kBytes);
 #pragma unroll
-    for (int first = 0; first < kRows; first += core::kBwdBoxRows) {
+    for (int first = 0; first < kRows; first += C::kShape.box_rows()) {
       load_panels<Tile>(s_tile + first * core::kPanelRowBytes, map, row + first, head, batch,
                         s_full);
     }
@@ -187,11 +187,11 @@ __device__ __forceinline__ float scale_of_ds(const core::BackwardParams& p, std:
   return exponent == 0 ? 1.f : __uint_as_float((254u - exponent) << 23);
 }
 
-/// The base of a row in units of log2. A row without keys has factor 0, the others have factor 1.
+/// The base of a row in units of log2, which includes its factor.
 __device__ __forceinline__ float log2_base(const core::BackwardParams& p, std::int64_t at) {
   const float base = static_cast<const float*>(p.row_base)[at];
   const float factor = static_cast<const float*>(p.row_factor)[at];
-  return factor == 0.f ? -core::negative_infinity<float>() : base * static_cast<float>(core::kLog2E);
+  return base * static_cast<float>(core::kLog2E) - __log2f(factor);  // inf if the factor is 0
 }
 
 __device__ __forceinline__ float row_delta(const core::BackwardParams& p, std::int64_t at,

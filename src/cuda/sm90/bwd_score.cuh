@@ -42,32 +42,30 @@ __device__ __forceinline__ void for_pairs(Visit visit) {
   }
 }
 
-/// A score in units of log2 and its derivative with respect to Q K^T times scale.
+/// Replaces the pairs of a step that are not visible.
+template <int kRows>
+__device__ __forceinline__ void hide_pairs(float (&acc)[kRows / 2], const BwdVisible& visible,
+                                           float replacement) {
+  for_pairs<kRows>([&](int i, int half, int column) {
+    if (!visible(half, column)) acc[i] = replacement;
+  });
+}
+
+/// A score in units of log2, and its derivative with respect to scale Q K^T.
 struct BwdScore {
   float value, slope;
 };
 
-/// Scores of plain calls.
-struct PlainScore {
-  float unit_log2;
-  static constexpr bool kHasSlope = false;
-
-  __device__ __forceinline__ BwdScore operator()(float qk, float) const {
-    return {qk * unit_log2, 1.f};
-  }
-  /// log2 of P.
-  __device__ __forceinline__ float minus(float qk, float, float base) const {
-    return fmaf(qk, unit_log2, -base);
-  }
+struct BwdPair {
+  float p, dz;
 };
 
-/// Scores with ALiBi and a softcap. slope: of ALiBi, times log2(e); 0: none.
+/// The score of a call with ALiBi or a softcap.
 template <bool kCapped>
 struct OptionScore {
-  float unit;      // kCapped: Q K^T times it is the argument of core::capped(); else log2 units
+  float unit;      // of Q K^T: gives the argument of core::capped(), or units of log2
   float cap_log2;  // cap times log2(e)
-  float alibi_slope;
-  static constexpr bool kHasSlope = kCapped;
+  float alibi_slope_log2;
 
   __device__ __forceinline__ BwdScore operator()(float qk, float distance) const {
     BwdScore score{qk * unit, 1.f};
@@ -75,27 +73,16 @@ struct OptionScore {
       const float r = __fdividef(2.f, 1.f + fast_exp2(score.value));
       score = {cap_log2 * (1.f - r), r * (2.f - r)};
     }
-    score.value -= alibi_slope * fabsf(distance);
+    score.value -= alibi_slope_log2 * fabsf(distance);
     return score;
   }
 };
 
-/// dZ of a pair from P (times the softcap's derivative), dP and delta, times 2^t in f16 kernels.
-/// There, delta is scaled already.
+/// dS of a pair from P, dP and delta, times 2^t in f16 kernels. There, delta is scaled already.
 template <typename C>
 __device__ __forceinline__ float score_gradient(float p, float dp, float delta, float ds_scale) {
   if constexpr (C::kScalesDs) return p * fmaf(dp, ds_scale, -delta);
   return p * (dp - delta);
-}
-
-/// Accumulators of a step as A fragments of 16 columns: two n-tiles each.
-template <typename C, int kRows>
-__device__ __forceinline__ void pack_pairs(std::uint32_t (&frag)[kRows / 16][4],
-                                           const float (&acc)[kRows / 2]) {
-#pragma unroll
-  for (int i = 0; i < kRows / 4; ++i) {
-    frag[i / 4][i % 4] = pack<typename C::Element>(acc[2 * i], acc[2 * i + 1]);
-  }
 }
 
 }  // namespace flashcore::cuda::sm90
