@@ -47,8 +47,9 @@ struct BackwardPlan {
   BackwardProblem problem;
   DeviceInfo device;
   const KernelInfo* kernel = nullptr;
-  std::int32_t tile_q = 0;  ///< query rows per work tile
-  std::int32_t tile_k = 0;  ///< keys per work tile
+  std::int32_t tile_q = 0;      ///< query rows per work tile
+  std::int32_t tile_k = 0;      ///< keys per work tile
+  std::int32_t dbias_keys = 0;  ///< CUDA: keys of a tile of dbias, which has tile_q rows
   /// Ranges of KV tiles that are computed independently, for parallelism. dq is their sum.
   std::int32_t key_chunks = 0;
   std::int32_t tiles_per_chunk = 1;

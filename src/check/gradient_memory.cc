@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "plan/planner.h"
 #include "verify/inputs/case_memory.h"
 #include "verify/inputs/random.h"
 
@@ -24,7 +25,10 @@ GradientMemory::GradientMemory(const CaseSpec& spec, const Tensors& t) {
   const auto layout = [&] { return random.chance(0.3); };
   const auto wanted = [&] { return random.chance(0.85); };
   Gradients& g = gradients_;
-  g.dout = place(t.out, type(spec.dtype), layout());
+  const KernelInfo* kernel = find_kernel(spec.options.kernel);
+  const DType dout = type(spec.dtype);
+  const bool own_dout = kernel != nullptr && !takes_f32_dout(*kernel);
+  g.dout = place(t.out, own_dout ? spec.dtype : dout, layout());
   if (random.chance(0.5)) g.dlse = place(t.lse, t.lse.dtype, false);
   if (wanted()) g.dq = place(t.q, type(spec.dtype), layout());
   if (wanted()) g.dk = place(t.k, type(spec.dtype), layout());

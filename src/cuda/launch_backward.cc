@@ -47,7 +47,7 @@ Status launch_before(const core::BackwardParams& params, Stream stream) noexcept
 Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& params,
                        Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
-  const void* entry = entry_of(kernel, true);
+  const void* entry = entry_of(kernel, params.fast_path);
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
                        kernel.id);

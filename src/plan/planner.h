@@ -32,6 +32,8 @@ enum class Reject {
   too_many_rows,    // its 32-bit counters would overflow
   packed_mask,      // a block mask as bits would take too much memory
   softcap,          // above the largest cap that it computes exactly
+  dout_format,      // dout is f32 and must not be
+  by_name,          // FamilyTraits::backward_by_name
   slower_family,
   slower_isa,
   slower_tile,
@@ -54,6 +56,11 @@ constexpr bool needs_e4m3(const KernelInfo& kernel) noexcept {
 /// fp8 kernels: scale blocks of k have a multiple of this many rows, those of v a multiple of
 /// tile_k.
 inline constexpr std::int64_t kMinKeysPerScale = 8;
+
+/// True if dout may be f32 beside a 16-bit q. Tensor cores take operands in q's dtype.
+constexpr bool takes_f32_dout(const KernelInfo& kernel) noexcept {
+  return !uses_tensor_cores(traits_of(kernel));
+}
 
 /// True if a launch has at most one CTA per SM, which loops over work tiles.
 constexpr bool is_persistent(const KernelInfo& kernel) noexcept {

@@ -212,11 +212,6 @@ Inputs inputs_for(const FamilyTraits& traits, const Problem& problem) noexcept {
   return Inputs::native;
 }
 
-std::span<const Family> families_of(DeviceType device) noexcept {
-  if (device == DeviceType::cpu) return kCpuFamilies;
-  return kCudaFamilies;
-}
-
 }  // namespace
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
