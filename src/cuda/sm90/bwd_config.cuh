@@ -65,7 +65,9 @@ template <int kRows>
 struct BwdRows {
   float base[kRows];
   float delta[kRows];
-  float slope;  // of ALiBi
+};
+struct BwdScalars {
+  float alibi_slope, ds_scale;
 };
 
 template <typename C>
@@ -74,8 +76,10 @@ struct alignas(1024) BwdStorage {
   // Per stage [step rows, head_dim] of B1, then of B2. dkdv: Q, dO; dq: K, V.
   unsigned char ring[C::kShape.ring_bytes()];
   alignas(16) BwdRows<C::DkDv::kRows> rows[C::DkDv::kStages];
+  // Kernels with options have more stages. Both have one size.
+  BwdScalars scalars[C::WithOptions::kShape.dkdv_stages()];
   BwdWorkTile work_tiles[core::kBwdTileSlots];
-  std::uint64_t barriers[core::mbarrier_count(C::kShape)];  // core/sm90_bwd_pipeline.h
+  std::uint64_t barriers[core::mbarrier_count(C::WithOptions::kShape)];  // sm90_bwd_pipeline.h
 
   template <Sm90BwdBarrier kBarrier>
   __device__ __forceinline__ std::uint64_t& barrier(std::uint32_t slot) {

@@ -4,7 +4,7 @@
 
 #include "core/row_offset.h"
 #include "cuda/primitives/convert.cuh"
-#include "cuda/sm90/bwd_config.cuh"
+#include "cuda/sm90/bwd_rows.cuh"
 #include "cuda/sm90/epilogue.cuh"
 
 namespace flashcore::cuda::sm90 {
@@ -30,8 +30,9 @@ template <typename C>
 __device__ __forceinline__ void store_dkdv(const float (&acc_dk)[C::kHeadDim / 2],
                                            const float (&acc_dv)[C::kHeadDim / 2],
                                            const core::BackwardParams& p, const BwdWorkTile& work,
-                                           const Thread<C>& t, float ds_scale) {
+                                           const Thread<C>& t) {
   const AttentionParams& f = p.fwd;
+  const float ds_scale = C::kScalesDs ? scale_of_ds(p, work.b, work.head) : 1.f;
   const int rows = work.tiles > 0 ? work.rows : 0;
   // Dense rows past the last key are written here, varlen rows are zero already.
   const bool whole = f.cu_seqlens_k == nullptr && !f.fault.is(InjectedFault::dk_tail_unwritten);

@@ -62,12 +62,9 @@ struct BwdConsumerWarp : BwdRoleLanes<C> {
   const Thread<C> t;
   float acc_s[kPairs];   // S, then P
   float acc_dp[kPairs];  // dP, then dZ
-  float ds_scale;        // 2^t
 
   __device__ __forceinline__ BwdConsumerWarp(BwdStorage<C>& s, const BwdParams& params)
-      : BwdRoleLanes<C>{{s, params}, static_cast<int>(threadIdx.x % 32)},
-        t(threadIdx.x),
-        ds_scale(1.f) {}
+      : BwdRoleLanes<C>{{s, params}, static_cast<int>(threadIdx.x % 32)}, t(threadIdx.x) {}
 
   __device__ __forceinline__ int group() const { return t.group; }
   /// True if some row of A does not see all rows of the tile of B.
@@ -115,7 +112,7 @@ struct BwdConsumerWarp : BwdRoleLanes<C> {
   }
   /// P and dZ of a pair of a call with options. A hidden pair has qk = -inf.
   __device__ __forceinline__ BwdPair with_score(const BwdScore& score, float qk, float dp,
-                                                float base, float delta) const {
+                                                float base, float delta, float ds_scale) const {
     const bool hidden = qk == core::negative_infinity<float>();
     const float p = hidden ? 0.f : fast_exp2(score.value - base);
     const float slope =
@@ -134,12 +131,7 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
   float acc_dk[C::kHeadDim / 2], acc_dv[C::kHeadDim / 2];
   std::uint32_t p_frag[Steps::kRows / 16][4], dz_frag[Steps::kRows / 16][4];
 
-  __device__ __forceinline__ void begin_tile(BwdQueueState queue) {
-    const BwdWorkTile& work = this->work(queue);
-    if constexpr (C::kScalesDs) {
-      this->ds_scale = scale_of_ds(this->params.call, work.b, work.head);
-    }
-  }
+  __device__ __forceinline__ void begin_tile(BwdQueueState) const {}
 
   /// P of a step. With options, score_gradients() computes it: registers are few.
   __device__ __forceinline__ void probabilities(BwdQueueState queue, State b, const BwdStep& step,
@@ -157,15 +149,15 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
                                                   bool needs_mask) {
     fence_registers(this->acc_dp);
     if constexpr (C::kOptions) {
-      this->with_options(this->s.rows[b.stage()].slope, [&](const auto& score) {
+      this->with_options(this->s.scalars[b.stage()].alibi_slope, [&](const auto& score) {
         dz_with_options(queue, b, step, score);
       });
       Base::pack_pairs(p_frag, this->acc_s);
     } else {
       Base::pack_pairs(p_frag, this->acc_s);
+      const float ds_scale = this->s.scalars[b.stage()].ds_scale;
       each_with(this->s.rows[b.stage()].delta, [&](int i, float delta) {
-        this->acc_dp[i] =
-            score_gradient<C>(this->acc_s[i], this->acc_dp[i], delta, this->ds_scale);
+        this->acc_dp[i] = score_gradient<C>(this->acc_s[i], this->acc_dp[i], delta, ds_scale);
       });
     }
     if (needs_mask) this->hide_dz(queue, step.tile);
@@ -183,7 +175,7 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
   __device__ __forceinline__ void store_tile(BwdQueueState queue) {
     fence_registers(acc_dk);
     fence_registers(acc_dv);
-    store_dkdv<C>(acc_dk, acc_dv, this->params.call, this->work(queue), this->t, this->ds_scale);
+    store_dkdv<C>(acc_dk, acc_dv, this->params.call, this->work(queue), this->t);
   }
 
  private:
@@ -212,7 +204,7 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
       const BwdPair pair = this->with_score(
           score(this->acc_s[i], distance + static_cast<float>(column - 8 * half)), this->acc_s[i],
           this->acc_dp[i], s_rows.base[first_column + column],
-          s_rows.delta[first_column + column]);
+          s_rows.delta[first_column + column], this->s.scalars[b.stage()].ds_scale);
       this->acc_s[i] = pair.p;
       this->acc_dp[i] = pair.dz;
     });
@@ -228,12 +220,14 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
   using Base::Base;
   float acc_dq[C::kHeadDim / 2];
   std::uint32_t dz_frag[Steps::kRows / 16][4];
-  float base[2], delta[2], alibi_slope;  // of the thread's rows
+  float base[2], delta[2];  // of the thread's rows
+  float ds_scale, slope;    // 2^t, of ALiBi
 
   __device__ __forceinline__ void begin_tile(BwdQueueState queue) {
     const core::BackwardParams& p = this->params.call;
     const BwdWorkTile& work = this->work(queue);
-    if constexpr (C::kScalesDs) this->ds_scale = scale_of_ds(p, work.b, work.first_head);
+    ds_scale = C::kScalesDs ? scale_of_ds(p, work.b, work.first_head) : 1.f;
+    slope = C::kOptions ? alibi_slope(p, work.b, work.head) : 0.f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       base[half] = delta[half] = 0.f;
@@ -241,12 +235,7 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
       if (row >= work.rows) continue;
       const std::int64_t at = core::partial_row(p.fwd, work.b, work.head, work.seq.q_row, query);
       base[half] = log2_base(p, at);
-      delta[half] = row_delta(p, at, query + 1 < work.seq.q_len) * this->ds_scale;
-    }
-    if (C::kOptions) {
-      alibi_slope = p.fwd.alibi_slopes == nullptr
-                        ? 0.f
-                        : core::ScoreRow<float>{p.fwd, work.b, work.head, 0}.slope();
+      delta[half] = row_delta(p, at, query + 1 < work.seq.q_len) * ds_scale;
     }
   }
 
@@ -266,12 +255,11 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
                                                   bool needs_mask) {
     fence_registers(this->acc_dp);
     if constexpr (C::kOptions) {
-      this->with_options(alibi_slope,
-                         [&](const auto& score) { dz_with_options(queue, step, score); });
+      this->with_options(slope, [&](const auto& score) { dz_with_options(queue, step, score); });
     } else {
       for_pairs<Steps::kRows>([&](int i, int half, int) {
         this->acc_dp[i] =
-            score_gradient<C>(this->acc_s[i], this->acc_dp[i], delta[half], this->ds_scale);
+            score_gradient<C>(this->acc_s[i], this->acc_dp[i], delta[half], ds_scale);
       });
     }
     if (needs_mask) this->hide_dz(queue, step.tile);
@@ -284,7 +272,7 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
   }
   __device__ __forceinline__ void store_tile(BwdQueueState queue) {
     fence_registers(acc_dq);
-    store_dq<C>(acc_dq, this->params.call, this->work(queue), this->t, this->ds_scale);
+    store_dq<C>(acc_dq, this->params.call, this->work(queue), this->t, ds_scale);
   }
 
  private:
@@ -299,7 +287,7 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
     for_pairs<Steps::kRows>([&](int i, int half, int column) {
       const BwdPair pair = this->with_score(
           score(this->acc_s[i], distance + static_cast<float>(8 * half - column)), this->acc_s[i],
-          this->acc_dp[i], base[half], delta[half]);
+          this->acc_dp[i], base[half], delta[half], ds_scale);
       this->acc_dp[i] = pair.dz;
     });
   }

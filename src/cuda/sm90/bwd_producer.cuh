@@ -4,7 +4,7 @@
 
 #include "core/score.h"
 #include "cuda/primitives/report.cuh"
-#include "cuda/sm90/bwd_config.cuh"
+#include "cuda/sm90/bwd_rows.cuh"
 #include "cuda/sm90/producer.cuh"
 
 namespace flashcore::cuda::sm90 {
@@ -179,35 +179,13 @@ struct BwdProducer : BwdRoleThread<C> {
 // ---------------------------------------------------------------------------------------------
 // Tail warp
 
-/// The bits of 2^t, the scale of dS, for the largest |dout| of its rows.
-__device__ __forceinline__ float scale_of_ds(const core::BackwardParams& p, std::int32_t b,
-                                             std::int32_t kv_head) {
-  const std::uint32_t exponent =
-      p.dout_largest[static_cast<std::int64_t>(b) * p.fwd.kv_heads + kv_head] >> 23;
-  return exponent == 0 ? 1.f : __uint_as_float((254u - exponent) << 23);
-}
-
-/// The base of a row in units of log2, which includes its factor.
-__device__ __forceinline__ float log2_base(const core::BackwardParams& p, std::int64_t at) {
-  const float base = static_cast<const float*>(p.row_base)[at];
-  const float factor = static_cast<const float*>(p.row_factor)[at];
-  return base * static_cast<float>(core::kLog2E) - __log2f(factor);  // inf if the factor is 0
-}
-
-__device__ __forceinline__ float row_delta(const core::BackwardParams& p, std::int64_t at,
-                                           bool has_next) {
-  const core::Fault fault = p.fwd.fault;
-  if (fault.is(InjectedFault::delta_ignored)) return 0.f;
-  const bool next = fault.is(InjectedFault::delta_of_next_row) && has_next;
-  return static_cast<const float*>(p.row_delta)[at + (next ? 1 : 0)];
-}
-
 template <typename C>
 struct BwdTailWarp : BwdRoleLanes<C> {
   template <typename Steps>
   static constexpr bool kIsDkDv = Steps::kOutput == BackwardOutput::dkdv;
   static constexpr int kEach = C::DkDv::kRows / 32;  // rows of a lane
-  float base[kEach], delta[kEach], slope;
+  float base[kEach], delta[kEach];
+  BwdScalars scalars;
 
   template <typename Steps>
   __device__ __forceinline__ void read_rows(BwdQueueState queue, const BwdStep& step) {
@@ -215,8 +193,7 @@ struct BwdTailWarp : BwdRoleLanes<C> {
       const core::BackwardParams& p = this->params.call;
       const BwdWorkTile& work = this->work(queue);
       const std::int32_t h = work.first_head + step.head;
-      float scale = 1.f;
-      if constexpr (C::kScalesDs) scale = scale_of_ds(p, work.b, work.head);
+      scalars.ds_scale = C::kScalesDs ? scale_of_ds(p, work.b, work.head) : 1.f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const std::int32_t row = step.tile * Steps::kRows + 32 * i + this->lane;
@@ -225,12 +202,10 @@ struct BwdTailWarp : BwdRoleLanes<C> {
         if (row < work.seq.q_len) {
           const std::int64_t at = core::partial_row(p.fwd, work.b, h, work.seq.q_row, row);
           base[i] = log2_base(p, at);
-          delta[i] = row_delta(p, at, row + 1 < work.seq.q_len) * scale;
+          delta[i] = row_delta(p, at, row + 1 < work.seq.q_len) * scalars.ds_scale;
         }
       }
-      slope = p.fwd.alibi_slopes == nullptr
-                  ? 0.f
-                  : core::ScoreRow<float>{p.fwd, work.b, h, 0}.slope();
+      scalars.alibi_slope = C::kOptions ? alibi_slope(p, work.b, h) : 0.f;
     }
   }
   template <typename Steps>
@@ -242,7 +217,7 @@ struct BwdTailWarp : BwdRoleLanes<C> {
         s_rows.base[32 * i + this->lane] = base[i];
         s_rows.delta[32 * i + this->lane] = delta[i];
       }
-      if (this->lane == 0) s_rows.slope = slope;
+      if (this->lane == 0) this->s.scalars[b.stage()] = scalars;
     }
   }
 
