@@ -6,8 +6,8 @@
 //   tail       one warp: statistics of the query rows; zeros in B past a sequence's last row
 //   consumer   two warpgroups of four warps, 64 rows of A each: mainloop and epilogue
 //
-// A CTA's work tiles are first dkdv tiles, then dq tiles. Their steps have pipelines of their own in
-// the same memory.
+// A CTA's work tiles are first dkdv tiles, then dq tiles. Their steps have pipelines of their own
+// in the same memory.
 #pragma once
 
 #include "core/sm90_bwd_work_tile.h"
@@ -114,8 +114,8 @@ FLASHCORE_ROLE void skip_bwd_steps(Warp& warp, typename Steps::State& b, std::in
   }
 }
 
-/// The steps of a warpgroup in a work tile. In flight at the top of the loop: S, then dP. Bounds are
-/// read again where they are needed, because registers are few.
+/// The steps of a warpgroup in a work tile. In flight at the top of the loop: S, then dP. Bounds
+/// are read again where they are needed, because registers are few.
 template <typename Steps, typename Warp>
 FLASHCORE_ROLE void consume_bwd_steps(Warp& warp, BwdQueueState queue, BwdTileState a,
                                       typename Steps::State& b) {

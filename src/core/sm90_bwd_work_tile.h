@@ -1,4 +1,5 @@
-// The steps of a Hopper work tile for gradients, and the share of them that each warpgroup computes.
+// The steps of a Hopper work tile for gradients, and the share of them that each warpgroup
+// computes.
 #pragma once
 
 #include "core/mask.h"
@@ -48,8 +49,8 @@ FLASHCORE_HD constexpr Mask transposed(const Mask& mask, std::int32_t q_len) {
   return {-mask.diagonal, mask.right, mask.left, q_len, {}};
 }
 
-/// Finds the tiles of `step` rows of B for rows [first, first + work.rows) of A. `mask` has the rows
-/// of A as queries.
+/// Finds the tiles of `step` rows of B for rows [first, first + work.rows) of A. `mask` has the
+/// rows of A as queries.
 FLASHCORE_HD void find_bwd_tiles(BwdSteps& work, const Mask& mask, std::int32_t first,
                                  std::int32_t step) {
   const std::int32_t last = first + work.rows - 1;

@@ -102,8 +102,7 @@ __device__ __forceinline__ void init_bwd_barriers(BwdStorage<C>& s) {
   int next = 0;
 #pragma unroll
   for (int i = 0; i < core::kSm90BwdBarriers; ++i) {
-    const core::Sm90BarrierRow row =
-        core::sm90_barrier(kShape, static_cast<Sm90BwdBarrier>(i));
+    const core::Sm90BarrierRow row = core::sm90_barrier(kShape, static_cast<Sm90BwdBarrier>(i));
 #pragma unroll
     for (int slot = 0; slot < row.slots; ++slot) init_barrier(s.barriers[next++], row.arrivals);
   }

@@ -40,9 +40,8 @@ __device__ __forceinline__ void store_dkdv(const float (&acc_dk)[C::kHeadDim / 2
   const auto store = [&](const float(&acc)[C::kHeadDim / 2], void* g_to,
                          const core::Strides& strides, int columns, float scale) {
     if (g_to == nullptr) return;
-    const std::int64_t first =
-        core::row_offset(strides, work.b, work.head,
-                         static_cast<std::int64_t>(work.seq.k_row) + work.first_row);
+    const std::int64_t first = core::row_offset(
+        strides, work.b, work.head, static_cast<std::int64_t>(work.seq.k_row) + work.first_row);
     store_gradient<C>(acc, g_to, first, strides.row, rows, written, columns, scale, t);
   };
   const auto scale = static_cast<float>(p.scale);

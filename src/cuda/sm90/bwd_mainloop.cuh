@@ -115,8 +115,7 @@ struct BwdConsumerWarp : BwdRoleLanes<C> {
                                                 float base, float delta, float ds_scale) const {
     const bool hidden = qk == core::negative_infinity<float>();
     const float p = hidden ? 0.f : fast_exp2(score.value - base);
-    const float slope =
-        this->has_fault(InjectedFault::softcap_slope_ignored) ? 1.f : score.slope;
+    const float slope = this->has_fault(InjectedFault::softcap_slope_ignored) ? 1.f : score.slope;
     return {p, score_gradient<C>(p, dp, delta, ds_scale) * slope};
   }
 };
@@ -149,9 +148,8 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
                                                   bool needs_mask) {
     fence_registers(this->acc_dp);
     if constexpr (C::kOptions) {
-      this->with_options(this->s.scalars[b.stage()].alibi_slope, [&](const auto& score) {
-        dz_with_options(queue, b, step, score);
-      });
+      this->with_options(this->s.scalars[b.stage()].alibi_slope,
+                         [&](const auto& score) { dz_with_options(queue, b, step, score); });
       Base::pack_pairs(p_frag, this->acc_s);
     } else {
       Base::pack_pairs(p_frag, this->acc_s);
@@ -191,8 +189,8 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
   }
   /// P and dZ from S and dP.
   template <typename Score>
-  __device__ __forceinline__ void dz_with_options(BwdQueueState queue, State b,
-                                                  const BwdStep& step, const Score& score) {
+  __device__ __forceinline__ void dz_with_options(BwdQueueState queue, State b, const BwdStep& step,
+                                                  const Score& score) {
     const BwdRows<Steps::kRows>& s_rows = this->s.rows[b.stage()];
     const BwdWorkTile& work = this->work(queue);
     const int first_column = this->t.column(0, 0);
@@ -203,8 +201,8 @@ struct DkDvConsumer : BwdConsumerWarp<C, typename C::DkDv> {
     for_pairs<Steps::kRows>([&](int i, int half, int column) {
       const BwdPair pair = this->with_score(
           score(this->acc_s[i], distance + static_cast<float>(column - 8 * half)), this->acc_s[i],
-          this->acc_dp[i], s_rows.base[first_column + column],
-          s_rows.delta[first_column + column], this->s.scalars[b.stage()].ds_scale);
+          this->acc_dp[i], s_rows.base[first_column + column], s_rows.delta[first_column + column],
+          this->s.scalars[b.stage()].ds_scale);
       this->acc_s[i] = pair.p;
       this->acc_dp[i] = pair.dz;
     });
@@ -258,8 +256,7 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
       this->with_options(slope, [&](const auto& score) { dz_with_options(queue, step, score); });
     } else {
       for_pairs<Steps::kRows>([&](int i, int half, int) {
-        this->acc_dp[i] =
-            score_gradient<C>(this->acc_s[i], this->acc_dp[i], delta[half], ds_scale);
+        this->acc_dp[i] = score_gradient<C>(this->acc_s[i], this->acc_dp[i], delta[half], ds_scale);
       });
     }
     if (needs_mask) this->hide_dz(queue, step.tile);
@@ -285,9 +282,9 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
         static_cast<float>(work.first_row + this->t.row(0) + work.seq.mask.diagonal -
                            step.tile * Steps::kRows - this->t.column(0, 0));
     for_pairs<Steps::kRows>([&](int i, int half, int column) {
-      const BwdPair pair = this->with_score(
-          score(this->acc_s[i], distance + static_cast<float>(8 * half - column)), this->acc_s[i],
-          this->acc_dp[i], base[half], delta[half], ds_scale);
+      const BwdPair pair =
+          this->with_score(score(this->acc_s[i], distance + static_cast<float>(8 * half - column)),
+                           this->acc_s[i], this->acc_dp[i], base[half], delta[half], ds_scale);
       this->acc_dp[i] = pair.dz;
     });
   }

@@ -1,5 +1,5 @@
-// The warpgroup that feeds the consumers of gradients: the scheduler thread, the producer thread and
-// the tail warp (core/sm90_bwd_roles.h).
+// The warpgroup that feeds the consumers of gradients: the scheduler thread, the producer thread
+// and the tail warp (core/sm90_bwd_roles.h).
 #pragma once
 
 #include "core/score.h"
