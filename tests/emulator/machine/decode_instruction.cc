@@ -188,6 +188,13 @@ Recipe Decoder::find_recipe(const Opcode& opcode, const ptx::Statement& statemen
     Recipe found;
     if (!find(opcode, found)) continue;
     if (opcode.base() == "setp" && !operands[0].second.empty()) found.aux |= 4;
+    // A destination of an mbarrier is a state; arrivals at other CTAs' barriers have none.
+    if (opcode.base() == "mbarrier" && opcode.parts()[1].starts_with("arrive") &&
+        operands[0].kind == Kind::address) {
+      found.aux |= 4;
+    }
+    // wgmma: a is a descriptor or a vector of registers.
+    if (opcode.has("mma_async") && operands.at(1).kind == Kind::vector) found.aux |= 1u << 13;
     instruction.aux = found.aux;
     return found;
   }
