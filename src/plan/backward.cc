@@ -228,7 +228,7 @@ Reject supports_backward(const KernelInfo& kernel, const BackwardProblem& proble
   if (forward != Reject::none) return forward;
   const bool own_dout = problem.dout.dtype == problem.forward.dtype || !problem.dout.given();
   if (!own_dout && !takes_f32_dout(kernel)) return Reject::dout_format;
-  return traits_of(kernel).loads == Loads::tma ? check_tma_gradients(problem) : Reject::none;
+  return takes_aligned_gradients(kernel) ? check_tma_gradients(problem) : Reject::none;
 }
 
 Result<BackwardPlan> make_backward_plan(const BackwardProblem& problem,

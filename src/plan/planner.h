@@ -59,6 +59,11 @@ constexpr bool needs_e4m3(const KernelInfo& kernel) noexcept {
 /// tile_k.
 inline constexpr std::int64_t kMinKeysPerScale = 8;
 
+/// True if gradients and dout need q's dtype and aligned rows: TMA reads dout.
+constexpr bool takes_aligned_gradients(const KernelInfo& kernel) noexcept {
+  return traits_of(kernel).loads == Loads::tma;
+}
+
 /// True if dout may be f32 beside a 16-bit q. Tensor cores take operands in q's dtype.
 constexpr bool takes_f32_dout(const KernelInfo& kernel) noexcept {
   return !uses_tensor_cores(traits_of(kernel));

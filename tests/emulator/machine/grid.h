@@ -24,6 +24,7 @@ struct Grid;
 /// One of a CTA's 16 barriers: bar.sync, bar.arrive.
 struct NamedBarrier {
   std::uint32_t arrived = 0, expected = 0, generation = 0;
+  bool any = false, result = false;  // of bar.red.or: the present phase, the last one
 };
 
 /// barrier.cluster of the CTAs of a cluster.
