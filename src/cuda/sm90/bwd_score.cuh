@@ -69,9 +69,9 @@ struct OptionScore {
 
   __device__ __forceinline__ BwdScore operator()(float qk, float distance) const {
     BwdScore score{qk * unit, 1.f};
-    if constexpr (kCapped) {  // tanh = 1 - r, and its derivative 1 - tanh² = r (2 - r)
-      const float r = __fdividef(2.f, 1.f + fast_exp2(score.value));
-      score = {cap_log2 * (1.f - r), r * (2.f - r)};
+    if constexpr (kCapped) {
+      const float tanh = 1.f - __fdividef(2.f, 1.f + fast_exp2(score.value));
+      score = {cap_log2 * tanh, fmaf(-tanh, tanh, 1.f)};
     }
     score.value -= alibi_slope_log2 * fabsf(distance);
     return score;
