@@ -131,7 +131,6 @@ if(FLASHCORE_HAS_CUDA)
     ${PROJECT_SOURCE_DIR}/src/cuda/launch_backward.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/registry.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/timing.cc
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/make_bwd_params.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/sm90/make_params.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/sm90/tensor_map.cc
     ${PROJECT_SOURCE_DIR}/src/cuda/common/combine.cu

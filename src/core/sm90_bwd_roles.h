@@ -130,7 +130,7 @@ FLASHCORE_ROLE void consume_bwd_steps(Warp& warp, BwdQueueState queue, BwdTileSt
     warp.template wait<Steps::kB2Full>(b);
     warp.issue_dp(b);
   };
-  BwdStep step{warp.work(queue).own_tiles[warp.group()].begin, 0};
+  BwdStep step{warp.work(queue).group_tiles[warp.group()].begin, 0};
   warp.template wait<B::a1_full>(a);
   issue_s();
   warp.template wait<B::a2_full>(a);

@@ -27,19 +27,19 @@ struct BwdSteps {
   std::int32_t rows;      // rows of A
   std::int32_t first_tile, tiles, heads;
   // Tiles per warpgroup. If there are steps, it computes at least one tile.
-  KeyRange own_tiles[kBwdConsumers];
+  KeyRange group_tiles[kBwdConsumers];
   KeyRange unmasked_tiles[kBwdConsumers];  // every row of A sees every row of B
 
   FLASHCORE_HD std::int32_t steps() const { return tiles * heads; }
   FLASHCORE_HD bool is_last(const BwdStep& step, int group) const {
-    return step.tile + 1 == own_tiles[group].end && step.head + 1 == heads;
+    return step.tile + 1 == group_tiles[group].end && step.head + 1 == heads;
   }
   /// Steps before and after those of a warpgroup.
   FLASHCORE_HD std::int32_t steps_before(int group) const {
-    return (own_tiles[group].begin - first_tile) * heads;
+    return (group_tiles[group].begin - first_tile) * heads;
   }
   FLASHCORE_HD std::int32_t steps_after(int group) const {
-    return (first_tile + tiles - own_tiles[group].end) * heads;
+    return (first_tile + tiles - group_tiles[group].end) * heads;
   }
 };
 inline constexpr auto kBwdQueueEnd = static_cast<BackwardOutput>(-1);
@@ -69,7 +69,7 @@ FLASHCORE_HD void find_bwd_tiles(BwdSteps& work, const Mask& mask, std::int32_t 
     work.unmasked_tiles[group] = {(of_last.begin + step - 1) / step, of_first.end / step};
     const std::int32_t begin = of_first.begin / step;
     const std::int32_t end = (of_last.end + step - 1) / step;
-    KeyRange& tiles = work.own_tiles[group];
+    KeyRange& tiles = work.group_tiles[group];
     tiles.begin = begin < end_tile - 1 ? begin : end_tile - 1;
     if (tiles.begin < work.first_tile) tiles.begin = work.first_tile;
     tiles.end = end < end_tile ? end : end_tile;

@@ -236,7 +236,7 @@ struct BwdModelConsumer : BwdModelWarp<kShape> {
   }
   void begin_tile(BwdQueueState queue_) {
     queue = queue_;
-    next = {this->work(queue).own_tiles[group()].begin, 0};
+    next = {this->work(queue).group_tiles[group()].begin, 0};
     dv.clear();
     dx.clear();
   }
@@ -278,7 +278,7 @@ struct BwdModelConsumer : BwdModelWarp<kShape> {
   void store_tile(BwdQueueState) {
     expect(gemms.empty(), "reads a sum before its GEMM ends");
     const BwdModelTile& work = this->work(queue);
-    const core::KeyRange own = work.own_tiles[group()];
+    const core::KeyRange own = work.group_tiles[group()];
     std::vector<Tag> want;
     for (BwdStep step{own.begin, 0}; work.tiles > 0 && step.tile < own.end;
          step.advance(work.heads)) {

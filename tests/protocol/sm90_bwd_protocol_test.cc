@@ -118,7 +118,7 @@ TEST(Sm90BwdProtocol, TilesCoverTheVisiblePairs) {
         for (std::int32_t column = 0; column < columns; ++column) {
           const bool visible = seen.contains(column);
           ASSERT_EQ(core::visible_keys(keys_as_rows, column).contains(row), visible);
-          const bool computed = work.tiles > 0 && work.own_tiles[group].contains(column / kStep);
+          const bool computed = work.tiles > 0 && work.group_tiles[group].contains(column / kStep);
           ASSERT_TRUE(computed || !visible);
           const bool unmasked = work.unmasked_tiles[group].contains(column / kStep);
           ASSERT_TRUE(visible || !computed || !unmasked);
