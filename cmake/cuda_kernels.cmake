@@ -51,6 +51,7 @@ endif()
 set(FLASHCORE_GENERAL_sm80_fwd fwd_kernel_general)
 set(FLASHCORE_GENERAL_sm90_fwd fwd_kernel_general)
 set(FLASHCORE_GENERAL_sm80_bwd bwd_kernel_general)
+set(FLASHCORE_GENERAL_sm90_bwd bwd_kernel_general)
 # The template that takes a kernel's shape, by the column `inputs`.
 set(FLASHCORE_CONFIG_native Config)
 set(FLASHCORE_CONFIG_kv8 Kv8Config)

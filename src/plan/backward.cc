@@ -67,6 +67,22 @@ Status find_backward_kernel(const BackwardProblem& problem, const DeviceInfo& de
                      to_string(p.dtype), ll{p.head_dim}, ll{p.v_dim});
 }
 
+/// A Hopper kernel reads dout by TMA and writes rows of its gradients in pieces of 8 bytes.
+Reject check_tma_gradients(const BackwardProblem& problem) noexcept {
+  const Problem& p = problem.forward;
+  const std::int64_t rows = p.q_varlen ? p.total_q : p.q_len;
+  if (!has_tensor_map(problem.dout, rows, p.q_heads, p.q_varlen ? 1 : p.batch)) {
+    return Reject::dout_strides;
+  }
+  const auto writes = [&](const Layout& layout, std::int64_t columns) {
+    return !layout.given() || (layout.dtype == p.dtype && layout.column == 1 &&
+                               layout.alignment_bytes >= 8 && columns % 4 == 0);
+  };
+  const bool all = writes(problem.dq, p.head_dim) && writes(problem.dk, p.head_dim) &&
+                   writes(problem.dv, p.v_dim);
+  return all ? Reject::none : Reject::gradient_format;
+}
+
 /// The reason why the planner prefers another kernel, which supports the problem too.
 Reject backward_preference(const KernelInfo& kernel, const KernelInfo& chosen) noexcept {
   if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
@@ -212,7 +228,8 @@ Reject supports_backward(const KernelInfo& kernel, const BackwardProblem& proble
   const Reject forward = supports_backward(kernel, problem.forward, device);
   if (forward != Reject::none) return forward;
   const bool own_dout = problem.dout.dtype == problem.forward.dtype || !problem.dout.given();
-  return own_dout || takes_f32_dout(kernel) ? Reject::none : Reject::dout_format;
+  if (!own_dout && !takes_f32_dout(kernel)) return Reject::dout_format;
+  return takes_aligned_gradients(kernel) ? check_tma_gradients(problem) : Reject::none;
 }
 
 Result<BackwardPlan> make_backward_plan(const BackwardProblem& problem,

@@ -184,7 +184,8 @@ constexpr Features features_of_kernel(const FamilyTraits& traits,
   if (inputs == Inputs::native && uses_tensor_cores(traits)) {
     missing = Features::block_scales | Features::batch_invariant_scales;
   }
-  if (traits.loads == Loads::tma && !sm90_shape(kernel).takes_mask()) {
+  const bool takes_mask = kernel.op == Operation::fwd && sm90_shape(kernel).takes_mask();
+  if (traits.loads == Loads::tma && !takes_mask) {
     missing = missing | Features::mask;
   }
   return traits.features & ~missing;

@@ -38,11 +38,13 @@ std::uint8_t* Cta::shared_at(std::uint64_t address, int bytes, const Warp& warp,
   const std::uint32_t offset = (in_window & ((1u << kRankShift) - 1)) - kSharedBase;
   Cta* cta = this;
   if (owner != 0) {
-    if (owner > cluster->ctas.size()) warp.fail("shared address of a CTA outside the cluster", lane);
+    if (owner > cluster->ctas.size())
+      warp.fail("shared address of a CTA outside the cluster", lane);
     cta = cluster->ctas[owner - 1];
     if (cta->done()) warp.fail("access of the shared memory of a CTA that has exited", lane);
   }
-  if (offset > cta->shared.size() || cta->shared.size() - offset < static_cast<std::size_t>(bytes)) {
+  if (offset > cta->shared.size() ||
+      cta->shared.size() - offset < static_cast<std::size_t>(bytes)) {
     char text[128];
     std::snprintf(text, sizeof text, "access of %d bytes at 0x%x outside shared memory (%zu bytes)",
                   bytes, offset, cta->shared.size());
@@ -73,11 +75,13 @@ std::vector<std::uint8_t> Grid::take_register_file() {
 
 void Grid::add_clusters() {
   const std::uint64_t in_cluster = cluster.count();
-  const auto limit = std::max<std::uint64_t>(static_cast<std::uint64_t>(schedule.resident_ctas), in_cluster);
+  const auto limit =
+      std::max<std::uint64_t>(static_cast<std::uint64_t>(schedule.resident_ctas), in_cluster);
   while (next_cta < dim.count() && resident.size() + in_cluster <= limit) {
     auto state = std::make_shared<ClusterState>();
     for (std::uint64_t rank = 0; rank < in_cluster; ++rank) {
-      resident.push_back(std::make_unique<Cta>(*this, next_cta++, state, static_cast<std::uint32_t>(rank)));
+      resident.push_back(
+          std::make_unique<Cta>(*this, next_cta++, state, static_cast<std::uint32_t>(rank)));
       state->ctas.push_back(resident.back().get());
       ++state->live_ctas;
     }
@@ -137,8 +141,9 @@ std::string Grid::run() {
 std::string Grid::report(const Cta& cta, const Warp& warp, const Fault& fault) const {
   char text[512];
   const int thread = warp.index() * kLanes + std::max(fault.lane, 0);
-  std::snprintf(text, sizeof text, "%s\n  kernel %s\n  CTA %u,%u,%u %s %d, PTX line %d: ",
-                fault.what.c_str(), program->name.substr(0, 300).c_str(), cta.id.x, cta.id.y, cta.id.z,
+  std::snprintf(text, sizeof text,
+                "%s\n  kernel %s\n  CTA %u,%u,%u %s %d, PTX line %d: ", fault.what.c_str(),
+                program->name.substr(0, 300).c_str(), cta.id.x, cta.id.y, cta.id.z,
                 fault.lane < 0 ? "from thread" : "thread", thread, warp.current().line);
   return text + program->opcodes[static_cast<std::size_t>(&warp.current() - program->code.data())];
 }

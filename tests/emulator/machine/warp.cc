@@ -117,6 +117,7 @@ Step Warp::exit(std::uint32_t mask) {
   // A collective that waits for the exited lanes can go on.
   for (Group& group : parked_) group.blocked = false;
   if (live_ == 0) {
+    for (const PendingStore& store : stores) store.run();
     cta_->on_warp_exit();
     cta_->grid->return_register_file(std::move(registers_));
   }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -30,12 +31,20 @@ struct PendingCopy {
 
 /// A wgmma in flight: executed when a wait requires it.
 struct PendingMma {
-  const Instruction* instruction;
-  std::uint64_t group;
+  const Instruction* instruction = nullptr;
+  std::uint64_t group = 0;
   std::uint64_t a = 0, b = 0;  // descriptors
-  bool accumulate = true;
-  int first_accumulator = 0;  // operand: identifies chains on the same registers
-  std::vector<float> saved;   // the accumulators before this wgmma, unless it continues a chain
+  bool accumulate = true, a_mn_major = false, b_mn_major = false;
+  std::int32_t first_accumulator = 0;  // identifies a chain on the same registers
+  /// The accumulators before this wgmma; empty until an earlier one in flight provides them.
+  std::vector<float> accumulators;
+};
+
+/// A copy from shared to global memory in flight (cp.async.bulk).
+struct PendingStore {
+  std::uint64_t group;
+  int lane;
+  std::function<void()> run;
 };
 
 class Warp {
@@ -104,6 +113,8 @@ class Warp {
 
   std::deque<PendingCopy> copies;
   std::uint64_t copy_groups[kLanes] = {};  // committed groups of each lane
+  std::deque<PendingStore> stores;
+  std::uint64_t store_groups[kLanes] = {};
   std::deque<PendingMma> mmas;
   std::uint64_t mma_groups = 0;
   std::uint64_t instructions = 0;  // executed lane-instructions
