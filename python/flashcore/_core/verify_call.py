@@ -231,7 +231,6 @@ class AutogradAdapter(BackwardAdapter):
         forward = call.forward.contents
         if call.dlse and "return_lse" not in self.keywords:
             raise NotImplementedError("it returns no LSE")
-        # Leaves that are views: gradients keep their shapes, whatever the strides.
         inputs = [self._wrap(t.contents).detach().requires_grad_()
                   for t in (forward.q, forward.k, forward.v)]
         with self.torch.enable_grad():
