@@ -122,11 +122,10 @@ struct TileRows {
 };
 
 /// Fetches a row to the L2 cache.
-template <typename Storage>
-FLASHCORE_HD void prefetch_row(const Storage* row, std::int32_t columns) {
-  const char* first = reinterpret_cast<const char*>(row);
-  const auto bytes = static_cast<std::int64_t>(columns * sizeof(Storage));
-  for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(first + at, 0, 2);
+FLASHCORE_HD void prefetch_row(const void* row, std::int64_t bytes) {
+  for (std::int64_t at = 0; at < bytes; at += 64) {
+    __builtin_prefetch(static_cast<const char*>(row) + at, 0, 2);
+  }
 }
 
 /// Scores of R rows of Q and up to 16 / R keys.
@@ -253,12 +252,14 @@ void process_rows(const WorkTile<float>& work, const TileRows<Storage>& k,
   const AttentionParams& p = work.params;
   const std::int32_t keys = tile.end - tile.begin;
   const float* q = static_cast<const float*>(work.q_tile);
+  const auto k_bytes = static_cast<std::int64_t>(p.head_dim * sizeof(Storage));
+  const auto v_bytes = static_cast<std::int64_t>(p.v_dim * sizeof(Storage));
   for_row_blocks(work.rows, [&]<int R>(std::int32_t row) {
     constexpr int kKeys = 16 / R;
     for (std::int32_t key = 0; key < keys; key += kKeys) {
       const std::int32_t count = keys - key < kKeys ? keys - key : kKeys;
       if (row == 0) {
-        for (std::int32_t i = 0; i < count; ++i) prefetch_row(v.row[key + i], p.v_dim);
+        for (std::int32_t i = 0; i < count; ++i) prefetch_row(v.row[key + i], v_bytes);
       }
       score_block<R>(work.scores + key * kRowLanes + row, q + row * p.head_dim, p.head_dim,
                      k.row + key, count);
@@ -271,7 +272,7 @@ void process_rows(const WorkTile<float>& work, const TileRows<Storage>& k,
   apply_scales(work.scores, v, keys);
   alignas(64) float rescale[kRowLanes];
   store(rescale, softmax.rescale[0]);
-  for (std::int32_t key = 0; key < next_keys; ++key) prefetch_row(next_k.row[key], p.head_dim);
+  for (std::int32_t key = 0; key < next_keys; ++key) prefetch_row(next_k.row[key], k_bytes);
   for_row_blocks(work.rows, [&]<int R>(std::int32_t row) {
     output_rows<R>(work.out_tile + row * p.v_dim, p.v_dim, work.scores + row, v.row, keys,
                    rescale + row);
@@ -329,7 +330,10 @@ struct RowsLoop {
 
   static void run(const WorkTile<float>& work) {
     const AttentionParams& p = work.params;
-    load_queries<float, Storage>(static_cast<float*>(work.q_tile), work, 1);
+    for (std::int32_t row = 0; row < work.rows; ++row) {
+      load_query<float, Storage>(static_cast<float*>(work.q_tile) + row * p.head_dim, work, row,
+                                 core::score_scale<float>(p));
+    }
     for (int r = 0; r < kRowLanes; ++r) {
       work.max[r] = core::negative_infinity<float>();
       work.sum[r] = 0.f;
@@ -340,9 +344,7 @@ struct RowsLoop {
     const KeyRange visible = visible_to_tile(work);
     if (!visible.empty()) {
       const core::KvRowMap map = core::kv_row_map(p, work.sequence, work.b);
-      const KeyTensor k{p.k, p.k_strides, p.k_element, p.k_scale, p.head_dim};
-      const KeyTensor v{p.v, p.v_strides, p.v_element, p.v_scale, p.v_dim};
-      read_keys(work, visible, map, k, v);
+      read_keys(work, visible, map, k_tensor(p), v_tensor(p));
       if (core::is_set(work.cancel)) return;
     }
     for (std::int32_t row = 0; row < work.rows; ++row) {
