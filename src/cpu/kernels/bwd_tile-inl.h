@@ -258,15 +258,15 @@ void compute_scores(BackwardTile<T>& t, const T* k, KeyRange keys) {
 template <typename T>
 void compute_probabilities(BackwardTile<T>& t, std::int32_t keys) {
   const Vec<T> lowest = splat(sizeof(T) == 4 ? T(-__FLT_MAX__) : T(-__DBL_MAX__));
-  const Vec<T> log2_e = splat(static_cast<T>(core::kLog2E)), zero = splat(T(0));
-  const Vec<T> limit = splat(T(100));  // of exp2(); P is at most 1 if lse belongs to the inputs
+  const Vec<T> zero = splat(T(0));
+  const Vec<T> limit = splat(T(69));  // of exp(); P is at most 1 if lse belongs to the inputs
   for (std::int32_t v = 0; v < t.row_vecs(); ++v) {
     const Vec<T> base = load(t.base + v * kLanes<T>), factor = load(t.factor + v * kLanes<T>);
     for (std::int32_t key = 0; key < keys; ++key) {
       T* at = t.prob + key * kTileRows + v * kLanes<T>;
       const Vec<T> score = load(at);
-      const Vec<T> power = (score - base) * log2_e;
-      const Vec<T> p = exp2(select_less(limit, power, limit, power)) * factor;
+      const Vec<T> power = score - base;
+      const Vec<T> p = exp<T>(select_less(limit, power, limit, power)) * factor;
       // A row without keys may have scores that are NaN, because its q was replaced by 0.
       const Vec<T> guarded = select_less(score, lowest, zero, select_less(zero, factor, p, factor));
       store(at, t.p.fwd.fault.is(InjectedFault::empty_row_unguarded) ? p : guarded);

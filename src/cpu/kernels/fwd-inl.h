@@ -27,8 +27,6 @@
 namespace flashcore::cpu {
 namespace {
 
-inline constexpr std::int32_t kMaxDim = 576;
-
 /// Converts and stores a row. The loops over contiguous rows have a constant format, so that the
 /// compiler vectorises them.
 template <typename T>
@@ -135,19 +133,11 @@ void store_row_vector(const WorkTile<T>& work, std::int32_t first_row, const T* 
       column[c] = select_less(splat(T(0)), load(has_keys), sum, splat(T(0))) * load(factor);
     }
     T values[kRows * kRows];
-    store_transposed<T>(values, column);
+    store_transposed<T>(values, kRows, column);
     for (std::int32_t r = 0; r < rows; ++r) {
       store_columns(work, first_row + r, target[r], first, values + r * kRows, columns);
     }
   }
-}
-
-/// The keys of the work tile's split that one of its rows sees.
-template <typename T>
-KeyRange visible_to_tile(const WorkTile<T>& work) {
-  return core::intersect(
-      core::keys_seen_by_any(work.sequence.mask, work.query_of(0), work.query_of(work.rows - 1)),
-      core::split_keys(work.split, work.params.keys_per_split, work.sequence.kv_len));
 }
 
 /// V: vectors of rows per panel. Gemm::kPanelVecs, or 1 for a tile whose rows fit in one vector.
@@ -166,8 +156,7 @@ void mainloop(const WorkTile<T>& work) {
 
   const KeyRange visible = visible_to_tile(work);
   const core::KvRowMap kv_row_map = core::kv_row_map(p, work.sequence, work.b);
-  const KeyTensor k{p.k, p.k_strides, p.k_element, p.k_scale, p.head_dim};
-  const KeyTensor v{p.v, p.v_strides, p.v_element, p.v_scale, p.v_dim};
+  const KeyTensor k = k_tensor(p), v = v_tensor(p);
 
   // KV tiles begin at multiples of tile_k for every row. Keys that no row of the tile sees are
   // skipped at both ends; their P is exactly 0, so no bit changes. A GEMM that adds groups of keys

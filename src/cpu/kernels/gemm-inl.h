@@ -39,6 +39,20 @@ inline constexpr int kPanelVecs = 4, kBroadcasts = 4;
 inline constexpr int kPanelVecs = 2, kBroadcasts = 4;
 #endif
 
+/// Calls use<M>(first) for blocks of M of `count` keys or columns: kLargest, then 8, 4, 2 and 1.
+template <int kLargest, typename Use>
+FLASHCORE_HD void for_blocks(std::int32_t count, Use use) {
+  std::int32_t first = 0;
+  const auto block = [&]<int M>() {
+    for (; first + M <= count; first += M) use.template operator()<M>(first);
+  };
+  block.template operator()<kLargest>();
+  if constexpr (kLargest > 8) block.template operator()<8>();
+  if constexpr (kLargest > 4) block.template operator()<4>();
+  block.template operator()<2>();
+  block.template operator()<1>();
+}
+
 /// Keys per register tile. With one vector of rows there are registers for 12 keys, which hide the
 /// latency of the additions.
 template <int V>
@@ -68,34 +82,27 @@ FLASHCORE_HD void multiply_accumulate(Vec<T> (&acc)[M][V], const T* scalars,
 
 /// scores[key][row] = K[key] · Q[row] for the keys of a tile and one panel of rows.
 template <int V, typename T>
-void score_panel(T* scores, const T* k_tile, const T* q_panel, std::int32_t keys,
+void score_panel(T* scores, AdjacentKeys<T> k, const T* q_panel, std::int32_t keys,
                  std::int32_t head_dim) {
   constexpr int kRows = V * kLanes<T>;
-  std::int32_t key = 0;
-  const auto step = [&]<int M>() {
+  for_blocks<kBroadcastsOf<V>>(keys, [&]<int M>(std::int32_t key) {
     Vec<T> acc[M][V];
-    multiply_accumulate<M, V, T>(acc, k_tile + static_cast<std::int64_t>(key) * head_dim, head_dim,
-                                 1, q_panel, head_dim);
+    multiply_accumulate<M, V, T>(acc, k.data + key * k.stride, k.stride, 1, q_panel, head_dim);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < V; ++v) store(scores + (key + m) * kRows + v * kLanes<T>, acc[m][v]);
     }
-    key += M;
-  };
-  while (key + kBroadcastsOf<V> <= keys) step.template operator()<kBroadcastsOf<V>>();
-  while (key + 4 <= keys) step.template operator()<4>();
-  while (key < keys) step.template operator()<1>();
+  });
 }
 
 /// out[column][row] = out[column][row] * rescale[row] + Σ_key V[key][column] P[key][row].
 template <int V, typename T>
-void value_panel(T* out_panel, const T* v_tile, const T* probabilities, const Vec<T> (&rescale)[V],
-                 std::int32_t keys, std::int32_t v_dim) {
+void value_panel(T* out_panel, AdjacentKeys<T> values, const T* probabilities,
+                 const Vec<T> (&rescale)[V], std::int32_t keys, std::int32_t v_dim) {
   constexpr int kRows = V * kLanes<T>;
-  std::int32_t column = 0;
-  const auto step = [&]<int M>() {
+  for_blocks<kBroadcastsOf<V>>(v_dim, [&]<int M>(std::int32_t column) {
     Vec<T> acc[M][V];
-    multiply_accumulate<M, V, T>(acc, v_tile + column, 1, v_dim, probabilities, keys);
+    multiply_accumulate<M, V, T>(acc, values.data + column, 1, values.stride, probabilities, keys);
 #pragma GCC unroll 16
     for (int m = 0; m < M; ++m) {
       for (int v = 0; v < V; ++v) {
@@ -103,22 +110,17 @@ void value_panel(T* out_panel, const T* v_tile, const T* probabilities, const Ve
         store(out, mul_add(load(out), rescale[v], acc[m][v]));
       }
     }
-    column += M;
-  };
-  while (column + kBroadcastsOf<V> <= v_dim) step.template operator()<kBroadcastsOf<V>>();
-  while (column + 4 <= v_dim) step.template operator()<4>();
-  while (column < v_dim) step.template operator()<1>();
+  });
 }
 
 /// P = exp(S - base) in place, and its sums.
 template <int V, typename T>
 void exponentiate_panel(T* scores, std::int32_t keys, const PanelSoftmax<V, T>& softmax, T* sum) {
   for (int v = 0; v < V; ++v) {
-    const Vec<T> log2_e = splat(static_cast<T>(core::kLog2E));
     Vec<T> tile_sum = splat(T(0));
     for (std::int32_t key = 0; key < keys; ++key) {
       T* s = scores + (key * V + v) * kLanes<T>;
-      const Vec<T> p = exp2((load(s) - softmax.base[v]) * log2_e);
+      const Vec<T> p = exp<T>(load(s) - softmax.base[v]);
       store(s, p);
       tile_sum = tile_sum + p;
     }
@@ -143,29 +145,44 @@ struct FmaGemm {
   }
   static void pack_k(const WorkTile<T>& work, const KeyTensor& k, const core::KvRowMap& kv_row_map,
                      KeyRange tile, KeyRange) {
-    load_tile<T, Storage>(static_cast<T*>(work.k_tile), k, work, kv_row_map, tile);
+    pack(static_cast<T*>(work.k_tile), k, work, kv_row_map, tile);
   }
   static void pack_v(const WorkTile<T>& work, const KeyTensor& v, const core::KvRowMap& kv_row_map,
                      KeyRange tile, KeyRange) {
-    load_tile<T, Storage>(static_cast<T*>(work.v_tile), v, work, kv_row_map, tile);
+    pack(static_cast<T*>(work.v_tile), v, work, kv_row_map, tile);
   }
   template <int V>
   static void process_panels(const WorkTile<T>& work, std::int32_t panels, KeyRange tile) {
     const AttentionParams& p = work.params;
-    constexpr int kRows = V * kLanes<T>;
-    const std::int32_t keys = tile.end - tile.begin;
-    const T* k_tile = static_cast<const T*>(work.k_tile);
-    const T* v_tile = static_cast<const T*>(work.v_tile);
-    for (std::int32_t panel = 0; panel < panels; ++panel) {
-      const std::int32_t row = panel * kRows;
-      score_panel<V>(work.scores, k_tile, static_cast<const T*>(work.q_tile) + row * p.head_dim,
-                     keys, p.head_dim);
-      apply_mods_and_mask<V>(work, work.scores, row, tile);
+    constexpr std::int32_t kRows = V * kLanes<T>;
+    const core::KvRowMap map = core::kv_row_map(p, work.sequence, work.b);
+    const auto k = rows_of_tile<T, Storage>(static_cast<T*>(work.k_tile), k_tensor(p), work.kv_head,
+                                            map, tile);
+    const auto v = rows_of_tile<T, Storage>(static_cast<T*>(work.v_tile), v_tensor(p), work.kv_head,
+                                            map, tile);
+    for (std::int32_t row = 0; row < panels * kRows; row += kRows) {
+      // Keys that no row of the panel sees have P = 0.
+      const std::int32_t last_row = (row + kRows < work.rows ? row + kRows : work.rows) - 1;
+      const KeyRange part = core::intersect(
+          tile,
+          core::keys_seen_by_any(work.sequence.mask, work.query_of(row), work.query_of(last_row)));
+      if (part.empty()) continue;
+      const std::int32_t keys = part.end - part.begin, skipped = part.begin - tile.begin;
+      score_panel<V>(work.scores, {k.data + skipped * k.stride, k.stride},
+                     static_cast<const T*>(work.q_tile) + row * p.head_dim, keys, p.head_dim);
+      apply_mods_and_mask<V>(work, work.scores, row, part);
       const PanelSoftmax<V, T> softmax = update_max<V>(work.scores, keys, work.max + row, p.fault);
       exponentiate_panel<V>(work.scores, keys, softmax, work.sum + row);
-      value_panel<V>(work.out_tile + row * p.v_dim, v_tile, work.scores, softmax.rescale, keys,
-                     p.v_dim);
+      value_panel<V>(work.out_tile + row * p.v_dim, {v.data + skipped * v.stride, v.stride},
+                     work.scores, softmax.rescale, keys, p.v_dim);
     }
+  }
+
+ private:
+  static void pack(T* packed, const KeyTensor& t, const WorkTile<T>& work,
+                   const core::KvRowMap& kv_row_map, KeyRange tile) {
+    if (rows_of_tile<T, Storage>(packed, t, work.kv_head, kv_row_map, tile).data != packed) return;
+    load_tile<T, Storage>(packed, t, work, kv_row_map, tile);
   }
 };
 

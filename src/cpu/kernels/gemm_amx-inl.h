@@ -451,7 +451,7 @@ struct AmxRowStats {
       const Vec<float> old = max[v];
       max[v] = (Vec<float>)_mm512_mask_mov_ps((__m512)old, grown[v], (__m512)even[v]);
       set_base(v);
-      rescale[v] = exp2((old - base[v]) * splat(static_cast<float>(core::kLog2E)));
+      rescale[v] = exp<float>(old - base[v]);
       if (fault.is(InjectedFault::rescale_forgotten)) rescale[v] = splat(1.f);
       sum[v] = sum[v] * rescale[v];
       tile_sum[v] = tile_sum[v] * rescale[v];

@@ -16,6 +16,8 @@ using core::AttentionParams;
 using core::InjectedFault;
 using core::KeyRange;
 
+inline constexpr std::int32_t kMaxDim = 576;
+
 /// A work tile: its coordinates and its scratch memory.
 template <typename T>
 struct WorkTile {
@@ -79,6 +81,14 @@ void for_each_key(const Storage* g_head, const core::Strides& strides,
   }
 }
 
+/// The keys of the work tile's split that one of its rows sees.
+template <typename T>
+KeyRange visible_to_tile(const WorkTile<T>& work) {
+  return core::intersect(
+      core::keys_seen_by_any(work.sequence.mask, work.query_of(0), work.query_of(work.rows - 1)),
+      core::split_keys(work.split, work.params.keys_per_split, work.sequence.kv_len));
+}
+
 /// K or V as stored: in the kernel's type, or in 8 bits with scales.
 struct KeyTensor {
   const void* g_data;
@@ -87,6 +97,42 @@ struct KeyTensor {
   const core::Scales& scales;
   std::int32_t columns;
 };
+
+KeyTensor k_tensor(const AttentionParams& p) {
+  return {p.k, p.k_strides, p.k_element, p.k_scale, p.head_dim};
+}
+KeyTensor v_tensor(const AttentionParams& p) {
+  return {p.v, p.v_strides, p.v_element, p.v_scale, p.v_dim};
+}
+
+template <typename T, typename Storage>
+inline constexpr bool kIsSame = false;
+template <typename T>
+inline constexpr bool kIsSame<T, T> = true;
+
+/// A KV tile of K or V in the compute type: row r starts at data + r * stride.
+template <typename T>
+struct AdjacentKeys {
+  const T* data;
+  std::int64_t stride;
+};
+
+/// The rows of a KV tile: in memory if they need no conversion and follow each other, otherwise in
+/// `packed`, which load_tile() fills. Rows that lie further apart would share few sets of the L1
+/// cache.
+template <typename T, typename Storage>
+AdjacentKeys<T> rows_of_tile(const T* packed, const KeyTensor& t, std::int32_t kv_head,
+                             const core::KvRowMap& kv_row_map, KeyRange keys) {
+  if constexpr (kIsSame<T, Storage>) {
+    if (!core::is_8bit(t.element) && t.strides.column == 1 && t.strides.row == t.columns &&
+        kv_row_map.run_from(keys.begin) >= keys.end - keys.begin) {
+      const core::KvLocation at = kv_row_map.at(keys.begin);
+      return {static_cast<const T*>(t.g_data) + core::row_offset(t.strides, at, kv_head),
+              t.columns};
+    }
+  }
+  return {packed, t.columns};
+}
 
 /// Copies the keys of a KV tile to tile[keys][columns], dequantised and in the compute type.
 template <typename T, typename Storage>
@@ -120,39 +166,55 @@ void load_tile(T* tile, const KeyTensor& t, const WorkTile<T>& work,
                });
 }
 
+/// Loads one row of Q, scaled.
+template <typename T, typename Storage>
+void load_query(T* to, const WorkTile<T>& work, std::int32_t row, T factor) {
+  const AttentionParams& p = work.params;
+  const std::int32_t head = work.head_of(row), query = work.query_of(row);
+  const std::int64_t at = core::row_offset(p.q_strides, work.b, head, work.sequence.q_row + query);
+  if (core::is_8bit(p.q_element)) {
+    const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
+    const float* values = values_of(p.q_element);
+    const float scale = core::row_scale(p, p.q_element, p.q_scale, work.b, head, query);
+    const std::uint32_t mask = core::code_mask(p) & 0xff;
+    for (std::int32_t d = 0; d < p.head_dim; ++d) {
+      to[d] = static_cast<T>(values[from[d * p.q_strides.column] & mask] * scale) * factor;
+    }
+  } else {
+    const Storage* from = static_cast<const Storage*>(p.q) + at;
+    std::int32_t d = 0;
+    if (p.q_strides.column == 1) {
+      for (; d + kLanes<T> <= p.head_dim; d += kLanes<T>) {
+        store(to + d, load_widened(from + d) * splat(factor));
+      }
+    }
+    for (; d < p.head_dim; ++d) {
+      to[d] = widen<T>(from[d * p.q_strides.column]) * factor;
+    }
+  }
+  if (p.fault.is(InjectedFault::head_dim_truncated)) to[p.head_dim - 1] = T(0);
+}
+
 /// Loads Q of the tile, scaled and transposed: q_tile[panel][d][row in panel]. Rows past the end
 /// are 0.
 template <typename T, typename Storage>
 void load_queries(T* q_tile, const WorkTile<T>& work, int panel_rows) {
-  const AttentionParams& p = work.params;
-  const T factor = core::score_scale<T>(p);
-  for (std::int32_t row = 0; row < p.tile_q; ++row) {
-    T* to = q_tile + static_cast<std::int64_t>(row / panel_rows) * panel_rows * p.head_dim +
-            row % panel_rows;
-    if (row >= work.rows) {
-      if (row % panel_rows == 0) break;  // past the last panel in use
-      for (std::int32_t d = 0; d < p.head_dim; ++d) to[d * panel_rows] = T(0);
-      continue;
-    }
-    const std::int32_t head = work.head_of(row), query = work.query_of(row);
-    const std::int64_t at =
-        core::row_offset(p.q_strides, work.b, head, work.sequence.q_row + query);
-    if (core::is_8bit(p.q_element)) {
-      const std::uint8_t* from = static_cast<const std::uint8_t*>(p.q) + at;
-      const float* values = values_of(p.q_element);
-      const float scale = core::row_scale(p, p.q_element, p.q_scale, work.b, head, query);
-      const std::uint32_t mask = core::code_mask(p) & 0xff;
-      for (std::int32_t d = 0; d < p.head_dim; ++d) {
-        to[d * panel_rows] =
-            static_cast<T>(values[from[d * p.q_strides.column] & mask] * scale) * factor;
-      }
-    } else {
-      const Storage* from = static_cast<const Storage*>(p.q) + at;
-      for (std::int32_t d = 0; d < p.head_dim; ++d) {
-        to[d * panel_rows] = widen<T>(from[d * p.q_strides.column]) * factor;
+  constexpr std::int32_t kRows = kLanes<T>;
+  const std::int32_t head_dim = work.params.head_dim;
+  const T factor = core::score_scale<T>(work.params);
+  T rows[kRows][kMaxDim];
+  const std::int32_t padded_rows = (work.rows + panel_rows - 1) / panel_rows * panel_rows;
+  for (std::int32_t first = 0; first < padded_rows; first += kRows) {
+    for (std::int32_t r = 0; r < kRows; ++r) {
+      if (first + r < work.rows) {
+        load_query<T, Storage>(rows[r], work, first + r, factor);
+      } else {
+        for (std::int32_t d = 0; d < head_dim; ++d) rows[r][d] = T(0);
       }
     }
-    if (p.fault.is(InjectedFault::head_dim_truncated)) to[(p.head_dim - 1) * panel_rows] = T(0);
+    T* to = q_tile + static_cast<std::int64_t>(first / panel_rows) * panel_rows * head_dim +
+            first % panel_rows;
+    transpose_rows<T>(to, panel_rows, &rows[0][0], kMaxDim, head_dim);
   }
 }
 

@@ -31,7 +31,7 @@ struct VecScoreMath {
     const Vec<T> limit = splat(T(100));  // exp2() accepts up to 100; tanh rounds to ±1 far below
     Vec<T> x = select_less(limit, argument, limit, argument);
     x = select_less(x, zero - limit, zero - limit, x);
-    return splat(cap) * (one - two / (one + exp2(x)));
+    return splat(cap) * (one - two / (one + exp2<T>(x)));
   }
 };
 
@@ -234,7 +234,7 @@ PanelSoftmax<V, T> update_max(const T* scores, std::int32_t keys, T* max, core::
     // softmax_base() for every lane. max is never NaN, so below `lowest` there is only -inf.
     const Vec<T> lowest = splat(sizeof(T) == 4 ? T(-__FLT_MAX__) : T(-__DBL_MAX__));
     softmax.base[v] = select_less(new_max, lowest, splat(T(0)), new_max);
-    softmax.rescale[v] = exp2((old_max - softmax.base[v]) * splat(static_cast<T>(core::kLog2E)));
+    softmax.rescale[v] = exp<T>(old_max - softmax.base[v]);
     if (fault.is(InjectedFault::rescale_forgotten)) softmax.rescale[v] = splat(T(1));
     store(max + v * kLanes<T>, new_max);
   }

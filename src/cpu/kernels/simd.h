@@ -81,16 +81,14 @@ template <typename T>
 FLASHCORE_HD Vec<T> select_less(Vec<T> a, Vec<T> b, Vec<T> x, Vec<T> y) {
   FLASHCORE_LANEWISE(a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i]);
 }
-/// 2^n for an integer n, given as `shifted` = n + magic, whose low bits are n.
+/// 2^n for an integer n, given as a number whose low bits are n plus the bias of the exponent.
 template <typename T>
-FLASHCORE_HD Vec<T> power_of_two(Vec<T> shifted, int mantissa_bits, int exponent_bias) {
+FLASHCORE_HD Vec<T> power_of_two(Vec<T> biased, int mantissa_bits) {
   Vec<T> r;
   for (int i = 0; i < kLanes<T>; ++i) {
     typename IntOf<T>::Type bits;
-    __builtin_memcpy(&bits, &shifted.lane[i], sizeof bits);
-    bits = static_cast<typename IntOf<T>::Type>(
-        (static_cast<std::uint64_t>(bits) + static_cast<std::uint64_t>(exponent_bias))
-        << mantissa_bits);
+    __builtin_memcpy(&bits, &biased.lane[i], sizeof bits);
+    bits = static_cast<typename IntOf<T>::Type>(static_cast<std::uint64_t>(bits) << mantissa_bits);
     __builtin_memcpy(&r.lane[i], &bits, sizeof bits);
   }
   return r;
@@ -131,14 +129,13 @@ FLASHCORE_HD void store(T* p, Vec<T> x) {
   *reinterpret_cast<typename VecOf<T>::InMemory*>(p) = x;
 }
 #define FLASHCORE_FOR_EACH_FLOAT(F) F(float) F(double)
-#define FLASHCORE_DEFINE(T)                                                                \
-  FLASHCORE_HD Vec<T> select_less(Vec<T> a, Vec<T> b, Vec<T> x, Vec<T> y) {                \
-    return a < b ? x : y;                                                                  \
-  }                                                                                        \
-  FLASHCORE_HD Vec<T> power_of_two(Vec<T> shifted, int mantissa_bits, int exponent_bias) { \
-    typedef typename VecOf<T>::Bits Bits;                                                  \
-    return (Vec<T>)(((Bits)shifted + static_cast<IntOf<T>::Type>(exponent_bias))           \
-                    << mantissa_bits);                                                     \
+#define FLASHCORE_DEFINE(T)                                                 \
+  FLASHCORE_HD Vec<T> select_less(Vec<T> a, Vec<T> b, Vec<T> x, Vec<T> y) { \
+    return a < b ? x : y;                                                   \
+  }                                                                         \
+  FLASHCORE_HD Vec<T> power_of_two(Vec<T> biased, int mantissa_bits) {      \
+    typedef typename VecOf<T>::Bits Bits;                                   \
+    return (Vec<T>)((Bits)biased << mantissa_bits);                         \
   }
 FLASHCORE_FOR_EACH_FLOAT(FLASHCORE_DEFINE)
 #undef FLASHCORE_DEFINE
@@ -171,15 +168,23 @@ FLASHCORE_HD Vec<double> mul_add(Vec<double> a, Vec<double> b, Vec<double> c) {
 /// b if b > a, else a. Ignores a NaN in b, as core/softmax.h requires.
 template <typename T>
 FLASHCORE_HD Vec<T> max_ignore_nan(Vec<T> a, Vec<T> b) {
+  // x86's maximum is its second operand unless the first is greater.
+#if FLASHCORE_SIMD_BYTES == 64
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm512_maskz_max_ps(0xffff, (__m512)b, (__m512)a);
+#elif FLASHCORE_SIMD_BYTES == 32
+  if constexpr (sizeof(T) == 4) return (Vec<T>)_mm256_max_ps((__m256)b, (__m256)a);
+#endif
   return select_less(a, b, b, a);
 }
 
-/// 2^x for x <= 100. Results below the normal range are exactly 0; NaN stays NaN.
-/// Relative error of the polynomials on [-1/2, 1/2]: 2.6e-9 (float), 1.8e-17 (double).
-FLASHCORE_HD Vec<float> exp2(Vec<float> x) {
-  const Vec<float> magic = splat(12582912.0f);  // 1.5 * 2^23: the sum's low bits hold round(x)
-  const Vec<float> shifted = x + magic;
-  const Vec<float> f = x - (shifted - magic);
+// Exponentials. Adding a number of the form 1.5 * 2^mantissa_bits rounds to an integer and leaves
+// it in the low bits of the sum; kRound* also adds the bias of the exponent.
+inline constexpr float kRoundFloat = 12582912.0f + 127.0f;
+inline constexpr double kRoundDouble = 6755399441055744.0 + 1023.0;
+
+/// 2^n * 2^f for f in [-1/2, 1/2] and n = biased - kRound*.
+/// Relative error of the polynomials: 2.6e-9 (float), 1.8e-17 (double).
+FLASHCORE_HD Vec<float> scaled_exp2(Vec<float> f, Vec<float> biased) {
   Vec<float> p = splat(1.5594678e-4f);
   p = mul_add(p, f, splat(1.3406644e-3f));
   p = mul_add(p, f, splat(9.6176930e-3f));
@@ -187,13 +192,9 @@ FLASHCORE_HD Vec<float> exp2(Vec<float> x) {
   p = mul_add(p, f, splat(2.4022653e-1f));
   p = mul_add(p, f, splat(6.9314721e-1f));
   p = mul_add(p, f, splat(1.0f));
-  return select_less(x, splat(-126.0f), splat(0.0f), p * power_of_two(shifted, 23, 127));
+  return p * power_of_two(biased, 23);
 }
-
-FLASHCORE_HD Vec<double> exp2(Vec<double> x) {
-  const Vec<double> magic = splat(6755399441055744.0);  // 1.5 * 2^52
-  const Vec<double> shifted = x + magic;
-  const Vec<double> f = x - (shifted - magic);
+FLASHCORE_HD Vec<double> scaled_exp2(Vec<double> f, Vec<double> biased) {
   Vec<double> p = splat(4.078071929588336665e-10);
   p = mul_add(p, f, splat(7.0725704128144235096e-9));
   p = mul_add(p, f, splat(1.0180647659234138888e-7));
@@ -206,7 +207,30 @@ FLASHCORE_HD Vec<double> exp2(Vec<double> x) {
   p = mul_add(p, f, splat(2.4022650695910098007e-1));
   p = mul_add(p, f, splat(6.9314718055994569675e-1));
   p = mul_add(p, f, splat(1.0));
-  return select_less(x, splat(-1022.0), splat(0.0), p * power_of_two(shifted, 52, 1023));
+  return p * power_of_two(biased, 52);
+}
+
+/// 2^x for x <= 100. Results below the normal range are exactly 0; NaN stays NaN.
+template <typename T>
+FLASHCORE_HD Vec<T> exp2(Vec<T> x) {
+  constexpr bool kIsFloat = sizeof(T) == 4;
+  const Vec<T> round = splat(static_cast<T>(kIsFloat ? kRoundFloat : kRoundDouble));
+  const Vec<T> biased = x + round;
+  return select_less(x, splat(T(kIsFloat ? -126 : -1022)), splat(T(0)),
+                     scaled_exp2(x - (biased - round), biased));
+}
+
+/// e^x for x <= 69, with one rounding less than exp2(x * log2(e)).
+template <typename T>
+FLASHCORE_HD Vec<T> exp(Vec<T> x) {
+  constexpr bool kIsFloat = sizeof(T) == 4;
+  // The smallest x whose result is normal: the logarithm of 2^-126 or 2^-1022, rounded up.
+  constexpr T kLeast = kIsFloat ? T(-87.33654f) : T(-708.39641853226408);
+  const Vec<T> round = splat(static_cast<T>(kIsFloat ? kRoundFloat : kRoundDouble));
+  const Vec<T> log2_e = splat(static_cast<T>(core::kLog2E));
+  const Vec<T> biased = mul_add(x, log2_e, round);
+  return select_less(x, splat(kLeast), splat(T(0)),
+                     scaled_exp2(mul_add(x, log2_e, round - biased), biased));
 }
 
 FLASHCORE_HD Vec<float> absolute(Vec<float> x) {
@@ -253,22 +277,38 @@ FLASHCORE_HD void transpose_16x16(__m512i (&r)[16]) {
 
 #endif
 
-/// Stores kLanes<T> vectors as the rows of a matrix: to[lane][vector].
+/// Stores the transpose of a matrix, to[lane * pitch + vector].
 template <typename T>
-FLASHCORE_HD void store_transposed(T* to, const Vec<T> (&columns)[kLanes<T>]) {
+FLASHCORE_HD void store_transposed(T* to, std::int32_t pitch, const Vec<T> (&vectors)[kLanes<T>]) {
 #if FLASHCORE_SIMD_BYTES == 64
   if constexpr (sizeof(T) == 4) {
     __m512i m[16];
-    for (int i = 0; i < 16; ++i) m[i] = (__m512i)columns[i];
+    for (int i = 0; i < 16; ++i) m[i] = (__m512i)vectors[i];
     transpose_16x16(m);
-    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * 16, m[i]);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * pitch, m[i]);
     return;
   }
 #endif
   T lanes[kLanes<T>];
-  for (int c = 0; c < kLanes<T>; ++c) {
-    store(lanes, columns[c]);
-    for (int r = 0; r < kLanes<T>; ++r) to[r * kLanes<T> + c] = lanes[r];
+  for (int v = 0; v < kLanes<T>; ++v) {
+    store(lanes, vectors[v]);
+    for (int i = 0; i < kLanes<T>; ++i) to[i * pitch + v] = lanes[i];
+  }
+}
+
+/// to[column * to_pitch + row] = from[row * from_pitch + column] for kLanes<T> rows.
+template <typename T>
+FLASHCORE_HD void transpose_rows(T* to, std::int32_t to_pitch, const T* from,
+                                 std::int32_t from_pitch, std::int32_t columns) {
+  constexpr std::int32_t kSide = kLanes<T>;
+  std::int32_t c = 0;
+  for (; c + kSide <= columns; c += kSide) {
+    Vec<T> row[kSide];
+    for (int r = 0; r < kSide; ++r) row[r] = load(from + r * from_pitch + c);
+    store_transposed<T>(to + c * to_pitch, to_pitch, row);
+  }
+  for (; c < columns; ++c) {
+    for (int r = 0; r < kSide; ++r) to[c * to_pitch + r] = from[r * from_pitch + c];
   }
 }
 

@@ -1,4 +1,4 @@
-// The exponential of the CPU kernels, for each instruction set this machine can execute.
+// The exponentials of the CPU kernels, for each instruction set this machine can execute.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -123,6 +123,66 @@ TEST_P(Exp2Test, DoubleErrorIsAtMost1Point25Ulp) {
   }
   EXPECT_LE(worst, 1.25 * 0x1p-52);
   EXPECT_GT(worst, 0x1p-56);
+}
+
+TEST_P(Exp2Test, NaturalSpecialValuesAreExact) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  // The last two are the neighbours of the logarithm of 2^-126, the smallest normal result.
+  const std::vector<float> x = {
+      -inf, -std::numeric_limits<float>::max(), nan, 0, -0.0f, -87.336548f, -87.33654f};
+  std::vector<float> in(16, 0.0f), out(16);
+  std::copy(x.begin(), x.end(), in.begin());
+  GetParam().probe->natural_floats(in.data(), out.data(), 16);
+  EXPECT_EQ(out[0], 0);
+  EXPECT_EQ(out[1], 0);
+  EXPECT_TRUE(std::isnan(out[2]));
+  EXPECT_EQ(out[3], 1);  // a rescale to the same maximum changes no bit
+  EXPECT_EQ(out[4], 1);
+  EXPECT_EQ(out[5], 0);
+  EXPECT_NEAR(out[6] / 0x1p-126f, 1, 2e-5);
+  const double dinf = std::numeric_limits<double>::infinity();
+  std::vector<double> din(16, 0.0), dout(16);
+  din[0] = -dinf, din[1] = std::nan(""), din[2] = -708.3965, din[3] = -708.3964;
+  GetParam().probe->natural_doubles(din.data(), dout.data(), 16);
+  EXPECT_EQ(dout[0], 0);
+  EXPECT_TRUE(std::isnan(dout[1]));
+  EXPECT_EQ(dout[2], 0);
+  EXPECT_GT(dout[3], 0x1p-1022);
+  EXPECT_EQ(dout[4], 1);
+}
+
+// Beside the error of exp2 there is that of log2(e) in the type, and without FMA a rounding of the
+// product.
+TEST_P(Exp2Test, NaturalErrorsAreThoseOfTheArgument) {
+  const bool fuses = GetParam().isa != Isa::generic;
+  verify::Random random(10);
+  std::vector<float> x(kBlock), y(kBlock);
+  std::vector<double> dx(kBlock), dy(kBlock);
+  double worst = 0, double_worst = 0;  // as a share of the bound
+  for (int n = 0; n < rounds(300); ++n) {
+    const double scale = std::exp2(9 * random.uniform() - 3);
+    for (std::size_t i = 0; i < kBlock; ++i) {
+      dx[i] = std::clamp(-scale * random.uniform(), -87.0, 69.0);
+      x[i] = static_cast<float>(dx[i]);
+    }
+    GetParam().probe->natural_floats(x.data(), y.data(), kBlock);
+    GetParam().probe->natural_doubles(dx.data(), dy.data(), kBlock);
+    for (std::size_t i = 0; i < kBlock; ++i) {
+      const double want = std::exp(static_cast<double>(x[i]));
+      const double share = 1.4e-8 + (fuses ? 0 : 0x1p-24);
+      worst = std::max(worst, std::fabs(y[i] - want) / want / (1.25 * 0x1p-23 - share * x[i]));
+      const long double exact = std::exp(static_cast<long double>(dx[i]));
+      const double double_share = 0x1p-54 + (fuses ? 0 : 0x1p-53);
+      double_worst =
+          std::max(double_worst, static_cast<double>(std::fabs((dy[i] - exact) / exact)) /
+                                     (1.25 * 0x1p-52 - double_share * dx[i]));
+    }
+  }
+  EXPECT_LE(worst, 1);
+  EXPECT_GT(worst, 0.1);
+  EXPECT_LE(double_worst, 1);
+  EXPECT_GT(double_worst, 0.1);
 }
 
 TEST_P(Exp2Test, IsStrictlyIncreasing) {

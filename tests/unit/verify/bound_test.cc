@@ -119,6 +119,44 @@ TEST(Bound, DependsOnEachInput) {
             0.1 * bound_of(default_inputs(12, DType::bf16)));
 }
 
+// One key with most of the weight and 160 others that share a score: each addition rounds alike, so
+// the error is not that of a random walk.
+TEST(Bound, AllowsEqualTermsToRoundAlike) {
+  const double u = unit(DType::f32), walk = 4 * (u + u * std::sqrt(173.0));
+  const auto term = static_cast<float>(std::exp(-11.1675339));
+  float sum = 1;
+  for (int key = 0; key < 160; ++key) sum += term;
+  const double error = std::fabs(sum - (1 + 160.0 * term));
+  EXPECT_GT(error, walk);
+  EXPECT_LT(error, 159 * u);
+
+  Inputs inputs = default_inputs(14);
+  const Judged different(inputs);
+  EXPECT_EQ(different.oracle.equal_keys[5], 0);
+  inputs.k.fill(0.0);
+  Judged equal(inputs);
+  const auto keys = static_cast<double>(equal.oracle.equal_keys[5]);
+  EXPECT_EQ(keys, equal.oracle.kv_len[5] - 1);
+  const double bound = verify::out_bound(equal.oracle, 5, 7, equal.arithmetic);
+  const double lse_bound = verify::lse_bound(equal.oracle, 5, equal.arithmetic);
+  equal.oracle.equal_keys[5] = 0;
+  const std::size_t at = 5 * 16 + 7;
+  const double more = u * keys * (std::fabs(equal.oracle.out[at]) + equal.oracle.deviation[at]);
+  EXPECT_NEAR(bound - verify::out_bound(equal.oracle, 5, 7, equal.arithmetic), more, 1e-6 * more);
+  EXPECT_NEAR(lse_bound - verify::lse_bound(equal.oracle, 5, equal.arithmetic), u * keys,
+              1e-6 * u * keys);
+  // A tile's keys, and then the tiles, are summed on their own.
+  equal.oracle.kv_len[5] = 12000;
+  equal.oracle.equal_keys[5] = 11999;
+  const double lse_without = [&] {
+    reference::Oracle none = equal.oracle;
+    none.equal_keys[5] = 0;
+    return verify::lse_bound(none, 5, equal.arithmetic);
+  }();
+  EXPECT_NEAR(verify::lse_bound(equal.oracle, 5, equal.arithmetic) - lse_without, 1256 * u,
+              1e-6 * 1256 * u);
+}
+
 TEST(Bound, OfConstantVDoesNotDependOnTheScores) {
   Inputs inputs = default_inputs(13, DType::f32, 10.0);
   inputs.v.fill(3.0);
