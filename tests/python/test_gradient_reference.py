@@ -83,8 +83,8 @@ class Pairs:
 
 class Reference(unittest.TestCase):
     def test_rows_and_bounds(self):
-        a = tolerance.arithmetic_of("f32", "f32")
-        for fields in (dict(causal=True), dict(causal=False, q_heads=4, v_dim=3, batch=2)):
+        for dtype, fields in (("f32", dict(causal=True)), ("f16", dict(causal=False, q_heads=4, v_dim=3, batch=2))):
+            a = tolerance.arithmetic_of(dtype, dtype)
             one = case(kind="bwd", q_len=5, kv_len=7, head_dim=4, **fields)
             inputs = Inputs(torch, one, "cpu")
             q, k, v, dout = inputs.q[0], inputs.k[0], inputs.v[0], inputs.dout[0]
