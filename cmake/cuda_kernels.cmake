@@ -46,10 +46,12 @@ if(FLASHCORE_ONLY_ARCHITECTURE)
   set(FLASHCORE_ARCHITECTURES_sm80 ${FLASHCORE_ONLY_ARCHITECTURE}-real)
 endif()
 # A family's folder and namespace have the family's name. The header fwd_kernel.cuh in the folder
-# defines fwd_kernel<Config>. In simt, fwd.cuh does, and bwd.cuh defines bwd_kernel<BwdConfig>.
+# defines fwd_kernel<Config>, bwd_kernel.cuh bwd_kernel<BwdConfig>; in simt, fwd.cuh and bwd.cuh.
 # Families with another kernel for calls that are not plain (cuda/registry.h).
 set(FLASHCORE_GENERAL_sm80_fwd fwd_kernel_general)
 set(FLASHCORE_GENERAL_sm90_fwd fwd_kernel_general)
+set(FLASHCORE_GENERAL_sm80_bwd bwd_kernel_general)
+set(FLASHCORE_GENERAL_sm90_bwd bwd_kernel_general)
 # The template that takes a kernel's shape, by the column `inputs`.
 set(FLASHCORE_CONFIG_native Config)
 set(FLASHCORE_CONFIG_kv8 Kv8Config)

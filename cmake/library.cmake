@@ -67,7 +67,11 @@ add_library(flashcore_objects OBJECT
   src/reference/oracle_bwd.cc
   src/verify/api.cc
   src/verify/discover.cc
+  src/verify/discover_bwd.cc
+  src/verify/gradient_call.cc
   src/verify/implementation.cc
+  src/verify/implementation_bwd.cc
+  src/verify/inputs/block.cc
   src/verify/inputs/call.cc
   src/verify/inputs/call_variants.cc
   src/verify/inputs/case.cc
@@ -80,12 +84,26 @@ add_library(flashcore_objects OBJECT
   src/verify/inputs/format.cc
   src/verify/inputs/lengths.cc
   src/verify/inputs/probe_inputs.cc
+  src/verify/probe_list.cc
   src/verify/probe_sequence.cc
   src/verify/run_probes.cc
   src/verify/probes/bounds.cc
   src/verify/probes/combine.cc
   src/verify/probes/coverage.cc
   src/verify/probes/dequant.cc
+  src/verify/probes/grad_accumulate.cc
+  src/verify/probes/grad_bounds.cc
+  src/verify/probes/grad_coverage.cc
+  src/verify/probes/grad_ds.cc
+  src/verify/probes/grad_dv.cc
+  src/verify/probes/grad_layout.cc
+  src/verify/probes/grad_mask.cc
+  src/verify/probes/grad_options.cc
+  src/verify/probes/grad_random.cc
+  src/verify/probes/grad_tail.cc
+  src/verify/probes/gradient_diagnosis.cc
+  src/verify/probes/gradient_explanation.cc
+  src/verify/probes/gradient_reading.cc
   src/verify/probes/layout.cc
   src/verify/probes/lse.cc
   src/verify/probes/mask.cc

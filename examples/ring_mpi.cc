@@ -1,5 +1,5 @@
-// One attention over a sequence that is divided between MPI ranks, with every scheme, against one
-// call over the whole sequence.
+// One attention over a sequence that is divided between MPI ranks, and its gradients, with every
+// scheme, against one call over the whole sequence.
 //
 //   mpicxx -std=c++20 examples/ring_mpi.cc -lflashcore -o ring_mpi && mpirun -n 4 ./ring_mpi 203
 //
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "flashcore/attention.h"
+#include "flashcore/backward.h"
 #include "flashcore/distributed.h"
 #include "mpi_comm.h"
 
@@ -53,18 +54,38 @@ void stop(const flashcore::Status& status) {
   MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
+/// A workspace on the CPU.
+struct Memory {
+  flashcore::Workspace workspace;
+
+  explicit Memory(std::size_t bytes) {
+    workspace.bytes = (bytes + 255) / 256 * 256;
+    workspace.data = std::aligned_alloc(256, workspace.bytes);
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  ~Memory() { std::free(workspace.data); }
+};
+
 /// One call on this rank alone.
 void attend(const flashcore::Tensors& tensors, const flashcore::Options& options) {
   const auto problem = flashcore::make_problem(tensors, options);
   stop(problem.status());
   const auto plan = flashcore::make_plan(*problem, *flashcore::device_info({}));
   stop(plan.status());
-  const std::size_t bytes = (flashcore::workspace_bytes(*plan) + 255) / 256 * 256;
-  void* memory = std::aligned_alloc(256, bytes);
-  const flashcore::Workspace workspace{memory, bytes, {}, nullptr};
-  stop(flashcore::workspace_init(workspace));
-  stop(flashcore::run(*plan, tensors, workspace));
-  std::free(memory);
+  const Memory memory(flashcore::workspace_bytes(*plan));
+  stop(flashcore::workspace_init(memory.workspace));
+  stop(flashcore::run(*plan, tensors, memory.workspace));
+}
+
+void differentiate(const flashcore::Tensors& tensors, const flashcore::Gradients& gradients,
+                   const flashcore::Options& options) {
+  const auto problem = flashcore::make_backward_problem(tensors, gradients, options);
+  stop(problem.status());
+  const auto plan = flashcore::make_backward_plan(*problem, *flashcore::device_info({}));
+  stop(plan.status());
+  const Memory memory(flashcore::workspace_bytes(*plan));
+  stop(flashcore::run_backward(*plan, tensors, gradients, memory.workspace));
 }
 
 /// Zigzag: parts r and 2c-1-r of 2c parts, the same work on all ranks under a causal mask.
@@ -79,15 +100,33 @@ std::vector<std::int64_t> zigzag_rows(std::int64_t length, std::int64_t rank, st
 }
 
 struct Sequence {
-  Tensor q, k, v, out;
+  Tensor q, k, v, out, dout, dq, dk, dv;
+  std::vector<float> lse;
 
   explicit Sequence(std::int64_t rows)
-      : q(kHeads, rows), k(kKvHeads, rows), v(kKvHeads, rows), out(kHeads, rows) {
+      : q(kHeads, rows),
+        k(kKvHeads, rows),
+        v(kKvHeads, rows),
+        out(kHeads, rows),
+        dout(kHeads, rows),
+        dq(kHeads, rows),
+        dk(kKvHeads, rows),
+        dv(kKvHeads, rows),
+        lse(static_cast<std::size_t>(kHeads * rows)) {
     std::mt19937 random(1);  // the same on every rank
     std::normal_distribution<float> normal;
-    for (Tensor* one : {&q, &k, &v}) {
+    for (Tensor* one : {&q, &k, &v, &dout}) {
       for (float& x : one->data) x = normal(random);
     }
+  }
+  /// The inputs of these rows.
+  Sequence shard(const std::vector<std::int64_t>& rows) {
+    Sequence made(static_cast<std::int64_t>(rows.size()));
+    made.q = q.shard(rows);
+    made.k = k.shard(rows);
+    made.v = v.shard(rows);
+    made.dout = dout.shard(rows);
+    return made;
   }
   flashcore::Tensors tensors() const {
     flashcore::Tensors t;
@@ -95,7 +134,16 @@ struct Sequence {
     t.k = k.tensor();
     t.v = v.tensor();
     t.out = out.tensor();
+    t.lse = view(lse.data(), DType::f32, {1, kHeads, out.rows});
     return t;
+  }
+  flashcore::Gradients gradients() const {
+    flashcore::Gradients g;
+    g.dout = dout.tensor();
+    g.dq = dq.tensor();
+    g.dk = dk.tensor();
+    g.dv = dv.tensor();
+    return g;
   }
 };
 
@@ -110,8 +158,8 @@ double largest_difference(const Tensor& a, const Tensor& b) {
 }
 
 /// Prints one line on rank 0. Returns whether the difference is small.
-bool report(int rank, const char* name, double difference) {
-  if (rank == 0) std::printf("%-8s largest difference %.1e\n", name, difference);
+bool report(int rank, const char* name, const char* tensor, double difference) {
+  if (rank == 0) std::printf("%-8s %-4s largest difference %.1e\n", name, tensor, difference);
   return difference < 4e-6;
 }
 
@@ -125,11 +173,8 @@ bool run_schemes(const flashcore::Comm& comm, std::int64_t length) {
     if (scheme == Scheme::halo) options.window_left = 16;
     Sequence whole(length);
     attend(whole.tensors(), options);
-    Sequence shard(0);
-    shard.q = whole.q.shard(rows);
-    shard.k = whole.k.shard(rows);
-    shard.v = whole.v.shard(rows);
-    shard.out = Tensor(kHeads, static_cast<std::int64_t>(rows.size()));
+    differentiate(whole.tensors(), whole.gradients(), options);
+    Sequence shard = whole.shard(rows);
     flashcore::DistributedOptions how;
     how.scheme = scheme;
     how.head_ranks = scheme == Scheme::two_d && comm.size % 2 == 0 ? 2 : 0;
@@ -137,8 +182,16 @@ bool run_schemes(const flashcore::Comm& comm, std::int64_t length) {
         flashcore::distributed_attention(comm, shard.tensors(), options, how);
     if (!status.ok() && comm.size == 3 && scheme == Scheme::ulysses) continue;  // 3 divides no head
     stop(status);
-    good &= report(comm.rank, flashcore::to_string(scheme),
+    good &= report(comm.rank, flashcore::to_string(scheme), "out",
                    largest_difference(shard.out, whole.out.shard(rows)));
+    // Without a workspace the call allocates its buffers.
+    stop(flashcore::distributed_backward(comm, shard.tensors(), shard.gradients(), options, how));
+    good &= report(comm.rank, flashcore::to_string(scheme), "dq",
+                   largest_difference(shard.dq, whole.dq.shard(rows)));
+    good &= report(comm.rank, flashcore::to_string(scheme), "dk",
+                   largest_difference(shard.dk, whole.dk.shard(rows)));
+    good &= report(comm.rank, flashcore::to_string(scheme), "dv",
+                   largest_difference(shard.dv, whole.dv.shard(rows)));
   }
   return good;
 }
@@ -151,14 +204,13 @@ bool run_decode(const flashcore::Comm& comm, std::int64_t length) {
   attend(whole.tensors(), {});
   std::vector<std::int64_t> keys;
   for (std::int64_t p = comm.rank; p < length; p += comm.size) keys.push_back(p);
-  Sequence shard(0);
+  Sequence shard(1);
   shard.q = whole.q;
   shard.k = whole.k.shard(keys);
   shard.v = whole.v.shard(keys);
-  shard.out = Tensor(kHeads, 1);
   const std::int32_t lengths[] = {static_cast<std::int32_t>(length)};
   stop(flashcore::distributed_decode(comm, shard.tensors(), lengths, {}));
-  return report(comm.rank, "decode", largest_difference(shard.out, whole.out));
+  return report(comm.rank, "decode", "out", largest_difference(shard.out, whole.out));
 }
 
 /// A rank with other options: every rank gets the same error before any data moves.

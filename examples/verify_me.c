@@ -4,8 +4,9 @@
  *   flashcore verify --lib ./libverify_me.so --symbol attention
  *   flashcore verify --lib ./libverify_me.so --symbol split_attention
  *
- * `attention` is correct. `split_attention` combines KV splits incorrectly: it multiplies each
- * partial output twice by the sum of its split. */
+ * `attention` is correct, and so is its backward pass, which the verifier finds by its name.
+ * `split_attention` combines KV splits incorrectly: it multiplies each partial output twice by the
+ * sum of its split. */
 #include <flashcore/verify_c.h>
 #include <math.h>
 #include <stdlib.h>
@@ -79,6 +80,58 @@ static int32_t run(const flashcore_verify_call* call, int sums_twice) {
 int32_t attention(const flashcore_verify_call* call, void* user) {
   (void)user;
   return run(call, 0);
+}
+
+static float dot(const flashcore_tensor* a, int64_t b, int64_t ha, int64_t i,
+                 const flashcore_tensor* other, int64_t ho, int64_t j) {
+  float sum = 0;
+  for (int64_t c = 0; c < a->shape[3]; ++c) sum += *at(a, b, ha, i, c) * *at(other, b, ho, j, c);
+  return sum;
+}
+
+static void clear(const flashcore_tensor* t) {
+  for (int64_t b = 0; b < t->shape[0]; ++b) {
+    for (int64_t h = 0; h < t->shape[1]; ++h) {
+      for (int64_t i = 0; i < t->shape[2]; ++i) {
+        for (int64_t c = 0; c < t->shape[3]; ++c) *at(t, b, h, i, c) = 0;
+      }
+    }
+  }
+}
+
+int32_t attention_backward(const flashcore_verify_backward_call* call, void* user) {
+  (void)user;
+  const flashcore_verify_call* f = call->forward;
+  if (f->q->dtype.code != FLASHCORE_FLOAT || f->q->dtype.bits != 32 || f->softcap > 0 ||
+      f->window_left >= 0 || f->window_right >= 0) {
+    return FLASHCORE_UNSUPPORTED;
+  }
+  const int64_t n = f->k->shape[2], group = f->q->shape[1] / f->k->shape[1];
+  const float scale = (float)f->scale;
+  clear(call->dq), clear(call->dk), clear(call->dv);
+  for (int64_t b = 0; b < f->q->shape[0]; ++b) {
+    for (int64_t h = 0; h < f->q->shape[1]; ++h) {
+      for (int64_t i = 0; i < f->q->shape[2]; ++i) {
+        const int64_t position = i + n - f->q->shape[2], g = h / group;
+        float delta = dot(call->dout, b, h, i, f->out, h, i);
+        if (call->dlse) delta -= *at(call->dlse, b, h, i, 0);
+        for (int64_t j = 0; j < n; ++j) {
+          if (f->causal && j > position) break;
+          const float score = scale * dot(f->q, b, h, i, f->k, g, j);
+          const float p = expf(score - *at(f->lse, b, h, i, 0));
+          const float ds = p * (dot(call->dout, b, h, i, f->v, g, j) - delta);
+          for (int64_t c = 0; c < f->v->shape[3]; ++c) {
+            *at(call->dv, b, g, j, c) += p * *at(call->dout, b, h, i, c);
+          }
+          for (int64_t c = 0; c < f->q->shape[3]; ++c) {
+            *at(call->dq, b, h, i, c) += scale * ds * *at(f->k, b, g, j, c);
+            *at(call->dk, b, g, j, c) += scale * ds * *at(f->q, b, h, i, c);
+          }
+        }
+      }
+    }
+  }
+  return FLASHCORE_OK;
 }
 
 int32_t split_attention(const flashcore_verify_call* call, void* user) {

@@ -47,11 +47,15 @@ struct BackwardPlan {
   BackwardProblem problem;
   DeviceInfo device;
   const KernelInfo* kernel = nullptr;
-  std::int32_t tile_q = 0;  ///< query rows per work tile
-  std::int32_t tile_k = 0;  ///< keys per work tile
+  std::int32_t tile_q = 0;      ///< query rows per work tile
+  std::int32_t tile_k = 0;      ///< keys per work tile
+  std::int32_t dbias_keys = 0;  ///< CUDA: keys of a tile of dbias, which has tile_q rows
   /// Ranges of KV tiles that are computed independently, for parallelism. dq is their sum.
   std::int32_t key_chunks = 0;
   std::int32_t tiles_per_chunk = 1;
+  /// Rows with a large LSE find their maximum and sum again, from the keys of the call. False if
+  /// out and lse cover more keys than the call has, as in a step of a ring; the caller may set it.
+  bool exact_stats = false;
   // Byte offsets into the workspace. The header comes first.
   std::size_t row_stats_offset = 0;     ///< [3, batch, q_heads, q_len]: base, factor and delta
   std::size_t dq_partials_offset = 0;   ///< [key_chunks, query tiles, head_dim, tile_q]

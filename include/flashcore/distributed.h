@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "flashcore/attention.h"
+#include "flashcore/backward.h"
 
 namespace flashcore {
 
@@ -51,6 +52,9 @@ struct DistributedProblem {
   Scheme scheme = Scheme::automatic;
   std::int32_t ranks_per_node = 8;
   std::int32_t head_ranks = 0;  ///< two_d: ranks that divide the heads; 0: chosen
+  /// Ulysses and two_d: distributed_backward() exchanges q, k, v, out and lse again. False: the
+  /// backward pass has kept them by heads, as Python's does.
+  bool separate_backward = false;
 };
 
 /// The rows of each rank, as equal as possible.
@@ -149,6 +153,10 @@ struct DistributedOptions {
   Sharding sharding = Sharding::zigzag;
   std::int32_t ranks_per_node = 0;  ///< 0: all ranks are in one machine
   std::int32_t head_ranks = 0;
+  /// Packed documents, in host memory: the first row of each in the whole sequence, then its
+  /// length. A document may span ranks. Every sequence of a batch has the same. Empty: one
+  /// document.
+  std::span<const std::int64_t> documents{};
 };
 
 /// Attention of this rank's rows over the keys of all ranks. Every rank makes the call, with its
@@ -163,6 +171,25 @@ FLASHCORE_API Status distributed_attention(const Comm& comm, const Tensors& tens
                                            const Options& options,
                                            const DistributedOptions& distributed = {},
                                            Stream stream = nullptr) noexcept;
+
+/// The bytes of workspace that distributed_backward() needs on a rank. The options of the call are
+/// those of the problem.
+FLASHCORE_API Result<std::size_t> distributed_backward_workspace(const DistributedProblem& problem,
+                                                                 std::int32_t rank,
+                                                                 Device device = {}) noexcept;
+
+/// Gradients of distributed_attention(). Every rank makes the call, with its shards: those of the
+/// forward call, of which out and lse are inputs here, and those of dout, dlse (or not given), dq,
+/// dk and dv, in q's type. dsinks, if given, is this rank's part of the sum over ranks. Sums over
+/// ranks are f32, in a fixed order: the same bits for the same number of ranks.
+///
+/// Mistakes are found as in distributed_attention(), before data moves. The workspace is 256-byte
+/// aligned and needs no initialisation; without one the call allocates its buffers.
+FLASHCORE_API Status distributed_backward(const Comm& comm, const Tensors& tensors,
+                                          const Gradients& gradients, const Options& options,
+                                          const DistributedOptions& distributed = {},
+                                          Workspace workspace = {},
+                                          Stream stream = nullptr) noexcept;
 
 struct DecodeOptions {
   std::int64_t interleave = 1;  ///< key p is on rank (p / interleave) % size

@@ -1,5 +1,5 @@
-/* The C ABI of context parallelism: plans without a GPU, and attention over three callbacks. See
- * flashcore/distributed.h and docs/distributed.md. */
+/* The C ABI of context parallelism: plans without a GPU, attention and gradients over three
+ * callbacks. See flashcore/distributed.h and docs/distributed.md. */
 #ifndef FLASHCORE_DISTRIBUTED_C_H_
 #define FLASHCORE_DISTRIBUTED_C_H_
 
@@ -40,6 +40,7 @@ typedef struct flashcore_distributed_problem {
   double link_bandwidth, link_latency; /* inside a machine: bytes per second, seconds */
   double net_bandwidth, net_latency;   /* between machines */
   double forward_flops, backward_flops;
+  int32_t separate_backward; /* bytes of flashcore_distributed_backward: q, k, v, out and lse too */
 } flashcore_distributed_problem;
 
 /* The scheme and the number of ranks that divide the heads. Reads no rows and no speeds. reason may
@@ -79,6 +80,8 @@ typedef struct flashcore_distributed_options {
   int32_t sharding;
   int32_t ranks_per_node; /* 0: all ranks are in one machine */
   int32_t head_ranks;
+  const int64_t* documents; /* packed: first rows, then the length, in host memory; or NULL */
+  size_t documents_count;
 } flashcore_distributed_options;
 
 /* Attention of this rank's rows over the keys of all ranks. Every rank makes the call. options may
@@ -87,6 +90,20 @@ typedef struct flashcore_distributed_options {
 FLASHCORE_C_API int32_t flashcore_distributed_attention(
     const flashcore_comm* comm, const flashcore_params* params,
     const flashcore_distributed_options* options, flashcore_error* error);
+
+/* The bytes of workspace that flashcore_distributed_backward needs on a rank. The problem is that
+ * of the forward call; its speeds are not read. */
+FLASHCORE_C_API int32_t flashcore_distributed_backward_workspace(
+    const flashcore_distributed_problem* problem, int32_t rank, flashcore_device device,
+    size_t* bytes, flashcore_error* error);
+
+/* Gradients of flashcore_distributed_attention: see flashcore::distributed_backward. Every rank
+ * makes the call. params: the forward call with out and lse, dout, dlse (or NULL), dq, dk, dv,
+ * dsinks (or NULL). Without a workspace the call allocates its buffers. */
+FLASHCORE_C_API int32_t flashcore_distributed_backward(const flashcore_comm* comm,
+                                                       const flashcore_backward_params* params,
+                                                       const flashcore_distributed_options* options,
+                                                       flashcore_error* error);
 
 typedef struct flashcore_decode_options {
   size_t struct_size; /* set by the caller: sizeof(flashcore_decode_options) */

@@ -33,6 +33,15 @@ enum class FaultStage : std::int32_t {
   dequant,
   lse,
   unlocalised,
+  // Of the backward pass.
+  dv,
+  dp,
+  delta,
+  ds,
+  dq,
+  dk,
+  accumulate,
+  dlse,
 };
 FLASHCORE_API const char* to_string(FaultStage stage) noexcept;
 
@@ -55,7 +64,8 @@ struct Evidence {
   std::vector<double> by_column;     ///< per key if columns_are_keys, else per output column
   bool columns_are_keys = false;
   std::int64_t p_rows = 0, p_columns = 0;
-  std::vector<double> p_got, p_want;  ///< [p_rows, p_columns]: measured output or P, and expected
+  std::vector<double> p_got,
+      p_want;  ///< [p_rows, p_columns]: measured output, P or dS, and expected
 };
 
 struct VerifyReport {
@@ -81,9 +91,15 @@ struct VerifyReport {
 using VerifyFunction =
     std::function<std::int32_t(const flashcore_verify_call& call, std::string* message)>;
 
-/// Runs the probes. Returns an error Status if not even a call without options can run.
+/// One call of its backward, like flashcore_verify_backward_function.
+using VerifyBackwardFunction =
+    std::function<std::int32_t(const flashcore_verify_backward_call& call, std::string* message)>;
+
+/// Runs the probes. Returns an error Status if not even a call without options can run. Without
+/// `backward`, options.backward is probed, unless it is null.
 FLASHCORE_API Result<VerifyReport> verify_attention(const flashcore_verify_options& options,
-                                                    const VerifyFunction& function);
+                                                    const VerifyFunction& function,
+                                                    const VerifyBackwardFunction& backward = {});
 
 /// The report as text, JSON, and one self-contained HTML page.
 FLASHCORE_API std::string to_text(const VerifyReport& report);

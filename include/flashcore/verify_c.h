@@ -9,7 +9,8 @@
  *   puts(flashcore_report_text(report));
  *   flashcore_report_free(report);
  *
- * `flashcore verify --lib libmine.so --symbol my_attention` calls a function of this type, too.
+ * `flashcore verify --lib libmine.so --symbol my_attention` calls a function of this type, too, and
+ * my_attention_backward, if the library has it, as the flashcore_verify_backward_function.
  * docs/verify.md describes the calls and the tolerances. */
 #ifndef FLASHCORE_VERIFY_C_H_
 #define FLASHCORE_VERIFY_C_H_
@@ -51,8 +52,30 @@ typedef struct flashcore_verify_call {
  * fault), or any other number for a failure. The results must be complete when it returns, or in
  * stream order. A wrapper of a function that allocates its own results returns one of the codes
  * below if a result has the wrong shape: a fault of `layout`, or of `lse`. */
-enum { FLASHCORE_VERIFY_OUT_MISSHAPEN = 100, FLASHCORE_VERIFY_LSE_MISSHAPEN = 101 };
+enum {
+  FLASHCORE_VERIFY_OUT_MISSHAPEN = 100,
+  FLASHCORE_VERIFY_LSE_MISSHAPEN = 101,
+  FLASHCORE_VERIFY_GRADIENT_MISSHAPEN = 102
+};
 typedef int32_t (*flashcore_verify_function)(const flashcore_verify_call* call, void* user);
+
+/* One call of the backward pass. `forward` has q, k, v and the options; its out and lse are inputs
+ * here, the correct results of the forward pass. A gradient has the shape of its tensor. The
+ * function writes every element of dq, dk and dv. */
+typedef struct flashcore_verify_backward_call {
+  size_t struct_size;
+  const flashcore_verify_call* forward;
+  const flashcore_tensor* dout;
+  const flashcore_tensor* dlse; /* f32 [batch, q_heads, q_len]; NULL: 0 */
+  const flashcore_tensor* dq;
+  const flashcore_tensor* dk;
+  const flashcore_tensor* dv;
+} flashcore_verify_backward_call;
+
+/* Returns like flashcore_verify_function. A function without dlse returns FLASHCORE_UNSUPPORTED if
+ * it is given. */
+typedef int32_t (*flashcore_verify_backward_function)(const flashcore_verify_backward_call* call,
+                                                      void* user);
 
 /* Declarations about the function. Capabilities: -1: discovered by calls; 0: no; 1: yes. */
 typedef struct flashcore_verify_options {
@@ -72,6 +95,12 @@ typedef struct flashcore_verify_options {
   /* Called before each probe, if not NULL. */
   void (*progress)(const char* probe, int32_t number, int32_t count, void* progress_user);
   void* progress_user;
+  /* The backward pass, probed after the forward has passed; NULL: not probed. */
+  flashcore_verify_backward_function backward;
+  void* backward_user;
+  int32_t dlse;          /* a capability, as above */
+  int32_t deterministic; /* 1: gradients promise the same bits in every call; 0: the same values up
+                          * to rounding */
 } flashcore_verify_options;
 
 FLASHCORE_C_API void flashcore_verify_options_init(flashcore_verify_options* options,

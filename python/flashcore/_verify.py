@@ -140,7 +140,7 @@ def _declared(supports: dict[str, Any] | Iterable[str] | None) -> dict[str, Any]
         return {}
     if not isinstance(supports, dict):
         supports = {name: True for name in supports}
-    known = {*verify_abi.CAPABILITIES, "head_dims", "causal_alignment", "lse_base"}
+    known = {*verify_abi.CAPABILITIES, *verify_abi.BACKWARD_CAPABILITIES, "head_dims", "causal_alignment", "lse_base"}
     for name in supports:
         if name not in known:
             raise ValueError(f"supports: there is no {name!r}; known are {', '.join(sorted(known))}")
@@ -164,10 +164,31 @@ def _reproducer(function: Callable[..., Any], arguments: str, found: dict[str, A
     return "\n".join(lines)
 
 
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", "backward"))
+
+
+def _backward_adapter(verify_call: Any, backward: Any, forward: Any, declared: dict[str, Any]) -> Any:
+    """The adapter of the backward pass; None without one."""
+    if backward is False or backward is None:
+        return None
+    if backward is True:
+        if forward.torch is None:
+            raise ValueError("backward=True needs a function on torch tensors that autograd can "
+                             'differentiate; set framework="torch", or give the backward function')
+        return verify_call.AutogradAdapter(forward.function, forward.torch, forward.layout,
+                                           forward.device, forward.keywords)
+    if not callable(backward):
+        raise TypeError(f"backward is {backward!r}; wanted True, False or a function")
+    keywords = verify_call.keywords_of(backward, [name for name, can in declared.items() if can])
+    return verify_call.BackwardAdapter(backward, forward.torch, forward.layout, forward.device,
+                                       keywords)
+
+
 def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float32",
            device: Any = "cpu", supports: dict[str, Any] | Iterable[str] | None = None,
            framework: str | None = None, out_dtype: Any = None, arithmetic: Any = None, seed: int = 1,
-           quick: bool = False, only: str | None = None, name: str | None = None,
+           backward: bool | Callable[..., Any] = False, quick: bool = False, only: str | None = None, name: str | None = None,
            progress: Callable[[str, int, int], Any] | None = None,
            library: core_library.Library | None = None) -> Report:
     """Probes `fn(q, k, v, *, causal=False, scale=None, **options)`, which returns out or (out, lse),
@@ -178,7 +199,10 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     device: "cpu", or a torch device. supports: known properties of the function, e.g. {"gqa": False,
     "head_dims": [64], "causal_alignment": "top-left", "lse_base": 2, "strides": False}. A function
     with **options gets only the options that are named here, under the verifier's names.
-    arithmetic: the format of scores and P, if it is not dtype. progress: a function that is called
+    arithmetic: the format of scores and P, if it is not dtype. backward: True to probe the gradients that
+    torch's autograd computes from `fn`, or a function of q, k, v, out, lse, dout and the options (and
+    dlse, if it has that parameter) that returns (dq, dk, dv). Gradients are probed after the forward pass
+    has passed. supports={"deterministic": True} promises the same bits in every call. progress: a function that is called
     with (probe, number, count).
     """
     from flashcore._core import verify_call
@@ -194,8 +218,11 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     short, device = _short(dtype), str(device)
     declared = _declared(supports)
     keywords = verify_call.keywords_of(fn, [name for name, can in declared.items() if can])
+    if backward is True and framework is None:
+        framework = "torch"
     torch, sample = _choose_framework(fn, framework, short, device, layout)
     adapter = verify_call.Adapter(fn, torch, layout, device, keywords)
+    differentiate = _backward_adapter(verify_call, backward, adapter, declared)
     library = library or core_library.load()
     c = library._c
     for function, (result, argument_types) in verify_abi.FUNCTIONS.items():
@@ -211,7 +238,9 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     options.out_dtype = out.encode() if out else None
     options.arithmetic = _short(arithmetic).encode() if arithmetic is not None else None
     options.only = only.encode() if only is not None else None
-    for capability in verify_abi.CAPABILITIES:
+    if differentiate is not None:
+        options.backward = verify_abi.BACKWARD(differentiate)
+    for capability in (*verify_abi.CAPABILITIES, *verify_abi.BACKWARD_CAPABILITIES):
         if capability in declared:
             setattr(options, capability, int(bool(declared[capability])))
     for at, head_dim in enumerate(declared.get("head_dims", [])):
@@ -238,6 +267,8 @@ def verify(fn: Callable[..., Any], *, layout: str = "bhsd", dtype: Any = "float3
     found = json.loads(raw)
     failed = next((p["name"] for p in found["probes"] if p["status"] == "failed"), only)
     arguments = f'layout="{layout}", dtype="{dtype}", device="{device}", seed={seed}, only="{failed}"'
+    if backward:
+        arguments += f', backward={"True" if backward is True else _name_of(backward)}'
     return Report(
         ok=found["ok"], stage=found["stage"], detail=found["detail"], call=found["call"],
         reproducer="" if found["ok"] else _reproducer(fn, arguments, found),

@@ -42,6 +42,8 @@ def all_stages(context):
         plain("bench_gradients", 150, gpu_check_bench.bench_gradients, alone=True),
         plain("tests", 400, stages.tests),
         plain("verify", 300, stages.verify_kernels),
+        plain("verify_backward", 240,
+              lambda context, limit_s: stages.verify_kernels(context, limit_s, "backward")),
         *_checks(context, times),
         plain("faults", 400, gpu_check_faults.faults),
         plain("python", 400, stages.python_tests, may_be_missing=True),

@@ -200,14 +200,15 @@ def judge_python(done):
     return outcome
 
 
-def verify_kernels(context, limit_s):
-    """Runs the verifier on every CUDA kernel, in several processes at a time."""
-    kernels = [kernel.id for kernel in read_kernels() if kernel.device == "cuda"]
+def verify_kernels(context, limit_s, op="forward"):
+    """Runs the verifier on every CUDA kernel of an operation, in several processes at a time."""
+    kernels = [kernel.id for kernel in read_kernels()
+               if kernel.device == "cuda" and kernel.id.startswith("bwd_") == (op == "backward")]
     commands = [context.start(
-        f"verify_{number}", [str(context.cli), "verify", "--device", "cuda", "--quick", "--json",
-                             "--quiet", "--threads", "2", "--kernel",
-                             f"^({'|'.join(kernels[number::_VERIFIERS])})$"])
-        for number in range(_VERIFIERS)]
+        f"verify_{op}_{number}", [str(context.cli), "verify", "--device", "cuda", "--quick", "--json",
+                                  "--quiet", "--threads", "2", "--op", op, "--kernel",
+                                  f"^({'|'.join(kernels[number::_VERIFIERS])})$"])
+        for number in range(_VERIFIERS) if kernels[number::_VERIFIERS]]
     deadline = time.monotonic() + limit_s
     reports = []
     for done in [command.wait(deadline - time.monotonic()) for command in commands]:

@@ -12,11 +12,6 @@
 namespace flashcore {
 namespace {
 
-struct CBackwardCall {
-  CCall call;
-  Gradients gradients;
-};
-
 /// Views [batch, len, heads, dim] memory as [batch, heads, len, dim], as c_convert.cc does for the
 /// forward's tensors.
 void swap_gradient_axes(const Tensors& t, Gradients& g) {
@@ -26,25 +21,6 @@ void swap_gradient_axes(const Tensors& t, Gradients& g) {
     std::swap(one->shape[1], one->shape[2]);
     std::swap(one->strides[1], one->strides[2]);
   }
-}
-
-Result<CBackwardCall> convert_backward(const flashcore_backward_params* p) {
-  if (p == nullptr) return invalid_argument("params: is NULL");
-  FLASHCORE_RETURN_IF_ERROR(check_struct("params", p->struct_size, sizeof *p));
-  if (p->call == nullptr) return invalid_argument("call: is NULL");
-  const Result<CCall> call = convert(p->call);
-  if (!call.ok()) return call.status();
-  CBackwardCall made{*call, {}};
-  Gradients& g = made.gradients;
-  FLASHCORE_RETURN_IF_ERROR(convert("dout", p->dout, TypeRule::several, g.dout));
-  FLASHCORE_RETURN_IF_ERROR(convert("dlse", p->dlse, TypeRule::wide, g.dlse));
-  FLASHCORE_RETURN_IF_ERROR(convert("dq", p->dq, TypeRule::several, g.dq));
-  FLASHCORE_RETURN_IF_ERROR(convert("dk", p->dk, TypeRule::several, g.dk));
-  FLASHCORE_RETURN_IF_ERROR(convert("dv", p->dv, TypeRule::several, g.dv));
-  FLASHCORE_RETURN_IF_ERROR(convert("dbias", p->dbias, TypeRule::several, g.dbias));
-  FLASHCORE_RETURN_IF_ERROR(convert("dsinks", p->dsinks, TypeRule::f32, g.dsinks));
-  if (made.call.params.layout == 1) swap_gradient_axes(made.call.tensors, g);
-  return made;
 }
 
 Result<BackwardPlan> backward_plan_of(const CBackwardCall& made) {
@@ -74,6 +50,26 @@ std::int32_t planned_backward(const flashcore_backward_params* params, flashcore
 }
 
 }  // namespace
+
+Result<CBackwardCall> convert_backward(const flashcore_backward_params* p) {
+  if (p == nullptr) return invalid_argument("params: is NULL");
+  FLASHCORE_RETURN_IF_ERROR(check_struct("params", p->struct_size, sizeof *p));
+  if (p->call == nullptr) return invalid_argument("call: is NULL");
+  const Result<CCall> call = convert(p->call);
+  if (!call.ok()) return call.status();
+  CBackwardCall made{*call, {}};
+  Gradients& g = made.gradients;
+  FLASHCORE_RETURN_IF_ERROR(convert("dout", p->dout, TypeRule::several, g.dout));
+  FLASHCORE_RETURN_IF_ERROR(convert("dlse", p->dlse, TypeRule::wide, g.dlse));
+  FLASHCORE_RETURN_IF_ERROR(convert("dq", p->dq, TypeRule::several, g.dq));
+  FLASHCORE_RETURN_IF_ERROR(convert("dk", p->dk, TypeRule::several, g.dk));
+  FLASHCORE_RETURN_IF_ERROR(convert("dv", p->dv, TypeRule::several, g.dv));
+  FLASHCORE_RETURN_IF_ERROR(convert("dbias", p->dbias, TypeRule::several, g.dbias));
+  FLASHCORE_RETURN_IF_ERROR(convert("dsinks", p->dsinks, TypeRule::f32, g.dsinks));
+  if (made.call.params.layout == 1) swap_gradient_axes(made.call.tensors, g);
+  return made;
+}
+
 }  // namespace flashcore
 
 using namespace flashcore;  // NOLINT: only C functions follow

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "flashcore/attention.h"
+#include "flashcore/backward.h"
 #include "flashcore/flashcore.h"
 #include "flashcore/quant.h"
 
@@ -41,6 +42,13 @@ struct CCall {
   Options options;
 };
 Result<CCall> convert(const flashcore_params* params);
+
+/// A converted call for gradients.
+struct CBackwardCall {
+  CCall call;
+  Gradients gradients;
+};
+Result<CBackwardCall> convert_backward(const flashcore_backward_params* params);
 
 Status convert(const flashcore_append_params& params, AppendTensors& tensors);
 Status convert(const flashcore_quant_params& params, QuantTensors& tensors);

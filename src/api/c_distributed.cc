@@ -68,6 +68,7 @@ Status convert_problem(const flashcore_distributed_problem* from, DistributedPro
                                   : std::vector<std::int64_t>(p.q_rows, p.q_rows + p.ranks);
   to.k_rows =
       p.k_rows == nullptr ? to.q_rows : std::vector<std::int64_t>(p.k_rows, p.k_rows + p.ranks);
+  to.separate_backward = p.separate_backward != 0;
   if (p.documents != nullptr) to.documents.assign(p.documents, p.documents + p.documents_count);
   return {};
 }
@@ -100,6 +101,18 @@ Result<std::string> sent_json(const DistributedProblem& problem, std::int32_t ra
     text += "]";
   }
   return text + "]";
+}
+
+Status convert_options(const flashcore_distributed_options* from, DistributedOptions& to) {
+  if (from == nullptr) return {};
+  FLASHCORE_RETURN_IF_ERROR(check_struct("options", from->struct_size, sizeof *from));
+  to = {static_cast<Scheme>(from->scheme),
+        static_cast<Sharding>(from->sharding),
+        from->ranks_per_node,
+        from->head_ranks,
+        {}};
+  if (from->documents != nullptr) to.documents = {from->documents, from->documents_count};
+  return {};
 }
 
 Status convert_comm(const flashcore_comm* from, Comm& to) {
@@ -170,12 +183,42 @@ std::int32_t flashcore_distributed_attention(const flashcore_comm* comm,
     const Result<CCall> call = convert(params);
     if (!call.ok()) return call.status();
     DistributedOptions how;
-    if (options != nullptr) {
-      FLASHCORE_RETURN_IF_ERROR(check_struct("options", options->struct_size, sizeof *options));
-      how = {static_cast<Scheme>(options->scheme), static_cast<Sharding>(options->sharding),
-             options->ranks_per_node, options->head_ranks};
-    }
+    FLASHCORE_RETURN_IF_ERROR(convert_options(options, how));
     return distributed_attention(engine, call->tensors, call->options, how, call->params.stream);
+  });
+}
+
+std::int32_t flashcore_distributed_backward_workspace(const flashcore_distributed_problem* problem,
+                                                      std::int32_t rank, flashcore_device device,
+                                                      std::size_t* bytes, flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    if (bytes == nullptr) return invalid_argument("bytes: is NULL");
+    DistributedProblem converted;
+    FLASHCORE_RETURN_IF_ERROR(convert_problem(problem, converted));
+    const Result<Device> on = device_of("device", device);
+    if (!on.ok()) return on.status();
+    const Result<std::size_t> needed = distributed_backward_workspace(converted, rank, *on);
+    if (!needed.ok()) return needed.status();
+    *bytes = *needed;
+    return {};
+  });
+}
+
+std::int32_t flashcore_distributed_backward(const flashcore_comm* comm,
+                                            const flashcore_backward_params* params,
+                                            const flashcore_distributed_options* options,
+                                            flashcore_error* error) {
+  return entry(error, [&]() -> Status {
+    Comm engine;
+    FLASHCORE_RETURN_IF_ERROR(convert_comm(comm, engine));
+    const Result<CBackwardCall> made = convert_backward(params);
+    if (!made.ok()) return made.status();
+    DistributedOptions how;
+    FLASHCORE_RETURN_IF_ERROR(convert_options(options, how));
+    const flashcore_params& p = made->call.params;
+    const Tensors& t = made->call.tensors;
+    return distributed_backward(engine, t, made->gradients, made->call.options, how,
+                                {p.workspace, p.workspace_bytes, t.q.device, nullptr}, p.stream);
   });
 }
 

@@ -55,6 +55,9 @@ core::BackwardParams make_backward_params(const BackwardPlan& plan, const Tensor
   p.fwd.group = 1;
   set_gradients(p, plan.problem, gradients);
   p.scale = problem.scale;
+  p.async_dout = plan.problem.dout.column == 1 && plan.problem.dout.alignment_bytes >= 16;
+  p.fast_path = p.fwd.async_rows && p.async_dout &&
+                (p.fwd.score_mods & (core::kElementMods | core::kMaskMod)) == 0;
   p.k_tiles = (p.fwd.kv_len + plan.tile_k - 1) / plan.tile_k;
   // Offsets of the plan include the header, also if it is separate.
   const auto at = [&](std::size_t offset) {
@@ -65,11 +68,15 @@ core::BackwardParams make_backward_params(const BackwardPlan& plan, const Tensor
   p.row_base = at(plan.row_stats_offset);
   p.row_factor = at(plan.row_stats_offset + bytes);
   p.row_delta = at(plan.row_stats_offset + 2 * bytes);
-  p.exact_stats =
-      plan.kernel->probability_dtype != DType::f16 && plan.kernel->probability_dtype != DType::bf16;
+  p.exact_stats = plan.exact_stats;
+  // Rounding to 16 bits hides more of an error of P.
+  const DType probability = plan.kernel->probability_dtype;
+  const bool rounds_p = probability == DType::f16 || probability == DType::bf16;
+  p.largest_exact_lse = rounds_p ? 1024.f : 128.f;
   if (plan.dout_largest_offset != 0) {
     p.dout_largest = reinterpret_cast<std::uint32_t*>(at(plan.dout_largest_offset));
   }
+  p.dbias_keys = plan.dbias_keys;
   p.dq_partials = at(plan.dq_partials_offset);
   p.k_chunks = plan.key_chunks;
   p.chunk_tiles = plan.tiles_per_chunk;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "plan/planner.h"
 #include "verify/inputs/case_memory.h"
 #include "verify/inputs/random.h"
 
@@ -20,17 +21,25 @@ TensorView Gradients::*const kAllGradients[] = {
 
 GradientMemory::GradientMemory(const CaseSpec& spec, const Tensors& t) {
   Random random(spec.seed, kGradientStream);
-  const auto type = [&](DType own) { return random.chance(0.2) ? DType::f32 : own; };
-  const auto layout = [&] { return random.chance(0.3); };
+  const KernelInfo* kernel = find_kernel(spec.options.kernel);
+  const bool tma = kernel != nullptr && takes_aligned_gradients(*kernel);
+  const auto type = [&](DType own) { return random.chance(0.2) && !tma ? DType::f32 : own; };
+  const auto layout = [&] {
+    const bool padded = random.chance(0.3);
+    return tma ? (padded ? Rows::aligned_apart : Rows::aligned)
+               : (padded ? Rows::apart : Rows::dense);
+  };
   const auto wanted = [&] { return random.chance(0.85); };
   Gradients& g = gradients_;
-  g.dout = place(t.out, type(spec.dtype), layout());
-  if (random.chance(0.5)) g.dlse = place(t.lse, t.lse.dtype, false);
+  const DType dout = type(spec.dtype);
+  const bool own_dout = kernel != nullptr && !takes_f32_dout(*kernel);
+  g.dout = place(t.out, own_dout ? spec.dtype : dout, layout());
+  if (random.chance(0.5)) g.dlse = place(t.lse, t.lse.dtype, Rows::dense);
   if (wanted()) g.dq = place(t.q, type(spec.dtype), layout());
   if (wanted()) g.dk = place(t.k, type(spec.dtype), layout());
   if (wanted()) g.dv = place(t.v, type(spec.dtype), layout());
   if (t.bias.given() && wanted()) g.dbias = place(t.bias, type(spec.dtype), layout());
-  if (t.sinks.given() && wanted()) g.dsinks = place(t.sinks, DType::f32, false);
+  if (t.sinks.given() && wanted()) g.dsinks = place(t.sinks, DType::f32, Rows::dense);
   for (TensorView Gradients::*one : kAllGradients) {
     TensorView& view = g.*one;
     if (view.given()) view.data = bytes_.data() + reinterpret_cast<std::uintptr_t>(view.data);
@@ -47,8 +56,10 @@ GradientMemory::GradientMemory(const CaseSpec& spec, const Tensors& t) {
 }
 
 /// Until the block is complete, `data` is the offset in the block.
-TensorView GradientMemory::place(const TensorView& like, DType dtype, bool padded) {
-  constexpr std::int64_t kGuard = 256;
+TensorView GradientMemory::place(const TensorView& like, DType dtype, Rows rows) {
+  constexpr std::int64_t kGuard = 256, kAlignment = 8;
+  const bool aligned = rows == Rows::aligned || rows == Rows::aligned_apart;
+  const std::int64_t gap = rows == Rows::apart ? 3 : rows == Rows::aligned_apart ? kAlignment : 0;
   TensorView t;
   t.dtype = dtype;
   t.rank = like.rank;
@@ -56,7 +67,8 @@ TensorView GradientMemory::place(const TensorView& like, DType dtype, bool padde
   for (int axis = t.rank - 1; axis >= 0; --axis) {
     t.shape[axis] = like.shape[axis];
     t.strides[axis] = stride;
-    stride = stride * std::max<std::int64_t>(t.shape[axis], 1) + (padded ? 3 : 0);
+    stride = stride * std::max<std::int64_t>(t.shape[axis], 1) + gap;
+    if (aligned) stride = (stride + kAlignment - 1) / kAlignment * kAlignment;
   }
   auto offset = static_cast<std::int64_t>(bytes_.size()) + kGuard;
   offset = (offset + kGuard - 1) / kGuard * kGuard;

@@ -23,7 +23,9 @@ class GradientMemory {
   bool only_outputs_changed(const std::vector<std::byte>& after) const;
 
  private:
-  TensorView place(const TensorView& like, DType dtype, bool padded);
+  /// The rows of a tensor: adjacent or with a gap, and aligned to 8 elements or not.
+  enum class Rows { dense, apart, aligned, aligned_apart };
+  TensorView place(const TensorView& like, DType dtype, Rows rows);
   void poison_outputs();
 
   std::vector<std::byte> bytes_;

@@ -26,20 +26,26 @@ struct BackwardParams {
   std::int64_t dsinks_stride;
   Element dout_element, dq_element, dk_element, dv_element, dbias_element;
   std::int32_t dbias_batch, dbias_heads, dbias_rows;
-  double scale;  // of Q K^T; fwd.score_scale is that of the softcap's argument
+  double scale;    // of Q K^T; fwd.score_scale is that of the softcap's argument
+  bool fast_path;  // scores are only scaled and masked by position, and cp.async can fetch dout too
+  bool async_dout;
 
   // One value per row, in the workspace; f64 for f64 problems. P = exp(s - base) * factor. A row
   // without keys has factor 0.
   void* row_base;  // [partial_rows()]
   void* row_factor;
-  void* row_delta;   // Σ dout·out - dlse
-  bool exact_stats;  // rows with a large LSE find their maximum and sum again
+  void* row_delta;  // Σ dout·out - dlse
+  // Rows with a larger |lse| find their maximum and sum again: the rounding of lse would show in P.
+  // Not if lse covers more keys than the call has.
+  bool exact_stats;
+  float largest_exact_lse;
 
   /// [batch, kv_heads]: bits of the largest finite |dout| of the group's rows; null: not wanted.
   std::uint32_t* dout_largest;
 
   /// dq without scale, before the sum over the chunks: [k_chunks, query tiles, head_dim, tile_q].
   void* dq_partials;
+  std::int32_t dbias_keys;   // keys of a dbias tile
   std::int32_t k_tiles;      // KV tiles of the longest sequence
   std::int32_t k_chunks;     // ranges of KV tiles that are computed independently
   std::int32_t chunk_tiles;  // KV tiles of a chunk; the last one may have fewer

@@ -8,12 +8,10 @@
 #pragma once
 
 #include "core/backward_params.h"
+#include "core/backward_traits.h"
 #include "core/mask.h"
 
 namespace flashcore::core {
-
-/// Keys of a dbias tile.
-inline constexpr std::int32_t kDbiasKeys = 32;
 
 enum class BackwardOutput : std::int32_t { dkdv, dq, dbias };
 
@@ -35,7 +33,7 @@ FLASHCORE_HD BackwardGrid backward_grid(const BackwardParams& p) {
   if (p.dq != nullptr) grid.dq = batch * f.q_heads * f.q_tiles;
   if (p.dbias != nullptr) {
     grid.dbias = static_cast<std::int64_t>(p.dbias_batch) * p.dbias_heads *
-                 tiles_of(p.dbias_rows, f.tile_q) * tiles_of(f.kv_len, kDbiasKeys);
+                 tiles_of(p.dbias_rows, f.tile_q) * tiles_of(f.kv_len, p.dbias_keys);
   }
   return grid;
 }
@@ -47,6 +45,26 @@ struct BackwardTile {
   std::int32_t b, head, tile;
   std::int32_t first_key;  // dbias only
 };
+
+/// The queries that see some of `keys`, as [begin, end); empty if there are none. The inverse of
+/// visible_keys(): the ends of its intervals never move left as the query index grows.
+FLASHCORE_HD KeyRange queries_that_see(const Mask& mask, KeyRange keys, std::int32_t q_len) {
+  const std::int32_t last_key =
+      mask.kv_len - (mask.fault.is(InjectedFault::tail_key_dropped) ? 1 : 0);
+  keys = intersect(keys, {0, last_key});
+  if (keys.empty()) return {0, 0};
+  std::int64_t begin = 0, end = q_len;
+  if (mask.right >= 0) {
+    const bool one_more = mask.fault.is(InjectedFault::causal_off_by_one);
+    begin = max64(keys.begin - mask.right - mask.diagonal - (one_more ? 1 : 0), 0);
+  }
+  if (mask.left >= 0) {
+    const bool one_less = mask.fault.is(InjectedFault::window_off_by_one);
+    end = min64(keys.end + mask.left - mask.diagonal - (one_less ? 1 : 0), q_len);
+  }
+  if (begin >= end) return {0, 0};
+  return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
+}
 
 /// KV tiles ascend and query tiles descend: with a causal mask the longest tiles come first.
 FLASHCORE_HD BackwardTile backward_tile(const BackwardParams& p, const BackwardGrid& grid,
@@ -70,7 +88,7 @@ FLASHCORE_HD BackwardTile backward_tile(const BackwardParams& p, const BackwardG
   } else {
     index -= grid.dkdv + grid.dq;
     t.output = BackwardOutput::dbias;
-    t.first_key = next(tiles_of(f.kv_len, kDbiasKeys)) * kDbiasKeys;
+    t.first_key = next(tiles_of(f.kv_len, p.dbias_keys)) * p.dbias_keys;
     t.tile = next(tiles_of(p.dbias_rows, f.tile_q));
     t.head = next(p.dbias_heads);
   }

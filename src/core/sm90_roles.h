@@ -28,22 +28,24 @@ FLASHCORE_HD constexpr int initial_arrivals(const Sm90Traits& shape, Sm90Barrier
   return too_few && barrier == Sm90Barrier::k_empty ? arrivals - 1 : arrivals;
 }
 
+/// Also of the kernels for gradients (core/sm90_bwd_roles.h).
 template <typename Warp>
 FLASHCORE_ROLE void schedule_tiles(Warp& warp) {
-  TileQueueState queue;
+  using B = typename Warp::Barrier;
+  typename Warp::Queue queue;
   std::int32_t index = warp.first_index();
   while (index < warp.num_scheduled()) {
-    warp.template wait<Sm90Barrier::tile_empty>(queue);
+    warp.template wait<B::tile_empty>(queue);
     if (warp.decode_work_tile(queue, index)) {
-      warp.template arrive<Sm90Barrier::tile_full>(queue);
-      warp.template wait<Sm90Barrier::tile_requested>(PipelineState<1>{queue.count});
+      warp.template arrive<B::tile_full>(queue);
+      warp.template wait<B::tile_requested>(PipelineState<1>{queue.count});
       queue.advance();
     }
     index = warp.fetch_tile();
   }
-  warp.template wait<Sm90Barrier::tile_empty>(queue);
+  warp.template wait<B::tile_empty>(queue);
   warp.mark_end(queue);
-  warp.template arrive<Sm90Barrier::tile_full>(queue);
+  warp.template arrive<B::tile_full>(queue);
 }
 
 template <typename Warp>

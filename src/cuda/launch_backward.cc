@@ -9,6 +9,8 @@
 #include "cuda/device.h"
 #include "cuda/launch.h"
 #include "cuda/registry.h"
+#include "cuda/sm90/make_params.h"
+#include "plan/kernel_traits.h"
 
 namespace flashcore::cuda {
 namespace {
@@ -42,12 +44,37 @@ Status launch_before(const core::BackwardParams& params, Stream stream) noexcept
                    stream);
 }
 
+/// A Hopper kernel: its parameters have tensor maps and the counter of its work tiles.
+Status launch_sm90(const BackwardPlan& plan, const core::BackwardParams& params, const void* entry,
+                   Stream stream) noexcept {
+  const KernelInfo& kernel = *plan.kernel;
+  sm90::BwdParams hopper;
+  FLASHCORE_RETURN_IF_ERROR(make_sm90_bwd_params(plan, params, hopper));
+  if (hopper.num_scheduled == 0) return {};
+  const std::int32_t ctas = std::min(hopper.num_scheduled, plan.device.sm_count);
+  // The workspace of a call for gradients needs no initialisation.
+  FLASHCORE_CUDA(cudaMemsetAsync(hopper.tile_counter, 0, sizeof *hopper.tile_counter,
+                                 static_cast<cudaStream_t>(stream)));
+  return launch_kernel(entry, hopper, {ctas, kernel.threads, kernel.smem_bytes}, stream);
+}
+
+/// The kernel of dq, dk, dv and dbias.
+Status launch_main(const BackwardPlan& plan, const core::BackwardParams& params, const void* entry,
+                   Stream stream) noexcept {
+  const KernelInfo& kernel = *plan.kernel;
+  if (traits_of(kernel).loads == Loads::tma) return launch_sm90(plan, params, entry, stream);
+  const std::int64_t tiles = core::backward_grid(params).total();
+  if (tiles == 0) return {};
+  return launch_kernel(entry, params, {tiles, kernel.threads, kernel.smem_bytes}, stream);
+}
+
 }  // namespace
 
 Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& params,
                        Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
-  const void* entry = entry_of(kernel, true);
+  const bool tma = traits_of(kernel).loads == Loads::tma;
+  const void* entry = entry_of(kernel, tma ? params.fwd.fast_path : params.fast_path);
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
                        kernel.id);
@@ -57,11 +84,7 @@ Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& par
   FLASHCORE_RETURN_IF_ERROR(scope.status());
   FLASHCORE_RETURN_IF_ERROR(allow_shared_memory(kernel, entry, device));
   FLASHCORE_RETURN_IF_ERROR(launch_before(params, stream));
-  const std::int64_t tiles = core::backward_grid(params).total();
-  if (tiles > 0) {
-    FLASHCORE_RETURN_IF_ERROR(
-        launch_kernel(entry, params, {tiles, kernel.threads, kernel.smem_bytes}, stream));
-  }
+  FLASHCORE_RETURN_IF_ERROR(launch_main(plan, params, entry, stream));
   if (params.dsinks == nullptr) return {};
   return launch_on(dsinks_entry(), params, params.fwd.q_heads, 1, kDsinksThreads, stream);
 }

@@ -54,14 +54,6 @@ Status check_decode(const Tensors& t, std::span<const std::int32_t> lengths, con
   return {};
 }
 
-std::int64_t hash_of(std::span<const std::int32_t> lengths) noexcept {
-  std::uint64_t hash = 14695981039346656037u;
-  for (const std::int32_t one : lengths) {
-    hash = (hash ^ static_cast<std::uint32_t>(one)) * 1099511628211u;
-  }
-  return static_cast<std::int64_t>(hash);
-}
-
 std::vector<HeaderField> decode_header(const Tensors& t, std::span<const std::int32_t> lengths,
                                        const Options& o, const DecodeOptions& how) {
   std::vector<HeaderField> fields;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,16 @@ class Engine {
 };
 
 Status check_comm(const Comm& comm) noexcept;
+
+/// For header fields that stand for a list of numbers.
+template <typename T>
+std::int64_t hash_of(std::span<const T> numbers) noexcept {
+  std::uint64_t hash = 14695981039346656037u;
+  for (const T one : numbers) {
+    hash = (hash ^ static_cast<std::uint64_t>(one)) * 1099511628211u;
+  }
+  return static_cast<std::int64_t>(hash);
+}
 
 /// One number of the header.
 struct HeaderField {

@@ -1,171 +1,151 @@
 // The exchange between "some rows of all heads" and "all rows of some heads": Ulysses' all-to-all.
+#include "distributed/heads.h"
+
 #include "core/error.h"
-#include "distributed/schemes.h"
 
 namespace flashcore::distributed {
 namespace {
 
-std::size_t as_bytes(std::int64_t bytes) noexcept { return static_cast<std::size_t>(bytes); }
+std::size_t as_size(std::int64_t bytes) noexcept { return static_cast<std::size_t>(bytes); }
 
-/// A tensor's place in a message: its heads of one member, and its rows of one rank.
-TensorView packed(std::byte*& at, DType dtype, std::int64_t batch, std::int64_t heads,
-                  std::int64_t rows, std::int64_t dim, Device device) {
-  const TensorView made = compact(at, dtype, batch, heads, rows, dim, device);
+/// A tensor's place in a message.
+TensorView packed(std::byte*& at, const HeadTensor& tensor, std::int64_t batch, std::int64_t heads,
+                  std::int64_t rows, Device device) {
+  const TensorView made = compact(at, tensor.dtype, batch, heads, rows, tensor.dim, device);
   at += bytes_of(made);
   return made;
 }
 
-Spans group_spans(const std::vector<Spans>& spans, std::int32_t first, std::int32_t count) {
+}  // namespace
+
+HeadExchange::HeadExchange(const Job& job, const Engine& engine, Local& local)
+    : job_(job),
+      engine_(engine),
+      local_(local),
+      first_(job.group_of(engine.rank())),
+      count_(job.head_ranks),
+      me_(engine.rank() - first_) {}
+
+const Spans& HeadExchange::spans_of(const HeadTensor& tensor, std::int32_t member) const {
+  return tensor.of_q ? job_.q_of(first_ + member) : job_.k_of(first_ + member);
+}
+
+Spans HeadExchange::group_spans(const HeadTensor& tensor) const {
   Spans all;
-  for (std::int32_t r = first; r < first + count; ++r) {
-    const Spans& one = spans[static_cast<std::size_t>(r)];
+  for (std::int32_t member = 0; member < count_; ++member) {
+    const Spans& one = spans_of(tensor, member);
     all.insert(all.end(), one.begin(), one.end());
   }
   return joined(std::move(all));
 }
 
-/// Bytes of each message of one exchange, over all ranks of the engine.
-struct Sizes {
-  std::vector<std::size_t> send, recv;
-  std::int64_t send_total = 0, recv_total = 0;
-
-  explicit Sizes(std::int32_t ranks) : send(as_bytes(ranks)), recv(as_bytes(ranks)) {}
-  void set(std::int32_t rank, std::int64_t send_bytes, std::int64_t recv_bytes) {
-    send[as_bytes(rank)] = as_bytes(send_bytes);
-    recv[as_bytes(rank)] = as_bytes(recv_bytes);
-    send_total += send_bytes;
-    recv_total += recv_bytes;
-  }
-};
-
-/// Bytes of q, k and v of some heads and rows.
-std::int64_t qkv_bytes(const Job& job, const HeadRange& heads, std::int32_t rank) {
-  const std::int64_t q = heads.q_heads() * rows_of(job.q_of(rank)) * job.head_dim;
-  const std::int64_t kv = heads.kv_heads() * rows_of(job.k_of(rank)) * (job.head_dim + job.v_dim);
-  return job.batch * (q + kv) * size_of(job.dtype);
+HeadExchange::Heads HeadExchange::heads_of(const HeadTensor& tensor, std::int32_t member) const {
+  const HeadRange heads = job_.heads(member);
+  return tensor.of_q ? Heads{heads.q_begin, heads.q_heads()}
+                     : Heads{heads.k_begin, heads.kv_heads()};
 }
 
-/// Bytes of the LSE and out.
-std::int64_t out_bytes(const Job& job, const HeadRange& heads, std::int32_t rank) {
-  return job.batch * heads.q_heads() * rows_of(job.q_of(rank)) *
-         (4 + job.v_dim * size_of(job.dtype));
+std::int64_t HeadExchange::part_bytes(const HeadTensors& tensors, std::int32_t heads_member,
+                                      std::int32_t rows_member) const {
+  std::int64_t bytes = 0;
+  for (const HeadTensor& one : tensors) {
+    bytes += heads_of(one, heads_member).count * rows_of(spans_of(one, rows_member)) * one.dim *
+             size_of(one.dtype);
+  }
+  return job_.batch * bytes;
 }
 
-}  // namespace
-
-Status rows_to_heads(const Job& job, const Engine& engine, Local& local, const Shards& shards,
-                     HeadExchange& exchange, Shards& inner) {
-  const std::int32_t me = engine.rank(), first = job.group_of(me), count = job.head_ranks;
-  const HeadRange own = job.heads(me - first);
-  const Device device = local.device();
-  Sizes sizes(engine.size());
-  for (std::int32_t member = 0; member < count; ++member) {
-    const std::int32_t rank = first + member;
-    if (rank == me) continue;
-    sizes.set(rank, qkv_bytes(job, job.heads(member), me), qkv_bytes(job, own, rank));
+Status HeadExchange::reserve(HeadTensors& tensors) {
+  std::int64_t by_heads = 0, by_rows = 0;  // bytes of the messages in these divisions
+  for (std::int32_t member = 0; member < count_; ++member) {
+    if (member == me_) continue;
+    by_heads += part_bytes(tensors, me_, member);
+    by_rows += part_bytes(tensors, member, me_);
   }
-  FLASHCORE_RETURN_IF_ERROR(local.reserve(exchange.send, sizes.send_total));
-  FLASHCORE_RETURN_IF_ERROR(local.reserve(exchange.recv, sizes.recv_total));
-  const TensorView* given[] = {&shards.q, &shards.k, &shards.v};
-  std::byte* at = exchange.send.data();
-  for (std::int32_t member = 0; member < count; ++member) {
-    if (first + member == me) continue;
-    const HeadRange its = job.heads(member);
-    for (const TensorView* one : given) {
-      const bool is_q = one == &shards.q;
-      const std::int64_t heads = is_q ? its.q_heads() : its.kv_heads();
+  FLASHCORE_RETURN_IF_ERROR(local_.reserve(heads_message_, by_heads));
+  FLASHCORE_RETURN_IF_ERROR(local_.reserve(rows_message_, by_rows));
+  for (HeadTensor& one : tensors) {
+    const std::int64_t heads = heads_of(one, me_).count, rows = rows_of(group_spans(one));
+    FLASHCORE_RETURN_IF_ERROR(
+        local_.reserve(one.memory, job_.batch * heads * rows * one.dim * size_of(one.dtype)));
+    one.heads =
+        compact(one.memory.data(), one.dtype, job_.batch, heads, rows, one.dim, local_.device());
+  }
+  return {};
+}
+
+Status HeadExchange::exchange(const char* step, const HeadTensors& tensors, bool to_heads) const {
+  std::vector<std::size_t> by_heads(as_size(engine_.size())), by_rows(by_heads);
+  for (std::int32_t member = 0; member < count_; ++member) {
+    if (member == me_) continue;
+    by_heads[as_size(first_ + member)] = as_size(part_bytes(tensors, me_, member));
+    by_rows[as_size(first_ + member)] = as_size(part_bytes(tensors, member, me_));
+  }
+  return to_heads ? engine_.all_to_all(step, rows_message_.data(), by_rows, heads_message_.data(),
+                                       by_heads)
+                  : engine_.all_to_all(step, heads_message_.data(), by_heads, rows_message_.data(),
+                                       by_rows);
+}
+
+Status HeadExchange::to_heads(const char* step, HeadTensors& tensors) const {
+  const Device device = local_.device();
+  for (const HeadTensor& one : tensors) {
+    if (one.rows.given()) continue;
+    FLASHCORE_RETURN_IF_ERROR(local_.zero(one.memory.data(), bytes_of(one.heads)));
+  }
+  std::byte* at = rows_message_.data();
+  for (std::int32_t member = 0; member < count_; ++member) {
+    if (member == me_) continue;
+    for (const HeadTensor& one : tensors) {
+      const Heads its = heads_of(one, member);
       const TensorView to =
-          packed(at, job.dtype, job.batch, heads, one->shape[2], one->shape[3], device);
-      FLASHCORE_RETURN_IF_ERROR(
-          local.copy(to, slice(*one, 1, is_q ? its.q_begin : its.k_begin, heads)));
+          packed(at, one, job_.batch, its.count, rows_of(spans_of(one, me_)), device);
+      FLASHCORE_RETURN_IF_ERROR(one.rows.given()
+                                    ? local_.copy(to, slice(one.rows, 1, its.begin, its.count))
+                                    : local_.zero(static_cast<std::byte*>(to.data), bytes_of(to)));
     }
   }
-  FLASHCORE_RETURN_IF_ERROR(engine.all_to_all("q, k, v by heads", exchange.send.data(), sizes.send,
-                                              exchange.recv.data(), sizes.recv));
-  const Spans q_all = group_spans(job.q_spans, first, count);
-  const Spans k_all = group_spans(job.k_spans, first, count);
-  const std::int64_t q_rows = rows_of(q_all), k_rows = rows_of(k_all);
-  const std::int64_t q_count = job.batch * own.q_heads() * q_rows;
-  const std::int64_t k_count = job.batch * own.kv_heads() * k_rows;
-  const std::int64_t element = size_of(job.dtype);
-  FLASHCORE_RETURN_IF_ERROR(local.reserve(
-      exchange.tensors,
-      (q_count * (job.head_dim + job.v_dim) + k_count * (job.head_dim + job.v_dim)) * element +
-          q_count * 4));
-  std::byte* place = exchange.tensors.data();
-  inner.lse =
-      without_column(packed(place, DType::f32, job.batch, own.q_heads(), q_rows, 1, device));
-  inner.q = packed(place, job.dtype, job.batch, own.q_heads(), q_rows, job.head_dim, device);
-  inner.k = packed(place, job.dtype, job.batch, own.kv_heads(), k_rows, job.head_dim, device);
-  inner.v = packed(place, job.dtype, job.batch, own.kv_heads(), k_rows, job.v_dim, device);
-  inner.out = packed(place, job.dtype, job.batch, own.q_heads(), q_rows, job.v_dim, device);
-  inner.sinks = {};
-  if (shards.sinks.given()) inner.sinks = slice(shards.sinks, 0, own.q_begin, own.q_heads());
-  const TensorView* made[] = {&inner.q, &inner.k, &inner.v};
-  at = exchange.recv.data();
-  for (std::int32_t member = 0; member < count; ++member) {
-    const std::int32_t rank = first + member;
-    for (std::size_t i = 0; i < 3; ++i) {
-      const bool is_q = i == 0;
-      const Spans& rows = is_q ? job.q_of(rank) : job.k_of(rank);
-      const TensorView from =
-          rank == me ? slice(*given[i], 1, is_q ? own.q_begin : own.k_begin, made[i]->shape[1])
-                     : packed(at, job.dtype, job.batch, made[i]->shape[1], rows_of(rows),
-                              made[i]->shape[3], device);
-      FLASHCORE_RETURN_IF_ERROR(local.put(*made[i], is_q ? q_all : k_all, from, rows));
+  FLASHCORE_RETURN_IF_ERROR(exchange(step, tensors, true));
+  at = heads_message_.data();
+  for (std::int32_t member = 0; member < count_; ++member) {
+    for (const HeadTensor& one : tensors) {
+      const Spans &rows = spans_of(one, member), all = group_spans(one);
+      const Heads own = heads_of(one, me_);
+      if (member != me_) {
+        const TensorView from = packed(at, one, job_.batch, own.count, rows_of(rows), device);
+        FLASHCORE_RETURN_IF_ERROR(local_.move(one.heads, all, from, rows));
+      } else if (one.rows.given()) {
+        FLASHCORE_RETURN_IF_ERROR(
+            local_.move(one.heads, all, slice(one.rows, 1, own.begin, own.count), rows));
+      }
     }
   }
   return {};
 }
 
-Status heads_to_rows(const Job& job, const Engine& engine, Local& local, const Shards& shards,
-                     HeadExchange& exchange, const Shards& inner) {
-  const std::int32_t me = engine.rank(), first = job.group_of(me), count = job.head_ranks;
-  const HeadRange own = job.heads(me - first);
-  const Device device = local.device();
-  const Spans all = group_spans(job.q_spans, first, count);
-  Sizes sizes(engine.size());
-  for (std::int32_t member = 0; member < count; ++member) {
-    const std::int32_t rank = first + member;
-    if (rank == me) continue;
-    sizes.set(rank, out_bytes(job, own, rank), out_bytes(job, job.heads(member), me));
-  }
-  FLASHCORE_RETURN_IF_ERROR(local.reserve(exchange.send, sizes.send_total));
-  FLASHCORE_RETURN_IF_ERROR(local.reserve(exchange.recv, sizes.recv_total));
-  const TensorView lse = with_column(inner.lse);
-  std::byte* at = exchange.send.data();
-  for (std::int32_t member = 0; member < count; ++member) {
-    const std::int32_t rank = first + member;
-    const Spans& rows = job.q_of(rank);
-    const std::int64_t n = rows_of(rows), heads = own.q_heads();
-    const HeadRange mine = own;
-    if (rank == me) {
-      FLASHCORE_RETURN_IF_ERROR(
-          local.take(slice(shards.out, 1, mine.q_begin, heads), inner.out, all, rows));
-      if (shards.lse.given()) {
-        FLASHCORE_RETURN_IF_ERROR(
-            local.take(slice(with_column(shards.lse), 1, mine.q_begin, heads), lse, all, rows));
-      }
-      continue;
+Status HeadExchange::to_rows(const char* step, const HeadTensors& tensors) const {
+  const Device device = local_.device();
+  std::byte* at = heads_message_.data();
+  for (std::int32_t member = 0; member < count_; ++member) {
+    if (member == me_) continue;
+    for (const HeadTensor& one : tensors) {
+      const Spans& rows = spans_of(one, member);
+      const TensorView to =
+          packed(at, one, job_.batch, heads_of(one, me_).count, rows_of(rows), device);
+      FLASHCORE_RETURN_IF_ERROR(local_.move(to, rows, one.heads, group_spans(one)));
     }
-    const TensorView to_lse = packed(at, DType::f32, job.batch, heads, n, 1, device);
-    const TensorView to_out = packed(at, job.dtype, job.batch, heads, n, job.v_dim, device);
-    FLASHCORE_RETURN_IF_ERROR(local.take(to_lse, lse, all, rows));
-    FLASHCORE_RETURN_IF_ERROR(local.take(to_out, inner.out, all, rows));
   }
-  FLASHCORE_RETURN_IF_ERROR(engine.all_to_all("out by rows", exchange.send.data(), sizes.send,
-                                              exchange.recv.data(), sizes.recv));
-  at = exchange.recv.data();
-  const std::int64_t n = rows_of(job.q_of(me));
-  for (std::int32_t member = 0; member < count; ++member) {
-    if (first + member == me) continue;
-    const HeadRange its = job.heads(member);
-    const TensorView from_lse = packed(at, DType::f32, job.batch, its.q_heads(), n, 1, device);
-    const TensorView from = packed(at, job.dtype, job.batch, its.q_heads(), n, job.v_dim, device);
-    FLASHCORE_RETURN_IF_ERROR(local.copy(slice(shards.out, 1, its.q_begin, its.q_heads()), from));
-    if (shards.lse.given()) {
-      FLASHCORE_RETURN_IF_ERROR(
-          local.copy(slice(with_column(shards.lse), 1, its.q_begin, its.q_heads()), from_lse));
+  FLASHCORE_RETURN_IF_ERROR(exchange(step, tensors, false));
+  at = rows_message_.data();
+  for (std::int32_t member = 0; member < count_; ++member) {
+    for (const HeadTensor& one : tensors) {
+      const Spans& rows = spans_of(one, me_);
+      const Heads its = heads_of(one, member);
+      TensorView from = one.heads;
+      if (member != me_) from = packed(at, one, job_.batch, its.count, rows_of(rows), device);
+      if (!one.rows.given()) continue;
+      FLASHCORE_RETURN_IF_ERROR(local_.move(slice(one.rows, 1, its.begin, its.count), rows, from,
+                                            member == me_ ? group_spans(one) : rows, one.how));
     }
   }
   return {};

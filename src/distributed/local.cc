@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "distributed/sums.h"
 
 namespace flashcore::distributed {
 namespace {
@@ -27,8 +28,16 @@ std::int64_t offset_in(const Spans& held, std::int64_t row) noexcept {
 
 }  // namespace
 
+std::byte* Arena::take(std::int64_t bytes) noexcept {
+  constexpr std::size_t kAlignment = 256;
+  const std::size_t begin = used_;
+  used_ += (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  const bool fits = workspace_.data != nullptr && used_ <= workspace_.bytes;
+  return fits ? static_cast<std::byte*>(workspace_.data) + begin : nullptr;
+}
+
 Buffer::~Buffer() {
-  if (data_ != nullptr) backend_->release(data_, device_.index);
+  if (backend_ != nullptr) backend_->release(data_, device_.index);
 }
 
 void Buffer::swap(Buffer& other) noexcept {
@@ -49,6 +58,15 @@ Status Buffer::reserve(const Backend& backend, Device device, std::int64_t bytes
   larger.data_ = static_cast<std::byte*>(*memory);
   larger.bytes_ = size;
   swap(larger);
+  return {};
+}
+
+Status Buffer::reserve(Arena& arena, std::int64_t bytes) {
+  if (bytes_ >= static_cast<std::size_t>(bytes) && bytes_ > 0) return {};
+  Buffer piece;
+  piece.bytes_ = static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1));
+  piece.data_ = arena.take(static_cast<std::int64_t>(piece.bytes_));
+  swap(piece);
   return {};
 }
 
@@ -86,13 +104,15 @@ std::size_t Starts::add(std::int64_t q_start, std::int64_t k_start) {
   return host_.size() / 2 - 1;
 }
 
+std::int64_t Starts::bytes() const noexcept {
+  return static_cast<std::int64_t>(host_.size() * sizeof host_[0]);
+}
+
 Status Starts::upload(const Backend& backend, Device device, std::int64_t batch) {
   device_ = device;
   batch_ = batch;
   if (host_.empty()) return {};
-  const std::size_t bytes = host_.size() * sizeof host_[0];
-  FLASHCORE_RETURN_IF_ERROR(memory_.reserve(backend, device, static_cast<std::int64_t>(bytes)));
-  return backend.upload(memory_.data(), host_.data(), bytes, device.index);
+  return backend.upload(memory_.data(), host_.data(), host_.size() * sizeof host_[0], device.index);
 }
 
 TensorView Starts::view(std::size_t entry) const noexcept {
@@ -102,18 +122,29 @@ TensorView Starts::view(std::size_t entry) const noexcept {
   return one;
 }
 
-Result<Local> Local::make(Device device, Stream stream, const Options& options) {
+Result<Local> Local::make(Device device, Stream stream, const Options& options, Arena* arena) {
   const Result<const Backend*> backend = backend_for(device.type);
   if (!backend.ok()) return backend.status();
   const Result<DeviceInfo> info = flashcore::device_info(device);
   if (!info.ok()) return info.status();
   Local local;
   local.backend_ = *backend;
+  local.arena_ = arena;
   local.device_ = device;
   local.info_ = *info;
   local.stream_ = stream;
   local.options_ = options;
   return local;
+}
+
+Status Local::reserve(Buffer& buffer, std::int64_t bytes) const {
+  return arena_ == nullptr ? buffer.reserve(*backend_, device_, bytes)
+                           : buffer.reserve(*arena_, bytes);
+}
+
+Status Local::upload(Starts& starts, std::int64_t batch) const {
+  FLASHCORE_RETURN_IF_ERROR(reserve(starts));
+  return starts.upload(*backend_, device_, batch);
 }
 
 Status Local::upload(Buffer& buffer, const std::vector<std::int32_t>& values) const {
@@ -137,25 +168,59 @@ Status Local::copy(const TensorView& to, const TensorView& from) const {
   return {};
 }
 
-Status Local::put(const TensorView& to, const Spans& held, const TensorView& from,
-                  const Spans& given) const {
-  std::int64_t at = 0;
-  for (const Span one : given) {
-    FLASHCORE_RETURN_IF_ERROR(
-        copy(slice(to, 2, offset_in(held, one.begin), one.size()), slice(from, 2, at, one.size())));
-    at += one.size();
+Status Local::add(const TensorView& to, const TensorView& from) const {
+  const std::int64_t count = to.shape[2] * to.shape[3];
+  if (count == 0) return {};
+  std::vector<std::byte> sum, term;  // on a GPU, sums are made in host memory
+  const auto bytes = static_cast<std::size_t>(count * 4);
+  if (device_.type != DeviceType::cpu) sum.resize(bytes), term.resize(bytes);
+  for (std::int64_t b = 0; b < to.shape[0]; ++b) {
+    for (std::int64_t h = 0; h < to.shape[1]; ++h) {
+      std::byte* const sum_at = address(to, b, h);
+      const std::byte* const term_at = address(from, b, h);
+      if (sum.empty()) {
+        add_floats(sum_at, term_at, count);
+        continue;
+      }
+      FLASHCORE_RETURN_IF_ERROR(backend_->download(sum.data(), sum_at, bytes, device_.index));
+      FLASHCORE_RETURN_IF_ERROR(backend_->download(term.data(), term_at, bytes, device_.index));
+      add_floats(sum.data(), term.data(), count);
+      FLASHCORE_RETURN_IF_ERROR(backend_->upload(sum_at, sum.data(), bytes, device_.index));
+    }
   }
   return {};
 }
 
-Status Local::take(const TensorView& to, const TensorView& from, const Spans& held,
-                   const Spans& wanted) const {
-  std::int64_t at = 0;
-  for (const Span all : wanted) {
-    for (const Span one : overlap({all}, held)) {
-      FLASHCORE_RETURN_IF_ERROR(copy(slice(to, 2, at, one.size()),
-                                     slice(from, 2, offset_in(held, one.begin), one.size())));
-      at += one.size();
+Status Local::store(const TensorView& to, const TensorView& sums) const {
+  if (to.dtype == DType::f32 || bytes_of(sums) == 0) return copy(to, sums);
+  const auto bytes = static_cast<std::size_t>(bytes_of(sums));
+  const auto count = static_cast<std::int64_t>(bytes / 4);
+  auto* const data = static_cast<std::byte*>(sums.data);
+  if (device_.type == DeviceType::cpu) {
+    round_floats(data, count, to.dtype);
+  } else {
+    std::vector<std::byte> host(bytes);
+    FLASHCORE_RETURN_IF_ERROR(backend_->download(host.data(), data, bytes, device_.index));
+    round_floats(host.data(), count, to.dtype);
+    FLASHCORE_RETURN_IF_ERROR(backend_->upload(data, host.data(), bytes / 2, device_.index));
+  }
+  return copy(to,
+              compact(data, to.dtype, to.shape[0], to.shape[1], to.shape[2], to.shape[3], device_));
+}
+
+Status Local::zero(std::byte* data, std::int64_t bytes) const {
+  return backend_->zero(data, static_cast<std::size_t>(bytes), device_, stream_);
+}
+
+Status Local::move(const TensorView& to, const Spans& to_rows, const TensorView& from,
+                   const Spans& from_rows, Write how) const {
+  for (const Span a : from_rows) {
+    for (const Span b : to_rows) {
+      const Span both{std::max(a.begin, b.begin), std::min(a.end, b.end)};
+      if (both.size() <= 0) continue;
+      const TensorView target = slice(to, 2, offset_in(to_rows, both.begin), both.size());
+      const TensorView source = slice(from, 2, offset_in(from_rows, both.begin), both.size());
+      FLASHCORE_RETURN_IF_ERROR(how == Write::copy ? copy(target, source) : add(target, source));
     }
   }
   return {};
@@ -176,6 +241,32 @@ Status Local::attend(const Tensors& tensors, bool partial) {
     FLASHCORE_RETURN_IF_ERROR(workspace_init(workspace, stream_));
   }
   return run(*plan, tensors, workspace, stream_);
+}
+
+Status Local::differentiate(const Tensors& tensors, const Gradients& gradients, bool all_keys,
+                            const Buffer& workspace) const {
+  const Result<BackwardProblem> problem = make_backward_problem(tensors, gradients, options_);
+  if (!problem.ok()) return problem.status();
+  const Result<BackwardPlan> made = make_backward_plan(*problem, info_);
+  if (!made.ok()) return made.status();
+  BackwardPlan plan = *made;
+  plan.exact_stats = plan.exact_stats && all_keys;
+  return run_backward(plan, tensors, gradients,
+                      {workspace.data(), workspace.bytes(), device_, nullptr}, stream_);
+}
+
+Result<std::int64_t> Local::workspace_of(const Job& job, std::int64_t q_rows,
+                                         std::int64_t k_rows) const {
+  const Result<Problem> forward =
+      dense_problem(job.dtype, job.batch, job.q_heads, job.kv_heads, q_rows, k_rows, job.head_dim,
+                    job.v_dim, options_, device_);
+  if (!forward.ok()) return forward.status();
+  BackwardProblem problem;
+  problem.forward = *forward;
+  problem.dq = forward->q;
+  const Result<BackwardPlan> plan = make_backward_plan(problem, info_);
+  if (!plan.ok()) return plan.status();
+  return static_cast<std::int64_t>(workspace_bytes(*plan));
 }
 
 Status Partials::make(Local& local, std::int64_t first_key, Part& part) {

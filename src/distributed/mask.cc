@@ -58,6 +58,20 @@ Spans overlap(const Spans& a, const Spans& b) {
   return joined(std::move(both));
 }
 
+Spans cut_at(const Spans& spans, const std::vector<std::int64_t>& rows) {
+  Spans made;
+  for (Span rest : spans) {
+    const auto first = std::upper_bound(rows.begin(), rows.end(), rest.begin);
+    for (auto row = first; row != rows.end() && *row < rest.end; ++row) {
+      if (*row == rest.begin) continue;  // an empty document
+      made.push_back({rest.begin, *row});
+      rest.begin = *row;
+    }
+    made.push_back(rest);
+  }
+  return made;
+}
+
 std::vector<Spans> place(std::int64_t length, std::int32_t ranks, Sharding sharding) {
   const std::int64_t parts = sharding == Sharding::zigzag ? 2 * std::int64_t{ranks} : ranks;
   const auto part = [&](std::int64_t i) {

@@ -24,6 +24,9 @@ std::int64_t rows_of(const Spans& spans) noexcept;
 /// The rows that are in both.
 Spans overlap(const Spans& a, const Spans& b);
 
+/// The same rows in the same order, cut at each of these rows.
+Spans cut_at(const Spans& spans, const std::vector<std::int64_t>& rows);
+
 /// The spans of each rank, as equal as possible.
 std::vector<Spans> place(std::int64_t length, std::int32_t ranks, Sharding sharding);
 /// The spans of ranks with these numbers of rows. `name` is the tensor's, for the message.

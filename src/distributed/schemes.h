@@ -1,12 +1,15 @@
-// The schemes, forward. Each computes out and lse of this rank's rows.
+// What the schemes share. Each computes out and lse of this rank's rows, or their gradients.
 //
-// A backward pass needs the same exchanges and one local step: the gradients of a span of queries
-// and a span of keys, given out and LSE of all keys. It would stand beside attend() in local.h.
+// A backward pass has two steps. reserve() takes all memory; then data moves, and no rank fails for
+// want of memory while others wait for its messages.
 #pragma once
+
+#include <cstddef>
 
 #include "distributed/engine.h"
 #include "distributed/job.h"
 #include "distributed/local.h"
+#include "flashcore/backward.h"
 
 namespace flashcore::distributed {
 
@@ -16,18 +19,6 @@ struct Shards {
   TensorView sinks;  ///< or not given
 };
 
-/// The ranks of the engine that take part in a job: `first`, `first + stride`, ...
-struct Members {
-  std::int32_t rank = 0;  ///< this rank's place among them
-  std::int32_t first = 0, stride = 1;
-
-  std::int32_t global(std::int32_t place) const noexcept { return first + place * stride; }
-};
-
-Status run_ring(const Job& job, const Members& members, const Engine& engine, Local& local,
-                const Shards& shards);
-Status run_gather(const Job& job, const Engine& engine, Local& local, const Shards& shards);
-
 /// Attends to one span of queries and one span of keys. With `starts` of kNoStarts the last query
 /// is at the last key.
 Tensors local_call(const Shards& shards, const TensorView& k, const TensorView& v,
@@ -35,15 +26,14 @@ Tensors local_call(const Shards& shards, const TensorView& k, const TensorView& 
 /// Adds the positions of a pair of spans, or returns kNoStarts if they are the default.
 std::size_t add_starts(Starts& starts, const Mask& mask, Span q, Span k);
 
-/// The memory of the exchange between "some rows of all heads" and "all rows of some heads".
-struct HeadExchange {
-  Buffer send, recv, tensors;
+/// K and V, or dK and dV, of some rows: one after the other, each compact.
+struct KeyBlock {
+  TensorView k, v;
+
+  KeyBlock(const TensorView& keys, const TensorView& values) noexcept : k(keys), v(values) {}
+  KeyBlock(const Job& job, std::byte* data, DType dtype, std::int64_t rows, Device device)
+      : k(compact(data, dtype, job.batch, job.kv_heads, rows, job.head_dim, device)),
+        v(compact(data + bytes_of(k), dtype, job.batch, job.kv_heads, rows, job.v_dim, device)) {}
 };
-/// Fills `inner` with this rank's heads of all rows of its group, in memory of `exchange`.
-Status rows_to_heads(const Job& job, const Engine& engine, Local& local, const Shards& shards,
-                     HeadExchange& exchange, Shards& inner);
-/// The inverse, for out and lse.
-Status heads_to_rows(const Job& job, const Engine& engine, Local& local, const Shards& shards,
-                     HeadExchange& exchange, const Shards& inner);
 
 }  // namespace flashcore::distributed

@@ -41,6 +41,11 @@ Steps gather_traffic(const Job& job, std::int32_t rank, bool backward) {
   return steps;
 }
 
+const char* in_step(bool backward, bool forward) {
+  if (!backward) return "q, k, v by heads";
+  return forward ? "q, k, v, out and dO by heads" : "dO by heads";
+}
+
 /// The exchanges of rows and heads, before and after the steps between.
 Steps heads_traffic(const Job& job, std::int32_t rank, bool backward, const Steps& between) {
   const std::int32_t first = job.group_of(rank), me = rank - first;
@@ -48,9 +53,13 @@ Steps heads_traffic(const Job& job, std::int32_t rank, bool backward, const Step
   const std::int64_t kv_size = job.head_ranks > job.kv_heads ? job.wide_bytes() : size;
   const HeadRange own = job.heads(me);
   const std::int64_t q_rows = rows_of(job.q_of(rank)), k_rows = rows_of(job.k_of(rank));
-  // Bytes of one row of one head, of queries and of keys.
-  const std::int64_t q_in = backward ? lse + job.v_dim * size : job.head_dim * size;
-  const std::int64_t k_in = backward ? 0 : (job.head_dim + job.v_dim) * size;
+  // Bytes of one row of one head, of queries and of keys. A separate backward pass has the
+  // forward's tensors too.
+  const bool forward = !backward || job.separate_backward;
+  std::int64_t q_in = forward ? job.head_dim * size : 0;
+  if (backward) q_in += lse + job.v_dim * size;
+  if (backward && forward) q_in += lse + job.v_dim * size;
+  const std::int64_t k_in = forward ? (job.head_dim + job.v_dim) * size : 0;
   const std::int64_t q_out = backward ? job.head_dim * size : lse + job.v_dim * size;
   const std::int64_t k_out = backward ? (job.head_dim + job.v_dim) * kv_size : 0;
   std::int64_t to_heads = 0, to_rows = 0;
@@ -61,7 +70,7 @@ Steps heads_traffic(const Job& job, std::int32_t rank, bool backward, const Step
     to_rows += own.q_heads() * rows_of(job.q_of(first + member)) * q_out +
                own.kv_heads() * rows_of(job.k_of(first + member)) * k_out;
   }
-  Steps steps{{backward ? "dO by heads" : "q, k, v by heads", job.batch * to_heads}};
+  Steps steps{{in_step(backward, forward), job.batch * to_heads}};
   steps.insert(steps.end(), between.begin(), between.end());
   steps.push_back({backward ? "gradients by rows" : "out by rows", job.batch * to_rows});
   return steps;

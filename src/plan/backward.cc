@@ -5,7 +5,9 @@
 #include <cstdio>
 
 #include "core/backward_scratch.h"
+#include "core/backward_traits.h"
 #include "core/error.h"
+#include "core/softcap.h"
 #include "plan/divide.h"
 #include "plan/problem_line.h"
 
@@ -26,9 +28,9 @@ std::int64_t query_rows(const Problem& p) noexcept {
   return p.q_heads * (p.q_varlen ? p.total_q : p.batch * p.q_len);
 }
 
-Status find_forced(const Problem& problem, const DeviceInfo& device,
+Status find_forced(const BackwardProblem& problem, const DeviceInfo& device,
                    const KernelInfo*& found) noexcept {
-  const char* id = problem.options.kernel;
+  const char* id = problem.forward.options.kernel;
   const KernelInfo* kernel = find_kernel(id);
   if (kernel == nullptr) {
     return invalid_argument("kernel is \"%s\"; no kernel has this id, see flashcore info --kernels",
@@ -41,24 +43,58 @@ Status find_forced(const Problem& problem, const DeviceInfo& device,
   }
   try {
     return unsupported("kernel %s cannot run this problem: it %s", id,
-                       to_message(reject, *kernel, problem, device).c_str());
+                       to_message(reject, *kernel, problem.forward, device).c_str());
   } catch (...) {
     return out_of_memory();
   }
 }
 
-Status find_backward_kernel(const Problem& problem, const DeviceInfo& device,
+Status find_backward_kernel(const BackwardProblem& problem, const DeviceInfo& device,
                             const KernelInfo*& found) noexcept {
-  if (problem.options.kernel != nullptr) return find_forced(problem, device, found);
-  // The widest instruction set comes first; on a GPU, tensor cores and small dims.
-  for (const KernelInfo& kernel : kernels()) {
-    if (supports_backward(kernel, problem, device) == Reject::none) {
-      found = &kernel;
-      return {};
+  const Problem& p = problem.forward;
+  if (p.options.kernel != nullptr) return find_forced(problem, device, found);
+  // Of a family, the widest instruction set comes first; on a GPU, small dims.
+  for (const Family family : families_of(device.device.type)) {
+    if (traits_of(family).backward_by_name) continue;
+    for (const KernelInfo& kernel : kernels_of(Operation::bwd, family, Inputs::native, p.dtype)) {
+      if (supports_backward(kernel, problem, device) == Reject::none) {
+        found = &kernel;
+        return {};
+      }
     }
   }
   return unsupported("no kernel computes gradients of %s with head_dim %lld and v_dim %lld",
-                     to_string(problem.dtype), ll{problem.head_dim}, ll{problem.v_dim});
+                     to_string(p.dtype), ll{p.head_dim}, ll{p.v_dim});
+}
+
+/// A Hopper kernel reads dout by TMA and writes rows of its gradients in pieces of 8 bytes.
+Reject check_tma_gradients(const BackwardProblem& problem) noexcept {
+  const Problem& p = problem.forward;
+  const std::int64_t rows = p.q_varlen ? p.total_q : p.q_len;
+  if (!has_tensor_map(problem.dout, rows, p.q_heads, p.q_varlen ? 1 : p.batch)) {
+    return Reject::dout_strides;
+  }
+  const auto writes = [&](const Layout& layout, std::int64_t columns) {
+    return !layout.given() || (layout.dtype == p.dtype && layout.column == 1 &&
+                               layout.alignment_bytes >= 8 && columns % 4 == 0);
+  };
+  const bool all = writes(problem.dq, p.head_dim) && writes(problem.dk, p.head_dim) &&
+                   writes(problem.dv, p.v_dim);
+  return all ? Reject::none : Reject::gradient_format;
+}
+
+/// The reason why the planner prefers another kernel, which supports the problem too.
+Reject backward_preference(const KernelInfo& kernel, const KernelInfo& chosen) noexcept {
+  if (kernel.device == DeviceType::cpu) return Reject::slower_isa;
+  if (traits_of(kernel).backward_by_name) return Reject::by_name;
+  return kernel.family == chosen.family ? Reject::wrong_size : Reject::slower_family;
+}
+
+/// Keys of a tile of dbias.
+std::int32_t dbias_keys(const KernelInfo& kernel) noexcept {
+  if (kernel.device == DeviceType::cpu) return 0;
+  if (traits_of(kernel).loads != Loads::cp_async) return core::kDbiasKeys;
+  return core::Sm80BackwardTraits{kernel.head_dim, kernel.threads}.step_rows();
 }
 
 /// Tiles of partial dq: see core::partial_tiles().
@@ -106,6 +142,11 @@ Status plan_backward_workspace(BackwardPlan& plan) noexcept {
       aligned_bytes(static_cast<std::size_t>(partial_rows * p.head_dim) * element);
   if (plan.kernel->device == DeviceType::cuda) {
     plan.workspace_bytes = plan.scratch_offset;
+    if (plan.kernel->probability_dtype ==
+        DType::f16) {  // dS is rounded to f16 in units of max |dO|
+      plan.dout_largest_offset = plan.scratch_offset;
+      plan.workspace_bytes += aligned_bytes(static_cast<std::size_t>(p.batch * p.kv_heads) * 4);
+    }
     return {};
   }
   const auto scratch = core::backward_scratch(plan.tile_q, plan.tile_k, p.head_dim, p.v_dim).total;
@@ -122,7 +163,7 @@ Status plan_backward(const BackwardProblem& problem, const DeviceInfo& device,
     return invalid_argument("the tensors are on %s, the device is a %s device",
                             to_string(problem.forward.device.type), to_string(device.device.type));
   }
-  FLASHCORE_RETURN_IF_ERROR(find_backward_kernel(problem.forward, device, plan.kernel));
+  FLASHCORE_RETURN_IF_ERROR(find_backward_kernel(problem, device, plan.kernel));
   plan.problem = problem;
   plan.device = device;
   // The plan must not refer to the caller's string.
@@ -133,7 +174,9 @@ Status plan_backward(const BackwardProblem& problem, const DeviceInfo& device,
   plan.tile_q = cuda ? plan.kernel->tile_q : core::kBackwardTileQ;
   plan.tile_k = cuda ? plan.kernel->tile_k
                      : cpu_backward_tile_k(problem.forward.head_dim, problem.forward.v_dim);
+  plan.dbias_keys = dbias_keys(*plan.kernel);
   plan_chunks(plan);
+  plan.exact_stats = true;
   return plan_backward_workspace(plan);
 }
 
@@ -172,9 +215,21 @@ Reject supports_backward(const KernelInfo& kernel, const Problem& problem,
   if (kernel.op != Operation::bwd) return Reject::operation;
   const Reject forward = supports(kernel, problem, device);
   if (forward != Reject::operation) return forward;  // the device, the type or the dims
+  if (uses_tensor_cores(traits_of(kernel)) && problem.options.softcap > core::kLargestShortCap) {
+    return Reject::softcap;
+  }
   const Features missing =
       features_of(problem) & ~kernel.features & ~Features::num_splits;  // splits do not apply
   return any(missing) ? Reject::missing_feature : Reject::none;
+}
+
+Reject supports_backward(const KernelInfo& kernel, const BackwardProblem& problem,
+                         const DeviceInfo& device) noexcept {
+  const Reject forward = supports_backward(kernel, problem.forward, device);
+  if (forward != Reject::none) return forward;
+  const bool own_dout = problem.dout.dtype == problem.forward.dtype || !problem.dout.given();
+  if (!own_dout && !takes_f32_dout(kernel)) return Reject::dout_format;
+  return takes_aligned_gradients(kernel) ? check_tma_gradients(problem) : Reject::none;
 }
 
 Result<BackwardPlan> make_backward_plan(const BackwardProblem& problem,
@@ -244,8 +299,8 @@ std::string explain(const BackwardPlan& plan) {
         kernel.device != plan.kernel->device) {
       continue;
     }
-    Reject reject = supports_backward(kernel, p, plan.device);
-    if (reject == Reject::none) reject = cuda ? Reject::wrong_size : Reject::slower_isa;
+    Reject reject = supports_backward(kernel, plan.problem, plan.device);
+    if (reject == Reject::none) reject = backward_preference(kernel, *plan.kernel);
     add("  %-24s %s\n", kernel.id, to_message(reject, kernel, p, plan.device).c_str());
   }
   return text;

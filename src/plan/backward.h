@@ -10,5 +10,8 @@ namespace flashcore {
 /// forward's.
 Reject supports_backward(const KernelInfo& kernel, const Problem& problem,
                          const DeviceInfo& device) noexcept;
+/// The same, and whether it takes the layouts and types of the gradients.
+Reject supports_backward(const KernelInfo& kernel, const BackwardProblem& problem,
+                         const DeviceInfo& device) noexcept;
 
 }  // namespace flashcore

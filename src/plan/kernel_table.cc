@@ -2,6 +2,7 @@
 #include <array>
 #include <string_view>
 
+#include "core/backward_traits.h"
 #include "core/scratch.h"
 #include "core/sm80_traits.h"
 #include "plan/kernel_traits.h"
@@ -49,9 +50,11 @@ struct Shape {
   int head_dim, tile_q, tile_k, stages, warp_rows, threads;
 };
 
-constexpr std::int32_t blocks_per_sm(const FamilyTraits& traits, Inputs inputs, const Shape& s) {
+constexpr std::int32_t blocks_per_sm(Operation op, const FamilyTraits& traits, Inputs inputs,
+                                     const Shape& s) {
   if (traits.persistent) return 1;
   if (traits.math != Math::mma) return 2;
+  if (op == Operation::bwd) return core::Sm80BackwardTraits{s.head_dim, s.threads}.blocks_per_sm();
   const int key_bytes = inputs == Inputs::kv8 ? 1 : 2;
   return core::Sm80Traits{s.head_dim,  s.tile_q,  s.tile_k, s.stages,
                           s.warp_rows, s.threads, key_bytes}
@@ -76,7 +79,7 @@ constexpr KernelInfo cuda_kernel(const char* id, Operation op, Family family, In
                     .tile_k = shape.tile_k,
                     .threads = shape.threads,
                     .smem_bytes = smem,
-                    .blocks_per_sm = blocks_per_sm(traits, inputs, shape),
+                    .blocks_per_sm = blocks_per_sm(op, traits, inputs, shape),
                     .features = Features::none,
                     .compiled = compiled_for_cuda(id)};
   kernel.features = features_of_kernel(traits, kernel);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 
 #include "core/score_mods.h"
 #include "core/sm80_traits.h"
@@ -51,6 +52,8 @@ struct FamilyTraits {
   int index_bits;             // width of its row and tile counters
   std::uint8_t general_mods;  // core::ScoreMods that take the general path
   bool general_layouts;       // calls without AttentionParams::fast_layout take it, too
+  bool backward_by_name;      // the planner leaves its gradients to other families until they are
+                              // measured on a GPU; Options::kernel selects them
   const char* source_dirs;    // sources of its fingerprint; "dir/*": without subdirectories
 };
 
@@ -70,6 +73,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 64,
      .general_mods = core::kElementMods | core::kMaskMod,  // Q is scaled when it is loaded
      .general_layouts = false,
+     .backward_by_name = false,
      .source_dirs = "src/cpu src/core"},
     {.family = Family::simt,
      .names = {"simt", nullptr, nullptr},
@@ -86,6 +90,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 64,
      .general_mods = core::kElementMods | core::kMaskMod,  // Q is scaled when it is loaded
      .general_layouts = false,
+     .backward_by_name = false,
      .source_dirs = "src/cuda/simt src/cuda/* src/cuda/common src/cuda/primitives src/core"},
     {.family = Family::sm80,
      .names = {"sm80", "sm80_8bit", nullptr},
@@ -102,6 +107,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 32,
      .general_mods = core::kElementMods | core::kMaskMod | core::kNonPositiveScaleMod,
      .general_layouts = true,
+     .backward_by_name = true,
      .source_dirs = "src/cuda/sm80 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
     {.family = Family::sm90,
      .names = {"sm90", nullptr, "sm90_e4m3"},
@@ -118,6 +124,7 @@ inline constexpr FamilyTraits kFamilies[] = {
      .index_bits = 32,
      .general_mods = core::kElementMods | core::kNonPositiveScaleMod | core::kBlockScalesMod,
      .general_layouts = false,
+     .backward_by_name = true,
      .source_dirs = "src/cuda/sm90 src/cuda/* src/cuda/common src/cuda/primitives src/core"},
 };
 
@@ -125,6 +132,10 @@ inline constexpr FamilyTraits kFamilies[] = {
 /// batch-invariant plan takes the first one that supports the problem.
 inline constexpr Family kCpuFamilies[] = {Family::cpu};
 inline constexpr Family kCudaFamilies[] = {Family::sm90, Family::sm80, Family::simt};
+constexpr std::span<const Family> families_of(DeviceType device) noexcept {
+  if (device == DeviceType::cpu) return kCpuFamilies;
+  return kCudaFamilies;
+}
 
 constexpr const FamilyTraits& traits_of(Family family) noexcept {
   return kFamilies[static_cast<std::size_t>(family)];
@@ -157,6 +168,7 @@ constexpr core::Sm90Traits sm90_shape(const KernelInfo& kernel) noexcept {
 
 /// True if the kernel reads a boolean mask as bits (core/packed_mask.h).
 constexpr bool packs_mask(const KernelInfo& kernel) noexcept {
+  if (kernel.op != Operation::fwd) return false;
   const Loads loads = traits_of(kernel).loads;
   return loads == Loads::tma || (loads == Loads::cp_async && core::is_large_tile(kernel.tile_q));
 }
@@ -172,7 +184,8 @@ constexpr Features features_of_kernel(const FamilyTraits& traits,
   if (inputs == Inputs::native && uses_tensor_cores(traits)) {
     missing = Features::block_scales | Features::batch_invariant_scales;
   }
-  if (traits.loads == Loads::tma && !sm90_shape(kernel).takes_mask()) {
+  const bool takes_mask = kernel.op == Operation::fwd && sm90_shape(kernel).takes_mask();
+  if (traits.loads == Loads::tma && !takes_mask) {
     missing = missing | Features::mask;
   }
   return traits.features & ~missing;

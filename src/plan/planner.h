@@ -32,6 +32,10 @@ enum class Reject {
   too_many_rows,    // its 32-bit counters would overflow
   packed_mask,      // a block mask as bits would take too much memory
   softcap,          // above the largest cap that it computes exactly
+  dout_format,      // dout is f32 and must not be
+  dout_strides,     // TMA cannot read the rows of dout
+  gradient_format,  // dq, dk or dv is f32, or has rows that 8-byte stores cannot write
+  by_name,          // FamilyTraits::backward_by_name
   slower_family,
   slower_isa,
   slower_tile,
@@ -54,6 +58,20 @@ constexpr bool needs_e4m3(const KernelInfo& kernel) noexcept {
 /// fp8 kernels: scale blocks of k have a multiple of this many rows, those of v a multiple of
 /// tile_k.
 inline constexpr std::int64_t kMinKeysPerScale = 8;
+
+/// True if gradients and dout need q's dtype and aligned rows: TMA reads dout.
+constexpr bool takes_aligned_gradients(const KernelInfo& kernel) noexcept {
+  return traits_of(kernel).loads == Loads::tma;
+}
+
+/// True if dout may be f32 beside a 16-bit q. Tensor cores take operands in q's dtype.
+constexpr bool takes_f32_dout(const KernelInfo& kernel) noexcept {
+  return !uses_tensor_cores(traits_of(kernel));
+}
+
+/// True if TMA can read the tensor: 16-byte aligned contiguous rows, and no broadcast dimension.
+bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
+                    std::int64_t batch) noexcept;
 
 /// True if a launch has at most one CTA per SM, which loops over work tiles.
 constexpr bool is_persistent(const KernelInfo& kernel) noexcept {

@@ -29,17 +29,6 @@ bool is_stored_in_8_bits(const Problem& p) noexcept {
   return is_8bit(p.q.dtype) || is_8bit(p.k.dtype) || is_8bit(p.v.dtype);
 }
 
-/// True if TMA can read the tensor: 16-byte aligned contiguous rows, and no broadcast dimension.
-bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
-                    std::int64_t batch) noexcept {
-  constexpr std::int64_t kMaxStride = std::int64_t{1} << 39;  // elements: below 2^40 bytes
-  const auto fits = [](std::int64_t stride, std::int64_t extent) {
-    return extent <= 1 || (stride > 0 && stride < kMaxStride);
-  };
-  return layout.column == 1 && layout.alignment_bytes >= 16 && fits(layout.row, rows) &&
-         fits(layout.head, heads) && fits(layout.batch, batch);
-}
-
 bool has_tma_layout(const Problem& p) noexcept {
   const std::int64_t q_rows = p.q_varlen ? p.total_q : p.q_len;
   const bool paged = p.page_size > 0;
@@ -212,12 +201,17 @@ Inputs inputs_for(const FamilyTraits& traits, const Problem& problem) noexcept {
   return Inputs::native;
 }
 
-std::span<const Family> families_of(DeviceType device) noexcept {
-  if (device == DeviceType::cpu) return kCpuFamilies;
-  return kCudaFamilies;
-}
-
 }  // namespace
+
+bool has_tensor_map(const Layout& layout, std::int64_t rows, std::int64_t heads,
+                    std::int64_t batch) noexcept {
+  constexpr std::int64_t kMaxStride = std::int64_t{1} << 39;  // elements: below 2^40 bytes
+  const auto fits = [](std::int64_t stride, std::int64_t extent) {
+    return extent <= 1 || (stride > 0 && stride < kMaxStride);
+  };
+  return layout.column == 1 && layout.alignment_bytes >= 16 && fits(layout.row, rows) &&
+         fits(layout.head, heads) && fits(layout.batch, batch);
+}
 
 bool takes_8_bits(const KernelInfo& kernel) noexcept {
   if (kernel.op != Operation::fwd) return false;

@@ -8,6 +8,7 @@ namespace flashcore::reference {
 namespace {
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
+constexpr double kLargestError = 1e100;  // infinity times a weight of 0 would be NaN
 constexpr double kMayUnderflow = 1e-30;  // a weight below this may be 0 in f32
 
 double read(const TensorView& t, const Layout& l, std::int64_t b, std::int64_t h, std::int64_t row,
@@ -65,6 +66,7 @@ struct Row {
   double delta = 0;
   double delta_error = 0;  ///< of delta
   double score_error = 0;  ///< of a score, absolute
+  double p_error = 0;      ///< of P, relative, from scores in a narrow format
 };
 
 /// One visible pair of a row and a key.
@@ -130,6 +132,7 @@ Row GradientSums::read_row(const Oracle& forward, std::size_t r) const {
   const auto& [b, h, i] = row.id;
   const std::int64_t q_row = keys_.lengths.q_row + i;
   const Layout dout = layout_like(g_.dout, p_.q_varlen);
+  const auto row_width = static_cast<std::size_t>(p_.v_dim);
   double magnitude = 0;
   for (std::int64_t d = 0; d < p_.head_dim; ++d) row.q.push_back(read(t_.q, p_.q, b, h, q_row, d));
   for (std::int64_t c = 0; c < p_.v_dim; ++c) {
@@ -139,6 +142,9 @@ Row GradientSums::read_row(const Oracle& forward, std::size_t r) const {
     row.dout_finite = row.dout_finite && std::isfinite(x);
     row.delta += x * out;
     magnitude += std::fabs(x * out);
+    if (!a_.out_error.empty()) {
+      row.delta_error += std::fabs(x) * a_.out_error[r * row_width + static_cast<std::size_t>(c)];
+    }
   }
   if (g_.dlse.given()) {
     // lse has no batch axis if q is varlen: [q_heads, total_q].
@@ -151,11 +157,14 @@ Row GradientSums::read_row(const Oracle& forward, std::size_t r) const {
     magnitude += std::fabs(dlse);
   }
   const double u = a_.sum_unit, a = forward.magnitude[r];
-  row.delta_error = u * (2 + std::sqrt(static_cast<double>(p_.v_dim))) * magnitude;
+  row.delta_error += u * (2 + std::sqrt(static_cast<double>(p_.v_dim))) * magnitude;
   const auto head_dim = static_cast<double>(p_.head_dim);
   const double truncation = a_.truncates_sums ? head_dim / 8 * forward.largest_sum[r] : 0.0;
   row.score_error = u * (4 * a + std::max(std::sqrt(head_dim) * a, truncation)) +
                     2 * u * std::fabs(forward.lse[r]);
+  // Rounded once with each operand and once itself, a score is off by three units at most; the
+  // row's normaliser by as much again.
+  row.p_error = std::min(std::expm1(6 * a_.score_unit * a), kLargestError);
   return row;
 }
 
@@ -171,7 +180,8 @@ Pair GradientSums::make_pair(const Row& row, std::int64_t j, double p) const {
   }
   pair.w = dp - row.delta;
   const double u = a_.sum_unit;
-  pair.dp_error = u * (2 + std::sqrt(static_cast<double>(p_.v_dim))) * magnitude;
+  pair.dp_error =
+      u * (2 + std::sqrt(static_cast<double>(p_.v_dim))) * magnitude + a_.dp_unit * std::fabs(dp);
   double score_error = row.score_error;
   if (p_.options.softcap > 0) {
     double z = 0;
@@ -180,7 +190,7 @@ Pair GradientSums::make_pair(const Row& row, std::int64_t j, double p) const {
     pair.slope = 1 - tanh * tanh;
     score_error *= 1 + 2 * std::fabs(tanh) / p_.options.softcap;
   }
-  pair.weight_error = p * ((score_error + 4 * u) * std::fabs(pair.w) + pair.dp_error);
+  pair.weight_error = p * ((score_error + row.p_error + 4 * u) * std::fabs(pair.w) + pair.dp_error);
   return pair;
 }
 
@@ -206,7 +216,7 @@ void GradientSums::add_pair(const Row& row, std::int64_t j, const Pair& pair,
     g.mass[at] += flushed * std::fabs(operand);
   };
   for (std::size_t c = 0; c < row.dout.size(); ++c) {
-    add(result_.dv, v_at + c, pair.p, pair.p * row.score_error, 1.0, row.dout[c]);
+    add(result_.dv, v_at + c, pair.p, pair.p * (row.score_error + row.p_error), 1.0, row.dout[c]);
   }
   for (std::size_t d = 0; d < row.q.size(); ++d) {
     add(result_.dq, q_at + d, dz, dz_error, 1 + std::fabs(pair.w), k[d]);
@@ -260,14 +270,22 @@ void GradientSums::add_row(const Oracle& forward, std::size_t r) {
   const std::vector<double>& scores = forward.scores[r];
   if (!result_.ds.empty()) result_.ds[r].assign(scores.size(), 0.0);
   if (forward.lse[r] == kNothing) return;
-  const Row row = read_row(forward, r);
+  Row row = read_row(forward, r);
   if (!result_.delta.empty()) result_.delta[r] = row.delta;
   std::vector<double> coherent(row.q.size(), 0.0);
+  std::vector<std::pair<std::size_t, Pair>> pairs;
+  double dp_mass = 0;  // Σ P |dP|
   for (std::size_t j = 0; j < scores.size(); ++j) {
     // A weight of 0 contributes nothing, even if its operands are not finite.
     if (scores[j] == kNothing || forward.probabilities[r][j] == 0) continue;
+    pairs.emplace_back(j,
+                       make_pair(row, static_cast<std::int64_t>(j), forward.probabilities[r][j]));
+    const Pair& pair = pairs.back().second;
+    dp_mass += pair.p * std::fabs(pair.w + row.delta);
+  }
+  if (a_.dp_unit > 0) row.delta_error += a_.dp_unit * (2 * dp_mass + std::fabs(row.delta));
+  for (const auto& [j, pair] : pairs) {
     const auto key = static_cast<std::int64_t>(j);
-    const Pair pair = make_pair(row, key, forward.probabilities[r][j]);
     if (!result_.ds.empty()) result_.ds[r][j] = pair.ds();
     add_pair(row, key, pair, coherent);
   }
@@ -302,9 +320,15 @@ void Gradient::resize(std::size_t count, bool given) {
 GradientOracle compute_gradients(const Problem& problem, const Tensors& tensors,
                                  const Gradients& gradients, const GradientArithmetic& arithmetic,
                                  bool keep_stages) {
-  GradientOracle result;
   const Oracle forward =
       compute(problem, tensors, all_rows(problem, tensors), true, keep_stages ? 1 : 0);
+  return compute_gradients(problem, tensors, gradients, arithmetic, forward, keep_stages);
+}
+
+GradientOracle compute_gradients(const Problem& problem, const Tensors& tensors,
+                                 const Gradients& gradients, const GradientArithmetic& arithmetic,
+                                 const Oracle& forward, bool keep_stages) {
+  GradientOracle result;
   if (keep_stages) {
     result.delta.assign(forward.rows.size(), 0.0);
     result.ds.resize(forward.rows.size());

@@ -15,6 +15,10 @@ namespace flashcore::reference {
 struct GradientArithmetic {
   double sum_unit = 0x1p-24;    ///< unit roundoff of sums
   bool truncates_sums = false;  ///< tensor cores truncate the sum of a score
+  /// Unit roundoffs of an implementation that stores more than P and dS in a narrow format; 0: f32.
+  double score_unit = 0;               ///< of q and k times a part of the scale, and of the scores
+  double dp_unit = 0;                  ///< of dP, and of the delta that is summed from it
+  std::vector<double> out_error = {};  ///< [rows, v_dim]: of out, if delta reads another; empty: 0
 };
 
 /// One gradient in the logical order of its tensor, and the terms of its error bound
@@ -44,5 +48,10 @@ struct GradientOracle {
 GradientOracle compute_gradients(const Problem& problem, const Tensors& tensors,
                                  const Gradients& gradients, const GradientArithmetic& arithmetic,
                                  bool keep_stages = false);
+
+/// The same with the oracle of the forward pass, which has its stages.
+GradientOracle compute_gradients(const Problem& problem, const Tensors& tensors,
+                                 const Gradients& gradients, const GradientArithmetic& arithmetic,
+                                 const Oracle& forward, bool keep_stages = false);
 
 }  // namespace flashcore::reference

@@ -1,6 +1,8 @@
 // Entry points of the verifier, C++ and C.
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <new>
 
@@ -19,7 +21,8 @@ namespace {
 /// Calls a function in this process.
 class FunctionTarget final : public verify::CallTarget {
  public:
-  explicit FunctionTarget(const VerifyFunction& function) : function_(function) {}
+  FunctionTarget(const VerifyFunction& function, const VerifyBackwardFunction& backward)
+      : function_(function), backward_(backward) {}
 
   std::byte* block(std::size_t bytes) override {
     memory_.reset();
@@ -34,13 +37,35 @@ class FunctionTarget final : public verify::CallTarget {
     return function_(call, message);
   }
 
+  bool has_backward() const override { return static_cast<bool>(backward_); }
+  std::int32_t call_backward(const flashcore_verify_backward_call& call,
+                             std::string* message) override {
+    return backward_(call, message);
+  }
+
  private:
   struct Free {
     void operator()(std::byte* p) const { std::free(p); }
   };
   const VerifyFunction& function_;
+  VerifyBackwardFunction backward_;
   std::unique_ptr<std::byte, Free> memory_;
 };
+
+/// The size of the struct today, or as of 0.1.0, without the fields of the backward pass.
+bool is_size_of_options(std::size_t size) {
+  return size == sizeof(flashcore_verify_options) ||
+         size == offsetof(flashcore_verify_options, backward);
+}
+
+flashcore_verify_options default_options() {
+  flashcore_verify_options o{};
+  o.struct_size = sizeof o;
+  o.seed = 1;
+  o.gqa = o.batch = o.cross = o.causal = o.window = o.scale = o.softcap = o.splits = o.lse =
+      o.strides = o.v_dim = o.dlse = -1;
+  return o;
+}
 
 std::int32_t finish(const Status& status, flashcore_error* error) {
   if (error != nullptr) {
@@ -53,8 +78,15 @@ std::int32_t finish(const Status& status, flashcore_error* error) {
 }  // namespace
 
 Result<VerifyReport> verify_attention(const flashcore_verify_options& options,
-                                      const VerifyFunction& function) {
-  FunctionTarget target(function);
+                                      const VerifyFunction& function,
+                                      const VerifyBackwardFunction& backward) {
+  VerifyBackwardFunction of_options;
+  if (options.backward != nullptr) {
+    of_options = [&](const flashcore_verify_backward_call& call, std::string*) {
+      return options.backward(&call, options.backward_user);
+    };
+  }
+  FunctionTarget target(function, backward ? backward : of_options);
   return verify::run_probes(options, target);
 }
 
@@ -63,12 +95,10 @@ Result<VerifyReport> verify_attention(const flashcore_verify_options& options,
 extern "C" {
 
 void flashcore_verify_options_init(flashcore_verify_options* o, size_t struct_size) {
-  if (o == nullptr || struct_size != sizeof *o) return;
-  *o = {};
-  o->struct_size = sizeof *o;
-  o->seed = 1;
-  o->gqa = o->batch = o->cross = o->causal = o->window = o->scale = o->softcap = o->splits =
-      o->lse = o->strides = o->v_dim = -1;
+  if (o == nullptr || !flashcore::is_size_of_options(struct_size)) return;
+  flashcore_verify_options all = flashcore::default_options();
+  all.struct_size = struct_size;
+  std::memcpy(o, &all, struct_size);
 }
 
 int32_t flashcore_verify(const flashcore_verify_options* options,
@@ -80,14 +110,16 @@ int32_t flashcore_verify(const flashcore_verify_options* options,
       return invalid_argument("options, function or report is NULL");
     }
     *report = nullptr;
-    if (options->struct_size != sizeof *options) {
+    if (!is_size_of_options(options->struct_size)) {
       return invalid_argument(
           "options: struct_size is %zu; library version %s expects %zu; compile the caller against "
           "its verify_c.h",
           options->struct_size, version(), sizeof *options);
     }
+    flashcore_verify_options all = default_options();
+    std::memcpy(&all, options, options->struct_size);
     const Result<VerifyReport> result = verify_attention(
-        *options,
+        all,
         [&](const flashcore_verify_call& call, std::string*) { return function(&call, user); });
     if (!result.ok()) return result.status();
     auto made = std::make_unique<flashcore_report>();

@@ -161,6 +161,7 @@ void find_empty_rows(ProbeSequence& probes, Discovery& found) {
   setting.lse = true;
   const CallResult result = probes.impl.run(call, setting);
   if (result.ok()) {
+    probes.conventions.empty_lse = result.lse[0];
     found.conventions.push_back("LSE of a row without visible keys: " + number(result.lse[0]));
   }
 }

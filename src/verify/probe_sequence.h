@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -16,13 +17,16 @@ namespace flashcore::verify {
 /// Features of the implementation, declared or discovered (discover.cc).
 struct Capabilities {
   bool batch = true, gqa = true, cross = true, full = true, causal = true, window = true,
-       scale = true, softcap = true, splits = true, lse = true, strides = true, v_dim = true;
+       scale = true, softcap = true, splits = true, lse = true, strides = true, v_dim = true,
+       dlse = true;
   std::int64_t length_step = 1;  ///< all lengths are multiples of this
   std::vector<std::int64_t> head_dims;
 };
 
 struct Conventions {
-  bool top_left = false;  ///< causal alignment: query 0 at key 0
+  double empty_lse = -std::numeric_limits<double>::infinity();  ///< of a row that sees no key
+  bool gradients_vary = false;  ///< bits of gradients differ from call to call, within rounding
+  bool top_left = false;        ///< causal alignment: query 0 at key 0
   bool lse_base_2 = false;
 };
 
@@ -51,6 +55,7 @@ struct ProbeSequence {
   Conventions conventions;
   std::uint64_t seed = 1;
   bool quick = false;
+  bool deterministic = false;  ///< gradients promise the same bits in every call
   /// If set, every shape has this batch, heads, q_len and v_dim: reproduces the failure of one
   /// shape.
   std::optional<Shape> pinned = std::nullopt;
@@ -117,6 +122,10 @@ struct Discovery {
 };
 Discovery discover(ProbeSequence& probes, const flashcore_verify_options& options);
 
-Result<VerifyReport> run_probes(const flashcore_verify_options& options, CallTarget& target);
+/// Which probes run. `gradients`: those of the backward pass alone; the forward pass is known to be
+/// correct.
+enum class ProbeSet { all, gradients };
+Result<VerifyReport> run_probes(const flashcore_verify_options& options, CallTarget& target,
+                                ProbeSet set = ProbeSet::all);
 
 }  // namespace flashcore::verify

@@ -5,15 +5,18 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "verify/gradient_call.h"
 #include "verify/inputs/decimal.h"
+#include "verify/probe_list.h"
 
 namespace flashcore {
 
 const char* to_string(FaultStage stage) noexcept {
   static constexpr const char* kNames[] = {
-      "",     "determinism", "coverage", "layout",    "sum",     "pv",
-      "tail", "scale",       "scores",   "precision", "rescale", "max",
-      "mask", "combine",     "bounds",   "dequant",   "lse",     "unlocalised"};
+      "",       "determinism", "coverage",  "layout",      "sum", "pv",   "tail",
+      "scale",  "scores",      "precision", "rescale",     "max", "mask", "combine",
+      "bounds", "dequant",     "lse",       "unlocalised", "dv",  "dp",   "delta",
+      "ds",     "dq",          "dk",        "accumulate",  "dlse"};
   return kNames[static_cast<int>(stage)];
 }
 
@@ -25,59 +28,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-struct Probe {
-  const char* name;
-  const char* question;
-  Finding (*run)(ProbeSequence&, std::int64_t head_dim);
-  /// Returns the reason why this probe cannot run on the implementation; empty if it can.
-  std::string (*why_not)(const ProbeSequence&);
-  enum class Dims { first, two_if_quick, all } dims;  ///< head dims to run at
-};
-
-std::string always(const ProbeSequence&) { return ""; }
-std::string if_8bit(const ProbeSequence& p) {
-  return is_8bit(p.impl.formats().dtype) ? "" : "the inputs are not 8-bit";
-}
-std::string if_causal(const ProbeSequence& p) { return p.can.causal ? "" : "no causal mask"; }
-std::string if_window(const ProbeSequence& p) { return p.can.window ? "" : "no sliding window"; }
-std::string if_softcap(const ProbeSequence& p) { return p.can.softcap ? "" : "no softcap"; }
-std::string if_splits(const ProbeSequence& p) {
-  return p.can.splits ? "" : "no num_splits parameter";
-}
-std::string if_lse(const ProbeSequence& p) { return p.can.lse ? "" : "no LSE output"; }
-
-using Dims = Probe::Dims;
-
-/// In execution order: a probe relies on the ones above it.
-const Probe kProbes[] = {
-    {"codes", "does every 8-bit encoding of V decode to its value?", probe_encodings, if_8bit,
-     Dims::first},
-    {"coverage", "is every output written, independent of its old content?", probe_coverage, always,
-     Dims::two_if_quick},
-    {"determinism", "does the same call return the same bits?", probe_determinism, always,
-     Dims::first},
-    {"layout", "one key: are V and out addressed correctly?", probe_layout, always, Dims::all},
-    {"uniform", "Q = 0: is P = 1/n at every length?", probe_uniform, always, Dims::two_if_quick},
-    {"key_layout", "Q = 0: are all keys read from the right head?", probe_key_layout, always,
-     Dims::two_if_quick},
-    {"scores", "do the scores read back from P match?", probe_scores, always, Dims::all},
-    {"softcap", "do they match with a softcap?", probe_softcap, if_softcap, Dims::first},
-    {"rescale", "ascending scores: are accumulator and sum rescaled?", probe_rescale, always,
-     Dims::two_if_quick},
-    {"max", "large scores: does exp() stay in range?", probe_max, always, Dims::first},
-    {"mask", "causal: does every query see exactly its keys?", probe_mask, if_causal,
-     Dims::two_if_quick},
-    {"window", "does every query see exactly its window?", probe_window, if_window, Dims::first},
-    {"combine", "are the partial results of KV splits combined correctly?", probe_combine,
-     if_splits, Dims::first},
-    {"bounds", "is memory outside the tensors read or written?", probe_bounds, always,
-     Dims::two_if_quick},
-    {"scales", "are q and k decoded correctly, with each head's own scale?", probe_scales, if_8bit,
-     Dims::first},
-    {"lse", "does the LSE match the scores?", probe_lse, if_lse, Dims::two_if_quick},
-    {"random", "do random problems of many shapes match?", probe_random, always, Dims::first},
-};
 
 Result<Format> format_of(const char* what, const char* name, Format otherwise) {
   if (name == nullptr) return otherwise;
@@ -105,6 +55,8 @@ Result<ImplementationFormats> formats_of(const flashcore_verify_options& o) {
   return f;
 }
 
+using Dims = Probe::Dims;
+
 /// Runs one probe at each of its head dims.
 Finding run_probe(ProbeSequence& probes, const Probe& probe) {
   const std::size_t max_dims = probe.dims == Dims::first                          ? 1
@@ -123,9 +75,7 @@ Finding run_probe(ProbeSequence& probes, const Probe& probe) {
 Finding run_and_confirm(ProbeSequence& probes, const Probe& probe) {
   const std::int64_t deaths = probes.impl.deaths();
   const Finding first = run_probe(probes, probe);
-  const bool compares_calls =
-      probe.run == probe_coverage || probe.run == probe_determinism || probe.run == probe_random;
-  if (!first.found() || compares_calls || probes.impl.deaths() > deaths) return first;
+  if (!first.found() || probe.compares_calls || probes.impl.deaths() > deaths) return first;
   const Finding again = run_probe(probes, probe);
   if (again.stage == first.stage && again.detail == first.detail) return first;
   Finding f = first;
@@ -159,15 +109,17 @@ void note_not_probed(const ProbeSequence& probes, VerifyReport& report) {
     report.not_probed.push_back(decimal(probes.impl.refused()) +
                                 " calls were refused; the first: " + probes.impl.first_refusal());
   }
-  report.not_probed.emplace_back("the backward pass");
+  if (!probes.impl.has_backward()) report.not_probed.emplace_back("the backward pass");
 }
 
 /// Fails if `only` names no probe.
 Status check_probe_name(const std::string& only) {
   std::string names;
-  for (const Probe& probe : kProbes) {
-    if (only.empty() || only == probe.name) return {};
-    names += std::string(names.empty() ? "" : ", ") + probe.name;
+  for (const auto& list : {forward_probes(), gradient_probes()}) {
+    for (const Probe& probe : list) {
+      if (only.empty() || only == probe.name) return {};
+      names += std::string(names.empty() ? "" : ", ") + probe.name;
+    }
   }
   return invalid_argument("only is \"%s\"; wanted one of %s", only.c_str(), names.c_str());
 }
@@ -196,9 +148,56 @@ void run_into(ProbeSequence& probes, const Probe& probe, ProbeResult& result,
                       ": " + finding.call;
 }
 
+/// One run of the verifier: which probes, and the report they fill.
+struct Run {
+  const flashcore_verify_options& options;
+  std::string only;
+  VerifyReport& report;
+  std::int32_t number = 0, count = 0;  ///< of probes, for progress
+
+  /// Runs the probes of a list in order, until one fails. `before` is the reason not to run any.
+  void run_list(ProbeSequence& probes, std::span<const Probe> list, const std::string& before) {
+    for (const Probe& probe : list) {
+      ++number;
+      ProbeResult result{probe.name, probe.question, ProbeResult::Status::not_probed, "", 0, 0};
+      result.detail = probe.why_not(probes);
+      if (!report.ok) result.detail = "relies on the stage that failed";
+      if (!before.empty()) result.detail = before;
+      if (!only.empty() && only != probe.name) result.detail = "only " + only + " was requested";
+      if (result.detail.empty()) {
+        if (options.progress != nullptr) {
+          options.progress(probe.name, number, count, options.progress_user);
+        }
+        run_into(probes, probe, result, report);
+      }
+      report.probes.push_back(std::move(result));
+    }
+  }
+
+  /// The backward pass, after the forward pass has passed.
+  void run_backward(ProbeSequence probes) {
+    const bool wanted = only.empty() || only.starts_with("grad_");
+    std::string why_not;
+    if (is_8bit(probes.impl.formats().dtype)) {
+      why_not = "8-bit inputs have no gradients";
+    } else if (report.ok && wanted) {
+      Discovery found = discover_backward(probes, options);
+      probes.impl.forget_refusals();
+      report.capabilities.insert(report.capabilities.end(), found.capabilities.begin(),
+                                 found.capabilities.end());
+      if (!found.status.ok()) why_not = "every call was refused: " + found.status.message();
+    }
+    run_list(probes, gradient_probes(), why_not);
+    if (probes.conventions.gradients_vary && report.ok) {
+      report.conventions.emplace_back("gradients: bits differ from call to call, within rounding");
+    }
+  }
+};
+
 }  // namespace
 
-Result<VerifyReport> run_probes(const flashcore_verify_options& o, CallTarget& target) {
+Result<VerifyReport> run_probes(const flashcore_verify_options& o, CallTarget& target,
+                                ProbeSet set) {
   const Clock::time_point start = Clock::now();
   const Result<ImplementationFormats> formats = formats_of(o);
   if (!formats.ok()) return formats.status();
@@ -223,25 +222,15 @@ Result<VerifyReport> run_probes(const flashcore_verify_options& o, CallTarget& t
   report.conventions = std::move(found.conventions);
   report.ok = true;
   if (found.fault.found()) note_finding(found.fault, report);
-  std::int32_t number = 0;
-  for (const Probe& probe : kProbes) {
-    ++number;
-    ProbeResult result{probe.name, probe.question, ProbeResult::Status::not_probed, "", 0, 0};
-    result.detail = probe.why_not(probes);
-    if (!report.ok) {
-      result.detail = found.fault.found() ? "the first call is already wrong"
-                                          : "relies on the stage that failed";
-    }
-    if (!only.empty() && only != probe.name) result.detail = "only " + only + " was requested";
-    if (result.detail.empty()) {
-      if (o.progress != nullptr) {
-        o.progress(probe.name, number, static_cast<std::int32_t>(std::size(kProbes)),
-                   o.progress_user);
-      }
-      run_into(probes, probe, result, report);
-    }
-    report.probes.push_back(std::move(result));
+  Run run{o, only, report};
+  const bool forward = set == ProbeSet::all;
+  run.count = static_cast<std::int32_t>((forward ? forward_probes().size() : 0) +
+                                        (impl.has_backward() ? gradient_probes().size() : 0));
+  if (forward) {
+    run.run_list(probes, forward_probes(),
+                 found.fault.found() ? "the first call is already wrong" : "");
   }
+  if (impl.has_backward()) run.run_backward(probes);
   note_not_probed(probes, report);
   report.calls = impl.calls();
   report.seconds = seconds_since(start);

@@ -33,7 +33,33 @@ class VerifyTest(CommandTest):
         report = self.verdict(ME, "attention", code=0)
         self.assertTrue(report["ok"])
         self.assertIsNone(report["stage"])
+        probes = {probe["name"]: probe["status"] for probe in report["probes"]}
+        self.assertEqual(probes["grad_ds"], "passed")
+        self.assertEqual(probes["grad_softcap"], "not probed")
+        self.assertNotIn("the backward pass", report["not_probed"])
+
+    def test_library_without_a_backward(self):
+        report = self.verdict(FAULTS, "talks", code=0)
         self.assertIn("the backward pass", report["not_probed"])
+        self.assertNotIn("grad_ds", [probe["name"] for probe in report["probes"]])
+
+    def test_our_backward_kernel_is_correct(self):
+        done = self.call("verify", "--op", "backward", "--kernel", "^bwd_generic_f32$", "--device", "cpu",
+                         "--quick", "--quiet")
+        self.assertRegex(done.stdout, r"bwd_generic_f32 +f32 +correct")
+
+    def test_wrong_backward_of_a_library(self):
+        report = self.verdict(FAULTS, "doubles_dq")
+        self.assertEqual(report["stage"], "scale")
+        self.assertIn("dk shows the correct dS", report["detail"])
+        command = report["reproducer"].split()
+        again = self.call(*command[1:], "--quiet", code=FAILED)
+        self.assertIn("first at stage scale", again.stdout)
+
+    def test_crash_of_a_backward(self):
+        report = self.verdict(FAULTS, "backward_crashes")
+        self.assertEqual(report["stage"], "bounds")
+        self.assertIn("SIGSEGV", report["detail"])
 
     def test_split_fault_is_in_combine(self):
         page = self.path("report.html")
@@ -104,6 +130,7 @@ class VerifyTest(CommandTest):
         self.refuse("verify", "--lib", ME, "--symbol", "nothing", about="no function nothing")
         self.refuse("verify", "--lib", "./none.so", "--symbol", "attention", about="none.so")
         self.refuse("verify", "--lib", ME, about="belong together")
+        self.refuse("verify", "--lib", ME, "--symbol", "attention", "--op", "backward", about="--op")
         self.refuse("verify", "--only", "nothing", "--kernel", "generic_f32", about="wanted one of")
 
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 int32_t attention(const flashcore_verify_call* call, void* user); /* examples/verify_me.c */
+int32_t attention_backward(const flashcore_verify_backward_call* call, void* user);
 
 int32_t crashes(const flashcore_verify_call* call, void* user) {
   if (call->k->shape[2] >= 65) raise(SIGSEGV);
@@ -81,4 +82,27 @@ int32_t refuses_everything(const flashcore_verify_call* call, void* user) {
   (void)user;
   strncpy(call->message, "not today", call->message_bytes - 1);
   return FLASHCORE_UNSUPPORTED;
+}
+
+int32_t doubles_dq(const flashcore_verify_call* call, void* user) { return attention(call, user); }
+
+int32_t doubles_dq_backward(const flashcore_verify_backward_call* call, void* user) {
+  const int32_t code = attention_backward(call, user);
+  const flashcore_tensor* t = call->dq;
+  for (int64_t row = 0; code == 0 && row < t->shape[0] * t->shape[1] * t->shape[2]; ++row) {
+    const int64_t i = row % t->shape[2], h = row / t->shape[2] % t->shape[1];
+    float* at = (float*)t->data + row / t->shape[2] / t->shape[1] * t->strides[0] +
+                h * t->strides[1] + i * t->strides[2];
+    for (int64_t c = 0; c < t->shape[3]; ++c) at[c * t->strides[3]] *= 2;
+  }
+  return code;
+}
+
+int32_t backward_crashes(const flashcore_verify_call* call, void* user) {
+  return attention(call, user);
+}
+
+int32_t backward_crashes_backward(const flashcore_verify_backward_call* call, void* user) {
+  if (call->forward->k->shape[2] >= 65) raise(SIGSEGV);
+  return attention_backward(call, user);
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "flashcore/verify.h"
+#include "mutants/reference_bwd.h"
 #include "mutants/reference_impl.h"
 
 namespace flashcore::mutants {
@@ -16,6 +17,8 @@ struct Mutant {
   std::function<VerifyFunction()> make;
   std::string arithmetic;   ///< declared arithmetic; empty: that of the dtype
   bool regression = false;  ///< true for a fault of a real kernel
+  /// Of a mutant of the backward pass: its forward pass is correct and not probed.
+  std::function<VerifyBackwardFunction()> make_backward = {};
 };
 
 /// Written together with the probes.
@@ -25,6 +28,11 @@ std::vector<Mutant> frozen_mutants();
 /// Designed to get past the probes.
 std::vector<Mutant> adversary_mutants();
 std::vector<Mutant> correct_impls();
+
+/// Of the backward pass; the frozen ones are written after its probes were frozen.
+std::vector<Mutant> first_backward_mutants();
+std::vector<Mutant> frozen_backward_mutants();
+std::vector<Mutant> correct_backwards();
 
 /// Index of an element of a row-major matrix.
 inline std::size_t at(std::int64_t row, std::int64_t columns, std::int64_t column) {
@@ -39,6 +47,24 @@ std::function<VerifyFunction()> mutant(Change change) {
     change(parts);
     return [parts](const flashcore_verify_call& call, std::string*) { return attend(parts, call); };
   };
+}
+
+/// The reference backward pass with some parts replaced.
+template <typename Change>
+Mutant backward(std::string name, FaultStage stage, std::string dtypes, Change change) {
+  return {std::move(name),
+          stage,
+          std::move(dtypes),
+          mutant([](Parts&) {}),
+          "",
+          false,
+          [change]() -> VerifyBackwardFunction {
+            BackwardParts parts = default_backward();
+            change(parts);
+            return [parts](const flashcore_verify_backward_call& call, std::string*) {
+              return differentiate(parts, call);
+            };
+          }};
 }
 
 }  // namespace flashcore::mutants

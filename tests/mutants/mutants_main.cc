@@ -1,14 +1,14 @@
-// Runs the verifier on all mutants and prints four tables: mutants written together with the
-// probes, mutants written after the probes were frozen, mutants designed to get past the probes,
-// and correct implementations.
+// Runs the verifier on all mutants and prints a table for each kind: mutants written together with
+// the probes, mutants written after the probes were frozen, mutants designed to get past the
+// probes, and correct implementations; then those of the backward pass.
 //
-//   flashcore_mutants [--full] [--all] [--seeds N] [--part first|frozen|adversary|correct]
-//                     [--only NAME] [--show]
+//   flashcore_mutants [--full] [--all] [--seeds N] [--sample N] [--only NAME] [--show]
+//                     [--part first|frozen|adversary|correct|bwd_first|bwd_frozen|bwd_correct]
 //
-// --full runs the full probes instead of the quick ones, --all runs every dtype of a mutant, --show
-// prints each report. The exit status is 0 if every mutant is found, 90 % of each table with the
-// expected stage, every correct implementation passes, and no mutant takes more than two seconds of
-// CPU time.
+// --sample N runs every Nth mutant of the backward pass. --full runs the full probes instead of the
+// quick ones, --all runs every dtype of a mutant, --show prints each report. The exit status is 0
+// if every mutant is found, 90 % of each table with the expected stage, every correct
+// implementation passes, and no mutant takes more than two seconds of CPU time.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "mutants/mutants.h"
+#include "verify/probe_sequence.h"
 
 namespace flashcore::mutants {
 namespace {
@@ -27,6 +28,7 @@ namespace {
 struct Args {
   bool full = false, all = false, show = false;
   int seeds = 1;
+  int sample = 1;  ///< every how many mutants of the backward pass
   std::string only, part;
 };
 
@@ -61,6 +63,33 @@ double cpu_seconds() {
 constexpr double kGoalSeconds = 1, kMostSeconds = 2;
 constexpr int kTimesAlone = 3;
 
+/// Calls a mutant of the backward pass in this process.
+class BackwardTarget final : public verify::CallTarget {
+ public:
+  explicit BackwardTarget(const Mutant& mutant)
+      : forward_(mutant.make()), backward_(mutant.make_backward()) {}
+
+  std::byte* block(std::size_t bytes) override {
+    memory_.assign(bytes + kAlignment, std::byte{0});
+    const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
+    return memory_.data() + (kAlignment - address % kAlignment) % kAlignment;
+  }
+  std::int32_t call(const flashcore_verify_call& call, std::string* message) override {
+    return forward_(call, message);
+  }
+  bool has_backward() const override { return true; }
+  std::int32_t call_backward(const flashcore_verify_backward_call& call,
+                             std::string* message) override {
+    return backward_(call, message);
+  }
+
+ private:
+  static constexpr std::size_t kAlignment = 256;
+  VerifyFunction forward_;
+  VerifyBackwardFunction backward_;
+  std::vector<std::byte> memory_;
+};
+
 struct Verified {
   Result<VerifyReport> report;
   double seconds;
@@ -76,6 +105,11 @@ Verified verify(const Args& args, const Job& job) {
   options.seed = job.seed;
   options.quick = args.full ? 0 : 1;
   const double start = cpu_seconds();
+  if (e.make_backward) {
+    BackwardTarget target(e);
+    Result<VerifyReport> report = verify::run_probes(options, target, verify::ProbeSet::gradients);
+    return {std::move(report), cpu_seconds() - start};
+  }
   Result<VerifyReport> report = verify_attention(options, e.make());
   return {std::move(report), cpu_seconds() - start};
 }
@@ -129,7 +163,9 @@ Tally run_all(const Args& args, const char* title, const std::vector<Mutant>& mu
   Tally tally;
   std::vector<std::function<void()>> jobs;
   std::mutex mutex;
+  int index = 0;
   for (const Mutant& e : mutants) {
+    if (e.make_backward && index++ % args.sample != 0) continue;
     if (!args.only.empty() && e.name.find(args.only) == std::string::npos) continue;
     std::istringstream dtypes(e.dtypes);
     for (std::string dtype; dtypes >> dtype;) {
@@ -173,11 +209,20 @@ int run_mutants(const Args& args) {
   const Tally adversary =
       part("adversary", "Mutants designed to get past the probes", adversary_mutants);
   const Tally correct = part("correct", "Correct implementations", correct_impls);
+  const Tally bwd_first =
+      part("bwd_first", "Backward: written together with the probes", first_backward_mutants);
+  const Tally bwd_frozen =
+      part("bwd_frozen", "Backward: written after the probes were frozen", frozen_backward_mutants);
+  const Tally bwd_correct = part("bwd_correct", "Backward: correct", correct_backwards);
   const auto good = [](const Tally& t) {
     return t.found == t.shown && t.named * 10 >= t.shown * 9 && t.too_slow == 0;
   };
-  const bool ok = good(first) && good(frozen) && good(adversary) && correct.named == correct.shown;
-  const int shown = first.shown + frozen.shown + adversary.shown + correct.shown;
+  bool ok = correct.named == correct.shown && bwd_correct.named == bwd_correct.shown;
+  int shown = correct.shown + bwd_correct.shown;
+  for (const Tally* tally : {&first, &frozen, &adversary, &bwd_first, &bwd_frozen}) {
+    ok = ok && good(*tally);
+    shown += tally->shown;
+  }
   std::printf("\n%s: %d runs\n", ok && shown > 0 ? "passed" : "FAILED", shown);
   return ok && shown > 0 ? 0 : 1;
 }
@@ -196,14 +241,17 @@ int main(int argc, char** argv) {
       args.show = true;
     } else if (std::strcmp(argv[i], "--seeds") == 0 && i + 1 < argc) {
       args.seeds = std::atoi(argv[++i]);
+    } else if (std::strcmp(argv[i], "--sample") == 0 && i + 1 < argc) {
+      args.sample = std::max(1, std::atoi(argv[++i]));
     } else if (std::strcmp(argv[i], "--part") == 0 && i + 1 < argc) {
       args.part = argv[++i];
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       args.only = argv[++i];
     } else {
       std::fprintf(stderr,
-                   "usage: flashcore_mutants [--full] [--all] [--seeds N] "
-                   "[--part first|frozen|adversary|correct] [--only NAME] [--show]\n");
+                   "usage: flashcore_mutants [--full] [--all] [--seeds N] [--sample N] "
+                   "[--part [bwd_]first|[bwd_]frozen|adversary|[bwd_]correct] [--only NAME] "
+                   "[--show]\n");
       return 2;
     }
   }

@@ -93,6 +93,8 @@ struct ModelCta {
 /// Base of the warps of all roles.
 template <core::Sm90Traits kShape>
 struct ModelWarp {
+  using Barrier = Sm90Barrier;
+  using Queue = TileQueueState;
   using Pipeline = core::Sm90Pipeline<kShape>;
   ModelCta<kShape>& cta;
   int reader = -1;  // index among the readers of the tile queue; -1 for the scheduler

@@ -37,10 +37,10 @@ void draw_and_run(std::uint64_t seed, InjectedFault fault) {
   }
 }
 
-/// Adds a row of kernels.def if it is an sm90 kernel.
-template <Family kFamily, int... kShape>
+/// Adds a row of kernels.def if it is an sm90 kernel of the forward.
+template <Operation kOp, Family kFamily, int... kShape>
 void add_kernel(std::map<std::string, Model>& models) {
-  if constexpr (kFamily == Family::sm90) {
+  if constexpr (kOp == Operation::fwd && kFamily == Family::sm90) {
     constexpr core::Sm90Traits kTraits{kShape...};
     models[std::string(kTraits.is_fp8() ? "e4m3_" : "") + "d" + std::to_string(kTraits.head_dim) +
            "_q" + std::to_string(kTraits.tile_q) + "_k" + std::to_string(kTraits.tile_k)] = {
@@ -54,7 +54,7 @@ const std::map<std::string, Model>& models() {
     std::map<std::string, Model> found;
 #define FLASHCORE_KERNEL(id, op, family, inputs, dtype, head_dim, v_dim, tile_q, tile_k, stages, \
                          warp_rows, threads, smem)                                               \
-  add_kernel<Family::family, head_dim, tile_q, tile_k, stages,                                   \
+  add_kernel<Operation::op, Family::family, head_dim, tile_q, tile_k, stages,                    \
              Inputs::inputs == Inputs::fp8 ? 1 : 2>(found);
 #include "cuda/kernels.def"
     return found;

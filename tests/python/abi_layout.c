@@ -181,6 +181,7 @@ static void print_distributed(void) {
   FIELD(flashcore_distributed_problem, net_latency);
   FIELD(flashcore_distributed_problem, forward_flops);
   FIELD(flashcore_distributed_problem, backward_flops);
+  FIELD(flashcore_distributed_problem, separate_backward);
   END();
 }
 

@@ -34,6 +34,29 @@ def attention(q, k, v, *, causal=False, scale=None, return_lse=False, scale_fact
     return (out, lse.astype("f4")) if return_lse else out
 
 
+def attention_backward(q, k, v, out, lse, dout, *, dlse=None, causal=False, scale=None, dq_factor=1.0,
+                       delta_factor=1.0):
+    """The gradients of attention(). dq_factor and delta_factor inject faults."""
+    group = q.shape[1] // k.shape[1]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    q, k, v, out, dout = (x.astype("f8") for x in (q, k, v, out, dout))
+    wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
+    s = (q @ wide_k.transpose(0, 1, 3, 2)) * scale
+    m, n = s.shape[-2:]
+    visible = np.arange(n) <= (np.arange(m)[:, None] + n - m if causal else n)
+    finite = np.where(np.isfinite(lse), lse, 0).astype("f8")[..., None]
+    p = np.exp(np.where(visible, s - finite, -np.inf))
+    delta = (dout * out).sum(-1) * delta_factor - (0 if dlse is None else dlse)
+    ds = p * (dout @ wide_v.transpose(0, 1, 3, 2) - delta[..., None])
+
+    def of_kv_heads(x):
+        return x.reshape(k.shape[0], k.shape[1], group, n, -1).sum(2)
+
+    dk = of_kv_heads(ds.transpose(0, 1, 3, 2) @ q) * scale
+    dv = of_kv_heads(p.transpose(0, 1, 3, 2) @ dout)
+    return ds @ wide_k * scale * dq_factor, dk, dv
+
+
 @unittest.skipUnless(HAVE_NUMPY, "NumPy is not installed")
 class NumpyTest(unittest.TestCase):
     def test_correct(self):
@@ -155,6 +178,47 @@ class NumpyTest(unittest.TestCase):
         report = flashcore.verify(ignores, quick=True, supports={"window": True})
         self.assertEqual(report.stage, "mask")
 
+    def test_correct_backward(self):
+        for dtype in ("float32", "float16"):
+            report = flashcore.verify(attention, backward=attention_backward, dtype=dtype, quick=True)
+            self.assertTrue(report.ok, str(report))
+            self.assertIn("dlse: yes", report.capabilities)
+            self.assertIn("passed", [p.status for p in report.probes if p.name == "grad_dlse"])
+
+    def test_own_backward_is_correct(self):
+        report = flashcore.verify(flashcore.attention, backward=flashcore.attention_backward, quick=True,
+                                  supports={"deterministic": True}, library=None)
+        self.assertTrue(report.ok, str(report))
+        self.assertFalse([p for p in report.probes if p.status == "not probed" and
+                          p.name.startswith("grad_")], str(report))
+
+    def test_wrong_backward(self):
+        def without_delta(q, k, v, out, lse, dout, *, causal=False):
+            return attention_backward(q, k, v, out, lse, dout, causal=causal, delta_factor=0)
+
+        report = flashcore.verify(attention, backward=without_delta, quick=True)
+        self.assertEqual(report.stage, "delta")
+        self.assertIn("it is not subtracted", report.detail)
+        self.assertIn("backward=without_delta", report.reproducer)
+
+        def wrong_dq(dout, q, k, v, out, lse, causal=False):  # another order: found by name
+            return attention_backward(q, k, v, out, lse, dout, causal=causal, dq_factor=-1)
+
+        self.assertEqual(flashcore.verify(attention, backward=wrong_dq, quick=True).stage, "dq")
+
+    def test_misshapen_gradient(self):
+        def rows_first(q, k, v, out, lse, dout):
+            dq, dk, dv = attention_backward(q, k, v, out, lse, dout)
+            return dq.transpose(0, 2, 1, 3), dk, dv
+
+        report = flashcore.verify(attention, backward=rows_first, quick=True)
+        self.assertEqual(report.stage, "layout")
+        self.assertIn("dq's shape is", report.detail)
+
+    def test_backward_that_cannot_be_used(self):
+        with self.assertRaisesRegex(TypeError, "backward is 3"):
+            flashcore.verify(attention, backward=3)
+
     def test_cannot_be_run(self):
         def broken(q, k, v):
             raise KeyError("nothing works")
@@ -176,8 +240,33 @@ class TorchTest(unittest.TestCase):
     def test_sdpa_backends_are_correct(self):
         from flashcore._torch import verify
 
-        for name, report in verify.verify_backends("cpu", quick=True):
+        for name, report in verify.verify_backends("cpu", quick=True, backward=True):
             self.assertTrue(report.ok, f"{name}\n{report}")
+            self.assertIn("passed", [p.status for p in report.probes if p.name == "grad_ds"])
+
+    def test_wrong_autograd(self):
+        import torch
+
+        class Attention(torch.autograd.Function):
+            @staticmethod
+            def forward(context, q, k, v):
+                p = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+                context.save_for_backward(q, k, v, p)
+                return p @ v
+
+            @staticmethod
+            def backward(context, dout):
+                q, k, v, p = context.saved_tensors
+                dp = dout @ v.mT
+                ds = p * (dp - (dp * p).sum(-1, keepdim=True))
+                return ds @ k, ds.mT @ q * q.shape[-1] ** -0.5, p.mT @ dout  # no scale in dq
+
+        def attention_of_torch(q, k, v):
+            return Attention.apply(q, k, v)
+
+        report = flashcore.verify(attention_of_torch, backward=True, quick=True)
+        self.assertEqual(report.stage, "scale")
+        self.assertIn("the scale is missing", report.detail)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ namespace flashcore::tool {
 /// Calls FlashCore kernels, one at a time.
 class KernelTarget : public verify::CallTarget {
  public:
-  /// Selects the kernel of the next calls by its id.
-  virtual void choose(const char* kernel) = 0;
+  /// Selects the kernel of the next calls by its id. With a backward kernel the planner chooses
+  /// those of the forward pass.
+  virtual void choose(const KernelInfo& kernel) = 0;
 };
 
 /// Runs the kernels in this process.
@@ -24,7 +25,8 @@ std::unique_ptr<KernelTarget> kernels_here(const Target& target);
 std::unique_ptr<KernelTarget> kernel_child(const DeviceArgs& device, double limit_s);
 
 /// Calls a library's function in a child process, so that a crash of the function does not end the
-/// report. limit_s 0: no limit.
+/// report. limit_s 0: no limit. The backward pass is the function <symbol>_backward, if there is
+/// one.
 std::unique_ptr<verify::CallTarget> library_target(const std::string& library,
                                                    const std::string& symbol,
                                                    const std::string& device, double limit_s);
@@ -33,8 +35,12 @@ std::unique_ptr<verify::CallTarget> library_target(const std::string& library,
 /// the parent closes the pipe.
 int serve_verify(const std::string& library, const std::string& symbol, const DeviceArgs& device);
 
-/// Runs one call of a kernel. Its tensors are in the `bytes` bytes of host memory at `base`.
+/// Runs one call of a kernel (null: the planner chooses). Its tensors are in the `bytes` bytes of
+/// host memory at `base`.
 Status run_call(const Target& target, const char* kernel, const flashcore_verify_call& call,
                 std::byte* base, std::size_t bytes);
+Status run_backward_call(const Target& target, const char* kernel,
+                         const flashcore_verify_backward_call& call, std::byte* base,
+                         std::size_t bytes);
 
 }  // namespace flashcore::tool

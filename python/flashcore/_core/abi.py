@@ -195,6 +195,7 @@ class DistributedProblem(ctypes.Structure):
         ("net_latency", c_double),
         ("forward_flops", c_double),
         ("backward_flops", c_double),
+        ("separate_backward", c_int32),
     ]
 
 

@@ -30,15 +30,26 @@ class Call(ctypes.Structure):
     ]
 
 
+class BackwardCall(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("forward", POINTER(Call)),
+        *[(name, POINTER(Tensor)) for name in ("dout", "dlse", "dq", "dk", "dv")],
+    ]
+
+
 # FLASHCORE_VERIFY_..._MISSHAPEN: status codes of a call whose result has the wrong shape.
-OUT_MISSHAPEN, LSE_MISSHAPEN = 100, 101
+OUT_MISSHAPEN, LSE_MISSHAPEN, GRADIENT_MISSHAPEN = 100, 101, 102
 
 FUNCTION = ctypes.CFUNCTYPE(c_int32, POINTER(Call), c_void_p)
+BACKWARD = ctypes.CFUNCTYPE(c_int32, POINTER(BackwardCall), c_void_p)
 PROGRESS = ctypes.CFUNCTYPE(None, c_char_p, c_int32, c_int32, c_void_p)
 
 # Capabilities that a caller can declare, in the order of the struct.
 CAPABILITIES = ("gqa", "batch", "cross", "causal", "window", "scale", "softcap", "splits", "lse",
                 "strides", "v_dim")
+# Of the backward pass.
+BACKWARD_CAPABILITIES = ("dlse", "deterministic")
 
 
 class Options(ctypes.Structure):
@@ -52,6 +63,9 @@ class Options(ctypes.Structure):
         *[(name, c_int32) for name in CAPABILITIES],
         ("progress", PROGRESS),
         ("progress_user", c_void_p),
+        ("backward", BACKWARD),
+        ("backward_user", c_void_p),
+        *[(name, c_int32) for name in BACKWARD_CAPABILITIES],
     ]
 
 

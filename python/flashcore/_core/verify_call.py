@@ -62,7 +62,11 @@ def array_of(tensor):
 
 
 class Misshapen(Exception):
-    """A result has the wrong shape."""
+    """A result has the wrong shape; `code` tells the library which."""
+
+    def __init__(self, message, code):
+        super().__init__(message)
+        self.code = code
 
 
 class Adapter:
@@ -78,17 +82,20 @@ class Adapter:
 
     def __call__(self, pointer, _user):
         call = pointer.contents
+        return self._guard(call, call, verify_abi.Call, self._run)
+
+    def _guard(self, call, given, struct, run):
+        """Runs a call and turns what it raises into the code and the message of `call`."""
         try:
-            if call.struct_size != ctypes.sizeof(verify_abi.Call):
-                raise RuntimeError("the library's flashcore_verify_call has another size")
-            self._run(call)
+            if given.struct_size != ctypes.sizeof(struct):
+                raise RuntimeError(f"the library's {struct.__name__} has another size")
+            run(given)
             return 0
         except REFUSALS as error:
             return self._refuse(call, error, 2)
         except Misshapen as error:
             self.raised = error
-            return self._say(call, str(error), verify_abi.LSE_MISSHAPEN if "LSE" in str(error)
-                             else verify_abi.OUT_MISSHAPEN)
+            return self._say(call, str(error), error.code)
         except Exception as error:  # noqa: BLE001: any exception is reported
             return self._refuse(call, error, 5)
 
@@ -101,7 +108,7 @@ class Adapter:
         ctypes.memmove(call.message, text + b"\0", len(text) + 1)
         return code
 
-    def _options(self, call):
+    def _options(self, call, return_lse):
         options = {}
 
         def give(option, value):
@@ -119,7 +126,7 @@ class Adapter:
             give("softcap", call.softcap)
         if call.num_splits > 0:
             give("splits", call.num_splits)
-        if call.lse and "return_lse" in self.keywords:
+        if return_lse and "return_lse" in self.keywords:
             give("return_lse", True)
         if "gqa" in self.keywords and call.q.contents.shape[1] != call.k.contents.shape[1]:
             give("gqa", True)
@@ -142,17 +149,17 @@ class Adapter:
 
     def _run(self, call):
         q, k, v = (self._wrap(t.contents) for t in (call.q, call.k, call.v))
-        result = self.function(q, k, v, **self._options(call))
+        result = self.function(q, k, v, **self._options(call, return_lse=bool(call.lse)))
         out, lse = result if isinstance(result, (tuple, list)) else (result, None)
         if out is None:
             raise RuntimeError("it returned None")
         if call.lse and lse is None:
             raise NotImplementedError("it returns no LSE")
-        self._store(out, call.out.contents)
+        self._store(out, call.out.contents, "output", verify_abi.OUT_MISSHAPEN)
         if call.lse:
-            self._store(lse, call.lse.contents)
+            self._store(lse, call.lse.contents, "LSE", verify_abi.LSE_MISSHAPEN)
 
-    def _store(self, values, tensor):
+    def _store(self, values, tensor, what, code):
         """Copies a result into the verifier's memory and rounds it to that dtype."""
         into = array_of(tensor)
         if tensor.ndim == 4 and self.layout == "bshd":
@@ -168,6 +175,74 @@ class Adapter:
             values = values.numpy()
         values = numpy.asarray(values)
         if values.shape != into.shape:
-            what = "output" if tensor.ndim == 4 else "LSE"
-            raise Misshapen(f"the {what}'s shape is {values.shape}; wanted {into.shape}")
+            raise Misshapen(f"the {what}'s shape is {values.shape}; wanted {into.shape}", code)
         numpy.copyto(into, values, casting="unsafe")
+
+
+class BackwardAdapter(Adapter):
+    """Calls a backward function for the verifier: function(q, k, v, out, lse, dout, **options), which
+    returns (dq, dk, dv). If its parameters have these names, their order does not matter."""
+
+    TENSORS = ("q", "k", "v", "out", "lse", "dout")
+
+    def __init__(self, function, framework, layout, device, keywords):
+        super().__init__(function, framework, layout, device, keywords)
+        try:
+            names = set(inspect.signature(function).parameters)
+        except (TypeError, ValueError):  # a builtin
+            names = set()
+        self.by_name = names.issuperset(self.TENSORS)
+        self.takes_dlse = "dlse" in names
+
+    def __call__(self, pointer, _user):
+        call = pointer.contents
+        return self._guard(call.forward.contents, call, verify_abi.BackwardCall, self._run_backward)
+
+    def _run_backward(self, call):
+        gradients = self._differentiate(call)
+        if not isinstance(gradients, (tuple, list)) or len(gradients) < 3:
+            raise RuntimeError("it returned no (dq, dk, dv)")
+        for name, values in zip(("dq", "dk", "dv"), gradients):
+            if values is None:
+                raise RuntimeError(f"{name} is None")
+            self._store(values, getattr(call, name).contents, name, verify_abi.GRADIENT_MISSHAPEN)
+
+    def _differentiate(self, call):
+        forward = call.forward.contents
+        arrays = [self._wrap(t.contents) for t in (forward.q, forward.k, forward.v, forward.out,
+                                                   forward.lse, call.dout)]
+        options = self._options(forward, return_lse=False)
+        if call.dlse:
+            if not self.takes_dlse:
+                raise NotImplementedError("it has no parameter dlse")
+            options["dlse"] = self._wrap(call.dlse.contents)
+        if self.by_name:
+            return self.function(**dict(zip(self.TENSORS, arrays)), **options)
+        return self.function(*arrays, **options)
+
+
+class AutogradAdapter(BackwardAdapter):
+    """Differentiates the forward function by torch's autograd."""
+
+    def __init__(self, function, framework, layout, device, keywords):
+        Adapter.__init__(self, function, framework, layout, device, keywords)
+
+    def _differentiate(self, call):
+        forward = call.forward.contents
+        if call.dlse and "return_lse" not in self.keywords:
+            raise NotImplementedError("it returns no LSE")
+        # Leaves that are views: gradients keep their shapes, whatever the strides.
+        inputs = [self._wrap(t.contents).detach().requires_grad_()
+                  for t in (forward.q, forward.k, forward.v)]
+        with self.torch.enable_grad():
+            result = self.function(*inputs, **self._options(forward, return_lse=bool(call.dlse)))
+        out, lse = result if isinstance(result, (tuple, list)) else (result, None)
+        results, outer = [out], [self._wrap(call.dout.contents).to(out.dtype)]
+        if call.dlse:
+            if not getattr(lse, "requires_grad", False):
+                raise NotImplementedError("its LSE has no gradient")
+            results.append(lse)
+            outer.append(self._wrap(call.dlse.contents).to(lse.dtype))
+        if not getattr(out, "requires_grad", False):
+            raise RuntimeError("its output has no gradient")
+        return self.torch.autograd.grad(results, inputs, outer)

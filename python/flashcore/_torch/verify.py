@@ -1,6 +1,6 @@
 """Runs the verifier on PyTorch's own attention backends.
 
-    python3 -m flashcore._torch.verify [--device cuda] [--quick]
+    python3 -m flashcore._torch.verify [--device cuda] [--quick] [--backward]
 
 Exits 0 if all backends that can run are correct. A backend that does not support a dtype is reported and
 skipped.
@@ -35,14 +35,15 @@ def _attention(backend):
     return attention
 
 
-def verify_backends(device, quick=False, refused=None):
-    """Yields (name, Report) for each backend and dtype. Names that cannot run go to `refused`."""
+def verify_backends(device, quick=False, refused=None, backward=False, seed=1):
+    """Yields (name, Report) for each backend and dtype. Names that cannot run go to `refused`. `backward`:
+    with the gradients of autograd."""
     for backend in _CUDA if device.startswith("cuda") else _CPU:
         for dtype in _DTYPES:
             name = f"{backend} {dtype}"
             try:
                 yield name, verify(_attention(backend), name=name, dtype=dtype, device=device,
-                                   framework="torch", quick=quick)
+                                   framework="torch", quick=quick, backward=backward, seed=seed)
             except (RuntimeError, NotImplementedError, ValueError) as error:
                 if "not even a plain call" not in str(error):
                     raise
@@ -55,11 +56,14 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--backward", action="store_true", help="also the gradients")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print a final line of JSON")
     options = parser.parse_args(argv)
     refused: list[str] = []
     verdicts = {}
-    for name, report in verify_backends(options.device, options.quick, refused):
+    for name, report in verify_backends(options.device, options.quick, refused, options.backward,
+                                        options.seed):
         verdicts[name] = "correct" if report.ok else report.stage
         print(f"{name:<32} {'correct' if report.ok else report.stage}  {report.calls} calls, "
               f"{report.seconds:.1f} s", flush=True)

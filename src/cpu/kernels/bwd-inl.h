@@ -23,9 +23,6 @@
 namespace flashcore::cpu {
 namespace {
 
-// The rounding of a larger LSE would show in P. Such rows find their maximum and sum again.
-inline constexpr double kLargestExactLse = 128;
-
 /// base, factor and delta of a row from lse, out, dout and dlse. `work` holds two rows of v_dim.
 template <typename T, typename Storage>
 void row_stats_from_forward(BackwardTile<T>& t, std::int32_t r, T* work) {
@@ -57,8 +54,8 @@ void row_stats_from_forward(BackwardTile<T>& t, std::int32_t r, T* work) {
 template <typename T>
 bool needs_exact_stats(const BackwardTile<T>& t, std::int32_t r) {
   const T lse = t.base[r];
-  return t.factor[r] != T(0) && lse != core::negative_infinity<T>() &&
-         (lse > T(kLargestExactLse) || lse < T(-kLargestExactLse));
+  return t.p.exact_stats && t.factor[r] != T(0) && lse != core::negative_infinity<T>() &&
+         (lse > T(t.p.largest_exact_lse) || lse < -T(t.p.largest_exact_lse));
 }
 
 /// The maximum and sum of the rows whose LSE is too large, by the forward's online softmax.

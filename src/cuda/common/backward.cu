@@ -16,9 +16,6 @@ using core::AttentionParams;
 using core::BackwardParams;
 using core::InjectedFault;
 
-// The rounding of a larger LSE would show in an f32 P. Such rows find their maximum and sum again.
-constexpr float kLargestExactLse = 128.f;
-
 struct RowStats {
   float base, factor, delta;  // core/backward_params.h
 };
@@ -112,7 +109,7 @@ __device__ RowStats row_stats_of(const BackwardParams& p, const core::SeqInfo& s
   if (p.dlse != nullptr && !f.fault.is(InjectedFault::dlse_ignored)) {
     stats.delta -= static_cast<const float*>(p.dlse)[core::row_offset(p.dlse_strides, b, h, q_row)];
   }
-  if (p.exact_stats && !no_keys && !(fabsf(lse) <= kLargestExactLse)) {
+  if (p.exact_stats && !no_keys && !(fabsf(lse) <= p.largest_exact_lse)) {
     find_exact_stats(p, seq, b, h, i, stats);
   }
   if (p.dout_largest != nullptr && threadIdx.x % 32 == 0) {

@@ -164,6 +164,7 @@ struct E4m3 {};
       }                                                                                           \
     }                                                                                             \
   };
+FLASHCORE_WGMMA(32, 2, 16, 17, 18, 19, 20, 21)
 FLASHCORE_WGMMA(64, 4, 32, 33, 34, 35, 36, 37)
 FLASHCORE_WGMMA(96, 6, 48, 49, 50, 51, 52, 53)
 FLASHCORE_WGMMA(112, 7, 56, 57, 58, 59, 60, 61)

@@ -34,6 +34,8 @@ __device__ __forceinline__ void arrive(core::NamedBarrier barrier, int threads) 
 /// Base of the warps of all roles. State: a PipelineState or a QStage.
 template <typename C>
 struct RoleWarp {
+  using Barrier = Sm90Barrier;
+  using Queue = TileQueueState;
   using Pipeline = typename C::Pipeline;
   SharedStorage<C>& s;
   const Params& params;

@@ -1,5 +1,7 @@
 #include "cuda/sm90/make_params.h"
 
+#include <algorithm>
+
 #include "backend/backend.h"
 #include "backend/params.h"
 #include "core/error.h"
@@ -17,6 +19,38 @@ void set_softcap(const core::AttentionParams& call, sm90::Params& params) {
   const double cap = call.softcap * core::kLog2E, scale = params.score_scale;
   params.short_cap_polynomial = core::kShortCapPolynomial.scaled(cap, scale);
   params.cap_polynomial = core::kCapPolynomial.scaled(cap, scale);
+}
+
+/// The order of (batch, head, tile); nothing if a gradient is not wanted.
+core::TileScheduler order_of(bool wanted, std::int32_t batch, std::int32_t heads,
+                             std::int32_t group, std::int32_t tiles, std::int32_t last_tiles) {
+  if (!wanted || batch * heads * tiles == 0) return {};
+  return core::make_tile_scheduler(batch, heads, group, tiles, last_tiles);
+}
+
+/// The maps of q, k, v and dout.
+Status make_maps(const Problem& problem, const core::BackwardParams& call, int box_rows,
+                 sm90::BwdParams& params) noexcept {
+  const core::AttentionParams& f = call.fwd;
+  const std::int64_t q_rows = problem.q_varlen ? f.total_q : f.q_len;
+  const std::int64_t kv_rows = problem.kv_varlen ? f.total_k : f.kv_len;
+  const std::int64_t q_batch = problem.q_varlen ? 1 : f.batch;
+  const std::int64_t kv_batch = problem.kv_varlen ? 1 : f.batch;
+  const auto make = [&](CUtensorMap& map, const void* data, const core::Strides& strides,
+                        const MapShape& shape, const char* name) {
+    // An empty tensor has no memory: its map has one row, of the workspace header.
+    const bool empty = shape.rows * shape.heads * shape.batch == 0;
+    void* const address = empty ? static_cast<void*>(f.error) : const_cast<void*>(data);
+    return make_tensor_map(map, address, problem.dtype, strides, shape, {box_rows}, name);
+  };
+  FLASHCORE_RETURN_IF_ERROR(
+      make(params.q, f.q, f.q_strides, {f.head_dim, q_rows, f.q_heads, q_batch}, "q"));
+  FLASHCORE_RETURN_IF_ERROR(
+      make(params.k, f.k, f.k_strides, {f.head_dim, kv_rows, f.kv_heads, kv_batch}, "k"));
+  FLASHCORE_RETURN_IF_ERROR(
+      make(params.v, f.v, f.v_strides, {f.v_dim, kv_rows, f.kv_heads, kv_batch}, "v"));
+  return make(params.dout, call.dout, call.dout_strides, {f.v_dim, q_rows, f.q_heads, q_batch},
+              "dout");
 }
 
 }  // namespace
@@ -63,6 +97,28 @@ Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
                       {call.head_dim, kv_rows, call.kv_heads, kv_batch}, {kv_box}, "k"));
   return make_tensor_map(params.v, address(call.v, kv_rows * kv_batch), dtype, call.v_strides,
                          {call.v_dim, kv_rows, call.kv_heads, kv_batch}, {kv_box}, "v");
+}
+
+Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams& call,
+                            sm90::BwdParams& params) noexcept {
+  const core::AttentionParams& f = call.fwd;
+  params.call = call;
+  const bool causal = f.window_left >= 0 || f.window_right >= 0;
+  // Tiles of several lengths: the shortest ones of the last heads come last.
+  const std::int32_t last_tiles = causal ? 4 * plan.device.sm_count : 0;
+  params.dkdv_order = order_of(call.dk != nullptr || call.dv != nullptr, f.batch, f.kv_heads, 1,
+                               call.k_tiles, call.dq == nullptr ? last_tiles : 0);
+  params.dq_order = order_of(call.dq != nullptr, f.batch, f.q_heads, std::max(call.group, 1),
+                             f.q_tiles, last_tiles);
+  params.num_scheduled = params.dkdv_order.tiles + params.dq_order.tiles;
+  params.tile_counter =
+      reinterpret_cast<std::uint32_t*>(reinterpret_cast<char*>(f.error) + core::kCountersOffset);
+  params.q_tail_dirty = f.cu_seqlens_q != nullptr;
+  params.k_tail_dirty = f.cu_seqlens_k != nullptr || f.used_k != nullptr;
+  params.score_scale = core::score_scale<float>(f);
+  params.softcap = static_cast<float>(f.softcap);
+  const core::Sm90BwdTraits shape{plan.kernel->head_dim, 0, !f.fast_path};
+  return make_maps(plan.problem.forward, call, shape.box_rows(), params);
 }
 
 }  // namespace flashcore::cuda

@@ -1,7 +1,9 @@
 // Launch parameters of a Hopper kernel, made on the host for every call.
 #pragma once
 
+#include "cuda/sm90/bwd_params.h"
 #include "cuda/sm90/params.h"
+#include "flashcore/backward.h"
 #include "flashcore/plan.h"
 #include "flashcore/status.h"
 
@@ -10,5 +12,9 @@ namespace flashcore::cuda {
 /// Fills in the parameters of the plan's kernel.
 Status make_sm90_params(const Plan& plan, const core::AttentionParams& call,
                         sm90::Params& params) noexcept;
+
+/// The same for gradients.
+Status make_sm90_bwd_params(const BackwardPlan& plan, const core::BackwardParams& call,
+                            sm90::BwdParams& params) noexcept;
 
 }  // namespace flashcore::cuda

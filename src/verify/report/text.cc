@@ -44,7 +44,7 @@ std::string to_text(const VerifyReport& r) {
   t += "\n";
   for (const ProbeResult& p : r.probes) {
     char line[128];
-    std::snprintf(line, sizeof line, "  %-12s %-10s %5lld calls %7.2f s  ", p.name.c_str(),
+    std::snprintf(line, sizeof line, "  %-16s %-10s %5lld calls %7.2f s  ", p.name.c_str(),
                   p.status == ProbeResult::Status::failed ? "FAILED" : status_name(p.status),
                   static_cast<long long>(p.calls), p.seconds);
     t += line +

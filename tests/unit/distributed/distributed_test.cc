@@ -405,8 +405,8 @@ TEST(DistributedThreadsC, AttentionThroughTheCAbi) {
     params.causal = 1;
     const flashcore_comm c_comm = {sizeof c_comm, comm.context,    comm.rank,      comm.size,
                                    comm.sendrecv, comm.all_to_all, comm.all_gather};
-    const flashcore_distributed_options options = {sizeof options, FLASHCORE_SCHEME_RING,
-                                                   FLASHCORE_SHARDING_ZIGZAG, 0, 0};
+    const flashcore_distributed_options options = {
+        sizeof options, FLASHCORE_SCHEME_RING, FLASHCORE_SHARDING_ZIGZAG, 0, 0, nullptr, 0};
     flashcore_error error{};
     const std::int32_t code = flashcore_distributed_attention(&c_comm, &params, &options, &error);
     if (code != FLASHCORE_OK) return Status(static_cast<StatusCode>(code), error.message);

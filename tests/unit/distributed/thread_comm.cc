@@ -5,7 +5,8 @@
 
 namespace flashcore::test {
 
-ThreadComm::ThreadComm(std::int32_t ranks) : ends_(static_cast<std::size_t>(ranks)) {
+ThreadComm::ThreadComm(std::int32_t ranks, std::int32_t headers)
+    : ends_(static_cast<std::size_t>(ranks)), headers_(headers) {
   for (std::int32_t r = 0; r < ranks; ++r) {
     ends_[static_cast<std::size_t>(r)].comm = this;
     ends_[static_cast<std::size_t>(r)].rank = r;
@@ -17,7 +18,7 @@ void ThreadComm::send(End& from, std::int32_t to, const void* data, std::size_t 
   const auto* first = static_cast<const std::byte*>(data);
   const std::lock_guard lock(mutex_);
   queues_[{from.rank, to}].emplace_back(first, first + bytes);
-  if (to != from.rank && from.header_passed) from.sent += static_cast<std::int64_t>(bytes);
+  if (to != from.rank && from.headers_left == 0) from.sent += static_cast<std::int64_t>(bytes);
   changed_.notify_all();
 }
 
@@ -71,7 +72,7 @@ Comm ThreadComm::comm_of(std::int32_t rank) {
     for (std::int32_t r = 0; r < ranks && code == 0; to += recv_bytes[r++]) {
       code = end.comm->receive(end, r, to, recv_bytes[r]);
     }
-    end.header_passed = true;
+    if (end.headers_left > 0) --end.headers_left;
     return code;
   };
   return comm;
@@ -80,7 +81,7 @@ Comm ThreadComm::comm_of(std::int32_t rank) {
 std::vector<Status> ThreadComm::run(const std::function<Status(const Comm&)>& body) {
   std::vector<Status> results(ends_.size());
   queues_.clear();
-  for (End& end : ends_) end.closed = end.header_passed = false, end.sent = 0;
+  for (End& end : ends_) end.closed = false, end.headers_left = headers_, end.sent = 0;
   std::vector<std::thread> threads;
   for (std::size_t r = 0; r < ends_.size(); ++r) {
     threads.emplace_back([&, r] {

@@ -17,11 +17,12 @@ class ThreadComm {
  public:
   static constexpr std::int32_t kClosed = 7;  ///< what callbacks return once a rank has ended
 
-  explicit ThreadComm(std::int32_t ranks);
+  /// `headers` are the first all-gathers of each rank; sent() does not count them.
+  explicit ThreadComm(std::int32_t ranks, std::int32_t headers = 1);
   /// Runs `body` on every rank and returns each result. A rank that returns early is closed: the
   /// others' callbacks then fail.
   std::vector<Status> run(const std::function<Status(const Comm&)>& body);
-  /// Bytes that a rank sent to others, without the header, since the last run() began.
+  /// Bytes that a rank sent to others, without headers, since the last run() began.
   std::int64_t sent(std::int32_t rank) const { return ends_[static_cast<std::size_t>(rank)].sent; }
 
  private:
@@ -31,7 +32,7 @@ class ThreadComm {
     ThreadComm* comm = nullptr;
     std::int32_t rank = 0;
     std::int64_t sent = 0;
-    bool header_passed = false;
+    std::int32_t headers_left = 0;
     bool closed = false;
   };
 
@@ -40,6 +41,7 @@ class ThreadComm {
   Comm comm_of(std::int32_t rank);
 
   std::vector<End> ends_;
+  const std::int32_t headers_;
   std::map<std::pair<std::int32_t, std::int32_t>, std::deque<Bytes>> queues_;
   std::mutex mutex_;
   std::condition_variable changed_;

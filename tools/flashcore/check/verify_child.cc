@@ -34,16 +34,19 @@ struct WireTensor {
   std::int32_t rank = 0;
   std::int64_t shape[4] = {}, strides[4] = {};
 };
+constexpr std::size_t kMostTensors = 13;
 struct Request {
   std::uint64_t bytes = 0;  ///< of the shared memory
-  WireTensor tensors[8];
+  WireTensor tensors[kMostTensors];
   std::int64_t window_left = -1, window_right = -1;
   double scale = 1, softcap = 0;
   std::int32_t has_scale = 0, causal = 0, num_splits = 0;
   char kernel[64] = {};  ///< id of our kernel; empty for a library's function
+  bool backward = false;
 };
 struct Reply {
   std::int32_t code = 0;
+  bool has_backward = false;  ///< in the first reply of a library's process
   char message[512] = {};
 };
 
@@ -52,6 +55,11 @@ constexpr const flashcore_tensor* flashcore_verify_call::*kTensors[] = {
     &flashcore_verify_call::v,       &flashcore_verify_call::out,
     &flashcore_verify_call::lse,     &flashcore_verify_call::q_scale,
     &flashcore_verify_call::k_scale, &flashcore_verify_call::v_scale};
+constexpr const flashcore_tensor* flashcore_verify_backward_call::*kGradientTensors[] = {
+    &flashcore_verify_backward_call::dout, &flashcore_verify_backward_call::dlse,
+    &flashcore_verify_backward_call::dq, &flashcore_verify_backward_call::dk,
+    &flashcore_verify_backward_call::dv};
+static_assert(std::size(kTensors) + std::size(kGradientTensors) == kMostTensors);
 
 class ChildTarget final : public KernelTarget {
  public:
@@ -69,7 +77,10 @@ class ChildTarget final : public KernelTarget {
     close(memory_fd_);
   }
 
-  void choose(const char* kernel) override { kernel_ = kernel; }
+  void choose(const KernelInfo& kernel) override {
+    kernel_ = kernel.id;
+    kernel_is_backward_ = kernel.op == Operation::bwd;
+  }
 
   std::byte* block(std::size_t bytes) override {
     if (bytes > capacity_) {
@@ -84,26 +95,51 @@ class ChildTarget final : public KernelTarget {
   }
 
   std::int32_t call(const flashcore_verify_call& c, std::string* message) override {
-    died_ = false;
-    if (noted_signal() != 0) return interrupted(message);
-    if (!child_.running()) start();
+    Request request = request_of(c);
+    if (kernel_is_backward_) request.kernel[0] = '\0';  // the planner chooses the forward kernel
+    return send(request, message);
+  }
+
+  bool has_backward() const override { return kernel_is_backward_ || library_has_backward_; }
+
+  std::int32_t call_backward(const flashcore_verify_backward_call& c,
+                             std::string* message) override {
+    Request request = request_of(*c.forward);
+    request.backward = true;
+    for (std::size_t i = 0; i < std::size(kGradientTensors); ++i) {
+      put(c.*kGradientTensors[i], request.tensors[std::size(kTensors) + i]);
+    }
+    return send(request, message);
+  }
+
+  bool died() const override { return died_; }
+
+ private:
+  void put(const flashcore_tensor* t, WireTensor& w) const {
+    if (t == nullptr) return;
+    w.offset = static_cast<std::byte*>(t->data) - base_;
+    w.dtype = t->dtype;
+    w.rank = t->ndim;
+    std::copy(t->shape, t->shape + t->ndim, w.shape);
+    std::copy(t->strides, t->strides + t->ndim, w.strides);
+  }
+
+  Request request_of(const flashcore_verify_call& c) const {
     Request request;
     std::copy_n(kernel_.data(), std::min(kernel_.size(), sizeof request.kernel - 1),
                 request.kernel);
     request.bytes = capacity_;
-    for (std::size_t i = 0; i < std::size(kTensors); ++i) {
-      const flashcore_tensor* t = c.*kTensors[i];
-      if (t == nullptr) continue;
-      WireTensor& w = request.tensors[i];
-      w.offset = static_cast<std::byte*>(t->data) - base_;
-      w.dtype = t->dtype;
-      w.rank = t->ndim;
-      std::copy(t->shape, t->shape + t->ndim, w.shape);
-      std::copy(t->strides, t->strides + t->ndim, w.strides);
-    }
+    for (std::size_t i = 0; i < std::size(kTensors); ++i) put(c.*kTensors[i], request.tensors[i]);
     request.window_left = c.window_left, request.window_right = c.window_right;
     request.scale = c.scale, request.softcap = c.softcap;
     request.has_scale = c.has_scale, request.causal = c.causal, request.num_splits = c.num_splits;
+    return request;
+  }
+
+  std::int32_t send(const Request& request, std::string* message) {
+    died_ = false;
+    if (noted_signal() != 0) return interrupted(message);
+    if (!child_.running()) start();
     Reply reply;
     if (!write_all(to_child_, &request, sizeof request)) return lost(message);
     if (!has_reply()) {
@@ -120,9 +156,6 @@ class ChildTarget final : public KernelTarget {
     return reply.code;
   }
 
-  bool died() const override { return died_; }
-
- private:
   void start() {
     int request[2], reply[2];
     if (pipe2(request, O_CLOEXEC) != 0 || pipe2(reply, O_CLOEXEC) != 0) {
@@ -143,7 +176,10 @@ class ChildTarget final : public KernelTarget {
       stop();
       throw CommandError(formatted("{}: loading it did not end within {} s", name_, limit_s_));
     }
-    if (read_all(from_child_, &hello, sizeof hello) && hello.code == FLASHCORE_OK) return;
+    if (read_all(from_child_, &hello, sizeof hello) && hello.code == FLASHCORE_OK) {
+      library_has_backward_ = hello.has_backward;
+      return;
+    }
     hello.message[sizeof hello.message - 1] = '\0';
     const std::string how = stop();
     throw CommandError(*hello.message != '\0'
@@ -203,6 +239,7 @@ class ChildTarget final : public KernelTarget {
   std::vector<std::string> arguments_;
   double limit_s_;
   std::string kernel_;
+  bool kernel_is_backward_ = false, library_has_backward_ = false;
   ChildProcess child_;
   int memory_fd_ = -1, to_child_ = -1, from_child_ = -1;
   std::byte* base_ = nullptr;
@@ -215,7 +252,9 @@ class ChildTarget final : public KernelTarget {
 class Server {
  public:
   /// A null function selects our kernels.
-  Server(flashcore_verify_function function, const DeviceArgs& device) : function_(function) {
+  Server(flashcore_verify_function function, flashcore_verify_backward_function backward,
+         const DeviceArgs& device)
+      : function_(function), backward_(backward) {
     if (function == nullptr || device.device != "cpu") target_ = find_target(device);
   }
 
@@ -230,12 +269,15 @@ class Server {
       base = block->data();
       require(target_.backend->upload(base, base_, mapped_, target_.device.index));
     }
-    flashcore_tensor tensors[8] = {};
+    flashcore_tensor tensors[kMostTensors] = {};
     flashcore_verify_call c{};
     c.struct_size = sizeof c;
-    WireTensor wire[8];
+    flashcore_verify_backward_call gradients{};
+    gradients.struct_size = sizeof gradients;
+    gradients.forward = &c;
+    WireTensor wire[kMostTensors];
     std::copy(std::begin(r.tensors), std::end(r.tensors), wire);
-    for (std::size_t i = 0; i < std::size(kTensors); ++i) {
+    for (std::size_t i = 0; i < kMostTensors; ++i) {
       if (wire[i].offset < 0) continue;
       tensors[i] = {base + wire[i].offset,
                     {on_gpu ? FLASHCORE_CUDA : FLASHCORE_CPU, target_.device.index},
@@ -244,7 +286,11 @@ class Server {
                     wire[i].shape,
                     wire[i].strides,
                     0};
-      c.*kTensors[i] = &tensors[i];
+      if (i < std::size(kTensors)) {
+        c.*kTensors[i] = &tensors[i];
+      } else {
+        gradients.*kGradientTensors[i - std::size(kTensors)] = &tensors[i];
+      }
     }
     c.window_left = r.window_left, c.window_right = r.window_right;
     c.scale = r.scale, c.softcap = r.softcap;
@@ -252,7 +298,11 @@ class Server {
     c.message = reply.message;
     c.message_bytes = sizeof reply.message;
     try {
-      reply.code = function_ != nullptr ? function_(&c, nullptr) : run_kernel(r.kernel, c, reply);
+      if (function_ == nullptr) {
+        reply.code = run_kernel(r, gradients, reply);
+      } else {
+        reply.code = r.backward ? backward_(&gradients, nullptr) : function_(&c, nullptr);
+      }
     } catch (const std::exception& error) {
       reply.code = FLASHCORE_INTERNAL;
       std::snprintf(reply.message, sizeof reply.message, "it threw: %s", error.what());
@@ -271,8 +321,10 @@ class Server {
     if (!status.ok()) throw CommandError(status);
   }
 
-  std::int32_t run_kernel(const char* kernel, const flashcore_verify_call& c, Reply& reply) {
-    const Status status = run_call(target_, kernel, c, base_, mapped_);
+  std::int32_t run_kernel(const Request& r, const flashcore_verify_backward_call& c, Reply& reply) {
+    const char* kernel = r.kernel[0] == '\0' ? nullptr : r.kernel;
+    const Status status = r.backward ? run_backward_call(target_, kernel, c, base_, mapped_)
+                                     : run_call(target_, kernel, *c.forward, base_, mapped_);
     std::snprintf(reply.message, sizeof reply.message, "%s", status.message().c_str());
     return static_cast<std::int32_t>(status.code());
   }
@@ -287,6 +339,7 @@ class Server {
   }
 
   flashcore_verify_function function_;
+  flashcore_verify_backward_function backward_;
   Target target_;
   std::byte* base_ = nullptr;
   std::size_t mapped_ = 0;
@@ -320,7 +373,7 @@ int serve_verify(const std::string& library, const std::string& symbol, const De
     write_all(kReplyFd, &hello, sizeof hello);
     return kCouldNotRun;
   };
-  void* address = nullptr;
+  void *address = nullptr, *backward = nullptr;
   if (!library.empty()) {
     // dlopen() looks for a name without a slash among the system's libraries.
     const std::string path = library.find('/') == std::string::npos ? "./" + library : library;
@@ -330,9 +383,12 @@ int serve_verify(const std::string& library, const std::string& symbol, const De
     if (address == nullptr) {
       return refuse(formatted("--symbol: {} has no function {}", library, symbol));
     }
+    backward = dlsym(handle, (symbol + "_backward").c_str());
   }
   try {
-    Server server(reinterpret_cast<flashcore_verify_function>(address), device);
+    Server server(reinterpret_cast<flashcore_verify_function>(address),
+                  reinterpret_cast<flashcore_verify_backward_function>(backward), device);
+    hello.has_backward = backward != nullptr;
     write_all(kReplyFd, &hello, sizeof hello);
     Request request;
     while (read_all(kRequestFd, &request, sizeof request)) {

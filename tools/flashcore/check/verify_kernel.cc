@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "device_memory.h"
+#include "flashcore/backward.h"
 #include "verify_target.h"
 
 namespace flashcore::tool {
@@ -30,7 +31,10 @@ class OwnKernels final : public KernelTarget {
  public:
   explicit OwnKernels(const Target& target) : target_(target) {}
 
-  void choose(const char* kernel) override { kernel_ = kernel; }
+  void choose(const KernelInfo& kernel) override {
+    backward_ = kernel.op == Operation::bwd;
+    kernel_ = kernel.id;
+  }
 
   std::byte* block(std::size_t bytes) override {
     host_.assign(bytes + kAlignment, std::byte{0});
@@ -41,25 +45,32 @@ class OwnKernels final : public KernelTarget {
   }
 
   std::int32_t call(const flashcore_verify_call& c, std::string* message) override {
-    const Status status = run_call(target_, kernel_, c, base_, bytes_);
-    *message = status.message();
-    return static_cast<std::int32_t>(status.code());
+    return status_code(run_call(target_, backward_ ? nullptr : kernel_, c, base_, bytes_), message);
+  }
+
+  bool has_backward() const override { return backward_; }
+  std::int32_t call_backward(const flashcore_verify_backward_call& c,
+                             std::string* message) override {
+    return status_code(run_backward_call(target_, kernel_, c, base_, bytes_), message);
   }
 
  private:
   static constexpr std::size_t kAlignment = 256;
 
+  static std::int32_t status_code(const Status& status, std::string* message) {
+    *message = status.message();
+    return static_cast<std::int32_t>(status.code());
+  }
+
   const Target& target_;
   const char* kernel_ = nullptr;
+  bool backward_ = false;
   std::vector<std::byte> host_;
   std::byte* base_ = nullptr;
   std::size_t bytes_ = 0;
 };
 
-}  // namespace
-
-Status run_call(const Target& target, const char* kernel, const flashcore_verify_call& c,
-                std::byte* base, std::size_t bytes) {
+Tensors tensors_of(const flashcore_verify_call& c) {
   Tensors host;
   host.q = view_of(c.q, dtype_of(*c.q));
   host.k = view_of(c.k, dtype_of(*c.k));
@@ -69,6 +80,10 @@ Status run_call(const Target& target, const char* kernel, const flashcore_verify
   host.q_scale = view_of(c.q_scale, DType::f32);
   host.k_scale = view_of(c.k_scale, DType::f32);
   host.v_scale = view_of(c.v_scale, DType::f32);
+  return host;
+}
+
+Options options_of(const flashcore_verify_call& c, const char* kernel) {
   Options options;
   options.causal = c.causal != 0;
   options.window_left = c.window_left;
@@ -77,22 +92,63 @@ Status run_call(const Target& target, const char* kernel, const flashcore_verify
   options.softcap = c.softcap;
   options.num_splits = c.num_splits;
   options.kernel = kernel;
+  return options;
+}
+
+/// Runs a planned call between the copies of its block to the device and back.
+template <typename Run>
+Status run_on(const Target& target, const DeviceMemory& block, std::byte* base, std::size_t bytes,
+              std::size_t workspace_bytes, Run run) {
   const Backend& backend = *target.backend;
   const int index = target.device.index;
-  const DeviceMemory block(backend, target.device, bytes);
-  const Tensors tensors = verify::moved(host, base, block.data(), target.device);
-  const Result<Problem> problem = make_problem(tensors, options);
-  if (!problem.ok()) return problem.status();
-  const Result<Plan> plan = make_plan(*problem, target.plan_for);
-  if (!plan.ok()) return plan.status();
-  const DeviceMemory space(backend, target.device, plan->workspace_bytes);
-  const Workspace workspace{space.data(), plan->workspace_bytes, target.device};
+  const DeviceMemory space(backend, target.device, workspace_bytes);
+  const Workspace workspace{space.data(), workspace_bytes, target.device};
   Status status = backend.upload(block.data(), base, bytes, index);
   if (status.ok()) status = workspace_init(workspace);
-  if (status.ok()) status = flashcore::run(*plan, tensors, workspace);
+  if (status.ok()) status = run(workspace);
   if (status.ok()) status = workspace_status(workspace);
   if (status.ok()) status = backend.download(base, block.data(), bytes, index);
   return status;
+}
+
+}  // namespace
+
+Status run_call(const Target& target, const char* kernel, const flashcore_verify_call& c,
+                std::byte* base, std::size_t bytes) {
+  const DeviceMemory block(*target.backend, target.device, bytes);
+  const Tensors tensors = verify::moved(tensors_of(c), base, block.data(), target.device);
+  const Result<Problem> problem = make_problem(tensors, options_of(c, kernel));
+  if (!problem.ok()) return problem.status();
+  const Result<Plan> plan = make_plan(*problem, target.plan_for);
+  if (!plan.ok()) return plan.status();
+  return run_on(target, block, base, bytes, plan->workspace_bytes, [&](const Workspace& workspace) {
+    return flashcore::run(*plan, tensors, workspace);
+  });
+}
+
+Status run_backward_call(const Target& target, const char* kernel,
+                         const flashcore_verify_backward_call& c, std::byte* base,
+                         std::size_t bytes) {
+  const DeviceMemory block(*target.backend, target.device, bytes);
+  const Tensors tensors = verify::moved(tensors_of(*c.forward), base, block.data(), target.device);
+  const auto gradient = [&](const flashcore_tensor* t) {
+    TensorView view;
+    if (t == nullptr) return view;
+    view = view_of(t, dtype_of(*t));
+    view.data = block.data() + (static_cast<std::byte*>(view.data) - base);
+    view.device = target.device;
+    return view;
+  };
+  const Gradients gradients{
+      gradient(c.dout), gradient(c.dlse), gradient(c.dq), gradient(c.dk), gradient(c.dv), {}, {}};
+  const Result<BackwardProblem> problem =
+      make_backward_problem(tensors, gradients, options_of(*c.forward, kernel));
+  if (!problem.ok()) return problem.status();
+  const Result<BackwardPlan> plan = make_backward_plan(*problem, target.plan_for);
+  if (!plan.ok()) return plan.status();
+  return run_on(target, block, base, bytes, plan->workspace_bytes, [&](const Workspace& workspace) {
+    return run_backward(*plan, tensors, gradients, workspace);
+  });
 }
 
 std::unique_ptr<KernelTarget> kernels_here(const Target& target) {

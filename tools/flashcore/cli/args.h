@@ -133,6 +133,7 @@ struct QuantizeArgs {
 struct VerifyArgs {
   DeviceArgs device;
   std::string kernel;           ///< regular expression; empty: all
+  std::string op = "forward";   ///< or "backward": which of our kernels
   std::string library, symbol;  ///< verify this function instead of our kernels
   std::vector<std::string> dtypes;
   std::vector<std::int64_t> head_dims;

@@ -266,12 +266,20 @@ CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
   command.add_option("--kernel", args.kernel, "verify our kernels whose id matches; default: all")
       ->type_name("REGEX");
   command
+      .add_option("--op", args.op,
+                  "our kernels of this operation; the forward pass of a backward kernel is the "
+                  "planner's choice and not probed")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->capture_default_str();
+  command
       .add_option("--lib", args.library,
                   "verify a function of this shared library, in a child process")
       ->type_name("FILE");
   command
-      .add_option("--symbol", args.symbol,
-                  "the function, of type flashcore_verify_function (flashcore/verify_c.h)")
+      .add_option(
+          "--symbol", args.symbol,
+          "the function, of type flashcore_verify_function (flashcore/verify_c.h); NAME_backward "
+          "is its backward pass, if the library has it")
       ->type_name("NAME");
   add_device_options(command, args.device);
   command
@@ -313,6 +321,7 @@ CLI::App& add_verify(CLI::App& app, VerifyArgs& args) {
   command.footer(
       examples("  flashcore verify --quick\n"
                "  flashcore verify --kernel sm80 --device cuda\n"
+               "  flashcore verify --op backward --quick\n"
                "  flashcore verify --lib ./libmine.so --symbol my_attention --html report.html\n"));
   return command;
 }

@@ -26,11 +26,18 @@ class Verification {
     if (args_.library.empty() != args_.symbol.empty()) {
       throw CommandError("--lib and --symbol belong together");
     }
+    if (!args_.library.empty() && backward()) {
+      throw CommandError(
+          "--op selects our kernels; with --lib the gradients of NAME_backward are "
+          "probed after the forward pass");
+    }
     args_.library.empty() ? verify_kernels() : verify_library();
     return finish();
   }
 
  private:
+  bool backward() const { return args_.op == "backward"; }
+
   void verify_library() {
     const std::string device = args_.device.device == "auto" ? "cpu" : args_.device.device;
     for (const std::string& dtype :
@@ -47,7 +54,8 @@ class Verification {
     const double limit_s = task_limit_s(args_.deadline_s, targets[0].device, kDefaultLimitS);
     const std::unique_ptr<KernelTarget> calls =
         limit_s > 0 ? kernel_child(args_.device, limit_s) : kernels_here(targets[0]);
-    for (const RunnableKernel& runnable : find_kernels(args_.kernel, targets)) {
+    const Operation op = backward() ? Operation::bwd : Operation::fwd;
+    for (const RunnableKernel& runnable : find_kernels(args_.kernel, targets, op)) {
       const KernelInfo& kernel = *runnable.kernel;
       for (const DType one : dtypes_of(kernel)) {
         const std::string dtype = to_string(one);
@@ -56,7 +64,7 @@ class Verification {
           continue;
         }
         if (noted_signal() != 0) return;
-        calls->choose(kernel.id);
+        calls->choose(kernel);
         verify_one(kernel.id, dtype, *calls, out_dtype_of(kernel), arithmetic_of(kernel, one));
       }
     }
@@ -67,6 +75,7 @@ class Verification {
   /// Input dtypes of a kernel. 8-bit inputs with an f32 output belong to the f16 kernels.
   static std::vector<DType> dtypes_of(const KernelInfo& kernel) {
     std::vector<DType> dtypes;
+    if (kernel.op == Operation::bwd) return {kernel.dtype};
     if (needs_e4m3(kernel)) return {DType::e4m3};
     if (!needs_8_bits(kernel)) dtypes = {kernel.dtype};
     if (needs_8_bits(kernel) || (kernel.dtype == DType::f16 && takes_8_bits(kernel))) {
@@ -104,6 +113,7 @@ class Verification {
     options.lse_base = args_.lse_base.c_str();
     options.seed = args_.seed;
     options.quick = args_.quick ? 1 : 0;
+    if (backward()) options.deterministic = 1;  // our kernels promise it
     if (args_.compact) options.strides = 0;
     for (std::size_t i = 0; i < std::min<std::size_t>(args_.head_dims.size(), 8); ++i) {
       options.head_dims[i] = args_.head_dims[i];
@@ -115,7 +125,8 @@ class Verification {
       bar.set_total(count);
       bar.update(number - 1, 0, 0.1 * number);
     };
-    Result<VerifyReport> result = verify::run_probes(options, target);
+    Result<VerifyReport> result = verify::run_probes(
+        options, target, backward() ? verify::ProbeSet::gradients : verify::ProbeSet::all);
     progress.clear();
     if (noted_signal() != 0) return;  // the last calls may not have run
     if (!result.ok()) throw CommandError(formatted("{}: {}", name, result.status().message()));
@@ -139,7 +150,8 @@ class Verification {
     }
     const std::string what =
         args_.library.empty()
-            ? formatted("--kernel '^{}$' --device {}", report.name, args_.device.device)
+            ? formatted("{}--kernel '^{}$' --device {}", backward() ? "--op backward " : "",
+                        report.name, args_.device.device)
             : formatted("--lib {} --symbol {} --dtype {} --device {}", args_.library, args_.symbol,
                         report.dtype, args_.device.device);
     const std::string deadline =

@@ -31,11 +31,6 @@ class Pattern {
   regex_t expression_;
 };
 
-Reject supports_forward(const KernelInfo& kernel, const Problem& problem,
-                        const DeviceInfo& device) noexcept {
-  return supports(kernel, problem, device);
-}
-
 bool has_gpu() { return cuda_availability().device_count > 0; }
 
 Device device_named(const std::string& name) {
@@ -114,8 +109,9 @@ bool runnable(const KernelInfo& kernel, const DeviceInfo& device) {
   Problem problem = *dense;
   if (needs_8_bits(kernel)) problem.k.dtype = problem.v.dtype = DType::e4m3;
   if (needs_e4m3(kernel)) problem.q.dtype = DType::e4m3;
-  const bool backward = kernel.op == Operation::bwd;
-  return (backward ? supports_backward : supports_forward)(kernel, problem, device) == Reject::none;
+  const Reject reject = kernel.op == Operation::bwd ? supports_backward(kernel, problem, device)
+                                                    : supports(kernel, problem, device);
+  return reject == Reject::none;
 }
 
 std::vector<RunnableKernel> find_kernels(const std::string& pattern,

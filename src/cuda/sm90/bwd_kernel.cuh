@@ -1,0 +1,93 @@
+// Gradients of attention on Hopper (wgmma, TMA, sm_90a), in the split form: dK and dV from tiles of
+// keys, dQ from tiles of queries, in one persistent, warp-specialized kernel. No tile adds to
+// another one's results, so every sum has a fixed order.
+//
+//            A1   A2   B1   B2   of a step
+//   dkdv     K    V    Q    dO   Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dZᵀ Q
+//   dq       Q    dO   K    V    S = Q Kᵀ, dP = dO Vᵀ, dQ += dZ K
+//
+//   P = 2^(S scale log2(e) - base), dS = P (dP - delta), dZ = dS times the softcap's derivative;
+//   base and delta of a query row come from common/backward.cu
+//
+// One step of a warpgroup (core::consume_bwd_steps), dkdv; S' and dP' belong to the next step:
+//
+//   tensor     | dP         | dV            | dK        S'        | dP'
+//   warpgroup  | P = exp(S) | dZ = P (dP-D) | issue dK, S' | wait | P' ...
+//
+//   role        threads                       registers  file
+//   scheduler   thread 32 of warpgroup 0      40         bwd_producer.cuh: fetches work tiles
+//   producer    thread 0                      40         bwd_producer.cuh: A and B by TMA
+//   tail        warp 2                        40         bwd_producer.cuh: row statistics, zeros
+//   consumer    2 warpgroups, 64 rows of A    232        bwd_mainloop.cuh, bwd_score.cuh,
+//                                                        bwd_epilogue.cuh
+//   grid        one CTA per SM; its work tiles are dkdv tiles first, then dq tiles
+//   smem        bwd_config.cuh: a1, a2 [128, head_dim]; a ring of steps, B1 and B2 each
+//               [step, head_dim], 128B swizzle; mbarriers, row statistics, the tile queue
+//   barriers    core/sm90_bwd_pipeline.h; the roles are templates in core/sm90_bwd_roles.h
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/sm90/bwd_mainloop.cuh"
+
+namespace flashcore::cuda::sm90 {
+
+/// The consumers' side of all work tiles.
+template <typename C>
+__device__ __forceinline__ void consume_bwd(BwdStorage<C>& s, const BwdParams& params) {
+  BwdQueueState queue;
+  core::BwdTileState a;
+  {
+    DkDvConsumer<C> warp(s, params);
+    core::consume_bwd_tiles<typename C::DkDv>(warp, queue, a);
+  }
+  DqConsumer<C> warp(s, params);
+  core::consume_bwd_tiles<typename C::Dq>(warp, queue, a);
+}
+
+/// The warpgroup that feeds the consumers.
+template <typename C>
+__device__ __forceinline__ void feed_bwd(BwdStorage<C>& s, const BwdParams& params) {
+  const int warp = warp_uniform(threadIdx.x / 32);
+  if (threadIdx.x == 0) {
+    BwdProducer<C> producer{{{s, params}}};
+    core::produce_bwd(producer);
+  } else if (threadIdx.x == 32) {
+    BwdSchedulerThread<C> scheduler{{{s, params}}};
+    core::schedule_tiles(scheduler);
+  } else if (warp == 2) {
+    BwdTailWarp<C> tail{{{s, params}, static_cast<int>(threadIdx.x % 32)}};
+    core::prepare_bwd(tail);
+  }
+}
+
+template <typename C>
+__device__ __forceinline__ void run_bwd_cta(const BwdParams& params) {
+  extern __shared__ __align__(1024) unsigned char s_bytes[];
+  BwdStorage<C>& s = *reinterpret_cast<BwdStorage<C>*>(s_bytes);
+  if (threadIdx.x == 0) init_bwd_barriers<C>(s);
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    setmaxnreg_dec<C::kShape.producer_registers()>();
+    feed_bwd<C>(s, params);
+  } else {
+    setmaxnreg_inc<C::kShape.consumer_registers()>();
+    consume_bwd<C>(s, params);
+  }
+}
+
+/// For calls without score modifications.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    bwd_kernel(const __grid_constant__ BwdParams params) {
+  run_bwd_cta<C>(params);
+}
+
+/// For calls with a softcap, ALiBi or a scale that is not positive.
+template <typename C>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    bwd_kernel_general(const __grid_constant__ BwdParams params) {
+  run_bwd_cta<typename C::WithOptions>(params);
+}
+
+}  // namespace flashcore::cuda::sm90

@@ -1,0 +1,25 @@
+// Launch parameters of a Hopper kernel for gradients.
+#pragma once
+
+#include <cuda.h>
+
+#include "core/backward_params.h"
+#include "core/sm90_bwd_traits.h"
+#include "core/tile_scheduler.h"
+
+namespace flashcore::cuda::sm90 {
+
+struct BwdParams {
+  core::BackwardParams call;
+  core::TileScheduler dkdv_order, dq_order;  // no tiles: not wanted
+  std::int32_t num_scheduled;                // dkdv tiles, then dq tiles
+  std::uint32_t* tile_counter;               // next tile of the dynamic scheduler; 0 before a call
+  // Memory past a sequence's last row is not the end of the tensor.
+  bool q_tail_dirty, k_tail_dirty;
+  float score_scale, softcap;  // AttentionParams::score_scale and softcap
+  // 4-D maps: columns, rows, heads, batch. A box has 128 bytes of columns and
+  // Sm90BwdTraits::box_rows() rows.
+  CUtensorMap q, k, v, dout;
+};
+
+}  // namespace flashcore::cuda::sm90

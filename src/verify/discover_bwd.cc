@@ -1,0 +1,107 @@
+// Discovers which calls the backward pass accepts.
+#include "verify/gradient_call.h"
+#include "verify/inputs/decimal.h"
+
+namespace flashcore::verify {
+namespace {
+
+class BackwardExplorer {
+ public:
+  BackwardExplorer(ProbeSequence& probes, Discovery& found) : probes_(probes), found_(found) {}
+
+  /// True unless the call is refused: any other failure is a fault that the probes report.
+  bool accepts(const Shape& shape, const Options& options, bool with_dlse = false,
+               MemoryLayout layout = {}) {
+    GradientCall call = gradient_call(probes_, shape, options);
+    fill_random(call, 1, probes_.seed);
+    if (with_dlse) {
+      call.dlse.assign(static_cast<std::size_t>(shape.batch * shape.q_heads * shape.q_len), 0.5);
+    }
+    Setting setting = probes_.impl.default_setting();
+    if (layout != MemoryLayout{}) setting.inputs = setting.out = layout;
+    const GradientResult result = run_only(probes_, call, setting);
+    message_ = result.message;
+    return result.kind != CallOutcome::Kind::refused;
+  }
+  const std::string& message() const { return message_; }
+
+  /// Restricts a capability of the forward pass.
+  template <typename Attempt>
+  void restrict(const char* name, bool& can, Attempt attempt) {
+    if (!can || attempt()) return;
+    can = false;
+    found_.capabilities.push_back("gradients with " + std::string(name) + ": no (" + message_ +
+                                  ")");
+  }
+
+ private:
+  ProbeSequence& probes_;
+  Discovery& found_;
+  std::string message_;
+};
+
+}  // namespace
+
+Discovery discover_backward(ProbeSequence& probes, const flashcore_verify_options& o) {
+  Discovery found;
+  BackwardExplorer explorer(probes, found);
+  Capabilities& can = probes.can;
+  const Options base = probes.base();
+  const std::int64_t unit = std::max(can.length_step, std::int64_t{8});
+  std::vector<std::int64_t> dims;
+  std::string refusal;
+  const auto plain = [&](std::int64_t d) { return Shape{1, 1, 1, unit, unit, d, d}; };
+  for (const std::int64_t d : can.head_dims) {
+    if (explorer.accepts(plain(d), base)) {
+      dims.push_back(d);
+    } else if (refusal.empty()) {
+      refusal = explorer.message();
+    }
+  }
+  if (dims.empty()) {
+    found.status = {StatusCode::invalid_argument, refusal};
+    return found;
+  }
+  std::string line = "gradients at head dims:";
+  for (const std::int64_t d : dims) line.append(" ").append(decimal(d));
+  found.capabilities.push_back(line);
+  can.head_dims = dims;
+  const auto with = [&](auto change) {
+    Shape shape = plain(dims.front());
+    Options options = base;
+    change(shape, options);
+    return explorer.accepts(shape, options);
+  };
+  explorer.restrict("batch > 1", can.batch,
+                    [&] { return with([](Shape& s, Options&) { s.batch = 2; }); });
+  explorer.restrict("GQA", can.gqa, [&] {
+    return with([](Shape& s, Options&) { s.q_heads = 6, s.kv_heads = 2; });
+  });
+  explorer.restrict("q_len != kv_len", can.cross, [&] {
+    return with([&](Shape& s, Options&) { s.kv_len = 2 * unit; }) &&
+           with([&](Shape& s, Options&) { s.q_len = 2 * unit; });
+  });
+  explorer.restrict("a causal mask", can.causal,
+                    [&] { return with([](Shape&, Options& x) { x.causal = true; }); });
+  explorer.restrict("a window", can.window, [&] {
+    return with([](Shape&, Options& x) { x.window_left = 3, x.window_right = 1; });
+  });
+  explorer.restrict("another scale", can.scale,
+                    [&] { return with([](Shape&, Options& x) { x.scale = 0.2; }); });
+  explorer.restrict("a softcap", can.softcap,
+                    [&] { return with([](Shape&, Options& x) { x.softcap = 5; }); });
+  explorer.restrict("v_dim != head_dim", can.v_dim,
+                    [&] { return with([](Shape& s, Options&) { s.v_dim = s.head_dim / 2; }); });
+  explorer.restrict("strides", can.strides, [&] {
+    return explorer.accepts(plain(dims.front()), base, false, MemoryLayout::padded);
+  });
+  can.dlse = o.dlse >= 0 ? o.dlse != 0 : explorer.accepts(plain(dims.front()), base, true);
+  found.capabilities.push_back(std::string("dlse: ") + (can.dlse ? "yes" : "no") +
+                               (o.dlse >= 0 ? " (declared)"
+                                : can.dlse  ? ""
+                                            : " (" + explorer.message() + ")"));
+  probes.deterministic = o.deterministic == 1;
+  return found;
+}
+
+}  // namespace flashcore::verify

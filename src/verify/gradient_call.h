@@ -1,0 +1,104 @@
+// Shared by the probes of the backward pass: calls, the oracle's gradients, comparison, findings.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "reference/oracle_bwd.h"
+#include "verify/probe_sequence.h"
+
+namespace flashcore::verify {
+
+/// A backward call of the shape with all tensors zero.
+GradientCall gradient_call(const ProbeSequence& probes, const Shape& shape, const Options& options);
+
+/// Lengths of a sweep of gradients: fewer than of the forward pass, because the oracle visits every
+/// pair of a query and a key.
+std::vector<std::int64_t> gradient_lengths(const ProbeSequence& probes);
+
+/// Fills q, k, v and dout with independent normal numbers.
+void fill_random(GradientCall& call, double sigma, std::uint64_t seed);
+void fill_random(std::vector<double>& values, double sigma, std::uint64_t seed,
+                 std::uint64_t stream);
+
+/// The correct results of a call.
+struct ExpectedGradients {
+  reference::Oracle forward;            ///< with stages
+  reference::GradientOracle gradients;  ///< with stages
+  const reference::Gradient& of(int gradient) const {
+    return gradient == kDq ? gradients.dq : gradient == kDk ? gradients.dk : gradients.dv;
+  }
+};
+
+/// One gradient compared with the oracle.
+struct JudgedGradient {
+  std::vector<double> bound, ratio;  ///< per element: bound, |error| / bound
+  std::int64_t wrong = 0, non_finite = 0;
+  double worst = 0, relative_error = 0;
+  double rms = 0;  ///< largest over heads of the RMS error, relative to half of the bounds
+  std::size_t worst_at = 0;
+  bool ok() const { return wrong == 0 && rms <= 1; }
+};
+
+struct RanGradients {
+  GradientResult result;
+  ExpectedGradients expected;
+  JudgedGradient judged[kGradients];
+  bool ok() const {
+    return result.ok() && judged[kDq].ok() && judged[kDk].ok() && judged[kDv].ok();
+  }
+  /// The gradient with the largest error relative to its bound.
+  int worst() const;
+};
+
+/// Rounds the inputs of the call to their formats and computes the forward pass of the oracle,
+/// whose results become inputs.
+reference::Oracle prepare(const ProbeSequence& probes, GradientCall& call);
+
+/// Prepares the call and runs it without a comparison.
+GradientResult run_only(ProbeSequence& probes, GradientCall& call, const Setting& setting);
+
+/// Runs the call and compares all gradients.
+RanGradients run_gradients(ProbeSequence& probes, GradientCall& call, const Setting& setting);
+inline RanGradients run_gradients(ProbeSequence& probes, GradientCall& call) {
+  return run_gradients(probes, call, probes.impl.default_setting());
+}
+
+/// "dk of batch 0, head 1, row 3, column 2" for an element of a gradient.
+std::string element_name(const GradientCall& call, int gradient, std::size_t at);
+
+/// "dk of batch 0, head 1, row 3, column 2 is 0.5 instead of 0.25, 812 times its bound away".
+std::string worst_element(const GradientCall& call, const RanGradients& ran, int gradient);
+
+/// The finding about one gradient of a call, with its errors as evidence.
+Finding gradient_finding(const ProbeSequence& probes, FaultStage stage, std::string detail,
+                         const GradientCall& call, const RanGradients& ran, int gradient);
+
+/// The finding for a call that failed, like failure_of().
+std::optional<Finding> failure_of(const ProbeSequence& probes, const GradientResult& result,
+                                  FaultStage stage);
+
+/// The probes of the backward pass, in order.
+Finding probe_grad_coverage(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_determinism(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_tail(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_layout(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_dv(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_dp(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_delta(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_ds(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_accumulate(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_mask(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_window(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_scale(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_softcap(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_dlse(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_bounds(ProbeSequence& probes, std::int64_t head_dim);
+Finding probe_grad_random(ProbeSequence& probes, std::int64_t head_dim);
+
+/// Restricts the capabilities to those of the backward pass. Returns lines about what it lacks.
+/// The fault is that of a first call that does not fail.
+Discovery discover_backward(ProbeSequence& probes, const flashcore_verify_options& options);
+
+}  // namespace flashcore::verify

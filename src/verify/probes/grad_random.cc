@@ -1,0 +1,184 @@
+// Probe grad_random: gradients of random problems, every option alone and with every other. A
+// failing problem is shrunk. Its stage is that of the option it still needs, or of the first
+// product that is wrong.
+#include <algorithm>
+#include <cmath>
+
+#include "verify/gradient_call.h"
+#include "verify/inputs/decimal.h"
+
+namespace flashcore::verify {
+namespace {
+
+constexpr double kSigmas[] = {1, 3, 1, 0.05};
+/// Pairs of a row and a key per call of a quick run: the oracle visits each.
+constexpr std::int64_t kMaxPairs = 6000;
+
+struct Drawn {
+  Shape shape;
+  Options options;
+  bool dlse = false;
+  double sigma = 1, dout_sigma = 1;
+  std::uint64_t seed = 1;
+};
+
+enum Feature { kCausal, kWindow, kScale, kSoftcap, kDlse, kGroups, kValueDim, kFeatures };
+
+bool can_use(const Capabilities& can, int feature) {
+  const bool can_all[] = {can.causal, can.window, can.scale, can.softcap,
+                          can.dlse,   can.gqa,    can.v_dim};
+  return can_all[feature];
+}
+
+void add_feature(int feature, Drawn& d) {
+  if (feature == kCausal) d.options.causal = true;
+  if (feature == kWindow) d.options.window_left = 9, d.options.window_right = 5;
+  if (feature == kScale) d.options.scale = 0.3;
+  if (feature == kSoftcap) d.options.softcap = 2;
+  if (feature == kDlse) d.dlse = true;
+  if (feature == kGroups) d.shape.q_heads = 3 * d.shape.kv_heads;
+  if (feature == kValueDim) d.shape.v_dim = d.shape.head_dim / 2;
+}
+
+std::vector<Drawn> feature_pairs(const ProbeSequence& probes) {
+  std::vector<Drawn> pairs;
+  for (int one = 0; one < kFeatures; ++one) {
+    for (int other = one; other < kFeatures; ++other) {
+      if (!can_use(probes.can, one) || !can_use(probes.can, other)) continue;
+      Drawn d;
+      d.seed = mix(probes.seed + static_cast<std::uint64_t>(kFeatures * one + other));
+      d.shape = probes.shape(20, 70, probes.main_dim(), false);
+      d.shape.q_heads = d.shape.kv_heads = 1;
+      d.options = probes.base();
+      d.sigma = kSigmas[pairs.size() % std::size(kSigmas)];
+      add_feature(one, d), add_feature(other, d);
+      pairs.push_back(d);
+    }
+  }
+  return pairs;
+}
+
+Drawn draw(const ProbeSequence& probes, std::uint64_t index) {
+  Random random(probes.seed, 3000 + index);
+  static constexpr std::int64_t kLengths[] = {1, 2, 7, 16, 31, 64, 65, 100, 129, 191, 300};
+  Drawn d;
+  d.seed = mix(probes.seed + index);
+  const auto& dims = probes.can.head_dims;
+  d.shape = probes.shape(
+      random.pick(kLengths), random.pick(kLengths),
+      dims[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(dims.size())))]);
+  if (probes.can.batch) d.shape.batch = random.between(1, 3);
+  d.shape.kv_heads = random.between(1, 3);
+  d.shape.q_heads = d.shape.kv_heads * (probes.can.gqa ? random.between(1, 4) : 1);
+  const std::int64_t others = d.shape.batch * d.shape.q_heads * d.shape.kv_len;
+  const std::int64_t most = probes.quick ? kMaxPairs : 10 * kMaxPairs;
+  if (probes.can.cross && probes.can.length_step == 1) {
+    d.shape.q_len = std::clamp<std::int64_t>(most / others, 1, d.shape.q_len);
+  }
+  d.options = probes.base();
+  for (int feature = 0; feature < kFeatures; ++feature) {
+    if (feature != kGroups && can_use(probes.can, feature) && random.chance(0.25)) {
+      add_feature(feature, d);
+    }
+  }
+  d.sigma = random.pick(kSigmas);
+  static constexpr double kDoutSigmas[] = {1, 1, 0.01, 30};
+  d.dout_sigma = random.pick(kDoutSigmas);
+  return d;
+}
+
+struct Ran {
+  GradientCall call;
+  RanGradients ran;
+  bool failed() const {
+    return ran.result.ok() ? !ran.ok() : ran.result.kind != CallOutcome::Kind::refused;
+  }
+};
+
+Ran run(ProbeSequence& probes, const Drawn& d) {
+  Ran r{gradient_call(probes, d.shape, d.options), {}};
+  fill_random(r.call, d.sigma, d.seed);
+  for (double& x : r.call.dout) x *= d.dout_sigma;
+  if (d.dlse) {
+    r.call.dlse.resize(static_cast<std::size_t>(d.shape.batch * d.shape.q_heads * d.shape.q_len));
+    fill_random(r.call.dlse, d.dout_sigma, d.seed, 231);
+  }
+  r.ran = run_gradients(probes, r.call);
+  return r;
+}
+
+/// A smaller call that still fails: drops options and shrinks sizes one at a time.
+Drawn smallest(ProbeSequence& probes, Drawn d) {
+  const auto keep = [&](auto change) {
+    Drawn smaller = d;
+    change(smaller);
+    smaller.shape.q_len = std::max<std::int64_t>(smaller.shape.q_len, probes.can.length_step);
+    if (!probes.can.cross) smaller.shape.q_len = smaller.shape.kv_len;
+    if (run(probes, smaller).failed()) d = smaller;
+  };
+  keep([](Drawn& s) { s.shape.batch = 1; });
+  keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads = 1; });
+  for (int step = 0; step < 6 && probes.can.length_step == 1; ++step) {
+    keep([](Drawn& s) { s.shape.q_len = (s.shape.q_len + 1) / 2; });
+    keep([](Drawn& s) { s.shape.kv_len = (s.shape.kv_len + 1) / 2; });
+  }
+  keep([](Drawn& s) { s.shape.q_heads = s.shape.kv_heads; });
+  keep([](Drawn& s) { s.dlse = false; });
+  keep([&](Drawn& s) { s.options.causal = probes.base().causal; });
+  keep([](Drawn& s) { s.options.window_left = s.options.window_right = -1; });
+  keep([](Drawn& s) { s.options.softcap = 0; });
+  keep([](Drawn& s) { s.options.scale.reset(); });
+  keep([](Drawn& s) { s.shape.v_dim = s.shape.head_dim; });
+  keep([](Drawn& s) { s.dout_sigma = 1; });
+  keep([](Drawn& s) { s.sigma = 1; });
+  return d;
+}
+
+/// Stage of a shrunk failing call, by the options it still needs and the gradients that are wrong.
+FaultStage stage_of(const ProbeSequence& probes, const Drawn& d, const RanGradients& ran) {
+  const JudgedGradient& worst = ran.judged[ran.worst()];
+  if (d.options.causal != probes.base().causal || d.options.window_left >= 0 ||
+      d.options.window_right >= 0) {
+    return FaultStage::mask;
+  }
+  if (d.dlse) return FaultStage::dlse;
+  if (d.options.softcap > 0) return FaultStage::ds;
+  if (d.options.scale) return FaultStage::scale;
+  if (d.shape.v_dim != d.shape.head_dim) return FaultStage::layout;
+  if (worst.non_finite == 0 && worst.relative_error < 0x1p-5) return FaultStage::precision;
+  const bool dv = !ran.judged[kDv].ok(), dq = !ran.judged[kDq].ok(), dk = !ran.judged[kDk].ok();
+  if (dv && !dq && !dk) return FaultStage::dv;
+  if (dq && !dk) return FaultStage::dq;
+  if (dk && !dq) return FaultStage::dk;
+  return FaultStage::unlocalised;
+}
+
+}  // namespace
+
+Finding probe_grad_random(ProbeSequence& probes, std::int64_t) {
+  std::vector<Drawn> all = feature_pairs(probes);
+  for (std::uint64_t index = 0; index < (probes.quick ? 6 : 60); ++index) {
+    all.push_back(draw(probes, index));
+  }
+  for (const Drawn& drawn : all) {
+    if (!run(probes, drawn).failed()) continue;
+    const Drawn d = smallest(probes, drawn);
+    const Ran r = run(probes, d);
+    if (!r.ran.result.ok()) {
+      if (auto f = failure_of(probes, r.ran.result, FaultStage::unlocalised)) return *f;
+      continue;
+    }
+    if (r.ran.ok()) {
+      return probes.finding(FaultStage::determinism,
+                            "random inputs: a call that was wrong is correct the next time");
+    }
+    const int g = r.ran.worst();
+    return gradient_finding(probes, stage_of(probes, d, r.ran),
+                            "random inputs of standard deviation " + number(d.sigma) + ", seed " +
+                                decimal(d.seed) + ": " + worst_element(r.call, r.ran, g),
+                            r.call, r.ran, g);
+  }
+  return {};
+}
+
+}  // namespace flashcore::verify

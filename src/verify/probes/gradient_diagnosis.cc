@@ -1,0 +1,325 @@
+// Explains a wrong reading of P or dS by a known pattern: hidden pairs, lost or doubled tiles,
+// exchanged heads or rows, a common factor, an error of delta, noise.
+#include <algorithm>
+#include <cmath>
+
+#include "verify/inputs/decimal.h"
+#include "verify/probes/gradient_reading.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// Relative error below which a result is imprecise, not wrong.
+constexpr double kNoise = 0x1p-5;
+/// Part of the wrong entries that a pattern explains.
+constexpr double kNearlyAll = 0.98;
+
+std::string entry_name(const Reading& r, std::size_t entry) {
+  const auto keys = static_cast<std::size_t>(r.keys), rows = static_cast<std::size_t>(r.rows);
+  return "head " + decimal(entry / keys / rows) + ", row " + decimal(entry / keys % rows) +
+         ", key " + decimal(entry % keys);
+}
+
+/// "dS of head 0, row 1, key 2 is 0.5 instead of 0.25 in dq"
+std::string shown(const Reading& r, std::size_t entry) {
+  return name_of(r) + " of " + entry_name(r, entry) + " is " + number(r.got[entry]) +
+         " instead of " + number(r.want[entry]) + " in " + kGradientNames[r.from];
+}
+
+std::vector<std::size_t> wrong_entries(const Reading& r) {
+  std::vector<std::size_t> wrong;
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    if (r.wrong(e)) wrong.push_back(e);
+  }
+  return wrong;
+}
+
+/// The part of `entries` for which `holds`.
+template <typename Holds>
+double part(const std::vector<std::size_t>& entries, Holds holds) {
+  const auto count = std::count_if(entries.begin(), entries.end(), holds);
+  return static_cast<double>(count) / static_cast<double>(std::max<std::size_t>(entries.size(), 1));
+}
+
+bool close(const Reading& r, std::size_t entry, double got, double want) {
+  return std::fabs(got - want) <= 2 * r.bound[entry] + 1e-6 * std::fabs(want);
+}
+
+Diagnosis hidden_pairs(const Reading& r, const std::vector<std::size_t>& wrong) {
+  for (const std::size_t e : wrong) {
+    if (!r.visible(e)) return {FaultStage::mask, "a hidden pair counts: " + shown(r, e), true};
+  }
+  return {};
+}
+
+/// Whole rows or keys of a head that are missing or counted several times, beside correct ones.
+Diagnosis lost_tiles(const Reading& r, const std::vector<std::size_t>& wrong) {
+  std::vector<std::size_t> lost, doubled;
+  for (const std::size_t e : wrong) {
+    if (std::fabs(r.want[e]) <= 4 * r.bound[e]) continue;
+    if (std::fabs(r.got[e]) <= r.bound[e]) lost.push_back(e);
+    if (close(r, e, r.got[e], 2 * r.want[e])) doubled.push_back(e);
+  }
+  const auto& found = lost.size() >= doubled.size() ? lost : doubled;
+  std::size_t right = 0;
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    right += !r.wrong(e) && std::fabs(r.want[e]) > 4 * r.bound[e] ? 1 : 0;
+  }
+  if (found.empty() || right == 0 ||
+      static_cast<double>(found.size()) < kNearlyAll * static_cast<double>(wrong.size())) {
+    return {};
+  }
+  const auto keys = static_cast<std::size_t>(r.keys), rows = static_cast<std::size_t>(r.rows);
+  std::size_t first_row = rows, last_row = 0, first_key = keys, last_key = 0, head = SIZE_MAX;
+  for (const std::size_t e : found) {
+    if (head == SIZE_MAX) head = e / keys / rows;
+    if (e / keys / rows != head) continue;
+    first_row = std::min(first_row, e / keys % rows),
+    last_row = std::max(last_row, e / keys % rows);
+    first_key = std::min(first_key, e % keys), last_key = std::max(last_key, e % keys);
+  }
+  return {FaultStage::accumulate,
+          "head " + decimal(head) + ", rows " + decimal(first_row) + " to " + decimal(last_row) +
+              ", keys " + decimal(first_key) + " to " + decimal(last_key) +
+              (&found == &lost ? " are not added to " : " are added twice to ") +
+              kGradientNames[r.from] + ": " + shown(r, found.front()),
+          true};
+}
+
+/// Heads, rows or keys in each other's place.
+Diagnosis exchanged(const Reading& r, const std::vector<std::size_t>& wrong, FaultStage fallback) {
+  enum Axis { kHead, kRow, kKey };
+  static constexpr const char* kNames[] = {"head", "row", "key"};
+  const auto keys = static_cast<std::size_t>(r.keys), rows = static_cast<std::size_t>(r.rows),
+             heads = static_cast<std::size_t>(r.heads);
+  const auto index = [&](std::size_t h, std::size_t i, std::size_t j) {
+    return (h * rows + i) * keys + j;
+  };
+  for (const Axis axis : {kHead, kRow, kKey}) {
+    // A line is the set of entries with the same index on the axis; rows and keys within a head.
+    const std::size_t count = axis == kHead ? heads : axis == kRow ? rows : keys;
+    const std::size_t outer = axis == kHead ? 1 : heads;
+    const auto entry = [&](std::size_t o, std::size_t line, std::size_t i) {
+      return axis == kHead  ? index(line, i / keys, i % keys)
+             : axis == kRow ? index(o, line, i)
+                            : index(o, i, line);
+    };
+    const std::size_t length = axis == kHead ? rows * keys : axis == kRow ? keys : rows;
+    if (length < 3) continue;
+    bool all = true;
+    std::string text;
+    std::size_t explained = 0;
+    for (std::size_t o = 0; o < outer && all; ++o) {
+      for (std::size_t line = 0; line < count && all; ++line) {
+        bool is_wrong = false;
+        for (std::size_t i = 0; i < length && !is_wrong; ++i) is_wrong = r.wrong(entry(o, line, i));
+        if (!is_wrong) continue;
+        std::size_t other = 0;
+        for (; other < count; ++other) {
+          bool same = other != line;
+          for (std::size_t i = 0; i < length && same; ++i) {
+            same =
+                close(r, entry(o, line, i), r.got[entry(o, line, i)], r.want[entry(o, other, i)]);
+          }
+          if (same) break;
+        }
+        all = other < count;
+        ++explained;
+        if (all && text.empty()) {
+          text = std::string(kNames[axis]) + " " + decimal(line) + " holds " + name_of(r) + " of " +
+                 kNames[axis] + " " + decimal(other);
+        }
+      }
+    }
+    if (all && explained > 0) {
+      // dq has rows of its own and sums over keys; dk and dv the other way round.
+      const Axis own = r.from == kDq ? kRow : kKey;
+      const bool addressed = axis == kHead || axis == own;
+      return {addressed ? FaultStage::layout : fallback, text + ": " + shown(r, wrong.front()),
+              addressed};
+    }
+  }
+  return {};
+}
+
+/// The name of a factor that a mistake with the scale explains; empty: none.
+std::string scale_factor(double factor, double scale) {
+  const struct {
+    double value;
+    const char* name;
+  } known[] = {{scale, "the scale is applied twice"},
+               {1 / scale, "the scale is missing"},
+               {scale * scale, "the scale is applied three times"},
+               {std::sqrt(scale), "the factor is the root of the scale"},
+               {1 / std::sqrt(scale), "the factor is the inverse root of the scale"},
+               {1 / std::log(2.0), "the factor is log2(e)"},
+               {std::log(2.0), "the factor is ln(2)"},
+               {scale / std::log(2.0), "the factor is scale * log2(e)"},
+               {1 / scale / std::log(2.0), "the factor is log2(e) / scale"},
+               {2, "the factor is 2"},
+               {0.5, "the factor is 1/2"}};
+  for (const auto& one : known) {
+    if (std::fabs(factor / one.value - 1) < 0.004) return one.name;
+  }
+  return "";
+}
+
+/// One factor of all entries.
+Diagnosis common_factor(const Reading& r, FaultStage fallback) {
+  double product = 0, want2 = 0;
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    product += r.got[e] * r.want[e];
+    want2 += r.want[e] * r.want[e];
+  }
+  if (want2 == 0) return {};
+  const double factor = product / want2;
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    const double error = std::fabs(r.got[e] - factor * r.want[e]);
+    if (!(error <= (1 + std::fabs(factor)) * r.bound[e] + 1e-5 * std::fabs(r.got[e]))) return {};
+  }
+  if (std::fabs(factor - 1) < kNoise / 4) return {};  // rounding may be the same for all entries
+  const std::size_t worst = worst_entry(r);
+  const std::string text = name_of(r) + " is " + number(factor) + " times as large everywhere";
+  const std::string why = r.from == kDv ? "" : scale_factor(factor, r.scale);
+  if (!why.empty()) return {FaultStage::scale, text + ", " + why + ": " + shown(r, worst), true};
+  if (factor == 0) return {fallback, name_of(r) + " is 0 everywhere: " + shown(r, worst), false};
+  return {fallback, text + ": " + shown(r, worst), false};
+}
+
+/// dS / P is off by the same amount for all keys of a row.
+Diagnosis delta_error(const Reading& r) {
+  if (r.from == kDv) return {};
+  std::size_t rows_off = 0, zero = 0, added = 0;
+  std::string text;
+  for (std::int64_t row = 0; row < r.heads * r.rows; ++row) {
+    const auto first = static_cast<std::size_t>(row * r.keys);
+    double shift = 0, weight = 0, least = INFINITY;
+    bool off = false;
+    for (std::size_t e = first; e < first + static_cast<std::size_t>(r.keys); ++e) {
+      if (!r.visible(e)) continue;
+      off = off || r.wrong(e);
+      shift += (r.got[e] - r.want[e]) * r.p[e];
+      weight += r.p[e] * r.p[e];
+      least = std::min(least, r.bound[e]);
+    }
+    if (!off) continue;
+    if (!std::isfinite(shift)) return {};
+    shift /= weight;  // delta - delta'
+    for (std::size_t e = first; e < first + static_cast<std::size_t>(r.keys); ++e) {
+      if (r.visible(e) && !close(r, e, r.got[e], r.want[e] + shift * r.p[e])) return {};
+    }
+    const double want = r.delta[static_cast<std::size_t>(row)], got = want - shift;
+    const double small = 1e-2 * std::fabs(want);
+    zero += std::fabs(got) <= small ? 1 : 0;
+    added += std::fabs(got + want) <= small ? 1 : 0;
+    if (rows_off++ == 0) {
+      text = "delta of head " + decimal(row / r.rows) + ", row " + decimal(row % r.rows) + " is " +
+             number(got) + " instead of " + number(want);
+    }
+  }
+  if (rows_off == 0) return {};
+  text += zero == rows_off    ? "; it is not subtracted"
+          : added == rows_off ? "; it is added instead of subtracted"
+                              : "";
+  return {FaultStage::delta,
+          text + ", in " + decimal(rows_off) + " rows; " + shown(r, worst_entry(r)), true};
+}
+
+/// P read from dv is a power of the correct one: scores times another scale.
+Diagnosis score_scale(const Reading& r) {
+  if (r.from != kDv) return {};
+  double xy = 0, xx = 0;
+  const auto each_row = [&](auto visit) {
+    for (std::int64_t row = 0; row < r.heads * r.rows; ++row) {
+      double x = 0, y = 0, n = 0;
+      const auto first = static_cast<std::size_t>(row * r.keys);
+      const auto usable = [&](std::size_t e) { return r.visible(e) && r.got[e] > 0; };
+      for (std::size_t e = first; e < first + static_cast<std::size_t>(r.keys); ++e) {
+        if (usable(e)) x += std::log(r.want[e]), y += std::log(r.got[e]), ++n;
+      }
+      for (std::size_t e = first; e < first + static_cast<std::size_t>(r.keys); ++e) {
+        if (usable(e)) visit(e, std::log(r.want[e]) - x / n, std::log(r.got[e]) - y / n);
+      }
+    }
+  };
+  each_row([&](std::size_t, double x, double y) { xy += x * y, xx += x * x; });
+  if (xx < 1e-6) return {};
+  const double slope = xy / xx;
+  bool fits = std::fabs(slope - 1) > 1e-3;
+  each_row([&](std::size_t e, double x, double y) {
+    fits = fits && std::fabs(y - slope * x) <= 4 * r.bound[e] / r.want[e] + 1e-4;
+  });
+  if (!fits) return {};
+  return {FaultStage::scale,
+          "the scores of P are multiplied by " + number(slope) + ": " + shown(r, worst_entry(r)),
+          true};
+}
+
+/// dS lacks the factor P, or has it twice.
+Diagnosis other_power_of_p(const Reading& r, const std::vector<std::size_t>& wrong) {
+  if (r.from == kDv) return {};
+  const auto explained = [&](auto power) {
+    return part(wrong, [&](std::size_t e) {
+             return r.visible(e) && close(r, e, r.got[e], power(r.want[e], r.p[e]));
+           }) >= kNearlyAll;
+  };
+  const bool without = explained([](double want, double p) { return want / p; });
+  if (!without && !explained([](double want, double p) { return want * p; })) return {};
+  return {FaultStage::ds,
+          std::string("the factor P of dS is ") + (without ? "missing: " : "squared: ") +
+              shown(r, wrong.front()),
+          false};
+}
+
+Diagnosis noise(const Reading& r) {
+  double error2 = 0, want2 = 0;
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    error2 += (r.got[e] - r.want[e]) * (r.got[e] - r.want[e]);
+    want2 += r.want[e] * r.want[e];
+  }
+  const double relative = std::sqrt(error2 / want2);
+  if (!(relative < kNoise)) return {};
+  return {
+      FaultStage::precision,
+      name_of(r) + " has a relative error of " + number(relative) + ": " + shown(r, worst_entry(r)),
+      true};
+}
+
+/// The RMS of all errors relative to their bounds.
+double rms(const Reading& r) {
+  double sum = 0, count = 0;
+  for (std::size_t e = 0; e < r.got.size(); ++e) {
+    if (r.bound[e] <= 0 || r.want[e] == 0) continue;
+    const double ratio = (r.got[e] - r.want[e]) / r.bound[e];
+    sum += ratio * ratio;
+    ++count;
+  }
+  return count > 0 ? std::sqrt(sum / count) : 0;
+}
+
+}  // namespace
+
+Diagnosis diagnose(const Reading& r, FaultStage fallback) {
+  const std::vector<std::size_t> wrong = wrong_entries(r);
+  if (wrong.empty()) {
+    if (rms(r) <= 0.5) return {};
+    return {FaultStage::precision,
+            "the RMS error of " + name_of(r) + " is " + number(rms(r)) +
+                " times its bound: " + shown(r, worst_entry(r)),
+            true};
+  }
+  if (Diagnosis d = hidden_pairs(r, wrong); d.structural) return d;
+  if (Diagnosis d = lost_tiles(r, wrong); d.structural) return d;
+  if (Diagnosis d = exchanged(r, wrong, fallback); d.stage != FaultStage::none) return d;
+  if (Diagnosis d = other_power_of_p(r, wrong); d.stage != FaultStage::none) return d;
+  if (Diagnosis d = common_factor(r, fallback); d.stage != FaultStage::none) return d;
+  if (Diagnosis d = delta_error(r); d.structural) return d;
+  if (Diagnosis d = score_scale(r); d.structural) return d;
+  if (Diagnosis d = noise(r); d.structural) return d;
+  return {fallback,
+          shown(r, worst_entry(r)) + "; " + decimal(wrong.size()) + " of " + decimal(r.got.size()) +
+              " entries are wrong",
+          false};
+}
+
+}  // namespace flashcore::verify

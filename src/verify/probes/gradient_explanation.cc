@@ -1,0 +1,73 @@
+// The finding of all readings of a call together.
+#include <algorithm>
+#include <cmath>
+
+#include "verify/probes/gradient_reading.h"
+
+namespace flashcore::verify {
+namespace {
+
+/// The errors of a reading by position, and the matrix with the largest one.
+Evidence evidence_of(const Reading& reading, const std::string& call) {
+  Evidence e;
+  e.title = name_of(reading) + " read from " + kGradientNames[reading.from] + ": " + call;
+  e.columns_are_keys = true;
+  e.heads = reading.heads, e.rows = reading.rows;
+  e.error.assign(static_cast<std::size_t>(e.heads * e.rows), 0.0);
+  e.by_column.assign(static_cast<std::size_t>(reading.keys), 0.0);
+  const auto keys = static_cast<std::size_t>(reading.keys);
+  for (std::size_t i = 0; i < reading.got.size(); ++i) {
+    const double error = std::fabs(reading.got[i] - reading.want[i]);
+    const double ratio = error == 0 ? 0 : std::min(error / reading.bound[i], 1e30);
+    const double shown = std::isnan(ratio) ? 1e30 : ratio;
+    e.error[i / keys] = std::max(e.error[i / keys], shown);
+    e.by_column[i % keys] = std::max(e.by_column[i % keys], shown);
+  }
+  e.p_rows = reading.rows, e.p_columns = reading.keys;
+  const std::size_t per_head = static_cast<std::size_t>(e.p_rows) * keys;
+  const std::size_t first = worst_entry(reading) / per_head * per_head;
+  e.p_got.assign(reading.got.begin() + static_cast<std::ptrdiff_t>(first),
+                 reading.got.begin() + static_cast<std::ptrdiff_t>(first + per_head));
+  e.p_want.assign(reading.want.begin() + static_cast<std::ptrdiff_t>(first),
+                  reading.want.begin() + static_cast<std::ptrdiff_t>(first + per_head));
+  return e;
+}
+
+}  // namespace
+
+Finding explain(const ProbeSequence& probes, const Readings& readings, const GradientCall& call,
+                FaultStage fallback, const std::string& input) {
+  if (readings.failure) {
+    Finding f = *readings.failure;
+    if (f.stage == FaultStage::unlocalised) f.stage = fallback;
+    return f;
+  }
+  std::vector<std::pair<Diagnosis, const Reading*>> faults;
+  for (const Reading& r : readings.all) {
+    const Diagnosis d = diagnose(r, fallback);
+    if (d.stage != FaultStage::none) faults.emplace_back(d, &r);
+  }
+  if (faults.empty()) return {};
+  // A pattern explains more than a fallback.
+  std::stable_sort(faults.begin(), faults.end(), [](const auto& a, const auto& b) {
+    return a.first.structural && !b.first.structural;
+  });
+  // Both products cannot exchange the same rows or keys: dS itself is of another pair.
+  if (faults.size() == 2 && faults[0].first.stage == FaultStage::layout &&
+      !faults[1].first.structural) {
+    std::swap(faults[0], faults[1]);
+  }
+  const auto& [diagnosis, reading] = faults.front();
+  FaultStage stage = diagnosis.stage;
+  std::string text = diagnosis.text;
+  if (faults.size() < readings.all.size()) {
+    text += std::string("; ") + (reading->from == kDq ? "dk" : "dq") + " shows the correct dS";
+    if (!diagnosis.structural) stage = reading->from == kDq ? FaultStage::dq : FaultStage::dk;
+  }
+  Finding f = probes.finding(stage, input + ": " + text);
+  f.call = describe(call);
+  f.evidence = evidence_of(*reading, f.call);
+  return f;
+}
+
+}  // namespace flashcore::verify

@@ -1,0 +1,66 @@
+// Reads P and dS back from gradients, and explains what is wrong with them.
+//
+// With dout one-hot, dv is P. With one-hot columns of k that q does not see, dq is dS times the
+// scale; with one-hot columns of q that k does not see, dk is. So the matrix between two products
+// is measured entry by entry, and by two products that share no code after it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "verify/gradient_call.h"
+
+namespace flashcore::verify {
+
+/// P or dS of every query head, [batch, q_heads, rows, keys].
+struct Reading {
+  int from = kDv;  ///< the gradient that shows it
+  std::int64_t heads = 0, rows = 0, keys = 0;
+  std::vector<double> got, want, bound;
+  // Of the oracle, for explanations.
+  std::vector<double> p;      ///< probabilities
+  std::vector<double> delta;  ///< per row
+  double scale = 1;
+
+  std::size_t at(std::int64_t head, std::int64_t row, std::int64_t key) const {
+    return static_cast<std::size_t>((head * rows + row) * keys + key);
+  }
+  bool wrong(std::size_t entry) const;
+  /// An entry that differs from 0 by more than rounding.
+  bool visible(std::size_t entry) const { return p[entry] > 0; }
+};
+
+/// "P" or "dS".
+inline std::string name_of(const Reading& r) { return r.from == kDv ? "P" : "dS"; }
+/// The entry with the largest error relative to its bound.
+std::size_t worst_entry(const Reading& reading);
+
+struct Readings {
+  std::vector<Reading> all;
+  std::optional<Finding> failure;  ///< of a call; no readings then
+};
+
+/// P from dv; q, k and the options of the call.
+Readings read_p(ProbeSequence& probes, const GradientCall& call);
+
+/// dS from dq and from dk; v, dout, dlse and the options of the call, and the first `score_dims`
+/// columns of its q and k. The other columns become one-hot.
+Readings read_ds(ProbeSequence& probes, const GradientCall& call, std::int64_t score_dims);
+
+/// Columns of scores when the others are used to read dS.
+inline std::int64_t score_dims(std::int64_t head_dim) { return head_dim / 2; }
+
+/// What is wrong with a reading. Stage none: nothing.
+struct Diagnosis {
+  FaultStage stage = FaultStage::none;
+  std::string text;
+  bool structural = false;  ///< a known pattern, not the fallback
+};
+Diagnosis diagnose(const Reading& reading, FaultStage fallback);
+
+/// The finding of all readings of dS or P together, or none. A fault that no pattern explains is
+/// `fallback` if all readings have it, else the product that shows it.
+Finding explain(const ProbeSequence& probes, const Readings& readings, const GradientCall& call,
+                FaultStage fallback, const std::string& input);
+
+}  // namespace flashcore::verify
