@@ -97,8 +97,8 @@ Finding probe_grad_dlse(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_bounds(ProbeSequence& probes, std::int64_t head_dim);
 Finding probe_grad_random(ProbeSequence& probes, std::int64_t head_dim);
 
-/// Restricts the capabilities to those of the backward pass. Returns lines about what it lacks.
-/// The fault is that of a first call that does not fail.
+/// Restricts the capabilities to those of the backward pass. Returns lines about what it lacks. An
+/// error status: every call was refused.
 Discovery discover_backward(ProbeSequence& probes, const flashcore_verify_options& options);
 
 }  // namespace flashcore::verify
