@@ -12,39 +12,57 @@ constexpr std::uint32_t kSpaceBits = 7, kReturns = 8;
 
 struct Add {
   template <typename T>
-  T operator()(T old, T x) const { return static_cast<T>(old + x); }
+  T operator()(T old, T x) const {
+    return static_cast<T>(old + x);
+  }
 };
 struct Min {
   template <typename T>
-  T operator()(T old, T x) const { return x < old ? x : old; }
+  T operator()(T old, T x) const {
+    return x < old ? x : old;
+  }
 };
 struct Max {
   template <typename T>
-  T operator()(T old, T x) const { return x > old ? x : old; }
+  T operator()(T old, T x) const {
+    return x > old ? x : old;
+  }
 };
 struct And {
   template <typename T>
-  T operator()(T old, T x) const { return old & x; }
+  T operator()(T old, T x) const {
+    return old & x;
+  }
 };
 struct Or {
   template <typename T>
-  T operator()(T old, T x) const { return old | x; }
+  T operator()(T old, T x) const {
+    return old | x;
+  }
 };
 struct Xor {
   template <typename T>
-  T operator()(T old, T x) const { return old ^ x; }
+  T operator()(T old, T x) const {
+    return old ^ x;
+  }
 };
 struct Exchange {
   template <typename T>
-  T operator()(T, T x) const { return x; }
+  T operator()(T, T x) const {
+    return x;
+  }
 };
 struct Increment {
   template <typename T>
-  T operator()(T old, T x) const { return old >= x ? T{0} : old + 1; }
+  T operator()(T old, T x) const {
+    return old >= x ? T{0} : old + 1;
+  }
 };
 struct Decrement {
   template <typename T>
-  T operator()(T old, T x) const { return old == 0 || old > x ? x : old - 1; }
+  T operator()(T old, T x) const {
+    return old == 0 || old > x ? x : old - 1;
+  }
 };
 template <std::uint16_t (*kRound)(float), float (*kRead)(std::uint16_t)>
 struct AddPair {
@@ -111,18 +129,22 @@ Handler find_float_op(const Opcode& opcode, std::string_view type) {
   if (!opcode.has("add")) return nullptr;
   const int count = opcode.vector_size();
   if (type == "f32") {
-    return count == 4 ? atomic<float, Add, 4> : count == 2 ? atomic<float, Add, 2> : atomic<float, Add>;
+    return count == 4   ? atomic<float, Add, 4>
+           : count == 2 ? atomic<float, Add, 2>
+                        : atomic<float, Add>;
   }
   if (type == "f64" && count == 1) return atomic<double, Add>;
   using PairF16 = AddPair<float_to_half, half_to_float>;
   using PairBf16 = AddPair<float_to_bfloat, bfloat_to_float>;
   if (type == "f16x2") {
-    return count == 4 ? atomic<std::uint32_t, PairF16, 4>
-           : count == 2 ? atomic<std::uint32_t, PairF16, 2> : atomic<std::uint32_t, PairF16>;
+    return count == 4   ? atomic<std::uint32_t, PairF16, 4>
+           : count == 2 ? atomic<std::uint32_t, PairF16, 2>
+                        : atomic<std::uint32_t, PairF16>;
   }
   if (type == "bf16x2") {
-    return count == 4 ? atomic<std::uint32_t, PairBf16, 4>
-           : count == 2 ? atomic<std::uint32_t, PairBf16, 2> : atomic<std::uint32_t, PairBf16>;
+    return count == 4   ? atomic<std::uint32_t, PairBf16, 4>
+           : count == 2 ? atomic<std::uint32_t, PairBf16, 2>
+                        : atomic<std::uint32_t, PairBf16>;
   }
   return nullptr;
 }

@@ -54,7 +54,8 @@ Step sync(Warp& w, const Instruction& i, std::uint32_t mask) {
 
 Step arrive(Warp& w, const Instruction& i, std::uint32_t mask) {
   if (!whole_warp(w, mask)) return Step::blocked;
-  complete_if_full(w.cta(), arrive_at(w, i, w.in<std::uint32_t>(i.ops[0])[__builtin_ctz(mask)], mask));
+  complete_if_full(w.cta(),
+                   arrive_at(w, i, w.in<std::uint32_t>(i.ops[0])[__builtin_ctz(mask)], mask));
   return Step::next;
 }
 

@@ -123,7 +123,8 @@ struct FindBit {
     using U = std::make_unsigned_t<T>;
     const U bits = std::is_signed_v<T> && a < 0 ? U(~a) : U(a);
     if (bits == 0) return 0xffffffffu;
-    const int leading = sizeof(T) == 8 ? __builtin_clzll(bits) : __builtin_clz(static_cast<unsigned>(bits));
+    const int leading =
+        sizeof(T) == 8 ? __builtin_clzll(bits) : __builtin_clz(static_cast<unsigned>(bits));
     return static_cast<std::uint32_t>(kShiftAmount ? leading : int(8 * sizeof(T)) - 1 - leading);
   }
 };
@@ -131,12 +132,15 @@ template <typename T>
 struct LeadingZeros {
   std::uint32_t operator()(T a) const {
     if (a == 0) return 8 * sizeof(T);
-    return static_cast<std::uint32_t>(sizeof(T) == 8 ? __builtin_clzll(a) : __builtin_clz(static_cast<unsigned>(a)));
+    return static_cast<std::uint32_t>(sizeof(T) == 8 ? __builtin_clzll(a)
+                                                     : __builtin_clz(static_cast<unsigned>(a)));
   }
 };
 template <typename T>
 struct CountBits {
-  std::uint32_t operator()(T a) const { return static_cast<std::uint32_t>(__builtin_popcountll(a)); }
+  std::uint32_t operator()(T a) const {
+    return static_cast<std::uint32_t>(__builtin_popcountll(a));
+  }
 };
 template <typename T>
 struct ReverseBits {
@@ -184,8 +188,12 @@ Step predicate_not(Warp& w, const Instruction& i, std::uint32_t mask) {
 Handler find_word(const Opcode& opcode) {
   using W = std::uint32_t;
   const bool clamp = opcode.has("clamp");
-  if (opcode.starts("shf.l")) return clamp ? ternary<W, W, W, W, Funnel<true, true>> : ternary<W, W, W, W, Funnel<true, false>>;
-  if (opcode.starts("shf.r")) return clamp ? ternary<W, W, W, W, Funnel<false, true>> : ternary<W, W, W, W, Funnel<false, false>>;
+  if (opcode.starts("shf.l"))
+    return clamp ? ternary<W, W, W, W, Funnel<true, true>>
+                 : ternary<W, W, W, W, Funnel<true, false>>;
+  if (opcode.starts("shf.r"))
+    return clamp ? ternary<W, W, W, W, Funnel<false, true>>
+                 : ternary<W, W, W, W, Funnel<false, false>>;
   if (opcode.text() == "prmt.b32") return ternary<W, W, W, W, Permute>;
   if (opcode.text() == "lop3.b32") return lop3;
   return nullptr;

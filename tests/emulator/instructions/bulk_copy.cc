@@ -1,6 +1,6 @@
 // TMA: copies of boxes of tensors and of plain ranges, between global and shared memory. A copy to
-// shared memory arrives later and then counts towards its mbarrier. A copy to global memory runs when
-// the wait for its bulk group requires it.
+// shared memory arrives later and then counts towards its mbarrier. A copy to global memory runs
+// when the wait for its bulk group requires it.
 #include <cstdint>
 #include <vector>
 
@@ -44,10 +44,14 @@ void combine(Reduce reduce, std::uint8_t* to, const std::uint8_t* from, int byte
     case Reduce::add_f32: each(0.f, [](float a, float b) { return a + b; }); break;
     case Reduce::add_u32: each(0u, [](std::uint32_t a, std::uint32_t b) { return a + b; }); break;
     case Reduce::add_f16:
-      each(std::uint16_t{}, [](std::uint16_t a, std::uint16_t b) { return float_to_half(half_to_float(a) + half_to_float(b)); });
+      each(std::uint16_t{}, [](std::uint16_t a, std::uint16_t b) {
+        return float_to_half(half_to_float(a) + half_to_float(b));
+      });
       break;
     case Reduce::add_bf16:
-      each(std::uint16_t{}, [](std::uint16_t a, std::uint16_t b) { return float_to_bfloat(bfloat_to_float(a) + bfloat_to_float(b)); });
+      each(std::uint16_t{}, [](std::uint16_t a, std::uint16_t b) {
+        return float_to_bfloat(bfloat_to_float(a) + bfloat_to_float(b));
+      });
       break;
   }
 }
@@ -59,8 +63,8 @@ TensorMap read_map(Warp& w, std::uint64_t address, int lane) {
   return map;
 }
 
-/// The pieces of a box: 16 bytes each, because the swizzle permutes these. `coordinates` are those of
-/// the box's first element.
+/// The pieces of a box: 16 bytes each, because the swizzle permutes these. `coordinates` are those
+/// of the box's first element.
 std::vector<Piece> pieces_of(Warp& w, const TensorMap& map, const std::int32_t* coordinates,
                              std::uint64_t shared, int lane, int& total) {
   constexpr int kChunk = 16;
@@ -68,7 +72,8 @@ std::vector<Piece> pieces_of(Warp& w, const TensorMap& map, const std::int32_t* 
   int rows = 1;
   for (int d = 1; d < map.rank; ++d) rows *= map.boxes[d];
   total = rows * row_bytes;
-  if (shared % 128 != 0) w.fail("the shared address of a tensor copy is not a multiple of 128", lane);
+  if (shared % 128 != 0)
+    w.fail("the shared address of a tensor copy is not a multiple of 128", lane);
   std::uint8_t* const base = w.resolve(Space::shared, shared, total, 16, lane);
   std::vector<Piece> pieces;
   for (int row = 0; row < rows; ++row) {
@@ -81,16 +86,22 @@ std::vector<Piece> pieces_of(Warp& w, const TensorMap& map, const std::int32_t* 
       global += static_cast<std::uint64_t>(at) * map.strides[d - 1];
     }
     for (int chunk = 0; chunk < row_bytes; chunk += kChunk) {
-      const std::uint32_t plain = static_cast<std::uint32_t>(shared) + static_cast<std::uint32_t>(row * row_bytes + chunk);
-      const std::uint32_t swizzle = map.swizzle_bytes == 0 ? 0 : plain >> 3 & (map.swizzle_bytes - 16u);
+      const std::uint32_t plain =
+          static_cast<std::uint32_t>(shared) + static_cast<std::uint32_t>(row * row_bytes + chunk);
+      const std::uint32_t swizzle =
+          map.swizzle_bytes == 0 ? 0 : plain >> 3 & (map.swizzle_bytes - 16u);
       Piece piece{nullptr, base + ((plain ^ swizzle) - static_cast<std::uint32_t>(shared)), kChunk};
       const std::int64_t column = coordinates[0] + chunk / map.element_bytes;
-      const std::int64_t end = std::min<std::int64_t>(column + kChunk / map.element_bytes, map.sizes[0]);
+      const std::int64_t end =
+          std::min<std::int64_t>(column + kChunk / map.element_bytes, map.sizes[0]);
       const std::int64_t first = std::max<std::int64_t>(column, 0);
       if (inside && first < end) {
-        if (first != column) w.fail("a tensor copy that starts inside 16 bytes is not emulated", lane);
+        if (first != column)
+          w.fail("a tensor copy that starts inside 16 bytes is not emulated", lane);
         const int valid = static_cast<int>(end - first) * map.element_bytes;
-        piece.global = w.resolve(Space::global, global + static_cast<std::uint64_t>(first) * map.element_bytes, valid, 1, lane);
+        piece.global =
+            w.resolve(Space::global, global + static_cast<std::uint64_t>(first) * map.element_bytes,
+                      valid, 1, lane);
         if (valid != kChunk) {  // the rest is outside
           pieces.push_back({nullptr, piece.shared + valid, kChunk - valid});
           piece.bytes = valid;
@@ -126,7 +137,8 @@ Step load_tensor(Warp& w, const Instruction& i, std::uint32_t mask) {
     int total = 0;
     const std::uint64_t shared = address_in(w, i.ops[0], i.first_bytes, lane);
     std::vector<Piece> pieces = pieces_of(w, map, coordinates, shared, lane, total);
-    std::uint8_t* barrier = find_mbarrier_at(w, address_in(w, i.ops[2 + rank], i.first_bytes, lane), lane);
+    std::uint8_t* barrier =
+        find_mbarrier_at(w, address_in(w, i.ops[2 + rank], i.first_bytes, lane), lane);
     load_later(w, std::move(pieces), barrier, total);
   });
   return Step::next;
@@ -135,7 +147,8 @@ Step load_tensor(Warp& w, const Instruction& i, std::uint32_t mask) {
 void store_later(Warp& w, std::vector<Piece> pieces, Reduce reduce, int lane) {
   w.stores.push_back({w.store_groups[lane], lane, [pieces = std::move(pieces), reduce] {
                         for (const Piece& piece : pieces) {
-                          if (piece.global != nullptr) combine(reduce, piece.global, piece.shared, piece.bytes);
+                          if (piece.global != nullptr)
+                            combine(reduce, piece.global, piece.shared, piece.bytes);
                         }
                       }});
 }
@@ -150,23 +163,28 @@ Step store_tensor(Warp& w, const Instruction& i, std::uint32_t mask) {
     for (int d = 0; d < rank; ++d) coordinates[d] = w.in<std::int32_t>(i.ops[1 + d])[lane];
     int total = 0;
     const std::uint64_t shared = address_in(w, i.ops[1 + rank], i.address_bytes, lane);
-    store_later(w, pieces_of(w, map, coordinates, shared, lane, total), static_cast<Reduce>(i.aux >> kReduceShift), lane);
+    store_later(w, pieces_of(w, map, coordinates, shared, lane, total),
+                static_cast<Reduce>(i.aux >> kReduceShift), lane);
   });
   return Step::next;
 }
 
-Piece plain_piece(Warp& w, std::uint64_t global, std::uint64_t shared, std::uint32_t bytes, int lane) {
+Piece plain_piece(Warp& w, std::uint64_t global, std::uint64_t shared, std::uint32_t bytes,
+                  int lane) {
   if (bytes % 16 != 0) w.fail("the size of a bulk copy is not a multiple of 16", lane);
   const int count = static_cast<int>(bytes);
-  return {w.resolve(Space::global, global, count, 16, lane), w.resolve(Space::shared, shared, count, 16, lane), count};
+  return {w.resolve(Space::global, global, count, 16, lane),
+          w.resolve(Space::shared, shared, count, 16, lane), count};
 }
 
 /// cp.async.bulk.shared [shared], [global], bytes, [barrier].
 Step load_range(Warp& w, const Instruction& i, std::uint32_t mask) {
   for_lanes(mask, [&](int lane) {
     const std::uint32_t bytes = w.in<std::uint32_t>(i.ops[2])[lane];
-    const Piece piece = plain_piece(w, w.in<std::uint64_t>(i.ops[1])[lane], address_in(w, i.ops[0], i.first_bytes, lane), bytes, lane);
-    load_later(w, {piece}, find_mbarrier_at(w, address_in(w, i.ops[3], i.first_bytes, lane), lane), piece.bytes);
+    const Piece piece = plain_piece(w, w.in<std::uint64_t>(i.ops[1])[lane],
+                                    address_in(w, i.ops[0], i.first_bytes, lane), bytes, lane);
+    load_later(w, {piece}, find_mbarrier_at(w, address_in(w, i.ops[3], i.first_bytes, lane), lane),
+               piece.bytes);
   });
   return Step::next;
 }
@@ -175,7 +193,8 @@ Step load_range(Warp& w, const Instruction& i, std::uint32_t mask) {
 Step store_range(Warp& w, const Instruction& i, std::uint32_t mask) {
   for_lanes(mask, [&](int lane) {
     const std::uint32_t bytes = w.in<std::uint32_t>(i.ops[2])[lane];
-    const Piece piece = plain_piece(w, w.in<std::uint64_t>(i.ops[0])[lane], address_in(w, i.ops[1], i.second_bytes, lane), bytes, lane);
+    const Piece piece = plain_piece(w, w.in<std::uint64_t>(i.ops[0])[lane],
+                                    address_in(w, i.ops[1], i.second_bytes, lane), bytes, lane);
     store_later(w, {piece}, static_cast<Reduce>(i.aux >> kReduceShift), lane);
   });
   return Step::next;
@@ -190,7 +209,8 @@ Step commit(Warp& w, const Instruction&, std::uint32_t mask) {
 Step wait(Warp& w, const Instruction& i, std::uint32_t mask) {
   const std::uint64_t in_flight = w.in<std::uint32_t>(i.ops[0])[0];
   std::erase_if(w.stores, [&](const PendingStore& store) {
-    const bool waited = (mask >> store.lane & 1) != 0 && store.group + in_flight < w.store_groups[store.lane];
+    const bool waited =
+        (mask >> store.lane & 1) != 0 && store.group + in_flight < w.store_groups[store.lane];
     if (waited) store.run();
     return waited;
   });
@@ -221,7 +241,9 @@ std::uint32_t rank_of(const Opcode& opcode) {
 }  // namespace
 
 bool find_bulk_copy(const Opcode& opcode, Recipe& recipe) {
-  if (opcode.base() != "cp" || !opcode.has("bulk") || opcode.has("multicast::cluster") || opcode.has("im2col")) return false;
+  if (opcode.base() != "cp" || !opcode.has("bulk") || opcode.has("multicast::cluster") ||
+      opcode.has("im2col"))
+    return false;
   for (int& bytes : recipe.immediate_bytes) bytes = 4;
   Reduce reduce;
   if (!find_reduce(opcode, reduce)) return false;

@@ -12,37 +12,53 @@ enum class Combine : std::uint32_t { none, and_, or_, xor_ };
 
 struct Equal {
   template <typename T>
-  bool operator()(T a, T b) const { return a == b; }
+  bool operator()(T a, T b) const {
+    return a == b;
+  }
 };
 struct NotEqual {  // ordered: false for NaN
   template <typename T>
-  bool operator()(T a, T b) const { return a < b || a > b; }
+  bool operator()(T a, T b) const {
+    return a < b || a > b;
+  }
 };
 struct Less {
   template <typename T>
-  bool operator()(T a, T b) const { return a < b; }
+  bool operator()(T a, T b) const {
+    return a < b;
+  }
 };
 struct LessEqual {
   template <typename T>
-  bool operator()(T a, T b) const { return a <= b; }
+  bool operator()(T a, T b) const {
+    return a <= b;
+  }
 };
 struct Greater {
   template <typename T>
-  bool operator()(T a, T b) const { return a > b; }
+  bool operator()(T a, T b) const {
+    return a > b;
+  }
 };
 struct GreaterEqual {
   template <typename T>
-  bool operator()(T a, T b) const { return a >= b; }
+  bool operator()(T a, T b) const {
+    return a >= b;
+  }
 };
 struct IsNan {
   template <typename T>
-  bool operator()(T a, T b) const { return a != a || b != b; }
+  bool operator()(T a, T b) const {
+    return a != a || b != b;
+  }
 };
 /// The unordered form of a comparison, and .num, are negations of ordered ones.
 template <typename F>
 struct Not {
   template <typename T>
-  bool operator()(T a, T b) const { return !F()(a, b); }
+  bool operator()(T a, T b) const {
+    return !F()(a, b);
+  }
 };
 
 /// setp d[|e], a, b[, c]: aux is the combination with c. e gets the negated comparison.
@@ -58,7 +74,8 @@ Step setp(Warp& w, const Instruction& i, std::uint32_t mask) {
   }
   std::uint32_t negated = ~result;
   if (combine != Combine::none) {
-    const std::uint32_t c = w.predicate(i.ops[first + 2]);
+    const std::uint32_t given = w.predicate(i.ops[first + 2]);
+    const std::uint32_t c = (i.aux & kNegated) != 0 ? ~given : given;
     const auto with = [&](std::uint32_t x) {
       return combine == Combine::and_ ? x & c : combine == Combine::or_ ? x | c : x ^ c;
     };

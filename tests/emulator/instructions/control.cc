@@ -7,9 +7,7 @@ namespace {
 
 Step bra(Warp& w, const Instruction& i, std::uint32_t mask) { return w.branch(mask, i.target); }
 Step ret(Warp& w, const Instruction&, std::uint32_t mask) { return w.exit(mask); }
-Step trap(Warp& w, const Instruction&, std::uint32_t mask) {
-  w.fail("trap", __builtin_ctz(mask));
-}
+Step trap(Warp& w, const Instruction&, std::uint32_t mask) { w.fail("trap", __builtin_ctz(mask)); }
 
 }  // namespace
 

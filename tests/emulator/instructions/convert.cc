@@ -111,10 +111,14 @@ template <typename D, typename A, bool kSaturate>
 Handler with_rounding(const Opcode& opcode) {
   using F0 = Convert<D, A, Round::none, kSaturate>;
   if constexpr (!std::is_integral_v<A>) {
-    if (opcode.has("rni")) return convert<Bits<D>, Bits<A>, Convert<D, A, Round::to_int_even, kSaturate>>;
-    if (opcode.has("rzi")) return convert<Bits<D>, Bits<A>, Convert<D, A, Round::to_int_zero, kSaturate>>;
-    if (opcode.has("rmi")) return convert<Bits<D>, Bits<A>, Convert<D, A, Round::to_int_down, kSaturate>>;
-    if (opcode.has("rpi")) return convert<Bits<D>, Bits<A>, Convert<D, A, Round::to_int_up, kSaturate>>;
+    if (opcode.has("rni"))
+      return convert<Bits<D>, Bits<A>, Convert<D, A, Round::to_int_even, kSaturate>>;
+    if (opcode.has("rzi"))
+      return convert<Bits<D>, Bits<A>, Convert<D, A, Round::to_int_zero, kSaturate>>;
+    if (opcode.has("rmi"))
+      return convert<Bits<D>, Bits<A>, Convert<D, A, Round::to_int_down, kSaturate>>;
+    if (opcode.has("rpi"))
+      return convert<Bits<D>, Bits<A>, Convert<D, A, Round::to_int_up, kSaturate>>;
   }
   return convert<Bits<D>, Bits<A>, F0>;
 }
@@ -170,7 +174,8 @@ struct PackPair {
 template <int kMantissa>
 struct PackFp8 {
   std::uint16_t operator()(float high, float low) const {
-    return static_cast<std::uint16_t>(encode_fp8<kMantissa>(high) << 8 | encode_fp8<kMantissa>(low));
+    return static_cast<std::uint16_t>(encode_fp8<kMantissa>(high) << 8 |
+                                      encode_fp8<kMantissa>(low));
   }
 };
 template <int kMantissa>
@@ -183,7 +188,9 @@ struct PackFp8FromHalves {
 template <int kMantissa>
 struct UnpackFp8 {
   std::uint32_t operator()(std::uint16_t pair) const {
-    const auto half = [](int code) { return float_to_half(decode_fp8<kMantissa>(static_cast<std::uint8_t>(code))); };
+    const auto half = [](int code) {
+      return float_to_half(decode_fp8<kMantissa>(static_cast<std::uint8_t>(code)));
+    };
     return static_cast<std::uint32_t>(half(pair >> 8)) << 16 | half(pair & 0xff);
   }
 };

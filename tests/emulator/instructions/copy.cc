@@ -16,14 +16,16 @@ Step copy(Warp& w, const Instruction& i, std::uint32_t mask) {
     const auto bytes = static_cast<int>(w.in<std::uint32_t>(i.ops[2])[lane]);
     std::uint32_t valid = static_cast<std::uint32_t>(bytes);
     if (i.op_count > 3) valid = w.in<std::uint32_t>(i.ops[3])[lane];
-    if (valid > static_cast<std::uint32_t>(bytes)) w.fail("cp.async of more bytes than its size", lane);
+    if (valid > static_cast<std::uint32_t>(bytes))
+      w.fail("cp.async of more bytes than its size", lane);
     const std::uint64_t to = i.address_bytes == 8 ? w.in<std::uint64_t>(i.ops[0])[lane]
                                                   : w.in<std::uint32_t>(i.ops[0])[lane];
     const std::uint64_t from = w.in<std::uint64_t>(i.ops[1])[lane];
     PendingCopy pending;
     pending.group = w.copy_groups[lane];
     pending.to = w.resolve(Space::shared, to + i.imm, bytes, bytes, lane);
-    pending.from = valid == 0 ? nullptr : w.resolve(Space::global, from, static_cast<int>(valid), bytes, lane);
+    pending.from =
+        valid == 0 ? nullptr : w.resolve(Space::global, from, static_cast<int>(valid), bytes, lane);
     pending.lane = static_cast<std::uint8_t>(lane);
     pending.bytes = static_cast<std::uint8_t>(bytes);
     pending.valid_bytes = static_cast<std::uint8_t>(valid);

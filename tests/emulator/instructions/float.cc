@@ -1,5 +1,5 @@
-// f32 and f64 arithmetic. Approximate instructions are rounded to the nearest here: an error of less
-// than the hardware's, which the bounds of the checks allow for.
+// f32 and f64 arithmetic. Approximate instructions are rounded to the nearest here: an error of
+// less than the hardware's, which the bounds of the checks allow for.
 #include <cmath>
 #include <cstdint>
 
@@ -29,7 +29,8 @@ struct Div {
 template <typename T>
 struct Fma {
   T operator()(T a, T b, T c) const {
-    return sizeof(T) == 4 ? static_cast<T>(__builtin_fmaf(a, b, c)) : static_cast<T>(__builtin_fma(a, b, c));
+    return sizeof(T) == 4 ? static_cast<T>(__builtin_fmaf(a, b, c))
+                          : static_cast<T>(__builtin_fma(a, b, c));
   }
 };
 // NaN only if both operands are NaN; +0 is larger than -0.
@@ -138,8 +139,10 @@ Handler find_f32(const Opcode& opcode) {
   if (base == "mul") return two<Mul<float>>(opcode);
   if (base == "div") return two<Div<float>>(opcode);
   if (base == "fma" || base == "mad") return three<Fma<float>>(opcode);
-  if (base == "min") return opcode.has("NaN") ? two<OrNan<Min<float>>>(opcode) : two<Min<float>>(opcode);
-  if (base == "max") return opcode.has("NaN") ? two<OrNan<Max<float>>>(opcode) : two<Max<float>>(opcode);
+  if (base == "min")
+    return opcode.has("NaN") ? two<OrNan<Min<float>>>(opcode) : two<Min<float>>(opcode);
+  if (base == "max")
+    return opcode.has("NaN") ? two<OrNan<Max<float>>>(opcode) : two<Max<float>>(opcode);
   if (base == "neg") return one<Neg<float>>(opcode);
   if (base == "abs") return one<Abs<float>>(opcode);
   if (base == "copysign") return two<CopySign<float>>(opcode);

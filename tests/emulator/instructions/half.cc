@@ -1,5 +1,5 @@
-// f16 and bf16 arithmetic, single and packed in pairs: computed in double, rounded to the format. Only
-// an fma of operands of very different magnitudes is rounded twice, first to 53 bits.
+// f16 and bf16 arithmetic, single and packed in pairs: computed in double, rounded to the format.
+// Only an fma of operands of very different magnitudes is rounded twice, first to 53 bits.
 #include <cmath>
 #include <cstdint>
 
@@ -18,7 +18,8 @@ std::uint16_t round_to_half(double x) {
 /// Rounding to float first may round a tie twice, so ties are broken by the lost part.
 std::uint16_t round_to_bfloat(double x) {
   float nearest = static_cast<float>(x);
-  if (std::isfinite(nearest) && nearest != x && (std::bit_cast<std::uint32_t>(nearest) & 0xffff) == 0x8000) {
+  if (std::isfinite(nearest) && nearest != x &&
+      (std::bit_cast<std::uint32_t>(nearest) & 0xffff) == 0x8000) {
     nearest = std::nextafterf(nearest, nearest < x ? INFINITY : -INFINITY);
   }
   return float_to_bfloat(nearest);

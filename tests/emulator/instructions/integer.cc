@@ -30,9 +30,9 @@ struct MulLo {
 template <typename T>
 using Wider = std::conditional_t<
     sizeof(T) == 8, std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>,
-    std::conditional_t<
-        sizeof(T) == 4, std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>,
-        std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>>>;
+    std::conditional_t<sizeof(T) == 4,
+                       std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>,
+                       std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>>>;
 template <typename T>
 struct MulHi {
   T operator()(T a, T b) const {
@@ -103,7 +103,8 @@ Handler find_mul(const Opcode& opcode) {
   if (opcode.has("hi")) return mad ? ternary<T, T, T, T, MadHi<T>> : binary<T, T, T, MulHi<T>>;
   if constexpr (sizeof(T) < 8) {
     using W = Wider<T>;
-    if (opcode.has("wide")) return mad ? ternary<W, T, T, W, MadWide<T>> : binary<W, T, T, MulWide<T>>;
+    if (opcode.has("wide"))
+      return mad ? ternary<W, T, T, W, MadWide<T>> : binary<W, T, T, MulWide<T>>;
   }
   return nullptr;
 }

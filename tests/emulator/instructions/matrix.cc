@@ -46,11 +46,13 @@ Step ldmatrix(Warp& w, const Instruction& i, std::uint32_t mask) {
     Matrix m;
     for (int r = 0; r < 8; ++r) {
       const int lane = 8 * k + r;
-      std::memcpy(m[r], w.resolve(space, w.address(i, kCount, lane), kRowBytes, kRowBytes, lane), kRowBytes);
+      std::memcpy(m[r], w.resolve(space, w.address(i, kCount, lane), kRowBytes, kRowBytes, lane),
+                  kRowBytes);
     }
     matrix_to_row(m, rows[k], kTransposed);
   }
-  for (int k = 0; k < kCount; ++k) std::memcpy(w.out<std::uint32_t>(i.ops[k]), rows[k], sizeof rows[k]);
+  for (int k = 0; k < kCount; ++k)
+    std::memcpy(w.out<std::uint32_t>(i.ops[k]), rows[k], sizeof rows[k]);
   return Step::next;
 }
 
@@ -64,7 +66,8 @@ Step stmatrix(Warp& w, const Instruction& i, std::uint32_t mask) {
     row_to_matrix(w.in<std::uint32_t>(i.ops[1 + k]), m, kTransposed);
     for (int r = 0; r < 8; ++r) {
       const int lane = 8 * k + r;
-      std::memcpy(w.resolve(space, w.address(i, 0, lane), kRowBytes, kRowBytes, lane), m[r], kRowBytes);
+      std::memcpy(w.resolve(space, w.address(i, 0, lane), kRowBytes, kRowBytes, lane), m[r],
+                  kRowBytes);
     }
   }
   return Step::next;
@@ -112,7 +115,8 @@ Step mma(Warp& w, const Instruction& i, std::uint32_t mask) {
   }
   for (int r = 0; r < 4; ++r) {
     const float* row = w.in<float>(i.ops[4 + kA + kB + r]);
-    for (int lane = 0; lane < kLanes; ++lane) c[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2] = row[lane];
+    for (int lane = 0; lane < kLanes; ++lane)
+      c[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2] = row[lane];
   }
   for (int k = 0; k < kK; ++k) {
     for (int m = 0; m < 16; ++m) {
@@ -121,7 +125,8 @@ Step mma(Warp& w, const Instruction& i, std::uint32_t mask) {
   }
   for (int r = 0; r < 4; ++r) {
     float* row = w.out<float>(i.ops[r]);
-    for (int lane = 0; lane < kLanes; ++lane) row[lane] = c[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2];
+    for (int lane = 0; lane < kLanes; ++lane)
+      row[lane] = c[lane / 4 + r / 2 * 8][lane % 4 * 2 + r % 2];
   }
   return Step::next;
 }
@@ -129,7 +134,8 @@ Step mma(Warp& w, const Instruction& i, std::uint32_t mask) {
 Handler find_mma(const Opcode& opcode) {
   if (!opcode.has("row") || !opcode.has("col")) return nullptr;
   const auto types = opcode.types();
-  if (types.size() != 4 || types[0] != "f32" || types[1] != types[2] || types[3] != "f32") return nullptr;
+  if (types.size() != 4 || types[0] != "f32" || types[1] != types[2] || types[3] != "f32")
+    return nullptr;
   const bool wide = opcode.has("m16n8k16"), narrow = opcode.has("m16n8k8");
   if (types[1] == "f16") return wide ? mma<F16, 16> : narrow ? mma<F16, 8> : nullptr;
   if (types[1] == "bf16") return wide ? mma<Bf16, 16> : narrow ? mma<Bf16, 8> : nullptr;

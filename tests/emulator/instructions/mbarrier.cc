@@ -19,10 +19,12 @@ std::uint64_t number(Warp& w, const Instruction& i, int op, int lane) {
 Step init(Warp& w, const Instruction& i, std::uint32_t mask) {
   for_lanes(mask, [&](int lane) {
     const std::uint64_t count = number(w, i, 1, lane);
-    if (count == 0 || count >= Mbarrier::kPhase) w.fail("mbarrier.init with an impossible count", lane);
+    if (count == 0 || count >= Mbarrier::kPhase)
+      w.fail("mbarrier.init with an impossible count", lane);
     Mbarrier barrier;
     barrier.pending = barrier.expected_and_phase = static_cast<std::uint16_t>(count);
-    std::memcpy(w.resolve(Space::shared, w.address(i, 0, lane), 8, 8, lane), &barrier, sizeof barrier);
+    std::memcpy(w.resolve(Space::shared, w.address(i, 0, lane), 8, 8, lane), &barrier,
+                sizeof barrier);
   });
   return Step::next;
 }
@@ -34,17 +36,20 @@ Step invalidate(Warp& w, const Instruction& i, std::uint32_t mask) {
   return Step::next;
 }
 
-void arrive_at(Warp& w, std::uint8_t* memory, std::uint64_t count, std::int32_t bytes, bool drop, int lane) {
+void arrive_at(Warp& w, std::uint8_t* memory, std::uint64_t count, std::int32_t bytes, bool drop,
+               int lane) {
   change_mbarrier(memory, [&](Mbarrier& barrier) {
-    if (count > barrier.pending) w.fail("more arrivals at an mbarrier than its phase expects", lane);
+    if (count > barrier.pending)
+      w.fail("more arrivals at an mbarrier than its phase expects", lane);
     barrier.bytes += bytes;
     barrier.pending = static_cast<std::uint16_t>(barrier.pending - count);
-    if (drop) barrier.expected_and_phase = static_cast<std::uint16_t>(barrier.expected_and_phase - count);
+    if (drop)
+      barrier.expected_and_phase = static_cast<std::uint16_t>(barrier.expected_and_phase - count);
   });
 }
 
-/// mbarrier.arrive{.expect_tx} state, [barrier]{, count or bytes}. Aux: 1 expect_tx, 2 drop, 4 without
-/// a state. The state is the parity of the phase.
+/// mbarrier.arrive{.expect_tx} state, [barrier]{, count or bytes}. Aux: 1 expect_tx, 2 drop, 4
+/// without a state. The state is the parity of the phase.
 Step arrive(Warp& w, const Instruction& i, std::uint32_t mask) {
   const bool expects = (i.aux & 1) != 0, has_state = (i.aux & 4) == 0;
   const int at = has_state ? 1 : 0;
@@ -54,7 +59,8 @@ Step arrive(Warp& w, const Instruction& i, std::uint32_t mask) {
     std::memcpy(&before, memory, sizeof before);
     if (has_state) w.out<std::uint64_t>(i.ops[0])[lane] = before.odd();
     const std::uint64_t given = i.op_count > at + 1 ? number(w, i, at + 1, lane) : 1;
-    arrive_at(w, memory, expects ? 1 : given, expects ? static_cast<std::int32_t>(given) : 0, (i.aux & 2) != 0, lane);
+    arrive_at(w, memory, expects ? 1 : given, expects ? static_cast<std::int32_t>(given) : 0,
+              (i.aux & 2) != 0, lane);
   });
   return Step::next;
 }
@@ -62,7 +68,8 @@ Step arrive(Warp& w, const Instruction& i, std::uint32_t mask) {
 template <int kSign>
 Step change_bytes(Warp& w, const Instruction& i, std::uint32_t mask) {
   for_lanes(mask, [&](int lane) {
-    complete_bytes(find_mbarrier_at(w, w.address(i, 0, lane), lane), kSign * static_cast<std::int32_t>(number(w, i, 1, lane)));
+    complete_bytes(find_mbarrier_at(w, w.address(i, 0, lane), lane),
+                   kSign * static_cast<std::int32_t>(number(w, i, 1, lane)));
   });
   return Step::next;
 }
@@ -75,7 +82,8 @@ Step wait(Warp& w, const Instruction& i, std::uint32_t mask) {
   for_lanes(mask, [&](int lane) {
     Mbarrier barrier;
     std::memcpy(&barrier, find_mbarrier_at(w, w.address(i, 1, lane), lane), sizeof barrier);
-    const std::uint64_t parity = kParity ? number(w, i, 2, lane) : w.in<std::uint64_t>(i.ops[2])[lane];
+    const std::uint64_t parity =
+        kParity ? number(w, i, 2, lane) : w.in<std::uint64_t>(i.ops[2])[lane];
     if (parity > 1) w.fail("the parity of an mbarrier's phase is neither 0 nor 1", lane);
     complete |= static_cast<std::uint32_t>(barrier.odd() != (parity != 0)) << lane;
   });
@@ -139,7 +147,8 @@ bool find_mbarrier(const Opcode& opcode, Recipe& recipe) {
   }
   if (opcode.base() != "mbarrier" || opcode.has("noComplete")) return false;
   const bool is_arrive = opcode.has("arrive") || opcode.has("arrive_drop");
-  if (is_arrive) recipe.aux = (opcode.has("expect_tx") ? 1u : 0u) | (opcode.has("arrive_drop") ? 2u : 0u);
+  if (is_arrive)
+    recipe.aux = (opcode.has("expect_tx") ? 1u : 0u) | (opcode.has("arrive_drop") ? 2u : 0u);
   if (opcode.has("init")) recipe.handler = init;
   if (opcode.has("inval")) recipe.handler = invalidate;
   if (is_arrive) recipe.handler = arrive;

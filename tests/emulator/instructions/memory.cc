@@ -25,8 +25,9 @@ Step load(Warp& w, const Instruction& i, std::uint32_t mask) {
         continue;
       }
       const std::uint64_t wide =
-          (i.aux & kSigned) != 0 ? static_cast<std::uint64_t>(static_cast<std::int64_t>(std::make_signed_t<T>(value)))
-                                 : value;
+          (i.aux & kSigned) != 0
+              ? static_cast<std::uint64_t>(static_cast<std::int64_t>(std::make_signed_t<T>(value)))
+              : value;
       __builtin_memcpy(w.out<std::uint8_t>(i.ops[k]) + lane * i.first_bytes, &wide, i.first_bytes);
     }
   });
@@ -74,7 +75,8 @@ bool find_memory(const Opcode& opcode, Recipe& recipe) {
     recipe.immediate_bytes[0] = 4;
     return true;
   }
-  if ((base != "ld" && base != "st" && base != "ldu") || opcode.has("async") || opcode.has("bulk")) {
+  if ((base != "ld" && base != "st" && base != "ldu") || opcode.has("async") ||
+      opcode.has("bulk")) {
     return false;
   }
   const bool is_load = base != "st";
@@ -83,7 +85,8 @@ bool find_memory(const Opcode& opcode, Recipe& recipe) {
   if (type.ends_with("64")) recipe.handler = find_vector<std::uint64_t>(is_load, count);
   if (type.ends_with("32")) recipe.handler = find_vector<std::uint32_t>(is_load, count);
   if (type.ends_with("16")) recipe.handler = find_vector<std::uint16_t>(is_load, count);
-  if (type.ends_with("8") && !type.ends_with("128")) recipe.handler = find_vector<std::uint8_t>(is_load, count);
+  if (type.ends_with("8") && !type.ends_with("128"))
+    recipe.handler = find_vector<std::uint8_t>(is_load, count);
   return recipe.handler != nullptr;
 }
 

@@ -54,7 +54,8 @@ template <std::uint64_t kWindow>
 Step is_space(Warp& w, const Instruction& i, std::uint32_t mask) {
   std::uint32_t result = 0;
   for_lanes(mask, [&](int lane) {
-    const bool inside = w.in<std::uint64_t>(i.ops[1])[lane] >> kSpaceShift == kWindow >> kSpaceShift;
+    const bool inside =
+        w.in<std::uint64_t>(i.ops[1])[lane] >> kSpaceShift == kWindow >> kSpaceShift;
     result |= static_cast<std::uint32_t>(inside) << lane;
   });
   w.set_predicate(i.ops[0], mask, result);
@@ -110,11 +111,13 @@ bool find_move(const Opcode& opcode, Recipe& recipe) {
   const std::string_view type = opcode.type();
   if (opcode.base() == "mov") {
     if (type == "pred") recipe.handler = move_predicate;
-    if (type.ends_with("64")) recipe.handler = unary<std::uint64_t, std::uint64_t, Same<std::uint64_t>>;
+    if (type.ends_with("64"))
+      recipe.handler = unary<std::uint64_t, std::uint64_t, Same<std::uint64_t>>;
     if (type.ends_with("32") || type == "f16x2" || type == "bf16x2") {
       recipe.handler = unary<std::uint32_t, std::uint32_t, Same<std::uint32_t>>;
     }
-    if (type.ends_with("16")) recipe.handler = unary<std::uint16_t, std::uint16_t, Same<std::uint16_t>>;
+    if (type.ends_with("16"))
+      recipe.handler = unary<std::uint16_t, std::uint16_t, Same<std::uint16_t>>;
   } else if (opcode.base() == "cvta") {
     recipe.handler = find_cvta(opcode);
   } else if (opcode.base() == "isspacep") {

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "emulator/machine/program.h"
 #include "emulator/machine/address.h"
+#include "emulator/machine/program.h"
 
 namespace flashcore::emulator {
 
@@ -55,9 +55,9 @@ class Opcode {
 
   static bool is_type(std::string_view part) {
     static constexpr std::string_view kTypes[] = {
-        "pred", "b8",  "u8",    "s8",     "b16",    "u16",    "s16",      "f16",    "bf16", "f16x2",
-        "b32",  "u32", "s32",   "f32",    "bf16x2", "b64",    "u64",      "s64",    "f64",  "b128",
-        "e4m3", "e5m2", "e4m3x2", "e5m2x2", "tf32",   "u16x2",  "s16x2"};
+        "pred",  "b8",   "u8",   "s8",   "b16",    "u16",    "s16",  "f16",   "bf16",
+        "f16x2", "b32",  "u32",  "s32",  "f32",    "bf16x2", "b64",  "u64",   "s64",
+        "f64",   "b128", "e4m3", "e5m2", "e4m3x2", "e5m2x2", "tf32", "u16x2", "s16x2"};
     return std::find(std::begin(kTypes), std::end(kTypes), part) != std::end(kTypes);
   }
 

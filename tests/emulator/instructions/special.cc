@@ -22,9 +22,16 @@ std::uint64_t nanoseconds() {
 }
 
 constexpr Special kSpecials[] = {
-    {"%tid.x", [](Warp& w, int lane) -> std::uint64_t { return thread_index(w, lane) % grid(w).block.x; }},
-    {"%tid.y", [](Warp& w, int lane) -> std::uint64_t { return thread_index(w, lane) / grid(w).block.x % grid(w).block.y; }},
-    {"%tid.z", [](Warp& w, int lane) -> std::uint64_t { return thread_index(w, lane) / grid(w).block.x / grid(w).block.y; }},
+    {"%tid.x",
+     [](Warp& w, int lane) -> std::uint64_t { return thread_index(w, lane) % grid(w).block.x; }},
+    {"%tid.y",
+     [](Warp& w, int lane) -> std::uint64_t {
+       return thread_index(w, lane) / grid(w).block.x % grid(w).block.y;
+     }},
+    {"%tid.z",
+     [](Warp& w, int lane) -> std::uint64_t {
+       return thread_index(w, lane) / grid(w).block.x / grid(w).block.y;
+     }},
     {"%ntid.x", [](Warp& w, int) -> std::uint64_t { return grid(w).block.x; }},
     {"%ntid.y", [](Warp& w, int) -> std::uint64_t { return grid(w).block.y; }},
     {"%ntid.z", [](Warp& w, int) -> std::uint64_t { return grid(w).block.z; }},
@@ -35,7 +42,8 @@ constexpr Special kSpecials[] = {
     {"%nctaid.y", [](Warp& w, int) -> std::uint64_t { return grid(w).dim.y; }},
     {"%nctaid.z", [](Warp& w, int) -> std::uint64_t { return grid(w).dim.z; }},
     {"%laneid", [](Warp&, int lane) -> std::uint64_t { return static_cast<std::uint64_t>(lane); }},
-    {"%warpid", [](Warp& w, int) -> std::uint64_t { return static_cast<std::uint64_t>(w.index()); }},
+    {"%warpid",
+     [](Warp& w, int) -> std::uint64_t { return static_cast<std::uint64_t>(w.index()); }},
     {"%nwarpid", [](Warp&, int) -> std::uint64_t { return 64; }},
     {"%smid", [](Warp& w, int) -> std::uint64_t { return w.cta().index % 132; }},
     {"%nsmid", [](Warp&, int) -> std::uint64_t { return 132; }},
@@ -48,14 +56,21 @@ constexpr Special kSpecials[] = {
     {"%clock", [](Warp& w, int) -> std::uint64_t { return w.instructions; }},
     {"%clock64", [](Warp& w, int) -> std::uint64_t { return w.instructions; }},
     {"%globaltimer", [](Warp&, int) -> std::uint64_t { return nanoseconds(); }},
-    {"%dynamic_smem_size", [](Warp& w, int) -> std::uint64_t { return grid(w).dynamic_shared_bytes; }},
+    {"%dynamic_smem_size",
+     [](Warp& w, int) -> std::uint64_t { return grid(w).dynamic_shared_bytes; }},
     {"%total_smem_size", [](Warp& w, int) -> std::uint64_t { return w.cta().shared.size(); }},
     {"%cluster_ctarank", [](Warp& w, int) -> std::uint64_t { return w.cta().rank; }},
-    {"%cluster_nctarank", [](Warp& w, int) -> std::uint64_t { return w.cta().cluster->ctas.size(); }},
+    {"%cluster_nctarank",
+     [](Warp& w, int) -> std::uint64_t { return w.cta().cluster->ctas.size(); }},
     {"%cluster_ctaid.x", [](Warp& w, int) -> std::uint64_t { return w.cta().rank; }},
-    {"%cluster_nctaid.x", [](Warp& w, int) -> std::uint64_t { return w.cta().cluster->ctas.size(); }},
-    {"%clusterid.x", [](Warp& w, int) -> std::uint64_t { return w.cta().index / w.cta().cluster->ctas.size(); }},
-    {"%nclusterid.x", [](Warp& w, int) -> std::uint64_t { return grid(w).dim.count() / w.cta().cluster->ctas.size(); }},
+    {"%cluster_nctaid.x",
+     [](Warp& w, int) -> std::uint64_t { return w.cta().cluster->ctas.size(); }},
+    {"%clusterid.x",
+     [](Warp& w, int) -> std::uint64_t { return w.cta().index / w.cta().cluster->ctas.size(); }},
+    {"%nclusterid.x",
+     [](Warp& w, int) -> std::uint64_t {
+       return grid(w).dim.count() / w.cta().cluster->ctas.size();
+     }},
 };
 
 }  // namespace

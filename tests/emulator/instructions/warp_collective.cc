@@ -50,10 +50,12 @@ Step shfl(Warp& w, const Instruction& i, std::uint32_t mask) {
     if (!valid) from = lane;
     results[lane] = a[from & 31];
     inside |= static_cast<std::uint32_t>(valid) << lane;
-    if (valid && (mask >> lane & 1) != 0 && (mask >> (from & 31) & 1) == 0) results[lane] = 0xffffffffu;
+    if (valid && (mask >> lane & 1) != 0 && (mask >> (from & 31) & 1) == 0)
+      results[lane] = 0xffffffffu;
   }
   auto* d = w.out<std::uint32_t>(i.ops[0]);
-  for (int lane = 0; lane < kLanes; ++lane) d[lane] = (mask >> lane & 1) != 0 ? results[lane] : d[lane];
+  for (int lane = 0; lane < kLanes; ++lane)
+    d[lane] = (mask >> lane & 1) != 0 ? results[lane] : d[lane];
   if (has_predicate) w.set_predicate(i.ops[1], mask, inside);
   return Step::next;
 }
@@ -64,12 +66,14 @@ template <Vote kMode>
 Step vote(Warp& w, const Instruction& i, std::uint32_t mask) {
   const std::uint32_t named = members(w, i.ops[2], mask);
   if (!w.converged(mask, named)) return Step::blocked;
-  const bool negated = (i.aux & 1) != 0;
+  const bool negated = (i.aux & kNegated) != 0;
   const std::uint32_t p = (negated ? ~w.predicate(i.ops[1]) : w.predicate(i.ops[1])) & mask;
   if constexpr (kMode == Vote::ballot) {
     apply(w.out<std::uint32_t>(i.ops[0]), mask, [p] { return p; });
   } else {
-    const bool result = kMode == Vote::all ? p == mask : kMode == Vote::any ? p != 0 : p == 0 || p == mask;
+    const bool result = kMode == Vote::all   ? p == mask
+                        : kMode == Vote::any ? p != 0
+                                             : p == 0 || p == mask;
     w.set_predicate(i.ops[0], mask, result ? kFullMask : 0);
   }
   return Step::next;
@@ -97,27 +101,39 @@ Step match_any(Warp& w, const Instruction& i, std::uint32_t mask) {
 
 struct Add {
   template <typename T>
-  T operator()(T a, T b) const { return static_cast<T>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b)); }
+  T operator()(T a, T b) const {
+    return static_cast<T>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
+  }
 };
 struct Min {
   template <typename T>
-  T operator()(T a, T b) const { return b < a ? b : a; }
+  T operator()(T a, T b) const {
+    return b < a ? b : a;
+  }
 };
 struct Max {
   template <typename T>
-  T operator()(T a, T b) const { return b > a ? b : a; }
+  T operator()(T a, T b) const {
+    return b > a ? b : a;
+  }
 };
 struct And {
   template <typename T>
-  T operator()(T a, T b) const { return a & b; }
+  T operator()(T a, T b) const {
+    return a & b;
+  }
 };
 struct Or {
   template <typename T>
-  T operator()(T a, T b) const { return a | b; }
+  T operator()(T a, T b) const {
+    return a | b;
+  }
 };
 struct Xor {
   template <typename T>
-  T operator()(T a, T b) const { return a ^ b; }
+  T operator()(T a, T b) const {
+    return a ^ b;
+  }
 };
 
 template <typename T, typename F>
@@ -173,7 +189,8 @@ bool find_warp_collective(const Opcode& opcode, Recipe& recipe) {
   if (opcode.text() == "match.any.sync.b32") recipe.handler = match_any<std::uint32_t>;
   if (opcode.text() == "match.any.sync.b64") recipe.handler = match_any<std::uint64_t>;
   if (opcode.starts("redux.sync")) {
-    recipe.handler = opcode.type() == "s32" ? find_redux<std::int32_t>(opcode) : find_redux<std::uint32_t>(opcode);
+    recipe.handler = opcode.type() == "s32" ? find_redux<std::int32_t>(opcode)
+                                            : find_redux<std::uint32_t>(opcode);
   }
   if (opcode.base() == "elect") {
     recipe.handler = elect;

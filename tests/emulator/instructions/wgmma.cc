@@ -1,5 +1,5 @@
-// wgmma.mma_async: each warp computes its 16 rows. The GEMM runs when a wait requires it, so operands
-// that a kernel releases too early are wrong, and accumulators in flight are NaN.
+// wgmma.mma_async: each warp computes its 16 rows. The GEMM runs when a wait requires it, so
+// operands that a kernel releases too early are wrong, and accumulators in flight are NaN.
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -47,19 +47,33 @@ struct Operands {
   float b[kMaxK][kMaxColumns];
 };
 
-/// Rows [first, first + count) of an operand in shared memory, as to[k][row].
+/// Rows [first, first + count) of an operand in shared memory, as to[k][row]. Reads 16 bytes at a
+/// time: the swizzle keeps them together.
 template <int kWidth>
 void read_matrix(Warp& w, std::uint64_t bits, Format format, bool mn_major, int first, int count,
                  float (*to)[kWidth]) {
+  constexpr int kChunk = 16;
   const MatrixDescriptor descriptor(bits);
-  const int element = bytes_of(format), depth = 32 / element;
+  const int element = bytes_of(format), depth = 32 / element, in_chunk = kChunk / element;
   if (descriptor.has_base_offset()) w.fail("wgmma with a base offset is not emulated");
-  for (int row = 0; row < count; ++row) {
-    for (int k = 0; k < depth; ++k) {
-      const auto r = static_cast<std::uint32_t>(first + row);
-      const std::uint32_t address = mn_major ? descriptor.mn_major(r, static_cast<std::uint32_t>(k))
-                                             : descriptor.k_major(r, static_cast<std::uint32_t>(k * element));
-      to[k][row] = decode(format, w.cta().shared_at(address, element, w, 0));
+  const auto read = [&](std::uint32_t address, float* values) {
+    const std::uint8_t* chunk = w.cta().shared_at(address, kChunk, w, 0);
+    for (int e = 0; e < in_chunk; ++e) values[e] = decode(format, chunk + e * element);
+  };
+  for (int row = 0; row < count && !mn_major; ++row) {
+    for (int k = 0; k < depth; k += in_chunk) {
+      float values[kChunk];
+      read(descriptor.k_major(static_cast<std::uint32_t>(first + row),
+                              static_cast<std::uint32_t>(k * element)),
+           values);
+      for (int e = 0; e < in_chunk; ++e) to[k + e][row] = values[e];
+    }
+  }
+  for (int k = 0; k < depth && mn_major; ++k) {
+    for (int row = 0; row < count; row += in_chunk) {
+      read(descriptor.mn_major(static_cast<std::uint32_t>(first + row),
+                               static_cast<std::uint32_t>(k)),
+           &to[k][row]);
     }
   }
 }
@@ -71,7 +85,8 @@ void read_registers(Warp& w, const std::int32_t* ops, Format format, Operands& t
     const std::uint8_t* row = w.in<std::uint8_t>(ops[r]);
     for (int lane = 0; lane < kLanes; ++lane) {
       const int m = lane / 4 + r % 2 * 8, k = lane % 4 * in_register + r / 2 * 4 * in_register;
-      for (int e = 0; e < in_register; ++e) to.a[k + e][m] = decode(format, row + 4 * lane + e * element);
+      for (int e = 0; e < in_register; ++e)
+        to.a[k + e][m] = decode(format, row + 4 * lane + e * element);
     }
   }
 }
@@ -86,19 +101,21 @@ void execute(Warp& w) {
   w.mmas.pop_front();
   const Instruction& i = *mma.instruction;
   const int columns = static_cast<int>(i.aux & kColumns), registers = columns / 2;
-  const auto format_a = static_cast<Format>(i.aux >> kFormatA & 3), format_b = static_cast<Format>(i.aux >> kFormatB & 3);
+  const auto format_a = static_cast<Format>(i.aux >> kFormatA & 3),
+             format_b = static_cast<Format>(i.aux >> kFormatB & 3);
   const int depth = 32 / bytes_of(format_b);
-  static thread_local Operands operands;
+  Operands operands;
   if ((i.aux & kRegisterA) != 0) {
     read_registers(w, i.ops + registers, format_a, operands);
   } else {
     read_matrix(w, mma.a, format_a, mma.a_mn_major, 16 * (w.index() % 4), 16, operands.a);
   }
   read_matrix(w, mma.b, format_b, mma.b_mn_major, 0, columns, operands.b);
-  static thread_local float c[16][kMaxColumns];
+  float c[16][kMaxColumns];
   for (int r = 0; r < registers; ++r) {
     for (int lane = 0; lane < kLanes; ++lane) {
-      c[row_of(lane, r)][column_of(lane, r)] = mma.accumulate ? mma.accumulators[r * kLanes + lane] : 0.f;
+      c[row_of(lane, r)][column_of(lane, r)] =
+          mma.accumulate ? mma.accumulators[r * kLanes + lane] : 0.f;
     }
   }
   // Products are exact, sums are rounded one by one: see mma.sync.
@@ -108,14 +125,16 @@ void execute(Warp& w) {
       for (int n = 0; n < columns; ++n) c[m][n] = __builtin_fmaf(a, operands.b[k][n], c[m][n]);
     }
   }
-  // The next wgmma on the same registers continues with the result; otherwise it is in registers now.
+  // The next wgmma on the same registers continues with the result; otherwise it is in registers
+  // now.
   PendingMma* next = nullptr;
   for (PendingMma& other : w.mmas) {
     if (next == nullptr && other.first_accumulator == mma.first_accumulator) next = &other;
   }
   if (next != nullptr) next->accumulators.resize(static_cast<std::size_t>(registers) * kLanes);
   for (int r = 0; r < registers; ++r) {
-    float* row = next != nullptr ? &next->accumulators[static_cast<std::size_t>(r) * kLanes] : w.out<float>(i.ops[r]);
+    float* row = next != nullptr ? &next->accumulators[static_cast<std::size_t>(r) * kLanes]
+                                 : w.out<float>(i.ops[r]);
     for (int lane = 0; lane < kLanes; ++lane) row[lane] = c[row_of(lane, r)][column_of(lane, r)];
   }
 }
@@ -142,13 +161,15 @@ Step issue(Warp& w, const Instruction& i, std::uint32_t mask) {
   if (!in_registers) mma.a = *w.in<std::uint64_t>(i.ops[registers]);
   mma.b = *w.in<std::uint64_t>(rest[0]);
   mma.accumulate = scale_of(w, rest[1]);
-  if (immediate(w, rest[2]) != 1 || immediate(w, rest[3]) != 1) w.fail("wgmma with a negated operand is not emulated");
+  if (immediate(w, rest[2]) != 1 || immediate(w, rest[3]) != 1)
+    w.fail("wgmma with a negated operand is not emulated");
   const auto given = static_cast<int>(i.op_count - (rest - i.ops)) - 4;
   if (given == 2) mma.a_mn_major = immediate(w, rest[4]) != 0;
   if (given > 0) mma.b_mn_major = immediate(w, rest[3 + given]) != 0;
   mma.first_accumulator = i.ops[0];
   bool continues = false;
-  for (const PendingMma& other : w.mmas) continues |= other.first_accumulator == mma.first_accumulator;
+  for (const PendingMma& other : w.mmas)
+    continues |= other.first_accumulator == mma.first_accumulator;
   for (int r = 0; r < registers && !continues; ++r) {
     float* row = w.out<float>(i.ops[r]);
     mma.accumulators.insert(mma.accumulators.end(), row, row + kLanes);
@@ -176,18 +197,24 @@ Step fence(Warp& w, const Instruction&, std::uint32_t mask) {
 }
 
 bool find_format(std::string_view type, Format& format) {
-  if (type == "f16") format = Format::f16;
-  else if (type == "bf16") format = Format::bf16;
-  else if (type == "e4m3") format = Format::e4m3;
-  else if (type == "e5m2") format = Format::e5m2;
-  else return false;
+  if (type == "f16")
+    format = Format::f16;
+  else if (type == "bf16")
+    format = Format::bf16;
+  else if (type == "e4m3")
+    format = Format::e4m3;
+  else if (type == "e5m2")
+    format = Format::e5m2;
+  else
+    return false;
   return true;
 }
 
 /// The shape m64nNk…: N.
 std::uint32_t columns_of(const Opcode& opcode) {
   for (std::string_view part : opcode.parts()) {
-    if (part.starts_with("m64n")) return static_cast<std::uint32_t>(std::stoul(std::string(part.substr(4))));
+    if (part.starts_with("m64n"))
+      return static_cast<std::uint32_t>(std::stoul(std::string(part.substr(4))));
   }
   return 0;
 }
@@ -203,9 +230,12 @@ bool find_wgmma(const Opcode& opcode, Recipe& recipe) {
   if (opcode.has("mma_async")) {
     const auto types = opcode.types();
     Format a, b;
-    if (types.size() != 3 || types[0] != "f32" || !find_format(types[1], a) || !find_format(types[2], b)) return false;
+    if (types.size() != 3 || types[0] != "f32" || !find_format(types[1], a) ||
+        !find_format(types[2], b))
+      return false;
     recipe.handler = issue;
-    recipe.aux = columns_of(opcode) | static_cast<std::uint32_t>(a) << kFormatA | static_cast<std::uint32_t>(b) << kFormatB;
+    recipe.aux = columns_of(opcode) | static_cast<std::uint32_t>(a) << kFormatA |
+                 static_cast<std::uint32_t>(b) << kFormatB;
   }
   return recipe.handler != nullptr;
 }

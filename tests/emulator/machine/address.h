@@ -1,4 +1,5 @@
-// Address spaces. A generic address names its space in the top byte; global ones are host addresses.
+// Address spaces. A generic address names its space in the top byte; global ones are host
+// addresses.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,9 @@
 namespace flashcore::emulator {
 namespace {
 
-std::size_t align_up(std::size_t size, std::size_t align) { return (size + align - 1) / align * align; }
+std::size_t align_up(std::size_t size, std::size_t align) {
+  return (size + align - 1) / align * align;
+}
 
 }  // namespace
 
@@ -81,7 +83,8 @@ void Decoder::inline_function(ptx::Function& function, const Variables& params, 
     const bool returning = !entry && (statement.opcode == "ret" || statement.opcode == "ret.uni");
     add_instruction(frame, statement, returning ? "bra" : statement.opcode);
     if (returning) returns.push_back(program_->code.size() - 1);
-    if (statement.opcode.starts_with("bra")) branches.emplace_back(program_->code.size() - 1, &statement);
+    if (statement.opcode.starts_with("bra"))
+      branches.emplace_back(program_->code.size() - 1, &statement);
   }
   first.back() = static_cast<std::uint32_t>(program_->code.size());
   for (const auto& [index, statement] : branches) {
@@ -102,7 +105,8 @@ std::size_t Decoder::find_label(const ptx::Function& function, const ptx::Statem
     const auto found = function.scopes[scope].labels.find(label);
     if (found != function.scopes[scope].labels.end()) return found->second;
   }
-  throw std::runtime_error("PTX line " + std::to_string(statement.line) + ": no label " + std::string(label));
+  throw std::runtime_error("PTX line " + std::to_string(statement.line) + ": no label " +
+                           std::string(label));
 }
 
 /// Gives every register a row and every variable an address. A function inlined twice has two sets.
@@ -127,8 +131,8 @@ void Decoder::declare(Frame& frame, const Variables& params) {
   }
 }
 
-/// call (results), name, (arguments): the arguments are variables of the caller that the callee uses
-/// as its own.
+/// call (results), name, (arguments): the arguments are variables of the caller that the callee
+/// uses as its own.
 void Decoder::call(Frame& frame, const ptx::Statement& statement) {
   std::vector<const ptx::Operand*> lists;
   std::string_view name;
@@ -153,7 +157,8 @@ void Decoder::call(Frame& frame, const ptx::Statement& statement) {
   inline_function(found->second, params, false);
 }
 
-std::unique_ptr<Program> decode(ptx::Module& module, ptx::Function& entry, const GlobalAddresses& globals) {
+std::unique_ptr<Program> decode(ptx::Module& module, ptx::Function& entry,
+                                const GlobalAddresses& globals) {
   return Decoder(module, globals).run(entry);
 }
 

@@ -13,6 +13,7 @@ namespace flashcore::emulator {
 using GlobalAddresses = std::map<std::string_view, std::uint64_t>;
 
 /// Decodes a kernel. Ends in std::runtime_error with the line if it has an unknown instruction.
-std::unique_ptr<Program> decode(ptx::Module& module, ptx::Function& entry, const GlobalAddresses& globals);
+std::unique_ptr<Program> decode(ptx::Module& module, ptx::Function& entry,
+                                const GlobalAddresses& globals);
 
 }  // namespace flashcore::emulator

@@ -11,11 +11,10 @@ namespace flashcore::emulator {
 namespace {
 
 using Find = bool (*)(const Opcode&, Recipe&);
-constexpr Find kFinders[] = {find_control,   find_move,    find_memory,  find_compare,
-                             find_convert,   find_integer, find_bits,    find_float,
-                             find_half,      find_atomic,  find_warp_collective,
-                             find_barrier,   find_mbarrier, find_copy,   find_matrix,
-                             find_wgmma,     find_bulk_copy};
+constexpr Find kFinders[] = {
+    find_control,  find_move,  find_memory, find_compare, find_convert,         find_integer,
+    find_bits,     find_float, find_half,   find_atomic,  find_warp_collective, find_barrier,
+    find_mbarrier, find_copy,  find_matrix, find_wgmma,   find_bulk_copy};
 
 int element_bytes(std::string_view type) {
   if (type.empty()) return 4;
@@ -37,7 +36,8 @@ std::optional<Decoder::Register> Decoder::find_register(const Frame& frame, int 
       if (range.count < 0 && range.name == name) {
         return Register{static_cast<std::int32_t>(range.offset), range.bytes};
       }
-      if (range.count >= 0 && number >= 0 && number < range.count && range.name == name.substr(0, digits)) {
+      if (range.count >= 0 && number >= 0 && number < range.count &&
+          range.name == name.substr(0, digits)) {
         return Register{static_cast<std::int32_t>(range.offset + row * number), range.bytes};
       }
     }
@@ -45,7 +45,8 @@ std::optional<Decoder::Register> Decoder::find_register(const Frame& frame, int 
   return std::nullopt;
 }
 
-std::optional<Decoder::Location> Decoder::find_variable(const Frame& frame, int scope, std::string_view name) {
+std::optional<Decoder::Location> Decoder::find_variable(const Frame& frame, int scope,
+                                                        std::string_view name) {
   for (; scope >= 0; scope = frame.function.scopes[scope].parent) {
     const auto found = frame.scopes[scope].variables.find(name);
     if (found != frame.scopes[scope].variables.end()) return found->second;
@@ -55,7 +56,8 @@ std::optional<Decoder::Location> Decoder::find_variable(const Frame& frame, int 
   if (variable == module_.variables.end()) return std::nullopt;
   if (variable->second.space != "shared") {
     const auto found = globals_.find(name);
-    return found == globals_.end() ? std::nullopt : std::optional(Location{Space::global, found->second});
+    return found == globals_.end() ? std::nullopt
+                                   : std::optional(Location{Space::global, found->second});
   }
   if (variable->second.is_extern) {
     dynamic_shared_.insert(name);
@@ -96,7 +98,8 @@ std::int32_t Decoder::variable_constant(const Location& location, int bytes, boo
 }
 
 std::int32_t Decoder::scratch() {
-  if (scratch_ < 0) scratch_ = static_cast<std::int32_t>(reserve(program_->register_bytes, 8 * kLanes, 64));
+  if (scratch_ < 0)
+    scratch_ = static_cast<std::int32_t>(reserve(program_->register_bytes, 8 * kLanes, 64));
   return scratch_;
 }
 
@@ -107,19 +110,22 @@ void Decoder::push(std::int32_t operand, int bytes, Instruction& instruction) {
   ++instruction.op_count;
 }
 
-void Decoder::add_address(Frame& frame, const ptx::Statement& statement, const ptx::Operand& operand,
-                          Instruction& instruction) {
+void Decoder::add_address(Frame& frame, const ptx::Statement& statement,
+                          const ptx::Operand& operand, Instruction& instruction) {
   for (const ptx::Operand& element : operand.elements) {
     if (element.kind == ptx::Operand::Kind::vector) {  // the coordinates of a tensor copy
       add_operand(frame, statement, element, 4, instruction);
       continue;
     }
     if (element.value != 0 && element.kind == ptx::Operand::Kind::name) {
-      if (instruction.imm != 0) throw std::runtime_error("PTX line " + std::to_string(statement.line) + ": two displacements");
+      if (instruction.imm != 0)
+        throw std::runtime_error("PTX line " + std::to_string(statement.line) +
+                                 ": two displacements");
       instruction.imm = element.value;
     }
     if (const auto found = find_register(frame, statement.scope, element.name)) {
-      if (instruction.address_bytes != 4) instruction.address_bytes = static_cast<std::uint8_t>(found->bytes);
+      if (instruction.address_bytes != 4)
+        instruction.address_bytes = static_cast<std::uint8_t>(found->bytes);
       push(found->offset, found->bytes, instruction);
     } else if (const auto variable = find_variable(frame, statement.scope, element.name)) {
       push(variable_constant(*variable, 8, dynamic_shared_.contains(element.name)), 8, instruction);
@@ -131,13 +137,14 @@ void Decoder::add_address(Frame& frame, const ptx::Statement& statement, const p
     } else if (element.kind == ptx::Operand::Kind::integer) {
       push(constant(static_cast<std::uint64_t>(element.value), 8), 8, instruction);
     } else {
-      throw std::runtime_error("PTX line " + std::to_string(statement.line) + ": unknown address " + std::string(element.name));
+      throw std::runtime_error("PTX line " + std::to_string(statement.line) + ": unknown address " +
+                               std::string(element.name));
     }
   }
 }
 
-void Decoder::add_operand(Frame& frame, const ptx::Statement& statement, const ptx::Operand& operand,
-                          int bytes, Instruction& instruction) {
+void Decoder::add_operand(Frame& frame, const ptx::Statement& statement,
+                          const ptx::Operand& operand, int bytes, Instruction& instruction) {
   using Kind = ptx::Operand::Kind;
   switch (operand.kind) {
     case Kind::vector:
@@ -147,23 +154,34 @@ void Decoder::add_operand(Frame& frame, const ptx::Statement& statement, const p
       return;
     case Kind::address: add_address(frame, statement, operand, instruction); return;
     case Kind::float32:
-      push(bytes == 8 ? constant(static_cast<std::uint64_t>(operand.value), 4) : constant(static_cast<std::uint64_t>(operand.value), bytes), bytes, instruction);
+      push(bytes == 8 ? constant(static_cast<std::uint64_t>(operand.value), 4)
+                      : constant(static_cast<std::uint64_t>(operand.value), bytes),
+           bytes, instruction);
       return;
     case Kind::integer:
-    case Kind::float64: push(constant(static_cast<std::uint64_t>(operand.value), bytes), bytes, instruction); return;
+    case Kind::float64:
+      push(constant(static_cast<std::uint64_t>(operand.value), bytes), bytes, instruction);
+      return;
     default: break;
   }
   if (operand.name == "_") {
     push(scratch(), bytes, instruction);
   } else if (const auto found = find_register(frame, statement.scope, operand.name)) {
     push(found->offset, found->bytes, instruction);
-    if (operand.negated) instruction.aux |= 1;
+    if (operand.negated) {
+      if (!statement.opcode.starts_with("vote") && !statement.opcode.starts_with("setp")) {
+        throw std::runtime_error("PTX line " + std::to_string(statement.line) +
+                                 ": negated operand");
+      }
+      instruction.aux |= kNegated;
+    }
   } else if (const auto variable = find_variable(frame, statement.scope, operand.name)) {
     Location at = *variable;
     at.address += static_cast<std::uint64_t>(operand.value);
     push(variable_constant(at, bytes, dynamic_shared_.contains(operand.name)), bytes, instruction);
   } else {
-    throw std::runtime_error("PTX line " + std::to_string(statement.line) + ": unknown name " + std::string(operand.name));
+    throw std::runtime_error("PTX line " + std::to_string(statement.line) + ": unknown name " +
+                             std::string(operand.name));
   }
   if (!operand.second.empty()) {
     const auto second = find_register(frame, statement.scope, operand.second);
@@ -171,7 +189,8 @@ void Decoder::add_operand(Frame& frame, const ptx::Statement& statement, const p
   }
 }
 
-Recipe Decoder::find_recipe(const Opcode& opcode, const ptx::Statement& statement, Instruction& instruction) {
+Recipe Decoder::find_recipe(const Opcode& opcode, const ptx::Statement& statement,
+                            Instruction& instruction) {
   using Kind = ptx::Operand::Kind;
   Recipe recipe;
   const auto& operands = statement.operands;
@@ -202,7 +221,8 @@ Recipe Decoder::find_recipe(const Opcode& opcode, const ptx::Statement& statemen
                            ": the emulator has no instruction " + std::string(opcode.text()));
 }
 
-void Decoder::add_instruction(Frame& frame, const ptx::Statement& statement, std::string_view text) {
+void Decoder::add_instruction(Frame& frame, const ptx::Statement& statement,
+                              std::string_view text) {
   const Opcode opcode(text);
   Instruction instruction;
   const Recipe recipe = find_recipe(opcode, statement, instruction);
@@ -211,7 +231,8 @@ void Decoder::add_instruction(Frame& frame, const ptx::Statement& statement, std
   instruction.line = statement.line;
   if (!statement.guard.empty()) {
     const auto guard = find_register(frame, statement.scope, statement.guard);
-    if (!guard) throw std::runtime_error("PTX line " + std::to_string(statement.line) + ": unknown guard");
+    if (!guard)
+      throw std::runtime_error("PTX line " + std::to_string(statement.line) + ": unknown guard");
     instruction.guard = guard->offset;
     instruction.guard_negated = statement.guard_negated;
   }

@@ -58,7 +58,8 @@ class Decoder {
   std::optional<Register> find_register(const Frame& frame, int scope, std::string_view name) const;
   std::optional<Location> find_variable(const Frame& frame, int scope, std::string_view name);
   void add_instruction(Frame& frame, const ptx::Statement& statement, std::string_view opcode);
-  Recipe find_recipe(const Opcode& opcode, const ptx::Statement& statement, Instruction& instruction);
+  Recipe find_recipe(const Opcode& opcode, const ptx::Statement& statement,
+                     Instruction& instruction);
 
   /// Appends the operand, flattened. `bytes`: the size of an immediate's elements.
   void add_operand(Frame& frame, const ptx::Statement& statement, const ptx::Operand& operand,

@@ -10,7 +10,9 @@ namespace flashcore::emulator {
 
 using Half = _Float16;
 
-inline float half_to_float(std::uint16_t bits) { return static_cast<float>(std::bit_cast<Half>(bits)); }
+inline float half_to_float(std::uint16_t bits) {
+  return static_cast<float>(std::bit_cast<Half>(bits));
+}
 /// Rounds to the nearest, NaN to the canonical 0x7fff.
 inline std::uint16_t float_to_half(float x) {
   return x != x ? std::uint16_t{0x7fff} : std::bit_cast<std::uint16_t>(static_cast<Half>(x));
@@ -71,7 +73,8 @@ inline float decode_fp8(std::uint8_t code) {
   } else if (exponent == 0) {
     value = std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissa);
   } else {
-    value = std::ldexp(static_cast<float>(mantissa + (1 << kMantissa)), exponent - kBias - kMantissa);
+    value =
+        std::ldexp(static_cast<float>(mantissa + (1 << kMantissa)), exponent - kBias - kMantissa);
   }
   return (code & 0x80) != 0 ? -value : value;
 }
@@ -84,7 +87,8 @@ inline std::uint8_t encode_fp8(float x) {
   const std::uint8_t sign = std::signbit(x) ? 0x80 : 0;
   if (x != x) return 0x7f;
   const float magnitude = std::fabs(x);
-  if (magnitude >= decode_fp8<kMantissa>(kLargest)) return static_cast<std::uint8_t>(sign | kLargest);
+  if (magnitude >= decode_fp8<kMantissa>(kLargest))
+    return static_cast<std::uint8_t>(sign | kLargest);
   if (magnitude == 0.f) return sign;
   const int exponent = std::ilogb(magnitude);
   const int unit = std::max(exponent, 1 - kBias) - kMantissa;

@@ -12,6 +12,8 @@ constexpr int kSlice = 4096;  // instructions of a warp before another one runs
 /// they may poll.
 constexpr int kMaxPasses = 64;
 
+thread_local std::vector<std::vector<std::uint8_t>> free_buffers;
+
 }  // namespace
 
 Cta::Cta(Grid& g, std::uint64_t linear, std::shared_ptr<ClusterState> c, std::uint32_t r)
@@ -19,7 +21,8 @@ Cta::Cta(Grid& g, std::uint64_t linear, std::shared_ptr<ClusterState> c, std::ui
       index(linear),
       cluster(std::move(c)),
       rank(r),
-      shared(g.program->shared_bytes + g.dynamic_shared_bytes, 0xff) {
+      shared(g.take_buffer(g.program->shared_bytes + g.dynamic_shared_bytes)) {
+  std::fill(shared.begin(), shared.end(), std::uint8_t{0xff});  // NaN in every format
   id.x = static_cast<std::uint32_t>(linear % g.dim.x);
   id.y = static_cast<std::uint32_t>(linear / g.dim.x % g.dim.y);
   id.z = static_cast<std::uint32_t>(linear / g.dim.x / g.dim.y);
@@ -32,17 +35,21 @@ Cta::Cta(Grid& g, std::uint64_t linear, std::shared_ptr<ClusterState> c, std::ui
   live_warps = static_cast<int>(warps.size());
 }
 
+Cta::~Cta() { grid->return_buffer(std::move(shared)); }
+
 std::uint8_t* Cta::shared_at(std::uint64_t address, int bytes, const Warp& warp, int lane) {
   const auto in_window = static_cast<std::uint32_t>(address);
   const std::uint32_t owner = in_window >> kRankShift;
   const std::uint32_t offset = (in_window & ((1u << kRankShift) - 1)) - kSharedBase;
   Cta* cta = this;
   if (owner != 0) {
-    if (owner > cluster->ctas.size()) warp.fail("shared address of a CTA outside the cluster", lane);
+    if (owner > cluster->ctas.size())
+      warp.fail("shared address of a CTA outside the cluster", lane);
     cta = cluster->ctas[owner - 1];
     if (cta->done()) warp.fail("access of the shared memory of a CTA that has exited", lane);
   }
-  if (offset > cta->shared.size() || cta->shared.size() - offset < static_cast<std::size_t>(bytes)) {
+  if (offset > cta->shared.size() ||
+      cta->shared.size() - offset < static_cast<std::size_t>(bytes)) {
     char text[128];
     std::snprintf(text, sizeof text, "access of %d bytes at 0x%x outside shared memory (%zu bytes)",
                   bytes, offset, cta->shared.size());
@@ -64,20 +71,30 @@ void Cta::on_warp_exit() {
   }
 }
 
-std::vector<std::uint8_t> Grid::take_register_file() {
-  if (free_files.empty()) return std::vector<std::uint8_t>(program->register_bytes, 0xff);
-  std::vector<std::uint8_t> file = std::move(free_files.back());
-  free_files.pop_back();
-  return file;
+std::vector<std::uint8_t> Grid::take_buffer(std::size_t bytes) {
+  std::vector<std::uint8_t> buffer;
+  if (!free_buffers.empty()) {
+    buffer = std::move(free_buffers.back());
+    free_buffers.pop_back();
+  }
+  buffer.resize(bytes);
+  return buffer;
+}
+
+void Grid::return_buffer(std::vector<std::uint8_t> buffer) {
+  constexpr std::size_t kMaxFree = 64;
+  if (free_buffers.size() < kMaxFree) free_buffers.push_back(std::move(buffer));
 }
 
 void Grid::add_clusters() {
   const std::uint64_t in_cluster = cluster.count();
-  const auto limit = std::max<std::uint64_t>(static_cast<std::uint64_t>(schedule.resident_ctas), in_cluster);
+  const auto limit =
+      std::max<std::uint64_t>(static_cast<std::uint64_t>(schedule.resident_ctas), in_cluster);
   while (next_cta < dim.count() && resident.size() + in_cluster <= limit) {
     auto state = std::make_shared<ClusterState>();
     for (std::uint64_t rank = 0; rank < in_cluster; ++rank) {
-      resident.push_back(std::make_unique<Cta>(*this, next_cta++, state, static_cast<std::uint32_t>(rank)));
+      resident.push_back(
+          std::make_unique<Cta>(*this, next_cta++, state, static_cast<std::uint32_t>(rank)));
       state->ctas.push_back(resident.back().get());
       ++state->live_ctas;
     }
@@ -137,8 +154,9 @@ std::string Grid::run() {
 std::string Grid::report(const Cta& cta, const Warp& warp, const Fault& fault) const {
   char text[512];
   const int thread = warp.index() * kLanes + std::max(fault.lane, 0);
-  std::snprintf(text, sizeof text, "%s\n  kernel %s\n  CTA %u,%u,%u %s %d, PTX line %d: ",
-                fault.what.c_str(), program->name.substr(0, 300).c_str(), cta.id.x, cta.id.y, cta.id.z,
+  std::snprintf(text, sizeof text,
+                "%s\n  kernel %s\n  CTA %u,%u,%u %s %d, PTX line %d: ", fault.what.c_str(),
+                program->name.substr(0, 300).c_str(), cta.id.x, cta.id.y, cta.id.z,
                 fault.lane < 0 ? "from thread" : "thread", thread, warp.current().line);
   return text + program->opcodes[static_cast<std::size_t>(&warp.current() - program->code.data())];
 }

@@ -18,7 +18,8 @@ std::size_t mapped_bytes(std::size_t bytes) { return (bytes + kPage - 1) / kPage
 void* DeviceMemory::allocate(std::size_t bytes) {
   const std::size_t mapped = mapped_bytes(bytes);
   // The last page stays inaccessible: host copies past the end fault too.
-  void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* data = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) return nullptr;
   mprotect(static_cast<char*>(data) + mapped - kPage, kPage, PROT_NONE);
   if (bytes <= kMaxPoison) std::memset(data, 0xff, bytes);

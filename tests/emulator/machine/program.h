@@ -1,8 +1,8 @@
 // A kernel that is ready to run: decoded instructions over rows of registers.
 //
 // A register is a row of 32 lanes in its warp's register file; an operand is the byte offset of the
-// row. Negative operands ~i are rows of constants, which all warps share. Predicates are masks of 32
-// bits. So one instruction is one loop over rows, without a case for immediates.
+// row. Negative operands ~i are rows of constants, which all warps share. Predicates are masks of
+// 32 bits. So one instruction is one loop over rows, without a case for immediates.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,9 @@ enum class Step {
 
 /// Executes an instruction for the lanes of `mask`, never 0.
 using Handler = Step (*)(Warp& warp, const Instruction& instruction, std::uint32_t mask);
+
+/// Of aux: the predicate operand is negated.
+inline constexpr std::uint32_t kNegated = 1u << 16;
 
 struct Instruction {
   Handler handler = nullptr;

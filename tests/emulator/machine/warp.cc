@@ -17,7 +17,7 @@ Warp::Warp(Cta& cta, int index, std::uint32_t lanes)
       index_(index),
       live_(lanes),
       parked_{{0, lanes, false}},
-      registers_(cta.grid->take_register_file()),
+      registers_(cta.grid->take_buffer(program_->register_bytes)),
       local_(program_->local_bytes * kLanes, 0xff) {}
 
 Warp::Result Warp::run(int budget) {
@@ -119,7 +119,7 @@ Step Warp::exit(std::uint32_t mask) {
   if (live_ == 0) {
     for (const PendingStore& store : stores) store.run();
     cta_->on_warp_exit();
-    cta_->grid->return_register_file(std::move(registers_));
+    cta_->grid->return_buffer(std::move(registers_));
   }
   return Step::jumped;
 }

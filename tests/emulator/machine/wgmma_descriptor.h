@@ -27,7 +27,8 @@ class MatrixDescriptor {
   }
   /// Address of the 16-bit element at `row` (of M or N) and `k`; rows are contiguous.
   std::uint32_t mn_major(std::uint32_t row, std::uint32_t k) const {
-    const std::uint32_t per_panel = row_bytes_ / 2, in_row = row % per_panel * 2 + k % 8 * row_bytes_;
+    const std::uint32_t per_panel = row_bytes_ / 2,
+                        in_row = row % per_panel * 2 + k % 8 * row_bytes_;
     if (row_bytes_ == 16) return start_ + row / per_panel * stride_ + k / 8 * leading_ + in_row;
     return swizzled(start_ + row / per_panel * leading_ + k / 8 * stride_ + in_row);
   }

@@ -32,8 +32,8 @@ class Lexer {
     if (!accept(token)) fail("wanted '" + std::string(token) + "'");
   }
   [[noreturn]] void fail(const std::string& what) const {
-    throw std::runtime_error("PTX line " + std::to_string(token_line_) + ": " + what +
-                             " at '" + std::string(token_) + "'");
+    throw std::runtime_error("PTX line " + std::to_string(token_line_) + ": " + what + " at '" +
+                             std::string(token_) + "'");
   }
   void skip_line() {
     const int line = token_line_;
@@ -55,7 +55,8 @@ class Lexer {
       } else if (text_.substr(at_, 2) == "//") {
         while (at_ < text_.size() && text_[at_] != '\n') ++at_;
       } else if (text_.substr(at_, 2) == "/*") {
-        for (; at_ < text_.size() && text_.substr(at_, 2) != "*/"; ++at_) line_ += text_[at_] == '\n';
+        for (; at_ < text_.size() && text_.substr(at_, 2) != "*/"; ++at_)
+          line_ += text_[at_] == '\n';
         at_ += 2;
       } else {
         return;

@@ -14,8 +14,8 @@ struct Operand {
   enum class Kind { name, integer, float32, float64, vector, address, arguments };
   Kind kind = Kind::name;
   std::string_view name;
-  std::int64_t value = 0;  // an integer, the bits of a float, or the displacement after a name
-  bool negated = false;    // !name
+  std::int64_t value = 0;   // an integer, the bits of a float, or the displacement after a name
+  bool negated = false;     // !name
   std::string_view second;  // name|second
   std::vector<Operand> elements;
 };

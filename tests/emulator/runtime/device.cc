@@ -13,10 +13,14 @@ constexpr int kKiB = 1024, kMiB = 1 << 20;
 
 constexpr DeviceModel kModels[] = {
     {"emulated T4", 75, 40, 64 * kKiB, 64 * kKiB, 1024, 4 * kMiB, 1590000, 5001000, 256, 16 * kGiB},
-    {"emulated A100", 80, 108, 163 * kKiB, 164 * kKiB, 2048, 40 * kMiB, 1410000, 1512000, 5120, 80 * kGiB},
-    {"emulated RTX 3090", 86, 82, 99 * kKiB, 100 * kKiB, 1536, 6 * kMiB, 1695000, 9751000, 384, 24 * kGiB},
-    {"emulated RTX 4090", 89, 128, 99 * kKiB, 100 * kKiB, 1536, 72 * kMiB, 2520000, 10501000, 384, 24 * kGiB},
-    {"emulated H200", 90, 132, 227 * kKiB, 228 * kKiB, 2048, 50 * kMiB, 1980000, 3201000, 6144, 141 * kGiB},
+    {"emulated A100", 80, 108, 163 * kKiB, 164 * kKiB, 2048, 40 * kMiB, 1410000, 1512000, 5120,
+     80 * kGiB},
+    {"emulated RTX 3090", 86, 82, 99 * kKiB, 100 * kKiB, 1536, 6 * kMiB, 1695000, 9751000, 384,
+     24 * kGiB},
+    {"emulated RTX 4090", 89, 128, 99 * kKiB, 100 * kKiB, 1536, 72 * kMiB, 2520000, 10501000, 384,
+     24 * kGiB},
+    {"emulated H200", 90, 132, 227 * kKiB, 228 * kKiB, 2048, 50 * kMiB, 1980000, 3201000, 6144,
+     141 * kGiB},
 };
 
 int environment(const char* name, int otherwise) {
@@ -33,7 +37,8 @@ DeviceModel make_model() {
     model.sm_count = environment("FLASHCORE_EMULATE_SMS", model.sm_count);
     return model;
   }
-  std::fprintf(stderr, "FLASHCORE_EMULATE is %s; wanted sm_75, sm_80, sm_86, sm_89 or sm_90\n", wanted.c_str());
+  std::fprintf(stderr, "FLASHCORE_EMULATE is %s; wanted sm_75, sm_80, sm_86, sm_89 or sm_90\n",
+               wanted.c_str());
   std::exit(2);
 }
 

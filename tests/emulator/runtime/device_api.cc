@@ -58,7 +58,9 @@ cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return remember(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  return remember(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
 cudaError_t cudaRuntimeGetVersion(int* version) {
   *version = CUDART_VERSION;
   return cudaSuccess;
@@ -140,14 +142,19 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* ctas, const void*
     return cudaSuccess;
   });
 }
-cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* entry, const cudaLaunchConfig_t* config) {
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* entry,
+                                           const cudaLaunchConfig_t* config) {
   return with_program(entry, [&](const Kernel&, const Program& program) {
     unsigned size = 1;
     for (unsigned k = 0; k < config->numAttrs; ++k) {
-      if (config->attrs[k].id == cudaLaunchAttributeClusterDimension) size = config->attrs[k].val.clusterDim.x;
+      if (config->attrs[k].id == cudaLaunchAttributeClusterDimension)
+        size = config->attrs[k].val.clusterDim.x;
     }
-    const int ctas = ctas_per_sm(program, static_cast<int>(config->blockDim.x), config->dynamicSmemBytes);
-    *clusters = device_model().compute_capability < 90 ? 0 : ctas * device_model().sm_count / static_cast<int>(size);
+    const int ctas =
+        ctas_per_sm(program, static_cast<int>(config->blockDim.x), config->dynamicSmemBytes);
+    *clusters = device_model().compute_capability < 90
+                    ? 0
+                    : ctas * device_model().sm_count / static_cast<int>(size);
     return cudaSuccess;
   });
 }
@@ -175,17 +182,21 @@ const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorLaunchFailure: return "the emulator has stopped the kernel";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
-    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-    case cudaErrorNoKernelImageForDevice: return "no kernel image is available for execution on the device";
+    case cudaErrorStreamCaptureUnsupported:
+      return "operation not permitted when stream is capturing";
+    case cudaErrorNoKernelImageForDevice:
+      return "no kernel image is available for execution on the device";
     default: return "error of the emulated device";
   }
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
   const bool known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
   *function = known ? reinterpret_cast<void*>(&encode_tensor_map) : nullptr;
-  if (result != nullptr) *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  if (result != nullptr)
+    *result = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 

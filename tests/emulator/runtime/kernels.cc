@@ -20,7 +20,7 @@ struct LoadedModule {
 
 struct Registry {
   std::recursive_mutex mutex;
-  std::map<const void*, Kernel> kernels;  // by host function
+  std::map<const void*, Kernel> kernels;                         // by host function
   std::map<const void*, std::unique_ptr<LoadedModule>> modules;  // by fat binary
 };
 
@@ -50,7 +50,8 @@ std::string_view choose(const std::vector<std::string_view>& texts) {
   int best_architecture = -1;
   for (const std::string_view text : texts) {
     const Target target = target_of(text);
-    const bool usable = target.specific ? target.architecture == device : target.architecture <= device;
+    const bool usable =
+        target.specific ? target.architecture == device : target.architecture <= device;
     const int rank = 2 * target.architecture + target.specific;
     if (usable && rank > best_architecture) {
       best = text;
@@ -66,7 +67,8 @@ std::string_view choose(const std::vector<std::string_view>& texts) {
 void place_variables(LoadedModule& loaded) {
   for (const auto& [name, variable] : loaded.module.variables) {
     if (variable.space == "shared" || variable.is_extern) continue;
-    void* data = device_memory().allocate(static_cast<std::size_t>(std::max<std::int64_t>(variable.bytes, 1)));
+    void* data = device_memory().allocate(
+        static_cast<std::size_t>(std::max<std::int64_t>(variable.bytes, 1)));
     std::memset(data, 0, static_cast<std::size_t>(variable.bytes));
     std::memcpy(data, variable.initial.data(), variable.initial.size());
     loaded.globals[name] = reinterpret_cast<std::uint64_t>(data);
@@ -105,7 +107,8 @@ const Program& program_of(Kernel& kernel) {
   if (kernel.program == nullptr) {
     LoadedModule& loaded = module_of(kernel.binary);
     const auto function = loaded.module.functions.find(kernel.name);
-    if (function == loaded.module.functions.end()) throw std::runtime_error("no PTX of kernel " + kernel.name);
+    if (function == loaded.module.functions.end())
+      throw std::runtime_error("no PTX of kernel " + kernel.name);
     kernel.program = decode(loaded.module, function->second, loaded.globals);
   }
   return *kernel.program;

@@ -30,7 +30,8 @@ Dim dim_of(const dim3& from) { return {from.x, from.y, from.z}; }
 
 bool is_valid(const Launch& launch, const Kernel& kernel, const Program& program) {
   const DeviceModel& device = device_model();
-  const std::uint64_t threads = dim_of(launch.block).count(), cluster = dim_of(launch.cluster).count();
+  const std::uint64_t threads = dim_of(launch.block).count(),
+                      cluster = dim_of(launch.cluster).count();
   const auto shared = static_cast<std::size_t>(device.shared_per_block);
   return threads >= 1 && threads <= 1024 && dim_of(launch.grid).count() >= 1 &&
          (program.max_threads == 0 || threads <= static_cast<std::uint64_t>(program.max_threads)) &&
@@ -39,7 +40,8 @@ bool is_valid(const Launch& launch, const Kernel& kernel, const Program& program
          launch.grid.x % launch.cluster.x == 0 && (cluster == 1 || device.compute_capability >= 90);
 }
 
-cudaError_t run(const Launch& launch, const Program& program, const std::vector<std::uint8_t>& params) {
+cudaError_t run(const Launch& launch, const Program& program,
+                const std::vector<std::uint8_t>& params) {
   Grid grid;
   grid.program = &program;
   grid.dim = dim_of(launch.grid);
@@ -81,14 +83,15 @@ using namespace flashcore::emulator;  // NOLINT: the API's functions are global
 
 extern "C" {
 
-cudaError_t cudaLaunchKernel(const void* entry, dim3 grid, dim3 block, void** arguments, std::size_t shared,
-                             cudaStream_t stream) {
+cudaError_t cudaLaunchKernel(const void* entry, dim3 grid, dim3 block, void** arguments,
+                             std::size_t shared, cudaStream_t stream) {
   Launch launch{grid, block};
   launch.dynamic_shared = shared;
   launch.stream = stream;
   return launch_kernel(launch, entry, arguments);
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* entry, void** arguments) {
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* entry,
+                                void** arguments) {
   Launch launch{config->gridDim, config->blockDim};
   launch.dynamic_shared = config->dynamicSmemBytes;
   launch.stream = config->stream;
@@ -104,13 +107,14 @@ void** __cudaRegisterFatBinary(void* binary) { return static_cast<void**>(binary
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 char __cudaInitModule(void**) { return 1; }
-void __cudaRegisterFunction(void** binary, const char* host, char*, const char* name, int, uint3*, uint3*, dim3*,
-                            dim3*, int*) {
+void __cudaRegisterFunction(void** binary, const char* host, char*, const char* name, int, uint3*,
+                            uint3*, dim3*, dim3*, int*) {
   register_kernel(binary, host, name);
 }
 void __cudaRegisterVar(void**, char*, char*, const char*, int, std::size_t, int, int) {}
 
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t shared, CUstream_st* stream) {
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, std::size_t shared,
+                                     CUstream_st* stream) {
   Launch launch{grid, block};
   launch.dynamic_shared = shared;
   launch.stream = stream;
@@ -130,9 +134,10 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* entry) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(entry));
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared,
-                               cudaStream_t stream) {
-  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, arguments, shared, stream);
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,
+                               std::size_t shared, cudaStream_t stream) {
+  return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block, arguments, shared,
+                          stream);
 }
 
 }  // extern "C"

@@ -30,7 +30,8 @@ cudaError_t cudaMallocAsync(void** data, std::size_t bytes, cudaStream_t stream)
 }
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
   if (capture_of(stream) == nullptr) return cudaFree(data);
-  return submit(stream, cudaGraphNodeTypeMemFree, [] { return cudaSuccess; });  // freed with the graph
+  return submit(stream, cudaGraphNodeTypeMemFree,
+                [] { return cudaSuccess; });  // freed with the graph
 }
 cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
   *total = device_model().memory_bytes;
@@ -38,7 +39,8 @@ cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total) {
   return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
   return submit(stream, cudaGraphNodeTypeMemcpy, [=] {
     std::memcpy(to, from, bytes);
     return cudaSuccess;
@@ -47,8 +49,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
   return cudaMemcpyAsync(to, from, bytes, kind, nullptr);
 }
-cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
-                              std::size_t width, std::size_t height, cudaMemcpyKind, cudaStream_t stream) {
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
+                              std::size_t from_pitch, std::size_t width, std::size_t height,
+                              cudaMemcpyKind, cudaStream_t stream) {
   return submit(stream, cudaGraphNodeTypeMemcpy, [=] {
     for (std::size_t row = 0; row < height; ++row) {
       std::memcpy(static_cast<char*>(to) + row * to_pitch,

@@ -61,7 +61,9 @@ cudaError_t cudaGetLastError() {
   if (sticky_error() != cudaSuccess) return sticky_error();
   return std::exchange(last_error, cudaSuccess);
 }
-cudaError_t cudaPeekAtLastError() { return sticky_error() != cudaSuccess ? sticky_error() : last_error; }
+cudaError_t cudaPeekAtLastError() {
+  return sticky_error() != cudaSuccess ? sticky_error() : last_error;
+}
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
   const std::lock_guard lock(mutex);
@@ -72,7 +74,9 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, 0, 0);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const std::lock_guard lock(mutex);
   streams.erase(stream);
@@ -118,7 +122,8 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   static std::atomic<unsigned long long> next{1};
-  if (!is_handle(stream) || stream->capture != nullptr) return remember(cudaErrorStreamCaptureUnsupported);
+  if (!is_handle(stream) || stream->capture != nullptr)
+    return remember(cudaErrorStreamCaptureUnsupported);
   stream->capture = std::make_shared<GraphBody>();
   stream->capture->id = next++;
   return cudaSuccess;
@@ -134,12 +139,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  *status = capture_of(stream) != nullptr ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  *status =
+      capture_of(stream) != nullptr ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
-                                     unsigned long long* id, cudaGraph_t* graph, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, std::size_t*) {
+                                     unsigned long long* id, cudaGraph_t* graph,
+                                     const cudaGraphNode_t**, const cudaGraphEdgeData**,
+                                     std::size_t*) {
   const auto body = capture_of(stream);
   *status = body != nullptr ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   if (body == nullptr) return cudaSuccess;
@@ -151,7 +158,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                 unsigned long long) {
   *executable = new CUgraphExec_st{graph->body};
   return cudaSuccess;
 }
@@ -179,21 +187,24 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, std::si
     return cudaSuccess;
   }
   *count = std::min(*count, all.size());
-  for (std::size_t k = 0; k < *count; ++k) nodes[k] = reinterpret_cast<cudaGraphNode_t>(all[k].get());
+  for (std::size_t k = 0; k < *count; ++k)
+    nodes[k] = reinterpret_cast<cudaGraphNode_t>(all[k].get());
   return cudaSuccess;
 }
 cudaError_t cudaGraphNodeGetType(cudaGraphNode_t node, cudaGraphNodeType* type) {
   *type = as<Node>(node)->type;
   return cudaSuccess;
 }
-cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostFn_t destroy, unsigned, unsigned) {
+cudaError_t cudaUserObjectCreate(cudaUserObject_t* object, void* data, cudaHostFn_t destroy,
+                                 unsigned, unsigned) {
   auto shared = std::make_shared<UserObject>();
   shared->destroy = destroy;
   shared->data = data;
   *object = new CUuserObject_st{shared};
   return cudaSuccess;
 }
-cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned, unsigned flags) {
+cudaError_t cudaGraphRetainUserObject(cudaGraph_t graph, cudaUserObject_t object, unsigned,
+                                      unsigned flags) {
   graph->body->objects.push_back(object->object);
   if ((flags & cudaGraphUserObjectMove) != 0) delete object;
   return cudaSuccess;

@@ -33,10 +33,11 @@ int bytes_of(CUtensorMapSwizzle swizzle) {
 
 }  // namespace
 
-CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                           const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* boxes,
-                           const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                           void* address, const cuuint64_t* sizes, const cuuint64_t* strides,
+                           const cuuint32_t* boxes, const cuuint32_t* element_strides,
+                           CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                           CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
   TensorMap made{};
   made.magic = kTensorMapMagic;
   made.address = reinterpret_cast<std::uint64_t>(address);
@@ -51,13 +52,15 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
     return CUDA_ERROR_INVALID_VALUE;
   }
   for (cuuint32_t k = 0; k < rank; ++k) {
-    if (sizes[k] == 0 || sizes[k] > std::uint64_t{1} << 32 || boxes[k] == 0 || boxes[k] > 256 || element_strides[k] != 1) {
+    if (sizes[k] == 0 || sizes[k] > std::uint64_t{1} << 32 || boxes[k] == 0 || boxes[k] > 256 ||
+        element_strides[k] != 1) {
       return CUDA_ERROR_INVALID_VALUE;
     }
     made.sizes[k] = static_cast<std::uint32_t>(sizes[k]);
     made.boxes[k] = static_cast<std::uint16_t>(boxes[k]);
     if (k + 1 == rank) break;
-    if (strides[k] % 16 != 0 || strides[k] >= std::uint64_t{1} << 40) return CUDA_ERROR_INVALID_VALUE;
+    if (strides[k] % 16 != 0 || strides[k] >= std::uint64_t{1} << 40)
+      return CUDA_ERROR_INVALID_VALUE;
     made.strides[k] = strides[k];
   }
   const cuuint32_t row_bytes = boxes[0] * static_cast<cuuint32_t>(element);

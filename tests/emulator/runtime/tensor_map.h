@@ -20,10 +20,10 @@ static_assert(sizeof(TensorMap) <= sizeof(CUtensorMap));
 inline constexpr std::uint64_t kTensorMapMagic = 0x70616d726f736e65;
 
 /// cuTensorMapEncodeTiled, with the driver's checks of its arguments.
-CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                           const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* boxes,
-                           const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
-                           CUtensorMapFloatOOBfill fill);
+CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                           void* address, const cuuint64_t* sizes, const cuuint64_t* strides,
+                           const cuuint32_t* boxes, const cuuint32_t* element_strides,
+                           CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                           CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill);
 
 }  // namespace flashcore::emulator
