@@ -242,7 +242,8 @@ void Decoder::add_instruction(Frame& frame, const ptx::Statement& statement,
     for (std::size_t k = 0; k < statement.operands.size(); ++k) {
       const int special = k < 8 ? recipe.immediate_bytes[k] : 0;
       ptx::Operand operand = statement.operands[k];
-      if (opcode.type() == "pred" && operand.kind == ptx::Operand::Kind::integer) {
+      const bool is_predicate = opcode.type() == "pred" || (opcode.base() == "vote" && k == 1);
+      if (is_predicate && operand.kind == ptx::Operand::Kind::integer) {
         operand.value = operand.value != 0 ? -1 : 0;
       }
       add_operand(frame, statement, operand, special != 0 ? special : usual, instruction);

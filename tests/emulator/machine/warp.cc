@@ -24,8 +24,7 @@ Warp::Result Warp::run(int budget) {
   const Instruction* const code = program_->code.data();
   bool progressed = false;
   for (Group& group : parked_) group.blocked = false;
-  // The groups take turns, because one may poll for what another one does.
-  if (parked_.size() > 1) std::rotate(parked_.begin(), parked_.begin() + 1, parked_.end());
+  // The groups take turns, because one may poll for what another one does: the last to run is last.
   if (!start_group(parked_.begin())) return done() ? Result::done : Result::blocked;
   for (; budget > 0; --budget) {
     if (pc_ >= merge_pc_) {

@@ -86,7 +86,7 @@ std::uint32_t result_of(const std::string& instructions) {
 TEST(Instructions, BitFields) {
   EXPECT_EQ(result_of("mov.u32 %r2, 0x44332211; mov.u32 %r3, 0x887766f5; "
                       "prmt.b32 %r1, %r2, %r3, 0xc460;"),
-            0xfff53311u & 0xffffffffu);
+            0xfff57711u);
   EXPECT_EQ(result_of("mov.u32 %r2, 0x0000f680; bfe.s32 %r1, %r2, 8, 8;"), 0xfffffff6u);
   EXPECT_EQ(result_of("mov.u32 %r2, 0x0000f680; bfe.u32 %r1, %r2, 8, 8;"), 0xf6u);
   EXPECT_EQ(result_of("mov.u32 %r2, 5; mov.u32 %r3, -1; bfi.b32 %r1, %r2, %r3, 4, 8;"),
