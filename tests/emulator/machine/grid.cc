@@ -139,7 +139,7 @@ std::string Grid::run() {
       } catch (const Fault& fault) {
         return report(*cta, *warp, fault);
       }
-      if (schedule.seed != 0 && random() % 16 == 0) deliver_one();
+      if (schedule.seed != 0 && random() % 16 == 0) progressed |= deliver_one();
     }
     if (!progressed || ++passes >= kMaxPasses) {
       passes = 0;

@@ -38,6 +38,7 @@ Warp::Result Warp::run(int budget) {
       mask &= i.guard_negated ? ~guard : guard;
       if (mask == 0) {
         ++pc_;
+        progressed = true;
         continue;
       }
     }
