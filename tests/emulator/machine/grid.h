@@ -80,8 +80,6 @@ struct Grid {
   std::vector<std::uint8_t> take_buffer(std::size_t bytes);
   void return_buffer(std::vector<std::uint8_t> buffer);
 
-  std::uint64_t instructions = 0;
-
  private:
   void add_clusters();
   bool deliver_one();

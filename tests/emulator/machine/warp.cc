@@ -32,6 +32,7 @@ Warp::Result Warp::run(int budget) {
       pick();
     }
     const Instruction& i = code[pc_];
+    ++instructions;
     std::uint32_t mask = active_;
     if (i.guard >= 0) {
       const std::uint32_t guard = *in<std::uint32_t>(i.guard);
