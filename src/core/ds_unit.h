@@ -23,7 +23,7 @@ FLASHCORE_HD float ds_unit(const BackwardParams& p, std::int32_t b, std::int32_t
     return float_of_bits(p.dout_largest[ds_norm_index(p, which, b, kv_head)]);
   };
   const float bound = norm(DsNorm::dout) * norm(DsNorm::v) + norm(DsNorm::delta);
-  constexpr std::int32_t kBias = 127, kTop = 15, kLargest = 60;  // exponents of floats
+  constexpr std::int32_t kBias = 127, kTop = 15, kLargest = 80;  // exponents of floats
   const std::int32_t exponent = static_cast<std::int32_t>(bits_of_float(bound) >> 23) - kBias + 1;
   const std::int32_t wanted = bound > 0.f ? kTop - exponent : 0;  // bound < 2^exponent
   return float_of_bits(static_cast<std::uint32_t>(kBias + (wanted < kLargest ? wanted : kLargest))
