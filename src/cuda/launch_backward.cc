@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/backward_tiles.h"
+#include "core/ds_unit.h"
 #include "cuda/check.h"
 #include "cuda/device.h"
 #include "cuda/launch.h"
@@ -34,10 +35,12 @@ Status launch_before(const core::BackwardParams& params, Stream stream) noexcept
                                         kZeroRowsThreads, stream));
   }
   if (params.dout_largest != nullptr) {
-    const std::size_t bytes = sizeof(std::uint32_t) * static_cast<std::size_t>(f.batch) *
-                              static_cast<std::size_t>(f.kv_heads);
+    const std::int64_t heads = std::int64_t{f.batch} * f.kv_heads;
+    const auto bytes = sizeof(std::uint32_t) * core::kDsNorms * static_cast<std::size_t>(heads);
     FLASHCORE_CUDA(
         cudaMemsetAsync(params.dout_largest, 0, bytes, static_cast<cudaStream_t>(stream)));
+    FLASHCORE_RETURN_IF_ERROR(launch_on(v_norms_entry(), params, heads * f.kv_len,
+                                        kRowStatsThreads / 32, kRowStatsThreads, stream));
   }
   return launch_on(row_stats_entry(), params, q_rows, kRowStatsThreads / 32, kRowStatsThreads,
                    stream);

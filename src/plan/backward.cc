@@ -142,10 +142,11 @@ Status plan_backward_workspace(BackwardPlan& plan) noexcept {
       aligned_bytes(static_cast<std::size_t>(partial_rows * p.head_dim) * element);
   if (plan.kernel->device == DeviceType::cuda) {
     plan.workspace_bytes = plan.scratch_offset;
-    if (plan.kernel->probability_dtype ==
-        DType::f16) {  // dS is rounded to f16 in units of max |dO|
+    if (plan.kernel->probability_dtype == DType::f16) {  // core::ds_unit()
+      constexpr std::size_t kNorms = 3;
       plan.dout_largest_offset = plan.scratch_offset;
-      plan.workspace_bytes += aligned_bytes(static_cast<std::size_t>(p.batch * p.kv_heads) * 4);
+      plan.workspace_bytes +=
+          aligned_bytes(kNorms * static_cast<std::size_t>(p.batch * p.kv_heads) * 4);
     }
     return {};
   }

@@ -2,7 +2,7 @@
 // for rows that belong to no sequence, and dsinks.
 #include <cuda_runtime.h>
 
-#include "core/backward_params.h"
+#include "core/ds_unit.h"
 #include "core/score.h"
 #include "core/seq_info.h"
 #include "cuda/primitives/report.cuh"
@@ -76,23 +76,35 @@ __device__ void find_exact_stats(const BackwardParams& p, const core::SeqInfo& s
   stats.factor = core::output_factor(state.sum);
 }
 
-/// Σ dout · out of a row; `largest` is the largest finite magnitude of dout.
+__device__ __forceinline__ float sum_of_squares(float4 x) {
+  const float4 y = finite_or_zero(x);
+  return fmaf(y.x, y.x, fmaf(y.y, y.y, fmaf(y.z, y.z, y.w * y.w)));
+}
+
+/// Raises a norm of (b, kv_head). Bits of positive floats are ordered like their values, so the
+/// order of CTAs changes nothing.
+__device__ __forceinline__ void raise_norm(const BackwardParams& p, core::DsNorm norm,
+                                           std::int32_t b, std::int32_t kv_head, float x) {
+  std::uint32_t* const slot = p.dout_largest + core::ds_norm_index(p, norm, b, kv_head);
+  const std::uint32_t bits = __float_as_uint(finite_or_zero(x));
+  if (*static_cast<volatile std::uint32_t*>(slot) < bits) atomicMax(slot, bits);
+}
+
+/// Σ dout · out of a row; `norm` is that of dout, without elements that are not finite.
 __device__ float dot_dout_out(const BackwardParams& p, const core::SeqInfo& seq, std::int32_t b,
-                              std::int32_t h, std::int32_t i, float& largest) {
+                              std::int32_t h, std::int32_t i, float& norm) {
   const AttentionParams& f = p.fwd;
   const StridedRows out =
       strided_rows(f.out, f.out_element, f.out_strides, b, h, seq.q_row, f.v_dim);
   const StridedRows dout =
       strided_rows(p.dout, p.dout_element, p.dout_strides, b, h, seq.q_row, f.v_dim);
-  float sum = 0.f;
-  largest = 0.f;
+  float sum = 0.f, squares = 0.f;
   for (std::int32_t c = 4 * (threadIdx.x % 32); c < f.v_dim; c += 128) {
     const float4 x = load_four_columns(dout, i, c), y = load_four_columns(out, i, c);
     sum = fmaf(x.x, y.x, fmaf(x.y, y.y, fmaf(x.z, y.z, fmaf(x.w, y.w, sum))));
-    const float4 z = finite_or_zero(x);
-    largest = fmaxf(fmaxf(largest, fmaxf(fabsf(z.x), fabsf(z.y))), fmaxf(fabsf(z.z), fabsf(z.w)));
+    squares += sum_of_squares(x);
   }
-  largest = warp_max(largest);
+  norm = sqrtf(warp_sum(squares));
   return warp_sum(sum);
 }
 
@@ -104,8 +116,8 @@ __device__ RowStats row_stats_of(const BackwardParams& p, const core::SeqInfo& s
   const float lse = static_cast<const float*>(f.lse)[core::row_offset(f.lse_strides, b, h, q_row)];
   const bool no_keys = lse == core::negative_infinity<float>();
   if (no_keys && !f.fault.is(InjectedFault::empty_row_unguarded)) return {0.f, 0.f, 0.f};
-  float largest = 0.f;
-  RowStats stats{lse, 1.f, dot_dout_out(p, seq, b, h, i, largest)};
+  float norm = 0.f;
+  RowStats stats{lse, 1.f, dot_dout_out(p, seq, b, h, i, norm)};
   if (p.dlse != nullptr && !f.fault.is(InjectedFault::dlse_ignored)) {
     stats.delta -= static_cast<const float*>(p.dlse)[core::row_offset(p.dlse_strides, b, h, q_row)];
   }
@@ -113,11 +125,8 @@ __device__ RowStats row_stats_of(const BackwardParams& p, const core::SeqInfo& s
     find_exact_stats(p, seq, b, h, i, stats);
   }
   if (p.dout_largest != nullptr && threadIdx.x % 32 == 0) {
-    // Bits of positive floats are ordered like their values, so the order of CTAs changes nothing.
-    std::uint32_t* const slot =
-        p.dout_largest + static_cast<std::int64_t>(b) * f.kv_heads + h / p.group;
-    const std::uint32_t bits = __float_as_uint(largest);
-    if (*static_cast<volatile std::uint32_t*>(slot) < bits) atomicMax(slot, bits);
+    raise_norm(p, core::DsNorm::dout, b, h / p.group, norm);
+    raise_norm(p, core::DsNorm::delta, b, h / p.group, fabsf(stats.delta));
   }
   return stats;
 }
@@ -145,6 +154,31 @@ __global__ void __launch_bounds__(kRowStatsThreads)
     static_cast<float*>(p.row_base)[at] = stats.base;
     static_cast<float*>(p.row_factor)[at] = stats.factor;
     static_cast<float*>(p.row_delta)[at] = stats.delta;
+  }
+}
+
+/// One warp per key and KV head.
+__global__ void __launch_bounds__(kRowStatsThreads)
+    v_norms_kernel(const __grid_constant__ BackwardParams p) {
+  const AttentionParams& f = p.fwd;
+  const std::int64_t rows = static_cast<std::int64_t>(f.batch) * f.kv_heads * f.kv_len;
+  const std::int64_t warps = static_cast<std::int64_t>(gridDim.x) * (kRowStatsThreads / 32);
+  for (std::int64_t row =
+           blockIdx.x * static_cast<std::int64_t>(kRowStatsThreads / 32) + threadIdx.x / 32;
+       row < rows; row += warps) {
+    const auto key = static_cast<std::int32_t>(row % f.kv_len);
+    const std::int64_t head = row / f.kv_len;
+    const auto h = static_cast<std::int32_t>(head % f.kv_heads);
+    const auto b = static_cast<std::int32_t>(head / f.kv_heads);
+    const core::SeqInfo seq = f.is_varlen ? core::seq_info_of(f, b) : core::dense_seq_info(f);
+    if (key >= seq.kv_len) continue;
+    const StridedRows v = strided_rows(f.v, f.v_element, f.v_strides, b, h, seq.k_row, f.v_dim);
+    float squares = 0.f;
+    for (std::int32_t c = 4 * (threadIdx.x % 32); c < f.v_dim; c += 128) {
+      squares += sum_of_squares(load_four_columns(v, key, c));
+    }
+    const float norm = sqrtf(warp_sum(squares));
+    if (threadIdx.x % 32 == 0) raise_norm(p, core::DsNorm::v, b, h, norm);
   }
 }
 
@@ -209,6 +243,7 @@ __global__ void __launch_bounds__(kDsinksThreads)
 }  // namespace
 
 const void* row_stats_entry() noexcept { return reinterpret_cast<const void*>(&row_stats_kernel); }
+const void* v_norms_entry() noexcept { return reinterpret_cast<const void*>(&v_norms_kernel); }
 const void* zero_rows_entry() noexcept { return reinterpret_cast<const void*>(&zero_rows_kernel); }
 const void* dsinks_entry() noexcept { return reinterpret_cast<const void*>(&dsinks_kernel); }
 

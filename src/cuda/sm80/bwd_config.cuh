@@ -8,6 +8,7 @@
 
 #include "core/backward_tiles.h"
 #include "core/backward_traits.h"
+#include "core/ds_unit.h"
 #include "core/mma_layout.h"
 #include "core/seq_info.h"
 
@@ -63,7 +64,7 @@ struct alignas(16) BwdWork {
   std::int32_t b, h, kv_head;
   std::int32_t first_a, rows_a;
   BwdSteps steps;
-  float unit;  // dS is rounded in multiples of 1 / unit, a power of two
+  float unit;  // of dS (core::ds_unit)
 };
 
 template <typename C>

@@ -18,10 +18,9 @@
 //   CTA     head dims to 128: 4 warps, 64 × 64 pairs a step; above: 8 warps, 64 × 32. A warp has a
 //           block of pairs (32 × 32 or 16 × 16) and a block of gradients (32 rows; 16 columns of
 //           every 32 or 64), so P and dZ pass through shared memory
-//   f16     dS is rounded to f16 in units of the largest |dO|, a power of two (BwdWork::unit)
-//   NaN     as in simt/bwd.cuh: P and dZ of a hidden pair are selected to 0. If an operand of a
-//   step
-//           is not finite, it becomes 0 in shared memory before the products over pairs
+//   f16     dS is rounded to f16 in units that keep it in range (core::ds_unit)
+//   NaN     as in simt/bwd.cuh: P and dZ of a hidden pair are selected to 0. An operand that is
+//           not finite becomes 0 in shared memory before the products over pairs
 //   paths   fast path: scores are only scaled and masked by position, rows are 16-byte aligned.
 //           General path: every option, any strides
 //

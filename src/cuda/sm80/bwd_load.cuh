@@ -103,18 +103,6 @@ __device__ __forceinline__ void load_bwd_stats(BwdStorage<C>& s, const BackwardP
   s.range[r] = valid ? core::visible_keys(work.seq.mask, first + r) : KeyRange{0, 0};
 }
 
-/// 2^-e for the exponent e of the largest |dout| that dS is computed from: f16 has too few
-/// exponents for dS of tiny or huge gradients.
-template <typename C>
-__device__ __forceinline__ float unit_of(const BackwardParams& p, std::int32_t b,
-                                         std::int32_t kv_head) {
-  if (p.dout_largest == nullptr) return 1.f;
-  const std::uint32_t bits =
-      p.dout_largest[static_cast<std::int64_t>(b) * p.fwd.kv_heads + kv_head];
-  const std::uint32_t exponent = bits >> 23;
-  return exponent == 0 ? 1.f : __uint_as_float((254u - exponent) << 23);
-}
-
 /// Queries that see the tile's keys, of the heads of the group.
 template <typename C>
 __device__ __forceinline__ BwdSteps steps_of_keys(const BackwardParams& p, const BwdWork& work) {
@@ -158,7 +146,7 @@ __device__ __forceinline__ void select_work(BwdStorage<C>& s, const BackwardPara
     const bool keys = tile.output == BackwardOutput::dkdv;
     work.rows_a = min(C::kTile, (keys ? work.seq.kv_len : work.seq.q_len) - work.first_a);
     work.steps = keys ? steps_of_keys<C>(p, work) : steps_of_queries<C>(work);
-    work.unit = tile.output == BackwardOutput::dbias ? 1.f : unit_of<C>(p, b, kv_head);
+    work.unit = tile.output == BackwardOutput::dbias ? 1.f : core::ds_unit(p, b, kv_head);
   }
   __syncthreads();
 }

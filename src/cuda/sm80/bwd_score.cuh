@@ -38,10 +38,6 @@ struct BwdStep {
   bool with_slope;   // dZ is wanted in shared memory; else dS in registers
 };
 
-// The derivative of a softcap is at least this. A derivative that rounds to 0 would hide NaN in dP;
-// the difference is below the rounding of 1 - tanh².
-constexpr float kSmallestSlope = 0x1p-24f;
-
 /// The probability of a score. A row without keys has factor 0, and its scores may be NaN.
 __device__ __forceinline__ float probability(float score, float base, float factor,
                                              core::Fault fault) {
@@ -67,7 +63,7 @@ __device__ __forceinline__ void find_probabilities(AccPairs<C>& pairs, AccPairs<
 #pragma unroll
     for (int key = 0; key < Map::kKeys; ++key) {
       const float tanh = capped_short(Map::at(pairs, query, key) * row.scale(), 1.f);
-      Map::at(d_pairs, query, key) *= fmaxf(1.f - tanh * tanh, kSmallestSlope);
+      Map::at(d_pairs, query, key) *= 1.f - tanh * tanh;
     }
   }
   core::modify_scores<FastMath, core::ScoreInput::qk>(row, [&](auto change) {

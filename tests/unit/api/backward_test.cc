@@ -173,7 +173,7 @@ TEST_F(BackwardApi, TensorCoresComputeGradientsByNameOnly) {
   ASSERT_TRUE(named.ok()) << named.status().message();
   EXPECT_STREQ(named->kernel->id, "bwd_sm80_f16_d128");
   EXPECT_EQ(named->dout_largest_offset, usual->workspace_bytes);
-  EXPECT_EQ(named->workspace_bytes, usual->workspace_bytes + 256);  // 2 * 4 numbers, aligned
+  EXPECT_EQ(named->workspace_bytes, usual->workspace_bytes + 256);  // 3 * 2 * 4 numbers, aligned
   problem.dout.dtype = DType::f32;
   const Status refused = make_backward_plan(problem, h200).status();
   EXPECT_NE(refused.message().find("takes dout in q's dtype only"), std::string::npos)

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "core/ds_unit.h"
+
 namespace flashcore::core {
 namespace {
 
@@ -34,6 +36,29 @@ TEST(BackwardTiles, QueriesThatSeeKeysAreTheInverseOfVisibleKeys) {
       }
     }
   }
+}
+
+TEST(BackwardTiles, UnitKeepsGradientsOfScoresInTheRangeOfF16) {
+  std::uint32_t norms[kDsNorms * 2] = {};  // of 2 KV heads
+  BackwardParams p{};
+  p.fwd.batch = 1;
+  p.fwd.kv_heads = 2;
+  EXPECT_EQ(ds_unit(p, 0, 1), 1.f) << "without norms";
+  p.dout_largest = norms;
+  EXPECT_EQ(ds_unit(p, 0, 1), 1.f) << "norms of 0";
+  for (const float dout : {1e-7f, 0.3f, 1.f, 4.f, 5e5f}) {
+    for (const float v : {1e-7f, 1.f, 900.f}) {
+      for (const float delta : {0.f, 1e-9f, 2.f, 1e20f}) {
+        norms[ds_norm_index(p, DsNorm::dout, 0, 1)] = bits_of_float(dout);
+        norms[ds_norm_index(p, DsNorm::v, 0, 1)] = bits_of_float(v);
+        norms[ds_norm_index(p, DsNorm::delta, 0, 1)] = bits_of_float(delta);
+        const float largest = (dout * v + delta) * ds_unit(p, 0, 1);
+        EXPECT_GE(largest, 0x1p14f) << dout << " " << v << " " << delta;
+        EXPECT_LT(largest, 0x1p15f) << dout << " " << v << " " << delta;
+      }
+    }
+  }
+  EXPECT_EQ(ds_unit(p, 0, 0), 1.f) << "the other head";
 }
 
 }  // namespace
