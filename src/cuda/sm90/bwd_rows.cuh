@@ -1,6 +1,7 @@
 // Numbers of a query row that P and dZ need, from the workspace (common/backward.cu).
 #pragma once
 
+#include "core/ds_unit.h"
 #include "core/score.h"
 #include "cuda/sm90/bwd_config.cuh"
 
