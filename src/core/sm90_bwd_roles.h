@@ -10,6 +10,7 @@
 // in the same memory.
 #pragma once
 
+#include "core/fault.h"
 #include "core/sm90_bwd_work_tile.h"
 
 namespace flashcore::core {
@@ -148,6 +149,7 @@ FLASHCORE_ROLE void consume_bwd_steps(Warp& warp, BwdQueueState queue, BwdTileSt
     // dV += Pᵀ dO, then dK += dZᵀ Q, or dQ += dZ K
     if constexpr (kDkDv) warp.issue_dv(b, !first);
     warp.issue_dx(b, !first);
+    if (!kDkDv && first && warp.has_fault(InjectedFault::dq_tile_twice)) warp.issue_dx(b, true);
     const typename Steps::State used = b;
     b.advance();
     if (last) {

@@ -11,7 +11,6 @@
 #include "cuda/launch.h"
 #include "cuda/registry.h"
 #include "cuda/sm90/make_params.h"
-#include "plan/kernel_traits.h"
 
 namespace flashcore::cuda {
 namespace {
@@ -65,7 +64,7 @@ Status launch_sm90(const BackwardPlan& plan, const core::BackwardParams& params,
 Status launch_main(const BackwardPlan& plan, const core::BackwardParams& params, const void* entry,
                    Stream stream) noexcept {
   const KernelInfo& kernel = *plan.kernel;
-  if (traits_of(kernel).loads == Loads::tma) return launch_sm90(plan, params, entry, stream);
+  if (kernel.family == Family::sm90) return launch_sm90(plan, params, entry, stream);
   const std::int64_t tiles = core::backward_grid(params).total();
   if (tiles == 0) return {};
   return launch_kernel(entry, params, {tiles, kernel.threads, kernel.smem_bytes}, stream);
@@ -76,8 +75,8 @@ Status launch_main(const BackwardPlan& plan, const core::BackwardParams& params,
 Status launch_backward(const BackwardPlan& plan, const core::BackwardParams& params,
                        Stream stream) {
   const KernelInfo& kernel = *plan.kernel;
-  const bool tma = traits_of(kernel).loads == Loads::tma;
-  const void* entry = entry_of(kernel, tma ? params.fwd.fast_path : params.fast_path);
+  const bool plain = kernel.family == Family::sm90 ? params.fwd.fast_path : params.fast_path;
+  const void* entry = entry_of(kernel, plain);
   if (entry == nullptr) {
     return unsupported("kernel %s is not part of this build (FLASHCORE_KERNELS excludes it)",
                        kernel.id);

@@ -108,6 +108,8 @@ struct BwdModelWarp {
   using Dq = core::DqSteps<kShape>;
   BwdModelCta<kShape>& cta;
 
+  static bool has_fault(core::InjectedFault) { return false; }
+
   template <Sm90BwdBarrier kBarrier, typename State>
   void wait(const State& state) {
     constexpr bool kEmpty = core::sm90_barrier(kShape, kBarrier).empty;

@@ -32,7 +32,7 @@ __device__ __forceinline__ void store_dkdv(const float (&acc_dk)[C::kHeadDim / 2
                                            const core::BackwardParams& p, const BwdWorkTile& work,
                                            const Thread<C>& t) {
   const AttentionParams& f = p.fwd;
-  const float ds_scale = C::kScalesDs ? scale_of_ds(p, work.b, work.head) : 1.f;
+  const float ds_scale = C::kScalesDs ? core::ds_unit(p, work.b, work.head) : 1.f;
   const int rows = work.tiles > 0 ? work.rows : 0;
   // Dense rows past the last key are written here, varlen rows are zero already.
   const bool whole = f.cu_seqlens_k == nullptr && !f.fault.is(InjectedFault::dk_tail_unwritten);

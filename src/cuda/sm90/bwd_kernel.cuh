@@ -11,8 +11,8 @@
 //
 // One step of a warpgroup (core::consume_bwd_steps), dkdv; S' and dP' belong to the next step:
 //
-//   tensor     | dP         | dV            | dK        S'        | dP'
-//   warpgroup  | P = exp(S) | dZ = P (dP-D) | issue dK, S' | wait | P' ...
+//   tensor     | S    dP               |            | dV    dK    S'          | dP'
+//   warpgroup  |      | P = exp2(S)    | dZ, pack   | issue dV, dK, S'  wait  | P' ...
 //
 //   role        threads                       registers  file
 //   scheduler   thread 32 of warpgroup 0      40         bwd_producer.cuh: fetches work tiles

@@ -219,12 +219,12 @@ struct DqConsumer : BwdConsumerWarp<C, typename C::Dq> {
   float acc_dq[C::kHeadDim / 2];
   std::uint32_t dz_frag[Steps::kRows / 16][4];
   float base[2], delta[2];  // of the thread's rows
-  float ds_scale, slope;    // 2^t, of ALiBi
+  float ds_scale, slope;    // core::ds_unit(), of ALiBi
 
   __device__ __forceinline__ void begin_tile(BwdQueueState queue) {
     const core::BackwardParams& p = this->params.call;
     const BwdWorkTile& work = this->work(queue);
-    ds_scale = C::kScalesDs ? scale_of_ds(p, work.b, work.first_head) : 1.f;
+    ds_scale = C::kScalesDs ? core::ds_unit(p, work.b, work.first_head) : 1.f;
     slope = C::kOptions ? alibi_slope(p, work.b, work.head) : 0.f;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -193,7 +193,7 @@ struct BwdTailWarp : BwdRoleLanes<C> {
       const core::BackwardParams& p = this->params.call;
       const BwdWorkTile& work = this->work(queue);
       const std::int32_t h = work.first_head + step.head;
-      scalars.ds_scale = C::kScalesDs ? scale_of_ds(p, work.b, work.head) : 1.f;
+      scalars.ds_scale = C::kScalesDs ? core::ds_unit(p, work.b, work.head) : 1.f;
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const std::int32_t row = step.tile * Steps::kRows + 32 * i + this->lane;

@@ -1,18 +1,11 @@
 // Numbers of a query row that P and dZ need, from the workspace (common/backward.cu).
 #pragma once
 
+#include "core/ds_unit.h"
 #include "core/score.h"
 #include "cuda/sm90/bwd_config.cuh"
 
 namespace flashcore::cuda::sm90 {
-
-/// The scale of dS in f16 kernels: a power of two that makes the largest |dout| about 1.
-__device__ __forceinline__ float scale_of_ds(const core::BackwardParams& p, std::int32_t b,
-                                             std::int32_t kv_head) {
-  const std::uint32_t exponent =
-      p.dout_largest[static_cast<std::int64_t>(b) * p.fwd.kv_heads + kv_head] >> 23;
-  return exponent == 0 ? 1.f : __uint_as_float((254u - exponent) << 23);
-}
 
 /// The base of a row in units of log2, which includes its factor.
 __device__ __forceinline__ float log2_base(const core::BackwardParams& p, std::int64_t at) {

@@ -78,7 +78,8 @@ struct OptionScore {
   }
 };
 
-/// dS of a pair from P, dP and delta, times 2^t in f16 kernels. There, delta is scaled already.
+/// dS of a pair from P, dP and delta, times core::ds_unit() in f16 kernels.
+/// There, delta is scaled already.
 template <typename C>
 __device__ __forceinline__ float score_gradient(float p, float dp, float delta, float ds_scale) {
   if constexpr (C::kScalesDs) return p * fmaf(dp, ds_scale, -delta);

@@ -184,6 +184,34 @@ TEST_F(BackwardApi, TensorCoresComputeGradientsByNameOnly) {
             std::string::npos);
 }
 
+TEST_F(BackwardApi, HopperKernelsWriteAlignedGradientsInTheirType) {
+  const DeviceInfo h200 = *named_device("h200");
+  BackwardProblem problem;
+  problem.forward = *dense_problem(DType::bf16, 2, 8, 4, 64, 96, 96, 80, {}, h200.device);
+  problem.dout = problem.forward.out;
+  problem.dq = problem.forward.q;
+  problem.forward.options.kernel = "bwd_sm90_bf16_d96";
+  const Result<BackwardPlan> named = make_backward_plan(problem, h200);
+  ASSERT_TRUE(named.ok()) << named.status().message();
+  EXPECT_STREQ(named->kernel->id, "bwd_sm90_bf16_d96");
+  const auto expect_refused = [&](const BackwardProblem& bad, const char* reason) {
+    const Status refused = make_backward_plan(bad, h200).status();
+    EXPECT_NE(refused.message().find(reason), std::string::npos) << refused.message();
+  };
+  BackwardProblem bad = problem;
+  bad.dq.dtype = DType::f32;
+  expect_refused(bad, "writes dq, dk and dv in q's dtype");
+  bad = problem;
+  bad.dq.alignment_bytes = 4;
+  expect_refused(bad, "8-byte aligned rows");
+  bad = problem;
+  bad.dout.alignment_bytes = 8;
+  expect_refused(bad, "needs a dout with contiguous, 16-byte aligned rows");
+  bad = problem;
+  bad.forward.bias = bad.forward.q;
+  expect_refused(bad, "bias");
+}
+
 TEST_F(BackwardApi, ExplainNamesKernelWorkspaceAndReasons) {
   const std::string text = explain(plan());
   for (const char* word : {"gradients  dq, dk, dv, dbias, dsinks; with a gradient of lse",
