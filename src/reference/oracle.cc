@@ -296,6 +296,22 @@ bool multiply_values(const Head& head, const RowScores& s, std::size_t r, RowSof
   return poisoned;
 }
 
+/// The most keys whose scores are equal in f32, without one of them. A score 40 below the maximum
+/// has no weight in any sum, in f64 neither.
+std::int32_t count_equal_keys(const RowScores& s, double max) {
+  std::vector<double> scores;
+  for (const double score : s.score) {
+    if (std::isfinite(score) && score > max - 40) scores.push_back(score);
+  }
+  std::sort(scores.begin(), scores.end());
+  std::size_t most = 0, first = 0;
+  for (std::size_t j = 0; j < scores.size(); ++j) {
+    while (scores[j] - scores[first] > 0x1p-24 * std::max(1.0, std::fabs(scores[j]))) ++first;
+    most = std::max(most, j - first);
+  }
+  return static_cast<std::int32_t>(most);
+}
+
 void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& head, RowScores& s,
                  Oracle& result) {
   const RowId& row = result.rows[r];
@@ -309,6 +325,7 @@ void compute_row(const Problem& p, const Tensors& t, std::size_t r, const Head& 
   result.largest_product[r] = x.largest_product;
   result.largest_sum[r] = x.largest_sum;
   result.kv_len[r] = static_cast<std::int32_t>(s.score.size());
+  result.equal_keys[r] = count_equal_keys(s, x.max);
   result.may_be_poisoned[r] = poisoned ? 1 : 0;
   if (!result.scores.empty()) {
     for (std::size_t j = 0; j < s.score.size(); ++j) {
@@ -400,6 +417,7 @@ Oracle compute(const Problem& problem, const Tensors& tensors, std::vector<RowId
     array->assign(count, 0.0);
   }
   result.kv_len.assign(count, 0);
+  result.equal_keys.assign(count, 0);
   result.may_be_poisoned.assign(count, 0);
   if (keep_stages) {
     result.scores.resize(count);

@@ -260,6 +260,7 @@ reference::Oracle one_hot_oracle(const reference::Oracle& whole, const Problem& 
   o.largest_product = whole.largest_product;
   o.largest_sum = whole.largest_sum;
   o.kv_len = whole.kv_len;
+  o.equal_keys = whole.equal_keys;
   o.may_be_poisoned.assign(o.rows.size(), 0);
   const auto v_dim = static_cast<std::size_t>(o.v_dim);
   for (auto* array : {&o.out, &o.spread, &o.deviation, &o.v_mass, &o.v_mass_in_steps}) {

@@ -93,6 +93,12 @@ double score_bound(const reference::Oracle& o, std::size_t row, const Arithmetic
   return a.sum_unit * (4 * o.magnitude[row] + std::max(walk, truncation)) + sums;
 }
 
+/// Roundings of one sign in sums over keys: equal terms round alike until the sum has grown. Tiles
+/// of 12 to 256 keys are summed first, then the tiles, which limits them.
+double equal_roundings(const reference::Oracle& o, std::size_t row) {
+  return std::min<double>(o.equal_keys[row], 256 + o.kv_len[row] / 12.0);
+}
+
 double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column,
                  const Arithmetic& a) {
   const std::size_t at = row * static_cast<std::size_t>(o.v_dim) + column;
@@ -108,13 +114,14 @@ double out_bound(const reference::Oracle& o, std::size_t row, std::size_t column
   return 2 * a.out_unit * want +
          4 * (a.p_unit + a.sum_unit * std::sqrt(static_cast<double>(o.kv_len[row]))) *
              std::max(o.spread[at], want) +
+         a.sum_unit * equal_roundings(o, row) * (want + o.deviation[at]) +
          score_error * o.deviation[at] + a.out_smallest +
          a.p_smallest * (a.scales_p ? o.v_mass_in_steps : o.v_mass)[at];
 }
 
 double lse_bound(const reference::Oracle& o, std::size_t row, const Arithmetic& a) {
   return a.sum_unit * (2e-6 * 0x1p24 + std::sqrt(static_cast<double>(o.kv_len[row])) +
-                       2 * std::fabs(o.lse[row])) +
+                       equal_roundings(o, row) + 2 * std::fabs(o.lse[row])) +
          score_bound(o, row, a) + a.score_unit * (o.magnitude[row] + std::fabs(o.lse[row]) + 1) +
          a.product_unit * o.largest_product[row];
 }

@@ -26,6 +26,19 @@ double smallest(DType dtype) {
   return std::ldexp(1.0, dtype == DType::f64 ? -1022 : dtype == DType::f16 ? -24 : -126);
 }
 
+/// The most keys that share a score, less one. 17 keys: the limit of equal roundings is not
+/// reached.
+double naive_equal_keys(const NaiveRow& row) {
+  std::ptrdiff_t most = 1;
+  for (const long double score : row.score) {
+    if (!std::isfinite(score) || score <= row.max - 40) continue;
+    most = std::max(most, std::count_if(row.score.begin(), row.score.end(), [&](long double s) {
+                      return s <= score && score - s <= 0x1p-24L * std::max(1.0L, std::fabs(score));
+                    }));
+  }
+  return static_cast<double>(most - 1);
+}
+
 TEST(Bound, EqualsTheDocumentedFormula) {
   Random random(31);
   for (int n = 0; n < rounds(60); ++n) {
@@ -41,17 +54,19 @@ TEST(Bound, EqualsTheDocumentedFormula) {
       const auto [b, h, i] = judged.oracle.rows[r];
       const NaiveRow row = naive_row(inputs, b, h, i);
       const double delta = u * (4 + std::sqrt(16.0)) * static_cast<double>(row.magnitude);
+      const double equal = naive_equal_keys(row);
       for (std::size_t c = 0; c < 16; c += 5) {
         const double ref = std::fabs(static_cast<double>(row.out[c]));
         const double want = 2 * unit(out) * ref +
                             4 * (unit(p) + u * std::sqrt(17.0)) *
                                 std::max(static_cast<double>(row.spread[c]), ref) +
+                            u * equal * (ref + static_cast<double>(row.deviation[c])) +
                             delta * static_cast<double>(row.deviation[c]) + smallest(out) +
                             smallest(p) * static_cast<double>(row.v_mass[c]);
         ASSERT_NEAR(verify::out_bound(judged.oracle, r, c, judged.arithmetic), want, 1e-9 * want);
       }
       if (!std::isfinite(row.lse)) continue;
-      const double want = 2e-6 * u / unit(DType::f32) + u * std::sqrt(17.0) + delta +
+      const double want = 2e-6 * u / unit(DType::f32) + u * (std::sqrt(17.0) + equal) + delta +
                           2 * u * std::fabs(static_cast<double>(row.lse));
       ASSERT_NEAR(verify::lse_bound(judged.oracle, r, judged.arithmetic), want, 1e-9 * want);
     }
@@ -117,6 +132,44 @@ TEST(Bound, DependsOnEachInput) {
   // A narrow input with f32 output has the bound of f32.
   EXPECT_LT(bound_of(default_inputs(12, DType::bf16), DType::f32),
             0.1 * bound_of(default_inputs(12, DType::bf16)));
+}
+
+// One key with most of the weight and 160 others that share a score: each addition rounds alike, so
+// the error is not that of a random walk.
+TEST(Bound, AllowsEqualTermsToRoundAlike) {
+  const double u = unit(DType::f32), walk = 4 * (u + u * std::sqrt(173.0));
+  const auto term = static_cast<float>(std::exp(-11.1675339));
+  float sum = 1;
+  for (int key = 0; key < 160; ++key) sum += term;
+  const double error = std::fabs(sum - (1 + 160.0 * term));
+  EXPECT_GT(error, walk);
+  EXPECT_LT(error, 159 * u);
+
+  Inputs inputs = default_inputs(14);
+  const Judged different(inputs);
+  EXPECT_EQ(different.oracle.equal_keys[5], 0);
+  inputs.k.fill(0.0);
+  Judged equal(inputs);
+  const auto keys = static_cast<double>(equal.oracle.equal_keys[5]);
+  EXPECT_EQ(keys, equal.oracle.kv_len[5] - 1);
+  const double bound = verify::out_bound(equal.oracle, 5, 7, equal.arithmetic);
+  const double lse_bound = verify::lse_bound(equal.oracle, 5, equal.arithmetic);
+  equal.oracle.equal_keys[5] = 0;
+  const std::size_t at = 5 * 16 + 7;
+  const double more = u * keys * (std::fabs(equal.oracle.out[at]) + equal.oracle.deviation[at]);
+  EXPECT_NEAR(bound - verify::out_bound(equal.oracle, 5, 7, equal.arithmetic), more, 1e-6 * more);
+  EXPECT_NEAR(lse_bound - verify::lse_bound(equal.oracle, 5, equal.arithmetic), u * keys,
+              1e-6 * u * keys);
+  // A tile's keys, and then the tiles, are summed on their own.
+  equal.oracle.kv_len[5] = 12000;
+  equal.oracle.equal_keys[5] = 11999;
+  const double lse_without = [&] {
+    reference::Oracle none = equal.oracle;
+    none.equal_keys[5] = 0;
+    return verify::lse_bound(none, 5, equal.arithmetic);
+  }();
+  EXPECT_NEAR(verify::lse_bound(equal.oracle, 5, equal.arithmetic) - lse_without, 1256 * u,
+              1e-6 * 1256 * u);
 }
 
 TEST(Bound, OfConstantVDoesNotDependOnTheScores) {
