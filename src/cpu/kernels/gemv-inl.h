@@ -52,11 +52,11 @@ FLASHCORE_HD Vec<float> load_widened(const Code<kElement>* from) {
     return (Vec<float>)_mm512_maskz_cvtph_ps(kAll16, halves);
   } else {
     // f16 with the same exponent and mantissa bits is 2^-8 times the value.
-    const __m256i wide = _mm256_cvtepi8_epi16(codes);  // sign-extended: the sign is in place
-    const __m256i low = _mm256_and_si256(wide, _mm256_set1_epi16(0x7f));
-    const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(-0x8000));
-    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(low, _mm256_set1_epi16(0x7f));
-    __m256i halves = _mm256_or_si256(sign, _mm256_slli_epi16(low, 7));
+    // Sign-extended and shifted, the sign is in place and also in the highest bit of the exponent.
+    const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+    const __m256i largest = _mm256_set1_epi16(0x3f80);
+    const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(shifted, largest), largest);
+    __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(-0x4001));
     halves = _mm256_mask_mov_epi16(halves, is_nan, _mm256_set1_epi16(0x7e00));
     return (Vec<float>)_mm512_maskz_cvtph_ps(kAll16, halves) * splat(256.f);
   }
@@ -169,15 +169,28 @@ void score_block(float* scores, const float* q, std::int32_t head_dim, const Sto
   }
 }
 
+/// Rows that are fetched while others are multiplied.
+template <typename Storage>
+struct NextRows {
+  const Storage* const* row;
+  std::int32_t count;
+  std::int64_t bytes;
+
+  FLASHCORE_HD void fetch(std::int32_t i) const {
+    if (i < count) prefetch_row(row[i], bytes);
+  }
+};
+
 /// C vectors of columns of the output of R rows.
 template <int R, int C, typename Storage>
 FLASHCORE_HD void output_block(float* out, std::int32_t v_dim, const float* p,
                                const Storage* const* v, std::int32_t column, std::int32_t keys,
-                               const float* rescale) {
+                               const float* rescale, const NextRows<Storage>& next) {
   Vec<float> acc[R][C];
 #pragma GCC unroll 8
   for (int i = 0; i < R * C; ++i) acc[i / C][i % C] = splat(0.f);
   for (std::int32_t key = 0; key < keys; ++key) {
+    next.fetch(key);
     Vec<float> value[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) value[c] = load_widened(v[key] + column + c * kRowLanes);
@@ -200,14 +213,16 @@ FLASHCORE_HD void output_block(float* out, std::int32_t v_dim, const float* p,
 /// The output of R rows.
 template <int R, typename Storage>
 void output_rows(float* out, std::int32_t v_dim, const float* p, const Storage* const* v,
-                 std::int32_t keys, const float* rescale) {
+                 std::int32_t keys, const float* rescale, NextRows<Storage> next) {
   constexpr int kVectors = R == 1 ? 8 : 4;
   std::int32_t column = 0;
   for (; column + kVectors * kRowLanes <= v_dim; column += kVectors * kRowLanes) {
-    output_block<R, kVectors>(out, v_dim, p, v, column, keys, rescale);
+    output_block<R, kVectors>(out, v_dim, p, v, column, keys, rescale, next);
+    next.count = 0;
   }
   for (; column + kRowLanes <= v_dim; column += kRowLanes) {
-    output_block<R, 1>(out, v_dim, p, v, column, keys, rescale);
+    output_block<R, 1>(out, v_dim, p, v, column, keys, rescale, next);
+    next.count = 0;
   }
   if (column == v_dim) return;
   const std::int32_t left = v_dim - column;
@@ -272,10 +287,9 @@ void process_rows(const WorkTile<float>& work, const TileRows<Storage>& k,
   apply_scales(work.scores, v, keys);
   alignas(64) float rescale[kRowLanes];
   store(rescale, softmax.rescale[0]);
-  for (std::int32_t key = 0; key < next_keys; ++key) prefetch_row(next_k.row[key], k_bytes);
   for_row_blocks(work.rows, [&]<int R>(std::int32_t row) {
     output_rows<R>(work.out_tile + row * p.v_dim, p.v_dim, work.scores + row, v.row, keys,
-                   rescale + row);
+                   rescale + row, {next_k.row, row == 0 ? next_keys : 0, k_bytes});
   });
 }
 
