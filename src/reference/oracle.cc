@@ -296,18 +296,17 @@ bool multiply_values(const Head& head, const RowScores& s, std::size_t r, RowSof
   return poisoned;
 }
 
-/// The most keys that share a score, without the first of them. A score 40 below the maximum has no
-/// weight in any sum, in f64 neither.
+/// The most keys whose scores are equal in f32, without one of them. A score 40 below the maximum
+/// has no weight in any sum, in f64 neither.
 std::int32_t count_equal_keys(const RowScores& s, double max) {
   std::vector<double> scores;
   for (const double score : s.score) {
     if (std::isfinite(score) && score > max - 40) scores.push_back(score);
   }
   std::sort(scores.begin(), scores.end());
-  std::ptrdiff_t most = 0, first = 0;
-  for (std::ptrdiff_t j = 0; j < std::ssize(scores); ++j) {
-    const auto at = static_cast<std::size_t>(j);
-    if (scores[at] != scores[static_cast<std::size_t>(first)]) first = j;
+  std::size_t most = 0, first = 0;
+  for (std::size_t j = 0; j < scores.size(); ++j) {
+    while (scores[j] - scores[first] > 0x1p-24 * std::max(1.0, std::fabs(scores[j]))) ++first;
     most = std::max(most, j - first);
   }
   return static_cast<std::int32_t>(most);

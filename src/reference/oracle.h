@@ -43,8 +43,8 @@ struct Oracle {
   std::vector<double> v_mass_in_steps;   ///< likewise, with each v divided by its scale, times the
                                          ///< largest scale; v_mass if all keys share a scale
   std::vector<std::int32_t> kv_len;      ///< [rows]: keys of the row's sequence
-  std::vector<std::int32_t> equal_keys;  ///< [rows]: the most keys with weight that share a score,
-                                         ///< without the first of them
+  std::vector<std::int32_t> equal_keys;  ///< [rows]: the most keys with weight and one score in
+                                         ///< f32, without the first of them
 
   /// [rows]: a hidden key has a non-finite V, so 0·NaN may poison the row.
   std::vector<std::uint8_t> may_be_poisoned;

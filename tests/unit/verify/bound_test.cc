@@ -26,6 +26,19 @@ double smallest(DType dtype) {
   return std::ldexp(1.0, dtype == DType::f64 ? -1022 : dtype == DType::f16 ? -24 : -126);
 }
 
+/// The most keys that share a score, less one. 17 keys: the limit of equal roundings is not
+/// reached.
+double naive_equal_keys(const NaiveRow& row) {
+  std::ptrdiff_t most = 1;
+  for (const long double score : row.score) {
+    if (!std::isfinite(score) || score <= row.max - 40) continue;
+    most = std::max(most, std::count_if(row.score.begin(), row.score.end(), [&](long double s) {
+                      return s <= score && score - s <= 0x1p-24L * std::max(1.0L, std::fabs(score));
+                    }));
+  }
+  return static_cast<double>(most - 1);
+}
+
 TEST(Bound, EqualsTheDocumentedFormula) {
   Random random(31);
   for (int n = 0; n < rounds(60); ++n) {
@@ -41,17 +54,19 @@ TEST(Bound, EqualsTheDocumentedFormula) {
       const auto [b, h, i] = judged.oracle.rows[r];
       const NaiveRow row = naive_row(inputs, b, h, i);
       const double delta = u * (4 + std::sqrt(16.0)) * static_cast<double>(row.magnitude);
+      const double equal = naive_equal_keys(row);
       for (std::size_t c = 0; c < 16; c += 5) {
         const double ref = std::fabs(static_cast<double>(row.out[c]));
         const double want = 2 * unit(out) * ref +
                             4 * (unit(p) + u * std::sqrt(17.0)) *
                                 std::max(static_cast<double>(row.spread[c]), ref) +
+                            u * equal * (ref + static_cast<double>(row.deviation[c])) +
                             delta * static_cast<double>(row.deviation[c]) + smallest(out) +
                             smallest(p) * static_cast<double>(row.v_mass[c]);
         ASSERT_NEAR(verify::out_bound(judged.oracle, r, c, judged.arithmetic), want, 1e-9 * want);
       }
       if (!std::isfinite(row.lse)) continue;
-      const double want = 2e-6 * u / unit(DType::f32) + u * std::sqrt(17.0) + delta +
+      const double want = 2e-6 * u / unit(DType::f32) + u * (std::sqrt(17.0) + equal) + delta +
                           2 * u * std::fabs(static_cast<double>(row.lse));
       ASSERT_NEAR(verify::lse_bound(judged.oracle, r, judged.arithmetic), want, 1e-9 * want);
     }
