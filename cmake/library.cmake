@@ -16,6 +16,7 @@ add_library(flashcore_objects OBJECT
   src/api/c_convert.cc
   src/api/c_distributed.cc
   src/api/explain_mask.cc
+  src/api/mask_rows.cc
   src/api/merge.cc
   src/api/quantize.cc
   src/api/status.cc
