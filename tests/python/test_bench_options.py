@@ -17,7 +17,7 @@ except ImportError:
 import gpu_check_bench
 import gpu_check_targets as targets
 from flashcore._core import library as core_library
-from flashcore.bench import cases, command, forward, gradients, report, results, run, score_options
+from flashcore.bench import cases, command, forward, gradients, kernels, report, results, run, score_options
 from flashcore.bench.cpu import CpuTorchCase
 from flashcore.bench.options import CaseOptions, baseline_of
 from gpu_check_runner import Command, Report
@@ -96,7 +96,7 @@ class Trial(WithFolder):
                 self.assertEqual(row["kernel"][:3], row["kind"])
         self.assertIn("torch", rows["bwd"]["peers_us"])
         self.assertIn("torch", rows["decode-few"]["peers_us"])
-        self.assertIn("there is no kernel", skipped["bwd-sm80"])
+        self.assertIn("bwd_sm80_bf16_d128", skipped["bwd-sm80"])
         self.assertIn("fwd_sm80_bf16_d128_q128", skipped["sm80"])
         self.assertRegex(out, r"documents +\S+ bf16 causal 8 documents .* of varlen, .* of plain")
         for path in report.write(result, self.output):
@@ -234,6 +234,23 @@ class Baselines(WithFolder):
         self.assertEqual(set(result["rows"][0]["baselines_us"]), {"plain@torch", "plain@math"})
         self.assertEqual(result["rows"][1].get("baselines_us"), None)
         self.assertIn("top-left", result["rows"][1]["baselines_note"]["plain@torch"])
+
+
+class Kernels(WithFolder):
+    def test_a_kernel_that_does_not_exist(self):
+        """Its case is skipped: by its id, by the start of ids, forward and backward."""
+        chosen = [shaped(name=f"{kind}-{number}", kind=kind, options=CaseOptions(kernel=f"{kind}_wings_{end}"))
+                  for kind in ("fwd", "bwd") for number, end in enumerate(("d128", "*"))]
+        code, _, result = self.bench("--peers", "", chosen=chosen)
+        self.assertEqual((code, result["rows"], result["failed"]), (0, [], []))
+        for one, skipped in zip(chosen, result["skipped"], strict=True):
+            self.assertIn(one.options.kernel, skipped["reason"])
+            self.assertIn("no kernel", skipped["reason"])
+
+    def test_the_start_of_an_id(self):
+        self.assertEqual(kernels.requested("bwd_simt_bf16_d128*"), "bwd_simt_bf16_d128")
+        self.assertEqual(kernels.requested("any id"), "any id")
+        self.assertIsNone(kernels.requested(""))
 
 
 class Fields(unittest.TestCase):
