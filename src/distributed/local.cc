@@ -263,10 +263,22 @@ Result<std::int64_t> Local::workspace_of(const Job& job, std::int64_t q_rows,
   if (!forward.ok()) return forward.status();
   BackwardProblem problem;
   problem.forward = *forward;
+  problem.dout = forward->out;
   problem.dq = forward->q;
-  const Result<BackwardPlan> plan = make_backward_plan(problem, info_);
+  problem.dk = forward->k;
+  problem.dv = forward->v;
+  Result<BackwardPlan> plan = make_backward_plan(problem, info_);
   if (!plan.ok()) return plan.status();
-  return static_cast<std::int64_t>(workspace_bytes(*plan));
+  std::size_t most = workspace_bytes(*plan);
+  // The tensors of the call may have positions, f32 gradients or other strides, and so another
+  // kernel than compact ones.
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.op != Operation::bwd || kernel.device != device_.type) continue;
+    problem.forward.options.kernel = kernel.id;
+    plan = make_backward_plan(problem, info_);
+    if (plan.ok()) most = std::max(most, workspace_bytes(*plan));
+  }
+  return static_cast<std::int64_t>(most);
 }
 
 Status Partials::make(Local& local, std::int64_t first_key, Part& part) {

@@ -118,7 +118,7 @@ class Local {
   /// One call for gradients. `all_keys` is false if out and lse cover more keys than the call has.
   Status differentiate(const Tensors& tensors, const Gradients& gradients, bool all_keys,
                        const Buffer& workspace) const;
-  /// The bytes of its workspace, for calls with the types, heads and dims of a job.
+  /// The bytes of its workspace on any kernel, for calls with the types, heads and dims of a job.
   Result<std::int64_t> workspace_of(const Job& job, std::int64_t q_rows, std::int64_t k_rows) const;
 
  private:

@@ -57,8 +57,8 @@ Steps heads_traffic(const Job& job, std::int32_t rank, bool backward, const Step
   // forward's tensors too.
   const bool forward = !backward || job.separate_backward;
   std::int64_t q_in = forward ? job.head_dim * size : 0;
-  if (backward) q_in += lse + job.v_dim * size;
-  if (backward && forward) q_in += lse + job.v_dim * size;
+  if (backward) q_in += lse + job.v_dim * size;             // of dLSE and dO
+  if (backward && forward) q_in += lse + job.v_dim * size;  // of the LSE and out
   const std::int64_t k_in = forward ? (job.head_dim + job.v_dim) * size : 0;
   const std::int64_t q_out = backward ? job.head_dim * size : lse + job.v_dim * size;
   const std::int64_t k_out = backward ? (job.head_dim + job.v_dim) * kv_size : 0;
