@@ -40,7 +40,8 @@ struct BackwardParams {
   bool exact_stats;
   float largest_exact_lse;
 
-  /// [batch, kv_heads]: bits of the largest finite |dout| of the group's rows; null: not wanted.
+  /// [DsNorm, batch, kv_heads]: bits of the largest finite norms of rows of dout and v, and of
+  /// |delta| (core/ds_unit.h); null: not wanted.
   std::uint32_t* dout_largest;
 
   /// dq without scale, before the sum over the chunks: [k_chunks, query tiles, head_dim, tile_q].
